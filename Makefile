@@ -1,0 +1,98 @@
+# tinyscale: `make` prints the targets. Everything is built under build/.
+ifeq ($(origin CXX),default)
+CXX := $(shell command -v g++ >/dev/null 2>&1 && echo g++ || echo clang++)
+endif
+JOBS := $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 2)
+ifeq ($(filter -j% --jobserver%,$(MAKEFLAGS)),)
+MAKEFLAGS += -j$(JOBS)
+endif
+
+BUILD    ?= build
+INCLUDE  ?= -Isrc
+CXXFLAGS ?=
+TEXT     ?= tinyscale.hpp
+PREFIX   ?= /usr/local
+DESTDIR  ?=
+ONLY     ?=
+ARGS     ?=
+WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion
+TESTFLAGS ?= -O1 -D_GLIBCXX_ASSERTIONS
+DOCTEST_FLAGS := -isystem tests $(addprefix -isystem ,$(wildcard /opt/homebrew/include))
+PROGRAM  := -std=c++17 -O2 -pthread -I.
+
+PARTS    := src/tinyscale.hpp $(wildcard src/tinyscale/*/*.hpp)
+TESTS    := $(wildcard tests/*_test.cpp)
+TEST_OBJECTS := $(patsubst tests/%.cpp,$(BUILD)/tests/%.o,$(TESTS) tests/main.cpp)
+EXAMPLES := $(wildcard examples/*.cpp examples/labs/*.cpp)
+EXAMPLE_PROGRAMS := $(patsubst examples/%.cpp,$(BUILD)/examples/%,$(EXAMPLES))
+BENCHES  := $(if $(ONLY),bench/$(ONLY).cpp,$(wildcard bench/*.cpp))
+BENCH_PROGRAMS := $(patsubst bench/%.cpp,$(BUILD)/bench/%,$(BENCHES))
+
+.PHONY: help demo test tests-built examples bench header check check-long lint format install clean doctest
+.DELETE_ON_ERROR:
+
+help:
+	@echo 'make demo        train, roofline, systolic array, four devices; writes demo.html (TEXT=path)'
+	@echo 'make test        build and run the tests (needs doctest, installs it where it can; ARGS=-tc=name*)'
+	@echo 'make examples    build and run every example and lab, compare with the committed outputs'
+	@echo 'make bench       build and run the benchmarks (ONLY=name for one)'
+	@echo 'make header      join the parts under src/ into tinyscale.hpp'
+	@echo 'make check       the cheap checks: header fresh, floors, budgets, symbols, warnings, version'
+	@echo 'make check-long  every CPU path under the sanitizers, emulation, each part alone; takes long'
+	@echo 'make lint        clang-tidy over the header'
+	@echo 'make format      clang-format over the sources'
+	@echo 'make install     the header and its .pc file (PREFIX=/usr/local)'
+	@echo 'make clean       remove build/'
+
+header: tinyscale.hpp
+tinyscale.hpp: $(PARTS) tools/join.awk
+	@awk -v root=src -f tools/join.awk > $@.$$$$.tmp && mv $@.$$$$.tmp $@ || { rm -f $@.$$$$.tmp; exit 1; }
+	@echo 'joined tinyscale.hpp'
+
+demo: $(BUILD)/examples/00_demo
+	@$(BUILD)/examples/00_demo "$(TEXT)"
+
+test: tests-built
+	$(BUILD)/run_tests $(ARGS)
+tests-built: $(BUILD)/run_tests
+$(BUILD)/run_tests: $(TEST_OBJECTS)
+	$(CXX) $(TESTFLAGS) $(CXXFLAGS) -pthread $^ -o $@
+$(BUILD)/tests/%.o: tests/%.cpp tinyscale.hpp | doctest
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 $(TESTFLAGS) $(CXXFLAGS) -Wall -Wextra -pthread $(INCLUDE) $(DOCTEST_FLAGS) -MMD -MP -c $< -o $@
+doctest:
+	@CXX='$(CXX)' DOCTEST_FLAGS='$(DOCTEST_FLAGS)' bash tools/install_doctest.sh
+-include $(TEST_OBJECTS:.o=.d)
+
+$(BUILD)/examples/%: examples/%.cpp tinyscale.hpp
+	@mkdir -p $(@D)
+	$(CXX) $(PROGRAM) $(CXXFLAGS) $< -o $@
+examples: $(EXAMPLE_PROGRAMS)
+	@bash tools/run_examples.sh $(BUILD)/examples
+
+$(BUILD)/bench/%: bench/%.cpp tinyscale.hpp
+	@mkdir -p $(@D)
+	$(CXX) $(PROGRAM) $(CXXFLAGS) $< -o $@
+bench: $(BENCH_PROGRAMS)
+	@for program in $(BENCH_PROGRAMS); do echo "== $$program"; $$program $(ARGS) || exit 1; done
+
+check: tinyscale.hpp
+	@WARNINGS='$(WARNINGS)' bash tools/check.sh
+check-long:
+	@WARNINGS='$(WARNINGS)' bash tools/check_long.sh
+
+lint:
+	@mkdir -p $(BUILD)
+	@printf '#include "tinyscale.hpp"\nint main() {}\n' > $(BUILD)/lint.cpp
+	clang-tidy --quiet $(BUILD)/lint.cpp -- -std=c++17 -Isrc
+format:
+	clang-format -i $(PARTS) $(wildcard tests/*.cpp tests/*/*.cpp bench/*.cpp) $(EXAMPLES)
+
+install: tinyscale.hpp
+	mkdir -p '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/lib/pkgconfig'
+	cp tinyscale.hpp '$(DESTDIR)$(PREFIX)/include/tinyscale.hpp'
+	sed -e 's|@PREFIX@|$(abspath $(PREFIX))|' -e "s|@VERSION@|$$(bash tools/version.sh)|" tinyscale.pc.in \
+	  > '$(DESTDIR)$(PREFIX)/lib/pkgconfig/tinyscale.pc'
+
+clean:
+	rm -rf $(BUILD)

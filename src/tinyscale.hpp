@@ -1,0 +1,68 @@
+// tinyscale: a laptop laboratory for machine-learning systems, in one C++17 header.
+//
+//   #include "tinyscale.hpp"          g++ -std=c++17 -O2 -pthread program.cpp
+//
+// This is the spine: it lists the parts in reading order, one floor after another, and a part
+// includes only its own floor and floors below. With -Isrc a program compiles the parts, with -I.
+// the joined file ../tinyscale.hpp, which `make header` writes from this list; both are the same.
+//
+// Letters used throughout: B batch, T time (positions), D model width, F hidden width, H heads,
+// K head size (in a product: the inner size), L layers, V vocabulary, M K N sizes of a matmul.
+#pragma once
+
+// base: what everything stands on
+#include "tinyscale/base/config.hpp"
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/cpu.hpp"
+#include "tinyscale/base/format.hpp"
+#include "tinyscale/base/threads.hpp"
+#include "tinyscale/base/random.hpp"
+#include "tinyscale/base/shape.hpp"
+#include "tinyscale/base/text.hpp"
+
+// measure: counting, before anything is counted
+#include "tinyscale/measure/compare.hpp"
+#include "tinyscale/measure/memory.hpp"
+#include "tinyscale/measure/context.hpp"
+#include "tinyscale/measure/counters.hpp"
+#include "tinyscale/measure/profile.hpp"
+
+// hardware: chips, networks, the roofline, this laptop
+#include "tinyscale/hardware/chip.hpp"
+#include "tinyscale/hardware/laptop.hpp"
+#include "tinyscale/hardware/presets.hpp"
+#include "tinyscale/hardware/network.hpp"
+#include "tinyscale/hardware/roofline.hpp"
+
+// compute: the host kernels
+#include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/elementwise.hpp"
+
+// tensor: tensors, ops, gradients
+#include "tinyscale/tensor/tensor.hpp"
+#include "tinyscale/tensor/op_record.hpp"
+#include "tinyscale/tensor/activations.hpp"
+#include "tinyscale/tensor/arithmetic.hpp"
+#include "tinyscale/tensor/create.hpp"
+#include "tinyscale/tensor/reduce.hpp"
+#include "tinyscale/tensor/attend.hpp"
+#include "tinyscale/tensor/matmul.hpp"
+#include "tinyscale/tensor/normalize.hpp"
+#include "tinyscale/tensor/tokens.hpp"
+#include "tinyscale/tensor/views.hpp"
+
+// model: the transformer, its text, training, checkpoints
+#include "tinyscale/model/json.hpp"
+#include "tinyscale/model/model_config.hpp"
+#include "tinyscale/model/model_presets.hpp"
+#include "tinyscale/model/tokenizer.hpp"
+#include "tinyscale/model/read_text.hpp"
+#include "tinyscale/model/transformer.hpp"
+
+// show: pictures and pages
+#include "tinyscale/show/svg.hpp"
+#include "tinyscale/show/html.hpp"
+#include "tinyscale/show/display.hpp"
+#include "tinyscale/show/plot.hpp"
+#include "tinyscale/show/pictures.hpp"
+#include "tinyscale/show/heat_map.hpp"

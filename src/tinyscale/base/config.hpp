@@ -1,0 +1,65 @@
+#pragma once
+// The version, what the compiler and machine offer, and every macro a user may set:
+//   TINYSCALE_INTERPRETER  1 under cling or clang-repl: no processor symbols, no inline assembly
+//   TINYSCALE_NO_THREADS   everything runs on the calling thread
+//   TINYSCALE_USE_OPENMP   host loops use OpenMP (compile with -fopenmp)
+// detail::environment is the one place where environment variables are read.
+
+#include <cstdlib>  // getenv
+#include <string>
+
+#define TINYSCALE_VERSION_MAJOR 0
+#define TINYSCALE_VERSION_MINOR 1
+#define TINYSCALE_VERSION_PATCH 0
+#define TINYSCALE_VERSION "0.1.0"
+
+#ifndef TINYSCALE_INTERPRETER
+#if defined(__CLING__) || defined(__CLANG_REPL__)
+#define TINYSCALE_INTERPRETER 1
+#else
+#define TINYSCALE_INTERPRETER 0
+#endif
+#endif
+
+// Types such as float __attribute__((vector_size(32))).
+#ifndef TINYSCALE_VECTOR_EXTENSIONS
+#if defined(__GNUC__) || defined(__clang__)
+#define TINYSCALE_VECTOR_EXTENSIONS 1
+#else
+#define TINYSCALE_VECTOR_EXTENSIONS 0
+#endif
+#endif
+
+#ifndef TINYSCALE_X86
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define TINYSCALE_X86 1
+#else
+#define TINYSCALE_X86 0
+#endif
+#endif
+
+#ifndef TINYSCALE_ARM64
+#if defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
+#define TINYSCALE_ARM64 1
+#else
+#define TINYSCALE_ARM64 0
+#endif
+#endif
+
+#if defined(__EMSCRIPTEN__) && !defined(__EMSCRIPTEN_PTHREADS__) && !defined(TINYSCALE_NO_THREADS)
+#define TINYSCALE_NO_THREADS 1
+#endif
+
+namespace tinyscale {
+namespace detail {
+
+// The value of an environment variable, empty when it is not set.
+//   TINYSCALE_THREADS  threads that host loops use (default: what the hardware has)
+//   TINYSCALE_CPU      portable, neon, avx2 or avx512: the kernels' path (default: the best)
+inline std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string() : std::string(value);
+}
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,48 @@
+#pragma once
+// One exception type for everything that can go wrong, and the way its sentence is joined:
+//   throw Error(detail::cat("matmul: inner sizes differ: x is ", x.shape(), ", w is ", w.shape()));
+// A message says the function, what was given, and what would be right.
+
+#include <cstdint>
+#include <cstdio>     // snprintf
+#include <stdexcept>  // runtime_error
+#include <string>
+
+namespace tinyscale {
+
+// What every function of this library throws.
+class Error : public std::runtime_error {
+ public:
+  explicit Error(const std::string& message) : std::runtime_error(message) {}
+};
+
+namespace detail {
+
+inline void append_text(std::string& out, const std::string& part) { out += part; }
+inline void append_text(std::string& out, const char* part) { out += part; }
+inline void append_text(std::string& out, char part) { out += part; }
+inline void append_text(std::string& out, int part) { out += std::to_string(part); }
+inline void append_text(std::string& out, unsigned part) { out += std::to_string(part); }
+inline void append_text(std::string& out, long part) { out += std::to_string(part); }
+inline void append_text(std::string& out, unsigned long part) { out += std::to_string(part); }
+inline void append_text(std::string& out, long long part) { out += std::to_string(part); }
+inline void append_text(std::string& out, unsigned long long part) { out += std::to_string(part); }
+
+// At most nine significant digits, no trailing zeros: 0.1, 1e+30, 197000000.
+inline void append_text(std::string& out, double part) {
+  char buffer[40];
+  std::snprintf(buffer, sizeof buffer, "%.9g", part);
+  out += buffer;
+}
+
+// Joins strings, characters, integers, floating point numbers and shapes into one string.
+// A type of this library joins in by a function append_text(std::string&, const Type&) beside it.
+template <class... Parts>
+std::string cat(const Parts&... parts) {
+  std::string out;
+  (append_text(out, parts), ...);
+  return out;
+}
+
+}  // namespace detail
+}  // namespace tinyscale

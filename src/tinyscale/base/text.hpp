@@ -1,0 +1,287 @@
+#pragma once
+// Numbers as people read them, and tables that line up.
+//   format_bytes(1.23e9) -> "1.23 GB"   format_seconds(1.23e-5) -> "12.3 us"
+//   format_count(803840) -> "803,840"   format_percent(0.123) -> "12.3 %"
+
+#include <algorithm>  // max
+#include <cmath>
+#include <cstdio>  // snprintf
+#include <iostream>
+#include <string>
+#include <utility>  // move
+#include <vector>
+
+#include "tinyscale/base/error.hpp"
+
+namespace tinyscale {
+
+namespace detail {
+
+// Three significant digits without exponent or trailing zeros, for 0.001 <= |v| < 1e6.
+inline std::string three_digits(double v) {
+  const double size = std::fabs(v);
+  const int decimals = size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.*f", decimals, v);
+  std::string out = buffer;
+  if (decimals > 0) {
+    out.erase(out.find_last_not_of('0') + 1);
+    if (out.back() == '.') {
+      out.pop_back();
+    }
+  }
+  return out;
+}
+
+inline std::string with_unit(const std::string& number, const std::string& unit) {
+  return unit.empty() ? number : number + " " + unit;
+}
+
+}  // namespace detail
+
+// A value with the SI prefix that leaves one to three digits before the point: "1.23 GB".
+inline std::string format_si(double v, const std::string& unit) {
+  static const char* const prefixes[] = {"a", "f", "p", "n", "u", "m", "",
+                                         "k", "M", "G", "T", "P", "E", "Z", "Y"};
+  const int none = 6;
+  const int last = 14;
+  if (!std::isfinite(v) || v == 0) {
+    return detail::with_unit(v == 0 ? "0" : detail::cat(v), unit);
+  }
+  int prefix = none;
+  while (std::fabs(v) >= 999.5 && prefix < last) {
+    v /= 1000;
+    ++prefix;
+  }
+  while (std::fabs(v) < 0.9995 && prefix > 0) {
+    v *= 1000;
+    --prefix;
+  }
+  const bool plain = std::fabs(v) >= 0.001 && std::fabs(v) < 1e6;
+  return detail::with_unit(plain ? detail::three_digits(v) : detail::cat(v),
+                           prefixes[prefix] + unit);
+}
+
+// Decimal: 1 kB = 1000 B.
+inline std::string format_bytes(double bytes) {
+  const bool fraction = std::fabs(bytes) < 0.9995;
+  return fraction ? detail::cat(bytes, " B") : format_si(bytes, "B");
+}
+
+inline std::string format_seconds(double seconds) {
+  const double size = std::fabs(seconds);
+  if (!std::isfinite(seconds) || size < 119.5) {
+    return format_si(seconds, "s");
+  }
+  if (size < 7170) {
+    return detail::three_digits(seconds / 60) + " min";
+  }
+  if (size < 48 * 3600.0) {
+    return detail::three_digits(seconds / 3600) + " h";
+  }
+  const double days = seconds / 86400;
+  return (std::fabs(days) < 1e6 ? detail::three_digits(days) : detail::cat(days)) + " days";
+}
+
+// To the nearest integer, in groups of three digits.
+inline std::string format_count(double v) {
+  if (!std::isfinite(v) || std::fabs(v) >= 1e18) {
+    return detail::cat(v);
+  }
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.0f", std::fabs(v));
+  std::string out = buffer;
+  const bool negative = v < 0 && out != "0";
+  for (int i = static_cast<int>(out.size()) - 3; i > 0; i -= 3) {
+    out.insert(static_cast<std::size_t>(i), ",");
+  }
+  return negative ? "-" + out : out;
+}
+
+inline std::string format_percent(double fraction) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.1f %%", 100 * fraction);
+  return buffer;
+}
+
+// The inside of a JSON string: quotes, backslashes and control characters escaped.
+inline std::string json_escape(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char buffer[8];
+      std::snprintf(buffer, sizeof buffer, "\\u%04x", static_cast<unsigned>(c));
+      out += buffer;
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+namespace detail {
+
+// Columns on the screen: every byte that does not continue a UTF-8 character.
+inline std::size_t text_width(const std::string& text) {
+  std::size_t width = 0;
+  for (const char c : text) {
+    width += (static_cast<unsigned char>(c) & 0xC0U) != 0x80U ? 1U : 0U;
+  }
+  return width;
+}
+
+// Starts as a number does: "12.3 us", "-4", ".5". Such cells are aligned at their right.
+inline bool looks_like_number(const std::string& cell) {
+  std::size_t i = !cell.empty() && (cell[0] == '-' || cell[0] == '+') ? 1U : 0U;
+  i += i < cell.size() && cell[i] == '.' ? 1U : 0U;
+  return i < cell.size() && cell[i] >= '0' && cell[i] <= '9';
+}
+
+// Exactly a number of the JSON grammar: -?(0|[1-9][0-9]*)(.[0-9]+)?([eE][+-]?[0-9]+)?
+inline bool is_json_number(const std::string& cell) {
+  std::size_t i = 0;
+  const auto digits = [&] {
+    const std::size_t first = i;
+    while (i < cell.size() && cell[i] >= '0' && cell[i] <= '9') {
+      ++i;
+    }
+    return i > first;
+  };
+  i += !cell.empty() && cell[0] == '-' ? 1U : 0U;
+  const std::size_t first = i;
+  if (!digits() || (cell[first] == '0' && i > first + 1)) {
+    return false;
+  }
+  if (i < cell.size() && cell[i] == '.') {
+    ++i;
+    if (!digits()) {
+      return false;
+    }
+  }
+  if (i < cell.size() && (cell[i] == 'e' || cell[i] == 'E')) {
+    ++i;
+    i += i < cell.size() && (cell[i] == '+' || cell[i] == '-') ? 1U : 0U;
+    if (!digits()) {
+      return false;
+    }
+  }
+  return i == cell.size();
+}
+
+inline std::string json_value(const std::string& cell) {
+  return is_json_number(cell) ? cell : "\"" + json_escape(cell) + "\"";
+}
+
+inline std::string csv_cell(const std::string& cell) {
+  if (cell.find_first_of(",\"\n\r") == std::string::npos) {
+    return cell;
+  }
+  std::string out = "\"";
+  for (const char c : cell) {
+    out += c == '"' ? std::string("\"\"") : std::string(1, c);
+  }
+  return out + "\"";
+}
+
+}  // namespace detail
+
+// Rows of text under named columns: printed in line, as CSV or as JSON.
+struct Table {
+  std::vector<std::string> columns;
+  std::vector<std::vector<std::string>> rows;
+  std::string title;
+
+  // Appends a row; it must have a cell for each column.
+  void add(std::vector<std::string> row) {
+    if (row.size() != columns.size()) {
+      throw Error(detail::cat("Table: a row of ", row.size(), " cells for ", columns.size(),
+                              " columns; a row must have a cell for each column"));
+    }
+    rows.push_back(std::move(row));
+  }
+
+  std::string text() const {
+    std::vector<std::size_t> widths(columns.size());
+    std::vector<char> right(columns.size());
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      widths[c] = detail::text_width(columns[c]);
+      bool any = false;
+      bool all = true;
+      for (const std::vector<std::string>& row : rows) {
+        const std::string& cell = row.at(c);
+        widths[c] = std::max(widths[c], detail::text_width(cell));
+        const bool blank = cell.empty() || cell == "-";
+        any = any || !blank;
+        all = all && (blank || detail::looks_like_number(cell));
+      }
+      right[c] = any && all ? 1 : 0;
+    }
+    std::string out = title.empty() ? "" : title + "\n";
+    out += line(columns, widths, right);
+    std::vector<std::string> rule;
+    for (const std::size_t width : widths) {
+      rule.emplace_back(width, '-');
+    }
+    out += line(rule, widths, right);
+    for (const std::vector<std::string>& row : rows) {
+      out += line(row, widths, right);
+    }
+    return out;
+  }
+
+  std::string csv() const {
+    std::string out = csv_line(columns);
+    for (const std::vector<std::string>& row : rows) {
+      out += csv_line(row);
+    }
+    return out;
+  }
+
+  // {"title": "...", "rows": [{"column": cell, ...}, ...]}; cells that are numbers stay numbers.
+  std::string json() const {
+    std::string out = "{\"title\": \"" + json_escape(title) + "\", \"rows\": [";
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      out += r > 0 ? ",\n  {" : "\n  {";
+      for (std::size_t c = 0; c < columns.size(); ++c) {
+        out += (c > 0 ? ", \"" : "\"") + json_escape(columns[c]) + "\": ";
+        out += detail::json_value(rows[r].at(c));
+      }
+      out += "}";
+    }
+    return out + "]}\n";
+  }
+
+ private:
+  static std::string line(const std::vector<std::string>& cells,
+                          const std::vector<std::size_t>& widths, const std::vector<char>& right) {
+    std::string out;
+    for (std::size_t c = 0; c < cells.size(); ++c) {
+      const std::string padding(widths[c] - detail::text_width(cells[c]), ' ');
+      out += c > 0 ? "  " : "";
+      out += right[c] != 0 ? padding + cells[c] : cells[c] + padding;
+    }
+    out.erase(out.find_last_not_of(' ') + 1);
+    return out + "\n";
+  }
+
+  static std::string csv_line(const std::vector<std::string>& cells) {
+    std::string out;
+    for (std::size_t c = 0; c < cells.size(); ++c) {
+      out += (c > 0 ? "," : "") + detail::csv_cell(cells[c]);
+    }
+    return out + "\n";
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Table& table) {
+  return out << table.text();
+}
+
+}  // namespace tinyscale

@@ -1,0 +1,212 @@
+#pragma once
+// Element-wise kernels: y[i] = f(a[i], b[i]), and backward ones that add: dx[i] += f'(x[i]) dy[i].
+// The reference body of each is the one line in its comment. Work is split into fixed blocks, so the
+// result does not depend on the number of threads.
+// gelu(x) = x (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel, arXiv 1606.08415).
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/lanes.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+constexpr std::int64_t elementwise_block = 8192;  // floats; a multiple of every lane width
+
+// One block: loads a and b (and y where Op adds to it), applies op, stores y.
+template <class Op>
+struct MapBlock {
+  Op op;
+  std::int64_t n;
+  const float* a;
+  const float* b;
+  float* y;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typedef typename L::V V;
+    std::int64_t i = 0;
+    V va, vb, vy{};
+    for (; i + L::width <= n; i += L::width) {
+      load<L>(a + i, va);
+      load<L>(b + i, vb);
+      if constexpr (Op::adds) {
+        load<L>(y + i, vy);
+      }
+      op.template apply<L>(va, vb, vy);
+      store<L>(y + i, vy);
+    }
+    if (i < n) {
+      load_part<L>(a + i, n - i, 0.0f, va);
+      load_part<L>(b + i, n - i, 0.0f, vb);
+      if constexpr (Op::adds) {
+        load_part<L>(y + i, n - i, 0.0f, vy);
+      }
+      op.template apply<L>(va, vb, vy);
+      store_part<L>(y + i, n - i, vy);
+    }
+  }
+};
+
+template <class Op>
+void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y) {
+  const std::int64_t blocks = (n + elementwise_block - 1) / elementwise_block;
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t block = begin; block < end; ++block) {
+      const std::int64_t at = block * elementwise_block;
+      const std::int64_t count = std::min(elementwise_block, n - at);
+      run_on_lanes(MapBlock<Op>{op, count, a + at, b + at, y + at});
+    }
+  };
+  if (blocks <= 2) {
+    body(0, blocks);
+  } else {
+    parallel_for(blocks, 2, body);
+  }
+}
+
+// An operation: y = EXPRESSION of the vectors a and b (and of y itself where ADDS is true).
+#define TINYSCALE_MAP_OP(NAME, ADDS, ...)                                                \
+  struct NAME {                                                                          \
+    static constexpr bool adds = ADDS;                                                   \
+    template <class L>                                                                   \
+    TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V& b,          \
+                                typename L::V& y) const {                                \
+      typedef typename L::V V;                                                           \
+      (void)sizeof(V);                                                                   \
+      (void)b;                                                                           \
+      __VA_ARGS__                                                                        \
+    }                                                                                    \
+  }
+
+TINYSCALE_MAP_OP(AddOp, false, y = a + b;);
+TINYSCALE_MAP_OP(SubOp, false, y = a - b;);
+TINYSCALE_MAP_OP(MulOp, false, y = a * b;);
+TINYSCALE_MAP_OP(DivOp, false, y = a / b;);
+TINYSCALE_MAP_OP(AccumulateOp, true, y = y + a;);
+TINYSCALE_MAP_OP(MultiplyAddOp, true, y = y + a * b;);
+TINYSCALE_MAP_OP(ExpOp, false, exp_vector<L>(a, y););
+TINYSCALE_MAP_OP(TanhOp, false, tanh_vector<L>(a, y););
+TINYSCALE_MAP_OP(TanhBackwardOp, true, V t; tanh_vector<L>(a, t); y = y + b * (1.0f - t * t););
+TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
+
+TINYSCALE_MAP_OP(ReluBackwardOp, true, V g; typename L::I positive; less<L>(V{}, a, positive);
+                 blend<L>(positive, b, V{}, g); y = y + g;);
+
+TINYSCALE_MAP_OP(SiluOp, false, V e; exp_vector<L>(-a, e); y = a / (1.0f + e););
+
+TINYSCALE_MAP_OP(SiluBackwardOp, true, V e; exp_vector<L>(-a, e); const V s = 1.0f / (1.0f + e);
+                 y = y + b * s * (1.0f + a * (1.0f - s)););
+
+TINYSCALE_MAP_OP(GeluOp, false, V t; erf_vector<L>(a * 0.70710678118654752f, t);
+                 y = 0.5f * a * (1.0f + t););
+
+// d gelu / dx = (1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi)
+TINYSCALE_MAP_OP(GeluBackwardOp, true, V t; V e; erf_vector<L>(a * 0.70710678118654752f, t);
+                 exp_vector<L>(a * a * -0.5f, e);
+                 y = y + b * (0.5f * (1.0f + t) + a * e * 0.39894228040143268f););
+
+// gelu_tanh(x) = x (1 + tanh(u)) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3)
+TINYSCALE_MAP_OP(GeluTanhOp, false, V t;
+                 tanh_vector<L>(0.79788456080286536f * a * (1.0f + 0.044715f * a * a), t);
+                 y = 0.5f * a * (1.0f + t););
+
+TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V t; const V s = a * a;
+                 tanh_vector<L>(0.79788456080286536f * a * (1.0f + 0.044715f * s), t);
+                 const V du = 0.79788456080286536f * (1.0f + 0.134145f * s);
+                 y = y + b * (0.5f * (1.0f + t) + 0.5f * a * (1.0f - t * t) * du););
+
+#undef TINYSCALE_MAP_OP
+
+struct ScaleOp {  // y = factor a
+  static constexpr bool adds = false;
+  float factor;
+  template <class L>
+  TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V&,
+                              typename L::V& y) const {
+    y = a * factor;
+  }
+};
+
+struct ScaledAddOp {  // y += factor a
+  static constexpr bool adds = true;
+  float factor;
+  template <class L>
+  TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V&,
+                              typename L::V& y) const {
+    y = y + a * factor;
+  }
+};
+
+}  // namespace detail
+
+namespace kernel {
+
+// Arithmetic: y[i] = a[i] op b[i]. y may be a or b.
+inline void add(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::AddOp{}, n, a, b, y);
+}
+inline void sub(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::SubOp{}, n, a, b, y);
+}
+inline void mul(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::MulOp{}, n, a, b, y);
+}
+inline void div(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::DivOp{}, n, a, b, y);
+}
+inline void accumulate(std::int64_t n, const float* x, float* y) {  // y[i] += x[i]
+  detail::map(detail::AccumulateOp{}, n, x, x, y);
+}
+inline void multiply_add(std::int64_t n, const float* a, const float* b, float* y) {  // y += a b
+  detail::map(detail::MultiplyAddOp{}, n, a, b, y);
+}
+inline void scale(std::int64_t n, float factor, const float* x, float* y) {  // y = factor x
+  detail::map(detail::ScaleOp{factor}, n, x, x, y);
+}
+inline void scaled_add(std::int64_t n, float factor, const float* x, float* y) {  // y += factor x
+  detail::map(detail::ScaledAddOp{factor}, n, x, x, y);
+}
+
+// Activations: y[i] = f(x[i]).
+inline void exp_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::ExpOp{}, n, x, x, y);
+}
+inline void tanh_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::TanhOp{}, n, x, x, y);
+}
+inline void relu_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::ReluOp{}, n, x, x, y);
+}
+inline void silu_forward(std::int64_t n, const float* x, float* y) {  // x / (1 + exp(-x))
+  detail::map(detail::SiluOp{}, n, x, x, y);
+}
+inline void gelu_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::GeluOp{}, n, x, x, y);
+}
+inline void gelu_tanh_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::GeluTanhOp{}, n, x, x, y);
+}
+
+// Their derivatives: dx[i] += f'(x[i]) dy[i].
+inline void tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
+  detail::map(detail::TanhBackwardOp{}, n, x, dy, dx);
+}
+inline void relu_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
+  detail::map(detail::ReluBackwardOp{}, n, x, dy, dx);
+}
+inline void silu_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
+  detail::map(detail::SiluBackwardOp{}, n, x, dy, dx);
+}
+inline void gelu_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
+  detail::map(detail::GeluBackwardOp{}, n, x, dy, dx);
+}
+inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
+  detail::map(detail::GeluTanhBackwardOp{}, n, x, dy, dx);
+}
+
+}  // namespace kernel
+}  // namespace tinyscale

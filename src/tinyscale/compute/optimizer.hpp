@@ -1,0 +1,120 @@
+#pragma once
+// AdamW and the norm of a gradient. With g = grad_scale * grad and step t counted from 1:
+//   m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,
+//   p = p (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
+// 28 bytes moved a parameter. Loshchilov and Hutter, arXiv 1711.05101.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/elementwise.hpp"
+#include "tinyscale/compute/lanes.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+struct AdamWBlock {
+  std::int64_t n;
+  float beta1, beta2, epsilon, grad_scale;
+  float decay, rate, root;  // 1 - lr wd, lr / (1 - b1^t), 1 / sqrt(1 - b2^t)
+  const float* grad;
+  float* param;
+  float* m;
+  float* v;
+
+  template <class L>
+  TINYSCALE_INLINE void step(const typename L::V& grads, typename L::V& p, typename L::V& first,
+                             typename L::V& second) const {
+    const typename L::V g = grads * grad_scale;
+    first = first * beta1 + g * (1.0f - beta1);
+    second = second * beta2 + g * g * (1.0f - beta2);
+    typename L::V deviation;
+    sqrt_vector<L>(second, deviation);
+    p = p * decay - rate * first / (deviation * root + epsilon);
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V vg, vp, vm, vv;
+    std::int64_t i = 0;
+    for (; i + L::width <= n; i += L::width) {
+      load<L>(grad + i, vg);
+      load<L>(param + i, vp);
+      load<L>(m + i, vm);
+      load<L>(v + i, vv);
+      step<L>(vg, vp, vm, vv);
+      store<L>(param + i, vp);
+      store<L>(m + i, vm);
+      store<L>(v + i, vv);
+    }
+    if (i < n) {
+      load_part<L>(grad + i, n - i, 0.0f, vg);
+      load_part<L>(param + i, n - i, 0.0f, vp);
+      load_part<L>(m + i, n - i, 0.0f, vm);
+      load_part<L>(v + i, n - i, 0.0f, vv);
+      step<L>(vg, vp, vm, vv);
+      store_part<L>(param + i, n - i, vp);
+      store_part<L>(m + i, n - i, vm);
+      store_part<L>(v + i, n - i, vv);
+    }
+  }
+};
+
+}  // namespace detail
+
+namespace kernel {
+
+struct AdamWStep {
+  float learning_rate = 1e-3f, beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f;
+  float weight_decay = 0.0f, grad_scale = 1.0f;
+  std::int64_t step = 1;
+};
+
+inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* param, float* m,
+                  float* v) {
+  const double t = static_cast<double>(s.step);
+  const double lr = static_cast<double>(s.learning_rate);
+  const double decay = 1.0 - lr * static_cast<double>(s.weight_decay);
+  const double rate = lr / (1.0 - std::pow(static_cast<double>(s.beta1), t));
+  const double root = 1.0 / std::sqrt(1.0 - std::pow(static_cast<double>(s.beta2), t));
+  const std::int64_t block = detail::elementwise_block;
+  parallel_for((n + block - 1) / block, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      const std::int64_t at = b * block;
+      detail::run_on_lanes(detail::AdamWBlock{
+          std::min(block, n - at), s.beta1, s.beta2, s.epsilon, s.grad_scale,
+          static_cast<float>(decay), static_cast<float>(rate), static_cast<float>(root),
+          grad + at, param + at, m + at, v + at});
+    }
+  });
+}
+
+// The sum of x[i]^2 in double: blocks of fixed size, added in order.
+inline double sum_of_squares(std::int64_t n, const float* x) {
+  const std::int64_t block = detail::elementwise_block;
+  const std::int64_t blocks = (n + block - 1) / block;
+  std::vector<double> sums(static_cast<std::size_t>(blocks), 0.0);
+  parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      const std::int64_t last = std::min(n, (b + 1) * block);
+      double part[8] = {};
+      for (std::int64_t i = b * block; i < last; ++i) {
+        const double value = static_cast<double>(x[i]);
+        part[i % 8] += value * value;
+      }
+      sums[static_cast<std::size_t>(b)] = ((part[0] + part[1]) + (part[2] + part[3])) +
+                                          ((part[4] + part[5]) + (part[6] + part[7]));
+    }
+  });
+  double total = 0.0;
+  for (const double part : sums) {
+    total += part;
+  }
+  return total;
+}
+
+}  // namespace kernel
+}  // namespace tinyscale

@@ -1,0 +1,90 @@
+#pragma once
+// Rotary position embedding: pair i of a head at position t turns by t / theta^(2 i / head_size).
+//   interleaved: pairs (x[2 i], x[2 i + 1]);  halves: pairs (x[i], x[i + head_size / 2]).
+// The backward pass turns the gradient by the opposite angle. Su et al., arXiv 2104.09864.
+
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "tinyscale/base/threads.hpp"
+
+namespace tinyscale {
+
+enum class RopePairs { interleaved, halves };
+
+namespace kernel {
+
+enum class RopeTurn { forward, inverse };
+
+struct RopeShape {  // x is [batch, tokens, heads * head_size]
+  std::int64_t batch = 1, tokens = 1, heads = 1, head_size = 2, first_position = 0;
+  double theta = 10000.0;
+  RopePairs pairs = RopePairs::interleaved;
+};
+
+}  // namespace kernel
+
+namespace detail {
+
+// y = turned x, or y += turned x, for one token: cos and sin are [head_size / 2].
+template <class Store>
+void rope_token(const kernel::RopeShape& s, const float* cos, const float* sin, const float* x,
+                float* y, const Store& put) {
+  const std::int64_t half = s.head_size / 2;
+  const bool interleaved = s.pairs == RopePairs::interleaved;
+  for (std::int64_t h = 0; h < s.heads; ++h) {
+    for (std::int64_t i = 0; i < half; ++i) {
+      const std::int64_t a = h * s.head_size + (interleaved ? 2 * i : i);
+      const std::int64_t b = interleaved ? a + 1 : a + half;
+      const float xa = x[a];
+      const float xb = x[b];
+      put(y[a], xa * cos[i] - xb * sin[i]);
+      put(y[b], xa * sin[i] + xb * cos[i]);
+    }
+  }
+}
+
+template <class Store>
+void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const float* x, float* y,
+              const Store& put) {
+  const std::int64_t half = s.head_size / 2;
+  const std::int64_t width = s.heads * s.head_size;
+  std::vector<double> frequency(static_cast<std::size_t>(half));
+  for (std::int64_t i = 0; i < half; ++i) {
+    const double part = static_cast<double>(2 * i) / static_cast<double>(s.head_size);
+    frequency[static_cast<std::size_t>(i)] = std::pow(s.theta, -part);
+  }
+  parallel_for(s.tokens, 8, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> cos(frequency.size()), sin(frequency.size());
+    for (std::int64_t t = begin; t < end; ++t) {
+      for (std::size_t i = 0; i < frequency.size(); ++i) {
+        const double angle = static_cast<double>(s.first_position + t) * frequency[i];
+        cos[i] = static_cast<float>(std::cos(angle));
+        sin[i] = static_cast<float>(turn == kernel::RopeTurn::forward ? std::sin(angle)
+                                                                      : -std::sin(angle));
+      }
+      for (std::int64_t b = 0; b < s.batch; ++b) {
+        const std::int64_t at = (b * s.tokens + t) * width;
+        rope_token(s, cos.data(), sin.data(), x + at, y + at, put);
+      }
+    }
+  });
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+// y = x turned (y may be x). head_size must be even.
+inline void rope(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
+  detail::rope_all(s, turn, x, y, [](float& to, float value) { to = value; });
+}
+
+// dx += dy turned back.
+inline void rope_backward(const RopeShape& s, const float* dy, float* dx) {
+  detail::rope_all(s, RopeTurn::inverse, dy, dx, [](float& to, float value) { to += value; });
+}
+
+}  // namespace kernel
+}  // namespace tinyscale

@@ -1,0 +1,182 @@
+#pragma once
+// The roofline: what bounds an op on a chip, and how long it must take at least.
+//   T = max(T_math = matmul FLOPs / peak, T_vector = vector FLOPs / rate, T_mem = bytes / rate)
+// Source: "How To Scale Your Model", chapter 1. Operands are read once, results written once.
+
+#include <algorithm>  // max
+#include <cmath>      // NaN for "not measured"
+#include <ostream>    // operator<<
+#include <string>     // names
+#include <vector>     // rows
+
+#include "tinyscale/base/format.hpp"
+#include "tinyscale/base/text.hpp"
+#include "tinyscale/hardware/chip.hpp"
+#include "tinyscale/measure/counters.hpp"
+#include "tinyscale/measure/profile.hpp"
+
+namespace tinyscale {
+
+// All ops of one name and shape: sums over `count` of them, times in seconds.
+struct RooflineRow {
+  std::string name, shape;
+  int count = 0;
+  double matmul_flops = 0, vector_flops = 0, bytes = 0;
+  double intensity = 0;                               // FLOPs per byte
+  double t_math = 0, t_vector = 0, t_memory = 0;      // formula
+  double seconds = 0;                                 // formula: the largest of the three
+  double measured = 0;                                // host time; 0 when nothing was timed
+  std::string bound;                                  // math, vector, memory
+  std::string level;                                  // the memory that holds the operands
+};
+
+struct RooflineReport {
+  std::string chip;
+  DType format = DType::f32;
+  bool on_host = false;         // this machine: the measured column belongs beside the formula
+  double vector_flops = 0;      // 0: no rate known, vector work does not limit
+  std::vector<RooflineRow> rows;
+  RooflineRow total;
+
+  Table table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+namespace detail {
+
+// Elements recorded as f32 are priced in `format`; token numbers and stored low precision stay.
+inline double operand_bytes(const std::vector<Operand>& operands, DType format) {
+  double bytes = 0;
+  for (const Operand& operand : operands) {
+    bytes += operand.elements * bytes_of(operand.format == DType::f32 ? format : operand.format);
+  }
+  return bytes;
+}
+
+inline double priced_bytes(const OpRecord& op, DType format) {
+  const double reads = op.reads.empty() ? op.bytes_read : operand_bytes(op.reads, format);
+  const double writes = op.writes.empty() ? op.bytes_written : operand_bytes(op.writes, format);
+  return reads + writes;
+}
+
+// The smallest level that holds this many bytes; main memory when none does.
+inline MemoryLevel level_for(const Chip& chip, double bytes) {
+  for (const MemoryLevel& level : chip.levels) {
+    if (bytes <= level.bytes && level.bandwidth > 0) {
+      return level;
+    }
+  }
+  const char* const name = chip.kind == "cpu" ? "DRAM" : chip.kind == "wafer" ? "SRAM" : "HBM";
+  return {name, chip.memory_bytes, chip.memory_bandwidth};
+}
+
+inline void bound_row(RooflineRow& row) {
+  row.seconds = std::max(row.t_math, std::max(row.t_vector, row.t_memory));
+  row.bound = row.seconds <= 0                 ? "nothing"
+              : row.t_memory >= row.seconds    ? "memory"
+              : row.t_math >= row.seconds      ? "math"
+                                               : "vector";
+  row.intensity = row.bytes > 0 ? (row.matmul_flops + row.vector_flops) / row.bytes : 0;
+}
+
+inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType format) {
+  RooflineRow row;
+  row.name = op.name;
+  row.shape = op.shape;
+  row.count = 1;
+  row.matmul_flops = op.matmul_flops;
+  row.vector_flops = op.vector_flops;
+  row.bytes = priced_bytes(op, format);
+  const MemoryLevel level = level_for(chip, row.bytes);
+  row.level = level.name;
+  row.t_math = row.matmul_flops > 0 ? row.matmul_flops / chip.peak(format) : 0;
+  row.t_vector = chip.vector_flops > 0 ? row.vector_flops / chip.vector_flops : 0;
+  row.t_memory = level.bandwidth > 0 ? row.bytes / level.bandwidth : 0;
+  row.measured = op.seconds;
+  bound_row(row);
+  return row;
+}
+
+inline void add_row(RooflineRow& sum, const RooflineRow& row) {
+  sum.count += row.count;
+  sum.matmul_flops += row.matmul_flops;
+  sum.vector_flops += row.vector_flops;
+  sum.bytes += row.bytes;
+  sum.t_math += row.t_math;
+  sum.t_vector += row.t_vector;
+  sum.t_memory += row.t_memory;
+  sum.measured += row.measured;
+}
+
+}  // namespace detail
+
+// One record priced on a chip; the same numbers as a Profile's row of one op.
+inline RooflineRow roofline(const OpRecord& op, const Chip& chip, DType format = DType::f32) {
+  return detail::roofline_row(op, chip, format);
+}
+
+// Ops of the same name and shape are one row, in the order in which they first ran.
+inline RooflineReport roofline(const std::vector<OpRecord>& ops, const Chip& chip,
+                               DType format = DType::f32) {
+  RooflineReport report;
+  report.chip = chip.name.empty() ? "unnamed chip" : chip.name;
+  report.format = format;
+  report.on_host = chip.measured;
+  report.vector_flops = chip.vector_flops;
+  double seconds = 0;
+  for (const OpRecord& op : ops) {
+    const RooflineRow row = detail::roofline_row(op, chip, format);
+    seconds += row.seconds;
+    detail::add_row(report.total, row);
+    auto same = std::find_if(report.rows.begin(), report.rows.end(), [&](const RooflineRow& other) {
+      return other.name == row.name && other.shape == row.shape;
+    });
+    if (same == report.rows.end()) {
+      report.rows.push_back(row);
+    } else {
+      detail::add_row(*same, row);
+      detail::bound_row(*same);
+    }
+  }
+  report.total.name = "total";
+  detail::bound_row(report.total);
+  report.total.seconds = seconds;  // ops run one after the other: a sum of maxima
+  return report;
+}
+
+inline Table RooflineReport::table() const {
+  Table out;
+  out.title = detail::cat("Roofline of ", chip, ", priced as ", name_of(format),
+                          vector_flops > 0 ? "" : " (vector rate not known: it does not limit)");
+  out.columns = {"op", "shape", "count", "matmul FLOPs", "vector FLOPs", "bytes", "FLOPs/byte",
+                 "T_math formula", "T_vector formula", "T_mem formula", "T formula", "bound by",
+                 "level"};
+  if (on_host) {
+    out.columns.push_back("T measured");
+  }
+  std::vector<RooflineRow> all = rows;
+  all.push_back(total);
+  for (const RooflineRow& row : all) {
+    std::vector<std::string> cells = {
+        row.name, row.shape, detail::cat(row.count), detail::cat(row.matmul_flops),
+        detail::cat(row.vector_flops), format_bytes(row.bytes), detail::cat(row.intensity),
+        format_seconds(row.t_math), format_seconds(row.t_vector), format_seconds(row.t_memory),
+        format_seconds(row.seconds), row.bound, row.level};
+    if (on_host) {
+      cells.push_back(row.measured > 0 ? format_seconds(row.measured) : "-");
+    }
+    out.add(cells);
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const RooflineReport& report) {
+  return out << report.table();
+}
+
+inline RooflineReport Profile::roofline(const Chip& on, DType format) const {
+  return tinyscale::roofline(records(), on, format);
+}
+
+}  // namespace tinyscale

@@ -1,0 +1,130 @@
+#pragma once
+// Predicted beside counted: rows that say what a formula promised and what a run did,
+// and reports side by side.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdio>  // snprintf
+#include <iostream>
+#include <string>
+#include <utility>  // pair
+#include <vector>
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/text.hpp"
+
+namespace tinyscale {
+
+struct ReportRow {
+  std::string name, unit;
+  double predicted = 0, counted = 0;
+
+  // counted / predicted; 1 when both are 0.
+  double ratio() const { return predicted == counted ? 1 : counted / predicted; }
+  // Whether they differ by at most `relative` of the larger.
+  bool equal(double relative) const {
+    const double larger = std::fmax(std::fabs(predicted), std::fabs(counted));
+    return predicted == counted || std::fabs(predicted - counted) <= relative * larger;
+  }
+};
+
+struct Comparison {
+  std::string title;
+  std::vector<ReportRow> rows;
+
+  void add(const std::string& name, const std::string& unit, double predicted, double counted) {
+    rows.push_back({name, unit, predicted, counted});
+  }
+
+  // Whether every row agrees to within `relative`; 0 asks for the same number.
+  bool equal(double relative) const {
+    for (const ReportRow& row : rows) {
+      if (!row.equal(relative)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  Table table() const {
+    Table out;
+    out.title = title;
+    out.columns = {"name", "unit", "predicted", "counted", "counted/predicted"};
+    for (const ReportRow& row : rows) {
+      char ratio[40];
+      std::snprintf(ratio, sizeof ratio, "%.3f", row.ratio());
+      out.add({row.name, row.unit, detail::cat(row.predicted), detail::cat(row.counted), ratio});
+    }
+    return out;
+  }
+  operator Table() const { return table(); }
+
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Comparison& comparison) {
+  return out << comparison.table();
+}
+
+namespace detail {
+
+// The row whose first cell is `key`, the n-th of them; null when there is none.
+inline const std::vector<std::string>* find_row(const Table& table, const std::string& key,
+                                                std::size_t n) {
+  for (const std::vector<std::string>& row : table.rows) {
+    if (!row.empty() && row[0] == key && n-- == 0) {
+      return &row;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace detail
+
+// Reports side by side: rows are matched by their first cell, columns are "title: column".
+// A report takes part by converting to a Table.
+inline Table compare(const std::vector<Table>& reports) {
+  if (reports.empty() || reports[0].columns.empty()) {
+    throw Error("compare: there is no report; give one or more, each with columns");
+  }
+  Table out;
+  out.columns.push_back(reports[0].columns[0]);
+  std::vector<std::pair<std::string, std::size_t>> keys;  // first cell, how many before it
+  for (std::size_t r = 0; r < reports.size(); ++r) {
+    const std::string name =
+        reports[r].title.empty() ? detail::cat("report ", r + 1) : reports[r].title;
+    for (std::size_t c = 1; c < reports[r].columns.size(); ++c) {
+      out.columns.push_back(name + ": " + reports[r].columns[c]);
+    }
+    std::vector<std::string> seen;
+    for (const std::vector<std::string>& row : reports[r].rows) {
+      std::size_t n = 0;
+      for (const std::string& key : seen) {
+        n += key == row.at(0) ? 1U : 0U;
+      }
+      seen.push_back(row.at(0));
+      const std::pair<std::string, std::size_t> key(row.at(0), n);
+      bool known = false;
+      for (const std::pair<std::string, std::size_t>& other : keys) {
+        known = known || other == key;
+      }
+      if (!known) {
+        keys.push_back(key);
+      }
+    }
+  }
+  for (const std::pair<std::string, std::size_t>& key : keys) {
+    std::vector<std::string> cells = {key.first};
+    for (const Table& report : reports) {
+      const std::vector<std::string>* row = detail::find_row(report, key.first, key.second);
+      for (std::size_t c = 1; c < report.columns.size(); ++c) {
+        cells.push_back(row == nullptr ? "-" : row->at(c));
+      }
+    }
+    out.add(cells);
+  }
+  return out;
+}
+
+}  // namespace tinyscale

@@ -1,0 +1,71 @@
+#pragma once
+// Where an op's counts go: the profile, the memory meter and the device number of this thread.
+// There is one context for the program, shared by all threads that have none of their own, and
+// one for each simulated device, set on the device's thread by a ContextScope.
+
+#include <memory>  // shared_ptr
+
+#include "tinyscale/measure/memory.hpp"
+
+namespace tinyscale {
+
+class Profile;
+
+struct Context {
+  Profile* profile = nullptr;  // null: nothing is recorded
+  std::shared_ptr<MemoryMeter> memory = std::make_shared<MemoryMeter>();  // outlives its tensors
+  int device = -1;                                                       // -1: the program itself
+  MemoryKind kind = MemoryKind::activation;  // what allocations are for
+  int no_grad = 0;                           // scopes alive that switch gradients off
+};
+
+namespace detail {
+
+inline Context*& thread_context() {
+  static thread_local Context* context = nullptr;
+  return context;
+}
+
+inline Context& program_context() {
+  static Context context;
+  return context;
+}
+
+}  // namespace detail
+
+// The context of this thread.
+inline Context& context() {
+  Context* own = detail::thread_context();
+  return own != nullptr ? *own : detail::program_context();
+}
+
+// Makes `context` this thread's context while it lives; the context must outlive it.
+class ContextScope {
+ public:
+  explicit ContextScope(Context& context) : previous_(detail::thread_context()) {
+    detail::thread_context() = &context;
+  }
+  ~ContextScope() { detail::thread_context() = previous_; }
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  Context* previous_;
+};
+
+// What is allocated while it lives counts as `kind`.
+class MemoryScope {
+ public:
+  explicit MemoryScope(MemoryKind kind) : context_(&context()), previous_(context_->kind) {
+    context_->kind = kind;
+  }
+  ~MemoryScope() { context_->kind = previous_; }
+  MemoryScope(const MemoryScope&) = delete;
+  MemoryScope& operator=(const MemoryScope&) = delete;
+
+ private:
+  Context* context_;
+  MemoryKind previous_;
+};
+
+}  // namespace tinyscale

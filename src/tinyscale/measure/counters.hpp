@@ -1,0 +1,68 @@
+#pragma once
+// What an op costs: floating point operations and bytes, counted from its operands' shapes.
+// Bytes are those of the op alone: each operand read once, each result written once, at its
+// number format. A matmul of (M, K) by (K, N) is 2 M K N matmul FLOPs; the rest is vector FLOPs.
+
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "tinyscale/base/format.hpp"
+
+namespace tinyscale {
+
+// One operand of an op: how many elements of which format it moves.
+struct Operand {
+  double elements = 0;
+  DType format = DType::f32;
+
+  double bytes() const { return elements * bytes_of(format); }
+};
+
+struct OpRecord {
+  std::string name;
+  std::vector<Operand> reads, writes;
+  double matmul_flops = 0, vector_flops = 0;   // counts
+  double bytes_read = 0, bytes_written = 0;    // bytes
+  double seconds = 0;                          // measured, on this machine
+  int device = -1;                             // -1: the program itself
+  std::string shape;                           // "[8, 4096] x [4096, 4096]"
+
+  double flops() const { return matmul_flops + vector_flops; }
+  double bytes() const { return bytes_read + bytes_written; }
+
+  // Sets bytes_read and bytes_written from the operands.
+  void count_bytes() {
+    bytes_read = 0;
+    bytes_written = 0;
+    for (const Operand& operand : reads) {
+      bytes_read += operand.bytes();
+    }
+    for (const Operand& operand : writes) {
+      bytes_written += operand.bytes();
+    }
+  }
+};
+
+// Sums over ops.
+struct Counters {
+  double matmul_flops = 0, vector_flops = 0;
+  double bytes_read = 0, bytes_written = 0;
+  double seconds = 0;
+  std::size_t ops = 0;
+
+  double flops() const { return matmul_flops + vector_flops; }
+  double bytes() const { return bytes_read + bytes_written; }
+  double intensity() const { return bytes() > 0 ? flops() / bytes() : 0; }  // FLOPs per byte
+
+  void add(const OpRecord& record) {
+    matmul_flops += record.matmul_flops;
+    vector_flops += record.vector_flops;
+    bytes_read += record.bytes_read;
+    bytes_written += record.bytes_written;
+    seconds += record.seconds;
+    ++ops;
+  }
+};
+
+}  // namespace tinyscale

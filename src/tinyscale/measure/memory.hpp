@@ -1,0 +1,92 @@
+#pragma once
+// Memory in use, by what it is for, with the highest that each and all of it has been.
+// Safe to use from several threads; the peak of the sum is exact, not the sum of the peaks.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "tinyscale/base/text.hpp"
+
+namespace tinyscale {
+
+enum class MemoryKind { parameter, gradient, optimizer, activation, kv_cache, buffer };
+
+inline const char* name_of(MemoryKind kind) {
+  switch (kind) {
+    case MemoryKind::parameter: return "parameter";
+    case MemoryKind::gradient: return "gradient";
+    case MemoryKind::optimizer: return "optimizer";
+    case MemoryKind::activation: return "activation";
+    case MemoryKind::kv_cache: return "kv_cache";
+    case MemoryKind::buffer: return "buffer";
+  }
+  return "?";
+}
+
+namespace detail {
+
+// A level that goes up and down, and its highest value.
+struct PeakCounter {
+  std::atomic<std::int64_t> level{0};
+  std::atomic<std::int64_t> peak{0};
+
+  void change(std::int64_t amount) {
+    const std::int64_t now = level.fetch_add(amount) + amount;
+    std::int64_t highest = peak.load();
+    while (now > highest && !peak.compare_exchange_weak(highest, now)) {
+    }
+  }
+};
+
+}  // namespace detail
+
+struct MemoryMeter {
+  static constexpr int kinds = 6;
+
+  void add(MemoryKind kind, double bytes) { change(kind, static_cast<std::int64_t>(bytes)); }
+  void remove(MemoryKind kind, double bytes) { change(kind, -static_cast<std::int64_t>(bytes)); }
+
+  double current(MemoryKind kind) const { return static_cast<double>(of(kind).level.load()); }
+  double current_total() const { return static_cast<double>(total_.level.load()); }
+  double peak(MemoryKind kind) const { return static_cast<double>(of(kind).peak.load()); }
+  double peak_total() const { return static_cast<double>(total_.peak.load()); }
+
+  // From now on the peaks are those of what follows.
+  void reset_peak() {
+    for (detail::PeakCounter& counter : by_kind_) {
+      counter.peak.store(counter.level.load());
+    }
+    total_.peak.store(total_.level.load());
+  }
+
+  // A row for each kind that was used, and their sum.
+  Table table() const {
+    Table out;
+    out.title = "memory";
+    out.columns = {"kind", "now", "peak"};
+    for (int i = 0; i < kinds; ++i) {
+      const MemoryKind kind = static_cast<MemoryKind>(i);
+      if (peak(kind) > 0 || current(kind) > 0) {
+        out.add({name_of(kind), format_bytes(current(kind)), format_bytes(peak(kind))});
+      }
+    }
+    out.add({"total", format_bytes(current_total()), format_bytes(peak_total())});
+    return out;
+  }
+
+ private:
+  void change(MemoryKind kind, std::int64_t bytes) {
+    by_kind_[static_cast<std::size_t>(kind)].change(bytes);
+    total_.change(bytes);
+  }
+  const detail::PeakCounter& of(MemoryKind kind) const {
+    return by_kind_[static_cast<std::size_t>(kind)];
+  }
+
+  std::array<detail::PeakCounter, kinds> by_kind_;
+  detail::PeakCounter total_;
+};
+
+}  // namespace tinyscale

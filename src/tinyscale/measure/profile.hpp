@@ -1,0 +1,90 @@
+#pragma once
+// A profile: every op that ran in its context while it was alive, devices' ops included.
+// Without one, an op's counting costs a branch.
+
+#include <chrono>
+#include <mutex>
+#include <utility>  // move
+#include <vector>
+
+#include "tinyscale/measure/context.hpp"
+#include "tinyscale/measure/counters.hpp"
+
+namespace tinyscale {
+
+struct Chip;
+struct RooflineReport;
+
+// Installs itself in the context of the thread that makes it, until it ends. A profile made
+// while another is alive counts for both.
+class Profile {
+ public:
+  Profile() : context_(&context()), outer_(context_->profile) { context_->profile = this; }
+  ~Profile() { context_->profile = outer_; }
+  Profile(const Profile&) = delete;
+  Profile& operator=(const Profile&) = delete;
+
+  // May be called from several threads.
+  void record(OpRecord record) {
+    if (record.device < 0) {
+      record.device = context().device;
+    }
+    if (outer_ != nullptr) {
+      outer_->record(record);
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    totals_.add(record);
+    records_.push_back(std::move(record));
+  }
+
+  std::vector<OpRecord> records() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return records_;
+  }
+
+  Counters totals() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return totals_;
+  }
+
+  void clear() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    records_.clear();
+    totals_ = Counters();
+  }
+
+  // Every op priced on a chip as if its f32 operands were of `format`; see hardware/roofline.hpp,
+  // which defines it.
+  RooflineReport roofline(const Chip& chip, DType format = DType::f32) const;
+
+ private:
+  Context* context_;
+  Profile* outer_;
+  mutable std::mutex mutex_;  // guards the two below
+  std::vector<OpRecord> records_;
+  Counters totals_;
+};
+
+// Whether ops of this thread are recorded.
+inline bool profiling() { return context().profile != nullptr; }
+
+namespace detail {
+
+// Seconds since it was made; reads no clock unless a profile is alive.
+class OpTimer {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  OpTimer() : on_(profiling()), start_(on_ ? Clock::now() : Clock::time_point()) {}
+  bool on() const { return on_; }
+  double seconds() const {
+    return on_ ? std::chrono::duration<double>(Clock::now() - start_).count() : 0;
+  }
+
+ private:
+  bool on_;
+  Clock::time_point start_;
+};
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,281 @@
+#pragma once
+// A strict reader for the little JSON that files carry (RFC 8259): objects keep their order,
+// numbers are doubles, a repeated key or anything after the value is an Error with its position.
+
+#include <algorithm>  // sort, adjacent_find
+#include <cstdint>    // int64_t
+#include <cstdlib>    // strtod
+#include <string>     // string
+#include <utility>    // pair
+#include <vector>     // vector
+
+#include "tinyscale/base/error.hpp"
+
+namespace tinyscale {
+
+struct Json {
+  enum class Kind { null, boolean, number, text, list, object };
+  Kind kind = Kind::null;
+  double number = 0;  // also a boolean's 0 or 1
+  std::string text;
+  std::vector<Json> list;
+  std::vector<std::pair<std::string, Json>> fields;
+
+  // The field of that name, or null when there is none.
+  const Json* find(const std::string& key) const {
+    for (const auto& field : fields) {
+      if (field.first == key) {
+        return &field.second;
+      }
+    }
+    return nullptr;
+  }
+};
+
+namespace detail {
+
+class JsonReader {
+ public:
+  explicit JsonReader(const std::string& text) : text_(text) {}
+
+  Json whole() {
+    Json value = read(0);
+    skip_space();
+    if (at_ != text_.size()) {
+      fail("text after the value");
+    }
+    return value;
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(cat("json: ", what, " at byte ", static_cast<std::int64_t>(at_)));
+  }
+  void skip_space() {
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' ||
+                                  text_[at_] == '\r')) {
+      ++at_;
+    }
+  }
+  char peek() {
+    skip_space();
+    if (at_ >= text_.size()) {
+      fail("the text ends early");
+    }
+    return text_[at_];
+  }
+  bool take(char c) {
+    if (peek() != c) {
+      return false;
+    }
+    ++at_;
+    return true;
+  }
+
+  Json read(int depth) {
+    if (depth > 64) {
+      fail("more than 64 levels");
+    }
+    Json value;
+    const char c = peek();
+    if (c == '{') {
+      read_object(value, depth);
+    } else if (c == '[') {
+      read_list(value, depth);
+    } else if (c == '"') {
+      value.kind = Json::Kind::text;
+      value.text = read_text();
+    } else if (c == 't' || c == 'f' || c == 'n') {
+      read_word(value);
+    } else {
+      value.kind = Json::Kind::number;
+      value.number = read_number();
+    }
+    return value;
+  }
+
+  void read_object(Json& value, int depth) {
+    value.kind = Json::Kind::object;
+    ++at_;
+    if (take('}')) {
+      return;
+    }
+    do {
+      if (peek() != '"') {
+        fail("a key must be a string");
+      }
+      std::string key = read_text();
+      if (!take(':')) {
+        fail("a colon is missing");
+      }
+      value.fields.emplace_back(std::move(key), read(depth + 1));
+    } while (take(','));
+    if (!take('}')) {
+      fail("a comma or } is missing");
+    }
+    check_unique(value);
+  }
+
+  void check_unique(const Json& object) const {
+    std::vector<std::string> keys;
+    for (const auto& field : object.fields) {
+      keys.push_back(field.first);
+    }
+    std::sort(keys.begin(), keys.end());
+    const auto twice = std::adjacent_find(keys.begin(), keys.end());
+    if (twice != keys.end()) {
+      fail(cat("the key \"", *twice, "\" stands twice, before"));
+    }
+  }
+
+  void read_list(Json& value, int depth) {
+    value.kind = Json::Kind::list;
+    ++at_;
+    if (take(']')) {
+      return;
+    }
+    do {
+      value.list.push_back(read(depth + 1));
+    } while (take(','));
+    if (!take(']')) {
+      fail("a comma or ] is missing");
+    }
+  }
+
+  void read_word(Json& value) {
+    if (text_.compare(at_, 4, "true") == 0 || text_.compare(at_, 5, "false") == 0) {
+      value.kind = Json::Kind::boolean;
+      value.number = text_[at_] == 't' ? 1 : 0;
+      at_ += text_[at_] == 't' ? 4 : 5;
+    } else if (text_.compare(at_, 4, "null") == 0) {
+      at_ += 4;
+    } else {
+      fail("an unknown word");
+    }
+  }
+
+  bool digits() {
+    const std::size_t start = at_;
+    while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') {
+      ++at_;
+    }
+    return at_ > start;
+  }
+  bool next_is(char a, char b) const {
+    return at_ < text_.size() && (text_[at_] == a || text_[at_] == b);
+  }
+  double read_number() {
+    const std::size_t start = at_;
+    if (next_is('-', '-')) {
+      ++at_;
+    }
+    const bool zero = next_is('0', '0');
+    const std::size_t first = at_;
+    bool good = digits() && !(zero && at_ > first + 1);
+    if (good && next_is('.', '.')) {
+      ++at_;
+      good = digits();
+    }
+    if (good && next_is('e', 'E')) {
+      ++at_;
+      if (next_is('+', '-')) {
+        ++at_;
+      }
+      good = digits();
+    }
+    if (!good) {
+      fail("not a JSON value");
+    }
+    return std::strtod(text_.substr(start, at_ - start).c_str(), nullptr);
+  }
+
+  std::string read_text() {
+    std::string out;
+    for (++at_; at_ < text_.size(); ++at_) {
+      const char c = text_[at_];
+      if (c == '"') {
+        ++at_;
+        return out;
+      }
+      if (static_cast<unsigned char>(c) < 0x20) {
+        fail("a control character in a string");
+      }
+      if (c == '\\') {
+        read_escape(out);
+      } else {
+        out += c;
+      }
+    }
+    fail("a string has no end");
+  }
+
+  void read_escape(std::string& out) {
+    static const char names[] = "\"\\/bfnrt";
+    static const char values[] = "\"\\/\b\f\n\r\t";
+    const char c = ++at_ < text_.size() ? text_[at_] : '\0';
+    for (int i = 0; names[i] != '\0'; ++i) {
+      if (c == names[i]) {
+        out += values[i];
+        return;
+      }
+    }
+    if (c != 'u') {
+      fail("an unknown escape");
+    }
+    std::uint32_t code = read_hex();
+    if (code >= 0xD800 && code < 0xDC00 && text_.compare(at_ + 1, 2, "\\u") == 0) {
+      at_ += 2;
+      const std::uint32_t low = read_hex();
+      if (low < 0xDC00 || low > 0xDFFF) {
+        fail("half of a surrogate pair");
+      }
+      code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+    } else if (code >= 0xD800 && code <= 0xDFFF) {
+      fail("half of a surrogate pair");
+    }
+    append_utf8(out, code);
+  }
+
+  // Four hexadecimal digits after the 'u'; ends on the last of them.
+  std::uint32_t read_hex() {
+    std::uint32_t code = 0;
+    for (int i = 0; i < 4; ++i) {
+      const char c = ++at_ < text_.size() ? text_[at_] : '\0';
+      const bool digit = c >= '0' && c <= '9';
+      const char lower = static_cast<char>(c | 0x20);
+      if (!digit && (lower < 'a' || lower > 'f')) {
+        fail("four hexadecimal digits must follow \\u");
+      }
+      code = code * 16 + static_cast<std::uint32_t>(digit ? c - '0' : lower - 'a' + 10);
+    }
+    return code;
+  }
+
+  static void append_utf8(std::string& out, std::uint32_t code) {
+    const auto tail = [&out, code](int shift) {
+      out += static_cast<char>(0x80 | ((code >> shift) & 0x3F));
+    };
+    if (code < 0x80) {
+      out += static_cast<char>(code);
+    } else if (code < 0x800) {
+      out += static_cast<char>(0xC0 | (code >> 6));
+      tail(0);
+    } else if (code < 0x10000) {
+      out += static_cast<char>(0xE0 | (code >> 12));
+      tail(6), tail(0);
+    } else {
+      out += static_cast<char>(0xF0 | (code >> 18));
+      tail(12), tail(6), tail(0);
+    }
+  }
+
+  const std::string& text_;
+  std::size_t at_ = 0;
+};
+
+}  // namespace detail
+
+// The value that the text spells; an Error says what is wrong and at which byte.
+inline Json parse_json(const std::string& text) { return detail::JsonReader(text).whole(); }
+
+}  // namespace tinyscale

@@ -1,0 +1,129 @@
+#pragma once
+// A matrix as coloured cells: how many bytes each device sent to each other.
+// Colours run from dark blue to yellow and grow only lighter (after cividis, Nunez, Anderton and
+// Renslow 2018), so the order survives any colour vision and grey print.
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/text.hpp"
+#include "tinyscale/show/pictures.hpp"
+#include "tinyscale/show/svg.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+struct CellColor {
+  std::string fill;
+  std::string ink;  // black or white, whichever reads better on it
+};
+
+inline CellColor cell_color(double share) {  // 0 .. 1
+  static const int stops[6][3] = {{0, 34, 78},      {53, 69, 108},   {102, 105, 112},
+                                  {148, 142, 119}, {200, 184, 102}, {254, 232, 56}};
+  const double at = std::min(1.0, std::max(0.0, share)) * 5;
+  const int below = std::min(4, static_cast<int>(at));
+  int rgb[3];
+  for (int c = 0; c < 3; ++c) {
+    const double mixed = stops[below][c] + (at - below) * (stops[below + 1][c] - stops[below][c]);
+    rgb[c] = static_cast<int>(mixed + 0.5);
+  }
+  const double luma = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2];
+  return {"rgb(" + std::to_string(rgb[0]) + "," + std::to_string(rgb[1]) + "," +
+              std::to_string(rgb[2]) + ")",
+          luma > 125 ? "#000000" : "#ffffff"};
+}
+
+inline double check_heat_map(const LinkHeatMap& map) {
+  const std::size_t n = map.bytes.size();
+  double most = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (map.bytes[i].size() != n) {
+      throw Error("svg: link heat map: row " + std::to_string(i) + " has " +
+                  std::to_string(map.bytes[i].size()) + " of " + std::to_string(n) +
+                  " columns; give one for each device");
+    }
+    for (const double value : map.bytes[i]) {
+      if (!std::isfinite(value) || value < 0) {
+        throw Error("svg: link heat map: row " + std::to_string(i) +
+                    " holds a negative or not finite count of bytes; give 0 or more");
+      }
+      most = std::max(most, value);
+    }
+  }
+  if (!map.names.empty() && map.names.size() != n) {
+    throw Error("svg: link heat map: " + std::to_string(map.names.size()) + " names for " +
+                std::to_string(n) + " devices; give one for each device, or none");
+  }
+  return most;
+}
+
+inline void draw_scale(Canvas& canvas, double x, double top, double bottom, double most) {
+  const int steps = 48;
+  const double step = (bottom - top) / steps;
+  for (int i = 0; i < steps; ++i) {
+    const CellColor color = cell_color((i + 0.5) / steps);
+    canvas.rect(x, bottom - (i + 1) * step, 16, step + 0.4, "fill=\"" + color.fill + "\"");
+  }
+  canvas.label(x + 22, top + 9, format_bytes(most), 12, Anchor::start, Canvas::soft());
+  canvas.label(x + 22, bottom, "0 B", 12, Anchor::start, Canvas::soft());
+}
+
+}  // namespace detail
+
+// Rows send, columns receive; an empty cell is a pair that exchanged nothing.
+inline Svg svg(const LinkHeatMap& map) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const double most = detail::check_heat_map(map);
+  const std::size_t n = map.bytes.size();
+  const double cell = std::max(6.0, std::min(64.0, 512 / std::max(1.0, static_cast<double>(n))));
+  const double side = cell * static_cast<double>(n), left = 84, top = 92;
+  Canvas canvas(std::max(420.0, left + side + 130), top + side + 28);
+  canvas.label(20, 28, detail::shorten(map.title, 44), 16, Anchor::start,
+               Canvas::ink() + " font-weight=\"600\"");
+  canvas.label(left + side / 2, 62, "to device", 13, Anchor::middle);
+  canvas.label_upward(26, top + side / 2, "from device", 13);
+  const std::size_t stride = 1 + static_cast<std::size_t>(16 / cell);
+  double total = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const double at = cell * static_cast<double>(i);
+    if (i % stride == 0) {
+      const std::string name = map.names.empty() ? std::to_string(i) : map.names[i];
+      canvas.label(left - 7, top + at + cell / 2 + 4, detail::shorten(name, 6), 12, Anchor::end,
+                   Canvas::soft());
+      canvas.label(left + at + cell / 2, top - 8, detail::shorten(name, 6), 12, Anchor::middle,
+                   Canvas::soft());
+    }
+    for (std::size_t j = 0; j < n; ++j) {
+      const double bytes = map.bytes[i][j], x = left + cell * static_cast<double>(j);
+      total += bytes;
+      if (bytes <= 0) {
+        canvas.rect(x + 0.5, top + at + 0.5, cell - 1, cell - 1,
+                    "class=\"ts-empty\" fill=\"#eef0f2\"");
+        continue;
+      }
+      const detail::CellColor color = detail::cell_color(bytes / most);
+      canvas.rect(x + 0.5, top + at + 0.5, cell - 1, cell - 1, "fill=\"" + color.fill + "\"");
+      const std::string words = format_bytes(bytes);
+      const double size = std::min(12.0, (cell - 6) / std::max(1.0, detail::drawn_width(words, 1)));
+      if (size >= 7.5) {
+        canvas.label(x + cell / 2, top + at + cell / 2 + 0.36 * size, words, size,
+                     Anchor::middle, "fill=\"" + color.ink + "\"");
+      }
+    }
+  }
+  if (most > 0) {
+    detail::draw_scale(canvas, left + side + 22, top, top + std::max(side, 60.0), most);
+  } else {
+    canvas.label(20, top + side + 18, "nothing was sent", 12, Anchor::start, Canvas::soft());
+  }
+  return canvas.finish(map.title + ": " + std::to_string(n) + " devices, " +
+                       format_bytes(total) + " in all, at most " + format_bytes(most) +
+                       " from one to another");
+}
+
+}  // namespace tinyscale

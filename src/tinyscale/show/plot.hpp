@@ -1,0 +1,324 @@
+#pragma once
+// Lines and points over two axes, each linear or logarithmic.
+// A value that is not finite, or not positive on a logarithmic axis, is left out; what lies
+// outside the axes is cut at the frame.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/show/svg.hpp"
+
+namespace tinyscale {
+
+enum class Scale { linear, logarithmic };
+enum class Mark { line, points, hollow_points };
+
+struct Axis {
+  std::string label;         // with its unit: "loss, nats per token"
+  Scale scale = Scale::linear;
+  double low = 0, high = 0;  // low == high: taken from the data
+};
+
+struct Series {
+  std::string name;  // empty: not in the legend
+  std::vector<double> x, y;
+  Mark mark = Mark::line;
+};
+
+struct Plot {
+  std::string title;
+  Axis x, y;
+  std::vector<Series> series;
+  double width = 720, height = 420;
+};
+
+namespace detail {
+
+inline bool drawable(const Axis& axis, double value) {
+  return std::isfinite(value) && (axis.scale == Scale::linear || value > 0);
+}
+
+// 1500 -> "1.5k", 2e12 -> "2T": short enough for a tick.
+inline std::string tick_text(double value) {
+  static const char* const suffixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  int thousands = 0;
+  double shown = value;
+  while (std::fabs(shown) >= 1000 && thousands < 6) {
+    shown /= 1000;
+    ++thousands;
+  }
+  char buffer[48];
+  std::snprintf(buffer, sizeof buffer, "%.4g", shown);
+  return std::string(buffer) + suffixes[thousands];
+}
+
+// Limits from the data where the user gave none.
+inline Axis fitted(Axis axis, const std::vector<double>& values) {
+  const bool logarithmic = axis.scale == Scale::logarithmic;
+  if (axis.low == axis.high) {
+    bool any = false;
+    for (const double value : values) {
+      if (drawable(axis, value)) {
+        axis.low = any ? std::min(axis.low, value) : value;
+        axis.high = any ? std::max(axis.high, value) : value;
+        any = true;
+      }
+    }
+    if (!any) {
+      axis.low = logarithmic ? 0.1 : 0;
+      axis.high = 1;
+    } else if (logarithmic) {
+      axis.low /= 1.3;
+      axis.high *= 1.3;
+    } else {
+      const double room = axis.high > axis.low ? 0.04 * (axis.high - axis.low)
+                                               : std::max(0.5, 0.1 * std::fabs(axis.high));
+      axis.low = axis.low >= 0 && axis.low < 2 * room ? 0 : axis.low - room;
+      axis.high += room;
+    }
+  }
+  if (!std::isfinite(axis.low) || !std::isfinite(axis.high) || axis.low >= axis.high ||
+      (logarithmic && axis.low <= 0)) {
+    throw Error("svg: axis \"" + axis.label + "\" runs from " + tick_text(axis.low) + " to " +
+                tick_text(axis.high) + "; low must be below high" +
+                (logarithmic ? ", and above 0 on a logarithmic axis" : ""));
+  }
+  return axis;
+}
+
+inline std::vector<double> linear_ticks(const Axis& axis) {
+  const double span = axis.high - axis.low;
+  double step = std::pow(10.0, std::floor(std::log10(span / 5)));
+  for (const double factor : {2.0, 2.5, 2.0}) {  // 1, 2, 5, 10
+    step *= span / step > 7 ? factor : 1;
+  }
+  std::vector<double> ticks;
+  const double first = std::ceil(axis.low / step - 1e-9);
+  for (double i = first; i * step <= axis.high + 1e-9 * span && ticks.size() < 20; ++i) {
+    ticks.push_back(i * step + 0.0);  // + 0.0: never "-0"
+  }
+  return ticks;
+}
+
+inline std::vector<double> log_ticks(const Axis& axis) {
+  const double decades = std::log10(axis.high / axis.low);
+  const int stride = std::max(1, static_cast<int>(std::ceil(decades / 8)));
+  std::vector<double> ticks;
+  const int first = static_cast<int>(std::floor(std::log10(axis.low)));
+  for (int e = first; e <= first + static_cast<int>(decades) + 2; e += stride) {
+    for (const double factor : {1.0, 2.0, 5.0}) {
+      const double tick = factor * std::pow(10.0, e);
+      const bool wanted = factor < 1.5 || decades < 2.5;
+      if (wanted && tick >= axis.low * (1 - 1e-9) && tick <= axis.high * (1 + 1e-9)) {
+        ticks.push_back(tick);
+      }
+    }
+  }
+  return ticks;
+}
+
+// The rectangle of a plot: values in, pixels out.
+struct Frame {
+  Axis x, y;
+  double left = 0, right = 0, top = 0, bottom = 0;
+
+  static double share(const Axis& axis, double value) {
+    return axis.scale == Scale::linear
+               ? (value - axis.low) / (axis.high - axis.low)
+               : std::log(value / axis.low) / std::log(axis.high / axis.low);
+  }
+  double px(double value) const { return left + share(x, value) * (right - left); }
+  double py(double value) const { return bottom - share(y, value) * (bottom - top); }
+  bool holds(double a, double b) const {
+    return a >= left - 0.01 && a <= right + 0.01 && b >= top - 0.01 && b <= bottom + 0.01;
+  }
+};
+
+inline void draw_axes(Canvas& canvas, const Frame& frame) {
+  const auto ticks_x =
+      frame.x.scale == Scale::linear ? linear_ticks(frame.x) : log_ticks(frame.x);
+  const auto ticks_y =
+      frame.y.scale == Scale::linear ? linear_ticks(frame.y) : log_ticks(frame.y);
+  for (const double tick : ticks_x) {
+    const double at = frame.px(tick);
+    canvas.line(at, frame.top, at, frame.bottom, Canvas::grid());
+    canvas.label(at, frame.bottom + 17, tick_text(tick), 12, Anchor::middle, Canvas::soft());
+  }
+  double widest = 0;
+  for (const double tick : ticks_y) {
+    const double at = frame.py(tick);
+    canvas.line(frame.left, at, frame.right, at, Canvas::grid());
+    canvas.label(frame.left - 7, at + 4, tick_text(tick), 12, Anchor::end, Canvas::soft());
+    widest = std::max(widest, drawn_width(tick_text(tick), 12));
+  }
+  canvas.line(frame.left, frame.bottom, frame.right, frame.bottom, Canvas::axis());
+  canvas.line(frame.left, frame.top, frame.left, frame.bottom, Canvas::axis());
+  canvas.label((frame.left + frame.right) / 2, frame.bottom + 38, frame.x.label, 13,
+               Anchor::middle);
+  canvas.label_upward(frame.left - widest - 16, (frame.top + frame.bottom) / 2, frame.y.label,
+                      13);
+}
+
+// The part of a segment that lies in the frame (Liang and Barsky); false if none does.
+inline bool cut(const Frame& frame, double& x1, double& y1, double& x2, double& y2) {
+  const double dx = x2 - x1, dy = y2 - y1;
+  const double p[] = {-dx, dx, -dy, dy};
+  const double q[] = {x1 - frame.left, frame.right - x1, y1 - frame.top, frame.bottom - y1};
+  double begin = 0, end = 1;
+  for (int i = 0; i < 4; ++i) {
+    if (p[i] == 0 && q[i] < 0) {
+      return false;
+    }
+    if (p[i] < 0) {
+      begin = std::max(begin, q[i] / p[i]);
+    } else if (p[i] > 0) {
+      end = std::min(end, q[i] / p[i]);
+    }
+  }
+  x2 = x1 + end * dx;
+  y2 = y1 + end * dy;
+  x1 += begin * dx;
+  y1 += begin * dy;
+  return begin <= end;
+}
+
+inline void draw_line(Canvas& canvas, const Frame& frame, const Series& line, std::size_t i) {
+  std::vector<double> xs, ys;
+  const auto flush = [&]() {
+    if (xs.size() > 1) {
+      canvas.polyline(xs, ys, i, 2);
+    }
+    xs.clear();
+    ys.clear();
+  };
+  for (std::size_t k = 1; k < line.x.size(); ++k) {
+    if (!drawable(frame.x, line.x[k - 1]) || !drawable(frame.y, line.y[k - 1]) ||
+        !drawable(frame.x, line.x[k]) || !drawable(frame.y, line.y[k])) {
+      flush();
+      continue;
+    }
+    double x1 = frame.px(line.x[k - 1]), y1 = frame.py(line.y[k - 1]);
+    double x2 = frame.px(line.x[k]), y2 = frame.py(line.y[k]);
+    if (!cut(frame, x1, y1, x2, y2)) {
+      flush();
+      continue;
+    }
+    if (xs.empty() || xs.back() != x1 || ys.back() != y1) {
+      flush();
+      xs.push_back(x1);
+      ys.push_back(y1);
+    }
+    xs.push_back(x2);
+    ys.push_back(y2);
+  }
+  flush();
+}
+
+inline void draw_mark(Canvas& canvas, double x, double y, Mark mark, std::size_t i) {
+  if (mark == Mark::hollow_points) {
+    const std::string style = " class=\"ts" + std::to_string(i % 7) + "\" stroke=\"";
+    canvas.circle(x, y, 4, "fill=\"none\" stroke-width=\"1.8\"" + style + series_color(i) + "\"");
+  } else {
+    canvas.circle(x, y, 4.2, Canvas::fill(i));
+  }
+}
+
+inline void draw_series(Canvas& canvas, const Frame& frame, const Series& one, std::size_t i) {
+  if (one.mark == Mark::line && one.x.size() > 1) {
+    draw_line(canvas, frame, one, i);
+    return;
+  }
+  for (std::size_t k = 0; k < one.x.size(); ++k) {
+    if (drawable(frame.x, one.x[k]) && drawable(frame.y, one.y[k])) {
+      const double x = frame.px(one.x[k]), y = frame.py(one.y[k]);
+      if (frame.holds(x, y)) {
+        draw_mark(canvas, x, y, one.mark, i);
+      }
+    }
+  }
+}
+
+// Names with a sample of their line, in rows from (left, y) on; returns the y below the last.
+inline double draw_legend(Canvas& canvas, const std::vector<Series>& series, double left,
+                          double right, double y) {
+  double x = left;
+  bool any = false;
+  for (std::size_t i = 0; i < series.size(); ++i) {
+    if (series[i].name.empty()) {
+      continue;
+    }
+    const std::string name = shorten(series[i].name, 60);
+    const double wide = 34 + drawn_width(name, 12) + 18;
+    if (any && x + wide > right) {
+      x = left;
+      y += 19;
+    }
+    if (series[i].mark == Mark::line) {
+      canvas.polyline({x, x + 26}, {y - 4, y - 4}, i, 2);
+    } else {
+      draw_mark(canvas, x + 13, y - 4, series[i].mark, i);
+    }
+    canvas.label(x + 33, y, name, 12, Anchor::start);
+    x += wide;
+    any = true;
+  }
+  return any ? y + 14 : y - 6;
+}
+
+// Title, legend, axes and every series; the room below `height` is the caller's.
+inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
+  std::vector<double> xs, ys;
+  for (const Series& one : plot.series) {
+    if (one.x.size() != one.y.size()) {
+      throw Error("svg: series \"" + one.name + "\" has " + std::to_string(one.x.size()) +
+                  " x values and " + std::to_string(one.y.size()) +
+                  " y values; give one y for each x");
+    }
+    for (std::size_t k = 0; k < one.x.size(); ++k) {  // a pair counts when both can be drawn
+      if (drawable(plot.x, one.x[k]) && drawable(plot.y, one.y[k])) {
+        xs.push_back(one.x[k]);
+        ys.push_back(one.y[k]);
+      }
+    }
+  }
+  Frame frame;
+  frame.x = fitted(plot.x, xs);
+  frame.y = fitted(plot.y, ys);
+  frame.left = 82;
+  frame.right = plot.width - 26;
+  canvas.label(20, 28, shorten(plot.title, static_cast<std::size_t>(plot.width / 9.6)), 16,
+               Anchor::start, Canvas::ink() + " font-weight=\"600\"");
+  frame.top = draw_legend(canvas, plot.series, 22, frame.right, 54);
+  frame.bottom = plot.height - 54;
+  draw_axes(canvas, frame);
+  for (std::size_t i = 0; i < plot.series.size(); ++i) {
+    draw_series(canvas, frame, plot.series[i], i);
+  }
+  if (xs.empty()) {
+    canvas.label((frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2, "no data", 14,
+                 Anchor::middle, Canvas::soft());
+  }
+  return frame;
+}
+
+}  // namespace detail
+
+// A plot as a picture; its text names the title, the axes and the last point of each series.
+inline Svg svg(const Plot& plot) {
+  detail::Canvas canvas(plot.width, plot.height);
+  detail::draw_plot(canvas, plot);
+  std::string text = plot.title + " (" + plot.y.label + " over " + plot.x.label + ")";
+  for (const Series& one : plot.series) {
+    if (!one.name.empty() && !one.x.empty()) {
+      text += "; " + one.name + ": " + detail::tick_text(one.y.back()) + " at " +
+              detail::tick_text(one.x.back());
+    }
+  }
+  return canvas.finish(text);
+}
+
+}  // namespace tinyscale

@@ -1,0 +1,127 @@
+#pragma once
+// Attention over keys and values (arXiv 1706.03762), grouped-query (arXiv 2305.13245), and rotary
+// positions (arXiv 2104.09864). No [T, S] matrix outlives a row of it: the backward pass
+// recomputes from the log-sum-exp of each row (arXiv 2205.14135).
+
+#include <cstdint>  // int64_t
+
+#include "tinyscale/compute/attention.hpp"
+#include "tinyscale/compute/rope.hpp"
+#include "tinyscale/tensor/reduce.hpp"
+
+namespace tinyscale {
+
+// causal: query i of T sees key j of S if j <= i + (S - T), so queries end where keys end.
+enum class Mask { none, causal };
+
+namespace detail {
+
+inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
+                                              std::int64_t heads, std::int64_t kv_heads,
+                                              Mask mask) {
+  if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
+      heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || q.dim(2) % heads != 0 ||
+      k.dim(2) != q.dim(2) / heads * kv_heads || (mask == Mask::causal && k.dim(1) < q.dim(1))) {
+    throw Error(cat("attention: q is ", q.shape().text(), ", k is ", k.shape().text(), ", v is ",
+                    v.shape().text(), " with ", heads, " heads and ", kv_heads,
+                    " kv heads; right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a ",
+                    "multiple of kv_heads, and S >= T when causal"));
+  }
+  kernel::AttentionShape s;
+  s.batch = q.dim(0);
+  s.queries = q.dim(1);
+  s.keys = k.dim(1);
+  s.heads = heads;
+  s.kv_heads = kv_heads;
+  s.head_size = q.dim(2) / heads;
+  s.q_stride = s.o_stride = q.dim(2);
+  s.k_stride = s.v_stride = k.dim(2);
+  s.q_batch = s.o_batch = q.dim(1) * q.dim(2);
+  s.k_batch = s.v_batch = k.dim(1) * k.dim(2);
+  s.causal = mask == Mask::causal ? 1 : 0;
+  s.causal_offset = k.dim(1) - q.dim(1);
+  return s;
+}
+
+// Pairs (query, key) that are really multiplied, over all heads and sequences.
+inline double attention_pairs(const kernel::AttentionShape& s) {
+  const double t = static_cast<double>(s.queries);
+  const double keys = static_cast<double>(s.keys);
+  const double pairs =
+      s.causal ? t * (keys - t) + t * (t + 1) / 2 : t * keys;
+  return pairs * static_cast<double>(s.batch * s.heads);
+}
+
+inline void record_attention(const OpScope& scope, const char* name,
+                             const kernel::AttentionShape& s, const Tensor& q, const Tensor& k,
+                             double products, double reads_of_q) {
+  if (context().profile == nullptr) {
+    return;
+  }
+  const double pairs = attention_pairs(s);
+  const double nq = static_cast<double>(q.count());
+  const double nk = static_cast<double>(k.count());
+  scope.done(name, q.shape(), {reads_of_q * nq, nk, nk}, {nq},
+             2 * products * pairs * static_cast<double>(s.head_size),
+             vector_cost("softmax", pairs, &VectorCost::forward));
+}
+
+}  // namespace detail
+
+// q [B, T, heads K], k and v [B, S, kv_heads K] give [B, T, heads K]; scores are divided by sqrt(K).
+inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
+                        std::int64_t kv_heads, Mask mask) {
+  const kernel::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  const detail::OpScope scope;
+  Tensor y(q.shape());
+  Tensor lse(Shape{s.batch, heads, s.queries});
+  kernel::attention_forward(s, q.data(), k.data(), v.data(), y.data(), lse.data());
+  detail::record_attention(scope, "attention", s, q, k, 2, 1);
+  if (detail::tracked({&q, &k, &v})) {
+    detail::attach(
+        y, "attention", {&q, &k, &v},
+        [s, lse, kq = q.detach(), kk = k.detach(), kv = v.detach(), ky = y.detach(),
+         sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
+          const detail::OpScope backward;
+          Tensor dq = sq ? Tensor() : zeros(kq.shape());
+          Tensor dk = sk ? Tensor() : zeros(kk.shape());
+          Tensor dv = sv ? Tensor() : zeros(kv.shape());
+          kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
+                                     dy.data(), sq ? detail::grad_buffer(sq) : dq.data(),
+                                     sk ? detail::grad_buffer(sk) : dk.data(),
+                                     sv ? detail::grad_buffer(sv) : dv.data());
+          detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
+        });
+  }
+  return y;
+}
+
+// Rotates pairs of x [B, T, heads K] by (first_position + t) theta^(-2i/K).
+inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_position,
+                   float theta = 10000.0f,
+                   kernel::RopePairs pairs = kernel::RopePairs::interleaved) {
+  if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
+    throw Error(detail::cat("rope: x is ", x.shape().text(), " with head size ", head_size,
+                            "; right is [B, T, heads K] with an even K"));
+  }
+  const detail::OpScope scope;
+  Tensor y(x.shape());
+  kernel::rope(x.dim(0), x.dim(1), x.dim(2), head_size, first_position, theta, pairs,
+               kernel::RopeTurn::forward, x.data(), y.data());
+  scope.done_unary("rope", "rope", x.shape());
+  if (detail::tracked({&x})) {
+    detail::attach(y, "rope", {&x},
+                   [head_size, first_position, theta, pairs, sx = x.slot()](const Tensor& dy) {
+                     const detail::OpScope backward;
+                     Tensor dx(dy.shape());
+                     kernel::rope(dy.dim(0), dy.dim(1), dy.dim(2), head_size, first_position,
+                                  theta, pairs, kernel::RopeTurn::inverse, dy.data(), dx.data());
+                     detail::add_grad(sx, dx);
+                     backward.done_unary("rope backward", "rope", dy.shape(),
+                                         &VectorCost::backward);
+                   });
+  }
+  return y;
+}
+
+}  // namespace tinyscale

@@ -1,0 +1,62 @@
+#pragma once
+// Tensors from nothing: constants, counter-based random numbers, a list.
+// A random element depends on the seed and its index alone (Philox), never on the layout or order.
+
+#include <algorithm>  // fill_n, copy
+#include <cstdint>    // uint64_t
+#include <vector>     // vector
+
+#include "tinyscale/base/random.hpp"
+#include "tinyscale/tensor/tensor.hpp"
+
+namespace tinyscale {
+
+inline Tensor full(const Shape& shape, float value) {
+  Tensor t(shape);
+  std::fill_n(t.data(), t.count(), value);
+  return t;
+}
+
+inline Tensor zeros(const Shape& shape) { return full(shape, 0.0f); }
+
+inline Tensor ones(const Shape& shape) { return full(shape, 1.0f); }
+
+// Normal numbers of mean 0 and standard deviation `scale`.
+inline Tensor randn(const Shape& shape, std::uint64_t seed, float scale = 1.0f) {
+  Tensor t(shape);
+  for (std::int64_t i = 0; i < t.count(); ++i) {
+    t.data()[i] = scale * normal01(seed, static_cast<std::uint64_t>(i));
+  }
+  return t;
+}
+
+// Uniform numbers in [low, high).
+inline Tensor uniform(const Shape& shape, std::uint64_t seed, float low = 0.0f, float high = 1.0f) {
+  Tensor t(shape);
+  for (std::int64_t i = 0; i < t.count(); ++i) {
+    t.data()[i] = low + (high - low) * uniform01(seed, static_cast<std::uint64_t>(i));
+  }
+  return t;
+}
+
+// The given numbers in row-major order.
+inline Tensor tensor(const Shape& shape, const std::vector<float>& values) {
+  if (static_cast<std::int64_t>(values.size()) != shape.count()) {
+    throw Error(detail::cat("tensor: ", values.size(), " values given for shape ", shape.text(),
+                            ", which holds ", shape.count()));
+  }
+  Tensor t(shape);
+  std::copy(values.begin(), values.end(), t.data());
+  return t;
+}
+
+// 0, 1, ..., n - 1.
+inline Tensor arange(Dim n) {
+  Tensor t(Shape{n});
+  for (std::int64_t i = 0; i < n.value; ++i) {
+    t.data()[i] = static_cast<float>(i);
+  }
+  return t;
+}
+
+}  // namespace tinyscale

@@ -1,0 +1,113 @@
+#pragma once
+// Layer norm (arXiv 1607.06450), RMS norm (arXiv 1910.07467) along the last dimension, and dropout.
+
+#include <cstdint>  // int64_t
+
+#include "tinyscale/base/random.hpp"
+#include "tinyscale/compute/norm.hpp"
+#include "tinyscale/tensor/reduce.hpp"
+
+namespace tinyscale {
+
+namespace detail {
+
+inline void check_norm(const char* op, const char* what, const Tensor& x, const Tensor& w) {
+  check_last_dim(op, x);
+  if (w.dims() != 1 || w.dim(0) != x.dim(-1)) {
+    throw Error(cat(op, ": x is ", x.shape().text(), ", ", what, " is ", w.shape().text(),
+                    "; ", what, " must be [", x.dim(-1), "]"));
+  }
+}
+
+inline float* grad_or_null(const Slot& slot) { return slot ? grad_buffer(slot) : nullptr; }
+
+// Where a gradient must be written although nobody asked for it.
+inline Tensor scratch_like(const Slot& slot, const Shape& shape) {
+  return slot ? Tensor() : zeros(shape);
+}
+
+}  // namespace detail
+
+// (x - mean) / sqrt(var + epsilon) * weight + bias; weight [D], bias [D] or empty.
+inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                         float epsilon = 1e-5f) {
+  detail::check_norm("layer_norm", "weight", x, weight);
+  if (bias.defined()) {
+    detail::check_norm("layer_norm", "bias", x, bias);
+  }
+  const detail::OpScope scope;
+  const std::int64_t columns = x.dim(-1);
+  const std::int64_t rows = x.count() / columns;
+  Tensor y(x.shape());
+  Tensor mean(Shape{rows});
+  Tensor rstd(Shape{rows});
+  kernel::layer_norm_forward(rows, columns, epsilon, x.data(), weight.data(),
+                             bias.defined() ? bias.data() : nullptr, y.data(), mean.data(),
+                             rstd.data());
+  scope.done_unary("layer_norm", "layer_norm", x.shape());
+  if (detail::tracked({&x, &weight, &bias})) {
+    detail::attach(
+        y, "layer_norm", {&x, &weight, &bias},
+        [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(), sw = weight.slot(),
+         sb = bias.slot()](const Tensor& dy) {
+          const detail::OpScope backward;
+          Tensor unused_x = detail::scratch_like(sx, kx.shape());
+          Tensor unused_w = detail::scratch_like(sw, kw.shape());
+          kernel::layer_norm_backward(rows, columns, kx.data(), kw.data(), mean.data(),
+                                      rstd.data(), dy.data(),
+                                      sx ? detail::grad_buffer(sx) : unused_x.data(),
+                                      sw ? detail::grad_buffer(sw) : unused_w.data(),
+                                      detail::grad_or_null(sb));
+          backward.done_unary("layer_norm backward", "layer_norm", dy.shape(),
+                              &VectorCost::backward);
+        });
+  }
+  return y;
+}
+
+// x / sqrt(mean(x^2) + epsilon) * weight.
+inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e-5f) {
+  detail::check_norm("rms_norm", "weight", x, weight);
+  const detail::OpScope scope;
+  const std::int64_t columns = x.dim(-1);
+  const std::int64_t rows = x.count() / columns;
+  Tensor y(x.shape());
+  Tensor rstd(Shape{rows});
+  kernel::rms_norm_forward(rows, columns, epsilon, x.data(), weight.data(), y.data(), rstd.data());
+  scope.done_unary("rms_norm", "rms_norm", x.shape());
+  if (detail::tracked({&x, &weight})) {
+    detail::attach(y, "rms_norm", {&x, &weight},
+                   [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(),
+                    sw = weight.slot()](const Tensor& dy) {
+                     const detail::OpScope backward;
+                     Tensor unused_x = detail::scratch_like(sx, kx.shape());
+                     Tensor unused_w = detail::scratch_like(sw, kw.shape());
+                     kernel::rms_norm_backward(rows, columns, kx.data(), kw.data(), rstd.data(),
+                                               dy.data(),
+                                               sx ? detail::grad_buffer(sx) : unused_x.data(),
+                                               sw ? detail::grad_buffer(sw) : unused_w.data());
+                     backward.done_unary("rms_norm backward", "rms_norm", dy.shape(),
+                                         &VectorCost::backward);
+                   });
+  }
+  return y;
+}
+
+// Keeps an element with probability 1 - p and divides it by that; the mask is a function of the
+// seed and the element's index, so it is the same in every layout.
+inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed) {
+  if (!(p >= 0.0f && p < 1.0f)) {
+    throw Error(detail::cat("dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"));
+  }
+  if (p <= 0.0f) {
+    return x;
+  }
+  Tensor mask(x.shape());
+  for (std::int64_t i = 0; i < x.count(); ++i) {
+    const bool kept = uniform01(seed, static_cast<std::uint64_t>(i)) >= p;
+    mask.data()[i] = kept ? 1.0f / (1.0f - p) : 0.0f;
+  }
+  return mul(x, mask);
+}
+
+}  // namespace tinyscale

@@ -1,0 +1,98 @@
+#pragma once
+// What an op costs: bytes of each operand once, 2 M K N for a matmul, and for everything else a
+// published number of vector operations an element (the table below; an exp by polynomial is 10).
+
+#include <chrono>            // steady_clock
+#include <cstdint>           // int64_t
+#include <initializer_list>  // operands
+#include <string>            // string
+#include <utility>           // move
+#include <vector>            // vector
+
+#include "tinyscale/base/text.hpp"
+#include "tinyscale/measure/profile.hpp"
+#include "tinyscale/tensor/tensor.hpp"
+
+namespace tinyscale {
+
+// Vector operations an element of the named op, as profiles count them.
+struct VectorCost {
+  const char* name;
+  double forward;
+  double backward;
+};
+
+inline const std::vector<VectorCost>& vector_costs() {
+  static const std::vector<VectorCost> costs = {
+      {"add", 1, 1},        {"sub", 1, 1},         {"mul", 1, 2},           {"div", 4, 9},
+      {"exp", 10, 1},       {"log", 10, 4},        {"sqrt", 4, 5},          {"tanh", 12, 3},
+      {"relu", 1, 1},       {"square", 1, 2},      {"neg", 1, 1},           {"silu", 16, 18},
+      {"gelu", 22, 26},     {"gelu_tanh", 18, 24}, {"sum", 1, 1},           {"softmax", 16, 4},
+      {"layer_norm", 8, 13}, {"rms_norm", 5, 10},  {"cross_entropy", 13, 13}, {"rope", 3, 3},
+      {"dropout", 2, 1},    {"log_softmax", 13, 13}, {"copy", 0, 0},
+  };
+  return costs;
+}
+
+inline double vector_cost(const std::string& op, double elements, double VectorCost::*pass) {
+  for (const VectorCost& cost : vector_costs()) {
+    if (op == cost.name) {
+      return elements * (cost.*pass);
+    }
+  }
+  throw Error(detail::cat("vector_cost: no op is called '", op, "'; vector_costs() lists them"));
+}
+
+namespace detail {
+
+// Times one op and hands its record to the profile that is alive, if any; else costs one branch.
+class OpScope {
+ public:
+  OpScope() : profile_(context().profile) {
+    if (profile_ != nullptr) {
+      start_ = std::chrono::steady_clock::now();
+    }
+  }
+
+  void done(const char* name, const Shape& shape, std::initializer_list<double> reads,
+            std::initializer_list<double> writes, double matmul_flops, double vector_flops) const {
+    if (profile_ == nullptr) {
+      return;
+    }
+    OpRecord record;
+    record.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    record.name = name;
+    record.shape = shape.text();
+    record.matmul_flops = matmul_flops;
+    record.vector_flops = vector_flops;
+    record.device = context().device;
+    for (const double elements : reads) {
+      record.reads.push_back(Operand{elements, DType::f32});
+      record.bytes_read += elements * bytes_of(DType::f32);
+    }
+    for (const double elements : writes) {
+      record.writes.push_back(Operand{elements, DType::f32});
+      record.bytes_written += elements * bytes_of(DType::f32);
+    }
+    profile_->record(std::move(record));
+  }
+
+  // An op on one operand of n elements, priced by the table.
+  void done_unary(const char* name, const char* price, const Shape& shape,
+                  double VectorCost::*pass = &VectorCost::forward) const {
+    if (profile_ == nullptr) {
+      return;
+    }
+    const double n = static_cast<double>(shape.count());
+    const double inputs = pass == &VectorCost::forward ? n : 2 * n;
+    done(name, shape, {inputs}, {n}, 0, vector_cost(price, n, pass));
+  }
+
+ private:
+  Profile* profile_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,293 @@
+#pragma once
+// A tensor: a shape, a shared buffer of floats, and the record of how it was made.
+// Always contiguous, row-major, float32. Copying a Tensor copies the handle, never the numbers.
+// A slot holds the gradient apart from the numbers, so that a result whose value the backward pass
+// does not need is freed at once (reverse-mode differentiation, Wengert list as a graph).
+
+#include <algorithm>   // max
+#include <cstddef>     // size_t
+#include <cstdint>     // int64_t
+#include <cstring>     // memcpy
+#include <functional>  // std::function
+#include <initializer_list>  // inputs of an op
+#include <iostream>    // ostream
+#include <memory>      // shared_ptr
+#include <new>         // align_val_t
+#include <queue>       // priority_queue
+#include <string>      // string
+#include <utility>     // move
+#include <vector>      // vector
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/shape.hpp"
+#include "tinyscale/compute/elementwise.hpp"
+#include "tinyscale/measure/context.hpp"
+#include "tinyscale/measure/memory.hpp"
+
+namespace tinyscale {
+
+namespace detail {
+
+// Bytes of one tensor, counted by the memory meter that was current when it was made.
+struct Storage {
+  float* data = nullptr;
+  std::int64_t count = 0;
+  MemoryKind kind = MemoryKind::activation;
+  std::shared_ptr<MemoryMeter> meter;
+
+  Storage(std::int64_t n, MemoryKind k) : count(n), kind(k), meter(context().memory) {
+    data = static_cast<float*>(::operator new(allocated(), std::align_val_t(64)));
+    if (meter) {
+      meter->add(kind, static_cast<double>(bytes()));
+    }
+  }
+  ~Storage() {
+    ::operator delete(data, std::align_val_t(64));
+    if (meter) {
+      meter->remove(kind, static_cast<double>(bytes()));
+    }
+  }
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  std::size_t bytes() const { return static_cast<std::size_t>(count) * sizeof(float); }
+  std::size_t allocated() const { return bytes() == 0 ? sizeof(float) : bytes(); }
+};
+
+struct Node;
+
+// Where a tensor's gradient gathers; `node` is null for a leaf (a parameter).
+struct GradSlot {
+  Shape shape;
+  std::shared_ptr<Node> node;
+  std::shared_ptr<Storage> grad;
+  int order = 0;  // longest path from a leaf: the backward pass runs in falling order
+  bool queued = false;
+};
+
+}  // namespace detail
+
+class Tensor {
+ public:
+  Tensor() = default;
+  // Uninitialised numbers; users call zeros, full, randn, ...
+  explicit Tensor(const Shape& shape) : Tensor(shape, context().kind) {}
+  Tensor(const Shape& shape, MemoryKind kind)
+      : shape_(shape), storage_(std::make_shared<detail::Storage>(shape.count(), kind)) {}
+  Tensor(const Shape& shape, std::shared_ptr<detail::Storage> storage)
+      : shape_(shape), storage_(std::move(storage)) {}
+
+  bool defined() const { return storage_ != nullptr; }
+  const Shape& shape() const { return shape_; }
+  int dims() const { return shape_.size(); }
+  std::int64_t dim(int i) const { return shape_[i]; }  // negative i counts from the end
+  std::int64_t count() const { return storage_ ? storage_->count : 0; }
+  float* data() { return checked().data; }
+  const float* data() const { return checked().data; }
+  const std::shared_ptr<detail::Storage>& storage() const { return storage_; }
+
+  // The one number of a tensor of one element.
+  float item() const {
+    if (count() != 1) {
+      throw Error(detail::cat("item: the tensor has ", count(), " elements, shape ", shape_.text(),
+                              "; item() needs exactly 1"));
+    }
+    return data()[0];
+  }
+  float at(std::initializer_list<Dim> index) const {
+    if (static_cast<int>(index.size()) != dims()) {
+      throw Error(detail::cat("at: ", index.size(), " indices given for shape ", shape_.text(),
+                              "; one per dimension is right"));
+    }
+    std::int64_t offset = 0;
+    int axis = 0;
+    for (const Dim& i : index) {
+      if (i.value < 0 || i.value >= shape_[axis]) {
+        throw Error(detail::cat("at: index ", i.value, " in dimension ", axis,
+                                " is outside shape ", shape_.text()));
+      }
+      offset = offset * shape_[axis] + i.value;
+      ++axis;
+    }
+    return data()[offset];
+  }
+  std::vector<float> values() const {
+    return count() == 0 ? std::vector<float>() : std::vector<float>(data(), data() + count());
+  }
+
+  bool requires_grad() const { return slot_ != nullptr; }
+  const std::shared_ptr<detail::GradSlot>& slot() const { return slot_; }
+  void set_slot(std::shared_ptr<detail::GradSlot> slot) { slot_ = std::move(slot); }
+
+  // The same numbers, cut off from the graph.
+  Tensor detach() const { return Tensor(shape_, storage_); }
+  // A copy of the numbers, cut off from the graph.
+  Tensor clone() const {
+    Tensor copy(shape_);
+    if (count() > 0) {
+      std::memcpy(copy.data(), data(), storage_->bytes());
+    }
+    return copy;
+  }
+
+  // The gathered gradient; an empty Tensor before backward() or after zero_grad().
+  Tensor grad() const {
+    return slot_ && slot_->grad ? Tensor(slot_->shape, slot_->grad) : Tensor();
+  }
+  void zero_grad() const {
+    if (slot_) {
+      slot_->grad.reset();
+    }
+  }
+  // Gradients of this scalar with respect to every parameter behind it; frees the graph.
+  void backward() const;
+
+ private:
+  const detail::Storage& checked() const {
+    if (!storage_) {
+      throw Error("data: the tensor is empty (default-constructed); make one with zeros, full, ...");
+    }
+    return *storage_;
+  }
+
+  Shape shape_;
+  std::shared_ptr<detail::Storage> storage_;
+  std::shared_ptr<detail::GradSlot> slot_;
+};
+
+// While alive, ops on this thread record nothing for backward().
+class NoGrad {
+ public:
+  NoGrad() { ++context().no_grad; }
+  ~NoGrad() { --context().no_grad; }
+  NoGrad(const NoGrad&) = delete;
+  NoGrad& operator=(const NoGrad&) = delete;
+};
+
+// A leaf that gathers gradients, tagged as a parameter in the memory meter. Shares no numbers.
+inline Tensor parameter(const Tensor& value) {
+  Tensor leaf(value.shape(), MemoryKind::parameter);
+  if (value.count() > 0) {
+    std::memcpy(leaf.data(), value.data(), static_cast<std::size_t>(value.count()) * sizeof(float));
+  }
+  leaf.set_slot(std::make_shared<detail::GradSlot>());
+  leaf.slot()->shape = value.shape();
+  return leaf;
+}
+
+namespace detail {
+
+using Backward = std::function<void(const Tensor& dy)>;
+using Slot = std::shared_ptr<GradSlot>;
+
+// One op of the graph: where the gradient goes and how.
+struct Node {
+  const char* name = "";
+  std::vector<Slot> inputs;
+  Backward backward;
+};
+
+// The gradient buffer of a slot, zero at first use. A leaf's is a gradient, the rest activations.
+inline float* grad_buffer(const Slot& slot) {
+  if (!slot->grad) {
+    const MemoryKind kind = slot->node ? MemoryKind::activation : MemoryKind::gradient;
+    slot->grad = std::make_shared<Storage>(slot->shape.count(), kind);
+    std::memset(slot->grad->data, 0, slot->grad->bytes());
+  }
+  return slot->grad->data;
+}
+
+// Adds dx to a slot's gradient; takes the buffer over when it is the first and nobody else's.
+inline void add_grad(const Slot& slot, const Tensor& dx) {
+  if (!slot->grad && slot->node && dx.storage().use_count() == 1) {
+    slot->grad = dx.storage();
+    return;
+  }
+  float* out = grad_buffer(slot);
+  kernel::add(dx.count(), out, dx.data(), out);
+}
+
+// True if the graph must remember an op over these inputs.
+inline bool tracked(std::initializer_list<const Tensor*> inputs) {
+  if (context().no_grad > 0) {
+    return false;
+  }
+  for (const Tensor* input : inputs) {
+    if (input->requires_grad()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Joins `result` to the graph behind `inputs`; call it only when they are tracked.
+inline void attach(Tensor& result, const char* name, std::initializer_list<const Tensor*> inputs,
+                   Backward backward) {
+  auto slot = std::make_shared<GradSlot>();
+  slot->shape = result.shape();
+  slot->node = std::make_shared<Node>();
+  slot->node->name = name;
+  slot->node->backward = std::move(backward);
+  for (const Tensor* input : inputs) {
+    if (input->requires_grad()) {
+      slot->node->inputs.push_back(input->slot());
+      slot->order = std::max(slot->order, input->slot()->order + 1);
+    }
+  }
+  result.set_slot(std::move(slot));
+}
+
+struct LaterOpFirst {
+  bool operator()(const Slot& a, const Slot& b) const { return a->order < b->order; }
+};
+
+}  // namespace detail
+
+inline void Tensor::backward() const {
+  if (!slot_) {
+    throw Error("backward: no parameter stands behind this tensor; wrap one with parameter()");
+  }
+  if (count() != 1) {
+    throw Error(detail::cat("backward: the loss must be one number, this has shape ",
+                            shape_.text(), "; take mean() or sum() first"));
+  }
+  NoGrad no_graph_of_the_backward_pass;
+  *detail::grad_buffer(slot_) += 1.0f;
+  std::priority_queue<detail::Slot, std::vector<detail::Slot>, detail::LaterOpFirst> ready;
+  if (slot_->node) {
+    slot_->queued = true;
+    ready.push(slot_);
+  }
+  while (!ready.empty()) {
+    const detail::Slot slot = ready.top();
+    ready.pop();
+    slot->queued = false;
+    const std::shared_ptr<detail::Node> node = slot->node;
+    if (!node->backward) {
+      throw Error("backward: this graph was used before and is freed; run the forward pass again");
+    }
+    if (slot->grad) {
+      node->backward(Tensor(slot->shape, std::move(slot->grad)));
+      slot->grad.reset();
+    }
+    node->backward = nullptr;
+    for (const detail::Slot& input : node->inputs) {
+      if (input->node && !input->queued) {
+        input->queued = true;
+        ready.push(input);
+      }
+    }
+    node->inputs.clear();
+  }
+}
+
+// Prints the shape and at most the first eight numbers.
+inline std::ostream& operator<<(std::ostream& out, const Tensor& t) {
+  out << t.shape().text() << " {";
+  for (std::int64_t i = 0; i < t.count() && i < 8; ++i) {
+    out << (i ? ", " : "") << t.data()[i];
+  }
+  return out << (t.count() > 8 ? ", ...}" : "}");
+}
+
+}  // namespace tinyscale

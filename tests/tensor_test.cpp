@@ -1,0 +1,221 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+namespace {
+
+using Function = std::function<ts::Tensor(const std::vector<ts::Tensor>&)>;
+
+// Weighs every output element differently, so that no gradient can cancel.
+ts::Tensor weighed(const ts::Tensor& y) { return ts::sum(y * ts::uniform(y.shape(), 99, 0.5f, 1.5f)); }
+
+// Central differences with step h: error h^2 f'''/6 + 2 eps |f| / h, about 1e-3 relative for h = 1e-2.
+void check_gradient(const std::string& name, const Function& f, const std::vector<ts::Tensor>& at) {
+  CAPTURE(name);
+  std::vector<ts::Tensor> inputs;
+  for (const ts::Tensor& t : at) {
+    inputs.push_back(ts::parameter(t));
+  }
+  weighed(f(inputs)).backward();
+  for (std::size_t k = 0; k < inputs.size(); ++k) {
+    const ts::Tensor grad = inputs[k].grad();
+    REQUIRE(grad.defined());
+    REQUIRE(grad.shape() == inputs[k].shape());
+    const float h = 1e-2f;
+    for (std::int64_t i = 0; i < inputs[k].count(); ++i) {
+      const float kept = inputs[k].data()[i];
+      inputs[k].data()[i] = kept + h;
+      const double up = weighed(f(inputs)).item();
+      inputs[k].data()[i] = kept - h;
+      const double down = weighed(f(inputs)).item();
+      inputs[k].data()[i] = kept;
+      const double numeric = (up - down) / (2.0 * static_cast<double>(h));
+      CAPTURE(k);
+      CAPTURE(i);
+      CHECK(static_cast<double>(grad.data()[i]) ==
+            doctest::Approx(numeric).epsilon(4e-3).scale(1.0));
+    }
+  }
+}
+
+std::string message(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const ts::Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("gradients of every op equal central differences") {
+  const ts::Tensor a = ts::randn({3, 4}, 1);
+  const ts::Tensor b = ts::randn({3, 4}, 2);
+  const ts::Tensor row = ts::randn({4}, 3);
+  const ts::Tensor column = ts::randn({3, 1}, 4);
+  const ts::Tensor positive = ts::uniform({3, 4}, 5, 0.5f, 2.0f);
+  using In = const std::vector<ts::Tensor>&;
+  check_gradient("add", [](In x) { return x[0] + x[1]; }, {a, b});
+  check_gradient("add row", [](In x) { return x[0] + x[1]; }, {a, row});
+  check_gradient("add column", [](In x) { return x[0] + x[1]; }, {column, a});
+  check_gradient("add itself", [](In x) { return x[0] + x[0]; }, {a});
+  check_gradient("sub", [](In x) { return x[0] - x[1]; }, {row, a});
+  check_gradient("mul", [](In x) { return x[0] * x[1]; }, {a, b});
+  check_gradient("mul column", [](In x) { return x[0] * x[1]; }, {a, column});
+  check_gradient("div", [](In x) { return x[0] / x[1]; }, {a, positive});
+  check_gradient("scalars", [](In x) { return 1.0f - (2.0f * x[0] + 3.0f) / 4.0f; }, {a});
+  check_gradient("neg", [](In x) { return -x[0]; }, {a});
+  check_gradient("gelu", [](In x) { return ts::gelu(x[0]); }, {a});
+  check_gradient("gelu_tanh", [](In x) { return ts::gelu_tanh(x[0]); }, {a});
+  check_gradient("silu", [](In x) { return ts::silu(x[0]); }, {a});
+  check_gradient("relu", [](In x) { return ts::relu(x[0]); }, {positive});
+  check_gradient("tanh", [](In x) { return ts::tanh(x[0]); }, {a});
+  check_gradient("exp", [](In x) { return ts::exp(x[0]); }, {a});
+  check_gradient("log", [](In x) { return ts::log(x[0]); }, {positive});
+  check_gradient("sqrt", [](In x) { return ts::sqrt(x[0]); }, {positive});
+  check_gradient("square", [](In x) { return ts::square(x[0]); }, {a});
+  check_gradient("sum", [](In x) { return ts::sum(x[0]); }, {a});
+  check_gradient("sum dim 0", [](In x) { return ts::sum(x[0], 0); }, {a});
+  check_gradient("sum dim -1", [](In x) { return ts::sum(x[0], -1); }, {a});
+  check_gradient("mean", [](In x) { return ts::mean(x[0]); }, {a});
+  check_gradient("softmax", [](In x) { return ts::softmax(x[0]); }, {a});
+  check_gradient("log_softmax", [](In x) { return ts::log_softmax(x[0]); }, {a});
+  check_gradient("matmul", [](In x) { return ts::matmul(x[0], x[1]); },
+                 {ts::randn({2, 3, 4}, 6), ts::randn({4, 5}, 7)});
+  check_gradient("matmul_transposed", [](In x) { return ts::matmul_transposed(x[0], x[1]); },
+                 {ts::randn({2, 3, 4}, 6), ts::randn({5, 4}, 7)});
+  check_gradient("layer_norm", [](In x) { return ts::layer_norm(x[0], x[1], x[2]); },
+                 {a, row, ts::randn({4}, 8)});
+  check_gradient("layer_norm without bias",
+                 [](In x) { return ts::layer_norm(x[0], x[1], ts::Tensor()); }, {a, row});
+  check_gradient("rms_norm", [](In x) { return ts::rms_norm(x[0], x[1]); }, {a, row});
+  check_gradient("dropout", [](In x) { return ts::dropout(x[0], 0.4f, 11); }, {a});
+  check_gradient("embedding", [](In x) { return ts::embedding(x[0], {2, 0, 2, 1}, {2, 2}); }, {a});
+  check_gradient("cross_entropy", [](In x) { return ts::cross_entropy(x[0], {1, -1, 3}); }, {a});
+  check_gradient("reshape", [](In x) { return ts::reshape(x[0], {2, 6}); }, {a});
+  check_gradient("transpose", [](In x) { return ts::transpose(x[0], 0, 2); },
+                 {ts::randn({2, 3, 4}, 12)});
+  check_gradient("slice", [](In x) { return ts::slice(x[0], 1, 1, 3); }, {a});
+  check_gradient("concat", [](In x) { return ts::concat({x[0], x[1]}, 1); }, {a, b});
+  check_gradient("rope", [](In x) { return ts::rope(x[0], 4, 3); }, {ts::randn({2, 3, 8}, 13)});
+}
+
+TEST_CASE("gradients of attention, causal or not, grouped or not, with more keys than queries") {
+  using In = const std::vector<ts::Tensor>&;
+  for (const ts::Mask mask : {ts::Mask::none, ts::Mask::causal}) {
+    for (const int kv_heads : {1, 2, 4}) {
+      check_gradient("attention",
+                     [=](In x) { return ts::attention(x[0], x[1], x[2], 4, kv_heads, mask); },
+                     {ts::randn({2, 3, 8}, 1), ts::randn({2, 5, 2 * kv_heads}, 2),
+                      ts::randn({2, 5, 2 * kv_heads}, 3)});
+    }
+  }
+}
+
+TEST_CASE("a shared tensor gathers the gradients of all its uses, and the graph frees itself") {
+  const ts::Tensor w = ts::parameter(ts::full({2}, 3.0f));
+  ts::Tensor y = ts::square(w);
+  ts::Tensor loss = ts::sum(y * w + y);  // w^3 + w^2
+  loss.backward();
+  CHECK(w.grad().at({0}) == 33.0f);
+  CHECK(message([&] { loss.backward(); }) ==
+        "backward: this graph was used before and is freed; run the forward pass again");
+  w.zero_grad();
+  CHECK_FALSE(w.grad().defined());
+}
+
+TEST_CASE("an op is counted once, with its flops and the bytes of each operand") {
+  const ts::Tensor x = ts::randn({8, 16}, 1);
+  const ts::Tensor w = ts::randn({16, 32}, 2);
+  ts::Profile profile;
+  const ts::Tensor y = ts::gelu(ts::matmul(x, w));
+  const ts::Counters c = profile.totals();
+  CHECK(c.matmul_flops == 2.0 * 8 * 16 * 32);
+  CHECK(c.vector_flops == 22.0 * 8 * 32);
+  CHECK(c.bytes_read == 4.0 * (8 * 16 + 16 * 32 + 8 * 32));
+  CHECK(c.bytes_written == 4.0 * (8 * 32 + 8 * 32));
+  CHECK(profile.records().size() == 2);
+}
+
+TEST_CASE("activations that the backward pass does not need are freed at once") {
+  const ts::Tensor w = ts::parameter(ts::full({1000}, 1.0f));
+  ts::context().memory->reset_peak();
+  const auto before = ts::context().memory->current(ts::MemoryKind::activation);
+  ts::Tensor y = w;
+  for (int i = 0; i < 10; ++i) {
+    y = y + 1.0f;
+  }
+  CHECK(ts::context().memory->current(ts::MemoryKind::activation) - before == 4000);
+}
+
+TEST_CASE("errors name the function, the shapes and what would be right") {
+  const ts::Tensor x = ts::zeros({8, 4096});
+  const ts::Tensor w = ts::zeros({4095, 16});
+  CHECK(message([&] { ts::matmul(x, w); }) ==
+        "matmul: inner sizes differ: x is [8, 4096], w is [4095, 16]; x columns must equal w rows");
+  CHECK(message([&] { ts::matmul_transposed(x, ts::zeros({16, 4095})); }) ==
+        "matmul_transposed: inner sizes differ: x is [8, 4096], w is [16, 4095]; x columns must "
+        "equal w columns");
+  CHECK(message([&] { ts::matmul(x, ts::zeros({4})); }) ==
+        "matmul: x is [8, 4096], w is [4]; x needs at least one dimension and w exactly two");
+  CHECK(message([&] { (void)(x + w); }) ==
+        "add: shapes do not match: [8, 4096] and [4095, 16]; from the right, sizes must be equal "
+        "or 1");
+  CHECK(message([&] { ts::reshape(x, {3}); }) ==
+        "reshape: shape [8, 4096] has 32768 elements, shape [3] needs 3");
+  CHECK(message([&] { ts::slice(x, 0, 4, 9); }) ==
+        "slice: 4 to 9 of dimension 0 is outside shape [8, 4096]");
+  CHECK(message([&] { ts::transpose(x, 0, 2); }) ==
+        "transpose: dimension 2 is outside shape [8, 4096]");
+  CHECK(message([&] { ts::concat({x, w}, 0); }) ==
+        "concat: shapes [8, 4096] and [4095, 16] differ outside dimension 0");
+  CHECK(message([&] { ts::concat({}, 0); }) ==
+        "concat: no tensors given; at least one is right");
+  CHECK(message([&] { ts::sum(x, 2); }) == "sum: dimension 2 is outside shape [8, 4096]");
+  CHECK(message([&] { ts::mean(ts::zeros({0})); }) == "mean: the tensor has no elements, shape [0]");
+  CHECK(message([&] { ts::embedding(w, {5000}, {1}); }) ==
+        "embedding: id 5000 at position 0 is outside the table's 4095 rows");
+  CHECK(message([&] { ts::embedding(w, {1, 2}, {1}); }) ==
+        "embedding: table is [4095, 16], 2 ids for shape [1]; the table needs two dimensions and "
+        "the ids one per element");
+  CHECK(message([&] { ts::cross_entropy(w, {1}); }) ==
+        "cross_entropy: logits are [4095, 16], so 4095 targets are right; given 1");
+  CHECK(message([&] { ts::cross_entropy(ts::zeros({1, 4}), {4}); }) ==
+        "cross_entropy: target 4 is outside the 4 classes (-1 leaves a row out)");
+  CHECK(message([&] { ts::layer_norm(x, ts::zeros({5}), ts::Tensor()); }) ==
+        "layer_norm: x is [8, 4096], weight is [5]; weight must be [4096]");
+  CHECK(message([&] { ts::softmax(ts::zeros({})); }) ==
+        "softmax: shape [] has no last dimension to work along");
+  CHECK(message([&] { ts::dropout(x, 1.0f, 1); }) == "dropout: p is 1; right is 0 <= p < 1");
+  CHECK(message([&] { ts::tensor({2}, {1.0f}); }) ==
+        "tensor: 1 values given for shape [2], which holds 2");
+  CHECK(message([&] { x.item(); }) ==
+        "item: the tensor has 32768 elements, shape [8, 4096]; item() needs exactly 1");
+  CHECK(message([&] { x.at({1}); }) ==
+        "at: 1 indices given for shape [8, 4096]; one per dimension is right");
+  CHECK(message([&] { x.at({8, 0}); }) ==
+        "at: index 8 in dimension 0 is outside shape [8, 4096]");
+  CHECK(message([&] { ts::Tensor().values(); ts::Tensor().data(); }) ==
+        "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
+  CHECK(message([&] { x.backward(); }) ==
+        "backward: no parameter stands behind this tensor; wrap one with parameter()");
+  CHECK(message([&] { ts::square(ts::parameter(ts::zeros({2}))).backward(); }) ==
+        "backward: the loss must be one number, this has shape [2]; take mean() or sum() first");
+  CHECK(message([&] { ts::attention(ts::zeros({1, 2, 8}), ts::zeros({1, 2, 4}), ts::zeros({1, 2, 4}),
+                                    3, 1, ts::Mask::none); }) ==
+        "attention: q is [1, 2, 8], k is [1, 2, 4], v is [1, 2, 4] with 3 heads and 1 kv heads; "
+        "right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a multiple of kv_heads, and "
+        "S >= T when causal");
+  CHECK(message([&] { ts::rope(ts::zeros({1, 2, 6}), 3, 0); }) ==
+        "rope: x is [1, 2, 6] with head size 3; right is [B, T, heads K] with an even K");
+  CHECK(message([&] { ts::vector_cost("sin", 1, &ts::VectorCost::forward); }) ==
+        "vector_cost: no op is called 'sin'; vector_costs() lists them");
+}

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# What the header must not contain: constructs that kill a C++ notebook kernel, headers that cost too
+# much, direct output, characters outside ASCII, lines above 100 columns.
+#   tools/check_forbidden.sh [root]
+set -u
+cd "${1:-$(dirname "$0")/..}" || exit 1
+export LC_ALL=C
+failures=0
+
+# search NAME PATTERN [EXEMPT]: reports every line of code (comments removed) that matches.
+search() {
+  local name=$1 pattern=$2 exempt=${3:-none} file found
+  while read -r file; do
+    [ "${file#src/tinyscale/}" = "$exempt" ] && continue
+    found=$(sed 's@//.*@@' "$file" | grep -nE "$pattern" | sed "s@^@$file:@")
+    [ -z "$found" ] && continue
+    echo "forbidden: $name"
+    echo "$found"
+    failures=$((failures + 1))
+  done < <(find src -type f -name '*.hpp' | sort)
+}
+
+search "std::call_once (breaks interpreters; use a function-local static)" 'call_once'
+search "<future> and std::async (break interpreters)" '<future>|std::(async|promise|packaged_task)'
+search "an expensive standard header" \
+  '# *include *<(regex|filesystem|immintrin\.h|sstream|iomanip|fstream|random|locale|bits/stdc\+\+\.h)>'
+search "a constructor attribute (never runs in interpreters)" '__attribute__ *\( *\( *constructor'
+search "a detached thread (own every thread and join it)" 'thread[a-z_]*(\[[^]]*\]|\([^)]*\))?(\.|->)detach\(\)' 
+search "inline assembler outside base/cpu.hpp" '(^|[^a-z_])(__)?asm(__)?([ \t]+(__)?volatile(__)?)?[ \t]*\(' base/cpu.hpp
+search "__builtin_cpu_* outside base/cpu.hpp" '__builtin_cpu_(init|supports|is)' base/cpu.hpp
+search "function multiversioning" 'target_clones|__attribute__ *\( *\( *ifunc'
+search "a thread_local with a value that is not zero" 'thread_local [^;(]*(=|\{) *([1-9]|-|true|[0-9]+\.[0-9]*[1-9])'
+search "leaving the program (throw Error instead)" 'std::(abort|exit|_Exit|quick_exit|terminate)|(^|[^a-z_.])assert *\('
+search "direct output (print to a std::ostream&)" '(^|[^a-z_])(std::)?(printf|puts|putchar|perror) *\(|[^a-z_](stdout|stderr)[^a-z_]'
+
+found=$(find src tinyscale.hpp -type f -name '*.hpp' -exec grep -nHP '[^\x00-\x7F]' {} + 2>/dev/null)
+[ -z "$found" ] || { echo "forbidden: characters outside ASCII"; echo "$found" | head -20; failures=$((failures + 1)); }
+found=$(find src -type f -name '*.hpp' -exec grep -nHE '^.{101,}' {} + 2>/dev/null)
+[ -z "$found" ] || { echo "forbidden: lines above 100 columns"; echo "$found" | cut -c1-160 | head -20; failures=$((failures + 1)); }
+found=$(find src -type f -name '*.hpp' -exec grep -nHE 'TODO|FIXME|XXX' {} + 2>/dev/null)
+[ -z "$found" ] || { echo "forbidden: unfinished business"; echo "$found" | head -20; failures=$((failures + 1)); }
+
+[ "$failures" -eq 0 ] && echo "forbidden constructs: none"
+exit $((failures > 0))

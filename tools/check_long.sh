@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# `make check-long`: what takes too long for every push. Every CPU path under the sanitizers, all test
+# cases, serial and OpenMP builds, both optimisation levels of the interpreter, emulation of ARM.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+unset MAKEFLAGS MFLAGS MAKELEVEL
+export TINYSCALE_SHARED=${TINYSCALE_SHARED:-../shared}
+logs=build/long/logs
+mkdir -p "$logs"
+passed=0 failed=0 skipped=0
+have() { command -v "$1" > /dev/null 2>&1; }
+step() {
+  local name=$1 begin=$SECONDS code log
+  shift
+  log="$logs/${name//[^a-zA-Z0-9]/_}.log"
+  "$@" > "$log" 2>&1 < /dev/null
+  code=$?
+  case $code in
+    0) echo "ok   $name ($((SECONDS - begin)) s)"; passed=$((passed + 1)) ;;
+    77) echo "skipped $name: $(tail -n 1 "$log")"; skipped=$((skipped + 1)) ;;
+    *) echo "FAIL $name (exit code $code): $log"; tail -n 40 "$log" | cut -c1-300; failed=$((failed + 1)) ;;
+  esac
+}
+build() {                                    # build NAME MAKE-ARGUMENTS...
+  local name=$1
+  shift
+  make --no-print-directory tests-built BUILD="build/long/$name" "$@"
+}
+fixed=""
+setarch -R true 2> /dev/null && fixed="setarch -R"
+
+paths="portable"
+grep -qw avx2 /proc/cpuinfo 2> /dev/null && paths="$paths avx2"
+grep -qw avx512f /proc/cpuinfo 2> /dev/null && paths="$paths avx512"
+[ "$(uname -m)" = aarch64 ] && paths="$paths neon"
+
+step "joined header, g++ -O2" make --no-print-directory test BUILD=build/long/joined CXX=g++ INCLUDE=-I. TESTFLAGS=-O2
+if have clang++; then
+  step "build: address and undefined behaviour" build address CXX=clang++ \
+    TESTFLAGS='-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS'
+  step "build: thread sanitizer" build thread CXX=clang++ TESTFLAGS='-O1 -g1 -fsanitize=thread'
+  for path in $paths; do
+    step "address and undefined behaviour, $path" env TINYSCALE_CPU="$path" build/long/address/run_tests
+    step "thread sanitizer, $path" env TINYSCALE_CPU="$path" TINYSCALE_THREADS=4 $fixed build/long/thread/run_tests
+  done
+  step "each part alone, clang++" bash tools/check_parts.sh clang++
+fi
+for threads in 1 3 7; do
+  step "$threads threads" env TINYSCALE_THREADS="$threads" build/long/joined/run_tests
+done
+step "without threads" make --no-print-directory test BUILD=build/long/serial CXXFLAGS=-DTINYSCALE_NO_THREADS
+step "OpenMP" make --no-print-directory test BUILD=build/long/openmp CXX=g++ CXXFLAGS='-DTINYSCALE_USE_OPENMP -fopenmp'
+if have aarch64-linux-gnu-g++ && have qemu-aarch64; then
+  step "build: ARM" build arm CXX=aarch64-linux-gnu-g++ CXXFLAGS=-static
+  step "ARM, emulated" qemu-aarch64 build/long/arm/run_tests '-tce=*[slow]*'
+else
+  echo "skipped ARM, emulated: needs aarch64-linux-gnu-g++ and qemu-aarch64 (qemu-user)"; skipped=$((skipped + 1))
+fi
+have python3 && step "header in an interpreter" python3 tools/torture.py -O0 -O2
+echo "$passed passed, $failed failed, $skipped skipped"
+exit $((failed > 0))

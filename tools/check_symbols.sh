@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# 1. An empty program that includes the header defines no function but main and the iostream initialiser.
+# 2. With every inline function kept, as an interpreter sees the header, no symbol is needed that an
+#    interpreter cannot find (those that the standard headers alone need do not count).
+#   tools/check_symbols.sh [include directory]
+set -u
+cd "$(dirname "$0")/.." || exit 1
+export LC_ALL=C
+include=${1:-.}
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+printf '#include "tinyscale.hpp"\nint main() {}\n' > "$scratch/empty.cpp"
+
+for cxx in g++ clang++; do
+  command -v "$cxx" > /dev/null || { echo "symbols: $cxx is not here, skipped"; continue; }
+  "$cxx" -std=c++17 -O0 -I"$include" -c "$scratch/empty.cpp" -o "$scratch/empty.o" || exit 1
+  extra=$(nm -C --defined-only "$scratch/empty.o" | grep -E '^[0-9a-f]* [TtWwi] ' | cut -d' ' -f3- |
+    grep -vE '^(main|_GLOBAL__sub_I_.*|__static_initialization_and_destruction_0.*|__cxx_global_var_init.*)$')
+  if [ -n "$extra" ]; then
+    echo "symbols: $cxx emits functions for an empty program:"
+    echo "$extra" | head -20
+    failures=$((failures + 1))
+  fi
+done
+
+if command -v g++ > /dev/null; then
+  kept() { g++ -std=c++17 -O0 -fkeep-inline-functions -DTINYSCALE_INTERPRETER=1 -I"$include" -c "$1" -o "$scratch/kept.o" &&
+           nm -u "$scratch/kept.o" | awk '{ print $2 }' | sort -u; }
+  sed -n 's/^\(#include <.*>\).*/\1/p' "$include/tinyscale.hpp" > "$scratch/std.cpp"
+  [ -s "$scratch/std.cpp" ] ||
+    find "$include/tinyscale" -name '*.hpp' -exec sed -n 's/^\(#include <.*>\).*/\1/p' {} + | sort -u > "$scratch/std.cpp"
+  echo 'int main() {}' >> "$scratch/std.cpp"
+  kept "$scratch/empty.cpp" > "$scratch/ours" || exit 1
+  kept "$scratch/std.cpp" > "$scratch/theirs" || exit 1
+  poison=$(comm -23 "$scratch/ours" "$scratch/theirs" |
+    grep -E '__cpu_model|__cpu_indicator_init|__once_call|__once_proxy|__atomic_|__kmpc_|GOMP_|__emutls')
+  if [ -n "$poison" ]; then
+    echo "symbols: an interpreter would not find:"
+    echo "$poison"
+    failures=$((failures + 1))
+  fi
+fi
+[ "$failures" -eq 0 ] && echo "symbols: only main and the iostream initialiser"
+exit $((failures > 0))

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# What including the header costs: CPU time of -fsyntax-only for include + empty main, over that of the
+# standard headers that it includes. The median of interleaved runs; fails above LIMIT.
+#   tools/compile_cost.sh [runs]        LIMIT=1.6
+set -u
+cd "$(dirname "$0")/.." || exit 1
+export LC_ALL=C
+runs=${1:-9}
+limit=${LIMIT:-1.6}
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+failures=0
+TIMEFORMAT='%3U %3S'
+seconds() { { time "$@" > /dev/null 2>&1; } 2>&1 | awk '{ printf "%.3f\n", $1 + $2 }'; }
+median() { sort -n "$1" | awk '{ v[NR] = $1 } END { print v[int((NR + 1) / 2)] }'; }
+
+printf '#include "tinyscale.hpp"\nint main() {}\n' > "$scratch/header.cpp"
+for cxx in g++ clang++; do
+  command -v "$cxx" > /dev/null || { echo "compile cost: $cxx is not here, skipped"; continue; }
+  # Depth 2 of -H: the files that tinyscale.hpp itself includes, those inside an #if that holds too.
+  "$cxx" -std=c++17 -I. -H -fsyntax-only "$scratch/header.cpp" 2>&1 |
+    sed -n 's/^\.\. \(.*\)$/#include "\1"/p' > "$scratch/std.cpp"
+  echo 'int main() {}' >> "$scratch/std.cpp"
+  "$cxx" -std=c++17 -fsyntax-only "$scratch/std.cpp" || exit 1
+  : > "$scratch/ours"; : > "$scratch/theirs"; : > "$scratch/ratios"
+  for _ in $(seq "$runs"); do
+    ours=$(seconds "$cxx" -std=c++17 -I. -fsyntax-only "$scratch/header.cpp")
+    theirs=$(seconds "$cxx" -std=c++17 -fsyntax-only "$scratch/std.cpp")
+    echo "$ours" >> "$scratch/ours"; echo "$theirs" >> "$scratch/theirs"
+    awk -v a="$ours" -v b="$theirs" 'BEGIN { printf "%.3f\n", a / b }' >> "$scratch/ratios"
+  done
+  ratio=$(median "$scratch/ratios")
+  echo "compile cost, $cxx: header $(median "$scratch/ours") s, its standard headers" \
+       "$(median "$scratch/theirs") s, ratio $ratio (limit $limit, median of $runs)"
+  awk -v r="$ratio" -v l="$limit" 'BEGIN { exit !(r > l) }' && failures=$((failures + 1))
+done
+exit $((failures > 0))

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""The header in a C++ interpreter, feature by feature: each session is a process of its own.
+
+  tools/torture.py [-O0 -O2] [--include folder]
+
+One bad symbol poisons a whole session, so every feature gets a fresh clang-repl-19 with a limit of
+60 seconds. Each cell ends with a line of its own; a session passes when every cell's line arrives,
+the expected output arrives and nothing is said about errors.
+"""
+import argparse
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+
+REPL = shutil.which("clang-repl-19")
+BROKEN = re.compile(r"error: |JIT session error|LLVM ERROR|terminate called|Failed to materialize")
+HEADER = '#include "tinyscale.hpp"\nnamespace ts = tinyscale;'
+LAUNCH = """std::atomic<long> {name}{{0}};
+auto body_{name} = [](std::int64_t begin, std::int64_t end) {{
+  for (std::int64_t i = begin; i < end; ++i) {{ {name} += i; }}
+}};
+ts::parallel_for(1000, 10, body_{name});
+std::cout << "{name} " << {name} << "\\n";"""
+
+# name: (cells, lines that must appear in the output)
+SESSIONS = {
+    "include": ([HEADER, 'std::cout << "version " << TINYSCALE_VERSION << "\\n";'], ["version "]),
+    "second include": ([HEADER, '#include "tinyscale.hpp"',
+                        'std::cout << ts::Shape({2, 3}).text() << "\\n";'], ["[2, 3]"]),
+    "parallel_for in three cells": (
+        [HEADER] + [LAUNCH.format(name=name) for name in ("first", "second", "third")],
+        ["first 499500", "second 499500", "third 499500"]),
+    "a lambda handed straight to parallel_for": (
+        [HEADER, "std::atomic<int> hits{0};",
+         "ts::parallel_for(64, 1, [](std::int64_t b, std::int64_t e) { hits += int(e - b); });",
+         'std::cout << "hits " << hits << "\\n";'], ["hits 64"]),
+    "exception from a worker": (
+        [HEADER, """void attempt() {
+  try {
+    ts::parallel_for(1000, 1, [](std::int64_t begin, std::int64_t) {
+      if (begin > 500) { throw ts::Error("worker stopped"); }
+    });
+  } catch (const ts::Error& error) {
+    std::cout << "caught " << error.what() << "\\n";
+  }
+}""", "attempt();", "attempt();"], ["caught worker stopped"]),
+    "exception with shapes": (
+        [HEADER, """void mismatch() {
+  try {
+    ts::matmul(ts::zeros({4, 8}), ts::zeros({6, 5}));
+  } catch (const ts::Error& error) {
+    std::cout << error.what() << "\\n";
+  }
+}""", "mismatch();"], ["[4, 8]", "[6, 5]"]),
+    "tensor op": (
+        [HEADER, "ts::Tensor x = ts::ones({3, 5});\nts::Tensor w = ts::ones({5, 2});",
+         "ts::Tensor y = ts::matmul(x, w);", 'std::cout << "y " << y.values()[5] << "\\n";'],
+        ["y 5"]),
+    "autograd across cells": (
+        [HEADER, "ts::Tensor p = ts::parameter(ts::full({4}, 3.0f));",
+         "ts::Tensor loss = ts::sum(ts::square(p));", "loss.backward();",
+         'std::cout << "gradient " << p.grad().values()[0] << "\\n";'], ["gradient 6"]),
+    "profile in three cells": (
+        [HEADER, "ts::Profile profile;", "ts::Tensor z = ts::matmul(ts::ones({2, 3}), ts::ones({3, 4}));",
+         'std::cout << "flops " << profile.totals().matmul_flops << "\\n";'], ["flops 48"]),
+    "cpu and threads": (
+        [HEADER, "std::cout << ts::cpu().name.size() << std::endl;", "int threads = ts::thread_count();",
+         'std::cout << "threads " << (threads > 0) << "\\n";'], ["threads 1"]),
+    "systolic array": (
+        [HEADER, "ts::SystolicArray array(4, 4, ts::Dataflow::weight_stationary);",
+         "ts::SystolicRun run = array.matmul(ts::ones({4, 4}), ts::ones({4, 4}));",
+         'std::cout << "cell " << run.output.values()[3] << "\\n";'], ["cell 4"]),
+    "mesh run in three cells": (
+        [HEADER, 'ts::Mesh mesh(ts::machine("tpu-v5e", {2, 2}), {{"x", 2}, {"y", 2}});',
+         """auto body = [](ts::Device& device) {
+  device.keep("all", device.all_reduce(ts::full({2}, 1.0f), "x"));
+};
+ts::MeshRun run = mesh.run(body);""",
+         'std::cout << "kept " << run.kept(3, "all").values()[0] << "\\n";',
+         "ts::MeshRun again = mesh.run(body);"], ["kept 2"]),
+    "a thread of the user's own": (
+        [HEADER, """void own_thread() {
+  std::thread worker([] { std::cout << "sum " << ts::sum(ts::ones({10})).item() << "\\n"; });
+  worker.join();
+}""", "own_thread();", "own_thread();"], ["sum 10"]),
+}
+
+
+def run_session(cells, optimise, include):
+    """Feeds the cells to a fresh interpreter; returns (complaint or None, CPU seconds)."""
+    with tempfile.TemporaryDirectory() as scratch:
+        session = "#include <cstdio>\n#include <iostream>\n"
+        for number, text in enumerate(cells):
+            with open(f"{scratch}/cell{number}.cpp", "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+            session += (f'#include "{scratch}/cell{number}.cpp"\n'
+                        f'std::cout << std::flush; std::puts("END" " {number}"); std::fflush(stdout);\n')
+        command = [REPL, "-Xcc=-std=c++17", "-Xcc=" + optimise, "-Xcc=-I" + include]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        try:
+            done = subprocess.run(command, input=session + "%quit\n", capture_output=True, text=True,
+                                  timeout=60, errors="replace")
+        except subprocess.TimeoutExpired:
+            return "no end after 60 s", "", 60.0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    for number in range(len(cells)):
+        if f"END {number}\n" not in done.stdout:
+            return f"cell {number} did not end\n{done.stderr[-2000:]}", done.stdout, seconds
+    if BROKEN.search(done.stderr):
+        return done.stderr[-2000:], done.stdout, seconds
+    if done.returncode != 0:
+        return f"exit code {done.returncode}\n{done.stderr[-2000:]}", done.stdout, seconds
+    return None, done.stdout, seconds
+
+
+def main():
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-O0", dest="levels", action="append_const", const="-O0")
+    parser.add_argument("-O2", dest="levels", action="append_const", const="-O2")
+    parser.add_argument("--include", default=root)
+    parser.add_argument("--only", default="", help="sessions whose name contains this")
+    options = parser.parse_args()
+    if not REPL:
+        print("skipped: clang-tools-19 is not installed")
+        return 77
+    passed = failed = 0
+    for optimise in options.levels or ["-O0", "-O2"]:
+        for name, (cells, expected) in SESSIONS.items():
+            if options.only not in name:
+                continue
+            complaint, out, seconds = run_session(cells, optimise, options.include)
+            missing = [line for line in expected if line not in out]
+            if complaint is None and missing:
+                complaint = f"expected {missing[0]!r} in the output:\n{out[-800:]}"
+            print(f"{'FAIL' if complaint else 'ok  '} {optimise} {name} ({seconds:.1f} s)"
+                  + ("\n" + complaint if complaint else ""), flush=True)
+            passed, failed = passed + (complaint is None), failed + (complaint is not None)
+    print(f"{passed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
