@@ -37,6 +37,12 @@
 // compute: the host kernels
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/elementwise.hpp"
+#include "tinyscale/compute/adamw.hpp"
+#include "tinyscale/compute/gemm.hpp"
+#include "tinyscale/compute/softmax.hpp"
+#include "tinyscale/compute/attention.hpp"
+#include "tinyscale/compute/norm.hpp"
+#include "tinyscale/compute/rope.hpp"
 
 // tensor: tensors, ops, gradients
 #include "tinyscale/tensor/tensor.hpp"
@@ -52,17 +58,5 @@
 #include "tinyscale/tensor/views.hpp"
 
 // model: the transformer, its text, training, checkpoints
-#include "tinyscale/model/json.hpp"
-#include "tinyscale/model/model_config.hpp"
-#include "tinyscale/model/model_presets.hpp"
-#include "tinyscale/model/tokenizer.hpp"
-#include "tinyscale/model/read_text.hpp"
-#include "tinyscale/model/transformer.hpp"
 
 // show: pictures and pages
-#include "tinyscale/show/svg.hpp"
-#include "tinyscale/show/html.hpp"
-#include "tinyscale/show/display.hpp"
-#include "tinyscale/show/plot.hpp"
-#include "tinyscale/show/pictures.hpp"
-#include "tinyscale/show/heat_map.hpp"

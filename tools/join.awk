@@ -21,6 +21,12 @@ function quoted(line, open, close_,    rest) {    # the text between the two del
   return substr(rest, 1, index(rest, close_) - 1)
 }
 
+function phrase(line) {                           # the first phrase, whole words, at most 52 columns
+  sub(/[:.;]( .*)?$/, "", line)
+  while (length(line) > 52) sub(/[ ,]+[^ ]*$/, "", line)
+  return line
+}
+
 function read_part(name,    path, line, other, status) {
   path = root "/" name
   state[name] = "open"
@@ -35,7 +41,7 @@ function read_part(name,    path, line, other, status) {
       if (!(other in known)) { known[other] = 1; header[++headers] = other }
     } else if (line !~ /^#pragma once/) {
       text[name, ++length_of[name]] = line
-      if (idea[name] == "" && line ~ /^\/\/ /) idea[name] = substr(line, 4)
+      if (idea[name] == "" && line ~ /^\/\/ /) idea[name] = phrase(substr(line, 4))
     }
   }
   if (status < 0) fail(path ": no such part")
@@ -66,10 +72,7 @@ BEGIN {
     if (text[spine, i] !~ /^(\/\/.*)?$/) fail("the spine holds more than comments and includes: " text[spine, i])
   put("//")
   put("// Contents: search for >> and a name to jump to that part.")
-  for (p = 1; p <= parts; p++) {
-    line = sprintf("//   %-40s %s", part[p], idea[part[p]])
-    put(length(line) <= 100 ? line : substr(line, 1, 97) "...")
-  }
+  for (p = 1; p <= parts; p++) put(sprintf("//   %-40s %s", part[p], idea[part[p]]))
   put("")
   put("#pragma once")
   put("#ifndef TINYSCALE_HPP")

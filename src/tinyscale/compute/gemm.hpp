@@ -190,13 +190,13 @@ struct GemmBlock {
     float* c = g.c + begin * g.ldc + first + j;
     const std::int64_t m = end - begin;
     if (valid == wide) {
-      GemmPanel<L, VECTORS>{m, depth, a, g.a_row, g.a_col, b, b_row, c, g.ldc, beta}
-          .template run<L>();
+      call_on_lanes<L>(
+          GemmPanel<L, VECTORS>{m, depth, a, g.a_row, g.a_col, b, b_row, c, g.ldc, beta});
       return;
     }
     float copy[gemm_rows * wide];
-    GemmPanel<L, VECTORS>{m, depth, a, g.a_row, g.a_col, b, b_row, copy, wide, 0.0f}
-        .template run<L>();
+    call_on_lanes<L>(
+        GemmPanel<L, VECTORS>{m, depth, a, g.a_row, g.a_col, b, b_row, copy, wide, 0.0f});
     for (std::int64_t i = 0; i < m; ++i) {
       for (std::int64_t x = 0; x < valid; ++x) {
         const float old = beta == 0.0f ? 0.0f : beta * c[i * g.ldc + x];

@@ -113,6 +113,22 @@ void run_on_lanes(const Kernel& kernel) {
 #endif
 }
 
+// From inside a kernel on L: calls another kernel as a function of its own, with its own registers.
+template <class L, class Kernel>
+TINYSCALE_INLINE void call_on_lanes(const Kernel& kernel) {
+#if TINYSCALE_X86
+  if constexpr (L::width == 16) {
+    run_avx512(kernel);
+  } else if constexpr (L::width == 8) {
+    run_avx2(kernel);
+  } else {
+    kernel.template run<L>();
+  }
+#else
+  kernel.template run<L>();
+#endif
+}
+
 template <class L>
 TINYSCALE_INLINE void load(const float* from, typename L::V& v) {
   v = *reinterpret_cast<const typename L::Loose*>(from);

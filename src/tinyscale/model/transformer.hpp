@@ -2,62 +2,30 @@
 // The transformer, written once for GPT-2 and Llama styles.
 // Block: x += attention(norm(x)); x += feed_forward(norm(x)). Letters: B sequences, T tokens each,
 // D width, H heads of K numbers, F hidden, V vocabulary. Linear weights are [out, in].
-// Parallel strategies change it through Hooks alone; an empty hook is the identity.
+// Parallel strategies change it through Hooks alone.
 
-#include <cmath>       // sqrt
-#include <cstdint>     // int64_t
-#include <functional>  // std::function
-#include <string>      // string
-#include <utility>     // move
-#include <vector>      // vector
+#include <cmath>    // sqrt
+#include <cstdint>  // int64_t
+#include <string>   // string
+#include <utility>  // move
+#include <vector>   // vector
 
 #include "tinyscale/measure/context.hpp"
-#include "tinyscale/model/experts.hpp"
+#include "tinyscale/model/hooks.hpp"
 #include "tinyscale/model/model_config.hpp"
 #include "tinyscale/model/tokenizer.hpp"
-#include "tinyscale/tensor/activations.hpp"
-#include "tinyscale/tensor/arithmetic.hpp"
 #include "tinyscale/tensor/create.hpp"
-#include "tinyscale/tensor/matmul.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
 namespace tinyscale {
 
-// How a parameter is cut over devices: not at all, by its rows (outputs of a linear layer, tokens
-// of the embedding), by its columns (inputs of a linear layer), or with the expert it belongs to.
-enum class Split { whole, rows, columns, expert };
+namespace detail {
 
-struct Parameter {
-  std::string name;  // as in Hugging Face's Llama files
-  Tensor value;
-  Split split = Split::whole;
-  int layer = -1;  // -1: embeddings, last norm, output matrix
-};
+inline std::uint64_t parameter_seed(std::uint64_t seed, std::uint64_t place) {
+  return seed + (place + 1) * 0x9E3779B97F4A7C15ull;
+}
 
-// Keys and values of the tokens seen so far, one pair of [1, tokens, KV K] a layer.
-struct KvCache {
-  std::vector<Tensor> keys;
-  std::vector<Tensor> values;
-};
-
-// What a strategy may put between the parts of a forward pass.
-struct Hooks {
-  // The parameter as an op will use it (gathered, say); index is its place in parameters.
-  std::function<Tensor(const Tensor& value, int index)> weight;
-  // Before the matmuls that read x (query-key-value, up, output matrix), after those that write
-  // back to the width (attention output, down). The bias is added after linear_out.
-  std::function<Tensor(const Tensor& x)> linear_in;
-  std::function<Tensor(const Tensor& y)> linear_out;
-  std::function<Tensor(const Tensor& table, const std::vector<std::int32_t>& ids,
-                       const Shape& shape)> embedding;
-  std::function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
-  std::function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
-  std::function<Tensor(const Tensor& logits, const std::vector<std::int32_t>& targets)> loss;
-  std::int64_t first_position = 0;  // of this pass's tokens in their sequences
-  KvCache* cache = nullptr;         // read and extended when set
-  double dropout = 0.0;
-  std::uint64_t dropout_seed = 0;
-};
+}  // namespace detail
 
 class Transformer {
  public:
@@ -92,30 +60,33 @@ class Transformer {
     int weight = -1;
     int bias = -1;
   };
+  struct FeedForward {
+    Linear gate, up, down;
+  };
   struct Block {
     Linear norm1, norm2, query, key, value, output;
     int query_norm = -1;
     int key_norm = -1;
-    Linear gate, up, down;
+    FeedForward dense;  // of a mixture: its shared experts as one
     int router = -1;
-    std::vector<Linear> expert_gate, expert_up, expert_down;
+    std::vector<FeedForward> experts;
   };
 
-  int add(std::string name, const Shape& shape, float scale, Split split, int layer);
-  Linear add_linear(const std::string& name, std::int64_t out, std::int64_t in, float scale,
-                    Split split, int layer, bool with_bias);
+  int add(const std::string& name, const Shape& shape, float scale, Split split, int layer);
+  Linear add_linear(const std::string& name, std::int64_t out, std::int64_t in, Split split,
+                    int layer);
   Linear add_norm(const std::string& name, int layer);
+  FeedForward add_feed_forward(const std::string& name, std::int64_t wide, int layer);
   void add_block(int layer);
-  void add_experts(int layer, const std::string& at, float residual);
 
   Tensor use(int index, const Hooks& hooks) const;
   Tensor normalise(const Linear& norm, const Tensor& x, const Hooks& hooks) const;
   Tensor project(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
   Tensor write_back(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
-  Tensor heads_norm(int weight, const Tensor& x, const Hooks& hooks) const;
+  Tensor place_heads(int norm, const Tensor& x, const Hooks& hooks) const;
   Tensor attend(int layer, const Tensor& x, const Hooks& hooks) const;
+  Tensor gated(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
   Tensor mixture(const Block& block, const Tensor& x, const Hooks& hooks) const;
-  Tensor activate(const Tensor& gate_or_up, const Tensor& up) const;
   Tensor drop(const Tensor& x, int place, const Hooks& hooks) const;
 
   std::uint64_t seed_ = 1;
@@ -125,3 +96,120 @@ class Transformer {
   int head_ = -1;
   std::vector<Block> blocks_;
 };
+
+// Weights are N(0, 0.02), those that write to the residual stream N(0, 0.02 / sqrt(2 layers)).
+inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
+    : config(std::move(shape)), seed_(seed) {
+  if (!config.beyond.empty()) {
+    throw Error(detail::cat("Transformer: ", config.name, " is planned, not run: it has ",
+                            config.beyond, "; config(\"nano\") is one that runs"));
+  }
+  config.validate();
+  const std::int64_t d = config.width;
+  embedding_ = add("model.embed_tokens.weight", {config.vocabulary, d}, 0.02f, Split::rows, -1);
+  if (config.position == Position::learned) {
+    position_ = add("model.embed_positions.weight", {config.context, d}, 0.02f, Split::whole, -1);
+  }
+  for (int layer = 0; layer < config.layers; ++layer) {
+    add_block(layer);
+  }
+  last_norm_ = add_norm("model.norm", -1);
+  if (!config.tied) {
+    head_ = add("lm_head.weight", {config.vocabulary, d}, 0.02f, Split::rows, -1);
+  }
+}
+
+// scale 0 fills with zeros, below 0 with ones; else element i is normal01(seed of the place, i).
+inline int Transformer::add(const std::string& name, const Shape& shape, float scale, Split split,
+                            int layer) {
+  const auto place = static_cast<std::uint64_t>(parameters.size());
+  const MemoryScope scope(MemoryKind::parameter);
+  const Tensor start = scale > 0.0f ? randn(shape, detail::parameter_seed(seed_, place), scale)
+                                    : full(shape, scale < 0.0f ? 1.0f : 0.0f);
+  parameters.push_back(Parameter{name, parameter(start), split, layer});
+  return static_cast<int>(place);
+}
+
+inline Transformer::Linear Transformer::add_linear(const std::string& name, std::int64_t out,
+                                                   std::int64_t in, Split split, int layer) {
+  const auto depth = static_cast<float>(2 * config.layers);
+  const float scale = split == Split::columns ? 0.02f / std::sqrt(depth) : 0.02f;
+  const bool qkv = config.qkv_bias && name.find(".self_attn.o_") == std::string::npos &&
+                   name.find(".self_attn.") != std::string::npos;
+  Linear linear;
+  linear.weight = add(name + ".weight", {out, in}, scale, split, layer);
+  if (config.bias || qkv) {
+    const Split bias_split = split == Split::columns ? Split::whole : split;
+    linear.bias = add(name + ".bias", {out}, 0.0f, bias_split, layer);
+  }
+  return linear;
+}
+
+inline Transformer::Linear Transformer::add_norm(const std::string& name, int layer) {
+  Linear norm;
+  norm.weight = add(name + ".weight", {config.width}, -1.0f, Split::whole, layer);
+  if (config.norm == Norm::layer && config.bias) {
+    norm.bias = add(name + ".bias", {config.width}, 0.0f, Split::whole, layer);
+  }
+  return norm;
+}
+
+inline Transformer::FeedForward Transformer::add_feed_forward(const std::string& name,
+                                                              std::int64_t wide, int layer) {
+  FeedForward part;
+  if (config.gated()) {
+    part.gate = add_linear(name + ".gate_proj", wide, config.width, Split::rows, layer);
+  }
+  part.up = add_linear(name + ".up_proj", wide, config.width, Split::rows, layer);
+  part.down = add_linear(name + ".down_proj", config.width, wide, Split::columns, layer);
+  return part;
+}
+
+inline void Transformer::add_block(int layer) {
+  const std::string at = detail::cat("model.layers.", layer);
+  const std::int64_t d = config.width;
+  Block b;
+  b.norm1 = add_norm(at + ".input_layernorm", layer);
+  b.query = add_linear(at + ".self_attn.q_proj", config.query_width(), d, Split::rows, layer);
+  b.key = add_linear(at + ".self_attn.k_proj", config.key_width(), d, Split::rows, layer);
+  b.value = add_linear(at + ".self_attn.v_proj", config.key_width(), d, Split::rows, layer);
+  if (config.qk_norm) {
+    const Shape head = {config.head_size};
+    b.query_norm = add(at + ".self_attn.q_norm.weight", head, -1.0f, Split::whole, layer);
+    b.key_norm = add(at + ".self_attn.k_norm.weight", head, -1.0f, Split::whole, layer);
+  }
+  b.output = add_linear(at + ".self_attn.o_proj", d, config.query_width(), Split::columns, layer);
+  b.norm2 = add_norm(at + ".post_attention_layernorm", layer);
+  if (config.experts == 0) {
+    b.dense = add_feed_forward(at + ".mlp", config.hidden, layer);
+  } else {
+    b.router = add(at + ".mlp.gate.weight", {config.experts, d}, 0.02f, Split::whole, layer);
+    for (int e = 0; e < config.experts; ++e) {
+      b.experts.push_back(add_feed_forward(detail::cat(at, ".mlp.experts.", e),
+                                           config.expert_hidden, layer));
+    }
+    if (config.shared_experts > 0) {
+      b.dense = add_feed_forward(at + ".mlp.shared_experts",
+                                 config.shared_experts * config.expert_hidden, layer);
+    }
+  }
+  blocks_.push_back(std::move(b));
+}
+
+inline std::vector<Tensor> Transformer::tensors() const {
+  std::vector<Tensor> all;
+  for (const Parameter& p : parameters) {
+    all.push_back(p.value);
+  }
+  return all;
+}
+
+inline std::int64_t Transformer::count() const {
+  std::int64_t n = 0;
+  for (const Parameter& p : parameters) {
+    n += p.value.count();
+  }
+  return n;
+}
+
+}  // namespace tinyscale

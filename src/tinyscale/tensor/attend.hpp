@@ -99,27 +99,29 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
 // Rotates pairs of x [B, T, heads K] by (first_position + t) theta^(-2i/K).
 inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_position,
                    float theta = 10000.0f,
-                   kernel::RopePairs pairs = kernel::RopePairs::interleaved) {
+                   RopePairs pairs = RopePairs::interleaved) {
   if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
     throw Error(detail::cat("rope: x is ", x.shape().text(), " with head size ", head_size,
                             "; right is [B, T, heads K] with an even K"));
   }
   const detail::OpScope scope;
+  kernel::RopeShape shape;
+  shape.batch = x.dim(0);
+  shape.tokens = x.dim(1);
+  shape.heads = x.dim(2) / head_size;
+  shape.head_size = head_size;
+  shape.first_position = first_position;
+  shape.theta = theta;
+  shape.pairs = pairs;
   Tensor y(x.shape());
-  kernel::rope(x.dim(0), x.dim(1), x.dim(2), head_size, first_position, theta, pairs,
-               kernel::RopeTurn::forward, x.data(), y.data());
+  kernel::rope(shape, kernel::RopeTurn::forward, x.data(), y.data());
   scope.done_unary("rope", "rope", x.shape());
   if (detail::tracked({&x})) {
-    detail::attach(y, "rope", {&x},
-                   [head_size, first_position, theta, pairs, sx = x.slot()](const Tensor& dy) {
-                     const detail::OpScope backward;
-                     Tensor dx(dy.shape());
-                     kernel::rope(dy.dim(0), dy.dim(1), dy.dim(2), head_size, first_position,
-                                  theta, pairs, kernel::RopeTurn::inverse, dy.data(), dx.data());
-                     detail::add_grad(sx, dx);
-                     backward.done_unary("rope backward", "rope", dy.shape(),
-                                         &VectorCost::backward);
-                   });
+    detail::attach(y, "rope", {&x}, [shape, sx = x.slot()](const Tensor& dy) {
+      const detail::OpScope backward;
+      kernel::rope_backward(shape, dy.data(), detail::grad_buffer(sx));
+      backward.done_unary("rope backward", "rope", dy.shape(), &VectorCost::backward);
+    });
   }
   return y;
 }

@@ -1,0 +1,57 @@
+#pragma once
+// Which expert each token visits: the top_k most probable of the router, ties to the lower number
+// (mixture of experts, arXiv 2101.03961; weights of the chosen ones sum to 1, arXiv 2401.04088).
+
+#include <algorithm>  // partial_sort
+#include <cstdint>    // int32_t
+#include <numeric>    // iota
+#include <vector>     // vector
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/tensor/tensor.hpp"
+
+namespace tinyscale {
+
+struct Routing {
+  std::vector<std::vector<std::int32_t>> rows;  // of each expert: the tokens it gets, ascending
+  std::vector<std::int32_t> chosen;  // [N, k] places in the flat probabilities [N, E]
+  std::vector<std::int32_t> places;  // [N, k] rows in the experts' outputs, joined in order
+};
+
+// Routes N tokens by their probabilities [N, E].
+inline Routing route(const Tensor& probabilities, int top_k) {
+  const std::int64_t tokens = probabilities.dim(0);
+  const std::int64_t experts = probabilities.dim(1);
+  if (top_k < 1 || top_k > experts) {
+    throw Error(detail::cat("route: top_k is ", top_k, " of ", experts, " experts; 1 to ", experts,
+                            " is right"));
+  }
+  Routing routing;
+  routing.rows.resize(static_cast<std::size_t>(experts));
+  std::vector<std::int32_t> order(static_cast<std::size_t>(experts));
+  for (std::int64_t n = 0; n < tokens; ++n) {
+    const float* p = probabilities.data() + n * experts;
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(order.begin(), order.begin() + top_k, order.end(),
+                      [p](std::int32_t a, std::int32_t b) {
+                        return p[a] != p[b] ? p[a] > p[b] : a < b;
+                      });
+    for (int j = 0; j < top_k; ++j) {
+      const std::int32_t e = order[static_cast<std::size_t>(j)];
+      auto& rows = routing.rows[static_cast<std::size_t>(e)];
+      routing.chosen.push_back(static_cast<std::int32_t>(n * experts + e));
+      routing.places.push_back(static_cast<std::int32_t>(rows.size()));  // within the expert
+      rows.push_back(static_cast<std::int32_t>(n));
+    }
+  }
+  std::vector<std::int32_t> first(static_cast<std::size_t>(experts), 0);
+  for (std::size_t e = 1; e < first.size(); ++e) {
+    first[e] = first[e - 1] + static_cast<std::int32_t>(routing.rows[e - 1].size());
+  }
+  for (std::size_t i = 0; i < routing.places.size(); ++i) {
+    routing.places[i] += first[static_cast<std::size_t>(routing.chosen[i] % experts)];
+  }
+  return routing;
+}
+
+}  // namespace tinyscale

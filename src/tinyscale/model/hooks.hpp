@@ -1,0 +1,52 @@
+#pragma once
+// What surrounds a forward pass: named parameters, the cache of keys and values, and the hooks by
+// which a parallel strategy puts collectives between the parts of the transformer.
+// An empty hook is the identity.
+
+#include <cstdint>     // int64_t
+#include <functional>  // std::function
+#include <string>      // string
+#include <vector>      // vector
+
+#include "tinyscale/base/shape.hpp"
+#include "tinyscale/tensor/tensor.hpp"
+
+namespace tinyscale {
+
+// How a parameter is cut over devices: not at all, by its rows (outputs of a linear layer, tokens
+// of the embedding), by its columns (inputs of a linear layer), or with the expert it belongs to.
+enum class Split { whole, rows, columns, expert };
+
+struct Parameter {
+  std::string name;  // as in Hugging Face's Llama files
+  Tensor value;
+  Split split = Split::whole;
+  int layer = -1;  // -1: embeddings, last norm, output matrix
+};
+
+// Keys and values of the tokens seen so far, one pair of [1, tokens, KV K] a layer.
+struct KvCache {
+  std::vector<Tensor> keys;
+  std::vector<Tensor> values;
+};
+
+// What a strategy may put between the parts of a forward pass.
+struct Hooks {
+  // The parameter as an op will use it (gathered, say); index is its place in parameters.
+  std::function<Tensor(const Tensor& value, int index)> weight;
+  // Before the matmuls that read x (query-key-value, up, output matrix), after those that write
+  // back to the width (attention output, down). The bias is added after linear_out.
+  std::function<Tensor(const Tensor& x)> linear_in;
+  std::function<Tensor(const Tensor& y)> linear_out;
+  std::function<Tensor(const Tensor& table, const std::vector<std::int32_t>& ids,
+                       const Shape& shape)> embedding;
+  std::function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
+  std::function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
+  std::function<Tensor(const Tensor& logits, const std::vector<std::int32_t>& targets)> loss;
+  std::int64_t first_position = 0;  // of this pass's tokens in their sequences
+  KvCache* cache = nullptr;         // read and extended when set
+  double dropout = 0.0;
+  std::uint64_t dropout_seed = 0;
+};
+
+}  // namespace tinyscale

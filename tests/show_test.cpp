@@ -1,0 +1,330 @@
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <sstream>
+
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+int occurrences(const std::string& text, const std::string& part) {
+  int count = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+    ++count;
+  }
+  return count;
+}
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const ts::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string read_file(const std::string& path) {
+  std::string text;
+  if (std::FILE* file = std::fopen(path.c_str(), "rb")) {
+    char buffer[4096];
+    for (std::size_t n = 0; (n = std::fread(buffer, 1, sizeof buffer, file)) > 0;) {
+      text.append(buffer, n);
+    }
+    std::fclose(file);
+  }
+  return text;
+}
+
+// Every element closed, in order; attributes quoted: enough XML for what we write.
+bool well_formed(const std::string& text) {
+  std::vector<std::string> open;
+  for (std::size_t at = text.find('<'); at != std::string::npos; at = text.find('<', at + 1)) {
+    const std::size_t end = text.find('>', at);
+    if (end == std::string::npos) {
+      return false;
+    }
+    const std::string tag = text.substr(at + 1, end - at - 1);
+    if (occurrences(tag, "\"") % 2 != 0) {
+      return false;
+    }
+    if (tag[0] == '/') {
+      if (open.empty() || open.back() != tag.substr(1)) {
+        return false;
+      }
+      open.pop_back();
+    } else if (tag.back() != '/') {
+      open.push_back(tag.substr(0, tag.find(' ')));
+    }
+  }
+  return open.empty();
+}
+
+ts::RooflinePlot laptop_like() {
+  ts::RooflinePlot plot;
+  plot.title = "Roofline of <this> & that";
+  plot.peak_flops_per_second = 1e11;
+  plot.vector_flops_per_second = 2e10;
+  plot.roofs = {{"L2", 1e11}, {"DRAM", 2e10}};
+  plot.points = {{"matmul", 40, 1e11, 8e10}, {"add", 0.1, 2e9, 0}, {"reshape", 0, 0, 0}};
+  return plot;
+}
+
+// Stands in for a notebook kernel's json.
+struct FakeJson {
+  std::map<std::string, std::string> parts;
+  static FakeJson object() { return {}; }
+  std::string& operator[](const std::string& key) { return parts[key]; }
+};
+
+}  // namespace
+
+namespace xcpp {
+template <class T>
+FakeJson mime_bundle_repr(const T&) {
+  return {};
+}
+}  // namespace xcpp
+
+TEST_CASE("show: a picture is one well-formed, self-contained element") {
+  const ts::Svg picture = ts::svg(laptop_like());
+  const std::string markup = picture.markup();
+  CHECK(well_formed(markup));
+  CHECK(contains(markup, "Roofline of &lt;this&gt; &amp; that"));
+  CHECK_FALSE(contains(markup, "<script"));
+  CHECK(occurrences(markup, "http") == 1);  // the name of the format, nothing to fetch
+  CHECK(markup.size() < 200000);
+  CHECK(contains(markup, "prefers-color-scheme: dark"));
+}
+
+TEST_CASE("show: a roofline has a slope for each level, dots, rings, and names its units") {
+  const std::string markup = ts::svg(laptop_like()).markup();
+  CHECK(contains(markup, "FLOP per byte"));
+  CHECK(contains(markup, "FLOP per second"));
+  CHECK(contains(markup, "DRAM 20.0 GB/s"));
+  CHECK(contains(markup, "op, measured"));
+  CHECK(contains(markup, "without FLOPs, not drawn: reshape"));
+  CHECK(occurrences(markup, "<circle") == 3 + 2);  // two dots, one ring, two samples
+}
+
+TEST_CASE("show: a roofline report is drawn under its chip's roof") {
+  ts::Profile profile;
+  ts::gelu(ts::matmul(ts::randn({8, 64}, 1), ts::randn({64, 32}, 2)));
+  const ts::Chip chip = ts::chip("tpu-v5e");
+  const ts::Svg picture = ts::svg(profile.roofline(chip, ts::DType::bf16), chip);
+  CHECK(well_formed(picture.markup()));
+  CHECK(contains(picture.markup(), "Roofline of " + chip.name + " in bf16"));
+  CHECK(contains(picture.markup(), "matmul"));
+  CHECK_FALSE(contains(picture.markup(), "op, measured"));  // host time says nothing of a TPU
+}
+
+TEST_CASE("show: a point lies where the axes say") {
+  ts::Plot plot;
+  plot.x = {"devices", ts::Scale::logarithmic, 1, 100};
+  plot.y = {"seconds", ts::Scale::linear, 0, 10};
+  plot.series = {{"simulated", {10}, {5}, ts::Mark::points}};
+  ts::detail::Canvas canvas(plot.width, plot.height);
+  const ts::detail::Frame frame = ts::detail::draw_plot(canvas, plot);
+  CHECK(frame.px(10) == doctest::Approx((frame.left + frame.right) / 2));
+  CHECK(frame.py(5) == doctest::Approx((frame.top + frame.bottom) / 2));
+}
+
+TEST_CASE("show: ticks are round, never minus zero, and a few") {
+  CHECK(ts::detail::linear_ticks({"", ts::Scale::linear, 0, 500}) ==
+        std::vector<double>{0, 100, 200, 300, 400, 500});
+  CHECK(ts::detail::log_ticks({"", ts::Scale::logarithmic, 0.5, 2000}) ==
+        std::vector<double>{1, 10, 100, 1000});
+  for (const double high : {1e-9, 0.03, 1.0, 7.0, 12345.0, 1e15}) {
+    const auto ticks = ts::detail::linear_ticks({"", ts::Scale::linear, -0.1 * high, high});
+    CHECK(ticks.size() >= 3);
+    CHECK(ticks.size() <= 9);
+    for (const double tick : ticks) {
+      CHECK(ts::detail::tick_text(tick) != "-0");
+    }
+  }
+  CHECK(ts::detail::tick_text(1.97e14) == "197T");
+  CHECK(ts::detail::tick_text(0.25) == "0.25");
+}
+
+TEST_CASE("show: values that cannot be drawn leave a gap, never a NaN") {
+  ts::Plot plot;
+  plot.x.label = "step";
+  plot.y = {"loss", ts::Scale::logarithmic, 0, 0};
+  plot.series = {{"run", {0, 1, 2, 3, 4, 5}, {3, 2, std::nan(""), 0, 1.5, 1.2}}};
+  const std::string markup = ts::svg(plot).markup();
+  CHECK_FALSE(contains(markup, "nan"));
+  CHECK_FALSE(contains(markup, "inf"));
+  CHECK(occurrences(markup, "<polyline") == 3);  // two pieces and the legend's sample
+  plot.series.clear();
+  CHECK(contains(ts::svg(plot).markup(), "no data"));
+}
+
+TEST_CASE("show: a line that leaves the frame is cut at it") {
+  ts::Plot plot;
+  plot.x = {"x", ts::Scale::linear, 0, 1};
+  plot.y = {"y", ts::Scale::linear, 0, 1};
+  plot.series = {{"", {-1, 2}, {-1, 2}}};
+  ts::detail::Canvas canvas(plot.width, plot.height);
+  const ts::detail::Frame frame = ts::detail::draw_plot(canvas, plot);
+  const std::string corner = ts::detail::coordinate(frame.left) + "," +
+                             ts::detail::coordinate(frame.bottom);
+  CHECK(contains(canvas.finish("").body, "points=\"" + corner));
+}
+
+TEST_CASE("show: a loss curve draws training and validation") {
+  ts::LossCurve curve;
+  curve.train_steps = {0, 1, 2};
+  curve.train = {5.5, 4, 3};
+  curve.validation_steps = {0, 2};
+  curve.validation = {5.6, 3.2};
+  const ts::Svg picture = ts::svg(curve);
+  CHECK(contains(picture.markup(), "loss, nats per token"));
+  CHECK(picture.text ==
+        "Loss (loss, nats per token over step); train: 3 at 2; validation: 3.2 at 2");
+}
+
+TEST_CASE("show: a heat map shows every pair that exchanged bytes") {
+  ts::LinkHeatMap map;
+  map.bytes = {{0, 4096, 0}, {0, 0, 4096}, {8192, 0, 0}};
+  const ts::Svg picture = ts::svg(map);
+  CHECK(well_formed(picture.markup()));
+  CHECK(occurrences(picture.markup(), "ts-empty\"") == 6);
+  CHECK(occurrences(picture.markup(), ">4.10 kB<") == 2);
+  CHECK(contains(picture.text, "3 devices, 16.4 kB in all, at most 8.19 kB"));
+  map.bytes.assign(2, {0, 0});
+  CHECK(contains(ts::svg(map).markup(), "nothing was sent"));
+}
+
+TEST_CASE("show: bad pictures are refused in one sentence") {
+  ts::Plot plot;
+  plot.series = {{"run", {1, 2}, {1}}};
+  CHECK(message_of([&] { ts::svg(plot); }) ==
+        "svg: series \"run\" has 2 x values and 1 y values; give one y for each x");
+  plot.series.clear();
+  plot.x = {"step", ts::Scale::linear, 5, 1};
+  CHECK(message_of([&] { ts::svg(plot); }) ==
+        "svg: axis \"step\" runs from 5 to 1; low must be below high");
+  plot.x = {"step", ts::Scale::logarithmic, 0, 1};
+  CHECK(message_of([&] { ts::svg(plot); }) ==
+        "svg: axis \"step\" runs from 0 to 1; low must be below high, and above 0 on a "
+        "logarithmic axis");
+  ts::RooflinePlot roofline;
+  roofline.title = "mine";
+  CHECK(message_of([&] { ts::svg(roofline); }) ==
+        "svg: roofline \"mine\" has no peak or no memory level; give a peak above 0 and one roof "
+        "or more");
+  roofline.peak_flops_per_second = 1;
+  roofline.roofs = {{"L1", 0}};
+  CHECK(message_of([&] { ts::svg(roofline); }) ==
+        "svg: roofline \"mine\": memory level \"L1\" has no bandwidth; give bytes per second "
+        "above 0");
+  ts::LinkHeatMap map;
+  map.bytes = {{0, 1}, {1}};
+  CHECK(message_of([&] { ts::svg(map); }) ==
+        "svg: link heat map: row 1 has 1 of 2 columns; give one for each device");
+  map.bytes = {{0, -1}, {1, 0}};
+  CHECK(message_of([&] { ts::svg(map); }) ==
+        "svg: link heat map: row 0 holds a negative or not finite count of bytes; give 0 or more");
+  map.bytes = {{0, 1}, {1, 0}};
+  map.names = {"a"};
+  CHECK(message_of([&] { ts::svg(map); }) ==
+        "svg: link heat map: 1 names for 2 devices; give one for each device, or none");
+}
+
+TEST_CASE("show: a page is one file, escaped, without a script") {
+  ts::HtmlPage page("A & B");
+  page.text("one <two>\n\nthree");
+  page.heading("Ops");
+  ts::Table table;
+  table.title = "ops";
+  table.columns = {"op", "bytes"};
+  table.add({"<matmul>", "4,096"});
+  page.table(table);
+  page.code("x < y");
+  page.picture(ts::svg(laptop_like()));
+  const std::string html = page.html();
+  CHECK(contains(html, "<h1>A &amp; B</h1>"));
+  CHECK(contains(html, "<p>one &lt;two&gt;</p>\n<p>three</p>"));
+  CHECK(contains(html, "<td>&lt;matmul&gt;</td><td class=\"n\">4,096</td>"));
+  CHECK(contains(html, "<pre>x &lt; y</pre>"));
+  CHECK_FALSE(contains(html, "<script"));
+  CHECK_FALSE(contains(html, "<link"));
+  CHECK_FALSE(contains(html, " src="));
+}
+
+TEST_CASE("show: a page is saved whole, and a failed save leaves the old one") {
+  const std::string path = "show_test_page.html";
+  ts::HtmlPage page("first");
+  page.save(path);
+  CHECK(read_file(path) == page.html());
+  ts::HtmlPage second("second");
+  second.save(path);
+  CHECK(read_file(path) == second.html());
+  CHECK(read_file(path + ".part").empty());
+  std::remove(path.c_str());
+  CHECK(message_of([&] { page.save("no/such/folder/page.html"); }) ==
+        "HtmlPage::save: cannot write \"no/such/folder/page.html\"; give a path in a folder that "
+        "exists and can be written");
+  CHECK(message_of([&] { ts::svg(laptop_like()).save("no/such/folder/a.svg"); }) ==
+        "Svg::save: cannot write \"no/such/folder/a.svg\"; give a path in a folder that exists "
+        "and can be written");
+#if !defined(_WIN32)
+  CHECK(message_of([&] { page.save("."); }) ==
+        "HtmlPage::save: cannot write \".\"; the disk may be full, or the path a folder");
+#endif
+}
+
+TEST_CASE("show: base64 is that of RFC 4648") {
+  const char* const plain[] = {"", "f", "fo", "foo", "foob", "fooba", "foobar"};
+  const char* const coded[] = {"",         "Zg==",     "Zm8=",    "Zm9v",
+                               "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy"};
+  for (int i = 0; i < 7; ++i) {
+    CHECK(ts::detail::base64(plain[i]) == coded[i]);
+  }
+  CHECK(ts::detail::base64("\xff\xfe\xfd") == "//79");
+}
+
+TEST_CASE("show: text on a terminal, a frame where the environment asks for it, or silence") {
+  std::ostringstream out;
+  ts::ShowOptions options;
+  options.out = &out;
+  ts::Table table;
+  table.columns = {"op"};
+  table.add({"add"});
+  const ts::Svg picture = ts::svg(laptop_like());
+  ts::show(picture, options);
+  ts::show(table, options);
+  ts::show(3.5, options);
+  CHECK(out.str() == picture.text + "\n" + table.text() + "3.5\n");
+#if !defined(_WIN32)
+  out.str("");
+  setenv("TINYSCALE_DISPLAY", "frame", 1);
+  ts::show(picture, options);
+  ts::show(table, options);
+  unsetenv("TINYSCALE_DISPLAY");
+  CHECK(out.str() == "\x02MIME image/svg+xml " + ts::detail::base64(picture.markup()) +
+                         "\x03\n\x02MIME text/html " +
+                         ts::detail::base64(ts::detail::html_table(table)) + "\x03\n");
+#endif
+  options.out = nullptr;
+  options.path = "show_test_picture.svg";
+  ts::show(picture, options);
+  CHECK(read_file(options.path) == picture.markup());
+  std::remove(options.path.c_str());
+}
+
+TEST_CASE("show: a notebook kernel finds the pictures by its own json type") {
+  FakeJson drawn = mime_bundle_repr(ts::svg(laptop_like()));
+  CHECK(contains(drawn["image/svg+xml"], "<svg"));
+  CHECK(contains(drawn["text/plain"], "Roofline of"));
+  ts::Table table;
+  table.columns = {"op"};
+  FakeJson set = mime_bundle_repr(table);
+  CHECK(contains(set["text/html"], "<table>"));
+}
