@@ -26,6 +26,7 @@
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/counters.hpp"
 #include "tinyscale/measure/profile.hpp"
+#include "tinyscale/measure/quantity.hpp"
 
 // hardware: chips, networks, the roofline, this laptop
 #include "tinyscale/hardware/chip.hpp"
@@ -57,6 +58,38 @@
 #include "tinyscale/tensor/tokens.hpp"
 #include "tinyscale/tensor/views.hpp"
 
+// systolic: the array, PE by PE
+#include "tinyscale/systolic/array_report.hpp"
+#include "tinyscale/systolic/array_timing.hpp"
+#include "tinyscale/systolic/pe_grid.hpp"
+#include "tinyscale/systolic/weight_stationary.hpp"
+#include "tinyscale/systolic/output_stationary.hpp"
+
 // model: the transformer, its text, training, checkpoints
+#include "tinyscale/model/experts.hpp"
+#include "tinyscale/model/hooks.hpp"
+#include "tinyscale/model/model_config.hpp"
+#include "tinyscale/model/tokenizer.hpp"
+#include "tinyscale/model/transformer.hpp"
+#include "tinyscale/model/forward.hpp"
+#include "tinyscale/model/data.hpp"
+#include "tinyscale/model/read_text.hpp"
+#include "tinyscale/model/generate.hpp"
+#include "tinyscale/model/json.hpp"
+#include "tinyscale/model/model_presets.hpp"
+#include "tinyscale/model/optimizer.hpp"
+#include "tinyscale/model/safetensors.hpp"
+#include "tinyscale/model/train_step.hpp"
+#include "tinyscale/model/training_memory.hpp"
+
+// parallel: one model on many devices
+#include "tinyscale/parallel/layout.hpp"
+#include "tinyscale/parallel/train_report.hpp"
 
 // show: pictures and pages
+#include "tinyscale/show/svg.hpp"
+#include "tinyscale/show/html.hpp"
+#include "tinyscale/show/display.hpp"
+#include "tinyscale/show/heat_map.hpp"
+#include "tinyscale/show/plot.hpp"
+#include "tinyscale/show/pictures.hpp"

@@ -107,7 +107,7 @@ TEST_CASE("show: a roofline has a slope for each level, dots, rings, and names i
   const std::string markup = ts::svg(laptop_like()).markup();
   CHECK(contains(markup, "FLOP per byte"));
   CHECK(contains(markup, "FLOP per second"));
-  CHECK(contains(markup, "DRAM 20.0 GB/s"));
+  CHECK(contains(markup, "DRAM 20 GB/s"));
   CHECK(contains(markup, "op, measured"));
   CHECK(contains(markup, "without FLOPs, not drawn: reshape"));
   CHECK(occurrences(markup, "<circle") == 3 + 2);  // two dots, one ring, two samples
@@ -195,7 +195,7 @@ TEST_CASE("show: a heat map shows every pair that exchanged bytes") {
   const ts::Svg picture = ts::svg(map);
   CHECK(well_formed(picture.markup()));
   CHECK(occurrences(picture.markup(), "ts-empty\"") == 6);
-  CHECK(occurrences(picture.markup(), ">4.10 kB<") == 2);
+  CHECK(occurrences(picture.markup(), ">4.1 kB<") == 2);
   CHECK(contains(picture.text, "3 devices, 16.4 kB in all, at most 8.19 kB"));
   map.bytes.assign(2, {0, 0});
   CHECK(contains(ts::svg(map).markup(), "nothing was sent"));

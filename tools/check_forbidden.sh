@@ -25,7 +25,8 @@ search "<future> and std::async (break interpreters)" '<future>|std::(async|prom
 search "an expensive standard header" \
   '# *include *<(regex|filesystem|immintrin\.h|sstream|iomanip|fstream|random|locale|bits/stdc\+\+\.h)>'
 search "a constructor attribute (never runs in interpreters)" '__attribute__ *\( *\( *constructor'
-search "a detached thread (own every thread and join it)" 'thread[a-z_]*(\[[^]]*\]|\([^)]*\))?(\.|->)detach\(\)' 
+search "a detached thread (own every thread and join it)" \
+  '(^|[;{}]) *[a-z_0-9.]+(\[[^]]*\])?(\.|->)detach\(\) *;'
 search "inline assembler outside base/cpu.hpp" '(^|[^a-z_])(__)?asm(__)?([ \t]+(__)?volatile(__)?)?[ \t]*\(' base/cpu.hpp
 search "__builtin_cpu_* outside base/cpu.hpp" '__builtin_cpu_(init|supports|is)' base/cpu.hpp
 search "function multiversioning" 'target_clones|__attribute__ *\( *\( *ifunc'

@@ -23,7 +23,8 @@ function quoted(line, open, close_,    rest) {    # the text between the two del
 
 function phrase(line) {                           # the first phrase, whole words, at most 52 columns
   sub(/[:.;]( .*)?$/, "", line)
-  while (length(line) > 52) sub(/[ ,]+[^ ]*$/, "", line)
+  while (length(line) > 52 && line ~ /,/) sub(/,[^,]*$/, "", line)
+  while (length(line) > 52) sub(/ +[^ ]*$/, "", line)
   return line
 }
 

@@ -98,6 +98,13 @@ inline std::string format_count(double v) {
   return negative ? "-" + out : out;
 }
 
+// "1.8985" for format_fixed(1.89851, 4).
+inline std::string format_fixed(double v, int digits) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.*f", digits, v);
+  return buffer;
+}
+
 inline std::string format_percent(double fraction) {
   char buffer[64];
   std::snprintf(buffer, sizeof buffer, "%.1f %%", 100 * fraction);

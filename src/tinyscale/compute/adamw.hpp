@@ -28,12 +28,22 @@ struct AdamWBlock {
   template <class L>
   TINYSCALE_INLINE void step(const typename L::V& grads, typename L::V& p, typename L::V& first,
                              typename L::V& second) const {
-    const typename L::V g = grads * grad_scale;
-    first = first * beta1 + g * (1.0f - beta1);
-    second = second * beta2 + g * g * (1.0f - beta2);
-    typename L::V deviation;
+    typename L::V c, d, deviation;
+    broadcast<L>(grad_scale, c);
+    const typename L::V g = grads * c;
+    broadcast<L>(beta1, c);
+    broadcast<L>(1.0f - beta1, d);
+    first = first * c + g * d;
+    broadcast<L>(beta2, c);
+    broadcast<L>(1.0f - beta2, d);
+    second = second * c + g * g * d;
     sqrt_vector<L>(second, deviation);
-    p = p * decay - rate * first / (deviation * root + epsilon);
+    broadcast<L>(root, c);
+    broadcast<L>(epsilon, d);
+    const typename L::V below = deviation * c + d;
+    broadcast<L>(decay, c);
+    broadcast<L>(rate, d);
+    p = p * c - d * first / below;
   }
 
   template <class L>

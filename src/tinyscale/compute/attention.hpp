@@ -89,21 +89,24 @@ struct AttentionSoftmaxBackward {
       const float mean = dot_row<L>(s.head_size, o + i * s.o_stride, d_o + i * s.o_stride);
       float* pi = p + i * width;
       float* gi = g + i * width;
-      typename L::V vp, vg;
+      typename L::V vp, vg, vm, vs, vl;
+      broadcast<L>(mean, vm);
+      broadcast<L>(scale, vs);
+      broadcast<L>(lse[i], vl);
       std::int64_t j = 0;
       for (; j + L::width <= seen; j += L::width) {
         load<L>(pi + j, vp);
         load<L>(gi + j, vg);
-        exp_vector<L>(vp * scale - lse[i], vp);
+        exp_vector<L>(vp * vs - vl, vp);
         store<L>(pi + j, vp);
-        store<L>(gi + j, vp * (vg - mean) * scale);
+        store<L>(gi + j, vp * (vg - vm) * vs);
       }
       if (j < seen) {
         load_part<L>(pi + j, seen - j, 0.0f, vp);
         load_part<L>(gi + j, seen - j, 0.0f, vg);
-        exp_vector<L>(vp * scale - lse[i], vp);
+        exp_vector<L>(vp * vs - vl, vp);
         store_part<L>(pi + j, seen - j, vp);
-        store_part<L>(gi + j, seen - j, vp * (vg - mean) * scale);
+        store_part<L>(gi + j, seen - j, vp * (vg - vm) * vs);
       }
       std::fill(pi + seen, pi + width, 0.0f);
       std::fill(gi + seen, gi + width, 0.0f);

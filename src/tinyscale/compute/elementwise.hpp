@@ -127,7 +127,9 @@ struct ScaleOp {  // y = factor a
   template <class L>
   TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V&,
                               typename L::V& y) const {
-    y = a * factor;
+    typename L::V f;
+    broadcast<L>(factor, f);
+    y = a * f;
   }
 };
 
@@ -137,7 +139,9 @@ struct ScaledAddOp {  // y += factor a
   template <class L>
   TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V&,
                               typename L::V& y) const {
-    y = y + a * factor;
+    typename L::V f;
+    broadcast<L>(factor, f);
+    y = y + a * f;
   }
 };
 

@@ -109,7 +109,7 @@ TINYSCALE_INLINE void gemm_tile(std::int64_t k, const float* a, std::int64_t a_r
       if (beta != 0.0f) {
         V old;
         load<L>(to, old);
-        sum[i][j] = sum[i][j] + old * beta;
+        sum[i][j] = sum[i][j] + old;  // beta is 0 or 1
       }
       store<L>(to, sum[i][j]);
     }

@@ -161,9 +161,21 @@ TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L
   }
 }
 
+// Every lane x. g++ builds `x + V{}` lane by lane when it meets it outside a target function (an
+// inlined template), so a scalar known only at run time always comes in through here.
 template <class L>
 TINYSCALE_INLINE void broadcast(float x, typename L::V& v) {
-  v = x - typename L::V{};
+  if constexpr (L::width == 1) {
+    v = x;
+  } else {
+#if TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+    typename L::V first{};
+    first[0] = x;
+    v = __builtin_shuffle(first, typename L::I{});
+#else
+    v = x - typename L::V{};
+#endif
+  }
 }
 
 template <class L>

@@ -39,7 +39,7 @@ struct NormRows {
     typedef typename L::V V;
     const std::int64_t full = cols / L::width * L::width;
     const float count = static_cast<float>(cols);
-    V v, w, b, total{};
+    V v, w, b, c{}, total{};
     float center = 0.0f;
     if (mean != nullptr) {
       for (std::int64_t j = 0; j < full; j += L::width) {
@@ -52,11 +52,12 @@ struct NormRows {
       }
       center /= count;
       mean[i] = center;
+      broadcast<L>(center, c);
     }
     total = V{};
     for (std::int64_t j = 0; j < full; j += L::width) {
       load<L>(xi + j, v);
-      total = total + (v - center) * (v - center);
+      total = total + (v - c) * (v - c);
     }
     float square = sum_lanes<L>(total);
     for (std::int64_t j = full; j < cols; ++j) {
@@ -64,6 +65,8 @@ struct NormRows {
     }
     const float r = 1.0f / std::sqrt(square / count + eps);
     rstd[i] = r;
+    V vr;
+    broadcast<L>(r, vr);
     for (std::int64_t j = 0; j < full; j += L::width) {
       load<L>(xi + j, v);
       load<L>(weight + j, w);
@@ -71,7 +74,7 @@ struct NormRows {
       if (bias != nullptr) {
         load<L>(bias + j, b);
       }
-      store<L>(yi + j, (v - center) * r * w + b);
+      store<L>(yi + j, (v - c) * vr * w + b);
     }
     for (std::int64_t j = full; j < cols; ++j) {
       yi[j] = (xi[j] - center) * r * weight[j] + (bias == nullptr ? 0.0f : bias[j]);
@@ -106,14 +109,16 @@ struct NormBackwardRows {
                              float& mean_g, float& mean_gn) const {
     typedef typename L::V V;
     const std::int64_t full = cols / L::width * L::width;
-    V v, w, d, sg{}, sgn{};
+    V v, w, d, c, vr, sg{}, sgn{};
+    broadcast<L>(center, c);
+    broadcast<L>(r, vr);
     for (std::int64_t j = 0; j < full; j += L::width) {
       load<L>(xi + j, v);
       load<L>(weight + j, w);
       load<L>(dyi + j, d);
       const V g = d * w;
       sg = sg + g;
-      sgn = sgn + g * ((v - center) * r);
+      sgn = sgn + g * ((v - c) * vr);
     }
     mean_g = sum_lanes<L>(sg);
     mean_gn = sum_lanes<L>(sgn);
@@ -131,14 +136,18 @@ struct NormBackwardRows {
                                float r, float mean_g, float mean_gn) const {
     typedef typename L::V V;
     const std::int64_t full = cols / L::width * L::width;
-    V v, w, d, o;
+    V v, w, d, o, c, vr, mg, mgn;
+    broadcast<L>(center, c);
+    broadcast<L>(r, vr);
+    broadcast<L>(mean_g, mg);
+    broadcast<L>(mean_gn, mgn);
     for (std::int64_t j = 0; j < full; j += L::width) {
       load<L>(xi + j, v);
       load<L>(weight + j, w);
       load<L>(dyi + j, d);
       load<L>(dxi + j, o);
-      const V n = (v - center) * r;
-      store<L>(dxi + j, o + r * (d * w - mean_g - n * mean_gn));
+      const V n = (v - c) * vr;
+      store<L>(dxi + j, o + vr * (d * w - mg - n * mgn));
       load<L>(dweight + j, o);
       store<L>(dweight + j, o + d * n);
       if (dbias != nullptr) {

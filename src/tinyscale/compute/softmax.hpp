@@ -32,9 +32,10 @@ TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& m
   }
   max = max_lanes<L>(best);
   V total{}, e;
+  broadcast<L>(max, best);
   for (std::int64_t j = 0; j < full; j += L::width) {
     load<L>(x + j, v);
-    exp_vector<L>(v - max, e);
+    exp_vector<L>(v - best, e);
     total = total + e;
     if (y != nullptr) {
       store<L>(y + j, e);
@@ -42,7 +43,7 @@ TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& m
   }
   if (full < n) {
     load_part<L>(x + full, n - full, lowest, v);
-    exp_vector<L>(v - max, e);
+    exp_vector<L>(v - best, e);
     total = total + e;
     if (y != nullptr) {
       store_part<L>(y + full, n - full, e);
@@ -53,11 +54,12 @@ TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& m
 
 template <class L>
 TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
-  typename L::V v;
+  typename L::V v, f;
+  broadcast<L>(factor, f);
   std::int64_t j = 0;
   for (; j + L::width <= n; j += L::width) {
     load<L>(y + j, v);
-    store<L>(y + j, v * factor);
+    store<L>(y + j, v * f);
   }
   for (; j < n; ++j) {
     y[j] *= factor;
@@ -108,13 +110,14 @@ struct SoftmaxBackwardRows {
       const float* dyi = dy + i * cols;
       float* dxi = dx + i * cols;
       const float mean = dot_row<L>(cols, yi, dyi);
-      typename L::V vy, vd, vx;
+      typename L::V vy, vd, vx, vm;
+      broadcast<L>(mean, vm);
       std::int64_t j = 0;
       for (; j + L::width <= cols; j += L::width) {
         load<L>(yi + j, vy);
         load<L>(dyi + j, vd);
         load<L>(dxi + j, vx);
-        store<L>(dxi + j, vx + vy * (vd - mean));
+        store<L>(dxi + j, vx + vy * (vd - vm));
       }
       for (; j < cols; ++j) {
         dxi[j] += yi[j] * (dyi[j] - mean);
@@ -157,19 +160,21 @@ struct CrossEntropyBackwardRows {
       }
       const float* x = logits + i * vocab;
       float* dx = dlogits + i * vocab;
-      typename L::V v, e, d;
+      typename L::V v, e, d, vl, vs;
+      broadcast<L>(lse[i], vl);
+      broadcast<L>(scale, vs);
       std::int64_t j = 0;
       for (; j + L::width <= vocab; j += L::width) {
         load<L>(x + j, v);
         load<L>(dx + j, d);
-        exp_vector<L>(v - lse[i], e);
-        store<L>(dx + j, d + e * scale);
+        exp_vector<L>(v - vl, e);
+        store<L>(dx + j, d + e * vs);
       }
       if (j < vocab) {
         load_part<L>(x + j, vocab - j, 0.0f, v);
         load_part<L>(dx + j, vocab - j, 0.0f, d);
-        exp_vector<L>(v - lse[i], e);
-        store_part<L>(dx + j, vocab - j, d + e * scale);
+        exp_vector<L>(v - vl, e);
+        store_part<L>(dx + j, vocab - j, d + e * vs);
       }
       dx[targets[i]] -= scale;
     }

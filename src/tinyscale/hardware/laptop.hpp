@@ -1,6 +1,6 @@
 #pragma once
 // This machine as a chip: what a loop of multiply-adds reaches, and what a streaming read moves
-// from each level of memory, on all threads together. Medians of a few runs, once a program, under 2 s.
+// from each level of memory, on all threads together: medians of a few runs, once a program.
 // The loops are of vector extensions, compiled for the instruction sets that cpu() chooses from.
 
 #include <algorithm>  // sort, min, max
@@ -138,6 +138,7 @@ inline double seconds_now() {
 inline void keep_alive(float value) {
   static volatile float sink = 0;
   sink = value;
+  static_cast<void>(sink);
 }
 
 // Seconds in which all threads, started together, have each run body(thread) once.

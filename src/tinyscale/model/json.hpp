@@ -146,7 +146,7 @@ class JsonReader {
     if (text_.compare(at_, 4, "true") == 0 || text_.compare(at_, 5, "false") == 0) {
       value.kind = Json::Kind::boolean;
       value.number = text_[at_] == 't' ? 1 : 0;
-      at_ += text_[at_] == 't' ? 4 : 5;
+      at_ += value.number != 0 ? 4u : 5u;
     } else if (text_.compare(at_, 4, "null") == 0) {
       at_ += 4;
     } else {

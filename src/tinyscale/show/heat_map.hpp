@@ -10,10 +10,17 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/text.hpp"
-#include "tinyscale/show/pictures.hpp"
 #include "tinyscale/show/svg.hpp"
 
 namespace tinyscale {
+
+// bytes[i][j] went from device i to device j.
+struct LinkHeatMap {
+  std::string title = "Bytes over each link";
+  std::vector<std::vector<double>> bytes;
+  std::vector<std::string> names;  // of the devices; empty: their numbers
+};
+
 namespace detail {
 
 struct CellColor {

@@ -1,5 +1,5 @@
 #pragma once
-// The pictures of this field: the roofline, the loss curve, the map of bytes between devices.
+// The roofline and the loss curve.
 // Roofline: an op of I FLOPs per byte reaches at most min(peak, I x bandwidth) FLOPs per second
 // (Williams, Waterman and Patterson 2009). A report's dots are its formula; its rings measured.
 
@@ -42,13 +42,6 @@ struct LossCurve {
   std::vector<double> train_steps, train;
   std::vector<double> validation_steps, validation;
   std::vector<Series> others;  // other runs of the same training
-};
-
-// bytes[i][j] went from device i to device j.
-struct LinkHeatMap {
-  std::string title = "Bytes over each link";
-  std::vector<std::vector<double>> bytes;
-  std::vector<std::string> names;  // of the devices; empty: their numbers
 };
 
 namespace detail {

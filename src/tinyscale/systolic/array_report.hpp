@@ -5,6 +5,7 @@
 // T is the length of the stream through one fold, a fold is one pass with one stationary tile.
 
 #include <cstdint>   // int64_t
+#include <cstdio>    // snprintf
 #include <iostream>  // ostream
 #include <string>    // string
 #include <vector>    // vector
@@ -109,19 +110,26 @@ struct SystolicRun : SystolicTiming {
 
 namespace detail {
 
+// A fraction as a bare number of percent, which a spreadsheet can read.
+inline std::string percent(double fraction) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.4f", 100 * fraction);
+  return text;
+}
+
 inline Table systolic_table(const SystolicTiming& t, const char* column) {
   Table table;
   table.title = cat(t.rows, " x ", t.cols, " array, ", name_of(t.dataflow), ", ",
                     name_of(t.schedule), ": x [", t.m, ", ", t.k, "] times w [", t.k, ", ", t.n,
                     "], ", t.row_folds, " x ", t.col_folds, " folds");
-  table.columns = {"quantity", column, "unit", "share of PE-ticks"};
+  table.columns = {"quantity", column, "unit", "% of PE-ticks"};
   const auto count = [&table](const char* name, std::int64_t value, const char* unit) {
     table.add({name, std::to_string(value), unit, ""});
   };
   count("cycles", t.cycles, "ticks");
   count("macs", t.macs, "multiply-adds");
-  table.add({"utilization", format_percent(t.utilization), "of PE-ticks", ""});
-  table.add({"mapping efficiency", format_percent(t.mapping_efficiency), "of stream slots", ""});
+  table.add({"utilization", percent(t.utilization), "% of PE-ticks", ""});
+  table.add({"mapping efficiency", percent(t.mapping_efficiency), "% of stream slots", ""});
   count("sram reads input", t.sram_reads_input, "words");
   count("sram reads weight", t.sram_reads_weight, "words");
   count("sram writes output", t.sram_writes_output, "words");
@@ -130,7 +138,7 @@ inline Table systolic_table(const SystolicTiming& t, const char* column) {
   const double all = static_cast<double>(t.ledger.total());
   const auto share = [&table, all](const char* name, std::int64_t value) {
     table.add({name, std::to_string(value), "PE-ticks",
-               format_percent(all > 0 ? static_cast<double>(value) / all : 0.0)});
+               percent(all > 0 ? static_cast<double>(value) / all : 0.0)});
   };
   share("useful", t.ledger.useful);
   share("padded", t.ledger.padded);

@@ -1,0 +1,123 @@
+#pragma once
+// AdamW with decoupled weight decay on matrices alone (arXiv 1711.05101), the global gradient norm,
+// and the warm-up and cosine schedule of the learning rate.
+
+#include <algorithm>  // min
+#include <cmath>      // cos, sqrt
+#include <cstdint>    // int64_t
+#include <utility>    // move
+#include <vector>     // vector
+
+#include "tinyscale/compute/adamw.hpp"
+#include "tinyscale/measure/context.hpp"
+#include "tinyscale/tensor/create.hpp"
+#include "tinyscale/tensor/tensor.hpp"
+
+namespace tinyscale {
+
+struct AdamWOptions {
+  double learning_rate = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;  // on tensors of two or more dimensions
+};
+
+// Holds two moments a number: 8 bytes beside the 4 of the parameter and the 4 of its gradient.
+class AdamW {
+ public:
+  explicit AdamW(std::vector<Tensor> tensors, AdamWOptions start = AdamWOptions())
+      : options(start), tensors_(std::move(tensors)) {
+    const MemoryScope scope(MemoryKind::optimizer);
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (!tensors_[i].requires_grad()) {
+        throw Error(detail::cat("AdamW: tensor ", i, " of ", tensors_.size(),
+                                " has no gradient; make it with parameter()"));
+      }
+      moments_.push_back(zeros(tensors_[i].shape()));
+      squares_.push_back(zeros(tensors_[i].shape()));
+    }
+  }
+
+  AdamWOptions options;  // may change between steps (a schedule sets learning_rate)
+
+  // Updates every tensor that has a gradient; each gradient is first multiplied by grad_scale.
+  void step(double grad_scale = 1.0) {
+    ++steps_;
+    kernel::AdamWStep s;
+    s.learning_rate = static_cast<float>(options.learning_rate);
+    s.beta1 = static_cast<float>(options.beta1);
+    s.beta2 = static_cast<float>(options.beta2);
+    s.epsilon = static_cast<float>(options.epsilon);
+    s.grad_scale = static_cast<float>(grad_scale);
+    s.step = steps_;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const Tensor grad = tensors_[i].grad();
+      if (grad.defined()) {
+        s.weight_decay = tensors_[i].dims() >= 2 ? static_cast<float>(options.weight_decay) : 0.0f;
+        kernel::adamw(grad.count(), s, grad.data(), tensors_[i].data(), moments_[i].data(),
+                      squares_[i].data());
+      }
+    }
+  }
+
+  void zero_grad() {
+    for (const Tensor& tensor : tensors_) {
+      tensor.zero_grad();
+    }
+  }
+
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+  std::int64_t steps() const { return steps_; }
+
+ private:
+  std::vector<Tensor> tensors_;
+  std::vector<Tensor> moments_;
+  std::vector<Tensor> squares_;
+  std::int64_t steps_ = 0;
+};
+
+// Sum of the squares of all gradients; a sharded model adds these over devices.
+inline double grad_sum_of_squares(const std::vector<Tensor>& tensors) {
+  double total = 0;
+  for (const Tensor& tensor : tensors) {
+    const Tensor grad = tensor.grad();
+    total += grad.defined() ? kernel::sum_of_squares(grad.count(), grad.data()) : 0.0;
+  }
+  return total;
+}
+
+// What gradients of that norm are multiplied by so that it is at most max; max 0: no limit.
+inline double clip_scale(double norm, double max) {
+  return max > 0 ? std::min(1.0, max / (norm + 1e-6)) : 1.0;
+}
+
+// Shrinks all gradients together when their norm is above max; returns the norm before.
+inline double clip_grad_norm(const std::vector<Tensor>& tensors, double max) {
+  const double norm = std::sqrt(grad_sum_of_squares(tensors));
+  const auto scale = static_cast<float>(clip_scale(norm, max));
+  if (scale < 1.0f) {
+    for (const Tensor& tensor : tensors) {
+      Tensor grad = tensor.grad();
+      for (std::int64_t i = 0; i < grad.count(); ++i) {
+        grad.data()[i] *= scale;
+      }
+    }
+  }
+  return norm;
+}
+
+// Rises as (step + 1) / (warmup + 1) to max, then falls as a cosine to min at `total`.
+inline double cosine_schedule(std::int64_t step, std::int64_t warmup, std::int64_t total,
+                              double max, double min) {
+  if (step < warmup) {
+    return max * static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
+  }
+  if (step >= total) {
+    return min;
+  }
+  const double done = static_cast<double>(step - warmup) / static_cast<double>(total - warmup);
+  return min + 0.5 * (1.0 + std::cos(3.14159265358979323846 * done)) * (max - min);
+}
+
+}  // namespace tinyscale

@@ -1,0 +1,83 @@
+#pragma once
+// One step of training: forward, backward, clip, update. 6 flops a parameter and token.
+
+#include <cmath>     // sqrt, isfinite
+#include <cstdint>   // int64_t
+#include <iostream>  // ostream, cout
+
+#include "tinyscale/model/data.hpp"
+#include "tinyscale/model/forward.hpp"
+#include "tinyscale/model/optimizer.hpp"
+
+namespace tinyscale {
+
+// How to train, wherever it runs.
+struct StepOptions {
+  std::int64_t steps = 500;
+  std::int64_t batch = 12;  // sequences a step, over all devices
+  double learning_rate = 1e-3;
+  double min_learning_rate = 1e-4;
+  std::int64_t warmup = 100;
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double weight_decay = 0.1;
+  double clip = 1.0;  // of the global gradient norm; 0: none
+  double dropout = 0.0;
+  std::int64_t eval_every = 250;
+  std::uint64_t seed = 1337;      // of data order and dropout
+  std::ostream* out = &std::cout;  // progress; null is silent
+};
+
+struct StepResult {
+  double loss = 0;       // before the update
+  double grad_norm = 0;  // before clipping
+};
+
+inline AdamWOptions adamw_options(const StepOptions& options) {
+  AdamWOptions adamw;
+  adamw.learning_rate = options.learning_rate;
+  adamw.beta1 = options.beta1;
+  adamw.beta2 = options.beta2;
+  adamw.weight_decay = options.weight_decay;
+  return adamw;
+}
+
+namespace detail {
+
+inline void check_finite(const char* what, double value, std::int64_t step,
+                         const StepOptions& options) {
+  if (!std::isfinite(value)) {
+    throw Error(cat("train_step: the ", what, " is ", value, " in step ", step,
+                    "; try a smaller learning_rate than ", options.learning_rate,
+                    ", a longer warmup than ", options.warmup, " steps or a smaller clip than ",
+                    options.clip));
+  }
+}
+
+}  // namespace detail
+
+// Learns from the batch in step `step`, counted from 0; throws when the loss is no longer a number.
+inline StepResult train_step(const Transformer& model, AdamW& optimizer, const Batch& batch,
+                             const StepOptions& options, std::int64_t step,
+                             const Hooks& hooks = Hooks()) {
+  Hooks own = hooks;
+  own.dropout = options.dropout;
+  own.dropout_seed = detail::parameter_seed(options.seed, static_cast<std::uint64_t>(step));
+  StepResult result;
+  {
+    const Tensor loss = model.loss(batch.ids, batch.targets, batch.sequences, batch.time, own);
+    result.loss = static_cast<double>(loss.item());
+    detail::check_finite("loss", result.loss, step, options);
+    loss.backward();
+  }
+  result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors()));
+  detail::check_finite("gradient norm", result.grad_norm, step, options);
+  optimizer.options.learning_rate = cosine_schedule(step, options.warmup, options.steps,
+                                                    options.learning_rate,
+                                                    options.min_learning_rate);
+  optimizer.step(clip_scale(result.grad_norm, options.clip));
+  optimizer.zero_grad();
+  return result;
+}
+
+}  // namespace tinyscale

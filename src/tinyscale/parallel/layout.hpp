@@ -1,0 +1,59 @@
+#pragma once
+// A layout: how one training step is divided over devices.
+// devices = data * tensor * pipeline * context; expert divides data * context.
+
+#include <cstdint>  // int64_t
+#include <string>   // string
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/hardware/network.hpp"
+
+namespace tinyscale {
+
+// What ZeRO (arXiv 1910.02054) shards over the data axis, each stage with those before it.
+enum class Zero { none, optimizer, gradients, parameters };
+
+struct Layout {
+  std::int64_t data = 1;      // replicas, each with its part of the batch
+  std::int64_t tensor = 1;    // pieces of every matrix
+  std::int64_t pipeline = 1;  // groups of layers
+  std::int64_t context = 1;   // pieces of every sequence
+  std::int64_t expert = 1;    // groups of experts
+  std::int64_t microbatches = 1;
+  Zero zero = Zero::none;
+
+  std::int64_t devices() const { return data * tensor * pipeline * context; }
+  // "data 4"
+  std::string text() const {
+    return detail::cat("data ", data, ", tensor ", tensor, ", pipeline ", pipeline, ", context ",
+                       context);
+  }
+};
+
+namespace detail {
+
+// Throws what is wrong with training `batch` sequences by `layout` on `chips` chips.
+inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t batch) {
+  if (layout.data < 1 || layout.tensor < 1 || layout.pipeline < 1 || layout.context < 1 ||
+      layout.expert < 1 || layout.microbatches < 1) {
+    throw Error(cat("train: layout is ", layout.text(), ", expert ", layout.expert,
+                    ", microbatches ", layout.microbatches, "; each must be at least 1"));
+  }
+  if (layout.tensor > 1 || layout.pipeline > 1 || layout.context > 1 || layout.expert > 1 ||
+      layout.microbatches > 1 || layout.zero != Zero::none) {
+    throw Error(cat("train: layout is ", layout.text(), "; this version runs data parallelism "
+                    "alone: set tensor, pipeline, context, expert and microbatches to 1 and zero "
+                    "to Zero::none"));
+  }
+  if (layout.devices() != chips) {
+    throw Error(cat("train: layout is ", layout.text(), " = ", layout.devices(),
+                    " devices, the machine has ", chips, " chips; they must be equal"));
+  }
+  if (batch % layout.data != 0) {
+    throw Error(cat("train: a batch of ", batch, " sequences does not divide over ", layout.data,
+                    " data-parallel devices; right is a multiple of ", layout.data));
+  }
+}
+
+}  // namespace detail
+}  // namespace tinyscale

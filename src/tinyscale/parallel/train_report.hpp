@@ -1,0 +1,76 @@
+#pragma once
+// What a training run says afterwards: losses, speed, memory, and on a mesh what every device sent,
+// each beside its prediction. Columns say formula, simulated (declared machine) or measured (laptop).
+
+#include <cmath>     // isnan
+#include <cstdint>   // int64_t
+#include <cstdio>    // snprintf
+#include <iostream>  // ostream
+#include <string>    // string
+#include <vector>    // vector
+
+#include "tinyscale/base/text.hpp"
+#include "tinyscale/measure/compare.hpp"
+#include "tinyscale/mesh/mesh_run.hpp"
+
+namespace tinyscale {
+
+struct Validation {
+  std::int64_t step = 0;
+  double loss = 0;  // mean over the whole validation split, nats a token
+};
+
+struct TrainReport {
+  std::string model, text, machine;
+  std::int64_t devices = 1;
+  std::vector<double> losses;  // of the global batch, before each step
+  std::vector<double> grad_norms;  // before clipping
+  std::vector<Validation> validation;
+  double seconds = 0;            // in training steps, measured; evaluation left out
+  double tokens_per_second = 0;  // measured
+  double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
+  double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(f32)
+  Comparison counted;            // bytes, steps and simulated time of a step beside their formulas
+  Comparison memory;             // peak bytes by the meter beside the closed form
+  MeshRun last_step;             // log of the last step on a mesh; empty on one device
+
+  double final_loss() const { return losses.empty() ? std::nan("") : losses.back(); }
+  double final_validation() const {
+    return validation.empty() ? std::nan("") : validation.back().loss;
+  }
+
+  Table table() const {
+    Table t;
+    t.title = detail::cat("training ", model, " on ", text, ", ", devices, " device",
+                          devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine);
+    t.columns = {"what", "value", "kind"};
+    if (!losses.empty()) {
+      t.add({"first loss", format_fixed(losses.front(), 4), "measured"});
+      t.add({"last loss", format_fixed(losses.back(), 4), "measured"});
+    }
+    for (const Validation& v : validation) {
+      t.add({detail::cat("validation loss, step ", v.step), format_fixed(v.loss, 4), "measured"});
+    }
+    t.add({"time in steps", format_seconds(seconds), "measured"});
+    t.add({"tokens/s", format_count(std::round(tokens_per_second)), "measured"});
+    t.add({"MFU of this laptop (6 N + attention over f32 peak, wall clock)", format_percent(mfu),
+           "measured"});
+    return t;
+  }
+  operator Table() const { return table(); }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
+  out << report.table();
+  if (!report.memory.rows.empty()) {
+    out << report.memory;
+  }
+  if (!report.counted.rows.empty()) {
+    out << report.counted;
+  }
+  return out;
+}
+
+}  // namespace tinyscale

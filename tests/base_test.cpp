@@ -1,0 +1,503 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+namespace {
+
+// A file of the shared test data; says so when it is absent.
+bool open_shared(const std::string& path, std::ifstream& file) {
+  const char* folder = std::getenv("TINYSCALE_SHARED");
+  const std::string full = std::string(folder != nullptr ? folder : "../shared") + "/" + path;
+  file.open(full);
+  if (!file) {
+    std::cout << "skipped: no " << full << "\n";
+  }
+  return static_cast<bool>(file);
+}
+
+bool same_value(float a, float b) {
+  const bool same = a == b && std::signbit(a) == std::signbit(b);
+  return same || (std::isnan(a) && std::isnan(b));
+}
+
+// Holds from_fp8 against a table of all 256 codes.
+int check_code_table(const std::string& name, float (*decode)(std::uint8_t)) {
+  std::ifstream file;
+  if (!open_shared("data/models/quant-blocks/" + name, file)) {
+    return 256;
+  }
+  std::string code, value;
+  std::getline(file, code);  // column names
+  int right = 0;
+  while (file >> code >> value) {
+    const auto byte = static_cast<std::uint8_t>(std::stoul(code, nullptr, 16));
+    right += same_value(decode(byte), std::stof(value)) ? 1 : 0;
+  }
+  return right;
+}
+
+// Rounding of every midpoint between neighbouring finite codes, and of the floats beside it.
+template <class Code>
+int wrong_midpoints(Code largest, Code (*encode)(float), float (*decode)(Code)) {
+  int wrong = 0;
+  for (unsigned code = 0; code < largest; ++code) {
+    const float low = decode(static_cast<Code>(code));
+    const float high = decode(static_cast<Code>(code + 1));
+    const float middle = low + (high - low) / 2;
+    wrong += encode(low) != code ? 1 : 0;
+    wrong += encode(middle) != code + (code & 1U) ? 1 : 0;
+    wrong += encode(std::nextafterf(middle, 0)) != code ? 1 : 0;
+    wrong += encode(std::nextafterf(middle, high)) != code + 1 ? 1 : 0;
+  }
+  return wrong;
+}
+
+}  // namespace
+
+TEST_CASE("config: the version macros agree") {
+  const std::string joined = ts::detail::cat(TINYSCALE_VERSION_MAJOR, ".", TINYSCALE_VERSION_MINOR,
+                                             ".", TINYSCALE_VERSION_PATCH);
+  CHECK(joined == TINYSCALE_VERSION);
+  CHECK(ts::detail::environment("TINYSCALE_SURELY_NOT_SET") == "");
+}
+
+TEST_CASE("error: cat joins every kind of part") {
+  const std::string text = "b";
+  CHECK(ts::detail::cat("a", text, 'c', 1, -2L, 3U, 4UL, -5LL, 6ULL) == "abc1-234-56");
+  CHECK(ts::detail::cat(0.1, " ", 0.1F, " ", 197e6) == "0.1 0.100000001 197000000");
+  CHECK(ts::detail::cat(1e30, " ", -0.5) == "1e+30 -0.5");
+  CHECK(ts::detail::cat(ts::Shape{8, 4096}, " ", ts::DType::bf16) == "[8, 4096] bf16");
+  CHECK_THROWS_WITH_AS(throw ts::Error("what was given"), "what was given", std::runtime_error);
+}
+
+TEST_CASE("shape: sizes of every integer type") {
+  const std::size_t batch = 8;
+  const short width = 5;
+  const ts::Shape shape = {batch, 4096, 2U, 3L, 4LL, 6ULL, width};
+  CHECK(shape.text() == "[8, 4096, 2, 3, 4, 6, 5]");
+  CHECK(shape.size() == 7);
+  CHECK(shape[0] == 8);
+  CHECK(shape[-1] == 5);
+  CHECK(shape.count() == 8LL * 4096 * 2 * 3 * 4 * 6 * 5);
+  std::ostringstream out;
+  out << ts::Shape({1024}) << ts::Shape();
+  CHECK(out.str() == "[1024][]");
+}
+
+TEST_CASE("shape: count, comparison and change") {
+  CHECK(ts::Shape().count() == 1);
+  CHECK(ts::Shape({3, 0, 5}).count() == 0);
+  CHECK(ts::Shape({1LL << 40, 1LL << 40, 0}).count() == 0);
+  CHECK(ts::Shape({1LL << 31, 1LL << 31}).count() == 1LL << 62);
+  ts::Shape shape = {2, 3};
+  CHECK(shape == ts::Shape(std::vector<std::int64_t>{2, 3}));
+  CHECK(shape != ts::Shape({3, 2}));
+  CHECK(shape != ts::Shape({2, 3, 1}));
+  shape.push_back(4);
+  shape.set(-1, 7);
+  CHECK(shape == ts::Shape({2, 3, 7}));
+  CHECK(shape.values() == std::vector<std::int64_t>{2, 3, 7});
+}
+
+TEST_CASE("shape: errors") {
+  CHECK_THROWS_WITH_AS(ts::Dim(1ULL << 63),
+                       "Dim: size 9223372036854775808 does not fit; at most 2^63 - 1", ts::Error);
+  CHECK_THROWS_WITH_AS(ts::Shape({1LL << 32, 1LL << 31}).count(),
+                       "Shape: [4294967296, 2147483648] has too many elements; at most 2^63 - 1",
+                       ts::Error);
+  CHECK_THROWS_WITH_AS(ts::Shape({1, 2, 3, 4, 5, 6, 7, 8, 9}),
+                       "Shape: a dim more than [1, 2, 3, 4, 5, 6, 7, 8]; at most 8 dims",
+                       ts::Error);
+  CHECK_THROWS_WITH_AS(ts::Shape({4, -1}), "Shape: size -1; sizes are 0 or more", ts::Error);
+  const ts::Shape shape = {2, 3};
+  CHECK_THROWS_WITH_AS(shape[2], "Shape: dim 2 of [2, 3]; dims are -2 to 1", ts::Error);
+  CHECK_THROWS_WITH_AS(shape[-3], "Shape: dim -3 of [2, 3]; dims are -2 to 1", ts::Error);
+  CHECK_THROWS_WITH_AS(ts::Shape()[0], "Shape: dim 0 of []; it has no dims", ts::Error);
+}
+
+TEST_CASE("format: names and bytes") {
+  CHECK(ts::bytes_of(ts::DType::int4) == 0.5);
+  CHECK(ts::bytes_of(ts::DType::fp8_e4m3) == 1);
+  CHECK(ts::bytes_of(ts::DType::bf16) == 2);
+  CHECK(ts::bytes_of(ts::DType::int32) == 4);
+  CHECK(ts::bytes_of(ts::DType::f64) == 8);
+  for (int i = 0; i <= static_cast<int>(ts::DType::int4); ++i) {
+    const auto format = static_cast<ts::DType>(i);
+    CHECK(ts::dtype(ts::name_of(format)) == format);
+  }
+  CHECK_THROWS_WITH_AS(ts::dtype("half"),
+                       "dtype: no format \"half\"; there are f64, f32, bf16, f16, fp8_e4m3, "
+                       "fp8_e5m2, int32, int8, int4",
+                       ts::Error);
+}
+
+TEST_CASE("format: fp8 codes against the tables") {
+  CHECK(check_code_table("table_e4m3fn.tsv", ts::from_fp8_e4m3) == 256);
+  CHECK(check_code_table("table_e5m2.tsv", ts::from_fp8_e5m2) == 256);
+}
+
+TEST_CASE("format: rounding to fp8 against the table") {
+  std::ifstream file;
+  if (!open_shared("data/models/quant-blocks/round_fp8.tsv", file)) {
+    return;
+  }
+  std::string line;
+  std::getline(file, line);  // column names
+  std::string bits, value, e4m3, e4m3_saturated, e5m2, e5m2_saturated;
+  int rows = 0;
+  while (file >> bits >> value >> e4m3 >> e4m3_saturated >> e5m2 >> e5m2_saturated) {
+    const float x = ts::detail::float_of(static_cast<std::uint32_t>(std::stoul(bits, nullptr, 16)));
+    CAPTURE(value);
+    CHECK(ts::to_fp8_e4m3(x) == std::stoul(e4m3, nullptr, 16));
+    CHECK(ts::to_fp8_e4m3_saturated(x) == std::stoul(e4m3_saturated, nullptr, 16));
+    CHECK(ts::to_fp8_e5m2(x) == std::stoul(e5m2, nullptr, 16));
+    CHECK(ts::to_fp8_e5m2_saturated(x) == std::stoul(e5m2_saturated, nullptr, 16));
+    ++rows;
+  }
+  CHECK(rows > 200);
+}
+
+TEST_CASE("format: every code comes back and every midpoint goes to the even code") {
+  CHECK(wrong_midpoints<std::uint16_t>(0x7bff, ts::to_f16, ts::from_f16) == 0);
+  CHECK(wrong_midpoints<std::uint16_t>(0x7f7f, ts::to_bf16, ts::from_bf16) == 0);
+  CHECK(wrong_midpoints<std::uint8_t>(0x7e, ts::to_fp8_e4m3, ts::from_fp8_e4m3) == 0);
+  CHECK(wrong_midpoints<std::uint8_t>(0x7b, ts::to_fp8_e5m2, ts::from_fp8_e5m2) == 0);
+}
+
+TEST_CASE("format: the ends of each range") {
+  const float infinity = std::numeric_limits<float>::infinity();
+  CHECK(ts::to_f16(65519.0F) == 0x7bff);
+  CHECK(ts::to_f16(65520.0F) == 0x7c00);
+  CHECK(ts::from_f16(0xfc00) == -infinity);
+  CHECK(ts::to_f16(-0.0F) == 0x8000);
+  CHECK(ts::to_bf16(-infinity) == 0xff80);
+  CHECK(ts::to_bf16(std::numeric_limits<float>::max()) == 0x7f80);
+  CHECK(ts::to_fp8_e4m3_saturated(-infinity) == 0xfe);
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  CHECK(std::isnan(ts::from_bf16(ts::to_bf16(ts::detail::float_of(0x7f800001U)))));
+  for (const ts::DType format : {ts::DType::f32, ts::DType::bf16, ts::DType::f16,
+                                 ts::DType::fp8_e4m3, ts::DType::fp8_e5m2}) {
+    CHECK(std::isnan(ts::round_to(nan, format)));
+    CHECK(ts::round_to(1.5F, format) == 1.5F);
+  }
+  CHECK(ts::round_to(3.14159F, ts::DType::bf16) == 3.140625F);
+  CHECK(ts::round_to(2.5F, ts::DType::int8) == 2.0F);
+  CHECK(ts::round_to(-200.0F, ts::DType::int8) == -128.0F);
+  CHECK(ts::round_to(9.0F, ts::DType::int4) == 7.0F);
+  CHECK(ts::round_to(1e20F, ts::DType::int32) == 2147483520.0F);
+}
+
+TEST_CASE("format: int8 with one scale") {
+  const ts::Int8Values q = ts::to_int8({-2.0F, 0.5F, 1.0F, 0.0F});
+  CHECK(q.values == std::vector<std::int8_t>{-127, 32, 64, 0});
+  CHECK(q.scale == doctest::Approx(2.0 / 127));
+  const std::vector<float> back = ts::from_int8(q);
+  CHECK(back[0] == doctest::Approx(-2.0));
+  CHECK(std::fabs(back[1] - 0.5F) <= q.scale / 2 + 1e-6F);
+  CHECK(ts::to_int8({0.0F}).values[0] == 0);
+  CHECK_THROWS_WITH_AS(ts::to_int8({std::numeric_limits<float>::infinity()}),
+                       "to_int8: a value is inf; values must be finite", ts::Error);
+}
+
+TEST_CASE("random: Philox 4x32-10 gives the published numbers") {
+  using Words = std::array<std::uint32_t, 4>;  // known-answer vectors of Random123 1.09
+  CHECK(ts::philox4x32({0, 0, 0, 0}, {0, 0}) ==
+        Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  const std::uint32_t ones = 0xffffffff;
+  CHECK(ts::philox4x32({ones, ones, ones, ones}, {ones, ones}) ==
+        Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+  CHECK(ts::philox4x32({0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},  // digits of pi
+                       {0xa4093822, 0x299f31d0}) ==
+        Words{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+}
+
+TEST_CASE("random: a fill is its elements, wherever it starts") {
+  const std::int64_t n = 50000;
+  std::vector<float> uniform(static_cast<std::size_t>(n));
+  std::vector<float> normal(uniform.size());
+  std::vector<float> shard(1001);
+  ts::detail::fill_uniform(uniform.data(), n, 7, 0, 1);
+  ts::detail::fill_normal(normal.data(), n, 7, 0, 1);
+  ts::detail::fill_normal(shard.data(), 1001, 7, 30003, 2);
+  int wrong = 0;
+  for (std::size_t i = 0; i < uniform.size(); ++i) {
+    wrong += uniform[i] != ts::uniform01(7, i) || normal[i] != ts::normal01(7, i) ? 1 : 0;
+    wrong += uniform[i] < 0 || uniform[i] >= 1 ? 1 : 0;
+  }
+  for (std::size_t i = 0; i < shard.size(); ++i) {
+    wrong += shard[i] != 2 * normal[30003 + i] ? 1 : 0;
+  }
+  CHECK(wrong == 0);
+  CHECK(ts::uniform01(1, 5) != ts::uniform01(2, 5));
+  CHECK(ts::uniform01(1ULL << 32, 5) != ts::uniform01(0, 5));
+  CHECK(ts::uniform01(1, 5) != ts::uniform01(1, 5 + (1ULL << 34)));
+}
+
+TEST_CASE("random: moments") {
+  const std::uint64_t n = 200000;
+  double mean_u = 0, square_u = 0, mean = 0, square = 0, fourth = 0, lag = 0, before = 0;
+  for (std::uint64_t i = 0; i < n; ++i) {
+    const double u = ts::uniform01(11, i) - 0.5;
+    const double z = ts::normal01(11, i);
+    mean_u += u / n;
+    square_u += u * u / n;
+    mean += z / n;
+    square += z * z / n;
+    fourth += z * z * z * z / n;
+    lag += z * before / n;
+    before = z;
+  }
+  CHECK(std::fabs(mean_u) < 0.003);  // 4.6 standard errors
+  CHECK(std::fabs(square_u - 1.0 / 12) < 0.001);
+  CHECK(std::fabs(mean) < 0.01);
+  CHECK(std::fabs(square - 1) < 0.015);
+  CHECK(std::fabs(fourth - 3) < 0.1);
+  CHECK(std::fabs(lag) < 0.01);
+}
+
+TEST_CASE("random: integers below n") {
+  std::vector<int> counts(10);
+  for (std::uint64_t i = 0; i < 100000; ++i) {
+    ++counts[ts::random_below(3, i, 10)];
+  }
+  for (const int count : counts) {
+    CHECK(std::abs(count - 10000) < 500);  // 5 standard deviations
+  }
+  CHECK(ts::random_below(3, 4, 1) == 0);
+  const std::uint64_t big = 0xfedcba9876543210ULL;
+  const long double unit = static_cast<long double>(ts::random_below(5, 9, ~0ULL)) / 0x1p64L;
+  CHECK(std::fabs(static_cast<double>(
+            static_cast<long double>(ts::random_below(5, 9, big)) / big - unit)) < 1e-15);
+  CHECK_THROWS_WITH_AS(ts::random_below(3, 4, 0), "random_below: n is 0; n must be 1 or more",
+                       ts::Error);
+}
+
+TEST_CASE("threads: every index once, chunks begin at multiples of the grain") {
+  for (const std::int64_t n : {0, 1, 7, 64, 1000, 100003}) {
+    for (const std::int64_t grain : {0, 1, 7, 64, 5000}) {
+      std::vector<int> visits(static_cast<std::size_t>(n));
+      std::atomic<int> misplaced{0};
+      ts::parallel_for(n, grain, [&](std::int64_t begin, std::int64_t end) {
+        misplaced += grain > 0 && begin % grain != 0 ? 1 : 0;
+        for (std::int64_t i = begin; i < end; ++i) {
+          ++visits[static_cast<std::size_t>(i)];
+        }
+      });
+      CHECK(misplaced == 0);
+      CHECK(visits == std::vector<int>(static_cast<std::size_t>(n), 1));
+    }
+  }
+}
+
+TEST_CASE("threads: many loops one after the other, awake and asleep") {
+  std::int64_t total = 0;
+  for (int loop = 0; loop < 2000; ++loop) {
+    if (loop % 500 == 499) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the workers fall asleep
+    }
+    std::atomic<std::int64_t> sum{0};
+    ts::parallel_for(64, 1, [&](std::int64_t begin, std::int64_t end) { sum += end - begin; });
+    total += sum;
+  }
+  CHECK(total == 2000 * 64);
+}
+
+TEST_CASE("threads: the caller waits for a slow worker") {
+  std::atomic<int> done{0};
+  ts::parallel_for(4, 1, [&](std::int64_t begin, std::int64_t end) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2 + 8 * begin));
+    done += static_cast<int>(end - begin);
+  });
+  CHECK(done == 4);
+}
+
+TEST_CASE("threads: a body's exception reaches the caller, and the pool goes on") {
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    CHECK_THROWS_WITH_AS(
+        ts::parallel_for(1000, 1,
+                         [](std::int64_t begin, std::int64_t end) {
+                           for (std::int64_t i = begin; i < end; ++i) {
+                             if (i >= 300) {
+                               throw ts::Error("body: index 300 or more");
+                             }
+                           }
+                         }),
+        "body: index 300 or more", ts::Error);
+  }
+  // Every chunk throws: it is always the first chunk's exception that comes.
+  for (int repeat = 0; repeat < 50; ++repeat) {
+    CHECK_THROWS_WITH_AS(ts::parallel_for(1000, 1,
+                                          [](std::int64_t begin, std::int64_t) {
+                                            throw ts::Error(ts::detail::cat("chunk at ", begin));
+                                          }),
+                         "chunk at 0", ts::Error);
+  }
+  std::atomic<std::int64_t> sum{0};
+  ts::parallel_for(100, 1, [&](std::int64_t begin, std::int64_t end) { sum += end - begin; });
+  CHECK(sum == 100);
+}
+
+TEST_CASE("threads: nested loops and loops in a serial scope stay on their thread") {
+  std::atomic<int> sum{0};
+  std::atomic<int> strangers{0};
+  ts::parallel_for(16, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::thread::id self = std::this_thread::get_id();
+      ts::parallel_for(100, 1, [&](std::int64_t b, std::int64_t e) {
+        strangers += std::this_thread::get_id() != self ? 1 : 0;
+        sum += static_cast<int>(e - b);
+      });
+    }
+  });
+  CHECK(sum == 1600);
+  CHECK(strangers == 0);
+  const ts::detail::SerialScope serial;
+  int chunks = 0;
+  ts::parallel_for(100, 1, [&](std::int64_t begin, std::int64_t end) {
+    ++chunks;
+    CHECK(end - begin == 100);
+  });
+  CHECK(chunks == 1);
+}
+
+#if !defined(TINYSCALE_NO_THREADS)
+TEST_CASE("threads: several callers at once") {
+  std::atomic<std::int64_t> sum{0};
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 4; ++caller) {
+    callers.emplace_back([&] {
+      for (int loop = 0; loop < 300; ++loop) {
+        ts::parallel_for(50, 1, [&](std::int64_t begin, std::int64_t end) { sum += end - begin; });
+      }
+    });
+  }
+  for (std::thread& caller : callers) {
+    caller.join();
+  }
+  CHECK(sum == 4 * 300 * 50);
+}
+
+TEST_CASE("threads: a pool of its own starts, works and ends") {
+  for (int workers = 0; workers < 5; ++workers) {
+    ts::detail::ThreadPool pool(workers);
+    std::atomic<std::int64_t> sum{0};
+    const ts::detail::LoopBody body = [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t i = begin; i < end; ++i) {
+        sum += i;
+      }
+    };
+    for (int loop = 0; loop < 20; ++loop) {
+      CHECK(pool.run(body, 1000, 1));
+    }
+    CHECK(sum == 20 * 999 * 1000 / 2);
+  }
+}
+#endif
+
+TEST_CASE("threads: the number of threads") {
+  CHECK(ts::thread_count() >= 1);
+  CHECK(ts::detail::parse_thread_count("1") == 1);
+  CHECK(ts::detail::parse_thread_count("1024") == 1024);
+  for (const std::string text : {"", "0", "1025", "99999999999", "-1", "two", "4x"}) {
+    CHECK_THROWS_WITH_AS(
+        ts::detail::parse_thread_count(text),
+        ("TINYSCALE_THREADS is \"" + text + "\"; it must be a number from 1 to 1024").c_str(),
+        ts::Error);
+  }
+}
+
+TEST_CASE("text: numbers as people read them") {
+  CHECK(ts::format_si(1.234e9, "B") == "1.23 GB");
+  CHECK(ts::format_si(197e12, "FLOP/s") == "197 TFLOP/s");
+  CHECK(ts::format_si(999.6, "B") == "1 kB");
+  CHECK(ts::format_si(0.9999, "s") == "1 s");
+  CHECK(ts::format_si(9.996e3, "") == "10 k");
+  CHECK(ts::format_si(-0.05, "V") == "-50 mV");
+  CHECK(ts::format_si(0, "s") == "0 s");
+  CHECK(ts::format_si(std::numeric_limits<double>::infinity(), "s") == "inf s");
+  CHECK(ts::format_bytes(512) == "512 B");
+  CHECK(ts::format_bytes(0.5) == "0.5 B");
+  CHECK(ts::format_bytes(16e9) == "16 GB");
+  CHECK(ts::format_seconds(1.23e-5) == "12.3 us");
+  CHECK(ts::format_seconds(90) == "90 s");
+  CHECK(ts::format_seconds(600) == "10 min");
+  CHECK(ts::format_seconds(3 * 3600) == "3 h");
+  CHECK(ts::format_seconds(86400 * 12.5) == "12.5 days");
+  CHECK(ts::format_seconds(119.6) == "1.99 min");
+  CHECK(ts::format_count(803840) == "803,840");
+  CHECK(ts::format_count(-1234567.4) == "-1,234,567");
+  CHECK(ts::format_count(999) == "999");
+  CHECK(ts::format_count(-0.2) == "0");
+  CHECK(ts::format_count(15e12) == "15,000,000,000,000");
+  CHECK(ts::format_percent(0.123) == "12.3 %");
+  CHECK(ts::json_escape("a\"b\\c\nd\te\x01") == "a\\\"b\\\\c\\nd\\te\\u0001");
+}
+
+TEST_CASE("text: a table lines up") {
+  ts::Table table;
+  table.title = "ops";
+  table.columns = {"name", "FLOPs", "time"};
+  table.add({"matmul", "1200", "12.3 us"});
+  table.add({"\xC3\xA9", "7", "-"});
+  CHECK(table.text() ==
+        "ops\n"
+        "name    FLOPs     time\n"
+        "------  -----  -------\n"
+        "matmul   1200  12.3 us\n"
+        "\xC3\xA9           7        -\n");
+  CHECK(table.csv() == "name,FLOPs,time\nmatmul,1200,12.3 us\n\xC3\xA9,7,-\n");
+  CHECK(table.json() ==
+        "{\"title\": \"ops\", \"rows\": [\n"
+        "  {\"name\": \"matmul\", \"FLOPs\": 1200, \"time\": \"12.3 us\"},\n"
+        "  {\"name\": \"\xC3\xA9\", \"FLOPs\": 7, \"time\": \"-\"}]}\n");
+  std::ostringstream out;
+  out << table;
+  CHECK(out.str() == table.text());
+  CHECK_THROWS_WITH_AS(table.add({"gelu"}),
+                       "Table: a row of 1 cells for 3 columns; "
+                       "a row must have a cell for each column",
+                       ts::Error);
+}
+
+TEST_CASE("text: cells with commas and quotes, and what JSON calls a number") {
+  ts::Table table;
+  table.columns = {"a,b", "c"};
+  table.add({"say \"hi\"", "x\ny"});
+  CHECK(table.csv() == "\"a,b\",c\n\"say \"\"hi\"\"\",\"x\ny\"\n");
+  for (const std::string number : {"0", "-1", "10.5", "1e+30", "-0.25E-3"}) {
+    CHECK(ts::detail::is_json_number(number));
+  }
+  for (const std::string other : {"", "-", "01", "1.", ".5", "+1", "1e", "0x10", "nan", "1 s"}) {
+    CHECK_FALSE(ts::detail::is_json_number(other));
+  }
+}
+
+TEST_CASE("cpu: the path is one that the processor has") {
+  const ts::CpuInfo& info = ts::cpu();
+  CHECK(info.has(info.path));
+  CHECK(info.has(ts::CpuPath::portable));
+  CHECK(info.text.find(ts::name_of(info.path)) != std::string::npos);
+}
+
+TEST_CASE("cpu: choosing a path") {
+  ts::CpuInfo info;
+  info.avx2 = info.fma = true;
+  CHECK(ts::detail::choose_path(info, "").path == ts::CpuPath::avx2);
+  CHECK(ts::detail::choose_path(info, "portable").path == ts::CpuPath::portable);
+  CHECK(ts::detail::choose_path(info, "avx2").text == "processor (avx2)");
+  CHECK_THROWS_WITH_AS(ts::detail::choose_path(info, "avx512"),
+                       "TINYSCALE_CPU is \"avx512\"; this processor has portable, avx2", ts::Error);
+  info.avx512f = info.avx512bw = info.avx512dq = info.avx512vl = true;
+  CHECK(ts::detail::choose_path(info, "").path == ts::CpuPath::avx512);
+}

@@ -1,0 +1,205 @@
+#include <doctest/doctest.h>
+
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+namespace {
+
+// (8, 4096) by (4096, 4096) in bf16.
+ts::OpRecord matmul_record() {
+  ts::OpRecord record;
+  record.name = "matmul";
+  record.reads = {{8 * 4096, ts::DType::bf16}, {4096 * 4096, ts::DType::bf16}};
+  record.writes = {{8 * 4096, ts::DType::bf16}};
+  record.matmul_flops = 2.0 * 8 * 4096 * 4096;
+  record.seconds = 0.5;
+  record.count_bytes();
+  return record;
+}
+
+}  // namespace
+
+TEST_CASE("counters: bytes follow from operands and their formats") {
+  const ts::OpRecord record = matmul_record();
+  CHECK(record.bytes_read == 2.0 * (8 * 4096 + 4096 * 4096));
+  CHECK(record.bytes_written == 2.0 * 8 * 4096);
+  CHECK(record.bytes() == record.bytes_read + record.bytes_written);
+  CHECK(ts::Operand{10, ts::DType::int4}.bytes() == 5);
+  ts::Counters counters;
+  counters.add(record);
+  counters.add(record);
+  CHECK(counters.ops == 2);
+  CHECK(counters.flops() == 4.0 * 8 * 4096 * 4096);
+  CHECK(counters.bytes() == 2 * record.bytes());
+  CHECK(counters.seconds == 1);
+  CHECK(counters.intensity() == doctest::Approx(record.flops() / record.bytes()));
+  CHECK(ts::Counters().intensity() == 0);
+}
+
+TEST_CASE("memory: levels and peaks by kind") {
+  ts::MemoryMeter meter;
+  meter.add(ts::MemoryKind::parameter, 1000);
+  meter.add(ts::MemoryKind::activation, 500);
+  meter.remove(ts::MemoryKind::activation, 500);
+  meter.add(ts::MemoryKind::gradient, 200);
+  CHECK(meter.current(ts::MemoryKind::activation) == 0);
+  CHECK(meter.peak(ts::MemoryKind::activation) == 500);
+  CHECK(meter.current_total() == 1200);
+  CHECK(meter.peak_total() == 1500);  // not 1700: the peaks were at different times
+  CHECK(meter.table().text() ==
+        "memory\n"
+        "kind           now    peak\n"
+        "----------  ------  ------\n"
+        "parameter     1 kB    1 kB\n"
+        "gradient     200 B   200 B\n"
+        "activation     0 B   500 B\n"
+        "total       1.2 kB  1.5 kB\n");
+  meter.reset_peak();
+  CHECK(meter.peak_total() == 1200);
+  CHECK(meter.peak(ts::MemoryKind::activation) == 0);
+}
+
+TEST_CASE("memory: several threads") {
+  ts::MemoryMeter meter;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 1000; ++i) {
+        meter.add(ts::MemoryKind::buffer, 8);
+        meter.remove(ts::MemoryKind::buffer, 8);
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK(meter.current_total() == 0);
+  CHECK(meter.peak_total() >= 8);
+  CHECK(meter.peak_total() <= 32);
+}
+
+TEST_CASE("context: one for the program, others for a scope and a thread") {
+  ts::Context* const program = &ts::context();
+  CHECK(program->device == -1);
+  CHECK(program->memory != nullptr);
+  ts::Context device;
+  device.device = 3;
+  {
+    const ts::ContextScope scope(device);
+    CHECK(&ts::context() == &device);
+    std::thread([&] { CHECK(&ts::context() == program); }).join();
+    {
+      const ts::MemoryScope memory(ts::MemoryKind::optimizer);
+      CHECK(device.kind == ts::MemoryKind::optimizer);
+      CHECK(program->kind == ts::MemoryKind::activation);
+    }
+    CHECK(device.kind == ts::MemoryKind::activation);
+  }
+  CHECK(&ts::context() == program);
+}
+
+TEST_CASE("profile: records what runs while it is alive") {
+  CHECK_FALSE(ts::profiling());
+  CHECK(ts::detail::OpTimer().seconds() == 0);
+  {
+    ts::Profile outer;
+    CHECK(ts::profiling());
+    CHECK(ts::detail::OpTimer().on());
+    ts::context().profile->record(matmul_record());
+    {
+      ts::Profile inner;
+      ts::context().profile->record(matmul_record());
+      CHECK(inner.totals().ops == 1);
+      CHECK(inner.records()[0].name == "matmul");
+      CHECK(inner.records()[0].device == -1);
+    }
+    CHECK(ts::context().profile == &outer);
+    CHECK(outer.totals().ops == 2);  // the inner one's too
+    CHECK(outer.totals().matmul_flops == 2 * matmul_record().matmul_flops);
+    outer.clear();
+    CHECK(outer.totals().ops == 0);
+    CHECK(outer.records().empty());
+  }
+  CHECK_FALSE(ts::profiling());
+}
+
+TEST_CASE("profile: devices on threads report to it") {
+  ts::Profile profile;
+  std::vector<std::thread> threads;
+  for (int device = 0; device < 4; ++device) {
+    threads.emplace_back([&profile, device] {
+      ts::Context own;
+      own.profile = &profile;
+      own.device = device;
+      const ts::ContextScope scope(own);
+      for (int i = 0; i < 100; ++i) {
+        ts::context().profile->record(matmul_record());
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  std::vector<int> ops(4);
+  for (const ts::OpRecord& record : profile.records()) {
+    ++ops.at(static_cast<std::size_t>(record.device));
+  }
+  CHECK(ops == std::vector<int>{100, 100, 100, 100});
+}
+
+TEST_CASE("compare: predicted beside counted") {
+  ts::Comparison comparison;
+  comparison.title = "all_gather";
+  comparison.add("bytes", "B", 98304, 98304);
+  comparison.add("time", "us", 10, 10.5);
+  CHECK_FALSE(comparison.equal(0));
+  CHECK_FALSE(comparison.equal(0.04));
+  CHECK(comparison.equal(0.05));
+  CHECK(comparison.rows[0].equal(0));
+  CHECK(ts::ReportRow{"x", "", 0, 0}.ratio() == 1);
+  CHECK_FALSE(ts::ReportRow{"x", "", 0, 1}.equal(0.5));
+  std::ostringstream out;
+  out << comparison;
+  CHECK(out.str() ==
+        "all_gather\n"
+        "name   unit  predicted  counted  counted/predicted\n"
+        "-----  ----  ---------  -------  -----------------\n"
+        "bytes  B         98304    98304              1.000\n"
+        "time   us           10     10.5              1.050\n");
+  CHECK(comparison.csv() ==
+        "name,unit,predicted,counted,counted/predicted\n"
+        "bytes,B,98304,98304,1.000\ntime,us,10,10.5,1.050\n");
+  CHECK(comparison.json().find("\"predicted\": 98304") != std::string::npos);
+}
+
+TEST_CASE("compare: reports side by side") {
+  ts::Table a;
+  a.title = "eager";
+  a.columns = {"op", "bytes"};
+  a.add({"mul", "8"});
+  a.add({"mul", "9"});
+  a.add({"gelu", "4"});
+  ts::Table b = a;
+  b.title = "";
+  b.rows = {{"gelu", "5"}, {"fused", "6"}};
+  CHECK(ts::compare({a, b}).text() ==
+        "op     eager: bytes  report 2: bytes\n"
+        "-----  ------------  ---------------\n"
+        "mul               8                -\n"
+        "mul               9                -\n"
+        "gelu              4                5\n"
+        "fused             -                6\n");
+  ts::Comparison c;
+  c.title = "c";
+  c.add("bytes", "B", 1, 1);
+  CHECK(ts::compare({c, c}).columns.size() == 9);  // reports convert to tables
+  CHECK_THROWS_WITH_AS(ts::compare({}),
+                       "compare: there is no report; give one or more, each with columns",
+                       ts::Error);
+}
