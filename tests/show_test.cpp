@@ -172,8 +172,8 @@ TEST_CASE("show: a line that leaves the frame is cut at it") {
   plot.series = {{"", {-1, 2}, {-1, 2}}};
   ts::detail::Canvas canvas(plot.width, plot.height);
   const ts::detail::Frame frame = ts::detail::draw_plot(canvas, plot);
-  const std::string corner = ts::detail::coordinate(frame.left) + "," +
-                             ts::detail::coordinate(frame.bottom);
+  const std::string corner =
+      ts::detail::coordinate(frame.left) + "," + ts::detail::coordinate(frame.bottom);
   CHECK(contains(canvas.finish("").body, "points=\"" + corner));
 }
 
@@ -282,8 +282,7 @@ TEST_CASE("show: a page is saved whole, and a failed save leaves the old one") {
 
 TEST_CASE("show: base64 is that of RFC 4648") {
   const char* const plain[] = {"", "f", "fo", "foo", "foob", "fooba", "foobar"};
-  const char* const coded[] = {"",         "Zg==",     "Zm8=",    "Zm9v",
-                               "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy"};
+  const char* const coded[] = {"", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy"};
   for (int i = 0; i < 7; ++i) {
     CHECK(ts::detail::base64(plain[i]) == coded[i]);
   }

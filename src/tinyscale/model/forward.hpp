@@ -119,7 +119,7 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
   }
   if (config.position == Position::rotary) {
     y = rope(y, config.head_size, hooks.first_position, static_cast<float>(config.rope_theta),
-             kernel::RopePairs::halves);
+             RopePairs::halves);
   }
   return y;
 }
@@ -189,7 +189,8 @@ inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) 
   }
   const std::uint64_t seed =
       detail::parameter_seed(hooks.dropout_seed, static_cast<std::uint64_t>(place));
-  return dropout(x, static_cast<float>(hooks.dropout), seed);
+  const std::int64_t first = hooks.first_sequence * (x.count() / x.dim(0));
+  return dropout(x, static_cast<float>(hooks.dropout), seed, first);
 }
 
 }  // namespace tinyscale

@@ -70,6 +70,9 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
     detail::check_finite("loss", result.loss, step, options);
     loss.backward();
   }
+  if (hooks.reduce) {
+    hooks.reduce(optimizer.tensors(), result.loss);
+  }
   result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors()));
   detail::check_finite("gradient norm", result.grad_norm, step, options);
   optimizer.options.learning_rate = cosine_schedule(step, options.warmup, options.steps,

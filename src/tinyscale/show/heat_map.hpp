@@ -29,7 +29,7 @@ struct CellColor {
 };
 
 inline CellColor cell_color(double share) {  // 0 .. 1
-  static const int stops[6][3] = {{0, 34, 78},      {53, 69, 108},   {102, 105, 112},
+  static const int stops[6][3] = {{0, 34, 78},     {53, 69, 108},   {102, 105, 112},
                                   {148, 142, 119}, {200, 184, 102}, {254, 232, 56}};
   const double at = std::min(1.0, std::max(0.0, share)) * 5;
   const int below = std::min(4, static_cast<int>(at));
@@ -118,8 +118,8 @@ inline Svg svg(const LinkHeatMap& map) {
       const std::string words = format_bytes(bytes);
       const double size = std::min(12.0, (cell - 6) / std::max(1.0, detail::drawn_width(words, 1)));
       if (size >= 7.5) {
-        canvas.label(x + cell / 2, top + at + cell / 2 + 0.36 * size, words, size,
-                     Anchor::middle, "fill=\"" + color.ink + "\"");
+        canvas.label(x + cell / 2, top + at + cell / 2 + 0.36 * size, words, size, Anchor::middle,
+                     "fill=\"" + color.ink + "\"");
       }
     }
   }
@@ -128,9 +128,8 @@ inline Svg svg(const LinkHeatMap& map) {
   } else {
     canvas.label(20, top + side + 18, "nothing was sent", 12, Anchor::start, Canvas::soft());
   }
-  return canvas.finish(map.title + ": " + std::to_string(n) + " devices, " +
-                       format_bytes(total) + " in all, at most " + format_bytes(most) +
-                       " from one to another");
+  return canvas.finish(map.title + ": " + std::to_string(n) + " devices, " + format_bytes(total) +
+                       " in all, at most " + format_bytes(most) + " from one to another");
 }
 
 }  // namespace tinyscale

@@ -75,9 +75,7 @@ class HtmlPage {
       begin = end + 2;
     }
   }
-  void code(const std::string& words) {
-    body_ += "<pre>" + detail::xml_escape(words) + "</pre>\n";
-  }
+  void code(const std::string& words) { body_ += "<pre>" + detail::xml_escape(words) + "</pre>\n"; }
   void table(const Table& table) { body_ += detail::html_table(table); }
   void picture(const Svg& picture) { body_ += "<figure>" + picture.markup() + "</figure>\n"; }
 
@@ -90,9 +88,7 @@ class HtmlPage {
   }
 
   // Throws Error when the path cannot be written; an old page stays whole.
-  void save(const std::string& path) const {
-    detail::save_text("HtmlPage::save", path, html());
-  }
+  void save(const std::string& path) const { detail::save_text("HtmlPage::save", path, html()); }
 
  private:
   std::string title_;

@@ -31,9 +31,9 @@ struct Roof {
 
 struct RooflinePlot {
   std::string title;
-  double peak_flops_per_second = 0;         // of matmuls
-  double vector_flops_per_second = 0;       // 0: not drawn
-  std::vector<Roof> roofs;                  // one slope for each memory level
+  double peak_flops_per_second = 0;    // of matmuls
+  double vector_flops_per_second = 0;  // 0: not drawn
+  std::vector<Roof> roofs;             // one slope for each memory level
   std::vector<RooflinePoint> points;
 };
 
@@ -64,8 +64,10 @@ inline std::vector<Series> roof_lines(const RooflinePlot& plot, double low, doub
   }
   const double vector_peak = plot.vector_flops_per_second;
   if (vector_peak > 0) {
-    lines.push_back({"vector peak " + format_si(vector_peak, "FLOP/s"), {low, high},
-                     {vector_peak, vector_peak}, Mark::line});
+    lines.push_back({"vector peak " + format_si(vector_peak, "FLOP/s"),
+                     {low, high},
+                     {vector_peak, vector_peak},
+                     Mark::line});
   }
   return lines;
 }
@@ -131,6 +133,25 @@ inline void number_point(Canvas& canvas, const Frame& frame, std::vector<Box>& t
   }
 }
 
+// The first 24 points get their numbers, clear of every line, dot and ring.
+inline void number_points(Canvas& canvas, const Frame& frame, const std::vector<Series>& lines,
+                          const Series& formula, const Series& measured) {
+  std::vector<Box> taken;
+  take_lines(frame, lines, taken);
+  for (const Series* dots : {&formula, &measured}) {
+    for (std::size_t i = 0; i < dots->x.size(); ++i) {
+      if (dots->y[i] > 0) {
+        const double x = frame.px(dots->x[i]), y = frame.py(dots->y[i]);
+        taken.push_back({x - 5, y - 5, x + 5, y + 5});
+      }
+    }
+  }
+  for (std::size_t i = 0; i < formula.x.size() && i < 24; ++i) {
+    const double y = formula.y[i] > 0 ? formula.y[i] : measured.y[i];
+    number_point(canvas, frame, taken, frame.px(formula.x[i]), frame.py(y), std::to_string(i + 1));
+  }
+}
+
 // Numbers and names below the plot, in columns; what does not fit is counted.
 inline void draw_key(Canvas& canvas, const std::vector<RooflinePoint>& points, double width,
                      double top, std::size_t rows) {
@@ -143,8 +164,7 @@ inline void draw_key(Canvas& canvas, const std::vector<RooflinePoint>& points, d
     if (i + 1 == room && points.size() > room) {
       name = "... and " + std::to_string(points.size() - room + 1) + " more";
     }
-    canvas.label(x, y, shorten(name, static_cast<std::size_t>(column / 6.6)), 11.5,
-                 Anchor::start);
+    canvas.label(x, y, shorten(name, static_cast<std::size_t>(column / 6.6)), 11.5, Anchor::start);
   }
 }
 
@@ -177,8 +197,7 @@ inline void roofline_limits(const RooflinePlot& plot, Axis& x, Axis& y) {
 }
 
 // Points that a logarithmic plot can show; the names of the others go into `left_out`.
-inline std::vector<RooflinePoint> drawable_points(const RooflinePlot& plot,
-                                                  std::string& left_out) {
+inline std::vector<RooflinePoint> drawable_points(const RooflinePlot& plot, std::string& left_out) {
   std::vector<RooflinePoint> points;
   for (const RooflinePoint& point : plot.points) {
     const bool speed = point.flops_per_second > 0 || point.measured_flops_per_second > 0;
@@ -214,8 +233,8 @@ inline Svg svg(const RooflinePlot& given) {
   }
   formula.name = plot.points.empty() ? "" : "op, by formula";
   formula.mark = Mark::points;
-  const bool any_measured = std::any_of(measured.y.begin(), measured.y.end(),
-                                        [](double speed) { return speed > 0; });
+  const bool any_measured =
+      std::any_of(measured.y.begin(), measured.y.end(), [](double speed) { return speed > 0; });
   measured.name = any_measured ? "op, measured" : "";
   measured.mark = Mark::hollow_points;
   axes.series.push_back(formula);
@@ -225,21 +244,7 @@ inline Svg svg(const RooflinePlot& given) {
   axes.height = 440;
   detail::Canvas canvas(axes.width, axes.height + key + (key > 0 ? 12 : 0));
   const detail::Frame frame = detail::draw_plot(canvas, axes);
-  std::vector<detail::Box> taken;
-  detail::take_lines(frame, axes.series, taken);
-  for (const Series* dots : {&formula, &measured}) {
-    for (std::size_t i = 0; i < dots->x.size(); ++i) {
-      if (dots->y[i] > 0) {
-        const double x = frame.px(dots->x[i]), y = frame.py(dots->y[i]);
-        taken.push_back({x - 5, y - 5, x + 5, y + 5});
-      }
-    }
-  }
-  for (std::size_t i = 0; i < plot.points.size() && i < 24; ++i) {
-    const double y = formula.y[i] > 0 ? formula.y[i] : measured.y[i];
-    detail::number_point(canvas, frame, taken, frame.px(formula.x[i]), frame.py(y),
-                         std::to_string(i + 1));
-  }
+  detail::number_points(canvas, frame, axes.series, formula, measured);
   detail::draw_key(canvas, plot.points, axes.width, axes.height + 6, rows);
   if (!left_out.empty()) {
     canvas.label(20, axes.height + 6 + 17 * static_cast<double>(rows),
@@ -247,8 +252,7 @@ inline Svg svg(const RooflinePlot& given) {
                  detail::Anchor::start, detail::Canvas::soft());
   }
   return canvas.finish(plot.title + ": " + std::to_string(plot.points.size()) +
-                       " ops under a peak of " +
-                       format_si(plot.peak_flops_per_second, "FLOP/s"));
+                       " ops under a peak of " + format_si(plot.peak_flops_per_second, "FLOP/s"));
 }
 
 // A profile's ops under the roof of a chip, priced in the report's number format.
@@ -287,8 +291,7 @@ inline Svg svg(const LossCurve& curve) {
   plot.y.label = "loss, nats per token";
   plot.series.push_back({"train", curve.train_steps, curve.train, Mark::line});
   if (!curve.validation.empty() || !curve.validation_steps.empty()) {
-    plot.series.push_back(
-        {"validation", curve.validation_steps, curve.validation, Mark::line});
+    plot.series.push_back({"validation", curve.validation_steps, curve.validation, Mark::line});
   }
   plot.series.insert(plot.series.end(), curve.others.begin(), curve.others.end());
   return svg(plot);

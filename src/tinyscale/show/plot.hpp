@@ -18,7 +18,7 @@ enum class Scale { linear, logarithmic };
 enum class Mark { line, points, hollow_points };
 
 struct Axis {
-  std::string label;         // with its unit: "loss, nats per token"
+  std::string label;  // with its unit: "loss, nats per token"
   Scale scale = Scale::linear;
   double low = 0, high = 0;  // low == high: taken from the data
 };
@@ -139,10 +139,8 @@ struct Frame {
 };
 
 inline void draw_axes(Canvas& canvas, const Frame& frame) {
-  const auto ticks_x =
-      frame.x.scale == Scale::linear ? linear_ticks(frame.x) : log_ticks(frame.x);
-  const auto ticks_y =
-      frame.y.scale == Scale::linear ? linear_ticks(frame.y) : log_ticks(frame.y);
+  const auto ticks_x = frame.x.scale == Scale::linear ? linear_ticks(frame.x) : log_ticks(frame.x);
+  const auto ticks_y = frame.y.scale == Scale::linear ? linear_ticks(frame.y) : log_ticks(frame.y);
   for (const double tick : ticks_x) {
     const double at = frame.px(tick);
     canvas.line(at, frame.top, at, frame.bottom, Canvas::grid());
@@ -159,8 +157,7 @@ inline void draw_axes(Canvas& canvas, const Frame& frame) {
   canvas.line(frame.left, frame.top, frame.left, frame.bottom, Canvas::axis());
   canvas.label((frame.left + frame.right) / 2, frame.bottom + 38, frame.x.label, 13,
                Anchor::middle);
-  canvas.label_upward(frame.left - widest - 16, (frame.top + frame.bottom) / 2, frame.y.label,
-                      13);
+  canvas.label_upward(frame.left - widest - 16, (frame.top + frame.bottom) / 2, frame.y.label, 13);
 }
 
 // The part of a segment that lies in the frame (Liang and Barsky); false if none does.

@@ -20,10 +20,10 @@ namespace tinyscale {
 struct Svg {
   double width = 0, height = 0;  // in pixels
   std::string text;
-  std::string body;              // the elements between <svg> and </svg>
+  std::string body;  // the elements between <svg> and </svg>
 
-  std::string markup() const;                   // the whole file
-  void save(const std::string& path) const;     // throws Error; an old file stays whole
+  std::string markup() const;                // the whole file
+  void save(const std::string& path) const;  // throws Error; an old file stays whole
 };
 
 namespace detail {
@@ -33,11 +33,21 @@ inline std::string xml_escape(const std::string& text) {
   std::string out;
   for (const char c : text) {
     switch (c) {
-      case '&': out += "&amp;"; break;
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '"': out += "&quot;"; break;
-      case '\'': out += "&#39;"; break;
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
       default: {
         const bool control = static_cast<unsigned char>(c) < 32 && c != '\n' && c != '\t';
         out += control ? ' ' : c;
@@ -150,8 +160,8 @@ class Canvas {
   }
 
   void circle(double x, double y, double radius, const std::string& style) {
-    add("<circle" + attribute("cx", x) + attribute("cy", y) + attribute("r", radius) + " " +
-        style + "/>");
+    add("<circle" + attribute("cx", x) + attribute("cy", y) + attribute("r", radius) + " " + style +
+        "/>");
   }
 
   void polyline(const std::vector<double>& x, const std::vector<double>& y, std::size_t series,
@@ -173,8 +183,8 @@ class Canvas {
   }
 
   void label_upward(double x, double y, const std::string& words, double size) {
-    const std::string turn = "transform=\"rotate(-90 " + coordinate(x) + " " + coordinate(y) +
-                             ")\" ";
+    const std::string turn =
+        "transform=\"rotate(-90 " + coordinate(x) + " " + coordinate(y) + ")\" ";
     label(x, y, words, size, Anchor::middle, turn + ink());
   }
 
@@ -191,8 +201,7 @@ class Canvas {
   }
 
   static std::string fill(std::size_t series) {
-    return " class=\"tf" + std::to_string(series % 7) + "\" fill=\"" + series_color(series) +
-           "\"";
+    return " class=\"tf" + std::to_string(series % 7) + "\" fill=\"" + series_color(series) + "\"";
   }
 
   Svg finish(const std::string& text) {
@@ -209,8 +218,8 @@ class Canvas {
 
 inline std::string Svg::markup() const {
   const std::string w = detail::coordinate(width), h = detail::coordinate(height);
-  return "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + w + " " + h +
-         "\" width=\"" + w + "\" height=\"" + h + "\" role=\"img\" font-family=\"" +
+  return "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + w + " " + h + "\" width=\"" +
+         w + "\" height=\"" + h + "\" role=\"img\" font-family=\"" +
          "system-ui, 'Segoe UI', Helvetica, Arial, sans-serif\">\n<title>" +
          detail::xml_escape(text) + "</title>\n" + detail::dark_style() + "\n" + body + "</svg>\n";
 }

@@ -98,12 +98,14 @@ class OutputStationary {
       ++fold_;
     }
     const std::int64_t index = core.tick - fold(fold_).stream;
-    core.send(core.slot_of(fold_, index));
+    StreamSlot slot = core.slot_of(fold_, index);
+    if (leaving_ < core.counted.folds() && core.tick == fold(leaving_).drain) {
+      slot.leaving = true;
+      ++leaving_;
+    }
+    core.send(slot);
     if (index == 0 && core.counted.schedule == Schedule::serial) {  // a new wave
       core.grid.done = BitPlane(core.grid.rows, core.grid.cols);
-    }
-    if (leaving_ + 1 < core.counted.folds() && core.tick >= fold(leaving_ + 1).drain) {
-      ++leaving_;
     }
   }
 
@@ -137,9 +139,7 @@ class OutputStationary {
     g.activation.row(r)[-1] = word ? x_.at(m, in.index) : 0.0f;
     g.streaming.shift_east(r, in.streaming);
     g.begins.shift_east(r, in.streaming && in.index == 0);
-    const std::int64_t at = core.tick - r;  // the tick at which this row's leave signal was sent
-    const std::int64_t leaving = fold(leaving_).drain > at && leaving_ > 0 ? leaving_ - 1 : leaving_;
-    g.leaves.shift_east(r, fold(leaving).drain == at);
+    g.leaves.shift_east(r, in.leaving);
     if (aside()) {
       g.leaves.each(r, [&g, r](std::int64_t c) {
         if (c < g.cols) {
@@ -198,7 +198,7 @@ class OutputStationary {
   float* out_;
   std::vector<SumFold> folds_;
   std::int64_t fold_ = 0;         // that streams now or streamed last
-  std::int64_t leaving_ = 0;      // the last fold whose drain has begun, or the first
+  std::int64_t leaving_ = 0;      // the next fold to drain
   std::int64_t first_drain_ = 0;  // the first fold whose sums have not all left
   std::int64_t input_reads_ = 0;
   std::int64_t weight_reads_ = 0;

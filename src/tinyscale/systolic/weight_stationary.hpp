@@ -38,7 +38,8 @@ struct StreamSlot {
   std::int64_t col_fold = 0;
   std::int64_t index = 0;  // 0 .. T - 1
   bool streaming = false;
-  bool waiting = false;
+  bool waiting = false;  // a gap: the next tile has not arrived
+  bool leaving = false;  // the sums of an output-stationary fold are to leave
 };
 
 // The state that both kinds of array step: registers, clock, counters, and the feeder's delay line.

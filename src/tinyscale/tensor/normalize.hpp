@@ -94,8 +94,9 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
 }
 
 // Keeps an element with probability 1 - p and divides it by that; the mask is a function of the
-// seed and the element's index, so it is the same in every layout.
-inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed) {
+// seed and the element's index in the whole tensor, so it is the same in every layout; a shard
+// gives the index of its first element.
+inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t first = 0) {
   if (!(p >= 0.0f && p < 1.0f)) {
     throw Error(detail::cat("dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"));
   }
@@ -104,7 +105,7 @@ inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed) {
   }
   Tensor mask(x.shape());
   for (std::int64_t i = 0; i < x.count(); ++i) {
-    const bool kept = uniform01(seed, static_cast<std::uint64_t>(i)) >= p;
+    const bool kept = uniform01(seed, static_cast<std::uint64_t>(first + i)) >= p;
     mask.data()[i] = kept ? 1.0f / (1.0f - p) : 0.0f;
   }
   return mul(x, mask);

@@ -1,0 +1,138 @@
+// The main job, on a real text: measure the laptop, train a transformer, price it on a TPU, step a
+// systolic array through its matmul, train it again on four simulated devices, draw what happened.
+//   ./00_demo [text file] [page]         make demo TEXT=input.txt
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <string>
+
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+namespace {
+
+constexpr std::int64_t steps = 240;
+
+ts::TrainOptions training() {
+  ts::TrainOptions options;
+  options.steps = steps;
+  options.warmup = 40;
+  options.eval_every = 60;
+  return options;
+}
+
+// One training step under a profile: the roofline's material.
+void profile_one_step(ts::Transformer& model, const ts::Text& text, ts::HtmlPage& page) {
+  const ts::TrainOptions options = training();
+  ts::AdamW optimizer(model.tensors(), ts::adamw_options(options));
+  const ts::Batch batch =
+      ts::make_batch(text.train(), options.batch, model.config.context, options.seed, steps);
+  ts::Profile profile;
+  ts::train_step(model, optimizer, batch, options, steps);
+  const ts::RooflineReport here = profile.roofline(ts::laptop());
+  const ts::RooflineReport there = profile.roofline(ts::chip("tpu-v5e"), ts::DType::bf16);
+  std::cout << "\nOne training step against this laptop (formula beside measured)\n" << here
+            << "\nThe same step against a TPU v5e, priced as bf16\n" << there;
+  page.heading("What bounds a training step?");
+  page.text("Every op of one training step: its flops, the bytes it must move, and the time that "
+            "the laptop's roofs allow, beside the time it took.");
+  page.picture(ts::svg(here, ts::laptop()));
+  page.table(here.table());
+  page.text("The same ops on a TPU v5e, priced as bf16. Its ridge lies far to the right: at this "
+            "size nearly everything waits for memory.");
+  page.picture(ts::svg(there, ts::chip("tpu-v5e")));
+  page.table(there.table());
+}
+
+// The first MLP matmul of the trained model on a 128 x 128 array, every PE stepped.
+void step_an_array(const ts::Transformer& model, ts::HtmlPage& page) {
+  const std::int64_t width = model.config.width;
+  const std::int64_t hidden = model.config.hidden;
+  ts::Tensor w = ts::randn({width, hidden}, 2);
+  for (const ts::Parameter& p : model.parameters) {
+    if (p.value.shape() == ts::Shape{hidden, width}) {
+      w = ts::transpose(p.value.detach(), 0, 1);
+      break;
+    }
+  }
+  const ts::Tensor x = ts::randn({model.config.context * 4, width}, 3);
+  const ts::SystolicArray array(128, 128, ts::Dataflow::weight_stationary);
+  const ts::SystolicRun run = array.matmul(x, w);
+  const ts::SystolicTiming formula = array.timing(x.dim(0), width, hidden);
+  const ts::Tensor host = ts::matmul(x, w);
+  double largest = 0;
+  double difference = 0;
+  for (std::int64_t i = 0; i < host.count(); ++i) {
+    largest = std::max(largest, std::fabs(static_cast<double>(host.data()[i])));
+    difference = std::max(difference, std::fabs(static_cast<double>(host.data()[i]) -
+                                                static_cast<double>(run.output.data()[i])));
+  }
+  std::cout << "\nThe model's MLP matmul, " << x.shape() << " by " << w.shape()
+            << ", on a 128 x 128 systolic array\n" << run
+            << "closed form: " << formula.cycles << " cycles; stepped: " << run.cycles
+            << "\nlargest difference from the host's product: " << difference << " of " << largest
+            << "\n";
+  page.heading("What does a systolic array do with it?");
+  page.text("The MLP matmul of the trained model, stepped PE by PE. Predicted " +
+            std::to_string(formula.cycles) + " cycles, stepped " + std::to_string(run.cycles) +
+            "; the largest difference from the host's product is " + std::to_string(difference) +
+            " of " + std::to_string(largest) + ".");
+  page.table(run.table());
+}
+
+void train_on_four(const ts::Text& text, const ts::TrainReport& one, ts::HtmlPage& page) {
+  ts::TrainOptions options = training();
+  options.machine = ts::machine("tpu-v5e", {4});
+  options.layout.data = 4;
+  std::cout << "\nThe same training on 4 simulated TPU v5e\n";
+  ts::Transformer model(ts::config("nano"), /*seed=*/1);
+  const ts::TrainReport four = ts::train(model, text, options);
+  double difference = 0;
+  for (std::size_t i = 0; i < four.losses.size(); ++i) {
+    difference = std::max(difference, std::fabs(four.losses[i] - one.losses[i]));
+  }
+  std::cout << four << "largest difference in loss from one device over " << four.losses.size()
+            << " steps: " << difference << "\n" << four.last_step;
+  page.heading("The same training on four devices");
+  page.text("Data parallelism on a line of 4 simulated TPU v5e: each device learns from a quarter "
+            "of the batch, and gradients are summed by an all_reduce that really moves them. The "
+            "losses differ from one device's by at most " + std::to_string(difference) +
+            ", final validation " + std::to_string(four.final_validation()) + " beside " +
+            std::to_string(one.final_validation()) + ".");
+  page.table(four.counted.table());
+  page.picture(ts::svg(four.last_step));
+  page.table(four.last_step.table());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    const ts::Text text = ts::read_text(argc > 1 ? argv[1] : "tinyscale.hpp");
+    ts::HtmlPage page("tinyscale: one text, one laptop, every number from this run");
+    std::cout << "tinyscale " << TINYSCALE_VERSION << "\n" << text << "\n\n" << ts::laptop();
+
+    ts::Transformer model(ts::config("nano"), /*seed=*/1);
+    const ts::TrainReport one = ts::train(model, text, training());
+    const std::string said = ts::generate(model, text, "The ", 200);
+    std::cout << one << "\nThe model, asked to go on from \"The \":\n" << said << "\n";
+    page.text(text.text());
+    page.heading("A transformer learns the text");
+    page.picture(ts::svg(one));
+    page.table(one.table());
+    page.text("The trained model, asked to go on from \"The \":");
+    page.code(said);
+
+    profile_one_step(model, text, page);
+    step_an_array(model, page);
+    train_on_four(text, one, page);
+    const std::string path = argc > 2 ? argv[2] : "demo.html";
+    page.save(path);
+    std::cout << "\nThe pictures are in " << path << "\n";
+  } catch (const ts::Error& error) {
+    std::cerr << "demo: " << error.what() << "\n";
+    return 1;
+  }
+  return 0;
+}

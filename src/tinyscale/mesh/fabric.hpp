@@ -1,0 +1,307 @@
+#pragma once
+// Where the devices of a run meet: mailboxes, the start of collectives, and the judgement when none
+// can go on. Sends never block; a device waits for a message or for its peers to call a collective.
+// When no device runs and some wait, nothing can ever arrive: all throw one Error that says where
+// each stands. That state is the same however the threads were scheduled (Kahn 1974), so the text is.
+
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>  // move
+#include <vector>
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/shape.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// "0-3, 5"
+inline std::string rank_list(const std::vector<int>& ranks) {
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) {
+      ++last;
+    }
+    out += cat(out.empty() ? "" : ", ", ranks[i]);
+    out += last > i ? cat(last > i + 1 ? "-" : ", ", ranks[last]) : "";
+    i = last;
+  }
+  return out;
+}
+
+inline std::string device_list(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "device " : "devices ") + rank_list(ranks);
+}
+
+struct Packet {
+  Shape shape;
+  std::vector<float> numbers;
+  std::size_t index = 0;  // in the sender's log
+};
+
+// Chunks of collectives and a user's sends are kept apart.
+enum class Channel { collective, user };
+
+class Fabric {
+ public:
+  explicit Fabric(int devices) : running_(devices) {
+    for (int i = 0; i < devices; ++i) {
+      devices_.push_back(std::make_unique<State>());
+    }
+  }
+
+  void put(int from, int to, Channel channel, Packet packet) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    State& receiver = state(to);
+    receiver.boxes[{channel, from}].packets.push_back(std::move(packet));
+    if (receiver.now == Now::receives && receiver.from == from && receiver.channel == channel) {
+      wake(receiver);
+    }
+  }
+
+  // The next packet of that sender; `where` says which line of the program asks for it.
+  Packet take(int me, int from, Channel channel, const std::string& where) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    State& self = state(me);
+    Box& box = self.boxes[{channel, from}];
+    if (box.next == box.packets.size()) {
+      self.from = from;
+      self.channel = channel;
+      self.where = where;
+      wait(lock, self, Now::receives);
+    }
+    Packet packet = std::move(box.packets[box.next]);
+    if (++box.next == box.packets.size()) {
+      box.packets.clear();
+      box.next = 0;
+    }
+    return packet;
+  }
+
+  // Returns when every member called it with equal text. `key` is the same for all of a group.
+  void meet(int me, const std::string& key, const std::vector<int>& members,
+            const std::string& text, const std::string& where) {
+    if (members.size() < 2) {
+      return;
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    Meeting& meeting = meetings_[key];
+    meeting.members = members;
+    meeting.texts[me] = text;
+    if (meeting.texts.size() == members.size() && !disagrees(meeting)) {
+      meetings_.erase(key);
+      for (const int rank : members) {
+        if (rank != me) {
+          wake(state(rank));
+        }
+      }
+      return;
+    }
+    state(me).meeting = key;
+    state(me).where = where;
+    wait(lock, state(me), Now::meets);
+  }
+
+  void returned(int me, const std::string& where) { end(me, Now::returned, where, ""); }
+
+  // A device that throws because the run ended already is no further cause.
+  void threw(int me, const std::string& where, const std::string& message) {
+    end(me, Now::threw, where, message);
+  }
+
+  // After all devices have ended: empty when all is well.
+  std::string failure() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (failure_.empty()) {
+      for (const std::unique_ptr<State>& device : devices_) {
+        if (device->now == Now::threw || unread(*device) > 0) {
+          conclude();
+          break;
+        }
+      }
+    }
+    return failure_;
+  }
+
+ private:
+  enum class Now { runs, receives, meets, returned, threw };
+
+  struct Box {
+    std::vector<Packet> packets;
+    std::size_t next = 0;
+  };
+  struct State {
+    std::condition_variable changed;
+    Now now = Now::runs;
+    std::string where;    // "call 2, all_gather([4], x, dim 0)"
+    std::string message;  // what it threw
+    int from = 0;         // receives: from whom
+    Channel channel = Channel::collective;
+    std::string meeting;  // meets: which
+    std::map<std::pair<Channel, int>, Box> boxes;
+  };
+  struct Meeting {
+    std::vector<int> members;
+    std::map<int, std::string> texts;  // what each that came called
+  };
+
+  State& state(int rank) { return *devices_[static_cast<std::size_t>(rank)]; }
+
+  void wake(State& device) {
+    device.now = Now::runs;
+    ++running_;
+    device.changed.notify_one();
+  }
+
+  void wait(std::unique_lock<std::mutex>& lock, State& self, Now how) {
+    if (failure_.empty()) {
+      self.now = how;
+      if (--running_ == 0) {
+        conclude();
+      }
+      self.changed.wait(lock, [&] { return self.now == Now::runs || !failure_.empty(); });
+    }
+    if (!failure_.empty()) {
+      throw Error(failure_);
+    }
+  }
+
+  void end(int me, Now how, const std::string& where, const std::string& message) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.empty()) {
+      return;
+    }
+    State& self = state(me);
+    self.now = how;
+    self.where = where;
+    self.message = message;
+    --running_;
+    bool some_wait = false;
+    for (const std::unique_ptr<State>& device : devices_) {
+      some_wait = some_wait || device->now == Now::receives || device->now == Now::meets;
+    }
+    if (running_ == 0 && some_wait) {
+      conclude();
+    }
+  }
+
+  static std::size_t unread(const State& device) {
+    std::size_t count = 0;
+    for (const auto& [from, box] : device.boxes) {
+      count += box.packets.size() - box.next;
+    }
+    return count;
+  }
+
+  std::vector<int> in_state(Now now) const {
+    std::vector<int> ranks;
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      if (devices_[i]->now == now) {
+        ranks.push_back(static_cast<int>(i));
+      }
+    }
+    return ranks;
+  }
+
+  static bool disagrees(const Meeting& meeting) {
+    for (const auto& [rank, text] : meeting.texts) {
+      if (text != meeting.texts.begin()->second) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  std::string waits_for(const State& device) const {
+    if (device.now == Now::receives) {
+      return cat("waits for a message from device ", device.from);
+    }
+    const Meeting& meeting = meetings_.at(device.meeting);
+    if (disagrees(meeting)) {
+      return "its peers call something else";
+    }
+    std::vector<int> missing;
+    for (const int rank : meeting.members) {
+      if (meeting.texts.count(rank) == 0) {
+        missing.push_back(rank);
+      }
+    }
+    return cat("waits for ", device_list(missing), " to call it");
+  }
+
+  std::string describe(const State& device) const {
+    std::string text = device.where;
+    if (device.now == Now::threw) {
+      text = cat("threw ", device.where, ": ", device.message);
+    } else if (device.now == Now::returned) {
+      text = cat("returned ", device.where);
+    } else {
+      text += ": " + waits_for(device);
+    }
+    for (const auto& [sender, box] : device.boxes) {
+      const std::size_t count = box.packets.size() - box.next;
+      if (count > 0) {
+        text += cat("; ", count, count == 1 ? " message" : " messages", " from device ",
+                    sender.second, " not received");
+      }
+    }
+    return text;
+  }
+
+  std::string cause() const {
+    const std::vector<int> threw = in_state(Now::threw);
+    if (!threw.empty()) {
+      const State& first = *devices_[static_cast<std::size_t>(threw[0])];
+      return cat(device_list(threw), " threw: ", first.message);
+    }
+    for (const auto& [key, meeting] : meetings_) {
+      if (disagrees(meeting)) {
+        return cat(device_list(meeting.members), " must make the same call and do not");
+      }
+    }
+    const std::vector<int> returned = in_state(Now::returned);
+    if (returned.size() == devices_.size()) {
+      return "messages were sent that nobody received";
+    }
+    if (!returned.empty()) {
+      return cat(device_list(returned), " returned while others wait");
+    }
+    return "deadlock: every device waits and nothing can arrive";
+  }
+
+  void conclude() {
+    std::vector<std::pair<std::string, std::vector<int>>> lines;  // text, ranks
+    std::map<std::string, std::size_t> line_of;
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      const std::string text = describe(*devices_[i]);
+      if (line_of.count(text) == 0) {
+        line_of[text] = lines.size();
+        lines.push_back({text, {}});
+      }
+      lines[line_of[text]].second.push_back(static_cast<int>(i));
+    }
+    std::string text = "mesh.run: " + cause();
+    for (const auto& [line, ranks] : lines) {
+      text += cat("\n  ", device_list(ranks), ": ", line);
+    }
+    failure_ = text;
+    for (const std::unique_ptr<State>& device : devices_) {
+      device->changed.notify_one();
+    }
+  }
+
+  std::mutex mutex_;  // guards all below
+  std::vector<std::unique_ptr<State>> devices_;
+  std::map<std::string, Meeting> meetings_;
+  int running_;
+  std::string failure_;  // not empty: the run is over
+};
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,164 @@
+#pragma once
+// A learner's guess held against what a run counted, with a hint when it is off by a known slip.
+// Bytes are those that the busiest device sends, as float32; steps are summed over the program.
+
+#include <cmath>  // abs
+#include <cstddef>
+#include <cstdint>
+#include <iostream>
+#include <string>
+#include <vector>
+
+#include "tinyscale/base/text.hpp"
+#include "tinyscale/mesh/collective_cost.hpp"
+
+namespace tinyscale {
+
+// What is negative is not guessed.
+struct Guess {
+  double bytes_per_device = -1;
+  std::int64_t steps = -1;
+  double seconds = -1;  // simulated; right within 1 %
+};
+
+struct CheckRow {
+  std::string name, unit;
+  double guessed = 0, counted = 0;
+  bool right = false;
+  std::string hint;
+};
+
+struct CheckReport {
+  std::vector<CheckRow> rows;
+  bool right = true;  // all of them
+
+  // "bytes: right. steps: you 6, counted 3: why"
+  std::string text() const {
+    std::string out;
+    for (const CheckRow& row : rows) {
+      out += out.empty() ? "" : (out.back() == '.' ? " " : ". ");
+      if (row.right) {
+        out += row.name + ": right.";
+      } else {
+        out += row.name + ": you " + number(row, row.guessed) + ", counted " +
+               number(row, row.counted) + (row.hint.empty() ? "" : ": " + row.hint);
+      }
+    }
+    return out.empty() ? "nothing guessed" : out;
+  }
+  Table table() const {
+    Table out;
+    out.title = "guess";
+    out.columns = {"quantity", "unit", "guessed", "counted", "right", "hint"};
+    for (const CheckRow& row : rows) {
+      out.add({row.name, row.unit, detail::cat(row.guessed), detail::cat(row.counted),
+               row.right ? "yes" : "no", row.hint});
+    }
+    return out;
+  }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+
+ private:
+  static std::string number(const CheckRow& row, double value) {
+    return row.unit == "s" ? format_seconds(value) : detail::cat(value);
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const CheckReport& report) {
+  return out << report.text() << "\n";
+}
+
+namespace detail {
+
+struct Counted {
+  double bytes_most = 0, bytes_least = 0, bytes_total = 0;  // sent by devices
+  std::int64_t steps = 0;
+  double seconds = 0;
+  int devices = 1;                 // of the mesh
+  int group = 1;                   // of the largest collective
+  std::vector<std::string> names;  // of the collectives
+};
+
+inline bool same(double a, double b) { return std::abs(a - b) <= 1e-9 * std::abs(b); }
+
+inline bool has_name(const Counted& counted, const std::string& name) {
+  for (const std::string& known : counted.names) {
+    if (known == name) {
+      return true;
+    }
+  }
+  return false;
+}
+
+inline std::string steps_hint(std::int64_t you, const Counted& counted) {
+  const double guess = static_cast<double>(you);
+  const double steps = static_cast<double>(counted.steps);
+  if (steps <= 0) {
+    return "no message was sent";
+  }
+  if (has_name(counted, "all_reduce") && same(guess * 2, steps)) {
+    return "all_reduce is reduce_scatter and then all_gather, each of its own steps";
+  }
+  if (has_name(counted, "all_reduce") && same(guess, 2.0 * counted.group)) {
+    return cat("a device has one chunk already: 2 (N - 1) with N = ", counted.group);
+  }
+  if (same(guess, counted.group) && same(guess, steps + 1)) {
+    return cat("a device has its own chunk already: N - 1 with N = ", counted.group);
+  }
+  if (same(guess, steps * 2)) {
+    return has_name(counted, "all_reduce") ? "half as many; is N what you think?"
+                                           : "only all_reduce takes 2 (N - 1)";
+  }
+  if (same(guess, steps / 2)) {
+    return "that is with both ways of a ring used at once";
+  }
+  return cat("the largest collective is over N = ", counted.group, " devices");
+}
+
+inline std::string bytes_hint(double you, const Counted& counted) {
+  const double most = counted.bytes_most;
+  if (same(you, counted.bytes_total)) {
+    return "that is all devices together";
+  }
+  if (same(you * element_bytes, most)) {
+    return "that is the number of elements; a float32 is 4 bytes";
+  }
+  if (counted.bytes_least < most) {
+    return cat("of the busiest device; the least busy sends ", counted.bytes_least, ", the mean is ",
+               counted.bytes_total / counted.devices);
+  }
+  if (same(you * (counted.group - 1), most * counted.group)) {
+    return cat("a device has its own chunk already: (N - 1) / N of it with N = ", counted.group);
+  }
+  if (same(you * 2, most) || same(you, most * 2)) {
+    return "all_reduce moves 2 (N - 1) / N of the vector, all_gather and reduce_scatter half of it";
+  }
+  return "";
+}
+
+inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
+  CheckReport report;
+  const auto add = [&report](const CheckRow& row) {
+    report.rows.push_back(row);
+    report.rows.back().hint = row.right ? "" : row.hint;
+    report.right = report.right && row.right;
+  };
+  if (guess.bytes_per_device >= 0) {
+    const double you = guess.bytes_per_device;
+    add({"bytes", "B", you, counted.bytes_most, same(you, counted.bytes_most),
+         bytes_hint(you, counted)});
+  }
+  if (guess.steps >= 0) {
+    add({"steps", "", static_cast<double>(guess.steps), static_cast<double>(counted.steps),
+         guess.steps == counted.steps, steps_hint(guess.steps, counted)});
+  }
+  if (guess.seconds >= 0) {
+    const bool near = std::abs(guess.seconds - counted.seconds) <= 0.01 * counted.seconds;
+    add({"seconds", "s", guess.seconds, counted.seconds, near, "simulated, on this machine"});
+  }
+  return report;
+}
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,187 @@
+#pragma once
+// A mesh: the devices of a machine under named axes, and a program run on all of them.
+// Each device is a thread with a context of its own (ops, memory, device number); host loops inside
+// are serial. When a device fails, or all wait, the run ends with an Error that says where each is.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <utility>  // move
+#include <vector>
+
+#include "tinyscale/base/config.hpp"
+#include "tinyscale/base/threads.hpp"
+#include "tinyscale/measure/context.hpp"
+#include "tinyscale/measure/profile.hpp"
+#include "tinyscale/mesh/device.hpp"
+#include "tinyscale/mesh/mesh_axis.hpp"
+#include "tinyscale/mesh/mesh_run.hpp"
+
+namespace tinyscale {
+
+using DeviceProgram = std::function<void(Device&)>;
+
+namespace detail {
+
+// One device while it runs, and what it leaves.
+struct DeviceThread {
+  DeviceThread(Fabric& fabric, const std::vector<AxisPlacement>& axes, int rank, int devices)
+      : device(fabric, axes, rank, devices) {}
+
+  Device device;
+  Context context;
+  std::vector<OpRecord> records;  // for the caller's profile
+  Counters counters;
+};
+
+inline std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "something that is not a std::exception";
+  }
+}
+
+// Runs the program on one device; whatever it throws goes to the fabric.
+inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThread& self) {
+  const ContextScope scope(self.context);
+  const SerialScope serial;
+  const Profile profile;
+  try {
+    program(self.device);
+    fabric.returned(self.device.rank(), self.device.endpoint().where());
+  } catch (...) {
+    fabric.threw(self.device.rank(), self.device.endpoint().where(),
+                 message_of(std::current_exception()));
+  }
+  self.counters = profile.totals();
+  self.records = profile.records();
+}
+
+// Joins what was started, also when an exception leaves.
+struct ThreadGroup {
+  std::vector<std::thread> threads;
+
+  ThreadGroup() = default;
+  ThreadGroup(const ThreadGroup&) = delete;
+  ThreadGroup& operator=(const ThreadGroup&) = delete;
+  ~ThreadGroup() { join(); }
+  void join() {
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    threads.clear();
+  }
+};
+
+#if defined(TINYSCALE_NO_THREADS)
+inline void run_devices(const DeviceProgram& program, Fabric& fabric,
+                        std::vector<std::unique_ptr<DeviceThread>>& devices) {
+  if (devices.size() > 1) {
+    throw Error(cat("mesh.run: ", devices.size(), " devices need threads, and this program is ",
+                    "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device"));
+  }
+  run_device(program, fabric, *devices[0]);
+}
+#else
+inline void run_devices(const DeviceProgram& program, Fabric& fabric,
+                        std::vector<std::unique_ptr<DeviceThread>>& devices) {
+  ThreadGroup group;
+  group.threads.reserve(devices.size());
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    DeviceThread* self = devices[i].get();
+    try {
+      group.threads.emplace_back([&program, &fabric, self] { run_device(program, fabric, *self); });
+    } catch (const std::system_error&) {
+      for (std::size_t rank = i; rank < devices.size(); ++rank) {
+        fabric.threw(static_cast<int>(rank), "at its start",
+                     cat("the system gives ", i, " threads; use a mesh of at most so many devices"));
+      }
+      break;
+    }
+  }
+  group.join();
+}
+#endif
+
+}  // namespace detail
+
+class Mesh {
+ public:
+  // Axis sizes multiply to the machine's chips; the last axis is the fastest.
+  Mesh(const Machine& machine, const std::vector<MeshAxis>& axes) : machine_(machine), axes_(axes) {
+    detail::check_axes(machine, axes);
+  }
+
+  Ring ring = Ring::one_way;  // how collectives use an axis that is a ring
+
+  const Machine& machine() const { return machine_; }
+  const std::vector<MeshAxis>& axes() const { return axes_; }
+  int size() const { return static_cast<int>(machine_.chips()); }
+  int size(const std::string& axis) const {
+    for (const MeshAxis& known : axes_) {
+      if (known.name == axis) {
+        return static_cast<int>(known.size.value);
+      }
+    }
+    throw Error(detail::cat("size: no axis ", axis, " on this mesh; its axes are ",
+                            detail::axis_names(axes_)));
+  }
+  MeshPlacement placement() const {
+    return {machine_.name, detail::place_axes(machine_, axes_, ring)};
+  }
+
+  // Runs `program` on every device at once; returns when all have returned.
+  MeshRun run(const DeviceProgram& program) const {
+    const std::vector<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
+    Context& caller = context();
+    detail::Fabric fabric(size());
+    std::vector<std::unique_ptr<detail::DeviceThread>> devices;
+    for (int rank = 0; rank < size(); ++rank) {
+      devices.push_back(std::make_unique<detail::DeviceThread>(fabric, placed, rank, size()));
+      devices.back()->context.device = rank;
+      devices.back()->context.kind = caller.kind;
+      devices.back()->context.no_grad = caller.no_grad;
+    }
+    detail::run_devices(program, fabric, devices);
+    if (caller.profile != nullptr) {  // in rank order, whatever the threads did
+      for (const std::unique_ptr<detail::DeviceThread>& device : devices) {
+        for (OpRecord& record : device->records) {
+          caller.profile->record(std::move(record));
+        }
+      }
+    }
+    const std::string failure = fabric.failure();
+    if (!failure.empty()) {
+      throw Error(failure);
+    }
+    return MeshRun(record_of(devices), machine_);
+  }
+
+ private:
+  std::shared_ptr<const detail::MeshRecord> record_of(
+      const std::vector<std::unique_ptr<detail::DeviceThread>>& devices) const {
+    auto record = std::make_shared<detail::MeshRecord>();
+    std::vector<const detail::DeviceLog*> logs;
+    for (const std::unique_ptr<detail::DeviceThread>& device : devices) {
+      logs.push_back(&device->device.endpoint().log());
+      record->kept.push_back(device->device.kept());
+      record->counters.push_back(device->counters);
+      record->memory.push_back(device->context.memory);
+    }
+    record->log = detail::join_logs(logs);
+    record->axes = axes_;
+    return record;
+  }
+
+  Machine machine_;
+  std::vector<MeshAxis> axes_;
+};
+
+}  // namespace tinyscale

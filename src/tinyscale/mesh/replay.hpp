@@ -1,0 +1,368 @@
+#pragma once
+// Simulated time: a message log replayed on a machine, event by event.
+// A message starts when its sender's (and, in a collective, its receiver's) earlier steps are done,
+// takes latency for each link it crosses, then its bytes at a max-min fair share of those links.
+// A pure function of log and machine (Bertsekas and Gallager, Data Networks, 6.5.2: max-min).
+
+#include <algorithm>  // max, min, sort
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <queue>    // priority_queue
+#include <utility>  // pair
+#include <vector>
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/mesh/message_log.hpp"
+#include "tinyscale/mesh/route.hpp"
+
+namespace tinyscale {
+
+// When each message of a log ran on a machine, in simulated seconds.
+struct Timeline {
+  double seconds = 0;                // until the last message has arrived
+  std::vector<double> start, finish;  // of each message
+  std::vector<int> after;            // the message whose end let each one start, or -1
+  std::vector<int> hops;             // links each one crossed
+  std::vector<double> link_bytes;    // by detail::MachineLinks number
+};
+
+namespace detail {
+
+constexpr std::size_t no_message = std::numeric_limits<std::size_t>::max();
+
+// The steps of every device and which of them are done.
+class StepOrder {
+ public:
+  explicit StepOrder(const MessageLog& log) : log_(log) {
+    const std::size_t devices = static_cast<std::size_t>(log.devices);
+    std::vector<std::vector<std::pair<int, std::size_t>>> ends(devices);  // (step, message)
+    for (std::size_t m = 0; m < log.messages.size(); ++m) {
+      const Message& message = log.messages[m];
+      ends[static_cast<std::size_t>(message.from)].emplace_back(message.from_step, m);
+      ends[static_cast<std::size_t>(message.to)].emplace_back(message.to_step, m);
+    }
+    steps_.resize(devices);
+    next_.assign(devices, 0);
+    for (std::size_t d = 0; d < devices; ++d) {
+      std::sort(ends[d].begin(), ends[d].end());
+      int last = -1;
+      for (const std::pair<int, std::size_t>& end : ends[d]) {
+        if (steps_[d].empty() || end.first != last) {
+          steps_[d].push_back({end.first, 0, {}});
+          last = end.first;
+        }
+        steps_[d].back().messages.push_back(end.second);
+        ++steps_[d].back().unfinished;
+      }
+    }
+  }
+
+  // Messages of the step that a device is in.
+  const std::vector<std::size_t>& current(int device) const {
+    static const std::vector<std::size_t> none;
+    const std::size_t d = static_cast<std::size_t>(device);
+    return next_[d] < steps_[d].size() ? steps_[d][next_[d]].messages : none;
+  }
+
+  bool may_start(std::size_t m) const {
+    const Message& message = log_.messages[m];
+    return at_step(message.from, message.from_step) &&
+           (message.start == MessageStart::sender_ready || at_step(message.to, message.to_step));
+  }
+
+  // Marks one end of a message as finished.
+  void finish(int device, int step) {
+    std::vector<Step>& steps = steps_[static_cast<std::size_t>(device)];
+    const auto found =
+        std::lower_bound(steps.begin(), steps.end(), step,
+                         [](const Step& a, int number) { return a.number < number; });
+    --found->unfinished;
+  }
+
+  // Moves a device to its next step if this one is done.
+  bool advance(int device) {
+    const std::size_t d = static_cast<std::size_t>(device);
+    if (next_[d] < steps_[d].size() && steps_[d][next_[d]].unfinished == 0) {
+      ++next_[d];
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  struct Step {
+    int number = 0;
+    int unfinished = 0;
+    std::vector<std::size_t> messages;
+  };
+
+  bool at_step(int device, int step) const {
+    const std::size_t d = static_cast<std::size_t>(device);
+    return next_[d] < steps_[d].size() && steps_[d][next_[d]].number == step;
+  }
+
+  const MessageLog& log_;
+  std::vector<std::vector<Step>> steps_;
+  std::vector<std::size_t> next_;
+};
+
+// Messages in transfer that share links; each gets its max-min fair rate.
+class FairLinks {
+ public:
+  struct Flow {
+    std::vector<std::size_t> route;
+    double bytes = 0;  // left
+    double rate = 0;
+    double since = 0;  // when `bytes` was right
+    int version = 0;   // counts the changes of rate
+    bool settled = false;
+  };
+
+  FairLinks(const Machine& machine, std::size_t messages)
+      : links_(machine), flows_(messages), on_link_(links_.count()), seen_(links_.count(), 0) {}
+
+  Flow& flow(std::size_t m) { return flows_[m]; }
+  const MachineLinks& links() const { return links_; }
+
+  void join(std::size_t m) {
+    for (const std::size_t link : flows_[m].route) {
+      on_link_[link].push_back(m);
+    }
+  }
+  void leave(std::size_t m) {
+    for (const std::size_t link : flows_[m].route) {
+      std::vector<std::size_t>& on = on_link_[link];
+      on.erase(std::find(on.begin(), on.end(), m));
+    }
+  }
+
+  // New rates for all that share links, however indirectly, with the links of `changed`;
+  // gives the flows whose rate is another now.
+  std::vector<std::size_t> share(const std::vector<std::size_t>& changed, double now) {
+    std::vector<std::size_t> restarted;
+    ++round_;
+    for (const std::size_t m : changed) {
+      for (const std::size_t link : flows_[m].route) {
+        if (seen_[link] != round_) {
+          share_component(link, now, restarted);
+        }
+      }
+    }
+    return restarted;
+  }
+
+ private:
+  void share_component(std::size_t first, double now, std::vector<std::size_t>& restarted) {
+    std::vector<std::size_t> links(1, first);
+    std::vector<std::size_t> flows;
+    seen_[first] = round_;
+    for (std::size_t i = 0; i < links.size(); ++i) {
+      for (const std::size_t m : on_link_[links[i]]) {
+        if (flows_[m].settled) {
+          continue;  // reached by another of its links
+        }
+        flows_[m].settled = true;
+        flows.push_back(m);
+        for (const std::size_t link : flows_[m].route) {
+          if (seen_[link] != round_) {
+            seen_[link] = round_;
+            links.push_back(link);
+          }
+        }
+      }
+    }
+    for (const std::size_t m : flows) {
+      flows_[m].settled = false;
+    }
+    fill(links, flows, now, restarted);
+  }
+
+  // Raises all rates together; the flows of the link that is full first are settled; repeat.
+  void fill(const std::vector<std::size_t>& links, const std::vector<std::size_t>& flows,
+            double now, std::vector<std::size_t>& restarted) {
+    std::size_t left = flows.size();
+    std::vector<double> room;
+    for (const std::size_t link : links) {
+      room.push_back(links_.bandwidth(link));
+    }
+    while (left > 0) {
+      std::size_t tight = 0;
+      double least = std::numeric_limits<double>::infinity();
+      for (std::size_t i = 0; i < links.size(); ++i) {
+        const double unsettled = static_cast<double>(count_unsettled(links[i]));
+        if (unsettled > 0 && room[i] / unsettled < least) {
+          least = room[i] / unsettled;
+          tight = i;
+        }
+      }
+      for (const std::size_t m : on_link_[links[tight]]) {
+        if (!flows_[m].settled) {
+          flows_[m].settled = true;
+          --left;
+          set_rate(m, least, now, restarted);
+          for (std::size_t i = 0; i < links.size(); ++i) {
+            const std::vector<std::size_t>& route = flows_[m].route;
+            const bool on = std::find(route.begin(), route.end(), links[i]) != route.end();
+            room[i] = on ? std::max(room[i] - least, 0.0) : room[i];
+          }
+        }
+      }
+    }
+    for (const std::size_t m : flows) {
+      flows_[m].settled = false;
+    }
+  }
+
+  std::size_t count_unsettled(std::size_t link) const {
+    std::size_t count = 0;
+    for (const std::size_t m : on_link_[link]) {
+      count += flows_[m].settled ? 0U : 1U;
+    }
+    return count;
+  }
+
+  void set_rate(std::size_t m, double rate, double now, std::vector<std::size_t>& restarted) {
+    Flow& flow = flows_[m];
+    if (flow.rate < rate || flow.rate > rate) {
+      flow.bytes = std::max(0.0, flow.bytes - flow.rate * (now - flow.since));
+      flow.since = now;
+      flow.rate = rate;
+      ++flow.version;
+      restarted.push_back(m);
+    }
+  }
+
+  MachineLinks links_;
+  std::vector<Flow> flows_;
+  std::vector<std::vector<std::size_t>> on_link_;
+  std::vector<int> seen_;  // the round in which a link was last looked at
+  int round_ = 0;
+};
+
+class Replay {
+ public:
+  Replay(const MessageLog& log, const Machine& machine)
+      : log_(log), order_(log), links_(machine, log.messages.size()) {
+    const std::size_t count = log.messages.size();
+    out_.start.assign(count, -1);
+    out_.finish.assign(count, -1);
+    out_.after.assign(count, -1);
+    out_.hops.assign(count, 0);
+    out_.link_bytes.assign(links_.links().count(), 0);
+  }
+
+  Timeline run() {
+    for (int d = 0; d < log_.devices; ++d) {
+      start_ready(d, 0, no_message);
+    }
+    while (!events_.empty()) {
+      const double now = events_.top().time;
+      std::vector<std::size_t> changed;
+      std::vector<std::size_t> done;
+      while (!events_.empty() && !(events_.top().time > now)) {
+        const Event event = events_.top();
+        events_.pop();
+        handle(event, changed, done);
+      }
+      for (const std::size_t m : done) {
+        finish(m, now);
+      }
+      for (const std::size_t m : links_.share(changed, now)) {
+        const FairLinks::Flow& flow = links_.flow(m);
+        events_.push({now + flow.bytes / flow.rate, m, flow.version});
+      }
+    }
+    check_all_ran();
+    return out_;
+  }
+
+ private:
+  struct Event {
+    double time = 0;
+    std::size_t message = 0;
+    int version = 0;  // 0: latency is over; else the end of the transfer at the rate of that version
+    bool operator<(const Event& other) const {  // the earliest is on top
+      return time > other.time || (!(time < other.time) && message > other.message);
+    }
+  };
+
+  // Starts what waits for `device` alone now; `cause` is the message whose end made it so.
+  void start_ready(int device, double now, std::size_t cause) {
+    for (const std::size_t m : order_.current(device)) {
+      if (out_.start[m] < 0 && order_.may_start(m)) {
+        const Message& message = log_.messages[m];
+        FairLinks::Flow& flow = links_.flow(m);
+        flow.route = links_.links().route(message.from, message.to);
+        flow.bytes = message.bytes;
+        out_.start[m] = now;
+        out_.after[m] = cause == no_message ? -1 : static_cast<int>(cause);
+        out_.hops[m] = static_cast<int>(flow.route.size());
+        for (const std::size_t link : flow.route) {
+          out_.link_bytes[link] += message.bytes;
+        }
+        const double latency = links_.links().machine.link_latency;
+        events_.push({now + static_cast<double>(flow.route.size()) * latency, m, 0});
+      }
+    }
+  }
+
+  void handle(const Event& event, std::vector<std::size_t>& changed,
+              std::vector<std::size_t>& done) {
+    FairLinks::Flow& flow = links_.flow(event.message);
+    if (event.version == 0 && flow.bytes > 0) {
+      flow.since = event.time;
+      links_.join(event.message);
+      changed.push_back(event.message);
+    } else if (event.version == flow.version) {
+      if (flow.version > 0) {
+        links_.leave(event.message);
+        changed.push_back(event.message);
+      }
+      ++flow.version;
+      done.push_back(event.message);
+    }
+  }
+
+  void finish(std::size_t m, double now) {
+    const Message& message = log_.messages[m];
+    out_.finish[m] = now;
+    out_.seconds = std::max(out_.seconds, now);
+    order_.finish(message.from, message.from_step);
+    order_.finish(message.to, message.to_step);
+    for (const int device : {message.from, message.to}) {
+      while (order_.advance(device)) {
+        start_ready(device, now, m);
+      }
+    }
+  }
+
+  void check_all_ran() const {
+    for (std::size_t m = 0; m < out_.finish.size(); ++m) {
+      if (out_.finish[m] < 0) {
+        throw Error(cat("time: message ", m, " from device ", log_.messages[m].from,
+                        " to device ", log_.messages[m].to,
+                        " waits for itself; steps of the log must have an order"));
+      }
+    }
+  }
+
+  const MessageLog& log_;
+  StepOrder order_;
+  FairLinks links_;
+  std::priority_queue<Event> events_;
+  Timeline out_;
+};
+
+}  // namespace detail
+
+// What the messages of `log` take on `machine`, which needs one chip for each device of the log.
+inline Timeline time(const MessageLog& log, const Machine& machine) {
+  if (machine.chips() != log.devices) {
+    throw Error(detail::cat("time: the log is of ", log.devices, " devices, machine ",
+                            machine.name, " has ", machine.chips(), " chips; they must be equal"));
+  }
+  return detail::Replay(log, machine).run();
+}
+
+}  // namespace tinyscale

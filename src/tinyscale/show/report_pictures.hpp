@@ -1,0 +1,40 @@
+#pragma once
+// Pictures of whole reports: the losses of a training run, the bytes over the links of a mesh run.
+
+#include <string>  // string
+#include <vector>  // vector
+
+#include "tinyscale/mesh/mesh_run.hpp"
+#include "tinyscale/parallel/train_report.hpp"
+#include "tinyscale/show/heat_map.hpp"
+#include "tinyscale/show/pictures.hpp"
+
+namespace tinyscale {
+
+// Training and validation loss against the step.
+inline Svg svg(const TrainReport& report) {
+  LossCurve curve;
+  curve.title = detail::cat("Loss of ", report.model, " on ", report.text);
+  for (std::size_t i = 0; i < report.losses.size(); ++i) {
+    curve.train_steps.push_back(static_cast<double>(i));
+    curve.train.push_back(report.losses[i]);
+  }
+  for (const Validation& v : report.validation) {
+    curve.validation_steps.push_back(static_cast<double>(v.step));
+    curve.validation.push_back(v.loss);
+  }
+  return svg(curve);
+}
+
+// Bytes that crossed each link, from device (row) to device (column).
+inline Svg svg(const MeshRun& run) {
+  LinkHeatMap map;
+  const auto n = static_cast<std::size_t>(run.devices());
+  map.bytes.assign(n, std::vector<double>(n, 0.0));
+  for (const LinkReport& link : run.links()) {
+    map.bytes[static_cast<std::size_t>(link.from)][static_cast<std::size_t>(link.to)] += link.bytes;
+  }
+  return svg(map);
+}
+
+}  // namespace tinyscale

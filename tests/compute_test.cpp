@@ -1,0 +1,527 @@
+#include <doctest/doctest.h>
+
+#include "tinyscale.hpp"
+
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace ts = tinyscale;
+namespace kernel = tinyscale::kernel;
+using kernel::Trans;
+
+namespace {
+
+using Floats = std::vector<float>;
+
+Floats noise(std::int64_t n, std::uint64_t seed) {  // uniform in [-1, 1)
+  Floats x(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = 2.0f * ts::uniform01(seed, i) - 1.0f;
+  }
+  return x;
+}
+
+std::vector<ts::CpuPath> paths() {  // this machine's, narrowest first
+  std::vector<ts::CpuPath> all{ts::CpuPath::portable};
+  const ts::CpuPath best = ts::cpu().path;
+  if (best == ts::CpuPath::avx512) {
+    all.push_back(ts::CpuPath::avx2);
+  }
+  if (best != ts::CpuPath::portable) {
+    all.push_back(best);
+  }
+  return all;
+}
+
+double dot(const Floats& a, const Floats& b) {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    sum += static_cast<double>(a[i]) * static_cast<double>(b[i]);
+  }
+  return sum;
+}
+
+// d loss / d x[i] by central differences, loss = <y(x), dy>, against grad.
+void check_gradient(Floats& x, const Floats& grad, const std::function<double()>& loss,
+                    double tolerance = 2e-3) {
+  const float h = 1.0f / 128.0f;
+  for (std::size_t i = 0; i < x.size(); i += 1 + x.size() / 40) {
+    const float old = x[i];
+    x[i] = old + h;
+    const double up = loss();
+    x[i] = old - h;
+    const double down = loss();
+    x[i] = old;
+    CAPTURE(i);
+    CHECK(std::fabs((up - down) / (2.0 * static_cast<double>(h)) - static_cast<double>(grad[i])) <
+          tolerance);
+  }
+}
+
+// |error| <= 2 K eps sum |a b| <= 2 K^2 eps for entries in [-1, 1]; the mean case is far inside.
+void check_gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k, float beta) {
+  const std::int64_t lda = (ta == Trans::no ? k : m) + 3;
+  const std::int64_t ldb = (tb == Trans::no ? n : k) + 1;
+  const std::int64_t ldc = n + 2;
+  const Floats a = noise((ta == Trans::no ? m : k) * lda, 1);
+  const Floats b = noise((tb == Trans::no ? k : n) * ldb, 2);
+  Floats c = noise(m * ldc, 3);
+  Floats expected = c;
+  kernel::gemm_reference(ta, tb, m, n, k, a.data(), lda, b.data(), ldb, beta, expected.data(), ldc);
+  kernel::gemm(ta, tb, m, n, k, a.data(), lda, b.data(), ldb, beta, c.data(), ldc);
+  double worst = 0.0;
+  for (std::size_t i = 0; i < c.size(); ++i) {
+    worst = std::max(worst, std::fabs(static_cast<double>(c[i]) - static_cast<double>(expected[i])));
+  }
+  CAPTURE(m);
+  CAPTURE(n);
+  CAPTURE(k);
+  const double size = static_cast<double>(k);
+  CHECK(worst <= 1.2e-7 * size * std::min(size, 8.0) + 2.4e-7);
+}
+
+}  // namespace
+
+TEST_CASE("gemm: every path, transpose and odd size is within rounding of the reference") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    for (const Trans ta : {Trans::no, Trans::yes}) {
+      for (const Trans tb : {Trans::no, Trans::yes}) {
+        for (const std::int64_t m : {1, 2, 5, 8, 9, 17, 100, 131}) {
+          for (const std::int64_t n : {1, 3, 16, 31, 64, 97, 150}) {
+            check_gemm(ta, tb, m, n, 37, 0.0f);
+          }
+        }
+        check_gemm(ta, tb, 20, 33, 1, 1.0f);
+        check_gemm(ta, tb, 20, 65, 600, 1.0f);
+        check_gemm(ta, tb, 3, 130, 600, 1.0f);
+        check_gemm(ta, tb, 40, 300, 300, 0.0f);  // B too large to be read in place
+        check_gemm(ta, tb, 12, 0, 5, 0.0f);
+        check_gemm(ta, tb, 12, 7, 0, 1.0f);
+        check_gemm(ta, tb, 12, 7, 0, 0.0f);
+      }
+    }
+  }
+}
+
+TEST_CASE("gemm: whole numbers come out exactly, and NaN in an old C is not read when beta is 0") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    for (const std::int64_t m : {1, 7, 50}) {
+      const std::int64_t n = 70, k = 300;
+      Floats a(static_cast<std::size_t>(m * k)), b(static_cast<std::size_t>(k * n));
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        a[i] = static_cast<float>(static_cast<int>(i % 7) - 3);
+      }
+      for (std::size_t i = 0; i < b.size(); ++i) {
+        b[i] = static_cast<float>(static_cast<int>(i % 11) - 5);
+      }
+      Floats c(static_cast<std::size_t>(m * n), std::nanf("")), expected(c.size(), 0.0f);
+      kernel::gemm(Trans::no, Trans::no, m, n, k, a.data(), k, b.data(), n, 0.0f, c.data(), n);
+      kernel::gemm_reference(Trans::no, Trans::no, m, n, k, a.data(), k, b.data(), n, 0.0f,
+                             expected.data(), n);
+      CHECK(c == expected);
+    }
+  }
+}
+
+TEST_CASE("gemm: threads do not change a bit") {
+  const std::int64_t m = 200, n = 144, k = 310;
+  const Floats a = noise(m * k, 5), b = noise(k * n, 6);
+  Floats many(static_cast<std::size_t>(m * n)), one(many.size());
+  kernel::gemm(Trans::no, Trans::no, m, n, k, a.data(), k, b.data(), n, 0.0f, many.data(), n);
+  {
+    const ts::detail::SerialScope serial;
+    kernel::gemm(Trans::no, Trans::no, m, n, k, a.data(), k, b.data(), n, 0.0f, one.data(), n);
+  }
+  CHECK(many == one);
+}
+
+TEST_CASE("elementwise: exp, tanh, gelu and silu are accurate on every path") {
+  const std::int64_t n = 20011;
+  Floats x(static_cast<std::size_t>(n)), y(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = -100.0f + 200.0f * static_cast<float>(i) / static_cast<float>(n);
+  }
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    double worst_exp = 0.0, worst_gelu = 0.0, worst_tanh = 0.0, worst_silu = 0.0, worst_new = 0.0;
+    kernel::exp_forward(n, x.data(), y.data());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double v = std::exp(static_cast<double>(x[i]));
+      if (v > 1e-37 && v < 3e38) {
+        worst_exp = std::max(worst_exp, std::fabs(static_cast<double>(y[i]) - v) / v);
+      }
+    }
+    for (float& v : x) {
+      v *= 0.1f;
+    }
+    kernel::gelu_forward(n, x.data(), y.data());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double v = static_cast<double>(x[i]);
+      const double exact = 0.5 * v * (1.0 + std::erf(v / std::sqrt(2.0)));
+      worst_gelu = std::max(worst_gelu, std::fabs(static_cast<double>(y[i]) - exact));
+    }
+    kernel::tanh_forward(n, x.data(), y.data());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double exact = std::tanh(static_cast<double>(x[i]));
+      worst_tanh = std::max(worst_tanh, std::fabs(static_cast<double>(y[i]) - exact));
+    }
+    kernel::silu_forward(n, x.data(), y.data());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double v = static_cast<double>(x[i]);
+      worst_silu = std::max(worst_silu,
+                            std::fabs(static_cast<double>(y[i]) - v / (1.0 + std::exp(-v))));
+    }
+    kernel::gelu_tanh_forward(n, x.data(), y.data());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const double v = static_cast<double>(x[i]);
+      const double u = std::sqrt(2.0 / std::acos(-1.0)) * (v + 0.044715 * v * v * v);
+      worst_new = std::max(worst_new, std::fabs(static_cast<double>(y[i]) -
+                                                0.5 * v * (1.0 + std::tanh(u))));
+    }
+    for (float& v : x) {
+      v *= 10.0f;
+    }
+    CHECK(worst_exp < 2.4e-7);  // 2 ulp
+    CHECK(worst_gelu < 1e-6);
+    CHECK(worst_tanh < 3e-7);
+    CHECK(worst_silu < 1e-6);
+    CHECK(worst_new < 1e-6);
+  }
+}
+
+TEST_CASE("elementwise: exp at the ends") {
+  const float inf = std::numeric_limits<float>::infinity();
+  const Floats x{-inf, -200.0f, 0.0f, 88.7f, 89.0f, inf, std::nanf("")};
+  Floats y(x.size());
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    kernel::exp_forward(7, x.data(), y.data());
+    CHECK(y[0] == 0.0f);
+    CHECK(y[1] == 0.0f);
+    CHECK(y[2] == 1.0f);
+    CHECK(y[3] == doctest::Approx(3.326e38).epsilon(1e-3));
+    CHECK(y[4] == inf);
+    CHECK(y[5] == inf);
+    CHECK(std::isnan(y[6]));
+  }
+}
+
+TEST_CASE("elementwise: arithmetic") {
+  const std::int64_t n = 37;
+  const Floats a = noise(n, 1);
+  Floats b = noise(n, 2), y(a.size()), z(a.size(), 1.0f);
+  for (float& v : b) {
+    v += 2.0f;
+  }
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    const auto check = [&](const std::function<float(float, float)>& f) {
+      for (std::size_t i = 0; i < a.size(); ++i) {
+        CHECK(y[i] == doctest::Approx(static_cast<double>(f(a[i], b[i]))).epsilon(1e-6));
+      }
+    };
+    kernel::add(n, a.data(), b.data(), y.data());
+    check([](float p, float q) { return p + q; });
+    kernel::sub(n, a.data(), b.data(), y.data());
+    check([](float p, float q) { return p - q; });
+    kernel::mul(n, a.data(), b.data(), y.data());
+    check([](float p, float q) { return p * q; });
+    kernel::div(n, a.data(), b.data(), y.data());
+    check([](float p, float q) { return p / q; });
+    kernel::scale(n, 3.0f, a.data(), y.data());
+    check([](float p, float) { return 3.0f * p; });
+    kernel::relu_forward(n, a.data(), y.data());
+    check([](float p, float) { return p > 0.0f ? p : 0.0f; });
+    y = z;
+    kernel::multiply_add(n, a.data(), b.data(), y.data());
+    check([](float p, float q) { return 1.0f + p * q; });
+    y = z;
+    kernel::scaled_add(n, 2.0f, a.data(), y.data());
+    check([](float p, float) { return 1.0f + 2.0f * p; });
+    y = z;
+    kernel::accumulate(n, a.data(), y.data());
+    check([](float p, float) { return 1.0f + p; });
+  }
+}
+
+TEST_CASE("elementwise: backward agrees with central differences") {
+  using Forward = void (*)(std::int64_t, const float*, float*);
+  using Backward = void (*)(std::int64_t, const float*, const float*, float*);
+  const std::vector<std::pair<Forward, Backward>> pairs{
+      {kernel::gelu_forward, kernel::gelu_backward},
+      {kernel::gelu_tanh_forward, kernel::gelu_tanh_backward},
+      {kernel::silu_forward, kernel::silu_backward},
+      {kernel::tanh_forward, kernel::tanh_backward}};
+  const std::int64_t n = 53;
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    for (const auto& pair : pairs) {
+      Floats x = noise(n, 1), y(x.size()), dx(x.size(), 0.0f);
+      const Floats dy = noise(n, 2);
+      pair.second(n, x.data(), dy.data(), dx.data());
+      check_gradient(x, dx, [&] {
+        pair.first(n, x.data(), y.data());
+        return dot(y, dy);
+      });
+    }
+    const Floats x{-1.0f, 0.0f, 2.0f}, dy{3.0f, 3.0f, 3.0f};
+    Floats dx{1.0f, 1.0f, 1.0f};
+    kernel::relu_backward(3, x.data(), dy.data(), dx.data());
+    CHECK(dx == Floats{1.0f, 1.0f, 4.0f});
+  }
+}
+
+TEST_CASE("softmax: rows sum to 1, match the definition, backward by differences") {
+  const std::int64_t rows = 5, cols = 43;
+  Floats x = noise(rows * cols, 1), y(x.size()), dx(x.size(), 0.0f);
+  const Floats dy = noise(rows * cols, 2);
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    x[3] = 200.0f;  // would overflow without the maximum
+    kernel::softmax_forward(rows, cols, x.data(), y.data());
+    CHECK(y[3] == 1.0f);
+    x[3] = 0.5f;
+    kernel::softmax_forward(rows, cols, x.data(), y.data());
+    for (std::int64_t i = 0; i < rows; ++i) {
+      double total = 0.0;
+      for (std::int64_t j = 0; j < cols; ++j) {
+        total += std::exp(static_cast<double>(x[static_cast<std::size_t>(i * cols + j)]));
+      }
+      for (std::int64_t j = 0; j < cols; ++j) {
+        const std::size_t at = static_cast<std::size_t>(i * cols + j);
+        CHECK(y[at] == doctest::Approx(std::exp(static_cast<double>(x[at])) / total).epsilon(1e-6));
+      }
+    }
+    std::fill(dx.begin(), dx.end(), 0.0f);
+    kernel::softmax_backward(rows, cols, y.data(), dy.data(), dx.data());
+    check_gradient(x, dx, [&] {
+      kernel::softmax_forward(rows, cols, x.data(), y.data());
+      return dot(y, dy);
+    });
+  }
+}
+
+TEST_CASE("cross entropy: uniform logits give log vocab, target -1 is ignored, backward") {
+  const std::int64_t rows = 3, vocab = 37;
+  Floats x(static_cast<std::size_t>(rows * vocab), 2.0f), losses(3), lse(3), dx(x.size(), 0.0f);
+  const std::vector<std::int32_t> targets{5, -1, 36};
+  const Floats one{1.0f, 1.0f, 1.0f};
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    std::fill(x.begin(), x.end(), 2.0f);
+    kernel::cross_entropy_forward(rows, vocab, x.data(), targets.data(), losses.data(), lse.data());
+    CHECK(losses[0] == doctest::Approx(std::log(37.0)).epsilon(1e-6));
+    CHECK(losses[1] == 0.0f);
+    x = noise(rows * vocab, 4);
+    std::fill(dx.begin(), dx.end(), 0.0f);
+    const auto loss = [&] {
+      kernel::cross_entropy_forward(rows, vocab, x.data(), targets.data(), losses.data(),
+                                    lse.data());
+      return dot(losses, one);
+    };
+    loss();
+    kernel::cross_entropy_backward(rows, vocab, x.data(), lse.data(), targets.data(), 1.0f,
+                                   dx.data());
+    check_gradient(x, dx, loss);
+  }
+}
+
+TEST_CASE("norms: layer norm has mean 0 and variance 1; backward by differences") {
+  const std::int64_t rows = 70, cols = 37;
+  Floats x = noise(rows * cols, 1), weight = noise(cols, 2), bias = noise(cols, 3);
+  const Floats dy = noise(rows * cols, 4);
+  Floats y(x.size()), mean(70), rstd(70);
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    Floats dx(x.size(), 0.0f), dweight(weight.size(), 0.0f), dbias(bias.size(), 0.0f);
+    const Floats ones(weight.size(), 1.0f);
+    kernel::layer_norm_forward(rows, cols, 1e-5f, x.data(), ones.data(), nullptr, y.data(),
+                               mean.data(), rstd.data());
+    double sum = 0.0, square = 0.0;
+    for (std::size_t j = 0; j < weight.size(); ++j) {
+      sum += static_cast<double>(y[j]);
+      square += static_cast<double>(y[j]) * static_cast<double>(y[j]);
+    }
+    CHECK(std::fabs(sum) < 1e-5);
+    CHECK(square / static_cast<double>(cols) == doctest::Approx(1.0).epsilon(1e-3));
+    const auto layer = [&] {
+      kernel::layer_norm_forward(rows, cols, 1e-5f, x.data(), weight.data(), bias.data(), y.data(),
+                                 mean.data(), rstd.data());
+      return dot(y, dy);
+    };
+    layer();
+    kernel::layer_norm_backward(rows, cols, x.data(), weight.data(), mean.data(), rstd.data(),
+                                dy.data(), dx.data(), dweight.data(), dbias.data());
+    check_gradient(x, dx, layer);
+    check_gradient(weight, dweight, layer);
+    check_gradient(bias, dbias, layer);
+    const auto rms = [&] {
+      kernel::rms_norm_forward(rows, cols, 1e-5f, x.data(), weight.data(), y.data(), rstd.data());
+      return dot(y, dy);
+    };
+    std::fill(dx.begin(), dx.end(), 0.0f);
+    std::fill(dweight.begin(), dweight.end(), 0.0f);
+    rms();
+    kernel::rms_norm_backward(rows, cols, x.data(), weight.data(), rstd.data(), dy.data(),
+                              dx.data(), dweight.data());
+    check_gradient(x, dx, rms);
+    check_gradient(weight, dweight, rms);
+  }
+}
+
+namespace {
+
+kernel::AttentionShape attention_case(std::int64_t queries, std::int64_t keys, int causal) {
+  kernel::AttentionShape s;
+  s.batch = 2;
+  s.queries = queries;
+  s.keys = keys;
+  s.heads = 4;
+  s.kv_heads = 2;
+  s.head_size = 11;
+  s.q_stride = s.o_stride = 44;
+  s.k_stride = s.v_stride = 22;
+  s.q_batch = s.o_batch = queries * 44;
+  s.k_batch = s.v_batch = keys * 22;
+  s.causal = causal;
+  s.causal_offset = keys - queries;
+  return s;
+}
+
+Floats naive_attention(const kernel::AttentionShape& s, const Floats& q, const Floats& k,
+                       const Floats& v) {
+  Floats o(static_cast<std::size_t>(s.batch * s.o_batch), 0.0f);
+  const auto at = [](const Floats& x, std::int64_t i) {
+    return static_cast<double>(x[static_cast<std::size_t>(i)]);
+  };
+  for (std::int64_t task = 0; task < s.batch * s.heads * s.queries; ++task) {
+    const std::int64_t i = task % s.queries, h = task / s.queries % s.heads;
+    const std::int64_t b = task / s.queries / s.heads, kv = h / (s.heads / s.kv_heads);
+    const std::int64_t seen = s.causal != 0 ? i + s.causal_offset + 1 : s.keys;
+    std::vector<double> out(static_cast<std::size_t>(s.head_size), 0.0);
+    double total = 0.0;
+    for (std::int64_t j = 0; j < seen; ++j) {
+      double score = 0.0;
+      for (std::int64_t d = 0; d < s.head_size; ++d) {
+        score += at(q, b * s.q_batch + i * s.q_stride + h * s.head_size + d) *
+                 at(k, b * s.k_batch + j * s.k_stride + kv * s.head_size + d);
+      }
+      const double weight = std::exp(score / std::sqrt(static_cast<double>(s.head_size)));
+      total += weight;
+      for (std::int64_t d = 0; d < s.head_size; ++d) {
+        out[static_cast<std::size_t>(d)] +=
+            weight * at(v, b * s.v_batch + j * s.v_stride + kv * s.head_size + d);
+      }
+    }
+    for (std::int64_t d = 0; d < s.head_size; ++d) {
+      o[static_cast<std::size_t>(b * s.o_batch + i * s.o_stride + h * s.head_size + d)] =
+          static_cast<float>(out[static_cast<std::size_t>(d)] / total);
+    }
+  }
+  return o;
+}
+
+}  // namespace
+
+TEST_CASE("attention: blocks of queries match the definition; backward by differences") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    for (const int causal : {0, 1}) {
+      for (const std::int64_t queries : {1, 9, 70}) {
+        const kernel::AttentionShape s = attention_case(queries, queries + 5, causal);
+        Floats q = noise(s.batch * s.q_batch, 1), k = noise(s.batch * s.k_batch, 2);
+        Floats v = noise(s.batch * s.v_batch, 3);
+        const Floats d_o = noise(s.batch * s.o_batch, 4);
+        Floats o(q.size()), lse(static_cast<std::size_t>(s.batch * s.heads * s.queries));
+        const auto loss = [&] {
+          kernel::attention_forward(s, q.data(), k.data(), v.data(), o.data(), lse.data());
+          return dot(o, d_o);
+        };
+        loss();
+        const Floats expected = naive_attention(s, q, k, v);
+        double worst = 0.0;
+        for (std::size_t i = 0; i < o.size(); ++i) {
+          worst = std::max(worst, std::fabs(static_cast<double>(o[i] - expected[i])));
+        }
+        CHECK(worst < 1e-6);
+        Floats dq(q.size(), 0.0f), dk(k.size(), 0.0f), dv(v.size(), 0.0f);
+        kernel::attention_backward(s, q.data(), k.data(), v.data(), o.data(), lse.data(),
+                                   d_o.data(), dq.data(), dk.data(), dv.data());
+        check_gradient(q, dq, loss);
+        check_gradient(k, dk, loss);
+        check_gradient(v, dv, loss);
+      }
+    }
+  }
+}
+
+TEST_CASE("attention: a query that sees no key gives zeros and no gradient") {
+  const kernel::AttentionShape s = attention_case(4, 2, 1);  // queries 0 and 1 come before key 0
+  const Floats q = noise(s.batch * s.q_batch, 1), k = noise(s.batch * s.k_batch, 2);
+  Floats o(q.size(), 9.0f), lse(32), dq(q.size(), 0.0f), dk(k.size(), 0.0f), dv(k.size(), 0.0f);
+  kernel::attention_forward(s, q.data(), k.data(), k.data(), o.data(), lse.data());
+  CHECK(o[0] == 0.0f);
+  CHECK(o[44 + 43] == 0.0f);
+  CHECK(o[88] == k[0]);
+  kernel::attention_backward(s, q.data(), k.data(), k.data(), o.data(), lse.data(), q.data(),
+                             dq.data(), dk.data(), dv.data());
+  CHECK(dq[0] == 0.0f);
+}
+
+TEST_CASE("rope: keeps lengths, depends on the distance only, and is undone by its inverse") {
+  for (const ts::RopePairs pairs : {ts::RopePairs::interleaved, ts::RopePairs::halves}) {
+    kernel::RopeShape s;
+    s.batch = 2;
+    s.tokens = 5;
+    s.heads = 3;
+    s.head_size = 8;
+    s.first_position = 7;
+    s.pairs = pairs;
+    const Floats x = noise(2 * 5 * 24, 1);
+    Floats y(x.size()), back(x.size(), 1.0f);
+    kernel::rope(s, kernel::RopeTurn::forward, x.data(), y.data());
+    CHECK(dot(x, x) == doctest::Approx(dot(y, y)).epsilon(1e-5));
+    const std::size_t partner = pairs == ts::RopePairs::interleaved ? 1 : 4;
+    const double angle = 7.0;  // pair 0 of the first token
+    CHECK(y[0] == doctest::Approx(std::cos(angle) * static_cast<double>(x[0]) -
+                                  std::sin(angle) * static_cast<double>(x[partner]))
+                      .epsilon(1e-5));
+    kernel::rope_backward(s, y.data(), back.data());
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      CHECK(std::fabs(back[i] - 1.0f - x[i]) < 1e-6f);
+    }
+  }
+}
+
+TEST_CASE("adamw: three steps follow the formula in double; sum of squares") {
+  const std::int64_t n = 45;
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    Floats p = noise(n, 1), m(p.size(), 0.0f), v(p.size(), 0.0f);
+    std::vector<double> ep(p.begin(), p.end()), em(p.size(), 0.0), ev(p.size(), 0.0);
+    kernel::AdamWStep s;
+    s.learning_rate = 0.01f;
+    s.weight_decay = 0.1f;
+    s.grad_scale = 0.5f;
+    for (int t = 1; t <= 3; ++t) {
+      s.step = t;
+      Floats grad = noise(n, static_cast<std::uint64_t>(10 + t));
+      grad[7] = 0.0f;
+      kernel::adamw(n, s, grad.data(), p.data(), m.data(), v.data());
+      for (std::size_t i = 0; i < p.size(); ++i) {
+        const double g = 0.5 * static_cast<double>(grad[i]);
+        em[i] = 0.9 * em[i] + 0.1 * g;
+        ev[i] = 0.999 * ev[i] + 0.001 * g * g;
+        const double root = std::sqrt(ev[i] / (1.0 - std::pow(0.999, t)));
+        ep[i] = ep[i] * (1.0 - 0.01 * 0.1) - 0.01 * em[i] / (1.0 - std::pow(0.9, t)) / (root + 1e-8);
+        CHECK(std::fabs(static_cast<double>(p[i]) - ep[i]) < 1e-6);
+      }
+    }
+  }
+  const Floats x = noise(20000, 3);
+  CHECK(kernel::sum_of_squares(20000, x.data()) == doctest::Approx(dot(x, x)).epsilon(1e-12));
+}

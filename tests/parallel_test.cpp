@@ -1,0 +1,176 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+namespace {
+
+ts::Text small_text() {
+  std::string data;
+  for (int i = 0; i < 120; ++i) {
+    data += "the quick brown fox jumps over the lazy dog, and the dog sleeps on. ";
+  }
+  return ts::make_text("fox", data);
+}
+
+ts::ModelConfig small_model() {
+  ts::ModelConfig c = ts::config("nano");
+  c.layers = 2;
+  c.width = 32;
+  c.heads = c.kv_heads = 2;
+  c.head_size = 16;
+  c.hidden = 64;
+  c.context = 16;
+  c.vocabulary = 40;
+  return c;
+}
+
+ts::TrainOptions silent(std::int64_t steps) {
+  ts::TrainOptions options;
+  options.steps = steps;
+  options.warmup = 5;
+  options.out = nullptr;
+  return options;
+}
+
+std::string message(const std::function<void()>& f) {
+  try {
+    f();
+  } catch (const ts::Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+
+}  // namespace
+
+TEST_CASE("1, 2, 3 and 4 devices learn the same") {
+  const ts::Text text = small_text();
+  ts::Transformer one(small_model(), 1);
+  const ts::TrainReport single = ts::train(one, text, silent(30));
+  CHECK(single.losses.front() > 3.0);
+  CHECK(single.losses.back() < single.losses.front() - 0.5);
+  for (const int devices : {2, 3, 4}) {
+    CAPTURE(devices);
+    ts::TrainOptions options = silent(30);
+    options.machine = ts::machine("tpu-v5e", {devices});
+    options.layout.data = devices;
+    ts::Transformer many(small_model(), 1);
+    const ts::TrainReport report = ts::train(many, text, options);
+    REQUIRE(report.losses.size() == single.losses.size());
+    for (std::size_t i = 0; i < report.losses.size(); ++i) {
+      CHECK(std::fabs(report.losses[i] - single.losses[i]) < 1e-5);
+    }
+    CHECK(std::fabs(report.final_validation() - single.final_validation()) < 0.005);
+    CHECK(ts::evaluate(many, text.validation()) == report.final_validation());
+    for (const ts::ReportRow& row : report.counted.rows) {
+      CAPTURE(row.name);
+      CHECK(row.equal(row.unit == "s" ? 1e-9 : 0.0));
+      CHECK(row.counted > 0.0);
+    }
+  }
+}
+
+TEST_CASE("dropout masks do not depend on the layout") {
+  const ts::Text text = small_text();
+  ts::TrainOptions options = silent(5);
+  options.dropout = 0.2;
+  ts::Transformer one(small_model(), 1);
+  const ts::TrainReport single = ts::train(one, text, options);
+  options.machine = ts::machine("tpu-v5e", {4});
+  options.layout.data = 4;
+  ts::Transformer four(small_model(), 1);
+  const ts::TrainReport report = ts::train(four, text, options);
+  for (std::size_t i = 0; i < report.losses.size(); ++i) {
+    CHECK(std::fabs(report.losses[i] - single.losses[i]) < 1e-5);
+  }
+}
+
+TEST_CASE("training holds no more than its closed form") {
+  for (const char* name : {"nano", "nano-llama"}) {
+    CAPTURE(name);
+    const ts::Text text = small_text();
+    ts::ModelConfig config = small_model();
+    if (std::string(name) == "nano-llama") {
+      config = ts::config(name);
+      config.context = 16;
+    }
+    ts::Transformer model(config, 1);
+    const ts::TrainReport report = ts::train(model, text, silent(2));
+    REQUIRE(report.memory.rows.size() == 1);
+    CHECK(report.memory.rows[0].counted <= 1.1 * report.memory.rows[0].predicted);
+    CHECK(report.memory.rows[0].counted >= 0.7 * report.memory.rows[0].predicted);
+  }
+}
+
+TEST_CASE("the progress line goes where it is told") {
+  std::ostringstream out;
+  ts::TrainOptions options = silent(2);
+  options.out = &out;
+  ts::Transformer model(small_model(), 1);
+  const ts::TrainReport report = ts::train(model, small_text(), options);
+  CHECK(out.str().find("step 2/2  loss ") != std::string::npos);
+  CHECK(out.str().find("tokens/s  MFU ") != std::string::npos);
+  CHECK(report.csv().find("last loss") != std::string::npos);
+  CHECK(report.json().find("last loss") != std::string::npos);
+}
+
+TEST_CASE("layouts and requests that cannot run say why") {
+  const ts::Text text = small_text();
+  ts::Transformer model(small_model(), 1);
+  const auto error = [&](const ts::TrainOptions& options) {
+    return message([&] { ts::train(model, text, options); });
+  };
+  ts::TrainOptions options = silent(1);
+  options.layout.data = 4;
+  CHECK(error(options) == "train: layout is data 4, tensor 1, pipeline 1, context 1 = 4 devices, "
+                          "the machine has 1 chips; they must be equal");
+  options.machine = ts::machine("tpu-v5e", {4, 2});
+  options.layout.data = 2;
+  options.layout.tensor = 2;
+  CHECK(error(options) ==
+        "train: layout is data 2, tensor 2, pipeline 1, context 1; this version runs data "
+        "parallelism alone: set tensor, pipeline, context, expert and microbatches to 1 and zero "
+        "to Zero::none");
+  options.layout = ts::Layout();
+  options.layout.data = 8;
+  options.batch = 12;
+  CHECK(error(options) == "train: a batch of 12 sequences does not divide over 8 data-parallel "
+                          "devices; right is a multiple of 8");
+  options.layout.data = 0;
+  CHECK(error(options) ==
+        "train: layout is data 0, tensor 1, pipeline 1, context 1, expert 1, microbatches 1; each "
+        "must be at least 1");
+  CHECK(error(silent(0)) == "train: 0 steps of 12 sequences; both must be at least 1");
+  ts::ModelConfig tiny = small_model();
+  tiny.vocabulary = 8;
+  ts::Transformer few(tiny, 1);
+  CHECK(message([&] { ts::train(few, text, silent(1)); }).find(
+            "train: the text has ") == 0);
+  CHECK(message([&] { ts::train(model, ts::make_text("short", "abc"), silent(1)); }) ==
+        "train: the text has 2 tokens here, a sequence 16; more than 16 are right: take a longer "
+        "text or a shorter context");
+}
+
+TEST_CASE("a loss that is no number stops the training with a sentence, on one device and on two") {
+  const ts::Text text = small_text();
+  for (const int devices : {1, 2}) {
+    ts::TrainOptions options = silent(3);
+    if (devices > 1) {
+      options.machine = ts::machine("tpu-v5e", {devices});
+      options.layout.data = devices;
+    }
+    ts::Transformer model(small_model(), 1);
+    model.parameters[0].value.data()[0] = std::nanf("");
+    const std::string said = message([&] { ts::train(model, text, options); });
+    CAPTURE(said);
+    CHECK(said.find("is nan in step 0; try a smaller learning_rate") != std::string::npos);
+  }
+}
