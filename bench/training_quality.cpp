@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
   try {
     const ts::Text text = ts::read_text(path);
     ts::ModelConfig config = ts::config("nano");
-    config.vocabulary = text.tokenizer.size();  // 65 characters, as nanoGPT has it
+    config.vocabulary = text.tokenizer.vocabulary();  // 65 characters, as nanoGPT has it
     ts::Transformer model(config, /*seed=*/1);
     ts::TrainOptions options;
     options.steps = 2000;

@@ -93,7 +93,7 @@ void train_on_four(const ts::Text& text, const ts::TrainReport& one, ts::HtmlPag
     difference = std::max(difference, std::fabs(four.losses[i] - one.losses[i]));
   }
   std::cout << four << "largest difference in loss from one device over " << four.losses.size()
-            << " steps: " << difference << "\n" << four.last_step;
+            << " steps: " << difference << "\n" << *four.last_step;
   page.heading("The same training on four devices");
   page.text("Data parallelism on a line of 4 simulated TPU v5e: each device learns from a quarter "
             "of the batch, and gradients are summed by an all_reduce that really moves them. The "
@@ -101,8 +101,8 @@ void train_on_four(const ts::Text& text, const ts::TrainReport& one, ts::HtmlPag
             ", final validation " + std::to_string(four.final_validation()) + " beside " +
             std::to_string(one.final_validation()) + ".");
   page.table(four.counted.table());
-  page.picture(ts::svg(four.last_step));
-  page.table(four.last_step.table());
+  page.picture(ts::svg(*four.last_step));
+  page.table(four.last_step->table());
 }
 
 }  // namespace

@@ -64,6 +64,26 @@
 #include "tinyscale/systolic/pe_grid.hpp"
 #include "tinyscale/systolic/weight_stationary.hpp"
 #include "tinyscale/systolic/output_stationary.hpp"
+#include "tinyscale/systolic/systolic_array.hpp"
+#include "tinyscale/systolic/wavefront.hpp"
+
+// mesh: devices, links, collectives
+#include "tinyscale/mesh/fabric.hpp"
+#include "tinyscale/mesh/collective_cost.hpp"
+#include "tinyscale/mesh/mesh_axis.hpp"
+#include "tinyscale/mesh/message_log.hpp"
+#include "tinyscale/mesh/endpoint.hpp"
+#include "tinyscale/mesh/all_gather.hpp"
+#include "tinyscale/mesh/reduce_scatter.hpp"
+#include "tinyscale/mesh/all_reduce.hpp"
+#include "tinyscale/mesh/broadcast.hpp"
+#include "tinyscale/mesh/permute.hpp"
+#include "tinyscale/mesh/device.hpp"
+#include "tinyscale/mesh/guess.hpp"
+#include "tinyscale/mesh/route.hpp"
+#include "tinyscale/mesh/replay.hpp"
+#include "tinyscale/mesh/mesh_run.hpp"
+#include "tinyscale/mesh/mesh.hpp"
 
 // model: the transformer, its text, training, checkpoints
 #include "tinyscale/model/experts.hpp"
@@ -72,19 +92,27 @@
 #include "tinyscale/model/tokenizer.hpp"
 #include "tinyscale/model/transformer.hpp"
 #include "tinyscale/model/forward.hpp"
-#include "tinyscale/model/data.hpp"
-#include "tinyscale/model/read_text.hpp"
-#include "tinyscale/model/generate.hpp"
 #include "tinyscale/model/json.hpp"
+#include "tinyscale/model/read_text.hpp"
+#include "tinyscale/model/safetensors.hpp"
+#include "tinyscale/model/checkpoint.hpp"
+#include "tinyscale/model/data.hpp"
+#include "tinyscale/model/generate.hpp"
 #include "tinyscale/model/model_presets.hpp"
 #include "tinyscale/model/optimizer.hpp"
-#include "tinyscale/model/safetensors.hpp"
 #include "tinyscale/model/train_step.hpp"
 #include "tinyscale/model/training_memory.hpp"
 
 // parallel: one model on many devices
 #include "tinyscale/parallel/layout.hpp"
 #include "tinyscale/parallel/train_report.hpp"
+#include "tinyscale/parallel/train.hpp"
+
+// plan: what would it cost?
+#include "tinyscale/plan/transformer_math.hpp"
+#include "tinyscale/plan/serving.hpp"
+#include "tinyscale/plan/training_layout.hpp"
+#include "tinyscale/plan/training.hpp"
 
 // show: pictures and pages
 #include "tinyscale/show/svg.hpp"
@@ -93,3 +121,4 @@
 #include "tinyscale/show/heat_map.hpp"
 #include "tinyscale/show/plot.hpp"
 #include "tinyscale/show/pictures.hpp"
+#include "tinyscale/show/report_pictures.hpp"

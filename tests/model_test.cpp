@@ -520,8 +520,8 @@ TEST_CASE("a loss that is not a number stops training with advice") {
   batch.time = 5;
   batch.add({1, 2, 3, 4, 5, 6}, 0);
   CHECK(error_of([&] { ts::train_step(model, optimizer, batch, ts::StepOptions(), 12); }) ==
-        "train_step: the loss is nan in step 12; try a smaller learning_rate than 0.001, a longer "
-        "warmup than 100 steps or a smaller clip than 1");
+        "train_step: the loss is not a number in step 12; try a smaller learning_rate than 0.001, "
+        "a longer warmup than 100 steps or a smaller clip than 1");
 }
 
 TEST_CASE("a small model learns a small text") {

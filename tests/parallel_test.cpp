@@ -36,6 +36,7 @@ ts::TrainOptions silent(std::int64_t steps) {
   ts::TrainOptions options;
   options.steps = steps;
   options.warmup = 5;
+  options.learning_rate = 3e-3;
   options.out = nullptr;
   return options;
 }

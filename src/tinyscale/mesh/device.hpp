@@ -81,7 +81,7 @@ class Device {
   void keep(const std::string& name, const Tensor& t) { kept_[name] = t; }
 
   const std::map<std::string, Tensor>& kept() const { return kept_; }
-  const detail::Endpoint& endpoint() const { return endpoint_; }
+  detail::Endpoint& endpoint() { return endpoint_; }
 
  private:
   detail::AxisGroup group(const char* function, const std::string& axis) const {

@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/measure/context.hpp"
+#include "tinyscale/measure/profile.hpp"
 #include "tinyscale/mesh/fabric.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
 #include "tinyscale/mesh/message_log.hpp"
@@ -45,6 +47,8 @@ struct AxisGroup {
   int rank(std::int64_t i) const { return first + modulo(i, size) * stride; }
 };
 
+enum class Keep { totals, records };
+
 class Endpoint {
  public:
   Endpoint(Fabric& fabric, const std::vector<AxisPlacement>& axes, int rank, int devices)
@@ -53,6 +57,21 @@ class Endpoint {
   int rank() const { return rank_; }
   int devices() const { return devices_; }
   const DeviceLog& log() const { return log_; }
+
+  // What the device's ops came to so far. Their records are let go now and then when nobody outside
+  // asked for them: a long training would fill the memory.
+  void keep_records(Keep keep) { keep_ = keep; }
+  Counters counters() const {
+    Counters sum = let_go_;
+    const Counters recent = context().profile->totals();
+    sum.matmul_flops += recent.matmul_flops;
+    sum.vector_flops += recent.vector_flops;
+    sum.bytes_read += recent.bytes_read;
+    sum.bytes_written += recent.bytes_written;
+    sum.seconds += recent.seconds;
+    sum.ops += recent.ops;
+    return sum;
+  }
 
   // Where the device stands: in a call, or after so many.
   std::string where() const {
@@ -174,6 +193,10 @@ class Endpoint {
   }
 
   void begin(const CollectiveCall& call, MessageStart start) {
+    if (keep_ == Keep::totals && context().profile->totals().ops > 1000) {
+      let_go_ = counters();
+      context().profile->clear();
+    }
     // The n-th time that a device runs a line is the same as the n-th time on its peers. Sends
     // differ in whom they name, so they are counted alone: the n-th send of each is one row.
     const std::string line = start == MessageStart::both_ready ? text(call) : call.name;
@@ -190,6 +213,8 @@ class Endpoint {
   int rank_;
   int devices_;
   DeviceLog log_;
+  Keep keep_ = Keep::records;
+  Counters let_go_;
   std::map<std::string, int> times_;
   std::string where_;
   bool open_ = false;

@@ -33,7 +33,7 @@ struct DeviceThread {
       : device(fabric, axes, rank, devices) {}
 
   Device device;
-  Context context;
+  Context context;  // its profile is null until the device runs
   std::vector<OpRecord> records;  // for the caller's profile
   Counters counters;
 };
@@ -60,7 +60,7 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
     fabric.threw(self.device.rank(), self.device.endpoint().where(),
                  message_of(std::current_exception()));
   }
-  self.counters = profile.totals();
+  self.counters = self.device.endpoint().counters();
   self.records = profile.records();
 }
 
@@ -145,6 +145,8 @@ class Mesh {
     std::vector<std::unique_ptr<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
       devices.push_back(std::make_unique<detail::DeviceThread>(fabric, placed, rank, size()));
+      devices.back()->device.endpoint().keep_records(
+          caller.profile != nullptr ? detail::Keep::records : detail::Keep::totals);
       devices.back()->context.device = rank;
       devices.back()->context.kind = caller.kind;
       devices.back()->context.no_grad = caller.no_grad;

@@ -204,7 +204,7 @@ class MeshRun {
 
   // Is the guess what was counted?
   CheckReport check(const Guess& guess) const {
-    Counted counted;
+    detail::Counted counted;
     counted.devices = devices();
     for (int rank = 0; rank < devices(); ++rank) {
       const double bytes = bytes_sent(rank);
@@ -218,7 +218,7 @@ class MeshRun {
       counted.names.push_back(row.name);
       counted.group = std::max(counted.group, row.devices);
     }
-    return check_guess(guess, counted);
+    return detail::check_guess(guess, counted);
   }
 
  private:

@@ -16,7 +16,7 @@ namespace tinyscale {
 
 namespace detail {
 
-// Calls body(key, field) for every whole number of a config, for writing and for reading.
+// The fields of a config by type, for writing and for reading.
 inline std::vector<std::pair<const char*, std::int64_t*>> config_sizes(ModelConfig& c) {
   return {{"layers", &c.layers},         {"width", &c.width},
           {"heads", &c.heads},           {"kv_heads", &c.kv_heads},
@@ -76,7 +76,7 @@ inline const Json& config_field(const Json& json, const char* key, Json::Kind ki
 }
 
 inline ModelConfig config_from_json(const std::string& text, const std::string& who) {
-  const Json json = parse_json(text);
+  const Json json = parse_named(text, who);
   ModelConfig c;
   c.name = config_field(json, "name", Json::Kind::text, who).text;
   for (const auto& field : config_sizes(c)) {
@@ -121,7 +121,7 @@ inline std::string tokenizer_json(const Tokenizer& tokenizer) {
 }
 
 inline Tokenizer tokenizer_from_json(const std::string& text, const std::string& who) {
-  const Json json = parse_json(text);
+  const Json json = parse_named(text, who);
   if (config_field(json, "kind", Json::Kind::text, who).text == "bytes") {
     return Tokenizer();
   }

@@ -187,12 +187,12 @@ inline ModelConfig parse_preset(const char* row) {
   return c;
 }
 
-// Lower-case letters and digits alone, so that "Llama-3-70B" finds "llama3-70b".
+// Lower-case letters, digits and points alone, so that "Llama-3-70B" finds "llama3-70b".
 inline std::string plain_name(const std::string& name) {
   std::string plain;
   for (const char c : name) {
     const auto u = static_cast<unsigned char>(c);
-    if (std::isalnum(u)) {
+    if (std::isalnum(u) || c == '.') {
       plain += static_cast<char>(std::tolower(u));
     }
   }

@@ -63,6 +63,15 @@ inline std::uint64_t json_whole(const Json& value, const std::string& who) {
   return static_cast<std::uint64_t>(n);
 }
 
+// parse_json whose errors name the file.
+inline Json parse_named(const std::string& text, const std::string& who) {
+  try {
+    return parse_json(text);
+  } catch (const Error& error) {
+    throw Error(who + error.what());
+  }
+}
+
 inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& value,
                                           const std::string& file) {
   const std::string who = cat(file, "tensor \"", name, "\"");
@@ -88,7 +97,12 @@ inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& v
   for (const Json& dim : shape->list) {
     entry.shape.push_back(static_cast<std::int64_t>(json_whole(dim, who)));
   }
-  const auto count = static_cast<std::uint64_t>(entry.shape.count());  // throws on overflow
+  std::uint64_t count = 0;
+  try {
+    count = static_cast<std::uint64_t>(entry.shape.count());
+  } catch (const Error& error) {  // the product overflows
+    throw Error(cat(who, ": ", error.what()));
+  }
   if (entry.end < entry.begin || (entry.end - entry.begin) % size != 0 ||
       (entry.end - entry.begin) / size != count) {
     throw Error(cat(who, ": bytes ", entry.begin, " to ", entry.end, " for shape ",
@@ -133,11 +147,7 @@ inline Json safetensors_header(const Safetensors& file, const std::string& who) 
   if (n == 0 || file.bytes[8] != '{') {
     throw Error(who + "the header does not begin with {");
   }
-  try {
-    return parse_json(file.bytes.substr(8, static_cast<std::size_t>(n)));
-  } catch (const Error& error) {
-    throw Error(who + error.what());
-  }
+  return parse_named(file.bytes.substr(8, static_cast<std::size_t>(n)), who);
 }
 
 }  // namespace detail

@@ -1,7 +1,7 @@
 #pragma once
 // One step of training: forward, backward, clip, update. 6 flops a parameter and token.
 
-#include <cmath>     // sqrt, isfinite
+#include <cmath>     // sqrt, isfinite, isnan
 #include <cstdint>   // int64_t
 #include <iostream>  // ostream, cout
 
@@ -47,8 +47,8 @@ namespace detail {
 inline void check_finite(const char* what, double value, std::int64_t step,
                          const StepOptions& options) {
   if (!std::isfinite(value)) {
-    throw Error(cat("train_step: the ", what, " is ", value, " in step ", step,
-                    "; try a smaller learning_rate than ", options.learning_rate,
+    const char* const is = std::isnan(value) ? " is not a number" : " is infinite";
+    throw Error(cat("train_step: the ", what, is, " in step ", step, "; try a smaller learning_rate than ", options.learning_rate,
                     ", a longer warmup than ", options.warmup, " steps or a smaller clip than ",
                     options.clip));
   }

@@ -7,6 +7,7 @@
 #include <cstdint>  // int64_t
 #include <cstring>  // memcpy
 #include <memory>   // unique_ptr
+#include <optional>  // optional
 #include <string>   // string
 #include <utility>  // move
 #include <vector>   // vector
@@ -139,8 +140,8 @@ class Trainer {
   }
 
   const Transformer& model() const { return mesh_ ? replicas_[0]->model : model_; }
-  const MeshRun& last_run() const { return last_; }
-  AxisPlacement placement() const { return mesh_->placement().at(0); }
+  const std::optional<MeshRun>& last_run() const { return last_; }
+  AxisPlacement placement() const { return mesh_->placement().axes.at(0); }
   void finish() {
     if (mesh_) {
       Replica::copy_parameters(replicas_[0]->model, model_);
@@ -154,7 +155,7 @@ class Trainer {
   std::unique_ptr<AdamW> optimizer_;
   std::unique_ptr<Mesh> mesh_;
   std::vector<std::unique_ptr<Replica>> replicas_;
-  MeshRun last_;
+  std::optional<MeshRun> last_;
 };
 
 inline void print_progress(const TrainOptions& options, std::int64_t step, double loss,
@@ -193,8 +194,8 @@ inline void check_training(const Transformer& model, const Text& text,
     throw Error(cat("train: ", options.steps, " steps of ", options.batch,
                     " sequences; both must be at least 1"));
   }
-  if (text.tokenizer.size() > model.config.vocabulary) {
-    throw Error(cat("train: the text has ", text.tokenizer.size(), " distinct tokens, the model's "
+  if (text.tokenizer.vocabulary() > model.config.vocabulary) {
+    throw Error(cat("train: the text has ", text.tokenizer.vocabulary(), " distinct tokens, the model's "
                     "vocabulary is ", model.config.vocabulary, "; raise config.vocabulary"));
   }
   check_layout(options.layout, options.machine.dims.count(), options.batch);
@@ -276,7 +277,7 @@ inline TrainReport train(Transformer& model, const Text& text,
   trainer.finish();
   report.last_step = trainer.last_run();
   if (report.devices > 1) {
-    report.counted = detail::mesh_rows(model, trainer.placement(), report.last_step);
+    report.counted = detail::mesh_rows(model, trainer.placement(), *report.last_step);
   }
   return report;
 }

@@ -6,6 +6,7 @@
 #include <cstdint>   // int64_t
 #include <cstdio>    // snprintf
 #include <iostream>  // ostream
+#include <optional>  // optional
 #include <string>    // string
 #include <vector>    // vector
 
@@ -32,7 +33,7 @@ struct TrainReport {
   double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(f32)
   Comparison counted;            // bytes, steps and simulated time of a step beside their formulas
   Comparison memory;             // peak bytes by the meter beside the closed form
-  MeshRun last_step;             // log of the last step on a mesh; empty on one device
+  std::optional<MeshRun> last_step;  // on a mesh
 
   double final_loss() const { return losses.empty() ? std::nan("") : losses.back(); }
   double final_validation() const {

@@ -1,5 +1,5 @@
 #pragma once
-// What serving a model takes: memory, chips, the time of a decode step, and the price of its tokens.
+// What serving a model takes: memory, chips, the time of a decode step, the price of its tokens.
 //   T_decode = B KV / (N W) + max(2 B P / (N C), P_bytes / (N W))
 // B sequences of one step, KV the cache of one, N chips, W memory bandwidth, C peak. Lower bounds;
 // no collectives. Source: "How To Scale Your Model", chapters 7 and 8.

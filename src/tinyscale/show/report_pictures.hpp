@@ -31,7 +31,7 @@ inline Svg svg(const MeshRun& run) {
   LinkHeatMap map;
   const auto n = static_cast<std::size_t>(run.devices());
   map.bytes.assign(n, std::vector<double>(n, 0.0));
-  for (const LinkReport& link : run.links()) {
+  for (const LinkRow& link : run.links()) {
     map.bytes[static_cast<std::size_t>(link.from)][static_cast<std::size_t>(link.to)] += link.bytes;
   }
   return svg(map);

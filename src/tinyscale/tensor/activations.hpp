@@ -16,10 +16,10 @@ using UnaryForward = void (*)(std::int64_t n, const float* x, float* y);
 // dx += dy * f'(.), given the op's input or its output, whichever its derivative needs.
 using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* dy, float* dx);
 
-enum class Keep { input, output };
+enum class Kept { input, output };
 
 inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward,
-                    UnaryBackward backward, Keep keep) {
+                    UnaryBackward backward, Kept keep) {
   const OpScope scope;
   Tensor y(x.shape());
   forward(x.count(), x.data(), y.data());
@@ -27,7 +27,7 @@ inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward,
   if (tracked({&x})) {
     attach(y, name, {&x},
            [name, backward, sx = x.slot(),
-            kept = keep == Keep::input ? x.detach() : y.detach()](const Tensor& dy) {
+            kept = keep == Kept::input ? x.detach() : y.detach()](const Tensor& dy) {
              const OpScope backward_scope;
              backward(dy.count(), kept.data(), dy.data(), grad_buffer(sx));
              backward_scope.done_unary(cat(name, " backward").c_str(), name, dy.shape(),
@@ -49,34 +49,34 @@ inline void each(std::int64_t n, const F& body) {
 // x Phi(x), with the exact normal distribution function (erf).
 inline Tensor gelu(const Tensor& x) {
   return detail::unary("gelu", x, &kernel::gelu_forward, &kernel::gelu_backward,
-                       detail::Keep::input);
+                       detail::Kept::input);
 }
 
 // The tanh approximation of GPT-2.
 inline Tensor gelu_tanh(const Tensor& x) {
   return detail::unary("gelu_tanh", x, &kernel::gelu_tanh_forward, &kernel::gelu_tanh_backward,
-                       detail::Keep::input);
+                       detail::Kept::input);
 }
 
 // x / (1 + exp(-x)).
 inline Tensor silu(const Tensor& x) {
   return detail::unary("silu", x, &kernel::silu_forward, &kernel::silu_backward,
-                       detail::Keep::input);
+                       detail::Kept::input);
 }
 
 inline Tensor relu(const Tensor& x) {
   return detail::unary("relu", x, &kernel::relu_forward, &kernel::relu_backward,
-                       detail::Keep::input);
+                       detail::Kept::input);
 }
 
 inline Tensor tanh(const Tensor& x) {
   return detail::unary("tanh", x, &kernel::tanh_forward, &kernel::tanh_backward,
-                       detail::Keep::input);
+                       detail::Kept::input);
 }
 
 inline Tensor exp(const Tensor& x) {
   return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add,
-                       detail::Keep::output);
+                       detail::Kept::output);
 }
 
 inline Tensor log(const Tensor& x) {
@@ -88,7 +88,7 @@ inline Tensor log(const Tensor& x) {
       [](std::int64_t n, const float* in, const float* dy, float* dx) {
         detail::each(n, [&](std::int64_t i) { dx[i] += dy[i] / in[i]; });
       },
-      detail::Keep::input);
+      detail::Kept::input);
 }
 
 inline Tensor sqrt(const Tensor& x) {
@@ -100,7 +100,7 @@ inline Tensor sqrt(const Tensor& x) {
       [](std::int64_t n, const float* y, const float* dy, float* dx) {
         detail::each(n, [&](std::int64_t i) { dx[i] += 0.5f * dy[i] / y[i]; });
       },
-      detail::Keep::output);
+      detail::Kept::output);
 }
 
 inline Tensor square(const Tensor& x) {
@@ -112,7 +112,7 @@ inline Tensor square(const Tensor& x) {
       [](std::int64_t n, const float* in, const float* dy, float* dx) {
         detail::each(n, [&](std::int64_t i) { dx[i] += 2.0f * dy[i] * in[i]; });
       },
-      detail::Keep::input);
+      detail::Kept::input);
 }
 
 }  // namespace tinyscale

@@ -1,0 +1,313 @@
+// Files: what save() writes load() gives back, and a file that lies is refused with a reason.
+#include <doctest/doctest.h>
+
+#include <unistd.h>
+
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+namespace {
+
+std::string temporary(const std::string& name) {
+  const char* folder = std::getenv("TMPDIR");
+  return std::string(folder != nullptr ? folder : ".") + "/tinyscale_" +
+         std::to_string(getpid()) + "_" + name;
+}
+
+void write_file(const std::string& path, const std::string& bytes) {
+  const ts::detail::File file = ts::detail::open_file(path, "wb", "test");
+  REQUIRE(std::fwrite(bytes.data(), 1, bytes.size(), file.get()) == bytes.size());
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const ts::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string with_length(const std::string& json, const std::string& data) {
+  const std::uint64_t n = json.size();
+  return std::string(reinterpret_cast<const char*>(&n), 8) + json + data;
+}
+
+// What reading these bytes says, without "load: <path>: ".
+std::string refusal(const std::string& bytes) {
+  const std::string path = temporary("hostile");
+  write_file(path, bytes);
+  const std::string error = error_of([&] { ts::read_safetensors(path); });
+  std::remove(path.c_str());
+  const std::string start = "load: \"" + path + "\": ";
+  REQUIRE(error.rfind(start, 0) == 0);
+  return error.substr(start.size());
+}
+
+std::string json_error(const std::string& json) {
+  return error_of([&] { ts::parse_json(json); });
+}
+
+ts::Transformer small() {
+  ts::ModelConfig c = ts::config("nano-llama");
+  c.layers = 1;
+  c.width = 8;
+  c.heads = 2;
+  c.kv_heads = 1;
+  c.head_size = 4;
+  c.hidden = 12;
+  c.rope_theta = 12345.678901234567;
+  ts::Transformer model(c, 4);
+  model.tokenizer = ts::make_text("t", "a \"quoted\"\n\\text\t\xC3\xB6").tokenizer;
+  model.config.vocabulary = 256;
+  return model;
+}
+
+}  // namespace
+
+TEST_CASE("a saved model comes back as it was") {
+  const ts::Transformer model = small();
+  const std::string path = temporary("round.safetensors");
+  model.save(path);
+  const ts::Transformer again = ts::load(path);
+  REQUIRE(again.parameters.size() == model.parameters.size());
+  for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+    CHECK(again.parameters[i].name == model.parameters[i].name);
+    CHECK(again.parameters[i].value.shape() == model.parameters[i].value.shape());
+    CHECK(again.parameters[i].value.values() == model.parameters[i].value.values());
+  }
+  CHECK(again.tokenizer == model.tokenizer);
+  CHECK(again.config.name == "nano-llama");
+  CHECK(again.config.rope_theta == model.config.rope_theta);
+  CHECK(again.config.norm == ts::Norm::rms);
+  CHECK(again.config.position == ts::Position::rotary);
+  CHECK(again.config.activation == ts::Activation::swiglu);
+  CHECK(again.config.tied == model.config.tied);
+  const ts::Safetensors file = ts::read_safetensors(path);
+  CHECK(file.data_start % 8 == 0);
+  CHECK(*file.find_metadata("format") == "pt");
+
+  ts::ModelConfig wide = model.config;
+  wide.hidden = 16;
+  CHECK(error_of([&] { ts::load(path, wide); }) ==
+        "load: \"" + path + "\": the tensor for model.layers.0.mlp.gate_proj.weight is [12, 8]; "
+        "the model nano-llama has [16, 8]");
+  ts::ModelConfig deep = model.config;
+  deep.layers = 2;
+  CHECK(error_of([&] { ts::load(path, deep); }) ==
+        "load: \"" + path + "\": no tensor for the parameter "
+        "model.layers.1.input_layernorm.weight");
+  ts::ModelConfig untied = model.config;
+  untied.vocabulary = 1000000000;
+  CHECK(error_of([&] { ts::load(path, untied); }) ==
+        "load: \"" + path + "\": its config describes at least 8.00000038e+09 parameters in " +
+            std::to_string(file.bytes.size() - file.data_start) + " bytes of data");
+  std::remove(path.c_str());
+}
+
+TEST_CASE("a save that fails leaves the old file whole") {
+  ts::Transformer model = small();
+  const std::string path = temporary("kept.safetensors");
+  model.save(path);
+  const std::string before = ts::detail::read_file(path, "test");
+  model.parameters[0].value.data()[0] += 1;
+  const std::string beside = path + ".saving";
+  if (symlink("/dev/full", beside.c_str()) == 0) {  // every write there fails
+    CHECK(error_of([&] { model.save(path); }) ==
+          "save: cannot write \"" + path + "\": No space left on device");
+    CHECK(ts::detail::read_file(path, "test") == before);
+    std::remove(beside.c_str());
+  }
+  model.save(path);
+  CHECK(ts::detail::read_file(path, "test") != before);
+  std::remove(path.c_str());
+  CHECK(error_of([&] { model.save("no/such/folder/m.safetensors"); }) ==
+        "save: cannot open \"no/such/folder/m.safetensors.saving\": No such file or directory");
+}
+
+TEST_CASE("lengths that lie are refused") {
+  const std::string one = "{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}";
+  CHECK(refusal("") == "0 bytes are no safetensors file; it begins with 8");
+  CHECK(refusal("1234567") == "7 bytes are no safetensors file; it begins with 8");
+  CHECK(refusal(std::string(8, '\xFF')) ==
+        "a header of 18446744073709551615 bytes; at most 100000000 are right");
+  CHECK(refusal(std::string("\x40\0\0\0\0\0\0\0{}", 10)) ==
+        "a header of 64 bytes; only 2 follow");
+  CHECK(refusal(std::string(8, '\0')) == "the header does not begin with {");
+  CHECK(refusal(with_length("[1]", "")) == "the header does not begin with {");
+  CHECK(refusal(with_length(one, "1234567")) ==
+        "the tensors end at byte 8 of the data, the file at 7");
+  CHECK(refusal(with_length(one, "123456789")) ==
+        "the tensors end at byte 8 of the data, the file at 9");
+  CHECK(refusal(with_length(one.substr(0, 30), "12345678")) ==
+        "json: the text ends early at byte 30");
+  const std::string good = with_length(one, "12345678");
+  for (std::size_t n = 0; n < good.size(); ++n) {  // truncated anywhere
+    CHECK(refusal(good.substr(0, n)) != "no error");
+  }
+}
+
+TEST_CASE("ranges and shapes that lie are refused") {
+  const auto entry = [](const std::string& fields) {
+    return with_length("{" + fields + "}", "12345678");
+  };
+  const std::string f32 = "\"dtype\":\"F32\",";
+  CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[1],\"data_offsets\":[0,4]},"
+                      "\"b\":{" + f32 + "\"shape\":[2],\"data_offsets\":[0,8]}")) ==
+        "tensor \"b\" begins at byte 0; the one before ends at 4, and nothing may lie between or "
+        "twice");
+  CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[1],\"data_offsets\":[4,8]}")) ==
+        "tensor \"a\" begins at byte 4; the one before ends at 0, and nothing may lie between or "
+        "twice");
+  CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[3],\"data_offsets\":[0,8]}")) ==
+        "tensor \"a\": bytes 0 to 8 for shape [3] of F32; their number must be 4 an element");
+  CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[2],\"data_offsets\":[8,0]}")) ==
+        "tensor \"a\": bytes 8 to 0 for shape [2] of F32; their number must be 4 an element");
+  CHECK(refusal(entry("\"a\":{" + f32 +
+                      "\"shape\":[4611686018427387905],\"data_offsets\":[0,4]}")) ==
+        "tensor \"a\": a size is not a whole number from 0 to 2^53");
+  CHECK(refusal(entry("\"a\":{" + f32 +
+                      "\"shape\":[9007199254740992,4096],\"data_offsets\":[0,8]}")) ==
+        "tensor \"a\": Shape: [9007199254740992, 4096] has too many elements; at most 2^63 - 1");
+  CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[-2],\"data_offsets\":[0,8]}")) ==
+        "tensor \"a\": a size is not a whole number from 0 to 2^53");
+  CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[1.5],\"data_offsets\":[0,8]}")) ==
+        "tensor \"a\": a size is not a whole number from 0 to 2^53");
+  CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[1,1,1,1,1,1,1,1,2],\"data_offsets\":[0,8]}")) ==
+        "tensor \"a\" has 9 dimensions; at most 8");
+  CHECK(refusal(entry("\"a\":{\"dtype\":\"F99\",\"shape\":[2],\"data_offsets\":[0,8]}")) ==
+        "tensor \"a\" has the unknown dtype \"F99\"");
+  CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[2]}")) ==
+        "tensor \"a\" lacks dtype, shape or data_offsets");
+  CHECK(refusal(entry("\"a\":7")) == "tensor \"a\" lacks dtype, shape or data_offsets");
+  CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[2],\"data_offsets\":[0,8]},"
+                      "\"a\":{" + f32 + "\"shape\":[2],\"data_offsets\":[0,8]}")) ==
+        "json: the key \"a\" stands twice, before at byte 107");
+  CHECK(refusal(entry("\"__metadata__\":{\"x\":1}")) == "metadata \"x\" is not a string");
+}
+
+TEST_CASE("other number formats are read, integers are not") {
+  const std::string path = temporary("formats");
+  const auto one = [&](const char* dtype, const std::string& data, int count) {
+    write_file(path, with_length(ts::detail::cat("{\"a\":{\"dtype\":\"", dtype, "\",\"shape\":[",
+                                                 count, "],\"data_offsets\":[0,", data.size(),
+                                                 "]}}  "), data));
+    const ts::Safetensors file = ts::read_safetensors(path);
+    return file.read(*file.find("a")).values();
+  };
+  CHECK(one("BF16", std::string("\x80\x3F\x00\xC0", 4), 2) == std::vector<float>{1.0f, -2.0f});
+  CHECK(one("F16", std::string("\x00\x3C\x00\xC0", 4), 2) == std::vector<float>{1.0f, -2.0f});
+  CHECK(one("F64", std::string("\0\0\0\0\0\0\xF8\x3F", 8), 1) == std::vector<float>{1.5f});
+  CHECK(error_of([&] { one("I32", "1234", 1); }) ==
+        "load: \"" + path + "\": tensor \"a\" is I32; F32, F16, BF16 or F64 is right");
+  CHECK(error_of([&] { ts::load(path); }) ==
+        "load: \"" + path + "\": it carries no config of this library; call load(path, config)");
+  std::remove(path.c_str());
+  CHECK(error_of([&] { ts::load(path); }) ==
+        "load: cannot open \"" + path + "\": No such file or directory");
+}
+
+TEST_CASE("a config that lies is refused before it allocates") {
+  const ts::Transformer model = small();
+  const std::string path = temporary("lies.safetensors");
+  const auto refuse = [&](const std::string& config, const std::string& tokenizer) {
+    ts::write_safetensors(path, {{"a", ts::zeros({2})}},
+                          {{"tinyscale.config", config}, {"tinyscale.tokenizer", tokenizer}});
+    const std::string error = error_of([&] { ts::load(path); });
+    const std::string start = "load: \"" + path + "\": ";
+    return error.rfind(start, 0) == 0 ? error.substr(start.size()) : error;
+  };
+  const std::string bytes = ts::detail::tokenizer_json(ts::Tokenizer());
+  ts::ModelConfig c = model.config;
+  c.layers = 1000000000000;
+  CHECK(refuse(ts::detail::config_json(c), bytes) ==
+        "its config describes at least 3.84e+14 parameters in 8 bytes of data");
+  c.layers = 0;
+  CHECK(refuse(ts::detail::config_json(c), bytes) ==
+        "ModelConfig: nano-llama: layers is 0; at least 1 is right");
+  CHECK(refuse("{}", bytes) == "its config lacks name");
+  CHECK(refuse("{", bytes) == "json: the text ends early at byte 1");
+  std::string many = ts::detail::config_json(model.config);
+  many.replace(many.find("\"experts\":0"), 11, "\"experts\":2000000");
+  CHECK(refuse(many, bytes) == "its config has 2000000 experts; at most 1000000");
+  c = model.config;
+  c.layers = c.width = c.vocabulary = c.heads = c.kv_heads = c.head_size = c.hidden = 1;
+  c.position = ts::Position::learned;
+  c.context = 1;
+  CHECK(refuse(ts::detail::config_json(c),
+               "{\"kind\":\"characters\",\"characters\":[\"b\",\"a\"]}") ==
+        "its tokenizer's characters are not in ascending order, each once");
+  std::remove(path.c_str());
+}
+
+TEST_CASE("GPT-2 files are read whichever way round their matrices are") {
+  ts::ModelConfig c = ts::config("nano");
+  c.layers = 1;
+  c.width = 4;
+  c.heads = c.kv_heads = 1;
+  c.head_size = 4;
+  c.hidden = 6;
+  c.vocabulary = 5;
+  c.context = 3;
+  const auto file = [&](bool conv, const std::string& prefix) {
+    std::vector<std::pair<std::string, ts::Tensor>> all;
+    std::uint64_t seed = 0;
+    const auto put = [&](const std::string& name, const ts::Shape& shape) {
+      ts::Tensor t = ts::randn(shape, ++seed);
+      const bool turned = conv && shape.size() == 2 && name.find("h.") == 0;
+      all.emplace_back(prefix + name, turned ? ts::transpose(t, 0, 1) : t);
+    };
+    put("wte.weight", {5, 4});
+    put("wpe.weight", {3, 4});
+    put("h.0.ln_1.weight", {4});
+    put("h.0.attn.c_attn.weight", {12, 4});
+    put("h.0.attn.c_proj.weight", {4, 4});
+    put("h.0.ln_2.weight", {4});
+    put("h.0.mlp.c_fc.weight", {6, 4});
+    put("h.0.mlp.c_proj.weight", {4, 6});
+    put("ln_f.weight", {4});
+    return all;
+  };
+  const std::string path = temporary("gpt2");
+  ts::write_safetensors(path, file(false, "transformer."), {});
+  const ts::Transformer linear = ts::load(path, c);
+  ts::write_safetensors(path, file(true, ""), {});
+  const ts::Transformer conv = ts::load(path, c);
+  for (std::size_t i = 0; i < linear.parameters.size(); ++i) {
+    CHECK(linear.parameters[i].value.values() == conv.parameters[i].value.values());
+  }
+  auto more = file(false, "");
+  more.emplace_back("h.1.ln_1.weight", ts::zeros({4}));
+  ts::write_safetensors(path, more, {});
+  CHECK(error_of([&] { ts::load(path, c); }) ==
+        "load: \"" + path + "\": the tensor \"h.1.ln_1.weight\" has no place in the model nano");
+  std::remove(path.c_str());
+}
+
+TEST_CASE("JSON is read strictly") {
+  const ts::Json json = ts::parse_json(
+      " {\"a\": [1, -2.5e1, true, null], \"b\\u00f6\\n\": \"\\ud83d\\ude00\"} ");
+  CHECK(json.find("a")->list[1].number == -25.0);
+  CHECK(json.find("a")->list[2].number == 1.0);
+  CHECK(json.find("b\xC3\xB6\n")->text == "\xF0\x9F\x98\x80");
+  CHECK(json.find("c") == nullptr);
+  CHECK(json_error("{\"a\":1,}") == "json: a key must be a string at byte 7");
+  CHECK(json_error("{\"a\" 1}") == "json: a colon is missing at byte 5");
+  CHECK(json_error("{\"a\":1 \"b\":2}") == "json: a comma or } is missing at byte 7");
+  CHECK(json_error("[1 2]") == "json: a comma or ] is missing at byte 3");
+  CHECK(json_error("[1") == "json: the text ends early at byte 2");
+  CHECK(json_error("01") == "json: not a JSON value at byte 2");
+  CHECK(json_error("1.") == "json: not a JSON value at byte 2");
+  CHECK(json_error("-") == "json: not a JSON value at byte 1");
+  CHECK(json_error("NaN") == "json: not a JSON value at byte 0");
+  CHECK(json_error("nul") == "json: an unknown word at byte 0");
+  CHECK(json_error("1 2") == "json: text after the value at byte 2");
+  CHECK(json_error("\"a") == "json: a string has no end at byte 2");
+  CHECK(json_error("\"\n\"") == "json: a control character in a string at byte 1");
+  CHECK(json_error("\"\\x\"") == "json: an unknown escape at byte 2");
+  CHECK(json_error("\"\\u12g4\"") ==
+        "json: four hexadecimal digits must follow \\u at byte 5");
+  CHECK(json_error("\"\\ud83d\"") == "json: half of a surrogate pair at byte 6");
+  CHECK(json_error(std::string(100, '[')) == "json: more than 64 levels at byte 65");
+}
