@@ -12,13 +12,13 @@ namespace ts = tinyscale;
 
 namespace {
 
-constexpr std::int64_t steps = 240;
+constexpr std::int64_t steps = 200;
 
 ts::TrainOptions training() {
   ts::TrainOptions options;
   options.steps = steps;
   options.warmup = 40;
-  options.eval_every = 60;
+  options.eval_every = 50;
   return options;
 }
 

@@ -54,7 +54,7 @@ inline float* scratch(int slot, std::int64_t count) {
 }
 
 constexpr std::int64_t gemm_depth = 256;          // k of one pass: a panel of B stays in L2
-constexpr std::int64_t gemm_rows = 96;            // rows of one task; a multiple of every tile
+constexpr std::int64_t gemm_rows = 96;            // most rows of one task
 constexpr std::int64_t gemm_packed = 1 << 20;     // floats of B packed at once: 4 MB
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
 
@@ -413,11 +413,13 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
       }
     }
   };
-  const std::int64_t blocks = (g.m + gemm_rows - 1) / gemm_rows;
+  // Rows of a task: about an eighth of A, in multiples of every tile's rows.
+  const std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
+  const std::int64_t blocks = (g.m + tall - 1) / tall;
   const auto rows = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t last = std::min(g.m, (x + 1) * gemm_rows);
-      run_on_lanes(GemmBlock{g, x * gemm_rows, last, first, columns,
+      const std::int64_t last = std::min(g.m, (x + 1) * tall);
+      run_on_lanes(GemmBlock{g, x * tall, last, first, columns,
                              in_place ? nullptr : packed, edge});
     }
   };

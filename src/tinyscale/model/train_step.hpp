@@ -48,7 +48,8 @@ inline void check_finite(const char* what, double value, std::int64_t step,
                          const StepOptions& options) {
   if (!std::isfinite(value)) {
     const char* const is = std::isnan(value) ? " is not a number" : " is infinite";
-    throw Error(cat("train_step: the ", what, is, " in step ", step, "; try a smaller learning_rate than ", options.learning_rate,
+    throw Error(cat("train_step: the ", what, is, " in step ", step,
+                    "; try a smaller learning_rate than ", options.learning_rate,
                     ", a longer warmup than ", options.warmup, " steps or a smaller clip than ",
                     options.clip));
   }

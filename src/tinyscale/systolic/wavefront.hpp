@@ -3,10 +3,12 @@
 // The array is stepped up to that tick; nothing is computed from a formula. Small arrays show each
 // PE's operands, large ones a letter a PE.
 
-#include <cstdint>   // int64_t
-#include <iostream>  // ostream
-#include <string>    // string
-#include <vector>    // vector
+#include <algorithm>  // max
+#include <cstddef>    // size_t
+#include <cstdint>    // int64_t
+#include <iostream>   // ostream
+#include <string>     // string
+#include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/systolic/systolic_array.hpp"
@@ -24,6 +26,17 @@ struct WavefrontCell {
   float held = 0;    // the stationary weight or input; outputs stationary: the weight moving south
   float next = 0;    // the second register: the next weight, or a sum on its way out
   float sum = 0;
+
+  // Its operands, or why it has none, in at least 14 columns.
+  std::string text() const {
+    std::string what = state == '#'   ? detail::cat("x", m, ",", k, " w", k, ",", n)
+                       : state == 'o' ? "padded"
+                       : state == '>' ? "fill"
+                       : state == '<' ? "drain"
+                                      : "shift";
+    what.resize(std::max<std::size_t>(what.size() + 2, 14), ' ');
+    return what;
+  }
 };
 
 struct Wavefront {
@@ -46,52 +59,37 @@ struct Wavefront {
     return count;
   }
 
-  std::string text() const;
-  Table table() const;
+  std::string text() const {
+    std::string out = detail::cat("tick ", tick, ", ", name_of(dataflow), ": ", busy(), " of ",
+                                  rows * cols, " PEs multiply\n");
+    const bool small = cols <= 6 && rows <= 16;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::string line;
+      for (std::int64_t c = 0; c < cols; ++c) {
+        line += small ? at(r, c).text() : std::string(1, at(r, c).state);
+      }
+      out += line.erase(line.find_last_not_of(' ') + 1) + "\n";
+    }
+    return small ? out : out + "# useful  o padded  > fill  < drain  v weights shift in\n";
+  }
+
+  // One row per PE.
+  Table table() const {
+    Table t;
+    t.columns = {"row", "col", "state", "fold", "m", "k", "n", "moving", "held", "next", "sum"};
+    for (std::int64_t i = 0; i < rows * cols; ++i) {
+      const WavefrontCell& cell = cells[static_cast<std::size_t>(i)];
+      t.add({std::to_string(i / cols), std::to_string(i % cols), std::string(1, cell.state),
+             std::to_string(cell.fold), std::to_string(cell.m), std::to_string(cell.k),
+             std::to_string(cell.n), detail::cat(cell.moving), detail::cat(cell.held),
+             detail::cat(cell.next), detail::cat(cell.sum)});
+    }
+    return t;
+  }
+
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
 };
-
-// One row per PE.
-inline Table Wavefront::table() const {
-  Table t;
-  t.columns = {"row", "col", "state", "fold", "m", "k", "n", "moving", "held", "next", "sum"};
-  for (std::int64_t i = 0; i < rows * cols; ++i) {
-    const WavefrontCell& cell = cells[static_cast<std::size_t>(i)];
-    t.add({std::to_string(i / cols), std::to_string(i % cols), std::string(1, cell.state),
-           std::to_string(cell.fold), std::to_string(cell.m), std::to_string(cell.k),
-           std::to_string(cell.n), detail::cat(cell.moving), detail::cat(cell.held),
-           detail::cat(cell.next), detail::cat(cell.sum)});
-  }
-  return t;
-}
-
-inline std::string Wavefront::text() const {
-  std::string out = detail::cat("tick ", tick, ", ", name_of(dataflow), ": ", busy(), " of ",
-                                rows * cols, " PEs multiply\n");
-  const bool small = cols <= 6 && rows <= 16;
-  for (std::int64_t r = 0; r < rows; ++r) {
-    std::string line;
-    for (std::int64_t c = 0; c < cols; ++c) {
-      const WavefrontCell& cell = at(r, c);
-      if (!small) {
-        line += cell.state;
-        continue;
-      }
-      std::string what = cell.state == '#'   ? detail::cat("x", cell.m, ",", cell.k, " w", cell.k,
-                                                           ",", cell.n)
-                         : cell.state == 'o' ? "padded"
-                         : cell.state == '>' ? "fill"
-                         : cell.state == '<' ? "drain"
-                                             : "shift";
-      what.resize(std::max<std::size_t>(what.size() + 2, 14), ' ');
-      line += what;
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    out += line + "\n";
-  }
-  return small ? out : out + "# useful  o padded  > fill  < drain  v weights shift in\n";
-}
 
 inline std::ostream& operator<<(std::ostream& out, const Wavefront& w) { return out << w.text(); }
 

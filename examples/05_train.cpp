@@ -1,0 +1,33 @@
+// A mini transformer learns a real text, writes some of it, and is saved and loaded again.
+//   ./05_train input.txt [steps]
+#include <cstdlib>
+#include <iostream>
+
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+int main(int argc, char** argv) {
+  try {
+    const ts::Text text = ts::read_text(argc > 1 ? argv[1] : "input.txt");
+    std::cout << text << "\n";
+    ts::Transformer model(ts::config("nano"), /*seed=*/1);
+    ts::TrainOptions options;
+    options.steps = argc > 2 ? std::atoi(argv[2]) : 500;
+    const ts::TrainReport report = ts::train(model, text, options);
+    std::cout << report << "\n" << ts::generate(model, text, "The ", 200) << "\n";
+
+    model.save("nano.safetensors");
+    const ts::Transformer again = ts::load("nano.safetensors");
+    ts::GenerateOptions greedy;
+    greedy.temperature = 0;
+    const bool same = ts::generate(again, "The ", 50, greedy) ==
+                      ts::generate(model, text, "The ", 50, greedy);
+    std::cout << "\nnano.safetensors: " << again.count() << " parameters, writes "
+              << (same ? "the same" : "something else") << " when loaded again\n";
+  } catch (const ts::Error& error) {
+    std::cerr << "05_train: " << error.what() << "\n";
+    return 1;
+  }
+  return 0;
+}

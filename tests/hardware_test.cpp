@@ -1,0 +1,281 @@
+// hardware/: chips against the published table, machines, the roofline, this laptop.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+namespace {
+
+std::string shared_file(const std::string& path) {
+  const char* root = std::getenv("TINYSCALE_SHARED");
+  return std::string(root != nullptr ? root : "../shared") + "/" + path;
+}
+
+// Rows of a tab-separated table, each a map from column name to cell; empty where there is no file.
+std::vector<std::map<std::string, std::string>> tsv(const std::string& path) {
+  std::vector<std::map<std::string, std::string>> rows;
+  std::ifstream file(shared_file(path));
+  std::string line, cell;
+  std::vector<std::string> names;
+  while (std::getline(file, line)) {
+    std::vector<std::string> cells;
+    std::istringstream text(line);
+    while (std::getline(text, cell, '\t')) {
+      cells.push_back(cell);
+    }
+    if (names.empty()) {
+      names = cells;
+      continue;
+    }
+    std::map<std::string, std::string> row;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      row[names[i]] = i < cells.size() ? cells[i] : "";
+    }
+    rows.push_back(row);
+  }
+  if (rows.empty()) {
+    std::cout << "skipped: no " << path << "\n";
+  }
+  return rows;
+}
+
+double number(const std::string& cell) { return cell.empty() ? 0.0 : std::stod(cell); }
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const ts::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+ts::OpRecord matmul_record(double m, double k, double n) {
+  ts::OpRecord op;
+  op.name = "matmul";
+  op.shape = "[8, 4096] x [4096, 4096]";
+  op.matmul_flops = 2 * m * k * n;
+  op.reads = {{m * k, ts::DType::f32}, {k * n, ts::DType::f32}};
+  op.writes = {{m * n, ts::DType::f32}};
+  return op;
+}
+
+}  // namespace
+
+TEST_CASE("hardware: presets have the table's numbers") {
+  const auto rows = tsv("data/tables/chips.tsv");
+  if (!rows.empty()) {
+    REQUIRE(rows.size() == ts::chips().size());
+  }
+  for (auto row : rows) {
+    CAPTURE(row["id"]);
+    const ts::Chip chip = ts::chip(row["id"]);
+    CHECK(chip.flops_bf16 == number(row["peak_bf16"]));
+    CHECK(chip.flops_int8 == number(row["peak_int8"]));
+    CHECK(chip.flops_fp8 == number(row["peak_fp8"]));
+    CHECK(chip.flops_fp4 == number(row["peak_fp4"]));
+    CHECK(chip.flops_f32 == number(row["peak_fp32"]));
+    CHECK(chip.memory_bytes == number(row["mem_bytes"]));
+    CHECK(chip.memory_bandwidth == number(row["mem_bw"]));
+    CHECK(chip.sram_bytes == number(row["sram_bytes"]));
+    CHECK(chip.clock_hz == number(row["clock_hz"]));
+    CHECK(chip.links == number(row["links"]));
+    CHECK(chip.link_bandwidth == number(row["link_bw_oneway"]));
+    CHECK(chip.domain_chips == number(row["domain_chips"]));
+    CHECK(chip.dcn_bandwidth == number(row["dcn_bw_per_chip"]));
+    CHECK(chip.watts == number(row["tdp_w"]));
+    CHECK(chip.dollars_per_hour == number(row["usd_per_hour"]));
+    CHECK(chip.topology == row["topology"]);
+    CHECK(!chip.source.empty());
+  }
+}
+
+TEST_CASE("hardware: peak is 2 rows cols units clock") {
+  for (const std::string& name : ts::chips()) {
+    CAPTURE(name);
+    const ts::Chip chip = ts::chip(name);
+    if (name == "wse-3") {  // the dense peak is inferred from the vendor's sparse figure
+      continue;
+    }
+    const double tolerance = chip.kind == "cpu" ? 0.005 : 0.004;  // generic CPUs are round figures
+    CHECK(std::abs(chip.unit_peak() / chip.flops_bf16 - 1) < tolerance);
+  }
+}
+
+TEST_CASE("hardware: names, aliases, formats") {
+  CHECK(ts::chip("h100").name == "h100-sxm");
+  CHECK(ts::chip("v5p").name == "tpu-v5p");
+  CHECK(message_of([] { ts::chip("v9"); }) ==
+        "chip: no chip named \"v9\"; the names are tpu-v2, tpu-v3, tpu-v4, tpu-v5e, tpu-v5p, "
+        "tpu-v6e, tpu-v7, a100-40, a100-80, h100-sxm, h100-pcie, h200, b200, gb200, mi300x, wse-2, "
+        "wse-3, laptop-x86, laptop-arm");
+  const ts::Chip v5e = ts::chip("tpu-v5e");
+  CHECK(v5e.peak(ts::DType::bf16) == 1.97e14);
+  CHECK(v5e.peak(ts::DType::int8) == 3.93e14);
+  CHECK(v5e.peak(ts::DType::fp8_e4m3) == 1.97e14);  // no fp8 unit: widened to bf16
+  CHECK(v5e.peak(ts::DType::f32) == doctest::Approx(1.97e14 / 6));
+  CHECK(ts::chip("tpu-v7").peak(ts::DType::int8) == 2.307e15);
+  CHECK(v5e.intensity(ts::DType::bf16) == doctest::Approx(240.5).epsilon(0.001));
+  CHECK(ts::chip("tpu-v5p").vector_flops == doctest::Approx(2 * 7.168e12));  // 7e12 a core
+  CHECK(ts::chip("h100").vector_flops == 6.7e13);
+  CHECK(ts::chip("wse-2").vector_flops == 0);
+  ts::Chip mine;
+  CHECK(message_of([&] { mine.peak(ts::DType::bf16); }) ==
+        "Chip::peak: this chip has no rate for bf16; set flops_bf16 or flops_f32, or price as bf16");
+  mine.flops_bf16 = 1e12;
+  CHECK(message_of([&] { mine.intensity(ts::DType::bf16); }) ==
+        "Chip::intensity: this chip has no memory_bandwidth; set it in bytes per second");
+}
+
+TEST_CASE("hardware: a dimension wraps by the rule of its chip") {
+  const auto wraps = [](const char* chip, ts::Shape dims) {
+    std::string text;
+    for (const char wrap : ts::machine(chip, dims).wraps) {
+      text += wrap != 0 ? '1' : '0';
+    }
+    return text;
+  };
+  CHECK(wraps("tpu-v5e", {4, 4}) == "00");
+  CHECK(wraps("tpu-v5e", {8, 16}) == "01");
+  CHECK(wraps("tpu-v5e", {16, 16}) == "11");
+  CHECK(wraps("tpu-v6e", {16, 1}) == "10");
+  CHECK(wraps("tpu-v4", {2, 2, 4}) == "000");
+  CHECK(wraps("tpu-v4", {4, 4, 8}) == "111");
+  CHECK(wraps("tpu-v4", {4, 4}) == "00");
+  CHECK(wraps("tpu-v5p", {16, 20, 28}) == "111");
+  CHECK(wraps("tpu-v3", {32, 16}) == "10");
+  CHECK(wraps("h100", {4, 8}) == "11");
+  CHECK(wraps("h100", {1, 8}) == "01");
+}
+
+TEST_CASE("hardware: machines") {
+  const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});
+  CHECK(pod.name == "tpu-v5p 16x20x28");
+  CHECK(pod.chips() == 8960);
+  CHECK(pod.axis_bandwidth(0) == 9e10);
+  CHECK(pod.ring_bandwidth(2) == 1.8e11);
+  CHECK(pod.link_latency == 1e-6);
+  CHECK(pod.dollars_per_hour == 4.2);
+  const ts::Machine line = ts::machine("tpu-v5e", {4, 2});
+  CHECK(line.ring_bandwidth(0) == 4.5e10);  // a line: one way
+  const std::int64_t nodes = 4;
+  const ts::Machine gpus = ts::machine("h100", {nodes, 8});
+  CHECK(gpus.ring_bandwidth(1) == doctest::Approx(450e9));
+  CHECK(gpus.ring_bandwidth(0) == doctest::Approx(50e9));
+  CHECK(ts::machine("b200", {8}).ring_bandwidth(0) == doctest::Approx(900e9));
+  CHECK(message_of([] { ts::machine("tpu-v5e", {4, 0}); }) ==
+        "machine: tpu-v5e [4, 0]: every dimension needs at least one chip");
+  CHECK(message_of([] { ts::machine("tpu-v5e", ts::Shape()); }) ==
+        "machine: tpu-v5e with no dimensions; give the chips along each, as {4, 2}");
+  CHECK(message_of([] { ts::machine("tpu-v5e", {2, 2, 2}); }) ==
+        "machine: tpu-v5e [2, 2, 2] has 3 dimensions; its network has 2");
+  CHECK(message_of([] { ts::machine("tpu-v5e", {16, 17}); }) ==
+        "machine: tpu-v5e [16, 17] is 272 chips; a pod has 256");
+  CHECK(message_of([] { ts::machine("h100", {2, 16}); }) ==
+        "machine: h100-sxm [2, 16]: the last dimension is a switch domain of at most 8 GPUs; write "
+        "{nodes, 8}");
+  CHECK(message_of([&] { pod.axis_bandwidth(3); }) ==
+        "Machine: dimension 3 of tpu-v5p 16x20x28; its dimensions are 0 to 2");
+}
+
+TEST_CASE("hardware: published pod figures come out of the table") {
+  const auto pod = [](const char* name, const char* which) {
+    const ts::Chip chip = ts::chip(name);
+    return chip.domain_chips * chip.peak(ts::dtype(which));
+  };
+  CHECK(pod("tpu-v5e", "int8") == doctest::Approx(100e15).epsilon(0.01));
+  CHECK(pod("tpu-v5e", "bf16") == doctest::Approx(50.63e15).epsilon(0.005));
+  CHECK(pod("tpu-v6e", "bf16") == doctest::Approx(234.9e15).epsilon(0.001));
+  CHECK(pod("tpu-v4", "bf16") == doctest::Approx(1.126e18).epsilon(0.001));
+  CHECK(pod("tpu-v5p", "bf16") == doctest::Approx(4.11e18).epsilon(0.001));
+  CHECK(pod("tpu-v7", "fp8_e4m3") == doctest::Approx(42.5e18).epsilon(0.001));
+  CHECK(9216 * ts::chip("v7").memory_bytes == doctest::Approx(1.90e15).epsilon(0.001));
+}
+
+TEST_CASE("hardware: the roofline of one matmul") {
+  ts::Profile profile;
+  profile.record(matmul_record(8, 4096, 4096));
+  profile.record(matmul_record(8, 4096, 4096));
+  const ts::Chip v5e = ts::chip("tpu-v5e");
+  const ts::RooflineReport report = profile.roofline(v5e, ts::DType::bf16);
+  REQUIRE(report.rows.size() == 1);
+  const ts::RooflineRow& row = report.rows[0];
+  CHECK(row.count == 2);
+  CHECK(row.matmul_flops == 2 * 268435456.0);
+  CHECK(row.bytes == 2 * 2.0 * (8 * 4096 + 4096 * 4096 + 8 * 4096));
+  CHECK(row.t_math == doctest::Approx(row.matmul_flops / 1.97e14));
+  CHECK(row.t_memory == doctest::Approx(row.bytes / 8.19e11));
+  CHECK(row.seconds == row.t_memory);
+  CHECK(row.bound == "memory");
+  CHECK(row.level == "HBM");
+  CHECK(report.total.seconds == doctest::Approx(row.seconds));
+  const ts::RooflineReport wide = profile.roofline(v5e);  // f32: twice the bytes
+  CHECK(wide.rows[0].bytes == 2 * row.bytes);
+  CHECK(report.json().find("\"T_mem formula\"") != std::string::npos);
+  CHECK(report.csv().find("T measured") == std::string::npos);
+  std::ostringstream text;
+  text << report;
+  CHECK(text.str().find("Roofline of tpu-v5e, priced as bf16") == 0);
+}
+
+TEST_CASE("hardware: what bounds an op") {
+  ts::Chip chip;
+  chip.name = "toy";
+  chip.flops_bf16 = 1000;
+  chip.memory_bandwidth = 100;
+  chip.vector_flops = 10;
+  ts::OpRecord op = matmul_record(1, 1, 1);
+  op.matmul_flops = 2000;
+  CHECK(ts::roofline(op, chip, ts::DType::bf16).bound == "math");
+  op.vector_flops = 50;
+  CHECK(ts::roofline(op, chip, ts::DType::bf16).bound == "vector");
+  CHECK(ts::roofline(op, chip, ts::DType::bf16).seconds == 5);
+  chip.vector_flops = 0;  // not known: does not limit, and the report says so
+  CHECK(ts::roofline(op, chip, ts::DType::bf16).bound == "math");
+  CHECK(ts::roofline(std::vector<ts::OpRecord>{op}, chip, ts::DType::bf16).table().title ==
+        "Roofline of toy, priced as bf16 (vector rate not known: it does not limit)");
+  op.reads.push_back({1000, ts::DType::int32});  // token numbers keep their size
+  CHECK(ts::roofline(op, chip, ts::DType::bf16).bytes == 3 * 2 + 4000);
+  CHECK(ts::roofline(std::vector<ts::OpRecord>(), chip).total.bound == "nothing");
+}
+
+TEST_CASE("hardware: operands go to the smallest level that holds them") {
+  const ts::Chip cpu = ts::chip("laptop-x86");
+  ts::OpRecord op;
+  op.name = "add";
+  op.reads = {{1e6, ts::DType::f32}};
+  CHECK(ts::roofline(op, cpu).level == "L2");
+  op.reads = {{4e6, ts::DType::f32}};
+  CHECK(ts::roofline(op, cpu).level == "L3");
+  op.reads = {{4e7, ts::DType::f32}};
+  CHECK(ts::roofline(op, cpu).level == "DRAM");
+  CHECK(ts::roofline(op, cpu).t_memory == doctest::Approx(1.6e8 / 9e10));
+}
+
+TEST_CASE("hardware: this laptop is a chip") {
+  const ts::Chip laptop = ts::laptop();
+  CHECK(ts::laptop_measurement().seconds < 3);
+  REQUIRE(laptop.levels.size() == 4);
+  CHECK(laptop.flops_f32 > 1e8);
+  CHECK(laptop.vector_flops > 1e8);
+  CHECK(laptop.memory_bandwidth > 1e8);
+  for (std::size_t i = 1; i < 4; ++i) {
+    CHECK(laptop.levels[i].bytes > laptop.levels[i - 1].bytes);
+  }
+  CHECK(ts::laptop().flops_f32 == laptop.flops_f32);  // measured once
+  ts::Profile profile;
+  ts::OpRecord op = matmul_record(64, 64, 64);
+  op.seconds = 1e-3;
+  profile.record(op);
+  const ts::RooflineReport report = profile.roofline(laptop);
+  CHECK(report.rows[0].measured == 1e-3);
+  CHECK(report.rows[0].level == laptop.levels[report.rows[0].bytes > laptop.levels[0].bytes].name);
+  CHECK(report.csv().find("T measured") != std::string::npos);
+}

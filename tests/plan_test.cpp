@@ -1,0 +1,387 @@
+// plan/ and measure/quantity: transformer maths, training and serving plans against the scaling book.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <sstream>
+
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+namespace {
+
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const ts::Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::vector<std::vector<std::string>> tsv(const std::string& path) {
+  const char* root = std::getenv("TINYSCALE_SHARED");
+  std::ifstream file(std::string(root != nullptr ? root : "../shared") + "/" + path);
+  std::vector<std::vector<std::string>> rows;
+  std::string line, cell;
+  while (std::getline(file, line)) {
+    rows.emplace_back();
+    std::istringstream text(line);
+    while (std::getline(text, cell, '\t')) {
+      rows.back().push_back(cell);
+    }
+  }
+  if (rows.empty()) {
+    std::cout << "skipped: no " << path << "\n";
+  }
+  return rows;
+}
+
+ts::ModelConfig layers_only(std::int64_t layers, std::int64_t width, std::int64_t hidden) {
+  ts::ModelConfig model = ts::config("llama2-7b");
+  model.layers = layers;
+  model.width = width;
+  model.hidden = hidden;
+  return model;
+}
+
+// The model of the book's chapter 7 questions, with or without experts.
+ts::ModelConfig chapter7(int experts, int top_k) {
+  ts::ModelConfig model = layers_only(64, 4096, 16384);
+  model.heads = 32;
+  model.kv_heads = 8;
+  model.head_size = 256;
+  model.vocabulary = 32128;
+  model.tied = true;
+  model.experts = experts;
+  model.top_k = top_k;
+  model.expert_hidden = experts > 0 ? 16384 : 0;
+  return model;
+}
+
+ts::Machine book_v5e(ts::Shape dims) {
+  ts::Machine machine = ts::machine("tpu-v5e", dims);
+  machine.chip.memory_bandwidth = 8.2e11;  // the book's rounding of 819 GB/s
+  return machine;
+}
+
+ts::ServingPlan book_serving(const char* model, std::int64_t batch, ts::DType format) {
+  ts::ServingJob job;
+  job.model = ts::config(model);
+  job.prompt = 8192;
+  job.output = 0;
+  job.batch = batch;
+  job.format = format;
+  return ts::plan_serving(job, book_v5e({4, 2}));
+}
+
+ts::TrainingJob llama70b() {
+  ts::TrainingJob job;
+  job.model = ts::config("llama3-70b");
+  job.tokens = 15e12;
+  job.batch_tokens = 4e6;
+  job.context = 8192;
+  return job;
+}
+
+double days(double flops, double chips) {
+  return ts::training_seconds(flops, chips, 4.59e14, 0.4) / 86400;
+}
+
+struct BookCase {
+  const char* id;
+  double ours;
+  double tolerance;
+};
+
+// Rows of the book's cases, each from the library's functions.
+std::vector<BookCase> book_cases() {
+  const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});
+  const double alpha = pod.chip.flops_bf16 / pod.ring_bandwidth(0);
+  const ts::Machine v5e = book_v5e({16, 16});
+  const ts::ModelConfig big = ts::config("llama3-70b");
+  const ts::ModelConfig b13 = ts::config("llama2-13b");
+  const double checkpoints = ts::checkpoint_bytes(big, 4e6, 4);
+  const double state = 10.0 * static_cast<double>(big.parameters());
+  const ts::ServingPlan mha8 = book_serving("llama2-13b", 8, ts::DType::bf16);
+  const ts::ServingPlan int8 = book_serving("llama3-70b", 32, ts::DType::int8);
+  const auto kv70 = [&](ts::DType f) { return ts::kv_cache_bytes_per_token(big, f) / 1e3; };
+  return {
+      {"R03", v5e.chip.intensity(ts::DType::bf16), 1e-3},
+      {"R18", ts::chip("h100").intensity(ts::DType::bf16), 1e-3},
+      {"U13", ts::chip("b200").intensity(ts::DType::bf16), 1e-3},
+      {"T16", static_cast<double>(pod.chips()) * pod.chip.flops_bf16, 1e-3},
+      {"I14", v5e.chip.flops_bf16 / v5e.ring_bandwidth(0), 1e-3},
+      {"F06", ts::checkpoint_bytes(layers_only(64, 8192, 1), 4e6, 7) / 1e12, 1e-3},
+      {"G02", alpha, 1e-3},
+      {"G03", ts::fsdp_threshold(alpha, 3), 1e-3},
+      {"G09", ts::tensor_limit(alpha, 1, 30000), 1e-3},
+      {"G15", ts::mixed_threshold(alpha, 2, 1, 32768), 1e-3},
+      {"G25", ts::mixed_threshold(alpha, 2, 1, 30000), 1e-3},
+      {"A28", ts::mixed_threshold(alpha, 2, 1, 53248), 1e-3},
+      {"G43", 1e3 * ts::training_seconds(6 * 3e6 * 13e9, 4096, 4.59e14, 0.4), 1e-3},
+      {"A04", static_cast<double>(big.parameters()), 1e-3},
+      {"A09", days(6.3e24, 8960), 1e-3},
+      {"A24", days(6.3e24, 35840), 1e-3},
+      {"A27", days(3.645e25, 71680), 1e-3},
+      {"A12", checkpoints / 1e12, 1e-3},
+      {"A13", (state + checkpoints) / 1e12, 1e-3},
+      {"A14", std::ceil((state + checkpoints) / 96e9), 1e-9},
+      {"A25", static_cast<double>(ts::config("llama3.1-405b").parameters()), 1e-3},
+      {"I09", 8192 * ts::kv_cache_bytes_per_token(b13, ts::DType::bf16) / 1e9, 1e-3},
+      {"I11-MHA-B8-step", 1e3 * mha8.decode_step_time.value(), 3e-3},
+      {"I11-MHA-B8-thr", mha8.tokens_per_second.value(), 3e-3},
+      {"I17", static_cast<double>(chapter7(0, 0).parameters()), 1e-3},
+      {"I25", static_cast<double>(chapter7(16, 2).parameters()), 1e-3},
+      {"I30", 2.0 * static_cast<double>(chapter7(16, 2).active_parameters()), 1e-3},
+      {"L04", kv70(ts::DType::int8), 1e-3},
+      {"L08", int8.memory.value() / 1e9, 6e-3},  // the book rounds 70.55e9 parameters to 70e9
+      {"L11", int8.tokens_per_second.value(), 6e-3},
+      {"L16-bf16-kv", kv70(ts::DType::bf16), 1e-3},
+      {"L16-int4-kv", kv70(ts::DType::int4), 1e-3},
+  };
+}
+
+}  // namespace
+
+TEST_CASE("quantity: arithmetic keeps the formula and works out the unit") {
+  const ts::Quantity flops(6e12, "FLOP", "F", "counted"), rate(2e14, "FLOP/s", "C");
+  const ts::Quantity time = ts::named("T", flops / rate);
+  CHECK(time.value() == doctest::Approx(0.03));
+  CHECK(time.unit() == "s");
+  CHECK(time.formula() == "F / C");
+  CHECK(time.explain() ==
+        "T = F / C\n"
+        "  = 6e+12 FLOP / 2e+14 FLOP/s\n"
+        "  = 30 ms\n"
+        "  F = 6e+12 FLOP   [counted]\n"
+        "  C = 2e+14 FLOP/s\n");
+  CHECK(time.explain(0) == "T = F / C\n  = 6e+12 FLOP / 2e+14 FLOP/s\n  = 30 ms\n");
+  const ts::Quantity a(2, "s", "a"), b(3, "s", "b");
+  CHECK(((a + b) * (a - b) / (a * b)).formula() == "(a + b) * (a - b) / (a * b)");
+  CHECK((a - (a - b)).formula() == "a - (a - b)");
+  CHECK((a * b).unit() == "s*s");
+  CHECK((a / b).unit().empty());
+  CHECK((1.0 / a).unit() == "1/s");
+  CHECK(ts::max(a, b).formula() == "max(a, b)");
+  CHECK(ts::ceil(a / b).value() == 1);
+  CHECK(ts::sqrt(ts::Quantity(16.0)).value() == 4);
+  CHECK(message_of([&] { a + flops; }) ==
+        "Quantity: 2 s + 6e+12 FLOP: the units are \"s\" and \"FLOP\"; both must be the same");
+}
+
+TEST_CASE("plan: cases of the scaling book") {
+  std::map<std::string, double> recomputed;
+  for (const auto& row : tsv("cases/book-cases.tsv")) {
+    if (row.size() > 8 && row[3] == "num") {
+      recomputed[row[0]] = std::strtod(row[8].c_str(), nullptr);
+    }
+  }
+  if (recomputed.empty()) {
+    return;
+  }
+  for (const BookCase& book : book_cases()) {
+    const std::string id = book.id;
+    CAPTURE(id);
+    REQUIRE(recomputed.count(book.id) == 1);
+    CHECK(book.ours == doctest::Approx(recomputed[book.id]).epsilon(book.tolerance));
+  }
+}
+
+TEST_CASE("plan: parameter counts of the table of models") {
+  const auto rows = tsv("data/tables/models.tsv");
+  for (std::size_t i = 1; i < rows.size(); ++i) {
+    const std::string& name = rows[i][0];
+    const std::int64_t count = std::strtoll(rows[i][19].c_str(), nullptr, 10);
+    if (count > 0) {
+      CAPTURE(name);
+      CHECK(ts::config(name).parameters() == count);
+    }
+  }
+}
+
+TEST_CASE("plan: published training runs") {
+  CHECK(ts::six_n(ts::config("gpt3-175b")) * 300e9 == doctest::Approx(3.14e23).epsilon(0.002));
+  const double palm = ts::palm_flops_per_token(ts::config("palm-540b"), 2048);
+  CHECK(238.3e3 * palm / (6144 * 275e12) == doctest::Approx(0.462).epsilon(0.002));
+  const auto mfu = [](const char* model, double tokens, double hours, double peak) {
+    return ts::six_n(ts::config(model)) * tokens / (hours * 3600 * peak);
+  };
+  CHECK(mfu("llama2-7b", 2e12, 184320, 312e12) == doctest::Approx(0.391).epsilon(0.002));
+  CHECK(mfu("llama2-13b", 2e12, 368640, 312e12) == doctest::Approx(0.377).epsilon(0.002));
+  CHECK(mfu("llama2-70b", 2e12, 1720320, 312e12) == doctest::Approx(0.428).epsilon(0.002));
+  CHECK(mfu("llama3.1-405b", 15.6e12, 30.84e6, 989e12) == doctest::Approx(0.346).epsilon(0.002));
+}
+
+TEST_CASE("plan: transformer maths") {
+  const ts::ModelConfig model = ts::config("llama3-70b");
+  const double full = ts::attention_flops_per_token(model, 8192, ts::AttentionFlops::full);
+  CHECK(full == 4.0 * 80 * 8192 * 64 * 128);
+  CHECK(ts::attention_flops_per_token(model, 8192, ts::AttentionFlops::causal) == full / 2);
+  CHECK(ts::attention_flops_per_token(model, 8192, ts::AttentionFlops::none) == 0);
+  CHECK(ts::matmul_parameters(model) == 70553706496.0 - 128256.0 * 8192);
+  CHECK(ts::training_flops_per_token(model, 8192, ts::AttentionFlops::none) ==
+        6 * ts::matmul_parameters(model));
+  const ts::ModelConfig gpt2 = ts::config("gpt2-small");  // tied: the table multiplies at the end
+  CHECK(ts::matmul_parameters(gpt2) == 124439808.0 - 1024 * 768);
+  CHECK(ts::state_parts(ts::StateBytes::book).total() == 10);
+  CHECK(ts::state_parts(ts::StateBytes::mixed).total() == 16);
+  CHECK(ts::state_parts(ts::StateBytes::mixed_f32_gradients).total() == 18);
+  CHECK(ts::kv_cache_bytes_per_token(ts::config("llama2-7b"), ts::DType::bf16) == 524288);
+  CHECK(ts::kv_cache_bytes_per_token(ts::config("deepseek-v3"), ts::DType::bf16) == 70272);
+  CHECK(message_of([] { ts::training_seconds(1, 0, 1, 1); }) ==
+        "training_seconds: chips 0, peak 1, mfu 1; each must be above 0");
+}
+
+TEST_CASE("plan: Llama 3 70B on a pod of v5p, as in chapter 6") {
+  const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});
+  const ts::TrainingPlan plan = ts::plan_training(llama70b(), pod);
+  CHECK(plan.best.layout.data == 2240);  // the division that the book means: 2240 x 4 = 8960
+  CHECK(plan.best.layout.tensor == 4);
+  CHECK(plan.batch.value() == 488 * 8192);
+  CHECK(plan.tokens_per_chip.value() == doctest::Approx(446.2).epsilon(0.001));
+  CHECK(plan.threshold.value() == doctest::Approx(113.4).epsilon(0.001));  // the book: 113
+  CHECK(plan.threshold.unit() == "token");
+  CHECK(plan.best.bound == "math");
+  CHECK(plan.step_time.value() == doctest::Approx(plan.best.step_time));
+  CHECK(plan.compute_time.value() == doctest::Approx(plan.best.compute_time));
+  CHECK(plan.fsdp_time.value() == doctest::Approx(plan.best.fsdp_time));
+  CHECK(plan.tensor_time.value() == doctest::Approx(plan.best.tensor_time));
+  CHECK(plan.communication_time.unit() == "s");
+  CHECK(plan.memory.value() == doctest::Approx(2.42e9).epsilon(0.005));  // the book: 2.4 GB
+  CHECK(plan.memory.value() == doctest::Approx(plan.best.memory));
+  CHECK(plan.days.value() == doctest::Approx(44.67).epsilon(0.001));     // 44.3 with 70e9
+  CHECK(plan.dollars.value() == doctest::Approx(8960 * 4.2 * 24 * plan.days.value()));
+  CHECK(plan.limit_days.value() < plan.days.value());
+  CHECK(plan.mfu.value() > 0.9);
+  CHECK(plan.notes[0] ==
+        "batch: 4,000,000 tokens rounded to 488 sequences of 8,192 = 3,997,696");
+  CHECK(plan.step_time.explain(0) ==
+        "T_step = max(T_math, T_comms)   [lower bound, perfect overlap]\n"
+        "       = max(437 ms, 294 ms)\n"
+        "       = 437 ms\n");
+  std::ostringstream text;
+  text << plan;
+  CHECK(text.str().find("Training llama3-70b on tpu-v5p 16x20x28") == 0);
+  CHECK(plan.json().find("T_fsdp") != std::string::npos);
+}
+
+TEST_CASE("plan: one layout, pure FSDP bound by its links") {
+  const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});
+  ts::Layout layout;
+  layout.data = 8960;
+  const ts::TrainingPlan plan = ts::plan_training(llama70b(), pod, layout);
+  CHECK(plan.layouts.size() == 1);
+  CHECK(plan.threshold.value() == doctest::Approx(850));  // 446 tokens a chip < 850
+  CHECK(plan.best.bound == "fsdp");
+  CHECK(plan.tensor_time.value() == 0);
+  layout.data = 100;
+  CHECK(message_of([&] { ts::plan_training(llama70b(), pod, layout); }) ==
+        "plan_training: layout data 100, tensor 1, pipeline 1, context 1 on 8960 chips; data * "
+        "tensor must be the chips, pipeline and context 1");
+  layout.data = 1792;
+  layout.tensor = 5;
+  CHECK(message_of([&] { ts::plan_training(llama70b(), pod, layout); }) ==
+        "plan_training: tensor 5 does not divide the 64 heads and the hidden width of llama3-70b");
+}
+
+TEST_CASE("plan: GPUs share a switch inside and a network between nodes") {
+  const ts::Machine gpus = ts::machine("h100", {256, 8});
+  ts::Layout layout;
+  layout.data = 2048;
+  const ts::TrainingPlan fsdp = ts::plan_training(llama70b(), gpus, layout);
+  CHECK(fsdp.best.data_bandwidth == doctest::Approx(400e9));          // a node's ports
+  CHECK(fsdp.threshold.value() == doctest::Approx(2473.5));           // the book: 2475
+  layout.data = 256;
+  layout.tensor = 8;
+  const ts::TrainingPlan mixed = ts::plan_training(llama70b(), gpus, layout);
+  CHECK(mixed.best.data_bandwidth == doctest::Approx(50e9));
+  CHECK(mixed.best.tensor_bandwidth == doctest::Approx(450e9));
+  CHECK(!mixed.best.shared_links);
+  layout.data = 128;
+  layout.tensor = 16;  // both cross the network: one after the other
+  const ts::TrainingPlan wide = ts::plan_training(llama70b(), gpus, layout);
+  CHECK(wide.communication_time.value() ==
+        doctest::Approx(wide.fsdp_time.value() + wide.tensor_time.value()));
+  CHECK(wide.energy.value() > 1e9);
+}
+
+TEST_CASE("plan: what a training job leaves open is chosen and said") {
+  ts::TrainingJob job;
+  job.model = ts::config("nano");
+  job.batch_tokens = 4096;
+  const ts::TrainingPlan plan = ts::plan_training(job, ts::machine("tpu-v5e", {1}));
+  CHECK(plan.tokens.value() == 20.0 * static_cast<double>(job.model.parameters()));
+  CHECK(plan.notes[0] == "tokens: assumed 20 for each parameter (Chinchilla), " +
+                             ts::format_count(plan.tokens.value()));
+  CHECK(plan.communication_time.value() == 0);
+  CHECK(plan.best.layout.devices() == 1);
+  job.model = ts::config("llama3-70b");
+  job.batch_tokens = 4e6;
+  const ts::TrainingPlan big = ts::plan_training(job, ts::machine("tpu-v5p", {16, 20, 28}));
+  CHECK(big.notes[0] == "tokens: 15,000,000,000,000, as published for llama3-70b");
+}
+
+TEST_CASE("plan: errors of plan_training") {
+  ts::TrainingJob job = llama70b();
+  CHECK(message_of([&] { ts::plan_training(job, ts::machine("tpu-v5e", {4, 2})); }) ==
+        "plan_training: llama3-70b does not fit on tpu-v5e 4x2: 10 bytes a parameter = 706 GB, "
+        "checkpoints 21 TB, 2.71 TB a chip of 16 GB; would fit: 1,355 chips, or fewer tokens in a "
+        "batch or fewer checkpoints");
+  CHECK(message_of([&] { ts::plan_training(job, ts::Machine()); }) ==
+        "plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", {4, 4, 4})");
+  const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});
+  job.typical_mfu = 0;
+  CHECK(message_of([&] { ts::plan_training(job, pod); }) ==
+        "plan_training: typical_mfu 0; it is a share of the peak, above 0 and at most 1");
+  job.batch_tokens = 0;
+  CHECK(message_of([&] { ts::plan_training(job, pod); }) ==
+        "plan_training: tokens 1.5e+13, batch_tokens 0, context 8192; batch_tokens must be above "
+        "0, the others 0 (let the plan choose) or more");
+  CHECK(message_of([] { ts::config("llama9"); }).find("config: no model is named \"llama9\"") == 0);
+}
+
+TEST_CASE("plan: serving Llama 2 13B") {
+  ts::ServingJob job;
+  job.model = ts::config("llama2-13b");
+  job.prompt = 2048;
+  job.output = 256;
+  job.batch = 8;
+  job.format = ts::DType::int8;
+  const ts::ServingPlan plan = ts::plan_serving(job, ts::machine("tpu-v5e", {1}));
+  CHECK(plan.kv_cache_per_sequence.value() == 2304.0 * 409600);
+  CHECK(plan.chips_needed.value() == 2);
+  CHECK(plan.chips == 4);  // the smallest slice above one chip
+  CHECK(plan.notes[0] ==
+        "chips: tpu-v5e 1 holds 16 GB of the 20.6 GB needed; planned on 4 chips");
+  const double kv = 8 * (2048 + 128) * 409600.0, weights = 13015864320.0;
+  CHECK(plan.decode_step_time.value() == doctest::Approx((kv + weights) / (4 * 8.19e11)));
+  CHECK(plan.bound == "memory");
+  CHECK(plan.tokens_per_second_per_chip.value() ==
+        doctest::Approx(8 / plan.decode_step_time.value() / 4));
+  CHECK(plan.dollars_per_million_tokens.value() ==
+        doctest::Approx(1e6 * 4 * 1.2 / 3600 * plan.decode_step_time.value() / 8));
+  CHECK(plan.dollars_per_million_tokens.unit() == "USD");
+  CHECK(plan.dollars_with_prefill.value() > plan.dollars_per_million_tokens.value());
+  CHECK(plan.decode_step_time.explain(0).find("T_decode = T_kv + max(T_math, T_weights)") == 0);
+  job.cache = ts::DType::bf16;
+  CHECK(ts::plan_serving(job, ts::machine("h100", {1})).kv_cache_per_sequence.value() ==
+        2304.0 * 819200);
+  std::ostringstream text;
+  text << plan;
+  CHECK(text.str().find("Serving llama2-13b on 4 x tpu-v5e") == 0);
+}
+
+TEST_CASE("plan: errors of plan_serving") {
+  ts::ServingJob job;
+  job.model = ts::config("llama2-13b");
+  CHECK(message_of([&] { ts::plan_serving(job, ts::Machine()); }) ==
+        "plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})");
+  job.batch = 0;
+  CHECK(message_of([&] { ts::plan_serving(job, ts::machine("tpu-v5e", {1})); }) ==
+        "plan_serving: batch 0, prompt 2048, output 256; at least one sequence of at least one "
+        "token");
+}

@@ -1,0 +1,15103 @@
+// SPDX-License-Identifier: MIT
+// Generated from src/ by `make header`: edit the parts, not this file.
+//
+// tinyscale: a laptop laboratory for machine-learning systems, in one C++17 header.
+//
+//   #include "tinyscale.hpp"          g++ -std=c++17 -O2 -pthread program.cpp
+//
+// This is the spine: it lists the parts in reading order, one floor after another, and a part
+// includes only its own floor and floors below. With -Isrc a program compiles the parts, with -I.
+// the joined file ../tinyscale.hpp, which `make header` writes from this list; both are the same.
+//
+// Letters used throughout: B batch, T time (positions), D model width, F hidden width, H heads,
+// K head size (in a product: the inner size), L layers, V vocabulary, M K N sizes of a matmul.
+//
+// Contents: search for >> and a name to jump to that part.
+//   tinyscale/base/config.hpp                The version, what the compiler and machine offer
+//   tinyscale/base/error.hpp                 One exception type for everything that can go wrong
+//   tinyscale/base/cpu.hpp                   Which vector instructions this processor has
+//   tinyscale/base/format.hpp                Number formats
+//   tinyscale/base/threads.hpp               Host loops on several threads
+//   tinyscale/base/random.hpp                Random numbers by counter
+//   tinyscale/base/shape.hpp                 The sizes of a tensor, a machine or a grid
+//   tinyscale/base/text.hpp                  Numbers as people read them, and tables that line up
+//   tinyscale/measure/compare.hpp            Predicted beside counted
+//   tinyscale/measure/memory.hpp             Memory in use, by what it is for
+//   tinyscale/measure/context.hpp            Where an op's counts go
+//   tinyscale/measure/counters.hpp           What an op costs
+//   tinyscale/measure/profile.hpp            A profile
+//   tinyscale/measure/quantity.hpp           A quantity that explains itself
+//   tinyscale/hardware/chip.hpp              A chip
+//   tinyscale/hardware/chip_table.hpp        A chip as a table
+//   tinyscale/hardware/laptop.hpp            This machine as a chip
+//   tinyscale/hardware/presets.hpp           Chip presets
+//   tinyscale/hardware/network.hpp           A machine
+//   tinyscale/hardware/roofline.hpp          The roofline
+//   tinyscale/compute/lanes.hpp              Vector lanes without intrinsics
+//   tinyscale/compute/elementwise.hpp        Element-wise kernels
+//   tinyscale/compute/adamw.hpp              AdamW and the norm of a gradient
+//   tinyscale/compute/gemm.hpp               Matrix product
+//   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
+//   tinyscale/compute/attention.hpp          Attention
+//   tinyscale/compute/norm.hpp               Layer norm and RMS norm by rows
+//   tinyscale/compute/rope.hpp               Rotary position embedding
+//   tinyscale/tensor/tensor.hpp              A tensor
+//   tinyscale/tensor/op_record.hpp           What an op costs
+//   tinyscale/tensor/activations.hpp         Functions of one element
+//   tinyscale/tensor/arithmetic.hpp          Elementwise arithmetic with broadcasting
+//   tinyscale/tensor/create.hpp              Tensors from nothing
+//   tinyscale/tensor/reduce.hpp              Sums, means and softmax
+//   tinyscale/tensor/attend.hpp              Attention over keys and values (arXiv 1706.03762)
+//   tinyscale/tensor/matmul.hpp              Matrix products
+//   tinyscale/tensor/normalize.hpp           Layer norm (arXiv 1607.06450)
+//   tinyscale/tensor/tokens.hpp              Where a model meets text
+//   tinyscale/tensor/views.hpp               Moving numbers about
+//   tinyscale/systolic/array_report.hpp      What a run on a systolic array costs
+//   tinyscale/systolic/array_timing.hpp      The ticks of a systolic array in closed form
+//   tinyscale/systolic/pe_grid.hpp           The registers of R x C processing elements
+//   tinyscale/systolic/weight_stationary.hpp A tile of weights stays in the PEs
+//   tinyscale/systolic/output_stationary.hpp A tile of the product stays in the PEs
+//   tinyscale/systolic/systolic_array.hpp    A systolic array of R x C processing elements
+//   tinyscale/systolic/wavefront.hpp         Which PE holds what in one tick
+//   tinyscale/mesh/fabric.hpp                Where the devices of a run meet
+//   tinyscale/mesh/collective_cost.hpp       What a collective on one mesh axis costs
+//   tinyscale/mesh/mesh_axis.hpp             Named mesh axes and where they lie on the machine
+//   tinyscale/mesh/message_log.hpp           The log of a mesh run
+//   tinyscale/mesh/endpoint.hpp              One device's side of the fabric
+//   tinyscale/mesh/all_gather.hpp            all_gather
+//   tinyscale/mesh/reduce_scatter.hpp        reduce_scatter
+//   tinyscale/mesh/all_reduce.hpp            all_reduce
+//   tinyscale/mesh/broadcast.hpp             broadcast
+//   tinyscale/mesh/permute.hpp               permute
+//   tinyscale/mesh/device.hpp                A device of a mesh
+//   tinyscale/mesh/guess.hpp                 A learner's guess held against what a run counted
+//   tinyscale/mesh/route.hpp                 The directed links of a machine
+//   tinyscale/mesh/replay.hpp                Simulated time
+//   tinyscale/mesh/mesh_run.hpp              What a mesh program cost
+//   tinyscale/mesh/mesh.hpp                  A mesh
+//   tinyscale/model/experts.hpp              Which expert each token visits
+//   tinyscale/model/hooks.hpp                What surrounds a forward pass
+//   tinyscale/model/model_config.hpp         The shape of a transformer
+//   tinyscale/model/tokenizer.hpp            Text to token numbers and back
+//   tinyscale/model/transformer.hpp          The transformer
+//   tinyscale/model/forward.hpp              The transformer's forward pass
+//   tinyscale/model/json.hpp                 A strict reader for the little JSON that files carry
+//   tinyscale/model/read_text.hpp            A text to learn
+//   tinyscale/model/safetensors.hpp          The safetensors format
+//   tinyscale/model/checkpoint.hpp           A transformer in a file
+//   tinyscale/model/data.hpp                 What a step learns from
+//   tinyscale/model/generate.hpp             Text from a model, token by token
+//   tinyscale/model/model_presets.hpp        Published architectures by name
+//   tinyscale/model/optimizer.hpp            AdamW with decoupled weight decay on matrices alone
+//   tinyscale/model/train_step.hpp           One step of training
+//   tinyscale/model/training_memory.hpp      What training holds on one device
+//   tinyscale/parallel/layout.hpp            A layout
+//   tinyscale/parallel/train_report.hpp      What a training run says afterwards
+//   tinyscale/parallel/train.hpp             ts::train for one device and many
+//   tinyscale/plan/transformer_math.hpp      Transformer maths
+//   tinyscale/plan/serving.hpp               What serving a model takes
+//   tinyscale/plan/training_layout.hpp       Training layouts
+//   tinyscale/plan/training.hpp              What a training run costs on a machine
+//   tinyscale/show/svg.hpp                   A picture as text
+//   tinyscale/show/html.hpp                  One self-contained page
+//   tinyscale/show/display.hpp               A value shown where the reader is
+//   tinyscale/show/heat_map.hpp              A matrix as coloured cells
+//   tinyscale/show/plot.hpp                  Lines and points over two axes
+//   tinyscale/show/pictures.hpp              The roofline and the loss curve
+//   tinyscale/show/report_pictures.hpp       Pictures of whole reports
+
+#pragma once
+#ifndef TINYSCALE_HPP
+#define TINYSCALE_HPP
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cctype>
+#include <cerrno>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <initializer_list>
+#include <iostream>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <numeric>
+#include <optional>
+#include <ostream>
+#include <queue>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+// >> tinyscale/base/config.hpp
+// The version, what the compiler and machine offer, and every macro a user may set:
+//   TINYSCALE_INTERPRETER  1 under cling or clang-repl: no processor symbols, no inline assembly
+//   TINYSCALE_NO_THREADS   everything runs on the calling thread
+//   TINYSCALE_USE_OPENMP   host loops use OpenMP (compile with -fopenmp)
+// detail::environment is the one place where environment variables are read.
+
+#define TINYSCALE_VERSION_MAJOR 0
+#define TINYSCALE_VERSION_MINOR 1
+#define TINYSCALE_VERSION_PATCH 0
+#define TINYSCALE_VERSION "0.1.0"
+
+#ifndef TINYSCALE_INTERPRETER
+#if defined(__CLING__) || defined(__CLANG_REPL__)
+#define TINYSCALE_INTERPRETER 1
+#else
+#define TINYSCALE_INTERPRETER 0
+#endif
+#endif
+
+// Types such as float __attribute__((vector_size(32))).
+#ifndef TINYSCALE_VECTOR_EXTENSIONS
+#if defined(__GNUC__) || defined(__clang__)
+#define TINYSCALE_VECTOR_EXTENSIONS 1
+#else
+#define TINYSCALE_VECTOR_EXTENSIONS 0
+#endif
+#endif
+
+#ifndef TINYSCALE_X86
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define TINYSCALE_X86 1
+#else
+#define TINYSCALE_X86 0
+#endif
+#endif
+
+#ifndef TINYSCALE_ARM64
+#if defined(__aarch64__) && (defined(__GNUC__) || defined(__clang__))
+#define TINYSCALE_ARM64 1
+#else
+#define TINYSCALE_ARM64 0
+#endif
+#endif
+
+#if defined(__EMSCRIPTEN__) && !defined(__EMSCRIPTEN_PTHREADS__) && !defined(TINYSCALE_NO_THREADS)
+#define TINYSCALE_NO_THREADS 1
+#endif
+
+namespace tinyscale {
+namespace detail {
+
+// The value of an environment variable, empty when it is not set.
+//   TINYSCALE_THREADS  threads that host loops use (default: what the hardware has)
+//   TINYSCALE_CPU      portable, neon, avx2 or avx512: the kernels' path (default: the best)
+inline std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string() : std::string(value);
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/base/error.hpp
+// One exception type for everything that can go wrong, and the way its sentence is joined:
+//   throw Error(detail::cat("matmul: inner sizes differ: x is ", x.shape(), ", w is ", w.shape()));
+// A message says the function, what was given, and what would be right.
+
+namespace tinyscale {
+
+// What every function of this library throws.
+class Error : public std::runtime_error {
+ public:
+  explicit Error(const std::string& message) : std::runtime_error(message) {}
+};
+
+namespace detail {
+
+inline void append_text(std::string& out, const std::string& part) { out += part; }
+inline void append_text(std::string& out, const char* part) { out += part; }
+inline void append_text(std::string& out, char part) { out += part; }
+inline void append_text(std::string& out, int part) { out += std::to_string(part); }
+inline void append_text(std::string& out, unsigned part) { out += std::to_string(part); }
+inline void append_text(std::string& out, long part) { out += std::to_string(part); }
+inline void append_text(std::string& out, unsigned long part) { out += std::to_string(part); }
+inline void append_text(std::string& out, long long part) { out += std::to_string(part); }
+inline void append_text(std::string& out, unsigned long long part) { out += std::to_string(part); }
+
+// At most nine significant digits, no trailing zeros: 0.1, 1e+30, 197000000.
+inline void append_text(std::string& out, double part) {
+  char buffer[40];
+  std::snprintf(buffer, sizeof buffer, "%.9g", part);
+  out += buffer;
+}
+
+// Joins strings, characters, integers, floating point numbers and shapes into one string.
+// A type of this library joins in by a function append_text(std::string&, const Type&) beside it.
+template <class... Parts>
+std::string cat(const Parts&... parts) {
+  std::string out;
+  (append_text(out, parts), ...);
+  return out;
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/base/cpu.hpp
+// Which vector instructions this processor has, and the kernels' path that follows from it.
+// Compiled programs ask the compiler's run-time library; interpreted ones, which cannot link it,
+// read the flags of /proc/cpuinfo. TINYSCALE_CPU=portable|neon|avx2|avx512 chooses a lesser path.
+
+namespace tinyscale {
+
+enum class CpuPath { portable, neon, avx2, avx512 };
+
+inline const char* name_of(CpuPath path) {
+  switch (path) {
+    case CpuPath::portable: return "portable";
+    case CpuPath::neon: return "neon";
+    case CpuPath::avx2: return "avx2";
+    case CpuPath::avx512: return "avx512";
+  }
+  return "?";
+}
+
+struct CpuInfo {
+  CpuPath path = CpuPath::portable;  // what kernels use
+  std::string name;                  // as the system calls it; may be empty
+  bool neon = false;
+  bool avx2 = false;
+  bool fma = false;
+  bool avx512f = false;
+  bool avx512bw = false;
+  bool avx512dq = false;
+  bool avx512vl = false;
+  std::string text;  // "name (path)"
+
+  // avx2 stands for AVX2 with FMA, avx512 for F, BW, DQ and VL.
+  bool has(CpuPath wanted) const {
+    switch (wanted) {
+      case CpuPath::portable: return true;
+      case CpuPath::neon: return neon;
+      case CpuPath::avx2: return avx2 && fma;
+      case CpuPath::avx512:
+        return avx2 && fma && avx512f && avx512bw && avx512dq && avx512vl;
+    }
+    return false;
+  }
+};
+
+namespace detail {
+
+// The text after "key : " in /proc/cpuinfo, for the first processor; empty when there is none.
+inline std::string cpuinfo_value(const std::string& key) {
+  std::FILE* file = std::fopen("/proc/cpuinfo", "r");
+  if (file == nullptr) {
+    return "";
+  }
+  std::string value;
+  std::string line;
+  for (int c = std::fgetc(file); c != EOF && value.empty(); c = std::fgetc(file)) {
+    if (c != '\n') {
+      line += static_cast<char>(c);
+      continue;
+    }
+    const std::size_t colon = line.find(':');
+    if (line.compare(0, key.size(), key) == 0 && colon != std::string::npos &&
+        line.find_first_not_of(" \t", key.size()) == colon && colon + 2 <= line.size()) {
+      value = line.substr(colon + 2);
+    }
+    line.clear();
+  }
+  std::fclose(file);
+  return value;
+}
+
+inline CpuInfo detect_cpu() {
+  CpuInfo info;
+  info.name = cpuinfo_value("model name");
+#if TINYSCALE_ARM64
+  info.neon = true;
+#elif TINYSCALE_X86 && TINYSCALE_INTERPRETER
+  const std::string flags = " " + cpuinfo_value("flags") + " ";
+  info.avx2 = flags.find(" avx2 ") != std::string::npos;
+  info.fma = flags.find(" fma ") != std::string::npos;
+  info.avx512f = flags.find(" avx512f ") != std::string::npos;
+  info.avx512bw = flags.find(" avx512bw ") != std::string::npos;
+  info.avx512dq = flags.find(" avx512dq ") != std::string::npos;
+  info.avx512vl = flags.find(" avx512vl ") != std::string::npos;
+#elif TINYSCALE_X86
+  __builtin_cpu_init();
+  info.avx2 = __builtin_cpu_supports("avx2") != 0;
+  info.fma = __builtin_cpu_supports("fma") != 0;
+  info.avx512f = __builtin_cpu_supports("avx512f") != 0;
+  info.avx512bw = __builtin_cpu_supports("avx512bw") != 0;
+  info.avx512dq = __builtin_cpu_supports("avx512dq") != 0;
+  info.avx512vl = __builtin_cpu_supports("avx512vl") != 0;
+#endif
+  return info;
+}
+
+// Sets the path: the one that was asked for, or with an empty string the best there is.
+inline CpuInfo choose_path(CpuInfo info, const std::string& wanted) {
+  std::string available;
+  bool found = false;
+  for (const CpuPath path : {CpuPath::portable, CpuPath::neon, CpuPath::avx2, CpuPath::avx512}) {
+    if (!info.has(path)) {
+      continue;
+    }
+    available += (available.empty() ? "" : ", ") + std::string(name_of(path));
+    if (wanted.empty() || wanted == name_of(path)) {
+      info.path = path;
+      found = true;
+    }
+  }
+  if (!found) {
+    throw Error(cat("TINYSCALE_CPU is \"", wanted, "\"; this processor has ", available));
+  }
+  info.text = (info.name.empty() ? "processor" : info.name) + " (" + name_of(info.path) + ")";
+  return info;
+}
+
+}  // namespace detail
+
+// This machine's processor; detected once.
+inline const CpuInfo& cpu() {
+  static const CpuInfo info =
+      detail::choose_path(detail::detect_cpu(), detail::environment("TINYSCALE_CPU"));
+  return info;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/base/format.hpp
+// Number formats: how many bytes an element takes, and rounding a float to each of them.
+//   value = (-1)^sign * 1.mantissa * 2^(exponent - bias), without the leading 1 when exponent is 0
+//   format  exponent, mantissa bits   largest    source
+//   bf16        8, 7                  3.39e38    the upper half of an f32
+//   f16         5, 10                 65504      IEEE 754
+//   fp8_e4m3    4, 3                  448        OCP 8-bit floating point 1.0 (no infinity)
+//   fp8_e5m2    5, 2                  57344      OCP 8-bit floating point 1.0
+
+namespace tinyscale {
+
+enum class DType { f64, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int32, int8, int4 };
+
+// Bytes of one element; half a byte for int4.
+inline double bytes_of(DType format) {
+  switch (format) {
+    case DType::f64: return 8;
+    case DType::f32:
+    case DType::int32: return 4;
+    case DType::bf16:
+    case DType::f16: return 2;
+    case DType::fp8_e4m3:
+    case DType::fp8_e5m2:
+    case DType::int8: return 1;
+    case DType::int4: return 0.5;
+  }
+  return 0;
+}
+
+inline const char* name_of(DType format) {
+  switch (format) {
+    case DType::f64: return "f64";
+    case DType::f32: return "f32";
+    case DType::bf16: return "bf16";
+    case DType::f16: return "f16";
+    case DType::fp8_e4m3: return "fp8_e4m3";
+    case DType::fp8_e5m2: return "fp8_e5m2";
+    case DType::int32: return "int32";
+    case DType::int8: return "int8";
+    case DType::int4: return "int4";
+  }
+  return "?";
+}
+
+inline void append_text(std::string& out, DType format) { out += name_of(format); }
+
+// The format of that name; throws and lists the names when there is none.
+inline DType dtype(const std::string& name) {
+  std::string names;
+  for (int i = 0; i <= static_cast<int>(DType::int4); ++i) {
+    const DType format = static_cast<DType>(i);
+    if (name == name_of(format)) {
+      return format;
+    }
+    names += (i > 0 ? ", " : "") + std::string(name_of(format));
+  }
+  throw Error(detail::cat("dtype: no format \"", name, "\"; there are ", names));
+}
+
+namespace detail {
+
+inline std::uint32_t bits_of(float x) {
+  std::uint32_t bits = 0;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+inline float float_of(std::uint32_t bits) {
+  float x = 0;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// A format below 32 bits, by its codes without the sign.
+struct SmallFloat {
+  int exponent_bits;
+  int mantissa_bits;
+  std::uint32_t largest;   // code of the largest finite value
+  std::uint32_t overflow;  // code of what is larger: infinity, or NaN where there is none
+  std::uint32_t nan;
+};
+
+inline SmallFloat small_f16() { return {5, 10, 0x7bff, 0x7c00, 0x7e00}; }
+inline SmallFloat small_e4m3() { return {4, 3, 0x7e, 0x7f, 0x7f}; }
+inline SmallFloat small_e5m2() { return {5, 2, 0x7b, 0x7c, 0x7e}; }
+inline SmallFloat saturated(SmallFloat f) {
+  f.overflow = f.largest;
+  return f;
+}
+
+// Rounds to nearest, ties to even; returns the code with its sign.
+inline std::uint32_t encode(float x, const SmallFloat& f) {
+  const std::uint32_t bits = bits_of(x);
+  const std::uint32_t sign = (bits >> 31) << (f.exponent_bits + f.mantissa_bits);
+  const std::uint32_t magnitude = bits & 0x7fffffffU;
+  if (magnitude > 0x7f800000U) {
+    return sign | f.nan;
+  }
+  const int bias = (1 << (f.exponent_bits - 1)) - 1;
+  const int exponent = static_cast<int>(magnitude >> 23) - 127 + bias;  // in the small format
+  int shift = 23 - f.mantissa_bits;
+  std::uint32_t code = 0;
+  if (exponent >= 1) {
+    code = static_cast<std::uint32_t>(exponent - 1) << f.mantissa_bits;
+  } else {
+    shift += 1 - exponent;  // below the smallest normal value: fewer mantissa bits
+  }
+  if (shift > 24 || magnitude < 0x00800000U) {
+    return sign;  // less than half of the smallest value
+  }
+  const std::uint32_t mantissa = (magnitude & 0x007fffffU) | 0x00800000U;
+  const std::uint32_t half = 1U << (shift - 1);
+  const std::uint32_t rest = mantissa & ((1U << shift) - 1);
+  std::uint32_t kept = mantissa >> shift;
+  kept += (rest > half || (rest == half && (kept & 1U) != 0)) ? 1U : 0U;
+  code += kept;  // a carry moves into the exponent, which is what rounding up means
+  return sign | (code > f.largest ? f.overflow : code);
+}
+
+inline float decode(std::uint32_t code, const SmallFloat& f) {
+  const std::uint32_t magnitude = code & ((1U << (f.exponent_bits + f.mantissa_bits)) - 1);
+  const int bias = (1 << (f.exponent_bits - 1)) - 1;
+  const int exponent = static_cast<int>(magnitude >> f.mantissa_bits);
+  const std::uint32_t mantissa = magnitude & ((1U << f.mantissa_bits) - 1);
+  float value = 0;
+  if (magnitude > f.largest) {
+    value = magnitude == f.overflow && f.overflow != f.nan
+                ? std::numeric_limits<float>::infinity()
+                : std::numeric_limits<float>::quiet_NaN();
+  } else if (exponent == 0) {
+    value = std::ldexp(static_cast<float>(mantissa), 1 - bias - f.mantissa_bits);
+  } else {
+    const float one_and_mantissa = static_cast<float>(mantissa + (1U << f.mantissa_bits));
+    value = std::ldexp(one_and_mantissa, exponent - bias - f.mantissa_bits);
+  }
+  return (code >> (f.exponent_bits + f.mantissa_bits)) != 0 ? -value : value;
+}
+
+}  // namespace detail
+
+inline std::uint16_t to_bf16(float x) {
+  std::uint32_t bits = detail::bits_of(x);
+  if ((bits & 0x7fffffffU) > 0x7f800000U) {
+    return static_cast<std::uint16_t>((bits >> 16) | 0x0040U);  // stays a NaN
+  }
+  bits += 0x7fffU + ((bits >> 16) & 1U);  // to nearest, ties to even
+  return static_cast<std::uint16_t>(bits >> 16);
+}
+inline float from_bf16(std::uint16_t code) {
+  return detail::float_of(static_cast<std::uint32_t>(code) << 16);
+}
+
+inline std::uint16_t to_f16(float x) {
+  return static_cast<std::uint16_t>(detail::encode(x, detail::small_f16()));
+}
+inline float from_f16(std::uint16_t code) { return detail::decode(code, detail::small_f16()); }
+
+// Beyond 448: NaN, or +-448 when saturated.
+inline std::uint8_t to_fp8_e4m3(float x) {
+  return static_cast<std::uint8_t>(detail::encode(x, detail::small_e4m3()));
+}
+inline std::uint8_t to_fp8_e4m3_saturated(float x) {
+  return static_cast<std::uint8_t>(detail::encode(x, detail::saturated(detail::small_e4m3())));
+}
+inline float from_fp8_e4m3(std::uint8_t code) {
+  return detail::decode(code, detail::small_e4m3());
+}
+
+// Beyond 57344: infinity, or +-57344 when saturated.
+inline std::uint8_t to_fp8_e5m2(float x) {
+  return static_cast<std::uint8_t>(detail::encode(x, detail::small_e5m2()));
+}
+inline std::uint8_t to_fp8_e5m2_saturated(float x) {
+  return static_cast<std::uint8_t>(detail::encode(x, detail::saturated(detail::small_e5m2())));
+}
+inline float from_fp8_e5m2(std::uint8_t code) {
+  return detail::decode(code, detail::small_e5m2());
+}
+
+// Integers with one scale for all: x ~ values * scale, scale = max|x| / 127.
+struct Int8Values {
+  std::vector<std::int8_t> values;
+  float scale = 1;
+};
+
+inline Int8Values to_int8(const std::vector<float>& x) {
+  float largest = 0;
+  for (const float value : x) {
+    if (!std::isfinite(value)) {
+      throw Error(detail::cat("to_int8: a value is ", double{value}, "; values must be finite"));
+    }
+    largest = std::fmax(largest, std::fabs(value));
+  }
+  Int8Values out;
+  out.scale = largest / 127.0F;
+  out.scale = out.scale > 0 ? out.scale : 1.0F;
+  out.values.reserve(x.size());
+  for (const float value : x) {
+    const float scaled = std::fmin(std::fmax(value / out.scale, -127.0F), 127.0F);
+    out.values.push_back(static_cast<std::int8_t>(std::nearbyint(scaled)));
+  }
+  return out;
+}
+
+inline std::vector<float> from_int8(const Int8Values& x) {
+  std::vector<float> out;
+  out.reserve(x.values.size());
+  for (const std::int8_t value : x.values) {
+    out.push_back(static_cast<float>(value) * x.scale);
+  }
+  return out;
+}
+
+namespace detail {
+inline float round_between(float x, float low, float high) {
+  return std::fmin(std::fmax(std::nearbyint(x), low), high);
+}
+}  // namespace detail
+
+// The nearest value of that format, as a float. f32 and f64 leave it; integers round and saturate.
+inline float round_to(float x, DType format) {
+  switch (format) {
+    case DType::f64:
+    case DType::f32: return x;
+    case DType::bf16: return from_bf16(to_bf16(x));
+    case DType::f16: return from_f16(to_f16(x));
+    case DType::fp8_e4m3: return from_fp8_e4m3(to_fp8_e4m3(x));
+    case DType::fp8_e5m2: return from_fp8_e5m2(to_fp8_e5m2(x));
+    case DType::int32: return detail::round_between(x, -2147483648.0F, 2147483520.0F);
+    case DType::int8: return detail::round_between(x, -128.0F, 127.0F);
+    case DType::int4: return detail::round_between(x, -8.0F, 7.0F);
+  }
+  return x;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/base/threads.hpp
+// Host loops on several threads: parallel_for(n, grain, body) hands out chunks of [0, n).
+// One pool for the program, made at the first use and joined at its end. Threads that wait spin
+// for some microseconds, then yield, then sleep. A call inside a call, or one while another
+// thread uses the pool, runs on its own thread alone: always right, never a deadlock.
+// TINYSCALE_NO_THREADS: serial. TINYSCALE_USE_OPENMP with -fopenmp: OpenMP's threads instead.
+
+namespace tinyscale {
+namespace detail {
+
+// "1".."1024"; throws on anything else.
+inline int parse_thread_count(const std::string& text) {
+  int count = 0;
+  for (const char c : text) {
+    count = (c >= '0' && c <= '9' && count >= 0 && count <= 1024) ? count * 10 + (c - '0') : -1;
+  }
+  if (count < 1 || count > 1024) {
+    throw Error(cat("TINYSCALE_THREADS is \"", text, "\"; it must be a number from 1 to 1024"));
+  }
+  return count;
+}
+
+class SerialScope;
+inline const SerialScope*& current_serial_scope() {
+  static thread_local const SerialScope* scope = nullptr;
+  return scope;
+}
+
+// While one is alive, parallel_for on this thread runs serially.
+class SerialScope {
+ public:
+  SerialScope() : previous_(current_serial_scope()) { current_serial_scope() = this; }
+  ~SerialScope() { current_serial_scope() = previous_; }
+  SerialScope(const SerialScope&) = delete;
+  SerialScope& operator=(const SerialScope&) = delete;
+
+ private:
+  const SerialScope* previous_;
+};
+
+inline void cpu_relax() {
+#if TINYSCALE_X86
+  __builtin_ia32_pause();
+#endif
+}
+
+}  // namespace detail
+
+// Threads that parallel_for may use, the caller included: TINYSCALE_THREADS or the hardware's.
+inline int thread_count() {
+#if defined(TINYSCALE_NO_THREADS)
+  return 1;
+#else
+  static const int count = [] {
+    const std::string wanted = detail::environment("TINYSCALE_THREADS");
+    const unsigned hardware = std::thread::hardware_concurrency();
+    return wanted.empty() ? static_cast<int>(std::min(std::max(hardware, 1U), 1024U))
+                          : detail::parse_thread_count(wanted);
+  }();
+  return count;
+#endif
+}
+
+namespace detail {
+
+using LoopBody = std::function<void(std::int64_t begin, std::int64_t end)>;
+
+// One loop in flight: chunks are handed out in order by a counter. Of several exceptions the one
+// of the lowest chunk is kept: it was handed out before the others, so it is always the same one.
+struct Loop {
+  const LoopBody* body = nullptr;
+  std::int64_t n = 0;
+  std::int64_t chunk = 1;
+  std::atomic<std::int64_t> next{0};
+  std::mutex mutex;  // guards the two below
+  std::exception_ptr error;
+  std::int64_t error_begin = 0;
+
+  void start(const LoopBody& loop_body, std::int64_t count, std::int64_t grain) {
+    // Four chunks a thread even out what the threads do; each a multiple of the grain.
+    const std::int64_t wanted = count / (std::int64_t{4} * thread_count());
+    body = &loop_body;
+    n = count;
+    chunk = std::max<std::int64_t>(1, wanted / grain) * grain;
+    error = nullptr;
+    next.store(0);
+  }
+
+  void work() {
+    for (;;) {
+      const std::int64_t begin = next.fetch_add(chunk);
+      if (begin >= n) {
+        return;
+      }
+      try {
+        (*body)(begin, n - begin < chunk ? n : begin + chunk);
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (!error || begin < error_begin) {
+          error = std::current_exception();
+          error_begin = begin;
+        }
+        next.store(n);
+      }
+    }
+  }
+};
+
+#if !defined(TINYSCALE_NO_THREADS)
+// The worker threads. A worker counts itself inside_ before it looks whether the loop is open_;
+// the caller closes the loop before it waits for inside_ to be 0, so none can come in late.
+class ThreadPool {
+ public:
+  explicit ThreadPool(int workers) {
+    threads_.reserve(static_cast<std::size_t>(workers));
+    try {
+      for (int i = 0; i < workers; ++i) {
+        threads_.emplace_back([this] { serve(); });
+      }
+    } catch (const std::exception&) {
+      // The system gives no more threads: those there are do the work.
+    }
+  }
+
+  ~ThreadPool() {
+    stop_.store(true);
+    wake_all();
+    for (std::thread& thread : threads_) {
+      thread.join();
+    }
+  }
+
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  // False when another caller has the pool; then nothing was done.
+  bool run(const LoopBody& body, std::int64_t n, std::int64_t grain) {
+    const std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
+    if (!owner.owns_lock()) {
+      return false;
+    }
+    loop_.start(body, n, grain);
+    open_.store(true);
+    generation_.fetch_add(1);
+    if (sleepers_.load() > 0) {
+      wake_all();
+    }
+    {
+      const SerialScope serial;
+      loop_.work();
+    }
+    open_.store(false);
+    wait_for_workers();
+    if (loop_.error) {
+      const std::exception_ptr error = loop_.error;
+      loop_.error = nullptr;
+      std::rethrow_exception(error);
+    }
+    return true;
+  }
+
+ private:
+  static constexpr int spins = 2000;  // some 20 to 80 us
+  static constexpr int yields = 20;
+
+  void serve() {
+    const SerialScope serial;
+    std::uint64_t seen = 0;
+    while (wait_for_loop(seen)) {
+      seen = generation_.load();
+      inside_.fetch_add(1);
+      if (open_.load()) {
+        loop_.work();
+      }
+      if (inside_.fetch_sub(1) == 1 && caller_sleeps_.load()) {
+        { const std::lock_guard<std::mutex> lock(mutex_); }
+        done_.notify_one();
+      }
+    }
+  }
+
+  // Returns when there is a loop that was not seen yet; false when the pool ends.
+  bool wait_for_loop(std::uint64_t seen) {
+    for (int i = 0; i < spins + yields; ++i) {
+      if (stop_.load() || generation_.load() != seen) {
+        return !stop_.load();
+      }
+      if (i < spins) {
+        cpu_relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    sleepers_.fetch_add(1);
+    wake_.wait(lock, [&] { return stop_.load() || generation_.load() != seen; });
+    sleepers_.fetch_sub(1);
+    return !stop_.load();
+  }
+
+  void wait_for_workers() {
+    for (int i = 0; i < spins + yields; ++i) {
+      if (inside_.load() == 0) {
+        return;
+      }
+      if (i < spins) {
+        cpu_relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    caller_sleeps_.store(true);
+    done_.wait(lock, [&] { return inside_.load() == 0; });
+    caller_sleeps_.store(false);
+  }
+
+  void wake_all() {
+    { const std::lock_guard<std::mutex> lock(mutex_); }  // a worker is before its check or asleep
+    wake_.notify_all();
+  }
+
+  std::mutex owner_;  // held by the caller whose loop runs
+  Loop loop_;
+  std::atomic<bool> open_{false};
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> caller_sleeps_{false};
+  std::atomic<std::uint64_t> generation_{0};
+  std::atomic<int> inside_{0};
+  std::atomic<int> sleepers_{0};
+  std::mutex mutex_;  // for the two condition variables
+  std::condition_variable wake_;
+  std::condition_variable done_;
+  std::vector<std::thread> threads_;
+};
+
+inline ThreadPool& thread_pool() {
+  static ThreadPool pool(thread_count() - 1);
+  return pool;
+}
+#endif
+
+#if defined(TINYSCALE_USE_OPENMP) && defined(_OPENMP)
+inline bool run_loop(const LoopBody& body, std::int64_t n, std::int64_t grain) {
+  Loop loop;
+  loop.start(body, n, grain);
+#pragma omp parallel num_threads(thread_count())
+  {
+    const SerialScope serial;
+    loop.work();
+  }
+  if (loop.error) {
+    std::rethrow_exception(loop.error);
+  }
+  return true;
+}
+#elif defined(TINYSCALE_NO_THREADS)
+inline bool run_loop(const LoopBody&, std::int64_t, std::int64_t) { return false; }
+#else
+inline bool run_loop(const LoopBody& body, std::int64_t n, std::int64_t grain) {
+  return thread_pool().run(body, n, grain);
+}
+#endif
+
+}  // namespace detail
+
+// Calls body(begin, end) for chunks that cover [0, n) once each, on several threads; returns when
+// all are done. `grain` is the least work worth a thread, in iterations: every begin is a multiple
+// of it, and n <= grain stays on the caller. What a body throws is thrown here.
+inline void parallel_for(std::int64_t n, std::int64_t grain, const detail::LoopBody& body) {
+  if (n <= 0) {
+    return;
+  }
+  grain = std::max<std::int64_t>(1, grain);
+  const bool alone =
+      n <= grain || thread_count() == 1 || detail::current_serial_scope() != nullptr;
+  if (alone || !detail::run_loop(body, n, grain)) {
+    body(0, n);
+  }
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/base/random.hpp
+// Random numbers by counter: element `index` of stream `seed` is a pure function of both, so that
+// a shard, a mask or an order of data is the same whatever the layout.
+// Philox 4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
+
+namespace tinyscale {
+
+// Four random words from a counter and a key, by ten rounds of multiply and exchange.
+inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
+                                               std::array<std::uint32_t, 2> key) {
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t p0 = std::uint64_t{0xD2511F53U} * counter[0];
+    const std::uint64_t p1 = std::uint64_t{0xCD9E8D57U} * counter[2];
+    counter = {static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ key[0],
+               static_cast<std::uint32_t>(p1),
+               static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ key[1],
+               static_cast<std::uint32_t>(p0)};
+    key[0] += 0x9E3779B9U;  // golden ratio
+    key[1] += 0xBB67AE85U;  // sqrt(3) - 1
+  }
+  return counter;
+}
+
+namespace detail {
+
+// Words 4 block .. 4 block + 3 of a stream; the kind keeps uniform, normal and integers apart.
+enum class RandomKind : std::uint32_t { uniform = 0, normal = 1, integer = 2 };
+inline std::array<std::uint32_t, 4> random_block(std::uint64_t seed, std::uint64_t block,
+                                                 RandomKind kind) {
+  return philox4x32({static_cast<std::uint32_t>(block), static_cast<std::uint32_t>(block >> 32),
+                     static_cast<std::uint32_t>(kind), 0},
+                    {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
+}
+
+// The upper 24 bits as a multiple of 2^-24: in [0, 1), each value exact.
+inline float unit_float(std::uint32_t word) {
+  return static_cast<float>(word >> 8) * (1.0F / 16777216.0F);
+}
+
+inline std::array<float, 4> uniform_block(std::uint64_t seed, std::uint64_t block) {
+  const std::array<std::uint32_t, 4> words = random_block(seed, block, RandomKind::uniform);
+  return {unit_float(words[0]), unit_float(words[1]), unit_float(words[2]), unit_float(words[3])};
+}
+
+// Box-Muller: sqrt(-2 ln u) (cos, sin)(2 pi v) are two independent normal numbers.
+inline std::array<float, 4> normal_block(std::uint64_t seed, std::uint64_t block) {
+  const std::array<std::uint32_t, 4> words = random_block(seed, block, RandomKind::normal);
+  std::array<float, 4> out = {};
+  for (std::size_t pair = 0; pair < 4; pair += 2) {
+    const float u = (static_cast<float>(words[pair] >> 8) + 0.5F) * (1.0F / 16777216.0F);
+    const float angle = 6.28318531F * unit_float(words[pair + 1]);
+    const float radius = std::sqrt(-2.0F * std::log(u));
+    out[pair] = radius * std::cos(angle);
+    out[pair + 1] = radius * std::sin(angle);
+  }
+  return out;
+}
+
+// out[i] = scale * element (first_index + i), for one kind of block.
+inline void fill_blocks(float* out, std::int64_t n, std::uint64_t seed, std::uint64_t first_index,
+                        float scale, std::array<float, 4> (*make)(std::uint64_t, std::uint64_t)) {
+  parallel_for(n, 16384, [=](std::int64_t begin, std::int64_t end) {
+    while (begin < end) {
+      const std::uint64_t index = first_index + static_cast<std::uint64_t>(begin);
+      const std::array<float, 4> block = make(seed, index / 4);
+      for (std::uint64_t lane = index % 4; lane < 4 && begin < end; ++lane) {
+        out[begin++] = scale * block[lane];
+      }
+    }
+  });
+}
+
+// out[i] = scale * uniform01(seed, first_index + i).
+inline void fill_uniform(float* out, std::int64_t n, std::uint64_t seed,
+                         std::uint64_t first_index, float scale) {
+  fill_blocks(out, n, seed, first_index, scale, uniform_block);
+}
+
+// out[i] = scale * normal01(seed, first_index + i).
+inline void fill_normal(float* out, std::int64_t n, std::uint64_t seed, std::uint64_t first_index,
+                        float scale) {
+  fill_blocks(out, n, seed, first_index, scale, normal_block);
+}
+
+}  // namespace detail
+
+// In [0, 1).
+inline float uniform01(std::uint64_t seed, std::uint64_t index) {
+  return detail::uniform_block(seed, index / 4)[index % 4];
+}
+
+// Mean 0, variance 1.
+inline float normal01(std::uint64_t seed, std::uint64_t index) {
+  return detail::normal_block(seed, index / 4)[index % 4];
+}
+
+// An integer in [0, n), n > 0: the upper half of word * n; its bias is below n / 2^64.
+inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::uint64_t n) {
+  if (n == 0) {
+    throw Error("random_below: n is 0; n must be 1 or more");
+  }
+  const std::array<std::uint32_t, 4> words =
+      detail::random_block(seed, index / 2, detail::RandomKind::integer);
+  const std::uint64_t low = words[2 * (index % 2)];
+  const std::uint64_t high = words[2 * (index % 2) + 1];
+  const std::uint64_t n_low = n & 0xffffffffU;
+  const std::uint64_t n_high = n >> 32;
+  const std::uint64_t middle = ((low * n_low) >> 32) + high * n_low;
+  const std::uint64_t middle_low = (middle & 0xffffffffU) + low * n_high;
+  return high * n_high + (middle >> 32) + (middle_low >> 32);
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/base/shape.hpp
+// The sizes of a tensor, a machine or a grid: [8, 4096].
+// Up to eight dims are stored in place, so that a shape costs no allocation.
+
+namespace tinyscale {
+
+// One size, made from any integer type, so that {batch, width} is never a narrowing error.
+struct Dim {
+  std::int64_t value = 0;
+
+  Dim() = default;
+  Dim(int size) : value(size) {}
+  Dim(unsigned size) : value(std::int64_t{size}) {}
+  Dim(long size) : value(size) {}
+  Dim(long long size) : value(size) {}
+  Dim(unsigned long size) : Dim(static_cast<unsigned long long>(size)) {}
+  Dim(unsigned long long size) : value(static_cast<std::int64_t>(size)) {
+    if (size > static_cast<unsigned long long>(std::numeric_limits<std::int64_t>::max())) {
+      throw Error(detail::cat("Dim: size ", size, " does not fit; at most 2^63 - 1"));
+    }
+  }
+};
+
+class Shape {
+ public:
+  static constexpr int max_dims = 8;
+
+  Shape() = default;
+  Shape(std::initializer_list<Dim> dims) {
+    for (const Dim& dim : dims) {
+      push_back(dim);
+    }
+  }
+  explicit Shape(const std::vector<std::int64_t>& dims) {
+    for (const std::int64_t dim : dims) {
+      push_back(dim);
+    }
+  }
+
+  // The number of dims; 0 for the shape of a scalar.
+  int size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+
+  // The size of dim `i`; a negative `i` counts from the end.
+  std::int64_t operator[](int i) const { return dims_[index(i)]; }
+
+  // The number of elements: the product of all sizes, 1 for a scalar.
+  std::int64_t count() const {
+    std::int64_t product = 1;
+    bool overflow = false;
+    for (const std::int64_t dim : *this) {
+      if (dim == 0) {
+        return 0;
+      }
+      overflow = overflow || product > std::numeric_limits<std::int64_t>::max() / dim;
+      product = overflow ? 1 : product * dim;
+    }
+    if (overflow) {
+      throw Error(detail::cat("Shape: ", text(), " has too many elements; at most 2^63 - 1"));
+    }
+    return product;
+  }
+
+  void push_back(Dim dim) {
+    if (size_ == max_dims) {
+      throw Error(detail::cat("Shape: a dim more than ", text(), "; at most ", max_dims, " dims"));
+    }
+    check_size(dim);
+    dims_[size_++] = dim.value;
+  }
+
+  // Replaces the size of dim `i`; a negative `i` counts from the end.
+  void set(int i, Dim dim) {
+    check_size(dim);
+    dims_[index(i)] = dim.value;
+  }
+
+  const std::int64_t* begin() const { return dims_; }
+  const std::int64_t* end() const { return dims_ + size_; }
+  std::vector<std::int64_t> values() const { return std::vector<std::int64_t>(begin(), end()); }
+
+  std::string text() const {
+    std::string out = "[";
+    for (int i = 0; i < size_; ++i) {
+      out += (i > 0 ? ", " : "") + std::to_string(dims_[i]);
+    }
+    return out + "]";
+  }
+
+ private:
+  int index(int i) const {
+    if (i < -size_ || i >= size_) {
+      const std::string right = size_ == 0 ? "it has no dims"
+                                           : detail::cat("dims are ", -size_, " to ", size_ - 1);
+      throw Error(detail::cat("Shape: dim ", i, " of ", text(), "; ", right));
+    }
+    return i < 0 ? i + size_ : i;
+  }
+
+  static void check_size(Dim dim) {
+    if (dim.value < 0) {
+      throw Error(detail::cat("Shape: size ", dim.value, "; sizes are 0 or more"));
+    }
+  }
+
+  std::int64_t dims_[max_dims] = {};
+  int size_ = 0;
+};
+
+inline bool operator==(const Shape& a, const Shape& b) {
+  bool same = a.size() == b.size();
+  for (int i = 0; same && i < a.size(); ++i) {
+    same = a[i] == b[i];
+  }
+  return same;
+}
+inline bool operator!=(const Shape& a, const Shape& b) { return !(a == b); }
+
+inline void append_text(std::string& out, const Shape& shape) { out += shape.text(); }
+inline std::ostream& operator<<(std::ostream& out, const Shape& shape) {
+  return out << shape.text();
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/base/text.hpp
+// Numbers as people read them, and tables that line up.
+//   format_bytes(1.23e9) -> "1.23 GB"   format_seconds(1.23e-5) -> "12.3 us"
+//   format_count(803840) -> "803,840"   format_percent(0.123) -> "12.3 %"
+
+namespace tinyscale {
+
+namespace detail {
+
+// Three significant digits without exponent or trailing zeros, for 0.001 <= |v| < 1e6.
+inline std::string three_digits(double v) {
+  const double size = std::fabs(v);
+  const int decimals = size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.*f", decimals, v);
+  std::string out = buffer;
+  if (decimals > 0) {
+    out.erase(out.find_last_not_of('0') + 1);
+    if (out.back() == '.') {
+      out.pop_back();
+    }
+  }
+  return out;
+}
+
+inline std::string with_unit(const std::string& number, const std::string& unit) {
+  return unit.empty() ? number : number + " " + unit;
+}
+
+}  // namespace detail
+
+// A value with the SI prefix that leaves one to three digits before the point: "1.23 GB".
+inline std::string format_si(double v, const std::string& unit) {
+  static const char* const prefixes[] = {"a", "f", "p", "n", "u", "m", "",
+                                         "k", "M", "G", "T", "P", "E", "Z", "Y"};
+  const int none = 6;
+  const int last = 14;
+  if (!std::isfinite(v) || v == 0) {
+    return detail::with_unit(v == 0 ? "0" : detail::cat(v), unit);
+  }
+  int prefix = none;
+  while (std::fabs(v) >= 999.5 && prefix < last) {
+    v /= 1000;
+    ++prefix;
+  }
+  while (std::fabs(v) < 0.9995 && prefix > 0) {
+    v *= 1000;
+    --prefix;
+  }
+  const bool plain = std::fabs(v) >= 0.001 && std::fabs(v) < 1e6;
+  return detail::with_unit(plain ? detail::three_digits(v) : detail::cat(v),
+                           prefixes[prefix] + unit);
+}
+
+// Decimal: 1 kB = 1000 B.
+inline std::string format_bytes(double bytes) {
+  const bool fraction = std::fabs(bytes) < 0.9995;
+  return fraction ? detail::cat(bytes, " B") : format_si(bytes, "B");
+}
+
+inline std::string format_seconds(double seconds) {
+  const double size = std::fabs(seconds);
+  if (!std::isfinite(seconds) || size < 119.5) {
+    return format_si(seconds, "s");
+  }
+  if (size < 7170) {
+    return detail::three_digits(seconds / 60) + " min";
+  }
+  if (size < 48 * 3600.0) {
+    return detail::three_digits(seconds / 3600) + " h";
+  }
+  const double days = seconds / 86400;
+  return (std::fabs(days) < 1e6 ? detail::three_digits(days) : detail::cat(days)) + " days";
+}
+
+// To the nearest integer, in groups of three digits.
+inline std::string format_count(double v) {
+  if (!std::isfinite(v) || std::fabs(v) >= 1e18) {
+    return detail::cat(v);
+  }
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.0f", std::fabs(v));
+  std::string out = buffer;
+  const bool negative = v < 0 && out != "0";
+  for (int i = static_cast<int>(out.size()) - 3; i > 0; i -= 3) {
+    out.insert(static_cast<std::size_t>(i), ",");
+  }
+  return negative ? "-" + out : out;
+}
+
+// "1.8985" for format_fixed(1.89851, 4).
+inline std::string format_fixed(double v, int digits) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.*f", digits, v);
+  return buffer;
+}
+
+inline std::string format_percent(double fraction) {
+  char buffer[64];
+  std::snprintf(buffer, sizeof buffer, "%.1f %%", 100 * fraction);
+  return buffer;
+}
+
+// The inside of a JSON string: quotes, backslashes and control characters escaped.
+inline std::string json_escape(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += '\\';
+      out += c;
+    } else if (c == '\n') {
+      out += "\\n";
+    } else if (c == '\t') {
+      out += "\\t";
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char buffer[8];
+      std::snprintf(buffer, sizeof buffer, "\\u%04x", static_cast<unsigned>(c));
+      out += buffer;
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+namespace detail {
+
+// Columns on the screen: every byte that does not continue a UTF-8 character.
+inline std::size_t text_width(const std::string& text) {
+  std::size_t width = 0;
+  for (const char c : text) {
+    width += (static_cast<unsigned char>(c) & 0xC0U) != 0x80U ? 1U : 0U;
+  }
+  return width;
+}
+
+// Starts as a number does: "12.3 us", "-4", ".5". Such cells are aligned at their right.
+inline bool looks_like_number(const std::string& cell) {
+  std::size_t i = !cell.empty() && (cell[0] == '-' || cell[0] == '+') ? 1U : 0U;
+  i += i < cell.size() && cell[i] == '.' ? 1U : 0U;
+  return i < cell.size() && cell[i] >= '0' && cell[i] <= '9';
+}
+
+// Exactly a number of the JSON grammar: -?(0|[1-9][0-9]*)(.[0-9]+)?([eE][+-]?[0-9]+)?
+inline bool is_json_number(const std::string& cell) {
+  std::size_t i = 0;
+  const auto digits = [&] {
+    const std::size_t first = i;
+    while (i < cell.size() && cell[i] >= '0' && cell[i] <= '9') {
+      ++i;
+    }
+    return i > first;
+  };
+  i += !cell.empty() && cell[0] == '-' ? 1U : 0U;
+  const std::size_t first = i;
+  if (!digits() || (cell[first] == '0' && i > first + 1)) {
+    return false;
+  }
+  if (i < cell.size() && cell[i] == '.') {
+    ++i;
+    if (!digits()) {
+      return false;
+    }
+  }
+  if (i < cell.size() && (cell[i] == 'e' || cell[i] == 'E')) {
+    ++i;
+    i += i < cell.size() && (cell[i] == '+' || cell[i] == '-') ? 1U : 0U;
+    if (!digits()) {
+      return false;
+    }
+  }
+  return i == cell.size();
+}
+
+inline std::string json_value(const std::string& cell) {
+  return is_json_number(cell) ? cell : "\"" + json_escape(cell) + "\"";
+}
+
+inline std::string csv_cell(const std::string& cell) {
+  if (cell.find_first_of(",\"\n\r") == std::string::npos) {
+    return cell;
+  }
+  std::string out = "\"";
+  for (const char c : cell) {
+    out += c == '"' ? std::string("\"\"") : std::string(1, c);
+  }
+  return out + "\"";
+}
+
+}  // namespace detail
+
+// Rows of text under named columns: printed in line, as CSV or as JSON.
+struct Table {
+  std::vector<std::string> columns;
+  std::vector<std::vector<std::string>> rows;
+  std::string title;
+
+  // Appends a row; it must have a cell for each column.
+  void add(std::vector<std::string> row) {
+    if (row.size() != columns.size()) {
+      throw Error(detail::cat("Table: a row of ", row.size(), " cells for ", columns.size(),
+                              " columns; a row must have a cell for each column"));
+    }
+    rows.push_back(std::move(row));
+  }
+
+  std::string text() const {
+    std::vector<std::size_t> widths(columns.size());
+    std::vector<char> right(columns.size());
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      widths[c] = detail::text_width(columns[c]);
+      bool any = false;
+      bool all = true;
+      for (const std::vector<std::string>& row : rows) {
+        const std::string& cell = row.at(c);
+        widths[c] = std::max(widths[c], detail::text_width(cell));
+        const bool blank = cell.empty() || cell == "-";
+        any = any || !blank;
+        all = all && (blank || detail::looks_like_number(cell));
+      }
+      right[c] = any && all ? 1 : 0;
+    }
+    std::string out = title.empty() ? "" : title + "\n";
+    out += line(columns, widths, right);
+    std::vector<std::string> rule;
+    for (const std::size_t width : widths) {
+      rule.emplace_back(width, '-');
+    }
+    out += line(rule, widths, right);
+    for (const std::vector<std::string>& row : rows) {
+      out += line(row, widths, right);
+    }
+    return out;
+  }
+
+  std::string csv() const {
+    std::string out = csv_line(columns);
+    for (const std::vector<std::string>& row : rows) {
+      out += csv_line(row);
+    }
+    return out;
+  }
+
+  // {"title": "...", "rows": [{"column": cell, ...}, ...]}; cells that are numbers stay numbers.
+  std::string json() const {
+    std::string out = "{\"title\": \"" + json_escape(title) + "\", \"rows\": [";
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      out += r > 0 ? ",\n  {" : "\n  {";
+      for (std::size_t c = 0; c < columns.size(); ++c) {
+        out += (c > 0 ? ", \"" : "\"") + json_escape(columns[c]) + "\": ";
+        out += detail::json_value(rows[r].at(c));
+      }
+      out += "}";
+    }
+    return out + "]}\n";
+  }
+
+ private:
+  static std::string line(const std::vector<std::string>& cells,
+                          const std::vector<std::size_t>& widths, const std::vector<char>& right) {
+    std::string out;
+    for (std::size_t c = 0; c < cells.size(); ++c) {
+      const std::string padding(widths[c] - detail::text_width(cells[c]), ' ');
+      out += c > 0 ? "  " : "";
+      out += right[c] != 0 ? padding + cells[c] : cells[c] + padding;
+    }
+    out.erase(out.find_last_not_of(' ') + 1);
+    return out + "\n";
+  }
+
+  static std::string csv_line(const std::vector<std::string>& cells) {
+    std::string out;
+    for (std::size_t c = 0; c < cells.size(); ++c) {
+      out += (c > 0 ? "," : "") + detail::csv_cell(cells[c]);
+    }
+    return out + "\n";
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Table& table) {
+  return out << table.text();
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/measure/compare.hpp
+// Predicted beside counted: rows that say what a formula promised and what a run did,
+// and reports side by side.
+
+namespace tinyscale {
+
+struct ReportRow {
+  std::string name, unit;
+  double predicted = 0, counted = 0;
+
+  // counted / predicted; 1 when both are 0.
+  double ratio() const { return predicted == counted ? 1 : counted / predicted; }
+  // Whether they differ by at most `relative` of the larger.
+  bool equal(double relative) const {
+    const double larger = std::fmax(std::fabs(predicted), std::fabs(counted));
+    return predicted == counted || std::fabs(predicted - counted) <= relative * larger;
+  }
+};
+
+struct Comparison {
+  std::string title;
+  std::vector<ReportRow> rows;
+
+  void add(const std::string& name, const std::string& unit, double predicted, double counted) {
+    rows.push_back({name, unit, predicted, counted});
+  }
+
+  // Whether every row agrees to within `relative`; 0 asks for the same number.
+  bool equal(double relative) const {
+    for (const ReportRow& row : rows) {
+      if (!row.equal(relative)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  Table table() const {
+    Table out;
+    out.title = title;
+    out.columns = {"name", "unit", "predicted", "counted", "counted/predicted"};
+    for (const ReportRow& row : rows) {
+      char ratio[40];
+      std::snprintf(ratio, sizeof ratio, "%.3f", row.ratio());
+      out.add({row.name, row.unit, detail::cat(row.predicted), detail::cat(row.counted), ratio});
+    }
+    return out;
+  }
+  operator Table() const { return table(); }
+
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Comparison& comparison) {
+  return out << comparison.table();
+}
+
+namespace detail {
+
+// The row whose first cell is `key`, the n-th of them; null when there is none.
+inline const std::vector<std::string>* find_row(const Table& table, const std::string& key,
+                                                std::size_t n) {
+  for (const std::vector<std::string>& row : table.rows) {
+    if (!row.empty() && row[0] == key && n-- == 0) {
+      return &row;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace detail
+
+// Reports side by side: rows are matched by their first cell, columns are "title: column".
+// A report takes part by converting to a Table.
+inline Table compare(const std::vector<Table>& reports) {
+  if (reports.empty() || reports[0].columns.empty()) {
+    throw Error("compare: there is no report; give one or more, each with columns");
+  }
+  Table out;
+  out.columns.push_back(reports[0].columns[0]);
+  std::vector<std::pair<std::string, std::size_t>> keys;  // first cell, how many before it
+  for (std::size_t r = 0; r < reports.size(); ++r) {
+    const std::string name =
+        reports[r].title.empty() ? detail::cat("report ", r + 1) : reports[r].title;
+    for (std::size_t c = 1; c < reports[r].columns.size(); ++c) {
+      out.columns.push_back(name + ": " + reports[r].columns[c]);
+    }
+    std::vector<std::string> seen;
+    for (const std::vector<std::string>& row : reports[r].rows) {
+      std::size_t n = 0;
+      for (const std::string& key : seen) {
+        n += key == row.at(0) ? 1U : 0U;
+      }
+      seen.push_back(row.at(0));
+      const std::pair<std::string, std::size_t> key(row.at(0), n);
+      bool known = false;
+      for (const std::pair<std::string, std::size_t>& other : keys) {
+        known = known || other == key;
+      }
+      if (!known) {
+        keys.push_back(key);
+      }
+    }
+  }
+  for (const std::pair<std::string, std::size_t>& key : keys) {
+    std::vector<std::string> cells = {key.first};
+    for (const Table& report : reports) {
+      const std::vector<std::string>* row = detail::find_row(report, key.first, key.second);
+      for (std::size_t c = 1; c < report.columns.size(); ++c) {
+        cells.push_back(row == nullptr ? "-" : row->at(c));
+      }
+    }
+    out.add(cells);
+  }
+  return out;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/measure/memory.hpp
+// Memory in use, by what it is for, with the highest that each and all of it has been.
+// Safe to use from several threads; the peak of the sum is exact, not the sum of the peaks.
+
+namespace tinyscale {
+
+enum class MemoryKind { parameter, gradient, optimizer, activation, kv_cache, buffer };
+
+inline const char* name_of(MemoryKind kind) {
+  switch (kind) {
+    case MemoryKind::parameter: return "parameter";
+    case MemoryKind::gradient: return "gradient";
+    case MemoryKind::optimizer: return "optimizer";
+    case MemoryKind::activation: return "activation";
+    case MemoryKind::kv_cache: return "kv_cache";
+    case MemoryKind::buffer: return "buffer";
+  }
+  return "?";
+}
+
+namespace detail {
+
+// A level that goes up and down, and its highest value.
+struct PeakCounter {
+  std::atomic<std::int64_t> level{0};
+  std::atomic<std::int64_t> peak{0};
+
+  void change(std::int64_t amount) {
+    const std::int64_t now = level.fetch_add(amount) + amount;
+    std::int64_t highest = peak.load();
+    while (now > highest && !peak.compare_exchange_weak(highest, now)) {
+    }
+  }
+};
+
+}  // namespace detail
+
+struct MemoryMeter {
+  static constexpr int kinds = 6;
+
+  void add(MemoryKind kind, double bytes) { change(kind, static_cast<std::int64_t>(bytes)); }
+  void remove(MemoryKind kind, double bytes) { change(kind, -static_cast<std::int64_t>(bytes)); }
+
+  double current(MemoryKind kind) const { return static_cast<double>(of(kind).level.load()); }
+  double current_total() const { return static_cast<double>(total_.level.load()); }
+  double peak(MemoryKind kind) const { return static_cast<double>(of(kind).peak.load()); }
+  double peak_total() const { return static_cast<double>(total_.peak.load()); }
+
+  // From now on the peaks are those of what follows.
+  void reset_peak() {
+    for (detail::PeakCounter& counter : by_kind_) {
+      counter.peak.store(counter.level.load());
+    }
+    total_.peak.store(total_.level.load());
+  }
+
+  // A row for each kind that was used, and their sum.
+  Table table() const {
+    Table out;
+    out.title = "memory";
+    out.columns = {"kind", "now", "peak"};
+    for (int i = 0; i < kinds; ++i) {
+      const MemoryKind kind = static_cast<MemoryKind>(i);
+      if (peak(kind) > 0 || current(kind) > 0) {
+        out.add({name_of(kind), format_bytes(current(kind)), format_bytes(peak(kind))});
+      }
+    }
+    out.add({"total", format_bytes(current_total()), format_bytes(peak_total())});
+    return out;
+  }
+
+ private:
+  void change(MemoryKind kind, std::int64_t bytes) {
+    by_kind_[static_cast<std::size_t>(kind)].change(bytes);
+    total_.change(bytes);
+  }
+  const detail::PeakCounter& of(MemoryKind kind) const {
+    return by_kind_[static_cast<std::size_t>(kind)];
+  }
+
+  std::array<detail::PeakCounter, kinds> by_kind_;
+  detail::PeakCounter total_;
+};
+
+}  // namespace tinyscale
+
+// >> tinyscale/measure/context.hpp
+// Where an op's counts go: the profile, the memory meter and the device number of this thread.
+// There is one context for the program, shared by all threads that have none of their own, and
+// one for each simulated device, set on the device's thread by a ContextScope.
+
+namespace tinyscale {
+
+class Profile;
+
+struct Context {
+  Profile* profile = nullptr;  // null: nothing is recorded
+  std::shared_ptr<MemoryMeter> memory = std::make_shared<MemoryMeter>();  // outlives its tensors
+  int device = -1;                                                       // -1: the program itself
+  MemoryKind kind = MemoryKind::activation;  // what allocations are for
+  int no_grad = 0;                           // scopes alive that switch gradients off
+};
+
+namespace detail {
+
+inline Context*& thread_context() {
+  static thread_local Context* context = nullptr;
+  return context;
+}
+
+inline Context& program_context() {
+  static Context context;
+  return context;
+}
+
+}  // namespace detail
+
+// The context of this thread.
+inline Context& context() {
+  Context* own = detail::thread_context();
+  return own != nullptr ? *own : detail::program_context();
+}
+
+// Makes `context` this thread's context while it lives; the context must outlive it.
+class ContextScope {
+ public:
+  explicit ContextScope(Context& context) : previous_(detail::thread_context()) {
+    detail::thread_context() = &context;
+  }
+  ~ContextScope() { detail::thread_context() = previous_; }
+  ContextScope(const ContextScope&) = delete;
+  ContextScope& operator=(const ContextScope&) = delete;
+
+ private:
+  Context* previous_;
+};
+
+// What is allocated while it lives counts as `kind`.
+class MemoryScope {
+ public:
+  explicit MemoryScope(MemoryKind kind) : context_(&context()), previous_(context_->kind) {
+    context_->kind = kind;
+  }
+  ~MemoryScope() { context_->kind = previous_; }
+  MemoryScope(const MemoryScope&) = delete;
+  MemoryScope& operator=(const MemoryScope&) = delete;
+
+ private:
+  Context* context_;
+  MemoryKind previous_;
+};
+
+}  // namespace tinyscale
+
+// >> tinyscale/measure/counters.hpp
+// What an op costs: floating point operations and bytes, counted from its operands' shapes.
+// Bytes are those of the op alone: each operand read once, each result written once, at its
+// number format. A matmul of (M, K) by (K, N) is 2 M K N matmul FLOPs; the rest is vector FLOPs.
+
+namespace tinyscale {
+
+// One operand of an op: how many elements of which format it moves.
+struct Operand {
+  double elements = 0;
+  DType format = DType::f32;
+
+  double bytes() const { return elements * bytes_of(format); }
+};
+
+struct OpRecord {
+  std::string name;
+  std::vector<Operand> reads, writes;
+  double matmul_flops = 0, vector_flops = 0;   // counts
+  double bytes_read = 0, bytes_written = 0;    // bytes
+  double seconds = 0;                          // measured, on this machine
+  int device = -1;                             // -1: the program itself
+  std::string shape;                           // "[8, 4096] x [4096, 4096]"
+
+  double flops() const { return matmul_flops + vector_flops; }
+  double bytes() const { return bytes_read + bytes_written; }
+
+  // Sets bytes_read and bytes_written from the operands.
+  void count_bytes() {
+    bytes_read = 0;
+    bytes_written = 0;
+    for (const Operand& operand : reads) {
+      bytes_read += operand.bytes();
+    }
+    for (const Operand& operand : writes) {
+      bytes_written += operand.bytes();
+    }
+  }
+};
+
+// Sums over ops.
+struct Counters {
+  double matmul_flops = 0, vector_flops = 0;
+  double bytes_read = 0, bytes_written = 0;
+  double seconds = 0;
+  std::size_t ops = 0;
+
+  double flops() const { return matmul_flops + vector_flops; }
+  double bytes() const { return bytes_read + bytes_written; }
+  double intensity() const { return bytes() > 0 ? flops() / bytes() : 0; }  // FLOPs per byte
+
+  void add(const OpRecord& record) {
+    matmul_flops += record.matmul_flops;
+    vector_flops += record.vector_flops;
+    bytes_read += record.bytes_read;
+    bytes_written += record.bytes_written;
+    seconds += record.seconds;
+    ++ops;
+  }
+};
+
+}  // namespace tinyscale
+
+// >> tinyscale/measure/profile.hpp
+// A profile: every op that ran in its context while it was alive, devices' ops included.
+// Without one, an op's counting costs a branch.
+
+namespace tinyscale {
+
+struct Chip;
+struct RooflineReport;
+
+// Installs itself in the context of the thread that makes it, until it ends. A profile made
+// while another is alive counts for both.
+class Profile {
+ public:
+  Profile() : context_(&context()), outer_(context_->profile) { context_->profile = this; }
+  ~Profile() { context_->profile = outer_; }
+  Profile(const Profile&) = delete;
+  Profile& operator=(const Profile&) = delete;
+
+  // May be called from several threads.
+  void record(OpRecord record) {
+    if (record.device < 0) {
+      record.device = context().device;
+    }
+    if (outer_ != nullptr) {
+      outer_->record(record);
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    totals_.add(record);
+    records_.push_back(std::move(record));
+  }
+
+  std::vector<OpRecord> records() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return records_;
+  }
+
+  Counters totals() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return totals_;
+  }
+
+  void clear() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    records_.clear();
+    totals_ = Counters();
+  }
+
+  // Every op priced on a chip as if its f32 operands were of `format`; see hardware/roofline.hpp,
+  // which defines it.
+  RooflineReport roofline(const Chip& chip, DType format = DType::f32) const;
+
+ private:
+  Context* context_;
+  Profile* outer_;
+  mutable std::mutex mutex_;  // guards the two below
+  std::vector<OpRecord> records_;
+  Counters totals_;
+};
+
+// Whether ops of this thread are recorded.
+inline bool profiling() { return context().profile != nullptr; }
+
+namespace detail {
+
+// Seconds since it was made; reads no clock unless a profile is alive.
+class OpTimer {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  OpTimer() : on_(profiling()), start_(on_ ? Clock::now() : Clock::time_point()) {}
+  bool on() const { return on_; }
+  double seconds() const {
+    return on_ ? std::chrono::duration<double>(Clock::now() - start_).count() : 0;
+  }
+
+ private:
+  bool on_;
+  Clock::time_point start_;
+};
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/measure/quantity.hpp
+// A quantity that explains itself: a number, its unit, and the formula that it came from.
+//   named("T", F / C).explain()  ->  "T = F / C" / "= 6e+12 FLOP / 2e+14 FLOP/s" / "= 0.03 s"
+// Arithmetic keeps the derivation and works the unit out; a named quantity stands as a symbol.
+
+namespace tinyscale {
+
+class Quantity;
+
+namespace detail {
+
+// What a quantity was made of; shared, never changed.
+struct QuantityNode {
+  double value = 0;
+  std::string unit, name, source;
+  std::string op;                // "+", "max", ...; empty for a given number
+  std::vector<Quantity> inputs;  // of the op
+};
+
+// A unit as its bases with their powers: "FLOP/s" is {FLOP 1, s -1}.
+using UnitPowers = std::vector<std::pair<std::string, int>>;
+
+inline void add_power(UnitPowers& powers, const std::string& base, int power) {
+  if (base.empty() || base == "1") {
+    return;
+  }
+  for (std::size_t i = 0; i < powers.size(); ++i) {
+    if (powers[i].first == base) {
+      powers[i].second += power;
+      if (powers[i].second == 0) {
+        powers.erase(powers.begin() + static_cast<std::ptrdiff_t>(i));
+      }
+      return;
+    }
+  }
+  powers.emplace_back(base, power);
+}
+
+inline void add_unit(UnitPowers& powers, const std::string& unit, int sign) {
+  std::string base;
+  int power = sign;
+  for (const char c : unit + "*") {
+    if (c == '*' || c == '/') {
+      add_power(powers, base, power);
+      base.clear();
+      power = c == '/' ? -sign : sign;
+    } else {
+      base += c;
+    }
+  }
+}
+
+inline std::string unit_text(const UnitPowers& powers) {
+  std::string over, under;
+  for (const auto& [base, power] : powers) {
+    for (int i = 0; i < power; ++i) {
+      over += (over.empty() ? "" : "*") + base;
+    }
+    for (int i = 0; i < -power; ++i) {
+      under += "/" + base;
+    }
+  }
+  return over.empty() && !under.empty() ? "1" + under : over + under;
+}
+
+inline std::string combined_unit(const std::string& a, const std::string& b, int sign) {
+  UnitPowers powers;
+  add_unit(powers, a, 1);
+  add_unit(powers, b, sign);
+  return unit_text(powers);
+}
+
+}  // namespace detail
+
+class Quantity {
+ public:
+  Quantity() : node_(std::make_shared<detail::QuantityNode>()) {}
+  Quantity(double value) : Quantity(value, "") {}  // a plain number: no unit
+  Quantity(double value, const std::string& unit, const std::string& name = "",
+           const std::string& source = "") {
+    auto node = std::make_shared<detail::QuantityNode>();
+    node->value = value;
+    node->unit = unit;
+    node->name = name;
+    node->source = source;
+    node_ = node;
+  }
+  explicit Quantity(std::shared_ptr<const detail::QuantityNode> node) : node_(std::move(node)) {}
+
+  double value() const { return node_->value; }
+  const std::string& unit() const { return node_->unit; }
+  const std::string& name() const { return node_->name; }
+  const std::string& source() const { return node_->source; }
+  const std::vector<Quantity>& inputs() const { return node_->inputs; }
+  const std::string& op() const { return node_->op; }
+
+  std::string formula() const;                 // "6 * P * B / (N * C)"
+  std::string text() const;                    // "5.33 s"
+  std::string explain(int depth = 8) const;    // the formula, the numbers put in, and so for inputs
+
+ private:
+  std::shared_ptr<const detail::QuantityNode> node_;
+};
+
+namespace detail {
+
+inline std::string short_number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.6g", value);
+  return text;
+}
+
+// Seconds, bytes and dollars read better scaled; the rest is a number and its unit.
+inline std::string quantity_text(double value, const std::string& unit) {
+  if (unit == "s") {
+    return format_seconds(value);
+  }
+  if (unit == "B") {
+    return format_bytes(value);
+  }
+  return unit.empty() ? short_number(value) : short_number(value) + " " + unit;
+}
+
+inline int binding_strength(const Quantity& q) {
+  const std::string& op = q.op();
+  if (op.empty() || !q.name().empty()) {
+    return 3;
+  }
+  return op == "+" || op == "-" ? 1 : op == "*" || op == "/" ? 2 : 3;
+}
+
+enum class QuantityStyle { symbols, numbers };
+
+inline std::string expression(const Quantity& q, QuantityStyle style);
+
+// An input of an expression: its name or its number, or its own expression when it has no name.
+inline std::string term(const Quantity& q, QuantityStyle style, int least_strength) {
+  if (q.op().empty() || !q.name().empty()) {
+    const bool symbol = style == QuantityStyle::symbols && !q.name().empty();
+    return symbol ? q.name() : q.text();
+  }
+  const std::string inner = expression(q, style);
+  return binding_strength(q) < least_strength ? "(" + inner + ")" : inner;
+}
+
+inline std::string expression(const Quantity& q, QuantityStyle style) {
+  const std::string& op = q.op();
+  const std::vector<Quantity>& in = q.inputs();
+  if (op.empty()) {
+    return q.text();
+  }
+  if (op == "+" || op == "-" || op == "*" || op == "/") {
+    const int own = op == "+" || op == "-" ? 1 : 2;
+    const int right = op == "-" || op == "/" ? own + 1 : own;
+    return term(in[0], style, own) + " " + op + " " + term(in[1], style, right);
+  }
+  std::string list;
+  for (const Quantity& input : in) {
+    list += (list.empty() ? "" : ", ") + term(input, style, 0);
+  }
+  return op + "(" + list + ")";
+}
+
+// The named inputs of an expression, those inside its unnamed parts included.
+inline void named_inputs(const Quantity& q, std::vector<Quantity>& out) {
+  for (const Quantity& input : q.inputs()) {
+    if (input.name().empty()) {
+      named_inputs(input, out);
+    } else {
+      out.push_back(input);
+    }
+  }
+}
+
+inline void explain_into(const Quantity& q, int depth, int indent, std::string& out,
+                         std::vector<std::string>& told) {
+  const std::string margin(static_cast<std::size_t>(2 * indent), ' ');
+  const std::string name = q.name().empty() ? "result" : q.name();
+  for (const std::string& other : told) {
+    if (other == name + q.text()) {
+      return;
+    }
+  }
+  told.push_back(name + q.text());
+  const std::string source = q.source().empty() ? "" : "   [" + q.source() + "]";
+  if (q.op().empty()) {
+    out += margin + name + " = " + q.text() + source + "\n";
+    return;
+  }
+  const std::string under = margin + std::string(name.size(), ' ') + " = ";
+  out += margin + name + " = " + expression(q, QuantityStyle::symbols) + source + "\n";
+  out += under + expression(q, QuantityStyle::numbers) + "\n";
+  out += under + q.text() + "\n";
+  std::vector<Quantity> inputs;
+  named_inputs(q, inputs);
+  for (const Quantity& input : inputs) {
+    if (depth > 0) {
+      explain_into(input, depth - 1, indent + 1, out, told);
+    }
+  }
+}
+
+inline Quantity make_quantity(const char* op, double value, const std::string& unit,
+                              const std::vector<Quantity>& inputs) {
+  auto node = std::make_shared<QuantityNode>();
+  node->op = op;
+  node->value = value;
+  node->unit = unit;
+  node->inputs = inputs;
+  return Quantity(std::move(node));
+}
+
+inline void same_unit(const char* op, const Quantity& a, const Quantity& b) {
+  if (a.unit() != b.unit()) {
+    throw Error(cat("Quantity: ", a.text(), " ", op, " ", b.text(), ": the units are \"", a.unit(),
+                    "\" and \"", b.unit(), "\"; both must be the same"));
+  }
+}
+
+}  // namespace detail
+
+inline std::string Quantity::formula() const {
+  return detail::expression(*this, detail::QuantityStyle::symbols);
+}
+
+inline std::string Quantity::text() const { return detail::quantity_text(value(), unit()); }
+
+inline std::string Quantity::explain(int depth) const {
+  std::string out;
+  std::vector<std::string> told;
+  detail::explain_into(*this, depth, 0, out, told);
+  return out;
+}
+
+inline Quantity operator+(const Quantity& a, const Quantity& b) {
+  detail::same_unit("+", a, b);
+  return detail::make_quantity("+", a.value() + b.value(), a.unit(), {a, b});
+}
+
+inline Quantity operator-(const Quantity& a, const Quantity& b) {
+  detail::same_unit("-", a, b);
+  return detail::make_quantity("-", a.value() - b.value(), a.unit(), {a, b});
+}
+
+inline Quantity operator*(const Quantity& a, const Quantity& b) {
+  const std::string unit = detail::combined_unit(a.unit(), b.unit(), 1);
+  return detail::make_quantity("*", a.value() * b.value(), unit, {a, b});
+}
+
+inline Quantity operator/(const Quantity& a, const Quantity& b) {
+  const std::string unit = detail::combined_unit(a.unit(), b.unit(), -1);
+  return detail::make_quantity("/", a.value() / b.value(), unit, {a, b});
+}
+
+inline Quantity max(const Quantity& a, const Quantity& b) {
+  detail::same_unit("max", a, b);
+  return detail::make_quantity("max", std::max(a.value(), b.value()), a.unit(), {a, b});
+}
+
+inline Quantity ceil(const Quantity& a) {
+  return detail::make_quantity("ceil", std::ceil(a.value()), a.unit(), {a});
+}
+
+// The square root of a plain number: no unit.
+inline Quantity sqrt(const Quantity& a) {
+  detail::same_unit("sqrt", a, Quantity(0.0));
+  return detail::make_quantity("sqrt", std::sqrt(a.value()), "", {a});
+}
+
+// The same quantity under a name, by which formulas that use it call it.
+inline Quantity named(const std::string& name, const Quantity& q, const std::string& source = "") {
+  auto node = std::make_shared<detail::QuantityNode>();
+  node->value = q.value();
+  node->unit = q.unit();
+  node->name = name;
+  node->source = source.empty() ? q.source() : source;
+  node->op = q.op();
+  node->inputs = q.inputs();
+  return Quantity(std::move(node));
+}
+
+inline std::ostream& operator<<(std::ostream& out, const Quantity& q) { return out << q.text(); }
+
+}  // namespace tinyscale
+
+// >> tinyscale/hardware/chip.hpp
+// A chip: what it can compute, hold and move in a second, as one plain struct that a user can fill.
+//   critical intensity = flops_per_second / memory_bandwidth   (FLOPs per byte)
+// SI base units: FLOP/s, bytes, bytes/s, Hz, seconds, W, USD; 0 is "not known".
+// Source: "How To Scale Your Model", chapters 1 and 2.
+
+namespace tinyscale {
+
+// One level of memory: operands that fit in `bytes` stream at `bandwidth` bytes a second.
+struct MemoryLevel {
+  std::string name;
+  double bytes = 0;
+  double bandwidth = 0;
+};
+
+struct Chip {
+  std::string name, vendor;
+  std::string kind;  // tpu, gpu, wafer, cpu
+  int year = 0;
+
+  // Matmul FLOP/s, dense, by the format of the operands.
+  double flops_bf16 = 0, flops_int8 = 0, flops_fp8 = 0, flops_fp4 = 0, flops_f32 = 0;
+  double vector_flops = 0;  // elementwise f32 FLOP/s; 0 does not limit an op
+
+  double memory_bytes = 0, memory_bandwidth = 0;  // HBM or DRAM
+  double sram_bytes = 0, sram_bandwidth = 0;      // VMEM or shared memory
+  std::vector<MemoryLevel> levels;                // smallest first; empty: main memory only
+
+  int mxu_rows = 0, mxu_cols = 0, mxus = 0;  // peak = 2 rows cols mxus clock
+  int cores = 1;
+  double clock_hz = 0;
+
+  int links = 0;
+  double link_bandwidth = 0;  // one way, one link
+  double hop_latency = 0;
+  std::string topology, wrap;
+  int domain_chips = 1, host_chips = 1;
+  double dcn_bandwidth = 0, pcie_bandwidth = 0;  // for each chip
+
+  double watts = 0, dollars_per_hour = 0;
+  std::string source, price_source;
+  bool measured = false;  // the rates were measured on this machine
+
+  double peak(DType format) const;       // matmul FLOP/s when the operands have this format
+  double intensity(DType format) const;  // FLOPs per byte above which memory does not limit
+  double unit_peak() const;              // 2 rows cols mxus clock
+};
+
+namespace detail {
+
+// What runs a matmul whose operands have this format: the unit made for it, else the next wider.
+// A TPU multiplies f32 as six bf16 passes (JAX precision "highest"), hence bf16 / 6.
+inline double matmul_rate(const Chip& chip, DType format) {
+  const double bf16 = chip.flops_bf16;
+  const double int8 = chip.flops_int8 > 0 ? chip.flops_int8 : bf16;
+  const double fp8 = chip.flops_fp8 > 0 ? chip.flops_fp8 : bf16;
+  switch (format) {
+    case DType::bf16:
+    case DType::f16:
+      return bf16 > 0 ? bf16 : chip.flops_f32;
+    case DType::int8:
+    case DType::int4:
+      return int8 > 0 ? int8 : chip.flops_f32;
+    case DType::fp8_e4m3:
+    case DType::fp8_e5m2:
+      return fp8 > 0 ? fp8 : chip.flops_f32;
+    case DType::f32:
+      return chip.flops_f32 > 0 ? chip.flops_f32 : bf16 / 6.0;
+    default:
+      return 0.0;
+  }
+}
+
+}  // namespace detail
+
+inline double Chip::peak(DType format) const {
+  const double rate = detail::matmul_rate(*this, format);
+  if (!(rate > 0)) {
+    throw Error(detail::cat("Chip::peak: ", name.empty() ? "this chip" : name, " has no rate for ",
+                            name_of(format), "; set flops_bf16 or flops_f32, or price as bf16"));
+  }
+  return rate;
+}
+
+inline double Chip::intensity(DType format) const {
+  if (!(memory_bandwidth > 0)) {
+    throw Error(detail::cat("Chip::intensity: ", name.empty() ? "this chip" : name,
+                            " has no memory_bandwidth; set it in bytes per second"));
+  }
+  return peak(format) / memory_bandwidth;
+}
+
+inline double Chip::unit_peak() const {
+  return 2.0 * mxu_rows * mxu_cols * static_cast<double>(mxus) * clock_hz;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/hardware/chip_table.hpp
+// A chip as a table: what it can do, how much it holds, and the ridge that divides its work.
+
+namespace tinyscale {
+
+// Rows of (what, value, kind): given by a preset's source, or measured on this laptop.
+inline Table chip_table(const Chip& chip) {
+  const std::string kind = chip.levels.empty() ? "given" : "measured";
+  Table t;
+  t.title = chip.name;
+  t.columns = {"what", "value", "kind"};
+  for (const DType format : {DType::bf16, DType::int8, DType::f32}) {
+    const double rate = format == DType::f32   ? chip.flops_f32
+                        : format == DType::int8 ? chip.flops_int8
+                                                : chip.flops_bf16;
+    if (rate > 0) {
+      t.add({detail::cat("matmul peak, ", name_of(format)), format_si(rate, "FLOP/s"), kind});
+    }
+  }
+  if (chip.vector_flops > 0) {
+    t.add({"vector peak", format_si(chip.vector_flops, "FLOP/s"), kind});
+  }
+  for (const MemoryLevel& level : chip.levels) {
+    t.add({detail::cat(level.name, ", ", format_bytes(level.bytes)),
+           format_si(level.bandwidth, "B/s"), kind});
+  }
+  if (chip.levels.empty()) {
+    t.add({detail::cat("memory, ", format_bytes(chip.memory_bytes)),
+           format_si(chip.memory_bandwidth, "B/s"), kind});
+  }
+  return t;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const Chip& chip) {
+  return out << chip_table(chip);
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/hardware/laptop.hpp
+// This machine as a chip: what a loop of multiply-adds reaches, and what a streaming read moves
+// from each level of memory, on all threads together: medians of a few runs, once a program.
+// The loops are of vector extensions, compiled for the instruction sets that cpu() chooses from.
+
+namespace tinyscale {
+
+namespace detail {
+
+// A loop runs `turns` times and returns a number that keeps it alive. Twelve sums in flight hide
+// the latency of two multiply-add units; eight streams far apart keep the prefetchers busy.
+using FmaLoop = float (*)(std::int64_t turns, float x, float y);
+using ReadLoop = float (*)(const float* data, std::int64_t count);  // count: a multiple of 8 * 16
+
+constexpr int kLoopSums = 12;
+
+#if TINYSCALE_VECTOR_EXTENSIONS
+#define TINYSCALE_LAPTOP_LOOPS(path, attribute, lanes)                                           \
+  struct Lanes_##path {                                                                          \
+    typedef float type __attribute__((vector_size(4 * lanes), may_alias));                       \
+  };                                                                                             \
+  attribute inline float fma_loop_##path(std::int64_t turns, float x, float y) {                 \
+    typedef Lanes_##path::type V;                                                                \
+    const V m = V{} + x, c = V{} + y;                                                            \
+    V a0 = c, a1 = c + 1.0f, a2 = c + 2.0f, a3 = c + 3.0f, a4 = c + 4.0f, a5 = c + 5.0f;         \
+    V a6 = c + 6.0f, a7 = c + 7.0f, a8 = c + 8.0f, a9 = c + 9.0f, a10 = c + 10.0f, a11 = c + 11.0f;\
+    for (std::int64_t i = 0; i < turns; ++i) {                                                   \
+      a0 = a0 * m + c, a1 = a1 * m + c, a2 = a2 * m + c, a3 = a3 * m + c;                        \
+      a4 = a4 * m + c, a5 = a5 * m + c, a6 = a6 * m + c, a7 = a7 * m + c;                        \
+      a8 = a8 * m + c, a9 = a9 * m + c, a10 = a10 * m + c, a11 = a11 * m + c;                    \
+    }                                                                                            \
+    const V sum = ((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7)) + ((a8 + a9) + (a10 + a11)); \
+    return sum[0];                                                                               \
+  }                                                                                              \
+  attribute inline float add_loop_##path(std::int64_t turns, float x, float y) {                 \
+    typedef Lanes_##path::type V;                                                                \
+    const V m = V{} + x, c = V{} + y;                                                            \
+    V a0 = c, a1 = c + 1.0f, a2 = c + 2.0f, a3 = c + 3.0f, a4 = c + 4.0f, a5 = c + 5.0f;         \
+    V a6 = c + 6.0f, a7 = c + 7.0f, a8 = c + 8.0f, a9 = c + 9.0f, a10 = c + 10.0f, a11 = c + 11.0f;\
+    for (std::int64_t i = 0; i < turns; ++i) {                                                   \
+      a0 = a0 + m, a1 = a1 + m, a2 = a2 + m, a3 = a3 + m, a4 = a4 + m, a5 = a5 + m;              \
+      a6 = a6 + m, a7 = a7 + m, a8 = a8 + m, a9 = a9 + m, a10 = a10 + m, a11 = a11 + m;          \
+    }                                                                                            \
+    const V sum = ((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7)) + ((a8 + a9) + (a10 + a11)); \
+    return sum[0];                                                                               \
+  }                                                                                              \
+  attribute inline float read_loop_##path(const float* data, std::int64_t count) {               \
+    typedef Lanes_##path::type V;                                                                \
+    const std::int64_t part = count / 8, vectors = part / lanes;                                 \
+    const V* p = reinterpret_cast<const V*>(data);                                               \
+    const V *p1 = p + vectors, *p2 = p1 + vectors, *p3 = p2 + vectors, *p4 = p3 + vectors;       \
+    const V *p5 = p4 + vectors, *p6 = p5 + vectors, *p7 = p6 + vectors;                          \
+    V a0 = V{}, a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0, a6 = a0, a7 = a0;                   \
+    for (std::int64_t i = 0; i < vectors; ++i) {                                                 \
+      a0 += p[i], a1 += p1[i], a2 += p2[i], a3 += p3[i];                                         \
+      a4 += p4[i], a5 += p5[i], a6 += p6[i], a7 += p7[i];                                        \
+    }                                                                                            \
+    const V sum = ((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7));                             \
+    return sum[0];                                                                               \
+  }
+
+TINYSCALE_LAPTOP_LOOPS(portable, , 4)
+#if TINYSCALE_X86
+TINYSCALE_LAPTOP_LOOPS(avx2, __attribute__((target("avx2,fma"))), 8)
+TINYSCALE_LAPTOP_LOOPS(avx512, __attribute__((target("avx512f"))), 16)
+#endif
+#undef TINYSCALE_LAPTOP_LOOPS
+#else
+inline float fma_loop_portable(std::int64_t turns, float x, float y) {
+  float sums[4 * kLoopSums] = {};
+  for (std::int64_t i = 0; i < turns; ++i) {
+    for (float& sum : sums) {
+      sum = sum * x + y;
+    }
+  }
+  float total = 0;
+  for (const float sum : sums) {
+    total += sum;
+  }
+  return total;
+}
+
+inline float add_loop_portable(std::int64_t turns, float x, float y) {
+  return fma_loop_portable(turns, 1.0f, x + y);
+}
+
+inline float read_loop_portable(const float* data, std::int64_t count) {
+  float sums[16] = {};
+  for (std::int64_t i = 0; i + 16 <= count; i += 16) {
+    for (int lane = 0; lane < 16; ++lane) {
+      sums[lane] += data[i + lane];
+    }
+  }
+  return sums[0] + sums[7] + sums[15];
+}
+#endif
+
+struct LaptopLoops {
+  FmaLoop fma = fma_loop_portable, add = add_loop_portable;
+  ReadLoop read = read_loop_portable;
+  int lanes = 4;
+};
+
+inline LaptopLoops laptop_loops() {
+  LaptopLoops loops;
+#if TINYSCALE_VECTOR_EXTENSIONS && TINYSCALE_X86
+  if (cpu().path == CpuPath::avx512) {
+    loops = {fma_loop_avx512, add_loop_avx512, read_loop_avx512, 16};
+  } else if (cpu().path == CpuPath::avx2) {
+    loops = {fma_loop_avx2, add_loop_avx2, read_loop_avx2, 8};
+  }
+#endif
+  return loops;
+}
+
+inline double seconds_now() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+inline void keep_alive(float value) {
+  static volatile float sink = 0;
+  sink = value;
+  static_cast<void>(sink);
+}
+
+// Seconds in which all threads, started together, have each run body(thread) once.
+inline double run_together(int threads, const std::function<void(int)>& body) {
+  std::atomic<int> ready{0};
+  std::atomic<bool> go{false};
+  std::vector<std::thread> crew;
+#if !defined(TINYSCALE_NO_THREADS)
+  for (int t = 1; t < threads; ++t) {
+    crew.emplace_back([&ready, &go, &body, t] {
+      ready.fetch_add(1);
+      while (!go.load()) {
+        std::this_thread::yield();
+      }
+      body(t);
+    });
+  }
+#endif
+  while (ready.load() < static_cast<int>(crew.size())) {
+    std::this_thread::yield();
+  }
+  const double start = seconds_now();
+  go.store(true);
+  body(0);
+  for (std::thread& worker : crew) {
+    worker.join();
+  }
+  return seconds_now() - start;
+}
+
+inline double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+// Work a second of `threads` threads: work(turns) done by each, turns grown until a run takes 5 ms.
+inline double measured_rate(int threads, double work_of_turn,
+                            const std::function<void(int, std::int64_t)>& body) {
+  std::int64_t turns = 1;
+  const auto run = [&] {
+    return run_together(threads, [&](int thread) { body(thread, turns); });
+  };
+  for (double once = run(); once < 5e-3 && turns < (std::int64_t{1} << 40); once = run()) {
+    turns *= once < 5e-4 ? 8 : 2;
+  }
+  std::vector<double> rates;
+  for (int repeat = 0; repeat < 7; ++repeat) {
+    const double seconds = run();
+    rates.push_back(threads * work_of_turn * static_cast<double>(turns) / seconds);
+  }
+  return median(rates);
+}
+
+// A file's first word as a number with K, M or G behind it ("32768K"); 0 where there is none.
+inline double size_from_file(const std::string& path, const char* format) {
+  std::FILE* const file = std::fopen(path.c_str(), "r");
+  if (file == nullptr) {
+    return 0;
+  }
+  long long number = 0;
+  char unit = ' ';
+  const int found = std::fscanf(file, format, &number, &unit);
+  std::fclose(file);
+  const double scale = unit == 'K' || unit == 'k' ? 1024.0 : unit == 'M' ? 1048576.0 : 1.0;
+  return found > 0 ? static_cast<double>(number) * scale : 0;
+}
+
+// Bytes of L1 data, L2 and L3 for the first core; usual sizes where the system does not say.
+inline std::vector<double> cache_sizes() {
+  const std::string folder = "/sys/devices/system/cpu/cpu0/cache/index";
+  std::vector<double> sizes = {size_from_file(folder + "0/size", "%lld%c"),
+                               size_from_file(folder + "2/size", "%lld%c"),
+                               size_from_file(folder + "3/size", "%lld%c")};
+  const double usual[3] = {32768, 1048576, 16777216};
+  for (std::size_t i = 0; i < 3; ++i) {
+    sizes[i] = sizes[i] > 0 ? sizes[i] : usual[i];
+  }
+  sizes[1] = std::max(sizes[1], 2 * sizes[0]);
+  sizes[2] = std::max(sizes[2], 2 * sizes[1]);
+  return sizes;
+}
+
+// Bytes a second when each thread reads its own `bytes_each` again and again.
+inline double read_bandwidth(const LaptopLoops& loops, const std::vector<const float*>& data,
+                             double bytes_each) {
+  const std::int64_t block = 8 * 16;  // whole vectors in each of the eight streams
+  const std::int64_t floats = static_cast<std::int64_t>(bytes_each) / 4 / block * block;
+  return measured_rate(static_cast<int>(data.size()), 4.0 * static_cast<double>(floats),
+                       [&](int thread, std::int64_t turns) {
+                         float sum = 0;
+                         for (std::int64_t i = 0; i < turns; ++i) {
+                           sum += loops.read(data[static_cast<std::size_t>(thread)], floats);
+                         }
+                         keep_alive(sum);
+                       });
+}
+
+// Each level is read at half its size; L1 and L2 belong to a core, L3 is shared by all.
+inline std::vector<MemoryLevel> measured_levels(const LaptopLoops& loops, int threads) {
+  const std::vector<double> caches = cache_sizes();
+  const double all = std::max(64e6, std::min(4 * caches[2], 256e6));
+  const std::size_t floats = static_cast<std::size_t>(all / threads / 4);
+  std::vector<std::unique_ptr<float[]>> owned(static_cast<std::size_t>(threads));
+  std::vector<const float*> data(owned.size());
+  run_together(threads, [&](int thread) {  // pages are first touched by the thread that reads them
+    const std::size_t t = static_cast<std::size_t>(thread);
+    owned[t].reset(new float[floats + 16]);
+    std::fill(owned[t].get(), owned[t].get() + floats + 16, 1.0f);
+    const std::size_t past = reinterpret_cast<std::uintptr_t>(owned[t].get()) % 64 / 4;
+    data[t] = owned[t].get() + (16 - past) % 16;
+  });
+  std::vector<MemoryLevel> levels(4);
+  const char* const names[4] = {"L1", "L2", "L3", "DRAM"};
+  const double held[4] = {caches[0] * threads, caches[1] * threads, caches[2], all};
+  for (std::size_t i = 0; i < 4; ++i) {
+    const double part = i < 3 ? held[i] / 2 : all;
+    levels[i] = {names[i], held[i], read_bandwidth(loops, data, part / threads)};
+  }
+  return levels;
+}
+
+}  // namespace detail
+
+// What laptop() found, with the one-core figure that a program without threads can reach.
+struct LaptopMeasurement {
+  double fma_one_core = 0, fma_all_cores = 0;  // f32 FLOP/s of multiply-adds
+  double add_all_cores = 0;                    // f32 FLOP/s of additions alone
+  std::vector<MemoryLevel> levels;             // L1, L2, L3, DRAM: all cores together
+  int threads = 1;
+  double seconds = 0;                          // what the measuring took
+};
+
+inline LaptopMeasurement measure_laptop() {
+  const double start = detail::seconds_now();
+  const detail::LaptopLoops loops = detail::laptop_loops();
+  const double lanes = static_cast<double>(detail::kLoopSums) * loops.lanes;
+  const auto fma = [&](int, std::int64_t turns) {
+    detail::keep_alive(loops.fma(1000 * turns, 0.999f, 0.001f));
+  };
+  const auto add = [&](int, std::int64_t turns) {
+    detail::keep_alive(loops.add(1000 * turns, 0.001f, 0.0f));
+  };
+  LaptopMeasurement found;
+  found.threads = std::max(1, thread_count());
+#if defined(TINYSCALE_NO_THREADS)
+  found.threads = 1;
+#endif
+  found.fma_one_core = detail::measured_rate(1, 2000.0 * lanes, fma);
+  found.fma_all_cores = detail::measured_rate(found.threads, 2000.0 * lanes, fma);
+  found.add_all_cores = detail::measured_rate(found.threads, 1000.0 * lanes, add);
+  found.levels = detail::measured_levels(loops, found.threads);
+  found.seconds = detail::seconds_now() - start;
+  return found;
+}
+
+// The measurement, made the first time that it is asked for.
+inline const LaptopMeasurement& laptop_measurement() {
+  static const LaptopMeasurement found = measure_laptop();
+  return found;
+}
+
+// This machine as a Chip. bf16 is counted at the f32 rate: the host kernels compute in f32.
+inline Chip laptop() {
+  const LaptopMeasurement& found = laptop_measurement();
+  Chip chip;
+  chip.name = "laptop";
+  chip.vendor = cpu().name;
+  chip.kind = "cpu";
+  chip.flops_f32 = chip.flops_bf16 = found.fma_all_cores;
+  chip.vector_flops = found.add_all_cores;
+  chip.levels = found.levels;
+  chip.sram_bytes = found.levels[1].bytes;
+  chip.sram_bandwidth = found.levels[1].bandwidth;
+  chip.memory_bytes = detail::size_from_file("/proc/meminfo", "MemTotal: %lld %c");
+  chip.memory_bandwidth = found.levels[3].bandwidth;
+  chip.levels[3].bytes = std::max(chip.memory_bytes, found.levels[3].bytes);
+  chip.cores = found.threads;
+  chip.measured = true;
+  chip.source = "measured: medians of 7 runs of multiply-add loops, add loops and streaming reads";
+#if !defined(__OPTIMIZE__)
+  chip.source += "; compiled without optimisation, so the rates are too low";
+#endif
+  return chip;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/hardware/presets.hpp
+// Chip presets: one row for each chip, with where its numbers come from at the end of the row.
+// S = read there, K = from general knowledge of the paper or data sheet, inferred and derived =
+// arithmetic from the other columns. TPU links: the scaling book's rate, 10 % under the vendor's.
+// Prices: US list, on demand, seen by February 2025; they change: set dollars_per_hour.
+
+namespace tinyscale {
+
+namespace detail {
+
+// The columns of the table: a line of five to a chip, and 0 or "" where nothing is known.
+struct ChipRow {
+  const char *name, *vendor, *kind;
+  int year;
+  double flops_bf16, flops_int8, flops_fp8, flops_fp4, flops_f32;
+  double memory_bytes, memory_bandwidth, sram_bytes, sram_bandwidth, l2_bytes, l2_bandwidth;
+  int mxu_rows, mxu_cols, mxus, cores;
+  double clock_hz;
+  int links;
+  double link_bandwidth;
+  const char *topology, *wrap;
+  int domain_chips, host_chips;
+  double dcn_bandwidth, pcie_bandwidth, watts, dollars_per_hour, hop_latency;
+  const char *price_source, *source;
+};
+
+inline const std::vector<ChipRow>& chip_rows() {
+  static const std::vector<ChipRow> rows = {
+      {"tpu-v2", "google", "tpu", 2017, 4.6e13, 0, 0, 0, 0,
+       1.6e10, 7e11, 33554432, 0, 0, 0, 128, 128, 2, 2,
+       7e8, 4, 6.2e10, "torus2d", "full axis 16", 256, 4,
+       0, 0, 280, 1.125, 0, "K: v2-8 $4.50 / 4 chips",
+       "K:Jouppi CACM 2020, TPUv4i paper table 1"},
+      {"tpu-v3", "google", "tpu", 2018, 1.23e14, 0, 0, 0, 0,
+       3.2e10, 9e11, 33554432, 0, 0, 0, 128, 128, 4, 2,
+       9.4e8, 4, 8.2e10, "torus2d", "full axis 32", 1024, 4,
+       0, 0, 450, 2, 0, "K: v3-8 $8.00 / 4 chips",
+       "K:Jouppi CACM 2020; S:scaling book tpus.md (gives 1.4e14 and 1e11 per link)"},
+      {"tpu-v4", "google", "tpu", 2020, 2.75e14, 2.75e14, 0, 0, 0,
+       34359738368, 1.228e12, 167772160, 0, 0, 0, 128, 128, 8, 2,
+       1.05e9, 6, 4.5e10, "torus3d", "axis multiple of 4 (optical)", 4096, 4,
+       6.25e9, 1.6e10, 192, 3.22, 1e-6, "S: skypilot catalogue v4-8 12.88 / 4",
+       "S:scaling book; S:glennklockwood.com quoting Google docs; K:Jouppi ISCA 2023"},
+      {"tpu-v5e", "google", "tpu", 2023, 1.97e14, 3.93e14, 0, 0, 0,
+       1.6e10, 8.19e11, 134217728, 1.8e13, 0, 0, 128, 128, 4, 1,
+       1.5e9, 4, 4.5e10, "torus2d", "only on a full axis of 16", 256, 8,
+       3.125e9, 1.6e10, 0, 1.2, 1e-6, "S: scaling book; S: quoted list price",
+       "S:cloud.google.com/tpu/docs/v5e; S:scaling book"},
+      {"tpu-v5p", "google", "tpu", 2023, 4.59e14, 9.18e14, 4.59e14, 0, 0,
+       102005473280, 2.765e12, 134217728, 6.08e13, 0, 0, 128, 128, 8, 2,
+       1.75e9, 6, 9e10, "torus3d", "axis multiple of 4 (optical)", 8960, 4,
+       6.25e9, 1.6e10, 0, 4.2, 1e-6, "S: skypilot catalogue v5p-11520 24192 / 5760; scaling book",
+       "S:docs.cloud.google.com/tpu/docs/v5p; S:scaling book"},
+      {"tpu-v6e", "google", "tpu", 2024, 9.18e14, 1.836e15, 9.18e14, 0, 0,
+       3.2e10, 1.64e12, 134217728, 0, 0, 0, 256, 256, 4, 1,
+       1.75e9, 4, 9e10, "torus2d", "only on a full axis of 16", 256, 8,
+       1.25e10, 3.2e10, 0, 2.7, 1e-6, "S: skypilot catalogue v6e-1",
+       "S:cloud.google.com/tpu/docs/v6e (two editions); S:scaling book"},
+      {"tpu-v7", "google", "tpu", 2025, 2.307e15, 0, 4.614e15, 0, 0,
+       206158430208, 7.38e12, 0, 0, 0, 0, 256, 256, 8, 2,
+       2.2e9, 6, 9e10, "torus3d", "axis multiple of 4 (optical)", 9216, 4,
+       1.25e10, 0, 0, 12, 0, "K: list price, low confidence",
+       "S:docs.cloud.google.com/tpu/docs/tpu7x; S:scaling book; S:ml-engineering"},
+      {"a100-40", "nvidia", "gpu", 2020, 3.12e14, 6.24e14, 0, 0, 1.95e13,
+       4e10, 1.555e12, 21233664, 1.95e13, 41943040, 5.1e12, 16, 16, 432, 108,
+       1.41e9, 12, 2.5e10, "switch", "", 8, 8,
+       2.5e10, 3.1e10, 400, 3.67, 0, "K: GCP a2-highgpu-1g",
+       "S:LLM-Viewer table; S:ml-engineering; S:scaling book gpus.md"},
+      {"a100-80", "nvidia", "gpu", 2020, 3.12e14, 6.24e14, 0, 0, 1.95e13,
+       8e10, 2.039e12, 21233664, 1.95e13, 41943040, 5.1e12, 16, 16, 432, 108,
+       1.41e9, 12, 2.5e10, "switch", "", 8, 8,
+       2.5e10, 3.1e10, 400, 5.07, 0, "K: GCP a2-ultragpu-1g",
+       "S:ml-engineering; S:scaling book gpus.md"},
+      {"h100-sxm", "nvidia", "gpu", 2022, 9.894e14, 1.979e15, 1.979e15, 0, 6.7e13,
+       8e10, 3.35e12, 34603008, 3.3e13, 52428800, 5.5e12, 16, 32, 528, 132,
+       1.83e9, 18, 2.5e10, "switch", "", 8, 8,
+       5e10, 6.3e10, 700, 10.8, 0, "S: scaling book (Google Cloud)",
+       "S:ml-engineering; S:scaling book gpus.md"},
+      {"h100-pcie", "nvidia", "gpu", 2022, 7.56e14, 1.513e15, 1.513e15, 0, 5.1e13,
+       8e10, 2e12, 29884416, 0, 52428800, 0, 16, 32, 456, 114,
+       1.62e9, 18, 1.67e10, "pair bridge", "", 2, 8,
+       0, 6.3e10, 350, 0, 0, "",
+       "S:ml-engineering; clock and SM count K"},
+      {"h200", "nvidia", "gpu", 2024, 9.894e14, 1.979e15, 1.979e15, 0, 6.7e13,
+       1.41e11, 4.8e12, 34603008, 3.3e13, 52428800, 5.5e12, 16, 32, 528, 132,
+       1.83e9, 18, 2.5e10, "switch", "", 8, 8,
+       5e10, 6.3e10, 700, 10, 0, "S: scaling book gpus.md (about)",
+       "S:ml-engineering; S:scaling book"},
+      {"b200", "nvidia", "gpu", 2025, 2.25e15, 4.5e15, 4.5e15, 9e15, 8e13,
+       1.8e11, 8e12, 38797312, 0, 132120576, 0, 32, 32, 592, 148,
+       1.85e9, 18, 5e10, "switch", "", 8, 8,
+       5e10, 6.3e10, 1000, 0, 0, "",
+       "S:ml-engineering; S:scaling book gpus.md (192 GB there); clock inferred"},
+      {"gb200", "nvidia", "gpu", 2025, 2.5e15, 5e15, 5e15, 1e16, 8e13,
+       1.86e11, 8e12, 38797312, 0, 132120576, 0, 32, 32, 592, 148,
+       2.06e9, 18, 5e10, "switch", "", 72, 4,
+       5e10, 0, 1200, 0, 0, "",
+       "S:ml-engineering; S:scaling book gpus.md; TDP K"},
+      {"mi300x", "amd", "gpu", 2023, 1.307e15, 2.614e15, 2.614e15, 0, 1.634e14,
+       1.92e11, 5.3e12, 19922944, 0, 268435456, 1.72e13, 16, 16, 1216, 304,
+       2.1e9, 7, 6.4e10, "fully connected", "", 8, 8,
+       5e10, 6.3e10, 750, 0, 0, "",
+       "S:ml-engineering; LDS 64 KiB a CU and Infinity Cache bandwidth K"},
+      {"wse-2", "cerebras", "wafer", 2021, 7.5e15, 0, 0, 0, 0,
+       4e10, 2e16, 4e10, 2e16, 0, 0, 1, 4, 850000, 850000,
+       1.1e9, 4, 0, "mesh2d on wafer", "none", 1, 1,
+       1.5e11, 0, 23000, 0, 0, "",
+       "S:aiwiki and others (cores, SRAM, 20 PB/s, 220 Pbit/s fabric); S:nextplatform (4-wide "
+       "fp16 SIMD); peak and clock inferred"},
+      {"wse-3", "cerebras", "wafer", 2024, 1.25e16, 0, 0, 0, 0,
+       4.4e10, 2.1e16, 4.4e10, 2.1e16, 0, 0, 1, 8, 900000, 900000,
+       1.1e9, 4, 0, "mesh2d on wafer", "none", 1, 1,
+       1.5e11, 0, 23000, 0, 0, "",
+       "S:yobitel, nextplatform, argonne tutorial; dense peak inferred (125 PFLOP/s is the "
+       "sparse figure)"},
+      {"laptop-x86", "generic", "cpu", 2023, 9e11, 1.8e12, 0, 0, 9e11,
+       17179869184, 9e10, 10878976, 1.8e12, 25165824, 3e11, 1, 8, 16, 8,
+       3.5e9, 0, 0, "", "", 1, 1,
+       0, 0, 45, 0, 0, "",
+       "derived: 8 cores x 2 FMA units x 8 fp32 lanes x 3.5 GHz; dual-channel DDR5-5600"},
+      {"laptop-arm", "generic", "cpu", 2023, 4.5e11, 9e11, 0, 0, 4.5e11,
+       17179869184, 1e11, 16777216, 1e12, 16777216, 3e11, 1, 4, 16, 4,
+       3.5e9, 0, 0, "", "", 1, 1,
+       0, 0, 20, 0, 0, "",
+       "derived: 4 performance cores x 4 NEON units x 4 lanes x 3.5 GHz; 100 GB/s unified "
+       "memory"},
+  };
+  return rows;
+}
+
+// Words that people use for a preset.
+inline std::string chip_alias(const std::string& name) {
+  static const char* const pairs[][2] = {
+      {"v2", "tpu-v2"},        {"v3", "tpu-v3"},     {"v4", "tpu-v4"},        {"v4p", "tpu-v4"},
+      {"tpu-v4p", "tpu-v4"},   {"v5e", "tpu-v5e"},   {"v5p", "tpu-v5p"},      {"v6e", "tpu-v6e"},
+      {"trillium", "tpu-v6e"}, {"v7", "tpu-v7"},     {"tpu7x", "tpu-v7"}, {"ironwood", "tpu-v7"},
+      {"a100", "a100-80"},     {"h100", "h100-sxm"}, {"gb200-nvl72", "gb200"}};
+  for (const auto& pair : pairs) {
+    if (name == pair[0]) {
+      return pair[1];
+    }
+  }
+  return name;
+}
+
+// Elementwise f32 rate: the published f32 rate (a fused multiply-add counts as two), else for a TPU
+// 8 sublanes x 128 lanes x 4 ALUs x clock x cores (scaling book, 2: v5p 7e12 a core), else 0.
+inline double vector_rate(const ChipRow& row) {
+  if (row.flops_f32 > 0) {
+    return row.flops_f32;
+  }
+  return std::strcmp(row.kind, "tpu") == 0 ? 8.0 * 128.0 * 4.0 * row.clock_hz * row.cores : 0.0;
+}
+
+inline void copy_rates(const ChipRow& row, Chip& chip) {
+  chip.flops_bf16 = row.flops_bf16;
+  chip.flops_int8 = row.flops_int8;
+  chip.flops_fp8 = row.flops_fp8;
+  chip.flops_fp4 = row.flops_fp4;
+  chip.flops_f32 = row.flops_f32;
+  chip.vector_flops = vector_rate(row);
+  chip.memory_bytes = row.memory_bytes;
+  chip.memory_bandwidth = row.memory_bandwidth;
+  chip.sram_bytes = row.sram_bytes;
+  chip.sram_bandwidth = row.sram_bandwidth;
+  chip.mxu_rows = row.mxu_rows;
+  chip.mxu_cols = row.mxu_cols;
+  chip.mxus = row.mxus;
+  chip.cores = row.cores;
+  chip.clock_hz = row.clock_hz;
+}
+
+inline Chip chip_from(const ChipRow& row) {
+  Chip chip;
+  chip.name = row.name;
+  chip.vendor = row.vendor;
+  chip.kind = row.kind;
+  chip.year = row.year;
+  copy_rates(row, chip);
+  chip.links = row.links;
+  chip.link_bandwidth = row.link_bandwidth;
+  chip.hop_latency = row.hop_latency;
+  chip.topology = row.topology;
+  chip.wrap = row.wrap;
+  chip.domain_chips = row.domain_chips;
+  chip.host_chips = row.host_chips;
+  chip.dcn_bandwidth = row.dcn_bandwidth;
+  chip.pcie_bandwidth = row.pcie_bandwidth;
+  chip.watts = row.watts;
+  chip.dollars_per_hour = row.dollars_per_hour;
+  chip.price_source = row.price_source;
+  chip.source = row.source;
+  if (chip.kind == "cpu") {  // a CPU's caches hold whole operands without being told to
+    chip.levels = {{"L2", row.sram_bytes, row.sram_bandwidth},
+                   {"L3", row.l2_bytes, row.l2_bandwidth},
+                   {"DRAM", row.memory_bytes, row.memory_bandwidth}};
+  }
+  return chip;
+}
+
+}  // namespace detail
+
+// The names that chip() knows.
+inline std::vector<std::string> chips() {
+  std::vector<std::string> names;
+  for (const detail::ChipRow& row : detail::chip_rows()) {
+    names.push_back(row.name);
+  }
+  return names;
+}
+
+// The preset of this name ("tpu-v5e", "h100"); throws with the list of names when there is none.
+inline Chip chip(const std::string& name) {
+  const std::string full = detail::chip_alias(name);
+  std::string known;
+  for (const detail::ChipRow& row : detail::chip_rows()) {
+    if (full == row.name) {
+      return detail::chip_from(row);
+    }
+    known += (known.empty() ? "" : ", ") + std::string(row.name);
+  }
+  throw Error(detail::cat("chip: no chip named \"", name, "\"; the names are ", known));
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/hardware/network.hpp
+// A machine: chips at the points of a grid, and the links along each dimension of it.
+// Which dimensions close to a ring (scaling book, chapter 2): v2, v5e, v6e only with all 16 chips,
+// v3 with 32; v4, v5p, v7 when the slice is whole 4x4x4 cubes; through a switch always.
+// GPUs are {nodes, GPUs of a node}: along a dimension a GPU has two links, each of half its egress
+// (into its node's switch, or of its share of the node's network ports), as a ring uses them.
+
+namespace tinyscale {
+
+struct Machine {
+  std::string name;
+  Chip chip;
+  Shape dims;                           // chips along each dimension, innermost last
+  std::vector<char> wraps;              // 1 where the dimension is a ring, 0 where it is a line
+  std::vector<double> axis_bandwidths;  // one link, one way, along each dimension: bytes/s
+  double link_bandwidth = 0;            // the same along the innermost dimension
+  double link_latency = 0;              // seconds for a hop
+  double dollars_per_hour = 0;          // for one chip; 0 is "not known"
+
+  std::int64_t chips() const { return dims.count(); }
+  double axis_bandwidth(int dim) const;  // one link, one way: bytes/s
+  double ring_bandwidth(int dim) const;  // what a chip sends along a dimension: bytes/s
+};
+
+namespace detail {
+
+inline std::size_t machine_dim(const Machine& machine, int dim) {
+  if (dim < 0 || dim >= machine.dims.size()) {
+    throw Error(cat("Machine: dimension ", dim, " of ", machine.name, "; its dimensions are 0 to ",
+                    machine.dims.size() - 1));
+  }
+  return static_cast<std::size_t>(dim);
+}
+
+inline bool is_torus3d(const Chip& chip) { return chip.topology == "torus3d"; }
+
+inline bool is_torus2d(const Chip& chip) { return chip.topology == "torus2d"; }
+
+// Dimensions that close: the longest axis of a 2D slice, or whole cubes joined by optical switches.
+inline std::vector<char> machine_wraps(const Chip& chip, const Shape& dims) {
+  std::vector<char> wraps(static_cast<std::size_t>(dims.size()), 0);
+  bool cubes = dims.size() == 3;
+  for (int i = 0; i < dims.size(); ++i) {
+    cubes = cubes && dims[i] % 4 == 0;
+  }
+  const std::int64_t full = chip.wrap == "full axis 32" ? 32 : 16;
+  for (int i = 0; i < dims.size(); ++i) {
+    const bool switched = chip.kind == "gpu" || chip.kind == "cpu";
+    const bool closes = is_torus3d(chip)   ? cubes
+                        : is_torus2d(chip) ? dims[i] == full
+                                           : switched;
+    wraps[static_cast<std::size_t>(i)] = closes && dims[i] > 1 ? 1 : 0;
+  }
+  return wraps;
+}
+
+// GPUs: half the egress a link (a ring uses two). CPU cores: a copy through shared memory reads and
+// writes. A wafer's neighbour is another system on the network.
+inline std::vector<double> machine_bandwidths(const Chip& chip, const Shape& dims) {
+  const int count = dims.size();
+  std::vector<double> rates(static_cast<std::size_t>(count), chip.link_bandwidth);
+  for (int i = 0; i < count; ++i) {
+    double& rate = rates[static_cast<std::size_t>(i)];
+    if (chip.kind == "gpu") {
+      const bool inner = i == count - 1;
+      rate = inner ? chip.links * chip.link_bandwidth / 2.0 : chip.dcn_bandwidth / 2.0;
+    } else if (chip.kind == "cpu") {
+      rate = chip.memory_bandwidth / 2.0;
+    } else if (!(rate > 0)) {
+      rate = chip.dcn_bandwidth;
+    }
+  }
+  return rates;
+}
+
+inline std::string machine_name(const Chip& chip, const Shape& dims) {
+  std::string name = chip.name + " ";
+  for (int i = 0; i < dims.size(); ++i) {
+    name += cat(i == 0 ? "" : "x", dims[i]);
+  }
+  return name;
+}
+
+inline void check_machine(const Chip& chip, const Shape& dims) {
+  if (dims.size() == 0) {
+    throw Error(cat("machine: ", chip.name,
+                    " with no dimensions; give the chips along each, as {4, 2}"));
+  }
+  for (int i = 0; i < dims.size(); ++i) {
+    if (dims[i] < 1) {
+      throw Error(cat("machine: ", chip.name, " ", dims,
+                      ": every dimension needs at least one chip"));
+    }
+  }
+  const int most = is_torus3d(chip) ? 3 : 2;
+  if (dims.size() > most) {
+    throw Error(cat("machine: ", chip.name, " ", dims, " has ", dims.size(),
+                    " dimensions; its network has ", most));
+  }
+  if (chip.kind == "tpu" && dims.count() > chip.domain_chips) {
+    throw Error(cat("machine: ", chip.name, " ", dims, " is ", dims.count(), " chips; a pod has ",
+                    chip.domain_chips));
+  }
+  if (chip.kind == "gpu" && dims[-1] > chip.domain_chips) {
+    throw Error(cat("machine: ", chip.name, " ", dims,
+                    ": the last dimension is a switch domain of at most ", chip.domain_chips,
+                    " GPUs; write {nodes, ", chip.domain_chips, "}"));
+  }
+}
+
+}  // namespace detail
+
+inline double Machine::axis_bandwidth(int dim) const {
+  return axis_bandwidths[detail::machine_dim(*this, dim)];
+}
+
+// Both links of a ring (W in the scaling book), one link of a line: its ends have no second.
+inline double Machine::ring_bandwidth(int dim) const {
+  const std::size_t i = detail::machine_dim(*this, dim);
+  return axis_bandwidths[i] * (wraps[i] != 0 ? 2.0 : 1.0);
+}
+
+// A machine of this chip, which may be the user's own; where no latency is known a hop takes 1 us.
+inline Machine machine(const Chip& chip, Shape dims) {
+  detail::check_machine(chip, dims);
+  Machine result;
+  result.name = detail::machine_name(chip, dims);
+  result.chip = chip;
+  result.dims = dims;
+  result.wraps = detail::machine_wraps(chip, dims);
+  result.axis_bandwidths = detail::machine_bandwidths(chip, dims);
+  result.link_bandwidth = result.axis_bandwidths.back();
+  result.link_latency = chip.hop_latency > 0 ? chip.hop_latency : 1e-6;
+  result.dollars_per_hour = chip.dollars_per_hour;
+  return result;
+}
+
+// A machine of a preset: machine("tpu-v5e", {4, 2}), machine("h100", {nodes, 8}).
+inline Machine machine(const std::string& chip_name, Shape dims) {
+  return machine(chip(chip_name), dims);
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/hardware/roofline.hpp
+// The roofline: what bounds an op on a chip, and how long it must take at least.
+//   T = max(T_math = matmul FLOPs / peak, T_vector = vector FLOPs / rate, T_mem = bytes / rate)
+// Source: "How To Scale Your Model", chapter 1. Operands are read once, results written once.
+
+namespace tinyscale {
+
+// All ops of one name and shape: sums over `count` of them, times in seconds.
+struct RooflineRow {
+  std::string name, shape;
+  int count = 0;
+  double matmul_flops = 0, vector_flops = 0, bytes = 0;
+  double intensity = 0;                               // FLOPs per byte
+  double t_math = 0, t_vector = 0, t_memory = 0;      // formula
+  double seconds = 0;                                 // formula: the largest of the three
+  double measured = 0;                                // host time; 0 when nothing was timed
+  std::string bound;                                  // math, vector, memory
+  std::string level;                                  // the memory that holds the operands
+};
+
+struct RooflineReport {
+  std::string chip;
+  DType format = DType::f32;
+  bool on_host = false;         // this machine: the measured column belongs beside the formula
+  double vector_flops = 0;      // 0: no rate known, vector work does not limit
+  std::vector<RooflineRow> rows;
+  RooflineRow total;
+
+  Table table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+namespace detail {
+
+// Elements recorded as f32 are priced in `format`; token numbers and stored low precision stay.
+inline double operand_bytes(const std::vector<Operand>& operands, DType format) {
+  double bytes = 0;
+  for (const Operand& operand : operands) {
+    bytes += operand.elements * bytes_of(operand.format == DType::f32 ? format : operand.format);
+  }
+  return bytes;
+}
+
+inline double priced_bytes(const OpRecord& op, DType format) {
+  const double reads = op.reads.empty() ? op.bytes_read : operand_bytes(op.reads, format);
+  const double writes = op.writes.empty() ? op.bytes_written : operand_bytes(op.writes, format);
+  return reads + writes;
+}
+
+// The smallest level that holds this many bytes; main memory when none does.
+inline MemoryLevel level_for(const Chip& chip, double bytes) {
+  for (const MemoryLevel& level : chip.levels) {
+    if (bytes <= level.bytes && level.bandwidth > 0) {
+      return level;
+    }
+  }
+  const char* const name = chip.kind == "cpu" ? "DRAM" : chip.kind == "wafer" ? "SRAM" : "HBM";
+  return {name, chip.memory_bytes, chip.memory_bandwidth};
+}
+
+inline void bound_row(RooflineRow& row) {
+  row.seconds = std::max(row.t_math, std::max(row.t_vector, row.t_memory));
+  row.bound = row.seconds <= 0                 ? "nothing"
+              : row.t_memory >= row.seconds    ? "memory"
+              : row.t_math >= row.seconds      ? "math"
+                                               : "vector";
+  row.intensity = row.bytes > 0 ? (row.matmul_flops + row.vector_flops) / row.bytes : 0;
+}
+
+inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType format) {
+  RooflineRow row;
+  row.name = op.name;
+  row.shape = op.shape;
+  row.count = 1;
+  row.matmul_flops = op.matmul_flops;
+  row.vector_flops = op.vector_flops;
+  row.bytes = priced_bytes(op, format);
+  const MemoryLevel level = level_for(chip, row.bytes);
+  row.level = level.name;
+  row.t_math = row.matmul_flops > 0 ? row.matmul_flops / chip.peak(format) : 0;
+  row.t_vector = chip.vector_flops > 0 ? row.vector_flops / chip.vector_flops : 0;
+  row.t_memory = level.bandwidth > 0 ? row.bytes / level.bandwidth : 0;
+  row.measured = op.seconds;
+  bound_row(row);
+  return row;
+}
+
+inline void add_row(RooflineRow& sum, const RooflineRow& row) {
+  sum.count += row.count;
+  sum.matmul_flops += row.matmul_flops;
+  sum.vector_flops += row.vector_flops;
+  sum.bytes += row.bytes;
+  sum.t_math += row.t_math;
+  sum.t_vector += row.t_vector;
+  sum.t_memory += row.t_memory;
+  sum.measured += row.measured;
+}
+
+}  // namespace detail
+
+// One record priced on a chip; the same numbers as a Profile's row of one op.
+inline RooflineRow roofline(const OpRecord& op, const Chip& chip, DType format = DType::f32) {
+  return detail::roofline_row(op, chip, format);
+}
+
+// Ops of the same name and shape are one row, in the order in which they first ran.
+inline RooflineReport roofline(const std::vector<OpRecord>& ops, const Chip& chip,
+                               DType format = DType::f32) {
+  RooflineReport report;
+  report.chip = chip.name.empty() ? "unnamed chip" : chip.name;
+  report.format = format;
+  report.on_host = chip.measured;
+  report.vector_flops = chip.vector_flops;
+  double seconds = 0;
+  for (const OpRecord& op : ops) {
+    const RooflineRow row = detail::roofline_row(op, chip, format);
+    seconds += row.seconds;
+    detail::add_row(report.total, row);
+    auto same = std::find_if(report.rows.begin(), report.rows.end(), [&](const RooflineRow& other) {
+      return other.name == row.name && other.shape == row.shape;
+    });
+    if (same == report.rows.end()) {
+      report.rows.push_back(row);
+    } else {
+      detail::add_row(*same, row);
+      detail::bound_row(*same);
+    }
+  }
+  report.total.name = "total";
+  detail::bound_row(report.total);
+  report.total.seconds = seconds;  // ops run one after the other: a sum of maxima
+  return report;
+}
+
+inline Table RooflineReport::table() const {
+  Table out;
+  out.title = detail::cat("Roofline of ", chip, ", priced as ", name_of(format),
+                          vector_flops > 0 ? "" : " (vector rate not known: it does not limit)");
+  out.columns = {"op", "shape", "count", "matmul FLOPs", "vector FLOPs", "bytes", "FLOPs/byte",
+                 "T_math formula", "T_vector formula", "T_mem formula", "T formula", "bound by",
+                 "level"};
+  if (on_host) {
+    out.columns.push_back("T measured");
+  }
+  std::vector<RooflineRow> all = rows;
+  all.push_back(total);
+  for (const RooflineRow& row : all) {
+    std::vector<std::string> cells = {
+        row.name, row.shape, detail::cat(row.count), detail::cat(row.matmul_flops),
+        detail::cat(row.vector_flops), format_bytes(row.bytes), detail::cat(row.intensity),
+        format_seconds(row.t_math), format_seconds(row.t_vector), format_seconds(row.t_memory),
+        format_seconds(row.seconds), row.bound, row.level};
+    if (on_host) {
+      cells.push_back(row.measured > 0 ? format_seconds(row.measured) : "-");
+    }
+    out.add(cells);
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const RooflineReport& report) {
+  return out << report.table();
+}
+
+inline RooflineReport Profile::roofline(const Chip& on, DType format) const {
+  return tinyscale::roofline(records(), on, format);
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/compute/lanes.hpp
+// Vector lanes without intrinsics: one struct per register width, and a run-time choice of path.
+// A kernel is a struct with a member template `run<L>()`; run_on_lanes() compiles it once for each
+// instruction set (the target attribute stands here and nowhere else) and calls the widest one the
+// machine has. Vectors are passed by reference, never by value: they stay inside one function.
+// Sources of the polynomials: Cephes expf; the rational erf and tanh of Eigen and XLA.
+
+#if TINYSCALE_VECTOR_EXTENSIONS
+#define TINYSCALE_INLINE inline __attribute__((always_inline))
+#define TINYSCALE_UNROLL _Pragma("GCC unroll 32")
+#else
+#define TINYSCALE_INLINE inline
+#define TINYSCALE_UNROLL
+#endif
+
+namespace tinyscale {
+namespace detail {
+
+// width: floats in a vector; rows x vectors: the accumulators of the gemm tile, kept in registers.
+struct Lanes1 {
+  static constexpr int width = 1, rows = 4, vectors = 4;
+  typedef float V;
+  typedef float Loose;
+  typedef std::int32_t I;
+};
+
+#if TINYSCALE_VECTOR_EXTENSIONS
+struct Lanes4 {  // 16 bytes: SSE2, NEON, and whatever else has 16-byte registers
+#if TINYSCALE_ARM64
+  static constexpr int width = 4, rows = 6, vectors = 4;  // 32 registers
+#else
+  static constexpr int width = 4, rows = 4, vectors = 2;  // 16 registers
+#endif
+  typedef float V __attribute__((vector_size(16)));
+  typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
+  typedef std::int32_t I __attribute__((vector_size(16)));
+};
+
+struct Lanes8 {  // 32 bytes: AVX2, 16 registers
+  static constexpr int width = 8, rows = 6, vectors = 2;
+  typedef float V __attribute__((vector_size(32)));
+  typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias));
+  typedef std::int32_t I __attribute__((vector_size(32)));
+};
+
+struct Lanes16 {  // 64 bytes: AVX-512, 32 registers
+  static constexpr int width = 16, rows = 6, vectors = 4;
+  typedef float V __attribute__((vector_size(64)));
+  typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));
+  typedef std::int32_t I __attribute__((vector_size(64)));
+};
+#endif
+
+// The path in use: cpu().path unless a PathScope (tests, benchmarks) asks for a narrower one.
+inline std::atomic<int>& forced_path() {
+  static std::atomic<int> path{-1};
+  return path;
+}
+
+inline CpuPath active_path() {
+  const int forced = forced_path().load(std::memory_order_relaxed);
+  return forced < 0 ? cpu().path : static_cast<CpuPath>(forced);
+}
+
+class PathScope {
+ public:
+  explicit PathScope(CpuPath path) : before_(forced_path().exchange(static_cast<int>(path))) {}
+  ~PathScope() { forced_path().store(before_); }
+  PathScope(const PathScope&) = delete;
+  PathScope& operator=(const PathScope&) = delete;
+
+ private:
+  int before_;
+};
+
+#if TINYSCALE_X86
+template <class Kernel>
+__attribute__((target("avx512f"), noinline)) void run_avx512(const Kernel& kernel) {
+  kernel.template run<Lanes16>();
+}
+
+template <class Kernel>
+__attribute__((target("avx2,fma"), noinline)) void run_avx2(const Kernel& kernel) {
+  kernel.template run<Lanes8>();
+}
+#endif
+
+template <class Kernel>
+void run_on_lanes(const Kernel& kernel) {
+#if TINYSCALE_X86
+  const CpuPath path = active_path();
+  if (path == CpuPath::avx512) {
+    run_avx512(kernel);
+    return;
+  }
+  if (path == CpuPath::avx2) {
+    run_avx2(kernel);
+    return;
+  }
+#endif
+#if TINYSCALE_VECTOR_EXTENSIONS
+  kernel.template run<Lanes4>();
+#else
+  kernel.template run<Lanes1>();
+#endif
+}
+
+// From inside a kernel on L: calls another kernel as a function of its own, with its own registers.
+template <class L, class Kernel>
+TINYSCALE_INLINE void call_on_lanes(const Kernel& kernel) {
+#if TINYSCALE_X86
+  if constexpr (L::width == 16) {
+    run_avx512(kernel);
+  } else if constexpr (L::width == 8) {
+    run_avx2(kernel);
+  } else {
+    kernel.template run<L>();
+  }
+#else
+  kernel.template run<L>();
+#endif
+}
+
+template <class L>
+TINYSCALE_INLINE void load(const float* from, typename L::V& v) {
+  v = *reinterpret_cast<const typename L::Loose*>(from);
+}
+
+template <class L>
+TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
+  *reinterpret_cast<typename L::Loose*>(to) = v;
+}
+
+// The last count < width floats of a row; the other lanes hold fill.
+template <class L>
+TINYSCALE_INLINE void load_part(const float* from, std::int64_t count, float fill,
+                                typename L::V& v) {
+  float lanes[L::width];
+  for (int i = 0; i < L::width; ++i) {
+    lanes[i] = i < count ? from[i] : fill;
+  }
+  load<L>(lanes, v);
+}
+
+template <class L>
+TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L::V& v) {
+  float lanes[L::width];
+  store<L>(lanes, v);
+  for (int i = 0; i < L::width; ++i) {
+    if (i < count) {
+      to[i] = lanes[i];
+    }
+  }
+}
+
+// Every lane x. g++ builds `x + V{}` lane by lane when it meets it outside a target function (an
+// inlined template), so a scalar known only at run time always comes in through here.
+template <class L>
+TINYSCALE_INLINE void broadcast(float x, typename L::V& v) {
+  if constexpr (L::width == 1) {
+    v = x;
+  } else {
+#if TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+    typename L::V first{};
+    first[0] = x;
+    v = __builtin_shuffle(first, typename L::I{});
+#else
+    v = x - typename L::V{};
+#endif
+  }
+}
+
+template <class L>
+TINYSCALE_INLINE float sum_lanes(const typename L::V& v) {  // a tree: 8 + 4 + 2 + 1
+  float lanes[L::width];
+  store<L>(lanes, v);
+  for (int half = L::width / 2; half > 0; half /= 2) {
+    for (int i = 0; i < half; ++i) {
+      lanes[i] += lanes[i + half];
+    }
+  }
+  return lanes[0];
+}
+
+template <class L>
+TINYSCALE_INLINE float max_lanes(const typename L::V& v) {
+  float lanes[L::width];
+  store<L>(lanes, v);
+  float best = lanes[0];
+  for (int i = 1; i < L::width; ++i) {
+    best = lanes[i] > best ? lanes[i] : best;
+  }
+  return best;
+}
+
+// All ones where a < b, else zero (a comparison of vectors gives this; a scalar one does not).
+template <class L>
+TINYSCALE_INLINE void less(const typename L::V& a, const typename L::V& b, typename L::I& mask) {
+  if constexpr (L::width == 1) {
+    mask = a < b ? -1 : 0;
+  } else {
+    mask = a < b;
+  }
+}
+
+// y = mask ? yes : no, by bits.
+template <class L>
+TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
+                            const typename L::V& no, typename L::V& y) {
+  typename L::I yes_bits, no_bits;
+  std::memcpy(&yes_bits, &yes, sizeof(yes));
+  std::memcpy(&no_bits, &no, sizeof(no));
+  const typename L::I bits = (mask & yes_bits) | (~mask & no_bits);
+  std::memcpy(&y, &bits, sizeof(y));
+}
+
+template <class L>
+TINYSCALE_INLINE void max_vector(const typename L::V& a, const typename L::V& b,
+                                 typename L::V& y) {
+  typename L::I mask;
+  less<L>(a, b, mask);
+  blend<L>(mask, b, a, y);
+}
+
+template <class L>
+TINYSCALE_INLINE void clamp_vector(const typename L::V& x, float low, float high,
+                                   typename L::V& y) {  // a NaN passes through
+  typename L::V bound;
+  typename L::I mask;
+  broadcast<L>(low, bound);
+  less<L>(x, bound, mask);
+  blend<L>(mask, bound, x, y);
+  broadcast<L>(high, bound);
+  less<L>(bound, y, mask);
+  blend<L>(mask, bound, y, y);
+}
+
+// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2: within 2 ulp; 0 and inf at the ends.
+template <class L>
+TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  typedef typename L::I I;
+  V t;
+  clamp_vector<L>(x, -104.0f, 89.0f, t);
+  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves round(value) in the low bits
+  const V shifted = t * 1.44269504088896341f + magic;
+  const V whole = shifted - magic;
+  const V r = (t - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
+  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  I n;
+  std::memcpy(&n, &shifted, sizeof(n));
+  n = n - 0x4B400000;            // the bits of magic
+  const I half = n >> 1;         // 2^n in two factors, so that 2^128 and 2^-149 can be reached
+  const I bits_a = (half + 127) << 23;
+  const I bits_b = (n - half + 127) << 23;
+  V a, b;
+  std::memcpy(&a, &bits_a, sizeof(a));
+  std::memcpy(&b, &bits_b, sizeof(b));
+  y = p * a * b;
+}
+
+// erf(x) = x P(x^2) / Q(x^2) on |x| < 3.83, beyond which a float erf is 1.
+template <class L>
+TINYSCALE_INLINE void erf_vector(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  V t;
+  clamp_vector<L>(x, -3.832506856900711f, 3.832506856900711f, t);
+  const V s = t * t;
+  V p = s * 0.00022905065861350646f + 0.0034082910107109506f;
+  p = p * s + 0.050955695062380861f;
+  p = p * s + 0.18520832239976145f;
+  p = p * s + 1.128379143519084f;
+  V q = s * -1.1791602954361697e-7f + 0.000023547966471313185f;
+  q = q * s + 0.0010179625278914885f;
+  q = q * s + 0.014070470171167667f;
+  q = q * s + 0.11098505178285362f;
+  q = q * s + 0.49746925110067538f;
+  q = q * s + 1.0f;
+  y = t * p / q;
+}
+
+// tanh(x) = x P(x^2) / Q(x^2) on |x| < 9.
+template <class L>
+TINYSCALE_INLINE void tanh_vector(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  V t;
+  clamp_vector<L>(x, -9.0f, 9.0f, t);
+  const V s = t * t;
+  V p = s * -2.76076847742355e-16f + 2.00018790482477e-13f;
+  p = p * s + -8.60467152213735e-11f;
+  p = p * s + 5.12229709037114e-08f;
+  p = p * s + 1.48572235717979e-05f;
+  p = p * s + 6.37261928875436e-04f;
+  p = p * s + 4.89352455891786e-03f;
+  V q = s * 1.19825839466702e-06f + 1.18534705686654e-04f;
+  q = q * s + 2.26843463243900e-03f;
+  q = q * s + 4.89352518554385e-03f;
+  y = t * p / q;
+}
+
+// sqrt(x) for x >= 0 from an estimate of 1 / sqrt(x) by bits and Newton steps: within 1 ulp.
+template <class L>
+TINYSCALE_INLINE void sqrt_vector(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  typedef typename L::I I;
+  I bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  bits = 0x5F3759DF - (bits >> 1);
+  V g;
+  std::memcpy(&g, &bits, sizeof(g));
+  const V h = x * 0.5f;
+  g = g * (1.5f - h * g * g);
+  g = g * (1.5f - h * g * g);
+  g = g * (1.5f - h * g * g);
+  const V s = x * g;
+  y = s + 0.5f * g * (x - s * s);
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/compute/elementwise.hpp
+// Element-wise kernels: y[i] = f(a[i], b[i]), and backward ones that add: dx[i] += f'(x[i]) dy[i].
+// The reference body of each is the one line in its comment. Work is split into fixed blocks, so the
+// result does not depend on the number of threads.
+// gelu(x) = x (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel, arXiv 1606.08415).
+
+namespace tinyscale {
+namespace detail {
+
+constexpr std::int64_t elementwise_block = 8192;  // floats; a multiple of every lane width
+
+// One block: loads a and b (and y where Op adds to it), applies op, stores y.
+template <class Op>
+struct MapBlock {
+  Op op;
+  std::int64_t n;
+  const float* a;
+  const float* b;
+  float* y;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typedef typename L::V V;
+    std::int64_t i = 0;
+    V va, vb, vy{};
+    for (; i + L::width <= n; i += L::width) {
+      load<L>(a + i, va);
+      load<L>(b + i, vb);
+      if constexpr (Op::adds) {
+        load<L>(y + i, vy);
+      }
+      op.template apply<L>(va, vb, vy);
+      store<L>(y + i, vy);
+    }
+    if (i < n) {
+      load_part<L>(a + i, n - i, 0.0f, va);
+      load_part<L>(b + i, n - i, 0.0f, vb);
+      if constexpr (Op::adds) {
+        load_part<L>(y + i, n - i, 0.0f, vy);
+      }
+      op.template apply<L>(va, vb, vy);
+      store_part<L>(y + i, n - i, vy);
+    }
+  }
+};
+
+template <class Op>
+void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y) {
+  const std::int64_t blocks = (n + elementwise_block - 1) / elementwise_block;
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t block = begin; block < end; ++block) {
+      const std::int64_t at = block * elementwise_block;
+      const std::int64_t count = std::min(elementwise_block, n - at);
+      run_on_lanes(MapBlock<Op>{op, count, a + at, b + at, y + at});
+    }
+  };
+  if (blocks <= 2) {
+    body(0, blocks);
+  } else {
+    parallel_for(blocks, 2, body);
+  }
+}
+
+// An operation: y = EXPRESSION of the vectors a and b (and of y itself where ADDS is true).
+#define TINYSCALE_MAP_OP(NAME, ADDS, ...)                                                \
+  struct NAME {                                                                          \
+    static constexpr bool adds = ADDS;                                                   \
+    template <class L>                                                                   \
+    TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V& b,          \
+                                typename L::V& y) const {                                \
+      typedef typename L::V V;                                                           \
+      (void)sizeof(V);                                                                   \
+      (void)b;                                                                           \
+      __VA_ARGS__                                                                        \
+    }                                                                                    \
+  }
+
+TINYSCALE_MAP_OP(AddOp, false, y = a + b;);
+TINYSCALE_MAP_OP(SubOp, false, y = a - b;);
+TINYSCALE_MAP_OP(MulOp, false, y = a * b;);
+TINYSCALE_MAP_OP(DivOp, false, y = a / b;);
+TINYSCALE_MAP_OP(AccumulateOp, true, y = y + a;);
+TINYSCALE_MAP_OP(MultiplyAddOp, true, y = y + a * b;);
+TINYSCALE_MAP_OP(ExpOp, false, exp_vector<L>(a, y););
+TINYSCALE_MAP_OP(TanhOp, false, tanh_vector<L>(a, y););
+TINYSCALE_MAP_OP(TanhBackwardOp, true, V t; tanh_vector<L>(a, t); y = y + b * (1.0f - t * t););
+TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
+
+TINYSCALE_MAP_OP(ReluBackwardOp, true, V g; typename L::I positive; less<L>(V{}, a, positive);
+                 blend<L>(positive, b, V{}, g); y = y + g;);
+
+TINYSCALE_MAP_OP(SiluOp, false, V e; exp_vector<L>(-a, e); y = a / (1.0f + e););
+
+TINYSCALE_MAP_OP(SiluBackwardOp, true, V e; exp_vector<L>(-a, e); const V s = 1.0f / (1.0f + e);
+                 y = y + b * s * (1.0f + a * (1.0f - s)););
+
+TINYSCALE_MAP_OP(GeluOp, false, V t; erf_vector<L>(a * 0.70710678118654752f, t);
+                 y = 0.5f * a * (1.0f + t););
+
+// d gelu / dx = (1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi)
+TINYSCALE_MAP_OP(GeluBackwardOp, true, V t; V e; erf_vector<L>(a * 0.70710678118654752f, t);
+                 exp_vector<L>(a * a * -0.5f, e);
+                 y = y + b * (0.5f * (1.0f + t) + a * e * 0.39894228040143268f););
+
+// gelu_tanh(x) = x (1 + tanh(u)) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3)
+TINYSCALE_MAP_OP(GeluTanhOp, false, V t;
+                 tanh_vector<L>(0.79788456080286536f * a * (1.0f + 0.044715f * a * a), t);
+                 y = 0.5f * a * (1.0f + t););
+
+TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V t; const V s = a * a;
+                 tanh_vector<L>(0.79788456080286536f * a * (1.0f + 0.044715f * s), t);
+                 const V du = 0.79788456080286536f * (1.0f + 0.134145f * s);
+                 y = y + b * (0.5f * (1.0f + t) + 0.5f * a * (1.0f - t * t) * du););
+
+#undef TINYSCALE_MAP_OP
+
+struct ScaleOp {  // y = factor a
+  static constexpr bool adds = false;
+  float factor;
+  template <class L>
+  TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V&,
+                              typename L::V& y) const {
+    typename L::V f;
+    broadcast<L>(factor, f);
+    y = a * f;
+  }
+};
+
+struct ScaledAddOp {  // y += factor a
+  static constexpr bool adds = true;
+  float factor;
+  template <class L>
+  TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V&,
+                              typename L::V& y) const {
+    typename L::V f;
+    broadcast<L>(factor, f);
+    y = y + a * f;
+  }
+};
+
+}  // namespace detail
+
+namespace kernel {
+
+// Arithmetic: y[i] = a[i] op b[i]. y may be a or b.
+inline void add(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::AddOp{}, n, a, b, y);
+}
+inline void sub(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::SubOp{}, n, a, b, y);
+}
+inline void mul(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::MulOp{}, n, a, b, y);
+}
+inline void div(std::int64_t n, const float* a, const float* b, float* y) {
+  detail::map(detail::DivOp{}, n, a, b, y);
+}
+inline void accumulate(std::int64_t n, const float* x, float* y) {  // y[i] += x[i]
+  detail::map(detail::AccumulateOp{}, n, x, x, y);
+}
+inline void multiply_add(std::int64_t n, const float* a, const float* b, float* y) {  // y += a b
+  detail::map(detail::MultiplyAddOp{}, n, a, b, y);
+}
+inline void scale(std::int64_t n, float factor, const float* x, float* y) {  // y = factor x
+  detail::map(detail::ScaleOp{factor}, n, x, x, y);
+}
+inline void scaled_add(std::int64_t n, float factor, const float* x, float* y) {  // y += factor x
+  detail::map(detail::ScaledAddOp{factor}, n, x, x, y);
+}
+
+// Activations: y[i] = f(x[i]).
+inline void exp_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::ExpOp{}, n, x, x, y);
+}
+inline void tanh_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::TanhOp{}, n, x, x, y);
+}
+inline void relu_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::ReluOp{}, n, x, x, y);
+}
+inline void silu_forward(std::int64_t n, const float* x, float* y) {  // x / (1 + exp(-x))
+  detail::map(detail::SiluOp{}, n, x, x, y);
+}
+inline void gelu_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::GeluOp{}, n, x, x, y);
+}
+inline void gelu_tanh_forward(std::int64_t n, const float* x, float* y) {
+  detail::map(detail::GeluTanhOp{}, n, x, x, y);
+}
+
+// Their derivatives: dx[i] += f'(x[i]) dy[i].
+inline void tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
+  detail::map(detail::TanhBackwardOp{}, n, x, dy, dx);
+}
+inline void relu_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
+  detail::map(detail::ReluBackwardOp{}, n, x, dy, dx);
+}
+inline void silu_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
+  detail::map(detail::SiluBackwardOp{}, n, x, dy, dx);
+}
+inline void gelu_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
+  detail::map(detail::GeluBackwardOp{}, n, x, dy, dx);
+}
+inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
+  detail::map(detail::GeluTanhBackwardOp{}, n, x, dy, dx);
+}
+
+}  // namespace kernel
+}  // namespace tinyscale
+
+// >> tinyscale/compute/adamw.hpp
+// AdamW and the norm of a gradient. With g = grad_scale * grad and step t counted from 1:
+//   m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,
+//   p = p (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
+// 28 bytes moved a parameter. Loshchilov and Hutter, arXiv 1711.05101.
+
+namespace tinyscale {
+namespace detail {
+
+struct AdamWBlock {
+  std::int64_t n;
+  float beta1, beta2, epsilon, grad_scale;
+  float decay, rate, root;  // 1 - lr wd, lr / (1 - b1^t), 1 / sqrt(1 - b2^t)
+  const float* grad;
+  float* param;
+  float* m;
+  float* v;
+
+  template <class L>
+  TINYSCALE_INLINE void step(const typename L::V& grads, typename L::V& p, typename L::V& first,
+                             typename L::V& second) const {
+    typename L::V c, d, deviation;
+    broadcast<L>(grad_scale, c);
+    const typename L::V g = grads * c;
+    broadcast<L>(beta1, c);
+    broadcast<L>(1.0f - beta1, d);
+    first = first * c + g * d;
+    broadcast<L>(beta2, c);
+    broadcast<L>(1.0f - beta2, d);
+    second = second * c + g * g * d;
+    sqrt_vector<L>(second, deviation);
+    broadcast<L>(root, c);
+    broadcast<L>(epsilon, d);
+    const typename L::V below = deviation * c + d;
+    broadcast<L>(decay, c);
+    broadcast<L>(rate, d);
+    p = p * c - d * first / below;
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V vg, vp, vm, vv;
+    std::int64_t i = 0;
+    for (; i + L::width <= n; i += L::width) {
+      load<L>(grad + i, vg);
+      load<L>(param + i, vp);
+      load<L>(m + i, vm);
+      load<L>(v + i, vv);
+      step<L>(vg, vp, vm, vv);
+      store<L>(param + i, vp);
+      store<L>(m + i, vm);
+      store<L>(v + i, vv);
+    }
+    if (i < n) {
+      load_part<L>(grad + i, n - i, 0.0f, vg);
+      load_part<L>(param + i, n - i, 0.0f, vp);
+      load_part<L>(m + i, n - i, 0.0f, vm);
+      load_part<L>(v + i, n - i, 0.0f, vv);
+      step<L>(vg, vp, vm, vv);
+      store_part<L>(param + i, n - i, vp);
+      store_part<L>(m + i, n - i, vm);
+      store_part<L>(v + i, n - i, vv);
+    }
+  }
+};
+
+}  // namespace detail
+
+namespace kernel {
+
+struct AdamWStep {
+  float learning_rate = 1e-3f, beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f;
+  float weight_decay = 0.0f, grad_scale = 1.0f;
+  std::int64_t step = 1;
+};
+
+inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* param, float* m,
+                  float* v) {
+  const double t = static_cast<double>(s.step);
+  const double lr = static_cast<double>(s.learning_rate);
+  const double decay = 1.0 - lr * static_cast<double>(s.weight_decay);
+  const double rate = lr / (1.0 - std::pow(static_cast<double>(s.beta1), t));
+  const double root = 1.0 / std::sqrt(1.0 - std::pow(static_cast<double>(s.beta2), t));
+  const std::int64_t block = detail::elementwise_block;
+  parallel_for((n + block - 1) / block, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      const std::int64_t at = b * block;
+      detail::run_on_lanes(detail::AdamWBlock{
+          std::min(block, n - at), s.beta1, s.beta2, s.epsilon, s.grad_scale,
+          static_cast<float>(decay), static_cast<float>(rate), static_cast<float>(root),
+          grad + at, param + at, m + at, v + at});
+    }
+  });
+}
+
+// The sum of x[i]^2 in double: blocks of fixed size, added in order.
+inline double sum_of_squares(std::int64_t n, const float* x) {
+  const std::int64_t block = detail::elementwise_block;
+  const std::int64_t blocks = (n + block - 1) / block;
+  std::vector<double> sums(static_cast<std::size_t>(blocks), 0.0);
+  parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      const std::int64_t last = std::min(n, (b + 1) * block);
+      double part[8] = {};
+      for (std::int64_t i = b * block; i < last; ++i) {
+        const double value = static_cast<double>(x[i]);
+        part[i % 8] += value * value;
+      }
+      sums[static_cast<std::size_t>(b)] = ((part[0] + part[1]) + (part[2] + part[3])) +
+                                          ((part[4] + part[5]) + (part[6] + part[7]));
+    }
+  });
+  double total = 0.0;
+  for (const double part : sums) {
+    total += part;
+  }
+  return total;
+}
+
+}  // namespace kernel
+}  // namespace tinyscale
+
+// >> tinyscale/compute/gemm.hpp
+// Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
+// Three ideas make it fast. A tile of C (6 x 64 with AVX-512) stays in registers while k runs.
+// B is copied into panels one tile wide only when that pays: it is large, or transposed.
+// Short A (decode) streams B once and keeps C, or one row of A, in cache.
+// Each element of C adds its products in an order that the number of threads cannot change.
+// Picture and names: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
+
+namespace tinyscale {
+namespace kernel {
+
+enum class Trans { no, yes };  // yes: the matrix is stored transposed
+
+// The reference body. A is lda floats from row to row as stored; so are B and C.
+inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                           const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+                           float beta, float* c, std::int64_t ldc) {
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      double sum = 0.0;
+      for (std::int64_t p = 0; p < k; ++p) {
+        const float x = ta == Trans::no ? a[i * lda + p] : a[p * lda + i];
+        const float y = tb == Trans::no ? b[p * ldb + j] : b[j * ldb + p];
+        sum += static_cast<double>(x) * static_cast<double>(y);
+      }
+      const float old = beta == 0.0f ? 0.0f : beta * c[i * ldc + j];
+      c[i * ldc + j] = static_cast<float>(sum) + old;
+    }
+  }
+}
+
+}  // namespace kernel
+
+namespace detail {
+
+// Scratch memory of this thread, one buffer per slot, aligned to 64 bytes; contents are undefined.
+inline float* scratch(int slot, std::int64_t count) {
+  static thread_local std::vector<float> buffers[6];
+  std::vector<float>& buffer = buffers[slot];
+  if (buffer.size() < static_cast<std::size_t>(count) + 16) {
+    std::vector<float>().swap(buffer);
+    buffer.resize(static_cast<std::size_t>(count) + 16);
+  }
+  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(buffer.data());
+  return buffer.data() + ((64 - at % 64) % 64) / sizeof(float);
+}
+
+constexpr std::int64_t gemm_depth = 256;          // k of one pass: a panel of B stays in L2
+constexpr std::int64_t gemm_rows = 96;            // most rows of one task
+constexpr std::int64_t gemm_packed = 1 << 20;     // floats of B packed at once: 4 MB
+constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
+
+// Operands as strides: a(i, p) = a[i * a_row + p * a_col].
+struct GemmOperands {
+  std::int64_t m, n, k;
+  const float* a;
+  std::int64_t a_row, a_col;
+  const float* b;
+  std::int64_t b_row, b_col;
+  float beta;
+  float* c;
+  std::int64_t ldc;
+};
+
+// C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers.
+template <class L, int ROWS, int VECTORS>
+TINYSCALE_INLINE void gemm_tile(std::int64_t k, const float* a, std::int64_t a_row,
+                                std::int64_t a_col, const float* b, std::int64_t b_row, float* c,
+                                std::int64_t ldc, float beta) {
+  typedef typename L::V V;
+  V sum[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)];
+  TINYSCALE_UNROLL
+  for (int i = 0; i < ROWS; ++i) {
+    TINYSCALE_UNROLL
+    for (int j = 0; j < VECTORS; ++j) {
+      sum[i][j] = V{};
+    }
+  }
+  for (std::int64_t p = 0; p < k; ++p) {
+    V right[static_cast<std::size_t>(VECTORS)];
+    TINYSCALE_UNROLL
+    for (int j = 0; j < VECTORS; ++j) {
+      load<L>(b + j * L::width, right[j]);
+    }
+    TINYSCALE_UNROLL
+    for (int i = 0; i < ROWS; ++i) {
+      V left;
+      broadcast<L>(a[i * a_row], left);
+      TINYSCALE_UNROLL
+      for (int j = 0; j < VECTORS; ++j) {
+        sum[i][j] = sum[i][j] + left * right[j];
+      }
+    }
+    a += a_col;
+    b += b_row;
+  }
+  TINYSCALE_UNROLL
+  for (int i = 0; i < ROWS; ++i) {
+    TINYSCALE_UNROLL
+    for (int j = 0; j < VECTORS; ++j) {
+      float* to = c + i * ldc + j * L::width;
+      if (beta != 0.0f) {
+        V old;
+        load<L>(to, old);
+        sum[i][j] = sum[i][j] + old;  // beta is 0 or 1
+      }
+      store<L>(to, sum[i][j]);
+    }
+  }
+}
+
+// Rows [0, m) of one panel: full tiles, then what is left in tiles of 4, 2 and 1 rows.
+template <class L, int VECTORS>
+struct GemmPanel {
+  std::int64_t m, k;
+  const float* a;
+  std::int64_t a_row, a_col;
+  const float* b;
+  std::int64_t b_row;
+  float* c;
+  std::int64_t ldc;
+  float beta;
+
+  template <int ROWS>
+  TINYSCALE_INLINE void rows(std::int64_t& i) const {
+    for (; i + ROWS <= m; i += ROWS) {
+      gemm_tile<L, ROWS, VECTORS>(k, a + i * a_row, a_row, a_col, b, b_row, c + i * ldc, ldc, beta);
+    }
+  }
+
+  template <class Same>
+  TINYSCALE_INLINE void run() const {
+    std::int64_t i = 0;
+    rows<L::rows>(i);
+    if constexpr (L::rows > 4) {
+      rows<4>(i);
+    }
+    rows<2>(i);
+    rows<1>(i);
+  }
+};
+
+// Rows [begin, end) of C, columns of one pass over packed (or in-place) panels.
+struct GemmBlock {
+  const GemmOperands& g;
+  std::int64_t begin, end, first, columns;  // rows; first column and number of columns of the pass
+  const float* packed;                      // null: every full panel is read in place
+  const float* edge;                        // the last, narrower panel, padded with zeros
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = L::width * L::vectors;
+    const std::int64_t full = columns / wide * wide;
+    for (std::int64_t p = 0; p < g.k; p += gemm_depth) {
+      const std::int64_t depth = std::min(gemm_depth, g.k - p);
+      const float beta = p == 0 ? g.beta : 1.0f;
+      for (std::int64_t j = 0; j < full; j += wide) {
+        const float* b = packed == nullptr ? g.b + p * g.b_row + first + j
+                                           : packed + j * g.k + p * wide;
+        panel<L, L::vectors>(p, depth, b, packed == nullptr ? g.b_row : wide, j, wide, beta);
+      }
+      std::int64_t j = full;
+      const std::int64_t step = (columns - full + L::width - 1) / L::width * L::width;
+      const float* b = edge + p * step;  // rows of `step` floats
+      if constexpr (L::vectors > 2) {
+        for (; columns - j > L::width; j += 2 * L::width, b += 2 * L::width) {
+          panel<L, 2>(p, depth, b, step, j, std::min<std::int64_t>(2 * L::width, columns - j), beta);
+        }
+      }
+      for (; j < columns; j += L::width, b += L::width) {
+        panel<L, 1>(p, depth, b, step, j, std::min<std::int64_t>(L::width, columns - j), beta);
+      }
+    }
+  }
+
+  // Writes through a small copy where the panel is wider than what is left of C.
+  template <class L, int VECTORS>
+  TINYSCALE_INLINE void panel(std::int64_t p, std::int64_t depth, const float* b,
+                              std::int64_t b_row, std::int64_t j, std::int64_t valid,
+                              float beta) const {
+    constexpr std::int64_t wide = L::width * VECTORS;
+    const float* a = g.a + begin * g.a_row + p * g.a_col;
+    float* c = g.c + begin * g.ldc + first + j;
+    const std::int64_t m = end - begin;
+    if (valid == wide) {
+      call_on_lanes<L>(
+          GemmPanel<L, VECTORS>{m, depth, a, g.a_row, g.a_col, b, b_row, c, g.ldc, beta});
+      return;
+    }
+    float copy[static_cast<std::size_t>(gemm_rows * wide)];
+    call_on_lanes<L>(
+        GemmPanel<L, VECTORS>{m, depth, a, g.a_row, g.a_col, b, b_row, copy, wide, 0.0f});
+    for (std::int64_t i = 0; i < m; ++i) {
+      for (std::int64_t x = 0; x < valid; ++x) {
+        const float old = beta == 0.0f ? 0.0f : beta * c[i * g.ldc + x];
+        c[i * g.ldc + x] = copy[i * wide + x] + old;
+      }
+    }
+  }
+};
+
+// Copies columns [j, j + valid) of B to to[k][wide], zeros after the valid ones.
+struct GemmPack {
+  const GemmOperands& g;
+  std::int64_t j, valid, wide;
+  float* to;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t strip = 16;
+    for (std::int64_t p = 0; p < g.k; p += strip) {
+      const std::int64_t depth = std::min(strip, g.k - p);
+      if (g.b_col == 1) {
+        for (std::int64_t r = 0; r < depth; ++r) {
+          copy_row<L>(g.b + (p + r) * g.b_row + j, to + (p + r) * wide);
+        }
+        continue;
+      }
+      for (std::int64_t x = 0; x < wide; ++x) {
+        const float* from = g.b + (j + x) * g.b_col + p * g.b_row;
+        for (std::int64_t r = 0; r < depth && x < valid; ++r) {
+          to[(p + r) * wide + x] = from[r * g.b_row];
+        }
+        for (std::int64_t r = 0; r < depth && x >= valid; ++r) {
+          to[(p + r) * wide + x] = 0.0f;
+        }
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void copy_row(const float* from, float* row) const {
+    std::int64_t x = 0;
+    typename L::V v;
+    for (; x + L::width <= valid; x += L::width) {
+      load<L>(from + x, v);
+      store<L>(row + x, v);
+    }
+    for (; x < wide; ++x) {
+      row[x] = x < valid ? from[x] : 0.0f;
+    }
+  }
+};
+
+// Short A, B as stored: C[m, begin..end) from 8 rows of B at a time, C stays in cache.
+struct GemmStream {
+  const GemmOperands& g;
+  std::int64_t begin, end;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    if (g.beta == 0.0f) {
+      for (std::int64_t i = 0; i < g.m; ++i) {
+        std::fill(g.c + i * g.ldc + begin, g.c + i * g.ldc + end, 0.0f);
+      }
+    }
+    std::int64_t p = 0;
+    for (; p + 8 <= g.k; p += 8) {
+      for (std::int64_t i = 0; i < g.m; ++i) {
+        add_rows<L, 8>(p, i);
+      }
+    }
+    for (; p < g.k; ++p) {
+      for (std::int64_t i = 0; i < g.m; ++i) {
+        add_rows<L, 1>(p, i);
+      }
+    }
+  }
+
+  template <class L, int ROWS>
+  TINYSCALE_INLINE void add_rows(std::int64_t p, std::int64_t i) const {
+    typename L::V left[static_cast<std::size_t>(ROWS)], sum, v;
+    TINYSCALE_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      broadcast<L>(g.a[i * g.a_row + (p + r) * g.a_col], left[r]);
+    }
+    float* c = g.c + i * g.ldc;
+    std::int64_t j = begin;
+    for (; j + L::width <= end; j += L::width) {
+      load<L>(c + j, sum);
+      TINYSCALE_UNROLL
+      for (int r = 0; r < ROWS; ++r) {
+        load<L>(g.b + (p + r) * g.b_row + j, v);
+        sum = sum + left[r] * v;
+      }
+      store<L>(c + j, sum);
+    }
+    for (; j < end; ++j) {
+      for (int r = 0; r < ROWS; ++r) {
+        c[j] += g.a[i * g.a_row + (p + r) * g.a_col] * g.b[(p + r) * g.b_row + j];
+      }
+    }
+  }
+};
+
+// Short A, B transposed: C[i, j] is a dot product of two rows; 8 rows of B at a time.
+struct GemmDots {
+  const GemmOperands& g;
+  std::int64_t begin, end;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    std::int64_t j = begin;
+    for (; j + 8 <= end; j += 8) {
+      for (std::int64_t i = 0; i < g.m; ++i) {
+        dots<L, 8>(i, j);
+      }
+    }
+    for (; j < end; ++j) {
+      for (std::int64_t i = 0; i < g.m; ++i) {
+        dots<L, 1>(i, j);
+      }
+    }
+  }
+
+  template <class L, int ROWS>
+  TINYSCALE_INLINE void dots(std::int64_t i, std::int64_t j) const {
+    typename L::V sum[static_cast<std::size_t>(ROWS)], left, v;
+    TINYSCALE_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      sum[r] = typename L::V{};
+    }
+    const float* a = g.a + i * g.a_row;
+    const float* b = g.b + j * g.b_col;
+    std::int64_t p = 0;
+    for (; p + L::width <= g.k; p += L::width) {
+      load<L>(a + p, left);
+      TINYSCALE_UNROLL
+      for (int r = 0; r < ROWS; ++r) {
+        load<L>(b + r * g.b_col + p, v);
+        sum[r] = sum[r] + left * v;
+      }
+    }
+    float* c = g.c + i * g.ldc + j;
+    TINYSCALE_UNROLL
+    for (int r = 0; r < ROWS; ++r) {
+      float total = sum_lanes<L>(sum[r]);
+      for (std::int64_t x = p; x < g.k; ++x) {
+        total += a[x] * b[r * g.b_col + x];
+      }
+      c[r] = g.beta == 0.0f ? total : total + c[r];
+    }
+  }
+};
+
+constexpr std::int64_t gemm_short = 8;  // rows of A up to which B is not worth a tile or a copy
+
+// Short A in chunks of columns; false where another way is better.
+inline bool gemm_skinny(const GemmOperands& g) {
+  const bool dots = g.b_col != 1 && g.b_row == 1 && g.a_col == 1;
+  if (g.m > gemm_short || (g.b_col != 1 && !dots)) {
+    return false;
+  }
+  const std::int64_t chunk = dots ? 32 : 256;
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t x = begin; x < end; ++x) {
+      const std::int64_t last = std::min(g.n, (x + 1) * chunk);
+      if (dots) {
+        run_on_lanes(GemmDots{g, x * chunk, last});
+      } else {
+        run_on_lanes(GemmStream{g, x * chunk, last});
+      }
+    }
+  };
+  const std::int64_t chunks = (g.n + chunk - 1) / chunk;
+  if (g.m * g.n * g.k < (1 << 17)) {
+    body(0, chunks);
+  } else {
+    parallel_for(chunks, 1, body);
+  }
+  return true;
+}
+
+struct TileSize {
+  std::int64_t width = 0, wide = 0;
+};
+
+struct TileQuery {  // asks the active path for its tile
+  TileSize* size;
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    size->width = L::width;
+    size->wide = L::width * L::vectors;
+  }
+};
+
+// One pass: columns [first, first + columns) of C, packing first.
+inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t columns,
+                      const TileSize& tile, std::int64_t work) {
+  const std::int64_t full = columns / tile.wide * tile.wide;
+  const std::int64_t left = columns - full;
+  const std::int64_t edge_wide = (left + tile.width - 1) / tile.width * tile.width;
+  const bool in_place = g.b_col == 1 && (g.n * g.k <= gemm_in_place || g.m <= 16);
+  const std::int64_t packed_columns = (in_place ? 0 : full) + edge_wide;
+  float* packed = scratch(0, packed_columns * g.k);
+  float* edge = packed + (in_place ? 0 : full) * g.k;
+  const std::int64_t panels = in_place ? 0 : full / tile.wide;
+  const auto pack = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t x = begin; x < end; ++x) {
+      if (x < panels) {
+        const std::int64_t j = x * tile.wide;
+        run_on_lanes(GemmPack{g, first + j, tile.wide, tile.wide, packed + j * g.k});
+      } else if (left > 0) {
+        run_on_lanes(GemmPack{g, first + full, left, edge_wide, edge});
+      }
+    }
+  };
+  // Rows of a task: about an eighth of A, in multiples of every tile's rows.
+  const std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
+  const std::int64_t blocks = (g.m + tall - 1) / tall;
+  const auto rows = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t x = begin; x < end; ++x) {
+      const std::int64_t last = std::min(g.m, (x + 1) * tall);
+      run_on_lanes(GemmBlock{g, x * tall, last, first, columns,
+                             in_place ? nullptr : packed, edge});
+    }
+  };
+  if (work < (1 << 18)) {  // multiply-adds: about 5 microseconds, less than waking a thread pays
+    pack(0, panels + 1);
+    rows(0, blocks);
+    return;
+  }
+  parallel_for(panels + 1, 1, pack);
+  parallel_for(blocks, 1, rows);
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+// C = op(A) op(B) + beta C. beta is 0 (C is not read) or 1. C must not overlap A or B.
+inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                 const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float beta,
+                 float* c, std::int64_t ldc) {
+  if (m <= 0 || n <= 0) {
+    return;
+  }
+  if (k <= 0) {
+    for (std::int64_t i = 0; i < m; ++i) {
+      for (std::int64_t j = 0; j < n; ++j) {
+        c[i * ldc + j] = beta == 0.0f ? 0.0f : beta * c[i * ldc + j];
+      }
+    }
+    return;
+  }
+  const bool a_no = ta == Trans::no;
+  const bool b_no = tb == Trans::no;
+  const detail::GemmOperands g{m, n, k, a, a_no ? lda : 1, a_no ? 1 : lda,
+                               b, b_no ? ldb : 1, b_no ? 1 : ldb, beta, c, ldc};
+  if (detail::gemm_skinny(g)) {
+    return;
+  }
+  detail::TileSize tile;
+  detail::run_on_lanes(detail::TileQuery{&tile});
+  const std::int64_t fit = std::max<std::int64_t>(detail::gemm_packed / k / tile.wide, 1);
+  for (std::int64_t j = 0; j < n; j += fit * tile.wide) {
+    detail::gemm_pass(g, j, std::min(fit * tile.wide, n - j), tile, m * n * k);
+  }
+}
+
+}  // namespace kernel
+}  // namespace tinyscale
+
+// >> tinyscale/compute/softmax.hpp
+// Softmax and cross-entropy by rows, from differences to the row's maximum, so that nothing overflows:
+//   y_j = exp(x_j - max) / sum,  lse = max + log(sum),  loss = lse - x_target.
+// dx = y (dy - sum(y dy));  d logits = scale (exp(x - lse) - onehot(target)).
+
+namespace tinyscale {
+namespace detail {
+
+// max and sum of exp(x - max) of one row; writes exp(x - max) to y unless y is null.
+template <class L>
+TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& max, float& sum) {
+  typedef typename L::V V;
+  const float lowest = -std::numeric_limits<float>::infinity();
+  const std::int64_t full = n / L::width * L::width;
+  V best, v;
+  broadcast<L>(lowest, best);
+  for (std::int64_t j = 0; j < full; j += L::width) {
+    load<L>(x + j, v);
+    max_vector<L>(best, v, best);
+  }
+  if (full < n) {
+    load_part<L>(x + full, n - full, lowest, v);
+    max_vector<L>(best, v, best);
+  }
+  max = max_lanes<L>(best);
+  V total{}, e;
+  broadcast<L>(max, best);
+  for (std::int64_t j = 0; j < full; j += L::width) {
+    load<L>(x + j, v);
+    exp_vector<L>(v - best, e);
+    total = total + e;
+    if (y != nullptr) {
+      store<L>(y + j, e);
+    }
+  }
+  if (full < n) {
+    load_part<L>(x + full, n - full, lowest, v);
+    exp_vector<L>(v - best, e);
+    total = total + e;
+    if (y != nullptr) {
+      store_part<L>(y + full, n - full, e);
+    }
+  }
+  sum = sum_lanes<L>(total);
+}
+
+template <class L>
+TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
+  typename L::V v, f;
+  broadcast<L>(factor, f);
+  std::int64_t j = 0;
+  for (; j + L::width <= n; j += L::width) {
+    load<L>(y + j, v);
+    store<L>(y + j, v * f);
+  }
+  for (; j < n; ++j) {
+    y[j] *= factor;
+  }
+}
+
+template <class L>
+TINYSCALE_INLINE float dot_row(std::int64_t n, const float* a, const float* b) {
+  typename L::V sum{}, va, vb;
+  std::int64_t j = 0;
+  for (; j + L::width <= n; j += L::width) {
+    load<L>(a + j, va);
+    load<L>(b + j, vb);
+    sum = sum + va * vb;
+  }
+  float total = sum_lanes<L>(sum);
+  for (; j < n; ++j) {
+    total += a[j] * b[j];
+  }
+  return total;
+}
+
+struct SoftmaxRows {
+  std::int64_t begin, end, cols;
+  const float* x;
+  float* y;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t i = begin; i < end; ++i) {
+      float max = 0.0f, sum = 0.0f;
+      exp_row<L>(cols, x + i * cols, y + i * cols, max, sum);
+      scale_row<L>(cols, 1.0f / sum, y + i * cols);
+    }
+  }
+};
+
+struct SoftmaxBackwardRows {
+  std::int64_t begin, end, cols;
+  const float* y;
+  const float* dy;
+  float* dx;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const float* yi = y + i * cols;
+      const float* dyi = dy + i * cols;
+      float* dxi = dx + i * cols;
+      const float mean = dot_row<L>(cols, yi, dyi);
+      typename L::V vy, vd, vx, vm;
+      broadcast<L>(mean, vm);
+      std::int64_t j = 0;
+      for (; j + L::width <= cols; j += L::width) {
+        load<L>(yi + j, vy);
+        load<L>(dyi + j, vd);
+        load<L>(dxi + j, vx);
+        store<L>(dxi + j, vx + vy * (vd - vm));
+      }
+      for (; j < cols; ++j) {
+        dxi[j] += yi[j] * (dyi[j] - mean);
+      }
+    }
+  }
+};
+
+struct CrossEntropyRows {
+  std::int64_t begin, end, vocab;
+  const float* logits;
+  const std::int32_t* targets;
+  float* losses;
+  float* lse;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t i = begin; i < end; ++i) {
+      float max = 0.0f, sum = 0.0f;
+      exp_row<L>(vocab, logits + i * vocab, nullptr, max, sum);
+      lse[i] = max + std::log(sum);
+      losses[i] = targets[i] < 0 ? 0.0f : lse[i] - logits[i * vocab + targets[i]];
+    }
+  }
+};
+
+struct CrossEntropyBackwardRows {
+  std::int64_t begin, end, vocab;
+  const float* logits;
+  const float* lse;
+  const std::int32_t* targets;
+  float scale;
+  float* dlogits;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t i = begin; i < end; ++i) {
+      if (targets[i] < 0) {
+        continue;
+      }
+      const float* x = logits + i * vocab;
+      float* dx = dlogits + i * vocab;
+      typename L::V v, e, d, vl, vs;
+      broadcast<L>(lse[i], vl);
+      broadcast<L>(scale, vs);
+      std::int64_t j = 0;
+      for (; j + L::width <= vocab; j += L::width) {
+        load<L>(x + j, v);
+        load<L>(dx + j, d);
+        exp_vector<L>(v - vl, e);
+        store<L>(dx + j, d + e * vs);
+      }
+      if (j < vocab) {
+        load_part<L>(x + j, vocab - j, 0.0f, v);
+        load_part<L>(dx + j, vocab - j, 0.0f, d);
+        exp_vector<L>(v - vl, e);
+        store_part<L>(dx + j, vocab - j, d + e * vs);
+      }
+      dx[targets[i]] -= scale;
+    }
+  }
+};
+
+// Rows per task so that a task is worth a thread's while; a function of the sizes only.
+inline std::int64_t row_grain(std::int64_t cols) {
+  return std::max<std::int64_t>(1, 8192 / std::max<std::int64_t>(cols, 1));
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
+  parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
+    detail::run_on_lanes(detail::SoftmaxRows{begin, end, cols, x, y});
+  });
+}
+
+inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* y, const float* dy,
+                             float* dx) {
+  parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
+    detail::run_on_lanes(detail::SoftmaxBackwardRows{begin, end, cols, y, dy, dx});
+  });
+}
+
+// losses[rows], lse[rows]; a negative target gives loss 0 (and no gradient below).
+inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const float* logits,
+                                  const std::int32_t* targets, float* losses, float* lse) {
+  parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
+    detail::run_on_lanes(
+        detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse});
+  });
+}
+
+inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const float* logits,
+                                   const float* lse, const std::int32_t* targets, float scale,
+                                   float* dlogits) {
+  parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
+    detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
+                                                          scale, dlogits});
+  });
+}
+
+}  // namespace kernel
+}  // namespace tinyscale
+
+// >> tinyscale/compute/attention.hpp
+// Attention: O = softmax(Q K^T / sqrt(head_size)) V for each sequence and head.
+// Blocks of 64 queries: the scores of one block live in scratch, so no [queries, keys] matrix is kept.
+// Forward saves one number a query, lse = log sum exp(scores); backward recomputes P = exp(S - lse):
+//   dV = P^T dO,  dS = P (dO V^T - sum(dO O)),  dQ = dS K scale,  dK = dS^T Q scale.
+// Grouped queries: heads / kv_heads query heads share one key and value head.
+// Dao et al., FlashAttention, arXiv 2205.14135; Ainslie et al., GQA, arXiv 2305.13245.
+
+namespace tinyscale {
+namespace kernel {
+
+struct AttentionShape {
+  std::int64_t batch = 1, queries = 1, keys = 1, heads = 1, kv_heads = 1, head_size = 1;
+  std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, o_stride = 0;  // floats, token to token
+  std::int64_t q_batch = 0, k_batch = 0, v_batch = 0, o_batch = 0;      // floats, sequence to sequence
+  int causal = 0;                  // 1: query i sees keys <= i + causal_offset
+  std::int64_t causal_offset = 0;  // keys - queries when queries are the last tokens
+};
+
+}  // namespace kernel
+
+namespace detail {
+
+constexpr std::int64_t attention_block = 64;  // queries whose scores are held at once
+
+// Keys that query i sees.
+inline std::int64_t visible_keys(const kernel::AttentionShape& s, std::int64_t i) {
+  if (s.causal == 0) {
+    return s.keys;
+  }
+  return std::max<std::int64_t>(0, std::min(s.keys, i + s.causal_offset + 1));
+}
+
+inline float attention_scale(const kernel::AttentionShape& s) {
+  return static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_size)));
+}
+
+// Scores [rows, width] of queries begin.. to probabilities, hidden keys to 0; lse a row.
+struct AttentionSoftmax {
+  const kernel::AttentionShape& s;
+  std::int64_t begin, rows, width;
+  float* p;
+  float* lse;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const float scale = attention_scale(s);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const std::int64_t seen = visible_keys(s, begin + i);
+      float* row = p + i * width;
+      if (seen > 0) {
+        float max = 0.0f, sum = 0.0f;
+        scale_row<L>(seen, scale, row);
+        exp_row<L>(seen, row, row, max, sum);
+        scale_row<L>(seen, 1.0f / sum, row);
+        lse[i] = max + std::log(sum);
+      } else {
+        lse[i] = 0.0f;
+      }
+      std::fill(row + seen, row + width, 0.0f);
+    }
+  }
+};
+
+// Backward of the same block: p holds raw scores, g = dO V^T; p becomes P and g becomes dS scale.
+struct AttentionSoftmaxBackward {
+  const kernel::AttentionShape& s;
+  std::int64_t begin, rows, width;
+  float* p;
+  float* g;
+  const float* lse;
+  const float* o;
+  const float* d_o;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const float scale = attention_scale(s);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const std::int64_t seen = visible_keys(s, begin + i);
+      const float mean = dot_row<L>(s.head_size, o + i * s.o_stride, d_o + i * s.o_stride);
+      float* pi = p + i * width;
+      float* gi = g + i * width;
+      typename L::V vp, vg, vm, vs, vl;
+      broadcast<L>(mean, vm);
+      broadcast<L>(scale, vs);
+      broadcast<L>(lse[i], vl);
+      std::int64_t j = 0;
+      for (; j + L::width <= seen; j += L::width) {
+        load<L>(pi + j, vp);
+        load<L>(gi + j, vg);
+        exp_vector<L>(vp * vs - vl, vp);
+        store<L>(pi + j, vp);
+        store<L>(gi + j, vp * (vg - vm) * vs);
+      }
+      if (j < seen) {
+        load_part<L>(pi + j, seen - j, 0.0f, vp);
+        load_part<L>(gi + j, seen - j, 0.0f, vg);
+        exp_vector<L>(vp * vs - vl, vp);
+        store_part<L>(pi + j, seen - j, vp);
+        store_part<L>(gi + j, seen - j, vp * (vg - vm) * vs);
+      }
+      std::fill(pi + seen, pi + width, 0.0f);
+      std::fill(gi + seen, gi + width, 0.0f);
+    }
+  }
+};
+
+// One block of queries of one head.
+inline void attention_forward_block(const kernel::AttentionShape& s, std::int64_t begin,
+                                    const float* q, const float* k, const float* v, float* o,
+                                    float* lse) {
+  using kernel::Trans;
+  const std::int64_t rows = std::min(attention_block, s.queries - begin);
+  const std::int64_t width = visible_keys(s, begin + rows - 1);
+  float* p = scratch(1, rows * width);  // [rows, width]
+  kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, q + begin * s.q_stride, s.q_stride,
+               k, s.k_stride, 0.0f, p, width);
+  run_on_lanes(AttentionSoftmax{s, begin, rows, width, p, lse + begin});
+  kernel::gemm(Trans::no, Trans::no, rows, s.head_size, width, p, width, v, s.v_stride, 0.0f,
+               o + begin * s.o_stride, s.o_stride);
+}
+
+// Pointers of one query head and its key and value head.
+struct AttentionGradients {
+  const float* q;
+  const float* k;
+  const float* v;
+  const float* o;
+  const float* lse;
+  const float* d_o;
+  float* dq;
+  float* dk;
+  float* dv;
+};
+
+inline void attention_backward_block(const kernel::AttentionShape& s, std::int64_t begin,
+                                     const AttentionGradients& t) {
+  using kernel::Trans;
+  const std::int64_t rows = std::min(attention_block, s.queries - begin);
+  const std::int64_t width = visible_keys(s, begin + rows - 1);
+  if (width == 0) {
+    return;
+  }
+  const float* q = t.q + begin * s.q_stride;
+  const float* d_o = t.d_o + begin * s.o_stride;
+  float* p = scratch(1, rows * width);
+  float* g = scratch(2, rows * width);
+  kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, q, s.q_stride, t.k, s.k_stride,
+               0.0f, p, width);
+  kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, d_o, s.o_stride, t.v, s.v_stride,
+               0.0f, g, width);
+  run_on_lanes(AttentionSoftmaxBackward{s, begin, rows, width, p, g, t.lse + begin,
+                                        t.o + begin * s.o_stride, d_o});
+  kernel::gemm(Trans::yes, Trans::no, width, s.head_size, rows, p, width, d_o, s.o_stride, 1.0f,
+               t.dv, s.v_stride);
+  kernel::gemm(Trans::no, Trans::no, rows, s.head_size, width, g, width, t.k, s.k_stride, 1.0f,
+               t.dq + begin * s.q_stride, s.q_stride);
+  kernel::gemm(Trans::yes, Trans::no, width, s.head_size, rows, g, width, q, s.q_stride, 1.0f,
+               t.dk, s.k_stride);
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+// q, o: [batch, queries, heads * head_size]; k, v: [batch, keys, kv_heads * head_size] (with strides);
+// lse: [batch, heads, queries]. A query that sees no key gets zeros.
+inline void attention_forward(const AttentionShape& s, const float* q, const float* k,
+                              const float* v, float* o, float* lse) {
+  const std::int64_t blocks = (s.queries + detail::attention_block - 1) / detail::attention_block;
+  const std::int64_t group = s.heads / s.kv_heads;
+  parallel_for(s.batch * s.heads * blocks, 1, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t task = first; task < last; ++task) {
+      const std::int64_t block = task % blocks;
+      const std::int64_t h = task / blocks % s.heads;
+      const std::int64_t b = task / blocks / s.heads;
+      const std::int64_t kv = h / group * s.head_size;
+      detail::attention_forward_block(
+          s, block * detail::attention_block, q + b * s.q_batch + h * s.head_size,
+          k + b * s.k_batch + kv, v + b * s.v_batch + kv, o + b * s.o_batch + h * s.head_size,
+          lse + (b * s.heads + h) * s.queries);
+    }
+  });
+}
+
+// dq, dk, dv += ..., laid out as q, k, v; d_o as o. A task owns one key and value head.
+inline void attention_backward(const AttentionShape& s, const float* q, const float* k,
+                               const float* v, const float* o, const float* lse, const float* d_o,
+                               float* dq, float* dk, float* dv) {
+  const std::int64_t group = s.heads / s.kv_heads;
+  parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t task = first; task < last; ++task) {
+      const std::int64_t b = task / s.kv_heads;
+      const std::int64_t kv = task % s.kv_heads;
+      for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+        const std::int64_t at_q = b * s.q_batch + h * s.head_size;
+        const std::int64_t at_k = b * s.k_batch + kv * s.head_size;
+        const std::int64_t at_v = b * s.v_batch + kv * s.head_size;
+        const std::int64_t at_o = b * s.o_batch + h * s.head_size;
+        const detail::AttentionGradients t{
+            q + at_q, k + at_k, v + at_v, o + at_o, lse + (b * s.heads + h) * s.queries,
+            d_o + at_o, dq + at_q, dk + at_k, dv + at_v};
+        for (std::int64_t begin = 0; begin < s.queries; begin += detail::attention_block) {
+          detail::attention_backward_block(s, begin, t);
+        }
+      }
+    }
+  });
+}
+
+}  // namespace kernel
+}  // namespace tinyscale
+
+// >> tinyscale/compute/norm.hpp
+// Layer norm and RMS norm by rows:
+//   layer: n = (x - mean) rstd, rstd = 1 / sqrt(var + eps);   RMS: n = x rstd, rstd = 1 / sqrt(mean(x^2) + eps)
+//   y = n w + b;  with g = dy w: dx = rstd (g - mean(g) - n mean(g n)) (RMS: without mean(g)).
+// dw and db are sums over rows, taken in chunks that depend on the sizes and not on the threads.
+// Ba et al., arXiv 1607.06450; Zhang and Sennrich, arXiv 1910.07467.
+
+namespace tinyscale {
+namespace detail {
+
+struct NormRows {
+  std::int64_t begin, end, cols;
+  float eps;
+  const float* x;
+  const float* weight;
+  const float* bias;  // null: none
+  float* y;
+  float* mean;  // null: RMS norm
+  float* rstd;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t i = begin; i < end; ++i) {
+      row<L>(i, x + i * cols, y + i * cols);
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void row(std::int64_t i, const float* xi, float* yi) const {
+    typedef typename L::V V;
+    const std::int64_t full = cols / L::width * L::width;
+    const float count = static_cast<float>(cols);
+    V v, w, b, c{}, total{};
+    float center = 0.0f;
+    if (mean != nullptr) {
+      for (std::int64_t j = 0; j < full; j += L::width) {
+        load<L>(xi + j, v);
+        total = total + v;
+      }
+      center = sum_lanes<L>(total);
+      for (std::int64_t j = full; j < cols; ++j) {
+        center += xi[j];
+      }
+      center /= count;
+      mean[i] = center;
+      broadcast<L>(center, c);
+    }
+    total = V{};
+    for (std::int64_t j = 0; j < full; j += L::width) {
+      load<L>(xi + j, v);
+      total = total + (v - c) * (v - c);
+    }
+    float square = sum_lanes<L>(total);
+    for (std::int64_t j = full; j < cols; ++j) {
+      square += (xi[j] - center) * (xi[j] - center);
+    }
+    const float r = 1.0f / std::sqrt(square / count + eps);
+    rstd[i] = r;
+    V vr;
+    broadcast<L>(r, vr);
+    for (std::int64_t j = 0; j < full; j += L::width) {
+      load<L>(xi + j, v);
+      load<L>(weight + j, w);
+      b = V{};
+      if (bias != nullptr) {
+        load<L>(bias + j, b);
+      }
+      store<L>(yi + j, (v - c) * vr * w + b);
+    }
+    for (std::int64_t j = full; j < cols; ++j) {
+      yi[j] = (xi[j] - center) * r * weight[j] + (bias == nullptr ? 0.0f : bias[j]);
+    }
+  }
+};
+
+struct NormBackwardRows {
+  std::int64_t begin, end, cols;
+  const float* x;
+  const float* weight;
+  const float* mean;  // null: RMS norm
+  const float* rstd;
+  const float* dy;
+  float* dx;       // += ...
+  float* dweight;  // += the sum over these rows
+  float* dbias;    // null: none
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const float center = mean == nullptr ? 0.0f : mean[i];
+      float mean_g = 0.0f, mean_gn = 0.0f;
+      sums<L>(x + i * cols, dy + i * cols, center, rstd[i], mean_g, mean_gn);
+      spread<L>(x + i * cols, dy + i * cols, dx + i * cols, center, rstd[i],
+                mean == nullptr ? 0.0f : mean_g, mean_gn);
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void sums(const float* xi, const float* dyi, float center, float r,
+                             float& mean_g, float& mean_gn) const {
+    typedef typename L::V V;
+    const std::int64_t full = cols / L::width * L::width;
+    V v, w, d, c, vr, sg{}, sgn{};
+    broadcast<L>(center, c);
+    broadcast<L>(r, vr);
+    for (std::int64_t j = 0; j < full; j += L::width) {
+      load<L>(xi + j, v);
+      load<L>(weight + j, w);
+      load<L>(dyi + j, d);
+      const V g = d * w;
+      sg = sg + g;
+      sgn = sgn + g * ((v - c) * vr);
+    }
+    mean_g = sum_lanes<L>(sg);
+    mean_gn = sum_lanes<L>(sgn);
+    for (std::int64_t j = full; j < cols; ++j) {
+      const float g = dyi[j] * weight[j];
+      mean_g += g;
+      mean_gn += g * ((xi[j] - center) * r);
+    }
+    mean_g /= static_cast<float>(cols);
+    mean_gn /= static_cast<float>(cols);
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void spread(const float* xi, const float* dyi, float* dxi, float center,
+                               float r, float mean_g, float mean_gn) const {
+    typedef typename L::V V;
+    const std::int64_t full = cols / L::width * L::width;
+    V v, w, d, o, c, vr, mg, mgn;
+    broadcast<L>(center, c);
+    broadcast<L>(r, vr);
+    broadcast<L>(mean_g, mg);
+    broadcast<L>(mean_gn, mgn);
+    for (std::int64_t j = 0; j < full; j += L::width) {
+      load<L>(xi + j, v);
+      load<L>(weight + j, w);
+      load<L>(dyi + j, d);
+      load<L>(dxi + j, o);
+      const V n = (v - c) * vr;
+      store<L>(dxi + j, o + vr * (d * w - mg - n * mgn));
+      load<L>(dweight + j, o);
+      store<L>(dweight + j, o + d * n);
+      if (dbias != nullptr) {
+        load<L>(dbias + j, o);
+        store<L>(dbias + j, o + d);
+      }
+    }
+    for (std::int64_t j = full; j < cols; ++j) {
+      const float n = (xi[j] - center) * r;
+      dxi[j] += r * (dyi[j] * weight[j] - mean_g - n * mean_gn);
+      dweight[j] += dyi[j] * n;
+      if (dbias != nullptr) {
+        dbias[j] += dyi[j];
+      }
+    }
+  }
+};
+
+// At most 64 chunks of rows, each with its own sums, which are then added in order.
+inline void norm_backward(std::int64_t rows, NormBackwardRows all) {
+  const std::int64_t chunk = std::max<std::int64_t>(16, (rows + 63) / 64);
+  const std::int64_t chunks = (rows + chunk - 1) / chunk;
+  std::vector<float> sums(static_cast<std::size_t>(chunks * 2 * all.cols));
+  parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t c = begin; c < end; ++c) {
+      NormBackwardRows part = all;
+      part.begin = c * chunk;
+      part.end = std::min(rows, part.begin + chunk);
+      part.dweight = sums.data() + c * 2 * all.cols;
+      part.dbias = all.dbias == nullptr ? nullptr : part.dweight + all.cols;
+      run_on_lanes(part);
+    }
+  });
+  for (std::int64_t c = 0; c < chunks; ++c) {
+    const float* part = sums.data() + c * 2 * all.cols;
+    for (std::int64_t j = 0; j < all.cols; ++j) {
+      all.dweight[j] += part[j];
+      if (all.dbias != nullptr) {
+        all.dbias[j] += part[all.cols + j];
+      }
+    }
+  }
+}
+
+inline void norm_forward(std::int64_t rows, const NormRows& all) {
+  parallel_for(rows, row_grain(all.cols), [&](std::int64_t begin, std::int64_t end) {
+    NormRows part = all;
+    part.begin = begin;
+    part.end = end;
+    run_on_lanes(part);
+  });
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+// x, y: [rows, cols]; weight, bias (or null): [cols]; mean, rstd: [rows], kept for backward.
+inline void layer_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
+                               const float* weight, const float* bias, float* y, float* mean,
+                               float* rstd) {
+  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, bias, y, mean, rstd});
+}
+
+inline void layer_norm_backward(std::int64_t rows, std::int64_t cols, const float* x,
+                                const float* weight, const float* mean, const float* rstd,
+                                const float* dy, float* dx, float* dweight, float* dbias) {
+  detail::norm_backward(rows, {0, 0, cols, x, weight, mean, rstd, dy, dx, dweight, dbias});
+}
+
+inline void rms_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
+                             const float* weight, float* y, float* rstd) {
+  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, nullptr, y, nullptr, rstd});
+}
+
+inline void rms_norm_backward(std::int64_t rows, std::int64_t cols, const float* x,
+                              const float* weight, const float* rstd, const float* dy, float* dx,
+                              float* dweight) {
+  detail::norm_backward(rows, {0, 0, cols, x, weight, nullptr, rstd, dy, dx, dweight, nullptr});
+}
+
+}  // namespace kernel
+}  // namespace tinyscale
+
+// >> tinyscale/compute/rope.hpp
+// Rotary position embedding: pair i of a head at position t turns by t / theta^(2 i / head_size).
+//   interleaved: pairs (x[2 i], x[2 i + 1]);  halves: pairs (x[i], x[i + head_size / 2]).
+// The backward pass turns the gradient by the opposite angle. Su et al., arXiv 2104.09864.
+
+namespace tinyscale {
+
+enum class RopePairs { interleaved, halves };
+
+namespace kernel {
+
+enum class RopeTurn { forward, inverse };
+
+struct RopeShape {  // x is [batch, tokens, heads * head_size]
+  std::int64_t batch = 1, tokens = 1, heads = 1, head_size = 2, first_position = 0;
+  double theta = 10000.0;
+  RopePairs pairs = RopePairs::interleaved;
+};
+
+}  // namespace kernel
+
+namespace detail {
+
+// y = turned x, or y += turned x, for one token: cos and sin are [head_size / 2].
+template <class Store>
+void rope_token(const kernel::RopeShape& s, const float* cos, const float* sin, const float* x,
+                float* y, const Store& put) {
+  const std::int64_t half = s.head_size / 2;
+  const bool interleaved = s.pairs == RopePairs::interleaved;
+  for (std::int64_t h = 0; h < s.heads; ++h) {
+    for (std::int64_t i = 0; i < half; ++i) {
+      const std::int64_t a = h * s.head_size + (interleaved ? 2 * i : i);
+      const std::int64_t b = interleaved ? a + 1 : a + half;
+      const float xa = x[a];
+      const float xb = x[b];
+      put(y[a], xa * cos[i] - xb * sin[i]);
+      put(y[b], xa * sin[i] + xb * cos[i]);
+    }
+  }
+}
+
+template <class Store>
+void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const float* x, float* y,
+              const Store& put) {
+  const std::int64_t half = s.head_size / 2;
+  const std::int64_t width = s.heads * s.head_size;
+  std::vector<double> frequency(static_cast<std::size_t>(half));
+  for (std::int64_t i = 0; i < half; ++i) {
+    const double part = static_cast<double>(2 * i) / static_cast<double>(s.head_size);
+    frequency[static_cast<std::size_t>(i)] = std::pow(s.theta, -part);
+  }
+  parallel_for(s.tokens, 8, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> cos(frequency.size()), sin(frequency.size());
+    for (std::int64_t t = begin; t < end; ++t) {
+      for (std::size_t i = 0; i < frequency.size(); ++i) {
+        const double angle = static_cast<double>(s.first_position + t) * frequency[i];
+        cos[i] = static_cast<float>(std::cos(angle));
+        sin[i] = static_cast<float>(turn == kernel::RopeTurn::forward ? std::sin(angle)
+                                                                      : -std::sin(angle));
+      }
+      for (std::int64_t b = 0; b < s.batch; ++b) {
+        const std::int64_t at = (b * s.tokens + t) * width;
+        rope_token(s, cos.data(), sin.data(), x + at, y + at, put);
+      }
+    }
+  });
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+// y = x turned (y may be x). head_size must be even.
+inline void rope(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
+  detail::rope_all(s, turn, x, y, [](float& to, float value) { to = value; });
+}
+
+// dx += dy turned back.
+inline void rope_backward(const RopeShape& s, const float* dy, float* dx) {
+  detail::rope_all(s, RopeTurn::inverse, dy, dx, [](float& to, float value) { to += value; });
+}
+
+}  // namespace kernel
+}  // namespace tinyscale
+
+// >> tinyscale/tensor/tensor.hpp
+// A tensor: a shape, a shared buffer of floats, and the record of how it was made.
+// Always contiguous, row-major, float32. Copying a Tensor copies the handle, never the numbers.
+// A slot holds the gradient apart from the numbers, so that a result whose value the backward pass
+// does not need is freed at once (reverse-mode differentiation, Wengert list as a graph).
+
+namespace tinyscale {
+
+namespace detail {
+
+// Bytes of one tensor, counted by the memory meter that was current when it was made.
+struct Storage {
+  float* data = nullptr;
+  std::int64_t count = 0;
+  MemoryKind kind = MemoryKind::activation;
+  std::shared_ptr<MemoryMeter> meter;
+
+  Storage(std::int64_t n, MemoryKind k) : count(n), kind(k), meter(context().memory) {
+    data = static_cast<float*>(::operator new(allocated(), std::align_val_t(64)));
+    if (meter) {
+      meter->add(kind, static_cast<double>(bytes()));
+    }
+  }
+  ~Storage() {
+    ::operator delete(data, std::align_val_t(64));
+    if (meter) {
+      meter->remove(kind, static_cast<double>(bytes()));
+    }
+  }
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  std::size_t bytes() const { return static_cast<std::size_t>(count) * sizeof(float); }
+  std::size_t allocated() const { return bytes() == 0 ? sizeof(float) : bytes(); }
+};
+
+struct Node;
+
+// Where a tensor's gradient gathers; `node` is null for a leaf (a parameter).
+struct GradSlot {
+  Shape shape;
+  std::shared_ptr<Node> node;
+  std::shared_ptr<Storage> grad;
+  int order = 0;  // longest path from a leaf: the backward pass runs in falling order
+  bool queued = false;
+};
+
+}  // namespace detail
+
+class Tensor {
+ public:
+  Tensor() = default;
+  // Uninitialised numbers; users call zeros, full, randn, ...
+  explicit Tensor(const Shape& shape) : Tensor(shape, context().kind) {}
+  Tensor(const Shape& shape, MemoryKind kind)
+      : shape_(shape), storage_(std::make_shared<detail::Storage>(shape.count(), kind)) {}
+  Tensor(const Shape& shape, std::shared_ptr<detail::Storage> storage)
+      : shape_(shape), storage_(std::move(storage)) {}
+
+  bool defined() const { return storage_ != nullptr; }
+  const Shape& shape() const { return shape_; }
+  int dims() const { return shape_.size(); }
+  std::int64_t dim(int i) const { return shape_[i]; }  // negative i counts from the end
+  std::int64_t count() const { return storage_ ? storage_->count : 0; }
+  float* data() { return checked().data; }
+  const float* data() const { return checked().data; }
+  const std::shared_ptr<detail::Storage>& storage() const { return storage_; }
+
+  // The one number of a tensor of one element.
+  float item() const {
+    if (count() != 1) {
+      throw Error(detail::cat("item: the tensor has ", count(), " elements, shape ", shape_.text(),
+                              "; item() needs exactly 1"));
+    }
+    return data()[0];
+  }
+  float at(std::initializer_list<Dim> index) const {
+    if (static_cast<int>(index.size()) != dims()) {
+      throw Error(detail::cat("at: ", index.size(), " indices given for shape ", shape_.text(),
+                              "; one per dimension is right"));
+    }
+    std::int64_t offset = 0;
+    int axis = 0;
+    for (const Dim& i : index) {
+      if (i.value < 0 || i.value >= shape_[axis]) {
+        throw Error(detail::cat("at: index ", i.value, " in dimension ", axis,
+                                " is outside shape ", shape_.text()));
+      }
+      offset = offset * shape_[axis] + i.value;
+      ++axis;
+    }
+    return data()[offset];
+  }
+  std::vector<float> values() const {
+    return count() == 0 ? std::vector<float>() : std::vector<float>(data(), data() + count());
+  }
+
+  bool requires_grad() const { return slot_ != nullptr; }
+  const std::shared_ptr<detail::GradSlot>& slot() const { return slot_; }
+  void set_slot(std::shared_ptr<detail::GradSlot> slot) { slot_ = std::move(slot); }
+
+  // The same numbers, cut off from the graph.
+  Tensor detach() const { return Tensor(shape_, storage_); }
+  // A copy of the numbers, cut off from the graph.
+  Tensor clone() const {
+    Tensor copy(shape_);
+    if (count() > 0) {
+      std::memcpy(copy.data(), data(), storage_->bytes());
+    }
+    return copy;
+  }
+
+  // The gathered gradient; an empty Tensor before backward() or after zero_grad().
+  Tensor grad() const {
+    return slot_ && slot_->grad ? Tensor(slot_->shape, slot_->grad) : Tensor();
+  }
+  void zero_grad() const {
+    if (slot_) {
+      slot_->grad.reset();
+    }
+  }
+  // Gradients of this scalar with respect to every parameter behind it; frees the graph.
+  void backward() const;
+
+ private:
+  const detail::Storage& checked() const {
+    if (!storage_) {
+      throw Error("data: the tensor is empty (default-constructed); make one with zeros, full, ...");
+    }
+    return *storage_;
+  }
+
+  Shape shape_;
+  std::shared_ptr<detail::Storage> storage_;
+  std::shared_ptr<detail::GradSlot> slot_;
+};
+
+// While alive, ops on this thread record nothing for backward().
+class NoGrad {
+ public:
+  NoGrad() { ++context().no_grad; }
+  ~NoGrad() { --context().no_grad; }
+  NoGrad(const NoGrad&) = delete;
+  NoGrad& operator=(const NoGrad&) = delete;
+};
+
+// A leaf that gathers gradients, tagged as a parameter in the memory meter. Shares no numbers.
+inline Tensor parameter(const Tensor& value) {
+  Tensor leaf(value.shape(), MemoryKind::parameter);
+  if (value.count() > 0) {
+    std::memcpy(leaf.data(), value.data(), static_cast<std::size_t>(value.count()) * sizeof(float));
+  }
+  leaf.set_slot(std::make_shared<detail::GradSlot>());
+  leaf.slot()->shape = value.shape();
+  return leaf;
+}
+
+namespace detail {
+
+using Backward = std::function<void(const Tensor& dy)>;
+using Slot = std::shared_ptr<GradSlot>;
+
+// One op of the graph: where the gradient goes and how.
+struct Node {
+  const char* name = "";
+  std::vector<Slot> inputs;
+  Backward backward;
+};
+
+// The gradient buffer of a slot, zero at first use. A leaf's is a gradient, the rest activations.
+inline float* grad_buffer(const Slot& slot) {
+  if (!slot->grad) {
+    const MemoryKind kind = slot->node ? MemoryKind::activation : MemoryKind::gradient;
+    slot->grad = std::make_shared<Storage>(slot->shape.count(), kind);
+    std::memset(slot->grad->data, 0, slot->grad->bytes());
+  }
+  return slot->grad->data;
+}
+
+// Adds dx to a slot's gradient; takes the buffer over when it is the first and nobody else's.
+inline void add_grad(const Slot& slot, const Tensor& dx) {
+  if (!slot->grad && slot->node && dx.storage().use_count() == 1) {
+    slot->grad = dx.storage();
+    return;
+  }
+  float* out = grad_buffer(slot);
+  kernel::add(dx.count(), out, dx.data(), out);
+}
+
+// True if the graph must remember an op over these inputs.
+inline bool tracked(std::initializer_list<const Tensor*> inputs) {
+  if (context().no_grad > 0) {
+    return false;
+  }
+  for (const Tensor* input : inputs) {
+    if (input->requires_grad()) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Joins `result` to the graph behind `inputs`; call it only when they are tracked.
+inline void attach(Tensor& result, const char* name, std::initializer_list<const Tensor*> inputs,
+                   Backward backward) {
+  auto slot = std::make_shared<GradSlot>();
+  slot->shape = result.shape();
+  slot->node = std::make_shared<Node>();
+  slot->node->name = name;
+  slot->node->backward = std::move(backward);
+  for (const Tensor* input : inputs) {
+    if (input->requires_grad()) {
+      slot->node->inputs.push_back(input->slot());
+      slot->order = std::max(slot->order, input->slot()->order + 1);
+    }
+  }
+  result.set_slot(std::move(slot));
+}
+
+struct LaterOpFirst {
+  bool operator()(const Slot& a, const Slot& b) const { return a->order < b->order; }
+};
+
+}  // namespace detail
+
+inline void Tensor::backward() const {
+  if (!slot_) {
+    throw Error("backward: no parameter stands behind this tensor; wrap one with parameter()");
+  }
+  if (count() != 1) {
+    throw Error(detail::cat("backward: the loss must be one number, this has shape ",
+                            shape_.text(), "; take mean() or sum() first"));
+  }
+  NoGrad no_graph_of_the_backward_pass;
+  *detail::grad_buffer(slot_) += 1.0f;
+  std::priority_queue<detail::Slot, std::vector<detail::Slot>, detail::LaterOpFirst> ready;
+  if (slot_->node) {
+    slot_->queued = true;
+    ready.push(slot_);
+  }
+  while (!ready.empty()) {
+    const detail::Slot slot = ready.top();
+    ready.pop();
+    slot->queued = false;
+    const std::shared_ptr<detail::Node> node = slot->node;
+    if (!node->backward) {
+      throw Error("backward: this graph was used before and is freed; run the forward pass again");
+    }
+    if (slot->grad) {
+      node->backward(Tensor(slot->shape, std::move(slot->grad)));
+      slot->grad.reset();
+    }
+    node->backward = nullptr;
+    for (const detail::Slot& input : node->inputs) {
+      if (input->node && !input->queued) {
+        input->queued = true;
+        ready.push(input);
+      }
+    }
+    node->inputs.clear();
+  }
+}
+
+// Prints the shape and at most the first eight numbers.
+inline std::ostream& operator<<(std::ostream& out, const Tensor& t) {
+  out << t.shape().text() << " {";
+  for (std::int64_t i = 0; i < t.count() && i < 8; ++i) {
+    out << (i ? ", " : "") << t.data()[i];
+  }
+  return out << (t.count() > 8 ? ", ...}" : "}");
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/tensor/op_record.hpp
+// What an op costs: bytes of each operand once, 2 M K N for a matmul, and for everything else a
+// published number of vector operations an element (the table below; an exp by polynomial is 10).
+
+namespace tinyscale {
+
+// Vector operations an element of the named op, as profiles count them.
+struct VectorCost {
+  const char* name;
+  double forward;
+  double backward;
+};
+
+inline const std::vector<VectorCost>& vector_costs() {
+  static const std::vector<VectorCost> costs = {
+      {"add", 1, 1},        {"sub", 1, 1},         {"mul", 1, 2},           {"div", 4, 9},
+      {"exp", 10, 1},       {"log", 10, 4},        {"sqrt", 4, 5},          {"tanh", 12, 3},
+      {"relu", 1, 1},       {"square", 1, 2},      {"neg", 1, 1},           {"silu", 16, 18},
+      {"gelu", 22, 26},     {"gelu_tanh", 18, 24}, {"sum", 1, 1},           {"softmax", 16, 4},
+      {"layer_norm", 8, 13}, {"rms_norm", 5, 10},  {"cross_entropy", 13, 13}, {"rope", 3, 3},
+      {"dropout", 2, 1},    {"log_softmax", 13, 13}, {"copy", 0, 0},
+  };
+  return costs;
+}
+
+inline double vector_cost(const std::string& op, double elements, double VectorCost::*pass) {
+  for (const VectorCost& cost : vector_costs()) {
+    if (op == cost.name) {
+      return elements * (cost.*pass);
+    }
+  }
+  throw Error(detail::cat("vector_cost: no op is called '", op, "'; vector_costs() lists them"));
+}
+
+namespace detail {
+
+// Times one op and hands its record to the profile that is alive, if any; else costs one branch.
+class OpScope {
+ public:
+  OpScope() : profile_(context().profile) {
+    if (profile_ != nullptr) {
+      start_ = std::chrono::steady_clock::now();
+    }
+  }
+
+  void done(const char* name, const Shape& shape, std::initializer_list<double> reads,
+            std::initializer_list<double> writes, double matmul_flops, double vector_flops) const {
+    if (profile_ == nullptr) {
+      return;
+    }
+    OpRecord record;
+    record.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    record.name = name;
+    record.shape = shape.text();
+    record.matmul_flops = matmul_flops;
+    record.vector_flops = vector_flops;
+    record.device = context().device;
+    for (const double elements : reads) {
+      record.reads.push_back(Operand{elements, DType::f32});
+      record.bytes_read += elements * bytes_of(DType::f32);
+    }
+    for (const double elements : writes) {
+      record.writes.push_back(Operand{elements, DType::f32});
+      record.bytes_written += elements * bytes_of(DType::f32);
+    }
+    profile_->record(std::move(record));
+  }
+
+  // An op on one operand of n elements, priced by the table.
+  void done_unary(const char* name, const char* price, const Shape& shape,
+                  double VectorCost::*pass = &VectorCost::forward) const {
+    if (profile_ == nullptr) {
+      return;
+    }
+    const double n = static_cast<double>(shape.count());
+    const double inputs = pass == &VectorCost::forward ? n : 2 * n;
+    done(name, shape, {inputs}, {n}, 0, vector_cost(price, n, pass));
+  }
+
+ private:
+  Profile* profile_;
+  std::chrono::steady_clock::time_point start_;
+};
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/tensor/activations.hpp
+// Functions of one element: gelu (erf and tanh forms, arXiv 1606.08415), silu, relu, exp, log, ...
+
+namespace tinyscale {
+
+namespace detail {
+
+using UnaryForward = void (*)(std::int64_t n, const float* x, float* y);
+// dx += dy * f'(.), given the op's input or its output, whichever its derivative needs.
+using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* dy, float* dx);
+
+enum class Kept { input, output };
+
+inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward,
+                    UnaryBackward backward, Kept keep) {
+  const OpScope scope;
+  Tensor y(x.shape());
+  forward(x.count(), x.data(), y.data());
+  scope.done_unary(name, name, x.shape());
+  if (tracked({&x})) {
+    attach(y, name, {&x},
+           [name, backward, sx = x.slot(),
+            kept = keep == Kept::input ? x.detach() : y.detach()](const Tensor& dy) {
+             const OpScope backward_scope;
+             backward(dy.count(), kept.data(), dy.data(), grad_buffer(sx));
+             backward_scope.done_unary(cat(name, " backward").c_str(), name, dy.shape(),
+                                       &VectorCost::backward);
+           });
+  }
+  return y;
+}
+
+template <class F>
+inline void each(std::int64_t n, const F& body) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    body(i);
+  }
+}
+
+}  // namespace detail
+
+// x Phi(x), with the exact normal distribution function (erf).
+inline Tensor gelu(const Tensor& x) {
+  return detail::unary("gelu", x, &kernel::gelu_forward, &kernel::gelu_backward,
+                       detail::Kept::input);
+}
+
+// The tanh approximation of GPT-2.
+inline Tensor gelu_tanh(const Tensor& x) {
+  return detail::unary("gelu_tanh", x, &kernel::gelu_tanh_forward, &kernel::gelu_tanh_backward,
+                       detail::Kept::input);
+}
+
+// x / (1 + exp(-x)).
+inline Tensor silu(const Tensor& x) {
+  return detail::unary("silu", x, &kernel::silu_forward, &kernel::silu_backward,
+                       detail::Kept::input);
+}
+
+inline Tensor relu(const Tensor& x) {
+  return detail::unary("relu", x, &kernel::relu_forward, &kernel::relu_backward,
+                       detail::Kept::input);
+}
+
+inline Tensor tanh(const Tensor& x) {
+  return detail::unary("tanh", x, &kernel::tanh_forward, &kernel::tanh_backward,
+                       detail::Kept::input);
+}
+
+inline Tensor exp(const Tensor& x) {
+  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add,
+                       detail::Kept::output);
+}
+
+inline Tensor log(const Tensor& x) {
+  return detail::unary(
+      "log", x,
+      [](std::int64_t n, const float* in, float* y) {
+        detail::each(n, [&](std::int64_t i) { y[i] = std::log(in[i]); });
+      },
+      [](std::int64_t n, const float* in, const float* dy, float* dx) {
+        detail::each(n, [&](std::int64_t i) { dx[i] += dy[i] / in[i]; });
+      },
+      detail::Kept::input);
+}
+
+inline Tensor sqrt(const Tensor& x) {
+  return detail::unary(
+      "sqrt", x,
+      [](std::int64_t n, const float* in, float* y) {
+        detail::each(n, [&](std::int64_t i) { y[i] = std::sqrt(in[i]); });
+      },
+      [](std::int64_t n, const float* y, const float* dy, float* dx) {
+        detail::each(n, [&](std::int64_t i) { dx[i] += 0.5f * dy[i] / y[i]; });
+      },
+      detail::Kept::output);
+}
+
+inline Tensor square(const Tensor& x) {
+  return detail::unary(
+      "square", x,
+      [](std::int64_t n, const float* in, float* y) {
+        detail::each(n, [&](std::int64_t i) { y[i] = in[i] * in[i]; });
+      },
+      [](std::int64_t n, const float* in, const float* dy, float* dx) {
+        detail::each(n, [&](std::int64_t i) { dx[i] += 2.0f * dy[i] * in[i]; });
+      },
+      detail::Kept::input);
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/tensor/arithmetic.hpp
+// Elementwise arithmetic with broadcasting: dimensions are matched from the right, and a dimension
+// of size 1 (or missing) is repeated. The gradient of a repeated operand is summed back.
+
+namespace tinyscale {
+
+namespace detail {
+
+// The shape of `a op b`, and the steps through each operand (0 where it is repeated).
+struct Broadcast {
+  Shape shape;
+  std::int64_t step_a[8] = {};
+  std::int64_t step_b[8] = {};
+};
+
+inline void broadcast_steps(const Shape& from, const Shape& to, std::int64_t* steps) {
+  std::int64_t step = 1;
+  for (int i = to.size() - 1, j = from.size() - 1; i >= 0; --i, --j) {
+    const std::int64_t size = j >= 0 ? from[j] : 1;
+    steps[i] = size == 1 ? 0 : step;
+    step *= size;
+  }
+}
+
+inline Broadcast broadcast(const char* op, const Shape& a, const Shape& b) {
+  Broadcast plan;
+  const int dims = std::max(a.size(), b.size());
+  for (int i = 0; i < dims; ++i) {
+    const int ia = i - (dims - a.size());
+    const int ib = i - (dims - b.size());
+    const std::int64_t da = ia >= 0 ? a[ia] : 1;
+    const std::int64_t db = ib >= 0 ? b[ib] : 1;
+    if (da != db && da != 1 && db != 1) {
+      throw Error(cat(op, ": shapes do not match: ", a.text(), " and ", b.text(),
+                      "; from the right, sizes must be equal or 1"));
+    }
+    plan.shape.push_back(da == 1 ? db : da);
+  }
+  broadcast_steps(a, plan.shape, plan.step_a);
+  broadcast_steps(b, plan.shape, plan.step_b);
+  return plan;
+}
+
+// Calls body(out_row, a_offset, b_offset) for every row (last dimension) of the broadcast shape.
+template <class Body>
+inline void for_rows(const Broadcast& plan, const Body& body) {
+  const int last = plan.shape.size() - 1;
+  std::int64_t index[8] = {};
+  std::int64_t a = 0;
+  std::int64_t b = 0;
+  const std::int64_t columns = last >= 0 ? plan.shape[last] : 1;
+  const std::int64_t rows = columns == 0 ? 0 : plan.shape.count() / columns;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    body(row * columns, a, b);
+    for (int i = last - 1; i >= 0; --i) {
+      a += plan.step_a[i];
+      b += plan.step_b[i];
+      if (++index[i] < plan.shape[i]) {
+        break;
+      }
+      a -= plan.step_a[i] * plan.shape[i];
+      b -= plan.step_b[i] * plan.shape[i];
+      index[i] = 0;
+    }
+  }
+}
+
+enum class Arithmetic { add, sub, mul, div };
+
+inline float apply(Arithmetic op, float a, float b) {
+  switch (op) {
+    case Arithmetic::add:
+      return a + b;
+    case Arithmetic::sub:
+      return a - b;
+    case Arithmetic::mul:
+      return a * b;
+    case Arithmetic::div:
+      break;
+  }
+  return a / b;
+}
+
+inline void apply_same(Arithmetic op, std::int64_t n, const float* a, const float* b, float* y) {
+  switch (op) {
+    case Arithmetic::add:
+      kernel::add(n, a, b, y);
+      break;
+    case Arithmetic::sub:
+      kernel::sub(n, a, b, y);
+      break;
+    case Arithmetic::mul:
+      kernel::mul(n, a, b, y);
+      break;
+    case Arithmetic::div:
+      kernel::div(n, a, b, y);
+      break;
+  }
+}
+
+inline Tensor arithmetic(Arithmetic op, const char* name, const Tensor& a, const Tensor& b) {
+  if (a.shape() == b.shape()) {
+    Tensor y(a.shape());
+    apply_same(op, y.count(), a.data(), b.data(), y.data());
+    return y;
+  }
+  const Broadcast plan = broadcast(name, a.shape(), b.shape());
+  Tensor y(plan.shape);
+  const int last = plan.shape.size() - 1;
+  const std::int64_t columns = last >= 0 ? plan.shape[last] : 1;
+  const std::int64_t sa = last >= 0 ? plan.step_a[last] : 0;
+  const std::int64_t sb = last >= 0 ? plan.step_b[last] : 0;
+  const float* pa = a.data();
+  const float* pb = b.data();
+  float* py = y.data();
+  for_rows(plan, [&](std::int64_t row, std::int64_t ra, std::int64_t rb) {
+    if (sa == 1 && sb == 1) {
+      apply_same(op, columns, pa + ra, pb + rb, py + row);
+      return;
+    }
+    for (std::int64_t j = 0; j < columns; ++j) {
+      py[row + j] = apply(op, pa[ra + j * sa], pb[rb + j * sb]);
+    }
+  });
+  return y;
+}
+
+// dx summed over the dimensions in which `shape` was repeated.
+inline Tensor sum_to(const Tensor& dy, const Shape& shape) {
+  if (dy.shape() == shape) {
+    return dy;
+  }
+  Tensor dx(shape);
+  std::fill_n(dx.data(), dx.count(), 0.0f);
+  const Broadcast plan = broadcast("sum_to", shape, dy.shape());
+  const int last = plan.shape.size() - 1;
+  const std::int64_t columns = last >= 0 ? plan.shape[last] : 1;
+  const std::int64_t step = last >= 0 ? plan.step_a[last] : 0;
+  float* out = dx.data();
+  const float* in = dy.data();
+  for_rows(plan, [&](std::int64_t row, std::int64_t a, std::int64_t) {
+    if (step == 1) {
+      kernel::add(columns, out + a, in + row, out + a);
+      return;
+    }
+    for (std::int64_t j = 0; j < columns; ++j) {
+      out[a + j * step] += in[row + j];
+    }
+  });
+  return dx;
+}
+
+inline void add_grad_to(const Slot& slot, const Tensor& dx) {
+  if (slot->shape == dx.shape()) {
+    add_grad(slot, dx);
+  } else {
+    add_grad(slot, sum_to(dx, slot->shape));
+  }
+}
+
+inline void record_arithmetic(const OpScope& scope, const char* name, const char* price,
+                              const Tensor& a, const Tensor& b, const Shape& shape,
+                              double VectorCost::*pass) {
+  if (context().profile != nullptr) {
+    const double n = static_cast<double>(shape.count());
+    scope.done(name, shape, {static_cast<double>(a.count()), static_cast<double>(b.count())}, {n},
+               0, vector_cost(price, n, pass));
+  }
+}
+
+inline Tensor binary(Arithmetic op, const char* name, const Tensor& a, const Tensor& b) {
+  const OpScope scope;
+  Tensor y = arithmetic(op, name, a, b);
+  record_arithmetic(scope, name, name, a, b, y.shape(), &VectorCost::forward);
+  return y;
+}
+
+}  // namespace detail
+
+inline Tensor add(const Tensor& a, const Tensor& b) {
+  Tensor y = detail::binary(detail::Arithmetic::add, "add", a, b);
+  if (detail::tracked({&a, &b})) {
+    detail::attach(y, "add", {&a, &b}, [sa = a.slot(), sb = b.slot()](const Tensor& dy) {
+      if (sb) {
+        detail::add_grad_to(sb, dy);
+      }
+      if (sa) {
+        detail::add_grad_to(sa, dy);
+      }
+    });
+  }
+  return y;
+}
+
+inline Tensor mul(const Tensor& a, const Tensor& b) {
+  Tensor y = detail::binary(detail::Arithmetic::mul, "mul", a, b);
+  if (detail::tracked({&a, &b})) {
+    const Tensor ka = b.slot() ? a.detach() : Tensor();
+    const Tensor kb = a.slot() ? b.detach() : Tensor();
+    detail::attach(y, "mul", {&a, &b}, [ka, kb, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
+      if (sa) {
+        detail::add_grad_to(sa, detail::binary(detail::Arithmetic::mul, "mul", dy, kb));
+      }
+      if (sb) {
+        detail::add_grad_to(sb, detail::binary(detail::Arithmetic::mul, "mul", dy, ka));
+      }
+    });
+  }
+  return y;
+}
+
+inline Tensor scale(const Tensor& x, float factor) {
+  const detail::OpScope scope;
+  Tensor y(x.shape());
+  kernel::scale(x.count(), factor, x.data(), y.data());
+  scope.done_unary("scale", "mul", x.shape());
+  if (detail::tracked({&x})) {
+    detail::attach(y, "scale", {&x}, [factor, sx = x.slot()](const Tensor& dy) {
+      detail::add_grad(sx, scale(dy, factor));
+    });
+  }
+  return y;
+}
+
+inline Tensor neg(const Tensor& x) { return scale(x, -1.0f); }
+
+inline Tensor sub(const Tensor& a, const Tensor& b) {
+  Tensor y = detail::binary(detail::Arithmetic::sub, "sub", a, b);
+  if (detail::tracked({&a, &b})) {
+    detail::attach(y, "sub", {&a, &b}, [sa = a.slot(), sb = b.slot()](const Tensor& dy) {
+      if (sb) {
+        detail::add_grad_to(sb, scale(dy, -1.0f));
+      }
+      if (sa) {
+        detail::add_grad_to(sa, dy);
+      }
+    });
+  }
+  return y;
+}
+
+inline Tensor div(const Tensor& a, const Tensor& b) {
+  Tensor y = detail::binary(detail::Arithmetic::div, "div", a, b);
+  if (detail::tracked({&a, &b})) {
+    const auto kind = detail::Arithmetic::div;
+    detail::attach(y, "div", {&a, &b},
+                   [kind, kb = b.detach(), ky = y.detach(), sa = a.slot(),
+                    sb = b.slot()](const Tensor& dy) {
+                     const Tensor da = detail::binary(kind, "div", dy, kb);
+                     if (sb) {  // d(a/b)/db = -(a/b)/b
+                       detail::add_grad_to(sb, neg(mul(da, ky)));
+                     }
+                     if (sa) {
+                       detail::add_grad_to(sa, da);
+                     }
+                   });
+  }
+  return y;
+}
+
+inline Tensor add(const Tensor& x, float value) {
+  const detail::OpScope scope;
+  Tensor y(x.shape());
+  const float* in = x.data();
+  float* out = y.data();
+  for (std::int64_t i = 0; i < x.count(); ++i) {
+    out[i] = in[i] + value;
+  }
+  scope.done_unary("add", "add", x.shape());
+  if (detail::tracked({&x})) {
+    detail::attach(y, "add", {&x},
+                   [sx = x.slot()](const Tensor& dy) { detail::add_grad(sx, dy); });
+  }
+  return y;
+}
+
+inline Tensor operator+(const Tensor& a, const Tensor& b) { return add(a, b); }
+inline Tensor operator-(const Tensor& a, const Tensor& b) { return sub(a, b); }
+inline Tensor operator*(const Tensor& a, const Tensor& b) { return mul(a, b); }
+inline Tensor operator/(const Tensor& a, const Tensor& b) { return div(a, b); }
+inline Tensor operator+(const Tensor& x, float value) { return add(x, value); }
+inline Tensor operator+(float value, const Tensor& x) { return add(x, value); }
+inline Tensor operator-(const Tensor& x, float value) { return add(x, -value); }
+inline Tensor operator-(float value, const Tensor& x) { return add(neg(x), value); }
+inline Tensor operator*(const Tensor& x, float factor) { return scale(x, factor); }
+inline Tensor operator*(float factor, const Tensor& x) { return scale(x, factor); }
+inline Tensor operator/(const Tensor& x, float divisor) { return scale(x, 1.0f / divisor); }
+inline Tensor operator-(const Tensor& x) { return neg(x); }
+
+}  // namespace tinyscale
+
+// >> tinyscale/tensor/create.hpp
+// Tensors from nothing: constants, counter-based random numbers, a list.
+// A random element depends on the seed and its index alone (Philox), never on the layout or order.
+
+namespace tinyscale {
+
+inline Tensor full(const Shape& shape, float value) {
+  Tensor t(shape);
+  std::fill_n(t.data(), t.count(), value);
+  return t;
+}
+
+inline Tensor zeros(const Shape& shape) { return full(shape, 0.0f); }
+
+inline Tensor ones(const Shape& shape) { return full(shape, 1.0f); }
+
+// Normal numbers of mean 0 and standard deviation `scale`.
+inline Tensor randn(const Shape& shape, std::uint64_t seed, float scale = 1.0f) {
+  Tensor t(shape);
+  for (std::int64_t i = 0; i < t.count(); ++i) {
+    t.data()[i] = scale * normal01(seed, static_cast<std::uint64_t>(i));
+  }
+  return t;
+}
+
+// Uniform numbers in [low, high).
+inline Tensor uniform(const Shape& shape, std::uint64_t seed, float low = 0.0f, float high = 1.0f) {
+  Tensor t(shape);
+  for (std::int64_t i = 0; i < t.count(); ++i) {
+    t.data()[i] = low + (high - low) * uniform01(seed, static_cast<std::uint64_t>(i));
+  }
+  return t;
+}
+
+// The given numbers in row-major order.
+inline Tensor tensor(const Shape& shape, const std::vector<float>& values) {
+  if (static_cast<std::int64_t>(values.size()) != shape.count()) {
+    throw Error(detail::cat("tensor: ", values.size(), " values given for shape ", shape.text(),
+                            ", which holds ", shape.count()));
+  }
+  Tensor t(shape);
+  std::copy(values.begin(), values.end(), t.data());
+  return t;
+}
+
+// 0, 1, ..., n - 1.
+inline Tensor arange(Dim n) {
+  Tensor t(Shape{n});
+  for (std::int64_t i = 0; i < n.value; ++i) {
+    t.data()[i] = static_cast<float>(i);
+  }
+  return t;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/tensor/reduce.hpp
+// Sums, means and softmax. Whole-tensor sums are gathered in double, in index order.
+
+namespace tinyscale {
+
+// Sum of all elements, a tensor of shape [].
+inline Tensor sum(const Tensor& x) {
+  const detail::OpScope scope;
+  double total = 0;
+  const float* in = x.data();
+  for (std::int64_t i = 0; i < x.count(); ++i) {
+    total += static_cast<double>(in[i]);
+  }
+  Tensor y = full(Shape{}, static_cast<float>(total));
+  const double n = static_cast<double>(x.count());
+  scope.done("sum", x.shape(), {n}, {1.0}, 0, n);
+  if (detail::tracked({&x})) {
+    detail::attach(y, "sum", {&x}, [sx = x.slot()](const Tensor& dy) {
+      detail::add_grad(sx, full(sx->shape, dy.item()));
+    });
+  }
+  return y;
+}
+
+// Mean of all elements, a tensor of shape [].
+inline Tensor mean(const Tensor& x) {
+  if (x.count() == 0) {
+    throw Error(detail::cat("mean: the tensor has no elements, shape ", x.shape().text()));
+  }
+  return scale(sum(x), 1.0f / static_cast<float>(x.count()));
+}
+
+// Sum over one dimension, which disappears.
+inline Tensor sum(const Tensor& x, int dim) {
+  const detail::OpScope scope;
+  if (dim < -x.dims() || dim >= x.dims()) {
+    throw Error(detail::cat("sum: dimension ", dim, " is outside shape ", x.shape().text()));
+  }
+  const int axis = dim < 0 ? dim + x.dims() : dim;
+  Shape kept;
+  Shape result;
+  for (int i = 0; i < x.dims(); ++i) {
+    kept.push_back(i == axis ? 1 : x.dim(i));
+    if (i != axis) {
+      result.push_back(x.dim(i));
+    }
+  }
+  Tensor y(result, detail::sum_to(x.detach(), kept).storage());
+  if (x.dim(axis) == 1) {  // sum_to returns x itself
+    y = y.clone();
+  }
+  const double n = static_cast<double>(x.count());
+  scope.done("sum", x.shape(), {n}, {static_cast<double>(y.count())}, 0, n);
+  if (detail::tracked({&x})) {
+    detail::attach(y, "sum", {&x}, [kept, sx = x.slot()](const Tensor& dy) {
+      const Tensor rows(kept, dy.storage());
+      detail::add_grad(sx, detail::arithmetic(detail::Arithmetic::add, "add", zeros(sx->shape),
+                                              rows));
+    });
+  }
+  return y;
+}
+
+namespace detail {
+
+inline void check_last_dim(const char* op, const Tensor& x) {
+  if (x.dims() < 1 || x.dim(-1) < 1) {
+    throw Error(cat(op, ": shape ", x.shape().text(), " has no last dimension to work along"));
+  }
+}
+
+}  // namespace detail
+
+// exp(x) / sum(exp(x)) along the last dimension.
+inline Tensor softmax(const Tensor& x) {
+  detail::check_last_dim("softmax", x);
+  const detail::OpScope scope;
+  const std::int64_t columns = x.dim(-1);
+  const std::int64_t rows = x.count() / columns;
+  Tensor y(x.shape());
+  kernel::softmax_forward(rows, columns, x.data(), y.data());
+  scope.done_unary("softmax", "softmax", x.shape());
+  if (detail::tracked({&x})) {
+    detail::attach(y, "softmax", {&x},
+                   [rows, columns, ky = y.detach(), sx = x.slot()](const Tensor& dy) {
+                     const detail::OpScope backward;
+                     kernel::softmax_backward(rows, columns, ky.data(), dy.data(),
+                                              detail::grad_buffer(sx));
+                     backward.done_unary("softmax backward", "softmax", dy.shape(),
+                                         &VectorCost::backward);
+                   });
+  }
+  return y;
+}
+
+// log(softmax(x)) along the last dimension.
+inline Tensor log_softmax(const Tensor& x) {
+  detail::check_last_dim("log_softmax", x);
+  const detail::OpScope scope;
+  const std::int64_t columns = x.dim(-1);
+  Tensor y(x.shape());
+  for (std::int64_t first = 0; first < x.count(); first += columns) {
+    const float* in = x.data() + first;
+    const float top = *std::max_element(in, in + columns);
+    double total = 0;
+    for (std::int64_t j = 0; j < columns; ++j) {
+      total += std::exp(static_cast<double>(in[j] - top));
+    }
+    const float shift = top + static_cast<float>(std::log(total));
+    for (std::int64_t j = 0; j < columns; ++j) {
+      y.data()[first + j] = in[j] - shift;
+    }
+  }
+  scope.done_unary("log_softmax", "log_softmax", x.shape());
+  if (detail::tracked({&x})) {
+    detail::attach(y, "log_softmax", {&x},
+                   [columns, ky = y.detach(), sx = x.slot()](const Tensor& dy) {
+                     float* dx = detail::grad_buffer(sx);
+                     for (std::int64_t first = 0; first < dy.count(); first += columns) {
+                       double total = 0;
+                       for (std::int64_t j = 0; j < columns; ++j) {
+                         total += static_cast<double>(dy.data()[first + j]);
+                       }
+                       for (std::int64_t j = first; j < first + columns; ++j) {
+                         dx[j] += dy.data()[j] - static_cast<float>(total) * std::exp(ky.data()[j]);
+                       }
+                     }
+                   });
+  }
+  return y;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/tensor/attend.hpp
+// Attention over keys and values (arXiv 1706.03762), grouped-query (arXiv 2305.13245), and rotary
+// positions (arXiv 2104.09864). No [T, S] matrix outlives a row of it: the backward pass
+// recomputes from the log-sum-exp of each row (arXiv 2205.14135).
+
+namespace tinyscale {
+
+// causal: query i of T sees key j of S if j <= i + (S - T), so queries end where keys end.
+enum class Mask { none, causal };
+
+namespace detail {
+
+inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
+                                              std::int64_t heads, std::int64_t kv_heads,
+                                              Mask mask) {
+  if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
+      heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || q.dim(2) % heads != 0 ||
+      k.dim(2) != q.dim(2) / heads * kv_heads || (mask == Mask::causal && k.dim(1) < q.dim(1))) {
+    throw Error(cat("attention: q is ", q.shape().text(), ", k is ", k.shape().text(), ", v is ",
+                    v.shape().text(), " with ", heads, " heads and ", kv_heads,
+                    " kv heads; right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a ",
+                    "multiple of kv_heads, and S >= T when causal"));
+  }
+  kernel::AttentionShape s;
+  s.batch = q.dim(0);
+  s.queries = q.dim(1);
+  s.keys = k.dim(1);
+  s.heads = heads;
+  s.kv_heads = kv_heads;
+  s.head_size = q.dim(2) / heads;
+  s.q_stride = s.o_stride = q.dim(2);
+  s.k_stride = s.v_stride = k.dim(2);
+  s.q_batch = s.o_batch = q.dim(1) * q.dim(2);
+  s.k_batch = s.v_batch = k.dim(1) * k.dim(2);
+  s.causal = mask == Mask::causal ? 1 : 0;
+  s.causal_offset = k.dim(1) - q.dim(1);
+  return s;
+}
+
+// Pairs (query, key) that are really multiplied, over all heads and sequences.
+inline double attention_pairs(const kernel::AttentionShape& s) {
+  const double t = static_cast<double>(s.queries);
+  const double keys = static_cast<double>(s.keys);
+  const double pairs =
+      s.causal ? t * (keys - t) + t * (t + 1) / 2 : t * keys;
+  return pairs * static_cast<double>(s.batch * s.heads);
+}
+
+inline void record_attention(const OpScope& scope, const char* name,
+                             const kernel::AttentionShape& s, const Tensor& q, const Tensor& k,
+                             double products, double reads_of_q) {
+  if (context().profile == nullptr) {
+    return;
+  }
+  const double pairs = attention_pairs(s);
+  const double nq = static_cast<double>(q.count());
+  const double nk = static_cast<double>(k.count());
+  scope.done(name, q.shape(), {reads_of_q * nq, nk, nk}, {nq},
+             2 * products * pairs * static_cast<double>(s.head_size),
+             vector_cost("softmax", pairs, &VectorCost::forward));
+}
+
+}  // namespace detail
+
+// q [B, T, heads K], k and v [B, S, kv_heads K] give [B, T, heads K]; scores are divided by sqrt(K).
+inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
+                        std::int64_t kv_heads, Mask mask) {
+  const kernel::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  const detail::OpScope scope;
+  Tensor y(q.shape());
+  Tensor lse(Shape{s.batch, heads, s.queries});
+  kernel::attention_forward(s, q.data(), k.data(), v.data(), y.data(), lse.data());
+  detail::record_attention(scope, "attention", s, q, k, 2, 1);
+  if (detail::tracked({&q, &k, &v})) {
+    detail::attach(
+        y, "attention", {&q, &k, &v},
+        [s, lse, kq = q.detach(), kk = k.detach(), kv = v.detach(), ky = y.detach(),
+         sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
+          const detail::OpScope backward;
+          Tensor dq = sq ? Tensor() : zeros(kq.shape());
+          Tensor dk = sk ? Tensor() : zeros(kk.shape());
+          Tensor dv = sv ? Tensor() : zeros(kv.shape());
+          kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
+                                     dy.data(), sq ? detail::grad_buffer(sq) : dq.data(),
+                                     sk ? detail::grad_buffer(sk) : dk.data(),
+                                     sv ? detail::grad_buffer(sv) : dv.data());
+          detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
+        });
+  }
+  return y;
+}
+
+// Rotates pairs of x [B, T, heads K] by (first_position + t) theta^(-2i/K).
+inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_position,
+                   float theta = 10000.0f,
+                   RopePairs pairs = RopePairs::interleaved) {
+  if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
+    throw Error(detail::cat("rope: x is ", x.shape().text(), " with head size ", head_size,
+                            "; right is [B, T, heads K] with an even K"));
+  }
+  const detail::OpScope scope;
+  kernel::RopeShape shape;
+  shape.batch = x.dim(0);
+  shape.tokens = x.dim(1);
+  shape.heads = x.dim(2) / head_size;
+  shape.head_size = head_size;
+  shape.first_position = first_position;
+  shape.theta = theta;
+  shape.pairs = pairs;
+  Tensor y(x.shape());
+  kernel::rope(shape, kernel::RopeTurn::forward, x.data(), y.data());
+  scope.done_unary("rope", "rope", x.shape());
+  if (detail::tracked({&x})) {
+    detail::attach(y, "rope", {&x}, [shape, sx = x.slot()](const Tensor& dy) {
+      const detail::OpScope backward;
+      kernel::rope_backward(shape, dy.data(), detail::grad_buffer(sx));
+      backward.done_unary("rope backward", "rope", dy.shape(), &VectorCost::backward);
+    });
+  }
+  return y;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/tensor/matmul.hpp
+// Matrix products: 2 M K N flops. x may have any leading dimensions; they are flattened into M.
+// A thread-local hook lets a floor above run the forward products on an emulated chip.
+
+namespace tinyscale {
+
+namespace detail {
+
+// Product of x [M, K] and w [K, N], given in place of the host kernel's.
+using MatmulHook = std::function<Tensor(const Tensor& x, const Tensor& w)>;
+
+inline const MatmulHook*& matmul_hook() {
+  static thread_local const MatmulHook* hook;  // zero-initialised
+  return hook;
+}
+
+using kernel::Trans;
+
+// y = op(a) op(b) (+ y), recorded; M, K, N are those of the product.
+inline void product(const char* name, Trans ta, Trans tb, std::int64_t m, std::int64_t n,
+                    std::int64_t k, const Tensor& a, const Tensor& b, float beta, float* y) {
+  const OpScope scope;
+  const std::int64_t lda = ta == Trans::no ? k : m;
+  const std::int64_t ldb = tb == Trans::no ? n : k;
+  kernel::gemm(ta, tb, m, n, k, a.data(), lda, b.data(), ldb, beta, y, n);
+  if (context().profile != nullptr) {
+    const double dm = static_cast<double>(m);
+    const double dn = static_cast<double>(n);
+    const double dk = static_cast<double>(k);
+    scope.done(name, Shape{m, k, n}, {dm * dk, dk * dn}, {dm * dn}, 2 * dm * dk * dn, 0);
+  }
+}
+
+struct Matmul {
+  std::int64_t m = 0;
+  std::int64_t k = 0;
+  std::int64_t n = 0;
+  Shape shape;  // of the result
+};
+
+// w is [K, N], or [N, K] when transposed.
+inline Matmul matmul_sizes(const char* op, const Tensor& x, const Tensor& w, Trans transposed) {
+  if (x.dims() < 1 || w.dims() != 2) {
+    throw Error(cat(op, ": x is ", x.shape().text(), ", w is ", w.shape().text(),
+                    "; x needs at least one dimension and w exactly two"));
+  }
+  Matmul sizes;
+  sizes.k = x.dim(-1);
+  sizes.n = w.dim(transposed == Trans::no ? 1 : 0);
+  const std::int64_t inner = w.dim(transposed == Trans::no ? 0 : 1);
+  if (sizes.k != inner) {
+    throw Error(cat(op, ": inner sizes differ: x is ", x.shape().text(), ", w is ",
+                    w.shape().text(), "; x columns must equal w ",
+                    transposed == Trans::no ? "rows" : "columns"));
+  }
+  sizes.m = 1;
+  for (int i = 0; i + 1 < x.dims(); ++i) {
+    sizes.shape.push_back(x.dim(i));
+    sizes.m *= x.dim(i);
+  }
+  sizes.shape.push_back(sizes.n);
+  return sizes;
+}
+
+inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Trans tw) {
+  const Matmul s = matmul_sizes(name, x, w, tw);
+  Tensor y(s.shape);
+  product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data());
+  if (tracked({&x, &w})) {
+    attach(y, name, {&x, &w},
+           [s, tw, kx = w.slot() ? x.detach() : Tensor(), kw = x.slot() ? w.detach() : Tensor(),
+            sx = x.slot(), sw = w.slot()](const Tensor& dy) {
+             const Trans other = tw == Trans::no ? Trans::yes : Trans::no;
+             if (sx) {  // dx = dy w^T
+               const float beta = sx->grad ? 1.0f : 0.0f;
+               product("matmul dx", Trans::no, other, s.m, s.k, s.n, dy, kw, beta,
+                       grad_buffer(sx));
+             }
+             if (sw && tw == Trans::no) {  // dw = x^T dy
+               product("matmul dw", Trans::yes, Trans::no, s.k, s.n, s.m, kx, dy, 1.0f,
+                       grad_buffer(sw));
+             } else if (sw) {  // dw = dy^T x
+               product("matmul dw", Trans::yes, Trans::no, s.n, s.k, s.m, dy, kx, 1.0f,
+                       grad_buffer(sw));
+             }
+           });
+  }
+  return y;
+}
+
+}  // namespace detail
+
+// x [.., M, K] times w [K, N] gives [.., M, N]. Throws when the inner sizes differ.
+inline Tensor matmul(const Tensor& x, const Tensor& w) {
+  if (detail::matmul_hook() != nullptr) {
+    return (*detail::matmul_hook())(x, w);
+  }
+  return detail::matmul_any("matmul", x, w, kernel::Trans::no);
+}
+
+// x [.., M, K] times the transpose of w [N, K]: the linear layer with weights stored [out, in].
+inline Tensor matmul_transposed(const Tensor& x, const Tensor& w) {
+  return detail::matmul_any("matmul_transposed", x, w, kernel::Trans::yes);
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/tensor/normalize.hpp
+// Layer norm (arXiv 1607.06450), RMS norm (arXiv 1910.07467) along the last dimension, and dropout.
+
+namespace tinyscale {
+
+namespace detail {
+
+inline void check_norm(const char* op, const char* what, const Tensor& x, const Tensor& w) {
+  check_last_dim(op, x);
+  if (w.dims() != 1 || w.dim(0) != x.dim(-1)) {
+    throw Error(cat(op, ": x is ", x.shape().text(), ", ", what, " is ", w.shape().text(),
+                    "; ", what, " must be [", x.dim(-1), "]"));
+  }
+}
+
+inline float* grad_or_null(const Slot& slot) { return slot ? grad_buffer(slot) : nullptr; }
+
+// Where a gradient must be written although nobody asked for it.
+inline Tensor scratch_like(const Slot& slot, const Shape& shape) {
+  return slot ? Tensor() : zeros(shape);
+}
+
+}  // namespace detail
+
+// (x - mean) / sqrt(var + epsilon) * weight + bias; weight [D], bias [D] or empty.
+inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
+                         float epsilon = 1e-5f) {
+  detail::check_norm("layer_norm", "weight", x, weight);
+  if (bias.defined()) {
+    detail::check_norm("layer_norm", "bias", x, bias);
+  }
+  const detail::OpScope scope;
+  const std::int64_t columns = x.dim(-1);
+  const std::int64_t rows = x.count() / columns;
+  Tensor y(x.shape());
+  Tensor mean(Shape{rows});
+  Tensor rstd(Shape{rows});
+  kernel::layer_norm_forward(rows, columns, epsilon, x.data(), weight.data(),
+                             bias.defined() ? bias.data() : nullptr, y.data(), mean.data(),
+                             rstd.data());
+  scope.done_unary("layer_norm", "layer_norm", x.shape());
+  if (detail::tracked({&x, &weight, &bias})) {
+    detail::attach(
+        y, "layer_norm", {&x, &weight, &bias},
+        [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(), sw = weight.slot(),
+         sb = bias.slot()](const Tensor& dy) {
+          const detail::OpScope backward;
+          Tensor unused_x = detail::scratch_like(sx, kx.shape());
+          Tensor unused_w = detail::scratch_like(sw, kw.shape());
+          kernel::layer_norm_backward(rows, columns, kx.data(), kw.data(), mean.data(),
+                                      rstd.data(), dy.data(),
+                                      sx ? detail::grad_buffer(sx) : unused_x.data(),
+                                      sw ? detail::grad_buffer(sw) : unused_w.data(),
+                                      detail::grad_or_null(sb));
+          backward.done_unary("layer_norm backward", "layer_norm", dy.shape(),
+                              &VectorCost::backward);
+        });
+  }
+  return y;
+}
+
+// x / sqrt(mean(x^2) + epsilon) * weight.
+inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e-5f) {
+  detail::check_norm("rms_norm", "weight", x, weight);
+  const detail::OpScope scope;
+  const std::int64_t columns = x.dim(-1);
+  const std::int64_t rows = x.count() / columns;
+  Tensor y(x.shape());
+  Tensor rstd(Shape{rows});
+  kernel::rms_norm_forward(rows, columns, epsilon, x.data(), weight.data(), y.data(), rstd.data());
+  scope.done_unary("rms_norm", "rms_norm", x.shape());
+  if (detail::tracked({&x, &weight})) {
+    detail::attach(y, "rms_norm", {&x, &weight},
+                   [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(),
+                    sw = weight.slot()](const Tensor& dy) {
+                     const detail::OpScope backward;
+                     Tensor unused_x = detail::scratch_like(sx, kx.shape());
+                     Tensor unused_w = detail::scratch_like(sw, kw.shape());
+                     kernel::rms_norm_backward(rows, columns, kx.data(), kw.data(), rstd.data(),
+                                               dy.data(),
+                                               sx ? detail::grad_buffer(sx) : unused_x.data(),
+                                               sw ? detail::grad_buffer(sw) : unused_w.data());
+                     backward.done_unary("rms_norm backward", "rms_norm", dy.shape(),
+                                         &VectorCost::backward);
+                   });
+  }
+  return y;
+}
+
+// Keeps an element with probability 1 - p and divides it by that; the mask is a function of the
+// seed and the element's index in the whole tensor, so it is the same in every layout; a shard
+// gives the index of its first element.
+inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t first = 0) {
+  if (!(p >= 0.0f && p < 1.0f)) {
+    throw Error(detail::cat("dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"));
+  }
+  if (p <= 0.0f) {
+    return x;
+  }
+  Tensor mask(x.shape());
+  for (std::int64_t i = 0; i < x.count(); ++i) {
+    const bool kept = uniform01(seed, static_cast<std::uint64_t>(first + i)) >= p;
+    mask.data()[i] = kept ? 1.0f / (1.0f - p) : 0.0f;
+  }
+  return mul(x, mask);
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/tensor/tokens.hpp
+// Where a model meets text: the embedding lookup and the cross-entropy of the next token.
+
+namespace tinyscale {
+
+// Rows of table [V, D] by number: ids of shape `ids_shape` give [ids_shape.., D].
+inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& ids,
+                        const Shape& ids_shape) {
+  if (table.dims() != 2 || static_cast<std::int64_t>(ids.size()) != ids_shape.count()) {
+    throw Error(detail::cat("embedding: table is ", table.shape().text(), ", ", ids.size(),
+                            " ids for shape ", ids_shape.text(),
+                            "; the table needs two dimensions and the ids one per element"));
+  }
+  const detail::OpScope scope;
+  const std::int64_t width = table.dim(1);
+  Shape shape = ids_shape;
+  shape.push_back(width);
+  Tensor y(shape);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= table.dim(0)) {
+      throw Error(detail::cat("embedding: id ", ids[i], " at position ", i,
+                              " is outside the table's ", table.dim(0), " rows"));
+    }
+    const float* row = table.data() + ids[i] * width;
+    std::copy(row, row + width, y.data() + static_cast<std::int64_t>(i) * width);
+  }
+  const double n = static_cast<double>(y.count());
+  scope.done("embedding", shape, {n, static_cast<double>(ids.size())}, {n}, 0, 0);
+  if (detail::tracked({&table})) {
+    detail::attach(y, "embedding", {&table}, [ids, width, st = table.slot()](const Tensor& dy) {
+      float* out = detail::grad_buffer(st);
+      for (std::size_t i = 0; i < ids.size(); ++i) {
+        kernel::add(width, out + ids[i] * width, dy.data() + static_cast<std::int64_t>(i) * width,
+                    out + ids[i] * width);
+      }
+    });
+  }
+  return y;
+}
+
+// Mean of -log softmax(logits)[target] over the rows of logits [.., V]; a target of -1 is left out.
+inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t>& targets) {
+  detail::check_last_dim("cross_entropy", logits);
+  const std::int64_t vocabulary = logits.dim(-1);
+  const std::int64_t rows = logits.count() / vocabulary;
+  if (static_cast<std::int64_t>(targets.size()) != rows) {
+    throw Error(detail::cat("cross_entropy: logits are ", logits.shape().text(), ", so ", rows,
+                            " targets are right; given ", targets.size()));
+  }
+  std::int64_t counted = 0;
+  for (const std::int32_t target : targets) {
+    if (target < -1 || target >= vocabulary) {
+      throw Error(detail::cat("cross_entropy: target ", target, " is outside the ", vocabulary,
+                              " classes (-1 leaves a row out)"));
+    }
+    counted += target >= 0 ? 1 : 0;
+  }
+  const detail::OpScope scope;
+  Tensor losses(Shape{rows});
+  Tensor lse(Shape{rows});
+  kernel::cross_entropy_forward(rows, vocabulary, logits.data(), targets.data(), losses.data(),
+                                lse.data());
+  double total = 0;
+  for (std::int64_t i = 0; i < rows; ++i) {
+    total += static_cast<double>(losses.data()[i]);
+  }
+  const double n = static_cast<double>(std::max<std::int64_t>(counted, 1));
+  Tensor y = full(Shape{}, static_cast<float>(total / n));
+  const double elements = static_cast<double>(logits.count());
+  scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
+             {static_cast<double>(rows)}, 0,
+             vector_cost("cross_entropy", elements, &VectorCost::forward));
+  if (detail::tracked({&logits})) {
+    detail::attach(y, "cross_entropy", {&logits},
+                   [=, kl = logits.detach(), sl = logits.slot()](const Tensor& dy) {
+                     const detail::OpScope backward;
+                     kernel::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
+                                                    targets.data(),
+                                                    static_cast<float>(dy.item() / n),
+                                                    detail::grad_buffer(sl));
+                     backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
+                                         &VectorCost::backward);
+                   });
+  }
+  return y;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/tensor/views.hpp
+// Moving numbers about: reshape shares them; transpose, slice and concat copy them.
+
+namespace tinyscale {
+
+namespace detail {
+
+inline int check_dim(const char* op, const Tensor& x, int dim) {
+  if (dim < -x.dims() || dim >= x.dims()) {
+    throw Error(cat(op, ": dimension ", dim, " is outside shape ", x.shape().text()));
+  }
+  return dim < 0 ? dim + x.dims() : dim;
+}
+
+// Elements in one step of dimension `dim`.
+inline std::int64_t inner_count(const Shape& shape, int dim) {
+  std::int64_t n = 1;
+  for (int i = dim + 1; i < shape.size(); ++i) {
+    n *= shape[i];
+  }
+  return n;
+}
+
+// Copies `blocks` blocks of n floats between two strided places.
+inline void copy_blocks(std::int64_t blocks, std::int64_t n, const float* from,
+                        std::int64_t from_stride, float* to, std::int64_t to_stride) {
+  for (std::int64_t i = 0; i < blocks && n > 0; ++i) {
+    std::memcpy(to + i * to_stride, from + i * from_stride,
+                static_cast<std::size_t>(n) * sizeof(float));
+  }
+}
+
+inline void record_copy(const OpScope& scope, const char* name, const Tensor& y) {
+  const double n = static_cast<double>(y.count());
+  scope.done(name, y.shape(), {n}, {n}, 0, 0);
+}
+
+}  // namespace detail
+
+// The same numbers under another shape of the same count; nothing is copied.
+inline Tensor reshape(const Tensor& x, const Shape& shape) {
+  if (shape.count() != x.count()) {
+    throw Error(detail::cat("reshape: shape ", x.shape().text(), " has ", x.count(),
+                            " elements, shape ", shape.text(), " needs ", shape.count()));
+  }
+  Tensor y(shape, x.storage());
+  if (detail::tracked({&x})) {
+    detail::attach(y, "reshape", {&x}, [sx = x.slot()](const Tensor& dy) {
+      detail::add_grad(sx, Tensor(sx->shape, dy.storage()));
+    });
+  }
+  return y;
+}
+
+// Swaps two dimensions (a copy).
+inline Tensor transpose(const Tensor& x, int dim0, int dim1) {
+  const int d0 = detail::check_dim("transpose", x, dim0);
+  const int d1 = detail::check_dim("transpose", x, dim1);
+  const detail::OpScope scope;
+  Shape shape = x.shape();
+  shape.set(d0, x.dim(d1));
+  shape.set(d1, x.dim(d0));
+  std::int64_t steps[8] = {};
+  for (int i = 0; i < x.dims(); ++i) {
+    const int source = i == d0 ? d1 : (i == d1 ? d0 : i);
+    steps[i] = detail::inner_count(x.shape(), source);
+  }
+  Tensor y(shape);
+  std::int64_t index[8] = {};
+  std::int64_t from = 0;
+  for (std::int64_t i = 0; i < y.count(); ++i) {
+    y.data()[i] = x.data()[from];
+    for (int d = x.dims() - 1; d >= 0; --d) {
+      from += steps[d];
+      if (++index[d] < shape[d]) {
+        break;
+      }
+      from -= steps[d] * shape[d];
+      index[d] = 0;
+    }
+  }
+  detail::record_copy(scope, "transpose", y);
+  if (detail::tracked({&x})) {
+    detail::attach(y, "transpose", {&x}, [d0, d1, sx = x.slot()](const Tensor& dy) {
+      detail::add_grad(sx, transpose(dy, d0, d1));
+    });
+  }
+  return y;
+}
+
+// Elements begin .. end - 1 of one dimension (a copy).
+inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end) {
+  const int d = detail::check_dim("slice", x, dim);
+  if (begin.value < 0 || end.value < begin.value || end.value > x.dim(d)) {
+    throw Error(detail::cat("slice: ", begin.value, " to ", end.value, " of dimension ", dim,
+                            " is outside shape ", x.shape().text()));
+  }
+  const detail::OpScope scope;
+  const std::int64_t inner = detail::inner_count(x.shape(), d);
+  const std::int64_t n = (end.value - begin.value) * inner;
+  const std::int64_t whole = x.dim(d) * inner;
+  const std::int64_t blocks = whole == 0 ? 0 : x.count() / whole;
+  const std::int64_t offset = begin.value * inner;
+  Shape shape = x.shape();
+  shape.set(d, end.value - begin.value);
+  Tensor y(shape);
+  detail::copy_blocks(blocks, n, x.data() + offset, whole, y.data(), n);
+  detail::record_copy(scope, "slice", y);
+  if (detail::tracked({&x})) {
+    detail::attach(y, "slice", {&x}, [=, sx = x.slot()](const Tensor& dy) {
+      float* dx = detail::grad_buffer(sx);
+      for (std::int64_t i = 0; i < blocks; ++i) {
+        float* to = dx + i * whole + offset;
+        kernel::add(n, to, dy.data() + i * n, to);
+      }
+    });
+  }
+  return y;
+}
+
+// Tensors joined along one dimension (a copy); the other sizes must be equal.
+inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
+  if (parts.empty()) {
+    throw Error("concat: no tensors given; at least one is right");
+  }
+  const int d = detail::check_dim("concat", parts[0], dim);
+  const detail::OpScope scope;
+  Shape shape = parts[0].shape();
+  shape.set(d, 0);
+  for (const Tensor& part : parts) {
+    Shape same = part.shape();
+    if (same.size() == shape.size()) {
+      same.set(d, shape[d]);
+    }
+    if (same != shape) {
+      throw Error(detail::cat("concat: shapes ", parts[0].shape().text(), " and ",
+                              part.shape().text(), " differ outside dimension ", dim));
+    }
+    shape.set(d, shape[d] + part.dim(d));
+  }
+  Tensor y(shape);
+  const std::int64_t inner = detail::inner_count(shape, d);
+  const std::int64_t whole = shape[d] * inner;
+  const std::int64_t blocks = whole == 0 ? 0 : y.count() / whole;
+  std::int64_t offset = 0;
+  for (const Tensor& part : parts) {
+    const std::int64_t n = part.dim(d) * inner;
+    detail::copy_blocks(blocks, n, part.data(), n, y.data() + offset, whole);
+    offset += n;
+  }
+  detail::record_copy(scope, "concat", y);
+  if (context().no_grad > 0) {
+    return y;
+  }
+  auto slot = std::make_shared<detail::GradSlot>();
+  slot->node = std::make_shared<detail::Node>();
+  slot->shape = shape;
+  std::vector<detail::Slot> slots;
+  for (const Tensor& part : parts) {
+    slots.push_back(part.slot());
+    if (part.slot()) {
+      slot->node->inputs.push_back(part.slot());
+      slot->order = std::max(slot->order, part.slot()->order + 1);
+    }
+  }
+  if (slot->node->inputs.empty()) {
+    return y;
+  }
+  std::vector<std::int64_t> sizes;
+  for (const Tensor& part : parts) {
+    sizes.push_back(part.dim(d));
+  }
+  slot->node->name = "concat";
+  slot->node->backward = [slots, sizes, d](const Tensor& dy) {
+    std::int64_t begin = 0;
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+      if (slots[i]) {
+        detail::add_grad(slots[i], slice(dy, d, begin, begin + sizes[i]));
+      }
+      begin += sizes[i];
+    }
+  };
+  y.set_slot(std::move(slot));
+  return y;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/systolic/array_report.hpp
+// What a run on a systolic array costs: ticks, traffic, and a ledger of where every PE-tick went.
+// rows * cols * cycles = useful + padded + fill + drain + weight_shift + weight_stall, exactly;
+// utilization = mapping_efficiency * time_efficiency. The letters M, K, N: x [M, K] times w [K, N];
+// T is the length of the stream through one fold, a fold is one pass with one stationary tile.
+
+namespace tinyscale {
+
+// Which operand stays in the PEs: a tile of w, of x, or of the product.
+enum class Dataflow { weight_stationary, input_stationary, output_stationary };
+
+// serial: a fold begins when the one before has left the array. skewed: column by column, as soon as
+// a column is free. doubled: a second register per PE hides the shift behind the stream.
+enum class Schedule { doubled, serial, skewed };
+
+// How the sums of an output-stationary array leave: R ticks of shifting, or at once over own wires.
+enum class Drain { shifted, instant };
+
+inline const char* name_of(Dataflow dataflow) {
+  return dataflow == Dataflow::weight_stationary  ? "weight_stationary"
+         : dataflow == Dataflow::input_stationary ? "input_stationary"
+                                                  : "output_stationary";
+}
+
+inline const char* name_of(Schedule schedule) {
+  return schedule == Schedule::doubled ? "doubled"
+         : schedule == Schedule::serial ? "serial"
+                                        : "skewed";
+}
+
+inline const char* name_of(Drain drain) {
+  return drain == Drain::shifted ? "shifted" : "instant";
+}
+
+// Every tick of every PE, in PE-ticks.
+struct LossLedger {
+  std::int64_t useful = 0;        // a multiply-add of the product: M K N in all
+  std::int64_t padded = 0;        // a multiply-add on the zeros that fill up an edge tile
+  std::int64_t fill = 0;          // the wave has not reached the PE yet
+  std::int64_t drain = 0;         // the wave has passed, later PEs still work or results leave
+  std::int64_t weight_shift = 0;  // the stationary tile is being shifted in
+  std::int64_t weight_stall = 0;  // the tile is not on the chip yet: 0, memory is ideal here
+
+  std::int64_t total() const {
+    return useful + padded + fill + drain + weight_shift + weight_stall;
+  }
+};
+
+inline bool operator==(const LossLedger& a, const LossLedger& b) {
+  return a.useful == b.useful && a.padded == b.padded && a.fill == b.fill && a.drain == b.drain &&
+         a.weight_shift == b.weight_shift && a.weight_stall == b.weight_stall;
+}
+
+inline bool operator!=(const LossLedger& a, const LossLedger& b) { return !(a == b); }
+
+struct SystolicTiming;
+
+namespace detail {
+inline Table systolic_table(const SystolicTiming& t, const char* column);
+}
+
+// The costs of x [M, K] times w [K, N]; traffic in words, to and from the edges of the array.
+struct SystolicTiming {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  Dataflow dataflow = Dataflow::weight_stationary;
+  Schedule schedule = Schedule::doubled;
+  Drain drain = Drain::shifted;
+  std::int64_t m = 0;
+  std::int64_t k = 0;
+  std::int64_t n = 0;
+  std::int64_t row_folds = 0;  // column folds are the outer loop, row folds the inner one
+  std::int64_t col_folds = 0;
+  std::int64_t stream = 0;  // T
+  std::int64_t cycles = 0;
+  std::int64_t macs = 0;          // useful ones: M K N
+  double utilization = 0;         // macs / (rows cols cycles)
+  double mapping_efficiency = 0;  // macs / (rows cols T folds): what padding leaves
+  double time_efficiency = 0;     // T folds / cycles: what waiting leaves
+  std::int64_t sram_reads_input = 0;
+  std::int64_t sram_reads_weight = 0;
+  std::int64_t sram_writes_output = 0;  // partial sums too, when K takes several row folds
+  std::int64_t accumulator_reads = 0;   // adding a fold's sums to those of the folds before
+  std::int64_t accumulator_writes = 0;
+  LossLedger ledger;
+
+  std::int64_t folds() const { return row_folds * col_folds; }
+  Table table() const { return detail::systolic_table(*this, "formula"); }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+// The same, counted by stepping every PE through every tick, and the product itself.
+struct SystolicRun : SystolicTiming {
+  Tensor output;  // [.., M, N]
+
+  Table table() const { return detail::systolic_table(*this, "simulated"); }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+namespace detail {
+
+// A fraction as a bare number of percent, which a spreadsheet can read.
+inline std::string percent(double fraction) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.4f", 100 * fraction);
+  return text;
+}
+
+inline Table systolic_table(const SystolicTiming& t, const char* column) {
+  Table table;
+  table.title = cat(t.rows, " x ", t.cols, " array, ", name_of(t.dataflow), ", ",
+                    name_of(t.schedule), ": x [", t.m, ", ", t.k, "] times w [", t.k, ", ", t.n,
+                    "], ", t.row_folds, " x ", t.col_folds, " folds");
+  table.columns = {"quantity", column, "unit", "% of PE-ticks"};
+  const auto count = [&table](const char* name, std::int64_t value, const char* unit) {
+    table.add({name, std::to_string(value), unit, ""});
+  };
+  count("cycles", t.cycles, "ticks");
+  count("macs", t.macs, "multiply-adds");
+  table.add({"utilization", percent(t.utilization), "% of PE-ticks", ""});
+  table.add({"mapping efficiency", percent(t.mapping_efficiency), "% of stream slots", ""});
+  count("sram reads input", t.sram_reads_input, "words");
+  count("sram reads weight", t.sram_reads_weight, "words");
+  count("sram writes output", t.sram_writes_output, "words");
+  count("accumulator reads", t.accumulator_reads, "words");
+  count("accumulator writes", t.accumulator_writes, "words");
+  const double all = static_cast<double>(t.ledger.total());
+  const auto share = [&table, all](const char* name, std::int64_t value) {
+    table.add({name, std::to_string(value), "PE-ticks",
+               percent(all > 0 ? static_cast<double>(value) / all : 0.0)});
+  };
+  share("useful", t.ledger.useful);
+  share("padded", t.ledger.padded);
+  share("fill", t.ledger.fill);
+  share("drain", t.ledger.drain);
+  share("weight shift", t.ledger.weight_shift);
+  share("weight stall", t.ledger.weight_stall);
+  return table;
+}
+
+}  // namespace detail
+
+inline std::ostream& operator<<(std::ostream& out, const SystolicTiming& t) {
+  return out << t.table();
+}
+
+inline std::ostream& operator<<(std::ostream& out, const SystolicRun& run) {
+  return out << run.table();
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/systolic/array_timing.hpp
+// The ticks of a systolic array in closed form: no stepping, the same numbers.
+// With R x C PEs, F folds and T stream slots a fold (T = M, N, K for weights, inputs, outputs):
+//   serial   F (T + 2R + C - 2)                    the count of SCALE-Sim v2 and v3, plus its one
+//   doubled  (F - 1) max(T, R) + T + 2R + C - 2    as the TPU papers describe it
+// Rules: activations move east, sums south, one PE a tick; every row starts a tick after the last.
+
+namespace tinyscale {
+namespace detail {
+
+inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) {
+  return (size + pes - 1) / pes;
+}
+
+// Fills in T and the folds of a case whose array and M, K, N are set.
+inline void fold(SystolicTiming& t) {
+  const bool outputs = t.dataflow == Dataflow::output_stationary;
+  const bool inputs = t.dataflow == Dataflow::input_stationary;
+  t.stream = outputs ? t.k : inputs ? t.n : t.m;
+  t.row_folds = folds_of(outputs ? t.m : t.k, t.rows);
+  t.col_folds = folds_of(inputs ? t.m : t.n, t.cols);
+}
+
+// The ratios, from counts that are complete.
+inline void rate(SystolicTiming& t) {
+  const double slots = static_cast<double>(t.rows) * static_cast<double>(t.cols);
+  const double streamed = static_cast<double>(t.stream) * static_cast<double>(t.folds());
+  const double macs = static_cast<double>(t.macs);
+  const double cycles = static_cast<double>(t.cycles);
+  t.utilization = macs / (slots * cycles);
+  t.mapping_efficiency = macs / (slots * streamed);
+  t.time_efficiency = streamed / cycles;
+}
+
+// Ticks from the first stream slot of a fold to that of the next one.
+inline std::int64_t fold_period(const SystolicTiming& t) {
+  const std::int64_t wave = t.stream + t.rows + t.cols - 2;  // first PE's start to last PE's end
+  const bool instant = t.drain == Drain::instant;
+  if (t.schedule == Schedule::serial) {
+    return instant ? wave : wave + t.rows;
+  }
+  if (instant) {
+    return t.stream;
+  }
+  if (t.schedule == Schedule::doubled) {
+    return std::max(t.stream, t.rows);
+  }
+  return t.dataflow == Dataflow::output_stationary ? t.stream + t.rows
+                                                   : t.stream + 2 * t.rows - 1;
+}
+
+inline void time_ledger(SystolicTiming& t) {
+  const std::int64_t pes = t.rows * t.cols;
+  const std::int64_t streamed = pes * t.stream * t.folds();
+  const std::int64_t down = pes * (t.rows - 1) / 2;    // sum of r over all PEs
+  const std::int64_t across = pes * (t.cols - 1) / 2;  // sum of c over all PEs
+  const std::int64_t f = t.folds();
+  LossLedger& l = t.ledger;
+  l.useful = t.macs;
+  l.padded = streamed - t.macs;
+  if (t.dataflow == Dataflow::output_stationary) {
+    l.fill = (t.schedule == Schedule::serial ? f : 1) * (down + across);
+    l.drain = pes * t.cycles - streamed - l.fill;
+    return;
+  }
+  if (t.schedule == Schedule::serial) {
+    l.fill = f * (down + across);
+  } else if (t.schedule == Schedule::skewed) {
+    l.fill = f * down + across;
+  } else {
+    l.fill = down + across;
+  }
+  l.drain = l.fill;  // the array is symmetric: what comes late at one end leaves early at the other
+  l.weight_shift = pes * t.cycles - streamed - l.fill - l.drain;
+}
+
+inline void time_traffic(SystolicTiming& t) {
+  const std::int64_t mk = t.m * t.k;
+  const std::int64_t kn = t.k * t.n;
+  const std::int64_t mn = t.m * t.n;
+  const bool outputs = t.dataflow == Dataflow::output_stationary;
+  const bool inputs = t.dataflow == Dataflow::input_stationary;
+  t.sram_reads_input = inputs ? mk : t.col_folds * mk;
+  t.sram_reads_weight = inputs ? t.col_folds * kn : outputs ? t.row_folds * kn : kn;
+  t.sram_writes_output = outputs ? mn : t.row_folds * mn;
+  t.accumulator_writes = outputs ? 0 : t.row_folds * mn;
+  t.accumulator_reads = outputs ? 0 : (t.row_folds - 1) * mn;
+}
+
+// All costs of a case that fold() has seen.
+inline void time_array(SystolicTiming& t) {
+  const std::int64_t shifts = t.drain == Drain::instant ? 0 : t.rows;  // weights in or sums out
+  t.cycles = (t.folds() - 1) * fold_period(t) + t.stream + t.rows + t.cols - 2 + shifts;
+  t.macs = t.m * t.k * t.n;
+  time_ledger(t);
+  time_traffic(t);
+  rate(t);
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/systolic/pe_grid.hpp
+// The registers of R x C processing elements, and one tick of all their multiply-adds.
+// A PE holds an activation (moves east), a partial sum, a weight and a second register (the next
+// weight, or a finished sum), and five control bits that move or stay with them; a row's bits are
+// packed into 64-bit words. A multiply-add rounds once (fused) on every CPU path, so results are
+// the same bits everywhere.
+
+namespace tinyscale {
+namespace detail {
+
+// One float per PE. Row -1 is the north edge, column -1 the west edge: what enters at this tick.
+class Plane {
+ public:
+  Plane(std::int64_t rows, std::int64_t cols)
+      : stride_((cols + 15) / 16 * 16 + 16),
+        buffer_(static_cast<std::size_t>((rows + 1) * stride_ + 32)) {
+    const auto address = reinterpret_cast<std::uintptr_t>(buffer_.data());
+    const auto skip = static_cast<std::int64_t>((64 - address % 64) % 64 / sizeof(float));
+    origin_ = buffer_.data() + skip + stride_ + 16;  // PE (0, 0), at the start of a cache line
+  }
+  Plane(const Plane&) = delete;
+  Plane& operator=(const Plane&) = delete;
+
+  float* row(std::int64_t r) { return origin_ + r * stride_; }
+  const float* row(std::int64_t r) const { return origin_ + r * stride_; }
+  std::int64_t stride() const { return stride_; }
+
+  // Columns [first, last] of row r take what row r - 1 holds.
+  void shift_south(std::int64_t r, std::int64_t first, std::int64_t last) {
+    if (first <= last) {
+      std::memcpy(row(r) + first, row(r - 1) + first,
+                  static_cast<std::size_t>(last - first + 1) * sizeof(float));
+    }
+  }
+
+ private:
+  std::int64_t stride_;
+  std::vector<float> buffer_;
+  float* origin_ = nullptr;
+};
+
+inline std::int64_t count_bits(std::uint64_t x) {
+  if (x == 0) {
+    return 0;
+  }
+  x -= (x >> 1) & 0x5555555555555555u;
+  x = (x & 0x3333333333333333u) + ((x >> 2) & 0x3333333333333333u);
+  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+  return static_cast<std::int64_t>((x * 0x0101010101010101u) >> 56);
+}
+
+// One bit per PE.
+class BitPlane {
+ public:
+  BitPlane(std::int64_t rows, std::int64_t cols)
+      : words_((cols + 63) / 64), bits_(static_cast<std::size_t>(rows * words_)) {}
+
+  std::uint64_t* row(std::int64_t r) { return bits_.data() + r * words_; }
+  const std::uint64_t* row(std::int64_t r) const { return bits_.data() + r * words_; }
+
+  bool get(std::int64_t r, std::int64_t c) const { return (row(r)[c / 64] >> (c % 64)) & 1u; }
+
+  void set(std::int64_t r, std::int64_t c, bool on) {
+    const std::uint64_t bit = std::uint64_t{1} << (c % 64);
+    std::uint64_t& word = row(r)[c / 64];
+    word = on ? word | bit : word & ~bit;
+  }
+
+  // Moves a row one PE to the east; `in` enters at the west edge.
+  void shift_east(std::int64_t r, bool in) {
+    std::uint64_t carry = in ? 1u : 0u;
+    for (std::int64_t i = 0; i < words_; ++i) {
+      std::uint64_t& word = row(r)[i];
+      const std::uint64_t out = word >> 63;
+      word = (word << 1) | carry;
+      carry = out;
+    }
+  }
+
+  // Columns [first, last] of row r take what row r - 1 holds.
+  void shift_south(std::int64_t r, std::int64_t first, std::int64_t last) {
+    for (std::int64_t i = first / 64; first <= last && i <= last / 64; ++i) {
+      const std::uint64_t m = mask(i, first, last);
+      row(r)[i] = (row(r)[i] & ~m) | (row(r - 1)[i] & m);
+    }
+  }
+
+  // The bits of word i that stand for columns first to last.
+  static std::uint64_t mask(std::int64_t i, std::int64_t first, std::int64_t last) {
+    const std::int64_t low = std::max<std::int64_t>(first - 64 * i, 0);
+    const std::int64_t high = std::min<std::int64_t>(last - 64 * i, 63);
+    if (low > high) {
+      return 0;
+    }
+    return (~std::uint64_t{0} >> (63 - (high - low))) << low;
+  }
+
+  // The columns of row r whose bit is on, in order.
+  template <class Body>
+  void each(std::int64_t r, const Body& body) const {
+    for (std::int64_t i = 0; i < words_; ++i) {
+      for (std::uint64_t left = row(r)[i]; left != 0; left &= left - 1) {
+        const std::int64_t c = 64 * i + count_bits((left & (~left + 1)) - 1);
+        body(c);
+      }
+    }
+  }
+
+  std::int64_t words() const { return words_; }
+
+ private:
+  std::int64_t words_;
+  std::vector<std::uint64_t> bits_;
+};
+
+// sum(r, c) = activation(r, c - 1) * held(r, c) + sum(r - 1, c): sums move south.
+struct SumsMoveSouth {
+  float* activation;
+  const float* held;
+  float* sum;
+  std::int64_t rows, cols, stride;  // cols is a multiple of 16
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+#if defined(__clang__)
+#pragma clang fp contract(fast)
+#endif
+    typename L::V a, w, s;
+    for (std::int64_t r = rows - 1; r >= 0; --r) {  // from the last row: neighbours' old values
+      const std::int64_t at = r * stride;
+      for (std::int64_t c = cols - L::width; c >= 0; c -= L::width) {
+        load<L>(activation + at + c - 1, a);
+        load<L>(held + at + c, w);
+        load<L>(sum + at - stride + c, s);
+        s = a * w + s;
+        store<L>(sum + at + c, s);
+        store<L>(activation + at + c, a);
+      }
+    }
+  }
+
+  void run_scalar() const {
+    for (std::int64_t r = rows - 1; r >= 0; --r) {
+      const std::int64_t at = r * stride;
+      for (std::int64_t c = cols - 1; c >= 0; --c) {
+        activation[at + c] = activation[at + c - 1];
+        sum[at + c] = std::fma(activation[at + c], held[at + c], sum[at - stride + c]);
+      }
+    }
+  }
+};
+
+// sum(r, c) += activation(r, c - 1) * held(r - 1, c) where PE (r, c) is in the stream; both move on.
+struct SumsStay {
+  float* activation;
+  float* held;
+  float* sum;
+  const BitPlane* streaming;
+  std::int64_t rows, cols, stride;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+#if defined(__clang__)
+#pragma clang fp contract(fast)
+#endif
+    static const std::int32_t kOneHot[16] = {1,   2,   4,    8,    16,   32,   64,    128,
+                                             256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
+    typename L::V a, w, s, product;
+    typename L::I lane, on;
+    std::memcpy(&lane, kOneHot, sizeof(lane));
+    for (std::int64_t r = rows - 1; r >= 0; --r) {
+      const std::int64_t at = r * stride;
+      const std::uint64_t* words = streaming->row(r);
+      for (std::int64_t c = cols - L::width; c >= 0; c -= L::width) {
+        load<L>(activation + at + c - 1, a);
+        load<L>(held + at - stride + c, w);
+        load<L>(sum + at + c, s);
+        const auto bits = static_cast<std::int32_t>((words[c / 64] >> (c % 64)) & 0xffffu);
+        on = (bits - typename L::I{}) & lane;
+        if constexpr (L::width == 1) {
+          on = -on;
+        } else {
+          on = on == lane;
+        }
+        product = a * w + s;
+        blend<L>(on, product, s, product);
+        store<L>(sum + at + c, product);
+        store<L>(activation + at + c, a);
+        store<L>(held + at + c, w);
+      }
+    }
+  }
+
+  void run_scalar() const {
+    for (std::int64_t r = rows - 1; r >= 0; --r) {
+      const std::int64_t at = r * stride;
+      for (std::int64_t c = cols - 1; c >= 0; --c) {
+        activation[at + c] = activation[at + c - 1];
+        held[at + c] = held[at - stride + c];
+        if (((streaming->row(r)[c / 64] >> (c % 64)) & 1u) != 0) {
+          sum[at + c] = std::fma(activation[at + c], held[at + c], sum[at + c]);
+        }
+      }
+    }
+  }
+};
+
+// True if the vector code of the path in use rounds a * b + c once: asked of the code itself,
+// since compiler flags decide it. (1 + e)^2 - (1 + 2e) is e^2 when fused, else 0.
+inline bool lanes_are_fused() {
+  alignas(64) float activation[48] = {};
+  alignas(64) float held[16] = {};
+  alignas(64) float sum[32] = {};
+  volatile float e = 1.0f / 4096;
+  for (int i = 0; i < 16; ++i) {
+    activation[15 + i] = held[i] = 1 + e;
+    sum[i] = -(1 + 2 * e);
+  }
+  run_on_lanes(SumsMoveSouth{activation + 16, held, sum + 16, 1, 16, 16});
+  for (int i = 0; i < 16; ++i) {
+    if (sum[16 + i] != e * e) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// What a PE does with a tick: one letter of the ledger.
+enum class PeState { useful, padded, fill, drain, weight_shift };
+
+struct PeGrid {
+  std::int64_t rows, cols;
+  Plane activation, sum, held, next;  // next: the next weight, or a sum on its way out
+  BitPlane streaming;                 // a stream slot is here; moves east with the activation
+  BitPlane waiting;                   // a gap for want of a tile; moves east in the same way
+  BitPlane begins, leaves;            // first slot of a fold; the sum is to leave
+  BitPlane real, next_real;           // the stationary element is not padding
+  BitPlane done;                      // a stream has been here since the column was last loaded
+  BitPlane loading;                   // one row: columns that shift in the only tile they have
+  bool fused = lanes_are_fused();
+
+  PeGrid(std::int64_t r, std::int64_t c)
+      : rows(r), cols(c), activation(r, c), sum(r, c), held(r, c), next(r, c), streaming(r, c),
+        waiting(r, c), begins(r, c), leaves(r, c), real(r, c), next_real(r, c), done(r, c),
+        loading(1, c) {}
+
+  std::int64_t padded_cols() const { return (cols + 15) / 16 * 16; }
+
+  void step_sums_south() {
+    const SumsMoveSouth step{activation.row(0), held.row(0),   sum.row(0),
+                             rows,              padded_cols(), sum.stride()};
+    fused ? run_on_lanes(step) : step.run_scalar();
+  }
+
+  void step_sums_stay() {
+    const SumsStay step{activation.row(0), held.row(0),   sum.row(0),  &streaming,
+                        rows,              padded_cols(), sum.stride()};
+    fused ? run_on_lanes(step) : step.run_scalar();
+  }
+
+  // Books this tick of every PE.
+  void book(LossLedger& ledger) {
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t i = 0; i < done.words(); ++i) {
+        const std::uint64_t all = BitPlane::mask(i, 0, cols - 1);
+        const std::uint64_t busy = streaming.row(r)[i] & all;
+        std::uint64_t& was = done.row(r)[i];
+        was = (was & ~loading.row(0)[i]) | busy;
+        const std::int64_t useful = count_bits(busy & real.row(r)[i]);
+        ledger.useful += useful;
+        ledger.padded += count_bits(busy) - useful;
+        const std::uint64_t idle = all & ~busy;
+        if (idle != 0) {
+          const std::uint64_t shift = idle & (loading.row(0)[i] | waiting.row(r)[i]);
+          ledger.weight_shift += count_bits(shift);
+          ledger.drain += count_bits(idle & ~shift & was);
+          ledger.fill += count_bits(idle & ~shift & ~was);
+        }
+      }
+    }
+  }
+
+  // The entry of book() for one PE.
+  PeState state(std::int64_t r, std::int64_t c) const {
+    if (streaming.get(r, c)) {
+      return real.get(r, c) ? PeState::useful : PeState::padded;
+    }
+    if (loading.get(0, c) || waiting.get(r, c)) {
+      return PeState::weight_shift;
+    }
+    return done.get(r, c) ? PeState::drain : PeState::fill;
+  }
+};
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/systolic/weight_stationary.hpp
+// A tile of weights stays in the PEs, activations stream through: every PE, every tick.
+// Row r is fed r ticks after row 0 (the skew). Weights shift in from the north, the last row's
+// first, in R ticks; when doubled they go into a second register, and the switch to them rides
+// east with the first activation of the fold (TPU v1). Sums leave at the south edge in row order,
+// k = k0 .. k0 + R - 1 from +0, and the accumulators add the folds in order.
+
+namespace tinyscale {
+namespace detail {
+
+// A matrix in place, perhaps transposed.
+struct MatrixView {
+  const float* data = nullptr;
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t row_step = 0;
+  std::int64_t col_step = 0;
+
+  float at(std::int64_t i, std::int64_t j) const { return data[i * row_step + j * col_step]; }
+  MatrixView transposed() const { return {data, cols, rows, col_step, row_step}; }
+};
+
+inline MatrixView matrix_view(const float* data, std::int64_t rows, std::int64_t cols) {
+  return {data, rows, cols, cols, 1};
+}
+
+// What the feeder sends into row 0 at one tick; row r gets it r ticks later.
+struct StreamSlot {
+  std::int64_t fold = -1;  // -1: nothing was sent yet
+  std::int64_t row_fold = 0;
+  std::int64_t col_fold = 0;
+  std::int64_t index = 0;  // 0 .. T - 1
+  bool streaming = false;
+  bool waiting = false;  // a gap: the next tile has not arrived
+  bool leaving = false;  // the sums of an output-stationary fold are to leave
+};
+
+// The state that both kinds of array step: registers, clock, counters, and the feeder's delay line.
+struct SteppedArray {
+  SystolicTiming counted;
+  PeGrid grid;
+  std::vector<StreamSlot> sent;  // the last R + C ticks or more, a ring of a power of two
+  std::int64_t tick = 0;         // ticks that are over
+  std::int64_t results_due;      // sums that have yet to leave the array, padding too
+
+  explicit SteppedArray(const SystolicTiming& problem)
+      : counted(problem), grid(problem.rows, problem.cols), results_due(0) {
+    std::size_t size = 2;
+    while (size < static_cast<std::size_t>(problem.rows + problem.cols)) {
+      size *= 2;
+    }
+    sent.resize(size);
+  }
+
+  // What was sent `ago` ticks before this one.
+  const StreamSlot& sent_before(std::int64_t ago) const {
+    static const StreamSlot nothing;
+    return ago > tick ? nothing
+                      : sent[static_cast<std::size_t>(tick - ago) & (sent.size() - 1)];
+  }
+
+  void send(const StreamSlot& slot) {
+    sent[static_cast<std::size_t>(tick) & (sent.size() - 1)] = slot;
+  }
+
+  StreamSlot slot_of(std::int64_t fold, std::int64_t index) const {
+    StreamSlot slot;
+    slot.fold = fold;
+    slot.row_fold = fold % counted.row_folds;
+    slot.col_fold = fold / counted.row_folds;
+    slot.index = index;
+    slot.streaming = index < counted.stream;
+    return slot;
+  }
+};
+
+// The first tick of a fold's weight shift and of its stream.
+struct FoldStart {
+  std::int64_t load = 0;
+  std::int64_t stream = 0;
+};
+
+inline std::vector<FoldStart> weight_fold_starts(const SystolicTiming& t) {
+  std::vector<FoldStart> folds(static_cast<std::size_t>(t.folds()));
+  folds[0].stream = t.rows;
+  for (std::size_t f = 1; f < folds.size(); ++f) {
+    const std::int64_t before = folds[f - 1].stream;
+    const std::int64_t column_free = before + t.stream + t.rows - 1;  // of column 0
+    folds[f].load = t.schedule == Schedule::doubled  ? before
+                    : t.schedule == Schedule::skewed ? column_free
+                                                     : column_free + t.cols - 1;
+    folds[f].stream = std::max(folds[f].load + t.rows, before + t.stream);
+  }
+  return folds;
+}
+
+class WeightStationary {
+ public:
+  // stream [T, K] times tile [K, N]; result(t, n) goes to out[t * row_step + n * col_step].
+  WeightStationary(const SystolicTiming& problem, const MatrixView& stream,
+                   const MatrixView& tile, float* out, std::int64_t row_step,
+                   std::int64_t col_step)
+      : core(problem), stream_(stream), tile_(tile), out_(out), row_step_(row_step),
+        col_step_(col_step), folds_(weight_fold_starts(problem)) {
+    core.results_due = problem.folds() * problem.stream * problem.cols;
+  }
+
+  SteppedArray core;
+
+  bool done() const { return core.results_due == 0; }
+
+  void step() {
+    send();
+    for (std::int64_t r = 0; r < core.grid.rows; ++r) {
+      feed(r);
+    }
+    shift_weights();
+    core.grid.step_sums_south();
+    core.grid.book(core.counted.ledger);
+    collect();
+    ++core.tick;
+  }
+
+  // The finished counters; the two operands swap their names when inputs are stationary.
+  SystolicTiming counters() const {
+    SystolicTiming t = core.counted;
+    const bool inputs = t.dataflow == Dataflow::input_stationary;
+    t.cycles = core.tick;
+    t.macs = t.ledger.useful;
+    t.sram_reads_input = inputs ? tile_reads_ : stream_reads_;
+    t.sram_reads_weight = inputs ? stream_reads_ : tile_reads_;
+    t.sram_writes_output = t.accumulator_writes;
+    rate(t);
+    return t;
+  }
+
+ private:
+  bool doubled() const { return core.counted.schedule == Schedule::doubled; }
+
+  const FoldStart& start(std::int64_t fold) const { return folds_[static_cast<std::size_t>(fold)]; }
+
+  void send() {
+    const std::int64_t last = core.counted.folds() - 1;
+    if (fold_ < last && core.tick >= start(fold_ + 1).stream) {
+      ++fold_;
+    }
+    const std::int64_t index = core.tick - start(fold_).stream;
+    if (index < 0) {
+      return;
+    }
+    StreamSlot slot = core.slot_of(fold_, index);
+    slot.waiting = !slot.streaming && doubled() && fold_ < last;
+    core.send(slot);
+  }
+
+  // West edge of row r: controls and activation enter; a PE at a fold's start takes its next weight.
+  void feed(std::int64_t r) {
+    PeGrid& g = core.grid;
+    const StreamSlot& in = core.sent_before(r);
+    const bool first = in.streaming && in.index == 0;
+    const std::int64_t k = in.row_fold * g.rows + r;
+    const bool word = in.streaming && k < stream_.cols;
+    stream_reads_ += word ? 1 : 0;
+    g.activation.row(r)[-1] = word ? stream_.at(in.index, k) : 0.0f;
+    g.streaming.shift_east(r, in.streaming);
+    g.waiting.shift_east(r, in.waiting);
+    g.begins.shift_east(r, first);
+    if (doubled()) {
+      g.begins.each(r, [&g, r](std::int64_t c) {
+        if (c < g.cols) {
+          g.held.row(r)[c] = g.next.row(r)[c];
+          g.real.set(r, c, g.next_real.get(r, c));
+        }
+      });
+    }
+  }
+
+  // In shift number j of a fold, rows 0 .. j of a column take the value above them.
+  void shift_weights() {
+    PeGrid& g = core.grid;
+    const bool skewed = core.counted.schedule != Schedule::serial;
+    const std::int64_t span = g.rows + (skewed ? g.cols - 1 : 0);
+    for (std::int64_t i = 0; i < g.loading.words(); ++i) {
+      g.loading.row(0)[i] = 0;
+    }
+    while (first_load_ < core.counted.folds() && start(first_load_).load + span <= core.tick) {
+      ++first_load_;
+    }
+    Plane& weights = doubled() ? g.next : g.held;
+    BitPlane& real = doubled() ? g.next_real : g.real;
+    for (std::int64_t f = first_load_;
+         f < core.counted.folds() && start(f).load <= core.tick; ++f) {
+      const std::int64_t lead = core.tick - start(f).load;  // column c is at shift lead - c
+      const std::int64_t first = skewed ? std::max<std::int64_t>(0, lead - g.rows + 1) : 0;
+      for (std::int64_t r = std::min(lead, g.rows - 1); r > 0; --r) {
+        const std::int64_t last = skewed ? std::min(g.cols - 1, lead - r) : g.cols - 1;
+        weights.shift_south(r, first, last);
+        real.shift_south(r, first, last);
+      }
+      enter_weights(f, lead, first, skewed ? std::min(g.cols - 1, lead) : g.cols - 1);
+    }
+  }
+
+  // North edge, columns first to last: the last row's weights come first, 0 beyond the matrix.
+  void enter_weights(std::int64_t f, std::int64_t lead, std::int64_t first, std::int64_t last) {
+    PeGrid& g = core.grid;
+    const bool skewed = core.counted.schedule != Schedule::serial;
+    const bool only_tile = !doubled() || f == 0;
+    const std::int64_t k0 = f % core.counted.row_folds * g.rows + g.rows - 1 - lead;
+    const std::int64_t n0 = f / core.counted.row_folds * g.cols;
+    for (std::int64_t c = first; c <= last; ++c) {
+      const std::int64_t k = k0 + (skewed ? c : 0);
+      const bool word = k < tile_.rows && n0 + c < tile_.cols;
+      tile_reads_ += word ? 1 : 0;
+      (doubled() ? g.next : g.held).row(0)[c] = word ? tile_.at(k, n0 + c) : 0.0f;
+      (doubled() ? g.next_real : g.real).set(0, c, word);
+      if (only_tile) {
+        g.loading.set(0, c, true);
+      }
+    }
+  }
+
+  // South edge: sums that are complete go to the accumulators.
+  void collect() {
+    const PeGrid& g = core.grid;
+    g.streaming.each(g.rows - 1, [this, &g](std::int64_t c) {
+      if (c >= g.cols) {
+        return;
+      }
+      --core.results_due;
+      const StreamSlot& slot = core.sent_before(g.rows - 1 + c);
+      const std::int64_t n = slot.col_fold * g.cols + c;
+      if (n >= tile_.cols) {
+        return;
+      }
+      float& accumulator = out_[slot.index * row_step_ + n * col_step_];
+      const float sum = g.sum.row(g.rows - 1)[c];
+      accumulator = slot.row_fold == 0 ? sum : accumulator + sum;
+      core.counted.accumulator_reads += slot.row_fold == 0 ? 0 : 1;
+      ++core.counted.accumulator_writes;
+    });
+  }
+
+  MatrixView stream_, tile_;
+  float* out_;
+  std::int64_t row_step_, col_step_;
+  std::vector<FoldStart> folds_;
+  std::int64_t fold_ = 0;        // that streams now or streamed last
+  std::int64_t first_load_ = 0;  // the first fold whose shift is not over
+  std::int64_t stream_reads_ = 0;
+  std::int64_t tile_reads_ = 0;
+};
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/systolic/output_stationary.hpp
+// A tile of the product stays in the PEs: activations stream east, weights south, sums grow in place.
+// PE (r, c) adds k = 0 .. K - 1 in that order, r + c ticks after PE (0, 0). Sums leave by shifting
+// south, R ticks a column, the bottom row's first; when doubled a PE first moves its sum aside, so
+// that the next tile can begin. With instant drain each sum leaves in the tick of its last addition.
+
+namespace tinyscale {
+namespace detail {
+
+// The first tick of a fold's stream, and the tick at which PE (0, 0) gives its sum up.
+struct SumFold {
+  std::int64_t stream = 0;
+  std::int64_t drain = 0;
+};
+
+inline std::vector<SumFold> sum_folds(const SystolicTiming& t) {
+  std::vector<SumFold> folds(static_cast<std::size_t>(t.folds()));
+  const bool instant = t.drain == Drain::instant;
+  const bool doubled = t.schedule == Schedule::doubled && !instant;
+  for (std::size_t f = 0; f < folds.size(); ++f) {
+    const std::int64_t end = folds[f].stream + t.stream;
+    const std::int64_t shifted = doubled && f > 0 ? folds[f - 1].drain + t.rows : 0;
+    folds[f].drain = instant ? end - 1 : std::max(end, shifted);
+    if (f + 1 == folds.size()) {
+      break;
+    }
+    if (t.schedule == Schedule::serial) {
+      folds[f + 1].stream = end + t.rows + t.cols - 2 + (instant ? 0 : t.rows);
+    } else if (instant || doubled) {
+      folds[f + 1].stream = instant ? end : folds[f].drain;
+    } else {
+      folds[f + 1].stream = folds[f].drain + t.rows;
+    }
+  }
+  return folds;
+}
+
+class OutputStationary {
+ public:
+  // x [M, K] times w [K, N] to out [M, N].
+  OutputStationary(const SystolicTiming& problem, const MatrixView& x, const MatrixView& w,
+                   float* out)
+      : core(problem), x_(x), w_(w), out_(out), folds_(sum_folds(problem)) {
+    core.results_due = problem.folds() * problem.rows * problem.cols;
+  }
+
+  SteppedArray core;
+
+  bool done() const { return core.results_due == 0; }
+
+  void step() {
+    send();
+    if (!instant()) {
+      shift_sums();
+    }
+    for (std::int64_t r = 0; r < core.grid.rows; ++r) {
+      feed_row(r);
+    }
+    for (std::int64_t c = 0; c < core.grid.cols; ++c) {
+      const StreamSlot& in = core.sent_before(c);
+      const std::int64_t n = in.col_fold * core.grid.cols + c;
+      const bool word = in.streaming && n < w_.cols;
+      weight_reads_ += word ? 1 : 0;
+      core.grid.held.row(-1)[c] = word ? w_.at(in.index, n) : 0.0f;
+    }
+    core.grid.step_sums_stay();
+    core.grid.book(core.counted.ledger);
+    instant() ? collect_finished() : collect_shifted();
+    ++core.tick;
+  }
+
+  SystolicTiming counters() const {
+    SystolicTiming t = core.counted;
+    t.cycles = core.tick;
+    t.macs = t.ledger.useful;
+    t.sram_reads_input = input_reads_;
+    t.sram_reads_weight = weight_reads_;
+    rate(t);
+    return t;
+  }
+
+ private:
+  bool instant() const { return core.counted.drain == Drain::instant; }
+
+  // Sums wait and shift in registers of their own only when doubled.
+  bool aside() const { return core.counted.schedule == Schedule::doubled && !instant(); }
+
+  const SumFold& fold(std::int64_t f) const { return folds_[static_cast<std::size_t>(f)]; }
+
+  void send() {
+    if (fold_ + 1 < core.counted.folds() && core.tick >= fold(fold_ + 1).stream) {
+      ++fold_;
+    }
+    const std::int64_t index = core.tick - fold(fold_).stream;
+    StreamSlot slot = core.slot_of(fold_, index);
+    if (leaving_ < core.counted.folds() && core.tick == fold(leaving_).drain) {
+      slot.leaving = true;
+      ++leaving_;
+    }
+    core.send(slot);
+    if (index == 0 && core.counted.schedule == Schedule::serial) {  // a new wave
+      core.grid.done = BitPlane(core.grid.rows, core.grid.cols);
+    }
+  }
+
+  // Shift q = 1 .. R - 1 of a column: rows q and below take the sum above them.
+  void shift_sums() {
+    PeGrid& g = core.grid;
+    const std::int64_t span = 2 * g.rows + g.cols - 2;  // from the first sum aside to the last out
+    while (fold(first_drain_).drain + span <= core.tick &&
+           first_drain_ + 1 < core.counted.folds()) {
+      ++first_drain_;
+    }
+    for (std::int64_t f = first_drain_; f < core.counted.folds(); ++f) {
+      const std::int64_t lead = core.tick - fold(f).drain - (g.rows - 1);  // column c: q = lead - c
+      if (lead <= 0) {
+        break;
+      }
+      for (std::int64_t r = g.rows - 1; r > 0; --r) {
+        (aside() ? g.next : g.sum)
+            .shift_south(r, std::max<std::int64_t>(0, lead - r), std::min(g.cols - 1, lead - 1));
+      }
+    }
+  }
+
+  // West edge of row r; a PE at a fold's start moves the old sum aside and clears its own.
+  void feed_row(std::int64_t r) {
+    PeGrid& g = core.grid;
+    const StreamSlot& in = core.sent_before(r);
+    const std::int64_t m = in.row_fold * g.rows + r;
+    const bool word = in.streaming && m < x_.rows;
+    input_reads_ += word ? 1 : 0;
+    g.activation.row(r)[-1] = word ? x_.at(m, in.index) : 0.0f;
+    g.streaming.shift_east(r, in.streaming);
+    g.begins.shift_east(r, in.streaming && in.index == 0);
+    g.leaves.shift_east(r, in.leaving);
+    if (aside()) {
+      g.leaves.each(r, [&g, r](std::int64_t c) {
+        if (c < g.cols) {
+          g.next.row(r)[c] = g.sum.row(r)[c];
+        }
+      });
+    }
+    g.begins.each(r, [this, &g, r](std::int64_t c) {
+      if (c < g.cols) {
+        const StreamSlot& slot = core.sent_before(r + c);
+        g.sum.row(r)[c] = 0.0f;
+        g.real.set(r, c, slot.row_fold * g.rows + r < x_.rows &&
+                             slot.col_fold * g.cols + c < w_.cols);
+      }
+    });
+  }
+
+  void deliver(std::int64_t f, std::int64_t r, std::int64_t c, float sum) {
+    const std::int64_t m = f % core.counted.row_folds * core.grid.rows + r;
+    const std::int64_t n = f / core.counted.row_folds * core.grid.cols + c;
+    --core.results_due;
+    if (m < x_.rows && n < w_.cols) {
+      out_[m * w_.cols + n] = sum;
+      ++core.counted.sram_writes_output;
+    }
+  }
+
+  // South edge: column c gives the sum of row R - 1 - q.
+  void collect_shifted() {
+    const PeGrid& g = core.grid;
+    for (std::int64_t f = first_drain_; f < core.counted.folds(); ++f) {
+      const std::int64_t lead = core.tick - fold(f).drain - (g.rows - 1);
+      if (lead < 0) {
+        break;
+      }
+      const std::int64_t first = std::max<std::int64_t>(0, lead - g.rows + 1);
+      for (std::int64_t c = first; c <= std::min(g.cols - 1, lead); ++c) {
+        deliver(f, g.rows - 1 - (lead - c), c,
+                (aside() ? g.next : g.sum).row(g.rows - 1)[c]);
+      }
+    }
+  }
+
+  void collect_finished() {
+    const PeGrid& g = core.grid;
+    for (std::int64_t r = 0; r < g.rows; ++r) {
+      g.leaves.each(r, [this, &g, r](std::int64_t c) {
+        if (c < g.cols) {
+          deliver(core.sent_before(r + c).fold, r, c, g.sum.row(r)[c]);
+        }
+      });
+    }
+  }
+
+  MatrixView x_, w_;
+  float* out_;
+  std::vector<SumFold> folds_;
+  std::int64_t fold_ = 0;         // that streams now or streamed last
+  std::int64_t leaving_ = 0;      // the next fold to drain
+  std::int64_t first_drain_ = 0;  // the first fold whose sums have not all left
+  std::int64_t input_reads_ = 0;
+  std::int64_t weight_reads_ = 0;
+};
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/systolic/systolic_array.hpp
+// A systolic array of R x C processing elements: matmul() steps every PE through every tick and
+// gives the product with its counters; timing() gives the same counters in closed form.
+// Kung and Leiserson 1979; Jouppi et al. 2017 (TPU v1). Sums are fp32, a multiply-add rounds once:
+//   weights, inputs stationary: for each tile of R rows of w, s = fma(x, w, s) down the rows from
+//   +0, then the tiles' sums are added in order; outputs stationary: one s over k = 0 .. K - 1.
+
+namespace tinyscale {
+
+class SystolicArray {
+ public:
+  // Throws unless there is at least one row and one column.
+  SystolicArray(Dim rows, Dim cols, Dataflow dataflow = Dataflow::weight_stationary)
+      : rows_(rows.value), cols_(cols.value), dataflow_(dataflow) {
+    if (rows_ < 1 || cols_ < 1) {
+      throw Error(detail::cat("SystolicArray: ", rows_, " rows and ", cols_,
+                              " columns were given; an array has at least 1 of each"));
+    }
+  }
+
+  Schedule schedule = Schedule::doubled;
+  Drain drain = Drain::shifted;
+
+  std::int64_t rows() const { return rows_; }
+  std::int64_t cols() const { return cols_; }
+  Dataflow dataflow() const { return dataflow_; }
+
+  // x [.., M, K] times w [K, N]: the product [.., M, N] and what it cost, stepped tick by tick.
+  // Throws when the inner sizes differ or a size is zero. No gradient flows through it.
+  SystolicRun matmul(const Tensor& x, const Tensor& w) const;
+
+  // The costs of x [M, K] times w [K, N], no stepping. Throws when a size is below 1.
+  SystolicTiming timing(Dim m, Dim k, Dim n) const {
+    SystolicTiming t = problem("SystolicArray::timing", m.value, k.value, n.value);
+    detail::time_array(t);
+    return t;
+  }
+
+  // The case before any count: sizes, folds and T.
+  SystolicTiming problem(const char* function, std::int64_t m, std::int64_t k,
+                         std::int64_t n) const {
+    if (drain == Drain::instant && dataflow_ != Dataflow::output_stationary) {
+      throw Error(detail::cat(function, ": drain is instant, the array ", name_of(dataflow_),
+                              "; instant is for output_stationary, here drain must be shifted"));
+    }
+    if (m < 1 || k < 1 || n < 1) {
+      throw Error(detail::cat(function, ": M, K, N are ", m, ", ", k, ", ", n,
+                              "; each must be at least 1"));
+    }
+    SystolicTiming t;
+    t.rows = rows_;
+    t.cols = cols_;
+    t.dataflow = dataflow_;
+    t.schedule = schedule;
+    t.drain = drain;
+    t.m = m;
+    t.k = k;
+    t.n = n;
+    detail::fold(t);
+    return t;
+  }
+
+ private:
+  std::int64_t rows_;
+  std::int64_t cols_;
+  Dataflow dataflow_;
+};
+
+namespace detail {
+
+// Sizes of x [.., M, K] times w [K, N], and the case they make on the array.
+struct ArrayProblem {
+  Shape output;  // [.., M, N]
+  SystolicTiming timing;
+  MatrixView x, w;
+
+  ArrayProblem(const char* function, const SystolicArray& array, const Tensor& tx,
+               const Tensor& tw) {
+    const Matmul sizes = matmul_sizes(function, tx, tw, kernel::Trans::no);
+    output = sizes.shape;
+    timing = array.problem(function, sizes.m, sizes.k, sizes.n);
+    x = matrix_view(tx.data(), sizes.m, sizes.k);
+    w = matrix_view(tw.data(), sizes.k, sizes.n);
+  }
+};
+
+// Weights stationary, or inputs: that is the transposed product with the two operands swapped.
+inline WeightStationary weight_stationary(const ArrayProblem& p, float* out) {
+  if (p.timing.dataflow == Dataflow::input_stationary) {
+    return WeightStationary(p.timing, p.w.transposed(), p.x.transposed(), out, 1, p.timing.n);
+  }
+  return WeightStationary(p.timing, p.x, p.w, out, p.timing.n, 1);
+}
+
+template <class Machine>
+SystolicTiming step_to_end(Machine&& machine) {
+  while (!machine.done()) {
+    machine.step();
+  }
+  return machine.counters();
+}
+
+}  // namespace detail
+
+inline SystolicRun SystolicArray::matmul(const Tensor& x, const Tensor& w) const {
+  const detail::ArrayProblem p("SystolicArray::matmul", *this, x, w);
+  SystolicRun run;
+  run.output = zeros(p.output);
+  float* out = run.output.data();
+  const SystolicTiming counted =
+      dataflow_ == Dataflow::output_stationary
+          ? detail::step_to_end(detail::OutputStationary(p.timing, p.x, p.w, out))
+          : detail::step_to_end(detail::weight_stationary(p, out));
+  static_cast<SystolicTiming&>(run) = counted;
+  return run;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/systolic/wavefront.hpp
+// Which PE holds what in one tick: a picture of the array's real registers.
+// The array is stepped up to that tick; nothing is computed from a formula. Small arrays show each
+// PE's operands, large ones a letter a PE.
+
+namespace tinyscale {
+
+// One PE after a tick. Indices are those of the operands it multiplies: x[m, k] and w[k, n].
+struct WavefrontCell {
+  char state = '>';  // '#' useful, 'o' padded, '>' fill, '<' drain, 'v' weights shifting in
+  std::int64_t fold = -1;
+  std::int64_t m = -1;
+  std::int64_t k = -1;
+  std::int64_t n = -1;
+  float moving = 0;  // the register that moves east
+  float held = 0;    // the stationary weight or input; outputs stationary: the weight moving south
+  float next = 0;    // the second register: the next weight, or a sum on its way out
+  float sum = 0;
+
+  // Its operands, or why it has none, in at least 14 columns.
+  std::string text() const {
+    std::string what = state == '#'   ? detail::cat("x", m, ",", k, " w", k, ",", n)
+                       : state == 'o' ? "padded"
+                       : state == '>' ? "fill"
+                       : state == '<' ? "drain"
+                                      : "shift";
+    what.resize(std::max<std::size_t>(what.size() + 2, 14), ' ');
+    return what;
+  }
+};
+
+struct Wavefront {
+  std::int64_t rows = 0;
+  std::int64_t cols = 0;
+  std::int64_t tick = 0;
+  Dataflow dataflow = Dataflow::weight_stationary;
+  std::vector<WavefrontCell> cells;  // row-major
+
+  const WavefrontCell& at(std::int64_t r, std::int64_t c) const {
+    return cells.at(static_cast<std::size_t>(r * cols + c));
+  }
+
+  // PEs that multiply in this tick, padding included.
+  std::int64_t busy() const {
+    std::int64_t count = 0;
+    for (const WavefrontCell& cell : cells) {
+      count += cell.state == '#' || cell.state == 'o' ? 1 : 0;
+    }
+    return count;
+  }
+
+  std::string text() const {
+    std::string out = detail::cat("tick ", tick, ", ", name_of(dataflow), ": ", busy(), " of ",
+                                  rows * cols, " PEs multiply\n");
+    const bool small = cols <= 6 && rows <= 16;
+    for (std::int64_t r = 0; r < rows; ++r) {
+      std::string line;
+      for (std::int64_t c = 0; c < cols; ++c) {
+        line += small ? at(r, c).text() : std::string(1, at(r, c).state);
+      }
+      out += line.erase(line.find_last_not_of(' ') + 1) + "\n";
+    }
+    return small ? out : out + "# useful  o padded  > fill  < drain  v weights shift in\n";
+  }
+
+  // One row per PE.
+  Table table() const {
+    Table t;
+    t.columns = {"row", "col", "state", "fold", "m", "k", "n", "moving", "held", "next", "sum"};
+    for (std::int64_t i = 0; i < rows * cols; ++i) {
+      const WavefrontCell& cell = cells[static_cast<std::size_t>(i)];
+      t.add({std::to_string(i / cols), std::to_string(i % cols), std::string(1, cell.state),
+             std::to_string(cell.fold), std::to_string(cell.m), std::to_string(cell.k),
+             std::to_string(cell.n), detail::cat(cell.moving), detail::cat(cell.held),
+             detail::cat(cell.next), detail::cat(cell.sum)});
+    }
+    return t;
+  }
+
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Wavefront& w) { return out << w.text(); }
+
+namespace detail {
+
+// The product's indices of a PE that multiplies, from the slot that reached it.
+inline void name_operands(const SystolicTiming& t, const StreamSlot& slot, std::int64_t r,
+                          std::int64_t c, WavefrontCell& cell) {
+  const std::int64_t down = slot.row_fold * t.rows + r;
+  const std::int64_t across = slot.col_fold * t.cols + c;
+  const bool outputs = t.dataflow == Dataflow::output_stationary;
+  const bool inputs = t.dataflow == Dataflow::input_stationary;
+  cell.fold = slot.fold;
+  cell.m = outputs ? down : inputs ? across : slot.index;
+  cell.k = outputs ? slot.index : down;
+  cell.n = inputs ? slot.index : across;
+}
+
+template <class Machine>
+Wavefront snapshot(Machine&& machine, std::int64_t tick) {
+  while (!machine.done() && machine.core.tick <= tick) {
+    machine.step();
+  }
+  const SteppedArray& array = machine.core;
+  if (array.tick <= tick) {
+    throw Error(cat("wavefront: tick ", tick, " of a run that ends after ", array.tick,
+                    " ticks; give one from 0 to ", array.tick - 1));
+  }
+  const PeGrid& g = array.grid;
+  Wavefront picture{g.rows, g.cols, tick, array.counted.dataflow, {}};
+  for (std::int64_t r = 0; r < g.rows; ++r) {
+    for (std::int64_t c = 0; c < g.cols; ++c) {
+      WavefrontCell cell;
+      const char letters[] = {'#', 'o', '>', '<', 'v'};
+      cell.state = letters[static_cast<int>(g.state(r, c))];
+      if (g.streaming.get(r, c)) {
+        name_operands(array.counted, array.sent_before(r + c + 1), r, c, cell);
+      }
+      cell.moving = g.activation.row(r)[c];
+      cell.held = g.held.row(r)[c];
+      cell.next = g.next.row(r)[c];
+      cell.sum = g.sum.row(r)[c];
+      picture.cells.push_back(cell);
+    }
+  }
+  return picture;
+}
+
+}  // namespace detail
+
+// The array in the given tick (from 0) of array.matmul(x, w). Throws after the last one.
+inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Tensor& w, Dim tick) {
+  const detail::ArrayProblem p("wavefront", array, x, w);
+  if (tick.value < 0) {
+    throw Error(detail::cat("wavefront: tick ", tick.value, "; ticks count from 0"));
+  }
+  Tensor product = zeros(p.output);
+  if (array.dataflow() == Dataflow::output_stationary) {
+    return detail::snapshot(detail::OutputStationary(p.timing, p.x, p.w, product.data()),
+                            tick.value);
+  }
+  return detail::snapshot(detail::weight_stationary(p, product.data()), tick.value);
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/fabric.hpp
+// Where the devices of a run meet: mailboxes, the start of collectives, and the judgement when none
+// can go on. Sends never block; a device waits for a message or for its peers to call a collective.
+// When no device runs and some wait, nothing can ever arrive: all throw one Error that says where
+// each stands. That state is the same however the threads were scheduled (Kahn 1974), so the text is.
+
+namespace tinyscale {
+namespace detail {
+
+// "0-3, 5"
+inline std::string rank_list(const std::vector<int>& ranks) {
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) {
+      ++last;
+    }
+    out += cat(out.empty() ? "" : ", ", ranks[i]);
+    out += last > i ? cat(last > i + 1 ? "-" : ", ", ranks[last]) : "";
+    i = last;
+  }
+  return out;
+}
+
+inline std::string device_list(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "device " : "devices ") + rank_list(ranks);
+}
+
+struct Packet {
+  Shape shape;
+  std::vector<float> numbers;
+  std::size_t index = 0;  // in the sender's log
+};
+
+// Chunks of collectives and a user's sends are kept apart.
+enum class Channel { collective, user };
+
+class Fabric {
+ public:
+  explicit Fabric(int devices) : running_(devices) {
+    for (int i = 0; i < devices; ++i) {
+      devices_.push_back(std::make_unique<State>());
+    }
+  }
+
+  void put(int from, int to, Channel channel, Packet packet) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    State& receiver = state(to);
+    receiver.boxes[{channel, from}].packets.push_back(std::move(packet));
+    if (receiver.now == Now::receives && receiver.from == from && receiver.channel == channel) {
+      wake(receiver);
+    }
+  }
+
+  // The next packet of that sender; `where` says which line of the program asks for it.
+  Packet take(int me, int from, Channel channel, const std::string& where) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    State& self = state(me);
+    Box& box = self.boxes[{channel, from}];
+    if (box.next == box.packets.size()) {
+      self.from = from;
+      self.channel = channel;
+      self.where = where;
+      wait(lock, self, Now::receives);
+    }
+    Packet packet = std::move(box.packets[box.next]);
+    if (++box.next == box.packets.size()) {
+      box.packets.clear();
+      box.next = 0;
+    }
+    return packet;
+  }
+
+  // Returns when every member called it with equal text. `key` is the same for all of a group.
+  void meet(int me, const std::string& key, const std::vector<int>& members,
+            const std::string& text, const std::string& where) {
+    if (members.size() < 2) {
+      return;
+    }
+    std::unique_lock<std::mutex> lock(mutex_);
+    Meeting& meeting = meetings_[key];
+    meeting.members = members;
+    meeting.texts[me] = text;
+    if (meeting.texts.size() == members.size() && !disagrees(meeting)) {
+      meetings_.erase(key);
+      for (const int rank : members) {
+        if (rank != me) {
+          wake(state(rank));
+        }
+      }
+      return;
+    }
+    state(me).meeting = key;
+    state(me).where = where;
+    wait(lock, state(me), Now::meets);
+  }
+
+  void returned(int me, const std::string& where) { end(me, Now::returned, where, ""); }
+
+  // A device that throws because the run ended already is no further cause.
+  void threw(int me, const std::string& where, const std::string& message) {
+    end(me, Now::threw, where, message);
+  }
+
+  // After all devices have ended: empty when all is well.
+  std::string failure() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (failure_.empty()) {
+      for (const std::unique_ptr<State>& device : devices_) {
+        if (device->now == Now::threw || unread(*device) > 0) {
+          conclude();
+          break;
+        }
+      }
+    }
+    return failure_;
+  }
+
+ private:
+  enum class Now { runs, receives, meets, returned, threw };
+
+  struct Box {
+    std::vector<Packet> packets;
+    std::size_t next = 0;
+  };
+  struct State {
+    std::condition_variable changed;
+    Now now = Now::runs;
+    std::string where;    // "call 2, all_gather([4], x, dim 0)"
+    std::string message;  // what it threw
+    int from = 0;         // receives: from whom
+    Channel channel = Channel::collective;
+    std::string meeting;  // meets: which
+    std::map<std::pair<Channel, int>, Box> boxes;
+  };
+  struct Meeting {
+    std::vector<int> members;
+    std::map<int, std::string> texts;  // what each that came called
+  };
+
+  State& state(int rank) { return *devices_[static_cast<std::size_t>(rank)]; }
+
+  void wake(State& device) {
+    device.now = Now::runs;
+    ++running_;
+    device.changed.notify_one();
+  }
+
+  void wait(std::unique_lock<std::mutex>& lock, State& self, Now how) {
+    if (failure_.empty()) {
+      self.now = how;
+      if (--running_ == 0) {
+        conclude();
+      }
+      self.changed.wait(lock, [&] { return self.now == Now::runs || !failure_.empty(); });
+    }
+    if (!failure_.empty()) {
+      throw Error(failure_);
+    }
+  }
+
+  void end(int me, Now how, const std::string& where, const std::string& message) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_.empty()) {
+      return;
+    }
+    State& self = state(me);
+    self.now = how;
+    self.where = where;
+    self.message = message;
+    --running_;
+    bool some_wait = false;
+    for (const std::unique_ptr<State>& device : devices_) {
+      some_wait = some_wait || device->now == Now::receives || device->now == Now::meets;
+    }
+    if (running_ == 0 && some_wait) {
+      conclude();
+    }
+  }
+
+  static std::size_t unread(const State& device) {
+    std::size_t count = 0;
+    for (const auto& [from, box] : device.boxes) {
+      count += box.packets.size() - box.next;
+    }
+    return count;
+  }
+
+  std::vector<int> in_state(Now now) const {
+    std::vector<int> ranks;
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      if (devices_[i]->now == now) {
+        ranks.push_back(static_cast<int>(i));
+      }
+    }
+    return ranks;
+  }
+
+  static bool disagrees(const Meeting& meeting) {
+    for (const auto& [rank, text] : meeting.texts) {
+      if (text != meeting.texts.begin()->second) {
+        return true;
+      }
+    }
+    return false;
+  }
+
+  std::string waits_for(const State& device) const {
+    if (device.now == Now::receives) {
+      return cat("waits for a message from device ", device.from);
+    }
+    const Meeting& meeting = meetings_.at(device.meeting);
+    if (disagrees(meeting)) {
+      return "its peers call something else";
+    }
+    std::vector<int> missing;
+    for (const int rank : meeting.members) {
+      if (meeting.texts.count(rank) == 0) {
+        missing.push_back(rank);
+      }
+    }
+    return cat("waits for ", device_list(missing), " to call it");
+  }
+
+  std::string describe(const State& device) const {
+    std::string text = device.where;
+    if (device.now == Now::threw) {
+      text = cat("threw ", device.where, ": ", device.message);
+    } else if (device.now == Now::returned) {
+      text = cat("returned ", device.where);
+    } else {
+      text += ": " + waits_for(device);
+    }
+    for (const auto& [sender, box] : device.boxes) {
+      const std::size_t count = box.packets.size() - box.next;
+      if (count > 0) {
+        text += cat("; ", count, count == 1 ? " message" : " messages", " from device ",
+                    sender.second, " not received");
+      }
+    }
+    return text;
+  }
+
+  std::string cause() const {
+    const std::vector<int> threw = in_state(Now::threw);
+    if (!threw.empty()) {
+      const State& first = *devices_[static_cast<std::size_t>(threw[0])];
+      return cat(device_list(threw), " threw: ", first.message);
+    }
+    for (const auto& [key, meeting] : meetings_) {
+      if (disagrees(meeting)) {
+        return cat(device_list(meeting.members), " must make the same call and do not");
+      }
+    }
+    const std::vector<int> returned = in_state(Now::returned);
+    if (returned.size() == devices_.size()) {
+      return "messages were sent that nobody received";
+    }
+    if (!returned.empty()) {
+      return cat(device_list(returned), " returned while others wait");
+    }
+    return "deadlock: every device waits and nothing can arrive";
+  }
+
+  void conclude() {
+    std::vector<std::pair<std::string, std::vector<int>>> lines;  // text, ranks
+    std::map<std::string, std::size_t> line_of;
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      const std::string text = describe(*devices_[i]);
+      if (line_of.count(text) == 0) {
+        line_of[text] = lines.size();
+        lines.push_back({text, {}});
+      }
+      lines[line_of[text]].second.push_back(static_cast<int>(i));
+    }
+    std::string text = "mesh.run: " + cause();
+    for (const auto& [line, ranks] : lines) {
+      text += cat("\n  ", device_list(ranks), ": ", line);
+    }
+    failure_ = text;
+    for (const std::unique_ptr<State>& device : devices_) {
+      device->changed.notify_one();
+    }
+  }
+
+  std::mutex mutex_;  // guards all below
+  std::vector<std::unique_ptr<State>> devices_;
+  std::map<std::string, Meeting> meetings_;
+  int running_;
+  std::string failure_;  // not empty: the run is over
+};
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/collective_cost.hpp
+// What a collective on one mesh axis costs, in closed form: steps, bytes that a device sends, time.
+// A vector of V bytes over N devices is N chunks; each step moves a chunk to a neighbour in
+// alpha + (V / N) / W: all_gather and reduce_scatter take N - 1 steps, all_reduce twice that.
+// Chan, Heimlich, Purkayastha, van de Geijn 2007 (ring, pipelined chain); tests hold the counted
+// bytes and steps of a run against these exactly.
+
+namespace tinyscale {
+
+// How the devices of an axis pass chunks on: between the ends of a line, around a ring one way, or
+// around a ring both ways at once (about half the steps).
+enum class AxisKind { line, ring, ring_both_ways };
+
+inline const char* name_of(AxisKind kind) {
+  switch (kind) {
+    case AxisKind::line: return "line";
+    case AxisKind::ring: return "ring";
+    case AxisKind::ring_both_ways: return "ring both ways";
+  }
+  return "?";
+}
+
+enum class Collective { all_gather, reduce_scatter, all_reduce, broadcast, permute };
+
+// One collective on one axis. `elements` are those of the whole vector: what all_gather makes, what
+// reduce_scatter takes, what the others move. Numbers are float32.
+struct CollectiveStage {
+  Collective what = Collective::all_gather;
+  AxisKind kind = AxisKind::ring;
+  int devices = 1;
+  std::int64_t elements = 0;
+  int offset = 0;  // broadcast: the root's index; permute: the shift
+};
+
+// One link, one way.
+struct LinkSpeed {
+  double latency = 0;    // seconds a hop
+  double bandwidth = 1;  // bytes/s
+};
+
+namespace detail {
+
+constexpr double element_bytes = 4;
+
+// Chunk c of n covers elements chunk_begin(c) to chunk_begin(c + 1); the first are the larger ones.
+inline std::int64_t chunk_begin(std::int64_t elements, int n, int c) {
+  return elements / n * c + std::min<std::int64_t>(c, elements % n);
+}
+
+inline std::int64_t chunk_size(std::int64_t elements, int n, int c) {
+  return elements / n + (c < elements % n ? 1 : 0);
+}
+
+inline int modulo(std::int64_t value, int n) {
+  return static_cast<int>((value % n + n) % n);
+}
+
+// How far the chunk of device `c` travels each way; together n - 1.
+struct Reach {
+  int right = 0, left = 0;
+};
+
+inline Reach reach(AxisKind kind, int n, int c) {
+  switch (kind) {
+    case AxisKind::line: return {n - 1 - c, c};
+    case AxisKind::ring: return {n - 1, 0};
+    case AxisKind::ring_both_ways: return {n / 2, (n - 1) / 2};
+  }
+  return {};
+}
+
+inline int axis_steps(AxisKind kind, int n) {
+  return kind == AxisKind::ring_both_ways ? n / 2 : n - 1;
+}
+
+inline void check_stage(const char* function, const CollectiveStage& stage) {
+  if (stage.devices < 1 || stage.elements < 0) {
+    throw Error(cat(function, ": ", stage.elements, " elements over ", stage.devices,
+                    " devices; needs 0 or more elements and at least 1 device"));
+  }
+  if (stage.what == Collective::broadcast &&
+      (stage.offset < 0 || stage.offset >= stage.devices)) {
+    throw Error(cat(function, ": root ", stage.offset, " of ", stage.devices,
+                    " devices; the root is 0 to ", stage.devices - 1));
+  }
+}
+
+// A broadcast is a chain of `hops` links through which as many chunks stream.
+inline int broadcast_hops(const CollectiveStage& stage) {
+  const Reach far = reach(stage.kind, stage.devices, stage.offset);
+  return std::max(far.right, far.left);
+}
+
+inline double gather_elements_sent(const CollectiveStage& stage, int index) {
+  std::int64_t sent = 0;
+  for (int c = 0; c < stage.devices; ++c) {
+    const Reach far = reach(stage.kind, stage.devices, c);
+    const std::int64_t size = chunk_size(stage.elements, stage.devices, c);
+    sent += modulo(index - c, stage.devices) < far.right ? size : 0;
+    sent += modulo(c - index, stage.devices) < far.left ? size : 0;
+  }
+  return static_cast<double>(sent);
+}
+
+// Every device passes on its partial sum of each chunk but its own, once.
+inline double scatter_elements_sent(const CollectiveStage& stage, int index) {
+  return static_cast<double>(stage.elements - chunk_size(stage.elements, stage.devices, index));
+}
+
+inline double broadcast_elements_sent(const CollectiveStage& stage, int index) {
+  const Reach far = reach(stage.kind, stage.devices, stage.offset);
+  const int right = modulo(index - stage.offset, stage.devices) < far.right ? 1 : 0;
+  const int left = modulo(stage.offset - index, stage.devices) < far.left ? 1 : 0;
+  return static_cast<double>(stage.elements) * (right + left);
+}
+
+}  // namespace detail
+
+// Steps of a collective: how often a device waits for a neighbour, one after another.
+inline std::int64_t collective_steps(const CollectiveStage& stage) {
+  detail::check_stage("collective_steps", stage);
+  const int n = stage.devices;
+  switch (stage.what) {
+    case Collective::all_gather:
+    case Collective::reduce_scatter: return detail::axis_steps(stage.kind, n);
+    case Collective::all_reduce: return std::int64_t{2} * detail::axis_steps(stage.kind, n);
+    case Collective::broadcast: return n == 1 ? 0 : 2 * detail::broadcast_hops(stage) - 1;
+    case Collective::permute: return detail::modulo(stage.offset, n) == 0 ? 0 : 1;
+  }
+  return 0;
+}
+
+// Bytes that the device at `index` of the axis sends.
+inline double collective_bytes(const CollectiveStage& stage, int index) {
+  detail::check_stage("collective_bytes", stage);
+  if (index < 0 || index >= stage.devices) {
+    throw Error(detail::cat("collective_bytes: index ", index, " of ", stage.devices,
+                            " devices; indices are 0 to ", stage.devices - 1));
+  }
+  double elements = 0;
+  switch (stage.what) {
+    case Collective::all_gather: elements = detail::gather_elements_sent(stage, index); break;
+    case Collective::reduce_scatter: elements = detail::scatter_elements_sent(stage, index); break;
+    case Collective::all_reduce:
+      elements = detail::gather_elements_sent(stage, index) +
+                 detail::scatter_elements_sent(stage, index);
+      break;
+    case Collective::broadcast: elements = detail::broadcast_elements_sent(stage, index); break;
+    case Collective::permute:
+      elements = static_cast<double>(collective_steps(stage) * stage.elements);
+      break;
+  }
+  return elements * detail::element_bytes;
+}
+
+// Links that the data crosses one after another: the number of latencies in the time.
+inline std::int64_t collective_hops(const CollectiveStage& stage) {
+  if (stage.what != Collective::permute || collective_steps(stage) == 0) {
+    return collective_steps(stage);
+  }
+  const int shift = detail::modulo(stage.offset, stage.devices);
+  const int back = stage.devices - shift;
+  return stage.kind == AxisKind::line ? std::max(shift, back) : std::min(shift, back);
+}
+
+// Time when every device of the axis begins at once and owns its links:
+// hops alpha + (what the busiest link carries, the largest chunk of each step) / W.
+inline double collective_seconds(const CollectiveStage& stage, const LinkSpeed& link) {
+  detail::check_stage("collective_seconds", stage);
+  const int n = stage.devices;
+  const double steps = static_cast<double>(collective_steps(stage));
+  const double latency = static_cast<double>(collective_hops(stage)) * link.latency;
+  double elements = 0;  // that pass through the busiest link
+  switch (stage.what) {
+    case Collective::all_gather:
+    case Collective::reduce_scatter:
+    case Collective::all_reduce:
+      elements = steps * static_cast<double>(detail::chunk_size(stage.elements, n, 0));
+      break;
+    case Collective::broadcast: {
+      const int hops = detail::broadcast_hops(stage);
+      if (hops > 0) {
+        elements = static_cast<double>(stage.elements) +
+                   (hops - 1.0) *
+                       static_cast<double>(detail::chunk_size(stage.elements, hops, 0));
+      }
+      break;
+    }
+    case Collective::permute: {
+      const int shift = detail::modulo(stage.offset, n);
+      elements = std::min(shift, n - shift) * static_cast<double>(stage.elements);
+      break;
+    }
+  }
+  return latency + elements * detail::element_bytes / link.bandwidth;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/mesh_axis.hpp
+// Named mesh axes and where they lie on the machine.
+// Axes map onto the machine's dimensions in order: rank and chip number are the same row-major
+// count. An axis that is exactly one dimension of at least 3 chips that closes is a ring; any other
+// is a line.
+
+namespace tinyscale {
+
+struct MeshAxis {
+  std::string name;
+  Dim size;
+};
+
+// One axis "x" or several {"x", "y"}, the first the slowest: block (ix, iy) is number ix * Y + iy.
+struct Axes {
+  std::vector<std::string> names;
+
+  Axes(const char* name) : names(1, name) {}
+  Axes(const std::string& name) : names(1, name) {}
+  Axes(std::initializer_list<std::string> list) : names(list) {}
+  Axes(const std::vector<std::string>& list) : names(list) {}
+};
+
+// Whether collectives on a ring use its links one way or both ways.
+enum class Ring { one_way, both_ways };
+
+struct AxisPlacement {
+  std::string name;
+  int size = 1;
+  int stride = 1;  // from one device of the axis to the next, in ranks
+  int dim = -1;    // the machine's dimension that the axis is; -1: part of one, or several
+  AxisKind kind = AxisKind::line;
+  LinkSpeed link;  // of the slowest dimension when there are several
+};
+
+namespace detail {
+
+inline std::string axis_names(const std::vector<MeshAxis>& axes) {
+  std::string out;
+  for (const MeshAxis& axis : axes) {
+    out += (out.empty() ? "" : ", ") + axis.name;
+  }
+  return out;
+}
+
+inline void check_axes(const Machine& machine, const std::vector<MeshAxis>& axes) {
+  if (axes.empty()) {
+    throw Error("Mesh: no axes; give a name and a size for each, as {{\"x\", 4}, {\"y\", 2}}");
+  }
+  Shape sizes;
+  for (std::size_t i = 0; i < axes.size(); ++i) {
+    const MeshAxis& axis = axes[i];
+    if (axis.name.empty()) {
+      throw Error(cat("Mesh: axis ", i, " has no name; give every axis one, as \"x\""));
+    }
+    if (axis.size.value < 1) {
+      throw Error(cat("Mesh: axis ", axis.name, " has ", axis.size.value,
+                      " devices; every axis needs at least 1"));
+    }
+    for (std::size_t j = 0; j < i; ++j) {
+      if (axes[j].name == axis.name) {
+        throw Error(cat("Mesh: two axes are named ", axis.name, "; names must differ"));
+      }
+    }
+    sizes.push_back(axis.size);
+  }
+  if (sizes.count() != machine.chips()) {
+    throw Error(cat("Mesh: axes ", axis_names(axes), " of sizes ", sizes, " are ", sizes.count(),
+                    " devices, machine ", machine.name, " has ", machine.chips(),
+                    " chips; they must be equal"));
+  }
+  if (machine.chips() > std::numeric_limits<int>::max()) {
+    throw Error(cat("Mesh: ", machine.chips(), " devices; at most 2147483647"));
+  }
+}
+
+// The machine's dimension that an axis is, or -1.
+inline int dim_of_axis(const Machine& machine, std::int64_t chips_before, std::int64_t size) {
+  std::int64_t before = 1;
+  for (int d = 0; d < machine.dims.size(); ++d) {
+    if (before == chips_before && machine.dims[d] == size) {
+      return d;
+    }
+    before *= machine.dims[d];
+  }
+  return -1;
+}
+
+inline LinkSpeed link_of_dim(const Machine& machine, int dim) {
+  LinkSpeed link = {machine.link_latency, machine.link_bandwidth};
+  if (dim >= 0) {
+    link.bandwidth = machine.axis_bandwidth(dim);
+  }
+  for (int d = 0; dim < 0 && d < machine.dims.size(); ++d) {
+    link.bandwidth = std::min(link.bandwidth, machine.axis_bandwidth(d));
+  }
+  return link;
+}
+
+// Whether a dimension's ends are joined; two chips have just the link between them.
+inline bool closes(const Machine& machine, int dim) {
+  return machine.wraps[static_cast<std::size_t>(dim)] != 0 && machine.dims[dim] > 2;
+}
+
+inline std::vector<AxisPlacement> place_axes(const Machine& machine,
+                                             const std::vector<MeshAxis>& axes, Ring ring) {
+  std::vector<AxisPlacement> placed;
+  std::int64_t before = 1;
+  for (const MeshAxis& axis : axes) {
+    AxisPlacement place;
+    place.name = axis.name;
+    place.size = static_cast<int>(axis.size.value);
+    place.dim = dim_of_axis(machine, before, axis.size.value);
+    if (place.dim >= 0 && closes(machine, place.dim)) {
+      place.kind = ring == Ring::one_way ? AxisKind::ring : AxisKind::ring_both_ways;
+    }
+    place.link = link_of_dim(machine, place.dim);
+    before *= axis.size.value;
+    place.stride = static_cast<int>(machine.chips() / before);
+    placed.push_back(place);
+  }
+  return placed;
+}
+
+}  // namespace detail
+
+// Which axis is a ring and which a line.
+struct MeshPlacement {
+  std::string machine;
+  std::vector<AxisPlacement> axes;
+
+  Table table() const {
+    Table out;
+    out.title = "mesh on " + machine;
+    out.columns = {"axis", "devices", "kind", "dimension", "link one way"};
+    for (const AxisPlacement& axis : axes) {
+      const std::string dim = axis.dim < 0 ? "part or several" : std::to_string(axis.dim);
+      out.add({axis.name, std::to_string(axis.size), name_of(axis.kind), dim,
+               format_si(axis.link.bandwidth, "B/s")});
+    }
+    return out;
+  }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const MeshPlacement& placement) {
+  return out << placement.table();
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/message_log.hpp
+// The log of a mesh run: every message with its size, and what it had to wait for.
+// A device's program is a sequence of steps; a message belongs to a step of its sender and one of
+// its receiver. Nothing here depends on how the threads were scheduled.
+
+namespace tinyscale {
+
+// A chunk of a collective leaves when both sides are ready, a user's send when the sender is.
+enum class MessageStart { both_ready, sender_ready };
+
+struct Message {
+  int from = 0, to = 0;            // ranks
+  double bytes = 0;
+  int from_step = 0, to_step = 0;  // in the sender's and in the receiver's program
+  int call = 0;                    // which of MessageLog::calls
+  int group = 0;                   // lowest rank of the devices that ran the call together
+  int step = 0;                    // in the call, from 0
+  MessageStart start = MessageStart::both_ready;
+};
+
+// One line of the program: a collective, over all groups of devices that ran it.
+struct CollectiveCall {
+  std::string name, axes, arguments;    // "all_gather", "x,y", "[1024], dim 0"
+  int devices = 1;                      // of a group
+  std::vector<CollectiveStage> stages;  // for the formula, with the axis of each
+  std::vector<int> stage_axes;
+};
+
+struct MessageLog {
+  int devices = 0;
+  std::vector<CollectiveCall> calls;  // in program order
+  std::vector<Message> messages;      // by sender, then in its order
+};
+
+namespace detail {
+
+// What one device notes while it runs; joined in rank order afterwards.
+struct DeviceLog {
+  struct Receipt {
+    int from = 0;
+    std::size_t index = 0;  // of the sender's message
+    int step = 0;           // of the receiver
+  };
+
+  std::vector<std::string> keys;      // one for each call, equal for the same line elsewhere
+  std::vector<CollectiveCall> calls;
+  std::vector<Message> sent;          // call: index into `calls`
+  std::vector<Receipt> received;
+};
+
+// The number of a call in the program; one not seen before is added.
+inline int find_call(std::map<std::string, int>& numbers, MessageLog& log, const std::string& key,
+                     const CollectiveCall& call) {
+  const int next = static_cast<int>(log.calls.size());
+  const auto [found, added] = numbers.insert({key, next});
+  if (added) {
+    log.calls.push_back(call);
+  }
+  return found->second;
+}
+
+// One log of all devices: their calls matched, their messages in rank order.
+inline MessageLog join_logs(const std::vector<const DeviceLog*>& devices) {
+  MessageLog log;
+  log.devices = static_cast<int>(devices.size());
+  std::map<std::string, int> numbers;
+  std::vector<std::size_t> first;  // message of each device
+  for (const DeviceLog* device : devices) {
+    std::vector<int> call_of;
+    for (std::size_t i = 0; i < device->keys.size(); ++i) {
+      call_of.push_back(find_call(numbers, log, device->keys[i], device->calls[i]));
+    }
+    first.push_back(log.messages.size());
+    for (Message message : device->sent) {
+      message.call = call_of[static_cast<std::size_t>(message.call)];
+      log.messages.push_back(message);
+    }
+  }
+  for (const DeviceLog* device : devices) {
+    for (const DeviceLog::Receipt& receipt : device->received) {
+      log.messages[first[static_cast<std::size_t>(receipt.from)] + receipt.index].to_step =
+          receipt.step;
+    }
+  }
+  return log;
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/endpoint.hpp
+// One device's side of the fabric: who its peers are, the call it is in, and the log it writes.
+// A collective opens a call, which waits until all its peers make the same one, then sends and takes
+// chunks in steps: a step is what a device does at the same time.
+
+namespace tinyscale {
+
+enum class Reduce { sum, mean, max, min };
+
+inline const char* name_of(Reduce how) {
+  switch (how) {
+    case Reduce::sum: return "sum";
+    case Reduce::mean: return "mean";
+    case Reduce::max: return "max";
+    case Reduce::min: return "min";
+  }
+  return "?";
+}
+
+namespace detail {
+
+// The devices that share all coordinates but that of one axis, as one of them sees it.
+struct AxisGroup {
+  int axis = 0;
+  AxisKind kind = AxisKind::line;
+  int size = 1;
+  int index = 0;
+  int first = 0;   // rank of index 0
+  int stride = 1;  // in ranks
+
+  int rank(std::int64_t i) const { return first + modulo(i, size) * stride; }
+};
+
+enum class Keep { totals, records };
+
+class Endpoint {
+ public:
+  Endpoint(Fabric& fabric, const std::vector<AxisPlacement>& axes, int rank, int devices)
+      : fabric_(fabric), axes_(axes), rank_(rank), devices_(devices) {}
+
+  int rank() const { return rank_; }
+  int devices() const { return devices_; }
+  const DeviceLog& log() const { return log_; }
+
+  // What the device's ops came to so far. Their records are let go now and then when nobody outside
+  // asked for them: a long training would fill the memory.
+  void keep_records(Keep keep) { keep_ = keep; }
+  Counters counters() const {
+    Counters sum = let_go_;
+    const Counters recent = context().profile->totals();
+    sum.matmul_flops += recent.matmul_flops;
+    sum.vector_flops += recent.vector_flops;
+    sum.bytes_read += recent.bytes_read;
+    sum.bytes_written += recent.bytes_written;
+    sum.seconds += recent.seconds;
+    sum.ops += recent.ops;
+    return sum;
+  }
+
+  // Where the device stands: in a call, or after so many.
+  std::string where() const {
+    const std::size_t calls = log_.keys.size();
+    return open_ ? "in " + where_ : cat("after ", calls, calls == 1 ? " call" : " calls");
+  }
+
+  AxisGroup group(int axis) const {
+    const AxisPlacement& place = axes_[static_cast<std::size_t>(axis)];
+    AxisGroup group;
+    group.axis = axis;
+    group.kind = place.kind;
+    group.size = place.size;
+    group.index = rank_ / place.stride % place.size;
+    group.first = rank_ - group.index * place.stride;
+    group.stride = place.stride;
+    return group;
+  }
+
+  int find_axis(const char* function, const std::string& name) const {
+    std::string names;
+    for (std::size_t i = 0; i < axes_.size(); ++i) {
+      if (axes_[i].name == name) {
+        return static_cast<int>(i);
+      }
+      names += (names.empty() ? "" : ", ") + axes_[i].name;
+    }
+    throw Error(cat(function, ": no axis ", name, " on this mesh; its axes are ", names));
+  }
+
+  std::vector<AxisGroup> groups(const char* function, const Axes& axes) const {
+    if (axes.names.empty()) {
+      throw Error(cat(function, ": no axis given; name at least one"));
+    }
+    std::vector<AxisGroup> out;
+    for (const std::string& name : axes.names) {
+      const int axis = find_axis(function, name);
+      for (const AxisGroup& earlier : out) {
+        if (earlier.axis == axis) {
+          throw Error(cat(function, ": axis ", name, " is given twice; each axis at most once"));
+        }
+      }
+      out.push_back(group(axis));
+    }
+    return out;
+  }
+
+  // All ranks that differ from this one in these axes only, in rising order.
+  std::vector<int> members(const std::vector<AxisGroup>& groups) const {
+    std::vector<int> ranks(1, rank_);
+    for (const AxisGroup& group : groups) {
+      std::vector<int> more;
+      for (const int base : ranks) {
+        for (int i = 0; i < group.size; ++i) {
+          more.push_back(base + (i - group.index) * group.stride);
+        }
+      }
+      ranks = more;
+    }
+    std::sort(ranks.begin(), ranks.end());
+    return ranks;
+  }
+
+  // Begins a collective over `ranks` (this one among them) once all of them call the same.
+  void open(const CollectiveCall& call, const std::vector<int>& ranks) {
+    begin(call, MessageStart::both_ready);
+    group_ = ranks.front();
+    // Lowest and highest rank tell groups apart: their distance says which axes it spans.
+    fabric_.meet(rank_, cat(ranks.front(), "-", ranks.back()), ranks, text(call), where_);
+  }
+
+  // Begins a send or a receive of the user: nobody else needs to call it.
+  void open_alone(const CollectiveCall& call) {
+    begin(call, MessageStart::sender_ready);
+    group_ = rank_;
+  }
+
+  void close() { open_ = false; }
+
+  // What follows, until the next step, happens at the same time.
+  void step() {
+    ++step_;
+    ++call_step_;
+  }
+
+  void send(int to, const float* numbers, std::int64_t count, const Shape& shape = Shape()) {
+    Packet packet;
+    packet.shape = shape;
+    packet.numbers.assign(numbers, numbers + count);
+    packet.index = log_.sent.size();
+    Message message;
+    message.from = rank_;
+    message.to = to;
+    message.bytes = static_cast<double>(count) * element_bytes;
+    message.from_step = step_;
+    message.call = static_cast<int>(log_.calls.size()) - 1;
+    message.group = group_;
+    message.step = call_step_;
+    message.start = start_;
+    log_.sent.push_back(message);
+    fabric_.put(rank_, to, channel(), std::move(packet));
+  }
+
+  Packet take(int from) {
+    Packet packet = fabric_.take(rank_, from, channel(), where_);
+    log_.received.push_back({from, packet.index, step_});
+    return packet;
+  }
+
+ private:
+  static std::string text(const CollectiveCall& call) {
+    std::string inside = call.arguments;
+    inside += !inside.empty() && !call.axes.empty() ? ", " : "";
+    return cat(call.name, "(", inside, call.axes, ")");
+  }
+
+  Channel channel() const {
+    return start_ == MessageStart::both_ready ? Channel::collective : Channel::user;
+  }
+
+  void begin(const CollectiveCall& call, MessageStart start) {
+    if (keep_ == Keep::totals && context().profile->totals().ops > 1000) {
+      let_go_ = counters();
+      context().profile->clear();
+    }
+    // The n-th time that a device runs a line is the same as the n-th time on its peers. Sends
+    // differ in whom they name, so they are counted alone: the n-th send of each is one row.
+    const std::string line = start == MessageStart::both_ready ? text(call) : call.name;
+    log_.keys.push_back(cat(line, " #", ++times_[line]));
+    log_.calls.push_back(call);
+    where_ = cat("call ", log_.keys.size(), ", ", text(call));
+    start_ = start;
+    call_step_ = -1;
+    open_ = true;
+  }
+
+  Fabric& fabric_;
+  const std::vector<AxisPlacement>& axes_;
+  int rank_;
+  int devices_;
+  DeviceLog log_;
+  Keep keep_ = Keep::records;
+  Counters let_go_;
+  std::map<std::string, int> times_;
+  std::string where_;
+  bool open_ = false;
+  MessageStart start_ = MessageStart::both_ready;
+  int group_ = 0;
+  int step_ = -1;
+  int call_step_ = -1;
+};
+
+inline std::string axes_text(const Axes& axes) {
+  std::string out;
+  for (const std::string& name : axes.names) {
+    out += (out.empty() ? "" : ",") + name;
+  }
+  return out;
+}
+
+inline int count_devices(const std::vector<AxisGroup>& groups) {
+  int devices = 1;
+  for (const AxisGroup& group : groups) {
+    devices *= group.size;
+  }
+  return devices;
+}
+
+// The number of this device among those of several axes, the first axis the slowest.
+inline int index_over(const std::vector<AxisGroup>& groups) {
+  int index = 0;
+  for (const AxisGroup& group : groups) {
+    index = index * group.size + group.index;
+  }
+  return index;
+}
+
+inline void check_given(const char* function, const Tensor& t) {
+  if (!t.defined()) {
+    throw Error(cat(function, ": the tensor is empty (default-constructed); give one with a shape"));
+  }
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/all_gather.hpp
+// all_gather: A[I_x] -> A[I], every device ends with the chunks of all.
+// In step k a device passes on the chunk that began k - 1 devices away, to its right while that
+// chunk still has to go right, and to its left; N - 1 steps on a line or a ring used one way.
+
+namespace tinyscale {
+namespace detail {
+
+// `whole` holds chunks of `elements` numbers, this device's filled in; fills in the others.
+inline void gather_chunks(Endpoint& device, const AxisGroup& axis, float* whole,
+                          std::int64_t elements) {
+  const int n = axis.size;
+  const auto send = [&](int c, int to) {
+    device.send(axis.rank(to), whole + chunk_begin(elements, n, c), chunk_size(elements, n, c));
+  };
+  const auto take = [&](int c, int from) {
+    const Packet packet = device.take(axis.rank(from));
+    if (!packet.numbers.empty()) {
+      std::memcpy(whole + chunk_begin(elements, n, c), packet.numbers.data(),
+                  packet.numbers.size() * sizeof(float));
+    }
+  };
+  for (int k = 1; k <= axis_steps(axis.kind, n); ++k) {
+    const int goes_right = modulo(axis.index - (k - 1), n);
+    const int goes_left = modulo(axis.index + (k - 1), n);
+    const int from_left = modulo(axis.index - k, n);
+    const int from_right = modulo(axis.index + k, n);
+    device.step();
+    if (k <= reach(axis.kind, n, goes_right).right) {
+      send(goes_right, axis.index + 1);
+    }
+    if (k <= reach(axis.kind, n, goes_left).left) {
+      send(goes_left, axis.index - 1);
+    }
+    if (k <= reach(axis.kind, n, from_left).right) {
+      take(from_left, axis.index - 1);
+    }
+    if (k <= reach(axis.kind, n, from_right).left) {
+      take(from_right, axis.index + 1);
+    }
+  }
+}
+
+// Along one axis; the results of its devices side by side in dimension d.
+inline Tensor gather_axis(Endpoint& device, const AxisGroup& axis, const Tensor& t, int d) {
+  const std::int64_t block = inner_count(t.shape(), d) * t.dim(d);  // contiguous in t
+  const std::int64_t blocks = block == 0 ? 0 : t.count() / block;
+  const std::int64_t elements = t.count() * axis.size;
+  Shape shape = t.shape();
+  shape.set(d, t.dim(d) * axis.size);
+  Tensor out(shape);
+  std::vector<float> chunks;
+  float* whole = out.data();
+  if (blocks > 1) {
+    chunks.resize(static_cast<std::size_t>(elements));
+    whole = chunks.data();
+  }
+  copy_blocks(1, t.count(), t.data(), 0, whole + axis.index * t.count(), 0);
+  gather_chunks(device, axis, whole, elements);
+  for (int c = 0; c < axis.size && blocks > 1; ++c) {
+    copy_blocks(blocks, block, whole + c * t.count(), block, out.data() + c * block,
+                block * axis.size);
+  }
+  return out;
+}
+
+// All devices of the axes call it with equal shapes. The innermost axis is gathered first.
+inline Tensor all_gather(Endpoint& device, const Tensor& t, const Axes& axes, int dim) {
+  check_given("all_gather", t);
+  const int d = check_dim("all_gather", t, dim);
+  const std::vector<AxisGroup> groups = device.groups("all_gather", axes);
+  CollectiveCall call;
+  call.name = "all_gather";
+  call.axes = axes_text(axes);
+  call.arguments = cat(t.shape(), ", dim ", d);
+  call.devices = count_devices(groups);
+  std::int64_t elements = t.count();
+  for (std::size_t i = groups.size(); i-- > 0;) {
+    elements *= groups[i].size;
+    call.stages.push_back({Collective::all_gather, groups[i].kind, groups[i].size, elements, 0});
+    call.stage_axes.push_back(groups[i].axis);
+  }
+  device.open(call, device.members(groups));
+  Tensor out = t.detach();
+  for (std::size_t i = groups.size(); i-- > 0;) {
+    out = gather_axis(device, groups[i], out, d);
+  }
+  device.close();
+  return out;
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/reduce_scatter.hpp
+// reduce_scatter: A[I] {U_x} -> A[I_x], the sum over devices, each keeping its own chunk of it.
+// all_gather run backwards: the partial sum of a chunk comes from the far ends towards its device
+// c, which ends with (x_c + right part) + left part, each part summed from its far end inwards.
+
+namespace tinyscale {
+namespace detail {
+
+inline void combine(Reduce how, const std::vector<float>& part, float* into) {
+  const std::size_t n = part.size();
+  for (std::size_t i = 0; i < n; ++i) {
+    switch (how) {
+      case Reduce::sum:
+      case Reduce::mean: into[i] += part[i]; break;
+      case Reduce::max: into[i] = std::max(into[i], part[i]); break;
+      case Reduce::min: into[i] = std::min(into[i], part[i]); break;
+    }
+  }
+}
+
+// `whole` holds this device's `elements` numbers; its own chunk becomes the result over the axis
+// (a mean still to be divided), the others are used up.
+inline void scatter_chunks(Endpoint& device, const AxisGroup& axis, float* whole,
+                           std::int64_t elements, Reduce how) {
+  const int n = axis.size;
+  const auto send = [&](int c, int to) {
+    device.send(axis.rank(to), whole + chunk_begin(elements, n, c), chunk_size(elements, n, c));
+  };
+  const auto take = [&](int c, int from) {
+    combine(how, device.take(axis.rank(from)).numbers, whole + chunk_begin(elements, n, c));
+  };
+  for (int k = axis_steps(axis.kind, n); k >= 1; --k) {
+    const int goes_left = modulo(axis.index - k, n);
+    const int goes_right = modulo(axis.index + k, n);
+    const int from_right = modulo(axis.index - (k - 1), n);
+    const int from_left = modulo(axis.index + (k - 1), n);
+    device.step();
+    if (k <= reach(axis.kind, n, goes_left).right) {
+      send(goes_left, axis.index - 1);
+    }
+    if (k <= reach(axis.kind, n, goes_right).left) {
+      send(goes_right, axis.index + 1);
+    }
+    if (k <= reach(axis.kind, n, from_right).right) {
+      take(from_right, axis.index + 1);
+    }
+    if (k <= reach(axis.kind, n, from_left).left) {
+      take(from_left, axis.index - 1);
+    }
+  }
+}
+
+inline void divide(float* numbers, std::int64_t count, int devices) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    numbers[i] /= static_cast<float>(devices);
+  }
+}
+
+// Along one axis; device i keeps part i of dimension d.
+inline Tensor scatter_axis(Endpoint& device, const AxisGroup& axis, const Tensor& t, int d,
+                           Reduce how) {
+  Shape shape = t.shape();
+  shape.set(d, t.dim(d) / axis.size);
+  Tensor out(shape);
+  const std::int64_t block = inner_count(shape, d) * shape[d];
+  const std::int64_t blocks = block == 0 ? 0 : out.count() / block;
+  std::vector<float> chunks(static_cast<std::size_t>(t.count()));
+  for (int c = 0; c < axis.size; ++c) {
+    copy_blocks(blocks, block, t.data() + c * block, block * axis.size,
+                chunks.data() + c * out.count(), block);
+  }
+  scatter_chunks(device, axis, chunks.data(), t.count(), how);
+  copy_blocks(1, out.count(), chunks.data() + axis.index * out.count(), 0, out.data(), 0);
+  return out;
+}
+
+// All devices of the axes call it with equal shapes. The outermost axis is scattered first.
+inline Tensor reduce_scatter(Endpoint& device, const Tensor& t, const Axes& axes, int dim,
+                             Reduce how) {
+  check_given("reduce_scatter", t);
+  const int d = check_dim("reduce_scatter", t, dim);
+  const std::vector<AxisGroup> groups = device.groups("reduce_scatter", axes);
+  CollectiveCall call;
+  call.name = "reduce_scatter";
+  call.axes = axes_text(axes);
+  call.arguments = cat(t.shape(), ", dim ", d, ", ", name_of(how));
+  call.devices = count_devices(groups);
+  if (t.dim(d) % call.devices != 0) {
+    throw Error(cat("reduce_scatter: dimension ", d, " of ", t.shape(), " over ", call.devices,
+                    " devices of ", call.axes, "; its size must be a multiple of ", call.devices));
+  }
+  std::int64_t elements = t.count();
+  for (const AxisGroup& group : groups) {
+    call.stages.push_back({Collective::reduce_scatter, group.kind, group.size, elements, 0});
+    call.stage_axes.push_back(group.axis);
+    elements /= group.size;
+  }
+  device.open(call, device.members(groups));
+  Tensor out = t.detach();
+  for (const AxisGroup& group : groups) {
+    out = scatter_axis(device, group, out, d, how);
+  }
+  if (how == Reduce::mean) {
+    divide(out.data(), out.count(), call.devices);
+  }
+  device.close();
+  return out;
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/all_reduce.hpp
+// all_reduce: A[I] {U_x} -> A[I], every device ends with the same sum, bit for bit.
+// reduce_scatter, then all_gather of what each device has summed: 2 (N - 1) / N of the bytes. Over
+// several axes the chunk of the first is reduced over the second, and gathered back last.
+
+namespace tinyscale {
+namespace detail {
+
+inline void add_stage(CollectiveCall& call, Collective what, const AxisGroup& group,
+                      std::int64_t elements) {
+  call.stages.push_back({what, group.kind, group.size, elements, 0});
+  call.stage_axes.push_back(group.axis);
+}
+
+// The stages that the first device of the axes runs: it has the largest chunks.
+inline void all_reduce_stages(CollectiveCall& call, const std::vector<AxisGroup>& groups,
+                              std::int64_t elements) {
+  std::vector<std::int64_t> sizes;
+  for (const AxisGroup& group : groups) {
+    sizes.push_back(elements);
+    add_stage(call, Collective::reduce_scatter, group, elements);
+    elements = chunk_size(elements, group.size, 0);
+  }
+  for (std::size_t i = groups.size(); i-- > 0;) {
+    add_stage(call, Collective::all_gather, groups[i], sizes[i]);
+  }
+}
+
+// All devices of the axes call it with equal shapes; any size, chunks may be uneven.
+inline Tensor all_reduce(Endpoint& device, const Tensor& t, const Axes& axes, Reduce how) {
+  check_given("all_reduce", t);
+  const std::vector<AxisGroup> groups = device.groups("all_reduce", axes);
+  CollectiveCall call;
+  call.name = "all_reduce";
+  call.axes = axes_text(axes);
+  call.arguments = cat(t.shape(), ", ", name_of(how));
+  call.devices = count_devices(groups);
+  all_reduce_stages(call, groups, t.count());
+  device.open(call, device.members(groups));
+  Tensor out = t.clone();
+  std::vector<float*> begins;
+  std::vector<std::int64_t> sizes;
+  float* numbers = out.data();
+  std::int64_t count = out.count();
+  for (const AxisGroup& group : groups) {
+    begins.push_back(numbers);
+    sizes.push_back(count);
+    scatter_chunks(device, group, numbers, count, how);
+    numbers += chunk_begin(count, group.size, group.index);
+    count = chunk_size(count, group.size, group.index);
+  }
+  if (how == Reduce::mean) {
+    divide(numbers, count, call.devices);
+  }
+  for (std::size_t i = groups.size(); i-- > 0;) {
+    gather_chunks(device, groups[i], begins[i], sizes[i]);
+  }
+  device.close();
+  return out;
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/broadcast.hpp
+// broadcast: every device of an axis ends with the root's numbers.
+// A chain from neighbour to neighbour of H links, through which H chunks stream: 2 H - 1 steps of
+// alpha + (V / H) / W. On a line, or a ring used both ways, two chains leave the root.
+
+namespace tinyscale {
+namespace detail {
+
+// Where a device stands in the chains: how far from the root, whether it takes and passes on.
+struct ChainPlace {
+  int distance = 0;  // links from the root
+  int from = -1;     // index of the device before, -1 at the root
+  int right = -1, left = -1;  // indices of the devices after, -1 at an end
+};
+
+inline ChainPlace chain_place(const AxisGroup& axis, int root) {
+  const int n = axis.size;
+  const Reach far = reach(axis.kind, n, root);
+  const int right = modulo(axis.index - root, n);
+  const int left = modulo(root - axis.index, n);
+  ChainPlace place;
+  if (right <= far.right) {
+    place.distance = right;
+    place.from = right > 0 ? modulo(axis.index - 1, n) : -1;
+    place.right = right < far.right ? modulo(axis.index + 1, n) : -1;
+  }
+  if (right == 0 || right > far.right) {
+    place.distance = left;
+    place.from = left > 0 ? modulo(axis.index + 1, n) : -1;
+    place.left = left < far.left ? modulo(axis.index - 1, n) : -1;
+  }
+  return place;
+}
+
+inline void stream_chunks(Endpoint& device, const AxisGroup& axis, int root, float* numbers,
+                          std::int64_t elements) {
+  const Reach far = reach(axis.kind, axis.size, root);
+  const int chunks = std::max(far.right, far.left);
+  const ChainPlace place = chain_place(axis, root);
+  for (int step = 0; step < 2 * chunks - 1; ++step) {
+    const int out = step - place.distance;  // chunk to pass on; the next one comes in meanwhile
+    const int in = out + 1;
+    device.step();
+    for (const int to : {place.right, place.left}) {
+      if (to >= 0 && out >= 0 && out < chunks) {
+        device.send(axis.rank(to), numbers + chunk_begin(elements, chunks, out),
+                    chunk_size(elements, chunks, out));
+      }
+    }
+    if (place.from >= 0 && in >= 0 && in < chunks) {
+      const Packet packet = device.take(axis.rank(place.from));
+      if (!packet.numbers.empty()) {
+        std::memcpy(numbers + chunk_begin(elements, chunks, in), packet.numbers.data(),
+                    packet.numbers.size() * sizeof(float));
+      }
+    }
+  }
+}
+
+// All devices of the axis call it with equal shapes; `root` is an index on the axis.
+inline Tensor broadcast_from(Endpoint& device, const Tensor& t, const std::string& name, int root) {
+  check_given("broadcast", t);
+  const AxisGroup axis = device.group(device.find_axis("broadcast", name));
+  if (root < 0 || root >= axis.size) {
+    throw Error(cat("broadcast: root ", root, " on axis ", name, " of ", axis.size,
+                    " devices; the root is 0 to ", axis.size - 1));
+  }
+  CollectiveCall call;
+  call.name = "broadcast";
+  call.axes = name;
+  call.arguments = cat(t.shape(), ", root ", root);
+  call.devices = axis.size;
+  call.stages.push_back({Collective::broadcast, axis.kind, axis.size, t.count(), root});
+  call.stage_axes.push_back(axis.axis);
+  device.open(call, device.members({axis}));
+  Tensor out = t.clone();
+  stream_chunks(device, axis, root, out.data(), t.count());
+  device.close();
+  return out;
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/permute.hpp
+// permute: device i of an axis ends with the numbers of device i - shift, around the end.
+// And what has no formula: a user's own send and recv, and the barrier, in which device r tells
+// r + 1, r + 2, r + 4, ... that it has come (dissemination, ceil(log2 N) steps of no bytes).
+
+namespace tinyscale {
+namespace detail {
+
+inline Tensor from_packet(const Packet& packet) {
+  Tensor out(packet.shape);
+  copy_blocks(1, out.count(), packet.numbers.data(), 0, out.data(), 0);
+  return out;
+}
+
+// All devices of the axis call it with equal shapes and shift; a shift may be negative.
+inline Tensor permute(Endpoint& device, const Tensor& t, const std::string& name, int shift) {
+  check_given("permute", t);
+  const AxisGroup axis = device.group(device.find_axis("permute", name));
+  CollectiveCall call;
+  call.name = "permute";
+  call.axes = name;
+  call.arguments = cat(t.shape(), ", shift ", shift);
+  call.devices = axis.size;
+  const int offset = modulo(shift, axis.size);
+  call.stages.push_back({Collective::permute, axis.kind, axis.size, t.count(), offset});
+  call.stage_axes.push_back(axis.axis);
+  device.open(call, device.members({axis}));
+  Tensor out;
+  if (offset == 0) {
+    out = t.clone();
+  } else {
+    device.step();
+    device.send(axis.rank(axis.index + offset), t.data(), t.count(), t.shape());
+    out = from_packet(device.take(axis.rank(std::int64_t{axis.index} - offset)));
+  }
+  device.close();
+  return out;
+}
+
+inline void check_peer(const char* function, const Endpoint& device, int rank) {
+  if (rank < 0 || rank >= device.devices() || rank == device.rank()) {
+    throw Error(cat(function, ": device ", device.rank(), " names device ", rank,
+                    "; the others are among 0 to ", device.devices() - 1));
+  }
+}
+
+// Returns at once; the receiver calls recv_from.
+inline void send_to(Endpoint& device, const Tensor& t, int rank) {
+  check_given("send", t);
+  check_peer("send", device, rank);
+  CollectiveCall call;
+  call.name = "send";
+  call.arguments = cat(t.shape(), ", to ", rank);
+  call.devices = 2;
+  device.open_alone(call);
+  device.step();
+  device.send(rank, t.data(), t.count(), t.shape());
+  device.close();
+}
+
+// The next tensor that device `rank` sent to this one.
+inline Tensor recv_from(Endpoint& device, int rank) {
+  check_peer("recv", device, rank);
+  CollectiveCall call;
+  call.name = "recv";
+  call.arguments = cat("from ", rank);
+  call.devices = 2;
+  device.open_alone(call);
+  device.step();
+  const Tensor out = from_packet(device.take(rank));
+  device.close();
+  return out;
+}
+
+// Every device of the mesh calls it.
+inline void barrier(Endpoint& device) {
+  CollectiveCall call;
+  call.name = "barrier";
+  call.devices = device.devices();
+  std::vector<int> all;
+  for (int rank = 0; rank < device.devices(); ++rank) {
+    all.push_back(rank);
+  }
+  device.open(call, all);
+  for (int distance = 1; distance < device.devices(); distance *= 2) {
+    device.step();
+    device.send(modulo(device.rank() + distance, device.devices()), nullptr, 0);
+    device.take(modulo(device.rank() - distance, device.devices()));
+  }
+  device.close();
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/device.hpp
+// A device of a mesh: what the program of one chip may ask and call.
+// Collectives are called by every device of their axes, in the same order and with equal shapes.
+// They move real numbers between the devices' threads, step by step; results carry no gradient.
+
+namespace tinyscale {
+
+class Device {
+ public:
+  Device(detail::Fabric& fabric, const std::vector<AxisPlacement>& axes, int rank, int devices)
+      : endpoint_(fabric, axes, rank, devices) {}
+
+  int rank() const { return endpoint_.rank(); }
+  int size() const { return endpoint_.devices(); }
+  int index(const std::string& axis) const { return group("index", axis).index; }
+  int size(const std::string& axis) const { return group("size", axis).size; }
+
+  // A[I_x] -> A[I]: the chunks of all devices side by side in `dim`, in order of their indices.
+  Tensor all_gather(const Tensor& t, const Axes& axes, int dim = 0) {
+    return detail::all_gather(endpoint_, t, axes, dim);
+  }
+  // A[I] {U_x} -> A[I_x]: device i keeps part i of `dim` of the sum; it must divide evenly.
+  Tensor reduce_scatter(const Tensor& t, const Axes& axes, int dim = 0,
+                        Reduce how = Reduce::sum) {
+    return detail::reduce_scatter(endpoint_, t, axes, dim, how);
+  }
+  // A[I] {U_x} -> A[I]: the same sum on every device, bit for bit; any shape.
+  Tensor all_reduce(const Tensor& t, const Axes& axes, Reduce how = Reduce::sum) {
+    return detail::all_reduce(endpoint_, t, axes, how);
+  }
+  // The numbers of the device at index `root` of the axis, on all of it.
+  Tensor broadcast(const Tensor& t, const std::string& axis, int root = 0) {
+    return detail::broadcast_from(endpoint_, t, axis, root);
+  }
+  // Device i's numbers go to device i + shift of the axis, around the end.
+  Tensor permute(const Tensor& t, const std::string& axis, int shift) {
+    return detail::permute(endpoint_, t, axis, shift);
+  }
+  // To and from a rank of the mesh. A send returns at once; a recv waits for one.
+  void send(const Tensor& t, int to_rank) { detail::send_to(endpoint_, t, to_rank); }
+  Tensor recv(int from_rank) { return detail::recv_from(endpoint_, from_rank); }
+  // Returns when every device of the mesh has called it.
+  void barrier() { detail::barrier(endpoint_); }
+
+  // A[I] -> A[I_x] of a tensor that every device has: this one's part of `dim`, no communication.
+  Tensor shard(const Tensor& t, const Axes& axes, int dim) const {
+    detail::check_given("shard", t);
+    const int d = detail::check_dim("shard", t, dim);
+    const std::vector<detail::AxisGroup> groups = endpoint_.groups("shard", axes);
+    const int parts = detail::count_devices(groups);
+    if (t.dim(d) % parts != 0) {
+      throw Error(detail::cat("shard: dimension ", d, " of ", t.shape(), " over ", parts,
+                              " devices of ", detail::axes_text(axes),
+                              "; its size must be a multiple of ", parts));
+    }
+    const std::int64_t part = t.dim(d) / parts;
+    const std::int64_t begin = part * detail::index_over(groups);
+    return slice(t, d, begin, begin + part);
+  }
+  // Says that every device of the axes has the whole of t; no communication.
+  Tensor replicate(const Tensor& t, const Axes& axes) const {
+    detail::check_given("replicate", t);
+    endpoint_.groups("replicate", axes);
+    return t;
+  }
+
+  // Keeps a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
+  void keep(const std::string& name, const Tensor& t) { kept_[name] = t; }
+
+  const std::map<std::string, Tensor>& kept() const { return kept_; }
+  detail::Endpoint& endpoint() { return endpoint_; }
+
+ private:
+  detail::AxisGroup group(const char* function, const std::string& axis) const {
+    return endpoint_.group(endpoint_.find_axis(function, axis));
+  }
+
+  detail::Endpoint endpoint_;
+  std::map<std::string, Tensor> kept_;
+};
+
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/guess.hpp
+// A learner's guess held against what a run counted, with a hint when it is off by a known slip.
+// Bytes are those that the busiest device sends, as float32; steps are summed over the program.
+
+namespace tinyscale {
+
+// What is negative is not guessed.
+struct Guess {
+  double bytes_per_device = -1;
+  std::int64_t steps = -1;
+  double seconds = -1;  // simulated; right within 1 %
+};
+
+struct CheckRow {
+  std::string name, unit;
+  double guessed = 0, counted = 0;
+  bool right = false;
+  std::string hint;
+};
+
+struct CheckReport {
+  std::vector<CheckRow> rows;
+  bool right = true;  // all of them
+
+  // "bytes: right. steps: you 6, counted 3: why"
+  std::string text() const {
+    std::string out;
+    for (const CheckRow& row : rows) {
+      out += out.empty() ? "" : (out.back() == '.' ? " " : ". ");
+      if (row.right) {
+        out += row.name + ": right.";
+      } else {
+        out += row.name + ": you " + number(row, row.guessed) + ", counted " +
+               number(row, row.counted) + (row.hint.empty() ? "" : ": " + row.hint);
+      }
+    }
+    return out.empty() ? "nothing guessed" : out;
+  }
+  Table table() const {
+    Table out;
+    out.title = "guess";
+    out.columns = {"quantity", "unit", "guessed", "counted", "right", "hint"};
+    for (const CheckRow& row : rows) {
+      out.add({row.name, row.unit, detail::cat(row.guessed), detail::cat(row.counted),
+               row.right ? "yes" : "no", row.hint});
+    }
+    return out;
+  }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+
+ private:
+  static std::string number(const CheckRow& row, double value) {
+    return row.unit == "s" ? format_seconds(value) : detail::cat(value);
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const CheckReport& report) {
+  return out << report.text() << "\n";
+}
+
+namespace detail {
+
+struct Counted {
+  double bytes_most = 0, bytes_least = 0, bytes_total = 0;  // sent by devices
+  std::int64_t steps = 0;
+  double seconds = 0;
+  int devices = 1;                 // of the mesh
+  int group = 1;                   // of the largest collective
+  std::vector<std::string> names;  // of the collectives
+};
+
+inline bool same(double a, double b) { return std::abs(a - b) <= 1e-9 * std::abs(b); }
+
+inline bool has_name(const Counted& counted, const std::string& name) {
+  for (const std::string& known : counted.names) {
+    if (known == name) {
+      return true;
+    }
+  }
+  return false;
+}
+
+inline std::string steps_hint(std::int64_t you, const Counted& counted) {
+  const double guess = static_cast<double>(you);
+  const double steps = static_cast<double>(counted.steps);
+  if (steps <= 0) {
+    return "no message was sent";
+  }
+  if (has_name(counted, "all_reduce") && same(guess * 2, steps)) {
+    return "all_reduce is reduce_scatter and then all_gather, each of its own steps";
+  }
+  if (has_name(counted, "all_reduce") && same(guess, 2.0 * counted.group)) {
+    return cat("a device has one chunk already: 2 (N - 1) with N = ", counted.group);
+  }
+  if (same(guess, counted.group) && same(guess, steps + 1)) {
+    return cat("a device has its own chunk already: N - 1 with N = ", counted.group);
+  }
+  if (same(guess, steps * 2)) {
+    return has_name(counted, "all_reduce") ? "half as many; is N what you think?"
+                                           : "only all_reduce takes 2 (N - 1)";
+  }
+  if (same(guess, steps / 2)) {
+    return "that is with both ways of a ring used at once";
+  }
+  return cat("the largest collective is over N = ", counted.group, " devices");
+}
+
+inline std::string bytes_hint(double you, const Counted& counted) {
+  const double most = counted.bytes_most;
+  if (same(you, counted.bytes_total)) {
+    return "that is all devices together";
+  }
+  if (same(you * element_bytes, most)) {
+    return "that is the number of elements; a float32 is 4 bytes";
+  }
+  if (counted.bytes_least < most) {
+    return cat("of the busiest device; the least busy sends ", counted.bytes_least, ", the mean is ",
+               counted.bytes_total / counted.devices);
+  }
+  if (same(you * (counted.group - 1), most * counted.group)) {
+    return cat("a device has its own chunk already: (N - 1) / N of it with N = ", counted.group);
+  }
+  if (same(you * 2, most) || same(you, most * 2)) {
+    return "all_reduce moves 2 (N - 1) / N of the vector, all_gather and reduce_scatter half of it";
+  }
+  return "";
+}
+
+inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
+  CheckReport report;
+  const auto add = [&report](const CheckRow& row) {
+    report.rows.push_back(row);
+    report.rows.back().hint = row.right ? "" : row.hint;
+    report.right = report.right && row.right;
+  };
+  if (guess.bytes_per_device >= 0) {
+    const double you = guess.bytes_per_device;
+    add({"bytes", "B", you, counted.bytes_most, same(you, counted.bytes_most),
+         bytes_hint(you, counted)});
+  }
+  if (guess.steps >= 0) {
+    add({"steps", "", static_cast<double>(guess.steps), static_cast<double>(counted.steps),
+         guess.steps == counted.steps, steps_hint(guess.steps, counted)});
+  }
+  if (guess.seconds >= 0) {
+    const bool near = std::abs(guess.seconds - counted.seconds) <= 0.01 * counted.seconds;
+    add({"seconds", "s", guess.seconds, counted.seconds, near, "simulated, on this machine"});
+  }
+  return report;
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/route.hpp
+// The directed links of a machine, and the links that a message between two chips crosses.
+// Dimension order: along the first dimension to the right coordinate, then the second, ...; around
+// a ring the shorter way, upwards when both are equal.
+
+namespace tinyscale {
+namespace detail {
+
+// Link (chip, dim, way) leaves `chip` along `dim`, way 0 upwards and 1 downwards.
+struct MachineLinks {
+  explicit MachineLinks(const Machine& described) : machine(described) {
+    std::int64_t stride = 1;
+    strides.resize(static_cast<std::size_t>(machine.dims.size()));
+    for (int d = machine.dims.size() - 1; d >= 0; --d) {
+      strides[static_cast<std::size_t>(d)] = stride;
+      stride *= machine.dims[d];
+    }
+  }
+
+  std::size_t count() const {
+    return static_cast<std::size_t>(machine.chips() * machine.dims.size() * 2);
+  }
+  std::size_t id(std::int64_t chip, int dim, int way) const {
+    return static_cast<std::size_t>((chip * machine.dims.size() + dim) * 2 + way);
+  }
+  int dim_of(std::size_t link) const {
+    return static_cast<int>(link / 2) % machine.dims.size();
+  }
+  double bandwidth(std::size_t link) const { return machine.axis_bandwidth(dim_of(link)); }
+  std::int64_t from(std::size_t link) const {
+    return static_cast<std::int64_t>(link / 2) / machine.dims.size();
+  }
+  std::int64_t to(std::size_t link) const {
+    return neighbour(from(link), dim_of(link), static_cast<int>(link % 2));
+  }
+
+  std::vector<std::size_t> route(std::int64_t chip, std::int64_t target) const {
+    std::vector<std::size_t> links;
+    for (int d = 0; d < machine.dims.size(); ++d) {
+      const std::int64_t n = machine.dims[d];
+      std::int64_t distance = coordinate(target, d) - coordinate(chip, d);
+      if (closes(machine, d)) {
+        const std::int64_t up = (distance + n) % n;
+        distance = up <= n - up ? up : up - n;
+      }
+      const int way = distance > 0 ? 0 : 1;
+      for (std::int64_t left = distance > 0 ? distance : -distance; left > 0; --left) {
+        links.push_back(id(chip, d, way));
+        chip = neighbour(chip, d, way);
+      }
+    }
+    return links;
+  }
+
+  Machine machine;
+
+ private:
+  std::int64_t coordinate(std::int64_t chip, int dim) const {
+    return chip / strides[static_cast<std::size_t>(dim)] % machine.dims[dim];
+  }
+  std::int64_t neighbour(std::int64_t chip, int dim, int way) const {
+    const std::int64_t n = machine.dims[dim];
+    const std::int64_t here = coordinate(chip, dim);
+    const std::int64_t there = (here + (way == 0 ? 1 : n - 1)) % n;
+    return chip + (there - here) * strides[static_cast<std::size_t>(dim)];
+  }
+
+  std::vector<std::int64_t> strides;  // chips from one to the next along each dimension
+};
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/replay.hpp
+// Simulated time: a message log replayed on a machine, event by event.
+// A message starts when its sender's (and, in a collective, its receiver's) earlier steps are done,
+// takes latency for each link it crosses, then its bytes at a max-min fair share of those links.
+// A pure function of log and machine (Bertsekas and Gallager, Data Networks, 6.5.2: max-min).
+
+namespace tinyscale {
+
+// When each message of a log ran on a machine, in simulated seconds.
+struct Timeline {
+  double seconds = 0;                // until the last message has arrived
+  std::vector<double> start, finish;  // of each message
+  std::vector<int> after;            // the message whose end let each one start, or -1
+  std::vector<int> hops;             // links each one crossed
+  std::vector<double> link_bytes;    // by detail::MachineLinks number
+};
+
+namespace detail {
+
+constexpr std::size_t no_message = std::numeric_limits<std::size_t>::max();
+
+// The steps of every device and which of them are done.
+class StepOrder {
+ public:
+  explicit StepOrder(const MessageLog& log) : log_(log) {
+    const std::size_t devices = static_cast<std::size_t>(log.devices);
+    std::vector<std::vector<std::pair<int, std::size_t>>> ends(devices);  // (step, message)
+    for (std::size_t m = 0; m < log.messages.size(); ++m) {
+      const Message& message = log.messages[m];
+      ends[static_cast<std::size_t>(message.from)].emplace_back(message.from_step, m);
+      ends[static_cast<std::size_t>(message.to)].emplace_back(message.to_step, m);
+    }
+    steps_.resize(devices);
+    next_.assign(devices, 0);
+    for (std::size_t d = 0; d < devices; ++d) {
+      std::sort(ends[d].begin(), ends[d].end());
+      int last = -1;
+      for (const std::pair<int, std::size_t>& end : ends[d]) {
+        if (steps_[d].empty() || end.first != last) {
+          steps_[d].push_back({end.first, 0, {}});
+          last = end.first;
+        }
+        steps_[d].back().messages.push_back(end.second);
+        ++steps_[d].back().unfinished;
+      }
+    }
+  }
+
+  // Messages of the step that a device is in.
+  const std::vector<std::size_t>& current(int device) const {
+    static const std::vector<std::size_t> none;
+    const std::size_t d = static_cast<std::size_t>(device);
+    return next_[d] < steps_[d].size() ? steps_[d][next_[d]].messages : none;
+  }
+
+  bool may_start(std::size_t m) const {
+    const Message& message = log_.messages[m];
+    return at_step(message.from, message.from_step) &&
+           (message.start == MessageStart::sender_ready || at_step(message.to, message.to_step));
+  }
+
+  // Marks one end of a message as finished.
+  void finish(int device, int step) {
+    std::vector<Step>& steps = steps_[static_cast<std::size_t>(device)];
+    const auto found =
+        std::lower_bound(steps.begin(), steps.end(), step,
+                         [](const Step& a, int number) { return a.number < number; });
+    --found->unfinished;
+  }
+
+  // Moves a device to its next step if this one is done.
+  bool advance(int device) {
+    const std::size_t d = static_cast<std::size_t>(device);
+    if (next_[d] < steps_[d].size() && steps_[d][next_[d]].unfinished == 0) {
+      ++next_[d];
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  struct Step {
+    int number = 0;
+    int unfinished = 0;
+    std::vector<std::size_t> messages;
+  };
+
+  bool at_step(int device, int step) const {
+    const std::size_t d = static_cast<std::size_t>(device);
+    return next_[d] < steps_[d].size() && steps_[d][next_[d]].number == step;
+  }
+
+  const MessageLog& log_;
+  std::vector<std::vector<Step>> steps_;
+  std::vector<std::size_t> next_;
+};
+
+// Messages in transfer that share links; each gets its max-min fair rate.
+class FairLinks {
+ public:
+  struct Flow {
+    std::vector<std::size_t> route;
+    double bytes = 0;  // left
+    double rate = 0;
+    double since = 0;  // when `bytes` was right
+    int version = 0;   // counts the changes of rate
+    bool settled = false;
+  };
+
+  FairLinks(const Machine& machine, std::size_t messages)
+      : links_(machine), flows_(messages), on_link_(links_.count()), seen_(links_.count(), 0) {}
+
+  Flow& flow(std::size_t m) { return flows_[m]; }
+  const MachineLinks& links() const { return links_; }
+
+  void join(std::size_t m) {
+    for (const std::size_t link : flows_[m].route) {
+      on_link_[link].push_back(m);
+    }
+  }
+  void leave(std::size_t m) {
+    for (const std::size_t link : flows_[m].route) {
+      std::vector<std::size_t>& on = on_link_[link];
+      on.erase(std::find(on.begin(), on.end(), m));
+    }
+  }
+
+  // New rates for all that share links, however indirectly, with the links of `changed`;
+  // gives the flows whose rate is another now.
+  std::vector<std::size_t> share(const std::vector<std::size_t>& changed, double now) {
+    std::vector<std::size_t> restarted;
+    ++round_;
+    for (const std::size_t m : changed) {
+      for (const std::size_t link : flows_[m].route) {
+        if (seen_[link] != round_) {
+          share_component(link, now, restarted);
+        }
+      }
+    }
+    return restarted;
+  }
+
+ private:
+  void share_component(std::size_t first, double now, std::vector<std::size_t>& restarted) {
+    std::vector<std::size_t> links(1, first);
+    std::vector<std::size_t> flows;
+    seen_[first] = round_;
+    for (std::size_t i = 0; i < links.size(); ++i) {
+      for (const std::size_t m : on_link_[links[i]]) {
+        if (flows_[m].settled) {
+          continue;  // reached by another of its links
+        }
+        flows_[m].settled = true;
+        flows.push_back(m);
+        for (const std::size_t link : flows_[m].route) {
+          if (seen_[link] != round_) {
+            seen_[link] = round_;
+            links.push_back(link);
+          }
+        }
+      }
+    }
+    for (const std::size_t m : flows) {
+      flows_[m].settled = false;
+    }
+    fill(links, flows, now, restarted);
+  }
+
+  // Raises all rates together; the flows of the link that is full first are settled; repeat.
+  void fill(const std::vector<std::size_t>& links, const std::vector<std::size_t>& flows,
+            double now, std::vector<std::size_t>& restarted) {
+    std::size_t left = flows.size();
+    std::vector<double> room;
+    for (const std::size_t link : links) {
+      room.push_back(links_.bandwidth(link));
+    }
+    while (left > 0) {
+      std::size_t tight = 0;
+      double least = std::numeric_limits<double>::infinity();
+      for (std::size_t i = 0; i < links.size(); ++i) {
+        const double unsettled = static_cast<double>(count_unsettled(links[i]));
+        if (unsettled > 0 && room[i] / unsettled < least) {
+          least = room[i] / unsettled;
+          tight = i;
+        }
+      }
+      for (const std::size_t m : on_link_[links[tight]]) {
+        if (!flows_[m].settled) {
+          flows_[m].settled = true;
+          --left;
+          set_rate(m, least, now, restarted);
+          for (std::size_t i = 0; i < links.size(); ++i) {
+            const std::vector<std::size_t>& route = flows_[m].route;
+            const bool on = std::find(route.begin(), route.end(), links[i]) != route.end();
+            room[i] = on ? std::max(room[i] - least, 0.0) : room[i];
+          }
+        }
+      }
+    }
+    for (const std::size_t m : flows) {
+      flows_[m].settled = false;
+    }
+  }
+
+  std::size_t count_unsettled(std::size_t link) const {
+    std::size_t count = 0;
+    for (const std::size_t m : on_link_[link]) {
+      count += flows_[m].settled ? 0U : 1U;
+    }
+    return count;
+  }
+
+  void set_rate(std::size_t m, double rate, double now, std::vector<std::size_t>& restarted) {
+    Flow& flow = flows_[m];
+    if (flow.rate < rate || flow.rate > rate) {
+      flow.bytes = std::max(0.0, flow.bytes - flow.rate * (now - flow.since));
+      flow.since = now;
+      flow.rate = rate;
+      ++flow.version;
+      restarted.push_back(m);
+    }
+  }
+
+  MachineLinks links_;
+  std::vector<Flow> flows_;
+  std::vector<std::vector<std::size_t>> on_link_;
+  std::vector<int> seen_;  // the round in which a link was last looked at
+  int round_ = 0;
+};
+
+class Replay {
+ public:
+  Replay(const MessageLog& log, const Machine& machine)
+      : log_(log), order_(log), links_(machine, log.messages.size()) {
+    const std::size_t count = log.messages.size();
+    out_.start.assign(count, -1);
+    out_.finish.assign(count, -1);
+    out_.after.assign(count, -1);
+    out_.hops.assign(count, 0);
+    out_.link_bytes.assign(links_.links().count(), 0);
+  }
+
+  Timeline run() {
+    for (int d = 0; d < log_.devices; ++d) {
+      start_ready(d, 0, no_message);
+    }
+    while (!events_.empty()) {
+      const double now = events_.top().time;
+      std::vector<std::size_t> changed;
+      std::vector<std::size_t> done;
+      while (!events_.empty() && !(events_.top().time > now)) {
+        const Event event = events_.top();
+        events_.pop();
+        handle(event, changed, done);
+      }
+      for (const std::size_t m : done) {
+        finish(m, now);
+      }
+      for (const std::size_t m : links_.share(changed, now)) {
+        const FairLinks::Flow& flow = links_.flow(m);
+        events_.push({now + flow.bytes / flow.rate, m, flow.version});
+      }
+    }
+    check_all_ran();
+    return out_;
+  }
+
+ private:
+  struct Event {
+    double time = 0;
+    std::size_t message = 0;
+    int version = 0;  // 0: latency is over; else the end of the transfer at the rate of that version
+    bool operator<(const Event& other) const {  // the earliest is on top
+      return time > other.time || (!(time < other.time) && message > other.message);
+    }
+  };
+
+  // Starts what waits for `device` alone now; `cause` is the message whose end made it so.
+  void start_ready(int device, double now, std::size_t cause) {
+    for (const std::size_t m : order_.current(device)) {
+      if (out_.start[m] < 0 && order_.may_start(m)) {
+        const Message& message = log_.messages[m];
+        FairLinks::Flow& flow = links_.flow(m);
+        flow.route = links_.links().route(message.from, message.to);
+        flow.bytes = message.bytes;
+        out_.start[m] = now;
+        out_.after[m] = cause == no_message ? -1 : static_cast<int>(cause);
+        out_.hops[m] = static_cast<int>(flow.route.size());
+        for (const std::size_t link : flow.route) {
+          out_.link_bytes[link] += message.bytes;
+        }
+        const double latency = links_.links().machine.link_latency;
+        events_.push({now + static_cast<double>(flow.route.size()) * latency, m, 0});
+      }
+    }
+  }
+
+  void handle(const Event& event, std::vector<std::size_t>& changed,
+              std::vector<std::size_t>& done) {
+    FairLinks::Flow& flow = links_.flow(event.message);
+    if (event.version == 0 && flow.bytes > 0) {
+      flow.since = event.time;
+      links_.join(event.message);
+      changed.push_back(event.message);
+    } else if (event.version == flow.version) {
+      if (flow.version > 0) {
+        links_.leave(event.message);
+        changed.push_back(event.message);
+      }
+      ++flow.version;
+      done.push_back(event.message);
+    }
+  }
+
+  void finish(std::size_t m, double now) {
+    const Message& message = log_.messages[m];
+    out_.finish[m] = now;
+    out_.seconds = std::max(out_.seconds, now);
+    order_.finish(message.from, message.from_step);
+    order_.finish(message.to, message.to_step);
+    for (const int device : {message.from, message.to}) {
+      while (order_.advance(device)) {
+        start_ready(device, now, m);
+      }
+    }
+  }
+
+  void check_all_ran() const {
+    for (std::size_t m = 0; m < out_.finish.size(); ++m) {
+      if (out_.finish[m] < 0) {
+        throw Error(cat("time: message ", m, " from device ", log_.messages[m].from,
+                        " to device ", log_.messages[m].to,
+                        " waits for itself; steps of the log must have an order"));
+      }
+    }
+  }
+
+  const MessageLog& log_;
+  StepOrder order_;
+  FairLinks links_;
+  std::priority_queue<Event> events_;
+  Timeline out_;
+};
+
+}  // namespace detail
+
+// What the messages of `log` take on `machine`, which needs one chip for each device of the log.
+inline Timeline time(const MessageLog& log, const Machine& machine) {
+  if (machine.chips() != log.devices) {
+    throw Error(detail::cat("time: the log is of ", log.devices, " devices, machine ",
+                            machine.name, " has ", machine.chips(), " chips; they must be equal"));
+  }
+  return detail::Replay(log, machine).run();
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/mesh_run.hpp
+// What a mesh program cost: bytes and steps counted from its messages, simulated time beside the
+// formula, the links and the critical path. The same log can be timed again on another machine.
+
+namespace tinyscale {
+
+// One line of the program; bytes are those of the busiest device.
+struct CollectiveRow {
+  std::string name, axes, arguments;
+  int groups = 0;        // that ran it side by side
+  int devices = 1;       // of a group
+  double bytes_out = 0;  // sent by a device
+  double bytes_in = 0;   // received by a device
+  std::int64_t steps = 0;
+  std::int64_t hops = 0;  // links crossed one after another: the longest of each step
+  double seconds = 0;     // simulated: first start to last arrival, of the slowest group
+  double formula = -1;    // seconds, if its links are free; -1: it has no formula
+};
+
+// One directed link of the machine.
+struct LinkRow {
+  std::int64_t from = 0, to = 0;  // chips
+  int dim = 0;                    // of the machine
+  double bytes = 0;
+  double busy = 0;  // share of the run's simulated time that its bytes take at full speed
+};
+
+// The chain of messages that sets the simulated time, each waiting for the one before.
+struct CriticalPath {
+  std::int64_t messages = 0;
+  double latency = 0, transfer = 0;  // seconds; together the run's
+  std::vector<int> devices;          // through which it goes
+};
+
+namespace detail {
+
+// What a run leaves behind; shared by all timings of it.
+struct MeshRecord {
+  MessageLog log;
+  std::vector<MeshAxis> axes;
+  std::vector<std::map<std::string, Tensor>> kept;  // by rank
+  std::vector<Counters> counters;
+  std::vector<std::shared_ptr<MemoryMeter>> memory;
+};
+
+inline Table collective_table(const std::vector<CollectiveRow>& rows) {
+  Table out;
+  out.columns = {"collective", "axis",  "arguments", "devices",   "groups", "bytes out",
+                 "bytes in",   "steps", "hops",      "simulated", "formula"};
+  for (const CollectiveRow& row : rows) {
+    out.add({row.name, row.axes, row.arguments, std::to_string(row.devices),
+             std::to_string(row.groups), format_count(row.bytes_out), format_count(row.bytes_in),
+             std::to_string(row.steps), std::to_string(row.hops), format_seconds(row.seconds),
+             row.formula < 0 ? "-" : format_seconds(row.formula)});
+  }
+  return out;
+}
+
+inline Table link_table(const std::vector<LinkRow>& rows, std::size_t most) {
+  Table out;
+  out.columns = {"link", "dimension", "bytes", "busy"};
+  for (std::size_t i = 0; i < rows.size() && i < most; ++i) {
+    out.add({cat(rows[i].from, " -> ", rows[i].to), std::to_string(rows[i].dim),
+             format_count(rows[i].bytes), format_percent(rows[i].busy)});
+  }
+  return out;
+}
+
+}  // namespace detail
+
+class MeshRun {
+ public:
+  MeshRun(std::shared_ptr<const detail::MeshRecord> record, Machine machine)
+      : timeline(time(record->log, machine)), record_(std::move(record)),
+        machine_(std::move(machine)) {
+    seconds = timeline.seconds;
+  }
+
+  double seconds = 0;  // simulated, of all messages
+  Timeline timeline;   // of each message
+
+  const MessageLog& log() const { return record_->log; }
+  const Machine& machine() const { return machine_; }
+  int devices() const { return record_->log.devices; }
+
+  // The same messages on another machine with as many chips.
+  MeshRun on(const Machine& other) const { return MeshRun(record_, other); }
+
+  // What Device::keep kept.
+  Tensor kept(int rank, const std::string& name) const {
+    const std::map<std::string, Tensor>& of_rank = record_->kept[checked("kept", rank)];
+    const auto found = of_rank.find(name);
+    if (found == of_rank.end()) {
+      std::string names;
+      for (const auto& [known, tensor] : of_rank) {
+        names += (names.empty() ? "" : ", ") + known;
+      }
+      throw Error(detail::cat("kept: device ", rank, " kept nothing named ", name, "; it kept ",
+                              names.empty() ? "nothing" : names));
+    }
+    return found->second;
+  }
+
+  // The ops of one device.
+  Counters counters(int rank) const { return record_->counters[checked("counters", rank)]; }
+  const MemoryMeter& memory(int rank) const { return *record_->memory[checked("memory", rank)]; }
+
+  double bytes_sent(int rank) const {
+    checked("bytes_sent", rank);
+    double bytes = 0;
+    for (const Message& message : log().messages) {
+      bytes += message.from == rank ? message.bytes : 0;
+    }
+    return bytes;
+  }
+
+  // The sum over the program's lines: sends that devices make at the same time are one line.
+  std::int64_t steps() const {
+    std::int64_t count = 0;
+    for (const CollectiveRow& row : collectives()) {
+      count += row.steps;
+    }
+    return count;
+  }
+
+  std::vector<CollectiveRow> collectives() const {
+    std::vector<std::vector<std::size_t>> messages_of(log().calls.size());
+    for (std::size_t m = 0; m < log().messages.size(); ++m) {
+      messages_of[static_cast<std::size_t>(log().messages[m].call)].push_back(m);
+    }
+    std::vector<CollectiveRow> rows;
+    for (std::size_t c = 0; c < messages_of.size(); ++c) {
+      if (log().calls[c].name != "recv") {
+        rows.push_back(row_of(log().calls[c], messages_of[c]));
+      }
+    }
+    return rows;
+  }
+
+  // Links that carried something, the busiest first.
+  std::vector<LinkRow> links() const {
+    const detail::MachineLinks all(machine_);
+    std::vector<LinkRow> rows;
+    for (std::size_t link = 0; link < all.count(); ++link) {
+      const double bytes = timeline.link_bytes[link];
+      if (bytes > 0) {
+        const double busy = seconds > 0 ? bytes / all.bandwidth(link) / seconds : 0;
+        rows.push_back({all.from(link), all.to(link), all.dim_of(link), bytes, busy});
+      }
+    }
+    std::stable_sort(rows.begin(), rows.end(),
+                     [](const LinkRow& a, const LinkRow& b) { return a.busy > b.busy; });
+    return rows;
+  }
+
+  CriticalPath critical_path() const {
+    CriticalPath path;
+    int last = -1;
+    for (std::size_t m = 0; m < timeline.finish.size(); ++m) {
+      if (last < 0 || timeline.finish[m] > timeline.finish[static_cast<std::size_t>(last)]) {
+        last = static_cast<int>(m);
+      }
+    }
+    for (int m = last; m >= 0; m = timeline.after[static_cast<std::size_t>(m)]) {
+      const std::size_t i = static_cast<std::size_t>(m);
+      const double latency = timeline.hops[i] * machine_.link_latency;
+      ++path.messages;
+      path.latency += latency;
+      path.transfer += timeline.finish[i] - timeline.start[i] - latency;
+      if (path.devices.empty()) {
+        path.devices.push_back(log().messages[i].to);
+      }
+      path.devices.push_back(log().messages[i].from);
+    }
+    std::reverse(path.devices.begin(), path.devices.end());
+    return path;
+  }
+
+  Table table() const {
+    Table out = detail::collective_table(collectives());
+    out.title = "collectives on " + machine_.name + " (bytes of the busiest device)";
+    return out;
+  }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+
+  // Is the guess what was counted?
+  CheckReport check(const Guess& guess) const {
+    detail::Counted counted;
+    counted.devices = devices();
+    for (int rank = 0; rank < devices(); ++rank) {
+      const double bytes = bytes_sent(rank);
+      counted.bytes_most = std::max(counted.bytes_most, bytes);
+      counted.bytes_least = rank == 0 ? bytes : std::min(counted.bytes_least, bytes);
+      counted.bytes_total += bytes;
+    }
+    counted.seconds = seconds;
+    for (const CollectiveRow& row : collectives()) {
+      counted.steps += row.steps;
+      counted.names.push_back(row.name);
+      counted.group = std::max(counted.group, row.devices);
+    }
+    return detail::check_guess(guess, counted);
+  }
+
+ private:
+  std::size_t checked(const char* function, int rank) const {
+    if (rank < 0 || rank >= devices()) {
+      throw Error(detail::cat(function, ": rank ", rank, " of ", devices(),
+                              " devices; ranks are 0 to ", devices() - 1));
+    }
+    return static_cast<std::size_t>(rank);
+  }
+
+  CollectiveRow row_of(const CollectiveCall& call, const std::vector<std::size_t>& messages) const {
+    struct Span {
+      double begin = 0, end = 0;
+    };
+    CollectiveRow row;
+    row.name = call.name;
+    row.axes = call.axes;
+    row.arguments = call.name == "send" ? "" : call.arguments;
+    row.devices = call.devices;
+    std::map<int, double> out, in;  // by rank
+    std::map<int, int> hops;        // by step
+    std::map<int, Span> spans;      // by group
+    for (const std::size_t m : messages) {
+      const Message& message = log().messages[m];
+      row.bytes_out = std::max(row.bytes_out, out[message.from] += message.bytes);
+      row.bytes_in = std::max(row.bytes_in, in[message.to] += message.bytes);
+      hops[message.step] = std::max(hops[message.step], timeline.hops[m]);
+      const auto added = spans.insert({message.group, {timeline.start[m], timeline.finish[m]}});
+      Span& span = added.first->second;
+      span.begin = std::min(span.begin, timeline.start[m]);
+      span.end = std::max(span.end, timeline.finish[m]);
+      row.seconds = std::max(row.seconds, span.end - span.begin);
+    }
+    row.groups = spans.empty() ? devices() / call.devices : static_cast<int>(spans.size());
+    row.steps = static_cast<std::int64_t>(hops.size());
+    for (const auto& [step, most] : hops) {
+      row.hops += most;
+    }
+    row.formula = formula_of(call);
+    return row;
+  }
+
+  double formula_of(const CollectiveCall& call) const {
+    const std::vector<AxisPlacement> axes =
+        detail::place_axes(machine_, record_->axes, Ring::one_way);
+    double sum = call.stages.empty() ? -1 : 0;
+    for (std::size_t i = 0; i < call.stages.size(); ++i) {
+      const std::size_t axis = static_cast<std::size_t>(call.stage_axes[i]);
+      sum += collective_seconds(call.stages[i], axes[axis].link);
+    }
+    return sum;
+  }
+
+  std::shared_ptr<const detail::MeshRecord> record_;
+  Machine machine_;
+};
+
+inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
+  constexpr std::size_t most_links = 16;
+  const std::vector<LinkRow> links = run.links();
+  Table table = detail::link_table(links, most_links);
+  table.title = detail::cat("links: ", links.size(), " used",
+                            links.size() > most_links ? ", the busiest 16" : "");
+  out << run.table() << "\n" << table << "\n";
+  const CriticalPath path = run.critical_path();
+  out << "simulated " << format_seconds(run.seconds) << " on " << run.machine().name
+      << "; critical path of " << path.messages << " messages: " << format_seconds(path.latency)
+      << " latency, " << format_seconds(path.transfer) << " transfer\n";
+  constexpr std::size_t most_devices = 16;
+  out << "through devices";
+  for (std::size_t i = 0; i < path.devices.size() && i < most_devices; ++i) {
+    out << (i == 0 ? " " : " > ") << path.devices[i];
+  }
+  return out << (path.devices.size() > most_devices ? " > ...\n" : "\n");
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/mesh.hpp
+// A mesh: the devices of a machine under named axes, and a program run on all of them.
+// Each device is a thread with a context of its own (ops, memory, device number); host loops inside
+// are serial. When a device fails, or all wait, the run ends with an Error that says where each is.
+
+namespace tinyscale {
+
+using DeviceProgram = std::function<void(Device&)>;
+
+namespace detail {
+
+// One device while it runs, and what it leaves.
+struct DeviceThread {
+  DeviceThread(Fabric& fabric, const std::vector<AxisPlacement>& axes, int rank, int devices)
+      : device(fabric, axes, rank, devices) {}
+
+  Device device;
+  Context context;  // its profile is null until the device runs
+  std::vector<OpRecord> records;  // for the caller's profile
+  Counters counters;
+};
+
+inline std::string message_of(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& known) {
+    return known.what();
+  } catch (...) {
+    return "something that is not a std::exception";
+  }
+}
+
+// Runs the program on one device; whatever it throws goes to the fabric.
+inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThread& self) {
+  const ContextScope scope(self.context);
+  const SerialScope serial;
+  const Profile profile;
+  try {
+    program(self.device);
+    fabric.returned(self.device.rank(), self.device.endpoint().where());
+  } catch (...) {
+    fabric.threw(self.device.rank(), self.device.endpoint().where(),
+                 message_of(std::current_exception()));
+  }
+  self.counters = self.device.endpoint().counters();
+  self.records = profile.records();
+}
+
+// Joins what was started, also when an exception leaves.
+struct ThreadGroup {
+  std::vector<std::thread> threads;
+
+  ThreadGroup() = default;
+  ThreadGroup(const ThreadGroup&) = delete;
+  ThreadGroup& operator=(const ThreadGroup&) = delete;
+  ~ThreadGroup() { join(); }
+  void join() {
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    threads.clear();
+  }
+};
+
+#if defined(TINYSCALE_NO_THREADS)
+inline void run_devices(const DeviceProgram& program, Fabric& fabric,
+                        std::vector<std::unique_ptr<DeviceThread>>& devices) {
+  if (devices.size() > 1) {
+    throw Error(cat("mesh.run: ", devices.size(), " devices need threads, and this program is ",
+                    "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device"));
+  }
+  run_device(program, fabric, *devices[0]);
+}
+#else
+inline void run_devices(const DeviceProgram& program, Fabric& fabric,
+                        std::vector<std::unique_ptr<DeviceThread>>& devices) {
+  ThreadGroup group;
+  group.threads.reserve(devices.size());
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    DeviceThread* self = devices[i].get();
+    try {
+      group.threads.emplace_back([&program, &fabric, self] { run_device(program, fabric, *self); });
+    } catch (const std::system_error&) {
+      for (std::size_t rank = i; rank < devices.size(); ++rank) {
+        fabric.threw(static_cast<int>(rank), "at its start",
+                     cat("the system gives ", i, " threads; use a mesh of at most so many devices"));
+      }
+      break;
+    }
+  }
+  group.join();
+}
+#endif
+
+}  // namespace detail
+
+class Mesh {
+ public:
+  // Axis sizes multiply to the machine's chips; the last axis is the fastest.
+  Mesh(const Machine& machine, const std::vector<MeshAxis>& axes) : machine_(machine), axes_(axes) {
+    detail::check_axes(machine, axes);
+  }
+
+  Ring ring = Ring::one_way;  // how collectives use an axis that is a ring
+
+  const Machine& machine() const { return machine_; }
+  const std::vector<MeshAxis>& axes() const { return axes_; }
+  int size() const { return static_cast<int>(machine_.chips()); }
+  int size(const std::string& axis) const {
+    for (const MeshAxis& known : axes_) {
+      if (known.name == axis) {
+        return static_cast<int>(known.size.value);
+      }
+    }
+    throw Error(detail::cat("size: no axis ", axis, " on this mesh; its axes are ",
+                            detail::axis_names(axes_)));
+  }
+  MeshPlacement placement() const {
+    return {machine_.name, detail::place_axes(machine_, axes_, ring)};
+  }
+
+  // Runs `program` on every device at once; returns when all have returned.
+  MeshRun run(const DeviceProgram& program) const {
+    const std::vector<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
+    Context& caller = context();
+    detail::Fabric fabric(size());
+    std::vector<std::unique_ptr<detail::DeviceThread>> devices;
+    for (int rank = 0; rank < size(); ++rank) {
+      devices.push_back(std::make_unique<detail::DeviceThread>(fabric, placed, rank, size()));
+      devices.back()->device.endpoint().keep_records(
+          caller.profile != nullptr ? detail::Keep::records : detail::Keep::totals);
+      devices.back()->context.device = rank;
+      devices.back()->context.kind = caller.kind;
+      devices.back()->context.no_grad = caller.no_grad;
+    }
+    detail::run_devices(program, fabric, devices);
+    if (caller.profile != nullptr) {  // in rank order, whatever the threads did
+      for (const std::unique_ptr<detail::DeviceThread>& device : devices) {
+        for (OpRecord& record : device->records) {
+          caller.profile->record(std::move(record));
+        }
+      }
+    }
+    const std::string failure = fabric.failure();
+    if (!failure.empty()) {
+      throw Error(failure);
+    }
+    return MeshRun(record_of(devices), machine_);
+  }
+
+ private:
+  std::shared_ptr<const detail::MeshRecord> record_of(
+      const std::vector<std::unique_ptr<detail::DeviceThread>>& devices) const {
+    auto record = std::make_shared<detail::MeshRecord>();
+    std::vector<const detail::DeviceLog*> logs;
+    for (const std::unique_ptr<detail::DeviceThread>& device : devices) {
+      logs.push_back(&device->device.endpoint().log());
+      record->kept.push_back(device->device.kept());
+      record->counters.push_back(device->counters);
+      record->memory.push_back(device->context.memory);
+    }
+    record->log = detail::join_logs(logs);
+    record->axes = axes_;
+    return record;
+  }
+
+  Machine machine_;
+  std::vector<MeshAxis> axes_;
+};
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/experts.hpp
+// Which expert each token visits: the top_k most probable of the router, ties to the lower number
+// (mixture of experts, arXiv 2101.03961; weights of the chosen ones sum to 1, arXiv 2401.04088).
+
+namespace tinyscale {
+
+struct Routing {
+  std::vector<std::vector<std::int32_t>> rows;  // of each expert: the tokens it gets, ascending
+  std::vector<std::int32_t> chosen;  // [N, k] places in the flat probabilities [N, E]
+  std::vector<std::int32_t> places;  // [N, k] rows in the experts' outputs, joined in order
+};
+
+// Routes N tokens by their probabilities [N, E].
+inline Routing route(const Tensor& probabilities, int top_k) {
+  const std::int64_t tokens = probabilities.dim(0);
+  const std::int64_t experts = probabilities.dim(1);
+  if (top_k < 1 || top_k > experts) {
+    throw Error(detail::cat("route: top_k is ", top_k, " of ", experts, " experts; 1 to ", experts,
+                            " is right"));
+  }
+  Routing routing;
+  routing.rows.resize(static_cast<std::size_t>(experts));
+  std::vector<std::int32_t> order(static_cast<std::size_t>(experts));
+  for (std::int64_t n = 0; n < tokens; ++n) {
+    const float* p = probabilities.data() + n * experts;
+    std::iota(order.begin(), order.end(), 0);
+    std::partial_sort(order.begin(), order.begin() + top_k, order.end(),
+                      [p](std::int32_t a, std::int32_t b) {
+                        return p[a] != p[b] ? p[a] > p[b] : a < b;
+                      });
+    for (int j = 0; j < top_k; ++j) {
+      const std::int32_t e = order[static_cast<std::size_t>(j)];
+      auto& rows = routing.rows[static_cast<std::size_t>(e)];
+      routing.chosen.push_back(static_cast<std::int32_t>(n * experts + e));
+      routing.places.push_back(static_cast<std::int32_t>(rows.size()));  // within the expert
+      rows.push_back(static_cast<std::int32_t>(n));
+    }
+  }
+  std::vector<std::int32_t> first(static_cast<std::size_t>(experts), 0);
+  for (std::size_t e = 1; e < first.size(); ++e) {
+    first[e] = first[e - 1] + static_cast<std::int32_t>(routing.rows[e - 1].size());
+  }
+  for (std::size_t i = 0; i < routing.places.size(); ++i) {
+    routing.places[i] += first[static_cast<std::size_t>(routing.chosen[i] % experts)];
+  }
+  return routing;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/hooks.hpp
+// What surrounds a forward pass: named parameters, the cache of keys and values, and the hooks by
+// which a parallel strategy puts collectives between the parts of the transformer.
+// An empty hook is the identity.
+
+namespace tinyscale {
+
+// How a parameter is cut over devices: not at all, by its rows (outputs of a linear layer, tokens
+// of the embedding), by its columns (inputs of a linear layer), or with the expert it belongs to.
+enum class Split { whole, rows, columns, expert };
+
+struct Parameter {
+  std::string name;  // as in Hugging Face's Llama files
+  Tensor value;
+  Split split = Split::whole;
+  int layer = -1;  // -1: embeddings, last norm, output matrix
+};
+
+// Keys and values of the tokens seen so far, one pair of [1, tokens, KV K] a layer.
+struct KvCache {
+  std::vector<Tensor> keys;
+  std::vector<Tensor> values;
+};
+
+// What a strategy may put between the parts of a forward pass.
+struct Hooks {
+  // The parameter as an op will use it (gathered, say); index is its place in parameters.
+  std::function<Tensor(const Tensor& value, int index)> weight;
+  // Before the matmuls that read x (query-key-value, up, output matrix), after those that write
+  // back to the width (attention output, down). The bias is added after linear_out.
+  std::function<Tensor(const Tensor& x)> linear_in;
+  std::function<Tensor(const Tensor& y)> linear_out;
+  std::function<Tensor(const Tensor& table, const std::vector<std::int32_t>& ids,
+                       const Shape& shape)> embedding;
+  std::function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
+  std::function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
+  std::function<Tensor(const Tensor& logits, const std::vector<std::int32_t>& targets)> loss;
+  // Sums gradients over devices between the backward pass and clipping; may replace the loss.
+  std::function<void(const std::vector<Tensor>& tensors, double& loss)> reduce;
+  std::int64_t first_sequence = 0;  // of this device's part in the whole batch
+  std::int64_t first_position = 0;  // of this pass's tokens in their sequences
+  KvCache* cache = nullptr;         // read and extended when set
+  double dropout = 0.0;
+  std::uint64_t dropout_seed = 0;
+};
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/model_config.hpp
+// The shape of a transformer: a plain struct from which everything else follows.
+// Parameters of a layer: attention D K (2 H + 2 KV), feed-forward 2 D F (3 D F when gated),
+// with D width, H heads, KV key-value heads, K head size, F hidden width.
+
+namespace tinyscale {
+
+enum class Norm { layer, rms };
+enum class Position { learned, rotary };
+enum class Activation { gelu, gelu_tanh, swiglu, geglu };  // the last two are gated: 3 matrices
+
+struct ModelConfig {
+  std::string name = "custom";
+  std::int64_t layers = 1;
+  std::int64_t width = 64;        // D, numbers a token carries from block to block
+  std::int64_t heads = 1;         // H, query heads
+  std::int64_t kv_heads = 1;      // KV, fewer than heads: grouped-query attention
+  std::int64_t head_size = 64;    // K
+  std::int64_t hidden = 256;      // F of the dense feed-forward
+  std::int64_t vocabulary = 256;  // V
+  std::int64_t context = 64;      // longest sequence, tokens
+  Norm norm = Norm::layer;
+  Position position = Position::learned;
+  Activation activation = Activation::gelu;
+  bool bias = false;      // biases on every linear layer and on layer norms
+  bool tied = true;       // the output matrix is the embedding table
+  bool qkv_bias = false;  // biases on query, key and value alone
+  bool qk_norm = false;   // RMS norm of every query and key head
+  int experts = 0;        // 0: dense
+  int top_k = 0;          // experts that a token visits
+  std::int64_t expert_hidden = 0;  // F of one expert
+  int shared_experts = 0;          // experts that every token visits
+  double rope_theta = 10000.0;
+  double norm_epsilon = 1e-5;
+  double dropout = 0.0;
+
+  int block_norms = 2;  // norms in one block: 1 parallel, 2 before, 4 before and after
+  std::int64_t other_parameters = 0;  // what the fields above do not describe
+  std::int64_t other_active = 0;      // the same for the parameters that a token uses
+  std::int64_t kv_width = 0;    // numbers cached per token and layer when not 2 KV K
+  double training_tokens = 0;   // as published by the model's makers; 0: not published
+  std::string beyond;           // what this library's transformer lacks to run it; empty: it runs
+
+  bool gated() const { return activation == Activation::swiglu || activation == Activation::geglu; }
+  std::int64_t query_width() const { return heads * head_size; }
+  std::int64_t key_width() const { return kv_heads * head_size; }
+  std::int64_t cached_numbers() const { return kv_width > 0 ? kv_width : 2 * key_width(); }
+  std::int64_t norm_parameters() const { return norm == Norm::layer && bias ? 2 * width : width; }
+  std::int64_t attention_parameters() const;              // of one layer, without its norm
+  std::int64_t feed_forward_parameters(std::int64_t) const;  // of one dense layer that wide
+  std::int64_t layer_parameters(std::int64_t experts_counted) const;
+  std::int64_t embedding_parameters() const;              // both tables and the output matrix
+  std::int64_t parameters() const;
+  std::int64_t active_parameters() const;  // those that one token uses
+  void validate() const;
+};
+
+inline std::int64_t ModelConfig::attention_parameters() const {
+  std::int64_t n = width * (2 * query_width() + 2 * key_width());
+  if (bias || qkv_bias) {
+    n += query_width() + 2 * key_width();
+  }
+  return n + (bias ? width : 0) + (qk_norm ? 2 * head_size : 0);
+}
+
+inline std::int64_t ModelConfig::feed_forward_parameters(std::int64_t wide) const {
+  const std::int64_t inputs = gated() ? 2 : 1;
+  return (inputs + 1) * width * wide + (bias ? inputs * wide + width : 0);
+}
+
+// A mixture counts its router and as many experts as asked.
+inline std::int64_t ModelConfig::layer_parameters(std::int64_t experts_counted) const {
+  std::int64_t n = attention_parameters() + block_norms * norm_parameters();
+  if (experts == 0) {
+    return n + feed_forward_parameters(hidden);
+  }
+  return n + width * experts +
+         (experts_counted + shared_experts) * feed_forward_parameters(expert_hidden);
+}
+
+inline std::int64_t ModelConfig::embedding_parameters() const {
+  const std::int64_t places = position == Position::learned ? context : 0;
+  return vocabulary * width * (tied ? 1 : 2) + places * width;
+}
+
+inline std::int64_t ModelConfig::parameters() const {
+  return layers * layer_parameters(experts) + norm_parameters() + embedding_parameters() +
+         other_parameters;
+}
+
+inline std::int64_t ModelConfig::active_parameters() const {
+  return layers * layer_parameters(top_k) + norm_parameters() + embedding_parameters() +
+         (other_active != 0 ? other_active : other_parameters);
+}
+
+namespace detail {
+
+inline void config_positive(const ModelConfig& c, const char* field, std::int64_t value) {
+  if (value < 1) {
+    throw Error(cat("ModelConfig: ", c.name, ": ", field, " is ", value, "; at least 1 is right"));
+  }
+}
+
+}  // namespace detail
+
+// Throws an Error that names the first field that cannot be right.
+inline void ModelConfig::validate() const {
+  detail::config_positive(*this, "layers", layers);
+  detail::config_positive(*this, "width", width);
+  detail::config_positive(*this, "heads", heads);
+  detail::config_positive(*this, "kv_heads", kv_heads);
+  detail::config_positive(*this, "head_size", head_size);
+  detail::config_positive(*this, "vocabulary", vocabulary);
+  detail::config_positive(*this, "context", context);
+  detail::config_positive(*this, experts > 0 ? "expert_hidden" : "hidden",
+                          experts > 0 ? expert_hidden : hidden);
+  if (heads % kv_heads != 0) {
+    throw Error(detail::cat("ModelConfig: ", name, ": ", heads, " heads over ", kv_heads,
+                            " kv_heads; heads must be a multiple of kv_heads"));
+  }
+  if (position == Position::rotary && head_size % 2 != 0) {
+    throw Error(detail::cat("ModelConfig: ", name, ": head_size is ", head_size,
+                            "; rotary positions turn pairs, so it must be even"));
+  }
+  if (experts < 0 || (experts > 0 && (top_k < 1 || top_k > experts))) {
+    throw Error(detail::cat("ModelConfig: ", name, ": top_k is ", top_k, " of ", experts,
+                            " experts; 1 to ", experts, " is right"));
+  }
+  if (!(dropout >= 0.0 && dropout < 1.0)) {
+    throw Error(detail::cat("ModelConfig: ", name, ": dropout is ", dropout,
+                            "; a share from 0 to below 1 is right"));
+  }
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/tokenizer.hpp
+// Text to token numbers and back, one token a character (code point) or one a byte.
+// A character's id is its rank in the sorted vocabulary, a byte's id its value.
+
+namespace tinyscale {
+
+namespace detail {
+
+// Bytes of the UTF-8 character that begins at `at`; 0 when the bytes there are not UTF-8.
+inline std::size_t character_size(const std::string& text, std::size_t at) {
+  const auto first = static_cast<unsigned char>(text[at]);
+  const std::size_t size = first < 0x80                     ? 1
+                           : first >= 0xC2 && first < 0xE0  ? 2
+                           : first >= 0xE0 && first < 0xF0  ? 3
+                           : first >= 0xF0 && first <= 0xF4 ? 4
+                                                            : 0;
+  if (size == 0 || at + size > text.size()) {
+    return 0;
+  }
+  for (std::size_t i = 1; i < size; ++i) {
+    if ((static_cast<unsigned char>(text[at + i]) & 0xC0) != 0x80) {
+      return 0;
+    }
+  }
+  return size;
+}
+
+}  // namespace detail
+
+class Tokenizer {
+ public:
+  enum class Kind { characters, bytes };
+
+  Tokenizer() = default;  // bytes
+  // Characters: the vocabulary in ascending byte order, each once.
+  explicit Tokenizer(std::vector<std::string> characters)
+      : kind_(Kind::characters), characters_(std::move(characters)) {}
+
+  Kind kind() const { return kind_; }
+  const std::vector<std::string>& characters() const { return characters_; }
+  std::int64_t vocabulary() const {
+    return kind_ == Kind::bytes ? 256 : static_cast<std::int64_t>(characters_.size());
+  }
+  std::string text() const {
+    return kind_ == Kind::bytes ? "bytes (256)"
+                                : detail::cat("characters (", vocabulary(), " distinct)");
+  }
+  bool operator==(const Tokenizer& other) const {
+    return kind_ == other.kind_ && characters_ == other.characters_;
+  }
+
+  std::vector<std::int32_t> encode(const std::string& text) const;
+  std::string decode(const std::vector<std::int32_t>& ids) const;
+
+ private:
+  Kind kind_ = Kind::bytes;
+  std::vector<std::string> characters_;
+};
+
+// A character that the vocabulary lacks is an Error.
+inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text) const {
+  std::vector<std::int32_t> ids;
+  ids.reserve(text.size());
+  std::vector<std::int32_t> ascii(128, -1);  // the common case without a search
+  for (std::size_t i = 0; i < characters_.size(); ++i) {
+    const auto first = static_cast<unsigned char>(characters_[i][0]);
+    if (first < 128) {
+      ascii[first] = static_cast<std::int32_t>(i);
+    }
+  }
+  for (std::size_t at = 0; at < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    if (kind_ == Kind::bytes) {
+      ids.push_back(byte);
+      ++at;
+      continue;
+    }
+    const std::size_t size = std::max<std::size_t>(1, detail::character_size(text, at));
+    std::int32_t id = size == 1 && byte < 128 ? ascii[byte] : -1;
+    if (size > 1) {
+      const auto found = std::lower_bound(characters_.begin(), characters_.end(),
+                                          text.substr(at, size));
+      if (found != characters_.end() && *found == text.substr(at, size)) {
+        id = static_cast<std::int32_t>(found - characters_.begin());
+      }
+    }
+    if (id < 0) {
+      throw Error(detail::cat("encode: the character \"", text.substr(at, size), "\" at byte ",
+                              static_cast<std::int64_t>(at), " is not among the ", vocabulary(),
+                              " of the training text; leave it out"));
+    }
+    ids.push_back(id);
+    at += size;
+  }
+  return ids;
+}
+
+// An id that stands for nothing (a model may have a larger vocabulary than the text) gives "?".
+inline std::string Tokenizer::decode(const std::vector<std::int32_t>& ids) const {
+  std::string text;
+  for (const std::int32_t id : ids) {
+    if (id < 0 || id >= vocabulary()) {
+      text += '?';
+    } else if (kind_ == Kind::bytes) {
+      text += static_cast<char>(static_cast<unsigned char>(id));
+    } else {
+      text += characters_[static_cast<std::size_t>(id)];
+    }
+  }
+  return text;
+}
+
+namespace detail {
+
+// Characters when the text is UTF-8 with at most 256 distinct, else bytes.
+inline Tokenizer tokenizer_for(const std::string& text) {
+  std::vector<std::string> found;
+  std::vector<char> seen(128, 0);
+  for (std::size_t at = 0; at < text.size();) {
+    const auto byte = static_cast<unsigned char>(text[at]);
+    const std::size_t size = character_size(text, at);
+    if (size == 0) {
+      return Tokenizer();
+    }
+    if (byte >= 128 || !seen[byte]) {
+      const std::string character = text.substr(at, size);
+      const auto place = std::lower_bound(found.begin(), found.end(), character);
+      if (place == found.end() || *place != character) {
+        found.insert(place, character);
+        if (found.size() > 256) {
+          return Tokenizer();
+        }
+      }
+      if (byte < 128) {
+        seen[byte] = 1;
+      }
+    }
+    at += size;
+  }
+  return Tokenizer(std::move(found));
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/model/transformer.hpp
+// The transformer, written once for GPT-2 and Llama styles.
+// Block: x += attention(norm(x)); x += feed_forward(norm(x)). Letters: B sequences, T tokens each,
+// D width, H heads of K numbers, F hidden, V vocabulary. Linear weights are [out, in].
+// Parallel strategies change it through Hooks alone.
+
+namespace tinyscale {
+
+namespace detail {
+
+inline std::uint64_t parameter_seed(std::uint64_t seed, std::uint64_t place) {
+  return seed + (place + 1) * 0x9E3779B97F4A7C15ull;
+}
+
+}  // namespace detail
+
+class Transformer {
+ public:
+  explicit Transformer(ModelConfig config, std::uint64_t seed = 1);
+
+  ModelConfig config;
+  std::vector<Parameter> parameters;
+  Tokenizer tokenizer;  // of the text it learned; saved with it
+
+  std::vector<Tensor> tensors() const;
+  std::int64_t count() const;
+
+  // Logits [B, T, V] of ids [B, T]; loss is the mean cross-entropy against the next tokens.
+  Tensor forward(const std::vector<std::int32_t>& ids, std::int64_t batch, std::int64_t time,
+                 const Hooks& hooks = Hooks()) const;
+  Tensor loss(const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& targets,
+              std::int64_t batch, std::int64_t time, const Hooks& hooks = Hooks()) const;
+
+  // The pieces of forward, for a pipeline: embed, then block 0 .. layers - 1, then head.
+  Tensor embed(const std::vector<std::int32_t>& ids, std::int64_t batch, std::int64_t time,
+               const Hooks& hooks) const;                          // (B, T, D)
+  Tensor block(int layer, const Tensor& x, const Hooks& hooks) const;  // (B, T, D)
+  Tensor feed_forward(int layer, const Tensor& x, const Hooks& hooks) const;
+  Tensor head(const Tensor& x, const Hooks& hooks) const;          // (B, T, V)
+
+  // Safetensors, tokenizer and config in its metadata (checkpoint.hpp).
+  void save(const std::string& path) const;
+
+ private:
+  // Places in `parameters`; -1 where this architecture has none.
+  struct Linear {
+    int weight = -1;
+    int bias = -1;
+  };
+  struct FeedForward {
+    Linear gate, up, down;
+  };
+  struct Block {
+    Linear norm1, norm2, query, key, value, output;
+    int query_norm = -1;
+    int key_norm = -1;
+    FeedForward dense;  // of a mixture: its shared experts as one
+    int router = -1;
+    std::vector<FeedForward> experts;
+  };
+
+  int add(const std::string& name, const Shape& shape, float scale, Split split, int layer);
+  Linear add_linear(const std::string& name, std::int64_t out, std::int64_t in, Split split,
+                    int layer);
+  Linear add_norm(const std::string& name, int layer);
+  FeedForward add_feed_forward(const std::string& name, std::int64_t wide, int layer);
+  void add_block(int layer);
+
+  Tensor use(int index, const Hooks& hooks) const;
+  Tensor normalise(const Linear& norm, const Tensor& x, const Hooks& hooks) const;
+  Tensor project(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
+  Tensor write_back(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
+  Tensor place_heads(int norm, const Tensor& x, const Hooks& hooks) const;
+  Tensor attend(int layer, const Tensor& x, const Hooks& hooks) const;
+  Tensor gated(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
+  Tensor mixture(const Block& block, const Tensor& x, const Hooks& hooks) const;
+  Tensor drop(const Tensor& x, int place, const Hooks& hooks) const;
+
+  std::uint64_t seed_ = 1;
+  int embedding_ = -1;
+  int position_ = -1;
+  Linear last_norm_;
+  int head_ = -1;
+  std::vector<Block> blocks_;
+};
+
+// Weights are N(0, 0.02), those that write to the residual stream N(0, 0.02 / sqrt(2 layers)).
+inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
+    : config(std::move(shape)), seed_(seed) {
+  if (!config.beyond.empty()) {
+    throw Error(detail::cat("Transformer: ", config.name, " is planned, not run: it has ",
+                            config.beyond, "; config(\"nano\") is one that runs"));
+  }
+  config.validate();
+  const std::int64_t d = config.width;
+  embedding_ = add("model.embed_tokens.weight", {config.vocabulary, d}, 0.02f, Split::rows, -1);
+  if (config.position == Position::learned) {
+    position_ = add("model.embed_positions.weight", {config.context, d}, 0.02f, Split::whole, -1);
+  }
+  for (int layer = 0; layer < config.layers; ++layer) {
+    add_block(layer);
+  }
+  last_norm_ = add_norm("model.norm", -1);
+  if (!config.tied) {
+    head_ = add("lm_head.weight", {config.vocabulary, d}, 0.02f, Split::rows, -1);
+  }
+}
+
+// scale 0 fills with zeros, below 0 with ones; else element i is normal01(seed of the place, i).
+inline int Transformer::add(const std::string& name, const Shape& shape, float scale, Split split,
+                            int layer) {
+  const auto place = static_cast<std::uint64_t>(parameters.size());
+  const MemoryScope scope(MemoryKind::parameter);
+  const Tensor start = scale > 0.0f ? randn(shape, detail::parameter_seed(seed_, place), scale)
+                                    : full(shape, scale < 0.0f ? 1.0f : 0.0f);
+  parameters.push_back(Parameter{name, parameter(start), split, layer});
+  return static_cast<int>(place);
+}
+
+inline Transformer::Linear Transformer::add_linear(const std::string& name, std::int64_t out,
+                                                   std::int64_t in, Split split, int layer) {
+  const auto depth = static_cast<float>(2 * config.layers);
+  const float scale = split == Split::columns ? 0.02f / std::sqrt(depth) : 0.02f;
+  const bool qkv = config.qkv_bias && name.find(".self_attn.o_") == std::string::npos &&
+                   name.find(".self_attn.") != std::string::npos;
+  Linear linear;
+  linear.weight = add(name + ".weight", {out, in}, scale, split, layer);
+  if (config.bias || qkv) {
+    const Split bias_split = split == Split::columns ? Split::whole : split;
+    linear.bias = add(name + ".bias", {out}, 0.0f, bias_split, layer);
+  }
+  return linear;
+}
+
+inline Transformer::Linear Transformer::add_norm(const std::string& name, int layer) {
+  Linear norm;
+  norm.weight = add(name + ".weight", {config.width}, -1.0f, Split::whole, layer);
+  if (config.norm == Norm::layer && config.bias) {
+    norm.bias = add(name + ".bias", {config.width}, 0.0f, Split::whole, layer);
+  }
+  return norm;
+}
+
+inline Transformer::FeedForward Transformer::add_feed_forward(const std::string& name,
+                                                              std::int64_t wide, int layer) {
+  FeedForward part;
+  if (config.gated()) {
+    part.gate = add_linear(name + ".gate_proj", wide, config.width, Split::rows, layer);
+  }
+  part.up = add_linear(name + ".up_proj", wide, config.width, Split::rows, layer);
+  part.down = add_linear(name + ".down_proj", config.width, wide, Split::columns, layer);
+  return part;
+}
+
+inline void Transformer::add_block(int layer) {
+  const std::string at = detail::cat("model.layers.", layer);
+  const std::int64_t d = config.width;
+  Block b;
+  b.norm1 = add_norm(at + ".input_layernorm", layer);
+  b.query = add_linear(at + ".self_attn.q_proj", config.query_width(), d, Split::rows, layer);
+  b.key = add_linear(at + ".self_attn.k_proj", config.key_width(), d, Split::rows, layer);
+  b.value = add_linear(at + ".self_attn.v_proj", config.key_width(), d, Split::rows, layer);
+  if (config.qk_norm) {
+    const Shape head = {config.head_size};
+    b.query_norm = add(at + ".self_attn.q_norm.weight", head, -1.0f, Split::whole, layer);
+    b.key_norm = add(at + ".self_attn.k_norm.weight", head, -1.0f, Split::whole, layer);
+  }
+  b.output = add_linear(at + ".self_attn.o_proj", d, config.query_width(), Split::columns, layer);
+  b.norm2 = add_norm(at + ".post_attention_layernorm", layer);
+  if (config.experts == 0) {
+    b.dense = add_feed_forward(at + ".mlp", config.hidden, layer);
+  } else {
+    b.router = add(at + ".mlp.gate.weight", {config.experts, d}, 0.02f, Split::whole, layer);
+    for (int e = 0; e < config.experts; ++e) {
+      b.experts.push_back(add_feed_forward(detail::cat(at, ".mlp.experts.", e),
+                                           config.expert_hidden, layer));
+    }
+    if (config.shared_experts > 0) {
+      b.dense = add_feed_forward(at + ".mlp.shared_experts",
+                                 config.shared_experts * config.expert_hidden, layer);
+    }
+  }
+  blocks_.push_back(std::move(b));
+}
+
+inline std::vector<Tensor> Transformer::tensors() const {
+  std::vector<Tensor> all;
+  for (const Parameter& p : parameters) {
+    all.push_back(p.value);
+  }
+  return all;
+}
+
+inline std::int64_t Transformer::count() const {
+  std::int64_t n = 0;
+  for (const Parameter& p : parameters) {
+    n += p.value.count();
+  }
+  return n;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/forward.hpp
+// The transformer's forward pass: embed, then blocks, then head. Its backward pass follows from it.
+// Letters as in transformer.hpp; a device that holds a shard sees its own H, F and V.
+
+namespace tinyscale {
+
+inline Tensor Transformer::forward(const std::vector<std::int32_t>& ids, std::int64_t batch,
+                                   std::int64_t time, const Hooks& hooks) const {
+  Tensor x = embed(ids, batch, time, hooks);  // (B, T, D)
+  for (int layer = 0; layer < config.layers; ++layer) {
+    x = block(layer, x, hooks);
+  }
+  return head(x, hooks);  // (B, T, V)
+}
+
+inline Tensor Transformer::loss(const std::vector<std::int32_t>& ids,
+                                const std::vector<std::int32_t>& targets, std::int64_t batch,
+                                std::int64_t time, const Hooks& hooks) const {
+  const Tensor logits = forward(ids, batch, time, hooks);
+  return hooks.loss ? hooks.loss(logits, targets) : cross_entropy(logits, targets);
+}
+
+inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int64_t batch,
+                                 std::int64_t time, const Hooks& hooks) const {
+  const std::int64_t end = hooks.first_position + time;
+  if (batch < 1 || time < 1 || static_cast<std::int64_t>(ids.size()) != batch * time) {
+    throw Error(detail::cat("forward: ", ids.size(), " ids for ", batch, " sequences of ", time,
+                            " tokens; one id a token is right"));
+  }
+  if (end > config.context) {
+    throw Error(detail::cat("forward: ", time, " tokens from position ", hooks.first_position,
+                            " on; the context of ", config.name, " is ", config.context));
+  }
+  const Tensor table = use(embedding_, hooks);
+  Tensor x = hooks.embedding ? hooks.embedding(table, ids, {batch, time})
+                             : embedding(table, ids, {batch, time});  // (B, T, D)
+  if (position_ >= 0) {
+    const Tensor places = use(position_, hooks);
+    x = x + (time == config.context ? places : slice(places, 0, hooks.first_position, end));
+  }
+  return drop(x, 0, hooks);
+}
+
+inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks) const {
+  const Block& b = blocks_[static_cast<std::size_t>(layer)];
+  const Tensor y = x + drop(attend(layer, normalise(b.norm1, x, hooks), hooks), 2 * layer + 1,
+                            hooks);
+  const Tensor z = normalise(b.norm2, y, hooks);
+  const Tensor f = hooks.feed_forward ? hooks.feed_forward(layer, z)
+                                      : feed_forward(layer, z, hooks);
+  return y + drop(f, 2 * layer + 2, hooks);
+}
+
+inline Tensor Transformer::head(const Tensor& x, const Hooks& hooks) const {
+  const Tensor y = normalise(last_norm_, x, hooks);
+  const Tensor in = hooks.linear_in ? hooks.linear_in(y) : y;
+  return matmul_transposed(in, use(config.tied ? embedding_ : head_, hooks));
+}
+
+inline Tensor Transformer::feed_forward(int layer, const Tensor& x, const Hooks& hooks) const {
+  const Block& b = blocks_[static_cast<std::size_t>(layer)];
+  const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
+  return b.experts.empty() ? gated(b.dense, in, hooks) : mixture(b, in, hooks);
+}
+
+inline Tensor Transformer::use(int index, const Hooks& hooks) const {
+  const Tensor& value = parameters[static_cast<std::size_t>(index)].value;
+  return hooks.weight ? hooks.weight(value, index) : value;
+}
+
+inline Tensor Transformer::normalise(const Linear& norm, const Tensor& x,
+                                     const Hooks& hooks) const {
+  const auto epsilon = static_cast<float>(config.norm_epsilon);
+  const Tensor weight = use(norm.weight, hooks);
+  if (config.norm == Norm::rms) {
+    return rms_norm(x, weight, epsilon);
+  }
+  return layer_norm(x, weight, norm.bias >= 0 ? use(norm.bias, hooks) : Tensor(), epsilon);
+}
+
+// x W^T + bias for layers that read the width.
+inline Tensor Transformer::project(const Linear& linear, const Tensor& x,
+                                   const Hooks& hooks) const {
+  const Tensor y = matmul_transposed(x, use(linear.weight, hooks));
+  return linear.bias >= 0 ? y + use(linear.bias, hooks) : y;
+}
+
+// The same for layers that write to it: where inputs are cut over devices, y is a partial sum
+// until linear_out, so the bias comes after.
+inline Tensor Transformer::write_back(const Linear& linear, const Tensor& x,
+                                      const Hooks& hooks) const {
+  Tensor y = matmul_transposed(x, use(linear.weight, hooks));
+  y = hooks.linear_out ? hooks.linear_out(y) : y;
+  return linear.bias >= 0 ? y + use(linear.bias, hooks) : y;
+}
+
+// Queries or keys (B, T, H K): each head normalised, then turned to its position.
+inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& hooks) const {
+  Tensor y = x;
+  if (norm >= 0) {
+    const Shape heads = {x.dim(0), x.dim(1), x.dim(2) / config.head_size, config.head_size};
+    const auto epsilon = static_cast<float>(config.norm_epsilon);
+    y = reshape(rms_norm(reshape(x, heads), use(norm, hooks), epsilon), x.shape());
+  }
+  if (config.position == Position::rotary) {
+    y = rope(y, config.head_size, hooks.first_position, static_cast<float>(config.rope_theta),
+             RopePairs::halves);
+  }
+  return y;
+}
+
+inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks) const {
+  const Block& b = blocks_[static_cast<std::size_t>(layer)];
+  const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
+  const Tensor q = place_heads(b.query_norm, project(b.query, in, hooks), hooks);  // (B, T, H K)
+  Tensor k = place_heads(b.key_norm, project(b.key, in, hooks), hooks);            // (B, T, KV K)
+  Tensor v = project(b.value, in, hooks);
+  if (hooks.cache != nullptr) {
+    const MemoryScope scope(MemoryKind::kv_cache);
+    const auto at = static_cast<std::size_t>(layer);
+    hooks.cache->keys.resize(blocks_.size());
+    hooks.cache->values.resize(blocks_.size());
+    Tensor& keys = hooks.cache->keys[at];
+    Tensor& values = hooks.cache->values[at];
+    k = keys = keys.defined() ? concat({keys, k}, 1) : k.clone();
+    v = values = values.defined() ? concat({values, v}, 1) : v.clone();
+  }
+  const Tensor o = hooks.attention
+                       ? hooks.attention(layer, q, k, v)
+                       : attention(q, k, v, q.dim(2) / config.head_size,
+                                   k.dim(2) / config.head_size, Mask::causal);
+  return write_back(b.output, o, hooks);
+}
+
+// down(activation(up x)), or down(activation(gate x) * up x).
+inline Tensor Transformer::gated(const FeedForward& part, const Tensor& x,
+                                 const Hooks& hooks) const {
+  const Tensor up = project(part.up, x, hooks);  // (B, T, F)
+  Tensor h;
+  switch (config.activation) {
+    case Activation::gelu: h = gelu(up); break;
+    case Activation::gelu_tanh: h = gelu_tanh(up); break;
+    case Activation::swiglu: h = silu(project(part.gate, x, hooks)) * up; break;
+    case Activation::geglu: h = gelu_tanh(project(part.gate, x, hooks)) * up; break;
+  }
+  return write_back(part.down, h, hooks);
+}
+
+// Every token's output is the weighted sum of its top_k experts' (and the shared ones').
+inline Tensor Transformer::mixture(const Block& block, const Tensor& x, const Hooks& hooks) const {
+  const std::int64_t n = x.count() / config.width;
+  const std::int64_t k = config.top_k;
+  const Tensor rows = reshape(x, {n, config.width});
+  const Tensor p = softmax(matmul_transposed(rows, use(block.router, hooks)));  // (N, E)
+  const Routing routing = route(p, config.top_k);
+  std::vector<Tensor> parts;
+  for (std::size_t e = 0; e < block.experts.size(); ++e) {
+    const auto& own = routing.rows[e];
+    if (!own.empty()) {
+      parts.push_back(gated(block.experts[e], embedding(rows, own, {own.size()}), hooks));
+    }
+  }
+  const Tensor chosen = reshape(embedding(reshape(p, {p.count(), 1}), routing.chosen, {n, k}),
+                                {n, k});
+  const Tensor weights = chosen / reshape(sum(chosen, 1), {n, 1});
+  const Tensor outputs = embedding(concat(parts, 0), routing.places, {n, k});  // (N, k, D)
+  const Tensor y = reshape(sum(outputs * reshape(weights, {n, k, 1}), 1), x.shape());
+  return block.dense.up.weight >= 0 ? y + gated(block.dense, x, hooks) : y;
+}
+
+inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) const {
+  if (hooks.dropout <= 0.0) {
+    return x;
+  }
+  const std::uint64_t seed =
+      detail::parameter_seed(hooks.dropout_seed, static_cast<std::uint64_t>(place));
+  const std::int64_t first = hooks.first_sequence * (x.count() / x.dim(0));
+  return dropout(x, static_cast<float>(hooks.dropout), seed, first);
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/json.hpp
+// A strict reader for the little JSON that files carry (RFC 8259): objects keep their order,
+// numbers are doubles, a repeated key or anything after the value is an Error with its position.
+
+namespace tinyscale {
+
+struct Json {
+  enum class Kind { null, boolean, number, text, list, object };
+  Kind kind = Kind::null;
+  double number = 0;  // also a boolean's 0 or 1
+  std::string text;
+  std::vector<Json> list;
+  std::vector<std::pair<std::string, Json>> fields;
+
+  // The field of that name, or null when there is none.
+  const Json* find(const std::string& key) const {
+    for (const auto& field : fields) {
+      if (field.first == key) {
+        return &field.second;
+      }
+    }
+    return nullptr;
+  }
+};
+
+namespace detail {
+
+class JsonReader {
+ public:
+  explicit JsonReader(const std::string& text) : text_(text) {}
+
+  Json whole() {
+    Json value = read(0);
+    skip_space();
+    if (at_ != text_.size()) {
+      fail("text after the value");
+    }
+    return value;
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(cat("json: ", what, " at byte ", static_cast<std::int64_t>(at_)));
+  }
+  void skip_space() {
+    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' ||
+                                  text_[at_] == '\r')) {
+      ++at_;
+    }
+  }
+  char peek() {
+    skip_space();
+    if (at_ >= text_.size()) {
+      fail("the text ends early");
+    }
+    return text_[at_];
+  }
+  bool take(char c) {
+    if (peek() != c) {
+      return false;
+    }
+    ++at_;
+    return true;
+  }
+
+  Json read(int depth) {
+    if (depth > 64) {
+      fail("more than 64 levels");
+    }
+    Json value;
+    const char c = peek();
+    if (c == '{') {
+      read_object(value, depth);
+    } else if (c == '[') {
+      read_list(value, depth);
+    } else if (c == '"') {
+      value.kind = Json::Kind::text;
+      value.text = read_text();
+    } else if (c == 't' || c == 'f' || c == 'n') {
+      read_word(value);
+    } else {
+      value.kind = Json::Kind::number;
+      value.number = read_number();
+    }
+    return value;
+  }
+
+  void read_object(Json& value, int depth) {
+    value.kind = Json::Kind::object;
+    ++at_;
+    if (take('}')) {
+      return;
+    }
+    do {
+      if (peek() != '"') {
+        fail("a key must be a string");
+      }
+      std::string key = read_text();
+      if (!take(':')) {
+        fail("a colon is missing");
+      }
+      value.fields.emplace_back(std::move(key), read(depth + 1));
+    } while (take(','));
+    if (!take('}')) {
+      fail("a comma or } is missing");
+    }
+    check_unique(value);
+  }
+
+  void check_unique(const Json& object) const {
+    std::vector<std::string> keys;
+    for (const auto& field : object.fields) {
+      keys.push_back(field.first);
+    }
+    std::sort(keys.begin(), keys.end());
+    const auto twice = std::adjacent_find(keys.begin(), keys.end());
+    if (twice != keys.end()) {
+      fail(cat("the key \"", *twice, "\" stands twice, before"));
+    }
+  }
+
+  void read_list(Json& value, int depth) {
+    value.kind = Json::Kind::list;
+    ++at_;
+    if (take(']')) {
+      return;
+    }
+    do {
+      value.list.push_back(read(depth + 1));
+    } while (take(','));
+    if (!take(']')) {
+      fail("a comma or ] is missing");
+    }
+  }
+
+  void read_word(Json& value) {
+    if (text_.compare(at_, 4, "true") == 0 || text_.compare(at_, 5, "false") == 0) {
+      value.kind = Json::Kind::boolean;
+      value.number = text_[at_] == 't' ? 1 : 0;
+      at_ += value.number != 0 ? 4u : 5u;
+    } else if (text_.compare(at_, 4, "null") == 0) {
+      at_ += 4;
+    } else {
+      fail("an unknown word");
+    }
+  }
+
+  bool digits() {
+    const std::size_t start = at_;
+    while (at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9') {
+      ++at_;
+    }
+    return at_ > start;
+  }
+  bool next_is(char a, char b) const {
+    return at_ < text_.size() && (text_[at_] == a || text_[at_] == b);
+  }
+  double read_number() {
+    const std::size_t start = at_;
+    if (next_is('-', '-')) {
+      ++at_;
+    }
+    const bool zero = next_is('0', '0');
+    const std::size_t first = at_;
+    bool good = digits() && !(zero && at_ > first + 1);
+    if (good && next_is('.', '.')) {
+      ++at_;
+      good = digits();
+    }
+    if (good && next_is('e', 'E')) {
+      ++at_;
+      if (next_is('+', '-')) {
+        ++at_;
+      }
+      good = digits();
+    }
+    if (!good) {
+      fail("not a JSON value");
+    }
+    return std::strtod(text_.substr(start, at_ - start).c_str(), nullptr);
+  }
+
+  std::string read_text() {
+    std::string out;
+    for (++at_; at_ < text_.size(); ++at_) {
+      const char c = text_[at_];
+      if (c == '"') {
+        ++at_;
+        return out;
+      }
+      if (static_cast<unsigned char>(c) < 0x20) {
+        fail("a control character in a string");
+      }
+      if (c == '\\') {
+        read_escape(out);
+      } else {
+        out += c;
+      }
+    }
+    fail("a string has no end");
+  }
+
+  void read_escape(std::string& out) {
+    static const char names[] = "\"\\/bfnrt";
+    static const char values[] = "\"\\/\b\f\n\r\t";
+    const char c = ++at_ < text_.size() ? text_[at_] : '\0';
+    for (int i = 0; names[i] != '\0'; ++i) {
+      if (c == names[i]) {
+        out += values[i];
+        return;
+      }
+    }
+    if (c != 'u') {
+      fail("an unknown escape");
+    }
+    std::uint32_t code = read_hex();
+    if (code >= 0xD800 && code < 0xDC00 && text_.compare(at_ + 1, 2, "\\u") == 0) {
+      at_ += 2;
+      const std::uint32_t low = read_hex();
+      if (low < 0xDC00 || low > 0xDFFF) {
+        fail("half of a surrogate pair");
+      }
+      code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+    } else if (code >= 0xD800 && code <= 0xDFFF) {
+      fail("half of a surrogate pair");
+    }
+    append_utf8(out, code);
+  }
+
+  // Four hexadecimal digits after the 'u'; ends on the last of them.
+  std::uint32_t read_hex() {
+    std::uint32_t code = 0;
+    for (int i = 0; i < 4; ++i) {
+      const char c = ++at_ < text_.size() ? text_[at_] : '\0';
+      const bool digit = c >= '0' && c <= '9';
+      const char lower = static_cast<char>(c | 0x20);
+      if (!digit && (lower < 'a' || lower > 'f')) {
+        fail("four hexadecimal digits must follow \\u");
+      }
+      code = code * 16 + static_cast<std::uint32_t>(digit ? c - '0' : lower - 'a' + 10);
+    }
+    return code;
+  }
+
+  static void append_utf8(std::string& out, std::uint32_t code) {
+    const auto tail = [&out, code](int shift) {
+      out += static_cast<char>(0x80 | ((code >> shift) & 0x3F));
+    };
+    if (code < 0x80) {
+      out += static_cast<char>(code);
+    } else if (code < 0x800) {
+      out += static_cast<char>(0xC0 | (code >> 6));
+      tail(0);
+    } else if (code < 0x10000) {
+      out += static_cast<char>(0xE0 | (code >> 12));
+      tail(6), tail(0);
+    } else {
+      out += static_cast<char>(0xF0 | (code >> 18));
+      tail(12), tail(6), tail(0);
+    }
+  }
+
+  const std::string& text_;
+  std::size_t at_ = 0;
+};
+
+}  // namespace detail
+
+// The value that the text spells; an Error says what is wrong and at which byte.
+inline Json parse_json(const std::string& text) { return detail::JsonReader(text).whole(); }
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/read_text.hpp
+// A text to learn: its tokens, of which the first 90 % train and the rest validate.
+
+namespace tinyscale {
+
+struct Text {
+  std::string name;
+  Tokenizer tokenizer;
+  std::vector<std::int32_t> tokens;
+  std::int64_t split = 0;  // tokens [0, split) train, the rest validate
+
+  std::vector<std::int32_t> train() const { return {tokens.begin(), tokens.begin() + split}; }
+  std::vector<std::int32_t> validation() const { return {tokens.begin() + split, tokens.end()}; }
+  // "input.txt: 1,115,394 tokens, characters (65 distinct)"
+  std::string text() const {
+    return detail::cat(name, ": ", format_count(static_cast<double>(tokens.size())), " tokens, ",
+                       tokenizer.text());
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const Text& text) { return out << text.text(); }
+
+namespace detail {
+
+using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+
+inline File open_file(const std::string& path, const char* mode, const char* who) {
+  File file(std::fopen(path.c_str(), mode), &std::fclose);
+  if (!file) {
+    throw Error(cat(who, ": cannot open \"", path, "\": ", std::strerror(errno)));
+  }
+  return file;
+}
+
+inline std::string read_file(const std::string& path, const char* who) {
+  const File file = open_file(path, "rb", who);
+  std::string data;
+  std::vector<char> piece(1 << 16);
+  for (;;) {
+    const std::size_t got = std::fread(piece.data(), 1, piece.size(), file.get());
+    data.append(piece.data(), got);
+    if (got < piece.size()) {
+      break;
+    }
+  }
+  if (std::ferror(file.get())) {
+    throw Error(cat(who, ": cannot read \"", path, "\": ", std::strerror(errno)));
+  }
+  return data;
+}
+
+}  // namespace detail
+
+// A text that is already in memory.
+inline Text make_text(const std::string& name, const std::string& data) {
+  if (data.empty()) {
+    throw Error(detail::cat("read_text: \"", name, "\" is empty; a text to learn is right"));
+  }
+  Text text;
+  text.name = name;
+  text.tokenizer = detail::tokenizer_for(data);
+  text.tokens = text.tokenizer.encode(data);
+  text.split = static_cast<std::int64_t>(text.tokens.size()) * 9 / 10;
+  return text;
+}
+
+// Characters when at most 256 are distinct, else bytes; the text prints which.
+inline Text read_text(const std::string& path) {
+  return make_text(path, detail::read_file(path, "read_text"));
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/safetensors.hpp
+// The safetensors format: 8 bytes of length N, N bytes of JSON, then the tensors' bytes.
+// The reader trusts nothing: lengths, ranges, shapes and names are checked before any is used.
+
+namespace tinyscale {
+
+struct SafetensorsEntry {
+  std::string name;
+  std::string dtype;
+  Shape shape;
+  std::uint64_t begin = 0;  // bytes [begin, end) of the data area
+  std::uint64_t end = 0;
+};
+
+struct Safetensors {
+  std::string path;
+  std::vector<std::pair<std::string, std::string>> metadata;
+  std::vector<SafetensorsEntry> entries;  // by place in the file
+  std::string bytes;                      // the whole file
+  std::size_t data_start = 0;
+
+  const SafetensorsEntry* find(const std::string& name) const;
+  const std::string* find_metadata(const std::string& key) const;
+  Tensor read(const SafetensorsEntry& entry) const;  // F32; F16, BF16 and F64 are converted
+};
+
+namespace detail {
+
+// Bytes of an element; 0 for a dtype that the format does not know.
+inline std::uint64_t safetensors_size(const std::string& dtype) {
+  static const char* const names[] = {"F64", "I64", "U64", "F32", "I32", "U32", "F16", "BF16",
+                                      "I16", "U16", "I8",  "U8",  "BOOL", "F8_E4M3", "F8_E5M2"};
+  static const std::uint64_t sizes[] = {8, 8, 8, 4, 4, 4, 2, 2, 2, 2, 1, 1, 1, 1, 1};
+  for (std::size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); ++i) {
+    if (dtype == names[i]) {
+      return sizes[i];
+    }
+  }
+  return 0;
+}
+
+// A whole number from 0 to 2^53 (where doubles stop being exact), or an Error.
+inline std::uint64_t json_whole(const Json& value, const std::string& who) {
+  const double n = value.number;
+  if (value.kind != Json::Kind::number || !(n >= 0 && n <= 9007199254740992.0) ||
+      static_cast<double>(static_cast<std::uint64_t>(n)) != n) {
+    throw Error(who + ": a size is not a whole number from 0 to 2^53");
+  }
+  return static_cast<std::uint64_t>(n);
+}
+
+// parse_json whose errors name the file.
+inline Json parse_named(const std::string& text, const std::string& who) {
+  try {
+    return parse_json(text);
+  } catch (const Error& error) {
+    throw Error(who + error.what());
+  }
+}
+
+inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& value,
+                                          const std::string& file) {
+  const std::string who = cat(file, "tensor \"", name, "\"");
+  const Json* dtype = value.find("dtype");
+  const Json* shape = value.find("shape");
+  const Json* range = value.find("data_offsets");
+  if (dtype == nullptr || dtype->kind != Json::Kind::text || shape == nullptr ||
+      shape->kind != Json::Kind::list || range == nullptr || range->list.size() != 2) {
+    throw Error(who + " lacks dtype, shape or data_offsets");
+  }
+  SafetensorsEntry entry;
+  entry.name = name;
+  entry.dtype = dtype->text;
+  entry.begin = json_whole(range->list[0], who);
+  entry.end = json_whole(range->list[1], who);
+  const std::uint64_t size = safetensors_size(entry.dtype);
+  if (size == 0) {
+    throw Error(cat(who, " has the unknown dtype \"", entry.dtype, "\""));
+  }
+  if (shape->list.size() > static_cast<std::size_t>(Shape::max_dims)) {
+    throw Error(cat(who, " has ", shape->list.size(), " dimensions; at most ", Shape::max_dims));
+  }
+  for (const Json& dim : shape->list) {
+    entry.shape.push_back(static_cast<std::int64_t>(json_whole(dim, who)));
+  }
+  std::uint64_t count = 0;
+  try {
+    count = static_cast<std::uint64_t>(entry.shape.count());
+  } catch (const Error& error) {  // the product overflows
+    throw Error(cat(who, ": ", error.what()));
+  }
+  if (entry.end < entry.begin || (entry.end - entry.begin) % size != 0 ||
+      (entry.end - entry.begin) / size != count) {
+    throw Error(cat(who, ": bytes ", entry.begin, " to ", entry.end, " for shape ",
+                    entry.shape.text(), " of ", entry.dtype, "; their number must be ", size,
+                    " an element"));
+  }
+  return entry;
+}
+
+// The ranges, in order, must cover the data area without gap or overlap.
+inline void check_cover(Safetensors& file, const std::string& who) {
+  std::sort(file.entries.begin(), file.entries.end(),
+            [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+              return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+            });
+  std::uint64_t at = 0;
+  for (const SafetensorsEntry& entry : file.entries) {
+    if (entry.begin != at) {
+      throw Error(cat(who, "tensor \"", entry.name, "\" begins at byte ", entry.begin,
+                      "; the one before ends at ", at, ", and nothing may lie between or twice"));
+    }
+    at = entry.end;
+  }
+  const std::uint64_t data = file.bytes.size() - file.data_start;
+  if (at != data) {
+    throw Error(cat(who, "the tensors end at byte ", at, " of the data, the file at ", data));
+  }
+}
+
+inline Json safetensors_header(const Safetensors& file, const std::string& who) {
+  std::uint64_t n = 0;
+  if (file.bytes.size() < 8) {
+    throw Error(cat(who, file.bytes.size(), " bytes are no safetensors file; it begins with 8"));
+  }
+  std::memcpy(&n, file.bytes.data(), 8);  // little-endian, as are the machines that this runs on
+  if (n > 100000000) {
+    throw Error(cat(who, "a header of ", n, " bytes; at most 100000000 are right"));
+  }
+  if (n > file.bytes.size() - 8) {
+    throw Error(cat(who, "a header of ", n, " bytes; only ", file.bytes.size() - 8, " follow"));
+  }
+  if (n == 0 || file.bytes[8] != '{') {
+    throw Error(who + "the header does not begin with {");
+  }
+  return parse_named(file.bytes.substr(8, static_cast<std::size_t>(n)), who);
+}
+
+}  // namespace detail
+
+// Reads and checks a whole file.
+inline Safetensors read_safetensors(const std::string& path) {
+  Safetensors file;
+  file.path = path;
+  file.bytes = detail::read_file(path, "load");
+  const std::string who = detail::cat("load: \"", path, "\": ");
+  const Json header = detail::safetensors_header(file, who);
+  std::uint64_t n = 0;
+  std::memcpy(&n, file.bytes.data(), 8);
+  file.data_start = 8 + static_cast<std::size_t>(n);
+  for (const auto& field : header.fields) {
+    if (field.first != "__metadata__") {
+      file.entries.push_back(detail::safetensors_entry(field.first, field.second, who));
+      continue;
+    }
+    for (const auto& pair : field.second.fields) {
+      if (pair.second.kind != Json::Kind::text) {
+        throw Error(detail::cat(who, "metadata \"", pair.first, "\" is not a string"));
+      }
+      file.metadata.emplace_back(pair.first, pair.second.text);
+    }
+  }
+  detail::check_cover(file, who);
+  return file;
+}
+
+inline const SafetensorsEntry* Safetensors::find(const std::string& name) const {
+  for (const SafetensorsEntry& entry : entries) {
+    if (entry.name == name) {
+      return &entry;
+    }
+  }
+  return nullptr;
+}
+
+inline const std::string* Safetensors::find_metadata(const std::string& key) const {
+  for (const auto& pair : metadata) {
+    if (pair.first == key) {
+      return &pair.second;
+    }
+  }
+  return nullptr;
+}
+
+inline Tensor Safetensors::read(const SafetensorsEntry& entry) const {
+  Tensor out(entry.shape);
+  const char* from = bytes.data() + data_start + entry.begin;
+  if (entry.dtype == "F32") {
+    std::memcpy(out.data(), from, static_cast<std::size_t>(entry.end - entry.begin));
+    return out;
+  }
+  if (entry.dtype != "BF16" && entry.dtype != "F16" && entry.dtype != "F64") {
+    throw Error(detail::cat("load: \"", path, "\": tensor \"", entry.name, "\" is ", entry.dtype,
+                            "; F32, F16, BF16 or F64 is right"));
+  }
+  for (std::int64_t i = 0; i < out.count(); ++i) {
+    if (entry.dtype == "F64") {
+      double value = 0;
+      std::memcpy(&value, from + 8 * i, 8);
+      out.data()[i] = static_cast<float>(value);
+      continue;
+    }
+    std::uint16_t code = 0;
+    std::memcpy(&code, from + 2 * i, 2);
+    out.data()[i] = entry.dtype == "F16" ? from_f16(code) : from_bf16(code);
+  }
+  return out;
+}
+
+namespace detail {
+
+inline std::string safetensors_text(
+    const std::vector<std::pair<std::string, Tensor>>& tensors,
+    const std::vector<std::pair<std::string, std::string>>& metadata) {
+  std::string json = "{\"__metadata__\":{";
+  for (const auto& pair : metadata) {
+    json += cat(json.back() == '{' ? "" : ",", "\"", json_escape(pair.first), "\":\"",
+                json_escape(pair.second), "\"");
+  }
+  json += "}";
+  std::int64_t at = 0;
+  for (const auto& tensor : tensors) {
+    const std::int64_t end = at + 4 * tensor.second.count();
+    json += cat(",\"", json_escape(tensor.first), "\":{\"dtype\":\"F32\",\"shape\":",
+                tensor.second.shape().text(), ",\"data_offsets\":[", at, ",", end, "]}");
+    at = end;
+  }
+  json += "}";
+  json.append((8 - json.size() % 8) % 8, ' ');  // so that the data begins at a multiple of 8
+  return json;
+}
+
+}  // namespace detail
+
+// Writes F32 tensors beside `path`, then renames: a save that fails leaves the old file whole.
+inline void write_safetensors(const std::string& path,
+                              const std::vector<std::pair<std::string, Tensor>>& tensors,
+                              const std::vector<std::pair<std::string, std::string>>& metadata) {
+  const std::string beside = path + ".saving";
+  const std::string json = detail::safetensors_text(tensors, metadata);
+  const std::uint64_t n = json.size();
+  detail::File file = detail::open_file(beside, "wb", "save");
+  bool good = std::fwrite(&n, 1, 8, file.get()) == 8 &&
+              std::fwrite(json.data(), 1, json.size(), file.get()) == json.size();
+  for (const auto& tensor : tensors) {
+    const auto count = static_cast<std::size_t>(tensor.second.count());
+    good = good && (count == 0 ||
+                    std::fwrite(tensor.second.data(), 4, count, file.get()) == count);
+  }
+  good = good && std::fflush(file.get()) == 0;
+  good = std::fclose(file.release()) == 0 && good;
+  good = good && std::rename(beside.c_str(), path.c_str()) == 0;
+  if (!good) {
+    const std::string reason = std::strerror(errno);
+    std::remove(beside.c_str());
+    throw Error(detail::cat("save: cannot write \"", path, "\": ", reason));
+  }
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/checkpoint.hpp
+// A transformer in a file: parameters under the names of Hugging Face's Llama files, config and
+// tokenizer as JSON in the metadata. GPT-2 names are read too (wte, h.0.attn.c_attn, ...), with
+// matrices [out, in] or, as in the original files, [in, out].
+
+namespace tinyscale {
+
+namespace detail {
+
+// The fields of a config by type, for writing and for reading.
+inline std::vector<std::pair<const char*, std::int64_t*>> config_sizes(ModelConfig& c) {
+  return {{"layers", &c.layers},         {"width", &c.width},
+          {"heads", &c.heads},           {"kv_heads", &c.kv_heads},
+          {"head_size", &c.head_size},   {"hidden", &c.hidden},
+          {"vocabulary", &c.vocabulary}, {"context", &c.context},
+          {"expert_hidden", &c.expert_hidden}};
+}
+
+inline std::vector<std::pair<const char*, bool*>> config_switches(ModelConfig& c) {
+  return {{"bias", &c.bias}, {"tied", &c.tied}, {"qkv_bias", &c.qkv_bias}, {"qk_norm", &c.qk_norm}};
+}
+
+inline std::vector<std::pair<const char*, int*>> config_counts(ModelConfig& c) {
+  return {{"experts", &c.experts}, {"top_k", &c.top_k}, {"shared_experts", &c.shared_experts}};
+}
+
+inline std::vector<std::pair<const char*, double*>> config_numbers(ModelConfig& c) {
+  return {{"rope_theta", &c.rope_theta},
+          {"norm_epsilon", &c.norm_epsilon},
+          {"dropout", &c.dropout}};
+}
+
+inline const std::vector<const char*>& activation_names() {
+  static const std::vector<const char*> names = {"gelu", "gelu_tanh", "swiglu", "geglu"};
+  return names;
+}
+
+inline std::string config_json(ModelConfig c) {
+  std::string json = cat("{\"name\":\"", json_escape(c.name), "\"");
+  for (const auto& field : config_sizes(c)) {
+    json += cat(",\"", field.first, "\":", *field.second);
+  }
+  for (const auto& field : config_counts(c)) {
+    json += cat(",\"", field.first, "\":", *field.second);
+  }
+  for (const auto& field : config_switches(c)) {
+    json += cat(",\"", field.first, "\":", *field.second ? "true" : "false");
+  }
+  for (const auto& field : config_numbers(c)) {
+    char number[40];
+    std::snprintf(number, sizeof number, "%.17g", *field.second);
+    json += cat(",\"", field.first, "\":", number);
+  }
+  json += cat(",\"norm\":\"", c.norm == Norm::rms ? "rms" : "layer", "\",\"position\":\"",
+              c.position == Position::rotary ? "rotary" : "learned", "\",\"activation\":\"",
+              activation_names()[static_cast<std::size_t>(c.activation)], "\"}");
+  return json;
+}
+
+inline const Json& config_field(const Json& json, const char* key, Json::Kind kind,
+                                const std::string& who) {
+  const Json* field = json.find(key);
+  if (field == nullptr || field->kind != kind) {
+    throw Error(cat(who, "its config lacks ", key));
+  }
+  return *field;
+}
+
+inline ModelConfig config_from_json(const std::string& text, const std::string& who) {
+  const Json json = parse_named(text, who);
+  ModelConfig c;
+  c.name = config_field(json, "name", Json::Kind::text, who).text;
+  for (const auto& field : config_sizes(c)) {
+    const Json& value = config_field(json, field.first, Json::Kind::number, who);
+    *field.second = static_cast<std::int64_t>(json_whole(value, who + "config"));
+  }
+  for (const auto& field : config_counts(c)) {
+    const Json& value = config_field(json, field.first, Json::Kind::number, who);
+    const std::uint64_t n = json_whole(value, who + "config");
+    if (n > 1000000) {
+      throw Error(cat(who, "its config has ", n, " ", field.first, "; at most 1000000"));
+    }
+    *field.second = static_cast<int>(n);
+  }
+  for (const auto& field : config_switches(c)) {
+    *field.second = config_field(json, field.first, Json::Kind::boolean, who).number != 0;
+  }
+  for (const auto& field : config_numbers(c)) {
+    *field.second = config_field(json, field.first, Json::Kind::number, who).number;
+  }
+  c.norm = config_field(json, "norm", Json::Kind::text, who).text == "rms" ? Norm::rms
+                                                                          : Norm::layer;
+  const std::string position = config_field(json, "position", Json::Kind::text, who).text;
+  c.position = position == "rotary" ? Position::rotary : Position::learned;
+  const std::string wanted = config_field(json, "activation", Json::Kind::text, who).text;
+  for (std::size_t i = 0; i < activation_names().size(); ++i) {
+    if (wanted == activation_names()[i]) {
+      c.activation = static_cast<Activation>(i);
+    }
+  }
+  return c;
+}
+
+inline std::string tokenizer_json(const Tokenizer& tokenizer) {
+  std::string json = "{\"kind\":\"";
+  json += tokenizer.kind() == Tokenizer::Kind::bytes ? "bytes" : "characters";
+  json += "\",\"characters\":[";
+  for (const std::string& character : tokenizer.characters()) {
+    json += cat(json.back() == '[' ? "" : ",", "\"", json_escape(character), "\"");
+  }
+  return json + "]}";
+}
+
+inline Tokenizer tokenizer_from_json(const std::string& text, const std::string& who) {
+  const Json json = parse_named(text, who);
+  if (config_field(json, "kind", Json::Kind::text, who).text == "bytes") {
+    return Tokenizer();
+  }
+  std::vector<std::string> characters;
+  for (const Json& item : config_field(json, "characters", Json::Kind::list, who).list) {
+    if (item.text.empty() || (!characters.empty() && item.text <= characters.back())) {
+      throw Error(who + "its tokenizer's characters are not in ascending order, each once");
+    }
+    characters.push_back(item.text);
+  }
+  return Tokenizer(std::move(characters));
+}
+
+// A config from a file may lie: what it would allocate must be near what the file holds.
+inline void check_config_fits(const ModelConfig& c, const Safetensors& file,
+                              const std::string& who) {
+  const auto number = [](std::int64_t n) { return static_cast<double>(n); };
+  const double experts = c.experts > 0 ? c.experts + c.shared_experts : 1;
+  const double hidden = number(c.experts > 0 ? c.expert_hidden : c.hidden);
+  const double places = c.position == Position::learned ? number(c.context) : 0;
+  const double layer = 2 * number(c.heads) * number(c.head_size) +
+                       2 * number(c.kv_heads) * number(c.head_size) + 2 * experts * hidden;
+  const double least = number(c.width) * (number(c.vocabulary) + places + number(c.layers) * layer);
+  const double held = static_cast<double>(file.bytes.size() - file.data_start);
+  if (least > held) {  // every number takes at least a byte
+    throw Error(cat(who, "its config describes at least ", least, " parameters in ", held,
+                    " bytes of data"));
+  }
+}
+
+// Where a GPT-2 file keeps a parameter of ours; part 0, 1, 2 of three in c_attn, else -1.
+struct Gpt2Place {
+  std::string name;
+  int part = -1;
+};
+
+inline Gpt2Place gpt2_place(std::string name) {
+  static const struct {
+    const char* ours;
+    const char* theirs;
+    int part;
+  } table[] = {{"model.embed_tokens", "wte", -1},        {"model.embed_positions", "wpe", -1},
+               {"model.norm", "ln_f", -1},               {"model.layers.", "h.", -1},
+               {"input_layernorm", "ln_1", -1},          {"post_attention_layernorm", "ln_2", -1},
+               {"self_attn.o_proj", "attn.c_proj", -1},  {"self_attn.q_proj", "attn.c_attn", 0},
+               {"self_attn.k_proj", "attn.c_attn", 1},   {"self_attn.v_proj", "attn.c_attn", 2},
+               {"mlp.up_proj", "mlp.c_fc", -1},          {"mlp.down_proj", "mlp.c_proj", -1}};
+  Gpt2Place place;
+  for (const auto& row : table) {
+    const std::size_t at = name.find(row.ours);
+    if (at != std::string::npos) {
+      name.replace(at, std::string(row.ours).size(), row.theirs);
+      place.part = row.part >= 0 ? row.part : place.part;
+    }
+  }
+  place.name = std::move(name);
+  return place;
+}
+
+// The parameter's numbers from the file, in our layout; empty when the file lacks them.
+inline Tensor find_parameter(const Safetensors& file, const std::string& name, std::int64_t width,
+                             std::vector<std::string>& used) {
+  const Gpt2Place place = gpt2_place(name);
+  const SafetensorsEntry* entry = file.find(name);
+  const bool own_name = entry != nullptr;
+  for (const char* prefix : {"transformer.", ""}) {
+    entry = entry != nullptr ? entry : file.find(prefix + place.name);
+  }
+  if (entry == nullptr) {
+    return Tensor();
+  }
+  used.push_back(entry->name);
+  Tensor value = file.read(*entry);
+  if (own_name) {
+    return value;
+  }
+  const bool in_layer = place.name.compare(0, 2, "h.") == 0;
+  const SafetensorsEntry* qkv = nullptr;  // its shape tells which way round all matrices are
+  for (const char* prefix : {"transformer.", ""}) {
+    qkv = qkv != nullptr ? qkv : file.find(std::string(prefix) + "h.0.attn.c_attn.weight");
+  }
+  if (value.dims() == 2 && in_layer && qkv != nullptr && qkv->shape == Shape{width, 3 * width}) {
+    value = transpose(value, 0, 1);
+  }
+  if (place.part >= 0) {
+    const std::int64_t rows = value.dim(0) / 3;
+    value = slice(value, 0, place.part * rows, (place.part + 1) * rows);
+  }
+  return value;
+}
+
+// Tensors of other programs' files that hold nothing to learn.
+inline bool harmless(const std::string& name, const Transformer& model) {
+  const auto ends = [&name](const std::string& tail) {
+    return name.size() >= tail.size() &&
+           name.compare(name.size() - tail.size(), tail.size(), tail) == 0;
+  };
+  return ends(".attn.bias") || ends(".attn.masked_bias") || ends(".rotary_emb.inv_freq") ||
+         (model.config.tied && name == "lm_head.weight");
+}
+
+inline void read_parameters(Transformer& model, const Safetensors& file, const std::string& who) {
+  std::vector<std::string> used;
+  for (Parameter& p : model.parameters) {
+    const Tensor value = find_parameter(file, p.name, model.config.width, used);
+    if (!value.defined()) {
+      throw Error(cat(who, "no tensor for the parameter ", p.name));
+    }
+    if (value.shape() != p.value.shape()) {
+      throw Error(cat(who, "the tensor for ", p.name, " is ", value.shape().text(), "; the model ",
+                      model.config.name, " has ", p.value.shape().text()));
+    }
+    std::memcpy(p.value.data(), value.data(), static_cast<std::size_t>(value.count()) * 4);
+  }
+  std::sort(used.begin(), used.end());
+  for (const SafetensorsEntry& entry : file.entries) {
+    if (!std::binary_search(used.begin(), used.end(), entry.name) &&
+        !harmless(entry.name, model)) {
+      throw Error(cat(who, "the tensor \"", entry.name, "\" has no place in the model ",
+                      model.config.name));
+    }
+  }
+}
+
+}  // namespace detail
+
+inline void Transformer::save(const std::string& path) const {
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  for (const Parameter& p : parameters) {
+    tensors.emplace_back(p.name, p.value);
+  }
+  write_safetensors(path, tensors,
+                    {{"format", "pt"},
+                     {"tinyscale.config", detail::config_json(config)},
+                     {"tinyscale.tokenizer", detail::tokenizer_json(tokenizer)}});
+}
+
+// Another program's weights into a model of the given shape.
+inline Transformer load(const std::string& path, const ModelConfig& config) {
+  const Safetensors file = read_safetensors(path);
+  const std::string who = detail::cat("load: \"", path, "\": ");
+  config.validate();
+  detail::check_config_fits(config, file, who);
+  Transformer model(config);
+  detail::read_parameters(model, file, who);
+  return model;
+}
+
+// A model that save() wrote, its tokenizer with it.
+inline Transformer load(const std::string& path) {
+  const Safetensors file = read_safetensors(path);
+  const std::string who = detail::cat("load: \"", path, "\": ");
+  const std::string* config = file.find_metadata("tinyscale.config");
+  const std::string* tokenizer = file.find_metadata("tinyscale.tokenizer");
+  if (config == nullptr || tokenizer == nullptr) {
+    throw Error(who + "it carries no config of this library; call load(path, config)");
+  }
+  const ModelConfig shape = detail::config_from_json(*config, who);
+  shape.validate();
+  detail::check_config_fits(shape, file, who);
+  Transformer model(shape);
+  model.tokenizer = detail::tokenizer_from_json(*tokenizer, who);
+  detail::read_parameters(model, file, who);
+  return model;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/data.hpp
+// What a step learns from: windows of the text at random places. A sequence's place depends on the
+// seed, the step and its number in the whole batch, so every layout of devices sees the same data.
+
+namespace tinyscale {
+
+// ids [sequences, time]; the target of each token is the one after it.
+struct Batch {
+  std::int64_t sequences = 0;
+  std::int64_t time = 0;
+  std::vector<std::int32_t> ids;
+  std::vector<std::int32_t> targets;
+
+  void add(const std::vector<std::int32_t>& tokens, std::int64_t offset) {
+    ids.insert(ids.end(), tokens.begin() + offset, tokens.begin() + offset + time);
+    targets.insert(targets.end(), tokens.begin() + offset + 1, tokens.begin() + offset + time + 1);
+    ++sequences;
+  }
+};
+
+namespace detail {
+
+inline void check_length(const char* who, const std::vector<std::int32_t>& tokens,
+                         std::int64_t time) {
+  if (static_cast<std::int64_t>(tokens.size()) <= time) {
+    throw Error(cat(who, ": the text has ", tokens.size(), " tokens here, a sequence ", time,
+                    "; more than ", time, " are right: take a longer text or a shorter context"));
+  }
+}
+
+}  // namespace detail
+
+// Where sequence `number` of the whole batch begins in step `step`.
+inline std::int64_t batch_offset(const std::vector<std::int32_t>& tokens, std::int64_t time,
+                                 std::uint64_t seed, std::int64_t step, std::int64_t number) {
+  detail::check_length("batch_offset", tokens, time);
+  const auto index = (static_cast<std::uint64_t>(step) << 32) + static_cast<std::uint64_t>(number);
+  const auto places = tokens.size() - static_cast<std::size_t>(time);
+  return static_cast<std::int64_t>(random_below(seed, index, places));
+}
+
+// Sequences first .. first + sequences - 1 of the whole batch of that step.
+inline Batch make_batch(const std::vector<std::int32_t>& tokens, std::int64_t sequences,
+                        std::int64_t time, std::uint64_t seed, std::int64_t step,
+                        std::int64_t first = 0) {
+  Batch batch;
+  batch.time = time;
+  for (std::int64_t i = 0; i < sequences; ++i) {
+    batch.add(tokens, batch_offset(tokens, time, seed, step, first + i));
+  }
+  return batch;
+}
+
+// Mean loss over consecutive windows of the context that do not overlap: all of them, or the first
+// `windows` when that is above 0.
+inline double evaluate(const Transformer& model, const std::vector<std::int32_t>& tokens,
+                       std::int64_t windows = 0) {
+  const std::int64_t time = model.config.context;
+  detail::check_length("evaluate", tokens, time);
+  const std::int64_t all = (static_cast<std::int64_t>(tokens.size()) - 1) / time;
+  const std::int64_t count = windows > 0 ? std::min(windows, all) : all;
+  const NoGrad no_grad;
+  double total = 0;
+  for (std::int64_t first = 0; first < count;) {
+    Batch batch;
+    batch.time = time;
+    for (; first < count && batch.sequences < 16; ++first) {
+      batch.add(tokens, first * time);
+    }
+    const Tensor loss = model.loss(batch.ids, batch.targets, batch.sequences, time);
+    total += static_cast<double>(loss.item()) * static_cast<double>(batch.sequences);
+  }
+  return total / static_cast<double>(count);
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/generate.hpp
+// Text from a model, token by token. With the cache a token costs one column of keys and values
+// and 2 flops a parameter; a full context starts over from its last tokens at position 0.
+
+namespace tinyscale {
+
+struct GenerateOptions {
+  double temperature = 0.8;  // 0: always the most probable
+  int top_k = 0;             // choose among so many; 0: all
+  std::uint64_t seed = 1;
+  bool cache = true;         // keep keys and values; false recomputes all tokens each time
+};
+
+namespace detail {
+
+// The next token from `known` logits; `draw` in [0, 1) walks the probabilities in order of id.
+inline std::int32_t sample(const float* logits, std::int64_t known, const GenerateOptions& options,
+                           float draw) {
+  const float* top = std::max_element(logits, logits + known);
+  if (options.temperature <= 0) {
+    return static_cast<std::int32_t>(top - logits);
+  }
+  float floor = -INFINITY;
+  if (options.top_k > 0 && options.top_k < known) {
+    std::vector<float> order(logits, logits + known);
+    std::nth_element(order.begin(), order.begin() + (options.top_k - 1), order.end(),
+                     std::greater<float>());
+    floor = order[static_cast<std::size_t>(options.top_k - 1)];
+  }
+  std::vector<double> weights(static_cast<std::size_t>(known), 0.0);
+  double total = 0;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    if (logits[i] >= floor) {
+      weights[i] = std::exp(static_cast<double>(logits[i] - *top) / options.temperature);
+      total += weights[i];
+    }
+  }
+  double left = static_cast<double>(draw) * total;
+  for (std::size_t i = 0; i < weights.size(); ++i) {
+    left -= weights[i];
+    if (left < 0 && weights[i] > 0) {
+      return static_cast<std::int32_t>(i);
+    }
+  }
+  return static_cast<std::int32_t>(top - logits);
+}
+
+}  // namespace detail
+
+// The prompt's ids and n more; only ids below `known` are chosen (0: the whole vocabulary).
+inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
+                                                 std::vector<std::int32_t> ids, std::int64_t n,
+                                                 const GenerateOptions& options = {},
+                                                 std::int64_t known = 0) {
+  if (ids.empty() || n < 0) {
+    throw Error(detail::cat("generate: a prompt of ", ids.size(), " tokens and ", n,
+                            " more; at least 1 and 0 are right"));
+  }
+  const NoGrad no_grad;
+  const std::int64_t context = model.config.context;
+  const std::int64_t vocabulary = model.config.vocabulary;
+  KvCache cache;
+  std::int64_t cached = 0;  // tokens whose keys and values are in the cache
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto length = static_cast<std::int64_t>(ids.size());
+    if (!options.cache || cached >= context || cached == 0) {
+      cache = KvCache();
+      cached = 0;
+    }
+    const std::int64_t time = cached == 0 ? std::min(length, context) : 1;
+    Hooks hooks;
+    hooks.first_position = cached;
+    hooks.cache = options.cache ? &cache : nullptr;
+    const Tensor logits = model.forward({ids.end() - time, ids.end()}, 1, time, hooks);
+    cached += time;
+    const float* last = logits.data() + (time - 1) * vocabulary;
+    const float draw = uniform01(options.seed, static_cast<std::uint64_t>(i));
+    ids.push_back(detail::sample(last, known > 0 ? std::min(known, vocabulary) : vocabulary,
+                                 options, draw));
+  }
+  return ids;
+}
+
+// The prompt and n more characters (or bytes), read with the tokenizer of the model.
+inline std::string generate(const Transformer& model, const std::string& prompt, std::int64_t n,
+                            const GenerateOptions& options = {}) {
+  const Tokenizer& tokenizer = model.tokenizer;
+  return tokenizer.decode(generate_tokens(model, tokenizer.encode(prompt), n, options,
+                                          tokenizer.vocabulary()));
+}
+
+// The same with the tokenizer of the text.
+inline std::string generate(const Transformer& model, const Text& text, const std::string& prompt,
+                            std::int64_t n, const GenerateOptions& options = {}) {
+  return text.tokenizer.decode(generate_tokens(model, text.tokenizer.encode(prompt), n, options,
+                                               text.tokenizer.vocabulary()));
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/model_presets.hpp
+// Published architectures by name, with parameter counts that equal the published checkpoints.
+// Sources: the makers' papers and model configurations (GPT-2/3, PaLM, Llama, Mixtral, DeepSeek-V3,
+// Gemma, Qwen, ViT, Stable Diffusion); training tokens as the makers state them.
+
+namespace tinyscale {
+
+namespace detail {
+
+// name, family, layers, width, heads, kv_heads, head_size, hidden, vocabulary, context, tied,
+// experts, top_k, expert_hidden, shared_experts, training tokens (0: not published)
+inline const std::vector<const char*>& model_table() {
+  static const std::vector<const char*> rows = {
+      "nano nano 4 128 4 4 32 512 256 64 1 0 0 0 0 0",
+      "nano-llama llama 4 128 4 2 32 344 256 64 1 0 0 0 0 0",
+      "gpt2-small gpt2 12 768 12 12 64 3072 50257 1024 1 0 0 0 0 0",
+      "gpt2-medium gpt2 24 1024 16 16 64 4096 50257 1024 1 0 0 0 0 0",
+      "gpt2-large gpt2 36 1280 20 20 64 5120 50257 1024 1 0 0 0 0 0",
+      "gpt2-xl gpt2 48 1600 25 25 64 6400 50257 1024 1 0 0 0 0 0",
+      "gpt-j-6b gptj 28 4096 16 16 256 16384 50400 2048 0 0 0 0 0 4.02e11",
+      "gpt3-125m gpt3 12 768 12 12 64 3072 50257 2048 1 0 0 0 0 3e11",
+      "gpt3-350m gpt3 24 1024 16 16 64 4096 50257 2048 1 0 0 0 0 3e11",
+      "gpt3-760m gpt3 24 1536 16 16 96 6144 50257 2048 1 0 0 0 0 3e11",
+      "gpt3-1.3b gpt3 24 2048 24 24 128 8192 50257 2048 1 0 0 0 0 3e11",
+      "gpt3-2.7b gpt3 32 2560 32 32 80 10240 50257 2048 1 0 0 0 0 3e11",
+      "gpt3-6.7b gpt3 32 4096 32 32 128 16384 50257 2048 1 0 0 0 0 3e11",
+      "gpt3-13b gpt3 40 5140 40 40 128 20560 50257 2048 1 0 0 0 0 3e11",
+      "gpt3-175b gpt3 96 12288 96 96 128 49152 50257 2048 1 0 0 0 0 3e11",
+      "palm-8b palm 32 4096 16 1 256 16384 256000 2048 1 0 0 0 0 7.8e11",
+      "palm-62b palm 64 8192 32 1 256 32768 256000 2048 1 0 0 0 0 7.8e11",
+      "palm-540b palm 118 18432 48 1 256 73728 256000 2048 1 0 0 0 0 7.8e11",
+      "llama2-7b llama 32 4096 32 32 128 11008 32000 4096 0 0 0 0 0 2e12",
+      "llama2-13b llama 40 5120 40 40 128 13824 32000 4096 0 0 0 0 0 2e12",
+      "llama2-70b llama 80 8192 64 8 128 28672 32000 4096 0 0 0 0 0 2e12",
+      "llama3-8b llama 32 4096 32 8 128 14336 128256 8192 0 0 0 0 0 1.5e13",
+      "llama3-70b llama 80 8192 64 8 128 28672 128256 8192 0 0 0 0 0 1.5e13",
+      "llama3.1-405b llama 126 16384 128 8 128 53248 128256 131072 0 0 0 0 0 1.56e13",
+      "mistral-7b llama 32 4096 32 8 128 14336 32000 8192 0 0 0 0 0 0",
+      "llama3.2-1b llama 16 2048 32 8 64 8192 128256 131072 1 0 0 0 0 9e12",
+      "llama3.2-3b llama 28 3072 24 8 128 8192 128256 131072 1 0 0 0 0 9e12",
+      "tinyllama-1.1b llama 22 2048 32 4 64 5632 32000 2048 0 0 0 0 0 3e12",
+      "smollm2-135m llama 30 576 9 3 64 1536 49152 8192 1 0 0 0 0 2e12",
+      "stories260K llama 5 64 8 4 8 172 512 512 1 0 0 0 0 0",
+      "stories15M llama 6 288 6 6 48 768 32000 256 1 0 0 0 0 0",
+      "stories42M llama 8 512 8 8 64 1376 32000 1024 1 0 0 0 0 0",
+      "stories110M llama 12 768 12 12 64 2048 32000 1024 1 0 0 0 0 0",
+      "mixtral-8x7b mixtral 32 4096 32 8 128 0 32000 32768 0 8 2 14336 0 0",
+      "mixtral-8x22b mixtral 56 6144 48 8 128 0 32768 65536 0 8 2 16384 0 0",
+      "deepseek-v3 deepseek 61 7168 128 128 128 18432 129280 163840 0 256 8 2048 1 1.48e13",
+      "gemma2-2b gemma2 26 2304 8 4 256 9216 256000 8192 1 0 0 0 0 2e12",
+      "gemma2-9b gemma2 42 3584 16 8 256 14336 256000 8192 1 0 0 0 0 8e12",
+      "gemma2-27b gemma2 46 4608 32 16 128 36864 256000 8192 1 0 0 0 0 1.3e13",
+      "gemma3-1b gemma3 26 1152 4 1 256 6912 262144 32768 1 0 0 0 0 2e12",
+      "gemma3-4b-text gemma3 34 2560 8 4 256 10240 262144 131072 1 0 0 0 0 4e12",
+      "gemma3-12b-text gemma3 48 3840 16 8 256 15360 262144 131072 1 0 0 0 0 1.2e13",
+      "gemma3-27b-text gemma3 62 5376 32 16 128 21504 262144 131072 1 0 0 0 0 1.4e13",
+      "qwen2.5-0.5b qwen2 24 896 14 2 64 4864 151936 32768 1 0 0 0 0 1.8e13",
+      "qwen2.5-1.5b qwen2 28 1536 12 2 128 8960 151936 32768 1 0 0 0 0 1.8e13",
+      "qwen2.5-7b qwen2 28 3584 28 4 128 18944 152064 131072 0 0 0 0 0 1.8e13",
+      "qwen2.5-14b qwen2 48 5120 40 8 128 13824 152064 131072 0 0 0 0 0 1.8e13",
+      "qwen2.5-32b qwen2 64 5120 40 8 128 27648 152064 131072 0 0 0 0 0 1.8e13",
+      "qwen2.5-72b qwen2 80 8192 64 8 128 29568 152064 131072 0 0 0 0 0 1.8e13",
+      "qwen3-0.6b qwen3 28 1024 16 8 128 3072 151936 40960 1 0 0 0 0 3.6e13",
+      "qwen3-1.7b qwen3 28 2048 16 8 128 6144 151936 40960 1 0 0 0 0 3.6e13",
+      "qwen3-4b qwen3 36 2560 32 8 128 9728 151936 40960 1 0 0 0 0 3.6e13",
+      "qwen3-8b qwen3 36 4096 32 8 128 12288 151936 40960 0 0 0 0 0 3.6e13",
+      "qwen3-14b qwen3 40 5120 40 8 128 17408 151936 40960 0 0 0 0 0 3.6e13",
+      "qwen3-32b qwen3 64 5120 64 8 128 25600 151936 40960 0 0 0 0 0 3.6e13",
+      "qwen3-30b-a3b qwen3 48 2048 32 4 128 0 151936 40960 0 128 8 768 0 3.6e13",
+      "qwen3-235b-a22b qwen3 94 4096 64 4 128 0 151936 40960 0 128 8 1536 0 3.6e13",
+      "vit-b16 vit 12 768 12 12 64 3072 0 197 0 0 0 0 0 0",
+      "vit-l16 vit 24 1024 16 16 64 4096 0 197 0 0 0 0 0 0",
+      "vit-h14 vit 32 1280 16 16 80 5120 0 257 0 0 0 0 0 0",
+      "sd2.1-unet diffusion 16 1280 20 20 64 5120 0 77 0 0 0 0 0 0",
+  };
+  return rows;
+}
+
+inline bool starts_with(const std::string& text, const char* start) {
+  return text.rfind(start, 0) == 0;
+}
+
+// Adds what makes the whole equal a count that was published for this one architecture.
+inline void count_as(ModelConfig& c, std::int64_t all, std::int64_t active) {
+  const std::int64_t other_active = active - c.active_parameters();
+  c.other_parameters = all - c.parameters();
+  c.other_active = other_active;
+}
+
+inline void family_llama(ModelConfig& c, const std::string& family) {
+  c.norm = Norm::rms;
+  c.position = Position::rotary;
+  c.activation = Activation::swiglu;
+  if (starts_with(c.name, "llama3")) {
+    c.rope_theta = 500000.0;
+  } else if (starts_with(c.name, "smollm2")) {
+    c.rope_theta = 100000.0;
+  } else if (family == "mixtral" || starts_with(family, "qwen")) {
+    c.rope_theta = 1e6;
+  }
+  c.qkv_bias = family == "qwen2";
+  c.qk_norm = family == "qwen3" || family == "gemma3";
+  c.norm_epsilon = starts_with(family, "qwen") ? 1e-6 : 1e-5;
+  if (family == "deepseek") {
+    c.kv_width = 576;  // 512 of the compressed key and value, 64 of the rotary key
+    c.beyond = "latent attention, dense first layers";
+    count_as(c, 671026419200, 37552297472);
+  }
+  if (starts_with(family, "gemma")) {
+    c.activation = Activation::geglu;
+    c.norm_epsilon = 1e-6;
+    c.rope_theta = family == "gemma3" ? 1e6 : 1e4;
+    c.block_norms = 4;
+    c.beyond = "norms after each sublayer, sliding windows";
+  }
+}
+
+inline void family_gpt(ModelConfig& c, const std::string& family) {
+  c.bias = family != "nano";
+  c.activation = family == "nano" ? Activation::gelu : Activation::gelu_tanh;
+  if (c.name == "gpt3-1.3b" || c.name == "gpt3-13b") {
+    const std::int64_t all = c.name == "gpt3-13b" ? 12952938780 : 1315723264;
+    count_as(c, all, all);
+    c.beyond = "a published head count whose product with the head size is not the width";
+  }
+}
+
+inline void family_other(ModelConfig& c, const std::string& family) {
+  c.activation = Activation::gelu;
+  if (family == "gptj") {
+    c.activation = Activation::gelu_tanh;
+    c.position = Position::rotary;
+    c.block_norms = 1;  // its norms, feed-forward and output matrix alone have biases
+    c.other_parameters = c.layers * (2 * c.width + c.hidden) + c.width + c.vocabulary;
+    c.beyond = "attention and feed-forward side by side";
+  } else if (family == "palm") {
+    c.activation = Activation::swiglu;
+    c.position = Position::rotary;
+    c.block_norms = 1;
+    c.beyond = "attention and feed-forward side by side";
+  } else if (family == "vit") {
+    const std::int64_t patch = c.name == "vit-h14" ? 14 : 16;
+    c.bias = true;  // patch embedding, class token, head of 1000 classes
+    c.other_parameters = (3 * patch * patch + 1 + 1) * c.width + 1000 * (c.width + 1);
+    c.beyond = "patches of an image in place of tokens";
+  } else if (family == "diffusion") {
+    c.beyond = "convolutions: a U-Net, of which only the count is right here";
+    count_as(c, 865910724, 865910724);
+  }
+}
+
+inline ModelConfig parse_preset(const char* row) {
+  char name[32];
+  char family[16];
+  long long n[13];
+  double tokens = 0;
+  const int read = std::sscanf(
+      row, "%31s %15s %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lld %lf", name,
+      family, n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7, n + 8, n + 9, n + 10, n + 11,
+      n + 12, &tokens);
+  if (read != 16) {
+    throw Error(cat("config: the preset row \"", row, "\" has ", read, " fields; 16 is right"));
+  }
+  ModelConfig c;
+  c.name = name;
+  c.layers = n[0], c.width = n[1], c.heads = n[2], c.kv_heads = n[3], c.head_size = n[4];
+  c.hidden = n[5], c.vocabulary = n[6], c.context = n[7], c.tied = n[8] != 0;
+  c.experts = static_cast<int>(n[9]), c.top_k = static_cast<int>(n[10]);
+  c.expert_hidden = n[11], c.shared_experts = static_cast<int>(n[12]);
+  c.training_tokens = tokens;
+  const std::string kind = family;
+  if (kind == "nano" || kind == "gpt2" || kind == "gpt3") {
+    family_gpt(c, kind);
+  } else if (kind == "gptj" || kind == "palm" || kind == "vit" || kind == "diffusion") {
+    family_other(c, kind);
+  } else {
+    family_llama(c, kind);
+  }
+  return c;
+}
+
+// Lower-case letters, digits and points alone, so that "Llama-3-70B" finds "llama3-70b".
+inline std::string plain_name(const std::string& name) {
+  std::string plain;
+  for (const char c : name) {
+    const auto u = static_cast<unsigned char>(c);
+    if (std::isalnum(u) || c == '.') {
+      plain += static_cast<char>(std::tolower(u));
+    }
+  }
+  return plain;
+}
+
+inline std::string model_alias(const std::string& plain) {
+  static const char* const aliases[][2] = {
+      {"gpt2", "gpt2-small"},          {"gpt3", "gpt3-175b"},
+      {"gptj", "gpt-j-6b"},            {"palm", "palm-540b"},
+      {"llama3405b", "llama3.1-405b"}, {"mixtral", "mixtral-8x7b"},
+      {"deepseek", "deepseek-v3"},     {"gemma34b", "gemma3-4b-text"},
+      {"gemma312b", "gemma3-12b-text"}, {"gemma327b", "gemma3-27b-text"},
+      {"qwen330b", "qwen3-30b-a3b"},   {"qwen3235b", "qwen3-235b-a22b"},
+      {"stablediffusion", "sd2.1-unet"}};
+  for (const auto& alias : aliases) {
+    if (plain == alias[0]) {
+      return alias[1];
+    }
+  }
+  return "";
+}
+
+}  // namespace detail
+
+// The names that config() knows, in the order of the table.
+inline std::vector<std::string> configs() {
+  std::vector<std::string> names;
+  for (const char* row : detail::model_table()) {
+    const std::string text = row;
+    names.push_back(text.substr(0, text.find(' ')));
+  }
+  return names;
+}
+
+// The preset of that name; case and punctuation do not matter. An unknown name is an Error.
+inline ModelConfig config(const std::string& name) {
+  const std::string plain = detail::plain_name(name);
+  const std::string alias = detail::model_alias(plain);
+  const std::string wanted = alias.empty() ? plain : detail::plain_name(alias);
+  std::string near;
+  std::string all;
+  const std::vector<std::string> names = configs();
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const std::string known = detail::plain_name(names[i]);
+    if (known == wanted) {
+      return detail::parse_preset(detail::model_table()[i]);
+    }
+    if (plain.size() >= 4 && known.compare(0, 4, plain, 0, 4) == 0) {
+      near += (near.empty() ? "" : ", ") + names[i];
+    }
+    all += (all.empty() ? "" : ", ") + names[i];
+  }
+  throw Error(detail::cat("config: no model is named \"", name, "\"; ",
+                          near.empty() ? "known: " + all : "near: " + near));
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/optimizer.hpp
+// AdamW with decoupled weight decay on matrices alone (arXiv 1711.05101), the global gradient norm,
+// and the warm-up and cosine schedule of the learning rate.
+
+namespace tinyscale {
+
+struct AdamWOptions {
+  double learning_rate = 1e-3;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double epsilon = 1e-8;
+  double weight_decay = 0.1;  // on tensors of two or more dimensions
+};
+
+// Holds two moments a number: 8 bytes beside the 4 of the parameter and the 4 of its gradient.
+class AdamW {
+ public:
+  explicit AdamW(std::vector<Tensor> tensors, AdamWOptions start = AdamWOptions())
+      : options(start), tensors_(std::move(tensors)) {
+    const MemoryScope scope(MemoryKind::optimizer);
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (!tensors_[i].requires_grad()) {
+        throw Error(detail::cat("AdamW: tensor ", i, " of ", tensors_.size(),
+                                " has no gradient; make it with parameter()"));
+      }
+      moments_.push_back(zeros(tensors_[i].shape()));
+      squares_.push_back(zeros(tensors_[i].shape()));
+    }
+  }
+
+  AdamWOptions options;  // may change between steps (a schedule sets learning_rate)
+
+  // Updates every tensor that has a gradient; each gradient is first multiplied by grad_scale.
+  void step(double grad_scale = 1.0) {
+    ++steps_;
+    kernel::AdamWStep s;
+    s.learning_rate = static_cast<float>(options.learning_rate);
+    s.beta1 = static_cast<float>(options.beta1);
+    s.beta2 = static_cast<float>(options.beta2);
+    s.epsilon = static_cast<float>(options.epsilon);
+    s.grad_scale = static_cast<float>(grad_scale);
+    s.step = steps_;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      const Tensor grad = tensors_[i].grad();
+      if (grad.defined()) {
+        s.weight_decay = tensors_[i].dims() >= 2 ? static_cast<float>(options.weight_decay) : 0.0f;
+        kernel::adamw(grad.count(), s, grad.data(), tensors_[i].data(), moments_[i].data(),
+                      squares_[i].data());
+      }
+    }
+  }
+
+  void zero_grad() {
+    for (const Tensor& tensor : tensors_) {
+      tensor.zero_grad();
+    }
+  }
+
+  const std::vector<Tensor>& tensors() const { return tensors_; }
+  std::int64_t steps() const { return steps_; }
+
+ private:
+  std::vector<Tensor> tensors_;
+  std::vector<Tensor> moments_;
+  std::vector<Tensor> squares_;
+  std::int64_t steps_ = 0;
+};
+
+// Sum of the squares of all gradients; a sharded model adds these over devices.
+inline double grad_sum_of_squares(const std::vector<Tensor>& tensors) {
+  double total = 0;
+  for (const Tensor& tensor : tensors) {
+    const Tensor grad = tensor.grad();
+    total += grad.defined() ? kernel::sum_of_squares(grad.count(), grad.data()) : 0.0;
+  }
+  return total;
+}
+
+// What gradients of that norm are multiplied by so that it is at most max; max 0: no limit.
+inline double clip_scale(double norm, double max) {
+  return max > 0 ? std::min(1.0, max / (norm + 1e-6)) : 1.0;
+}
+
+// Shrinks all gradients together when their norm is above max; returns the norm before.
+inline double clip_grad_norm(const std::vector<Tensor>& tensors, double max) {
+  const double norm = std::sqrt(grad_sum_of_squares(tensors));
+  const auto scale = static_cast<float>(clip_scale(norm, max));
+  if (scale < 1.0f) {
+    for (const Tensor& tensor : tensors) {
+      Tensor grad = tensor.grad();
+      for (std::int64_t i = 0; i < grad.count(); ++i) {
+        grad.data()[i] *= scale;
+      }
+    }
+  }
+  return norm;
+}
+
+// Rises as (step + 1) / (warmup + 1) to max, then falls as a cosine to min at `total`.
+inline double cosine_schedule(std::int64_t step, std::int64_t warmup, std::int64_t total,
+                              double max, double min) {
+  if (step < warmup) {
+    return max * static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
+  }
+  if (step >= total) {
+    return min;
+  }
+  const double done = static_cast<double>(step - warmup) / static_cast<double>(total - warmup);
+  return min + 0.5 * (1.0 + std::cos(3.14159265358979323846 * done)) * (max - min);
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/train_step.hpp
+// One step of training: forward, backward, clip, update. 6 flops a parameter and token.
+
+namespace tinyscale {
+
+// How to train, wherever it runs.
+struct StepOptions {
+  std::int64_t steps = 500;
+  std::int64_t batch = 12;  // sequences a step, over all devices
+  double learning_rate = 1e-3;
+  double min_learning_rate = 1e-4;
+  std::int64_t warmup = 100;
+  double beta1 = 0.9;
+  double beta2 = 0.99;
+  double weight_decay = 0.1;
+  double clip = 1.0;  // of the global gradient norm; 0: none
+  double dropout = 0.0;
+  std::int64_t eval_every = 250;
+  std::uint64_t seed = 1337;      // of data order and dropout
+  std::ostream* out = &std::cout;  // progress; null is silent
+};
+
+struct StepResult {
+  double loss = 0;       // before the update
+  double grad_norm = 0;  // before clipping
+};
+
+inline AdamWOptions adamw_options(const StepOptions& options) {
+  AdamWOptions adamw;
+  adamw.learning_rate = options.learning_rate;
+  adamw.beta1 = options.beta1;
+  adamw.beta2 = options.beta2;
+  adamw.weight_decay = options.weight_decay;
+  return adamw;
+}
+
+namespace detail {
+
+inline void check_finite(const char* what, double value, std::int64_t step,
+                         const StepOptions& options) {
+  if (!std::isfinite(value)) {
+    const char* const is = std::isnan(value) ? " is not a number" : " is infinite";
+    throw Error(cat("train_step: the ", what, is, " in step ", step,
+                    "; try a smaller learning_rate than ", options.learning_rate,
+                    ", a longer warmup than ", options.warmup, " steps or a smaller clip than ",
+                    options.clip));
+  }
+}
+
+}  // namespace detail
+
+// Learns from the batch in step `step`, counted from 0; throws when the loss is no longer a number.
+inline StepResult train_step(const Transformer& model, AdamW& optimizer, const Batch& batch,
+                             const StepOptions& options, std::int64_t step,
+                             const Hooks& hooks = Hooks()) {
+  Hooks own = hooks;
+  own.dropout = options.dropout;
+  own.dropout_seed = detail::parameter_seed(options.seed, static_cast<std::uint64_t>(step));
+  StepResult result;
+  {
+    const Tensor loss = model.loss(batch.ids, batch.targets, batch.sequences, batch.time, own);
+    result.loss = static_cast<double>(loss.item());
+    detail::check_finite("loss", result.loss, step, options);
+    loss.backward();
+  }
+  if (hooks.reduce) {
+    hooks.reduce(optimizer.tensors(), result.loss);
+  }
+  result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors()));
+  detail::check_finite("gradient norm", result.grad_norm, step, options);
+  optimizer.options.learning_rate = cosine_schedule(step, options.warmup, options.steps,
+                                                    options.learning_rate,
+                                                    options.min_learning_rate);
+  optimizer.step(clip_scale(result.grad_norm, options.clip));
+  optimizer.zero_grad();
+  return result;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/model/training_memory.hpp
+// What training holds on one device, in float32 and without recomputation: 16 bytes a parameter
+// (value, gradient, two Adam moments) and what each op keeps for its backward pass.
+// The closed form of this library's own layer; the memory meter is its other side.
+
+namespace tinyscale {
+
+struct TrainingMemory {  // bytes
+  double parameters = 0;
+  double gradients = 0;
+  double optimizer = 0;
+  double activations = 0;  // at the peak: the end of the forward pass plus the logits' gradient
+
+  double total() const { return parameters + gradients + optimizer + activations; }
+};
+
+namespace detail {
+
+// Floats kept for each token of one dense layer. Norm: its input and its output; query, key and
+// value; attention's output and its log-sum-exp; the hidden layer before and after the activation.
+inline double layer_activations(const ModelConfig& c) {
+  const auto width = static_cast<double>(c.width);
+  const auto hidden = static_cast<double>(c.hidden);
+  const auto heads = static_cast<double>(c.heads * c.head_size);
+  const auto kv = static_cast<double>(c.kv_heads * c.head_size);
+  const double statistics = c.norm == Norm::layer ? 4 : 2;  // mean and 1/deviation of two norms
+  const bool gated = c.activation == Activation::swiglu || c.activation == Activation::geglu;
+  const double feed_forward = gated ? 4 * hidden : 2 * hidden;  // gate, silu(gate), up, product
+  return 4 * width + 2 * heads + 2 * kv + static_cast<double>(c.heads) + statistics + feed_forward;
+}
+
+}  // namespace detail
+
+// Peak bytes of a step on `batch` sequences of `time` tokens. Dense models, no dropout.
+inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch,
+                                      std::int64_t time) {
+  const auto tokens = static_cast<double>(batch * time);
+  const auto parameters = static_cast<double>(c.parameters());
+  const auto width = static_cast<double>(c.width);
+  const auto vocabulary = static_cast<double>(c.vocabulary);
+  TrainingMemory m;
+  m.parameters = 4 * parameters;
+  m.gradients = 4 * parameters;
+  m.optimizer = 8 * parameters;
+  const double last_norm = 2 * width + (c.norm == Norm::layer ? 2 : 1);
+  const double loss = 2 * vocabulary + 1;  // the logits, their gradient, a log-sum-exp
+  m.activations = 4 * tokens * (static_cast<double>(c.layers) * detail::layer_activations(c) +
+                                last_norm + loss);
+  return m;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/parallel/layout.hpp
+// A layout: how one training step is divided over devices.
+// devices = data * tensor * pipeline * context; expert divides data * context.
+
+namespace tinyscale {
+
+// What ZeRO (arXiv 1910.02054) shards over the data axis, each stage with those before it.
+enum class Zero { none, optimizer, gradients, parameters };
+
+struct Layout {
+  std::int64_t data = 1;      // replicas, each with its part of the batch
+  std::int64_t tensor = 1;    // pieces of every matrix
+  std::int64_t pipeline = 1;  // groups of layers
+  std::int64_t context = 1;   // pieces of every sequence
+  std::int64_t expert = 1;    // groups of experts
+  std::int64_t microbatches = 1;
+  Zero zero = Zero::none;
+
+  std::int64_t devices() const { return data * tensor * pipeline * context; }
+  // "data 4"
+  std::string text() const {
+    return detail::cat("data ", data, ", tensor ", tensor, ", pipeline ", pipeline, ", context ",
+                       context);
+  }
+};
+
+namespace detail {
+
+// Throws what is wrong with training `batch` sequences by `layout` on `chips` chips.
+inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t batch) {
+  if (layout.data < 1 || layout.tensor < 1 || layout.pipeline < 1 || layout.context < 1 ||
+      layout.expert < 1 || layout.microbatches < 1) {
+    throw Error(cat("train: layout is ", layout.text(), ", expert ", layout.expert,
+                    ", microbatches ", layout.microbatches, "; each must be at least 1"));
+  }
+  if (layout.tensor > 1 || layout.pipeline > 1 || layout.context > 1 || layout.expert > 1 ||
+      layout.microbatches > 1 || layout.zero != Zero::none) {
+    throw Error(cat("train: layout is ", layout.text(), "; this version runs data parallelism "
+                    "alone: set tensor, pipeline, context, expert and microbatches to 1 and zero "
+                    "to Zero::none"));
+  }
+  if (layout.devices() != chips) {
+    throw Error(cat("train: layout is ", layout.text(), " = ", layout.devices(),
+                    " devices, the machine has ", chips, " chips; they must be equal"));
+  }
+  if (batch % layout.data != 0) {
+    throw Error(cat("train: a batch of ", batch, " sequences does not divide over ", layout.data,
+                    " data-parallel devices; right is a multiple of ", layout.data));
+  }
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/parallel/train_report.hpp
+// What a training run says afterwards: losses, speed, memory, and on a mesh what every device sent,
+// each beside its prediction. Columns say formula, simulated (declared machine) or measured (laptop).
+
+namespace tinyscale {
+
+struct Validation {
+  std::int64_t step = 0;
+  double loss = 0;  // mean over the whole validation split, nats a token
+};
+
+struct TrainReport {
+  std::string model, text, machine;
+  std::int64_t devices = 1;
+  std::vector<double> losses;  // of the global batch, before each step
+  std::vector<double> grad_norms;  // before clipping
+  std::vector<Validation> validation;
+  double seconds = 0;            // in training steps, measured; evaluation left out
+  double tokens_per_second = 0;  // measured
+  double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
+  double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(f32)
+  Comparison counted;            // bytes, steps and simulated time of a step beside their formulas
+  Comparison memory;             // peak bytes by the meter beside the closed form
+  std::optional<MeshRun> last_step;  // on a mesh
+
+  double final_loss() const { return losses.empty() ? std::nan("") : losses.back(); }
+  double final_validation() const {
+    return validation.empty() ? std::nan("") : validation.back().loss;
+  }
+
+  Table table() const {
+    Table t;
+    t.title = detail::cat("training ", model, " on ", text, ", ", devices, " device",
+                          devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine);
+    t.columns = {"what", "value", "kind"};
+    if (!losses.empty()) {
+      t.add({"first loss", format_fixed(losses.front(), 4), "measured"});
+      t.add({"last loss", format_fixed(losses.back(), 4), "measured"});
+    }
+    for (const Validation& v : validation) {
+      t.add({detail::cat("validation loss, step ", v.step), format_fixed(v.loss, 4), "measured"});
+    }
+    t.add({"time in steps", format_seconds(seconds), "measured"});
+    t.add({"tokens/s", format_count(std::round(tokens_per_second)), "measured"});
+    t.add({"MFU of this laptop (6 N + attention over f32 peak, wall clock)", format_percent(mfu),
+           "measured"});
+    return t;
+  }
+  operator Table() const { return table(); }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
+  out << report.table();
+  if (!report.memory.rows.empty()) {
+    out << report.memory;
+  }
+  if (!report.counted.rows.empty()) {
+    out << report.counted;
+  }
+  return out;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/parallel/train.hpp
+// ts::train for one device and many: the same loop, the same data order, the same report.
+// On a mesh every device holds the whole model (data parallelism): each step it learns from its
+// part of the batch, and one all_reduce of all gradients and the loss makes the steps equal.
+
+namespace tinyscale {
+
+struct TrainOptions : StepOptions {
+  Machine machine;  // empty: one device, this laptop
+  Layout layout;
+};
+
+// FLOPs that training takes for one token: 6 a parameter that multiplies (the embedding lookup and
+// learned positions do not) and 12 L H K times the mean of T/2 visible keys (scaling book, ch. 4,
+// causal), with the output matrix counted whether tied or not.
+inline double model_flops_per_token(const ModelConfig& c, std::int64_t time) {
+  const double lookups = static_cast<double>(c.vocabulary * c.width) * (c.tied ? 0 : 1) +
+                         static_cast<double>(c.position == Position::learned ? c.context * c.width
+                                                                             : 0);
+  const double multiplied = static_cast<double>(c.active_parameters()) - lookups;
+  const double attention = 12.0 * static_cast<double>(c.layers * c.heads * c.head_size) *
+                           (static_cast<double>(time) + 1) / 2;
+  return 6.0 * multiplied + attention;
+}
+
+namespace detail {
+
+// A device's copy of the model, equal number for number, and its optimizer.
+struct Replica {
+  Replica(const Transformer& source, const StepOptions& options)
+      : model(source.config, 0), optimizer(copy_parameters(source, model), adamw_options(options)) {}
+
+  static std::vector<Tensor> copy_parameters(const Transformer& from, Transformer& to) {
+    const std::vector<Tensor> source = from.tensors();
+    std::vector<Tensor> target = to.tensors();
+    for (std::size_t i = 0; i < source.size(); ++i) {
+      std::memcpy(target[i].data(), source[i].data(),
+                  static_cast<std::size_t>(source[i].count()) * sizeof(float));
+    }
+    return target;
+  }
+
+  Transformer model;
+  AdamW optimizer;
+};
+
+// All gradients and the loss in one buffer, so that a step has a single all_reduce.
+inline Tensor pack_gradients(const std::vector<Tensor>& tensors, double loss) {
+  std::int64_t count = 1;
+  for (const Tensor& tensor : tensors) {
+    count += tensor.count();
+  }
+  const MemoryScope scope(MemoryKind::buffer);
+  Tensor packed = zeros({count});
+  float* to = packed.data();
+  for (const Tensor& tensor : tensors) {
+    const Tensor grad = tensor.grad();
+    if (grad.defined()) {
+      std::memcpy(to, grad.data(), static_cast<std::size_t>(grad.count()) * sizeof(float));
+    }
+    to += tensor.count();
+  }
+  *to = static_cast<float>(loss);
+  return packed;
+}
+
+inline void unpack_gradients(const Tensor& packed, const std::vector<Tensor>& tensors,
+                             double& loss) {
+  const float* from = packed.data();
+  for (const Tensor& tensor : tensors) {
+    std::memcpy(grad_buffer(tensor.slot()), from,
+                static_cast<std::size_t>(tensor.count()) * sizeof(float));
+    from += tensor.count();
+  }
+  loss = static_cast<double>(*from);
+}
+
+// One step of data parallelism, as one device sees it.
+inline StepResult data_parallel_step(Device& device, Replica& replica,
+                                     const std::vector<std::int32_t>& tokens,
+                                     const StepOptions& options, std::int64_t step) {
+  const std::int64_t share = options.batch / device.size("data");
+  const std::int64_t first = share * device.index("data");
+  Hooks hooks;
+  hooks.first_sequence = first;
+  hooks.reduce = [&device](const std::vector<Tensor>& tensors, double& loss) {
+    const Tensor sum = device.all_reduce(pack_gradients(tensors, loss), "data", Reduce::mean);
+    unpack_gradients(sum, tensors, loss);
+  };
+  const Batch batch = make_batch(tokens, share, replica.model.config.context, options.seed, step,
+                                 first);
+  return train_step(replica.model, replica.optimizer, batch, options, step, hooks);
+}
+
+// What runs one step and which model it trained.
+class Trainer {
+ public:
+  Trainer(Transformer& model, const Text& text, const TrainOptions& options)
+      : model_(model), options_(options), tokens_(text.train()) {
+    const std::int64_t devices = options.layout.devices();
+    if (devices == 1) {
+      optimizer_ = std::make_unique<AdamW>(model.tensors(), adamw_options(options));
+      return;
+    }
+    mesh_ = std::make_unique<Mesh>(options.machine, std::vector<MeshAxis>{{"data", devices}});
+    for (std::int64_t i = 0; i < devices; ++i) {
+      replicas_.push_back(std::make_unique<Replica>(model, options));
+    }
+  }
+
+  StepResult step(std::int64_t number) {
+    if (!mesh_) {
+      const Batch batch = make_batch(tokens_, options_.batch, model_.config.context,
+                                     options_.seed, number);
+      return train_step(model_, *optimizer_, batch, options_, number);
+    }
+    std::vector<StepResult> results(replicas_.size());
+    last_ = mesh_->run([&](Device& device) {
+      const auto rank = static_cast<std::size_t>(device.rank());
+      results[rank] = data_parallel_step(device, *replicas_[rank], tokens_, options_, number);
+    });
+    return results[0];
+  }
+
+  const Transformer& model() const { return mesh_ ? replicas_[0]->model : model_; }
+  const std::optional<MeshRun>& last_run() const { return last_; }
+  AxisPlacement placement() const { return mesh_->placement().axes.at(0); }
+  void finish() {
+    if (mesh_) {
+      Replica::copy_parameters(replicas_[0]->model, model_);
+    }
+  }
+
+ private:
+  Transformer& model_;
+  const TrainOptions& options_;
+  std::vector<std::int32_t> tokens_;
+  std::unique_ptr<AdamW> optimizer_;
+  std::unique_ptr<Mesh> mesh_;
+  std::vector<std::unique_ptr<Replica>> replicas_;
+  std::optional<MeshRun> last_;
+};
+
+inline void print_progress(const TrainOptions& options, std::int64_t step, double loss,
+                           const TrainReport& report) {
+  if (options.out == nullptr) {
+    return;
+  }
+  const double done = static_cast<double>(step + 1);
+  const double left = report.seconds / done * (static_cast<double>(options.steps) - done);
+  *options.out << cat("step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4),
+                      "  ", format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
+                      format_percent(report.mfu), "  ", format_seconds(left), " left")
+               << std::endl;
+}
+
+inline void update_speed(TrainReport& report, const TrainOptions& options, std::int64_t time,
+                         double peak) {
+  const auto steps = static_cast<double>(report.losses.size());
+  const double tokens = steps * static_cast<double>(options.batch * time);
+  report.tokens_per_second = report.seconds > 0 ? tokens / report.seconds : 0;
+  report.mfu = peak > 0 ? report.tokens_per_second * report.flops_per_token / peak : 0;
+}
+
+inline void validate(const Trainer& trainer, const Text& text, const TrainOptions& options,
+                     std::int64_t step, TrainReport& report) {
+  const double loss = evaluate(trainer.model(), text.validation());
+  report.validation.push_back({step, loss});
+  if (options.out != nullptr) {
+    *options.out << cat("step ", step, "  validation loss ", format_fixed(loss, 4)) << std::endl;
+  }
+}
+
+inline void check_training(const Transformer& model, const Text& text,
+                           const TrainOptions& options) {
+  if (options.steps < 1 || options.batch < 1) {
+    throw Error(cat("train: ", options.steps, " steps of ", options.batch,
+                    " sequences; both must be at least 1"));
+  }
+  if (text.tokenizer.vocabulary() > model.config.vocabulary) {
+    throw Error(cat("train: the text has ", text.tokenizer.vocabulary(), " distinct tokens, the model's "
+                    "vocabulary is ", model.config.vocabulary, "; raise config.vocabulary"));
+  }
+  check_layout(options.layout, options.machine.dims.count(), options.batch);
+  check_length("train", text.train(), model.config.context);
+}
+
+// Peak bytes that training added, by the meter, beside the closed form. `level` is what the meter
+// held before, the model left out.
+inline Comparison memory_rows(const ModelConfig& config, const TrainOptions& options,
+                              const MemoryMeter& meter, double level) {
+  const TrainingMemory formula = training_memory(config, options.batch, config.context);
+  Comparison rows;
+  rows.title = "peak memory of training";
+  rows.add("parameters + gradients + optimizer + activations", "B", formula.total(),
+           meter.peak_total() - level);
+  return rows;
+}
+
+// Bytes, steps and simulated time of a step's all_reduce beside their closed forms.
+inline Comparison mesh_rows(const Transformer& model, const AxisPlacement& axis,
+                            const MeshRun& run) {
+  CollectiveStage stage;
+  stage.what = Collective::all_reduce;
+  stage.kind = axis.kind;
+  stage.devices = axis.size;
+  stage.elements = model.count() + 1;  // all gradients and the loss
+  Comparison rows;
+  rows.title = cat("one step on the mesh: all_reduce of ", stage.elements, " numbers over a ",
+                   name_of(axis.kind), " of ", axis.size);
+  for (int i = 0; i < axis.size; ++i) {
+    rows.add(cat("bytes sent by device ", i), "B", collective_bytes(stage, i), run.bytes_sent(i));
+  }
+  rows.add("communication steps", "", static_cast<double>(collective_steps(stage)),
+           static_cast<double>(run.steps()));
+  rows.add("simulated time", "s", collective_seconds(stage, axis.link), run.seconds);
+  return rows;
+}
+
+}  // namespace detail
+
+// Trains the model on the first 90 % of the text; validates on the rest at the start, every
+// eval_every steps and at the end. Deterministic for a seed and layout. Throws on a NaN loss.
+inline TrainReport train(Transformer& model, const Text& text,
+                         const TrainOptions& options = TrainOptions()) {
+  detail::check_training(model, text, options);
+  model.tokenizer = text.tokenizer;
+  const std::int64_t time = model.config.context;
+  const bool can_validate = static_cast<std::int64_t>(text.validation().size()) > time;
+  TrainReport report;
+  report.model = model.config.name;
+  report.text = text.name;
+  report.machine = options.machine.name;
+  report.devices = options.layout.devices();
+  report.flops_per_token = model_flops_per_token(model.config, time);
+  const double peak = laptop().peak(DType::f32);
+  const std::shared_ptr<MemoryMeter> meter = context().memory;
+  const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
+  detail::Trainer trainer(model, text, options);
+  meter->reset_peak();
+  for (std::int64_t step = 0; step < options.steps; ++step) {
+    const auto start = std::chrono::steady_clock::now();
+    const StepResult result = trainer.step(step);
+    report.seconds +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    report.losses.push_back(result.loss);
+    report.grad_norms.push_back(result.grad_norm);
+    detail::update_speed(report, options, time, peak);
+    if (step == 0 && report.devices == 1) {
+      report.memory = detail::memory_rows(model.config, options, *meter, level);
+    }
+    const bool last = step + 1 == options.steps;
+    if (last || (step + 1) % 50 == 0 || step == 0) {
+      detail::print_progress(options, step, result.loss, report);
+    }
+    if (can_validate && (last || (options.eval_every > 0 && (step + 1) % options.eval_every == 0))) {
+      detail::validate(trainer, text, options, step + 1, report);
+    }
+  }
+  trainer.finish();
+  report.last_step = trainer.last_run();
+  if (report.devices > 1) {
+    report.counted = detail::mesh_rows(model, trainer.placement(), *report.last_step);
+  }
+  return report;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/plan/transformer_math.hpp
+// Transformer maths: FLOPs for a token and bytes of training state, closed forms of a config.
+//   training FLOPs per token = 6 P (2 P forward, 4 P backward) + attention 12 L T H K, causal half
+// with P parameters, L layers, D width, H heads, K head size, T context, B tokens of a batch.
+// Source: "How To Scale Your Model", chapter 4; PaLM (arXiv 2204.02311), appendix B.
+
+namespace tinyscale {
+
+// What of the scores and weighted values is counted: nothing, what a causal mask keeps, all T x T.
+enum class AttentionFlops { none, causal, full };
+
+// Bytes for a parameter in training with AdamW.
+//   book  10: bf16 weights 2, f32 moments 8 (scaling book, chapter 5: no gradients, no master copy)
+//   mixed 16: and gradients 2, f32 master weights 4 (ZeRO, arXiv 1910.02054)
+//   mixed_f32_gradients 18: gradients kept in f32, 4
+enum class StateBytes { book, mixed, mixed_f32_gradients };
+
+// Training state of one parameter, in bytes.
+struct StateParts {
+  double weights = 2;
+  double gradients = 0;
+  double optimizer = 8;  // moments, and master weights where they are kept
+
+  double total() const { return weights + gradients + optimizer; }
+};
+
+inline StateParts state_parts(StateBytes convention) {
+  switch (convention) {
+    case StateBytes::book:
+      return {2, 0, 8};
+    case StateBytes::mixed:
+      return {2, 2, 12};
+    default:
+      return {2, 4, 12};
+  }
+}
+
+// Forward FLOPs of the scores and the weighted values for one token in all layers:
+// 4 T H K a layer when each token sees all T, half as much when it sees those before it.
+inline double attention_flops_per_token(const ModelConfig& model, double context,
+                                        AttentionFlops counted) {
+  const double full = 4.0 * static_cast<double>(model.layers) * context *
+                      static_cast<double>(model.query_width());
+  return counted == AttentionFlops::full ? full : counted == AttentionFlops::causal ? full / 2 : 0;
+}
+
+// Parameters that multiply a token: the active ones without the tables that are only looked up.
+inline double matmul_parameters(const ModelConfig& model) {
+  const double positions =
+      model.position == Position::learned ? static_cast<double>(model.context * model.width) : 0;
+  const double table = model.tied ? 0 : static_cast<double>(model.vocabulary * model.width);
+  return static_cast<double>(model.active_parameters()) - positions - table;
+}
+
+// 6 N: the numerator of an MFU, N all parameters that a token uses.
+inline double six_n(const ModelConfig& model) {
+  return 6.0 * static_cast<double>(model.active_parameters());
+}
+
+// Forward and backward FLOPs that a token needs: three forward passes' worth.
+inline double training_flops_per_token(const ModelConfig& model, double context,
+                                       AttentionFlops counted) {
+  return 3.0 * (2.0 * matmul_parameters(model) +
+                attention_flops_per_token(model, context, counted));
+}
+
+// What PaLM's MFU counts: 6 N + 12 L H K T, the embedding included and the mask ignored.
+inline double palm_flops_per_token(const ModelConfig& model, double context) {
+  return six_n(model) + 3.0 * attention_flops_per_token(model, context, AttentionFlops::full);
+}
+
+// Bytes kept between forward and backward: 2 B D L n in bf16, n tensors of width D a layer.
+// n = 1 keeps block inputs, 4 the scaling book's chapter 6, 7 the big matmuls, 20 everything.
+inline double checkpoint_bytes(const ModelConfig& model, double tokens, double kept_per_layer) {
+  return 2.0 * tokens * static_cast<double>(model.width * model.layers) * kept_per_layer;
+}
+
+// KV cache of one token in all layers: 2 L KV K bytes_of(format), or the model's own cached width.
+inline double kv_cache_bytes_per_token(const ModelConfig& model, DType format) {
+  return static_cast<double>(model.layers * model.cached_numbers()) * bytes_of(format);
+}
+
+// Seconds of a run: 6 N tokens / (chips peak mfu).
+inline double training_seconds(double flops, double chips, double peak, double mfu) {
+  if (!(chips > 0 && peak > 0 && mfu > 0)) {
+    throw Error(detail::cat("training_seconds: chips ", chips, ", peak ", peak, ", mfu ", mfu,
+                            "; each must be above 0"));
+  }
+  return flops / (chips * peak * mfu);
+}
+
+// Tokens a chip above which data x tensor parallelism is bound by math (scaling book, chapter 5):
+//   alpha / M_X for FSDP alone, alpha^2 / (M_X M_Y F) mixed; alpha = peak / link W, both directions
+inline double fsdp_threshold(double alpha, double axes) { return alpha / axes; }
+
+inline double mixed_threshold(double alpha, double data_axes, double tensor_axes, double hidden) {
+  return alpha * alpha / (data_axes * tensor_axes * hidden);
+}
+
+// Most ways of tensor parallelism that stay bound by math: M_Y F / alpha.
+inline double tensor_limit(double alpha, double axes, double hidden) {
+  return axes * hidden / alpha;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/plan/serving.hpp
+// What serving a model takes: memory, chips, the time of a decode step, the price of its tokens.
+//   T_decode = B KV / (N W) + max(2 B P / (N C), P_bytes / (N W))
+// B sequences of one step, KV the cache of one, N chips, W memory bandwidth, C peak. Lower bounds;
+// no collectives. Source: "How To Scale Your Model", chapters 7 and 8.
+
+namespace tinyscale {
+
+// A number format that is "the same as the weights'" until it is set.
+struct CacheFormat {
+  bool set = false;
+  DType format = DType::bf16;
+
+  CacheFormat& operator=(DType wanted) {
+    set = true;
+    format = wanted;
+    return *this;
+  }
+  DType or_else(DType weights) const { return set ? format : weights; }
+};
+
+struct ServingJob {
+  ModelConfig model;
+  std::int64_t prompt = 2048, output = 256;  // tokens
+  std::int64_t batch = 8;                    // sequences decoded together
+  DType format = DType::bf16;                // weights
+  CacheFormat cache;                         // KV cache
+  DType compute = DType::bf16;               // matmuls: weights are widened to it on the chip
+  double prefill_mfu = 0.4;                  // what prefill reaches (scaling book, chapter 8)
+};
+
+struct ServingPlan {
+  std::string model, machine, bound;
+  std::int64_t chips = 0;                     // of one replica
+  Quantity weights, kv_cache_per_sequence, memory, chips_needed;
+  Quantity decode_step_time, prefill_time;    // one step of the batch; one prompt
+  Quantity tokens_per_second, tokens_per_second_per_chip;
+  Quantity dollars_per_million_tokens, dollars_with_prefill;  // of output tokens
+  Quantity tensor_limit;                      // ways of tensor parallelism before links limit
+  std::vector<std::string> notes;
+
+  Table table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+namespace detail {
+
+inline void check_serving(const ServingJob& job, const Machine& machine) {
+  job.model.validate();
+  if (machine.dims.size() == 0 || machine.chips() < 1) {
+    throw Error("plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})");
+  }
+  if (job.batch < 1 || job.prompt < 0 || job.output < 0 || job.prompt + job.output < 1) {
+    throw Error(cat("plan_serving: batch ", job.batch, ", prompt ", job.prompt, ", output ",
+                    job.output, "; at least one sequence of at least one token"));
+  }
+  if (machine.chip.memory_bytes <= 0 || machine.chip.memory_bandwidth <= 0) {
+    throw Error(cat("plan_serving: ", machine.name,
+                    " needs memory_bytes and memory_bandwidth of its chip"));
+  }
+}
+
+// The next size that is made: powers of two; a TPU slice of two chips is not offered.
+inline std::int64_t slice_of(const Chip& chip, double needed) {
+  std::int64_t chips = 1;
+  while (static_cast<double>(chips) < needed) {
+    chips *= 2;
+  }
+  return chips == 2 && chip.kind == "tpu" ? 4 : chips;
+}
+
+inline void serving_memory(const ServingJob& job, const Machine& on, ServingPlan& plan) {
+  const ModelConfig& m = job.model;
+  const DType cache = job.cache.or_else(job.format);
+  const Quantity parameters(static_cast<double>(m.parameters()), "", "P", "parameters");
+  const Quantity bytes(bytes_of(job.format), "B", "b", cat("of a weight, ", name_of(job.format)));
+  const Quantity layers(static_cast<double>(m.layers), "", "L", "layers");
+  const Quantity width(static_cast<double>(m.cached_numbers()), "", "KV",
+                       "numbers kept for a token and layer");
+  const Quantity kept(bytes_of(cache), "B/token", "b_kv", name_of(cache));
+  const Quantity length(static_cast<double>(job.prompt + job.output), "token", "S",
+                        "prompt + output");
+  const Quantity batch(static_cast<double>(job.batch), "", "batch", "sequences");
+  const Quantity capacity(on.chip.memory_bytes, "B", "M_chip", on.chip.name);
+  plan.weights = named("P_bytes", parameters * bytes);
+  plan.kv_cache_per_sequence = named("KV_sequence", layers * width * kept * length);
+  plan.memory = named("memory", plan.weights + batch * plan.kv_cache_per_sequence);
+  plan.chips_needed = named("chips needed", ceil(plan.memory / capacity));
+  plan.chips = on.chips();
+  if (static_cast<double>(plan.chips) < plan.chips_needed.value()) {
+    plan.chips = slice_of(on.chip, plan.chips_needed.value());
+    plan.notes.push_back(cat("chips: ", on.name, " holds ",
+                             format_bytes(capacity.value() * static_cast<double>(on.chips())),
+                             " of the ", format_bytes(plan.memory.value()), " needed; planned on ",
+                             plan.chips, " chips"));
+  }
+}
+
+inline void serving_times(const ServingJob& job, const Machine& on, ServingPlan& plan) {
+  const ModelConfig& m = job.model;
+  const double peak = on.chip.peak(job.compute);
+  const double mean = static_cast<double>(job.prompt) + static_cast<double>(job.output) / 2;
+  const double cached = kv_cache_bytes_per_token(m, job.cache.or_else(job.format)) * mean;
+  const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
+  const Quantity batch(static_cast<double>(job.batch), "token", "B", "one token a sequence");
+  const Quantity cache(cached, "B/token", "KV", cat("cache at the mean length, ", mean));
+  const Quantity bandwidth(on.chip.memory_bandwidth, "B/s", "W", cat("memory of ", on.chip.name));
+  const Quantity rate(peak, "FLOP/s", "C", cat(name_of(job.compute), " peak"));
+  const Quantity active(static_cast<double>(m.active_parameters()), "", "P_used",
+                        "parameters that a token uses");
+  const Quantity two(2, "FLOP/token");
+  const Quantity math = named("T_math", two * batch * active / (chips * rate));
+  const Quantity weights = named("T_weights", plan.weights / (chips * bandwidth));
+  const Quantity kv = named("T_kv", batch * cache / (chips * bandwidth));
+  plan.decode_step_time = named("T_decode", kv + max(math, weights), "lower bound");
+  plan.bound = math.value() > weights.value() + kv.value() ? "math" : "memory";
+  plan.tokens_per_second = named("tokens/s", batch / plan.decode_step_time);
+  plan.tokens_per_second_per_chip = named("tokens/s/chip", plan.tokens_per_second / chips);
+  const Quantity prompt(static_cast<double>(job.prompt), "token", "prompt");
+  const Quantity mfu(job.prefill_mfu, "", "MFU", "of prefill, assumed");
+  plan.prefill_time = named("T_prefill", two * active * prompt / (chips * rate * mfu));
+}
+
+inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan& plan) {
+  const Quantity price(on.dollars_per_hour, "USD/h", "price", on.chip.price_source);
+  const Quantity hour(3600, "s/h"), million(1e6, "token");
+  const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
+  plan.dollars_per_million_tokens =
+      named("USD per million", million * chips * price / (plan.tokens_per_second * hour),
+            "decode alone");
+  if (job.output > 0) {
+    const Quantity output(static_cast<double>(job.output), "token", "output");
+    plan.dollars_with_prefill = named(
+        "USD per million, with prefill",
+        plan.dollars_per_million_tokens +
+            million * chips * price * plan.prefill_time / (output * hour));
+  }
+  if (!(on.dollars_per_hour > 0)) {
+    plan.notes.push_back(cat("price: not known for ", on.chip.name,
+                             "; set the machine's dollars_per_hour"));
+  }
+}
+
+// Y < F / (B W / W_link): beyond it, moving activations takes longer than reading weights.
+inline void serving_links(const ServingJob& job, const Machine& on, ServingPlan& plan) {
+  const ModelConfig& m = job.model;
+  const std::int64_t hidden = m.experts > 0 ? m.expert_hidden * m.top_k : m.hidden;
+  const double link = 2 * on.link_bandwidth;
+  if (link > 0) {
+    const Quantity f(static_cast<double>(hidden), "", "F", "hidden width");
+    const Quantity b(static_cast<double>(job.batch), "", "B", "sequences");
+    const Quantity ratio(on.chip.memory_bandwidth / link, "", "W/W_link", "memory over link");
+    plan.tensor_limit = named("tensor limit", f / (b * ratio), "one ring, both ways");
+    if (static_cast<double>(plan.chips) > plan.tensor_limit.value()) {
+      plan.notes.push_back(cat("links: ", plan.chips, " chips are more than the ",
+                               short_number(plan.tensor_limit.value()),
+                               " ways of tensor parallelism that one ring feeds"));
+    }
+  }
+}
+
+}  // namespace detail
+
+// Memory, chips, decode step and price; where the machine is too small, the slice that holds it.
+inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
+  detail::check_serving(job, machine);
+  ServingPlan plan;
+  plan.model = job.model.name;
+  plan.machine = machine.chip.name;
+  detail::serving_memory(job, machine, plan);
+  detail::serving_times(job, machine, plan);
+  detail::serving_price(job, machine, plan);
+  detail::serving_links(job, machine, plan);
+  return plan;
+}
+
+inline Table ServingPlan::table() const {
+  Table out;
+  out.title = detail::cat("Serving ", model, " on ", chips, " x ", machine);
+  out.columns = {"quantity", "formula"};
+  const auto row = [&](const std::string& name, const std::string& value) {
+    out.add({name, value});
+  };
+  const auto dollars = [](const Quantity& q) {
+    return q.value() > 0 ? detail::short_number(q.value()) : std::string("-");
+  };
+  row("weights", weights.text());
+  row("KV cache per sequence", kv_cache_per_sequence.text());
+  row("memory", memory.text());
+  row("chips that hold it", detail::short_number(chips_needed.value()));
+  row("chips", detail::cat(chips));
+  row("decode step", decode_step_time.text());
+  row("  bound by", bound);
+  row("prefill of one prompt", prefill_time.text());
+  row("tokens/s", detail::short_number(tokens_per_second.value()));
+  row("tokens/s per chip", detail::short_number(tokens_per_second_per_chip.value()));
+  row("USD per million tokens, decode", dollars(dollars_per_million_tokens));
+  row("USD per million tokens, with prefill", dollars(dollars_with_prefill));
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ServingPlan& plan) {
+  out << plan.table();
+  for (const std::string& note : plan.notes) {
+    out << "- " << note << "\n";
+  }
+  return out;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/plan/training_layout.hpp
+// Training layouts: X chips of data (FSDP) times Y of tensor = N chips, priced by lower bounds.
+//   T_math = FLOPs / (N C)         T_step = max(T_math, T_fsdp, T_tensor): perfect overlap
+//   T_fsdp = 3 b P / (Y W_X)       weights gathered forward and backward, gradients scattered
+//   T_tensor = 8 b B D L / (X W_Y) activations gathered and scattered twice a layer, both passes
+// Source: "How To Scale Your Model", chapters 5 and 12. W: what a chip sends, both ways of a ring.
+
+namespace tinyscale {
+
+struct TrainingJob {
+  ModelConfig model;
+  double tokens = 0;         // 0: the preset's published count, else 20 for each parameter
+  double batch_tokens = 4e6;
+  std::int64_t context = 0;  // 0: the model's
+  DType format = DType::bf16;
+  StateBytes state = StateBytes::book;
+  double checkpoints = 4;    // tensors of width D kept for each layer
+  double typical_mfu = 0.4;  // what well-run jobs reach (scaling book, chapter 6)
+};
+
+// One way to divide the machine: what each part of a step takes, and what a chip must hold.
+struct TrainingLayout {
+  Layout layout;
+  int data_axes = 0, tensor_axes = 0;       // M_X, M_Y: dimensions of the machine that each spans
+  double data_bandwidth = 0, tensor_bandwidth = 0;  // W_X, W_Y: bytes/s out of a chip
+  double compute_time = 0, fsdp_time = 0, tensor_time = 0, step_time = 0;  // seconds
+  double memory = 0;                        // bytes a chip
+  bool shared_links = false;                // fsdp and tensor take turns instead of overlapping
+  std::string bound;                        // math, fsdp, tensor
+};
+
+namespace detail {
+
+// The job with its open fields decided, and the sentences that say how.
+struct TrainingInputs {
+  TrainingJob job;
+  Machine machine;
+  double tokens = 0, batch = 0, context = 0, sequences = 0;
+  std::vector<std::string> notes;
+};
+
+inline void check_training(const TrainingJob& job, const Machine& machine) {
+  job.model.validate();
+  if (machine.dims.size() == 0 || machine.chips() < 1) {
+    throw Error("plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", "
+                "{4, 4, 4})");
+  }
+  if (job.batch_tokens <= 0 || job.tokens < 0 || job.context < 0) {
+    throw Error(cat("plan_training: tokens ", job.tokens, ", batch_tokens ", job.batch_tokens,
+                    ", context ", job.context, "; batch_tokens must be above 0, the others 0 (let "
+                    "the plan choose) or more"));
+  }
+  if (!(job.typical_mfu > 0 && job.typical_mfu <= 1)) {
+    throw Error(cat("plan_training: typical_mfu ", job.typical_mfu,
+                    "; it is a share of the peak, above 0 and at most 1"));
+  }
+}
+
+inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& machine) {
+  check_training(job, machine);
+  TrainingInputs in{job, machine, job.tokens, 0, 0, 0, {}};
+  const double parameters = static_cast<double>(job.model.active_parameters());
+  if (in.tokens == 0 && job.model.training_tokens > 0) {
+    in.tokens = job.model.training_tokens;
+    in.notes.push_back(cat("tokens: ", format_count(in.tokens), ", as published for ",
+                           job.model.name));
+  } else if (in.tokens == 0) {
+    in.tokens = 20 * parameters;
+    in.notes.push_back(cat("tokens: assumed 20 for each parameter (Chinchilla), ",
+                           format_count(in.tokens)));
+  }
+  in.context = static_cast<double>(job.context > 0 ? job.context : job.model.context);
+  in.sequences = std::max(1.0, std::floor(job.batch_tokens / in.context + 0.5));
+  in.batch = in.sequences * in.context;
+  if (in.batch != job.batch_tokens) {
+    in.notes.push_back(cat("batch: ", format_count(job.batch_tokens), " tokens rounded to ",
+                           format_count(in.sequences), " sequences of ", format_count(in.context),
+                           " = ", format_count(in.batch)));
+  }
+  return in;
+}
+
+// Dimensions that have links: more than one chip along them.
+inline std::vector<int> linked_dims(const Machine& machine) {
+  std::vector<int> dims;
+  for (int i = 0; i < machine.dims.size(); ++i) {
+    if (machine.dims[i] > 1) {
+      dims.push_back(i);
+    }
+  }
+  return dims;
+}
+
+// W_X and W_Y on a torus: tensor takes the last M_Y dimensions, data the first M_X; on a machine of
+// one dimension the two take turns on its links.
+inline void torus_bandwidths(const Machine& machine, TrainingLayout& plan) {
+  const std::vector<int> dims = linked_dims(machine);
+  const int count = static_cast<int>(dims.size());
+  for (int i = 0; i < count; ++i) {
+    const double rate = machine.ring_bandwidth(dims[static_cast<std::size_t>(i)]);
+    plan.data_bandwidth += i < plan.data_axes ? rate : 0;
+    plan.tensor_bandwidth += i >= count - plan.tensor_axes ? rate : 0;
+  }
+  plan.shared_links = plan.data_axes + plan.tensor_axes > count;
+}
+
+// GPUs: V / max over levels, the switch of a node and the network between nodes, where tensor
+// parallelism inside the node leaves each GPU its own share of both (scaling book, chapter 12).
+inline void switch_bandwidths(const Machine& machine, TrainingLayout& plan) {
+  const int inner = machine.dims.size() - 1;
+  const double node = static_cast<double>(machine.dims[inner]);
+  const double gpu_rate = machine.ring_bandwidth(inner);
+  const bool many = machine.chips() > machine.dims[inner];
+  const double node_rate = many ? node * 2 * machine.axis_bandwidth(0) : 0;
+  const double tensor = static_cast<double>(plan.layout.tensor);
+  double time = tensor < node ? 1 / (gpu_rate * tensor) : 0;  // to gather one byte over X
+  if (many) {
+    time = std::max(time, node / std::max(node, tensor) / node_rate);
+  }
+  plan.data_bandwidth = 1 / (tensor * time);
+  plan.tensor_bandwidth = tensor <= node ? gpu_rate : std::min(gpu_rate, node_rate);
+  plan.shared_links = tensor > node || !many;  // both through the network, or both in the switch
+}
+
+inline double training_memory(const TrainingInputs& in) {
+  return state_parts(in.job.state).total() * static_cast<double>(in.job.model.parameters()) +
+         checkpoint_bytes(in.job.model, in.batch, in.job.checkpoints);
+}
+
+inline TrainingLayout price_layout(const TrainingInputs& in, const Layout& layout, int data_axes,
+                                   int tensor_axes) {
+  const ModelConfig& model = in.job.model;
+  const double bytes = bytes_of(in.job.format);
+  const double chips = static_cast<double>(in.machine.chips());
+  TrainingLayout plan;
+  plan.layout = layout;
+  plan.tensor_axes = tensor_axes;
+  plan.data_axes = data_axes;
+  if (in.machine.chip.kind == "gpu") {
+    switch_bandwidths(in.machine, plan);
+  } else {
+    torus_bandwidths(in.machine, plan);
+  }
+  const double x = static_cast<double>(layout.data), y = static_cast<double>(layout.tensor);
+  plan.compute_time = training_flops_per_token(model, in.context, AttentionFlops::causal) *
+                      in.batch / (chips * in.machine.chip.peak(in.job.format));
+  if (layout.data > 1) {
+    plan.fsdp_time = 3 * bytes * static_cast<double>(model.parameters()) /
+                     (y * plan.data_bandwidth);
+  }
+  if (layout.tensor > 1) {
+    plan.tensor_time = 8 * bytes * in.batch * static_cast<double>(model.width * model.layers) /
+                       (x * plan.tensor_bandwidth);
+  }
+  const double comms = plan.shared_links ? plan.fsdp_time + plan.tensor_time
+                                         : std::max(plan.fsdp_time, plan.tensor_time);
+  plan.step_time = std::max(plan.compute_time, comms);
+  plan.bound = plan.compute_time >= plan.step_time ? "math"
+               : plan.fsdp_time >= plan.tensor_time ? "fsdp"
+                                                    : "tensor";
+  plan.memory = training_memory(in) / chips;
+  return plan;
+}
+
+// Whether every head and every hidden unit belongs to one of so many chips.
+inline bool tensor_divides(const ModelConfig& model, std::int64_t tensor) {
+  const std::int64_t hidden = model.experts > 0 ? model.expert_hidden : model.hidden;
+  return model.heads % tensor == 0 && hidden % tensor == 0;
+}
+
+// One split of data x tensor = chips, over each way to give each its dimensions of the machine.
+inline void add_layouts(const TrainingInputs& in, std::int64_t tensor,
+                        std::vector<TrainingLayout>& plans) {
+  Layout layout;
+  layout.tensor = tensor;
+  layout.data = in.machine.chips() / tensor;
+  layout.zero = Zero::parameters;
+  if (static_cast<double>(layout.data) > in.batch) {
+    return;
+  }
+  const int dims = static_cast<int>(linked_dims(in.machine).size());
+  const bool both = layout.data > 1 && layout.tensor > 1;
+  if (in.machine.chip.kind == "gpu") {  // one switch, one network: no dimensions to give
+    plans.push_back(price_layout(in, layout, 0, 0));
+    return;
+  }
+  if (!both || dims < 2) {
+    const int data_axes = layout.data > 1 ? dims : 0;
+    plans.push_back(price_layout(in, layout, data_axes, layout.tensor > 1 ? dims : 0));
+    return;
+  }
+  for (int axes = 1; axes < dims; ++axes) {
+    plans.push_back(price_layout(in, layout, dims - axes, axes));
+  }
+}
+
+inline std::vector<TrainingLayout> fastest_first(std::vector<TrainingLayout> plans) {
+  std::stable_sort(plans.begin(), plans.end(),
+                   [](const TrainingLayout& a, const TrainingLayout& b) {
+                     return a.step_time < b.step_time;
+                   });
+  return plans;
+}
+
+// Every layout whose tensor part divides heads and hidden units, fastest first.
+inline std::vector<TrainingLayout> priced_layouts(const TrainingInputs& in) {
+  std::vector<TrainingLayout> plans;
+  const std::int64_t chips = in.machine.chips();
+  for (std::int64_t tensor = 1; tensor <= std::min(chips, in.job.model.heads); ++tensor) {
+    if (chips % tensor == 0 && tensor_divides(in.job.model, tensor)) {
+      add_layouts(in, tensor, plans);
+    }
+  }
+  if (plans.empty()) {
+    throw Error(cat("plan_training: ", in.job.model.name, " has no data x tensor layout on ",
+                    in.machine.name, ": a batch of ", format_count(in.batch),
+                    " tokens must give each data-parallel chip at least one"));
+  }
+  return fastest_first(plans);
+}
+
+inline void check_fits(const TrainingInputs& in) {
+  const Chip& chip = in.machine.chip;
+  const double all = training_memory(in), chips = static_cast<double>(in.machine.chips());
+  if (chip.memory_bytes <= 0 || all <= chips * chip.memory_bytes) {
+    return;
+  }
+  const double state = state_parts(in.job.state).total();
+  const double parameters = static_cast<double>(in.job.model.parameters());
+  throw Error(cat("plan_training: ", in.job.model.name, " does not fit on ", in.machine.name, ": ",
+                  state, " bytes a parameter = ", format_bytes(state * parameters),
+                  ", checkpoints ", format_bytes(all - state * parameters), ", ",
+                  format_bytes(all / chips), " a chip of ", format_bytes(chip.memory_bytes),
+                  "; would fit: ", format_count(std::ceil(all / chip.memory_bytes)),
+                  " chips, or fewer tokens in a batch or fewer checkpoints"));
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/plan/training.hpp
+// What a training run costs on a machine: the fastest layout's step, memory, days and dollars, each
+// a quantity that explains itself.
+//   days = 6 P tokens / (N C MFU), MFU = what well-run jobs reach, at most the layout's own limit
+// Source: "How To Scale Your Model", chapters 5 and 6.
+
+namespace tinyscale {
+
+struct TrainingPlan {
+  std::string model, machine;
+  TrainingLayout best;
+  std::vector<TrainingLayout> layouts;      // those that fit, fastest first
+  Quantity tokens, batch, compute_time, fsdp_time, tensor_time, communication_time, step_time;
+  Quantity weights_memory, optimizer_memory, activation_memory, memory;  // bytes a chip
+  Quantity mfu, typical_mfu;                // 6 N tokens / (step chips peak); at the limit, assumed
+  Quantity tokens_per_chip, threshold;      // bound by math above the threshold
+  Quantity limit_days, days, dollars, energy;  // days and dollars at the typical MFU; energy in Wh
+  std::vector<std::string> notes;           // assumptions that were made
+
+  Table table() const;
+  Table layout_table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+namespace detail {
+
+// The letters of the formulas, as named quantities.
+struct TrainingLetters {
+  Quantity P, P_used, P_matmul, L, D, HK, F, T, B, b, b_token, N, X, Y, C, W_X, W_Y;
+};
+
+inline Quantity letter(const std::string& name, double value, const std::string& unit,
+                       const std::string& source) {
+  return Quantity(value, unit, name, source);
+}
+
+inline TrainingLetters training_letters(const TrainingInputs& in, const TrainingLayout& best) {
+  const ModelConfig& m = in.job.model;
+  const Machine& on = in.machine;
+  const std::int64_t hidden = m.experts > 0 ? m.expert_hidden * m.top_k : m.hidden;
+  const double bytes = bytes_of(in.job.format);
+  const auto count = [](const std::string& name, std::int64_t value, const std::string& source) {
+    return letter(name, static_cast<double>(value), "", source);
+  };
+  TrainingLetters q;
+  q.P = count("P", m.parameters(), cat("parameters of ", m.name));
+  q.P_used = count("P_used", m.active_parameters(), "parameters that a token uses");
+  q.P_matmul = letter("P_matmul", matmul_parameters(m), "", "of those, the ones that multiply");
+  q.L = count("L", m.layers, "layers");
+  q.D = count("D", m.width, "width");
+  q.HK = count("HK", m.query_width(), "heads x head size");
+  q.F = count("F", hidden, "hidden width that a token uses");
+  q.T = letter("T", in.context, "", "context");
+  q.B = letter("B", in.batch, "token", "batch");
+  q.b = letter("b", bytes, "B", cat("bytes of a weight, ", name_of(in.job.format)));
+  q.b_token = letter("b_act", bytes, "B/token", "bytes of an activation");
+  q.N = count("N", on.chips(), on.name);
+  q.X = count("X", best.layout.data, "data (FSDP)");
+  q.Y = count("Y", best.layout.tensor, "tensor");
+  q.C = letter("C", on.chip.peak(in.job.format), "FLOP/s", cat("peak of ", on.chip.name));
+  const auto axes = [](const char* name, int n) {
+    return n > 0 ? cat("out of a chip, ", name, " = ", n) : std::string("out of a chip");
+  };
+  q.W_X = letter("W_X", best.data_bandwidth, "B/s", axes("M_X", best.data_axes));
+  q.W_Y = letter("W_Y", best.tensor_bandwidth, "B/s", axes("M_Y", best.tensor_axes));
+  return q;
+}
+
+inline void plan_times(const TrainingLetters& q, TrainingPlan& plan) {
+  const Quantity six(6, "FLOP/token"), none(0, "s");
+  plan.compute_time = named("T_math", (six * q.P_matmul + six * q.L * q.T * q.HK) * q.B /
+                                          (q.N * q.C), "6 P and causal attention");
+  plan.fsdp_time = named("T_fsdp", plan.best.layout.data > 1
+                                       ? 3.0 * q.b * q.P / (q.Y * q.W_X) : none);
+  plan.tensor_time = named("T_tensor", plan.best.layout.tensor > 1
+                                           ? 8.0 * q.b_token * q.B * q.D * q.L / (q.X * q.W_Y)
+                                           : none);
+  plan.communication_time =
+      plan.best.shared_links
+          ? named("T_comms", plan.fsdp_time + plan.tensor_time, "one after the other on one link")
+          : named("T_comms", max(plan.fsdp_time, plan.tensor_time), "at once, on different links");
+  plan.step_time = named("T_step", max(plan.compute_time, plan.communication_time),
+                         "lower bound, perfect overlap");
+  plan.mfu = named("MFU_limit", six * q.P_used * q.B / (q.N * q.C * plan.step_time));
+  plan.tokens_per_chip = named("B/N", q.B / q.N);
+  const Quantity two(2, "FLOP/token");
+  const Quantity alpha_x = named("alpha_X", q.C * q.b / (two * q.W_X));
+  const Quantity alpha_y = named("alpha_Y", q.C * q.b_token / (two * q.W_Y));
+  if (plan.best.layout.data == 1) {
+    plan.threshold = Quantity(0, "token", "B/N at the knee", "no FSDP: any batch");
+  } else if (plan.best.layout.tensor == 1) {
+    plan.threshold = named("B/N at the knee", alpha_x, "FSDP alone");
+  } else {
+    plan.threshold = named("B/N at the knee", alpha_x * alpha_y / q.F, "FSDP and tensor, X best");
+  }
+}
+
+inline void plan_memory(const TrainingInputs& in, const TrainingLetters& q, TrainingPlan& plan) {
+  const StateParts parts = state_parts(in.job.state);
+  const auto each = [&](const char* name, double bytes) {
+    return named(name, Quantity(bytes, "B") * q.P / q.N);
+  };
+  plan.weights_memory = each("M_weights", parts.weights);
+  plan.optimizer_memory = each("M_optimizer", parts.optimizer + parts.gradients);
+  const Quantity kept(2 * in.job.checkpoints, "B/token");
+  plan.activation_memory = named("M_activations", kept * q.B * q.D * q.L / q.N,
+                                 cat(in.job.checkpoints, " tensors of width D a layer, bf16"));
+  plan.memory = named("M_chip",
+                      plan.weights_memory + plan.optimizer_memory + plan.activation_memory);
+}
+
+inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, TrainingPlan& plan) {
+  const Quantity six(6, "FLOP/token"), day(86400, "s/day"), hours(24, "h/day");
+  const double typical = std::min(in.job.typical_mfu, plan.mfu.value());
+  plan.typical_mfu = Quantity(typical, "", "MFU", "typical: 6 N FLOPs of the peak, assumed");
+  plan.days =
+      named("days", six * q.P_used * plan.tokens / (q.N * q.C * plan.typical_mfu) / day);
+  plan.limit_days = named("days at the limit", plan.tokens / q.B * plan.step_time / day);
+  const Machine& on = in.machine;
+  const Quantity price(on.dollars_per_hour, "USD/h", "price", on.chip.price_source);
+  plan.dollars = named("dollars", q.N * price * plan.days * hours);
+  const Quantity watts(on.chip.watts, "W", "power", "of one chip, without hosts and cooling");
+  plan.energy = named("energy", q.N * watts * plan.days * hours);
+  if (!(on.dollars_per_hour > 0)) {
+    plan.notes.push_back(cat("price: not known for ", on.chip.name,
+                             "; set the machine's dollars_per_hour"));
+  }
+  if (!(on.chip.watts > 0)) {
+    plan.notes.push_back(cat("energy: the power of ", on.chip.name, " is not published"));
+  }
+  plan.notes.push_back(cat("MFU: 6 N FLOPs over the ", name_of(in.job.format), " peak of ",
+                           format_si(q.C.value(), "FLOP/s"), "; days are at ",
+                           format_percent(typical), ", not at the limit"));
+}
+
+inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
+  const StateParts parts = state_parts(in.job.state);
+  plan.notes.push_back(cat("memory: ", parts.total(), " bytes a parameter (weights ",
+                           parts.weights, ", gradients ", parts.gradients, ", optimizer ",
+                           parts.optimizer, "); the layer being gathered is not counted"));
+  if (static_cast<double>(plan.best.layout.data) > in.sequences) {
+    plan.notes.push_back(cat("data: ", plan.best.layout.data, " chips for ",
+                             format_count(in.sequences), " sequences, so sequences are split; "
+                             "what attention then sends is not counted"));
+  }
+  if (!in.job.model.beyond.empty()) {
+    plan.notes.push_back(cat("model: counted, not run by this library: ", in.job.model.beyond));
+  }
+}
+
+inline TrainingPlan finish_plan(const TrainingInputs& in, std::vector<TrainingLayout> layouts) {
+  TrainingPlan plan;
+  plan.model = in.job.model.name;
+  plan.machine = in.machine.name;
+  plan.best = layouts.front();
+  plan.layouts = std::move(layouts);
+  plan.notes = in.notes;
+  const TrainingLetters q = training_letters(in, plan.best);
+  plan.tokens = letter("tokens", in.tokens, "token", "of the whole run");
+  plan.batch = q.B;
+  plan_times(q, plan);
+  plan_memory(in, q, plan);
+  plan_costs(in, q, plan);
+  plan_notes(in, plan);
+  return plan;
+}
+
+}  // namespace detail
+
+// The fastest data x tensor layout that fits; throws and says what would fit when none does.
+inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine) {
+  const detail::TrainingInputs in = detail::training_inputs(job, machine);
+  detail::check_fits(in);
+  return detail::finish_plan(in, detail::priced_layouts(in));
+}
+
+// The price of one layout: layout.data * layout.tensor chips, parameters sharded over data.
+inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine,
+                                  const Layout& layout) {
+  const detail::TrainingInputs in = detail::training_inputs(job, machine);
+  if (layout.devices() != machine.chips() || layout.pipeline != 1 || layout.context != 1) {
+    throw Error(detail::cat("plan_training: layout ", layout.text(), " on ", machine.chips(),
+                            " chips; data * tensor must be the chips, pipeline and context 1"));
+  }
+  if (!detail::tensor_divides(job.model, layout.tensor)) {
+    throw Error(detail::cat("plan_training: tensor ", layout.tensor, " does not divide the ",
+                            job.model.heads, " heads and the hidden width of ", job.model.name));
+  }
+  detail::check_fits(in);
+  std::vector<TrainingLayout> layouts;
+  detail::add_layouts(in, layout.tensor, layouts);
+  if (layouts.empty()) {
+    throw Error(detail::cat("plan_training: data ", layout.data, " is more than the ",
+                            format_count(in.batch), " tokens of a batch"));
+  }
+  return detail::finish_plan(in, detail::fastest_first(layouts));
+}
+
+inline Table TrainingPlan::table() const {
+  Table out;
+  out.title = detail::cat("Training ", model, " on ", machine, ", ", best.layout.text());
+  out.columns = {"quantity", "formula"};
+  const auto row = [&](const std::string& name, const std::string& value) {
+    out.add({name, value});
+  };
+  row("tokens", format_count(tokens.value()));
+  row("batch, tokens", format_count(batch.value()));
+  row("tokens per chip", detail::short_number(tokens_per_chip.value()));
+  row("  bound by math above", detail::short_number(threshold.value()));
+  row("T_math", compute_time.text());
+  row("T_fsdp", fsdp_time.text());
+  row("T_tensor", tensor_time.text());
+  row("T_step at the limit", step_time.text());
+  row("  bound by", best.bound);
+  row("MFU at the limit", format_percent(mfu.value()));
+  row("memory per chip", memory.text());
+  row("  weights", weights_memory.text());
+  row("  optimizer and gradients", optimizer_memory.text());
+  row("  activations", activation_memory.text());
+  row("MFU, typical", format_percent(typical_mfu.value()));
+  row("days at the limit", detail::short_number(limit_days.value()));
+  row("days, typical", detail::short_number(days.value()));
+  row("dollars, typical", dollars.value() > 0 ? format_count(std::floor(dollars.value())) : "-");
+  row("energy, typical", energy.value() > 0 ? format_si(energy.value(), "Wh") : "-");
+  return out;
+}
+
+inline Table TrainingPlan::layout_table() const {
+  Table out;
+  out.title = "Fastest layouts";
+  out.columns = {"data", "tensor", "M_X", "M_Y", "T_math formula", "T_fsdp formula",
+                 "T_tensor formula", "T_step formula", "memory per chip", "bound by"};
+  for (std::size_t i = 0; i < std::min<std::size_t>(5, layouts.size()); ++i) {
+    const TrainingLayout& l = layouts[i];
+    out.add({detail::cat(l.layout.data), detail::cat(l.layout.tensor), detail::cat(l.data_axes),
+             detail::cat(l.tensor_axes), format_seconds(l.compute_time),
+             format_seconds(l.fsdp_time), format_seconds(l.tensor_time),
+             format_seconds(l.step_time), format_bytes(l.memory), l.bound});
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const TrainingPlan& plan) {
+  out << plan.table() << "\n" << plan.layout_table() << "\n";
+  for (const std::string& note : plan.notes) {
+    out << "- " << note << "\n";
+  }
+  return out;
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/show/svg.hpp
+// A picture as text: shapes and words in the coordinates of an SVG file, x to the right, y down.
+// Self-contained (no script, no outside style), readable in light and in dark surroundings.
+// Colours: Okabe and Ito's eight, told apart with any colour vision; a series also has its own
+// dash pattern or marker.
+
+namespace tinyscale {
+
+// A finished picture. `text` says in words what is drawn, for terminals and screen readers.
+struct Svg {
+  double width = 0, height = 0;  // in pixels
+  std::string text;
+  std::string body;  // the elements between <svg> and </svg>
+
+  std::string markup() const;                // the whole file
+  void save(const std::string& path) const;  // throws Error; an old file stays whole
+};
+
+namespace detail {
+
+// Text as XML character data: the five marks escaped, control characters replaced by a space.
+inline std::string xml_escape(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '&':
+        out += "&amp;";
+        break;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      case '\'':
+        out += "&#39;";
+        break;
+      default: {
+        const bool control = static_cast<unsigned char>(c) < 32 && c != '\n' && c != '\t';
+        out += control ? ' ' : c;
+      }
+    }
+  }
+  return out;
+}
+
+// Writes beside the target and renames, so that a failure leaves the old file as it was.
+inline void save_text(const char* function, const std::string& path, const std::string& text) {
+  const std::string beside = path + ".part";
+  std::FILE* file = std::fopen(beside.c_str(), "wb");
+  if (file == nullptr) {
+    throw Error(std::string(function) + ": cannot write \"" + path +
+                "\"; give a path in a folder that exists and can be written");
+  }
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  const bool closed = std::fclose(file) == 0;
+#if defined(_WIN32)
+  if (written && closed) {
+    std::remove(path.c_str());  // rename does not replace a file there
+  }
+#endif
+  if (!written || !closed || std::rename(beside.c_str(), path.c_str()) != 0) {
+    std::remove(beside.c_str());
+    throw Error(std::string(function) + ": cannot write \"" + path +
+                "\"; the disk may be full, or the path a folder");
+  }
+}
+
+// A coordinate with at most two decimals: 12, 12.5, 12.25.
+inline std::string coordinate(double value) {
+  char buffer[48];
+  std::snprintf(buffer, sizeof buffer, "%.2f", std::isfinite(value) ? value : 0.0);
+  std::string text = buffer;
+  text.erase(text.find_last_not_of('0') + 1);
+  if (!text.empty() && text.back() == '.') {
+    text.pop_back();
+  }
+  return text == "-0" ? "0" : text;
+}
+
+inline std::string attribute(const char* name, double value) {
+  return std::string(" ") + name + "=\"" + coordinate(value) + "\"";
+}
+
+inline double drawn_width(const std::string& text, double size) {  // a wide face's average letter
+  return 0.6 * size * static_cast<double>(text_width(text));
+}
+
+inline std::string shorten(const std::string& text, std::size_t most) {
+  if (text_width(text) <= most || most < 4) {
+    return text;
+  }
+  std::string out;
+  std::size_t letters = 0;
+  for (const char c : text) {
+    letters += (static_cast<unsigned char>(c) & 0xC0u) != 0x80u ? 1u : 0u;
+    if (letters > most - 3) {
+      break;
+    }
+    out += c;
+  }
+  return out + "...";
+}
+
+// The colour of series i in light surroundings; class "tsN" brightens it in dark ones.
+inline const char* series_color(std::size_t i) {
+  static const char* const colors[] = {"#0072b2", "#d55e00", "#007f5f", "#a8477e",
+                                       "#b07800", "#2b83b5", "#666666"};
+  return colors[i % 7];
+}
+
+inline const char* series_dash(std::size_t i) {
+  static const char* const dashes[] = {"", "7 4", "2 3", "9 3 2 3", "12 5", "4 2", "1 4"};
+  return dashes[i % 7];
+}
+
+inline const char* dark_style() {
+  return "<style>@media (prefers-color-scheme: dark){"
+         ".ts-paper{fill:#16191d}.ts-ink{fill:#e8e8e8}.ts-soft{fill:#a9b0b8}"
+         ".ts-grid{stroke:#31363d}.ts-axis{stroke:#868e96}"
+         ".ts-empty{fill:#22272d}"
+         ".ts0{stroke:#56b4e9}.ts1{stroke:#ff8a3d}.ts2{stroke:#2fc79a}.ts3{stroke:#e59bc8}"
+         ".ts4{stroke:#f0b429}.ts5{stroke:#9ad2f2}.ts6{stroke:#b5b5b5}"
+         ".tf0{fill:#56b4e9}.tf1{fill:#ff8a3d}.tf2{fill:#2fc79a}.tf3{fill:#e59bc8}"
+         ".tf4{fill:#f0b429}.tf5{fill:#9ad2f2}.tf6{fill:#b5b5b5}}</style>";
+}
+
+enum class Anchor { start, middle, end };
+
+// The pen: each call appends one element.
+class Canvas {
+ public:
+  Canvas(double width, double height) {
+    picture_.width = width;
+    picture_.height = height;
+    picture_.body = "<rect class=\"ts-paper\" width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n";
+  }
+
+  void line(double x1, double y1, double x2, double y2, const std::string& style) {
+    add("<line" + attribute("x1", x1) + attribute("y1", y1) + attribute("x2", x2) +
+        attribute("y2", y2) + " " + style + "/>");
+  }
+
+  void rect(double x, double y, double width, double height, const std::string& style) {
+    add("<rect" + attribute("x", x) + attribute("y", y) + attribute("width", width) +
+        attribute("height", height) + " " + style + "/>");
+  }
+
+  void circle(double x, double y, double radius, const std::string& style) {
+    add("<circle" + attribute("cx", x) + attribute("cy", y) + attribute("r", radius) + " " + style +
+        "/>");
+  }
+
+  void polyline(const std::vector<double>& x, const std::vector<double>& y, std::size_t series,
+                double stroke_width) {
+    std::string points;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      points += (i == 0 ? "" : " ") + coordinate(x[i]) + "," + coordinate(y[i]);
+    }
+    add("<polyline points=\"" + points + "\" fill=\"none\" stroke-linejoin=\"round\"" +
+        stroke(series, stroke_width) + "/>");
+  }
+
+  void label(double x, double y, const std::string& words, double size, Anchor anchor,
+             const std::string& style = ink()) {
+    const char* const anchors[] = {"start", "middle", "end"};
+    add("<text" + attribute("x", x) + attribute("y", y) + attribute("font-size", size) +
+        " text-anchor=\"" + anchors[static_cast<int>(anchor)] + "\" " + style + ">" +
+        xml_escape(words) + "</text>");
+  }
+
+  void label_upward(double x, double y, const std::string& words, double size) {
+    const std::string turn =
+        "transform=\"rotate(-90 " + coordinate(x) + " " + coordinate(y) + ")\" ";
+    label(x, y, words, size, Anchor::middle, turn + ink());
+  }
+
+  static std::string ink() { return "class=\"ts-ink\" fill=\"#1f2328\""; }
+  static std::string soft() { return "class=\"ts-soft\" fill=\"#57606a\""; }
+  static std::string grid() { return "class=\"ts-grid\" stroke=\"#e3e6ea\""; }
+  static std::string axis() { return "class=\"ts-axis\" stroke=\"#6e7781\""; }
+
+  static std::string stroke(std::size_t series, double width) {
+    const std::string dash = series_dash(series);
+    return " class=\"ts" + std::to_string(series % 7) + "\" stroke=\"" + series_color(series) +
+           "\"" + attribute("stroke-width", width) +
+           (dash.empty() ? "" : " stroke-dasharray=\"" + dash + "\"");
+  }
+
+  static std::string fill(std::size_t series) {
+    return " class=\"tf" + std::to_string(series % 7) + "\" fill=\"" + series_color(series) + "\"";
+  }
+
+  Svg finish(const std::string& text) {
+    picture_.text = text;
+    return picture_;
+  }
+
+ private:
+  void add(const std::string& element) { picture_.body += element + "\n"; }
+  Svg picture_;
+};
+
+}  // namespace detail
+
+inline std::string Svg::markup() const {
+  const std::string w = detail::coordinate(width), h = detail::coordinate(height);
+  return "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 " + w + " " + h + "\" width=\"" +
+         w + "\" height=\"" + h + "\" role=\"img\" font-family=\"" +
+         "system-ui, 'Segoe UI', Helvetica, Arial, sans-serif\">\n<title>" +
+         detail::xml_escape(text) + "</title>\n" + detail::dark_style() + "\n" + body + "</svg>\n";
+}
+
+inline void Svg::save(const std::string& path) const {
+  detail::save_text("Svg::save", path, markup());
+}
+
+// In words; markup() is the picture itself.
+inline std::ostream& operator<<(std::ostream& out, const Svg& picture) {
+  return out << picture.text << "\n";
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/show/html.hpp
+// One self-contained page: words, tables and pictures in a single file without a script.
+// Readable on a telephone, on paper, in light and in dark.
+
+namespace tinyscale {
+namespace detail {
+
+inline std::string html_row(const std::vector<std::string>& cells, const char* tag) {
+  std::string out = "<tr>";
+  for (const std::string& cell : cells) {
+    const bool number = tag[1] == 'd' && looks_like_number(cell);
+    out += std::string("<") + tag + (number ? " class=\"n\">" : ">") + xml_escape(cell) + "</" +
+           tag + ">";
+  }
+  return out + "</tr>\n";
+}
+
+inline std::string html_table(const Table& table) {
+  std::string out = "<div class=\"wide\"><table>\n";
+  if (!table.title.empty()) {
+    out += "<caption>" + xml_escape(table.title) + "</caption>\n";
+  }
+  out += "<thead>" + html_row(table.columns, "th") + "</thead>\n<tbody>\n";
+  for (const auto& row : table.rows) {
+    out += html_row(row, "td");
+  }
+  return out + "</tbody></table></div>\n";
+}
+
+inline const char* page_style() {
+  return ":root{color-scheme:light dark;--paper:#fff;--ink:#1f2328;--soft:#57606a;--rule:#d8dee4;"
+         "--tint:#f6f8fa}\n"
+         "@media (prefers-color-scheme:dark){:root{--paper:#16191d;--ink:#e8e8e8;--soft:#a9b0b8;"
+         "--rule:#31363d;--tint:#1f242a}}\n"
+         "body{background:var(--paper);color:var(--ink);margin:0 auto;padding:2rem 1.2rem 4rem;"
+         "max-width:52rem;font:1.05rem/1.6 system-ui,'Segoe UI',Helvetica,Arial,sans-serif}\n"
+         "h1{font-size:1.9rem;line-height:1.2;margin:.5rem 0 1.2rem}\n"
+         "h2{font-size:1.3rem;line-height:1.3;margin:2.4rem 0 .6rem;padding-top:.8rem;"
+         "border-top:1px solid var(--rule)}\n"
+         "p{margin:.7rem 0}.wide{overflow-x:auto;margin:1.1rem 0}\n"
+         "table{border-collapse:collapse;font-size:.88rem;line-height:1.4}\n"
+         "caption{text-align:left;font-weight:600;padding-bottom:.4rem}\n"
+         "th,td{text-align:left;padding:.28rem .9rem .28rem 0;border-bottom:1px solid var(--rule);"
+         "white-space:nowrap}\n"
+         "th{color:var(--soft);font-weight:600}td.n{text-align:right;"
+         "font-variant-numeric:tabular-nums}\n"
+         "pre{background:var(--tint);padding:.9rem 1rem;border-radius:6px;overflow-x:auto;"
+         "font:.85rem/1.5 ui-monospace,Menlo,Consolas,'DejaVu Sans Mono',monospace}\n"
+         "figure{margin:1.4rem 0}svg{max-width:100%;height:auto}\n";
+}
+
+}  // namespace detail
+
+class HtmlPage {
+ public:
+  explicit HtmlPage(const std::string& title) : title_(title) {}
+
+  void heading(const std::string& words) {
+    body_ += "<h2>" + detail::xml_escape(words) + "</h2>\n";
+  }
+  void text(const std::string& words) {  // an empty line starts a new paragraph
+    std::size_t begin = 0;
+    while (begin <= words.size()) {
+      const std::size_t end = std::min(words.find("\n\n", begin), words.size());
+      if (end > begin) {
+        body_ += "<p>" + detail::xml_escape(words.substr(begin, end - begin)) + "</p>\n";
+      }
+      begin = end + 2;
+    }
+  }
+  void code(const std::string& words) { body_ += "<pre>" + detail::xml_escape(words) + "</pre>\n"; }
+  void table(const Table& table) { body_ += detail::html_table(table); }
+  void picture(const Svg& picture) { body_ += "<figure>" + picture.markup() + "</figure>\n"; }
+
+  std::string html() const {
+    const std::string title = detail::xml_escape(title_);
+    return "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
+           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>" +
+           title + "</title>\n<style>\n" + detail::page_style() +
+           "</style>\n</head>\n<body>\n<h1>" + title + "</h1>\n" + body_ + "</body>\n</html>\n";
+  }
+
+  // Throws Error when the path cannot be written; an old page stays whole.
+  void save(const std::string& path) const { detail::save_text("HtmlPage::save", path, html()); }
+
+ private:
+  std::string title_;
+  std::string body_;
+};
+
+}  // namespace tinyscale
+
+// >> tinyscale/show/display.hpp
+// A value shown where the reader is: as a picture or table in a notebook, as text elsewhere.
+// Notebook kernels look for mime_bundle_repr(x), which must return their own json type. That type
+// is asked for only when a kernel calls: the header never includes it.
+// TINYSCALE_DISPLAY=frame in the environment writes \x02MIME <type> <base64>\x03 instead, which
+// a small kernel can turn into the same.
+
+namespace xcpp {
+struct tinyscale_probe {};  // lets argument-dependent lookup reach the kernel's own functions
+}  // namespace xcpp
+
+namespace tinyscale {
+
+struct ShowOptions {
+  std::ostream* out = &std::cout;  // null: silent
+  std::string path;                // not empty: the picture or page is also written there
+};
+
+namespace detail {
+
+template <class>
+struct lazy {
+  using type = xcpp::tinyscale_probe;
+};
+template <class Tag>
+using probe = typename lazy<Tag>::type;  // known only when a kernel calls
+
+inline std::string base64(const std::string& bytes) {
+  static const char letters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string out;
+  for (std::size_t i = 0; i < bytes.size(); i += 3) {
+    std::uint32_t group = 0;  // three bytes are four letters of six bits
+    for (std::size_t k = 0; k < 3; ++k) {
+      group = group << 8 | (i + k < bytes.size() ? static_cast<unsigned char>(bytes[i + k]) : 0u);
+    }
+    for (std::size_t k = 0; k < 4; ++k) {
+      out += i + k <= bytes.size() ? letters[group >> (18 - 6 * k) & 63u] : '=';
+    }
+  }
+  return out;
+}
+
+inline bool frames_wanted() { return environment("TINYSCALE_DISPLAY") == "frame"; }
+
+inline void show_frame(std::ostream& out, const std::string& type, const std::string& data) {
+  out << '\x02' << "MIME " << type << ' ' << base64(data) << '\x03' << std::endl;
+}
+
+}  // namespace detail
+
+template <class Tag = void,
+          class Json = decltype(mime_bundle_repr(std::declval<detail::probe<Tag>>()))>
+Json mime_bundle_repr(const Svg& picture) {
+  Json bundle = Json::object();
+  bundle["text/plain"] = picture.text;
+  bundle["image/svg+xml"] = picture.markup();
+  return bundle;
+}
+
+template <class Tag = void,
+          class Json = decltype(mime_bundle_repr(std::declval<detail::probe<Tag>>()))>
+Json mime_bundle_repr(const Table& table) {
+  Json bundle = Json::object();
+  bundle["text/plain"] = table.text();
+  bundle["text/html"] = detail::html_table(table);
+  return bundle;
+}
+
+// A picture: drawn in a notebook, described in words on a terminal.
+inline void show(const Svg& picture, const ShowOptions& options = {}) {
+  if (!options.path.empty()) {
+    picture.save(options.path);
+  }
+  if (options.out == nullptr) {
+    return;
+  }
+  if (detail::frames_wanted()) {
+    detail::show_frame(*options.out, "image/svg+xml", picture.markup());
+    return;
+  }
+#ifdef XCPP_DISPLAY_HPP  // the notebook included the kernel's display header before this one
+  xcpp::display(picture);
+#else
+  *options.out << picture;
+#endif
+}
+
+// A table: set in a notebook, in aligned columns on a terminal.
+inline void show(const Table& table, const ShowOptions& options = {}) {
+  if (!options.path.empty()) {
+    HtmlPage page(table.title.empty() ? "Table" : table.title);
+    page.table(table);
+    page.save(options.path);
+  }
+  if (options.out == nullptr) {
+    return;
+  }
+  if (detail::frames_wanted()) {
+    detail::show_frame(*options.out, "text/html", detail::html_table(table));
+    return;
+  }
+#ifdef XCPP_DISPLAY_HPP
+  xcpp::display(table);
+#else
+  *options.out << table;
+#endif
+}
+
+// Anything else that can be printed: reports, tensors, numbers.
+template <class T>
+void show(const T& value, const ShowOptions& options = {}) {
+  if (options.out != nullptr) {
+    *options.out << value << '\n';
+  }
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/show/heat_map.hpp
+// A matrix as coloured cells: how many bytes each device sent to each other.
+// Colours run from dark blue to yellow and grow only lighter (after cividis, Nunez, Anderton and
+// Renslow 2018), so the order survives any colour vision and grey print.
+
+namespace tinyscale {
+
+// bytes[i][j] went from device i to device j.
+struct LinkHeatMap {
+  std::string title = "Bytes over each link";
+  std::vector<std::vector<double>> bytes;
+  std::vector<std::string> names;  // of the devices; empty: their numbers
+};
+
+namespace detail {
+
+struct CellColor {
+  std::string fill;
+  std::string ink;  // black or white, whichever reads better on it
+};
+
+inline CellColor cell_color(double share) {  // 0 .. 1
+  static const int stops[6][3] = {{0, 34, 78},     {53, 69, 108},   {102, 105, 112},
+                                  {148, 142, 119}, {200, 184, 102}, {254, 232, 56}};
+  const double at = std::min(1.0, std::max(0.0, share)) * 5;
+  const int below = std::min(4, static_cast<int>(at));
+  int rgb[3];
+  for (int c = 0; c < 3; ++c) {
+    const double mixed = stops[below][c] + (at - below) * (stops[below + 1][c] - stops[below][c]);
+    rgb[c] = static_cast<int>(mixed + 0.5);
+  }
+  const double luma = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2];
+  return {"rgb(" + std::to_string(rgb[0]) + "," + std::to_string(rgb[1]) + "," +
+              std::to_string(rgb[2]) + ")",
+          luma > 125 ? "#000000" : "#ffffff"};
+}
+
+inline double check_heat_map(const LinkHeatMap& map) {
+  const std::size_t n = map.bytes.size();
+  double most = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (map.bytes[i].size() != n) {
+      throw Error("svg: link heat map: row " + std::to_string(i) + " has " +
+                  std::to_string(map.bytes[i].size()) + " of " + std::to_string(n) +
+                  " columns; give one for each device");
+    }
+    for (const double value : map.bytes[i]) {
+      if (!std::isfinite(value) || value < 0) {
+        throw Error("svg: link heat map: row " + std::to_string(i) +
+                    " holds a negative or not finite count of bytes; give 0 or more");
+      }
+      most = std::max(most, value);
+    }
+  }
+  if (!map.names.empty() && map.names.size() != n) {
+    throw Error("svg: link heat map: " + std::to_string(map.names.size()) + " names for " +
+                std::to_string(n) + " devices; give one for each device, or none");
+  }
+  return most;
+}
+
+inline void draw_scale(Canvas& canvas, double x, double top, double bottom, double most) {
+  const int steps = 48;
+  const double step = (bottom - top) / steps;
+  for (int i = 0; i < steps; ++i) {
+    const CellColor color = cell_color((i + 0.5) / steps);
+    canvas.rect(x, bottom - (i + 1) * step, 16, step + 0.4, "fill=\"" + color.fill + "\"");
+  }
+  canvas.label(x + 22, top + 9, format_bytes(most), 12, Anchor::start, Canvas::soft());
+  canvas.label(x + 22, bottom, "0 B", 12, Anchor::start, Canvas::soft());
+}
+
+}  // namespace detail
+
+// Rows send, columns receive; an empty cell is a pair that exchanged nothing.
+inline Svg svg(const LinkHeatMap& map) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const double most = detail::check_heat_map(map);
+  const std::size_t n = map.bytes.size();
+  const double cell = std::max(6.0, std::min(64.0, 512 / std::max(1.0, static_cast<double>(n))));
+  const double side = cell * static_cast<double>(n), left = 84, top = 92;
+  Canvas canvas(std::max(420.0, left + side + 130), top + side + 28);
+  canvas.label(20, 28, detail::shorten(map.title, 44), 16, Anchor::start,
+               Canvas::ink() + " font-weight=\"600\"");
+  canvas.label(left + side / 2, 62, "to device", 13, Anchor::middle);
+  canvas.label_upward(26, top + side / 2, "from device", 13);
+  const std::size_t stride = 1 + static_cast<std::size_t>(16 / cell);
+  double total = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    const double at = cell * static_cast<double>(i);
+    if (i % stride == 0) {
+      const std::string name = map.names.empty() ? std::to_string(i) : map.names[i];
+      canvas.label(left - 7, top + at + cell / 2 + 4, detail::shorten(name, 6), 12, Anchor::end,
+                   Canvas::soft());
+      canvas.label(left + at + cell / 2, top - 8, detail::shorten(name, 6), 12, Anchor::middle,
+                   Canvas::soft());
+    }
+    for (std::size_t j = 0; j < n; ++j) {
+      const double bytes = map.bytes[i][j], x = left + cell * static_cast<double>(j);
+      total += bytes;
+      if (bytes <= 0) {
+        canvas.rect(x + 0.5, top + at + 0.5, cell - 1, cell - 1,
+                    "class=\"ts-empty\" fill=\"#eef0f2\"");
+        continue;
+      }
+      const detail::CellColor color = detail::cell_color(bytes / most);
+      canvas.rect(x + 0.5, top + at + 0.5, cell - 1, cell - 1, "fill=\"" + color.fill + "\"");
+      const std::string words = format_bytes(bytes);
+      const double size = std::min(12.0, (cell - 6) / std::max(1.0, detail::drawn_width(words, 1)));
+      if (size >= 7.5) {
+        canvas.label(x + cell / 2, top + at + cell / 2 + 0.36 * size, words, size, Anchor::middle,
+                     "fill=\"" + color.ink + "\"");
+      }
+    }
+  }
+  if (most > 0) {
+    detail::draw_scale(canvas, left + side + 22, top, top + std::max(side, 60.0), most);
+  } else {
+    canvas.label(20, top + side + 18, "nothing was sent", 12, Anchor::start, Canvas::soft());
+  }
+  return canvas.finish(map.title + ": " + std::to_string(n) + " devices, " + format_bytes(total) +
+                       " in all, at most " + format_bytes(most) + " from one to another");
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/show/plot.hpp
+// Lines and points over two axes, each linear or logarithmic.
+// A value that is not finite, or not positive on a logarithmic axis, is left out; what lies
+// outside the axes is cut at the frame.
+
+namespace tinyscale {
+
+enum class Scale { linear, logarithmic };
+enum class Mark { line, points, hollow_points };
+
+struct Axis {
+  std::string label;  // with its unit: "loss, nats per token"
+  Scale scale = Scale::linear;
+  double low = 0, high = 0;  // low == high: taken from the data
+};
+
+struct Series {
+  std::string name;  // empty: not in the legend
+  std::vector<double> x, y;
+  Mark mark = Mark::line;
+};
+
+struct Plot {
+  std::string title;
+  Axis x, y;
+  std::vector<Series> series;
+  double width = 720, height = 420;
+};
+
+namespace detail {
+
+inline bool drawable(const Axis& axis, double value) {
+  return std::isfinite(value) && (axis.scale == Scale::linear || value > 0);
+}
+
+// 1500 -> "1.5k", 2e12 -> "2T": short enough for a tick.
+inline std::string tick_text(double value) {
+  static const char* const suffixes[] = {"", "k", "M", "G", "T", "P", "E"};
+  int thousands = 0;
+  double shown = value;
+  while (std::fabs(shown) >= 1000 && thousands < 6) {
+    shown /= 1000;
+    ++thousands;
+  }
+  char buffer[48];
+  std::snprintf(buffer, sizeof buffer, "%.4g", shown);
+  return std::string(buffer) + suffixes[thousands];
+}
+
+// Limits from the data where the user gave none.
+inline Axis fitted(Axis axis, const std::vector<double>& values) {
+  const bool logarithmic = axis.scale == Scale::logarithmic;
+  if (axis.low == axis.high) {
+    bool any = false;
+    for (const double value : values) {
+      if (drawable(axis, value)) {
+        axis.low = any ? std::min(axis.low, value) : value;
+        axis.high = any ? std::max(axis.high, value) : value;
+        any = true;
+      }
+    }
+    if (!any) {
+      axis.low = logarithmic ? 0.1 : 0;
+      axis.high = 1;
+    } else if (logarithmic) {
+      axis.low /= 1.3;
+      axis.high *= 1.3;
+    } else {
+      const double room = axis.high > axis.low ? 0.04 * (axis.high - axis.low)
+                                               : std::max(0.5, 0.1 * std::fabs(axis.high));
+      axis.low = axis.low >= 0 && axis.low < 2 * room ? 0 : axis.low - room;
+      axis.high += room;
+    }
+  }
+  if (!std::isfinite(axis.low) || !std::isfinite(axis.high) || axis.low >= axis.high ||
+      (logarithmic && axis.low <= 0)) {
+    throw Error("svg: axis \"" + axis.label + "\" runs from " + tick_text(axis.low) + " to " +
+                tick_text(axis.high) + "; low must be below high" +
+                (logarithmic ? ", and above 0 on a logarithmic axis" : ""));
+  }
+  return axis;
+}
+
+inline std::vector<double> linear_ticks(const Axis& axis) {
+  const double span = axis.high - axis.low;
+  double step = std::pow(10.0, std::floor(std::log10(span / 5)));
+  for (const double factor : {2.0, 2.5, 2.0}) {  // 1, 2, 5, 10
+    step *= span / step > 7 ? factor : 1;
+  }
+  std::vector<double> ticks;
+  const double first = std::ceil(axis.low / step - 1e-9);
+  for (double i = first; i * step <= axis.high + 1e-9 * span && ticks.size() < 20; ++i) {
+    ticks.push_back(i * step + 0.0);  // + 0.0: never "-0"
+  }
+  return ticks;
+}
+
+inline std::vector<double> log_ticks(const Axis& axis) {
+  const double decades = std::log10(axis.high / axis.low);
+  const int stride = std::max(1, static_cast<int>(std::ceil(decades / 8)));
+  std::vector<double> ticks;
+  const int first = static_cast<int>(std::floor(std::log10(axis.low)));
+  for (int e = first; e <= first + static_cast<int>(decades) + 2; e += stride) {
+    for (const double factor : {1.0, 2.0, 5.0}) {
+      const double tick = factor * std::pow(10.0, e);
+      const bool wanted = factor < 1.5 || decades < 2.5;
+      if (wanted && tick >= axis.low * (1 - 1e-9) && tick <= axis.high * (1 + 1e-9)) {
+        ticks.push_back(tick);
+      }
+    }
+  }
+  return ticks;
+}
+
+// The rectangle of a plot: values in, pixels out.
+struct Frame {
+  Axis x, y;
+  double left = 0, right = 0, top = 0, bottom = 0;
+
+  static double share(const Axis& axis, double value) {
+    return axis.scale == Scale::linear
+               ? (value - axis.low) / (axis.high - axis.low)
+               : std::log(value / axis.low) / std::log(axis.high / axis.low);
+  }
+  double px(double value) const { return left + share(x, value) * (right - left); }
+  double py(double value) const { return bottom - share(y, value) * (bottom - top); }
+  bool holds(double a, double b) const {
+    return a >= left - 0.01 && a <= right + 0.01 && b >= top - 0.01 && b <= bottom + 0.01;
+  }
+};
+
+inline void draw_axes(Canvas& canvas, const Frame& frame) {
+  const auto ticks_x = frame.x.scale == Scale::linear ? linear_ticks(frame.x) : log_ticks(frame.x);
+  const auto ticks_y = frame.y.scale == Scale::linear ? linear_ticks(frame.y) : log_ticks(frame.y);
+  for (const double tick : ticks_x) {
+    const double at = frame.px(tick);
+    canvas.line(at, frame.top, at, frame.bottom, Canvas::grid());
+    canvas.label(at, frame.bottom + 17, tick_text(tick), 12, Anchor::middle, Canvas::soft());
+  }
+  double widest = 0;
+  for (const double tick : ticks_y) {
+    const double at = frame.py(tick);
+    canvas.line(frame.left, at, frame.right, at, Canvas::grid());
+    canvas.label(frame.left - 7, at + 4, tick_text(tick), 12, Anchor::end, Canvas::soft());
+    widest = std::max(widest, drawn_width(tick_text(tick), 12));
+  }
+  canvas.line(frame.left, frame.bottom, frame.right, frame.bottom, Canvas::axis());
+  canvas.line(frame.left, frame.top, frame.left, frame.bottom, Canvas::axis());
+  canvas.label((frame.left + frame.right) / 2, frame.bottom + 38, frame.x.label, 13,
+               Anchor::middle);
+  canvas.label_upward(frame.left - widest - 16, (frame.top + frame.bottom) / 2, frame.y.label, 13);
+}
+
+// The part of a segment that lies in the frame (Liang and Barsky); false if none does.
+inline bool cut(const Frame& frame, double& x1, double& y1, double& x2, double& y2) {
+  const double dx = x2 - x1, dy = y2 - y1;
+  const double p[] = {-dx, dx, -dy, dy};
+  const double q[] = {x1 - frame.left, frame.right - x1, y1 - frame.top, frame.bottom - y1};
+  double begin = 0, end = 1;
+  for (int i = 0; i < 4; ++i) {
+    if (p[i] == 0 && q[i] < 0) {
+      return false;
+    }
+    if (p[i] < 0) {
+      begin = std::max(begin, q[i] / p[i]);
+    } else if (p[i] > 0) {
+      end = std::min(end, q[i] / p[i]);
+    }
+  }
+  x2 = x1 + end * dx;
+  y2 = y1 + end * dy;
+  x1 += begin * dx;
+  y1 += begin * dy;
+  return begin <= end;
+}
+
+inline void draw_line(Canvas& canvas, const Frame& frame, const Series& line, std::size_t i) {
+  std::vector<double> xs, ys;
+  const auto flush = [&]() {
+    if (xs.size() > 1) {
+      canvas.polyline(xs, ys, i, 2);
+    }
+    xs.clear();
+    ys.clear();
+  };
+  for (std::size_t k = 1; k < line.x.size(); ++k) {
+    if (!drawable(frame.x, line.x[k - 1]) || !drawable(frame.y, line.y[k - 1]) ||
+        !drawable(frame.x, line.x[k]) || !drawable(frame.y, line.y[k])) {
+      flush();
+      continue;
+    }
+    double x1 = frame.px(line.x[k - 1]), y1 = frame.py(line.y[k - 1]);
+    double x2 = frame.px(line.x[k]), y2 = frame.py(line.y[k]);
+    if (!cut(frame, x1, y1, x2, y2)) {
+      flush();
+      continue;
+    }
+    if (xs.empty() || xs.back() != x1 || ys.back() != y1) {
+      flush();
+      xs.push_back(x1);
+      ys.push_back(y1);
+    }
+    xs.push_back(x2);
+    ys.push_back(y2);
+  }
+  flush();
+}
+
+inline void draw_mark(Canvas& canvas, double x, double y, Mark mark, std::size_t i) {
+  if (mark == Mark::hollow_points) {
+    const std::string style = " class=\"ts" + std::to_string(i % 7) + "\" stroke=\"";
+    canvas.circle(x, y, 4, "fill=\"none\" stroke-width=\"1.8\"" + style + series_color(i) + "\"");
+  } else {
+    canvas.circle(x, y, 4.2, Canvas::fill(i));
+  }
+}
+
+inline void draw_series(Canvas& canvas, const Frame& frame, const Series& one, std::size_t i) {
+  if (one.mark == Mark::line && one.x.size() > 1) {
+    draw_line(canvas, frame, one, i);
+    return;
+  }
+  for (std::size_t k = 0; k < one.x.size(); ++k) {
+    if (drawable(frame.x, one.x[k]) && drawable(frame.y, one.y[k])) {
+      const double x = frame.px(one.x[k]), y = frame.py(one.y[k]);
+      if (frame.holds(x, y)) {
+        draw_mark(canvas, x, y, one.mark, i);
+      }
+    }
+  }
+}
+
+// Names with a sample of their line, in rows from (left, y) on; returns the y below the last.
+inline double draw_legend(Canvas& canvas, const std::vector<Series>& series, double left,
+                          double right, double y) {
+  double x = left;
+  bool any = false;
+  for (std::size_t i = 0; i < series.size(); ++i) {
+    if (series[i].name.empty()) {
+      continue;
+    }
+    const std::string name = shorten(series[i].name, 60);
+    const double wide = 34 + drawn_width(name, 12) + 18;
+    if (any && x + wide > right) {
+      x = left;
+      y += 19;
+    }
+    if (series[i].mark == Mark::line) {
+      canvas.polyline({x, x + 26}, {y - 4, y - 4}, i, 2);
+    } else {
+      draw_mark(canvas, x + 13, y - 4, series[i].mark, i);
+    }
+    canvas.label(x + 33, y, name, 12, Anchor::start);
+    x += wide;
+    any = true;
+  }
+  return any ? y + 14 : y - 6;
+}
+
+// Title, legend, axes and every series; the room below `height` is the caller's.
+inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
+  std::vector<double> xs, ys;
+  for (const Series& one : plot.series) {
+    if (one.x.size() != one.y.size()) {
+      throw Error("svg: series \"" + one.name + "\" has " + std::to_string(one.x.size()) +
+                  " x values and " + std::to_string(one.y.size()) +
+                  " y values; give one y for each x");
+    }
+    for (std::size_t k = 0; k < one.x.size(); ++k) {  // a pair counts when both can be drawn
+      if (drawable(plot.x, one.x[k]) && drawable(plot.y, one.y[k])) {
+        xs.push_back(one.x[k]);
+        ys.push_back(one.y[k]);
+      }
+    }
+  }
+  Frame frame;
+  frame.x = fitted(plot.x, xs);
+  frame.y = fitted(plot.y, ys);
+  frame.left = 82;
+  frame.right = plot.width - 26;
+  canvas.label(20, 28, shorten(plot.title, static_cast<std::size_t>(plot.width / 9.6)), 16,
+               Anchor::start, Canvas::ink() + " font-weight=\"600\"");
+  frame.top = draw_legend(canvas, plot.series, 22, frame.right, 54);
+  frame.bottom = plot.height - 54;
+  draw_axes(canvas, frame);
+  for (std::size_t i = 0; i < plot.series.size(); ++i) {
+    draw_series(canvas, frame, plot.series[i], i);
+  }
+  if (xs.empty()) {
+    canvas.label((frame.left + frame.right) / 2, (frame.top + frame.bottom) / 2, "no data", 14,
+                 Anchor::middle, Canvas::soft());
+  }
+  return frame;
+}
+
+}  // namespace detail
+
+// A plot as a picture; its text names the title, the axes and the last point of each series.
+inline Svg svg(const Plot& plot) {
+  detail::Canvas canvas(plot.width, plot.height);
+  detail::draw_plot(canvas, plot);
+  std::string text = plot.title + " (" + plot.y.label + " over " + plot.x.label + ")";
+  for (const Series& one : plot.series) {
+    if (!one.name.empty() && !one.x.empty()) {
+      text += "; " + one.name + ": " + detail::tick_text(one.y.back()) + " at " +
+              detail::tick_text(one.x.back());
+    }
+  }
+  return canvas.finish(text);
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/show/pictures.hpp
+// The roofline and the loss curve.
+// Roofline: an op of I FLOPs per byte reaches at most min(peak, I x bandwidth) FLOPs per second
+// (Williams, Waterman and Patterson 2009). A report's dots are its formula; its rings measured.
+
+namespace tinyscale {
+
+struct RooflinePoint {
+  std::string name;
+  double flops_per_byte = 0;
+  double flops_per_second = 0;           // by the formula; 0: none
+  double measured_flops_per_second = 0;  // 0: not measured
+};
+
+struct Roof {
+  std::string name;
+  double bytes_per_second = 0;
+};
+
+struct RooflinePlot {
+  std::string title;
+  double peak_flops_per_second = 0;    // of matmuls
+  double vector_flops_per_second = 0;  // 0: not drawn
+  std::vector<Roof> roofs;             // one slope for each memory level
+  std::vector<RooflinePoint> points;
+};
+
+struct LossCurve {
+  std::string title = "Loss";
+  std::vector<double> train_steps, train;
+  std::vector<double> validation_steps, validation;
+  std::vector<Series> others;  // other runs of the same training
+};
+
+namespace detail {
+
+// A slope for each memory level up to its ridge, the flat peak, and the vector peak.
+inline std::vector<Series> roof_lines(const RooflinePlot& plot, double low, double high) {
+  const double peak = plot.peak_flops_per_second;
+  double first_ridge = high;
+  for (const Roof& roof : plot.roofs) {
+    first_ridge = std::min(first_ridge, peak / roof.bytes_per_second);
+  }
+  std::vector<Series> lines = {
+      {"matmul peak " + format_si(peak, "FLOP/s"), {first_ridge, high}, {peak, peak}, Mark::line}};
+  for (const Roof& roof : plot.roofs) {
+    const double ridge = std::min(high, peak / roof.bytes_per_second);
+    lines.push_back({roof.name + " " + format_si(roof.bytes_per_second, "B/s"),
+                     {low, ridge},
+                     {low * roof.bytes_per_second, ridge * roof.bytes_per_second},
+                     Mark::line});
+  }
+  const double vector_peak = plot.vector_flops_per_second;
+  if (vector_peak > 0) {
+    lines.push_back({"vector peak " + format_si(vector_peak, "FLOP/s"),
+                     {low, high},
+                     {vector_peak, vector_peak},
+                     Mark::line});
+  }
+  return lines;
+}
+
+inline void check_roofline(const RooflinePlot& plot) {
+  if (!(plot.peak_flops_per_second > 0) || plot.roofs.empty()) {
+    throw Error("svg: roofline \"" + plot.title +
+                "\" has no peak or no memory level; give a peak above 0 and one roof or more");
+  }
+  for (const Roof& roof : plot.roofs) {
+    if (!(roof.bytes_per_second > 0)) {
+      throw Error("svg: roofline \"" + plot.title + "\": memory level \"" + roof.name +
+                  "\" has no bandwidth; give bytes per second above 0");
+    }
+  }
+}
+
+struct Box {
+  double left, top, right, bottom;
+};
+
+inline bool overlap(const Box& a, const Box& b) {
+  return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
+}
+
+// Small boxes along the lines, so that no number is written across one.
+inline void take_lines(const Frame& frame, const std::vector<Series>& lines,
+                       std::vector<Box>& taken) {
+  for (const Series& line : lines) {
+    for (int i = 0; line.mark == Mark::line && i <= 120; ++i) {
+      const double at = i / 120.0;
+      const double x = frame.px(line.x[0]) + at * (frame.px(line.x[1]) - frame.px(line.x[0]));
+      const double y = frame.py(line.y[0]) + at * (frame.py(line.y[1]) - frame.py(line.y[0]));
+      taken.push_back({x - 1, y - 1, x + 1, y + 1});
+    }
+  }
+}
+
+// Writes a point's number beside it where nothing stands yet, else at the end of a thin leader.
+inline void number_point(Canvas& canvas, const Frame& frame, std::vector<Box>& taken, double x,
+                         double y, const std::string& number) {
+  const double wide = drawn_width(number, 12) + 2;
+  for (const double reach : {9.0, 17.0, 27.0, 39.0, 53.0, 69.0}) {
+    for (int turn = 0; turn < 12; ++turn) {
+      const double angle = 3.14159265 * (-0.25 + turn / 6.0);
+      const double cx = x + std::cos(angle) * (reach + wide / 2);
+      const double cy = y + std::sin(angle) * (reach + 3);
+      const Box box{cx - wide / 2, cy - 6, cx + wide / 2, cy + 6};
+      const bool inside = box.left > frame.left + 2 && box.right < frame.right - 2 &&
+                          box.top > frame.top + 2 && box.bottom < frame.bottom - 2;
+      const bool free = std::none_of(taken.begin(), taken.end(),
+                                     [&](const Box& other) { return overlap(box, other); });
+      if (inside && free) {
+        if (reach > 10) {
+          canvas.line(x, y, cx, cy + (cy < y ? 5 : -5), Canvas::axis());
+        }
+        canvas.label(cx, cy + 4, number, 12, Anchor::middle,
+                     Canvas::ink() + " font-weight=\"600\"");
+        taken.push_back(box);
+        return;
+      }
+    }
+  }
+}
+
+// The first 24 points get their numbers, clear of every line, dot and ring.
+inline void number_points(Canvas& canvas, const Frame& frame, const std::vector<Series>& lines,
+                          const Series& formula, const Series& measured) {
+  std::vector<Box> taken;
+  take_lines(frame, lines, taken);
+  for (const Series* dots : {&formula, &measured}) {
+    for (std::size_t i = 0; i < dots->x.size(); ++i) {
+      if (dots->y[i] > 0) {
+        const double x = frame.px(dots->x[i]), y = frame.py(dots->y[i]);
+        taken.push_back({x - 5, y - 5, x + 5, y + 5});
+      }
+    }
+  }
+  for (std::size_t i = 0; i < formula.x.size() && i < 24; ++i) {
+    const double y = formula.y[i] > 0 ? formula.y[i] : measured.y[i];
+    number_point(canvas, frame, taken, frame.px(formula.x[i]), frame.py(y), std::to_string(i + 1));
+  }
+}
+
+// Numbers and names below the plot, in columns; what does not fit is counted.
+inline void draw_key(Canvas& canvas, const std::vector<RooflinePoint>& points, double width,
+                     double top, std::size_t rows) {
+  const std::size_t columns = 3, room = rows * columns;
+  const double column = (width - 40) / static_cast<double>(columns);
+  for (std::size_t i = 0; i < points.size() && i < room; ++i) {
+    const double x = 20 + column * static_cast<double>(i / rows);
+    const double y = top + 17 * static_cast<double>(i % rows);
+    std::string name = std::to_string(i + 1) + "  " + points[i].name;
+    if (i + 1 == room && points.size() > room) {
+      name = "... and " + std::to_string(points.size() - room + 1) + " more";
+    }
+    canvas.label(x, y, shorten(name, static_cast<std::size_t>(column / 6.6)), 11.5, Anchor::start);
+  }
+}
+
+// The frame's limits: every point and every ridge inside, one decade of room around them.
+inline void roofline_limits(const RooflinePlot& plot, Axis& x, Axis& y) {
+  double low = 0, high = 0, bottom = 0;
+  const auto widen = [&](double value) {
+    low = low > 0 ? std::min(low, value) : value;
+    high = std::max(high, value);
+  };
+  double fastest = 0;
+  for (const Roof& roof : plot.roofs) {
+    widen(plot.peak_flops_per_second / roof.bytes_per_second);
+    fastest = std::max(fastest, roof.bytes_per_second);
+  }
+  for (const RooflinePoint& point : plot.points) {
+    widen(point.flops_per_byte);
+    for (const double speed : {point.flops_per_second, point.measured_flops_per_second}) {
+      bottom = speed > 0 && (bottom <= 0 || speed < bottom) ? speed : bottom;
+    }
+  }
+  x.low = low / 4;
+  x.high = high * 6;
+  double slowest = plot.peak_flops_per_second;
+  for (const Roof& roof : plot.roofs) {
+    slowest = std::min(slowest, x.low * roof.bytes_per_second);
+  }
+  y.low = (bottom > 0 ? std::min(bottom / 2, slowest * 4) : slowest);
+  y.high = std::max(plot.peak_flops_per_second, plot.vector_flops_per_second) * 2.5;
+}
+
+// Points that a logarithmic plot can show; the names of the others go into `left_out`.
+inline std::vector<RooflinePoint> drawable_points(const RooflinePlot& plot, std::string& left_out) {
+  std::vector<RooflinePoint> points;
+  for (const RooflinePoint& point : plot.points) {
+    const bool speed = point.flops_per_second > 0 || point.measured_flops_per_second > 0;
+    if (speed && point.flops_per_byte > 0 && std::isfinite(point.flops_per_byte)) {
+      points.push_back(point);
+    } else {
+      left_out += (left_out.empty() ? "" : ", ") + point.name;
+    }
+  }
+  return points;
+}
+
+}  // namespace detail
+
+// Dots: the formula. Rings: measured. Numbers are named below; ops without FLOPs are listed.
+inline Svg svg(const RooflinePlot& given) {
+  detail::check_roofline(given);
+  RooflinePlot plot = given;
+  std::string left_out;
+  plot.points = detail::drawable_points(given, left_out);
+  Plot axes;
+  axes.title = plot.title;
+  axes.x = {"arithmetic intensity, FLOP per byte", Scale::logarithmic, 0, 0};
+  axes.y = {"FLOP per second", Scale::logarithmic, 0, 0};
+  detail::roofline_limits(plot, axes.x, axes.y);
+  axes.series = detail::roof_lines(plot, axes.x.low, axes.x.high);
+  Series formula, measured;
+  for (const RooflinePoint& point : plot.points) {
+    formula.x.push_back(point.flops_per_byte);
+    formula.y.push_back(point.flops_per_second);
+    measured.x.push_back(point.flops_per_byte);
+    measured.y.push_back(point.measured_flops_per_second);
+  }
+  formula.name = plot.points.empty() ? "" : "op, by formula";
+  formula.mark = Mark::points;
+  const bool any_measured =
+      std::any_of(measured.y.begin(), measured.y.end(), [](double speed) { return speed > 0; });
+  measured.name = any_measured ? "op, measured" : "";
+  measured.mark = Mark::hollow_points;
+  axes.series.push_back(formula);
+  axes.series.push_back(measured);
+  const std::size_t rows = std::min<std::size_t>(8, (plot.points.size() + 2) / 3);
+  const double key = 17 * static_cast<double>(rows) + (left_out.empty() ? 0 : 20);
+  axes.height = 440;
+  detail::Canvas canvas(axes.width, axes.height + key + (key > 0 ? 12 : 0));
+  const detail::Frame frame = detail::draw_plot(canvas, axes);
+  detail::number_points(canvas, frame, axes.series, formula, measured);
+  detail::draw_key(canvas, plot.points, axes.width, axes.height + 6, rows);
+  if (!left_out.empty()) {
+    canvas.label(20, axes.height + 6 + 17 * static_cast<double>(rows),
+                 detail::shorten("without FLOPs, not drawn: " + left_out, 100), 11.5,
+                 detail::Anchor::start, detail::Canvas::soft());
+  }
+  return canvas.finish(plot.title + ": " + std::to_string(plot.points.size()) +
+                       " ops under a peak of " + format_si(plot.peak_flops_per_second, "FLOP/s"));
+}
+
+// A profile's ops under the roof of a chip, priced in the report's number format.
+inline Svg svg(const RooflineReport& report, const Chip& chip) {
+  RooflinePlot plot;
+  plot.title = "Roofline of " + chip.name + " in " + name_of(report.format);
+  plot.peak_flops_per_second = chip.peak(report.format);
+  plot.vector_flops_per_second = report.vector_flops;
+  for (const MemoryLevel& level : chip.levels) {
+    if (level.bandwidth > 0) {
+      plot.roofs.push_back({level.name, level.bandwidth});
+    }
+  }
+  const MemoryLevel main = detail::level_for(chip, HUGE_VAL);
+  if (main.bandwidth > 0 && (plot.roofs.empty() || plot.roofs.back().name != main.name)) {
+    plot.roofs.push_back({main.name, main.bandwidth});
+  }
+  for (const RooflineRow& row : report.rows) {
+    const double flops = row.matmul_flops + row.vector_flops;
+    RooflinePoint point;
+    point.name = row.name + (row.shape.empty() ? "" : " " + row.shape);
+    point.flops_per_byte = row.bytes > 0 ? flops / row.bytes : 0;
+    point.flops_per_second = row.seconds > 0 ? flops / row.seconds : 0;
+    const bool timed = report.on_host && row.measured > 0;
+    point.measured_flops_per_second = timed ? flops / row.measured : 0;
+    plot.points.push_back(point);
+  }
+  return svg(plot);
+}
+
+// Loss over steps: the training batch's and the validation split's.
+inline Svg svg(const LossCurve& curve) {
+  Plot plot;
+  plot.title = curve.title;
+  plot.x.label = "step";
+  plot.y.label = "loss, nats per token";
+  plot.series.push_back({"train", curve.train_steps, curve.train, Mark::line});
+  if (!curve.validation.empty() || !curve.validation_steps.empty()) {
+    plot.series.push_back({"validation", curve.validation_steps, curve.validation, Mark::line});
+  }
+  plot.series.insert(plot.series.end(), curve.others.begin(), curve.others.end());
+  return svg(plot);
+}
+
+}  // namespace tinyscale
+
+// >> tinyscale/show/report_pictures.hpp
+// Pictures of whole reports: the losses of a training run, the bytes over the links of a mesh run.
+
+namespace tinyscale {
+
+// Training and validation loss against the step.
+inline Svg svg(const TrainReport& report) {
+  LossCurve curve;
+  curve.title = detail::cat("Loss of ", report.model, " on ", report.text);
+  for (std::size_t i = 0; i < report.losses.size(); ++i) {
+    curve.train_steps.push_back(static_cast<double>(i));
+    curve.train.push_back(report.losses[i]);
+  }
+  for (const Validation& v : report.validation) {
+    curve.validation_steps.push_back(static_cast<double>(v.step));
+    curve.validation.push_back(v.loss);
+  }
+  return svg(curve);
+}
+
+// Bytes that crossed each link, from device (row) to device (column).
+inline Svg svg(const MeshRun& run) {
+  LinkHeatMap map;
+  const auto n = static_cast<std::size_t>(run.devices());
+  map.bytes.assign(n, std::vector<double>(n, 0.0));
+  for (const LinkRow& link : run.links()) {
+    map.bytes[static_cast<std::size_t>(link.from)][static_cast<std::size_t>(link.to)] += link.bytes;
+  }
+  return svg(map);
+}
+
+}  // namespace tinyscale
+
+#endif  // TINYSCALE_HPP
