@@ -36,6 +36,8 @@
 //   tinyscale/compute/lanes.hpp              Vector lanes without intrinsics
 //   tinyscale/compute/elementwise.hpp        Element-wise kernels
 //   tinyscale/compute/adamw.hpp              AdamW and the norm of a gradient
+//   tinyscale/compute/gemm_tile.hpp          Register tile of a matrix product
+//   tinyscale/compute/gemm_short.hpp         Matrix product with a short A (decode
 //   tinyscale/compute/gemm.hpp               Matrix product
 //   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
 //   tinyscale/compute/attention.hpp          Attention
@@ -70,8 +72,9 @@
 //   tinyscale/mesh/broadcast.hpp             broadcast
 //   tinyscale/mesh/permute.hpp               permute
 //   tinyscale/mesh/device.hpp                A device of a mesh
-//   tinyscale/mesh/guess.hpp                 A learner's guess held against what a run counted
 //   tinyscale/mesh/route.hpp                 The directed links of a machine
+//   tinyscale/mesh/fair_links.hpp            Messages that share links
+//   tinyscale/mesh/guess.hpp                 A learner's guess held against what a run counted
 //   tinyscale/mesh/replay.hpp                Simulated time
 //   tinyscale/mesh/mesh_run.hpp              What a mesh program cost
 //   tinyscale/mesh/mesh.hpp                  A mesh
@@ -138,6 +141,7 @@
 #include <queue>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -2204,7 +2208,8 @@ inline double Chip::peak(DType format) const {
   const double rate = detail::matmul_rate(*this, format);
   if (!(rate > 0)) {
     throw Error(detail::cat("Chip::peak: ", name.empty() ? "this chip" : name, " has no rate for ",
-                            name_of(format), "; set flops_bf16 or flops_f32, or price as bf16"));
+                            name_of(format),
+                            "; set flops_bf16 or flops_f32, or price it in another format"));
   }
   return rate;
 }
@@ -2393,7 +2398,9 @@ inline double run_together(int threads, const std::function<void(int)>& body) {
   std::atomic<int> ready{0};
   std::atomic<bool> go{false};
   std::vector<std::thread> crew;
-#if !defined(TINYSCALE_NO_THREADS)
+#if defined(TINYSCALE_NO_THREADS)
+  static_cast<void>(threads);
+#else
   for (int t = 1; t < threads; ++t) {
     crew.emplace_back([&ready, &go, &body, t] {
       ready.fetch_add(1);
@@ -3093,7 +3100,7 @@ inline Table RooflineReport::table() const {
   for (const RooflineRow& row : all) {
     std::vector<std::string> cells = {
         row.name, row.shape, detail::cat(row.count), detail::cat(row.matmul_flops),
-        detail::cat(row.vector_flops), format_bytes(row.bytes), detail::cat(row.intensity),
+        detail::cat(row.vector_flops), format_bytes(row.bytes), detail::short_number(row.intensity),
         format_seconds(row.t_math), format_seconds(row.t_vector), format_seconds(row.t_memory),
         format_seconds(row.seconds), row.bound, row.level};
     if (on_host) {
@@ -3189,7 +3196,7 @@ class PathScope {
   int before_;
 };
 
-#if TINYSCALE_X86
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 template <class Kernel>
 __attribute__((target("avx512f"), noinline)) void run_avx512(const Kernel& kernel) {
   kernel.template run<Lanes16>();
@@ -3203,7 +3210,7 @@ __attribute__((target("avx2,fma"), noinline)) void run_avx2(const Kernel& kernel
 
 template <class Kernel>
 void run_on_lanes(const Kernel& kernel) {
-#if TINYSCALE_X86
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
   const CpuPath path = active_path();
   if (path == CpuPath::avx512) {
     run_avx512(kernel);
@@ -3224,7 +3231,7 @@ void run_on_lanes(const Kernel& kernel) {
 // From inside a kernel on L: calls another kernel as a function of its own, with its own registers.
 template <class L, class Kernel>
 TINYSCALE_INLINE void call_on_lanes(const Kernel& kernel) {
-#if TINYSCALE_X86
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
   if constexpr (L::width == 16) {
     run_avx512(kernel);
   } else if constexpr (L::width == 8) {
@@ -3269,21 +3276,30 @@ TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L
   }
 }
 
-// Every lane x. g++ builds `x + V{}` lane by lane when it meets it outside a target function (an
-// inlined template), so a scalar known only at run time always comes in through here.
+// Every lane x. g++ builds `x - V{}` lane by lane when it meets it outside a target function, which
+// every inlined template is; so each width has its own function with the attribute, inlined late.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f"))) inline void broadcast_16(float x, Lanes16::V& v) {
+  v = x - Lanes16::V{};
+}
+
+__attribute__((target("avx2,fma"))) inline void broadcast_8(float x, Lanes8::V& v) {
+  v = x - Lanes8::V{};
+}
+#endif
+
 template <class L>
 TINYSCALE_INLINE void broadcast(float x, typename L::V& v) {
-  if constexpr (L::width == 1) {
-    v = x;
-  } else {
-#if TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
-    typename L::V first{};
-    first[0] = x;
-    v = __builtin_shuffle(first, typename L::I{});
-#else
-    v = x - typename L::V{};
-#endif
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+  if constexpr (L::width == 16) {
+    broadcast_16(x, v);
+    return;
+  } else if constexpr (L::width == 8) {
+    broadcast_8(x, v);
+    return;
   }
+#endif
+  v = x - typename L::V{};
 }
 
 template <class L>
@@ -3442,8 +3458,8 @@ TINYSCALE_INLINE void sqrt_vector(const typename L::V& x, typename L::V& y) {
 
 // >> tinyscale/compute/elementwise.hpp
 // Element-wise kernels: y[i] = f(a[i], b[i]), and backward ones that add: dx[i] += f'(x[i]) dy[i].
-// The reference body of each is the one line in its comment. Work is split into fixed blocks, so the
-// result does not depend on the number of threads.
+// The reference body of each is the one line in its comment. Work is split into fixed blocks, so
+// the result does not depend on the number of threads.
 // gelu(x) = x (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel, arXiv 1606.08415).
 
 namespace tinyscale {
@@ -3772,39 +3788,12 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
 }  // namespace kernel
 }  // namespace tinyscale
 
-// >> tinyscale/compute/gemm.hpp
-// Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
-// Three ideas make it fast. A tile of C (6 x 64 with AVX-512) stays in registers while k runs.
-// B is copied into panels one tile wide only when that pays: it is large, or transposed.
-// Short A (decode) streams B once and keeps C, or one row of A, in cache.
-// Each element of C adds its products in an order that the number of threads cannot change.
-// Picture and names: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
+// >> tinyscale/compute/gemm_tile.hpp
+// Register tile of a matrix product: a block of C that stays in registers while k runs.
+// Each step of k loads one row of B's panel, broadcasts one number of each row of A, and does
+// rows x vectors multiply-adds: 24 of them on 10 loads with AVX-512 (6 rows of 4 vectors).
 
 namespace tinyscale {
-namespace kernel {
-
-enum class Trans { no, yes };  // yes: the matrix is stored transposed
-
-// The reference body. A is lda floats from row to row as stored; so are B and C.
-inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
-                           const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
-                           float beta, float* c, std::int64_t ldc) {
-  for (std::int64_t i = 0; i < m; ++i) {
-    for (std::int64_t j = 0; j < n; ++j) {
-      double sum = 0.0;
-      for (std::int64_t p = 0; p < k; ++p) {
-        const float x = ta == Trans::no ? a[i * lda + p] : a[p * lda + i];
-        const float y = tb == Trans::no ? b[p * ldb + j] : b[j * ldb + p];
-        sum += static_cast<double>(x) * static_cast<double>(y);
-      }
-      const float old = beta == 0.0f ? 0.0f : beta * c[i * ldc + j];
-      c[i * ldc + j] = static_cast<float>(sum) + old;
-    }
-  }
-}
-
-}  // namespace kernel
-
 namespace detail {
 
 // Scratch memory of this thread, one buffer per slot, aligned to 64 bytes; contents are undefined.
@@ -3818,11 +3807,6 @@ inline float* scratch(int slot, std::int64_t count) {
   const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(buffer.data());
   return buffer.data() + ((64 - at % 64) % 64) / sizeof(float);
 }
-
-constexpr std::int64_t gemm_depth = 256;          // k of one pass: a panel of B stays in L2
-constexpr std::int64_t gemm_rows = 96;            // most rows of one task
-constexpr std::int64_t gemm_packed = 1 << 20;     // floats of B packed at once: 4 MB
-constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
 
 // Operands as strides: a(i, p) = a[i * a_row + p * a_col].
 struct GemmOperands {
@@ -3914,107 +3898,15 @@ struct GemmPanel {
   }
 };
 
-// Rows [begin, end) of C, columns of one pass over packed (or in-place) panels.
-struct GemmBlock {
-  const GemmOperands& g;
-  std::int64_t begin, end, first, columns;  // rows; first column and number of columns of the pass
-  const float* packed;                      // null: every full panel is read in place
-  const float* edge;                        // the last, narrower panel, padded with zeros
+}  // namespace detail
+}  // namespace tinyscale
 
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t wide = L::width * L::vectors;
-    const std::int64_t full = columns / wide * wide;
-    for (std::int64_t p = 0; p < g.k; p += gemm_depth) {
-      const std::int64_t depth = std::min(gemm_depth, g.k - p);
-      const float beta = p == 0 ? g.beta : 1.0f;
-      for (std::int64_t j = 0; j < full; j += wide) {
-        const float* b = packed == nullptr ? g.b + p * g.b_row + first + j
-                                           : packed + j * g.k + p * wide;
-        panel<L, L::vectors>(p, depth, b, packed == nullptr ? g.b_row : wide, j, wide, beta);
-      }
-      std::int64_t j = full;
-      const std::int64_t step = (columns - full + L::width - 1) / L::width * L::width;
-      const float* b = edge + p * step;  // rows of `step` floats
-      if constexpr (L::vectors > 2) {
-        for (; columns - j > L::width; j += 2 * L::width, b += 2 * L::width) {
-          panel<L, 2>(p, depth, b, step, j, std::min<std::int64_t>(2 * L::width, columns - j), beta);
-        }
-      }
-      for (; j < columns; j += L::width, b += L::width) {
-        panel<L, 1>(p, depth, b, step, j, std::min<std::int64_t>(L::width, columns - j), beta);
-      }
-    }
-  }
+// >> tinyscale/compute/gemm_short.hpp
+// Matrix product with a short A (decode: one row a sequence): reading B is the whole cost, so B is
+// read once, 8 rows at a time: 8 streams fetch from memory about twice as fast as one does.
 
-  // Writes through a small copy where the panel is wider than what is left of C.
-  template <class L, int VECTORS>
-  TINYSCALE_INLINE void panel(std::int64_t p, std::int64_t depth, const float* b,
-                              std::int64_t b_row, std::int64_t j, std::int64_t valid,
-                              float beta) const {
-    constexpr std::int64_t wide = L::width * VECTORS;
-    const float* a = g.a + begin * g.a_row + p * g.a_col;
-    float* c = g.c + begin * g.ldc + first + j;
-    const std::int64_t m = end - begin;
-    if (valid == wide) {
-      call_on_lanes<L>(
-          GemmPanel<L, VECTORS>{m, depth, a, g.a_row, g.a_col, b, b_row, c, g.ldc, beta});
-      return;
-    }
-    float copy[static_cast<std::size_t>(gemm_rows * wide)];
-    call_on_lanes<L>(
-        GemmPanel<L, VECTORS>{m, depth, a, g.a_row, g.a_col, b, b_row, copy, wide, 0.0f});
-    for (std::int64_t i = 0; i < m; ++i) {
-      for (std::int64_t x = 0; x < valid; ++x) {
-        const float old = beta == 0.0f ? 0.0f : beta * c[i * g.ldc + x];
-        c[i * g.ldc + x] = copy[i * wide + x] + old;
-      }
-    }
-  }
-};
-
-// Copies columns [j, j + valid) of B to to[k][wide], zeros after the valid ones.
-struct GemmPack {
-  const GemmOperands& g;
-  std::int64_t j, valid, wide;
-  float* to;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t strip = 16;
-    for (std::int64_t p = 0; p < g.k; p += strip) {
-      const std::int64_t depth = std::min(strip, g.k - p);
-      if (g.b_col == 1) {
-        for (std::int64_t r = 0; r < depth; ++r) {
-          copy_row<L>(g.b + (p + r) * g.b_row + j, to + (p + r) * wide);
-        }
-        continue;
-      }
-      for (std::int64_t x = 0; x < wide; ++x) {
-        const float* from = g.b + (j + x) * g.b_col + p * g.b_row;
-        for (std::int64_t r = 0; r < depth && x < valid; ++r) {
-          to[(p + r) * wide + x] = from[r * g.b_row];
-        }
-        for (std::int64_t r = 0; r < depth && x >= valid; ++r) {
-          to[(p + r) * wide + x] = 0.0f;
-        }
-      }
-    }
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void copy_row(const float* from, float* row) const {
-    std::int64_t x = 0;
-    typename L::V v;
-    for (; x + L::width <= valid; x += L::width) {
-      load<L>(from + x, v);
-      store<L>(row + x, v);
-    }
-    for (; x < wide; ++x) {
-      row[x] = x < valid ? from[x] : 0.0f;
-    }
-  }
-};
+namespace tinyscale {
+namespace detail {
 
 // Short A, B as stored: C[m, begin..end) from 8 rows of B at a time, C stays in cache.
 struct GemmStream {
@@ -4145,6 +4037,152 @@ inline bool gemm_skinny(const GemmOperands& g) {
   return true;
 }
 
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/compute/gemm.hpp
+// Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
+// Three ideas make it fast. A tile of C (6 x 64 with AVX-512) stays in registers while k runs.
+// B is copied into panels one tile wide only when that pays: it is large, or transposed.
+// Short A (decode) streams B once and keeps C, or one row of A, in cache.
+// Each element of C adds its products in an order that the number of threads cannot change.
+// Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
+
+namespace tinyscale {
+namespace kernel {
+
+enum class Trans { no, yes };  // yes: the matrix is stored transposed
+
+// The reference body. A is lda floats from row to row as stored; so are B and C.
+inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                           const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+                           float beta, float* c, std::int64_t ldc) {
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      double sum = 0.0;
+      for (std::int64_t p = 0; p < k; ++p) {
+        const float x = ta == Trans::no ? a[i * lda + p] : a[p * lda + i];
+        const float y = tb == Trans::no ? b[p * ldb + j] : b[j * ldb + p];
+        sum += static_cast<double>(x) * static_cast<double>(y);
+      }
+      const float old = beta == 0.0f ? 0.0f : beta * c[i * ldc + j];
+      c[i * ldc + j] = static_cast<float>(sum) + old;
+    }
+  }
+}
+
+}  // namespace kernel
+
+namespace detail {
+
+constexpr std::int64_t gemm_depth = 256;          // k of one pass: a panel of B stays in L2
+constexpr std::int64_t gemm_rows = 96;            // most rows of one task
+constexpr std::int64_t gemm_packed = 1 << 20;     // floats of B packed at once: 4 MB
+constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
+
+// Rows [begin, end) of C, columns of one pass over packed (or in-place) panels.
+struct GemmBlock {
+  const GemmOperands& g;
+  std::int64_t begin, end, first, columns;  // rows; first column and number of columns of the pass
+  const float* packed;                      // null: every full panel is read in place
+  const float* edge;                        // the last, narrower panel, padded with zeros
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = L::width * L::vectors;
+    const std::int64_t full = columns / wide * wide;
+    for (std::int64_t p = 0; p < g.k; p += gemm_depth) {
+      const std::int64_t depth = std::min(gemm_depth, g.k - p);
+      const float beta = p == 0 ? g.beta : 1.0f;
+      for (std::int64_t j = 0; j < full; j += wide) {
+        const float* b = packed == nullptr ? g.b + p * g.b_row + first + j
+                                           : packed + j * g.k + p * wide;
+        panel<L, L::vectors>(p, depth, b, packed == nullptr ? g.b_row : wide, j, wide, beta);
+      }
+      std::int64_t j = full;
+      const std::int64_t step = (columns - full + L::width - 1) / L::width * L::width;
+      const float* b = edge + p * step;  // rows of `step` floats
+      if constexpr (L::vectors > 2) {
+        for (; columns - j > L::width; j += 2 * L::width, b += 2 * L::width) {
+          const std::int64_t valid = std::min<std::int64_t>(2 * L::width, columns - j);
+          panel<L, 2>(p, depth, b, step, j, valid, beta);
+        }
+      }
+      for (; j < columns; j += L::width, b += L::width) {
+        panel<L, 1>(p, depth, b, step, j, std::min<std::int64_t>(L::width, columns - j), beta);
+      }
+    }
+  }
+
+  // Writes through a small copy where the panel is wider than what is left of C.
+  template <class L, int VECTORS>
+  TINYSCALE_INLINE void panel(std::int64_t p, std::int64_t depth, const float* b,
+                              std::int64_t b_row, std::int64_t j, std::int64_t valid,
+                              float beta) const {
+    constexpr std::int64_t wide = L::width * VECTORS;
+    const float* a = g.a + begin * g.a_row + p * g.a_col;
+    float* c = g.c + begin * g.ldc + first + j;
+    const std::int64_t m = end - begin;
+    if (valid == wide) {
+      call_on_lanes<L>(
+          GemmPanel<L, VECTORS>{m, depth, a, g.a_row, g.a_col, b, b_row, c, g.ldc, beta});
+      return;
+    }
+    float copy[static_cast<std::size_t>(gemm_rows * wide)];
+    call_on_lanes<L>(
+        GemmPanel<L, VECTORS>{m, depth, a, g.a_row, g.a_col, b, b_row, copy, wide, 0.0f});
+    for (std::int64_t i = 0; i < m; ++i) {
+      for (std::int64_t x = 0; x < valid; ++x) {
+        const float old = beta == 0.0f ? 0.0f : beta * c[i * g.ldc + x];
+        c[i * g.ldc + x] = copy[i * wide + x] + old;
+      }
+    }
+  }
+};
+
+// Copies columns [j, j + valid) of B to to[k][wide], zeros after the valid ones.
+struct GemmPack {
+  const GemmOperands& g;
+  std::int64_t j, valid, wide;
+  float* to;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t strip = 16;
+    for (std::int64_t p = 0; p < g.k; p += strip) {
+      const std::int64_t depth = std::min(strip, g.k - p);
+      if (g.b_col == 1) {
+        for (std::int64_t r = 0; r < depth; ++r) {
+          copy_row<L>(g.b + (p + r) * g.b_row + j, to + (p + r) * wide);
+        }
+        continue;
+      }
+      for (std::int64_t x = 0; x < wide; ++x) {
+        const float* from = g.b + (j + x) * g.b_col + p * g.b_row;
+        for (std::int64_t r = 0; r < depth && x < valid; ++r) {
+          to[(p + r) * wide + x] = from[r * g.b_row];
+        }
+        for (std::int64_t r = 0; r < depth && x >= valid; ++r) {
+          to[(p + r) * wide + x] = 0.0f;
+        }
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void copy_row(const float* from, float* row) const {
+    std::int64_t x = 0;
+    typename L::V v;
+    for (; x + L::width <= valid; x += L::width) {
+      load<L>(from + x, v);
+      store<L>(row + x, v);
+    }
+    for (; x < wide; ++x) {
+      row[x] = x < valid ? from[x] : 0.0f;
+    }
+  }
+};
+
 struct TileSize {
   std::int64_t width = 0, wide = 0;
 };
@@ -4236,7 +4274,7 @@ inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_
 }  // namespace tinyscale
 
 // >> tinyscale/compute/softmax.hpp
-// Softmax and cross-entropy by rows, from differences to the row's maximum, so that nothing overflows:
+// Softmax and cross-entropy by rows, from differences to the row's maximum (nothing overflows):
 //   y_j = exp(x_j - max) / sum,  lse = max + log(sum),  loss = lse - x_target.
 // dx = y (dy - sum(y dy));  d logits = scale (exp(x - lse) - onehot(target)).
 
@@ -4455,8 +4493,8 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
 
 // >> tinyscale/compute/attention.hpp
 // Attention: O = softmax(Q K^T / sqrt(head_size)) V for each sequence and head.
-// Blocks of 64 queries: the scores of one block live in scratch, so no [queries, keys] matrix is kept.
-// Forward saves one number a query, lse = log sum exp(scores); backward recomputes P = exp(S - lse):
+// The scores of 64 queries at a time live in scratch, so no [queries, keys] matrix is kept.
+// Forward saves lse = log sum exp(scores) of each query; backward recomputes P = exp(S - lse):
 //   dV = P^T dO,  dS = P (dO V^T - sum(dO O)),  dQ = dS K scale,  dK = dS^T Q scale.
 // Grouped queries: heads / kv_heads query heads share one key and value head.
 // Dao et al., FlashAttention, arXiv 2205.14135; Ainslie et al., GQA, arXiv 2305.13245.
@@ -4467,7 +4505,7 @@ namespace kernel {
 struct AttentionShape {
   std::int64_t batch = 1, queries = 1, keys = 1, heads = 1, kv_heads = 1, head_size = 1;
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, o_stride = 0;  // floats, token to token
-  std::int64_t q_batch = 0, k_batch = 0, v_batch = 0, o_batch = 0;      // floats, sequence to sequence
+  std::int64_t q_batch = 0, k_batch = 0, v_batch = 0, o_batch = 0;  // sequence to sequence
   int causal = 0;                  // 1: query i sees keys <= i + causal_offset
   std::int64_t causal_offset = 0;  // keys - queries when queries are the last tokens
 };
@@ -4618,8 +4656,8 @@ inline void attention_backward_block(const kernel::AttentionShape& s, std::int64
 
 namespace kernel {
 
-// q, o: [batch, queries, heads * head_size]; k, v: [batch, keys, kv_heads * head_size] (with strides);
-// lse: [batch, heads, queries]. A query that sees no key gets zeros.
+// q, o: [batch, queries, heads * head_size]; k, v: [batch, keys, kv_heads * head_size], with
+// strides; lse: [batch, heads, queries]. A query that sees no key gets zeros.
 inline void attention_forward(const AttentionShape& s, const float* q, const float* k,
                               const float* v, float* o, float* lse) {
   const std::int64_t blocks = (s.queries + detail::attention_block - 1) / detail::attention_block;
@@ -4668,7 +4706,8 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
 
 // >> tinyscale/compute/norm.hpp
 // Layer norm and RMS norm by rows:
-//   layer: n = (x - mean) rstd, rstd = 1 / sqrt(var + eps);   RMS: n = x rstd, rstd = 1 / sqrt(mean(x^2) + eps)
+//   layer: n = (x - mean) rstd, rstd = 1 / sqrt(var + eps);
+//   RMS:   n = x rstd,          rstd = 1 / sqrt(mean(x^2) + eps);
 //   y = n w + b;  with g = dy w: dx = rstd (g - mean(g) - n mean(g n)) (RMS: without mean(g)).
 // dw and db are sums over rows, taken in chunks that depend on the sizes and not on the threads.
 // Ba et al., arXiv 1607.06450; Zhang and Sennrich, arXiv 1910.07467.
@@ -5694,11 +5733,10 @@ inline Tensor sub(const Tensor& a, const Tensor& b) {
 inline Tensor div(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::div, "div", a, b);
   if (detail::tracked({&a, &b})) {
-    const auto kind = detail::Arithmetic::div;
     detail::attach(y, "div", {&a, &b},
-                   [kind, kb = b.detach(), ky = y.detach(), sa = a.slot(),
+                   [kb = b.detach(), ky = y.detach(), sa = a.slot(),
                     sb = b.slot()](const Tensor& dy) {
-                     const Tensor da = detail::binary(kind, "div", dy, kb);
+                     const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
                      if (sb) {  // d(a/b)/db = -(a/b)/b
                        detail::add_grad_to(sb, neg(mul(da, ky)));
                      }
@@ -6559,8 +6597,8 @@ namespace tinyscale {
 // Which operand stays in the PEs: a tile of w, of x, or of the product.
 enum class Dataflow { weight_stationary, input_stationary, output_stationary };
 
-// serial: a fold begins when the one before has left the array. skewed: column by column, as soon as
-// a column is free. doubled: a second register per PE hides the shift behind the stream.
+// serial: a fold begins when the one before has left the array. skewed: column by column, as soon
+// as a column is free. doubled: a second register per PE hides the shift behind the stream.
 enum class Schedule { doubled, serial, skewed };
 
 // How the sums of an output-stationary array leave: R ticks of shifting, or at once over own wires.
@@ -6573,14 +6611,12 @@ inline const char* name_of(Dataflow dataflow) {
 }
 
 inline const char* name_of(Schedule schedule) {
-  return schedule == Schedule::doubled ? "doubled"
+  return schedule == Schedule::doubled  ? "doubled"
          : schedule == Schedule::serial ? "serial"
                                         : "skewed";
 }
 
-inline const char* name_of(Drain drain) {
-  return drain == Drain::shifted ? "shifted" : "instant";
-}
+inline const char* name_of(Drain drain) { return drain == Drain::shifted ? "shifted" : "instant"; }
 
 // Every tick of every PE, in PE-ticks.
 struct LossLedger {
@@ -6712,9 +6748,7 @@ inline std::ostream& operator<<(std::ostream& out, const SystolicRun& run) {
 namespace tinyscale {
 namespace detail {
 
-inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) {
-  return (size + pes - 1) / pes;
-}
+inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) { return (size + pes - 1) / pes; }
 
 // Fills in T and the folds of a case whose array and M, K, N are set.
 inline void fold(SystolicTiming& t) {
@@ -6749,8 +6783,7 @@ inline std::int64_t fold_period(const SystolicTiming& t) {
   if (t.schedule == Schedule::doubled) {
     return std::max(t.stream, t.rows);
   }
-  return t.dataflow == Dataflow::output_stationary ? t.stream + t.rows
-                                                   : t.stream + 2 * t.rows - 1;
+  return t.dataflow == Dataflow::output_stationary ? t.stream + t.rows : t.stream + 2 * t.rows - 1;
 }
 
 inline void time_ledger(SystolicTiming& t) {
@@ -6929,7 +6962,7 @@ struct SumsMoveSouth {
   template <class L>
   TINYSCALE_INLINE void run() const {
 #if defined(__clang__)
-#pragma clang fp contract(fast)
+#  pragma clang fp contract(on)
 #endif
     typename L::V a, w, s;
     for (std::int64_t r = rows - 1; r >= 0; --r) {  // from the last row: neighbours' old values
@@ -6956,7 +6989,7 @@ struct SumsMoveSouth {
   }
 };
 
-// sum(r, c) += activation(r, c - 1) * held(r - 1, c) where PE (r, c) is in the stream; both move on.
+// sum(r, c) += activation(r, c - 1) * held(r - 1, c) if PE (r, c) is in the stream; both move on.
 struct SumsStay {
   float* activation;
   float* held;
@@ -6967,7 +7000,7 @@ struct SumsStay {
   template <class L>
   TINYSCALE_INLINE void run() const {
 #if defined(__clang__)
-#pragma clang fp contract(fast)
+#  pragma clang fp contract(on)
 #endif
     static const std::int32_t kOneHot[16] = {1,   2,   4,    8,    16,   32,   64,    128,
                                              256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
@@ -7014,18 +7047,26 @@ struct SumsStay {
 // True if the vector code of the path in use rounds a * b + c once: asked of the code itself,
 // since compiler flags decide it. (1 + e)^2 - (1 + 2e) is e^2 when fused, else 0.
 inline bool lanes_are_fused() {
-  alignas(64) float activation[48] = {};
-  alignas(64) float held[16] = {};
-  alignas(64) float sum[32] = {};
-  volatile float e = 1.0f / 4096;
-  for (int i = 0; i < 16; ++i) {
-    activation[15 + i] = held[i] = 1 + e;
-    sum[i] = -(1 + 2 * e);
-  }
-  run_on_lanes(SumsMoveSouth{activation + 16, held, sum + 16, 1, 16, 16});
-  for (int i = 0; i < 16; ++i) {
-    if (sum[16 + i] != e * e) {
-      return false;
+  const volatile float e = 1.0f / 4096;
+  for (const bool south : {true, false}) {
+    Plane activation(1, 16), held(1, 16), sum(1, 16);
+    BitPlane streaming(1, 16);
+    for (std::int64_t c = 0; c < 16; ++c) {
+      activation.row(0)[c - 1] = 1 + e;
+      held.row(0)[c] = held.row(-1)[c] = 1 + e;
+      sum.row(0)[c] = sum.row(-1)[c] = -(1 + 2 * e);
+      streaming.set(0, c, true);
+    }
+    if (south) {
+      run_on_lanes(SumsMoveSouth{activation.row(0), held.row(0), sum.row(0), 1, 16, sum.stride()});
+    } else {
+      run_on_lanes(
+          SumsStay{activation.row(0), held.row(0), sum.row(0), &streaming, 1, 16, sum.stride()});
+    }
+    for (std::int64_t c = 0; c < 16; ++c) {
+      if (sum.row(0)[c] != e * e) {
+        return false;
+      }
     }
   }
   return true;
@@ -7046,21 +7087,32 @@ struct PeGrid {
   bool fused = lanes_are_fused();
 
   PeGrid(std::int64_t r, std::int64_t c)
-      : rows(r), cols(c), activation(r, c), sum(r, c), held(r, c), next(r, c), streaming(r, c),
-        waiting(r, c), begins(r, c), leaves(r, c), real(r, c), next_real(r, c), done(r, c),
+      : rows(r),
+        cols(c),
+        activation(r, c),
+        sum(r, c),
+        held(r, c),
+        next(r, c),
+        streaming(r, c),
+        waiting(r, c),
+        begins(r, c),
+        leaves(r, c),
+        real(r, c),
+        next_real(r, c),
+        done(r, c),
         loading(1, c) {}
 
   std::int64_t padded_cols() const { return (cols + 15) / 16 * 16; }
 
   void step_sums_south() {
-    const SumsMoveSouth step{activation.row(0), held.row(0),   sum.row(0),
-                             rows,              padded_cols(), sum.stride()};
+    const SumsMoveSouth step{activation.row(0), held.row(0), sum.row(0), rows,
+                             padded_cols(),     sum.stride()};
     fused ? run_on_lanes(step) : step.run_scalar();
   }
 
   void step_sums_stay() {
-    const SumsStay step{activation.row(0), held.row(0),   sum.row(0),  &streaming,
-                        rows,              padded_cols(), sum.stride()};
+    const SumsStay step{activation.row(0), held.row(0), sum.row(0), &streaming, rows,
+                        padded_cols(),     sum.stride()};
     fused ? run_on_lanes(step) : step.run_scalar();
   }
 
@@ -7158,8 +7210,7 @@ struct SteppedArray {
   // What was sent `ago` ticks before this one.
   const StreamSlot& sent_before(std::int64_t ago) const {
     static const StreamSlot nothing;
-    return ago > tick ? nothing
-                      : sent[static_cast<std::size_t>(tick - ago) & (sent.size() - 1)];
+    return ago > tick ? nothing : sent[static_cast<std::size_t>(tick - ago) & (sent.size() - 1)];
   }
 
   void send(const StreamSlot& slot) {
@@ -7200,11 +7251,15 @@ inline std::vector<FoldStart> weight_fold_starts(const SystolicTiming& t) {
 class WeightStationary {
  public:
   // stream [T, K] times tile [K, N]; result(t, n) goes to out[t * row_step + n * col_step].
-  WeightStationary(const SystolicTiming& problem, const MatrixView& stream,
-                   const MatrixView& tile, float* out, std::int64_t row_step,
-                   std::int64_t col_step)
-      : core(problem), stream_(stream), tile_(tile), out_(out), row_step_(row_step),
-        col_step_(col_step), folds_(weight_fold_starts(problem)) {
+  WeightStationary(const SystolicTiming& problem, const MatrixView& stream, const MatrixView& tile,
+                   float* out, std::int64_t row_step, std::int64_t col_step)
+      : core(problem),
+        stream_(stream),
+        tile_(tile),
+        out_(out),
+        row_step_(row_step),
+        col_step_(col_step),
+        folds_(weight_fold_starts(problem)) {
     core.results_due = problem.folds() * problem.stream * problem.cols;
   }
 
@@ -7256,7 +7311,7 @@ class WeightStationary {
     core.send(slot);
   }
 
-  // West edge of row r: controls and activation enter; a PE at a fold's start takes its next weight.
+  // West edge of row r; a PE that a fold reaches takes its next weight.
   void feed(std::int64_t r) {
     PeGrid& g = core.grid;
     const StreamSlot& in = core.sent_before(r);
@@ -7291,8 +7346,8 @@ class WeightStationary {
     }
     Plane& weights = doubled() ? g.next : g.held;
     BitPlane& real = doubled() ? g.next_real : g.real;
-    for (std::int64_t f = first_load_;
-         f < core.counted.folds() && start(f).load <= core.tick; ++f) {
+    for (std::int64_t f = first_load_; f < core.counted.folds() && start(f).load <= core.tick;
+         ++f) {
       const std::int64_t lead = core.tick - start(f).load;  // column c is at shift lead - c
       const std::int64_t first = skewed ? std::max<std::int64_t>(0, lead - g.rows + 1) : 0;
       for (std::int64_t r = std::min(lead, g.rows - 1); r > 0; --r) {
@@ -7358,10 +7413,10 @@ class WeightStationary {
 }  // namespace tinyscale
 
 // >> tinyscale/systolic/output_stationary.hpp
-// A tile of the product stays in the PEs: activations stream east, weights south, sums grow in place.
+// A tile of the product stays in the PEs: activations move east, weights south, sums grow in place.
 // PE (r, c) adds k = 0 .. K - 1 in that order, r + c ticks after PE (0, 0). Sums leave by shifting
 // south, R ticks a column, the bottom row's first; when doubled a PE first moves its sum aside, so
-// that the next tile can begin. With instant drain each sum leaves in the tick of its last addition.
+// that the next tile can begin. With instant drain a sum leaves in the tick of its last addition.
 
 namespace tinyscale {
 namespace detail {
@@ -7504,8 +7559,8 @@ class OutputStationary {
       if (c < g.cols) {
         const StreamSlot& slot = core.sent_before(r + c);
         g.sum.row(r)[c] = 0.0f;
-        g.real.set(r, c, slot.row_fold * g.rows + r < x_.rows &&
-                             slot.col_fold * g.cols + c < w_.cols);
+        g.real.set(r, c,
+                   slot.row_fold * g.rows + r < x_.rows && slot.col_fold * g.cols + c < w_.cols);
       }
     });
   }
@@ -7530,8 +7585,7 @@ class OutputStationary {
       }
       const std::int64_t first = std::max<std::int64_t>(0, lead - g.rows + 1);
       for (std::int64_t c = first; c <= std::min(g.cols - 1, lead); ++c) {
-        deliver(f, g.rows - 1 - (lead - c), c,
-                (aside() ? g.next : g.sum).row(g.rows - 1)[c]);
+        deliver(f, g.rows - 1 - (lead - c), c, (aside() ? g.next : g.sum).row(g.rows - 1)[c]);
       }
     }
   }
@@ -7831,7 +7885,7 @@ inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Te
 // Where the devices of a run meet: mailboxes, the start of collectives, and the judgement when none
 // can go on. Sends never block; a device waits for a message or for its peers to call a collective.
 // When no device runs and some wait, nothing can ever arrive: all throw one Error that says where
-// each stands. That state is the same however the threads were scheduled (Kahn 1974), so the text is.
+// each stands. However the threads were scheduled, that state is the same (Kahn 1974).
 
 namespace tinyscale {
 namespace detail {
@@ -8565,8 +8619,8 @@ inline MessageLog join_logs(const std::vector<const DeviceLog*>& devices) {
 
 // >> tinyscale/mesh/endpoint.hpp
 // One device's side of the fabric: who its peers are, the call it is in, and the log it writes.
-// A collective opens a call, which waits until all its peers make the same one, then sends and takes
-// chunks in steps: a step is what a device does at the same time.
+// A collective opens a call, which waits until all its peers make the same one, then sends and
+// takes chunks in steps: a step is what a device does at the same time.
 
 namespace tinyscale {
 
@@ -8800,7 +8854,8 @@ inline int index_over(const std::vector<AxisGroup>& groups) {
 
 inline void check_given(const char* function, const Tensor& t) {
   if (!t.defined()) {
-    throw Error(cat(function, ": the tensor is empty (default-constructed); give one with a shape"));
+    throw Error(
+        cat(function, ": the tensor is empty (default-constructed); give one with a shape"));
   }
 }
 
@@ -9339,161 +9394,6 @@ class Device {
 
 }  // namespace tinyscale
 
-// >> tinyscale/mesh/guess.hpp
-// A learner's guess held against what a run counted, with a hint when it is off by a known slip.
-// Bytes are those that the busiest device sends, as float32; steps are summed over the program.
-
-namespace tinyscale {
-
-// What is negative is not guessed.
-struct Guess {
-  double bytes_per_device = -1;
-  std::int64_t steps = -1;
-  double seconds = -1;  // simulated; right within 1 %
-};
-
-struct CheckRow {
-  std::string name, unit;
-  double guessed = 0, counted = 0;
-  bool right = false;
-  std::string hint;
-};
-
-struct CheckReport {
-  std::vector<CheckRow> rows;
-  bool right = true;  // all of them
-
-  // "bytes: right. steps: you 6, counted 3: why"
-  std::string text() const {
-    std::string out;
-    for (const CheckRow& row : rows) {
-      out += out.empty() ? "" : (out.back() == '.' ? " " : ". ");
-      if (row.right) {
-        out += row.name + ": right.";
-      } else {
-        out += row.name + ": you " + number(row, row.guessed) + ", counted " +
-               number(row, row.counted) + (row.hint.empty() ? "" : ": " + row.hint);
-      }
-    }
-    return out.empty() ? "nothing guessed" : out;
-  }
-  Table table() const {
-    Table out;
-    out.title = "guess";
-    out.columns = {"quantity", "unit", "guessed", "counted", "right", "hint"};
-    for (const CheckRow& row : rows) {
-      out.add({row.name, row.unit, detail::cat(row.guessed), detail::cat(row.counted),
-               row.right ? "yes" : "no", row.hint});
-    }
-    return out;
-  }
-  std::string csv() const { return table().csv(); }
-  std::string json() const { return table().json(); }
-
- private:
-  static std::string number(const CheckRow& row, double value) {
-    return row.unit == "s" ? format_seconds(value) : detail::cat(value);
-  }
-};
-
-inline std::ostream& operator<<(std::ostream& out, const CheckReport& report) {
-  return out << report.text() << "\n";
-}
-
-namespace detail {
-
-struct Counted {
-  double bytes_most = 0, bytes_least = 0, bytes_total = 0;  // sent by devices
-  std::int64_t steps = 0;
-  double seconds = 0;
-  int devices = 1;                 // of the mesh
-  int group = 1;                   // of the largest collective
-  std::vector<std::string> names;  // of the collectives
-};
-
-inline bool same(double a, double b) { return std::abs(a - b) <= 1e-9 * std::abs(b); }
-
-inline bool has_name(const Counted& counted, const std::string& name) {
-  for (const std::string& known : counted.names) {
-    if (known == name) {
-      return true;
-    }
-  }
-  return false;
-}
-
-inline std::string steps_hint(std::int64_t you, const Counted& counted) {
-  const double guess = static_cast<double>(you);
-  const double steps = static_cast<double>(counted.steps);
-  if (steps <= 0) {
-    return "no message was sent";
-  }
-  if (has_name(counted, "all_reduce") && same(guess * 2, steps)) {
-    return "all_reduce is reduce_scatter and then all_gather, each of its own steps";
-  }
-  if (has_name(counted, "all_reduce") && same(guess, 2.0 * counted.group)) {
-    return cat("a device has one chunk already: 2 (N - 1) with N = ", counted.group);
-  }
-  if (same(guess, counted.group) && same(guess, steps + 1)) {
-    return cat("a device has its own chunk already: N - 1 with N = ", counted.group);
-  }
-  if (same(guess, steps * 2)) {
-    return has_name(counted, "all_reduce") ? "half as many; is N what you think?"
-                                           : "only all_reduce takes 2 (N - 1)";
-  }
-  if (same(guess, steps / 2)) {
-    return "that is with both ways of a ring used at once";
-  }
-  return cat("the largest collective is over N = ", counted.group, " devices");
-}
-
-inline std::string bytes_hint(double you, const Counted& counted) {
-  const double most = counted.bytes_most;
-  if (same(you, counted.bytes_total)) {
-    return "that is all devices together";
-  }
-  if (same(you * element_bytes, most)) {
-    return "that is the number of elements; a float32 is 4 bytes";
-  }
-  if (counted.bytes_least < most) {
-    return cat("of the busiest device; the least busy sends ", counted.bytes_least, ", the mean is ",
-               counted.bytes_total / counted.devices);
-  }
-  if (same(you * (counted.group - 1), most * counted.group)) {
-    return cat("a device has its own chunk already: (N - 1) / N of it with N = ", counted.group);
-  }
-  if (same(you * 2, most) || same(you, most * 2)) {
-    return "all_reduce moves 2 (N - 1) / N of the vector, all_gather and reduce_scatter half of it";
-  }
-  return "";
-}
-
-inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
-  CheckReport report;
-  const auto add = [&report](const CheckRow& row) {
-    report.rows.push_back(row);
-    report.rows.back().hint = row.right ? "" : row.hint;
-    report.right = report.right && row.right;
-  };
-  if (guess.bytes_per_device >= 0) {
-    const double you = guess.bytes_per_device;
-    add({"bytes", "B", you, counted.bytes_most, same(you, counted.bytes_most),
-         bytes_hint(you, counted)});
-  }
-  if (guess.steps >= 0) {
-    add({"steps", "", static_cast<double>(guess.steps), static_cast<double>(counted.steps),
-         guess.steps == counted.steps, steps_hint(guess.steps, counted)});
-  }
-  if (guess.seconds >= 0) {
-    const bool near = std::abs(guess.seconds - counted.seconds) <= 0.01 * counted.seconds;
-    add({"seconds", "s", guess.seconds, counted.seconds, near, "simulated, on this machine"});
-  }
-  return report;
-}
-
-}  // namespace detail
-}  // namespace tinyscale
-
 // >> tinyscale/mesh/route.hpp
 // The directed links of a machine, and the links that a message between two chips crosses.
 // Dimension order: along the first dimension to the right coordinate, then the second, ...; around
@@ -9567,102 +9467,13 @@ struct MachineLinks {
 }  // namespace detail
 }  // namespace tinyscale
 
-// >> tinyscale/mesh/replay.hpp
-// Simulated time: a message log replayed on a machine, event by event.
-// A message starts when its sender's (and, in a collective, its receiver's) earlier steps are done,
-// takes latency for each link it crosses, then its bytes at a max-min fair share of those links.
-// A pure function of log and machine (Bertsekas and Gallager, Data Networks, 6.5.2: max-min).
+// >> tinyscale/mesh/fair_links.hpp
+// Messages that share links: each gets its max-min fair rate. All rates of a set of messages rise
+// together until a link is full; those through it are settled, the others rise on
+// (Bertsekas and Gallager, Data Networks, 6.5.2).
 
 namespace tinyscale {
-
-// When each message of a log ran on a machine, in simulated seconds.
-struct Timeline {
-  double seconds = 0;                // until the last message has arrived
-  std::vector<double> start, finish;  // of each message
-  std::vector<int> after;            // the message whose end let each one start, or -1
-  std::vector<int> hops;             // links each one crossed
-  std::vector<double> link_bytes;    // by detail::MachineLinks number
-};
-
 namespace detail {
-
-constexpr std::size_t no_message = std::numeric_limits<std::size_t>::max();
-
-// The steps of every device and which of them are done.
-class StepOrder {
- public:
-  explicit StepOrder(const MessageLog& log) : log_(log) {
-    const std::size_t devices = static_cast<std::size_t>(log.devices);
-    std::vector<std::vector<std::pair<int, std::size_t>>> ends(devices);  // (step, message)
-    for (std::size_t m = 0; m < log.messages.size(); ++m) {
-      const Message& message = log.messages[m];
-      ends[static_cast<std::size_t>(message.from)].emplace_back(message.from_step, m);
-      ends[static_cast<std::size_t>(message.to)].emplace_back(message.to_step, m);
-    }
-    steps_.resize(devices);
-    next_.assign(devices, 0);
-    for (std::size_t d = 0; d < devices; ++d) {
-      std::sort(ends[d].begin(), ends[d].end());
-      int last = -1;
-      for (const std::pair<int, std::size_t>& end : ends[d]) {
-        if (steps_[d].empty() || end.first != last) {
-          steps_[d].push_back({end.first, 0, {}});
-          last = end.first;
-        }
-        steps_[d].back().messages.push_back(end.second);
-        ++steps_[d].back().unfinished;
-      }
-    }
-  }
-
-  // Messages of the step that a device is in.
-  const std::vector<std::size_t>& current(int device) const {
-    static const std::vector<std::size_t> none;
-    const std::size_t d = static_cast<std::size_t>(device);
-    return next_[d] < steps_[d].size() ? steps_[d][next_[d]].messages : none;
-  }
-
-  bool may_start(std::size_t m) const {
-    const Message& message = log_.messages[m];
-    return at_step(message.from, message.from_step) &&
-           (message.start == MessageStart::sender_ready || at_step(message.to, message.to_step));
-  }
-
-  // Marks one end of a message as finished.
-  void finish(int device, int step) {
-    std::vector<Step>& steps = steps_[static_cast<std::size_t>(device)];
-    const auto found =
-        std::lower_bound(steps.begin(), steps.end(), step,
-                         [](const Step& a, int number) { return a.number < number; });
-    --found->unfinished;
-  }
-
-  // Moves a device to its next step if this one is done.
-  bool advance(int device) {
-    const std::size_t d = static_cast<std::size_t>(device);
-    if (next_[d] < steps_[d].size() && steps_[d][next_[d]].unfinished == 0) {
-      ++next_[d];
-      return true;
-    }
-    return false;
-  }
-
- private:
-  struct Step {
-    int number = 0;
-    int unfinished = 0;
-    std::vector<std::size_t> messages;
-  };
-
-  bool at_step(int device, int step) const {
-    const std::size_t d = static_cast<std::size_t>(device);
-    return next_[d] < steps_[d].size() && steps_[d][next_[d]].number == step;
-  }
-
-  const MessageLog& log_;
-  std::vector<std::vector<Step>> steps_;
-  std::vector<std::size_t> next_;
-};
 
 // Messages in transfer that share links; each gets its max-min fair rate.
 class FairLinks {
@@ -9797,6 +9608,265 @@ class FairLinks {
   int round_ = 0;
 };
 
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/guess.hpp
+// A learner's guess held against what a run counted, with a hint when it is off by a known slip.
+// Bytes are those that the busiest device sends, as float32; steps are summed over the program.
+
+namespace tinyscale {
+
+// What is negative is not guessed.
+struct Guess {
+  double bytes_per_device = -1;
+  std::int64_t steps = -1;
+  double seconds = -1;  // simulated; right within 1 %
+};
+
+struct CheckRow {
+  std::string name, unit;
+  double guessed = 0, counted = 0;
+  bool right = false;
+  std::string hint;
+};
+
+struct CheckReport {
+  std::vector<CheckRow> rows;
+  bool right = true;  // all of them
+
+  // "bytes: right. steps: you 6, counted 3: why"
+  std::string text() const {
+    std::string out;
+    for (const CheckRow& row : rows) {
+      out += out.empty() ? "" : (out.back() == '.' ? " " : ". ");
+      if (row.right) {
+        out += row.name + ": right.";
+      } else {
+        out += row.name + ": you " + number(row, row.guessed) + ", counted " +
+               number(row, row.counted) + (row.hint.empty() ? "" : ": " + row.hint);
+      }
+    }
+    return out.empty() ? "nothing guessed" : out;
+  }
+  Table table() const {
+    Table out;
+    out.title = "guess";
+    out.columns = {"quantity", "unit", "guessed", "counted", "right", "hint"};
+    for (const CheckRow& row : rows) {
+      out.add({row.name, row.unit, detail::cat(row.guessed), detail::cat(row.counted),
+               row.right ? "yes" : "no", row.hint});
+    }
+    return out;
+  }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+
+ private:
+  static std::string number(const CheckRow& row, double value) {
+    return row.unit == "s" ? format_seconds(value) : detail::cat(value);
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const CheckReport& report) {
+  return out << report.text() << "\n";
+}
+
+namespace detail {
+
+struct Counted {
+  double bytes_most = 0, bytes_least = 0, bytes_total = 0;  // sent by devices
+  std::int64_t steps = 0;
+  double seconds = 0;
+  int devices = 1;                 // of the mesh
+  int group = 1;                   // of the largest collective
+  std::vector<std::string> names;  // of the collectives
+};
+
+inline bool same(double a, double b) { return std::abs(a - b) <= 1e-9 * std::abs(b); }
+
+inline bool has_name(const Counted& counted, const std::string& name) {
+  for (const std::string& known : counted.names) {
+    if (known == name) {
+      return true;
+    }
+  }
+  return false;
+}
+
+inline std::string steps_hint(std::int64_t you, const Counted& counted) {
+  const double guess = static_cast<double>(you);
+  const double steps = static_cast<double>(counted.steps);
+  if (steps <= 0) {
+    return "no message was sent";
+  }
+  if (has_name(counted, "all_reduce") && same(guess * 2, steps)) {
+    return "all_reduce is reduce_scatter and then all_gather, each of its own steps";
+  }
+  if (has_name(counted, "all_reduce") && same(guess, 2.0 * counted.group)) {
+    return cat("a device has one chunk already: 2 (N - 1) with N = ", counted.group);
+  }
+  if (same(guess, counted.group) && same(guess, steps + 1)) {
+    return cat("a device has its own chunk already: N - 1 with N = ", counted.group);
+  }
+  if (same(guess, steps * 2)) {
+    return has_name(counted, "all_reduce") ? "half as many; is N what you think?"
+                                           : "only all_reduce takes 2 (N - 1)";
+  }
+  if (counted.names.size() == 1 && counted.names[0] == "all_reduce" &&
+      same(steps, 2.0 * (counted.group - 1))) {
+    return cat("all_reduce takes 2 (N - 1) steps, here N = ", counted.group);
+  }
+  if (same(guess, steps / 2)) {
+    return "that is with both ways of a ring used at once";
+  }
+  return cat("the largest collective is over N = ", counted.group, " devices");
+}
+
+inline std::string bytes_hint(double you, const Counted& counted) {
+  const double most = counted.bytes_most;
+  if (same(you, counted.bytes_total)) {
+    return "that is all devices together";
+  }
+  if (same(you * element_bytes, most)) {
+    return "that is the number of elements; a float32 is 4 bytes";
+  }
+  if (counted.bytes_least < most) {
+    return cat("of the busiest device; the least busy sends ", counted.bytes_least,
+               ", the mean is ", counted.bytes_total / counted.devices);
+  }
+  if (same(you * (counted.group - 1), most * counted.group)) {
+    return cat("a device has its own chunk already: (N - 1) / N of it with N = ", counted.group);
+  }
+  if (same(you * 2, most) || same(you, most * 2)) {
+    return "all_reduce moves 2 (N - 1) / N of the vector, all_gather and reduce_scatter half of it";
+  }
+  return "";
+}
+
+inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
+  CheckReport report;
+  const auto add = [&report](const CheckRow& row) {
+    report.rows.push_back(row);
+    report.rows.back().hint = row.right ? "" : row.hint;
+    report.right = report.right && row.right;
+  };
+  if (guess.bytes_per_device >= 0) {
+    const double you = guess.bytes_per_device;
+    add({"bytes", "B", you, counted.bytes_most, same(you, counted.bytes_most),
+         bytes_hint(you, counted)});
+  }
+  if (guess.steps >= 0) {
+    add({"steps", "", static_cast<double>(guess.steps), static_cast<double>(counted.steps),
+         guess.steps == counted.steps, steps_hint(guess.steps, counted)});
+  }
+  if (guess.seconds >= 0) {
+    const bool near = std::abs(guess.seconds - counted.seconds) <= 0.01 * counted.seconds;
+    add({"seconds", "s", guess.seconds, counted.seconds, near, "simulated, on this machine"});
+  }
+  return report;
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/mesh/replay.hpp
+// Simulated time: a message log replayed on a machine, event by event.
+// A message starts when its sender's (and, in a collective, its receiver's) earlier steps are done,
+// takes latency for each link it crosses, then its bytes at a max-min fair share of those links.
+// A pure function of log and machine.
+
+namespace tinyscale {
+
+// When each message of a log ran on a machine, in simulated seconds.
+struct Timeline {
+  double seconds = 0;                // until the last message has arrived
+  std::vector<double> start, finish;  // of each message
+  std::vector<int> after;            // the message whose end let each one start, or -1
+  std::vector<int> hops;             // links each one crossed
+  std::vector<double> link_bytes;    // by detail::MachineLinks number
+};
+
+namespace detail {
+
+constexpr std::size_t no_message = std::numeric_limits<std::size_t>::max();
+
+// The steps of every device and which of them are done.
+class StepOrder {
+ public:
+  explicit StepOrder(const MessageLog& log) : log_(log) {
+    const std::size_t devices = static_cast<std::size_t>(log.devices);
+    std::vector<std::vector<std::pair<int, std::size_t>>> ends(devices);  // (step, message)
+    for (std::size_t m = 0; m < log.messages.size(); ++m) {
+      const Message& message = log.messages[m];
+      ends[static_cast<std::size_t>(message.from)].emplace_back(message.from_step, m);
+      ends[static_cast<std::size_t>(message.to)].emplace_back(message.to_step, m);
+    }
+    steps_.resize(devices);
+    next_.assign(devices, 0);
+    for (std::size_t d = 0; d < devices; ++d) {
+      std::sort(ends[d].begin(), ends[d].end());
+      int last = -1;
+      for (const std::pair<int, std::size_t>& end : ends[d]) {
+        if (steps_[d].empty() || end.first != last) {
+          steps_[d].push_back({end.first, 0, {}});
+          last = end.first;
+        }
+        steps_[d].back().messages.push_back(end.second);
+        ++steps_[d].back().unfinished;
+      }
+    }
+  }
+
+  // Messages of the step that a device is in.
+  const std::vector<std::size_t>& current(int device) const {
+    static const std::vector<std::size_t> none;
+    const std::size_t d = static_cast<std::size_t>(device);
+    return next_[d] < steps_[d].size() ? steps_[d][next_[d]].messages : none;
+  }
+
+  bool may_start(std::size_t m) const {
+    const Message& message = log_.messages[m];
+    return at_step(message.from, message.from_step) &&
+           (message.start == MessageStart::sender_ready || at_step(message.to, message.to_step));
+  }
+
+  // Marks one end of a message as finished.
+  void finish(int device, int step) {
+    std::vector<Step>& steps = steps_[static_cast<std::size_t>(device)];
+    const auto found =
+        std::lower_bound(steps.begin(), steps.end(), step,
+                         [](const Step& a, int number) { return a.number < number; });
+    --found->unfinished;
+  }
+
+  // Moves a device to its next step if this one is done.
+  bool advance(int device) {
+    const std::size_t d = static_cast<std::size_t>(device);
+    if (next_[d] < steps_[d].size() && steps_[d][next_[d]].unfinished == 0) {
+      ++next_[d];
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  struct Step {
+    int number = 0;
+    int unfinished = 0;
+    std::vector<std::size_t> messages;
+  };
+
+  bool at_step(int device, int step) const {
+    const std::size_t d = static_cast<std::size_t>(device);
+    return next_[d] < steps_[d].size() && steps_[d][next_[d]].number == step;
+  }
+
+  const MessageLog& log_;
+  std::vector<std::vector<Step>> steps_;
+  std::vector<std::size_t> next_;
+};
+
 class Replay {
  public:
   Replay(const MessageLog& log, const Machine& machine)
@@ -9838,7 +9908,7 @@ class Replay {
   struct Event {
     double time = 0;
     std::size_t message = 0;
-    int version = 0;  // 0: latency is over; else the end of the transfer at the rate of that version
+    int version = 0;  // 0: latency is over; else the transfer is, at the rate of that version
     bool operator<(const Event& other) const {  // the earliest is on top
       return time > other.time || (!(time < other.time) && message > other.message);
     }
@@ -10291,7 +10361,7 @@ inline void run_devices(const DeviceProgram& program, Fabric& fabric,
     } catch (const std::system_error&) {
       for (std::size_t rank = i; rank < devices.size(); ++rank) {
         fabric.threw(static_cast<int>(rank), "at its start",
-                     cat("the system gives ", i, " threads; use a mesh of at most so many devices"));
+                     cat("the system gives ", i, " threads; a mesh can have so many devices"));
       }
       break;
     }

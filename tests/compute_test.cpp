@@ -76,7 +76,8 @@ void check_gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t
   kernel::gemm(ta, tb, m, n, k, a.data(), lda, b.data(), ldb, beta, c.data(), ldc);
   double worst = 0.0;
   for (std::size_t i = 0; i < c.size(); ++i) {
-    worst = std::max(worst, std::fabs(static_cast<double>(c[i]) - static_cast<double>(expected[i])));
+    const double error = static_cast<double>(c[i]) - static_cast<double>(expected[i]);
+    worst = std::max(worst, std::fabs(error));
   }
   CAPTURE(m);
   CAPTURE(n);
@@ -520,7 +521,8 @@ TEST_CASE("adamw: three steps follow the formula in double; sum of squares") {
         em[i] = 0.9 * em[i] + 0.1 * g;
         ev[i] = 0.999 * ev[i] + 0.001 * g * g;
         const double root = std::sqrt(ev[i] / (1.0 - std::pow(0.999, t)));
-        ep[i] = ep[i] * (1.0 - 0.01 * 0.1) - 0.01 * em[i] / (1.0 - std::pow(0.9, t)) / (root + 1e-8);
+        const double rate = 0.01 / (1.0 - std::pow(0.9, t));
+        ep[i] = ep[i] * (1.0 - 0.01 * 0.1) - rate * em[i] / (root + 1e-8);
         CHECK(std::fabs(static_cast<double>(p[i]) - ep[i]) < 1e-6);
       }
     }

@@ -128,7 +128,8 @@ TEST_CASE("hardware: names, aliases, formats") {
   CHECK(ts::chip("wse-2").vector_flops == 0);
   ts::Chip mine;
   CHECK(message_of([&] { mine.peak(ts::DType::bf16); }) ==
-        "Chip::peak: this chip has no rate for bf16; set flops_bf16 or flops_f32, or price as bf16");
+        "Chip::peak: this chip has no rate for bf16; set flops_bf16 or flops_f32, or price "
+        "it in another format");
   mine.flops_bf16 = 1e12;
   CHECK(message_of([&] { mine.intensity(ts::DType::bf16); }) ==
         "Chip::intensity: this chip has no memory_bandwidth; set it in bytes per second");
@@ -261,7 +262,7 @@ TEST_CASE("hardware: operands go to the smallest level that holds them") {
 
 TEST_CASE("hardware: this laptop is a chip") {
   const ts::Chip laptop = ts::laptop();
-  CHECK(ts::laptop_measurement().seconds < 3);
+  CHECK(ts::laptop_measurement().seconds < 10);  // 0.5 s when the machine is quiet
   REQUIRE(laptop.levels.size() == 4);
   CHECK(laptop.flops_f32 > 1e8);
   CHECK(laptop.vector_flops > 1e8);

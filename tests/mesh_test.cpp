@@ -315,7 +315,7 @@ TEST_CASE("check a guess") {
   guess.steps = 6;
   CHECK_FALSE(run.check(guess).right);
   CHECK(run.check(guess).text() ==
-        "bytes: right. steps: you 6, counted 2: the largest collective is over N = 2 devices");
+        "bytes: right. steps: you 6, counted 2: all_reduce takes 2 (N - 1) steps, here N = 2");
   guess.steps = 2;
   guess.seconds = run.seconds * 1.001;
   CHECK(run.check(guess).right);
@@ -330,6 +330,15 @@ TEST_CASE("check a guess") {
   CHECK(run.check(guess).text() ==
         "bytes: you 24576, counted 98304: that is the number of elements; a float32 is 4 bytes");
 }
+
+#if defined(TINYSCALE_NO_THREADS)
+TEST_CASE("without threads") {
+  CHECK(fault(axis_mesh(2, ts::AxisKind::line), [](ts::Device&) {}) ==
+        "mesh.run: 2 devices need threads, and this program is compiled with "
+        "TINYSCALE_NO_THREADS; use a mesh of 1 device");
+  axis_mesh(1, ts::AxisKind::line).run([](ts::Device& d) { d.all_reduce(ts::zeros({2}), "x"); });
+}
+#endif
 
 TEST_CASE("errors of the mesh and of arguments") {
   const ts::Machine machine = ts::machine("tpu-v5e", {4, 2});
@@ -371,6 +380,14 @@ TEST_CASE("errors of the mesh and of arguments") {
         "mesh.run: device 0 threw: send: device 0 names device 0; the others are among 0 to 0\n"
         "  device 0: threw after 0 calls: send: device 0 names device 0; the others are among 0 to "
         "0");
+  ts::MessageLog twisted;  // each of two messages waits for the other
+  twisted.devices = 8;
+  twisted.messages.resize(2);
+  twisted.messages[0].to = twisted.messages[1].from = 1;
+  twisted.messages[0].to_step = twisted.messages[1].to_step = 1;
+  CHECK(thrown([&] { ts::time(twisted, machine); }) ==
+        "time: message 0 from device 0 to device 1 waits for itself; steps of the log must have an "
+        "order");
   const ts::MeshRun run = mesh.run([&](ts::Device& d) { d.keep("t", t); });
   CHECK(thrown([&] { run.kept(0, "u"); }) == "kept: device 0 kept nothing named u; it kept t");
   CHECK(thrown([&] { run.kept(8, "t"); }) == "kept: rank 8 of 8 devices; ranks are 0 to 7");
@@ -433,8 +450,9 @@ TEST_CASE("nothing hangs: the error says where each device stands") {
           }
         }) ==
         "mesh.run: messages were sent that nobody received\n"
-        "  devices 0, 2: returned after 1 call\n"
-        "  device 1: returned after 0 calls; 1 message from device 0 not received");
+        "  device 0: returned after 1 call\n"
+        "  device 1: returned after 0 calls; 1 message from device 0 not received\n"
+        "  device 2: returned after 0 calls");
   CHECK(fault(mesh, [&](ts::Device& d) {
           if (d.rank() == 0) {
             throw 7;

@@ -387,6 +387,43 @@ TEST_CASE("hooks are called where their comments say") {
   CHECK(calls["loss"] == 1);
 }
 
+TEST_CASE("parameters and the cache of keys and values are metered as what they are") {
+  ts::Context own;
+  const ts::ContextScope scope(own);
+  const ts::Transformer model(tiny("llama"));
+  CHECK(own.memory->current(ts::MemoryKind::parameter) ==
+        4.0 * static_cast<double>(model.config.parameters()));
+  ts::KvCache cache;
+  ts::Hooks hooks;
+  hooks.cache = &cache;
+  const ts::NoGrad no_grad;
+  model.forward({1, 2, 3}, 1, 3, hooks);
+  hooks.first_position = 3;
+  model.forward({4}, 1, 1, hooks);
+  CHECK(own.memory->current(ts::MemoryKind::kv_cache) ==
+        4.0 * 4 * static_cast<double>(model.config.layers * model.config.cached_numbers()));
+  CHECK(own.memory->current(ts::MemoryKind::activation) == 0);
+}
+
+TEST_CASE("weights begin as GPT-2's do") {
+  const ts::Transformer model(ts::config("nano"), 7);
+  for (const ts::Parameter& p : model.parameters) {
+    if (p.value.dims() == 2) {
+      double square = 0;
+      for (const float v : p.value.values()) {
+        square += static_cast<double>(v) * static_cast<double>(v);
+      }
+      const double scale = p.split == ts::Split::columns ? 0.02 / std::sqrt(8.0) : 0.02;
+      CHECK(std::sqrt(square / static_cast<double>(p.value.count())) ==
+            doctest::Approx(scale).epsilon(0.03));
+    }
+  }
+  CHECK(model.parameters[0].value.values() ==
+        ts::Transformer(ts::config("nano"), 7).parameters[0].value.values());
+  CHECK(model.parameters[0].value.values() !=
+        ts::Transformer(ts::config("nano"), 8).parameters[0].value.values());
+}
+
 TEST_CASE("presets count the published parameters") {
   CHECK(ts::config("nano").parameters() == 128 * (256 + 64) + 4 * (12 * 128 * 128 + 2 * 128) + 128);
   CHECK(ts::config("nano").context == 64);

@@ -1,7 +1,7 @@
 #pragma once
 // Attention: O = softmax(Q K^T / sqrt(head_size)) V for each sequence and head.
-// Blocks of 64 queries: the scores of one block live in scratch, so no [queries, keys] matrix is kept.
-// Forward saves one number a query, lse = log sum exp(scores); backward recomputes P = exp(S - lse):
+// The scores of 64 queries at a time live in scratch, so no [queries, keys] matrix is kept.
+// Forward saves lse = log sum exp(scores) of each query; backward recomputes P = exp(S - lse):
 //   dV = P^T dO,  dS = P (dO V^T - sum(dO O)),  dQ = dS K scale,  dK = dS^T Q scale.
 // Grouped queries: heads / kv_heads query heads share one key and value head.
 // Dao et al., FlashAttention, arXiv 2205.14135; Ainslie et al., GQA, arXiv 2305.13245.
@@ -21,7 +21,7 @@ namespace kernel {
 struct AttentionShape {
   std::int64_t batch = 1, queries = 1, keys = 1, heads = 1, kv_heads = 1, head_size = 1;
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, o_stride = 0;  // floats, token to token
-  std::int64_t q_batch = 0, k_batch = 0, v_batch = 0, o_batch = 0;      // floats, sequence to sequence
+  std::int64_t q_batch = 0, k_batch = 0, v_batch = 0, o_batch = 0;  // sequence to sequence
   int causal = 0;                  // 1: query i sees keys <= i + causal_offset
   std::int64_t causal_offset = 0;  // keys - queries when queries are the last tokens
 };
@@ -172,8 +172,8 @@ inline void attention_backward_block(const kernel::AttentionShape& s, std::int64
 
 namespace kernel {
 
-// q, o: [batch, queries, heads * head_size]; k, v: [batch, keys, kv_heads * head_size] (with strides);
-// lse: [batch, heads, queries]. A query that sees no key gets zeros.
+// q, o: [batch, queries, heads * head_size]; k, v: [batch, keys, kv_heads * head_size], with
+// strides; lse: [batch, heads, queries]. A query that sees no key gets zeros.
 inline void attention_forward(const AttentionShape& s, const float* q, const float* k,
                               const float* v, float* o, float* lse) {
   const std::int64_t blocks = (s.queries + detail::attention_block - 1) / detail::attention_block;

@@ -1,7 +1,7 @@
 #pragma once
 // Element-wise kernels: y[i] = f(a[i], b[i]), and backward ones that add: dx[i] += f'(x[i]) dy[i].
-// The reference body of each is the one line in its comment. Work is split into fixed blocks, so the
-// result does not depend on the number of threads.
+// The reference body of each is the one line in its comment. Work is split into fixed blocks, so
+// the result does not depend on the number of threads.
 // gelu(x) = x (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel, arXiv 1606.08415).
 
 #include <algorithm>

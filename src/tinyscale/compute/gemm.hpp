@@ -4,14 +4,15 @@
 // B is copied into panels one tile wide only when that pays: it is large, or transposed.
 // Short A (decode) streams B once and keeps C, or one row of A, in cache.
 // Each element of C adds its products in an order that the number of threads cannot change.
-// Picture and names: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
+// Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/gemm_short.hpp"
+#include "tinyscale/compute/gemm_tile.hpp"
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
@@ -41,112 +42,10 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
 
 namespace detail {
 
-// Scratch memory of this thread, one buffer per slot, aligned to 64 bytes; contents are undefined.
-inline float* scratch(int slot, std::int64_t count) {
-  static thread_local std::vector<float> buffers[6];
-  std::vector<float>& buffer = buffers[slot];
-  if (buffer.size() < static_cast<std::size_t>(count) + 16) {
-    std::vector<float>().swap(buffer);
-    buffer.resize(static_cast<std::size_t>(count) + 16);
-  }
-  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(buffer.data());
-  return buffer.data() + ((64 - at % 64) % 64) / sizeof(float);
-}
-
 constexpr std::int64_t gemm_depth = 256;          // k of one pass: a panel of B stays in L2
 constexpr std::int64_t gemm_rows = 96;            // most rows of one task
 constexpr std::int64_t gemm_packed = 1 << 20;     // floats of B packed at once: 4 MB
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
-
-// Operands as strides: a(i, p) = a[i * a_row + p * a_col].
-struct GemmOperands {
-  std::int64_t m, n, k;
-  const float* a;
-  std::int64_t a_row, a_col;
-  const float* b;
-  std::int64_t b_row, b_col;
-  float beta;
-  float* c;
-  std::int64_t ldc;
-};
-
-// C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers.
-template <class L, int ROWS, int VECTORS>
-TINYSCALE_INLINE void gemm_tile(std::int64_t k, const float* a, std::int64_t a_row,
-                                std::int64_t a_col, const float* b, std::int64_t b_row, float* c,
-                                std::int64_t ldc, float beta) {
-  typedef typename L::V V;
-  V sum[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)];
-  TINYSCALE_UNROLL
-  for (int i = 0; i < ROWS; ++i) {
-    TINYSCALE_UNROLL
-    for (int j = 0; j < VECTORS; ++j) {
-      sum[i][j] = V{};
-    }
-  }
-  for (std::int64_t p = 0; p < k; ++p) {
-    V right[static_cast<std::size_t>(VECTORS)];
-    TINYSCALE_UNROLL
-    for (int j = 0; j < VECTORS; ++j) {
-      load<L>(b + j * L::width, right[j]);
-    }
-    TINYSCALE_UNROLL
-    for (int i = 0; i < ROWS; ++i) {
-      V left;
-      broadcast<L>(a[i * a_row], left);
-      TINYSCALE_UNROLL
-      for (int j = 0; j < VECTORS; ++j) {
-        sum[i][j] = sum[i][j] + left * right[j];
-      }
-    }
-    a += a_col;
-    b += b_row;
-  }
-  TINYSCALE_UNROLL
-  for (int i = 0; i < ROWS; ++i) {
-    TINYSCALE_UNROLL
-    for (int j = 0; j < VECTORS; ++j) {
-      float* to = c + i * ldc + j * L::width;
-      if (beta != 0.0f) {
-        V old;
-        load<L>(to, old);
-        sum[i][j] = sum[i][j] + old;  // beta is 0 or 1
-      }
-      store<L>(to, sum[i][j]);
-    }
-  }
-}
-
-// Rows [0, m) of one panel: full tiles, then what is left in tiles of 4, 2 and 1 rows.
-template <class L, int VECTORS>
-struct GemmPanel {
-  std::int64_t m, k;
-  const float* a;
-  std::int64_t a_row, a_col;
-  const float* b;
-  std::int64_t b_row;
-  float* c;
-  std::int64_t ldc;
-  float beta;
-
-  template <int ROWS>
-  TINYSCALE_INLINE void rows(std::int64_t& i) const {
-    for (; i + ROWS <= m; i += ROWS) {
-      gemm_tile<L, ROWS, VECTORS>(k, a + i * a_row, a_row, a_col, b, b_row, c + i * ldc, ldc, beta);
-    }
-  }
-
-  template <class Same>
-  TINYSCALE_INLINE void run() const {
-    std::int64_t i = 0;
-    rows<L::rows>(i);
-    if constexpr (L::rows > 4) {
-      rows<4>(i);
-    }
-    rows<2>(i);
-    rows<1>(i);
-  }
-};
 
 // Rows [begin, end) of C, columns of one pass over packed (or in-place) panels.
 struct GemmBlock {
@@ -172,7 +71,8 @@ struct GemmBlock {
       const float* b = edge + p * step;  // rows of `step` floats
       if constexpr (L::vectors > 2) {
         for (; columns - j > L::width; j += 2 * L::width, b += 2 * L::width) {
-          panel<L, 2>(p, depth, b, step, j, std::min<std::int64_t>(2 * L::width, columns - j), beta);
+          const std::int64_t valid = std::min<std::int64_t>(2 * L::width, columns - j);
+          panel<L, 2>(p, depth, b, step, j, valid, beta);
         }
       }
       for (; j < columns; j += L::width, b += L::width) {
@@ -249,135 +149,6 @@ struct GemmPack {
     }
   }
 };
-
-// Short A, B as stored: C[m, begin..end) from 8 rows of B at a time, C stays in cache.
-struct GemmStream {
-  const GemmOperands& g;
-  std::int64_t begin, end;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    if (g.beta == 0.0f) {
-      for (std::int64_t i = 0; i < g.m; ++i) {
-        std::fill(g.c + i * g.ldc + begin, g.c + i * g.ldc + end, 0.0f);
-      }
-    }
-    std::int64_t p = 0;
-    for (; p + 8 <= g.k; p += 8) {
-      for (std::int64_t i = 0; i < g.m; ++i) {
-        add_rows<L, 8>(p, i);
-      }
-    }
-    for (; p < g.k; ++p) {
-      for (std::int64_t i = 0; i < g.m; ++i) {
-        add_rows<L, 1>(p, i);
-      }
-    }
-  }
-
-  template <class L, int ROWS>
-  TINYSCALE_INLINE void add_rows(std::int64_t p, std::int64_t i) const {
-    typename L::V left[static_cast<std::size_t>(ROWS)], sum, v;
-    TINYSCALE_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-      broadcast<L>(g.a[i * g.a_row + (p + r) * g.a_col], left[r]);
-    }
-    float* c = g.c + i * g.ldc;
-    std::int64_t j = begin;
-    for (; j + L::width <= end; j += L::width) {
-      load<L>(c + j, sum);
-      TINYSCALE_UNROLL
-      for (int r = 0; r < ROWS; ++r) {
-        load<L>(g.b + (p + r) * g.b_row + j, v);
-        sum = sum + left[r] * v;
-      }
-      store<L>(c + j, sum);
-    }
-    for (; j < end; ++j) {
-      for (int r = 0; r < ROWS; ++r) {
-        c[j] += g.a[i * g.a_row + (p + r) * g.a_col] * g.b[(p + r) * g.b_row + j];
-      }
-    }
-  }
-};
-
-// Short A, B transposed: C[i, j] is a dot product of two rows; 8 rows of B at a time.
-struct GemmDots {
-  const GemmOperands& g;
-  std::int64_t begin, end;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    std::int64_t j = begin;
-    for (; j + 8 <= end; j += 8) {
-      for (std::int64_t i = 0; i < g.m; ++i) {
-        dots<L, 8>(i, j);
-      }
-    }
-    for (; j < end; ++j) {
-      for (std::int64_t i = 0; i < g.m; ++i) {
-        dots<L, 1>(i, j);
-      }
-    }
-  }
-
-  template <class L, int ROWS>
-  TINYSCALE_INLINE void dots(std::int64_t i, std::int64_t j) const {
-    typename L::V sum[static_cast<std::size_t>(ROWS)], left, v;
-    TINYSCALE_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-      sum[r] = typename L::V{};
-    }
-    const float* a = g.a + i * g.a_row;
-    const float* b = g.b + j * g.b_col;
-    std::int64_t p = 0;
-    for (; p + L::width <= g.k; p += L::width) {
-      load<L>(a + p, left);
-      TINYSCALE_UNROLL
-      for (int r = 0; r < ROWS; ++r) {
-        load<L>(b + r * g.b_col + p, v);
-        sum[r] = sum[r] + left * v;
-      }
-    }
-    float* c = g.c + i * g.ldc + j;
-    TINYSCALE_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-      float total = sum_lanes<L>(sum[r]);
-      for (std::int64_t x = p; x < g.k; ++x) {
-        total += a[x] * b[r * g.b_col + x];
-      }
-      c[r] = g.beta == 0.0f ? total : total + c[r];
-    }
-  }
-};
-
-constexpr std::int64_t gemm_short = 8;  // rows of A up to which B is not worth a tile or a copy
-
-// Short A in chunks of columns; false where another way is better.
-inline bool gemm_skinny(const GemmOperands& g) {
-  const bool dots = g.b_col != 1 && g.b_row == 1 && g.a_col == 1;
-  if (g.m > gemm_short || (g.b_col != 1 && !dots)) {
-    return false;
-  }
-  const std::int64_t chunk = dots ? 32 : 256;
-  const auto body = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t last = std::min(g.n, (x + 1) * chunk);
-      if (dots) {
-        run_on_lanes(GemmDots{g, x * chunk, last});
-      } else {
-        run_on_lanes(GemmStream{g, x * chunk, last});
-      }
-    }
-  };
-  const std::int64_t chunks = (g.n + chunk - 1) / chunk;
-  if (g.m * g.n * g.k < (1 << 17)) {
-    body(0, chunks);
-  } else {
-    parallel_for(chunks, 1, body);
-  }
-  return true;
-}
 
 struct TileSize {
   std::int64_t width = 0, wide = 0;

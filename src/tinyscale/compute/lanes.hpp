@@ -81,7 +81,7 @@ class PathScope {
   int before_;
 };
 
-#if TINYSCALE_X86
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 template <class Kernel>
 __attribute__((target("avx512f"), noinline)) void run_avx512(const Kernel& kernel) {
   kernel.template run<Lanes16>();
@@ -95,7 +95,7 @@ __attribute__((target("avx2,fma"), noinline)) void run_avx2(const Kernel& kernel
 
 template <class Kernel>
 void run_on_lanes(const Kernel& kernel) {
-#if TINYSCALE_X86
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
   const CpuPath path = active_path();
   if (path == CpuPath::avx512) {
     run_avx512(kernel);
@@ -116,7 +116,7 @@ void run_on_lanes(const Kernel& kernel) {
 // From inside a kernel on L: calls another kernel as a function of its own, with its own registers.
 template <class L, class Kernel>
 TINYSCALE_INLINE void call_on_lanes(const Kernel& kernel) {
-#if TINYSCALE_X86
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
   if constexpr (L::width == 16) {
     run_avx512(kernel);
   } else if constexpr (L::width == 8) {
@@ -161,21 +161,30 @@ TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L
   }
 }
 
-// Every lane x. g++ builds `x + V{}` lane by lane when it meets it outside a target function (an
-// inlined template), so a scalar known only at run time always comes in through here.
+// Every lane x. g++ builds `x - V{}` lane by lane when it meets it outside a target function, which
+// every inlined template is; so each width has its own function with the attribute, inlined late.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f"))) inline void broadcast_16(float x, Lanes16::V& v) {
+  v = x - Lanes16::V{};
+}
+
+__attribute__((target("avx2,fma"))) inline void broadcast_8(float x, Lanes8::V& v) {
+  v = x - Lanes8::V{};
+}
+#endif
+
 template <class L>
 TINYSCALE_INLINE void broadcast(float x, typename L::V& v) {
-  if constexpr (L::width == 1) {
-    v = x;
-  } else {
-#if TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
-    typename L::V first{};
-    first[0] = x;
-    v = __builtin_shuffle(first, typename L::I{});
-#else
-    v = x - typename L::V{};
-#endif
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+  if constexpr (L::width == 16) {
+    broadcast_16(x, v);
+    return;
+  } else if constexpr (L::width == 8) {
+    broadcast_8(x, v);
+    return;
   }
+#endif
+  v = x - typename L::V{};
 }
 
 template <class L>

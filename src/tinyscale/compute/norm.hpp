@@ -1,6 +1,7 @@
 #pragma once
 // Layer norm and RMS norm by rows:
-//   layer: n = (x - mean) rstd, rstd = 1 / sqrt(var + eps);   RMS: n = x rstd, rstd = 1 / sqrt(mean(x^2) + eps)
+//   layer: n = (x - mean) rstd, rstd = 1 / sqrt(var + eps);
+//   RMS:   n = x rstd,          rstd = 1 / sqrt(mean(x^2) + eps);
 //   y = n w + b;  with g = dy w: dx = rstd (g - mean(g) - n mean(g n)) (RMS: without mean(g)).
 // dw and db are sums over rows, taken in chunks that depend on the sizes and not on the threads.
 // Ba et al., arXiv 1607.06450; Zhang and Sennrich, arXiv 1910.07467.

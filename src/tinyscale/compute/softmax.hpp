@@ -1,5 +1,5 @@
 #pragma once
-// Softmax and cross-entropy by rows, from differences to the row's maximum, so that nothing overflows:
+// Softmax and cross-entropy by rows, from differences to the row's maximum (nothing overflows):
 //   y_j = exp(x_j - max) / sum,  lse = max + log(sum),  loss = lse - x_target.
 // dx = y (dy - sum(y dy));  d logits = scale (exp(x - lse) - onehot(target)).
 

@@ -84,7 +84,8 @@ inline double Chip::peak(DType format) const {
   const double rate = detail::matmul_rate(*this, format);
   if (!(rate > 0)) {
     throw Error(detail::cat("Chip::peak: ", name.empty() ? "this chip" : name, " has no rate for ",
-                            name_of(format), "; set flops_bf16 or flops_f32, or price as bf16"));
+                            name_of(format),
+                            "; set flops_bf16 or flops_f32, or price it in another format"));
   }
   return rate;
 }

@@ -146,7 +146,9 @@ inline double run_together(int threads, const std::function<void(int)>& body) {
   std::atomic<int> ready{0};
   std::atomic<bool> go{false};
   std::vector<std::thread> crew;
-#if !defined(TINYSCALE_NO_THREADS)
+#if defined(TINYSCALE_NO_THREADS)
+  static_cast<void>(threads);
+#else
   for (int t = 1; t < threads; ++t) {
     crew.emplace_back([&ready, &go, &body, t] {
       ready.fetch_add(1);

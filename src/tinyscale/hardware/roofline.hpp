@@ -3,8 +3,7 @@
 //   T = max(T_math = matmul FLOPs / peak, T_vector = vector FLOPs / rate, T_mem = bytes / rate)
 // Source: "How To Scale Your Model", chapter 1. Operands are read once, results written once.
 
-#include <algorithm>  // max
-#include <cmath>      // NaN for "not measured"
+#include <algorithm>  // max, find_if
 #include <ostream>    // operator<<
 #include <string>     // names
 #include <vector>     // rows
@@ -14,6 +13,7 @@
 #include "tinyscale/hardware/chip.hpp"
 #include "tinyscale/measure/counters.hpp"
 #include "tinyscale/measure/profile.hpp"
+#include "tinyscale/measure/quantity.hpp"
 
 namespace tinyscale {
 
@@ -160,7 +160,7 @@ inline Table RooflineReport::table() const {
   for (const RooflineRow& row : all) {
     std::vector<std::string> cells = {
         row.name, row.shape, detail::cat(row.count), detail::cat(row.matmul_flops),
-        detail::cat(row.vector_flops), format_bytes(row.bytes), detail::cat(row.intensity),
+        detail::cat(row.vector_flops), format_bytes(row.bytes), detail::short_number(row.intensity),
         format_seconds(row.t_math), format_seconds(row.t_vector), format_seconds(row.t_memory),
         format_seconds(row.seconds), row.bound, row.level};
     if (on_host) {

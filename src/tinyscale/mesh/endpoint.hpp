@@ -1,7 +1,7 @@
 #pragma once
 // One device's side of the fabric: who its peers are, the call it is in, and the log it writes.
-// A collective opens a call, which waits until all its peers make the same one, then sends and takes
-// chunks in steps: a step is what a device does at the same time.
+// A collective opens a call, which waits until all its peers make the same one, then sends and
+// takes chunks in steps: a step is what a device does at the same time.
 
 #include <algorithm>  // find, min
 #include <cstddef>
@@ -251,7 +251,8 @@ inline int index_over(const std::vector<AxisGroup>& groups) {
 
 inline void check_given(const char* function, const Tensor& t) {
   if (!t.defined()) {
-    throw Error(cat(function, ": the tensor is empty (default-constructed); give one with a shape"));
+    throw Error(
+        cat(function, ": the tensor is empty (default-constructed); give one with a shape"));
   }
 }
 

@@ -2,7 +2,7 @@
 // Where the devices of a run meet: mailboxes, the start of collectives, and the judgement when none
 // can go on. Sends never block; a device waits for a message or for its peers to call a collective.
 // When no device runs and some wait, nothing can ever arrive: all throw one Error that says where
-// each stands. That state is the same however the threads were scheduled (Kahn 1974), so the text is.
+// each stands. However the threads were scheduled, that state is the same (Kahn 1974).
 
 #include <condition_variable>
 #include <cstddef>

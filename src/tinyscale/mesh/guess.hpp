@@ -110,6 +110,10 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
     return has_name(counted, "all_reduce") ? "half as many; is N what you think?"
                                            : "only all_reduce takes 2 (N - 1)";
   }
+  if (counted.names.size() == 1 && counted.names[0] == "all_reduce" &&
+      same(steps, 2.0 * (counted.group - 1))) {
+    return cat("all_reduce takes 2 (N - 1) steps, here N = ", counted.group);
+  }
   if (same(guess, steps / 2)) {
     return "that is with both ways of a ring used at once";
   }
@@ -125,8 +129,8 @@ inline std::string bytes_hint(double you, const Counted& counted) {
     return "that is the number of elements; a float32 is 4 bytes";
   }
   if (counted.bytes_least < most) {
-    return cat("of the busiest device; the least busy sends ", counted.bytes_least, ", the mean is ",
-               counted.bytes_total / counted.devices);
+    return cat("of the busiest device; the least busy sends ", counted.bytes_least,
+               ", the mean is ", counted.bytes_total / counted.devices);
   }
   if (same(you * (counted.group - 1), most * counted.group)) {
     return cat("a device has its own chunk already: (N - 1) / N of it with N = ", counted.group);

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <utility>  // move
 #include <vector>
@@ -101,7 +102,7 @@ inline void run_devices(const DeviceProgram& program, Fabric& fabric,
     } catch (const std::system_error&) {
       for (std::size_t rank = i; rank < devices.size(); ++rank) {
         fabric.threw(static_cast<int>(rank), "at its start",
-                     cat("the system gives ", i, " threads; use a mesh of at most so many devices"));
+                     cat("the system gives ", i, " threads; a mesh can have so many devices"));
       }
       break;
     }

@@ -18,8 +18,8 @@ namespace tinyscale {
 // Which operand stays in the PEs: a tile of w, of x, or of the product.
 enum class Dataflow { weight_stationary, input_stationary, output_stationary };
 
-// serial: a fold begins when the one before has left the array. skewed: column by column, as soon as
-// a column is free. doubled: a second register per PE hides the shift behind the stream.
+// serial: a fold begins when the one before has left the array. skewed: column by column, as soon
+// as a column is free. doubled: a second register per PE hides the shift behind the stream.
 enum class Schedule { doubled, serial, skewed };
 
 // How the sums of an output-stationary array leave: R ticks of shifting, or at once over own wires.
@@ -32,14 +32,12 @@ inline const char* name_of(Dataflow dataflow) {
 }
 
 inline const char* name_of(Schedule schedule) {
-  return schedule == Schedule::doubled ? "doubled"
+  return schedule == Schedule::doubled  ? "doubled"
          : schedule == Schedule::serial ? "serial"
                                         : "skewed";
 }
 
-inline const char* name_of(Drain drain) {
-  return drain == Drain::shifted ? "shifted" : "instant";
-}
+inline const char* name_of(Drain drain) { return drain == Drain::shifted ? "shifted" : "instant"; }
 
 // Every tick of every PE, in PE-ticks.
 struct LossLedger {

@@ -14,9 +14,7 @@
 namespace tinyscale {
 namespace detail {
 
-inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) {
-  return (size + pes - 1) / pes;
-}
+inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) { return (size + pes - 1) / pes; }
 
 // Fills in T and the folds of a case whose array and M, K, N are set.
 inline void fold(SystolicTiming& t) {
@@ -51,8 +49,7 @@ inline std::int64_t fold_period(const SystolicTiming& t) {
   if (t.schedule == Schedule::doubled) {
     return std::max(t.stream, t.rows);
   }
-  return t.dataflow == Dataflow::output_stationary ? t.stream + t.rows
-                                                   : t.stream + 2 * t.rows - 1;
+  return t.dataflow == Dataflow::output_stationary ? t.stream + t.rows : t.stream + 2 * t.rows - 1;
 }
 
 inline void time_ledger(SystolicTiming& t) {

@@ -1,8 +1,8 @@
 #pragma once
-// A tile of the product stays in the PEs: activations stream east, weights south, sums grow in place.
+// A tile of the product stays in the PEs: activations move east, weights south, sums grow in place.
 // PE (r, c) adds k = 0 .. K - 1 in that order, r + c ticks after PE (0, 0). Sums leave by shifting
 // south, R ticks a column, the bottom row's first; when doubled a PE first moves its sum aside, so
-// that the next tile can begin. With instant drain each sum leaves in the tick of its last addition.
+// that the next tile can begin. With instant drain a sum leaves in the tick of its last addition.
 
 #include <algorithm>  // min, max
 #include <cstdint>    // int64_t
@@ -151,8 +151,8 @@ class OutputStationary {
       if (c < g.cols) {
         const StreamSlot& slot = core.sent_before(r + c);
         g.sum.row(r)[c] = 0.0f;
-        g.real.set(r, c, slot.row_fold * g.rows + r < x_.rows &&
-                             slot.col_fold * g.cols + c < w_.cols);
+        g.real.set(r, c,
+                   slot.row_fold * g.rows + r < x_.rows && slot.col_fold * g.cols + c < w_.cols);
       }
     });
   }
@@ -177,8 +177,7 @@ class OutputStationary {
       }
       const std::int64_t first = std::max<std::int64_t>(0, lead - g.rows + 1);
       for (std::int64_t c = first; c <= std::min(g.cols - 1, lead); ++c) {
-        deliver(f, g.rows - 1 - (lead - c), c,
-                (aside() ? g.next : g.sum).row(g.rows - 1)[c]);
+        deliver(f, g.rows - 1 - (lead - c), c, (aside() ? g.next : g.sum).row(g.rows - 1)[c]);
       }
     }
   }

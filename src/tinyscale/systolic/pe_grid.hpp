@@ -132,7 +132,7 @@ struct SumsMoveSouth {
   template <class L>
   TINYSCALE_INLINE void run() const {
 #if defined(__clang__)
-#pragma clang fp contract(fast)
+#  pragma clang fp contract(on)
 #endif
     typename L::V a, w, s;
     for (std::int64_t r = rows - 1; r >= 0; --r) {  // from the last row: neighbours' old values
@@ -159,7 +159,7 @@ struct SumsMoveSouth {
   }
 };
 
-// sum(r, c) += activation(r, c - 1) * held(r - 1, c) where PE (r, c) is in the stream; both move on.
+// sum(r, c) += activation(r, c - 1) * held(r - 1, c) if PE (r, c) is in the stream; both move on.
 struct SumsStay {
   float* activation;
   float* held;
@@ -170,7 +170,7 @@ struct SumsStay {
   template <class L>
   TINYSCALE_INLINE void run() const {
 #if defined(__clang__)
-#pragma clang fp contract(fast)
+#  pragma clang fp contract(on)
 #endif
     static const std::int32_t kOneHot[16] = {1,   2,   4,    8,    16,   32,   64,    128,
                                              256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
@@ -217,18 +217,26 @@ struct SumsStay {
 // True if the vector code of the path in use rounds a * b + c once: asked of the code itself,
 // since compiler flags decide it. (1 + e)^2 - (1 + 2e) is e^2 when fused, else 0.
 inline bool lanes_are_fused() {
-  alignas(64) float activation[48] = {};
-  alignas(64) float held[16] = {};
-  alignas(64) float sum[32] = {};
-  volatile float e = 1.0f / 4096;
-  for (int i = 0; i < 16; ++i) {
-    activation[15 + i] = held[i] = 1 + e;
-    sum[i] = -(1 + 2 * e);
-  }
-  run_on_lanes(SumsMoveSouth{activation + 16, held, sum + 16, 1, 16, 16});
-  for (int i = 0; i < 16; ++i) {
-    if (sum[16 + i] != e * e) {
-      return false;
+  const volatile float e = 1.0f / 4096;
+  for (const bool south : {true, false}) {
+    Plane activation(1, 16), held(1, 16), sum(1, 16);
+    BitPlane streaming(1, 16);
+    for (std::int64_t c = 0; c < 16; ++c) {
+      activation.row(0)[c - 1] = 1 + e;
+      held.row(0)[c] = held.row(-1)[c] = 1 + e;
+      sum.row(0)[c] = sum.row(-1)[c] = -(1 + 2 * e);
+      streaming.set(0, c, true);
+    }
+    if (south) {
+      run_on_lanes(SumsMoveSouth{activation.row(0), held.row(0), sum.row(0), 1, 16, sum.stride()});
+    } else {
+      run_on_lanes(
+          SumsStay{activation.row(0), held.row(0), sum.row(0), &streaming, 1, 16, sum.stride()});
+    }
+    for (std::int64_t c = 0; c < 16; ++c) {
+      if (sum.row(0)[c] != e * e) {
+        return false;
+      }
     }
   }
   return true;
@@ -249,21 +257,32 @@ struct PeGrid {
   bool fused = lanes_are_fused();
 
   PeGrid(std::int64_t r, std::int64_t c)
-      : rows(r), cols(c), activation(r, c), sum(r, c), held(r, c), next(r, c), streaming(r, c),
-        waiting(r, c), begins(r, c), leaves(r, c), real(r, c), next_real(r, c), done(r, c),
+      : rows(r),
+        cols(c),
+        activation(r, c),
+        sum(r, c),
+        held(r, c),
+        next(r, c),
+        streaming(r, c),
+        waiting(r, c),
+        begins(r, c),
+        leaves(r, c),
+        real(r, c),
+        next_real(r, c),
+        done(r, c),
         loading(1, c) {}
 
   std::int64_t padded_cols() const { return (cols + 15) / 16 * 16; }
 
   void step_sums_south() {
-    const SumsMoveSouth step{activation.row(0), held.row(0),   sum.row(0),
-                             rows,              padded_cols(), sum.stride()};
+    const SumsMoveSouth step{activation.row(0), held.row(0), sum.row(0), rows,
+                             padded_cols(),     sum.stride()};
     fused ? run_on_lanes(step) : step.run_scalar();
   }
 
   void step_sums_stay() {
-    const SumsStay step{activation.row(0), held.row(0),   sum.row(0),  &streaming,
-                        rows,              padded_cols(), sum.stride()};
+    const SumsStay step{activation.row(0), held.row(0), sum.row(0), &streaming, rows,
+                        padded_cols(),     sum.stride()};
     fused ? run_on_lanes(step) : step.run_scalar();
   }
 

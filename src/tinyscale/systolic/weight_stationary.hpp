@@ -62,8 +62,7 @@ struct SteppedArray {
   // What was sent `ago` ticks before this one.
   const StreamSlot& sent_before(std::int64_t ago) const {
     static const StreamSlot nothing;
-    return ago > tick ? nothing
-                      : sent[static_cast<std::size_t>(tick - ago) & (sent.size() - 1)];
+    return ago > tick ? nothing : sent[static_cast<std::size_t>(tick - ago) & (sent.size() - 1)];
   }
 
   void send(const StreamSlot& slot) {
@@ -104,11 +103,15 @@ inline std::vector<FoldStart> weight_fold_starts(const SystolicTiming& t) {
 class WeightStationary {
  public:
   // stream [T, K] times tile [K, N]; result(t, n) goes to out[t * row_step + n * col_step].
-  WeightStationary(const SystolicTiming& problem, const MatrixView& stream,
-                   const MatrixView& tile, float* out, std::int64_t row_step,
-                   std::int64_t col_step)
-      : core(problem), stream_(stream), tile_(tile), out_(out), row_step_(row_step),
-        col_step_(col_step), folds_(weight_fold_starts(problem)) {
+  WeightStationary(const SystolicTiming& problem, const MatrixView& stream, const MatrixView& tile,
+                   float* out, std::int64_t row_step, std::int64_t col_step)
+      : core(problem),
+        stream_(stream),
+        tile_(tile),
+        out_(out),
+        row_step_(row_step),
+        col_step_(col_step),
+        folds_(weight_fold_starts(problem)) {
     core.results_due = problem.folds() * problem.stream * problem.cols;
   }
 
@@ -160,7 +163,7 @@ class WeightStationary {
     core.send(slot);
   }
 
-  // West edge of row r: controls and activation enter; a PE at a fold's start takes its next weight.
+  // West edge of row r; a PE that a fold reaches takes its next weight.
   void feed(std::int64_t r) {
     PeGrid& g = core.grid;
     const StreamSlot& in = core.sent_before(r);
@@ -195,8 +198,8 @@ class WeightStationary {
     }
     Plane& weights = doubled() ? g.next : g.held;
     BitPlane& real = doubled() ? g.next_real : g.real;
-    for (std::int64_t f = first_load_;
-         f < core.counted.folds() && start(f).load <= core.tick; ++f) {
+    for (std::int64_t f = first_load_; f < core.counted.folds() && start(f).load <= core.tick;
+         ++f) {
       const std::int64_t lead = core.tick - start(f).load;  // column c is at shift lead - c
       const std::int64_t first = skewed ? std::max<std::int64_t>(0, lead - g.rows + 1) : 0;
       for (std::int64_t r = std::min(lead, g.rows - 1); r > 0; --r) {

@@ -250,11 +250,10 @@ inline Tensor sub(const Tensor& a, const Tensor& b) {
 inline Tensor div(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::div, "div", a, b);
   if (detail::tracked({&a, &b})) {
-    const auto kind = detail::Arithmetic::div;
     detail::attach(y, "div", {&a, &b},
-                   [kind, kb = b.detach(), ky = y.detach(), sa = a.slot(),
+                   [kb = b.detach(), ky = y.detach(), sa = a.slot(),
                     sb = b.slot()](const Tensor& dy) {
-                     const Tensor da = detail::binary(kind, "div", dy, kb);
+                     const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
                      if (sb) {  // d(a/b)/db = -(a/b)/b
                        detail::add_grad_to(sb, neg(mul(da, ky)));
                      }
