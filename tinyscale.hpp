@@ -641,8 +641,10 @@ inline int parse_thread_count(const std::string& text) {
 
 class SerialScope;
 inline const SerialScope*& current_serial_scope() {
-  static thread_local const SerialScope* scope = nullptr;
-  return scope;
+  static thread_local struct {
+    const SerialScope* scope;
+  } own;
+  return own.scope;
 }
 
 // While one is alive, parallel_for on this thread runs serially.
@@ -1650,8 +1652,10 @@ struct Context {
 namespace detail {
 
 inline Context*& thread_context() {
-  static thread_local Context* context = nullptr;
-  return context;
+  static thread_local struct {
+    Context* context;
+  } own;
+  return own.context;
 }
 
 inline Context& program_context() {
@@ -5142,7 +5146,8 @@ class Tensor {
  private:
   const detail::Storage& checked() const {
     if (!storage_) {
-      throw Error("data: the tensor is empty (default-constructed); make one with zeros, full, ...");
+      throw Error(
+          "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
     }
     return *storage_;
   }
@@ -6033,7 +6038,7 @@ inline void record_attention(const OpScope& scope, const char* name,
 
 }  // namespace detail
 
-// q [B, T, heads K], k and v [B, S, kv_heads K] give [B, T, heads K]; scores are divided by sqrt(K).
+// q [B, T, heads K], k and v [B, S, kv_heads K] give [B, T, heads K]; scores divided by sqrt(K).
 inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
                         std::int64_t kv_heads, Mask mask) {
   const kernel::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
@@ -6105,8 +6110,10 @@ namespace detail {
 using MatmulHook = std::function<Tensor(const Tensor& x, const Tensor& w)>;
 
 inline const MatmulHook*& matmul_hook() {
-  static thread_local const MatmulHook* hook;  // zero-initialised
-  return hook;
+  static thread_local struct {
+    const MatmulHook* hook;
+  } own;
+  return own.hook;
 }
 
 using kernel::Trans;
@@ -12827,7 +12834,8 @@ inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t 
 
 // >> tinyscale/parallel/train_report.hpp
 // What a training run says afterwards: losses, speed, memory, and on a mesh what every device sent,
-// each beside its prediction. Columns say formula, simulated (declared machine) or measured (laptop).
+// each beside its prediction. A value is a formula, simulated (on the declared machine) or
+// measured (on this laptop).
 
 namespace tinyscale {
 
@@ -12921,7 +12929,8 @@ namespace detail {
 // A device's copy of the model, equal number for number, and its optimizer.
 struct Replica {
   Replica(const Transformer& source, const StepOptions& options)
-      : model(source.config, 0), optimizer(copy_parameters(source, model), adamw_options(options)) {}
+      : model(source.config, 0),
+        optimizer(copy_parameters(source, model), adamw_options(options)) {}
 
   static std::vector<Tensor> copy_parameters(const Transformer& from, Transformer& to) {
     const std::vector<Tensor> source = from.tensors();
@@ -13071,8 +13080,9 @@ inline void check_training(const Transformer& model, const Text& text,
                     " sequences; both must be at least 1"));
   }
   if (text.tokenizer.vocabulary() > model.config.vocabulary) {
-    throw Error(cat("train: the text has ", text.tokenizer.vocabulary(), " distinct tokens, the model's "
-                    "vocabulary is ", model.config.vocabulary, "; raise config.vocabulary"));
+    throw Error(cat("train: the text has ", text.tokenizer.vocabulary(),
+                    " distinct tokens, the model's vocabulary is ", model.config.vocabulary,
+                    "; raise config.vocabulary"));
   }
   check_layout(options.layout, options.machine.dims.count(), options.batch);
   check_length("train", text.train(), model.config.context);
@@ -13146,7 +13156,8 @@ inline TrainReport train(Transformer& model, const Text& text,
     if (last || (step + 1) % 50 == 0 || step == 0) {
       detail::print_progress(options, step, result.loss, report);
     }
-    if (can_validate && (last || (options.eval_every > 0 && (step + 1) % options.eval_every == 0))) {
+    const bool due = options.eval_every > 0 && (step + 1) % options.eval_every == 0;
+    if (can_validate && (last || due)) {
       detail::validate(trainer, text, options, step + 1, report);
     }
   }

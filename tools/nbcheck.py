@@ -88,7 +88,7 @@ def check_interpreter(cells, scratch, folder, mode, flags, limit):
         session += (f'#include "{scratch}/cell{number}.cpp"\n'
                     f"std::cout << std::flush; std::fputs({mark}, stdout); std::fflush(stdout); "
                     f"std::fputs({mark}, stderr);\n")
-    code, out, said = run([REPL, *["-Xcc=" + flag for flag in [*flags, optimise]]], folder, limit,
+    code, out, said = run([REPL, *["-Xcc=" + flag for flag in [*flags, optimise, "-w"]]], folder, limit,
                           session + "%quit\n")
     for number, _, tags in cells:
         mark = f"\x02END {number}\x03\n"

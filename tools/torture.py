@@ -99,7 +99,7 @@ def run_session(cells, optimise, include):
                 file.write(text + "\n")
             session += (f'#include "{scratch}/cell{number}.cpp"\n'
                         f'std::cout << std::flush; std::puts("END" " {number}"); std::fflush(stdout);\n')
-        command = [REPL, "-Xcc=-std=c++17", "-Xcc=" + optimise, "-Xcc=-I" + include]
+        command = [REPL, "-Xcc=-w", "-Xcc=-std=c++17", "-Xcc=" + optimise, "-Xcc=-I" + include]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         try:
             done = subprocess.run(command, input=session + "%quit\n", capture_output=True, text=True,

@@ -37,8 +37,10 @@ inline int parse_thread_count(const std::string& text) {
 
 class SerialScope;
 inline const SerialScope*& current_serial_scope() {
-  static thread_local const SerialScope* scope = nullptr;
-  return scope;
+  static thread_local struct {
+    const SerialScope* scope;
+  } own;
+  return own.scope;
 }
 
 // While one is alive, parallel_for on this thread runs serially.

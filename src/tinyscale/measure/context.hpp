@@ -22,8 +22,10 @@ struct Context {
 namespace detail {
 
 inline Context*& thread_context() {
-  static thread_local Context* context = nullptr;
-  return context;
+  static thread_local struct {
+    Context* context;
+  } own;
+  return own.context;
 }
 
 inline Context& program_context() {

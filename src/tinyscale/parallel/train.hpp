@@ -45,7 +45,8 @@ namespace detail {
 // A device's copy of the model, equal number for number, and its optimizer.
 struct Replica {
   Replica(const Transformer& source, const StepOptions& options)
-      : model(source.config, 0), optimizer(copy_parameters(source, model), adamw_options(options)) {}
+      : model(source.config, 0),
+        optimizer(copy_parameters(source, model), adamw_options(options)) {}
 
   static std::vector<Tensor> copy_parameters(const Transformer& from, Transformer& to) {
     const std::vector<Tensor> source = from.tensors();
@@ -195,8 +196,9 @@ inline void check_training(const Transformer& model, const Text& text,
                     " sequences; both must be at least 1"));
   }
   if (text.tokenizer.vocabulary() > model.config.vocabulary) {
-    throw Error(cat("train: the text has ", text.tokenizer.vocabulary(), " distinct tokens, the model's "
-                    "vocabulary is ", model.config.vocabulary, "; raise config.vocabulary"));
+    throw Error(cat("train: the text has ", text.tokenizer.vocabulary(),
+                    " distinct tokens, the model's vocabulary is ", model.config.vocabulary,
+                    "; raise config.vocabulary"));
   }
   check_layout(options.layout, options.machine.dims.count(), options.batch);
   check_length("train", text.train(), model.config.context);
@@ -270,7 +272,8 @@ inline TrainReport train(Transformer& model, const Text& text,
     if (last || (step + 1) % 50 == 0 || step == 0) {
       detail::print_progress(options, step, result.loss, report);
     }
-    if (can_validate && (last || (options.eval_every > 0 && (step + 1) % options.eval_every == 0))) {
+    const bool due = options.eval_every > 0 && (step + 1) % options.eval_every == 0;
+    if (can_validate && (last || due)) {
       detail::validate(trainer, text, options, step + 1, report);
     }
   }

@@ -1,6 +1,7 @@
 #pragma once
 // What a training run says afterwards: losses, speed, memory, and on a mesh what every device sent,
-// each beside its prediction. Columns say formula, simulated (declared machine) or measured (laptop).
+// each beside its prediction. A value is a formula, simulated (on the declared machine) or
+// measured (on this laptop).
 
 #include <cmath>     // isnan
 #include <cstdint>   // int64_t

@@ -68,7 +68,7 @@ inline void record_attention(const OpScope& scope, const char* name,
 
 }  // namespace detail
 
-// q [B, T, heads K], k and v [B, S, kv_heads K] give [B, T, heads K]; scores are divided by sqrt(K).
+// q [B, T, heads K], k and v [B, S, kv_heads K] give [B, T, heads K]; scores divided by sqrt(K).
 inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
                         std::int64_t kv_heads, Mask mask) {
   const kernel::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);

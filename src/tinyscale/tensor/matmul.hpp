@@ -17,8 +17,10 @@ namespace detail {
 using MatmulHook = std::function<Tensor(const Tensor& x, const Tensor& w)>;
 
 inline const MatmulHook*& matmul_hook() {
-  static thread_local const MatmulHook* hook;  // zero-initialised
-  return hook;
+  static thread_local struct {
+    const MatmulHook* hook;
+  } own;
+  return own.hook;
 }
 
 using kernel::Trans;

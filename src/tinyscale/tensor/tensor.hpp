@@ -145,7 +145,8 @@ class Tensor {
  private:
   const detail::Storage& checked() const {
     if (!storage_) {
-      throw Error("data: the tensor is empty (default-constructed); make one with zeros, full, ...");
+      throw Error(
+          "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
     }
     return *storage_;
   }
