@@ -17,6 +17,7 @@
 //   tinyscale/base/error.hpp                 One exception type for everything that can go wrong
 //   tinyscale/base/cpu.hpp                   Which vector instructions this processor has
 //   tinyscale/base/format.hpp                Number formats
+//   tinyscale/base/order.hpp                 Sorting once for all types
 //   tinyscale/base/threads.hpp               Host loops on several threads
 //   tinyscale/base/random.hpp                Random numbers by counter
 //   tinyscale/base/shape.hpp                 The sizes of a tensor, a machine or a grid
@@ -617,6 +618,39 @@ inline float round_to(float x, DType format) {
 
 }  // namespace tinyscale
 
+// >> tinyscale/base/order.hpp
+// Sorting once for all types: the order of numbers, which the caller applies to its rows. A sort of
+// the standard library costs the compiler a hundredth of a second for every type that is sorted.
+
+namespace tinyscale {
+namespace detail {
+
+// The indices of `keys`, the smallest key first, equal ones in their order (a merge sort).
+inline std::vector<std::size_t> stable_order(const std::vector<double>& keys) {
+  const std::size_t n = keys.size();
+  std::vector<std::size_t> order(n), merged(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    order[i] = i;
+  }
+  for (std::size_t run = 1; run < n; run *= 2) {
+    for (std::size_t begin = 0; begin < n; begin += 2 * run) {
+      const std::size_t middle = begin + run < n ? begin + run : n;
+      const std::size_t end = middle + run < n ? middle + run : n;
+      std::size_t a = begin;
+      std::size_t b = middle;
+      for (std::size_t i = begin; i < end; ++i) {
+        const bool second = a == middle || (b < end && keys[order[b]] < keys[order[a]]);
+        merged[i] = second ? order[b++] : order[a++];
+      }
+    }
+    order.swap(merged);
+  }
+  return order;
+}
+
+}  // namespace detail
+}  // namespace tinyscale
+
 // >> tinyscale/base/threads.hpp
 // Host loops on several threads: parallel_for(n, grain, body) hands out chunks of [0, n).
 // One pool for the program, made at the first use and joined at its end. Threads that wait spin
@@ -684,7 +718,29 @@ inline int thread_count() {
 
 namespace detail {
 
-using LoopBody = std::function<void(std::int64_t begin, std::int64_t end)>;
+// What a loop calls; it refers to the callable, which lives as long as the loop runs.
+class LoopBody {
+ public:
+  template <class F>
+  LoopBody(const F& f)
+      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_(&call_object<F>) {}
+  LoopBody(void (*f)(std::int64_t begin, std::int64_t end)) : function_(f), call_(&call_function) {}
+
+  void operator()(std::int64_t begin, std::int64_t end) const { call_(*this, begin, end); }
+
+ private:
+  template <class F>
+  static void call_object(const LoopBody& self, std::int64_t begin, std::int64_t end) {
+    (*static_cast<F*>(self.object_))(begin, end);
+  }
+  static void call_function(const LoopBody& self, std::int64_t begin, std::int64_t end) {
+    self.function_(begin, end);
+  }
+
+  void* object_ = nullptr;
+  void (*function_)(std::int64_t begin, std::int64_t end) = nullptr;
+  void (*call_)(const LoopBody& self, std::int64_t begin, std::int64_t end);
+};
 
 // One loop in flight: chunks are handed out in order by a counter. Of several exceptions the one
 // of the lowest chunk is kept: it was handed out before the others, so it is always the same one.
@@ -3073,14 +3129,16 @@ inline RooflineReport roofline(const std::vector<OpRecord>& ops, const Chip& chi
     const RooflineRow row = detail::roofline_row(op, chip, format);
     seconds += row.seconds;
     detail::add_row(report.total, row);
-    auto same = std::find_if(report.rows.begin(), report.rows.end(), [&](const RooflineRow& other) {
-      return other.name == row.name && other.shape == row.shape;
-    });
-    if (same == report.rows.end()) {
+    std::size_t same = 0;
+    while (same < report.rows.size() &&
+           (report.rows[same].name != row.name || report.rows[same].shape != row.shape)) {
+      ++same;
+    }
+    if (same == report.rows.size()) {
       report.rows.push_back(row);
     } else {
-      detail::add_row(*same, row);
-      detail::bound_row(*same);
+      detail::add_row(report.rows[same], row);
+      detail::bound_row(report.rows[same]);
     }
   }
   report.total.name = "total";
@@ -3094,8 +3152,7 @@ inline Table RooflineReport::table() const {
   out.title = detail::cat("Roofline of ", chip, ", priced as ", name_of(format),
                           vector_flops > 0 ? "" : " (vector rate not known: it does not limit)");
   out.columns = {"op", "shape", "count", "matmul FLOPs", "vector FLOPs", "bytes", "FLOPs/byte",
-                 "T_math formula", "T_vector formula", "T_mem formula", "T formula", "bound by",
-                 "level"};
+                 "T_math", "T_vector", "T_mem", "T formula", "bound by", "level"};
   if (on_host) {
     out.columns.push_back("T measured");
   }
@@ -3103,8 +3160,8 @@ inline Table RooflineReport::table() const {
   all.push_back(total);
   for (const RooflineRow& row : all) {
     std::vector<std::string> cells = {
-        row.name, row.shape, detail::cat(row.count), detail::cat(row.matmul_flops),
-        detail::cat(row.vector_flops), format_bytes(row.bytes), detail::short_number(row.intensity),
+        row.name, row.shape, detail::cat(row.count), format_si(row.matmul_flops, ""),
+        format_si(row.vector_flops, ""), format_bytes(row.bytes), format_fixed(row.intensity, 2),
         format_seconds(row.t_math), format_seconds(row.t_vector), format_seconds(row.t_memory),
         format_seconds(row.seconds), row.bound, row.level};
     if (on_host) {
@@ -4958,9 +5015,9 @@ struct RopeShape {  // x is [batch, tokens, heads * head_size]
 namespace detail {
 
 // y = turned x, or y += turned x, for one token: cos and sin are [head_size / 2].
-template <class Store>
+template <bool add>
 void rope_token(const kernel::RopeShape& s, const float* cos, const float* sin, const float* x,
-                float* y, const Store& put) {
+                float* y) {
   const std::int64_t half = s.head_size / 2;
   const bool interleaved = s.pairs == RopePairs::interleaved;
   for (std::int64_t h = 0; h < s.heads; ++h) {
@@ -4969,15 +5026,16 @@ void rope_token(const kernel::RopeShape& s, const float* cos, const float* sin, 
       const std::int64_t b = interleaved ? a + 1 : a + half;
       const float xa = x[a];
       const float xb = x[b];
-      put(y[a], xa * cos[i] - xb * sin[i]);
-      put(y[b], xa * sin[i] + xb * cos[i]);
+      const float ya = xa * cos[i] - xb * sin[i];
+      const float yb = xa * sin[i] + xb * cos[i];
+      y[a] = add ? y[a] + ya : ya;
+      y[b] = add ? y[b] + yb : yb;
     }
   }
 }
 
-template <class Store>
-void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const float* x, float* y,
-              const Store& put) {
+inline void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const float* x, float* y,
+                     bool add) {
   const std::int64_t half = s.head_size / 2;
   const std::int64_t width = s.heads * s.head_size;
   std::vector<double> frequency(static_cast<std::size_t>(half));
@@ -4996,7 +5054,11 @@ void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const float* x,
       }
       for (std::int64_t b = 0; b < s.batch; ++b) {
         const std::int64_t at = (b * s.tokens + t) * width;
-        rope_token(s, cos.data(), sin.data(), x + at, y + at, put);
+        if (add) {
+          rope_token<true>(s, cos.data(), sin.data(), x + at, y + at);
+        } else {
+          rope_token<false>(s, cos.data(), sin.data(), x + at, y + at);
+        }
       }
     }
   });
@@ -5008,12 +5070,12 @@ namespace kernel {
 
 // y = x turned (y may be x). head_size must be even.
 inline void rope(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
-  detail::rope_all(s, turn, x, y, [](float& to, float value) { to = value; });
+  detail::rope_all(s, turn, x, y, false);
 }
 
 // dx += dy turned back.
 inline void rope_backward(const RopeShape& s, const float* dy, float* dx) {
-  detail::rope_all(s, RopeTurn::inverse, dy, dx, [](float& to, float value) { to += value; });
+  detail::rope_all(s, RopeTurn::inverse, dy, dx, true);
 }
 
 }  // namespace kernel
@@ -5179,7 +5241,49 @@ inline Tensor parameter(const Tensor& value) {
 
 namespace detail {
 
-using Backward = std::function<void(const Tensor& dy)>;
+// What an op does with the gradient of its result: std::function<void(const Tensor& dy)>, at a
+// fraction of its price to the compiler.
+class Backward {
+ public:
+  Backward() = default;
+  template <class F>
+  Backward(F body) : body_(new F(std::move(body))), run_(&run<F>), drop_(&drop<F>) {}
+  Backward(Backward&& other) noexcept { swap(other); }
+  Backward& operator=(Backward&& other) noexcept {
+    swap(other);
+    return *this;
+  }
+  ~Backward() { reset(); }
+
+  explicit operator bool() const { return body_ != nullptr; }
+  void operator()(const Tensor& dy) const { run_(body_, dy); }
+  void reset() {
+    if (body_ != nullptr) {
+      void* body = body_;
+      body_ = nullptr;
+      drop_(body);
+    }
+  }
+
+ private:
+  template <class F>
+  static void run(void* body, const Tensor& dy) {
+    (*static_cast<F*>(body))(dy);
+  }
+  template <class F>
+  static void drop(void* body) {
+    delete static_cast<F*>(body);
+  }
+  void swap(Backward& other) {
+    std::swap(body_, other.body_);
+    std::swap(run_, other.run_);
+    std::swap(drop_, other.drop_);
+  }
+
+  void* body_ = nullptr;
+  void (*run_)(void* body, const Tensor& dy) = nullptr;
+  void (*drop_)(void* body) = nullptr;
+};
 using Slot = std::shared_ptr<GradSlot>;
 
 // One op of the graph: where the gradient goes and how.
@@ -5272,7 +5376,7 @@ inline void Tensor::backward() const {
       node->backward(Tensor(slot->shape, std::move(slot->grad)));
       slot->grad.reset();
     }
-    node->backward = nullptr;
+    node->backward.reset();
     for (const detail::Slot& input : node->inputs) {
       if (input->node && !input->queued) {
         input->queued = true;
@@ -9803,23 +9907,26 @@ class StepOrder {
  public:
   explicit StepOrder(const MessageLog& log) : log_(log) {
     const std::size_t devices = static_cast<std::size_t>(log.devices);
-    std::vector<std::vector<std::pair<int, std::size_t>>> ends(devices);  // (step, message)
+    std::vector<std::vector<std::size_t>> ends(devices);  // messages, in order
+    std::vector<std::vector<double>> step_of(devices);    // of each of these
     for (std::size_t m = 0; m < log.messages.size(); ++m) {
       const Message& message = log.messages[m];
-      ends[static_cast<std::size_t>(message.from)].emplace_back(message.from_step, m);
-      ends[static_cast<std::size_t>(message.to)].emplace_back(message.to_step, m);
+      ends[static_cast<std::size_t>(message.from)].push_back(m);
+      step_of[static_cast<std::size_t>(message.from)].push_back(message.from_step);
+      ends[static_cast<std::size_t>(message.to)].push_back(m);
+      step_of[static_cast<std::size_t>(message.to)].push_back(message.to_step);
     }
     steps_.resize(devices);
     next_.assign(devices, 0);
     for (std::size_t d = 0; d < devices; ++d) {
-      std::sort(ends[d].begin(), ends[d].end());
       int last = -1;
-      for (const std::pair<int, std::size_t>& end : ends[d]) {
-        if (steps_[d].empty() || end.first != last) {
-          steps_[d].push_back({end.first, 0, {}});
-          last = end.first;
+      for (const std::size_t i : stable_order(step_of[d])) {
+        const int step = static_cast<int>(step_of[d][i]);
+        if (steps_[d].empty() || step != last) {
+          steps_[d].push_back({step, 0, {}});
+          last = step;
         }
-        steps_[d].back().messages.push_back(end.second);
+        steps_[d].back().messages.push_back(ends[d][i]);
         ++steps_[d].back().unfinished;
       }
     }
@@ -9841,10 +9948,16 @@ class StepOrder {
   // Marks one end of a message as finished.
   void finish(int device, int step) {
     std::vector<Step>& steps = steps_[static_cast<std::size_t>(device)];
-    const auto found =
-        std::lower_bound(steps.begin(), steps.end(), step,
-                         [](const Step& a, int number) { return a.number < number; });
-    --found->unfinished;
+    std::size_t low = 0;
+    for (std::size_t high = steps.size(); low < high;) {
+      const std::size_t middle = low + (high - low) / 2;
+      if (steps[middle].number < step) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    --steps[low].unfinished;
   }
 
   // Moves a device to its next step if this one is done.
@@ -10151,9 +10264,15 @@ class MeshRun {
         rows.push_back({all.from(link), all.to(link), all.dim_of(link), bytes, busy});
       }
     }
-    std::stable_sort(rows.begin(), rows.end(),
-                     [](const LinkRow& a, const LinkRow& b) { return a.busy > b.busy; });
-    return rows;
+    std::vector<double> keys;
+    for (const LinkRow& row : rows) {
+      keys.push_back(-row.busy);
+    }
+    std::vector<LinkRow> sorted;
+    for (const std::size_t i : detail::stable_order(keys)) {
+      sorted.push_back(rows[i]);
+    }
+    return sorted;
   }
 
   CriticalPath critical_path() const {
@@ -10216,32 +10335,39 @@ class MeshRun {
   }
 
   CollectiveRow row_of(const CollectiveCall& call, const std::vector<std::size_t>& messages) const {
-    struct Span {
-      double begin = 0, end = 0;
-    };
     CollectiveRow row;
     row.name = call.name;
     row.axes = call.axes;
     row.arguments = call.name == "send" ? "" : call.arguments;
     row.devices = call.devices;
-    std::map<int, double> out, in;  // by rank
-    std::map<int, int> hops;        // by step
-    std::map<int, Span> spans;      // by group
+    const std::size_t ranks = static_cast<std::size_t>(devices());
+    std::vector<double> out(ranks), in(ranks);
+    std::vector<double> begin(ranks), end(ranks, -1);  // of each group, by its lowest rank
+    std::vector<int> hops;                             // by step, -1: none
     for (const std::size_t m : messages) {
       const Message& message = log().messages[m];
-      row.bytes_out = std::max(row.bytes_out, out[message.from] += message.bytes);
-      row.bytes_in = std::max(row.bytes_in, in[message.to] += message.bytes);
-      hops[message.step] = std::max(hops[message.step], timeline.hops[m]);
-      const auto added = spans.insert({message.group, {timeline.start[m], timeline.finish[m]}});
-      Span& span = added.first->second;
-      span.begin = std::min(span.begin, timeline.start[m]);
-      span.end = std::max(span.end, timeline.finish[m]);
-      row.seconds = std::max(row.seconds, span.end - span.begin);
+      const std::size_t from = static_cast<std::size_t>(message.from);
+      const std::size_t to = static_cast<std::size_t>(message.to);
+      row.bytes_out = std::max(row.bytes_out, out[from] += message.bytes);
+      row.bytes_in = std::max(row.bytes_in, in[to] += message.bytes);
+      const std::size_t step = static_cast<std::size_t>(message.step);
+      if (step >= hops.size()) {
+        hops.resize(step + 1, -1);
+      }
+      hops[step] = std::max(hops[step], timeline.hops[m]);
+      const std::size_t group = static_cast<std::size_t>(message.group);
+      if (end[group] < 0) {
+        ++row.groups;
+        begin[group] = timeline.start[m];
+      }
+      begin[group] = std::min(begin[group], timeline.start[m]);
+      end[group] = std::max(end[group], timeline.finish[m]);
+      row.seconds = std::max(row.seconds, end[group] - begin[group]);
     }
-    row.groups = spans.empty() ? devices() / call.devices : static_cast<int>(spans.size());
-    row.steps = static_cast<std::int64_t>(hops.size());
-    for (const auto& [step, most] : hops) {
-      row.hops += most;
+    row.groups = messages.empty() ? devices() / call.devices : row.groups;
+    for (const int most : hops) {
+      row.steps += most >= 0 ? 1 : 0;
+      row.hops += most >= 0 ? most : 0;
     }
     row.formula = formula_of(call);
     return row;
@@ -11560,7 +11686,8 @@ inline Text make_text(const std::string& name, const std::string& data) {
 
 // Characters when at most 256 are distinct, else bytes; the text prints which.
 inline Text read_text(const std::string& path) {
-  return make_text(path, detail::read_file(path, "read_text"));
+  const std::string data = detail::read_file(path, "read_text");
+  return make_text(path.substr(path.find_last_of("/\\") + 1), data);
 }
 
 }  // namespace tinyscale
@@ -13685,12 +13812,16 @@ inline void add_layouts(const TrainingInputs& in, std::int64_t tensor,
   }
 }
 
-inline std::vector<TrainingLayout> fastest_first(std::vector<TrainingLayout> plans) {
-  std::stable_sort(plans.begin(), plans.end(),
-                   [](const TrainingLayout& a, const TrainingLayout& b) {
-                     return a.step_time < b.step_time;
-                   });
-  return plans;
+inline std::vector<TrainingLayout> fastest_first(const std::vector<TrainingLayout>& plans) {
+  std::vector<double> keys;
+  for (const TrainingLayout& plan : plans) {
+    keys.push_back(plan.step_time);
+  }
+  std::vector<TrainingLayout> sorted;
+  for (const std::size_t i : stable_order(keys)) {
+    sorted.push_back(plans[i]);
+  }
+  return sorted;
 }
 
 // Every layout whose tensor part divides heads and hidden units, fastest first.
@@ -14244,12 +14375,13 @@ inline const char* page_style() {
          "@media (prefers-color-scheme:dark){:root{--paper:#16191d;--ink:#e8e8e8;--soft:#a9b0b8;"
          "--rule:#31363d;--tint:#1f242a}}\n"
          "body{background:var(--paper);color:var(--ink);margin:0 auto;padding:2rem 1.2rem 4rem;"
-         "max-width:52rem;font:1.05rem/1.6 system-ui,'Segoe UI',Helvetica,Arial,sans-serif}\n"
+         "max-width:68rem;font:1.05rem/1.6 system-ui,'Segoe UI',Helvetica,Arial,sans-serif}\n"
          "h1{font-size:1.9rem;line-height:1.2;margin:.5rem 0 1.2rem}\n"
          "h2{font-size:1.3rem;line-height:1.3;margin:2.4rem 0 .6rem;padding-top:.8rem;"
          "border-top:1px solid var(--rule)}\n"
          "p{margin:.7rem 0}.wide{overflow-x:auto;margin:1.1rem 0}\n"
-         "table{border-collapse:collapse;font-size:.88rem;line-height:1.4}\n"
+         "p{max-width:48rem}pre{white-space:pre-wrap}\n"
+         "table{border-collapse:collapse;font-size:.8rem;line-height:1.4}\n"
          "caption{text-align:left;font-weight:600;padding-bottom:.4rem}\n"
          "th,td{text-align:left;padding:.28rem .9rem .28rem 0;border-bottom:1px solid var(--rule);"
          "white-space:nowrap}\n"

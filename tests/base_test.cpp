@@ -392,7 +392,7 @@ TEST_CASE("threads: a pool of its own starts, works and ends") {
   for (int workers = 0; workers < 5; ++workers) {
     ts::detail::ThreadPool pool(workers);
     std::atomic<std::int64_t> sum{0};
-    const ts::detail::LoopBody body = [&](std::int64_t begin, std::int64_t end) {
+    const auto body = [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t i = begin; i < end; ++i) {
         sum += i;
       }

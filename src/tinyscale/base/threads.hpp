@@ -80,7 +80,29 @@ inline int thread_count() {
 
 namespace detail {
 
-using LoopBody = std::function<void(std::int64_t begin, std::int64_t end)>;
+// What a loop calls; it refers to the callable, which lives as long as the loop runs.
+class LoopBody {
+ public:
+  template <class F>
+  LoopBody(const F& f)
+      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_(&call_object<F>) {}
+  LoopBody(void (*f)(std::int64_t begin, std::int64_t end)) : function_(f), call_(&call_function) {}
+
+  void operator()(std::int64_t begin, std::int64_t end) const { call_(*this, begin, end); }
+
+ private:
+  template <class F>
+  static void call_object(const LoopBody& self, std::int64_t begin, std::int64_t end) {
+    (*static_cast<F*>(self.object_))(begin, end);
+  }
+  static void call_function(const LoopBody& self, std::int64_t begin, std::int64_t end) {
+    self.function_(begin, end);
+  }
+
+  void* object_ = nullptr;
+  void (*function_)(std::int64_t begin, std::int64_t end) = nullptr;
+  void (*call_)(const LoopBody& self, std::int64_t begin, std::int64_t end);
+};
 
 // One loop in flight: chunks are handed out in order by a counter. Of several exceptions the one
 // of the lowest chunk is kept: it was handed out before the others, so it is always the same one.

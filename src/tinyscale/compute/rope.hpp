@@ -28,9 +28,9 @@ struct RopeShape {  // x is [batch, tokens, heads * head_size]
 namespace detail {
 
 // y = turned x, or y += turned x, for one token: cos and sin are [head_size / 2].
-template <class Store>
+template <bool add>
 void rope_token(const kernel::RopeShape& s, const float* cos, const float* sin, const float* x,
-                float* y, const Store& put) {
+                float* y) {
   const std::int64_t half = s.head_size / 2;
   const bool interleaved = s.pairs == RopePairs::interleaved;
   for (std::int64_t h = 0; h < s.heads; ++h) {
@@ -39,15 +39,16 @@ void rope_token(const kernel::RopeShape& s, const float* cos, const float* sin, 
       const std::int64_t b = interleaved ? a + 1 : a + half;
       const float xa = x[a];
       const float xb = x[b];
-      put(y[a], xa * cos[i] - xb * sin[i]);
-      put(y[b], xa * sin[i] + xb * cos[i]);
+      const float ya = xa * cos[i] - xb * sin[i];
+      const float yb = xa * sin[i] + xb * cos[i];
+      y[a] = add ? y[a] + ya : ya;
+      y[b] = add ? y[b] + yb : yb;
     }
   }
 }
 
-template <class Store>
-void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const float* x, float* y,
-              const Store& put) {
+inline void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const float* x, float* y,
+                     bool add) {
   const std::int64_t half = s.head_size / 2;
   const std::int64_t width = s.heads * s.head_size;
   std::vector<double> frequency(static_cast<std::size_t>(half));
@@ -66,7 +67,11 @@ void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const float* x,
       }
       for (std::int64_t b = 0; b < s.batch; ++b) {
         const std::int64_t at = (b * s.tokens + t) * width;
-        rope_token(s, cos.data(), sin.data(), x + at, y + at, put);
+        if (add) {
+          rope_token<true>(s, cos.data(), sin.data(), x + at, y + at);
+        } else {
+          rope_token<false>(s, cos.data(), sin.data(), x + at, y + at);
+        }
       }
     }
   });
@@ -78,12 +83,12 @@ namespace kernel {
 
 // y = x turned (y may be x). head_size must be even.
 inline void rope(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
-  detail::rope_all(s, turn, x, y, [](float& to, float value) { to = value; });
+  detail::rope_all(s, turn, x, y, false);
 }
 
 // dx += dy turned back.
 inline void rope_backward(const RopeShape& s, const float* dy, float* dx) {
-  detail::rope_all(s, RopeTurn::inverse, dy, dx, [](float& to, float value) { to += value; });
+  detail::rope_all(s, RopeTurn::inverse, dy, dx, true);
 }
 
 }  // namespace kernel

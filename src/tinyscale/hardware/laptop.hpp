@@ -15,6 +15,7 @@
 #include <thread>  // one for each core
 #include <vector>  // samples
 
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/config.hpp"
 #include "tinyscale/base/cpu.hpp"
 #include "tinyscale/base/threads.hpp"
@@ -171,9 +172,8 @@ inline double run_together(int threads, const std::function<void(int)>& body) {
   return seconds_now() - start;
 }
 
-inline double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+inline double median(const std::vector<double>& values) {
+  return values[stable_order(values)[values.size() / 2]];
 }
 
 // Work a second of `threads` threads: work(turns) done by each, turns grown until a run takes 5 ms.

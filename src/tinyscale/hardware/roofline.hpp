@@ -129,14 +129,16 @@ inline RooflineReport roofline(const std::vector<OpRecord>& ops, const Chip& chi
     const RooflineRow row = detail::roofline_row(op, chip, format);
     seconds += row.seconds;
     detail::add_row(report.total, row);
-    auto same = std::find_if(report.rows.begin(), report.rows.end(), [&](const RooflineRow& other) {
-      return other.name == row.name && other.shape == row.shape;
-    });
-    if (same == report.rows.end()) {
+    std::size_t same = 0;
+    while (same < report.rows.size() &&
+           (report.rows[same].name != row.name || report.rows[same].shape != row.shape)) {
+      ++same;
+    }
+    if (same == report.rows.size()) {
       report.rows.push_back(row);
     } else {
-      detail::add_row(*same, row);
-      detail::bound_row(*same);
+      detail::add_row(report.rows[same], row);
+      detail::bound_row(report.rows[same]);
     }
   }
   report.total.name = "total";
@@ -150,8 +152,7 @@ inline Table RooflineReport::table() const {
   out.title = detail::cat("Roofline of ", chip, ", priced as ", name_of(format),
                           vector_flops > 0 ? "" : " (vector rate not known: it does not limit)");
   out.columns = {"op", "shape", "count", "matmul FLOPs", "vector FLOPs", "bytes", "FLOPs/byte",
-                 "T_math formula", "T_vector formula", "T_mem formula", "T formula", "bound by",
-                 "level"};
+                 "T_math", "T_vector", "T_mem", "T formula", "bound by", "level"};
   if (on_host) {
     out.columns.push_back("T measured");
   }
@@ -159,8 +160,8 @@ inline Table RooflineReport::table() const {
   all.push_back(total);
   for (const RooflineRow& row : all) {
     std::vector<std::string> cells = {
-        row.name, row.shape, detail::cat(row.count), detail::cat(row.matmul_flops),
-        detail::cat(row.vector_flops), format_bytes(row.bytes), detail::short_number(row.intensity),
+        row.name, row.shape, detail::cat(row.count), format_si(row.matmul_flops, ""),
+        format_si(row.vector_flops, ""), format_bytes(row.bytes), format_fixed(row.intensity, 2),
         format_seconds(row.t_math), format_seconds(row.t_vector), format_seconds(row.t_memory),
         format_seconds(row.seconds), row.bound, row.level};
     if (on_host) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/profile.hpp"
 #include "tinyscale/mesh/fabric.hpp"
@@ -131,8 +132,11 @@ class Endpoint {
       }
       ranks = more;
     }
-    std::sort(ranks.begin(), ranks.end());
-    return ranks;
+    std::vector<int> sorted;
+    for (const std::size_t i : stable_order(std::vector<double>(ranks.begin(), ranks.end()))) {
+      sorted.push_back(ranks[i]);
+    }
+    return sorted;
   }
 
   // Begins a collective over `ranks` (this one among them) once all of them call the same.

@@ -93,7 +93,8 @@ class Fabric {
     std::unique_lock<std::mutex> lock(mutex_);
     Meeting& meeting = meetings_[key];
     meeting.members = members;
-    meeting.texts[me] = text;
+    meeting.came.push_back(me);
+    meeting.texts.push_back(text);
     if (meeting.texts.size() == members.size() && !disagrees(meeting)) {
       meetings_.erase(key);
       for (const int rank : members) {
@@ -148,7 +149,8 @@ class Fabric {
   };
   struct Meeting {
     std::vector<int> members;
-    std::map<int, std::string> texts;  // what each that came called
+    std::vector<int> came;
+    std::vector<std::string> texts;  // what each that came called
   };
 
   State& state(int rank) { return *devices_[static_cast<std::size_t>(rank)]; }
@@ -210,8 +212,8 @@ class Fabric {
   }
 
   static bool disagrees(const Meeting& meeting) {
-    for (const auto& [rank, text] : meeting.texts) {
-      if (text != meeting.texts.begin()->second) {
+    for (const std::string& text : meeting.texts) {
+      if (text != meeting.texts.front()) {
         return true;
       }
     }
@@ -228,7 +230,11 @@ class Fabric {
     }
     std::vector<int> missing;
     for (const int rank : meeting.members) {
-      if (meeting.texts.count(rank) == 0) {
+      bool came = false;
+      for (const int other : meeting.came) {
+        came = came || other == rank;
+      }
+      if (!came) {
         missing.push_back(rank);
       }
     }
@@ -277,14 +283,14 @@ class Fabric {
 
   void conclude() {
     std::vector<std::pair<std::string, std::vector<int>>> lines;  // text, ranks
-    std::map<std::string, std::size_t> line_of;
+    std::map<std::string, int> line_of;
     for (std::size_t i = 0; i < devices_.size(); ++i) {
       const std::string text = describe(*devices_[i]);
       if (line_of.count(text) == 0) {
-        line_of[text] = lines.size();
+        line_of[text] = static_cast<int>(lines.size());
         lines.push_back({text, {}});
       }
-      lines[line_of[text]].second.push_back(static_cast<int>(i));
+      lines[static_cast<std::size_t>(line_of[text])].second.push_back(static_cast<int>(i));
     }
     std::string text = "mesh.run: " + cause();
     for (const auto& [line, ranks] : lines) {

@@ -12,6 +12,7 @@
 #include <utility>  // move
 #include <vector>
 
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/measure/counters.hpp"
 #include "tinyscale/measure/memory.hpp"
 #include "tinyscale/mesh/guess.hpp"
@@ -166,9 +167,15 @@ class MeshRun {
         rows.push_back({all.from(link), all.to(link), all.dim_of(link), bytes, busy});
       }
     }
-    std::stable_sort(rows.begin(), rows.end(),
-                     [](const LinkRow& a, const LinkRow& b) { return a.busy > b.busy; });
-    return rows;
+    std::vector<double> keys;
+    for (const LinkRow& row : rows) {
+      keys.push_back(-row.busy);
+    }
+    std::vector<LinkRow> sorted;
+    for (const std::size_t i : detail::stable_order(keys)) {
+      sorted.push_back(rows[i]);
+    }
+    return sorted;
   }
 
   CriticalPath critical_path() const {
@@ -231,32 +238,39 @@ class MeshRun {
   }
 
   CollectiveRow row_of(const CollectiveCall& call, const std::vector<std::size_t>& messages) const {
-    struct Span {
-      double begin = 0, end = 0;
-    };
     CollectiveRow row;
     row.name = call.name;
     row.axes = call.axes;
     row.arguments = call.name == "send" ? "" : call.arguments;
     row.devices = call.devices;
-    std::map<int, double> out, in;  // by rank
-    std::map<int, int> hops;        // by step
-    std::map<int, Span> spans;      // by group
+    const std::size_t ranks = static_cast<std::size_t>(devices());
+    std::vector<double> out(ranks), in(ranks);
+    std::vector<double> begin(ranks), end(ranks, -1);  // of each group, by its lowest rank
+    std::vector<int> hops;                             // by step, -1: none
     for (const std::size_t m : messages) {
       const Message& message = log().messages[m];
-      row.bytes_out = std::max(row.bytes_out, out[message.from] += message.bytes);
-      row.bytes_in = std::max(row.bytes_in, in[message.to] += message.bytes);
-      hops[message.step] = std::max(hops[message.step], timeline.hops[m]);
-      const auto added = spans.insert({message.group, {timeline.start[m], timeline.finish[m]}});
-      Span& span = added.first->second;
-      span.begin = std::min(span.begin, timeline.start[m]);
-      span.end = std::max(span.end, timeline.finish[m]);
-      row.seconds = std::max(row.seconds, span.end - span.begin);
+      const std::size_t from = static_cast<std::size_t>(message.from);
+      const std::size_t to = static_cast<std::size_t>(message.to);
+      row.bytes_out = std::max(row.bytes_out, out[from] += message.bytes);
+      row.bytes_in = std::max(row.bytes_in, in[to] += message.bytes);
+      const std::size_t step = static_cast<std::size_t>(message.step);
+      if (step >= hops.size()) {
+        hops.resize(step + 1, -1);
+      }
+      hops[step] = std::max(hops[step], timeline.hops[m]);
+      const std::size_t group = static_cast<std::size_t>(message.group);
+      if (end[group] < 0) {
+        ++row.groups;
+        begin[group] = timeline.start[m];
+      }
+      begin[group] = std::min(begin[group], timeline.start[m]);
+      end[group] = std::max(end[group], timeline.finish[m]);
+      row.seconds = std::max(row.seconds, end[group] - begin[group]);
     }
-    row.groups = spans.empty() ? devices() / call.devices : static_cast<int>(spans.size());
-    row.steps = static_cast<std::int64_t>(hops.size());
-    for (const auto& [step, most] : hops) {
-      row.hops += most;
+    row.groups = messages.empty() ? devices() / call.devices : row.groups;
+    for (const int most : hops) {
+      row.steps += most >= 0 ? 1 : 0;
+      row.hops += most >= 0 ? most : 0;
     }
     row.formula = formula_of(call);
     return row;

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/mesh/fair_links.hpp"
 #include "tinyscale/mesh/message_log.hpp"
 #include "tinyscale/mesh/route.hpp"
@@ -36,23 +37,26 @@ class StepOrder {
  public:
   explicit StepOrder(const MessageLog& log) : log_(log) {
     const std::size_t devices = static_cast<std::size_t>(log.devices);
-    std::vector<std::vector<std::pair<int, std::size_t>>> ends(devices);  // (step, message)
+    std::vector<std::vector<std::size_t>> ends(devices);  // messages, in order
+    std::vector<std::vector<double>> step_of(devices);    // of each of these
     for (std::size_t m = 0; m < log.messages.size(); ++m) {
       const Message& message = log.messages[m];
-      ends[static_cast<std::size_t>(message.from)].emplace_back(message.from_step, m);
-      ends[static_cast<std::size_t>(message.to)].emplace_back(message.to_step, m);
+      ends[static_cast<std::size_t>(message.from)].push_back(m);
+      step_of[static_cast<std::size_t>(message.from)].push_back(message.from_step);
+      ends[static_cast<std::size_t>(message.to)].push_back(m);
+      step_of[static_cast<std::size_t>(message.to)].push_back(message.to_step);
     }
     steps_.resize(devices);
     next_.assign(devices, 0);
     for (std::size_t d = 0; d < devices; ++d) {
-      std::sort(ends[d].begin(), ends[d].end());
       int last = -1;
-      for (const std::pair<int, std::size_t>& end : ends[d]) {
-        if (steps_[d].empty() || end.first != last) {
-          steps_[d].push_back({end.first, 0, {}});
-          last = end.first;
+      for (const std::size_t i : stable_order(step_of[d])) {
+        const int step = static_cast<int>(step_of[d][i]);
+        if (steps_[d].empty() || step != last) {
+          steps_[d].push_back({step, 0, {}});
+          last = step;
         }
-        steps_[d].back().messages.push_back(end.second);
+        steps_[d].back().messages.push_back(ends[d][i]);
         ++steps_[d].back().unfinished;
       }
     }
@@ -74,10 +78,16 @@ class StepOrder {
   // Marks one end of a message as finished.
   void finish(int device, int step) {
     std::vector<Step>& steps = steps_[static_cast<std::size_t>(device)];
-    const auto found =
-        std::lower_bound(steps.begin(), steps.end(), step,
-                         [](const Step& a, int number) { return a.number < number; });
-    --found->unfinished;
+    std::size_t low = 0;
+    for (std::size_t high = steps.size(); low < high;) {
+      const std::size_t middle = low + (high - low) / 2;
+      if (steps[middle].number < step) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    --steps[low].unfinished;
   }
 
   // Moves a device to its next step if this one is done.

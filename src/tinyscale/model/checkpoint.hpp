@@ -3,8 +3,10 @@
 // tokenizer as JSON in the metadata. GPT-2 names are read too (wte, h.0.attn.c_attn, ...), with
 // matrices [out, in] or, as in the original files, [in, out].
 
+#include <array>
 #include <cstdint>  // int64_t
 #include <cstdio>   // snprintf
+#include <map>
 #include <string>   // string
 #include <utility>  // pair
 #include <vector>   // vector
@@ -16,27 +18,34 @@ namespace tinyscale {
 
 namespace detail {
 
+template <class T>
+struct ConfigField {
+  const char* first;
+  T* second;
+};
+
 // The fields of a config by type, for writing and for reading.
-inline std::vector<std::pair<const char*, std::int64_t*>> config_sizes(ModelConfig& c) {
-  return {{"layers", &c.layers},         {"width", &c.width},
+inline std::array<ConfigField<std::int64_t>, 9> config_sizes(ModelConfig& c) {
+  return {{{"layers", &c.layers},         {"width", &c.width},
           {"heads", &c.heads},           {"kv_heads", &c.kv_heads},
           {"head_size", &c.head_size},   {"hidden", &c.hidden},
           {"vocabulary", &c.vocabulary}, {"context", &c.context},
-          {"expert_hidden", &c.expert_hidden}};
+          {"expert_hidden", &c.expert_hidden}}};
 }
 
-inline std::vector<std::pair<const char*, bool*>> config_switches(ModelConfig& c) {
-  return {{"bias", &c.bias}, {"tied", &c.tied}, {"qkv_bias", &c.qkv_bias}, {"qk_norm", &c.qk_norm}};
+inline std::array<ConfigField<bool>, 4> config_switches(ModelConfig& c) {
+  return {{{"bias", &c.bias}, {"tied", &c.tied}, {"qkv_bias", &c.qkv_bias},
+           {"qk_norm", &c.qk_norm}}};
 }
 
-inline std::vector<std::pair<const char*, int*>> config_counts(ModelConfig& c) {
-  return {{"experts", &c.experts}, {"top_k", &c.top_k}, {"shared_experts", &c.shared_experts}};
+inline std::array<ConfigField<int>, 3> config_counts(ModelConfig& c) {
+  return {{{"experts", &c.experts}, {"top_k", &c.top_k}, {"shared_experts", &c.shared_experts}}};
 }
 
-inline std::vector<std::pair<const char*, double*>> config_numbers(ModelConfig& c) {
-  return {{"rope_theta", &c.rope_theta},
+inline std::array<ConfigField<double>, 3> config_numbers(ModelConfig& c) {
+  return {{{"rope_theta", &c.rope_theta},
           {"norm_epsilon", &c.norm_epsilon},
-          {"dropout", &c.dropout}};
+          {"dropout", &c.dropout}}};
 }
 
 inline const std::vector<const char*>& activation_names() {
@@ -183,7 +192,7 @@ inline Gpt2Place gpt2_place(std::string name) {
 
 // The parameter's numbers from the file, in our layout; empty when the file lacks them.
 inline Tensor find_parameter(const Safetensors& file, const std::string& name, std::int64_t width,
-                             std::vector<std::string>& used) {
+                             std::map<std::string, int>& used) {
   const Gpt2Place place = gpt2_place(name);
   const SafetensorsEntry* entry = file.find(name);
   const bool own_name = entry != nullptr;
@@ -193,7 +202,7 @@ inline Tensor find_parameter(const Safetensors& file, const std::string& name, s
   if (entry == nullptr) {
     return Tensor();
   }
-  used.push_back(entry->name);
+  ++used[entry->name];
   Tensor value = file.read(*entry);
   if (own_name) {
     return value;
@@ -224,7 +233,7 @@ inline bool harmless(const std::string& name, const Transformer& model) {
 }
 
 inline void read_parameters(Transformer& model, const Safetensors& file, const std::string& who) {
-  std::vector<std::string> used;
+  std::map<std::string, int> used;
   for (Parameter& p : model.parameters) {
     const Tensor value = find_parameter(file, p.name, model.config.width, used);
     if (!value.defined()) {
@@ -236,10 +245,8 @@ inline void read_parameters(Transformer& model, const Safetensors& file, const s
     }
     std::memcpy(p.value.data(), value.data(), static_cast<std::size_t>(value.count()) * 4);
   }
-  std::sort(used.begin(), used.end());
   for (const SafetensorsEntry& entry : file.entries) {
-    if (!std::binary_search(used.begin(), used.end(), entry.name) &&
-        !harmless(entry.name, model)) {
+    if (used.count(entry.name) == 0 && !harmless(entry.name, model)) {
       throw Error(cat(who, "the tensor \"", entry.name, "\" has no place in the model ",
                       model.config.name));
     }

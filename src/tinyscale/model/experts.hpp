@@ -32,11 +32,14 @@ inline Routing route(const Tensor& probabilities, int top_k) {
   for (std::int64_t n = 0; n < tokens; ++n) {
     const float* p = probabilities.data() + n * experts;
     std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + top_k, order.end(),
-                      [p](std::int32_t a, std::int32_t b) {
-                        return p[a] != p[b] ? p[a] > p[b] : a < b;
-                      });
     for (int j = 0; j < top_k; ++j) {
+      std::size_t best = static_cast<std::size_t>(j);
+      for (std::size_t i = best + 1; i < order.size(); ++i) {
+        const std::int32_t a = order[i];
+        const std::int32_t b = order[best];
+        best = (p[a] != p[b] ? p[a] > p[b] : a < b) ? i : best;
+      }
+      std::swap(order[static_cast<std::size_t>(j)], order[best]);
       const std::int32_t e = order[static_cast<std::size_t>(j)];
       auto& rows = routing.rows[static_cast<std::size_t>(e)];
       routing.chosen.push_back(static_cast<std::int32_t>(n * experts + e));

@@ -5,6 +5,7 @@
 #include <algorithm>  // sort, adjacent_find
 #include <cstdint>    // int64_t
 #include <cstdlib>    // strtod
+#include <map>
 #include <string>     // string
 #include <utility>    // pair
 #include <vector>     // vector
@@ -117,14 +118,14 @@ class JsonReader {
   }
 
   void check_unique(const Json& object) const {
-    std::vector<std::string> keys;
+    std::map<std::string, int> times;
     for (const auto& field : object.fields) {
-      keys.push_back(field.first);
+      ++times[field.first];
     }
-    std::sort(keys.begin(), keys.end());
-    const auto twice = std::adjacent_find(keys.begin(), keys.end());
-    if (twice != keys.end()) {
-      fail(cat("the key \"", *twice, "\" stands twice, before"));
+    for (const auto& key : times) {
+      if (key.second > 1) {
+        fail(cat("the key \"", key.first, "\" stands twice, before"));
+      }
     }
   }
 

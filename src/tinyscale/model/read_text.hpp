@@ -35,11 +35,31 @@ inline std::ostream& operator<<(std::ostream& out, const Text& text) { return ou
 
 namespace detail {
 
-using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+// A file, closed at the end of its scope.
+class File {
+ public:
+  explicit File(std::FILE* file) : file_(file) {}
+  File(File&& other) noexcept : file_(other.release()) {}
+  File& operator=(File&&) = delete;
+  ~File() {
+    if (file_ != nullptr) {
+      std::fclose(file_);
+    }
+  }
+  std::FILE* get() const { return file_; }
+  std::FILE* release() {
+    std::FILE* file = file_;
+    file_ = nullptr;
+    return file;
+  }
+
+ private:
+  std::FILE* file_;
+};
 
 inline File open_file(const std::string& path, const char* mode, const char* who) {
-  File file(std::fopen(path.c_str(), mode), &std::fclose);
-  if (!file) {
+  File file(std::fopen(path.c_str(), mode));
+  if (file.get() == nullptr) {
     throw Error(cat(who, ": cannot open \"", path, "\": ", std::strerror(errno)));
   }
   return file;
@@ -79,7 +99,8 @@ inline Text make_text(const std::string& name, const std::string& data) {
 
 // Characters when at most 256 are distinct, else bytes; the text prints which.
 inline Text read_text(const std::string& path) {
-  return make_text(path, detail::read_file(path, "read_text"));
+  const std::string data = detail::read_file(path, "read_text");
+  return make_text(path.substr(path.find_last_of("/\\") + 1), data);
 }
 
 }  // namespace tinyscale

@@ -10,6 +10,7 @@
 #include <utility>    // pair
 #include <vector>     // vector
 
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/model/json.hpp"
@@ -114,10 +115,17 @@ inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& v
 
 // The ranges, in order, must cover the data area without gap or overlap.
 inline void check_cover(Safetensors& file, const std::string& who) {
-  std::sort(file.entries.begin(), file.entries.end(),
-            [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
-              return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-            });
+  for (const bool by_begin : {false, true}) {  // by begin, those of equal begin by end
+    std::vector<double> keys;
+    for (const SafetensorsEntry& entry : file.entries) {
+      keys.push_back(static_cast<double>(by_begin ? entry.begin : entry.end));
+    }
+    std::vector<SafetensorsEntry> sorted;
+    for (const std::size_t i : stable_order(keys)) {
+      sorted.push_back(file.entries[i]);
+    }
+    file.entries.swap(sorted);
+  }
   std::uint64_t at = 0;
   for (const SafetensorsEntry& entry : file.entries) {
     if (entry.begin != at) {

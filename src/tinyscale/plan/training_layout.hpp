@@ -13,6 +13,7 @@
 #include <vector>     // layouts
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/hardware/network.hpp"
 #include "tinyscale/parallel/layout.hpp"
@@ -207,12 +208,16 @@ inline void add_layouts(const TrainingInputs& in, std::int64_t tensor,
   }
 }
 
-inline std::vector<TrainingLayout> fastest_first(std::vector<TrainingLayout> plans) {
-  std::stable_sort(plans.begin(), plans.end(),
-                   [](const TrainingLayout& a, const TrainingLayout& b) {
-                     return a.step_time < b.step_time;
-                   });
-  return plans;
+inline std::vector<TrainingLayout> fastest_first(const std::vector<TrainingLayout>& plans) {
+  std::vector<double> keys;
+  for (const TrainingLayout& plan : plans) {
+    keys.push_back(plan.step_time);
+  }
+  std::vector<TrainingLayout> sorted;
+  for (const std::size_t i : stable_order(keys)) {
+    sorted.push_back(plans[i]);
+  }
+  return sorted;
 }
 
 // Every layout whose tensor part divides heads and hidden units, fastest first.
