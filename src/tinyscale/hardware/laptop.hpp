@@ -3,7 +3,7 @@
 // from each level of memory, on all threads together: medians of a few runs, once a program.
 // The loops are of vector extensions, compiled for the instruction sets that cpu() chooses from.
 
-#include <algorithm>  // sort, min, max
+#include <algorithm>  // min, max
 #include <atomic>  // start line of the threads
 #include <chrono>  // clock
 #include <cstddef>  // std::size_t

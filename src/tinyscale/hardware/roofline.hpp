@@ -3,7 +3,7 @@
 //   T = max(T_math = matmul FLOPs / peak, T_vector = vector FLOPs / rate, T_mem = bytes / rate)
 // Source: "How To Scale Your Model", chapter 1. Operands are read once, results written once.
 
-#include <algorithm>  // max, find_if
+#include <algorithm>  // max
 #include <ostream>    // operator<<
 #include <string>     // names
 #include <vector>     // rows

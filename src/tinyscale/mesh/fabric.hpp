@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <utility>  // move
@@ -50,11 +49,8 @@ enum class Channel { collective, user };
 
 class Fabric {
  public:
-  explicit Fabric(int devices) : running_(devices) {
-    for (int i = 0; i < devices; ++i) {
-      devices_.push_back(std::make_unique<State>());
-    }
-  }
+  explicit Fabric(int devices)
+      : devices_(static_cast<std::size_t>(devices)), running_(devices) {}
 
   void put(int from, int to, Channel channel, Packet packet) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -120,8 +116,8 @@ class Fabric {
   std::string failure() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (failure_.empty()) {
-      for (const std::unique_ptr<State>& device : devices_) {
-        if (device->now == Now::threw || unread(*device) > 0) {
+      for (const State& device : devices_) {
+        if (device.now == Now::threw || unread(device) > 0) {
           conclude();
           break;
         }
@@ -153,7 +149,7 @@ class Fabric {
     std::vector<std::string> texts;  // what each that came called
   };
 
-  State& state(int rank) { return *devices_[static_cast<std::size_t>(rank)]; }
+  State& state(int rank) { return devices_[static_cast<std::size_t>(rank)]; }
 
   void wake(State& device) {
     device.now = Now::runs;
@@ -185,8 +181,8 @@ class Fabric {
     self.message = message;
     --running_;
     bool some_wait = false;
-    for (const std::unique_ptr<State>& device : devices_) {
-      some_wait = some_wait || device->now == Now::receives || device->now == Now::meets;
+    for (const State& device : devices_) {
+      some_wait = some_wait || device.now == Now::receives || device.now == Now::meets;
     }
     if (running_ == 0 && some_wait) {
       conclude();
@@ -204,7 +200,7 @@ class Fabric {
   std::vector<int> in_state(Now now) const {
     std::vector<int> ranks;
     for (std::size_t i = 0; i < devices_.size(); ++i) {
-      if (devices_[i]->now == now) {
+      if (devices_[i].now == now) {
         ranks.push_back(static_cast<int>(i));
       }
     }
@@ -263,7 +259,7 @@ class Fabric {
   std::string cause() const {
     const std::vector<int> threw = in_state(Now::threw);
     if (!threw.empty()) {
-      const State& first = *devices_[static_cast<std::size_t>(threw[0])];
+      const State& first = devices_[static_cast<std::size_t>(threw[0])];
       return cat(device_list(threw), " threw: ", first.message);
     }
     for (const auto& [key, meeting] : meetings_) {
@@ -285,7 +281,7 @@ class Fabric {
     std::vector<std::pair<std::string, std::vector<int>>> lines;  // text, ranks
     std::map<std::string, int> line_of;
     for (std::size_t i = 0; i < devices_.size(); ++i) {
-      const std::string text = describe(*devices_[i]);
+      const std::string text = describe(devices_[i]);
       if (line_of.count(text) == 0) {
         line_of[text] = static_cast<int>(lines.size());
         lines.push_back({text, {}});
@@ -297,13 +293,13 @@ class Fabric {
       text += cat("\n  ", device_list(ranks), ": ", line);
     }
     failure_ = text;
-    for (const std::unique_ptr<State>& device : devices_) {
-      device->changed.notify_one();
+    for (State& device : devices_) {
+      device.changed.notify_one();
     }
   }
 
   std::mutex mutex_;  // guards all below
-  std::vector<std::unique_ptr<State>> devices_;
+  std::vector<State> devices_;
   std::map<std::string, Meeting> meetings_;
   int running_;
   std::string failure_;  // not empty: the run is over

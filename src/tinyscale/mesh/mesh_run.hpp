@@ -2,7 +2,7 @@
 // What a mesh program cost: bytes and steps counted from its messages, simulated time beside the
 // formula, the links and the critical path. The same log can be timed again on another machine.
 
-#include <algorithm>  // max, sort
+#include <algorithm>  // max, min, reverse
 #include <cstddef>
 #include <cstdint>
 #include <iostream>

@@ -60,11 +60,13 @@ struct DeviceLog {
 inline int find_call(std::map<std::string, int>& numbers, MessageLog& log, const std::string& key,
                      const CollectiveCall& call) {
   const int next = static_cast<int>(log.calls.size());
-  const auto [found, added] = numbers.insert({key, next});
-  if (added) {
-    log.calls.push_back(call);
+  const auto found = numbers.find(key);
+  if (found != numbers.end()) {
+    return found->second;
   }
-  return found->second;
+  numbers[key] = next;
+  log.calls.push_back(call);
+  return next;
 }
 
 // One log of all devices: their calls matched, their messages in rank order.

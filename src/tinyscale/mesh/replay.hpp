@@ -4,11 +4,10 @@
 // takes latency for each link it crosses, then its bytes at a max-min fair share of those links.
 // A pure function of log and machine.
 
-#include <algorithm>  // lower_bound, max, sort
+#include <algorithm>  // max
 #include <cstddef>
 #include <limits>
-#include <queue>    // priority_queue
-#include <utility>  // pair
+#include <queue>  // priority_queue
 #include <vector>
 
 #include "tinyscale/base/error.hpp"

@@ -2,9 +2,9 @@
 // Which expert each token visits: the top_k most probable of the router, ties to the lower number
 // (mixture of experts, arXiv 2101.03961; weights of the chosen ones sum to 1, arXiv 2401.04088).
 
-#include <algorithm>  // partial_sort
 #include <cstdint>    // int32_t
 #include <numeric>    // iota
+#include <utility>    // swap
 #include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"

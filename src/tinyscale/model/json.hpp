@@ -2,7 +2,6 @@
 // A strict reader for the little JSON that files carry (RFC 8259): objects keep their order,
 // numbers are doubles, a repeated key or anything after the value is an Error with its position.
 
-#include <algorithm>  // sort, adjacent_find
 #include <cstdint>    // int64_t
 #include <cstdlib>    // strtod
 #include <map>

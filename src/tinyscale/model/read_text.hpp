@@ -6,7 +6,6 @@
 #include <cstdio>    // FILE
 #include <cstring>   // strerror
 #include <iostream>  // ostream
-#include <memory>    // unique_ptr
 #include <string>    // string
 #include <vector>    // vector
 

@@ -2,7 +2,6 @@
 // The safetensors format: 8 bytes of length N, N bytes of JSON, then the tensors' bytes.
 // The reader trusts nothing: lengths, ranges, shapes and names are checked before any is used.
 
-#include <algorithm>  // sort
 #include <cstdint>    // uint64_t
 #include <cstdio>     // fwrite, rename
 #include <cstring>    // memcpy

@@ -2,7 +2,8 @@
 // Text to token numbers and back, one token a character (code point) or one a byte.
 // A character's id is its rank in the sorted vocabulary, a byte's id its value.
 
-#include <algorithm>  // lower_bound
+#include <algorithm>  // max
+#include <cstddef>    // size_t
 #include <cstdint>    // int32_t
 #include <string>     // string
 #include <utility>    // move
@@ -13,6 +14,20 @@
 namespace tinyscale {
 
 namespace detail {
+
+// Where `character` stands, or would, among sorted ones.
+inline std::size_t place_of(const std::string& character, const std::vector<std::string>& sorted) {
+  std::size_t low = 0;
+  for (std::size_t high = sorted.size(); low < high;) {
+    const std::size_t middle = low + (high - low) / 2;
+    if (sorted[middle] < character) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
 
 // Bytes of the UTF-8 character that begins at `at`; 0 when the bytes there are not UTF-8.
 inline std::size_t character_size(const std::string& text, std::size_t at) {
@@ -86,10 +101,9 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text) cons
     const std::size_t size = std::max<std::size_t>(1, detail::character_size(text, at));
     std::int32_t id = size == 1 && byte < 128 ? ascii[byte] : -1;
     if (size > 1) {
-      const auto found = std::lower_bound(characters_.begin(), characters_.end(),
-                                          text.substr(at, size));
-      if (found != characters_.end() && *found == text.substr(at, size)) {
-        id = static_cast<std::int32_t>(found - characters_.begin());
+      const std::size_t found = detail::place_of(text.substr(at, size), characters_);
+      if (found < characters_.size() && characters_[found] == text.substr(at, size)) {
+        id = static_cast<std::int32_t>(found);
       }
     }
     if (id < 0) {
@@ -132,9 +146,9 @@ inline Tokenizer tokenizer_for(const std::string& text) {
     }
     if (byte >= 128 || !seen[byte]) {
       const std::string character = text.substr(at, size);
-      const auto place = std::lower_bound(found.begin(), found.end(), character);
-      if (place == found.end() || *place != character) {
-        found.insert(place, character);
+      const std::size_t place = place_of(character, found);
+      if (place == found.size() || found[place] != character) {
+        found.insert(found.begin() + static_cast<std::ptrdiff_t>(place), character);
         if (found.size() > 256) {
           return Tokenizer();
         }

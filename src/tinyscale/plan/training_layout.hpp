@@ -5,7 +5,7 @@
 //   T_tensor = 8 b B D L / (X W_Y) activations gathered and scattered twice a layer, both passes
 // Source: "How To Scale Your Model", chapters 5 and 12. W: what a chip sends, both ways of a ring.
 
-#include <algorithm>  // stable_sort, max
+#include <algorithm>  // max, min
 #include <cmath>      // floor, ceil
 #include <cstddef>    // std::size_t
 #include <cstdint>    // std::int64_t

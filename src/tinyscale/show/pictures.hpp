@@ -293,7 +293,9 @@ inline Svg svg(const LossCurve& curve) {
   if (!curve.validation.empty() || !curve.validation_steps.empty()) {
     plot.series.push_back({"validation", curve.validation_steps, curve.validation, Mark::line});
   }
-  plot.series.insert(plot.series.end(), curve.others.begin(), curve.others.end());
+  for (const Series& other : curve.others) {
+    plot.series.push_back(other);
+  }
   return svg(plot);
 }
 
