@@ -3,6 +3,7 @@
 //   ./00_demo [text file] [page]         make demo TEXT=input.txt
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <iostream>
 #include <string>
 
@@ -13,6 +14,12 @@ namespace ts = tinyscale;
 namespace {
 
 constexpr std::int64_t steps = 200;
+
+std::string small_number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.2g", value);
+  return text;
+}
 
 ts::TrainOptions training() {
   ts::TrainOptions options;
@@ -76,8 +83,8 @@ void step_an_array(const ts::Transformer& model, ts::HtmlPage& page) {
   page.heading("What does a systolic array do with it?");
   page.text("The MLP matmul of the trained model, stepped PE by PE. Predicted " +
             std::to_string(formula.cycles) + " cycles, stepped " + std::to_string(run.cycles) +
-            "; the largest difference from the host's product is " + std::to_string(difference) +
-            " of " + std::to_string(largest) + ".");
+            "; the largest difference from the host's product is " + small_number(difference) +
+            " of " + small_number(largest) + ".");
   page.table(run.table());
 }
 
@@ -97,9 +104,9 @@ void train_on_four(const ts::Text& text, const ts::TrainReport& one, ts::HtmlPag
   page.heading("The same training on four devices");
   page.text("Data parallelism on a line of 4 simulated TPU v5e: each device learns from a quarter "
             "of the batch, and gradients are summed by an all_reduce that really moves them. The "
-            "losses differ from one device's by at most " + std::to_string(difference) +
-            ", final validation " + std::to_string(four.final_validation()) + " beside " +
-            std::to_string(one.final_validation()) + ".");
+            "losses differ from one device's by at most " + small_number(difference) +
+            ", final validation " + ts::format_fixed(four.final_validation(), 4) + " beside " +
+            ts::format_fixed(one.final_validation(), 4) + ".");
   page.table(four.counted.table());
   page.picture(ts::svg(*four.last_step));
   page.table(four.last_step->table());

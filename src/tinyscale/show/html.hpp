@@ -40,7 +40,7 @@ inline const char* page_style() {
          "@media (prefers-color-scheme:dark){:root{--paper:#16191d;--ink:#e8e8e8;--soft:#a9b0b8;"
          "--rule:#31363d;--tint:#1f242a}}\n"
          "body{background:var(--paper);color:var(--ink);margin:0 auto;padding:2rem 1.2rem 4rem;"
-         "max-width:68rem;font:1.05rem/1.6 system-ui,'Segoe UI',Helvetica,Arial,sans-serif}\n"
+         "max-width:76rem;font:1.05rem/1.6 system-ui,'Segoe UI',Helvetica,Arial,sans-serif}\n"
          "h1{font-size:1.9rem;line-height:1.2;margin:.5rem 0 1.2rem}\n"
          "h2{font-size:1.3rem;line-height:1.3;margin:2.4rem 0 .6rem;padding-top:.8rem;"
          "border-top:1px solid var(--rule)}\n"
