@@ -33,6 +33,8 @@ search "function multiversioning" 'target_clones|__attribute__ *\( *\( *ifunc'
 search "a thread_local with a value that is not zero" 'thread_local [^;(]*(=|\{) *([1-9]|-|true|[0-9]+\.[0-9]*[1-9])'
 search "a bare thread_local pointer or float (clang-repl ends at its second use; put it in a struct)" \
   'thread_local ([a-zA-Z_:]+ )*([a-zA-Z_:]+ *\*|float|double) *[a-z_]+ *(;|=|\{)'
+search "a thread_local with a destructor (runs after clang-repl's code is gone; lend from a static pool)" \
+  'thread_local (const )?std::'
 search "leaving the program (throw Error instead)" 'std::(abort|exit|_Exit|quick_exit|terminate)|(^|[^a-z_.])assert *\('
 search "direct output (print to a std::ostream&)" '(^|[^a-z_])(std::)?(printf|puts|putchar|perror) *\(|[^a-z_](stdout|stderr)[^a-z_]'
 

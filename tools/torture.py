@@ -60,6 +60,10 @@ SESSIONS = {
         [HEADER, "ts::Tensor x = ts::ones({3, 5});\nts::Tensor w = ts::ones({5, 2});",
          "ts::Tensor y = ts::matmul(x, w);", 'std::cout << "y " << y.values()[5] << "\\n";'],
         ["y 5"]),
+    "a large matmul, and a clean end": (
+        [HEADER, "ts::Tensor big = ts::ones({300, 300});", "ts::Tensor squared = ts::matmul(big, big);",
+         'std::cout << "big " << squared.values()[9] << "\\n";',
+         "ts::Tensor again = ts::matmul(squared, big);"], ["big 300"]),
     "autograd across cells": (
         [HEADER, "ts::Tensor p = ts::parameter(ts::full({4}, 3.0f));",
          "ts::Tensor loss = ts::sum(ts::square(p));", "loss.backward();",
