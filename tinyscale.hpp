@@ -2483,9 +2483,8 @@ inline double run_together(int threads, const std::function<void(int)>& body) {
   return seconds_now() - start;
 }
 
-inline double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
+inline double median(const std::vector<double>& values) {
+  return values[stable_order(values)[values.size() / 2]];
 }
 
 // Work a second of `threads` threads: work(turns) done by each, turns grown until a run takes 5 ms.
@@ -8031,11 +8030,8 @@ enum class Channel { collective, user };
 
 class Fabric {
  public:
-  explicit Fabric(int devices) : running_(devices) {
-    for (int i = 0; i < devices; ++i) {
-      devices_.push_back(std::make_unique<State>());
-    }
-  }
+  explicit Fabric(int devices)
+      : devices_(static_cast<std::size_t>(devices)), running_(devices) {}
 
   void put(int from, int to, Channel channel, Packet packet) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -8074,7 +8070,8 @@ class Fabric {
     std::unique_lock<std::mutex> lock(mutex_);
     Meeting& meeting = meetings_[key];
     meeting.members = members;
-    meeting.texts[me] = text;
+    meeting.came.push_back(me);
+    meeting.texts.push_back(text);
     if (meeting.texts.size() == members.size() && !disagrees(meeting)) {
       meetings_.erase(key);
       for (const int rank : members) {
@@ -8100,8 +8097,8 @@ class Fabric {
   std::string failure() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (failure_.empty()) {
-      for (const std::unique_ptr<State>& device : devices_) {
-        if (device->now == Now::threw || unread(*device) > 0) {
+      for (const State& device : devices_) {
+        if (device.now == Now::threw || unread(device) > 0) {
           conclude();
           break;
         }
@@ -8129,10 +8126,11 @@ class Fabric {
   };
   struct Meeting {
     std::vector<int> members;
-    std::map<int, std::string> texts;  // what each that came called
+    std::vector<int> came;
+    std::vector<std::string> texts;  // what each that came called
   };
 
-  State& state(int rank) { return *devices_[static_cast<std::size_t>(rank)]; }
+  State& state(int rank) { return devices_[static_cast<std::size_t>(rank)]; }
 
   void wake(State& device) {
     device.now = Now::runs;
@@ -8164,8 +8162,8 @@ class Fabric {
     self.message = message;
     --running_;
     bool some_wait = false;
-    for (const std::unique_ptr<State>& device : devices_) {
-      some_wait = some_wait || device->now == Now::receives || device->now == Now::meets;
+    for (const State& device : devices_) {
+      some_wait = some_wait || device.now == Now::receives || device.now == Now::meets;
     }
     if (running_ == 0 && some_wait) {
       conclude();
@@ -8183,7 +8181,7 @@ class Fabric {
   std::vector<int> in_state(Now now) const {
     std::vector<int> ranks;
     for (std::size_t i = 0; i < devices_.size(); ++i) {
-      if (devices_[i]->now == now) {
+      if (devices_[i].now == now) {
         ranks.push_back(static_cast<int>(i));
       }
     }
@@ -8191,8 +8189,8 @@ class Fabric {
   }
 
   static bool disagrees(const Meeting& meeting) {
-    for (const auto& [rank, text] : meeting.texts) {
-      if (text != meeting.texts.begin()->second) {
+    for (const std::string& text : meeting.texts) {
+      if (text != meeting.texts.front()) {
         return true;
       }
     }
@@ -8209,7 +8207,11 @@ class Fabric {
     }
     std::vector<int> missing;
     for (const int rank : meeting.members) {
-      if (meeting.texts.count(rank) == 0) {
+      bool came = false;
+      for (const int other : meeting.came) {
+        came = came || other == rank;
+      }
+      if (!came) {
         missing.push_back(rank);
       }
     }
@@ -8238,7 +8240,7 @@ class Fabric {
   std::string cause() const {
     const std::vector<int> threw = in_state(Now::threw);
     if (!threw.empty()) {
-      const State& first = *devices_[static_cast<std::size_t>(threw[0])];
+      const State& first = devices_[static_cast<std::size_t>(threw[0])];
       return cat(device_list(threw), " threw: ", first.message);
     }
     for (const auto& [key, meeting] : meetings_) {
@@ -8258,27 +8260,27 @@ class Fabric {
 
   void conclude() {
     std::vector<std::pair<std::string, std::vector<int>>> lines;  // text, ranks
-    std::map<std::string, std::size_t> line_of;
+    std::map<std::string, int> line_of;
     for (std::size_t i = 0; i < devices_.size(); ++i) {
-      const std::string text = describe(*devices_[i]);
+      const std::string text = describe(devices_[i]);
       if (line_of.count(text) == 0) {
-        line_of[text] = lines.size();
+        line_of[text] = static_cast<int>(lines.size());
         lines.push_back({text, {}});
       }
-      lines[line_of[text]].second.push_back(static_cast<int>(i));
+      lines[static_cast<std::size_t>(line_of[text])].second.push_back(static_cast<int>(i));
     }
     std::string text = "mesh.run: " + cause();
     for (const auto& [line, ranks] : lines) {
       text += cat("\n  ", device_list(ranks), ": ", line);
     }
     failure_ = text;
-    for (const std::unique_ptr<State>& device : devices_) {
-      device->changed.notify_one();
+    for (State& device : devices_) {
+      device.changed.notify_one();
     }
   }
 
   std::mutex mutex_;  // guards all below
-  std::vector<std::unique_ptr<State>> devices_;
+  std::vector<State> devices_;
   std::map<std::string, Meeting> meetings_;
   int running_;
   std::string failure_;  // not empty: the run is over
@@ -8692,11 +8694,13 @@ struct DeviceLog {
 inline int find_call(std::map<std::string, int>& numbers, MessageLog& log, const std::string& key,
                      const CollectiveCall& call) {
   const int next = static_cast<int>(log.calls.size());
-  const auto [found, added] = numbers.insert({key, next});
-  if (added) {
-    log.calls.push_back(call);
+  const auto found = numbers.find(key);
+  if (found != numbers.end()) {
+    return found->second;
   }
-  return found->second;
+  numbers[key] = next;
+  log.calls.push_back(call);
+  return next;
 }
 
 // One log of all devices: their calls matched, their messages in rank order.
@@ -8845,8 +8849,11 @@ class Endpoint {
       }
       ranks = more;
     }
-    std::sort(ranks.begin(), ranks.end());
-    return ranks;
+    std::vector<int> sorted;
+    for (const std::size_t i : stable_order(std::vector<double>(ranks.begin(), ranks.end()))) {
+      sorted.push_back(ranks[i]);
+    }
+    return sorted;
   }
 
   // Begins a collective over `ranks` (this one among them) once all of them call the same.
@@ -10607,11 +10614,14 @@ inline Routing route(const Tensor& probabilities, int top_k) {
   for (std::int64_t n = 0; n < tokens; ++n) {
     const float* p = probabilities.data() + n * experts;
     std::iota(order.begin(), order.end(), 0);
-    std::partial_sort(order.begin(), order.begin() + top_k, order.end(),
-                      [p](std::int32_t a, std::int32_t b) {
-                        return p[a] != p[b] ? p[a] > p[b] : a < b;
-                      });
     for (int j = 0; j < top_k; ++j) {
+      std::size_t best = static_cast<std::size_t>(j);
+      for (std::size_t i = best + 1; i < order.size(); ++i) {
+        const std::int32_t a = order[i];
+        const std::int32_t b = order[best];
+        best = (p[a] != p[b] ? p[a] > p[b] : a < b) ? i : best;
+      }
+      std::swap(order[static_cast<std::size_t>(j)], order[best]);
       const std::int32_t e = order[static_cast<std::size_t>(j)];
       auto& rows = routing.rows[static_cast<std::size_t>(e)];
       routing.chosen.push_back(static_cast<std::int32_t>(n * experts + e));
@@ -10823,6 +10833,20 @@ namespace tinyscale {
 
 namespace detail {
 
+// Where `character` stands, or would, among sorted ones.
+inline std::size_t place_of(const std::string& character, const std::vector<std::string>& sorted) {
+  std::size_t low = 0;
+  for (std::size_t high = sorted.size(); low < high;) {
+    const std::size_t middle = low + (high - low) / 2;
+    if (sorted[middle] < character) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
 // Bytes of the UTF-8 character that begins at `at`; 0 when the bytes there are not UTF-8.
 inline std::size_t character_size(const std::string& text, std::size_t at) {
   const auto first = static_cast<unsigned char>(text[at]);
@@ -10895,10 +10919,9 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text) cons
     const std::size_t size = std::max<std::size_t>(1, detail::character_size(text, at));
     std::int32_t id = size == 1 && byte < 128 ? ascii[byte] : -1;
     if (size > 1) {
-      const auto found = std::lower_bound(characters_.begin(), characters_.end(),
-                                          text.substr(at, size));
-      if (found != characters_.end() && *found == text.substr(at, size)) {
-        id = static_cast<std::int32_t>(found - characters_.begin());
+      const std::size_t found = detail::place_of(text.substr(at, size), characters_);
+      if (found < characters_.size() && characters_[found] == text.substr(at, size)) {
+        id = static_cast<std::int32_t>(found);
       }
     }
     if (id < 0) {
@@ -10941,9 +10964,9 @@ inline Tokenizer tokenizer_for(const std::string& text) {
     }
     if (byte >= 128 || !seen[byte]) {
       const std::string character = text.substr(at, size);
-      const auto place = std::lower_bound(found.begin(), found.end(), character);
-      if (place == found.end() || *place != character) {
-        found.insert(place, character);
+      const std::size_t place = place_of(character, found);
+      if (place == found.size() || found[place] != character) {
+        found.insert(found.begin() + static_cast<std::ptrdiff_t>(place), character);
         if (found.size() > 256) {
           return Tokenizer();
         }
@@ -11455,14 +11478,14 @@ class JsonReader {
   }
 
   void check_unique(const Json& object) const {
-    std::vector<std::string> keys;
+    std::map<std::string, int> times;
     for (const auto& field : object.fields) {
-      keys.push_back(field.first);
+      ++times[field.first];
     }
-    std::sort(keys.begin(), keys.end());
-    const auto twice = std::adjacent_find(keys.begin(), keys.end());
-    if (twice != keys.end()) {
-      fail(cat("the key \"", *twice, "\" stands twice, before"));
+    for (const auto& key : times) {
+      if (key.second > 1) {
+        fail(cat("the key \"", key.first, "\" stands twice, before"));
+      }
     }
   }
 
@@ -11642,11 +11665,31 @@ inline std::ostream& operator<<(std::ostream& out, const Text& text) { return ou
 
 namespace detail {
 
-using File = std::unique_ptr<std::FILE, int (*)(std::FILE*)>;
+// A file, closed at the end of its scope.
+class File {
+ public:
+  explicit File(std::FILE* file) : file_(file) {}
+  File(File&& other) noexcept : file_(other.release()) {}
+  File& operator=(File&&) = delete;
+  ~File() {
+    if (file_ != nullptr) {
+      std::fclose(file_);
+    }
+  }
+  std::FILE* get() const { return file_; }
+  std::FILE* release() {
+    std::FILE* file = file_;
+    file_ = nullptr;
+    return file;
+  }
+
+ private:
+  std::FILE* file_;
+};
 
 inline File open_file(const std::string& path, const char* mode, const char* who) {
-  File file(std::fopen(path.c_str(), mode), &std::fclose);
-  if (!file) {
+  File file(std::fopen(path.c_str(), mode));
+  if (file.get() == nullptr) {
     throw Error(cat(who, ": cannot open \"", path, "\": ", std::strerror(errno)));
   }
   return file;
@@ -11794,10 +11837,17 @@ inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& v
 
 // The ranges, in order, must cover the data area without gap or overlap.
 inline void check_cover(Safetensors& file, const std::string& who) {
-  std::sort(file.entries.begin(), file.entries.end(),
-            [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
-              return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-            });
+  for (const bool by_begin : {false, true}) {  // by begin, those of equal begin by end
+    std::vector<double> keys;
+    for (const SafetensorsEntry& entry : file.entries) {
+      keys.push_back(static_cast<double>(by_begin ? entry.begin : entry.end));
+    }
+    std::vector<SafetensorsEntry> sorted;
+    for (const std::size_t i : stable_order(keys)) {
+      sorted.push_back(file.entries[i]);
+    }
+    file.entries.swap(sorted);
+  }
   std::uint64_t at = 0;
   for (const SafetensorsEntry& entry : file.entries) {
     if (entry.begin != at) {
@@ -11962,27 +12012,34 @@ namespace tinyscale {
 
 namespace detail {
 
+template <class T>
+struct ConfigField {
+  const char* first;
+  T* second;
+};
+
 // The fields of a config by type, for writing and for reading.
-inline std::vector<std::pair<const char*, std::int64_t*>> config_sizes(ModelConfig& c) {
-  return {{"layers", &c.layers},         {"width", &c.width},
+inline std::array<ConfigField<std::int64_t>, 9> config_sizes(ModelConfig& c) {
+  return {{{"layers", &c.layers},         {"width", &c.width},
           {"heads", &c.heads},           {"kv_heads", &c.kv_heads},
           {"head_size", &c.head_size},   {"hidden", &c.hidden},
           {"vocabulary", &c.vocabulary}, {"context", &c.context},
-          {"expert_hidden", &c.expert_hidden}};
+          {"expert_hidden", &c.expert_hidden}}};
 }
 
-inline std::vector<std::pair<const char*, bool*>> config_switches(ModelConfig& c) {
-  return {{"bias", &c.bias}, {"tied", &c.tied}, {"qkv_bias", &c.qkv_bias}, {"qk_norm", &c.qk_norm}};
+inline std::array<ConfigField<bool>, 4> config_switches(ModelConfig& c) {
+  return {{{"bias", &c.bias}, {"tied", &c.tied}, {"qkv_bias", &c.qkv_bias},
+           {"qk_norm", &c.qk_norm}}};
 }
 
-inline std::vector<std::pair<const char*, int*>> config_counts(ModelConfig& c) {
-  return {{"experts", &c.experts}, {"top_k", &c.top_k}, {"shared_experts", &c.shared_experts}};
+inline std::array<ConfigField<int>, 3> config_counts(ModelConfig& c) {
+  return {{{"experts", &c.experts}, {"top_k", &c.top_k}, {"shared_experts", &c.shared_experts}}};
 }
 
-inline std::vector<std::pair<const char*, double*>> config_numbers(ModelConfig& c) {
-  return {{"rope_theta", &c.rope_theta},
+inline std::array<ConfigField<double>, 3> config_numbers(ModelConfig& c) {
+  return {{{"rope_theta", &c.rope_theta},
           {"norm_epsilon", &c.norm_epsilon},
-          {"dropout", &c.dropout}};
+          {"dropout", &c.dropout}}};
 }
 
 inline const std::vector<const char*>& activation_names() {
@@ -12129,7 +12186,7 @@ inline Gpt2Place gpt2_place(std::string name) {
 
 // The parameter's numbers from the file, in our layout; empty when the file lacks them.
 inline Tensor find_parameter(const Safetensors& file, const std::string& name, std::int64_t width,
-                             std::vector<std::string>& used) {
+                             std::map<std::string, int>& used) {
   const Gpt2Place place = gpt2_place(name);
   const SafetensorsEntry* entry = file.find(name);
   const bool own_name = entry != nullptr;
@@ -12139,7 +12196,7 @@ inline Tensor find_parameter(const Safetensors& file, const std::string& name, s
   if (entry == nullptr) {
     return Tensor();
   }
-  used.push_back(entry->name);
+  ++used[entry->name];
   Tensor value = file.read(*entry);
   if (own_name) {
     return value;
@@ -12170,7 +12227,7 @@ inline bool harmless(const std::string& name, const Transformer& model) {
 }
 
 inline void read_parameters(Transformer& model, const Safetensors& file, const std::string& who) {
-  std::vector<std::string> used;
+  std::map<std::string, int> used;
   for (Parameter& p : model.parameters) {
     const Tensor value = find_parameter(file, p.name, model.config.width, used);
     if (!value.defined()) {
@@ -12182,10 +12239,8 @@ inline void read_parameters(Transformer& model, const Safetensors& file, const s
     }
     std::memcpy(p.value.data(), value.data(), static_cast<std::size_t>(value.count()) * 4);
   }
-  std::sort(used.begin(), used.end());
   for (const SafetensorsEntry& entry : file.entries) {
-    if (!std::binary_search(used.begin(), used.end(), entry.name) &&
-        !harmless(entry.name, model)) {
+    if (used.count(entry.name) == 0 && !harmless(entry.name, model)) {
       throw Error(cat(who, "the tensor \"", entry.name, "\" has no place in the model ",
                       model.config.name));
     }
@@ -14375,7 +14430,7 @@ inline const char* page_style() {
          "@media (prefers-color-scheme:dark){:root{--paper:#16191d;--ink:#e8e8e8;--soft:#a9b0b8;"
          "--rule:#31363d;--tint:#1f242a}}\n"
          "body{background:var(--paper);color:var(--ink);margin:0 auto;padding:2rem 1.2rem 4rem;"
-         "max-width:68rem;font:1.05rem/1.6 system-ui,'Segoe UI',Helvetica,Arial,sans-serif}\n"
+         "max-width:76rem;font:1.05rem/1.6 system-ui,'Segoe UI',Helvetica,Arial,sans-serif}\n"
          "h1{font-size:1.9rem;line-height:1.2;margin:.5rem 0 1.2rem}\n"
          "h2{font-size:1.3rem;line-height:1.3;margin:2.4rem 0 .6rem;padding-top:.8rem;"
          "border-top:1px solid var(--rule)}\n"
@@ -15274,7 +15329,9 @@ inline Svg svg(const LossCurve& curve) {
   if (!curve.validation.empty() || !curve.validation_steps.empty()) {
     plot.series.push_back({"validation", curve.validation_steps, curve.validation, Mark::line});
   }
-  plot.series.insert(plot.series.end(), curve.others.begin(), curve.others.end());
+  for (const Series& other : curve.others) {
+    plot.series.push_back(other);
+  }
   return svg(plot);
 }
 
