@@ -39,6 +39,7 @@
 //   tinyscale/compute/adamw.hpp              AdamW and the norm of a gradient
 //   tinyscale/compute/gemm_tile.hpp          Register tile of a matrix product
 //   tinyscale/compute/gemm_short.hpp         Matrix product with a short A (decode
+//   tinyscale/compute/scratch.hpp            Scratch memory that kernels borrow
 //   tinyscale/compute/gemm.hpp               Matrix product
 //   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
 //   tinyscale/compute/attention.hpp          Attention
@@ -3856,18 +3857,6 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
 namespace tinyscale {
 namespace detail {
 
-// Scratch memory of this thread, one buffer per slot, aligned to 64 bytes; contents are undefined.
-inline float* scratch(int slot, std::int64_t count) {
-  static thread_local std::vector<float> buffers[6];
-  std::vector<float>& buffer = buffers[slot];
-  if (buffer.size() < static_cast<std::size_t>(count) + 16) {
-    std::vector<float>().swap(buffer);
-    buffer.resize(static_cast<std::size_t>(count) + 16);
-  }
-  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(buffer.data());
-  return buffer.data() + ((64 - at % 64) % 64) / sizeof(float);
-}
-
 // Operands as strides: a(i, p) = a[i * a_row + p * a_col].
 struct GemmOperands {
   std::int64_t m, n, k;
@@ -4100,6 +4089,83 @@ inline bool gemm_skinny(const GemmOperands& g) {
 }  // namespace detail
 }  // namespace tinyscale
 
+// >> tinyscale/compute/scratch.hpp
+// Scratch memory that kernels borrow: a free list shared by all threads, so that no thread owns
+// memory that must be freed when it ends.
+
+namespace tinyscale {
+namespace detail {
+
+// What stands before the floats of a block: 64 bytes, so that they start on a cache line.
+struct alignas(64) ScratchBlock {
+  std::int64_t count = 0;
+  ScratchBlock* next = nullptr;
+};
+
+struct ScratchList {
+  std::mutex mutex;               // guards first
+  ScratchBlock* first = nullptr;  // free blocks, the last returned first
+
+  ~ScratchList() {
+    while (first != nullptr) {
+      ScratchBlock* const block = first;
+      first = block->next;
+      ::operator delete(block, std::align_val_t(64));
+    }
+  }
+};
+
+inline ScratchList& scratch_list() {
+  static ScratchList list;
+  return list;
+}
+
+// Borrows `count` floats, contents undefined, until it goes out of scope.
+class Scratch {
+ public:
+  explicit Scratch(std::int64_t count) : block_(take(count)) {
+    if (block_ == nullptr || block_->count < count) {
+      ::operator delete(block_, std::align_val_t(64));
+      block_ = new (::operator new(sizeof(ScratchBlock) + static_cast<std::size_t>(count) * 4,
+                                   std::align_val_t(64))) ScratchBlock{count, nullptr};
+    }
+  }
+  ~Scratch() {
+    ScratchList& list = scratch_list();
+    const std::lock_guard<std::mutex> lock(list.mutex);
+    block_->next = list.first;
+    list.first = block_;
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  float* data() const { return reinterpret_cast<float*>(block_ + 1); }
+
+ private:
+  // The first free block that is large enough, else any free block, else null.
+  static ScratchBlock* take(std::int64_t count) {
+    ScratchList& list = scratch_list();
+    const std::lock_guard<std::mutex> lock(list.mutex);
+    ScratchBlock** at = &list.first;
+    for (ScratchBlock** link = at; *link != nullptr; link = &(*link)->next) {
+      if ((*link)->count >= count) {
+        at = link;
+        break;
+      }
+    }
+    ScratchBlock* const block = *at;
+    if (block != nullptr) {
+      *at = block->next;
+    }
+    return block;
+  }
+
+  ScratchBlock* block_;
+};
+
+}  // namespace detail
+}  // namespace tinyscale
+
 // >> tinyscale/compute/gemm.hpp
 // Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
 // Three ideas make it fast. A tile of C (6 x 64 with AVX-512) stays in registers while k runs.
@@ -4264,7 +4330,8 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
   const std::int64_t edge_wide = (left + tile.width - 1) / tile.width * tile.width;
   const bool in_place = g.b_col == 1 && (g.n * g.k <= gemm_in_place || g.m <= 16);
   const std::int64_t packed_columns = (in_place ? 0 : full) + edge_wide;
-  float* packed = scratch(0, packed_columns * g.k);
+  const Scratch packed_lease(packed_columns * g.k);
+  float* const packed = packed_lease.data();
   float* edge = packed + (in_place ? 0 : full) * g.k;
   const std::int64_t panels = in_place ? 0 : full / tile.wide;
   const auto pack = [&](std::int64_t begin, std::int64_t end) {
@@ -4665,7 +4732,8 @@ inline void attention_forward_block(const kernel::AttentionShape& s, std::int64_
   using kernel::Trans;
   const std::int64_t rows = std::min(attention_block, s.queries - begin);
   const std::int64_t width = visible_keys(s, begin + rows - 1);
-  float* p = scratch(1, rows * width);  // [rows, width]
+  const Scratch p_lease(rows * width);
+  float* const p = p_lease.data();  // [rows, width]
   kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, q + begin * s.q_stride, s.q_stride,
                k, s.k_stride, 0.0f, p, width);
   run_on_lanes(AttentionSoftmax{s, begin, rows, width, p, lse + begin});
@@ -4696,8 +4764,10 @@ inline void attention_backward_block(const kernel::AttentionShape& s, std::int64
   }
   const float* q = t.q + begin * s.q_stride;
   const float* d_o = t.d_o + begin * s.o_stride;
-  float* p = scratch(1, rows * width);
-  float* g = scratch(2, rows * width);
+  const Scratch p_lease(rows * width);
+  float* const p = p_lease.data();
+  const Scratch g_lease(rows * width);
+  float* const g = g_lease.data();
   kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, q, s.q_stride, t.k, s.k_stride,
                0.0f, p, width);
   kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, d_o, s.o_stride, t.v, s.v_stride,

@@ -13,6 +13,7 @@
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/softmax.hpp"
 
 namespace tinyscale {
@@ -121,7 +122,8 @@ inline void attention_forward_block(const kernel::AttentionShape& s, std::int64_
   using kernel::Trans;
   const std::int64_t rows = std::min(attention_block, s.queries - begin);
   const std::int64_t width = visible_keys(s, begin + rows - 1);
-  float* p = scratch(1, rows * width);  // [rows, width]
+  const Scratch p_lease(rows * width);
+  float* const p = p_lease.data();  // [rows, width]
   kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, q + begin * s.q_stride, s.q_stride,
                k, s.k_stride, 0.0f, p, width);
   run_on_lanes(AttentionSoftmax{s, begin, rows, width, p, lse + begin});
@@ -152,8 +154,10 @@ inline void attention_backward_block(const kernel::AttentionShape& s, std::int64
   }
   const float* q = t.q + begin * s.q_stride;
   const float* d_o = t.d_o + begin * s.o_stride;
-  float* p = scratch(1, rows * width);
-  float* g = scratch(2, rows * width);
+  const Scratch p_lease(rows * width);
+  float* const p = p_lease.data();
+  const Scratch g_lease(rows * width);
+  float* const g = g_lease.data();
   kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, q, s.q_stride, t.k, s.k_stride,
                0.0f, p, width);
   kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, d_o, s.o_stride, t.v, s.v_stride,

@@ -14,6 +14,7 @@
 #include "tinyscale/compute/gemm_short.hpp"
 #include "tinyscale/compute/gemm_tile.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/scratch.hpp"
 
 namespace tinyscale {
 namespace kernel {
@@ -171,7 +172,8 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
   const std::int64_t edge_wide = (left + tile.width - 1) / tile.width * tile.width;
   const bool in_place = g.b_col == 1 && (g.n * g.k <= gemm_in_place || g.m <= 16);
   const std::int64_t packed_columns = (in_place ? 0 : full) + edge_wide;
-  float* packed = scratch(0, packed_columns * g.k);
+  const Scratch packed_lease(packed_columns * g.k);
+  float* const packed = packed_lease.data();
   float* edge = packed + (in_place ? 0 : full) * g.k;
   const std::int64_t panels = in_place ? 0 : full / tile.wide;
   const auto pack = [&](std::int64_t begin, std::int64_t end) {

@@ -5,24 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
 namespace detail {
-
-// Scratch memory of this thread, one buffer per slot, aligned to 64 bytes; contents are undefined.
-inline float* scratch(int slot, std::int64_t count) {
-  static thread_local std::vector<float> buffers[6];
-  std::vector<float>& buffer = buffers[slot];
-  if (buffer.size() < static_cast<std::size_t>(count) + 16) {
-    std::vector<float>().swap(buffer);
-    buffer.resize(static_cast<std::size_t>(count) + 16);
-  }
-  const std::uintptr_t at = reinterpret_cast<std::uintptr_t>(buffer.data());
-  return buffer.data() + ((64 - at % 64) % 64) / sizeof(float);
-}
 
 // Operands as strides: a(i, p) = a[i * a_row + p * a_col].
 struct GemmOperands {
