@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <sstream>
 #include <string>
@@ -76,6 +77,42 @@ TEST_CASE("1, 2, 3 and 4 devices learn the same") {
       CHECK(row.equal(row.unit == "s" ? 1e-9 : 0.0));
       CHECK(row.counted > 0.0);
     }
+  }
+}
+
+TEST_CASE("nano on real text: 200 steps on 1 and on 4 devices [slow]") {
+  const char* shared = std::getenv("TINYSCALE_SHARED");
+  const std::string path =
+      std::string(shared != nullptr ? shared : "../shared") + "/data/text/tinyshakespeare.txt";
+  ts::Text text;
+  try {
+    text = ts::read_text(path);
+  } catch (const ts::Error&) {
+    MESSAGE("skipped: tiny Shakespeare is not here");
+    return;
+  }
+  ts::TrainOptions options;
+  options.steps = 200;
+  options.out = nullptr;
+  ts::Transformer one(ts::config("nano"), 1);
+  const ts::TrainReport single = ts::train(one, text, options);
+  options.machine = ts::machine("tpu-v5e", {4});
+  options.layout.data = 4;
+  ts::Transformer four(ts::config("nano"), 1);
+  const ts::TrainReport report = ts::train(four, text, options);
+  REQUIRE(single.losses.size() == 200);
+  REQUIRE(report.losses.size() == 200);
+  double worst = 0;
+  for (std::size_t i = 0; i < report.losses.size(); ++i) {
+    worst = std::fmax(worst, std::fabs(report.losses[i] - single.losses[i]));
+  }
+  MESSAGE("worst difference of a loss " << worst);
+  CHECK(worst < 1e-5);
+  CHECK(std::fabs(report.final_validation() - single.final_validation()) < 0.005);
+  CHECK(single.final_validation() < 2.8);
+  for (const ts::ReportRow& row : report.counted.rows) {
+    CAPTURE(row.name);
+    CHECK(row.equal(row.unit == "s" ? 1e-9 : 0.0));
   }
 }
 
