@@ -17,7 +17,8 @@
 //   tinyscale/base/error.hpp                 One exception type for everything that can go wrong
 //   tinyscale/base/cpu.hpp                   Which vector instructions this processor has
 //   tinyscale/base/format.hpp                Number formats
-//   tinyscale/base/order.hpp                 Sorting once for all types
+//   tinyscale/base/list.hpp                  A growing array of the library's own structs
+//   tinyscale/base/order.hpp                 Sorting, queues and names once for all types
 //   tinyscale/base/threads.hpp               Host loops on several threads
 //   tinyscale/base/random.hpp                Random numbers by counter
 //   tinyscale/base/shape.hpp                 The sizes of a tensor, a machine or a grid
@@ -133,14 +134,10 @@
 #include <initializer_list>
 #include <iostream>
 #include <limits>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <new>
-#include <numeric>
-#include <optional>
 #include <ostream>
-#include <queue>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -619,9 +616,137 @@ inline float round_to(float x, DType format) {
 
 }  // namespace tinyscale
 
+// >> tinyscale/base/list.hpp
+// A growing array of the library's own structs: the rows of a report, links, messages. Numbers and
+// strings stay in std::vector. It is here for what a user waits for: every struct type put into a
+// std::vector costs each of the user's compiles 4 to 8 ms, in a List a tenth of that.
+
+namespace tinyscale {
+
+// The used part of std::vector, with its names. T has a default value: places past the end hold it.
+template <class T>
+class List {
+ public:
+  using value_type = T;
+  using size_type = std::size_t;
+  using iterator = T*;
+  using const_iterator = const T*;
+
+  List() = default;
+  explicit List(std::size_t n) : items_(new T[n]()), size_(n), capacity_(n) {}
+  List(std::initializer_list<T> items) : List() { append(items.begin(), items.size()); }
+  List(const List& other) : List() { append(other.items_, other.size_); }
+  List(List&& other) noexcept { swap(other); }
+  ~List() { delete[] items_; }
+  List& operator=(List other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  // A program may keep its own rows in a std::vector.
+  template <class A>
+  List(const std::vector<T, A>& other) : List() {
+    append(other.data(), other.size());
+  }
+  template <class A>
+  operator std::vector<T, A>() const {
+    return std::vector<T, A>(begin(), end());
+  }
+
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  T* data() { return items_; }
+  const T* data() const { return items_; }
+  T* begin() { return items_; }
+  const T* begin() const { return items_; }
+  T* end() { return items_ + size_; }
+  const T* end() const { return items_ + size_; }
+  T& operator[](std::size_t i) {
+    check(i);
+    return items_[i];
+  }
+  const T& operator[](std::size_t i) const {
+    check(i);
+    return items_[i];
+  }
+  T& front() { return (*this)[0]; }
+  const T& front() const { return (*this)[0]; }
+  T& back() { return (*this)[size_ - 1]; }
+  const T& back() const { return (*this)[size_ - 1]; }
+
+  void push_back(T item) {  // by value: the item may be one of this list
+    if (size_ == capacity_) {
+      reserve(size_ < 4 ? 4 : 2 * size_);
+    }
+    items_[size_] = static_cast<T&&>(item);
+    ++size_;
+  }
+  void pop_back() {
+    check(size_ - 1);
+    items_[size_ - 1] = T();
+    --size_;
+  }
+  void resize(std::size_t n) {
+    if (n > capacity_) {
+      reserve(n);
+    }
+    for (std::size_t i = n; i < size_; ++i) {
+      items_[i] = T();
+    }
+    size_ = n;
+  }
+  void clear() { resize(0); }
+  void assign(std::size_t n, const T& item) {
+    List filled(n);
+    for (T& each : filled) {
+      each = item;
+    }
+    swap(filled);
+  }
+  void reserve(std::size_t capacity) {
+    if (capacity > capacity_) {
+      List larger;  // takes the items it has when one cannot be moved
+      larger.items_ = new T[capacity]();
+      larger.capacity_ = capacity;
+      for (; larger.size_ < size_; ++larger.size_) {
+        larger.items_[larger.size_] = static_cast<T&&>(items_[larger.size_]);
+      }
+      swap(larger);
+    }
+  }
+  void swap(List& other) noexcept {
+    T* const items = items_;
+    const std::size_t size = size_, capacity = capacity_;
+    items_ = other.items_, size_ = other.size_, capacity_ = other.capacity_;
+    other.items_ = items, other.size_ = size, other.capacity_ = capacity;
+  }
+
+ private:
+  void append(const T* items, std::size_t n) {
+    reserve(size_ + n);
+    for (std::size_t i = 0; i < n; ++i) {
+      items_[size_] = items[i];
+      ++size_;
+    }
+  }
+  void check(std::size_t i) const {
+#if defined(_GLIBCXX_ASSERTIONS)
+    __glibcxx_assert(i < size_);
+#else
+    static_cast<void>(i);
+#endif
+  }
+
+  T* items_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+}  // namespace tinyscale
+
 // >> tinyscale/base/order.hpp
-// Sorting once for all types: the order of numbers, which the caller applies to its rows. A sort of
-// the standard library costs the compiler a hundredth of a second for every type that is sorted.
+// Sorting, queues and names once for all types: the order of numbers, which the caller applies to
+// its rows. The standard library's own cost the compiler a hundredth of a second for every type.
 
 namespace tinyscale {
 namespace detail {
@@ -648,6 +773,102 @@ inline std::vector<std::size_t> stable_order(const std::vector<double>& keys) {
   }
   return order;
 }
+
+// What happens next: the entry of the smallest key, of equal ones the smallest item (a heap).
+class EventQueue {
+ public:
+  struct Entry {
+    double key = 0;
+    std::size_t item = 0;
+    int tag = 0;
+
+    bool before(const Entry& other) const {
+      return key < other.key || (!(other.key < key) && item < other.item);
+    }
+  };
+
+  bool empty() const { return heap_.empty(); }
+  const Entry& first() const { return heap_[0]; }
+
+  void push(const Entry& entry) {
+    std::size_t at = heap_.size();
+    heap_.push_back(entry);
+    for (; at > 0 && entry.before(heap_[(at - 1) / 2]); at = (at - 1) / 2) {
+      heap_[at] = heap_[(at - 1) / 2];
+    }
+    heap_[at] = entry;
+  }
+
+  Entry pop() {
+    const Entry top = heap_[0];
+    const Entry last = heap_.back();
+    heap_.pop_back();
+    const std::size_t n = heap_.size();
+    std::size_t at = 0;
+    for (std::size_t child = 1; child < n; child = 2 * at + 1) {
+      child += child + 1 < n && heap_[child + 1].before(heap_[child]) ? 1 : 0;
+      if (!heap_[child].before(last)) {
+        break;
+      }
+      heap_[at] = heap_[child];
+      at = child;
+    }
+    if (n > 0) {
+      heap_[at] = last;
+    }
+    return top;
+  }
+
+ private:
+  List<Entry> heap_;
+};
+
+// A number for each of many names, in the order in which they came (a hash table).
+class NameTable {
+ public:
+  struct Entry {
+    std::string name;
+    int number = 0;
+  };
+
+  std::size_t size() const { return entries_.size(); }
+  const Entry* begin() const { return entries_.begin(); }
+  const Entry* end() const { return entries_.end(); }
+  bool has(const std::string& name) const { return size() > 0 && slots_[slot(name)] > 0; }
+
+  // The number of that name; a new one begins at 0.
+  int& operator[](const std::string& name) {
+    if (2 * size() >= slots_.size()) {
+      slots_.assign(4 * size() + 16, 0);
+      for (std::size_t i = 0; i < size(); ++i) {
+        slots_[slot(entries_[i].name)] = i + 1;
+      }
+    }
+    std::size_t& place = slots_[slot(name)];
+    if (place == 0) {
+      entries_.push_back({name, 0});
+      place = size();
+    }
+    return entries_[place - 1].number;
+  }
+
+ private:
+  // Where the name stands or would stand.
+  std::size_t slot(const std::string& name) const {
+    std::size_t hash = 5381;
+    for (const char c : name) {
+      hash = hash * 33 + static_cast<unsigned char>(c);
+    }
+    std::size_t at = hash % slots_.size();
+    while (slots_[at] > 0 && entries_[slots_[at] - 1].name != name) {
+      at = (at + 1) % slots_.size();
+    }
+    return at;
+  }
+
+  List<Entry> entries_;
+  std::vector<std::size_t> slots_;  // place in entries_ + 1, or 0
+};
 
 }  // namespace detail
 }  // namespace tinyscale
@@ -784,16 +1005,42 @@ struct Loop {
   }
 };
 
+// Threads that are joined together, also when an exception leaves.
+class ThreadGroup {
+ public:
+  ThreadGroup() = default;
+  ThreadGroup(const ThreadGroup&) = delete;
+  ThreadGroup& operator=(const ThreadGroup&) = delete;
+  ~ThreadGroup() { join(); }
+
+  std::size_t size() const { return threads_.size(); }
+  // Throws std::system_error when the system gives no more threads.
+  void start(void (*body)(void* argument), void* argument) {
+    threads_.push_back(std::thread());
+    threads_.back() = std::thread(body, argument);
+  }
+  void join() {
+    for (std::thread& thread : threads_) {
+      if (thread.joinable()) {
+        thread.join();
+      }
+    }
+    threads_.clear();
+  }
+
+ private:
+  List<std::thread> threads_;
+};
+
 #if !defined(TINYSCALE_NO_THREADS)
 // The worker threads. A worker counts itself inside_ before it looks whether the loop is open_;
 // the caller closes the loop before it waits for inside_ to be 0, so none can come in late.
 class ThreadPool {
  public:
   explicit ThreadPool(int workers) {
-    threads_.reserve(static_cast<std::size_t>(workers));
     try {
       for (int i = 0; i < workers; ++i) {
-        threads_.emplace_back([this] { serve(); });
+        threads_.start([](void* pool) { static_cast<ThreadPool*>(pool)->serve(); }, this);
       }
     } catch (const std::exception&) {
       // The system gives no more threads: those there are do the work.
@@ -803,9 +1050,7 @@ class ThreadPool {
   ~ThreadPool() {
     stop_.store(true);
     wake_all();
-    for (std::thread& thread : threads_) {
-      thread.join();
-    }
+    threads_.join();
   }
 
   ThreadPool(const ThreadPool&) = delete;
@@ -909,7 +1154,7 @@ class ThreadPool {
   std::mutex mutex_;  // for the two condition variables
   std::condition_variable wake_;
   std::condition_variable done_;
-  std::vector<std::thread> threads_;
+  ThreadGroup threads_;
 };
 
 inline ThreadPool& thread_pool() {
@@ -1392,7 +1637,7 @@ inline std::string csv_cell(const std::string& cell) {
 // Rows of text under named columns: printed in line, as CSV or as JSON.
 struct Table {
   std::vector<std::string> columns;
-  std::vector<std::vector<std::string>> rows;
+  List<std::vector<std::string>> rows;
   std::string title;
 
   // Appends a row; it must have a cell for each column.
@@ -1406,7 +1651,7 @@ struct Table {
 
   std::string text() const {
     std::vector<std::size_t> widths(columns.size());
-    std::vector<char> right(columns.size());
+    std::vector<int> right(columns.size());
     for (std::size_t c = 0; c < columns.size(); ++c) {
       widths[c] = detail::text_width(columns[c]);
       bool any = false;
@@ -1424,7 +1669,7 @@ struct Table {
     out += line(columns, widths, right);
     std::vector<std::string> rule;
     for (const std::size_t width : widths) {
-      rule.emplace_back(width, '-');
+      rule.push_back(std::string(width, '-'));
     }
     out += line(rule, widths, right);
     for (const std::vector<std::string>& row : rows) {
@@ -1457,7 +1702,7 @@ struct Table {
 
  private:
   static std::string line(const std::vector<std::string>& cells,
-                          const std::vector<std::size_t>& widths, const std::vector<char>& right) {
+                          const std::vector<std::size_t>& widths, const std::vector<int>& right) {
     std::string out;
     for (std::size_t c = 0; c < cells.size(); ++c) {
       const std::string padding(widths[c] - detail::text_width(cells[c]), ' ');
@@ -1504,7 +1749,7 @@ struct ReportRow {
 
 struct Comparison {
   std::string title;
-  std::vector<ReportRow> rows;
+  List<ReportRow> rows;
 
   void add(const std::string& name, const std::string& unit, double predicted, double counted) {
     rows.push_back({name, unit, predicted, counted});
@@ -1558,13 +1803,14 @@ inline const std::vector<std::string>* find_row(const Table& table, const std::s
 
 // Reports side by side: rows are matched by their first cell, columns are "title: column".
 // A report takes part by converting to a Table.
-inline Table compare(const std::vector<Table>& reports) {
+inline Table compare(const List<Table>& reports) {
   if (reports.empty() || reports[0].columns.empty()) {
     throw Error("compare: there is no report; give one or more, each with columns");
   }
   Table out;
   out.columns.push_back(reports[0].columns[0]);
-  std::vector<std::pair<std::string, std::size_t>> keys;  // first cell, how many before it
+  std::vector<std::string> keys;  // first cells
+  std::vector<std::size_t> before;  // how many equal ones come before each
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const std::string name =
         reports[r].title.empty() ? detail::cat("report ", r + 1) : reports[r].title;
@@ -1578,20 +1824,20 @@ inline Table compare(const std::vector<Table>& reports) {
         n += key == row.at(0) ? 1U : 0U;
       }
       seen.push_back(row.at(0));
-      const std::pair<std::string, std::size_t> key(row.at(0), n);
       bool known = false;
-      for (const std::pair<std::string, std::size_t>& other : keys) {
-        known = known || other == key;
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        known = known || (before[i] == n && keys[i] == row[0]);
       }
       if (!known) {
-        keys.push_back(key);
+        keys.push_back(row[0]);
+        before.push_back(n);
       }
     }
   }
-  for (const std::pair<std::string, std::size_t>& key : keys) {
-    std::vector<std::string> cells = {key.first};
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    std::vector<std::string> cells = {keys[i]};
     for (const Table& report : reports) {
-      const std::vector<std::string>* row = detail::find_row(report, key.first, key.second);
+      const std::vector<std::string>* row = detail::find_row(report, keys[i], before[i]);
       for (std::size_t c = 1; c < report.columns.size(); ++c) {
         cells.push_back(row == nullptr ? "-" : row->at(c));
       }
@@ -1700,7 +1946,7 @@ class Profile;
 
 struct Context {
   Profile* profile = nullptr;  // null: nothing is recorded
-  std::shared_ptr<MemoryMeter> memory = std::make_shared<MemoryMeter>();  // outlives its tensors
+  std::shared_ptr<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
   int device = -1;                                                       // -1: the program itself
   MemoryKind kind = MemoryKind::activation;  // what allocations are for
   int no_grad = 0;                           // scopes alive that switch gradients off
@@ -1776,7 +2022,7 @@ struct Operand {
 
 struct OpRecord {
   std::string name;
-  std::vector<Operand> reads, writes;
+  List<Operand> reads, writes;
   double matmul_flops = 0, vector_flops = 0;   // counts
   double bytes_read = 0, bytes_written = 0;    // bytes
   double seconds = 0;                          // measured, on this machine
@@ -1853,7 +2099,7 @@ class Profile {
     records_.push_back(std::move(record));
   }
 
-  std::vector<OpRecord> records() const {
+  List<OpRecord> records() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return records_;
   }
@@ -1877,7 +2123,7 @@ class Profile {
   Context* context_;
   Profile* outer_;
   mutable std::mutex mutex_;  // guards the two below
-  std::vector<OpRecord> records_;
+  List<OpRecord> records_;
   Counters totals_;
 };
 
@@ -1921,34 +2167,18 @@ struct QuantityNode {
   double value = 0;
   std::string unit, name, source;
   std::string op;                // "+", "max", ...; empty for a given number
-  std::vector<Quantity> inputs;  // of the op
+  List<Quantity> inputs;  // of the op
 };
 
-// A unit as its bases with their powers: "FLOP/s" is {FLOP 1, s -1}.
-using UnitPowers = std::vector<std::pair<std::string, int>>;
-
-inline void add_power(UnitPowers& powers, const std::string& base, int power) {
-  if (base.empty() || base == "1") {
-    return;
-  }
-  for (std::size_t i = 0; i < powers.size(); ++i) {
-    if (powers[i].first == base) {
-      powers[i].second += power;
-      if (powers[i].second == 0) {
-        powers.erase(powers.begin() + static_cast<std::ptrdiff_t>(i));
-      }
-      return;
-    }
-  }
-  powers.emplace_back(base, power);
-}
-
-inline void add_unit(UnitPowers& powers, const std::string& unit, int sign) {
+// Adds the powers of a unit's bases: "FLOP/s" is {FLOP 1, s -1}.
+inline void add_unit(NameTable& powers, const std::string& unit, int sign) {
   std::string base;
   int power = sign;
   for (const char c : unit + "*") {
     if (c == '*' || c == '/') {
-      add_power(powers, base, power);
+      if (!base.empty() && base != "1") {
+        powers[base] += power;
+      }
       base.clear();
       power = c == '/' ? -sign : sign;
     } else {
@@ -1957,21 +2187,21 @@ inline void add_unit(UnitPowers& powers, const std::string& unit, int sign) {
   }
 }
 
-inline std::string unit_text(const UnitPowers& powers) {
+inline std::string unit_text(const NameTable& powers) {
   std::string over, under;
-  for (const auto& [base, power] : powers) {
-    for (int i = 0; i < power; ++i) {
-      over += (over.empty() ? "" : "*") + base;
+  for (const NameTable::Entry& base : powers) {
+    for (int i = 0; i < base.number; ++i) {
+      over += (over.empty() ? "" : "*") + base.name;
     }
-    for (int i = 0; i < -power; ++i) {
-      under += "/" + base;
+    for (int i = 0; i < -base.number; ++i) {
+      under += "/" + base.name;
     }
   }
   return over.empty() && !under.empty() ? "1" + under : over + under;
 }
 
 inline std::string combined_unit(const std::string& a, const std::string& b, int sign) {
-  UnitPowers powers;
+  NameTable powers;
   add_unit(powers, a, 1);
   add_unit(powers, b, sign);
   return unit_text(powers);
@@ -1981,11 +2211,11 @@ inline std::string combined_unit(const std::string& a, const std::string& b, int
 
 class Quantity {
  public:
-  Quantity() : node_(std::make_shared<detail::QuantityNode>()) {}
+  Quantity() : node_(new detail::QuantityNode) {}
   Quantity(double value) : Quantity(value, "") {}  // a plain number: no unit
   Quantity(double value, const std::string& unit, const std::string& name = "",
            const std::string& source = "") {
-    auto node = std::make_shared<detail::QuantityNode>();
+    const std::shared_ptr<detail::QuantityNode> node(new detail::QuantityNode);
     node->value = value;
     node->unit = unit;
     node->name = name;
@@ -1998,7 +2228,7 @@ class Quantity {
   const std::string& unit() const { return node_->unit; }
   const std::string& name() const { return node_->name; }
   const std::string& source() const { return node_->source; }
-  const std::vector<Quantity>& inputs() const { return node_->inputs; }
+  const List<Quantity>& inputs() const { return node_->inputs; }
   const std::string& op() const { return node_->op; }
 
   std::string formula() const;                 // "6 * P * B / (N * C)"
@@ -2052,7 +2282,7 @@ inline std::string term(const Quantity& q, QuantityStyle style, int least_streng
 
 inline std::string expression(const Quantity& q, QuantityStyle style) {
   const std::string& op = q.op();
-  const std::vector<Quantity>& in = q.inputs();
+  const List<Quantity>& in = q.inputs();
   if (op.empty()) {
     return q.text();
   }
@@ -2069,7 +2299,7 @@ inline std::string expression(const Quantity& q, QuantityStyle style) {
 }
 
 // The named inputs of an expression, those inside its unnamed parts included.
-inline void named_inputs(const Quantity& q, std::vector<Quantity>& out) {
+inline void named_inputs(const Quantity& q, List<Quantity>& out) {
   for (const Quantity& input : q.inputs()) {
     if (input.name().empty()) {
       named_inputs(input, out);
@@ -2098,7 +2328,7 @@ inline void explain_into(const Quantity& q, int depth, int indent, std::string& 
   out += margin + name + " = " + expression(q, QuantityStyle::symbols) + source + "\n";
   out += under + expression(q, QuantityStyle::numbers) + "\n";
   out += under + q.text() + "\n";
-  std::vector<Quantity> inputs;
+  List<Quantity> inputs;
   named_inputs(q, inputs);
   for (const Quantity& input : inputs) {
     if (depth > 0) {
@@ -2108,13 +2338,13 @@ inline void explain_into(const Quantity& q, int depth, int indent, std::string& 
 }
 
 inline Quantity make_quantity(const char* op, double value, const std::string& unit,
-                              const std::vector<Quantity>& inputs) {
-  auto node = std::make_shared<QuantityNode>();
+                              const List<Quantity>& inputs) {
+  const std::shared_ptr<QuantityNode> node(new QuantityNode);
   node->op = op;
   node->value = value;
   node->unit = unit;
   node->inputs = inputs;
-  return Quantity(std::move(node));
+  return Quantity(node);
 }
 
 inline void same_unit(const char* op, const Quantity& a, const Quantity& b) {
@@ -2176,14 +2406,14 @@ inline Quantity sqrt(const Quantity& a) {
 
 // The same quantity under a name, by which formulas that use it call it.
 inline Quantity named(const std::string& name, const Quantity& q, const std::string& source = "") {
-  auto node = std::make_shared<detail::QuantityNode>();
+  const std::shared_ptr<detail::QuantityNode> node(new detail::QuantityNode);
   node->value = q.value();
   node->unit = q.unit();
   node->name = name;
   node->source = source.empty() ? q.source() : source;
   node->op = q.op();
   node->inputs = q.inputs();
-  return Quantity(std::move(node));
+  return Quantity(node);
 }
 
 inline std::ostream& operator<<(std::ostream& out, const Quantity& q) { return out << q.text(); }
@@ -2216,7 +2446,7 @@ struct Chip {
 
   double memory_bytes = 0, memory_bandwidth = 0;  // HBM or DRAM
   double sram_bytes = 0, sram_bandwidth = 0;      // VMEM or shared memory
-  std::vector<MemoryLevel> levels;                // smallest first; empty: main memory only
+  List<MemoryLevel> levels;                // smallest first; empty: main memory only
 
   int mxu_rows = 0, mxu_cols = 0, mxus = 0;  // peak = 2 rows cols mxus clock
   int cores = 1;
@@ -2453,22 +2683,40 @@ inline void keep_alive(float value) {
   static_cast<void>(sink);
 }
 
-// Seconds in which all threads, started together, have each run body(thread) once.
-inline double run_together(int threads, const std::function<void(int)>& body) {
+struct TogetherThread {
+  const LoopBody* body = nullptr;
+  std::int64_t number = 0, turns = 0;
+  std::atomic<int>* ready = nullptr;
+  std::atomic<bool>* go = nullptr;
+
+  static void run(void* argument) {
+    const TogetherThread& self = *static_cast<TogetherThread*>(argument);
+    self.ready->fetch_add(1);
+    while (!self.go->load()) {
+      std::this_thread::yield();
+    }
+    (*self.body)(self.number, self.turns);
+  }
+};
+
+// Seconds in which all threads, started together, have each run body(thread, turns) once.
+inline double run_together(int threads, std::int64_t turns, const LoopBody& body) {
   std::atomic<int> ready{0};
   std::atomic<bool> go{false};
-  std::vector<std::thread> crew;
+  List<TogetherThread> each(static_cast<std::size_t>(threads));
+  ThreadGroup crew;
 #if defined(TINYSCALE_NO_THREADS)
   static_cast<void>(threads);
 #else
   for (int t = 1; t < threads; ++t) {
-    crew.emplace_back([&ready, &go, &body, t] {
-      ready.fetch_add(1);
-      while (!go.load()) {
-        std::this_thread::yield();
-      }
-      body(t);
-    });
+    TogetherThread& own = each[static_cast<std::size_t>(t)];
+    own = {&body, t, turns, &ready, &go};
+    try {
+      crew.start(&TogetherThread::run, &own);
+    } catch (...) {
+      go.store(true);
+      throw;
+    }
   }
 #endif
   while (ready.load() < static_cast<int>(crew.size())) {
@@ -2476,10 +2724,8 @@ inline double run_together(int threads, const std::function<void(int)>& body) {
   }
   const double start = seconds_now();
   go.store(true);
-  body(0);
-  for (std::thread& worker : crew) {
-    worker.join();
-  }
+  body(0, turns);
+  crew.join();
   return seconds_now() - start;
 }
 
@@ -2488,18 +2734,16 @@ inline double median(const std::vector<double>& values) {
 }
 
 // Work a second of `threads` threads: work(turns) done by each, turns grown until a run takes 5 ms.
-inline double measured_rate(int threads, double work_of_turn,
-                            const std::function<void(int, std::int64_t)>& body) {
+inline double measured_rate(int threads, double work_of_turn, const LoopBody& body) {
   std::int64_t turns = 1;
-  const auto run = [&] {
-    return run_together(threads, [&](int thread) { body(thread, turns); });
-  };
-  for (double once = run(); once < 5e-3 && turns < (std::int64_t{1} << 40); once = run()) {
+  double once = run_together(threads, turns, body);
+  while (once < 5e-3 && turns < (std::int64_t{1} << 40)) {
     turns *= once < 5e-4 ? 8 : 2;
+    once = run_together(threads, turns, body);
   }
   std::vector<double> rates;
   for (int repeat = 0; repeat < 7; ++repeat) {
-    const double seconds = run();
+    const double seconds = run_together(threads, turns, body);
     rates.push_back(threads * work_of_turn * static_cast<double>(turns) / seconds);
   }
   return median(rates);
@@ -2535,12 +2779,12 @@ inline std::vector<double> cache_sizes() {
 }
 
 // Bytes a second when each thread reads its own `bytes_each` again and again.
-inline double read_bandwidth(const LaptopLoops& loops, const std::vector<const float*>& data,
+inline double read_bandwidth(const LaptopLoops& loops, const List<const float*>& data,
                              double bytes_each) {
   const std::int64_t block = 8 * 16;  // whole vectors in each of the eight streams
   const std::int64_t floats = static_cast<std::int64_t>(bytes_each) / 4 / block * block;
   return measured_rate(static_cast<int>(data.size()), 4.0 * static_cast<double>(floats),
-                       [&](int thread, std::int64_t turns) {
+                       [&](std::int64_t thread, std::int64_t turns) {
                          float sum = 0;
                          for (std::int64_t i = 0; i < turns; ++i) {
                            sum += loops.read(data[static_cast<std::size_t>(thread)], floats);
@@ -2550,20 +2794,20 @@ inline double read_bandwidth(const LaptopLoops& loops, const std::vector<const f
 }
 
 // Each level is read at half its size; L1 and L2 belong to a core, L3 is shared by all.
-inline std::vector<MemoryLevel> measured_levels(const LaptopLoops& loops, int threads) {
+inline List<MemoryLevel> measured_levels(const LaptopLoops& loops, int threads) {
   const std::vector<double> caches = cache_sizes();
   const double all = std::max(64e6, std::min(4 * caches[2], 256e6));
   const std::size_t floats = static_cast<std::size_t>(all / threads / 4);
-  std::vector<std::unique_ptr<float[]>> owned(static_cast<std::size_t>(threads));
-  std::vector<const float*> data(owned.size());
-  run_together(threads, [&](int thread) {  // pages are first touched by the thread that reads them
+  List<std::vector<float>> owned(static_cast<std::size_t>(threads));
+  List<const float*> data(owned.size());
+  // Pages are first touched by the thread that reads them.
+  run_together(threads, 1, [&](std::int64_t thread, std::int64_t) {
     const std::size_t t = static_cast<std::size_t>(thread);
-    owned[t].reset(new float[floats + 16]);
-    std::fill(owned[t].get(), owned[t].get() + floats + 16, 1.0f);
-    const std::size_t past = reinterpret_cast<std::uintptr_t>(owned[t].get()) % 64 / 4;
-    data[t] = owned[t].get() + (16 - past) % 16;
+    owned[t].assign(floats + 16, 1.0f);
+    const std::size_t past = reinterpret_cast<std::uintptr_t>(owned[t].data()) % 64 / 4;
+    data[t] = owned[t].data() + (16 - past) % 16;
   });
-  std::vector<MemoryLevel> levels(4);
+  List<MemoryLevel> levels(4);
   const char* const names[4] = {"L1", "L2", "L3", "DRAM"};
   const double held[4] = {caches[0] * threads, caches[1] * threads, caches[2], all};
   for (std::size_t i = 0; i < 4; ++i) {
@@ -2579,7 +2823,7 @@ inline std::vector<MemoryLevel> measured_levels(const LaptopLoops& loops, int th
 struct LaptopMeasurement {
   double fma_one_core = 0, fma_all_cores = 0;  // f32 FLOP/s of multiply-adds
   double add_all_cores = 0;                    // f32 FLOP/s of additions alone
-  std::vector<MemoryLevel> levels;             // L1, L2, L3, DRAM: all cores together
+  List<MemoryLevel> levels;             // L1, L2, L3, DRAM: all cores together
   int threads = 1;
   double seconds = 0;                          // what the measuring took
 };
@@ -2588,10 +2832,10 @@ inline LaptopMeasurement measure_laptop() {
   const double start = detail::seconds_now();
   const detail::LaptopLoops loops = detail::laptop_loops();
   const double lanes = static_cast<double>(detail::kLoopSums) * loops.lanes;
-  const auto fma = [&](int, std::int64_t turns) {
+  const auto fma = [&](std::int64_t, std::int64_t turns) {
     detail::keep_alive(loops.fma(1000 * turns, 0.999f, 0.001f));
   };
-  const auto add = [&](int, std::int64_t turns) {
+  const auto add = [&](std::int64_t, std::int64_t turns) {
     detail::keep_alive(loops.add(1000 * turns, 0.001f, 0.0f));
   };
   LaptopMeasurement found;
@@ -2665,8 +2909,8 @@ struct ChipRow {
   const char *price_source, *source;
 };
 
-inline const std::vector<ChipRow>& chip_rows() {
-  static const std::vector<ChipRow> rows = {
+inline const List<ChipRow>& chip_rows() {
+  static const List<ChipRow> rows = {
       {"tpu-v2", "google", "tpu", 2017, 4.6e13, 0, 0, 0, 0,
        1.6e10, 7e11, 33554432, 0, 0, 0, 128, 128, 2, 2,
        7e8, 4, 6.2e10, "torus2d", "full axis 16", 256, 4,
@@ -2878,7 +3122,7 @@ struct Machine {
   std::string name;
   Chip chip;
   Shape dims;                           // chips along each dimension, innermost last
-  std::vector<char> wraps;              // 1 where the dimension is a ring, 0 where it is a line
+  std::vector<int> wraps;              // 1 where the dimension is a ring, 0 where it is a line
   std::vector<double> axis_bandwidths;  // one link, one way, along each dimension: bytes/s
   double link_bandwidth = 0;            // the same along the innermost dimension
   double link_latency = 0;              // seconds for a hop
@@ -2904,8 +3148,8 @@ inline bool is_torus3d(const Chip& chip) { return chip.topology == "torus3d"; }
 inline bool is_torus2d(const Chip& chip) { return chip.topology == "torus2d"; }
 
 // Dimensions that close: the longest axis of a 2D slice, or whole cubes joined by optical switches.
-inline std::vector<char> machine_wraps(const Chip& chip, const Shape& dims) {
-  std::vector<char> wraps(static_cast<std::size_t>(dims.size()), 0);
+inline std::vector<int> machine_wraps(const Chip& chip, const Shape& dims) {
+  std::vector<int> wraps(static_cast<std::size_t>(dims.size()));
   bool cubes = dims.size() == 3;
   for (int i = 0; i < dims.size(); ++i) {
     cubes = cubes && dims[i] % 4 == 0;
@@ -3034,7 +3278,7 @@ struct RooflineReport {
   DType format = DType::f32;
   bool on_host = false;         // this machine: the measured column belongs beside the formula
   double vector_flops = 0;      // 0: no rate known, vector work does not limit
-  std::vector<RooflineRow> rows;
+  List<RooflineRow> rows;
   RooflineRow total;
 
   Table table() const;
@@ -3045,7 +3289,7 @@ struct RooflineReport {
 namespace detail {
 
 // Elements recorded as f32 are priced in `format`; token numbers and stored low precision stay.
-inline double operand_bytes(const std::vector<Operand>& operands, DType format) {
+inline double operand_bytes(const List<Operand>& operands, DType format) {
   double bytes = 0;
   for (const Operand& operand : operands) {
     bytes += operand.elements * bytes_of(operand.format == DType::f32 ? format : operand.format);
@@ -3116,7 +3360,7 @@ inline RooflineRow roofline(const OpRecord& op, const Chip& chip, DType format =
 }
 
 // Ops of the same name and shape are one row, in the order in which they first ran.
-inline RooflineReport roofline(const std::vector<OpRecord>& ops, const Chip& chip,
+inline RooflineReport roofline(const List<OpRecord>& ops, const Chip& chip,
                                DType format = DType::f32) {
   RooflineReport report;
   report.chip = chip.name.empty() ? "unnamed chip" : chip.name;
@@ -3155,7 +3399,7 @@ inline Table RooflineReport::table() const {
   if (on_host) {
     out.columns.push_back("T measured");
   }
-  std::vector<RooflineRow> all = rows;
+  List<RooflineRow> all = rows;
   all.push_back(total);
   for (const RooflineRow& row : all) {
     std::vector<std::string> cells = {
@@ -5204,7 +5448,7 @@ class Tensor {
   // Uninitialised numbers; users call zeros, full, randn, ...
   explicit Tensor(const Shape& shape) : Tensor(shape, context().kind) {}
   Tensor(const Shape& shape, MemoryKind kind)
-      : shape_(shape), storage_(std::make_shared<detail::Storage>(shape.count(), kind)) {}
+      : shape_(shape), storage_(new detail::Storage(shape.count(), kind)) {}
   Tensor(const Shape& shape, std::shared_ptr<detail::Storage> storage)
       : shape_(shape), storage_(std::move(storage)) {}
 
@@ -5302,7 +5546,7 @@ inline Tensor parameter(const Tensor& value) {
   if (value.count() > 0) {
     std::memcpy(leaf.data(), value.data(), static_cast<std::size_t>(value.count()) * sizeof(float));
   }
-  leaf.set_slot(std::make_shared<detail::GradSlot>());
+  leaf.set_slot(std::shared_ptr<detail::GradSlot>(new detail::GradSlot));
   leaf.slot()->shape = value.shape();
   return leaf;
 }
@@ -5357,7 +5601,7 @@ using Slot = std::shared_ptr<GradSlot>;
 // One op of the graph: where the gradient goes and how.
 struct Node {
   const char* name = "";
-  std::vector<Slot> inputs;
+  List<Slot> inputs;
   Backward backward;
 };
 
@@ -5365,7 +5609,7 @@ struct Node {
 inline float* grad_buffer(const Slot& slot) {
   if (!slot->grad) {
     const MemoryKind kind = slot->node ? MemoryKind::activation : MemoryKind::gradient;
-    slot->grad = std::make_shared<Storage>(slot->shape.count(), kind);
+    slot->grad.reset(new Storage(slot->shape.count(), kind));
     std::memset(slot->grad->data, 0, slot->grad->bytes());
   }
   return slot->grad->data;
@@ -5397,9 +5641,9 @@ inline bool tracked(std::initializer_list<const Tensor*> inputs) {
 // Joins `result` to the graph behind `inputs`; call it only when they are tracked.
 inline void attach(Tensor& result, const char* name, std::initializer_list<const Tensor*> inputs,
                    Backward backward) {
-  auto slot = std::make_shared<GradSlot>();
+  const Slot slot(new GradSlot);
   slot->shape = result.shape();
-  slot->node = std::make_shared<Node>();
+  slot->node.reset(new Node);
   slot->node->name = name;
   slot->node->backward = std::move(backward);
   for (const Tensor* input : inputs) {
@@ -5408,11 +5652,27 @@ inline void attach(Tensor& result, const char* name, std::initializer_list<const
       slot->order = std::max(slot->order, input->slot()->order + 1);
     }
   }
-  result.set_slot(std::move(slot));
+  result.set_slot(slot);
 }
 
-struct LaterOpFirst {
-  bool operator()(const Slot& a, const Slot& b) const { return a->order < b->order; }
+// Ops that wait for the backward pass; the last of the forward pass goes first.
+class ReadyOps {
+ public:
+  bool empty() const { return queue_.empty(); }
+  void push(const Slot& slot) {
+    slot->queued = true;
+    queue_.push({-static_cast<double>(slot->order), slots_.size(), 0});
+    slots_.push_back(slot);
+  }
+  Slot pop() {
+    const Slot slot = std::move(slots_[queue_.pop().item]);
+    slot->queued = false;
+    return slot;
+  }
+
+ private:
+  EventQueue queue_;
+  List<Slot> slots_;
 };
 
 }  // namespace detail
@@ -5427,15 +5687,12 @@ inline void Tensor::backward() const {
   }
   NoGrad no_graph_of_the_backward_pass;
   *detail::grad_buffer(slot_) += 1.0f;
-  std::priority_queue<detail::Slot, std::vector<detail::Slot>, detail::LaterOpFirst> ready;
+  detail::ReadyOps ready;
   if (slot_->node) {
-    slot_->queued = true;
     ready.push(slot_);
   }
   while (!ready.empty()) {
-    const detail::Slot slot = ready.top();
-    ready.pop();
-    slot->queued = false;
+    const detail::Slot slot = ready.pop();
     const std::shared_ptr<detail::Node> node = slot->node;
     if (!node->backward) {
       throw Error("backward: this graph was used before and is freed; run the forward pass again");
@@ -5447,7 +5704,6 @@ inline void Tensor::backward() const {
     node->backward.reset();
     for (const detail::Slot& input : node->inputs) {
       if (input->node && !input->queued) {
-        input->queued = true;
         ready.push(input);
       }
     }
@@ -5479,8 +5735,8 @@ struct VectorCost {
   double backward;
 };
 
-inline const std::vector<VectorCost>& vector_costs() {
-  static const std::vector<VectorCost> costs = {
+inline const List<VectorCost>& vector_costs() {
+  static const List<VectorCost> costs = {
       {"add", 1, 1},        {"sub", 1, 1},         {"mul", 1, 2},           {"div", 4, 9},
       {"exp", 10, 1},       {"log", 10, 4},        {"sqrt", 4, 5},          {"tanh", 12, 3},
       {"relu", 1, 1},       {"square", 1, 2},      {"neg", 1, 1},           {"silu", 16, 18},
@@ -6731,10 +6987,10 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
   if (context().no_grad > 0) {
     return y;
   }
-  auto slot = std::make_shared<detail::GradSlot>();
-  slot->node = std::make_shared<detail::Node>();
+  const detail::Slot slot(new detail::GradSlot);
+  slot->node.reset(new detail::Node);
   slot->shape = shape;
-  std::vector<detail::Slot> slots;
+  List<detail::Slot> slots;
   for (const Tensor& part : parts) {
     slots.push_back(part.slot());
     if (part.slot()) {
@@ -6759,7 +7015,7 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
       begin += sizes[i];
     }
   };
-  y.set_slot(std::move(slot));
+  y.set_slot(slot);
   return y;
 }
 
@@ -7373,7 +7629,7 @@ struct StreamSlot {
 struct SteppedArray {
   SystolicTiming counted;
   PeGrid grid;
-  std::vector<StreamSlot> sent;  // the last R + C ticks or more, a ring of a power of two
+  List<StreamSlot> sent;  // the last R + C ticks or more, a ring of a power of two
   std::int64_t tick = 0;         // ticks that are over
   std::int64_t results_due;      // sums that have yet to leave the array, padding too
 
@@ -7413,8 +7669,8 @@ struct FoldStart {
   std::int64_t stream = 0;
 };
 
-inline std::vector<FoldStart> weight_fold_starts(const SystolicTiming& t) {
-  std::vector<FoldStart> folds(static_cast<std::size_t>(t.folds()));
+inline List<FoldStart> weight_fold_starts(const SystolicTiming& t) {
+  List<FoldStart> folds(static_cast<std::size_t>(t.folds()));
   folds[0].stream = t.rows;
   for (std::size_t f = 1; f < folds.size(); ++f) {
     const std::int64_t before = folds[f - 1].stream;
@@ -7581,7 +7837,7 @@ class WeightStationary {
   MatrixView stream_, tile_;
   float* out_;
   std::int64_t row_step_, col_step_;
-  std::vector<FoldStart> folds_;
+  List<FoldStart> folds_;
   std::int64_t fold_ = 0;        // that streams now or streamed last
   std::int64_t first_load_ = 0;  // the first fold whose shift is not over
   std::int64_t stream_reads_ = 0;
@@ -7606,8 +7862,8 @@ struct SumFold {
   std::int64_t drain = 0;
 };
 
-inline std::vector<SumFold> sum_folds(const SystolicTiming& t) {
-  std::vector<SumFold> folds(static_cast<std::size_t>(t.folds()));
+inline List<SumFold> sum_folds(const SystolicTiming& t) {
+  List<SumFold> folds(static_cast<std::size_t>(t.folds()));
   const bool instant = t.drain == Drain::instant;
   const bool doubled = t.schedule == Schedule::doubled && !instant;
   for (std::size_t f = 0; f < folds.size(); ++f) {
@@ -7782,7 +8038,7 @@ class OutputStationary {
 
   MatrixView x_, w_;
   float* out_;
-  std::vector<SumFold> folds_;
+  List<SumFold> folds_;
   std::int64_t fold_ = 0;         // that streams now or streamed last
   std::int64_t leaving_ = 0;      // the next fold to drain
   std::int64_t first_drain_ = 0;  // the first fold whose sums have not all left
@@ -7948,10 +8204,10 @@ struct Wavefront {
   std::int64_t cols = 0;
   std::int64_t tick = 0;
   Dataflow dataflow = Dataflow::weight_stationary;
-  std::vector<WavefrontCell> cells;  // row-major
+  List<WavefrontCell> cells;  // row-major
 
   const WavefrontCell& at(std::int64_t r, std::int64_t c) const {
-    return cells.at(static_cast<std::size_t>(r * cols + c));
+    return cells[static_cast<std::size_t>(r * cols + c)];
   }
 
   // PEs that multiply in this tick, padding included.
@@ -8105,7 +8361,7 @@ class Fabric {
   void put(int from, int to, Channel channel, Packet packet) {
     const std::lock_guard<std::mutex> lock(mutex_);
     State& receiver = state(to);
-    receiver.boxes[{channel, from}].packets.push_back(std::move(packet));
+    receiver.box(channel, from).packets.push_back(std::move(packet));
     if (receiver.now == Now::receives && receiver.from == from && receiver.channel == channel) {
       wake(receiver);
     }
@@ -8115,13 +8371,13 @@ class Fabric {
   Packet take(int me, int from, Channel channel, const std::string& where) {
     std::unique_lock<std::mutex> lock(mutex_);
     State& self = state(me);
-    Box& box = self.boxes[{channel, from}];
-    if (box.next == box.packets.size()) {
+    if (self.box(channel, from).empty()) {
       self.from = from;
       self.channel = channel;
       self.where = where;
       wait(lock, self, Now::receives);
     }
+    Box& box = self.box(channel, from);  // others may have moved the boxes while it waited
     Packet packet = std::move(box.packets[box.next]);
     if (++box.next == box.packets.size()) {
       box.packets.clear();
@@ -8137,12 +8393,13 @@ class Fabric {
       return;
     }
     std::unique_lock<std::mutex> lock(mutex_);
-    Meeting& meeting = meetings_[key];
+    Meeting& meeting = meetings_[find_meeting(key)];
     meeting.members = members;
     meeting.came.push_back(me);
     meeting.texts.push_back(text);
     if (meeting.texts.size() == members.size() && !disagrees(meeting)) {
-      meetings_.erase(key);
+      std::swap(meeting, meetings_.back());
+      meetings_.pop_back();
       for (const int rank : members) {
         if (rank != me) {
           wake(state(rank));
@@ -8180,8 +8437,12 @@ class Fabric {
   enum class Now { runs, receives, meets, returned, threw };
 
   struct Box {
-    std::vector<Packet> packets;
+    Channel channel = Channel::collective;
+    int from = 0;
+    List<Packet> packets;
     std::size_t next = 0;
+
+    bool empty() const { return next == packets.size(); }
   };
   struct State {
     std::condition_variable changed;
@@ -8191,13 +8452,42 @@ class Fabric {
     int from = 0;         // receives: from whom
     Channel channel = Channel::collective;
     std::string meeting;  // meets: which
-    std::map<std::pair<Channel, int>, Box> boxes;
+    List<Box> boxes;  // by channel, then by sender
+
+    Box& box(Channel of, int sender) {
+      std::size_t at = 0;
+      while (at < boxes.size() && (boxes[at].channel < of ||
+                                   (boxes[at].channel == of && boxes[at].from < sender))) {
+        ++at;
+      }
+      if (at == boxes.size() || boxes[at].channel != of || boxes[at].from != sender) {
+        boxes.push_back({});
+        for (std::size_t i = boxes.size() - 1; i > at; --i) {
+          boxes[i] = std::move(boxes[i - 1]);
+        }
+        boxes[at] = {of, sender, {}, 0};
+      }
+      return boxes[at];
+    }
   };
   struct Meeting {
+    std::string key;
     std::vector<int> members;
     std::vector<int> came;
     std::vector<std::string> texts;  // what each that came called
   };
+
+  // One not there yet is added.
+  std::size_t find_meeting(const std::string& key) {
+    std::size_t at = 0;
+    while (at < meetings_.size() && meetings_[at].key != key) {
+      ++at;
+    }
+    if (at == meetings_.size()) {
+      meetings_.push_back({key, {}, {}, {}});
+    }
+    return at;
+  }
 
   State& state(int rank) { return devices_[static_cast<std::size_t>(rank)]; }
 
@@ -8241,7 +8531,7 @@ class Fabric {
 
   static std::size_t unread(const State& device) {
     std::size_t count = 0;
-    for (const auto& [from, box] : device.boxes) {
+    for (const Box& box : device.boxes) {
       count += box.packets.size() - box.next;
     }
     return count;
@@ -8266,11 +8556,11 @@ class Fabric {
     return false;
   }
 
-  std::string waits_for(const State& device) const {
+  std::string waits_for(const State& device) {
     if (device.now == Now::receives) {
       return cat("waits for a message from device ", device.from);
     }
-    const Meeting& meeting = meetings_.at(device.meeting);
+    const Meeting& meeting = meetings_[find_meeting(device.meeting)];
     if (disagrees(meeting)) {
       return "its peers call something else";
     }
@@ -8287,7 +8577,7 @@ class Fabric {
     return cat("waits for ", device_list(missing), " to call it");
   }
 
-  std::string describe(const State& device) const {
+  std::string describe(const State& device) {
     std::string text = device.where;
     if (device.now == Now::threw) {
       text = cat("threw ", device.where, ": ", device.message);
@@ -8296,11 +8586,11 @@ class Fabric {
     } else {
       text += ": " + waits_for(device);
     }
-    for (const auto& [sender, box] : device.boxes) {
+    for (const Box& box : device.boxes) {
       const std::size_t count = box.packets.size() - box.next;
       if (count > 0) {
         text += cat("; ", count, count == 1 ? " message" : " messages", " from device ",
-                    sender.second, " not received");
+                    box.from, " not received");
       }
     }
     return text;
@@ -8309,13 +8599,17 @@ class Fabric {
   std::string cause() const {
     const std::vector<int> threw = in_state(Now::threw);
     if (!threw.empty()) {
-      const State& first = devices_[static_cast<std::size_t>(threw[0])];
-      return cat(device_list(threw), " threw: ", first.message);
+      return cat(device_list(threw), " threw: ",
+                 devices_[static_cast<std::size_t>(threw[0])].message);
     }
-    for (const auto& [key, meeting] : meetings_) {
-      if (disagrees(meeting)) {
-        return cat(device_list(meeting.members), " must make the same call and do not");
+    const Meeting* first = nullptr;  // by key, whatever the threads did
+    for (const Meeting& meeting : meetings_) {
+      if (disagrees(meeting) && (first == nullptr || meeting.key < first->key)) {
+        first = &meeting;
       }
+    }
+    if (first != nullptr) {
+      return cat(device_list(first->members), " must make the same call and do not");
     }
     const std::vector<int> returned = in_state(Now::returned);
     if (returned.size() == devices_.size()) {
@@ -8328,19 +8622,17 @@ class Fabric {
   }
 
   void conclude() {
-    std::vector<std::pair<std::string, std::vector<int>>> lines;  // text, ranks
-    std::map<std::string, int> line_of;
+    NameTable lines;  // their texts
+    List<std::vector<int>> ranks(devices_.size());
     for (std::size_t i = 0; i < devices_.size(); ++i) {
-      const std::string text = describe(devices_[i]);
-      if (line_of.count(text) == 0) {
-        line_of[text] = static_cast<int>(lines.size());
-        lines.push_back({text, {}});
-      }
-      lines[static_cast<std::size_t>(line_of[text])].second.push_back(static_cast<int>(i));
+      int& line = lines[describe(devices_[i])];
+      line = line == 0 ? static_cast<int>(lines.size()) : line;
+      ranks[static_cast<std::size_t>(line - 1)].push_back(static_cast<int>(i));
     }
     std::string text = "mesh.run: " + cause();
-    for (const auto& [line, ranks] : lines) {
-      text += cat("\n  ", device_list(ranks), ": ", line);
+    for (const NameTable::Entry& line : lines) {
+      text += cat("\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ",
+                  line.name);
     }
     failure_ = text;
     for (State& device : devices_) {
@@ -8349,8 +8641,8 @@ class Fabric {
   }
 
   std::mutex mutex_;  // guards all below
-  std::vector<State> devices_;
-  std::map<std::string, Meeting> meetings_;
+  List<State> devices_;
+  List<Meeting> meetings_;
   int running_;
   std::string failure_;  // not empty: the run is over
 };
@@ -8594,7 +8886,7 @@ struct AxisPlacement {
 
 namespace detail {
 
-inline std::string axis_names(const std::vector<MeshAxis>& axes) {
+inline std::string axis_names(const List<MeshAxis>& axes) {
   std::string out;
   for (const MeshAxis& axis : axes) {
     out += (out.empty() ? "" : ", ") + axis.name;
@@ -8602,7 +8894,7 @@ inline std::string axis_names(const std::vector<MeshAxis>& axes) {
   return out;
 }
 
-inline void check_axes(const Machine& machine, const std::vector<MeshAxis>& axes) {
+inline void check_axes(const Machine& machine, const List<MeshAxis>& axes) {
   if (axes.empty()) {
     throw Error("Mesh: no axes; give a name and a size for each, as {{\"x\", 4}, {\"y\", 2}}");
   }
@@ -8661,9 +8953,9 @@ inline bool closes(const Machine& machine, int dim) {
   return machine.wraps[static_cast<std::size_t>(dim)] != 0 && machine.dims[dim] > 2;
 }
 
-inline std::vector<AxisPlacement> place_axes(const Machine& machine,
-                                             const std::vector<MeshAxis>& axes, Ring ring) {
-  std::vector<AxisPlacement> placed;
+inline List<AxisPlacement> place_axes(const Machine& machine,
+                                             const List<MeshAxis>& axes, Ring ring) {
+  List<AxisPlacement> placed;
   std::int64_t before = 1;
   for (const MeshAxis& axis : axes) {
     AxisPlacement place;
@@ -8686,7 +8978,7 @@ inline std::vector<AxisPlacement> place_axes(const Machine& machine,
 // Which axis is a ring and which a line.
 struct MeshPlacement {
   std::string machine;
-  std::vector<AxisPlacement> axes;
+  List<AxisPlacement> axes;
 
   Table table() const {
     Table out;
@@ -8733,14 +9025,14 @@ struct Message {
 struct CollectiveCall {
   std::string name, axes, arguments;    // "all_gather", "x,y", "[1024], dim 0"
   int devices = 1;                      // of a group
-  std::vector<CollectiveStage> stages;  // for the formula, with the axis of each
+  List<CollectiveStage> stages;  // for the formula, with the axis of each
   std::vector<int> stage_axes;
 };
 
 struct MessageLog {
   int devices = 0;
-  std::vector<CollectiveCall> calls;  // in program order
-  std::vector<Message> messages;      // by sender, then in its order
+  List<CollectiveCall> calls;  // in program order
+  List<Message> messages;      // by sender, then in its order
 };
 
 namespace detail {
@@ -8754,29 +9046,27 @@ struct DeviceLog {
   };
 
   std::vector<std::string> keys;      // one for each call, equal for the same line elsewhere
-  std::vector<CollectiveCall> calls;
-  std::vector<Message> sent;          // call: index into `calls`
-  std::vector<Receipt> received;
+  List<CollectiveCall> calls;
+  List<Message> sent;          // call: index into `calls`
+  List<Receipt> received;
 };
 
 // The number of a call in the program; one not seen before is added.
-inline int find_call(std::map<std::string, int>& numbers, MessageLog& log, const std::string& key,
+inline int find_call(NameTable& numbers, MessageLog& log, const std::string& key,
                      const CollectiveCall& call) {
-  const int next = static_cast<int>(log.calls.size());
-  const auto found = numbers.find(key);
-  if (found != numbers.end()) {
-    return found->second;
+  int& number = numbers[key];
+  if (number == 0) {
+    log.calls.push_back(call);
+    number = static_cast<int>(log.calls.size());
   }
-  numbers[key] = next;
-  log.calls.push_back(call);
-  return next;
+  return number - 1;
 }
 
 // One log of all devices: their calls matched, their messages in rank order.
-inline MessageLog join_logs(const std::vector<const DeviceLog*>& devices) {
+inline MessageLog join_logs(const List<const DeviceLog*>& devices) {
   MessageLog log;
   log.devices = static_cast<int>(devices.size());
-  std::map<std::string, int> numbers;
+  NameTable numbers;
   std::vector<std::size_t> first;  // message of each device
   for (const DeviceLog* device : devices) {
     std::vector<int> call_of;
@@ -8838,7 +9128,7 @@ enum class Keep { totals, records };
 
 class Endpoint {
  public:
-  Endpoint(Fabric& fabric, const std::vector<AxisPlacement>& axes, int rank, int devices)
+  Endpoint(Fabric& fabric, const List<AxisPlacement>& axes, int rank, int devices)
       : fabric_(fabric), axes_(axes), rank_(rank), devices_(devices) {}
 
   int rank() const { return rank_; }
@@ -8889,11 +9179,11 @@ class Endpoint {
     throw Error(cat(function, ": no axis ", name, " on this mesh; its axes are ", names));
   }
 
-  std::vector<AxisGroup> groups(const char* function, const Axes& axes) const {
+  List<AxisGroup> groups(const char* function, const Axes& axes) const {
     if (axes.names.empty()) {
       throw Error(cat(function, ": no axis given; name at least one"));
     }
-    std::vector<AxisGroup> out;
+    List<AxisGroup> out;
     for (const std::string& name : axes.names) {
       const int axis = find_axis(function, name);
       for (const AxisGroup& earlier : out) {
@@ -8907,7 +9197,7 @@ class Endpoint {
   }
 
   // All ranks that differ from this one in these axes only, in rising order.
-  std::vector<int> members(const std::vector<AxisGroup>& groups) const {
+  std::vector<int> members(const List<AxisGroup>& groups) const {
     std::vector<int> ranks(1, rank_);
     for (const AxisGroup& group : groups) {
       std::vector<int> more;
@@ -8999,13 +9289,13 @@ class Endpoint {
   }
 
   Fabric& fabric_;
-  const std::vector<AxisPlacement>& axes_;
+  const List<AxisPlacement>& axes_;
   int rank_;
   int devices_;
   DeviceLog log_;
   Keep keep_ = Keep::records;
   Counters let_go_;
-  std::map<std::string, int> times_;
+  NameTable times_;
   std::string where_;
   bool open_ = false;
   MessageStart start_ = MessageStart::both_ready;
@@ -9022,7 +9312,7 @@ inline std::string axes_text(const Axes& axes) {
   return out;
 }
 
-inline int count_devices(const std::vector<AxisGroup>& groups) {
+inline int count_devices(const List<AxisGroup>& groups) {
   int devices = 1;
   for (const AxisGroup& group : groups) {
     devices *= group.size;
@@ -9031,7 +9321,7 @@ inline int count_devices(const std::vector<AxisGroup>& groups) {
 }
 
 // The number of this device among those of several axes, the first axis the slowest.
-inline int index_over(const std::vector<AxisGroup>& groups) {
+inline int index_over(const List<AxisGroup>& groups) {
   int index = 0;
   for (const AxisGroup& group : groups) {
     index = index * group.size + group.index;
@@ -9043,6 +9333,15 @@ inline void check_given(const char* function, const Tensor& t) {
   if (!t.defined()) {
     throw Error(
         cat(function, ": the tensor is empty (default-constructed); give one with a shape"));
+  }
+}
+
+// What a collective moves: a tensor with data, and no gradient to carry back.
+inline void check_moved(const char* function, const Tensor& t) {
+  check_given(function, t);
+  if (t.requires_grad() && context().no_grad == 0) {
+    throw Error(cat(function, ": the tensor ", t.shape(), " requires a gradient, and a collective "
+                    "carries none back; right is t.detach(), or a NoGrad scope"));
   }
 }
 
@@ -9117,9 +9416,9 @@ inline Tensor gather_axis(Endpoint& device, const AxisGroup& axis, const Tensor&
 
 // All devices of the axes call it with equal shapes. The innermost axis is gathered first.
 inline Tensor all_gather(Endpoint& device, const Tensor& t, const Axes& axes, int dim) {
-  check_given("all_gather", t);
+  check_moved("all_gather", t);
   const int d = check_dim("all_gather", t, dim);
-  const std::vector<AxisGroup> groups = device.groups("all_gather", axes);
+  const List<AxisGroup> groups = device.groups("all_gather", axes);
   CollectiveCall call;
   call.name = "all_gather";
   call.axes = axes_text(axes);
@@ -9222,9 +9521,9 @@ inline Tensor scatter_axis(Endpoint& device, const AxisGroup& axis, const Tensor
 // All devices of the axes call it with equal shapes. The outermost axis is scattered first.
 inline Tensor reduce_scatter(Endpoint& device, const Tensor& t, const Axes& axes, int dim,
                              Reduce how) {
-  check_given("reduce_scatter", t);
+  check_moved("reduce_scatter", t);
   const int d = check_dim("reduce_scatter", t, dim);
-  const std::vector<AxisGroup> groups = device.groups("reduce_scatter", axes);
+  const List<AxisGroup> groups = device.groups("reduce_scatter", axes);
   CollectiveCall call;
   call.name = "reduce_scatter";
   call.axes = axes_text(axes);
@@ -9270,7 +9569,7 @@ inline void add_stage(CollectiveCall& call, Collective what, const AxisGroup& gr
 }
 
 // The stages that the first device of the axes runs: it has the largest chunks.
-inline void all_reduce_stages(CollectiveCall& call, const std::vector<AxisGroup>& groups,
+inline void all_reduce_stages(CollectiveCall& call, const List<AxisGroup>& groups,
                               std::int64_t elements) {
   std::vector<std::int64_t> sizes;
   for (const AxisGroup& group : groups) {
@@ -9285,8 +9584,8 @@ inline void all_reduce_stages(CollectiveCall& call, const std::vector<AxisGroup>
 
 // All devices of the axes call it with equal shapes; any size, chunks may be uneven.
 inline Tensor all_reduce(Endpoint& device, const Tensor& t, const Axes& axes, Reduce how) {
-  check_given("all_reduce", t);
-  const std::vector<AxisGroup> groups = device.groups("all_reduce", axes);
+  check_moved("all_reduce", t);
+  const List<AxisGroup> groups = device.groups("all_reduce", axes);
   CollectiveCall call;
   call.name = "all_reduce";
   call.axes = axes_text(axes);
@@ -9295,7 +9594,7 @@ inline Tensor all_reduce(Endpoint& device, const Tensor& t, const Axes& axes, Re
   all_reduce_stages(call, groups, t.count());
   device.open(call, device.members(groups));
   Tensor out = t.clone();
-  std::vector<float*> begins;
+  List<float*> begins;
   std::vector<std::int64_t> sizes;
   float* numbers = out.data();
   std::int64_t count = out.count();
@@ -9380,7 +9679,7 @@ inline void stream_chunks(Endpoint& device, const AxisGroup& axis, int root, flo
 
 // All devices of the axis call it with equal shapes; `root` is an index on the axis.
 inline Tensor broadcast_from(Endpoint& device, const Tensor& t, const std::string& name, int root) {
-  check_given("broadcast", t);
+  check_moved("broadcast", t);
   const AxisGroup axis = device.group(device.find_axis("broadcast", name));
   if (root < 0 || root >= axis.size) {
     throw Error(cat("broadcast: root ", root, " on axis ", name, " of ", axis.size,
@@ -9419,7 +9718,7 @@ inline Tensor from_packet(const Packet& packet) {
 
 // All devices of the axis call it with equal shapes and shift; a shift may be negative.
 inline Tensor permute(Endpoint& device, const Tensor& t, const std::string& name, int shift) {
-  check_given("permute", t);
+  check_moved("permute", t);
   const AxisGroup axis = device.group(device.find_axis("permute", name));
   CollectiveCall call;
   call.name = "permute";
@@ -9451,7 +9750,7 @@ inline void check_peer(const char* function, const Endpoint& device, int rank) {
 
 // Returns at once; the receiver calls recv_from.
 inline void send_to(Endpoint& device, const Tensor& t, int rank) {
-  check_given("send", t);
+  check_moved("send", t);
   check_peer("send", device, rank);
   CollectiveCall call;
   call.name = "send";
@@ -9505,9 +9804,18 @@ inline void barrier(Endpoint& device) {
 
 namespace tinyscale {
 
+namespace detail {
+
+struct KeptTensor {
+  std::string name;
+  Tensor value;
+};
+
+}  // namespace detail
+
 class Device {
  public:
-  Device(detail::Fabric& fabric, const std::vector<AxisPlacement>& axes, int rank, int devices)
+  Device(detail::Fabric& fabric, const List<AxisPlacement>& axes, int rank, int devices)
       : endpoint_(fabric, axes, rank, devices) {}
 
   int rank() const { return endpoint_.rank(); }
@@ -9546,7 +9854,7 @@ class Device {
   Tensor shard(const Tensor& t, const Axes& axes, int dim) const {
     detail::check_given("shard", t);
     const int d = detail::check_dim("shard", t, dim);
-    const std::vector<detail::AxisGroup> groups = endpoint_.groups("shard", axes);
+    const List<detail::AxisGroup> groups = endpoint_.groups("shard", axes);
     const int parts = detail::count_devices(groups);
     if (t.dim(d) % parts != 0) {
       throw Error(detail::cat("shard: dimension ", d, " of ", t.shape(), " over ", parts,
@@ -9565,9 +9873,21 @@ class Device {
   }
 
   // Keeps a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
-  void keep(const std::string& name, const Tensor& t) { kept_[name] = t; }
+  void keep(const std::string& name, const Tensor& t) {
+    std::size_t at = 0;
+    while (at < kept_.size() && kept_[at].name != name) {
+      ++at;
+    }
+    if (at == kept_.size()) {
+      kept_.push_back({name, t});
+      for (; at > 0 && kept_[at].name < kept_[at - 1].name; --at) {
+        std::swap(kept_[at], kept_[at - 1]);
+      }
+    }
+    kept_[at].value = t;
+  }
 
-  const std::map<std::string, Tensor>& kept() const { return kept_; }
+  const List<detail::KeptTensor>& kept() const { return kept_; }
   detail::Endpoint& endpoint() { return endpoint_; }
 
  private:
@@ -9576,7 +9896,7 @@ class Device {
   }
 
   detail::Endpoint endpoint_;
-  std::map<std::string, Tensor> kept_;
+  List<detail::KeptTensor> kept_;
 };
 
 }  // namespace tinyscale
@@ -9688,7 +10008,11 @@ class FairLinks {
   void leave(std::size_t m) {
     for (const std::size_t link : flows_[m].route) {
       std::vector<std::size_t>& on = on_link_[link];
-      on.erase(std::find(on.begin(), on.end(), m));
+      std::size_t at = 0;
+      while (on[at] != m) {
+        ++at;
+      }
+      on.erase(on.begin() + static_cast<std::ptrdiff_t>(at));
     }
   }
 
@@ -9757,8 +10081,10 @@ class FairLinks {
           --left;
           set_rate(m, least, now, restarted);
           for (std::size_t i = 0; i < links.size(); ++i) {
-            const std::vector<std::size_t>& route = flows_[m].route;
-            const bool on = std::find(route.begin(), route.end(), links[i]) != route.end();
+            bool on = false;
+            for (const std::size_t link : flows_[m].route) {
+              on = on || link == links[i];
+            }
             room[i] = on ? std::max(room[i] - least, 0.0) : room[i];
           }
         }
@@ -9789,8 +10115,8 @@ class FairLinks {
   }
 
   MachineLinks links_;
-  std::vector<Flow> flows_;
-  std::vector<std::vector<std::size_t>> on_link_;
+  List<Flow> flows_;
+  List<std::vector<std::size_t>> on_link_;
   std::vector<int> seen_;  // the round in which a link was last looked at
   int round_ = 0;
 };
@@ -9819,7 +10145,7 @@ struct CheckRow {
 };
 
 struct CheckReport {
-  std::vector<CheckRow> rows;
+  List<CheckRow> rows;
   bool right = true;  // all of them
 
   // "bytes: right. steps: you 6, counted 3: why"
@@ -9983,8 +10309,8 @@ class StepOrder {
  public:
   explicit StepOrder(const MessageLog& log) : log_(log) {
     const std::size_t devices = static_cast<std::size_t>(log.devices);
-    std::vector<std::vector<std::size_t>> ends(devices);  // messages, in order
-    std::vector<std::vector<double>> step_of(devices);    // of each of these
+    List<std::vector<std::size_t>> ends(devices);  // messages, in order
+    List<std::vector<double>> step_of(devices);    // of each of these
     for (std::size_t m = 0; m < log.messages.size(); ++m) {
       const Message& message = log.messages[m];
       ends[static_cast<std::size_t>(message.from)].push_back(m);
@@ -10023,7 +10349,7 @@ class StepOrder {
 
   // Marks one end of a message as finished.
   void finish(int device, int step) {
-    std::vector<Step>& steps = steps_[static_cast<std::size_t>(device)];
+    List<Step>& steps = steps_[static_cast<std::size_t>(device)];
     std::size_t low = 0;
     for (std::size_t high = steps.size(); low < high;) {
       const std::size_t middle = low + (high - low) / 2;
@@ -10059,7 +10385,7 @@ class StepOrder {
   }
 
   const MessageLog& log_;
-  std::vector<std::vector<Step>> steps_;
+  List<List<Step>> steps_;
   std::vector<std::size_t> next_;
 };
 
@@ -10080,13 +10406,11 @@ class Replay {
       start_ready(d, 0, no_message);
     }
     while (!events_.empty()) {
-      const double now = events_.top().time;
+      const double now = events_.first().key;
       std::vector<std::size_t> changed;
       std::vector<std::size_t> done;
-      while (!events_.empty() && !(events_.top().time > now)) {
-        const Event event = events_.top();
-        events_.pop();
-        handle(event, changed, done);
+      while (!events_.empty() && !(events_.first().key > now)) {
+        handle(events_.pop(), changed, done);
       }
       for (const std::size_t m : done) {
         finish(m, now);
@@ -10101,15 +10425,6 @@ class Replay {
   }
 
  private:
-  struct Event {
-    double time = 0;
-    std::size_t message = 0;
-    int version = 0;  // 0: latency is over; else the transfer is, at the rate of that version
-    bool operator<(const Event& other) const {  // the earliest is on top
-      return time > other.time || (!(time < other.time) && message > other.message);
-    }
-  };
-
   // Starts what waits for `device` alone now; `cause` is the message whose end made it so.
   void start_ready(int device, double now, std::size_t cause) {
     for (const std::size_t m : order_.current(device)) {
@@ -10130,20 +10445,21 @@ class Replay {
     }
   }
 
-  void handle(const Event& event, std::vector<std::size_t>& changed,
+  void handle(const EventQueue::Entry& event, std::vector<std::size_t>& changed,
               std::vector<std::size_t>& done) {
-    FairLinks::Flow& flow = links_.flow(event.message);
-    if (event.version == 0 && flow.bytes > 0) {
-      flow.since = event.time;
-      links_.join(event.message);
-      changed.push_back(event.message);
-    } else if (event.version == flow.version) {
+    // Tag 0: latency is over; else the transfer is, at the rate of that version.
+    FairLinks::Flow& flow = links_.flow(event.item);
+    if (event.tag == 0 && flow.bytes > 0) {
+      flow.since = event.key;
+      links_.join(event.item);
+      changed.push_back(event.item);
+    } else if (event.tag == flow.version) {
       if (flow.version > 0) {
-        links_.leave(event.message);
-        changed.push_back(event.message);
+        links_.leave(event.item);
+        changed.push_back(event.item);
       }
       ++flow.version;
-      done.push_back(event.message);
+      done.push_back(event.item);
     }
   }
 
@@ -10173,7 +10489,7 @@ class Replay {
   const MessageLog& log_;
   StepOrder order_;
   FairLinks links_;
-  std::priority_queue<Event> events_;
+  EventQueue events_;
   Timeline out_;
 };
 
@@ -10229,13 +10545,13 @@ namespace detail {
 // What a run leaves behind; shared by all timings of it.
 struct MeshRecord {
   MessageLog log;
-  std::vector<MeshAxis> axes;
-  std::vector<std::map<std::string, Tensor>> kept;  // by rank
-  std::vector<Counters> counters;
-  std::vector<std::shared_ptr<MemoryMeter>> memory;
+  List<MeshAxis> axes;
+  List<List<KeptTensor>> kept;  // by rank
+  List<Counters> counters;
+  List<std::shared_ptr<MemoryMeter>> memory;
 };
 
-inline Table collective_table(const std::vector<CollectiveRow>& rows) {
+inline Table collective_table(const List<CollectiveRow>& rows) {
   Table out;
   out.columns = {"collective", "axis",  "arguments", "devices",   "groups", "bytes out",
                  "bytes in",   "steps", "hops",      "simulated", "formula"};
@@ -10248,7 +10564,7 @@ inline Table collective_table(const std::vector<CollectiveRow>& rows) {
   return out;
 }
 
-inline Table link_table(const std::vector<LinkRow>& rows, std::size_t most) {
+inline Table link_table(const List<LinkRow>& rows, std::size_t most) {
   Table out;
   out.columns = {"link", "dimension", "bytes", "busy"};
   for (std::size_t i = 0; i < rows.size() && i < most; ++i) {
@@ -10280,17 +10596,15 @@ class MeshRun {
 
   // What Device::keep kept.
   Tensor kept(int rank, const std::string& name) const {
-    const std::map<std::string, Tensor>& of_rank = record_->kept[checked("kept", rank)];
-    const auto found = of_rank.find(name);
-    if (found == of_rank.end()) {
-      std::string names;
-      for (const auto& [known, tensor] : of_rank) {
-        names += (names.empty() ? "" : ", ") + known;
+    std::string names;
+    for (const detail::KeptTensor& known : record_->kept[checked("kept", rank)]) {
+      if (known.name == name) {
+        return known.value;
       }
-      throw Error(detail::cat("kept: device ", rank, " kept nothing named ", name, "; it kept ",
-                              names.empty() ? "nothing" : names));
+      names += (names.empty() ? "" : ", ") + known.name;
     }
-    return found->second;
+    throw Error(detail::cat("kept: device ", rank, " kept nothing named ", name, "; it kept ",
+                            names.empty() ? "nothing" : names));
   }
 
   // The ops of one device.
@@ -10315,12 +10629,12 @@ class MeshRun {
     return count;
   }
 
-  std::vector<CollectiveRow> collectives() const {
-    std::vector<std::vector<std::size_t>> messages_of(log().calls.size());
+  List<CollectiveRow> collectives() const {
+    List<std::vector<std::size_t>> messages_of(log().calls.size());
     for (std::size_t m = 0; m < log().messages.size(); ++m) {
       messages_of[static_cast<std::size_t>(log().messages[m].call)].push_back(m);
     }
-    std::vector<CollectiveRow> rows;
+    List<CollectiveRow> rows;
     for (std::size_t c = 0; c < messages_of.size(); ++c) {
       if (log().calls[c].name != "recv") {
         rows.push_back(row_of(log().calls[c], messages_of[c]));
@@ -10330,9 +10644,9 @@ class MeshRun {
   }
 
   // Links that carried something, the busiest first.
-  std::vector<LinkRow> links() const {
+  List<LinkRow> links() const {
     const detail::MachineLinks all(machine_);
-    std::vector<LinkRow> rows;
+    List<LinkRow> rows;
     for (std::size_t link = 0; link < all.count(); ++link) {
       const double bytes = timeline.link_bytes[link];
       if (bytes > 0) {
@@ -10344,7 +10658,7 @@ class MeshRun {
     for (const LinkRow& row : rows) {
       keys.push_back(-row.busy);
     }
-    std::vector<LinkRow> sorted;
+    List<LinkRow> sorted;
     for (const std::size_t i : detail::stable_order(keys)) {
       sorted.push_back(rows[i]);
     }
@@ -10359,18 +10673,21 @@ class MeshRun {
         last = static_cast<int>(m);
       }
     }
+    std::vector<int> back;  // devices, from the end
     for (int m = last; m >= 0; m = timeline.after[static_cast<std::size_t>(m)]) {
       const std::size_t i = static_cast<std::size_t>(m);
       const double latency = timeline.hops[i] * machine_.link_latency;
       ++path.messages;
       path.latency += latency;
       path.transfer += timeline.finish[i] - timeline.start[i] - latency;
-      if (path.devices.empty()) {
-        path.devices.push_back(log().messages[i].to);
+      if (back.empty()) {
+        back.push_back(log().messages[i].to);
       }
-      path.devices.push_back(log().messages[i].from);
+      back.push_back(log().messages[i].from);
     }
-    std::reverse(path.devices.begin(), path.devices.end());
+    for (std::size_t i = back.size(); i-- > 0;) {
+      path.devices.push_back(back[i]);
+    }
     return path;
   }
 
@@ -10450,7 +10767,7 @@ class MeshRun {
   }
 
   double formula_of(const CollectiveCall& call) const {
-    const std::vector<AxisPlacement> axes =
+    const List<AxisPlacement> axes =
         detail::place_axes(machine_, record_->axes, Ring::one_way);
     double sum = call.stages.empty() ? -1 : 0;
     for (std::size_t i = 0; i < call.stages.size(); ++i) {
@@ -10466,7 +10783,7 @@ class MeshRun {
 
 inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
   constexpr std::size_t most_links = 16;
-  const std::vector<LinkRow> links = run.links();
+  const List<LinkRow> links = run.links();
   Table table = detail::link_table(links, most_links);
   table.title = detail::cat("links: ", links.size(), " used",
                             links.size() > most_links ? ", the busiest 16" : "");
@@ -10498,12 +10815,14 @@ namespace detail {
 
 // One device while it runs, and what it leaves.
 struct DeviceThread {
-  DeviceThread(Fabric& fabric, const std::vector<AxisPlacement>& axes, int rank, int devices)
+  DeviceThread(Fabric& fabric, const List<AxisPlacement>& axes, int rank, int devices)
       : device(fabric, axes, rank, devices) {}
 
   Device device;
+  const DeviceProgram* program = nullptr;
+  Fabric* fabric = nullptr;
   Context context;  // its profile is null until the device runs
-  std::vector<OpRecord> records;  // for the caller's profile
+  List<OpRecord> records;  // for the caller's profile
   Counters counters;
 };
 
@@ -10533,25 +10852,14 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
   self.records = profile.records();
 }
 
-// Joins what was started, also when an exception leaves.
-struct ThreadGroup {
-  std::vector<std::thread> threads;
-
-  ThreadGroup() = default;
-  ThreadGroup(const ThreadGroup&) = delete;
-  ThreadGroup& operator=(const ThreadGroup&) = delete;
-  ~ThreadGroup() { join(); }
-  void join() {
-    for (std::thread& thread : threads) {
-      thread.join();
-    }
-    threads.clear();
-  }
-};
+inline void run_device_thread(void* device) {
+  DeviceThread& self = *static_cast<DeviceThread*>(device);
+  run_device(*self.program, *self.fabric, self);
+}
 
 #if defined(TINYSCALE_NO_THREADS)
 inline void run_devices(const DeviceProgram& program, Fabric& fabric,
-                        std::vector<std::unique_ptr<DeviceThread>>& devices) {
+                        List<std::shared_ptr<DeviceThread>>& devices) {
   if (devices.size() > 1) {
     throw Error(cat("mesh.run: ", devices.size(), " devices need threads, and this program is ",
                     "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device"));
@@ -10560,13 +10868,13 @@ inline void run_devices(const DeviceProgram& program, Fabric& fabric,
 }
 #else
 inline void run_devices(const DeviceProgram& program, Fabric& fabric,
-                        std::vector<std::unique_ptr<DeviceThread>>& devices) {
+                        List<std::shared_ptr<DeviceThread>>& devices) {
   ThreadGroup group;
-  group.threads.reserve(devices.size());
   for (std::size_t i = 0; i < devices.size(); ++i) {
-    DeviceThread* self = devices[i].get();
+    devices[i]->program = &program;
+    devices[i]->fabric = &fabric;
     try {
-      group.threads.emplace_back([&program, &fabric, self] { run_device(program, fabric, *self); });
+      group.start(&run_device_thread, devices[i].get());
     } catch (const std::system_error&) {
       for (std::size_t rank = i; rank < devices.size(); ++rank) {
         fabric.threw(static_cast<int>(rank), "at its start",
@@ -10584,14 +10892,14 @@ inline void run_devices(const DeviceProgram& program, Fabric& fabric,
 class Mesh {
  public:
   // Axis sizes multiply to the machine's chips; the last axis is the fastest.
-  Mesh(const Machine& machine, const std::vector<MeshAxis>& axes) : machine_(machine), axes_(axes) {
+  Mesh(const Machine& machine, const List<MeshAxis>& axes) : machine_(machine), axes_(axes) {
     detail::check_axes(machine, axes);
   }
 
   Ring ring = Ring::one_way;  // how collectives use an axis that is a ring
 
   const Machine& machine() const { return machine_; }
-  const std::vector<MeshAxis>& axes() const { return axes_; }
+  const List<MeshAxis>& axes() const { return axes_; }
   int size() const { return static_cast<int>(machine_.chips()); }
   int size(const std::string& axis) const {
     for (const MeshAxis& known : axes_) {
@@ -10608,12 +10916,13 @@ class Mesh {
 
   // Runs `program` on every device at once; returns when all have returned.
   MeshRun run(const DeviceProgram& program) const {
-    const std::vector<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
+    const List<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
     Context& caller = context();
     detail::Fabric fabric(size());
-    std::vector<std::unique_ptr<detail::DeviceThread>> devices;
+    List<std::shared_ptr<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
-      devices.push_back(std::make_unique<detail::DeviceThread>(fabric, placed, rank, size()));
+      devices.push_back(std::shared_ptr<detail::DeviceThread>(
+          new detail::DeviceThread(fabric, placed, rank, size())));
       devices.back()->device.endpoint().keep_records(
           caller.profile != nullptr ? detail::Keep::records : detail::Keep::totals);
       devices.back()->context.device = rank;
@@ -10622,7 +10931,7 @@ class Mesh {
     }
     detail::run_devices(program, fabric, devices);
     if (caller.profile != nullptr) {  // in rank order, whatever the threads did
-      for (const std::unique_ptr<detail::DeviceThread>& device : devices) {
+      for (const std::shared_ptr<detail::DeviceThread>& device : devices) {
         for (OpRecord& record : device->records) {
           caller.profile->record(std::move(record));
         }
@@ -10637,10 +10946,10 @@ class Mesh {
 
  private:
   std::shared_ptr<const detail::MeshRecord> record_of(
-      const std::vector<std::unique_ptr<detail::DeviceThread>>& devices) const {
-    auto record = std::make_shared<detail::MeshRecord>();
-    std::vector<const detail::DeviceLog*> logs;
-    for (const std::unique_ptr<detail::DeviceThread>& device : devices) {
+      const List<std::shared_ptr<detail::DeviceThread>>& devices) const {
+    const std::shared_ptr<detail::MeshRecord> record(new detail::MeshRecord);
+    List<const detail::DeviceLog*> logs;
+    for (const std::shared_ptr<detail::DeviceThread>& device : devices) {
       logs.push_back(&device->device.endpoint().log());
       record->kept.push_back(device->device.kept());
       record->counters.push_back(device->counters);
@@ -10652,7 +10961,7 @@ class Mesh {
   }
 
   Machine machine_;
-  std::vector<MeshAxis> axes_;
+  List<MeshAxis> axes_;
 };
 
 }  // namespace tinyscale
@@ -10664,7 +10973,7 @@ class Mesh {
 namespace tinyscale {
 
 struct Routing {
-  std::vector<std::vector<std::int32_t>> rows;  // of each expert: the tokens it gets, ascending
+  List<std::vector<std::int32_t>> rows;  // of each expert: the tokens it gets, ascending
   std::vector<std::int32_t> chosen;  // [N, k] places in the flat probabilities [N, E]
   std::vector<std::int32_t> places;  // [N, k] rows in the experts' outputs, joined in order
 };
@@ -10682,7 +10991,9 @@ inline Routing route(const Tensor& probabilities, int top_k) {
   std::vector<std::int32_t> order(static_cast<std::size_t>(experts));
   for (std::int64_t n = 0; n < tokens; ++n) {
     const float* p = probabilities.data() + n * experts;
-    std::iota(order.begin(), order.end(), 0);
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      order[i] = static_cast<std::int32_t>(i);
+    }
     for (int j = 0; j < top_k; ++j) {
       std::size_t best = static_cast<std::size_t>(j);
       for (std::size_t i = best + 1; i < order.size(); ++i) {
@@ -11024,7 +11335,7 @@ namespace detail {
 // Characters when the text is UTF-8 with at most 256 distinct, else bytes.
 inline Tokenizer tokenizer_for(const std::string& text) {
   std::vector<std::string> found;
-  std::vector<char> seen(128, 0);
+  std::vector<int> seen(128);
   for (std::size_t at = 0; at < text.size();) {
     const auto byte = static_cast<unsigned char>(text[at]);
     const std::size_t size = character_size(text, at);
@@ -11073,7 +11384,7 @@ class Transformer {
   explicit Transformer(ModelConfig config, std::uint64_t seed = 1);
 
   ModelConfig config;
-  std::vector<Parameter> parameters;
+  List<Parameter> parameters;
   Tokenizer tokenizer;  // of the text it learned; saved with it
 
   std::vector<Tensor> tensors() const;
@@ -11110,7 +11421,7 @@ class Transformer {
     int key_norm = -1;
     FeedForward dense;  // of a mixture: its shared experts as one
     int router = -1;
-    std::vector<FeedForward> experts;
+    List<FeedForward> experts;
   };
 
   int add(const std::string& name, const Shape& shape, float scale, Split split, int layer);
@@ -11135,7 +11446,7 @@ class Transformer {
   int position_ = -1;
   Linear last_norm_;
   int head_ = -1;
-  std::vector<Block> blocks_;
+  List<Block> blocks_;
 };
 
 // Weights are N(0, 0.02), those that write to the residual stream N(0, 0.02 / sqrt(2 layers)).
@@ -11443,24 +11754,33 @@ inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) 
 
 namespace tinyscale {
 
+struct JsonField;
+
 struct Json {
   enum class Kind { null, boolean, number, text, list, object };
   Kind kind = Kind::null;
   double number = 0;  // also a boolean's 0 or 1
   std::string text;
-  std::vector<Json> list;
-  std::vector<std::pair<std::string, Json>> fields;
+  List<Json> list;
+  List<JsonField> fields;
 
   // The field of that name, or null when there is none.
-  const Json* find(const std::string& key) const {
-    for (const auto& field : fields) {
-      if (field.first == key) {
-        return &field.second;
-      }
-    }
-    return nullptr;
-  }
+  const Json* find(const std::string& key) const;
 };
+
+struct JsonField {
+  std::string name;
+  Json value;
+};
+
+inline const Json* Json::find(const std::string& key) const {
+  for (const JsonField& field : fields) {
+    if (field.name == key) {
+      return &field.value;
+    }
+  }
+  return nullptr;
+}
 
 namespace detail {
 
@@ -11538,7 +11858,7 @@ class JsonReader {
       if (!take(':')) {
         fail("a colon is missing");
       }
-      value.fields.emplace_back(std::move(key), read(depth + 1));
+      value.fields.push_back({std::move(key), read(depth + 1)});
     } while (take(','));
     if (!take('}')) {
       fail("a comma or } is missing");
@@ -11547,13 +11867,10 @@ class JsonReader {
   }
 
   void check_unique(const Json& object) const {
-    std::map<std::string, int> times;
-    for (const auto& field : object.fields) {
-      ++times[field.first];
-    }
-    for (const auto& key : times) {
-      if (key.second > 1) {
-        fail(cat("the key \"", key.first, "\" stands twice, before"));
+    NameTable times;
+    for (const JsonField& field : object.fields) {
+      if (++times[field.name] > 1) {
+        fail(cat("the key \"", field.name, "\" stands twice, before"));
       }
     }
   }
@@ -11767,10 +12084,10 @@ inline File open_file(const std::string& path, const char* mode, const char* who
 inline std::string read_file(const std::string& path, const char* who) {
   const File file = open_file(path, "rb", who);
   std::string data;
-  std::vector<char> piece(1 << 16);
+  std::string piece(1 << 16, '\0');
   for (;;) {
-    const std::size_t got = std::fread(piece.data(), 1, piece.size(), file.get());
-    data.append(piece.data(), got);
+    const std::size_t got = std::fread(&piece[0], 1, piece.size(), file.get());
+    data.append(piece, 0, got);
     if (got < piece.size()) {
       break;
     }
@@ -11818,10 +12135,14 @@ struct SafetensorsEntry {
   std::uint64_t end = 0;
 };
 
+struct SafetensorsNote {
+  std::string name, text;
+};
+
 struct Safetensors {
   std::string path;
-  std::vector<std::pair<std::string, std::string>> metadata;
-  std::vector<SafetensorsEntry> entries;  // by place in the file
+  List<SafetensorsNote> metadata;
+  List<SafetensorsEntry> entries;  // by place in the file
   std::string bytes;                      // the whole file
   std::size_t data_start = 0;
 
@@ -11911,7 +12232,7 @@ inline void check_cover(Safetensors& file, const std::string& who) {
     for (const SafetensorsEntry& entry : file.entries) {
       keys.push_back(static_cast<double>(by_begin ? entry.begin : entry.end));
     }
-    std::vector<SafetensorsEntry> sorted;
+    List<SafetensorsEntry> sorted;
     for (const std::size_t i : stable_order(keys)) {
       sorted.push_back(file.entries[i]);
     }
@@ -11961,16 +12282,16 @@ inline Safetensors read_safetensors(const std::string& path) {
   std::uint64_t n = 0;
   std::memcpy(&n, file.bytes.data(), 8);
   file.data_start = 8 + static_cast<std::size_t>(n);
-  for (const auto& field : header.fields) {
-    if (field.first != "__metadata__") {
-      file.entries.push_back(detail::safetensors_entry(field.first, field.second, who));
+  for (const JsonField& field : header.fields) {
+    if (field.name != "__metadata__") {
+      file.entries.push_back(detail::safetensors_entry(field.name, field.value, who));
       continue;
     }
-    for (const auto& pair : field.second.fields) {
-      if (pair.second.kind != Json::Kind::text) {
-        throw Error(detail::cat(who, "metadata \"", pair.first, "\" is not a string"));
+    for (const JsonField& note : field.value.fields) {
+      if (note.value.kind != Json::Kind::text) {
+        throw Error(detail::cat(who, "metadata \"", note.name, "\" is not a string"));
       }
-      file.metadata.emplace_back(pair.first, pair.second.text);
+      file.metadata.push_back({note.name, note.value.text});
     }
   }
   detail::check_cover(file, who);
@@ -11987,9 +12308,9 @@ inline const SafetensorsEntry* Safetensors::find(const std::string& name) const 
 }
 
 inline const std::string* Safetensors::find_metadata(const std::string& key) const {
-  for (const auto& pair : metadata) {
-    if (pair.first == key) {
-      return &pair.second;
+  for (const SafetensorsNote& note : metadata) {
+    if (note.name == key) {
+      return &note.text;
     }
   }
   return nullptr;
@@ -12023,19 +12344,19 @@ inline Tensor Safetensors::read(const SafetensorsEntry& entry) const {
 namespace detail {
 
 inline std::string safetensors_text(
-    const std::vector<std::pair<std::string, Tensor>>& tensors,
-    const std::vector<std::pair<std::string, std::string>>& metadata) {
+    const List<Parameter>& tensors,
+    const List<SafetensorsNote>& metadata) {
   std::string json = "{\"__metadata__\":{";
-  for (const auto& pair : metadata) {
-    json += cat(json.back() == '{' ? "" : ",", "\"", json_escape(pair.first), "\":\"",
-                json_escape(pair.second), "\"");
+  for (const SafetensorsNote& note : metadata) {
+    json += cat(json.back() == '{' ? "" : ",", "\"", json_escape(note.name), "\":\"",
+                json_escape(note.text), "\"");
   }
   json += "}";
   std::int64_t at = 0;
-  for (const auto& tensor : tensors) {
-    const std::int64_t end = at + 4 * tensor.second.count();
-    json += cat(",\"", json_escape(tensor.first), "\":{\"dtype\":\"F32\",\"shape\":",
-                tensor.second.shape().text(), ",\"data_offsets\":[", at, ",", end, "]}");
+  for (const Parameter& tensor : tensors) {
+    const std::int64_t end = at + 4 * tensor.value.count();
+    json += cat(",\"", json_escape(tensor.name), "\":{\"dtype\":\"F32\",\"shape\":",
+                tensor.value.shape().text(), ",\"data_offsets\":[", at, ",", end, "]}");
     at = end;
   }
   json += "}";
@@ -12047,18 +12368,18 @@ inline std::string safetensors_text(
 
 // Writes F32 tensors beside `path`, then renames: a save that fails leaves the old file whole.
 inline void write_safetensors(const std::string& path,
-                              const std::vector<std::pair<std::string, Tensor>>& tensors,
-                              const std::vector<std::pair<std::string, std::string>>& metadata) {
+                              const List<Parameter>& tensors,
+                              const List<SafetensorsNote>& metadata) {
   const std::string beside = path + ".saving";
   const std::string json = detail::safetensors_text(tensors, metadata);
   const std::uint64_t n = json.size();
   detail::File file = detail::open_file(beside, "wb", "save");
   bool good = std::fwrite(&n, 1, 8, file.get()) == 8 &&
               std::fwrite(json.data(), 1, json.size(), file.get()) == json.size();
-  for (const auto& tensor : tensors) {
-    const auto count = static_cast<std::size_t>(tensor.second.count());
+  for (const Parameter& tensor : tensors) {
+    const auto count = static_cast<std::size_t>(tensor.value.count());
     good = good && (count == 0 ||
-                    std::fwrite(tensor.second.data(), 4, count, file.get()) == count);
+                    std::fwrite(tensor.value.data(), 4, count, file.get()) == count);
   }
   good = good && std::fflush(file.get()) == 0;
   good = std::fclose(file.release()) == 0 && good;
@@ -12111,8 +12432,8 @@ inline std::array<ConfigField<double>, 3> config_numbers(ModelConfig& c) {
           {"dropout", &c.dropout}}};
 }
 
-inline const std::vector<const char*>& activation_names() {
-  static const std::vector<const char*> names = {"gelu", "gelu_tanh", "swiglu", "geglu"};
+inline const List<const char*>& activation_names() {
+  static const List<const char*> names = {"gelu", "gelu_tanh", "swiglu", "geglu"};
   return names;
 }
 
@@ -12255,7 +12576,7 @@ inline Gpt2Place gpt2_place(std::string name) {
 
 // The parameter's numbers from the file, in our layout; empty when the file lacks them.
 inline Tensor find_parameter(const Safetensors& file, const std::string& name, std::int64_t width,
-                             std::map<std::string, int>& used) {
+                             NameTable& used) {
   const Gpt2Place place = gpt2_place(name);
   const SafetensorsEntry* entry = file.find(name);
   const bool own_name = entry != nullptr;
@@ -12296,7 +12617,7 @@ inline bool harmless(const std::string& name, const Transformer& model) {
 }
 
 inline void read_parameters(Transformer& model, const Safetensors& file, const std::string& who) {
-  std::map<std::string, int> used;
+  NameTable used;
   for (Parameter& p : model.parameters) {
     const Tensor value = find_parameter(file, p.name, model.config.width, used);
     if (!value.defined()) {
@@ -12309,7 +12630,7 @@ inline void read_parameters(Transformer& model, const Safetensors& file, const s
     std::memcpy(p.value.data(), value.data(), static_cast<std::size_t>(value.count()) * 4);
   }
   for (const SafetensorsEntry& entry : file.entries) {
-    if (used.count(entry.name) == 0 && !harmless(entry.name, model)) {
+    if (!used.has(entry.name) && !harmless(entry.name, model)) {
       throw Error(cat(who, "the tensor \"", entry.name, "\" has no place in the model ",
                       model.config.name));
     }
@@ -12319,11 +12640,7 @@ inline void read_parameters(Transformer& model, const Safetensors& file, const s
 }  // namespace detail
 
 inline void Transformer::save(const std::string& path) const {
-  std::vector<std::pair<std::string, Tensor>> tensors;
-  for (const Parameter& p : parameters) {
-    tensors.emplace_back(p.name, p.value);
-  }
-  write_safetensors(path, tensors,
+  write_safetensors(path, parameters,
                     {{"format", "pt"},
                      {"tinyscale.config", detail::config_json(config)},
                      {"tinyscale.tokenizer", detail::tokenizer_json(tokenizer)}});
@@ -12461,10 +12778,11 @@ inline std::int32_t sample(const float* logits, std::int64_t known, const Genera
   }
   float floor = -INFINITY;
   if (options.top_k > 0 && options.top_k < known) {
-    std::vector<float> order(logits, logits + known);
-    std::nth_element(order.begin(), order.begin() + (options.top_k - 1), order.end(),
-                     std::greater<float>());
-    floor = order[static_cast<std::size_t>(options.top_k - 1)];
+    std::vector<double> falling;
+    for (std::int64_t i = 0; i < known; ++i) {
+      falling.push_back(-static_cast<double>(logits[i]));
+    }
+    floor = logits[stable_order(falling)[static_cast<std::size_t>(options.top_k - 1)]];
   }
   std::vector<double> weights(static_cast<std::size_t>(known), 0.0);
   double total = 0;
@@ -12548,8 +12866,8 @@ namespace detail {
 
 // name, family, layers, width, heads, kv_heads, head_size, hidden, vocabulary, context, tied,
 // experts, top_k, expert_hidden, shared_experts, training tokens (0: not published)
-inline const std::vector<const char*>& model_table() {
-  static const std::vector<const char*> rows = {
+inline const List<const char*>& model_table() {
+  static const List<const char*> rows = {
       "nano nano 4 128 4 4 32 512 256 64 1 0 0 0 0 0",
       "nano-llama llama 4 128 4 2 32 344 256 64 1 0 0 0 0 0",
       "gpt2-small gpt2 12 768 12 12 64 3072 50257 1024 1 0 0 0 0 0",
@@ -13100,14 +13418,14 @@ struct TrainReport {
   std::int64_t devices = 1;
   std::vector<double> losses;  // of the global batch, before each step
   std::vector<double> grad_norms;  // before clipping
-  std::vector<Validation> validation;
+  List<Validation> validation;
   double seconds = 0;            // in training steps, measured; evaluation left out
   double tokens_per_second = 0;  // measured
   double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
   double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(f32)
   Comparison counted;            // bytes, steps and simulated time of a step beside their formulas
   Comparison memory;             // peak bytes by the meter beside the closed form
-  std::optional<MeshRun> last_step;  // on a mesh
+  std::shared_ptr<const MeshRun> last_step;  // on a mesh
 
   double final_loss() const { return losses.empty() ? std::nan("") : losses.back(); }
   double final_validation() const {
@@ -13252,12 +13570,12 @@ class Trainer {
       : model_(model), options_(options), tokens_(text.train()) {
     const std::int64_t devices = options.layout.devices();
     if (devices == 1) {
-      optimizer_ = std::make_unique<AdamW>(model.tensors(), adamw_options(options));
+      optimizer_.reset(new AdamW(model.tensors(), adamw_options(options)));
       return;
     }
-    mesh_ = std::make_unique<Mesh>(options.machine, std::vector<MeshAxis>{{"data", devices}});
+    mesh_.reset(new Mesh(options.machine, {{"data", devices}}));
     for (std::int64_t i = 0; i < devices; ++i) {
-      replicas_.push_back(std::make_unique<Replica>(model, options));
+      replicas_.push_back(std::shared_ptr<Replica>(new Replica(model, options)));
     }
   }
 
@@ -13267,17 +13585,18 @@ class Trainer {
                                      options_.seed, number);
       return train_step(model_, *optimizer_, batch, options_, number);
     }
-    std::vector<StepResult> results(replicas_.size());
-    last_ = mesh_->run([&](Device& device) {
+    List<StepResult> results(replicas_.size());
+    const MeshRun run = mesh_->run([&](Device& device) {
       const auto rank = static_cast<std::size_t>(device.rank());
       results[rank] = data_parallel_step(device, *replicas_[rank], tokens_, options_, number);
     });
+    last_.reset(new MeshRun(run));
     return results[0];
   }
 
   const Transformer& model() const { return mesh_ ? replicas_[0]->model : model_; }
-  const std::optional<MeshRun>& last_run() const { return last_; }
-  AxisPlacement placement() const { return mesh_->placement().axes.at(0); }
+  const std::shared_ptr<const MeshRun>& last_run() const { return last_; }
+  AxisPlacement placement() const { return mesh_->placement().axes[0]; }
   void finish() {
     if (mesh_) {
       Replica::copy_parameters(replicas_[0]->model, model_);
@@ -13288,10 +13607,10 @@ class Trainer {
   Transformer& model_;
   const TrainOptions& options_;
   std::vector<std::int32_t> tokens_;
-  std::unique_ptr<AdamW> optimizer_;
-  std::unique_ptr<Mesh> mesh_;
-  std::vector<std::unique_ptr<Replica>> replicas_;
-  std::optional<MeshRun> last_;
+  std::shared_ptr<AdamW> optimizer_;
+  std::shared_ptr<Mesh> mesh_;
+  List<std::shared_ptr<Replica>> replicas_;
+  std::shared_ptr<const MeshRun> last_;
 };
 
 inline void print_progress(const TrainOptions& options, std::int64_t step, double loss,
@@ -13912,7 +14231,7 @@ inline bool tensor_divides(const ModelConfig& model, std::int64_t tensor) {
 
 // One split of data x tensor = chips, over each way to give each its dimensions of the machine.
 inline void add_layouts(const TrainingInputs& in, std::int64_t tensor,
-                        std::vector<TrainingLayout>& plans) {
+                        List<TrainingLayout>& plans) {
   Layout layout;
   layout.tensor = tensor;
   layout.data = in.machine.chips() / tensor;
@@ -13936,12 +14255,12 @@ inline void add_layouts(const TrainingInputs& in, std::int64_t tensor,
   }
 }
 
-inline std::vector<TrainingLayout> fastest_first(const std::vector<TrainingLayout>& plans) {
+inline List<TrainingLayout> fastest_first(const List<TrainingLayout>& plans) {
   std::vector<double> keys;
   for (const TrainingLayout& plan : plans) {
     keys.push_back(plan.step_time);
   }
-  std::vector<TrainingLayout> sorted;
+  List<TrainingLayout> sorted;
   for (const std::size_t i : stable_order(keys)) {
     sorted.push_back(plans[i]);
   }
@@ -13949,8 +14268,8 @@ inline std::vector<TrainingLayout> fastest_first(const std::vector<TrainingLayou
 }
 
 // Every layout whose tensor part divides heads and hidden units, fastest first.
-inline std::vector<TrainingLayout> priced_layouts(const TrainingInputs& in) {
-  std::vector<TrainingLayout> plans;
+inline List<TrainingLayout> priced_layouts(const TrainingInputs& in) {
+  List<TrainingLayout> plans;
   const std::int64_t chips = in.machine.chips();
   for (std::int64_t tensor = 1; tensor <= std::min(chips, in.job.model.heads); ++tensor) {
     if (chips % tensor == 0 && tensor_divides(in.job.model, tensor)) {
@@ -13995,7 +14314,7 @@ namespace tinyscale {
 struct TrainingPlan {
   std::string model, machine;
   TrainingLayout best;
-  std::vector<TrainingLayout> layouts;      // those that fit, fastest first
+  List<TrainingLayout> layouts;      // those that fit, fastest first
   Quantity tokens, batch, compute_time, fsdp_time, tensor_time, communication_time, step_time;
   Quantity weights_memory, optimizer_memory, activation_memory, memory;  // bytes a chip
   Quantity mfu, typical_mfu;                // 6 N tokens / (step chips peak); at the limit, assumed
@@ -14135,7 +14454,7 @@ inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
   }
 }
 
-inline TrainingPlan finish_plan(const TrainingInputs& in, std::vector<TrainingLayout> layouts) {
+inline TrainingPlan finish_plan(const TrainingInputs& in, List<TrainingLayout> layouts) {
   TrainingPlan plan;
   plan.model = in.job.model.name;
   plan.machine = in.machine.name;
@@ -14174,7 +14493,7 @@ inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine
                             job.model.heads, " heads and the hidden width of ", job.model.name));
   }
   detail::check_fits(in);
-  std::vector<TrainingLayout> layouts;
+  List<TrainingLayout> layouts;
   detail::add_layouts(in, layout.tensor, layouts);
   if (layouts.empty()) {
     throw Error(detail::cat("plan_training: data ", layout.data, " is more than the ",
@@ -14685,7 +15004,7 @@ namespace tinyscale {
 // bytes[i][j] went from device i to device j.
 struct LinkHeatMap {
   std::string title = "Bytes over each link";
-  std::vector<std::vector<double>> bytes;
+  List<std::vector<double>> bytes;
   std::vector<std::string> names;  // of the devices; empty: their numbers
 };
 
@@ -14827,7 +15146,7 @@ struct Series {
 struct Plot {
   std::string title;
   Axis x, y;
-  std::vector<Series> series;
+  List<Series> series;
   double width = 720, height = 420;
 };
 
@@ -15035,7 +15354,7 @@ inline void draw_series(Canvas& canvas, const Frame& frame, const Series& one, s
 }
 
 // Names with a sample of their line, in rows from (left, y) on; returns the y below the last.
-inline double draw_legend(Canvas& canvas, const std::vector<Series>& series, double left,
+inline double draw_legend(Canvas& canvas, const List<Series>& series, double left,
                           double right, double y) {
   double x = left;
   bool any = false;
@@ -15138,27 +15457,27 @@ struct RooflinePlot {
   std::string title;
   double peak_flops_per_second = 0;    // of matmuls
   double vector_flops_per_second = 0;  // 0: not drawn
-  std::vector<Roof> roofs;             // one slope for each memory level
-  std::vector<RooflinePoint> points;
+  List<Roof> roofs;             // one slope for each memory level
+  List<RooflinePoint> points;
 };
 
 struct LossCurve {
   std::string title = "Loss";
   std::vector<double> train_steps, train;
   std::vector<double> validation_steps, validation;
-  std::vector<Series> others;  // other runs of the same training
+  List<Series> others;  // other runs of the same training
 };
 
 namespace detail {
 
 // A slope for each memory level up to its ridge, the flat peak, and the vector peak.
-inline std::vector<Series> roof_lines(const RooflinePlot& plot, double low, double high) {
+inline List<Series> roof_lines(const RooflinePlot& plot, double low, double high) {
   const double peak = plot.peak_flops_per_second;
   double first_ridge = high;
   for (const Roof& roof : plot.roofs) {
     first_ridge = std::min(first_ridge, peak / roof.bytes_per_second);
   }
-  std::vector<Series> lines = {
+  List<Series> lines = {
       {"matmul peak " + format_si(peak, "FLOP/s"), {first_ridge, high}, {peak, peak}, Mark::line}};
   for (const Roof& roof : plot.roofs) {
     const double ridge = std::min(high, peak / roof.bytes_per_second);
@@ -15199,8 +15518,8 @@ inline bool overlap(const Box& a, const Box& b) {
 }
 
 // Small boxes along the lines, so that no number is written across one.
-inline void take_lines(const Frame& frame, const std::vector<Series>& lines,
-                       std::vector<Box>& taken) {
+inline void take_lines(const Frame& frame, const List<Series>& lines,
+                       List<Box>& taken) {
   for (const Series& line : lines) {
     for (int i = 0; line.mark == Mark::line && i <= 120; ++i) {
       const double at = i / 120.0;
@@ -15212,7 +15531,7 @@ inline void take_lines(const Frame& frame, const std::vector<Series>& lines,
 }
 
 // Writes a point's number beside it where nothing stands yet, else at the end of a thin leader.
-inline void number_point(Canvas& canvas, const Frame& frame, std::vector<Box>& taken, double x,
+inline void number_point(Canvas& canvas, const Frame& frame, List<Box>& taken, double x,
                          double y, const std::string& number) {
   const double wide = drawn_width(number, 12) + 2;
   for (const double reach : {9.0, 17.0, 27.0, 39.0, 53.0, 69.0}) {
@@ -15239,9 +15558,9 @@ inline void number_point(Canvas& canvas, const Frame& frame, std::vector<Box>& t
 }
 
 // The first 24 points get their numbers, clear of every line, dot and ring.
-inline void number_points(Canvas& canvas, const Frame& frame, const std::vector<Series>& lines,
+inline void number_points(Canvas& canvas, const Frame& frame, const List<Series>& lines,
                           const Series& formula, const Series& measured) {
-  std::vector<Box> taken;
+  List<Box> taken;
   take_lines(frame, lines, taken);
   for (const Series* dots : {&formula, &measured}) {
     for (std::size_t i = 0; i < dots->x.size(); ++i) {
@@ -15258,7 +15577,7 @@ inline void number_points(Canvas& canvas, const Frame& frame, const std::vector<
 }
 
 // Numbers and names below the plot, in columns; what does not fit is counted.
-inline void draw_key(Canvas& canvas, const std::vector<RooflinePoint>& points, double width,
+inline void draw_key(Canvas& canvas, const List<RooflinePoint>& points, double width,
                      double top, std::size_t rows) {
   const std::size_t columns = 3, room = rows * columns;
   const double column = (width - 40) / static_cast<double>(columns);
@@ -15302,8 +15621,8 @@ inline void roofline_limits(const RooflinePlot& plot, Axis& x, Axis& y) {
 }
 
 // Points that a logarithmic plot can show; the names of the others go into `left_out`.
-inline std::vector<RooflinePoint> drawable_points(const RooflinePlot& plot, std::string& left_out) {
-  std::vector<RooflinePoint> points;
+inline List<RooflinePoint> drawable_points(const RooflinePlot& plot, std::string& left_out) {
+  List<RooflinePoint> points;
   for (const RooflinePoint& point : plot.points) {
     const bool speed = point.flops_per_second > 0 || point.measured_flops_per_second > 0;
     if (speed && point.flops_per_byte > 0 && std::isfinite(point.flops_per_byte)) {
@@ -15338,8 +15657,10 @@ inline Svg svg(const RooflinePlot& given) {
   }
   formula.name = plot.points.empty() ? "" : "op, by formula";
   formula.mark = Mark::points;
-  const bool any_measured =
-      std::any_of(measured.y.begin(), measured.y.end(), [](double speed) { return speed > 0; });
+  bool any_measured = false;
+  for (const double speed : measured.y) {
+    any_measured = any_measured || speed > 0;
+  }
   measured.name = any_measured ? "op, measured" : "";
   measured.mark = Mark::hollow_points;
   axes.series.push_back(formula);
@@ -15430,7 +15751,10 @@ inline Svg svg(const TrainReport& report) {
 inline Svg svg(const MeshRun& run) {
   LinkHeatMap map;
   const auto n = static_cast<std::size_t>(run.devices());
-  map.bytes.assign(n, std::vector<double>(n, 0.0));
+  map.bytes.resize(n);
+  for (std::vector<double>& row : map.bytes) {
+    row.resize(n);
+  }
   for (const LinkRow& link : run.links()) {
     map.bytes[static_cast<std::size_t>(link.from)][static_cast<std::size_t>(link.to)] += link.bytes;
   }

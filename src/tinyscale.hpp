@@ -15,6 +15,7 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/cpu.hpp"
 #include "tinyscale/base/format.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/base/random.hpp"

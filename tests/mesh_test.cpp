@@ -403,6 +403,28 @@ TEST_CASE("errors of the mesh and of arguments") {
         "collective_bytes: index 2 of 2 devices; indices are 0 to 1");
 }
 
+TEST_CASE("mesh: a collective refuses a tensor that requires a gradient") {
+  const ts::Tensor w = ts::parameter(ts::ones({2, 4}));
+  const auto failure = [&](const std::function<void(ts::Device&)>& body) {
+    try {
+      axis_mesh(2, ts::AxisKind::line).run(body);
+    } catch (const ts::Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  CHECK(failure([&](ts::Device& d) { d.all_reduce(w * 2.0f, "x"); })
+            .find("all_reduce: the tensor [2, 4] requires a gradient, and a collective carries "
+                  "none back; right is t.detach(), or a NoGrad scope") != std::string::npos);
+  CHECK(failure([&](ts::Device& d) { d.all_gather(w, "x"); }).find("all_gather: the tensor") !=
+        std::string::npos);
+  CHECK(failure([&](ts::Device& d) { d.all_reduce(w.detach(), "x"); }) == "no error");
+  CHECK(failure([&](ts::Device& d) {
+          const ts::NoGrad scope;
+          d.all_reduce(w, "x");
+        }) == "no error");
+}
+
 TEST_CASE("nothing hangs: the error says where each device stands") {
   const ts::Mesh mesh = axis_mesh(3, ts::AxisKind::line);
   const ts::Tensor t = ts::zeros({4});

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 
 namespace tinyscale {
 
@@ -202,7 +203,7 @@ inline std::string csv_cell(const std::string& cell) {
 // Rows of text under named columns: printed in line, as CSV or as JSON.
 struct Table {
   std::vector<std::string> columns;
-  std::vector<std::vector<std::string>> rows;
+  List<std::vector<std::string>> rows;
   std::string title;
 
   // Appends a row; it must have a cell for each column.
@@ -216,7 +217,7 @@ struct Table {
 
   std::string text() const {
     std::vector<std::size_t> widths(columns.size());
-    std::vector<char> right(columns.size());
+    std::vector<int> right(columns.size());
     for (std::size_t c = 0; c < columns.size(); ++c) {
       widths[c] = detail::text_width(columns[c]);
       bool any = false;
@@ -234,7 +235,7 @@ struct Table {
     out += line(columns, widths, right);
     std::vector<std::string> rule;
     for (const std::size_t width : widths) {
-      rule.emplace_back(width, '-');
+      rule.push_back(std::string(width, '-'));
     }
     out += line(rule, widths, right);
     for (const std::vector<std::string>& row : rows) {
@@ -267,7 +268,7 @@ struct Table {
 
  private:
   static std::string line(const std::vector<std::string>& cells,
-                          const std::vector<std::size_t>& widths, const std::vector<char>& right) {
+                          const std::vector<std::size_t>& widths, const std::vector<int>& right) {
     std::string out;
     for (std::size_t c = 0; c < cells.size(); ++c) {
       const std::string padding(widths[c] - detail::text_width(cells[c]), ' ');

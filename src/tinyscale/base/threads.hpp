@@ -19,6 +19,7 @@
 
 #include "tinyscale/base/config.hpp"
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -145,16 +146,42 @@ struct Loop {
   }
 };
 
+// Threads that are joined together, also when an exception leaves.
+class ThreadGroup {
+ public:
+  ThreadGroup() = default;
+  ThreadGroup(const ThreadGroup&) = delete;
+  ThreadGroup& operator=(const ThreadGroup&) = delete;
+  ~ThreadGroup() { join(); }
+
+  std::size_t size() const { return threads_.size(); }
+  // Throws std::system_error when the system gives no more threads.
+  void start(void (*body)(void* argument), void* argument) {
+    threads_.push_back(std::thread());
+    threads_.back() = std::thread(body, argument);
+  }
+  void join() {
+    for (std::thread& thread : threads_) {
+      if (thread.joinable()) {
+        thread.join();
+      }
+    }
+    threads_.clear();
+  }
+
+ private:
+  List<std::thread> threads_;
+};
+
 #if !defined(TINYSCALE_NO_THREADS)
 // The worker threads. A worker counts itself inside_ before it looks whether the loop is open_;
 // the caller closes the loop before it waits for inside_ to be 0, so none can come in late.
 class ThreadPool {
  public:
   explicit ThreadPool(int workers) {
-    threads_.reserve(static_cast<std::size_t>(workers));
     try {
       for (int i = 0; i < workers; ++i) {
-        threads_.emplace_back([this] { serve(); });
+        threads_.start([](void* pool) { static_cast<ThreadPool*>(pool)->serve(); }, this);
       }
     } catch (const std::exception&) {
       // The system gives no more threads: those there are do the work.
@@ -164,9 +191,7 @@ class ThreadPool {
   ~ThreadPool() {
     stop_.store(true);
     wake_all();
-    for (std::thread& thread : threads_) {
-      thread.join();
-    }
+    threads_.join();
   }
 
   ThreadPool(const ThreadPool&) = delete;
@@ -270,7 +295,7 @@ class ThreadPool {
   std::mutex mutex_;  // for the two condition variables
   std::condition_variable wake_;
   std::condition_variable done_;
-  std::vector<std::thread> threads_;
+  ThreadGroup threads_;
 };
 
 inline ThreadPool& thread_pool() {

@@ -10,6 +10,7 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/format.hpp"
+#include "tinyscale/base/list.hpp"
 
 namespace tinyscale {
 
@@ -31,7 +32,7 @@ struct Chip {
 
   double memory_bytes = 0, memory_bandwidth = 0;  // HBM or DRAM
   double sram_bytes = 0, sram_bandwidth = 0;      // VMEM or shared memory
-  std::vector<MemoryLevel> levels;                // smallest first; empty: main memory only
+  List<MemoryLevel> levels;                // smallest first; empty: main memory only
 
   int mxu_rows = 0, mxu_cols = 0, mxus = 0;  // peak = 2 rows cols mxus clock
   int cores = 1;

@@ -15,9 +15,10 @@
 #include <thread>  // one for each core
 #include <vector>  // samples
 
-#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/config.hpp"
 #include "tinyscale/base/cpu.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/hardware/chip.hpp"
 
@@ -141,22 +142,40 @@ inline void keep_alive(float value) {
   static_cast<void>(sink);
 }
 
-// Seconds in which all threads, started together, have each run body(thread) once.
-inline double run_together(int threads, const std::function<void(int)>& body) {
+struct TogetherThread {
+  const LoopBody* body = nullptr;
+  std::int64_t number = 0, turns = 0;
+  std::atomic<int>* ready = nullptr;
+  std::atomic<bool>* go = nullptr;
+
+  static void run(void* argument) {
+    const TogetherThread& self = *static_cast<TogetherThread*>(argument);
+    self.ready->fetch_add(1);
+    while (!self.go->load()) {
+      std::this_thread::yield();
+    }
+    (*self.body)(self.number, self.turns);
+  }
+};
+
+// Seconds in which all threads, started together, have each run body(thread, turns) once.
+inline double run_together(int threads, std::int64_t turns, const LoopBody& body) {
   std::atomic<int> ready{0};
   std::atomic<bool> go{false};
-  std::vector<std::thread> crew;
+  List<TogetherThread> each(static_cast<std::size_t>(threads));
+  ThreadGroup crew;
 #if defined(TINYSCALE_NO_THREADS)
   static_cast<void>(threads);
 #else
   for (int t = 1; t < threads; ++t) {
-    crew.emplace_back([&ready, &go, &body, t] {
-      ready.fetch_add(1);
-      while (!go.load()) {
-        std::this_thread::yield();
-      }
-      body(t);
-    });
+    TogetherThread& own = each[static_cast<std::size_t>(t)];
+    own = {&body, t, turns, &ready, &go};
+    try {
+      crew.start(&TogetherThread::run, &own);
+    } catch (...) {
+      go.store(true);
+      throw;
+    }
   }
 #endif
   while (ready.load() < static_cast<int>(crew.size())) {
@@ -164,10 +183,8 @@ inline double run_together(int threads, const std::function<void(int)>& body) {
   }
   const double start = seconds_now();
   go.store(true);
-  body(0);
-  for (std::thread& worker : crew) {
-    worker.join();
-  }
+  body(0, turns);
+  crew.join();
   return seconds_now() - start;
 }
 
@@ -176,18 +193,16 @@ inline double median(const std::vector<double>& values) {
 }
 
 // Work a second of `threads` threads: work(turns) done by each, turns grown until a run takes 5 ms.
-inline double measured_rate(int threads, double work_of_turn,
-                            const std::function<void(int, std::int64_t)>& body) {
+inline double measured_rate(int threads, double work_of_turn, const LoopBody& body) {
   std::int64_t turns = 1;
-  const auto run = [&] {
-    return run_together(threads, [&](int thread) { body(thread, turns); });
-  };
-  for (double once = run(); once < 5e-3 && turns < (std::int64_t{1} << 40); once = run()) {
+  double once = run_together(threads, turns, body);
+  while (once < 5e-3 && turns < (std::int64_t{1} << 40)) {
     turns *= once < 5e-4 ? 8 : 2;
+    once = run_together(threads, turns, body);
   }
   std::vector<double> rates;
   for (int repeat = 0; repeat < 7; ++repeat) {
-    const double seconds = run();
+    const double seconds = run_together(threads, turns, body);
     rates.push_back(threads * work_of_turn * static_cast<double>(turns) / seconds);
   }
   return median(rates);
@@ -223,12 +238,12 @@ inline std::vector<double> cache_sizes() {
 }
 
 // Bytes a second when each thread reads its own `bytes_each` again and again.
-inline double read_bandwidth(const LaptopLoops& loops, const std::vector<const float*>& data,
+inline double read_bandwidth(const LaptopLoops& loops, const List<const float*>& data,
                              double bytes_each) {
   const std::int64_t block = 8 * 16;  // whole vectors in each of the eight streams
   const std::int64_t floats = static_cast<std::int64_t>(bytes_each) / 4 / block * block;
   return measured_rate(static_cast<int>(data.size()), 4.0 * static_cast<double>(floats),
-                       [&](int thread, std::int64_t turns) {
+                       [&](std::int64_t thread, std::int64_t turns) {
                          float sum = 0;
                          for (std::int64_t i = 0; i < turns; ++i) {
                            sum += loops.read(data[static_cast<std::size_t>(thread)], floats);
@@ -238,20 +253,20 @@ inline double read_bandwidth(const LaptopLoops& loops, const std::vector<const f
 }
 
 // Each level is read at half its size; L1 and L2 belong to a core, L3 is shared by all.
-inline std::vector<MemoryLevel> measured_levels(const LaptopLoops& loops, int threads) {
+inline List<MemoryLevel> measured_levels(const LaptopLoops& loops, int threads) {
   const std::vector<double> caches = cache_sizes();
   const double all = std::max(64e6, std::min(4 * caches[2], 256e6));
   const std::size_t floats = static_cast<std::size_t>(all / threads / 4);
-  std::vector<std::unique_ptr<float[]>> owned(static_cast<std::size_t>(threads));
-  std::vector<const float*> data(owned.size());
-  run_together(threads, [&](int thread) {  // pages are first touched by the thread that reads them
+  List<std::vector<float>> owned(static_cast<std::size_t>(threads));
+  List<const float*> data(owned.size());
+  // Pages are first touched by the thread that reads them.
+  run_together(threads, 1, [&](std::int64_t thread, std::int64_t) {
     const std::size_t t = static_cast<std::size_t>(thread);
-    owned[t].reset(new float[floats + 16]);
-    std::fill(owned[t].get(), owned[t].get() + floats + 16, 1.0f);
-    const std::size_t past = reinterpret_cast<std::uintptr_t>(owned[t].get()) % 64 / 4;
-    data[t] = owned[t].get() + (16 - past) % 16;
+    owned[t].assign(floats + 16, 1.0f);
+    const std::size_t past = reinterpret_cast<std::uintptr_t>(owned[t].data()) % 64 / 4;
+    data[t] = owned[t].data() + (16 - past) % 16;
   });
-  std::vector<MemoryLevel> levels(4);
+  List<MemoryLevel> levels(4);
   const char* const names[4] = {"L1", "L2", "L3", "DRAM"};
   const double held[4] = {caches[0] * threads, caches[1] * threads, caches[2], all};
   for (std::size_t i = 0; i < 4; ++i) {
@@ -267,7 +282,7 @@ inline std::vector<MemoryLevel> measured_levels(const LaptopLoops& loops, int th
 struct LaptopMeasurement {
   double fma_one_core = 0, fma_all_cores = 0;  // f32 FLOP/s of multiply-adds
   double add_all_cores = 0;                    // f32 FLOP/s of additions alone
-  std::vector<MemoryLevel> levels;             // L1, L2, L3, DRAM: all cores together
+  List<MemoryLevel> levels;             // L1, L2, L3, DRAM: all cores together
   int threads = 1;
   double seconds = 0;                          // what the measuring took
 };
@@ -276,10 +291,10 @@ inline LaptopMeasurement measure_laptop() {
   const double start = detail::seconds_now();
   const detail::LaptopLoops loops = detail::laptop_loops();
   const double lanes = static_cast<double>(detail::kLoopSums) * loops.lanes;
-  const auto fma = [&](int, std::int64_t turns) {
+  const auto fma = [&](std::int64_t, std::int64_t turns) {
     detail::keep_alive(loops.fma(1000 * turns, 0.999f, 0.001f));
   };
-  const auto add = [&](int, std::int64_t turns) {
+  const auto add = [&](std::int64_t, std::int64_t turns) {
     detail::keep_alive(loops.add(1000 * turns, 0.001f, 0.0f));
   };
   LaptopMeasurement found;

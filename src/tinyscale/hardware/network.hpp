@@ -21,7 +21,7 @@ struct Machine {
   std::string name;
   Chip chip;
   Shape dims;                           // chips along each dimension, innermost last
-  std::vector<char> wraps;              // 1 where the dimension is a ring, 0 where it is a line
+  std::vector<int> wraps;              // 1 where the dimension is a ring, 0 where it is a line
   std::vector<double> axis_bandwidths;  // one link, one way, along each dimension: bytes/s
   double link_bandwidth = 0;            // the same along the innermost dimension
   double link_latency = 0;              // seconds for a hop
@@ -47,8 +47,8 @@ inline bool is_torus3d(const Chip& chip) { return chip.topology == "torus3d"; }
 inline bool is_torus2d(const Chip& chip) { return chip.topology == "torus2d"; }
 
 // Dimensions that close: the longest axis of a 2D slice, or whole cubes joined by optical switches.
-inline std::vector<char> machine_wraps(const Chip& chip, const Shape& dims) {
-  std::vector<char> wraps(static_cast<std::size_t>(dims.size()), 0);
+inline std::vector<int> machine_wraps(const Chip& chip, const Shape& dims) {
+  std::vector<int> wraps(static_cast<std::size_t>(dims.size()));
   bool cubes = dims.size() == 3;
   for (int i = 0; i < dims.size(); ++i) {
     cubes = cubes && dims[i] % 4 == 0;

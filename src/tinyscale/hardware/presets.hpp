@@ -10,6 +10,7 @@
 #include <vector>   // lists
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/hardware/chip.hpp"
 
 namespace tinyscale {
@@ -32,8 +33,8 @@ struct ChipRow {
   const char *price_source, *source;
 };
 
-inline const std::vector<ChipRow>& chip_rows() {
-  static const std::vector<ChipRow> rows = {
+inline const List<ChipRow>& chip_rows() {
+  static const List<ChipRow> rows = {
       {"tpu-v2", "google", "tpu", 2017, 4.6e13, 0, 0, 0, 0,
        1.6e10, 7e11, 33554432, 0, 0, 0, 128, 128, 2, 2,
        7e8, 4, 6.2e10, "torus2d", "full axis 16", 256, 4,

@@ -9,6 +9,7 @@
 #include <vector>     // rows
 
 #include "tinyscale/base/format.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/hardware/chip.hpp"
 #include "tinyscale/measure/counters.hpp"
@@ -35,7 +36,7 @@ struct RooflineReport {
   DType format = DType::f32;
   bool on_host = false;         // this machine: the measured column belongs beside the formula
   double vector_flops = 0;      // 0: no rate known, vector work does not limit
-  std::vector<RooflineRow> rows;
+  List<RooflineRow> rows;
   RooflineRow total;
 
   Table table() const;
@@ -46,7 +47,7 @@ struct RooflineReport {
 namespace detail {
 
 // Elements recorded as f32 are priced in `format`; token numbers and stored low precision stay.
-inline double operand_bytes(const std::vector<Operand>& operands, DType format) {
+inline double operand_bytes(const List<Operand>& operands, DType format) {
   double bytes = 0;
   for (const Operand& operand : operands) {
     bytes += operand.elements * bytes_of(operand.format == DType::f32 ? format : operand.format);
@@ -117,7 +118,7 @@ inline RooflineRow roofline(const OpRecord& op, const Chip& chip, DType format =
 }
 
 // Ops of the same name and shape are one row, in the order in which they first ran.
-inline RooflineReport roofline(const std::vector<OpRecord>& ops, const Chip& chip,
+inline RooflineReport roofline(const List<OpRecord>& ops, const Chip& chip,
                                DType format = DType::f32) {
   RooflineReport report;
   report.chip = chip.name.empty() ? "unnamed chip" : chip.name;
@@ -156,7 +157,7 @@ inline Table RooflineReport::table() const {
   if (on_host) {
     out.columns.push_back("T measured");
   }
-  std::vector<RooflineRow> all = rows;
+  List<RooflineRow> all = rows;
   all.push_back(total);
   for (const RooflineRow& row : all) {
     std::vector<std::string> cells = {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
 
 namespace tinyscale {
@@ -30,7 +31,7 @@ struct ReportRow {
 
 struct Comparison {
   std::string title;
-  std::vector<ReportRow> rows;
+  List<ReportRow> rows;
 
   void add(const std::string& name, const std::string& unit, double predicted, double counted) {
     rows.push_back({name, unit, predicted, counted});
@@ -84,13 +85,14 @@ inline const std::vector<std::string>* find_row(const Table& table, const std::s
 
 // Reports side by side: rows are matched by their first cell, columns are "title: column".
 // A report takes part by converting to a Table.
-inline Table compare(const std::vector<Table>& reports) {
+inline Table compare(const List<Table>& reports) {
   if (reports.empty() || reports[0].columns.empty()) {
     throw Error("compare: there is no report; give one or more, each with columns");
   }
   Table out;
   out.columns.push_back(reports[0].columns[0]);
-  std::vector<std::pair<std::string, std::size_t>> keys;  // first cell, how many before it
+  std::vector<std::string> keys;  // first cells
+  std::vector<std::size_t> before;  // how many equal ones come before each
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const std::string name =
         reports[r].title.empty() ? detail::cat("report ", r + 1) : reports[r].title;
@@ -104,20 +106,20 @@ inline Table compare(const std::vector<Table>& reports) {
         n += key == row.at(0) ? 1U : 0U;
       }
       seen.push_back(row.at(0));
-      const std::pair<std::string, std::size_t> key(row.at(0), n);
       bool known = false;
-      for (const std::pair<std::string, std::size_t>& other : keys) {
-        known = known || other == key;
+      for (std::size_t i = 0; i < keys.size(); ++i) {
+        known = known || (before[i] == n && keys[i] == row[0]);
       }
       if (!known) {
-        keys.push_back(key);
+        keys.push_back(row[0]);
+        before.push_back(n);
       }
     }
   }
-  for (const std::pair<std::string, std::size_t>& key : keys) {
-    std::vector<std::string> cells = {key.first};
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    std::vector<std::string> cells = {keys[i]};
     for (const Table& report : reports) {
-      const std::vector<std::string>* row = detail::find_row(report, key.first, key.second);
+      const std::vector<std::string>* row = detail::find_row(report, keys[i], before[i]);
       for (std::size_t c = 1; c < report.columns.size(); ++c) {
         cells.push_back(row == nullptr ? "-" : row->at(c));
       }

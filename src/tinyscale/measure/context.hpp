@@ -13,7 +13,7 @@ class Profile;
 
 struct Context {
   Profile* profile = nullptr;  // null: nothing is recorded
-  std::shared_ptr<MemoryMeter> memory = std::make_shared<MemoryMeter>();  // outlives its tensors
+  std::shared_ptr<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
   int device = -1;                                                       // -1: the program itself
   MemoryKind kind = MemoryKind::activation;  // what allocations are for
   int no_grad = 0;                           // scopes alive that switch gradients off

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tinyscale/base/format.hpp"
+#include "tinyscale/base/list.hpp"
 
 namespace tinyscale {
 
@@ -21,7 +22,7 @@ struct Operand {
 
 struct OpRecord {
   std::string name;
-  std::vector<Operand> reads, writes;
+  List<Operand> reads, writes;
   double matmul_flops = 0, vector_flops = 0;   // counts
   double bytes_read = 0, bytes_written = 0;    // bytes
   double seconds = 0;                          // measured, on this machine

@@ -7,6 +7,7 @@
 #include <utility>  // move
 #include <vector>
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/counters.hpp"
 
@@ -37,7 +38,7 @@ class Profile {
     records_.push_back(std::move(record));
   }
 
-  std::vector<OpRecord> records() const {
+  List<OpRecord> records() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return records_;
   }
@@ -61,7 +62,7 @@ class Profile {
   Context* context_;
   Profile* outer_;
   mutable std::mutex mutex_;  // guards the two below
-  std::vector<OpRecord> records_;
+  List<OpRecord> records_;
   Counters totals_;
 };
 

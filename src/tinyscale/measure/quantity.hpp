@@ -14,6 +14,8 @@
 #include <vector>     // inputs
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/text.hpp"
 
 namespace tinyscale {
@@ -27,34 +29,18 @@ struct QuantityNode {
   double value = 0;
   std::string unit, name, source;
   std::string op;                // "+", "max", ...; empty for a given number
-  std::vector<Quantity> inputs;  // of the op
+  List<Quantity> inputs;  // of the op
 };
 
-// A unit as its bases with their powers: "FLOP/s" is {FLOP 1, s -1}.
-using UnitPowers = std::vector<std::pair<std::string, int>>;
-
-inline void add_power(UnitPowers& powers, const std::string& base, int power) {
-  if (base.empty() || base == "1") {
-    return;
-  }
-  for (std::size_t i = 0; i < powers.size(); ++i) {
-    if (powers[i].first == base) {
-      powers[i].second += power;
-      if (powers[i].second == 0) {
-        powers.erase(powers.begin() + static_cast<std::ptrdiff_t>(i));
-      }
-      return;
-    }
-  }
-  powers.emplace_back(base, power);
-}
-
-inline void add_unit(UnitPowers& powers, const std::string& unit, int sign) {
+// Adds the powers of a unit's bases: "FLOP/s" is {FLOP 1, s -1}.
+inline void add_unit(NameTable& powers, const std::string& unit, int sign) {
   std::string base;
   int power = sign;
   for (const char c : unit + "*") {
     if (c == '*' || c == '/') {
-      add_power(powers, base, power);
+      if (!base.empty() && base != "1") {
+        powers[base] += power;
+      }
       base.clear();
       power = c == '/' ? -sign : sign;
     } else {
@@ -63,21 +49,21 @@ inline void add_unit(UnitPowers& powers, const std::string& unit, int sign) {
   }
 }
 
-inline std::string unit_text(const UnitPowers& powers) {
+inline std::string unit_text(const NameTable& powers) {
   std::string over, under;
-  for (const auto& [base, power] : powers) {
-    for (int i = 0; i < power; ++i) {
-      over += (over.empty() ? "" : "*") + base;
+  for (const NameTable::Entry& base : powers) {
+    for (int i = 0; i < base.number; ++i) {
+      over += (over.empty() ? "" : "*") + base.name;
     }
-    for (int i = 0; i < -power; ++i) {
-      under += "/" + base;
+    for (int i = 0; i < -base.number; ++i) {
+      under += "/" + base.name;
     }
   }
   return over.empty() && !under.empty() ? "1" + under : over + under;
 }
 
 inline std::string combined_unit(const std::string& a, const std::string& b, int sign) {
-  UnitPowers powers;
+  NameTable powers;
   add_unit(powers, a, 1);
   add_unit(powers, b, sign);
   return unit_text(powers);
@@ -87,11 +73,11 @@ inline std::string combined_unit(const std::string& a, const std::string& b, int
 
 class Quantity {
  public:
-  Quantity() : node_(std::make_shared<detail::QuantityNode>()) {}
+  Quantity() : node_(new detail::QuantityNode) {}
   Quantity(double value) : Quantity(value, "") {}  // a plain number: no unit
   Quantity(double value, const std::string& unit, const std::string& name = "",
            const std::string& source = "") {
-    auto node = std::make_shared<detail::QuantityNode>();
+    const std::shared_ptr<detail::QuantityNode> node(new detail::QuantityNode);
     node->value = value;
     node->unit = unit;
     node->name = name;
@@ -104,7 +90,7 @@ class Quantity {
   const std::string& unit() const { return node_->unit; }
   const std::string& name() const { return node_->name; }
   const std::string& source() const { return node_->source; }
-  const std::vector<Quantity>& inputs() const { return node_->inputs; }
+  const List<Quantity>& inputs() const { return node_->inputs; }
   const std::string& op() const { return node_->op; }
 
   std::string formula() const;                 // "6 * P * B / (N * C)"
@@ -158,7 +144,7 @@ inline std::string term(const Quantity& q, QuantityStyle style, int least_streng
 
 inline std::string expression(const Quantity& q, QuantityStyle style) {
   const std::string& op = q.op();
-  const std::vector<Quantity>& in = q.inputs();
+  const List<Quantity>& in = q.inputs();
   if (op.empty()) {
     return q.text();
   }
@@ -175,7 +161,7 @@ inline std::string expression(const Quantity& q, QuantityStyle style) {
 }
 
 // The named inputs of an expression, those inside its unnamed parts included.
-inline void named_inputs(const Quantity& q, std::vector<Quantity>& out) {
+inline void named_inputs(const Quantity& q, List<Quantity>& out) {
   for (const Quantity& input : q.inputs()) {
     if (input.name().empty()) {
       named_inputs(input, out);
@@ -204,7 +190,7 @@ inline void explain_into(const Quantity& q, int depth, int indent, std::string& 
   out += margin + name + " = " + expression(q, QuantityStyle::symbols) + source + "\n";
   out += under + expression(q, QuantityStyle::numbers) + "\n";
   out += under + q.text() + "\n";
-  std::vector<Quantity> inputs;
+  List<Quantity> inputs;
   named_inputs(q, inputs);
   for (const Quantity& input : inputs) {
     if (depth > 0) {
@@ -214,13 +200,13 @@ inline void explain_into(const Quantity& q, int depth, int indent, std::string& 
 }
 
 inline Quantity make_quantity(const char* op, double value, const std::string& unit,
-                              const std::vector<Quantity>& inputs) {
-  auto node = std::make_shared<QuantityNode>();
+                              const List<Quantity>& inputs) {
+  const std::shared_ptr<QuantityNode> node(new QuantityNode);
   node->op = op;
   node->value = value;
   node->unit = unit;
   node->inputs = inputs;
-  return Quantity(std::move(node));
+  return Quantity(node);
 }
 
 inline void same_unit(const char* op, const Quantity& a, const Quantity& b) {
@@ -282,14 +268,14 @@ inline Quantity sqrt(const Quantity& a) {
 
 // The same quantity under a name, by which formulas that use it call it.
 inline Quantity named(const std::string& name, const Quantity& q, const std::string& source = "") {
-  auto node = std::make_shared<detail::QuantityNode>();
+  const std::shared_ptr<detail::QuantityNode> node(new detail::QuantityNode);
   node->value = q.value();
   node->unit = q.unit();
   node->name = name;
   node->source = source.empty() ? q.source() : source;
   node->op = q.op();
   node->inputs = q.inputs();
-  return Quantity(std::move(node));
+  return Quantity(node);
 }
 
 inline std::ostream& operator<<(std::ostream& out, const Quantity& q) { return out << q.text(); }

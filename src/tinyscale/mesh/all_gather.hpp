@@ -8,6 +8,7 @@
 #include <cstring>  // memcpy
 #include <vector>
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/mesh/endpoint.hpp"
 
 namespace tinyscale {
@@ -73,9 +74,9 @@ inline Tensor gather_axis(Endpoint& device, const AxisGroup& axis, const Tensor&
 
 // All devices of the axes call it with equal shapes. The innermost axis is gathered first.
 inline Tensor all_gather(Endpoint& device, const Tensor& t, const Axes& axes, int dim) {
-  check_given("all_gather", t);
+  check_moved("all_gather", t);
   const int d = check_dim("all_gather", t, dim);
-  const std::vector<AxisGroup> groups = device.groups("all_gather", axes);
+  const List<AxisGroup> groups = device.groups("all_gather", axes);
   CollectiveCall call;
   call.name = "all_gather";
   call.axes = axes_text(axes);

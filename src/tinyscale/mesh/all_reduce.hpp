@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/mesh/all_gather.hpp"
 #include "tinyscale/mesh/reduce_scatter.hpp"
 
@@ -20,7 +21,7 @@ inline void add_stage(CollectiveCall& call, Collective what, const AxisGroup& gr
 }
 
 // The stages that the first device of the axes runs: it has the largest chunks.
-inline void all_reduce_stages(CollectiveCall& call, const std::vector<AxisGroup>& groups,
+inline void all_reduce_stages(CollectiveCall& call, const List<AxisGroup>& groups,
                               std::int64_t elements) {
   std::vector<std::int64_t> sizes;
   for (const AxisGroup& group : groups) {
@@ -35,8 +36,8 @@ inline void all_reduce_stages(CollectiveCall& call, const std::vector<AxisGroup>
 
 // All devices of the axes call it with equal shapes; any size, chunks may be uneven.
 inline Tensor all_reduce(Endpoint& device, const Tensor& t, const Axes& axes, Reduce how) {
-  check_given("all_reduce", t);
-  const std::vector<AxisGroup> groups = device.groups("all_reduce", axes);
+  check_moved("all_reduce", t);
+  const List<AxisGroup> groups = device.groups("all_reduce", axes);
   CollectiveCall call;
   call.name = "all_reduce";
   call.axes = axes_text(axes);
@@ -45,7 +46,7 @@ inline Tensor all_reduce(Endpoint& device, const Tensor& t, const Axes& axes, Re
   all_reduce_stages(call, groups, t.count());
   device.open(call, device.members(groups));
   Tensor out = t.clone();
-  std::vector<float*> begins;
+  List<float*> begins;
   std::vector<std::int64_t> sizes;
   float* numbers = out.data();
   std::int64_t count = out.count();

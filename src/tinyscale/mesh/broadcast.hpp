@@ -68,7 +68,7 @@ inline void stream_chunks(Endpoint& device, const AxisGroup& axis, int root, flo
 
 // All devices of the axis call it with equal shapes; `root` is an index on the axis.
 inline Tensor broadcast_from(Endpoint& device, const Tensor& t, const std::string& name, int root) {
-  check_given("broadcast", t);
+  check_moved("broadcast", t);
   const AxisGroup axis = device.group(device.find_axis("broadcast", name));
   if (root < 0 || root >= axis.size) {
     throw Error(cat("broadcast: root ", root, " on axis ", name, " of ", axis.size,

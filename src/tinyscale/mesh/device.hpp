@@ -5,10 +5,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/mesh/all_gather.hpp"
 #include "tinyscale/mesh/all_reduce.hpp"
 #include "tinyscale/mesh/broadcast.hpp"
@@ -18,9 +18,18 @@
 
 namespace tinyscale {
 
+namespace detail {
+
+struct KeptTensor {
+  std::string name;
+  Tensor value;
+};
+
+}  // namespace detail
+
 class Device {
  public:
-  Device(detail::Fabric& fabric, const std::vector<AxisPlacement>& axes, int rank, int devices)
+  Device(detail::Fabric& fabric, const List<AxisPlacement>& axes, int rank, int devices)
       : endpoint_(fabric, axes, rank, devices) {}
 
   int rank() const { return endpoint_.rank(); }
@@ -59,7 +68,7 @@ class Device {
   Tensor shard(const Tensor& t, const Axes& axes, int dim) const {
     detail::check_given("shard", t);
     const int d = detail::check_dim("shard", t, dim);
-    const std::vector<detail::AxisGroup> groups = endpoint_.groups("shard", axes);
+    const List<detail::AxisGroup> groups = endpoint_.groups("shard", axes);
     const int parts = detail::count_devices(groups);
     if (t.dim(d) % parts != 0) {
       throw Error(detail::cat("shard: dimension ", d, " of ", t.shape(), " over ", parts,
@@ -78,9 +87,21 @@ class Device {
   }
 
   // Keeps a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
-  void keep(const std::string& name, const Tensor& t) { kept_[name] = t; }
+  void keep(const std::string& name, const Tensor& t) {
+    std::size_t at = 0;
+    while (at < kept_.size() && kept_[at].name != name) {
+      ++at;
+    }
+    if (at == kept_.size()) {
+      kept_.push_back({name, t});
+      for (; at > 0 && kept_[at].name < kept_[at - 1].name; --at) {
+        std::swap(kept_[at], kept_[at - 1]);
+      }
+    }
+    kept_[at].value = t;
+  }
 
-  const std::map<std::string, Tensor>& kept() const { return kept_; }
+  const List<detail::KeptTensor>& kept() const { return kept_; }
   detail::Endpoint& endpoint() { return endpoint_; }
 
  private:
@@ -89,7 +110,7 @@ class Device {
   }
 
   detail::Endpoint endpoint_;
-  std::map<std::string, Tensor> kept_;
+  List<detail::KeptTensor> kept_;
 };
 
 }  // namespace tinyscale

@@ -6,12 +6,12 @@
 #include <algorithm>  // find, min
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <utility>  // move
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/profile.hpp"
@@ -52,7 +52,7 @@ enum class Keep { totals, records };
 
 class Endpoint {
  public:
-  Endpoint(Fabric& fabric, const std::vector<AxisPlacement>& axes, int rank, int devices)
+  Endpoint(Fabric& fabric, const List<AxisPlacement>& axes, int rank, int devices)
       : fabric_(fabric), axes_(axes), rank_(rank), devices_(devices) {}
 
   int rank() const { return rank_; }
@@ -103,11 +103,11 @@ class Endpoint {
     throw Error(cat(function, ": no axis ", name, " on this mesh; its axes are ", names));
   }
 
-  std::vector<AxisGroup> groups(const char* function, const Axes& axes) const {
+  List<AxisGroup> groups(const char* function, const Axes& axes) const {
     if (axes.names.empty()) {
       throw Error(cat(function, ": no axis given; name at least one"));
     }
-    std::vector<AxisGroup> out;
+    List<AxisGroup> out;
     for (const std::string& name : axes.names) {
       const int axis = find_axis(function, name);
       for (const AxisGroup& earlier : out) {
@@ -121,7 +121,7 @@ class Endpoint {
   }
 
   // All ranks that differ from this one in these axes only, in rising order.
-  std::vector<int> members(const std::vector<AxisGroup>& groups) const {
+  std::vector<int> members(const List<AxisGroup>& groups) const {
     std::vector<int> ranks(1, rank_);
     for (const AxisGroup& group : groups) {
       std::vector<int> more;
@@ -213,13 +213,13 @@ class Endpoint {
   }
 
   Fabric& fabric_;
-  const std::vector<AxisPlacement>& axes_;
+  const List<AxisPlacement>& axes_;
   int rank_;
   int devices_;
   DeviceLog log_;
   Keep keep_ = Keep::records;
   Counters let_go_;
-  std::map<std::string, int> times_;
+  NameTable times_;
   std::string where_;
   bool open_ = false;
   MessageStart start_ = MessageStart::both_ready;
@@ -236,7 +236,7 @@ inline std::string axes_text(const Axes& axes) {
   return out;
 }
 
-inline int count_devices(const std::vector<AxisGroup>& groups) {
+inline int count_devices(const List<AxisGroup>& groups) {
   int devices = 1;
   for (const AxisGroup& group : groups) {
     devices *= group.size;
@@ -245,7 +245,7 @@ inline int count_devices(const std::vector<AxisGroup>& groups) {
 }
 
 // The number of this device among those of several axes, the first axis the slowest.
-inline int index_over(const std::vector<AxisGroup>& groups) {
+inline int index_over(const List<AxisGroup>& groups) {
   int index = 0;
   for (const AxisGroup& group : groups) {
     index = index * group.size + group.index;
@@ -257,6 +257,15 @@ inline void check_given(const char* function, const Tensor& t) {
   if (!t.defined()) {
     throw Error(
         cat(function, ": the tensor is empty (default-constructed); give one with a shape"));
+  }
+}
+
+// What a collective moves: a tensor with data, and no gradient to carry back.
+inline void check_moved(const char* function, const Tensor& t) {
+  check_given(function, t);
+  if (t.requires_grad() && context().no_grad == 0) {
+    throw Error(cat(function, ": the tensor ", t.shape(), " requires a gradient, and a collective "
+                    "carries none back; right is t.detach(), or a NoGrad scope"));
   }
 }
 

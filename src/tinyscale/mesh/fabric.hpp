@@ -7,13 +7,14 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <mutex>
 #include <string>
 #include <utility>  // move
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/shape.hpp"
 
 namespace tinyscale {
@@ -55,7 +56,7 @@ class Fabric {
   void put(int from, int to, Channel channel, Packet packet) {
     const std::lock_guard<std::mutex> lock(mutex_);
     State& receiver = state(to);
-    receiver.boxes[{channel, from}].packets.push_back(std::move(packet));
+    receiver.box(channel, from).packets.push_back(std::move(packet));
     if (receiver.now == Now::receives && receiver.from == from && receiver.channel == channel) {
       wake(receiver);
     }
@@ -65,13 +66,13 @@ class Fabric {
   Packet take(int me, int from, Channel channel, const std::string& where) {
     std::unique_lock<std::mutex> lock(mutex_);
     State& self = state(me);
-    Box& box = self.boxes[{channel, from}];
-    if (box.next == box.packets.size()) {
+    if (self.box(channel, from).empty()) {
       self.from = from;
       self.channel = channel;
       self.where = where;
       wait(lock, self, Now::receives);
     }
+    Box& box = self.box(channel, from);  // others may have moved the boxes while it waited
     Packet packet = std::move(box.packets[box.next]);
     if (++box.next == box.packets.size()) {
       box.packets.clear();
@@ -87,12 +88,13 @@ class Fabric {
       return;
     }
     std::unique_lock<std::mutex> lock(mutex_);
-    Meeting& meeting = meetings_[key];
+    Meeting& meeting = meetings_[find_meeting(key)];
     meeting.members = members;
     meeting.came.push_back(me);
     meeting.texts.push_back(text);
     if (meeting.texts.size() == members.size() && !disagrees(meeting)) {
-      meetings_.erase(key);
+      std::swap(meeting, meetings_.back());
+      meetings_.pop_back();
       for (const int rank : members) {
         if (rank != me) {
           wake(state(rank));
@@ -130,8 +132,12 @@ class Fabric {
   enum class Now { runs, receives, meets, returned, threw };
 
   struct Box {
-    std::vector<Packet> packets;
+    Channel channel = Channel::collective;
+    int from = 0;
+    List<Packet> packets;
     std::size_t next = 0;
+
+    bool empty() const { return next == packets.size(); }
   };
   struct State {
     std::condition_variable changed;
@@ -141,13 +147,42 @@ class Fabric {
     int from = 0;         // receives: from whom
     Channel channel = Channel::collective;
     std::string meeting;  // meets: which
-    std::map<std::pair<Channel, int>, Box> boxes;
+    List<Box> boxes;  // by channel, then by sender
+
+    Box& box(Channel of, int sender) {
+      std::size_t at = 0;
+      while (at < boxes.size() && (boxes[at].channel < of ||
+                                   (boxes[at].channel == of && boxes[at].from < sender))) {
+        ++at;
+      }
+      if (at == boxes.size() || boxes[at].channel != of || boxes[at].from != sender) {
+        boxes.push_back({});
+        for (std::size_t i = boxes.size() - 1; i > at; --i) {
+          boxes[i] = std::move(boxes[i - 1]);
+        }
+        boxes[at] = {of, sender, {}, 0};
+      }
+      return boxes[at];
+    }
   };
   struct Meeting {
+    std::string key;
     std::vector<int> members;
     std::vector<int> came;
     std::vector<std::string> texts;  // what each that came called
   };
+
+  // One not there yet is added.
+  std::size_t find_meeting(const std::string& key) {
+    std::size_t at = 0;
+    while (at < meetings_.size() && meetings_[at].key != key) {
+      ++at;
+    }
+    if (at == meetings_.size()) {
+      meetings_.push_back({key, {}, {}, {}});
+    }
+    return at;
+  }
 
   State& state(int rank) { return devices_[static_cast<std::size_t>(rank)]; }
 
@@ -191,7 +226,7 @@ class Fabric {
 
   static std::size_t unread(const State& device) {
     std::size_t count = 0;
-    for (const auto& [from, box] : device.boxes) {
+    for (const Box& box : device.boxes) {
       count += box.packets.size() - box.next;
     }
     return count;
@@ -216,11 +251,11 @@ class Fabric {
     return false;
   }
 
-  std::string waits_for(const State& device) const {
+  std::string waits_for(const State& device) {
     if (device.now == Now::receives) {
       return cat("waits for a message from device ", device.from);
     }
-    const Meeting& meeting = meetings_.at(device.meeting);
+    const Meeting& meeting = meetings_[find_meeting(device.meeting)];
     if (disagrees(meeting)) {
       return "its peers call something else";
     }
@@ -237,7 +272,7 @@ class Fabric {
     return cat("waits for ", device_list(missing), " to call it");
   }
 
-  std::string describe(const State& device) const {
+  std::string describe(const State& device) {
     std::string text = device.where;
     if (device.now == Now::threw) {
       text = cat("threw ", device.where, ": ", device.message);
@@ -246,11 +281,11 @@ class Fabric {
     } else {
       text += ": " + waits_for(device);
     }
-    for (const auto& [sender, box] : device.boxes) {
+    for (const Box& box : device.boxes) {
       const std::size_t count = box.packets.size() - box.next;
       if (count > 0) {
         text += cat("; ", count, count == 1 ? " message" : " messages", " from device ",
-                    sender.second, " not received");
+                    box.from, " not received");
       }
     }
     return text;
@@ -259,13 +294,17 @@ class Fabric {
   std::string cause() const {
     const std::vector<int> threw = in_state(Now::threw);
     if (!threw.empty()) {
-      const State& first = devices_[static_cast<std::size_t>(threw[0])];
-      return cat(device_list(threw), " threw: ", first.message);
+      return cat(device_list(threw), " threw: ",
+                 devices_[static_cast<std::size_t>(threw[0])].message);
     }
-    for (const auto& [key, meeting] : meetings_) {
-      if (disagrees(meeting)) {
-        return cat(device_list(meeting.members), " must make the same call and do not");
+    const Meeting* first = nullptr;  // by key, whatever the threads did
+    for (const Meeting& meeting : meetings_) {
+      if (disagrees(meeting) && (first == nullptr || meeting.key < first->key)) {
+        first = &meeting;
       }
+    }
+    if (first != nullptr) {
+      return cat(device_list(first->members), " must make the same call and do not");
     }
     const std::vector<int> returned = in_state(Now::returned);
     if (returned.size() == devices_.size()) {
@@ -278,19 +317,17 @@ class Fabric {
   }
 
   void conclude() {
-    std::vector<std::pair<std::string, std::vector<int>>> lines;  // text, ranks
-    std::map<std::string, int> line_of;
+    NameTable lines;  // their texts
+    List<std::vector<int>> ranks(devices_.size());
     for (std::size_t i = 0; i < devices_.size(); ++i) {
-      const std::string text = describe(devices_[i]);
-      if (line_of.count(text) == 0) {
-        line_of[text] = static_cast<int>(lines.size());
-        lines.push_back({text, {}});
-      }
-      lines[static_cast<std::size_t>(line_of[text])].second.push_back(static_cast<int>(i));
+      int& line = lines[describe(devices_[i])];
+      line = line == 0 ? static_cast<int>(lines.size()) : line;
+      ranks[static_cast<std::size_t>(line - 1)].push_back(static_cast<int>(i));
     }
     std::string text = "mesh.run: " + cause();
-    for (const auto& [line, ranks] : lines) {
-      text += cat("\n  ", device_list(ranks), ": ", line);
+    for (const NameTable::Entry& line : lines) {
+      text += cat("\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ",
+                  line.name);
     }
     failure_ = text;
     for (State& device : devices_) {
@@ -299,8 +336,8 @@ class Fabric {
   }
 
   std::mutex mutex_;  // guards all below
-  std::vector<State> devices_;
-  std::map<std::string, Meeting> meetings_;
+  List<State> devices_;
+  List<Meeting> meetings_;
   int running_;
   std::string failure_;  // not empty: the run is over
 };

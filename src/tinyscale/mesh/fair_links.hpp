@@ -3,11 +3,12 @@
 // together until a link is full; those through it are settled, the others rise on
 // (Bertsekas and Gallager, Data Networks, 6.5.2).
 
-#include <algorithm>  // find, max
+#include <algorithm>  // max
 #include <cstddef>
 #include <limits>
 #include <vector>
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/mesh/route.hpp"
 
 namespace tinyscale {
@@ -39,7 +40,11 @@ class FairLinks {
   void leave(std::size_t m) {
     for (const std::size_t link : flows_[m].route) {
       std::vector<std::size_t>& on = on_link_[link];
-      on.erase(std::find(on.begin(), on.end(), m));
+      std::size_t at = 0;
+      while (on[at] != m) {
+        ++at;
+      }
+      on.erase(on.begin() + static_cast<std::ptrdiff_t>(at));
     }
   }
 
@@ -108,8 +113,10 @@ class FairLinks {
           --left;
           set_rate(m, least, now, restarted);
           for (std::size_t i = 0; i < links.size(); ++i) {
-            const std::vector<std::size_t>& route = flows_[m].route;
-            const bool on = std::find(route.begin(), route.end(), links[i]) != route.end();
+            bool on = false;
+            for (const std::size_t link : flows_[m].route) {
+              on = on || link == links[i];
+            }
             room[i] = on ? std::max(room[i] - least, 0.0) : room[i];
           }
         }
@@ -140,8 +147,8 @@ class FairLinks {
   }
 
   MachineLinks links_;
-  std::vector<Flow> flows_;
-  std::vector<std::vector<std::size_t>> on_link_;
+  List<Flow> flows_;
+  List<std::vector<std::size_t>> on_link_;
   std::vector<int> seen_;  // the round in which a link was last looked at
   int round_ = 0;
 };

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/mesh/collective_cost.hpp"
 
@@ -29,7 +30,7 @@ struct CheckRow {
 };
 
 struct CheckReport {
-  std::vector<CheckRow> rows;
+  List<CheckRow> rows;
   bool right = true;  // all of them
 
   // "bytes: right. steps: you 6, counted 3: why"

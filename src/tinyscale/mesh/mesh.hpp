@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tinyscale/base/config.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/profile.hpp"
@@ -30,12 +31,14 @@ namespace detail {
 
 // One device while it runs, and what it leaves.
 struct DeviceThread {
-  DeviceThread(Fabric& fabric, const std::vector<AxisPlacement>& axes, int rank, int devices)
+  DeviceThread(Fabric& fabric, const List<AxisPlacement>& axes, int rank, int devices)
       : device(fabric, axes, rank, devices) {}
 
   Device device;
+  const DeviceProgram* program = nullptr;
+  Fabric* fabric = nullptr;
   Context context;  // its profile is null until the device runs
-  std::vector<OpRecord> records;  // for the caller's profile
+  List<OpRecord> records;  // for the caller's profile
   Counters counters;
 };
 
@@ -65,25 +68,14 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
   self.records = profile.records();
 }
 
-// Joins what was started, also when an exception leaves.
-struct ThreadGroup {
-  std::vector<std::thread> threads;
-
-  ThreadGroup() = default;
-  ThreadGroup(const ThreadGroup&) = delete;
-  ThreadGroup& operator=(const ThreadGroup&) = delete;
-  ~ThreadGroup() { join(); }
-  void join() {
-    for (std::thread& thread : threads) {
-      thread.join();
-    }
-    threads.clear();
-  }
-};
+inline void run_device_thread(void* device) {
+  DeviceThread& self = *static_cast<DeviceThread*>(device);
+  run_device(*self.program, *self.fabric, self);
+}
 
 #if defined(TINYSCALE_NO_THREADS)
 inline void run_devices(const DeviceProgram& program, Fabric& fabric,
-                        std::vector<std::unique_ptr<DeviceThread>>& devices) {
+                        List<std::shared_ptr<DeviceThread>>& devices) {
   if (devices.size() > 1) {
     throw Error(cat("mesh.run: ", devices.size(), " devices need threads, and this program is ",
                     "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device"));
@@ -92,13 +84,13 @@ inline void run_devices(const DeviceProgram& program, Fabric& fabric,
 }
 #else
 inline void run_devices(const DeviceProgram& program, Fabric& fabric,
-                        std::vector<std::unique_ptr<DeviceThread>>& devices) {
+                        List<std::shared_ptr<DeviceThread>>& devices) {
   ThreadGroup group;
-  group.threads.reserve(devices.size());
   for (std::size_t i = 0; i < devices.size(); ++i) {
-    DeviceThread* self = devices[i].get();
+    devices[i]->program = &program;
+    devices[i]->fabric = &fabric;
     try {
-      group.threads.emplace_back([&program, &fabric, self] { run_device(program, fabric, *self); });
+      group.start(&run_device_thread, devices[i].get());
     } catch (const std::system_error&) {
       for (std::size_t rank = i; rank < devices.size(); ++rank) {
         fabric.threw(static_cast<int>(rank), "at its start",
@@ -116,14 +108,14 @@ inline void run_devices(const DeviceProgram& program, Fabric& fabric,
 class Mesh {
  public:
   // Axis sizes multiply to the machine's chips; the last axis is the fastest.
-  Mesh(const Machine& machine, const std::vector<MeshAxis>& axes) : machine_(machine), axes_(axes) {
+  Mesh(const Machine& machine, const List<MeshAxis>& axes) : machine_(machine), axes_(axes) {
     detail::check_axes(machine, axes);
   }
 
   Ring ring = Ring::one_way;  // how collectives use an axis that is a ring
 
   const Machine& machine() const { return machine_; }
-  const std::vector<MeshAxis>& axes() const { return axes_; }
+  const List<MeshAxis>& axes() const { return axes_; }
   int size() const { return static_cast<int>(machine_.chips()); }
   int size(const std::string& axis) const {
     for (const MeshAxis& known : axes_) {
@@ -140,12 +132,13 @@ class Mesh {
 
   // Runs `program` on every device at once; returns when all have returned.
   MeshRun run(const DeviceProgram& program) const {
-    const std::vector<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
+    const List<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
     Context& caller = context();
     detail::Fabric fabric(size());
-    std::vector<std::unique_ptr<detail::DeviceThread>> devices;
+    List<std::shared_ptr<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
-      devices.push_back(std::make_unique<detail::DeviceThread>(fabric, placed, rank, size()));
+      devices.push_back(std::shared_ptr<detail::DeviceThread>(
+          new detail::DeviceThread(fabric, placed, rank, size())));
       devices.back()->device.endpoint().keep_records(
           caller.profile != nullptr ? detail::Keep::records : detail::Keep::totals);
       devices.back()->context.device = rank;
@@ -154,7 +147,7 @@ class Mesh {
     }
     detail::run_devices(program, fabric, devices);
     if (caller.profile != nullptr) {  // in rank order, whatever the threads did
-      for (const std::unique_ptr<detail::DeviceThread>& device : devices) {
+      for (const std::shared_ptr<detail::DeviceThread>& device : devices) {
         for (OpRecord& record : device->records) {
           caller.profile->record(std::move(record));
         }
@@ -169,10 +162,10 @@ class Mesh {
 
  private:
   std::shared_ptr<const detail::MeshRecord> record_of(
-      const std::vector<std::unique_ptr<detail::DeviceThread>>& devices) const {
-    auto record = std::make_shared<detail::MeshRecord>();
-    std::vector<const detail::DeviceLog*> logs;
-    for (const std::unique_ptr<detail::DeviceThread>& device : devices) {
+      const List<std::shared_ptr<detail::DeviceThread>>& devices) const {
+    const std::shared_ptr<detail::MeshRecord> record(new detail::MeshRecord);
+    List<const detail::DeviceLog*> logs;
+    for (const std::shared_ptr<detail::DeviceThread>& device : devices) {
       logs.push_back(&device->device.endpoint().log());
       record->kept.push_back(device->device.kept());
       record->counters.push_back(device->counters);
@@ -184,7 +177,7 @@ class Mesh {
   }
 
   Machine machine_;
-  std::vector<MeshAxis> axes_;
+  List<MeshAxis> axes_;
 };
 
 }  // namespace tinyscale

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/hardware/network.hpp"
@@ -50,7 +51,7 @@ struct AxisPlacement {
 
 namespace detail {
 
-inline std::string axis_names(const std::vector<MeshAxis>& axes) {
+inline std::string axis_names(const List<MeshAxis>& axes) {
   std::string out;
   for (const MeshAxis& axis : axes) {
     out += (out.empty() ? "" : ", ") + axis.name;
@@ -58,7 +59,7 @@ inline std::string axis_names(const std::vector<MeshAxis>& axes) {
   return out;
 }
 
-inline void check_axes(const Machine& machine, const std::vector<MeshAxis>& axes) {
+inline void check_axes(const Machine& machine, const List<MeshAxis>& axes) {
   if (axes.empty()) {
     throw Error("Mesh: no axes; give a name and a size for each, as {{\"x\", 4}, {\"y\", 2}}");
   }
@@ -117,9 +118,9 @@ inline bool closes(const Machine& machine, int dim) {
   return machine.wraps[static_cast<std::size_t>(dim)] != 0 && machine.dims[dim] > 2;
 }
 
-inline std::vector<AxisPlacement> place_axes(const Machine& machine,
-                                             const std::vector<MeshAxis>& axes, Ring ring) {
-  std::vector<AxisPlacement> placed;
+inline List<AxisPlacement> place_axes(const Machine& machine,
+                                             const List<MeshAxis>& axes, Ring ring) {
+  List<AxisPlacement> placed;
   std::int64_t before = 1;
   for (const MeshAxis& axis : axes) {
     AxisPlacement place;
@@ -142,7 +143,7 @@ inline std::vector<AxisPlacement> place_axes(const Machine& machine,
 // Which axis is a ring and which a line.
 struct MeshPlacement {
   std::string machine;
-  std::vector<AxisPlacement> axes;
+  List<AxisPlacement> axes;
 
   Table table() const {
     Table out;

@@ -2,19 +2,20 @@
 // What a mesh program cost: bytes and steps counted from its messages, simulated time beside the
 // formula, the links and the critical path. The same log can be timed again on another machine.
 
-#include <algorithm>  // max, min, reverse
+#include <algorithm>  // max, min
 #include <cstddef>
 #include <cstdint>
 #include <iostream>
-#include <map>
 #include <memory>
 #include <string>
 #include <utility>  // move
 #include <vector>
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/measure/counters.hpp"
 #include "tinyscale/measure/memory.hpp"
+#include "tinyscale/mesh/device.hpp"
 #include "tinyscale/mesh/guess.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
 #include "tinyscale/mesh/message_log.hpp"
@@ -56,13 +57,13 @@ namespace detail {
 // What a run leaves behind; shared by all timings of it.
 struct MeshRecord {
   MessageLog log;
-  std::vector<MeshAxis> axes;
-  std::vector<std::map<std::string, Tensor>> kept;  // by rank
-  std::vector<Counters> counters;
-  std::vector<std::shared_ptr<MemoryMeter>> memory;
+  List<MeshAxis> axes;
+  List<List<KeptTensor>> kept;  // by rank
+  List<Counters> counters;
+  List<std::shared_ptr<MemoryMeter>> memory;
 };
 
-inline Table collective_table(const std::vector<CollectiveRow>& rows) {
+inline Table collective_table(const List<CollectiveRow>& rows) {
   Table out;
   out.columns = {"collective", "axis",  "arguments", "devices",   "groups", "bytes out",
                  "bytes in",   "steps", "hops",      "simulated", "formula"};
@@ -75,7 +76,7 @@ inline Table collective_table(const std::vector<CollectiveRow>& rows) {
   return out;
 }
 
-inline Table link_table(const std::vector<LinkRow>& rows, std::size_t most) {
+inline Table link_table(const List<LinkRow>& rows, std::size_t most) {
   Table out;
   out.columns = {"link", "dimension", "bytes", "busy"};
   for (std::size_t i = 0; i < rows.size() && i < most; ++i) {
@@ -107,17 +108,15 @@ class MeshRun {
 
   // What Device::keep kept.
   Tensor kept(int rank, const std::string& name) const {
-    const std::map<std::string, Tensor>& of_rank = record_->kept[checked("kept", rank)];
-    const auto found = of_rank.find(name);
-    if (found == of_rank.end()) {
-      std::string names;
-      for (const auto& [known, tensor] : of_rank) {
-        names += (names.empty() ? "" : ", ") + known;
+    std::string names;
+    for (const detail::KeptTensor& known : record_->kept[checked("kept", rank)]) {
+      if (known.name == name) {
+        return known.value;
       }
-      throw Error(detail::cat("kept: device ", rank, " kept nothing named ", name, "; it kept ",
-                              names.empty() ? "nothing" : names));
+      names += (names.empty() ? "" : ", ") + known.name;
     }
-    return found->second;
+    throw Error(detail::cat("kept: device ", rank, " kept nothing named ", name, "; it kept ",
+                            names.empty() ? "nothing" : names));
   }
 
   // The ops of one device.
@@ -142,12 +141,12 @@ class MeshRun {
     return count;
   }
 
-  std::vector<CollectiveRow> collectives() const {
-    std::vector<std::vector<std::size_t>> messages_of(log().calls.size());
+  List<CollectiveRow> collectives() const {
+    List<std::vector<std::size_t>> messages_of(log().calls.size());
     for (std::size_t m = 0; m < log().messages.size(); ++m) {
       messages_of[static_cast<std::size_t>(log().messages[m].call)].push_back(m);
     }
-    std::vector<CollectiveRow> rows;
+    List<CollectiveRow> rows;
     for (std::size_t c = 0; c < messages_of.size(); ++c) {
       if (log().calls[c].name != "recv") {
         rows.push_back(row_of(log().calls[c], messages_of[c]));
@@ -157,9 +156,9 @@ class MeshRun {
   }
 
   // Links that carried something, the busiest first.
-  std::vector<LinkRow> links() const {
+  List<LinkRow> links() const {
     const detail::MachineLinks all(machine_);
-    std::vector<LinkRow> rows;
+    List<LinkRow> rows;
     for (std::size_t link = 0; link < all.count(); ++link) {
       const double bytes = timeline.link_bytes[link];
       if (bytes > 0) {
@@ -171,7 +170,7 @@ class MeshRun {
     for (const LinkRow& row : rows) {
       keys.push_back(-row.busy);
     }
-    std::vector<LinkRow> sorted;
+    List<LinkRow> sorted;
     for (const std::size_t i : detail::stable_order(keys)) {
       sorted.push_back(rows[i]);
     }
@@ -186,18 +185,21 @@ class MeshRun {
         last = static_cast<int>(m);
       }
     }
+    std::vector<int> back;  // devices, from the end
     for (int m = last; m >= 0; m = timeline.after[static_cast<std::size_t>(m)]) {
       const std::size_t i = static_cast<std::size_t>(m);
       const double latency = timeline.hops[i] * machine_.link_latency;
       ++path.messages;
       path.latency += latency;
       path.transfer += timeline.finish[i] - timeline.start[i] - latency;
-      if (path.devices.empty()) {
-        path.devices.push_back(log().messages[i].to);
+      if (back.empty()) {
+        back.push_back(log().messages[i].to);
       }
-      path.devices.push_back(log().messages[i].from);
+      back.push_back(log().messages[i].from);
     }
-    std::reverse(path.devices.begin(), path.devices.end());
+    for (std::size_t i = back.size(); i-- > 0;) {
+      path.devices.push_back(back[i]);
+    }
     return path;
   }
 
@@ -277,7 +279,7 @@ class MeshRun {
   }
 
   double formula_of(const CollectiveCall& call) const {
-    const std::vector<AxisPlacement> axes =
+    const List<AxisPlacement> axes =
         detail::place_axes(machine_, record_->axes, Ring::one_way);
     double sum = call.stages.empty() ? -1 : 0;
     for (std::size_t i = 0; i < call.stages.size(); ++i) {
@@ -293,7 +295,7 @@ class MeshRun {
 
 inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
   constexpr std::size_t most_links = 16;
-  const std::vector<LinkRow> links = run.links();
+  const List<LinkRow> links = run.links();
   Table table = detail::link_table(links, most_links);
   table.title = detail::cat("links: ", links.size(), " used",
                             links.size() > most_links ? ", the busiest 16" : "");

@@ -5,10 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <vector>
 
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/mesh/collective_cost.hpp"
 
 namespace tinyscale {
@@ -30,14 +31,14 @@ struct Message {
 struct CollectiveCall {
   std::string name, axes, arguments;    // "all_gather", "x,y", "[1024], dim 0"
   int devices = 1;                      // of a group
-  std::vector<CollectiveStage> stages;  // for the formula, with the axis of each
+  List<CollectiveStage> stages;  // for the formula, with the axis of each
   std::vector<int> stage_axes;
 };
 
 struct MessageLog {
   int devices = 0;
-  std::vector<CollectiveCall> calls;  // in program order
-  std::vector<Message> messages;      // by sender, then in its order
+  List<CollectiveCall> calls;  // in program order
+  List<Message> messages;      // by sender, then in its order
 };
 
 namespace detail {
@@ -51,29 +52,27 @@ struct DeviceLog {
   };
 
   std::vector<std::string> keys;      // one for each call, equal for the same line elsewhere
-  std::vector<CollectiveCall> calls;
-  std::vector<Message> sent;          // call: index into `calls`
-  std::vector<Receipt> received;
+  List<CollectiveCall> calls;
+  List<Message> sent;          // call: index into `calls`
+  List<Receipt> received;
 };
 
 // The number of a call in the program; one not seen before is added.
-inline int find_call(std::map<std::string, int>& numbers, MessageLog& log, const std::string& key,
+inline int find_call(NameTable& numbers, MessageLog& log, const std::string& key,
                      const CollectiveCall& call) {
-  const int next = static_cast<int>(log.calls.size());
-  const auto found = numbers.find(key);
-  if (found != numbers.end()) {
-    return found->second;
+  int& number = numbers[key];
+  if (number == 0) {
+    log.calls.push_back(call);
+    number = static_cast<int>(log.calls.size());
   }
-  numbers[key] = next;
-  log.calls.push_back(call);
-  return next;
+  return number - 1;
 }
 
 // One log of all devices: their calls matched, their messages in rank order.
-inline MessageLog join_logs(const std::vector<const DeviceLog*>& devices) {
+inline MessageLog join_logs(const List<const DeviceLog*>& devices) {
   MessageLog log;
   log.devices = static_cast<int>(devices.size());
-  std::map<std::string, int> numbers;
+  NameTable numbers;
   std::vector<std::size_t> first;  // message of each device
   for (const DeviceLog* device : devices) {
     std::vector<int> call_of;

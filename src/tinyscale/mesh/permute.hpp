@@ -21,7 +21,7 @@ inline Tensor from_packet(const Packet& packet) {
 
 // All devices of the axis call it with equal shapes and shift; a shift may be negative.
 inline Tensor permute(Endpoint& device, const Tensor& t, const std::string& name, int shift) {
-  check_given("permute", t);
+  check_moved("permute", t);
   const AxisGroup axis = device.group(device.find_axis("permute", name));
   CollectiveCall call;
   call.name = "permute";
@@ -53,7 +53,7 @@ inline void check_peer(const char* function, const Endpoint& device, int rank) {
 
 // Returns at once; the receiver calls recv_from.
 inline void send_to(Endpoint& device, const Tensor& t, int rank) {
-  check_given("send", t);
+  check_moved("send", t);
   check_peer("send", device, rank);
   CollectiveCall call;
   call.name = "send";

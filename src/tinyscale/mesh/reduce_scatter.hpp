@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/mesh/endpoint.hpp"
 
 namespace tinyscale {
@@ -84,9 +85,9 @@ inline Tensor scatter_axis(Endpoint& device, const AxisGroup& axis, const Tensor
 // All devices of the axes call it with equal shapes. The outermost axis is scattered first.
 inline Tensor reduce_scatter(Endpoint& device, const Tensor& t, const Axes& axes, int dim,
                              Reduce how) {
-  check_given("reduce_scatter", t);
+  check_moved("reduce_scatter", t);
   const int d = check_dim("reduce_scatter", t, dim);
-  const std::vector<AxisGroup> groups = device.groups("reduce_scatter", axes);
+  const List<AxisGroup> groups = device.groups("reduce_scatter", axes);
   CollectiveCall call;
   call.name = "reduce_scatter";
   call.axes = axes_text(axes);

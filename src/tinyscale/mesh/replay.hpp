@@ -7,10 +7,10 @@
 #include <algorithm>  // max
 #include <cstddef>
 #include <limits>
-#include <queue>  // priority_queue
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/mesh/fair_links.hpp"
 #include "tinyscale/mesh/message_log.hpp"
@@ -36,8 +36,8 @@ class StepOrder {
  public:
   explicit StepOrder(const MessageLog& log) : log_(log) {
     const std::size_t devices = static_cast<std::size_t>(log.devices);
-    std::vector<std::vector<std::size_t>> ends(devices);  // messages, in order
-    std::vector<std::vector<double>> step_of(devices);    // of each of these
+    List<std::vector<std::size_t>> ends(devices);  // messages, in order
+    List<std::vector<double>> step_of(devices);    // of each of these
     for (std::size_t m = 0; m < log.messages.size(); ++m) {
       const Message& message = log.messages[m];
       ends[static_cast<std::size_t>(message.from)].push_back(m);
@@ -76,7 +76,7 @@ class StepOrder {
 
   // Marks one end of a message as finished.
   void finish(int device, int step) {
-    std::vector<Step>& steps = steps_[static_cast<std::size_t>(device)];
+    List<Step>& steps = steps_[static_cast<std::size_t>(device)];
     std::size_t low = 0;
     for (std::size_t high = steps.size(); low < high;) {
       const std::size_t middle = low + (high - low) / 2;
@@ -112,7 +112,7 @@ class StepOrder {
   }
 
   const MessageLog& log_;
-  std::vector<std::vector<Step>> steps_;
+  List<List<Step>> steps_;
   std::vector<std::size_t> next_;
 };
 
@@ -133,13 +133,11 @@ class Replay {
       start_ready(d, 0, no_message);
     }
     while (!events_.empty()) {
-      const double now = events_.top().time;
+      const double now = events_.first().key;
       std::vector<std::size_t> changed;
       std::vector<std::size_t> done;
-      while (!events_.empty() && !(events_.top().time > now)) {
-        const Event event = events_.top();
-        events_.pop();
-        handle(event, changed, done);
+      while (!events_.empty() && !(events_.first().key > now)) {
+        handle(events_.pop(), changed, done);
       }
       for (const std::size_t m : done) {
         finish(m, now);
@@ -154,15 +152,6 @@ class Replay {
   }
 
  private:
-  struct Event {
-    double time = 0;
-    std::size_t message = 0;
-    int version = 0;  // 0: latency is over; else the transfer is, at the rate of that version
-    bool operator<(const Event& other) const {  // the earliest is on top
-      return time > other.time || (!(time < other.time) && message > other.message);
-    }
-  };
-
   // Starts what waits for `device` alone now; `cause` is the message whose end made it so.
   void start_ready(int device, double now, std::size_t cause) {
     for (const std::size_t m : order_.current(device)) {
@@ -183,20 +172,21 @@ class Replay {
     }
   }
 
-  void handle(const Event& event, std::vector<std::size_t>& changed,
+  void handle(const EventQueue::Entry& event, std::vector<std::size_t>& changed,
               std::vector<std::size_t>& done) {
-    FairLinks::Flow& flow = links_.flow(event.message);
-    if (event.version == 0 && flow.bytes > 0) {
-      flow.since = event.time;
-      links_.join(event.message);
-      changed.push_back(event.message);
-    } else if (event.version == flow.version) {
+    // Tag 0: latency is over; else the transfer is, at the rate of that version.
+    FairLinks::Flow& flow = links_.flow(event.item);
+    if (event.tag == 0 && flow.bytes > 0) {
+      flow.since = event.key;
+      links_.join(event.item);
+      changed.push_back(event.item);
+    } else if (event.tag == flow.version) {
       if (flow.version > 0) {
-        links_.leave(event.message);
-        changed.push_back(event.message);
+        links_.leave(event.item);
+        changed.push_back(event.item);
       }
       ++flow.version;
-      done.push_back(event.message);
+      done.push_back(event.item);
     }
   }
 
@@ -226,7 +216,7 @@ class Replay {
   const MessageLog& log_;
   StepOrder order_;
   FairLinks links_;
-  std::priority_queue<Event> events_;
+  EventQueue events_;
   Timeline out_;
 };
 

@@ -6,11 +6,11 @@
 #include <array>
 #include <cstdint>  // int64_t
 #include <cstdio>   // snprintf
-#include <map>
 #include <string>   // string
 #include <utility>  // pair
 #include <vector>   // vector
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/model/forward.hpp"
 #include "tinyscale/model/safetensors.hpp"
 
@@ -48,8 +48,8 @@ inline std::array<ConfigField<double>, 3> config_numbers(ModelConfig& c) {
           {"dropout", &c.dropout}}};
 }
 
-inline const std::vector<const char*>& activation_names() {
-  static const std::vector<const char*> names = {"gelu", "gelu_tanh", "swiglu", "geglu"};
+inline const List<const char*>& activation_names() {
+  static const List<const char*> names = {"gelu", "gelu_tanh", "swiglu", "geglu"};
   return names;
 }
 
@@ -192,7 +192,7 @@ inline Gpt2Place gpt2_place(std::string name) {
 
 // The parameter's numbers from the file, in our layout; empty when the file lacks them.
 inline Tensor find_parameter(const Safetensors& file, const std::string& name, std::int64_t width,
-                             std::map<std::string, int>& used) {
+                             NameTable& used) {
   const Gpt2Place place = gpt2_place(name);
   const SafetensorsEntry* entry = file.find(name);
   const bool own_name = entry != nullptr;
@@ -233,7 +233,7 @@ inline bool harmless(const std::string& name, const Transformer& model) {
 }
 
 inline void read_parameters(Transformer& model, const Safetensors& file, const std::string& who) {
-  std::map<std::string, int> used;
+  NameTable used;
   for (Parameter& p : model.parameters) {
     const Tensor value = find_parameter(file, p.name, model.config.width, used);
     if (!value.defined()) {
@@ -246,7 +246,7 @@ inline void read_parameters(Transformer& model, const Safetensors& file, const s
     std::memcpy(p.value.data(), value.data(), static_cast<std::size_t>(value.count()) * 4);
   }
   for (const SafetensorsEntry& entry : file.entries) {
-    if (used.count(entry.name) == 0 && !harmless(entry.name, model)) {
+    if (!used.has(entry.name) && !harmless(entry.name, model)) {
       throw Error(cat(who, "the tensor \"", entry.name, "\" has no place in the model ",
                       model.config.name));
     }
@@ -256,11 +256,7 @@ inline void read_parameters(Transformer& model, const Safetensors& file, const s
 }  // namespace detail
 
 inline void Transformer::save(const std::string& path) const {
-  std::vector<std::pair<std::string, Tensor>> tensors;
-  for (const Parameter& p : parameters) {
-    tensors.emplace_back(p.name, p.value);
-  }
-  write_safetensors(path, tensors,
+  write_safetensors(path, parameters,
                     {{"format", "pt"},
                      {"tinyscale.config", detail::config_json(config)},
                      {"tinyscale.tokenizer", detail::tokenizer_json(tokenizer)}});

@@ -3,17 +3,17 @@
 // (mixture of experts, arXiv 2101.03961; weights of the chosen ones sum to 1, arXiv 2401.04088).
 
 #include <cstdint>    // int32_t
-#include <numeric>    // iota
 #include <utility>    // swap
 #include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
 namespace tinyscale {
 
 struct Routing {
-  std::vector<std::vector<std::int32_t>> rows;  // of each expert: the tokens it gets, ascending
+  List<std::vector<std::int32_t>> rows;  // of each expert: the tokens it gets, ascending
   std::vector<std::int32_t> chosen;  // [N, k] places in the flat probabilities [N, E]
   std::vector<std::int32_t> places;  // [N, k] rows in the experts' outputs, joined in order
 };
@@ -31,7 +31,9 @@ inline Routing route(const Tensor& probabilities, int top_k) {
   std::vector<std::int32_t> order(static_cast<std::size_t>(experts));
   for (std::int64_t n = 0; n < tokens; ++n) {
     const float* p = probabilities.data() + n * experts;
-    std::iota(order.begin(), order.end(), 0);
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      order[i] = static_cast<std::int32_t>(i);
+    }
     for (int j = 0; j < top_k; ++j) {
       std::size_t best = static_cast<std::size_t>(j);
       for (std::size_t i = best + 1; i < order.size(); ++i) {

@@ -2,13 +2,13 @@
 // Text from a model, token by token. With the cache a token costs one column of keys and values
 // and 2 flops a parameter; a full context starts over from its last tokens at position 0.
 
-#include <algorithm>  // min, nth_element
+#include <algorithm>  // max_element, min
 #include <cmath>      // exp
 #include <cstdint>    // int32_t
-#include <functional>  // greater
 #include <string>     // string
 #include <vector>     // vector
 
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/random.hpp"
 #include "tinyscale/model/forward.hpp"
 #include "tinyscale/model/read_text.hpp"
@@ -33,10 +33,11 @@ inline std::int32_t sample(const float* logits, std::int64_t known, const Genera
   }
   float floor = -INFINITY;
   if (options.top_k > 0 && options.top_k < known) {
-    std::vector<float> order(logits, logits + known);
-    std::nth_element(order.begin(), order.begin() + (options.top_k - 1), order.end(),
-                     std::greater<float>());
-    floor = order[static_cast<std::size_t>(options.top_k - 1)];
+    std::vector<double> falling;
+    for (std::int64_t i = 0; i < known; ++i) {
+      falling.push_back(-static_cast<double>(logits[i]));
+    }
+    floor = logits[stable_order(falling)[static_cast<std::size_t>(options.top_k - 1)]];
   }
   std::vector<double> weights(static_cast<std::size_t>(known), 0.0);
   double total = 0;

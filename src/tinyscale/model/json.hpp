@@ -4,33 +4,43 @@
 
 #include <cstdint>    // int64_t
 #include <cstdlib>    // strtod
-#include <map>
 #include <string>     // string
 #include <utility>    // pair
 #include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 
 namespace tinyscale {
+
+struct JsonField;
 
 struct Json {
   enum class Kind { null, boolean, number, text, list, object };
   Kind kind = Kind::null;
   double number = 0;  // also a boolean's 0 or 1
   std::string text;
-  std::vector<Json> list;
-  std::vector<std::pair<std::string, Json>> fields;
+  List<Json> list;
+  List<JsonField> fields;
 
   // The field of that name, or null when there is none.
-  const Json* find(const std::string& key) const {
-    for (const auto& field : fields) {
-      if (field.first == key) {
-        return &field.second;
-      }
-    }
-    return nullptr;
-  }
+  const Json* find(const std::string& key) const;
 };
+
+struct JsonField {
+  std::string name;
+  Json value;
+};
+
+inline const Json* Json::find(const std::string& key) const {
+  for (const JsonField& field : fields) {
+    if (field.name == key) {
+      return &field.value;
+    }
+  }
+  return nullptr;
+}
 
 namespace detail {
 
@@ -108,7 +118,7 @@ class JsonReader {
       if (!take(':')) {
         fail("a colon is missing");
       }
-      value.fields.emplace_back(std::move(key), read(depth + 1));
+      value.fields.push_back({std::move(key), read(depth + 1)});
     } while (take(','));
     if (!take('}')) {
       fail("a comma or } is missing");
@@ -117,13 +127,10 @@ class JsonReader {
   }
 
   void check_unique(const Json& object) const {
-    std::map<std::string, int> times;
-    for (const auto& field : object.fields) {
-      ++times[field.first];
-    }
-    for (const auto& key : times) {
-      if (key.second > 1) {
-        fail(cat("the key \"", key.first, "\" stands twice, before"));
+    NameTable times;
+    for (const JsonField& field : object.fields) {
+      if (++times[field.name] > 1) {
+        fail(cat("the key \"", field.name, "\" stands twice, before"));
       }
     }
   }

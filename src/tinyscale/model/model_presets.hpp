@@ -9,6 +9,7 @@
 #include <string>   // string
 #include <vector>   // vector
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/model/model_config.hpp"
 
 namespace tinyscale {
@@ -17,8 +18,8 @@ namespace detail {
 
 // name, family, layers, width, heads, kv_heads, head_size, hidden, vocabulary, context, tied,
 // experts, top_k, expert_hidden, shared_experts, training tokens (0: not published)
-inline const std::vector<const char*>& model_table() {
-  static const std::vector<const char*> rows = {
+inline const List<const char*>& model_table() {
+  static const List<const char*> rows = {
       "nano nano 4 128 4 4 32 512 256 64 1 0 0 0 0 0",
       "nano-llama llama 4 128 4 2 32 344 256 64 1 0 0 0 0 0",
       "gpt2-small gpt2 12 768 12 12 64 3072 50257 1024 1 0 0 0 0 0",

@@ -67,10 +67,10 @@ inline File open_file(const std::string& path, const char* mode, const char* who
 inline std::string read_file(const std::string& path, const char* who) {
   const File file = open_file(path, "rb", who);
   std::string data;
-  std::vector<char> piece(1 << 16);
+  std::string piece(1 << 16, '\0');
   for (;;) {
-    const std::size_t got = std::fread(piece.data(), 1, piece.size(), file.get());
-    data.append(piece.data(), got);
+    const std::size_t got = std::fread(&piece[0], 1, piece.size(), file.get());
+    data.append(piece, 0, got);
     if (got < piece.size()) {
       break;
     }

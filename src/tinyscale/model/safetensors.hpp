@@ -9,9 +9,11 @@
 #include <utility>    // pair
 #include <vector>     // vector
 
-#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/format.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/text.hpp"
+#include "tinyscale/model/hooks.hpp"
 #include "tinyscale/model/json.hpp"
 #include "tinyscale/model/read_text.hpp"
 #include "tinyscale/tensor/tensor.hpp"
@@ -26,10 +28,14 @@ struct SafetensorsEntry {
   std::uint64_t end = 0;
 };
 
+struct SafetensorsNote {
+  std::string name, text;
+};
+
 struct Safetensors {
   std::string path;
-  std::vector<std::pair<std::string, std::string>> metadata;
-  std::vector<SafetensorsEntry> entries;  // by place in the file
+  List<SafetensorsNote> metadata;
+  List<SafetensorsEntry> entries;  // by place in the file
   std::string bytes;                      // the whole file
   std::size_t data_start = 0;
 
@@ -119,7 +125,7 @@ inline void check_cover(Safetensors& file, const std::string& who) {
     for (const SafetensorsEntry& entry : file.entries) {
       keys.push_back(static_cast<double>(by_begin ? entry.begin : entry.end));
     }
-    std::vector<SafetensorsEntry> sorted;
+    List<SafetensorsEntry> sorted;
     for (const std::size_t i : stable_order(keys)) {
       sorted.push_back(file.entries[i]);
     }
@@ -169,16 +175,16 @@ inline Safetensors read_safetensors(const std::string& path) {
   std::uint64_t n = 0;
   std::memcpy(&n, file.bytes.data(), 8);
   file.data_start = 8 + static_cast<std::size_t>(n);
-  for (const auto& field : header.fields) {
-    if (field.first != "__metadata__") {
-      file.entries.push_back(detail::safetensors_entry(field.first, field.second, who));
+  for (const JsonField& field : header.fields) {
+    if (field.name != "__metadata__") {
+      file.entries.push_back(detail::safetensors_entry(field.name, field.value, who));
       continue;
     }
-    for (const auto& pair : field.second.fields) {
-      if (pair.second.kind != Json::Kind::text) {
-        throw Error(detail::cat(who, "metadata \"", pair.first, "\" is not a string"));
+    for (const JsonField& note : field.value.fields) {
+      if (note.value.kind != Json::Kind::text) {
+        throw Error(detail::cat(who, "metadata \"", note.name, "\" is not a string"));
       }
-      file.metadata.emplace_back(pair.first, pair.second.text);
+      file.metadata.push_back({note.name, note.value.text});
     }
   }
   detail::check_cover(file, who);
@@ -195,9 +201,9 @@ inline const SafetensorsEntry* Safetensors::find(const std::string& name) const 
 }
 
 inline const std::string* Safetensors::find_metadata(const std::string& key) const {
-  for (const auto& pair : metadata) {
-    if (pair.first == key) {
-      return &pair.second;
+  for (const SafetensorsNote& note : metadata) {
+    if (note.name == key) {
+      return &note.text;
     }
   }
   return nullptr;
@@ -231,19 +237,19 @@ inline Tensor Safetensors::read(const SafetensorsEntry& entry) const {
 namespace detail {
 
 inline std::string safetensors_text(
-    const std::vector<std::pair<std::string, Tensor>>& tensors,
-    const std::vector<std::pair<std::string, std::string>>& metadata) {
+    const List<Parameter>& tensors,
+    const List<SafetensorsNote>& metadata) {
   std::string json = "{\"__metadata__\":{";
-  for (const auto& pair : metadata) {
-    json += cat(json.back() == '{' ? "" : ",", "\"", json_escape(pair.first), "\":\"",
-                json_escape(pair.second), "\"");
+  for (const SafetensorsNote& note : metadata) {
+    json += cat(json.back() == '{' ? "" : ",", "\"", json_escape(note.name), "\":\"",
+                json_escape(note.text), "\"");
   }
   json += "}";
   std::int64_t at = 0;
-  for (const auto& tensor : tensors) {
-    const std::int64_t end = at + 4 * tensor.second.count();
-    json += cat(",\"", json_escape(tensor.first), "\":{\"dtype\":\"F32\",\"shape\":",
-                tensor.second.shape().text(), ",\"data_offsets\":[", at, ",", end, "]}");
+  for (const Parameter& tensor : tensors) {
+    const std::int64_t end = at + 4 * tensor.value.count();
+    json += cat(",\"", json_escape(tensor.name), "\":{\"dtype\":\"F32\",\"shape\":",
+                tensor.value.shape().text(), ",\"data_offsets\":[", at, ",", end, "]}");
     at = end;
   }
   json += "}";
@@ -255,18 +261,18 @@ inline std::string safetensors_text(
 
 // Writes F32 tensors beside `path`, then renames: a save that fails leaves the old file whole.
 inline void write_safetensors(const std::string& path,
-                              const std::vector<std::pair<std::string, Tensor>>& tensors,
-                              const std::vector<std::pair<std::string, std::string>>& metadata) {
+                              const List<Parameter>& tensors,
+                              const List<SafetensorsNote>& metadata) {
   const std::string beside = path + ".saving";
   const std::string json = detail::safetensors_text(tensors, metadata);
   const std::uint64_t n = json.size();
   detail::File file = detail::open_file(beside, "wb", "save");
   bool good = std::fwrite(&n, 1, 8, file.get()) == 8 &&
               std::fwrite(json.data(), 1, json.size(), file.get()) == json.size();
-  for (const auto& tensor : tensors) {
-    const auto count = static_cast<std::size_t>(tensor.second.count());
+  for (const Parameter& tensor : tensors) {
+    const auto count = static_cast<std::size_t>(tensor.value.count());
     good = good && (count == 0 ||
-                    std::fwrite(tensor.second.data(), 4, count, file.get()) == count);
+                    std::fwrite(tensor.value.data(), 4, count, file.get()) == count);
   }
   good = good && std::fflush(file.get()) == 0;
   good = std::fclose(file.release()) == 0 && good;

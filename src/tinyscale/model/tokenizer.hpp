@@ -137,7 +137,7 @@ namespace detail {
 // Characters when the text is UTF-8 with at most 256 distinct, else bytes.
 inline Tokenizer tokenizer_for(const std::string& text) {
   std::vector<std::string> found;
-  std::vector<char> seen(128, 0);
+  std::vector<int> seen(128);
   for (std::size_t at = 0; at < text.size();) {
     const auto byte = static_cast<unsigned char>(text[at]);
     const std::size_t size = character_size(text, at);

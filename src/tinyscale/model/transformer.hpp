@@ -10,6 +10,7 @@
 #include <utility>  // move
 #include <vector>   // vector
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/model/hooks.hpp"
 #include "tinyscale/model/model_config.hpp"
@@ -32,7 +33,7 @@ class Transformer {
   explicit Transformer(ModelConfig config, std::uint64_t seed = 1);
 
   ModelConfig config;
-  std::vector<Parameter> parameters;
+  List<Parameter> parameters;
   Tokenizer tokenizer;  // of the text it learned; saved with it
 
   std::vector<Tensor> tensors() const;
@@ -69,7 +70,7 @@ class Transformer {
     int key_norm = -1;
     FeedForward dense;  // of a mixture: its shared experts as one
     int router = -1;
-    std::vector<FeedForward> experts;
+    List<FeedForward> experts;
   };
 
   int add(const std::string& name, const Shape& shape, float scale, Split split, int layer);
@@ -94,7 +95,7 @@ class Transformer {
   int position_ = -1;
   Linear last_norm_;
   int head_ = -1;
-  std::vector<Block> blocks_;
+  List<Block> blocks_;
 };
 
 // Weights are N(0, 0.02), those that write to the residual stream N(0, 0.02 / sqrt(2 layers)).

@@ -6,12 +6,12 @@
 #include <chrono>   // steady_clock
 #include <cstdint>  // int64_t
 #include <cstring>  // memcpy
-#include <memory>   // unique_ptr
-#include <optional>  // optional
+#include <memory>   // shared_ptr
 #include <string>   // string
 #include <utility>  // move
 #include <vector>   // vector
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/hardware/laptop.hpp"
 #include "tinyscale/mesh/mesh.hpp"
 #include "tinyscale/model/read_text.hpp"
@@ -117,12 +117,12 @@ class Trainer {
       : model_(model), options_(options), tokens_(text.train()) {
     const std::int64_t devices = options.layout.devices();
     if (devices == 1) {
-      optimizer_ = std::make_unique<AdamW>(model.tensors(), adamw_options(options));
+      optimizer_.reset(new AdamW(model.tensors(), adamw_options(options)));
       return;
     }
-    mesh_ = std::make_unique<Mesh>(options.machine, std::vector<MeshAxis>{{"data", devices}});
+    mesh_.reset(new Mesh(options.machine, {{"data", devices}}));
     for (std::int64_t i = 0; i < devices; ++i) {
-      replicas_.push_back(std::make_unique<Replica>(model, options));
+      replicas_.push_back(std::shared_ptr<Replica>(new Replica(model, options)));
     }
   }
 
@@ -132,17 +132,18 @@ class Trainer {
                                      options_.seed, number);
       return train_step(model_, *optimizer_, batch, options_, number);
     }
-    std::vector<StepResult> results(replicas_.size());
-    last_ = mesh_->run([&](Device& device) {
+    List<StepResult> results(replicas_.size());
+    const MeshRun run = mesh_->run([&](Device& device) {
       const auto rank = static_cast<std::size_t>(device.rank());
       results[rank] = data_parallel_step(device, *replicas_[rank], tokens_, options_, number);
     });
+    last_.reset(new MeshRun(run));
     return results[0];
   }
 
   const Transformer& model() const { return mesh_ ? replicas_[0]->model : model_; }
-  const std::optional<MeshRun>& last_run() const { return last_; }
-  AxisPlacement placement() const { return mesh_->placement().axes.at(0); }
+  const std::shared_ptr<const MeshRun>& last_run() const { return last_; }
+  AxisPlacement placement() const { return mesh_->placement().axes[0]; }
   void finish() {
     if (mesh_) {
       Replica::copy_parameters(replicas_[0]->model, model_);
@@ -153,10 +154,10 @@ class Trainer {
   Transformer& model_;
   const TrainOptions& options_;
   std::vector<std::int32_t> tokens_;
-  std::unique_ptr<AdamW> optimizer_;
-  std::unique_ptr<Mesh> mesh_;
-  std::vector<std::unique_ptr<Replica>> replicas_;
-  std::optional<MeshRun> last_;
+  std::shared_ptr<AdamW> optimizer_;
+  std::shared_ptr<Mesh> mesh_;
+  List<std::shared_ptr<Replica>> replicas_;
+  std::shared_ptr<const MeshRun> last_;
 };
 
 inline void print_progress(const TrainOptions& options, std::int64_t step, double loss,

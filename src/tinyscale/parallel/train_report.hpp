@@ -7,10 +7,11 @@
 #include <cstdint>   // int64_t
 #include <cstdio>    // snprintf
 #include <iostream>  // ostream
-#include <optional>  // optional
+#include <memory>    // shared_ptr
 #include <string>    // string
 #include <vector>    // vector
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/measure/compare.hpp"
 #include "tinyscale/mesh/mesh_run.hpp"
@@ -27,14 +28,14 @@ struct TrainReport {
   std::int64_t devices = 1;
   std::vector<double> losses;  // of the global batch, before each step
   std::vector<double> grad_norms;  // before clipping
-  std::vector<Validation> validation;
+  List<Validation> validation;
   double seconds = 0;            // in training steps, measured; evaluation left out
   double tokens_per_second = 0;  // measured
   double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
   double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(f32)
   Comparison counted;            // bytes, steps and simulated time of a step beside their formulas
   Comparison memory;             // peak bytes by the meter beside the closed form
-  std::optional<MeshRun> last_step;  // on a mesh
+  std::shared_ptr<const MeshRun> last_step;  // on a mesh
 
   double final_loss() const { return losses.empty() ? std::nan("") : losses.back(); }
   double final_validation() const {

@@ -9,6 +9,7 @@
 #include <string>     // text
 #include <vector>     // layouts
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/measure/quantity.hpp"
 #include "tinyscale/plan/training_layout.hpp"
@@ -18,7 +19,7 @@ namespace tinyscale {
 struct TrainingPlan {
   std::string model, machine;
   TrainingLayout best;
-  std::vector<TrainingLayout> layouts;      // those that fit, fastest first
+  List<TrainingLayout> layouts;      // those that fit, fastest first
   Quantity tokens, batch, compute_time, fsdp_time, tensor_time, communication_time, step_time;
   Quantity weights_memory, optimizer_memory, activation_memory, memory;  // bytes a chip
   Quantity mfu, typical_mfu;                // 6 N tokens / (step chips peak); at the limit, assumed
@@ -158,7 +159,7 @@ inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
   }
 }
 
-inline TrainingPlan finish_plan(const TrainingInputs& in, std::vector<TrainingLayout> layouts) {
+inline TrainingPlan finish_plan(const TrainingInputs& in, List<TrainingLayout> layouts) {
   TrainingPlan plan;
   plan.model = in.job.model.name;
   plan.machine = in.machine.name;
@@ -197,7 +198,7 @@ inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine
                             job.model.heads, " heads and the hidden width of ", job.model.name));
   }
   detail::check_fits(in);
-  std::vector<TrainingLayout> layouts;
+  List<TrainingLayout> layouts;
   detail::add_layouts(in, layout.tensor, layouts);
   if (layouts.empty()) {
     throw Error(detail::cat("plan_training: data ", layout.data, " is more than the ",

@@ -13,6 +13,7 @@
 #include <vector>     // layouts
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/hardware/network.hpp"
@@ -184,7 +185,7 @@ inline bool tensor_divides(const ModelConfig& model, std::int64_t tensor) {
 
 // One split of data x tensor = chips, over each way to give each its dimensions of the machine.
 inline void add_layouts(const TrainingInputs& in, std::int64_t tensor,
-                        std::vector<TrainingLayout>& plans) {
+                        List<TrainingLayout>& plans) {
   Layout layout;
   layout.tensor = tensor;
   layout.data = in.machine.chips() / tensor;
@@ -208,12 +209,12 @@ inline void add_layouts(const TrainingInputs& in, std::int64_t tensor,
   }
 }
 
-inline std::vector<TrainingLayout> fastest_first(const std::vector<TrainingLayout>& plans) {
+inline List<TrainingLayout> fastest_first(const List<TrainingLayout>& plans) {
   std::vector<double> keys;
   for (const TrainingLayout& plan : plans) {
     keys.push_back(plan.step_time);
   }
-  std::vector<TrainingLayout> sorted;
+  List<TrainingLayout> sorted;
   for (const std::size_t i : stable_order(keys)) {
     sorted.push_back(plans[i]);
   }
@@ -221,8 +222,8 @@ inline std::vector<TrainingLayout> fastest_first(const std::vector<TrainingLayou
 }
 
 // Every layout whose tensor part divides heads and hidden units, fastest first.
-inline std::vector<TrainingLayout> priced_layouts(const TrainingInputs& in) {
-  std::vector<TrainingLayout> plans;
+inline List<TrainingLayout> priced_layouts(const TrainingInputs& in) {
+  List<TrainingLayout> plans;
   const std::int64_t chips = in.machine.chips();
   for (std::int64_t tensor = 1; tensor <= std::min(chips, in.job.model.heads); ++tensor) {
     if (chips % tensor == 0 && tensor_divides(in.job.model, tensor)) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/show/svg.hpp"
 
@@ -17,7 +18,7 @@ namespace tinyscale {
 // bytes[i][j] went from device i to device j.
 struct LinkHeatMap {
   std::string title = "Bytes over each link";
-  std::vector<std::vector<double>> bytes;
+  List<std::vector<double>> bytes;
   std::vector<std::string> names;  // of the devices; empty: their numbers
 };
 

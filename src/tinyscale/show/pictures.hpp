@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/hardware/chip.hpp"
 #include "tinyscale/hardware/roofline.hpp"
@@ -33,27 +34,27 @@ struct RooflinePlot {
   std::string title;
   double peak_flops_per_second = 0;    // of matmuls
   double vector_flops_per_second = 0;  // 0: not drawn
-  std::vector<Roof> roofs;             // one slope for each memory level
-  std::vector<RooflinePoint> points;
+  List<Roof> roofs;             // one slope for each memory level
+  List<RooflinePoint> points;
 };
 
 struct LossCurve {
   std::string title = "Loss";
   std::vector<double> train_steps, train;
   std::vector<double> validation_steps, validation;
-  std::vector<Series> others;  // other runs of the same training
+  List<Series> others;  // other runs of the same training
 };
 
 namespace detail {
 
 // A slope for each memory level up to its ridge, the flat peak, and the vector peak.
-inline std::vector<Series> roof_lines(const RooflinePlot& plot, double low, double high) {
+inline List<Series> roof_lines(const RooflinePlot& plot, double low, double high) {
   const double peak = plot.peak_flops_per_second;
   double first_ridge = high;
   for (const Roof& roof : plot.roofs) {
     first_ridge = std::min(first_ridge, peak / roof.bytes_per_second);
   }
-  std::vector<Series> lines = {
+  List<Series> lines = {
       {"matmul peak " + format_si(peak, "FLOP/s"), {first_ridge, high}, {peak, peak}, Mark::line}};
   for (const Roof& roof : plot.roofs) {
     const double ridge = std::min(high, peak / roof.bytes_per_second);
@@ -94,8 +95,8 @@ inline bool overlap(const Box& a, const Box& b) {
 }
 
 // Small boxes along the lines, so that no number is written across one.
-inline void take_lines(const Frame& frame, const std::vector<Series>& lines,
-                       std::vector<Box>& taken) {
+inline void take_lines(const Frame& frame, const List<Series>& lines,
+                       List<Box>& taken) {
   for (const Series& line : lines) {
     for (int i = 0; line.mark == Mark::line && i <= 120; ++i) {
       const double at = i / 120.0;
@@ -107,7 +108,7 @@ inline void take_lines(const Frame& frame, const std::vector<Series>& lines,
 }
 
 // Writes a point's number beside it where nothing stands yet, else at the end of a thin leader.
-inline void number_point(Canvas& canvas, const Frame& frame, std::vector<Box>& taken, double x,
+inline void number_point(Canvas& canvas, const Frame& frame, List<Box>& taken, double x,
                          double y, const std::string& number) {
   const double wide = drawn_width(number, 12) + 2;
   for (const double reach : {9.0, 17.0, 27.0, 39.0, 53.0, 69.0}) {
@@ -134,9 +135,9 @@ inline void number_point(Canvas& canvas, const Frame& frame, std::vector<Box>& t
 }
 
 // The first 24 points get their numbers, clear of every line, dot and ring.
-inline void number_points(Canvas& canvas, const Frame& frame, const std::vector<Series>& lines,
+inline void number_points(Canvas& canvas, const Frame& frame, const List<Series>& lines,
                           const Series& formula, const Series& measured) {
-  std::vector<Box> taken;
+  List<Box> taken;
   take_lines(frame, lines, taken);
   for (const Series* dots : {&formula, &measured}) {
     for (std::size_t i = 0; i < dots->x.size(); ++i) {
@@ -153,7 +154,7 @@ inline void number_points(Canvas& canvas, const Frame& frame, const std::vector<
 }
 
 // Numbers and names below the plot, in columns; what does not fit is counted.
-inline void draw_key(Canvas& canvas, const std::vector<RooflinePoint>& points, double width,
+inline void draw_key(Canvas& canvas, const List<RooflinePoint>& points, double width,
                      double top, std::size_t rows) {
   const std::size_t columns = 3, room = rows * columns;
   const double column = (width - 40) / static_cast<double>(columns);
@@ -197,8 +198,8 @@ inline void roofline_limits(const RooflinePlot& plot, Axis& x, Axis& y) {
 }
 
 // Points that a logarithmic plot can show; the names of the others go into `left_out`.
-inline std::vector<RooflinePoint> drawable_points(const RooflinePlot& plot, std::string& left_out) {
-  std::vector<RooflinePoint> points;
+inline List<RooflinePoint> drawable_points(const RooflinePlot& plot, std::string& left_out) {
+  List<RooflinePoint> points;
   for (const RooflinePoint& point : plot.points) {
     const bool speed = point.flops_per_second > 0 || point.measured_flops_per_second > 0;
     if (speed && point.flops_per_byte > 0 && std::isfinite(point.flops_per_byte)) {
@@ -233,8 +234,10 @@ inline Svg svg(const RooflinePlot& given) {
   }
   formula.name = plot.points.empty() ? "" : "op, by formula";
   formula.mark = Mark::points;
-  const bool any_measured =
-      std::any_of(measured.y.begin(), measured.y.end(), [](double speed) { return speed > 0; });
+  bool any_measured = false;
+  for (const double speed : measured.y) {
+    any_measured = any_measured || speed > 0;
+  }
   measured.name = any_measured ? "op, measured" : "";
   measured.mark = Mark::hollow_points;
   axes.series.push_back(formula);

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/show/svg.hpp"
 
 namespace tinyscale {
@@ -32,7 +33,7 @@ struct Series {
 struct Plot {
   std::string title;
   Axis x, y;
-  std::vector<Series> series;
+  List<Series> series;
   double width = 720, height = 420;
 };
 
@@ -240,7 +241,7 @@ inline void draw_series(Canvas& canvas, const Frame& frame, const Series& one, s
 }
 
 // Names with a sample of their line, in rows from (left, y) on; returns the y below the last.
-inline double draw_legend(Canvas& canvas, const std::vector<Series>& series, double left,
+inline double draw_legend(Canvas& canvas, const List<Series>& series, double left,
                           double right, double y) {
   double x = left;
   bool any = false;

@@ -30,7 +30,10 @@ inline Svg svg(const TrainReport& report) {
 inline Svg svg(const MeshRun& run) {
   LinkHeatMap map;
   const auto n = static_cast<std::size_t>(run.devices());
-  map.bytes.assign(n, std::vector<double>(n, 0.0));
+  map.bytes.resize(n);
+  for (std::vector<double>& row : map.bytes) {
+    row.resize(n);
+  }
   for (const LinkRow& link : run.links()) {
     map.bytes[static_cast<std::size_t>(link.from)][static_cast<std::size_t>(link.to)] += link.bytes;
   }

@@ -8,6 +8,7 @@
 #include <cstdint>    // int64_t
 #include <vector>     // vector
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/systolic/weight_stationary.hpp"
 
 namespace tinyscale {
@@ -19,8 +20,8 @@ struct SumFold {
   std::int64_t drain = 0;
 };
 
-inline std::vector<SumFold> sum_folds(const SystolicTiming& t) {
-  std::vector<SumFold> folds(static_cast<std::size_t>(t.folds()));
+inline List<SumFold> sum_folds(const SystolicTiming& t) {
+  List<SumFold> folds(static_cast<std::size_t>(t.folds()));
   const bool instant = t.drain == Drain::instant;
   const bool doubled = t.schedule == Schedule::doubled && !instant;
   for (std::size_t f = 0; f < folds.size(); ++f) {
@@ -195,7 +196,7 @@ class OutputStationary {
 
   MatrixView x_, w_;
   float* out_;
-  std::vector<SumFold> folds_;
+  List<SumFold> folds_;
   std::int64_t fold_ = 0;         // that streams now or streamed last
   std::int64_t leaving_ = 0;      // the next fold to drain
   std::int64_t first_drain_ = 0;  // the first fold whose sums have not all left

@@ -11,6 +11,7 @@
 #include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/systolic/systolic_array.hpp"
 
 namespace tinyscale {
@@ -44,10 +45,10 @@ struct Wavefront {
   std::int64_t cols = 0;
   std::int64_t tick = 0;
   Dataflow dataflow = Dataflow::weight_stationary;
-  std::vector<WavefrontCell> cells;  // row-major
+  List<WavefrontCell> cells;  // row-major
 
   const WavefrontCell& at(std::int64_t r, std::int64_t c) const {
-    return cells.at(static_cast<std::size_t>(r * cols + c));
+    return cells[static_cast<std::size_t>(r * cols + c)];
   }
 
   // PEs that multiply in this tick, padding included.

@@ -9,6 +9,7 @@
 #include <cstdint>    // int64_t
 #include <vector>     // vector
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/systolic/array_timing.hpp"
 #include "tinyscale/systolic/pe_grid.hpp"
 
@@ -46,7 +47,7 @@ struct StreamSlot {
 struct SteppedArray {
   SystolicTiming counted;
   PeGrid grid;
-  std::vector<StreamSlot> sent;  // the last R + C ticks or more, a ring of a power of two
+  List<StreamSlot> sent;  // the last R + C ticks or more, a ring of a power of two
   std::int64_t tick = 0;         // ticks that are over
   std::int64_t results_due;      // sums that have yet to leave the array, padding too
 
@@ -86,8 +87,8 @@ struct FoldStart {
   std::int64_t stream = 0;
 };
 
-inline std::vector<FoldStart> weight_fold_starts(const SystolicTiming& t) {
-  std::vector<FoldStart> folds(static_cast<std::size_t>(t.folds()));
+inline List<FoldStart> weight_fold_starts(const SystolicTiming& t) {
+  List<FoldStart> folds(static_cast<std::size_t>(t.folds()));
   folds[0].stream = t.rows;
   for (std::size_t f = 1; f < folds.size(); ++f) {
     const std::int64_t before = folds[f - 1].stream;
@@ -254,7 +255,7 @@ class WeightStationary {
   MatrixView stream_, tile_;
   float* out_;
   std::int64_t row_step_, col_step_;
-  std::vector<FoldStart> folds_;
+  List<FoldStart> folds_;
   std::int64_t fold_ = 0;        // that streams now or streamed last
   std::int64_t first_load_ = 0;  // the first fold whose shift is not over
   std::int64_t stream_reads_ = 0;

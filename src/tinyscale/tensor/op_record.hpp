@@ -9,6 +9,7 @@
 #include <utility>           // move
 #include <vector>            // vector
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/measure/profile.hpp"
 #include "tinyscale/tensor/tensor.hpp"
@@ -22,8 +23,8 @@ struct VectorCost {
   double backward;
 };
 
-inline const std::vector<VectorCost>& vector_costs() {
-  static const std::vector<VectorCost> costs = {
+inline const List<VectorCost>& vector_costs() {
+  static const List<VectorCost> costs = {
       {"add", 1, 1},        {"sub", 1, 1},         {"mul", 1, 2},           {"div", 4, 9},
       {"exp", 10, 1},       {"log", 10, 4},        {"sqrt", 4, 5},          {"tanh", 12, 3},
       {"relu", 1, 1},       {"square", 1, 2},      {"neg", 1, 1},           {"silu", 16, 18},

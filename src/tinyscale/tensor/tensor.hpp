@@ -13,12 +13,13 @@
 #include <iostream>    // ostream
 #include <memory>      // shared_ptr
 #include <new>         // align_val_t
-#include <queue>       // priority_queue
 #include <string>      // string
 #include <utility>     // move
 #include <vector>      // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/measure/context.hpp"
@@ -73,7 +74,7 @@ class Tensor {
   // Uninitialised numbers; users call zeros, full, randn, ...
   explicit Tensor(const Shape& shape) : Tensor(shape, context().kind) {}
   Tensor(const Shape& shape, MemoryKind kind)
-      : shape_(shape), storage_(std::make_shared<detail::Storage>(shape.count(), kind)) {}
+      : shape_(shape), storage_(new detail::Storage(shape.count(), kind)) {}
   Tensor(const Shape& shape, std::shared_ptr<detail::Storage> storage)
       : shape_(shape), storage_(std::move(storage)) {}
 
@@ -171,7 +172,7 @@ inline Tensor parameter(const Tensor& value) {
   if (value.count() > 0) {
     std::memcpy(leaf.data(), value.data(), static_cast<std::size_t>(value.count()) * sizeof(float));
   }
-  leaf.set_slot(std::make_shared<detail::GradSlot>());
+  leaf.set_slot(std::shared_ptr<detail::GradSlot>(new detail::GradSlot));
   leaf.slot()->shape = value.shape();
   return leaf;
 }
@@ -226,7 +227,7 @@ using Slot = std::shared_ptr<GradSlot>;
 // One op of the graph: where the gradient goes and how.
 struct Node {
   const char* name = "";
-  std::vector<Slot> inputs;
+  List<Slot> inputs;
   Backward backward;
 };
 
@@ -234,7 +235,7 @@ struct Node {
 inline float* grad_buffer(const Slot& slot) {
   if (!slot->grad) {
     const MemoryKind kind = slot->node ? MemoryKind::activation : MemoryKind::gradient;
-    slot->grad = std::make_shared<Storage>(slot->shape.count(), kind);
+    slot->grad.reset(new Storage(slot->shape.count(), kind));
     std::memset(slot->grad->data, 0, slot->grad->bytes());
   }
   return slot->grad->data;
@@ -266,9 +267,9 @@ inline bool tracked(std::initializer_list<const Tensor*> inputs) {
 // Joins `result` to the graph behind `inputs`; call it only when they are tracked.
 inline void attach(Tensor& result, const char* name, std::initializer_list<const Tensor*> inputs,
                    Backward backward) {
-  auto slot = std::make_shared<GradSlot>();
+  const Slot slot(new GradSlot);
   slot->shape = result.shape();
-  slot->node = std::make_shared<Node>();
+  slot->node.reset(new Node);
   slot->node->name = name;
   slot->node->backward = std::move(backward);
   for (const Tensor* input : inputs) {
@@ -277,11 +278,27 @@ inline void attach(Tensor& result, const char* name, std::initializer_list<const
       slot->order = std::max(slot->order, input->slot()->order + 1);
     }
   }
-  result.set_slot(std::move(slot));
+  result.set_slot(slot);
 }
 
-struct LaterOpFirst {
-  bool operator()(const Slot& a, const Slot& b) const { return a->order < b->order; }
+// Ops that wait for the backward pass; the last of the forward pass goes first.
+class ReadyOps {
+ public:
+  bool empty() const { return queue_.empty(); }
+  void push(const Slot& slot) {
+    slot->queued = true;
+    queue_.push({-static_cast<double>(slot->order), slots_.size(), 0});
+    slots_.push_back(slot);
+  }
+  Slot pop() {
+    const Slot slot = std::move(slots_[queue_.pop().item]);
+    slot->queued = false;
+    return slot;
+  }
+
+ private:
+  EventQueue queue_;
+  List<Slot> slots_;
 };
 
 }  // namespace detail
@@ -296,15 +313,12 @@ inline void Tensor::backward() const {
   }
   NoGrad no_graph_of_the_backward_pass;
   *detail::grad_buffer(slot_) += 1.0f;
-  std::priority_queue<detail::Slot, std::vector<detail::Slot>, detail::LaterOpFirst> ready;
+  detail::ReadyOps ready;
   if (slot_->node) {
-    slot_->queued = true;
     ready.push(slot_);
   }
   while (!ready.empty()) {
-    const detail::Slot slot = ready.top();
-    ready.pop();
-    slot->queued = false;
+    const detail::Slot slot = ready.pop();
     const std::shared_ptr<detail::Node> node = slot->node;
     if (!node->backward) {
       throw Error("backward: this graph was used before and is freed; run the forward pass again");
@@ -316,7 +330,6 @@ inline void Tensor::backward() const {
     node->backward.reset();
     for (const detail::Slot& input : node->inputs) {
       if (input->node && !input->queued) {
-        input->queued = true;
         ready.push(input);
       }
     }

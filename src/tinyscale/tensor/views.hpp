@@ -5,6 +5,7 @@
 #include <cstring>  // memcpy
 #include <vector>   // vector
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
 #include "tinyscale/tensor/create.hpp"
 
@@ -159,10 +160,10 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
   if (context().no_grad > 0) {
     return y;
   }
-  auto slot = std::make_shared<detail::GradSlot>();
-  slot->node = std::make_shared<detail::Node>();
+  const detail::Slot slot(new detail::GradSlot);
+  slot->node.reset(new detail::Node);
   slot->shape = shape;
-  std::vector<detail::Slot> slots;
+  List<detail::Slot> slots;
   for (const Tensor& part : parts) {
     slots.push_back(part.slot());
     if (part.slot()) {
@@ -187,7 +188,7 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
       begin += sizes[i];
     }
   };
-  y.set_slot(std::move(slot));
+  y.set_slot(slot);
   return y;
 }
 
