@@ -21,6 +21,7 @@
 //   tinyscale/base/order.hpp                 Sorting, queues and names once for all types
 //   tinyscale/base/threads.hpp               Host loops on several threads
 //   tinyscale/base/random.hpp                Random numbers by counter
+//   tinyscale/base/shared.hpp                A counted pointer
 //   tinyscale/base/shape.hpp                 The sizes of a tensor, a machine or a grid
 //   tinyscale/base/text.hpp                  Numbers as people read them, and tables that line up
 //   tinyscale/measure/compare.hpp            Predicted beside counted
@@ -134,7 +135,6 @@
 #include <initializer_list>
 #include <iostream>
 #include <limits>
-#include <memory>
 #include <mutex>
 #include <new>
 #include <ostream>
@@ -623,9 +623,40 @@ inline float round_to(float x, DType format) {
 
 namespace tinyscale {
 
+namespace detail {
+
+// What a List is without its type.
+class ListHead {
+ public:
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+
+ protected:
+  ListHead() = default;
+  ListHead(void* items, std::size_t size) : items_(items), size_(size), capacity_(size) {}
+  void swap_heads(ListHead& other) noexcept {
+    const ListHead own = *this;
+    *this = other;
+    other = own;
+  }
+  void check(std::size_t i) const {
+#if defined(_GLIBCXX_ASSERTIONS)
+    __glibcxx_assert(i < size_);
+#else
+    static_cast<void>(i);
+#endif
+  }
+
+  void* items_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+}  // namespace detail
+
 // The used part of std::vector, with its names. T has a default value: places past the end hold it.
 template <class T>
-class List {
+class List : public detail::ListHead {
  public:
   using value_type = T;
   using size_type = std::size_t;
@@ -633,13 +664,13 @@ class List {
   using const_iterator = const T*;
 
   List() = default;
-  explicit List(std::size_t n) : items_(new T[n]()), size_(n), capacity_(n) {}
+  explicit List(std::size_t n) : ListHead(new T[n](), n) {}
   List(std::initializer_list<T> items) : List() { append(items.begin(), items.size()); }
-  List(const List& other) : List() { append(other.items_, other.size_); }
-  List(List&& other) noexcept { swap(other); }
-  ~List() { delete[] items_; }
+  List(const List& other) : List() { append(other.begin(), other.size_); }
+  List(List&& other) noexcept { swap_heads(other); }
+  ~List() { delete[] data(); }
   List& operator=(List other) noexcept {
-    swap(other);
+    swap_heads(other);
     return *this;
   }
 
@@ -653,21 +684,19 @@ class List {
     return std::vector<T, A>(begin(), end());
   }
 
-  std::size_t size() const { return size_; }
-  bool empty() const { return size_ == 0; }
-  T* data() { return items_; }
-  const T* data() const { return items_; }
-  T* begin() { return items_; }
-  const T* begin() const { return items_; }
-  T* end() { return items_ + size_; }
-  const T* end() const { return items_ + size_; }
+  T* data() { return static_cast<T*>(items_); }
+  const T* data() const { return static_cast<const T*>(items_); }
+  T* begin() { return static_cast<T*>(items_); }
+  const T* begin() const { return static_cast<const T*>(items_); }
+  T* end() { return static_cast<T*>(items_) + size_; }
+  const T* end() const { return static_cast<const T*>(items_) + size_; }
   T& operator[](std::size_t i) {
     check(i);
-    return items_[i];
+    return static_cast<T*>(items_)[i];
   }
   const T& operator[](std::size_t i) const {
     check(i);
-    return items_[i];
+    return static_cast<const T*>(items_)[i];
   }
   T& front() { return (*this)[0]; }
   const T& front() const { return (*this)[0]; }
@@ -678,68 +707,45 @@ class List {
     if (size_ == capacity_) {
       reserve(size_ < 4 ? 4 : 2 * size_);
     }
-    items_[size_] = static_cast<T&&>(item);
+    static_cast<T*>(items_)[size_] = static_cast<T&&>(item);
     ++size_;
   }
-  void pop_back() {
-    check(size_ - 1);
-    items_[size_ - 1] = T();
-    --size_;
-  }
+  void pop_back() { resize(size_ - 1); }
   void resize(std::size_t n) {
-    if (n > capacity_) {
-      reserve(n);
-    }
-    for (std::size_t i = n; i < size_; ++i) {
-      items_[i] = T();
+    reserve(n);
+    for (; size_ > n; --size_) {
+      static_cast<T*>(items_)[size_ - 1] = T();
     }
     size_ = n;
   }
   void clear() { resize(0); }
+  void reserve(std::size_t capacity) {
+    if (capacity > capacity_) {
+      List larger(capacity);
+      for (std::size_t i = 0; i < size_; ++i) {
+        static_cast<T*>(larger.items_)[i] = static_cast<T&&>(static_cast<T*>(items_)[i]);
+      }
+      larger.size_ = size_;
+      swap_heads(larger);
+    }
+  }
   void assign(std::size_t n, const T& item) {
     List filled(n);
     for (T& each : filled) {
       each = item;
     }
-    swap(filled);
+    swap_heads(filled);
   }
-  void reserve(std::size_t capacity) {
-    if (capacity > capacity_) {
-      List larger;  // takes the items it has when one cannot be moved
-      larger.items_ = new T[capacity]();
-      larger.capacity_ = capacity;
-      for (; larger.size_ < size_; ++larger.size_) {
-        larger.items_[larger.size_] = static_cast<T&&>(items_[larger.size_]);
-      }
-      swap(larger);
-    }
-  }
-  void swap(List& other) noexcept {
-    T* const items = items_;
-    const std::size_t size = size_, capacity = capacity_;
-    items_ = other.items_, size_ = other.size_, capacity_ = other.capacity_;
-    other.items_ = items, other.size_ = size, other.capacity_ = capacity;
-  }
+  void swap(List& other) noexcept { swap_heads(other); }
 
  private:
   void append(const T* items, std::size_t n) {
     reserve(size_ + n);
     for (std::size_t i = 0; i < n; ++i) {
-      items_[size_] = items[i];
+      static_cast<T*>(items_)[size_] = items[i];
       ++size_;
     }
   }
-  void check(std::size_t i) const {
-#if defined(_GLIBCXX_ASSERTIONS)
-    __glibcxx_assert(i < size_);
-#else
-    static_cast<void>(i);
-#endif
-  }
-
-  T* items_ = nullptr;
-  std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
 };
 
 }  // namespace tinyscale
@@ -806,7 +812,7 @@ class EventQueue {
     const std::size_t n = heap_.size();
     std::size_t at = 0;
     for (std::size_t child = 1; child < n; child = 2 * at + 1) {
-      child += child + 1 < n && heap_[child + 1].before(heap_[child]) ? 1 : 0;
+      child += child + 1 < n && heap_[child + 1].before(heap_[child]) ? 1U : 0U;
       if (!heap_[child].before(last)) {
         break;
       }
@@ -1315,6 +1321,80 @@ inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::
   const std::uint64_t middle_low = (middle & 0xffffffffU) + low * n_high;
   return high * n_high + (middle >> 32) + (middle_low >> 32);
 }
+
+}  // namespace tinyscale
+
+// >> tinyscale/base/shared.hpp
+// A counted pointer: the last one that lets go deletes the object. What std::shared_ptr does, for a
+// tenth of what each type in one costs a user's compile.
+
+namespace tinyscale {
+namespace detail {
+
+// What needs no type: the object, and how many hold it.
+class SharedHead {
+ public:
+  SharedHead() = default;
+  SharedHead(const SharedHead& other) : object_(other.object_), holders_(other.holders_) {
+    if (holders_ != nullptr) {
+      holders_->fetch_add(1);
+    }
+  }
+  explicit operator bool() const { return object_ != nullptr; }
+  bool operator==(std::nullptr_t) const { return object_ == nullptr; }
+  bool operator!=(std::nullptr_t) const { return object_ != nullptr; }
+  int use_count() const { return holders_ == nullptr ? 0 : holders_->load(); }
+
+ protected:
+  // True for the last holder, who deletes the object.
+  bool let_go() {
+    if (holders_ == nullptr || holders_->fetch_sub(1) > 1) {
+      return false;
+    }
+    delete holders_;
+    return true;
+  }
+  void swap(SharedHead& other) noexcept {
+    void* const object = object_;
+    std::atomic<int>* const holders = holders_;
+    object_ = other.object_;
+    holders_ = other.holders_;
+    other.object_ = object;
+    other.holders_ = holders;
+  }
+
+  void* object_ = nullptr;
+  std::atomic<int>* holders_ = nullptr;
+};
+
+}  // namespace detail
+
+template <class T>
+class Shared : public detail::SharedHead {
+ public:
+  Shared() = default;
+  explicit Shared(T* object) {
+    holders_ = new std::atomic<int>(1);
+    object_ = const_cast<void*>(static_cast<const void*>(object));
+  }
+  Shared(const Shared&) = default;
+  Shared(Shared&& other) noexcept { swap(other); }
+  ~Shared() {
+    if (let_go()) {
+      delete static_cast<T*>(object_);
+    }
+  }
+  Shared& operator=(Shared other) noexcept {
+    swap(other);
+    return *this;
+  }
+
+  T* get() const { return static_cast<T*>(object_); }
+  T* operator->() const { return static_cast<T*>(object_); }
+  T& operator*() const { return *static_cast<T*>(object_); }
+  void reset() { *this = Shared(); }
+  void reset(T* object) { *this = Shared(object); }
+};
 
 }  // namespace tinyscale
 
@@ -1946,7 +2026,7 @@ class Profile;
 
 struct Context {
   Profile* profile = nullptr;  // null: nothing is recorded
-  std::shared_ptr<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
+  Shared<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
   int device = -1;                                                       // -1: the program itself
   MemoryKind kind = MemoryKind::activation;  // what allocations are for
   int no_grad = 0;                           // scopes alive that switch gradients off
@@ -2132,21 +2212,11 @@ inline bool profiling() { return context().profile != nullptr; }
 
 namespace detail {
 
-// Seconds since it was made; reads no clock unless a profile is alive.
-class OpTimer {
- public:
-  using Clock = std::chrono::steady_clock;
-
-  OpTimer() : on_(profiling()), start_(on_ ? Clock::now() : Clock::time_point()) {}
-  bool on() const { return on_; }
-  double seconds() const {
-    return on_ ? std::chrono::duration<double>(Clock::now() - start_).count() : 0;
-  }
-
- private:
-  bool on_;
-  Clock::time_point start_;
-};
+// Of a clock that only goes forward.
+inline double seconds_now() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
 
 }  // namespace detail
 }  // namespace tinyscale
@@ -2215,14 +2285,14 @@ class Quantity {
   Quantity(double value) : Quantity(value, "") {}  // a plain number: no unit
   Quantity(double value, const std::string& unit, const std::string& name = "",
            const std::string& source = "") {
-    const std::shared_ptr<detail::QuantityNode> node(new detail::QuantityNode);
+    const Shared<detail::QuantityNode> node(new detail::QuantityNode);
     node->value = value;
     node->unit = unit;
     node->name = name;
     node->source = source;
     node_ = node;
   }
-  explicit Quantity(std::shared_ptr<const detail::QuantityNode> node) : node_(std::move(node)) {}
+  explicit Quantity(Shared<detail::QuantityNode> node) : node_(std::move(node)) {}
 
   double value() const { return node_->value; }
   const std::string& unit() const { return node_->unit; }
@@ -2236,7 +2306,7 @@ class Quantity {
   std::string explain(int depth = 8) const;    // the formula, the numbers put in, and so for inputs
 
  private:
-  std::shared_ptr<const detail::QuantityNode> node_;
+  Shared<detail::QuantityNode> node_;
 };
 
 namespace detail {
@@ -2339,7 +2409,7 @@ inline void explain_into(const Quantity& q, int depth, int indent, std::string& 
 
 inline Quantity make_quantity(const char* op, double value, const std::string& unit,
                               const List<Quantity>& inputs) {
-  const std::shared_ptr<QuantityNode> node(new QuantityNode);
+  const Shared<QuantityNode> node(new QuantityNode);
   node->op = op;
   node->value = value;
   node->unit = unit;
@@ -2406,7 +2476,7 @@ inline Quantity sqrt(const Quantity& a) {
 
 // The same quantity under a name, by which formulas that use it call it.
 inline Quantity named(const std::string& name, const Quantity& q, const std::string& source = "") {
-  const std::shared_ptr<detail::QuantityNode> node(new detail::QuantityNode);
+  const Shared<detail::QuantityNode> node(new detail::QuantityNode);
   node->value = q.value();
   node->unit = q.unit();
   node->name = name;
@@ -2671,11 +2741,6 @@ inline LaptopLoops laptop_loops() {
   }
 #endif
   return loops;
-}
-
-inline double seconds_now() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
 }
 
 inline void keep_alive(float value) {
@@ -5408,7 +5473,7 @@ struct Storage {
   float* data = nullptr;
   std::int64_t count = 0;
   MemoryKind kind = MemoryKind::activation;
-  std::shared_ptr<MemoryMeter> meter;
+  Shared<MemoryMeter> meter;
 
   Storage(std::int64_t n, MemoryKind k) : count(n), kind(k), meter(context().memory) {
     data = static_cast<float*>(::operator new(allocated(), std::align_val_t(64)));
@@ -5434,8 +5499,8 @@ struct Node;
 // Where a tensor's gradient gathers; `node` is null for a leaf (a parameter).
 struct GradSlot {
   Shape shape;
-  std::shared_ptr<Node> node;
-  std::shared_ptr<Storage> grad;
+  Shared<Node> node;
+  Shared<Storage> grad;
   int order = 0;  // longest path from a leaf: the backward pass runs in falling order
   bool queued = false;
 };
@@ -5449,7 +5514,7 @@ class Tensor {
   explicit Tensor(const Shape& shape) : Tensor(shape, context().kind) {}
   Tensor(const Shape& shape, MemoryKind kind)
       : shape_(shape), storage_(new detail::Storage(shape.count(), kind)) {}
-  Tensor(const Shape& shape, std::shared_ptr<detail::Storage> storage)
+  Tensor(const Shape& shape, Shared<detail::Storage> storage)
       : shape_(shape), storage_(std::move(storage)) {}
 
   bool defined() const { return storage_ != nullptr; }
@@ -5459,7 +5524,7 @@ class Tensor {
   std::int64_t count() const { return storage_ ? storage_->count : 0; }
   float* data() { return checked().data; }
   const float* data() const { return checked().data; }
-  const std::shared_ptr<detail::Storage>& storage() const { return storage_; }
+  const Shared<detail::Storage>& storage() const { return storage_; }
 
   // The one number of a tensor of one element.
   float item() const {
@@ -5491,8 +5556,8 @@ class Tensor {
   }
 
   bool requires_grad() const { return slot_ != nullptr; }
-  const std::shared_ptr<detail::GradSlot>& slot() const { return slot_; }
-  void set_slot(std::shared_ptr<detail::GradSlot> slot) { slot_ = std::move(slot); }
+  const Shared<detail::GradSlot>& slot() const { return slot_; }
+  void set_slot(Shared<detail::GradSlot> slot) { slot_ = std::move(slot); }
 
   // The same numbers, cut off from the graph.
   Tensor detach() const { return Tensor(shape_, storage_); }
@@ -5527,8 +5592,8 @@ class Tensor {
   }
 
   Shape shape_;
-  std::shared_ptr<detail::Storage> storage_;
-  std::shared_ptr<detail::GradSlot> slot_;
+  Shared<detail::Storage> storage_;
+  Shared<detail::GradSlot> slot_;
 };
 
 // While alive, ops on this thread record nothing for backward().
@@ -5546,7 +5611,7 @@ inline Tensor parameter(const Tensor& value) {
   if (value.count() > 0) {
     std::memcpy(leaf.data(), value.data(), static_cast<std::size_t>(value.count()) * sizeof(float));
   }
-  leaf.set_slot(std::shared_ptr<detail::GradSlot>(new detail::GradSlot));
+  leaf.set_slot(Shared<detail::GradSlot>(new detail::GradSlot));
   leaf.slot()->shape = value.shape();
   return leaf;
 }
@@ -5560,9 +5625,16 @@ class Backward {
   Backward() = default;
   template <class F>
   Backward(F body) : body_(new F(std::move(body))), run_(&run<F>), drop_(&drop<F>) {}
-  Backward(Backward&& other) noexcept { swap(other); }
+  Backward(Backward&& other) noexcept
+      : body_(other.body_), run_(other.run_), drop_(other.drop_) {
+    other.body_ = nullptr;
+  }
   Backward& operator=(Backward&& other) noexcept {
-    swap(other);
+    reset();
+    body_ = other.body_;
+    run_ = other.run_;
+    drop_ = other.drop_;
+    other.body_ = nullptr;
     return *this;
   }
   ~Backward() { reset(); }
@@ -5586,17 +5658,12 @@ class Backward {
   static void drop(void* body) {
     delete static_cast<F*>(body);
   }
-  void swap(Backward& other) {
-    std::swap(body_, other.body_);
-    std::swap(run_, other.run_);
-    std::swap(drop_, other.drop_);
-  }
 
   void* body_ = nullptr;
   void (*run_)(void* body, const Tensor& dy) = nullptr;
   void (*drop_)(void* body) = nullptr;
 };
-using Slot = std::shared_ptr<GradSlot>;
+using Slot = Shared<GradSlot>;
 
 // One op of the graph: where the gradient goes and how.
 struct Node {
@@ -5693,7 +5760,7 @@ inline void Tensor::backward() const {
   }
   while (!ready.empty()) {
     const detail::Slot slot = ready.pop();
-    const std::shared_ptr<detail::Node> node = slot->node;
+    const Shared<detail::Node> node = slot->node;
     if (!node->backward) {
       throw Error("backward: this graph was used before and is freed; run the forward pass again");
     }
@@ -5763,7 +5830,7 @@ class OpScope {
  public:
   OpScope() : profile_(context().profile) {
     if (profile_ != nullptr) {
-      start_ = std::chrono::steady_clock::now();
+      start_ = seconds_now();
     }
   }
 
@@ -5773,8 +5840,7 @@ class OpScope {
       return;
     }
     OpRecord record;
-    record.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    record.seconds = seconds_now() - start_;
     record.name = name;
     record.shape = shape.text();
     record.matmul_flops = matmul_flops;
@@ -5804,7 +5870,7 @@ class OpScope {
 
  private:
   Profile* profile_;
-  std::chrono::steady_clock::time_point start_;
+  double start_ = 0;
 };
 
 }  // namespace detail
@@ -8398,7 +8464,7 @@ class Fabric {
     meeting.came.push_back(me);
     meeting.texts.push_back(text);
     if (meeting.texts.size() == members.size() && !disagrees(meeting)) {
-      std::swap(meeting, meetings_.back());
+      meeting = std::move(meetings_.back());
       meetings_.pop_back();
       for (const int rank : members) {
         if (rank != me) {
@@ -8943,7 +9009,9 @@ inline LinkSpeed link_of_dim(const Machine& machine, int dim) {
     link.bandwidth = machine.axis_bandwidth(dim);
   }
   for (int d = 0; dim < 0 && d < machine.dims.size(); ++d) {
-    link.bandwidth = std::min(link.bandwidth, machine.axis_bandwidth(d));
+    if (machine.dims[d] > 1) {
+      link.bandwidth = std::min(link.bandwidth, machine.axis_bandwidth(d));
+    }
   }
   return link;
 }
@@ -9879,12 +9947,12 @@ class Device {
       ++at;
     }
     if (at == kept_.size()) {
-      kept_.push_back({name, t});
-      for (; at > 0 && kept_[at].name < kept_[at - 1].name; --at) {
-        std::swap(kept_[at], kept_[at - 1]);
+      kept_.push_back({});
+      for (; at > 0 && name < kept_[at - 1].name; --at) {
+        kept_[at] = kept_[at - 1];
       }
     }
-    kept_[at].value = t;
+    kept_[at] = {name, t};
   }
 
   const List<detail::KeptTensor>& kept() const { return kept_; }
@@ -10190,6 +10258,7 @@ namespace detail {
 struct Counted {
   double bytes_most = 0, bytes_least = 0, bytes_total = 0;  // sent by devices
   std::int64_t steps = 0;
+  std::int64_t one_way_steps = 0;  // if no ring were used both ways
   double seconds = 0;
   int devices = 1;                 // of the mesh
   int group = 1;                   // of the largest collective
@@ -10212,6 +10281,9 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
   const double steps = static_cast<double>(counted.steps);
   if (steps <= 0) {
     return "no message was sent";
+  }
+  if (you == counted.one_way_steps) {
+    return "a bidirectional ring halves them";
   }
   if (has_name(counted, "all_reduce") && same(guess * 2, steps)) {
     return "all_reduce is reduce_scatter and then all_gather, each of its own steps";
@@ -10548,7 +10620,7 @@ struct MeshRecord {
   List<MeshAxis> axes;
   List<List<KeptTensor>> kept;  // by rank
   List<Counters> counters;
-  List<std::shared_ptr<MemoryMeter>> memory;
+  List<Shared<MemoryMeter>> memory;
 };
 
 inline Table collective_table(const List<CollectiveRow>& rows) {
@@ -10578,7 +10650,7 @@ inline Table link_table(const List<LinkRow>& rows, std::size_t most) {
 
 class MeshRun {
  public:
-  MeshRun(std::shared_ptr<const detail::MeshRecord> record, Machine machine)
+  MeshRun(Shared<detail::MeshRecord> record, Machine machine)
       : timeline(time(record->log, machine)), record_(std::move(record)),
         machine_(std::move(machine)) {
     seconds = timeline.seconds;
@@ -10715,6 +10787,14 @@ class MeshRun {
       counted.names.push_back(row.name);
       counted.group = std::max(counted.group, row.devices);
     }
+    counted.one_way_steps = counted.steps;
+    for (const CollectiveCall& call : log().calls) {
+      for (CollectiveStage stage : call.stages) {
+        const std::int64_t steps = collective_steps(stage);
+        stage.kind = stage.kind == AxisKind::ring_both_ways ? AxisKind::ring : stage.kind;
+        counted.one_way_steps += collective_steps(stage) - steps;
+      }
+    }
     return detail::check_guess(guess, counted);
   }
 
@@ -10777,7 +10857,7 @@ class MeshRun {
     return sum;
   }
 
-  std::shared_ptr<const detail::MeshRecord> record_;
+  Shared<detail::MeshRecord> record_;
   Machine machine_;
 };
 
@@ -10815,8 +10895,8 @@ namespace detail {
 
 // One device while it runs, and what it leaves.
 struct DeviceThread {
-  DeviceThread(Fabric& fabric, const List<AxisPlacement>& axes, int rank, int devices)
-      : device(fabric, axes, rank, devices) {}
+  DeviceThread(Fabric& shared, const List<AxisPlacement>& axes, int rank, int devices)
+      : device(shared, axes, rank, devices), fabric(&shared) {}
 
   Device device;
   const DeviceProgram* program = nullptr;
@@ -10859,7 +10939,7 @@ inline void run_device_thread(void* device) {
 
 #if defined(TINYSCALE_NO_THREADS)
 inline void run_devices(const DeviceProgram& program, Fabric& fabric,
-                        List<std::shared_ptr<DeviceThread>>& devices) {
+                        List<Shared<DeviceThread>>& devices) {
   if (devices.size() > 1) {
     throw Error(cat("mesh.run: ", devices.size(), " devices need threads, and this program is ",
                     "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device"));
@@ -10868,11 +10948,10 @@ inline void run_devices(const DeviceProgram& program, Fabric& fabric,
 }
 #else
 inline void run_devices(const DeviceProgram& program, Fabric& fabric,
-                        List<std::shared_ptr<DeviceThread>>& devices) {
+                        List<Shared<DeviceThread>>& devices) {
   ThreadGroup group;
   for (std::size_t i = 0; i < devices.size(); ++i) {
     devices[i]->program = &program;
-    devices[i]->fabric = &fabric;
     try {
       group.start(&run_device_thread, devices[i].get());
     } catch (const std::system_error&) {
@@ -10919,9 +10998,9 @@ class Mesh {
     const List<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
     Context& caller = context();
     detail::Fabric fabric(size());
-    List<std::shared_ptr<detail::DeviceThread>> devices;
+    List<Shared<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
-      devices.push_back(std::shared_ptr<detail::DeviceThread>(
+      devices.push_back(Shared<detail::DeviceThread>(
           new detail::DeviceThread(fabric, placed, rank, size())));
       devices.back()->device.endpoint().keep_records(
           caller.profile != nullptr ? detail::Keep::records : detail::Keep::totals);
@@ -10931,7 +11010,7 @@ class Mesh {
     }
     detail::run_devices(program, fabric, devices);
     if (caller.profile != nullptr) {  // in rank order, whatever the threads did
-      for (const std::shared_ptr<detail::DeviceThread>& device : devices) {
+      for (const Shared<detail::DeviceThread>& device : devices) {
         for (OpRecord& record : device->records) {
           caller.profile->record(std::move(record));
         }
@@ -10945,11 +11024,11 @@ class Mesh {
   }
 
  private:
-  std::shared_ptr<const detail::MeshRecord> record_of(
-      const List<std::shared_ptr<detail::DeviceThread>>& devices) const {
-    const std::shared_ptr<detail::MeshRecord> record(new detail::MeshRecord);
+  Shared<detail::MeshRecord> record_of(
+      const List<Shared<detail::DeviceThread>>& devices) const {
+    const Shared<detail::MeshRecord> record(new detail::MeshRecord);
     List<const detail::DeviceLog*> logs;
-    for (const std::shared_ptr<detail::DeviceThread>& device : devices) {
+    for (const Shared<detail::DeviceThread>& device : devices) {
       logs.push_back(&device->device.endpoint().log());
       record->kept.push_back(device->device.kept());
       record->counters.push_back(device->counters);
@@ -11001,8 +11080,9 @@ inline Routing route(const Tensor& probabilities, int top_k) {
         const std::int32_t b = order[best];
         best = (p[a] != p[b] ? p[a] > p[b] : a < b) ? i : best;
       }
-      std::swap(order[static_cast<std::size_t>(j)], order[best]);
-      const std::int32_t e = order[static_cast<std::size_t>(j)];
+      const std::int32_t e = order[best];
+      order[best] = order[static_cast<std::size_t>(j)];
+      order[static_cast<std::size_t>(j)] = e;
       auto& rows = routing.rows[static_cast<std::size_t>(e)];
       routing.chosen.push_back(static_cast<std::int32_t>(n * experts + e));
       routing.places.push_back(static_cast<std::int32_t>(rows.size()));  // within the expert
@@ -11104,6 +11184,7 @@ struct ModelConfig {
   double rope_theta = 10000.0;
   double norm_epsilon = 1e-5;
   double dropout = 0.0;
+  double initializer_range = 0.0;  // deviation of a new linear weight; 0: 1 / sqrt(inputs)
 
   int block_norms = 2;  // norms in one block: 1 parallel, 2 before, 4 before and after
   std::int64_t other_parameters = 0;  // what the fields above do not describe
@@ -11196,6 +11277,10 @@ inline void ModelConfig::validate() const {
   if (experts < 0 || (experts > 0 && (top_k < 1 || top_k > experts))) {
     throw Error(detail::cat("ModelConfig: ", name, ": top_k is ", top_k, " of ", experts,
                             " experts; 1 to ", experts, " is right"));
+  }
+  if (!(initializer_range >= 0.0 && initializer_range < 100.0)) {
+    throw Error(detail::cat("ModelConfig: ", name, ": initializer_range is ", initializer_range,
+                            "; a deviation is right, or 0 for 1 / sqrt(inputs)"));
   }
   if (!(dropout >= 0.0 && dropout < 1.0)) {
     throw Error(detail::cat("ModelConfig: ", name, ": dropout is ", dropout,
@@ -11449,7 +11534,8 @@ class Transformer {
   List<Block> blocks_;
 };
 
-// Weights are N(0, 0.02), those that write to the residual stream N(0, 0.02 / sqrt(2 layers)).
+// Tables are N(0, 0.02). Linear weights keep their input's variance, N(0, 1 / sqrt(inputs)), or are
+// N(0, initializer_range), GPT-2's 0.02; those that write to the residual stream / sqrt(2 layers).
 inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
     : config(std::move(shape)), seed_(seed) {
   if (!config.beyond.empty()) {
@@ -11485,7 +11571,9 @@ inline int Transformer::add(const std::string& name, const Shape& shape, float s
 inline Transformer::Linear Transformer::add_linear(const std::string& name, std::int64_t out,
                                                    std::int64_t in, Split split, int layer) {
   const auto depth = static_cast<float>(2 * config.layers);
-  const float scale = split == Split::columns ? 0.02f / std::sqrt(depth) : 0.02f;
+  const float base = config.initializer_range > 0.0 ? static_cast<float>(config.initializer_range)
+                                                    : 1.0f / std::sqrt(static_cast<float>(in));
+  const float scale = split == Split::columns ? base / std::sqrt(depth) : base;
   const bool qkv = config.qkv_bias && name.find(".self_attn.o_") == std::string::npos &&
                    name.find(".self_attn.") != std::string::npos;
   Linear linear;
@@ -13425,7 +13513,7 @@ struct TrainReport {
   double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(f32)
   Comparison counted;            // bytes, steps and simulated time of a step beside their formulas
   Comparison memory;             // peak bytes by the meter beside the closed form
-  std::shared_ptr<const MeshRun> last_step;  // on a mesh
+  Shared<const MeshRun> last_step;  // on a mesh
 
   double final_loss() const { return losses.empty() ? std::nan("") : losses.back(); }
   double final_validation() const {
@@ -13575,7 +13663,7 @@ class Trainer {
     }
     mesh_.reset(new Mesh(options.machine, {{"data", devices}}));
     for (std::int64_t i = 0; i < devices; ++i) {
-      replicas_.push_back(std::shared_ptr<Replica>(new Replica(model, options)));
+      replicas_.push_back(Shared<Replica>(new Replica(model, options)));
     }
   }
 
@@ -13595,7 +13683,7 @@ class Trainer {
   }
 
   const Transformer& model() const { return mesh_ ? replicas_[0]->model : model_; }
-  const std::shared_ptr<const MeshRun>& last_run() const { return last_; }
+  const Shared<const MeshRun>& last_run() const { return last_; }
   AxisPlacement placement() const { return mesh_->placement().axes[0]; }
   void finish() {
     if (mesh_) {
@@ -13607,10 +13695,10 @@ class Trainer {
   Transformer& model_;
   const TrainOptions& options_;
   std::vector<std::int32_t> tokens_;
-  std::shared_ptr<AdamW> optimizer_;
-  std::shared_ptr<Mesh> mesh_;
-  List<std::shared_ptr<Replica>> replicas_;
-  std::shared_ptr<const MeshRun> last_;
+  Shared<AdamW> optimizer_;
+  Shared<Mesh> mesh_;
+  List<Shared<Replica>> replicas_;
+  Shared<const MeshRun> last_;
 };
 
 inline void print_progress(const TrainOptions& options, std::int64_t step, double loss,
@@ -13707,15 +13795,14 @@ inline TrainReport train(Transformer& model, const Text& text,
   report.devices = options.layout.devices();
   report.flops_per_token = model_flops_per_token(model.config, time);
   const double peak = laptop().peak(DType::f32);
-  const std::shared_ptr<MemoryMeter> meter = context().memory;
+  const Shared<MemoryMeter> meter = context().memory;
   const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
   detail::Trainer trainer(model, text, options);
   meter->reset_peak();
   for (std::int64_t step = 0; step < options.steps; ++step) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = detail::seconds_now();
     const StepResult result = trainer.step(step);
-    report.seconds +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    report.seconds += detail::seconds_now() - start;
     report.losses.push_back(result.loss);
     report.grad_norms.push_back(result.grad_norm);
     detail::update_speed(report, options, time, peak);

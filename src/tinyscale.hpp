@@ -19,6 +19,7 @@
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/base/random.hpp"
+#include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/base/text.hpp"
 

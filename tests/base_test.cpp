@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -500,4 +501,106 @@ TEST_CASE("cpu: choosing a path") {
                        "TINYSCALE_CPU is \"avx512\"; this processor has portable, avx2", ts::Error);
   info.avx512f = info.avx512bw = info.avx512dq = info.avx512vl = true;
   CHECK(ts::detail::choose_path(info, "").path == ts::CpuPath::avx512);
+}
+
+TEST_CASE("List: grows, copies and moves like an array of the standard library") {
+  struct Row {
+    std::string name;
+    int number = 7;
+  };
+  ts::List<Row> rows = {{"a", 1}, {"b", 2}};
+  for (int i = 0; i < 20; ++i) {
+    rows.push_back(rows[0]);  // one of its own, also when it grows
+  }
+  CHECK(rows.size() == 22);
+  CHECK(rows.back().name == "a");
+  ts::List<Row> copy = rows;
+  copy[0].name = "changed";
+  CHECK(rows.front().name == "a");
+  const ts::List<Row>& same = copy;
+  copy = same;
+  CHECK(copy.size() == 22);
+  CHECK(copy[0].name == "changed");
+  ts::List<Row> moved = std::move(copy);
+  CHECK(moved.size() == 22);
+  CHECK(copy.empty());
+  copy.push_back({"again", 3});
+  CHECK(copy.begin() + 1 == copy.end());
+  copy = {};
+  CHECK(copy.empty());
+  CHECK(ts::List<Row>(3)[2].number == 7);
+}
+
+TEST_CASE("List: what leaves is let go, and its place holds the default again") {
+  const auto shared = std::make_shared<int>(5);
+  ts::List<std::shared_ptr<int>> list;
+  list.assign(6, shared);
+  CHECK(shared.use_count() == 7);
+  list.pop_back();
+  list.resize(4);
+  CHECK(shared.use_count() == 5);
+  list.resize(6);
+  CHECK(list[4] == nullptr);
+  list.clear();
+  CHECK(shared.use_count() == 1);
+  CHECK(list.empty());
+}
+
+TEST_CASE("List: what cannot be copied, and a copy that fails") {
+  ts::List<std::unique_ptr<int>> owners;
+  owners.push_back(std::make_unique<int>(1));
+  owners.reserve(100);
+  CHECK(*owners[0] == 1);
+  struct Fussy {
+    Fussy() = default;
+    Fussy(const Fussy& other) { *this = other; }
+    Fussy& operator=(const Fussy& other) {
+      if (other.held) {
+        throw ts::Error("no copy");
+      }
+      return *this;
+    }
+    std::shared_ptr<int> held;
+  };
+  ts::List<Fussy> list(3);
+  list[1].held = std::make_shared<int>(2);
+  CHECK_THROWS_AS(ts::List<Fussy>{list}, ts::Error);
+  CHECK(list.size() == 3);
+  CHECK(list[1].held.use_count() == 1);
+}
+
+TEST_CASE("List: to and from std::vector") {
+  const std::vector<std::string> words = {"x", "y"};
+  const ts::List<std::string> list = words;
+  const std::vector<std::string> back = list;
+  CHECK(back == words);
+}
+
+TEST_CASE("order: events leave by their key, equal ones by their item") {
+  ts::detail::EventQueue queue;
+  for (std::size_t i = 0; i < 500; ++i) {
+    queue.push({static_cast<double>(i * 7919 % 100), i, static_cast<int>(i)});
+  }
+  ts::detail::EventQueue::Entry last{-1, 0, 0};
+  for (int left = 500; left > 0; --left) {
+    const ts::detail::EventQueue::Entry next = queue.pop();
+    CHECK(last.before(next));
+    CHECK(next.tag == static_cast<int>(next.item));
+    last = next;
+  }
+  CHECK(queue.empty());
+}
+
+TEST_CASE("order: a table of names counts") {
+  ts::detail::NameTable times;
+  CHECK(!times.has("0"));
+  for (int i = 0; i < 1000; ++i) {
+    ++times[std::to_string(i % 300)];
+  }
+  CHECK(times.size() == 300);
+  CHECK(times["7"] == 4);
+  CHECK(times["299"] == 3);
+  CHECK(times.has("299"));
+  CHECK(!times.has("300"));
+  CHECK(times.begin()->name == "0");
 }

@@ -251,12 +251,12 @@ TEST_CASE("GPT-2 files are read whichever way round their matrices are") {
   c.vocabulary = 5;
   c.context = 3;
   const auto file = [&](bool conv, const std::string& prefix) {
-    std::vector<std::pair<std::string, ts::Tensor>> all;
+    ts::List<ts::Parameter> all;
     std::uint64_t seed = 0;
     const auto put = [&](const std::string& name, const ts::Shape& shape) {
       ts::Tensor t = ts::randn(shape, ++seed);
       const bool turned = conv && shape.size() == 2 && name.find("h.") == 0;
-      all.emplace_back(prefix + name, turned ? ts::transpose(t, 0, 1) : t);
+      all.push_back({prefix + name, turned ? ts::transpose(t, 0, 1) : t});
     };
     put("wte.weight", {5, 4});
     put("wpe.weight", {3, 4});
@@ -278,7 +278,7 @@ TEST_CASE("GPT-2 files are read whichever way round their matrices are") {
     CHECK(linear.parameters[i].value.values() == conv.parameters[i].value.values());
   }
   auto more = file(false, "");
-  more.emplace_back("h.1.ln_1.weight", ts::zeros({4}));
+  more.push_back({"h.1.ln_1.weight", ts::zeros({4})});
   ts::write_safetensors(path, more, {});
   CHECK(error_of([&] { ts::load(path, c); }) ==
         "load: \"" + path + "\": the tensor \"h.1.ln_1.weight\" has no place in the model nano");

@@ -405,19 +405,36 @@ TEST_CASE("parameters and the cache of keys and values are metered as what they 
   CHECK(own.memory->current(ts::MemoryKind::activation) == 0);
 }
 
-TEST_CASE("weights begin as GPT-2's do") {
-  const ts::Transformer model(ts::config("nano"), 7);
-  for (const ts::Parameter& p : model.parameters) {
-    if (p.value.dims() == 2) {
+TEST_CASE("linear weights keep their input's variance, or begin as GPT-2's do") {
+  for (const double range : {0.0, 0.02}) {
+    ts::ModelConfig config = ts::config("nano");
+    config.initializer_range = range;
+    const ts::Transformer model(config, 7);
+    for (const ts::Parameter& p : model.parameters) {
+      if (p.value.dims() != 2) {
+        continue;
+      }
+      CAPTURE(p.name);
       double square = 0;
       for (const float v : p.value.values()) {
         square += static_cast<double>(v) * static_cast<double>(v);
       }
-      const double scale = p.split == ts::Split::columns ? 0.02 / std::sqrt(8.0) : 0.02;
+      const bool table = p.name.find("embed") != std::string::npos;
+      const auto inputs = static_cast<double>(p.value.dim(1));
+      double scale = table || range > 0 ? 0.02 : 1 / std::sqrt(inputs);
+      if (p.split == ts::Split::columns) {
+        scale /= std::sqrt(8.0);
+      }
       CHECK(std::sqrt(square / static_cast<double>(p.value.count())) ==
             doctest::Approx(scale).epsilon(0.03));
     }
   }
+  ts::ModelConfig wild = ts::config("nano");
+  wild.initializer_range = -1;
+  CHECK(error_of([&] { ts::Transformer(wild, 1); }) ==
+        "ModelConfig: nano: initializer_range is -1; a deviation is right, or 0 for "
+        "1 / sqrt(inputs)");
+  const ts::Transformer model(ts::config("nano"), 7);
   CHECK(model.parameters[0].value.values() ==
         ts::Transformer(ts::config("nano"), 7).parameters[0].value.values());
   CHECK(model.parameters[0].value.values() !=

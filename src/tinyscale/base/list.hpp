@@ -9,9 +9,40 @@
 
 namespace tinyscale {
 
+namespace detail {
+
+// What a List is without its type.
+class ListHead {
+ public:
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+
+ protected:
+  ListHead() = default;
+  ListHead(void* items, std::size_t size) : items_(items), size_(size), capacity_(size) {}
+  void swap_heads(ListHead& other) noexcept {
+    const ListHead own = *this;
+    *this = other;
+    other = own;
+  }
+  void check(std::size_t i) const {
+#if defined(_GLIBCXX_ASSERTIONS)
+    __glibcxx_assert(i < size_);
+#else
+    static_cast<void>(i);
+#endif
+  }
+
+  void* items_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+}  // namespace detail
+
 // The used part of std::vector, with its names. T has a default value: places past the end hold it.
 template <class T>
-class List {
+class List : public detail::ListHead {
  public:
   using value_type = T;
   using size_type = std::size_t;
@@ -19,13 +50,13 @@ class List {
   using const_iterator = const T*;
 
   List() = default;
-  explicit List(std::size_t n) : items_(new T[n]()), size_(n), capacity_(n) {}
+  explicit List(std::size_t n) : ListHead(new T[n](), n) {}
   List(std::initializer_list<T> items) : List() { append(items.begin(), items.size()); }
-  List(const List& other) : List() { append(other.items_, other.size_); }
-  List(List&& other) noexcept { swap(other); }
-  ~List() { delete[] items_; }
+  List(const List& other) : List() { append(other.begin(), other.size_); }
+  List(List&& other) noexcept { swap_heads(other); }
+  ~List() { delete[] data(); }
   List& operator=(List other) noexcept {
-    swap(other);
+    swap_heads(other);
     return *this;
   }
 
@@ -39,21 +70,19 @@ class List {
     return std::vector<T, A>(begin(), end());
   }
 
-  std::size_t size() const { return size_; }
-  bool empty() const { return size_ == 0; }
-  T* data() { return items_; }
-  const T* data() const { return items_; }
-  T* begin() { return items_; }
-  const T* begin() const { return items_; }
-  T* end() { return items_ + size_; }
-  const T* end() const { return items_ + size_; }
+  T* data() { return static_cast<T*>(items_); }
+  const T* data() const { return static_cast<const T*>(items_); }
+  T* begin() { return static_cast<T*>(items_); }
+  const T* begin() const { return static_cast<const T*>(items_); }
+  T* end() { return static_cast<T*>(items_) + size_; }
+  const T* end() const { return static_cast<const T*>(items_) + size_; }
   T& operator[](std::size_t i) {
     check(i);
-    return items_[i];
+    return static_cast<T*>(items_)[i];
   }
   const T& operator[](std::size_t i) const {
     check(i);
-    return items_[i];
+    return static_cast<const T*>(items_)[i];
   }
   T& front() { return (*this)[0]; }
   const T& front() const { return (*this)[0]; }
@@ -64,68 +93,45 @@ class List {
     if (size_ == capacity_) {
       reserve(size_ < 4 ? 4 : 2 * size_);
     }
-    items_[size_] = static_cast<T&&>(item);
+    static_cast<T*>(items_)[size_] = static_cast<T&&>(item);
     ++size_;
   }
-  void pop_back() {
-    check(size_ - 1);
-    items_[size_ - 1] = T();
-    --size_;
-  }
+  void pop_back() { resize(size_ - 1); }
   void resize(std::size_t n) {
-    if (n > capacity_) {
-      reserve(n);
-    }
-    for (std::size_t i = n; i < size_; ++i) {
-      items_[i] = T();
+    reserve(n);
+    for (; size_ > n; --size_) {
+      static_cast<T*>(items_)[size_ - 1] = T();
     }
     size_ = n;
   }
   void clear() { resize(0); }
+  void reserve(std::size_t capacity) {
+    if (capacity > capacity_) {
+      List larger(capacity);
+      for (std::size_t i = 0; i < size_; ++i) {
+        static_cast<T*>(larger.items_)[i] = static_cast<T&&>(static_cast<T*>(items_)[i]);
+      }
+      larger.size_ = size_;
+      swap_heads(larger);
+    }
+  }
   void assign(std::size_t n, const T& item) {
     List filled(n);
     for (T& each : filled) {
       each = item;
     }
-    swap(filled);
+    swap_heads(filled);
   }
-  void reserve(std::size_t capacity) {
-    if (capacity > capacity_) {
-      List larger;  // takes the items it has when one cannot be moved
-      larger.items_ = new T[capacity]();
-      larger.capacity_ = capacity;
-      for (; larger.size_ < size_; ++larger.size_) {
-        larger.items_[larger.size_] = static_cast<T&&>(items_[larger.size_]);
-      }
-      swap(larger);
-    }
-  }
-  void swap(List& other) noexcept {
-    T* const items = items_;
-    const std::size_t size = size_, capacity = capacity_;
-    items_ = other.items_, size_ = other.size_, capacity_ = other.capacity_;
-    other.items_ = items, other.size_ = size, other.capacity_ = capacity;
-  }
+  void swap(List& other) noexcept { swap_heads(other); }
 
  private:
   void append(const T* items, std::size_t n) {
     reserve(size_ + n);
     for (std::size_t i = 0; i < n; ++i) {
-      items_[size_] = items[i];
+      static_cast<T*>(items_)[size_] = items[i];
       ++size_;
     }
   }
-  void check(std::size_t i) const {
-#if defined(_GLIBCXX_ASSERTIONS)
-    __glibcxx_assert(i < size_);
-#else
-    static_cast<void>(i);
-#endif
-  }
-
-  T* items_ = nullptr;
-  std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
 };
 
 }  // namespace tinyscale

@@ -66,7 +66,7 @@ class EventQueue {
     const std::size_t n = heap_.size();
     std::size_t at = 0;
     for (std::size_t child = 1; child < n; child = 2 * at + 1) {
-      child += child + 1 < n && heap_[child + 1].before(heap_[child]) ? 1 : 0;
+      child += child + 1 < n && heap_[child + 1].before(heap_[child]) ? 1U : 0U;
       if (!heap_[child].before(last)) {
         break;
       }

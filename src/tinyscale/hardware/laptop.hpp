@@ -5,12 +5,10 @@
 
 #include <algorithm>  // min, max
 #include <atomic>  // start line of the threads
-#include <chrono>  // clock
 #include <cstddef>  // std::size_t
 #include <cstdint>  // std::int64_t
 #include <cstdio>  // fopen: cache sizes
 #include <functional>  // what a thread runs
-#include <memory>  // unique_ptr
 #include <string>  // names
 #include <thread>  // one for each core
 #include <vector>  // samples
@@ -21,6 +19,7 @@
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/hardware/chip.hpp"
+#include "tinyscale/measure/profile.hpp"
 
 namespace tinyscale {
 
@@ -130,11 +129,6 @@ inline LaptopLoops laptop_loops() {
   }
 #endif
   return loops;
-}
-
-inline double seconds_now() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
 }
 
 inline void keep_alive(float value) {

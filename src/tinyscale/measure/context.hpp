@@ -3,8 +3,8 @@
 // There is one context for the program, shared by all threads that have none of their own, and
 // one for each simulated device, set on the device's thread by a ContextScope.
 
-#include <memory>  // shared_ptr
 
+#include "tinyscale/base/shared.hpp"
 #include "tinyscale/measure/memory.hpp"
 
 namespace tinyscale {
@@ -13,7 +13,7 @@ class Profile;
 
 struct Context {
   Profile* profile = nullptr;  // null: nothing is recorded
-  std::shared_ptr<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
+  Shared<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
   int device = -1;                                                       // -1: the program itself
   MemoryKind kind = MemoryKind::activation;  // what allocations are for
   int no_grad = 0;                           // scopes alive that switch gradients off

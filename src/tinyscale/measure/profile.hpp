@@ -71,21 +71,11 @@ inline bool profiling() { return context().profile != nullptr; }
 
 namespace detail {
 
-// Seconds since it was made; reads no clock unless a profile is alive.
-class OpTimer {
- public:
-  using Clock = std::chrono::steady_clock;
-
-  OpTimer() : on_(profiling()), start_(on_ ? Clock::now() : Clock::time_point()) {}
-  bool on() const { return on_; }
-  double seconds() const {
-    return on_ ? std::chrono::duration<double>(Clock::now() - start_).count() : 0;
-  }
-
- private:
-  bool on_;
-  Clock::time_point start_;
-};
+// Of a clock that only goes forward.
+inline double seconds_now() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
 
 }  // namespace detail
 }  // namespace tinyscale

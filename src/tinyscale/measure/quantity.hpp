@@ -7,7 +7,6 @@
 #include <cmath>      // ceil, sqrt
 #include <cstddef>    // std::size_t
 #include <cstdio>     // snprintf
-#include <memory>     // shared_ptr
 #include <ostream>    // operator<<
 #include <string>     // text
 #include <utility>    // move, pair
@@ -16,6 +15,7 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
+#include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/text.hpp"
 
 namespace tinyscale {
@@ -77,14 +77,14 @@ class Quantity {
   Quantity(double value) : Quantity(value, "") {}  // a plain number: no unit
   Quantity(double value, const std::string& unit, const std::string& name = "",
            const std::string& source = "") {
-    const std::shared_ptr<detail::QuantityNode> node(new detail::QuantityNode);
+    const Shared<detail::QuantityNode> node(new detail::QuantityNode);
     node->value = value;
     node->unit = unit;
     node->name = name;
     node->source = source;
     node_ = node;
   }
-  explicit Quantity(std::shared_ptr<const detail::QuantityNode> node) : node_(std::move(node)) {}
+  explicit Quantity(Shared<detail::QuantityNode> node) : node_(std::move(node)) {}
 
   double value() const { return node_->value; }
   const std::string& unit() const { return node_->unit; }
@@ -98,7 +98,7 @@ class Quantity {
   std::string explain(int depth = 8) const;    // the formula, the numbers put in, and so for inputs
 
  private:
-  std::shared_ptr<const detail::QuantityNode> node_;
+  Shared<detail::QuantityNode> node_;
 };
 
 namespace detail {
@@ -201,7 +201,7 @@ inline void explain_into(const Quantity& q, int depth, int indent, std::string& 
 
 inline Quantity make_quantity(const char* op, double value, const std::string& unit,
                               const List<Quantity>& inputs) {
-  const std::shared_ptr<QuantityNode> node(new QuantityNode);
+  const Shared<QuantityNode> node(new QuantityNode);
   node->op = op;
   node->value = value;
   node->unit = unit;
@@ -268,7 +268,7 @@ inline Quantity sqrt(const Quantity& a) {
 
 // The same quantity under a name, by which formulas that use it call it.
 inline Quantity named(const std::string& name, const Quantity& q, const std::string& source = "") {
-  const std::shared_ptr<detail::QuantityNode> node(new detail::QuantityNode);
+  const Shared<detail::QuantityNode> node(new detail::QuantityNode);
   node->value = q.value();
   node->unit = q.unit();
   node->name = name;

@@ -93,12 +93,12 @@ class Device {
       ++at;
     }
     if (at == kept_.size()) {
-      kept_.push_back({name, t});
-      for (; at > 0 && kept_[at].name < kept_[at - 1].name; --at) {
-        std::swap(kept_[at], kept_[at - 1]);
+      kept_.push_back({});
+      for (; at > 0 && name < kept_[at - 1].name; --at) {
+        kept_[at] = kept_[at - 1];
       }
     }
-    kept_[at].value = t;
+    kept_[at] = {name, t};
   }
 
   const List<detail::KeptTensor>& kept() const { return kept_; }

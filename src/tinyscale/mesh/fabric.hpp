@@ -93,7 +93,7 @@ class Fabric {
     meeting.came.push_back(me);
     meeting.texts.push_back(text);
     if (meeting.texts.size() == members.size() && !disagrees(meeting)) {
-      std::swap(meeting, meetings_.back());
+      meeting = std::move(meetings_.back());
       meetings_.pop_back();
       for (const int rank : members) {
         if (rank != me) {

@@ -75,6 +75,7 @@ namespace detail {
 struct Counted {
   double bytes_most = 0, bytes_least = 0, bytes_total = 0;  // sent by devices
   std::int64_t steps = 0;
+  std::int64_t one_way_steps = 0;  // if no ring were used both ways
   double seconds = 0;
   int devices = 1;                 // of the mesh
   int group = 1;                   // of the largest collective
@@ -97,6 +98,9 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
   const double steps = static_cast<double>(counted.steps);
   if (steps <= 0) {
     return "no message was sent";
+  }
+  if (you == counted.one_way_steps) {
+    return "a bidirectional ring halves them";
   }
   if (has_name(counted, "all_reduce") && same(guess * 2, steps)) {
     return "all_reduce is reduce_scatter and then all_gather, each of its own steps";

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <memory>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -16,6 +15,7 @@
 
 #include "tinyscale/base/config.hpp"
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/profile.hpp"
@@ -31,8 +31,8 @@ namespace detail {
 
 // One device while it runs, and what it leaves.
 struct DeviceThread {
-  DeviceThread(Fabric& fabric, const List<AxisPlacement>& axes, int rank, int devices)
-      : device(fabric, axes, rank, devices) {}
+  DeviceThread(Fabric& shared, const List<AxisPlacement>& axes, int rank, int devices)
+      : device(shared, axes, rank, devices), fabric(&shared) {}
 
   Device device;
   const DeviceProgram* program = nullptr;
@@ -75,7 +75,7 @@ inline void run_device_thread(void* device) {
 
 #if defined(TINYSCALE_NO_THREADS)
 inline void run_devices(const DeviceProgram& program, Fabric& fabric,
-                        List<std::shared_ptr<DeviceThread>>& devices) {
+                        List<Shared<DeviceThread>>& devices) {
   if (devices.size() > 1) {
     throw Error(cat("mesh.run: ", devices.size(), " devices need threads, and this program is ",
                     "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device"));
@@ -84,11 +84,10 @@ inline void run_devices(const DeviceProgram& program, Fabric& fabric,
 }
 #else
 inline void run_devices(const DeviceProgram& program, Fabric& fabric,
-                        List<std::shared_ptr<DeviceThread>>& devices) {
+                        List<Shared<DeviceThread>>& devices) {
   ThreadGroup group;
   for (std::size_t i = 0; i < devices.size(); ++i) {
     devices[i]->program = &program;
-    devices[i]->fabric = &fabric;
     try {
       group.start(&run_device_thread, devices[i].get());
     } catch (const std::system_error&) {
@@ -135,9 +134,9 @@ class Mesh {
     const List<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
     Context& caller = context();
     detail::Fabric fabric(size());
-    List<std::shared_ptr<detail::DeviceThread>> devices;
+    List<Shared<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
-      devices.push_back(std::shared_ptr<detail::DeviceThread>(
+      devices.push_back(Shared<detail::DeviceThread>(
           new detail::DeviceThread(fabric, placed, rank, size())));
       devices.back()->device.endpoint().keep_records(
           caller.profile != nullptr ? detail::Keep::records : detail::Keep::totals);
@@ -147,7 +146,7 @@ class Mesh {
     }
     detail::run_devices(program, fabric, devices);
     if (caller.profile != nullptr) {  // in rank order, whatever the threads did
-      for (const std::shared_ptr<detail::DeviceThread>& device : devices) {
+      for (const Shared<detail::DeviceThread>& device : devices) {
         for (OpRecord& record : device->records) {
           caller.profile->record(std::move(record));
         }
@@ -161,11 +160,11 @@ class Mesh {
   }
 
  private:
-  std::shared_ptr<const detail::MeshRecord> record_of(
-      const List<std::shared_ptr<detail::DeviceThread>>& devices) const {
-    const std::shared_ptr<detail::MeshRecord> record(new detail::MeshRecord);
+  Shared<detail::MeshRecord> record_of(
+      const List<Shared<detail::DeviceThread>>& devices) const {
+    const Shared<detail::MeshRecord> record(new detail::MeshRecord);
     List<const detail::DeviceLog*> logs;
-    for (const std::shared_ptr<detail::DeviceThread>& device : devices) {
+    for (const Shared<detail::DeviceThread>& device : devices) {
       logs.push_back(&device->device.endpoint().log());
       record->kept.push_back(device->device.kept());
       record->counters.push_back(device->counters);

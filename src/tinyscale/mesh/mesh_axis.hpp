@@ -108,7 +108,9 @@ inline LinkSpeed link_of_dim(const Machine& machine, int dim) {
     link.bandwidth = machine.axis_bandwidth(dim);
   }
   for (int d = 0; dim < 0 && d < machine.dims.size(); ++d) {
-    link.bandwidth = std::min(link.bandwidth, machine.axis_bandwidth(d));
+    if (machine.dims[d] > 1) {
+      link.bandwidth = std::min(link.bandwidth, machine.axis_bandwidth(d));
+    }
   }
   return link;
 }

@@ -6,13 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <iostream>
-#include <memory>
 #include <string>
 #include <utility>  // move
 #include <vector>
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
+#include "tinyscale/base/shared.hpp"
 #include "tinyscale/measure/counters.hpp"
 #include "tinyscale/measure/memory.hpp"
 #include "tinyscale/mesh/device.hpp"
@@ -60,7 +60,7 @@ struct MeshRecord {
   List<MeshAxis> axes;
   List<List<KeptTensor>> kept;  // by rank
   List<Counters> counters;
-  List<std::shared_ptr<MemoryMeter>> memory;
+  List<Shared<MemoryMeter>> memory;
 };
 
 inline Table collective_table(const List<CollectiveRow>& rows) {
@@ -90,7 +90,7 @@ inline Table link_table(const List<LinkRow>& rows, std::size_t most) {
 
 class MeshRun {
  public:
-  MeshRun(std::shared_ptr<const detail::MeshRecord> record, Machine machine)
+  MeshRun(Shared<detail::MeshRecord> record, Machine machine)
       : timeline(time(record->log, machine)), record_(std::move(record)),
         machine_(std::move(machine)) {
     seconds = timeline.seconds;
@@ -227,6 +227,14 @@ class MeshRun {
       counted.names.push_back(row.name);
       counted.group = std::max(counted.group, row.devices);
     }
+    counted.one_way_steps = counted.steps;
+    for (const CollectiveCall& call : log().calls) {
+      for (CollectiveStage stage : call.stages) {
+        const std::int64_t steps = collective_steps(stage);
+        stage.kind = stage.kind == AxisKind::ring_both_ways ? AxisKind::ring : stage.kind;
+        counted.one_way_steps += collective_steps(stage) - steps;
+      }
+    }
     return detail::check_guess(guess, counted);
   }
 
@@ -289,7 +297,7 @@ class MeshRun {
     return sum;
   }
 
-  std::shared_ptr<const detail::MeshRecord> record_;
+  Shared<detail::MeshRecord> record_;
   Machine machine_;
 };
 

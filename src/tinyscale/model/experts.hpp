@@ -41,8 +41,9 @@ inline Routing route(const Tensor& probabilities, int top_k) {
         const std::int32_t b = order[best];
         best = (p[a] != p[b] ? p[a] > p[b] : a < b) ? i : best;
       }
-      std::swap(order[static_cast<std::size_t>(j)], order[best]);
-      const std::int32_t e = order[static_cast<std::size_t>(j)];
+      const std::int32_t e = order[best];
+      order[best] = order[static_cast<std::size_t>(j)];
+      order[static_cast<std::size_t>(j)] = e;
       auto& rows = routing.rows[static_cast<std::size_t>(e)];
       routing.chosen.push_back(static_cast<std::int32_t>(n * experts + e));
       routing.places.push_back(static_cast<std::int32_t>(rows.size()));  // within the expert

@@ -38,6 +38,7 @@ struct ModelConfig {
   double rope_theta = 10000.0;
   double norm_epsilon = 1e-5;
   double dropout = 0.0;
+  double initializer_range = 0.0;  // deviation of a new linear weight; 0: 1 / sqrt(inputs)
 
   int block_norms = 2;  // norms in one block: 1 parallel, 2 before, 4 before and after
   std::int64_t other_parameters = 0;  // what the fields above do not describe
@@ -130,6 +131,10 @@ inline void ModelConfig::validate() const {
   if (experts < 0 || (experts > 0 && (top_k < 1 || top_k > experts))) {
     throw Error(detail::cat("ModelConfig: ", name, ": top_k is ", top_k, " of ", experts,
                             " experts; 1 to ", experts, " is right"));
+  }
+  if (!(initializer_range >= 0.0 && initializer_range < 100.0)) {
+    throw Error(detail::cat("ModelConfig: ", name, ": initializer_range is ", initializer_range,
+                            "; a deviation is right, or 0 for 1 / sqrt(inputs)"));
   }
   if (!(dropout >= 0.0 && dropout < 1.0)) {
     throw Error(detail::cat("ModelConfig: ", name, ": dropout is ", dropout,

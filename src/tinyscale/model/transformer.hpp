@@ -98,7 +98,8 @@ class Transformer {
   List<Block> blocks_;
 };
 
-// Weights are N(0, 0.02), those that write to the residual stream N(0, 0.02 / sqrt(2 layers)).
+// Tables are N(0, 0.02). Linear weights keep their input's variance, N(0, 1 / sqrt(inputs)), or are
+// N(0, initializer_range), GPT-2's 0.02; those that write to the residual stream / sqrt(2 layers).
 inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
     : config(std::move(shape)), seed_(seed) {
   if (!config.beyond.empty()) {
@@ -134,7 +135,9 @@ inline int Transformer::add(const std::string& name, const Shape& shape, float s
 inline Transformer::Linear Transformer::add_linear(const std::string& name, std::int64_t out,
                                                    std::int64_t in, Split split, int layer) {
   const auto depth = static_cast<float>(2 * config.layers);
-  const float scale = split == Split::columns ? 0.02f / std::sqrt(depth) : 0.02f;
+  const float base = config.initializer_range > 0.0 ? static_cast<float>(config.initializer_range)
+                                                    : 1.0f / std::sqrt(static_cast<float>(in));
+  const float scale = split == Split::columns ? base / std::sqrt(depth) : base;
   const bool qkv = config.qkv_bias && name.find(".self_attn.o_") == std::string::npos &&
                    name.find(".self_attn.") != std::string::npos;
   Linear linear;

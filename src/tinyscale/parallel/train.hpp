@@ -3,16 +3,16 @@
 // On a mesh every device holds the whole model (data parallelism): each step it learns from its
 // part of the batch, and one all_reduce of all gradients and the loss makes the steps equal.
 
-#include <chrono>   // steady_clock
 #include <cstdint>  // int64_t
 #include <cstring>  // memcpy
-#include <memory>   // shared_ptr
 #include <string>   // string
 #include <utility>  // move
 #include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/shared.hpp"
 #include "tinyscale/hardware/laptop.hpp"
+#include "tinyscale/measure/profile.hpp"
 #include "tinyscale/mesh/mesh.hpp"
 #include "tinyscale/model/read_text.hpp"
 #include "tinyscale/model/train_step.hpp"
@@ -122,7 +122,7 @@ class Trainer {
     }
     mesh_.reset(new Mesh(options.machine, {{"data", devices}}));
     for (std::int64_t i = 0; i < devices; ++i) {
-      replicas_.push_back(std::shared_ptr<Replica>(new Replica(model, options)));
+      replicas_.push_back(Shared<Replica>(new Replica(model, options)));
     }
   }
 
@@ -142,7 +142,7 @@ class Trainer {
   }
 
   const Transformer& model() const { return mesh_ ? replicas_[0]->model : model_; }
-  const std::shared_ptr<const MeshRun>& last_run() const { return last_; }
+  const Shared<const MeshRun>& last_run() const { return last_; }
   AxisPlacement placement() const { return mesh_->placement().axes[0]; }
   void finish() {
     if (mesh_) {
@@ -154,10 +154,10 @@ class Trainer {
   Transformer& model_;
   const TrainOptions& options_;
   std::vector<std::int32_t> tokens_;
-  std::shared_ptr<AdamW> optimizer_;
-  std::shared_ptr<Mesh> mesh_;
-  List<std::shared_ptr<Replica>> replicas_;
-  std::shared_ptr<const MeshRun> last_;
+  Shared<AdamW> optimizer_;
+  Shared<Mesh> mesh_;
+  List<Shared<Replica>> replicas_;
+  Shared<const MeshRun> last_;
 };
 
 inline void print_progress(const TrainOptions& options, std::int64_t step, double loss,
@@ -254,15 +254,14 @@ inline TrainReport train(Transformer& model, const Text& text,
   report.devices = options.layout.devices();
   report.flops_per_token = model_flops_per_token(model.config, time);
   const double peak = laptop().peak(DType::f32);
-  const std::shared_ptr<MemoryMeter> meter = context().memory;
+  const Shared<MemoryMeter> meter = context().memory;
   const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
   detail::Trainer trainer(model, text, options);
   meter->reset_peak();
   for (std::int64_t step = 0; step < options.steps; ++step) {
-    const auto start = std::chrono::steady_clock::now();
+    const double start = detail::seconds_now();
     const StepResult result = trainer.step(step);
-    report.seconds +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    report.seconds += detail::seconds_now() - start;
     report.losses.push_back(result.loss);
     report.grad_norms.push_back(result.grad_norm);
     detail::update_speed(report, options, time, peak);

@@ -7,11 +7,11 @@
 #include <cstdint>   // int64_t
 #include <cstdio>    // snprintf
 #include <iostream>  // ostream
-#include <memory>    // shared_ptr
 #include <string>    // string
 #include <vector>    // vector
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/measure/compare.hpp"
 #include "tinyscale/mesh/mesh_run.hpp"
@@ -35,7 +35,7 @@ struct TrainReport {
   double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(f32)
   Comparison counted;            // bytes, steps and simulated time of a step beside their formulas
   Comparison memory;             // peak bytes by the meter beside the closed form
-  std::shared_ptr<const MeshRun> last_step;  // on a mesh
+  Shared<const MeshRun> last_step;  // on a mesh
 
   double final_loss() const { return losses.empty() ? std::nan("") : losses.back(); }
   double final_validation() const {

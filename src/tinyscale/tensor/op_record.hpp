@@ -2,7 +2,6 @@
 // What an op costs: bytes of each operand once, 2 M K N for a matmul, and for everything else a
 // published number of vector operations an element (the table below; an exp by polynomial is 10).
 
-#include <chrono>            // steady_clock
 #include <cstdint>           // int64_t
 #include <initializer_list>  // operands
 #include <string>            // string
@@ -51,7 +50,7 @@ class OpScope {
  public:
   OpScope() : profile_(context().profile) {
     if (profile_ != nullptr) {
-      start_ = std::chrono::steady_clock::now();
+      start_ = seconds_now();
     }
   }
 
@@ -61,8 +60,7 @@ class OpScope {
       return;
     }
     OpRecord record;
-    record.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    record.seconds = seconds_now() - start_;
     record.name = name;
     record.shape = shape.text();
     record.matmul_flops = matmul_flops;
@@ -92,7 +90,7 @@ class OpScope {
 
  private:
   Profile* profile_;
-  std::chrono::steady_clock::time_point start_;
+  double start_ = 0;
 };
 
 }  // namespace detail

@@ -11,7 +11,6 @@
 #include <functional>  // std::function
 #include <initializer_list>  // inputs of an op
 #include <iostream>    // ostream
-#include <memory>      // shared_ptr
 #include <new>         // align_val_t
 #include <string>      // string
 #include <utility>     // move
@@ -21,6 +20,7 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/shape.hpp"
+#include "tinyscale/base/shared.hpp"
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/memory.hpp"
@@ -34,7 +34,7 @@ struct Storage {
   float* data = nullptr;
   std::int64_t count = 0;
   MemoryKind kind = MemoryKind::activation;
-  std::shared_ptr<MemoryMeter> meter;
+  Shared<MemoryMeter> meter;
 
   Storage(std::int64_t n, MemoryKind k) : count(n), kind(k), meter(context().memory) {
     data = static_cast<float*>(::operator new(allocated(), std::align_val_t(64)));
@@ -60,8 +60,8 @@ struct Node;
 // Where a tensor's gradient gathers; `node` is null for a leaf (a parameter).
 struct GradSlot {
   Shape shape;
-  std::shared_ptr<Node> node;
-  std::shared_ptr<Storage> grad;
+  Shared<Node> node;
+  Shared<Storage> grad;
   int order = 0;  // longest path from a leaf: the backward pass runs in falling order
   bool queued = false;
 };
@@ -75,7 +75,7 @@ class Tensor {
   explicit Tensor(const Shape& shape) : Tensor(shape, context().kind) {}
   Tensor(const Shape& shape, MemoryKind kind)
       : shape_(shape), storage_(new detail::Storage(shape.count(), kind)) {}
-  Tensor(const Shape& shape, std::shared_ptr<detail::Storage> storage)
+  Tensor(const Shape& shape, Shared<detail::Storage> storage)
       : shape_(shape), storage_(std::move(storage)) {}
 
   bool defined() const { return storage_ != nullptr; }
@@ -85,7 +85,7 @@ class Tensor {
   std::int64_t count() const { return storage_ ? storage_->count : 0; }
   float* data() { return checked().data; }
   const float* data() const { return checked().data; }
-  const std::shared_ptr<detail::Storage>& storage() const { return storage_; }
+  const Shared<detail::Storage>& storage() const { return storage_; }
 
   // The one number of a tensor of one element.
   float item() const {
@@ -117,8 +117,8 @@ class Tensor {
   }
 
   bool requires_grad() const { return slot_ != nullptr; }
-  const std::shared_ptr<detail::GradSlot>& slot() const { return slot_; }
-  void set_slot(std::shared_ptr<detail::GradSlot> slot) { slot_ = std::move(slot); }
+  const Shared<detail::GradSlot>& slot() const { return slot_; }
+  void set_slot(Shared<detail::GradSlot> slot) { slot_ = std::move(slot); }
 
   // The same numbers, cut off from the graph.
   Tensor detach() const { return Tensor(shape_, storage_); }
@@ -153,8 +153,8 @@ class Tensor {
   }
 
   Shape shape_;
-  std::shared_ptr<detail::Storage> storage_;
-  std::shared_ptr<detail::GradSlot> slot_;
+  Shared<detail::Storage> storage_;
+  Shared<detail::GradSlot> slot_;
 };
 
 // While alive, ops on this thread record nothing for backward().
@@ -172,7 +172,7 @@ inline Tensor parameter(const Tensor& value) {
   if (value.count() > 0) {
     std::memcpy(leaf.data(), value.data(), static_cast<std::size_t>(value.count()) * sizeof(float));
   }
-  leaf.set_slot(std::shared_ptr<detail::GradSlot>(new detail::GradSlot));
+  leaf.set_slot(Shared<detail::GradSlot>(new detail::GradSlot));
   leaf.slot()->shape = value.shape();
   return leaf;
 }
@@ -186,9 +186,16 @@ class Backward {
   Backward() = default;
   template <class F>
   Backward(F body) : body_(new F(std::move(body))), run_(&run<F>), drop_(&drop<F>) {}
-  Backward(Backward&& other) noexcept { swap(other); }
+  Backward(Backward&& other) noexcept
+      : body_(other.body_), run_(other.run_), drop_(other.drop_) {
+    other.body_ = nullptr;
+  }
   Backward& operator=(Backward&& other) noexcept {
-    swap(other);
+    reset();
+    body_ = other.body_;
+    run_ = other.run_;
+    drop_ = other.drop_;
+    other.body_ = nullptr;
     return *this;
   }
   ~Backward() { reset(); }
@@ -212,17 +219,12 @@ class Backward {
   static void drop(void* body) {
     delete static_cast<F*>(body);
   }
-  void swap(Backward& other) {
-    std::swap(body_, other.body_);
-    std::swap(run_, other.run_);
-    std::swap(drop_, other.drop_);
-  }
 
   void* body_ = nullptr;
   void (*run_)(void* body, const Tensor& dy) = nullptr;
   void (*drop_)(void* body) = nullptr;
 };
-using Slot = std::shared_ptr<GradSlot>;
+using Slot = Shared<GradSlot>;
 
 // One op of the graph: where the gradient goes and how.
 struct Node {
@@ -319,7 +321,7 @@ inline void Tensor::backward() const {
   }
   while (!ready.empty()) {
     const detail::Slot slot = ready.pop();
-    const std::shared_ptr<detail::Node> node = slot->node;
+    const Shared<detail::Node> node = slot->node;
     if (!node->backward) {
       throw Error("backward: this graph was used before and is freed; run the forward pass again");
     }
