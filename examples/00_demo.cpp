@@ -1,6 +1,9 @@
 // The main job, on a real text: measure the laptop, train a transformer, price it on a TPU, step a
 // systolic array through its matmul, train it again on four simulated devices, draw what happened.
-//   ./00_demo [text file] [page]         make demo TEXT=input.txt
+// You see a table for each, a number that a formula gives beside what was counted or measured; the
+// pictures go to a page, demo.html.
+//   make demo TEXT=input.txt
+//   g++ -std=c++17 -O2 -pthread -I. examples/00_demo.cpp -o 00_demo && ./00_demo [text file] [page]
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

@@ -1,6 +1,8 @@
-// What bounds an op? The same matmul and gelu against a TPU v5e and against this laptop: FLOPs,
-// bytes, and the time that each roof allows. Then the batch at which the matmul meets the knee.
+// What bounds an op? You see the same matmul and gelu against a TPU v5e and against this laptop:
+// FLOPs, bytes, the time that each roof allows (formula), and here the time it took (measured).
+// Then the batch at which the matmul meets the knee and is bound by math.
 //   T = max(T_math, T_vector, T_mem)
+//   g++ -std=c++17 -O2 -pthread -I. examples/01_roofline.cpp -o 01_roofline && ./01_roofline
 #include <iostream>
 
 #include "tinyscale.hpp"
@@ -32,16 +34,18 @@ int main() {
   std::cout << profile.roofline(v5e, ts::DType::bf16) << "\n" << profile.roofline(ts::laptop());
 
   const ts::Counters c = profile.totals();
-  std::cout << "\ncounted: " << c.matmul_flops << " matmul FLOPs, " << c.vector_flops
-            << " vector FLOPs, " << ts::format_bytes(c.bytes()) << " as f32\n"
-            << "v5e knee: " << v5e.intensity(ts::DType::bf16) << " FLOPs per byte\n\n";
+  std::cout << "\ncounted: " << ts::format_count(c.matmul_flops) << " matmul FLOPs, "
+            << ts::format_count(c.vector_flops) << " vector FLOPs, "
+            << ts::format_bytes(c.bytes()) << " as f32\n"
+            << "the knee of a v5e in bf16: " << ts::format_fixed(v5e.intensity(ts::DType::bf16), 1)
+            << " FLOPs per byte (formula)\n\n";
 
   ts::Table table;
   table.title = "x [batch, 4096] w [4096, 4096] in bf16 on a v5e";
-  table.columns = {"batch", "FLOPs/byte", "T formula", "bound by", "share of peak"};
+  table.columns = {"batch", "FLOPs/byte", "T formula", "bound by", "share of peak formula"};
   for (std::int64_t batch = 1; batch <= 4096; batch *= 4) {
     const ts::RooflineRow row = layer(batch, 4096, v5e);
-    table.add({ts::detail::cat(batch), ts::detail::short_number(row.intensity),
+    table.add({std::to_string(batch), ts::format_fixed(row.intensity, 1),
                ts::format_seconds(row.seconds), row.bound,
                ts::format_percent(row.t_math / row.seconds)});
   }

@@ -1,5 +1,7 @@
-// What does a systolic array do with a matmul? Its ticks, where they go, and a picture.
-//   g++ -std=c++17 -O2 -pthread -I.. 02_systolic.cpp -o 02_systolic && ./02_systolic
+// What does a systolic array do with a matmul? You see where every tick of every PE goes, counted
+// by stepping it (simulated) beside the closed form (formula); how longer streams hide the shifting
+// of weights; and a small array tick by tick: x2,0 w0,1 is a PE that multiplies x[2,0] by w[0,1].
+//   g++ -std=c++17 -O2 -pthread -I. examples/02_systolic.cpp -o 02_systolic && ./02_systolic
 
 #include "tinyscale.hpp"
 

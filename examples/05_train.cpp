@@ -1,5 +1,8 @@
-// A mini transformer learns a real text, writes some of it, and is saved and loaded again.
-//   ./05_train input.txt [steps]
+// A mini transformer learns a real text. You see the loss fall from about ln 256 = 5.5, tokens/s
+// and MFU of this laptop (measured), the peak memory beside its formula, then text that the model
+// writes; it is saved and loaded again.
+//   g++ -std=c++17 -O2 -pthread -I. examples/05_train.cpp -o 05_train
+//   ./05_train [text file, by default input.txt] [steps]
 #include <cstdlib>
 #include <iostream>
 

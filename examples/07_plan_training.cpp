@@ -1,5 +1,7 @@
-// What would it cost to train Llama 3 70B on a pod of v5p? The fastest layout, its step time with
-// the formula and the numbers in it, days and dollars. Then what it takes to serve a 13B model.
+// What would it cost to train Llama 3 70B on a pod of v5p? You see the fastest layout, its step
+// time with the formula and the numbers put in, days and dollars. Then why FSDP alone is too slow,
+// and what memory, chips and dollars it takes to serve a 13B model. Every number is a formula's.
+//   g++ -std=c++17 -O2 -pthread -I. examples/07_plan_training.cpp -o 07_plan && ./07_plan
 #include <iostream>
 
 #include "tinyscale.hpp"

@@ -1,4 +1,6 @@
-// A training step written by hand: find the matrix that made y from x.
+// A training step written by hand: find the matrix that made y from x. You see the loss and the
+// length of its gradient fall as AdamW finds it.
+//   g++ -std=c++17 -O2 -pthread -I. examples/11_own_training_step.cpp -o 11_step && ./11_step
 #include <iostream>
 
 #include "tinyscale.hpp"
