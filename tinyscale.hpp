@@ -16,11 +16,12 @@
 //   tinyscale/base/config.hpp                The version, what the compiler and machine offer
 //   tinyscale/base/error.hpp                 One exception type for everything that can go wrong
 //   tinyscale/base/cpu.hpp                   Which vector instructions this processor has
-//   tinyscale/base/format.hpp                Number formats
 //   tinyscale/base/list.hpp                  A growing array of the library's own structs
+//   tinyscale/base/format.hpp                Number formats
 //   tinyscale/base/order.hpp                 Sorting, queues and names once for all types
 //   tinyscale/base/threads.hpp               Host loops on several threads
 //   tinyscale/base/random.hpp                Random numbers by counter
+//   tinyscale/base/save_file.hpp             A file that appears whole or not at all
 //   tinyscale/base/shared.hpp                A counted pointer
 //   tinyscale/base/shape.hpp                 The sizes of a tensor, a machine or a grid
 //   tinyscale/base/text.hpp                  Numbers as people read them, and tables that line up
@@ -38,7 +39,8 @@
 //   tinyscale/hardware/roofline.hpp          The roofline
 //   tinyscale/compute/lanes.hpp              Vector lanes without intrinsics
 //   tinyscale/compute/elementwise.hpp        Element-wise kernels
-//   tinyscale/compute/adamw.hpp              AdamW and the norm of a gradient
+//   tinyscale/compute/sums.hpp               Sums of floats gathered in double
+//   tinyscale/compute/adamw.hpp              AdamW
 //   tinyscale/compute/gemm_tile.hpp          Register tile of a matrix product
 //   tinyscale/compute/gemm_short.hpp         Matrix product with a short A (decode
 //   tinyscale/compute/scratch.hpp            Scratch memory that kernels borrow
@@ -47,6 +49,7 @@
 //   tinyscale/compute/attention.hpp          Attention
 //   tinyscale/compute/norm.hpp               Layer norm and RMS norm by rows
 //   tinyscale/compute/rope.hpp               Rotary position embedding
+//   tinyscale/tensor/storage.hpp             The numbers of a tensor
 //   tinyscale/tensor/tensor.hpp              A tensor
 //   tinyscale/tensor/op_record.hpp           What an op costs
 //   tinyscale/tensor/activations.hpp         Functions of one element
@@ -223,6 +226,15 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
+// By bits: under -ffast-math the compiler takes std::isfinite for true and x != x for false.
+inline std::uint64_t exponent_and_mantissa(double x) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits & 0x7fffffffffffffffU;
+}
+inline bool is_finite(double x) { return exponent_and_mantissa(x) < 0x7ff0000000000000U; }
+inline bool is_nan(double x) { return exponent_and_mantissa(x) > 0x7ff0000000000000U; }
+
 inline void append_text(std::string& out, const std::string& part) { out += part; }
 inline void append_text(std::string& out, const char* part) { out += part; }
 inline void append_text(std::string& out, char part) { out += part; }
@@ -376,6 +388,140 @@ inline const CpuInfo& cpu() {
       detail::choose_path(detail::detect_cpu(), detail::environment("TINYSCALE_CPU"));
   return info;
 }
+
+}  // namespace tinyscale
+
+// >> tinyscale/base/list.hpp
+// A growing array of the library's own structs: the rows of a report, links, messages. Numbers and
+// strings stay in std::vector. It is here for what a user waits for: every struct type put into a
+// std::vector costs each of the user's compiles 4 to 8 ms, in a List a tenth of that.
+
+namespace tinyscale {
+
+namespace detail {
+
+// What a List is without its type.
+class ListHead {
+ public:
+  std::size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+
+ protected:
+  ListHead() = default;
+  ListHead(void* items, std::size_t size) : items_(items), size_(size), capacity_(size) {}
+  void swap_heads(ListHead& other) noexcept {
+    const ListHead own = *this;
+    *this = other;
+    other = own;
+  }
+  void check(std::size_t i) const {
+#if defined(_GLIBCXX_ASSERTIONS)
+    __glibcxx_assert(i < size_);
+#else
+    static_cast<void>(i);
+#endif
+  }
+
+  void* items_ = nullptr;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+}  // namespace detail
+
+// The used part of std::vector, with its names. T has a default value: places past the end hold it.
+template <class T>
+class List : public detail::ListHead {
+ public:
+  using value_type = T;
+  using size_type = std::size_t;
+  using iterator = T*;
+  using const_iterator = const T*;
+
+  List() = default;
+  explicit List(std::size_t n) : ListHead(new T[n](), n) {}
+  List(std::initializer_list<T> items) : List() { append(items.begin(), items.size()); }
+  List(const List& other) : List() { append(other.begin(), other.size_); }
+  List(List&& other) noexcept { swap_heads(other); }
+  ~List() { delete[] data(); }
+  List& operator=(List other) noexcept {
+    swap_heads(other);
+    return *this;
+  }
+
+  // A program may keep its own rows in a std::vector.
+  template <class A>
+  List(const std::vector<T, A>& other) : List() {
+    append(other.data(), other.size());
+  }
+  template <class A>
+  operator std::vector<T, A>() const {
+    return std::vector<T, A>(begin(), end());
+  }
+
+  T* data() { return static_cast<T*>(items_); }
+  const T* data() const { return static_cast<const T*>(items_); }
+  T* begin() { return static_cast<T*>(items_); }
+  const T* begin() const { return static_cast<const T*>(items_); }
+  T* end() { return static_cast<T*>(items_) + size_; }
+  const T* end() const { return static_cast<const T*>(items_) + size_; }
+  T& operator[](std::size_t i) {
+    check(i);
+    return static_cast<T*>(items_)[i];
+  }
+  const T& operator[](std::size_t i) const {
+    check(i);
+    return static_cast<const T*>(items_)[i];
+  }
+  T& front() { return (*this)[0]; }
+  const T& front() const { return (*this)[0]; }
+  T& back() { return (*this)[size_ - 1]; }
+  const T& back() const { return (*this)[size_ - 1]; }
+
+  void push_back(T item) {  // by value: the item may be one of this list
+    if (size_ == capacity_) {
+      reserve(size_ < 4 ? 4 : 2 * size_);
+    }
+    static_cast<T*>(items_)[size_] = static_cast<T&&>(item);
+    ++size_;
+  }
+  void pop_back() { resize(size_ - 1); }
+  void resize(std::size_t n) {
+    reserve(n);
+    for (; size_ > n; --size_) {
+      static_cast<T*>(items_)[size_ - 1] = T();
+    }
+    size_ = n;
+  }
+  void clear() { resize(0); }
+  void reserve(std::size_t capacity) {
+    if (capacity > capacity_) {
+      List larger(capacity);
+      for (std::size_t i = 0; i < size_; ++i) {
+        static_cast<T*>(larger.items_)[i] = static_cast<T&&>(static_cast<T*>(items_)[i]);
+      }
+      larger.size_ = size_;
+      swap_heads(larger);
+    }
+  }
+  void assign(std::size_t n, const T& item) {
+    List filled(n);
+    for (T& each : filled) {
+      each = T(item);
+    }
+    swap_heads(filled);
+  }
+  void swap(List& other) noexcept { swap_heads(other); }
+
+ private:
+  void append(const T* items, std::size_t n) {
+    reserve(size_ + n);
+    for (std::size_t i = 0; i < n; ++i) {
+      static_cast<T*>(items_)[size_] = T(items[i]);  // no copy assignment is compiled
+      ++size_;
+    }
+  }
+};
 
 }  // namespace tinyscale
 
@@ -560,14 +706,14 @@ inline float from_fp8_e5m2(std::uint8_t code) {
 
 // Integers with one scale for all: x ~ values * scale, scale = max|x| / 127.
 struct Int8Values {
-  std::vector<std::int8_t> values;
+  List<std::int8_t> values;
   float scale = 1;
 };
 
 inline Int8Values to_int8(const std::vector<float>& x) {
   float largest = 0;
   for (const float value : x) {
-    if (!std::isfinite(value)) {
+    if (!detail::is_finite(double{value})) {
       throw Error(detail::cat("to_int8: a value is ", double{value}, "; values must be finite"));
     }
     largest = std::fmax(largest, std::fabs(value));
@@ -584,10 +730,9 @@ inline Int8Values to_int8(const std::vector<float>& x) {
 }
 
 inline std::vector<float> from_int8(const Int8Values& x) {
-  std::vector<float> out;
-  out.reserve(x.values.size());
-  for (const std::int8_t value : x.values) {
-    out.push_back(static_cast<float>(value) * x.scale);
+  std::vector<float> out(x.values.size());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<float>(x.values[i]) * x.scale;
   }
   return out;
 }
@@ -613,140 +758,6 @@ inline float round_to(float x, DType format) {
   }
   return x;
 }
-
-}  // namespace tinyscale
-
-// >> tinyscale/base/list.hpp
-// A growing array of the library's own structs: the rows of a report, links, messages. Numbers and
-// strings stay in std::vector. It is here for what a user waits for: every struct type put into a
-// std::vector costs each of the user's compiles 4 to 8 ms, in a List a tenth of that.
-
-namespace tinyscale {
-
-namespace detail {
-
-// What a List is without its type.
-class ListHead {
- public:
-  std::size_t size() const { return size_; }
-  bool empty() const { return size_ == 0; }
-
- protected:
-  ListHead() = default;
-  ListHead(void* items, std::size_t size) : items_(items), size_(size), capacity_(size) {}
-  void swap_heads(ListHead& other) noexcept {
-    const ListHead own = *this;
-    *this = other;
-    other = own;
-  }
-  void check(std::size_t i) const {
-#if defined(_GLIBCXX_ASSERTIONS)
-    __glibcxx_assert(i < size_);
-#else
-    static_cast<void>(i);
-#endif
-  }
-
-  void* items_ = nullptr;
-  std::size_t size_ = 0;
-  std::size_t capacity_ = 0;
-};
-
-}  // namespace detail
-
-// The used part of std::vector, with its names. T has a default value: places past the end hold it.
-template <class T>
-class List : public detail::ListHead {
- public:
-  using value_type = T;
-  using size_type = std::size_t;
-  using iterator = T*;
-  using const_iterator = const T*;
-
-  List() = default;
-  explicit List(std::size_t n) : ListHead(new T[n](), n) {}
-  List(std::initializer_list<T> items) : List() { append(items.begin(), items.size()); }
-  List(const List& other) : List() { append(other.begin(), other.size_); }
-  List(List&& other) noexcept { swap_heads(other); }
-  ~List() { delete[] data(); }
-  List& operator=(List other) noexcept {
-    swap_heads(other);
-    return *this;
-  }
-
-  // A program may keep its own rows in a std::vector.
-  template <class A>
-  List(const std::vector<T, A>& other) : List() {
-    append(other.data(), other.size());
-  }
-  template <class A>
-  operator std::vector<T, A>() const {
-    return std::vector<T, A>(begin(), end());
-  }
-
-  T* data() { return static_cast<T*>(items_); }
-  const T* data() const { return static_cast<const T*>(items_); }
-  T* begin() { return static_cast<T*>(items_); }
-  const T* begin() const { return static_cast<const T*>(items_); }
-  T* end() { return static_cast<T*>(items_) + size_; }
-  const T* end() const { return static_cast<const T*>(items_) + size_; }
-  T& operator[](std::size_t i) {
-    check(i);
-    return static_cast<T*>(items_)[i];
-  }
-  const T& operator[](std::size_t i) const {
-    check(i);
-    return static_cast<const T*>(items_)[i];
-  }
-  T& front() { return (*this)[0]; }
-  const T& front() const { return (*this)[0]; }
-  T& back() { return (*this)[size_ - 1]; }
-  const T& back() const { return (*this)[size_ - 1]; }
-
-  void push_back(T item) {  // by value: the item may be one of this list
-    if (size_ == capacity_) {
-      reserve(size_ < 4 ? 4 : 2 * size_);
-    }
-    static_cast<T*>(items_)[size_] = static_cast<T&&>(item);
-    ++size_;
-  }
-  void pop_back() { resize(size_ - 1); }
-  void resize(std::size_t n) {
-    reserve(n);
-    for (; size_ > n; --size_) {
-      static_cast<T*>(items_)[size_ - 1] = T();
-    }
-    size_ = n;
-  }
-  void clear() { resize(0); }
-  void reserve(std::size_t capacity) {
-    if (capacity > capacity_) {
-      List larger(capacity);
-      for (std::size_t i = 0; i < size_; ++i) {
-        static_cast<T*>(larger.items_)[i] = static_cast<T&&>(static_cast<T*>(items_)[i]);
-      }
-      larger.size_ = size_;
-      swap_heads(larger);
-    }
-  }
-  void assign(std::size_t n, const T& item) {
-    List filled(n);
-    for (T& each : filled) {
-      each = item;
-    }
-    swap_heads(filled);
-  }
-  void swap(List& other) noexcept { swap_heads(other); }
-
- private:
-  void append(const T* items, std::size_t n) {
-    reserve(size_ + n);
-    for (std::size_t i = 0; i < n; ++i) {
-      static_cast<T*>(items_)[size_] = items[i];
-      ++size_;
-    }
-  }
-};
 
 }  // namespace tinyscale
 
@@ -1324,6 +1335,100 @@ inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::
 
 }  // namespace tinyscale
 
+// >> tinyscale/base/save_file.hpp
+// A file that appears whole or not at all: written beside its place under another name, then
+// renamed. A link stays one, and what is no regular file (a folder, a device) is left alone.
+
+#if defined(__unix__) || defined(__APPLE__)
+#  include <sys/stat.h>
+#endif
+
+namespace tinyscale {
+namespace detail {
+
+// Where saving to `path` ends: there, or at the file that a link there leads to.
+inline std::string save_target(const char* function, const std::string& path) {
+#if defined(__unix__) || defined(__APPLE__)
+  struct stat seen;
+  if (::lstat(path.c_str(), &seen) != 0 || S_ISREG(seen.st_mode)) {
+    return path;
+  }
+  char* const found = ::realpath(path.c_str(), nullptr);
+  const std::string real = found != nullptr ? found : "";
+  std::free(found);
+  if (real.empty() || ::stat(real.c_str(), &seen) != 0 || !S_ISREG(seen.st_mode)) {
+    throw Error(cat(function, ": \"", path, "\" is there and is no regular file (a folder, a "
+                    "device, a link to nothing); a new name or an old file is right"));
+  }
+  return real;
+#else
+  static_cast<void>(function);
+  return path;
+#endif
+}
+
+class SaveFile {
+ public:
+  SaveFile(const char* function, const std::string& path)
+      : function_(function),
+        path_(path),
+        target_(save_target(function, path)),
+        beside_(target_ + ".saving"),
+        file_(std::fopen(beside_.c_str(), "wb")) {
+    if (file_ == nullptr) {
+      fail("; give a path in a folder that exists and can be written");
+    }
+  }
+  SaveFile(const SaveFile&) = delete;
+  SaveFile& operator=(const SaveFile&) = delete;
+  ~SaveFile() {
+    if (file_ != nullptr) {  // finish() was not reached
+      std::fclose(file_);
+      std::remove(beside_.c_str());
+    }
+  }
+
+  void write(const void* data, std::size_t bytes) {
+    if (bytes > 0 && std::fwrite(data, 1, bytes, file_) != bytes) {
+      fail("; the old file is as it was");
+    }
+  }
+
+  // The new file takes its place.
+  void finish() {
+    std::FILE* const file = file_;
+    const bool flushed = std::fflush(file) == 0;
+    file_ = nullptr;
+    if (std::fclose(file) != 0 || !flushed) {
+      fail("; the old file is as it was");
+    }
+#if defined(_WIN32)
+    std::remove(target_.c_str());  // rename does not replace a file there
+#endif
+    if (std::rename(beside_.c_str(), target_.c_str()) != 0) {
+      fail("; give a path to a file");
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(const char* advice) {
+    const std::string reason = std::strerror(errno);
+    if (file_ != nullptr) {
+      std::fclose(file_);
+      file_ = nullptr;
+    }
+    std::remove(beside_.c_str());
+    throw Error(cat(function_, ": cannot write \"", path_, "\": ", reason, advice));
+  }
+
+  const char* function_;
+  std::string path_, target_, beside_;
+  std::FILE* file_;
+};
+
+}  // namespace detail
+}  // namespace tinyscale
+
 // >> tinyscale/base/shared.hpp
 // A counted pointer: the last one that lets go deletes the object. What std::shared_ptr does, for a
 // tenth of what each type in one costs a user's compile.
@@ -1477,7 +1582,13 @@ class Shape {
 
   const std::int64_t* begin() const { return dims_; }
   const std::int64_t* end() const { return dims_ + size_; }
-  std::vector<std::int64_t> values() const { return std::vector<std::int64_t>(begin(), end()); }
+  std::vector<std::int64_t> values() const {
+    std::vector<std::int64_t> out(static_cast<std::size_t>(size_));
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      out[i] = dims_[i];
+    }
+    return out;
+  }
 
   std::string text() const {
     std::string out = "[";
@@ -1560,7 +1671,7 @@ inline std::string format_si(double v, const std::string& unit) {
                                          "k", "M", "G", "T", "P", "E", "Z", "Y"};
   const int none = 6;
   const int last = 14;
-  if (!std::isfinite(v) || v == 0) {
+  if (!detail::is_finite(v) || v == 0) {
     return detail::with_unit(v == 0 ? "0" : detail::cat(v), unit);
   }
   int prefix = none;
@@ -1585,7 +1696,7 @@ inline std::string format_bytes(double bytes) {
 
 inline std::string format_seconds(double seconds) {
   const double size = std::fabs(seconds);
-  if (!std::isfinite(seconds) || size < 119.5) {
+  if (!detail::is_finite(seconds) || size < 119.5) {
     return format_si(seconds, "s");
   }
   if (size < 7170) {
@@ -1600,7 +1711,7 @@ inline std::string format_seconds(double seconds) {
 
 // To the nearest integer, in groups of three digits.
 inline std::string format_count(double v) {
-  if (!std::isfinite(v) || std::fabs(v) >= 1e18) {
+  if (!detail::is_finite(v) || std::fabs(v) >= 1e18) {
     return detail::cat(v);
   }
   char buffer[64];
@@ -1848,7 +1959,7 @@ struct Comparison {
   Table table() const {
     Table out;
     out.title = title;
-    out.columns = {"name", "unit", "predicted", "counted", "counted/predicted"};
+    out.columns = {"name", "unit", "formula", "counted", "counted/formula"};
     for (const ReportRow& row : rows) {
       char ratio[40];
       std::snprintf(ratio, sizeof ratio, "%.3f", row.ratio());
@@ -2567,7 +2678,7 @@ inline double matmul_rate(const Chip& chip, DType format) {
 
 inline double Chip::peak(DType format) const {
   const double rate = detail::matmul_rate(*this, format);
-  if (!(rate > 0)) {
+  if (!(rate > 0) || !detail::is_finite(rate)) {
     throw Error(detail::cat("Chip::peak: ", name.empty() ? "this chip" : name, " has no rate for ",
                             name_of(format),
                             "; set flops_bf16 or flops_f32, or price it in another format"));
@@ -2576,7 +2687,7 @@ inline double Chip::peak(DType format) const {
 }
 
 inline double Chip::intensity(DType format) const {
-  if (!(memory_bandwidth > 0)) {
+  if (!(memory_bandwidth > 0) || !detail::is_finite(memory_bandwidth)) {
     throw Error(detail::cat("Chip::intensity: ", name.empty() ? "this chip" : name,
                             " has no memory_bandwidth; set it in bytes per second"));
   }
@@ -2868,7 +2979,7 @@ inline List<MemoryLevel> measured_levels(const LaptopLoops& loops, int threads) 
   // Pages are first touched by the thread that reads them.
   run_together(threads, 1, [&](std::int64_t thread, std::int64_t) {
     const std::size_t t = static_cast<std::size_t>(thread);
-    owned[t].assign(floats + 16, 1.0f);
+    owned[t].resize(floats + 16);
     const std::size_t past = reinterpret_cast<std::uintptr_t>(owned[t].data()) % 64 / 4;
     data[t] = owned[t].data() + (16 - past) % 16;
   });
@@ -3250,7 +3361,7 @@ inline std::vector<double> machine_bandwidths(const Chip& chip, const Shape& dim
 }
 
 inline std::string machine_name(const Chip& chip, const Shape& dims) {
-  std::string name = chip.name + " ";
+  std::string name = (chip.name.empty() ? "unnamed chip" : chip.name) + " ";
   for (int i = 0; i < dims.size(); ++i) {
     name += cat(i == 0 ? "" : "x", dims[i]);
   }
@@ -3284,6 +3395,37 @@ inline void check_machine(const Chip& chip, const Shape& dims) {
   }
 }
 
+inline void check_rate(const char* function, const Machine& machine, const std::string& what,
+                       double value) {
+  if (!(value > 0) || !is_finite(value)) {
+    throw Error(cat(function, ": ", machine.name, ": ", what, " is ", value,
+                    " bytes/s; a finite number above 0 is right, as a chip's link_bandwidth, between ",
+                    "nodes its dcn_bandwidth"));
+  }
+}
+
+// What a simulation reads of a machine, which a user may have filled by hand.
+inline void check_network(const char* function, const Machine& machine) {
+  const std::size_t dims = static_cast<std::size_t>(machine.dims.size());
+  if (machine.wraps.size() != dims || machine.axis_bandwidths.size() != dims) {
+    throw Error(cat(function, ": ", machine.name, " ", machine.dims, " has ", machine.wraps.size(),
+                    " wraps and ", machine.axis_bandwidths.size(),
+                    " axis_bandwidths; one of each for every dimension is right"));
+  }
+  if (!(machine.link_latency >= 0) || !is_finite(machine.link_latency)) {
+    throw Error(cat(function, ": ", machine.name, ": link_latency is ", machine.link_latency,
+                    " s; a finite number from 0 is right"));
+  }
+  for (std::size_t i = 0; i < dims; ++i) {
+    if (machine.dims[static_cast<int>(i)] > 1) {
+      check_rate(function, machine, cat("axis_bandwidths[", i, "]"), machine.axis_bandwidths[i]);
+    }
+  }
+  if (machine.chips() > 1) {
+    check_rate(function, machine, "link_bandwidth", machine.link_bandwidth);
+  }
+}
+
 }  // namespace detail
 
 inline double Machine::axis_bandwidth(int dim) const {
@@ -3308,6 +3450,7 @@ inline Machine machine(const Chip& chip, Shape dims) {
   result.link_bandwidth = result.axis_bandwidths.back();
   result.link_latency = chip.hop_latency > 0 ? chip.hop_latency : 1e-6;
   result.dollars_per_hour = chip.dollars_per_hour;
+  detail::check_network("machine", result);
   return result;
 }
 
@@ -3388,7 +3531,18 @@ inline void bound_row(RooflineRow& row) {
   row.intensity = row.bytes > 0 ? (row.matmul_flops + row.vector_flops) / row.bytes : 0;
 }
 
+inline void check_priced(const Chip& chip, const std::string& what, double rate, double least) {
+  if (!(rate >= least) || !is_finite(rate)) {
+    throw Error(cat("roofline: ", chip.name.empty() ? "this chip" : chip.name, ": ", what, " is ",
+                    rate, "; a finite number ", least > 0 ? "above 0" : "from 0", " is right"));
+  }
+}
+
 inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType format) {
+  check_priced(chip, "vector_flops", chip.vector_flops, 0);
+  for (const MemoryLevel& level : chip.levels) {
+    check_priced(chip, "the bandwidth of level " + level.name, level.bandwidth, 0);
+  }
   RooflineRow row;
   row.name = op.name;
   row.shape = op.shape;
@@ -3397,6 +3551,9 @@ inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType form
   row.vector_flops = op.vector_flops;
   row.bytes = priced_bytes(op, format);
   const MemoryLevel level = level_for(chip, row.bytes);
+  if (row.bytes > 0) {
+    check_priced(chip, "memory_bandwidth", level.bandwidth, 1e-300);
+  }
   row.level = level.name;
   row.t_math = row.matmul_flops > 0 ? row.matmul_flops / chip.peak(format) : 0;
   row.t_vector = chip.vector_flops > 0 ? row.vector_flops / chip.vector_flops : 0;
@@ -3508,12 +3665,15 @@ inline RooflineReport Profile::roofline(const Chip& on, DType format) const {
 namespace tinyscale {
 namespace detail {
 
-// width: floats in a vector; rows x vectors: the accumulators of the gemm tile, kept in registers.
+// width: floats in a vector V, doubles: half of that, in a D; rows x vectors: the accumulators of the gemm tile, kept in registers.
 struct Lanes1 {
   static constexpr int width = 1, rows = 4, vectors = 4;
   typedef float V;
   typedef float Loose;
   typedef std::int32_t I;
+  static constexpr int doubles = 1;
+  typedef double D;
+  typedef float Half;
 };
 
 #if TINYSCALE_VECTOR_EXTENSIONS
@@ -3526,6 +3686,9 @@ struct Lanes4 {  // 16 bytes: SSE2, NEON, and whatever else has 16-byte register
   typedef float V __attribute__((vector_size(16)));
   typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(16)));
+  static constexpr int doubles = 2;
+  typedef double D __attribute__((vector_size(16)));
+  typedef float Half __attribute__((vector_size(8), aligned(4), may_alias));
 };
 
 struct Lanes8 {  // 32 bytes: AVX2, 16 registers
@@ -3533,6 +3696,9 @@ struct Lanes8 {  // 32 bytes: AVX2, 16 registers
   typedef float V __attribute__((vector_size(32)));
   typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(32)));
+  static constexpr int doubles = 4;
+  typedef double D __attribute__((vector_size(32)));
+  typedef float Half __attribute__((vector_size(16), aligned(4), may_alias));
 };
 
 struct Lanes16 {  // 64 bytes: AVX-512, 32 registers
@@ -3540,6 +3706,9 @@ struct Lanes16 {  // 64 bytes: AVX-512, 32 registers
   typedef float V __attribute__((vector_size(64)));
   typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(64)));
+  static constexpr int doubles = 8;
+  typedef double D __attribute__((vector_size(64)));
+  typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
 };
 #endif
 
@@ -3621,6 +3790,16 @@ TINYSCALE_INLINE void load(const float* from, typename L::V& v) {
 template <class L>
 TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
   *reinterpret_cast<typename L::Loose*>(to) = v;
+}
+
+// The next `doubles` floats, widened.
+template <class L>
+TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {
+#if TINYSCALE_VECTOR_EXTENSIONS
+  v = __builtin_convertvector(*reinterpret_cast<const typename L::Half*>(from), typename L::D);
+#else
+  v = static_cast<double>(*from);
+#endif
 }
 
 // The last count < width floats of a row; the other lanes hold fill.
@@ -3736,6 +3915,15 @@ TINYSCALE_INLINE void clamp_vector(const typename L::V& x, float low, float high
   blend<L>(mask, bound, y, y);
 }
 
+template <class L>
+TINYSCALE_INLINE void to_float(const typename L::I& n, typename L::V& y) {
+#if TINYSCALE_VECTOR_EXTENSIONS
+  y = __builtin_convertvector(n, typename L::V);
+#else
+  y = static_cast<float>(n);
+#endif
+}
+
 // e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2: within 2 ulp; 0 and inf at the ends.
 template <class L>
 TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
@@ -3743,9 +3931,14 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
   typedef typename L::I I;
   V t;
   clamp_vector<L>(x, -104.0f, 89.0f, t);
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves round(value) in the low bits
-  const V shifted = t * 1.44269504088896341f + magic;
-  const V whole = shifted - magic;
+  // Adding 1.5 * 2^23 leaves round(value) in the low bits. They are read as an integer: a
+  // compiler under -ffast-math may cancel a subtraction of that number against its addition.
+  const V shifted = t * 1.44269504088896341f + 12582912.0f;
+  I n;
+  std::memcpy(&n, &shifted, sizeof(n));
+  n = n - 0x4B400000;  // the bits of 1.5 * 2^23
+  V whole;
+  to_float<L>(n, whole);
   const V r = (t - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
   V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
@@ -3753,9 +3946,6 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  I n;
-  std::memcpy(&n, &shifted, sizeof(n));
-  n = n - 0x4B400000;            // the bits of magic
   const I half = n >> 1;         // 2^n in two factors, so that 2^128 and 2^-149 can be reached
   const I bits_a = (half + 127) << 23;
   const I bits_b = (n - half + 127) << 23;
@@ -3804,15 +3994,18 @@ TINYSCALE_INLINE void tanh_vector(const typename L::V& x, typename L::V& y) {
   y = t * p / q;
 }
 
-// sqrt(x) for x >= 0 from an estimate of 1 / sqrt(x) by bits and Newton steps: within 1 ulp.
+// sqrt(x) from an estimate of 1 / sqrt(x) by bits and Newton steps: within 1 ulp from 1e-37, else
+// off by at most 1e-19. The estimate's square stays finite, in whatever order it is multiplied.
 template <class L>
 TINYSCALE_INLINE void sqrt_vector(const typename L::V& x, typename L::V& y) {
   typedef typename L::V V;
   typedef typename L::I I;
-  I bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  bits = 0x5F3759DF - (bits >> 1);
   V g;
+  broadcast<L>(1e-37f, g);
+  max_vector<L>(x, g, g);
+  I bits;
+  std::memcpy(&bits, &g, sizeof(bits));
+  bits = 0x5F3759DF - (bits >> 1);
   std::memcpy(&g, &bits, sizeof(g));
   const V h = x * 0.5f;
   g = g * (1.5f - h * g * g);
@@ -3872,20 +4065,38 @@ struct MapBlock {
 };
 
 template <class Op>
-void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y) {
-  const std::int64_t blocks = (n + elementwise_block - 1) / elementwise_block;
-  const auto body = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t block = begin; block < end; ++block) {
-      const std::int64_t at = block * elementwise_block;
-      const std::int64_t count = std::min(elementwise_block, n - at);
-      run_on_lanes(MapBlock<Op>{op, count, a + at, b + at, y + at});
+void map_block(const void* op, std::int64_t n, const float* a, const float* b, float* y) {
+  run_on_lanes(MapBlock<Op>{*static_cast<const Op*>(op), n, a, b, y});
+}
+
+// The blocks of all ops: what differs is a function pointer, so it is compiled once.
+struct MapLoop {
+  void (*block)(const void* op, std::int64_t n, const float* a, const float* b, float* y);
+  const void* op;
+  std::int64_t n;
+  const float* a;
+  const float* b;
+  float* y;
+
+  void operator()(std::int64_t begin, std::int64_t end) const {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t at = i * elementwise_block;
+      block(op, std::min(elementwise_block, n - at), a + at, b + at, y + at);
     }
-  };
-  if (blocks <= 2) {
-    body(0, blocks);
-  } else {
-    parallel_for(blocks, 2, body);
   }
+  void run() const {
+    const std::int64_t blocks = (n + elementwise_block - 1) / elementwise_block;
+    if (blocks <= 2) {
+      (*this)(0, blocks);
+    } else {
+      parallel_for(blocks, 2, *this);
+    }
+  }
+};
+
+template <class Op>
+void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y) {
+  MapLoop{&map_block<Op>, &op, n, a, b, y}.run();
 }
 
 // An operation: y = EXPRESSION of the vectors a and b (and of y itself where ADDS is true).
@@ -4035,8 +4246,106 @@ inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, 
 }  // namespace kernel
 }  // namespace tinyscale
 
+// >> tinyscale/compute/sums.hpp
+// Sums of floats gathered in double, so that 2^25 terms lose none: a row into one number, or each
+// column of many rows into its own. The order of additions never depends on the threads.
+
+namespace tinyscale {
+namespace detail {
+
+// result = sum of x[i]^POWER in four vectors of doubles, then the rest one by one.
+template <int POWER>
+struct SumBlock {
+  std::int64_t n;
+  const float* x;
+  double* result;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::D sums[4] = {}, v;
+    constexpr std::int64_t step = 4 * L::doubles;
+    std::int64_t i = 0;
+    for (; i + step <= n; i += step) {
+      TINYSCALE_UNROLL
+      for (int part = 0; part < 4; ++part) {
+        load_double<L>(x + i + part * L::doubles, v);
+        sums[part] = sums[part] + (POWER == 2 ? v * v : v);
+      }
+    }
+    sums[0] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    double lanes[L::doubles];
+    std::memcpy(lanes, &sums[0], sizeof(lanes));
+    double total = 0;
+    for (const double lane : lanes) {
+      total += lane;
+    }
+    for (; i < n; ++i) {
+      const double value = static_cast<double>(x[i]);
+      total += POWER == 2 ? value * value : value;
+    }
+    *result = total;
+  }
+};
+
+struct ColumnSums {  // sums[i] += x[i]
+  std::int64_t n;
+  const float* x;
+  double* sums;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::D v, s;
+    std::int64_t i = 0;
+    for (; i + L::doubles <= n; i += L::doubles) {
+      load_double<L>(x + i, v);
+      std::memcpy(&s, sums + i, sizeof(s));
+      s = s + v;
+      std::memcpy(sums + i, &s, sizeof(s));
+    }
+    for (; i < n; ++i) {
+      sums[i] += static_cast<double>(x[i]);
+    }
+  }
+};
+
+}  // namespace detail
+
+namespace kernel {
+
+inline double sum(std::int64_t n, const float* x) {
+  double total = 0;
+  detail::run_on_lanes(detail::SumBlock<1>{n, x, &total});
+  return total;
+}
+
+inline void add_to_sums(std::int64_t n, const float* x, double* sums) {
+  detail::run_on_lanes(detail::ColumnSums{n, x, sums});
+}
+
+// The sum of x[i]^2: blocks of fixed size, added in order.
+inline double sum_of_squares(std::int64_t n, const float* x) {
+  const std::int64_t block = detail::elementwise_block;
+  const std::int64_t blocks = (n + block - 1) / block;
+  std::vector<double> sums(static_cast<std::size_t>(blocks), 0.0);
+  parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t b = begin; b < end; ++b) {
+      const std::int64_t at = b * block;
+      detail::run_on_lanes(detail::SumBlock<2>{std::min(block, n - at), x + at,
+                                               &sums[static_cast<std::size_t>(b)]});
+    }
+  });
+  double total = 0.0;
+  for (const double part : sums) {
+    total += part;
+  }
+  return total;
+}
+
+}  // namespace kernel
+}  // namespace tinyscale
+
 // >> tinyscale/compute/adamw.hpp
-// AdamW and the norm of a gradient. With g = grad_scale * grad and step t counted from 1:
+// AdamW. With g = grad_scale * grad and step t counted from 1:
 //   m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,
 //   p = p (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
 // 28 bytes moved a parameter. Loshchilov and Hutter, arXiv 1711.05101.
@@ -4128,30 +4437,6 @@ inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* 
           grad + at, param + at, m + at, v + at});
     }
   });
-}
-
-// The sum of x[i]^2 in double: blocks of fixed size, added in order.
-inline double sum_of_squares(std::int64_t n, const float* x) {
-  const std::int64_t block = detail::elementwise_block;
-  const std::int64_t blocks = (n + block - 1) / block;
-  std::vector<double> sums(static_cast<std::size_t>(blocks), 0.0);
-  parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t b = begin; b < end; ++b) {
-      const std::int64_t last = std::min(n, (b + 1) * block);
-      double part[8] = {};
-      for (std::int64_t i = b * block; i < last; ++i) {
-        const double value = static_cast<double>(x[i]);
-        part[i % 8] += value * value;
-      }
-      sums[static_cast<std::size_t>(b)] = ((part[0] + part[1]) + (part[2] + part[3])) +
-                                          ((part[4] + part[5]) + (part[6] + part[7]));
-    }
-  });
-  double total = 0.0;
-  for (const double part : sums) {
-    total += part;
-  }
-  return total;
 }
 
 }  // namespace kernel
@@ -5302,9 +5587,9 @@ struct NormBackwardRows {
   }
 };
 
-// At most 64 chunks of rows, each with its own sums, which are then added in order.
+// Chunks of 16 to 512 rows, each with its own sums, which are then added in order and in double.
 inline void norm_backward(std::int64_t rows, NormBackwardRows all) {
-  const std::int64_t chunk = std::max<std::int64_t>(16, (rows + 63) / 64);
+  const std::int64_t chunk = std::clamp<std::int64_t>((rows + 63) / 64, 16, 512);
   const std::int64_t chunks = (rows + chunk - 1) / chunk;
   std::vector<float> sums(static_cast<std::size_t>(chunks * 2 * all.cols));
   parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -5317,13 +5602,14 @@ inline void norm_backward(std::int64_t rows, NormBackwardRows all) {
       run_on_lanes(part);
     }
   });
+  std::vector<double> totals(static_cast<std::size_t>(2 * all.cols));
   for (std::int64_t c = 0; c < chunks; ++c) {
-    const float* part = sums.data() + c * 2 * all.cols;
-    for (std::int64_t j = 0; j < all.cols; ++j) {
-      all.dweight[j] += part[j];
-      if (all.dbias != nullptr) {
-        all.dbias[j] += part[all.cols + j];
-      }
+    kernel::add_to_sums(2 * all.cols, sums.data() + c * 2 * all.cols, totals.data());
+  }
+  for (std::int64_t j = 0; j < all.cols; ++j) {
+    all.dweight[j] += static_cast<float>(totals[static_cast<std::size_t>(j)]);
+    if (all.dbias != nullptr) {
+      all.dbias[j] += static_cast<float>(totals[static_cast<std::size_t>(all.cols + j)]);
     }
   }
 }
@@ -5458,25 +5744,32 @@ inline void rope_backward(const RopeShape& s, const float* dy, float* dx) {
 }  // namespace kernel
 }  // namespace tinyscale
 
-// >> tinyscale/tensor/tensor.hpp
-// A tensor: a shape, a shared buffer of floats, and the record of how it was made.
-// Always contiguous, row-major, float32. Copying a Tensor copies the handle, never the numbers.
-// A slot holds the gradient apart from the numbers, so that a result whose value the backward pass
-// does not need is freed at once (reverse-mode differentiation, Wengert list as a graph).
+// >> tinyscale/tensor/storage.hpp
+// The numbers of a tensor: a 64-byte aligned buffer of floats, counted by the memory meter that was
+// current when it was made.
 
 namespace tinyscale {
-
 namespace detail {
 
-// Bytes of one tensor, counted by the memory meter that was current when it was made.
 struct Storage {
   float* data = nullptr;
   std::int64_t count = 0;
   MemoryKind kind = MemoryKind::activation;
   Shared<MemoryMeter> meter;
 
-  Storage(std::int64_t n, MemoryKind k) : count(n), kind(k), meter(context().memory) {
-    data = static_cast<float*>(::operator new(allocated(), std::align_val_t(64)));
+  Storage(const Shape& shape, MemoryKind k)
+      : count(shape.count()), kind(k), meter(context().memory) {
+    const bool fits = count <= (std::int64_t{1} << 38);
+    if (fits) {
+      const std::size_t n = bytes() == 0 ? sizeof(float) : bytes();
+      data = static_cast<float*>(::operator new(n, std::align_val_t(64), std::nothrow));
+    }
+    if (data == nullptr) {
+      throw Error(cat("Tensor: shape ", shape, " takes ",
+                      format_bytes(4 * static_cast<double>(count)),
+                      fits ? "; this machine has no memory left for that"
+                           : "; a tensor holds at most 2^38 numbers, 1.1 TB"));
+    }
     if (meter) {
       meter->add(kind, static_cast<double>(bytes()));
     }
@@ -5491,8 +5784,20 @@ struct Storage {
   Storage& operator=(const Storage&) = delete;
 
   std::size_t bytes() const { return static_cast<std::size_t>(count) * sizeof(float); }
-  std::size_t allocated() const { return bytes() == 0 ? sizeof(float) : bytes(); }
 };
+
+}  // namespace detail
+}  // namespace tinyscale
+
+// >> tinyscale/tensor/tensor.hpp
+// A tensor: a shape, a shared buffer of floats, and the record of how it was made.
+// Always contiguous, row-major, float32. Copying a Tensor copies the handle, never the numbers.
+// A slot holds the gradient apart from the numbers, so that a result whose value the backward pass
+// does not need is freed at once (reverse-mode differentiation, Wengert list as a graph).
+
+namespace tinyscale {
+
+namespace detail {
 
 struct Node;
 
@@ -5503,6 +5808,8 @@ struct GradSlot {
   Shared<Storage> grad;
   int order = 0;  // longest path from a leaf: the backward pass runs in falling order
   bool queued = false;
+
+  ~GradSlot();
 };
 
 }  // namespace detail
@@ -5513,7 +5820,7 @@ class Tensor {
   // Uninitialised numbers; users call zeros, full, randn, ...
   explicit Tensor(const Shape& shape) : Tensor(shape, context().kind) {}
   Tensor(const Shape& shape, MemoryKind kind)
-      : shape_(shape), storage_(new detail::Storage(shape.count(), kind)) {}
+      : shape_(shape), storage_(new detail::Storage(shape, kind)) {}
   Tensor(const Shape& shape, Shared<detail::Storage> storage)
       : shape_(shape), storage_(std::move(storage)) {}
 
@@ -5563,7 +5870,7 @@ class Tensor {
   Tensor detach() const { return Tensor(shape_, storage_); }
   // A copy of the numbers, cut off from the graph.
   Tensor clone() const {
-    Tensor copy(shape_);
+    Tensor copy = storage_ ? Tensor(shape_) : Tensor();
     if (count() > 0) {
       std::memcpy(copy.data(), data(), storage_->bytes());
     }
@@ -5607,6 +5914,7 @@ class NoGrad {
 
 // A leaf that gathers gradients, tagged as a parameter in the memory meter. Shares no numbers.
 inline Tensor parameter(const Tensor& value) {
+  value.data();  // an empty one throws
   Tensor leaf(value.shape(), MemoryKind::parameter);
   if (value.count() > 0) {
     std::memcpy(leaf.data(), value.data(), static_cast<std::size_t>(value.count()) * sizeof(float));
@@ -5672,11 +5980,35 @@ struct Node {
   Backward backward;
 };
 
+// The graph behind a slot in a loop: a long chain of ops would overflow the stack if each op's end
+// were called by that of the op after it. An op's closure holds no slots but those of its inputs.
+inline GradSlot::~GradSlot() {
+  if (!node) {
+    return;
+  }
+  List<Shared<Node>> ending;
+  ending.push_back(std::move(node));
+  while (!ending.empty()) {
+    const Shared<Node> op = std::move(ending.back());
+    ending.pop_back();
+    if (op.use_count() != 1) {  // no op, or one that somebody else holds
+      continue;
+    }
+    op->backward.reset();
+    for (Slot& input : op->inputs) {
+      if (input.use_count() == 1) {
+        ending.push_back(std::move(input->node));
+      }
+      input.reset();
+    }
+  }
+}
+
 // The gradient buffer of a slot, zero at first use. A leaf's is a gradient, the rest activations.
 inline float* grad_buffer(const Slot& slot) {
   if (!slot->grad) {
     const MemoryKind kind = slot->node ? MemoryKind::activation : MemoryKind::gradient;
-    slot->grad.reset(new Storage(slot->shape.count(), kind));
+    slot->grad.reset(new Storage(slot->shape, kind));
     std::memset(slot->grad->data, 0, slot->grad->bytes());
   }
   return slot->grad->data;
@@ -6115,28 +6447,33 @@ inline Tensor arithmetic(Arithmetic op, const char* name, const Tensor& a, const
   return y;
 }
 
-// dx summed over the dimensions in which `shape` was repeated.
+// dx summed over the dimensions in which `shape` was repeated, in double and in index order.
 inline Tensor sum_to(const Tensor& dy, const Shape& shape) {
   if (dy.shape() == shape) {
     return dy;
   }
-  Tensor dx(shape);
-  std::fill_n(dx.data(), dx.count(), 0.0f);
+  std::vector<double> sums(static_cast<std::size_t>(shape.count()));
   const Broadcast plan = broadcast("sum_to", shape, dy.shape());
   const int last = plan.shape.size() - 1;
   const std::int64_t columns = last >= 0 ? plan.shape[last] : 1;
   const std::int64_t step = last >= 0 ? plan.step_a[last] : 0;
-  float* out = dx.data();
+  double* out = sums.data();
   const float* in = dy.data();
   for_rows(plan, [&](std::int64_t row, std::int64_t a, std::int64_t) {
-    if (step == 1) {
-      kernel::add(columns, out + a, in + row, out + a);
-      return;
-    }
-    for (std::int64_t j = 0; j < columns; ++j) {
-      out[a + j * step] += in[row + j];
+    if (columns >= 16 && step == 1) {
+      kernel::add_to_sums(columns, in + row, out + a);
+    } else if (columns >= 16) {
+      out[a] += kernel::sum(columns, in + row);
+    } else {
+      for (std::int64_t j = 0; j < columns; ++j) {
+        out[a + j * step] += static_cast<double>(in[row + j]);
+      }
     }
   });
+  Tensor dx(shape);
+  for (std::int64_t i = 0; i < dx.count(); ++i) {
+    dx.data()[i] = static_cast<float>(out[i]);
+  }
   return dx;
 }
 
@@ -6319,7 +6656,10 @@ inline Tensor tensor(const Shape& shape, const std::vector<float>& values) {
                             ", which holds ", shape.count()));
   }
   Tensor t(shape);
-  std::copy(values.begin(), values.end(), t.data());
+  float* to = t.data();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    to[i] = values[i];
+  }
   return t;
 }
 
@@ -6568,6 +6908,10 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
     throw Error(detail::cat("rope: x is ", x.shape().text(), " with head size ", head_size,
                             "; right is [B, T, heads K] with an even K"));
   }
+  if (!(theta > 0.0f) || !detail::is_finite(static_cast<double>(theta))) {
+    throw Error(detail::cat("rope: theta is ", static_cast<double>(theta),
+                            "; a finite number above 0 is right"));
+  }
   const detail::OpScope scope;
   kernel::RopeShape shape;
   shape.batch = x.dim(0);
@@ -6716,6 +7060,13 @@ inline void check_norm(const char* op, const char* what, const Tensor& x, const 
   }
 }
 
+inline void check_epsilon(const char* op, float epsilon) {
+  const double value = static_cast<double>(epsilon);
+  if (!(value >= 0) || !is_finite(value)) {
+    throw Error(cat(op, ": epsilon is ", value, "; a finite number from 0 is right"));
+  }
+}
+
 inline float* grad_or_null(const Slot& slot) { return slot ? grad_buffer(slot) : nullptr; }
 
 // Where a gradient must be written although nobody asked for it.
@@ -6729,6 +7080,7 @@ inline Tensor scratch_like(const Slot& slot, const Shape& shape) {
 inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                          float epsilon = 1e-5f) {
   detail::check_norm("layer_norm", "weight", x, weight);
+  detail::check_epsilon("layer_norm", epsilon);
   if (bias.defined()) {
     detail::check_norm("layer_norm", "bias", x, bias);
   }
@@ -6765,6 +7117,7 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
 // x / sqrt(mean(x^2) + epsilon) * weight.
 inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e-5f) {
   detail::check_norm("rms_norm", "weight", x, weight);
+  detail::check_epsilon("rms_norm", epsilon);
   const detail::OpScope scope;
   const std::int64_t columns = x.dim(-1);
   const std::int64_t rows = x.count() / columns;
@@ -6797,6 +7150,7 @@ inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t
   if (!(p >= 0.0f && p < 1.0f)) {
     throw Error(detail::cat("dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"));
   }
+  x.data();  // an empty one throws
   if (p <= 0.0f) {
     return x;
   }
@@ -6834,7 +7188,10 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
                               " is outside the table's ", table.dim(0), " rows"));
     }
     const float* row = table.data() + ids[i] * width;
-    std::copy(row, row + width, y.data() + static_cast<std::int64_t>(i) * width);
+    float* to = y.data() + static_cast<std::int64_t>(i) * width;
+    for (std::int64_t k = 0; k < width; ++k) {
+      to[k] = row[k];
+    }
   }
   const double n = static_cast<double>(y.count());
   scope.done("embedding", shape, {n, static_cast<double>(ids.size())}, {n}, 0, 0);
@@ -6940,6 +7297,7 @@ inline void record_copy(const OpScope& scope, const char* name, const Tensor& y)
 
 // The same numbers under another shape of the same count; nothing is copied.
 inline Tensor reshape(const Tensor& x, const Shape& shape) {
+  x.data();  // an empty one throws
   if (shape.count() != x.count()) {
     throw Error(detail::cat("reshape: shape ", x.shape().text(), " has ", x.count(),
                             " elements, shape ", shape.text(), " needs ", shape.count()));
@@ -7067,7 +7425,7 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
   if (slot->node->inputs.empty()) {
     return y;
   }
-  std::vector<std::int64_t> sizes;
+  List<std::int64_t> sizes;
   for (const Tensor& part : parts) {
     sizes.push_back(part.dim(d));
   }
@@ -7249,7 +7607,7 @@ inline std::ostream& operator<<(std::ostream& out, const SystolicRun& run) {
 namespace tinyscale {
 namespace detail {
 
-inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) { return (size + pes - 1) / pes; }
+inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) { return (size - 1) / pes + 1; }
 
 // Fills in T and the folds of a case whose array and M, K, N are set.
 inline void fold(SystolicTiming& t) {
@@ -7258,6 +7616,14 @@ inline void fold(SystolicTiming& t) {
   t.stream = outputs ? t.k : inputs ? t.n : t.m;
   t.row_folds = folds_of(outputs ? t.m : t.k, t.rows);
   t.col_folds = folds_of(inputs ? t.m : t.n, t.cols);
+}
+
+// Whether every count of a folded case fits 64 bits: all are below PEs x folds x the ticks of a fold.
+inline bool countable(const SystolicTiming& t) {
+  const double rows = static_cast<double>(t.rows);
+  const double cols = static_cast<double>(t.cols);
+  const double folds = static_cast<double>(t.row_folds) * static_cast<double>(t.col_folds);
+  return rows * cols * folds * (static_cast<double>(t.stream) + 3 * (rows + cols)) < 0x1p62;
 }
 
 // The ratios, from counts that are complete.
@@ -8146,7 +8512,8 @@ class SystolicArray {
   // Throws when the inner sizes differ or a size is zero. No gradient flows through it.
   SystolicRun matmul(const Tensor& x, const Tensor& w) const;
 
-  // The costs of x [M, K] times w [K, N], no stepping. Throws when a size is below 1.
+  // The costs of x [M, K] times w [K, N], no stepping. Throws when a size is below 1, or so large
+  // that a count does not fit 64 bits.
   SystolicTiming timing(Dim m, Dim k, Dim n) const {
     SystolicTiming t = problem("SystolicArray::timing", m.value, k.value, n.value);
     detail::time_array(t);
@@ -8174,6 +8541,10 @@ class SystolicArray {
     t.k = k;
     t.n = n;
     detail::fold(t);
+    if (!detail::countable(t)) {
+      throw Error(detail::cat(function, ": M, K, N are ", m, ", ", k, ", ", n, " on ", rows_, " x ",
+                              cols_, " PEs; the PE-ticks must stay below 2^62"));
+    }
     return t;
   }
 
@@ -8184,6 +8555,8 @@ class SystolicArray {
 };
 
 namespace detail {
+
+constexpr std::int64_t most_stepped = std::int64_t{1} << 26;  // PEs, of about 20 bytes each
 
 // Sizes of x [.., M, K] times w [K, N], and the case they make on the array.
 struct ArrayProblem {
@@ -8196,6 +8569,10 @@ struct ArrayProblem {
     const Matmul sizes = matmul_sizes(function, tx, tw, kernel::Trans::no);
     output = sizes.shape;
     timing = array.problem(function, sizes.m, sizes.k, sizes.n);
+    if (timing.rows > most_stepped / timing.cols) {
+      throw Error(cat(function, ": the array is ", timing.rows, " x ", timing.cols,
+                      "; at most 2^26 PEs can be stepped, timing() takes larger ones"));
+    }
     x = matrix_view(tx.data(), sizes.m, sizes.k);
     w = matrix_view(tw.data(), sizes.k, sizes.n);
   }
@@ -8288,15 +8665,15 @@ struct Wavefront {
   std::string text() const {
     std::string out = detail::cat("tick ", tick, ", ", name_of(dataflow), ": ", busy(), " of ",
                                   rows * cols, " PEs multiply\n");
-    const bool small = cols <= 6 && rows <= 16;
+    const bool detailed = cols <= 6 && rows <= 16;
     for (std::int64_t r = 0; r < rows; ++r) {
       std::string line;
       for (std::int64_t c = 0; c < cols; ++c) {
-        line += small ? at(r, c).text() : std::string(1, at(r, c).state);
+        line += detailed ? at(r, c).text() : std::string(1, at(r, c).state);
       }
       out += line.erase(line.find_last_not_of(' ') + 1) + "\n";
     }
-    return small ? out : out + "# useful  o padded  > fill  < drain  v weights shift in\n";
+    return detailed ? out : out + "# useful  o padded  > fill  < drain  v weights shift in\n";
   }
 
   // One row per PE.
@@ -8805,17 +9182,17 @@ inline void check_stage(const char* function, const CollectiveStage& stage) {
 
 // A broadcast is a chain of `hops` links through which as many chunks stream.
 inline int broadcast_hops(const CollectiveStage& stage) {
-  const Reach far = reach(stage.kind, stage.devices, stage.offset);
-  return std::max(far.right, far.left);
+  const Reach span = reach(stage.kind, stage.devices, stage.offset);
+  return std::max(span.right, span.left);
 }
 
 inline double gather_elements_sent(const CollectiveStage& stage, int index) {
   std::int64_t sent = 0;
   for (int c = 0; c < stage.devices; ++c) {
-    const Reach far = reach(stage.kind, stage.devices, c);
+    const Reach span = reach(stage.kind, stage.devices, c);
     const std::int64_t size = chunk_size(stage.elements, stage.devices, c);
-    sent += modulo(index - c, stage.devices) < far.right ? size : 0;
-    sent += modulo(c - index, stage.devices) < far.left ? size : 0;
+    sent += modulo(index - c, stage.devices) < span.right ? size : 0;
+    sent += modulo(c - index, stage.devices) < span.left ? size : 0;
   }
   return static_cast<double>(sent);
 }
@@ -8826,9 +9203,9 @@ inline double scatter_elements_sent(const CollectiveStage& stage, int index) {
 }
 
 inline double broadcast_elements_sent(const CollectiveStage& stage, int index) {
-  const Reach far = reach(stage.kind, stage.devices, stage.offset);
-  const int right = modulo(index - stage.offset, stage.devices) < far.right ? 1 : 0;
-  const int left = modulo(stage.offset - index, stage.devices) < far.left ? 1 : 0;
+  const Reach span = reach(stage.kind, stage.devices, stage.offset);
+  const int right = modulo(index - stage.offset, stage.devices) < span.right ? 1 : 0;
+  const int left = modulo(stage.offset - index, stage.devices) < span.left ? 1 : 0;
   return static_cast<double>(stage.elements) * (right + left);
 }
 
@@ -8961,6 +9338,7 @@ inline std::string axis_names(const List<MeshAxis>& axes) {
 }
 
 inline void check_axes(const Machine& machine, const List<MeshAxis>& axes) {
+  check_network("Mesh", machine);
   if (axes.empty()) {
     throw Error("Mesh: no axes; give a name and a size for each, as {{\"x\", 4}, {\"y\", 2}}");
   }
@@ -9276,8 +9654,12 @@ class Endpoint {
       }
       ranks = more;
     }
+    std::vector<double> keys;
+    for (const int rank : ranks) {
+      keys.push_back(rank);
+    }
     std::vector<int> sorted;
-    for (const std::size_t i : stable_order(std::vector<double>(ranks.begin(), ranks.end()))) {
+    for (const std::size_t i : stable_order(keys)) {
       sorted.push_back(ranks[i]);
     }
     return sorted;
@@ -9518,14 +9900,15 @@ inline Tensor all_gather(Endpoint& device, const Tensor& t, const Axes& axes, in
 namespace tinyscale {
 namespace detail {
 
+// A NaN on any device is the result: max and min do not hide it.
 inline void combine(Reduce how, const std::vector<float>& part, float* into) {
   const std::size_t n = part.size();
   for (std::size_t i = 0; i < n; ++i) {
     switch (how) {
       case Reduce::sum:
       case Reduce::mean: into[i] += part[i]; break;
-      case Reduce::max: into[i] = std::max(into[i], part[i]); break;
-      case Reduce::min: into[i] = std::min(into[i], part[i]); break;
+      case Reduce::max: into[i] = into[i] < part[i] || is_nan(part[i]) ? part[i] : into[i]; break;
+      case Reduce::min: into[i] = part[i] < into[i] || is_nan(part[i]) ? part[i] : into[i]; break;
     }
   }
 }
@@ -9639,7 +10022,7 @@ inline void add_stage(CollectiveCall& call, Collective what, const AxisGroup& gr
 // The stages that the first device of the axes runs: it has the largest chunks.
 inline void all_reduce_stages(CollectiveCall& call, const List<AxisGroup>& groups,
                               std::int64_t elements) {
-  std::vector<std::int64_t> sizes;
+  List<std::int64_t> sizes;
   for (const AxisGroup& group : groups) {
     sizes.push_back(elements);
     add_stage(call, Collective::reduce_scatter, group, elements);
@@ -9663,7 +10046,7 @@ inline Tensor all_reduce(Endpoint& device, const Tensor& t, const Axes& axes, Re
   device.open(call, device.members(groups));
   Tensor out = t.clone();
   List<float*> begins;
-  std::vector<std::int64_t> sizes;
+  List<std::int64_t> sizes;
   float* numbers = out.data();
   std::int64_t count = out.count();
   for (const AxisGroup& group : groups) {
@@ -9703,27 +10086,27 @@ struct ChainPlace {
 
 inline ChainPlace chain_place(const AxisGroup& axis, int root) {
   const int n = axis.size;
-  const Reach far = reach(axis.kind, n, root);
+  const Reach span = reach(axis.kind, n, root);
   const int right = modulo(axis.index - root, n);
   const int left = modulo(root - axis.index, n);
   ChainPlace place;
-  if (right <= far.right) {
+  if (right <= span.right) {
     place.distance = right;
     place.from = right > 0 ? modulo(axis.index - 1, n) : -1;
-    place.right = right < far.right ? modulo(axis.index + 1, n) : -1;
+    place.right = right < span.right ? modulo(axis.index + 1, n) : -1;
   }
-  if (right == 0 || right > far.right) {
+  if (right == 0 || right > span.right) {
     place.distance = left;
     place.from = left > 0 ? modulo(axis.index + 1, n) : -1;
-    place.left = left < far.left ? modulo(axis.index - 1, n) : -1;
+    place.left = left < span.left ? modulo(axis.index - 1, n) : -1;
   }
   return place;
 }
 
 inline void stream_chunks(Endpoint& device, const AxisGroup& axis, int root, float* numbers,
                           std::int64_t elements) {
-  const Reach far = reach(axis.kind, axis.size, root);
-  const int chunks = std::max(far.right, far.left);
+  const Reach span = reach(axis.kind, axis.size, root);
+  const int chunks = std::max(span.right, span.left);
   const ChainPlace place = chain_place(axis, root);
   for (int step = 0; step < 2 * chunks - 1; ++step) {
     const int out = step - place.distance;  // chunk to pass on; the next one comes in meanwhile
@@ -10036,7 +10419,7 @@ struct MachineLinks {
     return chip + (there - here) * strides[static_cast<std::size_t>(dim)];
   }
 
-  std::vector<std::int64_t> strides;  // chips from one to the next along each dimension
+  List<std::int64_t> strides;  // chips from one to the next along each dimension
 };
 
 }  // namespace detail
@@ -10330,6 +10713,10 @@ inline std::string bytes_hint(double you, const Counted& counted) {
 }
 
 inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
+  if (is_nan(guess.bytes_per_device) || is_nan(guess.seconds)) {
+    throw Error(cat("check: the guess is ", guess.bytes_per_device, " bytes and ", guess.seconds,
+                    " seconds; numbers are right, negative for what is not guessed"));
+  }
   CheckReport report;
   const auto add = [&report](const CheckRow& row) {
     report.rows.push_back(row);
@@ -10346,8 +10733,8 @@ inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
          guess.steps == counted.steps, steps_hint(guess.steps, counted)});
   }
   if (guess.seconds >= 0) {
-    const bool near = std::abs(guess.seconds - counted.seconds) <= 0.01 * counted.seconds;
-    add({"seconds", "s", guess.seconds, counted.seconds, near, "simulated, on this machine"});
+    const bool right = std::abs(guess.seconds - counted.seconds) <= 0.01 * counted.seconds;
+    add({"seconds", "s", guess.seconds, counted.seconds, right, "simulated, on this machine"});
   }
   return report;
 }
@@ -10573,6 +10960,7 @@ inline Timeline time(const MessageLog& log, const Machine& machine) {
     throw Error(detail::cat("time: the log is of ", log.devices, " devices, machine ",
                             machine.name, " has ", machine.chips(), " chips; they must be equal"));
   }
+  detail::check_network("time", machine);
   return detail::Replay(log, machine).run();
 }
 
@@ -10995,6 +11383,9 @@ class Mesh {
 
   // Runs `program` on every device at once; returns when all have returned.
   MeshRun run(const DeviceProgram& program) const {
+    if (!program) {
+      throw Error("Mesh::run: the program is empty; give a function of Device&");
+    }
     const List<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
     Context& caller = context();
     detail::Fabric fabric(size());
@@ -11183,7 +11574,6 @@ struct ModelConfig {
   int shared_experts = 0;          // experts that every token visits
   double rope_theta = 10000.0;
   double norm_epsilon = 1e-5;
-  double dropout = 0.0;
   double initializer_range = 0.0;  // deviation of a new linear weight; 0: 1 / sqrt(inputs)
 
   int block_norms = 2;  // norms in one block: 1 parallel, 2 before, 4 before and after
@@ -11247,9 +11637,51 @@ inline std::int64_t ModelConfig::active_parameters() const {
 
 namespace detail {
 
-inline void config_positive(const ModelConfig& c, const char* field, std::int64_t value) {
-  if (value < 1) {
-    throw Error(cat("ModelConfig: ", c.name, ": ", field, " is ", value, "; at least 1 is right"));
+// The fields that count something lie between bounds with which no loop and no product runs away.
+inline void check_config_counts(const ModelConfig& c) {
+  const std::int64_t size = 2147483647, few = 1000000;
+  const struct {
+    const char* field;
+    std::int64_t value, least, most;
+  } counts[] = {{"layers", c.layers, 1, few},
+                {"width", c.width, 1, size},
+                {"heads", c.heads, 1, few},
+                {"kv_heads", c.kv_heads, 1, few},
+                {"head_size", c.head_size, 1, size},
+                {"vocabulary", c.vocabulary, 1, size},
+                {"context", c.context, 1, size},
+                {"experts", c.experts, 0, few},
+                {"shared_experts", c.shared_experts, 0, few},
+                {"hidden", c.hidden, c.experts > 0 ? 0 : 1, size},
+                {"expert_hidden", c.expert_hidden, c.experts > 0 ? 1 : 0, size},
+                {"block_norms", c.block_norms, 0, 4},
+                {"kv_width", c.kv_width, 0, size}};
+  for (const auto& count : counts) {
+    const bool low = count.value < count.least;
+    if (low || count.value > count.most) {
+      throw Error(cat("ModelConfig: ", c.name, ": ", count.field, " is ", count.value, "; at ",
+                      low ? "least " : "most ", low ? count.least : count.most, " is right"));
+    }
+  }
+}
+
+// Doubles do not overflow: when this is below 1e18, parameters() does not either.
+inline void check_config_product(const ModelConfig& c) {
+  const auto n = [](std::int64_t value) { return static_cast<double>(value); };
+  const double hidden = c.experts > 0 ? n(c.experts + c.shared_experts) * n(c.expert_hidden)
+                                      : n(c.hidden);
+  const double layer = 2 * n(c.heads + c.kv_heads) * n(c.head_size) + 3 * hidden + n(c.experts) + 4;
+  const double about = n(c.width) * (n(c.layers) * layer + 2 * n(c.vocabulary) + n(c.context));
+  if (about > 1e18) {
+    throw Error(cat("ModelConfig: ", c.name, ": its sizes make about ", about,
+                    " parameters; at most 1e+18 can be counted"));
+  }
+}
+
+inline void config_above_zero(const ModelConfig& c, const char* field, double value) {
+  if (!is_finite(value) || value <= 0 || value >= 1e30) {
+    throw Error(cat("ModelConfig: ", c.name, ": ", field, " is ", value,
+                    "; a number above 0 and below 1e+30 is right"));
   }
 }
 
@@ -11257,15 +11689,10 @@ inline void config_positive(const ModelConfig& c, const char* field, std::int64_
 
 // Throws an Error that names the first field that cannot be right.
 inline void ModelConfig::validate() const {
-  detail::config_positive(*this, "layers", layers);
-  detail::config_positive(*this, "width", width);
-  detail::config_positive(*this, "heads", heads);
-  detail::config_positive(*this, "kv_heads", kv_heads);
-  detail::config_positive(*this, "head_size", head_size);
-  detail::config_positive(*this, "vocabulary", vocabulary);
-  detail::config_positive(*this, "context", context);
-  detail::config_positive(*this, experts > 0 ? "expert_hidden" : "hidden",
-                          experts > 0 ? expert_hidden : hidden);
+  detail::check_config_counts(*this);
+  detail::check_config_product(*this);
+  detail::config_above_zero(*this, "rope_theta", rope_theta);
+  detail::config_above_zero(*this, "norm_epsilon", norm_epsilon);
   if (heads % kv_heads != 0) {
     throw Error(detail::cat("ModelConfig: ", name, ": ", heads, " heads over ", kv_heads,
                             " kv_heads; heads must be a multiple of kv_heads"));
@@ -11274,17 +11701,13 @@ inline void ModelConfig::validate() const {
     throw Error(detail::cat("ModelConfig: ", name, ": head_size is ", head_size,
                             "; rotary positions turn pairs, so it must be even"));
   }
-  if (experts < 0 || (experts > 0 && (top_k < 1 || top_k > experts))) {
+  if (experts > 0 && (top_k < 1 || top_k > experts)) {
     throw Error(detail::cat("ModelConfig: ", name, ": top_k is ", top_k, " of ", experts,
                             " experts; 1 to ", experts, " is right"));
   }
-  if (!(initializer_range >= 0.0 && initializer_range < 100.0)) {
+  if (!detail::is_finite(initializer_range) || initializer_range < 0 || initializer_range >= 100) {
     throw Error(detail::cat("ModelConfig: ", name, ": initializer_range is ", initializer_range,
                             "; a deviation is right, or 0 for 1 / sqrt(inputs)"));
-  }
-  if (!(dropout >= 0.0 && dropout < 1.0)) {
-    throw Error(detail::cat("ModelConfig: ", name, ": dropout is ", dropout,
-                            "; a share from 0 to below 1 is right"));
   }
 }
 
@@ -11872,6 +12295,23 @@ inline const Json* Json::find(const std::string& key) const {
 
 namespace detail {
 
+// What this program's locale (setlocale) writes between whole and tenths; "." unless it is set.
+inline std::string decimal_point() {
+  char half[16];
+  const int length = std::snprintf(half, sizeof half, "%.1f", 0.5);
+  return std::string(half + 1, static_cast<std::size_t>(length) - 2);
+}
+
+// All digits of a double, as JSON has it.
+inline std::string exact_number(double value) {
+  char digits[40];
+  std::snprintf(digits, sizeof digits, "%.17g", value);
+  std::string number = digits;
+  const std::string point = decimal_point();
+  const std::size_t at = number.find(point);
+  return at == std::string::npos ? number : number.replace(at, point.size(), ".");
+}
+
 class JsonReader {
  public:
   explicit JsonReader(const std::string& text) : text_(text) {}
@@ -12021,7 +12461,12 @@ class JsonReader {
     if (!good) {
       fail("not a JSON value");
     }
-    return std::strtod(text_.substr(start, at_ - start).c_str(), nullptr);
+    std::string number = text_.substr(start, at_ - start);
+    const std::size_t point = number.find('.');
+    if (point != std::string::npos) {
+      number.replace(point, 1, decimal_point());  // what strtod expects
+    }
+    return std::strtod(number.c_str(), nullptr);
   }
 
   std::string read_text() {
@@ -12201,9 +12646,13 @@ inline Text make_text(const std::string& name, const std::string& data) {
   return text;
 }
 
-// Characters when at most 256 are distinct, else bytes; the text prints which.
+// Characters when at most 256 are distinct, else bytes; the text prints which. A byte order mark
+// (EF BB BF, which some editors put before UTF-8) is left out.
 inline Text read_text(const std::string& path) {
-  const std::string data = detail::read_file(path, "read_text");
+  std::string data = detail::read_file(path, "read_text");
+  if (data.compare(0, 3, "\xEF\xBB\xBF") == 0) {
+    data.erase(0, 3);
+  }
   return make_text(path.substr(path.find_last_of("/\\") + 1), data);
 }
 
@@ -12375,6 +12824,9 @@ inline Safetensors read_safetensors(const std::string& path) {
       file.entries.push_back(detail::safetensors_entry(field.name, field.value, who));
       continue;
     }
+    if (field.value.kind != Json::Kind::object) {
+      throw Error(who + "__metadata__ is not an object of strings");
+    }
     for (const JsonField& note : field.value.fields) {
       if (note.value.kind != Json::Kind::text) {
         throw Error(detail::cat(who, "metadata \"", note.name, "\" is not a string"));
@@ -12458,25 +12910,15 @@ inline std::string safetensors_text(
 inline void write_safetensors(const std::string& path,
                               const List<Parameter>& tensors,
                               const List<SafetensorsNote>& metadata) {
-  const std::string beside = path + ".saving";
   const std::string json = detail::safetensors_text(tensors, metadata);
   const std::uint64_t n = json.size();
-  detail::File file = detail::open_file(beside, "wb", "save");
-  bool good = std::fwrite(&n, 1, 8, file.get()) == 8 &&
-              std::fwrite(json.data(), 1, json.size(), file.get()) == json.size();
+  detail::SaveFile file("save", path);
+  file.write(&n, 8);
+  file.write(json.data(), json.size());
   for (const Parameter& tensor : tensors) {
-    const auto count = static_cast<std::size_t>(tensor.value.count());
-    good = good && (count == 0 ||
-                    std::fwrite(tensor.value.data(), 4, count, file.get()) == count);
+    file.write(tensor.value.data(), 4 * static_cast<std::size_t>(tensor.value.count()));
   }
-  good = good && std::fflush(file.get()) == 0;
-  good = std::fclose(file.release()) == 0 && good;
-  good = good && std::rename(beside.c_str(), path.c_str()) == 0;
-  if (!good) {
-    const std::string reason = std::strerror(errno);
-    std::remove(beside.c_str());
-    throw Error(detail::cat("save: cannot write \"", path, "\": ", reason));
-  }
+  file.finish();
 }
 
 }  // namespace tinyscale
@@ -12514,16 +12956,15 @@ inline std::array<ConfigField<int>, 3> config_counts(ModelConfig& c) {
   return {{{"experts", &c.experts}, {"top_k", &c.top_k}, {"shared_experts", &c.shared_experts}}};
 }
 
-inline std::array<ConfigField<double>, 3> config_numbers(ModelConfig& c) {
-  return {{{"rope_theta", &c.rope_theta},
-          {"norm_epsilon", &c.norm_epsilon},
-          {"dropout", &c.dropout}}};
+inline std::array<ConfigField<double>, 2> config_numbers(ModelConfig& c) {
+  return {{{"rope_theta", &c.rope_theta}, {"norm_epsilon", &c.norm_epsilon}}};
 }
 
-inline const List<const char*>& activation_names() {
-  static const List<const char*> names = {"gelu", "gelu_tanh", "swiglu", "geglu"};
-  return names;
-}
+// The words of the enums, in their order.
+constexpr const char* norm_words[] = {"layer", "rms", nullptr};
+constexpr const char* position_words[] = {"learned", "rotary", nullptr};
+constexpr const char* activation_words[] = {"gelu", "gelu_tanh", "swiglu", "geglu", nullptr};
+constexpr const char* tokenizer_words[] = {"characters", "bytes", nullptr};
 
 inline std::string config_json(ModelConfig c) {
   std::string json = cat("{\"name\":\"", json_escape(c.name), "\"");
@@ -12537,13 +12978,11 @@ inline std::string config_json(ModelConfig c) {
     json += cat(",\"", field.first, "\":", *field.second ? "true" : "false");
   }
   for (const auto& field : config_numbers(c)) {
-    char number[40];
-    std::snprintf(number, sizeof number, "%.17g", *field.second);
-    json += cat(",\"", field.first, "\":", number);
+    json += cat(",\"", field.first, "\":", exact_number(*field.second));
   }
-  json += cat(",\"norm\":\"", c.norm == Norm::rms ? "rms" : "layer", "\",\"position\":\"",
-              c.position == Position::rotary ? "rotary" : "learned", "\",\"activation\":\"",
-              activation_names()[static_cast<std::size_t>(c.activation)], "\"}");
+  json += cat(",\"norm\":\"", norm_words[static_cast<int>(c.norm)], "\",\"position\":\"",
+              position_words[static_cast<int>(c.position)], "\",\"activation\":\"",
+              activation_words[static_cast<int>(c.activation)], "\"}");
   return json;
 }
 
@@ -12554,6 +12993,20 @@ inline const Json& config_field(const Json& json, const char* key, Json::Kind ki
     throw Error(cat(who, "its config lacks ", key));
   }
   return *field;
+}
+
+// The place of a field's word among the right ones.
+inline int config_word(const Json& json, const char* key, const char* const* words,
+                       const std::string& who) {
+  const std::string& word = config_field(json, key, Json::Kind::text, who).text;
+  std::string right;
+  for (int i = 0; words[i] != nullptr; ++i) {
+    if (word == words[i]) {
+      return i;
+    }
+    right += cat(i > 0 ? ", " : "", words[i]);
+  }
+  throw Error(cat(who, key, " is \"", word, "\"; right is one of ", right));
 }
 
 inline ModelConfig config_from_json(const std::string& text, const std::string& who) {
@@ -12578,22 +13031,20 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   for (const auto& field : config_numbers(c)) {
     *field.second = config_field(json, field.first, Json::Kind::number, who).number;
   }
-  c.norm = config_field(json, "norm", Json::Kind::text, who).text == "rms" ? Norm::rms
-                                                                          : Norm::layer;
-  const std::string position = config_field(json, "position", Json::Kind::text, who).text;
-  c.position = position == "rotary" ? Position::rotary : Position::learned;
-  const std::string wanted = config_field(json, "activation", Json::Kind::text, who).text;
-  for (std::size_t i = 0; i < activation_names().size(); ++i) {
-    if (wanted == activation_names()[i]) {
-      c.activation = static_cast<Activation>(i);
-    }
+  c.norm = static_cast<Norm>(config_word(json, "norm", norm_words, who));
+  c.position = static_cast<Position>(config_word(json, "position", position_words, who));
+  c.activation = static_cast<Activation>(config_word(json, "activation", activation_words, who));
+  try {
+    c.validate();
+  } catch (const Error& error) {
+    throw Error(who + error.what());
   }
   return c;
 }
 
 inline std::string tokenizer_json(const Tokenizer& tokenizer) {
   std::string json = "{\"kind\":\"";
-  json += tokenizer.kind() == Tokenizer::Kind::bytes ? "bytes" : "characters";
+  json += tokenizer_words[static_cast<int>(tokenizer.kind())];
   json += "\",\"characters\":[";
   for (const std::string& character : tokenizer.characters()) {
     json += cat(json.back() == '[' ? "" : ",", "\"", json_escape(character), "\"");
@@ -12603,12 +13054,17 @@ inline std::string tokenizer_json(const Tokenizer& tokenizer) {
 
 inline Tokenizer tokenizer_from_json(const std::string& text, const std::string& who) {
   const Json json = parse_named(text, who);
-  if (config_field(json, "kind", Json::Kind::text, who).text == "bytes") {
+  const int kind = config_word(json, "kind", tokenizer_words, who + "tokenizer ");
+  if (static_cast<Tokenizer::Kind>(kind) == Tokenizer::Kind::bytes) {
     return Tokenizer();
   }
   std::vector<std::string> characters;
   for (const Json& item : config_field(json, "characters", Json::Kind::list, who).list) {
-    if (item.text.empty() || (!characters.empty() && item.text <= characters.back())) {
+    if (item.text.empty() || character_size(item.text, 0) != item.text.size()) {
+      throw Error(cat(who, "its tokenizer has the character \"", item.text,
+                      "\"; exactly one in UTF-8 is right"));
+    }
+    if (!characters.empty() && item.text <= characters.back()) {
       throw Error(who + "its tokenizer's characters are not in ascending order, each once");
     }
     characters.push_back(item.text);
@@ -12755,7 +13211,6 @@ inline Transformer load(const std::string& path) {
     throw Error(who + "it carries no config of this library; call load(path, config)");
   }
   const ModelConfig shape = detail::config_from_json(*config, who);
-  shape.validate();
   detail::check_config_fits(shape, file, who);
   Transformer model(shape);
   model.tokenizer = detail::tokenizer_from_json(*tokenizer, who);
@@ -12779,8 +13234,10 @@ struct Batch {
   std::vector<std::int32_t> targets;
 
   void add(const std::vector<std::int32_t>& tokens, std::int64_t offset) {
-    ids.insert(ids.end(), tokens.begin() + offset, tokens.begin() + offset + time);
-    targets.insert(targets.end(), tokens.begin() + offset + 1, tokens.begin() + offset + time + 1);
+    for (std::int64_t t = offset; t < offset + time; ++t) {
+      ids.push_back(tokens[static_cast<std::size_t>(t)]);
+      targets.push_back(tokens[static_cast<std::size_t>(t) + 1]);
+    }
     ++sequences;
   }
 };
@@ -12789,6 +13246,9 @@ namespace detail {
 
 inline void check_length(const char* who, const std::vector<std::int32_t>& tokens,
                          std::int64_t time) {
+  if (time < 1) {
+    throw Error(cat(who, ": a sequence of ", time, " tokens; at least 1 is right"));
+  }
   if (static_cast<std::int64_t>(tokens.size()) <= time) {
     throw Error(cat(who, ": the text has ", tokens.size(), " tokens here, a sequence ", time,
                     "; more than ", time, " are right: take a longer text or a shorter context"));
@@ -12857,11 +13317,29 @@ struct GenerateOptions {
 
 namespace detail {
 
+inline void check_generate(const GenerateOptions& options) {
+  if (!is_finite(options.temperature) || options.temperature < 0 || options.top_k < 0) {
+    throw Error(cat("generate: temperature is ", options.temperature, ", top_k ", options.top_k,
+                    "; finite numbers from 0 up are right"));
+  }
+}
+
+inline void check_logits(const float* logits, std::int64_t known) {
+  for (std::int64_t i = 0; i < known; ++i) {
+    if (!is_finite(static_cast<double>(logits[i]))) {
+      throw Error(cat("generate: the model's logit of token ", i, " is ",
+                      static_cast<double>(logits[i]),
+                      "; weights that give finite numbers are right"));
+    }
+  }
+}
+
 // The next token from `known` logits; `draw` in [0, 1) walks the probabilities in order of id.
 inline std::int32_t sample(const float* logits, std::int64_t known, const GenerateOptions& options,
                            float draw) {
+  check_logits(logits, known);
   const float* top = std::max_element(logits, logits + known);
-  if (options.temperature <= 0) {
+  if (options.temperature == 0) {
     return static_cast<std::int32_t>(top - logits);
   }
   float floor = -INFINITY;
@@ -12901,6 +13379,7 @@ inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
     throw Error(detail::cat("generate: a prompt of ", ids.size(), " tokens and ", n,
                             " more; at least 1 and 0 are right"));
   }
+  detail::check_generate(options);
   const NoGrad no_grad;
   const std::int64_t context = model.config.context;
   const std::int64_t vocabulary = model.config.vocabulary;
@@ -13170,7 +13649,7 @@ inline ModelConfig config(const std::string& name) {
   const std::string plain = detail::plain_name(name);
   const std::string alias = detail::model_alias(plain);
   const std::string wanted = alias.empty() ? plain : detail::plain_name(alias);
-  std::string near;
+  std::string alike;
   std::string all;
   const std::vector<std::string> names = configs();
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -13179,12 +13658,12 @@ inline ModelConfig config(const std::string& name) {
       return detail::parse_preset(detail::model_table()[i]);
     }
     if (plain.size() >= 4 && known.compare(0, 4, plain, 0, 4) == 0) {
-      near += (near.empty() ? "" : ", ") + names[i];
+      alike += (alike.empty() ? "" : ", ") + names[i];
     }
     all += (all.empty() ? "" : ", ") + names[i];
   }
   throw Error(detail::cat("config: no model is named \"", name, "\"; ",
-                          near.empty() ? "known: " + all : "near: " + near));
+                          alike.empty() ? "known: " + all : "near: " + alike));
 }
 
 }  // namespace tinyscale
@@ -13318,8 +13797,8 @@ struct StepOptions {
   double beta2 = 0.99;
   double weight_decay = 0.1;
   double clip = 1.0;  // of the global gradient norm; 0: none
-  double dropout = 0.0;
-  std::int64_t eval_every = 250;
+  double dropout = 0.0;  // share of numbers set to 0 after the embedding and each part of a block
+  std::int64_t eval_every = 250;  // steps; 0: only at the end
   std::uint64_t seed = 1337;      // of data order and dropout
   std::ostream* out = &std::cout;  // progress; null is silent
 };
@@ -13340,11 +13819,38 @@ inline AdamWOptions adamw_options(const StepOptions& options) {
 
 namespace detail {
 
-inline void check_finite(const char* what, double value, std::int64_t step,
+// Throws the first option with which no training can go well.
+inline void check_options(const char* who, const StepOptions& options) {
+  if (options.steps < 1 || options.batch < 1) {
+    throw Error(cat(who, ": ", options.steps, " steps of ", options.batch,
+                    " sequences; both must be at least 1"));
+  }
+  const double most = 1e30;
+  const struct {
+    const char* option;
+    double value, below;
+  } ranges[] = {{"learning_rate", options.learning_rate, most},
+                {"min_learning_rate", options.min_learning_rate, most},
+                {"warmup", static_cast<double>(options.warmup), most},
+                {"beta1", options.beta1, 1},
+                {"beta2", options.beta2, 1},
+                {"weight_decay", options.weight_decay, most},
+                {"clip", options.clip, most},
+                {"dropout", options.dropout, 1},
+                {"eval_every", static_cast<double>(options.eval_every), most}};
+  for (const auto& range : ranges) {
+    if (!is_finite(range.value) || range.value < 0 || range.value >= range.below) {
+      throw Error(cat(who, ": ", range.option, " is ", range.value, "; a number from 0 to below ",
+                      range.below, " is right"));
+    }
+  }
+}
+
+inline void check_finite(const char* who, const char* what, double value, std::int64_t step,
                          const StepOptions& options) {
-  if (!std::isfinite(value)) {
-    const char* const is = std::isnan(value) ? " is not a number" : " is infinite";
-    throw Error(cat("train_step: the ", what, is, " in step ", step,
+  if (!is_finite(value)) {
+    const char* const is = is_nan(value) ? " is not a number" : " is infinite";
+    throw Error(cat(who, ": the ", what, is, " in step ", step,
                     "; try a smaller learning_rate than ", options.learning_rate,
                     ", a longer warmup than ", options.warmup, " steps or a smaller clip than ",
                     options.clip));
@@ -13357,6 +13863,7 @@ inline void check_finite(const char* what, double value, std::int64_t step,
 inline StepResult train_step(const Transformer& model, AdamW& optimizer, const Batch& batch,
                              const StepOptions& options, std::int64_t step,
                              const Hooks& hooks = Hooks()) {
+  detail::check_options("train_step", options);
   Hooks own = hooks;
   own.dropout = options.dropout;
   own.dropout_seed = detail::parameter_seed(options.seed, static_cast<std::uint64_t>(step));
@@ -13364,14 +13871,14 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
   {
     const Tensor loss = model.loss(batch.ids, batch.targets, batch.sequences, batch.time, own);
     result.loss = static_cast<double>(loss.item());
-    detail::check_finite("loss", result.loss, step, options);
+    detail::check_finite("train_step", "loss", result.loss, step, options);
     loss.backward();
   }
   if (hooks.reduce) {
     hooks.reduce(optimizer.tensors(), result.loss);
   }
   result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors()));
-  detail::check_finite("gradient norm", result.grad_norm, step, options);
+  detail::check_finite("train_step", "gradient norm", result.grad_norm, step, options);
   optimizer.options.learning_rate = cosine_schedule(step, options.warmup, options.steps,
                                                     options.learning_rate,
                                                     options.min_learning_rate);
@@ -13463,13 +13970,24 @@ struct Layout {
 
 namespace detail {
 
+inline void check_layout_counts(const char* who, const Layout& layout) {
+  const std::int64_t most = 2147483647;  // so that products fit
+  std::int64_t devices = 1;
+  bool good = layout.expert >= 1 && layout.microbatches >= 1;
+  for (const std::int64_t n : {layout.data, layout.tensor, layout.pipeline, layout.context}) {
+    good = good && n >= 1 && n <= most / devices;
+    devices *= good ? n : 1;
+  }
+  if (!good) {
+    throw Error(cat(who, ": layout is ", layout.text(), ", expert ", layout.expert,
+                    ", microbatches ", layout.microbatches, "; each must be at least 1, and the "
+                    "devices at most ", most));
+  }
+}
+
 // Throws what is wrong with training `batch` sequences by `layout` on `chips` chips.
 inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t batch) {
-  if (layout.data < 1 || layout.tensor < 1 || layout.pipeline < 1 || layout.context < 1 ||
-      layout.expert < 1 || layout.microbatches < 1) {
-    throw Error(cat("train: layout is ", layout.text(), ", expert ", layout.expert,
-                    ", microbatches ", layout.microbatches, "; each must be at least 1"));
-  }
+  check_layout_counts("train", layout);
   if (layout.tensor > 1 || layout.pipeline > 1 || layout.context > 1 || layout.expert > 1 ||
       layout.microbatches > 1 || layout.zero != Zero::none) {
     throw Error(cat("train: layout is ", layout.text(), "; this version runs data parallelism "
@@ -13725,18 +14243,25 @@ inline void update_speed(TrainReport& report, const TrainOptions& options, std::
 inline void validate(const Trainer& trainer, const Text& text, const TrainOptions& options,
                      std::int64_t step, TrainReport& report) {
   const double loss = evaluate(trainer.model(), text.validation());
+  check_finite("train", "validation loss", loss, step - 1, options);
   report.validation.push_back({step, loss});
   if (options.out != nullptr) {
     *options.out << cat("step ", step, "  validation loss ", format_fixed(loss, 4)) << std::endl;
   }
 }
 
+// The last update shows in no training loss, and a short text has no validation.
+inline void check_weights(const Transformer& model, const TrainOptions& options) {
+  double total = 0;
+  for (const Parameter& p : model.parameters) {
+    total += kernel::sum_of_squares(p.value.count(), p.value.data());
+  }
+  check_finite("train", "norm of the weights", std::sqrt(total), options.steps - 1, options);
+}
+
 inline void check_training(const Transformer& model, const Text& text,
                            const TrainOptions& options) {
-  if (options.steps < 1 || options.batch < 1) {
-    throw Error(cat("train: ", options.steps, " steps of ", options.batch,
-                    " sequences; both must be at least 1"));
-  }
+  check_options("train", options);
   if (text.tokenizer.vocabulary() > model.config.vocabulary) {
     throw Error(cat("train: the text has ", text.tokenizer.vocabulary(),
                     " distinct tokens, the model's vocabulary is ", model.config.vocabulary,
@@ -13780,8 +14305,8 @@ inline Comparison mesh_rows(const Transformer& model, const AxisPlacement& axis,
 
 }  // namespace detail
 
-// Trains the model on the first 90 % of the text; validates on the rest at the start, every
-// eval_every steps and at the end. Deterministic for a seed and layout. Throws on a NaN loss.
+// Trains the model on the first 90 % of the text; validates on the rest every eval_every steps and
+// at the end. Deterministic for a seed and layout. Throws when a loss or a weight is not finite.
 inline TrainReport train(Transformer& model, const Text& text,
                          const TrainOptions& options = TrainOptions()) {
   detail::check_training(model, text, options);
@@ -13819,6 +14344,7 @@ inline TrainReport train(Transformer& model, const Text& text,
     }
   }
   trainer.finish();
+  detail::check_weights(model, options);
   report.last_step = trainer.last_run();
   if (report.devices > 1) {
     report.counted = detail::mesh_rows(model, trainer.placement(), *report.last_step);
@@ -13910,6 +14436,19 @@ inline double kv_cache_bytes_per_token(const ModelConfig& model, DType format) {
   return static_cast<double>(model.layers * model.cached_numbers()) * bytes_of(format);
 }
 
+namespace detail {
+
+// Throws unless the field of a job is a finite number from `least` to `most`.
+inline void check_job(const char* who, const char* field, double value, double least,
+                      double most) {
+  if (!is_finite(value) || value < least || value > most) {
+    throw Error(cat(who, ": ", field, " is ", value, "; a number from ", least, " to ", most,
+                    " is right"));
+  }
+}
+
+}  // namespace detail
+
 // Seconds of a run: 6 N tokens / (chips peak mfu).
 inline double training_seconds(double flops, double chips, double peak, double mfu) {
   if (!(chips > 0 && peak > 0 && mfu > 0)) {
@@ -13987,10 +14526,12 @@ inline void check_serving(const ServingJob& job, const Machine& machine) {
   if (machine.dims.size() == 0 || machine.chips() < 1) {
     throw Error("plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})");
   }
-  if (job.batch < 1 || job.prompt < 0 || job.output < 0 || job.prompt + job.output < 1) {
-    throw Error(cat("plan_serving: batch ", job.batch, ", prompt ", job.prompt, ", output ",
-                    job.output, "; at least one sequence of at least one token"));
-  }
+  const char* const who = "plan_serving";
+  const double most = 1e9;
+  check_job(who, "batch", static_cast<double>(job.batch), 1, most);
+  check_job(who, "prompt", static_cast<double>(job.prompt), job.output == 0 ? 1 : 0, most);
+  check_job(who, "output", static_cast<double>(job.output), 0, most);
+  check_job(who, "prefill_mfu", job.prefill_mfu, 1e-6, 1);
   if (machine.chip.memory_bytes <= 0 || machine.chip.memory_bandwidth <= 0) {
     throw Error(cat("plan_serving: ", machine.name,
                     " needs memory_bytes and memory_bandwidth of its chip"));
@@ -13999,6 +14540,7 @@ inline void check_serving(const ServingJob& job, const Machine& machine) {
 
 // The next size that is made: powers of two; a TPU slice of two chips is not offered.
 inline std::int64_t slice_of(const Chip& chip, double needed) {
+  check_job("plan_serving", "the number of chips needed", needed, 0, 1e12);
   std::int64_t chips = 1;
   while (static_cast<double>(chips) < needed) {
     chips *= 2;
@@ -14193,15 +14735,12 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
     throw Error("plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", "
                 "{4, 4, 4})");
   }
-  if (job.batch_tokens <= 0 || job.tokens < 0 || job.context < 0) {
-    throw Error(cat("plan_training: tokens ", job.tokens, ", batch_tokens ", job.batch_tokens,
-                    ", context ", job.context, "; batch_tokens must be above 0, the others 0 (let "
-                    "the plan choose) or more"));
-  }
-  if (!(job.typical_mfu > 0 && job.typical_mfu <= 1)) {
-    throw Error(cat("plan_training: typical_mfu ", job.typical_mfu,
-                    "; it is a share of the peak, above 0 and at most 1"));
-  }
+  const char* const who = "plan_training";
+  check_job(who, "batch_tokens", job.batch_tokens, 1, 1e18);
+  check_job(who, "tokens", job.tokens, 0, 1e30);  // 0: the plan chooses
+  check_job(who, "context", static_cast<double>(job.context), 0, 1e9);
+  check_job(who, "checkpoints", job.checkpoints, 0, 1e6);
+  check_job(who, "typical_mfu", job.typical_mfu, 1e-6, 1);
 }
 
 inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& machine) {
@@ -14571,6 +15110,7 @@ inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine
 inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine,
                                   const Layout& layout) {
   const detail::TrainingInputs in = detail::training_inputs(job, machine);
+  detail::check_layout_counts("plan_training", layout);
   if (layout.devices() != machine.chips() || layout.pipeline != 1 || layout.context != 1) {
     throw Error(detail::cat("plan_training: layout ", layout.text(), " on ", machine.chips(),
                             " chips; data * tensor must be the chips, pipeline and context 1"));
@@ -14692,32 +15232,17 @@ inline std::string xml_escape(const std::string& text) {
   return out;
 }
 
-// Writes beside the target and renames, so that a failure leaves the old file as it was.
+// A failure leaves the old file as it was.
 inline void save_text(const char* function, const std::string& path, const std::string& text) {
-  const std::string beside = path + ".part";
-  std::FILE* file = std::fopen(beside.c_str(), "wb");
-  if (file == nullptr) {
-    throw Error(std::string(function) + ": cannot write \"" + path +
-                "\"; give a path in a folder that exists and can be written");
-  }
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const bool closed = std::fclose(file) == 0;
-#if defined(_WIN32)
-  if (written && closed) {
-    std::remove(path.c_str());  // rename does not replace a file there
-  }
-#endif
-  if (!written || !closed || std::rename(beside.c_str(), path.c_str()) != 0) {
-    std::remove(beside.c_str());
-    throw Error(std::string(function) + ": cannot write \"" + path +
-                "\"; the disk may be full, or the path a folder");
-  }
+  SaveFile file(function, path);
+  file.write(text.data(), text.size());
+  file.finish();
 }
 
 // A coordinate with at most two decimals: 12, 12.5, 12.25.
 inline std::string coordinate(double value) {
   char buffer[48];
-  std::snprintf(buffer, sizeof buffer, "%.2f", std::isfinite(value) ? value : 0.0);
+  std::snprintf(buffer, sizeof buffer, "%.2f", is_finite(value) ? value : 0.0);
   std::string text = buffer;
   text.erase(text.find_last_not_of('0') + 1);
   if (!text.empty() && text.back() == '.') {
@@ -15128,7 +15653,7 @@ inline double check_heat_map(const LinkHeatMap& map) {
                   " columns; give one for each device");
     }
     for (const double value : map.bytes[i]) {
-      if (!std::isfinite(value) || value < 0) {
+      if (!is_finite(value) || value < 0) {
         throw Error("svg: link heat map: row " + std::to_string(i) +
                     " holds a negative or not finite count of bytes; give 0 or more");
       }
@@ -15240,7 +15765,7 @@ struct Plot {
 namespace detail {
 
 inline bool drawable(const Axis& axis, double value) {
-  return std::isfinite(value) && (axis.scale == Scale::linear || value > 0);
+  return is_finite(value) && (axis.scale == Scale::linear || value > 0);
 }
 
 // 1500 -> "1.5k", 2e12 -> "2T": short enough for a tick.
@@ -15282,7 +15807,7 @@ inline Axis fitted(Axis axis, const std::vector<double>& values) {
       axis.high += room;
     }
   }
-  if (!std::isfinite(axis.low) || !std::isfinite(axis.high) || axis.low >= axis.high ||
+  if (!is_finite(axis.low) || !is_finite(axis.high) || axis.low >= axis.high ||
       (logarithmic && axis.low <= 0)) {
     throw Error("svg: axis \"" + axis.label + "\" runs from " + tick_text(axis.low) + " to " +
                 tick_text(axis.high) + "; low must be below high" +
@@ -15712,7 +16237,7 @@ inline List<RooflinePoint> drawable_points(const RooflinePlot& plot, std::string
   List<RooflinePoint> points;
   for (const RooflinePoint& point : plot.points) {
     const bool speed = point.flops_per_second > 0 || point.measured_flops_per_second > 0;
-    if (speed && point.flops_per_byte > 0 && std::isfinite(point.flops_per_byte)) {
+    if (speed && point.flops_per_byte > 0 && detail::is_finite(point.flops_per_byte)) {
       points.push_back(point);
     } else {
       left_out += (left_out.empty() ? "" : ", ") + point.name;

@@ -19,6 +19,7 @@
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/base/random.hpp"
+#include "tinyscale/base/save_file.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/base/text.hpp"
@@ -42,6 +43,7 @@
 // compute: the host kernels
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/elementwise.hpp"
+#include "tinyscale/compute/sums.hpp"
 #include "tinyscale/compute/adamw.hpp"
 #include "tinyscale/compute/gemm_tile.hpp"
 #include "tinyscale/compute/gemm_short.hpp"
@@ -53,6 +55,7 @@
 #include "tinyscale/compute/rope.hpp"
 
 // tensor: tensors, ops, gradients
+#include "tinyscale/tensor/storage.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/activations.hpp"

@@ -201,7 +201,7 @@ TEST_CASE("format: the ends of each range") {
 
 TEST_CASE("format: int8 with one scale") {
   const ts::Int8Values q = ts::to_int8({-2.0F, 0.5F, 1.0F, 0.0F});
-  CHECK(q.values == std::vector<std::int8_t>{-127, 32, 64, 0});
+  CHECK(std::vector<std::int8_t>(q.values) == std::vector<std::int8_t>{-127, 32, 64, 0});
   CHECK(q.scale == doctest::Approx(2.0 / 127));
   const std::vector<float> back = ts::from_int8(q);
   CHECK(back[0] == doctest::Approx(-2.0));

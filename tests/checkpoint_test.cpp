@@ -1,7 +1,12 @@
 // Files: what save() writes load() gives back, and a file that lies is refused with a reason.
 #include <doctest/doctest.h>
 
+#include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#include <clocale>
+#include <csignal>
 
 #include "tinyscale.hpp"
 
@@ -112,18 +117,54 @@ TEST_CASE("a save that fails leaves the old file whole") {
   model.save(path);
   const std::string before = ts::detail::read_file(path, "test");
   model.parameters[0].value.data()[0] += 1;
-  const std::string beside = path + ".saving";
-  if (symlink("/dev/full", beside.c_str()) == 0) {  // every write there fails
-    CHECK(error_of([&] { model.save(path); }) ==
-          "save: cannot write \"" + path + "\": No space left on device");
-    CHECK(ts::detail::read_file(path, "test") == before);
-    std::remove(beside.c_str());
-  }
+  rlimit limit;
+  REQUIRE(getrlimit(RLIMIT_FSIZE, &limit) == 0);
+  const rlimit small_files = {64, limit.rlim_max};
+  std::signal(SIGXFSZ, SIG_IGN);
+  setrlimit(RLIMIT_FSIZE, &small_files);  // a file may grow to 64 bytes, as if the disk were full
+  const std::string error = error_of([&] { model.save(path); });
+  setrlimit(RLIMIT_FSIZE, &limit);
+  std::signal(SIGXFSZ, SIG_DFL);
+  CHECK(error == "save: cannot write \"" + path + "\": File too large; the old file is as it was");
+  CHECK(ts::detail::read_file(path, "test") == before);
+  CHECK(access((path + ".saving").c_str(), F_OK) != 0);
   model.save(path);
   CHECK(ts::detail::read_file(path, "test") != before);
   std::remove(path.c_str());
   CHECK(error_of([&] { model.save("no/such/folder/m.safetensors"); }) ==
-        "save: cannot open \"no/such/folder/m.safetensors.saving\": No such file or directory");
+        "save: cannot write \"no/such/folder/m.safetensors\": No such file or directory; give a "
+        "path in a folder that exists and can be written");
+}
+
+TEST_CASE("a save writes through a link and leaves alone what is no regular file") {
+  const ts::Transformer model = small();
+  const std::string path = temporary("target.safetensors"), other = temporary("other");
+  const auto refuse = [&] {
+    CHECK(error_of([&] { model.save(other); }) ==
+          "save: \"" + other + "\" is there and is no regular file (a folder, a device, a link to "
+          "nothing); a new name or an old file is right");
+  };
+  struct stat seen;
+  REQUIRE(symlink(path.c_str(), other.c_str()) == 0);
+  refuse();  // the link leads nowhere
+  std::remove(other.c_str());
+  write_file(path, "old");
+  const std::string name = path.substr(path.find_last_of('/') + 1);
+  REQUIRE(symlink(name.c_str(), other.c_str()) == 0);
+  model.save(other);
+  CHECK(ts::load(path).config.name == "nano-llama");
+  CHECK(lstat(other.c_str(), &seen) == 0);
+  CHECK(S_ISLNK(seen.st_mode));
+  std::remove(other.c_str());
+  std::remove(path.c_str());
+  REQUIRE(mkfifo(other.c_str(), 0600) == 0);
+  refuse();
+  CHECK(stat(other.c_str(), &seen) == 0);
+  CHECK(S_ISFIFO(seen.st_mode));
+  std::remove(other.c_str());
+  REQUIRE(mkdir(other.c_str(), 0700) == 0);
+  refuse();
+  rmdir(other.c_str());
 }
 
 TEST_CASE("lengths that lie are refused") {
@@ -185,6 +226,10 @@ TEST_CASE("ranges and shapes that lie are refused") {
                       "\"a\":{" + f32 + "\"shape\":[2],\"data_offsets\":[0,8]}")) ==
         "json: the key \"a\" stands twice, before at byte 107");
   CHECK(refusal(entry("\"__metadata__\":{\"x\":1}")) == "metadata \"x\" is not a string");
+  for (const char* value : {"[1]", "\"x\"", "null"}) {
+    CHECK(refusal(entry(std::string("\"__metadata__\":") + value)) ==
+          "__metadata__ is not an object of strings");
+  }
 }
 
 TEST_CASE("other number formats are read, integers are not") {
@@ -220,9 +265,12 @@ TEST_CASE("a config that lies is refused before it allocates") {
   };
   const std::string bytes = ts::detail::tokenizer_json(ts::Tokenizer());
   ts::ModelConfig c = model.config;
+  c.layers = 1000000;
+  CHECK(refuse(ts::detail::config_json(c), bytes) ==
+        "its config describes at least 384002048 parameters in 8 bytes of data");
   c.layers = 1000000000000;
   CHECK(refuse(ts::detail::config_json(c), bytes) ==
-        "its config describes at least 3.84e+14 parameters in 8 bytes of data");
+        "ModelConfig: nano-llama: layers is 1000000000000; at most 1000000 is right");
   c.layers = 0;
   CHECK(refuse(ts::detail::config_json(c), bytes) ==
         "ModelConfig: nano-llama: layers is 0; at least 1 is right");
@@ -238,6 +286,27 @@ TEST_CASE("a config that lies is refused before it allocates") {
   CHECK(refuse(ts::detail::config_json(c),
                "{\"kind\":\"characters\",\"characters\":[\"b\",\"a\"]}") ==
         "its tokenizer's characters are not in ascending order, each once");
+  CHECK(refuse(ts::detail::config_json(c), "{\"kind\":\"characters\",\"characters\":[\"hx\"]}") ==
+        "its tokenizer has the character \"hx\"; exactly one in UTF-8 is right");
+  CHECK(refuse(ts::detail::config_json(c), "{\"kind\":\"zzz\"}") ==
+        "tokenizer kind is \"zzz\"; right is one of characters, bytes");
+  const auto lie = [&](const std::string& from, const std::string& to) {
+    std::string config = ts::detail::config_json(model.config);
+    const std::size_t at = config.find(from);
+    REQUIRE(at != std::string::npos);
+    return refuse(config.replace(at, from.size(), to), bytes);
+  };
+  CHECK(lie("\"rms\"", "\"foo\"") == "norm is \"foo\"; right is one of layer, rms");
+  CHECK(lie("\"rotary\"", "\"bar\"") == "position is \"bar\"; right is one of learned, rotary");
+  CHECK(lie("\"swiglu\"", "\"geluu\"") ==
+        "activation is \"geluu\"; right is one of gelu, gelu_tanh, swiglu, geglu");
+  CHECK(lie("\"rope_theta\":", "\"rope_theta\":-") ==
+        "ModelConfig: nano-llama: rope_theta is -12345.6789; a number above 0 and below 1e+30 is "
+        "right");
+  CHECK(lie("\"norm_epsilon\":", "\"norm_epsilon\":1e999,\"was\":") ==
+        "ModelConfig: nano-llama: norm_epsilon is inf; a number above 0 and below 1e+30 is right");
+  // A file written when configs still had a dropout.
+  CHECK(lie("\"norm_epsilon\":", "\"dropout\":0.1,\"norm_epsilon\":").rfind("its config", 0) == 0);
   std::remove(path.c_str());
 }
 
@@ -283,6 +352,23 @@ TEST_CASE("GPT-2 files are read whichever way round their matrices are") {
   CHECK(error_of([&] { ts::load(path, c); }) ==
         "load: \"" + path + "\": the tensor \"h.1.ln_1.weight\" has no place in the model nano");
   std::remove(path.c_str());
+}
+
+TEST_CASE("numbers are written and read with a point in every locale") {
+  CHECK(ts::detail::exact_number(0.1) == "0.10000000000000001");
+  CHECK(ts::detail::exact_number(1e300) == "1.0000000000000001e+300");
+  bool comma = false;
+  for (const char* name : {"de_DE.UTF-8", "de_DE.utf8", "fr_FR.UTF-8", "de_DE"}) {
+    comma = comma || std::setlocale(LC_NUMERIC, name) != nullptr;
+  }
+  if (!comma) {
+    std::cout << "skipped: no locale with a decimal comma\n";
+  }
+  const std::string written = ts::detail::exact_number(-2.5);
+  const double read = ts::parse_json("[2.25e1]").list[0].number;
+  std::setlocale(LC_NUMERIC, "C");
+  CHECK(written == "-2.5");
+  CHECK(read == 22.5);
 }
 
 TEST_CASE("JSON is read strictly") {

@@ -3,7 +3,9 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <functional>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <sstream>
 
@@ -279,4 +281,28 @@ TEST_CASE("hardware: this laptop is a chip") {
   CHECK(report.rows[0].measured == 1e-3);
   CHECK(report.rows[0].level == laptop.levels[report.rows[0].bytes > laptop.levels[0].bytes].name);
   CHECK(report.csv().find("T measured") != std::string::npos);
+}
+
+TEST_CASE("hardware: a chip whose rates cannot be right prices nothing") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  ts::OpRecord op = matmul_record(2, 2, 2);
+  const auto priced = [&](const std::function<void(ts::Chip&)>& change) {
+    ts::Chip chip = ts::chip("tpu-v5e");
+    change(chip);
+    return message_of([&] { ts::roofline(op, chip, ts::DType::bf16); });
+  };
+  CHECK(priced([&](ts::Chip& c) { c.memory_bandwidth = nan; c.levels = {}; }) ==
+        "roofline: tpu-v5e: memory_bandwidth is nan; a finite number above 0 is right");
+  CHECK(priced([](ts::Chip& c) { c.memory_bandwidth = -1; c.levels = {}; }) ==
+        "roofline: tpu-v5e: memory_bandwidth is -1; a finite number above 0 is right");
+  CHECK(priced([](ts::Chip& c) { c.memory_bandwidth = 0; c.levels = {}; }) ==
+        "roofline: tpu-v5e: memory_bandwidth is 0; a finite number above 0 is right");
+  CHECK(priced([&](ts::Chip& c) { c.vector_flops = nan; }) ==
+        "roofline: tpu-v5e: vector_flops is nan; a finite number from 0 is right");
+  CHECK(priced([&](ts::Chip& c) { c.levels = {{"L1", 1e9, nan}}; }) ==
+        "roofline: tpu-v5e: the bandwidth of level L1 is nan; a finite number from 0 is right");
+  for (const double rate : {nan, -1.0, std::numeric_limits<double>::infinity()}) {
+    CHECK(priced([&](ts::Chip& c) { c.flops_bf16 = rate; c.flops_f32 = rate; })
+              .find("Chip::peak: tpu-v5e has no rate for bf16") == 0);
+  }
 }

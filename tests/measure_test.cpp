@@ -166,14 +166,14 @@ TEST_CASE("compare: predicted beside counted") {
   out << comparison;
   CHECK(out.str() ==
         "all_gather\n"
-        "name   unit  predicted  counted  counted/predicted\n"
-        "-----  ----  ---------  -------  -----------------\n"
-        "bytes  B         98304    98304              1.000\n"
-        "time   us           10     10.5              1.050\n");
+        "name   unit  formula  counted  counted/formula\n"
+        "-----  ----  -------  -------  ---------------\n"
+        "bytes  B       98304    98304            1.000\n"
+        "time   us         10     10.5            1.050\n");
   CHECK(comparison.csv() ==
-        "name,unit,predicted,counted,counted/predicted\n"
+        "name,unit,formula,counted,counted/formula\n"
         "bytes,B,98304,98304,1.000\ntime,us,10,10.5,1.050\n");
-  CHECK(comparison.json().find("\"predicted\": 98304") != std::string::npos);
+  CHECK(comparison.json().find("\"formula\": 98304") != std::string::npos);
 }
 
 TEST_CASE("compare: reports side by side") {

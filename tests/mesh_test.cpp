@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -329,6 +330,10 @@ TEST_CASE("check a guess") {
   guess.bytes_per_device = 24576;
   CHECK(run.check(guess).text() ==
         "bytes: you 24576, counted 98304: that is the number of elements; a float32 is 4 bytes");
+  guess.seconds = std::nan("");
+  CHECK(thrown([&] { run.check(guess); }) ==
+        "check: the guess is 24576 bytes and nan seconds; numbers are right, negative for what is "
+        "not guessed");
 }
 
 #if defined(TINYSCALE_NO_THREADS)
@@ -518,5 +523,57 @@ TEST_CASE("a hundred faulty programs end, each with the same text twice") {
     CAPTURE(seed);
     CHECK(text.find("mesh.run: ") == 0);
     CHECK(fault(mesh, program) == text);
+  }
+}
+
+TEST_CASE("mesh: a machine filled by hand must be whole") {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  ts::Machine mine;
+  mine.name = "mine";
+  mine.chip = ts::chip("tpu-v5e");
+  mine.dims = {4};
+  CHECK(thrown([&] { ts::Mesh(mine, {{"x", 4}}); }) ==
+        "Mesh: mine [4] has 0 wraps and 0 axis_bandwidths; one of each for every dimension is "
+        "right");
+  mine.wraps = {1};
+  mine.axis_bandwidths = {0};
+  CHECK(thrown([&] { ts::Mesh(mine, {{"x", 4}}); }) ==
+        "Mesh: mine: axis_bandwidths[0] is 0 bytes/s; a finite number above 0 is right, as a "
+        "chip's link_bandwidth, between nodes its dcn_bandwidth");
+  mine.axis_bandwidths = {1e9};
+  CHECK(thrown([&] { ts::Mesh(mine, {{"x", 4}}); }).find("Mesh: mine: link_bandwidth is 0") == 0);
+  mine.link_bandwidth = 1e9;
+  CHECK(ts::Mesh(mine, {{"x", 4}}).size() == 4);
+  mine.link_latency = nan;
+  CHECK(thrown([&] { ts::Mesh(mine, {{"x", 4}}); }) ==
+        "Mesh: mine: link_latency is nan s; a finite number from 0 is right");
+  ts::MessageLog log;
+  log.devices = 4;
+  CHECK(thrown([&] { ts::time(log, mine); }) ==
+        "time: mine: link_latency is nan s; a finite number from 0 is right");
+  CHECK(thrown([] { ts::machine(ts::Chip(), {2}); }) ==
+        "machine: unnamed chip 2: axis_bandwidths[0] is 0 bytes/s; a finite number above 0 is "
+        "right, as a chip's link_bandwidth, between nodes its dcn_bandwidth");
+  CHECK(ts::machine(ts::Chip(), {1}).chips() == 1);
+}
+
+TEST_CASE("mesh: an empty program is refused") {
+  CHECK(thrown([] { axis_mesh(1, ts::AxisKind::line).run(ts::DeviceProgram()); }) ==
+        "Mesh::run: the program is empty; give a function of Device&");
+}
+
+TEST_CASE("all_reduce: max and min of a NaN are a NaN") {
+  for (const ts::Reduce how : {ts::Reduce::max, ts::Reduce::min}) {
+    for (const int place : {0, 1, 2}) {
+      axis_mesh(3, ts::AxisKind::ring).run([&](ts::Device& d) {
+        const float mine = d.rank() == place ? std::nanf("") : static_cast<float>(d.rank());
+        const ts::Tensor all = d.all_reduce(ts::full({4}, mine), "x", how);
+        for (const float value : all.values()) {
+          if (!(value != value)) {
+            throw ts::Error("a NaN was dropped");
+          }
+        }
+      });
+    }
   }
 }

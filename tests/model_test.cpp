@@ -484,9 +484,6 @@ TEST_CASE("config and transformer say what is wrong") {
   CHECK(error_of([&] { c.validate(); }) ==
         "ModelConfig: llama: head_size is 3; rotary positions turn pairs, so it must be even");
   c.head_size = 4;
-  c.dropout = 1.0;
-  CHECK(error_of([&] { c.validate(); }) ==
-        "ModelConfig: llama: dropout is 1; a share from 0 to below 1 is right");
   c.width = 0;
   CHECK(error_of([&] { c.validate(); }) ==
         "ModelConfig: llama: width is 0; at least 1 is right");
@@ -501,6 +498,40 @@ TEST_CASE("config and transformer say what is wrong") {
         "forward: 10 ids for 1 sequences of 4 tokens; one id a token is right");
   CHECK(error_of([] { ts::route(ts::zeros({2, 3}), 4); }) ==
         "route: top_k is 4 of 3 experts; 1 to 3 is right");
+}
+
+TEST_CASE("config: numbers that cannot be right are refused") {
+  using Config = ts::ModelConfig;
+  const auto refusal = [](const std::function<void(Config&)>& change) {
+    Config c = tiny("llama");
+    change(c);
+    return error_of([&] { c.validate(); });
+  };
+  CHECK(refusal([](Config&) {}) == "no error");
+  CHECK(refusal([](Config& c) { c.layers = 1000000000000; }) ==
+        "ModelConfig: llama: layers is 1000000000000; at most 1000000 is right");
+  CHECK(refusal([](Config& c) { c.vocabulary = 2147483648; }) ==
+        "ModelConfig: llama: vocabulary is 2147483648; at most 2147483647 is right");
+  CHECK(refusal([](Config& c) { c.shared_experts = -1; }) ==
+        "ModelConfig: llama: shared_experts is -1; at least 0 is right");
+  CHECK(refusal([](Config& c) { c.experts = -1; }) ==
+        "ModelConfig: llama: experts is -1; at least 0 is right");
+  CHECK(refusal([](Config& c) { c.width = c.hidden = 2000000000; }) ==
+        "ModelConfig: llama: its sizes make about 2.40000002e+19 parameters; at most 1e+18 can be "
+        "counted");
+  CHECK(refusal([](Config& c) { c.norm_epsilon = NAN; }) ==
+        "ModelConfig: llama: norm_epsilon is nan; a number above 0 and below 1e+30 is right");
+  CHECK(refusal([](Config& c) { c.norm_epsilon = -1; }) ==
+        "ModelConfig: llama: norm_epsilon is -1; a number above 0 and below 1e+30 is right");
+  CHECK(refusal([](Config& c) { c.rope_theta = 0; }) ==
+        "ModelConfig: llama: rope_theta is 0; a number above 0 and below 1e+30 is right");
+  CHECK(refusal([](Config& c) { c.rope_theta = INFINITY; }) ==
+        "ModelConfig: llama: rope_theta is inf; a number above 0 and below 1e+30 is right");
+  for (const std::string& name : ts::configs()) {
+    const Config c = ts::config(name);
+    CAPTURE(name);
+    CHECK((c.vocabulary == 0 || error_of([&] { c.validate(); }) == "no error"));
+  }
 }
 
 TEST_CASE("text becomes characters or bytes") {
@@ -521,11 +552,20 @@ TEST_CASE("text becomes characters or bytes") {
         "out");
   CHECK(error_of([] { ts::read_text("no such file"); }) ==
         "read_text: cannot open \"no such file\": No such file or directory");
+  const char* const marked = "marked.txt";  // a byte order mark, then "ab"
+  std::FILE* file = std::fopen(marked, "wb");
+  REQUIRE(file != nullptr);
+  std::fputs("\xEF\xBB\xBF" "ab", file);
+  std::fclose(file);
+  CHECK(ts::read_text(marked).text() == "marked.txt: 2 tokens, characters (2 distinct)");
+  std::remove(marked);
   CHECK(error_of([] { ts::make_text("e", ""); }) ==
         "read_text: \"e\" is empty; a text to learn is right");
   CHECK(error_of([&] { ts::make_batch(text.tokens, 1, 11, 1, 0); }) ==
         "batch_offset: the text has 11 tokens here, a sequence 11; more than 11 are right: take a "
         "longer text or a shorter context");
+  CHECK(error_of([&] { ts::make_batch(text.tokens, 1, -5, 1, 0); }) ==
+        "batch_offset: a sequence of -5 tokens; at least 1 is right");
 }
 
 TEST_CASE("a batch is the same whoever holds which part of it") {
@@ -576,6 +616,35 @@ TEST_CASE("a loss that is not a number stops training with advice") {
   CHECK(error_of([&] { ts::train_step(model, optimizer, batch, ts::StepOptions(), 12); }) ==
         "train_step: the loss is not a number in step 12; try a smaller learning_rate than 0.001, "
         "a longer warmup than 100 steps or a smaller clip than 1");
+  ts::StepOptions options;
+  options.beta2 = 1;
+  CHECK(error_of([&] { ts::train_step(model, optimizer, batch, options, 12); }) ==
+        "train_step: beta2 is 1; a number from 0 to below 1 is right");
+}
+
+TEST_CASE("generate: options and weights that cannot be right are refused") {
+  const auto refusal = [](double temperature, int top_k, float weight) {
+    ts::Transformer model(tiny("llama"));
+    for (ts::Parameter& p : model.parameters) {
+      p.value.data()[0] = std::isnan(weight) ? weight : p.value.data()[0];
+    }
+    ts::GenerateOptions options;
+    options.temperature = temperature;
+    options.top_k = top_k;
+    return error_of([&] { ts::generate_tokens(model, {1, 2}, 3, options); });
+  };
+  CHECK(refusal(0.8, 0, 0.0f) == "no error");
+  CHECK(refusal(0.0, 2, 0.0f) == "no error");
+  CHECK(refusal(-1, 0, 0.0f) ==
+        "generate: temperature is -1, top_k 0; finite numbers from 0 up are right");
+  CHECK(refusal(NAN, 0, 0.0f) ==
+        "generate: temperature is nan, top_k 0; finite numbers from 0 up are right");
+  CHECK(refusal(1, -1, 0.0f) ==
+        "generate: temperature is 1, top_k -1; finite numbers from 0 up are right");
+  CHECK(refusal(1, 0, NAN) ==
+        "generate: the model's logit of token 0 is nan; weights that give finite numbers are "
+        "right");
+  CHECK(refusal(0, 0, NAN) != "no error");
 }
 
 TEST_CASE("a small model learns a small text") {

@@ -185,7 +185,7 @@ TEST_CASE("layouts and requests that cannot run say why") {
   options.layout.data = 0;
   CHECK(error(options) ==
         "train: layout is data 0, tensor 1, pipeline 1, context 1, expert 1, microbatches 1; each "
-        "must be at least 1");
+        "must be at least 1, and the devices at most 2147483647");
   CHECK(error(silent(0)) == "train: 0 steps of 12 sequences; both must be at least 1");
   ts::ModelConfig tiny = small_model();
   tiny.vocabulary = 8;
@@ -209,6 +209,62 @@ TEST_CASE("a loss that is no number stops the training with a sentence, on one d
     model.parameters[0].value.data()[0] = std::nanf("");
     const std::string said = message([&] { ts::train(model, text, options); });
     CAPTURE(said);
-    CHECK(said.find("train_step: the loss is not a number in step 0; try a smaller learning_rate") != std::string::npos);
+    CHECK(said.find("train_step: the loss is not a number in step 0; try a smaller learning_rate "
+                    "than 0.003") != std::string::npos);
   }
+}
+
+TEST_CASE("a last step that ruins the weights is no success, on one device and on two") {
+  ts::Text text = small_text();
+  for (const int devices : {1, 2}) {
+    for (const bool validated : {true, false}) {
+      ts::TrainOptions options = silent(1);
+      options.warmup = 0;
+      options.learning_rate = 1e29;
+      options.weight_decay = 1e29;
+      if (devices > 1) {
+        options.machine = ts::machine("tpu-v5e", {devices});
+        options.layout.data = devices;
+      }
+      if (!validated) {
+        text.split = static_cast<std::int64_t>(text.tokens.size());
+      }
+      ts::Transformer model(small_model(), 1);
+      const std::string said = message([&] { ts::train(model, text, options); });
+      const std::string ending = " in step 0; try a smaller learning_rate than 1e+29, a longer "
+                                 "warmup than 0 steps or a smaller clip than 1";
+      CHECK(said.find(validated ? "train: the validation loss is not a number" + ending
+                                : "train: the norm of the weights is infinite" + ending) == 0);
+    }
+    text = small_text();
+  }
+}
+
+TEST_CASE("training options that cannot be right are refused before the first step") {
+  using Options = ts::TrainOptions;
+  const ts::Text text = small_text();
+  const auto refusal = [&](const std::function<void(Options&)>& change) {
+    ts::Transformer model(small_model(), 1);
+    Options options = silent(1);
+    change(options);
+    return message([&] { ts::train(model, text, options); });
+  };
+  CHECK(refusal([](Options& o) { o.learning_rate = o.min_learning_rate = o.eval_every = 0; }) ==
+        "no error");
+  const std::string wide = "; a number from 0 to below 1e+30 is right";
+  const std::string share = "; a number from 0 to below 1 is right";
+  CHECK(refusal([](Options& o) { o.learning_rate = NAN; }) == "train: learning_rate is nan" + wide);
+  CHECK(refusal([](Options& o) { o.learning_rate = -1; }) == "train: learning_rate is -1" + wide);
+  CHECK(refusal([](Options& o) { o.min_learning_rate = -1; }) ==
+        "train: min_learning_rate is -1" + wide);
+  CHECK(refusal([](Options& o) { o.warmup = -5; }) == "train: warmup is -5" + wide);
+  CHECK(refusal([](Options& o) { o.beta1 = 2; }) == "train: beta1 is 2" + share);
+  CHECK(refusal([](Options& o) { o.beta2 = 1; }) == "train: beta2 is 1" + share);
+  CHECK(refusal([](Options& o) { o.weight_decay = NAN; }) == "train: weight_decay is nan" + wide);
+  CHECK(refusal([](Options& o) { o.clip = -1; }) == "train: clip is -1" + wide);
+  CHECK(refusal([](Options& o) { o.clip = INFINITY; }) == "train: clip is inf" + wide);
+  CHECK(refusal([](Options& o) { o.dropout = 1; }) == "train: dropout is 1" + share);
+  CHECK(refusal([](Options& o) { o.eval_every = -1; }) == "train: eval_every is -1" + wide);
+  CHECK(refusal([](Options& o) { o.batch = 0; }) ==
+        "train: 1 steps of 0 sequences; both must be at least 1");
 }

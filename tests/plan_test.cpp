@@ -336,11 +336,40 @@ TEST_CASE("plan: errors of plan_training") {
   const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});
   job.typical_mfu = 0;
   CHECK(message_of([&] { ts::plan_training(job, pod); }) ==
-        "plan_training: typical_mfu 0; it is a share of the peak, above 0 and at most 1");
+        "plan_training: typical_mfu is 0; a number from 1e-06 to 1 is right");
   job.batch_tokens = 0;
   CHECK(message_of([&] { ts::plan_training(job, pod); }) ==
-        "plan_training: tokens 1.5e+13, batch_tokens 0, context 8192; batch_tokens must be above "
-        "0, the others 0 (let the plan choose) or more");
+        "plan_training: batch_tokens is 0; a number from 1 to 1e+18 is right");
+  job.batch_tokens = NAN;
+  CHECK(message_of([&] { ts::plan_training(job, pod); }) ==
+        "plan_training: batch_tokens is nan; a number from 1 to 1e+18 is right");
+  job = llama70b();
+  job.checkpoints = -1;
+  CHECK(message_of([&] { ts::plan_training(job, pod); }) ==
+        "plan_training: checkpoints is -1; a number from 0 to 1000000 is right");
+  job.tokens = INFINITY;
+  CHECK(message_of([&] { ts::plan_training(job, pod); }) ==
+        "plan_training: tokens is inf; a number from 0 to 1e+30 is right");
+  const auto refused = [&](const ts::Layout& layout) {
+    return message_of([&] { ts::plan_training(llama70b(), pod, layout); });
+  };
+  ts::Layout layout;
+  layout.data = layout.tensor = -64;
+  CHECK(refused(layout) ==
+        "plan_training: layout is data -64, tensor -64, pipeline 1, context 1, expert 1, "
+        "microbatches 1; each must be at least 1, and the devices at most 2147483647");
+  layout.data = layout.tensor = layout.pipeline = 1000000000;
+  CHECK(refused(layout).rfind("plan_training: layout is data 1000000000, tensor", 0) == 0);
+  layout = ts::Layout();
+  layout.microbatches = -1;
+  CHECK(refused(layout) ==
+        "plan_training: layout is data 1, tensor 1, pipeline 1, context 1, expert 1, "
+        "microbatches -1; each must be at least 1, and the devices at most 2147483647");
+  layout.microbatches = 1;
+  layout.expert = 0;
+  CHECK(refused(layout) ==
+        "plan_training: layout is data 1, tensor 1, pipeline 1, context 1, expert 0, "
+        "microbatches 1; each must be at least 1, and the devices at most 2147483647");
   CHECK(message_of([] { ts::config("llama9"); }).find("config: no model is named \"llama9\"") == 0);
 }
 
@@ -381,7 +410,26 @@ TEST_CASE("plan: errors of plan_serving") {
   CHECK(message_of([&] { ts::plan_serving(job, ts::Machine()); }) ==
         "plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})");
   job.batch = 0;
-  CHECK(message_of([&] { ts::plan_serving(job, ts::machine("tpu-v5e", {1})); }) ==
-        "plan_serving: batch 0, prompt 2048, output 256; at least one sequence of at least one "
-        "token");
+  const auto refused = [&] {
+    return message_of([&] { ts::plan_serving(job, ts::machine("tpu-v5e", {1})); });
+  };
+  CHECK(refused() == "plan_serving: batch is 0; a number from 1 to 1e+09 is right");
+  job.batch = 1000000000000000000;
+  CHECK(refused() == "plan_serving: batch is 1e+18; a number from 1 to 1e+09 is right");
+  job.batch = 1000000000;
+  job.prompt = 1000000000000000;
+  CHECK(refused() == "plan_serving: prompt is 1e+15; a number from 0 to 1e+09 is right");
+  job.prompt = 1000000000;
+  CHECK(refused() == "plan_serving: the number of chips needed is 5.12000131e+13; a number from 0 "
+                     "to 1e+12 is right");
+  job.prompt = job.output = 0;
+  CHECK(refused() == "plan_serving: prompt is 0; a number from 1 to 1e+09 is right");
+  job.output = -1;
+  CHECK(refused() == "plan_serving: output is -1; a number from 0 to 1e+09 is right");
+  job = ts::ServingJob();
+  for (const double mfu : {0.0, double{NAN}, -1.0}) {
+    job.prefill_mfu = mfu;
+    CHECK(refused() == ts::detail::cat("plan_serving: prefill_mfu is ", mfu,
+                                       "; a number from 1e-06 to 1 is right"));
+  }
 }

@@ -270,14 +270,15 @@ TEST_CASE("show: a page is saved whole, and a failed save leaves the old one") {
   CHECK(read_file(path + ".part").empty());
   std::remove(path.c_str());
   CHECK(message_of([&] { page.save("no/such/folder/page.html"); }) ==
-        "HtmlPage::save: cannot write \"no/such/folder/page.html\"; give a path in a folder that "
-        "exists and can be written");
+        "HtmlPage::save: cannot write \"no/such/folder/page.html\": No such file or directory; "
+        "give a path in a folder that exists and can be written");
   CHECK(message_of([&] { ts::svg(laptop_like()).save("no/such/folder/a.svg"); }) ==
-        "Svg::save: cannot write \"no/such/folder/a.svg\"; give a path in a folder that exists "
-        "and can be written");
+        "Svg::save: cannot write \"no/such/folder/a.svg\": No such file or directory; give a path "
+        "in a folder that exists and can be written");
 #if !defined(_WIN32)
   CHECK(message_of([&] { page.save("."); }) ==
-        "HtmlPage::save: cannot write \".\"; the disk may be full, or the path a folder");
+        "HtmlPage::save: \".\" is there and is no regular file (a folder, a device, a link to "
+        "nothing); a new name or an old file is right");
 #endif
 }
 

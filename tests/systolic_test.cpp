@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
+#include <functional>
+#include <limits>
 #include <sstream>
 
 #include "tinyscale.hpp"
@@ -403,4 +405,30 @@ TEST_CASE("systolic: errors say what was given and what would be right") {
   CHECK(message([&array] { array.timing(4, 4, 4); }) ==
         "SystolicArray::timing: drain is instant, the array weight_stationary; instant is for "
         "output_stationary, here drain must be shifted");
+}
+
+TEST_CASE("systolic: counts that do not fit 64 bits and arrays that no memory holds are refused") {
+  const std::int64_t n = std::int64_t{1} << 40;
+  const std::int64_t most = std::numeric_limits<std::int64_t>::max();
+  const auto thrown = [](const std::function<void()>& body) {
+    try {
+      body();
+    } catch (const ts::Error& error) {
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const ts::SystolicArray array(128, 128);
+  CHECK(thrown([&] { array.timing(n, n, n); }) ==
+        "SystolicArray::timing: M, K, N are 1099511627776, 1099511627776, 1099511627776 on "
+        "128 x 128 PEs; the PE-ticks must stay below 2^62");
+  CHECK(thrown([&] { array.timing(most, most, most); }) != "no error");
+  CHECK(thrown([&] { ts::SystolicArray(most, most).timing(1, 1, 1); }) != "no error");
+  CHECK(array.timing(1 << 17, 1 << 17, 1 << 17).macs == std::int64_t{1} << 51);
+  const ts::Tensor x = ts::ones({1, 1});
+  CHECK(thrown([&] { ts::SystolicArray(n, 1).matmul(x, x); }).find("SystolicArray::matmul: M, K") ==
+        0);
+  CHECK(thrown([&] { ts::SystolicArray(1 << 14, 1 << 14).matmul(x, x); }) ==
+        "SystolicArray::matmul: the array is 16384 x 16384; at most 2^26 PEs can be stepped, "
+        "timing() takes larger ones");
 }

@@ -219,3 +219,88 @@ TEST_CASE("errors name the function, the shapes and what would be right") {
   CHECK(message([&] { ts::vector_cost("sin", 1, &ts::VectorCost::forward); }) ==
         "vector_cost: no op is called 'sin'; vector_costs() lists them");
 }
+
+TEST_CASE("sizes that no machine holds are an error, not a wrapped allocation") {
+  CHECK(message([] { ts::zeros({std::int64_t{1} << 62}); }) ==
+        "Tensor: shape [4611686018427387904] takes 18.4 EB; a tensor holds at most 2^38 numbers, "
+        "1.1 TB");
+  CHECK(message([] { ts::zeros({(std::int64_t{1} << 62) + 1}); }).find("Tensor: shape [46") == 0);
+  CHECK(message([] { ts::zeros({std::int64_t{1} << 30, 1 << 28}); }).find("Tensor: shape [10") == 0);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(__clang__)
+  std::vector<ts::Tensor> held;  // the system says no before long; nothing is written
+  const std::string full = message([&] {
+    while (held.size() < 4096) {
+      held.emplace_back(ts::Shape{std::int64_t{1} << 38});
+    }
+  });
+  CHECK(full == "Tensor: shape [274877906944] takes 1.1 TB; this machine has no memory left for that");
+#endif
+}
+
+TEST_CASE("sums over a dimension and gradients of what is repeated do not lose elements") {
+  const std::int64_t n = std::int64_t{1} << 22;
+  CHECK(ts::sum(ts::full({n, 1}, 0.1f), 0).item() == doctest::Approx(419430.4).epsilon(1e-6));
+  CHECK(ts::sum(ts::full({1, n}, 0.1f), 1).item() == doctest::Approx(419430.4).epsilon(1e-6));
+  const ts::Tensor bias = ts::parameter(ts::zeros({16}));
+  ts::sum(ts::scale(ts::zeros({n / 16, 16}) + bias, 0.1f)).backward();
+  CHECK(bias.grad().at({15}) == doctest::Approx(26214.4).epsilon(1e-6));
+}
+
+TEST_CASE("a long chain of ops ends without a deep stack, with and without a backward pass") {
+  const ts::Tensor w = ts::parameter(ts::ones({1}));
+  for (const int passes : {0, 1}) {
+    ts::Tensor y = w;
+    for (int i = 0; i < 300000; ++i) {
+      y = i % 2 == 0 ? ts::reshape(y, {1}) : y + y * 0.0f;
+    }
+    if (passes > 0) {
+      y.backward();
+    }
+  }
+  CHECK(w.grad().item() == 1.0f);
+}
+
+TEST_CASE("an empty tensor is empty as a copy and an error everywhere else") {
+  const ts::Tensor none;
+  const ts::Tensor x = ts::ones({2, 2});
+  CHECK_FALSE(none.clone().defined());
+  CHECK(message([&] { ts::parameter(none); }) ==
+        "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
+  const std::function<void()> calls[] = {
+      [&] { ts::reshape(none, {0}); },   [&] { ts::reshape(none, {}); },
+      [&] { ts::dropout(none, 0, 1); },  [&] { ts::dropout(none, 0.5f, 1); },
+      [&] { none + none; },              [&] { none * x; },
+      [&] { x - none; },                 [&] { x / none; },
+      [&] { none * 2.0f; },              [&] { none + 2.0f; },
+      [&] { ts::sum(none); },            [&] { ts::sum(none, 0); },
+      [&] { ts::mean(none); },           [&] { ts::exp(none); },
+      [&] { ts::gelu(none); },           [&] { ts::square(none); },
+      [&] { ts::softmax(none); },        [&] { ts::log_softmax(none); },
+      [&] { ts::matmul(none, x); },      [&] { ts::matmul(x, none); },
+      [&] { ts::transpose(none, 0, 1); }, [&] { ts::slice(none, 0, 0, 0); },
+      [&] { ts::concat({none}, 0); },    [&] { ts::embedding(none, {}, {0}); },
+      [&] { ts::cross_entropy(none, {}); }, [&] { ts::layer_norm(none, none, none); },
+      [&] { ts::rms_norm(x, none); },    [&] { ts::rope(none, 2, 0); },
+      [&] { ts::attention(none, none, none, 1, 1, ts::Mask::none); },
+      [&] { none.item(); },              [&] { none.at({}); },
+      [&] { none.backward(); },
+  };
+  int number = 0;
+  for (const std::function<void()>& call : calls) {
+    CAPTURE(number);
+    CHECK(message(call) != "no error");
+    ++number;
+  }
+}
+
+TEST_CASE("norms and rope refuse an epsilon and a theta that cannot be right") {
+  const float nan = std::nanf("");
+  const ts::Tensor x = ts::ones({2, 2}), w = ts::ones({2});
+  CHECK(message([&] { ts::layer_norm(x, w, w, -1.0f); }) ==
+        "layer_norm: epsilon is -1; a finite number from 0 is right");
+  CHECK(message([&] { ts::rms_norm(x, w, nan); }) ==
+        "rms_norm: epsilon is nan; a finite number from 0 is right");
+  CHECK(message([&] { ts::rope(ts::ones({1, 2, 2}), 2, 0, 0.0f); }) ==
+        "rope: theta is 0; a finite number above 0 is right");
+  CHECK(message([&] { ts::rope(ts::ones({1, 2, 2}), 2, 0, nan); }) != "no error");
+}

@@ -29,6 +29,8 @@ warnings() {
     for include in src .; do
       "$cxx" -std=c++17 $flags -Werror -I"$include" -fsyntax-only "$scratch/warnings.cpp" || return 1
     done
+    "$cxx" -std=c++20 $flags -Werror -I. -fsyntax-only "$scratch/warnings.cpp" ||
+      { echo "with $cxx -std=c++20"; return 1; }
   done
 }
 floors() { bash tools/check_floors.sh; }

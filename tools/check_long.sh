@@ -49,6 +49,10 @@ for threads in 1 3 7; do
   step "$threads threads" env TINYSCALE_THREADS="$threads" build/long/joined/run_tests
 done
 step "without threads" make --no-print-directory test BUILD=build/long/serial CXXFLAGS=-DTINYSCALE_NO_THREADS
+for cxx in g++ clang++; do                 # without the ends of exp: infinities and NaN
+  have "$cxx" && step "-ffast-math, $cxx" make --no-print-directory test BUILD="build/long/fast_$cxx" CXX="$cxx" \
+    TESTS=tests/compute_test.cpp TESTFLAGS='-O2 -ffast-math' ARGS='-tce=*exp?at?the?ends*'
+done
 step "OpenMP" make --no-print-directory test BUILD=build/long/openmp CXX=g++ CXXFLAGS='-DTINYSCALE_USE_OPENMP -fopenmp'
 if have aarch64-linux-gnu-g++ && have qemu-aarch64; then
   step "build: ARM" build arm CXX=aarch64-linux-gnu-g++ CXXFLAGS=-static

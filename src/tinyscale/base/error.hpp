@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstdio>     // snprintf
+#include <cstring>    // memcpy
 #include <stdexcept>  // runtime_error
 #include <string>
 
@@ -17,6 +18,15 @@ class Error : public std::runtime_error {
 };
 
 namespace detail {
+
+// By bits: under -ffast-math the compiler takes std::isfinite for true and x != x for false.
+inline std::uint64_t exponent_and_mantissa(double x) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &x, sizeof bits);
+  return bits & 0x7fffffffffffffffU;
+}
+inline bool is_finite(double x) { return exponent_and_mantissa(x) < 0x7ff0000000000000U; }
+inline bool is_nan(double x) { return exponent_and_mantissa(x) > 0x7ff0000000000000U; }
 
 inline void append_text(std::string& out, const std::string& part) { out += part; }
 inline void append_text(std::string& out, const char* part) { out += part; }

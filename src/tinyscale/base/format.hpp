@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 
 namespace tinyscale {
 
@@ -188,14 +189,14 @@ inline float from_fp8_e5m2(std::uint8_t code) {
 
 // Integers with one scale for all: x ~ values * scale, scale = max|x| / 127.
 struct Int8Values {
-  std::vector<std::int8_t> values;
+  List<std::int8_t> values;
   float scale = 1;
 };
 
 inline Int8Values to_int8(const std::vector<float>& x) {
   float largest = 0;
   for (const float value : x) {
-    if (!std::isfinite(value)) {
+    if (!detail::is_finite(double{value})) {
       throw Error(detail::cat("to_int8: a value is ", double{value}, "; values must be finite"));
     }
     largest = std::fmax(largest, std::fabs(value));
@@ -212,10 +213,9 @@ inline Int8Values to_int8(const std::vector<float>& x) {
 }
 
 inline std::vector<float> from_int8(const Int8Values& x) {
-  std::vector<float> out;
-  out.reserve(x.values.size());
-  for (const std::int8_t value : x.values) {
-    out.push_back(static_cast<float>(value) * x.scale);
+  std::vector<float> out(x.values.size());
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<float>(x.values[i]) * x.scale;
   }
   return out;
 }

@@ -118,7 +118,7 @@ class List : public detail::ListHead {
   void assign(std::size_t n, const T& item) {
     List filled(n);
     for (T& each : filled) {
-      each = item;
+      each = T(item);
     }
     swap_heads(filled);
   }
@@ -128,7 +128,7 @@ class List : public detail::ListHead {
   void append(const T* items, std::size_t n) {
     reserve(size_ + n);
     for (std::size_t i = 0; i < n; ++i) {
-      static_cast<T*>(items_)[size_] = items[i];
+      static_cast<T*>(items_)[size_] = T(items[i]);  // no copy assignment is compiled
       ++size_;
     }
   }

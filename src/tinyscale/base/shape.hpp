@@ -86,7 +86,13 @@ class Shape {
 
   const std::int64_t* begin() const { return dims_; }
   const std::int64_t* end() const { return dims_ + size_; }
-  std::vector<std::int64_t> values() const { return std::vector<std::int64_t>(begin(), end()); }
+  std::vector<std::int64_t> values() const {
+    std::vector<std::int64_t> out(static_cast<std::size_t>(size_));
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      out[i] = dims_[i];
+    }
+    return out;
+  }
 
   std::string text() const {
     std::string out = "[";

@@ -46,7 +46,7 @@ inline std::string format_si(double v, const std::string& unit) {
                                          "k", "M", "G", "T", "P", "E", "Z", "Y"};
   const int none = 6;
   const int last = 14;
-  if (!std::isfinite(v) || v == 0) {
+  if (!detail::is_finite(v) || v == 0) {
     return detail::with_unit(v == 0 ? "0" : detail::cat(v), unit);
   }
   int prefix = none;
@@ -71,7 +71,7 @@ inline std::string format_bytes(double bytes) {
 
 inline std::string format_seconds(double seconds) {
   const double size = std::fabs(seconds);
-  if (!std::isfinite(seconds) || size < 119.5) {
+  if (!detail::is_finite(seconds) || size < 119.5) {
     return format_si(seconds, "s");
   }
   if (size < 7170) {
@@ -86,7 +86,7 @@ inline std::string format_seconds(double seconds) {
 
 // To the nearest integer, in groups of three digits.
 inline std::string format_count(double v) {
-  if (!std::isfinite(v) || std::fabs(v) >= 1e18) {
+  if (!detail::is_finite(v) || std::fabs(v) >= 1e18) {
     return detail::cat(v);
   }
   char buffer[64];

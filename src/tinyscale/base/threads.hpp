@@ -11,11 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>  // exception_ptr
-#include <functional>
 #include <mutex>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "tinyscale/base/config.hpp"
 #include "tinyscale/base/error.hpp"

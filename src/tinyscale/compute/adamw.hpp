@@ -1,5 +1,5 @@
 #pragma once
-// AdamW and the norm of a gradient. With g = grad_scale * grad and step t counted from 1:
+// AdamW. With g = grad_scale * grad and step t counted from 1:
 //   m = b1 m + (1 - b1) g,  v = b2 v + (1 - b2) g^2,
 //   p = p (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
 // 28 bytes moved a parameter. Loshchilov and Hutter, arXiv 1711.05101.
@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <vector>
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/elementwise.hpp"
@@ -100,30 +99,6 @@ inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* 
           grad + at, param + at, m + at, v + at});
     }
   });
-}
-
-// The sum of x[i]^2 in double: blocks of fixed size, added in order.
-inline double sum_of_squares(std::int64_t n, const float* x) {
-  const std::int64_t block = detail::elementwise_block;
-  const std::int64_t blocks = (n + block - 1) / block;
-  std::vector<double> sums(static_cast<std::size_t>(blocks), 0.0);
-  parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t b = begin; b < end; ++b) {
-      const std::int64_t last = std::min(n, (b + 1) * block);
-      double part[8] = {};
-      for (std::int64_t i = b * block; i < last; ++i) {
-        const double value = static_cast<double>(x[i]);
-        part[i % 8] += value * value;
-      }
-      sums[static_cast<std::size_t>(b)] = ((part[0] + part[1]) + (part[2] + part[3])) +
-                                          ((part[4] + part[5]) + (part[6] + part[7]));
-    }
-  });
-  double total = 0.0;
-  for (const double part : sums) {
-    total += part;
-  }
-  return total;
 }
 
 }  // namespace kernel

@@ -52,20 +52,38 @@ struct MapBlock {
 };
 
 template <class Op>
-void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y) {
-  const std::int64_t blocks = (n + elementwise_block - 1) / elementwise_block;
-  const auto body = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t block = begin; block < end; ++block) {
-      const std::int64_t at = block * elementwise_block;
-      const std::int64_t count = std::min(elementwise_block, n - at);
-      run_on_lanes(MapBlock<Op>{op, count, a + at, b + at, y + at});
+void map_block(const void* op, std::int64_t n, const float* a, const float* b, float* y) {
+  run_on_lanes(MapBlock<Op>{*static_cast<const Op*>(op), n, a, b, y});
+}
+
+// The blocks of all ops: what differs is a function pointer, so it is compiled once.
+struct MapLoop {
+  void (*block)(const void* op, std::int64_t n, const float* a, const float* b, float* y);
+  const void* op;
+  std::int64_t n;
+  const float* a;
+  const float* b;
+  float* y;
+
+  void operator()(std::int64_t begin, std::int64_t end) const {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const std::int64_t at = i * elementwise_block;
+      block(op, std::min(elementwise_block, n - at), a + at, b + at, y + at);
     }
-  };
-  if (blocks <= 2) {
-    body(0, blocks);
-  } else {
-    parallel_for(blocks, 2, body);
   }
+  void run() const {
+    const std::int64_t blocks = (n + elementwise_block - 1) / elementwise_block;
+    if (blocks <= 2) {
+      (*this)(0, blocks);
+    } else {
+      parallel_for(blocks, 2, *this);
+    }
+  }
+};
+
+template <class Op>
+void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y) {
+  MapLoop{&map_block<Op>, &op, n, a, b, y}.run();
 }
 
 // An operation: y = EXPRESSION of the vectors a and b (and of y itself where ADDS is true).

@@ -24,12 +24,15 @@
 namespace tinyscale {
 namespace detail {
 
-// width: floats in a vector; rows x vectors: the accumulators of the gemm tile, kept in registers.
+// width: floats in a vector V, doubles: half of that, in a D; rows x vectors: the accumulators of the gemm tile, kept in registers.
 struct Lanes1 {
   static constexpr int width = 1, rows = 4, vectors = 4;
   typedef float V;
   typedef float Loose;
   typedef std::int32_t I;
+  static constexpr int doubles = 1;
+  typedef double D;
+  typedef float Half;
 };
 
 #if TINYSCALE_VECTOR_EXTENSIONS
@@ -42,6 +45,9 @@ struct Lanes4 {  // 16 bytes: SSE2, NEON, and whatever else has 16-byte register
   typedef float V __attribute__((vector_size(16)));
   typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(16)));
+  static constexpr int doubles = 2;
+  typedef double D __attribute__((vector_size(16)));
+  typedef float Half __attribute__((vector_size(8), aligned(4), may_alias));
 };
 
 struct Lanes8 {  // 32 bytes: AVX2, 16 registers
@@ -49,6 +55,9 @@ struct Lanes8 {  // 32 bytes: AVX2, 16 registers
   typedef float V __attribute__((vector_size(32)));
   typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(32)));
+  static constexpr int doubles = 4;
+  typedef double D __attribute__((vector_size(32)));
+  typedef float Half __attribute__((vector_size(16), aligned(4), may_alias));
 };
 
 struct Lanes16 {  // 64 bytes: AVX-512, 32 registers
@@ -56,6 +65,9 @@ struct Lanes16 {  // 64 bytes: AVX-512, 32 registers
   typedef float V __attribute__((vector_size(64)));
   typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(64)));
+  static constexpr int doubles = 8;
+  typedef double D __attribute__((vector_size(64)));
+  typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
 };
 #endif
 
@@ -137,6 +149,16 @@ TINYSCALE_INLINE void load(const float* from, typename L::V& v) {
 template <class L>
 TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
   *reinterpret_cast<typename L::Loose*>(to) = v;
+}
+
+// The next `doubles` floats, widened.
+template <class L>
+TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {
+#if TINYSCALE_VECTOR_EXTENSIONS
+  v = __builtin_convertvector(*reinterpret_cast<const typename L::Half*>(from), typename L::D);
+#else
+  v = static_cast<double>(*from);
+#endif
 }
 
 // The last count < width floats of a row; the other lanes hold fill.
@@ -252,6 +274,15 @@ TINYSCALE_INLINE void clamp_vector(const typename L::V& x, float low, float high
   blend<L>(mask, bound, y, y);
 }
 
+template <class L>
+TINYSCALE_INLINE void to_float(const typename L::I& n, typename L::V& y) {
+#if TINYSCALE_VECTOR_EXTENSIONS
+  y = __builtin_convertvector(n, typename L::V);
+#else
+  y = static_cast<float>(n);
+#endif
+}
+
 // e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2: within 2 ulp; 0 and inf at the ends.
 template <class L>
 TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
@@ -259,9 +290,14 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
   typedef typename L::I I;
   V t;
   clamp_vector<L>(x, -104.0f, 89.0f, t);
-  const float magic = 12582912.0f;  // 1.5 * 2^23: adding it leaves round(value) in the low bits
-  const V shifted = t * 1.44269504088896341f + magic;
-  const V whole = shifted - magic;
+  // Adding 1.5 * 2^23 leaves round(value) in the low bits. They are read as an integer: a
+  // compiler under -ffast-math may cancel a subtraction of that number against its addition.
+  const V shifted = t * 1.44269504088896341f + 12582912.0f;
+  I n;
+  std::memcpy(&n, &shifted, sizeof(n));
+  n = n - 0x4B400000;  // the bits of 1.5 * 2^23
+  V whole;
+  to_float<L>(n, whole);
   const V r = (t - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
   V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
@@ -269,9 +305,6 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  I n;
-  std::memcpy(&n, &shifted, sizeof(n));
-  n = n - 0x4B400000;            // the bits of magic
   const I half = n >> 1;         // 2^n in two factors, so that 2^128 and 2^-149 can be reached
   const I bits_a = (half + 127) << 23;
   const I bits_b = (n - half + 127) << 23;
@@ -320,15 +353,18 @@ TINYSCALE_INLINE void tanh_vector(const typename L::V& x, typename L::V& y) {
   y = t * p / q;
 }
 
-// sqrt(x) for x >= 0 from an estimate of 1 / sqrt(x) by bits and Newton steps: within 1 ulp.
+// sqrt(x) from an estimate of 1 / sqrt(x) by bits and Newton steps: within 1 ulp from 1e-37, else
+// off by at most 1e-19. The estimate's square stays finite, in whatever order it is multiplied.
 template <class L>
 TINYSCALE_INLINE void sqrt_vector(const typename L::V& x, typename L::V& y) {
   typedef typename L::V V;
   typedef typename L::I I;
-  I bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  bits = 0x5F3759DF - (bits >> 1);
   V g;
+  broadcast<L>(1e-37f, g);
+  max_vector<L>(x, g, g);
+  I bits;
+  std::memcpy(&bits, &g, sizeof(bits));
+  bits = 0x5F3759DF - (bits >> 1);
   std::memcpy(&g, &bits, sizeof(g));
   const V h = x * 0.5f;
   g = g * (1.5f - h * g * g);

@@ -14,6 +14,7 @@
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/softmax.hpp"
+#include "tinyscale/compute/sums.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -167,9 +168,9 @@ struct NormBackwardRows {
   }
 };
 
-// At most 64 chunks of rows, each with its own sums, which are then added in order.
+// Chunks of 16 to 512 rows, each with its own sums, which are then added in order and in double.
 inline void norm_backward(std::int64_t rows, NormBackwardRows all) {
-  const std::int64_t chunk = std::max<std::int64_t>(16, (rows + 63) / 64);
+  const std::int64_t chunk = std::clamp<std::int64_t>((rows + 63) / 64, 16, 512);
   const std::int64_t chunks = (rows + chunk - 1) / chunk;
   std::vector<float> sums(static_cast<std::size_t>(chunks * 2 * all.cols));
   parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -182,13 +183,14 @@ inline void norm_backward(std::int64_t rows, NormBackwardRows all) {
       run_on_lanes(part);
     }
   });
+  std::vector<double> totals(static_cast<std::size_t>(2 * all.cols));
   for (std::int64_t c = 0; c < chunks; ++c) {
-    const float* part = sums.data() + c * 2 * all.cols;
-    for (std::int64_t j = 0; j < all.cols; ++j) {
-      all.dweight[j] += part[j];
-      if (all.dbias != nullptr) {
-        all.dbias[j] += part[all.cols + j];
-      }
+    kernel::add_to_sums(2 * all.cols, sums.data() + c * 2 * all.cols, totals.data());
+  }
+  for (std::int64_t j = 0; j < all.cols; ++j) {
+    all.dweight[j] += static_cast<float>(totals[static_cast<std::size_t>(j)]);
+    if (all.dbias != nullptr) {
+      all.dbias[j] += static_cast<float>(totals[static_cast<std::size_t>(all.cols + j)]);
     }
   }
 }

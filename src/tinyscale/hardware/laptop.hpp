@@ -8,7 +8,6 @@
 #include <cstddef>  // std::size_t
 #include <cstdint>  // std::int64_t
 #include <cstdio>  // fopen: cache sizes
-#include <functional>  // what a thread runs
 #include <string>  // names
 #include <thread>  // one for each core
 #include <vector>  // samples
@@ -256,7 +255,7 @@ inline List<MemoryLevel> measured_levels(const LaptopLoops& loops, int threads) 
   // Pages are first touched by the thread that reads them.
   run_together(threads, 1, [&](std::int64_t thread, std::int64_t) {
     const std::size_t t = static_cast<std::size_t>(thread);
-    owned[t].assign(floats + 16, 1.0f);
+    owned[t].resize(floats + 16);
     const std::size_t past = reinterpret_cast<std::uintptr_t>(owned[t].data()) % 64 / 4;
     data[t] = owned[t].data() + (16 - past) % 16;
   });

@@ -84,7 +84,7 @@ inline std::vector<double> machine_bandwidths(const Chip& chip, const Shape& dim
 }
 
 inline std::string machine_name(const Chip& chip, const Shape& dims) {
-  std::string name = chip.name + " ";
+  std::string name = (chip.name.empty() ? "unnamed chip" : chip.name) + " ";
   for (int i = 0; i < dims.size(); ++i) {
     name += cat(i == 0 ? "" : "x", dims[i]);
   }
@@ -118,6 +118,37 @@ inline void check_machine(const Chip& chip, const Shape& dims) {
   }
 }
 
+inline void check_rate(const char* function, const Machine& machine, const std::string& what,
+                       double value) {
+  if (!(value > 0) || !is_finite(value)) {
+    throw Error(cat(function, ": ", machine.name, ": ", what, " is ", value,
+                    " bytes/s; a finite number above 0 is right, as a chip's link_bandwidth, between ",
+                    "nodes its dcn_bandwidth"));
+  }
+}
+
+// What a simulation reads of a machine, which a user may have filled by hand.
+inline void check_network(const char* function, const Machine& machine) {
+  const std::size_t dims = static_cast<std::size_t>(machine.dims.size());
+  if (machine.wraps.size() != dims || machine.axis_bandwidths.size() != dims) {
+    throw Error(cat(function, ": ", machine.name, " ", machine.dims, " has ", machine.wraps.size(),
+                    " wraps and ", machine.axis_bandwidths.size(),
+                    " axis_bandwidths; one of each for every dimension is right"));
+  }
+  if (!(machine.link_latency >= 0) || !is_finite(machine.link_latency)) {
+    throw Error(cat(function, ": ", machine.name, ": link_latency is ", machine.link_latency,
+                    " s; a finite number from 0 is right"));
+  }
+  for (std::size_t i = 0; i < dims; ++i) {
+    if (machine.dims[static_cast<int>(i)] > 1) {
+      check_rate(function, machine, cat("axis_bandwidths[", i, "]"), machine.axis_bandwidths[i]);
+    }
+  }
+  if (machine.chips() > 1) {
+    check_rate(function, machine, "link_bandwidth", machine.link_bandwidth);
+  }
+}
+
 }  // namespace detail
 
 inline double Machine::axis_bandwidth(int dim) const {
@@ -142,6 +173,7 @@ inline Machine machine(const Chip& chip, Shape dims) {
   result.link_bandwidth = result.axis_bandwidths.back();
   result.link_latency = chip.hop_latency > 0 ? chip.hop_latency : 1e-6;
   result.dollars_per_hour = chip.dollars_per_hour;
+  detail::check_network("machine", result);
   return result;
 }
 

@@ -81,7 +81,18 @@ inline void bound_row(RooflineRow& row) {
   row.intensity = row.bytes > 0 ? (row.matmul_flops + row.vector_flops) / row.bytes : 0;
 }
 
+inline void check_priced(const Chip& chip, const std::string& what, double rate, double least) {
+  if (!(rate >= least) || !is_finite(rate)) {
+    throw Error(cat("roofline: ", chip.name.empty() ? "this chip" : chip.name, ": ", what, " is ",
+                    rate, "; a finite number ", least > 0 ? "above 0" : "from 0", " is right"));
+  }
+}
+
 inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType format) {
+  check_priced(chip, "vector_flops", chip.vector_flops, 0);
+  for (const MemoryLevel& level : chip.levels) {
+    check_priced(chip, "the bandwidth of level " + level.name, level.bandwidth, 0);
+  }
   RooflineRow row;
   row.name = op.name;
   row.shape = op.shape;
@@ -90,6 +101,9 @@ inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType form
   row.vector_flops = op.vector_flops;
   row.bytes = priced_bytes(op, format);
   const MemoryLevel level = level_for(chip, row.bytes);
+  if (row.bytes > 0) {
+    check_priced(chip, "memory_bandwidth", level.bandwidth, 1e-300);
+  }
   row.level = level.name;
   row.t_math = row.matmul_flops > 0 ? row.matmul_flops / chip.peak(format) : 0;
   row.t_vector = chip.vector_flops > 0 ? row.vector_flops / chip.vector_flops : 0;

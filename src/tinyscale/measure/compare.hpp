@@ -7,7 +7,6 @@
 #include <cstdio>  // snprintf
 #include <iostream>
 #include <string>
-#include <utility>  // pair
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
@@ -50,7 +49,7 @@ struct Comparison {
   Table table() const {
     Table out;
     out.title = title;
-    out.columns = {"name", "unit", "predicted", "counted", "counted/predicted"};
+    out.columns = {"name", "unit", "formula", "counted", "counted/formula"};
     for (const ReportRow& row : rows) {
       char ratio[40];
       std::snprintf(ratio, sizeof ratio, "%.3f", row.ratio());

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <string>
-#include <vector>
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"

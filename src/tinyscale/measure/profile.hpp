@@ -5,7 +5,6 @@
 #include <chrono>
 #include <mutex>
 #include <utility>  // move
-#include <vector>
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/measure/context.hpp"

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/mesh/all_gather.hpp"
@@ -23,7 +22,7 @@ inline void add_stage(CollectiveCall& call, Collective what, const AxisGroup& gr
 // The stages that the first device of the axes runs: it has the largest chunks.
 inline void all_reduce_stages(CollectiveCall& call, const List<AxisGroup>& groups,
                               std::int64_t elements) {
-  std::vector<std::int64_t> sizes;
+  List<std::int64_t> sizes;
   for (const AxisGroup& group : groups) {
     sizes.push_back(elements);
     add_stage(call, Collective::reduce_scatter, group, elements);
@@ -47,7 +46,7 @@ inline Tensor all_reduce(Endpoint& device, const Tensor& t, const Axes& axes, Re
   device.open(call, device.members(groups));
   Tensor out = t.clone();
   List<float*> begins;
-  std::vector<std::int64_t> sizes;
+  List<std::int64_t> sizes;
   float* numbers = out.data();
   std::int64_t count = out.count();
   for (const AxisGroup& group : groups) {

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <cstring>  // memcpy
 #include <string>
-#include <vector>
 
 #include "tinyscale/mesh/endpoint.hpp"
 
@@ -24,27 +23,27 @@ struct ChainPlace {
 
 inline ChainPlace chain_place(const AxisGroup& axis, int root) {
   const int n = axis.size;
-  const Reach far = reach(axis.kind, n, root);
+  const Reach span = reach(axis.kind, n, root);
   const int right = modulo(axis.index - root, n);
   const int left = modulo(root - axis.index, n);
   ChainPlace place;
-  if (right <= far.right) {
+  if (right <= span.right) {
     place.distance = right;
     place.from = right > 0 ? modulo(axis.index - 1, n) : -1;
-    place.right = right < far.right ? modulo(axis.index + 1, n) : -1;
+    place.right = right < span.right ? modulo(axis.index + 1, n) : -1;
   }
-  if (right == 0 || right > far.right) {
+  if (right == 0 || right > span.right) {
     place.distance = left;
     place.from = left > 0 ? modulo(axis.index + 1, n) : -1;
-    place.left = left < far.left ? modulo(axis.index - 1, n) : -1;
+    place.left = left < span.left ? modulo(axis.index - 1, n) : -1;
   }
   return place;
 }
 
 inline void stream_chunks(Endpoint& device, const AxisGroup& axis, int root, float* numbers,
                           std::int64_t elements) {
-  const Reach far = reach(axis.kind, axis.size, root);
-  const int chunks = std::max(far.right, far.left);
+  const Reach span = reach(axis.kind, axis.size, root);
+  const int chunks = std::max(span.right, span.left);
   const ChainPlace place = chain_place(axis, root);
   for (int step = 0; step < 2 * chunks - 1; ++step) {
     const int out = step - place.distance;  // chunk to pass on; the next one comes in meanwhile

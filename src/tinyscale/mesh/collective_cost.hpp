@@ -8,7 +8,6 @@
 #include <algorithm>  // max, min
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
 #include "tinyscale/base/error.hpp"
 
@@ -94,17 +93,17 @@ inline void check_stage(const char* function, const CollectiveStage& stage) {
 
 // A broadcast is a chain of `hops` links through which as many chunks stream.
 inline int broadcast_hops(const CollectiveStage& stage) {
-  const Reach far = reach(stage.kind, stage.devices, stage.offset);
-  return std::max(far.right, far.left);
+  const Reach span = reach(stage.kind, stage.devices, stage.offset);
+  return std::max(span.right, span.left);
 }
 
 inline double gather_elements_sent(const CollectiveStage& stage, int index) {
   std::int64_t sent = 0;
   for (int c = 0; c < stage.devices; ++c) {
-    const Reach far = reach(stage.kind, stage.devices, c);
+    const Reach span = reach(stage.kind, stage.devices, c);
     const std::int64_t size = chunk_size(stage.elements, stage.devices, c);
-    sent += modulo(index - c, stage.devices) < far.right ? size : 0;
-    sent += modulo(c - index, stage.devices) < far.left ? size : 0;
+    sent += modulo(index - c, stage.devices) < span.right ? size : 0;
+    sent += modulo(c - index, stage.devices) < span.left ? size : 0;
   }
   return static_cast<double>(sent);
 }
@@ -115,9 +114,9 @@ inline double scatter_elements_sent(const CollectiveStage& stage, int index) {
 }
 
 inline double broadcast_elements_sent(const CollectiveStage& stage, int index) {
-  const Reach far = reach(stage.kind, stage.devices, stage.offset);
-  const int right = modulo(index - stage.offset, stage.devices) < far.right ? 1 : 0;
-  const int left = modulo(stage.offset - index, stage.devices) < far.left ? 1 : 0;
+  const Reach span = reach(stage.kind, stage.devices, stage.offset);
+  const int right = modulo(index - stage.offset, stage.devices) < span.right ? 1 : 0;
+  const int left = modulo(stage.offset - index, stage.devices) < span.left ? 1 : 0;
   return static_cast<double>(stage.elements) * (right + left);
 }
 

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <vector>
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/mesh/all_gather.hpp"

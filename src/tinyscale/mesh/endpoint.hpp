@@ -132,8 +132,12 @@ class Endpoint {
       }
       ranks = more;
     }
+    std::vector<double> keys;
+    for (const int rank : ranks) {
+      keys.push_back(rank);
+    }
     std::vector<int> sorted;
-    for (const std::size_t i : stable_order(std::vector<double>(ranks.begin(), ranks.end()))) {
+    for (const std::size_t i : stable_order(keys)) {
       sorted.push_back(ranks[i]);
     }
     return sorted;

@@ -147,6 +147,10 @@ inline std::string bytes_hint(double you, const Counted& counted) {
 }
 
 inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
+  if (is_nan(guess.bytes_per_device) || is_nan(guess.seconds)) {
+    throw Error(cat("check: the guess is ", guess.bytes_per_device, " bytes and ", guess.seconds,
+                    " seconds; numbers are right, negative for what is not guessed"));
+  }
   CheckReport report;
   const auto add = [&report](const CheckRow& row) {
     report.rows.push_back(row);
@@ -163,8 +167,8 @@ inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
          guess.steps == counted.steps, steps_hint(guess.steps, counted)});
   }
   if (guess.seconds >= 0) {
-    const bool near = std::abs(guess.seconds - counted.seconds) <= 0.01 * counted.seconds;
-    add({"seconds", "s", guess.seconds, counted.seconds, near, "simulated, on this machine"});
+    const bool right = std::abs(guess.seconds - counted.seconds) <= 0.01 * counted.seconds;
+    add({"seconds", "s", guess.seconds, counted.seconds, right, "simulated, on this machine"});
   }
   return report;
 }

@@ -9,9 +9,7 @@
 #include <functional>
 #include <string>
 #include <system_error>
-#include <thread>
 #include <utility>  // move
-#include <vector>
 
 #include "tinyscale/base/config.hpp"
 #include "tinyscale/base/list.hpp"
@@ -131,6 +129,9 @@ class Mesh {
 
   // Runs `program` on every device at once; returns when all have returned.
   MeshRun run(const DeviceProgram& program) const {
+    if (!program) {
+      throw Error("Mesh::run: the program is empty; give a function of Device&");
+    }
     const List<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
     Context& caller = context();
     detail::Fabric fabric(size());

@@ -60,6 +60,7 @@ inline std::string axis_names(const List<MeshAxis>& axes) {
 }
 
 inline void check_axes(const Machine& machine, const List<MeshAxis>& axes) {
+  check_network("Mesh", machine);
   if (axes.empty()) {
     throw Error("Mesh: no axes; give a name and a size for each, as {{\"x\", 4}, {\"y\", 2}}");
   }

@@ -14,14 +14,15 @@
 namespace tinyscale {
 namespace detail {
 
+// A NaN on any device is the result: max and min do not hide it.
 inline void combine(Reduce how, const std::vector<float>& part, float* into) {
   const std::size_t n = part.size();
   for (std::size_t i = 0; i < n; ++i) {
     switch (how) {
       case Reduce::sum:
       case Reduce::mean: into[i] += part[i]; break;
-      case Reduce::max: into[i] = std::max(into[i], part[i]); break;
-      case Reduce::min: into[i] = std::min(into[i], part[i]); break;
+      case Reduce::max: into[i] = into[i] < part[i] || is_nan(part[i]) ? part[i] : into[i]; break;
+      case Reduce::min: into[i] = part[i] < into[i] || is_nan(part[i]) ? part[i] : into[i]; break;
     }
   }
 }

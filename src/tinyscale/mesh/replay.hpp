@@ -228,6 +228,7 @@ inline Timeline time(const MessageLog& log, const Machine& machine) {
     throw Error(detail::cat("time: the log is of ", log.devices, " devices, machine ",
                             machine.name, " has ", machine.chips(), " chips; they must be equal"));
   }
+  detail::check_network("time", machine);
   return detail::Replay(log, machine).run();
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/hardware/network.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
 
@@ -72,7 +73,7 @@ struct MachineLinks {
     return chip + (there - here) * strides[static_cast<std::size_t>(dim)];
   }
 
-  std::vector<std::int64_t> strides;  // chips from one to the next along each dimension
+  List<std::int64_t> strides;  // chips from one to the next along each dimension
 };
 
 }  // namespace detail

@@ -5,12 +5,11 @@
 
 #include <array>
 #include <cstdint>  // int64_t
-#include <cstdio>   // snprintf
 #include <string>   // string
 #include <utility>  // pair
 #include <vector>   // vector
 
-#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/model/forward.hpp"
 #include "tinyscale/model/safetensors.hpp"
 
@@ -42,16 +41,15 @@ inline std::array<ConfigField<int>, 3> config_counts(ModelConfig& c) {
   return {{{"experts", &c.experts}, {"top_k", &c.top_k}, {"shared_experts", &c.shared_experts}}};
 }
 
-inline std::array<ConfigField<double>, 3> config_numbers(ModelConfig& c) {
-  return {{{"rope_theta", &c.rope_theta},
-          {"norm_epsilon", &c.norm_epsilon},
-          {"dropout", &c.dropout}}};
+inline std::array<ConfigField<double>, 2> config_numbers(ModelConfig& c) {
+  return {{{"rope_theta", &c.rope_theta}, {"norm_epsilon", &c.norm_epsilon}}};
 }
 
-inline const List<const char*>& activation_names() {
-  static const List<const char*> names = {"gelu", "gelu_tanh", "swiglu", "geglu"};
-  return names;
-}
+// The words of the enums, in their order.
+constexpr const char* norm_words[] = {"layer", "rms", nullptr};
+constexpr const char* position_words[] = {"learned", "rotary", nullptr};
+constexpr const char* activation_words[] = {"gelu", "gelu_tanh", "swiglu", "geglu", nullptr};
+constexpr const char* tokenizer_words[] = {"characters", "bytes", nullptr};
 
 inline std::string config_json(ModelConfig c) {
   std::string json = cat("{\"name\":\"", json_escape(c.name), "\"");
@@ -65,13 +63,11 @@ inline std::string config_json(ModelConfig c) {
     json += cat(",\"", field.first, "\":", *field.second ? "true" : "false");
   }
   for (const auto& field : config_numbers(c)) {
-    char number[40];
-    std::snprintf(number, sizeof number, "%.17g", *field.second);
-    json += cat(",\"", field.first, "\":", number);
+    json += cat(",\"", field.first, "\":", exact_number(*field.second));
   }
-  json += cat(",\"norm\":\"", c.norm == Norm::rms ? "rms" : "layer", "\",\"position\":\"",
-              c.position == Position::rotary ? "rotary" : "learned", "\",\"activation\":\"",
-              activation_names()[static_cast<std::size_t>(c.activation)], "\"}");
+  json += cat(",\"norm\":\"", norm_words[static_cast<int>(c.norm)], "\",\"position\":\"",
+              position_words[static_cast<int>(c.position)], "\",\"activation\":\"",
+              activation_words[static_cast<int>(c.activation)], "\"}");
   return json;
 }
 
@@ -82,6 +78,20 @@ inline const Json& config_field(const Json& json, const char* key, Json::Kind ki
     throw Error(cat(who, "its config lacks ", key));
   }
   return *field;
+}
+
+// The place of a field's word among the right ones.
+inline int config_word(const Json& json, const char* key, const char* const* words,
+                       const std::string& who) {
+  const std::string& word = config_field(json, key, Json::Kind::text, who).text;
+  std::string right;
+  for (int i = 0; words[i] != nullptr; ++i) {
+    if (word == words[i]) {
+      return i;
+    }
+    right += cat(i > 0 ? ", " : "", words[i]);
+  }
+  throw Error(cat(who, key, " is \"", word, "\"; right is one of ", right));
 }
 
 inline ModelConfig config_from_json(const std::string& text, const std::string& who) {
@@ -106,22 +116,20 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   for (const auto& field : config_numbers(c)) {
     *field.second = config_field(json, field.first, Json::Kind::number, who).number;
   }
-  c.norm = config_field(json, "norm", Json::Kind::text, who).text == "rms" ? Norm::rms
-                                                                          : Norm::layer;
-  const std::string position = config_field(json, "position", Json::Kind::text, who).text;
-  c.position = position == "rotary" ? Position::rotary : Position::learned;
-  const std::string wanted = config_field(json, "activation", Json::Kind::text, who).text;
-  for (std::size_t i = 0; i < activation_names().size(); ++i) {
-    if (wanted == activation_names()[i]) {
-      c.activation = static_cast<Activation>(i);
-    }
+  c.norm = static_cast<Norm>(config_word(json, "norm", norm_words, who));
+  c.position = static_cast<Position>(config_word(json, "position", position_words, who));
+  c.activation = static_cast<Activation>(config_word(json, "activation", activation_words, who));
+  try {
+    c.validate();
+  } catch (const Error& error) {
+    throw Error(who + error.what());
   }
   return c;
 }
 
 inline std::string tokenizer_json(const Tokenizer& tokenizer) {
   std::string json = "{\"kind\":\"";
-  json += tokenizer.kind() == Tokenizer::Kind::bytes ? "bytes" : "characters";
+  json += tokenizer_words[static_cast<int>(tokenizer.kind())];
   json += "\",\"characters\":[";
   for (const std::string& character : tokenizer.characters()) {
     json += cat(json.back() == '[' ? "" : ",", "\"", json_escape(character), "\"");
@@ -131,12 +139,17 @@ inline std::string tokenizer_json(const Tokenizer& tokenizer) {
 
 inline Tokenizer tokenizer_from_json(const std::string& text, const std::string& who) {
   const Json json = parse_named(text, who);
-  if (config_field(json, "kind", Json::Kind::text, who).text == "bytes") {
+  const int kind = config_word(json, "kind", tokenizer_words, who + "tokenizer ");
+  if (static_cast<Tokenizer::Kind>(kind) == Tokenizer::Kind::bytes) {
     return Tokenizer();
   }
   std::vector<std::string> characters;
   for (const Json& item : config_field(json, "characters", Json::Kind::list, who).list) {
-    if (item.text.empty() || (!characters.empty() && item.text <= characters.back())) {
+    if (item.text.empty() || character_size(item.text, 0) != item.text.size()) {
+      throw Error(cat(who, "its tokenizer has the character \"", item.text,
+                      "\"; exactly one in UTF-8 is right"));
+    }
+    if (!characters.empty() && item.text <= characters.back()) {
       throw Error(who + "its tokenizer's characters are not in ascending order, each once");
     }
     characters.push_back(item.text);
@@ -283,7 +296,6 @@ inline Transformer load(const std::string& path) {
     throw Error(who + "it carries no config of this library; call load(path, config)");
   }
   const ModelConfig shape = detail::config_from_json(*config, who);
-  shape.validate();
   detail::check_config_fits(shape, file, who);
   Transformer model(shape);
   model.tokenizer = detail::tokenizer_from_json(*tokenizer, who);

@@ -20,8 +20,10 @@ struct Batch {
   std::vector<std::int32_t> targets;
 
   void add(const std::vector<std::int32_t>& tokens, std::int64_t offset) {
-    ids.insert(ids.end(), tokens.begin() + offset, tokens.begin() + offset + time);
-    targets.insert(targets.end(), tokens.begin() + offset + 1, tokens.begin() + offset + time + 1);
+    for (std::int64_t t = offset; t < offset + time; ++t) {
+      ids.push_back(tokens[static_cast<std::size_t>(t)]);
+      targets.push_back(tokens[static_cast<std::size_t>(t) + 1]);
+    }
     ++sequences;
   }
 };
@@ -30,6 +32,9 @@ namespace detail {
 
 inline void check_length(const char* who, const std::vector<std::int32_t>& tokens,
                          std::int64_t time) {
+  if (time < 1) {
+    throw Error(cat(who, ": a sequence of ", time, " tokens; at least 1 is right"));
+  }
   if (static_cast<std::int64_t>(tokens.size()) <= time) {
     throw Error(cat(who, ": the text has ", tokens.size(), " tokens here, a sequence ", time,
                     "; more than ", time, " are right: take a longer text or a shorter context"));

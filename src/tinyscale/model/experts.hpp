@@ -3,7 +3,6 @@
 // (mixture of experts, arXiv 2101.03961; weights of the chosen ones sum to 1, arXiv 2401.04088).
 
 #include <cstdint>    // int32_t
-#include <utility>    // swap
 #include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"

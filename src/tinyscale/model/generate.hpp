@@ -24,11 +24,29 @@ struct GenerateOptions {
 
 namespace detail {
 
+inline void check_generate(const GenerateOptions& options) {
+  if (!is_finite(options.temperature) || options.temperature < 0 || options.top_k < 0) {
+    throw Error(cat("generate: temperature is ", options.temperature, ", top_k ", options.top_k,
+                    "; finite numbers from 0 up are right"));
+  }
+}
+
+inline void check_logits(const float* logits, std::int64_t known) {
+  for (std::int64_t i = 0; i < known; ++i) {
+    if (!is_finite(static_cast<double>(logits[i]))) {
+      throw Error(cat("generate: the model's logit of token ", i, " is ",
+                      static_cast<double>(logits[i]),
+                      "; weights that give finite numbers are right"));
+    }
+  }
+}
+
 // The next token from `known` logits; `draw` in [0, 1) walks the probabilities in order of id.
 inline std::int32_t sample(const float* logits, std::int64_t known, const GenerateOptions& options,
                            float draw) {
+  check_logits(logits, known);
   const float* top = std::max_element(logits, logits + known);
-  if (options.temperature <= 0) {
+  if (options.temperature == 0) {
     return static_cast<std::int32_t>(top - logits);
   }
   float floor = -INFINITY;
@@ -68,6 +86,7 @@ inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
     throw Error(detail::cat("generate: a prompt of ", ids.size(), " tokens and ", n,
                             " more; at least 1 and 0 are right"));
   }
+  detail::check_generate(options);
   const NoGrad no_grad;
   const std::int64_t context = model.config.context;
   const std::int64_t vocabulary = model.config.vocabulary;

@@ -3,10 +3,10 @@
 // numbers are doubles, a repeated key or anything after the value is an Error with its position.
 
 #include <cstdint>    // int64_t
+#include <cstdio>     // snprintf
 #include <cstdlib>    // strtod
 #include <string>     // string
 #include <utility>    // pair
-#include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
@@ -43,6 +43,23 @@ inline const Json* Json::find(const std::string& key) const {
 }
 
 namespace detail {
+
+// What this program's locale (setlocale) writes between whole and tenths; "." unless it is set.
+inline std::string decimal_point() {
+  char half[16];
+  const int length = std::snprintf(half, sizeof half, "%.1f", 0.5);
+  return std::string(half + 1, static_cast<std::size_t>(length) - 2);
+}
+
+// All digits of a double, as JSON has it.
+inline std::string exact_number(double value) {
+  char digits[40];
+  std::snprintf(digits, sizeof digits, "%.17g", value);
+  std::string number = digits;
+  const std::string point = decimal_point();
+  const std::size_t at = number.find(point);
+  return at == std::string::npos ? number : number.replace(at, point.size(), ".");
+}
 
 class JsonReader {
  public:
@@ -193,7 +210,12 @@ class JsonReader {
     if (!good) {
       fail("not a JSON value");
     }
-    return std::strtod(text_.substr(start, at_ - start).c_str(), nullptr);
+    std::string number = text_.substr(start, at_ - start);
+    const std::size_t point = number.find('.');
+    if (point != std::string::npos) {
+      number.replace(point, 1, decimal_point());  // what strtod expects
+    }
+    return std::strtod(number.c_str(), nullptr);
   }
 
   std::string read_text() {

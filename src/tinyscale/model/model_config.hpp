@@ -37,7 +37,6 @@ struct ModelConfig {
   int shared_experts = 0;          // experts that every token visits
   double rope_theta = 10000.0;
   double norm_epsilon = 1e-5;
-  double dropout = 0.0;
   double initializer_range = 0.0;  // deviation of a new linear weight; 0: 1 / sqrt(inputs)
 
   int block_norms = 2;  // norms in one block: 1 parallel, 2 before, 4 before and after
@@ -101,9 +100,51 @@ inline std::int64_t ModelConfig::active_parameters() const {
 
 namespace detail {
 
-inline void config_positive(const ModelConfig& c, const char* field, std::int64_t value) {
-  if (value < 1) {
-    throw Error(cat("ModelConfig: ", c.name, ": ", field, " is ", value, "; at least 1 is right"));
+// The fields that count something lie between bounds with which no loop and no product runs away.
+inline void check_config_counts(const ModelConfig& c) {
+  const std::int64_t size = 2147483647, few = 1000000;
+  const struct {
+    const char* field;
+    std::int64_t value, least, most;
+  } counts[] = {{"layers", c.layers, 1, few},
+                {"width", c.width, 1, size},
+                {"heads", c.heads, 1, few},
+                {"kv_heads", c.kv_heads, 1, few},
+                {"head_size", c.head_size, 1, size},
+                {"vocabulary", c.vocabulary, 1, size},
+                {"context", c.context, 1, size},
+                {"experts", c.experts, 0, few},
+                {"shared_experts", c.shared_experts, 0, few},
+                {"hidden", c.hidden, c.experts > 0 ? 0 : 1, size},
+                {"expert_hidden", c.expert_hidden, c.experts > 0 ? 1 : 0, size},
+                {"block_norms", c.block_norms, 0, 4},
+                {"kv_width", c.kv_width, 0, size}};
+  for (const auto& count : counts) {
+    const bool low = count.value < count.least;
+    if (low || count.value > count.most) {
+      throw Error(cat("ModelConfig: ", c.name, ": ", count.field, " is ", count.value, "; at ",
+                      low ? "least " : "most ", low ? count.least : count.most, " is right"));
+    }
+  }
+}
+
+// Doubles do not overflow: when this is below 1e18, parameters() does not either.
+inline void check_config_product(const ModelConfig& c) {
+  const auto n = [](std::int64_t value) { return static_cast<double>(value); };
+  const double hidden = c.experts > 0 ? n(c.experts + c.shared_experts) * n(c.expert_hidden)
+                                      : n(c.hidden);
+  const double layer = 2 * n(c.heads + c.kv_heads) * n(c.head_size) + 3 * hidden + n(c.experts) + 4;
+  const double about = n(c.width) * (n(c.layers) * layer + 2 * n(c.vocabulary) + n(c.context));
+  if (about > 1e18) {
+    throw Error(cat("ModelConfig: ", c.name, ": its sizes make about ", about,
+                    " parameters; at most 1e+18 can be counted"));
+  }
+}
+
+inline void config_above_zero(const ModelConfig& c, const char* field, double value) {
+  if (!is_finite(value) || value <= 0 || value >= 1e30) {
+    throw Error(cat("ModelConfig: ", c.name, ": ", field, " is ", value,
+                    "; a number above 0 and below 1e+30 is right"));
   }
 }
 
@@ -111,15 +152,10 @@ inline void config_positive(const ModelConfig& c, const char* field, std::int64_
 
 // Throws an Error that names the first field that cannot be right.
 inline void ModelConfig::validate() const {
-  detail::config_positive(*this, "layers", layers);
-  detail::config_positive(*this, "width", width);
-  detail::config_positive(*this, "heads", heads);
-  detail::config_positive(*this, "kv_heads", kv_heads);
-  detail::config_positive(*this, "head_size", head_size);
-  detail::config_positive(*this, "vocabulary", vocabulary);
-  detail::config_positive(*this, "context", context);
-  detail::config_positive(*this, experts > 0 ? "expert_hidden" : "hidden",
-                          experts > 0 ? expert_hidden : hidden);
+  detail::check_config_counts(*this);
+  detail::check_config_product(*this);
+  detail::config_above_zero(*this, "rope_theta", rope_theta);
+  detail::config_above_zero(*this, "norm_epsilon", norm_epsilon);
   if (heads % kv_heads != 0) {
     throw Error(detail::cat("ModelConfig: ", name, ": ", heads, " heads over ", kv_heads,
                             " kv_heads; heads must be a multiple of kv_heads"));
@@ -128,17 +164,13 @@ inline void ModelConfig::validate() const {
     throw Error(detail::cat("ModelConfig: ", name, ": head_size is ", head_size,
                             "; rotary positions turn pairs, so it must be even"));
   }
-  if (experts < 0 || (experts > 0 && (top_k < 1 || top_k > experts))) {
+  if (experts > 0 && (top_k < 1 || top_k > experts)) {
     throw Error(detail::cat("ModelConfig: ", name, ": top_k is ", top_k, " of ", experts,
                             " experts; 1 to ", experts, " is right"));
   }
-  if (!(initializer_range >= 0.0 && initializer_range < 100.0)) {
+  if (!detail::is_finite(initializer_range) || initializer_range < 0 || initializer_range >= 100) {
     throw Error(detail::cat("ModelConfig: ", name, ": initializer_range is ", initializer_range,
                             "; a deviation is right, or 0 for 1 / sqrt(inputs)"));
-  }
-  if (!(dropout >= 0.0 && dropout < 1.0)) {
-    throw Error(detail::cat("ModelConfig: ", name, ": dropout is ", dropout,
-                            "; a share from 0 to below 1 is right"));
   }
 }
 

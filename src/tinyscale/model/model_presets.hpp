@@ -234,7 +234,7 @@ inline ModelConfig config(const std::string& name) {
   const std::string plain = detail::plain_name(name);
   const std::string alias = detail::model_alias(plain);
   const std::string wanted = alias.empty() ? plain : detail::plain_name(alias);
-  std::string near;
+  std::string alike;
   std::string all;
   const std::vector<std::string> names = configs();
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -243,12 +243,12 @@ inline ModelConfig config(const std::string& name) {
       return detail::parse_preset(detail::model_table()[i]);
     }
     if (plain.size() >= 4 && known.compare(0, 4, plain, 0, 4) == 0) {
-      near += (near.empty() ? "" : ", ") + names[i];
+      alike += (alike.empty() ? "" : ", ") + names[i];
     }
     all += (all.empty() ? "" : ", ") + names[i];
   }
   throw Error(detail::cat("config: no model is named \"", name, "\"; ",
-                          near.empty() ? "known: " + all : "near: " + near));
+                          alike.empty() ? "known: " + all : "near: " + alike));
 }
 
 }  // namespace tinyscale

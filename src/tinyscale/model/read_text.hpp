@@ -96,9 +96,13 @@ inline Text make_text(const std::string& name, const std::string& data) {
   return text;
 }
 
-// Characters when at most 256 are distinct, else bytes; the text prints which.
+// Characters when at most 256 are distinct, else bytes; the text prints which. A byte order mark
+// (EF BB BF, which some editors put before UTF-8) is left out.
 inline Text read_text(const std::string& path) {
-  const std::string data = detail::read_file(path, "read_text");
+  std::string data = detail::read_file(path, "read_text");
+  if (data.compare(0, 3, "\xEF\xBB\xBF") == 0) {
+    data.erase(0, 3);
+  }
   return make_text(path.substr(path.find_last_of("/\\") + 1), data);
 }
 

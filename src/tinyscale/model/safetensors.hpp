@@ -3,15 +3,14 @@
 // The reader trusts nothing: lengths, ranges, shapes and names are checked before any is used.
 
 #include <cstdint>    // uint64_t
-#include <cstdio>     // fwrite, rename
 #include <cstring>    // memcpy
 #include <string>     // string
-#include <utility>    // pair
 #include <vector>     // vector
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
+#include "tinyscale/base/save_file.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/model/hooks.hpp"
 #include "tinyscale/model/json.hpp"
@@ -180,6 +179,9 @@ inline Safetensors read_safetensors(const std::string& path) {
       file.entries.push_back(detail::safetensors_entry(field.name, field.value, who));
       continue;
     }
+    if (field.value.kind != Json::Kind::object) {
+      throw Error(who + "__metadata__ is not an object of strings");
+    }
     for (const JsonField& note : field.value.fields) {
       if (note.value.kind != Json::Kind::text) {
         throw Error(detail::cat(who, "metadata \"", note.name, "\" is not a string"));
@@ -263,25 +265,15 @@ inline std::string safetensors_text(
 inline void write_safetensors(const std::string& path,
                               const List<Parameter>& tensors,
                               const List<SafetensorsNote>& metadata) {
-  const std::string beside = path + ".saving";
   const std::string json = detail::safetensors_text(tensors, metadata);
   const std::uint64_t n = json.size();
-  detail::File file = detail::open_file(beside, "wb", "save");
-  bool good = std::fwrite(&n, 1, 8, file.get()) == 8 &&
-              std::fwrite(json.data(), 1, json.size(), file.get()) == json.size();
+  detail::SaveFile file("save", path);
+  file.write(&n, 8);
+  file.write(json.data(), json.size());
   for (const Parameter& tensor : tensors) {
-    const auto count = static_cast<std::size_t>(tensor.value.count());
-    good = good && (count == 0 ||
-                    std::fwrite(tensor.value.data(), 4, count, file.get()) == count);
+    file.write(tensor.value.data(), 4 * static_cast<std::size_t>(tensor.value.count()));
   }
-  good = good && std::fflush(file.get()) == 0;
-  good = std::fclose(file.release()) == 0 && good;
-  good = good && std::rename(beside.c_str(), path.c_str()) == 0;
-  if (!good) {
-    const std::string reason = std::strerror(errno);
-    std::remove(beside.c_str());
-    throw Error(detail::cat("save: cannot write \"", path, "\": ", reason));
-  }
+  file.finish();
 }
 
 }  // namespace tinyscale

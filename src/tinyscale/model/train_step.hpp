@@ -1,7 +1,7 @@
 #pragma once
 // One step of training: forward, backward, clip, update. 6 flops a parameter and token.
 
-#include <cmath>     // sqrt, isfinite, isnan
+#include <cmath>     // sqrt
 #include <cstdint>   // int64_t
 #include <iostream>  // ostream, cout
 
@@ -22,8 +22,8 @@ struct StepOptions {
   double beta2 = 0.99;
   double weight_decay = 0.1;
   double clip = 1.0;  // of the global gradient norm; 0: none
-  double dropout = 0.0;
-  std::int64_t eval_every = 250;
+  double dropout = 0.0;  // share of numbers set to 0 after the embedding and each part of a block
+  std::int64_t eval_every = 250;  // steps; 0: only at the end
   std::uint64_t seed = 1337;      // of data order and dropout
   std::ostream* out = &std::cout;  // progress; null is silent
 };
@@ -44,11 +44,38 @@ inline AdamWOptions adamw_options(const StepOptions& options) {
 
 namespace detail {
 
-inline void check_finite(const char* what, double value, std::int64_t step,
+// Throws the first option with which no training can go well.
+inline void check_options(const char* who, const StepOptions& options) {
+  if (options.steps < 1 || options.batch < 1) {
+    throw Error(cat(who, ": ", options.steps, " steps of ", options.batch,
+                    " sequences; both must be at least 1"));
+  }
+  const double most = 1e30;
+  const struct {
+    const char* option;
+    double value, below;
+  } ranges[] = {{"learning_rate", options.learning_rate, most},
+                {"min_learning_rate", options.min_learning_rate, most},
+                {"warmup", static_cast<double>(options.warmup), most},
+                {"beta1", options.beta1, 1},
+                {"beta2", options.beta2, 1},
+                {"weight_decay", options.weight_decay, most},
+                {"clip", options.clip, most},
+                {"dropout", options.dropout, 1},
+                {"eval_every", static_cast<double>(options.eval_every), most}};
+  for (const auto& range : ranges) {
+    if (!is_finite(range.value) || range.value < 0 || range.value >= range.below) {
+      throw Error(cat(who, ": ", range.option, " is ", range.value, "; a number from 0 to below ",
+                      range.below, " is right"));
+    }
+  }
+}
+
+inline void check_finite(const char* who, const char* what, double value, std::int64_t step,
                          const StepOptions& options) {
-  if (!std::isfinite(value)) {
-    const char* const is = std::isnan(value) ? " is not a number" : " is infinite";
-    throw Error(cat("train_step: the ", what, is, " in step ", step,
+  if (!is_finite(value)) {
+    const char* const is = is_nan(value) ? " is not a number" : " is infinite";
+    throw Error(cat(who, ": the ", what, is, " in step ", step,
                     "; try a smaller learning_rate than ", options.learning_rate,
                     ", a longer warmup than ", options.warmup, " steps or a smaller clip than ",
                     options.clip));
@@ -61,6 +88,7 @@ inline void check_finite(const char* what, double value, std::int64_t step,
 inline StepResult train_step(const Transformer& model, AdamW& optimizer, const Batch& batch,
                              const StepOptions& options, std::int64_t step,
                              const Hooks& hooks = Hooks()) {
+  detail::check_options("train_step", options);
   Hooks own = hooks;
   own.dropout = options.dropout;
   own.dropout_seed = detail::parameter_seed(options.seed, static_cast<std::uint64_t>(step));
@@ -68,14 +96,14 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
   {
     const Tensor loss = model.loss(batch.ids, batch.targets, batch.sequences, batch.time, own);
     result.loss = static_cast<double>(loss.item());
-    detail::check_finite("loss", result.loss, step, options);
+    detail::check_finite("train_step", "loss", result.loss, step, options);
     loss.backward();
   }
   if (hooks.reduce) {
     hooks.reduce(optimizer.tensors(), result.loss);
   }
   result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors()));
-  detail::check_finite("gradient norm", result.grad_norm, step, options);
+  detail::check_finite("train_step", "gradient norm", result.grad_norm, step, options);
   optimizer.options.learning_rate = cosine_schedule(step, options.warmup, options.steps,
                                                     options.learning_rate,
                                                     options.min_learning_rate);

@@ -32,13 +32,24 @@ struct Layout {
 
 namespace detail {
 
+inline void check_layout_counts(const char* who, const Layout& layout) {
+  const std::int64_t most = 2147483647;  // so that products fit
+  std::int64_t devices = 1;
+  bool good = layout.expert >= 1 && layout.microbatches >= 1;
+  for (const std::int64_t n : {layout.data, layout.tensor, layout.pipeline, layout.context}) {
+    good = good && n >= 1 && n <= most / devices;
+    devices *= good ? n : 1;
+  }
+  if (!good) {
+    throw Error(cat(who, ": layout is ", layout.text(), ", expert ", layout.expert,
+                    ", microbatches ", layout.microbatches, "; each must be at least 1, and the "
+                    "devices at most ", most));
+  }
+}
+
 // Throws what is wrong with training `batch` sequences by `layout` on `chips` chips.
 inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t batch) {
-  if (layout.data < 1 || layout.tensor < 1 || layout.pipeline < 1 || layout.context < 1 ||
-      layout.expert < 1 || layout.microbatches < 1) {
-    throw Error(cat("train: layout is ", layout.text(), ", expert ", layout.expert,
-                    ", microbatches ", layout.microbatches, "; each must be at least 1"));
-  }
+  check_layout_counts("train", layout);
   if (layout.tensor > 1 || layout.pipeline > 1 || layout.context > 1 || layout.expert > 1 ||
       layout.microbatches > 1 || layout.zero != Zero::none) {
     throw Error(cat("train: layout is ", layout.text(), "; this version runs data parallelism "

@@ -6,7 +6,6 @@
 #include <cstdint>  // int64_t
 #include <cstring>  // memcpy
 #include <string>   // string
-#include <utility>  // move
 #include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"
@@ -184,18 +183,25 @@ inline void update_speed(TrainReport& report, const TrainOptions& options, std::
 inline void validate(const Trainer& trainer, const Text& text, const TrainOptions& options,
                      std::int64_t step, TrainReport& report) {
   const double loss = evaluate(trainer.model(), text.validation());
+  check_finite("train", "validation loss", loss, step - 1, options);
   report.validation.push_back({step, loss});
   if (options.out != nullptr) {
     *options.out << cat("step ", step, "  validation loss ", format_fixed(loss, 4)) << std::endl;
   }
 }
 
+// The last update shows in no training loss, and a short text has no validation.
+inline void check_weights(const Transformer& model, const TrainOptions& options) {
+  double total = 0;
+  for (const Parameter& p : model.parameters) {
+    total += kernel::sum_of_squares(p.value.count(), p.value.data());
+  }
+  check_finite("train", "norm of the weights", std::sqrt(total), options.steps - 1, options);
+}
+
 inline void check_training(const Transformer& model, const Text& text,
                            const TrainOptions& options) {
-  if (options.steps < 1 || options.batch < 1) {
-    throw Error(cat("train: ", options.steps, " steps of ", options.batch,
-                    " sequences; both must be at least 1"));
-  }
+  check_options("train", options);
   if (text.tokenizer.vocabulary() > model.config.vocabulary) {
     throw Error(cat("train: the text has ", text.tokenizer.vocabulary(),
                     " distinct tokens, the model's vocabulary is ", model.config.vocabulary,
@@ -239,8 +245,8 @@ inline Comparison mesh_rows(const Transformer& model, const AxisPlacement& axis,
 
 }  // namespace detail
 
-// Trains the model on the first 90 % of the text; validates on the rest at the start, every
-// eval_every steps and at the end. Deterministic for a seed and layout. Throws on a NaN loss.
+// Trains the model on the first 90 % of the text; validates on the rest every eval_every steps and
+// at the end. Deterministic for a seed and layout. Throws when a loss or a weight is not finite.
 inline TrainReport train(Transformer& model, const Text& text,
                          const TrainOptions& options = TrainOptions()) {
   detail::check_training(model, text, options);
@@ -278,6 +284,7 @@ inline TrainReport train(Transformer& model, const Text& text,
     }
   }
   trainer.finish();
+  detail::check_weights(model, options);
   report.last_step = trainer.last_run();
   if (report.devices > 1) {
     report.counted = detail::mesh_rows(model, trainer.placement(), *report.last_step);

@@ -64,10 +64,12 @@ inline void check_serving(const ServingJob& job, const Machine& machine) {
   if (machine.dims.size() == 0 || machine.chips() < 1) {
     throw Error("plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})");
   }
-  if (job.batch < 1 || job.prompt < 0 || job.output < 0 || job.prompt + job.output < 1) {
-    throw Error(cat("plan_serving: batch ", job.batch, ", prompt ", job.prompt, ", output ",
-                    job.output, "; at least one sequence of at least one token"));
-  }
+  const char* const who = "plan_serving";
+  const double most = 1e9;
+  check_job(who, "batch", static_cast<double>(job.batch), 1, most);
+  check_job(who, "prompt", static_cast<double>(job.prompt), job.output == 0 ? 1 : 0, most);
+  check_job(who, "output", static_cast<double>(job.output), 0, most);
+  check_job(who, "prefill_mfu", job.prefill_mfu, 1e-6, 1);
   if (machine.chip.memory_bytes <= 0 || machine.chip.memory_bandwidth <= 0) {
     throw Error(cat("plan_serving: ", machine.name,
                     " needs memory_bytes and memory_bandwidth of its chip"));
@@ -76,6 +78,7 @@ inline void check_serving(const ServingJob& job, const Machine& machine) {
 
 // The next size that is made: powers of two; a TPU slice of two chips is not offered.
 inline std::int64_t slice_of(const Chip& chip, double needed) {
+  check_job("plan_serving", "the number of chips needed", needed, 0, 1e12);
   std::int64_t chips = 1;
   while (static_cast<double>(chips) < needed) {
     chips *= 2;

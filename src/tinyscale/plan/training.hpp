@@ -189,6 +189,7 @@ inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine
 inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine,
                                   const Layout& layout) {
   const detail::TrainingInputs in = detail::training_inputs(job, machine);
+  detail::check_layout_counts("plan_training", layout);
   if (layout.devices() != machine.chips() || layout.pipeline != 1 || layout.context != 1) {
     throw Error(detail::cat("plan_training: layout ", layout.text(), " on ", machine.chips(),
                             " chips; data * tensor must be the chips, pipeline and context 1"));

@@ -60,15 +60,12 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
     throw Error("plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", "
                 "{4, 4, 4})");
   }
-  if (job.batch_tokens <= 0 || job.tokens < 0 || job.context < 0) {
-    throw Error(cat("plan_training: tokens ", job.tokens, ", batch_tokens ", job.batch_tokens,
-                    ", context ", job.context, "; batch_tokens must be above 0, the others 0 (let "
-                    "the plan choose) or more"));
-  }
-  if (!(job.typical_mfu > 0 && job.typical_mfu <= 1)) {
-    throw Error(cat("plan_training: typical_mfu ", job.typical_mfu,
-                    "; it is a share of the peak, above 0 and at most 1"));
-  }
+  const char* const who = "plan_training";
+  check_job(who, "batch_tokens", job.batch_tokens, 1, 1e18);
+  check_job(who, "tokens", job.tokens, 0, 1e30);  // 0: the plan chooses
+  check_job(who, "context", static_cast<double>(job.context), 0, 1e9);
+  check_job(who, "checkpoints", job.checkpoints, 0, 1e6);
+  check_job(who, "typical_mfu", job.typical_mfu, 1e-6, 1);
 }
 
 inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& machine) {

@@ -86,6 +86,19 @@ inline double kv_cache_bytes_per_token(const ModelConfig& model, DType format) {
   return static_cast<double>(model.layers * model.cached_numbers()) * bytes_of(format);
 }
 
+namespace detail {
+
+// Throws unless the field of a job is a finite number from `least` to `most`.
+inline void check_job(const char* who, const char* field, double value, double least,
+                      double most) {
+  if (!is_finite(value) || value < least || value > most) {
+    throw Error(cat(who, ": ", field, " is ", value, "; a number from ", least, " to ", most,
+                    " is right"));
+  }
+}
+
+}  // namespace detail
+
 // Seconds of a run: 6 N tokens / (chips peak mfu).
 inline double training_seconds(double flops, double chips, double peak, double mfu) {
   if (!(chips > 0 && peak > 0 && mfu > 0)) {

@@ -55,7 +55,7 @@ inline double check_heat_map(const LinkHeatMap& map) {
                   " columns; give one for each device");
     }
     for (const double value : map.bytes[i]) {
-      if (!std::isfinite(value) || value < 0) {
+      if (!is_finite(value) || value < 0) {
         throw Error("svg: link heat map: row " + std::to_string(i) +
                     " holds a negative or not finite count of bytes; give 0 or more");
       }

@@ -202,7 +202,7 @@ inline List<RooflinePoint> drawable_points(const RooflinePlot& plot, std::string
   List<RooflinePoint> points;
   for (const RooflinePoint& point : plot.points) {
     const bool speed = point.flops_per_second > 0 || point.measured_flops_per_second > 0;
-    if (speed && point.flops_per_byte > 0 && std::isfinite(point.flops_per_byte)) {
+    if (speed && point.flops_per_byte > 0 && detail::is_finite(point.flops_per_byte)) {
       points.push_back(point);
     } else {
       left_out += (left_out.empty() ? "" : ", ") + point.name;

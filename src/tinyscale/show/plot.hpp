@@ -40,7 +40,7 @@ struct Plot {
 namespace detail {
 
 inline bool drawable(const Axis& axis, double value) {
-  return std::isfinite(value) && (axis.scale == Scale::linear || value > 0);
+  return is_finite(value) && (axis.scale == Scale::linear || value > 0);
 }
 
 // 1500 -> "1.5k", 2e12 -> "2T": short enough for a tick.
@@ -82,7 +82,7 @@ inline Axis fitted(Axis axis, const std::vector<double>& values) {
       axis.high += room;
     }
   }
-  if (!std::isfinite(axis.low) || !std::isfinite(axis.high) || axis.low >= axis.high ||
+  if (!is_finite(axis.low) || !is_finite(axis.high) || axis.low >= axis.high ||
       (logarithmic && axis.low <= 0)) {
     throw Error("svg: axis \"" + axis.label + "\" runs from " + tick_text(axis.low) + " to " +
                 tick_text(axis.high) + "; low must be below high" +

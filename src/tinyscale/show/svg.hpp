@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/save_file.hpp"
 #include "tinyscale/base/text.hpp"
 
 namespace tinyscale {
@@ -57,32 +58,17 @@ inline std::string xml_escape(const std::string& text) {
   return out;
 }
 
-// Writes beside the target and renames, so that a failure leaves the old file as it was.
+// A failure leaves the old file as it was.
 inline void save_text(const char* function, const std::string& path, const std::string& text) {
-  const std::string beside = path + ".part";
-  std::FILE* file = std::fopen(beside.c_str(), "wb");
-  if (file == nullptr) {
-    throw Error(std::string(function) + ": cannot write \"" + path +
-                "\"; give a path in a folder that exists and can be written");
-  }
-  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  const bool closed = std::fclose(file) == 0;
-#if defined(_WIN32)
-  if (written && closed) {
-    std::remove(path.c_str());  // rename does not replace a file there
-  }
-#endif
-  if (!written || !closed || std::rename(beside.c_str(), path.c_str()) != 0) {
-    std::remove(beside.c_str());
-    throw Error(std::string(function) + ": cannot write \"" + path +
-                "\"; the disk may be full, or the path a folder");
-  }
+  SaveFile file(function, path);
+  file.write(text.data(), text.size());
+  file.finish();
 }
 
 // A coordinate with at most two decimals: 12, 12.5, 12.25.
 inline std::string coordinate(double value) {
   char buffer[48];
-  std::snprintf(buffer, sizeof buffer, "%.2f", std::isfinite(value) ? value : 0.0);
+  std::snprintf(buffer, sizeof buffer, "%.2f", is_finite(value) ? value : 0.0);
   std::string text = buffer;
   text.erase(text.find_last_not_of('0') + 1);
   if (!text.empty() && text.back() == '.') {

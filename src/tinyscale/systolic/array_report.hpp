@@ -8,7 +8,6 @@
 #include <cstdio>    // snprintf
 #include <iostream>  // ostream
 #include <string>    // string
-#include <vector>    // vector
 
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/tensor/tensor.hpp"

@@ -14,7 +14,7 @@
 namespace tinyscale {
 namespace detail {
 
-inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) { return (size + pes - 1) / pes; }
+inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) { return (size - 1) / pes + 1; }
 
 // Fills in T and the folds of a case whose array and M, K, N are set.
 inline void fold(SystolicTiming& t) {
@@ -23,6 +23,14 @@ inline void fold(SystolicTiming& t) {
   t.stream = outputs ? t.k : inputs ? t.n : t.m;
   t.row_folds = folds_of(outputs ? t.m : t.k, t.rows);
   t.col_folds = folds_of(inputs ? t.m : t.n, t.cols);
+}
+
+// Whether every count of a folded case fits 64 bits: all are below PEs x folds x the ticks of a fold.
+inline bool countable(const SystolicTiming& t) {
+  const double rows = static_cast<double>(t.rows);
+  const double cols = static_cast<double>(t.cols);
+  const double folds = static_cast<double>(t.row_folds) * static_cast<double>(t.col_folds);
+  return rows * cols * folds * (static_cast<double>(t.stream) + 3 * (rows + cols)) < 0x1p62;
 }
 
 // The ratios, from counts that are complete.

@@ -6,7 +6,6 @@
 
 #include <algorithm>  // min, max
 #include <cstdint>    // int64_t
-#include <vector>     // vector
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/systolic/weight_stationary.hpp"

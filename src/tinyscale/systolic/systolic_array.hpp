@@ -37,7 +37,8 @@ class SystolicArray {
   // Throws when the inner sizes differ or a size is zero. No gradient flows through it.
   SystolicRun matmul(const Tensor& x, const Tensor& w) const;
 
-  // The costs of x [M, K] times w [K, N], no stepping. Throws when a size is below 1.
+  // The costs of x [M, K] times w [K, N], no stepping. Throws when a size is below 1, or so large
+  // that a count does not fit 64 bits.
   SystolicTiming timing(Dim m, Dim k, Dim n) const {
     SystolicTiming t = problem("SystolicArray::timing", m.value, k.value, n.value);
     detail::time_array(t);
@@ -65,6 +66,10 @@ class SystolicArray {
     t.k = k;
     t.n = n;
     detail::fold(t);
+    if (!detail::countable(t)) {
+      throw Error(detail::cat(function, ": M, K, N are ", m, ", ", k, ", ", n, " on ", rows_, " x ",
+                              cols_, " PEs; the PE-ticks must stay below 2^62"));
+    }
     return t;
   }
 
@@ -75,6 +80,8 @@ class SystolicArray {
 };
 
 namespace detail {
+
+constexpr std::int64_t most_stepped = std::int64_t{1} << 26;  // PEs, of about 20 bytes each
 
 // Sizes of x [.., M, K] times w [K, N], and the case they make on the array.
 struct ArrayProblem {
@@ -87,6 +94,10 @@ struct ArrayProblem {
     const Matmul sizes = matmul_sizes(function, tx, tw, kernel::Trans::no);
     output = sizes.shape;
     timing = array.problem(function, sizes.m, sizes.k, sizes.n);
+    if (timing.rows > most_stepped / timing.cols) {
+      throw Error(cat(function, ": the array is ", timing.rows, " x ", timing.cols,
+                      "; at most 2^26 PEs can be stepped, timing() takes larger ones"));
+    }
     x = matrix_view(tx.data(), sizes.m, sizes.k);
     w = matrix_view(tw.data(), sizes.k, sizes.n);
   }

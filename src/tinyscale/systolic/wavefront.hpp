@@ -8,7 +8,6 @@
 #include <cstdint>    // int64_t
 #include <iostream>   // ostream
 #include <string>     // string
-#include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
@@ -63,15 +62,15 @@ struct Wavefront {
   std::string text() const {
     std::string out = detail::cat("tick ", tick, ", ", name_of(dataflow), ": ", busy(), " of ",
                                   rows * cols, " PEs multiply\n");
-    const bool small = cols <= 6 && rows <= 16;
+    const bool detailed = cols <= 6 && rows <= 16;
     for (std::int64_t r = 0; r < rows; ++r) {
       std::string line;
       for (std::int64_t c = 0; c < cols; ++c) {
-        line += small ? at(r, c).text() : std::string(1, at(r, c).state);
+        line += detailed ? at(r, c).text() : std::string(1, at(r, c).state);
       }
       out += line.erase(line.find_last_not_of(' ') + 1) + "\n";
     }
-    return small ? out : out + "# useful  o padded  > fill  < drain  v weights shift in\n";
+    return detailed ? out : out + "# useful  o padded  > fill  < drain  v weights shift in\n";
   }
 
   // One row per PE.

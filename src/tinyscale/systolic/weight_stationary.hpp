@@ -7,7 +7,6 @@
 
 #include <algorithm>  // min, max
 #include <cstdint>    // int64_t
-#include <vector>     // vector
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/systolic/array_timing.hpp"

@@ -4,9 +4,11 @@
 
 #include <algorithm>  // max
 #include <cstdint>    // int64_t
+#include <vector>     // vector
 
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/compute/elementwise.hpp"
+#include "tinyscale/compute/sums.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -133,28 +135,33 @@ inline Tensor arithmetic(Arithmetic op, const char* name, const Tensor& a, const
   return y;
 }
 
-// dx summed over the dimensions in which `shape` was repeated.
+// dx summed over the dimensions in which `shape` was repeated, in double and in index order.
 inline Tensor sum_to(const Tensor& dy, const Shape& shape) {
   if (dy.shape() == shape) {
     return dy;
   }
-  Tensor dx(shape);
-  std::fill_n(dx.data(), dx.count(), 0.0f);
+  std::vector<double> sums(static_cast<std::size_t>(shape.count()));
   const Broadcast plan = broadcast("sum_to", shape, dy.shape());
   const int last = plan.shape.size() - 1;
   const std::int64_t columns = last >= 0 ? plan.shape[last] : 1;
   const std::int64_t step = last >= 0 ? plan.step_a[last] : 0;
-  float* out = dx.data();
+  double* out = sums.data();
   const float* in = dy.data();
   for_rows(plan, [&](std::int64_t row, std::int64_t a, std::int64_t) {
-    if (step == 1) {
-      kernel::add(columns, out + a, in + row, out + a);
-      return;
-    }
-    for (std::int64_t j = 0; j < columns; ++j) {
-      out[a + j * step] += in[row + j];
+    if (columns >= 16 && step == 1) {
+      kernel::add_to_sums(columns, in + row, out + a);
+    } else if (columns >= 16) {
+      out[a] += kernel::sum(columns, in + row);
+    } else {
+      for (std::int64_t j = 0; j < columns; ++j) {
+        out[a + j * step] += static_cast<double>(in[row + j]);
+      }
     }
   });
+  Tensor dx(shape);
+  for (std::int64_t i = 0; i < dx.count(); ++i) {
+    dx.data()[i] = static_cast<float>(out[i]);
+  }
   return dx;
 }
 

@@ -104,6 +104,10 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
     throw Error(detail::cat("rope: x is ", x.shape().text(), " with head size ", head_size,
                             "; right is [B, T, heads K] with an even K"));
   }
+  if (!(theta > 0.0f) || !detail::is_finite(static_cast<double>(theta))) {
+    throw Error(detail::cat("rope: theta is ", static_cast<double>(theta),
+                            "; a finite number above 0 is right"));
+  }
   const detail::OpScope scope;
   kernel::RopeShape shape;
   shape.batch = x.dim(0);

@@ -2,7 +2,7 @@
 // Tensors from nothing: constants, counter-based random numbers, a list.
 // A random element depends on the seed and its index alone (Philox), never on the layout or order.
 
-#include <algorithm>  // fill_n, copy
+#include <algorithm>  // fill_n
 #include <cstdint>    // uint64_t
 #include <vector>     // vector
 
@@ -46,7 +46,10 @@ inline Tensor tensor(const Shape& shape, const std::vector<float>& values) {
                             ", which holds ", shape.count()));
   }
   Tensor t(shape);
-  std::copy(values.begin(), values.end(), t.data());
+  float* to = t.data();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    to[i] = values[i];
+  }
   return t;
 }
 

@@ -19,6 +19,13 @@ inline void check_norm(const char* op, const char* what, const Tensor& x, const 
   }
 }
 
+inline void check_epsilon(const char* op, float epsilon) {
+  const double value = static_cast<double>(epsilon);
+  if (!(value >= 0) || !is_finite(value)) {
+    throw Error(cat(op, ": epsilon is ", value, "; a finite number from 0 is right"));
+  }
+}
+
 inline float* grad_or_null(const Slot& slot) { return slot ? grad_buffer(slot) : nullptr; }
 
 // Where a gradient must be written although nobody asked for it.
@@ -32,6 +39,7 @@ inline Tensor scratch_like(const Slot& slot, const Shape& shape) {
 inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                          float epsilon = 1e-5f) {
   detail::check_norm("layer_norm", "weight", x, weight);
+  detail::check_epsilon("layer_norm", epsilon);
   if (bias.defined()) {
     detail::check_norm("layer_norm", "bias", x, bias);
   }
@@ -68,6 +76,7 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
 // x / sqrt(mean(x^2) + epsilon) * weight.
 inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e-5f) {
   detail::check_norm("rms_norm", "weight", x, weight);
+  detail::check_epsilon("rms_norm", epsilon);
   const detail::OpScope scope;
   const std::int64_t columns = x.dim(-1);
   const std::int64_t rows = x.count() / columns;
@@ -100,6 +109,7 @@ inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t
   if (!(p >= 0.0f && p < 1.0f)) {
     throw Error(detail::cat("dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"));
   }
+  x.data();  // an empty one throws
   if (p <= 0.0f) {
     return x;
   }

@@ -6,7 +6,6 @@
 #include <initializer_list>  // operands
 #include <string>            // string
 #include <utility>           // move
-#include <vector>            // vector
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"

@@ -5,13 +5,11 @@
 // does not need is freed at once (reverse-mode differentiation, Wengert list as a graph).
 
 #include <algorithm>   // max
-#include <cstddef>     // size_t
 #include <cstdint>     // int64_t
 #include <cstring>     // memcpy
 #include <functional>  // std::function
 #include <initializer_list>  // inputs of an op
 #include <iostream>    // ostream
-#include <new>         // align_val_t
 #include <string>      // string
 #include <utility>     // move
 #include <vector>      // vector
@@ -24,36 +22,11 @@
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/memory.hpp"
+#include "tinyscale/tensor/storage.hpp"
 
 namespace tinyscale {
 
 namespace detail {
-
-// Bytes of one tensor, counted by the memory meter that was current when it was made.
-struct Storage {
-  float* data = nullptr;
-  std::int64_t count = 0;
-  MemoryKind kind = MemoryKind::activation;
-  Shared<MemoryMeter> meter;
-
-  Storage(std::int64_t n, MemoryKind k) : count(n), kind(k), meter(context().memory) {
-    data = static_cast<float*>(::operator new(allocated(), std::align_val_t(64)));
-    if (meter) {
-      meter->add(kind, static_cast<double>(bytes()));
-    }
-  }
-  ~Storage() {
-    ::operator delete(data, std::align_val_t(64));
-    if (meter) {
-      meter->remove(kind, static_cast<double>(bytes()));
-    }
-  }
-  Storage(const Storage&) = delete;
-  Storage& operator=(const Storage&) = delete;
-
-  std::size_t bytes() const { return static_cast<std::size_t>(count) * sizeof(float); }
-  std::size_t allocated() const { return bytes() == 0 ? sizeof(float) : bytes(); }
-};
 
 struct Node;
 
@@ -64,6 +37,8 @@ struct GradSlot {
   Shared<Storage> grad;
   int order = 0;  // longest path from a leaf: the backward pass runs in falling order
   bool queued = false;
+
+  ~GradSlot();
 };
 
 }  // namespace detail
@@ -74,7 +49,7 @@ class Tensor {
   // Uninitialised numbers; users call zeros, full, randn, ...
   explicit Tensor(const Shape& shape) : Tensor(shape, context().kind) {}
   Tensor(const Shape& shape, MemoryKind kind)
-      : shape_(shape), storage_(new detail::Storage(shape.count(), kind)) {}
+      : shape_(shape), storage_(new detail::Storage(shape, kind)) {}
   Tensor(const Shape& shape, Shared<detail::Storage> storage)
       : shape_(shape), storage_(std::move(storage)) {}
 
@@ -124,7 +99,7 @@ class Tensor {
   Tensor detach() const { return Tensor(shape_, storage_); }
   // A copy of the numbers, cut off from the graph.
   Tensor clone() const {
-    Tensor copy(shape_);
+    Tensor copy = storage_ ? Tensor(shape_) : Tensor();
     if (count() > 0) {
       std::memcpy(copy.data(), data(), storage_->bytes());
     }
@@ -168,6 +143,7 @@ class NoGrad {
 
 // A leaf that gathers gradients, tagged as a parameter in the memory meter. Shares no numbers.
 inline Tensor parameter(const Tensor& value) {
+  value.data();  // an empty one throws
   Tensor leaf(value.shape(), MemoryKind::parameter);
   if (value.count() > 0) {
     std::memcpy(leaf.data(), value.data(), static_cast<std::size_t>(value.count()) * sizeof(float));
@@ -233,11 +209,35 @@ struct Node {
   Backward backward;
 };
 
+// The graph behind a slot in a loop: a long chain of ops would overflow the stack if each op's end
+// were called by that of the op after it. An op's closure holds no slots but those of its inputs.
+inline GradSlot::~GradSlot() {
+  if (!node) {
+    return;
+  }
+  List<Shared<Node>> ending;
+  ending.push_back(std::move(node));
+  while (!ending.empty()) {
+    const Shared<Node> op = std::move(ending.back());
+    ending.pop_back();
+    if (op.use_count() != 1) {  // no op, or one that somebody else holds
+      continue;
+    }
+    op->backward.reset();
+    for (Slot& input : op->inputs) {
+      if (input.use_count() == 1) {
+        ending.push_back(std::move(input->node));
+      }
+      input.reset();
+    }
+  }
+}
+
 // The gradient buffer of a slot, zero at first use. A leaf's is a gradient, the rest activations.
 inline float* grad_buffer(const Slot& slot) {
   if (!slot->grad) {
     const MemoryKind kind = slot->node ? MemoryKind::activation : MemoryKind::gradient;
-    slot->grad.reset(new Storage(slot->shape.count(), kind));
+    slot->grad.reset(new Storage(slot->shape, kind));
     std::memset(slot->grad->data, 0, slot->grad->bytes());
   }
   return slot->grad->data;

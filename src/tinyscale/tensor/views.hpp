@@ -47,6 +47,7 @@ inline void record_copy(const OpScope& scope, const char* name, const Tensor& y)
 
 // The same numbers under another shape of the same count; nothing is copied.
 inline Tensor reshape(const Tensor& x, const Shape& shape) {
+  x.data();  // an empty one throws
   if (shape.count() != x.count()) {
     throw Error(detail::cat("reshape: shape ", x.shape().text(), " has ", x.count(),
                             " elements, shape ", shape.text(), " needs ", shape.count()));
@@ -174,7 +175,7 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
   if (slot->node->inputs.empty()) {
     return y;
   }
-  std::vector<std::int64_t> sizes;
+  List<std::int64_t> sizes;
   for (const Tensor& part : parts) {
     sizes.push_back(part.dim(d));
   }
