@@ -10597,7 +10597,7 @@ struct CheckRow {
 
 struct CheckReport {
   List<CheckRow> rows;
-  bool right = true;  // all of them
+  bool right = false;  // something was guessed, and all of it right
 
   // "bytes: right. steps: you 6, counted 3: why"
   std::string text() const {
@@ -10721,7 +10721,7 @@ inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
   const auto add = [&report](const CheckRow& row) {
     report.rows.push_back(row);
     report.rows.back().hint = row.right ? "" : row.hint;
-    report.right = report.right && row.right;
+    report.right = row.right && (report.right || report.rows.size() == 1);
   };
   if (guess.bytes_per_device >= 0) {
     const double you = guess.bytes_per_device;

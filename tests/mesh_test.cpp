@@ -10,6 +10,27 @@
 
 namespace ts = tinyscale;
 
+#if defined(TINYSCALE_NO_THREADS)
+
+TEST_CASE("without threads a mesh has one device, and says so") {
+  const ts::Mesh one(ts::machine("tpu-v5e", {1, 1}), {{"x", 1}});
+  const ts::MeshRun run = one.run([](ts::Device& d) {
+    d.keep("all", d.all_gather(ts::full({2}, 3.0f), "x"));
+  });
+  CHECK(run.kept(0, "all").values() == std::vector<float>{3, 3});
+  const ts::Mesh three(ts::machine("tpu-v5e", {3}), {{"x", 3}});
+  std::string said;
+  try {
+    three.run([](ts::Device&) {});
+  } catch (const ts::Error& error) {
+    said = error.what();
+  }
+  CHECK(said == "mesh.run: 3 devices need threads, and this program is compiled with "
+                "TINYSCALE_NO_THREADS; use a mesh of 1 device");
+}
+
+#else
+
 namespace {
 
 // A machine of n chips on one axis, of the wanted kind, with round numbers for its links.
@@ -312,6 +333,7 @@ TEST_CASE("check a guess") {
       mesh.run([](ts::Device& d) { d.all_reduce(ts::zeros({24, 1024}), "y"); });
   ts::Guess guess;
   CHECK(run.check(guess).text() == "nothing guessed");
+  CHECK_FALSE(run.check(guess).right);
   guess.bytes_per_device = 98304;
   guess.steps = 6;
   CHECK_FALSE(run.check(guess).right);
@@ -577,3 +599,5 @@ TEST_CASE("all_reduce: max and min of a NaN are a NaN") {
     }
   }
 }
+
+#endif  // TINYSCALE_NO_THREADS

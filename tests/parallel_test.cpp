@@ -53,6 +53,23 @@ std::string message(const std::function<void()>& f) {
 
 }  // namespace
 
+#if defined(TINYSCALE_NO_THREADS)
+
+TEST_CASE("without threads one device learns, and several say so") {
+  const ts::Text text = small_text();
+  ts::Transformer model(small_model(), 1);
+  const ts::TrainReport report = ts::train(model, text, silent(10));
+  CHECK(report.losses.back() < report.losses.front());
+  ts::TrainOptions options = silent(1);
+  options.machine = ts::machine("tpu-v5e", {2});
+  options.layout.data = 2;
+  CHECK(message([&] { ts::train(model, text, options); }) ==
+        "mesh.run: 2 devices need threads, and this program is compiled with "
+        "TINYSCALE_NO_THREADS; use a mesh of 1 device");
+}
+
+#else
+
 TEST_CASE("1, 2, 3 and 4 devices learn the same") {
   const ts::Text text = small_text();
   ts::Transformer one(small_model(), 1);
@@ -268,3 +285,5 @@ TEST_CASE("training options that cannot be right are refused before the first st
   CHECK(refusal([](Options& o) { o.batch = 0; }) ==
         "train: 1 steps of 0 sequences; both must be at least 1");
 }
+
+#endif  // TINYSCALE_NO_THREADS
