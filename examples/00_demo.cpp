@@ -16,7 +16,7 @@ namespace ts = tinyscale;
 
 namespace {
 
-constexpr std::int64_t steps = 200;
+constexpr std::int64_t steps = 400;
 
 std::string small_number(double value) {
   char text[32];
@@ -28,7 +28,7 @@ ts::TrainOptions training() {
   ts::TrainOptions options;
   options.steps = steps;
   options.warmup = 40;
-  options.eval_every = 50;
+  options.eval_every = 100;
   return options;
 }
 

@@ -2,7 +2,7 @@
 // Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
 // Three ideas make it fast. A tile of C (6 x 64 with AVX-512) stays in registers while k runs.
 // B is copied into panels one tile wide only when that pays: it is large, or transposed.
-// Short A (decode) streams B once and keeps C, or one row of A, in cache.
+// Short A (decode) reads B where it stands: up to 3 rows in streams, then in tiles.
 // Each element of C adds its products in an order that the number of threads cannot change.
 // Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
 
@@ -205,6 +205,24 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
   parallel_for(blocks, 1, rows);
 }
 
+// Short A of 4 rows or more: tiles read B where it stands, in chunks of columns.
+inline bool gemm_few_rows(const GemmOperands& g, const TileSize& tile) {
+  if (g.m < 4 || g.m > gemm_short || g.b_col != 1) {
+    return false;
+  }
+  const std::int64_t chunk = 4 * tile.wide;
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    gemm_pass(g, begin * chunk, std::min(g.n, end * chunk) - begin * chunk, tile, 0);
+  };
+  const std::int64_t chunks = (g.n + chunk - 1) / chunk;
+  if (g.m * g.n * g.k < (1 << 18)) {
+    body(0, chunks);
+  } else {
+    parallel_for(chunks, 1, body);
+  }
+  return true;
+}
+
 }  // namespace detail
 
 namespace kernel {
@@ -228,11 +246,11 @@ inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_
   const bool b_no = tb == Trans::no;
   const detail::GemmOperands g{m, n, k, a, a_no ? lda : 1, a_no ? 1 : lda,
                                b, b_no ? ldb : 1, b_no ? 1 : ldb, beta, c, ldc};
-  if (detail::gemm_skinny(g)) {
-    return;
-  }
   detail::TileSize tile;
   detail::run_on_lanes(detail::TileQuery{&tile});
+  if (detail::gemm_few_rows(g, tile) || detail::gemm_skinny(g)) {
+    return;
+  }
   const std::int64_t fit = std::max<std::int64_t>(detail::gemm_packed / k / tile.wide, 1);
   for (std::int64_t j = 0; j < n; j += fit * tile.wide) {
     detail::gemm_pass(g, j, std::min(fit * tile.wide, n - j), tile, m * n * k);

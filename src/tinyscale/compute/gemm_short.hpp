@@ -114,7 +114,7 @@ struct GemmDots {
   }
 };
 
-constexpr std::int64_t gemm_short = 8;  // rows of A up to which B is not worth a tile or a copy
+constexpr std::int64_t gemm_short = 8;  // rows of A up to which B is not worth a copy
 
 // Short A in chunks of columns; false where another way is better.
 inline bool gemm_skinny(const GemmOperands& g) {

@@ -24,7 +24,8 @@
 namespace tinyscale {
 namespace detail {
 
-// width: floats in a vector V, doubles: half of that, in a D; rows x vectors: the accumulators of the gemm tile, kept in registers.
+// width: floats in a vector V; doubles: half as many, in a D; rows x vectors: the accumulators of
+// the gemm tile, kept in registers.
 struct Lanes1 {
   static constexpr int width = 1, rows = 4, vectors = 4;
   typedef float V;

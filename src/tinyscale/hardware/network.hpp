@@ -122,8 +122,8 @@ inline void check_rate(const char* function, const Machine& machine, const std::
                        double value) {
   if (!(value > 0) || !is_finite(value)) {
     throw Error(cat(function, ": ", machine.name, ": ", what, " is ", value,
-                    " bytes/s; a finite number above 0 is right, as a chip's link_bandwidth, between ",
-                    "nodes its dcn_bandwidth"));
+                    " bytes/s; a finite number above 0 is right, as a chip's link_bandwidth, ",
+                    "between nodes its dcn_bandwidth"));
   }
 }
 

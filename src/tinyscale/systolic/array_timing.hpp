@@ -25,7 +25,7 @@ inline void fold(SystolicTiming& t) {
   t.col_folds = folds_of(inputs ? t.m : t.n, t.cols);
 }
 
-// Whether every count of a folded case fits 64 bits: all are below PEs x folds x the ticks of a fold.
+// Whether every count of a folded case fits 64 bits: all are below PEs x folds x a fold's ticks.
 inline bool countable(const SystolicTiming& t) {
   const double rows = static_cast<double>(t.rows);
   const double cols = static_cast<double>(t.cols);
