@@ -245,12 +245,25 @@ inline void append_text(std::string& out, unsigned long part) { out += std::to_s
 inline void append_text(std::string& out, long long part) { out += std::to_string(part); }
 inline void append_text(std::string& out, unsigned long long part) { out += std::to_string(part); }
 
-// At most nine significant digits, no trailing zeros: 0.1, 1e+30, 197000000.
-inline void append_text(std::string& out, double part) {
-  char buffer[40];
-  std::snprintf(buffer, sizeof buffer, "%.9g", part);
-  out += buffer;
+// What this program's locale (setlocale) writes between whole and tenths; "." unless it is set.
+inline std::string decimal_point() {
+  char half[16];
+  const int length = std::snprintf(half, sizeof half, "%.1f", 0.5);
+  return std::string(half + 1, static_cast<std::size_t>(length) - 2);
 }
+
+// printf's %.<digits>f for kind 'f', else %.<digits>g, with a point in every locale; nan has no sign.
+inline std::string printed(char kind, int digits, double value) {
+  char buffer[400];
+  std::snprintf(buffer, sizeof buffer, kind == 'f' ? "%.*f" : "%.*g", digits, value);
+  std::string out = is_nan(value) ? "nan" : buffer;
+  const std::string point = decimal_point();
+  const std::size_t at = out.find(point);
+  return at == std::string::npos ? out : out.replace(at, point.size(), ".");
+}
+
+// At most nine significant digits, no trailing zeros: 0.1, 1e+30, 197000000.
+inline void append_text(std::string& out, double part) { out += printed('g', 9, part); }
 
 // Joins strings, characters, integers, floating point numbers and shapes into one string.
 // A type of this library joins in by a function append_text(std::string&, const Type&) beside it.
@@ -1647,9 +1660,7 @@ namespace detail {
 inline std::string three_digits(double v) {
   const double size = std::fabs(v);
   const int decimals = size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.*f", decimals, v);
-  std::string out = buffer;
+  std::string out = printed('f', decimals, v);
   if (decimals > 0) {
     out.erase(out.find_last_not_of('0') + 1);
     if (out.back() == '.') {
@@ -1714,9 +1725,7 @@ inline std::string format_count(double v) {
   if (!detail::is_finite(v) || std::fabs(v) >= 1e18) {
     return detail::cat(v);
   }
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.0f", std::fabs(v));
-  std::string out = buffer;
+  std::string out = detail::printed('f', 0, std::fabs(v));
   const bool negative = v < 0 && out != "0";
   for (int i = static_cast<int>(out.size()) - 3; i > 0; i -= 3) {
     out.insert(static_cast<std::size_t>(i), ",");
@@ -1726,15 +1735,11 @@ inline std::string format_count(double v) {
 
 // "1.8985" for format_fixed(1.89851, 4).
 inline std::string format_fixed(double v, int digits) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.*f", digits, v);
-  return buffer;
+  return detail::printed('f', digits, v);
 }
 
 inline std::string format_percent(double fraction) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.1f %%", 100 * fraction);
-  return buffer;
+  return detail::printed('f', 1, 100 * fraction) + " %";
 }
 
 // The inside of a JSON string: quotes, backslashes and control characters escaped.
@@ -1961,9 +1966,8 @@ struct Comparison {
     out.title = title;
     out.columns = {"name", "unit", "formula", "counted", "counted/formula"};
     for (const ReportRow& row : rows) {
-      char ratio[40];
-      std::snprintf(ratio, sizeof ratio, "%.3f", row.ratio());
-      out.add({row.name, row.unit, detail::cat(row.predicted), detail::cat(row.counted), ratio});
+      out.add({row.name, row.unit, detail::cat(row.predicted), detail::cat(row.counted),
+               detail::printed('f', 3, row.ratio())});
     }
     return out;
   }
@@ -2422,11 +2426,7 @@ class Quantity {
 
 namespace detail {
 
-inline std::string short_number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.6g", value);
-  return text;
-}
+inline std::string short_number(double value) { return printed('g', 6, value); }
 
 // Seconds, bytes and dollars read better scaled; the rest is a number and its unit.
 inline std::string quantity_text(double value, const std::string& unit) {
@@ -7567,9 +7567,7 @@ namespace detail {
 
 // A fraction as a bare number of percent, which a spreadsheet can read.
 inline std::string percent(double fraction) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.4f", 100 * fraction);
-  return text;
+  return printed('f', 4, 100 * fraction);
 }
 
 inline Table systolic_table(const SystolicTiming& t, const char* column) {
@@ -12314,22 +12312,8 @@ inline const Json* Json::find(const std::string& key) const {
 
 namespace detail {
 
-// What this program's locale (setlocale) writes between whole and tenths; "." unless it is set.
-inline std::string decimal_point() {
-  char half[16];
-  const int length = std::snprintf(half, sizeof half, "%.1f", 0.5);
-  return std::string(half + 1, static_cast<std::size_t>(length) - 2);
-}
-
 // All digits of a double, as JSON has it.
-inline std::string exact_number(double value) {
-  char digits[40];
-  std::snprintf(digits, sizeof digits, "%.17g", value);
-  std::string number = digits;
-  const std::string point = decimal_point();
-  const std::size_t at = number.find(point);
-  return at == std::string::npos ? number : number.replace(at, point.size(), ".");
-}
+inline std::string exact_number(double value) { return printed('g', 17, value); }
 
 class JsonReader {
  public:
@@ -13460,7 +13444,7 @@ inline const List<const char*>& model_table() {
       "gpt2-medium gpt2 24 1024 16 16 64 4096 50257 1024 1 0 0 0 0 0",
       "gpt2-large gpt2 36 1280 20 20 64 5120 50257 1024 1 0 0 0 0 0",
       "gpt2-xl gpt2 48 1600 25 25 64 6400 50257 1024 1 0 0 0 0 0",
-      "gpt-j-6b gptj 28 4096 16 16 256 16384 50400 2048 0 0 0 0 0 4.02e11",
+      "gpt-j-6b gptj 28 4096 16 16 256 16384 50400 2048 0 0 0 0 0 402e9",
       "gpt3-125m gpt3 12 768 12 12 64 3072 50257 2048 1 0 0 0 0 3e11",
       "gpt3-350m gpt3 24 1024 16 16 64 4096 50257 2048 1 0 0 0 0 3e11",
       "gpt3-760m gpt3 24 1536 16 16 96 6144 50257 2048 1 0 0 0 0 3e11",
@@ -13469,15 +13453,15 @@ inline const List<const char*>& model_table() {
       "gpt3-6.7b gpt3 32 4096 32 32 128 16384 50257 2048 1 0 0 0 0 3e11",
       "gpt3-13b gpt3 40 5140 40 40 128 20560 50257 2048 1 0 0 0 0 3e11",
       "gpt3-175b gpt3 96 12288 96 96 128 49152 50257 2048 1 0 0 0 0 3e11",
-      "palm-8b palm 32 4096 16 1 256 16384 256000 2048 1 0 0 0 0 7.8e11",
-      "palm-62b palm 64 8192 32 1 256 32768 256000 2048 1 0 0 0 0 7.8e11",
-      "palm-540b palm 118 18432 48 1 256 73728 256000 2048 1 0 0 0 0 7.8e11",
+      "palm-8b palm 32 4096 16 1 256 16384 256000 2048 1 0 0 0 0 78e10",
+      "palm-62b palm 64 8192 32 1 256 32768 256000 2048 1 0 0 0 0 78e10",
+      "palm-540b palm 118 18432 48 1 256 73728 256000 2048 1 0 0 0 0 78e10",
       "llama2-7b llama 32 4096 32 32 128 11008 32000 4096 0 0 0 0 0 2e12",
       "llama2-13b llama 40 5120 40 40 128 13824 32000 4096 0 0 0 0 0 2e12",
       "llama2-70b llama 80 8192 64 8 128 28672 32000 4096 0 0 0 0 0 2e12",
-      "llama3-8b llama 32 4096 32 8 128 14336 128256 8192 0 0 0 0 0 1.5e13",
-      "llama3-70b llama 80 8192 64 8 128 28672 128256 8192 0 0 0 0 0 1.5e13",
-      "llama3.1-405b llama 126 16384 128 8 128 53248 128256 131072 0 0 0 0 0 1.56e13",
+      "llama3-8b llama 32 4096 32 8 128 14336 128256 8192 0 0 0 0 0 15e12",
+      "llama3-70b llama 80 8192 64 8 128 28672 128256 8192 0 0 0 0 0 15e12",
+      "llama3.1-405b llama 126 16384 128 8 128 53248 128256 131072 0 0 0 0 0 156e11",
       "mistral-7b llama 32 4096 32 8 128 14336 32000 8192 0 0 0 0 0 0",
       "llama3.2-1b llama 16 2048 32 8 64 8192 128256 131072 1 0 0 0 0 9e12",
       "llama3.2-3b llama 28 3072 24 8 128 8192 128256 131072 1 0 0 0 0 9e12",
@@ -13489,28 +13473,28 @@ inline const List<const char*>& model_table() {
       "stories110M llama 12 768 12 12 64 2048 32000 1024 1 0 0 0 0 0",
       "mixtral-8x7b mixtral 32 4096 32 8 128 0 32000 32768 0 8 2 14336 0 0",
       "mixtral-8x22b mixtral 56 6144 48 8 128 0 32768 65536 0 8 2 16384 0 0",
-      "deepseek-v3 deepseek 61 7168 128 128 128 18432 129280 163840 0 256 8 2048 1 1.48e13",
+      "deepseek-v3 deepseek 61 7168 128 128 128 18432 129280 163840 0 256 8 2048 1 148e11",
       "gemma2-2b gemma2 26 2304 8 4 256 9216 256000 8192 1 0 0 0 0 2e12",
       "gemma2-9b gemma2 42 3584 16 8 256 14336 256000 8192 1 0 0 0 0 8e12",
-      "gemma2-27b gemma2 46 4608 32 16 128 36864 256000 8192 1 0 0 0 0 1.3e13",
+      "gemma2-27b gemma2 46 4608 32 16 128 36864 256000 8192 1 0 0 0 0 13e12",
       "gemma3-1b gemma3 26 1152 4 1 256 6912 262144 32768 1 0 0 0 0 2e12",
       "gemma3-4b-text gemma3 34 2560 8 4 256 10240 262144 131072 1 0 0 0 0 4e12",
-      "gemma3-12b-text gemma3 48 3840 16 8 256 15360 262144 131072 1 0 0 0 0 1.2e13",
-      "gemma3-27b-text gemma3 62 5376 32 16 128 21504 262144 131072 1 0 0 0 0 1.4e13",
-      "qwen2.5-0.5b qwen2 24 896 14 2 64 4864 151936 32768 1 0 0 0 0 1.8e13",
-      "qwen2.5-1.5b qwen2 28 1536 12 2 128 8960 151936 32768 1 0 0 0 0 1.8e13",
-      "qwen2.5-7b qwen2 28 3584 28 4 128 18944 152064 131072 0 0 0 0 0 1.8e13",
-      "qwen2.5-14b qwen2 48 5120 40 8 128 13824 152064 131072 0 0 0 0 0 1.8e13",
-      "qwen2.5-32b qwen2 64 5120 40 8 128 27648 152064 131072 0 0 0 0 0 1.8e13",
-      "qwen2.5-72b qwen2 80 8192 64 8 128 29568 152064 131072 0 0 0 0 0 1.8e13",
-      "qwen3-0.6b qwen3 28 1024 16 8 128 3072 151936 40960 1 0 0 0 0 3.6e13",
-      "qwen3-1.7b qwen3 28 2048 16 8 128 6144 151936 40960 1 0 0 0 0 3.6e13",
-      "qwen3-4b qwen3 36 2560 32 8 128 9728 151936 40960 1 0 0 0 0 3.6e13",
-      "qwen3-8b qwen3 36 4096 32 8 128 12288 151936 40960 0 0 0 0 0 3.6e13",
-      "qwen3-14b qwen3 40 5120 40 8 128 17408 151936 40960 0 0 0 0 0 3.6e13",
-      "qwen3-32b qwen3 64 5120 64 8 128 25600 151936 40960 0 0 0 0 0 3.6e13",
-      "qwen3-30b-a3b qwen3 48 2048 32 4 128 0 151936 40960 0 128 8 768 0 3.6e13",
-      "qwen3-235b-a22b qwen3 94 4096 64 4 128 0 151936 40960 0 128 8 1536 0 3.6e13",
+      "gemma3-12b-text gemma3 48 3840 16 8 256 15360 262144 131072 1 0 0 0 0 12e12",
+      "gemma3-27b-text gemma3 62 5376 32 16 128 21504 262144 131072 1 0 0 0 0 14e12",
+      "qwen2.5-0.5b qwen2 24 896 14 2 64 4864 151936 32768 1 0 0 0 0 18e12",
+      "qwen2.5-1.5b qwen2 28 1536 12 2 128 8960 151936 32768 1 0 0 0 0 18e12",
+      "qwen2.5-7b qwen2 28 3584 28 4 128 18944 152064 131072 0 0 0 0 0 18e12",
+      "qwen2.5-14b qwen2 48 5120 40 8 128 13824 152064 131072 0 0 0 0 0 18e12",
+      "qwen2.5-32b qwen2 64 5120 40 8 128 27648 152064 131072 0 0 0 0 0 18e12",
+      "qwen2.5-72b qwen2 80 8192 64 8 128 29568 152064 131072 0 0 0 0 0 18e12",
+      "qwen3-0.6b qwen3 28 1024 16 8 128 3072 151936 40960 1 0 0 0 0 36e12",
+      "qwen3-1.7b qwen3 28 2048 16 8 128 6144 151936 40960 1 0 0 0 0 36e12",
+      "qwen3-4b qwen3 36 2560 32 8 128 9728 151936 40960 1 0 0 0 0 36e12",
+      "qwen3-8b qwen3 36 4096 32 8 128 12288 151936 40960 0 0 0 0 0 36e12",
+      "qwen3-14b qwen3 40 5120 40 8 128 17408 151936 40960 0 0 0 0 0 36e12",
+      "qwen3-32b qwen3 64 5120 64 8 128 25600 151936 40960 0 0 0 0 0 36e12",
+      "qwen3-30b-a3b qwen3 48 2048 32 4 128 0 151936 40960 0 128 8 768 0 36e12",
+      "qwen3-235b-a22b qwen3 94 4096 64 4 128 0 151936 40960 0 128 8 1536 0 36e12",
       "vit-b16 vit 12 768 12 12 64 3072 0 197 0 0 0 0 0 0",
       "vit-l16 vit 24 1024 16 16 64 4096 0 197 0 0 0 0 0 0",
       "vit-h14 vit 32 1280 16 16 80 5120 0 257 0 0 0 0 0 0",
@@ -15260,9 +15244,7 @@ inline void save_text(const char* function, const std::string& path, const std::
 
 // A coordinate with at most two decimals: 12, 12.5, 12.25.
 inline std::string coordinate(double value) {
-  char buffer[48];
-  std::snprintf(buffer, sizeof buffer, "%.2f", is_finite(value) ? value : 0.0);
-  std::string text = buffer;
+  std::string text = printed('f', 2, is_finite(value) ? value : 0.0);
   text.erase(text.find_last_not_of('0') + 1);
   if (!text.empty() && text.back() == '.') {
     text.pop_back();
@@ -15796,9 +15778,7 @@ inline std::string tick_text(double value) {
     shown /= 1000;
     ++thousands;
   }
-  char buffer[48];
-  std::snprintf(buffer, sizeof buffer, "%.4g", shown);
-  return std::string(buffer) + suffixes[thousands];
+  return printed('g', 4, shown) + suffixes[thousands];
 }
 
 // Limits from the data where the user gave none.

@@ -366,7 +366,11 @@ TEST_CASE("numbers are written and read with a point in every locale") {
   }
   const std::string written = ts::detail::exact_number(-2.5);
   const double read = ts::parse_json("[2.25e1]").list[0].number;
+  const double tokens = ts::config("llama3-70b").training_tokens;
+  const std::string half = ts::format_fixed(0.5, 1) + " " + ts::format_si(1.5e9, "B");
   std::setlocale(LC_NUMERIC, "C");
+  CHECK(tokens == 15e12);
+  CHECK(half == "0.5 1.5 GB");
   CHECK(written == "-2.5");
   CHECK(read == 22.5);
 }

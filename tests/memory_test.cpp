@@ -60,7 +60,7 @@ ts::ModelConfig wide(const std::string& name) {
 }  // namespace
 
 TEST_CASE("a model with 200 MB of state grows the process by no more than the closed form") {
-  bool first = true;  // later ones live in memory that the first gave back
+  [[maybe_unused]] bool first = true;  // later ones live in memory that the first gave back
   for (const std::string name : {"nano", "nano-llama"}) {
     CAPTURE(name);
     const ts::ModelConfig config = wide(name);

@@ -38,12 +38,25 @@ inline void append_text(std::string& out, unsigned long part) { out += std::to_s
 inline void append_text(std::string& out, long long part) { out += std::to_string(part); }
 inline void append_text(std::string& out, unsigned long long part) { out += std::to_string(part); }
 
-// At most nine significant digits, no trailing zeros: 0.1, 1e+30, 197000000.
-inline void append_text(std::string& out, double part) {
-  char buffer[40];
-  std::snprintf(buffer, sizeof buffer, "%.9g", part);
-  out += buffer;
+// What this program's locale (setlocale) writes between whole and tenths; "." unless it is set.
+inline std::string decimal_point() {
+  char half[16];
+  const int length = std::snprintf(half, sizeof half, "%.1f", 0.5);
+  return std::string(half + 1, static_cast<std::size_t>(length) - 2);
 }
+
+// printf's %.<digits>f for kind 'f', else %.<digits>g, with a point in every locale; nan has no sign.
+inline std::string printed(char kind, int digits, double value) {
+  char buffer[400];
+  std::snprintf(buffer, sizeof buffer, kind == 'f' ? "%.*f" : "%.*g", digits, value);
+  std::string out = is_nan(value) ? "nan" : buffer;
+  const std::string point = decimal_point();
+  const std::size_t at = out.find(point);
+  return at == std::string::npos ? out : out.replace(at, point.size(), ".");
+}
+
+// At most nine significant digits, no trailing zeros: 0.1, 1e+30, 197000000.
+inline void append_text(std::string& out, double part) { out += printed('g', 9, part); }
 
 // Joins strings, characters, integers, floating point numbers and shapes into one string.
 // A type of this library joins in by a function append_text(std::string&, const Type&) beside it.

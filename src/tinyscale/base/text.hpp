@@ -22,9 +22,7 @@ namespace detail {
 inline std::string three_digits(double v) {
   const double size = std::fabs(v);
   const int decimals = size < 9.995 ? 2 : size < 99.95 ? 1 : 0;
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.*f", decimals, v);
-  std::string out = buffer;
+  std::string out = printed('f', decimals, v);
   if (decimals > 0) {
     out.erase(out.find_last_not_of('0') + 1);
     if (out.back() == '.') {
@@ -89,9 +87,7 @@ inline std::string format_count(double v) {
   if (!detail::is_finite(v) || std::fabs(v) >= 1e18) {
     return detail::cat(v);
   }
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.0f", std::fabs(v));
-  std::string out = buffer;
+  std::string out = detail::printed('f', 0, std::fabs(v));
   const bool negative = v < 0 && out != "0";
   for (int i = static_cast<int>(out.size()) - 3; i > 0; i -= 3) {
     out.insert(static_cast<std::size_t>(i), ",");
@@ -101,15 +97,11 @@ inline std::string format_count(double v) {
 
 // "1.8985" for format_fixed(1.89851, 4).
 inline std::string format_fixed(double v, int digits) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.*f", digits, v);
-  return buffer;
+  return detail::printed('f', digits, v);
 }
 
 inline std::string format_percent(double fraction) {
-  char buffer[64];
-  std::snprintf(buffer, sizeof buffer, "%.1f %%", 100 * fraction);
-  return buffer;
+  return detail::printed('f', 1, 100 * fraction) + " %";
 }
 
 // The inside of a JSON string: quotes, backslashes and control characters escaped.

@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstddef>
-#include <cstdio>  // snprintf
 #include <iostream>
 #include <string>
 #include <vector>
@@ -51,9 +50,8 @@ struct Comparison {
     out.title = title;
     out.columns = {"name", "unit", "formula", "counted", "counted/formula"};
     for (const ReportRow& row : rows) {
-      char ratio[40];
-      std::snprintf(ratio, sizeof ratio, "%.3f", row.ratio());
-      out.add({row.name, row.unit, detail::cat(row.predicted), detail::cat(row.counted), ratio});
+      out.add({row.name, row.unit, detail::cat(row.predicted), detail::cat(row.counted),
+               detail::printed('f', 3, row.ratio())});
     }
     return out;
   }

@@ -6,7 +6,6 @@
 #include <algorithm>  // max
 #include <cmath>      // ceil, sqrt
 #include <cstddef>    // std::size_t
-#include <cstdio>     // snprintf
 #include <ostream>    // operator<<
 #include <string>     // text
 #include <utility>    // move, pair
@@ -103,11 +102,7 @@ class Quantity {
 
 namespace detail {
 
-inline std::string short_number(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.6g", value);
-  return text;
-}
+inline std::string short_number(double value) { return printed('g', 6, value); }
 
 // Seconds, bytes and dollars read better scaled; the rest is a number and its unit.
 inline std::string quantity_text(double value, const std::string& unit) {

@@ -3,7 +3,6 @@
 // numbers are doubles, a repeated key or anything after the value is an Error with its position.
 
 #include <cstdint>    // int64_t
-#include <cstdio>     // snprintf
 #include <cstdlib>    // strtod
 #include <string>     // string
 #include <utility>    // pair
@@ -44,22 +43,8 @@ inline const Json* Json::find(const std::string& key) const {
 
 namespace detail {
 
-// What this program's locale (setlocale) writes between whole and tenths; "." unless it is set.
-inline std::string decimal_point() {
-  char half[16];
-  const int length = std::snprintf(half, sizeof half, "%.1f", 0.5);
-  return std::string(half + 1, static_cast<std::size_t>(length) - 2);
-}
-
 // All digits of a double, as JSON has it.
-inline std::string exact_number(double value) {
-  char digits[40];
-  std::snprintf(digits, sizeof digits, "%.17g", value);
-  std::string number = digits;
-  const std::string point = decimal_point();
-  const std::size_t at = number.find(point);
-  return at == std::string::npos ? number : number.replace(at, point.size(), ".");
-}
+inline std::string exact_number(double value) { return printed('g', 17, value); }
 
 class JsonReader {
  public:

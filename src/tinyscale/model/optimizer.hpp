@@ -9,6 +9,7 @@
 #include <vector>     // vector
 
 #include "tinyscale/compute/adamw.hpp"
+#include "tinyscale/compute/sums.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/tensor/create.hpp"
 #include "tinyscale/tensor/tensor.hpp"

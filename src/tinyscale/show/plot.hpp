@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -52,9 +51,7 @@ inline std::string tick_text(double value) {
     shown /= 1000;
     ++thousands;
   }
-  char buffer[48];
-  std::snprintf(buffer, sizeof buffer, "%.4g", shown);
-  return std::string(buffer) + suffixes[thousands];
+  return printed('g', 4, shown) + suffixes[thousands];
 }
 
 // Limits from the data where the user gave none.

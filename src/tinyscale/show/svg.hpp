@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <iostream>
 #include <string>
 #include <vector>
@@ -67,9 +66,7 @@ inline void save_text(const char* function, const std::string& path, const std::
 
 // A coordinate with at most two decimals: 12, 12.5, 12.25.
 inline std::string coordinate(double value) {
-  char buffer[48];
-  std::snprintf(buffer, sizeof buffer, "%.2f", is_finite(value) ? value : 0.0);
-  std::string text = buffer;
+  std::string text = printed('f', 2, is_finite(value) ? value : 0.0);
   text.erase(text.find_last_not_of('0') + 1);
   if (!text.empty() && text.back() == '.') {
     text.pop_back();

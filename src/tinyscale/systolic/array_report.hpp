@@ -5,7 +5,6 @@
 // T is the length of the stream through one fold, a fold is one pass with one stationary tile.
 
 #include <cstdint>   // int64_t
-#include <cstdio>    // snprintf
 #include <iostream>  // ostream
 #include <string>    // string
 
@@ -109,9 +108,7 @@ namespace detail {
 
 // A fraction as a bare number of percent, which a spreadsheet can read.
 inline std::string percent(double fraction) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.4f", 100 * fraction);
-  return text;
+  return printed('f', 4, 100 * fraction);
 }
 
 inline Table systolic_table(const SystolicTiming& t, const char* column) {
