@@ -252,7 +252,7 @@ inline std::string decimal_point() {
   return std::string(half + 1, static_cast<std::size_t>(length) - 2);
 }
 
-// printf's %.<digits>f for kind 'f', else %.<digits>g, with a point in every locale; nan has no sign.
+// printf's %.<digits>f for kind 'f', else %.<digits>g; a point in every locale, nan without sign.
 inline std::string printed(char kind, int digits, double value) {
   char buffer[400];
   std::snprintf(buffer, sizeof buffer, kind == 'f' ? "%.*f" : "%.*g", digits, value);
@@ -1734,9 +1734,7 @@ inline std::string format_count(double v) {
 }
 
 // "1.8985" for format_fixed(1.89851, 4).
-inline std::string format_fixed(double v, int digits) {
-  return detail::printed('f', digits, v);
-}
+inline std::string format_fixed(double v, int digits) { return detail::printed('f', digits, v); }
 
 inline std::string format_percent(double fraction) {
   return detail::printed('f', 1, 100 * fraction) + " %";
@@ -1754,9 +1752,7 @@ inline std::string json_escape(const std::string& text) {
     } else if (c == '\t') {
       out += "\\t";
     } else if (static_cast<unsigned char>(c) < 0x20) {
-      char buffer[8];
-      std::snprintf(buffer, sizeof buffer, "\\u%04x", static_cast<unsigned>(c));
-      out += buffer;
+      out += std::string("\\u00") + "01"[c >> 4] + "0123456789abcdef"[c & 15];
     } else {
       out += c;
     }

@@ -5,7 +5,6 @@
 
 #include <algorithm>  // max
 #include <cmath>
-#include <cstdio>  // snprintf
 #include <iostream>
 #include <string>
 #include <utility>  // move
@@ -96,9 +95,7 @@ inline std::string format_count(double v) {
 }
 
 // "1.8985" for format_fixed(1.89851, 4).
-inline std::string format_fixed(double v, int digits) {
-  return detail::printed('f', digits, v);
-}
+inline std::string format_fixed(double v, int digits) { return detail::printed('f', digits, v); }
 
 inline std::string format_percent(double fraction) {
   return detail::printed('f', 1, 100 * fraction) + " %";
@@ -116,9 +113,7 @@ inline std::string json_escape(const std::string& text) {
     } else if (c == '\t') {
       out += "\\t";
     } else if (static_cast<unsigned char>(c) < 0x20) {
-      char buffer[8];
-      std::snprintf(buffer, sizeof buffer, "\\u%04x", static_cast<unsigned>(c));
-      out += buffer;
+      out += std::string("\\u00") + "01"[c >> 4] + "0123456789abcdef"[c & 15];
     } else {
       out += c;
     }
