@@ -143,6 +143,7 @@
 #include <ostream>
 #include <stdexcept>
 #include <string>
+#include <sys/stat.h>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -314,8 +315,7 @@ struct CpuInfo {
       case CpuPath::portable: return true;
       case CpuPath::neon: return neon;
       case CpuPath::avx2: return avx2 && fma;
-      case CpuPath::avx512:
-        return avx2 && fma && avx512f && avx512bw && avx512dq && avx512vl;
+      case CpuPath::avx512: return avx2 && fma && avx512f && avx512bw && avx512dq && avx512vl;
     }
     return false;
   }
@@ -702,9 +702,7 @@ inline std::uint8_t to_fp8_e4m3(float x) {
 inline std::uint8_t to_fp8_e4m3_saturated(float x) {
   return static_cast<std::uint8_t>(detail::encode(x, detail::saturated(detail::small_e4m3())));
 }
-inline float from_fp8_e4m3(std::uint8_t code) {
-  return detail::decode(code, detail::small_e4m3());
-}
+inline float from_fp8_e4m3(std::uint8_t code) { return detail::decode(code, detail::small_e4m3()); }
 
 // Beyond 57344: infinity, or +-57344 when saturated.
 inline std::uint8_t to_fp8_e5m2(float x) {
@@ -713,9 +711,7 @@ inline std::uint8_t to_fp8_e5m2(float x) {
 inline std::uint8_t to_fp8_e5m2_saturated(float x) {
   return static_cast<std::uint8_t>(detail::encode(x, detail::saturated(detail::small_e5m2())));
 }
-inline float from_fp8_e5m2(std::uint8_t code) {
-  return detail::decode(code, detail::small_e5m2());
-}
+inline float from_fp8_e5m2(std::uint8_t code) { return detail::decode(code, detail::small_e5m2()); }
 
 // Integers with one scale for all: x ~ values * scale, scale = max|x| / 127.
 struct Int8Values {
@@ -927,9 +923,7 @@ inline int parse_thread_count(const std::string& text) {
 
 class SerialScope;
 inline const SerialScope*& current_serial_scope() {
-  static thread_local struct {
-    const SerialScope* scope;
-  } own;
+  static thread_local struct { const SerialScope* scope; } own;
   return own.scope;
 }
 
@@ -1225,8 +1219,7 @@ inline void parallel_for(std::int64_t n, std::int64_t grain, const detail::LoopB
     return;
   }
   grain = std::max<std::int64_t>(1, grain);
-  const bool alone =
-      n <= grain || thread_count() == 1 || detail::current_serial_scope() != nullptr;
+  const bool alone = n <= grain || thread_count() == 1 || detail::current_serial_scope() != nullptr;
   if (alone || !detail::run_loop(body, n, grain)) {
     body(0, n);
   }
@@ -1247,10 +1240,9 @@ inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> coun
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t p0 = std::uint64_t{0xD2511F53U} * counter[0];
     const std::uint64_t p1 = std::uint64_t{0xCD9E8D57U} * counter[2];
-    counter = {static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ key[0],
-               static_cast<std::uint32_t>(p1),
-               static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ key[1],
-               static_cast<std::uint32_t>(p0)};
+    counter = {
+        static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(p1),
+        static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(p0)};
     key[0] += 0x9E3779B9U;  // golden ratio
     key[1] += 0xBB67AE85U;  // sqrt(3) - 1
   }
@@ -1307,8 +1299,8 @@ inline void fill_blocks(float* out, std::int64_t n, std::uint64_t seed, std::uin
 }
 
 // out[i] = scale * uniform01(seed, first_index + i).
-inline void fill_uniform(float* out, std::int64_t n, std::uint64_t seed,
-                         std::uint64_t first_index, float scale) {
+inline void fill_uniform(float* out, std::int64_t n, std::uint64_t seed, std::uint64_t first_index,
+                         float scale) {
   fill_blocks(out, n, seed, first_index, scale, uniform_block);
 }
 
@@ -1353,7 +1345,6 @@ inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::
 // renamed. A link stays one, and what is no regular file (a folder, a device) is left alone.
 
 #if defined(__unix__) || defined(__APPLE__)
-#  include <sys/stat.h>
 #endif
 
 namespace tinyscale {
@@ -1370,7 +1361,8 @@ inline std::string save_target(const char* function, const std::string& path) {
   const std::string real = found != nullptr ? found : "";
   std::free(found);
   if (real.empty() || ::stat(real.c_str(), &seen) != 0 || !S_ISREG(seen.st_mode)) {
-    throw Error(cat(function, ": \"", path, "\" is there and is no regular file (a folder, a "
+    throw Error(cat(function, ": \"", path,
+                    "\" is there and is no regular file (a folder, a "
                     "device, a link to nothing); a new name or an old file is right"));
   }
   return real;
@@ -1614,8 +1606,8 @@ class Shape {
  private:
   int index(int i) const {
     if (i < -size_ || i >= size_) {
-      const std::string right = size_ == 0 ? "it has no dims"
-                                           : detail::cat("dims are ", -size_, " to ", size_ - 1);
+      const std::string right =
+          size_ == 0 ? "it has no dims" : detail::cat("dims are ", -size_, " to ", size_ - 1);
       throw Error(detail::cat("Shape: dim ", i, " of ", text(), "; ", right));
     }
     return i < 0 ? i + size_ : i;
@@ -1678,8 +1670,8 @@ inline std::string with_unit(const std::string& number, const std::string& unit)
 
 // A value with the SI prefix that leaves one to three digits before the point: "1.23 GB".
 inline std::string format_si(double v, const std::string& unit) {
-  static const char* const prefixes[] = {"a", "f", "p", "n", "u", "m", "",
-                                         "k", "M", "G", "T", "P", "E", "Z", "Y"};
+  static const char* const prefixes[] = {"a", "f", "p", "n", "u", "m", "", "k",
+                                         "M", "G", "T", "P", "E", "Z", "Y"};
   const int none = 6;
   const int last = 14;
   if (!detail::is_finite(v) || v == 0) {
@@ -2000,7 +1992,7 @@ inline Table compare(const List<Table>& reports) {
   }
   Table out;
   out.columns.push_back(reports[0].columns[0]);
-  std::vector<std::string> keys;  // first cells
+  std::vector<std::string> keys;    // first cells
   std::vector<std::size_t> before;  // how many equal ones come before each
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const std::string name =
@@ -2136,19 +2128,17 @@ namespace tinyscale {
 class Profile;
 
 struct Context {
-  Profile* profile = nullptr;  // null: nothing is recorded
+  Profile* profile = nullptr;                   // null: nothing is recorded
   Shared<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
-  int device = -1;                                                       // -1: the program itself
-  MemoryKind kind = MemoryKind::activation;  // what allocations are for
-  int no_grad = 0;                           // scopes alive that switch gradients off
+  int device = -1;                              // -1: the program itself
+  MemoryKind kind = MemoryKind::activation;     // what allocations are for
+  int no_grad = 0;                              // scopes alive that switch gradients off
 };
 
 namespace detail {
 
 inline Context*& thread_context() {
-  static thread_local struct {
-    Context* context;
-  } own;
+  static thread_local struct { Context* context; } own;
   return own.context;
 }
 
@@ -2214,11 +2204,11 @@ struct Operand {
 struct OpRecord {
   std::string name;
   List<Operand> reads, writes;
-  double matmul_flops = 0, vector_flops = 0;   // counts
-  double bytes_read = 0, bytes_written = 0;    // bytes
-  double seconds = 0;                          // measured, on this machine
-  int device = -1;                             // -1: the program itself
-  std::string shape;                           // "[8, 4096] x [4096, 4096]"
+  double matmul_flops = 0, vector_flops = 0;  // counts
+  double bytes_read = 0, bytes_written = 0;   // bytes
+  double seconds = 0;                         // measured, on this machine
+  int device = -1;                            // -1: the program itself
+  std::string shape;                          // "[8, 4096] x [4096, 4096]"
 
   double flops() const { return matmul_flops + vector_flops; }
   double bytes() const { return bytes_read + bytes_written; }
@@ -2347,7 +2337,7 @@ namespace detail {
 struct QuantityNode {
   double value = 0;
   std::string unit, name, source;
-  std::string op;                // "+", "max", ...; empty for a given number
+  std::string op;         // "+", "max", ...; empty for a given number
   List<Quantity> inputs;  // of the op
 };
 
@@ -2412,9 +2402,9 @@ class Quantity {
   const List<Quantity>& inputs() const { return node_->inputs; }
   const std::string& op() const { return node_->op; }
 
-  std::string formula() const;                 // "6 * P * B / (N * C)"
-  std::string text() const;                    // "5.33 s"
-  std::string explain(int depth = 8) const;    // the formula, the numbers put in, and so for inputs
+  std::string formula() const;               // "6 * P * B / (N * C)"
+  std::string text() const;                  // "5.33 s"
+  std::string explain(int depth = 8) const;  // the formula, the numbers put in, and so for inputs
 
  private:
   Shared<detail::QuantityNode> node_;
@@ -2623,7 +2613,7 @@ struct Chip {
 
   double memory_bytes = 0, memory_bandwidth = 0;  // HBM or DRAM
   double sram_bytes = 0, sram_bandwidth = 0;      // VMEM or shared memory
-  List<MemoryLevel> levels;                // smallest first; empty: main memory only
+  List<MemoryLevel> levels;                       // smallest first; empty: main memory only
 
   int mxu_rows = 0, mxu_cols = 0, mxus = 0;  // peak = 2 rows cols mxus clock
   int cores = 1;
@@ -2655,18 +2645,13 @@ inline double matmul_rate(const Chip& chip, DType format) {
   const double fp8 = chip.flops_fp8 > 0 ? chip.flops_fp8 : bf16;
   switch (format) {
     case DType::bf16:
-    case DType::f16:
-      return bf16 > 0 ? bf16 : chip.flops_f32;
+    case DType::f16: return bf16 > 0 ? bf16 : chip.flops_f32;
     case DType::int8:
-    case DType::int4:
-      return int8 > 0 ? int8 : chip.flops_f32;
+    case DType::int4: return int8 > 0 ? int8 : chip.flops_f32;
     case DType::fp8_e4m3:
-    case DType::fp8_e5m2:
-      return fp8 > 0 ? fp8 : chip.flops_f32;
-    case DType::f32:
-      return chip.flops_f32 > 0 ? chip.flops_f32 : bf16 / 6.0;
-    default:
-      return 0.0;
+    case DType::fp8_e5m2: return fp8 > 0 ? fp8 : chip.flops_f32;
+    case DType::f32: return chip.flops_f32 > 0 ? chip.flops_f32 : bf16 / 6.0;
+    default: return 0.0;
   }
 }
 
@@ -2708,7 +2693,7 @@ inline Table chip_table(const Chip& chip) {
   t.title = chip.name;
   t.columns = {"what", "value", "kind"};
   for (const DType format : {DType::bf16, DType::int8, DType::f32}) {
-    const double rate = format == DType::f32   ? chip.flops_f32
+    const double rate = format == DType::f32    ? chip.flops_f32
                         : format == DType::int8 ? chip.flops_int8
                                                 : chip.flops_bf16;
     if (rate > 0) {
@@ -2760,7 +2745,8 @@ constexpr int kLoopSums = 12;
     typedef Lanes_##path::type V;                                                                \
     const V m = V{} + x, c = V{} + y;                                                            \
     V a0 = c, a1 = c + 1.0f, a2 = c + 2.0f, a3 = c + 3.0f, a4 = c + 4.0f, a5 = c + 5.0f;         \
-    V a6 = c + 6.0f, a7 = c + 7.0f, a8 = c + 8.0f, a9 = c + 9.0f, a10 = c + 10.0f, a11 = c + 11.0f;\
+    V a6 = c + 6.0f, a7 = c + 7.0f, a8 = c + 8.0f, a9 = c + 9.0f, a10 = c + 10.0f,               \
+      a11 = c + 11.0f;                                                                           \
     for (std::int64_t i = 0; i < turns; ++i) {                                                   \
       a0 = a0 * m + c, a1 = a1 * m + c, a2 = a2 * m + c, a3 = a3 * m + c;                        \
       a4 = a4 * m + c, a5 = a5 * m + c, a6 = a6 * m + c, a7 = a7 * m + c;                        \
@@ -2773,7 +2759,8 @@ constexpr int kLoopSums = 12;
     typedef Lanes_##path::type V;                                                                \
     const V m = V{} + x, c = V{} + y;                                                            \
     V a0 = c, a1 = c + 1.0f, a2 = c + 2.0f, a3 = c + 3.0f, a4 = c + 4.0f, a5 = c + 5.0f;         \
-    V a6 = c + 6.0f, a7 = c + 7.0f, a8 = c + 8.0f, a9 = c + 9.0f, a10 = c + 10.0f, a11 = c + 11.0f;\
+    V a6 = c + 6.0f, a7 = c + 7.0f, a8 = c + 8.0f, a9 = c + 9.0f, a10 = c + 10.0f,               \
+      a11 = c + 11.0f;                                                                           \
     for (std::int64_t i = 0; i < turns; ++i) {                                                   \
       a0 = a0 + m, a1 = a1 + m, a2 = a2 + m, a3 = a3 + m, a4 = a4 + m, a5 = a5 + m;              \
       a6 = a6 + m, a7 = a7 + m, a8 = a8 + m, a9 = a9 + m, a10 = a10 + m, a11 = a11 + m;          \
@@ -2995,9 +2982,9 @@ inline List<MemoryLevel> measured_levels(const LaptopLoops& loops, int threads) 
 struct LaptopMeasurement {
   double fma_one_core = 0, fma_all_cores = 0;  // f32 FLOP/s of multiply-adds
   double add_all_cores = 0;                    // f32 FLOP/s of additions alone
-  List<MemoryLevel> levels;             // L1, L2, L3, DRAM: all cores together
+  List<MemoryLevel> levels;                    // L1, L2, L3, DRAM: all cores together
   int threads = 1;
-  double seconds = 0;                          // what the measuring took
+  double seconds = 0;  // what the measuring took
 };
 
 inline LaptopMeasurement measure_laptop() {
@@ -3081,6 +3068,7 @@ struct ChipRow {
   const char *price_source, *source;
 };
 
+// clang-format off
 inline const List<ChipRow>& chip_rows() {
   static const List<ChipRow> rows = {
       {"tpu-v2", "google", "tpu", 2017, 4.6e13, 0, 0, 0, 0,
@@ -3184,14 +3172,16 @@ inline const List<ChipRow>& chip_rows() {
   };
   return rows;
 }
+// clang-format on
 
 // Words that people use for a preset.
 inline std::string chip_alias(const std::string& name) {
   static const char* const pairs[][2] = {
-      {"v2", "tpu-v2"},        {"v3", "tpu-v3"},     {"v4", "tpu-v4"},        {"v4p", "tpu-v4"},
-      {"tpu-v4p", "tpu-v4"},   {"v5e", "tpu-v5e"},   {"v5p", "tpu-v5p"},      {"v6e", "tpu-v6e"},
-      {"trillium", "tpu-v6e"}, {"v7", "tpu-v7"},     {"tpu7x", "tpu-v7"}, {"ironwood", "tpu-v7"},
-      {"a100", "a100-80"},     {"h100", "h100-sxm"}, {"gb200-nvl72", "gb200"}};
+      {"v2", "tpu-v2"},    {"v3", "tpu-v3"},      {"v4", "tpu-v4"},
+      {"v4p", "tpu-v4"},   {"tpu-v4p", "tpu-v4"}, {"v5e", "tpu-v5e"},
+      {"v5p", "tpu-v5p"},  {"v6e", "tpu-v6e"},    {"trillium", "tpu-v6e"},
+      {"v7", "tpu-v7"},    {"tpu7x", "tpu-v7"},   {"ironwood", "tpu-v7"},
+      {"a100", "a100-80"}, {"h100", "h100-sxm"},  {"gb200-nvl72", "gb200"}};
   for (const auto& pair : pairs) {
     if (name == pair[0]) {
       return pair[1];
@@ -3294,7 +3284,7 @@ struct Machine {
   std::string name;
   Chip chip;
   Shape dims;                           // chips along each dimension, innermost last
-  std::vector<int> wraps;              // 1 where the dimension is a ring, 0 where it is a line
+  std::vector<int> wraps;               // 1 where the dimension is a ring, 0 where it is a line
   std::vector<double> axis_bandwidths;  // one link, one way, along each dimension: bytes/s
   double link_bandwidth = 0;            // the same along the innermost dimension
   double link_latency = 0;              // seconds for a hop
@@ -3329,9 +3319,7 @@ inline std::vector<int> machine_wraps(const Chip& chip, const Shape& dims) {
   const std::int64_t full = chip.wrap == "full axis 32" ? 32 : 16;
   for (int i = 0; i < dims.size(); ++i) {
     const bool switched = chip.kind == "gpu" || chip.kind == "cpu";
-    const bool closes = is_torus3d(chip)   ? cubes
-                        : is_torus2d(chip) ? dims[i] == full
-                                           : switched;
+    const bool closes = is_torus3d(chip) ? cubes : is_torus2d(chip) ? dims[i] == full : switched;
     wraps[static_cast<std::size_t>(i)] = closes && dims[i] > 1 ? 1 : 0;
   }
   return wraps;
@@ -3366,13 +3354,13 @@ inline std::string machine_name(const Chip& chip, const Shape& dims) {
 
 inline void check_machine(const Chip& chip, const Shape& dims) {
   if (dims.size() == 0) {
-    throw Error(cat("machine: ", chip.name,
-                    " with no dimensions; give the chips along each, as {4, 2}"));
+    throw Error(
+        cat("machine: ", chip.name, " with no dimensions; give the chips along each, as {4, 2}"));
   }
   for (int i = 0; i < dims.size(); ++i) {
     if (dims[i] < 1) {
-      throw Error(cat("machine: ", chip.name, " ", dims,
-                      ": every dimension needs at least one chip"));
+      throw Error(
+          cat("machine: ", chip.name, " ", dims, ": every dimension needs at least one chip"));
     }
   }
   const int most = is_torus3d(chip) ? 3 : 2;
@@ -3469,19 +3457,19 @@ struct RooflineRow {
   std::string name, shape;
   int count = 0;
   double matmul_flops = 0, vector_flops = 0, bytes = 0;
-  double intensity = 0;                               // FLOPs per byte
-  double t_math = 0, t_vector = 0, t_memory = 0;      // formula
-  double seconds = 0;                                 // formula: the largest of the three
-  double measured = 0;                                // host time; 0 when nothing was timed
-  std::string bound;                                  // math, vector, memory
-  std::string level;                                  // the memory that holds the operands
+  double intensity = 0;                           // FLOPs per byte
+  double t_math = 0, t_vector = 0, t_memory = 0;  // formula
+  double seconds = 0;                             // formula: the largest of the three
+  double measured = 0;                            // host time; 0 when nothing was timed
+  std::string bound;                              // math, vector, memory
+  std::string level;                              // the memory that holds the operands
 };
 
 struct RooflineReport {
   std::string chip;
   DType format = DType::f32;
-  bool on_host = false;         // this machine: the measured column belongs beside the formula
-  double vector_flops = 0;      // 0: no rate known, vector work does not limit
+  bool on_host = false;     // this machine: the measured column belongs beside the formula
+  double vector_flops = 0;  // 0: no rate known, vector work does not limit
   List<RooflineRow> rows;
   RooflineRow total;
 
@@ -3520,10 +3508,10 @@ inline MemoryLevel level_for(const Chip& chip, double bytes) {
 
 inline void bound_row(RooflineRow& row) {
   row.seconds = std::max(row.t_math, std::max(row.t_vector, row.t_memory));
-  row.bound = row.seconds <= 0                 ? "nothing"
-              : row.t_memory >= row.seconds    ? "memory"
-              : row.t_math >= row.seconds      ? "math"
-                                               : "vector";
+  row.bound = row.seconds <= 0              ? "nothing"
+              : row.t_memory >= row.seconds ? "memory"
+              : row.t_math >= row.seconds   ? "math"
+                                            : "vector";
   row.intensity = row.bytes > 0 ? (row.matmul_flops + row.vector_flops) / row.bytes : 0;
 }
 
@@ -3612,19 +3600,28 @@ inline Table RooflineReport::table() const {
   Table out;
   out.title = detail::cat("Roofline of ", chip, ", priced as ", name_of(format),
                           vector_flops > 0 ? "" : " (vector rate not known: it does not limit)");
-  out.columns = {"op", "shape", "count", "matmul FLOPs", "vector FLOPs", "bytes", "FLOPs/byte",
-                 "T_math", "T_vector", "T_mem", "T formula", "bound by", "level"};
+  out.columns = {"op",        "shape",      "count",  "matmul FLOPs", "vector FLOPs",
+                 "bytes",     "FLOPs/byte", "T_math", "T_vector",     "T_mem",
+                 "T formula", "bound by",   "level"};
   if (on_host) {
     out.columns.push_back("T measured");
   }
   List<RooflineRow> all = rows;
   all.push_back(total);
   for (const RooflineRow& row : all) {
-    std::vector<std::string> cells = {
-        row.name, row.shape, detail::cat(row.count), format_si(row.matmul_flops, ""),
-        format_si(row.vector_flops, ""), format_bytes(row.bytes), format_fixed(row.intensity, 2),
-        format_seconds(row.t_math), format_seconds(row.t_vector), format_seconds(row.t_memory),
-        format_seconds(row.seconds), row.bound, row.level};
+    std::vector<std::string> cells = {row.name,
+                                      row.shape,
+                                      detail::cat(row.count),
+                                      format_si(row.matmul_flops, ""),
+                                      format_si(row.vector_flops, ""),
+                                      format_bytes(row.bytes),
+                                      format_fixed(row.intensity, 2),
+                                      format_seconds(row.t_math),
+                                      format_seconds(row.t_vector),
+                                      format_seconds(row.t_memory),
+                                      format_seconds(row.seconds),
+                                      row.bound,
+                                      row.level};
     if (on_host) {
       cells.push_back(row.measured > 0 ? format_seconds(row.measured) : "-");
     }
@@ -3892,8 +3889,7 @@ TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
 }
 
 template <class L>
-TINYSCALE_INLINE void max_vector(const typename L::V& a, const typename L::V& b,
-                                 typename L::V& y) {
+TINYSCALE_INLINE void max_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
   typename L::I mask;
   less<L>(a, b, mask);
   blend<L>(mask, b, a, y);
@@ -3943,7 +3939,7 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  const I half = n >> 1;         // 2^n in two factors, so that 2^128 and 2^-149 can be reached
+  const I half = n >> 1;  // 2^n in two factors, so that 2^128 and 2^-149 can be reached
   const I bits_a = (half + 127) << 23;
   const I bits_b = (n - half + 127) << 23;
   V a, b;
@@ -4097,17 +4093,17 @@ void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y)
 }
 
 // An operation: y = EXPRESSION of the vectors a and b (and of y itself where ADDS is true).
-#define TINYSCALE_MAP_OP(NAME, ADDS, ...)                                                \
-  struct NAME {                                                                          \
-    static constexpr bool adds = ADDS;                                                   \
-    template <class L>                                                                   \
-    TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V& b,          \
-                                typename L::V& y) const {                                \
-      typedef typename L::V V;                                                           \
-      (void)sizeof(V);                                                                   \
-      (void)b;                                                                           \
-      __VA_ARGS__                                                                        \
-    }                                                                                    \
+#define TINYSCALE_MAP_OP(NAME, ADDS, ...)                                       \
+  struct NAME {                                                                 \
+    static constexpr bool adds = ADDS;                                          \
+    template <class L>                                                          \
+    TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V& b, \
+                                typename L::V& y) const {                       \
+      typedef typename L::V V;                                                  \
+      (void)sizeof(V);                                                          \
+      (void)b;                                                                  \
+      __VA_ARGS__                                                               \
+    }                                                                           \
   }
 
 TINYSCALE_MAP_OP(AddOp, false, y = a + b;);
@@ -4327,8 +4323,8 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
   parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t at = b * block;
-      detail::run_on_lanes(detail::SumBlock<2>{std::min(block, n - at), x + at,
-                                               &sums[static_cast<std::size_t>(b)]});
+      detail::run_on_lanes(
+          detail::SumBlock<2>{std::min(block, n - at), x + at, &sums[static_cast<std::size_t>(b)]});
     }
   });
   double total = 0.0;
@@ -4428,10 +4424,10 @@ inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* 
   parallel_for((n + block - 1) / block, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t at = b * block;
-      detail::run_on_lanes(detail::AdamWBlock{
-          std::min(block, n - at), s.beta1, s.beta2, s.epsilon, s.grad_scale,
-          static_cast<float>(decay), static_cast<float>(rate), static_cast<float>(root),
-          grad + at, param + at, m + at, v + at});
+      detail::run_on_lanes(detail::AdamWBlock{std::min(block, n - at), s.beta1, s.beta2, s.epsilon,
+                                              s.grad_scale, static_cast<float>(decay),
+                                              static_cast<float>(rate), static_cast<float>(root),
+                                              grad + at, param + at, m + at, v + at});
     }
   });
 }
@@ -4791,9 +4787,9 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
 
 namespace detail {
 
-constexpr std::int64_t gemm_depth = 256;          // k of one pass: a panel of B stays in L2
-constexpr std::int64_t gemm_rows = 96;            // most rows of one task
-constexpr std::int64_t gemm_packed = 1 << 20;     // floats of B packed at once: 4 MB
+constexpr std::int64_t gemm_depth = 256;           // k of one pass: a panel of B stays in L2
+constexpr std::int64_t gemm_rows = 96;             // most rows of one task
+constexpr std::int64_t gemm_packed = 1 << 20;      // floats of B packed at once: 4 MB
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
 
 // Rows [begin, end) of C, columns of one pass over packed (or in-place) panels.
@@ -4811,8 +4807,8 @@ struct GemmBlock {
       const std::int64_t depth = std::min(gemm_depth, g.k - p);
       const float beta = p == 0 ? g.beta : 1.0f;
       for (std::int64_t j = 0; j < full; j += wide) {
-        const float* b = packed == nullptr ? g.b + p * g.b_row + first + j
-                                           : packed + j * g.k + p * wide;
+        const float* b =
+            packed == nullptr ? g.b + p * g.b_row + first + j : packed + j * g.k + p * wide;
         panel<L, L::vectors>(p, depth, b, packed == nullptr ? g.b_row : wide, j, wide, beta);
       }
       std::int64_t j = full;
@@ -4940,8 +4936,7 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
   const auto rows = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
       const std::int64_t last = std::min(g.m, (x + 1) * tall);
-      run_on_lanes(GemmBlock{g, x * tall, last, first, columns,
-                             in_place ? nullptr : packed, edge});
+      run_on_lanes(GemmBlock{g, x * tall, last, first, columns, in_place ? nullptr : packed, edge});
     }
   };
   if (work < (1 << 18)) {  // multiply-adds: about 5 microseconds, less than waking a thread pays
@@ -4976,9 +4971,9 @@ inline bool gemm_few_rows(const GemmOperands& g, const TileSize& tile) {
 namespace kernel {
 
 // C = op(A) op(B) + beta C. beta is 0 (C is not read) or 1. C must not overlap A or B.
-inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
-                 const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float beta,
-                 float* c, std::int64_t ldc) {
+inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
+                 std::int64_t lda, const float* b, std::int64_t ldb, float beta, float* c,
+                 std::int64_t ldc) {
   if (m <= 0 || n <= 0) {
     return;
   }
@@ -4992,8 +4987,8 @@ inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_
   }
   const bool a_no = ta == Trans::no;
   const bool b_no = tb == Trans::no;
-  const detail::GemmOperands g{m, n, k, a, a_no ? lda : 1, a_no ? 1 : lda,
-                               b, b_no ? ldb : 1, b_no ? 1 : ldb, beta, c, ldc};
+  const detail::GemmOperands g{
+      m, n, k, a, a_no ? lda : 1, a_no ? 1 : lda, b, b_no ? ldb : 1, b_no ? 1 : ldb, beta, c, ldc};
   detail::TileSize tile;
   detail::run_on_lanes(detail::TileQuery{&tile});
   if (detail::gemm_few_rows(g, tile) || detail::gemm_skinny(g)) {
@@ -5209,8 +5204,7 @@ inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* 
 inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                   const std::int32_t* targets, float* losses, float* lse) {
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
-    detail::run_on_lanes(
-        detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse});
+    detail::run_on_lanes(detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse});
   });
 }
 
@@ -5218,8 +5212,8 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
                                    const float* lse, const std::int32_t* targets, float scale,
                                    float* dlogits) {
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
-    detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
-                                                          scale, dlogits});
+    detail::run_on_lanes(
+        detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets, scale, dlogits});
   });
 }
 
@@ -5240,7 +5234,7 @@ namespace kernel {
 struct AttentionShape {
   std::int64_t batch = 1, queries = 1, keys = 1, heads = 1, kv_heads = 1, head_size = 1;
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, o_stride = 0;  // floats, token to token
-  std::int64_t q_batch = 0, k_batch = 0, v_batch = 0, o_batch = 0;  // sequence to sequence
+  std::int64_t q_batch = 0, k_batch = 0, v_batch = 0, o_batch = 0;      // sequence to sequence
   int causal = 0;                  // 1: query i sees keys <= i + causal_offset
   std::int64_t causal_offset = 0;  // keys - queries when queries are the last tokens
 };
@@ -5386,8 +5380,8 @@ inline void attention_backward_block(const kernel::AttentionShape& s, std::int64
                t.dv, s.v_stride);
   kernel::gemm(Trans::no, Trans::no, rows, s.head_size, width, g, width, t.k, s.k_stride, 1.0f,
                t.dq + begin * s.q_stride, s.q_stride);
-  kernel::gemm(Trans::yes, Trans::no, width, s.head_size, rows, g, width, q, s.q_stride, 1.0f,
-               t.dk, s.k_stride);
+  kernel::gemm(Trans::yes, Trans::no, width, s.head_size, rows, g, width, q, s.q_stride, 1.0f, t.dk,
+               s.k_stride);
 }
 
 }  // namespace detail
@@ -5406,10 +5400,10 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
       const std::int64_t h = task / blocks % s.heads;
       const std::int64_t b = task / blocks / s.heads;
       const std::int64_t kv = h / group * s.head_size;
-      detail::attention_forward_block(
-          s, block * detail::attention_block, q + b * s.q_batch + h * s.head_size,
-          k + b * s.k_batch + kv, v + b * s.v_batch + kv, o + b * s.o_batch + h * s.head_size,
-          lse + (b * s.heads + h) * s.queries);
+      detail::attention_forward_block(s, block * detail::attention_block,
+                                      q + b * s.q_batch + h * s.head_size, k + b * s.k_batch + kv,
+                                      v + b * s.v_batch + kv, o + b * s.o_batch + h * s.head_size,
+                                      lse + (b * s.heads + h) * s.queries);
     }
   });
 }
@@ -5429,7 +5423,7 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
         const std::int64_t at_v = b * s.v_batch + kv * s.head_size;
         const std::int64_t at_o = b * s.o_batch + h * s.head_size;
         const detail::AttentionGradients t{
-            q + at_q, k + at_k, v + at_v, o + at_o, lse + (b * s.heads + h) * s.queries,
+            q + at_q,   k + at_k,  v + at_v,  o + at_o, lse + (b * s.heads + h) * s.queries,
             d_o + at_o, dq + at_q, dk + at_k, dv + at_v};
         for (std::int64_t begin = 0; begin < s.queries; begin += detail::attention_block) {
           detail::attention_backward_block(s, begin, t);
@@ -5568,8 +5562,8 @@ struct NormBackwardRows {
   }
 
   template <class L>
-  TINYSCALE_INLINE void spread(const float* xi, const float* dyi, float* dxi, float center,
-                               float r, float mean_g, float mean_gn) const {
+  TINYSCALE_INLINE void spread(const float* xi, const float* dyi, float* dxi, float center, float r,
+                               float mean_g, float mean_gn) const {
     typedef typename L::V V;
     const std::int64_t full = cols / L::width * L::width;
     V v, w, d, o, c, vr, mg, mgn;
@@ -5865,8 +5859,8 @@ class Tensor {
     int axis = 0;
     for (const Dim& i : index) {
       if (i.value < 0 || i.value >= shape_[axis]) {
-        throw Error(detail::cat("at: index ", i.value, " in dimension ", axis,
-                                " is outside shape ", shape_.text()));
+        throw Error(detail::cat("at: index ", i.value, " in dimension ", axis, " is outside shape ",
+                                shape_.text()));
       }
       offset = offset * shape_[axis] + i.value;
       ++axis;
@@ -5948,8 +5942,7 @@ class Backward {
   Backward() = default;
   template <class F>
   Backward(F body) : body_(new F(std::move(body))), run_(&run<F>), drop_(&drop<F>) {}
-  Backward(Backward&& other) noexcept
-      : body_(other.body_), run_(other.run_), drop_(other.drop_) {
+  Backward(Backward&& other) noexcept : body_(other.body_), run_(other.run_), drop_(other.drop_) {
     other.body_ = nullptr;
   }
   Backward& operator=(Backward&& other) noexcept {
@@ -6096,8 +6089,8 @@ inline void Tensor::backward() const {
     throw Error("backward: no parameter stands behind this tensor; wrap one with parameter()");
   }
   if (count() != 1) {
-    throw Error(detail::cat("backward: the loss must be one number, this has shape ",
-                            shape_.text(), "; take mean() or sum() first"));
+    throw Error(detail::cat("backward: the loss must be one number, this has shape ", shape_.text(),
+                            "; take mean() or sum() first"));
   }
   NoGrad no_graph_of_the_backward_pass;
   *detail::grad_buffer(slot_) += 1.0f;
@@ -6149,6 +6142,7 @@ struct VectorCost {
   double backward;
 };
 
+// clang-format off
 inline const List<VectorCost>& vector_costs() {
   static const List<VectorCost> costs = {
       {"add", 1, 1},        {"sub", 1, 1},         {"mul", 1, 2},           {"div", 4, 9},
@@ -6160,6 +6154,7 @@ inline const List<VectorCost>& vector_costs() {
   };
   return costs;
 }
+// clang-format on
 
 inline double vector_cost(const std::string& op, double elements, double VectorCost::*pass) {
   for (const VectorCost& cost : vector_costs()) {
@@ -6236,8 +6231,8 @@ using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* d
 
 enum class Kept { input, output };
 
-inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward,
-                    UnaryBackward backward, Kept keep) {
+inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, UnaryBackward backward,
+                    Kept keep) {
   const OpScope scope;
   Tensor y(x.shape());
   forward(x.count(), x.data(), y.data());
@@ -6293,8 +6288,7 @@ inline Tensor tanh(const Tensor& x) {
 }
 
 inline Tensor exp(const Tensor& x) {
-  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add,
-                       detail::Kept::output);
+  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add, detail::Kept::output);
 }
 
 inline Tensor log(const Tensor& x) {
@@ -6406,32 +6400,20 @@ enum class Arithmetic { add, sub, mul, div };
 
 inline float apply(Arithmetic op, float a, float b) {
   switch (op) {
-    case Arithmetic::add:
-      return a + b;
-    case Arithmetic::sub:
-      return a - b;
-    case Arithmetic::mul:
-      return a * b;
-    case Arithmetic::div:
-      break;
+    case Arithmetic::add: return a + b;
+    case Arithmetic::sub: return a - b;
+    case Arithmetic::mul: return a * b;
+    case Arithmetic::div: break;
   }
   return a / b;
 }
 
 inline void apply_same(Arithmetic op, std::int64_t n, const float* a, const float* b, float* y) {
   switch (op) {
-    case Arithmetic::add:
-      kernel::add(n, a, b, y);
-      break;
-    case Arithmetic::sub:
-      kernel::sub(n, a, b, y);
-      break;
-    case Arithmetic::mul:
-      kernel::mul(n, a, b, y);
-      break;
-    case Arithmetic::div:
-      kernel::div(n, a, b, y);
-      break;
+    case Arithmetic::add: kernel::add(n, a, b, y); break;
+    case Arithmetic::sub: kernel::sub(n, a, b, y); break;
+    case Arithmetic::mul: kernel::mul(n, a, b, y); break;
+    case Arithmetic::div: kernel::div(n, a, b, y); break;
   }
 }
 
@@ -6584,17 +6566,17 @@ inline Tensor sub(const Tensor& a, const Tensor& b) {
 inline Tensor div(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::div, "div", a, b);
   if (detail::tracked({&a, &b})) {
-    detail::attach(y, "div", {&a, &b},
-                   [kb = b.detach(), ky = y.detach(), sa = a.slot(),
-                    sb = b.slot()](const Tensor& dy) {
-                     const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
-                     if (sb) {  // d(a/b)/db = -(a/b)/b
-                       detail::add_grad_to(sb, neg(mul(da, ky)));
-                     }
-                     if (sa) {
-                       detail::add_grad_to(sa, da);
-                     }
-                   });
+    detail::attach(
+        y, "div", {&a, &b},
+        [kb = b.detach(), ky = y.detach(), sa = a.slot(), sb = b.slot()](const Tensor& dy) {
+          const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
+          if (sb) {  // d(a/b)/db = -(a/b)/b
+            detail::add_grad_to(sb, neg(mul(da, ky)));
+          }
+          if (sa) {
+            detail::add_grad_to(sa, da);
+          }
+        });
   }
   return y;
 }
@@ -6609,8 +6591,7 @@ inline Tensor add(const Tensor& x, float value) {
   }
   scope.done_unary("add", "add", x.shape());
   if (detail::tracked({&x})) {
-    detail::attach(y, "add", {&x},
-                   [sx = x.slot()](const Tensor& dy) { detail::add_grad(sx, dy); });
+    detail::attach(y, "add", {&x}, [sx = x.slot()](const Tensor& dy) { detail::add_grad(sx, dy); });
   }
   return y;
 }
@@ -6745,8 +6726,8 @@ inline Tensor sum(const Tensor& x, int dim) {
   if (detail::tracked({&x})) {
     detail::attach(y, "sum", {&x}, [kept, sx = x.slot()](const Tensor& dy) {
       const Tensor rows(kept, dy.storage());
-      detail::add_grad(sx, detail::arithmetic(detail::Arithmetic::add, "add", zeros(sx->shape),
-                                              rows));
+      detail::add_grad(sx,
+                       detail::arithmetic(detail::Arithmetic::add, "add", zeros(sx->shape), rows));
     });
   }
   return y;
@@ -6772,14 +6753,12 @@ inline Tensor softmax(const Tensor& x) {
   kernel::softmax_forward(rows, columns, x.data(), y.data());
   scope.done_unary("softmax", "softmax", x.shape());
   if (detail::tracked({&x})) {
-    detail::attach(y, "softmax", {&x},
-                   [rows, columns, ky = y.detach(), sx = x.slot()](const Tensor& dy) {
-                     const detail::OpScope backward;
-                     kernel::softmax_backward(rows, columns, ky.data(), dy.data(),
-                                              detail::grad_buffer(sx));
-                     backward.done_unary("softmax backward", "softmax", dy.shape(),
-                                         &VectorCost::backward);
-                   });
+    detail::attach(
+        y, "softmax", {&x}, [rows, columns, ky = y.detach(), sx = x.slot()](const Tensor& dy) {
+          const detail::OpScope backward;
+          kernel::softmax_backward(rows, columns, ky.data(), dy.data(), detail::grad_buffer(sx));
+          backward.done_unary("softmax backward", "softmax", dy.shape(), &VectorCost::backward);
+        });
   }
   return y;
 }
@@ -6866,8 +6845,7 @@ inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, 
 inline double attention_pairs(const kernel::AttentionShape& s) {
   const double t = static_cast<double>(s.queries);
   const double keys = static_cast<double>(s.keys);
-  const double pairs =
-      s.causal ? t * (keys - t) + t * (t + 1) / 2 : t * keys;
+  const double pairs = s.causal ? t * (keys - t) + t * (t + 1) / 2 : t * keys;
   return pairs * static_cast<double>(s.batch * s.heads);
 }
 
@@ -6897,28 +6875,27 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   kernel::attention_forward(s, q.data(), k.data(), v.data(), y.data(), lse.data());
   detail::record_attention(scope, "attention", s, q, k, 2, 1);
   if (detail::tracked({&q, &k, &v})) {
-    detail::attach(
-        y, "attention", {&q, &k, &v},
-        [s, lse, kq = q.detach(), kk = k.detach(), kv = v.detach(), ky = y.detach(),
-         sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
-          const detail::OpScope backward;
-          Tensor dq = sq ? Tensor() : zeros(kq.shape());
-          Tensor dk = sk ? Tensor() : zeros(kk.shape());
-          Tensor dv = sv ? Tensor() : zeros(kv.shape());
-          kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
-                                     dy.data(), sq ? detail::grad_buffer(sq) : dq.data(),
-                                     sk ? detail::grad_buffer(sk) : dk.data(),
-                                     sv ? detail::grad_buffer(sv) : dv.data());
-          detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
-        });
+    detail::attach(y, "attention", {&q, &k, &v},
+                   [s, lse, kq = q.detach(), kk = k.detach(), kv = v.detach(), ky = y.detach(),
+                    sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
+                     const detail::OpScope backward;
+                     Tensor dq = sq ? Tensor() : zeros(kq.shape());
+                     Tensor dk = sk ? Tensor() : zeros(kk.shape());
+                     Tensor dv = sv ? Tensor() : zeros(kv.shape());
+                     kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(),
+                                                lse.data(), dy.data(),
+                                                sq ? detail::grad_buffer(sq) : dq.data(),
+                                                sk ? detail::grad_buffer(sk) : dk.data(),
+                                                sv ? detail::grad_buffer(sv) : dv.data());
+                     detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
+                   });
   }
   return y;
 }
 
 // Rotates pairs of x [B, T, heads K] by (first_position + t) theta^(-2i/K).
 inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_position,
-                   float theta = 10000.0f,
-                   RopePairs pairs = RopePairs::interleaved) {
+                   float theta = 10000.0f, RopePairs pairs = RopePairs::interleaved) {
   if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
     throw Error(detail::cat("rope: x is ", x.shape().text(), " with head size ", head_size,
                             "; right is [B, T, heads K] with an even K"));
@@ -6963,9 +6940,7 @@ namespace detail {
 using MatmulHook = std::function<Tensor(const Tensor& x, const Tensor& w)>;
 
 inline const MatmulHook*& matmul_hook() {
-  static thread_local struct {
-    const MatmulHook* hook;
-  } own;
+  static thread_local struct { const MatmulHook* hook; } own;
   return own.hook;
 }
 
@@ -7028,8 +7003,7 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
              const Trans other = tw == Trans::no ? Trans::yes : Trans::no;
              if (sx) {  // dx = dy w^T
                const float beta = sx->grad ? 1.0f : 0.0f;
-               product("matmul dx", Trans::no, other, s.m, s.k, s.n, dy, kw, beta,
-                       grad_buffer(sx));
+               product("matmul dx", Trans::no, other, s.m, s.k, s.n, dy, kw, beta, grad_buffer(sx));
              }
              if (sw && tw == Trans::no) {  // dw = x^T dy
                product("matmul dw", Trans::yes, Trans::no, s.k, s.n, s.m, kx, dy, 1.0f,
@@ -7070,8 +7044,8 @@ namespace detail {
 inline void check_norm(const char* op, const char* what, const Tensor& x, const Tensor& w) {
   check_last_dim(op, x);
   if (w.dims() != 1 || w.dim(0) != x.dim(-1)) {
-    throw Error(cat(op, ": x is ", x.shape().text(), ", ", what, " is ", w.shape().text(),
-                    "; ", what, " must be [", x.dim(-1), "]"));
+    throw Error(cat(op, ": x is ", x.shape().text(), ", ", what, " is ", w.shape().text(), "; ",
+                    what, " must be [", x.dim(-1), "]"));
   }
 }
 
@@ -7110,21 +7084,19 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
                              rstd.data());
   scope.done_unary("layer_norm", "layer_norm", x.shape());
   if (detail::tracked({&x, &weight, &bias})) {
-    detail::attach(
-        y, "layer_norm", {&x, &weight, &bias},
-        [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(), sw = weight.slot(),
-         sb = bias.slot()](const Tensor& dy) {
-          const detail::OpScope backward;
-          Tensor unused_x = detail::scratch_like(sx, kx.shape());
-          Tensor unused_w = detail::scratch_like(sw, kw.shape());
-          kernel::layer_norm_backward(rows, columns, kx.data(), kw.data(), mean.data(),
-                                      rstd.data(), dy.data(),
-                                      sx ? detail::grad_buffer(sx) : unused_x.data(),
-                                      sw ? detail::grad_buffer(sw) : unused_w.data(),
-                                      detail::grad_or_null(sb));
-          backward.done_unary("layer_norm backward", "layer_norm", dy.shape(),
-                              &VectorCost::backward);
-        });
+    detail::attach(y, "layer_norm", {&x, &weight, &bias},
+                   [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(), sw = weight.slot(),
+                    sb = bias.slot()](const Tensor& dy) {
+                     const detail::OpScope backward;
+                     Tensor unused_x = detail::scratch_like(sx, kx.shape());
+                     Tensor unused_w = detail::scratch_like(sw, kw.shape());
+                     kernel::layer_norm_backward(
+                         rows, columns, kx.data(), kw.data(), mean.data(), rstd.data(), dy.data(),
+                         sx ? detail::grad_buffer(sx) : unused_x.data(),
+                         sw ? detail::grad_buffer(sw) : unused_w.data(), detail::grad_or_null(sb));
+                     backward.done_unary("layer_norm backward", "layer_norm", dy.shape(),
+                                         &VectorCost::backward);
+                   });
   }
   return y;
 }
@@ -7141,19 +7113,18 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   kernel::rms_norm_forward(rows, columns, epsilon, x.data(), weight.data(), y.data(), rstd.data());
   scope.done_unary("rms_norm", "rms_norm", x.shape());
   if (detail::tracked({&x, &weight})) {
-    detail::attach(y, "rms_norm", {&x, &weight},
-                   [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(),
-                    sw = weight.slot()](const Tensor& dy) {
-                     const detail::OpScope backward;
-                     Tensor unused_x = detail::scratch_like(sx, kx.shape());
-                     Tensor unused_w = detail::scratch_like(sw, kw.shape());
-                     kernel::rms_norm_backward(rows, columns, kx.data(), kw.data(), rstd.data(),
-                                               dy.data(),
-                                               sx ? detail::grad_buffer(sx) : unused_x.data(),
-                                               sw ? detail::grad_buffer(sw) : unused_w.data());
-                     backward.done_unary("rms_norm backward", "rms_norm", dy.shape(),
-                                         &VectorCost::backward);
-                   });
+    detail::attach(
+        y, "rms_norm", {&x, &weight},
+        [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(),
+         sw = weight.slot()](const Tensor& dy) {
+          const detail::OpScope backward;
+          Tensor unused_x = detail::scratch_like(sx, kx.shape());
+          Tensor unused_w = detail::scratch_like(sw, kw.shape());
+          kernel::rms_norm_backward(rows, columns, kx.data(), kw.data(), rstd.data(), dy.data(),
+                                    sx ? detail::grad_buffer(sx) : unused_x.data(),
+                                    sw ? detail::grad_buffer(sw) : unused_w.data());
+          backward.done_unary("rms_norm backward", "rms_norm", dy.shape(), &VectorCost::backward);
+        });
   }
   return y;
 }
@@ -7258,10 +7229,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
     detail::attach(y, "cross_entropy", {&logits},
                    [=, kl = logits.detach(), sl = logits.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
-                     kernel::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
-                                                    targets.data(),
-                                                    static_cast<float>(dy.item() / n),
-                                                    detail::grad_buffer(sl));
+                     kernel::cross_entropy_backward(
+                         rows, vocabulary, kl.data(), lse.data(), targets.data(),
+                         static_cast<float>(dy.item() / n), detail::grad_buffer(sl));
                      backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
                                          &VectorCost::backward);
                    });
@@ -7562,9 +7532,7 @@ struct SystolicRun : SystolicTiming {
 namespace detail {
 
 // A fraction as a bare number of percent, which a spreadsheet can read.
-inline std::string percent(double fraction) {
-  return printed('f', 4, 100 * fraction);
-}
+inline std::string percent(double fraction) { return printed('f', 4, 100 * fraction); }
 
 inline Table systolic_table(const SystolicTiming& t, const char* column) {
   Table table;
@@ -7842,7 +7810,7 @@ struct SumsMoveSouth {
   template <class L>
   TINYSCALE_INLINE void run() const {
 #if defined(__clang__)
-#  pragma clang fp contract(on)
+#pragma clang fp contract(on)
 #endif
     typename L::V a, w, s;
     for (std::int64_t r = rows - 1; r >= 0; --r) {  // from the last row: neighbours' old values
@@ -7880,7 +7848,7 @@ struct SumsStay {
   template <class L>
   TINYSCALE_INLINE void run() const {
 #if defined(__clang__)
-#  pragma clang fp contract(on)
+#pragma clang fp contract(on)
 #endif
     static const std::int32_t kOneHot[16] = {1,   2,   4,    8,    16,   32,   64,    128,
                                              256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
@@ -8074,9 +8042,9 @@ struct StreamSlot {
 struct SteppedArray {
   SystolicTiming counted;
   PeGrid grid;
-  List<StreamSlot> sent;  // the last R + C ticks or more, a ring of a power of two
-  std::int64_t tick = 0;         // ticks that are over
-  std::int64_t results_due;      // sums that have yet to leave the array, padding too
+  List<StreamSlot> sent;     // the last R + C ticks or more, a ring of a power of two
+  std::int64_t tick = 0;     // ticks that are over
+  std::int64_t results_due;  // sums that have yet to leave the array, padding too
 
   explicit SteppedArray(const SystolicTiming& problem)
       : counted(problem), grid(problem.rows, problem.cols), results_due(0) {
@@ -8811,8 +8779,7 @@ enum class Channel { collective, user };
 
 class Fabric {
  public:
-  explicit Fabric(int devices)
-      : devices_(static_cast<std::size_t>(devices)), running_(devices) {}
+  explicit Fabric(int devices) : devices_(static_cast<std::size_t>(devices)), running_(devices) {}
 
   void put(int from, int to, Channel channel, Packet packet) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -8908,12 +8875,12 @@ class Fabric {
     int from = 0;         // receives: from whom
     Channel channel = Channel::collective;
     std::string meeting;  // meets: which
-    List<Box> boxes;  // by channel, then by sender
+    List<Box> boxes;      // by channel, then by sender
 
     Box& box(Channel of, int sender) {
       std::size_t at = 0;
-      while (at < boxes.size() && (boxes[at].channel < of ||
-                                   (boxes[at].channel == of && boxes[at].from < sender))) {
+      while (at < boxes.size() &&
+             (boxes[at].channel < of || (boxes[at].channel == of && boxes[at].from < sender))) {
         ++at;
       }
       if (at == boxes.size() || boxes[at].channel != of || boxes[at].from != sender) {
@@ -9045,8 +9012,8 @@ class Fabric {
     for (const Box& box : device.boxes) {
       const std::size_t count = box.packets.size() - box.next;
       if (count > 0) {
-        text += cat("; ", count, count == 1 ? " message" : " messages", " from device ",
-                    box.from, " not received");
+        text += cat("; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
+                    " not received");
       }
     }
     return text;
@@ -9055,8 +9022,8 @@ class Fabric {
   std::string cause() const {
     const std::vector<int> threw = in_state(Now::threw);
     if (!threw.empty()) {
-      return cat(device_list(threw), " threw: ",
-                 devices_[static_cast<std::size_t>(threw[0])].message);
+      return cat(device_list(threw),
+                 " threw: ", devices_[static_cast<std::size_t>(threw[0])].message);
     }
     const Meeting* first = nullptr;  // by key, whatever the threads did
     for (const Meeting& meeting : meetings_) {
@@ -9159,9 +9126,7 @@ inline std::int64_t chunk_size(std::int64_t elements, int n, int c) {
   return elements / n + (c < elements % n ? 1 : 0);
 }
 
-inline int modulo(std::int64_t value, int n) {
-  return static_cast<int>((value % n + n) % n);
-}
+inline int modulo(std::int64_t value, int n) { return static_cast<int>((value % n + n) % n); }
 
 // How far the chunk of device `c` travels each way; together n - 1.
 struct Reach {
@@ -9186,8 +9151,7 @@ inline void check_stage(const char* function, const CollectiveStage& stage) {
     throw Error(cat(function, ": ", stage.elements, " elements over ", stage.devices,
                     " devices; needs 0 or more elements and at least 1 device"));
   }
-  if (stage.what == Collective::broadcast &&
-      (stage.offset < 0 || stage.offset >= stage.devices)) {
+  if (stage.what == Collective::broadcast && (stage.offset < 0 || stage.offset >= stage.devices)) {
     throw Error(cat(function, ": root ", stage.offset, " of ", stage.devices,
                     " devices; the root is 0 to ", stage.devices - 1));
   }
@@ -9250,8 +9214,8 @@ inline double collective_bytes(const CollectiveStage& stage, int index) {
     case Collective::all_gather: elements = detail::gather_elements_sent(stage, index); break;
     case Collective::reduce_scatter: elements = detail::scatter_elements_sent(stage, index); break;
     case Collective::all_reduce:
-      elements = detail::gather_elements_sent(stage, index) +
-                 detail::scatter_elements_sent(stage, index);
+      elements =
+          detail::gather_elements_sent(stage, index) + detail::scatter_elements_sent(stage, index);
       break;
     case Collective::broadcast: elements = detail::broadcast_elements_sent(stage, index); break;
     case Collective::permute:
@@ -9289,8 +9253,7 @@ inline double collective_seconds(const CollectiveStage& stage, const LinkSpeed& 
       const int hops = detail::broadcast_hops(stage);
       if (hops > 0) {
         elements = static_cast<double>(stage.elements) +
-                   (hops - 1.0) *
-                       static_cast<double>(detail::chunk_size(stage.elements, hops, 0));
+                   (hops - 1.0) * static_cast<double>(detail::chunk_size(stage.elements, hops, 0));
       }
       break;
     }
@@ -9412,8 +9375,8 @@ inline bool closes(const Machine& machine, int dim) {
   return machine.wraps[static_cast<std::size_t>(dim)] != 0 && machine.dims[dim] > 2;
 }
 
-inline List<AxisPlacement> place_axes(const Machine& machine,
-                                             const List<MeshAxis>& axes, Ring ring) {
+inline List<AxisPlacement> place_axes(const Machine& machine, const List<MeshAxis>& axes,
+                                      Ring ring) {
   List<AxisPlacement> placed;
   std::int64_t before = 1;
   for (const MeshAxis& axis : axes) {
@@ -9471,7 +9434,7 @@ namespace tinyscale {
 enum class MessageStart { both_ready, sender_ready };
 
 struct Message {
-  int from = 0, to = 0;            // ranks
+  int from = 0, to = 0;  // ranks
   double bytes = 0;
   int from_step = 0, to_step = 0;  // in the sender's and in the receiver's program
   int call = 0;                    // which of MessageLog::calls
@@ -9482,9 +9445,9 @@ struct Message {
 
 // One line of the program: a collective, over all groups of devices that ran it.
 struct CollectiveCall {
-  std::string name, axes, arguments;    // "all_gather", "x,y", "[1024], dim 0"
-  int devices = 1;                      // of a group
-  List<CollectiveStage> stages;  // for the formula, with the axis of each
+  std::string name, axes, arguments;  // "all_gather", "x,y", "[1024], dim 0"
+  int devices = 1;                    // of a group
+  List<CollectiveStage> stages;       // for the formula, with the axis of each
   std::vector<int> stage_axes;
 };
 
@@ -9504,9 +9467,9 @@ struct DeviceLog {
     int step = 0;           // of the receiver
   };
 
-  std::vector<std::string> keys;      // one for each call, equal for the same line elsewhere
+  std::vector<std::string> keys;  // one for each call, equal for the same line elsewhere
   List<CollectiveCall> calls;
-  List<Message> sent;          // call: index into `calls`
+  List<Message> sent;  // call: index into `calls`
   List<Receipt> received;
 };
 
@@ -9803,7 +9766,8 @@ inline void check_given(const char* function, const Tensor& t) {
 inline void check_moved(const char* function, const Tensor& t) {
   check_given(function, t);
   if (t.requires_grad() && context().no_grad == 0) {
-    throw Error(cat(function, ": the tensor ", t.shape(), " requires a gradient, and a collective "
+    throw Error(cat(function, ": the tensor ", t.shape(),
+                    " requires a gradient, and a collective "
                     "carries none back; right is t.detach(), or a NoGrad scope"));
   }
 }
@@ -10092,8 +10056,8 @@ namespace detail {
 
 // Where a device stands in the chains: how far from the root, whether it takes and passes on.
 struct ChainPlace {
-  int distance = 0;  // links from the root
-  int from = -1;     // index of the device before, -1 at the root
+  int distance = 0;           // links from the root
+  int from = -1;              // index of the device before, -1 at the root
   int right = -1, left = -1;  // indices of the devices after, -1 at an end
 };
 
@@ -10292,8 +10256,7 @@ class Device {
     return detail::all_gather(endpoint_, t, axes, dim);
   }
   // A[I] {U_x} -> A[I_x]: device i keeps part i of `dim` of the sum; it must divide evenly.
-  Tensor reduce_scatter(const Tensor& t, const Axes& axes, int dim = 0,
-                        Reduce how = Reduce::sum) {
+  Tensor reduce_scatter(const Tensor& t, const Axes& axes, int dim = 0, Reduce how = Reduce::sum) {
     return detail::reduce_scatter(endpoint_, t, axes, dim, how);
   }
   // A[I] {U_x} -> A[I]: the same sum on every device, bit for bit; any shape.
@@ -10390,9 +10353,7 @@ struct MachineLinks {
   std::size_t id(std::int64_t chip, int dim, int way) const {
     return static_cast<std::size_t>((chip * machine.dims.size() + dim) * 2 + way);
   }
-  int dim_of(std::size_t link) const {
-    return static_cast<int>(link / 2) % machine.dims.size();
-  }
+  int dim_of(std::size_t link) const { return static_cast<int>(link / 2) % machine.dims.size(); }
   double bandwidth(std::size_t link) const { return machine.axis_bandwidth(dim_of(link)); }
   std::int64_t from(std::size_t link) const {
     return static_cast<std::int64_t>(link / 2) / machine.dims.size();
@@ -10765,11 +10726,11 @@ namespace tinyscale {
 
 // When each message of a log ran on a machine, in simulated seconds.
 struct Timeline {
-  double seconds = 0;                // until the last message has arrived
+  double seconds = 0;                 // until the last message has arrived
   std::vector<double> start, finish;  // of each message
-  std::vector<int> after;            // the message whose end let each one start, or -1
-  std::vector<int> hops;             // links each one crossed
-  std::vector<double> link_bytes;    // by detail::MachineLinks number
+  std::vector<int> after;             // the message whose end let each one start, or -1
+  std::vector<int> hops;              // links each one crossed
+  std::vector<double> link_bytes;     // by detail::MachineLinks number
 };
 
 namespace detail {
@@ -10951,8 +10912,8 @@ class Replay {
   void check_all_ran() const {
     for (std::size_t m = 0; m < out_.finish.size(); ++m) {
       if (out_.finish[m] < 0) {
-        throw Error(cat("time: message ", m, " from device ", log_.messages[m].from,
-                        " to device ", log_.messages[m].to,
+        throw Error(cat("time: message ", m, " from device ", log_.messages[m].from, " to device ",
+                        log_.messages[m].to,
                         " waits for itself; steps of the log must have an order"));
       }
     }
@@ -10970,8 +10931,8 @@ class Replay {
 // What the messages of `log` take on `machine`, which needs one chip for each device of the log.
 inline Timeline time(const MessageLog& log, const Machine& machine) {
   if (machine.chips() != log.devices) {
-    throw Error(detail::cat("time: the log is of ", log.devices, " devices, machine ",
-                            machine.name, " has ", machine.chips(), " chips; they must be equal"));
+    throw Error(detail::cat("time: the log is of ", log.devices, " devices, machine ", machine.name,
+                            " has ", machine.chips(), " chips; they must be equal"));
   }
   detail::check_network("time", machine);
   return detail::Replay(log, machine).run();
@@ -11052,7 +11013,8 @@ inline Table link_table(const List<LinkRow>& rows, std::size_t most) {
 class MeshRun {
  public:
   MeshRun(Shared<detail::MeshRecord> record, Machine machine)
-      : timeline(time(record->log, machine)), record_(std::move(record)),
+      : timeline(time(record->log, machine)),
+        record_(std::move(record)),
         machine_(std::move(machine)) {
     seconds = timeline.seconds;
   }
@@ -11248,8 +11210,7 @@ class MeshRun {
   }
 
   double formula_of(const CollectiveCall& call) const {
-    const List<AxisPlacement> axes =
-        detail::place_axes(machine_, record_->axes, Ring::one_way);
+    const List<AxisPlacement> axes = detail::place_axes(machine_, record_->axes, Ring::one_way);
     double sum = call.stages.empty() ? -1 : 0;
     for (std::size_t i = 0; i < call.stages.size(); ++i) {
       const std::size_t axis = static_cast<std::size_t>(call.stage_axes[i]);
@@ -11302,7 +11263,7 @@ struct DeviceThread {
   Device device;
   const DeviceProgram* program = nullptr;
   Fabric* fabric = nullptr;
-  Context context;  // its profile is null until the device runs
+  Context context;         // its profile is null until the device runs
   List<OpRecord> records;  // for the caller's profile
   Counters counters;
 };
@@ -11404,8 +11365,8 @@ class Mesh {
     detail::Fabric fabric(size());
     List<Shared<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
-      devices.push_back(Shared<detail::DeviceThread>(
-          new detail::DeviceThread(fabric, placed, rank, size())));
+      devices.push_back(
+          Shared<detail::DeviceThread>(new detail::DeviceThread(fabric, placed, rank, size())));
       devices.back()->device.endpoint().keep_records(
           caller.profile != nullptr ? detail::Keep::records : detail::Keep::totals);
       devices.back()->context.device = rank;
@@ -11428,8 +11389,7 @@ class Mesh {
   }
 
  private:
-  Shared<detail::MeshRecord> record_of(
-      const List<Shared<detail::DeviceThread>>& devices) const {
+  Shared<detail::MeshRecord> record_of(const List<Shared<detail::DeviceThread>>& devices) const {
     const Shared<detail::MeshRecord> record(new detail::MeshRecord);
     List<const detail::DeviceLog*> logs;
     for (const Shared<detail::DeviceThread>& device : devices) {
@@ -11457,8 +11417,8 @@ namespace tinyscale {
 
 struct Routing {
   List<std::vector<std::int32_t>> rows;  // of each expert: the tokens it gets, ascending
-  std::vector<std::int32_t> chosen;  // [N, k] places in the flat probabilities [N, E]
-  std::vector<std::int32_t> places;  // [N, k] rows in the experts' outputs, joined in order
+  std::vector<std::int32_t> chosen;      // [N, k] places in the flat probabilities [N, E]
+  std::vector<std::int32_t> places;      // [N, k] rows in the experts' outputs, joined in order
 };
 
 // Routes N tokens by their probabilities [N, E].
@@ -11538,7 +11498,8 @@ struct Hooks {
   std::function<Tensor(const Tensor& x)> linear_in;
   std::function<Tensor(const Tensor& y)> linear_out;
   std::function<Tensor(const Tensor& table, const std::vector<std::int32_t>& ids,
-                       const Shape& shape)> embedding;
+                       const Shape& shape)>
+      embedding;
   std::function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
   std::function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
   std::function<Tensor(const Tensor& logits, const std::vector<std::int32_t>& targets)> loss;
@@ -11577,12 +11538,12 @@ struct ModelConfig {
   Norm norm = Norm::layer;
   Position position = Position::learned;
   Activation activation = Activation::gelu;
-  bool bias = false;      // biases on every linear layer and on layer norms
-  bool tied = true;       // the output matrix is the embedding table
-  bool qkv_bias = false;  // biases on query, key and value alone
-  bool qk_norm = false;   // RMS norm of every query and key head
-  int experts = 0;        // 0: dense
-  int top_k = 0;          // experts that a token visits
+  bool bias = false;               // biases on every linear layer and on layer norms
+  bool tied = true;                // the output matrix is the embedding table
+  bool qkv_bias = false;           // biases on query, key and value alone
+  bool qk_norm = false;            // RMS norm of every query and key head
+  int experts = 0;                 // 0: dense
+  int top_k = 0;                   // experts that a token visits
   std::int64_t expert_hidden = 0;  // F of one expert
   int shared_experts = 0;          // experts that every token visits
   double rope_theta = 10000.0;
@@ -11592,19 +11553,19 @@ struct ModelConfig {
   int block_norms = 2;  // norms in one block: 1 parallel, 2 before, 4 before and after
   std::int64_t other_parameters = 0;  // what the fields above do not describe
   std::int64_t other_active = 0;      // the same for the parameters that a token uses
-  std::int64_t kv_width = 0;    // numbers cached per token and layer when not 2 KV K
-  double training_tokens = 0;   // as published by the model's makers; 0: not published
-  std::string beyond;           // what this library's transformer lacks to run it; empty: it runs
+  std::int64_t kv_width = 0;          // numbers cached per token and layer when not 2 KV K
+  double training_tokens = 0;         // as published by the model's makers; 0: not published
+  std::string beyond;  // what this library's transformer lacks to run it; empty: it runs
 
   bool gated() const { return activation == Activation::swiglu || activation == Activation::geglu; }
   std::int64_t query_width() const { return heads * head_size; }
   std::int64_t key_width() const { return kv_heads * head_size; }
   std::int64_t cached_numbers() const { return kv_width > 0 ? kv_width : 2 * key_width(); }
   std::int64_t norm_parameters() const { return norm == Norm::layer && bias ? 2 * width : width; }
-  std::int64_t attention_parameters() const;              // of one layer, without its norm
+  std::int64_t attention_parameters() const;                 // of one layer, without its norm
   std::int64_t feed_forward_parameters(std::int64_t) const;  // of one dense layer that wide
   std::int64_t layer_parameters(std::int64_t experts_counted) const;
-  std::int64_t embedding_parameters() const;              // both tables and the output matrix
+  std::int64_t embedding_parameters() const;  // both tables and the output matrix
   std::int64_t parameters() const;
   std::int64_t active_parameters() const;  // those that one token uses
   void validate() const;
@@ -11681,8 +11642,8 @@ inline void check_config_counts(const ModelConfig& c) {
 // Doubles do not overflow: when this is below 1e18, parameters() does not either.
 inline void check_config_product(const ModelConfig& c) {
   const auto n = [](std::int64_t value) { return static_cast<double>(value); };
-  const double hidden = c.experts > 0 ? n(c.experts + c.shared_experts) * n(c.expert_hidden)
-                                      : n(c.hidden);
+  const double hidden =
+      c.experts > 0 ? n(c.experts + c.shared_experts) * n(c.expert_hidden) : n(c.hidden);
   const double layer = 2 * n(c.heads + c.kv_heads) * n(c.head_size) + 3 * hidden + n(c.experts) + 4;
   const double about = n(c.width) * (n(c.layers) * layer + 2 * n(c.vocabulary) + n(c.context));
   if (about > 1e18) {
@@ -11919,10 +11880,10 @@ class Transformer {
 
   // The pieces of forward, for a pipeline: embed, then block 0 .. layers - 1, then head.
   Tensor embed(const std::vector<std::int32_t>& ids, std::int64_t batch, std::int64_t time,
-               const Hooks& hooks) const;                          // (B, T, D)
+               const Hooks& hooks) const;                              // (B, T, D)
   Tensor block(int layer, const Tensor& x, const Hooks& hooks) const;  // (B, T, D)
   Tensor feed_forward(int layer, const Tensor& x, const Hooks& hooks) const;
-  Tensor head(const Tensor& x, const Hooks& hooks) const;          // (B, T, V)
+  Tensor head(const Tensor& x, const Hooks& hooks) const;  // (B, T, V)
 
   // Safetensors, tokenizer and config in its metadata (checkpoint.hpp).
   void save(const std::string& path) const;
@@ -12061,8 +12022,8 @@ inline void Transformer::add_block(int layer) {
   } else {
     b.router = add(at + ".mlp.gate.weight", {config.experts, d}, 0.02f, Split::whole, layer);
     for (int e = 0; e < config.experts; ++e) {
-      b.experts.push_back(add_feed_forward(detail::cat(at, ".mlp.experts.", e),
-                                           config.expert_hidden, layer));
+      b.experts.push_back(
+          add_feed_forward(detail::cat(at, ".mlp.experts.", e), config.expert_hidden, layer));
     }
     if (config.shared_experts > 0) {
       b.dense = add_feed_forward(at + ".mlp.shared_experts",
@@ -12135,11 +12096,11 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
 
 inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = blocks_[static_cast<std::size_t>(layer)];
-  const Tensor y = x + drop(attend(layer, normalise(b.norm1, x, hooks), hooks), 2 * layer + 1,
-                            hooks);
+  const Tensor y =
+      x + drop(attend(layer, normalise(b.norm1, x, hooks), hooks), 2 * layer + 1, hooks);
   const Tensor z = normalise(b.norm2, y, hooks);
-  const Tensor f = hooks.feed_forward ? hooks.feed_forward(layer, z)
-                                      : feed_forward(layer, z, hooks);
+  const Tensor f =
+      hooks.feed_forward ? hooks.feed_forward(layer, z) : feed_forward(layer, z, hooks);
   return y + drop(f, 2 * layer + 2, hooks);
 }
 
@@ -12217,10 +12178,9 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
     k = keys = keys.defined() ? concat({keys, k}, 1) : k.clone();
     v = values = values.defined() ? concat({values, v}, 1) : v.clone();
   }
-  const Tensor o = hooks.attention
-                       ? hooks.attention(layer, q, k, v)
-                       : attention(q, k, v, q.dim(2) / config.head_size,
-                                   k.dim(2) / config.head_size, Mask::causal);
+  const Tensor o = hooks.attention ? hooks.attention(layer, q, k, v)
+                                   : attention(q, k, v, q.dim(2) / config.head_size,
+                                               k.dim(2) / config.head_size, Mask::causal);
   return write_back(b.output, o, hooks);
 }
 
@@ -12252,8 +12212,8 @@ inline Tensor Transformer::mixture(const Block& block, const Tensor& x, const Ho
       parts.push_back(gated(block.experts[e], embedding(rows, own, {own.size()}), hooks));
     }
   }
-  const Tensor chosen = reshape(embedding(reshape(p, {p.count(), 1}), routing.chosen, {n, k}),
-                                {n, k});
+  const Tensor chosen =
+      reshape(embedding(reshape(p, {p.count(), 1}), routing.chosen, {n, k}), {n, k});
   const Tensor weights = chosen / reshape(sum(chosen, 1), {n, 1});
   const Tensor outputs = embedding(concat(parts, 0), routing.places, {n, k});  // (N, k, D)
   const Tensor y = reshape(sum(outputs * reshape(weights, {n, k, 1}), 1), x.shape());
@@ -12329,8 +12289,8 @@ class JsonReader {
     throw Error(cat("json: ", what, " at byte ", static_cast<std::int64_t>(at_)));
   }
   void skip_space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' ||
-                                  text_[at_] == '\r')) {
+    while (at_ < text_.size() &&
+           (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r')) {
       ++at_;
     }
   }
@@ -12679,7 +12639,7 @@ struct Safetensors {
   std::string path;
   List<SafetensorsNote> metadata;
   List<SafetensorsEntry> entries;  // by place in the file
-  std::string bytes;                      // the whole file
+  std::string bytes;               // the whole file
   std::size_t data_start = 0;
 
   const SafetensorsEntry* find(const std::string& name) const;
@@ -12691,8 +12651,9 @@ namespace detail {
 
 // Bytes of an element; 0 for a dtype that the format does not know.
 inline std::uint64_t safetensors_size(const std::string& dtype) {
-  static const char* const names[] = {"F64", "I64", "U64", "F32", "I32", "U32", "F16", "BF16",
-                                      "I16", "U16", "I8",  "U8",  "BOOL", "F8_E4M3", "F8_E5M2"};
+  static const char* const names[] = {"F64", "I64", "U64",  "F32",     "I32",
+                                      "U32", "F16", "BF16", "I16",     "U16",
+                                      "I8",  "U8",  "BOOL", "F8_E4M3", "F8_E5M2"};
   static const std::uint64_t sizes[] = {8, 8, 8, 4, 4, 4, 2, 2, 2, 2, 1, 1, 1, 1, 1};
   for (std::size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); ++i) {
     if (dtype == names[i]) {
@@ -12882,9 +12843,8 @@ inline Tensor Safetensors::read(const SafetensorsEntry& entry) const {
 
 namespace detail {
 
-inline std::string safetensors_text(
-    const List<Parameter>& tensors,
-    const List<SafetensorsNote>& metadata) {
+inline std::string safetensors_text(const List<Parameter>& tensors,
+                                    const List<SafetensorsNote>& metadata) {
   std::string json = "{\"__metadata__\":{";
   for (const SafetensorsNote& note : metadata) {
     json += cat(json.back() == '{' ? "" : ",", "\"", json_escape(note.name), "\":\"",
@@ -12894,8 +12854,9 @@ inline std::string safetensors_text(
   std::int64_t at = 0;
   for (const Parameter& tensor : tensors) {
     const std::int64_t end = at + 4 * tensor.value.count();
-    json += cat(",\"", json_escape(tensor.name), "\":{\"dtype\":\"F32\",\"shape\":",
-                tensor.value.shape().text(), ",\"data_offsets\":[", at, ",", end, "]}");
+    json += cat(",\"", json_escape(tensor.name),
+                "\":{\"dtype\":\"F32\",\"shape\":", tensor.value.shape().text(),
+                ",\"data_offsets\":[", at, ",", end, "]}");
     at = end;
   }
   json += "}";
@@ -12906,8 +12867,7 @@ inline std::string safetensors_text(
 }  // namespace detail
 
 // Writes F32 tensors beside `path`, then renames: a save that fails leaves the old file whole.
-inline void write_safetensors(const std::string& path,
-                              const List<Parameter>& tensors,
+inline void write_safetensors(const std::string& path, const List<Parameter>& tensors,
                               const List<SafetensorsNote>& metadata) {
   const std::string json = detail::safetensors_text(tensors, metadata);
   const std::uint64_t n = json.size();
@@ -12939,16 +12899,20 @@ struct ConfigField {
 
 // The fields of a config by type, for writing and for reading.
 inline std::array<ConfigField<std::int64_t>, 9> config_sizes(ModelConfig& c) {
-  return {{{"layers", &c.layers},         {"width", &c.width},
-          {"heads", &c.heads},           {"kv_heads", &c.kv_heads},
-          {"head_size", &c.head_size},   {"hidden", &c.hidden},
-          {"vocabulary", &c.vocabulary}, {"context", &c.context},
-          {"expert_hidden", &c.expert_hidden}}};
+  return {{{"layers", &c.layers},
+           {"width", &c.width},
+           {"heads", &c.heads},
+           {"kv_heads", &c.kv_heads},
+           {"head_size", &c.head_size},
+           {"hidden", &c.hidden},
+           {"vocabulary", &c.vocabulary},
+           {"context", &c.context},
+           {"expert_hidden", &c.expert_hidden}}};
 }
 
 inline std::array<ConfigField<bool>, 4> config_switches(ModelConfig& c) {
-  return {{{"bias", &c.bias}, {"tied", &c.tied}, {"qkv_bias", &c.qkv_bias},
-           {"qk_norm", &c.qk_norm}}};
+  return {
+      {{"bias", &c.bias}, {"tied", &c.tied}, {"qkv_bias", &c.qkv_bias}, {"qk_norm", &c.qk_norm}}};
 }
 
 inline std::array<ConfigField<int>, 3> config_counts(ModelConfig& c) {
@@ -13099,12 +13063,18 @@ inline Gpt2Place gpt2_place(std::string name) {
     const char* ours;
     const char* theirs;
     int part;
-  } table[] = {{"model.embed_tokens", "wte", -1},        {"model.embed_positions", "wpe", -1},
-               {"model.norm", "ln_f", -1},               {"model.layers.", "h.", -1},
-               {"input_layernorm", "ln_1", -1},          {"post_attention_layernorm", "ln_2", -1},
-               {"self_attn.o_proj", "attn.c_proj", -1},  {"self_attn.q_proj", "attn.c_attn", 0},
-               {"self_attn.k_proj", "attn.c_attn", 1},   {"self_attn.v_proj", "attn.c_attn", 2},
-               {"mlp.up_proj", "mlp.c_fc", -1},          {"mlp.down_proj", "mlp.c_proj", -1}};
+  } table[] = {{"model.embed_tokens", "wte", -1},
+               {"model.embed_positions", "wpe", -1},
+               {"model.norm", "ln_f", -1},
+               {"model.layers.", "h.", -1},
+               {"input_layernorm", "ln_1", -1},
+               {"post_attention_layernorm", "ln_2", -1},
+               {"self_attn.o_proj", "attn.c_proj", -1},
+               {"self_attn.q_proj", "attn.c_attn", 0},
+               {"self_attn.k_proj", "attn.c_attn", 1},
+               {"self_attn.v_proj", "attn.c_attn", 2},
+               {"mlp.up_proj", "mlp.c_fc", -1},
+               {"mlp.down_proj", "mlp.c_proj", -1}};
   Gpt2Place place;
   for (const auto& row : table) {
     const std::size_t at = name.find(row.ours);
@@ -13311,7 +13281,7 @@ struct GenerateOptions {
   double temperature = 0.8;  // 0: always the most probable
   int top_k = 0;             // choose among so many; 0: all
   std::uint64_t seed = 1;
-  bool cache = true;         // keep keys and values; false recomputes all tokens each time
+  bool cache = true;  // keep keys and values; false recomputes all tokens each time
 };
 
 namespace detail {
@@ -13398,8 +13368,8 @@ inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
     cached += time;
     const float* last = logits.data() + (time - 1) * vocabulary;
     const float draw = uniform01(options.seed, static_cast<std::uint64_t>(i));
-    ids.push_back(detail::sample(last, known > 0 ? std::min(known, vocabulary) : vocabulary,
-                                 options, draw));
+    ids.push_back(
+        detail::sample(last, known > 0 ? std::min(known, vocabulary) : vocabulary, options, draw));
   }
   return ids;
 }
@@ -13408,8 +13378,8 @@ inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
 inline std::string generate(const Transformer& model, const std::string& prompt, std::int64_t n,
                             const GenerateOptions& options = {}) {
   const Tokenizer& tokenizer = model.tokenizer;
-  return tokenizer.decode(generate_tokens(model, tokenizer.encode(prompt), n, options,
-                                          tokenizer.vocabulary()));
+  return tokenizer.decode(
+      generate_tokens(model, tokenizer.encode(prompt), n, options, tokenizer.vocabulary()));
 }
 
 // The same with the tokenizer of the text.
@@ -13615,14 +13585,19 @@ inline std::string plain_name(const std::string& name) {
 }
 
 inline std::string model_alias(const std::string& plain) {
-  static const char* const aliases[][2] = {
-      {"gpt2", "gpt2-small"},          {"gpt3", "gpt3-175b"},
-      {"gptj", "gpt-j-6b"},            {"palm", "palm-540b"},
-      {"llama3405b", "llama3.1-405b"}, {"mixtral", "mixtral-8x7b"},
-      {"deepseek", "deepseek-v3"},     {"gemma34b", "gemma3-4b-text"},
-      {"gemma312b", "gemma3-12b-text"}, {"gemma327b", "gemma3-27b-text"},
-      {"qwen330b", "qwen3-30b-a3b"},   {"qwen3235b", "qwen3-235b-a22b"},
-      {"stablediffusion", "sd2.1-unet"}};
+  static const char* const aliases[][2] = {{"gpt2", "gpt2-small"},
+                                           {"gpt3", "gpt3-175b"},
+                                           {"gptj", "gpt-j-6b"},
+                                           {"palm", "palm-540b"},
+                                           {"llama3405b", "llama3.1-405b"},
+                                           {"mixtral", "mixtral-8x7b"},
+                                           {"deepseek", "deepseek-v3"},
+                                           {"gemma34b", "gemma3-4b-text"},
+                                           {"gemma312b", "gemma3-12b-text"},
+                                           {"gemma327b", "gemma3-27b-text"},
+                                           {"qwen330b", "qwen3-30b-a3b"},
+                                           {"qwen3235b", "qwen3-235b-a22b"},
+                                           {"stablediffusion", "sd2.1-unet"}};
   for (const auto& alias : aliases) {
     if (plain == alias[0]) {
       return alias[1];
@@ -13795,10 +13770,10 @@ struct StepOptions {
   double beta1 = 0.9;
   double beta2 = 0.99;
   double weight_decay = 0.1;
-  double clip = 1.0;  // of the global gradient norm; 0: none
+  double clip = 1.0;     // of the global gradient norm; 0: none
   double dropout = 0.0;  // share of numbers set to 0 after the embedding and each part of a block
-  std::int64_t eval_every = 250;  // steps; 0: only at the end
-  std::uint64_t seed = 1337;      // of data order and dropout
+  std::int64_t eval_every = 250;   // steps; 0: only at the end
+  std::uint64_t seed = 1337;       // of data order and dropout
   std::ostream* out = &std::cout;  // progress; null is silent
 };
 
@@ -13878,9 +13853,8 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
   }
   result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors()));
   detail::check_finite("train_step", "gradient norm", result.grad_norm, step, options);
-  optimizer.options.learning_rate = cosine_schedule(step, options.warmup, options.steps,
-                                                    options.learning_rate,
-                                                    options.min_learning_rate);
+  optimizer.options.learning_rate = cosine_schedule(
+      step, options.warmup, options.steps, options.learning_rate, options.min_learning_rate);
   optimizer.step(clip_scale(result.grad_norm, options.clip));
   optimizer.zero_grad();
   return result;
@@ -13922,8 +13896,7 @@ inline double layer_activations(const ModelConfig& c) {
 }  // namespace detail
 
 // Peak bytes of a step on `batch` sequences of `time` tokens. Dense models, no dropout.
-inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch,
-                                      std::int64_t time) {
+inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch, std::int64_t time) {
   const auto tokens = static_cast<double>(batch * time);
   const auto parameters = static_cast<double>(c.parameters());
   const auto width = static_cast<double>(c.width);
@@ -13934,8 +13907,8 @@ inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch,
   m.optimizer = 8 * parameters;
   const double last_norm = 2 * width + (c.norm == Norm::layer ? 2 : 1);
   const double loss = 2 * vocabulary + 1;  // the logits, their gradient, a log-sum-exp
-  m.activations = 4 * tokens * (static_cast<double>(c.layers) * detail::layer_activations(c) +
-                                last_norm + loss);
+  m.activations = 4 * tokens *
+                  (static_cast<double>(c.layers) * detail::layer_activations(c) + last_norm + loss);
   return m;
 }
 
@@ -13979,8 +13952,10 @@ inline void check_layout_counts(const char* who, const Layout& layout) {
   }
   if (!good) {
     throw Error(cat(who, ": layout is ", layout.text(), ", expert ", layout.expert,
-                    ", microbatches ", layout.microbatches, "; each must be at least 1, and the "
-                    "devices at most ", most));
+                    ", microbatches ", layout.microbatches,
+                    "; each must be at least 1, and the "
+                    "devices at most ",
+                    most));
   }
 }
 
@@ -13989,7 +13964,8 @@ inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t 
   check_layout_counts("train", layout);
   if (layout.tensor > 1 || layout.pipeline > 1 || layout.context > 1 || layout.expert > 1 ||
       layout.microbatches > 1 || layout.zero != Zero::none) {
-    throw Error(cat("train: layout is ", layout.text(), "; this version runs data parallelism "
+    throw Error(cat("train: layout is ", layout.text(),
+                    "; this version runs data parallelism "
                     "alone: set tensor, pipeline, context, expert and microbatches to 1 and zero "
                     "to Zero::none"));
   }
@@ -14021,7 +13997,7 @@ struct Validation {
 struct TrainReport {
   std::string model, text, machine;
   std::int64_t devices = 1;
-  std::vector<double> losses;  // of the global batch, before each step
+  std::vector<double> losses;      // of the global batch, before each step
   std::vector<double> grad_norms;  // before clipping
   List<Validation> validation;
   double seconds = 0;            // in training steps, measured; evaluation left out
@@ -14089,9 +14065,9 @@ struct TrainOptions : StepOptions {
 // learned positions do not) and 12 L H K times the mean of T/2 visible keys (scaling book, ch. 4,
 // causal), with the output matrix counted whether tied or not.
 inline double model_flops_per_token(const ModelConfig& c, std::int64_t time) {
-  const double lookups = static_cast<double>(c.vocabulary * c.width) * (c.tied ? 0 : 1) +
-                         static_cast<double>(c.position == Position::learned ? c.context * c.width
-                                                                             : 0);
+  const double lookups =
+      static_cast<double>(c.vocabulary * c.width) * (c.tied ? 0 : 1) +
+      static_cast<double>(c.position == Position::learned ? c.context * c.width : 0);
   const double multiplied = static_cast<double>(c.active_parameters()) - lookups;
   const double attention = 12.0 * static_cast<double>(c.layers * c.heads * c.head_size) *
                            (static_cast<double>(time) + 1) / 2;
@@ -14163,8 +14139,8 @@ inline StepResult data_parallel_step(Device& device, Replica& replica,
     const Tensor sum = device.all_reduce(pack_gradients(tensors, loss), "data", Reduce::mean);
     unpack_gradients(sum, tensors, loss);
   };
-  const Batch batch = make_batch(tokens, share, replica.model.config.context, options.seed, step,
-                                 first);
+  const Batch batch =
+      make_batch(tokens, share, replica.model.config.context, options.seed, step, first);
   return train_step(replica.model, replica.optimizer, batch, options, step, hooks);
 }
 
@@ -14186,8 +14162,8 @@ class Trainer {
 
   StepResult step(std::int64_t number) {
     if (!mesh_) {
-      const Batch batch = make_batch(tokens_, options_.batch, model_.config.context,
-                                     options_.seed, number);
+      const Batch batch =
+          make_batch(tokens_, options_.batch, model_.config.context, options_.seed, number);
       return train_step(model_, *optimizer_, batch, options_, number);
     }
     List<StepResult> results(replicas_.size());
@@ -14225,8 +14201,8 @@ inline void print_progress(const TrainOptions& options, std::int64_t step, doubl
   }
   const double done = static_cast<double>(step + 1);
   const double left = report.seconds / done * (static_cast<double>(options.steps) - done);
-  *options.out << cat("step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4),
-                      "  ", format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
+  *options.out << cat("step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4), "  ",
+                      format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
                       format_percent(report.mfu), "  ", format_seconds(left), " left")
                << std::endl;
 }
@@ -14381,12 +14357,9 @@ struct StateParts {
 
 inline StateParts state_parts(StateBytes convention) {
   switch (convention) {
-    case StateBytes::book:
-      return {2, 0, 8};
-    case StateBytes::mixed:
-      return {2, 2, 12};
-    default:
-      return {2, 4, 12};
+    case StateBytes::book: return {2, 0, 8};
+    case StateBytes::mixed: return {2, 2, 12};
+    default: return {2, 4, 12};
   }
 }
 
@@ -14394,8 +14367,8 @@ inline StateParts state_parts(StateBytes convention) {
 // 4 T H K a layer when each token sees all T, half as much when it sees those before it.
 inline double attention_flops_per_token(const ModelConfig& model, double context,
                                         AttentionFlops counted) {
-  const double full = 4.0 * static_cast<double>(model.layers) * context *
-                      static_cast<double>(model.query_width());
+  const double full =
+      4.0 * static_cast<double>(model.layers) * context * static_cast<double>(model.query_width());
   return counted == AttentionFlops::full ? full : counted == AttentionFlops::causal ? full / 2 : 0;
 }
 
@@ -14415,8 +14388,8 @@ inline double six_n(const ModelConfig& model) {
 // Forward and backward FLOPs that a token needs: three forward passes' worth.
 inline double training_flops_per_token(const ModelConfig& model, double context,
                                        AttentionFlops counted) {
-  return 3.0 * (2.0 * matmul_parameters(model) +
-                attention_flops_per_token(model, context, counted));
+  return 3.0 *
+         (2.0 * matmul_parameters(model) + attention_flops_per_token(model, context, counted));
 }
 
 // What PaLM's MFU counts: 6 N + 12 L H K T, the embedding included and the mask ignored.
@@ -14438,11 +14411,10 @@ inline double kv_cache_bytes_per_token(const ModelConfig& model, DType format) {
 namespace detail {
 
 // Throws unless the field of a job is a finite number from `least` to `most`.
-inline void check_job(const char* who, const char* field, double value, double least,
-                      double most) {
+inline void check_job(const char* who, const char* field, double value, double least, double most) {
   if (!is_finite(value) || value < least || value > most) {
-    throw Error(cat(who, ": ", field, " is ", value, "; a number from ", least, " to ", most,
-                    " is right"));
+    throw Error(
+        cat(who, ": ", field, " is ", value, "; a number from ", least, " to ", most, " is right"));
   }
 }
 
@@ -14505,12 +14477,12 @@ struct ServingJob {
 
 struct ServingPlan {
   std::string model, machine, bound;
-  std::int64_t chips = 0;                     // of one replica
+  std::int64_t chips = 0;  // of one replica
   Quantity weights, kv_cache_per_sequence, memory, chips_needed;
-  Quantity decode_step_time, prefill_time;    // one step of the batch; one prompt
+  Quantity decode_step_time, prefill_time;  // one step of the batch; one prompt
   Quantity tokens_per_second, tokens_per_second_per_chip;
   Quantity dollars_per_million_tokens, dollars_with_prefill;  // of output tokens
-  Quantity tensor_limit;                      // ways of tensor parallelism before links limit
+  Quantity tensor_limit;  // ways of tensor parallelism before links limit
   std::vector<std::string> notes;
 
   Table table() const;
@@ -14603,19 +14575,18 @@ inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan&
   const Quantity price(on.dollars_per_hour, "USD/h", "price", on.chip.price_source);
   const Quantity hour(3600, "s/h"), million(1e6, "token");
   const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
-  plan.dollars_per_million_tokens =
-      named("USD per million", million * chips * price / (plan.tokens_per_second * hour),
-            "decode alone");
+  plan.dollars_per_million_tokens = named(
+      "USD per million", million * chips * price / (plan.tokens_per_second * hour), "decode alone");
   if (job.output > 0) {
     const Quantity output(static_cast<double>(job.output), "token", "output");
-    plan.dollars_with_prefill = named(
-        "USD per million, with prefill",
-        plan.dollars_per_million_tokens +
-            million * chips * price * plan.prefill_time / (output * hour));
+    plan.dollars_with_prefill =
+        named("USD per million, with prefill",
+              plan.dollars_per_million_tokens +
+                  million * chips * price * plan.prefill_time / (output * hour));
   }
   if (!(on.dollars_per_hour > 0)) {
-    plan.notes.push_back(cat("price: not known for ", on.chip.name,
-                             "; set the machine's dollars_per_hour"));
+    plan.notes.push_back(
+        cat("price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"));
   }
 }
 
@@ -14698,7 +14669,7 @@ namespace tinyscale {
 
 struct TrainingJob {
   ModelConfig model;
-  double tokens = 0;         // 0: the preset's published count, else 20 for each parameter
+  double tokens = 0;  // 0: the preset's published count, else 20 for each parameter
   double batch_tokens = 4e6;
   std::int64_t context = 0;  // 0: the model's
   DType format = DType::bf16;
@@ -14710,12 +14681,12 @@ struct TrainingJob {
 // One way to divide the machine: what each part of a step takes, and what a chip must hold.
 struct TrainingLayout {
   Layout layout;
-  int data_axes = 0, tensor_axes = 0;       // M_X, M_Y: dimensions of the machine that each spans
+  int data_axes = 0, tensor_axes = 0;  // M_X, M_Y: dimensions of the machine that each spans
   double data_bandwidth = 0, tensor_bandwidth = 0;  // W_X, W_Y: bytes/s out of a chip
   double compute_time = 0, fsdp_time = 0, tensor_time = 0, step_time = 0;  // seconds
-  double memory = 0;                        // bytes a chip
-  bool shared_links = false;                // fsdp and tensor take turns instead of overlapping
-  std::string bound;                        // math, fsdp, tensor
+  double memory = 0;                                                       // bytes a chip
+  bool shared_links = false;  // fsdp and tensor take turns instead of overlapping
+  std::string bound;          // math, fsdp, tensor
 };
 
 namespace detail {
@@ -14731,8 +14702,9 @@ struct TrainingInputs {
 inline void check_training(const TrainingJob& job, const Machine& machine) {
   job.model.validate();
   if (machine.dims.size() == 0 || machine.chips() < 1) {
-    throw Error("plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", "
-                "{4, 4, 4})");
+    throw Error(
+        "plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", "
+        "{4, 4, 4})");
   }
   const char* const who = "plan_training";
   check_job(who, "batch_tokens", job.batch_tokens, 1, 1e18);
@@ -14748,12 +14720,12 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
   const double parameters = static_cast<double>(job.model.active_parameters());
   if (in.tokens == 0 && job.model.training_tokens > 0) {
     in.tokens = job.model.training_tokens;
-    in.notes.push_back(cat("tokens: ", format_count(in.tokens), ", as published for ",
-                           job.model.name));
+    in.notes.push_back(
+        cat("tokens: ", format_count(in.tokens), ", as published for ", job.model.name));
   } else if (in.tokens == 0) {
     in.tokens = 20 * parameters;
-    in.notes.push_back(cat("tokens: assumed 20 for each parameter (Chinchilla), ",
-                           format_count(in.tokens)));
+    in.notes.push_back(
+        cat("tokens: assumed 20 for each parameter (Chinchilla), ", format_count(in.tokens)));
   }
   in.context = static_cast<double>(job.context > 0 ? job.context : job.model.context);
   in.sequences = std::max(1.0, std::floor(job.batch_tokens / in.context + 0.5));
@@ -14831,8 +14803,8 @@ inline TrainingLayout price_layout(const TrainingInputs& in, const Layout& layou
   plan.compute_time = training_flops_per_token(model, in.context, AttentionFlops::causal) *
                       in.batch / (chips * in.machine.chip.peak(in.job.format));
   if (layout.data > 1) {
-    plan.fsdp_time = 3 * bytes * static_cast<double>(model.parameters()) /
-                     (y * plan.data_bandwidth);
+    plan.fsdp_time =
+        3 * bytes * static_cast<double>(model.parameters()) / (y * plan.data_bandwidth);
   }
   if (layout.tensor > 1) {
     plan.tensor_time = 8 * bytes * in.batch * static_cast<double>(model.width * model.layers) /
@@ -14841,7 +14813,7 @@ inline TrainingLayout price_layout(const TrainingInputs& in, const Layout& layou
   const double comms = plan.shared_links ? plan.fsdp_time + plan.tensor_time
                                          : std::max(plan.fsdp_time, plan.tensor_time);
   plan.step_time = std::max(plan.compute_time, comms);
-  plan.bound = plan.compute_time >= plan.step_time ? "math"
+  plan.bound = plan.compute_time >= plan.step_time  ? "math"
                : plan.fsdp_time >= plan.tensor_time ? "fsdp"
                                                     : "tensor";
   plan.memory = training_memory(in) / chips;
@@ -14939,13 +14911,13 @@ namespace tinyscale {
 struct TrainingPlan {
   std::string model, machine;
   TrainingLayout best;
-  List<TrainingLayout> layouts;      // those that fit, fastest first
+  List<TrainingLayout> layouts;  // those that fit, fastest first
   Quantity tokens, batch, compute_time, fsdp_time, tensor_time, communication_time, step_time;
   Quantity weights_memory, optimizer_memory, activation_memory, memory;  // bytes a chip
-  Quantity mfu, typical_mfu;                // 6 N tokens / (step chips peak); at the limit, assumed
-  Quantity tokens_per_chip, threshold;      // bound by math above the threshold
+  Quantity mfu, typical_mfu;            // 6 N tokens / (step chips peak); at the limit, assumed
+  Quantity tokens_per_chip, threshold;  // bound by math above the threshold
   Quantity limit_days, days, dollars, energy;  // days and dollars at the typical MFU; energy in Wh
-  std::vector<std::string> notes;           // assumptions that were made
+  std::vector<std::string> notes;              // assumptions that were made
 
   Table table() const;
   Table layout_table() const;
@@ -14999,13 +14971,14 @@ inline TrainingLetters training_letters(const TrainingInputs& in, const Training
 
 inline void plan_times(const TrainingLetters& q, TrainingPlan& plan) {
   const Quantity six(6, "FLOP/token"), none(0, "s");
-  plan.compute_time = named("T_math", (six * q.P_matmul + six * q.L * q.T * q.HK) * q.B /
-                                          (q.N * q.C), "6 P and causal attention");
-  plan.fsdp_time = named("T_fsdp", plan.best.layout.data > 1
-                                       ? 3.0 * q.b * q.P / (q.Y * q.W_X) : none);
-  plan.tensor_time = named("T_tensor", plan.best.layout.tensor > 1
-                                           ? 8.0 * q.b_token * q.B * q.D * q.L / (q.X * q.W_Y)
-                                           : none);
+  plan.compute_time =
+      named("T_math", (six * q.P_matmul + six * q.L * q.T * q.HK) * q.B / (q.N * q.C),
+            "6 P and causal attention");
+  plan.fsdp_time =
+      named("T_fsdp", plan.best.layout.data > 1 ? 3.0 * q.b * q.P / (q.Y * q.W_X) : none);
+  plan.tensor_time =
+      named("T_tensor",
+            plan.best.layout.tensor > 1 ? 8.0 * q.b_token * q.B * q.D * q.L / (q.X * q.W_Y) : none);
   plan.communication_time =
       plan.best.shared_links
           ? named("T_comms", plan.fsdp_time + plan.tensor_time, "one after the other on one link")
@@ -15036,16 +15009,15 @@ inline void plan_memory(const TrainingInputs& in, const TrainingLetters& q, Trai
   const Quantity kept(2 * in.job.checkpoints, "B/token");
   plan.activation_memory = named("M_activations", kept * q.B * q.D * q.L / q.N,
                                  cat(in.job.checkpoints, " tensors of width D a layer, bf16"));
-  plan.memory = named("M_chip",
-                      plan.weights_memory + plan.optimizer_memory + plan.activation_memory);
+  plan.memory =
+      named("M_chip", plan.weights_memory + plan.optimizer_memory + plan.activation_memory);
 }
 
 inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, TrainingPlan& plan) {
   const Quantity six(6, "FLOP/token"), day(86400, "s/day"), hours(24, "h/day");
   const double typical = std::min(in.job.typical_mfu, plan.mfu.value());
   plan.typical_mfu = Quantity(typical, "", "MFU", "typical: 6 N FLOPs of the peak, assumed");
-  plan.days =
-      named("days", six * q.P_used * plan.tokens / (q.N * q.C * plan.typical_mfu) / day);
+  plan.days = named("days", six * q.P_used * plan.tokens / (q.N * q.C * plan.typical_mfu) / day);
   plan.limit_days = named("days at the limit", plan.tokens / q.B * plan.step_time / day);
   const Machine& on = in.machine;
   const Quantity price(on.dollars_per_hour, "USD/h", "price", on.chip.price_source);
@@ -15053,8 +15025,8 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
   const Quantity watts(on.chip.watts, "W", "power", "of one chip, without hosts and cooling");
   plan.energy = named("energy", q.N * watts * plan.days * hours);
   if (!(on.dollars_per_hour > 0)) {
-    plan.notes.push_back(cat("price: not known for ", on.chip.name,
-                             "; set the machine's dollars_per_hour"));
+    plan.notes.push_back(
+        cat("price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"));
   }
   if (!(on.chip.watts > 0)) {
     plan.notes.push_back(cat("energy: the power of ", on.chip.name, " is not published"));
@@ -15066,12 +15038,13 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
 
 inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
   const StateParts parts = state_parts(in.job.state);
-  plan.notes.push_back(cat("memory: ", parts.total(), " bytes a parameter (weights ",
-                           parts.weights, ", gradients ", parts.gradients, ", optimizer ",
-                           parts.optimizer, "); the layer being gathered is not counted"));
+  plan.notes.push_back(cat("memory: ", parts.total(), " bytes a parameter (weights ", parts.weights,
+                           ", gradients ", parts.gradients, ", optimizer ", parts.optimizer,
+                           "); the layer being gathered is not counted"));
   if (static_cast<double>(plan.best.layout.data) > in.sequences) {
     plan.notes.push_back(cat("data: ", plan.best.layout.data, " chips for ",
-                             format_count(in.sequences), " sequences, so sequences are split; "
+                             format_count(in.sequences),
+                             " sequences, so sequences are split; "
                              "what attention then sends is not counted"));
   }
   if (!in.job.model.beyond.empty()) {
@@ -15160,8 +15133,16 @@ inline Table TrainingPlan::table() const {
 inline Table TrainingPlan::layout_table() const {
   Table out;
   out.title = "Fastest layouts";
-  out.columns = {"data", "tensor", "M_X", "M_Y", "T_math formula", "T_fsdp formula",
-                 "T_tensor formula", "T_step formula", "memory per chip", "bound by"};
+  out.columns = {"data",
+                 "tensor",
+                 "M_X",
+                 "M_Y",
+                 "T_math formula",
+                 "T_fsdp formula",
+                 "T_tensor formula",
+                 "T_step formula",
+                 "memory per chip",
+                 "bound by"};
   for (std::size_t i = 0; i < std::min<std::size_t>(5, layouts.size()); ++i) {
     const TrainingLayout& l = layouts[i];
     out.add({detail::cat(l.layout.data), detail::cat(l.layout.tensor), detail::cat(l.data_axes),
@@ -15207,21 +15188,11 @@ inline std::string xml_escape(const std::string& text) {
   std::string out;
   for (const char c : text) {
     switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
+      case '&': out += "&amp;"; break;
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '"': out += "&quot;"; break;
+      case '\'': out += "&#39;"; break;
       default: {
         const bool control = static_cast<unsigned char>(c) < 32 && c != '\n' && c != '\t';
         out += control ? ' ' : c;
@@ -15961,8 +15932,8 @@ inline void draw_series(Canvas& canvas, const Frame& frame, const Series& one, s
 }
 
 // Names with a sample of their line, in rows from (left, y) on; returns the y below the last.
-inline double draw_legend(Canvas& canvas, const List<Series>& series, double left,
-                          double right, double y) {
+inline double draw_legend(Canvas& canvas, const List<Series>& series, double left, double right,
+                          double y) {
   double x = left;
   bool any = false;
   for (std::size_t i = 0; i < series.size(); ++i) {
@@ -16064,7 +16035,7 @@ struct RooflinePlot {
   std::string title;
   double peak_flops_per_second = 0;    // of matmuls
   double vector_flops_per_second = 0;  // 0: not drawn
-  List<Roof> roofs;             // one slope for each memory level
+  List<Roof> roofs;                    // one slope for each memory level
   List<RooflinePoint> points;
 };
 
@@ -16125,8 +16096,7 @@ inline bool overlap(const Box& a, const Box& b) {
 }
 
 // Small boxes along the lines, so that no number is written across one.
-inline void take_lines(const Frame& frame, const List<Series>& lines,
-                       List<Box>& taken) {
+inline void take_lines(const Frame& frame, const List<Series>& lines, List<Box>& taken) {
   for (const Series& line : lines) {
     for (int i = 0; line.mark == Mark::line && i <= 120; ++i) {
       const double at = i / 120.0;
@@ -16138,8 +16108,8 @@ inline void take_lines(const Frame& frame, const List<Series>& lines,
 }
 
 // Writes a point's number beside it where nothing stands yet, else at the end of a thin leader.
-inline void number_point(Canvas& canvas, const Frame& frame, List<Box>& taken, double x,
-                         double y, const std::string& number) {
+inline void number_point(Canvas& canvas, const Frame& frame, List<Box>& taken, double x, double y,
+                         const std::string& number) {
   const double wide = drawn_width(number, 12) + 2;
   for (const double reach : {9.0, 17.0, 27.0, 39.0, 53.0, 69.0}) {
     for (int turn = 0; turn < 12; ++turn) {
@@ -16184,8 +16154,8 @@ inline void number_points(Canvas& canvas, const Frame& frame, const List<Series>
 }
 
 // Numbers and names below the plot, in columns; what does not fit is counted.
-inline void draw_key(Canvas& canvas, const List<RooflinePoint>& points, double width,
-                     double top, std::size_t rows) {
+inline void draw_key(Canvas& canvas, const List<RooflinePoint>& points, double width, double top,
+                     std::size_t rows) {
   const std::size_t columns = 3, room = rows * columns;
   const double column = (width - 40) / static_cast<double>(columns);
   for (std::size_t i = 0; i < points.size() && i < room; ++i) {

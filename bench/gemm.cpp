@@ -6,13 +6,13 @@
 #include "bench.hpp"
 
 #if defined(__has_include)
-#  if __has_include(<eigen3/Eigen/Core>)
-#    include <eigen3/Eigen/Core>
-#    define HAVE_EIGEN 1
-#  elif __has_include(<Eigen/Core>)
-#    include <Eigen/Core>
-#    define HAVE_EIGEN 1
-#  endif
+#if __has_include(<eigen3/Eigen/Core>)
+#include <eigen3/Eigen/Core>
+#define HAVE_EIGEN 1
+#elif __has_include(<Eigen/Core>)
+#include <Eigen/Core>
+#define HAVE_EIGEN 1
+#endif
 #endif
 
 namespace ts = tinyscale;

@@ -8,11 +8,11 @@
 namespace ts = tinyscale;
 
 #if defined(__GNUC__) && !defined(__clang__) && TINYSCALE_X86
-#  define FAST __attribute__((optimize("Ofast"), target("avx2,fma")))
-#  define HAVE_FAST 1
+#define FAST __attribute__((optimize("Ofast"), target("avx2,fma")))
+#define HAVE_FAST 1
 #else
-#  define FAST
-#  define HAVE_FAST 0
+#define FAST
+#define HAVE_FAST 0
 #endif
 
 using Dots = void (*)(std::int64_t n, std::int64_t k, const float* w, const float* x, float* y);

@@ -42,15 +42,18 @@ void profile_one_step(ts::Transformer& model, const ts::Text& text, ts::HtmlPage
   ts::train_step(model, optimizer, batch, options, steps);
   const ts::RooflineReport here = profile.roofline(ts::laptop());
   const ts::RooflineReport there = profile.roofline(ts::chip("tpu-v5e"), ts::DType::bf16);
-  std::cout << "\nOne training step against this laptop (formula beside measured)\n" << here
-            << "\nThe same step against a TPU v5e, priced as bf16\n" << there;
+  std::cout << "\nOne training step against this laptop (formula beside measured)\n"
+            << here << "\nThe same step against a TPU v5e, priced as bf16\n"
+            << there;
   page.heading("What bounds a training step?");
-  page.text("Every op of one training step: its flops, the bytes it must move, and the time that "
-            "the laptop's roofs allow, beside the time it took.");
+  page.text(
+      "Every op of one training step: its flops, the bytes it must move, and the time that "
+      "the laptop's roofs allow, beside the time it took.");
   page.picture(ts::svg(here, ts::laptop()));
   page.table(here.table());
-  page.text("The same ops on a TPU v5e, priced as bf16. Its ridge lies far to the right: at this "
-            "size nearly everything waits for memory.");
+  page.text(
+      "The same ops on a TPU v5e, priced as bf16. Its ridge lies far to the right: at this "
+      "size nearly everything waits for memory.");
   page.picture(ts::svg(there, ts::chip("tpu-v5e")));
   page.table(there.table());
 }
@@ -79,8 +82,8 @@ void step_an_array(const ts::Transformer& model, ts::HtmlPage& page) {
                                                 static_cast<double>(run.output.data()[i])));
   }
   std::cout << "\nThe model's MLP matmul, " << x.shape() << " by " << w.shape()
-            << ", on a 128 x 128 systolic array\n" << run
-            << "closed form: " << formula.cycles << " cycles; stepped: " << run.cycles
+            << ", on a 128 x 128 systolic array\n"
+            << run << "closed form: " << formula.cycles << " cycles; stepped: " << run.cycles
             << "\nlargest difference from the host's product: " << difference << " of " << largest
             << "\n";
   page.heading("What does a systolic array do with it?");
@@ -103,13 +106,16 @@ void train_on_four(const ts::Text& text, const ts::TrainReport& one, ts::HtmlPag
     difference = std::max(difference, std::fabs(four.losses[i] - one.losses[i]));
   }
   std::cout << four << "largest difference in loss from one device over " << four.losses.size()
-            << " steps: " << difference << "\n" << *four.last_step;
+            << " steps: " << difference << "\n"
+            << *four.last_step;
   page.heading("The same training on four devices");
-  page.text("Data parallelism on a line of 4 simulated TPU v5e: each device learns from a quarter "
-            "of the batch, and gradients are summed by an all_reduce that really moves them. The "
-            "losses differ from one device's by at most " + small_number(difference) +
-            ", final validation " + ts::format_fixed(four.final_validation(), 4) + " beside " +
-            ts::format_fixed(one.final_validation(), 4) + ".");
+  page.text(
+      "Data parallelism on a line of 4 simulated TPU v5e: each device learns from a quarter "
+      "of the batch, and gradients are summed by an all_reduce that really moves them. The "
+      "losses differ from one device's by at most " +
+      small_number(difference) + ", final validation " +
+      ts::format_fixed(four.final_validation(), 4) + " beside " +
+      ts::format_fixed(one.final_validation(), 4) + ".");
   page.table(four.counted.table());
   page.picture(ts::svg(*four.last_step));
   page.table(four.last_step->table());

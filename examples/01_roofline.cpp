@@ -35,8 +35,8 @@ int main() {
 
   const ts::Counters c = profile.totals();
   std::cout << "\ncounted: " << ts::format_count(c.matmul_flops) << " matmul FLOPs, "
-            << ts::format_count(c.vector_flops) << " vector FLOPs, "
-            << ts::format_bytes(c.bytes()) << " as f32\n"
+            << ts::format_count(c.vector_flops) << " vector FLOPs, " << ts::format_bytes(c.bytes())
+            << " as f32\n"
             << "the knee of a v5e in bf16: " << ts::format_fixed(v5e.intensity(ts::DType::bf16), 1)
             << " FLOPs per byte (formula)\n\n";
 

@@ -24,8 +24,8 @@ int main(int argc, char** argv) {
     const ts::Transformer again = ts::load("nano.safetensors");
     ts::GenerateOptions greedy;
     greedy.temperature = 0;
-    const bool same = ts::generate(again, "The ", 50, greedy) ==
-                      ts::generate(model, text, "The ", 50, greedy);
+    const bool same =
+        ts::generate(again, "The ", 50, greedy) == ts::generate(model, text, "The ", 50, greedy);
     std::cout << "\nnano.safetensors: " << again.count() << " parameters, writes "
               << (same ? "the same" : "something else") << " when loaded again\n";
   } catch (const ts::Error& error) {

@@ -21,9 +21,8 @@ int main() {
     loss.backward();
     const double norm = ts::clip_grad_norm({w}, 10.0);
     if (step % 20 == 0) {
-      std::cout << "step " << step << "  loss " << ts::format_fixed(loss.item(), 4)
-                << "  gradient " << ts::format_fixed(norm, 4) << " in " << w.grad().shape()
-                << "\n";
+      std::cout << "step " << step << "  loss " << ts::format_fixed(loss.item(), 4) << "  gradient "
+                << ts::format_fixed(norm, 4) << " in " << w.grad().shape() << "\n";
     }
     optimizer.step();
     optimizer.zero_grad();

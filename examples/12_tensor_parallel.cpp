@@ -9,9 +9,9 @@
 namespace ts = tinyscale;
 
 int main() {
-  const ts::Tensor x = ts::randn({24, 1024}, 1);              // (B, D)
-  const ts::Tensor w1 = ts::randn({1024, 256}, 2, 0.03f);     // (D, F)
-  const ts::Tensor w2 = ts::randn({256, 1024}, 3, 0.06f);     // (F, D)
+  const ts::Tensor x = ts::randn({24, 1024}, 1);           // (B, D)
+  const ts::Tensor w1 = ts::randn({1024, 256}, 2, 0.03f);  // (D, F)
+  const ts::Tensor w2 = ts::randn({256, 1024}, 3, 0.06f);  // (F, D)
   ts::Mesh mesh(ts::machine("tpu-v5e", {4, 2}), {{"x", 4}, {"y", 2}});
 
   ts::MeshRun run = mesh.run([&](ts::Device& d) {
@@ -40,8 +40,9 @@ int main() {
   guess.steps = 6;
   for (const ts::Ring how : {ts::Ring::one_way, ts::Ring::both_ways}) {
     ring.ring = how;
-    const ts::MeshRun sum =
-        ring.run([](ts::Device& d) { d.all_reduce(ts::zeros({16, 1024}), "y"); });
+    const ts::MeshRun sum = ring.run([](ts::Device& d) {
+      d.all_reduce(ts::zeros({16, 1024}), "y");
+    });
     std::cout << (how == ts::Ring::one_way ? "a ring of 4, one way:   "
                                            : "a ring of 4, both ways: ")
               << sum.check(guess);

@@ -278,8 +278,8 @@ TEST_CASE("random: integers below n") {
   CHECK(ts::random_below(3, 4, 1) == 0);
   const std::uint64_t big = 0xfedcba9876543210ULL;
   const long double unit = static_cast<long double>(ts::random_below(5, 9, ~0ULL)) / 0x1p64L;
-  CHECK(std::fabs(static_cast<double>(
-            static_cast<long double>(ts::random_below(5, 9, big)) / big - unit)) < 1e-15);
+  CHECK(std::fabs(static_cast<double>(static_cast<long double>(ts::random_below(5, 9, big)) / big -
+                                      unit)) < 1e-15);
   CHECK_THROWS_WITH_AS(ts::random_below(3, 4, 0), "random_below: n is 0; n must be 1 or more",
                        ts::Error);
 }
@@ -325,16 +325,15 @@ TEST_CASE("threads: the caller waits for a slow worker") {
 
 TEST_CASE("threads: a body's exception reaches the caller, and the pool goes on") {
   for (int repeat = 0; repeat < 50; ++repeat) {
-    CHECK_THROWS_WITH_AS(
-        ts::parallel_for(1000, 1,
-                         [](std::int64_t begin, std::int64_t end) {
-                           for (std::int64_t i = begin; i < end; ++i) {
-                             if (i >= 300) {
-                               throw ts::Error("body: index 300 or more");
-                             }
-                           }
-                         }),
-        "body: index 300 or more", ts::Error);
+    CHECK_THROWS_WITH_AS(ts::parallel_for(1000, 1,
+                                          [](std::int64_t begin, std::int64_t end) {
+                                            for (std::int64_t i = begin; i < end; ++i) {
+                                              if (i >= 300) {
+                                                throw ts::Error("body: index 300 or more");
+                                              }
+                                            }
+                                          }),
+                         "body: index 300 or more", ts::Error);
   }
   // Every chunk throws: it is always the first chunk's exception that comes.
   for (int repeat = 0; repeat < 50; ++repeat) {

@@ -16,8 +16,8 @@ namespace {
 
 std::string temporary(const std::string& name) {
   const char* folder = std::getenv("TMPDIR");
-  return std::string(folder != nullptr ? folder : ".") + "/tinyscale_" +
-         std::to_string(getpid()) + "_" + name;
+  return std::string(folder != nullptr ? folder : ".") + "/tinyscale_" + std::to_string(getpid()) +
+         "_" + name;
 }
 
 void write_file(const std::string& path, const std::string& bytes) {
@@ -96,13 +96,14 @@ TEST_CASE("a saved model comes back as it was") {
   ts::ModelConfig wide = model.config;
   wide.hidden = 16;
   CHECK(error_of([&] { ts::load(path, wide); }) ==
-        "load: \"" + path + "\": the tensor for model.layers.0.mlp.gate_proj.weight is [12, 8]; "
-        "the model nano-llama has [16, 8]");
+        "load: \"" + path +
+            "\": the tensor for model.layers.0.mlp.gate_proj.weight is [12, 8]; "
+            "the model nano-llama has [16, 8]");
   ts::ModelConfig deep = model.config;
   deep.layers = 2;
-  CHECK(error_of([&] { ts::load(path, deep); }) ==
-        "load: \"" + path + "\": no tensor for the parameter "
-        "model.layers.1.input_layernorm.weight");
+  CHECK(error_of([&] { ts::load(path, deep); }) == "load: \"" + path +
+                                                       "\": no tensor for the parameter "
+                                                       "model.layers.1.input_layernorm.weight");
   ts::ModelConfig untied = model.config;
   untied.vocabulary = 1000000000;
   CHECK(error_of([&] { ts::load(path, untied); }) ==
@@ -141,8 +142,9 @@ TEST_CASE("a save writes through a link and leaves alone what is no regular file
   const std::string path = temporary("target.safetensors"), other = temporary("other");
   const auto refuse = [&] {
     CHECK(error_of([&] { model.save(other); }) ==
-          "save: \"" + other + "\" is there and is no regular file (a folder, a device, a link to "
-          "nothing); a new name or an old file is right");
+          "save: \"" + other +
+              "\" is there and is no regular file (a folder, a device, a link to "
+              "nothing); a new name or an old file is right");
   };
   struct stat seen;
   REQUIRE(symlink(path.c_str(), other.c_str()) == 0);
@@ -173,8 +175,7 @@ TEST_CASE("lengths that lie are refused") {
   CHECK(refusal("1234567") == "7 bytes are no safetensors file; it begins with 8");
   CHECK(refusal(std::string(8, '\xFF')) ==
         "a header of 18446744073709551615 bytes; at most 100000000 are right");
-  CHECK(refusal(std::string("\x40\0\0\0\0\0\0\0{}", 10)) ==
-        "a header of 64 bytes; only 2 follow");
+  CHECK(refusal(std::string("\x40\0\0\0\0\0\0\0{}", 10)) == "a header of 64 bytes; only 2 follow");
   CHECK(refusal(std::string(8, '\0')) == "the header does not begin with {");
   CHECK(refusal(with_length("[1]", "")) == "the header does not begin with {");
   CHECK(refusal(with_length(one, "1234567")) ==
@@ -194,8 +195,10 @@ TEST_CASE("ranges and shapes that lie are refused") {
     return with_length("{" + fields + "}", "12345678");
   };
   const std::string f32 = "\"dtype\":\"F32\",";
-  CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[1],\"data_offsets\":[0,4]},"
-                      "\"b\":{" + f32 + "\"shape\":[2],\"data_offsets\":[0,8]}")) ==
+  CHECK(refusal(entry("\"a\":{" + f32 +
+                      "\"shape\":[1],\"data_offsets\":[0,4]},"
+                      "\"b\":{" +
+                      f32 + "\"shape\":[2],\"data_offsets\":[0,8]}")) ==
         "tensor \"b\" begins at byte 0; the one before ends at 4, and nothing may lie between or "
         "twice");
   CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[1],\"data_offsets\":[4,8]}")) ==
@@ -205,11 +208,11 @@ TEST_CASE("ranges and shapes that lie are refused") {
         "tensor \"a\": bytes 0 to 8 for shape [3] of F32; their number must be 4 an element");
   CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[2],\"data_offsets\":[8,0]}")) ==
         "tensor \"a\": bytes 8 to 0 for shape [2] of F32; their number must be 4 an element");
-  CHECK(refusal(entry("\"a\":{" + f32 +
-                      "\"shape\":[4611686018427387905],\"data_offsets\":[0,4]}")) ==
-        "tensor \"a\": a size is not a whole number from 0 to 2^53");
-  CHECK(refusal(entry("\"a\":{" + f32 +
-                      "\"shape\":[9007199254740992,4096],\"data_offsets\":[0,8]}")) ==
+  CHECK(
+      refusal(entry("\"a\":{" + f32 + "\"shape\":[4611686018427387905],\"data_offsets\":[0,4]}")) ==
+      "tensor \"a\": a size is not a whole number from 0 to 2^53");
+  CHECK(refusal(
+            entry("\"a\":{" + f32 + "\"shape\":[9007199254740992,4096],\"data_offsets\":[0,8]}")) ==
         "tensor \"a\": Shape: [9007199254740992, 4096] has too many elements; at most 2^63 - 1");
   CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[-2],\"data_offsets\":[0,8]}")) ==
         "tensor \"a\": a size is not a whole number from 0 to 2^53");
@@ -222,8 +225,10 @@ TEST_CASE("ranges and shapes that lie are refused") {
   CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[2]}")) ==
         "tensor \"a\" lacks dtype, shape or data_offsets");
   CHECK(refusal(entry("\"a\":7")) == "tensor \"a\" lacks dtype, shape or data_offsets");
-  CHECK(refusal(entry("\"a\":{" + f32 + "\"shape\":[2],\"data_offsets\":[0,8]},"
-                      "\"a\":{" + f32 + "\"shape\":[2],\"data_offsets\":[0,8]}")) ==
+  CHECK(refusal(entry("\"a\":{" + f32 +
+                      "\"shape\":[2],\"data_offsets\":[0,8]},"
+                      "\"a\":{" +
+                      f32 + "\"shape\":[2],\"data_offsets\":[0,8]}")) ==
         "json: the key \"a\" stands twice, before at byte 107");
   CHECK(refusal(entry("\"__metadata__\":{\"x\":1}")) == "metadata \"x\" is not a string");
   for (const char* value : {"[1]", "\"x\"", "null"}) {
@@ -235,9 +240,10 @@ TEST_CASE("ranges and shapes that lie are refused") {
 TEST_CASE("other number formats are read, integers are not") {
   const std::string path = temporary("formats");
   const auto one = [&](const char* dtype, const std::string& data, int count) {
-    write_file(path, with_length(ts::detail::cat("{\"a\":{\"dtype\":\"", dtype, "\",\"shape\":[",
-                                                 count, "],\"data_offsets\":[0,", data.size(),
-                                                 "]}}  "), data));
+    write_file(path,
+               with_length(ts::detail::cat("{\"a\":{\"dtype\":\"", dtype, "\",\"shape\":[", count,
+                                           "],\"data_offsets\":[0,", data.size(), "]}}  "),
+                           data));
     const ts::Safetensors file = ts::read_safetensors(path);
     return file.read(*file.find("a")).values();
   };
@@ -376,8 +382,8 @@ TEST_CASE("numbers are written and read with a point in every locale") {
 }
 
 TEST_CASE("JSON is read strictly") {
-  const ts::Json json = ts::parse_json(
-      " {\"a\": [1, -2.5e1, true, null], \"b\\u00f6\\n\": \"\\ud83d\\ude00\"} ");
+  const ts::Json json =
+      ts::parse_json(" {\"a\": [1, -2.5e1, true, null], \"b\\u00f6\\n\": \"\\ud83d\\ude00\"} ");
   CHECK(json.find("a")->list[1].number == -25.0);
   CHECK(json.find("a")->list[2].number == 1.0);
   CHECK(json.find("b\xC3\xB6\n")->text == "\xF0\x9F\x98\x80");
@@ -396,8 +402,7 @@ TEST_CASE("JSON is read strictly") {
   CHECK(json_error("\"a") == "json: a string has no end at byte 2");
   CHECK(json_error("\"\n\"") == "json: a control character in a string at byte 1");
   CHECK(json_error("\"\\x\"") == "json: an unknown escape at byte 2");
-  CHECK(json_error("\"\\u12g4\"") ==
-        "json: four hexadecimal digits must follow \\u at byte 5");
+  CHECK(json_error("\"\\u12g4\"") == "json: four hexadecimal digits must follow \\u at byte 5");
   CHECK(json_error("\"\\ud83d\"") == "json: half of a surrogate pair at byte 6");
   CHECK(json_error(std::string(100, '[')) == "json: more than 64 levels at byte 65");
 }

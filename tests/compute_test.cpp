@@ -146,7 +146,8 @@ TEST_CASE("gemm: threads do not change a bit") {
 }
 
 TEST_CASE("elementwise: exp, tanh, gelu and silu are accurate on every path") {
-#if defined(__FAST_MATH__)  // 2^n is one factor, which overflows a little earlier; r is rounded once
+#if defined(__FAST_MATH__)  // 2^n is one factor, which overflows a little earlier; r is rounded
+                            // once
   const double largest = 1.7e38, exp_error = 5e-6, gelu_error = 2e-6;
 #else
   const double largest = 3e38, exp_error = 2.4e-7 /* 2 ulp */, gelu_error = 1e-6;
@@ -190,8 +191,8 @@ TEST_CASE("elementwise: exp, tanh, gelu and silu are accurate on every path") {
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double v = static_cast<double>(x[i]);
       const double u = std::sqrt(2.0 / std::acos(-1.0)) * (v + 0.044715 * v * v * v);
-      worst_new = std::max(worst_new, std::fabs(static_cast<double>(y[i]) -
-                                                0.5 * v * (1.0 + std::tanh(u))));
+      worst_new = std::max(worst_new,
+                           std::fabs(static_cast<double>(y[i]) - 0.5 * v * (1.0 + std::tanh(u))));
     }
     for (float& v : x) {
       v *= 10.0f;

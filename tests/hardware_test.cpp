@@ -173,15 +173,20 @@ TEST_CASE("hardware: machines") {
   CHECK(gpus.ring_bandwidth(1) == doctest::Approx(450e9));
   CHECK(gpus.ring_bandwidth(0) == doctest::Approx(50e9));
   CHECK(ts::machine("b200", {8}).ring_bandwidth(0) == doctest::Approx(900e9));
-  CHECK(message_of([] { ts::machine("tpu-v5e", {4, 0}); }) ==
-        "machine: tpu-v5e [4, 0]: every dimension needs at least one chip");
+  CHECK(message_of([] {
+          ts::machine("tpu-v5e", {4, 0});
+        }) == "machine: tpu-v5e [4, 0]: every dimension needs at least one chip");
   CHECK(message_of([] { ts::machine("tpu-v5e", ts::Shape()); }) ==
         "machine: tpu-v5e with no dimensions; give the chips along each, as {4, 2}");
-  CHECK(message_of([] { ts::machine("tpu-v5e", {2, 2, 2}); }) ==
-        "machine: tpu-v5e [2, 2, 2] has 3 dimensions; its network has 2");
-  CHECK(message_of([] { ts::machine("tpu-v5e", {16, 17}); }) ==
-        "machine: tpu-v5e [16, 17] is 272 chips; a pod has 256");
-  CHECK(message_of([] { ts::machine("h100", {2, 16}); }) ==
+  CHECK(message_of([] {
+          ts::machine("tpu-v5e", {2, 2, 2});
+        }) == "machine: tpu-v5e [2, 2, 2] has 3 dimensions; its network has 2");
+  CHECK(message_of([] {
+          ts::machine("tpu-v5e", {16, 17});
+        }) == "machine: tpu-v5e [16, 17] is 272 chips; a pod has 256");
+  CHECK(message_of([] {
+          ts::machine("h100", {2, 16});
+        }) ==
         "machine: h100-sxm [2, 16]: the last dimension is a switch domain of at most 8 GPUs; write "
         "{nodes, 8}");
   CHECK(message_of([&] { pod.axis_bandwidth(3); }) ==
@@ -291,18 +296,28 @@ TEST_CASE("hardware: a chip whose rates cannot be right prices nothing") {
     change(chip);
     return message_of([&] { ts::roofline(op, chip, ts::DType::bf16); });
   };
-  CHECK(priced([&](ts::Chip& c) { c.memory_bandwidth = nan; c.levels = {}; }) ==
-        "roofline: tpu-v5e: memory_bandwidth is nan; a finite number above 0 is right");
-  CHECK(priced([](ts::Chip& c) { c.memory_bandwidth = -1; c.levels = {}; }) ==
-        "roofline: tpu-v5e: memory_bandwidth is -1; a finite number above 0 is right");
-  CHECK(priced([](ts::Chip& c) { c.memory_bandwidth = 0; c.levels = {}; }) ==
-        "roofline: tpu-v5e: memory_bandwidth is 0; a finite number above 0 is right");
+  CHECK(priced([&](ts::Chip& c) {
+          c.memory_bandwidth = nan;
+          c.levels = {};
+        }) == "roofline: tpu-v5e: memory_bandwidth is nan; a finite number above 0 is right");
+  CHECK(priced([](ts::Chip& c) {
+          c.memory_bandwidth = -1;
+          c.levels = {};
+        }) == "roofline: tpu-v5e: memory_bandwidth is -1; a finite number above 0 is right");
+  CHECK(priced([](ts::Chip& c) {
+          c.memory_bandwidth = 0;
+          c.levels = {};
+        }) == "roofline: tpu-v5e: memory_bandwidth is 0; a finite number above 0 is right");
   CHECK(priced([&](ts::Chip& c) { c.vector_flops = nan; }) ==
         "roofline: tpu-v5e: vector_flops is nan; a finite number from 0 is right");
-  CHECK(priced([&](ts::Chip& c) { c.levels = {{"L1", 1e9, nan}}; }) ==
+  CHECK(priced([&](ts::Chip& c) {
+          c.levels = {{"L1", 1e9, nan}};
+        }) ==
         "roofline: tpu-v5e: the bandwidth of level L1 is nan; a finite number from 0 is right");
   for (const double rate : {nan, -1.0, std::numeric_limits<double>::infinity()}) {
-    CHECK(priced([&](ts::Chip& c) { c.flops_bf16 = rate; c.flops_f32 = rate; })
-              .find("Chip::peak: tpu-v5e has no rate for bf16") == 0);
+    CHECK(priced([&](ts::Chip& c) {
+            c.flops_bf16 = rate;
+            c.flops_f32 = rate;
+          }).find("Chip::peak: tpu-v5e has no rate for bf16") == 0);
   }
 }

@@ -14,9 +14,8 @@ namespace ts = tinyscale;
 
 TEST_CASE("without threads a mesh has one device, and says so") {
   const ts::Mesh one(ts::machine("tpu-v5e", {1, 1}), {{"x", 1}});
-  const ts::MeshRun run = one.run([](ts::Device& d) {
-    d.keep("all", d.all_gather(ts::full({2}, 3.0f), "x"));
-  });
+  const ts::MeshRun run =
+      one.run([](ts::Device& d) { d.keep("all", d.all_gather(ts::full({2}, 3.0f), "x")); });
   CHECK(run.kept(0, "all").values() == std::vector<float>{3, 3});
   const ts::Mesh three(ts::machine("tpu-v5e", {3}), {{"x", 3}});
   std::string said;
@@ -25,8 +24,9 @@ TEST_CASE("without threads a mesh has one device, and says so") {
   } catch (const ts::Error& error) {
     said = error.what();
   }
-  CHECK(said == "mesh.run: 3 devices need threads, and this program is compiled with "
-                "TINYSCALE_NO_THREADS; use a mesh of 1 device");
+  CHECK(said ==
+        "mesh.run: 3 devices need threads, and this program is compiled with "
+        "TINYSCALE_NO_THREADS; use a mesh of 1 device");
 }
 
 #else
@@ -105,9 +105,8 @@ TEST_CASE("all_gather: values, bytes, steps and time") {
     for (int n = 1; n <= 9; ++n) {
       for (const int count : {1, 5}) {
         const ts::Mesh mesh = axis_mesh(n, kind);
-        const ts::MeshRun run = mesh.run([&](ts::Device& d) {
-          d.keep("all", d.all_gather(numbers(d.rank(), count), "x"));
-        });
+        const ts::MeshRun run = mesh.run(
+            [&](ts::Device& d) { d.keep("all", d.all_gather(numbers(d.rank(), count), "x")); });
         check_cost(mesh, run, {ts::Collective::all_gather, kind, n, std::int64_t{n} * count, 0});
         for (int rank = 0; rank < n; ++rank) {
           const ts::Tensor all = run.kept(rank, "all");
@@ -128,9 +127,8 @@ TEST_CASE("all_reduce: any count, the same bits everywhere, the defined order") 
     for (int n = 1; n <= 9; ++n) {
       for (const int count : {0, 1, 7, 40}) {
         const ts::Mesh mesh = axis_mesh(n, kind);
-        const ts::MeshRun run = mesh.run([&](ts::Device& d) {
-          d.keep("sum", d.all_reduce(numbers(d.rank(), count), "x"));
-        });
+        const ts::MeshRun run = mesh.run(
+            [&](ts::Device& d) { d.keep("sum", d.all_reduce(numbers(d.rank(), count), "x")); });
         check_cost(mesh, run, {ts::Collective::all_reduce, kind, n, count, 0});
         const ts::Tensor first = run.kept(0, "sum");
         for (int i = 0; i < count; ++i) {
@@ -150,8 +148,7 @@ TEST_CASE("all_reduce: any count, the same bits everywhere, the defined order") 
   const ts::MeshRun run = axis_mesh(4, ts::AxisKind::line).run([&](ts::Device& d) {
     d.keep("sum", d.all_reduce(numbers(d.rank(), 1), "x"));
   });
-  CHECK(run.kept(2, "sum").item() ==
-        number(0, 0) + (number(1, 0) + (number(2, 0) + number(3, 0))));
+  CHECK(run.kept(2, "sum").item() == number(0, 0) + (number(1, 0) + (number(2, 0) + number(3, 0))));
 }
 
 TEST_CASE("all_reduce: mean, max, min") {
@@ -160,8 +157,8 @@ TEST_CASE("all_reduce: mean, max, min") {
     d.keep("mean", d.all_reduce(t, "x", ts::Reduce::mean));
     d.keep("max", d.all_reduce(t, "x", ts::Reduce::max));
     d.keep("min", d.all_reduce(t, "x", ts::Reduce::min));
-    d.keep("scattered", d.reduce_scatter(ts::full({5}, static_cast<float>(d.rank())), "x", 0,
-                                         ts::Reduce::mean));
+    d.keep("scattered",
+           d.reduce_scatter(ts::full({5}, static_cast<float>(d.rank())), "x", 0, ts::Reduce::mean));
   });
   CHECK(run.kept(4, "mean").values() == std::vector<float>(3, 3.0f));
   CHECK(run.kept(3, "max").values() == std::vector<float>(3, 5.0f));
@@ -173,9 +170,8 @@ TEST_CASE("reduce_scatter, broadcast and permute: values, bytes, steps and time"
   for (const ts::AxisKind kind : kinds) {
     for (int n = 1; n <= 9; ++n) {
       const ts::Mesh mesh = axis_mesh(n, kind);
-      const ts::MeshRun scattered = mesh.run([&](ts::Device& d) {
-        d.keep("part", d.reduce_scatter(numbers(d.rank(), n * 3), "x"));
-      });
+      const ts::MeshRun scattered = mesh.run(
+          [&](ts::Device& d) { d.keep("part", d.reduce_scatter(numbers(d.rank(), n * 3), "x")); });
       check_cost(mesh, scattered, {ts::Collective::reduce_scatter, kind, n, n * 3, 0});
       for (int i = 0; i < n * 3; ++i) {
         double exact = 0;
@@ -329,8 +325,7 @@ TEST_CASE("the report is the same at every run") {
 
 TEST_CASE("check a guess") {
   const ts::Mesh mesh(ts::machine("tpu-v5e", {4, 2}), {{"x", 4}, {"y", 2}});
-  const ts::MeshRun run =
-      mesh.run([](ts::Device& d) { d.all_reduce(ts::zeros({24, 1024}), "y"); });
+  const ts::MeshRun run = mesh.run([](ts::Device& d) { d.all_reduce(ts::zeros({24, 1024}), "y"); });
   ts::Guess guess;
   CHECK(run.check(guess).text() == "nothing guessed");
   CHECK_FALSE(run.check(guess).right);
@@ -371,15 +366,20 @@ TEST_CASE("errors of the mesh and of arguments") {
   const ts::Machine machine = ts::machine("tpu-v5e", {4, 2});
   CHECK(thrown([&] { ts::Mesh(machine, {}); }) ==
         "Mesh: no axes; give a name and a size for each, as {{\"x\", 4}, {\"y\", 2}}");
-  CHECK(thrown([&] { ts::Mesh(machine, {{"x", 4}, {"y", 4}}); }) ==
+  CHECK(thrown([&] {
+          ts::Mesh(machine, {{"x", 4}, {"y", 4}});
+        }) ==
         "Mesh: axes x, y of sizes [4, 4] are 16 devices, machine tpu-v5e 4x2 has 8 chips; they "
         "must be equal");
-  CHECK(thrown([&] { ts::Mesh(machine, {{"x", 0}, {"y", 2}}); }) ==
-        "Mesh: axis x has 0 devices; every axis needs at least 1");
-  CHECK(thrown([&] { ts::Mesh(machine, {{"x", 4}, {"x", 2}}); }) ==
-        "Mesh: two axes are named x; names must differ");
-  CHECK(thrown([&] { ts::Mesh(machine, {{"", 4}, {"x", 2}}); }) ==
-        "Mesh: axis 0 has no name; give every axis one, as \"x\"");
+  CHECK(thrown([&] {
+          ts::Mesh(machine, {{"x", 0}, {"y", 2}});
+        }) == "Mesh: axis x has 0 devices; every axis needs at least 1");
+  CHECK(thrown([&] {
+          ts::Mesh(machine, {{"x", 4}, {"x", 2}});
+        }) == "Mesh: two axes are named x; names must differ");
+  CHECK(thrown([&] {
+          ts::Mesh(machine, {{"", 4}, {"x", 2}});
+        }) == "Mesh: axis 0 has no name; give every axis one, as \"x\"");
   const ts::Mesh mesh(machine, {{"x", 4}, {"y", 2}});
   CHECK(thrown([&] { mesh.size("z"); }) == "size: no axis z on this mesh; its axes are x, y");
   const auto all_throw = [&](const std::string& message, const ts::DeviceProgram& program) {
@@ -389,18 +389,23 @@ TEST_CASE("errors of the mesh and of arguments") {
   const ts::Tensor t = ts::zeros({3});
   all_throw("all_gather: no axis z on this mesh; its axes are x, y",
             [&](ts::Device& d) { d.all_gather(t, "z"); });
-  all_throw("all_gather: axis x is given twice; each axis at most once",
-            [&](ts::Device& d) { d.all_gather(t, {"x", "x"}); });
+  all_throw("all_gather: axis x is given twice; each axis at most once", [&](ts::Device& d) {
+    d.all_gather(t, {"x", "x"});
+  });
   all_throw("all_reduce: no axis given; name at least one",
             [&](ts::Device& d) { d.all_reduce(t, std::vector<std::string>()); });
   all_throw("all_gather: dimension 1 is outside shape [3]",
             [&](ts::Device& d) { d.all_gather(t, "x", 1); });
   all_throw("all_gather: the tensor is empty (default-constructed); give one with a shape",
             [&](ts::Device& d) { d.all_gather(ts::Tensor(), "x"); });
-  all_throw("reduce_scatter: dimension 0 of [3] over 4 devices of x; its size must be a multiple "
-            "of 4", [&](ts::Device& d) { d.reduce_scatter(t, "x"); });
+  all_throw(
+      "reduce_scatter: dimension 0 of [3] over 4 devices of x; its size must be a multiple "
+      "of 4",
+      [&](ts::Device& d) { d.reduce_scatter(t, "x"); });
   all_throw("shard: dimension 0 of [3] over 8 devices of x,y; its size must be a multiple of 8",
-            [&](ts::Device& d) { d.shard(t, {"x", "y"}, 0); });
+            [&](ts::Device& d) {
+              d.shard(t, {"x", "y"}, 0);
+            });
   all_throw("broadcast: root 2 on axis y of 2 devices; the root is 0 to 1",
             [&](ts::Device& d) { d.broadcast(t, "y", 2); });
   CHECK(fault(axis_mesh(1, ts::AxisKind::line), [&](ts::Device& d) { d.send(t, 0); }) ==
@@ -418,16 +423,17 @@ TEST_CASE("errors of the mesh and of arguments") {
   const ts::MeshRun run = mesh.run([&](ts::Device& d) { d.keep("t", t); });
   CHECK(thrown([&] { run.kept(0, "u"); }) == "kept: device 0 kept nothing named u; it kept t");
   CHECK(thrown([&] { run.kept(8, "t"); }) == "kept: rank 8 of 8 devices; ranks are 0 to 7");
-  CHECK(thrown([&] { ts::collective_steps({ts::Collective::all_gather, ts::AxisKind::ring, 0, 1,
-                                           0}); }) ==
+  CHECK(thrown([&] {
+          ts::collective_steps({ts::Collective::all_gather, ts::AxisKind::ring, 0, 1, 0});
+        }) ==
         "collective_steps: 1 elements over 0 devices; needs 0 or more elements and at least 1 "
         "device");
-  CHECK(thrown([&] { ts::collective_bytes({ts::Collective::broadcast, ts::AxisKind::ring, 2, 1,
-                                           5}, 0); }) ==
-        "collective_bytes: root 5 of 2 devices; the root is 0 to 1");
-  CHECK(thrown([&] { ts::collective_bytes({ts::Collective::all_gather, ts::AxisKind::ring, 2, 1,
-                                           0}, 2); }) ==
-        "collective_bytes: index 2 of 2 devices; indices are 0 to 1");
+  CHECK(thrown([&] {
+          ts::collective_bytes({ts::Collective::broadcast, ts::AxisKind::ring, 2, 1, 5}, 0);
+        }) == "collective_bytes: root 5 of 2 devices; the root is 0 to 1");
+  CHECK(thrown([&] {
+          ts::collective_bytes({ts::Collective::all_gather, ts::AxisKind::ring, 2, 1, 0}, 2);
+        }) == "collective_bytes: index 2 of 2 devices; indices are 0 to 1");
 }
 
 TEST_CASE("mesh: a collective refuses a tensor that requires a gradient") {
@@ -460,32 +466,35 @@ TEST_CASE("nothing hangs: the error says where each device stands") {
         "  device 0: call 1, recv(from 1): waits for a message from device 1\n"
         "  device 1: call 1, recv(from 2): waits for a message from device 2\n"
         "  device 2: call 1, recv(from 0): waits for a message from device 0");
-  CHECK(fault(mesh, [&](ts::Device& d) {
-          if (d.rank() == 1) {
-            throw ts::Error("boom");
-          }
-          d.all_gather(t, "x");
-        }) ==
+  CHECK(fault(mesh,
+              [&](ts::Device& d) {
+                if (d.rank() == 1) {
+                  throw ts::Error("boom");
+                }
+                d.all_gather(t, "x");
+              }) ==
         "mesh.run: device 1 threw: boom\n"
         "  devices 0, 2: call 1, all_gather([4], dim 0, x): waits for device 1 to call it\n"
         "  device 1: threw after 0 calls: boom");
-  CHECK(fault(mesh, [&](ts::Device& d) {
-          d.barrier();
-          if (d.rank() == 2) {
-            return;
-          }
-          d.all_reduce(t, "x");
-        }) ==
+  CHECK(fault(mesh,
+              [&](ts::Device& d) {
+                d.barrier();
+                if (d.rank() == 2) {
+                  return;
+                }
+                d.all_reduce(t, "x");
+              }) ==
         "mesh.run: device 2 returned while others wait\n"
         "  devices 0, 1: call 2, all_reduce([4], sum, x): waits for device 2 to call it\n"
         "  device 2: returned after 1 call");
-  CHECK(fault(mesh, [&](ts::Device& d) {
-          if (d.rank() == 0) {
-            d.all_gather(t, "x");
-          } else {
-            d.all_reduce(t, "x", ts::Reduce::max);
-          }
-        }) ==
+  CHECK(fault(mesh,
+              [&](ts::Device& d) {
+                if (d.rank() == 0) {
+                  d.all_gather(t, "x");
+                } else {
+                  d.all_reduce(t, "x", ts::Reduce::max);
+                }
+              }) ==
         "mesh.run: devices 0-2 must make the same call and do not\n"
         "  device 0: call 1, all_gather([4], dim 0, x): its peers call something else\n"
         "  devices 1, 2: call 1, all_reduce([4], max, x): its peers call something else");
@@ -493,20 +502,22 @@ TEST_CASE("nothing hangs: the error says where each device stands") {
         "mesh.run: devices 0-2 must make the same call and do not\n"
         "  devices 0, 1: call 1, all_gather([1], dim 0, x): its peers call something else\n"
         "  device 2: call 1, all_gather([2], dim 0, x): its peers call something else");
-  CHECK(fault(mesh, [&](ts::Device& d) {
-          if (d.rank() == 0) {
-            d.send(t, 1);
-          }
-        }) ==
+  CHECK(fault(mesh,
+              [&](ts::Device& d) {
+                if (d.rank() == 0) {
+                  d.send(t, 1);
+                }
+              }) ==
         "mesh.run: messages were sent that nobody received\n"
         "  device 0: returned after 1 call\n"
         "  device 1: returned after 0 calls; 1 message from device 0 not received\n"
         "  device 2: returned after 0 calls");
-  CHECK(fault(mesh, [&](ts::Device& d) {
-          if (d.rank() == 0) {
-            throw 7;
-          }
-        }) ==
+  CHECK(fault(mesh,
+              [&](ts::Device& d) {
+                if (d.rank() == 0) {
+                  throw 7;
+                }
+              }) ==
         "mesh.run: device 0 threw: something that is not a std::exception\n"
         "  device 0: threw after 0 calls: something that is not a std::exception\n"
         "  devices 1, 2: returned after 0 calls");
@@ -554,12 +565,16 @@ TEST_CASE("mesh: a machine filled by hand must be whole") {
   mine.name = "mine";
   mine.chip = ts::chip("tpu-v5e");
   mine.dims = {4};
-  CHECK(thrown([&] { ts::Mesh(mine, {{"x", 4}}); }) ==
+  CHECK(thrown([&] {
+          ts::Mesh(mine, {{"x", 4}});
+        }) ==
         "Mesh: mine [4] has 0 wraps and 0 axis_bandwidths; one of each for every dimension is "
         "right");
   mine.wraps = {1};
   mine.axis_bandwidths = {0};
-  CHECK(thrown([&] { ts::Mesh(mine, {{"x", 4}}); }) ==
+  CHECK(thrown([&] {
+          ts::Mesh(mine, {{"x", 4}});
+        }) ==
         "Mesh: mine: axis_bandwidths[0] is 0 bytes/s; a finite number above 0 is right, as a "
         "chip's link_bandwidth, between nodes its dcn_bandwidth");
   mine.axis_bandwidths = {1e9};
@@ -567,8 +582,9 @@ TEST_CASE("mesh: a machine filled by hand must be whole") {
   mine.link_bandwidth = 1e9;
   CHECK(ts::Mesh(mine, {{"x", 4}}).size() == 4);
   mine.link_latency = nan;
-  CHECK(thrown([&] { ts::Mesh(mine, {{"x", 4}}); }) ==
-        "Mesh: mine: link_latency is nan s; a finite number from 0 is right");
+  CHECK(thrown([&] {
+          ts::Mesh(mine, {{"x", 4}});
+        }) == "Mesh: mine: link_latency is nan s; a finite number from 0 is right");
   ts::MessageLog log;
   log.devices = 4;
   CHECK(thrown([&] { ts::time(log, mine); }) ==

@@ -115,9 +115,9 @@ struct Slow {
         head = norm(name, head, true);
       }
       for (std::size_t i = 0; i < k / 2 && c.position == ts::Position::rotary; ++i) {
-        const double angle = static_cast<double>(t) *
-                             std::pow(c.rope_theta, -2.0 * static_cast<double>(i) /
-                                                        static_cast<double>(k));
+        const double angle =
+            static_cast<double>(t) *
+            std::pow(c.rope_theta, -2.0 * static_cast<double>(i) / static_cast<double>(k));
         const double a = head[i];
         const double b = head[i + k / 2];
         head[i] = a * std::cos(angle) - b * std::sin(angle);
@@ -356,9 +356,18 @@ TEST_CASE("hooks are called where their comments say") {
   const std::vector<float> plain = model.forward(tiny_ids, 2, 5).values();
   std::map<std::string, int> calls;
   ts::Hooks hooks;
-  hooks.weight = [&](const ts::Tensor& w, int) { ++calls["weight"]; return w; };
-  hooks.linear_in = [&](const ts::Tensor& x) { ++calls["in"]; return x; };
-  hooks.linear_out = [&](const ts::Tensor& y) { ++calls["out"]; return y; };
+  hooks.weight = [&](const ts::Tensor& w, int) {
+    ++calls["weight"];
+    return w;
+  };
+  hooks.linear_in = [&](const ts::Tensor& x) {
+    ++calls["in"];
+    return x;
+  };
+  hooks.linear_out = [&](const ts::Tensor& y) {
+    ++calls["out"];
+    return y;
+  };
   hooks.embedding = [&](const ts::Tensor& table, const std::vector<std::int32_t>& ids,
                         const ts::Shape& shape) {
     ++calls["embedding"];
@@ -485,8 +494,7 @@ TEST_CASE("config and transformer say what is wrong") {
         "ModelConfig: llama: head_size is 3; rotary positions turn pairs, so it must be even");
   c.head_size = 4;
   c.width = 0;
-  CHECK(error_of([&] { c.validate(); }) ==
-        "ModelConfig: llama: width is 0; at least 1 is right");
+  CHECK(error_of([&] { c.validate(); }) == "ModelConfig: llama: width is 0; at least 1 is right");
   ts::ModelConfig m = tiny("mixture");
   m.top_k = 4;
   CHECK(error_of([&] { m.validate(); }) ==
@@ -496,8 +504,9 @@ TEST_CASE("config and transformer say what is wrong") {
         "forward: 10 tokens from position 0 on; the context of llama is 5");
   CHECK(error_of([&] { model.forward(tiny_ids, 1, 4); }) ==
         "forward: 10 ids for 1 sequences of 4 tokens; one id a token is right");
-  CHECK(error_of([] { ts::route(ts::zeros({2, 3}), 4); }) ==
-        "route: top_k is 4 of 3 experts; 1 to 3 is right");
+  CHECK(error_of([] {
+          ts::route(ts::zeros({2, 3}), 4);
+        }) == "route: top_k is 4 of 3 experts; 1 to 3 is right");
 }
 
 TEST_CASE("config: numbers that cannot be right are refused") {
@@ -555,7 +564,10 @@ TEST_CASE("text becomes characters or bytes") {
   const char* const marked = "marked.txt";  // a byte order mark, then "ab"
   std::FILE* file = std::fopen(marked, "wb");
   REQUIRE(file != nullptr);
-  std::fputs("\xEF\xBB\xBF" "ab", file);
+  std::fputs(
+      "\xEF\xBB\xBF"
+      "ab",
+      file);
   std::fclose(file);
   CHECK(ts::read_text(marked).text() == "marked.txt: 2 tokens, characters (2 distinct)");
   std::remove(marked);
@@ -735,8 +747,8 @@ TEST_CASE("nanoGPT's training run is followed step by step") {
     const ts::StepResult result =
         ts::train_step(model, optimizer, batch, options, static_cast<std::int64_t>(step));
     worst = std::max(worst, std::abs(result.loss - std::strtod(cells[2].c_str(), nullptr)));
-    worst_norm = std::max(worst_norm,
-                          std::abs(result.grad_norm - std::strtod(cells[3].c_str(), nullptr)));
+    worst_norm =
+        std::max(worst_norm, std::abs(result.grad_norm - std::strtod(cells[3].c_str(), nullptr)));
   }
   MESSAGE("worst difference of the loss " << worst << ", of the norm " << worst_norm);
   CHECK(worst < 1e-5);
@@ -748,8 +760,8 @@ TEST_CASE("a trained GPT-2 style model writes the golden text") {
   if (!present(at + "nanogpt-shakespeare-char.safetensors")) {
     return;
   }
-  ts::Transformer model = ts::load(at + "nanogpt-shakespeare-char.safetensors",
-                                   shakespeare_config());
+  ts::Transformer model =
+      ts::load(at + "nanogpt-shakespeare-char.safetensors", shakespeare_config());
   const ts::Text text = ts::read_text(shared_path("text/tinyshakespeare.txt"));
   const std::string golden = ts::detail::read_file(at + "golden/greedy_text.txt", "test");
   ts::GenerateOptions greedy;

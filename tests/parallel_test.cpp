@@ -185,8 +185,9 @@ TEST_CASE("layouts and requests that cannot run say why") {
   };
   ts::TrainOptions options = silent(1);
   options.layout.data = 4;
-  CHECK(error(options) == "train: layout is data 4, tensor 1, pipeline 1, context 1 = 4 devices, "
-                          "the machine has 1 chips; they must be equal");
+  CHECK(error(options) ==
+        "train: layout is data 4, tensor 1, pipeline 1, context 1 = 4 devices, "
+        "the machine has 1 chips; they must be equal");
   options.machine = ts::machine("tpu-v5e", {4, 2});
   options.layout.data = 2;
   options.layout.tensor = 2;
@@ -197,8 +198,9 @@ TEST_CASE("layouts and requests that cannot run say why") {
   options.layout = ts::Layout();
   options.layout.data = 8;
   options.batch = 12;
-  CHECK(error(options) == "train: a batch of 12 sequences does not divide over 8 data-parallel "
-                          "devices; right is a multiple of 8");
+  CHECK(error(options) ==
+        "train: a batch of 12 sequences does not divide over 8 data-parallel "
+        "devices; right is a multiple of 8");
   options.layout.data = 0;
   CHECK(error(options) ==
         "train: layout is data 0, tensor 1, pipeline 1, context 1, expert 1, microbatches 1; each "
@@ -207,8 +209,7 @@ TEST_CASE("layouts and requests that cannot run say why") {
   ts::ModelConfig tiny = small_model();
   tiny.vocabulary = 8;
   ts::Transformer few(tiny, 1);
-  CHECK(message([&] { ts::train(few, text, silent(1)); }).find(
-            "train: the text has ") == 0);
+  CHECK(message([&] { ts::train(few, text, silent(1)); }).find("train: the text has ") == 0);
   CHECK(message([&] { ts::train(model, ts::make_text("short", "abc"), silent(1)); }) ==
         "train: the text has 2 tokens here, a sequence 16; more than 16 are right: take a longer "
         "text or a shorter context");
@@ -248,8 +249,9 @@ TEST_CASE("a last step that ruins the weights is no success, on one device and o
       }
       ts::Transformer model(small_model(), 1);
       const std::string said = message([&] { ts::train(model, text, options); });
-      const std::string ending = " in step 0; try a smaller learning_rate than 1e+29, a longer "
-                                 "warmup than 0 steps or a smaller clip than 1";
+      const std::string ending =
+          " in step 0; try a smaller learning_rate than 1e+29, a longer "
+          "warmup than 0 steps or a smaller clip than 1";
       CHECK(said.find(validated ? "train: the validation loss is not a number" + ending
                                 : "train: the norm of the weights is infinite" + ending) == 0);
     }

@@ -253,12 +253,11 @@ TEST_CASE("plan: Llama 3 70B on a pod of v5p, as in chapter 6") {
   CHECK(plan.communication_time.unit() == "s");
   CHECK(plan.memory.value() == doctest::Approx(2.42e9).epsilon(0.005));  // the book: 2.4 GB
   CHECK(plan.memory.value() == doctest::Approx(plan.best.memory));
-  CHECK(plan.days.value() == doctest::Approx(44.67).epsilon(0.001));     // 44.3 with 70e9
+  CHECK(plan.days.value() == doctest::Approx(44.67).epsilon(0.001));  // 44.3 with 70e9
   CHECK(plan.dollars.value() == doctest::Approx(8960 * 4.2 * 24 * plan.days.value()));
   CHECK(plan.limit_days.value() < plan.days.value());
   CHECK(plan.mfu.value() > 0.9);
-  CHECK(plan.notes[0] ==
-        "batch: 4,000,000 tokens rounded to 488 sequences of 8,192 = 3,997,696");
+  CHECK(plan.notes[0] == "batch: 4,000,000 tokens rounded to 488 sequences of 8,192 = 3,997,696");
   CHECK(plan.step_time.explain(0) ==
         "T_step = max(T_math, T_comms)   [lower bound, perfect overlap]\n"
         "       = max(437 ms, 294 ms)\n"
@@ -293,8 +292,8 @@ TEST_CASE("plan: GPUs share a switch inside and a network between nodes") {
   ts::Layout layout;
   layout.data = 2048;
   const ts::TrainingPlan fsdp = ts::plan_training(llama70b(), gpus, layout);
-  CHECK(fsdp.best.data_bandwidth == doctest::Approx(400e9));          // a node's ports
-  CHECK(fsdp.threshold.value() == doctest::Approx(2473.5));           // the book: 2475
+  CHECK(fsdp.best.data_bandwidth == doctest::Approx(400e9));  // a node's ports
+  CHECK(fsdp.threshold.value() == doctest::Approx(2473.5));   // the book: 2475
   layout.data = 256;
   layout.tensor = 8;
   const ts::TrainingPlan mixed = ts::plan_training(llama70b(), gpus, layout);
@@ -327,7 +326,9 @@ TEST_CASE("plan: what a training job leaves open is chosen and said") {
 
 TEST_CASE("plan: errors of plan_training") {
   ts::TrainingJob job = llama70b();
-  CHECK(message_of([&] { ts::plan_training(job, ts::machine("tpu-v5e", {4, 2})); }) ==
+  CHECK(message_of([&] {
+          ts::plan_training(job, ts::machine("tpu-v5e", {4, 2}));
+        }) ==
         "plan_training: llama3-70b does not fit on tpu-v5e 4x2: 10 bytes a parameter = 706 GB, "
         "checkpoints 21 TB, 2.71 TB a chip of 16 GB; would fit: 1,355 chips, or fewer tokens in a "
         "batch or fewer checkpoints");
@@ -384,8 +385,7 @@ TEST_CASE("plan: serving Llama 2 13B") {
   CHECK(plan.kv_cache_per_sequence.value() == 2304.0 * 409600);
   CHECK(plan.chips_needed.value() == 2);
   CHECK(plan.chips == 4);  // the smallest slice above one chip
-  CHECK(plan.notes[0] ==
-        "chips: tpu-v5e 1 holds 16 GB of the 20.6 GB needed; planned on 4 chips");
+  CHECK(plan.notes[0] == "chips: tpu-v5e 1 holds 16 GB of the 20.6 GB needed; planned on 4 chips");
   const double kv = 8 * (2048 + 128) * 409600.0, weights = 13015864320.0;
   CHECK(plan.decode_step_time.value() == doctest::Approx((kv + weights) / (4 * 8.19e11)));
   CHECK(plan.bound == "memory");
@@ -420,8 +420,9 @@ TEST_CASE("plan: errors of plan_serving") {
   job.prompt = 1000000000000000;
   CHECK(refused() == "plan_serving: prompt is 1e+15; a number from 0 to 1e+09 is right");
   job.prompt = 1000000000;
-  CHECK(refused() == "plan_serving: the number of chips needed is 5.12000131e+13; a number from 0 "
-                     "to 1e+12 is right");
+  CHECK(refused() ==
+        "plan_serving: the number of chips needed is 5.12000131e+13; a number from 0 "
+        "to 1e+12 is right");
   job.prompt = job.output = 0;
   CHECK(refused() == "plan_serving: prompt is 0; a number from 1 to 1e+09 is right");
   job.output = -1;

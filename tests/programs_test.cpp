@@ -167,7 +167,8 @@ TEST_CASE("program 5: a mini transformer on real text [slow]") {
   // ---- "input.txt", 500 steps, "nano.safetensors" there
   ts::Text text = ts::read_text(input.path);
   ts::Transformer model(ts::config("nano"), /*seed=*/1);
-  ts::TrainOptions options;  options.steps = 12;
+  ts::TrainOptions options;
+  options.steps = 12;
   ts::TrainReport report = ts::train(model, text, options);
   std::cout << report << ts::generate(model, text, "The ", 200);
   model.save(saved);
@@ -231,12 +232,16 @@ TEST_CASE("program 6: what is not built yet says so") {
     }
     return std::string("no error");
   };
-  const std::string reason = "; this version runs data parallelism alone: set tensor, pipeline, "
-                             "context, expert and microbatches to 1 and zero to Zero::none";
+  const std::string reason =
+      "; this version runs data parallelism alone: set tensor, pipeline, "
+      "context, expert and microbatches to 1 and zero to Zero::none";
   // ----
   options.machine = ts::machine("tpu-v5e", {4, 2});
-  options.layout.data = 2;  options.layout.tensor = 2;  options.layout.pipeline = 2;
-  options.layout.microbatches = 4;  options.layout.zero = ts::Zero::optimizer;
+  options.layout.data = 2;
+  options.layout.tensor = 2;
+  options.layout.pipeline = 2;
+  options.layout.microbatches = 4;
+  options.layout.zero = ts::Zero::optimizer;
   // ----
   CHECK(refused() == "train: layout is data 2, tensor 2, pipeline 2, context 1" + reason);
   const std::string eight = "train: layout is data 8, tensor 1, pipeline 1, context 1" + reason;
@@ -261,8 +266,12 @@ TEST_CASE("program 6: what is not built yet says so") {
 TEST_CASE("program 7: what would it cost to train this?") {
   Capture out;
   // ----
-  ts::TrainingJob job;  job.model = ts::config("llama3-70b");  job.tokens = 15e12;
-  job.batch_tokens = 4e6;  job.context = 8192;  job.format = ts::DType::bf16;
+  ts::TrainingJob job;
+  job.model = ts::config("llama3-70b");
+  job.tokens = 15e12;
+  job.batch_tokens = 4e6;
+  job.context = 8192;
+  job.format = ts::DType::bf16;
   ts::TrainingPlan plan = ts::plan_training(job, ts::machine("tpu-v5p", {16, 20, 28}));
   std::cout << plan;
   std::cout << plan.step_time.explain();
@@ -281,8 +290,11 @@ TEST_CASE("program 7: what would it cost to train this?") {
 TEST_CASE("program 8: what memory and how many chips to serve it?") {
   Capture out;
   // ----
-  ts::ServingJob serve;  serve.model = ts::config("llama2-13b");  serve.prompt = 2048;
-  serve.output = 256;  serve.batch = 8;
+  ts::ServingJob serve;
+  serve.model = ts::config("llama2-13b");
+  serve.prompt = 2048;
+  serve.output = 256;
+  serve.batch = 8;
   serve.format = ts::DType::int8;
   ts::ServingPlan plan = ts::plan_serving(serve, ts::machine("tpu-v5e", {1}));
   std::cout << plan;
@@ -308,7 +320,10 @@ TEST_CASE("program 11: my own training step") {
   ts::Tensor w = ts::parameter(ts::randn({64, 64}, seed));
   ts::Tensor loss = ts::mean(ts::square(ts::matmul(x, w) - y));
   ts::AdamW optimizer({w});
-  loss.backward();  w.grad();  optimizer.step();  optimizer.zero_grad();
+  loss.backward();
+  w.grad();
+  optimizer.step();
+  optimizer.zero_grad();
   // ----
   CHECK(w.shape() == ts::Shape{64, 64});
   CHECK(ts::mean(ts::square(ts::matmul(x, w) - y)).item() < loss.item());
@@ -325,7 +340,9 @@ TEST_CASE("program 12: tensor parallelism in ten lines, and am I right?") {
     ts::Tensor h = ts::gelu(ts::matmul(d.replicate(x, "y"), d.shard(w1, "y", 1)));
     d.keep("out", d.all_reduce(ts::matmul(h, d.shard(w2, "y", 0)), "y"));
   });
-  ts::Guess guess;  guess.bytes_per_device = 98304;  guess.steps = 6;
+  ts::Guess guess;
+  guess.bytes_per_device = 98304;
+  guess.steps = 6;
   std::cout << run.check(guess);
   // ----
   out.stop();
@@ -340,8 +357,7 @@ TEST_CASE("program 12: tensor parallelism in ten lines, and am I right?") {
 TEST_CASE("program 12: the check on a ring both ways") {
   ts::Mesh mesh(ts::machine("tpu-v4", {4, 4, 4}), {{"data", 16}, {"y", 4}});
   mesh.ring = ts::Ring::both_ways;
-  const ts::MeshRun run =
-      mesh.run([](ts::Device& d) { d.all_reduce(ts::zeros({16, 1024}), "y"); });
+  const ts::MeshRun run = mesh.run([](ts::Device& d) { d.all_reduce(ts::zeros({16, 1024}), "y"); });
   ts::Guess guess;
   guess.bytes_per_device = 98304;
   guess.steps = 6;

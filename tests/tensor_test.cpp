@@ -14,9 +14,12 @@ namespace {
 using Function = std::function<ts::Tensor(const std::vector<ts::Tensor>&)>;
 
 // Weighs every output element differently, so that no gradient can cancel.
-ts::Tensor weighed(const ts::Tensor& y) { return ts::sum(y * ts::uniform(y.shape(), 99, 0.5f, 1.5f)); }
+ts::Tensor weighed(const ts::Tensor& y) {
+  return ts::sum(y * ts::uniform(y.shape(), 99, 0.5f, 1.5f));
+}
 
-// Central differences with step h: error h^2 f'''/6 + 2 eps |f| / h, about 1e-3 relative for h = 1e-2.
+// Central differences with step h: error h^2 f'''/6 + 2 eps |f| / h, about 1e-3 relative for h =
+// 1e-2.
 void check_gradient(const std::string& name, const Function& f, const std::vector<ts::Tensor>& at) {
   CAPTURE(name);
   std::vector<ts::Tensor> inputs;
@@ -161,7 +164,9 @@ TEST_CASE("errors name the function, the shapes and what would be right") {
   const ts::Tensor w = ts::zeros({4095, 16});
   CHECK(message([&] { ts::matmul(x, w); }) ==
         "matmul: inner sizes differ: x is [8, 4096], w is [4095, 16]; x columns must equal w rows");
-  CHECK(message([&] { ts::matmul_transposed(x, ts::zeros({16, 4095})); }) ==
+  CHECK(message([&] {
+          ts::matmul_transposed(x, ts::zeros({16, 4095}));
+        }) ==
         "matmul_transposed: inner sizes differ: x is [8, 4096], w is [16, 4095]; x columns must "
         "equal w columns");
   CHECK(message([&] { ts::matmul(x, ts::zeros({4})); }) ==
@@ -175,21 +180,25 @@ TEST_CASE("errors name the function, the shapes and what would be right") {
         "slice: 4 to 9 of dimension 0 is outside shape [8, 4096]");
   CHECK(message([&] { ts::transpose(x, 0, 2); }) ==
         "transpose: dimension 2 is outside shape [8, 4096]");
-  CHECK(message([&] { ts::concat({x, w}, 0); }) ==
-        "concat: shapes [8, 4096] and [4095, 16] differ outside dimension 0");
-  CHECK(message([&] { ts::concat({}, 0); }) ==
-        "concat: no tensors given; at least one is right");
+  CHECK(message([&] {
+          ts::concat({x, w}, 0);
+        }) == "concat: shapes [8, 4096] and [4095, 16] differ outside dimension 0");
+  CHECK(message([&] { ts::concat({}, 0); }) == "concat: no tensors given; at least one is right");
   CHECK(message([&] { ts::sum(x, 2); }) == "sum: dimension 2 is outside shape [8, 4096]");
-  CHECK(message([&] { ts::mean(ts::zeros({0})); }) == "mean: the tensor has no elements, shape [0]");
+  CHECK(message([&] { ts::mean(ts::zeros({0})); }) ==
+        "mean: the tensor has no elements, shape [0]");
   CHECK(message([&] { ts::embedding(w, {5000}, {1}); }) ==
         "embedding: id 5000 at position 0 is outside the table's 4095 rows");
-  CHECK(message([&] { ts::embedding(w, {1, 2}, {1}); }) ==
+  CHECK(message([&] {
+          ts::embedding(w, {1, 2}, {1});
+        }) ==
         "embedding: table is [4095, 16], 2 ids for shape [1]; the table needs two dimensions and "
         "the ids one per element");
   CHECK(message([&] { ts::cross_entropy(w, {1}); }) ==
         "cross_entropy: logits are [4095, 16], so 4095 targets are right; given 1");
-  CHECK(message([&] { ts::cross_entropy(ts::zeros({1, 4}), {4}); }) ==
-        "cross_entropy: target 4 is outside the 4 classes (-1 leaves a row out)");
+  CHECK(message([&] {
+          ts::cross_entropy(ts::zeros({1, 4}), {4});
+        }) == "cross_entropy: target 4 is outside the 4 classes (-1 leaves a row out)");
   CHECK(message([&] { ts::layer_norm(x, ts::zeros({5}), ts::Tensor()); }) ==
         "layer_norm: x is [8, 4096], weight is [5]; weight must be [4096]");
   CHECK(message([&] { ts::softmax(ts::zeros({})); }) ==
@@ -201,21 +210,25 @@ TEST_CASE("errors name the function, the shapes and what would be right") {
         "item: the tensor has 32768 elements, shape [8, 4096]; item() needs exactly 1");
   CHECK(message([&] { x.at({1}); }) ==
         "at: 1 indices given for shape [8, 4096]; one per dimension is right");
-  CHECK(message([&] { x.at({8, 0}); }) ==
-        "at: index 8 in dimension 0 is outside shape [8, 4096]");
-  CHECK(message([&] { ts::Tensor().values(); ts::Tensor().data(); }) ==
-        "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
+  CHECK(message([&] { x.at({8, 0}); }) == "at: index 8 in dimension 0 is outside shape [8, 4096]");
+  CHECK(message([&] {
+          ts::Tensor().values();
+          ts::Tensor().data();
+        }) == "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
   CHECK(message([&] { x.backward(); }) ==
         "backward: no parameter stands behind this tensor; wrap one with parameter()");
   CHECK(message([&] { ts::square(ts::parameter(ts::zeros({2}))).backward(); }) ==
         "backward: the loss must be one number, this has shape [2]; take mean() or sum() first");
-  CHECK(message([&] { ts::attention(ts::zeros({1, 2, 8}), ts::zeros({1, 2, 4}), ts::zeros({1, 2, 4}),
-                                    3, 1, ts::Mask::none); }) ==
+  CHECK(message([&] {
+          ts::attention(ts::zeros({1, 2, 8}), ts::zeros({1, 2, 4}), ts::zeros({1, 2, 4}), 3, 1,
+                        ts::Mask::none);
+        }) ==
         "attention: q is [1, 2, 8], k is [1, 2, 4], v is [1, 2, 4] with 3 heads and 1 kv heads; "
         "right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a multiple of kv_heads, and "
         "S >= T when causal");
-  CHECK(message([&] { ts::rope(ts::zeros({1, 2, 6}), 3, 0); }) ==
-        "rope: x is [1, 2, 6] with head size 3; right is [B, T, heads K] with an even K");
+  CHECK(message([&] {
+          ts::rope(ts::zeros({1, 2, 6}), 3, 0);
+        }) == "rope: x is [1, 2, 6] with head size 3; right is [B, T, heads K] with an even K");
   CHECK(message([&] { ts::vector_cost("sin", 1, &ts::VectorCost::forward); }) ==
         "vector_cost: no op is called 'sin'; vector_costs() lists them");
 }
@@ -225,7 +238,9 @@ TEST_CASE("sizes that no machine holds are an error, not a wrapped allocation") 
         "Tensor: shape [4611686018427387904] takes 18.4 EB; a tensor holds at most 2^38 numbers, "
         "1.1 TB");
   CHECK(message([] { ts::zeros({(std::int64_t{1} << 62) + 1}); }).find("Tensor: shape [46") == 0);
-  CHECK(message([] { ts::zeros({std::int64_t{1} << 30, 1 << 28}); }).find("Tensor: shape [10") == 0);
+  CHECK(message([] {
+          ts::zeros({std::int64_t{1} << 30, 1 << 28});
+        }).find("Tensor: shape [10") == 0);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(__clang__)
   std::vector<ts::Tensor> held;  // the system says no before long; nothing is written
   const std::string full = message([&] {
@@ -233,7 +248,8 @@ TEST_CASE("sizes that no machine holds are an error, not a wrapped allocation") 
       held.emplace_back(ts::Shape{std::int64_t{1} << 38});
     }
   });
-  CHECK(full == "Tensor: shape [274877906944] takes 1.1 TB; this machine has no memory left for that");
+  CHECK(full ==
+        "Tensor: shape [274877906944] takes 1.1 TB; this machine has no memory left for that");
 #endif
 }
 
@@ -267,22 +283,37 @@ TEST_CASE("an empty tensor is empty as a copy and an error everywhere else") {
   CHECK(message([&] { ts::parameter(none); }) ==
         "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
   const std::function<void()> calls[] = {
-      [&] { ts::reshape(none, {0}); },   [&] { ts::reshape(none, {}); },
-      [&] { ts::dropout(none, 0, 1); },  [&] { ts::dropout(none, 0.5f, 1); },
-      [&] { none + none; },              [&] { none * x; },
-      [&] { x - none; },                 [&] { x / none; },
-      [&] { none * 2.0f; },              [&] { none + 2.0f; },
-      [&] { ts::sum(none); },            [&] { ts::sum(none, 0); },
-      [&] { ts::mean(none); },           [&] { ts::exp(none); },
-      [&] { ts::gelu(none); },           [&] { ts::square(none); },
-      [&] { ts::softmax(none); },        [&] { ts::log_softmax(none); },
-      [&] { ts::matmul(none, x); },      [&] { ts::matmul(x, none); },
-      [&] { ts::transpose(none, 0, 1); }, [&] { ts::slice(none, 0, 0, 0); },
-      [&] { ts::concat({none}, 0); },    [&] { ts::embedding(none, {}, {0}); },
-      [&] { ts::cross_entropy(none, {}); }, [&] { ts::layer_norm(none, none, none); },
-      [&] { ts::rms_norm(x, none); },    [&] { ts::rope(none, 2, 0); },
+      [&] { ts::reshape(none, {0}); },
+      [&] { ts::reshape(none, {}); },
+      [&] { ts::dropout(none, 0, 1); },
+      [&] { ts::dropout(none, 0.5f, 1); },
+      [&] { none + none; },
+      [&] { none* x; },
+      [&] { x - none; },
+      [&] { x / none; },
+      [&] { none * 2.0f; },
+      [&] { none + 2.0f; },
+      [&] { ts::sum(none); },
+      [&] { ts::sum(none, 0); },
+      [&] { ts::mean(none); },
+      [&] { ts::exp(none); },
+      [&] { ts::gelu(none); },
+      [&] { ts::square(none); },
+      [&] { ts::softmax(none); },
+      [&] { ts::log_softmax(none); },
+      [&] { ts::matmul(none, x); },
+      [&] { ts::matmul(x, none); },
+      [&] { ts::transpose(none, 0, 1); },
+      [&] { ts::slice(none, 0, 0, 0); },
+      [&] { ts::concat({none}, 0); },
+      [&] { ts::embedding(none, {}, {0}); },
+      [&] { ts::cross_entropy(none, {}); },
+      [&] { ts::layer_norm(none, none, none); },
+      [&] { ts::rms_norm(x, none); },
+      [&] { ts::rope(none, 2, 0); },
       [&] { ts::attention(none, none, none, 1, 1, ts::Mask::none); },
-      [&] { none.item(); },              [&] { none.at({}); },
+      [&] { none.item(); },
+      [&] { none.at({}); },
       [&] { none.backward(); },
   };
   int number = 0;
@@ -300,7 +331,8 @@ TEST_CASE("norms and rope refuse an epsilon and a theta that cannot be right") {
         "layer_norm: epsilon is -1; a finite number from 0 is right");
   CHECK(message([&] { ts::rms_norm(x, w, nan); }) ==
         "rms_norm: epsilon is nan; a finite number from 0 is right");
-  CHECK(message([&] { ts::rope(ts::ones({1, 2, 2}), 2, 0, 0.0f); }) ==
-        "rope: theta is 0; a finite number above 0 is right");
+  CHECK(message([&] {
+          ts::rope(ts::ones({1, 2, 2}), 2, 0, 0.0f);
+        }) == "rope: theta is 0; a finite number above 0 is right");
   CHECK(message([&] { ts::rope(ts::ones({1, 2, 2}), 2, 0, nan); }) != "no error");
 }

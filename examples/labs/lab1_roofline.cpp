@@ -43,8 +43,7 @@ double my_batch(const Matmul& /*p*/) { return unanswered; }
 using Answer = double (*)(const Matmul&);
 
 struct Answers {
-  Answer flops = my_flops, bytes = my_bytes, seconds = my_seconds, knee = my_knee,
-         batch = my_batch;
+  Answer flops = my_flops, bytes = my_bytes, seconds = my_seconds, knee = my_knee, batch = my_batch;
 };
 
 // Prints one question's line; 1 when it is not right yet.
@@ -77,9 +76,9 @@ int grade_matmul(std::ostream& out, const Answers& mine, const ts::Chip& chip, t
   const char* hint = near(2 * flops, row.matmul_flops) ? "a multiply and an add are two" : "";
   int wrong = grade_row(out, {"1 flops", "", flops, row.matmul_flops, false, ""},
                         1e-9 * row.matmul_flops, hint);
-  hint = near(bytes * p.element, row.bytes)    ? "those are elements"
+  hint = near(bytes * p.element, row.bytes)   ? "those are elements"
          : near(bytes, p.element * p.K * p.N) ? "x is read and the result written too"
-                                               : "";
+                                              : "";
   wrong += grade_row(out, {"2 bytes", "B", bytes, row.bytes, false, ""}, 1e-9 * row.bytes, hint);
   hint = near(seconds, row.t_math + row.t_memory) ? "they work at once: not the sum"
          : near(seconds, std::fmin(row.t_math, row.t_memory))
@@ -109,8 +108,8 @@ int grade_chip(std::ostream& out, const Answers& mine, ts::Chip chip, ts::DType 
   p.element = ts::bytes_of(format);
   p.peak = chip.peak(format);
   p.bandwidth = chip.memory_bandwidth;
-  out << chip.name << ", " << ts::name_of(format) << ": " << ts::format_si(p.peak, "FLOP/s")
-      << ", " << ts::format_si(p.bandwidth, "B/s") << "\n";
+  out << chip.name << ", " << ts::name_of(format) << ": " << ts::format_si(p.peak, "FLOP/s") << ", "
+      << ts::format_si(p.bandwidth, "B/s") << "\n";
   p.M = 8, p.K = 512, p.N = 1024;
   int wrong = grade_matmul(out, mine, chip, format, p);
   p.M = p.K = p.N = 768;

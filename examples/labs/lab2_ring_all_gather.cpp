@@ -126,8 +126,8 @@ int grade_machine(const Answers& mine, const ts::Machine& machine, std::ostream&
   ts::Mesh mesh(machine, {{"x", n}});
   const RingProblem p = {n, 4.0 * count, machine.link_latency, machine.link_bandwidth};
   out << machine.name << ": N = " << n << ", chunks of " << ts::format_bytes(p.chunk_bytes)
-      << ", latency " << ts::format_seconds(p.latency) << ", W = "
-      << ts::format_si(p.bandwidth, "B/s") << "\n";
+      << ", latency " << ts::format_seconds(p.latency)
+      << ", W = " << ts::format_si(p.bandwidth, "B/s") << "\n";
   const ts::Guess guess = mine.guess(p), both = mine.both_ways(p);
   const ts::DeviceProgram library = [&](ts::Device& d) {
     d.all_gather(counting(std::int64_t{count} * d.index("x"), count), "x");

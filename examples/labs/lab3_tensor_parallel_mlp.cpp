@@ -54,8 +54,8 @@ std::string fault(const ts::Mesh& mesh, const ts::MeshRun& run, const ts::Tensor
       return "not written yet";
     }
     if (got.shape() != ts::Shape{rows, width}) {
-      return ts::detail::cat("device ", rank, " returns ", got.shape(), ", wanted y[B_t, D] = ",
-                             ts::Shape{rows, width});
+      return ts::detail::cat("device ", rank, " returns ", got.shape(),
+                             ", wanted y[B_t, D] = ", ts::Shape{rows, width});
     }
     const int first = rank % n * rows;  // "t" is the last axis
     const ts::Tensor want = ts::slice(whole, 0, first, first + rows);

@@ -42,8 +42,7 @@ struct CpuInfo {
       case CpuPath::portable: return true;
       case CpuPath::neon: return neon;
       case CpuPath::avx2: return avx2 && fma;
-      case CpuPath::avx512:
-        return avx2 && fma && avx512f && avx512bw && avx512dq && avx512vl;
+      case CpuPath::avx512: return avx2 && fma && avx512f && avx512bw && avx512dq && avx512vl;
     }
     return false;
   }

@@ -7,7 +7,7 @@
 //   fp8_e4m3    4, 3                  448        OCP 8-bit floating point 1.0 (no infinity)
 //   fp8_e5m2    5, 2                  57344      OCP 8-bit floating point 1.0
 
-#include <cmath>    // ldexp, nearbyint
+#include <cmath>  // ldexp, nearbyint
 #include <cstdint>
 #include <cstring>  // memcpy
 #include <limits>
@@ -172,9 +172,7 @@ inline std::uint8_t to_fp8_e4m3(float x) {
 inline std::uint8_t to_fp8_e4m3_saturated(float x) {
   return static_cast<std::uint8_t>(detail::encode(x, detail::saturated(detail::small_e4m3())));
 }
-inline float from_fp8_e4m3(std::uint8_t code) {
-  return detail::decode(code, detail::small_e4m3());
-}
+inline float from_fp8_e4m3(std::uint8_t code) { return detail::decode(code, detail::small_e4m3()); }
 
 // Beyond 57344: infinity, or +-57344 when saturated.
 inline std::uint8_t to_fp8_e5m2(float x) {
@@ -183,9 +181,7 @@ inline std::uint8_t to_fp8_e5m2(float x) {
 inline std::uint8_t to_fp8_e5m2_saturated(float x) {
   return static_cast<std::uint8_t>(detail::encode(x, detail::saturated(detail::small_e5m2())));
 }
-inline float from_fp8_e5m2(std::uint8_t code) {
-  return detail::decode(code, detail::small_e5m2());
-}
+inline float from_fp8_e5m2(std::uint8_t code) { return detail::decode(code, detail::small_e5m2()); }
 
 // Integers with one scale for all: x ~ values * scale, scale = max|x| / 127.
 struct Int8Values {

@@ -18,10 +18,9 @@ inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> coun
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t p0 = std::uint64_t{0xD2511F53U} * counter[0];
     const std::uint64_t p1 = std::uint64_t{0xCD9E8D57U} * counter[2];
-    counter = {static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ key[0],
-               static_cast<std::uint32_t>(p1),
-               static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ key[1],
-               static_cast<std::uint32_t>(p0)};
+    counter = {
+        static_cast<std::uint32_t>(p1 >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(p1),
+        static_cast<std::uint32_t>(p0 >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(p0)};
     key[0] += 0x9E3779B9U;  // golden ratio
     key[1] += 0xBB67AE85U;  // sqrt(3) - 1
   }
@@ -78,8 +77,8 @@ inline void fill_blocks(float* out, std::int64_t n, std::uint64_t seed, std::uin
 }
 
 // out[i] = scale * uniform01(seed, first_index + i).
-inline void fill_uniform(float* out, std::int64_t n, std::uint64_t seed,
-                         std::uint64_t first_index, float scale) {
+inline void fill_uniform(float* out, std::int64_t n, std::uint64_t seed, std::uint64_t first_index,
+                         float scale) {
   fill_blocks(out, n, seed, first_index, scale, uniform_block);
 }
 

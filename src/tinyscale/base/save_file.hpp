@@ -12,7 +12,7 @@
 #include "tinyscale/base/error.hpp"
 
 #if defined(__unix__) || defined(__APPLE__)
-#  include <sys/stat.h>
+#include <sys/stat.h>
 #endif
 
 namespace tinyscale {
@@ -29,7 +29,8 @@ inline std::string save_target(const char* function, const std::string& path) {
   const std::string real = found != nullptr ? found : "";
   std::free(found);
   if (real.empty() || ::stat(real.c_str(), &seen) != 0 || !S_ISREG(seen.st_mode)) {
-    throw Error(cat(function, ": \"", path, "\" is there and is no regular file (a folder, a "
+    throw Error(cat(function, ": \"", path,
+                    "\" is there and is no regular file (a folder, a "
                     "device, a link to nothing); a new name or an old file is right"));
   }
   return real;

@@ -39,8 +39,8 @@ inline std::string with_unit(const std::string& number, const std::string& unit)
 
 // A value with the SI prefix that leaves one to three digits before the point: "1.23 GB".
 inline std::string format_si(double v, const std::string& unit) {
-  static const char* const prefixes[] = {"a", "f", "p", "n", "u", "m", "",
-                                         "k", "M", "G", "T", "P", "E", "Z", "Y"};
+  static const char* const prefixes[] = {"a", "f", "p", "n", "u", "m", "", "k",
+                                         "M", "G", "T", "P", "E", "Z", "Y"};
   const int none = 6;
   const int last = 14;
   if (!detail::is_finite(v) || v == 0) {

@@ -36,9 +36,7 @@ inline int parse_thread_count(const std::string& text) {
 
 class SerialScope;
 inline const SerialScope*& current_serial_scope() {
-  static thread_local struct {
-    const SerialScope* scope;
-  } own;
+  static thread_local struct { const SerialScope* scope; } own;
   return own.scope;
 }
 
@@ -334,8 +332,7 @@ inline void parallel_for(std::int64_t n, std::int64_t grain, const detail::LoopB
     return;
   }
   grain = std::max<std::int64_t>(1, grain);
-  const bool alone =
-      n <= grain || thread_count() == 1 || detail::current_serial_scope() != nullptr;
+  const bool alone = n <= grain || thread_count() == 1 || detail::current_serial_scope() != nullptr;
   if (alone || !detail::run_loop(body, n, grain)) {
     body(0, n);
   }

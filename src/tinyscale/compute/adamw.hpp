@@ -93,10 +93,10 @@ inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* 
   parallel_for((n + block - 1) / block, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t at = b * block;
-      detail::run_on_lanes(detail::AdamWBlock{
-          std::min(block, n - at), s.beta1, s.beta2, s.epsilon, s.grad_scale,
-          static_cast<float>(decay), static_cast<float>(rate), static_cast<float>(root),
-          grad + at, param + at, m + at, v + at});
+      detail::run_on_lanes(detail::AdamWBlock{std::min(block, n - at), s.beta1, s.beta2, s.epsilon,
+                                              s.grad_scale, static_cast<float>(decay),
+                                              static_cast<float>(rate), static_cast<float>(root),
+                                              grad + at, param + at, m + at, v + at});
     }
   });
 }

@@ -22,7 +22,7 @@ namespace kernel {
 struct AttentionShape {
   std::int64_t batch = 1, queries = 1, keys = 1, heads = 1, kv_heads = 1, head_size = 1;
   std::int64_t q_stride = 0, k_stride = 0, v_stride = 0, o_stride = 0;  // floats, token to token
-  std::int64_t q_batch = 0, k_batch = 0, v_batch = 0, o_batch = 0;  // sequence to sequence
+  std::int64_t q_batch = 0, k_batch = 0, v_batch = 0, o_batch = 0;      // sequence to sequence
   int causal = 0;                  // 1: query i sees keys <= i + causal_offset
   std::int64_t causal_offset = 0;  // keys - queries when queries are the last tokens
 };
@@ -168,8 +168,8 @@ inline void attention_backward_block(const kernel::AttentionShape& s, std::int64
                t.dv, s.v_stride);
   kernel::gemm(Trans::no, Trans::no, rows, s.head_size, width, g, width, t.k, s.k_stride, 1.0f,
                t.dq + begin * s.q_stride, s.q_stride);
-  kernel::gemm(Trans::yes, Trans::no, width, s.head_size, rows, g, width, q, s.q_stride, 1.0f,
-               t.dk, s.k_stride);
+  kernel::gemm(Trans::yes, Trans::no, width, s.head_size, rows, g, width, q, s.q_stride, 1.0f, t.dk,
+               s.k_stride);
 }
 
 }  // namespace detail
@@ -188,10 +188,10 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
       const std::int64_t h = task / blocks % s.heads;
       const std::int64_t b = task / blocks / s.heads;
       const std::int64_t kv = h / group * s.head_size;
-      detail::attention_forward_block(
-          s, block * detail::attention_block, q + b * s.q_batch + h * s.head_size,
-          k + b * s.k_batch + kv, v + b * s.v_batch + kv, o + b * s.o_batch + h * s.head_size,
-          lse + (b * s.heads + h) * s.queries);
+      detail::attention_forward_block(s, block * detail::attention_block,
+                                      q + b * s.q_batch + h * s.head_size, k + b * s.k_batch + kv,
+                                      v + b * s.v_batch + kv, o + b * s.o_batch + h * s.head_size,
+                                      lse + (b * s.heads + h) * s.queries);
     }
   });
 }
@@ -211,7 +211,7 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
         const std::int64_t at_v = b * s.v_batch + kv * s.head_size;
         const std::int64_t at_o = b * s.o_batch + h * s.head_size;
         const detail::AttentionGradients t{
-            q + at_q, k + at_k, v + at_v, o + at_o, lse + (b * s.heads + h) * s.queries,
+            q + at_q,   k + at_k,  v + at_v,  o + at_o, lse + (b * s.heads + h) * s.queries,
             d_o + at_o, dq + at_q, dk + at_k, dv + at_v};
         for (std::int64_t begin = 0; begin < s.queries; begin += detail::attention_block) {
           detail::attention_backward_block(s, begin, t);

@@ -87,17 +87,17 @@ void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y)
 }
 
 // An operation: y = EXPRESSION of the vectors a and b (and of y itself where ADDS is true).
-#define TINYSCALE_MAP_OP(NAME, ADDS, ...)                                                \
-  struct NAME {                                                                          \
-    static constexpr bool adds = ADDS;                                                   \
-    template <class L>                                                                   \
-    TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V& b,          \
-                                typename L::V& y) const {                                \
-      typedef typename L::V V;                                                           \
-      (void)sizeof(V);                                                                   \
-      (void)b;                                                                           \
-      __VA_ARGS__                                                                        \
-    }                                                                                    \
+#define TINYSCALE_MAP_OP(NAME, ADDS, ...)                                       \
+  struct NAME {                                                                 \
+    static constexpr bool adds = ADDS;                                          \
+    template <class L>                                                          \
+    TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V& b, \
+                                typename L::V& y) const {                       \
+      typedef typename L::V V;                                                  \
+      (void)sizeof(V);                                                          \
+      (void)b;                                                                  \
+      __VA_ARGS__                                                               \
+    }                                                                           \
   }
 
 TINYSCALE_MAP_OP(AddOp, false, y = a + b;);

@@ -43,9 +43,9 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
 
 namespace detail {
 
-constexpr std::int64_t gemm_depth = 256;          // k of one pass: a panel of B stays in L2
-constexpr std::int64_t gemm_rows = 96;            // most rows of one task
-constexpr std::int64_t gemm_packed = 1 << 20;     // floats of B packed at once: 4 MB
+constexpr std::int64_t gemm_depth = 256;           // k of one pass: a panel of B stays in L2
+constexpr std::int64_t gemm_rows = 96;             // most rows of one task
+constexpr std::int64_t gemm_packed = 1 << 20;      // floats of B packed at once: 4 MB
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
 
 // Rows [begin, end) of C, columns of one pass over packed (or in-place) panels.
@@ -63,8 +63,8 @@ struct GemmBlock {
       const std::int64_t depth = std::min(gemm_depth, g.k - p);
       const float beta = p == 0 ? g.beta : 1.0f;
       for (std::int64_t j = 0; j < full; j += wide) {
-        const float* b = packed == nullptr ? g.b + p * g.b_row + first + j
-                                           : packed + j * g.k + p * wide;
+        const float* b =
+            packed == nullptr ? g.b + p * g.b_row + first + j : packed + j * g.k + p * wide;
         panel<L, L::vectors>(p, depth, b, packed == nullptr ? g.b_row : wide, j, wide, beta);
       }
       std::int64_t j = full;
@@ -192,8 +192,7 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
   const auto rows = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
       const std::int64_t last = std::min(g.m, (x + 1) * tall);
-      run_on_lanes(GemmBlock{g, x * tall, last, first, columns,
-                             in_place ? nullptr : packed, edge});
+      run_on_lanes(GemmBlock{g, x * tall, last, first, columns, in_place ? nullptr : packed, edge});
     }
   };
   if (work < (1 << 18)) {  // multiply-adds: about 5 microseconds, less than waking a thread pays
@@ -228,9 +227,9 @@ inline bool gemm_few_rows(const GemmOperands& g, const TileSize& tile) {
 namespace kernel {
 
 // C = op(A) op(B) + beta C. beta is 0 (C is not read) or 1. C must not overlap A or B.
-inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
-                 const float* a, std::int64_t lda, const float* b, std::int64_t ldb, float beta,
-                 float* c, std::int64_t ldc) {
+inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
+                 std::int64_t lda, const float* b, std::int64_t ldb, float beta, float* c,
+                 std::int64_t ldc) {
   if (m <= 0 || n <= 0) {
     return;
   }
@@ -244,8 +243,8 @@ inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_
   }
   const bool a_no = ta == Trans::no;
   const bool b_no = tb == Trans::no;
-  const detail::GemmOperands g{m, n, k, a, a_no ? lda : 1, a_no ? 1 : lda,
-                               b, b_no ? ldb : 1, b_no ? 1 : ldb, beta, c, ldc};
+  const detail::GemmOperands g{
+      m, n, k, a, a_no ? lda : 1, a_no ? 1 : lda, b, b_no ? ldb : 1, b_no ? 1 : ldb, beta, c, ldc};
   detail::TileSize tile;
   detail::run_on_lanes(detail::TileQuery{&tile});
   if (detail::gemm_few_rows(g, tile) || detail::gemm_skinny(g)) {

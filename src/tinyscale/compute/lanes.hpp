@@ -255,8 +255,7 @@ TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
 }
 
 template <class L>
-TINYSCALE_INLINE void max_vector(const typename L::V& a, const typename L::V& b,
-                                 typename L::V& y) {
+TINYSCALE_INLINE void max_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
   typename L::I mask;
   less<L>(a, b, mask);
   blend<L>(mask, b, a, y);
@@ -306,7 +305,7 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
-  const I half = n >> 1;         // 2^n in two factors, so that 2^128 and 2^-149 can be reached
+  const I half = n >> 1;  // 2^n in two factors, so that 2^128 and 2^-149 can be reached
   const I bits_a = (half + 127) << 23;
   const I bits_b = (n - half + 127) << 23;
   V a, b;

@@ -134,8 +134,8 @@ struct NormBackwardRows {
   }
 
   template <class L>
-  TINYSCALE_INLINE void spread(const float* xi, const float* dyi, float* dxi, float center,
-                               float r, float mean_g, float mean_gn) const {
+  TINYSCALE_INLINE void spread(const float* xi, const float* dyi, float* dxi, float center, float r,
+                               float mean_g, float mean_gn) const {
     typedef typename L::V V;
     const std::int64_t full = cols / L::width * L::width;
     V v, w, d, o, c, vr, mg, mgn;

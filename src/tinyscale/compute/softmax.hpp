@@ -207,8 +207,7 @@ inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* 
 inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                   const std::int32_t* targets, float* losses, float* lse) {
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
-    detail::run_on_lanes(
-        detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse});
+    detail::run_on_lanes(detail::CrossEntropyRows{begin, end, vocab, logits, targets, losses, lse});
   });
 }
 
@@ -216,8 +215,8 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
                                    const float* lse, const std::int32_t* targets, float scale,
                                    float* dlogits) {
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
-    detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
-                                                          scale, dlogits});
+    detail::run_on_lanes(
+        detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets, scale, dlogits});
   });
 }
 

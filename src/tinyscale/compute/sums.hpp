@@ -91,8 +91,8 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
   parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t at = b * block;
-      detail::run_on_lanes(detail::SumBlock<2>{std::min(block, n - at), x + at,
-                                               &sums[static_cast<std::size_t>(b)]});
+      detail::run_on_lanes(
+          detail::SumBlock<2>{std::min(block, n - at), x + at, &sums[static_cast<std::size_t>(b)]});
     }
   });
   double total = 0.0;

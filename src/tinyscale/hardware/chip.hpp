@@ -31,7 +31,7 @@ struct Chip {
 
   double memory_bytes = 0, memory_bandwidth = 0;  // HBM or DRAM
   double sram_bytes = 0, sram_bandwidth = 0;      // VMEM or shared memory
-  List<MemoryLevel> levels;                // smallest first; empty: main memory only
+  List<MemoryLevel> levels;                       // smallest first; empty: main memory only
 
   int mxu_rows = 0, mxu_cols = 0, mxus = 0;  // peak = 2 rows cols mxus clock
   int cores = 1;
@@ -63,18 +63,13 @@ inline double matmul_rate(const Chip& chip, DType format) {
   const double fp8 = chip.flops_fp8 > 0 ? chip.flops_fp8 : bf16;
   switch (format) {
     case DType::bf16:
-    case DType::f16:
-      return bf16 > 0 ? bf16 : chip.flops_f32;
+    case DType::f16: return bf16 > 0 ? bf16 : chip.flops_f32;
     case DType::int8:
-    case DType::int4:
-      return int8 > 0 ? int8 : chip.flops_f32;
+    case DType::int4: return int8 > 0 ? int8 : chip.flops_f32;
     case DType::fp8_e4m3:
-    case DType::fp8_e5m2:
-      return fp8 > 0 ? fp8 : chip.flops_f32;
-    case DType::f32:
-      return chip.flops_f32 > 0 ? chip.flops_f32 : bf16 / 6.0;
-    default:
-      return 0.0;
+    case DType::fp8_e5m2: return fp8 > 0 ? fp8 : chip.flops_f32;
+    case DType::f32: return chip.flops_f32 > 0 ? chip.flops_f32 : bf16 / 6.0;
+    default: return 0.0;
   }
 }
 

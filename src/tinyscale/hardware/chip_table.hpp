@@ -16,7 +16,7 @@ inline Table chip_table(const Chip& chip) {
   t.title = chip.name;
   t.columns = {"what", "value", "kind"};
   for (const DType format : {DType::bf16, DType::int8, DType::f32}) {
-    const double rate = format == DType::f32   ? chip.flops_f32
+    const double rate = format == DType::f32    ? chip.flops_f32
                         : format == DType::int8 ? chip.flops_int8
                                                 : chip.flops_bf16;
     if (rate > 0) {

@@ -4,13 +4,13 @@
 // The loops are of vector extensions, compiled for the instruction sets that cpu() chooses from.
 
 #include <algorithm>  // min, max
-#include <atomic>  // start line of the threads
-#include <cstddef>  // std::size_t
-#include <cstdint>  // std::int64_t
-#include <cstdio>  // fopen: cache sizes
-#include <string>  // names
-#include <thread>  // one for each core
-#include <vector>  // samples
+#include <atomic>     // start line of the threads
+#include <cstddef>    // std::size_t
+#include <cstdint>    // std::int64_t
+#include <cstdio>     // fopen: cache sizes
+#include <string>     // names
+#include <thread>     // one for each core
+#include <vector>     // samples
 
 #include "tinyscale/base/config.hpp"
 #include "tinyscale/base/cpu.hpp"
@@ -40,7 +40,8 @@ constexpr int kLoopSums = 12;
     typedef Lanes_##path::type V;                                                                \
     const V m = V{} + x, c = V{} + y;                                                            \
     V a0 = c, a1 = c + 1.0f, a2 = c + 2.0f, a3 = c + 3.0f, a4 = c + 4.0f, a5 = c + 5.0f;         \
-    V a6 = c + 6.0f, a7 = c + 7.0f, a8 = c + 8.0f, a9 = c + 9.0f, a10 = c + 10.0f, a11 = c + 11.0f;\
+    V a6 = c + 6.0f, a7 = c + 7.0f, a8 = c + 8.0f, a9 = c + 9.0f, a10 = c + 10.0f,               \
+      a11 = c + 11.0f;                                                                           \
     for (std::int64_t i = 0; i < turns; ++i) {                                                   \
       a0 = a0 * m + c, a1 = a1 * m + c, a2 = a2 * m + c, a3 = a3 * m + c;                        \
       a4 = a4 * m + c, a5 = a5 * m + c, a6 = a6 * m + c, a7 = a7 * m + c;                        \
@@ -53,7 +54,8 @@ constexpr int kLoopSums = 12;
     typedef Lanes_##path::type V;                                                                \
     const V m = V{} + x, c = V{} + y;                                                            \
     V a0 = c, a1 = c + 1.0f, a2 = c + 2.0f, a3 = c + 3.0f, a4 = c + 4.0f, a5 = c + 5.0f;         \
-    V a6 = c + 6.0f, a7 = c + 7.0f, a8 = c + 8.0f, a9 = c + 9.0f, a10 = c + 10.0f, a11 = c + 11.0f;\
+    V a6 = c + 6.0f, a7 = c + 7.0f, a8 = c + 8.0f, a9 = c + 9.0f, a10 = c + 10.0f,               \
+      a11 = c + 11.0f;                                                                           \
     for (std::int64_t i = 0; i < turns; ++i) {                                                   \
       a0 = a0 + m, a1 = a1 + m, a2 = a2 + m, a3 = a3 + m, a4 = a4 + m, a5 = a5 + m;              \
       a6 = a6 + m, a7 = a7 + m, a8 = a8 + m, a9 = a9 + m, a10 = a10 + m, a11 = a11 + m;          \
@@ -275,9 +277,9 @@ inline List<MemoryLevel> measured_levels(const LaptopLoops& loops, int threads) 
 struct LaptopMeasurement {
   double fma_one_core = 0, fma_all_cores = 0;  // f32 FLOP/s of multiply-adds
   double add_all_cores = 0;                    // f32 FLOP/s of additions alone
-  List<MemoryLevel> levels;             // L1, L2, L3, DRAM: all cores together
+  List<MemoryLevel> levels;                    // L1, L2, L3, DRAM: all cores together
   int threads = 1;
-  double seconds = 0;                          // what the measuring took
+  double seconds = 0;  // what the measuring took
 };
 
 inline LaptopMeasurement measure_laptop() {

@@ -21,7 +21,7 @@ struct Machine {
   std::string name;
   Chip chip;
   Shape dims;                           // chips along each dimension, innermost last
-  std::vector<int> wraps;              // 1 where the dimension is a ring, 0 where it is a line
+  std::vector<int> wraps;               // 1 where the dimension is a ring, 0 where it is a line
   std::vector<double> axis_bandwidths;  // one link, one way, along each dimension: bytes/s
   double link_bandwidth = 0;            // the same along the innermost dimension
   double link_latency = 0;              // seconds for a hop
@@ -56,9 +56,7 @@ inline std::vector<int> machine_wraps(const Chip& chip, const Shape& dims) {
   const std::int64_t full = chip.wrap == "full axis 32" ? 32 : 16;
   for (int i = 0; i < dims.size(); ++i) {
     const bool switched = chip.kind == "gpu" || chip.kind == "cpu";
-    const bool closes = is_torus3d(chip)   ? cubes
-                        : is_torus2d(chip) ? dims[i] == full
-                                           : switched;
+    const bool closes = is_torus3d(chip) ? cubes : is_torus2d(chip) ? dims[i] == full : switched;
     wraps[static_cast<std::size_t>(i)] = closes && dims[i] > 1 ? 1 : 0;
   }
   return wraps;
@@ -93,13 +91,13 @@ inline std::string machine_name(const Chip& chip, const Shape& dims) {
 
 inline void check_machine(const Chip& chip, const Shape& dims) {
   if (dims.size() == 0) {
-    throw Error(cat("machine: ", chip.name,
-                    " with no dimensions; give the chips along each, as {4, 2}"));
+    throw Error(
+        cat("machine: ", chip.name, " with no dimensions; give the chips along each, as {4, 2}"));
   }
   for (int i = 0; i < dims.size(); ++i) {
     if (dims[i] < 1) {
-      throw Error(cat("machine: ", chip.name, " ", dims,
-                      ": every dimension needs at least one chip"));
+      throw Error(
+          cat("machine: ", chip.name, " ", dims, ": every dimension needs at least one chip"));
     }
   }
   const int most = is_torus3d(chip) ? 3 : 2;

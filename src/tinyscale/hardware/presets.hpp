@@ -33,6 +33,7 @@ struct ChipRow {
   const char *price_source, *source;
 };
 
+// clang-format off
 inline const List<ChipRow>& chip_rows() {
   static const List<ChipRow> rows = {
       {"tpu-v2", "google", "tpu", 2017, 4.6e13, 0, 0, 0, 0,
@@ -136,14 +137,16 @@ inline const List<ChipRow>& chip_rows() {
   };
   return rows;
 }
+// clang-format on
 
 // Words that people use for a preset.
 inline std::string chip_alias(const std::string& name) {
   static const char* const pairs[][2] = {
-      {"v2", "tpu-v2"},        {"v3", "tpu-v3"},     {"v4", "tpu-v4"},        {"v4p", "tpu-v4"},
-      {"tpu-v4p", "tpu-v4"},   {"v5e", "tpu-v5e"},   {"v5p", "tpu-v5p"},      {"v6e", "tpu-v6e"},
-      {"trillium", "tpu-v6e"}, {"v7", "tpu-v7"},     {"tpu7x", "tpu-v7"}, {"ironwood", "tpu-v7"},
-      {"a100", "a100-80"},     {"h100", "h100-sxm"}, {"gb200-nvl72", "gb200"}};
+      {"v2", "tpu-v2"},    {"v3", "tpu-v3"},      {"v4", "tpu-v4"},
+      {"v4p", "tpu-v4"},   {"tpu-v4p", "tpu-v4"}, {"v5e", "tpu-v5e"},
+      {"v5p", "tpu-v5p"},  {"v6e", "tpu-v6e"},    {"trillium", "tpu-v6e"},
+      {"v7", "tpu-v7"},    {"tpu7x", "tpu-v7"},   {"ironwood", "tpu-v7"},
+      {"a100", "a100-80"}, {"h100", "h100-sxm"},  {"gb200-nvl72", "gb200"}};
   for (const auto& pair : pairs) {
     if (name == pair[0]) {
       return pair[1];

@@ -23,19 +23,19 @@ struct RooflineRow {
   std::string name, shape;
   int count = 0;
   double matmul_flops = 0, vector_flops = 0, bytes = 0;
-  double intensity = 0;                               // FLOPs per byte
-  double t_math = 0, t_vector = 0, t_memory = 0;      // formula
-  double seconds = 0;                                 // formula: the largest of the three
-  double measured = 0;                                // host time; 0 when nothing was timed
-  std::string bound;                                  // math, vector, memory
-  std::string level;                                  // the memory that holds the operands
+  double intensity = 0;                           // FLOPs per byte
+  double t_math = 0, t_vector = 0, t_memory = 0;  // formula
+  double seconds = 0;                             // formula: the largest of the three
+  double measured = 0;                            // host time; 0 when nothing was timed
+  std::string bound;                              // math, vector, memory
+  std::string level;                              // the memory that holds the operands
 };
 
 struct RooflineReport {
   std::string chip;
   DType format = DType::f32;
-  bool on_host = false;         // this machine: the measured column belongs beside the formula
-  double vector_flops = 0;      // 0: no rate known, vector work does not limit
+  bool on_host = false;     // this machine: the measured column belongs beside the formula
+  double vector_flops = 0;  // 0: no rate known, vector work does not limit
   List<RooflineRow> rows;
   RooflineRow total;
 
@@ -74,10 +74,10 @@ inline MemoryLevel level_for(const Chip& chip, double bytes) {
 
 inline void bound_row(RooflineRow& row) {
   row.seconds = std::max(row.t_math, std::max(row.t_vector, row.t_memory));
-  row.bound = row.seconds <= 0                 ? "nothing"
-              : row.t_memory >= row.seconds    ? "memory"
-              : row.t_math >= row.seconds      ? "math"
-                                               : "vector";
+  row.bound = row.seconds <= 0              ? "nothing"
+              : row.t_memory >= row.seconds ? "memory"
+              : row.t_math >= row.seconds   ? "math"
+                                            : "vector";
   row.intensity = row.bytes > 0 ? (row.matmul_flops + row.vector_flops) / row.bytes : 0;
 }
 
@@ -166,19 +166,28 @@ inline Table RooflineReport::table() const {
   Table out;
   out.title = detail::cat("Roofline of ", chip, ", priced as ", name_of(format),
                           vector_flops > 0 ? "" : " (vector rate not known: it does not limit)");
-  out.columns = {"op", "shape", "count", "matmul FLOPs", "vector FLOPs", "bytes", "FLOPs/byte",
-                 "T_math", "T_vector", "T_mem", "T formula", "bound by", "level"};
+  out.columns = {"op",        "shape",      "count",  "matmul FLOPs", "vector FLOPs",
+                 "bytes",     "FLOPs/byte", "T_math", "T_vector",     "T_mem",
+                 "T formula", "bound by",   "level"};
   if (on_host) {
     out.columns.push_back("T measured");
   }
   List<RooflineRow> all = rows;
   all.push_back(total);
   for (const RooflineRow& row : all) {
-    std::vector<std::string> cells = {
-        row.name, row.shape, detail::cat(row.count), format_si(row.matmul_flops, ""),
-        format_si(row.vector_flops, ""), format_bytes(row.bytes), format_fixed(row.intensity, 2),
-        format_seconds(row.t_math), format_seconds(row.t_vector), format_seconds(row.t_memory),
-        format_seconds(row.seconds), row.bound, row.level};
+    std::vector<std::string> cells = {row.name,
+                                      row.shape,
+                                      detail::cat(row.count),
+                                      format_si(row.matmul_flops, ""),
+                                      format_si(row.vector_flops, ""),
+                                      format_bytes(row.bytes),
+                                      format_fixed(row.intensity, 2),
+                                      format_seconds(row.t_math),
+                                      format_seconds(row.t_vector),
+                                      format_seconds(row.t_memory),
+                                      format_seconds(row.seconds),
+                                      row.bound,
+                                      row.level};
     if (on_host) {
       cells.push_back(row.measured > 0 ? format_seconds(row.measured) : "-");
     }

@@ -88,7 +88,7 @@ inline Table compare(const List<Table>& reports) {
   }
   Table out;
   out.columns.push_back(reports[0].columns[0]);
-  std::vector<std::string> keys;  // first cells
+  std::vector<std::string> keys;    // first cells
   std::vector<std::size_t> before;  // how many equal ones come before each
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const std::string name =

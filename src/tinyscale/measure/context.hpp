@@ -3,7 +3,6 @@
 // There is one context for the program, shared by all threads that have none of their own, and
 // one for each simulated device, set on the device's thread by a ContextScope.
 
-
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/measure/memory.hpp"
 
@@ -12,19 +11,17 @@ namespace tinyscale {
 class Profile;
 
 struct Context {
-  Profile* profile = nullptr;  // null: nothing is recorded
+  Profile* profile = nullptr;                   // null: nothing is recorded
   Shared<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
-  int device = -1;                                                       // -1: the program itself
-  MemoryKind kind = MemoryKind::activation;  // what allocations are for
-  int no_grad = 0;                           // scopes alive that switch gradients off
+  int device = -1;                              // -1: the program itself
+  MemoryKind kind = MemoryKind::activation;     // what allocations are for
+  int no_grad = 0;                              // scopes alive that switch gradients off
 };
 
 namespace detail {
 
 inline Context*& thread_context() {
-  static thread_local struct {
-    Context* context;
-  } own;
+  static thread_local struct { Context* context; } own;
   return own.context;
 }
 

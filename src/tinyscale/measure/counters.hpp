@@ -22,11 +22,11 @@ struct Operand {
 struct OpRecord {
   std::string name;
   List<Operand> reads, writes;
-  double matmul_flops = 0, vector_flops = 0;   // counts
-  double bytes_read = 0, bytes_written = 0;    // bytes
-  double seconds = 0;                          // measured, on this machine
-  int device = -1;                             // -1: the program itself
-  std::string shape;                           // "[8, 4096] x [4096, 4096]"
+  double matmul_flops = 0, vector_flops = 0;  // counts
+  double bytes_read = 0, bytes_written = 0;   // bytes
+  double seconds = 0;                         // measured, on this machine
+  int device = -1;                            // -1: the program itself
+  std::string shape;                          // "[8, 4096] x [4096, 4096]"
 
   double flops() const { return matmul_flops + vector_flops; }
   double bytes() const { return bytes_read + bytes_written; }

@@ -27,7 +27,7 @@ namespace detail {
 struct QuantityNode {
   double value = 0;
   std::string unit, name, source;
-  std::string op;                // "+", "max", ...; empty for a given number
+  std::string op;         // "+", "max", ...; empty for a given number
   List<Quantity> inputs;  // of the op
 };
 
@@ -92,9 +92,9 @@ class Quantity {
   const List<Quantity>& inputs() const { return node_->inputs; }
   const std::string& op() const { return node_->op; }
 
-  std::string formula() const;                 // "6 * P * B / (N * C)"
-  std::string text() const;                    // "5.33 s"
-  std::string explain(int depth = 8) const;    // the formula, the numbers put in, and so for inputs
+  std::string formula() const;               // "6 * P * B / (N * C)"
+  std::string text() const;                  // "5.33 s"
+  std::string explain(int depth = 8) const;  // the formula, the numbers put in, and so for inputs
 
  private:
   Shared<detail::QuantityNode> node_;

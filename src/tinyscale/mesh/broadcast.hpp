@@ -16,8 +16,8 @@ namespace detail {
 
 // Where a device stands in the chains: how far from the root, whether it takes and passes on.
 struct ChainPlace {
-  int distance = 0;  // links from the root
-  int from = -1;     // index of the device before, -1 at the root
+  int distance = 0;           // links from the root
+  int from = -1;              // index of the device before, -1 at the root
   int right = -1, left = -1;  // indices of the devices after, -1 at an end
 };
 

@@ -57,9 +57,7 @@ inline std::int64_t chunk_size(std::int64_t elements, int n, int c) {
   return elements / n + (c < elements % n ? 1 : 0);
 }
 
-inline int modulo(std::int64_t value, int n) {
-  return static_cast<int>((value % n + n) % n);
-}
+inline int modulo(std::int64_t value, int n) { return static_cast<int>((value % n + n) % n); }
 
 // How far the chunk of device `c` travels each way; together n - 1.
 struct Reach {
@@ -84,8 +82,7 @@ inline void check_stage(const char* function, const CollectiveStage& stage) {
     throw Error(cat(function, ": ", stage.elements, " elements over ", stage.devices,
                     " devices; needs 0 or more elements and at least 1 device"));
   }
-  if (stage.what == Collective::broadcast &&
-      (stage.offset < 0 || stage.offset >= stage.devices)) {
+  if (stage.what == Collective::broadcast && (stage.offset < 0 || stage.offset >= stage.devices)) {
     throw Error(cat(function, ": root ", stage.offset, " of ", stage.devices,
                     " devices; the root is 0 to ", stage.devices - 1));
   }
@@ -148,8 +145,8 @@ inline double collective_bytes(const CollectiveStage& stage, int index) {
     case Collective::all_gather: elements = detail::gather_elements_sent(stage, index); break;
     case Collective::reduce_scatter: elements = detail::scatter_elements_sent(stage, index); break;
     case Collective::all_reduce:
-      elements = detail::gather_elements_sent(stage, index) +
-                 detail::scatter_elements_sent(stage, index);
+      elements =
+          detail::gather_elements_sent(stage, index) + detail::scatter_elements_sent(stage, index);
       break;
     case Collective::broadcast: elements = detail::broadcast_elements_sent(stage, index); break;
     case Collective::permute:
@@ -187,8 +184,7 @@ inline double collective_seconds(const CollectiveStage& stage, const LinkSpeed& 
       const int hops = detail::broadcast_hops(stage);
       if (hops > 0) {
         elements = static_cast<double>(stage.elements) +
-                   (hops - 1.0) *
-                       static_cast<double>(detail::chunk_size(stage.elements, hops, 0));
+                   (hops - 1.0) * static_cast<double>(detail::chunk_size(stage.elements, hops, 0));
       }
       break;
     }

@@ -41,8 +41,7 @@ class Device {
     return detail::all_gather(endpoint_, t, axes, dim);
   }
   // A[I] {U_x} -> A[I_x]: device i keeps part i of `dim` of the sum; it must divide evenly.
-  Tensor reduce_scatter(const Tensor& t, const Axes& axes, int dim = 0,
-                        Reduce how = Reduce::sum) {
+  Tensor reduce_scatter(const Tensor& t, const Axes& axes, int dim = 0, Reduce how = Reduce::sum) {
     return detail::reduce_scatter(endpoint_, t, axes, dim, how);
   }
   // A[I] {U_x} -> A[I]: the same sum on every device, bit for bit; any shape.

@@ -268,7 +268,8 @@ inline void check_given(const char* function, const Tensor& t) {
 inline void check_moved(const char* function, const Tensor& t) {
   check_given(function, t);
   if (t.requires_grad() && context().no_grad == 0) {
-    throw Error(cat(function, ": the tensor ", t.shape(), " requires a gradient, and a collective "
+    throw Error(cat(function, ": the tensor ", t.shape(),
+                    " requires a gradient, and a collective "
                     "carries none back; right is t.detach(), or a NoGrad scope"));
   }
 }

@@ -50,8 +50,7 @@ enum class Channel { collective, user };
 
 class Fabric {
  public:
-  explicit Fabric(int devices)
-      : devices_(static_cast<std::size_t>(devices)), running_(devices) {}
+  explicit Fabric(int devices) : devices_(static_cast<std::size_t>(devices)), running_(devices) {}
 
   void put(int from, int to, Channel channel, Packet packet) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -147,12 +146,12 @@ class Fabric {
     int from = 0;         // receives: from whom
     Channel channel = Channel::collective;
     std::string meeting;  // meets: which
-    List<Box> boxes;  // by channel, then by sender
+    List<Box> boxes;      // by channel, then by sender
 
     Box& box(Channel of, int sender) {
       std::size_t at = 0;
-      while (at < boxes.size() && (boxes[at].channel < of ||
-                                   (boxes[at].channel == of && boxes[at].from < sender))) {
+      while (at < boxes.size() &&
+             (boxes[at].channel < of || (boxes[at].channel == of && boxes[at].from < sender))) {
         ++at;
       }
       if (at == boxes.size() || boxes[at].channel != of || boxes[at].from != sender) {
@@ -284,8 +283,8 @@ class Fabric {
     for (const Box& box : device.boxes) {
       const std::size_t count = box.packets.size() - box.next;
       if (count > 0) {
-        text += cat("; ", count, count == 1 ? " message" : " messages", " from device ",
-                    box.from, " not received");
+        text += cat("; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
+                    " not received");
       }
     }
     return text;
@@ -294,8 +293,8 @@ class Fabric {
   std::string cause() const {
     const std::vector<int> threw = in_state(Now::threw);
     if (!threw.empty()) {
-      return cat(device_list(threw), " threw: ",
-                 devices_[static_cast<std::size_t>(threw[0])].message);
+      return cat(device_list(threw),
+                 " threw: ", devices_[static_cast<std::size_t>(threw[0])].message);
     }
     const Meeting* first = nullptr;  // by key, whatever the threads did
     for (const Meeting& meeting : meetings_) {

@@ -35,7 +35,7 @@ struct DeviceThread {
   Device device;
   const DeviceProgram* program = nullptr;
   Fabric* fabric = nullptr;
-  Context context;  // its profile is null until the device runs
+  Context context;         // its profile is null until the device runs
   List<OpRecord> records;  // for the caller's profile
   Counters counters;
 };
@@ -137,8 +137,8 @@ class Mesh {
     detail::Fabric fabric(size());
     List<Shared<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
-      devices.push_back(Shared<detail::DeviceThread>(
-          new detail::DeviceThread(fabric, placed, rank, size())));
+      devices.push_back(
+          Shared<detail::DeviceThread>(new detail::DeviceThread(fabric, placed, rank, size())));
       devices.back()->device.endpoint().keep_records(
           caller.profile != nullptr ? detail::Keep::records : detail::Keep::totals);
       devices.back()->context.device = rank;
@@ -161,8 +161,7 @@ class Mesh {
   }
 
  private:
-  Shared<detail::MeshRecord> record_of(
-      const List<Shared<detail::DeviceThread>>& devices) const {
+  Shared<detail::MeshRecord> record_of(const List<Shared<detail::DeviceThread>>& devices) const {
     const Shared<detail::MeshRecord> record(new detail::MeshRecord);
     List<const detail::DeviceLog*> logs;
     for (const Shared<detail::DeviceThread>& device : devices) {

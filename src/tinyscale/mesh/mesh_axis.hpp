@@ -121,8 +121,8 @@ inline bool closes(const Machine& machine, int dim) {
   return machine.wraps[static_cast<std::size_t>(dim)] != 0 && machine.dims[dim] > 2;
 }
 
-inline List<AxisPlacement> place_axes(const Machine& machine,
-                                             const List<MeshAxis>& axes, Ring ring) {
+inline List<AxisPlacement> place_axes(const Machine& machine, const List<MeshAxis>& axes,
+                                      Ring ring) {
   List<AxisPlacement> placed;
   std::int64_t before = 1;
   for (const MeshAxis& axis : axes) {

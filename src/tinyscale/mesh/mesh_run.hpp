@@ -91,7 +91,8 @@ inline Table link_table(const List<LinkRow>& rows, std::size_t most) {
 class MeshRun {
  public:
   MeshRun(Shared<detail::MeshRecord> record, Machine machine)
-      : timeline(time(record->log, machine)), record_(std::move(record)),
+      : timeline(time(record->log, machine)),
+        record_(std::move(record)),
         machine_(std::move(machine)) {
     seconds = timeline.seconds;
   }
@@ -287,8 +288,7 @@ class MeshRun {
   }
 
   double formula_of(const CollectiveCall& call) const {
-    const List<AxisPlacement> axes =
-        detail::place_axes(machine_, record_->axes, Ring::one_way);
+    const List<AxisPlacement> axes = detail::place_axes(machine_, record_->axes, Ring::one_way);
     double sum = call.stages.empty() ? -1 : 0;
     for (std::size_t i = 0; i < call.stages.size(); ++i) {
       const std::size_t axis = static_cast<std::size_t>(call.stage_axes[i]);

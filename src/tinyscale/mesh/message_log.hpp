@@ -18,7 +18,7 @@ namespace tinyscale {
 enum class MessageStart { both_ready, sender_ready };
 
 struct Message {
-  int from = 0, to = 0;            // ranks
+  int from = 0, to = 0;  // ranks
   double bytes = 0;
   int from_step = 0, to_step = 0;  // in the sender's and in the receiver's program
   int call = 0;                    // which of MessageLog::calls
@@ -29,9 +29,9 @@ struct Message {
 
 // One line of the program: a collective, over all groups of devices that ran it.
 struct CollectiveCall {
-  std::string name, axes, arguments;    // "all_gather", "x,y", "[1024], dim 0"
-  int devices = 1;                      // of a group
-  List<CollectiveStage> stages;  // for the formula, with the axis of each
+  std::string name, axes, arguments;  // "all_gather", "x,y", "[1024], dim 0"
+  int devices = 1;                    // of a group
+  List<CollectiveStage> stages;       // for the formula, with the axis of each
   std::vector<int> stage_axes;
 };
 
@@ -51,9 +51,9 @@ struct DeviceLog {
     int step = 0;           // of the receiver
   };
 
-  std::vector<std::string> keys;      // one for each call, equal for the same line elsewhere
+  std::vector<std::string> keys;  // one for each call, equal for the same line elsewhere
   List<CollectiveCall> calls;
-  List<Message> sent;          // call: index into `calls`
+  List<Message> sent;  // call: index into `calls`
   List<Receipt> received;
 };
 

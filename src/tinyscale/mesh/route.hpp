@@ -31,9 +31,7 @@ struct MachineLinks {
   std::size_t id(std::int64_t chip, int dim, int way) const {
     return static_cast<std::size_t>((chip * machine.dims.size() + dim) * 2 + way);
   }
-  int dim_of(std::size_t link) const {
-    return static_cast<int>(link / 2) % machine.dims.size();
-  }
+  int dim_of(std::size_t link) const { return static_cast<int>(link / 2) % machine.dims.size(); }
   double bandwidth(std::size_t link) const { return machine.axis_bandwidth(dim_of(link)); }
   std::int64_t from(std::size_t link) const {
     return static_cast<std::int64_t>(link / 2) / machine.dims.size();

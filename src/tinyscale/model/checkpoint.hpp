@@ -25,16 +25,20 @@ struct ConfigField {
 
 // The fields of a config by type, for writing and for reading.
 inline std::array<ConfigField<std::int64_t>, 9> config_sizes(ModelConfig& c) {
-  return {{{"layers", &c.layers},         {"width", &c.width},
-          {"heads", &c.heads},           {"kv_heads", &c.kv_heads},
-          {"head_size", &c.head_size},   {"hidden", &c.hidden},
-          {"vocabulary", &c.vocabulary}, {"context", &c.context},
-          {"expert_hidden", &c.expert_hidden}}};
+  return {{{"layers", &c.layers},
+           {"width", &c.width},
+           {"heads", &c.heads},
+           {"kv_heads", &c.kv_heads},
+           {"head_size", &c.head_size},
+           {"hidden", &c.hidden},
+           {"vocabulary", &c.vocabulary},
+           {"context", &c.context},
+           {"expert_hidden", &c.expert_hidden}}};
 }
 
 inline std::array<ConfigField<bool>, 4> config_switches(ModelConfig& c) {
-  return {{{"bias", &c.bias}, {"tied", &c.tied}, {"qkv_bias", &c.qkv_bias},
-           {"qk_norm", &c.qk_norm}}};
+  return {
+      {{"bias", &c.bias}, {"tied", &c.tied}, {"qkv_bias", &c.qkv_bias}, {"qk_norm", &c.qk_norm}}};
 }
 
 inline std::array<ConfigField<int>, 3> config_counts(ModelConfig& c) {
@@ -185,12 +189,18 @@ inline Gpt2Place gpt2_place(std::string name) {
     const char* ours;
     const char* theirs;
     int part;
-  } table[] = {{"model.embed_tokens", "wte", -1},        {"model.embed_positions", "wpe", -1},
-               {"model.norm", "ln_f", -1},               {"model.layers.", "h.", -1},
-               {"input_layernorm", "ln_1", -1},          {"post_attention_layernorm", "ln_2", -1},
-               {"self_attn.o_proj", "attn.c_proj", -1},  {"self_attn.q_proj", "attn.c_attn", 0},
-               {"self_attn.k_proj", "attn.c_attn", 1},   {"self_attn.v_proj", "attn.c_attn", 2},
-               {"mlp.up_proj", "mlp.c_fc", -1},          {"mlp.down_proj", "mlp.c_proj", -1}};
+  } table[] = {{"model.embed_tokens", "wte", -1},
+               {"model.embed_positions", "wpe", -1},
+               {"model.norm", "ln_f", -1},
+               {"model.layers.", "h.", -1},
+               {"input_layernorm", "ln_1", -1},
+               {"post_attention_layernorm", "ln_2", -1},
+               {"self_attn.o_proj", "attn.c_proj", -1},
+               {"self_attn.q_proj", "attn.c_attn", 0},
+               {"self_attn.k_proj", "attn.c_attn", 1},
+               {"self_attn.v_proj", "attn.c_attn", 2},
+               {"mlp.up_proj", "mlp.c_fc", -1},
+               {"mlp.down_proj", "mlp.c_proj", -1}};
   Gpt2Place place;
   for (const auto& row : table) {
     const std::size_t at = name.find(row.ours);

@@ -2,8 +2,8 @@
 // Which expert each token visits: the top_k most probable of the router, ties to the lower number
 // (mixture of experts, arXiv 2101.03961; weights of the chosen ones sum to 1, arXiv 2401.04088).
 
-#include <cstdint>    // int32_t
-#include <vector>     // vector
+#include <cstdint>  // int32_t
+#include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
@@ -13,8 +13,8 @@ namespace tinyscale {
 
 struct Routing {
   List<std::vector<std::int32_t>> rows;  // of each expert: the tokens it gets, ascending
-  std::vector<std::int32_t> chosen;  // [N, k] places in the flat probabilities [N, E]
-  std::vector<std::int32_t> places;  // [N, k] rows in the experts' outputs, joined in order
+  std::vector<std::int32_t> chosen;      // [N, k] places in the flat probabilities [N, E]
+  std::vector<std::int32_t> places;      // [N, k] rows in the experts' outputs, joined in order
 };
 
 // Routes N tokens by their probabilities [N, E].

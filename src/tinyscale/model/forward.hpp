@@ -58,11 +58,11 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
 
 inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = blocks_[static_cast<std::size_t>(layer)];
-  const Tensor y = x + drop(attend(layer, normalise(b.norm1, x, hooks), hooks), 2 * layer + 1,
-                            hooks);
+  const Tensor y =
+      x + drop(attend(layer, normalise(b.norm1, x, hooks), hooks), 2 * layer + 1, hooks);
   const Tensor z = normalise(b.norm2, y, hooks);
-  const Tensor f = hooks.feed_forward ? hooks.feed_forward(layer, z)
-                                      : feed_forward(layer, z, hooks);
+  const Tensor f =
+      hooks.feed_forward ? hooks.feed_forward(layer, z) : feed_forward(layer, z, hooks);
   return y + drop(f, 2 * layer + 2, hooks);
 }
 
@@ -140,10 +140,9 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
     k = keys = keys.defined() ? concat({keys, k}, 1) : k.clone();
     v = values = values.defined() ? concat({values, v}, 1) : v.clone();
   }
-  const Tensor o = hooks.attention
-                       ? hooks.attention(layer, q, k, v)
-                       : attention(q, k, v, q.dim(2) / config.head_size,
-                                   k.dim(2) / config.head_size, Mask::causal);
+  const Tensor o = hooks.attention ? hooks.attention(layer, q, k, v)
+                                   : attention(q, k, v, q.dim(2) / config.head_size,
+                                               k.dim(2) / config.head_size, Mask::causal);
   return write_back(b.output, o, hooks);
 }
 
@@ -175,8 +174,8 @@ inline Tensor Transformer::mixture(const Block& block, const Tensor& x, const Ho
       parts.push_back(gated(block.experts[e], embedding(rows, own, {own.size()}), hooks));
     }
   }
-  const Tensor chosen = reshape(embedding(reshape(p, {p.count(), 1}), routing.chosen, {n, k}),
-                                {n, k});
+  const Tensor chosen =
+      reshape(embedding(reshape(p, {p.count(), 1}), routing.chosen, {n, k}), {n, k});
   const Tensor weights = chosen / reshape(sum(chosen, 1), {n, 1});
   const Tensor outputs = embedding(concat(parts, 0), routing.places, {n, k});  // (N, k, D)
   const Tensor y = reshape(sum(outputs * reshape(weights, {n, k, 1}), 1), x.shape());

@@ -19,7 +19,7 @@ struct GenerateOptions {
   double temperature = 0.8;  // 0: always the most probable
   int top_k = 0;             // choose among so many; 0: all
   std::uint64_t seed = 1;
-  bool cache = true;         // keep keys and values; false recomputes all tokens each time
+  bool cache = true;  // keep keys and values; false recomputes all tokens each time
 };
 
 namespace detail {
@@ -106,8 +106,8 @@ inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
     cached += time;
     const float* last = logits.data() + (time - 1) * vocabulary;
     const float draw = uniform01(options.seed, static_cast<std::uint64_t>(i));
-    ids.push_back(detail::sample(last, known > 0 ? std::min(known, vocabulary) : vocabulary,
-                                 options, draw));
+    ids.push_back(
+        detail::sample(last, known > 0 ? std::min(known, vocabulary) : vocabulary, options, draw));
   }
   return ids;
 }
@@ -116,8 +116,8 @@ inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
 inline std::string generate(const Transformer& model, const std::string& prompt, std::int64_t n,
                             const GenerateOptions& options = {}) {
   const Tokenizer& tokenizer = model.tokenizer;
-  return tokenizer.decode(generate_tokens(model, tokenizer.encode(prompt), n, options,
-                                          tokenizer.vocabulary()));
+  return tokenizer.decode(
+      generate_tokens(model, tokenizer.encode(prompt), n, options, tokenizer.vocabulary()));
 }
 
 // The same with the tokenizer of the text.

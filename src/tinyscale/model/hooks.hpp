@@ -39,7 +39,8 @@ struct Hooks {
   std::function<Tensor(const Tensor& x)> linear_in;
   std::function<Tensor(const Tensor& y)> linear_out;
   std::function<Tensor(const Tensor& table, const std::vector<std::int32_t>& ids,
-                       const Shape& shape)> embedding;
+                       const Shape& shape)>
+      embedding;
   std::function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
   std::function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
   std::function<Tensor(const Tensor& logits, const std::vector<std::int32_t>& targets)> loss;

@@ -2,10 +2,10 @@
 // A strict reader for the little JSON that files carry (RFC 8259): objects keep their order,
 // numbers are doubles, a repeated key or anything after the value is an Error with its position.
 
-#include <cstdint>    // int64_t
-#include <cstdlib>    // strtod
-#include <string>     // string
-#include <utility>    // pair
+#include <cstdint>  // int64_t
+#include <cstdlib>  // strtod
+#include <string>   // string
+#include <utility>  // pair
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
@@ -64,8 +64,8 @@ class JsonReader {
     throw Error(cat("json: ", what, " at byte ", static_cast<std::int64_t>(at_)));
   }
   void skip_space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' ||
-                                  text_[at_] == '\r')) {
+    while (at_ < text_.size() &&
+           (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r')) {
       ++at_;
     }
   }

@@ -27,12 +27,12 @@ struct ModelConfig {
   Norm norm = Norm::layer;
   Position position = Position::learned;
   Activation activation = Activation::gelu;
-  bool bias = false;      // biases on every linear layer and on layer norms
-  bool tied = true;       // the output matrix is the embedding table
-  bool qkv_bias = false;  // biases on query, key and value alone
-  bool qk_norm = false;   // RMS norm of every query and key head
-  int experts = 0;        // 0: dense
-  int top_k = 0;          // experts that a token visits
+  bool bias = false;               // biases on every linear layer and on layer norms
+  bool tied = true;                // the output matrix is the embedding table
+  bool qkv_bias = false;           // biases on query, key and value alone
+  bool qk_norm = false;            // RMS norm of every query and key head
+  int experts = 0;                 // 0: dense
+  int top_k = 0;                   // experts that a token visits
   std::int64_t expert_hidden = 0;  // F of one expert
   int shared_experts = 0;          // experts that every token visits
   double rope_theta = 10000.0;
@@ -42,19 +42,19 @@ struct ModelConfig {
   int block_norms = 2;  // norms in one block: 1 parallel, 2 before, 4 before and after
   std::int64_t other_parameters = 0;  // what the fields above do not describe
   std::int64_t other_active = 0;      // the same for the parameters that a token uses
-  std::int64_t kv_width = 0;    // numbers cached per token and layer when not 2 KV K
-  double training_tokens = 0;   // as published by the model's makers; 0: not published
-  std::string beyond;           // what this library's transformer lacks to run it; empty: it runs
+  std::int64_t kv_width = 0;          // numbers cached per token and layer when not 2 KV K
+  double training_tokens = 0;         // as published by the model's makers; 0: not published
+  std::string beyond;  // what this library's transformer lacks to run it; empty: it runs
 
   bool gated() const { return activation == Activation::swiglu || activation == Activation::geglu; }
   std::int64_t query_width() const { return heads * head_size; }
   std::int64_t key_width() const { return kv_heads * head_size; }
   std::int64_t cached_numbers() const { return kv_width > 0 ? kv_width : 2 * key_width(); }
   std::int64_t norm_parameters() const { return norm == Norm::layer && bias ? 2 * width : width; }
-  std::int64_t attention_parameters() const;              // of one layer, without its norm
+  std::int64_t attention_parameters() const;                 // of one layer, without its norm
   std::int64_t feed_forward_parameters(std::int64_t) const;  // of one dense layer that wide
   std::int64_t layer_parameters(std::int64_t experts_counted) const;
-  std::int64_t embedding_parameters() const;              // both tables and the output matrix
+  std::int64_t embedding_parameters() const;  // both tables and the output matrix
   std::int64_t parameters() const;
   std::int64_t active_parameters() const;  // those that one token uses
   void validate() const;
@@ -131,8 +131,8 @@ inline void check_config_counts(const ModelConfig& c) {
 // Doubles do not overflow: when this is below 1e18, parameters() does not either.
 inline void check_config_product(const ModelConfig& c) {
   const auto n = [](std::int64_t value) { return static_cast<double>(value); };
-  const double hidden = c.experts > 0 ? n(c.experts + c.shared_experts) * n(c.expert_hidden)
-                                      : n(c.hidden);
+  const double hidden =
+      c.experts > 0 ? n(c.experts + c.shared_experts) * n(c.expert_hidden) : n(c.hidden);
   const double layer = 2 * n(c.heads + c.kv_heads) * n(c.head_size) + 3 * hidden + n(c.experts) + 4;
   const double about = n(c.width) * (n(c.layers) * layer + 2 * n(c.vocabulary) + n(c.context));
   if (about > 1e18) {

@@ -201,14 +201,19 @@ inline std::string plain_name(const std::string& name) {
 }
 
 inline std::string model_alias(const std::string& plain) {
-  static const char* const aliases[][2] = {
-      {"gpt2", "gpt2-small"},          {"gpt3", "gpt3-175b"},
-      {"gptj", "gpt-j-6b"},            {"palm", "palm-540b"},
-      {"llama3405b", "llama3.1-405b"}, {"mixtral", "mixtral-8x7b"},
-      {"deepseek", "deepseek-v3"},     {"gemma34b", "gemma3-4b-text"},
-      {"gemma312b", "gemma3-12b-text"}, {"gemma327b", "gemma3-27b-text"},
-      {"qwen330b", "qwen3-30b-a3b"},   {"qwen3235b", "qwen3-235b-a22b"},
-      {"stablediffusion", "sd2.1-unet"}};
+  static const char* const aliases[][2] = {{"gpt2", "gpt2-small"},
+                                           {"gpt3", "gpt3-175b"},
+                                           {"gptj", "gpt-j-6b"},
+                                           {"palm", "palm-540b"},
+                                           {"llama3405b", "llama3.1-405b"},
+                                           {"mixtral", "mixtral-8x7b"},
+                                           {"deepseek", "deepseek-v3"},
+                                           {"gemma34b", "gemma3-4b-text"},
+                                           {"gemma312b", "gemma3-12b-text"},
+                                           {"gemma327b", "gemma3-27b-text"},
+                                           {"qwen330b", "qwen3-30b-a3b"},
+                                           {"qwen3235b", "qwen3-235b-a22b"},
+                                           {"stablediffusion", "sd2.1-unet"}};
   for (const auto& alias : aliases) {
     if (plain == alias[0]) {
       return alias[1];

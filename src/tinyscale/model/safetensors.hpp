@@ -2,10 +2,10 @@
 // The safetensors format: 8 bytes of length N, N bytes of JSON, then the tensors' bytes.
 // The reader trusts nothing: lengths, ranges, shapes and names are checked before any is used.
 
-#include <cstdint>    // uint64_t
-#include <cstring>    // memcpy
-#include <string>     // string
-#include <vector>     // vector
+#include <cstdint>  // uint64_t
+#include <cstring>  // memcpy
+#include <string>   // string
+#include <vector>   // vector
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
@@ -35,7 +35,7 @@ struct Safetensors {
   std::string path;
   List<SafetensorsNote> metadata;
   List<SafetensorsEntry> entries;  // by place in the file
-  std::string bytes;                      // the whole file
+  std::string bytes;               // the whole file
   std::size_t data_start = 0;
 
   const SafetensorsEntry* find(const std::string& name) const;
@@ -47,8 +47,9 @@ namespace detail {
 
 // Bytes of an element; 0 for a dtype that the format does not know.
 inline std::uint64_t safetensors_size(const std::string& dtype) {
-  static const char* const names[] = {"F64", "I64", "U64", "F32", "I32", "U32", "F16", "BF16",
-                                      "I16", "U16", "I8",  "U8",  "BOOL", "F8_E4M3", "F8_E5M2"};
+  static const char* const names[] = {"F64", "I64", "U64",  "F32",     "I32",
+                                      "U32", "F16", "BF16", "I16",     "U16",
+                                      "I8",  "U8",  "BOOL", "F8_E4M3", "F8_E5M2"};
   static const std::uint64_t sizes[] = {8, 8, 8, 4, 4, 4, 2, 2, 2, 2, 1, 1, 1, 1, 1};
   for (std::size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); ++i) {
     if (dtype == names[i]) {
@@ -238,9 +239,8 @@ inline Tensor Safetensors::read(const SafetensorsEntry& entry) const {
 
 namespace detail {
 
-inline std::string safetensors_text(
-    const List<Parameter>& tensors,
-    const List<SafetensorsNote>& metadata) {
+inline std::string safetensors_text(const List<Parameter>& tensors,
+                                    const List<SafetensorsNote>& metadata) {
   std::string json = "{\"__metadata__\":{";
   for (const SafetensorsNote& note : metadata) {
     json += cat(json.back() == '{' ? "" : ",", "\"", json_escape(note.name), "\":\"",
@@ -250,8 +250,9 @@ inline std::string safetensors_text(
   std::int64_t at = 0;
   for (const Parameter& tensor : tensors) {
     const std::int64_t end = at + 4 * tensor.value.count();
-    json += cat(",\"", json_escape(tensor.name), "\":{\"dtype\":\"F32\",\"shape\":",
-                tensor.value.shape().text(), ",\"data_offsets\":[", at, ",", end, "]}");
+    json += cat(",\"", json_escape(tensor.name),
+                "\":{\"dtype\":\"F32\",\"shape\":", tensor.value.shape().text(),
+                ",\"data_offsets\":[", at, ",", end, "]}");
     at = end;
   }
   json += "}";
@@ -262,8 +263,7 @@ inline std::string safetensors_text(
 }  // namespace detail
 
 // Writes F32 tensors beside `path`, then renames: a save that fails leaves the old file whole.
-inline void write_safetensors(const std::string& path,
-                              const List<Parameter>& tensors,
+inline void write_safetensors(const std::string& path, const List<Parameter>& tensors,
                               const List<SafetensorsNote>& metadata) {
   const std::string json = detail::safetensors_text(tensors, metadata);
   const std::uint64_t n = json.size();

@@ -21,10 +21,10 @@ struct StepOptions {
   double beta1 = 0.9;
   double beta2 = 0.99;
   double weight_decay = 0.1;
-  double clip = 1.0;  // of the global gradient norm; 0: none
+  double clip = 1.0;     // of the global gradient norm; 0: none
   double dropout = 0.0;  // share of numbers set to 0 after the embedding and each part of a block
-  std::int64_t eval_every = 250;  // steps; 0: only at the end
-  std::uint64_t seed = 1337;      // of data order and dropout
+  std::int64_t eval_every = 250;   // steps; 0: only at the end
+  std::uint64_t seed = 1337;       // of data order and dropout
   std::ostream* out = &std::cout;  // progress; null is silent
 };
 
@@ -104,9 +104,8 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
   }
   result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors()));
   detail::check_finite("train_step", "gradient norm", result.grad_norm, step, options);
-  optimizer.options.learning_rate = cosine_schedule(step, options.warmup, options.steps,
-                                                    options.learning_rate,
-                                                    options.min_learning_rate);
+  optimizer.options.learning_rate = cosine_schedule(
+      step, options.warmup, options.steps, options.learning_rate, options.min_learning_rate);
   optimizer.step(clip_scale(result.grad_norm, options.clip));
   optimizer.zero_grad();
   return result;

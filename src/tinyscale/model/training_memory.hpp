@@ -36,8 +36,7 @@ inline double layer_activations(const ModelConfig& c) {
 }  // namespace detail
 
 // Peak bytes of a step on `batch` sequences of `time` tokens. Dense models, no dropout.
-inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch,
-                                      std::int64_t time) {
+inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch, std::int64_t time) {
   const auto tokens = static_cast<double>(batch * time);
   const auto parameters = static_cast<double>(c.parameters());
   const auto width = static_cast<double>(c.width);
@@ -48,8 +47,8 @@ inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch,
   m.optimizer = 8 * parameters;
   const double last_norm = 2 * width + (c.norm == Norm::layer ? 2 : 1);
   const double loss = 2 * vocabulary + 1;  // the logits, their gradient, a log-sum-exp
-  m.activations = 4 * tokens * (static_cast<double>(c.layers) * detail::layer_activations(c) +
-                                last_norm + loss);
+  m.activations = 4 * tokens *
+                  (static_cast<double>(c.layers) * detail::layer_activations(c) + last_norm + loss);
   return m;
 }
 

@@ -47,10 +47,10 @@ class Transformer {
 
   // The pieces of forward, for a pipeline: embed, then block 0 .. layers - 1, then head.
   Tensor embed(const std::vector<std::int32_t>& ids, std::int64_t batch, std::int64_t time,
-               const Hooks& hooks) const;                          // (B, T, D)
+               const Hooks& hooks) const;                              // (B, T, D)
   Tensor block(int layer, const Tensor& x, const Hooks& hooks) const;  // (B, T, D)
   Tensor feed_forward(int layer, const Tensor& x, const Hooks& hooks) const;
-  Tensor head(const Tensor& x, const Hooks& hooks) const;          // (B, T, V)
+  Tensor head(const Tensor& x, const Hooks& hooks) const;  // (B, T, V)
 
   // Safetensors, tokenizer and config in its metadata (checkpoint.hpp).
   void save(const std::string& path) const;
@@ -189,8 +189,8 @@ inline void Transformer::add_block(int layer) {
   } else {
     b.router = add(at + ".mlp.gate.weight", {config.experts, d}, 0.02f, Split::whole, layer);
     for (int e = 0; e < config.experts; ++e) {
-      b.experts.push_back(add_feed_forward(detail::cat(at, ".mlp.experts.", e),
-                                           config.expert_hidden, layer));
+      b.experts.push_back(
+          add_feed_forward(detail::cat(at, ".mlp.experts.", e), config.expert_hidden, layer));
     }
     if (config.shared_experts > 0) {
       b.dense = add_feed_forward(at + ".mlp.shared_experts",

@@ -42,8 +42,10 @@ inline void check_layout_counts(const char* who, const Layout& layout) {
   }
   if (!good) {
     throw Error(cat(who, ": layout is ", layout.text(), ", expert ", layout.expert,
-                    ", microbatches ", layout.microbatches, "; each must be at least 1, and the "
-                    "devices at most ", most));
+                    ", microbatches ", layout.microbatches,
+                    "; each must be at least 1, and the "
+                    "devices at most ",
+                    most));
   }
 }
 
@@ -52,7 +54,8 @@ inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t 
   check_layout_counts("train", layout);
   if (layout.tensor > 1 || layout.pipeline > 1 || layout.context > 1 || layout.expert > 1 ||
       layout.microbatches > 1 || layout.zero != Zero::none) {
-    throw Error(cat("train: layout is ", layout.text(), "; this version runs data parallelism "
+    throw Error(cat("train: layout is ", layout.text(),
+                    "; this version runs data parallelism "
                     "alone: set tensor, pipeline, context, expert and microbatches to 1 and zero "
                     "to Zero::none"));
   }

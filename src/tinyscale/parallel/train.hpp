@@ -30,9 +30,9 @@ struct TrainOptions : StepOptions {
 // learned positions do not) and 12 L H K times the mean of T/2 visible keys (scaling book, ch. 4,
 // causal), with the output matrix counted whether tied or not.
 inline double model_flops_per_token(const ModelConfig& c, std::int64_t time) {
-  const double lookups = static_cast<double>(c.vocabulary * c.width) * (c.tied ? 0 : 1) +
-                         static_cast<double>(c.position == Position::learned ? c.context * c.width
-                                                                             : 0);
+  const double lookups =
+      static_cast<double>(c.vocabulary * c.width) * (c.tied ? 0 : 1) +
+      static_cast<double>(c.position == Position::learned ? c.context * c.width : 0);
   const double multiplied = static_cast<double>(c.active_parameters()) - lookups;
   const double attention = 12.0 * static_cast<double>(c.layers * c.heads * c.head_size) *
                            (static_cast<double>(time) + 1) / 2;
@@ -104,8 +104,8 @@ inline StepResult data_parallel_step(Device& device, Replica& replica,
     const Tensor sum = device.all_reduce(pack_gradients(tensors, loss), "data", Reduce::mean);
     unpack_gradients(sum, tensors, loss);
   };
-  const Batch batch = make_batch(tokens, share, replica.model.config.context, options.seed, step,
-                                 first);
+  const Batch batch =
+      make_batch(tokens, share, replica.model.config.context, options.seed, step, first);
   return train_step(replica.model, replica.optimizer, batch, options, step, hooks);
 }
 
@@ -127,8 +127,8 @@ class Trainer {
 
   StepResult step(std::int64_t number) {
     if (!mesh_) {
-      const Batch batch = make_batch(tokens_, options_.batch, model_.config.context,
-                                     options_.seed, number);
+      const Batch batch =
+          make_batch(tokens_, options_.batch, model_.config.context, options_.seed, number);
       return train_step(model_, *optimizer_, batch, options_, number);
     }
     List<StepResult> results(replicas_.size());
@@ -166,8 +166,8 @@ inline void print_progress(const TrainOptions& options, std::int64_t step, doubl
   }
   const double done = static_cast<double>(step + 1);
   const double left = report.seconds / done * (static_cast<double>(options.steps) - done);
-  *options.out << cat("step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4),
-                      "  ", format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
+  *options.out << cat("step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4), "  ",
+                      format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
                       format_percent(report.mfu), "  ", format_seconds(left), " left")
                << std::endl;
 }

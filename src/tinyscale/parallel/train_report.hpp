@@ -26,7 +26,7 @@ struct Validation {
 struct TrainReport {
   std::string model, text, machine;
   std::int64_t devices = 1;
-  std::vector<double> losses;  // of the global batch, before each step
+  std::vector<double> losses;      // of the global batch, before each step
   std::vector<double> grad_norms;  // before clipping
   List<Validation> validation;
   double seconds = 0;            // in training steps, measured; evaluation left out

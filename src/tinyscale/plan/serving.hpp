@@ -44,12 +44,12 @@ struct ServingJob {
 
 struct ServingPlan {
   std::string model, machine, bound;
-  std::int64_t chips = 0;                     // of one replica
+  std::int64_t chips = 0;  // of one replica
   Quantity weights, kv_cache_per_sequence, memory, chips_needed;
-  Quantity decode_step_time, prefill_time;    // one step of the batch; one prompt
+  Quantity decode_step_time, prefill_time;  // one step of the batch; one prompt
   Quantity tokens_per_second, tokens_per_second_per_chip;
   Quantity dollars_per_million_tokens, dollars_with_prefill;  // of output tokens
-  Quantity tensor_limit;                      // ways of tensor parallelism before links limit
+  Quantity tensor_limit;  // ways of tensor parallelism before links limit
   std::vector<std::string> notes;
 
   Table table() const;
@@ -142,19 +142,18 @@ inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan&
   const Quantity price(on.dollars_per_hour, "USD/h", "price", on.chip.price_source);
   const Quantity hour(3600, "s/h"), million(1e6, "token");
   const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
-  plan.dollars_per_million_tokens =
-      named("USD per million", million * chips * price / (plan.tokens_per_second * hour),
-            "decode alone");
+  plan.dollars_per_million_tokens = named(
+      "USD per million", million * chips * price / (plan.tokens_per_second * hour), "decode alone");
   if (job.output > 0) {
     const Quantity output(static_cast<double>(job.output), "token", "output");
-    plan.dollars_with_prefill = named(
-        "USD per million, with prefill",
-        plan.dollars_per_million_tokens +
-            million * chips * price * plan.prefill_time / (output * hour));
+    plan.dollars_with_prefill =
+        named("USD per million, with prefill",
+              plan.dollars_per_million_tokens +
+                  million * chips * price * plan.prefill_time / (output * hour));
   }
   if (!(on.dollars_per_hour > 0)) {
-    plan.notes.push_back(cat("price: not known for ", on.chip.name,
-                             "; set the machine's dollars_per_hour"));
+    plan.notes.push_back(
+        cat("price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"));
   }
 }
 

@@ -19,13 +19,13 @@ namespace tinyscale {
 struct TrainingPlan {
   std::string model, machine;
   TrainingLayout best;
-  List<TrainingLayout> layouts;      // those that fit, fastest first
+  List<TrainingLayout> layouts;  // those that fit, fastest first
   Quantity tokens, batch, compute_time, fsdp_time, tensor_time, communication_time, step_time;
   Quantity weights_memory, optimizer_memory, activation_memory, memory;  // bytes a chip
-  Quantity mfu, typical_mfu;                // 6 N tokens / (step chips peak); at the limit, assumed
-  Quantity tokens_per_chip, threshold;      // bound by math above the threshold
+  Quantity mfu, typical_mfu;            // 6 N tokens / (step chips peak); at the limit, assumed
+  Quantity tokens_per_chip, threshold;  // bound by math above the threshold
   Quantity limit_days, days, dollars, energy;  // days and dollars at the typical MFU; energy in Wh
-  std::vector<std::string> notes;           // assumptions that were made
+  std::vector<std::string> notes;              // assumptions that were made
 
   Table table() const;
   Table layout_table() const;
@@ -79,13 +79,14 @@ inline TrainingLetters training_letters(const TrainingInputs& in, const Training
 
 inline void plan_times(const TrainingLetters& q, TrainingPlan& plan) {
   const Quantity six(6, "FLOP/token"), none(0, "s");
-  plan.compute_time = named("T_math", (six * q.P_matmul + six * q.L * q.T * q.HK) * q.B /
-                                          (q.N * q.C), "6 P and causal attention");
-  plan.fsdp_time = named("T_fsdp", plan.best.layout.data > 1
-                                       ? 3.0 * q.b * q.P / (q.Y * q.W_X) : none);
-  plan.tensor_time = named("T_tensor", plan.best.layout.tensor > 1
-                                           ? 8.0 * q.b_token * q.B * q.D * q.L / (q.X * q.W_Y)
-                                           : none);
+  plan.compute_time =
+      named("T_math", (six * q.P_matmul + six * q.L * q.T * q.HK) * q.B / (q.N * q.C),
+            "6 P and causal attention");
+  plan.fsdp_time =
+      named("T_fsdp", plan.best.layout.data > 1 ? 3.0 * q.b * q.P / (q.Y * q.W_X) : none);
+  plan.tensor_time =
+      named("T_tensor",
+            plan.best.layout.tensor > 1 ? 8.0 * q.b_token * q.B * q.D * q.L / (q.X * q.W_Y) : none);
   plan.communication_time =
       plan.best.shared_links
           ? named("T_comms", plan.fsdp_time + plan.tensor_time, "one after the other on one link")
@@ -116,16 +117,15 @@ inline void plan_memory(const TrainingInputs& in, const TrainingLetters& q, Trai
   const Quantity kept(2 * in.job.checkpoints, "B/token");
   plan.activation_memory = named("M_activations", kept * q.B * q.D * q.L / q.N,
                                  cat(in.job.checkpoints, " tensors of width D a layer, bf16"));
-  plan.memory = named("M_chip",
-                      plan.weights_memory + plan.optimizer_memory + plan.activation_memory);
+  plan.memory =
+      named("M_chip", plan.weights_memory + plan.optimizer_memory + plan.activation_memory);
 }
 
 inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, TrainingPlan& plan) {
   const Quantity six(6, "FLOP/token"), day(86400, "s/day"), hours(24, "h/day");
   const double typical = std::min(in.job.typical_mfu, plan.mfu.value());
   plan.typical_mfu = Quantity(typical, "", "MFU", "typical: 6 N FLOPs of the peak, assumed");
-  plan.days =
-      named("days", six * q.P_used * plan.tokens / (q.N * q.C * plan.typical_mfu) / day);
+  plan.days = named("days", six * q.P_used * plan.tokens / (q.N * q.C * plan.typical_mfu) / day);
   plan.limit_days = named("days at the limit", plan.tokens / q.B * plan.step_time / day);
   const Machine& on = in.machine;
   const Quantity price(on.dollars_per_hour, "USD/h", "price", on.chip.price_source);
@@ -133,8 +133,8 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
   const Quantity watts(on.chip.watts, "W", "power", "of one chip, without hosts and cooling");
   plan.energy = named("energy", q.N * watts * plan.days * hours);
   if (!(on.dollars_per_hour > 0)) {
-    plan.notes.push_back(cat("price: not known for ", on.chip.name,
-                             "; set the machine's dollars_per_hour"));
+    plan.notes.push_back(
+        cat("price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"));
   }
   if (!(on.chip.watts > 0)) {
     plan.notes.push_back(cat("energy: the power of ", on.chip.name, " is not published"));
@@ -146,12 +146,13 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
 
 inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
   const StateParts parts = state_parts(in.job.state);
-  plan.notes.push_back(cat("memory: ", parts.total(), " bytes a parameter (weights ",
-                           parts.weights, ", gradients ", parts.gradients, ", optimizer ",
-                           parts.optimizer, "); the layer being gathered is not counted"));
+  plan.notes.push_back(cat("memory: ", parts.total(), " bytes a parameter (weights ", parts.weights,
+                           ", gradients ", parts.gradients, ", optimizer ", parts.optimizer,
+                           "); the layer being gathered is not counted"));
   if (static_cast<double>(plan.best.layout.data) > in.sequences) {
     plan.notes.push_back(cat("data: ", plan.best.layout.data, " chips for ",
-                             format_count(in.sequences), " sequences, so sequences are split; "
+                             format_count(in.sequences),
+                             " sequences, so sequences are split; "
                              "what attention then sends is not counted"));
   }
   if (!in.job.model.beyond.empty()) {
@@ -240,8 +241,16 @@ inline Table TrainingPlan::table() const {
 inline Table TrainingPlan::layout_table() const {
   Table out;
   out.title = "Fastest layouts";
-  out.columns = {"data", "tensor", "M_X", "M_Y", "T_math formula", "T_fsdp formula",
-                 "T_tensor formula", "T_step formula", "memory per chip", "bound by"};
+  out.columns = {"data",
+                 "tensor",
+                 "M_X",
+                 "M_Y",
+                 "T_math formula",
+                 "T_fsdp formula",
+                 "T_tensor formula",
+                 "T_step formula",
+                 "memory per chip",
+                 "bound by"};
   for (std::size_t i = 0; i < std::min<std::size_t>(5, layouts.size()); ++i) {
     const TrainingLayout& l = layouts[i];
     out.add({detail::cat(l.layout.data), detail::cat(l.layout.tensor), detail::cat(l.data_axes),

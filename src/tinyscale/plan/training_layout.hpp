@@ -24,7 +24,7 @@ namespace tinyscale {
 
 struct TrainingJob {
   ModelConfig model;
-  double tokens = 0;         // 0: the preset's published count, else 20 for each parameter
+  double tokens = 0;  // 0: the preset's published count, else 20 for each parameter
   double batch_tokens = 4e6;
   std::int64_t context = 0;  // 0: the model's
   DType format = DType::bf16;
@@ -36,12 +36,12 @@ struct TrainingJob {
 // One way to divide the machine: what each part of a step takes, and what a chip must hold.
 struct TrainingLayout {
   Layout layout;
-  int data_axes = 0, tensor_axes = 0;       // M_X, M_Y: dimensions of the machine that each spans
+  int data_axes = 0, tensor_axes = 0;  // M_X, M_Y: dimensions of the machine that each spans
   double data_bandwidth = 0, tensor_bandwidth = 0;  // W_X, W_Y: bytes/s out of a chip
   double compute_time = 0, fsdp_time = 0, tensor_time = 0, step_time = 0;  // seconds
-  double memory = 0;                        // bytes a chip
-  bool shared_links = false;                // fsdp and tensor take turns instead of overlapping
-  std::string bound;                        // math, fsdp, tensor
+  double memory = 0;                                                       // bytes a chip
+  bool shared_links = false;  // fsdp and tensor take turns instead of overlapping
+  std::string bound;          // math, fsdp, tensor
 };
 
 namespace detail {
@@ -57,8 +57,9 @@ struct TrainingInputs {
 inline void check_training(const TrainingJob& job, const Machine& machine) {
   job.model.validate();
   if (machine.dims.size() == 0 || machine.chips() < 1) {
-    throw Error("plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", "
-                "{4, 4, 4})");
+    throw Error(
+        "plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", "
+        "{4, 4, 4})");
   }
   const char* const who = "plan_training";
   check_job(who, "batch_tokens", job.batch_tokens, 1, 1e18);
@@ -74,12 +75,12 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
   const double parameters = static_cast<double>(job.model.active_parameters());
   if (in.tokens == 0 && job.model.training_tokens > 0) {
     in.tokens = job.model.training_tokens;
-    in.notes.push_back(cat("tokens: ", format_count(in.tokens), ", as published for ",
-                           job.model.name));
+    in.notes.push_back(
+        cat("tokens: ", format_count(in.tokens), ", as published for ", job.model.name));
   } else if (in.tokens == 0) {
     in.tokens = 20 * parameters;
-    in.notes.push_back(cat("tokens: assumed 20 for each parameter (Chinchilla), ",
-                           format_count(in.tokens)));
+    in.notes.push_back(
+        cat("tokens: assumed 20 for each parameter (Chinchilla), ", format_count(in.tokens)));
   }
   in.context = static_cast<double>(job.context > 0 ? job.context : job.model.context);
   in.sequences = std::max(1.0, std::floor(job.batch_tokens / in.context + 0.5));
@@ -157,8 +158,8 @@ inline TrainingLayout price_layout(const TrainingInputs& in, const Layout& layou
   plan.compute_time = training_flops_per_token(model, in.context, AttentionFlops::causal) *
                       in.batch / (chips * in.machine.chip.peak(in.job.format));
   if (layout.data > 1) {
-    plan.fsdp_time = 3 * bytes * static_cast<double>(model.parameters()) /
-                     (y * plan.data_bandwidth);
+    plan.fsdp_time =
+        3 * bytes * static_cast<double>(model.parameters()) / (y * plan.data_bandwidth);
   }
   if (layout.tensor > 1) {
     plan.tensor_time = 8 * bytes * in.batch * static_cast<double>(model.width * model.layers) /
@@ -167,7 +168,7 @@ inline TrainingLayout price_layout(const TrainingInputs& in, const Layout& layou
   const double comms = plan.shared_links ? plan.fsdp_time + plan.tensor_time
                                          : std::max(plan.fsdp_time, plan.tensor_time);
   plan.step_time = std::max(plan.compute_time, comms);
-  plan.bound = plan.compute_time >= plan.step_time ? "math"
+  plan.bound = plan.compute_time >= plan.step_time  ? "math"
                : plan.fsdp_time >= plan.tensor_time ? "fsdp"
                                                     : "tensor";
   plan.memory = training_memory(in) / chips;

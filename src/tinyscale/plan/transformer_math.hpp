@@ -32,12 +32,9 @@ struct StateParts {
 
 inline StateParts state_parts(StateBytes convention) {
   switch (convention) {
-    case StateBytes::book:
-      return {2, 0, 8};
-    case StateBytes::mixed:
-      return {2, 2, 12};
-    default:
-      return {2, 4, 12};
+    case StateBytes::book: return {2, 0, 8};
+    case StateBytes::mixed: return {2, 2, 12};
+    default: return {2, 4, 12};
   }
 }
 
@@ -45,8 +42,8 @@ inline StateParts state_parts(StateBytes convention) {
 // 4 T H K a layer when each token sees all T, half as much when it sees those before it.
 inline double attention_flops_per_token(const ModelConfig& model, double context,
                                         AttentionFlops counted) {
-  const double full = 4.0 * static_cast<double>(model.layers) * context *
-                      static_cast<double>(model.query_width());
+  const double full =
+      4.0 * static_cast<double>(model.layers) * context * static_cast<double>(model.query_width());
   return counted == AttentionFlops::full ? full : counted == AttentionFlops::causal ? full / 2 : 0;
 }
 
@@ -66,8 +63,8 @@ inline double six_n(const ModelConfig& model) {
 // Forward and backward FLOPs that a token needs: three forward passes' worth.
 inline double training_flops_per_token(const ModelConfig& model, double context,
                                        AttentionFlops counted) {
-  return 3.0 * (2.0 * matmul_parameters(model) +
-                attention_flops_per_token(model, context, counted));
+  return 3.0 *
+         (2.0 * matmul_parameters(model) + attention_flops_per_token(model, context, counted));
 }
 
 // What PaLM's MFU counts: 6 N + 12 L H K T, the embedding included and the mask ignored.
@@ -89,11 +86,10 @@ inline double kv_cache_bytes_per_token(const ModelConfig& model, DType format) {
 namespace detail {
 
 // Throws unless the field of a job is a finite number from `least` to `most`.
-inline void check_job(const char* who, const char* field, double value, double least,
-                      double most) {
+inline void check_job(const char* who, const char* field, double value, double least, double most) {
   if (!is_finite(value) || value < least || value > most) {
-    throw Error(cat(who, ": ", field, " is ", value, "; a number from ", least, " to ", most,
-                    " is right"));
+    throw Error(
+        cat(who, ": ", field, " is ", value, "; a number from ", least, " to ", most, " is right"));
   }
 }
 

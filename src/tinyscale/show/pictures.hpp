@@ -34,7 +34,7 @@ struct RooflinePlot {
   std::string title;
   double peak_flops_per_second = 0;    // of matmuls
   double vector_flops_per_second = 0;  // 0: not drawn
-  List<Roof> roofs;             // one slope for each memory level
+  List<Roof> roofs;                    // one slope for each memory level
   List<RooflinePoint> points;
 };
 
@@ -95,8 +95,7 @@ inline bool overlap(const Box& a, const Box& b) {
 }
 
 // Small boxes along the lines, so that no number is written across one.
-inline void take_lines(const Frame& frame, const List<Series>& lines,
-                       List<Box>& taken) {
+inline void take_lines(const Frame& frame, const List<Series>& lines, List<Box>& taken) {
   for (const Series& line : lines) {
     for (int i = 0; line.mark == Mark::line && i <= 120; ++i) {
       const double at = i / 120.0;
@@ -108,8 +107,8 @@ inline void take_lines(const Frame& frame, const List<Series>& lines,
 }
 
 // Writes a point's number beside it where nothing stands yet, else at the end of a thin leader.
-inline void number_point(Canvas& canvas, const Frame& frame, List<Box>& taken, double x,
-                         double y, const std::string& number) {
+inline void number_point(Canvas& canvas, const Frame& frame, List<Box>& taken, double x, double y,
+                         const std::string& number) {
   const double wide = drawn_width(number, 12) + 2;
   for (const double reach : {9.0, 17.0, 27.0, 39.0, 53.0, 69.0}) {
     for (int turn = 0; turn < 12; ++turn) {
@@ -154,8 +153,8 @@ inline void number_points(Canvas& canvas, const Frame& frame, const List<Series>
 }
 
 // Numbers and names below the plot, in columns; what does not fit is counted.
-inline void draw_key(Canvas& canvas, const List<RooflinePoint>& points, double width,
-                     double top, std::size_t rows) {
+inline void draw_key(Canvas& canvas, const List<RooflinePoint>& points, double width, double top,
+                     std::size_t rows) {
   const std::size_t columns = 3, room = rows * columns;
   const double column = (width - 40) / static_cast<double>(columns);
   for (std::size_t i = 0; i < points.size() && i < room; ++i) {

@@ -238,8 +238,8 @@ inline void draw_series(Canvas& canvas, const Frame& frame, const Series& one, s
 }
 
 // Names with a sample of their line, in rows from (left, y) on; returns the y below the last.
-inline double draw_legend(Canvas& canvas, const List<Series>& series, double left,
-                          double right, double y) {
+inline double draw_legend(Canvas& canvas, const List<Series>& series, double left, double right,
+                          double y) {
   double x = left;
   bool any = false;
   for (std::size_t i = 0; i < series.size(); ++i) {

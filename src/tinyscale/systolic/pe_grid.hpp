@@ -132,7 +132,7 @@ struct SumsMoveSouth {
   template <class L>
   TINYSCALE_INLINE void run() const {
 #if defined(__clang__)
-#  pragma clang fp contract(on)
+#pragma clang fp contract(on)
 #endif
     typename L::V a, w, s;
     for (std::int64_t r = rows - 1; r >= 0; --r) {  // from the last row: neighbours' old values
@@ -170,7 +170,7 @@ struct SumsStay {
   template <class L>
   TINYSCALE_INLINE void run() const {
 #if defined(__clang__)
-#  pragma clang fp contract(on)
+#pragma clang fp contract(on)
 #endif
     static const std::int32_t kOneHot[16] = {1,   2,   4,    8,    16,   32,   64,    128,
                                              256, 512, 1024, 2048, 4096, 8192, 16384, 32768};

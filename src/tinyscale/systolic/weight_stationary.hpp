@@ -46,9 +46,9 @@ struct StreamSlot {
 struct SteppedArray {
   SystolicTiming counted;
   PeGrid grid;
-  List<StreamSlot> sent;  // the last R + C ticks or more, a ring of a power of two
-  std::int64_t tick = 0;         // ticks that are over
-  std::int64_t results_due;      // sums that have yet to leave the array, padding too
+  List<StreamSlot> sent;     // the last R + C ticks or more, a ring of a power of two
+  std::int64_t tick = 0;     // ticks that are over
+  std::int64_t results_due;  // sums that have yet to leave the array, padding too
 
   explicit SteppedArray(const SystolicTiming& problem)
       : counted(problem), grid(problem.rows, problem.cols), results_due(0) {

@@ -18,8 +18,8 @@ using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* d
 
 enum class Kept { input, output };
 
-inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward,
-                    UnaryBackward backward, Kept keep) {
+inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, UnaryBackward backward,
+                    Kept keep) {
   const OpScope scope;
   Tensor y(x.shape());
   forward(x.count(), x.data(), y.data());
@@ -75,8 +75,7 @@ inline Tensor tanh(const Tensor& x) {
 }
 
 inline Tensor exp(const Tensor& x) {
-  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add,
-                       detail::Kept::output);
+  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add, detail::Kept::output);
 }
 
 inline Tensor log(const Tensor& x) {

@@ -79,32 +79,20 @@ enum class Arithmetic { add, sub, mul, div };
 
 inline float apply(Arithmetic op, float a, float b) {
   switch (op) {
-    case Arithmetic::add:
-      return a + b;
-    case Arithmetic::sub:
-      return a - b;
-    case Arithmetic::mul:
-      return a * b;
-    case Arithmetic::div:
-      break;
+    case Arithmetic::add: return a + b;
+    case Arithmetic::sub: return a - b;
+    case Arithmetic::mul: return a * b;
+    case Arithmetic::div: break;
   }
   return a / b;
 }
 
 inline void apply_same(Arithmetic op, std::int64_t n, const float* a, const float* b, float* y) {
   switch (op) {
-    case Arithmetic::add:
-      kernel::add(n, a, b, y);
-      break;
-    case Arithmetic::sub:
-      kernel::sub(n, a, b, y);
-      break;
-    case Arithmetic::mul:
-      kernel::mul(n, a, b, y);
-      break;
-    case Arithmetic::div:
-      kernel::div(n, a, b, y);
-      break;
+    case Arithmetic::add: kernel::add(n, a, b, y); break;
+    case Arithmetic::sub: kernel::sub(n, a, b, y); break;
+    case Arithmetic::mul: kernel::mul(n, a, b, y); break;
+    case Arithmetic::div: kernel::div(n, a, b, y); break;
   }
 }
 
@@ -257,17 +245,17 @@ inline Tensor sub(const Tensor& a, const Tensor& b) {
 inline Tensor div(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::div, "div", a, b);
   if (detail::tracked({&a, &b})) {
-    detail::attach(y, "div", {&a, &b},
-                   [kb = b.detach(), ky = y.detach(), sa = a.slot(),
-                    sb = b.slot()](const Tensor& dy) {
-                     const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
-                     if (sb) {  // d(a/b)/db = -(a/b)/b
-                       detail::add_grad_to(sb, neg(mul(da, ky)));
-                     }
-                     if (sa) {
-                       detail::add_grad_to(sa, da);
-                     }
-                   });
+    detail::attach(
+        y, "div", {&a, &b},
+        [kb = b.detach(), ky = y.detach(), sa = a.slot(), sb = b.slot()](const Tensor& dy) {
+          const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
+          if (sb) {  // d(a/b)/db = -(a/b)/b
+            detail::add_grad_to(sb, neg(mul(da, ky)));
+          }
+          if (sa) {
+            detail::add_grad_to(sa, da);
+          }
+        });
   }
   return y;
 }
@@ -282,8 +270,7 @@ inline Tensor add(const Tensor& x, float value) {
   }
   scope.done_unary("add", "add", x.shape());
   if (detail::tracked({&x})) {
-    detail::attach(y, "add", {&x},
-                   [sx = x.slot()](const Tensor& dy) { detail::add_grad(sx, dy); });
+    detail::attach(y, "add", {&x}, [sx = x.slot()](const Tensor& dy) { detail::add_grad(sx, dy); });
   }
   return y;
 }

@@ -47,8 +47,7 @@ inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, 
 inline double attention_pairs(const kernel::AttentionShape& s) {
   const double t = static_cast<double>(s.queries);
   const double keys = static_cast<double>(s.keys);
-  const double pairs =
-      s.causal ? t * (keys - t) + t * (t + 1) / 2 : t * keys;
+  const double pairs = s.causal ? t * (keys - t) + t * (t + 1) / 2 : t * keys;
   return pairs * static_cast<double>(s.batch * s.heads);
 }
 
@@ -78,28 +77,27 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   kernel::attention_forward(s, q.data(), k.data(), v.data(), y.data(), lse.data());
   detail::record_attention(scope, "attention", s, q, k, 2, 1);
   if (detail::tracked({&q, &k, &v})) {
-    detail::attach(
-        y, "attention", {&q, &k, &v},
-        [s, lse, kq = q.detach(), kk = k.detach(), kv = v.detach(), ky = y.detach(),
-         sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
-          const detail::OpScope backward;
-          Tensor dq = sq ? Tensor() : zeros(kq.shape());
-          Tensor dk = sk ? Tensor() : zeros(kk.shape());
-          Tensor dv = sv ? Tensor() : zeros(kv.shape());
-          kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
-                                     dy.data(), sq ? detail::grad_buffer(sq) : dq.data(),
-                                     sk ? detail::grad_buffer(sk) : dk.data(),
-                                     sv ? detail::grad_buffer(sv) : dv.data());
-          detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
-        });
+    detail::attach(y, "attention", {&q, &k, &v},
+                   [s, lse, kq = q.detach(), kk = k.detach(), kv = v.detach(), ky = y.detach(),
+                    sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
+                     const detail::OpScope backward;
+                     Tensor dq = sq ? Tensor() : zeros(kq.shape());
+                     Tensor dk = sk ? Tensor() : zeros(kk.shape());
+                     Tensor dv = sv ? Tensor() : zeros(kv.shape());
+                     kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(),
+                                                lse.data(), dy.data(),
+                                                sq ? detail::grad_buffer(sq) : dq.data(),
+                                                sk ? detail::grad_buffer(sk) : dk.data(),
+                                                sv ? detail::grad_buffer(sv) : dv.data());
+                     detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
+                   });
   }
   return y;
 }
 
 // Rotates pairs of x [B, T, heads K] by (first_position + t) theta^(-2i/K).
 inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_position,
-                   float theta = 10000.0f,
-                   RopePairs pairs = RopePairs::interleaved) {
+                   float theta = 10000.0f, RopePairs pairs = RopePairs::interleaved) {
   if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
     throw Error(detail::cat("rope: x is ", x.shape().text(), " with head size ", head_size,
                             "; right is [B, T, heads K] with an even K"));

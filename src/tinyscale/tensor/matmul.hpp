@@ -17,9 +17,7 @@ namespace detail {
 using MatmulHook = std::function<Tensor(const Tensor& x, const Tensor& w)>;
 
 inline const MatmulHook*& matmul_hook() {
-  static thread_local struct {
-    const MatmulHook* hook;
-  } own;
+  static thread_local struct { const MatmulHook* hook; } own;
   return own.hook;
 }
 
@@ -82,8 +80,7 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
              const Trans other = tw == Trans::no ? Trans::yes : Trans::no;
              if (sx) {  // dx = dy w^T
                const float beta = sx->grad ? 1.0f : 0.0f;
-               product("matmul dx", Trans::no, other, s.m, s.k, s.n, dy, kw, beta,
-                       grad_buffer(sx));
+               product("matmul dx", Trans::no, other, s.m, s.k, s.n, dy, kw, beta, grad_buffer(sx));
              }
              if (sw && tw == Trans::no) {  // dw = x^T dy
                product("matmul dw", Trans::yes, Trans::no, s.k, s.n, s.m, kx, dy, 1.0f,

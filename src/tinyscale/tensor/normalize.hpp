@@ -14,8 +14,8 @@ namespace detail {
 inline void check_norm(const char* op, const char* what, const Tensor& x, const Tensor& w) {
   check_last_dim(op, x);
   if (w.dims() != 1 || w.dim(0) != x.dim(-1)) {
-    throw Error(cat(op, ": x is ", x.shape().text(), ", ", what, " is ", w.shape().text(),
-                    "; ", what, " must be [", x.dim(-1), "]"));
+    throw Error(cat(op, ": x is ", x.shape().text(), ", ", what, " is ", w.shape().text(), "; ",
+                    what, " must be [", x.dim(-1), "]"));
   }
 }
 
@@ -54,21 +54,19 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
                              rstd.data());
   scope.done_unary("layer_norm", "layer_norm", x.shape());
   if (detail::tracked({&x, &weight, &bias})) {
-    detail::attach(
-        y, "layer_norm", {&x, &weight, &bias},
-        [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(), sw = weight.slot(),
-         sb = bias.slot()](const Tensor& dy) {
-          const detail::OpScope backward;
-          Tensor unused_x = detail::scratch_like(sx, kx.shape());
-          Tensor unused_w = detail::scratch_like(sw, kw.shape());
-          kernel::layer_norm_backward(rows, columns, kx.data(), kw.data(), mean.data(),
-                                      rstd.data(), dy.data(),
-                                      sx ? detail::grad_buffer(sx) : unused_x.data(),
-                                      sw ? detail::grad_buffer(sw) : unused_w.data(),
-                                      detail::grad_or_null(sb));
-          backward.done_unary("layer_norm backward", "layer_norm", dy.shape(),
-                              &VectorCost::backward);
-        });
+    detail::attach(y, "layer_norm", {&x, &weight, &bias},
+                   [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(), sw = weight.slot(),
+                    sb = bias.slot()](const Tensor& dy) {
+                     const detail::OpScope backward;
+                     Tensor unused_x = detail::scratch_like(sx, kx.shape());
+                     Tensor unused_w = detail::scratch_like(sw, kw.shape());
+                     kernel::layer_norm_backward(
+                         rows, columns, kx.data(), kw.data(), mean.data(), rstd.data(), dy.data(),
+                         sx ? detail::grad_buffer(sx) : unused_x.data(),
+                         sw ? detail::grad_buffer(sw) : unused_w.data(), detail::grad_or_null(sb));
+                     backward.done_unary("layer_norm backward", "layer_norm", dy.shape(),
+                                         &VectorCost::backward);
+                   });
   }
   return y;
 }
@@ -85,19 +83,18 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   kernel::rms_norm_forward(rows, columns, epsilon, x.data(), weight.data(), y.data(), rstd.data());
   scope.done_unary("rms_norm", "rms_norm", x.shape());
   if (detail::tracked({&x, &weight})) {
-    detail::attach(y, "rms_norm", {&x, &weight},
-                   [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(),
-                    sw = weight.slot()](const Tensor& dy) {
-                     const detail::OpScope backward;
-                     Tensor unused_x = detail::scratch_like(sx, kx.shape());
-                     Tensor unused_w = detail::scratch_like(sw, kw.shape());
-                     kernel::rms_norm_backward(rows, columns, kx.data(), kw.data(), rstd.data(),
-                                               dy.data(),
-                                               sx ? detail::grad_buffer(sx) : unused_x.data(),
-                                               sw ? detail::grad_buffer(sw) : unused_w.data());
-                     backward.done_unary("rms_norm backward", "rms_norm", dy.shape(),
-                                         &VectorCost::backward);
-                   });
+    detail::attach(
+        y, "rms_norm", {&x, &weight},
+        [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(),
+         sw = weight.slot()](const Tensor& dy) {
+          const detail::OpScope backward;
+          Tensor unused_x = detail::scratch_like(sx, kx.shape());
+          Tensor unused_w = detail::scratch_like(sw, kw.shape());
+          kernel::rms_norm_backward(rows, columns, kx.data(), kw.data(), rstd.data(), dy.data(),
+                                    sx ? detail::grad_buffer(sx) : unused_x.data(),
+                                    sw ? detail::grad_buffer(sw) : unused_w.data());
+          backward.done_unary("rms_norm backward", "rms_norm", dy.shape(), &VectorCost::backward);
+        });
   }
   return y;
 }

@@ -21,6 +21,7 @@ struct VectorCost {
   double backward;
 };
 
+// clang-format off
 inline const List<VectorCost>& vector_costs() {
   static const List<VectorCost> costs = {
       {"add", 1, 1},        {"sub", 1, 1},         {"mul", 1, 2},           {"div", 4, 9},
@@ -32,6 +33,7 @@ inline const List<VectorCost>& vector_costs() {
   };
   return costs;
 }
+// clang-format on
 
 inline double vector_cost(const std::string& op, double elements, double VectorCost::*pass) {
   for (const VectorCost& cost : vector_costs()) {

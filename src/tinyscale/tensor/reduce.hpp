@@ -62,8 +62,8 @@ inline Tensor sum(const Tensor& x, int dim) {
   if (detail::tracked({&x})) {
     detail::attach(y, "sum", {&x}, [kept, sx = x.slot()](const Tensor& dy) {
       const Tensor rows(kept, dy.storage());
-      detail::add_grad(sx, detail::arithmetic(detail::Arithmetic::add, "add", zeros(sx->shape),
-                                              rows));
+      detail::add_grad(sx,
+                       detail::arithmetic(detail::Arithmetic::add, "add", zeros(sx->shape), rows));
     });
   }
   return y;
@@ -89,14 +89,12 @@ inline Tensor softmax(const Tensor& x) {
   kernel::softmax_forward(rows, columns, x.data(), y.data());
   scope.done_unary("softmax", "softmax", x.shape());
   if (detail::tracked({&x})) {
-    detail::attach(y, "softmax", {&x},
-                   [rows, columns, ky = y.detach(), sx = x.slot()](const Tensor& dy) {
-                     const detail::OpScope backward;
-                     kernel::softmax_backward(rows, columns, ky.data(), dy.data(),
-                                              detail::grad_buffer(sx));
-                     backward.done_unary("softmax backward", "softmax", dy.shape(),
-                                         &VectorCost::backward);
-                   });
+    detail::attach(
+        y, "softmax", {&x}, [rows, columns, ky = y.detach(), sx = x.slot()](const Tensor& dy) {
+          const detail::OpScope backward;
+          kernel::softmax_backward(rows, columns, ky.data(), dy.data(), detail::grad_buffer(sx));
+          backward.done_unary("softmax backward", "softmax", dy.shape(), &VectorCost::backward);
+        });
   }
   return y;
 }

@@ -4,15 +4,15 @@
 // A slot holds the gradient apart from the numbers, so that a result whose value the backward pass
 // does not need is freed at once (reverse-mode differentiation, Wengert list as a graph).
 
-#include <algorithm>   // max
-#include <cstdint>     // int64_t
-#include <cstring>     // memcpy
-#include <functional>  // std::function
+#include <algorithm>         // max
+#include <cstdint>           // int64_t
+#include <cstring>           // memcpy
+#include <functional>        // std::function
 #include <initializer_list>  // inputs of an op
-#include <iostream>    // ostream
-#include <string>      // string
-#include <utility>     // move
-#include <vector>      // vector
+#include <iostream>          // ostream
+#include <string>            // string
+#include <utility>           // move
+#include <vector>            // vector
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
@@ -79,8 +79,8 @@ class Tensor {
     int axis = 0;
     for (const Dim& i : index) {
       if (i.value < 0 || i.value >= shape_[axis]) {
-        throw Error(detail::cat("at: index ", i.value, " in dimension ", axis,
-                                " is outside shape ", shape_.text()));
+        throw Error(detail::cat("at: index ", i.value, " in dimension ", axis, " is outside shape ",
+                                shape_.text()));
       }
       offset = offset * shape_[axis] + i.value;
       ++axis;
@@ -162,8 +162,7 @@ class Backward {
   Backward() = default;
   template <class F>
   Backward(F body) : body_(new F(std::move(body))), run_(&run<F>), drop_(&drop<F>) {}
-  Backward(Backward&& other) noexcept
-      : body_(other.body_), run_(other.run_), drop_(other.drop_) {
+  Backward(Backward&& other) noexcept : body_(other.body_), run_(other.run_), drop_(other.drop_) {
     other.body_ = nullptr;
   }
   Backward& operator=(Backward&& other) noexcept {
@@ -310,8 +309,8 @@ inline void Tensor::backward() const {
     throw Error("backward: no parameter stands behind this tensor; wrap one with parameter()");
   }
   if (count() != 1) {
-    throw Error(detail::cat("backward: the loss must be one number, this has shape ",
-                            shape_.text(), "; take mean() or sum() first"));
+    throw Error(detail::cat("backward: the loss must be one number, this has shape ", shape_.text(),
+                            "; take mean() or sum() first"));
   }
   NoGrad no_graph_of_the_backward_pass;
   *detail::grad_buffer(slot_) += 1.0f;

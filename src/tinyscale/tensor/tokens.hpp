@@ -83,10 +83,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
     detail::attach(y, "cross_entropy", {&logits},
                    [=, kl = logits.detach(), sl = logits.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
-                     kernel::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
-                                                    targets.data(),
-                                                    static_cast<float>(dy.item() / n),
-                                                    detail::grad_buffer(sl));
+                     kernel::cross_entropy_backward(
+                         rows, vocabulary, kl.data(), lse.data(), targets.data(),
+                         static_cast<float>(dy.item() / n), detail::grad_buffer(sl));
                      backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
                                          &VectorCost::backward);
                    });
