@@ -1358,7 +1358,7 @@ inline std::string save_target(const char* function, const std::string& path) {
     return path;
   }
   char* const found = ::realpath(path.c_str(), nullptr);
-  const std::string real = found != nullptr ? found : "";
+  std::string real = found != nullptr ? found : "";
   std::free(found);
   if (real.empty() || ::stat(real.c_str(), &seen) != 0 || !S_ISREG(seen.st_mode)) {
     throw Error(cat(function, ": \"", path,
@@ -6072,7 +6072,7 @@ class ReadyOps {
     slots_.push_back(slot);
   }
   Slot pop() {
-    const Slot slot = std::move(slots_[queue_.pop().item]);
+    Slot slot = std::move(slots_[queue_.pop().item]);
     slot->queued = false;
     return slot;
   }
@@ -10199,7 +10199,7 @@ inline Tensor recv_from(Endpoint& device, int rank) {
   call.devices = 2;
   device.open_alone(call);
   device.step();
-  const Tensor out = from_packet(device.take(rank));
+  Tensor out = from_packet(device.take(rank));
   device.close();
   return out;
 }
@@ -11390,7 +11390,7 @@ class Mesh {
 
  private:
   Shared<detail::MeshRecord> record_of(const List<Shared<detail::DeviceThread>>& devices) const {
-    const Shared<detail::MeshRecord> record(new detail::MeshRecord);
+    Shared<detail::MeshRecord> record(new detail::MeshRecord);
     List<const detail::DeviceLog*> logs;
     for (const Shared<detail::DeviceThread>& device : devices) {
       logs.push_back(&device->device.endpoint().log());
@@ -15603,7 +15603,7 @@ inline CellColor cell_color(double share) {  // 0 .. 1
   int rgb[3];
   for (int c = 0; c < 3; ++c) {
     const double mixed = stops[below][c] + (at - below) * (stops[below + 1][c] - stops[below][c]);
-    rgb[c] = static_cast<int>(mixed + 0.5);
+    rgb[c] = static_cast<int>(std::lround(mixed));
   }
   const double luma = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2];
   return {"rgb(" + std::to_string(rgb[0]) + "," + std::to_string(rgb[1]) + "," +
@@ -16159,7 +16159,8 @@ inline void draw_key(Canvas& canvas, const List<RooflinePoint>& points, double w
   const std::size_t columns = 3, room = rows * columns;
   const double column = (width - 40) / static_cast<double>(columns);
   for (std::size_t i = 0; i < points.size() && i < room; ++i) {
-    const double x = 20 + column * static_cast<double>(i / rows);
+    const std::size_t left = i / rows;  // columns before this one
+    const double x = 20 + column * static_cast<double>(left);
     const double y = top + 17 * static_cast<double>(i % rows);
     std::string name = std::to_string(i + 1) + "  " + points[i].name;
     if (i + 1 == room && points.size() > room) {

@@ -26,7 +26,7 @@ inline std::string save_target(const char* function, const std::string& path) {
     return path;
   }
   char* const found = ::realpath(path.c_str(), nullptr);
-  const std::string real = found != nullptr ? found : "";
+  std::string real = found != nullptr ? found : "";
   std::free(found);
   if (real.empty() || ::stat(real.c_str(), &seen) != 0 || !S_ISREG(seen.st_mode)) {
     throw Error(cat(function, ": \"", path,

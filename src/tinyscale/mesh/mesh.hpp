@@ -162,7 +162,7 @@ class Mesh {
 
  private:
   Shared<detail::MeshRecord> record_of(const List<Shared<detail::DeviceThread>>& devices) const {
-    const Shared<detail::MeshRecord> record(new detail::MeshRecord);
+    Shared<detail::MeshRecord> record(new detail::MeshRecord);
     List<const detail::DeviceLog*> logs;
     for (const Shared<detail::DeviceThread>& device : devices) {
       logs.push_back(&device->device.endpoint().log());

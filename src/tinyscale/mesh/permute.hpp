@@ -74,7 +74,7 @@ inline Tensor recv_from(Endpoint& device, int rank) {
   call.devices = 2;
   device.open_alone(call);
   device.step();
-  const Tensor out = from_packet(device.take(rank));
+  Tensor out = from_packet(device.take(rank));
   device.close();
   return out;
 }

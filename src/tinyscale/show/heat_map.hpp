@@ -37,7 +37,7 @@ inline CellColor cell_color(double share) {  // 0 .. 1
   int rgb[3];
   for (int c = 0; c < 3; ++c) {
     const double mixed = stops[below][c] + (at - below) * (stops[below + 1][c] - stops[below][c]);
-    rgb[c] = static_cast<int>(mixed + 0.5);
+    rgb[c] = static_cast<int>(std::lround(mixed));
   }
   const double luma = 0.299 * rgb[0] + 0.587 * rgb[1] + 0.114 * rgb[2];
   return {"rgb(" + std::to_string(rgb[0]) + "," + std::to_string(rgb[1]) + "," +

@@ -158,7 +158,8 @@ inline void draw_key(Canvas& canvas, const List<RooflinePoint>& points, double w
   const std::size_t columns = 3, room = rows * columns;
   const double column = (width - 40) / static_cast<double>(columns);
   for (std::size_t i = 0; i < points.size() && i < room; ++i) {
-    const double x = 20 + column * static_cast<double>(i / rows);
+    const std::size_t left = i / rows;  // columns before this one
+    const double x = 20 + column * static_cast<double>(left);
     const double y = top + 17 * static_cast<double>(i % rows);
     std::string name = std::to_string(i + 1) + "  " + points[i].name;
     if (i + 1 == room && points.size() > room) {

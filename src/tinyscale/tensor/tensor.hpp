@@ -292,7 +292,7 @@ class ReadyOps {
     slots_.push_back(slot);
   }
   Slot pop() {
-    const Slot slot = std::move(slots_[queue_.pop().item]);
+    Slot slot = std::move(slots_[queue_.pop().item]);
     slot->queued = false;
     return slot;
   }
