@@ -3309,6 +3309,9 @@ inline bool is_torus3d(const Chip& chip) { return chip.topology == "torus3d"; }
 
 inline bool is_torus2d(const Chip& chip) { return chip.topology == "torus2d"; }
 
+// Whether any two chips of a dimension are one hop apart.
+inline bool is_switched(const Chip& chip) { return chip.kind == "gpu" || chip.kind == "cpu"; }
+
 // Dimensions that close: the longest axis of a 2D slice, or whole cubes joined by optical switches.
 inline std::vector<int> machine_wraps(const Chip& chip, const Shape& dims) {
   std::vector<int> wraps(static_cast<std::size_t>(dims.size()));
@@ -3318,8 +3321,9 @@ inline std::vector<int> machine_wraps(const Chip& chip, const Shape& dims) {
   }
   const std::int64_t full = chip.wrap == "full axis 32" ? 32 : 16;
   for (int i = 0; i < dims.size(); ++i) {
-    const bool switched = chip.kind == "gpu" || chip.kind == "cpu";
-    const bool closes = is_torus3d(chip) ? cubes : is_torus2d(chip) ? dims[i] == full : switched;
+    const bool closes = is_torus3d(chip)   ? cubes
+                        : is_torus2d(chip) ? dims[i] == full
+                                           : is_switched(chip);
     wraps[static_cast<std::size_t>(i)] = closes && dims[i] > 1 ? 1 : 0;
   }
   return wraps;
@@ -9109,8 +9113,9 @@ struct CollectiveStage {
 
 // One link, one way.
 struct LinkSpeed {
-  double latency = 0;    // seconds a hop
-  double bandwidth = 1;  // bytes/s
+  double latency = 0;     // seconds a hop
+  double bandwidth = 1;   // bytes/s
+  bool switched = false;  // any two devices of the axis are one hop apart
 };
 
 namespace detail {
@@ -9241,6 +9246,10 @@ inline double collective_seconds(const CollectiveStage& stage, const LinkSpeed& 
   detail::check_stage("collective_seconds", stage);
   const int n = stage.devices;
   const double steps = static_cast<double>(collective_steps(stage));
+  if (stage.what == Collective::permute && link.switched) {
+    const double bytes = static_cast<double>(stage.elements) * detail::element_bytes;
+    return steps * (link.latency + bytes / link.bandwidth);
+  }
   const double latency = static_cast<double>(collective_hops(stage)) * link.latency;
   double elements = 0;  // that pass through the busiest link
   switch (stage.what) {
@@ -9358,7 +9367,7 @@ inline int dim_of_axis(const Machine& machine, std::int64_t chips_before, std::i
 }
 
 inline LinkSpeed link_of_dim(const Machine& machine, int dim) {
-  LinkSpeed link = {machine.link_latency, machine.link_bandwidth};
+  LinkSpeed link = {machine.link_latency, machine.link_bandwidth, is_switched(machine.chip)};
   if (dim >= 0) {
     link.bandwidth = machine.axis_bandwidth(dim);
   }
@@ -10331,14 +10340,17 @@ class Device {
 // >> tinyscale/mesh/route.hpp
 // The directed links of a machine, and the links that a message between two chips crosses.
 // Dimension order: along the first dimension to the right coordinate, then the second, ...; around
-// a ring the shorter way, upwards when both are equal.
+// a ring the shorter way, upwards when both are equal. Through a switch it is one hop, over the
+// sender's port of that way and the receiver's.
 
 namespace tinyscale {
 namespace detail {
 
-// Link (chip, dim, way) leaves `chip` along `dim`, way 0 upwards and 1 downwards.
+// Link (chip, dim, way): way 0 leaves the chip along `dim` upwards, 1 downwards; 2 and 3 enter it
+// from a switch, from below and from above.
 struct MachineLinks {
-  explicit MachineLinks(const Machine& described) : machine(described) {
+  explicit MachineLinks(const Machine& described)
+      : machine(described), switched(is_switched(described.chip)) {
     std::int64_t stride = 1;
     strides.resize(static_cast<std::size_t>(machine.dims.size()));
     for (int d = machine.dims.size() - 1; d >= 0; --d) {
@@ -10348,31 +10360,35 @@ struct MachineLinks {
   }
 
   std::size_t count() const {
-    return static_cast<std::size_t>(machine.chips() * machine.dims.size() * 2);
+    return static_cast<std::size_t>(machine.chips() * machine.dims.size() * 4);
   }
   std::size_t id(std::int64_t chip, int dim, int way) const {
-    return static_cast<std::size_t>((chip * machine.dims.size() + dim) * 2 + way);
+    return static_cast<std::size_t>((chip * machine.dims.size() + dim) * 4 + way);
   }
-  int dim_of(std::size_t link) const { return static_cast<int>(link / 2) % machine.dims.size(); }
+  int dim_of(std::size_t link) const { return static_cast<int>(link / 4) % machine.dims.size(); }
   double bandwidth(std::size_t link) const { return machine.axis_bandwidth(dim_of(link)); }
-  std::int64_t from(std::size_t link) const {
-    return static_cast<std::int64_t>(link / 2) / machine.dims.size();
-  }
+  // The chips at its ends; -1 is a switch.
+  std::int64_t from(std::size_t link) const { return link % 4 < 2 ? chip_of(link) : -1; }
   std::int64_t to(std::size_t link) const {
-    return neighbour(from(link), dim_of(link), static_cast<int>(link % 2));
+    if (link % 4 >= 2) {
+      return chip_of(link);
+    }
+    return switched ? -1 : neighbour(chip_of(link), dim_of(link), static_cast<int>(link % 4));
   }
 
   std::vector<std::size_t> route(std::int64_t chip, std::int64_t target) const {
     std::vector<std::size_t> links;
     for (int d = 0; d < machine.dims.size(); ++d) {
-      const std::int64_t n = machine.dims[d];
-      std::int64_t distance = coordinate(target, d) - coordinate(chip, d);
-      if (closes(machine, d)) {
-        const std::int64_t up = (distance + n) % n;
-        distance = up <= n - up ? up : up - n;
+      const std::int64_t away = distance(chip, target, d);
+      const int way = away > 0 ? 0 : 1;
+      if (switched && away != 0) {
+        links.push_back(id(chip, d, way));
+        chip +=
+            (coordinate(target, d) - coordinate(chip, d)) * strides[static_cast<std::size_t>(d)];
+        links.push_back(id(chip, d, way + 2));
+        continue;
       }
-      const int way = distance > 0 ? 0 : 1;
-      for (std::int64_t left = distance > 0 ? distance : -distance; left > 0; --left) {
+      for (std::int64_t left = away > 0 ? away : -away; left > 0; --left) {
         links.push_back(id(chip, d, way));
         chip = neighbour(chip, d, way);
       }
@@ -10380,9 +10396,26 @@ struct MachineLinks {
     return links;
   }
 
+  // How often a message pays the latency of a link.
+  int hops(std::int64_t chip, std::int64_t target) const {
+    const int links = static_cast<int>(route(chip, target).size());
+    return switched ? links / 2 : links;
+  }
+
   Machine machine;
+  bool switched;
 
  private:
+  std::int64_t chip_of(std::size_t link) const {
+    return static_cast<std::int64_t>(link / 4) / machine.dims.size();
+  }
+  // Steps along `dim` from chip to target, below 0 downwards.
+  std::int64_t distance(std::int64_t chip, std::int64_t target, int dim) const {
+    const std::int64_t n = machine.dims[dim];
+    const std::int64_t there = coordinate(target, dim) - coordinate(chip, dim);
+    const std::int64_t up = (there + n) % n;
+    return !closes(machine, dim) ? there : up <= n - up ? up : up - n;
+  }
   std::int64_t coordinate(std::int64_t chip, int dim) const {
     return chip / strides[static_cast<std::size_t>(dim)] % machine.dims[dim];
   }
@@ -10729,7 +10762,7 @@ struct Timeline {
   double seconds = 0;                 // until the last message has arrived
   std::vector<double> start, finish;  // of each message
   std::vector<int> after;             // the message whose end let each one start, or -1
-  std::vector<int> hops;              // links each one crossed
+  std::vector<int> hops;              // latencies each one paid
   std::vector<double> link_bytes;     // by detail::MachineLinks number
 };
 
@@ -10868,12 +10901,12 @@ class Replay {
         flow.bytes = message.bytes;
         out_.start[m] = now;
         out_.after[m] = cause == no_message ? -1 : static_cast<int>(cause);
-        out_.hops[m] = static_cast<int>(flow.route.size());
+        out_.hops[m] = links_.links().hops(message.from, message.to);
         for (const std::size_t link : flow.route) {
           out_.link_bytes[link] += message.bytes;
         }
         const double latency = links_.links().machine.link_latency;
-        events_.push({now + static_cast<double>(flow.route.size()) * latency, m, 0});
+        events_.push({now + out_.hops[m] * latency, m, 0});
       }
     }
   }
@@ -10961,7 +10994,7 @@ struct CollectiveRow {
 
 // One directed link of the machine.
 struct LinkRow {
-  std::int64_t from = 0, to = 0;  // chips
+  std::int64_t from = 0, to = 0;  // chips; -1: the switch of that dimension
   int dim = 0;                    // of the machine
   double bytes = 0;
   double busy = 0;  // share of the run's simulated time that its bytes take at full speed
@@ -11002,8 +11035,10 @@ inline Table link_table(const List<LinkRow>& rows, std::size_t most) {
   Table out;
   out.columns = {"link", "dimension", "bytes", "busy"};
   for (std::size_t i = 0; i < rows.size() && i < most; ++i) {
-    out.add({cat(rows[i].from, " -> ", rows[i].to), std::to_string(rows[i].dim),
-             format_count(rows[i].bytes), format_percent(rows[i].busy)});
+    const std::string from = rows[i].from < 0 ? "switch" : std::to_string(rows[i].from);
+    const std::string to = rows[i].to < 0 ? "switch" : std::to_string(rows[i].to);
+    out.add({from + " -> " + to, std::to_string(rows[i].dim), format_count(rows[i].bytes),
+             format_percent(rows[i].busy)});
   }
   return out;
 }
@@ -11078,15 +11113,23 @@ class MeshRun {
     return rows;
   }
 
-  // Links that carried something, the busiest first.
+  // Links that carried something, the busiest first; a chip's two ports to a switch are one.
   List<LinkRow> links() const {
     const detail::MachineLinks all(machine_);
     List<LinkRow> rows;
     for (std::size_t link = 0; link < all.count(); ++link) {
       const double bytes = timeline.link_bytes[link];
       if (bytes > 0) {
-        const double busy = seconds > 0 ? bytes / all.bandwidth(link) / seconds : 0;
-        rows.push_back({all.from(link), all.to(link), all.dim_of(link), bytes, busy});
+        const double rate = all.bandwidth(link) * (all.switched ? 2 : 1);
+        const double busy = seconds > 0 ? bytes / rate / seconds : 0;
+        const LinkRow row = {all.from(link), all.to(link), all.dim_of(link), bytes, busy};
+        if (!rows.empty() && rows.back().from == row.from && rows.back().to == row.to &&
+            rows.back().dim == row.dim) {
+          rows.back().bytes += bytes;
+          rows.back().busy += busy;
+        } else {
+          rows.push_back(row);
+        }
       }
     }
     std::vector<double> keys;
@@ -16325,16 +16368,22 @@ inline Svg svg(const TrainReport& report) {
   return svg(curve);
 }
 
-// Bytes that crossed each link, from device (row) to device (column).
+// Bytes that crossed each link, from device (row) to device (column); a switch comes last.
 inline Svg svg(const MeshRun& run) {
   LinkHeatMap map;
-  const auto n = static_cast<std::size_t>(run.devices());
+  const auto devices = static_cast<std::size_t>(run.devices());
+  const std::size_t n = devices + (detail::is_switched(run.machine().chip) ? 1 : 0);
+  for (std::size_t i = 0; i < n && n > devices; ++i) {
+    map.names.push_back(i < devices ? std::to_string(i) : "switch");
+  }
   map.bytes.resize(n);
   for (std::vector<double>& row : map.bytes) {
     row.resize(n);
   }
   for (const LinkRow& link : run.links()) {
-    map.bytes[static_cast<std::size_t>(link.from)][static_cast<std::size_t>(link.to)] += link.bytes;
+    const std::size_t from = link.from < 0 ? devices : static_cast<std::size_t>(link.from);
+    const std::size_t to = link.to < 0 ? devices : static_cast<std::size_t>(link.to);
+    map.bytes[from][to] += link.bytes;
   }
   return svg(map);
 }

@@ -268,6 +268,30 @@ TEST_CASE("placement: which axis is a ring") {
   CHECK(ones.placement().axes[0].dim == 1);
 }
 
+TEST_CASE("through a switch any two chips are one hop apart, over their own ports") {
+  const ts::Machine machine = ts::machine("h100", {1, 8});
+  const double port = machine.axis_bandwidth(1);  // half of what a GPU sends
+  for (const int distance : {1, 2, 3}) {
+    CAPTURE(distance);
+    const ts::Mesh mesh(machine, {{"x", 8}});
+    const ts::MeshRun run =
+        mesh.run([&](ts::Device& d) { d.permute(ts::zeros({250000}), "x", distance); });
+    CHECK(run.seconds == doctest::Approx(machine.link_latency + 1e6 / port).epsilon(1e-9));
+    CHECK(run.collectives()[0].hops == 1);
+    CHECK(run.collectives()[0].formula == doctest::Approx(run.seconds).epsilon(1e-9));
+    CHECK(run.links().size() == 16);  // every GPU to the switch and back
+    for (const ts::LinkRow& link : run.links()) {
+      CHECK((link.from == -1) != (link.to == -1));
+      CHECK(link.bytes == 1e6);
+    }
+    CHECK(ts::svg(run).body.find("switch") != std::string::npos);
+  }
+  // An axis of every second GPU: its formula holds, since no message crosses another GPU.
+  const ts::Mesh pairs(machine, {{"x", 4}, {"y", 2}});
+  const ts::MeshRun gather = pairs.run([](ts::Device& d) { d.all_gather(ts::zeros({1024}), "x"); });
+  CHECK(gather.seconds == doctest::Approx(gather.collectives()[0].formula).epsilon(1e-9));
+}
+
 TEST_CASE("axes that share links contend, and another machine re-times the log") {
   const ts::Machine machine = axis_machine(8, ts::AxisKind::line);
   const ts::Mesh mesh(machine, {{"a", 2}, {"b", 4}});

@@ -46,6 +46,9 @@ inline bool is_torus3d(const Chip& chip) { return chip.topology == "torus3d"; }
 
 inline bool is_torus2d(const Chip& chip) { return chip.topology == "torus2d"; }
 
+// Whether any two chips of a dimension are one hop apart.
+inline bool is_switched(const Chip& chip) { return chip.kind == "gpu" || chip.kind == "cpu"; }
+
 // Dimensions that close: the longest axis of a 2D slice, or whole cubes joined by optical switches.
 inline std::vector<int> machine_wraps(const Chip& chip, const Shape& dims) {
   std::vector<int> wraps(static_cast<std::size_t>(dims.size()));
@@ -55,8 +58,9 @@ inline std::vector<int> machine_wraps(const Chip& chip, const Shape& dims) {
   }
   const std::int64_t full = chip.wrap == "full axis 32" ? 32 : 16;
   for (int i = 0; i < dims.size(); ++i) {
-    const bool switched = chip.kind == "gpu" || chip.kind == "cpu";
-    const bool closes = is_torus3d(chip) ? cubes : is_torus2d(chip) ? dims[i] == full : switched;
+    const bool closes = is_torus3d(chip)   ? cubes
+                        : is_torus2d(chip) ? dims[i] == full
+                                           : is_switched(chip);
     wraps[static_cast<std::size_t>(i)] = closes && dims[i] > 1 ? 1 : 0;
   }
   return wraps;

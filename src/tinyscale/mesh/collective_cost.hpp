@@ -40,8 +40,9 @@ struct CollectiveStage {
 
 // One link, one way.
 struct LinkSpeed {
-  double latency = 0;    // seconds a hop
-  double bandwidth = 1;  // bytes/s
+  double latency = 0;     // seconds a hop
+  double bandwidth = 1;   // bytes/s
+  bool switched = false;  // any two devices of the axis are one hop apart
 };
 
 namespace detail {
@@ -172,6 +173,10 @@ inline double collective_seconds(const CollectiveStage& stage, const LinkSpeed& 
   detail::check_stage("collective_seconds", stage);
   const int n = stage.devices;
   const double steps = static_cast<double>(collective_steps(stage));
+  if (stage.what == Collective::permute && link.switched) {
+    const double bytes = static_cast<double>(stage.elements) * detail::element_bytes;
+    return steps * (link.latency + bytes / link.bandwidth);
+  }
   const double latency = static_cast<double>(collective_hops(stage)) * link.latency;
   double elements = 0;  // that pass through the busiest link
   switch (stage.what) {

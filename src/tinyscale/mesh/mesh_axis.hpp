@@ -104,7 +104,7 @@ inline int dim_of_axis(const Machine& machine, std::int64_t chips_before, std::i
 }
 
 inline LinkSpeed link_of_dim(const Machine& machine, int dim) {
-  LinkSpeed link = {machine.link_latency, machine.link_bandwidth};
+  LinkSpeed link = {machine.link_latency, machine.link_bandwidth, is_switched(machine.chip)};
   if (dim >= 0) {
     link.bandwidth = machine.axis_bandwidth(dim);
   }

@@ -39,7 +39,7 @@ struct CollectiveRow {
 
 // One directed link of the machine.
 struct LinkRow {
-  std::int64_t from = 0, to = 0;  // chips
+  std::int64_t from = 0, to = 0;  // chips; -1: the switch of that dimension
   int dim = 0;                    // of the machine
   double bytes = 0;
   double busy = 0;  // share of the run's simulated time that its bytes take at full speed
@@ -80,8 +80,10 @@ inline Table link_table(const List<LinkRow>& rows, std::size_t most) {
   Table out;
   out.columns = {"link", "dimension", "bytes", "busy"};
   for (std::size_t i = 0; i < rows.size() && i < most; ++i) {
-    out.add({cat(rows[i].from, " -> ", rows[i].to), std::to_string(rows[i].dim),
-             format_count(rows[i].bytes), format_percent(rows[i].busy)});
+    const std::string from = rows[i].from < 0 ? "switch" : std::to_string(rows[i].from);
+    const std::string to = rows[i].to < 0 ? "switch" : std::to_string(rows[i].to);
+    out.add({from + " -> " + to, std::to_string(rows[i].dim), format_count(rows[i].bytes),
+             format_percent(rows[i].busy)});
   }
   return out;
 }
@@ -156,15 +158,23 @@ class MeshRun {
     return rows;
   }
 
-  // Links that carried something, the busiest first.
+  // Links that carried something, the busiest first; a chip's two ports to a switch are one.
   List<LinkRow> links() const {
     const detail::MachineLinks all(machine_);
     List<LinkRow> rows;
     for (std::size_t link = 0; link < all.count(); ++link) {
       const double bytes = timeline.link_bytes[link];
       if (bytes > 0) {
-        const double busy = seconds > 0 ? bytes / all.bandwidth(link) / seconds : 0;
-        rows.push_back({all.from(link), all.to(link), all.dim_of(link), bytes, busy});
+        const double rate = all.bandwidth(link) * (all.switched ? 2 : 1);
+        const double busy = seconds > 0 ? bytes / rate / seconds : 0;
+        const LinkRow row = {all.from(link), all.to(link), all.dim_of(link), bytes, busy};
+        if (!rows.empty() && rows.back().from == row.from && rows.back().to == row.to &&
+            rows.back().dim == row.dim) {
+          rows.back().bytes += bytes;
+          rows.back().busy += busy;
+        } else {
+          rows.push_back(row);
+        }
       }
     }
     std::vector<double> keys;

@@ -23,7 +23,7 @@ struct Timeline {
   double seconds = 0;                 // until the last message has arrived
   std::vector<double> start, finish;  // of each message
   std::vector<int> after;             // the message whose end let each one start, or -1
-  std::vector<int> hops;              // links each one crossed
+  std::vector<int> hops;              // latencies each one paid
   std::vector<double> link_bytes;     // by detail::MachineLinks number
 };
 
@@ -162,12 +162,12 @@ class Replay {
         flow.bytes = message.bytes;
         out_.start[m] = now;
         out_.after[m] = cause == no_message ? -1 : static_cast<int>(cause);
-        out_.hops[m] = static_cast<int>(flow.route.size());
+        out_.hops[m] = links_.links().hops(message.from, message.to);
         for (const std::size_t link : flow.route) {
           out_.link_bytes[link] += message.bytes;
         }
         const double latency = links_.links().machine.link_latency;
-        events_.push({now + static_cast<double>(flow.route.size()) * latency, m, 0});
+        events_.push({now + out_.hops[m] * latency, m, 0});
       }
     }
   }

@@ -26,16 +26,22 @@ inline Svg svg(const TrainReport& report) {
   return svg(curve);
 }
 
-// Bytes that crossed each link, from device (row) to device (column).
+// Bytes that crossed each link, from device (row) to device (column); a switch comes last.
 inline Svg svg(const MeshRun& run) {
   LinkHeatMap map;
-  const auto n = static_cast<std::size_t>(run.devices());
+  const auto devices = static_cast<std::size_t>(run.devices());
+  const std::size_t n = devices + (detail::is_switched(run.machine().chip) ? 1 : 0);
+  for (std::size_t i = 0; i < n && n > devices; ++i) {
+    map.names.push_back(i < devices ? std::to_string(i) : "switch");
+  }
   map.bytes.resize(n);
   for (std::vector<double>& row : map.bytes) {
     row.resize(n);
   }
   for (const LinkRow& link : run.links()) {
-    map.bytes[static_cast<std::size_t>(link.from)][static_cast<std::size_t>(link.to)] += link.bytes;
+    const std::size_t from = link.from < 0 ? devices : static_cast<std::size_t>(link.from);
+    const std::size_t to = link.to < 0 ? devices : static_cast<std::size_t>(link.to);
+    map.bytes[from][to] += link.bytes;
   }
   return svg(map);
 }
