@@ -13976,10 +13976,15 @@ struct Layout {
   Zero zero = Zero::none;
 
   std::int64_t devices() const { return data * tensor * pipeline * context; }
-  // "data 4"
+  // "data 4, tensor 1, pipeline 1, context 1", then what else is not as it is by default.
   std::string text() const {
-    return detail::cat("data ", data, ", tensor ", tensor, ", pipeline ", pipeline, ", context ",
-                       context);
+    static const char* const shards[] = {"", ", ZeRO: optimizer", ", ZeRO: gradients",
+                                         ", ZeRO: parameters"};
+    std::string out = detail::cat("data ", data, ", tensor ", tensor, ", pipeline ", pipeline,
+                                  ", context ", context);
+    out += expert != 1 ? detail::cat(", expert ", expert) : "";
+    out += microbatches != 1 ? detail::cat(", microbatches ", microbatches) : "";
+    return out + shards[static_cast<int>(zero)];
   }
 };
 
@@ -13994,11 +13999,8 @@ inline void check_layout_counts(const char* who, const Layout& layout) {
     devices *= good ? n : 1;
   }
   if (!good) {
-    throw Error(cat(who, ": layout is ", layout.text(), ", expert ", layout.expert,
-                    ", microbatches ", layout.microbatches,
-                    "; each must be at least 1, and the "
-                    "devices at most ",
-                    most));
+    throw Error(cat(who, ": layout is ", layout.text(),
+                    "; each must be at least 1, and the devices at most ", most));
   }
 }
 
@@ -14008,9 +14010,8 @@ inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t 
   if (layout.tensor > 1 || layout.pipeline > 1 || layout.context > 1 || layout.expert > 1 ||
       layout.microbatches > 1 || layout.zero != Zero::none) {
     throw Error(cat("train: layout is ", layout.text(),
-                    "; this version runs data parallelism "
-                    "alone: set tensor, pipeline, context, expert and microbatches to 1 and zero "
-                    "to Zero::none"));
+                    "; this version runs data parallelism alone: set tensor, pipeline, context, "
+                    "expert and microbatches to 1 and zero to Zero::none"));
   }
   if (layout.devices() != chips) {
     throw Error(cat("train: layout is ", layout.text(), " = ", layout.devices(),
@@ -14612,6 +14613,8 @@ inline void serving_times(const ServingJob& job, const Machine& on, ServingPlan&
   const Quantity prompt(static_cast<double>(job.prompt), "token", "prompt");
   const Quantity mfu(job.prefill_mfu, "", "MFU", "of prefill, assumed");
   plan.prefill_time = named("T_prefill", two * active * prompt / (chips * rate * mfu));
+  plan.notes.push_back(cat("prefill: at an MFU of ", format_percent(job.prefill_mfu),
+                           ", assumed; the decode step is a lower bound"));
 }
 
 inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan& plan) {

@@ -203,7 +203,7 @@ TEST_CASE("layouts and requests that cannot run say why") {
         "devices; right is a multiple of 8");
   options.layout.data = 0;
   CHECK(error(options) ==
-        "train: layout is data 0, tensor 1, pipeline 1, context 1, expert 1, microbatches 1; each "
+        "train: layout is data 0, tensor 1, pipeline 1, context 1; each "
         "must be at least 1, and the devices at most 2147483647");
   CHECK(error(silent(0)) == "train: 0 steps of 12 sequences; both must be at least 1");
   ts::ModelConfig tiny = small_model();

@@ -357,20 +357,20 @@ TEST_CASE("plan: errors of plan_training") {
   ts::Layout layout;
   layout.data = layout.tensor = -64;
   CHECK(refused(layout) ==
-        "plan_training: layout is data -64, tensor -64, pipeline 1, context 1, expert 1, "
-        "microbatches 1; each must be at least 1, and the devices at most 2147483647");
+        "plan_training: layout is data -64, tensor -64, pipeline 1, context 1; "
+        "each must be at least 1, and the devices at most 2147483647");
   layout.data = layout.tensor = layout.pipeline = 1000000000;
   CHECK(refused(layout).rfind("plan_training: layout is data 1000000000, tensor", 0) == 0);
   layout = ts::Layout();
   layout.microbatches = -1;
   CHECK(refused(layout) ==
-        "plan_training: layout is data 1, tensor 1, pipeline 1, context 1, expert 1, "
+        "plan_training: layout is data 1, tensor 1, pipeline 1, context 1, "
         "microbatches -1; each must be at least 1, and the devices at most 2147483647");
   layout.microbatches = 1;
   layout.expert = 0;
   CHECK(refused(layout) ==
-        "plan_training: layout is data 1, tensor 1, pipeline 1, context 1, expert 0, "
-        "microbatches 1; each must be at least 1, and the devices at most 2147483647");
+        "plan_training: layout is data 1, tensor 1, pipeline 1, context 1, expert 0; "
+        "each must be at least 1, and the devices at most 2147483647");
   CHECK(message_of([] { ts::config("llama9"); }).find("config: no model is named \"llama9\"") == 0);
 }
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# `make check-long`: what takes too long for every push. Every CPU path under the sanitizers, all test
-# cases, serial and OpenMP builds, both optimisation levels of the interpreter, emulation of ARM.
+# `make check-long`: what takes too long for every push. Every CPU path under the sanitizers (but for the
+# cases marked slow, which add time and no code), all test cases, serial and OpenMP builds, both
+# optimisation levels of the interpreter, emulation of ARM.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 unset MAKEFLAGS MFLAGS MAKELEVEL
@@ -40,8 +41,8 @@ if have clang++; then
     TESTFLAGS='-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS'
   step "build: thread sanitizer" build thread CXX=clang++ TESTFLAGS='-O1 -g1 -fsanitize=thread'
   for path in $paths; do
-    step "address and undefined behaviour, $path" env TINYSCALE_CPU="$path" build/long/address/run_tests
-    step "thread sanitizer, $path" env TINYSCALE_CPU="$path" TINYSCALE_THREADS=4 $fixed build/long/thread/run_tests
+    step "address and undefined behaviour, $path" env TINYSCALE_CPU="$path" build/long/address/run_tests '-tce=*[slow]*'
+    step "thread sanitizer, $path" env TINYSCALE_CPU="$path" TINYSCALE_THREADS=4 $fixed build/long/thread/run_tests '-tce=*[slow]*'
   done
   step "each part alone, clang++" bash tools/check_parts.sh clang++
 fi

@@ -23,10 +23,15 @@ struct Layout {
   Zero zero = Zero::none;
 
   std::int64_t devices() const { return data * tensor * pipeline * context; }
-  // "data 4"
+  // "data 4, tensor 1, pipeline 1, context 1", then what else is not as it is by default.
   std::string text() const {
-    return detail::cat("data ", data, ", tensor ", tensor, ", pipeline ", pipeline, ", context ",
-                       context);
+    static const char* const shards[] = {"", ", ZeRO: optimizer", ", ZeRO: gradients",
+                                         ", ZeRO: parameters"};
+    std::string out = detail::cat("data ", data, ", tensor ", tensor, ", pipeline ", pipeline,
+                                  ", context ", context);
+    out += expert != 1 ? detail::cat(", expert ", expert) : "";
+    out += microbatches != 1 ? detail::cat(", microbatches ", microbatches) : "";
+    return out + shards[static_cast<int>(zero)];
   }
 };
 
@@ -41,11 +46,8 @@ inline void check_layout_counts(const char* who, const Layout& layout) {
     devices *= good ? n : 1;
   }
   if (!good) {
-    throw Error(cat(who, ": layout is ", layout.text(), ", expert ", layout.expert,
-                    ", microbatches ", layout.microbatches,
-                    "; each must be at least 1, and the "
-                    "devices at most ",
-                    most));
+    throw Error(cat(who, ": layout is ", layout.text(),
+                    "; each must be at least 1, and the devices at most ", most));
   }
 }
 
@@ -55,9 +57,8 @@ inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t 
   if (layout.tensor > 1 || layout.pipeline > 1 || layout.context > 1 || layout.expert > 1 ||
       layout.microbatches > 1 || layout.zero != Zero::none) {
     throw Error(cat("train: layout is ", layout.text(),
-                    "; this version runs data parallelism "
-                    "alone: set tensor, pipeline, context, expert and microbatches to 1 and zero "
-                    "to Zero::none"));
+                    "; this version runs data parallelism alone: set tensor, pipeline, context, "
+                    "expert and microbatches to 1 and zero to Zero::none"));
   }
   if (layout.devices() != chips) {
     throw Error(cat("train: layout is ", layout.text(), " = ", layout.devices(),

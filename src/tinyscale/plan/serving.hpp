@@ -136,6 +136,8 @@ inline void serving_times(const ServingJob& job, const Machine& on, ServingPlan&
   const Quantity prompt(static_cast<double>(job.prompt), "token", "prompt");
   const Quantity mfu(job.prefill_mfu, "", "MFU", "of prefill, assumed");
   plan.prefill_time = named("T_prefill", two * active * prompt / (chips * rate * mfu));
+  plan.notes.push_back(cat("prefill: at an MFU of ", format_percent(job.prefill_mfu),
+                           ", assumed; the decode step is a lower bound"));
 }
 
 inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan& plan) {
