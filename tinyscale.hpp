@@ -11591,7 +11591,7 @@ struct ModelConfig {
   int shared_experts = 0;          // experts that every token visits
   double rope_theta = 10000.0;
   double norm_epsilon = 1e-5;
-  double initializer_range = 0.0;  // deviation of a new linear weight; 0: 1 / sqrt(inputs)
+  double initializer_range = 0.0;  // deviation of a new linear weight; 0: by the width
 
   int block_norms = 2;  // norms in one block: 1 parallel, 2 before, 4 before and after
   std::int64_t other_parameters = 0;  // what the fields above do not describe
@@ -11724,7 +11724,7 @@ inline void ModelConfig::validate() const {
   }
   if (!detail::is_finite(initializer_range) || initializer_range < 0 || initializer_range >= 100) {
     throw Error(detail::cat("ModelConfig: ", name, ": initializer_range is ", initializer_range,
-                            "; a deviation is right, or 0 for 1 / sqrt(inputs)"));
+                            "; a deviation is right, or 0 for one that suits the width"));
   }
 }
 
@@ -11974,8 +11974,9 @@ class Transformer {
   List<Block> blocks_;
 };
 
-// Tables are N(0, 0.02). Linear weights keep their input's variance, N(0, 1 / sqrt(inputs)), or are
-// N(0, initializer_range), GPT-2's 0.02; those that write to the residual stream / sqrt(2 layers).
+// Tables are N(0, 0.02). Linear weights are N(0, sqrt(2 / (5 width))) (Nguyen and Salazar, arXiv
+// 1910.05895) or N(0, initializer_range), GPT-2's 0.02; those that write to the residual stream
+// that over sqrt(2 layers).
 inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
     : config(std::move(shape)), seed_(seed) {
   if (!config.beyond.empty()) {
@@ -12011,8 +12012,9 @@ inline int Transformer::add(const std::string& name, const Shape& shape, float s
 inline Transformer::Linear Transformer::add_linear(const std::string& name, std::int64_t out,
                                                    std::int64_t in, Split split, int layer) {
   const auto depth = static_cast<float>(2 * config.layers);
-  const float base = config.initializer_range > 0.0 ? static_cast<float>(config.initializer_range)
-                                                    : 1.0f / std::sqrt(static_cast<float>(in));
+  const auto range = static_cast<float>(config.initializer_range);
+  const auto width = static_cast<float>(config.width);
+  const float base = range > 0.0f ? range : std::sqrt(2.0f / (5.0f * width));
   const float scale = split == Split::columns ? base / std::sqrt(depth) : base;
   const bool qkv = config.qkv_bias && name.find(".self_attn.o_") == std::string::npos &&
                    name.find(".self_attn.") != std::string::npos;

@@ -1,7 +1,7 @@
 // Does it learn as well as nanoGPT? Its published CPU configuration on tiny Shakespeare: 4 layers,
 // 4 heads, width 128, context 64, batch 12, 2000 steps, no dropout. nanoGPT reaches 1.898 over the
-// whole validation split; 1.91 or lower passes. Two beginnings: this library's (each linear weight
-// keeps the variance of its input), and nanoGPT's (deviation 0.02), beside which it is shown.
+// whole validation split; 1.91 or lower passes. Two beginnings: this library's (weights' deviation
+// by the width), and nanoGPT's (0.02), beside which it is shown.
 //   ./training_quality [path/to/tinyshakespeare.txt [model seed [data seed]]]
 #include <cstdlib>
 #include <iostream>

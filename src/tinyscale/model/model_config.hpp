@@ -37,7 +37,7 @@ struct ModelConfig {
   int shared_experts = 0;          // experts that every token visits
   double rope_theta = 10000.0;
   double norm_epsilon = 1e-5;
-  double initializer_range = 0.0;  // deviation of a new linear weight; 0: 1 / sqrt(inputs)
+  double initializer_range = 0.0;  // deviation of a new linear weight; 0: by the width
 
   int block_norms = 2;  // norms in one block: 1 parallel, 2 before, 4 before and after
   std::int64_t other_parameters = 0;  // what the fields above do not describe
@@ -170,7 +170,7 @@ inline void ModelConfig::validate() const {
   }
   if (!detail::is_finite(initializer_range) || initializer_range < 0 || initializer_range >= 100) {
     throw Error(detail::cat("ModelConfig: ", name, ": initializer_range is ", initializer_range,
-                            "; a deviation is right, or 0 for 1 / sqrt(inputs)"));
+                            "; a deviation is right, or 0 for one that suits the width"));
   }
 }
 

@@ -98,8 +98,9 @@ class Transformer {
   List<Block> blocks_;
 };
 
-// Tables are N(0, 0.02). Linear weights keep their input's variance, N(0, 1 / sqrt(inputs)), or are
-// N(0, initializer_range), GPT-2's 0.02; those that write to the residual stream / sqrt(2 layers).
+// Tables are N(0, 0.02). Linear weights are N(0, sqrt(2 / (5 width))) (Nguyen and Salazar, arXiv
+// 1910.05895) or N(0, initializer_range), GPT-2's 0.02; those that write to the residual stream
+// that over sqrt(2 layers).
 inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
     : config(std::move(shape)), seed_(seed) {
   if (!config.beyond.empty()) {
@@ -135,8 +136,9 @@ inline int Transformer::add(const std::string& name, const Shape& shape, float s
 inline Transformer::Linear Transformer::add_linear(const std::string& name, std::int64_t out,
                                                    std::int64_t in, Split split, int layer) {
   const auto depth = static_cast<float>(2 * config.layers);
-  const float base = config.initializer_range > 0.0 ? static_cast<float>(config.initializer_range)
-                                                    : 1.0f / std::sqrt(static_cast<float>(in));
+  const auto range = static_cast<float>(config.initializer_range);
+  const auto width = static_cast<float>(config.width);
+  const float base = range > 0.0f ? range : std::sqrt(2.0f / (5.0f * width));
   const float scale = split == Split::columns ? base / std::sqrt(depth) : base;
   const bool qkv = config.qkv_bias && name.find(".self_attn.o_") == std::string::npos &&
                    name.find(".self_attn.") != std::string::npos;
