@@ -677,7 +677,7 @@ TEST_CASE("a small model learns a small text") {
   ts::Transformer model(c, 5);
   model.tokenizer = text.tokenizer;
   ts::StepOptions options;
-  options.steps = 60;
+  options.steps = 120;
   options.warmup = 5;
   options.learning_rate = 1e-2;
   options.dropout = 0.05;
