@@ -10395,9 +10395,9 @@ struct MachineLinks {
     return links;
   }
 
-  // How often a message pays the latency of a link.
-  int hops(std::int64_t chip, std::int64_t target) const {
-    const int links = static_cast<int>(route(chip, target).size());
+  // How often a message pays the latency of a link: once for both ports of a switch.
+  int hops(const std::vector<std::size_t>& crossed) const {
+    const int links = static_cast<int>(crossed.size());
     return switched ? links / 2 : links;
   }
 
@@ -10751,7 +10751,7 @@ inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
 // >> tinyscale/mesh/replay.hpp
 // Simulated time: a message log replayed on a machine, event by event.
 // A message starts when its sender's (and, in a collective, its receiver's) earlier steps are done,
-// takes latency for each link it crosses, then its bytes at a max-min fair share of those links.
+// takes latency for each hop, then its bytes at a max-min fair share of those links.
 // A pure function of log and machine.
 
 namespace tinyscale {
@@ -10900,7 +10900,7 @@ class Replay {
         flow.bytes = message.bytes;
         out_.start[m] = now;
         out_.after[m] = cause == no_message ? -1 : static_cast<int>(cause);
-        out_.hops[m] = links_.links().hops(message.from, message.to);
+        out_.hops[m] = links_.links().hops(flow.route);
         for (const std::size_t link : flow.route) {
           out_.link_bytes[link] += message.bytes;
         }
@@ -10986,7 +10986,7 @@ struct CollectiveRow {
   double bytes_out = 0;  // sent by a device
   double bytes_in = 0;   // received by a device
   std::int64_t steps = 0;
-  std::int64_t hops = 0;  // links crossed one after another: the longest of each step
+  std::int64_t hops = 0;  // latencies paid one after another: the most of each step
   double seconds = 0;     // simulated: first start to last arrival, of the slowest group
   double formula = -1;    // seconds, if its links are free; -1: it has no formula
 };

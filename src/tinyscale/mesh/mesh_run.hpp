@@ -32,7 +32,7 @@ struct CollectiveRow {
   double bytes_out = 0;  // sent by a device
   double bytes_in = 0;   // received by a device
   std::int64_t steps = 0;
-  std::int64_t hops = 0;  // links crossed one after another: the longest of each step
+  std::int64_t hops = 0;  // latencies paid one after another: the most of each step
   double seconds = 0;     // simulated: first start to last arrival, of the slowest group
   double formula = -1;    // seconds, if its links are free; -1: it has no formula
 };

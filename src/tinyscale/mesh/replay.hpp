@@ -1,7 +1,7 @@
 #pragma once
 // Simulated time: a message log replayed on a machine, event by event.
 // A message starts when its sender's (and, in a collective, its receiver's) earlier steps are done,
-// takes latency for each link it crosses, then its bytes at a max-min fair share of those links.
+// takes latency for each hop, then its bytes at a max-min fair share of those links.
 // A pure function of log and machine.
 
 #include <algorithm>  // max
@@ -162,7 +162,7 @@ class Replay {
         flow.bytes = message.bytes;
         out_.start[m] = now;
         out_.after[m] = cause == no_message ? -1 : static_cast<int>(cause);
-        out_.hops[m] = links_.links().hops(message.from, message.to);
+        out_.hops[m] = links_.links().hops(flow.route);
         for (const std::size_t link : flow.route) {
           out_.link_bytes[link] += message.bytes;
         }

@@ -65,9 +65,9 @@ struct MachineLinks {
     return links;
   }
 
-  // How often a message pays the latency of a link.
-  int hops(std::int64_t chip, std::int64_t target) const {
-    const int links = static_cast<int>(route(chip, target).size());
+  // How often a message pays the latency of a link: once for both ports of a switch.
+  int hops(const std::vector<std::size_t>& crossed) const {
+    const int links = static_cast<int>(crossed.size());
     return switched ? links / 2 : links;
   }
 
