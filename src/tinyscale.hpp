@@ -15,6 +15,7 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/cpu.hpp"
 #include "tinyscale/base/format.hpp"
+#include "tinyscale/base/pool.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/threads.hpp"
@@ -56,7 +57,9 @@
 
 // tensor: tensors, ops, gradients
 #include "tinyscale/tensor/storage.hpp"
+#include "tinyscale/tensor/graph.hpp"
 #include "tinyscale/tensor/tensor.hpp"
+#include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/activations.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"

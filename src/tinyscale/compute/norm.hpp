@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <vector>
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/softmax.hpp"
@@ -172,7 +172,7 @@ struct NormBackwardRows {
 inline void norm_backward(std::int64_t rows, NormBackwardRows all) {
   const std::int64_t chunk = std::clamp<std::int64_t>((rows + 63) / 64, 16, 512);
   const std::int64_t chunks = (rows + chunk - 1) / chunk;
-  std::vector<float> sums(static_cast<std::size_t>(chunks * 2 * all.cols));
+  List<float> sums(static_cast<std::size_t>(chunks * 2 * all.cols));
   parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t c = begin; c < end; ++c) {
       NormBackwardRows part = all;
@@ -183,7 +183,7 @@ inline void norm_backward(std::int64_t rows, NormBackwardRows all) {
       run_on_lanes(part);
     }
   });
-  std::vector<double> totals(static_cast<std::size_t>(2 * all.cols));
+  List<double> totals(static_cast<std::size_t>(2 * all.cols));
   for (std::int64_t c = 0; c < chunks; ++c) {
     kernel::add_to_sums(2 * all.cols, sums.data() + c * 2 * all.cols, totals.data());
   }

@@ -5,6 +5,7 @@
 #include <cstdint>  // int64_t
 
 #include "tinyscale/compute/elementwise.hpp"
+#include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -16,10 +17,10 @@ using UnaryForward = void (*)(std::int64_t n, const float* x, float* y);
 // dx += dy * f'(.), given the op's input or its output, whichever its derivative needs.
 using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* dy, float* dx);
 
-enum class Kept { input, output };
+enum class Needs { input, output };
 
 inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, UnaryBackward backward,
-                    Kept keep) {
+                    Needs keep) {
   const OpScope scope;
   Tensor y(x.shape());
   forward(x.count(), x.data(), y.data());
@@ -27,11 +28,13 @@ inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, Una
   if (tracked({&x})) {
     attach(y, name, {&x},
            [name, backward, sx = x.slot(),
-            kept = keep == Kept::input ? x.detach() : y.detach()](const Tensor& dy) {
+            kept = Kept(keep == Needs::input ? x : y)](const Tensor& dy) {
              const OpScope backward_scope;
              backward(dy.count(), kept.data(), dy.data(), grad_buffer(sx));
-             backward_scope.done_unary(cat(name, " backward").c_str(), name, dy.shape(),
-                                       &VectorCost::backward);
+             if (profiling()) {
+               backward_scope.done_unary(cat(name, " backward").c_str(), name, dy.shape(),
+                                         &VectorCost::backward);
+             }
            });
   }
   return y;
@@ -49,33 +52,33 @@ inline void each(std::int64_t n, const F& body) {
 // x Phi(x), with the exact normal distribution function (erf).
 inline Tensor gelu(const Tensor& x) {
   return detail::unary("gelu", x, &kernel::gelu_forward, &kernel::gelu_backward,
-                       detail::Kept::input);
+                       detail::Needs::input);
 }
 
 // The tanh approximation of GPT-2.
 inline Tensor gelu_tanh(const Tensor& x) {
   return detail::unary("gelu_tanh", x, &kernel::gelu_tanh_forward, &kernel::gelu_tanh_backward,
-                       detail::Kept::input);
+                       detail::Needs::input);
 }
 
 // x / (1 + exp(-x)).
 inline Tensor silu(const Tensor& x) {
   return detail::unary("silu", x, &kernel::silu_forward, &kernel::silu_backward,
-                       detail::Kept::input);
+                       detail::Needs::input);
 }
 
 inline Tensor relu(const Tensor& x) {
   return detail::unary("relu", x, &kernel::relu_forward, &kernel::relu_backward,
-                       detail::Kept::input);
+                       detail::Needs::input);
 }
 
 inline Tensor tanh(const Tensor& x) {
   return detail::unary("tanh", x, &kernel::tanh_forward, &kernel::tanh_backward,
-                       detail::Kept::input);
+                       detail::Needs::input);
 }
 
 inline Tensor exp(const Tensor& x) {
-  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add, detail::Kept::output);
+  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add, detail::Needs::output);
 }
 
 inline Tensor log(const Tensor& x) {
@@ -87,7 +90,7 @@ inline Tensor log(const Tensor& x) {
       [](std::int64_t n, const float* in, const float* dy, float* dx) {
         detail::each(n, [&](std::int64_t i) { dx[i] += dy[i] / in[i]; });
       },
-      detail::Kept::input);
+      detail::Needs::input);
 }
 
 inline Tensor sqrt(const Tensor& x) {
@@ -99,7 +102,7 @@ inline Tensor sqrt(const Tensor& x) {
       [](std::int64_t n, const float* y, const float* dy, float* dx) {
         detail::each(n, [&](std::int64_t i) { dx[i] += 0.5f * dy[i] / y[i]; });
       },
-      detail::Kept::output);
+      detail::Needs::output);
 }
 
 inline Tensor square(const Tensor& x) {
@@ -111,7 +114,7 @@ inline Tensor square(const Tensor& x) {
       [](std::int64_t n, const float* in, const float* dy, float* dx) {
         detail::each(n, [&](std::int64_t i) { dx[i] += 2.0f * dy[i] * in[i]; });
       },
-      detail::Kept::input);
+      detail::Needs::input);
 }
 
 }  // namespace tinyscale

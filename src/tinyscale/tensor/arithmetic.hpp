@@ -9,6 +9,7 @@
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/sums.hpp"
+#include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -88,6 +89,10 @@ inline float apply(Arithmetic op, float a, float b) {
 }
 
 inline void apply_same(Arithmetic op, std::int64_t n, const float* a, const float* b, float* y) {
+  if (n == 1) {
+    *y = apply(op, *a, *b);
+    return;
+  }
   switch (op) {
     case Arithmetic::add: kernel::add(n, a, b, y); break;
     case Arithmetic::sub: kernel::sub(n, a, b, y); break;
@@ -128,7 +133,7 @@ inline Tensor sum_to(const Tensor& dy, const Shape& shape) {
   if (dy.shape() == shape) {
     return dy;
   }
-  std::vector<double> sums(static_cast<std::size_t>(shape.count()));
+  List<double> sums(static_cast<std::size_t>(shape.count()));
   const Broadcast plan = broadcast("sum_to", shape, dy.shape());
   const int last = plan.shape.size() - 1;
   const std::int64_t columns = last >= 0 ? plan.shape[last] : 1;
@@ -198,16 +203,18 @@ inline Tensor add(const Tensor& a, const Tensor& b) {
 inline Tensor mul(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::mul, "mul", a, b);
   if (detail::tracked({&a, &b})) {
-    const Tensor ka = b.slot() ? a.detach() : Tensor();
-    const Tensor kb = a.slot() ? b.detach() : Tensor();
-    detail::attach(y, "mul", {&a, &b}, [ka, kb, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
-      if (sa) {
-        detail::add_grad_to(sa, detail::binary(detail::Arithmetic::mul, "mul", dy, kb));
-      }
-      if (sb) {
-        detail::add_grad_to(sb, detail::binary(detail::Arithmetic::mul, "mul", dy, ka));
-      }
-    });
+    using detail::Kept;
+    detail::attach(
+        y, "mul", {&a, &b},
+        [ka = b.slot() ? Kept(a) : Kept(), kb = a.slot() ? Kept(b) : Kept(), sa = a.slot(),
+         sb = b.slot()](const Tensor& dy) {
+          if (sa) {
+            detail::add_grad_to(sa, detail::binary(detail::Arithmetic::mul, "mul", dy, kb));
+          }
+          if (sb) {
+            detail::add_grad_to(sb, detail::binary(detail::Arithmetic::mul, "mul", dy, ka));
+          }
+        });
   }
   return y;
 }
@@ -247,7 +254,7 @@ inline Tensor div(const Tensor& a, const Tensor& b) {
   if (detail::tracked({&a, &b})) {
     detail::attach(
         y, "div", {&a, &b},
-        [kb = b.detach(), ky = y.detach(), sa = a.slot(), sb = b.slot()](const Tensor& dy) {
+        [kb = detail::Kept(b), ky = detail::Kept(y), sa = a.slot(), sb = b.slot()](const Tensor& dy) {
           const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
           if (sb) {  // d(a/b)/db = -(a/b)/b
             detail::add_grad_to(sb, neg(mul(da, ky)));

@@ -78,7 +78,8 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   detail::record_attention(scope, "attention", s, q, k, 2, 1);
   if (detail::tracked({&q, &k, &v})) {
     detail::attach(y, "attention", {&q, &k, &v},
-                   [s, lse, kq = q.detach(), kk = k.detach(), kv = v.detach(), ky = y.detach(),
+                   [s, lse, kq = detail::Kept(q), kk = detail::Kept(k), kv = detail::Kept(v),
+                    ky = detail::Kept(y),
                     sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
                      Tensor dq = sq ? Tensor() : zeros(kq.shape());

@@ -6,6 +6,7 @@
 #include <functional>  // std::function
 
 #include "tinyscale/compute/gemm.hpp"
+#include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -75,19 +76,19 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
   product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data());
   if (tracked({&x, &w})) {
     attach(y, name, {&x, &w},
-           [s, tw, kx = w.slot() ? x.detach() : Tensor(), kw = x.slot() ? w.detach() : Tensor(),
+           [s, tw, kx = w.slot() ? Kept(x) : Kept(), kw = x.slot() ? Kept(w) : Kept(),
             sx = x.slot(), sw = w.slot()](const Tensor& dy) {
              const Trans other = tw == Trans::no ? Trans::yes : Trans::no;
+             float beta = 0;
              if (sx) {  // dx = dy w^T
-               const float beta = sx->grad ? 1.0f : 0.0f;
-               product("matmul dx", Trans::no, other, s.m, s.k, s.n, dy, kw, beta, grad_buffer(sx));
+               float* dx = grad_buffer(sx, beta);
+               product("matmul dx", Trans::no, other, s.m, s.k, s.n, dy, kw, beta, dx);
              }
-             if (sw && tw == Trans::no) {  // dw = x^T dy
-               product("matmul dw", Trans::yes, Trans::no, s.k, s.n, s.m, kx, dy, 1.0f,
-                       grad_buffer(sw));
-             } else if (sw) {  // dw = dy^T x
-               product("matmul dw", Trans::yes, Trans::no, s.n, s.k, s.m, dy, kx, 1.0f,
-                       grad_buffer(sw));
+             if (sw) {  // dw = x^T dy, or dy^T x
+               float* dw = grad_buffer(sw, beta);
+               const bool plain = tw == Trans::no;
+               product("matmul dw", Trans::yes, Trans::no, plain ? s.k : s.n, plain ? s.n : s.k,
+                       s.m, plain ? kx : dy, plain ? dy : kx, beta, dw);
              }
            });
   }

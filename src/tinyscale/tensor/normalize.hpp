@@ -55,7 +55,7 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   scope.done_unary("layer_norm", "layer_norm", x.shape());
   if (detail::tracked({&x, &weight, &bias})) {
     detail::attach(y, "layer_norm", {&x, &weight, &bias},
-                   [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(), sw = weight.slot(),
+                   [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(), sw = weight.slot(),
                     sb = bias.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
                      Tensor unused_x = detail::scratch_like(sx, kx.shape());
@@ -85,7 +85,7 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   if (detail::tracked({&x, &weight})) {
     detail::attach(
         y, "rms_norm", {&x, &weight},
-        [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(),
+        [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(),
          sw = weight.slot()](const Tensor& dy) {
           const detail::OpScope backward;
           Tensor unused_x = detail::scratch_like(sx, kx.shape());

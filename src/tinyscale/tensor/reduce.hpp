@@ -90,7 +90,7 @@ inline Tensor softmax(const Tensor& x) {
   scope.done_unary("softmax", "softmax", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(
-        y, "softmax", {&x}, [rows, columns, ky = y.detach(), sx = x.slot()](const Tensor& dy) {
+        y, "softmax", {&x}, [rows, columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
           const detail::OpScope backward;
           kernel::softmax_backward(rows, columns, ky.data(), dy.data(), detail::grad_buffer(sx));
           backward.done_unary("softmax backward", "softmax", dy.shape(), &VectorCost::backward);
@@ -120,7 +120,7 @@ inline Tensor log_softmax(const Tensor& x) {
   scope.done_unary("log_softmax", "log_softmax", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "log_softmax", {&x},
-                   [columns, ky = y.detach(), sx = x.slot()](const Tensor& dy) {
+                   [columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
                      float* dx = detail::grad_buffer(sx);
                      for (std::int64_t first = 0; first < dy.count(); first += columns) {
                        double total = 0;

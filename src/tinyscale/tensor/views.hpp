@@ -158,38 +158,27 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
     offset += n;
   }
   detail::record_copy(scope, "concat", y);
-  if (context().no_grad > 0) {
-    return y;
-  }
-  const detail::Slot slot(new detail::GradSlot);
-  slot->node.reset(new detail::Node);
-  slot->shape = shape;
+  List<const Tensor*> inputs;
   List<detail::Slot> slots;
-  for (const Tensor& part : parts) {
-    slots.push_back(part.slot());
-    if (part.slot()) {
-      slot->node->inputs.push_back(part.slot());
-      slot->order = std::max(slot->order, part.slot()->order + 1);
-    }
-  }
-  if (slot->node->inputs.empty()) {
-    return y;
-  }
   List<std::int64_t> sizes;
+  bool needed = false;
   for (const Tensor& part : parts) {
+    inputs.push_back(&part);
+    slots.push_back(part.slot());
     sizes.push_back(part.dim(d));
+    needed = needed || detail::tracked({&part});
   }
-  slot->node->name = "concat";
-  slot->node->backward = [slots, sizes, d](const Tensor& dy) {
-    std::int64_t begin = 0;
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      if (slots[i]) {
-        detail::add_grad(slots[i], slice(dy, d, begin, begin + sizes[i]));
+  if (needed) {
+    detail::attach(y, "concat", inputs.data(), inputs.size(), [slots, sizes, d](const Tensor& dy) {
+      std::int64_t begin = 0;
+      for (std::size_t i = 0; i < slots.size(); ++i) {
+        if (slots[i]) {
+          detail::add_grad(slots[i], slice(dy, d, begin, begin + sizes[i]));
+        }
+        begin += sizes[i];
       }
-      begin += sizes[i];
-    }
-  };
-  y.set_slot(slot);
+    });
+  }
   return y;
 }
 
