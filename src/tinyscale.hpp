@@ -58,18 +58,21 @@
 // tensor: tensors, ops, gradients
 #include "tinyscale/tensor/storage.hpp"
 #include "tinyscale/tensor/graph.hpp"
+#include "tinyscale/tensor/strides.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 #include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/op_record.hpp"
-#include "tinyscale/tensor/activations.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
+#include "tinyscale/tensor/activations.hpp"
 #include "tinyscale/tensor/create.hpp"
+#include "tinyscale/tensor/views.hpp"
 #include "tinyscale/tensor/reduce.hpp"
 #include "tinyscale/tensor/attend.hpp"
 #include "tinyscale/tensor/matmul.hpp"
 #include "tinyscale/tensor/normalize.hpp"
 #include "tinyscale/tensor/tokens.hpp"
-#include "tinyscale/tensor/views.hpp"
+#include "tinyscale/tensor/choose.hpp"
+#include "tinyscale/tensor/einsum.hpp"
 
 // systolic: the array, PE by PE
 #include "tinyscale/systolic/array_report.hpp"

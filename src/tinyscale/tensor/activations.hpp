@@ -6,7 +6,7 @@
 
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/tensor/backward.hpp"
-#include "tinyscale/tensor/op_record.hpp"
+#include "tinyscale/tensor/arithmetic.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
 namespace tinyscale {
@@ -21,6 +21,9 @@ enum class Needs { input, output };
 
 inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, UnaryBackward backward,
                     Needs keep) {
+  if (!x.is_contiguous()) {
+    return unary(name, contiguous(x), forward, backward, keep);
+  }
   const OpScope scope;
   Tensor y(x.shape());
   forward(x.count(), x.data(), y.data());

@@ -17,28 +17,9 @@
 #include "tinyscale/measure/memory.hpp"
 #include "tinyscale/tensor/graph.hpp"
 #include "tinyscale/tensor/storage.hpp"
+#include "tinyscale/tensor/strides.hpp"
 
 namespace tinyscale {
-
-namespace detail {
-
-// The steps through a tensor that is not in row-major order without gaps, in elements.
-struct Strides {
-  std::int64_t of[Shape::max_dims] = {};
-};
-
-// Strides of a row-major tensor without gaps.
-inline Strides row_major(const Shape& shape) {
-  Strides steps;
-  std::uint64_t step = 1;  // wraps where a size is 0 and the others are absurd
-  for (int i = shape.size() - 1; i >= 0; --i) {
-    steps.of[i] = static_cast<std::int64_t>(step);
-    step *= static_cast<std::uint64_t>(shape.begin()[i]);
-  }
-  return steps;
-}
-
-}  // namespace detail
 
 class Tensor {
  public:
@@ -66,7 +47,7 @@ class Tensor {
   float* data() { return checked(); }
   const float* data() const { return checked(); }
   // The first number, wherever the others are.
-  float* origin() const { return data_; }
+  float* origin() const { return checked_defined(); }
   bool is_contiguous() const { return !layout_; }
   // The steps from an element to the next of dimension i, in elements.
   std::int64_t stride(int i) const {
@@ -166,59 +147,6 @@ class Tensor {
   detail::Slot slot_;
 };
 
-namespace detail {
-
-// Calls body(i, offset) for every row of a strided tensor: its first element is number i in
-// row-major order and `offset` from the origin.
-template <class Body>
-inline void for_strided_rows(const Shape& shape, const Strides& steps, const Body& body) {
-  const int last = shape.size() - 1;
-  const std::int64_t columns = last >= 0 ? shape[last] : 1;
-  const std::int64_t end = shape.count();
-  std::int64_t index[Shape::max_dims] = {};
-  std::int64_t offset = 0;
-  for (std::int64_t i = 0; i < end; i += columns) {
-    body(i, offset);
-    for (int d = last - 1; d >= 0; --d) {
-      offset += steps.of[d];
-      if (++index[d] < shape.begin()[d]) {
-        break;
-      }
-      offset -= steps.of[d] * shape.begin()[d];
-      index[d] = 0;
-    }
-  }
-}
-
-enum class Direction { gather, scatter };
-
-// gather: the numbers of a strided tensor in row-major order to `flat`; scatter: back from there.
-inline void copy_strided(const Tensor& x, float* flat, Direction direction) {
-  const int last = x.dims() - 1;
-  const Strides steps = x.steps();
-  const std::int64_t columns = last >= 0 ? x.dim(last) : 1;
-  const std::int64_t step = last >= 0 ? steps.of[last] : 1;
-  for_strided_rows(x.shape(), steps, [&](std::int64_t row, std::int64_t offset) {
-    float* const own = x.origin() + offset;
-    float* const other = flat + row;
-    if (step == 1) {
-      std::memcpy(direction == Direction::gather ? other : own,
-                  direction == Direction::gather ? own : other,
-                  static_cast<std::size_t>(columns) * sizeof(float));
-    } else if (direction == Direction::gather) {
-      for (std::int64_t j = 0; j < columns; ++j) {
-        other[j] = own[j * step];
-      }
-    } else {
-      for (std::int64_t j = 0; j < columns; ++j) {
-        own[j * step] = other[j];
-      }
-    }
-  });
-}
-
-}  // namespace detail
-
 inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& steps,
                                  std::int64_t offset) const {
   std::int64_t low = data_ - storage_->data + offset;
@@ -247,14 +175,23 @@ inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& step
 }
 
 inline Tensor Tensor::clone() const {
-  Tensor copy = storage_ ? Tensor(shape_) : Tensor();
-  if (count() > 0) {
-    if (is_contiguous()) {
-      std::memcpy(copy.data_, data_, static_cast<std::size_t>(count_) * sizeof(float));
-    } else {
-      detail::copy_strided(*this, copy.data_, detail::Direction::gather);
-    }
+  if (!storage_) {
+    return Tensor();
   }
+  Tensor copy(shape_);
+  const detail::Strides own = steps();
+  const detail::Walk walk(shape_, own, own);
+  const std::int64_t columns = walk.columns();
+  const std::int64_t step = walk.step_a();
+  walk.rows([&](std::int64_t first, std::int64_t offset, std::int64_t) {
+    float* const to = copy.data_ + first;
+    if (step == 1) {
+      std::memcpy(to, data_ + offset, static_cast<std::size_t>(columns) * sizeof(float));
+    }
+    for (std::int64_t j = 0; j < columns && step != 1; ++j) {
+      to[j] = data_[offset + j * step];
+    }
+  });
   return copy;
 }
 

@@ -17,6 +17,9 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
                             " ids for shape ", ids_shape.text(),
                             "; the table needs two dimensions and the ids one per element"));
   }
+  if (!table.is_contiguous()) {
+    return embedding(contiguous(table), ids, ids_shape);
+  }
   const detail::OpScope scope;
   const std::int64_t width = table.dim(1);
   Shape shape = ids_shape;
@@ -64,6 +67,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                               " classes (-1 leaves a row out)"));
     }
     counted += target >= 0 ? 1 : 0;
+  }
+  if (!logits.is_contiguous()) {
+    return cross_entropy(contiguous(logits), targets);
   }
   const detail::OpScope scope;
   Tensor losses(Shape{rows});
