@@ -17,6 +17,7 @@
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
+#include "tinyscale/base/thread_scope.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/base/random.hpp"
 #include "tinyscale/base/save_file.hpp"
