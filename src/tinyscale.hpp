@@ -18,6 +18,7 @@
 #include "tinyscale/base/pool.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
+#include "tinyscale/base/thread_scope.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/base/random.hpp"
 #include "tinyscale/base/save_file.hpp"
