@@ -14,7 +14,8 @@ namespace detail {
 
 using UnaryForward = void (*)(std::int64_t n, const float* x, float* y);
 // dx += dy * f'(.), given the op's input or its output, whichever its derivative needs.
-using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* dy, float* dx);
+using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* dy, float* dx,
+                               float beta);
 
 enum class Kept { input, output };
 
@@ -29,7 +30,7 @@ inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, Una
            [name, backward, sx = x.slot(),
             kept = keep == Kept::input ? x.detach() : y.detach()](const Tensor& dy) {
              const OpScope backward_scope;
-             backward(dy.count(), kept.data(), dy.data(), grad_buffer(sx));
+             backward(dy.count(), kept.data(), dy.data(), grad_buffer(sx), 1.0f);
              backward_scope.done_unary(cat(name, " backward").c_str(), name, dy.shape(),
                                        &VectorCost::backward);
            });
