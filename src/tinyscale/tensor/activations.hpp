@@ -85,7 +85,7 @@ inline Tensor log(const Tensor& x) {
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = std::log(in[i]); });
       },
-      [](std::int64_t n, const float* in, const float* dy, float* dx) {
+      [](std::int64_t n, const float* in, const float* dy, float* dx, float) {
         detail::each(n, [&](std::int64_t i) { dx[i] += dy[i] / in[i]; });
       },
       detail::Kept::input);
@@ -97,7 +97,7 @@ inline Tensor sqrt(const Tensor& x) {
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = std::sqrt(in[i]); });
       },
-      [](std::int64_t n, const float* y, const float* dy, float* dx) {
+      [](std::int64_t n, const float* y, const float* dy, float* dx, float) {
         detail::each(n, [&](std::int64_t i) { dx[i] += 0.5f * dy[i] / y[i]; });
       },
       detail::Kept::output);
@@ -109,7 +109,7 @@ inline Tensor square(const Tensor& x) {
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = in[i] * in[i]; });
       },
-      [](std::int64_t n, const float* in, const float* dy, float* dx) {
+      [](std::int64_t n, const float* in, const float* dy, float* dx, float) {
         detail::each(n, [&](std::int64_t i) { dx[i] += 2.0f * dy[i] * in[i]; });
       },
       detail::Kept::input);
