@@ -10,6 +10,7 @@
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/elementwise.hpp"
+#include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {

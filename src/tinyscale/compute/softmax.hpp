@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
@@ -82,6 +83,36 @@ TINYSCALE_INLINE float dot_row(std::int64_t n, const float* a, const float* b) {
     sum = sum + va * vb;
   }
   return sum_lanes<L>(sum);
+}
+
+// The same down the rows of p, each lane for itself: top becomes the maximum of it and of all p,
+// p becomes exp(scale (p - top)), sum their sum. Lanes that see -inf alone get zeros.
+template <class L>
+TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float factor, float* p,
+                                  typename L::V& top, typename L::V& shift, typename L::V& sum) {
+  typedef typename L::V V;
+  V v, w, scale, second = top;
+  broadcast<L>(factor, scale);
+  std::int64_t x = 0;
+  for (; x + 2 <= rows; x += 2) {
+    load<L>(p + x * stride, v);
+    load<L>(p + (x + 1) * stride, w);
+    max_vector<L>(top, v, top);
+    max_vector<L>(second, w, second);
+  }
+  if (x < rows) {
+    load<L>(p + x * stride, v);
+    max_vector<L>(top, v, top);
+  }
+  max_vector<L>(top, second, top);
+  shift = top > -std::numeric_limits<float>::max() ? top * scale : V{};
+  sum = V{};
+  for (x = 0; x < rows; ++x) {
+    load<L>(p + x * stride, v);
+    exp_negative<L>(v * scale - shift, v);
+    sum = sum + v;
+    store<L>(p + x * stride, v);
+  }
 }
 
 struct SoftmaxRows {
