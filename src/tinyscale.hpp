@@ -49,6 +49,8 @@
 #include "tinyscale/compute/gemm_short.hpp"
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/gemm.hpp"
+#include "tinyscale/compute/gemm_words.hpp"
+#include "tinyscale/compute/gemm_bf16.hpp"
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/attention.hpp"
 #include "tinyscale/compute/norm.hpp"
