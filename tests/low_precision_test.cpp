@@ -229,3 +229,119 @@ TEST_CASE("bf16 gemm: empty sizes, NaN and infinity") {
     }
   }
 }
+
+namespace {
+
+std::vector<std::int8_t> codes_of(std::int64_t n, std::uint64_t seed) {  // -128 .. 127, ends often
+  std::vector<std::int8_t> x(static_cast<std::size_t>(n));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const int value = static_cast<int>(ts::uniform01(seed, i) * 300.0f) - 150;
+    x[i] = static_cast<std::int8_t>(std::min(std::max(value, -128), 127));
+  }
+  return x;
+}
+
+struct Int8Product {
+  Trans ta, tb;
+  std::int64_t m, n, k, lda, ldb, ldc;
+  std::vector<std::int8_t> a, b;
+
+  Int8Product(Trans ta_, Trans tb_, std::int64_t m_, std::int64_t n_, std::int64_t k_)
+      : ta(ta_),
+        tb(tb_),
+        m(m_),
+        n(n_),
+        k(k_),
+        lda((ta == Trans::no ? k : m) + 3),
+        ldb((tb == Trans::no ? n : k) + 1),
+        ldc(n + 2),
+        a(codes_of((ta == Trans::no ? m : k) * lda, 1)),
+        b(codes_of((tb == Trans::no ? k : n) * ldb, 2)) {}
+
+  std::vector<std::int32_t> empty() const {
+    return std::vector<std::int32_t>(static_cast<std::size_t>(m * ldc), 7);
+  }
+  std::vector<std::int32_t> reference() const {
+    auto c = empty();
+    kernel::gemm_int8_reference(ta, tb, m, n, k, a.data(), lda, b.data(), ldb, c.data(), ldc);
+    return c;
+  }
+  std::vector<std::int32_t> fast() const {
+    auto c = empty();
+    kernel::gemm_int8(ta, tb, m, n, k, a.data(), lda, b.data(), ldb, c.data(), ldc);
+    return c;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("int8 gemm is exact, every path, every layout") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    for (const Trans ta : {Trans::no, Trans::yes}) {
+      for (const Trans tb : {Trans::no, Trans::yes}) {
+        for (const auto& size : std::vector<std::vector<std::int64_t>>{{1, 1, 1},
+                                                                       {5, 3, 2},
+                                                                       {16, 64, 64},
+                                                                       {101, 67, 33},
+                                                                       {37, 130, 1200},
+                                                                       {3, 5, 0},
+                                                                       {2, 70, 9000}}) {
+          const Int8Product x(ta, tb, size[0], size[1], size[2]);
+          CAPTURE(x.m);
+          CAPTURE(x.k);
+          CHECK(x.fast() == x.reference());
+          auto c = x.empty();
+          const kernel::PackedInt8 packed = kernel::pack_int8(tb, x.k, x.n, x.b.data(), x.ldb);
+          kernel::gemm_int8(ta, x.m, x.a.data(), x.lda, packed, c.data(), x.ldc);
+          CHECK(c == x.reference());
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("int8 gemm with scales: per column and per block of k") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    const Int8Product x(Trans::no, Trans::yes, 20, 70, 100);
+    for (const std::int64_t block : {100, 32, 200}) {
+      const std::int64_t blocks = (x.k + block - 1) / block;
+      const Floats a_scale = noise(x.m, 3), b_scale = noise(blocks * x.n, 4);
+      Floats c(static_cast<std::size_t>(x.m * x.ldc));
+      const kernel::Int8Scales scales{a_scale.data(), b_scale.data(), block};
+      kernel::gemm_int8(x.ta, x.tb, x.m, x.n, x.k, x.a.data(), x.lda, x.b.data(), x.ldb, scales,
+                        c.data(), x.ldc);
+      double worst = 0.0;
+      for (std::int64_t i = 0; i < x.m; ++i) {
+        for (std::int64_t j = 0; j < x.n; ++j) {
+          double sum = 0.0;
+          for (std::int64_t p = 0; p < x.k; ++p) {
+            const auto at = [](std::int64_t index) { return static_cast<std::size_t>(index); };
+            sum += double{a_scale[at(i)]} * double{b_scale[at(p / block * x.n + j)]} *
+                   x.a[at(i * x.lda + p)] * x.b[at(j * x.ldb + p)];
+          }
+          worst =
+              std::max(worst, std::fabs(sum - double{c[static_cast<std::size_t>(i * x.ldc + j)]}));
+        }
+      }
+      CHECK(worst < 100.0 * 128 * 128 * 4 * std::ldexp(1.0, -24));
+    }
+  }
+}
+
+TEST_CASE("int8 gemm: bad sizes") {
+  const std::vector<std::int8_t> x(1);
+  std::vector<std::int32_t> c(1, 5);
+  kernel::gemm_int8(Trans::no, Trans::no, 0, 1, 1, x.data(), 1, x.data(), 1, c.data(), 1);
+  CHECK(c[0] == 5);
+  CHECK_THROWS_WITH_AS(
+      kernel::gemm_int8(Trans::no, Trans::no, 1, 1, 131072, x.data(), 1, x.data(), 1, c.data(), 1),
+      "gemm_int8: k is 131072; int32 holds the sum of at most 131071 products", ts::Error);
+  const kernel::Int8Scales scales;
+  float y = 0;
+  CHECK_THROWS_WITH_AS(
+      kernel::gemm_int8(Trans::no, Trans::no, 1, 1, 1, x.data(), 1, x.data(), 1, scales, &y, 1),
+      "gemm_int8: blocks of 0; at least 1 number of k", ts::Error);
+}

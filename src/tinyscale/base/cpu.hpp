@@ -153,15 +153,19 @@ inline CpuInfo detect_cpu() {
   return info;
 }
 
-// What low precision runs on, on that path; empty where it is widened to the path's own vectors.
+// What low precision runs on, on that path; empty where it is widened to the path's own vectors, as
+// in interpreters, which have no assembler.
 inline const char* bf16_unit(const CpuInfo& info, CpuPath path) {
-  if (path != CpuPath::avx512) {
+  if (path != CpuPath::avx512 || TINYSCALE_INTERPRETER) {
     return "";
   }
   return info.amx_bf16 && !info.forced ? "amx" : info.avx512_bf16 && info.amd ? "vdpbf16ps" : "";
 }
 
 inline const char* int8_unit(const CpuInfo& info, CpuPath path) {
+  if (TINYSCALE_INTERPRETER) {
+    return "";
+  }
   if (path == CpuPath::avx512 && info.amx_int8 && !info.forced) {
     return "amx";
   }

@@ -41,7 +41,7 @@ inline void gemm_bf16_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t
 
 namespace detail {
 
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
 #define TINYSCALE_BF16_TARGET __attribute__((target("avx512f,avx512bf16")))
 struct DotBf16 {
   static constexpr int width = 16, rows = 6, vectors = 4;
@@ -55,16 +55,12 @@ struct DotBf16 {
     w = (Words) * reinterpret_cast<const LooseWords16*>(from);
   }
   TINYSCALE_BF16_TARGET static inline void broadcast(std::uint32_t word, Words& w) {
-    w = static_cast<std::int32_t>(word) - Words{};
+    broadcast_word(static_cast<std::int32_t>(word), w);
   }
   TINYSCALE_BF16_TARGET static inline void dot(const Words& a, const Words& b, Sum& sum) {
-#if TINYSCALE_INTERPRETER && defined(__clang__)
-    sum = __builtin_ia32_dpbf16ps_512(sum, a, b);
-#else
     Sum s = sum;  // a register of its own: an array element would stay in memory
     asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(a), "v"(b));
     sum = s;
-#endif
   }
 };
 
@@ -76,7 +72,7 @@ TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
 
 // The unit of the active path; run is null where bf16 is widened to f32.
 inline WordUnit bf16_word_unit() {
-#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
   if (bf16_unit(cpu(), active_path())[0] == 'v') {
     return {run_dot_bf16, DotBf16::rows, 1, false};
   }
