@@ -46,6 +46,9 @@ inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, Una
   return y;
 }
 
+// dx = beta dx + slope, where beta 0 does not read dx.
+inline void gather(float slope, float beta, float& dx) { dx = beta == 0.0f ? slope : dx + slope; }
+
 template <class F>
 inline void each(std::int64_t n, const F& body) {
   for (std::int64_t i = 0; i < n; ++i) {
@@ -93,8 +96,8 @@ inline Tensor log(const Tensor& x) {
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = std::log(in[i]); });
       },
-      [](std::int64_t n, const float* in, const float* dy, float* dx, float) {
-        detail::each(n, [&](std::int64_t i) { dx[i] += dy[i] / in[i]; });
+      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
+        detail::each(n, [&](std::int64_t i) { detail::gather(dy[i] / in[i], beta, dx[i]); });
       },
       detail::Needs::input);
 }
@@ -105,8 +108,8 @@ inline Tensor sqrt(const Tensor& x) {
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = std::sqrt(in[i]); });
       },
-      [](std::int64_t n, const float* y, const float* dy, float* dx, float) {
-        detail::each(n, [&](std::int64_t i) { dx[i] += 0.5f * dy[i] / y[i]; });
+      [](std::int64_t n, const float* y, const float* dy, float* dx, float beta) {
+        detail::each(n, [&](std::int64_t i) { detail::gather(0.5f * dy[i] / y[i], beta, dx[i]); });
       },
       detail::Needs::output);
 }
@@ -117,8 +120,8 @@ inline Tensor square(const Tensor& x) {
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = in[i] * in[i]; });
       },
-      [](std::int64_t n, const float* in, const float* dy, float* dx, float) {
-        detail::each(n, [&](std::int64_t i) { dx[i] += 2.0f * dy[i] * in[i]; });
+      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
+        detail::each(n, [&](std::int64_t i) { detail::gather(2.0f * dy[i] * in[i], beta, dx[i]); });
       },
       detail::Needs::input);
 }
