@@ -161,6 +161,14 @@ TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
   *reinterpret_cast<typename L::Loose*>(to) = v;
 }
 
+TINYSCALE_INLINE void prefetch(const void* at) {
+#if TINYSCALE_VECTOR_EXTENSIONS
+  __builtin_prefetch(at, 0, 2);
+#else
+  static_cast<void>(at);
+#endif
+}
+
 // The next `doubles` floats, widened.
 template <class L>
 TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {
