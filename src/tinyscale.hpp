@@ -15,6 +15,7 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/cpu.hpp"
 #include "tinyscale/base/format.hpp"
+#include "tinyscale/base/pool.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/thread_scope.hpp"
@@ -62,17 +63,22 @@
 
 // tensor: tensors, ops, gradients
 #include "tinyscale/tensor/storage.hpp"
+#include "tinyscale/tensor/graph.hpp"
+#include "tinyscale/tensor/strides.hpp"
 #include "tinyscale/tensor/tensor.hpp"
+#include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/op_record.hpp"
-#include "tinyscale/tensor/activations.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
+#include "tinyscale/tensor/activations.hpp"
 #include "tinyscale/tensor/create.hpp"
+#include "tinyscale/tensor/views.hpp"
 #include "tinyscale/tensor/reduce.hpp"
 #include "tinyscale/tensor/attend.hpp"
 #include "tinyscale/tensor/matmul.hpp"
 #include "tinyscale/tensor/normalize.hpp"
 #include "tinyscale/tensor/tokens.hpp"
-#include "tinyscale/tensor/views.hpp"
+#include "tinyscale/tensor/choose.hpp"
+#include "tinyscale/tensor/einsum.hpp"
 
 // systolic: the array, PE by PE
 #include "tinyscale/systolic/array_report.hpp"
