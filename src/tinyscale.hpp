@@ -36,6 +36,7 @@
 // hardware: chips, networks, the roofline, this laptop
 #include "tinyscale/hardware/chip.hpp"
 #include "tinyscale/hardware/chip_table.hpp"
+#include "tinyscale/hardware/laptop_loops.hpp"
 #include "tinyscale/hardware/laptop.hpp"
 #include "tinyscale/hardware/presets.hpp"
 #include "tinyscale/hardware/network.hpp"

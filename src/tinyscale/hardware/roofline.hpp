@@ -27,8 +27,12 @@ struct RooflineRow {
   double t_math = 0, t_vector = 0, t_memory = 0;  // formula
   double seconds = 0;                             // formula: the largest of the three
   double measured = 0;                            // host time; 0 when nothing was timed
-  std::string bound;                              // math, vector, memory
-  std::string level;                              // the memory that holds the operands
+
+  // How much of what the chip allows was reached: formula / measured; 0 when nothing was timed.
+  double of_roof() const { return measured > 0 ? seconds / measured : 0; }
+
+  std::string bound;  // math, vector, memory
+  std::string level;  // the memory that holds the operands
 };
 
 struct RooflineReport {
@@ -171,6 +175,7 @@ inline Table RooflineReport::table() const {
                  "T formula", "bound by",   "level"};
   if (on_host) {
     out.columns.push_back("T measured");
+    out.columns.push_back("of its roof");
   }
   List<RooflineRow> all = rows;
   all.push_back(total);
@@ -190,6 +195,7 @@ inline Table RooflineReport::table() const {
                                       row.level};
     if (on_host) {
       cells.push_back(row.measured > 0 ? format_seconds(row.measured) : "-");
+      cells.push_back(row.measured > 0 ? format_percent(row.of_roof()) : "-");
     }
     out.add(cells);
   }
