@@ -19,6 +19,7 @@
 //   tinyscale/base/list.hpp                  A growing array of the library's own structs
 //   tinyscale/base/format.hpp                Number formats
 //   tinyscale/base/order.hpp                 Sorting, queues and names once for all types
+//   tinyscale/base/thread_scope.hpp          How many threads loops may use
 //   tinyscale/base/threads.hpp               Host loops on several threads
 //   tinyscale/base/random.hpp                Random numbers by counter
 //   tinyscale/base/save_file.hpp             A file that appears whole or not at all
@@ -198,7 +199,24 @@
 #define TINYSCALE_NO_THREADS 1
 #endif
 
-namespace tinyscale {
+// In the joined header every name lives in an inline namespace that spells version and features, as in
+// tinyscale::v0_1_0_no_threads::Tensor: files compiled with different ones do not link.
+#if defined(TINYSCALE_NO_THREADS)
+#undef TINYSCALE_USE_OPENMP
+#define TINYSCALE_ABI_FEATURES _no_threads
+#elif defined(TINYSCALE_USE_OPENMP) && defined(_OPENMP)
+#define TINYSCALE_ABI_FEATURES _openmp
+#else
+#define TINYSCALE_ABI_FEATURES
+#endif
+#define TINYSCALE_ABI_PASTE(major, minor, patch, features) v##major##_##minor##_##patch##features
+#define TINYSCALE_ABI_NAME(major, minor, patch, features) \
+  TINYSCALE_ABI_PASTE(major, minor, patch, features)
+#define TINYSCALE_ABI                                                                            \
+  TINYSCALE_ABI_NAME(TINYSCALE_VERSION_MAJOR, TINYSCALE_VERSION_MINOR, TINYSCALE_VERSION_PATCH, \
+                     TINYSCALE_ABI_FEATURES)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // The value of an environment variable, empty when it is not set.
@@ -210,14 +228,14 @@ inline std::string environment(const char* name) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/error.hpp
 // One exception type for everything that can go wrong, and the way its sentence is joined:
 //   throw Error(detail::cat("matmul: inner sizes differ: x is ", x.shape(), ", w is ", w.shape()));
 // A message says the function, what was given, and what would be right.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // What every function of this library throws.
 class Error : public std::runtime_error {
@@ -276,14 +294,14 @@ std::string cat(const Parts&... parts) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/cpu.hpp
 // Which vector instructions this processor has, and the kernels' path that follows from it.
 // Compiled programs ask the compiler's run-time library; interpreted ones, which cannot link it,
 // read the flags of /proc/cpuinfo. TINYSCALE_CPU=portable|neon|avx2|avx512 chooses a lesser path.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class CpuPath { portable, neon, avx2, avx512 };
 
@@ -402,14 +420,14 @@ inline const CpuInfo& cpu() {
   return info;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/list.hpp
 // A growing array of the library's own structs: the rows of a report, links, messages. Numbers and
 // strings stay in std::vector. It is here for what a user waits for: every struct type put into a
 // std::vector costs each of the user's compiles 4 to 8 ms, in a List a tenth of that.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -536,7 +554,7 @@ class List : public detail::ListHead {
   }
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/format.hpp
 // Number formats: how many bytes an element takes, and rounding a float to each of them.
@@ -547,7 +565,7 @@ class List : public detail::ListHead {
 //   fp8_e4m3    4, 3                  448        OCP 8-bit floating point 1.0 (no infinity)
 //   fp8_e5m2    5, 2                  57344      OCP 8-bit floating point 1.0
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class DType { f64, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int32, int8, int4 };
 
@@ -768,13 +786,13 @@ inline float round_to(float x, DType format) {
   return x;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/order.hpp
 // Sorting, queues and names once for all types: the order of numbers, which the caller applies to
 // its rows. The standard library's own cost the compiler a hundredth of a second for every type.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // The indices of `keys`, the smallest key first, equal ones in their order (a merge sort).
@@ -897,16 +915,18 @@ class NameTable {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
-// >> tinyscale/base/threads.hpp
-// Host loops on several threads: parallel_for(n, grain, body) hands out chunks of [0, n).
-// One pool for the program, made at the first use and joined at its end. Threads that wait spin
-// for some microseconds, then yield, then sleep. A call inside a call, or one while another
-// thread uses the pool, runs on its own thread alone: always right, never a deadlock.
-// TINYSCALE_NO_THREADS: serial. TINYSCALE_USE_OPENMP with -fopenmp: OpenMP's threads instead.
+// >> tinyscale/base/thread_scope.hpp
+// How many threads loops may use, and the threads themselves.
+// thread_count() is TINYSCALE_THREADS or what the hardware runs at once; a ThreadScope changes it
+// for the thread that makes it. Results do not depend on it. TINYSCALE_NO_THREADS: always 1.
 
-namespace tinyscale {
+#if defined(__linux__)
+#  include <sched.h>  // which processor a thread is on
+#endif
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // "1".."1024"; throws on anything else.
@@ -921,112 +941,56 @@ inline int parse_thread_count(const std::string& text) {
   return count;
 }
 
-class SerialScope;
-inline const SerialScope*& current_serial_scope() {
-  static thread_local struct { const SerialScope* scope; } own;
-  return own.scope;
+// What the innermost ThreadScope of this thread allows; 0: there is none.
+inline int& thread_limit() {
+  static thread_local struct { int count; } own;
+  return own.count;
 }
 
-// While one is alive, parallel_for on this thread runs serially.
-class SerialScope {
- public:
-  SerialScope() : previous_(current_serial_scope()) { current_serial_scope() = this; }
-  ~SerialScope() { current_serial_scope() = previous_; }
-  SerialScope(const SerialScope&) = delete;
-  SerialScope& operator=(const SerialScope&) = delete;
-
- private:
-  const SerialScope* previous_;
-};
-
-inline void cpu_relax() {
-#if TINYSCALE_X86
-  __builtin_ia32_pause();
-#endif
+// Threads of the program: TINYSCALE_THREADS, or as many as the hardware runs at once.
+inline int program_threads() {
+  static const int count = [] {
+    const std::string wanted = environment("TINYSCALE_THREADS");
+    const unsigned hardware = std::thread::hardware_concurrency();
+    return wanted.empty() ? static_cast<int>(std::min(std::max(hardware, 1U), 1024U))
+                          : parse_thread_count(wanted);
+  }();
+  return count;
 }
 
 }  // namespace detail
 
-// Threads that parallel_for may use, the caller included: TINYSCALE_THREADS or the hardware's.
+// Threads that parallel_for may use here, the caller included.
 inline int thread_count() {
 #if defined(TINYSCALE_NO_THREADS)
   return 1;
 #else
-  static const int count = [] {
-    const std::string wanted = detail::environment("TINYSCALE_THREADS");
-    const unsigned hardware = std::thread::hardware_concurrency();
-    return wanted.empty() ? static_cast<int>(std::min(std::max(hardware, 1U), 1024U))
-                          : detail::parse_thread_count(wanted);
-  }();
-  return count;
+  return detail::thread_limit() > 0 ? detail::thread_limit() : detail::program_threads();
 #endif
 }
 
-namespace detail {
-
-// What a loop calls; it refers to the callable, which lives as long as the loop runs.
-class LoopBody {
+// While one is alive, loops of the thread that made it run on so many threads, fewer or more than
+// the program has otherwise. Inside another scope: on no more than that one allows.
+class ThreadScope {
  public:
-  template <class F>
-  LoopBody(const F& f)
-      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_(&call_object<F>) {}
-  LoopBody(void (*f)(std::int64_t begin, std::int64_t end)) : function_(f), call_(&call_function) {}
-
-  void operator()(std::int64_t begin, std::int64_t end) const { call_(*this, begin, end); }
+  explicit ThreadScope(int threads) : before_(detail::thread_limit()) {
+    if (threads < 1 || threads > 1024) {
+      throw Error(detail::cat("ThreadScope: ", threads, " threads; 1 to 1024 are right"));
+    }
+    detail::thread_limit() = before_ > 0 ? std::min(before_, threads) : threads;
+  }
+  ~ThreadScope() { detail::thread_limit() = before_; }
+  ThreadScope(const ThreadScope&) = delete;
+  ThreadScope& operator=(const ThreadScope&) = delete;
 
  private:
-  template <class F>
-  static void call_object(const LoopBody& self, std::int64_t begin, std::int64_t end) {
-    (*static_cast<F*>(self.object_))(begin, end);
-  }
-  static void call_function(const LoopBody& self, std::int64_t begin, std::int64_t end) {
-    self.function_(begin, end);
-  }
-
-  void* object_ = nullptr;
-  void (*function_)(std::int64_t begin, std::int64_t end) = nullptr;
-  void (*call_)(const LoopBody& self, std::int64_t begin, std::int64_t end);
+  int before_;
 };
 
-// One loop in flight: chunks are handed out in order by a counter. Of several exceptions the one
-// of the lowest chunk is kept: it was handed out before the others, so it is always the same one.
-struct Loop {
-  const LoopBody* body = nullptr;
-  std::int64_t n = 0;
-  std::int64_t chunk = 1;
-  std::atomic<std::int64_t> next{0};
-  std::mutex mutex;  // guards the two below
-  std::exception_ptr error;
-  std::int64_t error_begin = 0;
+namespace detail {
 
-  void start(const LoopBody& loop_body, std::int64_t count, std::int64_t grain) {
-    // Four chunks a thread even out what the threads do; each a multiple of the grain.
-    const std::int64_t wanted = count / (std::int64_t{4} * thread_count());
-    body = &loop_body;
-    n = count;
-    chunk = std::max<std::int64_t>(1, wanted / grain) * grain;
-    error = nullptr;
-    next.store(0);
-  }
-
-  void work() {
-    for (;;) {
-      const std::int64_t begin = next.fetch_add(chunk);
-      if (begin >= n) {
-        return;
-      }
-      try {
-        (*body)(begin, n - begin < chunk ? n : begin + chunk);
-      } catch (...) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        if (!error || begin < error_begin) {
-          error = std::current_exception();
-          error_begin = begin;
-        }
-        next.store(n);
-      }
-    }
-  }
+struct SerialScope {  // loops stay on their thread
+  const ThreadScope one{1};
 };
 
 // Threads that are joined together, also when an exception leaves.
@@ -1056,133 +1020,306 @@ class ThreadGroup {
   List<std::thread> threads_;
 };
 
-#if !defined(TINYSCALE_NO_THREADS)
-// The worker threads. A worker counts itself inside_ before it looks whether the loop is open_;
-// the caller closes the loop before it waits for inside_ to be 0, so none can come in late.
-class ThreadPool {
- public:
-  explicit ThreadPool(int workers) {
-    try {
-      for (int i = 0; i < workers; ++i) {
-        threads_.start([](void* pool) { static_cast<ThreadPool*>(pool)->serve(); }, this);
-      }
-    } catch (const std::exception&) {
-      // The system gives no more threads: those there are do the work.
+inline void cpu_relax() {
+#if TINYSCALE_X86
+  __builtin_ia32_pause();
+#endif
+}
+
+// The processor that this thread is on; -1 where the system does not say.
+inline int current_processor() {
+#if defined(CPU_SETSIZE) && !TINYSCALE_INTERPRETER
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+// Moves this thread to another processor, if it may use one. Linux often wakes a worker where its
+// caller runs; there they would yield to each other for ever, and two be as slow as one.
+inline void leave_processor(int processor) {
+#if defined(CPU_SETSIZE) && !TINYSCALE_INTERPRETER
+  cpu_set_t all, others;
+  if (processor >= 0 && processor < CPU_SETSIZE && sched_getaffinity(0, sizeof(all), &all) == 0) {
+    others = all;
+    CPU_CLR(static_cast<std::size_t>(processor), &others);
+    if (sched_setaffinity(0, sizeof(others), &others) == 0) {
+      sched_setaffinity(0, sizeof(all), &all);
     }
   }
+#else
+  static_cast<void>(processor);
+#endif
+}
 
-  ~ThreadPool() {
-    stop_.store(true);
-    wake_all();
-    threads_.join();
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/base/threads.hpp
+// Host loops on several threads: parallel_for(n, grain, body) hands out chunks of [0, n).
+// One pool for the program; its workers start when a loop first asks for them and end with it.
+// Whoever is free takes the next chunk; a wait is a short spin, then yields, then sleep. Several
+// callers share the workers; a loop inside a body stays on its thread. TINYSCALE_USE_OPENMP with
+// -fopenmp: OpenMP's threads instead.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What a loop calls; it refers to the callable, which lives as long as the loop runs.
+class LoopBody {
+ public:
+  template <class F>
+  LoopBody(const F& f)
+      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_(&call_object<F>) {}
+  LoopBody(void (*f)(std::int64_t begin, std::int64_t end)) : function_(f), call_(&call_function) {}
+
+  void operator()(std::int64_t begin, std::int64_t end) const { call_(*this, begin, end); }
+
+ private:
+  template <class F>
+  static void call_object(const LoopBody& self, std::int64_t begin, std::int64_t end) {
+    (*static_cast<F*>(self.object_))(begin, end);
+  }
+  static void call_function(const LoopBody& self, std::int64_t begin, std::int64_t end) {
+    self.function_(begin, end);
   }
 
+  void* object_ = nullptr;
+  void (*function_)(std::int64_t begin, std::int64_t end) = nullptr;
+  void (*call_)(const LoopBody& self, std::int64_t begin, std::int64_t end);
+};
+
+// One loop in flight: chunks are handed out in order. A chunk is a part of what is left, so the
+// last ones are small and all threads end together. Of several exceptions the one of the lowest
+// chunk is kept: it was handed out before the others, so it is always the same one.
+struct Loop {
+  const LoopBody* body = nullptr;
+  std::int64_t n = 0, grain = 1;
+  std::int64_t share = 1;  // a chunk is what is left / share
+  alignas(64) std::atomic<std::int64_t> next{0};
+  std::mutex mutex;  // guards the two below
+  std::exception_ptr error;
+  std::int64_t error_begin = 0;
+
+  void start(const LoopBody& loop_body, std::int64_t count, std::int64_t least) {
+    body = &loop_body;
+    n = count;
+    grain = least;
+    share = std::int64_t{4} * thread_count();
+    error = nullptr;
+    next.store(0);
+  }
+
+  // Takes the next chunk, [begin, end); false when all are taken.
+  bool take(std::int64_t& begin, std::int64_t& end) {
+    begin = next.load();
+    do {
+      if (begin >= n) {
+        return false;
+      }
+      const std::int64_t left = n - begin;
+      const std::int64_t chunk = std::max<std::int64_t>(1, left / share / grain) * grain;
+      end = left < chunk ? n : begin + chunk;
+    } while (!next.compare_exchange_weak(begin, end));
+    return true;
+  }
+
+  void work() {
+    const SerialScope serial;
+    for (std::int64_t begin = 0, end = 0; take(begin, end);) {
+      try {
+        (*body)(begin, end);
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (!error || begin < error_begin) {
+          error = std::current_exception();
+          error_begin = begin;
+        }
+        next.store(n);
+      }
+    }
+  }
+};
+
+#if !defined(TINYSCALE_NO_THREADS)
+// A loop that workers may join. A worker counts itself inside before it looks whether the slot is
+// open; the caller closes it before it waits for inside to be 0, so none can come in late.
+struct LoopSlot {
+  Loop loop;
+  std::atomic<bool> taken{false}, open{false}, caller_sleeps{false};
+  std::atomic<int> seats{0};  // workers that may still join
+  int processor = -1;         // where the caller is
+  alignas(64) std::atomic<int> inside{0};
+};
+
+// The worker threads, and a slot for each of the callers at work at once.
+class ThreadPool {
+ public:
+  ThreadPool() = default;
+  ~ThreadPool() {
+    stop_.store(true);
+    { const std::lock_guard<std::mutex> lock(mutex_); }
+    wake_.notify_all();
+    threads_.join();
+  }
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // False when another caller has the pool; then nothing was done.
+  // On thread_count() threads. False when all slots are taken; then nothing was done.
   bool run(const LoopBody& body, std::int64_t n, std::int64_t grain) {
-    const std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
-    if (!owner.owns_lock()) {
-      return false;
+    LoopSlot* slot = slots_;
+    while (slot->taken.exchange(true)) {
+      if (++slot == slots_ + slot_count) {
+        return false;
+      }
     }
-    loop_.start(body, n, grain);
-    open_.store(true);
-    generation_.fetch_add(1);
-    if (sleepers_.load() > 0) {
-      wake_all();
+    const std::int64_t start = now();
+    slot->loop.start(body, n, grain);
+    if (start >= alone_until_.load()) {
+      invite(*slot, thread_count() - 1);
     }
-    {
-      const SerialScope serial;
-      loop_.work();
+    slot->loop.work();
+    slot->open.store(false);
+    if (slot->inside.load() > 0) {
+      wait_for_workers(*slot, start);
     }
-    open_.store(false);
-    wait_for_workers();
-    if (loop_.error) {
-      const std::exception_ptr error = loop_.error;
-      loop_.error = nullptr;
+    const std::exception_ptr error = slot->loop.error;
+    slot->loop.error = nullptr;
+    slot->taken.store(false);
+    if (error) {
       std::rethrow_exception(error);
     }
     return true;
   }
 
  private:
-  static constexpr int spins = 2000;  // some 20 to 80 us
-  static constexpr int yields = 20;
+  static constexpr int slot_count = 8;
+  static constexpr int spins = 100;   // one or two us; longer spins burn the time of who is awaited
+  static constexpr int yields = 200;  // some 50 us when no other thread wants the processor
 
-  void serve() {
-    const SerialScope serial;
-    std::uint64_t seen = 0;
-    while (wait_for_loop(seen)) {
-      seen = generation_.load();
-      inside_.fetch_add(1);
-      if (open_.load()) {
-        loop_.work();
-      }
-      if (inside_.fetch_sub(1) == 1 && caller_sleeps_.load()) {
-        { const std::lock_guard<std::mutex> lock(mutex_); }
-        done_.notify_one();
+  static std::int64_t now() {  // ns
+    const auto passed = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count();
+  }
+
+  void invite(LoopSlot& slot, int helpers) {
+    grow(helpers);
+    slot.processor = current_processor();
+    slot.seats.store(helpers);
+    slot.open.store(true);
+    generation_.fetch_add(1);
+    if (sleepers_.load() > 0) {
+      { const std::lock_guard<std::mutex> lock(mutex_); }  // a worker is before its check or asleep
+      for (int i = 0; i < helpers; ++i) {
+        wake_.notify_one();
       }
     }
+  }
+
+  // Starts workers until there are so many, or the system gives no more.
+  void grow(int workers) {
+    if (workers <= workers_.load()) {
+      return;
+    }
+    const std::lock_guard<std::mutex> lock(growing_);
+    try {
+      while (workers_.load() < workers) {
+        threads_.start([](void* pool) { static_cast<ThreadPool*>(pool)->serve(); }, this);
+        workers_.fetch_add(1);
+      }
+    } catch (const std::exception&) {
+      workers_.store(1024);  // those there are do the work
+    }
+  }
+
+  void serve() {
+    std::uint64_t seen = 0;
+    int together = 0;  // loops in a row for which worker and caller met on one processor
+    while (wait_for_loop(seen)) {
+      seen = generation_.load();
+      for (LoopSlot& slot : slots_) {
+        if (slot.open.load()) {
+          join(slot, together);
+        }
+      }
+    }
+  }
+
+  void join(LoopSlot& slot, int& together) {
+    slot.inside.fetch_add(1);
+    if (slot.open.load() && slot.seats.fetch_sub(1) > 0) {
+      const int here = current_processor();
+      together = here >= 0 && here == slot.processor ? together + 1 : 0;
+      if (together % 64 == 2) {
+        leave_processor(here);
+      }
+      slot.loop.work();
+    }
+    if (slot.inside.fetch_sub(1) == 1 && slot.caller_sleeps.load()) {
+      { const std::lock_guard<std::mutex> lock(mutex_); }
+      done_.notify_all();
+    }
+  }
+
+  // Spins, then yields, until ready() or its patience ends.
+  template <class Ready>
+  static bool wait_awake(const Ready& ready) {
+    for (int i = 0; i < spins + yields; ++i) {
+      if (ready()) {
+        return true;
+      }
+      if (i < spins) {
+        cpu_relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+    return false;
   }
 
   // Returns when there is a loop that was not seen yet; false when the pool ends.
   bool wait_for_loop(std::uint64_t seen) {
-    for (int i = 0; i < spins + yields; ++i) {
-      if (stop_.load() || generation_.load() != seen) {
-        return !stop_.load();
-      }
-      if (i < spins) {
-        cpu_relax();
-      } else {
-        std::this_thread::yield();
-      }
+    const auto ready = [&] { return stop_.load() || generation_.load() != seen; };
+    if (!wait_awake(ready)) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      sleepers_.fetch_add(1);
+      wake_.wait(lock, ready);
+      sleepers_.fetch_sub(1);
     }
-    std::unique_lock<std::mutex> lock(mutex_);
-    sleepers_.fetch_add(1);
-    wake_.wait(lock, [&] { return stop_.load() || generation_.load() != seen; });
-    sleepers_.fetch_sub(1);
     return !stop_.load();
   }
 
-  void wait_for_workers() {
-    for (int i = 0; i < spins + yields; ++i) {
-      if (inside_.load() == 0) {
-        return;
-      }
-      if (i < spins) {
-        cpu_relax();
-      } else {
-        std::this_thread::yield();
-      }
+  // A worker that keeps its caller waiting for longer than the loop took was stopped by the system:
+  // callers then work alone for eight times as long, so that such stops cost a ninth at most.
+  void wait_for_workers(LoopSlot& slot, std::int64_t start) {
+    const std::int64_t done = now();
+    const auto ready = [&] { return slot.inside.load() == 0; };
+    if (!wait_awake(ready)) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      slot.caller_sleeps.store(true);
+      done_.wait(lock, ready);
+      slot.caller_sleeps.store(false);
     }
-    std::unique_lock<std::mutex> lock(mutex_);
-    caller_sleeps_.store(true);
-    done_.wait(lock, [&] { return inside_.load() == 0; });
-    caller_sleeps_.store(false);
+    const std::int64_t end = now();
+    const std::int64_t late = (end - done) - (done - start);
+    if (late > 20000) {
+      alone_until_.store(end + 8 * late);
+    }
   }
 
-  void wake_all() {
-    { const std::lock_guard<std::mutex> lock(mutex_); }  // a worker is before its check or asleep
-    wake_.notify_all();
-  }
-
-  std::mutex owner_;  // held by the caller whose loop runs
-  Loop loop_;
-  std::atomic<bool> open_{false};
+  LoopSlot slots_[slot_count];
+  std::atomic<std::int64_t> alone_until_{0};  // see wait_for_workers
   std::atomic<bool> stop_{false};
-  std::atomic<bool> caller_sleeps_{false};
-  std::atomic<std::uint64_t> generation_{0};
-  std::atomic<int> inside_{0};
-  std::atomic<int> sleepers_{0};
+  alignas(64) std::atomic<std::uint64_t> generation_{0};
+  std::atomic<int> sleepers_{0}, workers_{0};
   std::mutex mutex_;  // for the two condition variables
-  std::condition_variable wake_;
-  std::condition_variable done_;
+  std::condition_variable wake_, done_;
+  std::mutex growing_;  // guards the threads below
   ThreadGroup threads_;
 };
 
 inline ThreadPool& thread_pool() {
-  static ThreadPool pool(thread_count() - 1);
+  static ThreadPool pool;
   return pool;
 }
 #endif
@@ -1192,10 +1329,7 @@ inline bool run_loop(const LoopBody& body, std::int64_t n, std::int64_t grain) {
   Loop loop;
   loop.start(body, n, grain);
 #pragma omp parallel num_threads(thread_count())
-  {
-    const SerialScope serial;
-    loop.work();
-  }
+  loop.work();
   if (loop.error) {
     std::rethrow_exception(loop.error);
   }
@@ -1219,20 +1353,19 @@ inline void parallel_for(std::int64_t n, std::int64_t grain, const detail::LoopB
     return;
   }
   grain = std::max<std::int64_t>(1, grain);
-  const bool alone = n <= grain || thread_count() == 1 || detail::current_serial_scope() != nullptr;
-  if (alone || !detail::run_loop(body, n, grain)) {
+  if (n <= grain || thread_count() == 1 || !detail::run_loop(body, n, grain)) {
     body(0, n);
   }
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/random.hpp
 // Random numbers by counter: element `index` of stream `seed` is a pure function of both, so that
 // a shard, a mask or an order of data is the same whatever the layout.
 // Philox 4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Four random words from a counter and a key, by ten rounds of multiply and exchange.
 inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
@@ -1338,7 +1471,7 @@ inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::
   return high * n_high + (middle >> 32) + (middle_low >> 32);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/save_file.hpp
 // A file that appears whole or not at all: written beside its place under another name, then
@@ -1347,7 +1480,7 @@ inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::
 #if defined(__unix__) || defined(__APPLE__)
 #endif
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // Where saving to `path` ends: there, or at the file that a link there leads to.
@@ -1432,13 +1565,13 @@ class SaveFile {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/shared.hpp
 // A counted pointer: the last one that lets go deletes the object. What std::shared_ptr does, for a
 // tenth of what each type in one costs a user's compile.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // What needs no type: the object, and how many hold it.
@@ -1506,13 +1639,13 @@ class Shared : public detail::SharedHead {
   void reset(T* object) { *this = Shared(object); }
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/shape.hpp
 // The sizes of a tensor, a machine or a grid: [8, 4096].
 // Up to eight dims are stored in place, so that a shape costs no allocation.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // One size, made from any integer type, so that {batch, width} is never a narrowing error.
 struct Dim {
@@ -1637,14 +1770,14 @@ inline std::ostream& operator<<(std::ostream& out, const Shape& shape) {
   return out << shape.text();
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/text.hpp
 // Numbers as people read them, and tables that line up.
 //   format_bytes(1.23e9) -> "1.23 GB"   format_seconds(1.23e-5) -> "12.3 us"
 //   format_count(803840) -> "803,840"   format_percent(0.123) -> "12.3 %"
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -1910,13 +2043,13 @@ inline std::ostream& operator<<(std::ostream& out, const Table& table) {
   return out << table.text();
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/measure/compare.hpp
 // Predicted beside counted: rows that say what a formula promised and what a run did,
 // and reports side by side.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct ReportRow {
   std::string name, unit;
@@ -2030,13 +2163,13 @@ inline Table compare(const List<Table>& reports) {
   return out;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/measure/memory.hpp
 // Memory in use, by what it is for, with the highest that each and all of it has been.
 // Safe to use from several threads; the peak of the sum is exact, not the sum of the peaks.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class MemoryKind { parameter, gradient, optimizer, activation, kv_cache, buffer };
 
@@ -2116,14 +2249,14 @@ struct MemoryMeter {
   detail::PeakCounter total_;
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/measure/context.hpp
 // Where an op's counts go: the profile, the memory meter and the device number of this thread.
 // There is one context for the program, shared by all threads that have none of their own, and
 // one for each simulated device, set on the device's thread by a ContextScope.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 class Profile;
 
@@ -2184,14 +2317,14 @@ class MemoryScope {
   MemoryKind previous_;
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/measure/counters.hpp
 // What an op costs: floating point operations and bytes, counted from its operands' shapes.
 // Bytes are those of the op alone: each operand read once, each result written once, at its
 // number format. A matmul of (M, K) by (K, N) is 2 M K N matmul FLOPs; the rest is vector FLOPs.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // One operand of an op: how many elements of which format it moves.
 struct Operand {
@@ -2247,13 +2380,13 @@ struct Counters {
   }
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/measure/profile.hpp
 // A profile: every op that ran in its context while it was alive, devices' ops included.
 // Without one, an op's counting costs a branch.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct Chip;
 struct RooflineReport;
@@ -2320,14 +2453,14 @@ inline double seconds_now() {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/measure/quantity.hpp
 // A quantity that explains itself: a number, its unit, and the formula that it came from.
 //   named("T", F / C).explain()  ->  "T = F / C" / "= 6e+12 FLOP / 2e+14 FLOP/s" / "= 0.03 s"
 // Arithmetic keeps the derivation and works the unit out; a named quantity stands as a symbol.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 class Quantity;
 
@@ -2585,7 +2718,7 @@ inline Quantity named(const std::string& name, const Quantity& q, const std::str
 
 inline std::ostream& operator<<(std::ostream& out, const Quantity& q) { return out << q.text(); }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/hardware/chip.hpp
 // A chip: what it can compute, hold and move in a second, as one plain struct that a user can fill.
@@ -2593,7 +2726,7 @@ inline std::ostream& operator<<(std::ostream& out, const Quantity& q) { return o
 // SI base units: FLOP/s, bytes, bytes/s, Hz, seconds, W, USD; 0 is "not known".
 // Source: "How To Scale Your Model", chapters 1 and 2.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // One level of memory: operands that fit in `bytes` stream at `bandwidth` bytes a second.
 struct MemoryLevel {
@@ -2679,12 +2812,12 @@ inline double Chip::unit_peak() const {
   return 2.0 * mxu_rows * mxu_cols * static_cast<double>(mxus) * clock_hz;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/hardware/chip_table.hpp
 // A chip as a table: what it can do, how much it holds, and the ridge that divides its work.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Rows of (what, value, kind): given by a preset's source, or measured on this laptop.
 inline Table chip_table(const Chip& chip) {
@@ -2718,14 +2851,14 @@ inline std::ostream& operator<<(std::ostream& out, const Chip& chip) {
   return out << chip_table(chip);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/hardware/laptop.hpp
 // This machine as a chip: what a loop of multiply-adds reaches, and what a streaming read moves
 // from each level of memory, on all threads together: the best of a few runs, once a program.
 // The loops are of vector extensions, compiled for the instruction sets that cpu() chooses from.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -3039,7 +3172,7 @@ inline Chip laptop() {
   return chip;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/hardware/presets.hpp
 // Chip presets: one row for each chip, with where its numbers come from at the end of the row.
@@ -3047,7 +3180,7 @@ inline Chip laptop() {
 // arithmetic from the other columns. TPU links: the scaling book's rate, 10 % under the vendor's.
 // Prices: US list, on demand, seen by February 2025; they change: set dollars_per_hour.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -3268,7 +3401,7 @@ inline Chip chip(const std::string& name) {
   throw Error(detail::cat("chip: no chip named \"", name, "\"; the names are ", known));
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/hardware/network.hpp
 // A machine: chips at the points of a grid, and the links along each dimension of it.
@@ -3277,7 +3410,7 @@ inline Chip chip(const std::string& name) {
 // GPUs are {nodes, GPUs of a node}: along a dimension a GPU has two links, each of half its egress
 // (into its node's switch, or of its share of the node's network ports), as a ring uses them.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct Machine {
   std::string name;
@@ -3446,14 +3579,14 @@ inline Machine machine(const std::string& chip_name, Shape dims) {
   return machine(chip(chip_name), dims);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/hardware/roofline.hpp
 // The roofline: what bounds an op on a chip, and how long it must take at least.
 //   T = max(T_math = matmul FLOPs / peak, T_vector = vector FLOPs / rate, T_mem = bytes / rate)
 // Source: "How To Scale Your Model", chapter 1. Operands are read once, results written once.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // All ops of one name and shape: sums over `count` of them, times in seconds.
 struct RooflineRow {
@@ -3641,7 +3774,7 @@ inline RooflineReport Profile::roofline(const Chip& on, DType format) const {
   return tinyscale::roofline(records(), on, format);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/lanes.hpp
 // Vector lanes without intrinsics: one struct per register width, and a run-time choice of path.
@@ -3657,8 +3790,13 @@ inline RooflineReport Profile::roofline(const Chip& on, DType format) const {
 #define TINYSCALE_INLINE inline
 #define TINYSCALE_UNROLL
 #endif
+#if TINYSCALE_VECTOR_EXTENSIONS && defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define TINYSCALE_SHUFFLE 1
+#endif
+#endif
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // width: floats in a vector V; doubles: half as many, in a D; rows x vectors: the accumulators of
@@ -3799,28 +3937,6 @@ TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {
 #endif
 }
 
-// The last count < width floats of a row; the other lanes hold fill.
-template <class L>
-TINYSCALE_INLINE void load_part(const float* from, std::int64_t count, float fill,
-                                typename L::V& v) {
-  float lanes[L::width];
-  for (int i = 0; i < L::width; ++i) {
-    lanes[i] = i < count ? from[i] : fill;
-  }
-  load<L>(lanes, v);
-}
-
-template <class L>
-TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L::V& v) {
-  float lanes[L::width];
-  store<L>(lanes, v);
-  for (int i = 0; i < L::width; ++i) {
-    if (i < count) {
-      to[i] = lanes[i];
-    }
-  }
-}
-
 // Every lane x. g++ builds `x - V{}` lane by lane when it meets it outside a target function, which
 // every inlined template is; so each width has its own function with the attribute, inlined late.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
@@ -3847,27 +3963,110 @@ TINYSCALE_INLINE void broadcast(float x, typename L::V& v) {
   v = x - typename L::V{};
 }
 
+// 0, 1, 2, ...
 template <class L>
-TINYSCALE_INLINE float sum_lanes(const typename L::V& v) {  // a tree: 8 + 4 + 2 + 1
-  float lanes[L::width];
-  store<L>(lanes, v);
-  for (int half = L::width / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      lanes[i] += lanes[i + half];
+TINYSCALE_INLINE void lane_numbers(typename L::I& v) {
+  static constexpr std::int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  std::memcpy(&v, numbers, sizeof(v));
+}
+
+// The first count < width lanes, by the masks of each instruction set: nothing beyond is touched.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f"))) inline void load_part_16(const float* from, std::int64_t count,
+                                                            Lanes16::V& v) {
+  v = __builtin_ia32_loadups512_mask(from, v,
+                                     static_cast<unsigned short>((1 << count) - 1));
+}
+
+__attribute__((target("avx512f"))) inline void store_part_16(float* to, std::int64_t count,
+                                                             const Lanes16::V& v) {
+  __builtin_ia32_storeups512_mask(to, v,
+                                  static_cast<unsigned short>((1 << count) - 1));
+}
+
+__attribute__((target("avx2,fma"))) inline void load_part_8(const float* from, std::int64_t count,
+                                                            Lanes8::V& v) {
+  Lanes8::I lanes;
+  lane_numbers<Lanes8>(lanes);
+  const Lanes8::I mask = lanes < static_cast<std::int32_t>(count);
+  const Lanes8::V found =
+      __builtin_ia32_maskloadps256(reinterpret_cast<const Lanes8::V*>(from), mask);
+  v = mask ? found : v;
+}
+
+__attribute__((target("avx2,fma"))) inline void store_part_8(float* to, std::int64_t count,
+                                                             const Lanes8::V& v) {
+  Lanes8::I lanes;
+  lane_numbers<Lanes8>(lanes);
+  const Lanes8::I mask = lanes < static_cast<std::int32_t>(count);
+  __builtin_ia32_maskstoreps256(reinterpret_cast<Lanes8::V*>(to), mask, v);
+}
+#endif
+
+// The last count < width floats of a row; the other lanes hold fill.
+template <class L>
+TINYSCALE_INLINE void load_part(const float* from, std::int64_t count, float fill,
+                                typename L::V& v) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  if constexpr (L::width >= 8) {
+    broadcast<L>(fill, v);
+    if constexpr (L::width == 16) {
+      load_part_16(from, count, v);
+    } else {
+      load_part_8(from, count, v);
     }
+    return;
   }
-  return lanes[0];
+#endif
+  float lanes[L::width];
+  for (int i = 0; i < L::width; ++i) {
+    lanes[i] = i < count ? from[i] : fill;
+  }
+  load<L>(lanes, v);
 }
 
 template <class L>
-TINYSCALE_INLINE float max_lanes(const typename L::V& v) {
+TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L::V& v) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  if constexpr (L::width == 16) {
+    store_part_16(to, count, v);
+    return;
+  } else if constexpr (L::width == 8) {
+    store_part_8(to, count, v);
+    return;
+  }
+#endif
   float lanes[L::width];
   store<L>(lanes, v);
-  float best = lanes[0];
-  for (int i = 1; i < L::width; ++i) {
-    best = lanes[i] > best ? lanes[i] : best;
+  for (int i = 0; i < L::width && i < count; ++i) {
+    to[i] = lanes[i];
   }
-  return best;
+}
+
+// y = x with its halves, then its quarters ... exchanged: lane i gets lane i ^ distance.
+template <class L, int DISTANCE>
+TINYSCALE_INLINE void swap_lanes(const typename L::V& x, typename L::V& y) {
+#if TINYSCALE_SHUFFLE
+#define TINYSCALE_FOUR(I) (I) ^ DISTANCE, (I + 1) ^ DISTANCE, (I + 2) ^ DISTANCE, (I + 3) ^ DISTANCE
+  if constexpr (L::width == 16) {
+    y = __builtin_shufflevector(x, x, TINYSCALE_FOUR(0), TINYSCALE_FOUR(4), TINYSCALE_FOUR(8),
+                                TINYSCALE_FOUR(12));
+    return;
+  } else if constexpr (L::width == 8) {
+    y = __builtin_shufflevector(x, x, TINYSCALE_FOUR(0), TINYSCALE_FOUR(4));
+    return;
+  } else if constexpr (L::width == 4) {
+    y = __builtin_shufflevector(x, x, TINYSCALE_FOUR(0));
+    return;
+  }
+#undef TINYSCALE_FOUR
+#endif
+  float from[L::width], to[L::width];
+  store<L>(from, x);
+  for (int i = 0; i < L::width; ++i) {
+    to[i] = from[(i ^ DISTANCE) % L::width];
+  }
+  load<L>(to, y);
 }
 
 // All ones where a < b, else zero (a comparison of vectors gives this; a scalar one does not).
@@ -3880,35 +4079,54 @@ TINYSCALE_INLINE void less(const typename L::V& a, const typename L::V& b, typen
   }
 }
 
-// y = mask ? yes : no, by bits.
 template <class L>
 TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
                             const typename L::V& no, typename L::V& y) {
-  typename L::I yes_bits, no_bits;
-  std::memcpy(&yes_bits, &yes, sizeof(yes));
-  std::memcpy(&no_bits, &no, sizeof(no));
-  const typename L::I bits = (mask & yes_bits) | (~mask & no_bits);
-  std::memcpy(&y, &bits, sizeof(y));
+  y = mask ? yes : no;
 }
 
+// y = a < b ? b : a, which is one instruction: a where either is NaN.
 template <class L>
 TINYSCALE_INLINE void max_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
-  typename L::I mask;
-  less<L>(a, b, mask);
-  blend<L>(mask, b, a, y);
+  y = a < b ? b : a;
+}
+
+// Lanes folded into one: halves, quarters, ... (a tree: 8 + 4 + 2 + 1).
+template <class L, int DISTANCE = L::width / 2>
+TINYSCALE_INLINE float sum_lanes(const typename L::V& v) {
+  if constexpr (DISTANCE == 0) {
+    float lanes[L::width];
+    store<L>(lanes, v);
+    return lanes[0];
+  } else {
+    typename L::V w;
+    swap_lanes<L, DISTANCE>(v, w);
+    return sum_lanes<L, DISTANCE / 2>(v + w);
+  }
+}
+
+template <class L, int DISTANCE = L::width / 2>
+TINYSCALE_INLINE float max_lanes(const typename L::V& v) {
+  if constexpr (DISTANCE == 0) {
+    float lanes[L::width];
+    store<L>(lanes, v);
+    return lanes[0];
+  } else {
+    typename L::V w;
+    swap_lanes<L, DISTANCE>(v, w);
+    max_vector<L>(v, w, w);
+    return max_lanes<L, DISTANCE / 2>(w);
+  }
 }
 
 template <class L>
 TINYSCALE_INLINE void clamp_vector(const typename L::V& x, float low, float high,
                                    typename L::V& y) {  // a NaN passes through
   typename L::V bound;
-  typename L::I mask;
   broadcast<L>(low, bound);
-  less<L>(x, bound, mask);
-  blend<L>(mask, bound, x, y);
+  y = x < bound ? bound : x;
   broadcast<L>(high, bound);
-  less<L>(bound, y, mask);
-  blend<L>(mask, bound, y, y);
+  y = bound < y ? bound : y;
 }
 
 template <class L>
@@ -3949,6 +4167,59 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
   std::memcpy(&a, &bits_a, sizeof(a));
   std::memcpy(&b, &bits_b, sizeof(b));
   y = p * a * b;
+}
+
+// e^x for x <= 0, as a softmax needs it: in one factor of 2^n, and 0 below 2^-126.
+template <class L>
+TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  typedef typename L::I I;
+  V t;
+  broadcast<L>(-104.0f, t);
+  t = x < t ? t : x;
+  const V shifted = t * 1.44269504088896341f + 12582912.0f;
+  I n;
+  std::memcpy(&n, &shifted, sizeof(n));
+  n = n - 0x4B400000;
+  V whole;
+  to_float<L>(n, whole);
+  const V r = (t - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const I bits = n > -127 ? (n + 127) << 23 : I{};
+  V power;
+  std::memcpy(&power, &bits, sizeof(power));
+  y = p * power;
+}
+
+// ln(x) of a normal x > 0: x = 2^n m with m from sqrt(1/2) to sqrt(2). Else x itself.
+template <class L>
+TINYSCALE_INLINE void log_vector(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  typedef typename L::I I;
+  I bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  const I n = (bits - 0x3F3504F3) >> 23;
+  bits = bits - (n << 23);
+  V m, e;
+  std::memcpy(&m, &bits, sizeof(m));
+  to_float<L>(n, e);
+  m = m - 1.0f;
+  V p = m * 7.0376836292e-2f + -1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m + -1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m + -1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m + -2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  const V s = m * m;
+  p = p * m * s + e * -2.12194440e-4f - 0.5f * s + m + e * 0.693359375f;
+  y = x > 0.0f ? p : x;
 }
 
 // erf(x) = x P(x^2) / Q(x^2) on |x| < 3.83, beyond which a float erf is 1.
@@ -4012,7 +4283,7 @@ TINYSCALE_INLINE void sqrt_vector(const typename L::V& x, typename L::V& y) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/elementwise.hpp
 // Element-wise kernels: y[i] = f(a[i], b[i]), and backward ones that add: dx[i] += f'(x[i]) dy[i].
@@ -4020,7 +4291,7 @@ TINYSCALE_INLINE void sqrt_vector(const typename L::V& x, typename L::V& y) {
 // the result does not depend on the number of threads.
 // gelu(x) = x (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel, arXiv 1606.08415).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 constexpr std::int64_t elementwise_block = 8192;  // floats; a multiple of every lane width
@@ -4240,13 +4511,13 @@ inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, 
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/sums.hpp
 // Sums of floats gathered in double, so that 2^25 terms lose none: a row into one number, or each
 // column of many rows into its own. The order of additions never depends on the threads.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // result = sum of x[i]^POWER in four vectors of doubles, then the rest one by one.
@@ -4338,7 +4609,7 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/adamw.hpp
 // AdamW. With g = grad_scale * grad and step t counted from 1:
@@ -4346,7 +4617,7 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
 //   p = p (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
 // 28 bytes moved a parameter. Loshchilov and Hutter, arXiv 1711.05101.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 struct AdamWBlock {
@@ -4436,14 +4707,14 @@ inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* 
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/gemm_tile.hpp
 // Register tile of a matrix product: a block of C that stays in registers while k runs.
 // Each step of k loads one row of B's panel, broadcasts one number of each row of A, and does
 // rows x vectors multiply-adds: 24 of them on 10 loads with AVX-512 (6 rows of 4 vectors).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // Operands as strides: a(i, p) = a[i * a_row + p * a_col].
@@ -4537,13 +4808,13 @@ struct GemmPanel {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/gemm_short.hpp
 // Matrix product with a short A (decode: one row a sequence): reading B is the whole cost, so B is
 // read once, 8 rows at a time: 8 streams fetch from memory about twice as fast as one does.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // Short A, B as stored: C[m, begin..end) from 8 rows of B at a time, C stays in cache.
@@ -4676,13 +4947,13 @@ inline bool gemm_skinny(const GemmOperands& g) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/scratch.hpp
 // Scratch memory that kernels borrow: a free list shared by all threads, so that no thread owns
 // memory that must be freed when it ends.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // What stands before the floats of a block: 64 bytes, so that they start on a cache line.
@@ -4753,7 +5024,7 @@ class Scratch {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/gemm.hpp
 // Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
@@ -4763,7 +5034,7 @@ class Scratch {
 // Each element of C adds its products in an order that the number of threads cannot change.
 // Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernel {
 
 enum class Trans { no, yes };  // yes: the matrix is stored transposed
@@ -5004,14 +5275,14 @@ inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/softmax.hpp
 // Softmax and cross-entropy by rows, from differences to the row's maximum (nothing overflows):
 //   y_j = exp(x_j - max) / sum,  lse = max + log(sum),  loss = lse - x_target.
 // dx = y (dy - sum(y dy));  d logits = scale (exp(x - lse) - onehot(target)).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // max and sum of exp(x - max) of one row; writes exp(x - max) to y unless y is null.
@@ -5035,7 +5306,7 @@ TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& m
   broadcast<L>(max, best);
   for (std::int64_t j = 0; j < full; j += L::width) {
     load<L>(x + j, v);
-    exp_vector<L>(v - best, e);
+    exp_negative<L>(v - best, e);
     total = total + e;
     if (y != nullptr) {
       store<L>(y + j, e);
@@ -5043,7 +5314,7 @@ TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& m
   }
   if (full < n) {
     load_part<L>(x + full, n - full, lowest, v);
-    exp_vector<L>(v - best, e);
+    exp_negative<L>(v - best, e);
     total = total + e;
     if (y != nullptr) {
       store_part<L>(y + full, n - full, e);
@@ -5061,8 +5332,9 @@ TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
     load<L>(y + j, v);
     store<L>(y + j, v * f);
   }
-  for (; j < n; ++j) {
-    y[j] *= factor;
+  if (j < n) {
+    load_part<L>(y + j, n - j, 0.0f, v);
+    store_part<L>(y + j, n - j, v * f);
   }
 }
 
@@ -5075,11 +5347,12 @@ TINYSCALE_INLINE float dot_row(std::int64_t n, const float* a, const float* b) {
     load<L>(b + j, vb);
     sum = sum + va * vb;
   }
-  float total = sum_lanes<L>(sum);
-  for (; j < n; ++j) {
-    total += a[j] * b[j];
+  if (j < n) {
+    load_part<L>(a + j, n - j, 0.0f, va);
+    load_part<L>(b + j, n - j, 0.0f, vb);
+    sum = sum + va * vb;
   }
-  return total;
+  return sum_lanes<L>(sum);
 }
 
 struct SoftmaxRows {
@@ -5221,17 +5494,20 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/attention.hpp
-// Attention: O = softmax(Q K^T / sqrt(head_size)) V for each sequence and head.
-// The scores of 64 queries at a time live in scratch, so no [queries, keys] matrix is kept.
-// Forward saves lse = log sum exp(scores) of each query; backward recomputes P = exp(S - lse):
+// Attention: O = softmax(Q K^T / sqrt(head_size)) V for each sequence and head, in blocks of
+// queries and keys: no [queries, keys] matrix is kept, and causal blocks stop at the diagonal.
+// Lanes are queries: scores are held as [keys, queries of a block], so the maximum and the sum of a
+// softmax run down the keys, lane by lane, and K and V are read where they stand.
+//   Each block of keys: S = K Q^T; m' = max(m, S); P = exp(S - m'); O^T = O^T exp(m - m') + V^T P.
+// Forward saves lse = m + log sum P of each query; backward recomputes P = exp(S - lse):
 //   dV = P^T dO,  dS = P (dO V^T - sum(dO O)),  dQ = dS K scale,  dK = dS^T Q scale.
 // Grouped queries: heads / kv_heads query heads share one key and value head.
 // Dao et al., FlashAttention, arXiv 2205.14135; Ainslie et al., GQA, arXiv 2305.13245.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernel {
 
 struct AttentionShape {
@@ -5242,11 +5518,35 @@ struct AttentionShape {
   std::int64_t causal_offset = 0;  // keys - queries when queries are the last tokens
 };
 
+// The reference body: one query of one head. q, o: [head_size]; k, v: this head's rows.
+inline float attention_reference(const AttentionShape& s, std::int64_t seen, const float* q,
+                                 const float* k, const float* v, float* o) {
+  std::vector<double> sums(static_cast<std::size_t>(s.head_size), 0.0);
+  double total = 0;
+  for (std::int64_t j = 0; j < seen; ++j) {
+    double score = 0;
+    for (std::int64_t d = 0; d < s.head_size; ++d) {
+      score += static_cast<double>(q[d]) * static_cast<double>(k[j * s.k_stride + d]);
+    }
+    const double p = std::exp(score / std::sqrt(static_cast<double>(s.head_size)));
+    total += p;
+    for (std::int64_t d = 0; d < s.head_size; ++d) {
+      sums[static_cast<std::size_t>(d)] += p * static_cast<double>(v[j * s.v_stride + d]);
+    }
+  }
+  for (std::int64_t d = 0; d < s.head_size; ++d) {
+    o[d] = seen == 0 ? 0.0f : static_cast<float>(sums[static_cast<std::size_t>(d)] / total);
+  }
+  return seen == 0 ? 0.0f : static_cast<float>(std::log(total));
+}
+
 }  // namespace kernel
 
 namespace detail {
 
-constexpr std::int64_t attention_block = 64;  // queries whose scores are held at once
+constexpr std::int64_t attention_queries = 64;  // of a task
+constexpr std::int64_t attention_keys = 64;     // whose scores are held at once
+constexpr std::int64_t attention_few = 8;       // queries: so few are handled row by row
 
 // Keys that query i sees.
 inline std::int64_t visible_keys(const kernel::AttentionShape& s, std::int64_t i) {
@@ -5260,131 +5560,470 @@ inline float attention_scale(const kernel::AttentionShape& s) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_size)));
 }
 
-// Scores [rows, width] of queries begin.. to probabilities, hidden keys to 0; lse a row.
-struct AttentionSoftmax {
-  const kernel::AttentionShape& s;
-  std::int64_t begin, rows, width;
-  float* p;
-  float* lse;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    const float scale = attention_scale(s);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      const std::int64_t seen = visible_keys(s, begin + i);
-      float* row = p + i * width;
-      if (seen > 0) {
-        float max = 0.0f, sum = 0.0f;
-        scale_row<L>(seen, scale, row);
-        exp_row<L>(seen, row, row, max, sum);
-        scale_row<L>(seen, 1.0f / sum, row);
-        lse[i] = max + std::log(sum);
-      } else {
-        lse[i] = 0.0f;
+// to[j][i] = from[i][j], in squares of four where the compiler can shuffle.
+inline void transpose(std::int64_t rows, std::int64_t cols, const float* from, std::int64_t from_row,
+                      float* to, std::int64_t to_row) {
+  std::int64_t i = 0;
+#if TINYSCALE_SHUFFLE
+  typedef Lanes4::V V;
+  for (; i + 4 <= rows; i += 4) {
+    for (std::int64_t j = 0; j < cols; j += 4) {
+      j = std::max<std::int64_t>(0, std::min(j, cols - 4));  // the last square may overlap
+      if (cols < 4) {
+        break;
       }
-      std::fill(row + seen, row + width, 0.0f);
+      V a, b, c, d;
+      load<Lanes4>(from + i * from_row + j, a);
+      load<Lanes4>(from + (i + 1) * from_row + j, b);
+      load<Lanes4>(from + (i + 2) * from_row + j, c);
+      load<Lanes4>(from + (i + 3) * from_row + j, d);
+      const V ab = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+      const V cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+      const V ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      const V cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      float* out = to + j * to_row + i;
+      store<Lanes4>(out, __builtin_shufflevector(ab, cd, 0, 1, 4, 5));
+      store<Lanes4>(out + to_row, __builtin_shufflevector(ab, cd, 2, 3, 6, 7));
+      store<Lanes4>(out + 2 * to_row, __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5));
+      store<Lanes4>(out + 3 * to_row, __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7));
     }
   }
-};
-
-// Backward of the same block: p holds raw scores, g = dO V^T; p becomes P and g becomes dS scale.
-struct AttentionSoftmaxBackward {
-  const kernel::AttentionShape& s;
-  std::int64_t begin, rows, width;
-  float* p;
-  float* g;
-  const float* lse;
-  const float* o;
-  const float* d_o;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    const float scale = attention_scale(s);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      const std::int64_t seen = visible_keys(s, begin + i);
-      const float mean = dot_row<L>(s.head_size, o + i * s.o_stride, d_o + i * s.o_stride);
-      float* pi = p + i * width;
-      float* gi = g + i * width;
-      typename L::V vp, vg, vm, vs, vl;
-      broadcast<L>(mean, vm);
-      broadcast<L>(scale, vs);
-      broadcast<L>(lse[i], vl);
-      std::int64_t j = 0;
-      for (; j + L::width <= seen; j += L::width) {
-        load<L>(pi + j, vp);
-        load<L>(gi + j, vg);
-        exp_vector<L>(vp * vs - vl, vp);
-        store<L>(pi + j, vp);
-        store<L>(gi + j, vp * (vg - vm) * vs);
-      }
-      if (j < seen) {
-        load_part<L>(pi + j, seen - j, 0.0f, vp);
-        load_part<L>(gi + j, seen - j, 0.0f, vg);
-        exp_vector<L>(vp * vs - vl, vp);
-        store_part<L>(pi + j, seen - j, vp);
-        store_part<L>(gi + j, seen - j, vp * (vg - vm) * vs);
-      }
-      std::fill(pi + seen, pi + width, 0.0f);
-      std::fill(gi + seen, gi + width, 0.0f);
+  i = cols < 4 ? 0 : i;
+#endif
+  for (; i < rows; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      to[j * to_row + i] = from[i * from_row + j];
     }
   }
-};
-
-// One block of queries of one head.
-inline void attention_forward_block(const kernel::AttentionShape& s, std::int64_t begin,
-                                    const float* q, const float* k, const float* v, float* o,
-                                    float* lse) {
-  using kernel::Trans;
-  const std::int64_t rows = std::min(attention_block, s.queries - begin);
-  const std::int64_t width = visible_keys(s, begin + rows - 1);
-  const Scratch p_lease(rows * width);
-  float* const p = p_lease.data();  // [rows, width]
-  kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, q + begin * s.q_stride, s.q_stride,
-               k, s.k_stride, 0.0f, p, width);
-  run_on_lanes(AttentionSoftmax{s, begin, rows, width, p, lse + begin});
-  kernel::gemm(Trans::no, Trans::no, rows, s.head_size, width, p, width, v, s.v_stride, 0.0f,
-               o + begin * s.o_stride, s.o_stride);
 }
 
-// Pointers of one query head and its key and value head.
-struct AttentionGradients {
+// One head's rows of q, k, v, o and their gradients (null in forward).
+struct AttentionHead {
   const float* q;
   const float* k;
   const float* v;
   const float* o;
-  const float* lse;
+  float* out;
+  float* lse;
   const float* d_o;
   float* dq;
   float* dk;
   float* dv;
 };
 
-inline void attention_backward_block(const kernel::AttentionShape& s, std::int64_t begin,
-                                     const AttentionGradients& t) {
-  using kernel::Trans;
-  const std::int64_t rows = std::min(attention_block, s.queries - begin);
-  const std::int64_t width = visible_keys(s, begin + rows - 1);
-  if (width == 0) {
-    return;
+// The queries [begin, begin + rows) of one block as lanes: two vectors of them.
+template <class L>
+struct AttentionLanes {
+  static constexpr std::int64_t wide = 2 * L::width;
+  std::int64_t begin, rows;
+  std::int64_t seen;   // keys that some query sees
+  std::int64_t split;  // keys that some query of the first vector sees
+  std::int64_t clear;  // keys that all queries see
+  typename L::I limit[2];
+
+  TINYSCALE_INLINE AttentionLanes(const kernel::AttentionShape& s, std::int64_t first)
+      : begin(first), rows(std::min(wide, s.queries - first)) {
+    std::int32_t numbers[static_cast<std::size_t>(wide)];
+    for (std::int64_t i = 0; i < wide; ++i) {
+      numbers[i] = static_cast<std::int32_t>(visible_keys(s, begin + i));
+    }
+    std::memcpy(limit, numbers, sizeof(limit));
+    seen = numbers[rows - 1];
+    split = numbers[std::min<std::int64_t>(rows, L::width) - 1];
+    clear = numbers[0];
   }
-  const float* q = t.q + begin * s.q_stride;
-  const float* d_o = t.d_o + begin * s.o_stride;
-  const Scratch p_lease(rows * width);
-  float* const p = p_lease.data();
-  const Scratch g_lease(rows * width);
-  float* const g = g_lease.data();
-  kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, q, s.q_stride, t.k, s.k_stride,
-               0.0f, p, width);
-  kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, d_o, s.o_stride, t.v, s.v_stride,
-               0.0f, g, width);
-  run_on_lanes(AttentionSoftmaxBackward{s, begin, rows, width, p, g, t.lse + begin,
-                                        t.o + begin * s.o_stride, d_o});
-  kernel::gemm(Trans::yes, Trans::no, width, s.head_size, rows, p, width, d_o, s.o_stride, 1.0f,
-               t.dv, s.v_stride);
-  kernel::gemm(Trans::no, Trans::no, rows, s.head_size, width, g, width, t.k, s.k_stride, 1.0f,
-               t.dq + begin * s.q_stride, s.q_stride);
-  kernel::gemm(Trans::yes, Trans::no, width, s.head_size, rows, g, width, q, s.q_stride, 1.0f, t.dk,
-               s.k_stride);
+  // [head_size, wide] from rows of x; lanes that stand for no query hold zeros.
+  TINYSCALE_INLINE void turn(const kernel::AttentionShape& s, const float* x, std::int64_t stride,
+                             float* to) const {
+    if (rows < wide) {
+      std::fill(to, to + s.head_size * wide, 0.0f);
+    }
+    transpose(rows, s.head_size, x + begin * stride, stride, to, wide);
+  }
+  // C[m, n] (+)= A B in panels; n is a whole number of vectors.
+  static TINYSCALE_INLINE void panels(std::int64_t m, std::int64_t n, std::int64_t k,
+                                      const float* a, std::int64_t a_row, std::int64_t a_col,
+                                      const float* b, std::int64_t b_row, float* c,
+                                      std::int64_t c_row, float beta) {
+    std::int64_t j = 0;
+    for (; j + wide <= n; j += wide) {
+      call_on_lanes<L>(
+          GemmPanel<L, 2>{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta});
+    }
+    if (j < n) {
+      call_on_lanes<L>(
+          GemmPanel<L, 1>{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta});
+    }
+  }
+  // Below, `both` keys are seen by both vectors of lanes, then `alone` keys by the second only.
+  // scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]
+  TINYSCALE_INLINE void score(std::int64_t both, std::int64_t alone, std::int64_t sizes,
+                              const float* a, std::int64_t a_row, const float* x, float* c) const {
+    panels(both, wide, sizes, a, a_row, 1, x, wide, c, wide, 0.0f);
+    panels(alone, alone > 0 ? L::width : 0, sizes, a + both * a_row, a_row, 1, x + L::width, wide,
+           c + both * wide + L::width, wide, 0.0f);
+  }
+  // C[sizes, lanes] (+)= A[keys, sizes]^T P[keys, lanes]
+  TINYSCALE_INLINE void gather(std::int64_t both, std::int64_t alone, std::int64_t sizes,
+                               const float* a, std::int64_t a_row, const float* p, float beta,
+                               float* c) const {
+    panels(sizes, wide, both, a, 1, a_row, p, wide, c, wide, beta);
+    panels(sizes, alone > 0 ? L::width : 0, alone, a + both * a_row, 1, a_row,
+           p + both * wide + L::width, wide, c + L::width, wide, 1.0f);
+  }
+  // C[keys, sizes] += P[keys, lanes] X[lanes, sizes]
+  TINYSCALE_INLINE void scatter(std::int64_t both, std::int64_t alone, std::int64_t sizes,
+                                const float* p, const float* x, std::int64_t x_row, float* c,
+                                std::int64_t c_row) const {
+    panels(both, sizes, rows, p, wide, 1, x, x_row, c, c_row, 1.0f);
+    panels(alone, alone > 0 ? sizes : 0, rows - L::width, p + both * wide + L::width, wide, 1,
+           x + L::width * x_row, x_row, c + both * c_row, c_row, 1.0f);
+  }
+  // Scores of keys first.. that the lanes of one vector do not see become -inf.
+  TINYSCALE_INLINE void hide(int part, std::int64_t first, std::int64_t keys, float* p) const {
+    std::int64_t x = std::max<std::int64_t>(0, clear - first);
+    std::int32_t left[static_cast<std::size_t>(L::width)];
+    std::memcpy(left, &limit[part], sizeof(left));
+    for (std::int32_t& n : left) {
+      n -= static_cast<std::int32_t>(first + x);
+    }
+    typename L::I more;
+    std::memcpy(&more, left, sizeof(more));
+    typename L::V v, lowest;
+    broadcast<L>(-std::numeric_limits<float>::infinity(), lowest);
+    for (; x < keys; ++x, more = more - 1) {
+      float* const at = p + x * wide + part * L::width;
+      load<L>(at, v);
+      v = more > 0 ? v : lowest;
+      store<L>(at, v);
+    }
+  }
+};
+
+// Queries [first, last) of one head.
+struct AttentionForward {
+  const kernel::AttentionShape& s;
+  const AttentionHead& t;
+  std::int64_t first, last;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = AttentionLanes<L>::wide;
+    const Scratch lease(wide * (2 * s.head_size + attention_keys));
+    float* const qt = lease.data();  // Q^T: [head_size, lanes]
+    float* const ot = qt + wide * s.head_size;
+    float* const p = ot + wide * s.head_size;  // [keys, lanes]
+    for (std::int64_t begin = first; begin < last; begin += wide) {
+      const AttentionLanes<L> lanes(s, begin);
+      lanes.turn(s, t.q, s.q_stride, qt);
+      typename L::V top[2], sum[2] = {};
+      broadcast<L>(-std::numeric_limits<float>::infinity(), top[0]);
+      top[1] = top[0];
+      for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
+        const std::int64_t keys = std::min(attention_keys, lanes.seen - j);
+        const std::int64_t both = std::clamp<std::int64_t>(lanes.split - j, 0, keys);
+        lanes.score(both, keys - both, s.head_size, t.k + j * s.k_stride, s.k_stride, qt, p);
+        for (int part = 0; part < 2; ++part) {
+          const std::int64_t count = part == 0 ? both : keys;
+          lanes.hide(part, j, count, p);
+          fold<L>(count, p + part * L::width, j == 0 ? nullptr : ot + part * L::width, top[part],
+                  sum[part]);
+        }
+        lanes.gather(both, keys - both, s.head_size, t.v + j * s.v_stride, s.v_stride, p,
+                     j == 0 ? 0.0f : 1.0f, ot);
+      }
+      finish<L>(lanes, top, sum, ot);
+    }
+  }
+
+  // Raw scores of one vector of lanes to probabilities; o: what was gathered before, or null.
+  template <class L>
+  TINYSCALE_INLINE void fold(std::int64_t keys, float* p, float* o, typename L::V& top,
+                             typename L::V& sum) const {
+    typedef typename L::V V;
+    constexpr std::int64_t wide = 2 * L::width;
+    V v, w, scale, more{}, best = top, second = top;
+    broadcast<L>(attention_scale(s), scale);
+    std::int64_t x = 0;
+    for (; x + 2 <= keys; x += 2) {
+      load<L>(p + x * wide, v);
+      load<L>(p + (x + 1) * wide, w);
+      max_vector<L>(best, v, best);
+      max_vector<L>(second, w, second);
+    }
+    if (x < keys) {
+      load<L>(p + x * wide, v);
+      max_vector<L>(best, v, best);
+    }
+    max_vector<L>(best, second, best);
+    const V shift = best > -std::numeric_limits<float>::max() ? best * scale : V{};
+    for (x = 0; x < keys; ++x) {
+      load<L>(p + x * wide, v);
+      exp_negative<L>(v * scale - shift, v);
+      more = more + v;
+      store<L>(p + x * wide, v);
+    }
+    if (o != nullptr) {
+      exp_negative<L>(top * scale - shift, w);
+      sum = sum * w;
+      for (std::int64_t d = 0; d < s.head_size; ++d) {
+        load<L>(o + d * wide, v);
+        store<L>(o + d * wide, v * w);
+      }
+    }
+    sum = sum + more;
+    top = best;
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void finish(const AttentionLanes<L>& lanes, const typename L::V* top,
+                               const typename L::V* sum, float* ot) const {
+    typedef typename L::V V;
+    constexpr std::int64_t wide = 2 * L::width;
+    float lse[static_cast<std::size_t>(wide)];
+    V v, scale;
+    broadcast<L>(attention_scale(s), scale);
+    for (int part = 0; part < 2; ++part) {
+      log_vector<L>(sum[part], v);
+      v = lanes.limit[part] > 0 ? top[part] * scale + v : V{};
+      store<L>(lse + part * L::width, v);
+      const V factor = lanes.limit[part] > 0 ? 1.0f / sum[part] : V{};
+      for (std::int64_t d = 0; d < s.head_size; ++d) {
+        float* const at = ot + d * wide + part * L::width;
+        load<L>(at, v);
+        store<L>(at, v * factor);
+      }
+    }
+    std::copy(lse, lse + lanes.rows, t.lse + lanes.begin);
+    transpose(s.head_size, lanes.rows, ot, wide, t.out + lanes.begin * s.o_stride, s.o_stride);
+  }
+};
+
+// One query head; its part of dk and dv is added to those of the head it reads.
+struct AttentionBackward {
+  const kernel::AttentionShape& s;
+  const AttentionHead& t;  // dk, dv: rows of whole vectors
+  std::int64_t dk_row, dv_row;
+  float beta;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = AttentionLanes<L>::wide;
+    const std::int64_t turned = wide * s.head_size;
+    const std::int64_t padded = (s.head_size + L::width - 1) / L::width * L::width;
+    const Scratch lease(3 * turned + 2 * wide * attention_keys + 2 * wide * padded);
+    float* const qt = lease.data();
+    float* const gt = qt + turned;                // dO^T
+    float* const dqt = gt + turned;               // dQ^T
+    float* const p = dqt + turned;                // [keys, lanes]
+    float* const g = p + wide * attention_keys;   // dS
+    float* const rows = g + wide * attention_keys;  // of Q and dO where they need padding
+    for (std::int64_t begin = 0; begin < s.queries; begin += wide) {
+      const AttentionLanes<L> lanes(s, begin);
+      const float* q = t.q + begin * s.q_stride;
+      const float* d_o = t.d_o + begin * s.o_stride;
+      lanes.turn(s, t.q, s.q_stride, qt);
+      lanes.turn(s, t.d_o, s.o_stride, gt);
+      typename L::V lse[2], mean[2];
+      load_rows<L>(lanes, lse, mean);
+      if (beta != 0.0f) {
+        lanes.turn(s, t.dq, s.q_stride, dqt);
+      }
+      const std::int64_t q_row = pad(padded, lanes.rows, s.q_stride, q, rows);
+      const std::int64_t o_row = pad(padded, lanes.rows, s.o_stride, d_o, rows + wide * padded);
+      for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
+        const std::int64_t keys = std::min(attention_keys, lanes.seen - j);
+        const std::int64_t both = std::clamp<std::int64_t>(lanes.split - j, 0, keys);
+        const float* k = t.k + j * s.k_stride;
+        lanes.score(both, keys - both, s.head_size, k, s.k_stride, qt, p);
+        lanes.score(both, keys - both, s.head_size, t.v + j * s.v_stride, s.v_stride, gt, g);
+        for (int part = 0; part < 2; ++part) {
+          const std::int64_t count = part == 0 ? both : keys;
+          lanes.hide(part, j, count, p);
+          slopes<L>(count, lse[part], mean[part], p + part * L::width, g + part * L::width);
+        }
+        lanes.gather(both, keys - both, s.head_size, k, s.k_stride, g, j == 0 ? beta : 1.0f, dqt);
+        lanes.scatter(both, keys - both, padded, p, d_o, o_row, t.dv + j * dv_row, dv_row);
+        lanes.scatter(both, keys - both, padded, g, q, q_row, t.dk + j * dk_row, dk_row);
+      }
+      transpose(s.head_size, lanes.rows, dqt, wide, t.dq + begin * s.q_stride, s.q_stride);
+    }
+  }
+
+  // Rows of x to whole vectors, where they are not; gives the step from row to row.
+  std::int64_t pad(std::int64_t padded, std::int64_t rows, std::int64_t stride, const float*& x,
+                   float* to) const {
+    if (padded == s.head_size) {
+      return stride;
+    }
+    for (std::int64_t i = 0; i < rows; ++i) {
+      std::copy(x + i * stride, x + i * stride + s.head_size, to + i * padded);
+      std::fill(to + i * padded + s.head_size, to + (i + 1) * padded, 0.0f);
+    }
+    x = to;
+    return padded;
+  }
+
+  // lse and sum(dO O) of each lane.
+  template <class L>
+  TINYSCALE_INLINE void load_rows(const AttentionLanes<L>& lanes, typename L::V* lse,
+                                  typename L::V* mean) const {
+    float of_lane[2][static_cast<std::size_t>(AttentionLanes<L>::wide)] = {};
+    for (std::int64_t i = 0; i < lanes.rows; ++i) {
+      const std::int64_t at = (lanes.begin + i) * s.o_stride;
+      of_lane[0][i] = t.lse[lanes.begin + i];
+      of_lane[1][i] = dot_row<L>(s.head_size, t.o + at, t.d_o + at);
+    }
+    for (int part = 0; part < 2; ++part) {
+      load<L>(of_lane[0] + part * L::width, lse[part]);
+      load<L>(of_lane[1] + part * L::width, mean[part]);
+    }
+  }
+
+  // One vector of lanes: raw scores p to probabilities, dP in g to dS scale.
+  template <class L>
+  TINYSCALE_INLINE void slopes(std::int64_t keys, const typename L::V& lse,
+                               const typename L::V& mean, float* p, float* g) const {
+    constexpr std::int64_t wide = 2 * L::width;
+    typename L::V vp, vg, scale;
+    broadcast<L>(attention_scale(s), scale);
+    for (std::int64_t x = 0; x < keys; ++x) {
+      load<L>(p + x * wide, vp);
+      load<L>(g + x * wide, vg);
+      exp_negative<L>(vp * scale - lse, vp);
+      store<L>(p + x * wide, vp);
+      store<L>(g + x * wide, vp * (vg - mean) * scale);
+    }
+  }
+};
+
+// Few queries (decode): all query heads of one key and value head, each query a row of scores, so
+// that K and V come from memory once.
+struct AttentionFew {
+  const kernel::AttentionShape& s;
+  const AttentionHead& t;  // the first of the group
+  std::int64_t group;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const std::int64_t rows = group * s.queries, full = s.head_size / L::width * L::width;
+    const Scratch lease(rows * s.keys);
+    float* const p = lease.data();  // [rows, keys]
+    for (std::int64_t j = 0; j < s.keys; j += attention_keys) {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const float* q = t.q + r / s.queries * s.head_size + r % s.queries * s.q_stride;
+        const std::int64_t end = std::min(j + attention_keys, visible_keys(s, r % s.queries));
+        for (std::int64_t x = j; x < end; ++x) {
+          p[r * s.keys + x] = dot_row<L>(s.head_size, q, t.k + x * s.k_stride);
+        }
+      }
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      softmax<L>(visible_keys(s, r % s.queries), p + r * s.keys, t.lse[r]);
+    }
+    for (std::int64_t j = 0; j == 0 || j < s.keys; j += attention_keys) {
+      const std::int64_t keys = std::min(attention_keys, s.keys - j);
+      for (std::int64_t h = 0; h < group; ++h) {
+        const float* ph = p + h * s.queries * s.keys + j;
+        float* const o = t.out + h * s.head_size;
+        AttentionLanes<L>::panels(s.queries, full, keys, ph, s.keys, 1, t.v + j * s.v_stride,
+                                  s.v_stride, o, s.o_stride, j == 0 ? 0.0f : 1.0f);
+        if (full < s.head_size) {
+          rest<L>(full, keys, ph, t.v + j * s.v_stride, j == 0 ? 0.0f : 1.0f, o);
+        }
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void softmax(std::int64_t seen, float* row, float& lse) const {
+    std::fill(row + seen, row + s.keys, 0.0f);
+    lse = 0.0f;
+    if (seen > 0) {
+      float max = 0.0f, sum = 0.0f;
+      scale_row<L>(seen, attention_scale(s), row);
+      exp_row<L>(seen, row, row, max, sum);
+      scale_row<L>(seen, 1.0f / sum, row);
+      lse = max + std::log(sum);
+    }
+  }
+
+  // The last columns of O, fewer than a vector.
+  template <class L>
+  TINYSCALE_INLINE void rest(std::int64_t full, std::int64_t keys, const float* p, const float* v,
+                             float beta, float* o) const {
+    const std::int64_t count = s.head_size - full;
+    typename L::V sum, w, row;
+    for (std::int64_t i = 0; i < s.queries; ++i) {
+      sum = typename L::V{};
+      if (beta != 0.0f) {
+        load_part<L>(o + i * s.o_stride + full, count, 0.0f, sum);
+      }
+      for (std::int64_t x = 0; x < keys; ++x) {
+        load_part<L>(v + x * s.v_stride + full, count, 0.0f, row);
+        broadcast<L>(p[i * s.keys + x], w);
+        sum = sum + w * row;
+      }
+      store_part<L>(o + i * s.o_stride + full, count, sum);
+    }
+  }
+};
+
+// The rows of dk or dv that a task adds to: themselves, or a copy in whole vectors.
+inline float* gradient_rows(const kernel::AttentionShape& s, std::int64_t padded,
+                            std::int64_t stride, float beta, float* from, float* copy) {
+  float* const to = padded == s.head_size ? from : copy;
+  const std::int64_t row = padded == s.head_size ? stride : padded;
+  for (std::int64_t j = 0; j < s.keys; ++j) {
+    if (beta == 0.0f || to == copy) {
+      std::fill(to + j * row, to + j * row + padded, 0.0f);
+    }
+    if (beta != 0.0f && to == copy) {
+      std::copy(from + j * stride, from + j * stride + s.head_size, to + j * row);
+    }
+  }
+  return to;
+}
+
+// Sequence b, query head h.
+inline AttentionHead head_of(const kernel::AttentionShape& s, AttentionHead t, std::int64_t b,
+                             std::int64_t h) {
+  const std::int64_t kv = h / (s.heads / s.kv_heads) * s.head_size;
+  const std::int64_t at_q = b * s.q_batch + h * s.head_size;
+  const std::int64_t at_o = b * s.o_batch + h * s.head_size;
+  t.q += at_q;
+  t.k += b * s.k_batch + kv;
+  t.v += b * s.v_batch + kv;
+  t.o += at_o;
+  t.out += at_o;
+  t.lse += (b * s.heads + h) * s.queries;
+  return t;
+}
+
+inline void attention_backward_task(const kernel::AttentionShape& s, const AttentionHead& all,
+                                    std::int64_t b, std::int64_t kv, float beta) {
+  const std::int64_t group = s.heads / s.kv_heads;
+  const std::int64_t padded = (s.head_size + 15) / 16 * 16;
+  const bool copied = padded != s.head_size;
+  const Scratch lease(copied ? 2 * s.keys * padded : 1);
+  float* const dk = all.dk + b * s.k_batch + kv * s.head_size;
+  float* const dv = all.dv + b * s.v_batch + kv * s.head_size;
+  float* const dk_rows = gradient_rows(s, padded, s.k_stride, beta, dk, lease.data());
+  float* const dv_rows =
+      gradient_rows(s, padded, s.v_stride, beta, dv, lease.data() + (copied ? s.keys * padded : 0));
+  for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+    AttentionHead t = head_of(s, all, b, h);
+    t.d_o += b * s.o_batch + h * s.head_size;
+    t.dq += b * s.q_batch + h * s.head_size;
+    t.dk = dk_rows;
+    t.dv = dv_rows;
+    run_on_lanes(AttentionBackward{s, t, copied ? padded : s.k_stride,
+                                   copied ? padded : s.v_stride, beta});
+  }
+  for (std::int64_t j = 0; j < s.keys && copied; ++j) {
+    std::copy(dk_rows + j * padded, dk_rows + j * padded + s.head_size, dk + j * s.k_stride);
+    std::copy(dv_rows + j * padded, dv_rows + j * padded + s.head_size, dv + j * s.v_stride);
+  }
 }
 
 }  // namespace detail
@@ -5395,49 +6034,42 @@ namespace kernel {
 // strides; lse: [batch, heads, queries]. A query that sees no key gets zeros.
 inline void attention_forward(const AttentionShape& s, const float* q, const float* k,
                               const float* v, float* o, float* lse) {
-  const std::int64_t blocks = (s.queries + detail::attention_block - 1) / detail::attention_block;
-  const std::int64_t group = s.heads / s.kv_heads;
-  parallel_for(s.batch * s.heads * blocks, 1, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t task = first; task < last; ++task) {
-      const std::int64_t block = task % blocks;
-      const std::int64_t h = task / blocks % s.heads;
-      const std::int64_t b = task / blocks / s.heads;
-      const std::int64_t kv = h / group * s.head_size;
-      detail::attention_forward_block(s, block * detail::attention_block,
-                                      q + b * s.q_batch + h * s.head_size, k + b * s.k_batch + kv,
-                                      v + b * s.v_batch + kv, o + b * s.o_batch + h * s.head_size,
-                                      lse + (b * s.heads + h) * s.queries);
-    }
-  });
-}
-
-// dq, dk, dv += ..., laid out as q, k, v; d_o as o. A task owns one key and value head.
-inline void attention_backward(const AttentionShape& s, const float* q, const float* k,
-                               const float* v, const float* o, const float* lse, const float* d_o,
-                               float* dq, float* dk, float* dv) {
-  const std::int64_t group = s.heads / s.kv_heads;
-  parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t task = first; task < last; ++task) {
-      const std::int64_t b = task / s.kv_heads;
-      const std::int64_t kv = task % s.kv_heads;
-      for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-        const std::int64_t at_q = b * s.q_batch + h * s.head_size;
-        const std::int64_t at_k = b * s.k_batch + kv * s.head_size;
-        const std::int64_t at_v = b * s.v_batch + kv * s.head_size;
-        const std::int64_t at_o = b * s.o_batch + h * s.head_size;
-        const detail::AttentionGradients t{
-            q + at_q,   k + at_k,  v + at_v,  o + at_o, lse + (b * s.heads + h) * s.queries,
-            d_o + at_o, dq + at_q, dk + at_k, dv + at_v};
-        for (std::int64_t begin = 0; begin < s.queries; begin += detail::attention_block) {
-          detail::attention_backward_block(s, begin, t);
-        }
+  const detail::AttentionHead all{q, k, v, o, o, lse, nullptr, nullptr, nullptr, nullptr};
+  const bool few = s.queries <= detail::attention_few;
+  const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task
+  const std::int64_t step = detail::attention_queries;
+  const std::int64_t blocks = few ? 1 : (s.queries + step - 1) / step;
+  const std::int64_t tasks = s.heads / group * blocks;  // of a sequence
+  parallel_for(s.batch * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) {
+      const std::int64_t head = task % tasks / blocks * group, first = task % blocks * step;
+      const detail::AttentionHead t = detail::head_of(s, all, task / tasks, head);
+      if (few) {
+        detail::run_on_lanes(detail::AttentionFew{s, t, group});
+      } else {
+        const std::int64_t last = std::min(s.queries, first + step);
+        detail::run_on_lanes(detail::AttentionForward{s, t, first, last});
       }
     }
   });
 }
 
+// dq, dk, dv = beta times themselves (0: not read, or 1) + ..., laid out as q, k, v; d_o as o.
+// A task owns one key and value head.
+inline void attention_backward(const AttentionShape& s, const float* q, const float* k,
+                               const float* v, const float* o, const float* lse, const float* d_o,
+                               float* dq, float* dk, float* dv, float beta = 1.0f) {
+  const detail::AttentionHead all{
+      q, k, v, o, const_cast<float*>(o), const_cast<float*>(lse), d_o, dq, dk, dv};
+  parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) {
+      detail::attention_backward_task(s, all, task / s.kv_heads, task % s.kv_heads, beta);
+    }
+  });
+}
+
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/norm.hpp
 // Layer norm and RMS norm by rows:
@@ -5447,7 +6079,7 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
 // dw and db are sums over rows, taken in chunks that depend on the sizes and not on the threads.
 // Ba et al., arXiv 1607.06450; Zhang and Sennrich, arXiv 1910.07467.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 struct NormRows {
@@ -5664,14 +6296,14 @@ inline void rms_norm_backward(std::int64_t rows, std::int64_t cols, const float*
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/rope.hpp
 // Rotary position embedding: pair i of a head at position t turns by t / theta^(2 i / head_size).
 //   interleaved: pairs (x[2 i], x[2 i + 1]);  halves: pairs (x[i], x[i + head_size / 2]).
 // The backward pass turns the gradient by the opposite angle. Su et al., arXiv 2104.09864.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class RopePairs { interleaved, halves };
 
@@ -5754,13 +6386,13 @@ inline void rope_backward(const RopeShape& s, const float* dy, float* dx) {
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/storage.hpp
 // The numbers of a tensor: a 64-byte aligned buffer of floats, counted by the memory meter that was
 // current when it was made.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 struct Storage {
@@ -5799,7 +6431,7 @@ struct Storage {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/tensor.hpp
 // A tensor: a shape, a shared buffer of floats, and the record of how it was made.
@@ -5807,7 +6439,7 @@ struct Storage {
 // A slot holds the gradient apart from the numbers, so that a result whose value the backward pass
 // does not need is freed at once (reverse-mode differentiation, Wengert list as a graph).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -6130,13 +6762,13 @@ inline std::ostream& operator<<(std::ostream& out, const Tensor& t) {
   return out << (t.count() > 8 ? ", ...}" : "}");
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/op_record.hpp
 // What an op costs: bytes of each operand once, 2 M K N for a matmul, and for everything else a
 // published number of vector operations an element (the table below; an exp by polynomial is 10).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Vector operations an element of the named op, as profiles count them.
 struct VectorCost {
@@ -6219,12 +6851,12 @@ class OpScope {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/activations.hpp
 // Functions of one element: gelu (erf and tanh forms, arXiv 1606.08415), silu, relu, exp, log, ...
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -6330,13 +6962,13 @@ inline Tensor square(const Tensor& x) {
       detail::Kept::input);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/arithmetic.hpp
 // Elementwise arithmetic with broadcasting: dimensions are matched from the right, and a dimension
 // of size 1 (or missing) is repeated. The gradient of a repeated operand is summed back.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -6612,13 +7244,13 @@ inline Tensor operator*(float factor, const Tensor& x) { return scale(x, factor)
 inline Tensor operator/(const Tensor& x, float divisor) { return scale(x, 1.0f / divisor); }
 inline Tensor operator-(const Tensor& x) { return neg(x); }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/create.hpp
 // Tensors from nothing: constants, counter-based random numbers, a list.
 // A random element depends on the seed and its index alone (Philox), never on the layout or order.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 inline Tensor full(const Shape& shape, float value) {
   Tensor t(shape);
@@ -6671,12 +7303,12 @@ inline Tensor arange(Dim n) {
   return t;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/reduce.hpp
 // Sums, means and softmax. Whole-tensor sums are gathered in double, in index order.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Sum of all elements, a tensor of shape [].
 inline Tensor sum(const Tensor& x) {
@@ -6803,14 +7435,14 @@ inline Tensor log_softmax(const Tensor& x) {
   return y;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/attend.hpp
 // Attention over keys and values (arXiv 1706.03762), grouped-query (arXiv 2305.13245), and rotary
 // positions (arXiv 2104.09864). No [T, S] matrix outlives a row of it: the backward pass
 // recomputes from the log-sum-exp of each row (arXiv 2205.14135).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // causal: query i of T sees key j of S if j <= i + (S - T), so queries end where keys end.
 enum class Mask { none, causal };
@@ -6929,13 +7561,13 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
   return y;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/matmul.hpp
 // Matrix products: 2 M K N flops. x may have any leading dimensions; they are flattened into M.
 // A thread-local hook lets a floor above run the forward products on an emulated chip.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -7035,12 +7667,12 @@ inline Tensor matmul_transposed(const Tensor& x, const Tensor& w) {
   return detail::matmul_any("matmul_transposed", x, w, kernel::Trans::yes);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/normalize.hpp
 // Layer norm (arXiv 1607.06450), RMS norm (arXiv 1910.07467) along the last dimension, and dropout.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -7151,12 +7783,12 @@ inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t
   return mul(x, mask);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/tokens.hpp
 // Where a model meets text: the embedding lookup and the cross-entropy of the next token.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Rows of table [V, D] by number: ids of shape `ids_shape` give [ids_shape.., D].
 inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& ids,
@@ -7242,12 +7874,12 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   return y;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/views.hpp
 // Moving numbers about: reshape shares them; transpose, slice and concat copy them.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -7431,7 +8063,7 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
   return y;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/array_report.hpp
 // What a run on a systolic array costs: ticks, traffic, and a ledger of where every PE-tick went.
@@ -7439,7 +8071,7 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
 // utilization = mapping_efficiency * time_efficiency. The letters M, K, N: x [M, K] times w [K, N];
 // T is the length of the stream through one fold, a fold is one pass with one stationary tile.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Which operand stays in the PEs: a tile of w, of x, or of the product.
 enum class Dataflow { weight_stationary, input_stationary, output_stationary };
@@ -7579,7 +8211,7 @@ inline std::ostream& operator<<(std::ostream& out, const SystolicRun& run) {
   return out << run.table();
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/array_timing.hpp
 // The ticks of a systolic array in closed form: no stepping, the same numbers.
@@ -7588,7 +8220,7 @@ inline std::ostream& operator<<(std::ostream& out, const SystolicRun& run) {
 //   doubled  (F - 1) max(T, R) + T + 2R + C - 2    as the TPU papers describe it
 // Rules: activations move east, sums south, one PE a tick; every row starts a tick after the last.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) { return (size - 1) / pes + 1; }
@@ -7686,7 +8318,7 @@ inline void time_array(SystolicTiming& t) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/pe_grid.hpp
 // The registers of R x C processing elements, and one tick of all their multiply-adds.
@@ -7695,7 +8327,7 @@ inline void time_array(SystolicTiming& t) {
 // packed into 64-bit words. A multiply-add rounds once (fused) on every CPU path, so results are
 // the same bits everywhere.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // One float per PE. Row -1 is the north edge, column -1 the west edge: what enters at this tick.
@@ -8002,7 +8634,7 @@ struct PeGrid {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/weight_stationary.hpp
 // A tile of weights stays in the PEs, activations stream through: every PE, every tick.
@@ -8011,7 +8643,7 @@ struct PeGrid {
 // east with the first activation of the fold (TPU v1). Sums leave at the south edge in row order,
 // k = k0 .. k0 + R - 1 from +0, and the accumulators add the folds in order.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // A matrix in place, perhaps transposed.
@@ -8261,7 +8893,7 @@ class WeightStationary {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/output_stationary.hpp
 // A tile of the product stays in the PEs: activations move east, weights south, sums grow in place.
@@ -8269,7 +8901,7 @@ class WeightStationary {
 // south, R ticks a column, the bottom row's first; when doubled a PE first moves its sum aside, so
 // that the next tile can begin. With instant drain a sum leaves in the tick of its last addition.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // The first tick of a fold's stream, and the tick at which PE (0, 0) gives its sum up.
@@ -8463,7 +9095,7 @@ class OutputStationary {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/systolic_array.hpp
 // A systolic array of R x C processing elements: matmul() steps every PE through every tick and
@@ -8472,7 +9104,7 @@ class OutputStationary {
 //   weights, inputs stationary: for each tile of R rows of w, s = fma(x, w, s) down the rows from
 //   +0, then the tiles' sums are added in order; outputs stationary: one s over k = 0 .. K - 1.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 class SystolicArray {
  public:
@@ -8593,14 +9225,14 @@ inline SystolicRun SystolicArray::matmul(const Tensor& x, const Tensor& w) const
   return run;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/wavefront.hpp
 // Which PE holds what in one tick: a picture of the array's real registers.
 // The array is stepped up to that tick; nothing is computed from a formula. Small arrays show each
 // PE's operands, large ones a letter a PE.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // One PE after a tick. Indices are those of the operands it multiplies: x[m, k] and w[k, n].
 struct WavefrontCell {
@@ -8741,7 +9373,7 @@ inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Te
   return detail::snapshot(detail::weight_stationary(p, product.data()), tick.value);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/fabric.hpp
 // Where the devices of a run meet: mailboxes, the start of collectives, and the judgement when none
@@ -8749,7 +9381,7 @@ inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Te
 // When no device runs and some wait, nothing can ever arrive: all throw one Error that says where
 // each stands. However the threads were scheduled, that state is the same (Kahn 1974).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // "0-3, 5"
@@ -9074,7 +9706,7 @@ class Fabric {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/collective_cost.hpp
 // What a collective on one mesh axis costs, in closed form: steps, bytes that a device sends, time.
@@ -9083,7 +9715,7 @@ class Fabric {
 // Chan, Heimlich, Purkayastha, van de Geijn 2007 (ring, pipelined chain); tests hold the counted
 // bytes and steps of a run against these exactly.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // How the devices of an axis pass chunks on: between the ends of a line, around a ring one way, or
 // around a ring both ways at once (about half the steps).
@@ -9274,7 +9906,7 @@ inline double collective_seconds(const CollectiveStage& stage, const LinkSpeed& 
   return latency + elements * detail::element_bytes / link.bandwidth;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/mesh_axis.hpp
 // Named mesh axes and where they lie on the machine.
@@ -9282,7 +9914,7 @@ inline double collective_seconds(const CollectiveStage& stage, const LinkSpeed& 
 // count. An axis that is exactly one dimension of at least 3 chips that closes is a ring; any other
 // is a line.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct MeshAxis {
   std::string name;
@@ -9429,14 +10061,14 @@ inline std::ostream& operator<<(std::ostream& out, const MeshPlacement& placemen
   return out << placement.table();
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/message_log.hpp
 // The log of a mesh run: every message with its size, and what it had to wait for.
 // A device's program is a sequence of steps; a message belongs to a step of its sender and one of
 // its receiver. Nothing here depends on how the threads were scheduled.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // A chunk of a collective leaves when both sides are ready, a user's send when the sender is.
 enum class MessageStart { both_ready, sender_ready };
@@ -9519,14 +10151,14 @@ inline MessageLog join_logs(const List<const DeviceLog*>& devices) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/endpoint.hpp
 // One device's side of the fabric: who its peers are, the call it is in, and the log it writes.
 // A collective opens a call, which waits until all its peers make the same one, then sends and
 // takes chunks in steps: a step is what a device does at the same time.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class Reduce { sum, mean, max, min };
 
@@ -9781,14 +10413,14 @@ inline void check_moved(const char* function, const Tensor& t) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/all_gather.hpp
 // all_gather: A[I_x] -> A[I], every device ends with the chunks of all.
 // In step k a device passes on the chunk that began k - 1 devices away, to its right while that
 // chunk still has to go right, and to its left; N - 1 steps on a line or a ring used one way.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // `whole` holds chunks of `elements` numbers, this device's filled in; fills in the others.
@@ -9875,14 +10507,14 @@ inline Tensor all_gather(Endpoint& device, const Tensor& t, const Axes& axes, in
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/reduce_scatter.hpp
 // reduce_scatter: A[I] {U_x} -> A[I_x], the sum over devices, each keeping its own chunk of it.
 // all_gather run backwards: the partial sum of a chunk comes from the far ends towards its device
 // c, which ends with (x_c + right part) + left part, each part summed from its far end inwards.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // A NaN on any device is the result: max and min do not hide it.
@@ -9988,14 +10620,14 @@ inline Tensor reduce_scatter(Endpoint& device, const Tensor& t, const Axes& axes
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/all_reduce.hpp
 // all_reduce: A[I] {U_x} -> A[I], every device ends with the same sum, bit for bit.
 // reduce_scatter, then all_gather of what each device has summed: 2 (N - 1) / N of the bytes. Over
 // several axes the chunk of the first is reduced over the second, and gathered back last.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 inline void add_stage(CollectiveCall& call, Collective what, const AxisGroup& group,
@@ -10052,14 +10684,14 @@ inline Tensor all_reduce(Endpoint& device, const Tensor& t, const Axes& axes, Re
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/broadcast.hpp
 // broadcast: every device of an axis ends with the root's numbers.
 // A chain from neighbour to neighbour of H links, through which H chunks stream: 2 H - 1 steps of
 // alpha + (V / H) / W. On a line, or a ring used both ways, two chains leave the root.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // Where a device stands in the chains: how far from the root, whether it takes and passes on.
@@ -10136,14 +10768,14 @@ inline Tensor broadcast_from(Endpoint& device, const Tensor& t, const std::strin
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/permute.hpp
 // permute: device i of an axis ends with the numbers of device i - shift, around the end.
 // And what has no formula: a user's own send and recv, and the barrier, in which device r tells
 // r + 1, r + 2, r + 4, ... that it has come (dissemination, ceil(log2 N) steps of no bytes).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 inline Tensor from_packet(const Packet& packet) {
@@ -10231,14 +10863,14 @@ inline void barrier(Endpoint& device) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/device.hpp
 // A device of a mesh: what the program of one chip may ask and call.
 // Collectives are called by every device of their axes, in the same order and with equal shapes.
 // They move real numbers between the devices' threads, step by step; results carry no gradient.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -10334,7 +10966,7 @@ class Device {
   List<detail::KeptTensor> kept_;
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/route.hpp
 // The directed links of a machine, and the links that a message between two chips crosses.
@@ -10342,7 +10974,7 @@ class Device {
 // a ring the shorter way, upwards when both are equal. Through a switch it is one hop, over the
 // sender's port of that way and the receiver's.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // Link (chip, dim, way): way 0 leaves the chip along `dim` upwards, 1 downwards; 2 and 3 enter it
@@ -10429,14 +11061,14 @@ struct MachineLinks {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/fair_links.hpp
 // Messages that share links: each gets its max-min fair rate. All rates of a set of messages rise
 // together until a link is full; those through it are settled, the others rise on
 // (Bertsekas and Gallager, Data Networks, 6.5.2).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // Messages in transfer that share links; each gets its max-min fair rate.
@@ -10579,13 +11211,13 @@ class FairLinks {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/guess.hpp
 // A learner's guess held against what a run counted, with a hint when it is off by a known slip.
 // Bytes are those that the busiest device sends, as float32; steps are summed over the program.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // What is negative is not guessed.
 struct Guess {
@@ -10746,7 +11378,7 @@ inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/replay.hpp
 // Simulated time: a message log replayed on a machine, event by event.
@@ -10754,7 +11386,7 @@ inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
 // takes latency for each hop, then its bytes at a max-min fair share of those links.
 // A pure function of log and machine.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // When each message of a log ran on a machine, in simulated seconds.
 struct Timeline {
@@ -10970,13 +11602,13 @@ inline Timeline time(const MessageLog& log, const Machine& machine) {
   return detail::Replay(log, machine).run();
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/mesh_run.hpp
 // What a mesh program cost: bytes and steps counted from its messages, simulated time beside the
 // formula, the links and the critical path. The same log can be timed again on another machine.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // One line of the program; bytes are those of the busiest device.
 struct CollectiveRow {
@@ -11284,14 +11916,14 @@ inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
   return out << (path.devices.size() > most_devices ? " > ...\n" : "\n");
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/mesh.hpp
 // A mesh: the devices of a machine under named axes, and a program run on all of them.
 // Each device is a thread with a context of its own (ops, memory, device number); host loops inside
 // are serial. When a device fails, or all wait, the run ends with an Error that says where each is.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 using DeviceProgram = std::function<void(Device&)>;
 
@@ -11323,7 +11955,7 @@ inline std::string message_of(const std::exception_ptr& error) {
 // Runs the program on one device; whatever it throws goes to the fabric.
 inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThread& self) {
   const ContextScope scope(self.context);
-  const SerialScope serial;
+  const ThreadScope share(std::max(1, thread_count() / self.device.size()));
   const Profile profile;
   try {
     program(self.device);
@@ -11449,13 +12081,13 @@ class Mesh {
   List<MeshAxis> axes_;
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/experts.hpp
 // Which expert each token visits: the top_k most probable of the router, ties to the lower number
 // (mixture of experts, arXiv 2101.03961; weights of the chosen ones sum to 1, arXiv 2401.04088).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct Routing {
   List<std::vector<std::int32_t>> rows;  // of each expert: the tokens it gets, ascending
@@ -11505,14 +12137,14 @@ inline Routing route(const Tensor& probabilities, int top_k) {
   return routing;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/hooks.hpp
 // What surrounds a forward pass: named parameters, the cache of keys and values, and the hooks by
 // which a parallel strategy puts collectives between the parts of the transformer.
 // An empty hook is the identity.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // How a parameter is cut over devices: not at all, by its rows (outputs of a linear layer, tokens
 // of the embedding), by its columns (inputs of a linear layer), or with the expert it belongs to.
@@ -11554,14 +12186,14 @@ struct Hooks {
   std::uint64_t dropout_seed = 0;
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/model_config.hpp
 // The shape of a transformer: a plain struct from which everything else follows.
 // Parameters of a layer: attention D K (2 H + 2 KV), feed-forward 2 D F (3 D F when gated),
 // with D width, H heads, KV key-value heads, K head size, F hidden width.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class Norm { layer, rms };
 enum class Position { learned, rotary };
@@ -11727,13 +12359,13 @@ inline void ModelConfig::validate() const {
   }
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/tokenizer.hpp
 // Text to token numbers and back, one token a character (code point) or one a byte.
 // A character's id is its rank in the sorted vocabulary, a byte's id its value.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -11885,7 +12517,7 @@ inline Tokenizer tokenizer_for(const std::string& text) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/transformer.hpp
 // The transformer, written once for GPT-2 and Llama styles.
@@ -11893,7 +12525,7 @@ inline Tokenizer tokenizer_for(const std::string& text) {
 // D width, H heads of K numbers, F hidden, V vocabulary. Linear weights are [out, in].
 // Parallel strategies change it through Hooks alone.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -12093,13 +12725,13 @@ inline std::int64_t Transformer::count() const {
   return n;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/forward.hpp
 // The transformer's forward pass: embed, then blocks, then head. Its backward pass follows from it.
 // Letters as in transformer.hpp; a device that holds a shard sees its own H, F and V.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 inline Tensor Transformer::forward(const std::vector<std::int32_t>& ids, std::int64_t batch,
                                    std::int64_t time, const Hooks& hooks) const {
@@ -12274,13 +12906,13 @@ inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) 
   return dropout(x, static_cast<float>(hooks.dropout), seed, first);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/json.hpp
 // A strict reader for the little JSON that files carry (RFC 8259): objects keep their order,
 // numbers are doubles, a repeated key or anything after the value is an Error with its position.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct JsonField;
 
@@ -12561,12 +13193,12 @@ class JsonReader {
 // The value that the text spells; an Error says what is wrong and at which byte.
 inline Json parse_json(const std::string& text) { return detail::JsonReader(text).whole(); }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/read_text.hpp
 // A text to learn: its tokens, of which the first 90 % train and the rest validate.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct Text {
   std::string name;
@@ -12659,13 +13291,13 @@ inline Text read_text(const std::string& path) {
   return make_text(path.substr(path.find_last_of("/\\") + 1), data);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/safetensors.hpp
 // The safetensors format: 8 bytes of length N, N bytes of JSON, then the tensors' bytes.
 // The reader trusts nothing: lengths, ranges, shapes and names are checked before any is used.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct SafetensorsEntry {
   std::string name;
@@ -12924,14 +13556,14 @@ inline void write_safetensors(const std::string& path, const List<Parameter>& te
   file.finish();
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/checkpoint.hpp
 // A transformer in a file: parameters under the names of Hugging Face's Llama files, config and
 // tokenizer as JSON in the metadata. GPT-2 names are read too (wte, h.0.attn.c_attn, ...), with
 // matrices [out, in] or, as in the original files, [in, out].
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -13231,13 +13863,13 @@ inline Transformer load(const std::string& path) {
   return model;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/data.hpp
 // What a step learns from: windows of the text at random places. A sequence's place depends on the
 // seed, the step and its number in the whole batch, so every layout of devices sees the same data.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // ids [sequences, time]; the target of each token is the one after it.
 struct Batch {
@@ -13313,13 +13945,13 @@ inline double evaluate(const Transformer& model, const std::vector<std::int32_t>
   return total / static_cast<double>(count);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/generate.hpp
 // Text from a model, token by token. With the cache a token costs one column of keys and values
 // and 2 flops a parameter; a full context starts over from its last tokens at position 0.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct GenerateOptions {
   double temperature = 0.8;  // 0: always the most probable
@@ -13433,14 +14065,14 @@ inline std::string generate(const Transformer& model, const Text& text, const st
                                                text.tokenizer.vocabulary()));
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/model_presets.hpp
 // Published architectures by name, with parameter counts that equal the published checkpoints.
 // Sources: the makers' papers and model configurations (GPT-2/3, PaLM, Llama, Mixtral, DeepSeek-V3,
 // Gemma, Qwen, ViT, Stable Diffusion); training tokens as the makers state them.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -13684,13 +14316,13 @@ inline ModelConfig config(const std::string& name) {
                           alike.empty() ? "known: " + all : "near: " + alike));
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/optimizer.hpp
 // AdamW with decoupled weight decay on matrices alone (arXiv 1711.05101), the global gradient norm,
 // and the warm-up and cosine schedule of the learning rate.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct AdamWOptions {
   double learning_rate = 1e-3;
@@ -13797,12 +14429,12 @@ inline double cosine_schedule(std::int64_t step, std::int64_t warmup, std::int64
   return min + 0.5 * (1.0 + std::cos(3.14159265358979323846 * done)) * (max - min);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/train_step.hpp
 // One step of training: forward, backward, clip, update. 6 flops a parameter and token.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // How to train, wherever it runs.
 struct StepOptions {
@@ -13904,14 +14536,14 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
   return result;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/training_memory.hpp
 // What training holds on one device, in float32 and without recomputation: 16 bytes a parameter
 // (value, gradient, two Adam moments) and what each op keeps for its backward pass.
 // The closed form of this library's own layer; the memory meter is its other side.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct TrainingMemory {  // bytes
   double parameters = 0;
@@ -13956,13 +14588,13 @@ inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch, 
   return m;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/parallel/layout.hpp
 // A layout: how one training step is divided over devices.
 // devices = data * tensor * pipeline * context; expert divides data * context.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // What ZeRO (arXiv 1910.02054) shards over the data axis, each stage with those before it.
 enum class Zero { none, optimizer, gradients, parameters };
@@ -14025,14 +14657,14 @@ inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t 
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/parallel/train_report.hpp
 // What a training run says afterwards: losses, speed, memory, and on a mesh what every device sent,
 // each beside its prediction. A value is a formula, simulated (on the declared machine) or
 // measured (on this laptop).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct Validation {
   std::int64_t step = 0;
@@ -14092,14 +14724,14 @@ inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
   return out;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/parallel/train.hpp
 // ts::train for one device and many: the same loop, the same data order, the same report.
 // On a mesh every device holds the whole model (data parallelism): each step it learns from its
 // part of the batch, and one all_reduce of all gradients and the loss makes the steps equal.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct TrainOptions : StepOptions {
   Machine machine;  // empty: one device, this laptop
@@ -14372,7 +15004,7 @@ inline TrainReport train(Transformer& model, const Text& text,
   return report;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/plan/transformer_math.hpp
 // Transformer maths: FLOPs for a token and bytes of training state, closed forms of a config.
@@ -14380,7 +15012,7 @@ inline TrainReport train(Transformer& model, const Text& text,
 // with P parameters, L layers, D width, H heads, K head size, T context, B tokens of a batch.
 // Source: "How To Scale Your Model", chapter 4; PaLM (arXiv 2204.02311), appendix B.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // What of the scores and weighted values is counted: nothing, what a causal mask keeps, all T x T.
 enum class AttentionFlops { none, causal, full };
@@ -14487,7 +15119,7 @@ inline double tensor_limit(double alpha, double axes, double hidden) {
   return axes * hidden / alpha;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/plan/serving.hpp
 // What serving a model takes: memory, chips, the time of a decode step, the price of its tokens.
@@ -14495,7 +15127,7 @@ inline double tensor_limit(double alpha, double axes, double hidden) {
 // B sequences of one step, KV the cache of one, N chips, W memory bandwidth, C peak. Lower bounds;
 // no collectives. Source: "How To Scale Your Model", chapters 7 and 8.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // A number format that is "the same as the weights'" until it is set.
 struct CacheFormat {
@@ -14703,7 +15335,7 @@ inline std::ostream& operator<<(std::ostream& out, const ServingPlan& plan) {
   return out;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/plan/training_layout.hpp
 // Training layouts: X chips of data (FSDP) times Y of tensor = N chips, priced by lower bounds.
@@ -14712,7 +15344,7 @@ inline std::ostream& operator<<(std::ostream& out, const ServingPlan& plan) {
 //   T_tensor = 8 b B D L / (X W_Y) activations gathered and scattered twice a layer, both passes
 // Source: "How To Scale Your Model", chapters 5 and 12. W: what a chip sends, both ways of a ring.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct TrainingJob {
   ModelConfig model;
@@ -14945,7 +15577,7 @@ inline void check_fits(const TrainingInputs& in) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/plan/training.hpp
 // What a training run costs on a machine: the fastest layout's step, memory, days and dollars, each
@@ -14953,7 +15585,7 @@ inline void check_fits(const TrainingInputs& in) {
 //   days = 6 P tokens / (N C MFU), MFU = what well-run jobs reach, at most the layout's own limit
 // Source: "How To Scale Your Model", chapters 5 and 6.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct TrainingPlan {
   std::string model, machine;
@@ -15208,7 +15840,7 @@ inline std::ostream& operator<<(std::ostream& out, const TrainingPlan& plan) {
   return out;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/svg.hpp
 // A picture as text: shapes and words in the coordinates of an SVG file, x to the right, y down.
@@ -15216,7 +15848,7 @@ inline std::ostream& operator<<(std::ostream& out, const TrainingPlan& plan) {
 // Colours: Okabe and Ito's eight, told apart with any colour vision; a series also has its own
 // dash pattern or marker.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // A finished picture. `text` says in words what is drawn, for terminals and screen readers.
 struct Svg {
@@ -15408,13 +16040,13 @@ inline std::ostream& operator<<(std::ostream& out, const Svg& picture) {
   return out << picture.text << "\n";
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/html.hpp
 // One self-contained page: words, tables and pictures in a single file without a script.
 // Readable on a telephone, on paper, in light and in dark.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 inline std::string html_row(const std::vector<std::string>& cells, const char* tag) {
@@ -15501,7 +16133,7 @@ class HtmlPage {
   std::string body_;
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/display.hpp
 // A value shown where the reader is: as a picture or table in a notebook, as text elsewhere.
@@ -15514,7 +16146,7 @@ namespace xcpp {
 struct tinyscale_probe {};  // lets argument-dependent lookup reach the kernel's own functions
 }  // namespace xcpp
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct ShowOptions {
   std::ostream* out = &std::cout;  // null: silent
@@ -15619,14 +16251,14 @@ void show(const T& value, const ShowOptions& options = {}) {
   }
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/heat_map.hpp
 // A matrix as coloured cells: how many bytes each device sent to each other.
 // Colours run from dark blue to yellow and grow only lighter (after cividis, Nunez, Anderton and
 // Renslow 2018), so the order survives any colour vision and grey print.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // bytes[i][j] went from device i to device j.
 struct LinkHeatMap {
@@ -15746,14 +16378,14 @@ inline Svg svg(const LinkHeatMap& map) {
                        " in all, at most " + format_bytes(most) + " from one to another");
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/plot.hpp
 // Lines and points over two axes, each linear or logarithmic.
 // A value that is not finite, or not positive on a logarithmic axis, is left out; what lies
 // outside the axes is cut at the frame.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class Scale { linear, logarithmic };
 enum class Mark { line, points, hollow_points };
@@ -16057,14 +16689,14 @@ inline Svg svg(const Plot& plot) {
   return canvas.finish(text);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/pictures.hpp
 // The roofline and the loss curve.
 // Roofline: an op of I FLOPs per byte reaches at most min(peak, I x bandwidth) FLOPs per second
 // (Williams, Waterman and Patterson 2009). A report's dots are its formula; its rings measured.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct RooflinePoint {
   std::string name;
@@ -16350,12 +16982,12 @@ inline Svg svg(const LossCurve& curve) {
   return svg(plot);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/report_pictures.hpp
 // Pictures of whole reports: the losses of a training run, the bytes over the links of a mesh run.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Training and validation loss against the step.
 inline Svg svg(const TrainReport& report) {
@@ -16392,6 +17024,6 @@ inline Svg svg(const MeshRun& run) {
   return svg(map);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 #endif  // TINYSCALE_HPP

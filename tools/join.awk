@@ -3,6 +3,7 @@
 #   #include "part"      replaced by the part, once, before the part that includes it
 #   #include <header>    gathered, sorted, written once at the top
 #   #  include <header>  stands inside an #if: left where it is
+#   namespace tinyscale  opens the inline namespace TINYSCALE_ABI as well, and its end closes both
 #
 # Plain POSIX awk; the same input gives the same bytes.
 
@@ -41,6 +42,9 @@ function read_part(name,    path, line, other, status) {
       other = quoted(line, "<", ">")
       if (!(other in known)) { known[other] = 1; header[++headers] = other }
     } else if (line !~ /^#pragma once/) {
+      if (line == "namespace tinyscale {") line = line " inline namespace TINYSCALE_ABI {"
+      else if (line == "}  // namespace tinyscale") line = "}}  // namespace tinyscale"
+      else if (line ~ /^(inline )?namespace tinyscale/) fail(path ": write `namespace tinyscale {`")
       text[name, ++length_of[name]] = line
       if (idea[name] == "" && line ~ /^\/\/ /) idea[name] = phrase(substr(line, 4))
     }

@@ -20,6 +20,11 @@
 #define TINYSCALE_INLINE inline
 #define TINYSCALE_UNROLL
 #endif
+#if TINYSCALE_VECTOR_EXTENSIONS && defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define TINYSCALE_SHUFFLE 1
+#endif
+#endif
 
 namespace tinyscale {
 namespace detail {
@@ -162,28 +167,6 @@ TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {
 #endif
 }
 
-// The last count < width floats of a row; the other lanes hold fill.
-template <class L>
-TINYSCALE_INLINE void load_part(const float* from, std::int64_t count, float fill,
-                                typename L::V& v) {
-  float lanes[L::width];
-  for (int i = 0; i < L::width; ++i) {
-    lanes[i] = i < count ? from[i] : fill;
-  }
-  load<L>(lanes, v);
-}
-
-template <class L>
-TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L::V& v) {
-  float lanes[L::width];
-  store<L>(lanes, v);
-  for (int i = 0; i < L::width; ++i) {
-    if (i < count) {
-      to[i] = lanes[i];
-    }
-  }
-}
-
 // Every lane x. g++ builds `x - V{}` lane by lane when it meets it outside a target function, which
 // every inlined template is; so each width has its own function with the attribute, inlined late.
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
@@ -210,27 +193,110 @@ TINYSCALE_INLINE void broadcast(float x, typename L::V& v) {
   v = x - typename L::V{};
 }
 
+// 0, 1, 2, ...
 template <class L>
-TINYSCALE_INLINE float sum_lanes(const typename L::V& v) {  // a tree: 8 + 4 + 2 + 1
-  float lanes[L::width];
-  store<L>(lanes, v);
-  for (int half = L::width / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      lanes[i] += lanes[i + half];
+TINYSCALE_INLINE void lane_numbers(typename L::I& v) {
+  static constexpr std::int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  std::memcpy(&v, numbers, sizeof(v));
+}
+
+// The first count < width lanes, by the masks of each instruction set: nothing beyond is touched.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f"))) inline void load_part_16(const float* from, std::int64_t count,
+                                                            Lanes16::V& v) {
+  v = __builtin_ia32_loadups512_mask(from, v,
+                                     static_cast<unsigned short>((1 << count) - 1));
+}
+
+__attribute__((target("avx512f"))) inline void store_part_16(float* to, std::int64_t count,
+                                                             const Lanes16::V& v) {
+  __builtin_ia32_storeups512_mask(to, v,
+                                  static_cast<unsigned short>((1 << count) - 1));
+}
+
+__attribute__((target("avx2,fma"))) inline void load_part_8(const float* from, std::int64_t count,
+                                                            Lanes8::V& v) {
+  Lanes8::I lanes;
+  lane_numbers<Lanes8>(lanes);
+  const Lanes8::I mask = lanes < static_cast<std::int32_t>(count);
+  const Lanes8::V found =
+      __builtin_ia32_maskloadps256(reinterpret_cast<const Lanes8::V*>(from), mask);
+  v = mask ? found : v;
+}
+
+__attribute__((target("avx2,fma"))) inline void store_part_8(float* to, std::int64_t count,
+                                                             const Lanes8::V& v) {
+  Lanes8::I lanes;
+  lane_numbers<Lanes8>(lanes);
+  const Lanes8::I mask = lanes < static_cast<std::int32_t>(count);
+  __builtin_ia32_maskstoreps256(reinterpret_cast<Lanes8::V*>(to), mask, v);
+}
+#endif
+
+// The last count < width floats of a row; the other lanes hold fill.
+template <class L>
+TINYSCALE_INLINE void load_part(const float* from, std::int64_t count, float fill,
+                                typename L::V& v) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  if constexpr (L::width >= 8) {
+    broadcast<L>(fill, v);
+    if constexpr (L::width == 16) {
+      load_part_16(from, count, v);
+    } else {
+      load_part_8(from, count, v);
     }
+    return;
   }
-  return lanes[0];
+#endif
+  float lanes[L::width];
+  for (int i = 0; i < L::width; ++i) {
+    lanes[i] = i < count ? from[i] : fill;
+  }
+  load<L>(lanes, v);
 }
 
 template <class L>
-TINYSCALE_INLINE float max_lanes(const typename L::V& v) {
+TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L::V& v) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  if constexpr (L::width == 16) {
+    store_part_16(to, count, v);
+    return;
+  } else if constexpr (L::width == 8) {
+    store_part_8(to, count, v);
+    return;
+  }
+#endif
   float lanes[L::width];
   store<L>(lanes, v);
-  float best = lanes[0];
-  for (int i = 1; i < L::width; ++i) {
-    best = lanes[i] > best ? lanes[i] : best;
+  for (int i = 0; i < L::width && i < count; ++i) {
+    to[i] = lanes[i];
   }
-  return best;
+}
+
+// y = x with its halves, then its quarters ... exchanged: lane i gets lane i ^ distance.
+template <class L, int DISTANCE>
+TINYSCALE_INLINE void swap_lanes(const typename L::V& x, typename L::V& y) {
+#if TINYSCALE_SHUFFLE
+#define TINYSCALE_FOUR(I) (I) ^ DISTANCE, (I + 1) ^ DISTANCE, (I + 2) ^ DISTANCE, (I + 3) ^ DISTANCE
+  if constexpr (L::width == 16) {
+    y = __builtin_shufflevector(x, x, TINYSCALE_FOUR(0), TINYSCALE_FOUR(4), TINYSCALE_FOUR(8),
+                                TINYSCALE_FOUR(12));
+    return;
+  } else if constexpr (L::width == 8) {
+    y = __builtin_shufflevector(x, x, TINYSCALE_FOUR(0), TINYSCALE_FOUR(4));
+    return;
+  } else if constexpr (L::width == 4) {
+    y = __builtin_shufflevector(x, x, TINYSCALE_FOUR(0));
+    return;
+  }
+#undef TINYSCALE_FOUR
+#endif
+  float from[L::width], to[L::width];
+  store<L>(from, x);
+  for (int i = 0; i < L::width; ++i) {
+    to[i] = from[(i ^ DISTANCE) % L::width];
+  }
+  load<L>(to, y);
 }
 
 // All ones where a < b, else zero (a comparison of vectors gives this; a scalar one does not).
@@ -243,35 +309,54 @@ TINYSCALE_INLINE void less(const typename L::V& a, const typename L::V& b, typen
   }
 }
 
-// y = mask ? yes : no, by bits.
 template <class L>
 TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
                             const typename L::V& no, typename L::V& y) {
-  typename L::I yes_bits, no_bits;
-  std::memcpy(&yes_bits, &yes, sizeof(yes));
-  std::memcpy(&no_bits, &no, sizeof(no));
-  const typename L::I bits = (mask & yes_bits) | (~mask & no_bits);
-  std::memcpy(&y, &bits, sizeof(y));
+  y = mask ? yes : no;
 }
 
+// y = a < b ? b : a, which is one instruction: a where either is NaN.
 template <class L>
 TINYSCALE_INLINE void max_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
-  typename L::I mask;
-  less<L>(a, b, mask);
-  blend<L>(mask, b, a, y);
+  y = a < b ? b : a;
+}
+
+// Lanes folded into one: halves, quarters, ... (a tree: 8 + 4 + 2 + 1).
+template <class L, int DISTANCE = L::width / 2>
+TINYSCALE_INLINE float sum_lanes(const typename L::V& v) {
+  if constexpr (DISTANCE == 0) {
+    float lanes[L::width];
+    store<L>(lanes, v);
+    return lanes[0];
+  } else {
+    typename L::V w;
+    swap_lanes<L, DISTANCE>(v, w);
+    return sum_lanes<L, DISTANCE / 2>(v + w);
+  }
+}
+
+template <class L, int DISTANCE = L::width / 2>
+TINYSCALE_INLINE float max_lanes(const typename L::V& v) {
+  if constexpr (DISTANCE == 0) {
+    float lanes[L::width];
+    store<L>(lanes, v);
+    return lanes[0];
+  } else {
+    typename L::V w;
+    swap_lanes<L, DISTANCE>(v, w);
+    max_vector<L>(v, w, w);
+    return max_lanes<L, DISTANCE / 2>(w);
+  }
 }
 
 template <class L>
 TINYSCALE_INLINE void clamp_vector(const typename L::V& x, float low, float high,
                                    typename L::V& y) {  // a NaN passes through
   typename L::V bound;
-  typename L::I mask;
   broadcast<L>(low, bound);
-  less<L>(x, bound, mask);
-  blend<L>(mask, bound, x, y);
+  y = x < bound ? bound : x;
   broadcast<L>(high, bound);
-  less<L>(bound, y, mask);
-  blend<L>(mask, bound, y, y);
+  y = bound < y ? bound : y;
 }
 
 template <class L>
@@ -312,6 +397,59 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
   std::memcpy(&a, &bits_a, sizeof(a));
   std::memcpy(&b, &bits_b, sizeof(b));
   y = p * a * b;
+}
+
+// e^x for x <= 0, as a softmax needs it: in one factor of 2^n, and 0 below 2^-126.
+template <class L>
+TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  typedef typename L::I I;
+  V t;
+  broadcast<L>(-104.0f, t);
+  t = x < t ? t : x;
+  const V shifted = t * 1.44269504088896341f + 12582912.0f;
+  I n;
+  std::memcpy(&n, &shifted, sizeof(n));
+  n = n - 0x4B400000;
+  V whole;
+  to_float<L>(n, whole);
+  const V r = (t - whole * 0.693359375f) + whole * 2.12194440e-4f;
+  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const I bits = n > -127 ? (n + 127) << 23 : I{};
+  V power;
+  std::memcpy(&power, &bits, sizeof(power));
+  y = p * power;
+}
+
+// ln(x) of a normal x > 0: x = 2^n m with m from sqrt(1/2) to sqrt(2). Else x itself.
+template <class L>
+TINYSCALE_INLINE void log_vector(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  typedef typename L::I I;
+  I bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  const I n = (bits - 0x3F3504F3) >> 23;
+  bits = bits - (n << 23);
+  V m, e;
+  std::memcpy(&m, &bits, sizeof(m));
+  to_float<L>(n, e);
+  m = m - 1.0f;
+  V p = m * 7.0376836292e-2f + -1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m + -1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m + -1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m + -2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  const V s = m * m;
+  p = p * m * s + e * -2.12194440e-4f - 0.5f * s + m + e * 0.693359375f;
+  y = x > 0.0f ? p : x;
 }
 
 // erf(x) = x P(x^2) / Q(x^2) on |x| < 3.83, beyond which a float erf is 1.

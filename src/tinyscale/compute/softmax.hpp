@@ -35,7 +35,7 @@ TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& m
   broadcast<L>(max, best);
   for (std::int64_t j = 0; j < full; j += L::width) {
     load<L>(x + j, v);
-    exp_vector<L>(v - best, e);
+    exp_negative<L>(v - best, e);
     total = total + e;
     if (y != nullptr) {
       store<L>(y + j, e);
@@ -43,7 +43,7 @@ TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& m
   }
   if (full < n) {
     load_part<L>(x + full, n - full, lowest, v);
-    exp_vector<L>(v - best, e);
+    exp_negative<L>(v - best, e);
     total = total + e;
     if (y != nullptr) {
       store_part<L>(y + full, n - full, e);
@@ -61,8 +61,9 @@ TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
     load<L>(y + j, v);
     store<L>(y + j, v * f);
   }
-  for (; j < n; ++j) {
-    y[j] *= factor;
+  if (j < n) {
+    load_part<L>(y + j, n - j, 0.0f, v);
+    store_part<L>(y + j, n - j, v * f);
   }
 }
 
@@ -75,11 +76,12 @@ TINYSCALE_INLINE float dot_row(std::int64_t n, const float* a, const float* b) {
     load<L>(b + j, vb);
     sum = sum + va * vb;
   }
-  float total = sum_lanes<L>(sum);
-  for (; j < n; ++j) {
-    total += a[j] * b[j];
+  if (j < n) {
+    load_part<L>(a + j, n - j, 0.0f, va);
+    load_part<L>(b + j, n - j, 0.0f, vb);
+    sum = sum + va * vb;
   }
-  return total;
+  return sum_lanes<L>(sum);
 }
 
 struct SoftmaxRows {
