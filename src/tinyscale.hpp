@@ -30,6 +30,7 @@
 #include "tinyscale/measure/memory.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/counters.hpp"
+#include "tinyscale/measure/hardware_counters.hpp"
 #include "tinyscale/measure/profile.hpp"
 #include "tinyscale/measure/quantity.hpp"
 

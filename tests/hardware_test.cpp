@@ -328,6 +328,72 @@ TEST_CASE("hardware: the fraction of the roof stands beside what was measured") 
   CHECK(csv.find(",-,-\n") != std::string::npos);
 }
 
+TEST_CASE("hardware: counters of the processor stand beside the model's, or say why not") {
+  ts::Chip chip;
+  chip.name = "toy";
+  chip.flops_f32 = 1000;
+  chip.memory_bandwidth = 1e9;
+  chip.measured = true;
+  const auto printed = [&](ts::detail::PerfOpener open) {
+    ts::Profile profile;
+    profile.count_hardware(open);
+    profile.record(matmul_record(1, 2, 3));
+    std::ostringstream text;
+    text << profile.roofline(chip);
+    return text.str();
+  };
+  const auto refused = [&](ts::detail::PerfOpener open, const std::string& why) {
+    const std::string text = printed(open);
+    const std::string said = "hardware counters: not here: " + why + "\n";
+    CHECK(text.find("Hardware counters, all threads") == std::string::npos);
+    CHECK(text.find(said) == text.size() - said.size());
+    CHECK(text.find("hardware counters") == text.rfind("hardware counters"));
+  };
+#if defined(TINYSCALE_PERF_EVENTS)
+  refused([](int, int) { return -EACCES; }, "the system does not allow them (perf_event_paranoid)");
+  refused([](int event, int) { return event < 2 ? dup(0) : -EPERM; },
+          "the system does not allow them (perf_event_paranoid)");
+  refused([](int, int) { return -ENOENT; }, "this processor, perhaps a virtual one, offers none");
+  refused([](int, int) { return -ENOSYS; }, "Function not implemented");
+  // Each event is a pipe that holds a count.
+  const ts::detail::PerfOpener pipes = [](int event, int) {
+    int ends[2];
+    if (pipe(ends) != 0) {
+      return -EMFILE;
+    }
+    const std::uint64_t count = event == 0 ? 100 : event == 1 ? 250 : 3;
+    const bool written = write(ends[1], &count, sizeof(count)) == sizeof(count);
+    close(ends[1]);
+    return written ? ends[0] : -EIO;
+  };
+  const ts::HardwareCounters counters(pipes);
+  CHECK(counters.why() == "");
+  const ts::HardwareCounts found = counters.read();
+  const double threads = found.cycles / 100;
+  CHECK(found.counted);
+  CHECK(threads >= 1);
+  CHECK(found.instructions == 250 * threads);
+  CHECK(found.instructions_per_cycle() == 2.5);
+  CHECK(found.memory_bytes() == 64 * 3 * threads);
+  CHECK_FALSE(counters.read().counted);  // the pipes are empty now
+  CHECK(printed(pipes).find("Hardware counters, all threads\nwhat ") != std::string::npos);
+  ts::Profile counting;
+  counting.count_hardware(pipes);
+  CHECK(counting.roofline(chip).hardware_table().csv().find("cycle,2.50,-\n") != std::string::npos);
+  // All threads have gone: nothing is counted, and nothing is wrong.
+  CHECK_FALSE(ts::HardwareCounters([](int, int) { return -ESRCH; }).read().counted);
+#else
+  refused([](int, int) { return -1; }, "they need Linux and a compiled program");
+#endif
+  const ts::HardwareCounters here;  // whatever this system says
+  CHECK(here.read().counted == here.why().empty());
+  ts::Profile profile;
+  CHECK(profile.hardware() == nullptr);
+  std::ostringstream text;
+  text << profile.roofline(chip);
+  CHECK(text.str().find("ardware counters") == std::string::npos);
+}
+
 TEST_CASE("hardware: a chip whose rates cannot be right prices nothing") {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   ts::OpRecord op = matmul_record(2, 2, 2);
