@@ -76,9 +76,9 @@ class LaptopMeter {
 
   explicit LaptopMeter(int threads) : threads_(threads) {
     const std::vector<double> caches = cache_sizes();
-    // Half of L1 and L2; of L3 each thread's part of a quarter, but more than its L2.
+    // Half of L1, a third of L2; of L3 each thread's part of a quarter, but more than its L2.
     const double l3 = std::max(1.5 * caches[1], caches[2] / 4 / threads);
-    const double each[4] = {caches[0] / 2, caches[1] / 2, l3, 4194304};
+    const double each[4] = {caches[0] / 2, caches[1] / 3, l3, 4194304};
     for (int level = 0; level < 4; ++level) {
       floats_[level] = static_cast<std::int64_t>(each[level]) / 4 / block * block;
     }
@@ -106,7 +106,7 @@ class LaptopMeter {
         together();
       }
       const double passed = seconds_now() - started_;
-      if ((passed > longest && round_ >= 4) || (passed > shortest && settled()) || passed > 1.8) {
+      if ((passed > longest && round_ >= 6) || (passed > shortest && settled()) || passed > 3) {
         break;
       }
     }
