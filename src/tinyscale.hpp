@@ -45,6 +45,7 @@
 
 // compute: the host kernels
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/sums.hpp"
 #include "tinyscale/compute/adamw.hpp"
@@ -54,6 +55,7 @@
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/attention.hpp"
+#include "tinyscale/compute/linear_cross_entropy.hpp"
 #include "tinyscale/compute/norm.hpp"
 #include "tinyscale/compute/rope.hpp"
 

@@ -18,6 +18,7 @@
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/gemm_tile.hpp"
+#include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/softmax.hpp"
@@ -75,43 +76,6 @@ inline float attention_scale(const kernel::AttentionShape& s) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_size)));
 }
 
-// to[j][i] = from[i][j], in squares of four where the compiler can shuffle.
-inline void transpose(std::int64_t rows, std::int64_t cols, const float* from, std::int64_t from_row,
-                      float* to, std::int64_t to_row) {
-  std::int64_t i = 0;
-#if TINYSCALE_SHUFFLE
-  typedef Lanes4::V V;
-  for (; i + 4 <= rows; i += 4) {
-    for (std::int64_t j = 0; j < cols; j += 4) {
-      j = std::max<std::int64_t>(0, std::min(j, cols - 4));  // the last square may overlap
-      if (cols < 4) {
-        break;
-      }
-      V a, b, c, d;
-      load<Lanes4>(from + i * from_row + j, a);
-      load<Lanes4>(from + (i + 1) * from_row + j, b);
-      load<Lanes4>(from + (i + 2) * from_row + j, c);
-      load<Lanes4>(from + (i + 3) * from_row + j, d);
-      const V ab = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-      const V cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-      const V ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-      const V cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-      float* out = to + j * to_row + i;
-      store<Lanes4>(out, __builtin_shufflevector(ab, cd, 0, 1, 4, 5));
-      store<Lanes4>(out + to_row, __builtin_shufflevector(ab, cd, 2, 3, 6, 7));
-      store<Lanes4>(out + 2 * to_row, __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5));
-      store<Lanes4>(out + 3 * to_row, __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7));
-    }
-  }
-  i = cols < 4 ? 0 : i;
-#endif
-  for (; i < rows; ++i) {
-    for (std::int64_t j = 0; j < cols; ++j) {
-      to[j * to_row + i] = from[i * from_row + j];
-    }
-  }
-}
-
 // One head's rows of q, k, v, o and their gradients (null in forward).
 struct AttentionHead {
   const float* q;
@@ -162,12 +126,10 @@ struct AttentionLanes {
                                       std::int64_t c_row, float beta) {
     std::int64_t j = 0;
     for (; j + wide <= n; j += wide) {
-      call_on_lanes<L>(
-          GemmPanel<L, 2>{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta});
+      call_on_lanes<L>(GemmPanel<L, 2>{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta});
     }
     if (j < n) {
-      call_on_lanes<L>(
-          GemmPanel<L, 1>{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta});
+      call_on_lanes<L>(GemmPanel<L, 1>{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta});
     }
   }
   // Below, `both` keys are seen by both vectors of lanes, then `alone` keys by the second only.
@@ -257,27 +219,9 @@ struct AttentionForward {
                              typename L::V& sum) const {
     typedef typename L::V V;
     constexpr std::int64_t wide = 2 * L::width;
-    V v, w, scale, more{}, best = top, second = top;
+    V v, w, scale, more, shift, best = top;
     broadcast<L>(attention_scale(s), scale);
-    std::int64_t x = 0;
-    for (; x + 2 <= keys; x += 2) {
-      load<L>(p + x * wide, v);
-      load<L>(p + (x + 1) * wide, w);
-      max_vector<L>(best, v, best);
-      max_vector<L>(second, w, second);
-    }
-    if (x < keys) {
-      load<L>(p + x * wide, v);
-      max_vector<L>(best, v, best);
-    }
-    max_vector<L>(best, second, best);
-    const V shift = best > -std::numeric_limits<float>::max() ? best * scale : V{};
-    for (x = 0; x < keys; ++x) {
-      load<L>(p + x * wide, v);
-      exp_negative<L>(v * scale - shift, v);
-      more = more + v;
-      store<L>(p + x * wide, v);
-    }
+    exp_columns<L>(keys, wide, attention_scale(s), p, best, shift, more);
     if (o != nullptr) {
       exp_negative<L>(top * scale - shift, w);
       sum = sum * w;
@@ -328,10 +272,10 @@ struct AttentionBackward {
     const std::int64_t padded = (s.head_size + L::width - 1) / L::width * L::width;
     const Scratch lease(3 * turned + 2 * wide * attention_keys + 2 * wide * padded);
     float* const qt = lease.data();
-    float* const gt = qt + turned;                // dO^T
-    float* const dqt = gt + turned;               // dQ^T
-    float* const p = dqt + turned;                // [keys, lanes]
-    float* const g = p + wide * attention_keys;   // dS
+    float* const gt = qt + turned;                  // dO^T
+    float* const dqt = gt + turned;                 // dQ^T
+    float* const p = dqt + turned;                  // [keys, lanes]
+    float* const g = p + wide * attention_keys;     // dS
     float* const rows = g + wide * attention_keys;  // of Q and dO where they need padding
     for (std::int64_t begin = 0; begin < s.queries; begin += wide) {
       const AttentionLanes<L> lanes(s, begin);
@@ -532,8 +476,8 @@ inline void attention_backward_task(const kernel::AttentionShape& s, const Atten
     t.dq += b * s.q_batch + h * s.head_size;
     t.dk = dk_rows;
     t.dv = dv_rows;
-    run_on_lanes(AttentionBackward{s, t, copied ? padded : s.k_stride,
-                                   copied ? padded : s.v_stride, beta});
+    run_on_lanes(
+        AttentionBackward{s, t, copied ? padded : s.k_stride, copied ? padded : s.v_stride, beta});
   }
   for (std::int64_t j = 0; j < s.keys && copied; ++j) {
     std::copy(dk_rows + j * padded, dk_rows + j * padded + s.head_size, dk + j * s.k_stride);
@@ -574,8 +518,8 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
 inline void attention_backward(const AttentionShape& s, const float* q, const float* k,
                                const float* v, const float* o, const float* lse, const float* d_o,
                                float* dq, float* dk, float* dv, float beta = 1.0f) {
-  const detail::AttentionHead all{
-      q, k, v, o, const_cast<float*>(o), const_cast<float*>(lse), d_o, dq, dk, dv};
+  const detail::AttentionHead all{q,   k,  v,  o, const_cast<float*>(o), const_cast<float*>(lse),
+                                  d_o, dq, dk, dv};
   parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t task = begin; task < end; ++task) {
       detail::attention_backward_task(s, all, task / s.kv_heads, task % s.kv_heads, beta);

@@ -3,8 +3,8 @@
 // A kernel is a struct with a member template `run<L>()`; run_on_lanes() compiles it once for each
 // instruction set (the target attribute stands here and nowhere else) and calls the widest one the
 // machine has. Vectors are passed by reference, never by value: they stay inside one function.
-// Sources of the polynomials: Cephes expf; the rational erf and tanh of Eigen and XLA.
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -196,7 +196,8 @@ TINYSCALE_INLINE void broadcast(float x, typename L::V& v) {
 // 0, 1, 2, ...
 template <class L>
 TINYSCALE_INLINE void lane_numbers(typename L::I& v) {
-  static constexpr std::int32_t numbers[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  static constexpr std::int32_t numbers[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                               8, 9, 10, 11, 12, 13, 14, 15};
   std::memcpy(&v, numbers, sizeof(v));
 }
 
@@ -204,14 +205,12 @@ TINYSCALE_INLINE void lane_numbers(typename L::I& v) {
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 __attribute__((target("avx512f"))) inline void load_part_16(const float* from, std::int64_t count,
                                                             Lanes16::V& v) {
-  v = __builtin_ia32_loadups512_mask(from, v,
-                                     static_cast<unsigned short>((1 << count) - 1));
+  v = __builtin_ia32_loadups512_mask(from, v, static_cast<unsigned short>((1 << count) - 1));
 }
 
 __attribute__((target("avx512f"))) inline void store_part_16(float* to, std::int64_t count,
                                                              const Lanes16::V& v) {
-  __builtin_ia32_storeups512_mask(to, v,
-                                  static_cast<unsigned short>((1 << count) - 1));
+  __builtin_ia32_storeups512_mask(to, v, static_cast<unsigned short>((1 << count) - 1));
 }
 
 __attribute__((target("avx2,fma"))) inline void load_part_8(const float* from, std::int64_t count,
@@ -273,6 +272,38 @@ TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L
   }
 }
 
+// A whole vector, or the part of it that is left of a row.
+template <class L>
+TINYSCALE_INLINE void load_some(const float* from, std::int64_t left, float fill,
+                                typename L::V& v) {
+  if (left >= L::width) {
+    load<L>(from, v);
+  } else {
+    load_part<L>(from, left, fill, v);
+  }
+}
+
+template <class L>
+TINYSCALE_INLINE void store_some(float* to, std::int64_t left, const typename L::V& v) {
+  if (left >= L::width) {
+    store<L>(to, v);
+  } else {
+    store_part<L>(to, left, v);
+  }
+}
+
+// step.at<L>(j, count) for each vector of a row, the last perhaps a part.
+template <class L, class Step>
+TINYSCALE_INLINE void for_row(std::int64_t n, const Step& step) {
+  std::int64_t j = 0;
+  for (; j + L::width <= n; j += L::width) {
+    step.template at<L>(j, L::width);
+  }
+  if (j < n) {
+    step.template at<L>(j, n - j);
+  }
+}
+
 // y = x with its halves, then its quarters ... exchanged: lane i gets lane i ^ distance.
 template <class L, int DISTANCE>
 TINYSCALE_INLINE void swap_lanes(const typename L::V& x, typename L::V& y) {
@@ -315,10 +346,40 @@ TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
   y = mask ? yes : no;
 }
 
-// y = a < b ? b : a, which is one instruction: a where either is NaN.
+// The larger and the smaller of a and b, a where either is NaN: one instruction, which g++ does not
+// find where b is a constant.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+__attribute__((target("avx512f"))) inline void max_16(const Lanes16::V& a, const Lanes16::V& b,
+                                                      Lanes16::V& y) {
+  y = __builtin_ia32_maxps512_mask(b, a, a, -1, 4);
+}
+
+__attribute__((target("avx512f"))) inline void min_16(const Lanes16::V& a, const Lanes16::V& b,
+                                                      Lanes16::V& y) {
+  y = __builtin_ia32_minps512_mask(b, a, a, -1, 4);
+}
+#endif
+
 template <class L>
 TINYSCALE_INLINE void max_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+  if constexpr (L::width == 16) {
+    max_16(a, b, y);
+    return;
+  }
+#endif
   y = a < b ? b : a;
+}
+
+template <class L>
+TINYSCALE_INLINE void min_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+  if constexpr (L::width == 16) {
+    min_16(a, b, y);
+    return;
+  }
+#endif
+  y = b < a ? b : a;
 }
 
 // Lanes folded into one: halves, quarters, ... (a tree: 8 + 4 + 2 + 1).
@@ -354,9 +415,9 @@ TINYSCALE_INLINE void clamp_vector(const typename L::V& x, float low, float high
                                    typename L::V& y) {  // a NaN passes through
   typename L::V bound;
   broadcast<L>(low, bound);
-  y = x < bound ? bound : x;
+  max_vector<L>(x, bound, y);
   broadcast<L>(high, bound);
-  y = bound < y ? bound : y;
+  min_vector<L>(y, bound, y);
 }
 
 template <class L>
@@ -368,148 +429,41 @@ TINYSCALE_INLINE void to_float(const typename L::I& n, typename L::V& y) {
 #endif
 }
 
-// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2: within 2 ulp; 0 and inf at the ends.
-template <class L>
-TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  typedef typename L::I I;
-  V t;
-  clamp_vector<L>(x, -104.0f, 89.0f, t);
-  // Adding 1.5 * 2^23 leaves round(value) in the low bits. They are read as an integer: a
-  // compiler under -ffast-math may cancel a subtraction of that number against its addition.
-  const V shifted = t * 1.44269504088896341f + 12582912.0f;
-  I n;
-  std::memcpy(&n, &shifted, sizeof(n));
-  n = n - 0x4B400000;  // the bits of 1.5 * 2^23
-  V whole;
-  to_float<L>(n, whole);
-  const V r = (t - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
-  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const I half = n >> 1;  // 2^n in two factors, so that 2^128 and 2^-149 can be reached
-  const I bits_a = (half + 127) << 23;
-  const I bits_b = (n - half + 127) << 23;
-  V a, b;
-  std::memcpy(&a, &bits_a, sizeof(a));
-  std::memcpy(&b, &bits_b, sizeof(b));
-  y = p * a * b;
-}
-
-// e^x for x <= 0, as a softmax needs it: in one factor of 2^n, and 0 below 2^-126.
-template <class L>
-TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  typedef typename L::I I;
-  V t;
-  broadcast<L>(-104.0f, t);
-  t = x < t ? t : x;
-  const V shifted = t * 1.44269504088896341f + 12582912.0f;
-  I n;
-  std::memcpy(&n, &shifted, sizeof(n));
-  n = n - 0x4B400000;
-  V whole;
-  to_float<L>(n, whole);
-  const V r = (t - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const I bits = n > -127 ? (n + 127) << 23 : I{};
-  V power;
-  std::memcpy(&power, &bits, sizeof(power));
-  y = p * power;
-}
-
-// ln(x) of a normal x > 0: x = 2^n m with m from sqrt(1/2) to sqrt(2). Else x itself.
-template <class L>
-TINYSCALE_INLINE void log_vector(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  typedef typename L::I I;
-  I bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  const I n = (bits - 0x3F3504F3) >> 23;
-  bits = bits - (n << 23);
-  V m, e;
-  std::memcpy(&m, &bits, sizeof(m));
-  to_float<L>(n, e);
-  m = m - 1.0f;
-  V p = m * 7.0376836292e-2f + -1.1514610310e-1f;
-  p = p * m + 1.1676998740e-1f;
-  p = p * m + -1.2420140846e-1f;
-  p = p * m + 1.4249322787e-1f;
-  p = p * m + -1.6668057665e-1f;
-  p = p * m + 2.0000714765e-1f;
-  p = p * m + -2.4999993993e-1f;
-  p = p * m + 3.3333331174e-1f;
-  const V s = m * m;
-  p = p * m * s + e * -2.12194440e-4f - 0.5f * s + m + e * 0.693359375f;
-  y = x > 0.0f ? p : x;
-}
-
-// erf(x) = x P(x^2) / Q(x^2) on |x| < 3.83, beyond which a float erf is 1.
-template <class L>
-TINYSCALE_INLINE void erf_vector(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  V t;
-  clamp_vector<L>(x, -3.832506856900711f, 3.832506856900711f, t);
-  const V s = t * t;
-  V p = s * 0.00022905065861350646f + 0.0034082910107109506f;
-  p = p * s + 0.050955695062380861f;
-  p = p * s + 0.18520832239976145f;
-  p = p * s + 1.128379143519084f;
-  V q = s * -1.1791602954361697e-7f + 0.000023547966471313185f;
-  q = q * s + 0.0010179625278914885f;
-  q = q * s + 0.014070470171167667f;
-  q = q * s + 0.11098505178285362f;
-  q = q * s + 0.49746925110067538f;
-  q = q * s + 1.0f;
-  y = t * p / q;
-}
-
-// tanh(x) = x P(x^2) / Q(x^2) on |x| < 9.
-template <class L>
-TINYSCALE_INLINE void tanh_vector(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  V t;
-  clamp_vector<L>(x, -9.0f, 9.0f, t);
-  const V s = t * t;
-  V p = s * -2.76076847742355e-16f + 2.00018790482477e-13f;
-  p = p * s + -8.60467152213735e-11f;
-  p = p * s + 5.12229709037114e-08f;
-  p = p * s + 1.48572235717979e-05f;
-  p = p * s + 6.37261928875436e-04f;
-  p = p * s + 4.89352455891786e-03f;
-  V q = s * 1.19825839466702e-06f + 1.18534705686654e-04f;
-  q = q * s + 2.26843463243900e-03f;
-  q = q * s + 4.89352518554385e-03f;
-  y = t * p / q;
-}
-
-// sqrt(x) from an estimate of 1 / sqrt(x) by bits and Newton steps: within 1 ulp from 1e-37, else
-// off by at most 1e-19. The estimate's square stays finite, in whatever order it is multiplied.
-template <class L>
-TINYSCALE_INLINE void sqrt_vector(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  typedef typename L::I I;
-  V g;
-  broadcast<L>(1e-37f, g);
-  max_vector<L>(x, g, g);
-  I bits;
-  std::memcpy(&bits, &g, sizeof(bits));
-  bits = 0x5F3759DF - (bits >> 1);
-  std::memcpy(&g, &bits, sizeof(g));
-  const V h = x * 0.5f;
-  g = g * (1.5f - h * g * g);
-  g = g * (1.5f - h * g * g);
-  g = g * (1.5f - h * g * g);
-  const V s = x * g;
-  y = s + 0.5f * g * (x - s * s);
+// to[j][i] = from[i][j], in squares of four where the compiler can shuffle.
+inline void transpose(std::int64_t rows, std::int64_t cols, const float* from,
+                      std::int64_t from_row, float* to, std::int64_t to_row) {
+  std::int64_t i = 0;
+#if TINYSCALE_SHUFFLE
+  typedef Lanes4::V V;
+  for (; i + 4 <= rows; i += 4) {
+    for (std::int64_t j = 0; j < cols; j += 4) {
+      j = std::max<std::int64_t>(0, std::min(j, cols - 4));  // the last square may overlap
+      if (cols < 4) {
+        break;
+      }
+      V a, b, c, d;
+      load<Lanes4>(from + i * from_row + j, a);
+      load<Lanes4>(from + (i + 1) * from_row + j, b);
+      load<Lanes4>(from + (i + 2) * from_row + j, c);
+      load<Lanes4>(from + (i + 3) * from_row + j, d);
+      const V ab = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+      const V cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+      const V ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      const V cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      float* out = to + j * to_row + i;
+      store<Lanes4>(out, __builtin_shufflevector(ab, cd, 0, 1, 4, 5));
+      store<Lanes4>(out + to_row, __builtin_shufflevector(ab, cd, 2, 3, 6, 7));
+      store<Lanes4>(out + 2 * to_row, __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5));
+      store<Lanes4>(out + 3 * to_row, __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7));
+    }
+  }
+  i = cols < 4 ? 0 : i;
+#endif
+  for (; i < rows; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      to[j * to_row + i] = from[i * from_row + j];
+    }
+  }
 }
 
 }  // namespace detail

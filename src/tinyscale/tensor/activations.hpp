@@ -14,7 +14,8 @@ namespace detail {
 
 using UnaryForward = void (*)(std::int64_t n, const float* x, float* y);
 // dx += dy * f'(.), given the op's input or its output, whichever its derivative needs.
-using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* dy, float* dx);
+using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* dy, float* dx,
+                               float beta);
 
 enum class Kept { input, output };
 
@@ -29,7 +30,7 @@ inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, Una
            [name, backward, sx = x.slot(),
             kept = keep == Kept::input ? x.detach() : y.detach()](const Tensor& dy) {
              const OpScope backward_scope;
-             backward(dy.count(), kept.data(), dy.data(), grad_buffer(sx));
+             backward(dy.count(), kept.data(), dy.data(), grad_buffer(sx), 1.0f);
              backward_scope.done_unary(cat(name, " backward").c_str(), name, dy.shape(),
                                        &VectorCost::backward);
            });
@@ -84,7 +85,7 @@ inline Tensor log(const Tensor& x) {
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = std::log(in[i]); });
       },
-      [](std::int64_t n, const float* in, const float* dy, float* dx) {
+      [](std::int64_t n, const float* in, const float* dy, float* dx, float) {
         detail::each(n, [&](std::int64_t i) { dx[i] += dy[i] / in[i]; });
       },
       detail::Kept::input);
@@ -96,7 +97,7 @@ inline Tensor sqrt(const Tensor& x) {
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = std::sqrt(in[i]); });
       },
-      [](std::int64_t n, const float* y, const float* dy, float* dx) {
+      [](std::int64_t n, const float* y, const float* dy, float* dx, float) {
         detail::each(n, [&](std::int64_t i) { dx[i] += 0.5f * dy[i] / y[i]; });
       },
       detail::Kept::output);
@@ -108,7 +109,7 @@ inline Tensor square(const Tensor& x) {
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = in[i] * in[i]; });
       },
-      [](std::int64_t n, const float* in, const float* dy, float* dx) {
+      [](std::int64_t n, const float* in, const float* dy, float* dx, float) {
         detail::each(n, [&](std::int64_t i) { dx[i] += 2.0f * dy[i] * in[i]; });
       },
       detail::Kept::input);
