@@ -25,8 +25,9 @@ TESTS    := $(wildcard tests/*_test.cpp)
 TEST_OBJECTS := $(patsubst tests/%.cpp,$(BUILD)/tests/%.o,$(TESTS) tests/main.cpp)
 EXAMPLES := $(wildcard examples/*.cpp examples/labs/*.cpp)
 EXAMPLE_PROGRAMS := $(patsubst examples/%.cpp,$(BUILD)/examples/%,$(EXAMPLES))
-BENCHES  := $(if $(ONLY),bench/$(ONLY).cpp,$(wildcard bench/*.cpp))
-BENCH_PROGRAMS := $(patsubst bench/%.cpp,$(BUILD)/bench/%,$(BENCHES))
+# ONLY names a program of bench/, or groups of rows of bench/compute.
+BENCH_PROGRAMS := $(if $(wildcard bench/$(ONLY).cpp),$(BUILD)/bench/$(ONLY),$(BUILD)/bench/compare)
+COMPUTE_OBJECTS := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard bench/compute/*.cpp))
 
 .PHONY: help demo test tests-built examples bench header check check-long lint format install clean doctest
 .DELETE_ON_ERROR:
@@ -35,7 +36,7 @@ help:
 	@echo 'make demo        train, roofline, systolic array, four devices; writes demo.html (TEXT=path)'
 	@echo 'make test        build and run the tests (needs doctest, installs it where it can; ARGS=-tc=name*)'
 	@echo 'make examples    build and run every example and lab, compare with the committed outputs'
-	@echo 'make bench       build and run the benchmarks (ONLY=name for one)'
+	@echo 'make bench       the kernels beside the limit and other libraries (ONLY=f32-1t, or ONLY=mesh)'
 	@echo 'make header      join the parts under src/ into tinyscale.hpp'
 	@echo 'make check       the cheap checks: header fresh, floors, budgets, symbols, warnings, version'
 	@echo 'make check-long  every CPU path under the sanitizers, emulation, each part alone; takes long'
@@ -73,8 +74,17 @@ examples: $(EXAMPLE_PROGRAMS)
 $(BUILD)/bench/%: bench/%.cpp tinyscale.hpp
 	@mkdir -p $(@D)
 	$(CXX) $(PROGRAM) $(CXXFLAGS) $< -o $@
+$(BUILD)/bench/compute/%.o: bench/compute/%.cpp $(wildcard bench/compute/*.hpp) $(PARTS)
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 -O2 -Wall -Wextra -pthread $(INCLUDE) $(CXXFLAGS) -c $< -o $@
+$(BUILD)/bench/compare: $(COMPUTE_OBJECTS) $(BUILD)/bench/train_plain
+	$(CXX) -pthread $(COMPUTE_OBJECTS) -ldl -o $@
+$(BUILD)/bench/train_plain: bench/train_plain.c
+	@mkdir -p $(@D)
+	-$(CC) -Ofast -march=native -fopenmp $< -lm -o $@ || $(CC) -Ofast -march=native $< -lm -o $@
 bench: $(BENCH_PROGRAMS)
-	@for program in $(BENCH_PROGRAMS); do echo "== $$program"; $$program $(ARGS) || exit 1; done
+	@for program in $(BENCH_PROGRAMS); do \
+	  $$program $(if $(findstring compare,$(BENCH_PROGRAMS)),$(if $(ONLY),--only=$(ONLY))) $(ARGS) || exit 1; done
 
 check: tinyscale.hpp
 	@WARNINGS='$(WARNINGS)' bash tools/check.sh
