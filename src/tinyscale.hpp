@@ -31,12 +31,14 @@
 #include "tinyscale/measure/memory.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/counters.hpp"
+#include "tinyscale/measure/hardware_counters.hpp"
 #include "tinyscale/measure/profile.hpp"
 #include "tinyscale/measure/quantity.hpp"
 
 // hardware: chips, networks, the roofline, this laptop
 #include "tinyscale/hardware/chip.hpp"
 #include "tinyscale/hardware/chip_table.hpp"
+#include "tinyscale/hardware/laptop_loops.hpp"
 #include "tinyscale/hardware/laptop.hpp"
 #include "tinyscale/hardware/presets.hpp"
 #include "tinyscale/hardware/network.hpp"

@@ -5,7 +5,7 @@
 // callers share the workers; a loop inside a body stays on its thread. TINYSCALE_USE_OPENMP with
 // -fopenmp: OpenMP's threads instead.
 
-#include <algorithm>  // max
+#include <algorithm>  // max, min
 #include <atomic>
 #include <chrono>  // how late a worker was
 #include <condition_variable>
@@ -244,7 +244,8 @@ class ThreadPool {
   }
 
   // A worker that keeps its caller waiting for longer than the loop took was stopped by the system:
-  // callers then work alone for eight times as long, so that such stops cost a ninth at most.
+  // callers then work alone for eight times as long, and where it happens again soon, for twice as
+  // long as before. So a stop costs a ninth at most, and less where stops are many.
   void wait_for_workers(LoopSlot& slot, std::int64_t start) {
     const std::int64_t done = now();
     const auto ready = [&] { return slot.inside.load() == 0; };
@@ -257,12 +258,16 @@ class ThreadPool {
     const std::int64_t end = now();
     const std::int64_t late = (end - done) - (done - start);
     if (late > 20000) {
-      alone_until_.store(end + 8 * late);
+      const std::int64_t last = pause_.load();
+      const bool soon = start - alone_until_.load() < last;
+      const std::int64_t twice = soon ? std::min<std::int64_t>(2 * last, 1000000000) : 0;
+      pause_.store(std::max(8 * late, twice));
+      alone_until_.store(end + pause_.load());
     }
   }
 
   LoopSlot slots_[slot_count];
-  std::atomic<std::int64_t> alone_until_{0};  // see wait_for_workers
+  std::atomic<std::int64_t> alone_until_{0}, pause_{0};  // ns: see wait_for_workers
   std::atomic<bool> stop_{false};
   alignas(64) std::atomic<std::uint64_t> generation_{0};
   std::atomic<int> sleepers_{0}, workers_{0};

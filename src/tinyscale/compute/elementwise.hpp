@@ -34,29 +34,17 @@ struct MapBlock {
   template <class L>
   TINYSCALE_INLINE void run() const {
     typedef typename L::V V;
-    const std::int64_t n = m.n;
     const bool adds = Op::adds && m.beta != 0.0f;
-    std::int64_t i = 0;
     V va, vb, vy;
-    for (; i + L::width <= n; i += L::width) {
-      load<L>(m.a + i, va);
-      load<L>(m.b + i, vb);
+    for (std::int64_t i = 0; i < m.n; i += L::width) {
+      load_some<L>(m.a + i, m.n - i, 0.0f, va);
+      load_some<L>(m.b + i, m.n - i, 0.0f, vb);
       vy = V{};
       if (adds) {
-        load<L>(m.y + i, vy);
+        load_some<L>(m.y + i, m.n - i, 0.0f, vy);
       }
       op.template apply<L>(va, vb, vy);
-      store<L>(m.y + i, vy);
-    }
-    if (i < n) {
-      load_part<L>(m.a + i, n - i, 0.0f, va);
-      load_part<L>(m.b + i, n - i, 0.0f, vb);
-      vy = V{};
-      if (adds) {
-        load_part<L>(m.y + i, n - i, 0.0f, vy);
-      }
-      op.template apply<L>(va, vb, vy);
-      store_part<L>(m.y + i, n - i, vy);
+      store_some<L>(m.y + i, m.n - i, vy);
     }
   }
 };

@@ -11,62 +11,51 @@
 namespace tinyscale {
 namespace detail {
 
-// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2: within 2 ulp; 0 and inf at the ends.
+// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2. Polynomials here are summed in pairs
+// (Estrin), since what limits a loop of them is how long each waits for its own last result.
 template <class L>
-TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
+TINYSCALE_INLINE void exp_parts(const typename L::V& x, typename L::I& n,
+                                typename L::V& power_of_r) {
   typedef typename L::V V;
-  typedef typename L::I I;
-  V t;
-  clamp_vector<L>(x, -104.0f, 89.0f, t);
   // Adding 1.5 * 2^23 leaves round(value) in the low bits. They are read as an integer: a
   // compiler under -ffast-math may cancel a subtraction of that number against its addition.
-  const V shifted = t * 1.44269504088896341f + 12582912.0f;
-  I n;
+  const V shifted = x * 1.44269504088896341f + 12582912.0f;
   std::memcpy(&n, &shifted, sizeof(n));
   n = n - 0x4B400000;  // the bits of 1.5 * 2^23
   V whole;
   to_float<L>(n, whole);
-  const V r = (t - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
-  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  const V r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
+  const V s = r * r;
+  const V high = (r * 1.9875691500e-4f + 1.3981999507e-3f) * s;
+  const V middle = r * 8.3334519073e-3f + 4.1665795894e-2f + high;
+  power_of_r = (middle * s + (r * 1.6666665459e-1f + 5.0000001201e-1f)) * s + (r + 1.0f);
+}
+
+// Within 2 ulp; 0 and inf at the ends.
+template <class L>
+TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
+  typedef typename L::I I;
+  typename L::V t, a, b;
+  I n;
+  clamp_vector<L>(x, -104.0f, 89.0f, t);
+  exp_parts<L>(t, n, y);
   const I half = n >> 1;  // 2^n in two factors, so that 2^128 and 2^-149 can be reached
   const I bits_a = (half + 127) << 23;
   const I bits_b = (n - half + 127) << 23;
-  V a, b;
   std::memcpy(&a, &bits_a, sizeof(a));
   std::memcpy(&b, &bits_b, sizeof(b));
-  y = p * a * b;
+  y = y * a * b;
 }
 
-// e^x for x <= 0, as a softmax needs it: in one factor of 2^n, and 0 below 2^-126.
+// e^x for x <= 0 or little above, as a softmax needs it: one factor of 2^n, and 0 below 2^-126.
 template <class L>
 TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  typedef typename L::I I;
-  V t;
-  broadcast<L>(-104.0f, t);
-  t = x < t ? t : x;
-  const V shifted = t * 1.44269504088896341f + 12582912.0f;
-  I n;
-  std::memcpy(&n, &shifted, sizeof(n));
-  n = n - 0x4B400000;
-  V whole;
-  to_float<L>(n, whole);
-  const V r = (t - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const I bits = n > -127 ? (n + 127) << 23 : I{};
-  V power;
+  typename L::V power;
+  typename L::I n;
+  exp_parts<L>(x, n, y);
+  const typename L::I bits = (n + 127) << 23;
   std::memcpy(&power, &bits, sizeof(power));
-  y = p * power;
+  y = n > -127 ? y * power : typename L::V{};
 }
 
 // ln(x) of a normal x > 0: x = 2^n m with m from sqrt(1/2) to sqrt(2). Else x itself.
@@ -102,16 +91,13 @@ TINYSCALE_INLINE void erf_vector(const typename L::V& x, typename L::V& y) {
   V t;
   clamp_vector<L>(x, -3.832506856900711f, 3.832506856900711f, t);
   const V s = t * t;
-  V p = s * 0.00022905065861350646f + 0.0034082910107109506f;
-  p = p * s + 0.050955695062380861f;
-  p = p * s + 0.18520832239976145f;
-  p = p * s + 1.128379143519084f;
-  V q = s * -1.1791602954361697e-7f + 0.000023547966471313185f;
-  q = q * s + 0.0010179625278914885f;
-  q = q * s + 0.014070470171167667f;
-  q = q * s + 0.11098505178285362f;
-  q = q * s + 0.49746925110067538f;
-  q = q * s + 1.0f;
+  const V u = s * s;
+  const V p =
+      (u * 0.00022905065861350646f + (s * 0.0034082910107109506f + 0.050955695062380861f)) * u +
+      (s * 0.18520832239976145f + 1.128379143519084f);
+  V q = u * -1.1791602954361697e-7f + (s * 0.000023547966471313185f + 0.0010179625278914885f);
+  q = q * u + (s * 0.014070470171167667f + 0.11098505178285362f);
+  q = q * u + (s * 0.49746925110067538f + 1.0f);
   y = t * p / q;
 }
 
@@ -123,19 +109,13 @@ TINYSCALE_INLINE void gelu_slope_vector(const typename L::V& x, typename L::V& y
   V t;
   clamp_vector<L>(x, -6.0f, 6.0f, t);
   const V s = t * t;
-  V p = s * 1.70452630e-8f + 9.22469186e-7f;
-  p = p * s + 3.40921479e-5f;
-  p = p * s + 2.02711578e-4f;
-  p = p * s + 1.38573892e-2f;
-  p = p * s + -2.23722328e-2f;
-  p = p * s + 7.97884531e-1f;
-  V q = s * 1.31469524e-9f + 3.38953774e-7f;
-  q = q * s + 1.03076124e-5f;
-  q = q * s + 2.45319068e-4f;
-  q = q * s + 3.97146140e-3f;
-  q = q * s + 4.41332434e-2f;
-  q = q * s + 3.05293527e-1f;
-  q = q * s + 1.0f;
+  const V u = s * s;
+  V p = u * 1.70452630e-8f + (s * 9.22469186e-7f + 3.40921479e-5f);
+  p = p * u + (s * 2.02711578e-4f + 1.38573892e-2f);
+  p = p * u + (s * -2.23722328e-2f + 7.97884531e-1f);
+  V q = u * (s * 1.31469524e-9f + 3.38953774e-7f) + (s * 1.03076124e-5f + 2.45319068e-4f);
+  q = q * u + (s * 3.97146140e-3f + 4.41332434e-2f);
+  q = q * u + (s * 3.05293527e-1f + 1.0f);
   y = t * p / q + 0.5f;
 }
 

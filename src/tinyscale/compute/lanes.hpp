@@ -161,6 +161,14 @@ TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
   *reinterpret_cast<typename L::Loose*>(to) = v;
 }
 
+TINYSCALE_INLINE void prefetch(const void* at) {
+#if TINYSCALE_VECTOR_EXTENSIONS
+  __builtin_prefetch(at, 0, 2);
+#else
+  static_cast<void>(at);
+#endif
+}
+
 // The next `doubles` floats, widened.
 template <class L>
 TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {
@@ -290,6 +298,38 @@ TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L
   }
 }
 
+// A whole vector, or the part of it that is left of a row.
+template <class L>
+TINYSCALE_INLINE void load_some(const float* from, std::int64_t left, float fill,
+                                typename L::V& v) {
+  if (left >= L::width) {
+    load<L>(from, v);
+  } else {
+    load_part<L>(from, left, fill, v);
+  }
+}
+
+template <class L>
+TINYSCALE_INLINE void store_some(float* to, std::int64_t left, const typename L::V& v) {
+  if (left >= L::width) {
+    store<L>(to, v);
+  } else {
+    store_part<L>(to, left, v);
+  }
+}
+
+// step.at<L>(j, count) for each vector of a row, the last perhaps a part.
+template <class L, class Step>
+TINYSCALE_INLINE void for_row(std::int64_t n, const Step& step) {
+  std::int64_t j = 0;
+  for (; j + L::width <= n; j += L::width) {
+    step.template at<L>(j, L::width);
+  }
+  if (j < n) {
+    step.template at<L>(j, n - j);
+  }
+}
+
 // y = x with its halves, then its quarters ... exchanged: lane i gets lane i ^ distance.
 template <class L, int DISTANCE>
 TINYSCALE_INLINE void swap_lanes(const typename L::V& x, typename L::V& y) {
@@ -332,10 +372,40 @@ TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
   y = mask ? yes : no;
 }
 
-// y = a < b ? b : a, which is one instruction: a where either is NaN.
+// The larger and the smaller of a and b, a where either is NaN: one instruction, which g++ does not
+// find where b is a constant.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+__attribute__((target("avx512f"))) inline void max_16(const Lanes16::V& a, const Lanes16::V& b,
+                                                      Lanes16::V& y) {
+  y = __builtin_ia32_maxps512_mask(b, a, a, -1, 4);
+}
+
+__attribute__((target("avx512f"))) inline void min_16(const Lanes16::V& a, const Lanes16::V& b,
+                                                      Lanes16::V& y) {
+  y = __builtin_ia32_minps512_mask(b, a, a, -1, 4);
+}
+#endif
+
 template <class L>
 TINYSCALE_INLINE void max_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+  if constexpr (L::width == 16) {
+    max_16(a, b, y);
+    return;
+  }
+#endif
   y = a < b ? b : a;
+}
+
+template <class L>
+TINYSCALE_INLINE void min_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+  if constexpr (L::width == 16) {
+    min_16(a, b, y);
+    return;
+  }
+#endif
+  y = b < a ? b : a;
 }
 
 // Lanes folded into one: halves, quarters, ... (a tree: 8 + 4 + 2 + 1).
@@ -371,9 +441,9 @@ TINYSCALE_INLINE void clamp_vector(const typename L::V& x, float low, float high
                                    typename L::V& y) {  // a NaN passes through
   typename L::V bound;
   broadcast<L>(low, bound);
-  y = x < bound ? bound : x;
+  max_vector<L>(x, bound, y);
   broadcast<L>(high, bound);
-  y = bound < y ? bound : y;
+  min_vector<L>(y, bound, y);
 }
 
 template <class L>

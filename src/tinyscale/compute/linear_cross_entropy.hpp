@@ -48,7 +48,7 @@ struct LinearCrossEntropy {
   float scale;                  // of the gradients: 1 / rows for a mean
   float* dx;                    // null: not wanted
   float* dw;
-  float beta;  // of dx and dw: 0 (not read) or 1
+  float beta_x, beta_w;  // of dx and dw: 0 (not read) or 1
 };
 
 }  // namespace kernel
@@ -175,11 +175,11 @@ struct LogitsBlock {
       }
       if (dx != nullptr) {
         kernel::gemm(kernel::Trans::yes, kernel::Trans::no, rows, c.width, count, part, lanes,
-                     c.w + j * c.width, c.width, j == 0 ? c.beta : 1.0f, dx, c.width);
+                     c.w + j * c.width, c.width, j == 0 ? c.beta_x : 1.0f, dx, c.width);
       }
       if (c.dw != nullptr) {
         kernel::gemm(kernel::Trans::no, kernel::Trans::no, count, c.width, rows, part, lanes, x,
-                     c.width, begin == 0 ? c.beta : 1.0f, c.dw + j * c.width, c.width);
+                     c.width, begin == 0 ? c.beta_w : 1.0f, c.dw + j * c.width, c.width);
       }
     }
   }
@@ -228,7 +228,7 @@ namespace kernel {
 inline void linear_cross_entropy_forward(std::int64_t rows, std::int64_t width, std::int64_t vocab,
                                          const float* x, const float* w,
                                          const std::int32_t* targets, float* losses, float* lse) {
-  const LinearCrossEntropy c{rows, width, vocab, x, w, targets, 1.0f, nullptr, nullptr, 0.0f};
+  const LinearCrossEntropy c{rows, width, vocab, x, w, targets, 1.0f, nullptr, nullptr, 0.0f, 0.0f};
   detail::linear_cross_entropy_blocks(c, detail::LossPass::forward, losses, lse);
 }
 
@@ -237,7 +237,7 @@ inline void linear_cross_entropy_backward(std::int64_t rows, std::int64_t width,
                                           const float* x, const float* w,
                                           const std::int32_t* targets, const float* lse,
                                           float scale, float* dx, float* dw, float beta = 1.0f) {
-  const LinearCrossEntropy c{rows, width, vocab, x, w, targets, scale, dx, dw, beta};
+  const LinearCrossEntropy c{rows, width, vocab, x, w, targets, scale, dx, dw, beta, beta};
   detail::linear_cross_entropy_blocks(c, detail::LossPass::backward, nullptr,
                                       const_cast<float*>(lse));
 }
