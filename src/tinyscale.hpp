@@ -52,6 +52,7 @@
 #include "tinyscale/compute/gemm_words.hpp"
 #include "tinyscale/compute/gemm_bf16.hpp"
 #include "tinyscale/compute/gemm_int8.hpp"
+#include "tinyscale/compute/gemv_quantized.hpp"
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/attention.hpp"
 #include "tinyscale/compute/norm.hpp"

@@ -345,3 +345,116 @@ TEST_CASE("int8 gemm: bad sizes") {
       kernel::gemm_int8(Trans::no, Trans::no, 1, 1, 1, x.data(), 1, x.data(), 1, scales, &y, 1),
       "gemm_int8: blocks of 0; at least 1 number of k", ts::Error);
 }
+
+namespace {
+
+// |y - reference|: x is off by half a step of max|x| / 127 in each product, and sums round.
+double quantized_bound(const kernel::QuantizedMatrix& w, const Floats& x, std::int64_t row) {
+  double bound = 1e-30;
+  for (std::int64_t first = 0; first < w.cols; first += w.group) {
+    const std::int64_t last = std::min(w.cols, first + w.group);
+    double largest = 0.0, weights = 0.0;
+    for (std::int64_t p = first; p < last; ++p) {
+      largest = std::max(largest, std::fabs(double{x[static_cast<std::size_t>(p)]}));
+      weights += std::fabs(double{w.scale(row, p)} * w.code(row, p));
+    }
+    bound += weights * largest * (0.501 / 127 + 1e-6 * static_cast<double>(w.groups()));
+  }
+  return bound;
+}
+
+void check_quantized(std::int64_t rows, std::int64_t cols, std::int64_t group, int bits,
+                     std::int64_t m) {
+  CAPTURE(rows);
+  CAPTURE(cols);
+  CAPTURE(group);
+  CAPTURE(bits);
+  const Floats weights = noise(rows * cols, 11);
+  const kernel::QuantizedMatrix w = kernel::quantize(rows, cols, group, bits, weights.data());
+  const Floats x = noise(m * (cols + 3), 12);
+  Floats y(static_cast<std::size_t>(m * (rows + 1)), 5.0f),
+      expected(static_cast<std::size_t>(rows));
+  kernel::gemm_quantized(w, m, x.data(), cols + 3, y.data(), rows + 1);
+  bool good = true;
+  for (std::int64_t i = 0; i < m; ++i) {
+    const Floats row(x.begin() + i * (cols + 3), x.begin() + i * (cols + 3) + cols);
+    kernel::gemv_quantized_reference(w, row.data(), expected.data());
+    for (std::int64_t n = 0; n < rows; ++n) {
+      const double error = double{y[static_cast<std::size_t>(i * (rows + 1) + n)]} -
+                           double{expected[static_cast<std::size_t>(n)]};
+      good = good && std::fabs(error) <= quantized_bound(w, row, n);
+    }
+    good = good && y[static_cast<std::size_t>(i * (rows + 1) + rows)] == 5.0f;
+  }
+  CHECK(good);
+}
+
+// Integers: scales 1, x with 127 in every group, so that nothing is rounded.
+void check_exact(int bits) {
+  const std::int64_t rows = 100, cols = 168, group = 32, groups = 6;
+  std::vector<std::int8_t> codes = codes_of(rows * cols, 3);
+  for (std::int8_t& code : codes) {
+    code = static_cast<std::int8_t>(bits == 8 ? code : code >> 4);
+  }
+  const Floats ones(static_cast<std::size_t>(rows * groups), 1.0f);
+  const kernel::QuantizedMatrix w =
+      kernel::pack_quantized(rows, cols, group, bits, codes.data(), ones.data());
+  Floats x = integers(cols, 5, 126), y(static_cast<std::size_t>(rows)), expected = y;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    x[static_cast<std::size_t>(g * group)] = 127.0f;
+  }
+  kernel::gemv_quantized_reference(w, x.data(), expected.data());
+  kernel::gemv_quantized(w, x.data(), y.data());
+  CHECK(y == expected);
+  CHECK(w.code(99, 167) == codes[99 * 168 + 167]);
+}
+
+}  // namespace
+
+TEST_CASE("quantised weights: products against the reference, every path") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    for (const int bits : {8, 4}) {
+      check_exact(bits);
+      check_quantized(1, 1, 8, bits, 1);
+      check_quantized(33, 100, 32, bits, 3);
+      check_quantized(130, 256, 64, bits, 1);
+      check_quantized(70, 96, 96, bits, 8);
+      check_quantized(300, 1000, 1000, bits, 2);
+    }
+  }
+}
+
+TEST_CASE("quantised weights: one thread and many, bad input") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    const Floats weights = noise(600 * 512, 1);
+    Floats x = noise(512, 2), many(600), one(600);
+    const kernel::QuantizedMatrix w = kernel::quantize(600, 512, 32, 4, weights.data());
+    kernel::gemv_quantized(w, x.data(), many.data());
+    {
+      const ts::detail::SerialScope alone;
+      kernel::gemv_quantized(w, x.data(), one.data());
+    }
+    CHECK(one == many);
+    for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+      x[77] = bad;
+      kernel::gemv_quantized(w, x.data(), one.data());
+      CHECK(std::all_of(one.begin(), one.end(), [](float y) { return std::isnan(y); }));
+    }
+  }
+  const kernel::QuantizedMatrix none = kernel::quantize(0, 5, 32, 8, nullptr);
+  kernel::gemv_quantized(none, nullptr, nullptr);
+  Floats y(3, 1.0f);
+  kernel::gemv_quantized(kernel::quantize(3, 0, 32, 8, nullptr), nullptr, y.data());
+  CHECK(y == Floats{0, 0, 0});
+  const Floats big{1.0f, 1e6f};
+  CHECK_THROWS_WITH_AS(kernel::quantize(1, 2, 32, 8, big.data()),
+                       "quantize: weight 0, 1 is 1000000; weights must be within +-65504",
+                       ts::Error);
+  CHECK_THROWS_WITH_AS(
+      kernel::quantize(1, 1, 12, 8, big.data()),
+      "pack_quantized: 1 x 1, groups of 12, 8 bits; groups are multiples of 8, of 4 or 8 bits",
+      ts::Error);
+}

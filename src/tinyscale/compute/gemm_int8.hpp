@@ -53,6 +53,19 @@ __attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, con
   asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
   sum = s;
 }
+// Every processor with VNNI has these too.
+__attribute__((target("avx512f"))) inline void halves_by_unit(const std::uint16_t* from,
+                                                              Lanes16::V& x) {
+  Lanes16::V y;
+  asm("vcvtph2ps %1, %0" : "=v"(y) : "m"(*reinterpret_cast<const Lanes16::LooseShorts*>(from)));
+  x = y;
+}
+__attribute__((target("avx2,fma"))) inline void halves_by_unit(const std::uint16_t* from,
+                                                               Lanes8::V& x) {
+  Lanes8::V y;
+  asm("vcvtph2ps %1, %0" : "=x"(y) : "m"(*reinterpret_cast<const Lanes8::LooseShorts*>(from)));
+  x = y;
+}
 #endif
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 typedef std::int16_t Shorts8 __attribute__((vector_size(16)));
@@ -86,9 +99,32 @@ struct DotInt8 {
   typedef typename L::I Words;
   typedef typename L::LooseI LooseSum;
   typedef std::int32_t Scalar;
+  typedef L Lanes;
+  typedef typename L::V Floats;
 
   static TINYSCALE_INLINE void load(const std::uint32_t* from, Words& w) {
     w = *reinterpret_cast<const LooseSum*>(from);
+  }
+  // f16 numbers as f32: by instruction, or the bits in an f32's place times 2^112.
+  static TINYSCALE_INLINE void load_halves(const std::uint16_t* from, Floats& x) {
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+    if constexpr (DOT == Int8Dot::vnni) {
+      halves_by_unit(from, x);
+      return;
+    }
+#endif
+    Words half, bits;
+#if TINYSCALE_VECTOR_EXTENSIONS
+    half = __builtin_convertvector(*reinterpret_cast<const typename L::LooseShorts*>(from), Words);
+#else
+    half = *from;
+#endif
+    bits = (half & 0x7fff) << 13;
+    std::memcpy(&x, &bits, sizeof(x));
+    x = x * 5.192296858534828e33f;
+    std::memcpy(&bits, &x, sizeof(x));
+    bits = bits | ((half >> 15) << 31);
+    std::memcpy(&x, &bits, sizeof(x));
   }
   static TINYSCALE_INLINE void broadcast(std::uint32_t word, Words& w) {
     broadcast_word(static_cast<std::int32_t>(word), w);
