@@ -50,6 +50,7 @@
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/gemm_words.hpp"
+#include "tinyscale/compute/amx_tiles.hpp"
 #include "tinyscale/compute/gemm_bf16.hpp"
 #include "tinyscale/compute/gemm_int8.hpp"
 #include "tinyscale/compute/gemv_quantized.hpp"

@@ -458,3 +458,37 @@ TEST_CASE("quantised weights: one thread and many, bad input") {
       "pack_quantized: 1 x 1, groups of 12, 8 bits; groups are multiples of 8, of 4 or 8 bits",
       ts::Error);
 }
+
+TEST_CASE("tiles in RAM give what the other units give") {
+  namespace d = ts::detail;
+  for (const Trans ta : {Trans::no, Trans::yes}) {
+    for (const Trans tb : {Trans::no, Trans::yes}) {
+      for (const auto& size :
+           std::vector<std::vector<std::int64_t>>{{1, 1, 1}, {40, 70, 130}, {101, 33, 1100}}) {
+        const Product x(ta, tb, size[0], size[1], size[2]);
+        Floats c = x.c;
+        d::word_gemm({d::tile_unit<d::SoftTiles, d::Bf16InTiles>(),
+                      d::rows_of(d::WordKind::f32, x.a.data(), ta, x.m, x.k, x.lda),
+                      d::word_source(d::WordKind::f32, x.b.data(), tb, x.n, x.k, x.ldb), nullptr,
+                      1.0f, c.data(), x.ldc, nullptr});
+        CHECK(worst_difference(c, x.reference(1.0f)) <= bound(x.k));
+        const Int8Product y(ta, tb, size[0], size[1], size[2]);
+        auto sums = y.empty();
+        d::int8_product(d::tile_unit<d::SoftTiles, d::Int8InTiles>(),
+                        d::rows_of(d::WordKind::int8, y.a.data(), ta, y.m, y.k, y.lda),
+                        d::word_source(d::WordKind::int8, y.b.data(), tb, y.n, y.k, y.ldb), nullptr,
+                        sums.data(), y.ldc);
+        CHECK(sums == y.reference());
+      }
+    }
+  }
+  const kernel::PackedBf16 packed = kernel::pack_bf16(Trans::no, 50, 70, noise(3500, 2).data(), 70);
+  const Floats a = noise(20 * 50, 1);
+  Floats c(20 * 70), expected = c;
+  d::word_gemm({d::tile_unit<d::SoftTiles, d::Bf16InTiles>(),
+                d::rows_of(d::WordKind::f32, a.data(), Trans::no, 20, 50, 50),
+                d::word_source(d::WordKind::f32, nullptr, Trans::no, 70, 50, 70),
+                packed.words->data(), 0.0f, c.data(), 70, nullptr});
+  kernel::gemm_bf16(Trans::no, 20, a.data(), 50, packed, 0.0f, expected.data(), 70);
+  CHECK(worst_difference(c, expected) <= bound(50));
+}

@@ -187,6 +187,12 @@ struct Int8Tiles {
 };
 
 inline WordUnit int8_word_unit() {
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+  if (int8_unit(cpu(), active_path())[0] == 'a' &&
+      forced_path().load(std::memory_order_relaxed) < 0) {
+    return tile_unit<AmxTiles, Int8InTiles>();
+  }
+#endif
   return {[](const WordTask& task) { run_on_int8(Int8Tiles{task}); }, 12, 1, false};
 }
 
@@ -222,8 +228,8 @@ struct RowStarts {
   }
 };
 
-inline void int8_product(const WordSource& a, WordSource b, const std::uint32_t* b_packed,
-                         std::int32_t* c, std::int64_t ldc) {
+inline void int8_product(const WordUnit& unit, const WordSource& a, WordSource b,
+                         const std::uint32_t* b_packed, std::int32_t* c, std::int64_t ldc) {
   if (a.ks > 131071) {
     throw Error(cat("gemm_int8: k is ", a.ks, "; int32 holds the sum of at most 131071 products"));
   }
@@ -239,7 +245,7 @@ inline void int8_product(const WordSource& a, WordSource b, const std::uint32_t*
     run_on_int8(RowStarts{a, begin, end, start});
   });
   b.flip = 0x80808080U;
-  word_gemm({int8_word_unit(), a, b, b_packed, 0.0f, c, ldc, start});
+  word_gemm({unit, a, b, b_packed, 0.0f, c, ldc, start});
 }
 
 }  // namespace detail
@@ -251,7 +257,7 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
                       const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
                       std::int64_t ldb, std::int32_t* c, std::int64_t ldc) {
   const detail::WordKind kind = detail::WordKind::int8;
-  detail::int8_product(detail::rows_of(kind, a, ta, m, k, lda),
+  detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, k, lda),
                        detail::word_source(kind, b, tb, n, k, ldb), nullptr, c, ldc);
 }
 
@@ -276,7 +282,7 @@ inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std:
 inline void gemm_int8(Trans ta, std::int64_t m, const std::int8_t* a, std::int64_t lda,
                       const PackedInt8& b, std::int32_t* c, std::int64_t ldc) {
   const detail::WordKind kind = detail::WordKind::int8;
-  detail::int8_product(detail::rows_of(kind, a, ta, m, b.k, lda),
+  detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, b.k, lda),
                        detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
                        b.words ? b.words->data() : nullptr, c, ldc);
 }
