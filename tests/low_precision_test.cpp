@@ -5,6 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
@@ -491,4 +496,133 @@ TEST_CASE("tiles in RAM give what the other units give") {
                 packed.words->data(), 0.0f, c.data(), 70, nullptr});
   kernel::gemm_bf16(Trans::no, 20, a.data(), 50, packed, 0.0f, expected.data(), 70);
   CHECK(worst_difference(c, expected) <= bound(50));
+}
+
+namespace {
+
+// Bytes of a file of quantised blocks; empty, with a line, when it is absent.
+std::vector<std::uint8_t> golden(const std::string& name) {
+  const char* folder = std::getenv("TINYSCALE_SHARED");
+  const std::string path =
+      std::string(folder != nullptr ? folder : "../shared") + "/data/models/quant-blocks/" + name;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    std::cout << "skipped: no " << path << "\n";
+    return {};
+  }
+  std::vector<std::uint8_t> bytes;
+  for (std::istreambuf_iterator<char> at(file), end; at != end; ++at) {
+    bytes.push_back(static_cast<std::uint8_t>(*at));
+  }
+  return bytes;
+}
+
+Floats golden_floats(const std::string& name) {
+  const std::vector<std::uint8_t> bytes = golden(name);
+  Floats x(bytes.size() / 4);
+  if (!x.empty()) {
+    std::memcpy(x.data(), bytes.data(), x.size() * 4);
+  }
+  return x;
+}
+
+// Groups of 32 as the blocks hold them: an f16 scale, then 32 int8 or 16 bytes of two codes each,
+// number i in the lower half of byte i and number i + 16 in the upper half.
+kernel::QuantizedMatrix from_blocks(const std::vector<std::uint8_t>& bytes, int bits) {
+  const std::size_t size = bits == 8 ? 34 : 18;
+  std::vector<std::int8_t> codes;
+  Floats scales;
+  for (std::size_t at = 0; at + size <= bytes.size(); at += size) {
+    scales.push_back(
+        ts::from_f16(static_cast<std::uint16_t>(bytes[at] | unsigned{bytes[at + 1]} << 8)));
+    for (std::size_t i = 0; i < 32; ++i) {
+      const int byte = bytes[at + 2 + (bits == 8 ? i : i % 16)];
+      codes.push_back(static_cast<std::int8_t>(bits == 8 ? byte
+                                               : i < 16  ? (byte & 15) - 8
+                                                         : (byte >> 4) - 8));
+    }
+  }
+  const auto groups = static_cast<std::int64_t>(scales.size());
+  return kernel::pack_quantized(1, 32 * groups, 32, bits, codes.data(), scales.data());
+}
+
+}  // namespace
+
+TEST_CASE("bf16 and f16 against the reference blocks") {
+  const Floats input = golden_floats("input.f32");
+  for (const bool bf16 : {true, false}) {
+    const std::string name = bf16 ? "bf16" : "f16";
+    const std::vector<std::uint8_t> blocks = golden("blocks_" + name + ".bin");
+    const Floats values = golden_floats("dequant_" + name + ".f32");
+    std::size_t right = 0;
+    for (std::size_t i = 0; i < input.size(); ++i) {
+      const auto code =
+          static_cast<std::uint16_t>(blocks[2 * i] | unsigned{blocks[2 * i + 1]} << 8);
+      right += code == (bf16 ? ts::to_bf16(input[i]) : ts::to_f16(input[i])) &&
+                       values[i] == (bf16 ? ts::from_bf16(code) : ts::from_f16(code))
+                   ? 1U
+                   : 0U;
+    }
+    CHECK(right == input.size());
+  }
+}
+
+TEST_CASE("q8_0 and q4_0 against the reference blocks") {
+  const Floats input = golden_floats("input.f32");
+  if (input.empty()) {
+    return;
+  }
+  const auto count = static_cast<std::int64_t>(input.size());
+  for (const int bits : {8, 4}) {
+    const std::string name = bits == 8 ? "q8_0" : "q4_0";
+    CAPTURE(name);
+    const kernel::QuantizedMatrix file = from_blocks(golden("blocks_" + name + ".bin"), bits);
+    const kernel::QuantizedMatrix own = kernel::quantize(1, count, 32, bits, input.data());
+    const Floats values = golden_floats("dequant_" + name + ".f32");
+    CHECK(file.half_scales);
+    std::size_t codes = 0, scales = 0, same = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      codes += own.code(0, i) == file.code(0, i) ? 1U : 0U;
+      scales += own.scale(0, i) == file.scale(0, i) ? 1U : 0U;
+      const float value = file.scale(0, i) * static_cast<float>(file.code(0, i));
+      same += value == values[static_cast<std::size_t>(i)] ? 1U : 0U;
+    }
+    CHECK(codes == input.size());
+    CHECK(scales == input.size());
+    CHECK(same == input.size());
+  }
+}
+
+TEST_CASE("quantised weights whose scales are not f16 keep them as f32") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    const std::vector<std::int8_t> codes = codes_of(20 * 64, 3);
+    const Floats scales = noise(20 * 2, 4);
+    const kernel::QuantizedMatrix w =
+        kernel::pack_quantized(20, 64, 32, 8, codes.data(), scales.data());
+    CHECK_FALSE(w.half_scales);
+    CHECK(w.scale(19, 63) == scales[39]);
+    Floats x(64, 0.0f), y(20);
+    x[5] = 127.0f;
+    kernel::gemv_quantized(w, x.data(), y.data());
+    const float expected = 127.0f * scales[14] * static_cast<float>(codes[7 * 64 + 5]);
+    CHECK(std::fabs(y[7] - expected) <= 1e-6f * std::fabs(expected));
+  }
+}
+
+TEST_CASE("cpu: units of low precision follow the path") {
+  namespace d = ts::detail;
+  ts::CpuInfo info;
+  info.avx2 = info.fma = info.avx512f = info.avx512bw = info.avx512dq = info.avx512vl = true;
+  CHECK(d::choose_path(info, "").text == "processor (avx512)");
+  info.avx512_bf16 = info.avx_vnni = info.avx512_vnni = true;
+  CHECK(d::choose_path(info, "").text == "processor (avx512; int8 vnni)");
+  info.amd = true;
+  CHECK(d::choose_path(info, "").text == "processor (avx512; bf16 vdpbf16ps; int8 vnni)");
+  CHECK(d::choose_path(info, "avx2").text == "processor (avx2; int8 vnni)");
+  CHECK(d::choose_path(info, "portable").text == "processor (portable)");
+  info.amd = false;
+  info.amx_bf16 = info.amx_int8 = true;
+  CHECK(d::choose_path(info, "").text == "processor (avx512; bf16 amx; int8 amx)");
+  CHECK(d::choose_path(info, "avx512").text == "processor (avx512; int8 vnni)");
 }
