@@ -101,7 +101,8 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
 }
 
 // Full tiles, then what is left in tiles of 2 rows. Of what is ahead each of the first tiles
-// fetches its part: two lines of four a step where there are 2 or 3 tiles, one where there are more.
+// fetches its part: two lines of four a step where there are 2 or 3 tiles, one where there are
+// more.
 template <class L, int VECTORS>
 struct GemmPanel {
   const PanelWork& w;
