@@ -56,8 +56,9 @@ constexpr std::int64_t gemm_strip = 64;            // k of a panel packed just b
 struct GemmPanels {
   std::int64_t first, columns;  // of C, in this pass
   const float* packed;
-  const float* edge;   // the last, narrower panel, padded with zeros; packed like the others
-  std::int64_t depth;  // k of one pass over C
+  const float* edge;      // the last, narrower panel, padded with zeros; packed like the others
+  std::int64_t edge_row;  // from row to row of it
+  std::int64_t depth;     // k of one pass over C
 };
 
 // Copies columns [j, j + valid) of rows [p, p + depth) of B to to[depth][wide], zeros behind them.
@@ -134,8 +135,8 @@ struct GemmBlock {
         panel<L, L::vectors>(p, depth, b, strip == nullptr ? row : wide, j, wide, ahead, row);
       }
       std::int64_t j = full;
-      const std::int64_t step = (columns - full + L::width - 1) / L::width * L::width;
-      const float* b = panels.edge + p * step;  // rows of `step` floats
+      const std::int64_t step = panels.edge_row;
+      const float* b = panels.edge + p * step;
       if constexpr (L::vectors > 2) {
         for (; columns - j > L::width; j += 2 * L::width, b += 2 * L::width) {
           const std::int64_t valid = std::min<std::int64_t>(2 * L::width, columns - j);
@@ -155,14 +156,12 @@ struct GemmBlock {
                               const float* ahead, std::int64_t ahead_row) const {
     constexpr std::int64_t wide = L::width * VECTORS;
     const std::int64_t m = end - begin;
-    const std::int64_t gap = m <= L::rows ? 32 : m > 3 * L::rows ? 0 : 16;
     float* c = g.c + begin * g.ldc + panels.first + j;
     const float beta = p == 0 ? g.beta : 1.0f;
     PanelWork w{m,       depth,   g.a + begin * g.a_row + p * g.a_col,
                 g.a_row, g.a_col, b,
                 b_row,   c,       g.ldc,
-                beta,    ahead,   ahead_row,
-                gap};
+                beta,    ahead,   ahead_row};
     if (valid == wide) {
       call_on_lanes<L>(GemmPanel<L, VECTORS>{w});
     } else {
@@ -199,28 +198,35 @@ struct TileQuery {  // asks the active path for its tile
 };
 
 // Packs columns [first, first + columns) of B: full panels (none where packed is null), the edge.
+// A task is 16 rows of B as stored, or one panel of a transposed B.
 inline void gemm_pack(const GemmOperands& g, std::int64_t first, std::int64_t columns,
                       const TileSize& tile, float* packed, float* edge, bool serial) {
-  const std::int64_t full = columns / tile.wide * tile.wide;
-  const std::int64_t strip = g.b_col == 1 ? 16 : g.k;  // rows of B are read along
-  const std::int64_t strips = (g.k + strip - 1) / strip, panels = full / tile.wide + 1;
+  const bool along = g.b_col == 1;
+  const std::int64_t full = columns / tile.wide * tile.wide, left = columns - full;
+  const std::int64_t strip = along ? 16 : g.k;
+  const std::int64_t tasks = along ? (g.k + strip - 1) / strip : full / tile.wide + 1;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t p = x / panels * strip, j = x % panels * tile.wide;
-      const std::int64_t depth = std::min(strip, g.k - p);
-      if (j < full && packed != nullptr) {
-        run_on_lanes(GemmPack{g, p, depth, first + j, tile.wide, tile.wide,
-                              packed + j * g.k + p * tile.wide});
-      } else if (j == full && j < columns) {
-        const std::int64_t wide = tile.rounded(columns - full);
-        run_on_lanes(GemmPack{g, p, depth, first + full, columns - full, wide, edge + p * wide});
+      const std::int64_t p = along ? x * strip : 0, depth = std::min(strip, g.k - p);
+      const std::int64_t last = along ? full : std::min(full, (x + 1) * tile.wide);
+      for (std::int64_t j = along ? 0 : x * tile.wide; j < last && packed != nullptr;
+           j += tile.wide) {
+        float* const to = packed + j * g.k + p * tile.wide;
+        run_on_lanes(GemmPack{g, p, depth, first + j, tile.wide, tile.wide, to});
+      }
+      if (left > 0 && (along || x + 1 == tasks)) {
+        const std::int64_t wide = tile.rounded(left);
+        run_on_lanes(GemmPack{g, p, depth, first + full, left, wide, edge + p * wide});
       }
     }
   };
+  if (packed == nullptr && left == 0) {
+    return;
+  }
   if (serial) {
-    body(0, strips * panels);
+    body(0, tasks);
   } else {
-    parallel_for(strips * panels, g.b_col == 1 ? panels : 1, body);
+    parallel_for(tasks, 1, body);
   }
 }
 
@@ -262,17 +268,27 @@ inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool seria
 // Multiply-adds that take about 5 microseconds, less than waking a thread pays.
 inline bool gemm_is_small(const GemmOperands& g) { return g.m * g.n * g.k < (1 << 18); }
 
-// One pass: columns [first, first + columns) of C, packing first.
+// One pass: columns [first, first + columns) of C, packing first what cannot be read in place.
 inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t columns,
                       const TileSize& tile) {
   const std::int64_t full = columns / tile.wide * tile.wide;
+  const std::int64_t left = tile.rounded(columns - full);
   const bool in_place = g.b_col == 1 && g.n * g.k <= gemm_in_place;
   const bool small = gemm_is_small(g);
-  const Scratch lease(((in_place ? 0 : full) + tile.rounded(columns - full)) * g.k);
+  GemmPanels panels{first, columns, nullptr, nullptr, left, gemm_pass_depth(g.k)};
+  if (in_place && left == columns - full) {
+    panels.edge = g.b + first + full;
+    panels.edge_row = g.b_row;
+    gemm_blocks(g, panels, small);
+    return;
+  }
+  const Scratch lease(((in_place ? 0 : full) + left) * g.k);
   float* const packed = in_place ? nullptr : lease.data();
   float* const edge = lease.data() + (in_place ? 0 : full * g.k);
   gemm_pack(g, first, columns, tile, packed, edge, small);
-  gemm_blocks(g, {first, columns, packed, edge, gemm_pass_depth(g.k)}, small);
+  panels.packed = packed;
+  panels.edge = edge;
+  gemm_blocks(g, panels, small);
 }
 
 // Short A, B as stored: chunks of columns. Two tiles of rows read B where it stands; for more each
@@ -289,7 +305,12 @@ inline bool gemm_few_rows(const GemmOperands& g, const TileSize& tile) {
     for (std::int64_t x = begin; x < end; ++x) {
       const std::int64_t first = x * chunk, columns = std::min(chunk, g.n - first);
       gemm_pack(g, first, columns, tile, nullptr, lease.data(), true);
-      const GemmPanels panels{first, columns, nullptr, lease.data(), strips ? gemm_strip : 256};
+      const GemmPanels panels{first,
+                              columns,
+                              nullptr,
+                              lease.data(),
+                              tile.rounded(columns % tile.wide),
+                              strips ? gemm_strip : 256};
       run_on_lanes(GemmBlock{g, panels, 0, g.m, strip});
     }
   };

@@ -208,8 +208,8 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
   detail::TileSize tile;
   detail::run_on_lanes(detail::TileQuery{&tile});
   const std::int64_t full = w.n / tile.wide * tile.wide;
-  const detail::GemmPanels panels{0, w.n, packed, packed + full * w.k,
-                                  detail::gemm_pass_depth(w.k)};
+  const detail::GemmPanels panels{
+      0, w.n, packed, packed + full * w.k, tile.rounded(w.n - full), detail::gemm_pass_depth(w.k)};
   detail::gemm_blocks(g, panels, detail::gemm_is_small(g));
 }
 
