@@ -45,7 +45,7 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
 
 namespace detail {
 
-constexpr std::int64_t gemm_depth = 512;           // most k of one pass: a panel of B stays in L2
+constexpr std::int64_t gemm_depth = 1024;          // most k of one pass: a panel of B stays in L2
 constexpr std::int64_t gemm_rows = 96;             // most rows of one task
 constexpr std::int64_t gemm_packed = 1 << 20;      // floats of B packed at once: 4 MB
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
@@ -67,9 +67,10 @@ struct GemmPack {
   std::int64_t p, depth, j, valid, wide;
   float* to;
 
+  static constexpr std::int64_t strip = 16;  // rows at a time, while the next ones are fetched
+
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t strip = 16;
     for (std::int64_t q = 0; q < depth; q += strip) {
       const std::int64_t rows = depth - q < strip ? depth - q : strip;
       if (g.b_col == 1) {
@@ -80,6 +81,7 @@ struct GemmPack {
       }
       for (std::int64_t x = 0; x < wide; ++x) {
         const float* from = g.b + (j + x) * g.b_col + (p + q) * g.b_row;
+        prefetch(from + (x < valid ? strip : 0));
         for (std::int64_t r = 0; r < rows && x < valid; ++r) {
           to[(q + r) * wide + x] = from[r * g.b_row];
         }
@@ -96,6 +98,7 @@ struct GemmPack {
     std::int64_t x = 0;
     typename L::V v;
     for (; x + L::width <= whole; x += L::width) {
+      prefetch(from + x + strip * g.b_row);
       load<L>(from + x, v);
       store<L>(row + x, v);
     }
