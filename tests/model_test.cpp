@@ -410,7 +410,8 @@ TEST_CASE("parameters and the cache of keys and values are metered as what they 
   hooks.first_position = 3;
   model.forward({4}, 1, 1, hooks);
   CHECK(own.memory->current(ts::MemoryKind::kv_cache) ==
-        4.0 * 4 * static_cast<double>(model.config.layers * model.config.cached_numbers()));
+        4.0 * static_cast<double>(model.config.context * model.config.layers *
+                                  model.config.cached_numbers()));  // room for the whole context
   CHECK(own.memory->current(ts::MemoryKind::activation) == 0);
 }
 

@@ -83,6 +83,10 @@ BEGIN {
   put("#ifndef TINYSCALE_HPP")
   put("#define TINYSCALE_HPP")
   put("")
+  put("#ifdef TINYSCALE_EXTERN  // declarations only, for a program that links the library of `make lib`")
+  put("#  include \"tinyscale_extern.hpp\"")
+  put("#else  // the whole library")
+  put("")
   for (i = 1; i <= headers; i++) put("#include <" header[i] ">")
   for (p = 1; p <= parts; p++) {
     put("")
@@ -90,6 +94,7 @@ BEGIN {
     for (i = 1; i <= length_of[part[p]]; i++) put(text[part[p], i])
   }
   put("")
+  put("#endif  // TINYSCALE_EXTERN")
   put("#endif  // TINYSCALE_HPP")
   for (i = 1; i <= count; i++) print lines[i]
 }

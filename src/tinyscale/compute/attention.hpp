@@ -126,10 +126,12 @@ struct AttentionLanes {
                                       std::int64_t c_row, float beta) {
     std::int64_t j = 0;
     for (; j + wide <= n; j += wide) {
-      call_on_lanes<L>(GemmPanel<L, 2>{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta});
+      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0, 0};
+      call_on_lanes<L>(GemmPanel<L, 2>{w});
     }
     if (j < n) {
-      call_on_lanes<L>(GemmPanel<L, 1>{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta});
+      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0, 0};
+      call_on_lanes<L>(GemmPanel<L, 1>{w});
     }
   }
   // Below, `both` keys are seen by both vectors of lanes, then `alone` keys by the second only.

@@ -36,6 +36,7 @@ struct Lanes1 {
   typedef float V;
   typedef float Loose;
   typedef std::int32_t I;
+  typedef std::int32_t LooseI;
   static constexpr int doubles = 1;
   typedef double D;
   typedef float Half;
@@ -51,6 +52,7 @@ struct Lanes4 {  // 16 bytes: SSE2, NEON, and whatever else has 16-byte register
   typedef float V __attribute__((vector_size(16)));
   typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(16)));
+  typedef std::int32_t LooseI __attribute__((vector_size(16), aligned(4), may_alias));
   static constexpr int doubles = 2;
   typedef double D __attribute__((vector_size(16)));
   typedef float Half __attribute__((vector_size(8), aligned(4), may_alias));
@@ -61,6 +63,7 @@ struct Lanes8 {  // 32 bytes: AVX2, 16 registers
   typedef float V __attribute__((vector_size(32)));
   typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(32)));
+  typedef std::int32_t LooseI __attribute__((vector_size(32), aligned(4), may_alias));
   static constexpr int doubles = 4;
   typedef double D __attribute__((vector_size(32)));
   typedef float Half __attribute__((vector_size(16), aligned(4), may_alias));
@@ -71,6 +74,7 @@ struct Lanes16 {  // 64 bytes: AVX-512, 32 registers
   typedef float V __attribute__((vector_size(64)));
   typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(64)));
+  typedef std::int32_t LooseI __attribute__((vector_size(64), aligned(4), may_alias));
   static constexpr int doubles = 8;
   typedef double D __attribute__((vector_size(64)));
   typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
@@ -157,6 +161,14 @@ TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
   *reinterpret_cast<typename L::Loose*>(to) = v;
 }
 
+TINYSCALE_INLINE void prefetch(const void* at) {
+#if TINYSCALE_VECTOR_EXTENSIONS
+  __builtin_prefetch(at, 0, 2);
+#else
+  static_cast<void>(at);
+#endif
+}
+
 // The next `doubles` floats, widened.
 template <class L>
 TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {
@@ -191,6 +203,20 @@ TINYSCALE_INLINE void broadcast(float x, typename L::V& v) {
   }
 #endif
   v = x - typename L::V{};
+}
+
+// Every lane the same 32 bits.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f"))) inline void broadcast_word(std::int32_t word, Lanes16::I& v) {
+  v = word - Lanes16::I{};
+}
+__attribute__((target("avx2,fma"))) inline void broadcast_word(std::int32_t word, Lanes8::I& v) {
+  v = word - Lanes8::I{};
+}
+#endif
+template <class I>
+TINYSCALE_INLINE void broadcast_word(std::int32_t word, I& v) {
+  v = word - I{};
 }
 
 // 0, 1, 2, ...

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/lanes.hpp"
@@ -131,7 +131,7 @@ inline void column_sums(std::int64_t rows, std::int64_t cols, const float* x, fl
 inline double sum_of_squares(std::int64_t n, const float* x) {
   const std::int64_t block = detail::elementwise_block;
   const std::int64_t blocks = (n + block - 1) / block;
-  std::vector<double> sums(static_cast<std::size_t>(blocks), 0.0);
+  List<double> sums(static_cast<std::size_t>(blocks));
   parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t at = b * block;

@@ -1,0 +1,311 @@
+// OpenBLAS, BLIS, and the peers that are programs.
+#include "peers.hpp"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <initializer_list>
+
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+namespace bench {
+namespace {
+
+void* open_first(std::initializer_list<const char*> names) {
+  for (const char* name : names) {
+    void* const library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (library != nullptr) {
+      return library;
+    }
+  }
+  return nullptr;
+}
+
+template <class Function>
+void find(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(dlsym(library, name));
+}
+
+Blas open_openblas(Bench& bench) {
+  Blas blas;
+  blas.name = "OpenBLAS";
+  void* const library =
+      open_first({"libopenblas.so.0", "libopenblas.so", "libopenblasp.so.0", "libopenblas.dylib",
+                  "/opt/homebrew/opt/openblas/lib/libopenblas.dylib"});
+  if (library == nullptr) {
+    bench.skip("OpenBLAS", "libopenblas was not found");
+    return blas;
+  }
+  find(library, "cblas_sgemm", blas.sgemm);
+  find(library, "cblas_sgemv", blas.sgemv);
+  find(library, "openblas_set_num_threads", blas.set_threads);
+  char* (*text)() = nullptr;
+  find(library, "openblas_get_config", text);
+  const char* const told = std::getenv("OPENBLAS_CORETYPE");
+  bench.peer(ts::detail::cat(text != nullptr ? text() : "OpenBLAS",
+                             told != nullptr ? " (OPENBLAS_CORETYPE is set)" : ""));
+  return blas;
+}
+
+Blas open_blis(Bench& bench) {
+  Blas blas;
+  blas.name = "BLIS";
+  void* const library = open_first({"libblis.so.4", "libblis.so.3", "libblis.so", "libblis.dylib"});
+  if (library == nullptr) {
+    bench.skip("BLIS", "libblis was not found");
+    return blas;
+  }
+  find(library, "cblas_sgemm", blas.sgemm);
+  find(library, "cblas_sgemv", blas.sgemv);
+  // Takes a dim_t, 64 bits wide in every build for a 64-bit machine.
+  static void (*set)(std::int64_t) = nullptr;
+  find(library, "bli_thread_set_num_threads", set);
+  if (set != nullptr) {
+    blas.set_threads = [](int threads) { set(threads); };
+  }
+  const char* (*version)() = nullptr;
+  find(library, "bli_info_get_version_str", version);
+  const std::string number = version != nullptr ? version() : "";
+  if (number.compare(0, 3, "0.9") == 0 && processor_flag("avx512f")) {
+    setenv("BLIS_ARCH_TYPE", "0", 0);  // skx; on a processor younger than it, generic would be used
+  }
+  void (*init)() = nullptr;
+  find(library, "bli_init", init);
+  if (init != nullptr) {
+    init();
+  }
+  int (*arch)() = nullptr;
+  find(library, "bli_arch_query_id", arch);
+  const char* (*arch_name)(int) = nullptr;
+  find(library, "bli_arch_string", arch_name);
+  const bool named = arch != nullptr && arch_name != nullptr;
+  bench.peer(ts::detail::cat("BLIS ", number, named ? ", kernels " : "", named ? arch_name(arch()) : ""));
+  return blas;
+}
+
+}  // namespace
+
+Way Blas::multiply(int threads, int m, int n, int k, const float* a, const float* b,
+                   float* c) const {
+  Way way;
+  way.name = name;
+  if (!found()) {
+    return way;
+  }
+  const Sgemm call = sgemm;
+  const auto set = set_threads;
+  return timed(
+      name, clock_for(threads), [=] { call(101, 111, 111, m, n, k, 1.0f, a, k, b, n, 0.0f, c, n); },
+      [=] { set(threads); });
+}
+
+Way Blas::times_vector(int threads, int n, int k, const float* w, const float* x, float* y) const {
+  Way way;
+  way.name = name;
+  if (!found() || sgemv == nullptr) {
+    return way;
+  }
+  const Sgemv call = sgemv;
+  const auto set = set_threads;
+  return timed(
+      name, clock_for(threads), [=] { call(101, 111, n, k, 1.0f, w, k, x, 1, 0.0f, y, 1); }, [=] { set(threads); });
+}
+
+const Blas& openblas(Bench& bench) {
+  static const Blas blas = open_openblas(bench);
+  return blas;
+}
+
+const Blas& blis(Bench& bench) {
+  static const Blas blas = open_blis(bench);
+  return blas;
+}
+
+std::vector<float> numbers(std::int64_t count, std::uint64_t seed) {
+  std::vector<float> out(static_cast<std::size_t>(count));
+  std::uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
+  for (float& x : out) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    x = static_cast<float>(static_cast<std::int64_t>(state >> 40)) * (2.0f / 16777216.0f) - 1.0f;
+  }
+  return out;
+}
+
+Worker::Worker(const std::vector<std::string>& command,
+               const std::vector<std::string>& environment) {
+  int to[2], from[2];
+  if (pipe2(to, O_CLOEXEC) != 0 || pipe2(from, O_CLOEXEC) != 0) {
+    return;
+  }
+  std::fflush(stdout);
+  pid_ = fork();
+  if (pid_ == 0) {
+    dup2(to[0], 0);
+    dup2(from[1], 1);
+    std::FILE* const quiet = std::freopen("/dev/null", "w", stderr);
+    static_cast<void>(quiet);
+    for (const std::string& variable : environment) {
+      putenv(strdup(variable.c_str()));
+    }
+    std::vector<char*> words;
+    for (const std::string& word : command) {
+      words.push_back(strdup(word.c_str()));
+    }
+    words.push_back(nullptr);
+    execvp(words[0], words.data());
+    _exit(127);
+  }
+  close(to[0]);
+  close(from[1]);
+  in_ = to[1];
+  out_ = from[0];
+  first_line_ = read_line();
+}
+
+Worker::~Worker() {
+  close(in_);  // the end of its input ends it
+  close(out_);
+  if (pid_ > 0) {
+    int status = 0;
+    kill(pid_, SIGTERM);  // it has nothing to save
+    waitpid(pid_, &status, 0);
+  }
+}
+
+std::string Worker::read_line() {
+  for (;;) {
+    const std::size_t end = buffer_.find('\n');
+    if (end != std::string::npos) {
+      const std::string line = buffer_.substr(0, end);
+      buffer_.erase(0, end + 1);
+      return line;
+    }
+    char part[256];
+    const ssize_t count = read(out_, part, sizeof part);
+    if (count <= 0) {
+      return "";
+    }
+    buffer_.append(part, static_cast<std::size_t>(count));
+  }
+}
+
+double Worker::ask(const std::string& line) {
+  const std::string text = line + "\n";
+  if (first_line_.empty() || write(in_, text.data(), text.size()) < 0) {
+    return -1;
+  }
+  const std::string answer = read_line();
+  char* end = nullptr;
+  const double seconds = std::strtod(answer.c_str(), &end);
+  if (answer.empty() || end == answer.c_str()) {
+    reason_ = answer.empty() ? "it ended" : answer;
+    return -1;
+  }
+  return seconds;
+}
+
+Way asked(const std::string& name, const std::shared_ptr<Worker>& worker, const std::string& line) {
+  Way way;
+  way.name = name;
+  if (worker) {
+    way.sample = [worker, line, name] {
+      const double seconds = worker->ask(line);
+      if (seconds < 0) {
+        std::printf("  skipped: %s: %s: %s\n", name.c_str(), line.c_str(),
+                    worker->reason().c_str());
+      }
+      return seconds;
+    };
+  }
+  return way;
+}
+
+std::shared_ptr<Worker> torch(Bench& bench, int threads) {
+  static std::shared_ptr<Worker> none, kept;
+  static int kept_threads = 0;
+  static bool missing = false;
+  if (missing || (kept && kept_threads == threads)) {
+    return missing ? none : kept;
+  }
+  kept.reset();
+  const std::string count = std::to_string(threads);
+  for (const char* python : {"python3", "/usr/bin/python3"}) {
+    kept = std::make_shared<Worker>(
+        std::vector<std::string>{python, bench.options().directory + "/torch_worker.py", count},
+        std::vector<std::string>{"OMP_NUM_THREADS=" + count, "OPENBLAS_NUM_THREADS=" + count});
+    kept_threads = threads;
+    if (!kept->first_line().empty()) {
+      bench.peer(kept->first_line());
+      return kept;
+    }
+  }
+  missing = true;
+  bench.skip("PyTorch", "no python3 here can import torch");
+  return none;
+}
+
+std::shared_ptr<Worker> openblas_as(Bench& bench, const std::string& core, int threads) {
+  const auto worker = std::make_shared<Worker>(
+      std::vector<std::string>{"/proc/self/exe", "--serve-openblas=" + std::to_string(threads)},
+      std::vector<std::string>{"OPENBLAS_CORETYPE=" + core});
+  if (worker->first_line().empty()) {
+    bench.skip("OpenBLAS as " + core, "it could not be started again");
+    return nullptr;
+  }
+  bench.peer(worker->first_line());
+  return worker;
+}
+
+int serve_openblas(int threads) {
+  Bench silent((Options()));
+  void* const library = open_first({"libopenblas.so.0", "libopenblas.so", "libopenblasp.so.0"});
+  if (library == nullptr) {
+    return 1;
+  }
+  Blas blas;
+  find(library, "cblas_sgemm", blas.sgemm);
+  find(library, "openblas_set_num_threads", blas.set_threads);
+  char* (*text)() = nullptr;
+  find(library, "openblas_get_config", text);
+  std::printf("%s\n", text != nullptr ? text() : "OpenBLAS");
+  std::fflush(stdout);
+  int m = 0, n = 0, k = 0, shape[3] = {0, 0, 0};
+  std::vector<float> a, b, c;
+  Way way;
+  while (std::scanf("%d %d %d", &m, &n, &k) == 3) {
+    if (m != shape[0] || n != shape[1] || k != shape[2]) {
+      shape[0] = m;
+      shape[1] = n;
+      shape[2] = k;
+      a = numbers(std::int64_t{m} * k, 1);
+      b = numbers(std::int64_t{k} * n, 2);
+      c = numbers(std::int64_t{m} * n, 3);
+      way = blas.multiply(threads, m, n, k, a.data(), b.data(), c.data());
+    }
+    std::printf("%.9g\n", way.sample());
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
+std::shared_ptr<Worker> plain_c(Bench& bench, const std::string& shape, int threads) {
+  const auto worker = std::make_shared<Worker>(
+      std::vector<std::string>{bench.options().programs + "/train_plain", shape},
+      std::vector<std::string>{"OMP_NUM_THREADS=" + std::to_string(threads)});
+  if (worker->first_line().empty()) {
+    bench.skip("C program", "train_plain was not built");
+    return nullptr;
+  }
+  bench.peer(worker->first_line());
+  return worker;
+}
+
+}  // namespace bench

@@ -1,0 +1,71 @@
+#pragma once
+// The peers: shared libraries opened when they are there, and programs that time themselves when
+// asked through a pipe, so that they take turns with ours.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "driver.hpp"
+
+namespace bench {
+
+// cblas of one library: row-major C[m, n] = A[m, k] B[k, n].
+struct Blas {
+  using Sgemm = void (*)(int order, int ta, int tb, int m, int n, int k, float alpha, const float* a,
+                         int lda, const float* b, int ldb, float beta, float* c, int ldc);
+  using Sgemv = void (*)(int order, int ta, int m, int n, float alpha, const float* a, int lda,
+                         const float* x, int incx, float beta, float* y, int incy);
+  std::string name;
+  Sgemm sgemm = nullptr;
+  Sgemv sgemv = nullptr;
+  void (*set_threads)(int) = nullptr;
+
+  bool found() const { return sgemm != nullptr && set_threads != nullptr; }
+  Way multiply(int threads, int m, int n, int k, const float* a, const float* b, float* c) const;
+  // y[n] = W[n, k] x[k]
+  Way times_vector(int threads, int n, int k, const float* w, const float* x, float* y) const;
+};
+
+const Blas& openblas(Bench& bench);
+const Blas& blis(Bench& bench);
+
+// oneDNN: its sgemm, and its matmul with weights in the layout that it likes best.
+enum class Format { f32, bf16, int8 };
+bool onednn_found(Bench& bench);
+Way onednn_sgemm(Bench& bench, int threads, int m, int n, int k, const float* a, const float* b,
+                 float* c);
+Way onednn_packed(Bench& bench, int threads, int m, int n, int k, Format format);
+
+// Eigen, compiled as this program is; one thread.
+Way eigen_multiply(Bench& bench, int m, int n, int k, const float* a, const float* b, float* c);
+
+// A program that answers each line with seconds, or with "no" and a reason.
+class Worker {
+ public:
+  Worker(const std::vector<std::string>& command, const std::vector<std::string>& environment);
+  ~Worker();
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  double ask(const std::string& line);  // seconds; negative: it cannot
+  const std::string& first_line() const { return first_line_; }  // empty: it did not start
+  const std::string& reason() const { return reason_; }
+
+ private:
+  std::string read_line();
+  int pid_ = -1, in_ = -1, out_ = -1;
+  std::string buffer_, first_line_, reason_;
+};
+
+Way asked(const std::string& name, const std::shared_ptr<Worker>& worker, const std::string& line);
+
+// PyTorch on so many threads; null when no Python here can import it. One process a count.
+std::shared_ptr<Worker> torch(Bench& bench, int threads);
+// This program again, with other environment variables: OpenBLAS with kernels for another processor.
+std::shared_ptr<Worker> openblas_as(Bench& bench, const std::string& core, int threads);
+int serve_openblas(int threads);  // its main
+std::shared_ptr<Worker> plain_c(Bench& bench, const std::string& shape, int threads);
+
+std::vector<float> numbers(std::int64_t count, std::uint64_t seed);  // in [-1, 1)
+
+}  // namespace bench

@@ -1,0 +1,104 @@
+// Whole training steps: forward, backward, clip and AdamW, beside PyTorch and a plain C program.
+#include <initializer_list>
+#include <memory>
+
+#include "peers.hpp"
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+namespace bench {
+namespace {
+
+struct Shape {
+  const char* name;
+  std::int64_t layers, heads, width, context, batch, vocabulary;
+  double torch, plain, torch_bf16;  // targets
+};
+constexpr Shape shapes[] = {{"tiny", 4, 4, 128, 128, 4, 256, 2.2, 6, 2},
+                            {"gpt2", 12, 12, 768, 64, 4, 50257, 1.6, 7, 2}};
+
+ts::ModelConfig config_of(const Shape& s) {
+  ts::ModelConfig c;
+  c.name = s.name;
+  c.layers = s.layers;
+  c.heads = c.kv_heads = s.heads;
+  c.width = s.width;
+  c.head_size = s.width / s.heads;
+  c.hidden = 4 * s.width;
+  c.vocabulary = s.vocabulary;
+  c.context = s.context;
+  c.activation = ts::Activation::gelu_tanh;
+  c.bias = true;
+  return c;
+}
+
+// A model in training on one batch of random tokens.
+struct Training {
+  ts::ModelConfig config;
+  ts::Transformer model;
+  ts::StepOptions options;
+  ts::AdamW optimizer;
+  ts::Batch batch;
+  std::int64_t steps = 0;
+
+  explicit Training(const Shape& s)
+      : config(config_of(s)),
+        model(config, /*seed=*/1),
+        options(),
+        optimizer(model.tensors(), ts::adamw_options(options)) {
+    options.learning_rate = options.min_learning_rate = 3e-4;
+    options.clip = 0;
+    options.steps = 1 << 30;
+    batch.time = s.context;
+    batch.sequences = s.batch;
+    for (std::int64_t i = 0; i < s.context * s.batch; ++i) {
+      const auto below = static_cast<std::uint64_t>(s.vocabulary);
+      const auto at = static_cast<std::uint64_t>(i);
+      batch.ids.push_back(static_cast<std::int32_t>(ts::random_below(2, at, below)));
+      batch.targets.push_back(static_cast<std::int32_t>(ts::random_below(3, at, below)));
+    }
+  }
+  void step() { ts::train_step(model, optimizer, batch, options, steps++); }
+  double flops() const {
+    return ts::model_flops_per_token(config, batch.time) * static_cast<double>(batch.ids.size());
+  }
+};
+
+void train(Bench& bench, const Shape& s, int threads) {
+  const bool large = s.vocabulary > 1000;
+  const auto training = std::make_shared<Training>(s);
+  const Work step = [training] { training->step(); };
+  Case c;
+  c.group = ts::detail::cat("train-", s.name);
+  c.what = ts::detail::cat("f32, ", threads, threads == 1 ? " thread" : " threads");
+  c.threads = threads;
+  c.rounds = large ? 3 : 9;
+  Way plain = asked("C program", plain_c(bench, s.name, threads), "step");
+  plain.every = large && !bench.options().slow ? 3 : 1;
+  c.ways = {timed("ours", clock_for(threads), threads == 1 ? one_thread(step) : step),
+            asked("PyTorch", torch(bench, threads), ts::detail::cat("train ", s.name, " f32")),
+            plain, limit(training->flops(), 0, threads)};
+  if (threads == 1) {
+    c.targets = {{"PyTorch", s.torch}, {"C program", s.plain}};
+  }
+  bench.run(c);
+}
+
+}  // namespace
+
+void training_rows(Bench& bench) {
+  for (const Shape& s : shapes) {
+    if (!bench.wants(ts::detail::cat("train-", s.name),
+                     ts::detail::cat("a training step in ms: ", s.layers, " layers, width ", s.width,
+                                     ", ", s.batch, " sequences of ", s.context, ", vocabulary ",
+                                     s.vocabulary))) {
+      continue;
+    }
+    for (const int threads : {1, all_threads()}) {
+      train(bench, s, threads);
+    }
+  }
+}
+
+}  // namespace bench
