@@ -16,9 +16,15 @@ DESTDIR  ?=
 ONLY     ?=
 ARGS     ?=
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion
+LIBFLAGS ?= -O2
 TESTFLAGS ?= -O1 -D_GLIBCXX_ASSERTIONS
 DOCTEST_FLAGS := -isystem tests $(addprefix -isystem ,$(wildcard /opt/homebrew/include))
 PROGRAM  := -std=c++17 -O2 -pthread -I.
+EXTERN   ?=
+LIBRARY  := $(BUILD)/lib/libtinyscale.a $(BUILD)/lib/libtinyscale.so
+DECLARED := $(if $(EXTERN),$(BUILD)/lib/tinyscale_extern.hpp)
+LINKED   := $(if $(EXTERN),$(BUILD)/lib/libtinyscale.a)
+PROGRAM  += $(if $(EXTERN),-DTINYSCALE_EXTERN -I$(BUILD)/lib)
 
 PARTS    := src/tinyscale.hpp $(wildcard src/tinyscale/*/*.hpp)
 TESTS    := $(wildcard tests/*_test.cpp)
@@ -29,7 +35,7 @@ EXAMPLE_PROGRAMS := $(patsubst examples/%.cpp,$(BUILD)/examples/%,$(EXAMPLES))
 BENCH_PROGRAMS := $(if $(wildcard bench/$(ONLY).cpp),$(BUILD)/bench/$(ONLY),$(BUILD)/bench/compare)
 COMPUTE_OBJECTS := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard bench/compute/*.cpp))
 
-.PHONY: help demo test tests-built examples bench header check check-long lint format install clean doctest
+.PHONY: help demo test tests-built examples bench header lib check check-long lint format install clean doctest
 .DELETE_ON_ERROR:
 
 help:
@@ -38,6 +44,7 @@ help:
 	@echo 'make examples    build and run every example and lab, compare with the committed outputs'
 	@echo 'make bench       the kernels beside the limit and other libraries (ONLY=f32-1t, or ONLY=mesh)'
 	@echo 'make header      join the parts under src/ into tinyscale.hpp'
+	@echo 'make lib         compile the library once: programs with -DTINYSCALE_EXTERN build in a second'
 	@echo 'make check       the cheap checks: header fresh, floors, budgets, symbols, warnings, version'
 	@echo 'make check-long  every CPU path under the sanitizers, emulation, each part alone; takes long'
 	@echo 'make lint        clang-tidy over the header'
@@ -50,24 +57,40 @@ tinyscale.hpp: $(PARTS) tools/join.awk
 	@awk -v root=src -f tools/join.awk > $@.$$$$.tmp && mv $@.$$$$.tmp $@ || { rm -f $@.$$$$.tmp; exit 1; }
 	@echo 'joined tinyscale.hpp'
 
+# The library: the bodies, compiled once, and the declarations of what it holds.
+lib: $(LIBRARY) $(BUILD)/lib/tinyscale_extern.hpp
+	@echo 'built $(LIBRARY): compile with -DTINYSCALE_EXTERN -I$(BUILD)/lib -I.'
+$(BUILD)/lib/tinyscale_extern.hpp: tinyscale.hpp tools/extern.awk
+	@mkdir -p $(@D)
+	awk -f tools/extern.awk $< > $@
+$(BUILD)/lib/library.cpp: tinyscale.hpp tools/extern.awk
+	@mkdir -p $(@D)
+	awk -v library=1 -f tools/extern.awk $< > $@
+$(BUILD)/lib/library.o: $(BUILD)/lib/library.cpp
+	$(CXX) -std=c++17 $(LIBFLAGS) $(CXXFLAGS) -fPIC -pthread -c $< -o $@
+$(BUILD)/lib/libtinyscale.a: $(BUILD)/lib/library.o
+	rm -f $@ && ar rcs $@ $<
+$(BUILD)/lib/libtinyscale.so: $(BUILD)/lib/library.o
+	$(CXX) $(LIBFLAGS) $(CXXFLAGS) -shared -pthread $< -o $@
+
 demo: $(BUILD)/examples/00_demo
 	@$(BUILD)/examples/00_demo "$(TEXT)"
 
 test: tests-built
 	$(BUILD)/run_tests $(ARGS)
 tests-built: $(BUILD)/run_tests
-$(BUILD)/run_tests: $(TEST_OBJECTS)
+$(BUILD)/run_tests: $(TEST_OBJECTS) $(LINKED)
 	$(CXX) $(TESTFLAGS) $(CXXFLAGS) -pthread $^ -o $@
-$(BUILD)/tests/%.o: tests/%.cpp tinyscale.hpp | doctest
+$(BUILD)/tests/%.o: tests/%.cpp tinyscale.hpp $(DECLARED) | doctest
 	@mkdir -p $(@D)
-	$(CXX) -std=c++17 $(TESTFLAGS) $(CXXFLAGS) -Wall -Wextra -pthread $(INCLUDE) $(DOCTEST_FLAGS) -MMD -MP -c $< -o $@
+	$(CXX) -std=c++17 $(TESTFLAGS) $(CXXFLAGS) -Wall -Wextra -pthread $(if $(EXTERN),-DTINYSCALE_EXTERN -I$(BUILD)/lib -I.,$(INCLUDE)) $(DOCTEST_FLAGS) -MMD -MP -c $< -o $@
 doctest:
 	@CXX='$(CXX)' DOCTEST_FLAGS='$(DOCTEST_FLAGS)' bash tools/install_doctest.sh
 -include $(TEST_OBJECTS:.o=.d)
 
-$(BUILD)/examples/%: examples/%.cpp tinyscale.hpp
+$(BUILD)/examples/%: examples/%.cpp tinyscale.hpp $(DECLARED) $(LINKED)
 	@mkdir -p $(@D)
-	$(CXX) $(PROGRAM) $(CXXFLAGS) $< -o $@
+	$(CXX) $(PROGRAM) $(CXXFLAGS) $< $(LINKED) -o $@
 examples: $(EXAMPLE_PROGRAMS)
 	@bash tools/run_examples.sh $(BUILD)/examples
 

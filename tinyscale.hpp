@@ -16,9 +16,11 @@
 //   tinyscale/base/config.hpp                The version, what the compiler and machine offer
 //   tinyscale/base/error.hpp                 One exception type for everything that can go wrong
 //   tinyscale/base/cpu.hpp                   Which vector instructions this processor has
+//   tinyscale/base/pool.hpp                  Memory that is used again
 //   tinyscale/base/list.hpp                  A growing array of the library's own structs
 //   tinyscale/base/format.hpp                Number formats
 //   tinyscale/base/order.hpp                 Sorting, queues and names once for all types
+//   tinyscale/base/thread_scope.hpp          How many threads loops may use
 //   tinyscale/base/threads.hpp               Host loops on several threads
 //   tinyscale/base/random.hpp                Random numbers by counter
 //   tinyscale/base/save_file.hpp             A file that appears whole or not at all
@@ -29,38 +31,50 @@
 //   tinyscale/measure/memory.hpp             Memory in use, by what it is for
 //   tinyscale/measure/context.hpp            Where an op's counts go
 //   tinyscale/measure/counters.hpp           What an op costs
+//   tinyscale/measure/hardware_counters.hpp  What the processor itself counts while a program
 //   tinyscale/measure/profile.hpp            A profile
 //   tinyscale/measure/quantity.hpp           A quantity that explains itself
 //   tinyscale/hardware/chip.hpp              A chip
 //   tinyscale/hardware/chip_table.hpp        A chip as a table
+//   tinyscale/hardware/laptop_loops.hpp      Loops that do nothing but reach a limit of this
 //   tinyscale/hardware/laptop.hpp            This machine as a chip
 //   tinyscale/hardware/presets.hpp           Chip presets
 //   tinyscale/hardware/network.hpp           A machine
 //   tinyscale/hardware/roofline.hpp          The roofline
 //   tinyscale/compute/lanes.hpp              Vector lanes without intrinsics
+//   tinyscale/compute/lane_math.hpp          Functions of vector lanes
 //   tinyscale/compute/elementwise.hpp        Element-wise kernels
 //   tinyscale/compute/sums.hpp               Sums of floats gathered in double
 //   tinyscale/compute/adamw.hpp              AdamW
 //   tinyscale/compute/gemm_tile.hpp          Register tile of a matrix product
+//   tinyscale/compute/scratch.hpp            Scratch memory that kernels borrow from the free
 //   tinyscale/compute/gemm_short.hpp         Matrix product with a short A (decode
-//   tinyscale/compute/scratch.hpp            Scratch memory that kernels borrow
 //   tinyscale/compute/gemm.hpp               Matrix product
+//   tinyscale/compute/gemm_words.hpp         Matrix products whose operands are words of 32 bits
+//   tinyscale/compute/gemm_bf16.hpp          Matrix product of bf16 numbers, summed in f32
+//   tinyscale/compute/gemm_int8.hpp          Matrix product of int8 numbers, exact in int32
 //   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
 //   tinyscale/compute/attention.hpp          Attention
+//   tinyscale/compute/linear_cross_entropy.hpp Cross-entropy fused with the matrix product before
 //   tinyscale/compute/norm.hpp               Layer norm and RMS norm by rows
 //   tinyscale/compute/rope.hpp               Rotary position embedding
 //   tinyscale/tensor/storage.hpp             The numbers of a tensor
+//   tinyscale/tensor/graph.hpp               The graph of ops behind a tensor
+//   tinyscale/tensor/strides.hpp             Strides
 //   tinyscale/tensor/tensor.hpp              A tensor
+//   tinyscale/tensor/backward.hpp            Gradients
 //   tinyscale/tensor/op_record.hpp           What an op costs
-//   tinyscale/tensor/activations.hpp         Functions of one element
 //   tinyscale/tensor/arithmetic.hpp          Elementwise arithmetic with broadcasting
+//   tinyscale/tensor/activations.hpp         Functions of one element
 //   tinyscale/tensor/create.hpp              Tensors from nothing
-//   tinyscale/tensor/reduce.hpp              Sums, means and softmax
+//   tinyscale/tensor/views.hpp               Moving numbers about
+//   tinyscale/tensor/reduce.hpp              Sums, means, maxima and softmax
 //   tinyscale/tensor/attend.hpp              Attention over keys and values (arXiv 1706.03762)
 //   tinyscale/tensor/matmul.hpp              Matrix products
 //   tinyscale/tensor/normalize.hpp           Layer norm (arXiv 1607.06450)
 //   tinyscale/tensor/tokens.hpp              Where a model meets text
-//   tinyscale/tensor/views.hpp               Moving numbers about
+//   tinyscale/tensor/choose.hpp              Choosing numbers
+//   tinyscale/tensor/einsum.hpp              Products by letters
 //   tinyscale/systolic/array_report.hpp      What a run on a systolic array costs
 //   tinyscale/systolic/array_timing.hpp      The ticks of a systolic array in closed form
 //   tinyscale/systolic/pe_grid.hpp           The registers of R x C processing elements
@@ -119,6 +133,10 @@
 #pragma once
 #ifndef TINYSCALE_HPP
 #define TINYSCALE_HPP
+
+#ifdef TINYSCALE_EXTERN  // declarations only, for a program that links the library of `make lib`
+#  include "tinyscale_extern.hpp"
+#else  // the whole library
 
 #include <algorithm>
 #include <array>
@@ -198,7 +216,24 @@
 #define TINYSCALE_NO_THREADS 1
 #endif
 
-namespace tinyscale {
+// In the joined header every name lives in an inline namespace that spells version and features, as in
+// tinyscale::v0_1_0_no_threads::Tensor: files compiled with different ones do not link.
+#if defined(TINYSCALE_NO_THREADS)
+#undef TINYSCALE_USE_OPENMP
+#define TINYSCALE_ABI_FEATURES _no_threads
+#elif defined(TINYSCALE_USE_OPENMP) && defined(_OPENMP)
+#define TINYSCALE_ABI_FEATURES _openmp
+#else
+#define TINYSCALE_ABI_FEATURES
+#endif
+#define TINYSCALE_ABI_PASTE(major, minor, patch, features) v##major##_##minor##_##patch##features
+#define TINYSCALE_ABI_NAME(major, minor, patch, features) \
+  TINYSCALE_ABI_PASTE(major, minor, patch, features)
+#define TINYSCALE_ABI                                                                            \
+  TINYSCALE_ABI_NAME(TINYSCALE_VERSION_MAJOR, TINYSCALE_VERSION_MINOR, TINYSCALE_VERSION_PATCH, \
+                     TINYSCALE_ABI_FEATURES)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // The value of an environment variable, empty when it is not set.
@@ -210,14 +245,14 @@ inline std::string environment(const char* name) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/error.hpp
 // One exception type for everything that can go wrong, and the way its sentence is joined:
 //   throw Error(detail::cat("matmul: inner sizes differ: x is ", x.shape(), ", w is ", w.shape()));
 // A message says the function, what was given, and what would be right.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // What every function of this library throws.
 class Error : public std::runtime_error {
@@ -276,14 +311,16 @@ std::string cat(const Parts&... parts) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/cpu.hpp
 // Which vector instructions this processor has, and the kernels' path that follows from it.
-// Compiled programs ask the compiler's run-time library; interpreted ones, which cannot link it,
-// read the flags of /proc/cpuinfo. TINYSCALE_CPU=portable|neon|avx2|avx512 chooses a lesser path.
+// Compiled programs ask the compiler's run-time library and cpuid; interpreted ones, which cannot
+// link it, read the flags of /proc/cpuinfo. TINYSCALE_CPU=portable|neon|avx2|avx512 chooses a path.
+// Units for low precision follow the path: vdpbf16ps (on AMD, where it does twice the work of an
+// f32 multiply-add; on Intel it does half), vpdpbusd (VNNI), and AMX tiles when no path is forced.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class CpuPath { portable, neon, avx2, avx512 };
 
@@ -307,7 +344,14 @@ struct CpuInfo {
   bool avx512bw = false;
   bool avx512dq = false;
   bool avx512vl = false;
-  std::string text;  // "name (path)"
+  bool avx_vnni = false;     // vpdpbusd on 32 bytes
+  bool avx512_vnni = false;  // vpdpbusd on 64 bytes
+  bool avx512_bf16 = false;
+  bool amx_bf16 = false;  // with amx_tile, and the system lets this process use it
+  bool amx_int8 = false;
+  bool amd = false;
+  bool forced = false;  // a path was asked for: no AMX
+  std::string text;     // "name (path)", "name (path; bf16 vdpbf16ps; int8 vnni)"
 
   // avx2 stands for AVX2 with FMA, avx512 for F, BW, DQ and VL.
   bool has(CpuPath wanted) const {
@@ -347,6 +391,45 @@ inline std::string cpuinfo_value(const std::string& key) {
   return value;
 }
 
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+struct CpuidWords {
+  std::uint32_t a, b, c, d;
+};
+
+inline CpuidWords cpuid(std::uint32_t leaf, std::uint32_t part) {
+  CpuidWords w{leaf, 0, part, 0};
+  asm volatile("cpuid" : "+a"(w.a), "=b"(w.b), "+c"(w.c), "=d"(w.d));
+  return w;
+}
+
+// Linux gives a process the 8 KB of tile registers when it asks (arch_prctl, feature 18).
+inline bool ask_for_tiles() {
+#if defined(__linux__)
+  long result = 158;
+  asm volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+  return result == 0;
+#else
+  return false;
+#endif
+}
+
+inline void detect_low_precision(CpuInfo& info) {
+  const CpuidWords vendor = cpuid(0, 0);
+  info.amd = vendor.b == 0x68747541U;  // "Auth"enticAMD
+  if (vendor.a < 7) {
+    return;
+  }
+  const CpuidWords first = cpuid(7, 0);
+  const CpuidWords second = first.a >= 1 ? cpuid(7, 1) : CpuidWords{0, 0, 0, 0};
+  info.avx512_vnni = info.avx512f && (first.c >> 11 & 1U) != 0;
+  info.avx_vnni = info.avx2 && (second.a >> 4 & 1U) != 0;
+  info.avx512_bf16 = info.avx512f && (second.a >> 5 & 1U) != 0;
+  const bool tiles = info.avx512f && (first.d >> 24 & 1U) != 0 && ask_for_tiles();
+  info.amx_bf16 = tiles && (first.d >> 22 & 1U) != 0;
+  info.amx_int8 = tiles && (first.d >> 25 & 1U) != 0;
+}
+#endif
+
 inline CpuInfo detect_cpu() {
   CpuInfo info;
   info.name = cpuinfo_value("model name");
@@ -360,6 +443,10 @@ inline CpuInfo detect_cpu() {
   info.avx512bw = flags.find(" avx512bw ") != std::string::npos;
   info.avx512dq = flags.find(" avx512dq ") != std::string::npos;
   info.avx512vl = flags.find(" avx512vl ") != std::string::npos;
+  info.avx_vnni = flags.find(" avx_vnni ") != std::string::npos;
+  info.avx512_vnni = flags.find(" avx512_vnni ") != std::string::npos;
+  info.avx512_bf16 = flags.find(" avx512_bf16 ") != std::string::npos;
+  info.amd = cpuinfo_value("vendor_id") == "AuthenticAMD";
 #elif TINYSCALE_X86
   __builtin_cpu_init();
   info.avx2 = __builtin_cpu_supports("avx2") != 0;
@@ -368,8 +455,30 @@ inline CpuInfo detect_cpu() {
   info.avx512bw = __builtin_cpu_supports("avx512bw") != 0;
   info.avx512dq = __builtin_cpu_supports("avx512dq") != 0;
   info.avx512vl = __builtin_cpu_supports("avx512vl") != 0;
+  detect_low_precision(info);
 #endif
   return info;
+}
+
+// What low precision runs on, on that path; empty where it is widened to the path's own vectors, as
+// in interpreters, which have no assembler.
+inline const char* bf16_unit(const CpuInfo& info, CpuPath path) {
+  if (path != CpuPath::avx512 || TINYSCALE_INTERPRETER) {
+    return "";
+  }
+  return info.amx_bf16 && !info.forced ? "amx" : info.avx512_bf16 && info.amd ? "vdpbf16ps" : "";
+}
+
+inline const char* int8_unit(const CpuInfo& info, CpuPath path) {
+  if (TINYSCALE_INTERPRETER) {
+    return "";
+  }
+  if (path == CpuPath::avx512 && info.amx_int8 && !info.forced) {
+    return "amx";
+  }
+  const bool vnni =
+      path == CpuPath::avx512 ? info.avx512_vnni : path == CpuPath::avx2 && info.avx_vnni;
+  return vnni ? "vnni" : "";
 }
 
 // Sets the path: the one that was asked for, or with an empty string the best there is.
@@ -389,7 +498,11 @@ inline CpuInfo choose_path(CpuInfo info, const std::string& wanted) {
   if (!found) {
     throw Error(cat("TINYSCALE_CPU is \"", wanted, "\"; this processor has ", available));
   }
-  info.text = (info.name.empty() ? "processor" : info.name) + " (" + name_of(info.path) + ")";
+  info.forced = !wanted.empty();
+  const std::string bf16 = bf16_unit(info, info.path);
+  const std::string int8 = int8_unit(info, info.path);
+  info.text = (info.name.empty() ? "processor" : info.name) + " (" + name_of(info.path) +
+              (bf16.empty() ? "" : "; bf16 " + bf16) + (int8.empty() ? "" : "; int8 " + int8) + ")";
   return info;
 }
 
@@ -402,14 +515,185 @@ inline const CpuInfo& cpu() {
   return info;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
+
+// >> tinyscale/base/pool.hpp
+// Memory that is used again: blocks by size, on free lists that all threads share, so that a step
+// of training that repeats the last one asks the system for nothing. No thread owns a block.
+// Free blocks are at most as many bytes as were ever in use at once, and 64 MiB: beyond that all
+// go back to the system. Under a sanitizer every block comes from the system and returns there.
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(memory_sanitizer)
+#define TINYSCALE_POOL 0
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#define TINYSCALE_POOL 0
+#endif
+#ifndef TINYSCALE_POOL
+#define TINYSCALE_POOL 1
+#endif
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// All blocks are 64-byte aligned. Up to 1 KiB their sizes are multiples of 64, above that 64 bytes
+// more than 4, 5, 6 or 7 times a power of two, so that a header and a round size fit.
+class Pool {
+ public:
+  // Null when the system has no memory left.
+  void* take(std::size_t bytes) {
+    const SizeClass size = size_class(bytes);
+    Bin& bin = bins_[size.bin];
+    lock(bin);
+    FreeBlock* const block = bin.first;
+    if (block != nullptr) {
+      bin.first = block->next;
+    }
+    bin.busy.store(false, std::memory_order_release);
+    if (size.bytes >= counted) {
+      count_taken(size.bytes, block == nullptr);
+    }
+    return block != nullptr ? block : from_system(size.bytes);
+  }
+
+  // `bytes` as they were asked for.
+  void give(void* memory, std::size_t bytes) {
+    const SizeClass size = size_class(bytes);
+    if (size.bytes >= counted) {
+      live_.fetch_sub(size.bytes, std::memory_order_relaxed);
+      free_.fetch_add(size.bytes, std::memory_order_relaxed);
+    }
+    FreeBlock* const block = new (memory) FreeBlock;
+    Bin& bin = bins_[size.bin];
+    lock(bin);
+    block->next = bin.first;
+    bin.first = block;
+    bin.busy.store(false, std::memory_order_release);
+  }
+
+  // Every free block goes back to the system.
+  void release() {
+    for (Bin& bin : bins_) {
+      lock(bin);
+      FreeBlock* block = bin.first;
+      bin.first = nullptr;
+      bin.busy.store(false, std::memory_order_release);
+      while (block != nullptr) {
+        FreeBlock* const next = block->next;
+        ::operator delete(block, std::align_val_t(64));
+        block = next;
+      }
+    }
+    free_.store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr std::size_t counted = 4096;  // smaller blocks are not worth counting
+  struct FreeBlock {
+    FreeBlock* next = nullptr;
+  };
+  struct Bin {
+    std::atomic<bool> busy{false};
+    FreeBlock* first = nullptr;  // guarded by busy
+  };
+  struct SizeClass {
+    std::size_t bin, bytes;
+  };
+
+  static void lock(Bin& bin) {
+    while (bin.busy.exchange(true, std::memory_order_acquire)) {
+      std::this_thread::yield();
+    }
+  }
+
+  static SizeClass size_class(std::size_t bytes) {
+    const std::size_t lines = bytes / 64 + (bytes % 64 != 0 || bytes == 0 ? 1 : 0);
+    if (lines <= 16) {
+      return {lines - 1, 64 * lines};
+    }
+    std::size_t k = 4;  // 2^k < round size <= 2^(k + 1), in lines
+    while ((lines - 2) >> (k + 1) != 0) {
+      ++k;
+    }
+    const std::size_t step = std::size_t{1} << (k - 2);
+    const std::size_t j = (lines - 2 - 3 * step) / step;  // 0 to 4
+    return {16 + 4 * (k - 4) + j, 64 * ((4 + j) * step + 1)};
+  }
+
+  void count_taken(std::size_t bytes, bool made) {
+    const std::size_t live = live_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    std::size_t peak = peak_.load(std::memory_order_relaxed);
+    while (live > peak && !peak_.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
+    }
+    if (!made) {
+      free_.fetch_sub(bytes, std::memory_order_relaxed);
+    } else if (free_.load(std::memory_order_relaxed) > peak + (std::size_t{64} << 20)) {
+      release();
+    }
+  }
+
+  void* from_system(std::size_t bytes) {
+    void* memory = ::operator new(bytes, std::align_val_t(64), std::nothrow);
+    if (memory == nullptr) {
+      release();
+      memory = ::operator new(bytes, std::align_val_t(64), std::nothrow);
+    }
+    if (memory == nullptr && bytes >= counted) {
+      live_.fetch_sub(bytes, std::memory_order_relaxed);
+    }
+    return memory;
+  }
+
+  Bin bins_[16 + 4 * 60];
+  std::atomic<std::size_t> live_{0}, free_{0}, peak_{0};  // bytes of counted blocks
+};
+
+// Never destroyed: tensors may outlive every other static object.
+inline Pool& pool() {
+  static Pool all;
+  return all;
+}
+
+// Memory for `n` things of `size` bytes, 64-byte aligned; give it back with the same numbers.
+inline void* pool_take(std::size_t n, std::size_t size) {
+  if (n > std::numeric_limits<std::size_t>::max() / 4 / size) {
+    throw std::bad_alloc();
+  }
+#if TINYSCALE_POOL
+  void* const memory = pool().take(n * size);
+#else
+  void* const memory = ::operator new(n * size, std::align_val_t(64), std::nothrow);
+#endif
+  if (memory == nullptr) {
+    throw std::bad_alloc();
+  }
+  return memory;
+}
+
+inline void pool_give(void* memory, std::size_t n, std::size_t size) {
+#if TINYSCALE_POOL
+  pool().give(memory, n * size);
+#else
+  static_cast<void>(n * size);
+  ::operator delete(memory, std::align_val_t(64));
+#endif
+}
+
+}  // namespace detail
+
+// Gives memory that is kept for reuse back to the system.
+inline void release_memory() { detail::pool().release(); }
+
+}}  // namespace tinyscale
 
 // >> tinyscale/base/list.hpp
 // A growing array of the library's own structs: the rows of a report, links, messages. Numbers and
 // strings stay in std::vector. It is here for what a user waits for: every struct type put into a
 // std::vector costs each of the user's compiles 4 to 8 ms, in a List a tenth of that.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -452,11 +736,18 @@ class List : public detail::ListHead {
   using const_iterator = const T*;
 
   List() = default;
-  explicit List(std::size_t n) : ListHead(new T[n](), n) {}
+  explicit List(std::size_t n) : ListHead(n > 0 ? make(n) : nullptr, n) {}
   List(std::initializer_list<T> items) : List() { append(items.begin(), items.size()); }
   List(const List& other) : List() { append(other.begin(), other.size_); }
   List(List&& other) noexcept { swap_heads(other); }
-  ~List() { delete[] data(); }
+  ~List() {
+    if (items_ != nullptr) {
+      for (std::size_t i = capacity_; i > 0; --i) {
+        data()[i - 1].~T();
+      }
+      detail::pool_give(items_, capacity_, sizeof(T));
+    }
+  }
   List& operator=(List other) noexcept {
     swap_heads(other);
     return *this;
@@ -527,6 +818,14 @@ class List : public detail::ListHead {
   void swap(List& other) noexcept { swap_heads(other); }
 
  private:
+  static T* make(std::size_t n) {
+    static_assert(alignof(T) <= 64, "as far as the pool aligns");
+    T* const items = static_cast<T*>(detail::pool_take(n, sizeof(T)));
+    for (std::size_t i = 0; i < n; ++i) {
+      new (items + i) T();
+    }
+    return items;
+  }
   void append(const T* items, std::size_t n) {
     reserve(size_ + n);
     for (std::size_t i = 0; i < n; ++i) {
@@ -536,7 +835,7 @@ class List : public detail::ListHead {
   }
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/format.hpp
 // Number formats: how many bytes an element takes, and rounding a float to each of them.
@@ -547,7 +846,7 @@ class List : public detail::ListHead {
 //   fp8_e4m3    4, 3                  448        OCP 8-bit floating point 1.0 (no infinity)
 //   fp8_e5m2    5, 2                  57344      OCP 8-bit floating point 1.0
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class DType { f64, f32, bf16, f16, fp8_e4m3, fp8_e5m2, int32, int8, int4 };
 
@@ -768,13 +1067,13 @@ inline float round_to(float x, DType format) {
   return x;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/order.hpp
 // Sorting, queues and names once for all types: the order of numbers, which the caller applies to
 // its rows. The standard library's own cost the compiler a hundredth of a second for every type.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // The indices of `keys`, the smallest key first, equal ones in their order (a merge sort).
@@ -897,16 +1196,18 @@ class NameTable {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
-// >> tinyscale/base/threads.hpp
-// Host loops on several threads: parallel_for(n, grain, body) hands out chunks of [0, n).
-// One pool for the program, made at the first use and joined at its end. Threads that wait spin
-// for some microseconds, then yield, then sleep. A call inside a call, or one while another
-// thread uses the pool, runs on its own thread alone: always right, never a deadlock.
-// TINYSCALE_NO_THREADS: serial. TINYSCALE_USE_OPENMP with -fopenmp: OpenMP's threads instead.
+// >> tinyscale/base/thread_scope.hpp
+// How many threads loops may use, and the threads themselves.
+// thread_count() is TINYSCALE_THREADS or what the hardware runs at once; a ThreadScope changes it
+// for the thread that makes it. Results do not depend on it. TINYSCALE_NO_THREADS: always 1.
 
-namespace tinyscale {
+#if defined(__linux__)
+#  include <sched.h>  // which processor a thread is on
+#endif
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // "1".."1024"; throws on anything else.
@@ -921,112 +1222,56 @@ inline int parse_thread_count(const std::string& text) {
   return count;
 }
 
-class SerialScope;
-inline const SerialScope*& current_serial_scope() {
-  static thread_local struct { const SerialScope* scope; } own;
-  return own.scope;
+// What the innermost ThreadScope of this thread allows; 0: there is none.
+inline int& thread_limit() {
+  static thread_local struct { int count; } own;
+  return own.count;
 }
 
-// While one is alive, parallel_for on this thread runs serially.
-class SerialScope {
- public:
-  SerialScope() : previous_(current_serial_scope()) { current_serial_scope() = this; }
-  ~SerialScope() { current_serial_scope() = previous_; }
-  SerialScope(const SerialScope&) = delete;
-  SerialScope& operator=(const SerialScope&) = delete;
-
- private:
-  const SerialScope* previous_;
-};
-
-inline void cpu_relax() {
-#if TINYSCALE_X86
-  __builtin_ia32_pause();
-#endif
+// Threads of the program: TINYSCALE_THREADS, or as many as the hardware runs at once.
+inline int program_threads() {
+  static const int count = [] {
+    const std::string wanted = environment("TINYSCALE_THREADS");
+    const unsigned hardware = std::thread::hardware_concurrency();
+    return wanted.empty() ? static_cast<int>(std::min(std::max(hardware, 1U), 1024U))
+                          : parse_thread_count(wanted);
+  }();
+  return count;
 }
 
 }  // namespace detail
 
-// Threads that parallel_for may use, the caller included: TINYSCALE_THREADS or the hardware's.
+// Threads that parallel_for may use here, the caller included.
 inline int thread_count() {
 #if defined(TINYSCALE_NO_THREADS)
   return 1;
 #else
-  static const int count = [] {
-    const std::string wanted = detail::environment("TINYSCALE_THREADS");
-    const unsigned hardware = std::thread::hardware_concurrency();
-    return wanted.empty() ? static_cast<int>(std::min(std::max(hardware, 1U), 1024U))
-                          : detail::parse_thread_count(wanted);
-  }();
-  return count;
+  return detail::thread_limit() > 0 ? detail::thread_limit() : detail::program_threads();
 #endif
 }
 
-namespace detail {
-
-// What a loop calls; it refers to the callable, which lives as long as the loop runs.
-class LoopBody {
+// While one is alive, loops of the thread that made it run on so many threads, fewer or more than
+// the program has otherwise. Inside another scope: on no more than that one allows.
+class ThreadScope {
  public:
-  template <class F>
-  LoopBody(const F& f)
-      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_(&call_object<F>) {}
-  LoopBody(void (*f)(std::int64_t begin, std::int64_t end)) : function_(f), call_(&call_function) {}
-
-  void operator()(std::int64_t begin, std::int64_t end) const { call_(*this, begin, end); }
+  explicit ThreadScope(int threads) : before_(detail::thread_limit()) {
+    if (threads < 1 || threads > 1024) {
+      throw Error(detail::cat("ThreadScope: ", threads, " threads; 1 to 1024 are right"));
+    }
+    detail::thread_limit() = before_ > 0 ? std::min(before_, threads) : threads;
+  }
+  ~ThreadScope() { detail::thread_limit() = before_; }
+  ThreadScope(const ThreadScope&) = delete;
+  ThreadScope& operator=(const ThreadScope&) = delete;
 
  private:
-  template <class F>
-  static void call_object(const LoopBody& self, std::int64_t begin, std::int64_t end) {
-    (*static_cast<F*>(self.object_))(begin, end);
-  }
-  static void call_function(const LoopBody& self, std::int64_t begin, std::int64_t end) {
-    self.function_(begin, end);
-  }
-
-  void* object_ = nullptr;
-  void (*function_)(std::int64_t begin, std::int64_t end) = nullptr;
-  void (*call_)(const LoopBody& self, std::int64_t begin, std::int64_t end);
+  int before_;
 };
 
-// One loop in flight: chunks are handed out in order by a counter. Of several exceptions the one
-// of the lowest chunk is kept: it was handed out before the others, so it is always the same one.
-struct Loop {
-  const LoopBody* body = nullptr;
-  std::int64_t n = 0;
-  std::int64_t chunk = 1;
-  std::atomic<std::int64_t> next{0};
-  std::mutex mutex;  // guards the two below
-  std::exception_ptr error;
-  std::int64_t error_begin = 0;
+namespace detail {
 
-  void start(const LoopBody& loop_body, std::int64_t count, std::int64_t grain) {
-    // Four chunks a thread even out what the threads do; each a multiple of the grain.
-    const std::int64_t wanted = count / (std::int64_t{4} * thread_count());
-    body = &loop_body;
-    n = count;
-    chunk = std::max<std::int64_t>(1, wanted / grain) * grain;
-    error = nullptr;
-    next.store(0);
-  }
-
-  void work() {
-    for (;;) {
-      const std::int64_t begin = next.fetch_add(chunk);
-      if (begin >= n) {
-        return;
-      }
-      try {
-        (*body)(begin, n - begin < chunk ? n : begin + chunk);
-      } catch (...) {
-        const std::lock_guard<std::mutex> lock(mutex);
-        if (!error || begin < error_begin) {
-          error = std::current_exception();
-          error_begin = begin;
-        }
-        next.store(n);
-      }
-    }
-  }
+struct SerialScope {  // loops stay on their thread
+  const ThreadScope one{1};
 };
 
 // Threads that are joined together, also when an exception leaves.
@@ -1056,133 +1301,311 @@ class ThreadGroup {
   List<std::thread> threads_;
 };
 
-#if !defined(TINYSCALE_NO_THREADS)
-// The worker threads. A worker counts itself inside_ before it looks whether the loop is open_;
-// the caller closes the loop before it waits for inside_ to be 0, so none can come in late.
-class ThreadPool {
- public:
-  explicit ThreadPool(int workers) {
-    try {
-      for (int i = 0; i < workers; ++i) {
-        threads_.start([](void* pool) { static_cast<ThreadPool*>(pool)->serve(); }, this);
-      }
-    } catch (const std::exception&) {
-      // The system gives no more threads: those there are do the work.
+inline void cpu_relax() {
+#if TINYSCALE_X86
+  __builtin_ia32_pause();
+#endif
+}
+
+// The processor that this thread is on; -1 where the system does not say.
+inline int current_processor() {
+#if defined(CPU_SETSIZE) && !TINYSCALE_INTERPRETER
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+// Moves this thread to another processor, if it may use one. Linux often wakes a worker where its
+// caller runs; there they would yield to each other for ever, and two be as slow as one.
+inline void leave_processor(int processor) {
+#if defined(CPU_SETSIZE) && !TINYSCALE_INTERPRETER
+  cpu_set_t all, others;
+  if (processor >= 0 && processor < CPU_SETSIZE && sched_getaffinity(0, sizeof(all), &all) == 0) {
+    others = all;
+    CPU_CLR(static_cast<std::size_t>(processor), &others);
+    if (sched_setaffinity(0, sizeof(others), &others) == 0) {
+      sched_setaffinity(0, sizeof(all), &all);
     }
   }
+#else
+  static_cast<void>(processor);
+#endif
+}
 
-  ~ThreadPool() {
-    stop_.store(true);
-    wake_all();
-    threads_.join();
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/base/threads.hpp
+// Host loops on several threads: parallel_for(n, grain, body) hands out chunks of [0, n).
+// One pool for the program; its workers start when a loop first asks for them and end with it.
+// Whoever is free takes the next chunk; a wait is a short spin, then yields, then sleep. Several
+// callers share the workers; a loop inside a body stays on its thread. TINYSCALE_USE_OPENMP with
+// -fopenmp: OpenMP's threads instead.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What a loop calls; it refers to the callable, which lives as long as the loop runs.
+class LoopBody {
+ public:
+  template <class F>
+  LoopBody(const F& f)
+      : object_(const_cast<void*>(static_cast<const void*>(&f))), call_(&call_object<F>) {}
+  LoopBody(void (*f)(std::int64_t begin, std::int64_t end)) : function_(f), call_(&call_function) {}
+
+  void operator()(std::int64_t begin, std::int64_t end) const { call_(*this, begin, end); }
+
+ private:
+  template <class F>
+  static void call_object(const LoopBody& self, std::int64_t begin, std::int64_t end) {
+    (*static_cast<F*>(self.object_))(begin, end);
+  }
+  static void call_function(const LoopBody& self, std::int64_t begin, std::int64_t end) {
+    self.function_(begin, end);
   }
 
+  void* object_ = nullptr;
+  void (*function_)(std::int64_t begin, std::int64_t end) = nullptr;
+  void (*call_)(const LoopBody& self, std::int64_t begin, std::int64_t end);
+};
+
+// One loop in flight: chunks are handed out in order. A chunk is a part of what is left, so the
+// last ones are small and all threads end together. Of several exceptions the one of the lowest
+// chunk is kept: it was handed out before the others, so it is always the same one.
+struct Loop {
+  const LoopBody* body = nullptr;
+  std::int64_t n = 0, grain = 1;
+  std::int64_t share = 1;  // a chunk is what is left / share
+  alignas(64) std::atomic<std::int64_t> next{0};
+  std::mutex mutex;  // guards the two below
+  std::exception_ptr error;
+  std::int64_t error_begin = 0;
+
+  void start(const LoopBody& loop_body, std::int64_t count, std::int64_t least) {
+    body = &loop_body;
+    n = count;
+    grain = least;
+    share = std::int64_t{4} * thread_count();
+    error = nullptr;
+    next.store(0);
+  }
+
+  // Takes the next chunk, [begin, end); false when all are taken.
+  bool take(std::int64_t& begin, std::int64_t& end) {
+    begin = next.load();
+    do {
+      if (begin >= n) {
+        return false;
+      }
+      const std::int64_t left = n - begin;
+      const std::int64_t chunk = std::max<std::int64_t>(1, left / share / grain) * grain;
+      end = left < chunk ? n : begin + chunk;
+    } while (!next.compare_exchange_weak(begin, end));
+    return true;
+  }
+
+  void work() {
+    const SerialScope serial;
+    for (std::int64_t begin = 0, end = 0; take(begin, end);) {
+      try {
+        (*body)(begin, end);
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(mutex);
+        if (!error || begin < error_begin) {
+          error = std::current_exception();
+          error_begin = begin;
+        }
+        next.store(n);
+      }
+    }
+  }
+};
+
+#if !defined(TINYSCALE_NO_THREADS)
+// A loop that workers may join. A worker counts itself inside before it looks whether the slot is
+// open; the caller closes it before it waits for inside to be 0, so none can come in late.
+struct LoopSlot {
+  Loop loop;
+  std::atomic<bool> taken{false}, open{false}, caller_sleeps{false};
+  std::atomic<int> seats{0};  // workers that may still join
+  int processor = -1;         // where the caller is
+  alignas(64) std::atomic<int> inside{0};
+};
+
+// The worker threads, and a slot for each of the callers at work at once.
+class ThreadPool {
+ public:
+  ThreadPool() = default;
+  ~ThreadPool() {
+    stop_.store(true);
+    { const std::lock_guard<std::mutex> lock(mutex_); }
+    wake_.notify_all();
+    threads_.join();
+  }
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // False when another caller has the pool; then nothing was done.
+  // On thread_count() threads. False when all slots are taken; then nothing was done.
   bool run(const LoopBody& body, std::int64_t n, std::int64_t grain) {
-    const std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
-    if (!owner.owns_lock()) {
-      return false;
+    LoopSlot* slot = slots_;
+    while (slot->taken.exchange(true)) {
+      if (++slot == slots_ + slot_count) {
+        return false;
+      }
     }
-    loop_.start(body, n, grain);
-    open_.store(true);
-    generation_.fetch_add(1);
-    if (sleepers_.load() > 0) {
-      wake_all();
+    const std::int64_t start = now();
+    slot->loop.start(body, n, grain);
+    if (start >= alone_until_.load()) {
+      invite(*slot, thread_count() - 1);
     }
-    {
-      const SerialScope serial;
-      loop_.work();
+    slot->loop.work();
+    slot->open.store(false);
+    if (slot->inside.load() > 0) {
+      wait_for_workers(*slot, start);
     }
-    open_.store(false);
-    wait_for_workers();
-    if (loop_.error) {
-      const std::exception_ptr error = loop_.error;
-      loop_.error = nullptr;
+    const std::exception_ptr error = slot->loop.error;
+    slot->loop.error = nullptr;
+    slot->taken.store(false);
+    if (error) {
       std::rethrow_exception(error);
     }
     return true;
   }
 
  private:
-  static constexpr int spins = 2000;  // some 20 to 80 us
-  static constexpr int yields = 20;
+  static constexpr int slot_count = 8;
+  static constexpr int spins = 100;   // one or two us; longer spins burn the time of who is awaited
+  static constexpr int yields = 200;  // some 50 us when no other thread wants the processor
 
-  void serve() {
-    const SerialScope serial;
-    std::uint64_t seen = 0;
-    while (wait_for_loop(seen)) {
-      seen = generation_.load();
-      inside_.fetch_add(1);
-      if (open_.load()) {
-        loop_.work();
-      }
-      if (inside_.fetch_sub(1) == 1 && caller_sleeps_.load()) {
-        { const std::lock_guard<std::mutex> lock(mutex_); }
-        done_.notify_one();
+  static std::int64_t now() {  // ns
+    const auto passed = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count();
+  }
+
+  void invite(LoopSlot& slot, int helpers) {
+    grow(helpers);
+    slot.processor = current_processor();
+    slot.seats.store(helpers);
+    slot.open.store(true);
+    generation_.fetch_add(1);
+    if (sleepers_.load() > 0) {
+      { const std::lock_guard<std::mutex> lock(mutex_); }  // a worker is before its check or asleep
+      for (int i = 0; i < helpers; ++i) {
+        wake_.notify_one();
       }
     }
+  }
+
+  // Starts workers until there are so many, or the system gives no more.
+  void grow(int workers) {
+    if (workers <= workers_.load()) {
+      return;
+    }
+    const std::lock_guard<std::mutex> lock(growing_);
+    try {
+      while (workers_.load() < workers) {
+        threads_.start([](void* pool) { static_cast<ThreadPool*>(pool)->serve(); }, this);
+        workers_.fetch_add(1);
+      }
+    } catch (const std::exception&) {
+      workers_.store(1024);  // those there are do the work
+    }
+  }
+
+  void serve() {
+    std::uint64_t seen = 0;
+    int together = 0;  // loops in a row for which worker and caller met on one processor
+    while (wait_for_loop(seen)) {
+      seen = generation_.load();
+      for (LoopSlot& slot : slots_) {
+        if (slot.open.load()) {
+          join(slot, together);
+        }
+      }
+    }
+  }
+
+  void join(LoopSlot& slot, int& together) {
+    slot.inside.fetch_add(1);
+    if (slot.open.load() && slot.seats.fetch_sub(1) > 0) {
+      const int here = current_processor();
+      together = here >= 0 && here == slot.processor ? together + 1 : 0;
+      if (together % 64 == 2) {
+        leave_processor(here);
+      }
+      slot.loop.work();
+    }
+    if (slot.inside.fetch_sub(1) == 1 && slot.caller_sleeps.load()) {
+      { const std::lock_guard<std::mutex> lock(mutex_); }
+      done_.notify_all();
+    }
+  }
+
+  // Spins, then yields, until ready() or its patience ends.
+  template <class Ready>
+  static bool wait_awake(const Ready& ready) {
+    for (int i = 0; i < spins + yields; ++i) {
+      if (ready()) {
+        return true;
+      }
+      if (i < spins) {
+        cpu_relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+    return false;
   }
 
   // Returns when there is a loop that was not seen yet; false when the pool ends.
   bool wait_for_loop(std::uint64_t seen) {
-    for (int i = 0; i < spins + yields; ++i) {
-      if (stop_.load() || generation_.load() != seen) {
-        return !stop_.load();
-      }
-      if (i < spins) {
-        cpu_relax();
-      } else {
-        std::this_thread::yield();
-      }
+    const auto ready = [&] { return stop_.load() || generation_.load() != seen; };
+    if (!wait_awake(ready)) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      sleepers_.fetch_add(1);
+      wake_.wait(lock, ready);
+      sleepers_.fetch_sub(1);
     }
-    std::unique_lock<std::mutex> lock(mutex_);
-    sleepers_.fetch_add(1);
-    wake_.wait(lock, [&] { return stop_.load() || generation_.load() != seen; });
-    sleepers_.fetch_sub(1);
     return !stop_.load();
   }
 
-  void wait_for_workers() {
-    for (int i = 0; i < spins + yields; ++i) {
-      if (inside_.load() == 0) {
-        return;
-      }
-      if (i < spins) {
-        cpu_relax();
-      } else {
-        std::this_thread::yield();
-      }
+  // A worker that keeps its caller waiting for longer than the loop took was stopped by the system:
+  // callers then work alone for eight times as long, and where it happens again soon, for twice as
+  // long as before. So a stop costs a ninth at most, and less where stops are many.
+  void wait_for_workers(LoopSlot& slot, std::int64_t start) {
+    const std::int64_t done = now();
+    const auto ready = [&] { return slot.inside.load() == 0; };
+    if (!wait_awake(ready)) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      slot.caller_sleeps.store(true);
+      done_.wait(lock, ready);
+      slot.caller_sleeps.store(false);
     }
-    std::unique_lock<std::mutex> lock(mutex_);
-    caller_sleeps_.store(true);
-    done_.wait(lock, [&] { return inside_.load() == 0; });
-    caller_sleeps_.store(false);
+    const std::int64_t end = now();
+    const std::int64_t late = (end - done) - (done - start);
+    if (late > 20000) {
+      const std::int64_t last = pause_.load();
+      const bool soon = start - alone_until_.load() < last;
+      const std::int64_t twice = soon ? std::min<std::int64_t>(2 * last, 1000000000) : 0;
+      pause_.store(std::max(8 * late, twice));
+      alone_until_.store(end + pause_.load());
+    }
   }
 
-  void wake_all() {
-    { const std::lock_guard<std::mutex> lock(mutex_); }  // a worker is before its check or asleep
-    wake_.notify_all();
-  }
-
-  std::mutex owner_;  // held by the caller whose loop runs
-  Loop loop_;
-  std::atomic<bool> open_{false};
+  LoopSlot slots_[slot_count];
+  std::atomic<std::int64_t> alone_until_{0}, pause_{0};  // ns: see wait_for_workers
   std::atomic<bool> stop_{false};
-  std::atomic<bool> caller_sleeps_{false};
-  std::atomic<std::uint64_t> generation_{0};
-  std::atomic<int> inside_{0};
-  std::atomic<int> sleepers_{0};
+  alignas(64) std::atomic<std::uint64_t> generation_{0};
+  std::atomic<int> sleepers_{0}, workers_{0};
   std::mutex mutex_;  // for the two condition variables
-  std::condition_variable wake_;
-  std::condition_variable done_;
+  std::condition_variable wake_, done_;
+  std::mutex growing_;  // guards the threads below
   ThreadGroup threads_;
 };
 
 inline ThreadPool& thread_pool() {
-  static ThreadPool pool(thread_count() - 1);
+  static ThreadPool pool;
   return pool;
 }
 #endif
@@ -1192,10 +1615,7 @@ inline bool run_loop(const LoopBody& body, std::int64_t n, std::int64_t grain) {
   Loop loop;
   loop.start(body, n, grain);
 #pragma omp parallel num_threads(thread_count())
-  {
-    const SerialScope serial;
-    loop.work();
-  }
+  loop.work();
   if (loop.error) {
     std::rethrow_exception(loop.error);
   }
@@ -1219,20 +1639,19 @@ inline void parallel_for(std::int64_t n, std::int64_t grain, const detail::LoopB
     return;
   }
   grain = std::max<std::int64_t>(1, grain);
-  const bool alone = n <= grain || thread_count() == 1 || detail::current_serial_scope() != nullptr;
-  if (alone || !detail::run_loop(body, n, grain)) {
+  if (n <= grain || thread_count() == 1 || !detail::run_loop(body, n, grain)) {
     body(0, n);
   }
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/random.hpp
 // Random numbers by counter: element `index` of stream `seed` is a pure function of both, so that
 // a shard, a mask or an order of data is the same whatever the layout.
 // Philox 4x32-10: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Four random words from a counter and a key, by ten rounds of multiply and exchange.
 inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
@@ -1338,7 +1757,7 @@ inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::
   return high * n_high + (middle >> 32) + (middle_low >> 32);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/save_file.hpp
 // A file that appears whole or not at all: written beside its place under another name, then
@@ -1347,7 +1766,7 @@ inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::
 #if defined(__unix__) || defined(__APPLE__)
 #endif
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // Where saving to `path` ends: there, or at the file that a link there leads to.
@@ -1432,14 +1851,21 @@ class SaveFile {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/shared.hpp
 // A counted pointer: the last one that lets go deletes the object. What std::shared_ptr does, for a
 // tenth of what each type in one costs a user's compile.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
+
+// How many hold an object; `block` is the size of the memory that holds both, 0 when the object
+// was made by new.
+struct Holders {
+  std::atomic<int> count{1};
+  std::size_t block = 0;
+};
 
 // What needs no type: the object, and how many hold it.
 class SharedHead {
@@ -1447,26 +1873,36 @@ class SharedHead {
   SharedHead() = default;
   SharedHead(const SharedHead& other) : object_(other.object_), holders_(other.holders_) {
     if (holders_ != nullptr) {
-      holders_->fetch_add(1);
+      holders_->count.fetch_add(1, std::memory_order_relaxed);
     }
   }
   explicit operator bool() const { return object_ != nullptr; }
   bool operator==(std::nullptr_t) const { return object_ == nullptr; }
   bool operator!=(std::nullptr_t) const { return object_ != nullptr; }
-  int use_count() const { return holders_ == nullptr ? 0 : holders_->load(); }
+  int use_count() const {
+    return holders_ == nullptr ? 0 : holders_->count.load(std::memory_order_acquire);
+  }
 
  protected:
-  // True for the last holder, who deletes the object.
+  // True for the last holder, who deletes the object. Who holds it alone need not count down.
   bool let_go() {
-    if (holders_ == nullptr || holders_->fetch_sub(1) > 1) {
-      return false;
-    }
-    delete holders_;
-    return true;
+    return holders_ != nullptr && (use_count() == 1 || holders_->count.fetch_sub(1) == 1);
+  }
+  // Memory for the count and `bytes` more, which begin where object_ points: 16 bytes on.
+  void make_block(std::size_t bytes) {
+    static_assert(sizeof(Holders) <= 16, "the object begins 16 bytes on");
+    void* const memory = pool_take(1, bytes + 16);
+    holders_ = new (memory) Holders;
+    holders_->block = bytes + 16;
+    object_ = static_cast<char*>(memory) + 16;
+  }
+  void free_block() {
+    const std::size_t bytes = holders_->block == 0 ? sizeof(Holders) : holders_->block;
+    pool_give(holders_, 1, bytes);
   }
   void swap(SharedHead& other) noexcept {
     void* const object = object_;
-    std::atomic<int>* const holders = holders_;
+    Holders* const holders = holders_;
     object_ = other.object_;
     holders_ = other.holders_;
     other.object_ = object;
@@ -1474,7 +1910,7 @@ class SharedHead {
   }
 
   void* object_ = nullptr;
-  std::atomic<int>* holders_ = nullptr;
+  Holders* holders_ = nullptr;
 };
 
 }  // namespace detail
@@ -1484,19 +1920,33 @@ class Shared : public detail::SharedHead {
  public:
   Shared() = default;
   explicit Shared(T* object) {
-    holders_ = new std::atomic<int>(1);
+    holders_ = new (detail::pool_take(1, sizeof(detail::Holders))) detail::Holders;
     object_ = const_cast<void*>(static_cast<const void*>(object));
   }
   Shared(const Shared&) = default;
   Shared(Shared&& other) noexcept { swap(other); }
   ~Shared() {
     if (let_go()) {
-      delete static_cast<T*>(object_);
+      if (holders_->block > 0) {
+        static_cast<T*>(object_)->~T();
+      } else {
+        delete static_cast<T*>(object_);
+      }
+      free_block();
     }
   }
   Shared& operator=(Shared other) noexcept {
     swap(other);
     return *this;
+  }
+
+  // A default T in memory that is used again, with `more` bytes behind it.
+  static Shared make(std::size_t more = 0) {
+    static_assert(alignof(T) <= 16, "as far as make_block aligns");
+    Shared made;
+    made.make_block(sizeof(T) + more);
+    new (made.object_) T;
+    return made;
   }
 
   T* get() const { return static_cast<T*>(object_); }
@@ -1506,13 +1956,13 @@ class Shared : public detail::SharedHead {
   void reset(T* object) { *this = Shared(object); }
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/shape.hpp
 // The sizes of a tensor, a machine or a grid: [8, 4096].
 // Up to eight dims are stored in place, so that a shape costs no allocation.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // One size, made from any integer type, so that {batch, width} is never a narrowing error.
 struct Dim {
@@ -1562,7 +2012,9 @@ class Shape {
       if (dim == 0) {
         return 0;
       }
-      overflow = overflow || product > std::numeric_limits<std::int64_t>::max() / dim;
+      const std::int64_t small = std::int64_t{1} << 31;  // needs no division
+      overflow = overflow || ((product >= small || dim >= small) &&
+                              product > std::numeric_limits<std::int64_t>::max() / dim);
       product = overflow ? 1 : product * dim;
     }
     if (overflow) {
@@ -1626,7 +2078,7 @@ class Shape {
 inline bool operator==(const Shape& a, const Shape& b) {
   bool same = a.size() == b.size();
   for (int i = 0; same && i < a.size(); ++i) {
-    same = a[i] == b[i];
+    same = a.begin()[i] == b.begin()[i];
   }
   return same;
 }
@@ -1637,14 +2089,14 @@ inline std::ostream& operator<<(std::ostream& out, const Shape& shape) {
   return out << shape.text();
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/base/text.hpp
 // Numbers as people read them, and tables that line up.
 //   format_bytes(1.23e9) -> "1.23 GB"   format_seconds(1.23e-5) -> "12.3 us"
 //   format_count(803840) -> "803,840"   format_percent(0.123) -> "12.3 %"
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -1910,13 +2362,13 @@ inline std::ostream& operator<<(std::ostream& out, const Table& table) {
   return out << table.text();
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/measure/compare.hpp
 // Predicted beside counted: rows that say what a formula promised and what a run did,
 // and reports side by side.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct ReportRow {
   std::string name, unit;
@@ -2030,13 +2482,13 @@ inline Table compare(const List<Table>& reports) {
   return out;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/measure/memory.hpp
 // Memory in use, by what it is for, with the highest that each and all of it has been.
 // Safe to use from several threads; the peak of the sum is exact, not the sum of the peaks.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class MemoryKind { parameter, gradient, optimizer, activation, kv_cache, buffer };
 
@@ -2061,6 +2513,9 @@ struct PeakCounter {
 
   void change(std::int64_t amount) {
     const std::int64_t now = level.fetch_add(amount) + amount;
+    if (amount <= 0) {
+      return;
+    }
     std::int64_t highest = peak.load();
     while (now > highest && !peak.compare_exchange_weak(highest, now)) {
     }
@@ -2116,14 +2571,14 @@ struct MemoryMeter {
   detail::PeakCounter total_;
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/measure/context.hpp
 // Where an op's counts go: the profile, the memory meter and the device number of this thread.
 // There is one context for the program, shared by all threads that have none of their own, and
 // one for each simulated device, set on the device's thread by a ContextScope.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 class Profile;
 
@@ -2133,6 +2588,7 @@ struct Context {
   int device = -1;                              // -1: the program itself
   MemoryKind kind = MemoryKind::activation;     // what allocations are for
   int no_grad = 0;                              // scopes alive that switch gradients off
+  DType matmul_format = DType::f32;             // in which matmuls read their operands
 };
 
 namespace detail {
@@ -2184,14 +2640,32 @@ class MemoryScope {
   MemoryKind previous_;
 };
 
-}  // namespace tinyscale
+// Matmuls read their operands in `format` while it lives: f32, or bf16 with sums in f32.
+class MatmulFormat {
+ public:
+  explicit MatmulFormat(DType format) : context_(&context()), previous_(context_->matmul_format) {
+    if (format != DType::f32 && format != DType::bf16) {
+      throw Error(detail::cat("MatmulFormat: ", name_of(format), "; f32 or bf16 is right"));
+    }
+    context_->matmul_format = format;
+  }
+  ~MatmulFormat() { context_->matmul_format = previous_; }
+  MatmulFormat(const MatmulFormat&) = delete;
+  MatmulFormat& operator=(const MatmulFormat&) = delete;
+
+ private:
+  Context* context_;
+  DType previous_;
+};
+
+}}  // namespace tinyscale
 
 // >> tinyscale/measure/counters.hpp
 // What an op costs: floating point operations and bytes, counted from its operands' shapes.
 // Bytes are those of the op alone: each operand read once, each result written once, at its
 // number format. A matmul of (M, K) by (K, N) is 2 M K N matmul FLOPs; the rest is vector FLOPs.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // One operand of an op: how many elements of which format it moves.
 struct Operand {
@@ -2247,13 +2721,168 @@ struct Counters {
   }
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
+
+// >> tinyscale/measure/hardware_counters.hpp
+// What the processor itself counts while a program runs: cycles, instructions, cache misses, and
+// from these the bytes that came from memory (a line of 64 each). To stand beside the model's
+// counts. Linux only, through perf_event_open, of the program's own threads and outside the kernel.
+// Where that is not allowed (containers, most virtual machines, interpreters) `why` says so.
+
+#if defined(__linux__) && !TINYSCALE_INTERPRETER && defined(__has_include)
+#if __has_include(<linux/perf_event.h>)
+#  include <dirent.h>
+#  include <errno.h>
+#  include <linux/perf_event.h>
+#  include <sys/syscall.h>
+#  include <unistd.h>
+#define TINYSCALE_PERF_EVENTS 1
+#endif
+#endif
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Sums over all threads since the counters were made.
+struct HardwareCounts {
+  bool counted = false;
+  double cycles = 0, instructions = 0, cache_misses = 0;
+
+  double memory_bytes() const { return 64 * cache_misses; }
+  double instructions_per_cycle() const { return cycles > 0 ? instructions / cycles : 0; }
+};
+
+namespace detail {
+
+// Opens one event (0 cycles, 1 instructions, 2 cache misses) of one thread; an error is < 0:
+// -errno.
+using PerfOpener = int (*)(int event, int thread);
+
+#if defined(TINYSCALE_PERF_EVENTS)
+constexpr int thread_is_gone = -ESRCH;
+#else
+constexpr int thread_is_gone = -3;
+#endif
+
+inline int open_perf_event(int event, int thread) {
+#if defined(TINYSCALE_PERF_EVENTS)
+  perf_event_attr attr;
+  std::memset(&attr, 0, sizeof(attr));
+  attr.size = sizeof(attr);
+  attr.type = PERF_TYPE_HARDWARE;
+  attr.config = event == 0   ? PERF_COUNT_HW_CPU_CYCLES
+                : event == 1 ? PERF_COUNT_HW_INSTRUCTIONS
+                             : PERF_COUNT_HW_CACHE_MISSES;
+  attr.exclude_kernel = 1;
+  attr.exclude_hv = 1;
+  attr.inherit = 1;  // threads that start later count too
+  const long file = syscall(SYS_perf_event_open, &attr, thread, -1, -1, PERF_FLAG_FD_CLOEXEC);
+  return file < 0 ? -errno : static_cast<int>(file);
+#else
+  static_cast<void>(event + thread);
+  return -1;
+#endif
+}
+
+// The numbers of this program's threads, as the system names them.
+inline List<int> program_thread_ids() {
+  List<int> ids;
+#if defined(TINYSCALE_PERF_EVENTS)
+  DIR* const folder = opendir("/proc/self/task");
+  for (dirent* entry = folder != nullptr ? readdir(folder) : nullptr; entry != nullptr;
+       entry = readdir(folder)) {
+    if (entry->d_name[0] != '.') {
+      ids.push_back(std::atoi(entry->d_name));
+    }
+  }
+  if (folder != nullptr) {
+    closedir(folder);
+  }
+#endif
+  return ids.empty() ? List<int>{0} : ids;
+}
+
+}  // namespace detail
+
+// Counts from its making to its end.
+class HardwareCounters {
+ public:
+  explicit HardwareCounters(detail::PerfOpener open = detail::open_perf_event) {
+    for (const int thread : detail::program_thread_ids()) {
+      for (int event = 0; event < events && why_.empty(); ++event) {
+        const int file = open(event, thread);
+        if (file >= 0) {
+          files_.push_back(file);
+        } else if (file == detail::thread_is_gone) {
+          break;
+        } else {
+          why_ = reason(-file);
+        }
+      }
+    }
+    if (!why_.empty()) {
+      close_all();
+    }
+  }
+  ~HardwareCounters() { close_all(); }
+  HardwareCounters(const HardwareCounters&) = delete;
+  HardwareCounters& operator=(const HardwareCounters&) = delete;
+
+  // Why nothing is counted; empty when it is.
+  const std::string& why() const { return why_; }
+
+  HardwareCounts read() const {
+    HardwareCounts found;
+    double* const sums[events] = {&found.cycles, &found.instructions, &found.cache_misses};
+#if defined(TINYSCALE_PERF_EVENTS)
+    for (std::size_t i = 0; i < files_.size(); ++i) {
+      std::uint64_t count = 0;
+      if (::read(files_[i], &count, sizeof(count)) == sizeof(count)) {
+        *sums[i % events] += static_cast<double>(count);
+        found.counted = true;
+      }
+    }
+#else
+    static_cast<void>(sums);
+#endif
+    return found;
+  }
+
+ private:
+  static constexpr int events = 3;
+
+  static std::string reason(int code) {
+#if defined(TINYSCALE_PERF_EVENTS)
+    const bool refused = code == EACCES || code == EPERM;
+    return detail::cat("hardware counters: not here: ",
+                       refused          ? "the system does not allow them (perf_event_paranoid)"
+                       : code == ENOENT ? "this processor, perhaps a virtual one, offers none"
+                                        : std::strerror(code));
+#else
+    static_cast<void>(code);
+    return "hardware counters: not here: they need Linux and a compiled program";
+#endif
+  }
+
+  void close_all() {
+#if defined(TINYSCALE_PERF_EVENTS)
+    for (const int file : files_) {
+      ::close(file);
+    }
+#endif
+    files_.clear();
+  }
+
+  List<int> files_;  // events of the first thread, of the second, ...
+  std::string why_;
+};
+
+}}  // namespace tinyscale
 
 // >> tinyscale/measure/profile.hpp
 // A profile: every op that ran in its context while it was alive, devices' ops included.
 // Without one, an op's counting costs a branch.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct Chip;
 struct RooflineReport;
@@ -2296,6 +2925,13 @@ class Profile {
     totals_ = Counters();
   }
 
+  // From now on the processor's own counters are read too, where the system allows it; a roofline
+  // on this machine shows them beside the model's counts, or says once why there are none.
+  void count_hardware(detail::PerfOpener open = detail::open_perf_event) {
+    hardware_ = Shared<HardwareCounters>(new HardwareCounters(open));
+  }
+  const Shared<HardwareCounters>& hardware() const { return hardware_; }  // null: not asked for
+
   // Every op priced on a chip as if its f32 operands were of `format`; see hardware/roofline.hpp,
   // which defines it.
   RooflineReport roofline(const Chip& chip, DType format = DType::f32) const;
@@ -2306,6 +2942,7 @@ class Profile {
   mutable std::mutex mutex_;  // guards the two below
   List<OpRecord> records_;
   Counters totals_;
+  Shared<HardwareCounters> hardware_;
 };
 
 // Whether ops of this thread are recorded.
@@ -2320,14 +2957,14 @@ inline double seconds_now() {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/measure/quantity.hpp
 // A quantity that explains itself: a number, its unit, and the formula that it came from.
 //   named("T", F / C).explain()  ->  "T = F / C" / "= 6e+12 FLOP / 2e+14 FLOP/s" / "= 0.03 s"
 // Arithmetic keeps the derivation and works the unit out; a named quantity stands as a symbol.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 class Quantity;
 
@@ -2585,7 +3222,7 @@ inline Quantity named(const std::string& name, const Quantity& q, const std::str
 
 inline std::ostream& operator<<(std::ostream& out, const Quantity& q) { return out << q.text(); }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/hardware/chip.hpp
 // A chip: what it can compute, hold and move in a second, as one plain struct that a user can fill.
@@ -2593,13 +3230,14 @@ inline std::ostream& operator<<(std::ostream& out, const Quantity& q) { return o
 // SI base units: FLOP/s, bytes, bytes/s, Hz, seconds, W, USD; 0 is "not known".
 // Source: "How To Scale Your Model", chapters 1 and 2.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // One level of memory: operands that fit in `bytes` stream at `bandwidth` bytes a second.
 struct MemoryLevel {
   std::string name;
   double bytes = 0;
   double bandwidth = 0;
+  double core_bandwidth = 0;  // what one core alone moves; 0: not known
 };
 
 struct Chip {
@@ -2610,6 +3248,7 @@ struct Chip {
   // Matmul FLOP/s, dense, by the format of the operands.
   double flops_bf16 = 0, flops_int8 = 0, flops_fp8 = 0, flops_fp4 = 0, flops_f32 = 0;
   double vector_flops = 0;  // elementwise f32 FLOP/s; 0 does not limit an op
+  double core_flops_bf16 = 0, core_flops_int8 = 0, core_flops_f32 = 0;  // one core alone
 
   double memory_bytes = 0, memory_bandwidth = 0;  // HBM or DRAM
   double sram_bytes = 0, sram_bandwidth = 0;      // VMEM or shared memory
@@ -2679,37 +3318,49 @@ inline double Chip::unit_peak() const {
   return 2.0 * mxu_rows * mxu_cols * static_cast<double>(mxus) * clock_hz;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/hardware/chip_table.hpp
 // A chip as a table: what it can do, how much it holds, and the ridge that divides its work.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Rows of (what, value, kind): given by a preset's source, or measured on this laptop.
 inline Table chip_table(const Chip& chip) {
-  const std::string kind = chip.levels.empty() ? "given" : "measured";
+  const std::string kind = chip.measured ? "measured" : "given";
+  const bool cores = chip.core_flops_f32 > 0;  // what one core alone reaches is known
   Table t;
   t.title = chip.name;
   t.columns = {"what", "value", "kind"};
-  for (const DType format : {DType::bf16, DType::int8, DType::f32}) {
-    const double rate = format == DType::f32    ? chip.flops_f32
-                        : format == DType::int8 ? chip.flops_int8
-                                                : chip.flops_bf16;
-    if (rate > 0) {
-      t.add({detail::cat("matmul peak, ", name_of(format)), format_si(rate, "FLOP/s"), kind});
+  if (cores) {
+    t.title = detail::cat(chip.name, ", ", chip.cores, chip.cores == 1 ? " thread" : " threads");
+    t.columns = {"what", "value", "one thread", "kind"};
+  }
+  const auto add = [&](const std::string& what, double value, double core, const char* unit) {
+    if (!cores) {
+      t.add({what, format_si(value, unit), kind});
+    } else {
+      t.add({what, format_si(value, unit), core > 0 ? format_si(core, unit) : "-", kind});
+    }
+  };
+  const double rates[3][2] = {{chip.flops_bf16, chip.core_flops_bf16},
+                              {chip.flops_int8, chip.core_flops_int8},
+                              {chip.flops_f32, chip.core_flops_f32}};
+  const char* const names[3] = {"bf16", "int8", "f32"};
+  for (int i = 0; i < 3; ++i) {
+    if (rates[i][0] > 0) {
+      add(detail::cat("matmul peak, ", names[i]), rates[i][0], rates[i][1], "FLOP/s");
     }
   }
   if (chip.vector_flops > 0) {
-    t.add({"vector peak", format_si(chip.vector_flops, "FLOP/s"), kind});
+    add("vector peak", chip.vector_flops, chip.core_flops_f32 / 2, "FLOP/s");
   }
   for (const MemoryLevel& level : chip.levels) {
-    t.add({detail::cat(level.name, ", ", format_bytes(level.bytes)),
-           format_si(level.bandwidth, "B/s"), kind});
+    add(detail::cat(level.name, ", ", format_bytes(level.bytes)), level.bandwidth,
+        level.core_bandwidth, "B/s");
   }
   if (chip.levels.empty()) {
-    t.add({detail::cat("memory, ", format_bytes(chip.memory_bytes)),
-           format_si(chip.memory_bandwidth, "B/s"), kind});
+    add(detail::cat("memory, ", format_bytes(chip.memory_bytes)), chip.memory_bandwidth, 0, "B/s");
   }
   return t;
 }
@@ -2718,15 +3369,15 @@ inline std::ostream& operator<<(std::ostream& out, const Chip& chip) {
   return out << chip_table(chip);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
-// >> tinyscale/hardware/laptop.hpp
-// This machine as a chip: what a loop of multiply-adds reaches, and what a streaming read moves
-// from each level of memory, on all threads together: the best of a few runs, once a program.
-// The loops are of vector extensions, compiled for the instruction sets that cpu() chooses from.
+// >> tinyscale/hardware/laptop_loops.hpp
+// Loops that do nothing but reach a limit of this machine: multiply-adds in registers, one loop for
+// each number format that has a unit, and reads of memory in eight streams far apart.
+// They are of vector extensions, for the instruction sets that cpu() chooses from; the units for
+// bf16 and int8 are named by their instruction, and left to f32 in an interpreter.
 
-namespace tinyscale {
-
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // A loop runs `turns` times and returns a number that keeps it alive. Twelve sums in flight hide
@@ -2737,62 +3388,105 @@ using ReadLoop = float (*)(const float* data, std::int64_t count);  // count: a 
 constexpr int kLoopSums = 12;
 
 #if TINYSCALE_VECTOR_EXTENSIONS
-#define TINYSCALE_LAPTOP_LOOPS(path, attribute, lanes)                                           \
-  struct Lanes_##path {                                                                          \
-    typedef float type __attribute__((vector_size(4 * lanes), may_alias));                       \
-  };                                                                                             \
-  attribute inline float fma_loop_##path(std::int64_t turns, float x, float y) {                 \
-    typedef Lanes_##path::type V;                                                                \
-    const V m = V{} + x, c = V{} + y;                                                            \
-    V a0 = c, a1 = c + 1.0f, a2 = c + 2.0f, a3 = c + 3.0f, a4 = c + 4.0f, a5 = c + 5.0f;         \
-    V a6 = c + 6.0f, a7 = c + 7.0f, a8 = c + 8.0f, a9 = c + 9.0f, a10 = c + 10.0f,               \
-      a11 = c + 11.0f;                                                                           \
-    for (std::int64_t i = 0; i < turns; ++i) {                                                   \
-      a0 = a0 * m + c, a1 = a1 * m + c, a2 = a2 * m + c, a3 = a3 * m + c;                        \
-      a4 = a4 * m + c, a5 = a5 * m + c, a6 = a6 * m + c, a7 = a7 * m + c;                        \
-      a8 = a8 * m + c, a9 = a9 * m + c, a10 = a10 * m + c, a11 = a11 * m + c;                    \
-    }                                                                                            \
-    const V sum = ((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7)) + ((a8 + a9) + (a10 + a11)); \
-    return sum[0];                                                                               \
-  }                                                                                              \
-  attribute inline float add_loop_##path(std::int64_t turns, float x, float y) {                 \
-    typedef Lanes_##path::type V;                                                                \
-    const V m = V{} + x, c = V{} + y;                                                            \
-    V a0 = c, a1 = c + 1.0f, a2 = c + 2.0f, a3 = c + 3.0f, a4 = c + 4.0f, a5 = c + 5.0f;         \
-    V a6 = c + 6.0f, a7 = c + 7.0f, a8 = c + 8.0f, a9 = c + 9.0f, a10 = c + 10.0f,               \
-      a11 = c + 11.0f;                                                                           \
-    for (std::int64_t i = 0; i < turns; ++i) {                                                   \
-      a0 = a0 + m, a1 = a1 + m, a2 = a2 + m, a3 = a3 + m, a4 = a4 + m, a5 = a5 + m;              \
-      a6 = a6 + m, a7 = a7 + m, a8 = a8 + m, a9 = a9 + m, a10 = a10 + m, a11 = a11 + m;          \
-    }                                                                                            \
-    const V sum = ((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7)) + ((a8 + a9) + (a10 + a11)); \
-    return sum[0];                                                                               \
-  }                                                                                              \
-  attribute inline float read_loop_##path(const float* data, std::int64_t count) {               \
-    typedef Lanes_##path::type V;                                                                \
-    const std::int64_t part = count / 8, vectors = part / lanes;                                 \
-    const V* p = reinterpret_cast<const V*>(data);                                               \
-    const V *p1 = p + vectors, *p2 = p1 + vectors, *p3 = p2 + vectors, *p4 = p3 + vectors;       \
-    const V *p5 = p4 + vectors, *p6 = p5 + vectors, *p7 = p6 + vectors;                          \
-    V a0 = V{}, a1 = a0, a2 = a0, a3 = a0, a4 = a0, a5 = a0, a6 = a0, a7 = a0;                   \
-    for (std::int64_t i = 0; i < vectors; ++i) {                                                 \
-      a0 += p[i], a1 += p1[i], a2 += p2[i], a3 += p3[i];                                         \
-      a4 += p4[i], a5 += p5[i], a6 += p6[i], a7 += p7[i];                                        \
-    }                                                                                            \
-    const V sum = ((a0 + a1) + (a2 + a3)) + ((a4 + a5) + (a6 + a7));                             \
-    return sum[0];                                                                               \
+#define TINYSCALE_LOOP_BODY inline __attribute__((always_inline))
+#define TINYSCALE_LOOP_UNROLL _Pragma("GCC unroll 16")
+
+struct LoopVector4 {
+  typedef float V __attribute__((vector_size(16), may_alias));
+};
+struct LoopVector8 {
+  typedef float V __attribute__((vector_size(32), may_alias));
+};
+struct LoopVector16 {
+  typedef float V __attribute__((vector_size(64), may_alias));
+};
+
+template <class L>
+TINYSCALE_LOOP_BODY float fma_body(std::int64_t turns, float x, float y) {
+  typedef typename L::V V;
+  const V m = V{} + x, c = V{} + y;
+  V sums[kLoopSums];
+  TINYSCALE_LOOP_UNROLL
+  for (int i = 0; i < kLoopSums; ++i) {
+    sums[i] = c + static_cast<float>(i);
+  }
+  for (std::int64_t turn = 0; turn < turns; ++turn) {
+    TINYSCALE_LOOP_UNROLL
+    for (int i = 0; i < kLoopSums; ++i) {
+      sums[i] = sums[i] * m + c;
+    }
+  }
+  V total = sums[0];
+  TINYSCALE_LOOP_UNROLL
+  for (int i = 1; i < kLoopSums; ++i) {
+    total += sums[i];
+  }
+  return total[0];
+}
+
+template <class L>
+TINYSCALE_LOOP_BODY float read_body(const float* data, std::int64_t count) {
+  typedef typename L::V V;
+  const std::int64_t vectors = count / 8 / static_cast<std::int64_t>(sizeof(V) / 4);
+  const V* const p = reinterpret_cast<const V*>(data);
+  V sums[8] = {};
+  for (std::int64_t at = 0; at < vectors; ++at) {
+    TINYSCALE_LOOP_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      sums[i] += p[i * vectors + at];
+    }
+  }
+  TINYSCALE_LOOP_UNROLL
+  for (int i = 1; i < 8; ++i) {
+    sums[0] += sums[i];
+  }
+  return sums[0][0];
+}
+
+#define TINYSCALE_LAPTOP_LOOPS(PATH, VECTOR, ATTRIBUTE)                       \
+  ATTRIBUTE inline float fma_##PATH(std::int64_t turns, float x, float y) {   \
+    return fma_body<VECTOR>(turns, x, y);                                     \
+  }                                                                           \
+  ATTRIBUTE inline float read_##PATH(const float* data, std::int64_t count) { \
+    return read_body<VECTOR>(data, count);                                    \
   }
 
-TINYSCALE_LAPTOP_LOOPS(portable, , 4)
+TINYSCALE_LAPTOP_LOOPS(portable, LoopVector4, )
 #if TINYSCALE_X86
-TINYSCALE_LAPTOP_LOOPS(avx2, __attribute__((target("avx2,fma"))), 8)
-TINYSCALE_LAPTOP_LOOPS(avx512, __attribute__((target("avx512f"))), 16)
+TINYSCALE_LAPTOP_LOOPS(avx2, LoopVector8, __attribute__((target("avx2,fma"))))
+TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, __attribute__((target("avx512f"))))
 #endif
 #undef TINYSCALE_LAPTOP_LOOPS
+
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+// Dot products of short numbers into 32-bit sums, of zeros: the rate is that of any numbers.
+#define TINYSCALE_DOT_LOOP(NAME, TARGET, BYTES, REGISTERS, INSTRUCTION)                 \
+  __attribute__((target(TARGET))) inline float NAME(std::int64_t turns, float, float) { \
+    typedef int V __attribute__((vector_size(BYTES)));                                  \
+    const V a = {}, b = {};                                                             \
+    V sums[kLoopSums] = {};                                                             \
+    for (std::int64_t turn = 0; turn < turns; ++turn) {                                 \
+      TINYSCALE_LOOP_UNROLL                                                             \
+      for (int i = 0; i < kLoopSums; ++i) {                                             \
+        asm volatile(INSTRUCTION " %2, %1, %0"                                          \
+                     : "+" REGISTERS(sums[i])                                           \
+                     : REGISTERS(a), REGISTERS(b));                                     \
+      }                                                                                 \
+    }                                                                                   \
+    return static_cast<float>(sums[0][0] + sums[kLoopSums - 1][0]);                     \
+  }
+
+TINYSCALE_DOT_LOOP(dot_bf16_512, "avx512f,avx512bf16", 64, "v", "vdpbf16ps")
+TINYSCALE_DOT_LOOP(dot_int8_512, "avx512f,avx512vnni", 64, "v", "vpdpbusd")
+TINYSCALE_DOT_LOOP(dot_int8_256, "avx2,avxvnni", 32, "x", "%{vex%} vpdpbusd")
+#undef TINYSCALE_DOT_LOOP
+#endif
+#undef TINYSCALE_LOOP_BODY
+#undef TINYSCALE_LOOP_UNROLL
 #else
-inline float fma_loop_portable(std::int64_t turns, float x, float y) {
+inline float fma_portable(std::int64_t turns, float x, float y) {
   float sums[4 * kLoopSums] = {};
-  for (std::int64_t i = 0; i < turns; ++i) {
+  for (std::int64_t turn = 0; turn < turns; ++turn) {
     for (float& sum : sums) {
       sum = sum * x + y;
     }
@@ -2804,11 +3498,7 @@ inline float fma_loop_portable(std::int64_t turns, float x, float y) {
   return total;
 }
 
-inline float add_loop_portable(std::int64_t turns, float x, float y) {
-  return fma_loop_portable(turns, 1.0f, x + y);
-}
-
-inline float read_loop_portable(const float* data, std::int64_t count) {
+inline float read_portable(const float* data, std::int64_t count) {
   float sums[16] = {};
   for (std::int64_t i = 0; i + 16 <= count; i += 16) {
     for (int lane = 0; lane < 16; ++lane) {
@@ -2819,20 +3509,46 @@ inline float read_loop_portable(const float* data, std::int64_t count) {
 }
 #endif
 
+// The loops of the path in use. bf16 and int8 are null where there is no unit for them; *_flops are
+// of one turn.
 struct LaptopLoops {
-  FmaLoop fma = fma_loop_portable, add = add_loop_portable;
-  ReadLoop read = read_loop_portable;
+  FmaLoop fma = fma_portable;
+  ReadLoop read = read_portable;
   int lanes = 4;
+  FmaLoop bf16 = nullptr, int8 = nullptr;
+  double bf16_flops = 0, int8_flops = 0;
+
+  double fma_flops() const { return 2.0 * kLoopSums * lanes; }
 };
 
 inline LaptopLoops laptop_loops() {
   LaptopLoops loops;
 #if TINYSCALE_VECTOR_EXTENSIONS && TINYSCALE_X86
-  if (cpu().path == CpuPath::avx512) {
-    loops = {fma_loop_avx512, add_loop_avx512, read_loop_avx512, 16};
-  } else if (cpu().path == CpuPath::avx2) {
-    loops = {fma_loop_avx2, add_loop_avx2, read_loop_avx2, 8};
+  const CpuPath path = cpu().path;
+  if (path == CpuPath::avx512) {
+    loops.fma = fma_avx512;
+    loops.read = read_avx512;
+    loops.lanes = 16;
+  } else if (path == CpuPath::avx2) {
+    loops.fma = fma_avx2;
+    loops.read = read_avx2;
+    loops.lanes = 8;
   }
+#if !TINYSCALE_INTERPRETER
+  const std::string flags = " " + cpuinfo_value("flags") + " ";
+  const auto has = [&](const char* flag) { return flags.find(flag) != std::string::npos; };
+  if (path == CpuPath::avx512 && has(" avx512_bf16 ")) {
+    loops.bf16 = dot_bf16_512;
+    loops.bf16_flops = 4.0 * 16 * kLoopSums;
+  }
+  if (path == CpuPath::avx512 && has(" avx512_vnni ")) {
+    loops.int8 = dot_int8_512;
+    loops.int8_flops = 8.0 * 16 * kLoopSums;
+  } else if (path == CpuPath::avx2 && has(" avx_vnni ")) {
+    loops.int8 = dot_int8_256;
+    loops.int8_flops = 8.0 * 8 * kLoopSums;
+  }
+#endif
 #endif
   return loops;
 }
@@ -2842,69 +3558,32 @@ inline void keep_alive(float value) {
   static_cast<void>(sink);
 }
 
-struct TogetherThread {
-  const LoopBody* body = nullptr;
-  std::int64_t number = 0, turns = 0;
-  std::atomic<int>* ready = nullptr;
-  std::atomic<bool>* go = nullptr;
+}  // namespace detail
+}}  // namespace tinyscale
 
-  static void run(void* argument) {
-    const TogetherThread& self = *static_cast<TogetherThread*>(argument);
-    self.ready->fetch_add(1);
-    while (!self.go->load()) {
-      std::this_thread::yield();
-    }
-    (*self.body)(self.number, self.turns);
-  }
+// >> tinyscale/hardware/laptop.hpp
+// This machine as a chip: what multiply-adds reach in each number format and what reads move from
+// each level of memory, on one thread and on all, measured in less than two seconds.
+// Short runs of everything in turn, round after round: whatever else the machine does takes away
+// from single runs only, and the best of each comes close to what is there.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What so many threads reach together.
+struct LaptopRates {
+  int threads = 1;
+  double f32 = 0, bf16 = 0, int8 = 0;          // FLOP/s of multiply-adds; 0: no unit for it
+  double bandwidth[4] = {0.0, 0.0, 0.0, 0.0};  // bytes/s read from L1, L2, L3, DRAM
 };
 
-// Seconds in which all threads, started together, have each run body(thread, turns) once.
-inline double run_together(int threads, std::int64_t turns, const LoopBody& body) {
-  std::atomic<int> ready{0};
-  std::atomic<bool> go{false};
-  List<TogetherThread> each(static_cast<std::size_t>(threads));
-  ThreadGroup crew;
-#if defined(TINYSCALE_NO_THREADS)
-  static_cast<void>(threads);
-#else
-  for (int t = 1; t < threads; ++t) {
-    TogetherThread& own = each[static_cast<std::size_t>(t)];
-    own = {&body, t, turns, &ready, &go};
-    try {
-      crew.start(&TogetherThread::run, &own);
-    } catch (...) {
-      go.store(true);
-      throw;
-    }
-  }
-#endif
-  while (ready.load() < static_cast<int>(crew.size())) {
-    std::this_thread::yield();
-  }
-  const double start = seconds_now();
-  go.store(true);
-  body(0, turns);
-  crew.join();
-  return seconds_now() - start;
-}
+struct LaptopMeasurement {
+  LaptopRates one, all;
+  double core_bytes[4] = {0.0, 0.0, 0.0, 0.0};  // L1 and L2 of one core, L3 of all, DRAM
+  int rounds = 0;
+  double seconds = 0;  // what the measuring took
+};
 
-// Work a second of `threads` threads: turns grown until a run takes 5 ms, then the best of 16 runs,
-// for what else the machine does can only take away.
-inline double measured_rate(int threads, double work_of_turn, const LoopBody& body) {
-  std::int64_t turns = 1;
-  const auto seconds = [&] {  // of the faster of two
-    const double once = run_together(threads, turns, body);
-    return std::min(once, run_together(threads, turns, body));
-  };
-  for (double best = seconds(); best < 5e-3 && turns < (std::int64_t{1} << 40); best = seconds()) {
-    turns *= best < 5e-4 ? 8 : 2;
-  }
-  double fastest = seconds();
-  for (int repeat = 1; repeat < 8; ++repeat) {
-    fastest = std::min(fastest, seconds());
-  }
-  return threads * work_of_turn * static_cast<double>(turns) / fastest;
-}
+namespace detail {
 
 // A file's first word as a number with K, M or G behind it ("32768K"); 0 where there is none.
 inline double size_from_file(const std::string& path, const char* format) {
@@ -2935,77 +3614,249 @@ inline std::vector<double> cache_sizes() {
   return sizes;
 }
 
-// Bytes a second when each thread reads its own `bytes_each` again and again.
-inline double read_bandwidth(const LaptopLoops& loops, const List<const float*>& data,
-                             double bytes_each) {
-  const std::int64_t block = 8 * 16;  // whole vectors in each of the eight streams
-  const std::int64_t floats = static_cast<std::int64_t>(bytes_each) / 4 / block * block;
-  return measured_rate(static_cast<int>(data.size()), 4.0 * static_cast<double>(floats),
-                       [&](std::int64_t thread, std::int64_t turns) {
-                         float sum = 0;
-                         for (std::int64_t i = 0; i < turns; ++i) {
-                           sum += loops.read(data[static_cast<std::size_t>(thread)], floats);
-                         }
-                         keep_alive(sum);
-                       });
-}
+// Measures seven quantities: three formats, then the four levels of memory.
+class LaptopMeter {
+ public:
+  static constexpr int formats = 3, quantities = 7;
 
-// Each level is read at half its size; L1 and L2 belong to a core, L3 is shared by all.
-inline List<MemoryLevel> measured_levels(const LaptopLoops& loops, int threads) {
-  const std::vector<double> caches = cache_sizes();
-  const double all = std::max(64e6, std::min(4 * caches[2], 256e6));
-  const std::size_t floats = static_cast<std::size_t>(all / threads / 4);
-  List<std::vector<float>> owned(static_cast<std::size_t>(threads));
-  List<const float*> data(owned.size());
-  // Pages are first touched by the thread that reads them.
-  run_together(threads, 1, [&](std::int64_t thread, std::int64_t) {
-    const std::size_t t = static_cast<std::size_t>(thread);
-    owned[t].resize(floats + 16);
-    const std::size_t past = reinterpret_cast<std::uintptr_t>(owned[t].data()) % 64 / 4;
-    data[t] = owned[t].data() + (16 - past) % 16;
-  });
-  List<MemoryLevel> levels(4);
-  const char* const names[4] = {"L1", "L2", "L3", "DRAM"};
-  const double held[4] = {caches[0] * threads, caches[1] * threads, caches[2], all};
-  for (std::size_t i = 0; i < 4; ++i) {
-    const double part = i < 3 ? held[i] / 2 : all;
-    levels[i] = {names[i], held[i], read_bandwidth(loops, data, part / threads)};
+  explicit LaptopMeter(int threads) : threads_(threads) {
+    const std::vector<double> caches = cache_sizes();
+    // Half of L1, a third of L2; of L3 each thread's part of a quarter, but more than its L2.
+    const double l3 = std::max(1.5 * caches[1], caches[2] / 4 / threads);
+    const double each[4] = {caches[0] / 2, caches[1] / 3, l3, 4194304};
+    for (int level = 0; level < 4; ++level) {
+      floats_[level] = static_cast<std::int64_t>(each[level]) / 4 / block * block;
+    }
+    bytes_ = std::max(std::max(64e6, std::min(4 * caches[2], 256e6)), l3 * threads);
+    windows_ = static_cast<std::int64_t>(bytes_ / 4) / floats_[3] + 1;
+    memory_.resize(static_cast<std::size_t>(windows_ * floats_[3] + threads * floats_[2] + 16));
+    const std::size_t past = reinterpret_cast<std::uintptr_t>(memory_.data()) % 64 / 4;
+    data_ = memory_.data() + (16 - past) % 16;
+    flops_[0] = loops_.fma_flops();
+    flops_[1] = loops_.bf16_flops;
+    flops_[2] = loops_.int8_flops;
+    for (int i = 0; i < 3; ++i) {
+      core_bytes_[i] = caches[static_cast<std::size_t>(i)];
+    }
   }
-  return levels;
+
+  LaptopMeasurement measure() {
+    LaptopMeasurement found;
+    for (int q = 0; q < quantities; ++q) {
+      choose_turns(q);
+    }
+    for (round_ = 1;; ++round_) {
+      alone();
+      if (threads_ > 1) {
+        together();
+      }
+      const double passed = seconds_now() - started_;
+      if ((passed > longest && round_ >= 6) || (passed > shortest && settled()) || passed > 3) {
+        break;
+      }
+    }
+    found.one = rates(0, 1);
+    found.all = threads_ > 1 ? rates(1, threads_) : found.one;
+    std::copy(core_bytes_, core_bytes_ + 3, found.core_bytes);
+    found.core_bytes[3] = bytes_;
+    found.rounds = round_;
+    found.seconds = seconds_now() - started_;
+    return found;
+  }
+
+ private:
+  static constexpr std::int64_t block = 8 * 16;  // whole vectors in each of the eight streams
+  static constexpr double run_seconds = 7e-4, shortest = 0.4, longest = 1.5;
+
+  struct Seat {
+    LaptopMeter* meter = nullptr;
+    int number = 0;
+    int processor = -1;
+    double begin[quantities] = {}, end[quantities] = {};
+  };
+
+  bool exists(int q) const { return q >= formats || flops_[q] > 0; }
+
+  // Turns of 1000 multiply-adds of every sum, or of one read of the level's bytes.
+  void work(int q, std::int64_t turns, int thread, int threads) {
+    if (q < formats) {
+      const FmaLoop loop = q == 0 ? loops_.fma : q == 1 ? loops_.bf16 : loops_.int8;
+      keep_alive(loop(1000 * turns, 0.999f, 0.001f));
+      return;
+    }
+    // Main memory is walked window by window, so that none is still in a cache when it returns. The
+    // caches' part stands behind it; each round takes another place there, for some pages collide.
+    const int level = q - formats;
+    const std::int64_t spare = (floats_[2] - floats_[level % 3]) / block + 1;
+    const std::int64_t place = round_ * floats_[level] / block % spare * block;
+    const std::int64_t cached = windows_ * floats_[3] + thread * floats_[2] + place;
+    float sum = 0;
+    for (std::int64_t i = 0; i < turns; ++i) {
+      const std::int64_t window = (window_ + i * threads + thread) % windows_ * floats_[3];
+      sum += loops_.read(data_ + (level == 3 ? window : cached), floats_[level]);
+    }
+    keep_alive(sum);
+  }
+
+  double timed(int q, std::int64_t turns) {
+    const double start = seconds_now();
+    work(q, turns, 0, 1);
+    window_ += q == quantities - 1 ? turns : 0;
+    return seconds_now() - start;
+  }
+
+  void choose_turns(int q) {
+    turns_[q] = 1;
+    if (exists(q)) {
+      double seconds = timed(q, 1);
+      for (; seconds < run_seconds / 8 && turns_[q] < (1 << 30); seconds = timed(q, turns_[q])) {
+        turns_[q] *= 4;
+      }
+      const double more = run_seconds / std::max(seconds, 1e-9);
+      turns_[q] = std::max<std::int64_t>(
+          1, static_cast<std::int64_t>(static_cast<double>(turns_[q]) * more));
+    }
+    for (auto& best : best_) {
+      std::fill(best[q], best[q] + 3, 1e30);
+    }
+  }
+
+  // Keeps the three shortest.
+  void note(int mode, int q, double seconds) {
+    double* const best = best_[mode][q];
+    best[2] = std::min(best[2], std::max(seconds, 1e-9));
+    std::sort(best, best + 3);
+  }
+
+  bool settled() const {
+    for (int mode = 0; mode < (threads_ > 1 ? 2 : 1); ++mode) {
+      for (int q = 0; q < quantities; ++q) {
+        if (exists(q) && best_[mode][q][2] > 1.01 * best_[mode][q][0]) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  void alone() {
+    for (int q = 0; q < quantities; ++q) {
+      if (exists(q)) {
+        work(q, q < quantities - 1 ? 1 : 0, 0, 1);  // what is read is in its cache then
+        note(0, q, timed(q, turns_[q]));
+      }
+    }
+  }
+
+  void together() {
+    List<Seat> seats(static_cast<std::size_t>(threads_));
+    seats_ = &seats;
+    arrived_.store(0);
+    expected_.store(0);
+    ThreadGroup crew;
+    int started = 1;
+    try {
+      for (; started < threads_; ++started) {
+        Seat& seat = seats[static_cast<std::size_t>(started)];
+        seat.meter = this;
+        seat.number = started;
+        crew.start(
+            [](void* own) { static_cast<Seat*>(own)->meter->take_part(*static_cast<Seat*>(own)); },
+            &seat);
+      }
+    } catch (const std::exception&) {
+      threads_ = started;  // the system gives no more
+    }
+    expected_.store(started);
+    take_part(seats[0]);
+    window_ += turns_[quantities - 1] * started;
+  }
+
+  // Returns when all threads are there; `meeting` counts them from 1.
+  void meet(int meeting) {
+    arrived_.fetch_add(1);
+    for (int i = 0; expected_.load() == 0 || arrived_.load() < meeting * expected_.load(); ++i) {
+      if (i < 200) {
+        cpu_relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  }
+
+  void take_part(Seat& own) {
+    int meeting = 0;
+    own.processor = current_processor();
+    meet(++meeting);
+    if (own.number > 0 && own.processor == (*seats_)[0].processor) {
+      leave_processor(own.processor);
+    }
+    const int threads = expected_.load();
+    for (int q = 0; q < quantities; ++q) {
+      if (!exists(q)) {
+        continue;
+      }
+      work(q, q < quantities - 1 ? 1 : 0, own.number, threads);
+      meet(++meeting);
+      own.begin[q] = seconds_now();
+      work(q, turns_[q], own.number, threads);
+      own.end[q] = seconds_now();
+    }
+    meet(++meeting);
+    for (int q = 0; q < quantities && own.number == 0; ++q) {
+      double begin = own.begin[q], end = own.end[q];
+      for (int t = 1; t < threads && exists(q); ++t) {
+        const Seat& seat = (*seats_)[static_cast<std::size_t>(t)];
+        begin = std::min(begin, seat.begin[q]);
+        end = std::max(end, seat.end[q]);
+      }
+      if (exists(q)) {
+        note(1, q, end - begin);
+      }
+    }
+  }
+
+  LaptopRates rates(int mode, int threads) const {
+    LaptopRates found;
+    found.threads = threads;
+    const auto rate = [&](int q, double work_of_turn) {
+      return threads * work_of_turn * static_cast<double>(turns_[q]) / best_[mode][q][0];
+    };
+    found.f32 = rate(0, 1000 * flops_[0]);
+    found.bf16 = exists(1) ? rate(1, 1000 * flops_[1]) : 0;
+    found.int8 = exists(2) ? rate(2, 1000 * flops_[2]) : 0;
+    for (int level = 0; level < 4; ++level) {
+      found.bandwidth[level] = rate(formats + level, 4.0 * static_cast<double>(floats_[level]));
+    }
+    return found;
+  }
+
+  double started_ = seconds_now();
+  int threads_, round_ = 0;
+  LaptopLoops loops_ = laptop_loops();
+  double flops_[formats];  // of one turn of a loop
+  std::int64_t floats_[4], turns_[quantities];
+  double best_[2][quantities][3];
+  double bytes_ = 0, core_bytes_[3];
+  std::vector<float> memory_;
+  const float* data_ = nullptr;
+  std::int64_t windows_ = 1, window_ = 0;
+  List<Seat>* seats_ = nullptr;
+  std::atomic<int> arrived_{0}, expected_{0};
+};
+
+inline int laptop_threads() {
+#if defined(TINYSCALE_NO_THREADS)
+  return 1;
+#else
+  return program_threads();
+#endif
 }
 
 }  // namespace detail
 
-// What laptop() found, with the one-core figure that a program without threads can reach.
-struct LaptopMeasurement {
-  double fma_one_core = 0, fma_all_cores = 0;  // f32 FLOP/s of multiply-adds
-  double add_all_cores = 0;                    // f32 FLOP/s of additions alone
-  List<MemoryLevel> levels;                    // L1, L2, L3, DRAM: all cores together
-  int threads = 1;
-  double seconds = 0;  // what the measuring took
-};
-
 inline LaptopMeasurement measure_laptop() {
-  const double start = detail::seconds_now();
-  const detail::LaptopLoops loops = detail::laptop_loops();
-  const double lanes = static_cast<double>(detail::kLoopSums) * loops.lanes;
-  const auto fma = [&](std::int64_t, std::int64_t turns) {
-    detail::keep_alive(loops.fma(1000 * turns, 0.999f, 0.001f));
-  };
-  const auto add = [&](std::int64_t, std::int64_t turns) {
-    detail::keep_alive(loops.add(1000 * turns, 0.001f, 0.0f));
-  };
-  LaptopMeasurement found;
-  found.threads = std::max(1, thread_count());
-#if defined(TINYSCALE_NO_THREADS)
-  found.threads = 1;
-#endif
-  found.fma_one_core = detail::measured_rate(1, 2000.0 * lanes, fma);
-  found.fma_all_cores = detail::measured_rate(found.threads, 2000.0 * lanes, fma);
-  found.add_all_cores = detail::measured_rate(found.threads, 1000.0 * lanes, add);
-  found.levels = detail::measured_levels(loops, found.threads);
-  found.seconds = detail::seconds_now() - start;
-  return found;
+  return detail::LaptopMeter(detail::laptop_threads()).measure();
 }
 
 // The measurement, made the first time that it is asked for.
@@ -3014,32 +3865,49 @@ inline const LaptopMeasurement& laptop_measurement() {
   return found;
 }
 
-// This machine as a Chip. bf16 is counted at the f32 rate: the host kernels compute in f32.
+// This machine as a Chip, with the rates of the threads that loops may use here: see ThreadScope.
+// Formats without a faster unit than f32's are counted at its rate.
 inline Chip laptop() {
   const LaptopMeasurement& found = laptop_measurement();
+  const int threads = std::min(thread_count(), found.all.threads);
+  const auto rate = [&](double one, double all) {
+    return threads == found.all.threads ? all : std::min(all, threads * one);
+  };
   Chip chip;
   chip.name = "laptop";
   chip.vendor = cpu().name;
   chip.kind = "cpu";
-  chip.flops_f32 = chip.flops_bf16 = found.fma_all_cores;
-  chip.vector_flops = found.add_all_cores;
-  chip.levels = found.levels;
-  chip.sram_bytes = found.levels[1].bytes;
-  chip.sram_bandwidth = found.levels[1].bandwidth;
+  chip.cores = threads;
+  chip.flops_f32 = rate(found.one.f32, found.all.f32);
+  chip.flops_bf16 = std::max(chip.flops_f32, rate(found.one.bf16, found.all.bf16));
+  chip.flops_int8 = std::max(chip.flops_f32, rate(found.one.int8, found.all.int8));
+  chip.core_flops_f32 = found.one.f32;
+  chip.core_flops_bf16 = std::max(found.one.f32, found.one.bf16);
+  chip.core_flops_int8 = std::max(found.one.f32, found.one.int8);
+  chip.vector_flops = chip.flops_f32 / 2;  // a multiply-add is two, an addition or product one
   chip.memory_bytes = detail::size_from_file("/proc/meminfo", "MemTotal: %lld %c");
-  chip.memory_bandwidth = found.levels[3].bandwidth;
-  chip.levels[3].bytes = std::max(chip.memory_bytes, found.levels[3].bytes);
-  chip.cores = found.threads;
+  chip.memory_bytes = std::max(chip.memory_bytes, found.core_bytes[3]);
+  const char* const names[4] = {"L1", "L2", "L3", "DRAM"};
+  for (int i = 0; i < 4; ++i) {
+    const double bytes = i < 2    ? found.core_bytes[i] * threads
+                         : i == 2 ? found.core_bytes[2]
+                                  : chip.memory_bytes;
+    chip.levels.push_back({names[i], bytes, rate(found.one.bandwidth[i], found.all.bandwidth[i]),
+                           found.one.bandwidth[i]});
+  }
+  chip.sram_bytes = chip.levels[1].bytes;
+  chip.sram_bandwidth = chip.levels[1].bandwidth;
+  chip.memory_bandwidth = chip.levels[3].bandwidth;
   chip.measured = true;
-  chip.source =
-      "measured: the best of 16 runs of multiply-add loops, add loops and streaming reads";
+  chip.source = detail::cat("measured: the best of ", found.rounds,
+                            " short runs of multiply-adds and of reads in eight streams");
 #if !defined(__OPTIMIZE__)
   chip.source += "; compiled without optimisation, so the rates are too low";
 #endif
   return chip;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/hardware/presets.hpp
 // Chip presets: one row for each chip, with where its numbers come from at the end of the row.
@@ -3047,7 +3915,7 @@ inline Chip laptop() {
 // arithmetic from the other columns. TPU links: the scaling book's rate, 10 % under the vendor's.
 // Prices: US list, on demand, seen by February 2025; they change: set dollars_per_hour.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -3268,7 +4136,7 @@ inline Chip chip(const std::string& name) {
   throw Error(detail::cat("chip: no chip named \"", name, "\"; the names are ", known));
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/hardware/network.hpp
 // A machine: chips at the points of a grid, and the links along each dimension of it.
@@ -3277,7 +4145,7 @@ inline Chip chip(const std::string& name) {
 // GPUs are {nodes, GPUs of a node}: along a dimension a GPU has two links, each of half its egress
 // (into its node's switch, or of its share of the node's network ports), as a ring uses them.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct Machine {
   std::string name;
@@ -3446,14 +4314,14 @@ inline Machine machine(const std::string& chip_name, Shape dims) {
   return machine(chip(chip_name), dims);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/hardware/roofline.hpp
 // The roofline: what bounds an op on a chip, and how long it must take at least.
 //   T = max(T_math = matmul FLOPs / peak, T_vector = vector FLOPs / rate, T_mem = bytes / rate)
 // Source: "How To Scale Your Model", chapter 1. Operands are read once, results written once.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // All ops of one name and shape: sums over `count` of them, times in seconds.
 struct RooflineRow {
@@ -3464,8 +4332,12 @@ struct RooflineRow {
   double t_math = 0, t_vector = 0, t_memory = 0;  // formula
   double seconds = 0;                             // formula: the largest of the three
   double measured = 0;                            // host time; 0 when nothing was timed
-  std::string bound;                              // math, vector, memory
-  std::string level;                              // the memory that holds the operands
+
+  // How much of what the chip allows was reached: formula / measured; 0 when nothing was timed.
+  double of_roof() const { return measured > 0 ? seconds / measured : 0; }
+
+  std::string bound;  // math, vector, memory
+  std::string level;  // the memory that holds the operands
 };
 
 struct RooflineReport {
@@ -3475,8 +4347,11 @@ struct RooflineReport {
   double vector_flops = 0;  // 0: no rate known, vector work does not limit
   List<RooflineRow> rows;
   RooflineRow total;
+  HardwareCounts hardware;    // on this machine, when the profile was told to count
+  std::string hardware_note;  // why there are none
 
   Table table() const;
+  Table hardware_table() const;
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
 };
@@ -3608,6 +4483,7 @@ inline Table RooflineReport::table() const {
                  "T formula", "bound by",   "level"};
   if (on_host) {
     out.columns.push_back("T measured");
+    out.columns.push_back("of its roof");
   }
   List<RooflineRow> all = rows;
   all.push_back(total);
@@ -3627,28 +4503,57 @@ inline Table RooflineReport::table() const {
                                       row.level};
     if (on_host) {
       cells.push_back(row.measured > 0 ? format_seconds(row.measured) : "-");
+      cells.push_back(row.measured > 0 ? format_percent(row.of_roof()) : "-");
     }
     out.add(cells);
   }
   return out;
 }
 
+// The processor's counts beside the model's, whose bytes are those of each op alone: what stays in
+// a cache from one op to the next does not come from memory again.
+inline Table RooflineReport::hardware_table() const {
+  Table out;
+  out.title = "Hardware counters, all threads";
+  out.columns = {"what", "counted", "model"};
+  const auto si = [](double value) { return format_si(value, ""); };
+  out.add({"cycles", si(hardware.cycles), "-"});
+  out.add({"instructions", si(hardware.instructions), "-"});
+  out.add({"instructions a cycle", format_fixed(hardware.instructions_per_cycle(), 2), "-"});
+  out.add({"FLOPs a cycle",
+           hardware.cycles > 0
+               ? format_fixed((total.matmul_flops + total.vector_flops) / hardware.cycles, 2)
+               : "-",
+           "-"});
+  out.add({"cache misses", si(hardware.cache_misses), si(total.bytes / 64)});
+  out.add({"bytes", format_bytes(hardware.memory_bytes()), format_bytes(total.bytes)});
+  return out;
+}
+
 inline std::ostream& operator<<(std::ostream& out, const RooflineReport& report) {
-  return out << report.table();
+  out << report.table();
+  if (report.hardware.counted) {
+    out << "\n" << report.hardware_table();
+  }
+  return report.hardware_note.empty() ? out : out << report.hardware_note << "\n";
 }
 
 inline RooflineReport Profile::roofline(const Chip& on, DType format) const {
-  return tinyscale::roofline(records(), on, format);
+  RooflineReport report = tinyscale::roofline(records(), on, format);
+  if (hardware_ != nullptr && on.measured) {
+    report.hardware = hardware_->read();
+    report.hardware_note = hardware_->why();
+  }
+  return report;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/lanes.hpp
 // Vector lanes without intrinsics: one struct per register width, and a run-time choice of path.
 // A kernel is a struct with a member template `run<L>()`; run_on_lanes() compiles it once for each
 // instruction set (the target attribute stands here and nowhere else) and calls the widest one the
 // machine has. Vectors are passed by reference, never by value: they stay inside one function.
-// Sources of the polynomials: Cephes expf; the rational erf and tanh of Eigen and XLA.
 
 #if TINYSCALE_VECTOR_EXTENSIONS
 #define TINYSCALE_INLINE inline __attribute__((always_inline))
@@ -3657,8 +4562,13 @@ inline RooflineReport Profile::roofline(const Chip& on, DType format) const {
 #define TINYSCALE_INLINE inline
 #define TINYSCALE_UNROLL
 #endif
+#if TINYSCALE_VECTOR_EXTENSIONS && defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define TINYSCALE_SHUFFLE 1
+#endif
+#endif
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // width: floats in a vector V; doubles: half as many, in a D; rows x vectors: the accumulators of
@@ -3668,6 +4578,7 @@ struct Lanes1 {
   typedef float V;
   typedef float Loose;
   typedef std::int32_t I;
+  typedef std::int32_t LooseI;
   static constexpr int doubles = 1;
   typedef double D;
   typedef float Half;
@@ -3683,6 +4594,7 @@ struct Lanes4 {  // 16 bytes: SSE2, NEON, and whatever else has 16-byte register
   typedef float V __attribute__((vector_size(16)));
   typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(16)));
+  typedef std::int32_t LooseI __attribute__((vector_size(16), aligned(4), may_alias));
   static constexpr int doubles = 2;
   typedef double D __attribute__((vector_size(16)));
   typedef float Half __attribute__((vector_size(8), aligned(4), may_alias));
@@ -3693,6 +4605,7 @@ struct Lanes8 {  // 32 bytes: AVX2, 16 registers
   typedef float V __attribute__((vector_size(32)));
   typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(32)));
+  typedef std::int32_t LooseI __attribute__((vector_size(32), aligned(4), may_alias));
   static constexpr int doubles = 4;
   typedef double D __attribute__((vector_size(32)));
   typedef float Half __attribute__((vector_size(16), aligned(4), may_alias));
@@ -3703,6 +4616,7 @@ struct Lanes16 {  // 64 bytes: AVX-512, 32 registers
   typedef float V __attribute__((vector_size(64)));
   typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(64)));
+  typedef std::int32_t LooseI __attribute__((vector_size(64), aligned(4), may_alias));
   static constexpr int doubles = 8;
   typedef double D __attribute__((vector_size(64)));
   typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
@@ -3789,6 +4703,14 @@ TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
   *reinterpret_cast<typename L::Loose*>(to) = v;
 }
 
+TINYSCALE_INLINE void prefetch(const void* at) {
+#if TINYSCALE_VECTOR_EXTENSIONS
+  __builtin_prefetch(at, 0, 2);
+#else
+  static_cast<void>(at);
+#endif
+}
+
 // The next `doubles` floats, widened.
 template <class L>
 TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {
@@ -3797,28 +4719,6 @@ TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {
 #else
   v = static_cast<double>(*from);
 #endif
-}
-
-// The last count < width floats of a row; the other lanes hold fill.
-template <class L>
-TINYSCALE_INLINE void load_part(const float* from, std::int64_t count, float fill,
-                                typename L::V& v) {
-  float lanes[L::width];
-  for (int i = 0; i < L::width; ++i) {
-    lanes[i] = i < count ? from[i] : fill;
-  }
-  load<L>(lanes, v);
-}
-
-template <class L>
-TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L::V& v) {
-  float lanes[L::width];
-  store<L>(lanes, v);
-  for (int i = 0; i < L::width; ++i) {
-    if (i < count) {
-      to[i] = lanes[i];
-    }
-  }
 }
 
 // Every lane x. g++ builds `x - V{}` lane by lane when it meets it outside a target function, which
@@ -3847,27 +4747,155 @@ TINYSCALE_INLINE void broadcast(float x, typename L::V& v) {
   v = x - typename L::V{};
 }
 
+// Every lane the same 32 bits.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f"))) inline void broadcast_word(std::int32_t word, Lanes16::I& v) {
+  v = word - Lanes16::I{};
+}
+__attribute__((target("avx2,fma"))) inline void broadcast_word(std::int32_t word, Lanes8::I& v) {
+  v = word - Lanes8::I{};
+}
+#endif
+template <class I>
+TINYSCALE_INLINE void broadcast_word(std::int32_t word, I& v) {
+  v = word - I{};
+}
+
+// 0, 1, 2, ...
 template <class L>
-TINYSCALE_INLINE float sum_lanes(const typename L::V& v) {  // a tree: 8 + 4 + 2 + 1
-  float lanes[L::width];
-  store<L>(lanes, v);
-  for (int half = L::width / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      lanes[i] += lanes[i + half];
+TINYSCALE_INLINE void lane_numbers(typename L::I& v) {
+  static constexpr std::int32_t numbers[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                               8, 9, 10, 11, 12, 13, 14, 15};
+  std::memcpy(&v, numbers, sizeof(v));
+}
+
+// The first count < width lanes, by the masks of each instruction set: nothing beyond is touched.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f"))) inline void load_part_16(const float* from, std::int64_t count,
+                                                            Lanes16::V& v) {
+  v = __builtin_ia32_loadups512_mask(from, v, static_cast<unsigned short>((1 << count) - 1));
+}
+
+__attribute__((target("avx512f"))) inline void store_part_16(float* to, std::int64_t count,
+                                                             const Lanes16::V& v) {
+  __builtin_ia32_storeups512_mask(to, v, static_cast<unsigned short>((1 << count) - 1));
+}
+
+__attribute__((target("avx2,fma"))) inline void load_part_8(const float* from, std::int64_t count,
+                                                            Lanes8::V& v) {
+  Lanes8::I lanes;
+  lane_numbers<Lanes8>(lanes);
+  const Lanes8::I mask = lanes < static_cast<std::int32_t>(count);
+  const Lanes8::V found =
+      __builtin_ia32_maskloadps256(reinterpret_cast<const Lanes8::V*>(from), mask);
+  v = mask ? found : v;
+}
+
+__attribute__((target("avx2,fma"))) inline void store_part_8(float* to, std::int64_t count,
+                                                             const Lanes8::V& v) {
+  Lanes8::I lanes;
+  lane_numbers<Lanes8>(lanes);
+  const Lanes8::I mask = lanes < static_cast<std::int32_t>(count);
+  __builtin_ia32_maskstoreps256(reinterpret_cast<Lanes8::V*>(to), mask, v);
+}
+#endif
+
+// The last count < width floats of a row; the other lanes hold fill.
+template <class L>
+TINYSCALE_INLINE void load_part(const float* from, std::int64_t count, float fill,
+                                typename L::V& v) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  if constexpr (L::width >= 8) {
+    broadcast<L>(fill, v);
+    if constexpr (L::width == 16) {
+      load_part_16(from, count, v);
+    } else {
+      load_part_8(from, count, v);
     }
+    return;
   }
-  return lanes[0];
+#endif
+  float lanes[L::width];
+  for (int i = 0; i < L::width; ++i) {
+    lanes[i] = i < count ? from[i] : fill;
+  }
+  load<L>(lanes, v);
 }
 
 template <class L>
-TINYSCALE_INLINE float max_lanes(const typename L::V& v) {
+TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L::V& v) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  if constexpr (L::width == 16) {
+    store_part_16(to, count, v);
+    return;
+  } else if constexpr (L::width == 8) {
+    store_part_8(to, count, v);
+    return;
+  }
+#endif
   float lanes[L::width];
   store<L>(lanes, v);
-  float best = lanes[0];
-  for (int i = 1; i < L::width; ++i) {
-    best = lanes[i] > best ? lanes[i] : best;
+  for (int i = 0; i < L::width && i < count; ++i) {
+    to[i] = lanes[i];
   }
-  return best;
+}
+
+// A whole vector, or the part of it that is left of a row.
+template <class L>
+TINYSCALE_INLINE void load_some(const float* from, std::int64_t left, float fill,
+                                typename L::V& v) {
+  if (left >= L::width) {
+    load<L>(from, v);
+  } else {
+    load_part<L>(from, left, fill, v);
+  }
+}
+
+template <class L>
+TINYSCALE_INLINE void store_some(float* to, std::int64_t left, const typename L::V& v) {
+  if (left >= L::width) {
+    store<L>(to, v);
+  } else {
+    store_part<L>(to, left, v);
+  }
+}
+
+// step.at<L>(j, count) for each vector of a row, the last perhaps a part.
+template <class L, class Step>
+TINYSCALE_INLINE void for_row(std::int64_t n, const Step& step) {
+  std::int64_t j = 0;
+  for (; j + L::width <= n; j += L::width) {
+    step.template at<L>(j, L::width);
+  }
+  if (j < n) {
+    step.template at<L>(j, n - j);
+  }
+}
+
+// y = x with its halves, then its quarters ... exchanged: lane i gets lane i ^ distance.
+template <class L, int DISTANCE>
+TINYSCALE_INLINE void swap_lanes(const typename L::V& x, typename L::V& y) {
+#if TINYSCALE_SHUFFLE
+#define TINYSCALE_FOUR(I) (I) ^ DISTANCE, (I + 1) ^ DISTANCE, (I + 2) ^ DISTANCE, (I + 3) ^ DISTANCE
+  if constexpr (L::width == 16) {
+    y = __builtin_shufflevector(x, x, TINYSCALE_FOUR(0), TINYSCALE_FOUR(4), TINYSCALE_FOUR(8),
+                                TINYSCALE_FOUR(12));
+    return;
+  } else if constexpr (L::width == 8) {
+    y = __builtin_shufflevector(x, x, TINYSCALE_FOUR(0), TINYSCALE_FOUR(4));
+    return;
+  } else if constexpr (L::width == 4) {
+    y = __builtin_shufflevector(x, x, TINYSCALE_FOUR(0));
+    return;
+  }
+#undef TINYSCALE_FOUR
+#endif
+  float from[L::width], to[L::width];
+  store<L>(from, x);
+  for (int i = 0; i < L::width; ++i) {
+    to[i] = from[(i ^ DISTANCE) % L::width];
+  }
+  load<L>(to, y);
 }
 
 // All ones where a < b, else zero (a comparison of vectors gives this; a scalar one does not).
@@ -3880,35 +4908,84 @@ TINYSCALE_INLINE void less(const typename L::V& a, const typename L::V& b, typen
   }
 }
 
-// y = mask ? yes : no, by bits.
 template <class L>
 TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
                             const typename L::V& no, typename L::V& y) {
-  typename L::I yes_bits, no_bits;
-  std::memcpy(&yes_bits, &yes, sizeof(yes));
-  std::memcpy(&no_bits, &no, sizeof(no));
-  const typename L::I bits = (mask & yes_bits) | (~mask & no_bits);
-  std::memcpy(&y, &bits, sizeof(y));
+  y = mask ? yes : no;
 }
+
+// The larger and the smaller of a and b, a where either is NaN: one instruction, which g++ does not
+// find where b is a constant.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+__attribute__((target("avx512f"))) inline void max_16(const Lanes16::V& a, const Lanes16::V& b,
+                                                      Lanes16::V& y) {
+  y = __builtin_ia32_maxps512_mask(b, a, a, -1, 4);
+}
+
+__attribute__((target("avx512f"))) inline void min_16(const Lanes16::V& a, const Lanes16::V& b,
+                                                      Lanes16::V& y) {
+  y = __builtin_ia32_minps512_mask(b, a, a, -1, 4);
+}
+#endif
 
 template <class L>
 TINYSCALE_INLINE void max_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
-  typename L::I mask;
-  less<L>(a, b, mask);
-  blend<L>(mask, b, a, y);
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+  if constexpr (L::width == 16) {
+    max_16(a, b, y);
+    return;
+  }
+#endif
+  y = a < b ? b : a;
+}
+
+template <class L>
+TINYSCALE_INLINE void min_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+  if constexpr (L::width == 16) {
+    min_16(a, b, y);
+    return;
+  }
+#endif
+  y = b < a ? b : a;
+}
+
+// Lanes folded into one: halves, quarters, ... (a tree: 8 + 4 + 2 + 1).
+template <class L, int DISTANCE = L::width / 2>
+TINYSCALE_INLINE float sum_lanes(const typename L::V& v) {
+  if constexpr (DISTANCE == 0) {
+    float lanes[L::width];
+    store<L>(lanes, v);
+    return lanes[0];
+  } else {
+    typename L::V w;
+    swap_lanes<L, DISTANCE>(v, w);
+    return sum_lanes<L, DISTANCE / 2>(v + w);
+  }
+}
+
+template <class L, int DISTANCE = L::width / 2>
+TINYSCALE_INLINE float max_lanes(const typename L::V& v) {
+  if constexpr (DISTANCE == 0) {
+    float lanes[L::width];
+    store<L>(lanes, v);
+    return lanes[0];
+  } else {
+    typename L::V w;
+    swap_lanes<L, DISTANCE>(v, w);
+    max_vector<L>(v, w, w);
+    return max_lanes<L, DISTANCE / 2>(w);
+  }
 }
 
 template <class L>
 TINYSCALE_INLINE void clamp_vector(const typename L::V& x, float low, float high,
                                    typename L::V& y) {  // a NaN passes through
   typename L::V bound;
-  typename L::I mask;
   broadcast<L>(low, bound);
-  less<L>(x, bound, mask);
-  blend<L>(mask, bound, x, y);
+  max_vector<L>(x, bound, y);
   broadcast<L>(high, bound);
-  less<L>(bound, y, mask);
-  blend<L>(mask, bound, y, y);
+  min_vector<L>(y, bound, y);
 }
 
 template <class L>
@@ -3920,35 +4997,124 @@ TINYSCALE_INLINE void to_float(const typename L::I& n, typename L::V& y) {
 #endif
 }
 
-// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2: within 2 ulp; 0 and inf at the ends.
+// to[j][i] = from[i][j], in squares of four where the compiler can shuffle.
+inline void transpose(std::int64_t rows, std::int64_t cols, const float* from,
+                      std::int64_t from_row, float* to, std::int64_t to_row) {
+  std::int64_t i = 0;
+#if TINYSCALE_SHUFFLE
+  typedef Lanes4::V V;
+  for (; i + 4 <= rows; i += 4) {
+    for (std::int64_t j = 0; j < cols; j += 4) {
+      j = std::max<std::int64_t>(0, std::min(j, cols - 4));  // the last square may overlap
+      if (cols < 4) {
+        break;
+      }
+      V a, b, c, d;
+      load<Lanes4>(from + i * from_row + j, a);
+      load<Lanes4>(from + (i + 1) * from_row + j, b);
+      load<Lanes4>(from + (i + 2) * from_row + j, c);
+      load<Lanes4>(from + (i + 3) * from_row + j, d);
+      const V ab = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+      const V cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+      const V ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      const V cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      float* out = to + j * to_row + i;
+      store<Lanes4>(out, __builtin_shufflevector(ab, cd, 0, 1, 4, 5));
+      store<Lanes4>(out + to_row, __builtin_shufflevector(ab, cd, 2, 3, 6, 7));
+      store<Lanes4>(out + 2 * to_row, __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5));
+      store<Lanes4>(out + 3 * to_row, __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7));
+    }
+  }
+  i = cols < 4 ? 0 : i;
+#endif
+  for (; i < rows; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      to[j * to_row + i] = from[i * from_row + j];
+    }
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/lane_math.hpp
+// Functions of vector lanes: exp, log, erf, tanh, sigmoid, the slope of gelu, sqrt.
+// Sources: Cephes expf and logf; the rational erf and tanh of Eigen and XLA; the slope is our fit.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2. Polynomials here are summed in pairs
+// (Estrin), since what limits a loop of them is how long each waits for its own last result.
 template <class L>
-TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
+TINYSCALE_INLINE void exp_parts(const typename L::V& x, typename L::I& n,
+                                typename L::V& power_of_r) {
   typedef typename L::V V;
-  typedef typename L::I I;
-  V t;
-  clamp_vector<L>(x, -104.0f, 89.0f, t);
   // Adding 1.5 * 2^23 leaves round(value) in the low bits. They are read as an integer: a
   // compiler under -ffast-math may cancel a subtraction of that number against its addition.
-  const V shifted = t * 1.44269504088896341f + 12582912.0f;
-  I n;
+  const V shifted = x * 1.44269504088896341f + 12582912.0f;
   std::memcpy(&n, &shifted, sizeof(n));
   n = n - 0x4B400000;  // the bits of 1.5 * 2^23
   V whole;
   to_float<L>(n, whole);
-  const V r = (t - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
-  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
+  const V r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
+  const V s = r * r;
+  const V high = (r * 1.9875691500e-4f + 1.3981999507e-3f) * s;
+  const V middle = r * 8.3334519073e-3f + 4.1665795894e-2f + high;
+  power_of_r = (middle * s + (r * 1.6666665459e-1f + 5.0000001201e-1f)) * s + (r + 1.0f);
+}
+
+// Within 2 ulp; 0 and inf at the ends.
+template <class L>
+TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
+  typedef typename L::I I;
+  typename L::V t, a, b;
+  I n;
+  clamp_vector<L>(x, -104.0f, 89.0f, t);
+  exp_parts<L>(t, n, y);
   const I half = n >> 1;  // 2^n in two factors, so that 2^128 and 2^-149 can be reached
   const I bits_a = (half + 127) << 23;
   const I bits_b = (n - half + 127) << 23;
-  V a, b;
   std::memcpy(&a, &bits_a, sizeof(a));
   std::memcpy(&b, &bits_b, sizeof(b));
-  y = p * a * b;
+  y = y * a * b;
+}
+
+// e^x for x <= 0 or little above, as a softmax needs it: one factor of 2^n, and 0 below 2^-126.
+template <class L>
+TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
+  typename L::V power;
+  typename L::I n;
+  exp_parts<L>(x, n, y);
+  const typename L::I bits = (n + 127) << 23;
+  std::memcpy(&power, &bits, sizeof(power));
+  y = n > -127 ? y * power : typename L::V{};
+}
+
+// ln(x) of a normal x > 0: x = 2^n m with m from sqrt(1/2) to sqrt(2). Else x itself.
+template <class L>
+TINYSCALE_INLINE void log_vector(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  typedef typename L::I I;
+  I bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  const I n = (bits - 0x3F3504F3) >> 23;
+  bits = bits - (n << 23);
+  V m, e;
+  std::memcpy(&m, &bits, sizeof(m));
+  to_float<L>(n, e);
+  m = m - 1.0f;
+  V p = m * 7.0376836292e-2f + -1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m + -1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m + -1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m + -2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  const V s = m * m;
+  p = p * m * s + e * -2.12194440e-4f - 0.5f * s + m + e * 0.693359375f;
+  y = x > 0.0f ? p : x;
 }
 
 // erf(x) = x P(x^2) / Q(x^2) on |x| < 3.83, beyond which a float erf is 1.
@@ -3958,17 +5124,41 @@ TINYSCALE_INLINE void erf_vector(const typename L::V& x, typename L::V& y) {
   V t;
   clamp_vector<L>(x, -3.832506856900711f, 3.832506856900711f, t);
   const V s = t * t;
-  V p = s * 0.00022905065861350646f + 0.0034082910107109506f;
-  p = p * s + 0.050955695062380861f;
-  p = p * s + 0.18520832239976145f;
-  p = p * s + 1.128379143519084f;
-  V q = s * -1.1791602954361697e-7f + 0.000023547966471313185f;
-  q = q * s + 0.0010179625278914885f;
-  q = q * s + 0.014070470171167667f;
-  q = q * s + 0.11098505178285362f;
-  q = q * s + 0.49746925110067538f;
-  q = q * s + 1.0f;
+  const V u = s * s;
+  const V p =
+      (u * 0.00022905065861350646f + (s * 0.0034082910107109506f + 0.050955695062380861f)) * u +
+      (s * 0.18520832239976145f + 1.128379143519084f);
+  V q = u * -1.1791602954361697e-7f + (s * 0.000023547966471313185f + 0.0010179625278914885f);
+  q = q * u + (s * 0.014070470171167667f + 0.11098505178285362f);
+  q = q * u + (s * 0.49746925110067538f + 1.0f);
   y = t * p / q;
+}
+
+// d gelu / dx = (1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi) = 1/2 + x P(x^2) / Q(x^2),
+// fitted on |x| < 6, beyond which it is 0 or 1: within 2.2e-7.
+template <class L>
+TINYSCALE_INLINE void gelu_slope_vector(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  V t;
+  clamp_vector<L>(x, -6.0f, 6.0f, t);
+  const V s = t * t;
+  const V u = s * s;
+  V p = u * 1.70452630e-8f + (s * 9.22469186e-7f + 3.40921479e-5f);
+  p = p * u + (s * 2.02711578e-4f + 1.38573892e-2f);
+  p = p * u + (s * -2.23722328e-2f + 7.97884531e-1f);
+  V q = u * (s * 1.31469524e-9f + 3.38953774e-7f) + (s * 1.03076124e-5f + 2.45319068e-4f);
+  q = q * u + (s * 3.97146140e-3f + 4.41332434e-2f);
+  q = q * u + (s * 3.05293527e-1f + 1.0f);
+  y = t * p / q + 0.5f;
+}
+
+// 1 / (1 + e^-x), from e^-|x|, which cannot overflow.
+template <class L>
+TINYSCALE_INLINE void sigmoid_vector(const typename L::V& x, typename L::V& y) {
+  typename L::V e, one;
+  broadcast<L>(1.0f, one);
+  exp_negative<L>(x < 0.0f ? x : -x, e);
+  y = (x < 0.0f ? e : one) / (1.0f + e);
 }
 
 // tanh(x) = x P(x^2) / Q(x^2) on |x| < 9.
@@ -4012,87 +5202,78 @@ TINYSCALE_INLINE void sqrt_vector(const typename L::V& x, typename L::V& y) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/elementwise.hpp
-// Element-wise kernels: y[i] = f(a[i], b[i]), and backward ones that add: dx[i] += f'(x[i]) dy[i].
-// The reference body of each is the one line in its comment. Work is split into fixed blocks, so
-// the result does not depend on the number of threads.
+// Element-wise kernels: y[i] = f(a[i], b[i]); backward ones dx[i] = beta dx[i] + f'(x[i]) dy[i],
+// where beta is 0 (dx is not read) or 1. The reference body of each is the line in its comment.
+// Work is split into fixed blocks, so the result does not depend on the number of threads.
 // gelu(x) = x (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel, arXiv 1606.08415).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 constexpr std::int64_t elementwise_block = 8192;  // floats; a multiple of every lane width
 
-// One block: loads a and b (and y where Op adds to it), applies op, stores y.
-template <class Op>
-struct MapBlock {
-  Op op;
+struct MapOperands {
   std::int64_t n;
   const float* a;
   const float* b;
+  float beta;  // 0: y is not read
   float* y;
+};
+
+// One block: loads a and b (and y where Op adds to it), applies op, stores y.
+template <class Op>
+struct MapBlock {
+  const Op& op;
+  const MapOperands& m;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     typedef typename L::V V;
-    std::int64_t i = 0;
-    V va, vb, vy{};
-    for (; i + L::width <= n; i += L::width) {
-      load<L>(a + i, va);
-      load<L>(b + i, vb);
-      if constexpr (Op::adds) {
-        load<L>(y + i, vy);
+    const bool adds = Op::adds && m.beta != 0.0f;
+    V va, vb, vy;
+    for (std::int64_t i = 0; i < m.n; i += L::width) {
+      load_some<L>(m.a + i, m.n - i, 0.0f, va);
+      load_some<L>(m.b + i, m.n - i, 0.0f, vb);
+      vy = V{};
+      if (adds) {
+        load_some<L>(m.y + i, m.n - i, 0.0f, vy);
       }
       op.template apply<L>(va, vb, vy);
-      store<L>(y + i, vy);
-    }
-    if (i < n) {
-      load_part<L>(a + i, n - i, 0.0f, va);
-      load_part<L>(b + i, n - i, 0.0f, vb);
-      if constexpr (Op::adds) {
-        load_part<L>(y + i, n - i, 0.0f, vy);
-      }
-      op.template apply<L>(va, vb, vy);
-      store_part<L>(y + i, n - i, vy);
+      store_some<L>(m.y + i, m.n - i, vy);
     }
   }
 };
 
 template <class Op>
-void map_block(const void* op, std::int64_t n, const float* a, const float* b, float* y) {
-  run_on_lanes(MapBlock<Op>{*static_cast<const Op*>(op), n, a, b, y});
+void map_block(const void* op, const MapOperands& m) {
+  run_on_lanes(MapBlock<Op>{*static_cast<const Op*>(op), m});
 }
 
 // The blocks of all ops: what differs is a function pointer, so it is compiled once.
-struct MapLoop {
-  void (*block)(const void* op, std::int64_t n, const float* a, const float* b, float* y);
-  const void* op;
-  std::int64_t n;
-  const float* a;
-  const float* b;
-  float* y;
-
-  void operator()(std::int64_t begin, std::int64_t end) const {
+inline void map_blocks(void (*block)(const void* op, const MapOperands& m), const void* op,
+                       const MapOperands& all) {
+  const std::int64_t blocks = (all.n + elementwise_block - 1) / elementwise_block;
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t at = i * elementwise_block;
-      block(op, std::min(elementwise_block, n - at), a + at, b + at, y + at);
+      block(op, MapOperands{std::min(elementwise_block, all.n - at), all.a + at, all.b + at,
+                            all.beta, all.y + at});
     }
+  };
+  if (blocks <= 2) {
+    body(0, blocks);
+  } else {
+    parallel_for(blocks, 2, body);
   }
-  void run() const {
-    const std::int64_t blocks = (n + elementwise_block - 1) / elementwise_block;
-    if (blocks <= 2) {
-      (*this)(0, blocks);
-    } else {
-      parallel_for(blocks, 2, *this);
-    }
-  }
-};
+}
 
 template <class Op>
-void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y) {
-  MapLoop{&map_block<Op>, &op, n, a, b, y}.run();
+void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y,
+         float beta = 1.0f) {
+  map_blocks(&map_block<Op>, &op, MapOperands{n, a, b, beta, y});
 }
 
 // An operation: y = EXPRESSION of the vectors a and b (and of y itself where ADDS is true).
@@ -4123,18 +5304,15 @@ TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
 TINYSCALE_MAP_OP(ReluBackwardOp, true, V g; typename L::I positive; less<L>(V{}, a, positive);
                  blend<L>(positive, b, V{}, g); y = y + g;);
 
-TINYSCALE_MAP_OP(SiluOp, false, V e; exp_vector<L>(-a, e); y = a / (1.0f + e););
+TINYSCALE_MAP_OP(SiluOp, false, V s; sigmoid_vector<L>(a, s); y = a * s;);
 
-TINYSCALE_MAP_OP(SiluBackwardOp, true, V e; exp_vector<L>(-a, e); const V s = 1.0f / (1.0f + e);
+TINYSCALE_MAP_OP(SiluBackwardOp, true, V s; sigmoid_vector<L>(a, s);
                  y = y + b * s * (1.0f + a * (1.0f - s)););
 
 TINYSCALE_MAP_OP(GeluOp, false, V t; erf_vector<L>(a * 0.70710678118654752f, t);
                  y = 0.5f * a * (1.0f + t););
 
-// d gelu / dx = (1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi)
-TINYSCALE_MAP_OP(GeluBackwardOp, true, V t; V e; erf_vector<L>(a * 0.70710678118654752f, t);
-                 exp_vector<L>(a * a * -0.5f, e);
-                 y = y + b * (0.5f * (1.0f + t) + a * e * 0.39894228040143268f););
+TINYSCALE_MAP_OP(GeluBackwardOp, true, V slope; gelu_slope_vector<L>(a, slope); y = y + b * slope;);
 
 // gelu_tanh(x) = x (1 + tanh(u)) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3)
 TINYSCALE_MAP_OP(GeluTanhOp, false, V t;
@@ -4192,14 +5370,16 @@ inline void div(std::int64_t n, const float* a, const float* b, float* y) {
 inline void accumulate(std::int64_t n, const float* x, float* y) {  // y[i] += x[i]
   detail::map(detail::AccumulateOp{}, n, x, x, y);
 }
-inline void multiply_add(std::int64_t n, const float* a, const float* b, float* y) {  // y += a b
-  detail::map(detail::MultiplyAddOp{}, n, a, b, y);
+inline void multiply_add(std::int64_t n, const float* a, const float* b, float* y,
+                         float beta = 1.0f) {  // y = beta y + a b
+  detail::map(detail::MultiplyAddOp{}, n, a, b, y, beta);
 }
 inline void scale(std::int64_t n, float factor, const float* x, float* y) {  // y = factor x
   detail::map(detail::ScaleOp{factor}, n, x, x, y);
 }
-inline void scaled_add(std::int64_t n, float factor, const float* x, float* y) {  // y += factor x
-  detail::map(detail::ScaledAddOp{factor}, n, x, x, y);
+inline void scaled_add(std::int64_t n, float factor, const float* x, float* y,
+                       float beta = 1.0f) {  // y = beta y + factor x
+  detail::map(detail::ScaledAddOp{factor}, n, x, x, y, beta);
 }
 
 // Activations: y[i] = f(x[i]).
@@ -4222,31 +5402,37 @@ inline void gelu_tanh_forward(std::int64_t n, const float* x, float* y) {
   detail::map(detail::GeluTanhOp{}, n, x, x, y);
 }
 
-// Their derivatives: dx[i] += f'(x[i]) dy[i].
-inline void tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
-  detail::map(detail::TanhBackwardOp{}, n, x, dy, dx);
+// Their derivatives: dx[i] = beta dx[i] + f'(x[i]) dy[i].
+inline void tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                          float beta = 1.0f) {
+  detail::map(detail::TanhBackwardOp{}, n, x, dy, dx, beta);
 }
-inline void relu_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
-  detail::map(detail::ReluBackwardOp{}, n, x, dy, dx);
+inline void relu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                          float beta = 1.0f) {
+  detail::map(detail::ReluBackwardOp{}, n, x, dy, dx, beta);
 }
-inline void silu_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
-  detail::map(detail::SiluBackwardOp{}, n, x, dy, dx);
+inline void silu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                          float beta = 1.0f) {
+  detail::map(detail::SiluBackwardOp{}, n, x, dy, dx, beta);
 }
-inline void gelu_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
-  detail::map(detail::GeluBackwardOp{}, n, x, dy, dx);
+inline void gelu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                          float beta = 1.0f) {
+  detail::map(detail::GeluBackwardOp{}, n, x, dy, dx, beta);
 }
-inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
-  detail::map(detail::GeluTanhBackwardOp{}, n, x, dy, dx);
+inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                               float beta = 1.0f) {
+  detail::map(detail::GeluTanhBackwardOp{}, n, x, dy, dx, beta);
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/sums.hpp
 // Sums of floats gathered in double, so that 2^25 terms lose none: a row into one number, or each
-// column of many rows into its own. The order of additions never depends on the threads.
+// column of many rows into its own (columns: 32 rows at a time in float). The order of additions
+// never depends on the threads.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // result = sum of x[i]^POWER in four vectors of doubles, then the rest one by one.
@@ -4304,6 +5490,33 @@ struct ColumnSums {  // sums[i] += x[i]
   }
 };
 
+constexpr std::int64_t sum_columns = 128;  // of a task
+
+// Up to 128 columns of x: 32 rows in float, which then join the totals in double.
+struct ColumnBlock {
+  std::int64_t rows, cols, n;
+  const float* x;
+  double* totals;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    float part[static_cast<std::size_t>(sum_columns)] = {};
+    typename L::V v, sum;
+    for (std::int64_t row = 0; row < rows; row += 32) {
+      const std::int64_t end = std::min(rows, row + 32);
+      for (std::int64_t j = 0; j < n; j += L::width) {
+        sum = typename L::V{};
+        for (std::int64_t i = row; i < end; ++i) {
+          load_some<L>(x + i * cols + j, n - j, 0.0f, v);
+          sum = sum + v;
+        }
+        store<L>(part + j, sum);
+      }
+      call_on_lanes<L>(ColumnSums{n, part, totals});
+    }
+  }
+};
+
 }  // namespace detail
 
 namespace kernel {
@@ -4318,11 +5531,27 @@ inline void add_to_sums(std::int64_t n, const float* x, double* sums) {
   detail::run_on_lanes(detail::ColumnSums{n, x, sums});
 }
 
+// y[j] = beta y[j] + the sum of column j of x [rows, cols]; beta is 0 (y is not read) or 1.
+inline void column_sums(std::int64_t rows, std::int64_t cols, const float* x, float* y,
+                        float beta = 1.0f) {
+  const std::int64_t wide = detail::sum_columns;
+  parallel_for((cols + wide - 1) / wide, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t j = begin * wide; j < std::min(cols, end * wide); j += wide) {
+      double totals[static_cast<std::size_t>(detail::sum_columns)] = {};
+      const std::int64_t n = std::min(wide, cols - j);
+      detail::run_on_lanes(detail::ColumnBlock{rows, cols, n, x + j, totals});
+      for (std::int64_t i = 0; i < n; ++i) {
+        y[j + i] = static_cast<float>(totals[i]) + (beta == 0.0f ? 0.0f : y[j + i]);
+      }
+    }
+  });
+}
+
 // The sum of x[i]^2: blocks of fixed size, added in order.
 inline double sum_of_squares(std::int64_t n, const float* x) {
   const std::int64_t block = detail::elementwise_block;
   const std::int64_t blocks = (n + block - 1) / block;
-  std::vector<double> sums(static_cast<std::size_t>(blocks), 0.0);
+  List<double> sums(static_cast<std::size_t>(blocks));
   parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t at = b * block;
@@ -4338,7 +5567,7 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/adamw.hpp
 // AdamW. With g = grad_scale * grad and step t counted from 1:
@@ -4346,7 +5575,7 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
 //   p = p (1 - lr wd) - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps).
 // 28 bytes moved a parameter. Loshchilov and Hutter, arXiv 1711.05101.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 struct AdamWBlock {
@@ -4380,29 +5609,21 @@ struct AdamWBlock {
   }
 
   template <class L>
-  TINYSCALE_INLINE void run() const {
+  TINYSCALE_INLINE void at(std::int64_t i, std::int64_t left) const {
     typename L::V vg, vp, vm, vv;
-    std::int64_t i = 0;
-    for (; i + L::width <= n; i += L::width) {
-      load<L>(grad + i, vg);
-      load<L>(param + i, vp);
-      load<L>(m + i, vm);
-      load<L>(v + i, vv);
-      step<L>(vg, vp, vm, vv);
-      store<L>(param + i, vp);
-      store<L>(m + i, vm);
-      store<L>(v + i, vv);
-    }
-    if (i < n) {
-      load_part<L>(grad + i, n - i, 0.0f, vg);
-      load_part<L>(param + i, n - i, 0.0f, vp);
-      load_part<L>(m + i, n - i, 0.0f, vm);
-      load_part<L>(v + i, n - i, 0.0f, vv);
-      step<L>(vg, vp, vm, vv);
-      store_part<L>(param + i, n - i, vp);
-      store_part<L>(m + i, n - i, vm);
-      store_part<L>(v + i, n - i, vv);
-    }
+    load_some<L>(grad + i, left, 0.0f, vg);
+    load_some<L>(param + i, left, 0.0f, vp);
+    load_some<L>(m + i, left, 0.0f, vm);
+    load_some<L>(v + i, left, 0.0f, vv);
+    step<L>(vg, vp, vm, vv);
+    store_some<L>(param + i, left, vp);
+    store_some<L>(m + i, left, vm);
+    store_some<L>(v + i, left, vv);
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for_row<L>(n, *this);
   }
 };
 
@@ -4436,14 +5657,15 @@ inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* 
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/gemm_tile.hpp
 // Register tile of a matrix product: a block of C that stays in registers while k runs.
 // Each step of k loads one row of B's panel, broadcasts one number of each row of A, and does
-// rows x vectors multiply-adds: 24 of them on 10 loads with AVX-512 (6 rows of 4 vectors).
+// rows x vectors multiply-adds: 24 of them on 10 loads with AVX-512 (6 rows of 4 vectors), and
+// fetches what the next panel will need: memory works while the multipliers do.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // Operands as strides: a(i, p) = a[i * a_row + p * a_col].
@@ -4456,13 +5678,31 @@ struct GemmOperands {
   float beta;
   float* c;
   std::int64_t ldc;
+  const void* epilogue = nullptr;  // what finish does to rows [0, m) of a finished block of C
+  void (*finish)(const GemmOperands& g, std::int64_t row, std::int64_t m, std::int64_t column,
+                 std::int64_t n) = nullptr;
 };
 
-// C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers.
+// Rows [0, m) of one panel of B. ahead: what will be read next, fetched meanwhile: in each step of
+// k two cache lines, `gap` floats apart, then `ahead_row` further.
+struct PanelWork {
+  std::int64_t m, k;
+  const float* a;
+  std::int64_t a_row, a_col;
+  const float* b;
+  std::int64_t b_row;
+  float* c;
+  std::int64_t ldc;
+  float beta;  // 0 or 1
+  const float* ahead;
+  std::int64_t ahead_row, gap;
+};
+
+// C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers. Rows from
+// `valid` on repeat the first one and are not stored.
 template <class L, int ROWS, int VECTORS>
-TINYSCALE_INLINE void gemm_tile(std::int64_t k, const float* a, std::int64_t a_row,
-                                std::int64_t a_col, const float* b, std::int64_t b_row, float* c,
-                                std::int64_t ldc, float beta) {
+TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64_t valid,
+                                const float* ahead) {
   typedef typename L::V V;
   V sum[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)];
   TINYSCALE_UNROLL
@@ -4472,12 +5712,19 @@ TINYSCALE_INLINE void gemm_tile(std::int64_t k, const float* a, std::int64_t a_r
       sum[i][j] = V{};
     }
   }
-  for (std::int64_t p = 0; p < k; ++p) {
+  const std::int64_t a_row = valid < ROWS ? 0 : w.a_row;
+  const std::int64_t a_col = w.a_col, b_row = w.b_row, ahead_row = w.ahead_row, gap = w.gap;
+  const float* a = w.a + row * w.a_row;
+  const float* b = w.b;
+  float* c = w.c + row * w.ldc;
+  for (std::int64_t p = w.k; p > 0; --p) {
     V right[static_cast<std::size_t>(VECTORS)];
     TINYSCALE_UNROLL
     for (int j = 0; j < VECTORS; ++j) {
       load<L>(b + j * L::width, right[j]);
     }
+    prefetch(ahead);
+    prefetch(ahead + gap);
     TINYSCALE_UNROLL
     for (int i = 0; i < ROWS; ++i) {
       V left;
@@ -4489,109 +5736,153 @@ TINYSCALE_INLINE void gemm_tile(std::int64_t k, const float* a, std::int64_t a_r
     }
     a += a_col;
     b += b_row;
+    ahead += ahead_row;
   }
   TINYSCALE_UNROLL
   for (int i = 0; i < ROWS; ++i) {
     TINYSCALE_UNROLL
     for (int j = 0; j < VECTORS; ++j) {
-      float* to = c + i * ldc + j * L::width;
-      if (beta != 0.0f) {
+      if (i >= valid) {
+        return;
+      }
+      float* to = c + i * w.ldc + j * L::width;
+      if (w.beta != 0.0f) {
         V old;
         load<L>(to, old);
-        sum[i][j] = sum[i][j] + old;  // beta is 0 or 1
+        sum[i][j] = sum[i][j] + old;
       }
       store<L>(to, sum[i][j]);
     }
   }
 }
 
-// Rows [0, m) of one panel: full tiles, then what is left in tiles of 4, 2 and 1 rows.
+// Full tiles, then what is left in tiles of 2 rows. Of what is ahead each of the first tiles
+// fetches its part: two lines of four a step where there are 2 or 3 tiles, one where there are more.
 template <class L, int VECTORS>
 struct GemmPanel {
-  std::int64_t m, k;
-  const float* a;
-  std::int64_t a_row, a_col;
-  const float* b;
-  std::int64_t b_row;
-  float* c;
-  std::int64_t ldc;
-  float beta;
-
-  template <int ROWS>
-  TINYSCALE_INLINE void rows(std::int64_t& i) const {
-    for (; i + ROWS <= m; i += ROWS) {
-      gemm_tile<L, ROWS, VECTORS>(k, a + i * a_row, a_row, a_col, b, b_row, c + i * ldc, ldc, beta);
-    }
-  }
+  const PanelWork& w;
 
   template <class Same>
   TINYSCALE_INLINE void run() const {
-    std::int64_t i = 0;
-    rows<L::rows>(i);
-    if constexpr (L::rows > 4) {
-      rows<4>(i);
+    std::int64_t i = 0, tile = 0;
+    for (; i + L::rows <= w.m; i += L::rows, ++tile) {
+      gemm_tile<L, L::rows, VECTORS>(w, i, L::rows, ahead(tile));
     }
-    rows<2>(i);
-    rows<1>(i);
+    for (; i < w.m; i += 2, ++tile) {
+      gemm_tile<L, 2, VECTORS>(w, i, w.m - i, ahead(tile));
+    }
+  }
+
+  const float* ahead(std::int64_t tile) const {
+    return w.ahead + (w.gap == 0 ? tile % 4 * 16 : w.gap == 16 ? tile % 2 * 32 : 0);
   }
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/scratch.hpp
+// Scratch memory that kernels borrow from the free lists of all threads.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Borrows `count` floats, contents undefined, until it goes out of scope.
+class Scratch {
+ public:
+  explicit Scratch(std::int64_t count)
+      : count_(static_cast<std::size_t>(count)), memory_(pool_take(count_, sizeof(float))) {}
+  ~Scratch() { pool_give(memory_, count_, sizeof(float)); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  float* data() const { return static_cast<float*>(memory_); }
+
+ private:
+  std::size_t count_;
+  void* memory_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/gemm_short.hpp
 // Matrix product with a short A (decode: one row a sequence): reading B is the whole cost, so B is
 // read once, 8 rows at a time: 8 streams fetch from memory about twice as fast as one does.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// Short A, B as stored: C[m, begin..end) from 8 rows of B at a time, C stays in cache.
+// Up to 3 rows of A, B as stored: C[m, begin..end) from 8 rows of B at a time, while the next 8
+// are fetched. C adds up in a copy that stays in cache.
 struct GemmStream {
+  static constexpr int rows = 3;
   const GemmOperands& g;
-  std::int64_t begin, end;
+  std::int64_t begin, end;  // columns; g.n >= L::width
+  float* copy;              // [3][wide] of C, [wide + one vector] zeros
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    if (g.beta == 0.0f) {
-      for (std::int64_t i = 0; i < g.m; ++i) {
-        std::fill(g.c + i * g.ldc + begin, g.c + i * g.ldc + end, 0.0f);
+    constexpr int depth = L::vectors == 4 ? 8 : 4;
+    const std::int64_t columns = end - begin;
+    const std::int64_t full = columns / L::width * L::width;
+    const std::int64_t wide = full < columns ? full + L::width : full;
+    std::memset(copy, 0, static_cast<std::size_t>(4 * wide + L::width) * sizeof(float));
+    for (std::int64_t p = 0; p < g.k; p += depth) {
+      if (g.m == 1) {
+        add_rows<L, 1, depth>(p, wide);
+      } else {
+        add_rows<L, rows, depth>(p, wide);
       }
     }
-    std::int64_t p = 0;
-    for (; p + 8 <= g.k; p += 8) {
-      for (std::int64_t i = 0; i < g.m; ++i) {
-        add_rows<L, 8>(p, i);
-      }
-    }
-    for (; p < g.k; ++p) {
-      for (std::int64_t i = 0; i < g.m; ++i) {
-        add_rows<L, 1>(p, i);
+    for (std::int64_t i = 0; i < g.m; ++i) {
+      const float* from = copy + i * wide;
+      float* to = g.c + i * g.ldc + begin;
+      for (std::int64_t j = 0; j < columns; ++j) {
+        // The last vector was read so that it ends where B does.
+        const float sum = from[j < full ? j : j + wide - columns];
+        to[j] = g.beta == 0.0f ? sum : sum + to[j];
       }
     }
   }
 
-  template <class L, int ROWS>
-  TINYSCALE_INLINE void add_rows(std::int64_t p, std::int64_t i) const {
-    typename L::V left[static_cast<std::size_t>(ROWS)], sum, v;
+  // Rows of A that are not there repeat the first; rows of B that are not there are zeros.
+  template <class L, int ROWS, int DEPTH>
+  TINYSCALE_INLINE void add_rows(std::int64_t p, std::int64_t wide) const {
+    typename L::V left[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(DEPTH)];
+    const float* b[static_cast<std::size_t>(DEPTH)];
     TINYSCALE_UNROLL
-    for (int r = 0; r < ROWS; ++r) {
-      broadcast<L>(g.a[i * g.a_row + (p + r) * g.a_col], left[r]);
-    }
-    float* c = g.c + i * g.ldc;
-    std::int64_t j = begin;
-    for (; j + L::width <= end; j += L::width) {
-      load<L>(c + j, sum);
+    for (int r = 0; r < DEPTH; ++r) {
+      const bool there = p + r < g.k;
+      b[r] = there ? g.b + (p + r) * g.b_row + begin : copy + rows * wide + L::width;
       TINYSCALE_UNROLL
-      for (int r = 0; r < ROWS; ++r) {
-        load<L>(g.b + (p + r) * g.b_row + j, v);
-        sum = sum + left[r] * v;
+      for (int x = 0; x < ROWS; ++x) {
+        const float* a = g.a + (x < g.m ? x * g.a_row : 0);
+        broadcast<L>(there ? a[(p + r) * g.a_col] : 0.0f, left[x][r]);
       }
-      store<L>(c + j, sum);
     }
-    for (; j < end; ++j) {
-      for (int r = 0; r < ROWS; ++r) {
-        c[j] += g.a[i * g.a_row + (p + r) * g.a_col] * g.b[(p + r) * g.b_row + j];
+    const std::int64_t ahead = p + 2 * DEPTH <= g.k ? DEPTH * g.b_row : 0;
+    const std::int64_t last = g.n - L::width - begin;
+    float* const to = copy;
+    for (std::int64_t j = 0; j < wide; j += L::width) {
+      const std::int64_t from = j < last ? j : last;
+      typename L::V sum[static_cast<std::size_t>(ROWS)], v;
+      TINYSCALE_UNROLL
+      for (int x = 0; x < ROWS; ++x) {
+        load<L>(to + x * wide + j, sum[x]);
+      }
+      TINYSCALE_UNROLL
+      for (int r = 0; r < DEPTH; ++r) {
+        load<L>(b[r] + from, v);
+        prefetch(b[r] + from + ahead);
+        TINYSCALE_UNROLL
+        for (int x = 0; x < ROWS; ++x) {
+          sum[x] = sum[x] + left[x][r] * v;
+        }
+      }
+      TINYSCALE_UNROLL
+      for (int x = 0; x < ROWS; ++x) {
+        store<L>(to + x * wide + j, sum[x]);
       }
     }
   }
@@ -4647,22 +5938,27 @@ struct GemmDots {
   }
 };
 
-constexpr std::int64_t gemm_short = 8;  // rows of A up to which B is not worth a copy
+constexpr std::int64_t gemm_dots = 8;  // rows of A up to which a transposed B is not packed
 
 // Short A in chunks of columns; false where another way is better.
-inline bool gemm_skinny(const GemmOperands& g) {
-  const bool dots = g.b_col != 1 && g.b_row == 1 && g.a_col == 1;
-  if (g.m > gemm_short || (g.b_col != 1 && !dots)) {
+inline bool gemm_skinny(const GemmOperands& g, std::int64_t width) {
+  const bool dots = g.b_col != 1 && g.b_row == 1 && g.a_col == 1 && g.m <= gemm_dots;
+  if (!dots && (g.b_col != 1 || g.m > GemmStream::rows || g.n < width)) {
     return false;
   }
-  const std::int64_t chunk = dots ? 32 : 256;
+  const std::int64_t fair = std::max<std::int64_t>(256, g.n / 8 / 64 * 64);
+  const std::int64_t chunk = dots ? 32 : std::min<std::int64_t>(g.m == 1 ? 4096 : 512, fair);
   const auto body = [&](std::int64_t begin, std::int64_t end) {
+    const Scratch copy(dots ? 0 : (GemmStream::rows + 2) * chunk);
     for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t last = std::min(g.n, (x + 1) * chunk);
+      const std::int64_t first = x * chunk, last = std::min(g.n, first + chunk);
       if (dots) {
-        run_on_lanes(GemmDots{g, x * chunk, last});
+        run_on_lanes(GemmDots{g, first, last});
       } else {
-        run_on_lanes(GemmStream{g, x * chunk, last});
+        run_on_lanes(GemmStream{g, first, last, copy.data()});
+      }
+      if (g.finish != nullptr) {
+        g.finish(g, 0, g.m, first, last - first);
       }
     }
   };
@@ -4676,84 +5972,7 @@ inline bool gemm_skinny(const GemmOperands& g) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
-
-// >> tinyscale/compute/scratch.hpp
-// Scratch memory that kernels borrow: a free list shared by all threads, so that no thread owns
-// memory that must be freed when it ends.
-
-namespace tinyscale {
-namespace detail {
-
-// What stands before the floats of a block: 64 bytes, so that they start on a cache line.
-struct alignas(64) ScratchBlock {
-  std::int64_t count = 0;
-  ScratchBlock* next = nullptr;
-};
-
-struct ScratchList {
-  std::mutex mutex;               // guards first
-  ScratchBlock* first = nullptr;  // free blocks, the last returned first
-
-  ~ScratchList() {
-    while (first != nullptr) {
-      ScratchBlock* const block = first;
-      first = block->next;
-      ::operator delete(block, std::align_val_t(64));
-    }
-  }
-};
-
-inline ScratchList& scratch_list() {
-  static ScratchList list;
-  return list;
-}
-
-// Borrows `count` floats, contents undefined, until it goes out of scope.
-class Scratch {
- public:
-  explicit Scratch(std::int64_t count) : block_(take(count)) {
-    if (block_ == nullptr || block_->count < count) {
-      ::operator delete(block_, std::align_val_t(64));
-      block_ = new (::operator new(sizeof(ScratchBlock) + static_cast<std::size_t>(count) * 4,
-                                   std::align_val_t(64))) ScratchBlock{count, nullptr};
-    }
-  }
-  ~Scratch() {
-    ScratchList& list = scratch_list();
-    const std::lock_guard<std::mutex> lock(list.mutex);
-    block_->next = list.first;
-    list.first = block_;
-  }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-
-  float* data() const { return reinterpret_cast<float*>(block_ + 1); }
-
- private:
-  // The first free block that is large enough, else any free block, else null.
-  static ScratchBlock* take(std::int64_t count) {
-    ScratchList& list = scratch_list();
-    const std::lock_guard<std::mutex> lock(list.mutex);
-    ScratchBlock** at = &list.first;
-    for (ScratchBlock** link = at; *link != nullptr; link = &(*link)->next) {
-      if ((*link)->count >= count) {
-        at = link;
-        break;
-      }
-    }
-    ScratchBlock* const block = *at;
-    if (block != nullptr) {
-      *at = block->next;
-    }
-    return block;
-  }
-
-  ScratchBlock* block_;
-};
-
-}  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/gemm.hpp
 // Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
@@ -4763,7 +5982,7 @@ class Scratch {
 // Each element of C adds its products in an order that the number of threads cannot change.
 // Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernel {
 
 enum class Trans { no, yes };  // yes: the matrix is stored transposed
@@ -4790,41 +6009,104 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
 
 namespace detail {
 
-constexpr std::int64_t gemm_depth = 256;           // k of one pass: a panel of B stays in L2
+constexpr std::int64_t gemm_depth = 512;           // most k of one pass: a panel of B stays in L2
 constexpr std::int64_t gemm_rows = 96;             // most rows of one task
 constexpr std::int64_t gemm_packed = 1 << 20;      // floats of B packed at once: 4 MB
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
+constexpr std::int64_t gemm_few = 64;              // rows of A up to which B is packed by strips
+constexpr std::int64_t gemm_strip = 64;            // k of a panel packed just before it is used
 
-// Rows [begin, end) of C, columns of one pass over packed (or in-place) panels.
+// Where the panels of B are read from: [k][wide] each, or in place where packed is null.
+struct GemmPanels {
+  std::int64_t first, columns;  // of C, in this pass
+  const float* packed;
+  const float* edge;   // the last, narrower panel, padded with zeros; packed like the others
+  std::int64_t depth;  // k of one pass over C
+};
+
+// Copies columns [j, j + valid) of rows [p, p + depth) of B to to[depth][wide], zeros behind them.
+struct GemmPack {
+  const GemmOperands& g;
+  std::int64_t p, depth, j, valid, wide;
+  float* to;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t strip = 16;
+    for (std::int64_t q = 0; q < depth; q += strip) {
+      const std::int64_t rows = depth - q < strip ? depth - q : strip;
+      if (g.b_col == 1) {
+        for (std::int64_t r = 0; r < rows; ++r) {
+          copy_row<L>(g.b + (p + q + r) * g.b_row + j, to + (q + r) * wide);
+        }
+        continue;
+      }
+      for (std::int64_t x = 0; x < wide; ++x) {
+        const float* from = g.b + (j + x) * g.b_col + (p + q) * g.b_row;
+        for (std::int64_t r = 0; r < rows && x < valid; ++r) {
+          to[(q + r) * wide + x] = from[r * g.b_row];
+        }
+        for (std::int64_t r = 0; r < rows && x >= valid; ++r) {
+          to[(q + r) * wide + x] = 0.0f;
+        }
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void copy_row(const float* from, float* row) const {
+    const std::int64_t whole = valid, all = wide;
+    std::int64_t x = 0;
+    typename L::V v;
+    for (; x + L::width <= whole; x += L::width) {
+      load<L>(from + x, v);
+      store<L>(row + x, v);
+    }
+    for (; x < all; ++x) {
+      row[x] = x < whole ? from[x] : 0.0f;
+    }
+  }
+};
+
+// Rows [begin, end) of C, columns of one pass.
 struct GemmBlock {
   const GemmOperands& g;
-  std::int64_t begin, end, first, columns;  // rows; first column and number of columns of the pass
-  const float* packed;                      // null: every full panel is read in place
-  const float* edge;                        // the last, narrower panel, padded with zeros
+  const GemmPanels& panels;
+  std::int64_t begin, end;  // rows
+  float* strip;             // null, or [depth][wide]: panels in place are copied here, then used
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     constexpr std::int64_t wide = L::width * L::vectors;
-    const std::int64_t full = columns / wide * wide;
-    for (std::int64_t p = 0; p < g.k; p += gemm_depth) {
-      const std::int64_t depth = std::min(gemm_depth, g.k - p);
-      const float beta = p == 0 ? g.beta : 1.0f;
+    const std::int64_t columns = panels.columns, full = columns / wide * wide;
+    for (std::int64_t p = 0; p < g.k; p += panels.depth) {
+      const std::int64_t depth = std::min(panels.depth, g.k - p);
       for (std::int64_t j = 0; j < full; j += wide) {
-        const float* b =
-            packed == nullptr ? g.b + p * g.b_row + first + j : packed + j * g.k + p * wide;
-        panel<L, L::vectors>(p, depth, b, packed == nullptr ? g.b_row : wide, j, wide, beta);
+        const float* b = panels.packed + j * g.k + p * wide;
+        const float* ahead = b + depth * wide;
+        std::int64_t row = wide;
+        if (panels.packed == nullptr) {
+          b = g.b + p * g.b_row + panels.first + j;
+          ahead = p + 2 * depth <= g.k ? b + depth * g.b_row : b;
+          row = g.b_row;
+        }
+        if (strip != nullptr) {
+          call_on_lanes<L>(GemmPack{g, p, depth, panels.first + j, wide, wide, strip});
+          b = strip;
+        }
+        panel<L, L::vectors>(p, depth, b, strip == nullptr ? row : wide, j, wide, ahead, row);
       }
       std::int64_t j = full;
       const std::int64_t step = (columns - full + L::width - 1) / L::width * L::width;
-      const float* b = edge + p * step;  // rows of `step` floats
+      const float* b = panels.edge + p * step;  // rows of `step` floats
       if constexpr (L::vectors > 2) {
         for (; columns - j > L::width; j += 2 * L::width, b += 2 * L::width) {
           const std::int64_t valid = std::min<std::int64_t>(2 * L::width, columns - j);
-          panel<L, 2>(p, depth, b, step, j, valid, beta);
+          panel<L, 2>(p, depth, b, step, j, valid, b, 0);
         }
       }
       for (; j < columns; j += L::width, b += L::width) {
-        panel<L, 1>(p, depth, b, step, j, std::min<std::int64_t>(L::width, columns - j), beta);
+        panel<L, 1>(p, depth, b, step, j, std::min<std::int64_t>(L::width, columns - j), b, 0);
       }
     }
   }
@@ -4833,73 +6115,38 @@ struct GemmBlock {
   template <class L, int VECTORS>
   TINYSCALE_INLINE void panel(std::int64_t p, std::int64_t depth, const float* b,
                               std::int64_t b_row, std::int64_t j, std::int64_t valid,
-                              float beta) const {
+                              const float* ahead, std::int64_t ahead_row) const {
     constexpr std::int64_t wide = L::width * VECTORS;
-    const float* a = g.a + begin * g.a_row + p * g.a_col;
-    float* c = g.c + begin * g.ldc + first + j;
     const std::int64_t m = end - begin;
+    const std::int64_t gap = m <= L::rows ? 32 : m > 3 * L::rows ? 0 : 16;
+    float* c = g.c + begin * g.ldc + panels.first + j;
+    const float beta = p == 0 ? g.beta : 1.0f;
+    PanelWork w{m, depth, g.a + begin * g.a_row + p * g.a_col, g.a_row, g.a_col, b,  b_row,
+                c, g.ldc, beta, ahead, ahead_row, gap};
     if (valid == wide) {
-      call_on_lanes<L>(
-          GemmPanel<L, VECTORS>{m, depth, a, g.a_row, g.a_col, b, b_row, c, g.ldc, beta});
-      return;
-    }
-    float copy[static_cast<std::size_t>(gemm_rows * wide)];
-    call_on_lanes<L>(
-        GemmPanel<L, VECTORS>{m, depth, a, g.a_row, g.a_col, b, b_row, copy, wide, 0.0f});
-    for (std::int64_t i = 0; i < m; ++i) {
-      for (std::int64_t x = 0; x < valid; ++x) {
-        const float old = beta == 0.0f ? 0.0f : beta * c[i * g.ldc + x];
-        c[i * g.ldc + x] = copy[i * wide + x] + old;
-      }
-    }
-  }
-};
-
-// Copies columns [j, j + valid) of B to to[k][wide], zeros after the valid ones.
-struct GemmPack {
-  const GemmOperands& g;
-  std::int64_t j, valid, wide;
-  float* to;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t strip = 16;
-    for (std::int64_t p = 0; p < g.k; p += strip) {
-      const std::int64_t depth = std::min(strip, g.k - p);
-      if (g.b_col == 1) {
-        for (std::int64_t r = 0; r < depth; ++r) {
-          copy_row<L>(g.b + (p + r) * g.b_row + j, to + (p + r) * wide);
-        }
-        continue;
-      }
-      for (std::int64_t x = 0; x < wide; ++x) {
-        const float* from = g.b + (j + x) * g.b_col + p * g.b_row;
-        for (std::int64_t r = 0; r < depth && x < valid; ++r) {
-          to[(p + r) * wide + x] = from[r * g.b_row];
-        }
-        for (std::int64_t r = 0; r < depth && x >= valid; ++r) {
-          to[(p + r) * wide + x] = 0.0f;
+      call_on_lanes<L>(GemmPanel<L, VECTORS>{w});
+    } else {
+      float copy[static_cast<std::size_t>(gemm_rows * wide)];
+      w.c = copy;
+      w.ldc = wide;
+      w.beta = 0.0f;
+      call_on_lanes<L>(GemmPanel<L, VECTORS>{w});
+      for (std::int64_t i = 0; i < m; ++i) {
+        for (std::int64_t x = 0; x < valid; ++x) {
+          const float old = beta == 0.0f ? 0.0f : c[i * g.ldc + x];
+          c[i * g.ldc + x] = copy[i * wide + x] + old;
         }
       }
     }
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void copy_row(const float* from, float* row) const {
-    std::int64_t x = 0;
-    typename L::V v;
-    for (; x + L::width <= valid; x += L::width) {
-      load<L>(from + x, v);
-      store<L>(row + x, v);
-    }
-    for (; x < wide; ++x) {
-      row[x] = x < valid ? from[x] : 0.0f;
+    if (g.finish != nullptr && p + depth == g.k) {
+      g.finish(g, begin, m, panels.first + j, valid);
     }
   }
 };
 
 struct TileSize {
   std::int64_t width = 0, wide = 0;
+  std::int64_t rounded(std::int64_t columns) const { return (columns + width - 1) / width * width; }
 };
 
 struct TileQuery {  // asks the active path for its tile
@@ -4911,61 +6158,88 @@ struct TileQuery {  // asks the active path for its tile
   }
 };
 
-// One pass: columns [first, first + columns) of C, packing first.
-inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t columns,
-                      const TileSize& tile, std::int64_t work) {
+// Packs columns [first, first + columns) of B: full panels (none where packed is null), the edge.
+inline void gemm_pack(const GemmOperands& g, std::int64_t first, std::int64_t columns,
+                      const TileSize& tile, float* packed, float* edge, bool serial) {
   const std::int64_t full = columns / tile.wide * tile.wide;
-  const std::int64_t left = columns - full;
-  const std::int64_t edge_wide = (left + tile.width - 1) / tile.width * tile.width;
-  const bool in_place = g.b_col == 1 && (g.n * g.k <= gemm_in_place || g.m <= 16);
-  const std::int64_t packed_columns = (in_place ? 0 : full) + edge_wide;
-  const Scratch packed_lease(packed_columns * g.k);
-  float* const packed = packed_lease.data();
-  float* edge = packed + (in_place ? 0 : full) * g.k;
-  const std::int64_t panels = in_place ? 0 : full / tile.wide;
-  const auto pack = [&](std::int64_t begin, std::int64_t end) {
+  const std::int64_t strip = g.b_col == 1 ? 16 : g.k;  // rows of B are read along
+  const std::int64_t strips = (g.k + strip - 1) / strip, panels = full / tile.wide + 1;
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
-      if (x < panels) {
-        const std::int64_t j = x * tile.wide;
-        run_on_lanes(GemmPack{g, first + j, tile.wide, tile.wide, packed + j * g.k});
-      } else if (left > 0) {
-        run_on_lanes(GemmPack{g, first + full, left, edge_wide, edge});
+      const std::int64_t p = x / panels * strip, j = x % panels * tile.wide;
+      const std::int64_t depth = std::min(strip, g.k - p);
+      if (j < full && packed != nullptr) {
+        run_on_lanes(GemmPack{g, p, depth, first + j, tile.wide, tile.wide,
+                              packed + j * g.k + p * tile.wide});
+      } else if (j == full && j < columns) {
+        const std::int64_t wide = tile.rounded(columns - full);
+        run_on_lanes(GemmPack{g, p, depth, first + full, columns - full, wide, edge + p * wide});
       }
     }
   };
-  // Rows of a task: about an eighth of A, in multiples of every tile's rows.
-  const std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
-  const std::int64_t blocks = (g.m + tall - 1) / tall;
-  const auto rows = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t last = std::min(g.m, (x + 1) * tall);
-      run_on_lanes(GemmBlock{g, x * tall, last, first, columns, in_place ? nullptr : packed, edge});
-    }
-  };
-  if (work < (1 << 18)) {  // multiply-adds: about 5 microseconds, less than waking a thread pays
-    pack(0, panels + 1);
-    rows(0, blocks);
-    return;
+  if (serial) {
+    body(0, strips * panels);
+  } else {
+    parallel_for(strips * panels, g.b_col == 1 ? panels : 1, body);
   }
-  parallel_for(panels + 1, 1, pack);
-  parallel_for(blocks, 1, rows);
 }
 
-// Short A of 4 rows or more: tiles read B where it stands, in chunks of columns.
+// k of one pass over C: equal parts of at most gemm_depth.
+inline std::int64_t gemm_pass_depth(std::int64_t k) {
+  const std::int64_t passes = (k + gemm_depth - 1) / gemm_depth;
+  return ((k + passes - 1) / passes + 7) / 8 * 8;
+}
+
+// Rows of a task: about an eighth of A, in multiples of every tile's rows.
+inline void gemm_blocks(const GemmOperands& g, const GemmPanels& panels, bool serial) {
+  const std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
+  const std::int64_t blocks = (g.m + tall - 1) / tall;
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t x = begin; x < end; ++x) {
+      run_on_lanes(GemmBlock{g, panels, x * tall, std::min(g.m, (x + 1) * tall), nullptr});
+    }
+  };
+  if (serial) {
+    body(0, blocks);
+  } else {
+    parallel_for(blocks, 1, body);
+  }
+}
+
+// Multiply-adds that take about 5 microseconds, less than waking a thread pays.
+inline bool gemm_is_small(const GemmOperands& g) { return g.m * g.n * g.k < (1 << 18); }
+
+// One pass: columns [first, first + columns) of C, packing first.
+inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t columns,
+                      const TileSize& tile) {
+  const std::int64_t full = columns / tile.wide * tile.wide;
+  const bool in_place = g.b_col == 1 && g.n * g.k <= gemm_in_place;
+  const bool small = gemm_is_small(g);
+  const Scratch lease(((in_place ? 0 : full) + tile.rounded(columns - full)) * g.k);
+  float* const packed = in_place ? nullptr : lease.data();
+  float* const edge = lease.data() + (in_place ? 0 : full * g.k);
+  gemm_pack(g, first, columns, tile, packed, edge, small);
+  gemm_blocks(g, {first, columns, packed, edge, gemm_pass_depth(g.k)}, small);
+}
+
+// Short A, B as stored: chunks of columns; each panel of 64 rows is copied just before its use,
+// while the next 64 rows come from memory.
 inline bool gemm_few_rows(const GemmOperands& g, const TileSize& tile) {
-  if (g.m < 4 || g.m > gemm_short || g.b_col != 1) {
+  if (g.m <= GemmStream::rows || g.m > gemm_few || g.b_col != 1 || g.n * g.k <= gemm_in_place) {
     return false;
   }
-  const std::int64_t chunk = 4 * tile.wide;
+  const std::int64_t chunk = 512;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
-    gemm_pass(g, begin * chunk, std::min(g.n, end * chunk) - begin * chunk, tile, 0);
+    const Scratch lease(tile.wide * (g.k + gemm_strip));
+    float* const strip = lease.data() + tile.wide * g.k;
+    for (std::int64_t x = begin; x < end; ++x) {
+      const std::int64_t first = x * chunk, columns = std::min(chunk, g.n - first);
+      gemm_pack(g, first, columns, tile, nullptr, lease.data(), true);
+      const GemmPanels panels{first, columns, nullptr, lease.data(), gemm_strip};
+      run_on_lanes(GemmBlock{g, panels, 0, g.m, strip});
+    }
   };
-  const std::int64_t chunks = (g.n + chunk - 1) / chunk;
-  if (g.m * g.n * g.k < (1 << 18)) {
-    body(0, chunks);
-  } else {
-    parallel_for(chunks, 1, body);
-  }
+  parallel_for((g.n + chunk - 1) / chunk, 1, body);
   return true;
 }
 
@@ -4994,59 +6268,1124 @@ inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_
       m, n, k, a, a_no ? lda : 1, a_no ? 1 : lda, b, b_no ? ldb : 1, b_no ? 1 : ldb, beta, c, ldc};
   detail::TileSize tile;
   detail::run_on_lanes(detail::TileQuery{&tile});
-  if (detail::gemm_few_rows(g, tile) || detail::gemm_skinny(g)) {
+  if (detail::gemm_few_rows(g, tile) || detail::gemm_skinny(g, tile.width)) {
     return;
   }
   const std::int64_t fit = std::max<std::int64_t>(detail::gemm_packed / k / tile.wide, 1);
   for (std::int64_t j = 0; j < n; j += fit * tile.wide) {
-    detail::gemm_pass(g, j, std::min(fit * tile.wide, n - j), tile, m * n * k);
+    detail::gemm_pass(g, j, std::min(fit * tile.wide, n - j), tile);
   }
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/gemm_words.hpp
+// Matrix products whose operands are words of 32 bits along k: 2 bf16 numbers or 4 int8 numbers.
+//   A packed:  [k / depth][row][depth]       B packed:  [panel][k][64 columns]
+// One instruction multiplies a word of A with 16 words of B and adds up the products of each word,
+// so that packing is the whole difference to an f32 product. What does it is a WordUnit: dot
+// products in vector registers, or tiles (amx_tiles.hpp).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+constexpr std::int64_t word_depth = 256;    // words of k of one tile: 64 KB of a panel, in L2
+constexpr std::int64_t word_pass = 2048;    // words of k packed at once
+constexpr std::int64_t word_block = 96;     // rows of one task: a multiple of every tile's rows
+constexpr std::int64_t word_wide = 64;      // columns of a panel
+constexpr std::int64_t word_fit = 1 << 20;  // words of A, and of B, packed at once: 4 MB each
+constexpr std::int64_t word_step = 16;      // words of k in weights packed once: a multiple of it
+
+// f32_by_unit: f32, rounded by the processor's own instruction, which takes denormals as zero.
+enum class WordKind { f32, f32_by_unit, bf16, int8 };
+
+// An operand as strides: element (x, p) with x a row of A or a column of B, p along k. Either
+// stride is 1.
+struct WordSource {
+  WordKind kind;
+  const void* data;
+  std::int64_t x_stride, k_stride, xs, ks;
+  std::uint32_t flip = 0;  // xor of each word: 0x80808080 turns int8 into uint8, 128 higher
+
+  std::int64_t per_word() const { return kind == WordKind::int8 ? 4 : 2; }
+};
+
+// The reference body of packing: word w of row x, zeros beyond the ends.
+inline std::uint32_t word_at(const WordSource& s, std::int64_t x, std::int64_t w) {
+  const std::int64_t per = s.per_word();
+  std::uint32_t word = 0;
+  for (std::int64_t e = 0; e < per; ++e) {
+    const std::int64_t p = w * per + e;
+    if (x >= s.xs || p >= s.ks) {
+      break;
+    }
+    const std::int64_t at = x * s.x_stride + p * s.k_stride;
+    const std::uint32_t code =
+        s.kind == WordKind::int8   ? static_cast<const std::uint8_t*>(s.data)[at]
+        : s.kind == WordKind::bf16 ? static_cast<const std::uint16_t*>(s.data)[at]
+                                   : to_bf16(static_cast<const float*>(s.data)[at]);
+    word |= code << (e * 32 / per);
+  }
+  return word ^ s.flip;
+}
+
+#if TINYSCALE_VECTOR_EXTENSIONS
+typedef std::uint32_t Words16 __attribute__((vector_size(64)));
+typedef std::uint32_t LooseWords16 __attribute__((vector_size(64), aligned(1), may_alias));
+typedef std::uint64_t LongWords8 __attribute__((vector_size(64)));
+typedef std::uint64_t LooseLongWords8 __attribute__((vector_size(64), aligned(1), may_alias));
+typedef std::uint32_t LooseWords8 __attribute__((vector_size(32), aligned(1), may_alias));
+typedef std::uint16_t LooseShorts16 __attribute__((vector_size(32), aligned(1), may_alias));
+typedef std::uint8_t LooseBytes16 __attribute__((vector_size(16), aligned(1), may_alias));
+
+// f32 rounded to nearest, ties to even, in the upper half of its word; the lower half is waste.
+// A NaN stays one: its mantissa gets a bit and is not rounded up.
+TINYSCALE_INLINE void round_words(Words16& v) {
+  const Words16 nan = (Words16)((v & 0x7fffffffU) > 0x7f800000U);
+  const Words16 up = 0x7fffU + ((v >> 16) & 1U);
+  v = v + (up & ~nan);
+  v = v | (nan & 0x00400000U);
+}
+
+// 16 numbers from low and 16 from high, rounded, in the lower and upper half of `out`.
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+__attribute__((target("avx512f"))) inline void round_by_unit(const float* low, const float* high,
+                                                             Words16& out) {
+  const Words16 a = *reinterpret_cast<const LooseWords16*>(low);
+  const Words16 b = *reinterpret_cast<const LooseWords16*>(high);
+  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(out) : "v"(a), "v"(b));
+}
+#endif
+
+// 16 words of row x from word w, read along k.
+TINYSCALE_INLINE void words_along_k(const WordSource& s, std::int64_t x, std::int64_t w,
+                                    std::uint32_t* to) {
+  const std::int64_t at = x * s.x_stride + w * s.per_word();
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+  if (s.kind == WordKind::f32_by_unit) {
+    const float* from = static_cast<const float*>(s.data) + at;
+    Words16 v;
+    round_by_unit(from, from + 16, v);
+    *reinterpret_cast<LooseWords16*>(to) = v;
+    return;
+  }
+#endif
+  if (s.kind != WordKind::f32) {
+    const std::int64_t bytes = s.kind == WordKind::int8 ? 1 : 2;
+    const auto* from = static_cast<const unsigned char*>(s.data) + at * bytes;
+    *reinterpret_cast<LooseWords16*>(to) = *reinterpret_cast<const LooseWords16*>(from) ^ s.flip;
+    return;
+  }
+  for (int half = 0; half < 2; ++half) {
+    Words16 v =
+        *reinterpret_cast<const LooseWords16*>(static_cast<const float*>(s.data) + at + half * 16);
+    round_words(v);
+    const LongWords8 pairs = *reinterpret_cast<const LooseLongWords8*>(&v);
+    const LongWords8 words = ((pairs >> 16) & 0xffffU) | ((pairs >> 32) & 0xffff0000U);
+    *reinterpret_cast<LooseWords8*>(to + half * 8) = __builtin_convertvector(words, LooseWords8);
+  }
+}
+
+// Word w of 16 rows from x, where neighbours in memory are neighbours in x.
+TINYSCALE_INLINE void words_along_x(const WordSource& s, std::int64_t x, std::int64_t w,
+                                    std::uint32_t* to) {
+  Words16 out = {};
+  const std::int64_t at = x + w * s.per_word() * s.k_stride;
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+  if (s.kind == WordKind::f32_by_unit) {
+    const float* from = static_cast<const float*>(s.data) + at;
+    Words16 v;
+    round_by_unit(from, from + s.k_stride, v);
+    const LooseShorts16* halves = reinterpret_cast<const LooseShorts16*>(&v);
+    out = __builtin_convertvector(halves[0], Words16) | __builtin_convertvector(halves[1], Words16)
+                                                            << 16;
+    *reinterpret_cast<LooseWords16*>(to) = out;
+    return;
+  }
+#endif
+  if (s.kind == WordKind::f32) {
+    const float* from = static_cast<const float*>(s.data) + at;
+    Words16 low = *reinterpret_cast<const LooseWords16*>(from);
+    Words16 high = *reinterpret_cast<const LooseWords16*>(from + s.k_stride);
+    round_words(low);
+    round_words(high);
+    out = (low >> 16) | (high & 0xffff0000U);
+  } else if (s.kind == WordKind::bf16) {
+    const std::uint16_t* from = static_cast<const std::uint16_t*>(s.data) + at;
+    const LooseShorts16& low = *reinterpret_cast<const LooseShorts16*>(from);
+    const LooseShorts16& high = *reinterpret_cast<const LooseShorts16*>(from + s.k_stride);
+    out = __builtin_convertvector(low, Words16) | __builtin_convertvector(high, Words16) << 16;
+  } else {
+    const std::uint8_t* from = static_cast<const std::uint8_t*>(s.data) + at;
+    for (int e = 0; e < 4; ++e) {
+      const LooseBytes16& row = *reinterpret_cast<const LooseBytes16*>(from + e * s.k_stride);
+      out = out | __builtin_convertvector(row, Words16) << (8 * e);
+    }
+  }
+  *reinterpret_cast<LooseWords16*>(to) = out ^ s.flip;
+}
+#endif
+
+// Words [w0, w0 + ws) of rows [x0, x0 + xs), to[x * to_x + w * to_w]; one of to_x and to_w is 1.
+struct WordPack {
+  const WordSource& s;
+  std::int64_t x0, xs, w0, ws;
+  std::uint32_t* to;
+  std::int64_t to_x, to_w;
+
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t x = 0; x < xs; x += 16) {
+      for (std::int64_t w = 0; w < ws; w += 16) {
+        block(x, w, std::min<std::int64_t>(16, xs - x), std::min<std::int64_t>(16, ws - w));
+      }
+    }
+  }
+
+  TINYSCALE_INLINE void block(std::int64_t x, std::int64_t w, std::int64_t wide,
+                              std::int64_t deep) const {
+    const std::int64_t stride_in = s.k_stride == 1 ? to_x : to_w;
+#if TINYSCALE_VECTOR_EXTENSIONS
+    if (wide == 16 && deep == 16 && x0 + x + 16 <= s.xs && (w0 + w + 16) * s.per_word() <= s.ks) {
+      const bool along_k = s.k_stride == 1;
+      const bool straight = (along_k ? to_w : to_x) == 1;
+      std::uint32_t square[16][16];
+      std::uint32_t* const start = to + x * to_x + w * to_w;
+      for (std::int64_t r = 0; r < 16; ++r) {
+        std::uint32_t* const row = straight ? start + r * stride_in : square[r];
+        if (along_k) {
+          words_along_k(s, x0 + x + r, w0 + w, row);
+        } else {
+          words_along_x(s, x0 + x, w0 + w + r, row);
+        }
+      }
+      for (std::int64_t r = 0; r < 16 && !straight; ++r) {
+        for (std::int64_t e = 0; e < 16; ++e) {
+          start[r * (along_k ? to_w : to_x) + e] = square[e][r];
+        }
+      }
+      return;
+    }
+#endif
+    for (std::int64_t r = 0; r < wide; ++r) {
+      for (std::int64_t e = 0; e < deep; ++e) {
+        to[(x + r) * to_x + (w + e) * to_w] = word_at(s, x0 + x + r, w0 + w + e);
+      }
+    }
+  }
+};
+
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f,avx512bw"), noinline)) inline void pack_words_512(
+    const WordPack& pack) {
+  pack.run();
+}
+#endif
+
+inline void pack_words(const WordPack& pack) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  if (active_path() == CpuPath::avx512) {
+    pack_words_512(pack);
+    return;
+  }
+#endif
+  pack.run();
+}
+
+// Rows [row, row_end) x panels [panel, panel_end) of C, one pass of k, from packed A and B.
+struct WordTask {
+  const std::uint32_t* a;
+  std::int64_t a_rows;  // packed, a multiple of the tile's
+  const std::uint32_t* b;
+  std::int64_t words, row, row_end, panel, panel_end, n;
+  void* c;  // float, or int32 for int8
+  std::int64_t ldc;
+  const std::int32_t* start;  // of each row where nothing is added to (int8), or null
+  bool add;                   // to what C holds
+
+  bool a_along_x;  // A packed [depth][row] inside a block of rows, and not [row][depth]
+
+  // Row i from word w, and the words from it to the next row and to the next word of k.
+  const std::uint32_t* a_at(std::int64_t w, std::int64_t i, std::int64_t& to_row,
+                            std::int64_t& to_word) const {
+    const std::int64_t first = i / word_block * word_block;
+    const std::int64_t depth = std::min(word_depth, words - w);
+    to_row = a_along_x ? 1 : depth;
+    to_word = a_along_x ? std::min(word_block, a_rows - first) : 1;
+    return a + w * a_rows + first * depth + (i - first) * to_row;
+  }
+};
+
+// The dot products of U in registers: U::rows x (VECTORS of 16) numbers of C, as gemm_tile does.
+template <class U>
+struct WordTiles {
+  typedef typename U::Sum Sum;
+  typedef typename U::Scalar Scalar;
+  const WordTask& t;
+
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t w = 0; w < t.words; w += word_depth) {
+      for (std::int64_t x = t.panel; x < t.panel_end; ++x) {
+        const std::int64_t first = x * word_wide;
+        const std::int64_t columns = std::min(word_wide, t.n - first);
+        for (std::int64_t i = t.row; i < t.row_end; i += U::rows) {
+          std::int64_t j = 0;
+          for (; j + U::vectors * U::width <= columns; j += U::vectors * U::width) {
+            tile<U::vectors>(w, x, j, i, U::vectors * U::width);
+          }
+          for (; j < columns; j += U::width) {
+            tile<1>(w, x, j, i, std::min<std::int64_t>(U::width, columns - j));
+          }
+        }
+      }
+    }
+  }
+
+  template <int VECTORS>
+  TINYSCALE_INLINE void tile(std::int64_t w, std::int64_t x, std::int64_t j, std::int64_t i,
+                             std::int64_t columns) const {
+    Sum sum[static_cast<std::size_t>(U::rows)][static_cast<std::size_t>(VECTORS)];
+    TINYSCALE_UNROLL
+    for (int r = 0; r < U::rows; ++r) {
+      TINYSCALE_UNROLL
+      for (int v = 0; v < VECTORS; ++v) {
+        sum[r][v] = Sum{};
+      }
+    }
+    const std::int64_t depth = std::min(word_depth, t.words - w);
+    std::int64_t to_row = 0, to_word = 0;
+    const std::uint32_t* a = t.a_at(w, i, to_row, to_word);
+    const std::uint32_t* b = t.b + x * t.words * word_wide + w * word_wide + j;
+    for (std::int64_t p = 0; p < depth; ++p) {
+      typename U::Words right[static_cast<std::size_t>(VECTORS)], left;
+      TINYSCALE_UNROLL
+      for (int v = 0; v < VECTORS; ++v) {
+        U::load(b + p * word_wide + v * U::width, right[v]);
+      }
+      TINYSCALE_UNROLL
+      for (int r = 0; r < U::rows; ++r) {
+        U::broadcast(a[r * to_row], left);
+        TINYSCALE_UNROLL
+        for (int v = 0; v < VECTORS; ++v) {
+          U::dot(left, right[v], sum[r][v]);
+        }
+      }
+      a += to_word;
+    }
+    TINYSCALE_UNROLL
+    for (int r = 0; r < U::rows; ++r) {
+      if (i + r < t.row_end) {
+        TINYSCALE_UNROLL
+        for (int v = 0; v < VECTORS; ++v) {
+          finish(w, i + r, x * word_wide + j + v * U::width, columns - v * U::width, sum[r][v]);
+        }
+      }
+    }
+  }
+
+  // Writes a vector of C, or adds it to what C holds.
+  TINYSCALE_INLINE void finish(std::int64_t w, std::int64_t i, std::int64_t j, std::int64_t columns,
+                               Sum& sum) const {
+    Scalar* const c = static_cast<Scalar*>(t.c) + i * t.ldc + j;
+    const bool add = t.add || w > 0;
+    if constexpr (U::integer) {
+      typename U::Words start;
+      U::broadcast(add ? 0U : static_cast<std::uint32_t>(t.start[i]), start);
+      sum = sum + start;
+    }
+    if (columns >= U::width) {
+      typedef typename U::LooseSum Loose;
+      if (add) {
+        sum = sum + *reinterpret_cast<const Loose*>(c);
+      }
+      *reinterpret_cast<Loose*>(c) = sum;
+      return;
+    }
+    Scalar lanes[static_cast<std::size_t>(U::width)];
+    std::memcpy(lanes, &sum, sizeof(sum));
+    for (std::int64_t x = 0; x < columns; ++x) {
+      c[x] = add ? c[x] + lanes[x] : lanes[x];
+    }
+  }
+};
+
+// What multiplies: runs a task; rows of A and words of k come in such multiples.
+struct WordUnit {
+  void (*run)(const WordTask&);
+  std::int64_t rows, step;
+  bool tiles;  // reads A along k whatever way it is stored
+
+  bool a_along_x(const WordSource& a) const { return !tiles && a.k_stride != 1; }
+};
+
+struct WordGemm {
+  WordUnit unit;
+  WordSource a, b;
+  const std::uint32_t* b_packed;  // by pack_all, or null: b is packed here
+  float beta;
+  void* c;
+  std::int64_t ldc;
+  const std::int32_t* start;
+};
+
+inline std::int64_t round_up(std::int64_t x, std::int64_t step) {
+  return (x + step - 1) / step * step;
+}
+
+inline std::int64_t words_of_k(const WordSource& s, std::int64_t step) {
+  return round_up((s.ks + s.per_word() - 1) / s.per_word(), step);
+}
+
+// Panels [begin, end) of the columns from `first`, words [w, w + words), one after another.
+inline void pack_panels(const WordSource& b, std::int64_t first, std::int64_t begin,
+                        std::int64_t end, std::int64_t w, std::int64_t words, std::uint32_t* to) {
+  for (std::int64_t x = begin; x < end; ++x) {
+    pack_words(WordPack{b, first + x * word_wide, word_wide, w, words, to + x * words * word_wide,
+                        1, word_wide});
+  }
+}
+
+// A whole B, packed once: [word_pass of k][panel][k][64]. Aligned to cache lines.
+class WordBuffer {
+ public:
+  explicit WordBuffer(std::int64_t count)
+      : data_(static_cast<std::uint32_t*>(
+            ::operator new(static_cast<std::size_t>(count) * 4 + 64, std::align_val_t(64)))) {}
+  ~WordBuffer() { ::operator delete(data_, std::align_val_t(64)); }
+  WordBuffer(const WordBuffer&) = delete;
+  WordBuffer& operator=(const WordBuffer&) = delete;
+
+  std::uint32_t* data() const { return data_; }
+
+ private:
+  std::uint32_t* data_;
+};
+
+inline Shared<WordBuffer> pack_all(const WordSource& b) {
+  const std::int64_t words = words_of_k(b, word_step);
+  const std::int64_t panels = (b.xs + word_wide - 1) / word_wide;
+  Shared<WordBuffer> buffer(new WordBuffer(words * panels * word_wide));
+  for (std::int64_t w = 0; w < words; w += word_pass) {
+    const std::int64_t deep = std::min(word_pass, words - w);
+    std::uint32_t* const to = buffer->data() + w * panels * word_wide;
+    parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
+      pack_panels(b, 0, begin, end, w, deep, to);
+    });
+  }
+  return buffer;
+}
+
+// Rows [i, i + rows) of C, columns [j, j + columns), words [w, w + words): packs and multiplies.
+struct WordPart {
+  std::int64_t w, words, i, rows, j, columns;
+  std::uint32_t *a, *b;
+};
+
+inline void pack_rows(const WordGemm& g, const WordPart& p, std::int64_t begin, std::int64_t end) {
+  const std::int64_t padded = round_up(p.rows, g.unit.rows);
+  const bool along_x = g.unit.a_along_x(g.a);
+  for (std::int64_t x = begin; x < end; ++x) {
+    const std::int64_t first = x * word_block;
+    const std::int64_t count = std::min(padded - first, word_block);
+    for (std::int64_t d = 0; d < p.words; d += word_depth) {
+      const std::int64_t depth = std::min(word_depth, p.words - d);
+      pack_words(WordPack{g.a, p.i + first, count, p.w + d, depth, p.a + d * padded + first * depth,
+                          along_x ? 1 : depth, along_x ? count : 1});
+    }
+  }
+}
+
+inline void word_part(const WordGemm& g, const WordPart& p) {
+  const std::int64_t panels = (p.columns + word_wide - 1) / word_wide;
+  const std::int64_t blocks = (p.rows + word_block - 1) / word_block;
+  const std::int64_t a_blocks = p.j == 0 ? blocks : 0;  // A is packed with the first columns
+  const std::int64_t b_panels = g.b_packed == nullptr ? panels : 0;
+  const auto pack = [&](std::int64_t begin, std::int64_t end) {
+    pack_panels(g.b, p.j, begin, std::min(end, b_panels), p.w, p.words, p.b);
+    if (end > b_panels) {
+      pack_rows(g, p, std::max(begin, b_panels) - b_panels, end - b_panels);
+    }
+  };
+  const std::int64_t wide = 4;  // panels of a task
+  const std::int64_t groups = (panels + wide - 1) / wide;
+  const auto multiply = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t x = begin; x < end; ++x) {
+      const std::int64_t row = x / groups * word_block, panel = x % groups * wide;
+      g.unit.run(WordTask{p.a, round_up(p.rows, g.unit.rows), p.b, p.words, row,
+                          std::min(p.rows, row + word_block), panel, std::min(panels, panel + wide),
+                          p.columns, static_cast<float*>(g.c) + p.i * g.ldc + p.j, g.ldc,
+                          g.start == nullptr ? nullptr : g.start + p.i, g.beta != 0.0f || p.w > 0,
+                          g.unit.a_along_x(g.a)});
+    }
+  };
+  if (p.rows * p.columns * p.words < (1 << 18)) {  // less than waking a thread pays
+    pack(0, a_blocks + b_panels);
+    multiply(0, blocks * groups);
+    return;
+  }
+  parallel_for(a_blocks + b_panels, 1, pack);
+  parallel_for(blocks * groups, 1, multiply);
+}
+
+// C = A B + beta C in parts that fit the scratch; each number of C adds its words in order of k.
+inline void word_gemm(const WordGemm& g) {
+  const std::int64_t words = words_of_k(g.b, g.b_packed != nullptr ? word_step : g.unit.step);
+  const std::int64_t pass = std::min(word_pass, words);
+  const std::int64_t rows =
+      std::min(g.a.xs, std::max<std::int64_t>(1, word_fit / pass / word_block) * word_block);
+  const std::int64_t wide = round_up(g.b.xs, word_wide);
+  const std::int64_t columns =
+      g.b_packed != nullptr
+          ? wide
+          : std::min(wide, std::max<std::int64_t>(1, word_fit / pass / word_wide) * word_wide);
+  const Scratch a_lease(round_up(rows, g.unit.rows) * pass);
+  const Scratch b_lease(g.b_packed != nullptr ? 0 : columns * pass);
+  WordPart p{};
+  p.a = reinterpret_cast<std::uint32_t*>(a_lease.data());
+  p.b = reinterpret_cast<std::uint32_t*>(b_lease.data());
+  for (p.w = 0; p.w < words; p.w += pass) {
+    p.words = std::min(pass, words - p.w);
+    if (g.b_packed != nullptr) {
+      p.b = const_cast<std::uint32_t*>(g.b_packed) + p.w * wide;
+    }
+    for (p.i = 0; p.i < g.a.xs; p.i += rows) {
+      p.rows = std::min(rows, g.a.xs - p.i);
+      for (p.j = 0; p.j < g.b.xs; p.j += columns) {
+        p.columns = std::min(columns, g.b.xs - p.j);
+        word_part(g, p);
+      }
+    }
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/gemm_bf16.hpp
+// Matrix product of bf16 numbers, summed in f32: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
+// f32 operands are rounded to nearest, ties to even, as they are packed: what training in bf16 with
+// f32 master weights calls. Products of bf16 numbers are exact in f32; each sum rounds.
+//   AMX tiles               16 x the f32 rate
+//   vdpbf16ps (AMD)         2 x: two products a lane; takes denormals as zero
+//   elsewhere               the f32 product of the rounded operands
+// A NaN or an infinity in a row of A or column of B reaches every number of C it belongs to.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernel {
+
+// The reference body.
+inline void gemm_bf16_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                                const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+                                float beta, float* c, std::int64_t ldc) {
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      double sum = 0.0;
+      for (std::int64_t p = 0; p < k; ++p) {
+        const float x = ta == Trans::no ? a[i * lda + p] : a[p * lda + i];
+        const float y = tb == Trans::no ? b[p * ldb + j] : b[j * ldb + p];
+        sum += double{from_bf16(to_bf16(x))} * double{from_bf16(to_bf16(y))};
+      }
+      const float old = beta == 0.0f ? 0.0f : beta * c[i * ldc + j];
+      c[i * ldc + j] = static_cast<float>(sum) + old;
+    }
+  }
+}
+
+}  // namespace kernel
+
+namespace detail {
+
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#define TINYSCALE_BF16_TARGET __attribute__((target("avx512f,avx512bf16")))
+struct DotBf16 {
+  static constexpr int width = 16, rows = 6, vectors = 4;
+  static constexpr bool integer = false;
+  typedef Lanes16::V Sum;
+  typedef Lanes16::Loose LooseSum;
+  typedef Lanes16::I Words;
+  typedef float Scalar;
+
+  TINYSCALE_BF16_TARGET static inline void load(const std::uint32_t* from, Words& w) {
+    w = (Words) * reinterpret_cast<const LooseWords16*>(from);
+  }
+  TINYSCALE_BF16_TARGET static inline void broadcast(std::uint32_t word, Words& w) {
+    broadcast_word(static_cast<std::int32_t>(word), w);
+  }
+  TINYSCALE_BF16_TARGET static inline void dot(const Words& a, const Words& b, Sum& sum) {
+    Sum s = sum;  // a register of its own: an array element would stay in memory
+    asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(a), "v"(b));
+    sum = s;
+  }
+};
+
+TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
+  WordTiles<DotBf16>{task}.run();
+}
+#undef TINYSCALE_BF16_TARGET
+#endif
+
+// The unit of the active path; run is null where bf16 is widened to f32.
+inline WordUnit bf16_word_unit() {
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+  if (bf16_unit(cpu(), active_path())[0] == 'v') {
+    return {run_dot_bf16, DotBf16::rows, 1, false};
+  }
+#endif
+  return {nullptr, 1, 1, false};
+}
+
+inline WordSource word_source(WordKind kind, const void* data, kernel::Trans trans, std::int64_t xs,
+                              std::int64_t ks, std::int64_t ld) {
+  const bool along_k = trans == kernel::Trans::yes;
+  return {kind, data, along_k ? ld : 1, along_k ? 1 : ld, xs, ks, 0};
+}
+
+// f32 numbers, rounded as the active unit does it fastest.
+inline WordKind f32_words() {
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+  return cpu().avx512_bf16 && active_path() == CpuPath::avx512 ? WordKind::f32_by_unit
+                                                               : WordKind::f32;
+#else
+  return WordKind::f32;
+#endif
+}
+
+// Rows [begin, end) of A or columns of B, rounded and widened to f32, at to; the layout is kept.
+inline void widen_bf16(const WordSource& s, std::int64_t begin, std::int64_t end, float* to) {
+  const bool along_k = s.k_stride == 1;
+  const std::int64_t lines = along_k ? end - begin : s.ks;
+  const std::int64_t count = along_k ? s.ks : end - begin;
+  parallel_for(lines, 1 + 4096 / count, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t line = first; line < last; ++line) {
+      const std::int64_t at = along_k ? (begin + line) * s.x_stride : line * s.k_stride + begin;
+      float* const out = to + line * count;
+      for (std::int64_t i = 0; i < count; ++i) {
+        out[i] = from_bf16(s.kind == WordKind::bf16
+                               ? static_cast<const std::uint16_t*>(s.data)[at + i]
+                               : to_bf16(static_cast<const float*>(s.data)[at + i]));
+      }
+    }
+  });
+}
+
+// Columns [begin, end) of a packed B as f32, to[k][end - begin]; begin starts a panel.
+inline void widen_packed(const std::uint32_t* packed, std::int64_t n, std::int64_t k,
+                         std::int64_t begin, std::int64_t end, float* to) {
+  const std::int64_t words = round_up((k + 1) / 2, word_step), wide = round_up(n, word_wide);
+  parallel_for(k, 64, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t p = first; p < last; ++p) {
+      const std::int64_t w = p / 2 / word_pass * word_pass;  // first word of its pass
+      const std::int64_t deep = std::min(word_pass, words - w);
+      for (std::int64_t j = begin; j < end; ++j) {
+        const std::uint32_t* const panel = packed + w * wide + j / word_wide * deep * word_wide;
+        const std::uint32_t word = panel[(p / 2 - w) * word_wide + j % word_wide];
+        to[p * (end - begin) + j - begin] = float_of(p % 2 == 0 ? word << 16 : word & 0xffff0000U);
+      }
+    }
+  });
+}
+
+// Where the processor has no unit: the f32 product of the rounded operands, in blocks.
+inline void bf16_by_f32(const WordGemm& g) {
+  const std::int64_t m = g.a.xs, n = g.b.xs, k = g.a.ks;
+  const std::int64_t rows = std::min(m, std::max<std::int64_t>(word_block, 4 * word_fit / k));
+  const std::int64_t fit = std::max<std::int64_t>(1, word_fit / k / word_wide) * word_wide;
+  const std::int64_t columns = std::min(n, fit);
+  const Scratch a(rows * k), b(columns * k);
+  for (std::int64_t j = 0; j < n; j += columns) {
+    const std::int64_t wide = std::min(columns, n - j);
+    const bool b_yes = g.b_packed == nullptr && g.b.k_stride == 1;
+    if (g.b_packed != nullptr) {
+      widen_packed(g.b_packed, n, k, j, j + wide, b.data());
+    } else {
+      widen_bf16(g.b, j, j + wide, b.data());
+    }
+    for (std::int64_t i = 0; i < m; i += rows) {
+      const std::int64_t tall = std::min(rows, m - i);
+      const bool a_yes = g.a.k_stride != 1;
+      if (rows < m || j == 0) {
+        widen_bf16(g.a, i, i + tall, a.data());
+      }
+      kernel::gemm(a_yes ? kernel::Trans::yes : kernel::Trans::no,
+                   b_yes ? kernel::Trans::yes : kernel::Trans::no, tall, wide, k, a.data(),
+                   a_yes ? tall : k, b.data(), b_yes ? k : wide, g.beta,
+                   static_cast<float*>(g.c) + i * g.ldc + j, g.ldc);
+    }
+  }
+}
+
+inline void bf16_product(const WordSource& a, const WordSource& b, const std::uint32_t* b_packed,
+                         float beta, float* c, std::int64_t ldc) {
+  if (a.xs <= 0 || b.xs <= 0 || a.ks <= 0) {
+    kernel::gemm(kernel::Trans::no, kernel::Trans::no, a.xs, b.xs, 0, nullptr, 0, nullptr, 0, beta,
+                 c, ldc);
+    return;
+  }
+  const WordGemm g{bf16_word_unit(), a, b, b_packed, beta, c, ldc, nullptr};
+  if (g.unit.run == nullptr) {
+    bf16_by_f32(g);
+  } else {
+    word_gemm(g);
+  }
+}
+
+inline WordSource rows_of(WordKind kind, const void* data, kernel::Trans trans, std::int64_t m,
+                          std::int64_t k, std::int64_t ld) {
+  return word_source(kind, data,
+                     trans == kernel::Trans::no ? kernel::Trans::yes : kernel::Trans::no, m, k, ld);
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+// C = op(A) op(B) + beta C. beta is 0 (C is not read) or 1. C must not overlap A or B.
+inline void gemm_bf16(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                      const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+                      float beta, float* c, std::int64_t ldc) {
+  const detail::WordKind kind = detail::f32_words();
+  detail::bf16_product(detail::rows_of(kind, a, ta, m, k, lda),
+                       detail::word_source(kind, b, tb, n, k, ldb), nullptr, beta, c, ldc);
+}
+
+// The same of operands that are bf16 codes already, as to_bf16 gives.
+inline void gemm_bf16(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                      const std::uint16_t* a, std::int64_t lda, const std::uint16_t* b,
+                      std::int64_t ldb, float beta, float* c, std::int64_t ldc) {
+  const detail::WordKind kind = detail::WordKind::bf16;
+  detail::bf16_product(detail::rows_of(kind, a, ta, m, k, lda),
+                       detail::word_source(kind, b, tb, n, k, ldb), nullptr, beta, c, ldc);
+}
+
+// Weights [K, N] rounded to bf16 and laid out once, for many products; good on every path.
+struct PackedBf16 {
+  std::int64_t k = 0, n = 0;
+  Shared<detail::WordBuffer> words;
+};
+
+inline PackedBf16 pack_bf16(Trans tb, std::int64_t k, std::int64_t n, const float* b,
+                            std::int64_t ldb) {
+  PackedBf16 packed{k, n, {}};
+  if (k > 0 && n > 0) {
+    packed.words = detail::pack_all(detail::word_source(detail::f32_words(), b, tb, n, k, ldb));
+  }
+  return packed;
+}
+
+// C = op(A) B + beta C, A [M, K].
+inline void gemm_bf16(Trans ta, std::int64_t m, const float* a, std::int64_t lda,
+                      const PackedBf16& b, float beta, float* c, std::int64_t ldc) {
+  const detail::WordKind kind = detail::f32_words();
+  detail::bf16_product(detail::rows_of(kind, a, ta, m, b.k, lda),
+                       detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
+                       b.words ? b.words->data() : nullptr, beta, c, ldc);
+}
+
+}  // namespace kernel
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/gemm_int8.hpp
+// Matrix product of int8 numbers, exact in int32: C[M, N] = A[M, K] B[K, N]; 2 M K N operations.
+// Four products a lane: vpdpbusd (VNNI) takes one side without sign, so B is kept 128 higher and
+// 128 times the sum of A's row is taken off. Elsewhere words are widened to pairs of 16 bits.
+// With scales it gives f32: c = a_scale[row] * sum over blocks of k of b_scale[block][column] * C.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernel {
+
+// The reference body.
+inline void gemm_int8_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                                const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
+                                std::int64_t ldb, std::int32_t* c, std::int64_t ldc) {
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      std::int32_t sum = 0;
+      for (std::int64_t p = 0; p < k; ++p) {
+        const std::int8_t x = ta == Trans::no ? a[i * lda + p] : a[p * lda + i];
+        const std::int8_t y = tb == Trans::no ? b[p * ldb + j] : b[j * ldb + p];
+        sum += x * y;
+      }
+      c[i * ldc + j] = sum;
+    }
+  }
+}
+
+}  // namespace kernel
+
+namespace detail {
+
+// sum += the four products of each word, a of int8, b of uint8. VNNI by assembler, else widened:
+// the bytes at even and odd places as pairs of 16 bits, multiplied and added in pairs.
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+__attribute__((target("avx512f"))) inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b,
+                                                        Lanes16::I& sum) {
+  Lanes16::I s = sum;
+  asm("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
+  sum = s;
+}
+__attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b,
+                                                         Lanes8::I& sum) {
+  Lanes8::I s = sum;
+  asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
+  sum = s;
+}
+#endif
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+typedef std::int16_t Shorts8 __attribute__((vector_size(16)));
+typedef std::int16_t Shorts16 __attribute__((vector_size(32)));
+__attribute__((target("avx2,fma"))) inline void dot_widened(const Lanes8::I& a, const Lanes8::I& b,
+                                                            Lanes8::I& sum) {
+  const Shorts16 left = (Shorts16)a, right = (Shorts16)b;
+  sum = sum + (Lanes8::I)__builtin_ia32_pmaddwd256((left << 8) >> 8, right & 255) +
+        (Lanes8::I)__builtin_ia32_pmaddwd256(left >> 8, (right >> 8) & 255);
+}
+TINYSCALE_INLINE void dot_widened(const Lanes4::I& a, const Lanes4::I& b, Lanes4::I& sum) {
+  const Shorts8 left = (Shorts8)a, right = (Shorts8)b;
+  sum = sum + (Lanes4::I)__builtin_ia32_pmaddwd128((left << 8) >> 8, right & 255) +
+        (Lanes4::I)__builtin_ia32_pmaddwd128(left >> 8, (right >> 8) & 255);
+}
+#else
+template <class I>
+TINYSCALE_INLINE void dot_widened(const I& a, const I& b, I& sum) {
+  sum = sum + (a << 24 >> 24) * (b & 255) + (a << 16 >> 24) * (b >> 8 & 255) +
+        (a << 8 >> 24) * (b >> 16 & 255) + (a >> 24) * (b >> 24 & 255);
+}
+#endif
+
+enum class Int8Dot { widened, vnni };
+
+template <class L, Int8Dot DOT>
+struct DotInt8 {
+  static constexpr int width = L::width, rows = L::rows, vectors = L::vectors;
+  static constexpr bool integer = true;
+  typedef typename L::I Sum;
+  typedef typename L::I Words;
+  typedef typename L::LooseI LooseSum;
+  typedef std::int32_t Scalar;
+
+  static TINYSCALE_INLINE void load(const std::uint32_t* from, Words& w) {
+    w = *reinterpret_cast<const LooseSum*>(from);
+  }
+  static TINYSCALE_INLINE void broadcast(std::uint32_t word, Words& w) {
+    broadcast_word(static_cast<std::int32_t>(word), w);
+  }
+  static TINYSCALE_INLINE void dot(const Words& a, const Words& b, Sum& sum) {
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+    if constexpr (DOT == Int8Dot::vnni) {
+      dot_vnni(a, b, sum);
+    } else {
+      dot_widened(a, b, sum);
+    }
+#else
+    dot_widened(a, b, sum);
+#endif
+  }
+};
+
+// Runs kernel.run<DotInt8<...>>() on the active path's unit.
+template <class Kernel, Int8Dot DOT>
+struct OnInt8 {
+  const Kernel& kernel;
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    kernel.template run<DotInt8<L, DOT>>();
+  }
+};
+
+template <class Kernel>
+void run_on_int8(const Kernel& kernel) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  const CpuPath path = active_path();
+#if !TINYSCALE_INTERPRETER
+  if (path == CpuPath::avx512 && cpu().avx512_vnni) {
+    run_avx512(OnInt8<Kernel, Int8Dot::vnni>{kernel});
+    return;
+  }
+  if (path != CpuPath::portable && cpu().avx_vnni) {
+    run_avx2(OnInt8<Kernel, Int8Dot::vnni>{kernel});
+    return;
+  }
+#endif
+  if (path != CpuPath::portable) {
+    run_avx2(OnInt8<Kernel, Int8Dot::widened>{kernel});
+    return;
+  }
+#endif
+#if TINYSCALE_VECTOR_EXTENSIONS
+  OnInt8<Kernel, Int8Dot::widened>{kernel}.template run<Lanes4>();
+#else
+  OnInt8<Kernel, Int8Dot::widened>{kernel}.template run<Lanes1>();
+#endif
+}
+
+struct Int8Tiles {
+  const WordTask& t;
+  template <class U>
+  TINYSCALE_INLINE void run() const {
+    WordTiles<U>{t}.run();
+  }
+};
+
+inline WordUnit int8_word_unit() {
+  return {[](const WordTask& task) { run_on_int8(Int8Tiles{task}); }, 12, 1, false};
+}
+
+// start[i] = -128 times the sum of row i of A.
+struct RowStarts {
+  const WordSource& a;
+  std::int64_t begin, end;
+  std::int32_t* start;
+
+  template <class U>
+  TINYSCALE_INLINE void run() const {
+    const auto* const codes = static_cast<const std::int8_t*>(a.data);
+    typename U::Words ones, words;
+    U::broadcast(0x01010101U, ones);
+    for (std::int64_t i = begin; i < end; ++i) {
+      typename U::Sum sum{};
+      std::int32_t total = 0;
+      std::int64_t p = 0;
+      for (; a.k_stride == 1 && p + 4 * U::width <= a.ks; p += 4 * U::width) {
+        std::memcpy(&words, codes + i * a.x_stride + p, sizeof(words));
+        U::dot(words, ones, sum);
+      }
+      std::int32_t lanes[static_cast<std::size_t>(U::width)];
+      std::memcpy(lanes, &sum, sizeof(sum));
+      for (const std::int32_t lane : lanes) {
+        total += lane;
+      }
+      for (; p < a.ks; ++p) {
+        total += codes[i * a.x_stride + p * a.k_stride];
+      }
+      start[i] = -128 * total;
+    }
+  }
+};
+
+inline void int8_product(const WordSource& a, WordSource b, const std::uint32_t* b_packed,
+                         std::int32_t* c, std::int64_t ldc) {
+  if (a.ks > 131071) {
+    throw Error(cat("gemm_int8: k is ", a.ks, "; int32 holds the sum of at most 131071 products"));
+  }
+  for (std::int64_t i = 0; i < a.xs && a.ks <= 0; ++i) {
+    std::fill(c + i * ldc, c + i * ldc + b.xs, 0);
+  }
+  if (a.xs <= 0 || b.xs <= 0 || a.ks <= 0) {
+    return;
+  }
+  const Scratch lease(a.xs);
+  auto* const start = reinterpret_cast<std::int32_t*>(lease.data());
+  parallel_for(a.xs, 1 + 65536 / a.ks, [&](std::int64_t begin, std::int64_t end) {
+    run_on_int8(RowStarts{a, begin, end, start});
+  });
+  b.flip = 0x80808080U;
+  word_gemm({int8_word_unit(), a, b, b_packed, 0.0f, c, ldc, start});
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+// C = op(A) op(B), exact. C must not overlap A or B.
+inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                      const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
+                      std::int64_t ldb, std::int32_t* c, std::int64_t ldc) {
+  const detail::WordKind kind = detail::WordKind::int8;
+  detail::int8_product(detail::rows_of(kind, a, ta, m, k, lda),
+                       detail::word_source(kind, b, tb, n, k, ldb), nullptr, c, ldc);
+}
+
+// Weights [K, N] laid out once, for many products; good on every path.
+struct PackedInt8 {
+  std::int64_t k = 0, n = 0;
+  Shared<detail::WordBuffer> words;
+};
+
+inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std::int8_t* b,
+                            std::int64_t ldb) {
+  PackedInt8 packed{k, n, {}};
+  if (k > 0 && n > 0) {
+    detail::WordSource from = detail::word_source(detail::WordKind::int8, b, tb, n, k, ldb);
+    from.flip = 0x80808080U;
+    packed.words = detail::pack_all(from);
+  }
+  return packed;
+}
+
+// C = op(A) B, A [M, K].
+inline void gemm_int8(Trans ta, std::int64_t m, const std::int8_t* a, std::int64_t lda,
+                      const PackedInt8& b, std::int32_t* c, std::int64_t ldc) {
+  const detail::WordKind kind = detail::WordKind::int8;
+  detail::int8_product(detail::rows_of(kind, a, ta, m, b.k, lda),
+                       detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
+                       b.words ? b.words->data() : nullptr, c, ldc);
+}
+
+// One scale for each row of A, and one for each column of B in each block of k: b[k / block][n].
+struct Int8Scales {
+  const float* a = nullptr;
+  const float* b = nullptr;
+  std::int64_t block = 0;  // numbers of k that share a scale; k for one scale a column
+};
+
+// C = scaled op(A) op(B) in f32.
+inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                      const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
+                      std::int64_t ldb, const Int8Scales& scales, float* c, std::int64_t ldc) {
+  if (m <= 0 || n <= 0) {
+    return;
+  }
+  if (scales.block <= 0 && k > 0) {
+    throw Error(detail::cat("gemm_int8: blocks of ", scales.block, "; at least 1 number of k"));
+  }
+  const std::int64_t fit = std::max<std::int64_t>(1, detail::word_fit / m / 64) * 64;
+  const std::int64_t wide = std::min(n, fit);
+  const detail::Scratch lease(m * wide);
+  auto* const sums = reinterpret_cast<std::int32_t*>(lease.data());
+  for (std::int64_t j = 0; j < n; j += wide) {
+    const std::int64_t columns = std::min(wide, n - j);
+    for (std::int64_t p = 0; p < std::max<std::int64_t>(k, 1);
+         p += std::max<std::int64_t>(scales.block, 1)) {
+      const std::int64_t depth = std::min(scales.block, k - p);
+      gemm_int8(ta, tb, m, columns, depth, a + (ta == Trans::no ? p : p * lda), lda,
+                b + (tb == Trans::no ? p * ldb + j : j * ldb + p), ldb, sums, wide);
+      const float* const b_scale = k > 0 ? scales.b + p / scales.block * n + j : nullptr;
+      parallel_for(m, 1 + 16384 / columns, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          for (std::int64_t x = 0; x < columns; ++x) {
+            const float sum =
+                k > 0 ? static_cast<float>(sums[i * wide + x]) * scales.a[i] * b_scale[x] : 0.0f;
+            float& to = c[i * ldc + j + x];
+            to = p == 0 ? sum : to + sum;
+          }
+        }
+      });
+    }
+  }
+}
+
+}  // namespace kernel
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/softmax.hpp
 // Softmax and cross-entropy by rows, from differences to the row's maximum (nothing overflows):
 //   y_j = exp(x_j - max) / sum,  lse = max + log(sum),  loss = lse - x_target.
 // dx = y (dy - sum(y dy));  d logits = scale (exp(x - lse) - onehot(target)).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
+
+// The sum of a row of terms, four vectors at a time; a lane past the row counts as 0.
+template <class L, class Term>
+TINYSCALE_INLINE float row_sum(std::int64_t n, const Term& term) {
+  typename L::V sums[4] = {}, v;
+  std::int64_t j = 0;
+  for (; j + 4 * L::width <= n; j += 4 * L::width) {
+    TINYSCALE_UNROLL
+    for (int part = 0; part < 4; ++part) {
+      term.template get<L>(j + part * L::width, L::width, v);
+      sums[part] = sums[part] + v;
+    }
+  }
+  for (; j < n; j += L::width) {
+    term.template get<L>(j, n - j, v);
+    sums[0] = sums[0] + v;
+  }
+  return sum_lanes<L>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+struct ValueTerm {
+  const float* x;
+  template <class L>
+  TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
+    load_some<L>(x + j, left, 0.0f, v);
+  }
+};
+
+struct ProductTerm {
+  const float* a;
+  const float* b;
+  template <class L>
+  TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
+    typename L::V w;
+    load_some<L>(a + j, left, 0.0f, v);
+    load_some<L>(b + j, left, 0.0f, w);
+    v = v * w;
+  }
+};
+
+struct SquareTerm {
+  const float* x;
+  float center;
+  template <class L>
+  TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
+    typename L::V c;
+    broadcast<L>(center, c);
+    load_some<L>(x + j, left, center, v);
+    v = (v - c) * (v - c);
+  }
+};
+
+struct SlopeTerm {
+  const float* x;
+  const float* a;
+  const float* b;
+  float center;
+  template <class L>
+  TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
+    typename L::V c, w;
+    broadcast<L>(center, c);
+    load_some<L>(x + j, left, center, v);
+    load_some<L>(a + j, left, 0.0f, w);
+    v = (v - c) * w;
+    load_some<L>(b + j, left, 0.0f, w);
+    v = v * w;
+  }
+};
+
+// y = beta y + v, where beta is 0 (y is not read) or 1.
+template <class L>
+TINYSCALE_INLINE void add_some(float beta, const typename L::V& v, std::int64_t left, float* y) {
+  typename L::V old{};
+  if (beta != 0.0f) {
+    load_some<L>(y, left, 0.0f, old);
+  }
+  store_some<L>(y, left, old + v);
+}
+
+template <class L>
+TINYSCALE_INLINE float dot_row(std::int64_t n, const float* a, const float* b) {
+  return row_sum<L>(n, ProductTerm{a, b});
+}
 
 // max and sum of exp(x - max) of one row; writes exp(x - max) to y unless y is null.
 template <class L>
 TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& max, float& sum) {
   typedef typename L::V V;
   const float lowest = -std::numeric_limits<float>::infinity();
-  const std::int64_t full = n / L::width * L::width;
-  V best, v;
+  V best, second, v, total{};
   broadcast<L>(lowest, best);
-  for (std::int64_t j = 0; j < full; j += L::width) {
+  second = best;
+  std::int64_t j = 0;
+  for (; j + 2 * L::width <= n; j += 2 * L::width) {
     load<L>(x + j, v);
     max_vector<L>(best, v, best);
+    load<L>(x + j + L::width, v);
+    max_vector<L>(second, v, second);
   }
-  if (full < n) {
-    load_part<L>(x + full, n - full, lowest, v);
+  for (; j < n; j += L::width) {
+    load_some<L>(x + j, n - j, lowest, v);
     max_vector<L>(best, v, best);
   }
+  max_vector<L>(best, second, best);
   max = max_lanes<L>(best);
-  V total{}, e;
   broadcast<L>(max, best);
-  for (std::int64_t j = 0; j < full; j += L::width) {
-    load<L>(x + j, v);
-    exp_vector<L>(v - best, e);
-    total = total + e;
+  for (j = 0; j < n; j += L::width) {
+    load_some<L>(x + j, n - j, lowest, v);
+    exp_negative<L>(v - best, v);
+    total = total + v;
     if (y != nullptr) {
-      store<L>(y + j, e);
-    }
-  }
-  if (full < n) {
-    load_part<L>(x + full, n - full, lowest, v);
-    exp_vector<L>(v - best, e);
-    total = total + e;
-    if (y != nullptr) {
-      store_part<L>(y + full, n - full, e);
+      store_some<L>(y + j, n - j, v);
     }
   }
   sum = sum_lanes<L>(total);
@@ -5056,30 +7395,40 @@ template <class L>
 TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
   typename L::V v, f;
   broadcast<L>(factor, f);
-  std::int64_t j = 0;
-  for (; j + L::width <= n; j += L::width) {
-    load<L>(y + j, v);
-    store<L>(y + j, v * f);
-  }
-  for (; j < n; ++j) {
-    y[j] *= factor;
+  for (std::int64_t j = 0; j < n; j += L::width) {
+    load_some<L>(y + j, n - j, 0.0f, v);
+    store_some<L>(y + j, n - j, v * f);
   }
 }
 
+// The same down the rows of p, each lane for itself: top becomes the maximum of it and of all p,
+// p becomes exp(scale (p - top)), sum their sum. Lanes that see -inf alone get zeros.
 template <class L>
-TINYSCALE_INLINE float dot_row(std::int64_t n, const float* a, const float* b) {
-  typename L::V sum{}, va, vb;
-  std::int64_t j = 0;
-  for (; j + L::width <= n; j += L::width) {
-    load<L>(a + j, va);
-    load<L>(b + j, vb);
-    sum = sum + va * vb;
+TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float factor, float* p,
+                                  typename L::V& top, typename L::V& shift, typename L::V& sum) {
+  typedef typename L::V V;
+  V v, w, scale, second = top;
+  broadcast<L>(factor, scale);
+  std::int64_t x = 0;
+  for (; x + 2 <= rows; x += 2) {
+    load<L>(p + x * stride, v);
+    load<L>(p + (x + 1) * stride, w);
+    max_vector<L>(top, v, top);
+    max_vector<L>(second, w, second);
   }
-  float total = sum_lanes<L>(sum);
-  for (; j < n; ++j) {
-    total += a[j] * b[j];
+  if (x < rows) {
+    load<L>(p + x * stride, v);
+    max_vector<L>(top, v, top);
   }
-  return total;
+  max_vector<L>(top, second, top);
+  shift = top > -std::numeric_limits<float>::max() ? top * scale : V{};
+  sum = V{};
+  for (x = 0; x < rows; ++x) {
+    load<L>(p + x * stride, v);
+    exp_negative<L>(v * scale - shift, v);
+    sum = sum + v;
+    store<L>(p + x * stride, v);
+  }
 }
 
 struct SoftmaxRows {
@@ -5097,31 +7446,34 @@ struct SoftmaxRows {
   }
 };
 
+struct SoftmaxSlope {  // of one row
+  const float* y;
+  const float* dy;
+  float* dx;
+  float beta, mean;
+
+  template <class L>
+  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
+    typename L::V vy, vd, vm;
+    broadcast<L>(mean, vm);
+    load_some<L>(y + j, left, 0.0f, vy);
+    load_some<L>(dy + j, left, 0.0f, vd);
+    add_some<L>(beta, vy * (vd - vm), left, dx + j);
+  }
+};
+
 struct SoftmaxBackwardRows {
   std::int64_t begin, end, cols;
   const float* y;
   const float* dy;
   float* dx;
+  float beta;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const float* yi = y + i * cols;
-      const float* dyi = dy + i * cols;
-      float* dxi = dx + i * cols;
-      const float mean = dot_row<L>(cols, yi, dyi);
-      typename L::V vy, vd, vx, vm;
-      broadcast<L>(mean, vm);
-      std::int64_t j = 0;
-      for (; j + L::width <= cols; j += L::width) {
-        load<L>(yi + j, vy);
-        load<L>(dyi + j, vd);
-        load<L>(dxi + j, vx);
-        store<L>(dxi + j, vx + vy * (vd - vm));
-      }
-      for (; j < cols; ++j) {
-        dxi[j] += yi[j] * (dyi[j] - mean);
-      }
+    for (std::int64_t at = begin * cols; at < end * cols; at += cols) {
+      const float mean = dot_row<L>(cols, y + at, dy + at);
+      for_row<L>(cols, SoftmaxSlope{y + at, dy + at, dx + at, beta, mean});
     }
   }
 };
@@ -5151,30 +7503,23 @@ struct CrossEntropyBackwardRows {
   const std::int32_t* targets;
   float scale;
   float* dlogits;
+  float beta;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
+      float* const dx = dlogits + i * vocab;
       if (targets[i] < 0) {
+        std::fill(dx, dx + (beta == 0.0f ? vocab : 0), 0.0f);
         continue;
       }
-      const float* x = logits + i * vocab;
-      float* dx = dlogits + i * vocab;
-      typename L::V v, e, d, vl, vs;
+      typename L::V v, vl, vs;
       broadcast<L>(lse[i], vl);
       broadcast<L>(scale, vs);
-      std::int64_t j = 0;
-      for (; j + L::width <= vocab; j += L::width) {
-        load<L>(x + j, v);
-        load<L>(dx + j, d);
-        exp_vector<L>(v - vl, e);
-        store<L>(dx + j, d + e * vs);
-      }
-      if (j < vocab) {
-        load_part<L>(x + j, vocab - j, 0.0f, v);
-        load_part<L>(dx + j, vocab - j, 0.0f, d);
-        exp_vector<L>(v - vl, e);
-        store_part<L>(dx + j, vocab - j, d + e * vs);
+      for (std::int64_t j = 0; j < vocab; j += L::width) {
+        load_some<L>(logits + i * vocab + j, vocab - j, 0.0f, v);
+        exp_negative<L>(v - vl, v);
+        add_some<L>(beta, v * vs, vocab - j, dx + j);
       }
       dx[targets[i]] -= scale;
     }
@@ -5197,9 +7542,9 @@ inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x
 }
 
 inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* y, const float* dy,
-                             float* dx) {
+                             float* dx, float beta = 1.0f) {
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
-    detail::run_on_lanes(detail::SoftmaxBackwardRows{begin, end, cols, y, dy, dx});
+    detail::run_on_lanes(detail::SoftmaxBackwardRows{begin, end, cols, y, dy, dx, beta});
   });
 }
 
@@ -5213,25 +7558,28 @@ inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const f
 
 inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                    const float* lse, const std::int32_t* targets, float scale,
-                                   float* dlogits) {
+                                   float* dlogits, float beta = 1.0f) {
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
-    detail::run_on_lanes(
-        detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets, scale, dlogits});
+    detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
+                                                          scale, dlogits, beta});
   });
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/attention.hpp
-// Attention: O = softmax(Q K^T / sqrt(head_size)) V for each sequence and head.
-// The scores of 64 queries at a time live in scratch, so no [queries, keys] matrix is kept.
-// Forward saves lse = log sum exp(scores) of each query; backward recomputes P = exp(S - lse):
+// Attention: O = softmax(Q K^T / sqrt(head_size)) V for each sequence and head, in blocks of
+// queries and keys: no [queries, keys] matrix is kept, and causal blocks stop at the diagonal.
+// Lanes are queries: scores are held as [keys, queries of a block], so the maximum and the sum of a
+// softmax run down the keys, lane by lane, and K and V are read where they stand.
+//   Each block of keys: S = K Q^T; m' = max(m, S); P = exp(S - m'); O^T = O^T exp(m - m') + V^T P.
+// Forward saves lse = m + log sum P of each query; backward recomputes P = exp(S - lse):
 //   dV = P^T dO,  dS = P (dO V^T - sum(dO O)),  dQ = dS K scale,  dK = dS^T Q scale.
 // Grouped queries: heads / kv_heads query heads share one key and value head.
 // Dao et al., FlashAttention, arXiv 2205.14135; Ainslie et al., GQA, arXiv 2305.13245.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernel {
 
 struct AttentionShape {
@@ -5242,11 +7590,35 @@ struct AttentionShape {
   std::int64_t causal_offset = 0;  // keys - queries when queries are the last tokens
 };
 
+// The reference body: one query of one head. q, o: [head_size]; k, v: this head's rows.
+inline float attention_reference(const AttentionShape& s, std::int64_t seen, const float* q,
+                                 const float* k, const float* v, float* o) {
+  std::vector<double> sums(static_cast<std::size_t>(s.head_size), 0.0);
+  double total = 0;
+  for (std::int64_t j = 0; j < seen; ++j) {
+    double score = 0;
+    for (std::int64_t d = 0; d < s.head_size; ++d) {
+      score += static_cast<double>(q[d]) * static_cast<double>(k[j * s.k_stride + d]);
+    }
+    const double p = std::exp(score / std::sqrt(static_cast<double>(s.head_size)));
+    total += p;
+    for (std::int64_t d = 0; d < s.head_size; ++d) {
+      sums[static_cast<std::size_t>(d)] += p * static_cast<double>(v[j * s.v_stride + d]);
+    }
+  }
+  for (std::int64_t d = 0; d < s.head_size; ++d) {
+    o[d] = seen == 0 ? 0.0f : static_cast<float>(sums[static_cast<std::size_t>(d)] / total);
+  }
+  return seen == 0 ? 0.0f : static_cast<float>(std::log(total));
+}
+
 }  // namespace kernel
 
 namespace detail {
 
-constexpr std::int64_t attention_block = 64;  // queries whose scores are held at once
+constexpr std::int64_t attention_queries = 64;  // of a task
+constexpr std::int64_t attention_keys = 64;     // whose scores are held at once
+constexpr std::int64_t attention_few = 8;       // queries: so few are handled row by row
 
 // Keys that query i sees.
 inline std::int64_t visible_keys(const kernel::AttentionShape& s, std::int64_t i) {
@@ -5260,131 +7632,415 @@ inline float attention_scale(const kernel::AttentionShape& s) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_size)));
 }
 
-// Scores [rows, width] of queries begin.. to probabilities, hidden keys to 0; lse a row.
-struct AttentionSoftmax {
-  const kernel::AttentionShape& s;
-  std::int64_t begin, rows, width;
-  float* p;
-  float* lse;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    const float scale = attention_scale(s);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      const std::int64_t seen = visible_keys(s, begin + i);
-      float* row = p + i * width;
-      if (seen > 0) {
-        float max = 0.0f, sum = 0.0f;
-        scale_row<L>(seen, scale, row);
-        exp_row<L>(seen, row, row, max, sum);
-        scale_row<L>(seen, 1.0f / sum, row);
-        lse[i] = max + std::log(sum);
-      } else {
-        lse[i] = 0.0f;
-      }
-      std::fill(row + seen, row + width, 0.0f);
-    }
-  }
-};
-
-// Backward of the same block: p holds raw scores, g = dO V^T; p becomes P and g becomes dS scale.
-struct AttentionSoftmaxBackward {
-  const kernel::AttentionShape& s;
-  std::int64_t begin, rows, width;
-  float* p;
-  float* g;
-  const float* lse;
-  const float* o;
-  const float* d_o;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    const float scale = attention_scale(s);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      const std::int64_t seen = visible_keys(s, begin + i);
-      const float mean = dot_row<L>(s.head_size, o + i * s.o_stride, d_o + i * s.o_stride);
-      float* pi = p + i * width;
-      float* gi = g + i * width;
-      typename L::V vp, vg, vm, vs, vl;
-      broadcast<L>(mean, vm);
-      broadcast<L>(scale, vs);
-      broadcast<L>(lse[i], vl);
-      std::int64_t j = 0;
-      for (; j + L::width <= seen; j += L::width) {
-        load<L>(pi + j, vp);
-        load<L>(gi + j, vg);
-        exp_vector<L>(vp * vs - vl, vp);
-        store<L>(pi + j, vp);
-        store<L>(gi + j, vp * (vg - vm) * vs);
-      }
-      if (j < seen) {
-        load_part<L>(pi + j, seen - j, 0.0f, vp);
-        load_part<L>(gi + j, seen - j, 0.0f, vg);
-        exp_vector<L>(vp * vs - vl, vp);
-        store_part<L>(pi + j, seen - j, vp);
-        store_part<L>(gi + j, seen - j, vp * (vg - vm) * vs);
-      }
-      std::fill(pi + seen, pi + width, 0.0f);
-      std::fill(gi + seen, gi + width, 0.0f);
-    }
-  }
-};
-
-// One block of queries of one head.
-inline void attention_forward_block(const kernel::AttentionShape& s, std::int64_t begin,
-                                    const float* q, const float* k, const float* v, float* o,
-                                    float* lse) {
-  using kernel::Trans;
-  const std::int64_t rows = std::min(attention_block, s.queries - begin);
-  const std::int64_t width = visible_keys(s, begin + rows - 1);
-  const Scratch p_lease(rows * width);
-  float* const p = p_lease.data();  // [rows, width]
-  kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, q + begin * s.q_stride, s.q_stride,
-               k, s.k_stride, 0.0f, p, width);
-  run_on_lanes(AttentionSoftmax{s, begin, rows, width, p, lse + begin});
-  kernel::gemm(Trans::no, Trans::no, rows, s.head_size, width, p, width, v, s.v_stride, 0.0f,
-               o + begin * s.o_stride, s.o_stride);
-}
-
-// Pointers of one query head and its key and value head.
-struct AttentionGradients {
+// One head's rows of q, k, v, o and their gradients (null in forward).
+struct AttentionHead {
   const float* q;
   const float* k;
   const float* v;
   const float* o;
-  const float* lse;
+  float* out;
+  float* lse;
   const float* d_o;
   float* dq;
   float* dk;
   float* dv;
 };
 
-inline void attention_backward_block(const kernel::AttentionShape& s, std::int64_t begin,
-                                     const AttentionGradients& t) {
-  using kernel::Trans;
-  const std::int64_t rows = std::min(attention_block, s.queries - begin);
-  const std::int64_t width = visible_keys(s, begin + rows - 1);
-  if (width == 0) {
-    return;
+// The queries [begin, begin + rows) of one block as lanes: two vectors of them.
+template <class L>
+struct AttentionLanes {
+  static constexpr std::int64_t wide = 2 * L::width;
+  std::int64_t begin, rows;
+  std::int64_t seen;   // keys that some query sees
+  std::int64_t split;  // keys that some query of the first vector sees
+  std::int64_t clear;  // keys that all queries see
+  typename L::I limit[2];
+
+  TINYSCALE_INLINE AttentionLanes(const kernel::AttentionShape& s, std::int64_t first)
+      : begin(first), rows(std::min(wide, s.queries - first)) {
+    std::int32_t numbers[static_cast<std::size_t>(wide)];
+    for (std::int64_t i = 0; i < wide; ++i) {
+      numbers[i] = static_cast<std::int32_t>(visible_keys(s, begin + i));
+    }
+    std::memcpy(limit, numbers, sizeof(limit));
+    seen = numbers[rows - 1];
+    split = numbers[std::min<std::int64_t>(rows, L::width) - 1];
+    clear = numbers[0];
   }
-  const float* q = t.q + begin * s.q_stride;
-  const float* d_o = t.d_o + begin * s.o_stride;
-  const Scratch p_lease(rows * width);
-  float* const p = p_lease.data();
-  const Scratch g_lease(rows * width);
-  float* const g = g_lease.data();
-  kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, q, s.q_stride, t.k, s.k_stride,
-               0.0f, p, width);
-  kernel::gemm(Trans::no, Trans::yes, rows, width, s.head_size, d_o, s.o_stride, t.v, s.v_stride,
-               0.0f, g, width);
-  run_on_lanes(AttentionSoftmaxBackward{s, begin, rows, width, p, g, t.lse + begin,
-                                        t.o + begin * s.o_stride, d_o});
-  kernel::gemm(Trans::yes, Trans::no, width, s.head_size, rows, p, width, d_o, s.o_stride, 1.0f,
-               t.dv, s.v_stride);
-  kernel::gemm(Trans::no, Trans::no, rows, s.head_size, width, g, width, t.k, s.k_stride, 1.0f,
-               t.dq + begin * s.q_stride, s.q_stride);
-  kernel::gemm(Trans::yes, Trans::no, width, s.head_size, rows, g, width, q, s.q_stride, 1.0f, t.dk,
-               s.k_stride);
+  // [head_size, wide] from rows of x; lanes that stand for no query hold zeros.
+  TINYSCALE_INLINE void turn(const kernel::AttentionShape& s, const float* x, std::int64_t stride,
+                             float* to) const {
+    if (rows < wide) {
+      std::fill(to, to + s.head_size * wide, 0.0f);
+    }
+    transpose(rows, s.head_size, x + begin * stride, stride, to, wide);
+  }
+  // C[m, n] (+)= A B in panels; n is a whole number of vectors.
+  static TINYSCALE_INLINE void panels(std::int64_t m, std::int64_t n, std::int64_t k,
+                                      const float* a, std::int64_t a_row, std::int64_t a_col,
+                                      const float* b, std::int64_t b_row, float* c,
+                                      std::int64_t c_row, float beta) {
+    std::int64_t j = 0;
+    for (; j + wide <= n; j += wide) {
+      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0, 0};
+      call_on_lanes<L>(GemmPanel<L, 2>{w});
+    }
+    if (j < n) {
+      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0, 0};
+      call_on_lanes<L>(GemmPanel<L, 1>{w});
+    }
+  }
+  // Below, `both` keys are seen by both vectors of lanes, then `alone` keys by the second only.
+  // scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]
+  TINYSCALE_INLINE void score(std::int64_t both, std::int64_t alone, std::int64_t sizes,
+                              const float* a, std::int64_t a_row, const float* x, float* c) const {
+    panels(both, wide, sizes, a, a_row, 1, x, wide, c, wide, 0.0f);
+    panels(alone, alone > 0 ? L::width : 0, sizes, a + both * a_row, a_row, 1, x + L::width, wide,
+           c + both * wide + L::width, wide, 0.0f);
+  }
+  // C[sizes, lanes] (+)= A[keys, sizes]^T P[keys, lanes]
+  TINYSCALE_INLINE void gather(std::int64_t both, std::int64_t alone, std::int64_t sizes,
+                               const float* a, std::int64_t a_row, const float* p, float beta,
+                               float* c) const {
+    panels(sizes, wide, both, a, 1, a_row, p, wide, c, wide, beta);
+    panels(sizes, alone > 0 ? L::width : 0, alone, a + both * a_row, 1, a_row,
+           p + both * wide + L::width, wide, c + L::width, wide, 1.0f);
+  }
+  // C[keys, sizes] += P[keys, lanes] X[lanes, sizes]
+  TINYSCALE_INLINE void scatter(std::int64_t both, std::int64_t alone, std::int64_t sizes,
+                                const float* p, const float* x, std::int64_t x_row, float* c,
+                                std::int64_t c_row) const {
+    panels(both, sizes, rows, p, wide, 1, x, x_row, c, c_row, 1.0f);
+    panels(alone, alone > 0 ? sizes : 0, rows - L::width, p + both * wide + L::width, wide, 1,
+           x + L::width * x_row, x_row, c + both * c_row, c_row, 1.0f);
+  }
+  // Scores of keys first.. that the lanes of one vector do not see become -inf.
+  TINYSCALE_INLINE void hide(int part, std::int64_t first, std::int64_t keys, float* p) const {
+    std::int64_t x = std::max<std::int64_t>(0, clear - first);
+    std::int32_t left[static_cast<std::size_t>(L::width)];
+    std::memcpy(left, &limit[part], sizeof(left));
+    for (std::int32_t& n : left) {
+      n -= static_cast<std::int32_t>(first + x);
+    }
+    typename L::I more;
+    std::memcpy(&more, left, sizeof(more));
+    typename L::V v, lowest;
+    broadcast<L>(-std::numeric_limits<float>::infinity(), lowest);
+    for (; x < keys; ++x, more = more - 1) {
+      float* const at = p + x * wide + part * L::width;
+      load<L>(at, v);
+      v = more > 0 ? v : lowest;
+      store<L>(at, v);
+    }
+  }
+};
+
+// Queries [first, last) of one head.
+struct AttentionForward {
+  const kernel::AttentionShape& s;
+  const AttentionHead& t;
+  std::int64_t first, last;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = AttentionLanes<L>::wide;
+    const Scratch lease(wide * (2 * s.head_size + attention_keys));
+    float* const qt = lease.data();  // Q^T: [head_size, lanes]
+    float* const ot = qt + wide * s.head_size;
+    float* const p = ot + wide * s.head_size;  // [keys, lanes]
+    for (std::int64_t begin = first; begin < last; begin += wide) {
+      const AttentionLanes<L> lanes(s, begin);
+      lanes.turn(s, t.q, s.q_stride, qt);
+      typename L::V top[2], sum[2] = {};
+      broadcast<L>(-std::numeric_limits<float>::infinity(), top[0]);
+      top[1] = top[0];
+      for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
+        const std::int64_t keys = std::min(attention_keys, lanes.seen - j);
+        const std::int64_t both = std::clamp<std::int64_t>(lanes.split - j, 0, keys);
+        lanes.score(both, keys - both, s.head_size, t.k + j * s.k_stride, s.k_stride, qt, p);
+        for (int part = 0; part < 2; ++part) {
+          const std::int64_t count = part == 0 ? both : keys;
+          lanes.hide(part, j, count, p);
+          fold<L>(count, p + part * L::width, j == 0 ? nullptr : ot + part * L::width, top[part],
+                  sum[part]);
+        }
+        lanes.gather(both, keys - both, s.head_size, t.v + j * s.v_stride, s.v_stride, p,
+                     j == 0 ? 0.0f : 1.0f, ot);
+      }
+      finish<L>(lanes, top, sum, ot);
+    }
+  }
+
+  // Raw scores of one vector of lanes to probabilities; o: what was gathered before, or null.
+  template <class L>
+  TINYSCALE_INLINE void fold(std::int64_t keys, float* p, float* o, typename L::V& top,
+                             typename L::V& sum) const {
+    typedef typename L::V V;
+    constexpr std::int64_t wide = 2 * L::width;
+    V v, w, scale, more, shift, best = top;
+    broadcast<L>(attention_scale(s), scale);
+    exp_columns<L>(keys, wide, attention_scale(s), p, best, shift, more);
+    if (o != nullptr) {
+      exp_negative<L>(top * scale - shift, w);
+      sum = sum * w;
+      for (std::int64_t d = 0; d < s.head_size; ++d) {
+        load<L>(o + d * wide, v);
+        store<L>(o + d * wide, v * w);
+      }
+    }
+    sum = sum + more;
+    top = best;
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void finish(const AttentionLanes<L>& lanes, const typename L::V* top,
+                               const typename L::V* sum, float* ot) const {
+    typedef typename L::V V;
+    constexpr std::int64_t wide = 2 * L::width;
+    float lse[static_cast<std::size_t>(wide)];
+    V v, scale;
+    broadcast<L>(attention_scale(s), scale);
+    for (int part = 0; part < 2; ++part) {
+      log_vector<L>(sum[part], v);
+      v = lanes.limit[part] > 0 ? top[part] * scale + v : V{};
+      store<L>(lse + part * L::width, v);
+      const V factor = lanes.limit[part] > 0 ? 1.0f / sum[part] : V{};
+      for (std::int64_t d = 0; d < s.head_size; ++d) {
+        float* const at = ot + d * wide + part * L::width;
+        load<L>(at, v);
+        store<L>(at, v * factor);
+      }
+    }
+    std::copy(lse, lse + lanes.rows, t.lse + lanes.begin);
+    transpose(s.head_size, lanes.rows, ot, wide, t.out + lanes.begin * s.o_stride, s.o_stride);
+  }
+};
+
+// One query head; its part of dk and dv is added to those of the head it reads.
+struct AttentionBackward {
+  const kernel::AttentionShape& s;
+  const AttentionHead& t;  // dk, dv: rows of whole vectors
+  std::int64_t dk_row, dv_row;
+  float beta;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = AttentionLanes<L>::wide;
+    const std::int64_t turned = wide * s.head_size;
+    const std::int64_t padded = (s.head_size + L::width - 1) / L::width * L::width;
+    const Scratch lease(3 * turned + 2 * wide * attention_keys + 2 * wide * padded);
+    float* const qt = lease.data();
+    float* const gt = qt + turned;                  // dO^T
+    float* const dqt = gt + turned;                 // dQ^T
+    float* const p = dqt + turned;                  // [keys, lanes]
+    float* const g = p + wide * attention_keys;     // dS
+    float* const rows = g + wide * attention_keys;  // of Q and dO where they need padding
+    for (std::int64_t begin = 0; begin < s.queries; begin += wide) {
+      const AttentionLanes<L> lanes(s, begin);
+      const float* q = t.q + begin * s.q_stride;
+      const float* d_o = t.d_o + begin * s.o_stride;
+      lanes.turn(s, t.q, s.q_stride, qt);
+      lanes.turn(s, t.d_o, s.o_stride, gt);
+      typename L::V lse[2], mean[2];
+      load_rows<L>(lanes, lse, mean);
+      if (beta != 0.0f) {
+        lanes.turn(s, t.dq, s.q_stride, dqt);
+      }
+      const std::int64_t q_row = pad(padded, lanes.rows, s.q_stride, q, rows);
+      const std::int64_t o_row = pad(padded, lanes.rows, s.o_stride, d_o, rows + wide * padded);
+      for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
+        const std::int64_t keys = std::min(attention_keys, lanes.seen - j);
+        const std::int64_t both = std::clamp<std::int64_t>(lanes.split - j, 0, keys);
+        const float* k = t.k + j * s.k_stride;
+        lanes.score(both, keys - both, s.head_size, k, s.k_stride, qt, p);
+        lanes.score(both, keys - both, s.head_size, t.v + j * s.v_stride, s.v_stride, gt, g);
+        for (int part = 0; part < 2; ++part) {
+          const std::int64_t count = part == 0 ? both : keys;
+          lanes.hide(part, j, count, p);
+          slopes<L>(count, lse[part], mean[part], p + part * L::width, g + part * L::width);
+        }
+        lanes.gather(both, keys - both, s.head_size, k, s.k_stride, g, j == 0 ? beta : 1.0f, dqt);
+        lanes.scatter(both, keys - both, padded, p, d_o, o_row, t.dv + j * dv_row, dv_row);
+        lanes.scatter(both, keys - both, padded, g, q, q_row, t.dk + j * dk_row, dk_row);
+      }
+      transpose(s.head_size, lanes.rows, dqt, wide, t.dq + begin * s.q_stride, s.q_stride);
+    }
+  }
+
+  // Rows of x to whole vectors, where they are not; gives the step from row to row.
+  std::int64_t pad(std::int64_t padded, std::int64_t rows, std::int64_t stride, const float*& x,
+                   float* to) const {
+    if (padded == s.head_size) {
+      return stride;
+    }
+    for (std::int64_t i = 0; i < rows; ++i) {
+      std::copy(x + i * stride, x + i * stride + s.head_size, to + i * padded);
+      std::fill(to + i * padded + s.head_size, to + (i + 1) * padded, 0.0f);
+    }
+    x = to;
+    return padded;
+  }
+
+  // lse and sum(dO O) of each lane.
+  template <class L>
+  TINYSCALE_INLINE void load_rows(const AttentionLanes<L>& lanes, typename L::V* lse,
+                                  typename L::V* mean) const {
+    float of_lane[2][static_cast<std::size_t>(AttentionLanes<L>::wide)] = {};
+    for (std::int64_t i = 0; i < lanes.rows; ++i) {
+      const std::int64_t at = (lanes.begin + i) * s.o_stride;
+      of_lane[0][i] = t.lse[lanes.begin + i];
+      of_lane[1][i] = dot_row<L>(s.head_size, t.o + at, t.d_o + at);
+    }
+    for (int part = 0; part < 2; ++part) {
+      load<L>(of_lane[0] + part * L::width, lse[part]);
+      load<L>(of_lane[1] + part * L::width, mean[part]);
+    }
+  }
+
+  // One vector of lanes: raw scores p to probabilities, dP in g to dS scale.
+  template <class L>
+  TINYSCALE_INLINE void slopes(std::int64_t keys, const typename L::V& lse,
+                               const typename L::V& mean, float* p, float* g) const {
+    constexpr std::int64_t wide = 2 * L::width;
+    typename L::V vp, vg, scale;
+    broadcast<L>(attention_scale(s), scale);
+    for (std::int64_t x = 0; x < keys; ++x) {
+      load<L>(p + x * wide, vp);
+      load<L>(g + x * wide, vg);
+      exp_negative<L>(vp * scale - lse, vp);
+      store<L>(p + x * wide, vp);
+      store<L>(g + x * wide, vp * (vg - mean) * scale);
+    }
+  }
+};
+
+// Few queries (decode): all query heads of one key and value head, each query a row of scores, so
+// that K and V come from memory once.
+struct AttentionFew {
+  const kernel::AttentionShape& s;
+  const AttentionHead& t;  // the first of the group
+  std::int64_t group;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const std::int64_t rows = group * s.queries, full = s.head_size / L::width * L::width;
+    const Scratch lease(rows * s.keys);
+    float* const p = lease.data();  // [rows, keys]
+    for (std::int64_t j = 0; j < s.keys; j += attention_keys) {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const float* q = t.q + r / s.queries * s.head_size + r % s.queries * s.q_stride;
+        const std::int64_t end = std::min(j + attention_keys, visible_keys(s, r % s.queries));
+        for (std::int64_t x = j; x < end; ++x) {
+          p[r * s.keys + x] = dot_row<L>(s.head_size, q, t.k + x * s.k_stride);
+        }
+      }
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      softmax<L>(visible_keys(s, r % s.queries), p + r * s.keys, t.lse[r]);
+    }
+    for (std::int64_t j = 0; j == 0 || j < s.keys; j += attention_keys) {
+      const std::int64_t keys = std::min(attention_keys, s.keys - j);
+      for (std::int64_t h = 0; h < group; ++h) {
+        const float* ph = p + h * s.queries * s.keys + j;
+        float* const o = t.out + h * s.head_size;
+        AttentionLanes<L>::panels(s.queries, full, keys, ph, s.keys, 1, t.v + j * s.v_stride,
+                                  s.v_stride, o, s.o_stride, j == 0 ? 0.0f : 1.0f);
+        if (full < s.head_size) {
+          rest<L>(full, keys, ph, t.v + j * s.v_stride, j == 0 ? 0.0f : 1.0f, o);
+        }
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void softmax(std::int64_t seen, float* row, float& lse) const {
+    std::fill(row + seen, row + s.keys, 0.0f);
+    lse = 0.0f;
+    if (seen > 0) {
+      float max = 0.0f, sum = 0.0f;
+      scale_row<L>(seen, attention_scale(s), row);
+      exp_row<L>(seen, row, row, max, sum);
+      scale_row<L>(seen, 1.0f / sum, row);
+      lse = max + std::log(sum);
+    }
+  }
+
+  // The last columns of O, fewer than a vector.
+  template <class L>
+  TINYSCALE_INLINE void rest(std::int64_t full, std::int64_t keys, const float* p, const float* v,
+                             float beta, float* o) const {
+    const std::int64_t count = s.head_size - full;
+    typename L::V sum, w, row;
+    for (std::int64_t i = 0; i < s.queries; ++i) {
+      sum = typename L::V{};
+      if (beta != 0.0f) {
+        load_part<L>(o + i * s.o_stride + full, count, 0.0f, sum);
+      }
+      for (std::int64_t x = 0; x < keys; ++x) {
+        load_part<L>(v + x * s.v_stride + full, count, 0.0f, row);
+        broadcast<L>(p[i * s.keys + x], w);
+        sum = sum + w * row;
+      }
+      store_part<L>(o + i * s.o_stride + full, count, sum);
+    }
+  }
+};
+
+// The rows of dk or dv that a task adds to: themselves, or a copy in whole vectors.
+inline float* gradient_rows(const kernel::AttentionShape& s, std::int64_t padded,
+                            std::int64_t stride, float beta, float* from, float* copy) {
+  float* const to = padded == s.head_size ? from : copy;
+  const std::int64_t row = padded == s.head_size ? stride : padded;
+  for (std::int64_t j = 0; j < s.keys; ++j) {
+    if (beta == 0.0f || to == copy) {
+      std::fill(to + j * row, to + j * row + padded, 0.0f);
+    }
+    if (beta != 0.0f && to == copy) {
+      std::copy(from + j * stride, from + j * stride + s.head_size, to + j * row);
+    }
+  }
+  return to;
+}
+
+// Sequence b, query head h.
+inline AttentionHead head_of(const kernel::AttentionShape& s, AttentionHead t, std::int64_t b,
+                             std::int64_t h) {
+  const std::int64_t kv = h / (s.heads / s.kv_heads) * s.head_size;
+  const std::int64_t at_q = b * s.q_batch + h * s.head_size;
+  const std::int64_t at_o = b * s.o_batch + h * s.head_size;
+  t.q += at_q;
+  t.k += b * s.k_batch + kv;
+  t.v += b * s.v_batch + kv;
+  t.o += at_o;
+  t.out += at_o;
+  t.lse += (b * s.heads + h) * s.queries;
+  return t;
+}
+
+inline void attention_backward_task(const kernel::AttentionShape& s, const AttentionHead& all,
+                                    std::int64_t b, std::int64_t kv, float beta) {
+  const std::int64_t group = s.heads / s.kv_heads;
+  const std::int64_t padded = (s.head_size + 15) / 16 * 16;
+  const bool copied = padded != s.head_size;
+  const Scratch lease(copied ? 2 * s.keys * padded : 1);
+  float* const dk = all.dk + b * s.k_batch + kv * s.head_size;
+  float* const dv = all.dv + b * s.v_batch + kv * s.head_size;
+  float* const dk_rows = gradient_rows(s, padded, s.k_stride, beta, dk, lease.data());
+  float* const dv_rows =
+      gradient_rows(s, padded, s.v_stride, beta, dv, lease.data() + (copied ? s.keys * padded : 0));
+  for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+    AttentionHead t = head_of(s, all, b, h);
+    t.d_o += b * s.o_batch + h * s.head_size;
+    t.dq += b * s.q_batch + h * s.head_size;
+    t.dk = dk_rows;
+    t.dv = dv_rows;
+    run_on_lanes(
+        AttentionBackward{s, t, copied ? padded : s.k_stride, copied ? padded : s.v_stride, beta});
+  }
+  for (std::int64_t j = 0; j < s.keys && copied; ++j) {
+    std::copy(dk_rows + j * padded, dk_rows + j * padded + s.head_size, dk + j * s.k_stride);
+    std::copy(dv_rows + j * padded, dv_rows + j * padded + s.head_size, dv + j * s.v_stride);
+  }
 }
 
 }  // namespace detail
@@ -5395,65 +8051,345 @@ namespace kernel {
 // strides; lse: [batch, heads, queries]. A query that sees no key gets zeros.
 inline void attention_forward(const AttentionShape& s, const float* q, const float* k,
                               const float* v, float* o, float* lse) {
-  const std::int64_t blocks = (s.queries + detail::attention_block - 1) / detail::attention_block;
-  const std::int64_t group = s.heads / s.kv_heads;
-  parallel_for(s.batch * s.heads * blocks, 1, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t task = first; task < last; ++task) {
-      const std::int64_t block = task % blocks;
-      const std::int64_t h = task / blocks % s.heads;
-      const std::int64_t b = task / blocks / s.heads;
-      const std::int64_t kv = h / group * s.head_size;
-      detail::attention_forward_block(s, block * detail::attention_block,
-                                      q + b * s.q_batch + h * s.head_size, k + b * s.k_batch + kv,
-                                      v + b * s.v_batch + kv, o + b * s.o_batch + h * s.head_size,
-                                      lse + (b * s.heads + h) * s.queries);
-    }
-  });
-}
-
-// dq, dk, dv += ..., laid out as q, k, v; d_o as o. A task owns one key and value head.
-inline void attention_backward(const AttentionShape& s, const float* q, const float* k,
-                               const float* v, const float* o, const float* lse, const float* d_o,
-                               float* dq, float* dk, float* dv) {
-  const std::int64_t group = s.heads / s.kv_heads;
-  parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t first, std::int64_t last) {
-    for (std::int64_t task = first; task < last; ++task) {
-      const std::int64_t b = task / s.kv_heads;
-      const std::int64_t kv = task % s.kv_heads;
-      for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-        const std::int64_t at_q = b * s.q_batch + h * s.head_size;
-        const std::int64_t at_k = b * s.k_batch + kv * s.head_size;
-        const std::int64_t at_v = b * s.v_batch + kv * s.head_size;
-        const std::int64_t at_o = b * s.o_batch + h * s.head_size;
-        const detail::AttentionGradients t{
-            q + at_q,   k + at_k,  v + at_v,  o + at_o, lse + (b * s.heads + h) * s.queries,
-            d_o + at_o, dq + at_q, dk + at_k, dv + at_v};
-        for (std::int64_t begin = 0; begin < s.queries; begin += detail::attention_block) {
-          detail::attention_backward_block(s, begin, t);
-        }
+  const detail::AttentionHead all{q, k, v, o, o, lse, nullptr, nullptr, nullptr, nullptr};
+  const bool few = s.queries <= detail::attention_few;
+  const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task
+  const std::int64_t step = detail::attention_queries;
+  const std::int64_t blocks = few ? 1 : (s.queries + step - 1) / step;
+  const std::int64_t tasks = s.heads / group * blocks;  // of a sequence
+  parallel_for(s.batch * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) {
+      const std::int64_t head = task % tasks / blocks * group, first = task % blocks * step;
+      const detail::AttentionHead t = detail::head_of(s, all, task / tasks, head);
+      if (few) {
+        detail::run_on_lanes(detail::AttentionFew{s, t, group});
+      } else {
+        const std::int64_t last = std::min(s.queries, first + step);
+        detail::run_on_lanes(detail::AttentionForward{s, t, first, last});
       }
     }
   });
 }
 
+// dq, dk, dv = beta times themselves (0: not read, or 1) + ..., laid out as q, k, v; d_o as o.
+// A task owns one key and value head.
+inline void attention_backward(const AttentionShape& s, const float* q, const float* k,
+                               const float* v, const float* o, const float* lse, const float* d_o,
+                               float* dq, float* dk, float* dv, float beta = 1.0f) {
+  const detail::AttentionHead all{q,   k,  v,  o, const_cast<float*>(o), const_cast<float*>(lse),
+                                  d_o, dq, dk, dv};
+  parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) {
+      detail::attention_backward_task(s, all, task / s.kv_heads, task % s.kv_heads, beta);
+    }
+  });
+}
+
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/linear_cross_entropy.hpp
+// Cross-entropy fused with the matrix product before it: logits = x w^T exist for a block of rows
+// of x at a time, never for the whole batch. They stand as [vocabulary, rows], so that lanes are
+// rows: the softmax runs down the vocabulary, and w is never transposed. Each chunk c of the
+// vocabulary keeps its own maximum, so that an exponential is taken once:
+//   e = exp(logit - max_c),  lse = log sum over c of exp(max_c) sum_c e,
+//   d logit = scale (e exp(max_c - lse) - onehot(target)),  dx = d logit w,  dw = d logit^T x.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernel {
+
+// The reference body: losses alone.
+inline void linear_cross_entropy_reference(std::int64_t rows, std::int64_t width,
+                                           std::int64_t vocab, const float* x, const float* w,
+                                           const std::int32_t* targets, float* losses) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    double total = 0, wanted = 0;
+    for (std::int64_t j = 0; j < vocab; ++j) {
+      double logit = 0;
+      for (std::int64_t d = 0; d < width; ++d) {
+        logit += static_cast<double>(x[i * width + d]) * static_cast<double>(w[j * width + d]);
+      }
+      total += std::exp(logit);
+      wanted = j == targets[i] ? logit : wanted;
+    }
+    losses[i] = targets[i] < 0 ? 0.0f : static_cast<float>(std::log(total) - wanted);
+  }
+}
+
+struct LinearCrossEntropy {
+  std::int64_t rows, width, vocab;
+  const float* x;               // [rows, width]
+  const float* w;               // [vocab, width]
+  const std::int32_t* targets;  // below 0: the row is left out
+  float scale;                  // of the gradients: 1 / rows for a mean
+  float* dx;                    // null: not wanted
+  float* dw;
+  float beta_x, beta_w;  // of dx and dw: 0 (not read) or 1
+};
+
+}  // namespace kernel
+
+namespace detail {
+
+constexpr std::int64_t vocab_chunk = 512;
+constexpr std::int64_t logits_floats = 1 << 23;  // held at once: 32 MB
+
+// One chunk of logits, 16 lanes a task: to exponentials, with their maxima and sums; and from
+// there (or, where lse is given, from raw logits) to gradients.
+struct LogitLanes {
+  std::int64_t first, last;  // tasks
+  std::int64_t count, stride;
+  float* logits;
+  float* top;  // of each lane
+  float* sum;
+  const float* lse;     // null: logits are exponentials already
+  const float* factor;  // null: this is the way forward
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V v, f, t, shift, total;
+    for (std::int64_t i = first * 16; i < last * 16; i += L::width) {
+      if (factor == nullptr) {
+        broadcast<L>(-std::numeric_limits<float>::infinity(), t);
+        exp_columns<L>(count, stride, 1.0f, logits + i, t, shift, total);
+        store<L>(top + i, t);
+        store<L>(sum + i, total);
+        continue;
+      }
+      load<L>(factor + i, f);
+      for (std::int64_t j = 0; j < count; ++j) {
+        float* const at = logits + j * stride + i;
+        load<L>(at, v);
+        if (lse != nullptr) {
+          load<L>(lse + i, t);
+          exp_negative<L>(v - t, v);
+        }
+        store<L>(at, v * f);
+      }
+    }
+  }
+};
+
+// Rows [begin, begin + rows) of one call.
+struct LogitsBlock {
+  const kernel::LinearCrossEntropy& c;
+  std::int64_t begin, rows, lanes;  // lanes: from row to row of what follows
+  float* xt;                        // [width, lanes]
+  float* logits;                    // [vocab, lanes]
+  float* tops;                      // [chunks, lanes]; sums follow
+  float* sums;
+  float* factor;  // [lanes]; lse follows
+  float* lse;
+
+  std::int64_t whole() const { return (rows + 15) / 16 * 16; }  // vectors of every path
+  void over_lanes(LogitLanes part) const {
+    const auto body = [&part](std::int64_t first, std::int64_t last) {
+      LogitLanes mine = part;
+      mine.first = first;
+      mine.last = last;
+      run_on_lanes(mine);
+    };
+    if (part.count * lanes < (1 << 14)) {
+      body(0, whole() / 16);
+    } else {
+      parallel_for(whole() / 16, 1, body);
+    }
+  }
+  void product(std::int64_t j, std::int64_t count) const {
+    kernel::gemm(kernel::Trans::no, kernel::Trans::no, count, whole(), c.width, c.w + j * c.width,
+                 c.width, xt, lanes, 0.0f, logits + j * lanes, lanes);
+  }
+  void forward(float* losses) const {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      lse[i] = 0.0f;  // until the end: the logit of the target
+    }
+    for (std::int64_t j = 0; j < c.vocab; j += vocab_chunk) {
+      const std::int64_t count = std::min(vocab_chunk, c.vocab - j);
+      product(j, count);
+      for (std::int64_t i = 0; i < rows; ++i) {
+        const std::int64_t target = c.targets[begin + i] - j;
+        lse[i] = target >= 0 && target < count ? logits[(j + target) * lanes + i] : lse[i];
+      }
+      const std::int64_t at = j / vocab_chunk * lanes;
+      over_lanes({0, 0, count, lanes, logits + j * lanes, tops + at, sums + at, nullptr, nullptr});
+    }
+    const std::int64_t end = (c.vocab + vocab_chunk - 1) / vocab_chunk * lanes;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      float top = tops[i];
+      for (std::int64_t at = i; at < end; at += lanes) {
+        top = std::max(top, tops[at]);
+      }
+      double sum = 0;
+      for (std::int64_t at = i; at < end; at += lanes) {
+        sum += static_cast<double>(sums[at]) * std::exp(static_cast<double>(tops[at] - top));
+      }
+      const float wanted = lse[i];
+      lse[i] = top + static_cast<float>(std::log(sum));
+      losses[i] = c.targets[begin + i] < 0 ? 0.0f : lse[i] - wanted;
+    }
+  }
+  // From exponentials where forward was here before, else (again) from raw logits.
+  void backward(const float* raw_lse) const {
+    const float* x = c.x + begin * c.width;
+    float* const dx = c.dx == nullptr ? nullptr : c.dx + begin * c.width;
+    for (std::int64_t j = 0; j < c.vocab; j += vocab_chunk) {
+      const std::int64_t count = std::min(vocab_chunk, c.vocab - j);
+      float* const part = logits + j * lanes;
+      if (raw_lse != nullptr) {
+        product(j, count);
+      }
+      for (std::int64_t i = 0; i < rows; ++i) {
+        const float top = raw_lse != nullptr ? 0.0f : tops[j / vocab_chunk * lanes + i] - lse[i];
+        factor[i] = c.targets[begin + i] < 0 ? 0.0f : c.scale * std::exp(top);
+      }
+      over_lanes({0, 0, count, lanes, part, nullptr, nullptr, raw_lse, factor});
+      for (std::int64_t i = 0; i < rows; ++i) {
+        const std::int64_t target = c.targets[begin + i] - j;
+        if (c.targets[begin + i] >= 0 && target >= 0 && target < count) {
+          part[target * lanes + i] -= c.scale;
+        }
+      }
+      if (dx != nullptr) {
+        kernel::gemm(kernel::Trans::yes, kernel::Trans::no, rows, c.width, count, part, lanes,
+                     c.w + j * c.width, c.width, j == 0 ? c.beta_x : 1.0f, dx, c.width);
+      }
+      if (c.dw != nullptr) {
+        kernel::gemm(kernel::Trans::no, kernel::Trans::no, count, c.width, rows, part, lanes, x,
+                     c.width, begin == 0 ? c.beta_w : 1.0f, c.dw + j * c.width, c.width);
+      }
+    }
+  }
+};
+
+// Blocks of rows, as equal as they can be; backward alone is given lse and recomputes logits.
+enum class LossPass { forward, backward, both };
+
+inline void linear_cross_entropy_blocks(const kernel::LinearCrossEntropy& c, LossPass pass,
+                                        float* losses, float* lse) {
+  const std::int64_t most = std::clamp<std::int64_t>(logits_floats / c.vocab, 64, 512);
+  const std::int64_t blocks = (c.rows + most - 1) / most;
+  const std::int64_t step = blocks == 0 ? 0 : (c.rows + blocks - 1) / blocks;
+  const std::int64_t lanes = ((step + 15) / 16 | 1) * 16;  // odd: spread over the sets of a cache
+  const std::int64_t chunks = (c.vocab + vocab_chunk - 1) / vocab_chunk;
+  const Scratch lease(lanes * (c.width + c.vocab + 2 * chunks + 2));
+  float* const logits = lease.data() + lanes * c.width;
+  float* const tops = logits + lanes * c.vocab;
+  float* const factor = tops + 2 * lanes * chunks;
+  for (std::int64_t begin = 0; begin < c.rows; begin += step) {
+    const std::int64_t rows = std::min(step, c.rows - begin);
+    const LogitsBlock block{
+        c,      begin,         rows, lanes, lease.data(), logits, tops, tops + lanes * chunks,
+        factor, factor + lanes};
+    std::fill(block.xt, block.xt + (rows % 16 == 0 ? 0 : c.width * lanes), 0.0f);
+    std::fill(factor, factor + 2 * lanes, 0.0f);
+    transpose(rows, c.width, c.x + begin * c.width, c.width, block.xt, lanes);
+    if (pass == LossPass::backward) {
+      std::copy(lse + begin, lse + begin + rows, block.lse);
+      block.backward(block.lse);
+      continue;
+    }
+    block.forward(losses + begin);
+    std::copy(block.lse, block.lse + rows, lse + begin);
+    if (pass == LossPass::both) {
+      block.backward(nullptr);
+    }
+  }
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+// losses[rows], lse[rows] of logits x w^T; a negative target gives loss 0.
+inline void linear_cross_entropy_forward(std::int64_t rows, std::int64_t width, std::int64_t vocab,
+                                         const float* x, const float* w,
+                                         const std::int32_t* targets, float* losses, float* lse) {
+  const LinearCrossEntropy c{rows, width, vocab, x, w, targets, 1.0f, nullptr, nullptr, 0.0f, 0.0f};
+  detail::linear_cross_entropy_blocks(c, detail::LossPass::forward, losses, lse);
+}
+
+// dx, dw = beta times themselves + scale d losses, from lse: the logits are computed again.
+inline void linear_cross_entropy_backward(std::int64_t rows, std::int64_t width, std::int64_t vocab,
+                                          const float* x, const float* w,
+                                          const std::int32_t* targets, const float* lse,
+                                          float scale, float* dx, float* dw, float beta = 1.0f) {
+  const LinearCrossEntropy c{rows, width, vocab, x, w, targets, scale, dx, dw, beta, beta};
+  detail::linear_cross_entropy_blocks(c, detail::LossPass::backward, nullptr,
+                                      const_cast<float*>(lse));
+}
+
+// Both at once, where the scale is known in advance: logits are computed once.
+inline void linear_cross_entropy(const LinearCrossEntropy& c, float* losses, float* lse) {
+  detail::linear_cross_entropy_blocks(c, detail::LossPass::both, losses, lse);
+}
+
+}  // namespace kernel
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/norm.hpp
-// Layer norm and RMS norm by rows:
+// Layer norm and RMS norm by rows, of x or of a residual sum x + r that is written on the way:
 //   layer: n = (x - mean) rstd, rstd = 1 / sqrt(var + eps);
 //   RMS:   n = x rstd,          rstd = 1 / sqrt(mean(x^2) + eps);
 //   y = n w + b;  with g = dy w: dx = rstd (g - mean(g) - n mean(g n)) (RMS: without mean(g)).
 // dw and db are sums over rows, taken in chunks that depend on the sizes and not on the threads.
 // Ba et al., arXiv 1607.06450; Zhang and Sennrich, arXiv 1910.07467.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernel {
+
+// The reference body: one row. mean is null for RMS norm, bias may be null.
+inline void norm_reference(std::int64_t cols, float eps, const float* x, const float* weight,
+                           const float* bias, float* y, float* mean, float* rstd) {
+  double center = 0, square = 0;
+  for (std::int64_t j = 0; j < cols && mean != nullptr; ++j) {
+    center += static_cast<double>(x[j]) / static_cast<double>(cols);
+  }
+  for (std::int64_t j = 0; j < cols; ++j) {
+    const double d = static_cast<double>(x[j]) - center;
+    square += d * d / static_cast<double>(cols);
+  }
+  const double r = 1.0 / std::sqrt(square + static_cast<double>(eps));
+  for (std::int64_t j = 0; j < cols; ++j) {
+    const double n = (static_cast<double>(x[j]) - center) * r;
+    y[j] = static_cast<float>(n * static_cast<double>(weight[j]) +
+                              (bias == nullptr ? 0.0 : static_cast<double>(bias[j])));
+  }
+  *rstd = static_cast<float>(r);
+  (mean == nullptr ? *rstd : *mean) = static_cast<float>(mean == nullptr ? r : center);
+}
+
+}  // namespace kernel
+
 namespace detail {
+
+struct NormRow {  // y of one row
+  const float* x;
+  const float* weight;
+  const float* bias;
+  float* y;
+  float center, rstd;
+
+  template <class L>
+  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
+    typename L::V v, w, b{}, c, r;
+    broadcast<L>(center, c);
+    broadcast<L>(rstd, r);
+    load_some<L>(x + j, left, 0.0f, v);
+    load_some<L>(weight + j, left, 0.0f, w);
+    if (bias != nullptr) {
+      load_some<L>(bias + j, left, 0.0f, b);
+    }
+    store_some<L>(y + j, left, (v - c) * r * w + b);
+  }
+};
 
 struct NormRows {
   std::int64_t begin, end, cols;
   float eps;
   const float* x;
+  const float* residual;  // null, or added to x
+  float* sum;             // where x + residual goes
   const float* weight;
   const float* bias;  // null: none
   float* y;
@@ -5463,165 +8399,115 @@ struct NormRows {
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
-      row<L>(i, x + i * cols, y + i * cols);
+      const float* row = x + i * cols;
+      if (residual != nullptr) {
+        typename L::V v, r;
+        for (std::int64_t j = 0; j < cols; j += L::width) {
+          load_some<L>(row + j, cols - j, 0.0f, v);
+          load_some<L>(residual + i * cols + j, cols - j, 0.0f, r);
+          store_some<L>(sum + i * cols + j, cols - j, v + r);
+        }
+        row = sum + i * cols;
+      }
+      norm<L>(i, row, y + i * cols);
     }
   }
 
   template <class L>
-  TINYSCALE_INLINE void row(std::int64_t i, const float* xi, float* yi) const {
-    typedef typename L::V V;
-    const std::int64_t full = cols / L::width * L::width;
+  TINYSCALE_INLINE void norm(std::int64_t i, const float* xi, float* yi) const {
     const float count = static_cast<float>(cols);
-    V v, w, b, c{}, total{};
-    float center = 0.0f;
-    if (mean != nullptr) {
-      for (std::int64_t j = 0; j < full; j += L::width) {
-        load<L>(xi + j, v);
-        total = total + v;
-      }
-      center = sum_lanes<L>(total);
-      for (std::int64_t j = full; j < cols; ++j) {
-        center += xi[j];
-      }
-      center /= count;
-      mean[i] = center;
-      broadcast<L>(center, c);
-    }
-    total = V{};
-    for (std::int64_t j = 0; j < full; j += L::width) {
-      load<L>(xi + j, v);
-      total = total + (v - c) * (v - c);
-    }
-    float square = sum_lanes<L>(total);
-    for (std::int64_t j = full; j < cols; ++j) {
-      square += (xi[j] - center) * (xi[j] - center);
-    }
+    const float center = mean == nullptr ? 0.0f : row_sum<L>(cols, ValueTerm{xi}) / count;
+    const float square = row_sum<L>(cols, SquareTerm{xi, center});
     const float r = 1.0f / std::sqrt(square / count + eps);
+    if (mean != nullptr) {
+      mean[i] = center;
+    }
     rstd[i] = r;
-    V vr;
-    broadcast<L>(r, vr);
-    for (std::int64_t j = 0; j < full; j += L::width) {
-      load<L>(xi + j, v);
-      load<L>(weight + j, w);
-      b = V{};
-      if (bias != nullptr) {
-        load<L>(bias + j, b);
-      }
-      store<L>(yi + j, (v - c) * vr * w + b);
-    }
-    for (std::int64_t j = full; j < cols; ++j) {
-      yi[j] = (xi[j] - center) * r * weight[j] + (bias == nullptr ? 0.0f : bias[j]);
-    }
+    for_row<L>(cols, NormRow{xi, weight, bias, yi, center, r});
   }
 };
 
-struct NormBackwardRows {
-  std::int64_t begin, end, cols;
+struct NormBackward {
+  std::int64_t cols;
   const float* x;
   const float* weight;
   const float* mean;  // null: RMS norm
   const float* rstd;
   const float* dy;
-  float* dx;       // += ...
+  float beta;
+  float* dx;       // beta dx + ...
   float* dweight;  // += the sum over these rows
   float* dbias;    // null: none
+};
+
+struct NormSlope {  // of one row
+  const NormBackward& n;
+  std::int64_t i;
+  float center, rstd, mean_g, mean_gn;
 
   template <class L>
-  TINYSCALE_INLINE void run() const {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const float center = mean == nullptr ? 0.0f : mean[i];
-      float mean_g = 0.0f, mean_gn = 0.0f;
-      sums<L>(x + i * cols, dy + i * cols, center, rstd[i], mean_g, mean_gn);
-      spread<L>(x + i * cols, dy + i * cols, dx + i * cols, center, rstd[i],
-                mean == nullptr ? 0.0f : mean_g, mean_gn);
-    }
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void sums(const float* xi, const float* dyi, float center, float r,
-                             float& mean_g, float& mean_gn) const {
-    typedef typename L::V V;
-    const std::int64_t full = cols / L::width * L::width;
-    V v, w, d, c, vr, sg{}, sgn{};
+  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
+    typename L::V v, w, d, c, r, mg, mgn;
     broadcast<L>(center, c);
-    broadcast<L>(r, vr);
-    for (std::int64_t j = 0; j < full; j += L::width) {
-      load<L>(xi + j, v);
-      load<L>(weight + j, w);
-      load<L>(dyi + j, d);
-      const V g = d * w;
-      sg = sg + g;
-      sgn = sgn + g * ((v - c) * vr);
-    }
-    mean_g = sum_lanes<L>(sg);
-    mean_gn = sum_lanes<L>(sgn);
-    for (std::int64_t j = full; j < cols; ++j) {
-      const float g = dyi[j] * weight[j];
-      mean_g += g;
-      mean_gn += g * ((xi[j] - center) * r);
-    }
-    mean_g /= static_cast<float>(cols);
-    mean_gn /= static_cast<float>(cols);
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void spread(const float* xi, const float* dyi, float* dxi, float center, float r,
-                               float mean_g, float mean_gn) const {
-    typedef typename L::V V;
-    const std::int64_t full = cols / L::width * L::width;
-    V v, w, d, o, c, vr, mg, mgn;
-    broadcast<L>(center, c);
-    broadcast<L>(r, vr);
+    broadcast<L>(rstd, r);
     broadcast<L>(mean_g, mg);
     broadcast<L>(mean_gn, mgn);
-    for (std::int64_t j = 0; j < full; j += L::width) {
-      load<L>(xi + j, v);
-      load<L>(weight + j, w);
-      load<L>(dyi + j, d);
-      load<L>(dxi + j, o);
-      const V n = (v - c) * vr;
-      store<L>(dxi + j, o + vr * (d * w - mg - n * mgn));
-      load<L>(dweight + j, o);
-      store<L>(dweight + j, o + d * n);
-      if (dbias != nullptr) {
-        load<L>(dbias + j, o);
-        store<L>(dbias + j, o + d);
-      }
-    }
-    for (std::int64_t j = full; j < cols; ++j) {
-      const float n = (xi[j] - center) * r;
-      dxi[j] += r * (dyi[j] * weight[j] - mean_g - n * mean_gn);
-      dweight[j] += dyi[j] * n;
-      if (dbias != nullptr) {
-        dbias[j] += dyi[j];
-      }
+    load_some<L>(n.x + i * n.cols + j, left, 0.0f, v);
+    load_some<L>(n.weight + j, left, 0.0f, w);
+    load_some<L>(n.dy + i * n.cols + j, left, 0.0f, d);
+    v = (v - c) * r;
+    add_some<L>(n.beta, r * (d * w - mg - v * mgn), left, n.dx + i * n.cols + j);
+    add_some<L>(1.0f, d * v, left, n.dweight + j);
+    if (n.dbias != nullptr) {
+      add_some<L>(1.0f, d, left, n.dbias + j);
     }
   }
 };
 
-// Chunks of 16 to 512 rows, each with its own sums, which are then added in order and in double.
-inline void norm_backward(std::int64_t rows, NormBackwardRows all) {
-  const std::int64_t chunk = std::clamp<std::int64_t>((rows + 63) / 64, 16, 512);
-  const std::int64_t chunks = (rows + chunk - 1) / chunk;
-  std::vector<float> sums(static_cast<std::size_t>(chunks * 2 * all.cols));
-  parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t c = begin; c < end; ++c) {
-      NormBackwardRows part = all;
-      part.begin = c * chunk;
-      part.end = std::min(rows, part.begin + chunk);
-      part.dweight = sums.data() + c * 2 * all.cols;
-      part.dbias = all.dbias == nullptr ? nullptr : part.dweight + all.cols;
-      run_on_lanes(part);
+struct NormBackwardRows {
+  const NormBackward& n;
+  std::int64_t begin, end;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const float count = static_cast<float>(n.cols);
+    for (std::int64_t i = begin; i < end; ++i) {
+      const float* x = n.x + i * n.cols;
+      const float* dy = n.dy + i * n.cols;
+      const float center = n.mean == nullptr ? 0.0f : n.mean[i];
+      const float all_gn = row_sum<L>(n.cols, SlopeTerm{x, dy, n.weight, center});
+      const float all_g = n.mean == nullptr ? 0.0f : row_sum<L>(n.cols, ProductTerm{dy, n.weight});
+      for_row<L>(n.cols,
+                 NormSlope{n, i, center, n.rstd[i], all_g / count, all_gn * n.rstd[i] / count});
     }
-  });
-  std::vector<double> totals(static_cast<std::size_t>(2 * all.cols));
+  }
+};
+
+// Chunks of 32 to 512 rows, each with its own sums, which are then added in order and in double.
+inline void norm_backward(std::int64_t rows, const NormBackward& all) {
+  const std::int64_t chunk = std::clamp<std::int64_t>((rows + 63) / 64, 32, 512);
+  const std::int64_t chunks = (rows + chunk - 1) / chunk;
+  const std::int64_t wide = 2 * all.cols;  // of dweight, then of dbias
+  const Scratch lease(chunks * wide), totals_lease(2 * wide);
+  double* const totals = reinterpret_cast<double*>(totals_lease.data());
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t c = begin; c < end; ++c) {
+      NormBackward part = all;
+      part.dweight = lease.data() + c * wide;
+      part.dbias = all.dbias == nullptr ? nullptr : part.dweight + all.cols;
+      std::fill(part.dweight, part.dweight + wide, 0.0f);
+      run_on_lanes(NormBackwardRows{part, c * chunk, std::min(rows, (c + 1) * chunk)});
+    }
+  };
+  parallel_for(chunks, 1, body);
+  std::fill(totals, totals + wide, 0.0);
   for (std::int64_t c = 0; c < chunks; ++c) {
-    kernel::add_to_sums(2 * all.cols, sums.data() + c * 2 * all.cols, totals.data());
+    kernel::add_to_sums(wide, lease.data() + c * wide, totals);
   }
   for (std::int64_t j = 0; j < all.cols; ++j) {
-    all.dweight[j] += static_cast<float>(totals[static_cast<std::size_t>(j)]);
+    all.dweight[j] += static_cast<float>(totals[j]);
     if (all.dbias != nullptr) {
-      all.dbias[j] += static_cast<float>(totals[static_cast<std::size_t>(all.cols + j)]);
+      all.dbias[j] += static_cast<float>(totals[all.cols + j]);
     }
   }
 }
@@ -5643,35 +8529,45 @@ namespace kernel {
 inline void layer_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
                                const float* weight, const float* bias, float* y, float* mean,
                                float* rstd) {
-  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, bias, y, mean, rstd});
+  detail::norm_forward(rows, {0, 0, cols, eps, x, nullptr, nullptr, weight, bias, y, mean, rstd});
 }
 
+// sum = x + residual and its norm, in one pass; without mean: RMS norm.
+inline void add_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
+                             const float* residual, float* sum, const float* weight,
+                             const float* bias, float* y, float* mean, float* rstd) {
+  detail::norm_forward(rows, {0, 0, cols, eps, x, residual, sum, weight, bias, y, mean, rstd});
+}
+
+// dx = beta dx + ... (beta 0 or 1); dweight and dbias (or null) are added to.
 inline void layer_norm_backward(std::int64_t rows, std::int64_t cols, const float* x,
                                 const float* weight, const float* mean, const float* rstd,
-                                const float* dy, float* dx, float* dweight, float* dbias) {
-  detail::norm_backward(rows, {0, 0, cols, x, weight, mean, rstd, dy, dx, dweight, dbias});
+                                const float* dy, float* dx, float* dweight, float* dbias,
+                                float beta = 1.0f) {
+  detail::norm_backward(rows, {cols, x, weight, mean, rstd, dy, beta, dx, dweight, dbias});
 }
 
 inline void rms_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
                              const float* weight, float* y, float* rstd) {
-  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, nullptr, y, nullptr, rstd});
+  detail::norm_forward(rows,
+                       {0, 0, cols, eps, x, nullptr, nullptr, weight, nullptr, y, nullptr, rstd});
 }
 
 inline void rms_norm_backward(std::int64_t rows, std::int64_t cols, const float* x,
                               const float* weight, const float* rstd, const float* dy, float* dx,
-                              float* dweight) {
-  detail::norm_backward(rows, {0, 0, cols, x, weight, nullptr, rstd, dy, dx, dweight, nullptr});
+                              float* dweight, float beta = 1.0f) {
+  detail::norm_backward(rows, {cols, x, weight, nullptr, rstd, dy, beta, dx, dweight, nullptr});
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/compute/rope.hpp
 // Rotary position embedding: pair i of a head at position t turns by t / theta^(2 i / head_size).
 //   interleaved: pairs (x[2 i], x[2 i + 1]);  halves: pairs (x[i], x[i + head_size / 2]).
 // The backward pass turns the gradient by the opposite angle. Su et al., arXiv 2104.09864.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class RopePairs { interleaved, halves };
 
@@ -5713,13 +8609,13 @@ inline void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const fl
                      bool add) {
   const std::int64_t half = s.head_size / 2;
   const std::int64_t width = s.heads * s.head_size;
-  std::vector<double> frequency(static_cast<std::size_t>(half));
+  List<double> frequency(static_cast<std::size_t>(half));
   for (std::int64_t i = 0; i < half; ++i) {
     const double part = static_cast<double>(2 * i) / static_cast<double>(s.head_size);
     frequency[static_cast<std::size_t>(i)] = std::pow(s.theta, -part);
   }
   parallel_for(s.tokens, 8, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<float> cos(frequency.size()), sin(frequency.size());
+    List<float> cos(frequency.size()), sin(frequency.size());
     for (std::int64_t t = begin; t < end; ++t) {
       for (std::size_t i = 0; i < frequency.size(); ++i) {
         const double angle = static_cast<double>(s.first_position + t) * frequency[i];
@@ -5754,40 +8650,25 @@ inline void rope_backward(const RopeShape& s, const float* dy, float* dx) {
 }
 
 }  // namespace kernel
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/storage.hpp
 // The numbers of a tensor: a 64-byte aligned buffer of floats, counted by the memory meter that was
 // current when it was made.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
+// Stands in one block with its numbers, which begin 64 bytes after the block.
 struct Storage {
   float* data = nullptr;
   std::int64_t count = 0;
-  MemoryKind kind = MemoryKind::activation;
   Shared<MemoryMeter> meter;
+  MemoryKind kind = MemoryKind::activation;
+  std::atomic<int> kept{0};  // ops that need these numbers for their backward pass
 
-  Storage(const Shape& shape, MemoryKind k)
-      : count(shape.count()), kind(k), meter(context().memory) {
-    const bool fits = count <= (std::int64_t{1} << 38);
-    if (fits) {
-      const std::size_t n = bytes() == 0 ? sizeof(float) : bytes();
-      data = static_cast<float*>(::operator new(n, std::align_val_t(64), std::nothrow));
-    }
-    if (data == nullptr) {
-      throw Error(cat("Tensor: shape ", shape, " takes ",
-                      format_bytes(4 * static_cast<double>(count)),
-                      fits ? "; this machine has no memory left for that"
-                           : "; a tensor holds at most 2^38 numbers, 1.1 TB"));
-    }
-    if (meter) {
-      meter->add(kind, static_cast<double>(bytes()));
-    }
-  }
+  Storage() = default;
   ~Storage() {
-    ::operator delete(data, std::align_val_t(64));
     if (meter) {
       meter->remove(kind, static_cast<double>(bytes()));
     }
@@ -5798,143 +8679,43 @@ struct Storage {
   std::size_t bytes() const { return static_cast<std::size_t>(count) * sizeof(float); }
 };
 
-}  // namespace detail
-}  // namespace tinyscale
-
-// >> tinyscale/tensor/tensor.hpp
-// A tensor: a shape, a shared buffer of floats, and the record of how it was made.
-// Always contiguous, row-major, float32. Copying a Tensor copies the handle, never the numbers.
-// A slot holds the gradient apart from the numbers, so that a result whose value the backward pass
-// does not need is freed at once (reverse-mode differentiation, Wengert list as a graph).
-
-namespace tinyscale {
-
-namespace detail {
-
-struct Node;
-
-// Where a tensor's gradient gathers; `node` is null for a leaf (a parameter).
-struct GradSlot {
-  Shape shape;
-  Shared<Node> node;
-  Shared<Storage> grad;
-  int order = 0;  // longest path from a leaf: the backward pass runs in falling order
-  bool queued = false;
-
-  ~GradSlot();
-};
-
-}  // namespace detail
-
-class Tensor {
- public:
-  Tensor() = default;
-  // Uninitialised numbers; users call zeros, full, randn, ...
-  explicit Tensor(const Shape& shape) : Tensor(shape, context().kind) {}
-  Tensor(const Shape& shape, MemoryKind kind)
-      : shape_(shape), storage_(new detail::Storage(shape, kind)) {}
-  Tensor(const Shape& shape, Shared<detail::Storage> storage)
-      : shape_(shape), storage_(std::move(storage)) {}
-
-  bool defined() const { return storage_ != nullptr; }
-  const Shape& shape() const { return shape_; }
-  int dims() const { return shape_.size(); }
-  std::int64_t dim(int i) const { return shape_[i]; }  // negative i counts from the end
-  std::int64_t count() const { return storage_ ? storage_->count : 0; }
-  float* data() { return checked().data; }
-  const float* data() const { return checked().data; }
-  const Shared<detail::Storage>& storage() const { return storage_; }
-
-  // The one number of a tensor of one element.
-  float item() const {
-    if (count() != 1) {
-      throw Error(detail::cat("item: the tensor has ", count(), " elements, shape ", shape_.text(),
-                              "; item() needs exactly 1"));
-    }
-    return data()[0];
+inline Shared<Storage> make_storage(const Shape& shape, std::int64_t count, MemoryKind kind) {
+  static_assert(sizeof(Storage) <= 48, "the numbers begin 64 bytes after the block");
+  const bool fits = count <= (std::int64_t{1} << 38);
+  Shared<Storage> storage;
+  try {
+    const auto numbers = static_cast<std::size_t>(fits && count > 0 ? count : 1);
+    storage = Shared<Storage>::make(48 - sizeof(Storage) + (fits ? numbers * sizeof(float) : 0));
+  } catch (const std::bad_alloc&) {
+    storage.reset();
   }
-  float at(std::initializer_list<Dim> index) const {
-    if (static_cast<int>(index.size()) != dims()) {
-      throw Error(detail::cat("at: ", index.size(), " indices given for shape ", shape_.text(),
-                              "; one per dimension is right"));
-    }
-    std::int64_t offset = 0;
-    int axis = 0;
-    for (const Dim& i : index) {
-      if (i.value < 0 || i.value >= shape_[axis]) {
-        throw Error(detail::cat("at: index ", i.value, " in dimension ", axis, " is outside shape ",
-                                shape_.text()));
-      }
-      offset = offset * shape_[axis] + i.value;
-      ++axis;
-    }
-    return data()[offset];
+  if (!storage || !fits) {
+    throw Error(cat("Tensor: shape ", shape, " takes ",
+                    format_bytes(4 * static_cast<double>(count)),
+                    fits ? "; this machine has no memory left for that"
+                         : "; a tensor holds at most 2^38 numbers, 1.1 TB"));
   }
-  std::vector<float> values() const {
-    return count() == 0 ? std::vector<float>() : std::vector<float>(data(), data() + count());
+  storage->data = reinterpret_cast<float*>(reinterpret_cast<char*>(storage.get()) + 48);
+  storage->count = count;
+  storage->kind = kind;
+  storage->meter = context().memory;
+  if (storage->meter) {
+    storage->meter->add(kind, static_cast<double>(storage->bytes()));
   }
-
-  bool requires_grad() const { return slot_ != nullptr; }
-  const Shared<detail::GradSlot>& slot() const { return slot_; }
-  void set_slot(Shared<detail::GradSlot> slot) { slot_ = std::move(slot); }
-
-  // The same numbers, cut off from the graph.
-  Tensor detach() const { return Tensor(shape_, storage_); }
-  // A copy of the numbers, cut off from the graph.
-  Tensor clone() const {
-    Tensor copy = storage_ ? Tensor(shape_) : Tensor();
-    if (count() > 0) {
-      std::memcpy(copy.data(), data(), storage_->bytes());
-    }
-    return copy;
-  }
-
-  // The gathered gradient; an empty Tensor before backward() or after zero_grad().
-  Tensor grad() const {
-    return slot_ && slot_->grad ? Tensor(slot_->shape, slot_->grad) : Tensor();
-  }
-  void zero_grad() const {
-    if (slot_) {
-      slot_->grad.reset();
-    }
-  }
-  // Gradients of this scalar with respect to every parameter behind it; frees the graph.
-  void backward() const;
-
- private:
-  const detail::Storage& checked() const {
-    if (!storage_) {
-      throw Error(
-          "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
-    }
-    return *storage_;
-  }
-
-  Shape shape_;
-  Shared<detail::Storage> storage_;
-  Shared<detail::GradSlot> slot_;
-};
-
-// While alive, ops on this thread record nothing for backward().
-class NoGrad {
- public:
-  NoGrad() { ++context().no_grad; }
-  ~NoGrad() { --context().no_grad; }
-  NoGrad(const NoGrad&) = delete;
-  NoGrad& operator=(const NoGrad&) = delete;
-};
-
-// A leaf that gathers gradients, tagged as a parameter in the memory meter. Shares no numbers.
-inline Tensor parameter(const Tensor& value) {
-  value.data();  // an empty one throws
-  Tensor leaf(value.shape(), MemoryKind::parameter);
-  if (value.count() > 0) {
-    std::memcpy(leaf.data(), value.data(), static_cast<std::size_t>(value.count()) * sizeof(float));
-  }
-  leaf.set_slot(Shared<detail::GradSlot>(new detail::GradSlot));
-  leaf.slot()->shape = value.shape();
-  return leaf;
+  return storage;
 }
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/graph.hpp
+// The graph of ops behind a tensor, for reverse-mode differentiation (a Wengert list as a graph).
+// A slot holds the gradient apart from the numbers, so that a result whose value the backward pass
+// does not need is freed at once.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+class Tensor;
 
 namespace detail {
 
@@ -5944,7 +8725,10 @@ class Backward {
  public:
   Backward() = default;
   template <class F>
-  Backward(F body) : body_(new F(std::move(body))), run_(&run<F>), drop_(&drop<F>) {}
+  Backward(F body)
+      : body_(new (pool_take(1, sizeof(F))) F(static_cast<F&&>(body))),
+        run_(&run<F>),
+        drop_(&drop<F>) {}
   Backward(Backward&& other) noexcept : body_(other.body_), run_(other.run_), drop_(other.drop_) {
     other.body_ = nullptr;
   }
@@ -5975,64 +8759,457 @@ class Backward {
   }
   template <class F>
   static void drop(void* body) {
-    delete static_cast<F*>(body);
+    static_cast<F*>(body)->~F();
+    pool_give(body, 1, sizeof(F));
   }
 
   void* body_ = nullptr;
   void (*run_)(void* body, const Tensor& dy) = nullptr;
   void (*drop_)(void* body) = nullptr;
 };
-using Slot = Shared<GradSlot>;
 
-// One op of the graph: where the gradient goes and how.
-struct Node {
+// Where a tensor's gradient gathers, and the op behind the tensor: where the gradient goes, and how.
+struct GradSlot {
+  Shape shape;
+  Shared<Storage> grad;
+  int order = 0;  // longest path from a leaf: the backward pass runs in falling order
+  bool queued = false;
+  bool leaf = true;  // a parameter: no op stands behind it
   const char* name = "";
-  List<Slot> inputs;
   Backward backward;
+  int input_count = 0;  // they stand behind this struct, in its block
+
+  ~GradSlot() {
+    if (input_count > 0) {
+      end_graph();
+    }
+  }
+  Shared<GradSlot>* inputs() { return reinterpret_cast<Shared<GradSlot>*>(this + 1); }
+  void add_input(const Shared<GradSlot>& slot) {
+    new (inputs() + input_count) Shared<GradSlot>(slot);
+    ++input_count;
+    order = slot->order < order ? order : slot->order + 1;
+  }
+  void drop_inputs() {
+    for (; input_count > 0; --input_count) {
+      inputs()[input_count - 1].~Shared();
+    }
+  }
+  void end_graph();
 };
+using Slot = Shared<GradSlot>;
 
 // The graph behind a slot in a loop: a long chain of ops would overflow the stack if each op's end
 // were called by that of the op after it. An op's closure holds no slots but those of its inputs.
-inline GradSlot::~GradSlot() {
-  if (!node) {
-    return;
-  }
-  List<Shared<Node>> ending;
-  ending.push_back(std::move(node));
-  while (!ending.empty()) {
-    const Shared<Node> op = std::move(ending.back());
-    ending.pop_back();
-    if (op.use_count() != 1) {  // no op, or one that somebody else holds
-      continue;
-    }
+inline void GradSlot::end_graph() {
+  List<Slot> ending;
+  GradSlot* op = this;
+  for (Slot last;;) {
     op->backward.reset();
-    for (Slot& input : op->inputs) {
-      if (input.use_count() == 1) {
-        ending.push_back(std::move(input->node));
-      }
-      input.reset();
+    for (int i = 0; i < op->input_count; ++i) {
+      ending.push_back(std::move(op->inputs()[i]));
     }
+    op->drop_inputs();
+    do {  // the next that nobody else holds
+      if (ending.empty()) {
+        return;
+      }
+      last = std::move(ending.back());
+      ending.pop_back();
+    } while (last.use_count() != 1);
+    op = last.get();
   }
 }
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/strides.hpp
+// Strides: how a view walks through numbers that it shares, and how two operands are walked
+// together, one or both repeated (dimensions are matched from the right).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// The steps through a tensor that is not in row-major order without gaps, in elements.
+struct Strides {
+  std::int64_t of[Shape::max_dims] = {};
+};
+
+// Strides of a row-major tensor without gaps.
+inline Strides row_major(const Shape& shape) {
+  Strides steps;
+  std::uint64_t step = 1;  // wraps where a size is 0 and the others are absurd
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    steps.of[i] = static_cast<std::int64_t>(step);
+    step *= static_cast<std::uint64_t>(shape.begin()[i]);
+  }
+  return steps;
+}
+
+inline Shape broadcast_shape(const char* op, const Shape& a, const Shape& b) {
+  Shape shape;
+  const int dims = std::max(a.size(), b.size());
+  for (int i = 0; i < dims; ++i) {
+    const int ia = i - (dims - a.size());
+    const int ib = i - (dims - b.size());
+    const std::int64_t da = ia >= 0 ? a[ia] : 1;
+    const std::int64_t db = ib >= 0 ? b[ib] : 1;
+    if (da != db && da != 1 && db != 1) {
+      throw Error(cat(op, ": shapes do not match: ", a.text(), " and ", b.text(),
+                      "; from the right, sizes must be equal or 1"));
+    }
+    shape.push_back(da == 1 ? db : da);
+  }
+  return shape;
+}
+
+// The steps of a tensor as it is repeated to fill a shape: 0 where it is.
+inline Strides broadcast_steps(const Shape& from, const Strides& steps, const Shape& to) {
+  Strides out;
+  for (int i = to.size() - 1, j = from.size() - 1; j >= 0; --i, --j) {
+    out.of[i] = from[j] == 1 ? 0 : steps.of[j];
+  }
+  return out;
+}
+
+// Two operands walked together in the row-major order of a shape. Dims that both cross in even
+// steps become one, so that rows are long.
+struct Walk {
+  Shape shape;
+  Strides a, b;
+
+  Walk(const Shape& whole, const Strides& steps_a, const Strides& steps_b) {
+    for (int i = 0; i < whole.size(); ++i) {
+      const std::int64_t n = whole.begin()[i];
+      const int last = shape.size() - 1;
+      if (last >= 0 && a.of[last] == steps_a.of[i] * n && b.of[last] == steps_b.of[i] * n) {
+        shape.set(last, shape[last] * n);
+      } else if (n != 1) {
+        shape.push_back(n);
+      }
+      if (n != 1) {
+        a.of[shape.size() - 1] = steps_a.of[i];
+        b.of[shape.size() - 1] = steps_b.of[i];
+      }
+    }
+    if (shape.empty()) {
+      shape.push_back(1);
+    }
+  }
+
+  std::int64_t columns() const { return shape[-1]; }
+  std::int64_t step_a() const { return a.of[shape.size() - 1]; }
+  std::int64_t step_b() const { return b.of[shape.size() - 1]; }
+
+  // Calls body(first, a, b) for every row: the number of its first element, offsets in a and b.
+  template <class Body>
+  void rows(const Body& body) const {
+    const std::int64_t end = shape.count();
+    std::int64_t index[Shape::max_dims] = {};
+    std::int64_t at_a = 0;
+    std::int64_t at_b = 0;
+    for (std::int64_t first = 0; first < end; first += columns()) {
+      body(first, at_a, at_b);
+      for (int i = shape.size() - 2; i >= 0; --i) {
+        at_a += a.of[i];
+        at_b += b.of[i];
+        if (++index[i] < shape.begin()[i]) {
+          break;
+        }
+        at_a -= a.of[i] * shape.begin()[i];
+        at_b -= b.of[i] * shape.begin()[i];
+        index[i] = 0;
+      }
+    }
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/tensor.hpp
+// A tensor: a shape, a shared buffer of floats, and the record of how it was made.
+// Row-major unless it is a view, float32. Copying a Tensor copies the handle, never the numbers.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+class Tensor {
+ public:
+  Tensor() = default;
+  // Uninitialised numbers; users call zeros, full, randn, ...
+  explicit Tensor(const Shape& shape) : Tensor(shape, context().kind) {}
+  Tensor(const Shape& shape, MemoryKind kind)
+      : shape_(shape),
+        count_(shape.count()),
+        storage_(detail::make_storage(shape, count_, kind)),
+        data_(storage_->data) {}
+  Tensor(const Shape& shape, Shared<detail::Storage> storage)
+      : shape_(shape),
+        count_(shape.count()),
+        storage_(std::move(storage)),
+        data_(storage_->data) {}
+
+  bool defined() const { return storage_ != nullptr; }
+  const Shape& shape() const { return shape_; }
+  int dims() const { return shape_.size(); }
+  std::int64_t dim(int i) const { return shape_[i]; }  // negative i counts from the end
+  std::int64_t count() const { return count_; }
+
+  // The numbers in row-major order; throws when they do not lie so (see contiguous()).
+  float* data() { return checked(); }
+  const float* data() const { return checked(); }
+  // The first number, wherever the others are.
+  float* origin() const { return checked_defined(); }
+  bool is_contiguous() const { return !layout_; }
+  // The steps from an element to the next of dimension i, in elements.
+  std::int64_t stride(int i) const {
+    const int dim = i < 0 ? i + dims() : i;
+    return layout_ ? layout_->of[dim] : detail::row_major(shape_).of[dim];
+  }
+  std::vector<std::int64_t> strides() const {
+    const detail::Strides by = steps();
+    return std::vector<std::int64_t>(by.of, by.of + dims());
+  }
+  detail::Strides steps() const { return layout_ ? *layout_ : detail::row_major(shape_); }
+  const Shared<detail::Storage>& storage() const { return storage_; }
+
+  // Other dims of the same numbers: element i is at origin() + offset + sum of i[d] strides[d].
+  // Records nothing for backward(). Throws when that leaves the buffer.
+  Tensor as_strided(const Shape& shape, const detail::Strides& steps, std::int64_t offset) const;
+
+  // The one number of a tensor of one element.
+  float item() const {
+    if (count() != 1) {
+      throw Error(detail::cat("item: the tensor has ", count(), " elements, shape ", shape_.text(),
+                              "; item() needs exactly 1"));
+    }
+    return data_[0];
+  }
+  float at(std::initializer_list<Dim> index) const {
+    if (static_cast<int>(index.size()) != dims()) {
+      throw Error(detail::cat("at: ", index.size(), " indices given for shape ", shape_.text(),
+                              "; one per dimension is right"));
+    }
+    const detail::Strides by = steps();
+    std::int64_t offset = 0;
+    int axis = 0;
+    for (const Dim& i : index) {
+      if (i.value < 0 || i.value >= shape_[axis]) {
+        throw Error(detail::cat("at: index ", i.value, " in dimension ", axis, " is outside shape ",
+                                shape_.text()));
+      }
+      offset += by.of[axis] * i.value;
+      ++axis;
+    }
+    return checked_defined()[offset];
+  }
+  std::vector<float> values() const {
+    const Tensor flat = is_contiguous() ? *this : clone();
+    return count() == 0 ? std::vector<float>() : std::vector<float>(flat.data_, flat.data_ + count_);
+  }
+
+  bool requires_grad() const { return slot_ != nullptr; }
+  const detail::Slot& slot() const { return slot_; }
+  void set_slot(detail::Slot slot) { slot_ = std::move(slot); }
+
+  // The same numbers, cut off from the graph.
+  Tensor detach() const {
+    Tensor same = *this;
+    same.slot_.reset();
+    return same;
+  }
+  // A copy of the numbers in row-major order, cut off from the graph.
+  Tensor clone() const;
+
+  // The gathered gradient; an empty Tensor before backward() or after zero_grad().
+  Tensor grad() const {
+    return slot_ && slot_->grad ? Tensor(slot_->shape, slot_->grad) : Tensor();
+  }
+  void zero_grad() const {
+    if (slot_) {
+      slot_->grad.reset();
+    }
+  }
+  // Gradients of this scalar with respect to every parameter behind it; frees the graph.
+  void backward() const;
+
+ private:
+  float* checked() const {
+    if (layout_) {
+      throw Error(detail::cat("data: shape ", shape_.text(), " has strides ",
+                              Shape(strides()).text(), ", not the row-major ",
+                              Shape(Tensor(shape_, storage_).strides()).text(),
+                              "; take contiguous() first"));
+    }
+    return checked_defined();
+  }
+  float* checked_defined() const {
+    if (!storage_) {
+      throw Error(
+          "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
+    }
+    return data_;
+  }
+
+  Shape shape_;
+  std::int64_t count_ = 0;
+  Shared<detail::Storage> storage_;
+  float* data_ = nullptr;
+  Shared<detail::Strides> layout_;  // null: row-major without gaps
+  detail::Slot slot_;
+};
+
+inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& steps,
+                                 std::int64_t offset) const {
+  std::int64_t low = data_ - storage_->data + offset;
+  std::int64_t high = low;
+  bool dense = true;
+  const detail::Strides wanted = detail::row_major(shape);
+  Tensor view;
+  view.count_ = shape.count();
+  for (int i = 0; i < shape.size() && view.count_ > 0; ++i) {
+    const std::int64_t reach = (shape[i] - 1) * steps.of[i];
+    (reach < 0 ? low : high) += reach;
+    dense = dense && (shape[i] == 1 || steps.of[i] == wanted.of[i]);
+  }
+  if (low < 0 || (view.count_ > 0 && high >= storage_->count)) {
+    throw Error(detail::cat("as_strided: shape ", shape.text(), " reaches elements ", low, " to ",
+                            high, " of a buffer of ", storage_->count));
+  }
+  view.shape_ = shape;
+  view.storage_ = storage_;
+  view.data_ = data_ + offset;
+  if (!dense) {
+    view.layout_ = Shared<detail::Strides>::make();
+    *view.layout_ = steps;
+  }
+  return view;
+}
+
+inline Tensor Tensor::clone() const {
+  if (!storage_) {
+    return Tensor();
+  }
+  Tensor copy(shape_);
+  const detail::Strides own = steps();
+  const detail::Walk walk(shape_, own, own);
+  const std::int64_t columns = walk.columns();
+  const std::int64_t step = walk.step_a();
+  walk.rows([&](std::int64_t first, std::int64_t offset, std::int64_t) {
+    float* const to = copy.data_ + first;
+    if (step == 1) {
+      std::memcpy(to, data_ + offset, static_cast<std::size_t>(columns) * sizeof(float));
+    }
+    for (std::int64_t j = 0; j < columns && step != 1; ++j) {
+      to[j] = data_[offset + j * step];
+    }
+  });
+  return copy;
+}
+
+// Prints the shape and at most the first eight numbers.
+inline std::ostream& operator<<(std::ostream& out, const Tensor& t) {
+  out << t.shape().text() << " {";
+  const detail::Strides steps = t.steps();
+  for (std::int64_t i = 0; i < t.count() && i < 8; ++i) {
+    std::int64_t left = i;
+    std::int64_t offset = 0;
+    for (int d = t.dims() - 1; d >= 0; --d) {
+      offset += left % t.dim(d) * steps.of[d];
+      left /= t.dim(d);
+    }
+    out << (i ? ", " : "") << t.origin()[offset];
+  }
+  return out << (t.count() > 8 ? ", ...}" : "}");
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/backward.hpp
+// Gradients: what an op keeps, how a gradient gathers in a slot, and the walk back over the graph.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// While alive, ops on this thread record nothing for backward().
+class NoGrad {
+ public:
+  NoGrad() { ++context().no_grad; }
+  ~NoGrad() { --context().no_grad; }
+  NoGrad(const NoGrad&) = delete;
+  NoGrad& operator=(const NoGrad&) = delete;
+};
+
+// A leaf that gathers gradients, tagged as a parameter in the memory meter. Shares no numbers.
+inline Tensor parameter(const Tensor& value) {
+  if (!value.defined()) {
+    value.data();  // throws
+  }
+  const MemoryScope scope(MemoryKind::parameter);
+  Tensor leaf = value.clone();
+  leaf.set_slot(detail::Slot::make());
+  leaf.slot()->shape = value.shape();
+  return leaf;
+}
+
+namespace detail {
+
+// Numbers that a backward pass needs: ops that write in place refuse them as long as it lives.
+class Kept : public Tensor {
+ public:
+  Kept() = default;
+  explicit Kept(const Tensor& x) : Tensor(x.detach()) { count_one(1); }
+  Kept(const Kept& other) : Tensor(other) { count_one(1); }
+  Kept(Kept&& other) noexcept : Tensor(static_cast<Tensor&&>(other)) {}
+  Kept& operator=(const Kept&) = delete;
+  ~Kept() { count_one(-1); }
+
+ private:
+  void count_one(int change) const {
+    if (defined()) {
+      storage()->kept.fetch_add(change, std::memory_order_relaxed);
+    }
+  }
+};
 
 // The gradient buffer of a slot, zero at first use. A leaf's is a gradient, the rest activations.
 inline float* grad_buffer(const Slot& slot) {
   if (!slot->grad) {
-    const MemoryKind kind = slot->node ? MemoryKind::activation : MemoryKind::gradient;
-    slot->grad.reset(new Storage(slot->shape, kind));
+    const MemoryKind kind = slot->leaf ? MemoryKind::gradient : MemoryKind::activation;
+    slot->grad = make_storage(slot->shape, slot->shape.count(), kind);
     std::memset(slot->grad->data, 0, slot->grad->bytes());
+  }
+  return slot->grad->data;
+}
+
+// The same for a kernel that writes instead of adding where `beta` says 0: at first use it does.
+inline float* grad_buffer(const Slot& slot, float& beta) {
+  beta = slot->grad ? 1.0f : 0.0f;
+  if (!slot->grad) {
+    const MemoryKind kind = slot->leaf ? MemoryKind::gradient : MemoryKind::activation;
+    slot->grad = make_storage(slot->shape, slot->shape.count(), kind);
   }
   return slot->grad->data;
 }
 
 // Adds dx to a slot's gradient; takes the buffer over when it is the first and nobody else's.
 inline void add_grad(const Slot& slot, const Tensor& dx) {
-  if (!slot->grad && slot->node && dx.storage().use_count() == 1) {
+  if (!dx.is_contiguous()) {
+    add_grad(slot, dx.clone());
+    return;
+  }
+  if (!slot->grad && !slot->leaf && dx.storage().use_count() == 1 &&
+      dx.storage()->count == dx.count()) {
     slot->grad = dx.storage();
     return;
   }
-  float* out = grad_buffer(slot);
-  kernel::add(dx.count(), out, dx.data(), out);
+  float beta = 0;
+  float* out = grad_buffer(slot, beta);
+  if (beta > 0) {
+    kernel::add(dx.count(), out, dx.data(), out);
+  } else if (dx.count() > 0) {
+    std::memcpy(out, dx.data(), slot->grad->bytes());
+  }
 }
 
 // True if the graph must remember an op over these inputs.
@@ -6049,20 +9226,24 @@ inline bool tracked(std::initializer_list<const Tensor*> inputs) {
 }
 
 // Joins `result` to the graph behind `inputs`; call it only when they are tracked.
-inline void attach(Tensor& result, const char* name, std::initializer_list<const Tensor*> inputs,
+inline void attach(Tensor& result, const char* name, const Tensor* const* inputs, std::size_t n,
                    Backward backward) {
-  const Slot slot(new GradSlot);
+  Slot slot = Slot::make(n * sizeof(Slot));
   slot->shape = result.shape();
-  slot->node.reset(new Node);
-  slot->node->name = name;
-  slot->node->backward = std::move(backward);
-  for (const Tensor* input : inputs) {
-    if (input->requires_grad()) {
-      slot->node->inputs.push_back(input->slot());
-      slot->order = std::max(slot->order, input->slot()->order + 1);
+  slot->leaf = false;
+  slot->name = name;
+  slot->backward = std::move(backward);
+  for (std::size_t i = 0; i < n; ++i) {
+    if (inputs[i]->requires_grad()) {
+      slot->add_input(inputs[i]->slot());
     }
   }
-  result.set_slot(slot);
+  result.set_slot(std::move(slot));
+}
+
+inline void attach(Tensor& result, const char* name, std::initializer_list<const Tensor*> inputs,
+                   Backward backward) {
+  attach(result, name, inputs.begin(), inputs.size(), std::move(backward));
 }
 
 // Ops that wait for the backward pass; the last of the forward pass goes first.
@@ -6098,45 +9279,36 @@ inline void Tensor::backward() const {
   NoGrad no_graph_of_the_backward_pass;
   *detail::grad_buffer(slot_) += 1.0f;
   detail::ReadyOps ready;
-  if (slot_->node) {
+  if (!slot_->leaf) {
     ready.push(slot_);
   }
   while (!ready.empty()) {
     const detail::Slot slot = ready.pop();
-    const Shared<detail::Node> node = slot->node;
-    if (!node->backward) {
+    if (!slot->backward) {
       throw Error("backward: this graph was used before and is freed; run the forward pass again");
     }
     if (slot->grad) {
-      node->backward(Tensor(slot->shape, std::move(slot->grad)));
+      slot->backward(Tensor(slot->shape, std::move(slot->grad)));
       slot->grad.reset();
     }
-    node->backward.reset();
-    for (const detail::Slot& input : node->inputs) {
-      if (input->node && !input->queued) {
+    slot->backward.reset();
+    for (int i = 0; i < slot->input_count; ++i) {
+      const detail::Slot& input = slot->inputs()[i];
+      if (!input->leaf && !input->queued) {
         ready.push(input);
       }
     }
-    node->inputs.clear();
+    slot->drop_inputs();
   }
 }
 
-// Prints the shape and at most the first eight numbers.
-inline std::ostream& operator<<(std::ostream& out, const Tensor& t) {
-  out << t.shape().text() << " {";
-  for (std::int64_t i = 0; i < t.count() && i < 8; ++i) {
-    out << (i ? ", " : "") << t.data()[i];
-  }
-  return out << (t.count() > 8 ? ", ...}" : "}");
-}
-
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/op_record.hpp
 // What an op costs: bytes of each operand once, 2 M K N for a matmul, and for everything else a
 // published number of vector operations an element (the table below; an exp by polynomial is 10).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Vector operations an element of the named op, as profiles count them.
 struct VectorCost {
@@ -6153,7 +9325,9 @@ inline const List<VectorCost>& vector_costs() {
       {"relu", 1, 1},       {"square", 1, 2},      {"neg", 1, 1},           {"silu", 16, 18},
       {"gelu", 22, 26},     {"gelu_tanh", 18, 24}, {"sum", 1, 1},           {"softmax", 16, 4},
       {"layer_norm", 8, 13}, {"rms_norm", 5, 10},  {"cross_entropy", 13, 13}, {"rope", 3, 3},
-      {"dropout", 2, 1},    {"log_softmax", 13, 13}, {"copy", 0, 0},
+      {"dropout", 2, 1},    {"log_softmax", 13, 13}, {"copy", 0, 0},        {"max", 1, 1},
+      {"less", 1, 0},        {"equal", 1, 0},         {"where", 1, 2},
+      {"pow", 40, 42},
   };
   return costs;
 }
@@ -6219,260 +9393,139 @@ class OpScope {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
-
-// >> tinyscale/tensor/activations.hpp
-// Functions of one element: gelu (erf and tanh forms, arXiv 1606.08415), silu, relu, exp, log, ...
-
-namespace tinyscale {
-
-namespace detail {
-
-using UnaryForward = void (*)(std::int64_t n, const float* x, float* y);
-// dx += dy * f'(.), given the op's input or its output, whichever its derivative needs.
-using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* dy, float* dx);
-
-enum class Kept { input, output };
-
-inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, UnaryBackward backward,
-                    Kept keep) {
-  const OpScope scope;
-  Tensor y(x.shape());
-  forward(x.count(), x.data(), y.data());
-  scope.done_unary(name, name, x.shape());
-  if (tracked({&x})) {
-    attach(y, name, {&x},
-           [name, backward, sx = x.slot(),
-            kept = keep == Kept::input ? x.detach() : y.detach()](const Tensor& dy) {
-             const OpScope backward_scope;
-             backward(dy.count(), kept.data(), dy.data(), grad_buffer(sx));
-             backward_scope.done_unary(cat(name, " backward").c_str(), name, dy.shape(),
-                                       &VectorCost::backward);
-           });
-  }
-  return y;
-}
-
-template <class F>
-inline void each(std::int64_t n, const F& body) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    body(i);
-  }
-}
-
-}  // namespace detail
-
-// x Phi(x), with the exact normal distribution function (erf).
-inline Tensor gelu(const Tensor& x) {
-  return detail::unary("gelu", x, &kernel::gelu_forward, &kernel::gelu_backward,
-                       detail::Kept::input);
-}
-
-// The tanh approximation of GPT-2.
-inline Tensor gelu_tanh(const Tensor& x) {
-  return detail::unary("gelu_tanh", x, &kernel::gelu_tanh_forward, &kernel::gelu_tanh_backward,
-                       detail::Kept::input);
-}
-
-// x / (1 + exp(-x)).
-inline Tensor silu(const Tensor& x) {
-  return detail::unary("silu", x, &kernel::silu_forward, &kernel::silu_backward,
-                       detail::Kept::input);
-}
-
-inline Tensor relu(const Tensor& x) {
-  return detail::unary("relu", x, &kernel::relu_forward, &kernel::relu_backward,
-                       detail::Kept::input);
-}
-
-inline Tensor tanh(const Tensor& x) {
-  return detail::unary("tanh", x, &kernel::tanh_forward, &kernel::tanh_backward,
-                       detail::Kept::input);
-}
-
-inline Tensor exp(const Tensor& x) {
-  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add, detail::Kept::output);
-}
-
-inline Tensor log(const Tensor& x) {
-  return detail::unary(
-      "log", x,
-      [](std::int64_t n, const float* in, float* y) {
-        detail::each(n, [&](std::int64_t i) { y[i] = std::log(in[i]); });
-      },
-      [](std::int64_t n, const float* in, const float* dy, float* dx) {
-        detail::each(n, [&](std::int64_t i) { dx[i] += dy[i] / in[i]; });
-      },
-      detail::Kept::input);
-}
-
-inline Tensor sqrt(const Tensor& x) {
-  return detail::unary(
-      "sqrt", x,
-      [](std::int64_t n, const float* in, float* y) {
-        detail::each(n, [&](std::int64_t i) { y[i] = std::sqrt(in[i]); });
-      },
-      [](std::int64_t n, const float* y, const float* dy, float* dx) {
-        detail::each(n, [&](std::int64_t i) { dx[i] += 0.5f * dy[i] / y[i]; });
-      },
-      detail::Kept::output);
-}
-
-inline Tensor square(const Tensor& x) {
-  return detail::unary(
-      "square", x,
-      [](std::int64_t n, const float* in, float* y) {
-        detail::each(n, [&](std::int64_t i) { y[i] = in[i] * in[i]; });
-      },
-      [](std::int64_t n, const float* in, const float* dy, float* dx) {
-        detail::each(n, [&](std::int64_t i) { dx[i] += 2.0f * dy[i] * in[i]; });
-      },
-      detail::Kept::input);
-}
-
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/arithmetic.hpp
 // Elementwise arithmetic with broadcasting: dimensions are matched from the right, and a dimension
 // of size 1 (or missing) is repeated. The gradient of a repeated operand is summed back.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
-// The shape of `a op b`, and the steps through each operand (0 where it is repeated).
-struct Broadcast {
-  Shape shape;
-  std::int64_t step_a[8] = {};
-  std::int64_t step_b[8] = {};
-};
-
-inline void broadcast_steps(const Shape& from, const Shape& to, std::int64_t* steps) {
-  std::int64_t step = 1;
-  for (int i = to.size() - 1, j = from.size() - 1; i >= 0; --i, --j) {
-    const std::int64_t size = j >= 0 ? from[j] : 1;
-    steps[i] = size == 1 ? 0 : step;
-    step *= size;
-  }
+inline Walk walk(const char* op, const Tensor& a, const Tensor& b) {
+  const Shape shape = broadcast_shape(op, a.shape(), b.shape());
+  return Walk(shape, broadcast_steps(a.shape(), a.steps(), shape),
+              broadcast_steps(b.shape(), b.steps(), shape));
 }
 
-inline Broadcast broadcast(const char* op, const Shape& a, const Shape& b) {
-  Broadcast plan;
-  const int dims = std::max(a.size(), b.size());
-  for (int i = 0; i < dims; ++i) {
-    const int ia = i - (dims - a.size());
-    const int ib = i - (dims - b.size());
-    const std::int64_t da = ia >= 0 ? a[ia] : 1;
-    const std::int64_t db = ib >= 0 ? b[ib] : 1;
-    if (da != db && da != 1 && db != 1) {
-      throw Error(cat(op, ": shapes do not match: ", a.text(), " and ", b.text(),
-                      "; from the right, sizes must be equal or 1"));
-    }
-    plan.shape.push_back(da == 1 ? db : da);
-  }
-  broadcast_steps(a, plan.shape, plan.step_a);
-  broadcast_steps(b, plan.shape, plan.step_b);
-  return plan;
-}
-
-// Calls body(out_row, a_offset, b_offset) for every row (last dimension) of the broadcast shape.
-template <class Body>
-inline void for_rows(const Broadcast& plan, const Body& body) {
-  const int last = plan.shape.size() - 1;
-  std::int64_t index[8] = {};
-  std::int64_t a = 0;
-  std::int64_t b = 0;
-  const std::int64_t columns = last >= 0 ? plan.shape[last] : 1;
-  const std::int64_t rows = columns == 0 ? 0 : plan.shape.count() / columns;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    body(row * columns, a, b);
-    for (int i = last - 1; i >= 0; --i) {
-      a += plan.step_a[i];
-      b += plan.step_b[i];
-      if (++index[i] < plan.shape[i]) {
-        break;
-      }
-      a -= plan.step_a[i] * plan.shape[i];
-      b -= plan.step_b[i] * plan.shape[i];
-      index[i] = 0;
-    }
-  }
-}
-
-enum class Arithmetic { add, sub, mul, div };
+enum class Arithmetic { add, sub, mul, div, less, equal, second };
 
 inline float apply(Arithmetic op, float a, float b) {
   switch (op) {
     case Arithmetic::add: return a + b;
     case Arithmetic::sub: return a - b;
     case Arithmetic::mul: return a * b;
-    case Arithmetic::div: break;
+    case Arithmetic::div: return a / b;
+    case Arithmetic::less: return a < b ? 1.0f : 0.0f;
+    case Arithmetic::equal: return a == b ? 1.0f : 0.0f;
+    case Arithmetic::second: break;
   }
-  return a / b;
+  return b;
 }
 
 inline void apply_same(Arithmetic op, std::int64_t n, const float* a, const float* b, float* y) {
-  switch (op) {
-    case Arithmetic::add: kernel::add(n, a, b, y); break;
-    case Arithmetic::sub: kernel::sub(n, a, b, y); break;
-    case Arithmetic::mul: kernel::mul(n, a, b, y); break;
-    case Arithmetic::div: kernel::div(n, a, b, y); break;
+  if (n >= 8 && op <= Arithmetic::div) {
+    switch (op) {
+      case Arithmetic::add: kernel::add(n, a, b, y); break;
+      case Arithmetic::sub: kernel::sub(n, a, b, y); break;
+      case Arithmetic::mul: kernel::mul(n, a, b, y); break;
+      default: kernel::div(n, a, b, y); break;
+    }
+    return;
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = apply(op, a[i], b[i]);
+  }
+}
+
+// The same for operands in steps, which are gathered in blocks for the kernel.
+inline void apply_row(Arithmetic op, std::int64_t n, const float* a, std::int64_t step_a,
+                      const float* b, std::int64_t step_b, float* y, std::int64_t step_y) {
+  if (step_a == 1 && step_b == 1 && step_y == 1) {
+    apply_same(op, n, a, b, y);
+    return;
+  }
+  float blocks[3][256];
+  for (std::int64_t begin = 0; begin < n; begin += 256) {
+    const std::int64_t m = std::min<std::int64_t>(256, n - begin);
+    for (std::int64_t i = 0; i < m; ++i) {
+      blocks[0][i] = a[(begin + i) * step_a];
+      blocks[1][i] = b[(begin + i) * step_b];
+    }
+    apply_same(op, m, blocks[0], blocks[1], blocks[2]);
+    for (std::int64_t i = 0; i < m; ++i) {
+      y[(begin + i) * step_y] = blocks[2][i];
+    }
   }
 }
 
 inline Tensor arithmetic(Arithmetic op, const char* name, const Tensor& a, const Tensor& b) {
-  if (a.shape() == b.shape()) {
+  if (a.shape() == b.shape() && a.is_contiguous() && b.is_contiguous()) {
+    const float* const pa = a.data();
     Tensor y(a.shape());
-    apply_same(op, y.count(), a.data(), b.data(), y.data());
+    apply_same(op, y.count(), pa, b.data(), y.data());
     return y;
   }
-  const Broadcast plan = broadcast(name, a.shape(), b.shape());
-  Tensor y(plan.shape);
-  const int last = plan.shape.size() - 1;
-  const std::int64_t columns = last >= 0 ? plan.shape[last] : 1;
-  const std::int64_t sa = last >= 0 ? plan.step_a[last] : 0;
-  const std::int64_t sb = last >= 0 ? plan.step_b[last] : 0;
-  const float* pa = a.data();
-  const float* pb = b.data();
-  float* py = y.data();
-  for_rows(plan, [&](std::int64_t row, std::int64_t ra, std::int64_t rb) {
-    if (sa == 1 && sb == 1) {
-      apply_same(op, columns, pa + ra, pb + rb, py + row);
-      return;
-    }
-    for (std::int64_t j = 0; j < columns; ++j) {
-      py[row + j] = apply(op, pa[ra + j * sa], pb[rb + j * sb]);
-    }
+  const float* const pa = a.origin();
+  const float* const pb = b.origin();
+  Tensor y(broadcast_shape(name, a.shape(), b.shape()));
+  const Walk plan = walk(name, a, b);
+  plan.rows([&](std::int64_t first, std::int64_t at_a, std::int64_t at_b) {
+    apply_row(op, plan.columns(), pa + at_a, plan.step_a(), pb + at_b, plan.step_b(),
+              y.data() + first, 1);
   });
   return y;
 }
 
-// dx summed over the dimensions in which `shape` was repeated, in double and in index order.
-inline Tensor sum_to(const Tensor& dy, const Shape& shape) {
-  if (dy.shape() == shape) {
-    return dy;
+// to = to op from, in place; `from` is repeated to the shape of `to`.
+inline void apply_in_place(Arithmetic op, const char* name, const Tensor& to, const Tensor& from) {
+  const Walk plan = walk(name, to, from);
+  plan.rows([&](std::int64_t, std::int64_t at_a, std::int64_t at_b) {
+    float* const y = to.origin() + at_a;
+    apply_row(op, plan.columns(), y, plan.step_a(), from.origin() + at_b, plan.step_b(), y,
+              plan.step_a());
+  });
+}
+
+// x summed over the dimensions in which `shape` was repeated, in double and in index order. Where
+// x itself repeats a number (a step of 0), it is multiplied instead.
+inline Tensor sum_to(const Tensor& x, const Shape& shape) {
+  if (x.shape() == shape) {
+    return x;
   }
-  std::vector<double> sums(static_cast<std::size_t>(shape.count()));
-  const Broadcast plan = broadcast("sum_to", shape, dy.shape());
-  const int last = plan.shape.size() - 1;
-  const std::int64_t columns = last >= 0 ? plan.shape[last] : 1;
-  const std::int64_t step = last >= 0 ? plan.step_a[last] : 0;
-  double* out = sums.data();
-  const float* in = dy.data();
-  for_rows(plan, [&](std::int64_t row, std::int64_t a, std::int64_t) {
-    if (columns >= 16 && step == 1) {
-      kernel::add_to_sums(columns, in + row, out + a);
-    } else if (columns >= 16) {
-      out[a] += kernel::sum(columns, in + row);
+  Tensor once = x.detach();
+  double times = 1;
+  for (int i = 0, j = shape.size() - x.dims(); i < x.dims(); ++i, ++j) {
+    if (x.dim(i) > 1 && x.stride(i) == 0 && (j < 0 || shape[j] == 1)) {
+      Shape smaller = once.shape();
+      smaller.set(i, 1);
+      times *= static_cast<double>(x.dim(i));
+      once = once.as_strided(smaller, once.steps(), 0);
+    }
+  }
+  List<double> sums(static_cast<std::size_t>(shape.count()));
+  const Walk plan(once.shape(), broadcast_steps(shape, row_major(shape), once.shape()),
+                  once.steps());
+  const std::int64_t columns = plan.columns();
+  const std::int64_t step = plan.step_a();
+  const bool even = plan.step_b() == 1 && columns >= 16;
+  double* const out = sums.data();
+  plan.rows([&](std::int64_t, std::int64_t a, std::int64_t b) {
+    const float* const in = once.origin() + b;
+    if (even && step == 1) {
+      kernel::add_to_sums(columns, in, out + a);
+    } else if (even && step == 0) {
+      out[a] += kernel::sum(columns, in);
     } else {
       for (std::int64_t j = 0; j < columns; ++j) {
-        out[a + j * step] += static_cast<double>(in[row + j]);
+        out[a + j * step] += static_cast<double>(in[j * plan.step_b()]);
       }
     }
   });
   Tensor dx(shape);
   for (std::int64_t i = 0; i < dx.count(); ++i) {
-    dx.data()[i] = static_cast<float>(out[i]);
+    dx.data()[i] = static_cast<float>(times * out[i]);
   }
   return dx;
 }
@@ -6504,6 +9557,22 @@ inline Tensor binary(Arithmetic op, const char* name, const Tensor& a, const Ten
 
 }  // namespace detail
 
+// A copy of the numbers in row-major order; unlike clone() it carries the gradient back.
+inline Tensor copy(const Tensor& x) {
+  const detail::OpScope scope;
+  x.origin();  // an empty one throws
+  Tensor y = x.clone();
+  scope.done_unary("copy", "copy", x.shape());
+  if (detail::tracked({&x})) {
+    detail::attach(y, "copy", {&x},
+                   [sx = x.slot()](const Tensor& dy) { detail::add_grad(sx, dy); });
+  }
+  return y;
+}
+
+// The same tensor, copied only if it is a view out of row-major order.
+inline Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : copy(x); }
+
 inline Tensor add(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::add, "add", a, b);
   if (detail::tracked({&a, &b})) {
@@ -6522,21 +9591,26 @@ inline Tensor add(const Tensor& a, const Tensor& b) {
 inline Tensor mul(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::mul, "mul", a, b);
   if (detail::tracked({&a, &b})) {
-    const Tensor ka = b.slot() ? a.detach() : Tensor();
-    const Tensor kb = a.slot() ? b.detach() : Tensor();
-    detail::attach(y, "mul", {&a, &b}, [ka, kb, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
-      if (sa) {
-        detail::add_grad_to(sa, detail::binary(detail::Arithmetic::mul, "mul", dy, kb));
-      }
-      if (sb) {
-        detail::add_grad_to(sb, detail::binary(detail::Arithmetic::mul, "mul", dy, ka));
-      }
-    });
+    using detail::Kept;
+    detail::attach(
+        y, "mul", {&a, &b},
+        [ka = b.slot() ? Kept(a) : Kept(), kb = a.slot() ? Kept(b) : Kept(), sa = a.slot(),
+         sb = b.slot()](const Tensor& dy) {
+          if (sa) {
+            detail::add_grad_to(sa, detail::binary(detail::Arithmetic::mul, "mul", dy, kb));
+          }
+          if (sb) {
+            detail::add_grad_to(sb, detail::binary(detail::Arithmetic::mul, "mul", dy, ka));
+          }
+        });
   }
   return y;
 }
 
 inline Tensor scale(const Tensor& x, float factor) {
+  if (!x.is_contiguous()) {
+    return scale(contiguous(x), factor);
+  }
   const detail::OpScope scope;
   Tensor y(x.shape());
   kernel::scale(x.count(), factor, x.data(), y.data());
@@ -6571,7 +9645,7 @@ inline Tensor div(const Tensor& a, const Tensor& b) {
   if (detail::tracked({&a, &b})) {
     detail::attach(
         y, "div", {&a, &b},
-        [kb = b.detach(), ky = y.detach(), sa = a.slot(), sb = b.slot()](const Tensor& dy) {
+        [kb = detail::Kept(b), ky = detail::Kept(y), sa = a.slot(), sb = b.slot()](const Tensor& dy) {
           const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
           if (sb) {  // d(a/b)/db = -(a/b)/b
             detail::add_grad_to(sb, neg(mul(da, ky)));
@@ -6585,6 +9659,9 @@ inline Tensor div(const Tensor& a, const Tensor& b) {
 }
 
 inline Tensor add(const Tensor& x, float value) {
+  if (!x.is_contiguous()) {
+    return add(contiguous(x), value);
+  }
   const detail::OpScope scope;
   Tensor y(x.shape());
   const float* in = x.data();
@@ -6612,13 +9689,135 @@ inline Tensor operator*(float factor, const Tensor& x) { return scale(x, factor)
 inline Tensor operator/(const Tensor& x, float divisor) { return scale(x, 1.0f / divisor); }
 inline Tensor operator-(const Tensor& x) { return neg(x); }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/activations.hpp
+// Functions of one element: gelu (erf and tanh forms, arXiv 1606.08415), silu, relu, exp, log, ...
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+using UnaryForward = void (*)(std::int64_t n, const float* x, float* y);
+// dx += dy * f'(.), given the op's input or its output, whichever its derivative needs.
+using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* dy, float* dx,
+                               float beta);
+
+enum class Needs { input, output };
+
+inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, UnaryBackward backward,
+                    Needs keep) {
+  if (!x.is_contiguous()) {
+    return unary(name, contiguous(x), forward, backward, keep);
+  }
+  const OpScope scope;
+  Tensor y(x.shape());
+  forward(x.count(), x.data(), y.data());
+  scope.done_unary(name, name, x.shape());
+  if (tracked({&x})) {
+    attach(y, name, {&x},
+           [name, backward, sx = x.slot(),
+            kept = Kept(keep == Needs::input ? x : y)](const Tensor& dy) {
+             const OpScope backward_scope;
+             float beta = 0;
+             float* const dx = grad_buffer(sx, beta);
+             backward(dy.count(), kept.data(), dy.data(), dx, beta);
+             if (profiling()) {
+               backward_scope.done_unary(cat(name, " backward").c_str(), name, dy.shape(),
+                                         &VectorCost::backward);
+             }
+           });
+  }
+  return y;
+}
+
+// dx = beta dx + slope, where beta 0 does not read dx.
+inline void gather(float slope, float beta, float& dx) { dx = beta == 0.0f ? slope : dx + slope; }
+
+template <class F>
+inline void each(std::int64_t n, const F& body) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    body(i);
+  }
+}
+
+}  // namespace detail
+
+// x Phi(x), with the exact normal distribution function (erf).
+inline Tensor gelu(const Tensor& x) {
+  return detail::unary("gelu", x, &kernel::gelu_forward, &kernel::gelu_backward,
+                       detail::Needs::input);
+}
+
+// The tanh approximation of GPT-2.
+inline Tensor gelu_tanh(const Tensor& x) {
+  return detail::unary("gelu_tanh", x, &kernel::gelu_tanh_forward, &kernel::gelu_tanh_backward,
+                       detail::Needs::input);
+}
+
+// x / (1 + exp(-x)).
+inline Tensor silu(const Tensor& x) {
+  return detail::unary("silu", x, &kernel::silu_forward, &kernel::silu_backward,
+                       detail::Needs::input);
+}
+
+inline Tensor relu(const Tensor& x) {
+  return detail::unary("relu", x, &kernel::relu_forward, &kernel::relu_backward,
+                       detail::Needs::input);
+}
+
+inline Tensor tanh(const Tensor& x) {
+  return detail::unary("tanh", x, &kernel::tanh_forward, &kernel::tanh_backward,
+                       detail::Needs::input);
+}
+
+inline Tensor exp(const Tensor& x) {
+  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add, detail::Needs::output);
+}
+
+inline Tensor log(const Tensor& x) {
+  return detail::unary(
+      "log", x,
+      [](std::int64_t n, const float* in, float* y) {
+        detail::each(n, [&](std::int64_t i) { y[i] = std::log(in[i]); });
+      },
+      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
+        detail::each(n, [&](std::int64_t i) { detail::gather(dy[i] / in[i], beta, dx[i]); });
+      },
+      detail::Needs::input);
+}
+
+inline Tensor sqrt(const Tensor& x) {
+  return detail::unary(
+      "sqrt", x,
+      [](std::int64_t n, const float* in, float* y) {
+        detail::each(n, [&](std::int64_t i) { y[i] = std::sqrt(in[i]); });
+      },
+      [](std::int64_t n, const float* y, const float* dy, float* dx, float beta) {
+        detail::each(n, [&](std::int64_t i) { detail::gather(0.5f * dy[i] / y[i], beta, dx[i]); });
+      },
+      detail::Needs::output);
+}
+
+inline Tensor square(const Tensor& x) {
+  return detail::unary(
+      "square", x,
+      [](std::int64_t n, const float* in, float* y) {
+        detail::each(n, [&](std::int64_t i) { y[i] = in[i] * in[i]; });
+      },
+      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
+        detail::each(n, [&](std::int64_t i) { detail::gather(2.0f * dy[i] * in[i], beta, dx[i]); });
+      },
+      detail::Needs::input);
+}
+
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/create.hpp
 // Tensors from nothing: constants, counter-based random numbers, a list.
 // A random element depends on the seed and its index alone (Philox), never on the layout or order.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 inline Tensor full(const Shape& shape, float value) {
   Tensor t(shape);
@@ -6671,30 +9870,351 @@ inline Tensor arange(Dim n) {
   return t;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
-// >> tinyscale/tensor/reduce.hpp
-// Sums, means and softmax. Whole-tensor sums are gathered in double, in index order.
+// >> tinyscale/tensor/views.hpp
+// Moving numbers about. Views share them: reshape, permute, transpose, slice, broadcast_to, squeeze,
+// unsqueeze, split. Joining copies them: concat, stack.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-// Sum of all elements, a tensor of shape [].
-inline Tensor sum(const Tensor& x) {
-  const detail::OpScope scope;
-  double total = 0;
-  const float* in = x.data();
-  for (std::int64_t i = 0; i < x.count(); ++i) {
-    total += static_cast<double>(in[i]);
+namespace detail {
+
+inline int check_dim(const char* op, const Tensor& x, int dim) {
+  if (dim < -x.dims() || dim >= x.dims()) {
+    throw Error(cat(op, ": dimension ", dim, " is outside shape ", x.shape().text()));
   }
-  Tensor y = full(Shape{}, static_cast<float>(total));
-  const double n = static_cast<double>(x.count());
-  scope.done("sum", x.shape(), {n}, {1.0}, 0, n);
-  if (detail::tracked({&x})) {
-    detail::attach(y, "sum", {&x}, [sx = x.slot()](const Tensor& dy) {
-      detail::add_grad(sx, full(sx->shape, dy.item()));
+  return dim < 0 ? dim + x.dims() : dim;
+}
+
+// Elements in one step of dimension `dim`.
+inline std::int64_t inner_count(const Shape& shape, int dim) {
+  std::int64_t n = 1;
+  for (int i = dim + 1; i < shape.size(); ++i) {
+    n *= shape[i];
+  }
+  return n;
+}
+
+// Copies `blocks` blocks of n floats between two strided places.
+inline void copy_blocks(std::int64_t blocks, std::int64_t n, const float* from,
+                        std::int64_t from_stride, float* to, std::int64_t to_stride) {
+  for (std::int64_t i = 0; i < blocks && n > 0; ++i) {
+    std::memcpy(to + i * to_stride, from + i * from_stride,
+                static_cast<std::size_t>(n) * sizeof(float));
+  }
+}
+
+inline void record_copy(const OpScope& scope, const char* name, const Tensor& y) {
+  const double n = static_cast<double>(y.count());
+  scope.done(name, y.shape(), {n}, {n}, 0, 0);
+}
+
+// Joins a view to the graph: its gradient is added to the same view of x's gradient.
+template <class View>
+inline Tensor attach_view(Tensor y, const char* name, const Tensor& x, View view) {
+  if (tracked({&x})) {
+    attach(y, name, {&x}, [view, sx = x.slot()](const Tensor& dy) {
+      grad_buffer(sx);
+      apply_in_place(Arithmetic::add, "add", view(Tensor(sx->shape, sx->grad)), dy);
     });
   }
   return y;
+}
+
+// The steps of x under another shape of as many elements, or false when only a copy has them.
+inline bool steps_of_reshape(const Tensor& x, const Shape& shape, Strides& out) {
+  const Walk runs(x.shape(), x.steps(), x.steps());
+  std::int64_t left = 0;  // of the elements of a run
+  std::int64_t step = 0;
+  int run = runs.shape.size();
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    if (shape[i] == 1) {
+      continue;
+    }
+    if (left <= 1) {
+      --run;
+      left = runs.shape[run];
+      step = runs.a.of[run];
+    }
+    if (left % shape[i] != 0) {
+      return false;
+    }
+    out.of[i] = step;
+    step *= shape[i];
+    left /= shape[i];
+  }
+  return true;
+}
+
+}  // namespace detail
+
+// The same numbers under another shape of the same count; copied only where a view's order asks.
+inline Tensor reshape(const Tensor& x, const Shape& shape) {
+  x.origin();  // an empty one throws
+  if (shape.count() != x.count()) {
+    throw Error(detail::cat("reshape: shape ", x.shape().text(), " has ", x.count(),
+                            " elements, shape ", shape.text(), " needs ", shape.count()));
+  }
+  detail::Strides steps = detail::row_major(shape);
+  if (!x.is_contiguous() && !detail::steps_of_reshape(x, shape, steps)) {
+    return reshape(copy(x), shape);
+  }
+  Tensor y = x.as_strided(shape, steps, 0);
+  if (detail::tracked({&x})) {
+    detail::attach(y, "reshape", {&x},
+                   [sx = x.slot()](const Tensor& dy) { detail::add_grad(sx, dy); });
+  }
+  return y;
+}
+
+// Dimension i of the result is dimension order[i] of x (a view).
+inline Tensor permute(const Tensor& x, const List<int>& order) {
+  const detail::Strides from = x.steps();
+  detail::Strides steps;
+  Shape shape;
+  List<int> back(order.size());
+  int seen = 0;
+  for (const int dim : order) {
+    const int d = detail::check_dim("permute", x, dim);
+    back[static_cast<std::size_t>(d) % order.size()] = shape.size();
+    steps.of[shape.size()] = from.of[d];
+    shape.push_back(x.dim(d));
+    seen |= 1 << d;
+  }
+  if (shape.size() != x.dims() || seen + 1 != 1 << x.dims()) {
+    throw Error(detail::cat("permute: ", order.size(), " dimensions given for shape ",
+                            x.shape().text(), "; each of its ", x.dims(), " once is right"));
+  }
+  Tensor y = x.as_strided(shape, steps, 0);
+  if (detail::tracked({&x})) {
+    detail::attach(y, "permute", {&x}, [back, sx = x.slot()](const Tensor& dy) {
+      detail::add_grad(sx, permute(dy, back));
+    });
+  }
+  return y;
+}
+
+// Swaps two dimensions (a view).
+inline Tensor transpose(const Tensor& x, int dim0, int dim1) {
+  const int d0 = detail::check_dim("transpose", x, dim0);
+  const int d1 = detail::check_dim("transpose", x, dim1);
+  List<int> order;
+  for (int i = 0; i < x.dims(); ++i) {
+    order.push_back(i == d0 ? d1 : (i == d1 ? d0 : i));
+  }
+  return permute(x, order);
+}
+
+// Elements begin, begin + step, .. below end of one dimension (a view).
+inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) {
+  const int d = detail::check_dim("slice", x, dim);
+  if (begin.value < 0 || end.value < begin.value || end.value > x.dim(d) || step.value < 1) {
+    throw Error(detail::cat("slice: ", begin.value, " to ", end.value, " of dimension ", dim,
+                            step.value == 1 ? "" : detail::cat(" by ", step.value),
+                            " is outside shape ", x.shape().text()));
+  }
+  detail::Strides steps = x.steps();
+  Shape shape = x.shape();
+  shape.set(d, (end.value - begin.value + step.value - 1) / step.value);
+  const std::int64_t offset = shape.count() > 0 ? begin.value * steps.of[d] : 0;
+  steps.of[d] *= step.value;
+  return detail::attach_view(
+      x.as_strided(shape, steps, offset), "slice", x,
+      [d, begin, end, step](const Tensor& g) { return slice(g, d, begin, end, step); });
+}
+
+// x repeated to fill a shape, dimensions matched from the right (a view with steps of 0).
+inline Tensor broadcast_to(const Tensor& x, const Shape& shape) {
+  x.origin();  // an empty one throws
+  if (detail::broadcast_shape("broadcast_to", x.shape(), shape) != shape) {
+    throw Error(detail::cat("broadcast_to: shape ", x.shape().text(), " cannot fill ", shape.text(),
+                            "; from the right, sizes must be equal or 1"));
+  }
+  Tensor y = x.as_strided(shape, detail::broadcast_steps(x.shape(), x.steps(), shape), 0);
+  if (detail::tracked({&x})) {
+    detail::attach(y, "broadcast_to", {&x},
+                   [sx = x.slot()](const Tensor& dy) { detail::add_grad_to(sx, dy); });
+  }
+  return y;
+}
+
+// A new dimension of size 1 before dimension `dim`; at the end for dims() or -1.
+inline Tensor unsqueeze(const Tensor& x, int dim) {
+  const int d = dim < 0 ? dim + x.dims() + 1 : dim;
+  if (d < 0 || d > x.dims()) {
+    throw Error(detail::cat("unsqueeze: dimension ", dim, " of shape ", x.shape().text(),
+                            "; -", x.dims() + 1, " to ", x.dims(), " are right"));
+  }
+  Shape shape;
+  for (int i = 0; i <= x.dims(); ++i) {
+    if (i == d) {
+      shape.push_back(1);
+    }
+    if (i < x.dims()) {
+      shape.push_back(x.dim(i));
+    }
+  }
+  return reshape(x, shape);
+}
+
+// Without dimension `dim`, which must be of size 1.
+inline Tensor squeeze(const Tensor& x, int dim) {
+  const int d = detail::check_dim("squeeze", x, dim);
+  Shape shape;
+  for (int i = 0; i < x.dims(); ++i) {
+    if (i != d) {
+      shape.push_back(x.dim(i));
+    }
+  }
+  if (x.dim(d) != 1) {
+    throw Error(detail::cat("squeeze: dimension ", dim, " of shape ", x.shape().text(),
+                            " is not of size 1"));
+  }
+  return reshape(x, shape);
+}
+
+// Parts of `size` along one dimension, the last one smaller where it does not divide (views).
+inline std::vector<Tensor> split(const Tensor& x, Dim size, int dim) {
+  const int d = detail::check_dim("split", x, dim);
+  if (size.value < 1) {
+    throw Error(detail::cat("split: parts of ", size.value, "; 1 or more is right"));
+  }
+  std::vector<Tensor> parts;
+  for (std::int64_t i = 0; i < x.dim(d); i += size.value) {
+    parts.push_back(slice(x, d, i, std::min(x.dim(d), i + size.value)));
+  }
+  return parts;
+}
+
+// Tensors joined along one dimension (a copy); the other sizes must be equal.
+inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
+  if (parts.empty()) {
+    throw Error("concat: no tensors given; at least one is right");
+  }
+  const int d = detail::check_dim("concat", parts[0], dim);
+  const detail::OpScope scope;
+  Shape shape = parts[0].shape();
+  shape.set(d, 0);
+  for (const Tensor& part : parts) {
+    Shape same = part.shape();
+    if (same.size() == shape.size()) {
+      same.set(d, shape[d]);
+    }
+    if (same != shape) {
+      throw Error(detail::cat("concat: shapes ", parts[0].shape().text(), " and ",
+                              part.shape().text(), " differ outside dimension ", dim));
+    }
+    shape.set(d, shape[d] + part.dim(d));
+  }
+  Tensor y(shape);
+  std::int64_t end = 0;
+  for (const Tensor& part : parts) {
+    const Tensor place = slice(y, d, end, end + part.dim(d));
+    detail::apply_in_place(detail::Arithmetic::second, "concat", place, part);
+    end += part.dim(d);
+  }
+  detail::record_copy(scope, "concat", y);
+  List<const Tensor*> inputs;
+  List<detail::Slot> slots;
+  List<std::int64_t> sizes;
+  bool needed = false;
+  for (const Tensor& part : parts) {
+    inputs.push_back(&part);
+    slots.push_back(part.slot());
+    sizes.push_back(part.dim(d));
+    needed = needed || detail::tracked({&part});
+  }
+  if (needed) {
+    detail::attach(y, "concat", inputs.data(), inputs.size(), [slots, sizes, d](const Tensor& dy) {
+      std::int64_t begin = 0;
+      for (std::size_t i = 0; i < slots.size(); ++i) {
+        if (slots[i]) {
+          detail::add_grad(slots[i], slice(dy, d, begin, begin + sizes[i]));
+        }
+        begin += sizes[i];
+      }
+    });
+  }
+  return y;
+}
+
+// Tensors of one shape joined along a new dimension (a copy).
+inline Tensor stack(const std::vector<Tensor>& parts, int dim) {
+  std::vector<Tensor> rows;
+  for (const Tensor& part : parts) {
+    rows.push_back(unsqueeze(part, dim));
+  }
+  return concat(rows, dim);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/reduce.hpp
+// Sums, means, maxima and softmax. Sums are gathered in double, in an order that is always the same.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Whether a dimension that was reduced stays, with size 1.
+enum class KeepDim { no, yes };
+
+namespace detail {
+
+// The shape of x with size 1 in the given dimensions; `rest` is the shape without them.
+inline Shape reduced_shape(const char* op, const Tensor& x, const List<int>& dims, Shape& rest) {
+  Shape kept = x.shape();
+  unsigned gone = 0;
+  for (const int dim : dims) {
+    if (dim < -x.dims() || dim >= x.dims()) {
+      throw Error(cat(op, ": dimension ", dim, " is outside shape ", x.shape().text()));
+    }
+    kept.set(dim, 1);
+    gone |= 1U << (dim < 0 ? dim + x.dims() : dim);
+  }
+  rest = Shape();
+  for (int i = 0; i < x.dims(); ++i) {
+    if ((gone >> i & 1U) == 0) {
+      rest.push_back(x.dim(i));
+    }
+  }
+  return kept;
+}
+
+}  // namespace detail
+
+// Sum over the given dimensions.
+inline Tensor sum(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
+  const detail::OpScope scope;
+  x.origin();  // an empty one throws
+  Shape rest;
+  const Shape kept = detail::reduced_shape("sum", x, dims, rest);
+  Tensor y = detail::sum_to(x.detach(), kept);
+  y = kept == x.shape() ? y.clone() : y;
+  y = Tensor(keep == KeepDim::yes ? kept : rest, y.storage());
+  const double n = static_cast<double>(x.count());
+  scope.done("sum", x.shape(), {n}, {static_cast<double>(y.count())}, 0, n);
+  if (detail::tracked({&x})) {
+    detail::attach(y, "sum", {&x}, [kept, sx = x.slot()](const Tensor& dy) {
+      const detail::Strides steps =
+          detail::broadcast_steps(kept, detail::row_major(kept), sx->shape);
+      detail::add_grad(sx, dy.as_strided(sx->shape, steps, 0));
+    });
+  }
+  return y;
+}
+
+// Sum over one dimension, which disappears.
+inline Tensor sum(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
+  return sum(x, List<int>{dim}, keep);
+}
+
+// Sum of all elements, a tensor of shape [].
+inline Tensor sum(const Tensor& x) {
+  List<int> all;
+  for (int i = 0; i < x.dims(); ++i) {
+    all.push_back(i);
+  }
+  return sum(x, all);
 }
 
 // Mean of all elements, a tensor of shape [].
@@ -6705,32 +10225,53 @@ inline Tensor mean(const Tensor& x) {
   return scale(sum(x), 1.0f / static_cast<float>(x.count()));
 }
 
-// Sum over one dimension, which disappears.
-inline Tensor sum(const Tensor& x, int dim) {
+inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
+  const Tensor total = sum(x, dims, keep);
+  if (x.count() == 0) {
+    throw Error(detail::cat("mean: the tensor has no elements, shape ", x.shape().text()));
+  }
+  return scale(total, static_cast<float>(total.count()) / static_cast<float>(x.count()));
+}
+
+// The largest number along one dimension (NaN if there is one); the first of equal ones gets the
+// gradient.
+inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   const detail::OpScope scope;
-  if (dim < -x.dims() || dim >= x.dims()) {
-    throw Error(detail::cat("sum: dimension ", dim, " is outside shape ", x.shape().text()));
+  Shape rest;
+  const Shape kept = detail::reduced_shape("max", x, {dim}, rest);
+  const int d = dim < 0 ? dim + x.dims() : dim;
+  if (x.dim(d) == 0) {
+    throw Error(detail::cat("max: dimension ", dim, " of shape ", x.shape().text(), " is empty"));
   }
-  const int axis = dim < 0 ? dim + x.dims() : dim;
-  Shape kept;
-  Shape result;
-  for (int i = 0; i < x.dims(); ++i) {
-    kept.push_back(i == axis ? 1 : x.dim(i));
-    if (i != axis) {
-      result.push_back(x.dim(i));
+  const std::int64_t n = x.dim(d);
+  const std::int64_t step = x.stride(d);
+  Tensor y(keep == KeepDim::yes ? kept : rest);
+  List<std::int64_t> place(static_cast<std::size_t>(y.count()));  // along the dimension
+  const detail::Walk plan(kept, detail::row_major(kept), x.steps());
+  plan.rows([&](std::int64_t first, std::int64_t, std::int64_t at) {
+    for (std::int64_t j = 0; j < plan.columns(); ++j) {
+      const float* const in = x.origin() + at + j * plan.step_b();
+      std::int64_t best = 0;
+      for (std::int64_t i = 1; i < n; ++i) {
+        const bool nan = detail::is_nan(static_cast<double>(in[best * step]));
+        best = !nan && !(in[i * step] <= in[best * step]) ? i : best;
+      }
+      y.data()[first + j] = in[best * step];
+      place[static_cast<std::size_t>(first + j)] = best;
     }
-  }
-  Tensor y(result, detail::sum_to(x.detach(), kept).storage());
-  if (x.dim(axis) == 1) {  // sum_to returns x itself
-    y = y.clone();
-  }
-  const double n = static_cast<double>(x.count());
-  scope.done("sum", x.shape(), {n}, {static_cast<double>(y.count())}, 0, n);
+  });
+  scope.done_unary("max", "max", x.shape());
   if (detail::tracked({&x})) {
-    detail::attach(y, "sum", {&x}, [kept, sx = x.slot()](const Tensor& dy) {
-      const Tensor rows(kept, dy.storage());
-      detail::add_grad(sx,
-                       detail::arithmetic(detail::Arithmetic::add, "add", zeros(sx->shape), rows));
+    detail::attach(y, "max", {&x}, [kept, d, place, sx = x.slot()](const Tensor& dy) {
+      float* const dx = detail::grad_buffer(sx);
+      const detail::Strides steps = detail::row_major(sx->shape);
+      const detail::Walk rows(kept, detail::row_major(kept), steps);
+      rows.rows([&](std::int64_t first, std::int64_t, std::int64_t at) {
+        for (std::int64_t j = 0; j < rows.columns(); ++j) {
+          const std::int64_t row = place[static_cast<std::size_t>(first + j)];
+          dx[at + j * rows.step_b() + row * steps.of[d]] += dy.data()[first + j];
+        }
+      });
     });
   }
   return y;
@@ -6749,6 +10290,9 @@ inline void check_last_dim(const char* op, const Tensor& x) {
 // exp(x) / sum(exp(x)) along the last dimension.
 inline Tensor softmax(const Tensor& x) {
   detail::check_last_dim("softmax", x);
+  if (!x.is_contiguous()) {
+    return softmax(contiguous(x));
+  }
   const detail::OpScope scope;
   const std::int64_t columns = x.dim(-1);
   const std::int64_t rows = x.count() / columns;
@@ -6757,7 +10301,7 @@ inline Tensor softmax(const Tensor& x) {
   scope.done_unary("softmax", "softmax", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(
-        y, "softmax", {&x}, [rows, columns, ky = y.detach(), sx = x.slot()](const Tensor& dy) {
+        y, "softmax", {&x}, [rows, columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
           const detail::OpScope backward;
           kernel::softmax_backward(rows, columns, ky.data(), dy.data(), detail::grad_buffer(sx));
           backward.done_unary("softmax backward", "softmax", dy.shape(), &VectorCost::backward);
@@ -6769,6 +10313,9 @@ inline Tensor softmax(const Tensor& x) {
 // log(softmax(x)) along the last dimension.
 inline Tensor log_softmax(const Tensor& x) {
   detail::check_last_dim("log_softmax", x);
+  if (!x.is_contiguous()) {
+    return log_softmax(contiguous(x));
+  }
   const detail::OpScope scope;
   const std::int64_t columns = x.dim(-1);
   Tensor y(x.shape());
@@ -6787,7 +10334,7 @@ inline Tensor log_softmax(const Tensor& x) {
   scope.done_unary("log_softmax", "log_softmax", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "log_softmax", {&x},
-                   [columns, ky = y.detach(), sx = x.slot()](const Tensor& dy) {
+                   [columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
                      float* dx = detail::grad_buffer(sx);
                      for (std::int64_t first = 0; first < dy.count(); first += columns) {
                        double total = 0;
@@ -6803,14 +10350,14 @@ inline Tensor log_softmax(const Tensor& x) {
   return y;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/attend.hpp
 // Attention over keys and values (arXiv 1706.03762), grouped-query (arXiv 2305.13245), and rotary
 // positions (arXiv 2104.09864). No [T, S] matrix outlives a row of it: the backward pass
 // recomputes from the log-sum-exp of each row (arXiv 2205.14135).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // causal: query i of T sees key j of S if j <= i + (S - T), so queries end where keys end.
 enum class Mask { none, causal };
@@ -6835,10 +10382,14 @@ inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, 
   s.heads = heads;
   s.kv_heads = kv_heads;
   s.head_size = q.dim(2) / heads;
-  s.q_stride = s.o_stride = q.dim(2);
-  s.k_stride = s.v_stride = k.dim(2);
-  s.q_batch = s.o_batch = q.dim(1) * q.dim(2);
-  s.k_batch = s.v_batch = k.dim(1) * k.dim(2);
+  s.q_stride = q.stride(1);
+  s.k_stride = k.stride(1);
+  s.v_stride = v.stride(1);
+  s.o_stride = q.dim(2);
+  s.q_batch = q.stride(0);
+  s.k_batch = k.stride(0);
+  s.v_batch = v.stride(0);
+  s.o_batch = q.dim(1) * q.dim(2);
   s.causal = mask == Mask::causal ? 1 : 0;
   s.causal_offset = k.dim(1) - q.dim(1);
   return s;
@@ -6872,14 +10423,21 @@ inline void record_attention(const OpScope& scope, const char* name,
 inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
                         std::int64_t kv_heads, Mask mask) {
   const kernel::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  const bool graph = detail::tracked({&q, &k, &v});  // whose gradients are written row after row
+  for (const Tensor* x : {&q, &k, &v}) {
+    if (!x->is_contiguous() && (graph || x->stride(2) != 1)) {
+      return attention(contiguous(q), contiguous(k), contiguous(v), heads, kv_heads, mask);
+    }
+  }
   const detail::OpScope scope;
   Tensor y(q.shape());
   Tensor lse(Shape{s.batch, heads, s.queries});
-  kernel::attention_forward(s, q.data(), k.data(), v.data(), y.data(), lse.data());
+  kernel::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
   detail::record_attention(scope, "attention", s, q, k, 2, 1);
-  if (detail::tracked({&q, &k, &v})) {
+  if (graph) {
     detail::attach(y, "attention", {&q, &k, &v},
-                   [s, lse, kq = q.detach(), kk = k.detach(), kv = v.detach(), ky = y.detach(),
+                   [s, lse, kq = detail::Kept(q), kk = detail::Kept(k), kv = detail::Kept(v),
+                    ky = detail::Kept(y),
                     sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
                      Tensor dq = sq ? Tensor() : zeros(kq.shape());
@@ -6907,6 +10465,9 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
     throw Error(detail::cat("rope: theta is ", static_cast<double>(theta),
                             "; a finite number above 0 is right"));
   }
+  if (!x.is_contiguous()) {
+    return rope(contiguous(x), head_size, first_position, theta, pairs);
+  }
   const detail::OpScope scope;
   kernel::RopeShape shape;
   shape.batch = x.dim(0);
@@ -6929,13 +10490,13 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
   return y;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/matmul.hpp
 // Matrix products: 2 M K N flops. x may have any leading dimensions; they are flattened into M.
 // A thread-local hook lets a floor above run the forward products on an emulated chip.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -6949,13 +10510,40 @@ inline const MatmulHook*& matmul_hook() {
 
 using kernel::Trans;
 
+// A matrix as the kernel reads it: rows or columns without gaps, any step from one to the next.
+struct Matrix {
+  Tensor own;  // keeps the numbers, or a copy of those that lie in no such order
+  Trans trans = Trans::no;
+  std::int64_t ld = 0;
+};
+
+// The last two dimensions of x (of a matrix in row-major order any shape will do); `trans` turns
+// them.
+inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
+  Matrix m{x, trans, columns};
+  if (!x.is_contiguous()) {
+    const bool rows = x.stride(-1) == 1 && x.stride(-2) >= x.dim(-1);
+    const bool turned = x.stride(-2) == 1 && x.stride(-1) >= x.dim(-2);
+    if (rows) {
+      m.ld = x.stride(-2);
+    } else if (turned) {
+      m.trans = trans == Trans::no ? Trans::yes : Trans::no;
+      m.ld = x.stride(-1);
+    } else {
+      m.own = x.clone();
+    }
+  }
+  return m;
+}
+
 // y = op(a) op(b) (+ y), recorded; M, K, N are those of the product.
 inline void product(const char* name, Trans ta, Trans tb, std::int64_t m, std::int64_t n,
                     std::int64_t k, const Tensor& a, const Tensor& b, float beta, float* y) {
   const OpScope scope;
-  const std::int64_t lda = ta == Trans::no ? k : m;
-  const std::int64_t ldb = tb == Trans::no ? n : k;
-  kernel::gemm(ta, tb, m, n, k, a.data(), lda, b.data(), ldb, beta, y, n);
+  const Matrix ma = matrix_of(a, ta, ta == Trans::no ? k : m);
+  const Matrix mb = matrix_of(b, tb, tb == Trans::no ? n : k);
+  kernel::gemm(ma.trans, mb.trans, m, n, k, ma.own.origin(), ma.ld, mb.own.origin(), mb.ld, beta, y,
+               n);
   if (context().profile != nullptr) {
     const double dm = static_cast<double>(m);
     const double dn = static_cast<double>(n);
@@ -6995,25 +10583,93 @@ inline Matmul matmul_sizes(const char* op, const Tensor& x, const Tensor& w, Tra
   return sizes;
 }
 
-inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Trans tw) {
+inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Trans tw,
+                         const Tensor& bias = Tensor()) {
   const Matmul s = matmul_sizes(name, x, w, tw);
+  if (!x.is_contiguous() && x.dims() != 2) {
+    return reshape(matmul_any(name, reshape(x, {s.m, s.k}), w, tw, bias), s.shape);
+  }
+  x.origin();  // an empty one throws
+  w.origin();
   Tensor y(s.shape);
   product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data());
-  if (tracked({&x, &w})) {
-    attach(y, name, {&x, &w},
-           [s, tw, kx = w.slot() ? x.detach() : Tensor(), kw = x.slot() ? w.detach() : Tensor(),
-            sx = x.slot(), sw = w.slot()](const Tensor& dy) {
+  if (bias.defined()) {
+    const OpScope scope;
+    apply_in_place(Arithmetic::add, name, y, bias);
+    record_arithmetic(scope, "add", "add", y, bias, y.shape(), &VectorCost::forward);
+  }
+  if (tracked({&x, &w, &bias})) {
+    attach(y, name, {&x, &w, &bias},
+           [s, tw, kx = w.slot() ? Kept(x) : Kept(), kw = x.slot() ? Kept(w) : Kept(),
+            sx = x.slot(), sw = w.slot(), sb = bias.slot()](const Tensor& dy) {
              const Trans other = tw == Trans::no ? Trans::yes : Trans::no;
+             float beta = 0;
              if (sx) {  // dx = dy w^T
-               const float beta = sx->grad ? 1.0f : 0.0f;
-               product("matmul dx", Trans::no, other, s.m, s.k, s.n, dy, kw, beta, grad_buffer(sx));
+               float* dx = grad_buffer(sx, beta);
+               product("matmul dx", Trans::no, other, s.m, s.k, s.n, dy, kw, beta, dx);
              }
-             if (sw && tw == Trans::no) {  // dw = x^T dy
-               product("matmul dw", Trans::yes, Trans::no, s.k, s.n, s.m, kx, dy, 1.0f,
-                       grad_buffer(sw));
-             } else if (sw) {  // dw = dy^T x
-               product("matmul dw", Trans::yes, Trans::no, s.n, s.k, s.m, dy, kx, 1.0f,
-                       grad_buffer(sw));
+             if (sw) {  // dw = x^T dy, or dy^T x
+               float* dw = grad_buffer(sw, beta);
+               const bool plain = tw == Trans::no;
+               product("matmul dw", Trans::yes, Trans::no, plain ? s.k : s.n, plain ? s.n : s.k,
+                       s.m, plain ? kx : dy, plain ? dy : kx, beta, dw);
+             }
+             if (sb) {
+               add_grad_to(sb, dy);
+             }
+           });
+  }
+  return y;
+}
+
+inline Shape leading(const Shape& shape) {
+  Shape lead;
+  for (int i = 0; i + 2 < shape.size(); ++i) {
+    lead.push_back(shape[i]);
+  }
+  return lead;
+}
+
+// x [.., M, K] times w [.., K, N]: one product for each of the leading dimensions, which are
+// repeated to one another.
+inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
+  if (x.dims() < 2 || w.dims() < 2 || x.dim(-1) != w.dim(-2)) {
+    throw Error(cat("matmul: x is ", x.shape().text(), ", w is ", w.shape().text(),
+                    "; x [.., M, K] and w [.., K, N] are right"));
+  }
+  const OpScope scope;
+  const std::int64_t m = x.dim(-2);
+  const std::int64_t k = x.dim(-1);
+  const std::int64_t n = w.dim(-1);
+  const Shape batch = broadcast_shape("matmul", leading(x.shape()), leading(w.shape()));
+  Shape shape = batch;
+  shape.push_back(m);
+  shape.push_back(n);
+  Tensor y(shape);
+  const Matrix mx = matrix_of(x, Trans::no, k);
+  const Matrix mw = matrix_of(w, Trans::no, n);
+  const Walk plan(batch, broadcast_steps(leading(x.shape()), mx.own.steps(), batch),
+                  broadcast_steps(leading(w.shape()), mw.own.steps(), batch));
+  plan.rows([&](std::int64_t first, std::int64_t at_x, std::int64_t at_w) {
+    for (std::int64_t j = 0; j < plan.columns(); ++j) {
+      kernel::gemm(mx.trans, mw.trans, m, n, k, mx.own.origin() + at_x + j * plan.step_a(), mx.ld,
+                   mw.own.origin() + at_w + j * plan.step_b(), mw.ld, 0.0f,
+                   y.data() + (first + j) * m * n, n);
+    }
+  });
+  const double products = static_cast<double>(batch.count());
+  scope.done("matmul", shape, {static_cast<double>(x.count()), static_cast<double>(w.count())},
+             {static_cast<double>(y.count())},
+             2 * products * static_cast<double>(m) * static_cast<double>(k * n), 0);
+  if (tracked({&x, &w})) {
+    attach(y, "matmul", {&x, &w},
+           [kx = w.slot() ? Kept(x) : Kept(), kw = x.slot() ? Kept(w) : Kept(), sx = x.slot(),
+            sw = w.slot()](const Tensor& dy) {
+             if (sx) {
+               add_grad_to(sx, matmul_batched(dy, transpose(kw, -1, -2)));
+             }
+             if (sw) {
+               add_grad_to(sw, matmul_batched(transpose(kx, -1, -2), dy));
              }
            });
   }
@@ -7022,8 +10678,12 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
 
 }  // namespace detail
 
-// x [.., M, K] times w [K, N] gives [.., M, N]. Throws when the inner sizes differ.
+// x [.., M, K] times w [K, N] gives [.., M, N], times w [.., K, N] a product for each of the
+// leading dimensions. Throws when the inner sizes differ.
 inline Tensor matmul(const Tensor& x, const Tensor& w) {
+  if (w.dims() > 2) {
+    return detail::matmul_batched(x, w);
+  }
   if (detail::matmul_hook() != nullptr) {
     return (*detail::matmul_hook())(x, w);
   }
@@ -7035,12 +10695,21 @@ inline Tensor matmul_transposed(const Tensor& x, const Tensor& w) {
   return detail::matmul_any("matmul_transposed", x, w, kernel::Trans::yes);
 }
 
-}  // namespace tinyscale
+// x w^T + bias in one op; w [N, K], bias [N].
+inline Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
+  if (bias.defined() && (bias.dims() != 1 || w.dims() != 2 || bias.dim(0) != w.dim(0))) {
+    throw Error(detail::cat("linear: w is ", w.shape().text(), ", bias is ", bias.shape().text(),
+                            "; w [N, K] and bias [N] are right"));
+  }
+  return detail::matmul_any("linear", x, w, kernel::Trans::yes, bias);
+}
+
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/normalize.hpp
 // Layer norm (arXiv 1607.06450), RMS norm (arXiv 1910.07467) along the last dimension, and dropout.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -7071,6 +10740,10 @@ inline Tensor scratch_like(const Slot& slot, const Shape& shape) {
 // (x - mean) / sqrt(var + epsilon) * weight + bias; weight [D], bias [D] or empty.
 inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                          float epsilon = 1e-5f) {
+  const bool dense = x.is_contiguous() && weight.is_contiguous() && bias.is_contiguous();
+  if (!dense) {
+    return layer_norm(contiguous(x), contiguous(weight), contiguous(bias), epsilon);
+  }
   detail::check_norm("layer_norm", "weight", x, weight);
   detail::check_epsilon("layer_norm", epsilon);
   if (bias.defined()) {
@@ -7088,7 +10761,7 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   scope.done_unary("layer_norm", "layer_norm", x.shape());
   if (detail::tracked({&x, &weight, &bias})) {
     detail::attach(y, "layer_norm", {&x, &weight, &bias},
-                   [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(), sw = weight.slot(),
+                   [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(), sw = weight.slot(),
                     sb = bias.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
                      Tensor unused_x = detail::scratch_like(sx, kx.shape());
@@ -7106,6 +10779,9 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
 
 // x / sqrt(mean(x^2) + epsilon) * weight.
 inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e-5f) {
+  if (!x.is_contiguous() || !weight.is_contiguous()) {
+    return rms_norm(contiguous(x), contiguous(weight), epsilon);
+  }
   detail::check_norm("rms_norm", "weight", x, weight);
   detail::check_epsilon("rms_norm", epsilon);
   const detail::OpScope scope;
@@ -7118,7 +10794,7 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   if (detail::tracked({&x, &weight})) {
     detail::attach(
         y, "rms_norm", {&x, &weight},
-        [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(),
+        [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(),
          sw = weight.slot()](const Tensor& dy) {
           const detail::OpScope backward;
           Tensor unused_x = detail::scratch_like(sx, kx.shape());
@@ -7139,7 +10815,7 @@ inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t
   if (!(p >= 0.0f && p < 1.0f)) {
     throw Error(detail::cat("dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"));
   }
-  x.data();  // an empty one throws
+  x.origin();  // an empty one throws
   if (p <= 0.0f) {
     return x;
   }
@@ -7151,12 +10827,12 @@ inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t
   return mul(x, mask);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/tensor/tokens.hpp
 // Where a model meets text: the embedding lookup and the cross-entropy of the next token.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Rows of table [V, D] by number: ids of shape `ids_shape` give [ids_shape.., D].
 inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& ids,
@@ -7165,6 +10841,9 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
     throw Error(detail::cat("embedding: table is ", table.shape().text(), ", ", ids.size(),
                             " ids for shape ", ids_shape.text(),
                             "; the table needs two dimensions and the ids one per element"));
+  }
+  if (!table.is_contiguous()) {
+    return embedding(contiguous(table), ids, ids_shape);
   }
   const detail::OpScope scope;
   const std::int64_t width = table.dim(1);
@@ -7185,11 +10864,12 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
   const double n = static_cast<double>(y.count());
   scope.done("embedding", shape, {n, static_cast<double>(ids.size())}, {n}, 0, 0);
   if (detail::tracked({&table})) {
-    detail::attach(y, "embedding", {&table}, [ids, width, st = table.slot()](const Tensor& dy) {
+    detail::attach(y, "embedding", {&table}, [kept = List<std::int32_t>(ids), width,
+                                               st = table.slot()](const Tensor& dy) {
       float* out = detail::grad_buffer(st);
-      for (std::size_t i = 0; i < ids.size(); ++i) {
-        kernel::add(width, out + ids[i] * width, dy.data() + static_cast<std::int64_t>(i) * width,
-                    out + ids[i] * width);
+      for (std::size_t i = 0; i < kept.size(); ++i) {
+        float* const to = out + kept[i] * width;
+        kernel::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
       }
     });
   }
@@ -7213,6 +10893,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
     }
     counted += target >= 0 ? 1 : 0;
   }
+  if (!logits.is_contiguous()) {
+    return cross_entropy(contiguous(logits), targets);
+  }
   const detail::OpScope scope;
   Tensor losses(Shape{rows});
   Tensor lse(Shape{rows});
@@ -7230,10 +10913,11 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
              vector_cost("cross_entropy", elements, &VectorCost::forward));
   if (detail::tracked({&logits})) {
     detail::attach(y, "cross_entropy", {&logits},
-                   [=, kl = logits.detach(), sl = logits.slot()](const Tensor& dy) {
+                   [=, known = List<std::int32_t>(targets), kl = detail::Kept(logits),
+                    sl = logits.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
                      kernel::cross_entropy_backward(
-                         rows, vocabulary, kl.data(), lse.data(), targets.data(),
+                         rows, vocabulary, kl.data(), lse.data(), known.data(),
                          static_cast<float>(dy.item() / n), detail::grad_buffer(sl));
                      backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
                                          &VectorCost::backward);
@@ -7242,196 +10926,321 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   return y;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
-// >> tinyscale/tensor/views.hpp
-// Moving numbers about: reshape shares them; transpose, slice and concat copy them.
+// >> tinyscale/tensor/choose.hpp
+// Choosing numbers: comparisons (1 where true, else 0), where, maxima of two, rows and elements by
+// number, and writing in place where no gradient needs what was there.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// 1 where the comparison holds, else 0; a NaN compares to nothing. They carry no gradient.
+inline Tensor less(const Tensor& a, const Tensor& b) {
+  return detail::binary(detail::Arithmetic::less, "less", a, b);
+}
+inline Tensor greater(const Tensor& a, const Tensor& b) { return less(b, a); }
+inline Tensor equal(const Tensor& a, const Tensor& b) {
+  return detail::binary(detail::Arithmetic::equal, "equal", a, b);
+}
+
+// a where the condition is not 0, else b; shapes are matched from the right.
+inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  const detail::OpScope scope;
+  const Shape shape = detail::broadcast_shape(
+      "where", detail::broadcast_shape("where", condition.shape(), a.shape()), b.shape());
+  const Tensor c = broadcast_to(condition.detach(), shape).clone();
+  const Tensor from = broadcast_to(a.detach(), shape).clone();
+  Tensor y = broadcast_to(b.detach(), shape).clone();
+  for (std::int64_t i = 0; i < y.count(); ++i) {
+    const float kept = y.data()[i];
+    y.data()[i] = c.data()[i] != 0.0f ? from.data()[i] : kept;
+  }
+  scope.done_unary("where", "where", shape);
+  if (detail::tracked({&a, &b})) {
+    detail::attach(y, "where", {&a, &b},
+                   [c, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
+                     const Tensor zero = zeros(Shape{});
+                     if (sa) {
+                       detail::add_grad_to(sa, where(c, dy, zero));
+                     }
+                     if (sb) {
+                       detail::add_grad_to(sb, where(c, zero, dy));
+                     }
+                   });
+  }
+  return y;
+}
+
+// x with `value` where the mask is not 0.
+inline Tensor masked_fill(const Tensor& x, const Tensor& mask, float value) {
+  return where(mask, full(Shape{}, value), x);
+}
+
+// The larger of two (NaN if one is NaN); of equal ones b, which gets the gradient.
+inline Tensor maximum(const Tensor& a, const Tensor& b) {
+  const Tensor da = a.detach();
+  const Tensor nan = 1.0f - equal(da, da);
+  return where(less(b.detach(), da) + nan, a, b);
+}
+inline Tensor minimum(const Tensor& a, const Tensor& b) { return neg(maximum(neg(a), neg(b))); }
+
+// x^exponent, element by element, in double.
+inline Tensor pow(const Tensor& x, float exponent) {
+  const detail::OpScope scope;
+  Tensor y = x.clone();
+  x.origin();  // an empty one throws
+  for (std::int64_t i = 0; i < y.count(); ++i) {
+    y.data()[i] = static_cast<float>(std::pow(static_cast<double>(y.data()[i]),
+                                              static_cast<double>(exponent)));
+  }
+  scope.done_unary("pow", "pow", x.shape());
+  if (detail::tracked({&x})) {
+    detail::attach(y, "pow", {&x}, [exponent, kx = detail::Kept(x), sx = x.slot()](const Tensor& dy) {
+      detail::add_grad(sx, dy * scale(pow(kx, exponent - 1.0f), exponent));
+    });
+  }
+  return y;
+}
+
+// Row ids[i] of dimension `dim` as row i of the result.
+inline Tensor index_select(const Tensor& x, int dim, const std::vector<std::int32_t>& ids) {
+  const int d = detail::check_dim("index_select", x, dim);
+  const Tensor front = transpose(x, 0, d);
+  const std::int64_t rows = front.dim(0);
+  const std::int64_t inner = detail::inner_count(front.shape(), 0);
+  Shape shape = front.shape();
+  shape.set(0, ids.size());
+  const Tensor chosen = embedding(reshape(front, {rows, inner}), ids, {ids.size()});
+  return transpose(reshape(chosen, shape), 0, d);
+}
 
 namespace detail {
 
-inline int check_dim(const char* op, const Tensor& x, int dim) {
-  if (dim < -x.dims() || dim >= x.dims()) {
-    throw Error(cat(op, ": dimension ", dim, " is outside shape ", x.shape().text()));
+// Where element i of a gather along dimension `dim` stands among all of a shape's elements.
+inline std::vector<std::int32_t> gather_places(const char* op, const Tensor& x, int dim,
+                                               const std::vector<std::int32_t>& ids,
+                                               const Shape& shape) {
+  const int d = check_dim(op, x, dim);
+  bool fits = shape.size() == x.dims() && x.count() <= std::int64_t{1} << 31 &&
+              static_cast<std::int64_t>(ids.size()) == shape.count();
+  for (int i = 0; fits && i < x.dims(); ++i) {
+    fits = i == d || shape[i] <= x.dim(i);
   }
-  return dim < 0 ? dim + x.dims() : dim;
-}
-
-// Elements in one step of dimension `dim`.
-inline std::int64_t inner_count(const Shape& shape, int dim) {
-  std::int64_t n = 1;
-  for (int i = dim + 1; i < shape.size(); ++i) {
-    n *= shape[i];
+  if (!fits) {
+    throw Error(cat(op, ": x is ", x.shape().text(), ", ", ids.size(), " ids for shape ",
+                    shape.text(), "; as many dimensions, none larger but dimension ", dim,
+                    ", and one id an element are right"));
   }
-  return n;
-}
-
-// Copies `blocks` blocks of n floats between two strided places.
-inline void copy_blocks(std::int64_t blocks, std::int64_t n, const float* from,
-                        std::int64_t from_stride, float* to, std::int64_t to_stride) {
-  for (std::int64_t i = 0; i < blocks && n > 0; ++i) {
-    std::memcpy(to + i * to_stride, from + i * from_stride,
-                static_cast<std::size_t>(n) * sizeof(float));
+  std::vector<std::int32_t> places(ids.size());
+  const Strides steps = row_major(x.shape());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= x.dim(d)) {
+      throw Error(cat(op, ": id ", ids[i], " at position ", i, " is outside dimension ", dim,
+                      " of shape ", x.shape().text()));
+    }
+    std::int64_t place = ids[i] * steps.of[d];
+    auto left = static_cast<std::int64_t>(i);
+    for (int j = x.dims() - 1; j >= 0; --j) {
+      place += j == d ? 0 : left % shape[j] * steps.of[j];
+      left /= shape[j];
+    }
+    places[i] = static_cast<std::int32_t>(place);
   }
-}
-
-inline void record_copy(const OpScope& scope, const char* name, const Tensor& y) {
-  const double n = static_cast<double>(y.count());
-  scope.done(name, y.shape(), {n}, {n}, 0, 0);
+  return places;
 }
 
 }  // namespace detail
 
-// The same numbers under another shape of the same count; nothing is copied.
-inline Tensor reshape(const Tensor& x, const Shape& shape) {
-  x.data();  // an empty one throws
-  if (shape.count() != x.count()) {
-    throw Error(detail::cat("reshape: shape ", x.shape().text(), " has ", x.count(),
-                            " elements, shape ", shape.text(), " needs ", shape.count()));
-  }
-  Tensor y(shape, x.storage());
-  if (detail::tracked({&x})) {
-    detail::attach(y, "reshape", {&x}, [sx = x.slot()](const Tensor& dy) {
-      detail::add_grad(sx, Tensor(sx->shape, dy.storage()));
-    });
-  }
-  return y;
+// y[i, j, k] = x[i, id, k] for dim 1 with id = ids[i, j, k]; `shape` is that of ids and of y.
+inline Tensor gather(const Tensor& x, int dim, const std::vector<std::int32_t>& ids,
+                     const Shape& shape) {
+  const auto places = detail::gather_places("gather", x, dim, ids, shape);
+  return reshape(embedding(reshape(x, {x.count(), 1}), places, shape), shape);
 }
 
-// Swaps two dimensions (a copy).
-inline Tensor transpose(const Tensor& x, int dim0, int dim1) {
-  const int d0 = detail::check_dim("transpose", x, dim0);
-  const int d1 = detail::check_dim("transpose", x, dim1);
+// x with y[i, j, k] added at x[i, id, k] for dim 1 with id = ids[i, j, k]: gather's transpose.
+inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32_t>& ids,
+                          const Tensor& y) {
+  const auto places = detail::gather_places("scatter_add", x, dim, ids, y.shape());
   const detail::OpScope scope;
-  Shape shape = x.shape();
-  shape.set(d0, x.dim(d1));
-  shape.set(d1, x.dim(d0));
-  std::int64_t steps[8] = {};
+  Tensor out = x.clone();
+  const Tensor from = contiguous(y.detach());
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    out.data()[places[i]] += from.data()[i];
+  }
+  scope.done_unary("scatter_add", "add", y.shape());
+  if (detail::tracked({&x, &y})) {
+    detail::attach(out, "scatter_add", {&x, &y},
+                   [places, shape = y.shape(), sx = x.slot(), sy = y.slot()](const Tensor& dy) {
+                     if (sy) {
+                       const Tensor all = reshape(dy, {dy.count(), 1});
+                       detail::add_grad(sy, embedding(all, places, shape));
+                     }
+                     if (sx) {
+                       detail::add_grad(sx, dy);
+                     }
+                   });
+  }
+  return out;
+}
+
+namespace detail {
+
+// x = x op from, where nothing but x itself would notice.
+inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, const Tensor& from) {
+  x.origin();  // an empty one throws
+  if (broadcast_shape(name, x.shape(), from.shape()) != x.shape()) {
+    throw Error(cat(name, ": shape ", from.shape().text(), " cannot fill ", x.shape().text(),
+                    "; from the right, sizes must be equal or 1"));
+  }
+  if (context().no_grad == 0 && (x.requires_grad() || from.requires_grad())) {
+    throw Error(cat(name, ": the tensor written or read has a gradient, which writing in place ",
+                    "would lose; write under a NoGrad, or use an op with a result of its own"));
+  }
+  if (x.storage()->kept.load() > 0) {
+    throw Error(cat(name, ": a backward pass that is still to come needs the numbers of this ",
+                    x.shape().text(), " tensor; write after it, or to a clone()"));
+  }
+  std::int64_t reach = 1;
   for (int i = 0; i < x.dims(); ++i) {
-    const int source = i == d0 ? d1 : (i == d1 ? d0 : i);
-    steps[i] = detail::inner_count(x.shape(), source);
+    reach += x.count() > 0 ? (x.dim(i) - 1) * x.stride(i) : 0;
   }
-  Tensor y(shape);
-  std::int64_t index[8] = {};
-  std::int64_t from = 0;
-  for (std::int64_t i = 0; i < y.count(); ++i) {
-    y.data()[i] = x.data()[from];
-    for (int d = x.dims() - 1; d >= 0; --d) {
-      from += steps[d];
-      if (++index[d] < shape[d]) {
-        break;
-      }
-      from -= steps[d] * shape[d];
-      index[d] = 0;
-    }
+  if (reach < x.count()) {
+    throw Error(cat(name, ": some of the ", x.count(), " elements of this ", x.shape().text(),
+                    " view are the same number; write to a clone()"));
   }
-  detail::record_copy(scope, "transpose", y);
-  if (detail::tracked({&x})) {
-    detail::attach(y, "transpose", {&x}, [d0, d1, sx = x.slot()](const Tensor& dy) {
-      detail::add_grad(sx, transpose(dy, d0, d1));
-    });
-  }
-  return y;
+  const bool shared = x.storage().get() == from.storage().get();
+  apply_in_place(op, name, x, shared ? from.clone() : from);
+  return x;
 }
 
-// Elements begin .. end - 1 of one dimension (a copy).
-inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end) {
-  const int d = detail::check_dim("slice", x, dim);
-  if (begin.value < 0 || end.value < begin.value || end.value > x.dim(d)) {
-    throw Error(detail::cat("slice: ", begin.value, " to ", end.value, " of dimension ", dim,
-                            " is outside shape ", x.shape().text()));
-  }
-  const detail::OpScope scope;
-  const std::int64_t inner = detail::inner_count(x.shape(), d);
-  const std::int64_t n = (end.value - begin.value) * inner;
-  const std::int64_t whole = x.dim(d) * inner;
-  const std::int64_t blocks = whole == 0 ? 0 : x.count() / whole;
-  const std::int64_t offset = begin.value * inner;
-  Shape shape = x.shape();
-  shape.set(d, end.value - begin.value);
-  Tensor y(shape);
-  detail::copy_blocks(blocks, n, x.data() + offset, whole, y.data(), n);
-  detail::record_copy(scope, "slice", y);
-  if (detail::tracked({&x})) {
-    detail::attach(y, "slice", {&x}, [=, sx = x.slot()](const Tensor& dy) {
-      float* dx = detail::grad_buffer(sx);
-      for (std::int64_t i = 0; i < blocks; ++i) {
-        float* to = dx + i * whole + offset;
-        kernel::add(n, to, dy.data() + i * n, to);
-      }
-    });
-  }
-  return y;
+}  // namespace detail
+
+// In place. They throw when a backward pass needs the old numbers, or a view repeats one.
+inline const Tensor& add_(const Tensor& x, const Tensor& y) {
+  return detail::write(detail::Arithmetic::add, "add_", x, y);
+}
+inline const Tensor& sub_(const Tensor& x, const Tensor& y) {
+  return detail::write(detail::Arithmetic::sub, "sub_", x, y);
+}
+inline const Tensor& mul_(const Tensor& x, const Tensor& y) {
+  return detail::write(detail::Arithmetic::mul, "mul_", x, y);
+}
+inline const Tensor& copy_(const Tensor& x, const Tensor& y) {
+  return detail::write(detail::Arithmetic::second, "copy_", x, y);
+}
+inline const Tensor& scale_(const Tensor& x, float factor) {
+  return detail::write(detail::Arithmetic::mul, "scale_", x, full(Shape{}, factor));
+}
+inline const Tensor& fill_(const Tensor& x, float value) {
+  return detail::write(detail::Arithmetic::second, "fill_", x, full(Shape{}, value));
 }
 
-// Tensors joined along one dimension (a copy); the other sizes must be equal.
-inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
-  if (parts.empty()) {
-    throw Error("concat: no tensors given; at least one is right");
-  }
-  const int d = detail::check_dim("concat", parts[0], dim);
-  const detail::OpScope scope;
-  Shape shape = parts[0].shape();
-  shape.set(d, 0);
-  for (const Tensor& part : parts) {
-    Shape same = part.shape();
-    if (same.size() == shape.size()) {
-      same.set(d, shape[d]);
-    }
-    if (same != shape) {
-      throw Error(detail::cat("concat: shapes ", parts[0].shape().text(), " and ",
-                              part.shape().text(), " differ outside dimension ", dim));
-    }
-    shape.set(d, shape[d] + part.dim(d));
-  }
-  Tensor y(shape);
-  const std::int64_t inner = detail::inner_count(shape, d);
-  const std::int64_t whole = shape[d] * inner;
-  const std::int64_t blocks = whole == 0 ? 0 : y.count() / whole;
-  std::int64_t offset = 0;
-  for (const Tensor& part : parts) {
-    const std::int64_t n = part.dim(d) * inner;
-    detail::copy_blocks(blocks, n, part.data(), n, y.data() + offset, whole);
-    offset += n;
-  }
-  detail::record_copy(scope, "concat", y);
-  if (context().no_grad > 0) {
-    return y;
-  }
-  const detail::Slot slot(new detail::GradSlot);
-  slot->node.reset(new detail::Node);
-  slot->shape = shape;
-  List<detail::Slot> slots;
-  for (const Tensor& part : parts) {
-    slots.push_back(part.slot());
-    if (part.slot()) {
-      slot->node->inputs.push_back(part.slot());
-      slot->order = std::max(slot->order, part.slot()->order + 1);
-    }
-  }
-  if (slot->node->inputs.empty()) {
-    return y;
-  }
-  List<std::int64_t> sizes;
-  for (const Tensor& part : parts) {
-    sizes.push_back(part.dim(d));
-  }
-  slot->node->name = "concat";
-  slot->node->backward = [slots, sizes, d](const Tensor& dy) {
-    std::int64_t begin = 0;
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      if (slots[i]) {
-        detail::add_grad(slots[i], slice(dy, d, begin, begin + sizes[i]));
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/einsum.hpp
+// Products by letters: einsum("bthd,bshd->bhts", q, k) sums over the letters that the result lacks.
+// Letters of both operands and of the result are leading dimensions of a matmul, letters of one
+// operand its rows or columns, letters that are summed its inner size.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// The letters of each operand and of the result.
+struct EinsumSpec {
+  std::string a, b, out;
+};
+
+inline EinsumSpec parse_einsum(const std::string& spec) {
+  const std::size_t comma = spec.find(',');
+  const std::size_t arrow = spec.find("->");
+  bool good = comma < arrow && arrow != std::string::npos;
+  EinsumSpec s;
+  if (good) {
+    s = {spec.substr(0, comma), spec.substr(comma + 1, arrow - comma - 1), spec.substr(arrow + 2)};
+    for (const std::string* part : {&s.a, &s.b, &s.out}) {
+      for (std::size_t i = 0; i < part->size(); ++i) {
+        const char c = (*part)[i];
+        good = good && c >= 'a' && c <= 'z' && part->find(c, i + 1) == std::string::npos;
       }
-      begin += sizes[i];
     }
-  };
-  y.set_slot(slot);
-  return y;
+    for (const char c : s.out) {
+      good = good && (s.a + s.b).find(c) != std::string::npos;
+    }
+  }
+  if (!good) {
+    throw Error(cat("einsum: \"", spec, "\"; two operands, each letter a to z at most once in ",
+                    "each, and a result of their letters are right, as in \"ik,kj->ij\""));
+  }
+  return s;
 }
 
-}  // namespace tinyscale
+// x with its letters in another order, as three dimensions: leading, rows, columns.
+inline Tensor einsum_operand(const Tensor& x, std::string letters, const std::string (&groups)[3]) {
+  List<int> gone;
+  std::string left;
+  for (std::size_t i = 0; i < letters.size(); ++i) {
+    const bool kept = (groups[0] + groups[1] + groups[2]).find(letters[i]) != std::string::npos;
+    if (kept) {
+      left += letters[i];
+    } else {
+      gone.push_back(static_cast<int>(i));
+    }
+  }
+  const Tensor y = gone.empty() ? x : sum(x, gone);
+  List<int> order;
+  Shape shape;
+  for (const std::string& group : groups) {
+    std::int64_t size = 1;
+    for (const char c : group) {
+      order.push_back(static_cast<int>(left.find(c)));
+      size *= y.dim(order.back());
+    }
+    shape.push_back(size);
+  }
+  return reshape(permute(y, order), shape);
+}
+
+}  // namespace detail
+
+// The sum of the products of two operands over every letter that is not in the result.
+inline Tensor einsum(const std::string& spec, const Tensor& a, const Tensor& b) {
+  const detail::EinsumSpec s = detail::parse_einsum(spec);
+  const auto in = [](const std::string& text, char c) { return text.find(c) != std::string::npos; };
+  bool fits = static_cast<int>(s.a.size()) == a.dims() && static_cast<int>(s.b.size()) == b.dims();
+  std::string lead, rows, columns, inner;
+  for (std::size_t i = 0; fits && i < s.a.size(); ++i) {
+    const std::size_t j = s.b.find(s.a[i]);
+    if (j == std::string::npos) {
+      rows += in(s.out, s.a[i]) ? std::string(1, s.a[i]) : "";
+    } else {
+      fits = a.dim(static_cast<int>(i)) == b.dim(static_cast<int>(j));
+      (in(s.out, s.a[i]) ? lead : inner) += s.a[i];
+    }
+  }
+  if (!fits) {
+    throw Error(detail::cat("einsum: \"", spec, "\" of ", a.shape().text(), " and ",
+                            b.shape().text(), "; a letter a dimension and one size a letter are ",
+                            "right"));
+  }
+  for (const char c : s.b) {
+    columns += in(s.out, c) && !in(s.a, c) ? std::string(1, c) : "";
+  }
+  const Tensor y = matmul(detail::einsum_operand(a, s.a, {lead, rows, inner}),
+                          detail::einsum_operand(b, s.b, {lead, inner, columns}));
+  Shape shape;
+  List<int> order;
+  for (const char c : lead + rows + columns) {
+    shape.push_back(in(s.a, c) ? a.dim(static_cast<int>(s.a.find(c)))
+                               : b.dim(static_cast<int>(s.b.find(c))));
+  }
+  for (const char c : s.out) {
+    order.push_back(static_cast<int>((lead + rows + columns).find(c)));
+  }
+  return permute(reshape(y, shape), order);
+}
+
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/array_report.hpp
 // What a run on a systolic array costs: ticks, traffic, and a ledger of where every PE-tick went.
@@ -7439,7 +11248,7 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
 // utilization = mapping_efficiency * time_efficiency. The letters M, K, N: x [M, K] times w [K, N];
 // T is the length of the stream through one fold, a fold is one pass with one stationary tile.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Which operand stays in the PEs: a tile of w, of x, or of the product.
 enum class Dataflow { weight_stationary, input_stationary, output_stationary };
@@ -7579,7 +11388,7 @@ inline std::ostream& operator<<(std::ostream& out, const SystolicRun& run) {
   return out << run.table();
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/array_timing.hpp
 // The ticks of a systolic array in closed form: no stepping, the same numbers.
@@ -7588,7 +11397,7 @@ inline std::ostream& operator<<(std::ostream& out, const SystolicRun& run) {
 //   doubled  (F - 1) max(T, R) + T + 2R + C - 2    as the TPU papers describe it
 // Rules: activations move east, sums south, one PE a tick; every row starts a tick after the last.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) { return (size - 1) / pes + 1; }
@@ -7686,7 +11495,7 @@ inline void time_array(SystolicTiming& t) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/pe_grid.hpp
 // The registers of R x C processing elements, and one tick of all their multiply-adds.
@@ -7695,7 +11504,7 @@ inline void time_array(SystolicTiming& t) {
 // packed into 64-bit words. A multiply-add rounds once (fused) on every CPU path, so results are
 // the same bits everywhere.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // One float per PE. Row -1 is the north edge, column -1 the west edge: what enters at this tick.
@@ -8002,7 +11811,7 @@ struct PeGrid {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/weight_stationary.hpp
 // A tile of weights stays in the PEs, activations stream through: every PE, every tick.
@@ -8011,7 +11820,7 @@ struct PeGrid {
 // east with the first activation of the fold (TPU v1). Sums leave at the south edge in row order,
 // k = k0 .. k0 + R - 1 from +0, and the accumulators add the folds in order.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // A matrix in place, perhaps transposed.
@@ -8261,7 +12070,7 @@ class WeightStationary {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/output_stationary.hpp
 // A tile of the product stays in the PEs: activations move east, weights south, sums grow in place.
@@ -8269,7 +12078,7 @@ class WeightStationary {
 // south, R ticks a column, the bottom row's first; when doubled a PE first moves its sum aside, so
 // that the next tile can begin. With instant drain a sum leaves in the tick of its last addition.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // The first tick of a fold's stream, and the tick at which PE (0, 0) gives its sum up.
@@ -8463,7 +12272,7 @@ class OutputStationary {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/systolic_array.hpp
 // A systolic array of R x C processing elements: matmul() steps every PE through every tick and
@@ -8472,7 +12281,7 @@ class OutputStationary {
 //   weights, inputs stationary: for each tile of R rows of w, s = fma(x, w, s) down the rows from
 //   +0, then the tiles' sums are added in order; outputs stationary: one s over k = 0 .. K - 1.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 class SystolicArray {
  public:
@@ -8547,6 +12356,7 @@ struct ArrayProblem {
   Shape output;  // [.., M, N]
   SystolicTiming timing;
   MatrixView x, w;
+  Tensor own_x, own_w;  // what they look at
 
   ArrayProblem(const char* function, const SystolicArray& array, const Tensor& tx,
                const Tensor& tw) {
@@ -8557,8 +12367,10 @@ struct ArrayProblem {
       throw Error(cat(function, ": the array is ", timing.rows, " x ", timing.cols,
                       "; at most 2^26 PEs can be stepped, timing() takes larger ones"));
     }
-    x = matrix_view(tx.data(), sizes.m, sizes.k);
-    w = matrix_view(tw.data(), sizes.k, sizes.n);
+    own_x = contiguous(tx);
+    own_w = contiguous(tw);
+    x = matrix_view(own_x.data(), sizes.m, sizes.k);
+    w = matrix_view(own_w.data(), sizes.k, sizes.n);
   }
 };
 
@@ -8593,14 +12405,14 @@ inline SystolicRun SystolicArray::matmul(const Tensor& x, const Tensor& w) const
   return run;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/systolic/wavefront.hpp
 // Which PE holds what in one tick: a picture of the array's real registers.
 // The array is stepped up to that tick; nothing is computed from a formula. Small arrays show each
 // PE's operands, large ones a letter a PE.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // One PE after a tick. Indices are those of the operands it multiplies: x[m, k] and w[k, n].
 struct WavefrontCell {
@@ -8741,7 +12553,7 @@ inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Te
   return detail::snapshot(detail::weight_stationary(p, product.data()), tick.value);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/fabric.hpp
 // Where the devices of a run meet: mailboxes, the start of collectives, and the judgement when none
@@ -8749,7 +12561,7 @@ inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Te
 // When no device runs and some wait, nothing can ever arrive: all throw one Error that says where
 // each stands. However the threads were scheduled, that state is the same (Kahn 1974).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // "0-3, 5"
@@ -9074,7 +12886,7 @@ class Fabric {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/collective_cost.hpp
 // What a collective on one mesh axis costs, in closed form: steps, bytes that a device sends, time.
@@ -9083,7 +12895,7 @@ class Fabric {
 // Chan, Heimlich, Purkayastha, van de Geijn 2007 (ring, pipelined chain); tests hold the counted
 // bytes and steps of a run against these exactly.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // How the devices of an axis pass chunks on: between the ends of a line, around a ring one way, or
 // around a ring both ways at once (about half the steps).
@@ -9274,7 +13086,7 @@ inline double collective_seconds(const CollectiveStage& stage, const LinkSpeed& 
   return latency + elements * detail::element_bytes / link.bandwidth;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/mesh_axis.hpp
 // Named mesh axes and where they lie on the machine.
@@ -9282,7 +13094,7 @@ inline double collective_seconds(const CollectiveStage& stage, const LinkSpeed& 
 // count. An axis that is exactly one dimension of at least 3 chips that closes is a ring; any other
 // is a line.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct MeshAxis {
   std::string name;
@@ -9429,14 +13241,14 @@ inline std::ostream& operator<<(std::ostream& out, const MeshPlacement& placemen
   return out << placement.table();
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/message_log.hpp
 // The log of a mesh run: every message with its size, and what it had to wait for.
 // A device's program is a sequence of steps; a message belongs to a step of its sender and one of
 // its receiver. Nothing here depends on how the threads were scheduled.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // A chunk of a collective leaves when both sides are ready, a user's send when the sender is.
 enum class MessageStart { both_ready, sender_ready };
@@ -9519,14 +13331,14 @@ inline MessageLog join_logs(const List<const DeviceLog*>& devices) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/endpoint.hpp
 // One device's side of the fabric: who its peers are, the call it is in, and the log it writes.
 // A collective opens a call, which waits until all its peers make the same one, then sends and
 // takes chunks in steps: a step is what a device does at the same time.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class Reduce { sum, mean, max, min };
 
@@ -9781,14 +13593,14 @@ inline void check_moved(const char* function, const Tensor& t) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/all_gather.hpp
 // all_gather: A[I_x] -> A[I], every device ends with the chunks of all.
 // In step k a device passes on the chunk that began k - 1 devices away, to its right while that
 // chunk still has to go right, and to its left; N - 1 steps on a line or a ring used one way.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // `whole` holds chunks of `elements` numbers, this device's filled in; fills in the others.
@@ -9840,7 +13652,7 @@ inline Tensor gather_axis(Endpoint& device, const AxisGroup& axis, const Tensor&
     chunks.resize(static_cast<std::size_t>(elements));
     whole = chunks.data();
   }
-  copy_blocks(1, t.count(), t.data(), 0, whole + axis.index * t.count(), 0);
+  copy_blocks(1, t.count(), contiguous(t).data(), 0, whole + axis.index * t.count(), 0);
   gather_chunks(device, axis, whole, elements);
   for (int c = 0; c < axis.size && blocks > 1; ++c) {
     copy_blocks(blocks, block, whole + c * t.count(), block, out.data() + c * block,
@@ -9875,14 +13687,14 @@ inline Tensor all_gather(Endpoint& device, const Tensor& t, const Axes& axes, in
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/reduce_scatter.hpp
 // reduce_scatter: A[I] {U_x} -> A[I_x], the sum over devices, each keeping its own chunk of it.
 // all_gather run backwards: the partial sum of a chunk comes from the far ends towards its device
 // c, which ends with (x_c + right part) + left part, each part summed from its far end inwards.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // A NaN on any device is the result: max and min do not hide it.
@@ -9945,8 +13757,9 @@ inline Tensor scatter_axis(Endpoint& device, const AxisGroup& axis, const Tensor
   const std::int64_t block = inner_count(shape, d) * shape[d];
   const std::int64_t blocks = block == 0 ? 0 : out.count() / block;
   std::vector<float> chunks(static_cast<std::size_t>(t.count()));
+  const Tensor own = contiguous(t);
   for (int c = 0; c < axis.size; ++c) {
-    copy_blocks(blocks, block, t.data() + c * block, block * axis.size,
+    copy_blocks(blocks, block, own.data() + c * block, block * axis.size,
                 chunks.data() + c * out.count(), block);
   }
   scatter_chunks(device, axis, chunks.data(), t.count(), how);
@@ -9988,14 +13801,14 @@ inline Tensor reduce_scatter(Endpoint& device, const Tensor& t, const Axes& axes
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/all_reduce.hpp
 // all_reduce: A[I] {U_x} -> A[I], every device ends with the same sum, bit for bit.
 // reduce_scatter, then all_gather of what each device has summed: 2 (N - 1) / N of the bytes. Over
 // several axes the chunk of the first is reduced over the second, and gathered back last.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 inline void add_stage(CollectiveCall& call, Collective what, const AxisGroup& group,
@@ -10052,14 +13865,14 @@ inline Tensor all_reduce(Endpoint& device, const Tensor& t, const Axes& axes, Re
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/broadcast.hpp
 // broadcast: every device of an axis ends with the root's numbers.
 // A chain from neighbour to neighbour of H links, through which H chunks stream: 2 H - 1 steps of
 // alpha + (V / H) / W. On a line, or a ring used both ways, two chains leave the root.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // Where a device stands in the chains: how far from the root, whether it takes and passes on.
@@ -10136,14 +13949,14 @@ inline Tensor broadcast_from(Endpoint& device, const Tensor& t, const std::strin
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/permute.hpp
 // permute: device i of an axis ends with the numbers of device i - shift, around the end.
 // And what has no formula: a user's own send and recv, and the barrier, in which device r tells
 // r + 1, r + 2, r + 4, ... that it has come (dissemination, ceil(log2 N) steps of no bytes).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 inline Tensor from_packet(const Packet& packet) {
@@ -10170,7 +13983,7 @@ inline Tensor permute(Endpoint& device, const Tensor& t, const std::string& name
     out = t.clone();
   } else {
     device.step();
-    device.send(axis.rank(axis.index + offset), t.data(), t.count(), t.shape());
+    device.send(axis.rank(axis.index + offset), contiguous(t).data(), t.count(), t.shape());
     out = from_packet(device.take(axis.rank(std::int64_t{axis.index} - offset)));
   }
   device.close();
@@ -10194,7 +14007,7 @@ inline void send_to(Endpoint& device, const Tensor& t, int rank) {
   call.devices = 2;
   device.open_alone(call);
   device.step();
-  device.send(rank, t.data(), t.count(), t.shape());
+  device.send(rank, contiguous(t).data(), t.count(), t.shape());
   device.close();
 }
 
@@ -10231,14 +14044,14 @@ inline void barrier(Endpoint& device) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/device.hpp
 // A device of a mesh: what the program of one chip may ask and call.
 // Collectives are called by every device of their axes, in the same order and with equal shapes.
 // They move real numbers between the devices' threads, step by step; results carry no gradient.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -10298,7 +14111,7 @@ class Device {
     }
     const std::int64_t part = t.dim(d) / parts;
     const std::int64_t begin = part * detail::index_over(groups);
-    return slice(t, d, begin, begin + part);
+    return copy(slice(t, d, begin, begin + part));  // a device has memory of its own
   }
   // Says that every device of the axes has the whole of t; no communication.
   Tensor replicate(const Tensor& t, const Axes& axes) const {
@@ -10334,7 +14147,7 @@ class Device {
   List<detail::KeptTensor> kept_;
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/route.hpp
 // The directed links of a machine, and the links that a message between two chips crosses.
@@ -10342,7 +14155,7 @@ class Device {
 // a ring the shorter way, upwards when both are equal. Through a switch it is one hop, over the
 // sender's port of that way and the receiver's.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // Link (chip, dim, way): way 0 leaves the chip along `dim` upwards, 1 downwards; 2 and 3 enter it
@@ -10429,14 +14242,14 @@ struct MachineLinks {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/fair_links.hpp
 // Messages that share links: each gets its max-min fair rate. All rates of a set of messages rise
 // together until a link is full; those through it are settled, the others rise on
 // (Bertsekas and Gallager, Data Networks, 6.5.2).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 // Messages in transfer that share links; each gets its max-min fair rate.
@@ -10579,13 +14392,13 @@ class FairLinks {
 };
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/guess.hpp
 // A learner's guess held against what a run counted, with a hint when it is off by a known slip.
 // Bytes are those that the busiest device sends, as float32; steps are summed over the program.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // What is negative is not guessed.
 struct Guess {
@@ -10746,7 +14559,7 @@ inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/replay.hpp
 // Simulated time: a message log replayed on a machine, event by event.
@@ -10754,7 +14567,7 @@ inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
 // takes latency for each hop, then its bytes at a max-min fair share of those links.
 // A pure function of log and machine.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // When each message of a log ran on a machine, in simulated seconds.
 struct Timeline {
@@ -10970,13 +14783,13 @@ inline Timeline time(const MessageLog& log, const Machine& machine) {
   return detail::Replay(log, machine).run();
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/mesh_run.hpp
 // What a mesh program cost: bytes and steps counted from its messages, simulated time beside the
 // formula, the links and the critical path. The same log can be timed again on another machine.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // One line of the program; bytes are those of the busiest device.
 struct CollectiveRow {
@@ -11284,14 +15097,14 @@ inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
   return out << (path.devices.size() > most_devices ? " > ...\n" : "\n");
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/mesh.hpp
 // A mesh: the devices of a machine under named axes, and a program run on all of them.
 // Each device is a thread with a context of its own (ops, memory, device number); host loops inside
 // are serial. When a device fails, or all wait, the run ends with an Error that says where each is.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 using DeviceProgram = std::function<void(Device&)>;
 
@@ -11323,7 +15136,7 @@ inline std::string message_of(const std::exception_ptr& error) {
 // Runs the program on one device; whatever it throws goes to the fabric.
 inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThread& self) {
   const ContextScope scope(self.context);
-  const SerialScope serial;
+  const ThreadScope share(std::max(1, thread_count() / self.device.size()));
   const Profile profile;
   try {
     program(self.device);
@@ -11449,13 +15262,13 @@ class Mesh {
   List<MeshAxis> axes_;
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/experts.hpp
 // Which expert each token visits: the top_k most probable of the router, ties to the lower number
 // (mixture of experts, arXiv 2101.03961; weights of the chosen ones sum to 1, arXiv 2401.04088).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct Routing {
   List<std::vector<std::int32_t>> rows;  // of each expert: the tokens it gets, ascending
@@ -11505,14 +15318,14 @@ inline Routing route(const Tensor& probabilities, int top_k) {
   return routing;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/hooks.hpp
 // What surrounds a forward pass: named parameters, the cache of keys and values, and the hooks by
 // which a parallel strategy puts collectives between the parts of the transformer.
 // An empty hook is the identity.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // How a parameter is cut over devices: not at all, by its rows (outputs of a linear layer, tokens
 // of the embedding), by its columns (inputs of a linear layer), or with the expert it belongs to.
@@ -11525,10 +15338,26 @@ struct Parameter {
   int layer = -1;  // -1: embeddings, last norm, output matrix
 };
 
-// Keys and values of the tokens seen so far, one pair of [1, tokens, KV K] a layer.
+// Keys and values of the tokens seen so far: room for the whole context, one pair of
+// [B, context, KV K] a layer.
 struct KvCache {
   std::vector<Tensor> keys;
   std::vector<Tensor> values;
+
+  // Writes the rows of tokens first, first + 1, .. into their place; the rows of all tokens so far.
+  static Tensor append(Tensor& rows, const Tensor& x, std::int64_t first, std::int64_t context) {
+    if (!rows.defined()) {
+      const MemoryScope scope(MemoryKind::kv_cache);
+      rows = zeros({x.dim(0), context, x.dim(2)});
+    }
+    const std::int64_t end = first + x.dim(1);
+    if (rows.dim(0) != x.dim(0) || rows.dim(2) != x.dim(2) || end > rows.dim(1)) {
+      throw Error(detail::cat("KvCache: ", x.shape(), " from token ", first, " on; the cache is ",
+                              rows.shape()));
+    }
+    copy_(slice(rows, 1, first, end), x);
+    return slice(rows, 1, 0, end);
+  }
 };
 
 // What a strategy may put between the parts of a forward pass.
@@ -11554,14 +15383,14 @@ struct Hooks {
   std::uint64_t dropout_seed = 0;
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/model_config.hpp
 // The shape of a transformer: a plain struct from which everything else follows.
 // Parameters of a layer: attention D K (2 H + 2 KV), feed-forward 2 D F (3 D F when gated),
 // with D width, H heads, KV key-value heads, K head size, F hidden width.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class Norm { layer, rms };
 enum class Position { learned, rotary };
@@ -11727,13 +15556,13 @@ inline void ModelConfig::validate() const {
   }
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/tokenizer.hpp
 // Text to token numbers and back, one token a character (code point) or one a byte.
 // A character's id is its rank in the sorted vocabulary, a byte's id its value.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -11885,7 +15714,7 @@ inline Tokenizer tokenizer_for(const std::string& text) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/transformer.hpp
 // The transformer, written once for GPT-2 and Llama styles.
@@ -11893,7 +15722,7 @@ inline Tokenizer tokenizer_for(const std::string& text) {
 // D width, H heads of K numbers, F hidden, V vocabulary. Linear weights are [out, in].
 // Parallel strategies change it through Hooks alone.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -12093,13 +15922,13 @@ inline std::int64_t Transformer::count() const {
   return n;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/forward.hpp
 // The transformer's forward pass: embed, then blocks, then head. Its backward pass follows from it.
 // Letters as in transformer.hpp; a device that holds a shard sees its own H, F and V.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 inline Tensor Transformer::forward(const std::vector<std::int32_t>& ids, std::int64_t batch,
                                    std::int64_t time, const Hooks& hooks) const {
@@ -12178,16 +16007,18 @@ inline Tensor Transformer::normalise(const Linear& norm, const Tensor& x,
 // x W^T + bias for layers that read the width.
 inline Tensor Transformer::project(const Linear& linear, const Tensor& x,
                                    const Hooks& hooks) const {
-  const Tensor y = matmul_transposed(x, use(linear.weight, hooks));
-  return linear.bias >= 0 ? y + use(linear.bias, hooks) : y;
+  return tinyscale::linear(x, use(linear.weight, hooks),
+                           linear.bias >= 0 ? use(linear.bias, hooks) : Tensor());
 }
 
 // The same for layers that write to it: where inputs are cut over devices, y is a partial sum
 // until linear_out, so the bias comes after.
 inline Tensor Transformer::write_back(const Linear& linear, const Tensor& x,
                                       const Hooks& hooks) const {
-  Tensor y = matmul_transposed(x, use(linear.weight, hooks));
-  y = hooks.linear_out ? hooks.linear_out(y) : y;
+  if (!hooks.linear_out) {
+    return project(linear, x, hooks);
+  }
+  const Tensor y = hooks.linear_out(matmul_transposed(x, use(linear.weight, hooks)));
   return linear.bias >= 0 ? y + use(linear.bias, hooks) : y;
 }
 
@@ -12213,14 +16044,11 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
   Tensor k = place_heads(b.key_norm, project(b.key, in, hooks), hooks);            // (B, T, KV K)
   Tensor v = project(b.value, in, hooks);
   if (hooks.cache != nullptr) {
-    const MemoryScope scope(MemoryKind::kv_cache);
     const auto at = static_cast<std::size_t>(layer);
     hooks.cache->keys.resize(blocks_.size());
     hooks.cache->values.resize(blocks_.size());
-    Tensor& keys = hooks.cache->keys[at];
-    Tensor& values = hooks.cache->values[at];
-    k = keys = keys.defined() ? concat({keys, k}, 1) : k.clone();
-    v = values = values.defined() ? concat({values, v}, 1) : v.clone();
+    k = hooks.cache->append(hooks.cache->keys[at], k, hooks.first_position, config.context);
+    v = hooks.cache->append(hooks.cache->values[at], v, hooks.first_position, config.context);
   }
   const Tensor o = hooks.attention ? hooks.attention(layer, q, k, v)
                                    : attention(q, k, v, q.dim(2) / config.head_size,
@@ -12274,13 +16102,13 @@ inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) 
   return dropout(x, static_cast<float>(hooks.dropout), seed, first);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/json.hpp
 // A strict reader for the little JSON that files carry (RFC 8259): objects keep their order,
 // numbers are doubles, a repeated key or anything after the value is an Error with its position.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct JsonField;
 
@@ -12561,12 +16389,12 @@ class JsonReader {
 // The value that the text spells; an Error says what is wrong and at which byte.
 inline Json parse_json(const std::string& text) { return detail::JsonReader(text).whole(); }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/read_text.hpp
 // A text to learn: its tokens, of which the first 90 % train and the rest validate.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct Text {
   std::string name;
@@ -12659,13 +16487,13 @@ inline Text read_text(const std::string& path) {
   return make_text(path.substr(path.find_last_of("/\\") + 1), data);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/safetensors.hpp
 // The safetensors format: 8 bytes of length N, N bytes of JSON, then the tensors' bytes.
 // The reader trusts nothing: lengths, ranges, shapes and names are checked before any is used.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct SafetensorsEntry {
   std::string name;
@@ -12919,19 +16747,20 @@ inline void write_safetensors(const std::string& path, const List<Parameter>& te
   file.write(&n, 8);
   file.write(json.data(), json.size());
   for (const Parameter& tensor : tensors) {
-    file.write(tensor.value.data(), 4 * static_cast<std::size_t>(tensor.value.count()));
+    const Tensor value = contiguous(tensor.value);
+    file.write(value.data(), 4 * static_cast<std::size_t>(value.count()));
   }
   file.finish();
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/checkpoint.hpp
 // A transformer in a file: parameters under the names of Hugging Face's Llama files, config and
 // tokenizer as JSON in the metadata. GPT-2 names are read too (wte, h.0.attn.c_attn, ...), with
 // matrices [out, in] or, as in the original files, [in, out].
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -13184,7 +17013,8 @@ inline void read_parameters(Transformer& model, const Safetensors& file, const s
       throw Error(cat(who, "the tensor for ", p.name, " is ", value.shape().text(), "; the model ",
                       model.config.name, " has ", p.value.shape().text()));
     }
-    std::memcpy(p.value.data(), value.data(), static_cast<std::size_t>(value.count()) * 4);
+    std::memcpy(p.value.data(), contiguous(value).data(),
+                static_cast<std::size_t>(value.count()) * 4);
   }
   for (const SafetensorsEntry& entry : file.entries) {
     if (!used.has(entry.name) && !harmless(entry.name, model)) {
@@ -13231,13 +17061,13 @@ inline Transformer load(const std::string& path) {
   return model;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/data.hpp
 // What a step learns from: windows of the text at random places. A sequence's place depends on the
 // seed, the step and its number in the whole batch, so every layout of devices sees the same data.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // ids [sequences, time]; the target of each token is the one after it.
 struct Batch {
@@ -13279,15 +17109,25 @@ inline std::int64_t batch_offset(const std::vector<std::int32_t>& tokens, std::i
   return static_cast<std::int64_t>(random_below(seed, index, places));
 }
 
-// Sequences first .. first + sequences - 1 of the whole batch of that step.
-inline Batch make_batch(const std::vector<std::int32_t>& tokens, std::int64_t sequences,
-                        std::int64_t time, std::uint64_t seed, std::int64_t step,
-                        std::int64_t first = 0) {
-  Batch batch;
+// Sequences first .. first + sequences - 1 of the whole batch of that step, in a batch whose memory
+// is used again.
+inline void fill_batch(Batch& batch, const std::vector<std::int32_t>& tokens,
+                       std::int64_t sequences, std::int64_t time, std::uint64_t seed,
+                       std::int64_t step, std::int64_t first = 0) {
+  batch.ids.clear();
+  batch.targets.clear();
+  batch.sequences = 0;
   batch.time = time;
   for (std::int64_t i = 0; i < sequences; ++i) {
     batch.add(tokens, batch_offset(tokens, time, seed, step, first + i));
   }
+}
+
+inline Batch make_batch(const std::vector<std::int32_t>& tokens, std::int64_t sequences,
+                        std::int64_t time, std::uint64_t seed, std::int64_t step,
+                        std::int64_t first = 0) {
+  Batch batch;
+  fill_batch(batch, tokens, sequences, time, seed, step, first);
   return batch;
 }
 
@@ -13313,13 +17153,13 @@ inline double evaluate(const Transformer& model, const std::vector<std::int32_t>
   return total / static_cast<double>(count);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/generate.hpp
 // Text from a model, token by token. With the cache a token costs one column of keys and values
 // and 2 flops a parameter; a full context starts over from its last tokens at position 0.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct GenerateOptions {
   double temperature = 0.8;  // 0: always the most probable
@@ -13433,14 +17273,14 @@ inline std::string generate(const Transformer& model, const Text& text, const st
                                                text.tokenizer.vocabulary()));
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/model_presets.hpp
 // Published architectures by name, with parameter counts that equal the published checkpoints.
 // Sources: the makers' papers and model configurations (GPT-2/3, PaLM, Llama, Mixtral, DeepSeek-V3,
 // Gemma, Qwen, ViT, Stable Diffusion); training tokens as the makers state them.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 namespace detail {
 
@@ -13684,13 +17524,13 @@ inline ModelConfig config(const std::string& name) {
                           alike.empty() ? "known: " + all : "near: " + alike));
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/optimizer.hpp
 // AdamW with decoupled weight decay on matrices alone (arXiv 1711.05101), the global gradient norm,
 // and the warm-up and cosine schedule of the learning rate.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct AdamWOptions {
   double learning_rate = 1e-3;
@@ -13797,12 +17637,12 @@ inline double cosine_schedule(std::int64_t step, std::int64_t warmup, std::int64
   return min + 0.5 * (1.0 + std::cos(3.14159265358979323846 * done)) * (max - min);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/train_step.hpp
 // One step of training: forward, backward, clip, update. 6 flops a parameter and token.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // How to train, wherever it runs.
 struct StepOptions {
@@ -13904,14 +17744,14 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
   return result;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/model/training_memory.hpp
 // What training holds on one device, in float32 and without recomputation: 16 bytes a parameter
 // (value, gradient, two Adam moments) and what each op keeps for its backward pass.
 // The closed form of this library's own layer; the memory meter is its other side.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct TrainingMemory {  // bytes
   double parameters = 0;
@@ -13956,13 +17796,13 @@ inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch, 
   return m;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/parallel/layout.hpp
 // A layout: how one training step is divided over devices.
 // devices = data * tensor * pipeline * context; expert divides data * context.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // What ZeRO (arXiv 1910.02054) shards over the data axis, each stage with those before it.
 enum class Zero { none, optimizer, gradients, parameters };
@@ -14025,14 +17865,14 @@ inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t 
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/parallel/train_report.hpp
 // What a training run says afterwards: losses, speed, memory, and on a mesh what every device sent,
 // each beside its prediction. A value is a formula, simulated (on the declared machine) or
 // measured (on this laptop).
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct Validation {
   std::int64_t step = 0;
@@ -14092,14 +17932,14 @@ inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
   return out;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/parallel/train.hpp
 // ts::train for one device and many: the same loop, the same data order, the same report.
 // On a mesh every device holds the whole model (data parallelism): each step it learns from its
 // part of the batch, and one all_reduce of all gradients and the loss makes the steps equal.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct TrainOptions : StepOptions {
   Machine machine;  // empty: one device, this laptop
@@ -14372,7 +18212,7 @@ inline TrainReport train(Transformer& model, const Text& text,
   return report;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/plan/transformer_math.hpp
 // Transformer maths: FLOPs for a token and bytes of training state, closed forms of a config.
@@ -14380,7 +18220,7 @@ inline TrainReport train(Transformer& model, const Text& text,
 // with P parameters, L layers, D width, H heads, K head size, T context, B tokens of a batch.
 // Source: "How To Scale Your Model", chapter 4; PaLM (arXiv 2204.02311), appendix B.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // What of the scores and weighted values is counted: nothing, what a causal mask keeps, all T x T.
 enum class AttentionFlops { none, causal, full };
@@ -14487,7 +18327,7 @@ inline double tensor_limit(double alpha, double axes, double hidden) {
   return axes * hidden / alpha;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/plan/serving.hpp
 // What serving a model takes: memory, chips, the time of a decode step, the price of its tokens.
@@ -14495,7 +18335,7 @@ inline double tensor_limit(double alpha, double axes, double hidden) {
 // B sequences of one step, KV the cache of one, N chips, W memory bandwidth, C peak. Lower bounds;
 // no collectives. Source: "How To Scale Your Model", chapters 7 and 8.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // A number format that is "the same as the weights'" until it is set.
 struct CacheFormat {
@@ -14703,7 +18543,7 @@ inline std::ostream& operator<<(std::ostream& out, const ServingPlan& plan) {
   return out;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/plan/training_layout.hpp
 // Training layouts: X chips of data (FSDP) times Y of tensor = N chips, priced by lower bounds.
@@ -14712,7 +18552,7 @@ inline std::ostream& operator<<(std::ostream& out, const ServingPlan& plan) {
 //   T_tensor = 8 b B D L / (X W_Y) activations gathered and scattered twice a layer, both passes
 // Source: "How To Scale Your Model", chapters 5 and 12. W: what a chip sends, both ways of a ring.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct TrainingJob {
   ModelConfig model;
@@ -14945,7 +18785,7 @@ inline void check_fits(const TrainingInputs& in) {
 }
 
 }  // namespace detail
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/plan/training.hpp
 // What a training run costs on a machine: the fastest layout's step, memory, days and dollars, each
@@ -14953,7 +18793,7 @@ inline void check_fits(const TrainingInputs& in) {
 //   days = 6 P tokens / (N C MFU), MFU = what well-run jobs reach, at most the layout's own limit
 // Source: "How To Scale Your Model", chapters 5 and 6.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct TrainingPlan {
   std::string model, machine;
@@ -15208,7 +19048,7 @@ inline std::ostream& operator<<(std::ostream& out, const TrainingPlan& plan) {
   return out;
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/svg.hpp
 // A picture as text: shapes and words in the coordinates of an SVG file, x to the right, y down.
@@ -15216,7 +19056,7 @@ inline std::ostream& operator<<(std::ostream& out, const TrainingPlan& plan) {
 // Colours: Okabe and Ito's eight, told apart with any colour vision; a series also has its own
 // dash pattern or marker.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // A finished picture. `text` says in words what is drawn, for terminals and screen readers.
 struct Svg {
@@ -15408,13 +19248,13 @@ inline std::ostream& operator<<(std::ostream& out, const Svg& picture) {
   return out << picture.text << "\n";
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/html.hpp
 // One self-contained page: words, tables and pictures in a single file without a script.
 // Readable on a telephone, on paper, in light and in dark.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 inline std::string html_row(const std::vector<std::string>& cells, const char* tag) {
@@ -15501,7 +19341,7 @@ class HtmlPage {
   std::string body_;
 };
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/display.hpp
 // A value shown where the reader is: as a picture or table in a notebook, as text elsewhere.
@@ -15514,7 +19354,7 @@ namespace xcpp {
 struct tinyscale_probe {};  // lets argument-dependent lookup reach the kernel's own functions
 }  // namespace xcpp
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct ShowOptions {
   std::ostream* out = &std::cout;  // null: silent
@@ -15619,14 +19459,14 @@ void show(const T& value, const ShowOptions& options = {}) {
   }
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/heat_map.hpp
 // A matrix as coloured cells: how many bytes each device sent to each other.
 // Colours run from dark blue to yellow and grow only lighter (after cividis, Nunez, Anderton and
 // Renslow 2018), so the order survives any colour vision and grey print.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // bytes[i][j] went from device i to device j.
 struct LinkHeatMap {
@@ -15746,14 +19586,14 @@ inline Svg svg(const LinkHeatMap& map) {
                        " in all, at most " + format_bytes(most) + " from one to another");
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/plot.hpp
 // Lines and points over two axes, each linear or logarithmic.
 // A value that is not finite, or not positive on a logarithmic axis, is left out; what lies
 // outside the axes is cut at the frame.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class Scale { linear, logarithmic };
 enum class Mark { line, points, hollow_points };
@@ -16057,14 +19897,14 @@ inline Svg svg(const Plot& plot) {
   return canvas.finish(text);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/pictures.hpp
 // The roofline and the loss curve.
 // Roofline: an op of I FLOPs per byte reaches at most min(peak, I x bandwidth) FLOPs per second
 // (Williams, Waterman and Patterson 2009). A report's dots are its formula; its rings measured.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct RooflinePoint {
   std::string name;
@@ -16350,12 +20190,12 @@ inline Svg svg(const LossCurve& curve) {
   return svg(plot);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
 // >> tinyscale/show/report_pictures.hpp
 // Pictures of whole reports: the losses of a training run, the bytes over the links of a mesh run.
 
-namespace tinyscale {
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Training and validation loss against the step.
 inline Svg svg(const TrainReport& report) {
@@ -16392,6 +20232,7 @@ inline Svg svg(const MeshRun& run) {
   return svg(map);
 }
 
-}  // namespace tinyscale
+}}  // namespace tinyscale
 
+#endif  // TINYSCALE_EXTERN
 #endif  // TINYSCALE_HPP

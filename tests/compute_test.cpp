@@ -308,7 +308,7 @@ TEST_CASE("elementwise: arithmetic") {
 
 TEST_CASE("elementwise: backward agrees with central differences") {
   using Forward = void (*)(std::int64_t, const float*, float*);
-  using Backward = void (*)(std::int64_t, const float*, const float*, float*);
+  using Backward = void (*)(std::int64_t, const float*, const float*, float*, float);
   const std::vector<std::pair<Forward, Backward>> pairs{
       {kernel::gelu_forward, kernel::gelu_backward},
       {kernel::gelu_tanh_forward, kernel::gelu_tanh_backward},
@@ -320,7 +320,7 @@ TEST_CASE("elementwise: backward agrees with central differences") {
     for (const auto& pair : pairs) {
       Floats x = noise(n, 1), y(x.size()), dx(x.size(), 0.0f);
       const Floats dy = noise(n, 2);
-      pair.second(n, x.data(), dy.data(), dx.data());
+      pair.second(n, x.data(), dy.data(), dx.data(), 1.0f);
       check_gradient(x, dx, [&] {
         pair.first(n, x.data(), y.data());
         return dot(y, dy);

@@ -269,13 +269,18 @@ TEST_CASE("hardware: operands go to the smallest level that holds them") {
 
 TEST_CASE("hardware: this laptop is a chip") {
   const ts::Chip laptop = ts::laptop();
-  CHECK(ts::laptop_measurement().seconds < 10);  // 0.5 s when the machine is quiet
+  const ts::LaptopMeasurement& found = ts::laptop_measurement();
+  CHECK(found.seconds < 10);  // below 2 s, but tests share their machine
   REQUIRE(laptop.levels.size() == 4);
   CHECK(laptop.flops_f32 > 1e8);
-  CHECK(laptop.vector_flops > 1e8);
+  CHECK(laptop.flops_bf16 >= laptop.flops_f32);
+  CHECK(laptop.flops_int8 >= laptop.flops_f32);
+  CHECK(laptop.vector_flops == laptop.flops_f32 / 2);
   CHECK(laptop.memory_bandwidth > 1e8);
-  for (std::size_t i = 1; i < 4; ++i) {
-    CHECK(laptop.levels[i].bytes > laptop.levels[i - 1].bytes);
+  CHECK(laptop.core_flops_f32 == found.one.f32);
+  for (std::size_t i = 0; i < 4; ++i) {
+    CHECK(laptop.levels[i].core_bandwidth == found.one.bandwidth[i]);
+    CHECK(laptop.levels[i].bytes > (i == 0 ? 0 : laptop.levels[i - 1].bytes));
   }
   CHECK(ts::laptop().flops_f32 == laptop.flops_f32);  // measured once
   ts::Profile profile;
@@ -284,8 +289,109 @@ TEST_CASE("hardware: this laptop is a chip") {
   profile.record(op);
   const ts::RooflineReport report = profile.roofline(laptop);
   CHECK(report.rows[0].measured == 1e-3);
+  CHECK(report.rows[0].of_roof() == doctest::Approx(report.rows[0].seconds / 1e-3));
   CHECK(report.rows[0].level == laptop.levels[report.rows[0].bytes > laptop.levels[0].bytes].name);
-  CHECK(report.csv().find("T measured") != std::string::npos);
+  CHECK(report.csv().find("T measured,of its roof\n") != std::string::npos);
+}
+
+TEST_CASE("hardware: the laptop has the rates of the threads in use") {
+  const ts::LaptopMeasurement& found = ts::laptop_measurement();
+  const ts::ThreadScope one(1);
+  const ts::Chip core = ts::laptop();
+  CHECK(core.cores == 1);
+  CHECK(core.flops_f32 == found.one.f32);
+  CHECK(core.memory_bandwidth == found.one.bandwidth[3]);
+  CHECK(core.levels[0].bytes == found.core_bytes[0]);
+  std::ostringstream text;
+  text << core;
+  CHECK(text.str().find("laptop, 1 thread\nwhat ") == 0);
+  CHECK(text.str().find("one thread") != std::string::npos);
+}
+
+TEST_CASE("hardware: the fraction of the roof stands beside what was measured") {
+  ts::Chip chip;
+  chip.name = "toy";
+  chip.flops_f32 = 1000;
+  chip.memory_bandwidth = 1e9;
+  chip.measured = true;
+  ts::OpRecord op = matmul_record(5, 10, 10);  // 1000 FLOPs: 1 s
+  op.seconds = 4;
+  std::vector<ts::OpRecord> ops{op, op, op};
+  ops[2].seconds = 0;
+  ops[2].name = "untimed";
+  const ts::RooflineReport report = ts::roofline(ops, chip);
+  REQUIRE(report.rows.size() == 2);
+  CHECK(report.rows[0].of_roof() == 0.25);  // 2 s of 8 s
+  CHECK(report.rows[1].of_roof() == 0);
+  const std::string csv = report.table().csv();
+  CHECK(csv.find(",8 s,25.0 %\n") != std::string::npos);
+  CHECK(csv.find(",-,-\n") != std::string::npos);
+}
+
+TEST_CASE("hardware: counters of the processor stand beside the model's, or say why not") {
+  ts::Chip chip;
+  chip.name = "toy";
+  chip.flops_f32 = 1000;
+  chip.memory_bandwidth = 1e9;
+  chip.measured = true;
+  const auto printed = [&](ts::detail::PerfOpener open) {
+    ts::Profile profile;
+    profile.count_hardware(open);
+    profile.record(matmul_record(1, 2, 3));
+    std::ostringstream text;
+    text << profile.roofline(chip);
+    return text.str();
+  };
+  const auto refused = [&](ts::detail::PerfOpener open, const std::string& why) {
+    const std::string text = printed(open);
+    const std::string said = "hardware counters: not here: " + why + "\n";
+    CHECK(text.find("Hardware counters, all threads") == std::string::npos);
+    CHECK(text.find(said) == text.size() - said.size());
+    CHECK(text.find("hardware counters") == text.rfind("hardware counters"));
+  };
+#if defined(TINYSCALE_PERF_EVENTS)
+  refused([](int, int) { return -EACCES; }, "the system does not allow them (perf_event_paranoid)");
+  refused([](int event, int) { return event < 2 ? dup(0) : -EPERM; },
+          "the system does not allow them (perf_event_paranoid)");
+  refused([](int, int) { return -ENOENT; }, "this processor, perhaps a virtual one, offers none");
+  refused([](int, int) { return -ENOSYS; }, "Function not implemented");
+  // Each event is a pipe that holds a count.
+  const ts::detail::PerfOpener pipes = [](int event, int) {
+    int ends[2];
+    if (pipe(ends) != 0) {
+      return -EMFILE;
+    }
+    const std::uint64_t count = event == 0 ? 100 : event == 1 ? 250 : 3;
+    const bool written = write(ends[1], &count, sizeof(count)) == sizeof(count);
+    close(ends[1]);
+    return written ? ends[0] : -EIO;
+  };
+  const ts::HardwareCounters counters(pipes);
+  CHECK(counters.why() == "");
+  const ts::HardwareCounts found = counters.read();
+  const double threads = found.cycles / 100;
+  CHECK(found.counted);
+  CHECK(threads >= 1);
+  CHECK(found.instructions == 250 * threads);
+  CHECK(found.instructions_per_cycle() == 2.5);
+  CHECK(found.memory_bytes() == 64 * 3 * threads);
+  CHECK_FALSE(counters.read().counted);  // the pipes are empty now
+  CHECK(printed(pipes).find("Hardware counters, all threads\nwhat ") != std::string::npos);
+  ts::Profile counting;
+  counting.count_hardware(pipes);
+  CHECK(counting.roofline(chip).hardware_table().csv().find("cycle,2.50,-\n") != std::string::npos);
+  // All threads have gone: nothing is counted, and nothing is wrong.
+  CHECK_FALSE(ts::HardwareCounters([](int, int) { return -ESRCH; }).read().counted);
+#else
+  refused([](int, int) { return -1; }, "they need Linux and a compiled program");
+#endif
+  const ts::HardwareCounters here;  // whatever this system says
+  CHECK(here.read().counted == here.why().empty());
+  ts::Profile profile;
+  CHECK(profile.hardware() == nullptr);
+  std::ostringstream text;
+  text << profile.roofline(chip);
+  CHECK(text.str().find("ardware counters") == std::string::npos);
 }
 
 TEST_CASE("hardware: a chip whose rates cannot be right prices nothing") {

@@ -7,6 +7,7 @@ namespace ts = tinyscale;
 
 std::int64_t sum_elsewhere(std::int64_t n);
 const void* pool_context_elsewhere();
+float sum_of_elsewhere(const ts::Tensor& x);
 
 std::int64_t sum_elsewhere(std::int64_t n) {
   std::atomic<std::int64_t> sum{0};
@@ -19,3 +20,5 @@ std::int64_t sum_elsewhere(std::int64_t n) {
 }
 
 const void* pool_context_elsewhere() { return &ts::context(); }
+
+float sum_of_elsewhere(const ts::Tensor& x) { return ts::sum(x).item(); }

@@ -1,4 +1,5 @@
-// With odr_a.cpp: both units see the same state and the same functions.
+// With odr_a.cpp: both units see the same state and the same functions. Compiled with different feature
+// macros they do not link: sum_of_elsewhere takes another ts::Tensor there.
 #include <atomic>
 #include <iostream>
 
@@ -8,6 +9,7 @@ namespace ts = tinyscale;
 
 std::int64_t sum_elsewhere(std::int64_t n);
 const void* pool_context_elsewhere();
+float sum_of_elsewhere(const ts::Tensor& x);
 
 int main() {
   std::atomic<std::int64_t> sum{0};
@@ -20,5 +22,6 @@ int main() {
   const bool same_context = pool_context_elsewhere() == &ts::context();
   std::cout << "sums " << (same_sum ? "agree" : "differ") << ", contexts "
             << (same_context ? "agree" : "differ") << "\n";
-  return same_sum && same_context ? 0 : 1;
+  const bool same_tensor = sum_of_elsewhere(ts::ones({2, 3})) == 6.0f;
+  return same_sum && same_context && same_tensor ? 0 : 1;
 }

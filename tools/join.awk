@@ -3,6 +3,7 @@
 #   #include "part"      replaced by the part, once, before the part that includes it
 #   #include <header>    gathered, sorted, written once at the top
 #   #  include <header>  stands inside an #if: left where it is
+#   namespace tinyscale  opens the inline namespace TINYSCALE_ABI as well, and its end closes both
 #
 # Plain POSIX awk; the same input gives the same bytes.
 
@@ -41,6 +42,9 @@ function read_part(name,    path, line, other, status) {
       other = quoted(line, "<", ">")
       if (!(other in known)) { known[other] = 1; header[++headers] = other }
     } else if (line !~ /^#pragma once/) {
+      if (line == "namespace tinyscale {") line = line " inline namespace TINYSCALE_ABI {"
+      else if (line == "}  // namespace tinyscale") line = "}}  // namespace tinyscale"
+      else if (line ~ /^(inline )?namespace tinyscale/) fail(path ": write `namespace tinyscale {`")
       text[name, ++length_of[name]] = line
       if (idea[name] == "" && line ~ /^\/\/ /) idea[name] = phrase(substr(line, 4))
     }
@@ -79,6 +83,10 @@ BEGIN {
   put("#ifndef TINYSCALE_HPP")
   put("#define TINYSCALE_HPP")
   put("")
+  put("#ifdef TINYSCALE_EXTERN  // declarations only, for a program that links the library of `make lib`")
+  put("#  include \"tinyscale_extern.hpp\"")
+  put("#else  // the whole library")
+  put("")
   for (i = 1; i <= headers; i++) put("#include <" header[i] ">")
   for (p = 1; p <= parts; p++) {
     put("")
@@ -86,6 +94,7 @@ BEGIN {
     for (i = 1; i <= length_of[part[p]]; i++) put(text[part[p], i])
   }
   put("")
+  put("#endif  // TINYSCALE_EXTERN")
   put("#endif  // TINYSCALE_HPP")
   for (i = 1; i <= count; i++) print lines[i]
 }

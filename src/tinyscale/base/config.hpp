@@ -50,6 +50,23 @@
 #define TINYSCALE_NO_THREADS 1
 #endif
 
+// In the joined header every name lives in an inline namespace that spells version and features, as in
+// tinyscale::v0_1_0_no_threads::Tensor: files compiled with different ones do not link.
+#if defined(TINYSCALE_NO_THREADS)
+#undef TINYSCALE_USE_OPENMP
+#define TINYSCALE_ABI_FEATURES _no_threads
+#elif defined(TINYSCALE_USE_OPENMP) && defined(_OPENMP)
+#define TINYSCALE_ABI_FEATURES _openmp
+#else
+#define TINYSCALE_ABI_FEATURES
+#endif
+#define TINYSCALE_ABI_PASTE(major, minor, patch, features) v##major##_##minor##_##patch##features
+#define TINYSCALE_ABI_NAME(major, minor, patch, features) \
+  TINYSCALE_ABI_PASTE(major, minor, patch, features)
+#define TINYSCALE_ABI                                                                            \
+  TINYSCALE_ABI_NAME(TINYSCALE_VERSION_MAJOR, TINYSCALE_VERSION_MINOR, TINYSCALE_VERSION_PATCH, \
+                     TINYSCALE_ABI_FEATURES)
+
 namespace tinyscale {
 namespace detail {
 

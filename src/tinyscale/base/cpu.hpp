@@ -1,8 +1,11 @@
 #pragma once
 // Which vector instructions this processor has, and the kernels' path that follows from it.
-// Compiled programs ask the compiler's run-time library; interpreted ones, which cannot link it,
-// read the flags of /proc/cpuinfo. TINYSCALE_CPU=portable|neon|avx2|avx512 chooses a lesser path.
+// Compiled programs ask the compiler's run-time library and cpuid; interpreted ones, which cannot
+// link it, read the flags of /proc/cpuinfo. TINYSCALE_CPU=portable|neon|avx2|avx512 chooses a path.
+// Units for low precision follow the path: vdpbf16ps (on AMD, where it does twice the work of an
+// f32 multiply-add; on Intel it does half), vpdpbusd (VNNI), and AMX tiles when no path is forced.
 
+#include <cstdint>
 #include <cstdio>  // fopen, fgetc
 #include <initializer_list>
 #include <string>
@@ -34,7 +37,14 @@ struct CpuInfo {
   bool avx512bw = false;
   bool avx512dq = false;
   bool avx512vl = false;
-  std::string text;  // "name (path)"
+  bool avx_vnni = false;     // vpdpbusd on 32 bytes
+  bool avx512_vnni = false;  // vpdpbusd on 64 bytes
+  bool avx512_bf16 = false;
+  bool amx_bf16 = false;  // with amx_tile, and the system lets this process use it
+  bool amx_int8 = false;
+  bool amd = false;
+  bool forced = false;  // a path was asked for: no AMX
+  std::string text;     // "name (path)", "name (path; bf16 vdpbf16ps; int8 vnni)"
 
   // avx2 stands for AVX2 with FMA, avx512 for F, BW, DQ and VL.
   bool has(CpuPath wanted) const {
@@ -74,6 +84,45 @@ inline std::string cpuinfo_value(const std::string& key) {
   return value;
 }
 
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+struct CpuidWords {
+  std::uint32_t a, b, c, d;
+};
+
+inline CpuidWords cpuid(std::uint32_t leaf, std::uint32_t part) {
+  CpuidWords w{leaf, 0, part, 0};
+  asm volatile("cpuid" : "+a"(w.a), "=b"(w.b), "+c"(w.c), "=d"(w.d));
+  return w;
+}
+
+// Linux gives a process the 8 KB of tile registers when it asks (arch_prctl, feature 18).
+inline bool ask_for_tiles() {
+#if defined(__linux__)
+  long result = 158;
+  asm volatile("syscall" : "+a"(result) : "D"(0x1023L), "S"(18L) : "rcx", "r11", "memory");
+  return result == 0;
+#else
+  return false;
+#endif
+}
+
+inline void detect_low_precision(CpuInfo& info) {
+  const CpuidWords vendor = cpuid(0, 0);
+  info.amd = vendor.b == 0x68747541U;  // "Auth"enticAMD
+  if (vendor.a < 7) {
+    return;
+  }
+  const CpuidWords first = cpuid(7, 0);
+  const CpuidWords second = first.a >= 1 ? cpuid(7, 1) : CpuidWords{0, 0, 0, 0};
+  info.avx512_vnni = info.avx512f && (first.c >> 11 & 1U) != 0;
+  info.avx_vnni = info.avx2 && (second.a >> 4 & 1U) != 0;
+  info.avx512_bf16 = info.avx512f && (second.a >> 5 & 1U) != 0;
+  const bool tiles = info.avx512f && (first.d >> 24 & 1U) != 0 && ask_for_tiles();
+  info.amx_bf16 = tiles && (first.d >> 22 & 1U) != 0;
+  info.amx_int8 = tiles && (first.d >> 25 & 1U) != 0;
+}
+#endif
+
 inline CpuInfo detect_cpu() {
   CpuInfo info;
   info.name = cpuinfo_value("model name");
@@ -87,6 +136,10 @@ inline CpuInfo detect_cpu() {
   info.avx512bw = flags.find(" avx512bw ") != std::string::npos;
   info.avx512dq = flags.find(" avx512dq ") != std::string::npos;
   info.avx512vl = flags.find(" avx512vl ") != std::string::npos;
+  info.avx_vnni = flags.find(" avx_vnni ") != std::string::npos;
+  info.avx512_vnni = flags.find(" avx512_vnni ") != std::string::npos;
+  info.avx512_bf16 = flags.find(" avx512_bf16 ") != std::string::npos;
+  info.amd = cpuinfo_value("vendor_id") == "AuthenticAMD";
 #elif TINYSCALE_X86
   __builtin_cpu_init();
   info.avx2 = __builtin_cpu_supports("avx2") != 0;
@@ -95,8 +148,30 @@ inline CpuInfo detect_cpu() {
   info.avx512bw = __builtin_cpu_supports("avx512bw") != 0;
   info.avx512dq = __builtin_cpu_supports("avx512dq") != 0;
   info.avx512vl = __builtin_cpu_supports("avx512vl") != 0;
+  detect_low_precision(info);
 #endif
   return info;
+}
+
+// What low precision runs on, on that path; empty where it is widened to the path's own vectors, as
+// in interpreters, which have no assembler.
+inline const char* bf16_unit(const CpuInfo& info, CpuPath path) {
+  if (path != CpuPath::avx512 || TINYSCALE_INTERPRETER) {
+    return "";
+  }
+  return info.amx_bf16 && !info.forced ? "amx" : info.avx512_bf16 && info.amd ? "vdpbf16ps" : "";
+}
+
+inline const char* int8_unit(const CpuInfo& info, CpuPath path) {
+  if (TINYSCALE_INTERPRETER) {
+    return "";
+  }
+  if (path == CpuPath::avx512 && info.amx_int8 && !info.forced) {
+    return "amx";
+  }
+  const bool vnni =
+      path == CpuPath::avx512 ? info.avx512_vnni : path == CpuPath::avx2 && info.avx_vnni;
+  return vnni ? "vnni" : "";
 }
 
 // Sets the path: the one that was asked for, or with an empty string the best there is.
@@ -116,7 +191,11 @@ inline CpuInfo choose_path(CpuInfo info, const std::string& wanted) {
   if (!found) {
     throw Error(cat("TINYSCALE_CPU is \"", wanted, "\"; this processor has ", available));
   }
-  info.text = (info.name.empty() ? "processor" : info.name) + " (" + name_of(info.path) + ")";
+  info.forced = !wanted.empty();
+  const std::string bf16 = bf16_unit(info, info.path);
+  const std::string int8 = int8_unit(info, info.path);
+  info.text = (info.name.empty() ? "processor" : info.name) + " (" + name_of(info.path) +
+              (bf16.empty() ? "" : "; bf16 " + bf16) + (int8.empty() ? "" : "; int8 " + int8) + ")";
   return info;
 }
 

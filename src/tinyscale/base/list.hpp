@@ -5,7 +5,10 @@
 
 #include <cstddef>
 #include <initializer_list>
+#include <new>  // placement
 #include <vector>
+
+#include "tinyscale/base/pool.hpp"
 
 namespace tinyscale {
 
@@ -50,11 +53,18 @@ class List : public detail::ListHead {
   using const_iterator = const T*;
 
   List() = default;
-  explicit List(std::size_t n) : ListHead(new T[n](), n) {}
+  explicit List(std::size_t n) : ListHead(n > 0 ? make(n) : nullptr, n) {}
   List(std::initializer_list<T> items) : List() { append(items.begin(), items.size()); }
   List(const List& other) : List() { append(other.begin(), other.size_); }
   List(List&& other) noexcept { swap_heads(other); }
-  ~List() { delete[] data(); }
+  ~List() {
+    if (items_ != nullptr) {
+      for (std::size_t i = capacity_; i > 0; --i) {
+        data()[i - 1].~T();
+      }
+      detail::pool_give(items_, capacity_, sizeof(T));
+    }
+  }
   List& operator=(List other) noexcept {
     swap_heads(other);
     return *this;
@@ -125,6 +135,14 @@ class List : public detail::ListHead {
   void swap(List& other) noexcept { swap_heads(other); }
 
  private:
+  static T* make(std::size_t n) {
+    static_assert(alignof(T) <= 64, "as far as the pool aligns");
+    T* const items = static_cast<T*>(detail::pool_take(n, sizeof(T)));
+    for (std::size_t i = 0; i < n; ++i) {
+      new (items + i) T();
+    }
+    return items;
+  }
   void append(const T* items, std::size_t n) {
     reserve(size_ + n);
     for (std::size_t i = 0; i < n; ++i) {

@@ -61,7 +61,9 @@ class Shape {
       if (dim == 0) {
         return 0;
       }
-      overflow = overflow || product > std::numeric_limits<std::int64_t>::max() / dim;
+      const std::int64_t small = std::int64_t{1} << 31;  // needs no division
+      overflow = overflow || ((product >= small || dim >= small) &&
+                              product > std::numeric_limits<std::int64_t>::max() / dim);
       product = overflow ? 1 : product * dim;
     }
     if (overflow) {
@@ -125,7 +127,7 @@ class Shape {
 inline bool operator==(const Shape& a, const Shape& b) {
   bool same = a.size() == b.size();
   for (int i = 0; same && i < a.size(); ++i) {
-    same = a[i] == b[i];
+    same = a.begin()[i] == b.begin()[i];
   }
   return same;
 }

@@ -4,9 +4,19 @@
 
 #include <atomic>
 #include <cstddef>  // nullptr_t
+#include <new>      // placement
+
+#include "tinyscale/base/pool.hpp"
 
 namespace tinyscale {
 namespace detail {
+
+// How many hold an object; `block` is the size of the memory that holds both, 0 when the object
+// was made by new.
+struct Holders {
+  std::atomic<int> count{1};
+  std::size_t block = 0;
+};
 
 // What needs no type: the object, and how many hold it.
 class SharedHead {
@@ -14,26 +24,36 @@ class SharedHead {
   SharedHead() = default;
   SharedHead(const SharedHead& other) : object_(other.object_), holders_(other.holders_) {
     if (holders_ != nullptr) {
-      holders_->fetch_add(1);
+      holders_->count.fetch_add(1, std::memory_order_relaxed);
     }
   }
   explicit operator bool() const { return object_ != nullptr; }
   bool operator==(std::nullptr_t) const { return object_ == nullptr; }
   bool operator!=(std::nullptr_t) const { return object_ != nullptr; }
-  int use_count() const { return holders_ == nullptr ? 0 : holders_->load(); }
+  int use_count() const {
+    return holders_ == nullptr ? 0 : holders_->count.load(std::memory_order_acquire);
+  }
 
  protected:
-  // True for the last holder, who deletes the object.
+  // True for the last holder, who deletes the object. Who holds it alone need not count down.
   bool let_go() {
-    if (holders_ == nullptr || holders_->fetch_sub(1) > 1) {
-      return false;
-    }
-    delete holders_;
-    return true;
+    return holders_ != nullptr && (use_count() == 1 || holders_->count.fetch_sub(1) == 1);
+  }
+  // Memory for the count and `bytes` more, which begin where object_ points: 16 bytes on.
+  void make_block(std::size_t bytes) {
+    static_assert(sizeof(Holders) <= 16, "the object begins 16 bytes on");
+    void* const memory = pool_take(1, bytes + 16);
+    holders_ = new (memory) Holders;
+    holders_->block = bytes + 16;
+    object_ = static_cast<char*>(memory) + 16;
+  }
+  void free_block() {
+    const std::size_t bytes = holders_->block == 0 ? sizeof(Holders) : holders_->block;
+    pool_give(holders_, 1, bytes);
   }
   void swap(SharedHead& other) noexcept {
     void* const object = object_;
-    std::atomic<int>* const holders = holders_;
+    Holders* const holders = holders_;
     object_ = other.object_;
     holders_ = other.holders_;
     other.object_ = object;
@@ -41,7 +61,7 @@ class SharedHead {
   }
 
   void* object_ = nullptr;
-  std::atomic<int>* holders_ = nullptr;
+  Holders* holders_ = nullptr;
 };
 
 }  // namespace detail
@@ -51,19 +71,33 @@ class Shared : public detail::SharedHead {
  public:
   Shared() = default;
   explicit Shared(T* object) {
-    holders_ = new std::atomic<int>(1);
+    holders_ = new (detail::pool_take(1, sizeof(detail::Holders))) detail::Holders;
     object_ = const_cast<void*>(static_cast<const void*>(object));
   }
   Shared(const Shared&) = default;
   Shared(Shared&& other) noexcept { swap(other); }
   ~Shared() {
     if (let_go()) {
-      delete static_cast<T*>(object_);
+      if (holders_->block > 0) {
+        static_cast<T*>(object_)->~T();
+      } else {
+        delete static_cast<T*>(object_);
+      }
+      free_block();
     }
   }
   Shared& operator=(Shared other) noexcept {
     swap(other);
     return *this;
+  }
+
+  // A default T in memory that is used again, with `more` bytes behind it.
+  static Shared make(std::size_t more = 0) {
+    static_assert(alignof(T) <= 16, "as far as make_block aligns");
+    Shared made;
+    made.make_block(sizeof(T) + more);
+    new (made.object_) T;
+    return made;
   }
 
   T* get() const { return static_cast<T*>(object_); }

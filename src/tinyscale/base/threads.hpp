@@ -1,80 +1,22 @@
 #pragma once
 // Host loops on several threads: parallel_for(n, grain, body) hands out chunks of [0, n).
-// One pool for the program, made at the first use and joined at its end. Threads that wait spin
-// for some microseconds, then yield, then sleep. A call inside a call, or one while another
-// thread uses the pool, runs on its own thread alone: always right, never a deadlock.
-// TINYSCALE_NO_THREADS: serial. TINYSCALE_USE_OPENMP with -fopenmp: OpenMP's threads instead.
+// One pool for the program; its workers start when a loop first asks for them and end with it.
+// Whoever is free takes the next chunk; a wait is a short spin, then yields, then sleep. Several
+// callers share the workers; a loop inside a body stays on its thread. TINYSCALE_USE_OPENMP with
+// -fopenmp: OpenMP's threads instead.
 
 #include <algorithm>  // max, min
 #include <atomic>
+#include <chrono>  // how late a worker was
 #include <condition_variable>
-#include <cstddef>
 #include <cstdint>
 #include <exception>  // exception_ptr
 #include <mutex>
-#include <string>
-#include <thread>
+#include <thread>  // yield
 
-#include "tinyscale/base/config.hpp"
-#include "tinyscale/base/error.hpp"
-#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/thread_scope.hpp"
 
 namespace tinyscale {
-namespace detail {
-
-// "1".."1024"; throws on anything else.
-inline int parse_thread_count(const std::string& text) {
-  int count = 0;
-  for (const char c : text) {
-    count = (c >= '0' && c <= '9' && count >= 0 && count <= 1024) ? count * 10 + (c - '0') : -1;
-  }
-  if (count < 1 || count > 1024) {
-    throw Error(cat("TINYSCALE_THREADS is \"", text, "\"; it must be a number from 1 to 1024"));
-  }
-  return count;
-}
-
-class SerialScope;
-inline const SerialScope*& current_serial_scope() {
-  static thread_local struct { const SerialScope* scope; } own;
-  return own.scope;
-}
-
-// While one is alive, parallel_for on this thread runs serially.
-class SerialScope {
- public:
-  SerialScope() : previous_(current_serial_scope()) { current_serial_scope() = this; }
-  ~SerialScope() { current_serial_scope() = previous_; }
-  SerialScope(const SerialScope&) = delete;
-  SerialScope& operator=(const SerialScope&) = delete;
-
- private:
-  const SerialScope* previous_;
-};
-
-inline void cpu_relax() {
-#if TINYSCALE_X86
-  __builtin_ia32_pause();
-#endif
-}
-
-}  // namespace detail
-
-// Threads that parallel_for may use, the caller included: TINYSCALE_THREADS or the hardware's.
-inline int thread_count() {
-#if defined(TINYSCALE_NO_THREADS)
-  return 1;
-#else
-  static const int count = [] {
-    const std::string wanted = detail::environment("TINYSCALE_THREADS");
-    const unsigned hardware = std::thread::hardware_concurrency();
-    return wanted.empty() ? static_cast<int>(std::min(std::max(hardware, 1U), 1024U))
-                          : detail::parse_thread_count(wanted);
-  }();
-  return count;
-#endif
-}
-
 namespace detail {
 
 // What a loop calls; it refers to the callable, which lives as long as the loop runs.
@@ -101,35 +43,46 @@ class LoopBody {
   void (*call_)(const LoopBody& self, std::int64_t begin, std::int64_t end);
 };
 
-// One loop in flight: chunks are handed out in order by a counter. Of several exceptions the one
-// of the lowest chunk is kept: it was handed out before the others, so it is always the same one.
+// One loop in flight: chunks are handed out in order. A chunk is a part of what is left, so the
+// last ones are small and all threads end together. Of several exceptions the one of the lowest
+// chunk is kept: it was handed out before the others, so it is always the same one.
 struct Loop {
   const LoopBody* body = nullptr;
-  std::int64_t n = 0;
-  std::int64_t chunk = 1;
-  std::atomic<std::int64_t> next{0};
+  std::int64_t n = 0, grain = 1;
+  std::int64_t share = 1;  // a chunk is what is left / share
+  alignas(64) std::atomic<std::int64_t> next{0};
   std::mutex mutex;  // guards the two below
   std::exception_ptr error;
   std::int64_t error_begin = 0;
 
-  void start(const LoopBody& loop_body, std::int64_t count, std::int64_t grain) {
-    // Four chunks a thread even out what the threads do; each a multiple of the grain.
-    const std::int64_t wanted = count / (std::int64_t{4} * thread_count());
+  void start(const LoopBody& loop_body, std::int64_t count, std::int64_t least) {
     body = &loop_body;
     n = count;
-    chunk = std::max<std::int64_t>(1, wanted / grain) * grain;
+    grain = least;
+    share = std::int64_t{4} * thread_count();
     error = nullptr;
     next.store(0);
   }
 
-  void work() {
-    for (;;) {
-      const std::int64_t begin = next.fetch_add(chunk);
+  // Takes the next chunk, [begin, end); false when all are taken.
+  bool take(std::int64_t& begin, std::int64_t& end) {
+    begin = next.load();
+    do {
       if (begin >= n) {
-        return;
+        return false;
       }
+      const std::int64_t left = n - begin;
+      const std::int64_t chunk = std::max<std::int64_t>(1, left / share / grain) * grain;
+      end = left < chunk ? n : begin + chunk;
+    } while (!next.compare_exchange_weak(begin, end));
+    return true;
+  }
+
+  void work() {
+    const SerialScope serial;
+    for (std::int64_t begin = 0, end = 0; take(begin, end);) {
       try {
-        (*body)(begin, n - begin < chunk ? n : begin + chunk);
+        (*body)(begin, end);
       } catch (...) {
         const std::lock_guard<std::mutex> lock(mutex);
         if (!error || begin < error_begin) {
@@ -142,160 +95,190 @@ struct Loop {
   }
 };
 
-// Threads that are joined together, also when an exception leaves.
-class ThreadGroup {
- public:
-  ThreadGroup() = default;
-  ThreadGroup(const ThreadGroup&) = delete;
-  ThreadGroup& operator=(const ThreadGroup&) = delete;
-  ~ThreadGroup() { join(); }
-
-  std::size_t size() const { return threads_.size(); }
-  // Throws std::system_error when the system gives no more threads.
-  void start(void (*body)(void* argument), void* argument) {
-    threads_.push_back(std::thread());
-    threads_.back() = std::thread(body, argument);
-  }
-  void join() {
-    for (std::thread& thread : threads_) {
-      if (thread.joinable()) {
-        thread.join();
-      }
-    }
-    threads_.clear();
-  }
-
- private:
-  List<std::thread> threads_;
+#if !defined(TINYSCALE_NO_THREADS)
+// A loop that workers may join. A worker counts itself inside before it looks whether the slot is
+// open; the caller closes it before it waits for inside to be 0, so none can come in late.
+struct LoopSlot {
+  Loop loop;
+  std::atomic<bool> taken{false}, open{false}, caller_sleeps{false};
+  std::atomic<int> seats{0};  // workers that may still join
+  int processor = -1;         // where the caller is
+  alignas(64) std::atomic<int> inside{0};
 };
 
-#if !defined(TINYSCALE_NO_THREADS)
-// The worker threads. A worker counts itself inside_ before it looks whether the loop is open_;
-// the caller closes the loop before it waits for inside_ to be 0, so none can come in late.
+// The worker threads, and a slot for each of the callers at work at once.
 class ThreadPool {
  public:
-  explicit ThreadPool(int workers) {
-    try {
-      for (int i = 0; i < workers; ++i) {
-        threads_.start([](void* pool) { static_cast<ThreadPool*>(pool)->serve(); }, this);
-      }
-    } catch (const std::exception&) {
-      // The system gives no more threads: those there are do the work.
-    }
-  }
-
+  ThreadPool() = default;
   ~ThreadPool() {
     stop_.store(true);
-    wake_all();
+    { const std::lock_guard<std::mutex> lock(mutex_); }
+    wake_.notify_all();
     threads_.join();
   }
-
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  // False when another caller has the pool; then nothing was done.
+  // On thread_count() threads. False when all slots are taken; then nothing was done.
   bool run(const LoopBody& body, std::int64_t n, std::int64_t grain) {
-    const std::unique_lock<std::mutex> owner(owner_, std::try_to_lock);
-    if (!owner.owns_lock()) {
-      return false;
+    LoopSlot* slot = slots_;
+    while (slot->taken.exchange(true)) {
+      if (++slot == slots_ + slot_count) {
+        return false;
+      }
     }
-    loop_.start(body, n, grain);
-    open_.store(true);
-    generation_.fetch_add(1);
-    if (sleepers_.load() > 0) {
-      wake_all();
+    const std::int64_t start = now();
+    slot->loop.start(body, n, grain);
+    if (start >= alone_until_.load()) {
+      invite(*slot, thread_count() - 1);
     }
-    {
-      const SerialScope serial;
-      loop_.work();
+    slot->loop.work();
+    slot->open.store(false);
+    if (slot->inside.load() > 0) {
+      wait_for_workers(*slot, start);
     }
-    open_.store(false);
-    wait_for_workers();
-    if (loop_.error) {
-      const std::exception_ptr error = loop_.error;
-      loop_.error = nullptr;
+    const std::exception_ptr error = slot->loop.error;
+    slot->loop.error = nullptr;
+    slot->taken.store(false);
+    if (error) {
       std::rethrow_exception(error);
     }
     return true;
   }
 
  private:
-  static constexpr int spins = 2000;  // some 20 to 80 us
-  static constexpr int yields = 20;
+  static constexpr int slot_count = 8;
+  static constexpr int spins = 100;   // one or two us; longer spins burn the time of who is awaited
+  static constexpr int yields = 200;  // some 50 us when no other thread wants the processor
 
-  void serve() {
-    const SerialScope serial;
-    std::uint64_t seen = 0;
-    while (wait_for_loop(seen)) {
-      seen = generation_.load();
-      inside_.fetch_add(1);
-      if (open_.load()) {
-        loop_.work();
-      }
-      if (inside_.fetch_sub(1) == 1 && caller_sleeps_.load()) {
-        { const std::lock_guard<std::mutex> lock(mutex_); }
-        done_.notify_one();
+  static std::int64_t now() {  // ns
+    const auto passed = std::chrono::steady_clock::now().time_since_epoch();
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(passed).count();
+  }
+
+  void invite(LoopSlot& slot, int helpers) {
+    grow(helpers);
+    slot.processor = current_processor();
+    slot.seats.store(helpers);
+    slot.open.store(true);
+    generation_.fetch_add(1);
+    if (sleepers_.load() > 0) {
+      { const std::lock_guard<std::mutex> lock(mutex_); }  // a worker is before its check or asleep
+      for (int i = 0; i < helpers; ++i) {
+        wake_.notify_one();
       }
     }
+  }
+
+  // Starts workers until there are so many, or the system gives no more.
+  void grow(int workers) {
+    if (workers <= workers_.load()) {
+      return;
+    }
+    const std::lock_guard<std::mutex> lock(growing_);
+    try {
+      while (workers_.load() < workers) {
+        threads_.start([](void* pool) { static_cast<ThreadPool*>(pool)->serve(); }, this);
+        workers_.fetch_add(1);
+      }
+    } catch (const std::exception&) {
+      workers_.store(1024);  // those there are do the work
+    }
+  }
+
+  void serve() {
+    std::uint64_t seen = 0;
+    int together = 0;  // loops in a row for which worker and caller met on one processor
+    while (wait_for_loop(seen)) {
+      seen = generation_.load();
+      for (LoopSlot& slot : slots_) {
+        if (slot.open.load()) {
+          join(slot, together);
+        }
+      }
+    }
+  }
+
+  void join(LoopSlot& slot, int& together) {
+    slot.inside.fetch_add(1);
+    if (slot.open.load() && slot.seats.fetch_sub(1) > 0) {
+      const int here = current_processor();
+      together = here >= 0 && here == slot.processor ? together + 1 : 0;
+      if (together % 64 == 2) {
+        leave_processor(here);
+      }
+      slot.loop.work();
+    }
+    if (slot.inside.fetch_sub(1) == 1 && slot.caller_sleeps.load()) {
+      { const std::lock_guard<std::mutex> lock(mutex_); }
+      done_.notify_all();
+    }
+  }
+
+  // Spins, then yields, until ready() or its patience ends.
+  template <class Ready>
+  static bool wait_awake(const Ready& ready) {
+    for (int i = 0; i < spins + yields; ++i) {
+      if (ready()) {
+        return true;
+      }
+      if (i < spins) {
+        cpu_relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+    return false;
   }
 
   // Returns when there is a loop that was not seen yet; false when the pool ends.
   bool wait_for_loop(std::uint64_t seen) {
-    for (int i = 0; i < spins + yields; ++i) {
-      if (stop_.load() || generation_.load() != seen) {
-        return !stop_.load();
-      }
-      if (i < spins) {
-        cpu_relax();
-      } else {
-        std::this_thread::yield();
-      }
+    const auto ready = [&] { return stop_.load() || generation_.load() != seen; };
+    if (!wait_awake(ready)) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      sleepers_.fetch_add(1);
+      wake_.wait(lock, ready);
+      sleepers_.fetch_sub(1);
     }
-    std::unique_lock<std::mutex> lock(mutex_);
-    sleepers_.fetch_add(1);
-    wake_.wait(lock, [&] { return stop_.load() || generation_.load() != seen; });
-    sleepers_.fetch_sub(1);
     return !stop_.load();
   }
 
-  void wait_for_workers() {
-    for (int i = 0; i < spins + yields; ++i) {
-      if (inside_.load() == 0) {
-        return;
-      }
-      if (i < spins) {
-        cpu_relax();
-      } else {
-        std::this_thread::yield();
-      }
+  // A worker that keeps its caller waiting for longer than the loop took was stopped by the system:
+  // callers then work alone for eight times as long, and where it happens again soon, for twice as
+  // long as before. So a stop costs a ninth at most, and less where stops are many.
+  void wait_for_workers(LoopSlot& slot, std::int64_t start) {
+    const std::int64_t done = now();
+    const auto ready = [&] { return slot.inside.load() == 0; };
+    if (!wait_awake(ready)) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      slot.caller_sleeps.store(true);
+      done_.wait(lock, ready);
+      slot.caller_sleeps.store(false);
     }
-    std::unique_lock<std::mutex> lock(mutex_);
-    caller_sleeps_.store(true);
-    done_.wait(lock, [&] { return inside_.load() == 0; });
-    caller_sleeps_.store(false);
+    const std::int64_t end = now();
+    const std::int64_t late = (end - done) - (done - start);
+    if (late > 20000) {
+      const std::int64_t last = pause_.load();
+      const bool soon = start - alone_until_.load() < last;
+      const std::int64_t twice = soon ? std::min<std::int64_t>(2 * last, 1000000000) : 0;
+      pause_.store(std::max(8 * late, twice));
+      alone_until_.store(end + pause_.load());
+    }
   }
 
-  void wake_all() {
-    { const std::lock_guard<std::mutex> lock(mutex_); }  // a worker is before its check or asleep
-    wake_.notify_all();
-  }
-
-  std::mutex owner_;  // held by the caller whose loop runs
-  Loop loop_;
-  std::atomic<bool> open_{false};
+  LoopSlot slots_[slot_count];
+  std::atomic<std::int64_t> alone_until_{0}, pause_{0};  // ns: see wait_for_workers
   std::atomic<bool> stop_{false};
-  std::atomic<bool> caller_sleeps_{false};
-  std::atomic<std::uint64_t> generation_{0};
-  std::atomic<int> inside_{0};
-  std::atomic<int> sleepers_{0};
+  alignas(64) std::atomic<std::uint64_t> generation_{0};
+  std::atomic<int> sleepers_{0}, workers_{0};
   std::mutex mutex_;  // for the two condition variables
-  std::condition_variable wake_;
-  std::condition_variable done_;
+  std::condition_variable wake_, done_;
+  std::mutex growing_;  // guards the threads below
   ThreadGroup threads_;
 };
 
 inline ThreadPool& thread_pool() {
-  static ThreadPool pool(thread_count() - 1);
+  static ThreadPool pool;
   return pool;
 }
 #endif
@@ -305,10 +288,7 @@ inline bool run_loop(const LoopBody& body, std::int64_t n, std::int64_t grain) {
   Loop loop;
   loop.start(body, n, grain);
 #pragma omp parallel num_threads(thread_count())
-  {
-    const SerialScope serial;
-    loop.work();
-  }
+  loop.work();
   if (loop.error) {
     std::rethrow_exception(loop.error);
   }
@@ -332,8 +312,7 @@ inline void parallel_for(std::int64_t n, std::int64_t grain, const detail::LoopB
     return;
   }
   grain = std::max<std::int64_t>(1, grain);
-  const bool alone = n <= grain || thread_count() == 1 || detail::current_serial_scope() != nullptr;
-  if (alone || !detail::run_loop(body, n, grain)) {
+  if (n <= grain || thread_count() == 1 || !detail::run_loop(body, n, grain)) {
     body(0, n);
   }
 }

@@ -10,6 +10,7 @@
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/elementwise.hpp"
+#include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
@@ -46,29 +47,21 @@ struct AdamWBlock {
   }
 
   template <class L>
-  TINYSCALE_INLINE void run() const {
+  TINYSCALE_INLINE void at(std::int64_t i, std::int64_t left) const {
     typename L::V vg, vp, vm, vv;
-    std::int64_t i = 0;
-    for (; i + L::width <= n; i += L::width) {
-      load<L>(grad + i, vg);
-      load<L>(param + i, vp);
-      load<L>(m + i, vm);
-      load<L>(v + i, vv);
-      step<L>(vg, vp, vm, vv);
-      store<L>(param + i, vp);
-      store<L>(m + i, vm);
-      store<L>(v + i, vv);
-    }
-    if (i < n) {
-      load_part<L>(grad + i, n - i, 0.0f, vg);
-      load_part<L>(param + i, n - i, 0.0f, vp);
-      load_part<L>(m + i, n - i, 0.0f, vm);
-      load_part<L>(v + i, n - i, 0.0f, vv);
-      step<L>(vg, vp, vm, vv);
-      store_part<L>(param + i, n - i, vp);
-      store_part<L>(m + i, n - i, vm);
-      store_part<L>(v + i, n - i, vv);
-    }
+    load_some<L>(grad + i, left, 0.0f, vg);
+    load_some<L>(param + i, left, 0.0f, vp);
+    load_some<L>(m + i, left, 0.0f, vm);
+    load_some<L>(v + i, left, 0.0f, vv);
+    step<L>(vg, vp, vm, vv);
+    store_some<L>(param + i, left, vp);
+    store_some<L>(m + i, left, vm);
+    store_some<L>(v + i, left, vv);
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for_row<L>(n, *this);
   }
 };
 

@@ -1,7 +1,7 @@
 #pragma once
-// Element-wise kernels: y[i] = f(a[i], b[i]), and backward ones that add: dx[i] += f'(x[i]) dy[i].
-// The reference body of each is the one line in its comment. Work is split into fixed blocks, so
-// the result does not depend on the number of threads.
+// Element-wise kernels: y[i] = f(a[i], b[i]); backward ones dx[i] = beta dx[i] + f'(x[i]) dy[i],
+// where beta is 0 (dx is not read) or 1. The reference body of each is the line in its comment.
+// Work is split into fixed blocks, so the result does not depend on the number of threads.
 // gelu(x) = x (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel, arXiv 1606.08415).
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
@@ -16,74 +17,65 @@ namespace detail {
 
 constexpr std::int64_t elementwise_block = 8192;  // floats; a multiple of every lane width
 
-// One block: loads a and b (and y where Op adds to it), applies op, stores y.
-template <class Op>
-struct MapBlock {
-  Op op;
+struct MapOperands {
   std::int64_t n;
   const float* a;
   const float* b;
+  float beta;  // 0: y is not read
   float* y;
+};
+
+// One block: loads a and b (and y where Op adds to it), applies op, stores y.
+template <class Op>
+struct MapBlock {
+  const Op& op;
+  const MapOperands& m;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     typedef typename L::V V;
-    std::int64_t i = 0;
-    V va, vb, vy{};
-    for (; i + L::width <= n; i += L::width) {
-      load<L>(a + i, va);
-      load<L>(b + i, vb);
-      if constexpr (Op::adds) {
-        load<L>(y + i, vy);
+    const bool adds = Op::adds && m.beta != 0.0f;
+    V va, vb, vy;
+    for (std::int64_t i = 0; i < m.n; i += L::width) {
+      load_some<L>(m.a + i, m.n - i, 0.0f, va);
+      load_some<L>(m.b + i, m.n - i, 0.0f, vb);
+      vy = V{};
+      if (adds) {
+        load_some<L>(m.y + i, m.n - i, 0.0f, vy);
       }
       op.template apply<L>(va, vb, vy);
-      store<L>(y + i, vy);
-    }
-    if (i < n) {
-      load_part<L>(a + i, n - i, 0.0f, va);
-      load_part<L>(b + i, n - i, 0.0f, vb);
-      if constexpr (Op::adds) {
-        load_part<L>(y + i, n - i, 0.0f, vy);
-      }
-      op.template apply<L>(va, vb, vy);
-      store_part<L>(y + i, n - i, vy);
+      store_some<L>(m.y + i, m.n - i, vy);
     }
   }
 };
 
 template <class Op>
-void map_block(const void* op, std::int64_t n, const float* a, const float* b, float* y) {
-  run_on_lanes(MapBlock<Op>{*static_cast<const Op*>(op), n, a, b, y});
+void map_block(const void* op, const MapOperands& m) {
+  run_on_lanes(MapBlock<Op>{*static_cast<const Op*>(op), m});
 }
 
 // The blocks of all ops: what differs is a function pointer, so it is compiled once.
-struct MapLoop {
-  void (*block)(const void* op, std::int64_t n, const float* a, const float* b, float* y);
-  const void* op;
-  std::int64_t n;
-  const float* a;
-  const float* b;
-  float* y;
-
-  void operator()(std::int64_t begin, std::int64_t end) const {
+inline void map_blocks(void (*block)(const void* op, const MapOperands& m), const void* op,
+                       const MapOperands& all) {
+  const std::int64_t blocks = (all.n + elementwise_block - 1) / elementwise_block;
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t at = i * elementwise_block;
-      block(op, std::min(elementwise_block, n - at), a + at, b + at, y + at);
+      block(op, MapOperands{std::min(elementwise_block, all.n - at), all.a + at, all.b + at,
+                            all.beta, all.y + at});
     }
+  };
+  if (blocks <= 2) {
+    body(0, blocks);
+  } else {
+    parallel_for(blocks, 2, body);
   }
-  void run() const {
-    const std::int64_t blocks = (n + elementwise_block - 1) / elementwise_block;
-    if (blocks <= 2) {
-      (*this)(0, blocks);
-    } else {
-      parallel_for(blocks, 2, *this);
-    }
-  }
-};
+}
 
 template <class Op>
-void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y) {
-  MapLoop{&map_block<Op>, &op, n, a, b, y}.run();
+void map(const Op& op, std::int64_t n, const float* a, const float* b, float* y,
+         float beta = 1.0f) {
+  map_blocks(&map_block<Op>, &op, MapOperands{n, a, b, beta, y});
 }
 
 // An operation: y = EXPRESSION of the vectors a and b (and of y itself where ADDS is true).
@@ -114,18 +106,15 @@ TINYSCALE_MAP_OP(ReluOp, false, max_vector<L>(a, V{}, y););
 TINYSCALE_MAP_OP(ReluBackwardOp, true, V g; typename L::I positive; less<L>(V{}, a, positive);
                  blend<L>(positive, b, V{}, g); y = y + g;);
 
-TINYSCALE_MAP_OP(SiluOp, false, V e; exp_vector<L>(-a, e); y = a / (1.0f + e););
+TINYSCALE_MAP_OP(SiluOp, false, V s; sigmoid_vector<L>(a, s); y = a * s;);
 
-TINYSCALE_MAP_OP(SiluBackwardOp, true, V e; exp_vector<L>(-a, e); const V s = 1.0f / (1.0f + e);
+TINYSCALE_MAP_OP(SiluBackwardOp, true, V s; sigmoid_vector<L>(a, s);
                  y = y + b * s * (1.0f + a * (1.0f - s)););
 
 TINYSCALE_MAP_OP(GeluOp, false, V t; erf_vector<L>(a * 0.70710678118654752f, t);
                  y = 0.5f * a * (1.0f + t););
 
-// d gelu / dx = (1 + erf(x / sqrt 2)) / 2 + x exp(-x^2 / 2) / sqrt(2 pi)
-TINYSCALE_MAP_OP(GeluBackwardOp, true, V t; V e; erf_vector<L>(a * 0.70710678118654752f, t);
-                 exp_vector<L>(a * a * -0.5f, e);
-                 y = y + b * (0.5f * (1.0f + t) + a * e * 0.39894228040143268f););
+TINYSCALE_MAP_OP(GeluBackwardOp, true, V slope; gelu_slope_vector<L>(a, slope); y = y + b * slope;);
 
 // gelu_tanh(x) = x (1 + tanh(u)) / 2, u = sqrt(2 / pi) (x + 0.044715 x^3)
 TINYSCALE_MAP_OP(GeluTanhOp, false, V t;
@@ -183,14 +172,16 @@ inline void div(std::int64_t n, const float* a, const float* b, float* y) {
 inline void accumulate(std::int64_t n, const float* x, float* y) {  // y[i] += x[i]
   detail::map(detail::AccumulateOp{}, n, x, x, y);
 }
-inline void multiply_add(std::int64_t n, const float* a, const float* b, float* y) {  // y += a b
-  detail::map(detail::MultiplyAddOp{}, n, a, b, y);
+inline void multiply_add(std::int64_t n, const float* a, const float* b, float* y,
+                         float beta = 1.0f) {  // y = beta y + a b
+  detail::map(detail::MultiplyAddOp{}, n, a, b, y, beta);
 }
 inline void scale(std::int64_t n, float factor, const float* x, float* y) {  // y = factor x
   detail::map(detail::ScaleOp{factor}, n, x, x, y);
 }
-inline void scaled_add(std::int64_t n, float factor, const float* x, float* y) {  // y += factor x
-  detail::map(detail::ScaledAddOp{factor}, n, x, x, y);
+inline void scaled_add(std::int64_t n, float factor, const float* x, float* y,
+                       float beta = 1.0f) {  // y = beta y + factor x
+  detail::map(detail::ScaledAddOp{factor}, n, x, x, y, beta);
 }
 
 // Activations: y[i] = f(x[i]).
@@ -213,21 +204,26 @@ inline void gelu_tanh_forward(std::int64_t n, const float* x, float* y) {
   detail::map(detail::GeluTanhOp{}, n, x, x, y);
 }
 
-// Their derivatives: dx[i] += f'(x[i]) dy[i].
-inline void tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
-  detail::map(detail::TanhBackwardOp{}, n, x, dy, dx);
+// Their derivatives: dx[i] = beta dx[i] + f'(x[i]) dy[i].
+inline void tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                          float beta = 1.0f) {
+  detail::map(detail::TanhBackwardOp{}, n, x, dy, dx, beta);
 }
-inline void relu_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
-  detail::map(detail::ReluBackwardOp{}, n, x, dy, dx);
+inline void relu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                          float beta = 1.0f) {
+  detail::map(detail::ReluBackwardOp{}, n, x, dy, dx, beta);
 }
-inline void silu_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
-  detail::map(detail::SiluBackwardOp{}, n, x, dy, dx);
+inline void silu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                          float beta = 1.0f) {
+  detail::map(detail::SiluBackwardOp{}, n, x, dy, dx, beta);
 }
-inline void gelu_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
-  detail::map(detail::GeluBackwardOp{}, n, x, dy, dx);
+inline void gelu_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                          float beta = 1.0f) {
+  detail::map(detail::GeluBackwardOp{}, n, x, dy, dx, beta);
 }
-inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx) {
-  detail::map(detail::GeluTanhBackwardOp{}, n, x, dy, dx);
+inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, float* dx,
+                               float beta = 1.0f) {
+  detail::map(detail::GeluTanhBackwardOp{}, n, x, dy, dx, beta);
 }
 
 }  // namespace kernel

@@ -1,7 +1,8 @@
 #pragma once
 // Register tile of a matrix product: a block of C that stays in registers while k runs.
 // Each step of k loads one row of B's panel, broadcasts one number of each row of A, and does
-// rows x vectors multiply-adds: 24 of them on 10 loads with AVX-512 (6 rows of 4 vectors).
+// rows x vectors multiply-adds: 24 of them on 10 loads with AVX-512 (6 rows of 4 vectors), and
+// fetches what the next panel will need: memory works while the multipliers do.
 
 #include <cstddef>
 #include <cstdint>
@@ -21,13 +22,31 @@ struct GemmOperands {
   float beta;
   float* c;
   std::int64_t ldc;
+  const void* epilogue = nullptr;  // what finish does to rows [0, m) of a finished block of C
+  void (*finish)(const GemmOperands& g, std::int64_t row, std::int64_t m, std::int64_t column,
+                 std::int64_t n) = nullptr;
 };
 
-// C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers.
+// Rows [0, m) of one panel of B. ahead: what will be read next, fetched meanwhile: in each step of
+// k two cache lines, `gap` floats apart, then `ahead_row` further.
+struct PanelWork {
+  std::int64_t m, k;
+  const float* a;
+  std::int64_t a_row, a_col;
+  const float* b;
+  std::int64_t b_row;
+  float* c;
+  std::int64_t ldc;
+  float beta;  // 0 or 1
+  const float* ahead;
+  std::int64_t ahead_row, gap;
+};
+
+// C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers. Rows from
+// `valid` on repeat the first one and are not stored.
 template <class L, int ROWS, int VECTORS>
-TINYSCALE_INLINE void gemm_tile(std::int64_t k, const float* a, std::int64_t a_row,
-                                std::int64_t a_col, const float* b, std::int64_t b_row, float* c,
-                                std::int64_t ldc, float beta) {
+TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64_t valid,
+                                const float* ahead) {
   typedef typename L::V V;
   V sum[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)];
   TINYSCALE_UNROLL
@@ -37,12 +56,19 @@ TINYSCALE_INLINE void gemm_tile(std::int64_t k, const float* a, std::int64_t a_r
       sum[i][j] = V{};
     }
   }
-  for (std::int64_t p = 0; p < k; ++p) {
+  const std::int64_t a_row = valid < ROWS ? 0 : w.a_row;
+  const std::int64_t a_col = w.a_col, b_row = w.b_row, ahead_row = w.ahead_row, gap = w.gap;
+  const float* a = w.a + row * w.a_row;
+  const float* b = w.b;
+  float* c = w.c + row * w.ldc;
+  for (std::int64_t p = w.k; p > 0; --p) {
     V right[static_cast<std::size_t>(VECTORS)];
     TINYSCALE_UNROLL
     for (int j = 0; j < VECTORS; ++j) {
       load<L>(b + j * L::width, right[j]);
     }
+    prefetch(ahead);
+    prefetch(ahead + gap);
     TINYSCALE_UNROLL
     for (int i = 0; i < ROWS; ++i) {
       V left;
@@ -54,50 +80,45 @@ TINYSCALE_INLINE void gemm_tile(std::int64_t k, const float* a, std::int64_t a_r
     }
     a += a_col;
     b += b_row;
+    ahead += ahead_row;
   }
   TINYSCALE_UNROLL
   for (int i = 0; i < ROWS; ++i) {
     TINYSCALE_UNROLL
     for (int j = 0; j < VECTORS; ++j) {
-      float* to = c + i * ldc + j * L::width;
-      if (beta != 0.0f) {
+      if (i >= valid) {
+        return;
+      }
+      float* to = c + i * w.ldc + j * L::width;
+      if (w.beta != 0.0f) {
         V old;
         load<L>(to, old);
-        sum[i][j] = sum[i][j] + old;  // beta is 0 or 1
+        sum[i][j] = sum[i][j] + old;
       }
       store<L>(to, sum[i][j]);
     }
   }
 }
 
-// Rows [0, m) of one panel: full tiles, then what is left in tiles of 4, 2 and 1 rows.
+// Full tiles, then what is left in tiles of 2 rows. Of what is ahead each of the first tiles
+// fetches its part: two lines of four a step where there are 2 or 3 tiles, one where there are more.
 template <class L, int VECTORS>
 struct GemmPanel {
-  std::int64_t m, k;
-  const float* a;
-  std::int64_t a_row, a_col;
-  const float* b;
-  std::int64_t b_row;
-  float* c;
-  std::int64_t ldc;
-  float beta;
-
-  template <int ROWS>
-  TINYSCALE_INLINE void rows(std::int64_t& i) const {
-    for (; i + ROWS <= m; i += ROWS) {
-      gemm_tile<L, ROWS, VECTORS>(k, a + i * a_row, a_row, a_col, b, b_row, c + i * ldc, ldc, beta);
-    }
-  }
+  const PanelWork& w;
 
   template <class Same>
   TINYSCALE_INLINE void run() const {
-    std::int64_t i = 0;
-    rows<L::rows>(i);
-    if constexpr (L::rows > 4) {
-      rows<4>(i);
+    std::int64_t i = 0, tile = 0;
+    for (; i + L::rows <= w.m; i += L::rows, ++tile) {
+      gemm_tile<L, L::rows, VECTORS>(w, i, L::rows, ahead(tile));
     }
-    rows<2>(i);
-    rows<1>(i);
+    for (; i < w.m; i += 2, ++tile) {
+      gemm_tile<L, 2, VECTORS>(w, i, w.m - i, ahead(tile));
+    }
+  }
+
+  const float* ahead(std::int64_t tile) const {
+    return w.ahead + (w.gap == 0 ? tile % 4 * 16 : w.gap == 16 ? tile % 2 * 32 : 0);
   }
 };
 

@@ -3,8 +3,8 @@
 // A kernel is a struct with a member template `run<L>()`; run_on_lanes() compiles it once for each
 // instruction set (the target attribute stands here and nowhere else) and calls the widest one the
 // machine has. Vectors are passed by reference, never by value: they stay inside one function.
-// Sources of the polynomials: Cephes expf; the rational erf and tanh of Eigen and XLA.
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -20,6 +20,11 @@
 #define TINYSCALE_INLINE inline
 #define TINYSCALE_UNROLL
 #endif
+#if TINYSCALE_VECTOR_EXTENSIONS && defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define TINYSCALE_SHUFFLE 1
+#endif
+#endif
 
 namespace tinyscale {
 namespace detail {
@@ -31,6 +36,7 @@ struct Lanes1 {
   typedef float V;
   typedef float Loose;
   typedef std::int32_t I;
+  typedef std::int32_t LooseI;
   static constexpr int doubles = 1;
   typedef double D;
   typedef float Half;
@@ -46,6 +52,7 @@ struct Lanes4 {  // 16 bytes: SSE2, NEON, and whatever else has 16-byte register
   typedef float V __attribute__((vector_size(16)));
   typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(16)));
+  typedef std::int32_t LooseI __attribute__((vector_size(16), aligned(4), may_alias));
   static constexpr int doubles = 2;
   typedef double D __attribute__((vector_size(16)));
   typedef float Half __attribute__((vector_size(8), aligned(4), may_alias));
@@ -56,6 +63,7 @@ struct Lanes8 {  // 32 bytes: AVX2, 16 registers
   typedef float V __attribute__((vector_size(32)));
   typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(32)));
+  typedef std::int32_t LooseI __attribute__((vector_size(32), aligned(4), may_alias));
   static constexpr int doubles = 4;
   typedef double D __attribute__((vector_size(32)));
   typedef float Half __attribute__((vector_size(16), aligned(4), may_alias));
@@ -66,6 +74,7 @@ struct Lanes16 {  // 64 bytes: AVX-512, 32 registers
   typedef float V __attribute__((vector_size(64)));
   typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(64)));
+  typedef std::int32_t LooseI __attribute__((vector_size(64), aligned(4), may_alias));
   static constexpr int doubles = 8;
   typedef double D __attribute__((vector_size(64)));
   typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
@@ -152,6 +161,14 @@ TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
   *reinterpret_cast<typename L::Loose*>(to) = v;
 }
 
+TINYSCALE_INLINE void prefetch(const void* at) {
+#if TINYSCALE_VECTOR_EXTENSIONS
+  __builtin_prefetch(at, 0, 2);
+#else
+  static_cast<void>(at);
+#endif
+}
+
 // The next `doubles` floats, widened.
 template <class L>
 TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {
@@ -160,28 +177,6 @@ TINYSCALE_INLINE void load_double(const float* from, typename L::D& v) {
 #else
   v = static_cast<double>(*from);
 #endif
-}
-
-// The last count < width floats of a row; the other lanes hold fill.
-template <class L>
-TINYSCALE_INLINE void load_part(const float* from, std::int64_t count, float fill,
-                                typename L::V& v) {
-  float lanes[L::width];
-  for (int i = 0; i < L::width; ++i) {
-    lanes[i] = i < count ? from[i] : fill;
-  }
-  load<L>(lanes, v);
-}
-
-template <class L>
-TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L::V& v) {
-  float lanes[L::width];
-  store<L>(lanes, v);
-  for (int i = 0; i < L::width; ++i) {
-    if (i < count) {
-      to[i] = lanes[i];
-    }
-  }
 }
 
 // Every lane x. g++ builds `x - V{}` lane by lane when it meets it outside a target function, which
@@ -210,27 +205,155 @@ TINYSCALE_INLINE void broadcast(float x, typename L::V& v) {
   v = x - typename L::V{};
 }
 
+// Every lane the same 32 bits.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f"))) inline void broadcast_word(std::int32_t word, Lanes16::I& v) {
+  v = word - Lanes16::I{};
+}
+__attribute__((target("avx2,fma"))) inline void broadcast_word(std::int32_t word, Lanes8::I& v) {
+  v = word - Lanes8::I{};
+}
+#endif
+template <class I>
+TINYSCALE_INLINE void broadcast_word(std::int32_t word, I& v) {
+  v = word - I{};
+}
+
+// 0, 1, 2, ...
 template <class L>
-TINYSCALE_INLINE float sum_lanes(const typename L::V& v) {  // a tree: 8 + 4 + 2 + 1
-  float lanes[L::width];
-  store<L>(lanes, v);
-  for (int half = L::width / 2; half > 0; half /= 2) {
-    for (int i = 0; i < half; ++i) {
-      lanes[i] += lanes[i + half];
+TINYSCALE_INLINE void lane_numbers(typename L::I& v) {
+  static constexpr std::int32_t numbers[16] = {0, 1, 2,  3,  4,  5,  6,  7,
+                                               8, 9, 10, 11, 12, 13, 14, 15};
+  std::memcpy(&v, numbers, sizeof(v));
+}
+
+// The first count < width lanes, by the masks of each instruction set: nothing beyond is touched.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+__attribute__((target("avx512f"))) inline void load_part_16(const float* from, std::int64_t count,
+                                                            Lanes16::V& v) {
+  v = __builtin_ia32_loadups512_mask(from, v, static_cast<unsigned short>((1 << count) - 1));
+}
+
+__attribute__((target("avx512f"))) inline void store_part_16(float* to, std::int64_t count,
+                                                             const Lanes16::V& v) {
+  __builtin_ia32_storeups512_mask(to, v, static_cast<unsigned short>((1 << count) - 1));
+}
+
+__attribute__((target("avx2,fma"))) inline void load_part_8(const float* from, std::int64_t count,
+                                                            Lanes8::V& v) {
+  Lanes8::I lanes;
+  lane_numbers<Lanes8>(lanes);
+  const Lanes8::I mask = lanes < static_cast<std::int32_t>(count);
+  const Lanes8::V found =
+      __builtin_ia32_maskloadps256(reinterpret_cast<const Lanes8::V*>(from), mask);
+  v = mask ? found : v;
+}
+
+__attribute__((target("avx2,fma"))) inline void store_part_8(float* to, std::int64_t count,
+                                                             const Lanes8::V& v) {
+  Lanes8::I lanes;
+  lane_numbers<Lanes8>(lanes);
+  const Lanes8::I mask = lanes < static_cast<std::int32_t>(count);
+  __builtin_ia32_maskstoreps256(reinterpret_cast<Lanes8::V*>(to), mask, v);
+}
+#endif
+
+// The last count < width floats of a row; the other lanes hold fill.
+template <class L>
+TINYSCALE_INLINE void load_part(const float* from, std::int64_t count, float fill,
+                                typename L::V& v) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  if constexpr (L::width >= 8) {
+    broadcast<L>(fill, v);
+    if constexpr (L::width == 16) {
+      load_part_16(from, count, v);
+    } else {
+      load_part_8(from, count, v);
     }
+    return;
   }
-  return lanes[0];
+#endif
+  float lanes[L::width];
+  for (int i = 0; i < L::width; ++i) {
+    lanes[i] = i < count ? from[i] : fill;
+  }
+  load<L>(lanes, v);
 }
 
 template <class L>
-TINYSCALE_INLINE float max_lanes(const typename L::V& v) {
+TINYSCALE_INLINE void store_part(float* to, std::int64_t count, const typename L::V& v) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  if constexpr (L::width == 16) {
+    store_part_16(to, count, v);
+    return;
+  } else if constexpr (L::width == 8) {
+    store_part_8(to, count, v);
+    return;
+  }
+#endif
   float lanes[L::width];
   store<L>(lanes, v);
-  float best = lanes[0];
-  for (int i = 1; i < L::width; ++i) {
-    best = lanes[i] > best ? lanes[i] : best;
+  for (int i = 0; i < L::width && i < count; ++i) {
+    to[i] = lanes[i];
   }
-  return best;
+}
+
+// A whole vector, or the part of it that is left of a row.
+template <class L>
+TINYSCALE_INLINE void load_some(const float* from, std::int64_t left, float fill,
+                                typename L::V& v) {
+  if (left >= L::width) {
+    load<L>(from, v);
+  } else {
+    load_part<L>(from, left, fill, v);
+  }
+}
+
+template <class L>
+TINYSCALE_INLINE void store_some(float* to, std::int64_t left, const typename L::V& v) {
+  if (left >= L::width) {
+    store<L>(to, v);
+  } else {
+    store_part<L>(to, left, v);
+  }
+}
+
+// step.at<L>(j, count) for each vector of a row, the last perhaps a part.
+template <class L, class Step>
+TINYSCALE_INLINE void for_row(std::int64_t n, const Step& step) {
+  std::int64_t j = 0;
+  for (; j + L::width <= n; j += L::width) {
+    step.template at<L>(j, L::width);
+  }
+  if (j < n) {
+    step.template at<L>(j, n - j);
+  }
+}
+
+// y = x with its halves, then its quarters ... exchanged: lane i gets lane i ^ distance.
+template <class L, int DISTANCE>
+TINYSCALE_INLINE void swap_lanes(const typename L::V& x, typename L::V& y) {
+#if TINYSCALE_SHUFFLE
+#define TINYSCALE_FOUR(I) (I) ^ DISTANCE, (I + 1) ^ DISTANCE, (I + 2) ^ DISTANCE, (I + 3) ^ DISTANCE
+  if constexpr (L::width == 16) {
+    y = __builtin_shufflevector(x, x, TINYSCALE_FOUR(0), TINYSCALE_FOUR(4), TINYSCALE_FOUR(8),
+                                TINYSCALE_FOUR(12));
+    return;
+  } else if constexpr (L::width == 8) {
+    y = __builtin_shufflevector(x, x, TINYSCALE_FOUR(0), TINYSCALE_FOUR(4));
+    return;
+  } else if constexpr (L::width == 4) {
+    y = __builtin_shufflevector(x, x, TINYSCALE_FOUR(0));
+    return;
+  }
+#undef TINYSCALE_FOUR
+#endif
+  float from[L::width], to[L::width];
+  store<L>(from, x);
+  for (int i = 0; i < L::width; ++i) {
+    to[i] = from[(i ^ DISTANCE) % L::width];
+  }
+  load<L>(to, y);
 }
 
 // All ones where a < b, else zero (a comparison of vectors gives this; a scalar one does not).
@@ -243,35 +366,84 @@ TINYSCALE_INLINE void less(const typename L::V& a, const typename L::V& b, typen
   }
 }
 
-// y = mask ? yes : no, by bits.
 template <class L>
 TINYSCALE_INLINE void blend(const typename L::I& mask, const typename L::V& yes,
                             const typename L::V& no, typename L::V& y) {
-  typename L::I yes_bits, no_bits;
-  std::memcpy(&yes_bits, &yes, sizeof(yes));
-  std::memcpy(&no_bits, &no, sizeof(no));
-  const typename L::I bits = (mask & yes_bits) | (~mask & no_bits);
-  std::memcpy(&y, &bits, sizeof(y));
+  y = mask ? yes : no;
 }
+
+// The larger and the smaller of a and b, a where either is NaN: one instruction, which g++ does not
+// find where b is a constant.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+__attribute__((target("avx512f"))) inline void max_16(const Lanes16::V& a, const Lanes16::V& b,
+                                                      Lanes16::V& y) {
+  y = __builtin_ia32_maxps512_mask(b, a, a, -1, 4);
+}
+
+__attribute__((target("avx512f"))) inline void min_16(const Lanes16::V& a, const Lanes16::V& b,
+                                                      Lanes16::V& y) {
+  y = __builtin_ia32_minps512_mask(b, a, a, -1, 4);
+}
+#endif
 
 template <class L>
 TINYSCALE_INLINE void max_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
-  typename L::I mask;
-  less<L>(a, b, mask);
-  blend<L>(mask, b, a, y);
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+  if constexpr (L::width == 16) {
+    max_16(a, b, y);
+    return;
+  }
+#endif
+  y = a < b ? b : a;
+}
+
+template <class L>
+TINYSCALE_INLINE void min_vector(const typename L::V& a, const typename L::V& b, typename L::V& y) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !defined(__clang__)
+  if constexpr (L::width == 16) {
+    min_16(a, b, y);
+    return;
+  }
+#endif
+  y = b < a ? b : a;
+}
+
+// Lanes folded into one: halves, quarters, ... (a tree: 8 + 4 + 2 + 1).
+template <class L, int DISTANCE = L::width / 2>
+TINYSCALE_INLINE float sum_lanes(const typename L::V& v) {
+  if constexpr (DISTANCE == 0) {
+    float lanes[L::width];
+    store<L>(lanes, v);
+    return lanes[0];
+  } else {
+    typename L::V w;
+    swap_lanes<L, DISTANCE>(v, w);
+    return sum_lanes<L, DISTANCE / 2>(v + w);
+  }
+}
+
+template <class L, int DISTANCE = L::width / 2>
+TINYSCALE_INLINE float max_lanes(const typename L::V& v) {
+  if constexpr (DISTANCE == 0) {
+    float lanes[L::width];
+    store<L>(lanes, v);
+    return lanes[0];
+  } else {
+    typename L::V w;
+    swap_lanes<L, DISTANCE>(v, w);
+    max_vector<L>(v, w, w);
+    return max_lanes<L, DISTANCE / 2>(w);
+  }
 }
 
 template <class L>
 TINYSCALE_INLINE void clamp_vector(const typename L::V& x, float low, float high,
                                    typename L::V& y) {  // a NaN passes through
   typename L::V bound;
-  typename L::I mask;
   broadcast<L>(low, bound);
-  less<L>(x, bound, mask);
-  blend<L>(mask, bound, x, y);
+  max_vector<L>(x, bound, y);
   broadcast<L>(high, bound);
-  less<L>(bound, y, mask);
-  blend<L>(mask, bound, y, y);
+  min_vector<L>(y, bound, y);
 }
 
 template <class L>
@@ -283,95 +455,41 @@ TINYSCALE_INLINE void to_float(const typename L::I& n, typename L::V& y) {
 #endif
 }
 
-// e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2: within 2 ulp; 0 and inf at the ends.
-template <class L>
-TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  typedef typename L::I I;
-  V t;
-  clamp_vector<L>(x, -104.0f, 89.0f, t);
-  // Adding 1.5 * 2^23 leaves round(value) in the low bits. They are read as an integer: a
-  // compiler under -ffast-math may cancel a subtraction of that number against its addition.
-  const V shifted = t * 1.44269504088896341f + 12582912.0f;
-  I n;
-  std::memcpy(&n, &shifted, sizeof(n));
-  n = n - 0x4B400000;  // the bits of 1.5 * 2^23
-  V whole;
-  to_float<L>(n, whole);
-  const V r = (t - whole * 0.693359375f) + whole * 2.12194440e-4f;  // ln 2 in two parts
-  V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const I half = n >> 1;  // 2^n in two factors, so that 2^128 and 2^-149 can be reached
-  const I bits_a = (half + 127) << 23;
-  const I bits_b = (n - half + 127) << 23;
-  V a, b;
-  std::memcpy(&a, &bits_a, sizeof(a));
-  std::memcpy(&b, &bits_b, sizeof(b));
-  y = p * a * b;
-}
-
-// erf(x) = x P(x^2) / Q(x^2) on |x| < 3.83, beyond which a float erf is 1.
-template <class L>
-TINYSCALE_INLINE void erf_vector(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  V t;
-  clamp_vector<L>(x, -3.832506856900711f, 3.832506856900711f, t);
-  const V s = t * t;
-  V p = s * 0.00022905065861350646f + 0.0034082910107109506f;
-  p = p * s + 0.050955695062380861f;
-  p = p * s + 0.18520832239976145f;
-  p = p * s + 1.128379143519084f;
-  V q = s * -1.1791602954361697e-7f + 0.000023547966471313185f;
-  q = q * s + 0.0010179625278914885f;
-  q = q * s + 0.014070470171167667f;
-  q = q * s + 0.11098505178285362f;
-  q = q * s + 0.49746925110067538f;
-  q = q * s + 1.0f;
-  y = t * p / q;
-}
-
-// tanh(x) = x P(x^2) / Q(x^2) on |x| < 9.
-template <class L>
-TINYSCALE_INLINE void tanh_vector(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  V t;
-  clamp_vector<L>(x, -9.0f, 9.0f, t);
-  const V s = t * t;
-  V p = s * -2.76076847742355e-16f + 2.00018790482477e-13f;
-  p = p * s + -8.60467152213735e-11f;
-  p = p * s + 5.12229709037114e-08f;
-  p = p * s + 1.48572235717979e-05f;
-  p = p * s + 6.37261928875436e-04f;
-  p = p * s + 4.89352455891786e-03f;
-  V q = s * 1.19825839466702e-06f + 1.18534705686654e-04f;
-  q = q * s + 2.26843463243900e-03f;
-  q = q * s + 4.89352518554385e-03f;
-  y = t * p / q;
-}
-
-// sqrt(x) from an estimate of 1 / sqrt(x) by bits and Newton steps: within 1 ulp from 1e-37, else
-// off by at most 1e-19. The estimate's square stays finite, in whatever order it is multiplied.
-template <class L>
-TINYSCALE_INLINE void sqrt_vector(const typename L::V& x, typename L::V& y) {
-  typedef typename L::V V;
-  typedef typename L::I I;
-  V g;
-  broadcast<L>(1e-37f, g);
-  max_vector<L>(x, g, g);
-  I bits;
-  std::memcpy(&bits, &g, sizeof(bits));
-  bits = 0x5F3759DF - (bits >> 1);
-  std::memcpy(&g, &bits, sizeof(g));
-  const V h = x * 0.5f;
-  g = g * (1.5f - h * g * g);
-  g = g * (1.5f - h * g * g);
-  g = g * (1.5f - h * g * g);
-  const V s = x * g;
-  y = s + 0.5f * g * (x - s * s);
+// to[j][i] = from[i][j], in squares of four where the compiler can shuffle.
+inline void transpose(std::int64_t rows, std::int64_t cols, const float* from,
+                      std::int64_t from_row, float* to, std::int64_t to_row) {
+  std::int64_t i = 0;
+#if TINYSCALE_SHUFFLE
+  typedef Lanes4::V V;
+  for (; i + 4 <= rows; i += 4) {
+    for (std::int64_t j = 0; j < cols; j += 4) {
+      j = std::max<std::int64_t>(0, std::min(j, cols - 4));  // the last square may overlap
+      if (cols < 4) {
+        break;
+      }
+      V a, b, c, d;
+      load<Lanes4>(from + i * from_row + j, a);
+      load<Lanes4>(from + (i + 1) * from_row + j, b);
+      load<Lanes4>(from + (i + 2) * from_row + j, c);
+      load<Lanes4>(from + (i + 3) * from_row + j, d);
+      const V ab = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+      const V cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+      const V ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+      const V cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+      float* out = to + j * to_row + i;
+      store<Lanes4>(out, __builtin_shufflevector(ab, cd, 0, 1, 4, 5));
+      store<Lanes4>(out + to_row, __builtin_shufflevector(ab, cd, 2, 3, 6, 7));
+      store<Lanes4>(out + 2 * to_row, __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5));
+      store<Lanes4>(out + 3 * to_row, __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7));
+    }
+  }
+  i = cols < 4 ? 0 : i;
+#endif
+  for (; i < rows; ++i) {
+    for (std::int64_t j = 0; j < cols; ++j) {
+      to[j * to_row + i] = from[i * from_row + j];
+    }
+  }
 }
 
 }  // namespace detail

@@ -1,5 +1,5 @@
 #pragma once
-// Layer norm and RMS norm by rows:
+// Layer norm and RMS norm by rows, of x or of a residual sum x + r that is written on the way:
 //   layer: n = (x - mean) rstd, rstd = 1 / sqrt(var + eps);
 //   RMS:   n = x rstd,          rstd = 1 / sqrt(mean(x^2) + eps);
 //   y = n w + b;  with g = dy w: dx = rstd (g - mean(g) - n mean(g n)) (RMS: without mean(g)).
@@ -9,20 +9,68 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <vector>
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/sums.hpp"
 
 namespace tinyscale {
+namespace kernel {
+
+// The reference body: one row. mean is null for RMS norm, bias may be null.
+inline void norm_reference(std::int64_t cols, float eps, const float* x, const float* weight,
+                           const float* bias, float* y, float* mean, float* rstd) {
+  double center = 0, square = 0;
+  for (std::int64_t j = 0; j < cols && mean != nullptr; ++j) {
+    center += static_cast<double>(x[j]) / static_cast<double>(cols);
+  }
+  for (std::int64_t j = 0; j < cols; ++j) {
+    const double d = static_cast<double>(x[j]) - center;
+    square += d * d / static_cast<double>(cols);
+  }
+  const double r = 1.0 / std::sqrt(square + static_cast<double>(eps));
+  for (std::int64_t j = 0; j < cols; ++j) {
+    const double n = (static_cast<double>(x[j]) - center) * r;
+    y[j] = static_cast<float>(n * static_cast<double>(weight[j]) +
+                              (bias == nullptr ? 0.0 : static_cast<double>(bias[j])));
+  }
+  *rstd = static_cast<float>(r);
+  (mean == nullptr ? *rstd : *mean) = static_cast<float>(mean == nullptr ? r : center);
+}
+
+}  // namespace kernel
+
 namespace detail {
+
+struct NormRow {  // y of one row
+  const float* x;
+  const float* weight;
+  const float* bias;
+  float* y;
+  float center, rstd;
+
+  template <class L>
+  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
+    typename L::V v, w, b{}, c, r;
+    broadcast<L>(center, c);
+    broadcast<L>(rstd, r);
+    load_some<L>(x + j, left, 0.0f, v);
+    load_some<L>(weight + j, left, 0.0f, w);
+    if (bias != nullptr) {
+      load_some<L>(bias + j, left, 0.0f, b);
+    }
+    store_some<L>(y + j, left, (v - c) * r * w + b);
+  }
+};
 
 struct NormRows {
   std::int64_t begin, end, cols;
   float eps;
   const float* x;
+  const float* residual;  // null, or added to x
+  float* sum;             // where x + residual goes
   const float* weight;
   const float* bias;  // null: none
   float* y;
@@ -32,165 +80,115 @@ struct NormRows {
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
-      row<L>(i, x + i * cols, y + i * cols);
+      const float* row = x + i * cols;
+      if (residual != nullptr) {
+        typename L::V v, r;
+        for (std::int64_t j = 0; j < cols; j += L::width) {
+          load_some<L>(row + j, cols - j, 0.0f, v);
+          load_some<L>(residual + i * cols + j, cols - j, 0.0f, r);
+          store_some<L>(sum + i * cols + j, cols - j, v + r);
+        }
+        row = sum + i * cols;
+      }
+      norm<L>(i, row, y + i * cols);
     }
   }
 
   template <class L>
-  TINYSCALE_INLINE void row(std::int64_t i, const float* xi, float* yi) const {
-    typedef typename L::V V;
-    const std::int64_t full = cols / L::width * L::width;
+  TINYSCALE_INLINE void norm(std::int64_t i, const float* xi, float* yi) const {
     const float count = static_cast<float>(cols);
-    V v, w, b, c{}, total{};
-    float center = 0.0f;
-    if (mean != nullptr) {
-      for (std::int64_t j = 0; j < full; j += L::width) {
-        load<L>(xi + j, v);
-        total = total + v;
-      }
-      center = sum_lanes<L>(total);
-      for (std::int64_t j = full; j < cols; ++j) {
-        center += xi[j];
-      }
-      center /= count;
-      mean[i] = center;
-      broadcast<L>(center, c);
-    }
-    total = V{};
-    for (std::int64_t j = 0; j < full; j += L::width) {
-      load<L>(xi + j, v);
-      total = total + (v - c) * (v - c);
-    }
-    float square = sum_lanes<L>(total);
-    for (std::int64_t j = full; j < cols; ++j) {
-      square += (xi[j] - center) * (xi[j] - center);
-    }
+    const float center = mean == nullptr ? 0.0f : row_sum<L>(cols, ValueTerm{xi}) / count;
+    const float square = row_sum<L>(cols, SquareTerm{xi, center});
     const float r = 1.0f / std::sqrt(square / count + eps);
+    if (mean != nullptr) {
+      mean[i] = center;
+    }
     rstd[i] = r;
-    V vr;
-    broadcast<L>(r, vr);
-    for (std::int64_t j = 0; j < full; j += L::width) {
-      load<L>(xi + j, v);
-      load<L>(weight + j, w);
-      b = V{};
-      if (bias != nullptr) {
-        load<L>(bias + j, b);
-      }
-      store<L>(yi + j, (v - c) * vr * w + b);
-    }
-    for (std::int64_t j = full; j < cols; ++j) {
-      yi[j] = (xi[j] - center) * r * weight[j] + (bias == nullptr ? 0.0f : bias[j]);
-    }
+    for_row<L>(cols, NormRow{xi, weight, bias, yi, center, r});
   }
 };
 
-struct NormBackwardRows {
-  std::int64_t begin, end, cols;
+struct NormBackward {
+  std::int64_t cols;
   const float* x;
   const float* weight;
   const float* mean;  // null: RMS norm
   const float* rstd;
   const float* dy;
-  float* dx;       // += ...
+  float beta;
+  float* dx;       // beta dx + ...
   float* dweight;  // += the sum over these rows
   float* dbias;    // null: none
+};
+
+struct NormSlope {  // of one row
+  const NormBackward& n;
+  std::int64_t i;
+  float center, rstd, mean_g, mean_gn;
 
   template <class L>
-  TINYSCALE_INLINE void run() const {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const float center = mean == nullptr ? 0.0f : mean[i];
-      float mean_g = 0.0f, mean_gn = 0.0f;
-      sums<L>(x + i * cols, dy + i * cols, center, rstd[i], mean_g, mean_gn);
-      spread<L>(x + i * cols, dy + i * cols, dx + i * cols, center, rstd[i],
-                mean == nullptr ? 0.0f : mean_g, mean_gn);
-    }
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void sums(const float* xi, const float* dyi, float center, float r,
-                             float& mean_g, float& mean_gn) const {
-    typedef typename L::V V;
-    const std::int64_t full = cols / L::width * L::width;
-    V v, w, d, c, vr, sg{}, sgn{};
+  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
+    typename L::V v, w, d, c, r, mg, mgn;
     broadcast<L>(center, c);
-    broadcast<L>(r, vr);
-    for (std::int64_t j = 0; j < full; j += L::width) {
-      load<L>(xi + j, v);
-      load<L>(weight + j, w);
-      load<L>(dyi + j, d);
-      const V g = d * w;
-      sg = sg + g;
-      sgn = sgn + g * ((v - c) * vr);
-    }
-    mean_g = sum_lanes<L>(sg);
-    mean_gn = sum_lanes<L>(sgn);
-    for (std::int64_t j = full; j < cols; ++j) {
-      const float g = dyi[j] * weight[j];
-      mean_g += g;
-      mean_gn += g * ((xi[j] - center) * r);
-    }
-    mean_g /= static_cast<float>(cols);
-    mean_gn /= static_cast<float>(cols);
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void spread(const float* xi, const float* dyi, float* dxi, float center, float r,
-                               float mean_g, float mean_gn) const {
-    typedef typename L::V V;
-    const std::int64_t full = cols / L::width * L::width;
-    V v, w, d, o, c, vr, mg, mgn;
-    broadcast<L>(center, c);
-    broadcast<L>(r, vr);
+    broadcast<L>(rstd, r);
     broadcast<L>(mean_g, mg);
     broadcast<L>(mean_gn, mgn);
-    for (std::int64_t j = 0; j < full; j += L::width) {
-      load<L>(xi + j, v);
-      load<L>(weight + j, w);
-      load<L>(dyi + j, d);
-      load<L>(dxi + j, o);
-      const V n = (v - c) * vr;
-      store<L>(dxi + j, o + vr * (d * w - mg - n * mgn));
-      load<L>(dweight + j, o);
-      store<L>(dweight + j, o + d * n);
-      if (dbias != nullptr) {
-        load<L>(dbias + j, o);
-        store<L>(dbias + j, o + d);
-      }
-    }
-    for (std::int64_t j = full; j < cols; ++j) {
-      const float n = (xi[j] - center) * r;
-      dxi[j] += r * (dyi[j] * weight[j] - mean_g - n * mean_gn);
-      dweight[j] += dyi[j] * n;
-      if (dbias != nullptr) {
-        dbias[j] += dyi[j];
-      }
+    load_some<L>(n.x + i * n.cols + j, left, 0.0f, v);
+    load_some<L>(n.weight + j, left, 0.0f, w);
+    load_some<L>(n.dy + i * n.cols + j, left, 0.0f, d);
+    v = (v - c) * r;
+    add_some<L>(n.beta, r * (d * w - mg - v * mgn), left, n.dx + i * n.cols + j);
+    add_some<L>(1.0f, d * v, left, n.dweight + j);
+    if (n.dbias != nullptr) {
+      add_some<L>(1.0f, d, left, n.dbias + j);
     }
   }
 };
 
-// Chunks of 16 to 512 rows, each with its own sums, which are then added in order and in double.
-inline void norm_backward(std::int64_t rows, NormBackwardRows all) {
-  const std::int64_t chunk = std::clamp<std::int64_t>((rows + 63) / 64, 16, 512);
-  const std::int64_t chunks = (rows + chunk - 1) / chunk;
-  std::vector<float> sums(static_cast<std::size_t>(chunks * 2 * all.cols));
-  parallel_for(chunks, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t c = begin; c < end; ++c) {
-      NormBackwardRows part = all;
-      part.begin = c * chunk;
-      part.end = std::min(rows, part.begin + chunk);
-      part.dweight = sums.data() + c * 2 * all.cols;
-      part.dbias = all.dbias == nullptr ? nullptr : part.dweight + all.cols;
-      run_on_lanes(part);
+struct NormBackwardRows {
+  const NormBackward& n;
+  std::int64_t begin, end;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    const float count = static_cast<float>(n.cols);
+    for (std::int64_t i = begin; i < end; ++i) {
+      const float* x = n.x + i * n.cols;
+      const float* dy = n.dy + i * n.cols;
+      const float center = n.mean == nullptr ? 0.0f : n.mean[i];
+      const float all_gn = row_sum<L>(n.cols, SlopeTerm{x, dy, n.weight, center});
+      const float all_g = n.mean == nullptr ? 0.0f : row_sum<L>(n.cols, ProductTerm{dy, n.weight});
+      for_row<L>(n.cols,
+                 NormSlope{n, i, center, n.rstd[i], all_g / count, all_gn * n.rstd[i] / count});
     }
-  });
-  std::vector<double> totals(static_cast<std::size_t>(2 * all.cols));
+  }
+};
+
+// Chunks of 32 to 512 rows, each with its own sums, which are then added in order and in double.
+inline void norm_backward(std::int64_t rows, const NormBackward& all) {
+  const std::int64_t chunk = std::clamp<std::int64_t>((rows + 63) / 64, 32, 512);
+  const std::int64_t chunks = (rows + chunk - 1) / chunk;
+  const std::int64_t wide = 2 * all.cols;  // of dweight, then of dbias
+  const Scratch lease(chunks * wide), totals_lease(2 * wide);
+  double* const totals = reinterpret_cast<double*>(totals_lease.data());
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t c = begin; c < end; ++c) {
+      NormBackward part = all;
+      part.dweight = lease.data() + c * wide;
+      part.dbias = all.dbias == nullptr ? nullptr : part.dweight + all.cols;
+      std::fill(part.dweight, part.dweight + wide, 0.0f);
+      run_on_lanes(NormBackwardRows{part, c * chunk, std::min(rows, (c + 1) * chunk)});
+    }
+  };
+  parallel_for(chunks, 1, body);
+  std::fill(totals, totals + wide, 0.0);
   for (std::int64_t c = 0; c < chunks; ++c) {
-    kernel::add_to_sums(2 * all.cols, sums.data() + c * 2 * all.cols, totals.data());
+    kernel::add_to_sums(wide, lease.data() + c * wide, totals);
   }
   for (std::int64_t j = 0; j < all.cols; ++j) {
-    all.dweight[j] += static_cast<float>(totals[static_cast<std::size_t>(j)]);
+    all.dweight[j] += static_cast<float>(totals[j]);
     if (all.dbias != nullptr) {
-      all.dbias[j] += static_cast<float>(totals[static_cast<std::size_t>(all.cols + j)]);
+      all.dbias[j] += static_cast<float>(totals[all.cols + j]);
     }
   }
 }
@@ -212,24 +210,34 @@ namespace kernel {
 inline void layer_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
                                const float* weight, const float* bias, float* y, float* mean,
                                float* rstd) {
-  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, bias, y, mean, rstd});
+  detail::norm_forward(rows, {0, 0, cols, eps, x, nullptr, nullptr, weight, bias, y, mean, rstd});
 }
 
+// sum = x + residual and its norm, in one pass; without mean: RMS norm.
+inline void add_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
+                             const float* residual, float* sum, const float* weight,
+                             const float* bias, float* y, float* mean, float* rstd) {
+  detail::norm_forward(rows, {0, 0, cols, eps, x, residual, sum, weight, bias, y, mean, rstd});
+}
+
+// dx = beta dx + ... (beta 0 or 1); dweight and dbias (or null) are added to.
 inline void layer_norm_backward(std::int64_t rows, std::int64_t cols, const float* x,
                                 const float* weight, const float* mean, const float* rstd,
-                                const float* dy, float* dx, float* dweight, float* dbias) {
-  detail::norm_backward(rows, {0, 0, cols, x, weight, mean, rstd, dy, dx, dweight, dbias});
+                                const float* dy, float* dx, float* dweight, float* dbias,
+                                float beta = 1.0f) {
+  detail::norm_backward(rows, {cols, x, weight, mean, rstd, dy, beta, dx, dweight, dbias});
 }
 
 inline void rms_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
                              const float* weight, float* y, float* rstd) {
-  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, nullptr, y, nullptr, rstd});
+  detail::norm_forward(rows,
+                       {0, 0, cols, eps, x, nullptr, nullptr, weight, nullptr, y, nullptr, rstd});
 }
 
 inline void rms_norm_backward(std::int64_t rows, std::int64_t cols, const float* x,
                               const float* weight, const float* rstd, const float* dy, float* dx,
-                              float* dweight) {
-  detail::norm_backward(rows, {0, 0, cols, x, weight, nullptr, rstd, dy, dx, dweight, nullptr});
+                              float* dweight, float beta = 1.0f) {
+  detail::norm_backward(rows, {cols, x, weight, nullptr, rstd, dy, beta, dx, dweight, nullptr});
 }
 
 }  // namespace kernel

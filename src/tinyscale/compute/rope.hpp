@@ -5,8 +5,8 @@
 
 #include <cmath>
 #include <cstdint>
-#include <vector>
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/threads.hpp"
 
 namespace tinyscale {
@@ -51,13 +51,13 @@ inline void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const fl
                      bool add) {
   const std::int64_t half = s.head_size / 2;
   const std::int64_t width = s.heads * s.head_size;
-  std::vector<double> frequency(static_cast<std::size_t>(half));
+  List<double> frequency(static_cast<std::size_t>(half));
   for (std::int64_t i = 0; i < half; ++i) {
     const double part = static_cast<double>(2 * i) / static_cast<double>(s.head_size);
     frequency[static_cast<std::size_t>(i)] = std::pow(s.theta, -part);
   }
   parallel_for(s.tokens, 8, [&](std::int64_t begin, std::int64_t end) {
-    std::vector<float> cos(frequency.size()), sin(frequency.size());
+    List<float> cos(frequency.size()), sin(frequency.size());
     for (std::int64_t t = begin; t < end; ++t) {
       for (std::size_t i = 0; i < frequency.size(); ++i) {
         const double angle = static_cast<double>(s.first_position + t) * frequency[i];

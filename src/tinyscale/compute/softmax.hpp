@@ -9,44 +9,123 @@
 #include <limits>
 
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
 namespace detail {
+
+// The sum of a row of terms, four vectors at a time; a lane past the row counts as 0.
+template <class L, class Term>
+TINYSCALE_INLINE float row_sum(std::int64_t n, const Term& term) {
+  typename L::V sums[4] = {}, v;
+  std::int64_t j = 0;
+  for (; j + 4 * L::width <= n; j += 4 * L::width) {
+    TINYSCALE_UNROLL
+    for (int part = 0; part < 4; ++part) {
+      term.template get<L>(j + part * L::width, L::width, v);
+      sums[part] = sums[part] + v;
+    }
+  }
+  for (; j < n; j += L::width) {
+    term.template get<L>(j, n - j, v);
+    sums[0] = sums[0] + v;
+  }
+  return sum_lanes<L>((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+struct ValueTerm {
+  const float* x;
+  template <class L>
+  TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
+    load_some<L>(x + j, left, 0.0f, v);
+  }
+};
+
+struct ProductTerm {
+  const float* a;
+  const float* b;
+  template <class L>
+  TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
+    typename L::V w;
+    load_some<L>(a + j, left, 0.0f, v);
+    load_some<L>(b + j, left, 0.0f, w);
+    v = v * w;
+  }
+};
+
+struct SquareTerm {
+  const float* x;
+  float center;
+  template <class L>
+  TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
+    typename L::V c;
+    broadcast<L>(center, c);
+    load_some<L>(x + j, left, center, v);
+    v = (v - c) * (v - c);
+  }
+};
+
+struct SlopeTerm {
+  const float* x;
+  const float* a;
+  const float* b;
+  float center;
+  template <class L>
+  TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
+    typename L::V c, w;
+    broadcast<L>(center, c);
+    load_some<L>(x + j, left, center, v);
+    load_some<L>(a + j, left, 0.0f, w);
+    v = (v - c) * w;
+    load_some<L>(b + j, left, 0.0f, w);
+    v = v * w;
+  }
+};
+
+// y = beta y + v, where beta is 0 (y is not read) or 1.
+template <class L>
+TINYSCALE_INLINE void add_some(float beta, const typename L::V& v, std::int64_t left, float* y) {
+  typename L::V old{};
+  if (beta != 0.0f) {
+    load_some<L>(y, left, 0.0f, old);
+  }
+  store_some<L>(y, left, old + v);
+}
+
+template <class L>
+TINYSCALE_INLINE float dot_row(std::int64_t n, const float* a, const float* b) {
+  return row_sum<L>(n, ProductTerm{a, b});
+}
 
 // max and sum of exp(x - max) of one row; writes exp(x - max) to y unless y is null.
 template <class L>
 TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& max, float& sum) {
   typedef typename L::V V;
   const float lowest = -std::numeric_limits<float>::infinity();
-  const std::int64_t full = n / L::width * L::width;
-  V best, v;
+  V best, second, v, total{};
   broadcast<L>(lowest, best);
-  for (std::int64_t j = 0; j < full; j += L::width) {
+  second = best;
+  std::int64_t j = 0;
+  for (; j + 2 * L::width <= n; j += 2 * L::width) {
     load<L>(x + j, v);
     max_vector<L>(best, v, best);
+    load<L>(x + j + L::width, v);
+    max_vector<L>(second, v, second);
   }
-  if (full < n) {
-    load_part<L>(x + full, n - full, lowest, v);
+  for (; j < n; j += L::width) {
+    load_some<L>(x + j, n - j, lowest, v);
     max_vector<L>(best, v, best);
   }
+  max_vector<L>(best, second, best);
   max = max_lanes<L>(best);
-  V total{}, e;
   broadcast<L>(max, best);
-  for (std::int64_t j = 0; j < full; j += L::width) {
-    load<L>(x + j, v);
-    exp_vector<L>(v - best, e);
-    total = total + e;
+  for (j = 0; j < n; j += L::width) {
+    load_some<L>(x + j, n - j, lowest, v);
+    exp_negative<L>(v - best, v);
+    total = total + v;
     if (y != nullptr) {
-      store<L>(y + j, e);
-    }
-  }
-  if (full < n) {
-    load_part<L>(x + full, n - full, lowest, v);
-    exp_vector<L>(v - best, e);
-    total = total + e;
-    if (y != nullptr) {
-      store_part<L>(y + full, n - full, e);
+      store_some<L>(y + j, n - j, v);
     }
   }
   sum = sum_lanes<L>(total);
@@ -56,30 +135,40 @@ template <class L>
 TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
   typename L::V v, f;
   broadcast<L>(factor, f);
-  std::int64_t j = 0;
-  for (; j + L::width <= n; j += L::width) {
-    load<L>(y + j, v);
-    store<L>(y + j, v * f);
-  }
-  for (; j < n; ++j) {
-    y[j] *= factor;
+  for (std::int64_t j = 0; j < n; j += L::width) {
+    load_some<L>(y + j, n - j, 0.0f, v);
+    store_some<L>(y + j, n - j, v * f);
   }
 }
 
+// The same down the rows of p, each lane for itself: top becomes the maximum of it and of all p,
+// p becomes exp(scale (p - top)), sum their sum. Lanes that see -inf alone get zeros.
 template <class L>
-TINYSCALE_INLINE float dot_row(std::int64_t n, const float* a, const float* b) {
-  typename L::V sum{}, va, vb;
-  std::int64_t j = 0;
-  for (; j + L::width <= n; j += L::width) {
-    load<L>(a + j, va);
-    load<L>(b + j, vb);
-    sum = sum + va * vb;
+TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float factor, float* p,
+                                  typename L::V& top, typename L::V& shift, typename L::V& sum) {
+  typedef typename L::V V;
+  V v, w, scale, second = top;
+  broadcast<L>(factor, scale);
+  std::int64_t x = 0;
+  for (; x + 2 <= rows; x += 2) {
+    load<L>(p + x * stride, v);
+    load<L>(p + (x + 1) * stride, w);
+    max_vector<L>(top, v, top);
+    max_vector<L>(second, w, second);
   }
-  float total = sum_lanes<L>(sum);
-  for (; j < n; ++j) {
-    total += a[j] * b[j];
+  if (x < rows) {
+    load<L>(p + x * stride, v);
+    max_vector<L>(top, v, top);
   }
-  return total;
+  max_vector<L>(top, second, top);
+  shift = top > -std::numeric_limits<float>::max() ? top * scale : V{};
+  sum = V{};
+  for (x = 0; x < rows; ++x) {
+    load<L>(p + x * stride, v);
+    exp_negative<L>(v * scale - shift, v);
+    sum = sum + v;
+    store<L>(p + x * stride, v);
+  }
 }
 
 struct SoftmaxRows {
@@ -97,31 +186,34 @@ struct SoftmaxRows {
   }
 };
 
+struct SoftmaxSlope {  // of one row
+  const float* y;
+  const float* dy;
+  float* dx;
+  float beta, mean;
+
+  template <class L>
+  TINYSCALE_INLINE void at(std::int64_t j, std::int64_t left) const {
+    typename L::V vy, vd, vm;
+    broadcast<L>(mean, vm);
+    load_some<L>(y + j, left, 0.0f, vy);
+    load_some<L>(dy + j, left, 0.0f, vd);
+    add_some<L>(beta, vy * (vd - vm), left, dx + j);
+  }
+};
+
 struct SoftmaxBackwardRows {
   std::int64_t begin, end, cols;
   const float* y;
   const float* dy;
   float* dx;
+  float beta;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const float* yi = y + i * cols;
-      const float* dyi = dy + i * cols;
-      float* dxi = dx + i * cols;
-      const float mean = dot_row<L>(cols, yi, dyi);
-      typename L::V vy, vd, vx, vm;
-      broadcast<L>(mean, vm);
-      std::int64_t j = 0;
-      for (; j + L::width <= cols; j += L::width) {
-        load<L>(yi + j, vy);
-        load<L>(dyi + j, vd);
-        load<L>(dxi + j, vx);
-        store<L>(dxi + j, vx + vy * (vd - vm));
-      }
-      for (; j < cols; ++j) {
-        dxi[j] += yi[j] * (dyi[j] - mean);
-      }
+    for (std::int64_t at = begin * cols; at < end * cols; at += cols) {
+      const float mean = dot_row<L>(cols, y + at, dy + at);
+      for_row<L>(cols, SoftmaxSlope{y + at, dy + at, dx + at, beta, mean});
     }
   }
 };
@@ -151,30 +243,23 @@ struct CrossEntropyBackwardRows {
   const std::int32_t* targets;
   float scale;
   float* dlogits;
+  float beta;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
+      float* const dx = dlogits + i * vocab;
       if (targets[i] < 0) {
+        std::fill(dx, dx + (beta == 0.0f ? vocab : 0), 0.0f);
         continue;
       }
-      const float* x = logits + i * vocab;
-      float* dx = dlogits + i * vocab;
-      typename L::V v, e, d, vl, vs;
+      typename L::V v, vl, vs;
       broadcast<L>(lse[i], vl);
       broadcast<L>(scale, vs);
-      std::int64_t j = 0;
-      for (; j + L::width <= vocab; j += L::width) {
-        load<L>(x + j, v);
-        load<L>(dx + j, d);
-        exp_vector<L>(v - vl, e);
-        store<L>(dx + j, d + e * vs);
-      }
-      if (j < vocab) {
-        load_part<L>(x + j, vocab - j, 0.0f, v);
-        load_part<L>(dx + j, vocab - j, 0.0f, d);
-        exp_vector<L>(v - vl, e);
-        store_part<L>(dx + j, vocab - j, d + e * vs);
+      for (std::int64_t j = 0; j < vocab; j += L::width) {
+        load_some<L>(logits + i * vocab + j, vocab - j, 0.0f, v);
+        exp_negative<L>(v - vl, v);
+        add_some<L>(beta, v * vs, vocab - j, dx + j);
       }
       dx[targets[i]] -= scale;
     }
@@ -197,9 +282,9 @@ inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x
 }
 
 inline void softmax_backward(std::int64_t rows, std::int64_t cols, const float* y, const float* dy,
-                             float* dx) {
+                             float* dx, float beta = 1.0f) {
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
-    detail::run_on_lanes(detail::SoftmaxBackwardRows{begin, end, cols, y, dy, dx});
+    detail::run_on_lanes(detail::SoftmaxBackwardRows{begin, end, cols, y, dy, dx, beta});
   });
 }
 
@@ -213,10 +298,10 @@ inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const f
 
 inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                    const float* lse, const std::int32_t* targets, float scale,
-                                   float* dlogits) {
+                                   float* dlogits, float beta = 1.0f) {
   parallel_for(rows, detail::row_grain(vocab), [&](std::int64_t begin, std::int64_t end) {
-    detail::run_on_lanes(
-        detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets, scale, dlogits});
+    detail::run_on_lanes(detail::CrossEntropyBackwardRows{begin, end, vocab, logits, lse, targets,
+                                                          scale, dlogits, beta});
   });
 }
 

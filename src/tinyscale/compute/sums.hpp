@@ -1,12 +1,13 @@
 #pragma once
 // Sums of floats gathered in double, so that 2^25 terms lose none: a row into one number, or each
-// column of many rows into its own. The order of additions never depends on the threads.
+// column of many rows into its own (columns: 32 rows at a time in float). The order of additions
+// never depends on the threads.
 
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <vector>
 
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/lanes.hpp"
@@ -69,6 +70,33 @@ struct ColumnSums {  // sums[i] += x[i]
   }
 };
 
+constexpr std::int64_t sum_columns = 128;  // of a task
+
+// Up to 128 columns of x: 32 rows in float, which then join the totals in double.
+struct ColumnBlock {
+  std::int64_t rows, cols, n;
+  const float* x;
+  double* totals;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    float part[static_cast<std::size_t>(sum_columns)] = {};
+    typename L::V v, sum;
+    for (std::int64_t row = 0; row < rows; row += 32) {
+      const std::int64_t end = std::min(rows, row + 32);
+      for (std::int64_t j = 0; j < n; j += L::width) {
+        sum = typename L::V{};
+        for (std::int64_t i = row; i < end; ++i) {
+          load_some<L>(x + i * cols + j, n - j, 0.0f, v);
+          sum = sum + v;
+        }
+        store<L>(part + j, sum);
+      }
+      call_on_lanes<L>(ColumnSums{n, part, totals});
+    }
+  }
+};
+
 }  // namespace detail
 
 namespace kernel {
@@ -83,11 +111,27 @@ inline void add_to_sums(std::int64_t n, const float* x, double* sums) {
   detail::run_on_lanes(detail::ColumnSums{n, x, sums});
 }
 
+// y[j] = beta y[j] + the sum of column j of x [rows, cols]; beta is 0 (y is not read) or 1.
+inline void column_sums(std::int64_t rows, std::int64_t cols, const float* x, float* y,
+                        float beta = 1.0f) {
+  const std::int64_t wide = detail::sum_columns;
+  parallel_for((cols + wide - 1) / wide, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t j = begin * wide; j < std::min(cols, end * wide); j += wide) {
+      double totals[static_cast<std::size_t>(detail::sum_columns)] = {};
+      const std::int64_t n = std::min(wide, cols - j);
+      detail::run_on_lanes(detail::ColumnBlock{rows, cols, n, x + j, totals});
+      for (std::int64_t i = 0; i < n; ++i) {
+        y[j + i] = static_cast<float>(totals[i]) + (beta == 0.0f ? 0.0f : y[j + i]);
+      }
+    }
+  });
+}
+
 // The sum of x[i]^2: blocks of fixed size, added in order.
 inline double sum_of_squares(std::int64_t n, const float* x) {
   const std::int64_t block = detail::elementwise_block;
   const std::int64_t blocks = (n + block - 1) / block;
-  std::vector<double> sums(static_cast<std::size_t>(blocks), 0.0);
+  List<double> sums(static_cast<std::size_t>(blocks));
   parallel_for(blocks, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t at = b * block;

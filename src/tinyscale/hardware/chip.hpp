@@ -18,6 +18,7 @@ struct MemoryLevel {
   std::string name;
   double bytes = 0;
   double bandwidth = 0;
+  double core_bandwidth = 0;  // what one core alone moves; 0: not known
 };
 
 struct Chip {
@@ -28,6 +29,7 @@ struct Chip {
   // Matmul FLOP/s, dense, by the format of the operands.
   double flops_bf16 = 0, flops_int8 = 0, flops_fp8 = 0, flops_fp4 = 0, flops_f32 = 0;
   double vector_flops = 0;  // elementwise f32 FLOP/s; 0 does not limit an op
+  double core_flops_bf16 = 0, core_flops_int8 = 0, core_flops_f32 = 0;  // one core alone
 
   double memory_bytes = 0, memory_bandwidth = 0;  // HBM or DRAM
   double sram_bytes = 0, sram_bandwidth = 0;      // VMEM or shared memory

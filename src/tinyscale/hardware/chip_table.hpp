@@ -11,28 +11,40 @@ namespace tinyscale {
 
 // Rows of (what, value, kind): given by a preset's source, or measured on this laptop.
 inline Table chip_table(const Chip& chip) {
-  const std::string kind = chip.levels.empty() ? "given" : "measured";
+  const std::string kind = chip.measured ? "measured" : "given";
+  const bool cores = chip.core_flops_f32 > 0;  // what one core alone reaches is known
   Table t;
   t.title = chip.name;
   t.columns = {"what", "value", "kind"};
-  for (const DType format : {DType::bf16, DType::int8, DType::f32}) {
-    const double rate = format == DType::f32    ? chip.flops_f32
-                        : format == DType::int8 ? chip.flops_int8
-                                                : chip.flops_bf16;
-    if (rate > 0) {
-      t.add({detail::cat("matmul peak, ", name_of(format)), format_si(rate, "FLOP/s"), kind});
+  if (cores) {
+    t.title = detail::cat(chip.name, ", ", chip.cores, chip.cores == 1 ? " thread" : " threads");
+    t.columns = {"what", "value", "one thread", "kind"};
+  }
+  const auto add = [&](const std::string& what, double value, double core, const char* unit) {
+    if (!cores) {
+      t.add({what, format_si(value, unit), kind});
+    } else {
+      t.add({what, format_si(value, unit), core > 0 ? format_si(core, unit) : "-", kind});
+    }
+  };
+  const double rates[3][2] = {{chip.flops_bf16, chip.core_flops_bf16},
+                              {chip.flops_int8, chip.core_flops_int8},
+                              {chip.flops_f32, chip.core_flops_f32}};
+  const char* const names[3] = {"bf16", "int8", "f32"};
+  for (int i = 0; i < 3; ++i) {
+    if (rates[i][0] > 0) {
+      add(detail::cat("matmul peak, ", names[i]), rates[i][0], rates[i][1], "FLOP/s");
     }
   }
   if (chip.vector_flops > 0) {
-    t.add({"vector peak", format_si(chip.vector_flops, "FLOP/s"), kind});
+    add("vector peak", chip.vector_flops, chip.core_flops_f32 / 2, "FLOP/s");
   }
   for (const MemoryLevel& level : chip.levels) {
-    t.add({detail::cat(level.name, ", ", format_bytes(level.bytes)),
-           format_si(level.bandwidth, "B/s"), kind});
+    add(detail::cat(level.name, ", ", format_bytes(level.bytes)), level.bandwidth,
+        level.core_bandwidth, "B/s");
   }
   if (chip.levels.empty()) {
-    t.add({detail::cat("memory, ", format_bytes(chip.memory_bytes)),
-           format_si(chip.memory_bandwidth, "B/s"), kind});
+    add(detail::cat("memory, ", format_bytes(chip.memory_bytes)), chip.memory_bandwidth, 0, "B/s");
   }
   return t;
 }

@@ -27,8 +27,12 @@ struct RooflineRow {
   double t_math = 0, t_vector = 0, t_memory = 0;  // formula
   double seconds = 0;                             // formula: the largest of the three
   double measured = 0;                            // host time; 0 when nothing was timed
-  std::string bound;                              // math, vector, memory
-  std::string level;                              // the memory that holds the operands
+
+  // How much of what the chip allows was reached: formula / measured; 0 when nothing was timed.
+  double of_roof() const { return measured > 0 ? seconds / measured : 0; }
+
+  std::string bound;  // math, vector, memory
+  std::string level;  // the memory that holds the operands
 };
 
 struct RooflineReport {
@@ -38,8 +42,11 @@ struct RooflineReport {
   double vector_flops = 0;  // 0: no rate known, vector work does not limit
   List<RooflineRow> rows;
   RooflineRow total;
+  HardwareCounts hardware;    // on this machine, when the profile was told to count
+  std::string hardware_note;  // why there are none
 
   Table table() const;
+  Table hardware_table() const;
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
 };
@@ -171,6 +178,7 @@ inline Table RooflineReport::table() const {
                  "T formula", "bound by",   "level"};
   if (on_host) {
     out.columns.push_back("T measured");
+    out.columns.push_back("of its roof");
   }
   List<RooflineRow> all = rows;
   all.push_back(total);
@@ -190,18 +198,48 @@ inline Table RooflineReport::table() const {
                                       row.level};
     if (on_host) {
       cells.push_back(row.measured > 0 ? format_seconds(row.measured) : "-");
+      cells.push_back(row.measured > 0 ? format_percent(row.of_roof()) : "-");
     }
     out.add(cells);
   }
   return out;
 }
 
+// The processor's counts beside the model's, whose bytes are those of each op alone: what stays in
+// a cache from one op to the next does not come from memory again.
+inline Table RooflineReport::hardware_table() const {
+  Table out;
+  out.title = "Hardware counters, all threads";
+  out.columns = {"what", "counted", "model"};
+  const auto si = [](double value) { return format_si(value, ""); };
+  out.add({"cycles", si(hardware.cycles), "-"});
+  out.add({"instructions", si(hardware.instructions), "-"});
+  out.add({"instructions a cycle", format_fixed(hardware.instructions_per_cycle(), 2), "-"});
+  out.add({"FLOPs a cycle",
+           hardware.cycles > 0
+               ? format_fixed((total.matmul_flops + total.vector_flops) / hardware.cycles, 2)
+               : "-",
+           "-"});
+  out.add({"cache misses", si(hardware.cache_misses), si(total.bytes / 64)});
+  out.add({"bytes", format_bytes(hardware.memory_bytes()), format_bytes(total.bytes)});
+  return out;
+}
+
 inline std::ostream& operator<<(std::ostream& out, const RooflineReport& report) {
-  return out << report.table();
+  out << report.table();
+  if (report.hardware.counted) {
+    out << "\n" << report.hardware_table();
+  }
+  return report.hardware_note.empty() ? out : out << report.hardware_note << "\n";
 }
 
 inline RooflineReport Profile::roofline(const Chip& on, DType format) const {
-  return tinyscale::roofline(records(), on, format);
+  RooflineReport report = tinyscale::roofline(records(), on, format);
+  if (hardware_ != nullptr && on.measured) {
+    report.hardware = hardware_->read();
+    report.hardware_note = hardware_->why();
+  }
+  return report;
 }
 
 }  // namespace tinyscale

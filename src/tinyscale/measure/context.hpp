@@ -3,6 +3,8 @@
 // There is one context for the program, shared by all threads that have none of their own, and
 // one for each simulated device, set on the device's thread by a ContextScope.
 
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/format.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/measure/memory.hpp"
 
@@ -16,6 +18,7 @@ struct Context {
   int device = -1;                              // -1: the program itself
   MemoryKind kind = MemoryKind::activation;     // what allocations are for
   int no_grad = 0;                              // scopes alive that switch gradients off
+  DType matmul_format = DType::f32;             // in which matmuls read their operands
 };
 
 namespace detail {
@@ -65,6 +68,24 @@ class MemoryScope {
  private:
   Context* context_;
   MemoryKind previous_;
+};
+
+// Matmuls read their operands in `format` while it lives: f32, or bf16 with sums in f32.
+class MatmulFormat {
+ public:
+  explicit MatmulFormat(DType format) : context_(&context()), previous_(context_->matmul_format) {
+    if (format != DType::f32 && format != DType::bf16) {
+      throw Error(detail::cat("MatmulFormat: ", name_of(format), "; f32 or bf16 is right"));
+    }
+    context_->matmul_format = format;
+  }
+  ~MatmulFormat() { context_->matmul_format = previous_; }
+  MatmulFormat(const MatmulFormat&) = delete;
+  MatmulFormat& operator=(const MatmulFormat&) = delete;
+
+ private:
+  Context* context_;
+  DType previous_;
 };
 
 }  // namespace tinyscale

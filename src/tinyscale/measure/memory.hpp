@@ -34,6 +34,9 @@ struct PeakCounter {
 
   void change(std::int64_t amount) {
     const std::int64_t now = level.fetch_add(amount) + amount;
+    if (amount <= 0) {
+      return;
+    }
     std::int64_t highest = peak.load();
     while (now > highest && !peak.compare_exchange_weak(highest, now)) {
     }

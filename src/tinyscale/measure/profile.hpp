@@ -7,8 +7,10 @@
 #include <utility>  // move
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/shared.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/counters.hpp"
+#include "tinyscale/measure/hardware_counters.hpp"
 
 namespace tinyscale {
 
@@ -53,6 +55,13 @@ class Profile {
     totals_ = Counters();
   }
 
+  // From now on the processor's own counters are read too, where the system allows it; a roofline
+  // on this machine shows them beside the model's counts, or says once why there are none.
+  void count_hardware(detail::PerfOpener open = detail::open_perf_event) {
+    hardware_ = Shared<HardwareCounters>(new HardwareCounters(open));
+  }
+  const Shared<HardwareCounters>& hardware() const { return hardware_; }  // null: not asked for
+
   // Every op priced on a chip as if its f32 operands were of `format`; see hardware/roofline.hpp,
   // which defines it.
   RooflineReport roofline(const Chip& chip, DType format = DType::f32) const;
@@ -63,6 +72,7 @@ class Profile {
   mutable std::mutex mutex_;  // guards the two below
   List<OpRecord> records_;
   Counters totals_;
+  Shared<HardwareCounters> hardware_;
 };
 
 // Whether ops of this thread are recorded.

@@ -63,7 +63,7 @@ inline Tensor gather_axis(Endpoint& device, const AxisGroup& axis, const Tensor&
     chunks.resize(static_cast<std::size_t>(elements));
     whole = chunks.data();
   }
-  copy_blocks(1, t.count(), t.data(), 0, whole + axis.index * t.count(), 0);
+  copy_blocks(1, t.count(), contiguous(t).data(), 0, whole + axis.index * t.count(), 0);
   gather_chunks(device, axis, whole, elements);
   for (int c = 0; c < axis.size && blocks > 1; ++c) {
     copy_blocks(blocks, block, whole + c * t.count(), block, out.data() + c * block,

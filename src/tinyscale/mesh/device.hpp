@@ -75,7 +75,7 @@ class Device {
     }
     const std::int64_t part = t.dim(d) / parts;
     const std::int64_t begin = part * detail::index_over(groups);
-    return slice(t, d, begin, begin + part);
+    return copy(slice(t, d, begin, begin + part));  // a device has memory of its own
   }
   // Says that every device of the axes has the whole of t; no communication.
   Tensor replicate(const Tensor& t, const Axes& axes) const {

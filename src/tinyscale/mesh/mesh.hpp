@@ -3,6 +3,7 @@
 // Each device is a thread with a context of its own (ops, memory, device number); host loops inside
 // are serial. When a device fails, or all wait, the run ends with an Error that says where each is.
 
+#include <algorithm>  // max
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -53,7 +54,7 @@ inline std::string message_of(const std::exception_ptr& error) {
 // Runs the program on one device; whatever it throws goes to the fabric.
 inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThread& self) {
   const ContextScope scope(self.context);
-  const SerialScope serial;
+  const ThreadScope share(std::max(1, thread_count() / self.device.size()));
   const Profile profile;
   try {
     program(self.device);

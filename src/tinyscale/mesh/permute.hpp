@@ -37,7 +37,7 @@ inline Tensor permute(Endpoint& device, const Tensor& t, const std::string& name
     out = t.clone();
   } else {
     device.step();
-    device.send(axis.rank(axis.index + offset), t.data(), t.count(), t.shape());
+    device.send(axis.rank(axis.index + offset), contiguous(t).data(), t.count(), t.shape());
     out = from_packet(device.take(axis.rank(std::int64_t{axis.index} - offset)));
   }
   device.close();
@@ -61,7 +61,7 @@ inline void send_to(Endpoint& device, const Tensor& t, int rank) {
   call.devices = 2;
   device.open_alone(call);
   device.step();
-  device.send(rank, t.data(), t.count(), t.shape());
+  device.send(rank, contiguous(t).data(), t.count(), t.shape());
   device.close();
 }
 

@@ -74,8 +74,9 @@ inline Tensor scatter_axis(Endpoint& device, const AxisGroup& axis, const Tensor
   const std::int64_t block = inner_count(shape, d) * shape[d];
   const std::int64_t blocks = block == 0 ? 0 : out.count() / block;
   std::vector<float> chunks(static_cast<std::size_t>(t.count()));
+  const Tensor own = contiguous(t);
   for (int c = 0; c < axis.size; ++c) {
-    copy_blocks(blocks, block, t.data() + c * block, block * axis.size,
+    copy_blocks(blocks, block, own.data() + c * block, block * axis.size,
                 chunks.data() + c * out.count(), block);
   }
   scatter_chunks(device, axis, chunks.data(), t.count(), how);

@@ -266,7 +266,8 @@ inline void read_parameters(Transformer& model, const Safetensors& file, const s
       throw Error(cat(who, "the tensor for ", p.name, " is ", value.shape().text(), "; the model ",
                       model.config.name, " has ", p.value.shape().text()));
     }
-    std::memcpy(p.value.data(), value.data(), static_cast<std::size_t>(value.count()) * 4);
+    std::memcpy(p.value.data(), contiguous(value).data(),
+                static_cast<std::size_t>(value.count()) * 4);
   }
   for (const SafetensorsEntry& entry : file.entries) {
     if (!used.has(entry.name) && !harmless(entry.name, model)) {

@@ -52,15 +52,25 @@ inline std::int64_t batch_offset(const std::vector<std::int32_t>& tokens, std::i
   return static_cast<std::int64_t>(random_below(seed, index, places));
 }
 
-// Sequences first .. first + sequences - 1 of the whole batch of that step.
-inline Batch make_batch(const std::vector<std::int32_t>& tokens, std::int64_t sequences,
-                        std::int64_t time, std::uint64_t seed, std::int64_t step,
-                        std::int64_t first = 0) {
-  Batch batch;
+// Sequences first .. first + sequences - 1 of the whole batch of that step, in a batch whose memory
+// is used again.
+inline void fill_batch(Batch& batch, const std::vector<std::int32_t>& tokens,
+                       std::int64_t sequences, std::int64_t time, std::uint64_t seed,
+                       std::int64_t step, std::int64_t first = 0) {
+  batch.ids.clear();
+  batch.targets.clear();
+  batch.sequences = 0;
   batch.time = time;
   for (std::int64_t i = 0; i < sequences; ++i) {
     batch.add(tokens, batch_offset(tokens, time, seed, step, first + i));
   }
+}
+
+inline Batch make_batch(const std::vector<std::int32_t>& tokens, std::int64_t sequences,
+                        std::int64_t time, std::uint64_t seed, std::int64_t step,
+                        std::int64_t first = 0) {
+  Batch batch;
+  fill_batch(batch, tokens, sequences, time, seed, step, first);
   return batch;
 }
 

@@ -96,16 +96,18 @@ inline Tensor Transformer::normalise(const Linear& norm, const Tensor& x,
 // x W^T + bias for layers that read the width.
 inline Tensor Transformer::project(const Linear& linear, const Tensor& x,
                                    const Hooks& hooks) const {
-  const Tensor y = matmul_transposed(x, use(linear.weight, hooks));
-  return linear.bias >= 0 ? y + use(linear.bias, hooks) : y;
+  return tinyscale::linear(x, use(linear.weight, hooks),
+                           linear.bias >= 0 ? use(linear.bias, hooks) : Tensor());
 }
 
 // The same for layers that write to it: where inputs are cut over devices, y is a partial sum
 // until linear_out, so the bias comes after.
 inline Tensor Transformer::write_back(const Linear& linear, const Tensor& x,
                                       const Hooks& hooks) const {
-  Tensor y = matmul_transposed(x, use(linear.weight, hooks));
-  y = hooks.linear_out ? hooks.linear_out(y) : y;
+  if (!hooks.linear_out) {
+    return project(linear, x, hooks);
+  }
+  const Tensor y = hooks.linear_out(matmul_transposed(x, use(linear.weight, hooks)));
   return linear.bias >= 0 ? y + use(linear.bias, hooks) : y;
 }
 
@@ -131,14 +133,11 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
   Tensor k = place_heads(b.key_norm, project(b.key, in, hooks), hooks);            // (B, T, KV K)
   Tensor v = project(b.value, in, hooks);
   if (hooks.cache != nullptr) {
-    const MemoryScope scope(MemoryKind::kv_cache);
     const auto at = static_cast<std::size_t>(layer);
     hooks.cache->keys.resize(blocks_.size());
     hooks.cache->values.resize(blocks_.size());
-    Tensor& keys = hooks.cache->keys[at];
-    Tensor& values = hooks.cache->values[at];
-    k = keys = keys.defined() ? concat({keys, k}, 1) : k.clone();
-    v = values = values.defined() ? concat({values, v}, 1) : v.clone();
+    k = hooks.cache->append(hooks.cache->keys[at], k, hooks.first_position, config.context);
+    v = hooks.cache->append(hooks.cache->values[at], v, hooks.first_position, config.context);
   }
   const Tensor o = hooks.attention ? hooks.attention(layer, q, k, v)
                                    : attention(q, k, v, q.dim(2) / config.head_size,

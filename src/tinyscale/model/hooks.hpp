@@ -9,6 +9,7 @@
 #include <vector>      // vector
 
 #include "tinyscale/base/shape.hpp"
+#include "tinyscale/tensor/choose.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
 namespace tinyscale {
@@ -24,10 +25,26 @@ struct Parameter {
   int layer = -1;  // -1: embeddings, last norm, output matrix
 };
 
-// Keys and values of the tokens seen so far, one pair of [1, tokens, KV K] a layer.
+// Keys and values of the tokens seen so far: room for the whole context, one pair of
+// [B, context, KV K] a layer.
 struct KvCache {
   std::vector<Tensor> keys;
   std::vector<Tensor> values;
+
+  // Writes the rows of tokens first, first + 1, .. into their place; the rows of all tokens so far.
+  static Tensor append(Tensor& rows, const Tensor& x, std::int64_t first, std::int64_t context) {
+    if (!rows.defined()) {
+      const MemoryScope scope(MemoryKind::kv_cache);
+      rows = zeros({x.dim(0), context, x.dim(2)});
+    }
+    const std::int64_t end = first + x.dim(1);
+    if (rows.dim(0) != x.dim(0) || rows.dim(2) != x.dim(2) || end > rows.dim(1)) {
+      throw Error(detail::cat("KvCache: ", x.shape(), " from token ", first, " on; the cache is ",
+                              rows.shape()));
+    }
+    copy_(slice(rows, 1, first, end), x);
+    return slice(rows, 1, 0, end);
+  }
 };
 
 // What a strategy may put between the parts of a forward pass.

@@ -271,7 +271,8 @@ inline void write_safetensors(const std::string& path, const List<Parameter>& te
   file.write(&n, 8);
   file.write(json.data(), json.size());
   for (const Parameter& tensor : tensors) {
-    file.write(tensor.value.data(), 4 * static_cast<std::size_t>(tensor.value.count()));
+    const Tensor value = contiguous(tensor.value);
+    file.write(value.data(), 4 * static_cast<std::size_t>(value.count()));
   }
   file.finish();
 }

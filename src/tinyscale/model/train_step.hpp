@@ -23,6 +23,7 @@ struct StepOptions {
   double weight_decay = 0.1;
   double clip = 1.0;     // of the global gradient norm; 0: none
   double dropout = 0.0;  // share of numbers set to 0 after the embedding and each part of a block
+  DType format = DType::f32;       // of matmul operands; bf16: sums, weights and moments stay f32
   std::int64_t eval_every = 250;   // steps; 0: only at the end
   std::uint64_t seed = 1337;       // of data order and dropout
   std::ostream* out = &std::cout;  // progress; null is silent
@@ -49,6 +50,9 @@ inline void check_options(const char* who, const StepOptions& options) {
   if (options.steps < 1 || options.batch < 1) {
     throw Error(cat(who, ": ", options.steps, " steps of ", options.batch,
                     " sequences; both must be at least 1"));
+  }
+  if (options.format != DType::f32 && options.format != DType::bf16) {
+    throw Error(cat(who, ": format is ", name_of(options.format), "; f32 or bf16 is right"));
   }
   const double most = 1e30;
   const struct {
@@ -94,6 +98,7 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
   own.dropout_seed = detail::parameter_seed(options.seed, static_cast<std::uint64_t>(step));
   StepResult result;
   {
+    const MatmulFormat format(options.format);
     const Tensor loss = model.loss(batch.ids, batch.targets, batch.sequences, batch.time, own);
     result.loss = static_cast<double>(loss.item());
     detail::check_finite("train_step", "loss", result.loss, step, options);

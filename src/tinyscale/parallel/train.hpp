@@ -258,8 +258,9 @@ inline TrainReport train(Transformer& model, const Text& text,
   report.text = text.name;
   report.machine = options.machine.name;
   report.devices = options.layout.devices();
+  report.format = options.format;
   report.flops_per_token = model_flops_per_token(model.config, time);
-  const double peak = laptop().peak(DType::f32);
+  const double peak = laptop().peak(options.format);
   const Shared<MemoryMeter> meter = context().memory;
   const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
   detail::Trainer trainer(model, text, options);

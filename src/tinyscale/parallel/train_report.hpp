@@ -10,6 +10,7 @@
 #include <string>    // string
 #include <vector>    // vector
 
+#include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/text.hpp"
@@ -26,13 +27,14 @@ struct Validation {
 struct TrainReport {
   std::string model, text, machine;
   std::int64_t devices = 1;
+  DType format = DType::f32;       // of matmul operands
   std::vector<double> losses;      // of the global batch, before each step
   std::vector<double> grad_norms;  // before clipping
   List<Validation> validation;
   double seconds = 0;            // in training steps, measured; evaluation left out
   double tokens_per_second = 0;  // measured
   double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
-  double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(f32)
+  double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(format)
   Comparison counted;            // bytes, steps and simulated time of a step beside their formulas
   Comparison memory;             // peak bytes by the meter beside the closed form
   Shared<const MeshRun> last_step;  // on a mesh
@@ -56,8 +58,9 @@ struct TrainReport {
     }
     t.add({"time in steps", format_seconds(seconds), "measured"});
     t.add({"tokens/s", format_count(std::round(tokens_per_second)), "measured"});
-    t.add({"MFU of this laptop (6 N + attention over f32 peak, wall clock)", format_percent(mfu),
-           "measured"});
+    t.add({detail::cat("MFU of this laptop (6 N + attention over ", name_of(format),
+                       " peak, wall clock)"),
+           format_percent(mfu), "measured"});
     return t;
   }
   operator Table() const { return table(); }

@@ -88,6 +88,7 @@ struct ArrayProblem {
   Shape output;  // [.., M, N]
   SystolicTiming timing;
   MatrixView x, w;
+  Tensor own_x, own_w;  // what they look at
 
   ArrayProblem(const char* function, const SystolicArray& array, const Tensor& tx,
                const Tensor& tw) {
@@ -98,8 +99,10 @@ struct ArrayProblem {
       throw Error(cat(function, ": the array is ", timing.rows, " x ", timing.cols,
                       "; at most 2^26 PEs can be stepped, timing() takes larger ones"));
     }
-    x = matrix_view(tx.data(), sizes.m, sizes.k);
-    w = matrix_view(tw.data(), sizes.k, sizes.n);
+    own_x = contiguous(tx);
+    own_w = contiguous(tw);
+    x = matrix_view(own_x.data(), sizes.m, sizes.k);
+    w = matrix_view(own_w.data(), sizes.k, sizes.n);
   }
 };
 

@@ -5,7 +5,8 @@
 #include <cstdint>  // int64_t
 
 #include "tinyscale/compute/elementwise.hpp"
-#include "tinyscale/tensor/op_record.hpp"
+#include "tinyscale/tensor/backward.hpp"
+#include "tinyscale/tensor/arithmetic.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
 namespace tinyscale {
@@ -14,12 +15,16 @@ namespace detail {
 
 using UnaryForward = void (*)(std::int64_t n, const float* x, float* y);
 // dx += dy * f'(.), given the op's input or its output, whichever its derivative needs.
-using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* dy, float* dx);
+using UnaryBackward = void (*)(std::int64_t n, const float* kept, const float* dy, float* dx,
+                               float beta);
 
-enum class Kept { input, output };
+enum class Needs { input, output };
 
 inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, UnaryBackward backward,
-                    Kept keep) {
+                    Needs keep) {
+  if (!x.is_contiguous()) {
+    return unary(name, contiguous(x), forward, backward, keep);
+  }
   const OpScope scope;
   Tensor y(x.shape());
   forward(x.count(), x.data(), y.data());
@@ -27,15 +32,22 @@ inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, Una
   if (tracked({&x})) {
     attach(y, name, {&x},
            [name, backward, sx = x.slot(),
-            kept = keep == Kept::input ? x.detach() : y.detach()](const Tensor& dy) {
+            kept = Kept(keep == Needs::input ? x : y)](const Tensor& dy) {
              const OpScope backward_scope;
-             backward(dy.count(), kept.data(), dy.data(), grad_buffer(sx));
-             backward_scope.done_unary(cat(name, " backward").c_str(), name, dy.shape(),
-                                       &VectorCost::backward);
+             float beta = 0;
+             float* const dx = grad_buffer(sx, beta);
+             backward(dy.count(), kept.data(), dy.data(), dx, beta);
+             if (profiling()) {
+               backward_scope.done_unary(cat(name, " backward").c_str(), name, dy.shape(),
+                                         &VectorCost::backward);
+             }
            });
   }
   return y;
 }
+
+// dx = beta dx + slope, where beta 0 does not read dx.
+inline void gather(float slope, float beta, float& dx) { dx = beta == 0.0f ? slope : dx + slope; }
 
 template <class F>
 inline void each(std::int64_t n, const F& body) {
@@ -49,33 +61,33 @@ inline void each(std::int64_t n, const F& body) {
 // x Phi(x), with the exact normal distribution function (erf).
 inline Tensor gelu(const Tensor& x) {
   return detail::unary("gelu", x, &kernel::gelu_forward, &kernel::gelu_backward,
-                       detail::Kept::input);
+                       detail::Needs::input);
 }
 
 // The tanh approximation of GPT-2.
 inline Tensor gelu_tanh(const Tensor& x) {
   return detail::unary("gelu_tanh", x, &kernel::gelu_tanh_forward, &kernel::gelu_tanh_backward,
-                       detail::Kept::input);
+                       detail::Needs::input);
 }
 
 // x / (1 + exp(-x)).
 inline Tensor silu(const Tensor& x) {
   return detail::unary("silu", x, &kernel::silu_forward, &kernel::silu_backward,
-                       detail::Kept::input);
+                       detail::Needs::input);
 }
 
 inline Tensor relu(const Tensor& x) {
   return detail::unary("relu", x, &kernel::relu_forward, &kernel::relu_backward,
-                       detail::Kept::input);
+                       detail::Needs::input);
 }
 
 inline Tensor tanh(const Tensor& x) {
   return detail::unary("tanh", x, &kernel::tanh_forward, &kernel::tanh_backward,
-                       detail::Kept::input);
+                       detail::Needs::input);
 }
 
 inline Tensor exp(const Tensor& x) {
-  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add, detail::Kept::output);
+  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add, detail::Needs::output);
 }
 
 inline Tensor log(const Tensor& x) {
@@ -84,10 +96,10 @@ inline Tensor log(const Tensor& x) {
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = std::log(in[i]); });
       },
-      [](std::int64_t n, const float* in, const float* dy, float* dx) {
-        detail::each(n, [&](std::int64_t i) { dx[i] += dy[i] / in[i]; });
+      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
+        detail::each(n, [&](std::int64_t i) { detail::gather(dy[i] / in[i], beta, dx[i]); });
       },
-      detail::Kept::input);
+      detail::Needs::input);
 }
 
 inline Tensor sqrt(const Tensor& x) {
@@ -96,10 +108,10 @@ inline Tensor sqrt(const Tensor& x) {
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = std::sqrt(in[i]); });
       },
-      [](std::int64_t n, const float* y, const float* dy, float* dx) {
-        detail::each(n, [&](std::int64_t i) { dx[i] += 0.5f * dy[i] / y[i]; });
+      [](std::int64_t n, const float* y, const float* dy, float* dx, float beta) {
+        detail::each(n, [&](std::int64_t i) { detail::gather(0.5f * dy[i] / y[i], beta, dx[i]); });
       },
-      detail::Kept::output);
+      detail::Needs::output);
 }
 
 inline Tensor square(const Tensor& x) {
@@ -108,10 +120,10 @@ inline Tensor square(const Tensor& x) {
       [](std::int64_t n, const float* in, float* y) {
         detail::each(n, [&](std::int64_t i) { y[i] = in[i] * in[i]; });
       },
-      [](std::int64_t n, const float* in, const float* dy, float* dx) {
-        detail::each(n, [&](std::int64_t i) { dx[i] += 2.0f * dy[i] * in[i]; });
+      [](std::int64_t n, const float* in, const float* dy, float* dx, float beta) {
+        detail::each(n, [&](std::int64_t i) { detail::gather(2.0f * dy[i] * in[i], beta, dx[i]); });
       },
-      detail::Kept::input);
+      detail::Needs::input);
 }
 
 }  // namespace tinyscale

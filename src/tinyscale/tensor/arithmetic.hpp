@@ -9,6 +9,7 @@
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/sums.hpp"
+#include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -16,139 +17,129 @@ namespace tinyscale {
 
 namespace detail {
 
-// The shape of `a op b`, and the steps through each operand (0 where it is repeated).
-struct Broadcast {
-  Shape shape;
-  std::int64_t step_a[8] = {};
-  std::int64_t step_b[8] = {};
-};
-
-inline void broadcast_steps(const Shape& from, const Shape& to, std::int64_t* steps) {
-  std::int64_t step = 1;
-  for (int i = to.size() - 1, j = from.size() - 1; i >= 0; --i, --j) {
-    const std::int64_t size = j >= 0 ? from[j] : 1;
-    steps[i] = size == 1 ? 0 : step;
-    step *= size;
-  }
+inline Walk walk(const char* op, const Tensor& a, const Tensor& b) {
+  const Shape shape = broadcast_shape(op, a.shape(), b.shape());
+  return Walk(shape, broadcast_steps(a.shape(), a.steps(), shape),
+              broadcast_steps(b.shape(), b.steps(), shape));
 }
 
-inline Broadcast broadcast(const char* op, const Shape& a, const Shape& b) {
-  Broadcast plan;
-  const int dims = std::max(a.size(), b.size());
-  for (int i = 0; i < dims; ++i) {
-    const int ia = i - (dims - a.size());
-    const int ib = i - (dims - b.size());
-    const std::int64_t da = ia >= 0 ? a[ia] : 1;
-    const std::int64_t db = ib >= 0 ? b[ib] : 1;
-    if (da != db && da != 1 && db != 1) {
-      throw Error(cat(op, ": shapes do not match: ", a.text(), " and ", b.text(),
-                      "; from the right, sizes must be equal or 1"));
-    }
-    plan.shape.push_back(da == 1 ? db : da);
-  }
-  broadcast_steps(a, plan.shape, plan.step_a);
-  broadcast_steps(b, plan.shape, plan.step_b);
-  return plan;
-}
-
-// Calls body(out_row, a_offset, b_offset) for every row (last dimension) of the broadcast shape.
-template <class Body>
-inline void for_rows(const Broadcast& plan, const Body& body) {
-  const int last = plan.shape.size() - 1;
-  std::int64_t index[8] = {};
-  std::int64_t a = 0;
-  std::int64_t b = 0;
-  const std::int64_t columns = last >= 0 ? plan.shape[last] : 1;
-  const std::int64_t rows = columns == 0 ? 0 : plan.shape.count() / columns;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    body(row * columns, a, b);
-    for (int i = last - 1; i >= 0; --i) {
-      a += plan.step_a[i];
-      b += plan.step_b[i];
-      if (++index[i] < plan.shape[i]) {
-        break;
-      }
-      a -= plan.step_a[i] * plan.shape[i];
-      b -= plan.step_b[i] * plan.shape[i];
-      index[i] = 0;
-    }
-  }
-}
-
-enum class Arithmetic { add, sub, mul, div };
+enum class Arithmetic { add, sub, mul, div, less, equal, second };
 
 inline float apply(Arithmetic op, float a, float b) {
   switch (op) {
     case Arithmetic::add: return a + b;
     case Arithmetic::sub: return a - b;
     case Arithmetic::mul: return a * b;
-    case Arithmetic::div: break;
+    case Arithmetic::div: return a / b;
+    case Arithmetic::less: return a < b ? 1.0f : 0.0f;
+    case Arithmetic::equal: return a == b ? 1.0f : 0.0f;
+    case Arithmetic::second: break;
   }
-  return a / b;
+  return b;
 }
 
 inline void apply_same(Arithmetic op, std::int64_t n, const float* a, const float* b, float* y) {
-  switch (op) {
-    case Arithmetic::add: kernel::add(n, a, b, y); break;
-    case Arithmetic::sub: kernel::sub(n, a, b, y); break;
-    case Arithmetic::mul: kernel::mul(n, a, b, y); break;
-    case Arithmetic::div: kernel::div(n, a, b, y); break;
+  if (n >= 8 && op <= Arithmetic::div) {
+    switch (op) {
+      case Arithmetic::add: kernel::add(n, a, b, y); break;
+      case Arithmetic::sub: kernel::sub(n, a, b, y); break;
+      case Arithmetic::mul: kernel::mul(n, a, b, y); break;
+      default: kernel::div(n, a, b, y); break;
+    }
+    return;
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    y[i] = apply(op, a[i], b[i]);
+  }
+}
+
+// The same for operands in steps, which are gathered in blocks for the kernel.
+inline void apply_row(Arithmetic op, std::int64_t n, const float* a, std::int64_t step_a,
+                      const float* b, std::int64_t step_b, float* y, std::int64_t step_y) {
+  if (step_a == 1 && step_b == 1 && step_y == 1) {
+    apply_same(op, n, a, b, y);
+    return;
+  }
+  float blocks[3][256];
+  for (std::int64_t begin = 0; begin < n; begin += 256) {
+    const std::int64_t m = std::min<std::int64_t>(256, n - begin);
+    for (std::int64_t i = 0; i < m; ++i) {
+      blocks[0][i] = a[(begin + i) * step_a];
+      blocks[1][i] = b[(begin + i) * step_b];
+    }
+    apply_same(op, m, blocks[0], blocks[1], blocks[2]);
+    for (std::int64_t i = 0; i < m; ++i) {
+      y[(begin + i) * step_y] = blocks[2][i];
+    }
   }
 }
 
 inline Tensor arithmetic(Arithmetic op, const char* name, const Tensor& a, const Tensor& b) {
-  if (a.shape() == b.shape()) {
+  if (a.shape() == b.shape() && a.is_contiguous() && b.is_contiguous()) {
+    const float* const pa = a.data();
     Tensor y(a.shape());
-    apply_same(op, y.count(), a.data(), b.data(), y.data());
+    apply_same(op, y.count(), pa, b.data(), y.data());
     return y;
   }
-  const Broadcast plan = broadcast(name, a.shape(), b.shape());
-  Tensor y(plan.shape);
-  const int last = plan.shape.size() - 1;
-  const std::int64_t columns = last >= 0 ? plan.shape[last] : 1;
-  const std::int64_t sa = last >= 0 ? plan.step_a[last] : 0;
-  const std::int64_t sb = last >= 0 ? plan.step_b[last] : 0;
-  const float* pa = a.data();
-  const float* pb = b.data();
-  float* py = y.data();
-  for_rows(plan, [&](std::int64_t row, std::int64_t ra, std::int64_t rb) {
-    if (sa == 1 && sb == 1) {
-      apply_same(op, columns, pa + ra, pb + rb, py + row);
-      return;
-    }
-    for (std::int64_t j = 0; j < columns; ++j) {
-      py[row + j] = apply(op, pa[ra + j * sa], pb[rb + j * sb]);
-    }
+  const float* const pa = a.origin();
+  const float* const pb = b.origin();
+  Tensor y(broadcast_shape(name, a.shape(), b.shape()));
+  const Walk plan = walk(name, a, b);
+  plan.rows([&](std::int64_t first, std::int64_t at_a, std::int64_t at_b) {
+    apply_row(op, plan.columns(), pa + at_a, plan.step_a(), pb + at_b, plan.step_b(),
+              y.data() + first, 1);
   });
   return y;
 }
 
-// dx summed over the dimensions in which `shape` was repeated, in double and in index order.
-inline Tensor sum_to(const Tensor& dy, const Shape& shape) {
-  if (dy.shape() == shape) {
-    return dy;
+// to = to op from, in place; `from` is repeated to the shape of `to`.
+inline void apply_in_place(Arithmetic op, const char* name, const Tensor& to, const Tensor& from) {
+  const Walk plan = walk(name, to, from);
+  plan.rows([&](std::int64_t, std::int64_t at_a, std::int64_t at_b) {
+    float* const y = to.origin() + at_a;
+    apply_row(op, plan.columns(), y, plan.step_a(), from.origin() + at_b, plan.step_b(), y,
+              plan.step_a());
+  });
+}
+
+// x summed over the dimensions in which `shape` was repeated, in double and in index order. Where
+// x itself repeats a number (a step of 0), it is multiplied instead.
+inline Tensor sum_to(const Tensor& x, const Shape& shape) {
+  if (x.shape() == shape) {
+    return x;
   }
-  std::vector<double> sums(static_cast<std::size_t>(shape.count()));
-  const Broadcast plan = broadcast("sum_to", shape, dy.shape());
-  const int last = plan.shape.size() - 1;
-  const std::int64_t columns = last >= 0 ? plan.shape[last] : 1;
-  const std::int64_t step = last >= 0 ? plan.step_a[last] : 0;
-  double* out = sums.data();
-  const float* in = dy.data();
-  for_rows(plan, [&](std::int64_t row, std::int64_t a, std::int64_t) {
-    if (columns >= 16 && step == 1) {
-      kernel::add_to_sums(columns, in + row, out + a);
-    } else if (columns >= 16) {
-      out[a] += kernel::sum(columns, in + row);
+  Tensor once = x.detach();
+  double times = 1;
+  for (int i = 0, j = shape.size() - x.dims(); i < x.dims(); ++i, ++j) {
+    if (x.dim(i) > 1 && x.stride(i) == 0 && (j < 0 || shape[j] == 1)) {
+      Shape smaller = once.shape();
+      smaller.set(i, 1);
+      times *= static_cast<double>(x.dim(i));
+      once = once.as_strided(smaller, once.steps(), 0);
+    }
+  }
+  List<double> sums(static_cast<std::size_t>(shape.count()));
+  const Walk plan(once.shape(), broadcast_steps(shape, row_major(shape), once.shape()),
+                  once.steps());
+  const std::int64_t columns = plan.columns();
+  const std::int64_t step = plan.step_a();
+  const bool even = plan.step_b() == 1 && columns >= 16;
+  double* const out = sums.data();
+  plan.rows([&](std::int64_t, std::int64_t a, std::int64_t b) {
+    const float* const in = once.origin() + b;
+    if (even && step == 1) {
+      kernel::add_to_sums(columns, in, out + a);
+    } else if (even && step == 0) {
+      out[a] += kernel::sum(columns, in);
     } else {
       for (std::int64_t j = 0; j < columns; ++j) {
-        out[a + j * step] += static_cast<double>(in[row + j]);
+        out[a + j * step] += static_cast<double>(in[j * plan.step_b()]);
       }
     }
   });
   Tensor dx(shape);
   for (std::int64_t i = 0; i < dx.count(); ++i) {
-    dx.data()[i] = static_cast<float>(out[i]);
+    dx.data()[i] = static_cast<float>(times * out[i]);
   }
   return dx;
 }
@@ -180,6 +171,22 @@ inline Tensor binary(Arithmetic op, const char* name, const Tensor& a, const Ten
 
 }  // namespace detail
 
+// A copy of the numbers in row-major order; unlike clone() it carries the gradient back.
+inline Tensor copy(const Tensor& x) {
+  const detail::OpScope scope;
+  x.origin();  // an empty one throws
+  Tensor y = x.clone();
+  scope.done_unary("copy", "copy", x.shape());
+  if (detail::tracked({&x})) {
+    detail::attach(y, "copy", {&x},
+                   [sx = x.slot()](const Tensor& dy) { detail::add_grad(sx, dy); });
+  }
+  return y;
+}
+
+// The same tensor, copied only if it is a view out of row-major order.
+inline Tensor contiguous(const Tensor& x) { return x.is_contiguous() ? x : copy(x); }
+
 inline Tensor add(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::add, "add", a, b);
   if (detail::tracked({&a, &b})) {
@@ -198,21 +205,26 @@ inline Tensor add(const Tensor& a, const Tensor& b) {
 inline Tensor mul(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::mul, "mul", a, b);
   if (detail::tracked({&a, &b})) {
-    const Tensor ka = b.slot() ? a.detach() : Tensor();
-    const Tensor kb = a.slot() ? b.detach() : Tensor();
-    detail::attach(y, "mul", {&a, &b}, [ka, kb, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
-      if (sa) {
-        detail::add_grad_to(sa, detail::binary(detail::Arithmetic::mul, "mul", dy, kb));
-      }
-      if (sb) {
-        detail::add_grad_to(sb, detail::binary(detail::Arithmetic::mul, "mul", dy, ka));
-      }
-    });
+    using detail::Kept;
+    detail::attach(
+        y, "mul", {&a, &b},
+        [ka = b.slot() ? Kept(a) : Kept(), kb = a.slot() ? Kept(b) : Kept(), sa = a.slot(),
+         sb = b.slot()](const Tensor& dy) {
+          if (sa) {
+            detail::add_grad_to(sa, detail::binary(detail::Arithmetic::mul, "mul", dy, kb));
+          }
+          if (sb) {
+            detail::add_grad_to(sb, detail::binary(detail::Arithmetic::mul, "mul", dy, ka));
+          }
+        });
   }
   return y;
 }
 
 inline Tensor scale(const Tensor& x, float factor) {
+  if (!x.is_contiguous()) {
+    return scale(contiguous(x), factor);
+  }
   const detail::OpScope scope;
   Tensor y(x.shape());
   kernel::scale(x.count(), factor, x.data(), y.data());
@@ -247,7 +259,7 @@ inline Tensor div(const Tensor& a, const Tensor& b) {
   if (detail::tracked({&a, &b})) {
     detail::attach(
         y, "div", {&a, &b},
-        [kb = b.detach(), ky = y.detach(), sa = a.slot(), sb = b.slot()](const Tensor& dy) {
+        [kb = detail::Kept(b), ky = detail::Kept(y), sa = a.slot(), sb = b.slot()](const Tensor& dy) {
           const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
           if (sb) {  // d(a/b)/db = -(a/b)/b
             detail::add_grad_to(sb, neg(mul(da, ky)));
@@ -261,6 +273,9 @@ inline Tensor div(const Tensor& a, const Tensor& b) {
 }
 
 inline Tensor add(const Tensor& x, float value) {
+  if (!x.is_contiguous()) {
+    return add(contiguous(x), value);
+  }
   const detail::OpScope scope;
   Tensor y(x.shape());
   const float* in = x.data();

@@ -34,10 +34,14 @@ inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, 
   s.heads = heads;
   s.kv_heads = kv_heads;
   s.head_size = q.dim(2) / heads;
-  s.q_stride = s.o_stride = q.dim(2);
-  s.k_stride = s.v_stride = k.dim(2);
-  s.q_batch = s.o_batch = q.dim(1) * q.dim(2);
-  s.k_batch = s.v_batch = k.dim(1) * k.dim(2);
+  s.q_stride = q.stride(1);
+  s.k_stride = k.stride(1);
+  s.v_stride = v.stride(1);
+  s.o_stride = q.dim(2);
+  s.q_batch = q.stride(0);
+  s.k_batch = k.stride(0);
+  s.v_batch = v.stride(0);
+  s.o_batch = q.dim(1) * q.dim(2);
   s.causal = mask == Mask::causal ? 1 : 0;
   s.causal_offset = k.dim(1) - q.dim(1);
   return s;
@@ -71,14 +75,21 @@ inline void record_attention(const OpScope& scope, const char* name,
 inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
                         std::int64_t kv_heads, Mask mask) {
   const kernel::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  const bool graph = detail::tracked({&q, &k, &v});  // whose gradients are written row after row
+  for (const Tensor* x : {&q, &k, &v}) {
+    if (!x->is_contiguous() && (graph || x->stride(2) != 1)) {
+      return attention(contiguous(q), contiguous(k), contiguous(v), heads, kv_heads, mask);
+    }
+  }
   const detail::OpScope scope;
   Tensor y(q.shape());
   Tensor lse(Shape{s.batch, heads, s.queries});
-  kernel::attention_forward(s, q.data(), k.data(), v.data(), y.data(), lse.data());
+  kernel::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
   detail::record_attention(scope, "attention", s, q, k, 2, 1);
-  if (detail::tracked({&q, &k, &v})) {
+  if (graph) {
     detail::attach(y, "attention", {&q, &k, &v},
-                   [s, lse, kq = q.detach(), kk = k.detach(), kv = v.detach(), ky = y.detach(),
+                   [s, lse, kq = detail::Kept(q), kk = detail::Kept(k), kv = detail::Kept(v),
+                    ky = detail::Kept(y),
                     sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
                      Tensor dq = sq ? Tensor() : zeros(kq.shape());
@@ -105,6 +116,9 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
   if (!(theta > 0.0f) || !detail::is_finite(static_cast<double>(theta))) {
     throw Error(detail::cat("rope: theta is ", static_cast<double>(theta),
                             "; a finite number above 0 is right"));
+  }
+  if (!x.is_contiguous()) {
+    return rope(contiguous(x), head_size, first_position, theta, pairs);
   }
   const detail::OpScope scope;
   kernel::RopeShape shape;

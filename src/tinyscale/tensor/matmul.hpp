@@ -6,8 +6,10 @@
 #include <functional>  // std::function
 
 #include "tinyscale/compute/gemm.hpp"
+#include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
+#include "tinyscale/tensor/views.hpp"
 
 namespace tinyscale {
 
@@ -23,13 +25,40 @@ inline const MatmulHook*& matmul_hook() {
 
 using kernel::Trans;
 
+// A matrix as the kernel reads it: rows or columns without gaps, any step from one to the next.
+struct Matrix {
+  Tensor own;  // keeps the numbers, or a copy of those that lie in no such order
+  Trans trans = Trans::no;
+  std::int64_t ld = 0;
+};
+
+// The last two dimensions of x (of a matrix in row-major order any shape will do); `trans` turns
+// them.
+inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
+  Matrix m{x, trans, columns};
+  if (!x.is_contiguous()) {
+    const bool rows = x.stride(-1) == 1 && x.stride(-2) >= x.dim(-1);
+    const bool turned = x.stride(-2) == 1 && x.stride(-1) >= x.dim(-2);
+    if (rows) {
+      m.ld = x.stride(-2);
+    } else if (turned) {
+      m.trans = trans == Trans::no ? Trans::yes : Trans::no;
+      m.ld = x.stride(-1);
+    } else {
+      m.own = x.clone();
+    }
+  }
+  return m;
+}
+
 // y = op(a) op(b) (+ y), recorded; M, K, N are those of the product.
 inline void product(const char* name, Trans ta, Trans tb, std::int64_t m, std::int64_t n,
                     std::int64_t k, const Tensor& a, const Tensor& b, float beta, float* y) {
   const OpScope scope;
-  const std::int64_t lda = ta == Trans::no ? k : m;
-  const std::int64_t ldb = tb == Trans::no ? n : k;
-  kernel::gemm(ta, tb, m, n, k, a.data(), lda, b.data(), ldb, beta, y, n);
+  const Matrix ma = matrix_of(a, ta, ta == Trans::no ? k : m);
+  const Matrix mb = matrix_of(b, tb, tb == Trans::no ? n : k);
+  kernel::gemm(ma.trans, mb.trans, m, n, k, ma.own.origin(), ma.ld, mb.own.origin(), mb.ld, beta, y,
+               n);
   if (context().profile != nullptr) {
     const double dm = static_cast<double>(m);
     const double dn = static_cast<double>(n);
@@ -69,25 +98,93 @@ inline Matmul matmul_sizes(const char* op, const Tensor& x, const Tensor& w, Tra
   return sizes;
 }
 
-inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Trans tw) {
+inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Trans tw,
+                         const Tensor& bias = Tensor()) {
   const Matmul s = matmul_sizes(name, x, w, tw);
+  if (!x.is_contiguous() && x.dims() != 2) {
+    return reshape(matmul_any(name, reshape(x, {s.m, s.k}), w, tw, bias), s.shape);
+  }
+  x.origin();  // an empty one throws
+  w.origin();
   Tensor y(s.shape);
   product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data());
-  if (tracked({&x, &w})) {
-    attach(y, name, {&x, &w},
-           [s, tw, kx = w.slot() ? x.detach() : Tensor(), kw = x.slot() ? w.detach() : Tensor(),
-            sx = x.slot(), sw = w.slot()](const Tensor& dy) {
+  if (bias.defined()) {
+    const OpScope scope;
+    apply_in_place(Arithmetic::add, name, y, bias);
+    record_arithmetic(scope, "add", "add", y, bias, y.shape(), &VectorCost::forward);
+  }
+  if (tracked({&x, &w, &bias})) {
+    attach(y, name, {&x, &w, &bias},
+           [s, tw, kx = w.slot() ? Kept(x) : Kept(), kw = x.slot() ? Kept(w) : Kept(),
+            sx = x.slot(), sw = w.slot(), sb = bias.slot()](const Tensor& dy) {
              const Trans other = tw == Trans::no ? Trans::yes : Trans::no;
+             float beta = 0;
              if (sx) {  // dx = dy w^T
-               const float beta = sx->grad ? 1.0f : 0.0f;
-               product("matmul dx", Trans::no, other, s.m, s.k, s.n, dy, kw, beta, grad_buffer(sx));
+               float* dx = grad_buffer(sx, beta);
+               product("matmul dx", Trans::no, other, s.m, s.k, s.n, dy, kw, beta, dx);
              }
-             if (sw && tw == Trans::no) {  // dw = x^T dy
-               product("matmul dw", Trans::yes, Trans::no, s.k, s.n, s.m, kx, dy, 1.0f,
-                       grad_buffer(sw));
-             } else if (sw) {  // dw = dy^T x
-               product("matmul dw", Trans::yes, Trans::no, s.n, s.k, s.m, dy, kx, 1.0f,
-                       grad_buffer(sw));
+             if (sw) {  // dw = x^T dy, or dy^T x
+               float* dw = grad_buffer(sw, beta);
+               const bool plain = tw == Trans::no;
+               product("matmul dw", Trans::yes, Trans::no, plain ? s.k : s.n, plain ? s.n : s.k,
+                       s.m, plain ? kx : dy, plain ? dy : kx, beta, dw);
+             }
+             if (sb) {
+               add_grad_to(sb, dy);
+             }
+           });
+  }
+  return y;
+}
+
+inline Shape leading(const Shape& shape) {
+  Shape lead;
+  for (int i = 0; i + 2 < shape.size(); ++i) {
+    lead.push_back(shape[i]);
+  }
+  return lead;
+}
+
+// x [.., M, K] times w [.., K, N]: one product for each of the leading dimensions, which are
+// repeated to one another.
+inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
+  if (x.dims() < 2 || w.dims() < 2 || x.dim(-1) != w.dim(-2)) {
+    throw Error(cat("matmul: x is ", x.shape().text(), ", w is ", w.shape().text(),
+                    "; x [.., M, K] and w [.., K, N] are right"));
+  }
+  const OpScope scope;
+  const std::int64_t m = x.dim(-2);
+  const std::int64_t k = x.dim(-1);
+  const std::int64_t n = w.dim(-1);
+  const Shape batch = broadcast_shape("matmul", leading(x.shape()), leading(w.shape()));
+  Shape shape = batch;
+  shape.push_back(m);
+  shape.push_back(n);
+  Tensor y(shape);
+  const Matrix mx = matrix_of(x, Trans::no, k);
+  const Matrix mw = matrix_of(w, Trans::no, n);
+  const Walk plan(batch, broadcast_steps(leading(x.shape()), mx.own.steps(), batch),
+                  broadcast_steps(leading(w.shape()), mw.own.steps(), batch));
+  plan.rows([&](std::int64_t first, std::int64_t at_x, std::int64_t at_w) {
+    for (std::int64_t j = 0; j < plan.columns(); ++j) {
+      kernel::gemm(mx.trans, mw.trans, m, n, k, mx.own.origin() + at_x + j * plan.step_a(), mx.ld,
+                   mw.own.origin() + at_w + j * plan.step_b(), mw.ld, 0.0f,
+                   y.data() + (first + j) * m * n, n);
+    }
+  });
+  const double products = static_cast<double>(batch.count());
+  scope.done("matmul", shape, {static_cast<double>(x.count()), static_cast<double>(w.count())},
+             {static_cast<double>(y.count())},
+             2 * products * static_cast<double>(m) * static_cast<double>(k * n), 0);
+  if (tracked({&x, &w})) {
+    attach(y, "matmul", {&x, &w},
+           [kx = w.slot() ? Kept(x) : Kept(), kw = x.slot() ? Kept(w) : Kept(), sx = x.slot(),
+            sw = w.slot()](const Tensor& dy) {
+             if (sx) {
+               add_grad_to(sx, matmul_batched(dy, transpose(kw, -1, -2)));
+             }
+             if (sw) {
+               add_grad_to(sw, matmul_batched(transpose(kx, -1, -2), dy));
              }
            });
   }
@@ -96,8 +193,12 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
 
 }  // namespace detail
 
-// x [.., M, K] times w [K, N] gives [.., M, N]. Throws when the inner sizes differ.
+// x [.., M, K] times w [K, N] gives [.., M, N], times w [.., K, N] a product for each of the
+// leading dimensions. Throws when the inner sizes differ.
 inline Tensor matmul(const Tensor& x, const Tensor& w) {
+  if (w.dims() > 2) {
+    return detail::matmul_batched(x, w);
+  }
   if (detail::matmul_hook() != nullptr) {
     return (*detail::matmul_hook())(x, w);
   }
@@ -107,6 +208,15 @@ inline Tensor matmul(const Tensor& x, const Tensor& w) {
 // x [.., M, K] times the transpose of w [N, K]: the linear layer with weights stored [out, in].
 inline Tensor matmul_transposed(const Tensor& x, const Tensor& w) {
   return detail::matmul_any("matmul_transposed", x, w, kernel::Trans::yes);
+}
+
+// x w^T + bias in one op; w [N, K], bias [N].
+inline Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
+  if (bias.defined() && (bias.dims() != 1 || w.dims() != 2 || bias.dim(0) != w.dim(0))) {
+    throw Error(detail::cat("linear: w is ", w.shape().text(), ", bias is ", bias.shape().text(),
+                            "; w [N, K] and bias [N] are right"));
+  }
+  return detail::matmul_any("linear", x, w, kernel::Trans::yes, bias);
 }
 
 }  // namespace tinyscale

@@ -38,6 +38,10 @@ inline Tensor scratch_like(const Slot& slot, const Shape& shape) {
 // (x - mean) / sqrt(var + epsilon) * weight + bias; weight [D], bias [D] or empty.
 inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
                          float epsilon = 1e-5f) {
+  const bool dense = x.is_contiguous() && weight.is_contiguous() && bias.is_contiguous();
+  if (!dense) {
+    return layer_norm(contiguous(x), contiguous(weight), contiguous(bias), epsilon);
+  }
   detail::check_norm("layer_norm", "weight", x, weight);
   detail::check_epsilon("layer_norm", epsilon);
   if (bias.defined()) {
@@ -55,7 +59,7 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   scope.done_unary("layer_norm", "layer_norm", x.shape());
   if (detail::tracked({&x, &weight, &bias})) {
     detail::attach(y, "layer_norm", {&x, &weight, &bias},
-                   [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(), sw = weight.slot(),
+                   [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(), sw = weight.slot(),
                     sb = bias.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
                      Tensor unused_x = detail::scratch_like(sx, kx.shape());
@@ -73,6 +77,9 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
 
 // x / sqrt(mean(x^2) + epsilon) * weight.
 inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e-5f) {
+  if (!x.is_contiguous() || !weight.is_contiguous()) {
+    return rms_norm(contiguous(x), contiguous(weight), epsilon);
+  }
   detail::check_norm("rms_norm", "weight", x, weight);
   detail::check_epsilon("rms_norm", epsilon);
   const detail::OpScope scope;
@@ -85,7 +92,7 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   if (detail::tracked({&x, &weight})) {
     detail::attach(
         y, "rms_norm", {&x, &weight},
-        [=, kx = x.detach(), kw = weight.detach(), sx = x.slot(),
+        [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(),
          sw = weight.slot()](const Tensor& dy) {
           const detail::OpScope backward;
           Tensor unused_x = detail::scratch_like(sx, kx.shape());
@@ -106,7 +113,7 @@ inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t
   if (!(p >= 0.0f && p < 1.0f)) {
     throw Error(detail::cat("dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"));
   }
-  x.data();  // an empty one throws
+  x.origin();  // an empty one throws
   if (p <= 0.0f) {
     return x;
   }

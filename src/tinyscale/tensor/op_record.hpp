@@ -29,7 +29,9 @@ inline const List<VectorCost>& vector_costs() {
       {"relu", 1, 1},       {"square", 1, 2},      {"neg", 1, 1},           {"silu", 16, 18},
       {"gelu", 22, 26},     {"gelu_tanh", 18, 24}, {"sum", 1, 1},           {"softmax", 16, 4},
       {"layer_norm", 8, 13}, {"rms_norm", 5, 10},  {"cross_entropy", 13, 13}, {"rope", 3, 3},
-      {"dropout", 2, 1},    {"log_softmax", 13, 13}, {"copy", 0, 0},
+      {"dropout", 2, 1},    {"log_softmax", 13, 13}, {"copy", 0, 0},        {"max", 1, 1},
+      {"less", 1, 0},        {"equal", 1, 0},         {"where", 1, 2},
+      {"pow", 40, 42},
   };
   return costs;
 }

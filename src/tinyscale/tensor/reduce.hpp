@@ -1,5 +1,5 @@
 #pragma once
-// Sums, means and softmax. Whole-tensor sums are gathered in double, in index order.
+// Sums, means, maxima and softmax. Sums are gathered in double, in an order that is always the same.
 
 #include <algorithm>  // max_element
 #include <cmath>      // exp, log
@@ -11,23 +11,66 @@
 
 namespace tinyscale {
 
-// Sum of all elements, a tensor of shape [].
-inline Tensor sum(const Tensor& x) {
-  const detail::OpScope scope;
-  double total = 0;
-  const float* in = x.data();
-  for (std::int64_t i = 0; i < x.count(); ++i) {
-    total += static_cast<double>(in[i]);
+// Whether a dimension that was reduced stays, with size 1.
+enum class KeepDim { no, yes };
+
+namespace detail {
+
+// The shape of x with size 1 in the given dimensions; `rest` is the shape without them.
+inline Shape reduced_shape(const char* op, const Tensor& x, const List<int>& dims, Shape& rest) {
+  Shape kept = x.shape();
+  unsigned gone = 0;
+  for (const int dim : dims) {
+    if (dim < -x.dims() || dim >= x.dims()) {
+      throw Error(cat(op, ": dimension ", dim, " is outside shape ", x.shape().text()));
+    }
+    kept.set(dim, 1);
+    gone |= 1U << (dim < 0 ? dim + x.dims() : dim);
   }
-  Tensor y = full(Shape{}, static_cast<float>(total));
+  rest = Shape();
+  for (int i = 0; i < x.dims(); ++i) {
+    if ((gone >> i & 1U) == 0) {
+      rest.push_back(x.dim(i));
+    }
+  }
+  return kept;
+}
+
+}  // namespace detail
+
+// Sum over the given dimensions.
+inline Tensor sum(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
+  const detail::OpScope scope;
+  x.origin();  // an empty one throws
+  Shape rest;
+  const Shape kept = detail::reduced_shape("sum", x, dims, rest);
+  Tensor y = detail::sum_to(x.detach(), kept);
+  y = kept == x.shape() ? y.clone() : y;
+  y = Tensor(keep == KeepDim::yes ? kept : rest, y.storage());
   const double n = static_cast<double>(x.count());
-  scope.done("sum", x.shape(), {n}, {1.0}, 0, n);
+  scope.done("sum", x.shape(), {n}, {static_cast<double>(y.count())}, 0, n);
   if (detail::tracked({&x})) {
-    detail::attach(y, "sum", {&x}, [sx = x.slot()](const Tensor& dy) {
-      detail::add_grad(sx, full(sx->shape, dy.item()));
+    detail::attach(y, "sum", {&x}, [kept, sx = x.slot()](const Tensor& dy) {
+      const detail::Strides steps =
+          detail::broadcast_steps(kept, detail::row_major(kept), sx->shape);
+      detail::add_grad(sx, dy.as_strided(sx->shape, steps, 0));
     });
   }
   return y;
+}
+
+// Sum over one dimension, which disappears.
+inline Tensor sum(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
+  return sum(x, List<int>{dim}, keep);
+}
+
+// Sum of all elements, a tensor of shape [].
+inline Tensor sum(const Tensor& x) {
+  List<int> all;
+  for (int i = 0; i < x.dims(); ++i) {
+    all.push_back(i);
+  }
+  return sum(x, all);
 }
 
 // Mean of all elements, a tensor of shape [].
@@ -38,32 +81,53 @@ inline Tensor mean(const Tensor& x) {
   return scale(sum(x), 1.0f / static_cast<float>(x.count()));
 }
 
-// Sum over one dimension, which disappears.
-inline Tensor sum(const Tensor& x, int dim) {
+inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
+  const Tensor total = sum(x, dims, keep);
+  if (x.count() == 0) {
+    throw Error(detail::cat("mean: the tensor has no elements, shape ", x.shape().text()));
+  }
+  return scale(total, static_cast<float>(total.count()) / static_cast<float>(x.count()));
+}
+
+// The largest number along one dimension (NaN if there is one); the first of equal ones gets the
+// gradient.
+inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   const detail::OpScope scope;
-  if (dim < -x.dims() || dim >= x.dims()) {
-    throw Error(detail::cat("sum: dimension ", dim, " is outside shape ", x.shape().text()));
+  Shape rest;
+  const Shape kept = detail::reduced_shape("max", x, {dim}, rest);
+  const int d = dim < 0 ? dim + x.dims() : dim;
+  if (x.dim(d) == 0) {
+    throw Error(detail::cat("max: dimension ", dim, " of shape ", x.shape().text(), " is empty"));
   }
-  const int axis = dim < 0 ? dim + x.dims() : dim;
-  Shape kept;
-  Shape result;
-  for (int i = 0; i < x.dims(); ++i) {
-    kept.push_back(i == axis ? 1 : x.dim(i));
-    if (i != axis) {
-      result.push_back(x.dim(i));
+  const std::int64_t n = x.dim(d);
+  const std::int64_t step = x.stride(d);
+  Tensor y(keep == KeepDim::yes ? kept : rest);
+  List<std::int64_t> place(static_cast<std::size_t>(y.count()));  // along the dimension
+  const detail::Walk plan(kept, detail::row_major(kept), x.steps());
+  plan.rows([&](std::int64_t first, std::int64_t, std::int64_t at) {
+    for (std::int64_t j = 0; j < plan.columns(); ++j) {
+      const float* const in = x.origin() + at + j * plan.step_b();
+      std::int64_t best = 0;
+      for (std::int64_t i = 1; i < n; ++i) {
+        const bool nan = detail::is_nan(static_cast<double>(in[best * step]));
+        best = !nan && !(in[i * step] <= in[best * step]) ? i : best;
+      }
+      y.data()[first + j] = in[best * step];
+      place[static_cast<std::size_t>(first + j)] = best;
     }
-  }
-  Tensor y(result, detail::sum_to(x.detach(), kept).storage());
-  if (x.dim(axis) == 1) {  // sum_to returns x itself
-    y = y.clone();
-  }
-  const double n = static_cast<double>(x.count());
-  scope.done("sum", x.shape(), {n}, {static_cast<double>(y.count())}, 0, n);
+  });
+  scope.done_unary("max", "max", x.shape());
   if (detail::tracked({&x})) {
-    detail::attach(y, "sum", {&x}, [kept, sx = x.slot()](const Tensor& dy) {
-      const Tensor rows(kept, dy.storage());
-      detail::add_grad(sx,
-                       detail::arithmetic(detail::Arithmetic::add, "add", zeros(sx->shape), rows));
+    detail::attach(y, "max", {&x}, [kept, d, place, sx = x.slot()](const Tensor& dy) {
+      float* const dx = detail::grad_buffer(sx);
+      const detail::Strides steps = detail::row_major(sx->shape);
+      const detail::Walk rows(kept, detail::row_major(kept), steps);
+      rows.rows([&](std::int64_t first, std::int64_t, std::int64_t at) {
+        for (std::int64_t j = 0; j < rows.columns(); ++j) {
+          const std::int64_t row = place[static_cast<std::size_t>(first + j)];
+          dx[at + j * rows.step_b() + row * steps.of[d]] += dy.data()[first + j];
+        }
+      });
     });
   }
   return y;
@@ -82,6 +146,9 @@ inline void check_last_dim(const char* op, const Tensor& x) {
 // exp(x) / sum(exp(x)) along the last dimension.
 inline Tensor softmax(const Tensor& x) {
   detail::check_last_dim("softmax", x);
+  if (!x.is_contiguous()) {
+    return softmax(contiguous(x));
+  }
   const detail::OpScope scope;
   const std::int64_t columns = x.dim(-1);
   const std::int64_t rows = x.count() / columns;
@@ -90,7 +157,7 @@ inline Tensor softmax(const Tensor& x) {
   scope.done_unary("softmax", "softmax", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(
-        y, "softmax", {&x}, [rows, columns, ky = y.detach(), sx = x.slot()](const Tensor& dy) {
+        y, "softmax", {&x}, [rows, columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
           const detail::OpScope backward;
           kernel::softmax_backward(rows, columns, ky.data(), dy.data(), detail::grad_buffer(sx));
           backward.done_unary("softmax backward", "softmax", dy.shape(), &VectorCost::backward);
@@ -102,6 +169,9 @@ inline Tensor softmax(const Tensor& x) {
 // log(softmax(x)) along the last dimension.
 inline Tensor log_softmax(const Tensor& x) {
   detail::check_last_dim("log_softmax", x);
+  if (!x.is_contiguous()) {
+    return log_softmax(contiguous(x));
+  }
   const detail::OpScope scope;
   const std::int64_t columns = x.dim(-1);
   Tensor y(x.shape());
@@ -120,7 +190,7 @@ inline Tensor log_softmax(const Tensor& x) {
   scope.done_unary("log_softmax", "log_softmax", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "log_softmax", {&x},
-                   [columns, ky = y.detach(), sx = x.slot()](const Tensor& dy) {
+                   [columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
                      float* dx = detail::grad_buffer(sx);
                      for (std::int64_t first = 0; first < dy.count(); first += columns) {
                        double total = 0;

@@ -2,9 +2,10 @@
 // The numbers of a tensor: a 64-byte aligned buffer of floats, counted by the memory meter that was
 // current when it was made.
 
+#include <atomic>
 #include <cstddef>  // size_t
 #include <cstdint>  // int64_t
-#include <new>      // align_val_t, nothrow
+#include <new>      // bad_alloc
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/shape.hpp"
@@ -16,31 +17,16 @@
 namespace tinyscale {
 namespace detail {
 
+// Stands in one block with its numbers, which begin 64 bytes after the block.
 struct Storage {
   float* data = nullptr;
   std::int64_t count = 0;
-  MemoryKind kind = MemoryKind::activation;
   Shared<MemoryMeter> meter;
+  MemoryKind kind = MemoryKind::activation;
+  std::atomic<int> kept{0};  // ops that need these numbers for their backward pass
 
-  Storage(const Shape& shape, MemoryKind k)
-      : count(shape.count()), kind(k), meter(context().memory) {
-    const bool fits = count <= (std::int64_t{1} << 38);
-    if (fits) {
-      const std::size_t n = bytes() == 0 ? sizeof(float) : bytes();
-      data = static_cast<float*>(::operator new(n, std::align_val_t(64), std::nothrow));
-    }
-    if (data == nullptr) {
-      throw Error(cat("Tensor: shape ", shape, " takes ",
-                      format_bytes(4 * static_cast<double>(count)),
-                      fits ? "; this machine has no memory left for that"
-                           : "; a tensor holds at most 2^38 numbers, 1.1 TB"));
-    }
-    if (meter) {
-      meter->add(kind, static_cast<double>(bytes()));
-    }
-  }
+  Storage() = default;
   ~Storage() {
-    ::operator delete(data, std::align_val_t(64));
     if (meter) {
       meter->remove(kind, static_cast<double>(bytes()));
     }
@@ -50,6 +36,32 @@ struct Storage {
 
   std::size_t bytes() const { return static_cast<std::size_t>(count) * sizeof(float); }
 };
+
+inline Shared<Storage> make_storage(const Shape& shape, std::int64_t count, MemoryKind kind) {
+  static_assert(sizeof(Storage) <= 48, "the numbers begin 64 bytes after the block");
+  const bool fits = count <= (std::int64_t{1} << 38);
+  Shared<Storage> storage;
+  try {
+    const auto numbers = static_cast<std::size_t>(fits && count > 0 ? count : 1);
+    storage = Shared<Storage>::make(48 - sizeof(Storage) + (fits ? numbers * sizeof(float) : 0));
+  } catch (const std::bad_alloc&) {
+    storage.reset();
+  }
+  if (!storage || !fits) {
+    throw Error(cat("Tensor: shape ", shape, " takes ",
+                    format_bytes(4 * static_cast<double>(count)),
+                    fits ? "; this machine has no memory left for that"
+                         : "; a tensor holds at most 2^38 numbers, 1.1 TB"));
+  }
+  storage->data = reinterpret_cast<float*>(reinterpret_cast<char*>(storage.get()) + 48);
+  storage->count = count;
+  storage->kind = kind;
+  storage->meter = context().memory;
+  if (storage->meter) {
+    storage->meter->add(kind, static_cast<double>(storage->bytes()));
+  }
+  return storage;
+}
 
 }  // namespace detail
 }  // namespace tinyscale

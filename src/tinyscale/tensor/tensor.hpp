@@ -1,13 +1,9 @@
 #pragma once
 // A tensor: a shape, a shared buffer of floats, and the record of how it was made.
-// Always contiguous, row-major, float32. Copying a Tensor copies the handle, never the numbers.
-// A slot holds the gradient apart from the numbers, so that a result whose value the backward pass
-// does not need is freed at once (reverse-mode differentiation, Wengert list as a graph).
+// Row-major unless it is a view, float32. Copying a Tensor copies the handle, never the numbers.
 
-#include <algorithm>         // max
 #include <cstdint>           // int64_t
 #include <cstring>           // memcpy
-#include <functional>        // std::function
 #include <initializer_list>  // inputs of an op
 #include <iostream>          // ostream
 #include <string>            // string
@@ -15,33 +11,15 @@
 #include <vector>            // vector
 
 #include "tinyscale/base/error.hpp"
-#include "tinyscale/base/list.hpp"
-#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/base/shared.hpp"
-#include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/memory.hpp"
+#include "tinyscale/tensor/graph.hpp"
 #include "tinyscale/tensor/storage.hpp"
+#include "tinyscale/tensor/strides.hpp"
 
 namespace tinyscale {
-
-namespace detail {
-
-struct Node;
-
-// Where a tensor's gradient gathers; `node` is null for a leaf (a parameter).
-struct GradSlot {
-  Shape shape;
-  Shared<Node> node;
-  Shared<Storage> grad;
-  int order = 0;  // longest path from a leaf: the backward pass runs in falling order
-  bool queued = false;
-
-  ~GradSlot();
-};
-
-}  // namespace detail
 
 class Tensor {
  public:
@@ -49,18 +27,43 @@ class Tensor {
   // Uninitialised numbers; users call zeros, full, randn, ...
   explicit Tensor(const Shape& shape) : Tensor(shape, context().kind) {}
   Tensor(const Shape& shape, MemoryKind kind)
-      : shape_(shape), storage_(new detail::Storage(shape, kind)) {}
+      : shape_(shape),
+        count_(shape.count()),
+        storage_(detail::make_storage(shape, count_, kind)),
+        data_(storage_->data) {}
   Tensor(const Shape& shape, Shared<detail::Storage> storage)
-      : shape_(shape), storage_(std::move(storage)) {}
+      : shape_(shape),
+        count_(shape.count()),
+        storage_(std::move(storage)),
+        data_(storage_->data) {}
 
   bool defined() const { return storage_ != nullptr; }
   const Shape& shape() const { return shape_; }
   int dims() const { return shape_.size(); }
   std::int64_t dim(int i) const { return shape_[i]; }  // negative i counts from the end
-  std::int64_t count() const { return storage_ ? storage_->count : 0; }
-  float* data() { return checked().data; }
-  const float* data() const { return checked().data; }
+  std::int64_t count() const { return count_; }
+
+  // The numbers in row-major order; throws when they do not lie so (see contiguous()).
+  float* data() { return checked(); }
+  const float* data() const { return checked(); }
+  // The first number, wherever the others are.
+  float* origin() const { return checked_defined(); }
+  bool is_contiguous() const { return !layout_; }
+  // The steps from an element to the next of dimension i, in elements.
+  std::int64_t stride(int i) const {
+    const int dim = i < 0 ? i + dims() : i;
+    return layout_ ? layout_->of[dim] : detail::row_major(shape_).of[dim];
+  }
+  std::vector<std::int64_t> strides() const {
+    const detail::Strides by = steps();
+    return std::vector<std::int64_t>(by.of, by.of + dims());
+  }
+  detail::Strides steps() const { return layout_ ? *layout_ : detail::row_major(shape_); }
   const Shared<detail::Storage>& storage() const { return storage_; }
+
+  // Other dims of the same numbers: element i is at origin() + offset + sum of i[d] strides[d].
+  // Records nothing for backward(). Throws when that leaves the buffer.
+  Tensor as_strided(const Shape& shape, const detail::Strides& steps, std::int64_t offset) const;
 
   // The one number of a tensor of one element.
   float item() const {
@@ -68,13 +71,14 @@ class Tensor {
       throw Error(detail::cat("item: the tensor has ", count(), " elements, shape ", shape_.text(),
                               "; item() needs exactly 1"));
     }
-    return data()[0];
+    return data_[0];
   }
   float at(std::initializer_list<Dim> index) const {
     if (static_cast<int>(index.size()) != dims()) {
       throw Error(detail::cat("at: ", index.size(), " indices given for shape ", shape_.text(),
                               "; one per dimension is right"));
     }
+    const detail::Strides by = steps();
     std::int64_t offset = 0;
     int axis = 0;
     for (const Dim& i : index) {
@@ -82,29 +86,28 @@ class Tensor {
         throw Error(detail::cat("at: index ", i.value, " in dimension ", axis, " is outside shape ",
                                 shape_.text()));
       }
-      offset = offset * shape_[axis] + i.value;
+      offset += by.of[axis] * i.value;
       ++axis;
     }
-    return data()[offset];
+    return checked_defined()[offset];
   }
   std::vector<float> values() const {
-    return count() == 0 ? std::vector<float>() : std::vector<float>(data(), data() + count());
+    const Tensor flat = is_contiguous() ? *this : clone();
+    return count() == 0 ? std::vector<float>() : std::vector<float>(flat.data_, flat.data_ + count_);
   }
 
   bool requires_grad() const { return slot_ != nullptr; }
-  const Shared<detail::GradSlot>& slot() const { return slot_; }
-  void set_slot(Shared<detail::GradSlot> slot) { slot_ = std::move(slot); }
+  const detail::Slot& slot() const { return slot_; }
+  void set_slot(detail::Slot slot) { slot_ = std::move(slot); }
 
   // The same numbers, cut off from the graph.
-  Tensor detach() const { return Tensor(shape_, storage_); }
-  // A copy of the numbers, cut off from the graph.
-  Tensor clone() const {
-    Tensor copy = storage_ ? Tensor(shape_) : Tensor();
-    if (count() > 0) {
-      std::memcpy(copy.data(), data(), storage_->bytes());
-    }
-    return copy;
+  Tensor detach() const {
+    Tensor same = *this;
+    same.slot_.reset();
+    return same;
   }
+  // A copy of the numbers in row-major order, cut off from the graph.
+  Tensor clone() const;
 
   // The gathered gradient; an empty Tensor before backward() or after zero_grad().
   Tensor grad() const {
@@ -119,230 +122,91 @@ class Tensor {
   void backward() const;
 
  private:
-  const detail::Storage& checked() const {
+  float* checked() const {
+    if (layout_) {
+      throw Error(detail::cat("data: shape ", shape_.text(), " has strides ",
+                              Shape(strides()).text(), ", not the row-major ",
+                              Shape(Tensor(shape_, storage_).strides()).text(),
+                              "; take contiguous() first"));
+    }
+    return checked_defined();
+  }
+  float* checked_defined() const {
     if (!storage_) {
       throw Error(
           "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
     }
-    return *storage_;
+    return data_;
   }
 
   Shape shape_;
+  std::int64_t count_ = 0;
   Shared<detail::Storage> storage_;
-  Shared<detail::GradSlot> slot_;
+  float* data_ = nullptr;
+  Shared<detail::Strides> layout_;  // null: row-major without gaps
+  detail::Slot slot_;
 };
 
-// While alive, ops on this thread record nothing for backward().
-class NoGrad {
- public:
-  NoGrad() { ++context().no_grad; }
-  ~NoGrad() { --context().no_grad; }
-  NoGrad(const NoGrad&) = delete;
-  NoGrad& operator=(const NoGrad&) = delete;
-};
-
-// A leaf that gathers gradients, tagged as a parameter in the memory meter. Shares no numbers.
-inline Tensor parameter(const Tensor& value) {
-  value.data();  // an empty one throws
-  Tensor leaf(value.shape(), MemoryKind::parameter);
-  if (value.count() > 0) {
-    std::memcpy(leaf.data(), value.data(), static_cast<std::size_t>(value.count()) * sizeof(float));
+inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& steps,
+                                 std::int64_t offset) const {
+  std::int64_t low = data_ - storage_->data + offset;
+  std::int64_t high = low;
+  bool dense = true;
+  const detail::Strides wanted = detail::row_major(shape);
+  Tensor view;
+  view.count_ = shape.count();
+  for (int i = 0; i < shape.size() && view.count_ > 0; ++i) {
+    const std::int64_t reach = (shape[i] - 1) * steps.of[i];
+    (reach < 0 ? low : high) += reach;
+    dense = dense && (shape[i] == 1 || steps.of[i] == wanted.of[i]);
   }
-  leaf.set_slot(Shared<detail::GradSlot>(new detail::GradSlot));
-  leaf.slot()->shape = value.shape();
-  return leaf;
+  if (low < 0 || (view.count_ > 0 && high >= storage_->count)) {
+    throw Error(detail::cat("as_strided: shape ", shape.text(), " reaches elements ", low, " to ",
+                            high, " of a buffer of ", storage_->count));
+  }
+  view.shape_ = shape;
+  view.storage_ = storage_;
+  view.data_ = data_ + offset;
+  if (!dense) {
+    view.layout_ = Shared<detail::Strides>::make();
+    *view.layout_ = steps;
+  }
+  return view;
 }
 
-namespace detail {
-
-// What an op does with the gradient of its result: std::function<void(const Tensor& dy)>, at a
-// fraction of its price to the compiler.
-class Backward {
- public:
-  Backward() = default;
-  template <class F>
-  Backward(F body) : body_(new F(std::move(body))), run_(&run<F>), drop_(&drop<F>) {}
-  Backward(Backward&& other) noexcept : body_(other.body_), run_(other.run_), drop_(other.drop_) {
-    other.body_ = nullptr;
+inline Tensor Tensor::clone() const {
+  if (!storage_) {
+    return Tensor();
   }
-  Backward& operator=(Backward&& other) noexcept {
-    reset();
-    body_ = other.body_;
-    run_ = other.run_;
-    drop_ = other.drop_;
-    other.body_ = nullptr;
-    return *this;
-  }
-  ~Backward() { reset(); }
-
-  explicit operator bool() const { return body_ != nullptr; }
-  void operator()(const Tensor& dy) const { run_(body_, dy); }
-  void reset() {
-    if (body_ != nullptr) {
-      void* body = body_;
-      body_ = nullptr;
-      drop_(body);
+  Tensor copy(shape_);
+  const detail::Strides own = steps();
+  const detail::Walk walk(shape_, own, own);
+  const std::int64_t columns = walk.columns();
+  const std::int64_t step = walk.step_a();
+  walk.rows([&](std::int64_t first, std::int64_t offset, std::int64_t) {
+    float* const to = copy.data_ + first;
+    if (step == 1) {
+      std::memcpy(to, data_ + offset, static_cast<std::size_t>(columns) * sizeof(float));
     }
-  }
-
- private:
-  template <class F>
-  static void run(void* body, const Tensor& dy) {
-    (*static_cast<F*>(body))(dy);
-  }
-  template <class F>
-  static void drop(void* body) {
-    delete static_cast<F*>(body);
-  }
-
-  void* body_ = nullptr;
-  void (*run_)(void* body, const Tensor& dy) = nullptr;
-  void (*drop_)(void* body) = nullptr;
-};
-using Slot = Shared<GradSlot>;
-
-// One op of the graph: where the gradient goes and how.
-struct Node {
-  const char* name = "";
-  List<Slot> inputs;
-  Backward backward;
-};
-
-// The graph behind a slot in a loop: a long chain of ops would overflow the stack if each op's end
-// were called by that of the op after it. An op's closure holds no slots but those of its inputs.
-inline GradSlot::~GradSlot() {
-  if (!node) {
-    return;
-  }
-  List<Shared<Node>> ending;
-  ending.push_back(std::move(node));
-  while (!ending.empty()) {
-    const Shared<Node> op = std::move(ending.back());
-    ending.pop_back();
-    if (op.use_count() != 1) {  // no op, or one that somebody else holds
-      continue;
+    for (std::int64_t j = 0; j < columns && step != 1; ++j) {
+      to[j] = data_[offset + j * step];
     }
-    op->backward.reset();
-    for (Slot& input : op->inputs) {
-      if (input.use_count() == 1) {
-        ending.push_back(std::move(input->node));
-      }
-      input.reset();
-    }
-  }
-}
-
-// The gradient buffer of a slot, zero at first use. A leaf's is a gradient, the rest activations.
-inline float* grad_buffer(const Slot& slot) {
-  if (!slot->grad) {
-    const MemoryKind kind = slot->node ? MemoryKind::activation : MemoryKind::gradient;
-    slot->grad.reset(new Storage(slot->shape, kind));
-    std::memset(slot->grad->data, 0, slot->grad->bytes());
-  }
-  return slot->grad->data;
-}
-
-// Adds dx to a slot's gradient; takes the buffer over when it is the first and nobody else's.
-inline void add_grad(const Slot& slot, const Tensor& dx) {
-  if (!slot->grad && slot->node && dx.storage().use_count() == 1) {
-    slot->grad = dx.storage();
-    return;
-  }
-  float* out = grad_buffer(slot);
-  kernel::add(dx.count(), out, dx.data(), out);
-}
-
-// True if the graph must remember an op over these inputs.
-inline bool tracked(std::initializer_list<const Tensor*> inputs) {
-  if (context().no_grad > 0) {
-    return false;
-  }
-  for (const Tensor* input : inputs) {
-    if (input->requires_grad()) {
-      return true;
-    }
-  }
-  return false;
-}
-
-// Joins `result` to the graph behind `inputs`; call it only when they are tracked.
-inline void attach(Tensor& result, const char* name, std::initializer_list<const Tensor*> inputs,
-                   Backward backward) {
-  const Slot slot(new GradSlot);
-  slot->shape = result.shape();
-  slot->node.reset(new Node);
-  slot->node->name = name;
-  slot->node->backward = std::move(backward);
-  for (const Tensor* input : inputs) {
-    if (input->requires_grad()) {
-      slot->node->inputs.push_back(input->slot());
-      slot->order = std::max(slot->order, input->slot()->order + 1);
-    }
-  }
-  result.set_slot(slot);
-}
-
-// Ops that wait for the backward pass; the last of the forward pass goes first.
-class ReadyOps {
- public:
-  bool empty() const { return queue_.empty(); }
-  void push(const Slot& slot) {
-    slot->queued = true;
-    queue_.push({-static_cast<double>(slot->order), slots_.size(), 0});
-    slots_.push_back(slot);
-  }
-  Slot pop() {
-    Slot slot = std::move(slots_[queue_.pop().item]);
-    slot->queued = false;
-    return slot;
-  }
-
- private:
-  EventQueue queue_;
-  List<Slot> slots_;
-};
-
-}  // namespace detail
-
-inline void Tensor::backward() const {
-  if (!slot_) {
-    throw Error("backward: no parameter stands behind this tensor; wrap one with parameter()");
-  }
-  if (count() != 1) {
-    throw Error(detail::cat("backward: the loss must be one number, this has shape ", shape_.text(),
-                            "; take mean() or sum() first"));
-  }
-  NoGrad no_graph_of_the_backward_pass;
-  *detail::grad_buffer(slot_) += 1.0f;
-  detail::ReadyOps ready;
-  if (slot_->node) {
-    ready.push(slot_);
-  }
-  while (!ready.empty()) {
-    const detail::Slot slot = ready.pop();
-    const Shared<detail::Node> node = slot->node;
-    if (!node->backward) {
-      throw Error("backward: this graph was used before and is freed; run the forward pass again");
-    }
-    if (slot->grad) {
-      node->backward(Tensor(slot->shape, std::move(slot->grad)));
-      slot->grad.reset();
-    }
-    node->backward.reset();
-    for (const detail::Slot& input : node->inputs) {
-      if (input->node && !input->queued) {
-        ready.push(input);
-      }
-    }
-    node->inputs.clear();
-  }
+  });
+  return copy;
 }
 
 // Prints the shape and at most the first eight numbers.
 inline std::ostream& operator<<(std::ostream& out, const Tensor& t) {
   out << t.shape().text() << " {";
+  const detail::Strides steps = t.steps();
   for (std::int64_t i = 0; i < t.count() && i < 8; ++i) {
-    out << (i ? ", " : "") << t.data()[i];
+    std::int64_t left = i;
+    std::int64_t offset = 0;
+    for (int d = t.dims() - 1; d >= 0; --d) {
+      offset += left % t.dim(d) * steps.of[d];
+      left /= t.dim(d);
+    }
+    out << (i ? ", " : "") << t.origin()[offset];
   }
   return out << (t.count() > 8 ? ", ...}" : "}");
 }

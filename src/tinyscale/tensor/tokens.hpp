@@ -17,6 +17,9 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
                             " ids for shape ", ids_shape.text(),
                             "; the table needs two dimensions and the ids one per element"));
   }
+  if (!table.is_contiguous()) {
+    return embedding(contiguous(table), ids, ids_shape);
+  }
   const detail::OpScope scope;
   const std::int64_t width = table.dim(1);
   Shape shape = ids_shape;
@@ -36,11 +39,12 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
   const double n = static_cast<double>(y.count());
   scope.done("embedding", shape, {n, static_cast<double>(ids.size())}, {n}, 0, 0);
   if (detail::tracked({&table})) {
-    detail::attach(y, "embedding", {&table}, [ids, width, st = table.slot()](const Tensor& dy) {
+    detail::attach(y, "embedding", {&table}, [kept = List<std::int32_t>(ids), width,
+                                               st = table.slot()](const Tensor& dy) {
       float* out = detail::grad_buffer(st);
-      for (std::size_t i = 0; i < ids.size(); ++i) {
-        kernel::add(width, out + ids[i] * width, dy.data() + static_cast<std::int64_t>(i) * width,
-                    out + ids[i] * width);
+      for (std::size_t i = 0; i < kept.size(); ++i) {
+        float* const to = out + kept[i] * width;
+        kernel::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
       }
     });
   }
@@ -64,6 +68,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
     }
     counted += target >= 0 ? 1 : 0;
   }
+  if (!logits.is_contiguous()) {
+    return cross_entropy(contiguous(logits), targets);
+  }
   const detail::OpScope scope;
   Tensor losses(Shape{rows});
   Tensor lse(Shape{rows});
@@ -81,10 +88,11 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
              vector_cost("cross_entropy", elements, &VectorCost::forward));
   if (detail::tracked({&logits})) {
     detail::attach(y, "cross_entropy", {&logits},
-                   [=, kl = logits.detach(), sl = logits.slot()](const Tensor& dy) {
+                   [=, known = List<std::int32_t>(targets), kl = detail::Kept(logits),
+                    sl = logits.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
                      kernel::cross_entropy_backward(
-                         rows, vocabulary, kl.data(), lse.data(), targets.data(),
+                         rows, vocabulary, kl.data(), lse.data(), known.data(),
                          static_cast<float>(dy.item() / n), detail::grad_buffer(sl));
                      backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
                                          &VectorCost::backward);

@@ -1,6 +1,8 @@
 #pragma once
-// Moving numbers about: reshape shares them; transpose, slice and concat copy them.
+// Moving numbers about. Views share them: reshape, permute, transpose, slice, broadcast_to, squeeze,
+// unsqueeze, split. Joining copies them: concat, stack.
 
+#include <algorithm>  // min
 #include <cstdint>  // int64_t
 #include <cstring>  // memcpy
 #include <vector>   // vector
@@ -43,88 +45,181 @@ inline void record_copy(const OpScope& scope, const char* name, const Tensor& y)
   scope.done(name, y.shape(), {n}, {n}, 0, 0);
 }
 
+// Joins a view to the graph: its gradient is added to the same view of x's gradient.
+template <class View>
+inline Tensor attach_view(Tensor y, const char* name, const Tensor& x, View view) {
+  if (tracked({&x})) {
+    attach(y, name, {&x}, [view, sx = x.slot()](const Tensor& dy) {
+      grad_buffer(sx);
+      apply_in_place(Arithmetic::add, "add", view(Tensor(sx->shape, sx->grad)), dy);
+    });
+  }
+  return y;
+}
+
+// The steps of x under another shape of as many elements, or false when only a copy has them.
+inline bool steps_of_reshape(const Tensor& x, const Shape& shape, Strides& out) {
+  const Walk runs(x.shape(), x.steps(), x.steps());
+  std::int64_t left = 0;  // of the elements of a run
+  std::int64_t step = 0;
+  int run = runs.shape.size();
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    if (shape[i] == 1) {
+      continue;
+    }
+    if (left <= 1) {
+      --run;
+      left = runs.shape[run];
+      step = runs.a.of[run];
+    }
+    if (left % shape[i] != 0) {
+      return false;
+    }
+    out.of[i] = step;
+    step *= shape[i];
+    left /= shape[i];
+  }
+  return true;
+}
+
 }  // namespace detail
 
-// The same numbers under another shape of the same count; nothing is copied.
+// The same numbers under another shape of the same count; copied only where a view's order asks.
 inline Tensor reshape(const Tensor& x, const Shape& shape) {
-  x.data();  // an empty one throws
+  x.origin();  // an empty one throws
   if (shape.count() != x.count()) {
     throw Error(detail::cat("reshape: shape ", x.shape().text(), " has ", x.count(),
                             " elements, shape ", shape.text(), " needs ", shape.count()));
   }
-  Tensor y(shape, x.storage());
+  detail::Strides steps = detail::row_major(shape);
+  if (!x.is_contiguous() && !detail::steps_of_reshape(x, shape, steps)) {
+    return reshape(copy(x), shape);
+  }
+  Tensor y = x.as_strided(shape, steps, 0);
   if (detail::tracked({&x})) {
-    detail::attach(y, "reshape", {&x}, [sx = x.slot()](const Tensor& dy) {
-      detail::add_grad(sx, Tensor(sx->shape, dy.storage()));
+    detail::attach(y, "reshape", {&x},
+                   [sx = x.slot()](const Tensor& dy) { detail::add_grad(sx, dy); });
+  }
+  return y;
+}
+
+// Dimension i of the result is dimension order[i] of x (a view).
+inline Tensor permute(const Tensor& x, const List<int>& order) {
+  const detail::Strides from = x.steps();
+  detail::Strides steps;
+  Shape shape;
+  List<int> back(order.size());
+  int seen = 0;
+  for (const int dim : order) {
+    const int d = detail::check_dim("permute", x, dim);
+    back[static_cast<std::size_t>(d) % order.size()] = shape.size();
+    steps.of[shape.size()] = from.of[d];
+    shape.push_back(x.dim(d));
+    seen |= 1 << d;
+  }
+  if (shape.size() != x.dims() || seen + 1 != 1 << x.dims()) {
+    throw Error(detail::cat("permute: ", order.size(), " dimensions given for shape ",
+                            x.shape().text(), "; each of its ", x.dims(), " once is right"));
+  }
+  Tensor y = x.as_strided(shape, steps, 0);
+  if (detail::tracked({&x})) {
+    detail::attach(y, "permute", {&x}, [back, sx = x.slot()](const Tensor& dy) {
+      detail::add_grad(sx, permute(dy, back));
     });
   }
   return y;
 }
 
-// Swaps two dimensions (a copy).
+// Swaps two dimensions (a view).
 inline Tensor transpose(const Tensor& x, int dim0, int dim1) {
   const int d0 = detail::check_dim("transpose", x, dim0);
   const int d1 = detail::check_dim("transpose", x, dim1);
-  const detail::OpScope scope;
-  Shape shape = x.shape();
-  shape.set(d0, x.dim(d1));
-  shape.set(d1, x.dim(d0));
-  std::int64_t steps[8] = {};
+  List<int> order;
   for (int i = 0; i < x.dims(); ++i) {
-    const int source = i == d0 ? d1 : (i == d1 ? d0 : i);
-    steps[i] = detail::inner_count(x.shape(), source);
+    order.push_back(i == d0 ? d1 : (i == d1 ? d0 : i));
   }
-  Tensor y(shape);
-  std::int64_t index[8] = {};
-  std::int64_t from = 0;
-  for (std::int64_t i = 0; i < y.count(); ++i) {
-    y.data()[i] = x.data()[from];
-    for (int d = x.dims() - 1; d >= 0; --d) {
-      from += steps[d];
-      if (++index[d] < shape[d]) {
-        break;
-      }
-      from -= steps[d] * shape[d];
-      index[d] = 0;
-    }
+  return permute(x, order);
+}
+
+// Elements begin, begin + step, .. below end of one dimension (a view).
+inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) {
+  const int d = detail::check_dim("slice", x, dim);
+  if (begin.value < 0 || end.value < begin.value || end.value > x.dim(d) || step.value < 1) {
+    throw Error(detail::cat("slice: ", begin.value, " to ", end.value, " of dimension ", dim,
+                            step.value == 1 ? "" : detail::cat(" by ", step.value),
+                            " is outside shape ", x.shape().text()));
   }
-  detail::record_copy(scope, "transpose", y);
+  detail::Strides steps = x.steps();
+  Shape shape = x.shape();
+  shape.set(d, (end.value - begin.value + step.value - 1) / step.value);
+  const std::int64_t offset = shape.count() > 0 ? begin.value * steps.of[d] : 0;
+  steps.of[d] *= step.value;
+  return detail::attach_view(
+      x.as_strided(shape, steps, offset), "slice", x,
+      [d, begin, end, step](const Tensor& g) { return slice(g, d, begin, end, step); });
+}
+
+// x repeated to fill a shape, dimensions matched from the right (a view with steps of 0).
+inline Tensor broadcast_to(const Tensor& x, const Shape& shape) {
+  x.origin();  // an empty one throws
+  if (detail::broadcast_shape("broadcast_to", x.shape(), shape) != shape) {
+    throw Error(detail::cat("broadcast_to: shape ", x.shape().text(), " cannot fill ", shape.text(),
+                            "; from the right, sizes must be equal or 1"));
+  }
+  Tensor y = x.as_strided(shape, detail::broadcast_steps(x.shape(), x.steps(), shape), 0);
   if (detail::tracked({&x})) {
-    detail::attach(y, "transpose", {&x}, [d0, d1, sx = x.slot()](const Tensor& dy) {
-      detail::add_grad(sx, transpose(dy, d0, d1));
-    });
+    detail::attach(y, "broadcast_to", {&x},
+                   [sx = x.slot()](const Tensor& dy) { detail::add_grad_to(sx, dy); });
   }
   return y;
 }
 
-// Elements begin .. end - 1 of one dimension (a copy).
-inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end) {
-  const int d = detail::check_dim("slice", x, dim);
-  if (begin.value < 0 || end.value < begin.value || end.value > x.dim(d)) {
-    throw Error(detail::cat("slice: ", begin.value, " to ", end.value, " of dimension ", dim,
-                            " is outside shape ", x.shape().text()));
+// A new dimension of size 1 before dimension `dim`; at the end for dims() or -1.
+inline Tensor unsqueeze(const Tensor& x, int dim) {
+  const int d = dim < 0 ? dim + x.dims() + 1 : dim;
+  if (d < 0 || d > x.dims()) {
+    throw Error(detail::cat("unsqueeze: dimension ", dim, " of shape ", x.shape().text(),
+                            "; -", x.dims() + 1, " to ", x.dims(), " are right"));
   }
-  const detail::OpScope scope;
-  const std::int64_t inner = detail::inner_count(x.shape(), d);
-  const std::int64_t n = (end.value - begin.value) * inner;
-  const std::int64_t whole = x.dim(d) * inner;
-  const std::int64_t blocks = whole == 0 ? 0 : x.count() / whole;
-  const std::int64_t offset = begin.value * inner;
-  Shape shape = x.shape();
-  shape.set(d, end.value - begin.value);
-  Tensor y(shape);
-  detail::copy_blocks(blocks, n, x.data() + offset, whole, y.data(), n);
-  detail::record_copy(scope, "slice", y);
-  if (detail::tracked({&x})) {
-    detail::attach(y, "slice", {&x}, [=, sx = x.slot()](const Tensor& dy) {
-      float* dx = detail::grad_buffer(sx);
-      for (std::int64_t i = 0; i < blocks; ++i) {
-        float* to = dx + i * whole + offset;
-        kernel::add(n, to, dy.data() + i * n, to);
-      }
-    });
+  Shape shape;
+  for (int i = 0; i <= x.dims(); ++i) {
+    if (i == d) {
+      shape.push_back(1);
+    }
+    if (i < x.dims()) {
+      shape.push_back(x.dim(i));
+    }
   }
-  return y;
+  return reshape(x, shape);
+}
+
+// Without dimension `dim`, which must be of size 1.
+inline Tensor squeeze(const Tensor& x, int dim) {
+  const int d = detail::check_dim("squeeze", x, dim);
+  Shape shape;
+  for (int i = 0; i < x.dims(); ++i) {
+    if (i != d) {
+      shape.push_back(x.dim(i));
+    }
+  }
+  if (x.dim(d) != 1) {
+    throw Error(detail::cat("squeeze: dimension ", dim, " of shape ", x.shape().text(),
+                            " is not of size 1"));
+  }
+  return reshape(x, shape);
+}
+
+// Parts of `size` along one dimension, the last one smaller where it does not divide (views).
+inline std::vector<Tensor> split(const Tensor& x, Dim size, int dim) {
+  const int d = detail::check_dim("split", x, dim);
+  if (size.value < 1) {
+    throw Error(detail::cat("split: parts of ", size.value, "; 1 or more is right"));
+  }
+  std::vector<Tensor> parts;
+  for (std::int64_t i = 0; i < x.dim(d); i += size.value) {
+    parts.push_back(slice(x, d, i, std::min(x.dim(d), i + size.value)));
+  }
+  return parts;
 }
 
 // Tensors joined along one dimension (a copy); the other sizes must be equal.
@@ -148,49 +243,44 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
     shape.set(d, shape[d] + part.dim(d));
   }
   Tensor y(shape);
-  const std::int64_t inner = detail::inner_count(shape, d);
-  const std::int64_t whole = shape[d] * inner;
-  const std::int64_t blocks = whole == 0 ? 0 : y.count() / whole;
-  std::int64_t offset = 0;
+  std::int64_t end = 0;
   for (const Tensor& part : parts) {
-    const std::int64_t n = part.dim(d) * inner;
-    detail::copy_blocks(blocks, n, part.data(), n, y.data() + offset, whole);
-    offset += n;
+    const Tensor place = slice(y, d, end, end + part.dim(d));
+    detail::apply_in_place(detail::Arithmetic::second, "concat", place, part);
+    end += part.dim(d);
   }
   detail::record_copy(scope, "concat", y);
-  if (context().no_grad > 0) {
-    return y;
-  }
-  const detail::Slot slot(new detail::GradSlot);
-  slot->node.reset(new detail::Node);
-  slot->shape = shape;
+  List<const Tensor*> inputs;
   List<detail::Slot> slots;
-  for (const Tensor& part : parts) {
-    slots.push_back(part.slot());
-    if (part.slot()) {
-      slot->node->inputs.push_back(part.slot());
-      slot->order = std::max(slot->order, part.slot()->order + 1);
-    }
-  }
-  if (slot->node->inputs.empty()) {
-    return y;
-  }
   List<std::int64_t> sizes;
+  bool needed = false;
   for (const Tensor& part : parts) {
+    inputs.push_back(&part);
+    slots.push_back(part.slot());
     sizes.push_back(part.dim(d));
+    needed = needed || detail::tracked({&part});
   }
-  slot->node->name = "concat";
-  slot->node->backward = [slots, sizes, d](const Tensor& dy) {
-    std::int64_t begin = 0;
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      if (slots[i]) {
-        detail::add_grad(slots[i], slice(dy, d, begin, begin + sizes[i]));
+  if (needed) {
+    detail::attach(y, "concat", inputs.data(), inputs.size(), [slots, sizes, d](const Tensor& dy) {
+      std::int64_t begin = 0;
+      for (std::size_t i = 0; i < slots.size(); ++i) {
+        if (slots[i]) {
+          detail::add_grad(slots[i], slice(dy, d, begin, begin + sizes[i]));
+        }
+        begin += sizes[i];
       }
-      begin += sizes[i];
-    }
-  };
-  y.set_slot(slot);
+    });
+  }
   return y;
+}
+
+// Tensors of one shape joined along a new dimension (a copy).
+inline Tensor stack(const std::vector<Tensor>& parts, int dim) {
+  std::vector<Tensor> rows;
+  for (const Tensor& part : parts) {
+    rows.push_back(unsqueeze(part, dim));
+  }
+  return concat(rows, dim);
 }
 
 }  // namespace tinyscale

@@ -1,0 +1,176 @@
+#pragma once
+// Memory that is used again: blocks by size, on free lists that all threads share, so that a step
+// of training that repeats the last one asks the system for nothing. No thread owns a block.
+// Free blocks are at most as many bytes as were ever in use at once, and 64 MiB: beyond that all
+// go back to the system. Under a sanitizer every block comes from the system and returns there.
+
+#include <atomic>
+#include <cstddef>
+#include <limits>
+#include <new>     // align_val_t, bad_alloc, nothrow
+#include <thread>  // this_thread::yield
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(memory_sanitizer)
+#define TINYSCALE_POOL 0
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__)
+#define TINYSCALE_POOL 0
+#endif
+#ifndef TINYSCALE_POOL
+#define TINYSCALE_POOL 1
+#endif
+
+namespace tinyscale {
+namespace detail {
+
+// All blocks are 64-byte aligned. Up to 1 KiB their sizes are multiples of 64, above that 64 bytes
+// more than 4, 5, 6 or 7 times a power of two, so that a header and a round size fit.
+class Pool {
+ public:
+  // Null when the system has no memory left.
+  void* take(std::size_t bytes) {
+    const SizeClass size = size_class(bytes);
+    Bin& bin = bins_[size.bin];
+    lock(bin);
+    FreeBlock* const block = bin.first;
+    if (block != nullptr) {
+      bin.first = block->next;
+    }
+    bin.busy.store(false, std::memory_order_release);
+    if (size.bytes >= counted) {
+      count_taken(size.bytes, block == nullptr);
+    }
+    return block != nullptr ? block : from_system(size.bytes);
+  }
+
+  // `bytes` as they were asked for.
+  void give(void* memory, std::size_t bytes) {
+    const SizeClass size = size_class(bytes);
+    if (size.bytes >= counted) {
+      live_.fetch_sub(size.bytes, std::memory_order_relaxed);
+      free_.fetch_add(size.bytes, std::memory_order_relaxed);
+    }
+    FreeBlock* const block = new (memory) FreeBlock;
+    Bin& bin = bins_[size.bin];
+    lock(bin);
+    block->next = bin.first;
+    bin.first = block;
+    bin.busy.store(false, std::memory_order_release);
+  }
+
+  // Every free block goes back to the system.
+  void release() {
+    for (Bin& bin : bins_) {
+      lock(bin);
+      FreeBlock* block = bin.first;
+      bin.first = nullptr;
+      bin.busy.store(false, std::memory_order_release);
+      while (block != nullptr) {
+        FreeBlock* const next = block->next;
+        ::operator delete(block, std::align_val_t(64));
+        block = next;
+      }
+    }
+    free_.store(0, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr std::size_t counted = 4096;  // smaller blocks are not worth counting
+  struct FreeBlock {
+    FreeBlock* next = nullptr;
+  };
+  struct Bin {
+    std::atomic<bool> busy{false};
+    FreeBlock* first = nullptr;  // guarded by busy
+  };
+  struct SizeClass {
+    std::size_t bin, bytes;
+  };
+
+  static void lock(Bin& bin) {
+    while (bin.busy.exchange(true, std::memory_order_acquire)) {
+      std::this_thread::yield();
+    }
+  }
+
+  static SizeClass size_class(std::size_t bytes) {
+    const std::size_t lines = bytes / 64 + (bytes % 64 != 0 || bytes == 0 ? 1 : 0);
+    if (lines <= 16) {
+      return {lines - 1, 64 * lines};
+    }
+    std::size_t k = 4;  // 2^k < round size <= 2^(k + 1), in lines
+    while ((lines - 2) >> (k + 1) != 0) {
+      ++k;
+    }
+    const std::size_t step = std::size_t{1} << (k - 2);
+    const std::size_t j = (lines - 2 - 3 * step) / step;  // 0 to 4
+    return {16 + 4 * (k - 4) + j, 64 * ((4 + j) * step + 1)};
+  }
+
+  void count_taken(std::size_t bytes, bool made) {
+    const std::size_t live = live_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
+    std::size_t peak = peak_.load(std::memory_order_relaxed);
+    while (live > peak && !peak_.compare_exchange_weak(peak, live, std::memory_order_relaxed)) {
+    }
+    if (!made) {
+      free_.fetch_sub(bytes, std::memory_order_relaxed);
+    } else if (free_.load(std::memory_order_relaxed) > peak + (std::size_t{64} << 20)) {
+      release();
+    }
+  }
+
+  void* from_system(std::size_t bytes) {
+    void* memory = ::operator new(bytes, std::align_val_t(64), std::nothrow);
+    if (memory == nullptr) {
+      release();
+      memory = ::operator new(bytes, std::align_val_t(64), std::nothrow);
+    }
+    if (memory == nullptr && bytes >= counted) {
+      live_.fetch_sub(bytes, std::memory_order_relaxed);
+    }
+    return memory;
+  }
+
+  Bin bins_[16 + 4 * 60];
+  std::atomic<std::size_t> live_{0}, free_{0}, peak_{0};  // bytes of counted blocks
+};
+
+// Never destroyed: tensors may outlive every other static object.
+inline Pool& pool() {
+  static Pool all;
+  return all;
+}
+
+// Memory for `n` things of `size` bytes, 64-byte aligned; give it back with the same numbers.
+inline void* pool_take(std::size_t n, std::size_t size) {
+  if (n > std::numeric_limits<std::size_t>::max() / 4 / size) {
+    throw std::bad_alloc();
+  }
+#if TINYSCALE_POOL
+  void* const memory = pool().take(n * size);
+#else
+  void* const memory = ::operator new(n * size, std::align_val_t(64), std::nothrow);
+#endif
+  if (memory == nullptr) {
+    throw std::bad_alloc();
+  }
+  return memory;
+}
+
+inline void pool_give(void* memory, std::size_t n, std::size_t size) {
+#if TINYSCALE_POOL
+  pool().give(memory, n * size);
+#else
+  static_cast<void>(n * size);
+  ::operator delete(memory, std::align_val_t(64));
+#endif
+}
+
+}  // namespace detail
+
+// Gives memory that is kept for reuse back to the system.
+inline void release_memory() { detail::pool().release(); }
+
+}  // namespace tinyscale

@@ -1,0 +1,145 @@
+#pragma once
+// How many threads loops may use, and the threads themselves.
+// thread_count() is TINYSCALE_THREADS or what the hardware runs at once; a ThreadScope changes it
+// for the thread that makes it. Results do not depend on it. TINYSCALE_NO_THREADS: always 1.
+
+#include <algorithm>  // max, min
+#include <cstddef>
+#include <string>
+#include <thread>
+#if defined(__linux__)
+#  include <sched.h>  // which processor a thread is on
+#endif
+
+#include "tinyscale/base/config.hpp"
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// "1".."1024"; throws on anything else.
+inline int parse_thread_count(const std::string& text) {
+  int count = 0;
+  for (const char c : text) {
+    count = (c >= '0' && c <= '9' && count >= 0 && count <= 1024) ? count * 10 + (c - '0') : -1;
+  }
+  if (count < 1 || count > 1024) {
+    throw Error(cat("TINYSCALE_THREADS is \"", text, "\"; it must be a number from 1 to 1024"));
+  }
+  return count;
+}
+
+// What the innermost ThreadScope of this thread allows; 0: there is none.
+inline int& thread_limit() {
+  static thread_local struct { int count; } own;
+  return own.count;
+}
+
+// Threads of the program: TINYSCALE_THREADS, or as many as the hardware runs at once.
+inline int program_threads() {
+  static const int count = [] {
+    const std::string wanted = environment("TINYSCALE_THREADS");
+    const unsigned hardware = std::thread::hardware_concurrency();
+    return wanted.empty() ? static_cast<int>(std::min(std::max(hardware, 1U), 1024U))
+                          : parse_thread_count(wanted);
+  }();
+  return count;
+}
+
+}  // namespace detail
+
+// Threads that parallel_for may use here, the caller included.
+inline int thread_count() {
+#if defined(TINYSCALE_NO_THREADS)
+  return 1;
+#else
+  return detail::thread_limit() > 0 ? detail::thread_limit() : detail::program_threads();
+#endif
+}
+
+// While one is alive, loops of the thread that made it run on so many threads, fewer or more than
+// the program has otherwise. Inside another scope: on no more than that one allows.
+class ThreadScope {
+ public:
+  explicit ThreadScope(int threads) : before_(detail::thread_limit()) {
+    if (threads < 1 || threads > 1024) {
+      throw Error(detail::cat("ThreadScope: ", threads, " threads; 1 to 1024 are right"));
+    }
+    detail::thread_limit() = before_ > 0 ? std::min(before_, threads) : threads;
+  }
+  ~ThreadScope() { detail::thread_limit() = before_; }
+  ThreadScope(const ThreadScope&) = delete;
+  ThreadScope& operator=(const ThreadScope&) = delete;
+
+ private:
+  int before_;
+};
+
+namespace detail {
+
+struct SerialScope {  // loops stay on their thread
+  const ThreadScope one{1};
+};
+
+// Threads that are joined together, also when an exception leaves.
+class ThreadGroup {
+ public:
+  ThreadGroup() = default;
+  ThreadGroup(const ThreadGroup&) = delete;
+  ThreadGroup& operator=(const ThreadGroup&) = delete;
+  ~ThreadGroup() { join(); }
+
+  std::size_t size() const { return threads_.size(); }
+  // Throws std::system_error when the system gives no more threads.
+  void start(void (*body)(void* argument), void* argument) {
+    threads_.push_back(std::thread());
+    threads_.back() = std::thread(body, argument);
+  }
+  void join() {
+    for (std::thread& thread : threads_) {
+      if (thread.joinable()) {
+        thread.join();
+      }
+    }
+    threads_.clear();
+  }
+
+ private:
+  List<std::thread> threads_;
+};
+
+inline void cpu_relax() {
+#if TINYSCALE_X86
+  __builtin_ia32_pause();
+#endif
+}
+
+// The processor that this thread is on; -1 where the system does not say.
+inline int current_processor() {
+#if defined(CPU_SETSIZE) && !TINYSCALE_INTERPRETER
+  return sched_getcpu();
+#else
+  return -1;
+#endif
+}
+
+// Moves this thread to another processor, if it may use one. Linux often wakes a worker where its
+// caller runs; there they would yield to each other for ever, and two be as slow as one.
+inline void leave_processor(int processor) {
+#if defined(CPU_SETSIZE) && !TINYSCALE_INTERPRETER
+  cpu_set_t all, others;
+  if (processor >= 0 && processor < CPU_SETSIZE && sched_getaffinity(0, sizeof(all), &all) == 0) {
+    others = all;
+    CPU_CLR(static_cast<std::size_t>(processor), &others);
+    if (sched_setaffinity(0, sizeof(others), &others) == 0) {
+      sched_setaffinity(0, sizeof(all), &all);
+    }
+  }
+#else
+  static_cast<void>(processor);
+#endif
+}
+
+}  // namespace detail
+}  // namespace tinyscale

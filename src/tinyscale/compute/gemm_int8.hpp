@@ -1,0 +1,292 @@
+#pragma once
+// Matrix product of int8 numbers, exact in int32: C[M, N] = A[M, K] B[K, N]; 2 M K N operations.
+// Four products a lane: vpdpbusd (VNNI) takes one side without sign, so B is kept 128 higher and
+// 128 times the sum of A's row is taken off. Elsewhere words are widened to pairs of 16 bits.
+// With scales it gives f32: c = a_scale[row] * sum over blocks of k of b_scale[block][column] * C.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/shared.hpp"
+#include "tinyscale/compute/gemm_bf16.hpp"
+#include "tinyscale/compute/gemm_words.hpp"
+
+namespace tinyscale {
+namespace kernel {
+
+// The reference body.
+inline void gemm_int8_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                                const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
+                                std::int64_t ldb, std::int32_t* c, std::int64_t ldc) {
+  for (std::int64_t i = 0; i < m; ++i) {
+    for (std::int64_t j = 0; j < n; ++j) {
+      std::int32_t sum = 0;
+      for (std::int64_t p = 0; p < k; ++p) {
+        const std::int8_t x = ta == Trans::no ? a[i * lda + p] : a[p * lda + i];
+        const std::int8_t y = tb == Trans::no ? b[p * ldb + j] : b[j * ldb + p];
+        sum += x * y;
+      }
+      c[i * ldc + j] = sum;
+    }
+  }
+}
+
+}  // namespace kernel
+
+namespace detail {
+
+// sum += the four products of each word, a of int8, b of uint8. VNNI by assembler, else widened:
+// the bytes at even and odd places as pairs of 16 bits, multiplied and added in pairs.
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+__attribute__((target("avx512f"))) inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b,
+                                                        Lanes16::I& sum) {
+  Lanes16::I s = sum;
+  asm("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
+  sum = s;
+}
+__attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b,
+                                                         Lanes8::I& sum) {
+  Lanes8::I s = sum;
+  asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
+  sum = s;
+}
+#endif
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+typedef std::int16_t Shorts8 __attribute__((vector_size(16)));
+typedef std::int16_t Shorts16 __attribute__((vector_size(32)));
+__attribute__((target("avx2,fma"))) inline void dot_widened(const Lanes8::I& a, const Lanes8::I& b,
+                                                            Lanes8::I& sum) {
+  const Shorts16 left = (Shorts16)a, right = (Shorts16)b;
+  sum = sum + (Lanes8::I)__builtin_ia32_pmaddwd256((left << 8) >> 8, right & 255) +
+        (Lanes8::I)__builtin_ia32_pmaddwd256(left >> 8, (right >> 8) & 255);
+}
+TINYSCALE_INLINE void dot_widened(const Lanes4::I& a, const Lanes4::I& b, Lanes4::I& sum) {
+  const Shorts8 left = (Shorts8)a, right = (Shorts8)b;
+  sum = sum + (Lanes4::I)__builtin_ia32_pmaddwd128((left << 8) >> 8, right & 255) +
+        (Lanes4::I)__builtin_ia32_pmaddwd128(left >> 8, (right >> 8) & 255);
+}
+#else
+template <class I>
+TINYSCALE_INLINE void dot_widened(const I& a, const I& b, I& sum) {
+  sum = sum + (a << 24 >> 24) * (b & 255) + (a << 16 >> 24) * (b >> 8 & 255) +
+        (a << 8 >> 24) * (b >> 16 & 255) + (a >> 24) * (b >> 24 & 255);
+}
+#endif
+
+enum class Int8Dot { widened, vnni };
+
+template <class L, Int8Dot DOT>
+struct DotInt8 {
+  static constexpr int width = L::width, rows = L::rows, vectors = L::vectors;
+  static constexpr bool integer = true;
+  typedef typename L::I Sum;
+  typedef typename L::I Words;
+  typedef typename L::LooseI LooseSum;
+  typedef std::int32_t Scalar;
+
+  static TINYSCALE_INLINE void load(const std::uint32_t* from, Words& w) {
+    w = *reinterpret_cast<const LooseSum*>(from);
+  }
+  static TINYSCALE_INLINE void broadcast(std::uint32_t word, Words& w) {
+    broadcast_word(static_cast<std::int32_t>(word), w);
+  }
+  static TINYSCALE_INLINE void dot(const Words& a, const Words& b, Sum& sum) {
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+    if constexpr (DOT == Int8Dot::vnni) {
+      dot_vnni(a, b, sum);
+    } else {
+      dot_widened(a, b, sum);
+    }
+#else
+    dot_widened(a, b, sum);
+#endif
+  }
+};
+
+// Runs kernel.run<DotInt8<...>>() on the active path's unit.
+template <class Kernel, Int8Dot DOT>
+struct OnInt8 {
+  const Kernel& kernel;
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    kernel.template run<DotInt8<L, DOT>>();
+  }
+};
+
+template <class Kernel>
+void run_on_int8(const Kernel& kernel) {
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
+  const CpuPath path = active_path();
+#if !TINYSCALE_INTERPRETER
+  if (path == CpuPath::avx512 && cpu().avx512_vnni) {
+    run_avx512(OnInt8<Kernel, Int8Dot::vnni>{kernel});
+    return;
+  }
+  if (path != CpuPath::portable && cpu().avx_vnni) {
+    run_avx2(OnInt8<Kernel, Int8Dot::vnni>{kernel});
+    return;
+  }
+#endif
+  if (path != CpuPath::portable) {
+    run_avx2(OnInt8<Kernel, Int8Dot::widened>{kernel});
+    return;
+  }
+#endif
+#if TINYSCALE_VECTOR_EXTENSIONS
+  OnInt8<Kernel, Int8Dot::widened>{kernel}.template run<Lanes4>();
+#else
+  OnInt8<Kernel, Int8Dot::widened>{kernel}.template run<Lanes1>();
+#endif
+}
+
+struct Int8Tiles {
+  const WordTask& t;
+  template <class U>
+  TINYSCALE_INLINE void run() const {
+    WordTiles<U>{t}.run();
+  }
+};
+
+inline WordUnit int8_word_unit() {
+  return {[](const WordTask& task) { run_on_int8(Int8Tiles{task}); }, 12, 1, false};
+}
+
+// start[i] = -128 times the sum of row i of A.
+struct RowStarts {
+  const WordSource& a;
+  std::int64_t begin, end;
+  std::int32_t* start;
+
+  template <class U>
+  TINYSCALE_INLINE void run() const {
+    const auto* const codes = static_cast<const std::int8_t*>(a.data);
+    typename U::Words ones, words;
+    U::broadcast(0x01010101U, ones);
+    for (std::int64_t i = begin; i < end; ++i) {
+      typename U::Sum sum{};
+      std::int32_t total = 0;
+      std::int64_t p = 0;
+      for (; a.k_stride == 1 && p + 4 * U::width <= a.ks; p += 4 * U::width) {
+        std::memcpy(&words, codes + i * a.x_stride + p, sizeof(words));
+        U::dot(words, ones, sum);
+      }
+      std::int32_t lanes[static_cast<std::size_t>(U::width)];
+      std::memcpy(lanes, &sum, sizeof(sum));
+      for (const std::int32_t lane : lanes) {
+        total += lane;
+      }
+      for (; p < a.ks; ++p) {
+        total += codes[i * a.x_stride + p * a.k_stride];
+      }
+      start[i] = -128 * total;
+    }
+  }
+};
+
+inline void int8_product(const WordSource& a, WordSource b, const std::uint32_t* b_packed,
+                         std::int32_t* c, std::int64_t ldc) {
+  if (a.ks > 131071) {
+    throw Error(cat("gemm_int8: k is ", a.ks, "; int32 holds the sum of at most 131071 products"));
+  }
+  for (std::int64_t i = 0; i < a.xs && a.ks <= 0; ++i) {
+    std::fill(c + i * ldc, c + i * ldc + b.xs, 0);
+  }
+  if (a.xs <= 0 || b.xs <= 0 || a.ks <= 0) {
+    return;
+  }
+  const Scratch lease(a.xs);
+  auto* const start = reinterpret_cast<std::int32_t*>(lease.data());
+  parallel_for(a.xs, 1 + 65536 / a.ks, [&](std::int64_t begin, std::int64_t end) {
+    run_on_int8(RowStarts{a, begin, end, start});
+  });
+  b.flip = 0x80808080U;
+  word_gemm({int8_word_unit(), a, b, b_packed, 0.0f, c, ldc, start});
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+// C = op(A) op(B), exact. C must not overlap A or B.
+inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                      const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
+                      std::int64_t ldb, std::int32_t* c, std::int64_t ldc) {
+  const detail::WordKind kind = detail::WordKind::int8;
+  detail::int8_product(detail::rows_of(kind, a, ta, m, k, lda),
+                       detail::word_source(kind, b, tb, n, k, ldb), nullptr, c, ldc);
+}
+
+// Weights [K, N] laid out once, for many products; good on every path.
+struct PackedInt8 {
+  std::int64_t k = 0, n = 0;
+  Shared<detail::WordBuffer> words;
+};
+
+inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std::int8_t* b,
+                            std::int64_t ldb) {
+  PackedInt8 packed{k, n, {}};
+  if (k > 0 && n > 0) {
+    detail::WordSource from = detail::word_source(detail::WordKind::int8, b, tb, n, k, ldb);
+    from.flip = 0x80808080U;
+    packed.words = detail::pack_all(from);
+  }
+  return packed;
+}
+
+// C = op(A) B, A [M, K].
+inline void gemm_int8(Trans ta, std::int64_t m, const std::int8_t* a, std::int64_t lda,
+                      const PackedInt8& b, std::int32_t* c, std::int64_t ldc) {
+  const detail::WordKind kind = detail::WordKind::int8;
+  detail::int8_product(detail::rows_of(kind, a, ta, m, b.k, lda),
+                       detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
+                       b.words ? b.words->data() : nullptr, c, ldc);
+}
+
+// One scale for each row of A, and one for each column of B in each block of k: b[k / block][n].
+struct Int8Scales {
+  const float* a = nullptr;
+  const float* b = nullptr;
+  std::int64_t block = 0;  // numbers of k that share a scale; k for one scale a column
+};
+
+// C = scaled op(A) op(B) in f32.
+inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                      const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
+                      std::int64_t ldb, const Int8Scales& scales, float* c, std::int64_t ldc) {
+  if (m <= 0 || n <= 0) {
+    return;
+  }
+  if (scales.block <= 0 && k > 0) {
+    throw Error(detail::cat("gemm_int8: blocks of ", scales.block, "; at least 1 number of k"));
+  }
+  const std::int64_t fit = std::max<std::int64_t>(1, detail::word_fit / m / 64) * 64;
+  const std::int64_t wide = std::min(n, fit);
+  const detail::Scratch lease(m * wide);
+  auto* const sums = reinterpret_cast<std::int32_t*>(lease.data());
+  for (std::int64_t j = 0; j < n; j += wide) {
+    const std::int64_t columns = std::min(wide, n - j);
+    for (std::int64_t p = 0; p < std::max<std::int64_t>(k, 1);
+         p += std::max<std::int64_t>(scales.block, 1)) {
+      const std::int64_t depth = std::min(scales.block, k - p);
+      gemm_int8(ta, tb, m, columns, depth, a + (ta == Trans::no ? p : p * lda), lda,
+                b + (tb == Trans::no ? p * ldb + j : j * ldb + p), ldb, sums, wide);
+      const float* const b_scale = k > 0 ? scales.b + p / scales.block * n + j : nullptr;
+      parallel_for(m, 1 + 16384 / columns, [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+          for (std::int64_t x = 0; x < columns; ++x) {
+            const float sum =
+                k > 0 ? static_cast<float>(sums[i * wide + x]) * scales.a[i] * b_scale[x] : 0.0f;
+            float& to = c[i * ldc + j + x];
+            to = p == 0 ? sum : to + sum;
+          }
+        }
+      });
+    }
+  }
+}
+
+}  // namespace kernel
+}  // namespace tinyscale

@@ -1,0 +1,195 @@
+#pragma once
+// Loops that do nothing but reach a limit of this machine: multiply-adds in registers, one loop for
+// each number format that has a unit, and reads of memory in eight streams far apart.
+// They are of vector extensions, for the instruction sets that cpu() chooses from; the units for
+// bf16 and int8 are named by their instruction, and left to f32 in an interpreter.
+
+#include <cstdint>
+#include <string>
+
+#include "tinyscale/base/config.hpp"
+#include "tinyscale/base/cpu.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// A loop runs `turns` times and returns a number that keeps it alive. Twelve sums in flight hide
+// the latency of two multiply-add units; eight streams far apart keep the prefetchers busy.
+using FmaLoop = float (*)(std::int64_t turns, float x, float y);
+using ReadLoop = float (*)(const float* data, std::int64_t count);  // count: a multiple of 8 * 16
+
+constexpr int kLoopSums = 12;
+
+#if TINYSCALE_VECTOR_EXTENSIONS
+#define TINYSCALE_LOOP_BODY inline __attribute__((always_inline))
+#define TINYSCALE_LOOP_UNROLL _Pragma("GCC unroll 16")
+
+struct LoopVector4 {
+  typedef float V __attribute__((vector_size(16), may_alias));
+};
+struct LoopVector8 {
+  typedef float V __attribute__((vector_size(32), may_alias));
+};
+struct LoopVector16 {
+  typedef float V __attribute__((vector_size(64), may_alias));
+};
+
+template <class L>
+TINYSCALE_LOOP_BODY float fma_body(std::int64_t turns, float x, float y) {
+  typedef typename L::V V;
+  const V m = V{} + x, c = V{} + y;
+  V sums[kLoopSums];
+  TINYSCALE_LOOP_UNROLL
+  for (int i = 0; i < kLoopSums; ++i) {
+    sums[i] = c + static_cast<float>(i);
+  }
+  for (std::int64_t turn = 0; turn < turns; ++turn) {
+    TINYSCALE_LOOP_UNROLL
+    for (int i = 0; i < kLoopSums; ++i) {
+      sums[i] = sums[i] * m + c;
+    }
+  }
+  V total = sums[0];
+  TINYSCALE_LOOP_UNROLL
+  for (int i = 1; i < kLoopSums; ++i) {
+    total += sums[i];
+  }
+  return total[0];
+}
+
+template <class L>
+TINYSCALE_LOOP_BODY float read_body(const float* data, std::int64_t count) {
+  typedef typename L::V V;
+  const std::int64_t vectors = count / 8 / static_cast<std::int64_t>(sizeof(V) / 4);
+  const V* const p = reinterpret_cast<const V*>(data);
+  V sums[8] = {};
+  for (std::int64_t at = 0; at < vectors; ++at) {
+    TINYSCALE_LOOP_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      sums[i] += p[i * vectors + at];
+    }
+  }
+  TINYSCALE_LOOP_UNROLL
+  for (int i = 1; i < 8; ++i) {
+    sums[0] += sums[i];
+  }
+  return sums[0][0];
+}
+
+#define TINYSCALE_LAPTOP_LOOPS(PATH, VECTOR, ATTRIBUTE)                       \
+  ATTRIBUTE inline float fma_##PATH(std::int64_t turns, float x, float y) {   \
+    return fma_body<VECTOR>(turns, x, y);                                     \
+  }                                                                           \
+  ATTRIBUTE inline float read_##PATH(const float* data, std::int64_t count) { \
+    return read_body<VECTOR>(data, count);                                    \
+  }
+
+TINYSCALE_LAPTOP_LOOPS(portable, LoopVector4, )
+#if TINYSCALE_X86
+TINYSCALE_LAPTOP_LOOPS(avx2, LoopVector8, __attribute__((target("avx2,fma"))))
+TINYSCALE_LAPTOP_LOOPS(avx512, LoopVector16, __attribute__((target("avx512f"))))
+#endif
+#undef TINYSCALE_LAPTOP_LOOPS
+
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+// Dot products of short numbers into 32-bit sums, of zeros: the rate is that of any numbers.
+#define TINYSCALE_DOT_LOOP(NAME, TARGET, BYTES, REGISTERS, INSTRUCTION)                 \
+  __attribute__((target(TARGET))) inline float NAME(std::int64_t turns, float, float) { \
+    typedef int V __attribute__((vector_size(BYTES)));                                  \
+    const V a = {}, b = {};                                                             \
+    V sums[kLoopSums] = {};                                                             \
+    for (std::int64_t turn = 0; turn < turns; ++turn) {                                 \
+      TINYSCALE_LOOP_UNROLL                                                             \
+      for (int i = 0; i < kLoopSums; ++i) {                                             \
+        asm volatile(INSTRUCTION " %2, %1, %0"                                          \
+                     : "+" REGISTERS(sums[i])                                           \
+                     : REGISTERS(a), REGISTERS(b));                                     \
+      }                                                                                 \
+    }                                                                                   \
+    return static_cast<float>(sums[0][0] + sums[kLoopSums - 1][0]);                     \
+  }
+
+TINYSCALE_DOT_LOOP(dot_bf16_512, "avx512f,avx512bf16", 64, "v", "vdpbf16ps")
+TINYSCALE_DOT_LOOP(dot_int8_512, "avx512f,avx512vnni", 64, "v", "vpdpbusd")
+TINYSCALE_DOT_LOOP(dot_int8_256, "avx2,avxvnni", 32, "x", "%{vex%} vpdpbusd")
+#undef TINYSCALE_DOT_LOOP
+#endif
+#undef TINYSCALE_LOOP_BODY
+#undef TINYSCALE_LOOP_UNROLL
+#else
+inline float fma_portable(std::int64_t turns, float x, float y) {
+  float sums[4 * kLoopSums] = {};
+  for (std::int64_t turn = 0; turn < turns; ++turn) {
+    for (float& sum : sums) {
+      sum = sum * x + y;
+    }
+  }
+  float total = 0;
+  for (const float sum : sums) {
+    total += sum;
+  }
+  return total;
+}
+
+inline float read_portable(const float* data, std::int64_t count) {
+  float sums[16] = {};
+  for (std::int64_t i = 0; i + 16 <= count; i += 16) {
+    for (int lane = 0; lane < 16; ++lane) {
+      sums[lane] += data[i + lane];
+    }
+  }
+  return sums[0] + sums[7] + sums[15];
+}
+#endif
+
+// The loops of the path in use. bf16 and int8 are null where there is no unit for them; *_flops are
+// of one turn.
+struct LaptopLoops {
+  FmaLoop fma = fma_portable;
+  ReadLoop read = read_portable;
+  int lanes = 4;
+  FmaLoop bf16 = nullptr, int8 = nullptr;
+  double bf16_flops = 0, int8_flops = 0;
+
+  double fma_flops() const { return 2.0 * kLoopSums * lanes; }
+};
+
+inline LaptopLoops laptop_loops() {
+  LaptopLoops loops;
+#if TINYSCALE_VECTOR_EXTENSIONS && TINYSCALE_X86
+  const CpuPath path = cpu().path;
+  if (path == CpuPath::avx512) {
+    loops.fma = fma_avx512;
+    loops.read = read_avx512;
+    loops.lanes = 16;
+  } else if (path == CpuPath::avx2) {
+    loops.fma = fma_avx2;
+    loops.read = read_avx2;
+    loops.lanes = 8;
+  }
+#if !TINYSCALE_INTERPRETER
+  const std::string flags = " " + cpuinfo_value("flags") + " ";
+  const auto has = [&](const char* flag) { return flags.find(flag) != std::string::npos; };
+  if (path == CpuPath::avx512 && has(" avx512_bf16 ")) {
+    loops.bf16 = dot_bf16_512;
+    loops.bf16_flops = 4.0 * 16 * kLoopSums;
+  }
+  if (path == CpuPath::avx512 && has(" avx512_vnni ")) {
+    loops.int8 = dot_int8_512;
+    loops.int8_flops = 8.0 * 16 * kLoopSums;
+  } else if (path == CpuPath::avx2 && has(" avx_vnni ")) {
+    loops.int8 = dot_int8_256;
+    loops.int8_flops = 8.0 * 8 * kLoopSums;
+  }
+#endif
+#endif
+  return loops;
+}
+
+inline void keep_alive(float value) {
+  volatile float sink = value;  // a local one: threads share nothing
+  static_cast<void>(sink);
+}
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,216 @@
+#pragma once
+// Choosing numbers: comparisons (1 where true, else 0), where, maxima of two, rows and elements by
+// number, and writing in place where no gradient needs what was there.
+
+#include <cmath>    // pow
+#include <cstdint>  // int32_t
+#include <vector>   // vector
+
+#include "tinyscale/tensor/tokens.hpp"
+#include "tinyscale/tensor/views.hpp"
+
+namespace tinyscale {
+
+// 1 where the comparison holds, else 0; a NaN compares to nothing. They carry no gradient.
+inline Tensor less(const Tensor& a, const Tensor& b) {
+  return detail::binary(detail::Arithmetic::less, "less", a, b);
+}
+inline Tensor greater(const Tensor& a, const Tensor& b) { return less(b, a); }
+inline Tensor equal(const Tensor& a, const Tensor& b) {
+  return detail::binary(detail::Arithmetic::equal, "equal", a, b);
+}
+
+// a where the condition is not 0, else b; shapes are matched from the right.
+inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
+  const detail::OpScope scope;
+  const Shape shape = detail::broadcast_shape(
+      "where", detail::broadcast_shape("where", condition.shape(), a.shape()), b.shape());
+  const Tensor c = broadcast_to(condition.detach(), shape).clone();
+  const Tensor from = broadcast_to(a.detach(), shape).clone();
+  Tensor y = broadcast_to(b.detach(), shape).clone();
+  for (std::int64_t i = 0; i < y.count(); ++i) {
+    const float kept = y.data()[i];
+    y.data()[i] = c.data()[i] != 0.0f ? from.data()[i] : kept;
+  }
+  scope.done_unary("where", "where", shape);
+  if (detail::tracked({&a, &b})) {
+    detail::attach(y, "where", {&a, &b},
+                   [c, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
+                     const Tensor zero = zeros(Shape{});
+                     if (sa) {
+                       detail::add_grad_to(sa, where(c, dy, zero));
+                     }
+                     if (sb) {
+                       detail::add_grad_to(sb, where(c, zero, dy));
+                     }
+                   });
+  }
+  return y;
+}
+
+// x with `value` where the mask is not 0.
+inline Tensor masked_fill(const Tensor& x, const Tensor& mask, float value) {
+  return where(mask, full(Shape{}, value), x);
+}
+
+// The larger of two (NaN if one is NaN); of equal ones b, which gets the gradient.
+inline Tensor maximum(const Tensor& a, const Tensor& b) {
+  const Tensor da = a.detach();
+  const Tensor nan = 1.0f - equal(da, da);
+  return where(less(b.detach(), da) + nan, a, b);
+}
+inline Tensor minimum(const Tensor& a, const Tensor& b) { return neg(maximum(neg(a), neg(b))); }
+
+// x^exponent, element by element, in double.
+inline Tensor pow(const Tensor& x, float exponent) {
+  const detail::OpScope scope;
+  Tensor y = x.clone();
+  x.origin();  // an empty one throws
+  for (std::int64_t i = 0; i < y.count(); ++i) {
+    y.data()[i] = static_cast<float>(std::pow(static_cast<double>(y.data()[i]),
+                                              static_cast<double>(exponent)));
+  }
+  scope.done_unary("pow", "pow", x.shape());
+  if (detail::tracked({&x})) {
+    detail::attach(y, "pow", {&x}, [exponent, kx = detail::Kept(x), sx = x.slot()](const Tensor& dy) {
+      detail::add_grad(sx, dy * scale(pow(kx, exponent - 1.0f), exponent));
+    });
+  }
+  return y;
+}
+
+// Row ids[i] of dimension `dim` as row i of the result.
+inline Tensor index_select(const Tensor& x, int dim, const std::vector<std::int32_t>& ids) {
+  const int d = detail::check_dim("index_select", x, dim);
+  const Tensor front = transpose(x, 0, d);
+  const std::int64_t rows = front.dim(0);
+  const std::int64_t inner = detail::inner_count(front.shape(), 0);
+  Shape shape = front.shape();
+  shape.set(0, ids.size());
+  const Tensor chosen = embedding(reshape(front, {rows, inner}), ids, {ids.size()});
+  return transpose(reshape(chosen, shape), 0, d);
+}
+
+namespace detail {
+
+// Where element i of a gather along dimension `dim` stands among all of a shape's elements.
+inline std::vector<std::int32_t> gather_places(const char* op, const Tensor& x, int dim,
+                                               const std::vector<std::int32_t>& ids,
+                                               const Shape& shape) {
+  const int d = check_dim(op, x, dim);
+  bool fits = shape.size() == x.dims() && x.count() <= std::int64_t{1} << 31 &&
+              static_cast<std::int64_t>(ids.size()) == shape.count();
+  for (int i = 0; fits && i < x.dims(); ++i) {
+    fits = i == d || shape[i] <= x.dim(i);
+  }
+  if (!fits) {
+    throw Error(cat(op, ": x is ", x.shape().text(), ", ", ids.size(), " ids for shape ",
+                    shape.text(), "; as many dimensions, none larger but dimension ", dim,
+                    ", and one id an element are right"));
+  }
+  std::vector<std::int32_t> places(ids.size());
+  const Strides steps = row_major(x.shape());
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= x.dim(d)) {
+      throw Error(cat(op, ": id ", ids[i], " at position ", i, " is outside dimension ", dim,
+                      " of shape ", x.shape().text()));
+    }
+    std::int64_t place = ids[i] * steps.of[d];
+    auto left = static_cast<std::int64_t>(i);
+    for (int j = x.dims() - 1; j >= 0; --j) {
+      place += j == d ? 0 : left % shape[j] * steps.of[j];
+      left /= shape[j];
+    }
+    places[i] = static_cast<std::int32_t>(place);
+  }
+  return places;
+}
+
+}  // namespace detail
+
+// y[i, j, k] = x[i, id, k] for dim 1 with id = ids[i, j, k]; `shape` is that of ids and of y.
+inline Tensor gather(const Tensor& x, int dim, const std::vector<std::int32_t>& ids,
+                     const Shape& shape) {
+  const auto places = detail::gather_places("gather", x, dim, ids, shape);
+  return reshape(embedding(reshape(x, {x.count(), 1}), places, shape), shape);
+}
+
+// x with y[i, j, k] added at x[i, id, k] for dim 1 with id = ids[i, j, k]: gather's transpose.
+inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32_t>& ids,
+                          const Tensor& y) {
+  const auto places = detail::gather_places("scatter_add", x, dim, ids, y.shape());
+  const detail::OpScope scope;
+  Tensor out = x.clone();
+  const Tensor from = contiguous(y.detach());
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    out.data()[places[i]] += from.data()[i];
+  }
+  scope.done_unary("scatter_add", "add", y.shape());
+  if (detail::tracked({&x, &y})) {
+    detail::attach(out, "scatter_add", {&x, &y},
+                   [places, shape = y.shape(), sx = x.slot(), sy = y.slot()](const Tensor& dy) {
+                     if (sy) {
+                       const Tensor all = reshape(dy, {dy.count(), 1});
+                       detail::add_grad(sy, embedding(all, places, shape));
+                     }
+                     if (sx) {
+                       detail::add_grad(sx, dy);
+                     }
+                   });
+  }
+  return out;
+}
+
+namespace detail {
+
+// x = x op from, where nothing but x itself would notice.
+inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, const Tensor& from) {
+  x.origin();  // an empty one throws
+  if (broadcast_shape(name, x.shape(), from.shape()) != x.shape()) {
+    throw Error(cat(name, ": shape ", from.shape().text(), " cannot fill ", x.shape().text(),
+                    "; from the right, sizes must be equal or 1"));
+  }
+  if (context().no_grad == 0 && (x.requires_grad() || from.requires_grad())) {
+    throw Error(cat(name, ": the tensor written or read has a gradient, which writing in place ",
+                    "would lose; write under a NoGrad, or use an op with a result of its own"));
+  }
+  if (x.storage()->kept.load() > 0) {
+    throw Error(cat(name, ": a backward pass that is still to come needs the numbers of this ",
+                    x.shape().text(), " tensor; write after it, or to a clone()"));
+  }
+  std::int64_t reach = 1;
+  for (int i = 0; i < x.dims(); ++i) {
+    reach += x.count() > 0 ? (x.dim(i) - 1) * x.stride(i) : 0;
+  }
+  if (reach < x.count()) {
+    throw Error(cat(name, ": some of the ", x.count(), " elements of this ", x.shape().text(),
+                    " view are the same number; write to a clone()"));
+  }
+  const bool shared = x.storage().get() == from.storage().get();
+  apply_in_place(op, name, x, shared ? from.clone() : from);
+  return x;
+}
+
+}  // namespace detail
+
+// In place. They throw when a backward pass needs the old numbers, or a view repeats one.
+inline const Tensor& add_(const Tensor& x, const Tensor& y) {
+  return detail::write(detail::Arithmetic::add, "add_", x, y);
+}
+inline const Tensor& sub_(const Tensor& x, const Tensor& y) {
+  return detail::write(detail::Arithmetic::sub, "sub_", x, y);
+}
+inline const Tensor& mul_(const Tensor& x, const Tensor& y) {
+  return detail::write(detail::Arithmetic::mul, "mul_", x, y);
+}
+inline const Tensor& copy_(const Tensor& x, const Tensor& y) {
+  return detail::write(detail::Arithmetic::second, "copy_", x, y);
+}
+inline const Tensor& scale_(const Tensor& x, float factor) {
+  return detail::write(detail::Arithmetic::mul, "scale_", x, full(Shape{}, factor));
+}
+inline const Tensor& fill_(const Tensor& x, float value) {
+  return detail::write(detail::Arithmetic::second, "fill_", x, full(Shape{}, value));
+}
+
+}  // namespace tinyscale

@@ -1,0 +1,389 @@
+#include <doctest/doctest.h>
+
+#include "tinyscale.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <vector>
+
+namespace ts = tinyscale;
+namespace kernel = tinyscale::kernel;
+
+namespace {
+
+using Floats = std::vector<float>;
+
+const float inf = std::numeric_limits<float>::infinity();
+
+std::size_t size(std::int64_t n) { return static_cast<std::size_t>(n); }
+
+Floats noise(std::int64_t n, std::uint64_t seed) {  // uniform in [-1, 1)
+  Floats x(size(n));
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    x[i] = 2.0f * ts::uniform01(seed, i) - 1.0f;
+  }
+  return x;
+}
+
+template <class Body>
+void on_every_path(const Body& body) {
+  for (const ts::CpuPath path : {ts::CpuPath::portable, ts::CpuPath::avx2, ts::CpuPath::avx512}) {
+    const bool narrower = path == ts::CpuPath::portable || path == ts::cpu().path ||
+                          ts::cpu().path == ts::CpuPath::avx512;
+    if (narrower) {
+      const ts::detail::PathScope scope(path);
+      CAPTURE(ts::name_of(path));
+      body();
+    }
+  }
+}
+
+double worst(const Floats& a, const Floats& b) {
+  REQUIRE(a.size() == b.size());
+  double most = 0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double error = std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+    most = error <= most || ts::detail::is_nan(most) ? most : error;  // a NaN stays
+  }
+  return most;
+}
+
+double d(float x) { return static_cast<double>(x); }
+
+// O and gradients of attention in double, scores and all.
+struct AttentionTruth {
+  Floats o, dq, dk, dv;
+};
+
+AttentionTruth attention_truth(const kernel::AttentionShape& s, const Floats& q, const Floats& k,
+                               const Floats& v, const Floats& d_o) {
+  AttentionTruth t{Floats(q.size()), Floats(q.size()), Floats(k.size()), Floats(v.size())};
+  std::vector<double> dq(q.size()), dk(k.size()), dv(v.size());
+  const double scale = 1.0 / std::sqrt(static_cast<double>(s.head_size));
+  for (std::int64_t task = 0; task < s.batch * s.heads * s.queries; ++task) {
+    const std::int64_t i = task % s.queries, h = task / s.queries % s.heads;
+    const std::int64_t b = task / s.queries / s.heads, n = ts::detail::visible_keys(s, i);
+    const std::size_t at = size(b * s.q_batch + i * s.q_stride + h * s.head_size);
+    const std::int64_t kv = b * s.k_batch + h / (s.heads / s.kv_heads) * s.head_size;
+    std::vector<double> p(size(n)), g(size(n));
+    double total = 0, mean = 0;
+    const std::size_t hs = size(s.head_size);
+    for (std::size_t j = 0; j < p.size(); ++j) {
+      for (std::size_t x = 0; x < hs; ++x) {
+        const std::size_t key = size(kv) + j * size(s.k_stride) + x;
+        p[j] += d(q[at + x]) * d(k[key]) * scale;
+        g[j] += d(d_o[at + x]) * d(v[key]);
+      }
+      p[j] = std::exp(p[j]);
+      total += p[j];
+    }
+    for (std::size_t j = 0; j < p.size(); ++j) {
+      p[j] /= total;
+      mean += p[j] * g[j];
+    }
+    std::vector<double> o(hs);
+    for (std::size_t j = 0; j < p.size(); ++j) {
+      for (std::size_t x = 0; x < hs; ++x) {
+        const std::size_t key = size(kv) + j * size(s.k_stride) + x;
+        const double slope = p[j] * (g[j] - mean) * scale;
+        o[x] += p[j] * d(v[key]);
+        dv[key] += p[j] * d(d_o[at + x]);
+        dq[at + x] += slope * d(k[key]);
+        dk[key] += slope * d(q[at + x]);
+      }
+    }
+    std::copy(o.begin(), o.end(), t.o.begin() + static_cast<std::ptrdiff_t>(at));
+  }
+  std::copy(dq.begin(), dq.end(), t.dq.begin());
+  std::copy(dk.begin(), dk.end(), t.dk.begin());
+  std::copy(dv.begin(), dv.end(), t.dv.begin());
+  return t;
+}
+
+kernel::AttentionShape attention_shape(std::int64_t queries, std::int64_t keys, std::int64_t heads,
+                                       std::int64_t kv_heads, std::int64_t head_size, int causal) {
+  kernel::AttentionShape s;
+  s.batch = 2;
+  s.queries = queries;
+  s.keys = keys;
+  s.heads = heads;
+  s.kv_heads = kv_heads;
+  s.head_size = head_size;
+  s.q_stride = s.o_stride = heads * head_size;
+  s.k_stride = s.v_stride = kv_heads * head_size;
+  s.q_batch = s.o_batch = queries * s.q_stride;
+  s.k_batch = s.v_batch = keys * s.k_stride;
+  s.causal = causal;
+  s.causal_offset = keys - queries;
+  return s;
+}
+
+void check_attention(const kernel::AttentionShape& s) {
+  const Floats q = noise(s.batch * s.q_batch, 1), k = noise(s.batch * s.k_batch, 2);
+  const Floats v = noise(s.batch * s.k_batch, 3), d_o = noise(s.batch * s.q_batch, 4);
+  const AttentionTruth t = attention_truth(s, q, k, v, d_o);
+  const float nan = std::nanf("");
+  Floats o(q.size(), nan), lse(size(s.batch * s.heads * s.queries), nan);
+  Floats dq(q.size(), nan), dk(k.size(), nan), dv(v.size(), nan);
+  kernel::attention_forward(s, q.data(), k.data(), v.data(), o.data(), lse.data());
+  kernel::attention_backward(s, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(),
+                             dq.data(), dk.data(), dv.data(), 0.0f);
+  CAPTURE(s.queries);
+  CAPTURE(s.keys);
+  CAPTURE(s.head_size);
+  CAPTURE(s.kv_heads);
+  CAPTURE(s.causal);
+  // A weighted mean of numbers below 1; sums over up to `keys` and `queries * heads` of them.
+  const double step = 1.2e-7 * static_cast<double>(s.head_size + 4);
+  const double summed = step * std::sqrt(static_cast<double>(s.queries * s.heads / s.kv_heads));
+  CHECK(worst(o, t.o) < step);
+  CHECK(worst(dq, t.dq) < step);
+  CHECK(worst(dk, t.dk) < summed);
+  CHECK(worst(dv, t.dv) < summed);
+  Floats more = dk, same = dq;  // beta 1 adds
+  Floats zero(v.size(), 1.0f);
+  kernel::attention_backward(s, q.data(), k.data(), v.data(), o.data(), lse.data(), d_o.data(),
+                             same.data(), more.data(), zero.data());
+  for (std::size_t i = 0; i < dk.size(); ++i) {
+    more[i] -= dk[i];
+    zero[i] -= 1.0f;
+  }
+  CHECK(worst(more, dk) < 4 * summed);
+  CHECK(worst(zero, dv) < 4 * summed);
+}
+
+}  // namespace
+
+TEST_CASE("attention: every path against float64, for blocks, tails, groups and few queries") {
+  on_every_path([] {
+    for (const std::int64_t queries : {1, 3, 8, 9, 16, 33, 70}) {
+      check_attention(attention_shape(queries, queries, 2, 2, 32, 1));
+    }
+    check_attention(attention_shape(40, 150, 4, 2, 16, 1));
+    check_attention(attention_shape(2, 150, 4, 1, 20, 1));
+    check_attention(attention_shape(20, 67, 2, 1, 20, 0));
+    check_attention(attention_shape(65, 65, 1, 1, 3, 1));
+    check_attention(attention_shape(33, 33, 1, 1, 48, 0));
+  });
+}
+
+TEST_CASE(
+    "attention: a query that sees no key gets zeros; a NaN in a key reaches those who see it") {
+  on_every_path([] {
+    for (const std::int64_t queries : {4, 40}) {
+      kernel::AttentionShape s = attention_shape(queries, queries, 1, 1, 8, 1);
+      s.causal_offset = -2;
+      const Floats q = noise(2 * s.q_batch, 1), v = noise(2 * s.k_batch, 3);
+      Floats k = noise(2 * s.k_batch, 2), o(q.size(), inf), lse(size(2 * queries), inf);
+      kernel::attention_forward(s, q.data(), k.data(), v.data(), o.data(), lse.data());
+      CHECK(std::count(o.begin(), o.begin() + 16, 0.0f) == 16);
+      CHECK(lse[1] == 0.0f);
+      CHECK(worst(o, o) == 0.0);
+      k[8] = std::nanf("");  // of key 1, which query 3 sees first
+      kernel::attention_forward(s, q.data(), k.data(), v.data(), o.data(), lse.data());
+      CHECK(ts::detail::is_finite(d(o[16])));
+      CHECK(ts::detail::is_nan(d(o[24])));
+    }
+  });
+}
+
+TEST_CASE("attention and norms: threads do not change a bit") {
+  const kernel::AttentionShape s = attention_shape(100, 100, 4, 2, 32, 1);
+  const Floats q = noise(2 * s.q_batch, 1), k = noise(2 * s.k_batch, 2), w = noise(128, 3);
+  Floats results[2][7];
+  for (int serial = 0; serial < 2; ++serial) {
+    Floats* const r = results[serial];
+    r[0] = r[1] = r[4] = Floats(q.size());
+    r[2] = r[3] = Floats(k.size());
+    r[5] = r[6] = Floats(128);
+    Floats lse(size(2 * 4 * 100)), mean(200), rstd(200);
+    const auto body = [&] {
+      kernel::attention_forward(s, q.data(), k.data(), k.data(), r[0].data(), lse.data());
+      kernel::attention_backward(s, q.data(), k.data(), k.data(), r[0].data(), lse.data(), q.data(),
+                                 r[1].data(), r[2].data(), r[3].data(), 0.0f);
+      kernel::layer_norm_forward(200, 128, 1e-5f, q.data(), w.data(), nullptr, r[4].data(),
+                                 mean.data(), rstd.data());
+      kernel::layer_norm_backward(200, 128, q.data(), w.data(), mean.data(), rstd.data(), q.data(),
+                                  r[4].data(), r[5].data(), r[6].data());
+    };
+    if (serial == 1) {
+      const ts::detail::SerialScope scope;
+      body();
+    } else {
+      body();
+    }
+  }
+  for (int i = 0; i < 7; ++i) {
+    CHECK(results[0][i] == results[1][i]);
+  }
+}
+
+TEST_CASE("linear cross-entropy: as the kernels it is made of, in blocks of rows and vocabulary") {
+  const std::int64_t shapes[][3] = {{1, 5, 7}, {13, 20, 1100}, {600, 8, 5}, {33, 16, 64}};
+  on_every_path([&shapes] {
+    for (const auto& shape : shapes) {
+      const std::int64_t rows = shape[0], width = shape[1], vocab = shape[2];
+      const Floats x = noise(rows * width, 1), w = noise(vocab * width, 2);
+      std::vector<std::int32_t> targets(size(rows));
+      for (std::size_t i = 0; i < targets.size(); ++i) {
+        targets[i] = i % 5 == 3 ? -1 : static_cast<std::int32_t>((i * 977) % size(vocab));
+      }
+      Floats expected(size(rows)), losses(size(rows)), lse(size(rows));
+      kernel::linear_cross_entropy_reference(rows, width, vocab, x.data(), w.data(), targets.data(),
+                                             expected.data());
+      const float nan = std::nanf(""), scale = 0.25f;
+      Floats dx(x.size(), nan), dw(w.size(), nan), dx2(x.size(), 1.0f), dw2(w.size(), nan);
+      const kernel::LinearCrossEntropy both{rows,      width,          vocab, x.data(),
+                                            w.data(),  targets.data(), scale, dx.data(),
+                                            dw.data(), 0.0f,           0.0f};
+      kernel::linear_cross_entropy(both, losses.data(), lse.data());
+      CAPTURE(rows);
+      const double near = 2.4e-7 * static_cast<double>(width + 8);
+      CHECK(worst(losses, expected) < near);
+      Floats logits(size(rows * vocab)), dlogits(logits.size(), nan), other(size(rows));
+      using kernel::Trans;
+      kernel::gemm(Trans::no, Trans::yes, rows, vocab, width, x.data(), width, w.data(), width,
+                   0.0f, logits.data(), vocab);
+      kernel::cross_entropy_forward(rows, vocab, logits.data(), targets.data(), losses.data(),
+                                    other.data());
+      CHECK(worst(losses, expected) < near);
+      CHECK(worst(other, lse) < near);
+      kernel::cross_entropy_backward(rows, vocab, logits.data(), lse.data(), targets.data(), scale,
+                                     dlogits.data(), 0.0f);
+      kernel::gemm_reference(Trans::no, Trans::no, rows, width, vocab, dlogits.data(), vocab,
+                             w.data(), width, 0.0f, dx2.data(), width);
+      kernel::gemm_reference(Trans::yes, Trans::no, vocab, width, rows, dlogits.data(), vocab,
+                             x.data(), width, 0.0f, dw2.data(), width);
+      CHECK(worst(dx, dx2) < near);
+      CHECK(worst(dw, dw2) < near * std::sqrt(static_cast<double>(rows)));
+      kernel::linear_cross_entropy_forward(rows, width, vocab, x.data(), w.data(), targets.data(),
+                                           losses.data(), other.data());
+      CHECK(other == lse);
+      kernel::linear_cross_entropy_backward(rows, width, vocab, x.data(), w.data(), targets.data(),
+                                            lse.data(), scale, dx2.data(), dw2.data(), 0.0f);
+      CHECK(worst(dx, dx2) < near);
+      CHECK(worst(dw, dw2) < near * std::sqrt(static_cast<double>(rows)));
+      kernel::linear_cross_entropy_backward(rows, width, vocab, x.data(), w.data(), targets.data(),
+                                            lse.data(), scale, dx2.data(), nullptr);
+      for (std::size_t i = 0; i < dx.size(); ++i) {
+        dx2[i] -= dx[i];
+      }
+      CHECK(worst(dx, dx2) < 2 * near);
+    }
+  });
+}
+
+TEST_CASE("norms: every width against float64; the residual sum on the way; beta 0 does not read") {
+  on_every_path([] {
+    for (const std::int64_t cols : {1, 3, 16, 17, 64, 100, 129, 768}) {
+      const std::int64_t rows = 5;
+      const Floats x = noise(rows * cols, 1), r = noise(rows * cols, 2), w = noise(cols, 3);
+      const Floats b = noise(cols, 4), dy = noise(rows * cols, 5);
+      Floats sum(x.size()), y(x.size()), expected(x.size()), mean(5), rstd(5), m(1), s(1), y2 = y;
+      kernel::add_norm_forward(rows, cols, 1e-5f, x.data(), r.data(), sum.data(), w.data(),
+                               b.data(), y.data(), mean.data(), rstd.data());
+      for (std::int64_t i = 0; i < rows; ++i) {
+        for (std::int64_t j = i * cols; j < (i + 1) * cols; ++j) {
+          CHECK(sum[size(j)] == x[size(j)] + r[size(j)]);
+        }
+        kernel::norm_reference(cols, 1e-5f, sum.data() + i * cols, w.data(), b.data(),
+                               expected.data() + i * cols, m.data(), s.data());
+        CHECK(mean[size(i)] == doctest::Approx(d(m[0])).epsilon(1e-6).scale(1));
+        CHECK(rstd[size(i)] == doctest::Approx(d(s[0])).epsilon(1e-5));
+      }
+      CAPTURE(cols);
+      CHECK(worst(y, expected) < (cols == 1 ? 1e-4 : 2e-6));
+      kernel::layer_norm_forward(rows, cols, 1e-5f, sum.data(), w.data(), b.data(), y2.data(),
+                                 mean.data(), rstd.data());
+      CHECK(y2 == y);
+      Floats dx(x.size(), std::nanf("")), dx2(x.size(), 0.0f), dw(size(cols)), db(size(cols));
+      kernel::layer_norm_backward(rows, cols, sum.data(), w.data(), mean.data(), rstd.data(),
+                                  dy.data(), dx.data(), dw.data(), db.data(), 0.0f);
+      kernel::layer_norm_backward(rows, cols, sum.data(), w.data(), mean.data(), rstd.data(),
+                                  dy.data(), dx2.data(), dw.data(), db.data());
+      CHECK(dx == dx2);
+      Floats columns(size(cols), std::nanf(""));
+      kernel::column_sums(rows, cols, dy.data(), columns.data(), 0.0f);
+      kernel::column_sums(rows, cols, dy.data(), columns.data());
+      CHECK(worst(columns, db) < 2e-6);
+    }
+  });
+}
+
+TEST_CASE("column sums: whole numbers come out exactly, over 2^20 rows too") {
+  on_every_path([] {
+    for (const std::int64_t cols : {1, 130, 300}) {
+      const std::int64_t rows = cols == 1 ? 1 << 20 : 77;
+      Floats x(size(rows * cols)), y(size(cols), 1.0f);
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        x[i] = static_cast<float>(static_cast<int>(i % 13) - 5);
+      }
+      std::vector<double> expected(y.size(), 1.0);
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        expected[i % y.size()] += d(x[i]);
+      }
+      kernel::column_sums(rows, cols, x.data(), y.data());
+      for (std::size_t j = 0; j < y.size(); ++j) {
+        CHECK(d(y[j]) == expected[j]);
+      }
+    }
+  });
+}
+
+TEST_CASE("softmax and cross-entropy: -inf is a hidden entry, NaN stays in its row") {
+  on_every_path([] {
+    for (const std::int64_t cols : {2, 7, 16, 40}) {
+      Floats x = noise(3 * cols, 1), y(x.size());
+      x[1] = -inf;
+      x[size(cols)] = std::nanf("");
+      kernel::softmax_forward(3, cols, x.data(), y.data());
+      CHECK(y[1] == 0.0f);
+      double sum = 0;
+      for (std::int64_t j = 0; j < cols; ++j) {
+        sum += d(y[size(j)]);
+        CHECK(ts::detail::is_nan(d(y[size(cols + j)])));
+        CHECK(ts::detail::is_finite(d(y[size(2 * cols + j)])));
+      }
+      CHECK(sum == doctest::Approx(1.0).epsilon(1e-6));
+      const Floats dy = noise(3 * cols, 2);
+      Floats dx(x.size(), std::nanf("")), more(x.size(), 1.0f);
+      kernel::softmax_backward(1, cols, y.data(), dy.data(), dx.data(), 0.0f);
+      kernel::softmax_backward(1, cols, y.data(), dy.data(), more.data());
+      for (std::int64_t j = 0; j < cols; ++j) {
+        CHECK(more[size(j)] == doctest::Approx(d(dx[size(j)]) + 1.0).epsilon(1e-6));
+      }
+    }
+  });
+}
+
+TEST_CASE("elementwise: slopes against float64; tails neither read nor write past the end") {
+  on_every_path([] {
+    for (const std::int64_t n : {1, 5, 15, 16, 17, 31, 2001}) {
+      Floats x(size(n + 16), std::nanf("")), dy(x.size(), std::nanf("")), dx(x.size(), 7.0f);
+      for (std::int64_t i = 0; i < n; ++i) {
+        x[size(i)] = n == 1 ? 0.3f : -10.0f + 20.0f * static_cast<float>(i) / static_cast<float>(n);
+        dy[size(i)] = 2.0f;
+      }
+      kernel::gelu_backward(n, x.data(), dy.data(), dx.data(), 0.0f);
+      double worst_gelu = 0, worst_silu = 0;
+      for (std::int64_t i = 0; i < n; ++i) {
+        const double v = d(x[size(i)]);
+        const double slope = 0.5 * (1.0 + std::erf(v / std::sqrt(2.0))) +
+                             v * std::exp(-v * v / 2) / std::sqrt(2.0 * std::acos(-1.0));
+        worst_gelu = std::max(worst_gelu, std::fabs(d(dx[size(i)]) - 2.0 * slope));
+      }
+      kernel::silu_backward(n, x.data(), dy.data(), dx.data(), 0.0f);
+      for (std::int64_t i = 0; i < n; ++i) {
+        const double v = d(x[size(i)]), s = 1.0 / (1.0 + std::exp(-v));
+        const double slope = s * (1.0 + v * (1.0 - s));
+        worst_silu = std::max(worst_silu, std::fabs(d(dx[size(i)]) - 2.0 * slope));
+      }
+      CHECK(worst_gelu < 6e-7);
+      CHECK(worst_silu < 2e-6);
+      CHECK(std::count(dx.begin() + n, dx.end(), 7.0f) == 16);
+    }
+  });
+}
