@@ -248,7 +248,7 @@ void Bench::run(const Case& c) {
     row.theirs = figures(c, samples[w]);
     row.ratio = spread(quotients(samples[w], samples[0]));
     row.at_limit = fastest > 0 ? seconds(samples[w]).median / fastest : 0;
-    if (row.ratio.count > 0) {
+    if (row.theirs.count > 0) {
       keep(row);
       any = true;
     }

@@ -53,7 +53,7 @@ struct Row {
   double of_limit = 0;  // what we reach of the limit, 0: no limit was timed
   double at_limit = 0;  // the ratio that the limit itself would have; 0 likewise
   double target = 0;    // 0: none
-  bool met() const { return target <= 0 || ratio.median >= target; }
+  bool met() const { return target <= 0 || (ratio.count > 0 && ratio.median >= target); }
   bool reachable() const { return at_limit <= 0 || at_limit >= target; }
 };
 
