@@ -179,6 +179,7 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
                                  static_cast<float>(1.0 / n),
                                  dx.defined() ? dx.data() : nullptr,
                                  dw.defined() ? dw.data() : nullptr,
+                                 0.0f,
                                  0.0f};
   if (graph) {
     kernel::linear_cross_entropy(all, losses.data(), lse.data());
