@@ -164,6 +164,12 @@ struct TileQuery {  // asks the active path for its tile
   }
 };
 
+inline TileSize tile_size() {
+  TileSize size;
+  run_on_lanes(TileQuery{&size});
+  return size;
+}
+
 // One pass: columns [first, first + columns) of C, packing first.
 inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t columns,
                       const TileSize& tile, std::int64_t work) {
@@ -245,8 +251,7 @@ inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_
   const bool b_no = tb == Trans::no;
   const detail::GemmOperands g{
       m, n, k, a, a_no ? lda : 1, a_no ? 1 : lda, b, b_no ? ldb : 1, b_no ? 1 : ldb, beta, c, ldc};
-  detail::TileSize tile;
-  detail::run_on_lanes(detail::TileQuery{&tile});
+  const detail::TileSize tile = detail::tile_size();
   if (detail::gemm_few_rows(g, tile) || detail::gemm_skinny(g)) {
     return;
   }
