@@ -63,6 +63,7 @@
 #include "tinyscale/compute/gemm_fused.hpp"
 #include "tinyscale/compute/softmax.hpp"
 #include "tinyscale/compute/attention.hpp"
+#include "tinyscale/compute/attention_backward.hpp"
 #include "tinyscale/compute/linear_cross_entropy.hpp"
 #include "tinyscale/compute/norm.hpp"
 #include "tinyscale/compute/rope.hpp"

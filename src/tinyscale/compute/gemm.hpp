@@ -200,6 +200,12 @@ struct TileQuery {  // asks the active path for its tile
   }
 };
 
+inline TileSize tile_size() {
+  TileSize size;
+  run_on_lanes(TileQuery{&size});
+  return size;
+}
+
 // Packs columns [first, first + columns) of B: full panels (none where packed is null), the edge.
 // A task is 16 rows of B as stored, or one panel of a transposed B.
 inline void gemm_pack(const GemmOperands& g, std::int64_t first, std::int64_t columns,
@@ -332,8 +338,7 @@ inline void gemm_run(const GemmOperands& g) {
     }
     return;
   }
-  TileSize tile;
-  run_on_lanes(TileQuery{&tile});
+  const TileSize tile = tile_size();
   if (gemm_few_rows(g, tile) || gemm_skinny(g, tile.width)) {
     return;
   }

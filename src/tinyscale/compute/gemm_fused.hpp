@@ -172,8 +172,7 @@ inline PackedWeights pack_weights(Trans tb, std::int64_t k, std::int64_t n, cons
   if (k == 0 || n == 0) {
     return w;
   }
-  detail::TileSize tile;
-  detail::run_on_lanes(detail::TileQuery{&tile});
+  const detail::TileSize tile = detail::tile_size();
   const std::int64_t full = n / tile.wide * tile.wide;
   detail::gemm_extent("pack_weights", k, n + tile.width, n + tile.width);
   w.memory = Shared<detail::Scratch>(new detail::Scratch((full + tile.rounded(n - full)) * k));
@@ -205,8 +204,7 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
     detail::gemm_run(g);
     return;
   }
-  detail::TileSize tile;
-  detail::run_on_lanes(detail::TileQuery{&tile});
+  const detail::TileSize tile = detail::tile_size();
   const std::int64_t full = w.n / tile.wide * tile.wide;
   const detail::GemmPanels panels{
       0, w.n, packed, packed + full * w.k, tile.rounded(w.n - full), detail::gemm_pass_depth(w.k)};
