@@ -294,13 +294,13 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
   gemm_blocks(g, panels, small);
 }
 
-// Short A, B as stored: chunks of columns. Two tiles of rows read B where it stands; for more each
-// panel of 64 rows is copied just before its use, while the next 64 rows come from memory.
+// Short A, B as stored: chunks of columns. Three tiles of rows read B where it stands; for more
+// each panel of 64 rows is copied just before its use, while the next 64 rows come from memory.
 inline bool gemm_few_rows(const GemmOperands& g, const TileSize& tile) {
   if (g.m <= GemmStream::rows || g.m > gemm_few || g.b_col != 1 || g.n * g.k <= gemm_in_place) {
     return false;
   }
-  const bool strips = g.m > 12;
+  const bool strips = g.m > 18;
   const std::int64_t chunk = strips ? 512 : 256;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     const Scratch lease(tile.wide * (g.k + gemm_strip));
