@@ -119,15 +119,13 @@ struct GemmBlock {
     for (std::int64_t p = 0; p < g.k; p += panels.depth) {
       const std::int64_t depth = std::min(panels.depth, g.k - p);
       for (std::int64_t j = 0; j < full; j += wide) {
-        const float* b = panels.packed + j * g.k + p * wide;
-        const float* ahead = b + (j + wide < full ? g.k * wide : 0);  // the next panel
-        std::int64_t row = wide;
-        if (panels.packed == nullptr) {
-          const std::int64_t far = strip == nullptr ? 8 : depth;
-          row = g.b_row;
-          b = g.b + p * row + panels.first + j;
-          ahead = b + (p + depth + far <= g.k ? far * row : 0);
-        }
+        const bool stands = panels.packed == nullptr;
+        const std::int64_t row = stands ? g.b_row : wide;
+        const float* b =
+            stands ? g.b + p * row + panels.first + j : panels.packed + j * g.k + p * wide;
+        const std::int64_t far = strip == nullptr ? 8 : depth;
+        const bool last = stands ? p + depth + far > g.k : j + wide >= full;
+        const float* ahead = b + (last ? 0 : stands ? far * row : g.k * wide);
         if (strip != nullptr) {
           call_on_lanes<L>(GemmPack{g, p, depth, panels.first + j, wide, wide, strip});
           b = strip;
