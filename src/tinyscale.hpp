@@ -52,6 +52,7 @@
 #include "tinyscale/compute/adamw.hpp"
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/gemm_tile.hpp"
+#include "tinyscale/compute/gemm_check.hpp"
 #include "tinyscale/compute/gemm_short.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/word_pack.hpp"

@@ -9,10 +9,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <functional>  // less
 
-#include "tinyscale/base/error.hpp"
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/gemm_check.hpp"
 #include "tinyscale/compute/gemm_short.hpp"
 #include "tinyscale/compute/gemm_tile.hpp"
 #include "tinyscale/compute/lanes.hpp"
@@ -20,8 +19,6 @@
 
 namespace tinyscale {
 namespace kernel {
-
-enum class Trans { no, yes };  // yes: the matrix is stored transposed
 
 // The reference body. A is lda floats from row to row as stored; so are B and C.
 inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -122,15 +119,13 @@ struct GemmBlock {
     for (std::int64_t p = 0; p < g.k; p += panels.depth) {
       const std::int64_t depth = std::min(panels.depth, g.k - p);
       for (std::int64_t j = 0; j < full; j += wide) {
-        const float* b = panels.packed + j * g.k + p * wide;
-        const float* ahead = b + (j + wide < full ? g.k * wide : 0);  // the next panel
-        std::int64_t row = wide;
-        if (panels.packed == nullptr) {
-          const std::int64_t far = strip == nullptr ? 8 : depth;
-          row = g.b_row;
-          b = g.b + p * row + panels.first + j;
-          ahead = b + (p + depth + far <= g.k ? far * row : 0);
-        }
+        const bool stands = panels.packed == nullptr;
+        const std::int64_t row = stands ? g.b_row : wide;
+        const float* b =
+            stands ? g.b + p * row + panels.first + j : panels.packed + j * g.k + p * wide;
+        const std::int64_t far = strip == nullptr ? 8 : depth;
+        const bool last = stands ? p + depth + far > g.k : j + wide >= full;
+        const float* ahead = b + (last ? 0 : stands ? far * row : g.k * wide);
         if (strip != nullptr) {
           call_on_lanes<L>(GemmPack{g, p, depth, panels.first + j, wide, wide, strip});
           b = strip;
@@ -300,13 +295,13 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
   gemm_blocks(g, panels, small);
 }
 
-// Short A, B as stored: chunks of columns. Two tiles of rows read B where it stands; for more each
-// panel of 64 rows is copied just before its use, while the next 64 rows come from memory.
+// Short A, B as stored: chunks of columns. Three tiles of rows read B where it stands; for more
+// each panel of 64 rows is copied just before its use, while the next 64 rows come from memory.
 inline bool gemm_few_rows(const GemmOperands& g, const TileSize& tile) {
   if (g.m <= GemmStream::rows || g.m > gemm_few || g.b_col != 1 || g.n * g.k <= gemm_in_place) {
     return false;
   }
-  const bool strips = g.m > 12;
+  const bool strips = g.m > 18;
   const std::int64_t chunk = strips ? 512 : 256;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     const Scratch lease(tile.wide * (g.k + gemm_strip));
@@ -346,71 +341,6 @@ inline void gemm_run(const GemmOperands& g) {
   for (std::int64_t j = 0; j < g.n; j += fit) {
     gemm_pass(g, j, std::min(fit, g.n - j), tile);
   }
-}
-
-// One past the last float of a rows x columns matrix; throws where that cannot be counted.
-inline std::int64_t gemm_extent(const char* who, std::int64_t rows, std::int64_t columns,
-                                std::int64_t stride) {
-  const std::int64_t most = std::int64_t{1} << 60;
-  if (rows < 0 || columns < 0 || stride < 0 || columns > most ||
-      (rows > 1 && stride > most / rows)) {
-    throw Error(cat(who, ": ", rows, " rows of ", columns, " numbers, ", stride,
-                    " apart, are no matrix in memory; sizes must be from 0 to 2^60"));
-  }
-  return rows == 0 || columns == 0 ? 0 : (rows - 1) * stride + columns;
-}
-
-// Whether C (m x n, ldc apart) shares a number with a matrix that starts at x. Columns side by side
-// in rows of one length are apart although their ranges in memory cross.
-inline bool gemm_overlap(const float* c, std::int64_t m, std::int64_t n, std::int64_t ldc,
-                         const float* x, std::int64_t extent, std::int64_t columns,
-                         std::int64_t ldx) {
-  const std::less<const float*> before;
-  if (extent == 0 || !before(x, c + (m - 1) * ldc + n) || !before(c, x + extent)) {
-    return false;
-  }
-  const std::int64_t shift = ((x - c) % std::max<std::int64_t>(ldc, 1) + ldc) % ldc;
-  return ldx != ldc || shift < n || shift + columns > ldc;
-}
-
-// Throws on what no product can be made of; true where there is something to do.
-inline bool gemm_check(const char* who, kernel::Trans ta, kernel::Trans tb, const GemmOperands& g,
-                       std::int64_t lda, std::int64_t ldb) {
-  const bool a_no = ta == kernel::Trans::no, b_no = tb == kernel::Trans::no;
-  const std::int64_t a = gemm_extent(who, a_no ? g.m : g.k, a_no ? g.k : g.m, lda);
-  const std::int64_t b = gemm_extent(who, b_no ? g.k : g.n, b_no ? g.n : g.k, ldb);
-  const std::int64_t c = gemm_extent(who, g.m, g.n, g.ldc);
-  if (g.beta != 0.0f && g.beta != 1.0f) {
-    throw Error(cat(who, ": beta is ", static_cast<double>(g.beta), "; it must be 0 or 1"));
-  }
-  if (g.m > 1 && g.ldc < g.n) {
-    throw Error(cat(who, ": rows of C are ", g.ldc, " apart; they must be at least n = ", g.n));
-  }
-  if (c == 0) {
-    return false;
-  }
-  if (g.c == nullptr || (a > 0 && g.a == nullptr) || (b > 0 && g.b == nullptr)) {
-    throw Error(cat(who, ": ",
-                    g.c == nullptr   ? "C"
-                    : g.a == nullptr ? "A"
-                                     : "B",
-                    " is null; m, n, k are ", g.m, ", ", g.n, ", ", g.k));
-  }
-  const bool in_a = gemm_overlap(g.c, g.m, g.n, g.ldc, g.a, a, a_no ? g.k : g.m, lda);
-  if (in_a || gemm_overlap(g.c, g.m, g.n, g.ldc, g.b, b, b_no ? g.n : g.k, ldb)) {
-    throw Error(cat(who, ": C overlaps ", in_a ? "A" : "B", "; it must have memory of its own"));
-  }
-  return true;
-}
-
-inline GemmOperands gemm_operands(kernel::Trans ta, kernel::Trans tb, std::int64_t m,
-                                  std::int64_t n, std::int64_t k, const float* a, std::int64_t lda,
-                                  const float* b, std::int64_t ldb, float beta, float* c,
-                                  std::int64_t ldc) {
-  const bool a_no = ta == kernel::Trans::no;
-  const bool b_no = tb == kernel::Trans::no;
-  return {m,    n, k,  a, a_no ? lda : 1, a_no ? 1 : lda, b, b_no ? ldb : 1, b_no ? 1 : ldb,
-          beta, c, ldc};
 }
 
 }  // namespace detail

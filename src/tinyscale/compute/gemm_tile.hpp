@@ -56,7 +56,11 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       sum[i][j] = V{};
     }
   }
-  const std::int64_t a_row = valid < ROWS ? 0 : w.a_row;
+  std::int64_t rows[static_cast<std::size_t>(ROWS)];
+  TINYSCALE_UNROLL
+  for (int i = 0; i < ROWS; ++i) {
+    rows[i] = i < valid ? i * w.a_row : 0;
+  }
   const std::int64_t a_col = w.a_col, b_row = w.b_row, ahead_row = w.ahead_row;
   const std::int64_t ldc = w.ldc;
   const bool adds = w.beta != 0.0f;
@@ -73,7 +77,7 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
     TINYSCALE_UNROLL
     for (int i = 0; i < ROWS; ++i) {
       V left;
-      broadcast<L>(a[i * a_row], left);
+      broadcast<L>(a[rows[i]], left);
       TINYSCALE_UNROLL
       for (int j = 0; j < VECTORS; ++j) {
         sum[i][j] = sum[i][j] + left * right[j];
@@ -101,20 +105,24 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
   }
 }
 
-// Full tiles, then what is left in tiles of 2 rows. Of a row of what is ahead each of four tiles in
-// turn fetches one line.
+// Full tiles, the last perhaps in part, or a tile of 2 rows. Of a row of what is ahead each of four
+// tiles in turn fetches one line.
 template <class L, int VECTORS>
 struct GemmPanel {
   const PanelWork& w;
 
   template <class Same>
   TINYSCALE_INLINE void run() const {
-    std::int64_t i = 0, tile = 0;
-    for (; i + L::rows <= w.m; i += L::rows, ++tile) {
-      gemm_tile<L, L::rows, VECTORS>(w, i, L::rows, w.ahead + tile % 4 * 16);
-    }
-    for (; i < w.m; i += 2, ++tile) {
-      gemm_tile<L, 2, VECTORS>(w, i, w.m - i, w.ahead + tile % 4 * 16);
+    std::int64_t tile = 0;
+    for (std::int64_t i = 0; i < w.m; ++tile) {
+      const float* const ahead = w.ahead + tile % 4 * 16;
+      if (w.m - i > 2) {
+        gemm_tile<L, L::rows, VECTORS>(w, i, w.m - i, ahead);
+        i += L::rows;
+      } else {
+        gemm_tile<L, 2, VECTORS>(w, i, w.m - i, ahead);
+        i += 2;
+      }
     }
   }
 };
