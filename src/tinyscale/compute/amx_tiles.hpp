@@ -69,7 +69,7 @@ struct SoftTiles {
   }
 };
 
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
 struct AmxTiles {
   void start() {  // the layout is loaded for each task: the thread may be new
     alignas(64) std::uint8_t layout[64] = {1};

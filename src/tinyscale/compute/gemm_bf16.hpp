@@ -42,7 +42,7 @@ inline void gemm_bf16_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t
 
 namespace detail {
 
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
 #define TINYSCALE_BF16_TARGET __attribute__((target("avx512f,avx512bf16")))
 struct DotBf16 {
   static constexpr int width = 16, rows = 6, vectors = 4;
@@ -73,7 +73,7 @@ TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
 
 // The unit of the active path; run is null where bf16 is widened to f32.
 inline WordUnit bf16_word_unit() {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   const char* const unit = bf16_unit(cpu(), active_path());
   if (unit[0] == 'a' && forced_path().load(std::memory_order_relaxed) < 0) {
     return tile_unit<AmxTiles, Bf16InTiles>();
@@ -93,7 +93,7 @@ inline WordSource word_source(WordKind kind, const void* data, kernel::Trans tra
 
 // f32 numbers, rounded as the active unit does it fastest.
 inline WordKind f32_words() {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   return cpu().avx512_bf16 && active_path() == CpuPath::avx512 ? WordKind::f32_by_unit
                                                                : WordKind::f32;
 #else

@@ -40,7 +40,7 @@ namespace detail {
 
 // sum += the four products of each word, a of int8, b of uint8. VNNI by assembler, else widened:
 // the bytes at even and odd places as pairs of 16 bits, multiplied and added in pairs.
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
 __attribute__((target("avx512f"))) inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b,
                                                         Lanes16::I& sum) {
   Lanes16::I s = sum;
@@ -107,7 +107,7 @@ struct DotInt8 {
   }
   // f16 numbers as f32: by instruction, or the bits in an f32's place times 2^112.
   static TINYSCALE_INLINE void load_halves(const std::uint16_t* from, Floats& x) {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
     if constexpr (DOT == Int8Dot::vnni) {
       halves_by_unit(from, x);
       return;
@@ -130,7 +130,7 @@ struct DotInt8 {
     broadcast_word(static_cast<std::int32_t>(word), w);
   }
   static TINYSCALE_INLINE void dot(const Words& a, const Words& b, Sum& sum) {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
     if constexpr (DOT == Int8Dot::vnni) {
       dot_vnni(a, b, sum);
     } else {
@@ -156,7 +156,7 @@ template <class Kernel>
 void run_on_int8(const Kernel& kernel) {
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
   const CpuPath path = active_path();
-#if !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (path == CpuPath::avx512 && cpu().avx512_vnni) {
     run_avx512(OnInt8<Kernel, Int8Dot::vnni>{kernel});
     return;
@@ -187,7 +187,7 @@ struct Int8Tiles {
 };
 
 inline WordUnit int8_word_unit() {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (int8_unit(cpu(), active_path())[0] == 'a' &&
       forced_path().load(std::memory_order_relaxed) < 0) {
     return tile_unit<AmxTiles, Int8InTiles>();

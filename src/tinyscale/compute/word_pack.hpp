@@ -60,7 +60,7 @@ typedef std::uint16_t LooseShorts16 __attribute__((vector_size(32), aligned(1), 
 typedef std::uint8_t LooseBytes16 __attribute__((vector_size(16), aligned(1), may_alias));
 
 // 16 numbers from low and 16 from high, rounded, in the lower and upper half of `out`.
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
 __attribute__((target("avx512f"))) inline void round_by_unit(const float* low, const float* high,
                                                              Words16& out) {
   const Words16 a = *reinterpret_cast<const LooseWords16*>(low);
@@ -73,7 +73,7 @@ __attribute__((target("avx512f"))) inline void round_by_unit(const float* low, c
 TINYSCALE_INLINE void words_along_k(const WordSource& s, std::int64_t x, std::int64_t w,
                                     std::uint32_t* to) {
   const std::int64_t at = x * s.x_stride + w * s.per_word();
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
     Words16 v;
@@ -92,7 +92,7 @@ TINYSCALE_INLINE void words_along_x(const WordSource& s, std::int64_t x, std::in
                                     std::uint32_t* to) {
   Words16 out = {};
   const std::int64_t at = x + w * s.per_word() * s.k_stride;
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
     Words16 v;
@@ -137,11 +137,11 @@ struct WordPack {
 
   TINYSCALE_INLINE void block(std::int64_t x, std::int64_t w, std::int64_t wide,
                               std::int64_t deep) const {
-    const std::int64_t stride_in = s.k_stride == 1 ? to_x : to_w;
 #if TINYSCALE_VECTOR_EXTENSIONS
     if (s.kind != WordKind::f32 && wide == 16 && deep == 16 && x0 + x + 16 <= s.xs &&
         (w0 + w + 16) * s.per_word() <= s.ks) {
       const bool along_k = s.k_stride == 1;
+      const std::int64_t stride_in = along_k ? to_x : to_w;
       const bool straight = (along_k ? to_w : to_x) == 1;
       std::uint32_t square[16][16];
       std::uint32_t* const start = to + x * to_x + w * to_w;
