@@ -43,7 +43,7 @@ inline void gemm_bf16_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t
 namespace detail {
 
 #if TINYSCALE_X86_UNITS
-#define TINYSCALE_BF16_TARGET __attribute__((target("avx512f,avx512bf16")))
+#define TINYSCALE_BF16_TARGET __attribute__((target("avx512f")))
 struct DotBf16 {
   static constexpr int width = 16, rows = 6, vectors = 4;
   static constexpr bool integer = false;
@@ -53,15 +53,13 @@ struct DotBf16 {
   typedef float Scalar;
 
   TINYSCALE_BF16_TARGET static inline void load(const std::uint32_t* from, Words& w) {
-    w = (Words) * reinterpret_cast<const LooseWords16*>(from);
+    w = *reinterpret_cast<const Lanes16::LooseI*>(from);
   }
   TINYSCALE_BF16_TARGET static inline void broadcast(std::uint32_t word, Words& w) {
     broadcast_word(static_cast<std::int32_t>(word), w);
   }
   TINYSCALE_BF16_TARGET static inline void dot(const Words& a, const Words& b, Sum& sum) {
-    Sum s = sum;  // a register of its own: an array element would stay in memory
-    asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(a), "v"(b));
-    sum = s;
+    dot_bf16_pairs(a, b, sum);
   }
 };
 

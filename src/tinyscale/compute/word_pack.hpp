@@ -9,6 +9,7 @@
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/x86_units.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -59,16 +60,6 @@ typedef std::uint32_t LooseWords16 __attribute__((vector_size(64), aligned(1), m
 typedef std::uint16_t LooseShorts16 __attribute__((vector_size(32), aligned(1), may_alias));
 typedef std::uint8_t LooseBytes16 __attribute__((vector_size(16), aligned(1), may_alias));
 
-// 16 numbers from low and 16 from high, rounded, in the lower and upper half of `out`.
-#if TINYSCALE_X86_UNITS
-__attribute__((target("avx512f"))) inline void round_by_unit(const float* low, const float* high,
-                                                             Words16& out) {
-  const Words16 a = *reinterpret_cast<const LooseWords16*>(low);
-  const Words16 b = *reinterpret_cast<const LooseWords16*>(high);
-  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(out) : "v"(a), "v"(b));
-}
-#endif
-
 // 16 words of row x from word w, read along k.
 TINYSCALE_INLINE void words_along_k(const WordSource& s, std::int64_t x, std::int64_t w,
                                     std::uint32_t* to) {
@@ -76,9 +67,9 @@ TINYSCALE_INLINE void words_along_k(const WordSource& s, std::int64_t x, std::in
 #if TINYSCALE_X86_UNITS
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
-    Words16 v;
+    Lanes16::I v;
     round_by_unit(from, from + 16, v);
-    *reinterpret_cast<LooseWords16*>(to) = v;
+    *reinterpret_cast<Lanes16::LooseI*>(to) = v;
     return;
   }
 #endif
@@ -95,7 +86,7 @@ TINYSCALE_INLINE void words_along_x(const WordSource& s, std::int64_t x, std::in
 #if TINYSCALE_X86_UNITS
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
-    Words16 v;
+    Lanes16::I v;
     round_by_unit(from, from + s.k_stride, v);
     const LooseShorts16* halves = reinterpret_cast<const LooseShorts16*>(&v);
     out = __builtin_convertvector(halves[0], Words16) | __builtin_convertvector(halves[1], Words16)
