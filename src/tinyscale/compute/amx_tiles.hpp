@@ -12,6 +12,7 @@
 #include "tinyscale/base/cpu.hpp"
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/compute/gemm_words.hpp"
+#include "tinyscale/compute/x86_units.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -68,40 +69,6 @@ struct SoftTiles {
     }
   }
 };
-
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-struct AmxTiles {
-  void start() {  // the layout is loaded for each task: the thread may be new
-    alignas(64) std::uint8_t layout[64] = {1};
-    for (int t = 0; t < 8; ++t) {
-      layout[16 + 2 * t] = 64;  // bytes of a row
-      layout[48 + t] = 16;      // rows
-    }
-    asm volatile("ldtilecfg %0" : : "m"(layout) : "memory");
-  }
-  void stop() { asm volatile("tilerelease" : : : "memory"); }
-  template <int C>
-  void zero() {
-    asm volatile("tilezero %%tmm%c0" : : "i"(C));
-  }
-  template <int T>
-  void load(const void* from, std::int64_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T) : "memory");
-  }
-  template <int T>
-  void store(void* to, std::int64_t stride) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T) : "memory");
-  }
-  template <int C, int A, int B>
-  void dot_bf16() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
-  }
-  template <int C, int A, int B>
-  void dot_int8() {
-    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
-  }
-};
-#endif
 
 // What the elements of words are, for a task in tiles: bf16 words give float, int8 words int32.
 struct Bf16InTiles {

@@ -40,46 +40,23 @@ namespace detail {
 
 // sum += the four products of each word, a of int8, b of uint8. VNNI by assembler, else widened:
 // the bytes at even and odd places as pairs of 16 bits, multiplied and added in pairs.
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-__attribute__((target("avx512f"))) inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b,
-                                                        Lanes16::I& sum) {
-  Lanes16::I s = sum;
-  asm("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
-  sum = s;
-}
-__attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b,
-                                                         Lanes8::I& sum) {
-  Lanes8::I s = sum;
-  asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
-  sum = s;
-}
-// Every processor with VNNI has these too.
-__attribute__((target("avx512f"))) inline void halves_by_unit(const std::uint16_t* from,
-                                                              Lanes16::V& x) {
-  Lanes16::V y;
-  asm("vcvtph2ps %1, %0" : "=v"(y) : "m"(*reinterpret_cast<const Lanes16::LooseShorts*>(from)));
-  x = y;
-}
-__attribute__((target("avx2,fma"))) inline void halves_by_unit(const std::uint16_t* from,
-                                                               Lanes8::V& x) {
-  Lanes8::V y;
-  asm("vcvtph2ps %1, %0" : "=x"(y) : "m"(*reinterpret_cast<const Lanes8::LooseShorts*>(from)));
-  x = y;
-}
-#endif
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 typedef std::int16_t Shorts8 __attribute__((vector_size(16)));
 typedef std::int16_t Shorts16 __attribute__((vector_size(32)));
 __attribute__((target("avx2,fma"))) inline void dot_widened(const Lanes8::I& a, const Lanes8::I& b,
                                                             Lanes8::I& sum) {
-  const Shorts16 left = (Shorts16)a, right = (Shorts16)b;
-  sum = sum + (Lanes8::I)__builtin_ia32_pmaddwd256((left << 8) >> 8, right & 255) +
-        (Lanes8::I)__builtin_ia32_pmaddwd256(left >> 8, (right >> 8) & 255);
+  Shorts16 left, right;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  sum = sum + __builtin_ia32_pmaddwd256((left << 8) >> 8, right & 255) +
+        __builtin_ia32_pmaddwd256(left >> 8, (right >> 8) & 255);
 }
 TINYSCALE_INLINE void dot_widened(const Lanes4::I& a, const Lanes4::I& b, Lanes4::I& sum) {
-  const Shorts8 left = (Shorts8)a, right = (Shorts8)b;
-  sum = sum + (Lanes4::I)__builtin_ia32_pmaddwd128((left << 8) >> 8, right & 255) +
-        (Lanes4::I)__builtin_ia32_pmaddwd128(left >> 8, (right >> 8) & 255);
+  Shorts8 left, right;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  sum = sum + __builtin_ia32_pmaddwd128((left << 8) >> 8, right & 255) +
+        __builtin_ia32_pmaddwd128(left >> 8, (right >> 8) & 255);
 }
 #else
 template <class I>
@@ -107,7 +84,7 @@ struct DotInt8 {
   }
   // f16 numbers as f32: by instruction, or the bits in an f32's place times 2^112.
   static TINYSCALE_INLINE void load_halves(const std::uint16_t* from, Floats& x) {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
     if constexpr (DOT == Int8Dot::vnni) {
       halves_by_unit(from, x);
       return;
@@ -130,7 +107,7 @@ struct DotInt8 {
     broadcast_word(static_cast<std::int32_t>(word), w);
   }
   static TINYSCALE_INLINE void dot(const Words& a, const Words& b, Sum& sum) {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
     if constexpr (DOT == Int8Dot::vnni) {
       dot_vnni(a, b, sum);
     } else {
@@ -156,7 +133,7 @@ template <class Kernel>
 void run_on_int8(const Kernel& kernel) {
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
   const CpuPath path = active_path();
-#if !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (path == CpuPath::avx512 && cpu().avx512_vnni) {
     run_avx512(OnInt8<Kernel, Int8Dot::vnni>{kernel});
     return;
@@ -187,7 +164,7 @@ struct Int8Tiles {
 };
 
 inline WordUnit int8_word_unit() {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (int8_unit(cpu(), active_path())[0] == 'a' &&
       forced_path().load(std::memory_order_relaxed) < 0) {
     return tile_unit<AmxTiles, Int8InTiles>();

@@ -9,6 +9,7 @@
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/x86_units.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -59,26 +60,16 @@ typedef std::uint32_t LooseWords16 __attribute__((vector_size(64), aligned(1), m
 typedef std::uint16_t LooseShorts16 __attribute__((vector_size(32), aligned(1), may_alias));
 typedef std::uint8_t LooseBytes16 __attribute__((vector_size(16), aligned(1), may_alias));
 
-// 16 numbers from low and 16 from high, rounded, in the lower and upper half of `out`.
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-__attribute__((target("avx512f"))) inline void round_by_unit(const float* low, const float* high,
-                                                             Words16& out) {
-  const Words16 a = *reinterpret_cast<const LooseWords16*>(low);
-  const Words16 b = *reinterpret_cast<const LooseWords16*>(high);
-  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(out) : "v"(a), "v"(b));
-}
-#endif
-
 // 16 words of row x from word w, read along k.
 TINYSCALE_INLINE void words_along_k(const WordSource& s, std::int64_t x, std::int64_t w,
                                     std::uint32_t* to) {
   const std::int64_t at = x * s.x_stride + w * s.per_word();
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
-    Words16 v;
+    Lanes16::I v;
     round_by_unit(from, from + 16, v);
-    *reinterpret_cast<LooseWords16*>(to) = v;
+    *reinterpret_cast<Lanes16::LooseI*>(to) = v;
     return;
   }
 #endif
@@ -92,10 +83,10 @@ TINYSCALE_INLINE void words_along_x(const WordSource& s, std::int64_t x, std::in
                                     std::uint32_t* to) {
   Words16 out = {};
   const std::int64_t at = x + w * s.per_word() * s.k_stride;
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
-    Words16 v;
+    Lanes16::I v;
     round_by_unit(from, from + s.k_stride, v);
     const LooseShorts16* halves = reinterpret_cast<const LooseShorts16*>(&v);
     out = __builtin_convertvector(halves[0], Words16) | __builtin_convertvector(halves[1], Words16)
@@ -137,11 +128,11 @@ struct WordPack {
 
   TINYSCALE_INLINE void block(std::int64_t x, std::int64_t w, std::int64_t wide,
                               std::int64_t deep) const {
-    const std::int64_t stride_in = s.k_stride == 1 ? to_x : to_w;
 #if TINYSCALE_VECTOR_EXTENSIONS
     if (s.kind != WordKind::f32 && wide == 16 && deep == 16 && x0 + x + 16 <= s.xs &&
         (w0 + w + 16) * s.per_word() <= s.ks) {
       const bool along_k = s.k_stride == 1;
+      const std::int64_t stride_in = along_k ? to_x : to_w;
       const bool straight = (along_k ? to_w : to_x) == 1;
       std::uint32_t square[16][16];
       std::uint32_t* const start = to + x * to_x + w * to_w;
