@@ -159,7 +159,9 @@ inline Tensor softmax(const Tensor& x) {
     detail::attach(
         y, "softmax", {&x}, [rows, columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
           const detail::OpScope backward;
-          kernel::softmax_backward(rows, columns, ky.data(), dy.data(), detail::grad_buffer(sx));
+          float beta = 0;
+          float* const dx = detail::grad_buffer(sx, beta);
+          kernel::softmax_backward(rows, columns, ky.data(), dy.data(), dx, beta);
           backward.done_unary("softmax backward", "softmax", dy.shape(), &VectorCost::backward);
         });
   }

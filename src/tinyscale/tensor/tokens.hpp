@@ -137,9 +137,11 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                    [=, known = List<std::int32_t>(targets), kl = detail::Kept(logits),
                     sl = logits.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
+                     float beta = 0;
+                     float* const dx = detail::grad_buffer(sl, beta);
                      kernel::cross_entropy_backward(
                          rows, vocabulary, kl.data(), lse.data(), known.data(),
-                         static_cast<float>(dy.item() / n), detail::grad_buffer(sl));
+                         static_cast<float>(dy.item() / n), dx, beta);
                      backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
                                          &VectorCost::backward);
                    });
