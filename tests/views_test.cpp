@@ -97,6 +97,9 @@ const std::vector<Op>& ops() {
        [](I x) { return ts::scatter_add(x[0], 1, some_ids, x[1]); },
        {{3, 4}, {2, 2}}},
       {"cross_entropy", [](I x) { return ts::cross_entropy(x[0], {2, -1, 0}); }, {{3, 4}}},
+      {"linear_cross_entropy",
+       [](I x) { return ts::linear_cross_entropy(x[0], x[1], {2, -1, 0}); },
+       {{3, 4}, {5, 4}}},
       {"rope", [](I x) { return ts::rope(x[0], 4, 3); }, {{2, 3, 8}}},
       {"attention",
        [](I x) { return ts::attention(x[0], x[1], x[2], 2, 1, ts::Mask::causal); },
@@ -293,7 +296,7 @@ TEST_CASE("the primitives are at most 50") {
   }
   CHECK(all ==
         "add attention broadcast_to concat copy cross_entropy div embedding equal exp gelu "
-        "gelu_tanh layer_norm less linear log log_softmax matmul matmul_transposed max mul permute "
+        "gelu_tanh layer_norm less linear linear_cross_entropy log log_softmax matmul matmul_transposed max mul permute "
         "pow relu reshape rms_norm rope scale scatter_add silu slice softmax sqrt square sub sum "
         "tanh where ");
   CHECK(names.size() <= 50);

@@ -126,11 +126,11 @@ struct AttentionLanes {
                                       std::int64_t c_row, float beta) {
     std::int64_t j = 0;
     for (; j + wide <= n; j += wide) {
-      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0, 0};
+      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0};
       call_on_lanes<L>(GemmPanel<L, 2>{w});
     }
     if (j < n) {
-      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0, 0};
+      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0};
       call_on_lanes<L>(GemmPanel<L, 1>{w});
     }
   }

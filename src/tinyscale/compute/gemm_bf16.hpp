@@ -13,6 +13,7 @@
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/amx_tiles.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/gemm_words.hpp"
 
@@ -73,7 +74,11 @@ TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
 // The unit of the active path; run is null where bf16 is widened to f32.
 inline WordUnit bf16_word_unit() {
 #if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-  if (bf16_unit(cpu(), active_path())[0] == 'v') {
+  const char* const unit = bf16_unit(cpu(), active_path());
+  if (unit[0] == 'a' && forced_path().load(std::memory_order_relaxed) < 0) {
+    return tile_unit<AmxTiles, Bf16InTiles>();
+  }
+  if (unit[0] == 'v') {
     return {run_dot_bf16, DotBf16::rows, 1, false};
   }
 #endif

@@ -53,6 +53,19 @@ __attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, con
   asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
   sum = s;
 }
+// Every processor with VNNI has these too.
+__attribute__((target("avx512f"))) inline void halves_by_unit(const std::uint16_t* from,
+                                                              Lanes16::V& x) {
+  Lanes16::V y;
+  asm("vcvtph2ps %1, %0" : "=v"(y) : "m"(*reinterpret_cast<const Lanes16::LooseShorts*>(from)));
+  x = y;
+}
+__attribute__((target("avx2,fma"))) inline void halves_by_unit(const std::uint16_t* from,
+                                                               Lanes8::V& x) {
+  Lanes8::V y;
+  asm("vcvtph2ps %1, %0" : "=x"(y) : "m"(*reinterpret_cast<const Lanes8::LooseShorts*>(from)));
+  x = y;
+}
 #endif
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 typedef std::int16_t Shorts8 __attribute__((vector_size(16)));
@@ -86,9 +99,32 @@ struct DotInt8 {
   typedef typename L::I Words;
   typedef typename L::LooseI LooseSum;
   typedef std::int32_t Scalar;
+  typedef L Lanes;
+  typedef typename L::V Floats;
 
   static TINYSCALE_INLINE void load(const std::uint32_t* from, Words& w) {
     w = *reinterpret_cast<const LooseSum*>(from);
+  }
+  // f16 numbers as f32: by instruction, or the bits in an f32's place times 2^112.
+  static TINYSCALE_INLINE void load_halves(const std::uint16_t* from, Floats& x) {
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+    if constexpr (DOT == Int8Dot::vnni) {
+      halves_by_unit(from, x);
+      return;
+    }
+#endif
+    Words half, bits;
+#if TINYSCALE_VECTOR_EXTENSIONS
+    half = __builtin_convertvector(*reinterpret_cast<const typename L::LooseShorts*>(from), Words);
+#else
+    half = *from;
+#endif
+    bits = (half & 0x7fff) << 13;
+    std::memcpy(&x, &bits, sizeof(x));
+    x = x * 5.192296858534828e33f;
+    std::memcpy(&bits, &x, sizeof(x));
+    bits = bits | ((half >> 15) << 31);
+    std::memcpy(&x, &bits, sizeof(x));
   }
   static TINYSCALE_INLINE void broadcast(std::uint32_t word, Words& w) {
     broadcast_word(static_cast<std::int32_t>(word), w);
@@ -151,6 +187,12 @@ struct Int8Tiles {
 };
 
 inline WordUnit int8_word_unit() {
+#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+  if (int8_unit(cpu(), active_path())[0] == 'a' &&
+      forced_path().load(std::memory_order_relaxed) < 0) {
+    return tile_unit<AmxTiles, Int8InTiles>();
+  }
+#endif
   return {[](const WordTask& task) { run_on_int8(Int8Tiles{task}); }, 12, 1, false};
 }
 
@@ -186,8 +228,8 @@ struct RowStarts {
   }
 };
 
-inline void int8_product(const WordSource& a, WordSource b, const std::uint32_t* b_packed,
-                         std::int32_t* c, std::int64_t ldc) {
+inline void int8_product(const WordUnit& unit, const WordSource& a, WordSource b,
+                         const std::uint32_t* b_packed, std::int32_t* c, std::int64_t ldc) {
   if (a.ks > 131071) {
     throw Error(cat("gemm_int8: k is ", a.ks, "; int32 holds the sum of at most 131071 products"));
   }
@@ -203,7 +245,7 @@ inline void int8_product(const WordSource& a, WordSource b, const std::uint32_t*
     run_on_int8(RowStarts{a, begin, end, start});
   });
   b.flip = 0x80808080U;
-  word_gemm({int8_word_unit(), a, b, b_packed, 0.0f, c, ldc, start});
+  word_gemm({unit, a, b, b_packed, 0.0f, c, ldc, start});
 }
 
 }  // namespace detail
@@ -215,7 +257,7 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
                       const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
                       std::int64_t ldb, std::int32_t* c, std::int64_t ldc) {
   const detail::WordKind kind = detail::WordKind::int8;
-  detail::int8_product(detail::rows_of(kind, a, ta, m, k, lda),
+  detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, k, lda),
                        detail::word_source(kind, b, tb, n, k, ldb), nullptr, c, ldc);
 }
 
@@ -240,7 +282,7 @@ inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std:
 inline void gemm_int8(Trans ta, std::int64_t m, const std::int8_t* a, std::int64_t lda,
                       const PackedInt8& b, std::int32_t* c, std::int64_t ldc) {
   const detail::WordKind kind = detail::WordKind::int8;
-  detail::int8_product(detail::rows_of(kind, a, ta, m, b.k, lda),
+  detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, b.k, lda),
                        detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
                        b.words ? b.words->data() : nullptr, c, ldc);
 }

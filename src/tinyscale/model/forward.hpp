@@ -31,8 +31,15 @@ inline Tensor Transformer::forward(const std::vector<std::int32_t>& ids, std::in
 inline Tensor Transformer::loss(const std::vector<std::int32_t>& ids,
                                 const std::vector<std::int32_t>& targets, std::int64_t batch,
                                 std::int64_t time, const Hooks& hooks) const {
-  const Tensor logits = forward(ids, batch, time, hooks);
-  return hooks.loss ? hooks.loss(logits, targets) : cross_entropy(logits, targets);
+  if (hooks.loss) {
+    return hooks.loss(forward(ids, batch, time, hooks), targets);
+  }
+  Tensor x = embed(ids, batch, time, hooks);  // (B, T, D)
+  for (int layer = 0; layer < config.layers; ++layer) {
+    x = block(layer, x, hooks);
+  }
+  return linear_cross_entropy(head_input(x, hooks), use(config.tied ? embedding_ : head_, hooks),
+                              targets);  // no (B, T, V) at any time
 }
 
 inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int64_t batch,
@@ -67,9 +74,12 @@ inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks)
 }
 
 inline Tensor Transformer::head(const Tensor& x, const Hooks& hooks) const {
+  return matmul_transposed(head_input(x, hooks), use(config.tied ? embedding_ : head_, hooks));
+}
+
+inline Tensor Transformer::head_input(const Tensor& x, const Hooks& hooks) const {
   const Tensor y = normalise(last_norm_, x, hooks);
-  const Tensor in = hooks.linear_in ? hooks.linear_in(y) : y;
-  return matmul_transposed(in, use(config.tied ? embedding_ : head_, hooks));
+  return hooks.linear_in ? hooks.linear_in(y) : y;
 }
 
 inline Tensor Transformer::feed_forward(int layer, const Tensor& x, const Hooks& hooks) const {

@@ -81,6 +81,7 @@ class Transformer {
   void add_block(int layer);
 
   Tensor use(int index, const Hooks& hooks) const;
+  Tensor head_input(const Tensor& x, const Hooks& hooks) const;
   Tensor normalise(const Linear& norm, const Tensor& x, const Hooks& hooks) const;
   Tensor project(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
   Tensor write_back(const Linear& linear, const Tensor& x, const Hooks& hooks) const;

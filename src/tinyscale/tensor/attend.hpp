@@ -69,6 +69,27 @@ inline void record_attention(const OpScope& scope, const char* name,
              vector_cost("softmax", pairs, &VectorCost::forward));
 }
 
+// Where the gradients of q, k, v go. 0: written, where each is the first and has a place of its
+// own; 1: added.
+inline float gradient_places(const Slot (&slots)[3], const Tensor* const (&inputs)[3],
+                             Tensor (&unused)[3], float* (&to)[3]) {
+  bool first = true;
+  for (int i = 0; i < 3; ++i) {
+    const GradSlot* const next = slots[(i + 1) % 3].get();
+    first = first && (!slots[i] || (!slots[i]->grad && slots[i].get() != next));
+  }
+  for (int i = 0; i < 3; ++i) {
+    float beta = 0;
+    if (!slots[i]) {
+      unused[i] = zeros(inputs[i]->shape());
+      to[i] = unused[i].data();
+    } else {
+      to[i] = first ? grad_buffer(slots[i], beta) : grad_buffer(slots[i]);
+    }
+  }
+  return first ? 0.0f : 1.0f;
+}
+
 }  // namespace detail
 
 // q [B, T, heads K], k and v [B, S, kv_heads K] give [B, T, heads K]; scores divided by sqrt(K).
@@ -92,14 +113,13 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
                     ky = detail::Kept(y),
                     sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
-                     Tensor dq = sq ? Tensor() : zeros(kq.shape());
-                     Tensor dk = sk ? Tensor() : zeros(kk.shape());
-                     Tensor dv = sv ? Tensor() : zeros(kv.shape());
+                     const detail::Slot slots[3] = {sq, sk, sv};
+                     const Tensor* const inputs[3] = {&kq, &kk, &kv};
+                     Tensor unused[3];
+                     float* to[3];
+                     const float beta = detail::gradient_places(slots, inputs, unused, to);
                      kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(),
-                                                lse.data(), dy.data(),
-                                                sq ? detail::grad_buffer(sq) : dq.data(),
-                                                sk ? detail::grad_buffer(sk) : dk.data(),
-                                                sv ? detail::grad_buffer(sv) : dv.data());
+                                                lse.data(), dy.data(), to[0], to[1], to[2], beta);
                      detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
                    });
   }

@@ -79,7 +79,8 @@ inline void add_grad(const Slot& slot, const Tensor& dx) {
     add_grad(slot, dx.clone());
     return;
   }
-  if (!slot->grad && !slot->leaf && dx.storage().use_count() == 1 &&
+  const bool fits = !slot->leaf || dx.storage()->kind == MemoryKind::gradient;
+  if (!slot->grad && fits && dx.storage().use_count() == 1 &&
       dx.storage()->count == dx.count()) {
     slot->grad = dx.storage();
     return;

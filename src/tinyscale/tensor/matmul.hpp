@@ -6,6 +6,7 @@
 #include <functional>  // std::function
 
 #include "tinyscale/compute/gemm.hpp"
+#include "tinyscale/compute/gemm_bf16.hpp"
 #include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
@@ -51,19 +52,30 @@ inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
   return m;
 }
 
+// One product in the format that the context asks for.
+inline void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Matrix& a,
+                     const float* a_data, const Matrix& b, const float* b_data, float beta,
+                     float* y) {
+  if (context().matmul_format == DType::bf16) {
+    kernel::gemm_bf16(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
+  } else {
+    kernel::gemm(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
+  }
+}
+
 // y = op(a) op(b) (+ y), recorded; M, K, N are those of the product.
 inline void product(const char* name, Trans ta, Trans tb, std::int64_t m, std::int64_t n,
                     std::int64_t k, const Tensor& a, const Tensor& b, float beta, float* y) {
   const OpScope scope;
   const Matrix ma = matrix_of(a, ta, ta == Trans::no ? k : m);
   const Matrix mb = matrix_of(b, tb, tb == Trans::no ? n : k);
-  kernel::gemm(ma.trans, mb.trans, m, n, k, ma.own.origin(), ma.ld, mb.own.origin(), mb.ld, beta, y,
-               n);
+  multiply(m, n, k, ma, ma.own.origin(), mb, mb.own.origin(), beta, y);
   if (context().profile != nullptr) {
     const double dm = static_cast<double>(m);
     const double dn = static_cast<double>(n);
     const double dk = static_cast<double>(k);
-    scope.done(name, Shape{m, k, n}, {dm * dk, dk * dn}, {dm * dn}, 2 * dm * dk * dn, 0);
+    scope.done(name, Shape{m, k, n}, {dm * dk, dk * dn}, {dm * dn}, 2 * dm * dk * dn, 0,
+               context().matmul_format);
   }
 }
 
@@ -167,15 +179,15 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
                   broadcast_steps(leading(w.shape()), mw.own.steps(), batch));
   plan.rows([&](std::int64_t first, std::int64_t at_x, std::int64_t at_w) {
     for (std::int64_t j = 0; j < plan.columns(); ++j) {
-      kernel::gemm(mx.trans, mw.trans, m, n, k, mx.own.origin() + at_x + j * plan.step_a(), mx.ld,
-                   mw.own.origin() + at_w + j * plan.step_b(), mw.ld, 0.0f,
-                   y.data() + (first + j) * m * n, n);
+      multiply(m, n, k, mx, mx.own.origin() + at_x + j * plan.step_a(), mw,
+               mw.own.origin() + at_w + j * plan.step_b(), 0.0f, y.data() + (first + j) * m * n);
     }
   });
   const double products = static_cast<double>(batch.count());
   scope.done("matmul", shape, {static_cast<double>(x.count()), static_cast<double>(w.count())},
              {static_cast<double>(y.count())},
-             2 * products * static_cast<double>(m) * static_cast<double>(k * n), 0);
+             2 * products * static_cast<double>(m) * static_cast<double>(k * n), 0,
+             context().matmul_format);
   if (tracked({&x, &w})) {
     attach(y, "matmul", {&x, &w},
            [kx = w.slot() ? Kept(x) : Kept(), kw = x.slot() ? Kept(w) : Kept(), sx = x.slot(),

@@ -58,7 +58,8 @@ class OpScope {
   }
 
   void done(const char* name, const Shape& shape, std::initializer_list<double> reads,
-            std::initializer_list<double> writes, double matmul_flops, double vector_flops) const {
+            std::initializer_list<double> writes, double matmul_flops, double vector_flops,
+            DType read_as = DType::f32) const {
     if (profile_ == nullptr) {
       return;
     }
@@ -70,8 +71,8 @@ class OpScope {
     record.vector_flops = vector_flops;
     record.device = context().device;
     for (const double elements : reads) {
-      record.reads.push_back(Operand{elements, DType::f32});
-      record.bytes_read += elements * bytes_of(DType::f32);
+      record.reads.push_back(Operand{elements, read_as});
+      record.bytes_read += elements * bytes_of(read_as);
     }
     for (const double elements : writes) {
       record.writes.push_back(Operand{elements, DType::f32});

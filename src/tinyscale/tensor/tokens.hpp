@@ -4,7 +4,9 @@
 #include <cstdint>  // int32_t
 #include <vector>   // vector
 
+#include "tinyscale/compute/linear_cross_entropy.hpp"
 #include "tinyscale/compute/softmax.hpp"
+#include "tinyscale/tensor/matmul.hpp"
 #include "tinyscale/tensor/reduce.hpp"
 
 namespace tinyscale {
@@ -51,23 +53,72 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
   return y;
 }
 
+namespace detail {
+
+// How many rows count: those whose target is not -1.
+inline double check_targets(const char* op, const std::vector<std::int32_t>& targets,
+                            const Shape& logits, std::int64_t rows) {
+  if (static_cast<std::int64_t>(targets.size()) != rows) {
+    throw Error(cat(op, ": logits are ", logits.text(), ", so ", rows,
+                    " targets are right; given ", targets.size()));
+  }
+  std::int64_t counted = 0;
+  for (const std::int32_t target : targets) {
+    if (target < -1 || target >= logits[-1]) {
+      throw Error(cat(op, ": target ", target, " is outside the ", logits[-1],
+                      " classes (-1 leaves a row out)"));
+    }
+    counted += target >= 0 ? 1 : 0;
+  }
+  return static_cast<double>(std::max<std::int64_t>(counted, 1));
+}
+
+// Gives a gradient that was made for dy = 1 away.
+inline void add_scaled_grad(const Slot& slot, Tensor& dx, float dy) {
+  if (slot) {
+    if (dy != 1.0f) {
+      kernel::scale(dx.count(), dy, dx.data(), dx.data());
+    }
+    add_grad(slot, dx);
+    dx = Tensor();
+  }
+}
+
+// The product, the loss, and what of the backward pass is done with them.
+inline void record_linear_loss(const OpScope& scope, const Matmul& s, std::int64_t dx,
+                               std::int64_t dw) {
+  if (context().profile == nullptr) {
+    return;
+  }
+  const double m = static_cast<double>(s.m);
+  const double n = static_cast<double>(s.n);
+  const double k = static_cast<double>(s.k);
+  const int products = 1 + (dx > 0 ? 1 : 0) + (dw > 0 ? 1 : 0);
+  double flops = vector_cost("cross_entropy", m * n, &VectorCost::forward);
+  if (products > 1) {
+    flops += vector_cost("cross_entropy", m * n, &VectorCost::backward);
+  }
+  scope.done("linear_cross_entropy", Shape{s.m, s.k, s.n}, {m * k, n * k, m},
+             {m, static_cast<double>(dx), static_cast<double>(dw)}, 2 * products * m * n * k,
+             flops);
+}
+
+inline Tensor mean_loss(const Tensor& losses, double n) {
+  double total = 0;
+  for (std::int64_t i = 0; i < losses.count(); ++i) {
+    total += static_cast<double>(losses.data()[i]);
+  }
+  return full(Shape{}, static_cast<float>(total / n));
+}
+
+}  // namespace detail
+
 // Mean of -log softmax(logits)[target] over the rows of logits [.., V]; a target of -1 is left out.
 inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t>& targets) {
   detail::check_last_dim("cross_entropy", logits);
   const std::int64_t vocabulary = logits.dim(-1);
   const std::int64_t rows = logits.count() / vocabulary;
-  if (static_cast<std::int64_t>(targets.size()) != rows) {
-    throw Error(detail::cat("cross_entropy: logits are ", logits.shape().text(), ", so ", rows,
-                            " targets are right; given ", targets.size()));
-  }
-  std::int64_t counted = 0;
-  for (const std::int32_t target : targets) {
-    if (target < -1 || target >= vocabulary) {
-      throw Error(detail::cat("cross_entropy: target ", target, " is outside the ", vocabulary,
-                              " classes (-1 leaves a row out)"));
-    }
-    counted += target >= 0 ? 1 : 0;
-  }
+  const double n = detail::check_targets("cross_entropy", targets, logits.shape(), rows);
   if (!logits.is_contiguous()) {
     return cross_entropy(contiguous(logits), targets);
   }
@@ -76,12 +127,7 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   Tensor lse(Shape{rows});
   kernel::cross_entropy_forward(rows, vocabulary, logits.data(), targets.data(), losses.data(),
                                 lse.data());
-  double total = 0;
-  for (std::int64_t i = 0; i < rows; ++i) {
-    total += static_cast<double>(losses.data()[i]);
-  }
-  const double n = static_cast<double>(std::max<std::int64_t>(counted, 1));
-  Tensor y = full(Shape{}, static_cast<float>(total / n));
+  Tensor y = detail::mean_loss(losses, n);
   const double elements = static_cast<double>(logits.count());
   scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
              {static_cast<double>(rows)}, 0,
@@ -96,6 +142,58 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                          static_cast<float>(dy.item() / n), detail::grad_buffer(sl));
                      backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
                                          &VectorCost::backward);
+                   });
+  }
+  return y;
+}
+
+// cross_entropy of the logits x w^T, x [.., D], w [V, D], which never exist for all rows at once.
+// Where gradients will be asked for they are made here, beside the loss, while the logits are.
+inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
+                                   const std::vector<std::int32_t>& targets) {
+  const detail::Matmul s =
+      detail::matmul_sizes("linear_cross_entropy", x, w, kernel::Trans::yes);
+  const double n = detail::check_targets("linear_cross_entropy", targets, s.shape, s.m);
+  if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
+    return cross_entropy(matmul_transposed(x, w), targets);
+  }
+  const Tensor rows = contiguous(x);
+  const Tensor columns = contiguous(w);
+  const detail::OpScope scope;
+  const bool graph = detail::tracked({&rows, &columns});
+  Tensor losses(Shape{s.m});
+  Tensor lse(Shape{s.m});
+  Tensor dx, dw;
+  if (graph && rows.slot()) {
+    dx = Tensor(rows.shape());
+  }
+  if (graph && columns.slot()) {
+    dw = Tensor(columns.shape(), MemoryKind::gradient);
+  }
+  kernel::LinearCrossEntropy all{s.m,
+                                 s.k,
+                                 s.n,
+                                 rows.data(),
+                                 columns.data(),
+                                 targets.data(),
+                                 static_cast<float>(1.0 / n),
+                                 dx.defined() ? dx.data() : nullptr,
+                                 dw.defined() ? dw.data() : nullptr,
+                                 0.0f,
+                                 0.0f};
+  if (graph) {
+    kernel::linear_cross_entropy(all, losses.data(), lse.data());
+  } else {
+    kernel::linear_cross_entropy_forward(s.m, s.k, s.n, all.x, all.w, all.targets, losses.data(),
+                                         lse.data());
+  }
+  Tensor y = detail::mean_loss(losses, n);
+  detail::record_linear_loss(scope, s, dx.count(), dw.count());
+  if (graph) {
+    detail::attach(y, "linear_cross_entropy", {&rows, &columns},
+                   [dx, dw, sx = rows.slot(), sw = columns.slot()](const Tensor& dy) mutable {
+                     detail::add_scaled_grad(sx, dx, dy.item());
+                     detail::add_scaled_grad(sw, dw, dy.item());
                    });
   }
   return y;
