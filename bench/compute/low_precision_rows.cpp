@@ -45,7 +45,7 @@ void bf16(Bench& bench, const Size& s) {
   const bool amx = processor_flag("amx_bf16");
   c.ways = {own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::bf16),
             openblas(bench).multiply(1, s.m, s.n, s.k, a.data(), b.data(), c_own.data()),
-            amx ? Way{"limit", {}, 1, true} : limit(s.flops(), 0, 1, Arithmetic::bf16_dot)};
+            amx ? Way{"limit", {}, 1, true} : limit(s.flops(), 2.0 * s.n * s.k, 1, Arithmetic::bf16_dot)};
   c.targets = {{"oneDNN bf16", 0.9}, {"OpenBLAS", 6.0}};
   bench.run(c);
 }
@@ -79,7 +79,7 @@ void int8(Bench& bench, const Size& s) {
   const bool amx = processor_flag("amx_int8");
   c.ways = {own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::int8),
             openblas(bench).multiply(1, s.m, s.n, s.k, fa.data(), fb.data(), fc.data()),
-            amx ? Way{"limit", {}, 1, true} : limit(s.flops(), 0, 1, Arithmetic::int8_dot)};
+            amx ? Way{"limit", {}, 1, true} : limit(s.flops(), 1.0 * s.n * s.k, 1, Arithmetic::int8_dot)};
   c.targets = {{"oneDNN u8s8s32", 0.8}};
   bench.run(c);
 }
