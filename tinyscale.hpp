@@ -48,8 +48,10 @@
 //   tinyscale/compute/adamw.hpp              AdamW
 //   tinyscale/compute/scratch.hpp            Scratch memory that kernels borrow from the free
 //   tinyscale/compute/gemm_tile.hpp          Register tile of a matrix product
+//   tinyscale/compute/gemm_check.hpp         What a matrix product is asked for
 //   tinyscale/compute/gemm_short.hpp         Matrix product with a short A (decode
 //   tinyscale/compute/gemm.hpp               Matrix product
+//   tinyscale/compute/x86_units.hpp          The processor's units for low precision
 //   tinyscale/compute/word_pack.hpp          Operands of low-precision products as words of 32
 //   tinyscale/compute/gemm_words.hpp         Matrix products whose operands are words along k
 //   tinyscale/compute/amx_tiles.hpp          Tiles
@@ -59,6 +61,7 @@
 //   tinyscale/compute/gemm_fused.hpp         What stands around a matrix product
 //   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
 //   tinyscale/compute/attention.hpp          Attention
+//   tinyscale/compute/attention_backward.hpp Backward of attention
 //   tinyscale/compute/linear_cross_entropy.hpp Cross-entropy fused with the matrix product before
 //   tinyscale/compute/norm.hpp               Layer norm and RMS norm by rows
 //   tinyscale/compute/rope.hpp               Rotary position embedding
@@ -324,6 +327,13 @@ std::string cat(const Parts&... parts) {
 // Units for low precision follow the path: vdpbf16ps (on AMD, where it does twice the work of an
 // f32 multiply-add; on Intel it does half), vpdpbusd (VNNI), and AMX tiles when no path is forced.
 
+// 1 where units for low precision can be reached: by assembler, which interpreters do without.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !TINYSCALE_INTERPRETER
+#define TINYSCALE_X86_UNITS 1
+#else
+#define TINYSCALE_X86_UNITS 0
+#endif
+
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class CpuPath { portable, neon, avx2, avx512 };
@@ -467,14 +477,14 @@ inline CpuInfo detect_cpu() {
 // What low precision runs on, on that path; empty where it is widened to the path's own vectors, as
 // in interpreters, which have no assembler.
 inline const char* bf16_unit(const CpuInfo& info, CpuPath path) {
-  if (path != CpuPath::avx512 || TINYSCALE_INTERPRETER) {
+  if (path != CpuPath::avx512 || TINYSCALE_X86_UNITS == 0) {
     return "";
   }
   return info.amx_bf16 && !info.forced ? "amx" : info.avx512_bf16 && info.amd ? "vdpbf16ps" : "";
 }
 
 inline const char* int8_unit(const CpuInfo& info, CpuPath path) {
-  if (TINYSCALE_INTERPRETER) {
+  if (TINYSCALE_X86_UNITS == 0) {
     return "";
   }
   if (path == CpuPath::avx512 && info.amx_int8 && !info.forced) {
@@ -3852,7 +3862,10 @@ inline int laptop_threads() {
 #if defined(TINYSCALE_NO_THREADS)
   return 1;
 #else
-  return program_threads();
+  // More threads than processors would take turns.
+  const unsigned processors = std::thread::hardware_concurrency();
+  return processors == 0 ? program_threads()
+                         : std::min(program_threads(), static_cast<int>(processors));
 #endif
 }
 
@@ -3873,8 +3886,9 @@ inline const LaptopMeasurement& laptop_measurement() {
 inline Chip laptop() {
   const LaptopMeasurement& found = laptop_measurement();
   const int threads = std::min(thread_count(), found.all.threads);
-  const auto rate = [&](double one, double all) {
-    return threads == found.all.threads ? all : std::min(all, threads * one);
+  const auto rate = [&](double one, double all) {  // threads that wait for a processor add nothing
+    const double most = threads == found.all.threads ? all : std::min(all, threads * one);
+    return threads == 1 ? one : std::max(one, most);
   };
   Chip chip;
   chip.name = "laptop";
@@ -5755,7 +5769,11 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       sum[i][j] = V{};
     }
   }
-  const std::int64_t a_row = valid < ROWS ? 0 : w.a_row;
+  std::int64_t rows[static_cast<std::size_t>(ROWS)];
+  TINYSCALE_UNROLL
+  for (int i = 0; i < ROWS; ++i) {
+    rows[i] = i < valid ? i * w.a_row : 0;
+  }
   const std::int64_t a_col = w.a_col, b_row = w.b_row, ahead_row = w.ahead_row;
   const std::int64_t ldc = w.ldc;
   const bool adds = w.beta != 0.0f;
@@ -5772,7 +5790,7 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
     TINYSCALE_UNROLL
     for (int i = 0; i < ROWS; ++i) {
       V left;
-      broadcast<L>(a[i * a_row], left);
+      broadcast<L>(a[rows[i]], left);
       TINYSCALE_UNROLL
       for (int j = 0; j < VECTORS; ++j) {
         sum[i][j] = sum[i][j] + left * right[j];
@@ -5800,23 +5818,108 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
   }
 }
 
-// Full tiles, then what is left in tiles of 2 rows. Of a row of what is ahead each of four tiles in
-// turn fetches one line.
+// Full tiles, the last perhaps in part, or a tile of 2 rows. Of a row of what is ahead each of four
+// tiles in turn fetches one line.
 template <class L, int VECTORS>
 struct GemmPanel {
   const PanelWork& w;
 
   template <class Same>
   TINYSCALE_INLINE void run() const {
-    std::int64_t i = 0, tile = 0;
-    for (; i + L::rows <= w.m; i += L::rows, ++tile) {
-      gemm_tile<L, L::rows, VECTORS>(w, i, L::rows, w.ahead + tile % 4 * 16);
-    }
-    for (; i < w.m; i += 2, ++tile) {
-      gemm_tile<L, 2, VECTORS>(w, i, w.m - i, w.ahead + tile % 4 * 16);
+    std::int64_t tile = 0;
+    for (std::int64_t i = 0; i < w.m; ++tile) {
+      const float* const ahead = w.ahead + tile % 4 * 16;
+      if (w.m - i > 2) {
+        gemm_tile<L, L::rows, VECTORS>(w, i, w.m - i, ahead);
+        i += L::rows;
+      } else {
+        gemm_tile<L, 2, VECTORS>(w, i, w.m - i, ahead);
+        i += 2;
+      }
     }
   }
 };
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/gemm_check.hpp
+// What a matrix product is asked for: its operands as strides, and the arguments no product can be
+// made of, named in an Error.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernel {
+
+enum class Trans { no, yes };  // yes: the matrix is stored transposed
+
+}  // namespace kernel
+
+namespace detail {
+
+// One past the last float of a rows x columns matrix; throws where that cannot be counted.
+inline std::int64_t gemm_extent(const char* who, std::int64_t rows, std::int64_t columns,
+                                std::int64_t stride) {
+  const std::int64_t most = std::int64_t{1} << 60;
+  if (rows < 0 || columns < 0 || stride < 0 || columns > most ||
+      (rows > 1 && stride > most / rows)) {
+    throw Error(cat(who, ": ", rows, " rows of ", columns, " numbers, ", stride,
+                    " apart, are no matrix in memory; sizes must be from 0 to 2^60"));
+  }
+  return rows == 0 || columns == 0 ? 0 : (rows - 1) * stride + columns;
+}
+
+// Whether C (m x n, ldc apart) shares a number with a matrix that starts at x. Columns side by side
+// in rows of one length are apart although their ranges in memory cross.
+inline bool gemm_overlap(const float* c, std::int64_t m, std::int64_t n, std::int64_t ldc,
+                         const float* x, std::int64_t extent, std::int64_t columns,
+                         std::int64_t ldx) {
+  const std::less<const float*> before;
+  if (extent == 0 || !before(x, c + (m - 1) * ldc + n) || !before(c, x + extent)) {
+    return false;
+  }
+  const std::int64_t shift = ((x - c) % std::max<std::int64_t>(ldc, 1) + ldc) % ldc;
+  return ldx != ldc || shift < n || shift + columns > ldc;
+}
+
+// Throws on what no product can be made of; true where there is something to do.
+inline bool gemm_check(const char* who, kernel::Trans ta, kernel::Trans tb, const GemmOperands& g,
+                       std::int64_t lda, std::int64_t ldb) {
+  const bool a_no = ta == kernel::Trans::no, b_no = tb == kernel::Trans::no;
+  const std::int64_t a = gemm_extent(who, a_no ? g.m : g.k, a_no ? g.k : g.m, lda);
+  const std::int64_t b = gemm_extent(who, b_no ? g.k : g.n, b_no ? g.n : g.k, ldb);
+  const std::int64_t c = gemm_extent(who, g.m, g.n, g.ldc);
+  if (g.beta != 0.0f && g.beta != 1.0f) {
+    throw Error(cat(who, ": beta is ", static_cast<double>(g.beta), "; it must be 0 or 1"));
+  }
+  if (g.m > 1 && g.ldc < g.n) {
+    throw Error(cat(who, ": rows of C are ", g.ldc, " apart; they must be at least n = ", g.n));
+  }
+  if (c == 0) {
+    return false;
+  }
+  if (g.c == nullptr || (a > 0 && g.a == nullptr) || (b > 0 && g.b == nullptr)) {
+    throw Error(cat(who, ": ",
+                    g.c == nullptr   ? "C"
+                    : g.a == nullptr ? "A"
+                                     : "B",
+                    " is null; m, n, k are ", g.m, ", ", g.n, ", ", g.k));
+  }
+  const bool in_a = gemm_overlap(g.c, g.m, g.n, g.ldc, g.a, a, a_no ? g.k : g.m, lda);
+  if (in_a || gemm_overlap(g.c, g.m, g.n, g.ldc, g.b, b, b_no ? g.n : g.k, ldb)) {
+    throw Error(cat(who, ": C overlaps ", in_a ? "A" : "B", "; it must have memory of its own"));
+  }
+  return true;
+}
+
+inline GemmOperands gemm_operands(kernel::Trans ta, kernel::Trans tb, std::int64_t m,
+                                  std::int64_t n, std::int64_t k, const float* a, std::int64_t lda,
+                                  const float* b, std::int64_t ldb, float beta, float* c,
+                                  std::int64_t ldc) {
+  const bool a_no = ta == kernel::Trans::no;
+  const bool b_no = tb == kernel::Trans::no;
+  return {m,    n, k,  a, a_no ? lda : 1, a_no ? 1 : lda, b, b_no ? ldb : 1, b_no ? 1 : ldb,
+          beta, c, ldc};
+}
 
 }  // namespace detail
 }}  // namespace tinyscale
@@ -5932,12 +6035,13 @@ struct GemmDots {
     }
     const float* a = g.a + i * g.a_row;
     const float* b = g.b + j * g.b_col;
+    const std::int64_t b_col = g.b_col, k = g.k;
     std::int64_t p = 0;
-    for (; p + L::width <= g.k; p += L::width) {
+    for (; p + L::width <= k; p += L::width) {
       load<L>(a + p, left);
       TINYSCALE_UNROLL
       for (int r = 0; r < ROWS; ++r) {
-        load<L>(b + r * g.b_col + p, v);
+        load<L>(b + r * b_col + p, v);
         sum[r] = sum[r] + left * v;
       }
     }
@@ -5946,7 +6050,7 @@ struct GemmDots {
     for (int r = 0; r < ROWS; ++r) {
       float total = sum_lanes<L>(sum[r]);
       for (std::int64_t x = p; x < g.k; ++x) {
-        total += a[x] * b[r * g.b_col + x];
+        total += a[x] * b[r * b_col + x];
       }
       c[r] = g.beta == 0.0f ? total : total + c[r];
     }
@@ -5999,8 +6103,6 @@ inline bool gemm_skinny(const GemmOperands& g, std::int64_t width) {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernel {
-
-enum class Trans { no, yes };  // yes: the matrix is stored transposed
 
 // The reference body. A is lda floats from row to row as stored; so are B and C.
 inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -6101,15 +6203,13 @@ struct GemmBlock {
     for (std::int64_t p = 0; p < g.k; p += panels.depth) {
       const std::int64_t depth = std::min(panels.depth, g.k - p);
       for (std::int64_t j = 0; j < full; j += wide) {
-        const float* b = panels.packed + j * g.k + p * wide;
-        const float* ahead = b + (j + wide < full ? g.k * wide : 0);  // the next panel
-        std::int64_t row = wide;
-        if (panels.packed == nullptr) {
-          const std::int64_t far = strip == nullptr ? 8 : depth;
-          row = g.b_row;
-          b = g.b + p * row + panels.first + j;
-          ahead = b + (p + depth + far <= g.k ? far * row : 0);
-        }
+        const bool stands = panels.packed == nullptr;
+        const std::int64_t row = stands ? g.b_row : wide;
+        const float* b =
+            stands ? g.b + p * row + panels.first + j : panels.packed + j * g.k + p * wide;
+        const std::int64_t far = strip == nullptr ? 8 : depth;
+        const bool last = stands ? p + depth + far > g.k : j + wide >= full;
+        const float* ahead = b + (last ? 0 : stands ? far * row : g.k * wide);
         if (strip != nullptr) {
           call_on_lanes<L>(GemmPack{g, p, depth, panels.first + j, wide, wide, strip});
           b = strip;
@@ -6178,6 +6278,12 @@ struct TileQuery {  // asks the active path for its tile
     size->wide = L::width * L::vectors;
   }
 };
+
+inline TileSize tile_size() {
+  TileSize size;
+  run_on_lanes(TileQuery{&size});
+  return size;
+}
 
 // Packs columns [first, first + columns) of B: full panels (none where packed is null), the edge.
 // A task is 16 rows of B as stored, or one panel of a transposed B.
@@ -6273,13 +6379,13 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
   gemm_blocks(g, panels, small);
 }
 
-// Short A, B as stored: chunks of columns. Two tiles of rows read B where it stands; for more each
-// panel of 64 rows is copied just before its use, while the next 64 rows come from memory.
+// Short A, B as stored: chunks of columns. Three tiles of rows read B where it stands; for more
+// each panel of 64 rows is copied just before its use, while the next 64 rows come from memory.
 inline bool gemm_few_rows(const GemmOperands& g, const TileSize& tile) {
   if (g.m <= GemmStream::rows || g.m > gemm_few || g.b_col != 1 || g.n * g.k <= gemm_in_place) {
     return false;
   }
-  const bool strips = g.m > 12;
+  const bool strips = g.m > 18;
   const std::int64_t chunk = strips ? 512 : 256;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     const Scratch lease(tile.wide * (g.k + gemm_strip));
@@ -6311,8 +6417,7 @@ inline void gemm_run(const GemmOperands& g) {
     }
     return;
   }
-  TileSize tile;
-  run_on_lanes(TileQuery{&tile});
+  const TileSize tile = tile_size();
   if (gemm_few_rows(g, tile) || gemm_skinny(g, tile.width)) {
     return;
   }
@@ -6320,71 +6425,6 @@ inline void gemm_run(const GemmOperands& g) {
   for (std::int64_t j = 0; j < g.n; j += fit) {
     gemm_pass(g, j, std::min(fit, g.n - j), tile);
   }
-}
-
-// One past the last float of a rows x columns matrix; throws where that cannot be counted.
-inline std::int64_t gemm_extent(const char* who, std::int64_t rows, std::int64_t columns,
-                                std::int64_t stride) {
-  const std::int64_t most = std::int64_t{1} << 60;
-  if (rows < 0 || columns < 0 || stride < 0 || columns > most ||
-      (rows > 1 && stride > most / rows)) {
-    throw Error(cat(who, ": ", rows, " rows of ", columns, " numbers, ", stride,
-                    " apart, are no matrix in memory; sizes must be from 0 to 2^60"));
-  }
-  return rows == 0 || columns == 0 ? 0 : (rows - 1) * stride + columns;
-}
-
-// Whether C (m x n, ldc apart) shares a number with a matrix that starts at x. Columns side by side
-// in rows of one length are apart although their ranges in memory cross.
-inline bool gemm_overlap(const float* c, std::int64_t m, std::int64_t n, std::int64_t ldc,
-                         const float* x, std::int64_t extent, std::int64_t columns,
-                         std::int64_t ldx) {
-  const std::less<const float*> before;
-  if (extent == 0 || !before(x, c + (m - 1) * ldc + n) || !before(c, x + extent)) {
-    return false;
-  }
-  const std::int64_t shift = ((x - c) % std::max<std::int64_t>(ldc, 1) + ldc) % ldc;
-  return ldx != ldc || shift < n || shift + columns > ldc;
-}
-
-// Throws on what no product can be made of; true where there is something to do.
-inline bool gemm_check(const char* who, kernel::Trans ta, kernel::Trans tb, const GemmOperands& g,
-                       std::int64_t lda, std::int64_t ldb) {
-  const bool a_no = ta == kernel::Trans::no, b_no = tb == kernel::Trans::no;
-  const std::int64_t a = gemm_extent(who, a_no ? g.m : g.k, a_no ? g.k : g.m, lda);
-  const std::int64_t b = gemm_extent(who, b_no ? g.k : g.n, b_no ? g.n : g.k, ldb);
-  const std::int64_t c = gemm_extent(who, g.m, g.n, g.ldc);
-  if (g.beta != 0.0f && g.beta != 1.0f) {
-    throw Error(cat(who, ": beta is ", static_cast<double>(g.beta), "; it must be 0 or 1"));
-  }
-  if (g.m > 1 && g.ldc < g.n) {
-    throw Error(cat(who, ": rows of C are ", g.ldc, " apart; they must be at least n = ", g.n));
-  }
-  if (c == 0) {
-    return false;
-  }
-  if (g.c == nullptr || (a > 0 && g.a == nullptr) || (b > 0 && g.b == nullptr)) {
-    throw Error(cat(who, ": ",
-                    g.c == nullptr   ? "C"
-                    : g.a == nullptr ? "A"
-                                     : "B",
-                    " is null; m, n, k are ", g.m, ", ", g.n, ", ", g.k));
-  }
-  const bool in_a = gemm_overlap(g.c, g.m, g.n, g.ldc, g.a, a, a_no ? g.k : g.m, lda);
-  if (in_a || gemm_overlap(g.c, g.m, g.n, g.ldc, g.b, b, b_no ? g.n : g.k, ldb)) {
-    throw Error(cat(who, ": C overlaps ", in_a ? "A" : "B", "; it must have memory of its own"));
-  }
-  return true;
-}
-
-inline GemmOperands gemm_operands(kernel::Trans ta, kernel::Trans tb, std::int64_t m,
-                                  std::int64_t n, std::int64_t k, const float* a, std::int64_t lda,
-                                  const float* b, std::int64_t ldb, float beta, float* c,
-                                  std::int64_t ldc) {
-  const bool a_no = ta == kernel::Trans::no;
-  const bool b_no = tb == kernel::Trans::no;
-  return {m,    n, k,  a, a_no ? lda : 1, a_no ? 1 : lda, b, b_no ? ldb : 1, b_no ? 1 : ldb,
-          beta, c, ldc};
 }
 
 }  // namespace detail
@@ -6404,6 +6444,98 @@ inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_
 
 }  // namespace kernel
 }}  // namespace tinyscale
+
+// >> tinyscale/compute/x86_units.hpp
+// The processor's units for low precision, by assembler: the only place in the kernels that has
+// any. Which of them a processor has says cpu(); interpreters do without. Sums pass through a
+// variable of their own, as an element of an array in an asm statement would stay in memory.
+
+#if TINYSCALE_X86_UNITS
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// 16 numbers from low and 16 from high, rounded to bf16, in the lower and upper half of `out`.
+__attribute__((target("avx512f"))) inline void round_by_unit(const float* low, const float* high,
+                                                             Lanes16::I& out) {
+  const Lanes16::V a = *reinterpret_cast<const Lanes16::Loose*>(low);
+  const Lanes16::V b = *reinterpret_cast<const Lanes16::Loose*>(high);
+  Lanes16::I both;
+  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(a), "v"(b));
+  out = both;
+}
+
+// sum += the two products of each word of bf16.
+__attribute__((target("avx512f"))) inline void dot_bf16_pairs(const Lanes16::I& a,
+                                                              const Lanes16::I& b,
+                                                              Lanes16::V& sum) {
+  Lanes16::V s = sum;
+  asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(a), "v"(b));
+  sum = s;
+}
+
+// sum += the four products of each word, a of int8, b of uint8.
+__attribute__((target("avx512f"))) inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b,
+                                                        Lanes16::I& sum) {
+  Lanes16::I s = sum;
+  asm("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
+  sum = s;
+}
+__attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b,
+                                                         Lanes8::I& sum) {
+  Lanes8::I s = sum;
+  asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
+  sum = s;
+}
+// f16 to f32; every processor with VNNI can.
+__attribute__((target("avx512f"))) inline void halves_by_unit(const std::uint16_t* from,
+                                                              Lanes16::V& x) {
+  Lanes16::V y;
+  asm("vcvtph2ps %1, %0" : "=v"(y) : "m"(*reinterpret_cast<const Lanes16::LooseShorts*>(from)));
+  x = y;
+}
+__attribute__((target("avx2,fma"))) inline void halves_by_unit(const std::uint16_t* from,
+                                                               Lanes8::V& x) {
+  Lanes8::V y;
+  asm("vcvtph2ps %1, %0" : "=x"(y) : "m"(*reinterpret_cast<const Lanes8::LooseShorts*>(from)));
+  x = y;
+}
+
+// Tiles, as SoftTiles of amx_tiles.hpp has them in RAM.
+struct AmxTiles {
+  void start() {  // the layout is loaded for each task: the thread may be new
+    alignas(64) std::uint8_t layout[64] = {1};
+    for (int t = 0; t < 8; ++t) {
+      layout[16 + 2 * t] = 64;  // bytes of a row
+      layout[48 + t] = 16;      // rows
+    }
+    asm volatile("ldtilecfg %0" : : "m"(layout) : "memory");
+  }
+  void stop() { asm volatile("tilerelease" : : : "memory"); }
+  template <int C>
+  void zero() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(C));
+  }
+  template <int T>
+  void load(const void* from, std::int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T) : "memory");
+  }
+  template <int T>
+  void store(void* to, std::int64_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T) : "memory");
+  }
+  template <int C, int A, int B>
+  void dot_bf16() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  }
+  template <int C, int A, int B>
+  void dot_int8() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+#endif
 
 // >> tinyscale/compute/word_pack.hpp
 // Operands of low-precision products as words of 32 bits along k: 2 bf16 numbers or 4 int8 numbers,
@@ -6459,26 +6591,16 @@ typedef std::uint32_t LooseWords16 __attribute__((vector_size(64), aligned(1), m
 typedef std::uint16_t LooseShorts16 __attribute__((vector_size(32), aligned(1), may_alias));
 typedef std::uint8_t LooseBytes16 __attribute__((vector_size(16), aligned(1), may_alias));
 
-// 16 numbers from low and 16 from high, rounded, in the lower and upper half of `out`.
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-__attribute__((target("avx512f"))) inline void round_by_unit(const float* low, const float* high,
-                                                             Words16& out) {
-  const Words16 a = *reinterpret_cast<const LooseWords16*>(low);
-  const Words16 b = *reinterpret_cast<const LooseWords16*>(high);
-  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(out) : "v"(a), "v"(b));
-}
-#endif
-
 // 16 words of row x from word w, read along k.
 TINYSCALE_INLINE void words_along_k(const WordSource& s, std::int64_t x, std::int64_t w,
                                     std::uint32_t* to) {
   const std::int64_t at = x * s.x_stride + w * s.per_word();
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
-    Words16 v;
+    Lanes16::I v;
     round_by_unit(from, from + 16, v);
-    *reinterpret_cast<LooseWords16*>(to) = v;
+    *reinterpret_cast<Lanes16::LooseI*>(to) = v;
     return;
   }
 #endif
@@ -6492,10 +6614,10 @@ TINYSCALE_INLINE void words_along_x(const WordSource& s, std::int64_t x, std::in
                                     std::uint32_t* to) {
   Words16 out = {};
   const std::int64_t at = x + w * s.per_word() * s.k_stride;
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
-    Words16 v;
+    Lanes16::I v;
     round_by_unit(from, from + s.k_stride, v);
     const LooseShorts16* halves = reinterpret_cast<const LooseShorts16*>(&v);
     out = __builtin_convertvector(halves[0], Words16) | __builtin_convertvector(halves[1], Words16)
@@ -6537,11 +6659,11 @@ struct WordPack {
 
   TINYSCALE_INLINE void block(std::int64_t x, std::int64_t w, std::int64_t wide,
                               std::int64_t deep) const {
-    const std::int64_t stride_in = s.k_stride == 1 ? to_x : to_w;
 #if TINYSCALE_VECTOR_EXTENSIONS
     if (s.kind != WordKind::f32 && wide == 16 && deep == 16 && x0 + x + 16 <= s.xs &&
         (w0 + w + 16) * s.per_word() <= s.ks) {
       const bool along_k = s.k_stride == 1;
+      const std::int64_t stride_in = along_k ? to_x : to_w;
       const bool straight = (along_k ? to_w : to_x) == 1;
       std::uint32_t square[16][16];
       std::uint32_t* const start = to + x * to_x + w * to_w;
@@ -6928,40 +7050,6 @@ struct SoftTiles {
   }
 };
 
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-struct AmxTiles {
-  void start() {  // the layout is loaded for each task: the thread may be new
-    alignas(64) std::uint8_t layout[64] = {1};
-    for (int t = 0; t < 8; ++t) {
-      layout[16 + 2 * t] = 64;  // bytes of a row
-      layout[48 + t] = 16;      // rows
-    }
-    asm volatile("ldtilecfg %0" : : "m"(layout) : "memory");
-  }
-  void stop() { asm volatile("tilerelease" : : : "memory"); }
-  template <int C>
-  void zero() {
-    asm volatile("tilezero %%tmm%c0" : : "i"(C));
-  }
-  template <int T>
-  void load(const void* from, std::int64_t stride) {
-    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T) : "memory");
-  }
-  template <int T>
-  void store(void* to, std::int64_t stride) {
-    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T) : "memory");
-  }
-  template <int C, int A, int B>
-  void dot_bf16() {
-    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
-  }
-  template <int C, int A, int B>
-  void dot_int8() {
-    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
-  }
-};
-#endif
-
 // What the elements of words are, for a task in tiles: bf16 words give float, int8 words int32.
 struct Bf16InTiles {
   typedef float Scalar;
@@ -7097,8 +7185,8 @@ inline void gemm_bf16_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t
 
 namespace detail {
 
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-#define TINYSCALE_BF16_TARGET __attribute__((target("avx512f,avx512bf16")))
+#if TINYSCALE_X86_UNITS
+#define TINYSCALE_BF16_TARGET __attribute__((target("avx512f")))
 struct DotBf16 {
   static constexpr int width = 16, rows = 6, vectors = 4;
   static constexpr bool integer = false;
@@ -7108,15 +7196,13 @@ struct DotBf16 {
   typedef float Scalar;
 
   TINYSCALE_BF16_TARGET static inline void load(const std::uint32_t* from, Words& w) {
-    w = (Words) * reinterpret_cast<const LooseWords16*>(from);
+    w = *reinterpret_cast<const Lanes16::LooseI*>(from);
   }
   TINYSCALE_BF16_TARGET static inline void broadcast(std::uint32_t word, Words& w) {
     broadcast_word(static_cast<std::int32_t>(word), w);
   }
   TINYSCALE_BF16_TARGET static inline void dot(const Words& a, const Words& b, Sum& sum) {
-    Sum s = sum;  // a register of its own: an array element would stay in memory
-    asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(a), "v"(b));
-    sum = s;
+    dot_bf16_pairs(a, b, sum);
   }
 };
 
@@ -7128,7 +7214,7 @@ TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
 
 // The unit of the active path; run is null where bf16 is widened to f32.
 inline WordUnit bf16_word_unit() {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   const char* const unit = bf16_unit(cpu(), active_path());
   if (unit[0] == 'a' && forced_path().load(std::memory_order_relaxed) < 0) {
     return tile_unit<AmxTiles, Bf16InTiles>();
@@ -7148,7 +7234,7 @@ inline WordSource word_source(WordKind kind, const void* data, kernel::Trans tra
 
 // f32 numbers, rounded as the active unit does it fastest.
 inline WordKind f32_words() {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   return cpu().avx512_bf16 && active_path() == CpuPath::avx512 ? WordKind::f32_by_unit
                                                                : WordKind::f32;
 #else
@@ -7322,46 +7408,23 @@ namespace detail {
 
 // sum += the four products of each word, a of int8, b of uint8. VNNI by assembler, else widened:
 // the bytes at even and odd places as pairs of 16 bits, multiplied and added in pairs.
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-__attribute__((target("avx512f"))) inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b,
-                                                        Lanes16::I& sum) {
-  Lanes16::I s = sum;
-  asm("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
-  sum = s;
-}
-__attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b,
-                                                         Lanes8::I& sum) {
-  Lanes8::I s = sum;
-  asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
-  sum = s;
-}
-// Every processor with VNNI has these too.
-__attribute__((target("avx512f"))) inline void halves_by_unit(const std::uint16_t* from,
-                                                              Lanes16::V& x) {
-  Lanes16::V y;
-  asm("vcvtph2ps %1, %0" : "=v"(y) : "m"(*reinterpret_cast<const Lanes16::LooseShorts*>(from)));
-  x = y;
-}
-__attribute__((target("avx2,fma"))) inline void halves_by_unit(const std::uint16_t* from,
-                                                               Lanes8::V& x) {
-  Lanes8::V y;
-  asm("vcvtph2ps %1, %0" : "=x"(y) : "m"(*reinterpret_cast<const Lanes8::LooseShorts*>(from)));
-  x = y;
-}
-#endif
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 typedef std::int16_t Shorts8 __attribute__((vector_size(16)));
 typedef std::int16_t Shorts16 __attribute__((vector_size(32)));
 __attribute__((target("avx2,fma"))) inline void dot_widened(const Lanes8::I& a, const Lanes8::I& b,
                                                             Lanes8::I& sum) {
-  const Shorts16 left = (Shorts16)a, right = (Shorts16)b;
-  sum = sum + (Lanes8::I)__builtin_ia32_pmaddwd256((left << 8) >> 8, right & 255) +
-        (Lanes8::I)__builtin_ia32_pmaddwd256(left >> 8, (right >> 8) & 255);
+  Shorts16 left, right;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  sum = sum + __builtin_ia32_pmaddwd256((left << 8) >> 8, right & 255) +
+        __builtin_ia32_pmaddwd256(left >> 8, (right >> 8) & 255);
 }
 TINYSCALE_INLINE void dot_widened(const Lanes4::I& a, const Lanes4::I& b, Lanes4::I& sum) {
-  const Shorts8 left = (Shorts8)a, right = (Shorts8)b;
-  sum = sum + (Lanes4::I)__builtin_ia32_pmaddwd128((left << 8) >> 8, right & 255) +
-        (Lanes4::I)__builtin_ia32_pmaddwd128(left >> 8, (right >> 8) & 255);
+  Shorts8 left, right;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  sum = sum + __builtin_ia32_pmaddwd128((left << 8) >> 8, right & 255) +
+        __builtin_ia32_pmaddwd128(left >> 8, (right >> 8) & 255);
 }
 #else
 template <class I>
@@ -7389,7 +7452,7 @@ struct DotInt8 {
   }
   // f16 numbers as f32: by instruction, or the bits in an f32's place times 2^112.
   static TINYSCALE_INLINE void load_halves(const std::uint16_t* from, Floats& x) {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
     if constexpr (DOT == Int8Dot::vnni) {
       halves_by_unit(from, x);
       return;
@@ -7412,7 +7475,7 @@ struct DotInt8 {
     broadcast_word(static_cast<std::int32_t>(word), w);
   }
   static TINYSCALE_INLINE void dot(const Words& a, const Words& b, Sum& sum) {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
     if constexpr (DOT == Int8Dot::vnni) {
       dot_vnni(a, b, sum);
     } else {
@@ -7438,7 +7501,7 @@ template <class Kernel>
 void run_on_int8(const Kernel& kernel) {
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
   const CpuPath path = active_path();
-#if !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (path == CpuPath::avx512 && cpu().avx512_vnni) {
     run_avx512(OnInt8<Kernel, Int8Dot::vnni>{kernel});
     return;
@@ -7469,7 +7532,7 @@ struct Int8Tiles {
 };
 
 inline WordUnit int8_word_unit() {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (int8_unit(cpu(), active_path())[0] == 'a' &&
       forced_path().load(std::memory_order_relaxed) < 0) {
     return tile_unit<AmxTiles, Int8InTiles>();
@@ -8128,8 +8191,7 @@ inline PackedWeights pack_weights(Trans tb, std::int64_t k, std::int64_t n, cons
   if (k == 0 || n == 0) {
     return w;
   }
-  detail::TileSize tile;
-  detail::run_on_lanes(detail::TileQuery{&tile});
+  const detail::TileSize tile = detail::tile_size();
   const std::int64_t full = n / tile.wide * tile.wide;
   detail::gemm_extent("pack_weights", k, n + tile.width, n + tile.width);
   w.memory = Shared<detail::Scratch>(new detail::Scratch((full + tile.rounded(n - full)) * k));
@@ -8161,8 +8223,7 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
     detail::gemm_run(g);
     return;
   }
-  detail::TileSize tile;
-  detail::run_on_lanes(detail::TileQuery{&tile});
+  const detail::TileSize tile = detail::tile_size();
   const std::int64_t full = w.n / tile.wide * tile.wide;
   const detail::GemmPanels panels{
       0, w.n, packed, packed + full * w.k, tile.rounded(w.n - full), detail::gemm_pass_depth(w.k)};
@@ -8506,8 +8567,7 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
 // Lanes are queries: scores are held as [keys, queries of a block], so the maximum and the sum of a
 // softmax run down the keys, lane by lane, and K and V are read where they stand.
 //   Each block of keys: S = K Q^T; m' = max(m, S); P = exp(S - m'); O^T = O^T exp(m - m') + V^T P.
-// Forward saves lse = m + log sum P of each query; backward recomputes P = exp(S - lse):
-//   dV = P^T dO,  dS = P (dO V^T - sum(dO O)),  dQ = dS K scale,  dK = dS^T Q scale.
+// Forward saves lse = m + log sum P of each query.
 // Grouped queries: heads / kv_heads query heads share one key and value head.
 // Dao et al., FlashAttention, arXiv 2205.14135; Ainslie et al., GQA, arXiv 2305.13245.
 
@@ -8564,56 +8624,21 @@ inline float attention_scale(const kernel::AttentionShape& s) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_size)));
 }
 
-// One head's rows of q, k, v, o and their gradients (null in forward).
-struct AttentionHead {
-  const float* q;
-  const float* k;
-  const float* v;
-  const float* o;
-  float* out;
-  float* lse;
-  const float* d_o;
-  float* dq;
-  float* dk;
-  float* dv;
-};
+// C[m, n] = A B + beta C in panels of two vectors or one; n is a whole number of vectors.
+struct Panels {
+  std::int64_t m, n, k;
+  const float* a;
+  std::int64_t a_row, a_col;
+  const float* b;
+  std::int64_t b_row;
+  float* c;
+  std::int64_t c_row;
+  float beta;
 
-// The queries [begin, begin + rows) of one block as lanes: two vectors of them.
-template <class L>
-struct AttentionLanes {
-  static constexpr std::int64_t wide = 2 * L::width;
-  std::int64_t begin, rows;
-  std::int64_t seen;   // keys that some query sees
-  std::int64_t split;  // keys that some query of the first vector sees
-  std::int64_t clear;  // keys that all queries see
-  typename L::I limit[2];
-
-  TINYSCALE_INLINE AttentionLanes(const kernel::AttentionShape& s, std::int64_t first)
-      : begin(first), rows(std::min(wide, s.queries - first)) {
-    std::int32_t numbers[static_cast<std::size_t>(wide)];
-    for (std::int64_t i = 0; i < wide; ++i) {
-      numbers[i] = static_cast<std::int32_t>(visible_keys(s, begin + i));
-    }
-    std::memcpy(limit, numbers, sizeof(limit));
-    seen = numbers[rows - 1];
-    split = numbers[std::min<std::int64_t>(rows, L::width) - 1];
-    clear = numbers[0];
-  }
-  // [head_size, wide] from rows of x; lanes that stand for no query hold zeros.
-  TINYSCALE_INLINE void turn(const kernel::AttentionShape& s, const float* x, std::int64_t stride,
-                             float* to) const {
-    if (rows < wide) {
-      std::fill(to, to + s.head_size * wide, 0.0f);
-    }
-    transpose(rows, s.head_size, x + begin * stride, stride, to, wide);
-  }
-  // C[m, n] (+)= A B in panels; n is a whole number of vectors.
-  static TINYSCALE_INLINE void panels(std::int64_t m, std::int64_t n, std::int64_t k,
-                                      const float* a, std::int64_t a_row, std::int64_t a_col,
-                                      const float* b, std::int64_t b_row, float* c,
-                                      std::int64_t c_row, float beta) {
+  template <class L>
+  TINYSCALE_INLINE void run() const {
     std::int64_t j = 0;
-    for (; j + wide <= n; j += wide) {
+    for (; j + 2 * L::width <= n; j += 2 * L::width) {
       const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0};
       call_on_lanes<L>(GemmPanel<L, 2>{w});
     }
@@ -8622,242 +8647,190 @@ struct AttentionLanes {
       call_on_lanes<L>(GemmPanel<L, 1>{w});
     }
   }
-  // Below, `both` keys are seen by both vectors of lanes, then `alone` keys by the second only.
-  // scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]
-  TINYSCALE_INLINE void score(std::int64_t both, std::int64_t alone, std::int64_t sizes,
-                              const float* a, std::int64_t a_row, const float* x, float* c) const {
-    panels(both, wide, sizes, a, a_row, 1, x, wide, c, wide, 0.0f);
-    panels(alone, alone > 0 ? L::width : 0, sizes, a + both * a_row, a_row, 1, x + L::width, wide,
-           c + both * wide + L::width, wide, 0.0f);
+};
+
+inline void panels(const Panels& p) {
+  if (p.m > 0 && p.n > 0) {
+    run_on_lanes(p);
   }
-  // C[sizes, lanes] (+)= A[keys, sizes]^T P[keys, lanes]
-  TINYSCALE_INLINE void gather(std::int64_t both, std::int64_t alone, std::int64_t sizes,
-                               const float* a, std::int64_t a_row, const float* p, float beta,
-                               float* c) const {
-    panels(sizes, wide, both, a, 1, a_row, p, wide, c, wide, beta);
-    panels(sizes, alone > 0 ? L::width : 0, alone, a + both * a_row, 1, a_row,
-           p + both * wide + L::width, wide, c + L::width, wide, 1.0f);
+}
+
+// One head's rows of q, k, v, o and their gradients (null in forward).
+struct AttentionHead {
+  const float* q;
+  const float* k;
+  const float* v;
+  float* o;
+  float* lse;
+  const float* d_o;
+  float* dq;
+  float* dk;
+  float* dv;
+};
+
+// The queries [begin, begin + rows) as lanes, two vectors of them, against one block of keys after
+// another: of those in [key, key + both) both vectors see some, of the next `alone` the second.
+struct AttentionLanes {
+  const kernel::AttentionShape& s;
+  std::int64_t width, wide, begin, rows, seen;
+  std::int64_t key = 0, both = 0, alone = 0;
+
+  AttentionLanes(const kernel::AttentionShape& shape, std::int64_t vector, std::int64_t first)
+      : s(shape), width(vector), wide(2 * vector), begin(first) {
+    rows = std::min(wide, s.queries - begin);
+    seen = visible_keys(s, begin + rows - 1);
+    block(0);
+  }
+  void block(std::int64_t first) {
+    const std::int64_t split = visible_keys(s, begin + std::min(rows, width) - 1);
+    const std::int64_t keys = std::min(attention_keys, seen - first);
+    key = first;
+    both = std::clamp<std::int64_t>(split - first, 0, keys);
+    alone = keys - both;
+  }
+  // [head_size, wide] from rows of x; lanes that stand for no query hold zeros.
+  void turn(const float* x, std::int64_t stride, float* to) const {
+    if (rows < wide) {
+      std::fill(to, to + s.head_size * wide, 0.0f);
+    }
+    transpose(rows, s.head_size, x + begin * stride, stride, to, wide);
+  }
+  // scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]
+  void score(const float* a, std::int64_t a_row, const float* x, float* c) const {
+    a += key * a_row;
+    panels({both, wide, s.head_size, a, a_row, 1, x, wide, c, wide, 0.0f});
+    panels({alone, width, s.head_size, a + both * a_row, a_row, 1, x + width, wide,
+            c + both * wide + width, wide, 0.0f});
+  }
+  // C[sizes, lanes] = A[keys, sizes]^T P[keys, lanes] + beta C
+  void gather(const float* a, std::int64_t a_row, const float* p, float beta, float* c) const {
+    a += key * a_row;
+    panels({s.head_size, wide, both, a, 1, a_row, p, wide, c, wide, beta});
+    if (alone > 0) {
+      panels({s.head_size, width, alone, a + both * a_row, 1, a_row, p + both * wide + width, wide,
+              c + width, wide, 1.0f});
+    }
   }
   // C[keys, sizes] += P[keys, lanes] X[lanes, sizes]
-  TINYSCALE_INLINE void scatter(std::int64_t both, std::int64_t alone, std::int64_t sizes,
-                                const float* p, const float* x, std::int64_t x_row, float* c,
-                                std::int64_t c_row) const {
-    panels(both, sizes, rows, p, wide, 1, x, x_row, c, c_row, 1.0f);
-    panels(alone, alone > 0 ? sizes : 0, rows - L::width, p + both * wide + L::width, wide, 1,
-           x + L::width * x_row, x_row, c + both * c_row, c_row, 1.0f);
+  void scatter(std::int64_t sizes, const float* p, const float* x, std::int64_t x_row, float* c,
+               std::int64_t c_row) const {
+    c += key * c_row;
+    panels({both, sizes, rows, p, wide, 1, x, x_row, c, c_row, 1.0f});
+    panels({alone, sizes, rows - width, p + both * wide + width, wide, 1, x + width * x_row, x_row,
+            c + both * c_row, c_row, 1.0f});
   }
-  // Scores of keys first.. that the lanes of one vector do not see become -inf.
-  TINYSCALE_INLINE void hide(int part, std::int64_t first, std::int64_t keys, float* p) const {
-    std::int64_t x = std::max<std::int64_t>(0, clear - first);
-    std::int32_t left[static_cast<std::size_t>(L::width)];
-    std::memcpy(left, &limit[part], sizeof(left));
-    for (std::int32_t& n : left) {
-      n -= static_cast<std::int32_t>(first + x);
+  // Scores that causality hides become -inf: of each key those of the first lanes.
+  void hide(float* p) const {
+    const std::int64_t clear = visible_keys(s, begin);
+    for (std::int64_t j = std::max(key, clear); j < key + both + alone; ++j) {
+      const std::int64_t hidden = std::clamp<std::int64_t>(j - begin - s.causal_offset, 0, wide);
+      float* const row = p + (j - key) * wide;
+      std::fill(row, row + hidden, -std::numeric_limits<float>::infinity());
     }
-    typename L::I more;
-    std::memcpy(&more, left, sizeof(more));
-    typename L::V v, lowest;
-    broadcast<L>(-std::numeric_limits<float>::infinity(), lowest);
-    for (; x < keys; ++x, more = more - 1) {
-      float* const at = p + x * wide + part * L::width;
-      load<L>(at, v);
-      v = more > 0 ? v : lowest;
-      store<L>(at, v);
+  }
+};
+
+// One vector of lanes: raw scores to probabilities; o: what was gathered before, or null.
+struct AttentionFold {
+  std::int64_t keys, head_size;
+  float scale;
+  float* p;
+  float* o;
+  float* top;
+  float* sum;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = 2 * L::width;
+    typename L::V v, w, f, before, shift, more, total;
+    load<L>(top, before);
+    load<L>(sum, total);
+    v = before;
+    exp_columns<L>(keys, wide, scale, p, v, shift, more);
+    store<L>(top, v);
+    if (o != nullptr) {
+      broadcast<L>(scale, f);
+      exp_negative<L>(before * f - shift, w);
+      more = more + total * w;
+      for (std::int64_t d = 0; d < head_size; ++d) {
+        load<L>(o + d * wide, v);
+        store<L>(o + d * wide, v * w);
+      }
+    }
+    store<L>(sum, more);
+  }
+};
+
+// O^T / sum and lse of one vector of lanes; the first `blind` lanes see no key.
+struct AttentionFinish {
+  std::int64_t blind, head_size;
+  float scale;
+  float* o;
+  float* top;  // becomes lse
+  const float* sum;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V v, t, f, total;
+    typename L::I lane;
+    lane_numbers<L>(lane);
+    lane = lane - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
+    load<L>(top, t);
+    load<L>(sum, total);
+    log_vector<L>(total, v);
+    broadcast<L>(scale, f);
+    store<L>(top, lane >= 0 ? t * f + v : typename L::V{});
+    f = lane >= 0 ? 1.0f / total : typename L::V{};
+    for (std::int64_t d = 0; d < head_size; ++d) {
+      load<L>(o + d * 2 * L::width, v);
+      store<L>(o + d * 2 * L::width, v * f);
     }
   }
 };
 
 // Queries [first, last) of one head.
-struct AttentionForward {
+inline void attention_forward_task(const kernel::AttentionShape& s, const AttentionHead& t,
+                                   std::int64_t first, std::int64_t last) {
+  const std::int64_t width = tile_size().width, wide = 2 * width;
+  const float scale = attention_scale(s);
+  const Scratch lease(wide * (2 * s.head_size + attention_keys));
+  float* const qt = lease.data();  // Q^T: [head_size, lanes]
+  float* const ot = qt + wide * s.head_size;
+  float* const p = ot + wide * s.head_size;  // [keys, lanes]
+  for (std::int64_t begin = first; begin < last; begin += wide) {
+    AttentionLanes lanes(s, width, begin);
+    float top[32], sum[32] = {};
+    std::fill(top, top + 32, -std::numeric_limits<float>::infinity());
+    lanes.turn(t.q, s.q_stride, qt);
+    for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
+      lanes.block(j);
+      lanes.score(t.k, s.k_stride, qt, p);
+      lanes.hide(p);
+      for (std::int64_t at = 0; at < wide; at += width) {
+        run_on_lanes(AttentionFold{lanes.both + (at == 0 ? 0 : lanes.alone), s.head_size, scale,
+                                   p + at, j == 0 ? nullptr : ot + at, top + at, sum + at});
+      }
+      lanes.gather(t.v, s.v_stride, p, j == 0 ? 0.0f : 1.0f, ot);
+    }
+    for (std::int64_t at = 0; at < wide; at += width) {
+      const std::int64_t blind = s.causal == 0 ? 0 : -(begin + at + s.causal_offset);
+      run_on_lanes(AttentionFinish{s.keys == 0 ? wide : blind, s.head_size, scale, ot + at,
+                                   top + at, sum + at});
+    }
+    std::copy(top, top + lanes.rows, t.lse + begin);
+    transpose(s.head_size, lanes.rows, ot, wide, t.o + begin * s.o_stride, s.o_stride);
+  }
+}
+
+// Scores of few queries (decode) as rows, each to probabilities.
+struct AttentionRows {
   const kernel::AttentionShape& s;
-  const AttentionHead& t;
-  std::int64_t first, last;
+  const AttentionHead& t;  // the first of a group
+  std::int64_t rows;
+  float* p;  // [rows, keys]
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t wide = AttentionLanes<L>::wide;
-    const Scratch lease(wide * (2 * s.head_size + attention_keys));
-    float* const qt = lease.data();  // Q^T: [head_size, lanes]
-    float* const ot = qt + wide * s.head_size;
-    float* const p = ot + wide * s.head_size;  // [keys, lanes]
-    for (std::int64_t begin = first; begin < last; begin += wide) {
-      const AttentionLanes<L> lanes(s, begin);
-      lanes.turn(s, t.q, s.q_stride, qt);
-      typename L::V top[2], sum[2] = {};
-      broadcast<L>(-std::numeric_limits<float>::infinity(), top[0]);
-      top[1] = top[0];
-      for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
-        const std::int64_t keys = std::min(attention_keys, lanes.seen - j);
-        const std::int64_t both = std::clamp<std::int64_t>(lanes.split - j, 0, keys);
-        lanes.score(both, keys - both, s.head_size, t.k + j * s.k_stride, s.k_stride, qt, p);
-        for (int part = 0; part < 2; ++part) {
-          const std::int64_t count = part == 0 ? both : keys;
-          lanes.hide(part, j, count, p);
-          fold<L>(count, p + part * L::width, j == 0 ? nullptr : ot + part * L::width, top[part],
-                  sum[part]);
-        }
-        lanes.gather(both, keys - both, s.head_size, t.v + j * s.v_stride, s.v_stride, p,
-                     j == 0 ? 0.0f : 1.0f, ot);
-      }
-      finish<L>(lanes, top, sum, ot);
-    }
-  }
-
-  // Raw scores of one vector of lanes to probabilities; o: what was gathered before, or null.
-  template <class L>
-  TINYSCALE_INLINE void fold(std::int64_t keys, float* p, float* o, typename L::V& top,
-                             typename L::V& sum) const {
-    typedef typename L::V V;
-    constexpr std::int64_t wide = 2 * L::width;
-    V v, w, scale, more, shift, best = top;
-    broadcast<L>(attention_scale(s), scale);
-    exp_columns<L>(keys, wide, attention_scale(s), p, best, shift, more);
-    if (o != nullptr) {
-      exp_negative<L>(top * scale - shift, w);
-      sum = sum * w;
-      for (std::int64_t d = 0; d < s.head_size; ++d) {
-        load<L>(o + d * wide, v);
-        store<L>(o + d * wide, v * w);
-      }
-    }
-    sum = sum + more;
-    top = best;
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void finish(const AttentionLanes<L>& lanes, const typename L::V* top,
-                               const typename L::V* sum, float* ot) const {
-    typedef typename L::V V;
-    constexpr std::int64_t wide = 2 * L::width;
-    float lse[static_cast<std::size_t>(wide)];
-    V v, scale;
-    broadcast<L>(attention_scale(s), scale);
-    for (int part = 0; part < 2; ++part) {
-      log_vector<L>(sum[part], v);
-      v = lanes.limit[part] > 0 ? top[part] * scale + v : V{};
-      store<L>(lse + part * L::width, v);
-      const V factor = lanes.limit[part] > 0 ? 1.0f / sum[part] : V{};
-      for (std::int64_t d = 0; d < s.head_size; ++d) {
-        float* const at = ot + d * wide + part * L::width;
-        load<L>(at, v);
-        store<L>(at, v * factor);
-      }
-    }
-    std::copy(lse, lse + lanes.rows, t.lse + lanes.begin);
-    transpose(s.head_size, lanes.rows, ot, wide, t.out + lanes.begin * s.o_stride, s.o_stride);
-  }
-};
-
-// One query head; its part of dk and dv is added to those of the head it reads.
-struct AttentionBackward {
-  const kernel::AttentionShape& s;
-  const AttentionHead& t;  // dk, dv: rows of whole vectors
-  std::int64_t dk_row, dv_row;
-  float beta;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t wide = AttentionLanes<L>::wide;
-    const std::int64_t turned = wide * s.head_size;
-    const std::int64_t padded = (s.head_size + L::width - 1) / L::width * L::width;
-    const Scratch lease(3 * turned + 2 * wide * attention_keys + 2 * wide * padded);
-    float* const qt = lease.data();
-    float* const gt = qt + turned;                  // dO^T
-    float* const dqt = gt + turned;                 // dQ^T
-    float* const p = dqt + turned;                  // [keys, lanes]
-    float* const g = p + wide * attention_keys;     // dS
-    float* const rows = g + wide * attention_keys;  // of Q and dO where they need padding
-    for (std::int64_t begin = 0; begin < s.queries; begin += wide) {
-      const AttentionLanes<L> lanes(s, begin);
-      const float* q = t.q + begin * s.q_stride;
-      const float* d_o = t.d_o + begin * s.o_stride;
-      lanes.turn(s, t.q, s.q_stride, qt);
-      lanes.turn(s, t.d_o, s.o_stride, gt);
-      typename L::V lse[2], mean[2];
-      load_rows<L>(lanes, lse, mean);
-      if (beta != 0.0f) {
-        lanes.turn(s, t.dq, s.q_stride, dqt);
-      }
-      const std::int64_t q_row = pad(padded, lanes.rows, s.q_stride, q, rows);
-      const std::int64_t o_row = pad(padded, lanes.rows, s.o_stride, d_o, rows + wide * padded);
-      for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
-        const std::int64_t keys = std::min(attention_keys, lanes.seen - j);
-        const std::int64_t both = std::clamp<std::int64_t>(lanes.split - j, 0, keys);
-        const float* k = t.k + j * s.k_stride;
-        lanes.score(both, keys - both, s.head_size, k, s.k_stride, qt, p);
-        lanes.score(both, keys - both, s.head_size, t.v + j * s.v_stride, s.v_stride, gt, g);
-        for (int part = 0; part < 2; ++part) {
-          const std::int64_t count = part == 0 ? both : keys;
-          lanes.hide(part, j, count, p);
-          slopes<L>(count, lse[part], mean[part], p + part * L::width, g + part * L::width);
-        }
-        lanes.gather(both, keys - both, s.head_size, k, s.k_stride, g, j == 0 ? beta : 1.0f, dqt);
-        lanes.scatter(both, keys - both, padded, p, d_o, o_row, t.dv + j * dv_row, dv_row);
-        lanes.scatter(both, keys - both, padded, g, q, q_row, t.dk + j * dk_row, dk_row);
-      }
-      transpose(s.head_size, lanes.rows, dqt, wide, t.dq + begin * s.q_stride, s.q_stride);
-    }
-  }
-
-  // Rows of x to whole vectors, where they are not; gives the step from row to row.
-  std::int64_t pad(std::int64_t padded, std::int64_t rows, std::int64_t stride, const float*& x,
-                   float* to) const {
-    if (padded == s.head_size) {
-      return stride;
-    }
-    for (std::int64_t i = 0; i < rows; ++i) {
-      std::copy(x + i * stride, x + i * stride + s.head_size, to + i * padded);
-      std::fill(to + i * padded + s.head_size, to + (i + 1) * padded, 0.0f);
-    }
-    x = to;
-    return padded;
-  }
-
-  // lse and sum(dO O) of each lane.
-  template <class L>
-  TINYSCALE_INLINE void load_rows(const AttentionLanes<L>& lanes, typename L::V* lse,
-                                  typename L::V* mean) const {
-    float of_lane[2][static_cast<std::size_t>(AttentionLanes<L>::wide)] = {};
-    for (std::int64_t i = 0; i < lanes.rows; ++i) {
-      const std::int64_t at = (lanes.begin + i) * s.o_stride;
-      of_lane[0][i] = t.lse[lanes.begin + i];
-      of_lane[1][i] = dot_row<L>(s.head_size, t.o + at, t.d_o + at);
-    }
-    for (int part = 0; part < 2; ++part) {
-      load<L>(of_lane[0] + part * L::width, lse[part]);
-      load<L>(of_lane[1] + part * L::width, mean[part]);
-    }
-  }
-
-  // One vector of lanes: raw scores p to probabilities, dP in g to dS scale.
-  template <class L>
-  TINYSCALE_INLINE void slopes(std::int64_t keys, const typename L::V& lse,
-                               const typename L::V& mean, float* p, float* g) const {
-    constexpr std::int64_t wide = 2 * L::width;
-    typename L::V vp, vg, scale;
-    broadcast<L>(attention_scale(s), scale);
-    for (std::int64_t x = 0; x < keys; ++x) {
-      load<L>(p + x * wide, vp);
-      load<L>(g + x * wide, vg);
-      exp_negative<L>(vp * scale - lse, vp);
-      store<L>(p + x * wide, vp);
-      store<L>(g + x * wide, vp * (vg - mean) * scale);
-    }
-  }
-};
-
-// Few queries (decode): all query heads of one key and value head, each query a row of scores, so
-// that K and V come from memory once.
-struct AttentionFew {
-  const kernel::AttentionShape& s;
-  const AttentionHead& t;  // the first of the group
-  std::int64_t group;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    const std::int64_t rows = group * s.queries, full = s.head_size / L::width * L::width;
-    const Scratch lease(rows * s.keys);
-    float* const p = lease.data();  // [rows, keys]
     for (std::int64_t j = 0; j < s.keys; j += attention_keys) {
       for (std::int64_t r = 0; r < rows; ++r) {
         const float* q = t.q + r / s.queries * s.head_size + r % s.queries * s.q_stride;
@@ -8868,55 +8841,192 @@ struct AttentionFew {
       }
     }
     for (std::int64_t r = 0; r < rows; ++r) {
-      softmax<L>(visible_keys(s, r % s.queries), p + r * s.keys, t.lse[r]);
-    }
-    for (std::int64_t j = 0; j == 0 || j < s.keys; j += attention_keys) {
-      const std::int64_t keys = std::min(attention_keys, s.keys - j);
-      for (std::int64_t h = 0; h < group; ++h) {
-        const float* ph = p + h * s.queries * s.keys + j;
-        float* const o = t.out + h * s.head_size;
-        AttentionLanes<L>::panels(s.queries, full, keys, ph, s.keys, 1, t.v + j * s.v_stride,
-                                  s.v_stride, o, s.o_stride, j == 0 ? 0.0f : 1.0f);
-        if (full < s.head_size) {
-          rest<L>(full, keys, ph, t.v + j * s.v_stride, j == 0 ? 0.0f : 1.0f, o);
-        }
-      }
-    }
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void softmax(std::int64_t seen, float* row, float& lse) const {
-    std::fill(row + seen, row + s.keys, 0.0f);
-    lse = 0.0f;
-    if (seen > 0) {
+      const std::int64_t seen = visible_keys(s, r % s.queries);
+      float* const row = p + r * s.keys;
+      std::fill(row + seen, row + s.keys, 0.0f);
       float max = 0.0f, sum = 0.0f;
       scale_row<L>(seen, attention_scale(s), row);
       exp_row<L>(seen, row, row, max, sum);
       scale_row<L>(seen, 1.0f / sum, row);
-      lse = max + std::log(sum);
-    }
-  }
-
-  // The last columns of O, fewer than a vector.
-  template <class L>
-  TINYSCALE_INLINE void rest(std::int64_t full, std::int64_t keys, const float* p, const float* v,
-                             float beta, float* o) const {
-    const std::int64_t count = s.head_size - full;
-    typename L::V sum, w, row;
-    for (std::int64_t i = 0; i < s.queries; ++i) {
-      sum = typename L::V{};
-      if (beta != 0.0f) {
-        load_part<L>(o + i * s.o_stride + full, count, 0.0f, sum);
-      }
-      for (std::int64_t x = 0; x < keys; ++x) {
-        load_part<L>(v + x * s.v_stride + full, count, 0.0f, row);
-        broadcast<L>(p[i * s.keys + x], w);
-        sum = sum + w * row;
-      }
-      store_part<L>(o + i * s.o_stride + full, count, sum);
+      t.lse[r] = seen == 0 ? 0.0f : max + std::log(sum);
     }
   }
 };
+
+// All query heads of one key and value head, so that K and V come from memory once.
+inline void attention_few_task(const kernel::AttentionShape& s, const AttentionHead& t,
+                               std::int64_t group) {
+  const std::int64_t width = tile_size().width, full = s.head_size / width * width;
+  const Scratch lease(group * s.queries * s.keys);
+  float* const p = lease.data();
+  run_on_lanes(AttentionRows{s, t, group * s.queries, p});
+  for (std::int64_t j = 0; j == 0 || j < s.keys; j += attention_keys) {
+    const std::int64_t keys = std::min(attention_keys, s.keys - j);
+    const float beta = j == 0 ? 0.0f : 1.0f;
+    for (std::int64_t h = 0; h < group; ++h) {
+      const float* ph = p + h * s.queries * s.keys + j;
+      const float* v = t.v + j * s.v_stride;
+      float* const o = t.o + h * s.head_size;
+      panels({s.queries, full, keys, ph, s.keys, 1, v, s.v_stride, o, s.o_stride, beta});
+      for (std::int64_t i = 0; i < s.queries; ++i) {
+        for (std::int64_t d = full; d < s.head_size; ++d) {  // less than a vector
+          float sum = j == 0 ? 0.0f : o[i * s.o_stride + d];
+          for (std::int64_t x = 0; x < keys; ++x) {
+            sum += ph[i * s.keys + x] * v[x * s.v_stride + d];
+          }
+          o[i * s.o_stride + d] = sum;
+        }
+      }
+    }
+  }
+}
+
+// Sequence b, query head h.
+inline AttentionHead head_of(const kernel::AttentionShape& s, AttentionHead t, std::int64_t b,
+                             std::int64_t h) {
+  const std::int64_t kv = h / (s.heads / s.kv_heads) * s.head_size;
+  t.q += b * s.q_batch + h * s.head_size;
+  t.k += b * s.k_batch + kv;
+  t.v += b * s.v_batch + kv;
+  t.o += b * s.o_batch + h * s.head_size;
+  t.lse += (b * s.heads + h) * s.queries;
+  return t;
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+// q, o: [batch, queries, heads * head_size]; k, v: [batch, keys, kv_heads * head_size], with
+// strides; lse: [batch, heads, queries]. A query that sees no key gets zeros.
+inline void attention_forward(const AttentionShape& s, const float* q, const float* k,
+                              const float* v, float* o, float* lse) {
+  const detail::AttentionHead all{q, k, v, o, lse, nullptr, nullptr, nullptr, nullptr};
+  const bool few = s.queries <= detail::attention_few;
+  const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task
+  const std::int64_t step = detail::attention_queries;
+  const std::int64_t blocks = few ? 1 : (s.queries + step - 1) / step;
+  const std::int64_t tasks = s.heads / group * blocks;  // of a sequence
+  parallel_for(s.batch * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) {
+      const std::int64_t head = task % tasks / blocks * group, first = task % blocks * step;
+      const detail::AttentionHead t = detail::head_of(s, all, task / tasks, head);
+      if (few) {
+        detail::attention_few_task(s, t, group);
+      } else {
+        detail::attention_forward_task(s, t, first, std::min(s.queries, first + step));
+      }
+    }
+  });
+}
+
+}  // namespace kernel
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/attention_backward.hpp
+// Backward of attention, in the blocks of forward (lanes are queries); P = exp(S - lse) again:
+//   dV = P^T dO,  dS = P (dO V^T - sum(dO O)),  dQ = dS K scale,  dK = dS^T Q scale.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// sum(dO O) of each row.
+struct AttentionMeans {
+  std::int64_t rows, head_size, stride;
+  const float* o;
+  const float* d_o;
+  float* mean;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      mean[i] = dot_row<L>(head_size, o + i * stride, d_o + i * stride);
+    }
+  }
+};
+
+// One vector of lanes: raw scores p to probabilities, dP in g to dS scale.
+struct AttentionSlopes {
+  std::int64_t keys;
+  float scale;
+  const float* lse;
+  const float* mean;
+  float* p;
+  float* g;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V vp, vg, f, vl, vm;
+    broadcast<L>(scale, f);
+    load<L>(lse, vl);
+    load<L>(mean, vm);
+    for (std::int64_t at = 0; at < keys * 2 * L::width; at += 2 * L::width) {
+      load<L>(p + at, vp);
+      load<L>(g + at, vg);
+      exp_negative<L>(vp * f - vl, vp);
+      store<L>(p + at, vp);
+      store<L>(g + at, vp * (vg - vm) * f);
+    }
+  }
+};
+
+// Rows of x in whole vectors: x itself, or a copy with zeros behind. row: from one to the next.
+inline const float* padded_rows(std::int64_t rows, std::int64_t n, std::int64_t padded,
+                                std::int64_t stride, const float* x, float* to, std::int64_t* row) {
+  *row = padded == n ? stride : padded;
+  for (std::int64_t i = 0; i < rows && padded != n; ++i) {
+    std::copy(x + i * stride, x + i * stride + n, to + i * padded);
+    std::fill(to + i * padded + n, to + (i + 1) * padded, 0.0f);
+  }
+  return padded == n ? x : to;
+}
+
+// One query head; its part of dk and dv is added to rows of whole vectors.
+inline void attention_backward_head(const kernel::AttentionShape& s, const AttentionHead& t,
+                                    std::int64_t padded, std::int64_t dk_row, std::int64_t dv_row,
+                                    float beta) {
+  const std::int64_t width = tile_size().width, wide = 2 * width, turned = wide * s.head_size;
+  const float scale = attention_scale(s);
+  const Scratch lease(3 * turned + 2 * wide * (attention_keys + padded));
+  float* const qt = lease.data();
+  float* const gt = qt + turned;                  // dO^T
+  float* const dqt = gt + turned;                 // dQ^T
+  float* const p = dqt + turned;                  // [keys, lanes]
+  float* const g = p + wide * attention_keys;     // dS
+  float* const rows = g + wide * attention_keys;  // of Q and dO where they need padding
+  for (std::int64_t begin = 0; begin < s.queries; begin += wide) {
+    AttentionLanes lanes(s, width, begin);
+    const std::int64_t at_o = begin * s.o_stride;
+    float mean[32] = {}, lse[32] = {};
+    std::copy(t.lse + begin, t.lse + begin + lanes.rows, lse);
+    run_on_lanes(
+        AttentionMeans{lanes.rows, s.head_size, s.o_stride, t.o + at_o, t.d_o + at_o, mean});
+    lanes.turn(t.q, s.q_stride, qt);
+    lanes.turn(t.d_o, s.o_stride, gt);
+    if (beta != 0.0f) {
+      lanes.turn(t.dq, s.q_stride, dqt);
+    }
+    std::int64_t q_row = 0, o_row = 0;
+    const float* q = padded_rows(lanes.rows, s.head_size, padded, s.q_stride,
+                                 t.q + begin * s.q_stride, rows, &q_row);
+    const float* d_o = padded_rows(lanes.rows, s.head_size, padded, s.o_stride, t.d_o + at_o,
+                                   rows + wide * padded, &o_row);
+    for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
+      lanes.block(j);
+      lanes.score(t.k, s.k_stride, qt, p);
+      lanes.score(t.v, s.v_stride, gt, g);
+      lanes.hide(p);
+      for (std::int64_t at = 0; at < wide; at += width) {
+        run_on_lanes(AttentionSlopes{lanes.both + (at == 0 ? 0 : lanes.alone), scale, lse + at,
+                                     mean + at, p + at, g + at});
+      }
+      lanes.gather(t.k, s.k_stride, g, j == 0 ? beta : 1.0f, dqt);
+      lanes.scatter(padded, p, d_o, o_row, t.dv, dv_row);
+      lanes.scatter(padded, g, q, q_row, t.dk, dk_row);
+    }
+    transpose(s.head_size, lanes.rows, dqt, wide, t.dq + begin * s.q_stride, s.q_stride);
+  }
+}
 
 // The rows of dk or dv that a task adds to: themselves, or a copy in whole vectors.
 inline float* gradient_rows(const kernel::AttentionShape& s, std::int64_t padded,
@@ -8932,21 +9042,6 @@ inline float* gradient_rows(const kernel::AttentionShape& s, std::int64_t padded
     }
   }
   return to;
-}
-
-// Sequence b, query head h.
-inline AttentionHead head_of(const kernel::AttentionShape& s, AttentionHead t, std::int64_t b,
-                             std::int64_t h) {
-  const std::int64_t kv = h / (s.heads / s.kv_heads) * s.head_size;
-  const std::int64_t at_q = b * s.q_batch + h * s.head_size;
-  const std::int64_t at_o = b * s.o_batch + h * s.head_size;
-  t.q += at_q;
-  t.k += b * s.k_batch + kv;
-  t.v += b * s.v_batch + kv;
-  t.o += at_o;
-  t.out += at_o;
-  t.lse += (b * s.heads + h) * s.queries;
-  return t;
 }
 
 inline void attention_backward_task(const kernel::AttentionShape& s, const AttentionHead& all,
@@ -8966,8 +9061,8 @@ inline void attention_backward_task(const kernel::AttentionShape& s, const Atten
     t.dq += b * s.q_batch + h * s.head_size;
     t.dk = dk_rows;
     t.dv = dv_rows;
-    run_on_lanes(
-        AttentionBackward{s, t, copied ? padded : s.k_stride, copied ? padded : s.v_stride, beta});
+    attention_backward_head(s, t, padded, copied ? padded : s.k_stride,
+                            copied ? padded : s.v_stride, beta);
   }
   for (std::int64_t j = 0; j < s.keys && copied; ++j) {
     std::copy(dk_rows + j * padded, dk_rows + j * padded + s.head_size, dk + j * s.k_stride);
@@ -8979,37 +9074,13 @@ inline void attention_backward_task(const kernel::AttentionShape& s, const Atten
 
 namespace kernel {
 
-// q, o: [batch, queries, heads * head_size]; k, v: [batch, keys, kv_heads * head_size], with
-// strides; lse: [batch, heads, queries]. A query that sees no key gets zeros.
-inline void attention_forward(const AttentionShape& s, const float* q, const float* k,
-                              const float* v, float* o, float* lse) {
-  const detail::AttentionHead all{q, k, v, o, o, lse, nullptr, nullptr, nullptr, nullptr};
-  const bool few = s.queries <= detail::attention_few;
-  const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task
-  const std::int64_t step = detail::attention_queries;
-  const std::int64_t blocks = few ? 1 : (s.queries + step - 1) / step;
-  const std::int64_t tasks = s.heads / group * blocks;  // of a sequence
-  parallel_for(s.batch * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t task = begin; task < end; ++task) {
-      const std::int64_t head = task % tasks / blocks * group, first = task % blocks * step;
-      const detail::AttentionHead t = detail::head_of(s, all, task / tasks, head);
-      if (few) {
-        detail::run_on_lanes(detail::AttentionFew{s, t, group});
-      } else {
-        const std::int64_t last = std::min(s.queries, first + step);
-        detail::run_on_lanes(detail::AttentionForward{s, t, first, last});
-      }
-    }
-  });
-}
-
 // dq, dk, dv = beta times themselves (0: not read, or 1) + ..., laid out as q, k, v; d_o as o.
 // A task owns one key and value head.
 inline void attention_backward(const AttentionShape& s, const float* q, const float* k,
                                const float* v, const float* o, const float* lse, const float* d_o,
                                float* dq, float* dk, float* dv, float beta = 1.0f) {
-  const detail::AttentionHead all{q,   k,  v,  o, const_cast<float*>(o), const_cast<float*>(lse),
-                                  d_o, dq, dk, dv};
+  const detail::AttentionHead all{q,  k,  v, const_cast<float*>(o), const_cast<float*>(lse), d_o,
+                                  dq, dk, dv};
   parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t task = begin; task < end; ++task) {
       detail::attention_backward_task(s, all, task / s.kv_heads, task % s.kv_heads, beta);
@@ -9576,9 +9647,9 @@ inline void rope(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
   detail::rope_all(s, turn, x, y, false);
 }
 
-// dx += dy turned back.
-inline void rope_backward(const RopeShape& s, const float* dy, float* dx) {
-  detail::rope_all(s, RopeTurn::inverse, dy, dx, true);
+// dx = beta dx + dy turned back; beta is 0 (dx is not read) or 1.
+inline void rope_backward(const RopeShape& s, const float* dy, float* dx, float beta = 1.0f) {
+  detail::rope_all(s, RopeTurn::inverse, dy, dx, beta != 0.0f);
 }
 
 }  // namespace kernel
@@ -11237,7 +11308,9 @@ inline Tensor softmax(const Tensor& x) {
     detail::attach(
         y, "softmax", {&x}, [rows, columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
           const detail::OpScope backward;
-          kernel::softmax_backward(rows, columns, ky.data(), dy.data(), detail::grad_buffer(sx));
+          float beta = 0;
+          float* const dx = detail::grad_buffer(sx, beta);
+          kernel::softmax_backward(rows, columns, ky.data(), dy.data(), dx, beta);
           backward.done_unary("softmax backward", "softmax", dy.shape(), &VectorCost::backward);
         });
   }
@@ -11925,9 +11998,11 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                    [=, known = List<std::int32_t>(targets), kl = detail::Kept(logits),
                     sl = logits.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
+                     float beta = 0;
+                     float* const dx = detail::grad_buffer(sl, beta);
                      kernel::cross_entropy_backward(
                          rows, vocabulary, kl.data(), lse.data(), known.data(),
-                         static_cast<float>(dy.item() / n), detail::grad_buffer(sl));
+                         static_cast<float>(dy.item() / n), dx, beta);
                      backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
                                          &VectorCost::backward);
                    });
