@@ -49,7 +49,7 @@ help:
 	@echo 'make check-long  every CPU path under the sanitizers, emulation, each part alone; takes long'
 	@echo 'make lint        clang-tidy over the header'
 	@echo 'make format      clang-format over the sources'
-	@echo 'make install     the header and its .pc file (PREFIX=/usr/local)'
+	@echo 'make install     the header and its .pc file, the library if built (PREFIX=/usr/local)'
 	@echo 'make clean       remove build/'
 
 header: tinyscale.hpp
@@ -126,6 +126,10 @@ install: tinyscale.hpp
 	cp tinyscale.hpp '$(DESTDIR)$(PREFIX)/include/tinyscale.hpp'
 	sed -e 's|@PREFIX@|$(abspath $(PREFIX))|' -e "s|@VERSION@|$$(bash tools/version.sh)|" tinyscale.pc.in \
 	  > '$(DESTDIR)$(PREFIX)/lib/pkgconfig/tinyscale.pc'
+	@if [ -f $(BUILD)/lib/libtinyscale.a ] && [ -f $(BUILD)/lib/libtinyscale.so ]; then \
+	  $(MAKE) --no-print-directory lib && \
+	  cp $(BUILD)/lib/tinyscale_extern.hpp '$(DESTDIR)$(PREFIX)/include/' && \
+	  cp $(LIBRARY) '$(DESTDIR)$(PREFIX)/lib/' && echo 'installed the compiled library as well'; fi
 
 clean:
 	rm -rf $(BUILD)

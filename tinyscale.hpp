@@ -46,15 +46,22 @@
 //   tinyscale/compute/elementwise.hpp        Element-wise kernels
 //   tinyscale/compute/sums.hpp               Sums of floats gathered in double
 //   tinyscale/compute/adamw.hpp              AdamW
-//   tinyscale/compute/gemm_tile.hpp          Register tile of a matrix product
 //   tinyscale/compute/scratch.hpp            Scratch memory that kernels borrow from the free
+//   tinyscale/compute/gemm_tile.hpp          Register tile of a matrix product
+//   tinyscale/compute/gemm_check.hpp         What a matrix product is asked for
 //   tinyscale/compute/gemm_short.hpp         Matrix product with a short A (decode
 //   tinyscale/compute/gemm.hpp               Matrix product
-//   tinyscale/compute/gemm_words.hpp         Matrix products whose operands are words of 32 bits
+//   tinyscale/compute/x86_units.hpp          The processor's units for low precision
+//   tinyscale/compute/word_pack.hpp          Operands of low-precision products as words of 32
+//   tinyscale/compute/gemm_words.hpp         Matrix products whose operands are words along k
+//   tinyscale/compute/amx_tiles.hpp          Tiles
 //   tinyscale/compute/gemm_bf16.hpp          Matrix product of bf16 numbers, summed in f32
 //   tinyscale/compute/gemm_int8.hpp          Matrix product of int8 numbers, exact in int32
+//   tinyscale/compute/gemv_quantized.hpp     Quantised weights W [N
+//   tinyscale/compute/gemm_fused.hpp         What stands around a matrix product
 //   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
 //   tinyscale/compute/attention.hpp          Attention
+//   tinyscale/compute/attention_backward.hpp Backward of attention
 //   tinyscale/compute/linear_cross_entropy.hpp Cross-entropy fused with the matrix product before
 //   tinyscale/compute/norm.hpp               Layer norm and RMS norm by rows
 //   tinyscale/compute/rope.hpp               Rotary position embedding
@@ -69,8 +76,8 @@
 //   tinyscale/tensor/create.hpp              Tensors from nothing
 //   tinyscale/tensor/views.hpp               Moving numbers about
 //   tinyscale/tensor/reduce.hpp              Sums, means, maxima and softmax
-//   tinyscale/tensor/attend.hpp              Attention over keys and values (arXiv 1706.03762)
 //   tinyscale/tensor/matmul.hpp              Matrix products
+//   tinyscale/tensor/attend.hpp              Attention over keys and values (arXiv 1706.03762)
 //   tinyscale/tensor/normalize.hpp           Layer norm (arXiv 1607.06450)
 //   tinyscale/tensor/tokens.hpp              Where a model meets text
 //   tinyscale/tensor/choose.hpp              Choosing numbers
@@ -320,6 +327,13 @@ std::string cat(const Parts&... parts) {
 // Units for low precision follow the path: vdpbf16ps (on AMD, where it does twice the work of an
 // f32 multiply-add; on Intel it does half), vpdpbusd (VNNI), and AMX tiles when no path is forced.
 
+// 1 where units for low precision can be reached: by assembler, which interpreters do without.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !TINYSCALE_INTERPRETER
+#define TINYSCALE_X86_UNITS 1
+#else
+#define TINYSCALE_X86_UNITS 0
+#endif
+
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class CpuPath { portable, neon, avx2, avx512 };
@@ -463,14 +477,14 @@ inline CpuInfo detect_cpu() {
 // What low precision runs on, on that path; empty where it is widened to the path's own vectors, as
 // in interpreters, which have no assembler.
 inline const char* bf16_unit(const CpuInfo& info, CpuPath path) {
-  if (path != CpuPath::avx512 || TINYSCALE_INTERPRETER) {
+  if (path != CpuPath::avx512 || TINYSCALE_X86_UNITS == 0) {
     return "";
   }
   return info.amx_bf16 && !info.forced ? "amx" : info.avx512_bf16 && info.amd ? "vdpbf16ps" : "";
 }
 
 inline const char* int8_unit(const CpuInfo& info, CpuPath path) {
-  if (TINYSCALE_INTERPRETER) {
+  if (TINYSCALE_X86_UNITS == 0) {
     return "";
   }
   if (path == CpuPath::avx512 && info.amx_int8 && !info.forced) {
@@ -3375,7 +3389,8 @@ inline std::ostream& operator<<(std::ostream& out, const Chip& chip) {
 // Loops that do nothing but reach a limit of this machine: multiply-adds in registers, one loop for
 // each number format that has a unit, and reads of memory in eight streams far apart.
 // They are of vector extensions, for the instruction sets that cpu() chooses from; the units for
-// bf16 and int8 are named by their instruction, and left to f32 in an interpreter.
+// bf16 and int8 are named by their instruction, and left to f32 in an interpreter. AMX tiles are
+// not measured: no kernel here uses them.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -3535,16 +3550,14 @@ inline LaptopLoops laptop_loops() {
     loops.lanes = 8;
   }
 #if !TINYSCALE_INTERPRETER
-  const std::string flags = " " + cpuinfo_value("flags") + " ";
-  const auto has = [&](const char* flag) { return flags.find(flag) != std::string::npos; };
-  if (path == CpuPath::avx512 && has(" avx512_bf16 ")) {
+  if (path == CpuPath::avx512 && cpu().avx512_bf16) {
     loops.bf16 = dot_bf16_512;
     loops.bf16_flops = 4.0 * 16 * kLoopSums;
   }
-  if (path == CpuPath::avx512 && has(" avx512_vnni ")) {
+  if (path == CpuPath::avx512 && cpu().avx512_vnni) {
     loops.int8 = dot_int8_512;
     loops.int8_flops = 8.0 * 16 * kLoopSums;
-  } else if (path == CpuPath::avx2 && has(" avx_vnni ")) {
+  } else if (path == CpuPath::avx2 && cpu().avx_vnni) {
     loops.int8 = dot_int8_256;
     loops.int8_flops = 8.0 * 8 * kLoopSums;
   }
@@ -3849,7 +3862,10 @@ inline int laptop_threads() {
 #if defined(TINYSCALE_NO_THREADS)
   return 1;
 #else
-  return program_threads();
+  // More threads than processors would take turns.
+  const unsigned processors = std::thread::hardware_concurrency();
+  return processors == 0 ? program_threads()
+                         : std::min(program_threads(), static_cast<int>(processors));
 #endif
 }
 
@@ -3870,8 +3886,9 @@ inline const LaptopMeasurement& laptop_measurement() {
 inline Chip laptop() {
   const LaptopMeasurement& found = laptop_measurement();
   const int threads = std::min(thread_count(), found.all.threads);
-  const auto rate = [&](double one, double all) {
-    return threads == found.all.threads ? all : std::min(all, threads * one);
+  const auto rate = [&](double one, double all) {  // threads that wait for a processor add nothing
+    const double most = threads == found.all.threads ? all : std::min(all, threads * one);
+    return threads == 1 ? one : std::max(one, most);
   };
   Chip chip;
   chip.name = "laptop";
@@ -4367,6 +4384,17 @@ inline double operand_bytes(const List<Operand>& operands, DType format) {
   return bytes;
 }
 
+// The format that a matmul computes in: the wider of its two factors, the first that it reads, with
+// f32 as `format`.
+inline DType math_format(const List<Operand>& reads, DType format) {
+  if (reads.size() < 2) {
+    return format;
+  }
+  const DType x = reads[0].format, w = reads[1].format;
+  const DType wider = bytes_of(x) >= bytes_of(w) ? x : w;
+  return bytes_of(wider) >= 4 ? format : wider;
+}
+
 inline double priced_bytes(const OpRecord& op, DType format) {
   const double reads = op.reads.empty() ? op.bytes_read : operand_bytes(op.reads, format);
   const double writes = op.writes.empty() ? op.bytes_written : operand_bytes(op.writes, format);
@@ -4417,7 +4445,8 @@ inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType form
     check_priced(chip, "memory_bandwidth", level.bandwidth, 1e-300);
   }
   row.level = level.name;
-  row.t_math = row.matmul_flops > 0 ? row.matmul_flops / chip.peak(format) : 0;
+  row.t_math =
+      row.matmul_flops > 0 ? row.matmul_flops / chip.peak(math_format(op.reads, format)) : 0;
   row.t_vector = chip.vector_flops > 0 ? row.vector_flops / chip.vector_flops : 0;
   row.t_memory = level.bandwidth > 0 ? row.bytes / level.bandwidth : 0;
   row.measured = op.seconds;
@@ -4595,6 +4624,7 @@ struct Lanes4 {  // 16 bytes: SSE2, NEON, and whatever else has 16-byte register
   typedef float Loose __attribute__((vector_size(16), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(16)));
   typedef std::int32_t LooseI __attribute__((vector_size(16), aligned(4), may_alias));
+  typedef std::uint16_t LooseShorts __attribute__((vector_size(8), aligned(2), may_alias));
   static constexpr int doubles = 2;
   typedef double D __attribute__((vector_size(16)));
   typedef float Half __attribute__((vector_size(8), aligned(4), may_alias));
@@ -4606,6 +4636,7 @@ struct Lanes8 {  // 32 bytes: AVX2, 16 registers
   typedef float Loose __attribute__((vector_size(32), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(32)));
   typedef std::int32_t LooseI __attribute__((vector_size(32), aligned(4), may_alias));
+  typedef std::uint16_t LooseShorts __attribute__((vector_size(16), aligned(2), may_alias));
   static constexpr int doubles = 4;
   typedef double D __attribute__((vector_size(32)));
   typedef float Half __attribute__((vector_size(16), aligned(4), may_alias));
@@ -4617,6 +4648,7 @@ struct Lanes16 {  // 64 bytes: AVX-512, 32 registers
   typedef float Loose __attribute__((vector_size(64), aligned(4), may_alias));
   typedef std::int32_t I __attribute__((vector_size(64)));
   typedef std::int32_t LooseI __attribute__((vector_size(64), aligned(4), may_alias));
+  typedef std::uint16_t LooseShorts __attribute__((vector_size(32), aligned(2), may_alias));
   static constexpr int doubles = 8;
   typedef double D __attribute__((vector_size(64)));
   typedef float Half __attribute__((vector_size(32), aligned(4), may_alias));
@@ -5659,6 +5691,31 @@ inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* 
 }  // namespace kernel
 }}  // namespace tinyscale
 
+// >> tinyscale/compute/scratch.hpp
+// Scratch memory that kernels borrow from the free lists of all threads.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Borrows `count` floats, contents undefined, until it goes out of scope.
+class Scratch {
+ public:
+  explicit Scratch(std::int64_t count)
+      : count_(static_cast<std::size_t>(count)), memory_(pool_take(count_, sizeof(float))) {}
+  ~Scratch() { pool_give(memory_, count_, sizeof(float)); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  float* data() const { return static_cast<float*>(memory_); }
+
+ private:
+  std::size_t count_;
+  void* memory_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compute/gemm_tile.hpp
 // Register tile of a matrix product: a block of C that stays in registers while k runs.
 // Each step of k loads one row of B's panel, broadcasts one number of each row of A, and does
@@ -5683,8 +5740,8 @@ struct GemmOperands {
                  std::int64_t n) = nullptr;
 };
 
-// Rows [0, m) of one panel of B. ahead: what will be read next, fetched meanwhile: in each step of
-// k two cache lines, `gap` floats apart, then `ahead_row` further.
+// Rows [0, m) of one panel of B. ahead: what will be read next; in each step of k one cache line of
+// it is fetched, then it moves by ahead_row.
 struct PanelWork {
   std::int64_t m, k;
   const float* a;
@@ -5695,7 +5752,7 @@ struct PanelWork {
   std::int64_t ldc;
   float beta;  // 0 or 1
   const float* ahead;
-  std::int64_t ahead_row, gap;
+  std::int64_t ahead_row;
 };
 
 // C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers. Rows from
@@ -5712,11 +5769,17 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       sum[i][j] = V{};
     }
   }
-  const std::int64_t a_row = valid < ROWS ? 0 : w.a_row;
-  const std::int64_t a_col = w.a_col, b_row = w.b_row, ahead_row = w.ahead_row, gap = w.gap;
+  std::int64_t rows[static_cast<std::size_t>(ROWS)];
+  TINYSCALE_UNROLL
+  for (int i = 0; i < ROWS; ++i) {
+    rows[i] = i < valid ? i * w.a_row : 0;
+  }
+  const std::int64_t a_col = w.a_col, b_row = w.b_row, ahead_row = w.ahead_row;
+  const std::int64_t ldc = w.ldc;
+  const bool adds = w.beta != 0.0f;
   const float* a = w.a + row * w.a_row;
   const float* b = w.b;
-  float* c = w.c + row * w.ldc;
+  float* c = w.c + row * ldc;
   for (std::int64_t p = w.k; p > 0; --p) {
     V right[static_cast<std::size_t>(VECTORS)];
     TINYSCALE_UNROLL
@@ -5724,11 +5787,10 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       load<L>(b + j * L::width, right[j]);
     }
     prefetch(ahead);
-    prefetch(ahead + gap);
     TINYSCALE_UNROLL
     for (int i = 0; i < ROWS; ++i) {
       V left;
-      broadcast<L>(a[i * a_row], left);
+      broadcast<L>(a[rows[i]], left);
       TINYSCALE_UNROLL
       for (int j = 0; j < VECTORS; ++j) {
         sum[i][j] = sum[i][j] + left * right[j];
@@ -5745,8 +5807,8 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       if (i >= valid) {
         return;
       }
-      float* to = c + i * w.ldc + j * L::width;
-      if (w.beta != 0.0f) {
+      float* to = c + i * ldc + j * L::width;
+      if (adds) {
         V old;
         load<L>(to, old);
         sum[i][j] = sum[i][j] + old;
@@ -5756,52 +5818,108 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
   }
 }
 
-// Full tiles, then what is left in tiles of 2 rows. Of what is ahead each of the first tiles
-// fetches its part: two lines of four a step where there are 2 or 3 tiles, one where there are more.
+// Full tiles, the last perhaps in part, or a tile of 2 rows. Of a row of what is ahead each of four
+// tiles in turn fetches one line.
 template <class L, int VECTORS>
 struct GemmPanel {
   const PanelWork& w;
 
   template <class Same>
   TINYSCALE_INLINE void run() const {
-    std::int64_t i = 0, tile = 0;
-    for (; i + L::rows <= w.m; i += L::rows, ++tile) {
-      gemm_tile<L, L::rows, VECTORS>(w, i, L::rows, ahead(tile));
+    std::int64_t tile = 0;
+    for (std::int64_t i = 0; i < w.m; ++tile) {
+      const float* const ahead = w.ahead + tile % 4 * 16;
+      if (w.m - i > 2) {
+        gemm_tile<L, L::rows, VECTORS>(w, i, w.m - i, ahead);
+        i += L::rows;
+      } else {
+        gemm_tile<L, 2, VECTORS>(w, i, w.m - i, ahead);
+        i += 2;
+      }
     }
-    for (; i < w.m; i += 2, ++tile) {
-      gemm_tile<L, 2, VECTORS>(w, i, w.m - i, ahead(tile));
-    }
-  }
-
-  const float* ahead(std::int64_t tile) const {
-    return w.ahead + (w.gap == 0 ? tile % 4 * 16 : w.gap == 16 ? tile % 2 * 32 : 0);
   }
 };
 
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/compute/scratch.hpp
-// Scratch memory that kernels borrow from the free lists of all threads.
+// >> tinyscale/compute/gemm_check.hpp
+// What a matrix product is asked for: its operands as strides, and the arguments no product can be
+// made of, named in an Error.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernel {
+
+enum class Trans { no, yes };  // yes: the matrix is stored transposed
+
+}  // namespace kernel
+
 namespace detail {
 
-// Borrows `count` floats, contents undefined, until it goes out of scope.
-class Scratch {
- public:
-  explicit Scratch(std::int64_t count)
-      : count_(static_cast<std::size_t>(count)), memory_(pool_take(count_, sizeof(float))) {}
-  ~Scratch() { pool_give(memory_, count_, sizeof(float)); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
+// One past the last float of a rows x columns matrix; throws where that cannot be counted.
+inline std::int64_t gemm_extent(const char* who, std::int64_t rows, std::int64_t columns,
+                                std::int64_t stride) {
+  const std::int64_t most = std::int64_t{1} << 60;
+  if (rows < 0 || columns < 0 || stride < 0 || columns > most ||
+      (rows > 1 && stride > most / rows)) {
+    throw Error(cat(who, ": ", rows, " rows of ", columns, " numbers, ", stride,
+                    " apart, are no matrix in memory; sizes must be from 0 to 2^60"));
+  }
+  return rows == 0 || columns == 0 ? 0 : (rows - 1) * stride + columns;
+}
 
-  float* data() const { return static_cast<float*>(memory_); }
+// Whether C (m x n, ldc apart) shares a number with a matrix that starts at x. Columns side by side
+// in rows of one length are apart although their ranges in memory cross.
+inline bool gemm_overlap(const float* c, std::int64_t m, std::int64_t n, std::int64_t ldc,
+                         const float* x, std::int64_t extent, std::int64_t columns,
+                         std::int64_t ldx) {
+  const std::less<const float*> before;
+  if (extent == 0 || !before(x, c + (m - 1) * ldc + n) || !before(c, x + extent)) {
+    return false;
+  }
+  const std::int64_t shift = ((x - c) % std::max<std::int64_t>(ldc, 1) + ldc) % ldc;
+  return ldx != ldc || shift < n || shift + columns > ldc;
+}
 
- private:
-  std::size_t count_;
-  void* memory_;
-};
+// Throws on what no product can be made of; true where there is something to do.
+inline bool gemm_check(const char* who, kernel::Trans ta, kernel::Trans tb, const GemmOperands& g,
+                       std::int64_t lda, std::int64_t ldb) {
+  const bool a_no = ta == kernel::Trans::no, b_no = tb == kernel::Trans::no;
+  const std::int64_t a = gemm_extent(who, a_no ? g.m : g.k, a_no ? g.k : g.m, lda);
+  const std::int64_t b = gemm_extent(who, b_no ? g.k : g.n, b_no ? g.n : g.k, ldb);
+  const std::int64_t c = gemm_extent(who, g.m, g.n, g.ldc);
+  if (g.beta != 0.0f && g.beta != 1.0f) {
+    throw Error(cat(who, ": beta is ", static_cast<double>(g.beta), "; it must be 0 or 1"));
+  }
+  if (g.m > 1 && g.ldc < g.n) {
+    throw Error(cat(who, ": rows of C are ", g.ldc, " apart; they must be at least n = ", g.n));
+  }
+  if (c == 0) {
+    return false;
+  }
+  if (g.c == nullptr || (a > 0 && g.a == nullptr) || (b > 0 && g.b == nullptr)) {
+    throw Error(cat(who, ": ",
+                    g.c == nullptr   ? "C"
+                    : g.a == nullptr ? "A"
+                                     : "B",
+                    " is null; m, n, k are ", g.m, ", ", g.n, ", ", g.k));
+  }
+  const bool in_a = gemm_overlap(g.c, g.m, g.n, g.ldc, g.a, a, a_no ? g.k : g.m, lda);
+  if (in_a || gemm_overlap(g.c, g.m, g.n, g.ldc, g.b, b, b_no ? g.n : g.k, ldb)) {
+    throw Error(cat(who, ": C overlaps ", in_a ? "A" : "B", "; it must have memory of its own"));
+  }
+  return true;
+}
+
+inline GemmOperands gemm_operands(kernel::Trans ta, kernel::Trans tb, std::int64_t m,
+                                  std::int64_t n, std::int64_t k, const float* a, std::int64_t lda,
+                                  const float* b, std::int64_t ldb, float beta, float* c,
+                                  std::int64_t ldc) {
+  const bool a_no = ta == kernel::Trans::no;
+  const bool b_no = tb == kernel::Trans::no;
+  return {m,    n, k,  a, a_no ? lda : 1, a_no ? 1 : lda, b, b_no ? ldb : 1, b_no ? 1 : ldb,
+          beta, c, ldc};
+}
 
 }  // namespace detail
 }}  // namespace tinyscale
@@ -5917,12 +6035,13 @@ struct GemmDots {
     }
     const float* a = g.a + i * g.a_row;
     const float* b = g.b + j * g.b_col;
+    const std::int64_t b_col = g.b_col, k = g.k;
     std::int64_t p = 0;
-    for (; p + L::width <= g.k; p += L::width) {
+    for (; p + L::width <= k; p += L::width) {
       load<L>(a + p, left);
       TINYSCALE_UNROLL
       for (int r = 0; r < ROWS; ++r) {
-        load<L>(b + r * g.b_col + p, v);
+        load<L>(b + r * b_col + p, v);
         sum[r] = sum[r] + left * v;
       }
     }
@@ -5931,7 +6050,7 @@ struct GemmDots {
     for (int r = 0; r < ROWS; ++r) {
       float total = sum_lanes<L>(sum[r]);
       for (std::int64_t x = p; x < g.k; ++x) {
-        total += a[x] * b[r * g.b_col + x];
+        total += a[x] * b[r * b_col + x];
       }
       c[r] = g.beta == 0.0f ? total : total + c[r];
     }
@@ -5985,8 +6104,6 @@ inline bool gemm_skinny(const GemmOperands& g, std::int64_t width) {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernel {
 
-enum class Trans { no, yes };  // yes: the matrix is stored transposed
-
 // The reference body. A is lda floats from row to row as stored; so are B and C.
 inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
                            const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
@@ -6009,7 +6126,7 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
 
 namespace detail {
 
-constexpr std::int64_t gemm_depth = 512;           // most k of one pass: a panel of B stays in L2
+constexpr std::int64_t gemm_depth = 1024;          // most k of one pass: a panel of B stays in L2
 constexpr std::int64_t gemm_rows = 96;             // most rows of one task
 constexpr std::int64_t gemm_packed = 1 << 20;      // floats of B packed at once: 4 MB
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
@@ -6020,8 +6137,9 @@ constexpr std::int64_t gemm_strip = 64;            // k of a panel packed just b
 struct GemmPanels {
   std::int64_t first, columns;  // of C, in this pass
   const float* packed;
-  const float* edge;   // the last, narrower panel, padded with zeros; packed like the others
-  std::int64_t depth;  // k of one pass over C
+  const float* edge;      // the last, narrower panel, padded with zeros; packed like the others
+  std::int64_t edge_row;  // from row to row of it
+  std::int64_t depth;     // k of one pass over C
 };
 
 // Copies columns [j, j + valid) of rows [p, p + depth) of B to to[depth][wide], zeros behind them.
@@ -6030,9 +6148,10 @@ struct GemmPack {
   std::int64_t p, depth, j, valid, wide;
   float* to;
 
+  static constexpr std::int64_t strip = 16;  // rows at a time, while the next ones are fetched
+
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t strip = 16;
     for (std::int64_t q = 0; q < depth; q += strip) {
       const std::int64_t rows = depth - q < strip ? depth - q : strip;
       if (g.b_col == 1) {
@@ -6043,6 +6162,7 @@ struct GemmPack {
       }
       for (std::int64_t x = 0; x < wide; ++x) {
         const float* from = g.b + (j + x) * g.b_col + (p + q) * g.b_row;
+        prefetch(from + (x < valid ? strip : 0));
         for (std::int64_t r = 0; r < rows && x < valid; ++r) {
           to[(q + r) * wide + x] = from[r * g.b_row];
         }
@@ -6059,6 +6179,7 @@ struct GemmPack {
     std::int64_t x = 0;
     typename L::V v;
     for (; x + L::width <= whole; x += L::width) {
+      prefetch(from + x + strip * g.b_row);
       load<L>(from + x, v);
       store<L>(row + x, v);
     }
@@ -6082,14 +6203,13 @@ struct GemmBlock {
     for (std::int64_t p = 0; p < g.k; p += panels.depth) {
       const std::int64_t depth = std::min(panels.depth, g.k - p);
       for (std::int64_t j = 0; j < full; j += wide) {
-        const float* b = panels.packed + j * g.k + p * wide;
-        const float* ahead = b + depth * wide;
-        std::int64_t row = wide;
-        if (panels.packed == nullptr) {
-          b = g.b + p * g.b_row + panels.first + j;
-          ahead = p + 2 * depth <= g.k ? b + depth * g.b_row : b;
-          row = g.b_row;
-        }
+        const bool stands = panels.packed == nullptr;
+        const std::int64_t row = stands ? g.b_row : wide;
+        const float* b =
+            stands ? g.b + p * row + panels.first + j : panels.packed + j * g.k + p * wide;
+        const std::int64_t far = strip == nullptr ? 8 : depth;
+        const bool last = stands ? p + depth + far > g.k : j + wide >= full;
+        const float* ahead = b + (last ? 0 : stands ? far * row : g.k * wide);
         if (strip != nullptr) {
           call_on_lanes<L>(GemmPack{g, p, depth, panels.first + j, wide, wide, strip});
           b = strip;
@@ -6097,8 +6217,8 @@ struct GemmBlock {
         panel<L, L::vectors>(p, depth, b, strip == nullptr ? row : wide, j, wide, ahead, row);
       }
       std::int64_t j = full;
-      const std::int64_t step = (columns - full + L::width - 1) / L::width * L::width;
-      const float* b = panels.edge + p * step;  // rows of `step` floats
+      const std::int64_t step = panels.edge_row;
+      const float* b = panels.edge + p * step;
       if constexpr (L::vectors > 2) {
         for (; columns - j > L::width; j += 2 * L::width, b += 2 * L::width) {
           const std::int64_t valid = std::min<std::int64_t>(2 * L::width, columns - j);
@@ -6118,11 +6238,12 @@ struct GemmBlock {
                               const float* ahead, std::int64_t ahead_row) const {
     constexpr std::int64_t wide = L::width * VECTORS;
     const std::int64_t m = end - begin;
-    const std::int64_t gap = m <= L::rows ? 32 : m > 3 * L::rows ? 0 : 16;
     float* c = g.c + begin * g.ldc + panels.first + j;
     const float beta = p == 0 ? g.beta : 1.0f;
-    PanelWork w{m, depth, g.a + begin * g.a_row + p * g.a_col, g.a_row, g.a_col, b,  b_row,
-                c, g.ldc, beta, ahead, ahead_row, gap};
+    PanelWork w{m,       depth,   g.a + begin * g.a_row + p * g.a_col,
+                g.a_row, g.a_col, b,
+                b_row,   c,       g.ldc,
+                beta,    ahead,   ahead_row};
     if (valid == wide) {
       call_on_lanes<L>(GemmPanel<L, VECTORS>{w});
     } else {
@@ -6158,29 +6279,42 @@ struct TileQuery {  // asks the active path for its tile
   }
 };
 
+inline TileSize tile_size() {
+  TileSize size;
+  run_on_lanes(TileQuery{&size});
+  return size;
+}
+
 // Packs columns [first, first + columns) of B: full panels (none where packed is null), the edge.
+// A task is 16 rows of B as stored, or one panel of a transposed B.
 inline void gemm_pack(const GemmOperands& g, std::int64_t first, std::int64_t columns,
                       const TileSize& tile, float* packed, float* edge, bool serial) {
-  const std::int64_t full = columns / tile.wide * tile.wide;
-  const std::int64_t strip = g.b_col == 1 ? 16 : g.k;  // rows of B are read along
-  const std::int64_t strips = (g.k + strip - 1) / strip, panels = full / tile.wide + 1;
+  const bool along = g.b_col == 1;
+  const std::int64_t full = columns / tile.wide * tile.wide, left = columns - full;
+  const std::int64_t strip = along ? 16 : g.k;
+  const std::int64_t tasks = along ? (g.k + strip - 1) / strip : full / tile.wide + 1;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t p = x / panels * strip, j = x % panels * tile.wide;
-      const std::int64_t depth = std::min(strip, g.k - p);
-      if (j < full && packed != nullptr) {
-        run_on_lanes(GemmPack{g, p, depth, first + j, tile.wide, tile.wide,
-                              packed + j * g.k + p * tile.wide});
-      } else if (j == full && j < columns) {
-        const std::int64_t wide = tile.rounded(columns - full);
-        run_on_lanes(GemmPack{g, p, depth, first + full, columns - full, wide, edge + p * wide});
+      const std::int64_t p = along ? x * strip : 0, depth = std::min(strip, g.k - p);
+      const std::int64_t last = along ? full : std::min(full, (x + 1) * tile.wide);
+      for (std::int64_t j = along ? 0 : x * tile.wide; j < last && packed != nullptr;
+           j += tile.wide) {
+        float* const to = packed + j * g.k + p * tile.wide;
+        run_on_lanes(GemmPack{g, p, depth, first + j, tile.wide, tile.wide, to});
+      }
+      if (left > 0 && (along || x + 1 == tasks)) {
+        const std::int64_t wide = tile.rounded(left);
+        run_on_lanes(GemmPack{g, p, depth, first + full, left, wide, edge + p * wide});
       }
     }
   };
+  if (packed == nullptr && left == 0) {
+    return;
+  }
   if (serial) {
-    body(0, strips * panels);
+    body(0, tasks);
   } else {
-    parallel_for(strips * panels, g.b_col == 1 ? panels : 1, body);
+    parallel_for(tasks, 1, body);
   }
 }
 
@@ -6190,57 +6324,107 @@ inline std::int64_t gemm_pass_depth(std::int64_t k) {
   return ((k + passes - 1) / passes + 7) / 8 * 8;
 }
 
-// Rows of a task: about an eighth of A, in multiples of every tile's rows.
-inline void gemm_blocks(const GemmOperands& g, const GemmPanels& panels, bool serial) {
+// Tasks: about an eighth of the rows, in multiples of every tile's; of short A 256 columns instead,
+// so that B is read once.
+inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool serial) {
+  const std::int64_t chunk = 256;  // a multiple of every panel's width
+  const bool by_rows = g.m > gemm_rows;
   const std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
-  const std::int64_t blocks = (g.m + tall - 1) / tall;
+  const std::int64_t tasks = by_rows  ? (g.m + tall - 1) / tall
+                             : serial ? 1
+                                      : (all.columns + chunk - 1) / chunk;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
-      run_on_lanes(GemmBlock{g, panels, x * tall, std::min(g.m, (x + 1) * tall), nullptr});
+      if (by_rows) {
+        run_on_lanes(GemmBlock{g, all, x * tall, std::min(g.m, (x + 1) * tall), nullptr});
+        continue;
+      }
+      GemmPanels part = all;
+      part.first += x * chunk;
+      part.columns = std::min(serial ? all.columns : chunk, all.columns - x * chunk);
+      part.packed = all.packed == nullptr ? nullptr : all.packed + x * chunk * g.k;
+      run_on_lanes(GemmBlock{g, part, 0, g.m, nullptr});
     }
   };
   if (serial) {
-    body(0, blocks);
+    body(0, tasks);
   } else {
-    parallel_for(blocks, 1, body);
+    parallel_for(tasks, 1, body);
   }
 }
 
 // Multiply-adds that take about 5 microseconds, less than waking a thread pays.
 inline bool gemm_is_small(const GemmOperands& g) { return g.m * g.n * g.k < (1 << 18); }
 
-// One pass: columns [first, first + columns) of C, packing first.
+// One pass: columns [first, first + columns) of C, packing first what cannot be read in place.
 inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t columns,
                       const TileSize& tile) {
   const std::int64_t full = columns / tile.wide * tile.wide;
+  const std::int64_t left = tile.rounded(columns - full);
   const bool in_place = g.b_col == 1 && g.n * g.k <= gemm_in_place;
   const bool small = gemm_is_small(g);
-  const Scratch lease(((in_place ? 0 : full) + tile.rounded(columns - full)) * g.k);
+  GemmPanels panels{first, columns, nullptr, nullptr, left, gemm_pass_depth(g.k)};
+  if (in_place && left == columns - full) {
+    panels.edge = g.b + first + full;
+    panels.edge_row = g.b_row;
+    gemm_blocks(g, panels, small);
+    return;
+  }
+  const Scratch lease(((in_place ? 0 : full) + left) * g.k);
   float* const packed = in_place ? nullptr : lease.data();
   float* const edge = lease.data() + (in_place ? 0 : full * g.k);
   gemm_pack(g, first, columns, tile, packed, edge, small);
-  gemm_blocks(g, {first, columns, packed, edge, gemm_pass_depth(g.k)}, small);
+  panels.packed = packed;
+  panels.edge = edge;
+  gemm_blocks(g, panels, small);
 }
 
-// Short A, B as stored: chunks of columns; each panel of 64 rows is copied just before its use,
-// while the next 64 rows come from memory.
+// Short A, B as stored: chunks of columns. Three tiles of rows read B where it stands; for more
+// each panel of 64 rows is copied just before its use, while the next 64 rows come from memory.
 inline bool gemm_few_rows(const GemmOperands& g, const TileSize& tile) {
   if (g.m <= GemmStream::rows || g.m > gemm_few || g.b_col != 1 || g.n * g.k <= gemm_in_place) {
     return false;
   }
-  const std::int64_t chunk = 512;
+  const bool strips = g.m > 18;
+  const std::int64_t chunk = strips ? 512 : 256;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     const Scratch lease(tile.wide * (g.k + gemm_strip));
-    float* const strip = lease.data() + tile.wide * g.k;
+    float* const strip = strips ? lease.data() + tile.wide * g.k : nullptr;
     for (std::int64_t x = begin; x < end; ++x) {
       const std::int64_t first = x * chunk, columns = std::min(chunk, g.n - first);
       gemm_pack(g, first, columns, tile, nullptr, lease.data(), true);
-      const GemmPanels panels{first, columns, nullptr, lease.data(), gemm_strip};
+      const GemmPanels panels{first,
+                              columns,
+                              nullptr,
+                              lease.data(),
+                              tile.rounded(columns % tile.wide),
+                              strips ? gemm_strip : 256};
       run_on_lanes(GemmBlock{g, panels, 0, g.m, strip});
     }
   };
   parallel_for((g.n + chunk - 1) / chunk, 1, body);
   return true;
+}
+
+// The product that the operands describe; m, n > 0.
+inline void gemm_run(const GemmOperands& g) {
+  if (g.k <= 0) {
+    for (std::int64_t i = 0; i < g.m && g.beta == 0.0f; ++i) {
+      std::fill(g.c + i * g.ldc, g.c + i * g.ldc + g.n, 0.0f);
+    }
+    if (g.finish != nullptr) {
+      g.finish(g, 0, g.m, 0, g.n);
+    }
+    return;
+  }
+  const TileSize tile = tile_size();
+  if (gemm_few_rows(g, tile) || gemm_skinny(g, tile.width)) {
+    return;
+  }
+  const std::int64_t fit = std::max<std::int64_t>(gemm_packed / g.k / tile.wide, 1) * tile.wide;
+  for (std::int64_t j = 0; j < g.n; j += fit) {
+    gemm_pass(g, j, std::min(fit, g.n - j), tile);
+  }
 }
 
 }  // namespace detail
@@ -6251,41 +6435,112 @@ namespace kernel {
 inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
                  std::int64_t lda, const float* b, std::int64_t ldb, float beta, float* c,
                  std::int64_t ldc) {
-  if (m <= 0 || n <= 0) {
-    return;
-  }
-  if (k <= 0) {
-    for (std::int64_t i = 0; i < m; ++i) {
-      for (std::int64_t j = 0; j < n; ++j) {
-        c[i * ldc + j] = beta == 0.0f ? 0.0f : beta * c[i * ldc + j];
-      }
-    }
-    return;
-  }
-  const bool a_no = ta == Trans::no;
-  const bool b_no = tb == Trans::no;
-  const detail::GemmOperands g{
-      m, n, k, a, a_no ? lda : 1, a_no ? 1 : lda, b, b_no ? ldb : 1, b_no ? 1 : ldb, beta, c, ldc};
-  detail::TileSize tile;
-  detail::run_on_lanes(detail::TileQuery{&tile});
-  if (detail::gemm_few_rows(g, tile) || detail::gemm_skinny(g, tile.width)) {
-    return;
-  }
-  const std::int64_t fit = std::max<std::int64_t>(detail::gemm_packed / k / tile.wide, 1);
-  for (std::int64_t j = 0; j < n; j += fit * tile.wide) {
-    detail::gemm_pass(g, j, std::min(fit * tile.wide, n - j), tile);
+  const detail::GemmOperands g =
+      detail::gemm_operands(ta, tb, m, n, k, a, lda, b, ldb, beta, c, ldc);
+  if (detail::gemm_check("gemm", ta, tb, g, lda, ldb)) {
+    detail::gemm_run(g);
   }
 }
 
 }  // namespace kernel
 }}  // namespace tinyscale
 
-// >> tinyscale/compute/gemm_words.hpp
-// Matrix products whose operands are words of 32 bits along k: 2 bf16 numbers or 4 int8 numbers.
+// >> tinyscale/compute/x86_units.hpp
+// The processor's units for low precision, by assembler: the only place in the kernels that has
+// any. Which of them a processor has says cpu(); interpreters do without. Sums pass through a
+// variable of their own, as an element of an array in an asm statement would stay in memory.
+
+#if TINYSCALE_X86_UNITS
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// 16 numbers from low and 16 from high, rounded to bf16, in the lower and upper half of `out`.
+__attribute__((target("avx512f"))) inline void round_by_unit(const float* low, const float* high,
+                                                             Lanes16::I& out) {
+  const Lanes16::V a = *reinterpret_cast<const Lanes16::Loose*>(low);
+  const Lanes16::V b = *reinterpret_cast<const Lanes16::Loose*>(high);
+  Lanes16::I both;
+  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(both) : "v"(a), "v"(b));
+  out = both;
+}
+
+// sum += the two products of each word of bf16.
+__attribute__((target("avx512f"))) inline void dot_bf16_pairs(const Lanes16::I& a,
+                                                              const Lanes16::I& b,
+                                                              Lanes16::V& sum) {
+  Lanes16::V s = sum;
+  asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(a), "v"(b));
+  sum = s;
+}
+
+// sum += the four products of each word, a of int8, b of uint8.
+__attribute__((target("avx512f"))) inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b,
+                                                        Lanes16::I& sum) {
+  Lanes16::I s = sum;
+  asm("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
+  sum = s;
+}
+__attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b,
+                                                         Lanes8::I& sum) {
+  Lanes8::I s = sum;
+  asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
+  sum = s;
+}
+// f16 to f32; every processor with VNNI can.
+__attribute__((target("avx512f"))) inline void halves_by_unit(const std::uint16_t* from,
+                                                              Lanes16::V& x) {
+  Lanes16::V y;
+  asm("vcvtph2ps %1, %0" : "=v"(y) : "m"(*reinterpret_cast<const Lanes16::LooseShorts*>(from)));
+  x = y;
+}
+__attribute__((target("avx2,fma"))) inline void halves_by_unit(const std::uint16_t* from,
+                                                               Lanes8::V& x) {
+  Lanes8::V y;
+  asm("vcvtph2ps %1, %0" : "=x"(y) : "m"(*reinterpret_cast<const Lanes8::LooseShorts*>(from)));
+  x = y;
+}
+
+// Tiles, as SoftTiles of amx_tiles.hpp has them in RAM.
+struct AmxTiles {
+  void start() {  // the layout is loaded for each task: the thread may be new
+    alignas(64) std::uint8_t layout[64] = {1};
+    for (int t = 0; t < 8; ++t) {
+      layout[16 + 2 * t] = 64;  // bytes of a row
+      layout[48 + t] = 16;      // rows
+    }
+    asm volatile("ldtilecfg %0" : : "m"(layout) : "memory");
+  }
+  void stop() { asm volatile("tilerelease" : : : "memory"); }
+  template <int C>
+  void zero() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(C));
+  }
+  template <int T>
+  void load(const void* from, std::int64_t stride) {
+    asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride), "i"(T) : "memory");
+  }
+  template <int T>
+  void store(void* to, std::int64_t stride) {
+    asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride), "i"(T) : "memory");
+  }
+  template <int C, int A, int B>
+  void dot_bf16() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  }
+  template <int C, int A, int B>
+  void dot_int8() {
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+#endif
+
+// >> tinyscale/compute/word_pack.hpp
+// Operands of low-precision products as words of 32 bits along k: 2 bf16 numbers or 4 int8 numbers,
+// rounded, turned and laid out in one pass over memory.
 //   A packed:  [k / depth][row][depth]       B packed:  [panel][k][64 columns]
-// One instruction multiplies a word of A with 16 words of B and adds up the products of each word,
-// so that packing is the whole difference to an f32 product. What does it is a WordUnit: dot
-// products in vector registers, or tiles (amx_tiles.hpp).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -6333,58 +6588,25 @@ inline std::uint32_t word_at(const WordSource& s, std::int64_t x, std::int64_t w
 #if TINYSCALE_VECTOR_EXTENSIONS
 typedef std::uint32_t Words16 __attribute__((vector_size(64)));
 typedef std::uint32_t LooseWords16 __attribute__((vector_size(64), aligned(1), may_alias));
-typedef std::uint64_t LongWords8 __attribute__((vector_size(64)));
-typedef std::uint64_t LooseLongWords8 __attribute__((vector_size(64), aligned(1), may_alias));
-typedef std::uint32_t LooseWords8 __attribute__((vector_size(32), aligned(1), may_alias));
 typedef std::uint16_t LooseShorts16 __attribute__((vector_size(32), aligned(1), may_alias));
 typedef std::uint8_t LooseBytes16 __attribute__((vector_size(16), aligned(1), may_alias));
-
-// f32 rounded to nearest, ties to even, in the upper half of its word; the lower half is waste.
-// A NaN stays one: its mantissa gets a bit and is not rounded up.
-TINYSCALE_INLINE void round_words(Words16& v) {
-  const Words16 nan = (Words16)((v & 0x7fffffffU) > 0x7f800000U);
-  const Words16 up = 0x7fffU + ((v >> 16) & 1U);
-  v = v + (up & ~nan);
-  v = v | (nan & 0x00400000U);
-}
-
-// 16 numbers from low and 16 from high, rounded, in the lower and upper half of `out`.
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-__attribute__((target("avx512f"))) inline void round_by_unit(const float* low, const float* high,
-                                                             Words16& out) {
-  const Words16 a = *reinterpret_cast<const LooseWords16*>(low);
-  const Words16 b = *reinterpret_cast<const LooseWords16*>(high);
-  asm("vcvtne2ps2bf16 %1, %2, %0" : "=v"(out) : "v"(a), "v"(b));
-}
-#endif
 
 // 16 words of row x from word w, read along k.
 TINYSCALE_INLINE void words_along_k(const WordSource& s, std::int64_t x, std::int64_t w,
                                     std::uint32_t* to) {
   const std::int64_t at = x * s.x_stride + w * s.per_word();
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
-    Words16 v;
+    Lanes16::I v;
     round_by_unit(from, from + 16, v);
-    *reinterpret_cast<LooseWords16*>(to) = v;
+    *reinterpret_cast<Lanes16::LooseI*>(to) = v;
     return;
   }
 #endif
-  if (s.kind != WordKind::f32) {
-    const std::int64_t bytes = s.kind == WordKind::int8 ? 1 : 2;
-    const auto* from = static_cast<const unsigned char*>(s.data) + at * bytes;
-    *reinterpret_cast<LooseWords16*>(to) = *reinterpret_cast<const LooseWords16*>(from) ^ s.flip;
-    return;
-  }
-  for (int half = 0; half < 2; ++half) {
-    Words16 v =
-        *reinterpret_cast<const LooseWords16*>(static_cast<const float*>(s.data) + at + half * 16);
-    round_words(v);
-    const LongWords8 pairs = *reinterpret_cast<const LooseLongWords8*>(&v);
-    const LongWords8 words = ((pairs >> 16) & 0xffffU) | ((pairs >> 32) & 0xffff0000U);
-    *reinterpret_cast<LooseWords8*>(to + half * 8) = __builtin_convertvector(words, LooseWords8);
-  }
+  const std::int64_t bytes = s.kind == WordKind::int8 ? 1 : 2;
+  const unsigned char* const from = static_cast<const unsigned char*>(s.data) + at * bytes;
+  *reinterpret_cast<LooseWords16*>(to) = *reinterpret_cast<const LooseWords16*>(from) ^ s.flip;
 }
 
 // Word w of 16 rows from x, where neighbours in memory are neighbours in x.
@@ -6392,10 +6614,10 @@ TINYSCALE_INLINE void words_along_x(const WordSource& s, std::int64_t x, std::in
                                     std::uint32_t* to) {
   Words16 out = {};
   const std::int64_t at = x + w * s.per_word() * s.k_stride;
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (s.kind == WordKind::f32_by_unit) {
     const float* from = static_cast<const float*>(s.data) + at;
-    Words16 v;
+    Lanes16::I v;
     round_by_unit(from, from + s.k_stride, v);
     const LooseShorts16* halves = reinterpret_cast<const LooseShorts16*>(&v);
     out = __builtin_convertvector(halves[0], Words16) | __builtin_convertvector(halves[1], Words16)
@@ -6404,14 +6626,7 @@ TINYSCALE_INLINE void words_along_x(const WordSource& s, std::int64_t x, std::in
     return;
   }
 #endif
-  if (s.kind == WordKind::f32) {
-    const float* from = static_cast<const float*>(s.data) + at;
-    Words16 low = *reinterpret_cast<const LooseWords16*>(from);
-    Words16 high = *reinterpret_cast<const LooseWords16*>(from + s.k_stride);
-    round_words(low);
-    round_words(high);
-    out = (low >> 16) | (high & 0xffff0000U);
-  } else if (s.kind == WordKind::bf16) {
+  if (s.kind == WordKind::bf16) {
     const std::uint16_t* from = static_cast<const std::uint16_t*>(s.data) + at;
     const LooseShorts16& low = *reinterpret_cast<const LooseShorts16*>(from);
     const LooseShorts16& high = *reinterpret_cast<const LooseShorts16*>(from + s.k_stride);
@@ -6444,10 +6659,11 @@ struct WordPack {
 
   TINYSCALE_INLINE void block(std::int64_t x, std::int64_t w, std::int64_t wide,
                               std::int64_t deep) const {
-    const std::int64_t stride_in = s.k_stride == 1 ? to_x : to_w;
 #if TINYSCALE_VECTOR_EXTENSIONS
-    if (wide == 16 && deep == 16 && x0 + x + 16 <= s.xs && (w0 + w + 16) * s.per_word() <= s.ks) {
+    if (s.kind != WordKind::f32 && wide == 16 && deep == 16 && x0 + x + 16 <= s.xs &&
+        (w0 + w + 16) * s.per_word() <= s.ks) {
       const bool along_k = s.k_stride == 1;
+      const std::int64_t stride_in = along_k ? to_x : to_w;
       const bool straight = (along_k ? to_w : to_x) == 1;
       std::uint32_t square[16][16];
       std::uint32_t* const start = to + x * to_x + w * to_w;
@@ -6491,6 +6707,17 @@ inline void pack_words(const WordPack& pack) {
 #endif
   pack.run();
 }
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/gemm_words.hpp
+// Matrix products whose operands are words along k (word_pack.hpp). One instruction multiplies a
+// word of A with 16 words of B and adds up the products of each word; the rest is as in an f32
+// product. What multiplies is a WordUnit: dot products in registers, or tiles (amx_tiles.hpp).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
 
 // Rows [row, row_end) x panels [panel, panel_end) of C, one pass of k, from packed A and B.
 struct WordTask {
@@ -6761,6 +6988,169 @@ inline void word_gemm(const WordGemm& g) {
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/compute/amx_tiles.hpp
+// Tiles: 8 registers of 16 rows x 64 bytes, and one instruction that multiplies two of them,
+// C[16, 16] += A[16, 16 words] B[16 words, 16]. Four C tiles take two of A and two of B: 32 x 32 of
+// C on 4 loads a step. The kernel asks a tile unit: the processor's (Intel AMX; run-time detection
+// only), or RAM with the same meaning, which tests run where there is no AMX.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// The reference body, which is the whole unit in RAM. dot_bf16 sums even and odd places apart, as
+// the processor does (it also takes denormals as zero).
+struct SoftTiles {
+  std::uint32_t tiles[8][16][16];
+
+  void start() {}
+  void stop() {}
+  template <int C>
+  void zero() {
+    std::memset(tiles[C], 0, sizeof(tiles[C]));
+  }
+  template <int T>
+  void load(const void* from, std::int64_t stride) {  // bytes from row to row
+    for (int r = 0; r < 16; ++r) {
+      std::memcpy(tiles[T][r], static_cast<const char*>(from) + r * stride, 64);
+    }
+  }
+  template <int T>
+  void store(void* to, std::int64_t stride) {
+    for (int r = 0; r < 16; ++r) {
+      std::memcpy(static_cast<char*>(to) + r * stride, tiles[T][r], 64);
+    }
+  }
+  template <int C, int A, int B>
+  void dot_bf16() {
+    for (int i = 0; i < 16; ++i) {
+      for (int j = 0; j < 16; ++j) {
+        float even = 0.0f, odd = 0.0f;
+        for (int p = 0; p < 16; ++p) {
+          const std::uint32_t a = tiles[A][i][p], b = tiles[B][p][j];
+          even += float_of(a << 16) * float_of(b << 16);
+          odd += float_of(a & 0xffff0000U) * float_of(b & 0xffff0000U);
+        }
+        tiles[C][i][j] = bits_of(float_of(tiles[C][i][j]) + (even + odd));
+      }
+    }
+  }
+  template <int C, int A, int B>
+  void dot_int8() {  // A of int8, B of uint8
+    for (int i = 0; i < 16; ++i) {
+      for (int j = 0; j < 16; ++j) {
+        for (int p = 0; p < 16; ++p) {
+          for (int e = 0; e < 32; e += 8) {
+            const auto a = static_cast<std::int8_t>(tiles[A][i][p] >> e);
+            const auto b = static_cast<std::uint8_t>(tiles[B][p][j] >> e);
+            tiles[C][i][j] += static_cast<std::uint32_t>(a * b);
+          }
+        }
+      }
+    }
+  }
+};
+
+// What the elements of words are, for a task in tiles: bf16 words give float, int8 words int32.
+struct Bf16InTiles {
+  typedef float Scalar;
+  template <int C, int A, int B, class Tiles>
+  static void dot(Tiles& tiles) {
+    tiles.template dot_bf16<C, A, B>();
+  }
+};
+struct Int8InTiles {
+  typedef std::int32_t Scalar;
+  template <int C, int A, int B, class Tiles>
+  static void dot(Tiles& tiles) {
+    tiles.template dot_int8<C, A, B>();
+  }
+};
+
+// C[32, 32] (+)= A[32, depth] B[depth, 32]; depth is a multiple of 16 words, a row of A its depth.
+template <class Tiles, class Element>
+void tile_square(Tiles& tiles, const std::uint32_t* a, const std::uint32_t* b, std::int64_t depth,
+                 bool add, typename Element::Scalar* c, std::int64_t ldc) {
+  if (add) {
+    tiles.template load<0>(c, ldc * 4);
+    tiles.template load<1>(c + 16, ldc * 4);
+    tiles.template load<2>(c + 16 * ldc, ldc * 4);
+    tiles.template load<3>(c + 16 * ldc + 16, ldc * 4);
+  } else {
+    tiles.template zero<0>();
+    tiles.template zero<1>();
+    tiles.template zero<2>();
+    tiles.template zero<3>();
+  }
+  for (std::int64_t p = 0; p < depth; p += 16) {
+    tiles.template load<4>(a + p, depth * 4);
+    tiles.template load<6>(b + p * word_wide, word_wide * 4);
+    tiles.template load<7>(b + p * word_wide + 16, word_wide * 4);
+    Element::template dot<0, 4, 6>(tiles);
+    Element::template dot<1, 4, 7>(tiles);
+    tiles.template load<5>(a + 16 * depth + p, depth * 4);
+    Element::template dot<2, 5, 6>(tiles);
+    Element::template dot<3, 5, 7>(tiles);
+  }
+  tiles.template store<0>(c, ldc * 4);
+  tiles.template store<1>(c + 16, ldc * 4);
+  tiles.template store<2>(c + 16 * ldc, ldc * 4);
+  tiles.template store<3>(c + 16 * ldc + 16, ldc * 4);
+}
+
+// Copies between C and the square that stands for its edge.
+template <class Scalar>
+void copy_edge(const Scalar* from, std::int64_t from_row, Scalar* to, std::int64_t to_row,
+               std::int64_t rows, std::int64_t columns) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::copy(from + r * from_row, from + r * from_row + columns, to + r * to_row);
+  }
+}
+
+template <class Tiles, class Element>
+void run_tiles(const WordTask& t) {
+  typedef typename Element::Scalar Scalar;
+  Tiles tiles;
+  tiles.start();
+  alignas(64) Scalar square[32 * 32] = {};
+  for (std::int64_t w = 0; w < t.words; w += word_depth) {
+    const std::int64_t depth = std::min(word_depth, t.words - w);
+    for (std::int64_t j = t.panel * word_wide; j < std::min(t.n, t.panel_end * word_wide);
+         j += 32) {
+      const std::uint32_t* const b =
+          t.b + j / word_wide * t.words * word_wide + w * word_wide + j % word_wide;
+      const std::int64_t columns = std::min<std::int64_t>(32, t.n - j);
+      for (std::int64_t i = t.row; i < t.row_end; i += 32) {
+        const std::int64_t rows = std::min<std::int64_t>(32, t.row_end - i);
+        Scalar* const c = static_cast<Scalar*>(t.c) + i * t.ldc + j;
+        const bool whole = rows == 32 && columns == 32, add = t.add || w > 0;
+        for (std::int64_t r = 0; r < rows && !add && t.start != nullptr; ++r) {
+          std::fill(c + r * t.ldc, c + r * t.ldc + columns, static_cast<Scalar>(t.start[i + r]));
+        }
+        const bool from_c = add || t.start != nullptr;
+        if (!whole && from_c) {
+          copy_edge(c, t.ldc, square, 32, rows, columns);
+        }
+        std::int64_t to_row = 0, to_word = 0;
+        const std::uint32_t* const a = t.a_at(w, i, to_row, to_word);
+        tile_square<Tiles, Element>(tiles, a, b, depth, from_c, whole ? c : square,
+                                    whole ? t.ldc : 32);
+        if (!whole) {
+          copy_edge(square, 32, c, t.ldc, rows, columns);
+        }
+      }
+    }
+  }
+  tiles.stop();
+}
+
+template <class Tiles, class Element>
+WordUnit tile_unit() {
+  return {run_tiles<Tiles, Element>, 32, 16, true};
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compute/gemm_bf16.hpp
 // Matrix product of bf16 numbers, summed in f32: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
 // f32 operands are rounded to nearest, ties to even, as they are packed: what training in bf16 with
@@ -6795,8 +7185,8 @@ inline void gemm_bf16_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t
 
 namespace detail {
 
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-#define TINYSCALE_BF16_TARGET __attribute__((target("avx512f,avx512bf16")))
+#if TINYSCALE_X86_UNITS
+#define TINYSCALE_BF16_TARGET __attribute__((target("avx512f")))
 struct DotBf16 {
   static constexpr int width = 16, rows = 6, vectors = 4;
   static constexpr bool integer = false;
@@ -6806,15 +7196,13 @@ struct DotBf16 {
   typedef float Scalar;
 
   TINYSCALE_BF16_TARGET static inline void load(const std::uint32_t* from, Words& w) {
-    w = (Words) * reinterpret_cast<const LooseWords16*>(from);
+    w = *reinterpret_cast<const Lanes16::LooseI*>(from);
   }
   TINYSCALE_BF16_TARGET static inline void broadcast(std::uint32_t word, Words& w) {
     broadcast_word(static_cast<std::int32_t>(word), w);
   }
   TINYSCALE_BF16_TARGET static inline void dot(const Words& a, const Words& b, Sum& sum) {
-    Sum s = sum;  // a register of its own: an array element would stay in memory
-    asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(a), "v"(b));
-    sum = s;
+    dot_bf16_pairs(a, b, sum);
   }
 };
 
@@ -6826,8 +7214,12 @@ TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
 
 // The unit of the active path; run is null where bf16 is widened to f32.
 inline WordUnit bf16_word_unit() {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-  if (bf16_unit(cpu(), active_path())[0] == 'v') {
+#if TINYSCALE_X86_UNITS
+  const char* const unit = bf16_unit(cpu(), active_path());
+  if (unit[0] == 'a' && forced_path().load(std::memory_order_relaxed) < 0) {
+    return tile_unit<AmxTiles, Bf16InTiles>();
+  }
+  if (unit[0] == 'v') {
     return {run_dot_bf16, DotBf16::rows, 1, false};
   }
 #endif
@@ -6842,7 +7234,7 @@ inline WordSource word_source(WordKind kind, const void* data, kernel::Trans tra
 
 // f32 numbers, rounded as the active unit does it fastest.
 inline WordKind f32_words() {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   return cpu().avx512_bf16 && active_path() == CpuPath::avx512 ? WordKind::f32_by_unit
                                                                : WordKind::f32;
 #else
@@ -7016,33 +7408,23 @@ namespace detail {
 
 // sum += the four products of each word, a of int8, b of uint8. VNNI by assembler, else widened:
 // the bytes at even and odd places as pairs of 16 bits, multiplied and added in pairs.
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-__attribute__((target("avx512f"))) inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b,
-                                                        Lanes16::I& sum) {
-  Lanes16::I s = sum;
-  asm("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
-  sum = s;
-}
-__attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b,
-                                                         Lanes8::I& sum) {
-  Lanes8::I s = sum;
-  asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
-  sum = s;
-}
-#endif
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 typedef std::int16_t Shorts8 __attribute__((vector_size(16)));
 typedef std::int16_t Shorts16 __attribute__((vector_size(32)));
 __attribute__((target("avx2,fma"))) inline void dot_widened(const Lanes8::I& a, const Lanes8::I& b,
                                                             Lanes8::I& sum) {
-  const Shorts16 left = (Shorts16)a, right = (Shorts16)b;
-  sum = sum + (Lanes8::I)__builtin_ia32_pmaddwd256((left << 8) >> 8, right & 255) +
-        (Lanes8::I)__builtin_ia32_pmaddwd256(left >> 8, (right >> 8) & 255);
+  Shorts16 left, right;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  sum = sum + __builtin_ia32_pmaddwd256((left << 8) >> 8, right & 255) +
+        __builtin_ia32_pmaddwd256(left >> 8, (right >> 8) & 255);
 }
 TINYSCALE_INLINE void dot_widened(const Lanes4::I& a, const Lanes4::I& b, Lanes4::I& sum) {
-  const Shorts8 left = (Shorts8)a, right = (Shorts8)b;
-  sum = sum + (Lanes4::I)__builtin_ia32_pmaddwd128((left << 8) >> 8, right & 255) +
-        (Lanes4::I)__builtin_ia32_pmaddwd128(left >> 8, (right >> 8) & 255);
+  Shorts8 left, right;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  sum = sum + __builtin_ia32_pmaddwd128((left << 8) >> 8, right & 255) +
+        __builtin_ia32_pmaddwd128(left >> 8, (right >> 8) & 255);
 }
 #else
 template <class I>
@@ -7062,15 +7444,38 @@ struct DotInt8 {
   typedef typename L::I Words;
   typedef typename L::LooseI LooseSum;
   typedef std::int32_t Scalar;
+  typedef L Lanes;
+  typedef typename L::V Floats;
 
   static TINYSCALE_INLINE void load(const std::uint32_t* from, Words& w) {
     w = *reinterpret_cast<const LooseSum*>(from);
+  }
+  // f16 numbers as f32: by instruction, or the bits in an f32's place times 2^112.
+  static TINYSCALE_INLINE void load_halves(const std::uint16_t* from, Floats& x) {
+#if TINYSCALE_X86_UNITS
+    if constexpr (DOT == Int8Dot::vnni) {
+      halves_by_unit(from, x);
+      return;
+    }
+#endif
+    Words half, bits;
+#if TINYSCALE_VECTOR_EXTENSIONS
+    half = __builtin_convertvector(*reinterpret_cast<const typename L::LooseShorts*>(from), Words);
+#else
+    half = *from;
+#endif
+    bits = (half & 0x7fff) << 13;
+    std::memcpy(&x, &bits, sizeof(x));
+    x = x * 5.192296858534828e33f;
+    std::memcpy(&bits, &x, sizeof(x));
+    bits = bits | ((half >> 15) << 31);
+    std::memcpy(&x, &bits, sizeof(x));
   }
   static TINYSCALE_INLINE void broadcast(std::uint32_t word, Words& w) {
     broadcast_word(static_cast<std::int32_t>(word), w);
   }
   static TINYSCALE_INLINE void dot(const Words& a, const Words& b, Sum& sum) {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
     if constexpr (DOT == Int8Dot::vnni) {
       dot_vnni(a, b, sum);
     } else {
@@ -7096,7 +7501,7 @@ template <class Kernel>
 void run_on_int8(const Kernel& kernel) {
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
   const CpuPath path = active_path();
-#if !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (path == CpuPath::avx512 && cpu().avx512_vnni) {
     run_avx512(OnInt8<Kernel, Int8Dot::vnni>{kernel});
     return;
@@ -7127,6 +7532,12 @@ struct Int8Tiles {
 };
 
 inline WordUnit int8_word_unit() {
+#if TINYSCALE_X86_UNITS
+  if (int8_unit(cpu(), active_path())[0] == 'a' &&
+      forced_path().load(std::memory_order_relaxed) < 0) {
+    return tile_unit<AmxTiles, Int8InTiles>();
+  }
+#endif
   return {[](const WordTask& task) { run_on_int8(Int8Tiles{task}); }, 12, 1, false};
 }
 
@@ -7162,8 +7573,8 @@ struct RowStarts {
   }
 };
 
-inline void int8_product(const WordSource& a, WordSource b, const std::uint32_t* b_packed,
-                         std::int32_t* c, std::int64_t ldc) {
+inline void int8_product(const WordUnit& unit, const WordSource& a, WordSource b,
+                         const std::uint32_t* b_packed, std::int32_t* c, std::int64_t ldc) {
   if (a.ks > 131071) {
     throw Error(cat("gemm_int8: k is ", a.ks, "; int32 holds the sum of at most 131071 products"));
   }
@@ -7179,7 +7590,7 @@ inline void int8_product(const WordSource& a, WordSource b, const std::uint32_t*
     run_on_int8(RowStarts{a, begin, end, start});
   });
   b.flip = 0x80808080U;
-  word_gemm({int8_word_unit(), a, b, b_packed, 0.0f, c, ldc, start});
+  word_gemm({unit, a, b, b_packed, 0.0f, c, ldc, start});
 }
 
 }  // namespace detail
@@ -7191,7 +7602,7 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
                       const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
                       std::int64_t ldb, std::int32_t* c, std::int64_t ldc) {
   const detail::WordKind kind = detail::WordKind::int8;
-  detail::int8_product(detail::rows_of(kind, a, ta, m, k, lda),
+  detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, k, lda),
                        detail::word_source(kind, b, tb, n, k, ldb), nullptr, c, ldc);
 }
 
@@ -7216,7 +7627,7 @@ inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std:
 inline void gemm_int8(Trans ta, std::int64_t m, const std::int8_t* a, std::int64_t lda,
                       const PackedInt8& b, std::int32_t* c, std::int64_t ldc) {
   const detail::WordKind kind = detail::WordKind::int8;
-  detail::int8_product(detail::rows_of(kind, a, ta, m, b.k, lda),
+  detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, b.k, lda),
                        detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
                        b.words ? b.words->data() : nullptr, c, ldc);
 }
@@ -7261,6 +7672,588 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
         }
       });
     }
+  }
+}
+
+}  // namespace kernel
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/gemv_quantized.hpp
+// Quantised weights W [N, K] and their products with activations, y = W x: the bytes of W are the
+// whole cost of a decoded token. K is cut into groups that share a scale; weights are int8 or
+// 4-bit.
+//   y[n] = sum over groups of  w_scale[n][group] * x_scale[group] * (integer dot product)
+// x is rounded to int8 by group, as llama2.c and ggml do. 16 rows of W are laid side by side, a
+// lane a row, so that no lanes are added up: [panel of 16 rows][k / 4][row] words of 4 int8, kept
+// 128 higher; 4-bit ones 8 higher, the second word of each pair in the upper half of the bytes.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernel {
+
+struct QuantizedMatrix {
+  std::int64_t rows = 0, cols = 0;
+  std::int64_t group = 32;  // columns that share a scale: a multiple of 8; the last may be shorter
+  int bits = 8;             // or 4
+  bool half_scales = true;  // scales as f16 where that is exact, else f32
+  Shared<detail::WordBuffer> data, scales;  // scales: [panel][group][16]
+
+  std::int64_t groups() const { return (cols + group - 1) / group; }
+  double bytes() const {  // that a product reads
+    const double padded = static_cast<double>((rows + 15) / 16 * 16 * groups());
+    return padded * (static_cast<double>(group * bits) / 8 + (half_scales ? 2 : 4));
+  }
+
+  // One number: its code (-128..127, or -8..7) and its scale.
+  int code(std::int64_t row, std::int64_t col) const {
+    const std::int64_t per_panel = groups() * group * 16 * bits / 8;
+    const auto* const panel =
+        reinterpret_cast<const std::uint8_t*>(data->data()) + row / 16 * per_panel;
+    if (bits == 8) {
+      return panel[(col / 4 * 16 + row % 16) * 4 + col % 4] - 128;
+    }
+    const int both = panel[(col / 8 * 16 + row % 16) * 4 + col % 4];
+    return (col % 8 < 4 ? both & 15 : both >> 4) - 8;
+  }
+  float scale(std::int64_t row, std::int64_t col) const {
+    const std::int64_t at = (row / 16 * groups() + col / group) * 16 + row % 16;
+    const auto* const halves = reinterpret_cast<const std::uint16_t*>(scales->data());
+    return half_scales ? from_f16(halves[at]) : detail::float_of(scales->data()[at]);
+  }
+};
+
+// From codes [rows, cols] and scales [rows, groups], as files hold them.
+inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std::int64_t group,
+                                      int bits, const std::int8_t* codes, const float* scales) {
+  if (rows < 0 || cols < 0 || group < 8 || group % 8 != 0 || (bits != 4 && bits != 8)) {
+    throw Error(detail::cat("pack_quantized: ", rows, " x ", cols, ", groups of ", group, ", ",
+                            bits, " bits; groups are multiples of 8, of 4 or 8 bits"));
+  }
+  QuantizedMatrix q{rows, cols, group, bits, true, {}, {}};
+  const std::int64_t groups = q.groups(), panels = (rows + 15) / 16;
+  for (std::int64_t i = 0; i < rows * groups && q.half_scales; ++i) {
+    q.half_scales = from_f16(to_f16(scales[i])) == scales[i];
+  }
+  const std::int64_t words = panels * groups * group * bits / 8 * 4;
+  q.data = Shared<detail::WordBuffer>(new detail::WordBuffer(words + 16));
+  q.scales = Shared<detail::WordBuffer>(new detail::WordBuffer(panels * groups * 16));
+  std::fill(q.data->data(), q.data->data() + words, bits == 8 ? 0x80808080U : 0x88888888U);
+  std::fill(q.scales->data(), q.scales->data() + panels * groups * 16, 0U);
+  const std::int64_t per_panel = groups * group * 16 * bits / 8;
+  parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin * 16; row < std::min(rows, end * 16); ++row) {
+      auto* const panel = reinterpret_cast<std::uint8_t*>(q.data->data()) + row / 16 * per_panel;
+      for (std::int64_t col = 0; col < cols; ++col) {
+        const int code = codes[row * cols + col] + (bits == 8 ? 128 : 8);
+        if (bits == 8) {
+          panel[(col / 4 * 16 + row % 16) * 4 + col % 4] = static_cast<std::uint8_t>(code);
+        } else {
+          std::uint8_t& both = panel[(col / 8 * 16 + row % 16) * 4 + col % 4];
+          both = static_cast<std::uint8_t>(col % 8 < 4 ? (both & 240) | (code & 15)
+                                                       : (both & 15) | (code & 15) << 4);
+        }
+      }
+      for (std::int64_t g = 0; g < groups; ++g) {
+        const std::int64_t at = (row / 16 * groups + g) * 16 + row % 16;
+        const float scale = scales[row * groups + g];
+        if (q.half_scales) {
+          reinterpret_cast<std::uint16_t*>(q.scales->data())[at] = to_f16(scale);
+        } else {
+          q.scales->data()[at] = detail::bits_of(scale);
+        }
+      }
+    }
+  });
+  return q;
+}
+
+// Rounds weights [rows, cols]. 8 bits: scale = max|w| / 127; 4 bits: the largest by magnitude
+// becomes -8. Scales are f16. The same numbers as ggml's q8_0 and q4_0 in groups of 32.
+inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64_t group, int bits,
+                                const float* w) {
+  if (rows <= 0 || cols <= 0 || group < 8) {
+    return pack_quantized(rows, cols, group, bits, nullptr, nullptr);
+  }
+  const std::int64_t groups = (cols + group - 1) / group;
+  List<std::int8_t> codes(static_cast<std::size_t>(rows * cols));
+  List<float> scales(static_cast<std::size_t>(rows * groups));
+  for (std::int64_t at = 0; at < rows * groups; ++at) {
+    const std::int64_t first = at / groups * cols + at % groups * group;
+    const std::int64_t last = std::min(first + group, (at / groups + 1) * cols);
+    float largest = 0;
+    for (std::int64_t i = first; i < last; ++i) {
+      if (!(std::fabs(w[i]) <= 65504.0f)) {
+        throw Error(detail::cat("quantize: weight ", i / cols, ", ", i % cols, " is ", double{w[i]},
+                                "; weights must be within +-65504"));
+      }
+      largest = std::fabs(w[i]) > std::fabs(largest) ? w[i] : largest;
+    }
+    const float scale = bits == 8 ? std::fabs(largest) / 127.0f : largest / -8.0f;
+    const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
+    for (std::int64_t i = first; i < last; ++i) {
+      const float code = bits == 8 ? std::round(w[i] * inverse)
+                                   : std::fmin(15.0f, std::trunc(w[i] * inverse + 8.5f)) - 8.0f;
+      codes[static_cast<std::size_t>(i)] = static_cast<std::int8_t>(code);
+    }
+    scales[static_cast<std::size_t>(at)] = from_f16(to_f16(scale));
+  }
+  return pack_quantized(rows, cols, group, bits, codes.data(), scales.data());
+}
+
+// The reference body, without rounding x: y[n] = sum of w x.
+inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, float* y) {
+  for (std::int64_t n = 0; n < w.rows; ++n) {
+    double sum = 0.0;
+    for (std::int64_t p = 0; p < w.cols; ++p) {
+      sum += double{w.scale(n, p)} * w.code(n, p) * double{x[p]};
+    }
+    y[n] = static_cast<float>(sum);
+  }
+}
+
+}  // namespace kernel
+
+namespace detail {
+
+// One x, rounded to int8 by group: scale = max|x| / 127. A NaN or an infinity makes its group's
+// scale, and so every y, NaN. offset: what the shift of W's codes adds to each dot product.
+struct RoundedActivations {
+  std::int8_t* codes;  // groups * group, zeros after cols
+  float* scales;
+  std::int32_t* offsets;
+};
+
+struct RoundActivations {
+  const float* x;
+  std::int64_t cols, group;
+  std::int32_t shift;  // 128, or 8 for 4 bits
+  RoundedActivations to;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t g = 0; g * group < cols; ++g) {
+      const std::int64_t count = std::min(group, cols - g * group);
+      const float* const from = x + g * group;
+      std::int8_t* const codes = to.codes + g * group;
+      const std::uint32_t largest = largest_bits<L>(from, count);
+      const float scale = float_of(largest) / 127.0f;
+      const bool finite = largest < 0x7f800000U;
+      to.scales[g] = finite ? scale : std::numeric_limits<float>::quiet_NaN();
+      const float inverse = finite && scale > 0 ? 1.0f / scale : 0.0f;
+      std::int32_t sum = 0;
+      for (std::int64_t i = 0; i < group; i += L::width) {
+        std::int32_t lanes[static_cast<std::size_t>(L::width)];
+        typename L::V v;
+        if (i + L::width <= count) {
+          load<L>(from + i, v);
+        } else {
+          load_part<L>(from + i, count - i, 0.0f, v);
+        }
+        // The low bits of v + 1.5 * 2^23 are round(v), to nearest; a NaN gives 0 below.
+        v = v * (finite ? inverse : 0.0f) + 12582912.0f;
+        std::memcpy(lanes, &v, sizeof(v));
+        for (int e = 0; e < L::width && i + e < group; ++e) {
+          const std::int32_t code = finite ? lanes[e] - 0x4B400000 : 0;
+          codes[i + e] = static_cast<std::int8_t>(code);
+          sum += code;
+        }
+      }
+      to.offsets[g] = -shift * sum;
+    }
+  }
+
+  template <class L>
+  static TINYSCALE_INLINE std::uint32_t largest_bits(const float* from, std::int64_t count) {
+    typename L::I best{}, bits, mask;
+    std::int64_t i = 0;
+    for (; i + L::width <= count; i += L::width) {
+      std::memcpy(&bits, from + i, sizeof(bits));
+      bits = bits & 0x7fffffff;
+      if constexpr (L::width == 1) {
+        mask = bits > best ? -1 : 0;
+      } else {
+        mask = bits > best;
+      }
+      best = (bits & mask) | (best & ~mask);
+    }
+    std::int32_t lanes[static_cast<std::size_t>(L::width)];
+    std::memcpy(lanes, &best, sizeof(best));
+    std::uint32_t largest = 0;
+    for (const std::int32_t lane : lanes) {
+      largest = std::max(largest, static_cast<std::uint32_t>(lane));
+    }
+    for (; i < count; ++i) {
+      largest = std::max(largest, bits_of(from[i]) & 0x7fffffffU);
+    }
+    return largest;
+  }
+};
+
+// Panels p, p + stride, ... of y for one x, up to 4: as many far streams, each of which the next
+// call goes on with, bring more from memory than one does.
+struct QuantizedPanels {
+  const kernel::QuantizedMatrix& w;
+  const RoundedActivations& x;
+  std::int64_t first, stride, count;
+  float* y;
+
+  template <class U>
+  TINYSCALE_INLINE void run() const {
+    constexpr int panels = U::width >= 4 ? U::width / 4 : 1;
+    std::int64_t v = 0;
+    for (; v + panels <= count; v += panels) {
+      some<U, panels>(first + v * stride);
+    }
+    for (; v < count; ++v) {
+      some<U, 1>(first + v * stride);
+    }
+  }
+
+  template <class U, int PANELS>
+  TINYSCALE_INLINE void some(std::int64_t p) const {
+    if (w.bits == 8) {
+      bits<U, PANELS, 8>(p);
+    } else {
+      bits<U, PANELS, 4>(p);
+    }
+  }
+
+  template <class U, int PANELS, int BITS>
+  TINYSCALE_INLINE void bits(std::int64_t p) const {
+    constexpr int vectors = PANELS * 16 / U::width, each = 16 / U::width;
+    const std::int64_t groups = w.groups(), words = w.group / (BITS == 8 ? 4 : 8) * 16;
+    const std::int64_t apart = stride * groups * words;
+    const std::uint32_t* from = w.data->data() + p * groups * words;
+    typename U::Floats sum[static_cast<std::size_t>(vectors)];
+    TINYSCALE_UNROLL
+    for (int v = 0; v < vectors; ++v) {
+      sum[v] = typename U::Floats{};
+    }
+    for (std::int64_t g = 0; g < groups; ++g, from += words) {
+      typename U::Words dots[static_cast<std::size_t>(vectors)], low, high, weights;
+      const std::int8_t* const codes = x.codes + g * w.group;
+      TINYSCALE_UNROLL
+      for (int v = 0; v < vectors; ++v) {
+        U::broadcast(static_cast<std::uint32_t>(x.offsets[g]), dots[v]);
+      }
+      for (std::int64_t at = 0; at < words; at += 16) {
+        std::uint32_t pair[2];
+        std::memcpy(pair, codes + at / (BITS == 8 ? 4 : 2), BITS == 8 ? 4 : 8);
+        U::broadcast(pair[0], low);
+        if constexpr (BITS == 4) {
+          U::broadcast(pair[1], high);
+        }
+        TINYSCALE_UNROLL
+        for (int v = 0; v < vectors; ++v) {
+          U::load(from + v / each * apart + at + v % each * U::width, weights);
+          if constexpr (BITS == 4) {
+            U::dot(low, weights & 0x0f0f0f0f, dots[v]);
+            U::dot(high, (weights >> 4) & 0x0f0f0f0f, dots[v]);
+          } else {
+            U::dot(low, weights, dots[v]);
+          }
+        }
+      }
+      TINYSCALE_UNROLL
+      for (int v = 0; v < vectors; ++v) {
+        typename U::Floats scale, value;
+        load_scales<U>(((p + v / each * stride) * groups + g) * 16 + v % each * U::width, scale);
+        to_float<typename U::Lanes>(dots[v], value);
+        sum[v] = sum[v] + value * (scale * x.scales[g]);
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int v = 0; v < vectors; ++v) {
+      const std::int64_t row = (p + v / each * stride) * 16 + v % each * U::width;
+      const std::int64_t rows = w.rows - row;
+      if (rows >= U::width) {
+        store<typename U::Lanes>(y + row, sum[v]);
+      } else {
+        store_part<typename U::Lanes>(y + row, rows, sum[v]);
+      }
+    }
+  }
+
+  template <class U>
+  TINYSCALE_INLINE void load_scales(std::int64_t at, typename U::Floats& scale) const {
+    if (!w.half_scales) {
+      load<typename U::Lanes>(reinterpret_cast<const float*>(w.scales->data()) + at, scale);
+    } else {
+      U::load_halves(reinterpret_cast<const std::uint16_t*>(w.scales->data()) + at, scale);
+    }
+  }
+};
+
+}  // namespace detail
+
+namespace kernel {
+
+// y[m][rows] = x[m][cols] W': a row of x at a time, 64 rows of W from cache after the first.
+inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float* x,
+                           std::int64_t ldx, float* y, std::int64_t ldy) {
+  if (m <= 0 || w.rows <= 0) {
+    return;
+  }
+  const std::int64_t groups = w.groups(), bytes = (groups * w.group + 3) / 4;
+  const detail::Scratch lease(m * (bytes + 2 * groups) + 1);
+  const auto at = [&](std::int64_t i) {
+    float* const start = lease.data() + i * (bytes + 2 * groups);
+    return detail::RoundedActivations{reinterpret_cast<std::int8_t*>(start), start + bytes,
+                                      reinterpret_cast<std::int32_t*>(start + bytes + groups)};
+  };
+  for (std::int64_t i = 0; i < m; ++i) {
+    detail::run_on_lanes(
+        detail::RoundActivations{x + i * ldx, w.cols, w.group, w.bits == 8 ? 128 : 8, at(i)});
+  }
+  const std::int64_t panels = (w.rows + 15) / 16, chunks = (panels + 3) / 4;
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t p = begin; p < end; ++p) {
+      const std::int64_t count = (panels - p + chunks - 1) / chunks;
+      for (std::int64_t i = 0; i < m; ++i) {
+        const detail::RoundedActivations rounded = at(i);
+        detail::run_on_int8(detail::QuantizedPanels{w, rounded, p, chunks, count, y + i * ldy});
+      }
+    }
+  };
+  if (m * w.rows * w.cols < (1 << 18)) {  // less than waking a thread pays
+    body(0, chunks);
+  } else {
+    parallel_for(chunks, 1, body);
+  }
+}
+
+inline void gemv_quantized(const QuantizedMatrix& w, const float* x, float* y) {
+  gemm_quantized(w, 1, x, w.cols, y, w.rows);
+}
+
+}  // namespace kernel
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/gemm_fused.hpp
+// What stands around a matrix product: the work that follows it, done to each block of C while it
+// is in cache; weights packed once and used many times; many products of one size.
+//   C = act(scale (A B + beta C) + bias) + residual
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernel {
+
+enum class Activation { none, gelu, gelu_tanh, silu };
+
+struct GemmEpilogue {
+  float scale = 1.0f;
+  const float* bias = nullptr;  // (n)
+  Activation activation = Activation::none;
+  float* before = nullptr;  // (m, n): what goes into the activation, kept for backward
+  std::int64_t ld_before = 0;
+  const float* residual = nullptr;  // (m, n), added last; not C: that is what beta is for
+  std::int64_t ld_residual = 0;
+};
+
+// The reference body: what is done to C(i, j).
+inline void gemm_epilogue_reference(const GemmEpilogue& e, std::int64_t i, std::int64_t j,
+                                    float* c) {
+  double x = static_cast<double>(e.scale) * static_cast<double>(*c);
+  x += e.bias != nullptr ? static_cast<double>(e.bias[j]) : 0.0;
+  if (e.before != nullptr) {
+    e.before[i * e.ld_before + j] = static_cast<float>(x);
+  }
+  if (e.activation == Activation::gelu) {
+    x = x * (1.0 + std::erf(x * 0.70710678118654752)) / 2.0;
+  } else if (e.activation == Activation::gelu_tanh) {
+    x = x * (1.0 + std::tanh(0.79788456080286536 * (x + 0.044715 * x * x * x))) / 2.0;
+  } else if (e.activation == Activation::silu) {
+    x = x / (1.0 + std::exp(-x));
+  }
+  x += e.residual != nullptr ? static_cast<double>(e.residual[i * e.ld_residual + j]) : 0.0;
+  *c = static_cast<float>(x);
+}
+
+}  // namespace kernel
+
+namespace detail {
+
+// Rows [0, m), columns [column, column + n) of C and of all that goes with it.
+struct GemmFinish {
+  const kernel::GemmEpilogue& e;
+  float* c;
+  std::int64_t ldc, row, m, column, n;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t i = row; i < row + m; ++i) {
+      float* to = c + i * ldc + column;
+      for (std::int64_t j = 0; j < n; j += L::width) {
+        typename L::V x;
+        take<L>(to + j, n - j, x);
+        apply<L>(i, column + j, n - j, x);
+        put<L>(to + j, n - j, x);
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void apply(std::int64_t i, std::int64_t j, std::int64_t left,
+                              typename L::V& x) const {
+    typename L::V y;
+    x = x * e.scale;
+    if (e.bias != nullptr) {
+      take<L>(e.bias + j, left, y);
+      x = x + y;
+    }
+    if (e.before != nullptr) {
+      put<L>(e.before + i * e.ld_before + j, left, x);
+    }
+    if (e.activation == kernel::Activation::gelu) {
+      erf_vector<L>(x * 0.70710678118654752f, y);
+      x = 0.5f * x * (1.0f + y);
+    } else if (e.activation == kernel::Activation::gelu_tanh) {
+      tanh_vector<L>(0.79788456080286536f * x * (1.0f + 0.044715f * x * x), y);
+      x = 0.5f * x * (1.0f + y);
+    } else if (e.activation == kernel::Activation::silu) {
+      exp_vector<L>(-x, y);
+      x = x / (1.0f + y);
+    }
+    if (e.residual != nullptr) {
+      take<L>(e.residual + i * e.ld_residual + j, left, y);
+      x = x + y;
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void take(const float* from, std::int64_t left, typename L::V& x) const {
+    if (left >= L::width) {
+      load<L>(from, x);
+    } else {
+      load_part<L>(from, left, 0.0f, x);
+    }
+  }
+  template <class L>
+  TINYSCALE_INLINE void put(float* to, std::int64_t left, const typename L::V& x) const {
+    if (left >= L::width) {
+      store<L>(to, x);
+    } else {
+      store_part<L>(to, left, x);
+    }
+  }
+};
+
+inline void gemm_finish(const GemmOperands& g, std::int64_t row, std::int64_t m,
+                        std::int64_t column, std::int64_t n) {
+  const kernel::GemmEpilogue& e = *static_cast<const kernel::GemmEpilogue*>(g.epilogue);
+  run_on_lanes(GemmFinish{e, g.c, g.ldc, row, m, column, n});
+}
+
+// Sets what follows; throws where it writes or reads what is still needed.
+inline void gemm_follow(const char* who, GemmOperands& g, const kernel::GemmEpilogue& e) {
+  const std::int64_t kept = e.before == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_before);
+  const std::int64_t added = e.residual == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_residual);
+  if ((kept > 0 && g.m > 1 && e.ld_before < g.n) || (added > 0 && g.m > 1 && e.ld_residual < g.n)) {
+    throw Error(cat(who, ": rows of before and residual are ", e.ld_before, " and ", e.ld_residual,
+                    " apart; they must be at least n = ", g.n));
+  }
+  if (gemm_overlap(g.c, g.m, g.n, g.ldc, e.before, kept, g.n, e.ld_before) ||
+      gemm_overlap(g.c, g.m, g.n, g.ldc, e.residual, added, g.n, e.ld_residual)) {
+    throw Error(cat(who, ": C overlaps before or residual; each must have memory of its own"));
+  }
+  g.epilogue = &e;
+  g.finish = &gemm_finish;
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+// gemm, then the epilogue on each block as it is finished.
+inline void gemm_fused(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                       const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+                       float beta, float* c, std::int64_t ldc, const GemmEpilogue& epilogue) {
+  detail::GemmOperands g = detail::gemm_operands(ta, tb, m, n, k, a, lda, b, ldb, beta, c, ldc);
+  if (detail::gemm_check("gemm_fused", ta, tb, g, lda, ldb)) {
+    detail::gemm_follow("gemm_fused", g, epilogue);
+    detail::gemm_run(g);
+  }
+}
+
+// B as the kernels of one path read it.
+struct PackedWeights {
+  std::int64_t k = 0, n = 0;
+  CpuPath path = CpuPath::portable;
+  Shared<detail::Scratch> memory;  // panels [k][tile's width], then the narrower last one
+};
+
+// op(B) is k x n.
+inline PackedWeights pack_weights(Trans tb, std::int64_t k, std::int64_t n, const float* b,
+                                  std::int64_t ldb) {
+  const bool no = tb == Trans::no;
+  if (detail::gemm_extent("pack_weights", no ? k : n, no ? n : k, ldb) > 0 && b == nullptr) {
+    throw Error(detail::cat("pack_weights: B is null; k, n are ", k, ", ", n));
+  }
+  PackedWeights w{k, n, detail::active_path(), {}};
+  if (k == 0 || n == 0) {
+    return w;
+  }
+  const detail::TileSize tile = detail::tile_size();
+  const std::int64_t full = n / tile.wide * tile.wide;
+  detail::gemm_extent("pack_weights", k, n + tile.width, n + tile.width);
+  w.memory = Shared<detail::Scratch>(new detail::Scratch((full + tile.rounded(n - full)) * k));
+  const detail::GemmOperands g =
+      detail::gemm_operands(Trans::no, tb, 1, n, k, nullptr, k, b, ldb, 0.0f, nullptr, n);
+  detail::gemm_pack(g, 0, n, tile, w.memory->data(), w.memory->data() + full * k,
+                    n * k < (1 << 16));
+  return w;
+}
+
+// C[m, n] = A[m, k] W + beta C, then the epilogue.
+inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const PackedWeights& w,
+                        float beta, float* c, std::int64_t ldc,
+                        const GemmEpilogue& epilogue = GemmEpilogue()) {
+  if (w.path != detail::active_path()) {
+    throw Error(detail::cat("gemm_packed: the weights were packed for the path ", name_of(w.path),
+                            " and ", name_of(detail::active_path()),
+                            " is in use; pack them again"));
+  }
+  float none = 0.0f;
+  const float* const packed = w.memory == nullptr ? &none : w.memory->data();
+  detail::GemmOperands g =
+      detail::gemm_operands(Trans::no, Trans::no, m, w.n, w.k, a, lda, packed, w.n, beta, c, ldc);
+  if (!detail::gemm_check("gemm_packed", Trans::no, Trans::no, g, lda, w.n)) {
+    return;
+  }
+  detail::gemm_follow("gemm_packed", g, epilogue);
+  if (w.k == 0) {
+    detail::gemm_run(g);
+    return;
+  }
+  const detail::TileSize tile = detail::tile_size();
+  const std::int64_t full = w.n / tile.wide * tile.wide;
+  const detail::GemmPanels panels{
+      0, w.n, packed, packed + full * w.k, tile.rounded(w.n - full), detail::gemm_pass_depth(w.k)};
+  detail::gemm_blocks(g, panels, detail::gemm_is_small(g));
+}
+
+// Products of one size: matrix x of A starts at a + x stride_a, and so on. A stride of 0 shares A
+// or B. Small ones are dealt out whole, large ones one after another, each on all threads.
+inline void gemm_batched(std::int64_t batch, Trans ta, Trans tb, std::int64_t m, std::int64_t n,
+                         std::int64_t k, const float* a, std::int64_t lda, std::int64_t stride_a,
+                         const float* b, std::int64_t ldb, std::int64_t stride_b, float beta,
+                         float* c, std::int64_t ldc, std::int64_t stride_c) {
+  const std::int64_t c_size = detail::gemm_extent("gemm_batched", m, n, ldc);
+  detail::gemm_extent("gemm_batched", batch, c_size, stride_c);
+  const bool beside = stride_c >= n && stride_c <= ldc / std::max<std::int64_t>(batch, 1);
+  if (batch > 1 && c_size > 0 && stride_c < c_size && !beside) {
+    throw Error(detail::cat("gemm_batched: matrices of C are ", stride_c,
+                            " apart and overlap; each takes ", c_size));
+  }
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t x = begin; x < end; ++x) {
+      gemm(ta, tb, m, n, k, a + x * stride_a, lda, b + x * stride_b, ldb, beta, c + x * stride_c,
+           ldc);
+    }
+  };
+  const double work = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  if (batch < 2 * thread_count() || work > (1 << 24)) {
+    body(0, batch);
+  } else {
+    parallel_for(batch, 1 + static_cast<std::int64_t>((1 << 18) / (work + 1.0)), body);
   }
 }
 
@@ -7574,8 +8567,7 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
 // Lanes are queries: scores are held as [keys, queries of a block], so the maximum and the sum of a
 // softmax run down the keys, lane by lane, and K and V are read where they stand.
 //   Each block of keys: S = K Q^T; m' = max(m, S); P = exp(S - m'); O^T = O^T exp(m - m') + V^T P.
-// Forward saves lse = m + log sum P of each query; backward recomputes P = exp(S - lse):
-//   dV = P^T dO,  dS = P (dO V^T - sum(dO O)),  dQ = dS K scale,  dK = dS^T Q scale.
+// Forward saves lse = m + log sum P of each query.
 // Grouped queries: heads / kv_heads query heads share one key and value head.
 // Dao et al., FlashAttention, arXiv 2205.14135; Ainslie et al., GQA, arXiv 2305.13245.
 
@@ -7632,13 +8624,43 @@ inline float attention_scale(const kernel::AttentionShape& s) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_size)));
 }
 
+// C[m, n] = A B + beta C in panels of two vectors or one; n is a whole number of vectors.
+struct Panels {
+  std::int64_t m, n, k;
+  const float* a;
+  std::int64_t a_row, a_col;
+  const float* b;
+  std::int64_t b_row;
+  float* c;
+  std::int64_t c_row;
+  float beta;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    std::int64_t j = 0;
+    for (; j + 2 * L::width <= n; j += 2 * L::width) {
+      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0};
+      call_on_lanes<L>(GemmPanel<L, 2>{w});
+    }
+    if (j < n) {
+      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0};
+      call_on_lanes<L>(GemmPanel<L, 1>{w});
+    }
+  }
+};
+
+inline void panels(const Panels& p) {
+  if (p.m > 0 && p.n > 0) {
+    run_on_lanes(p);
+  }
+}
+
 // One head's rows of q, k, v, o and their gradients (null in forward).
 struct AttentionHead {
   const float* q;
   const float* k;
   const float* v;
-  const float* o;
-  float* out;
+  float* o;
   float* lse;
   const float* d_o;
   float* dq;
@@ -7646,286 +8668,169 @@ struct AttentionHead {
   float* dv;
 };
 
-// The queries [begin, begin + rows) of one block as lanes: two vectors of them.
-template <class L>
+// The queries [begin, begin + rows) as lanes, two vectors of them, against one block of keys after
+// another: of those in [key, key + both) both vectors see some, of the next `alone` the second.
 struct AttentionLanes {
-  static constexpr std::int64_t wide = 2 * L::width;
-  std::int64_t begin, rows;
-  std::int64_t seen;   // keys that some query sees
-  std::int64_t split;  // keys that some query of the first vector sees
-  std::int64_t clear;  // keys that all queries see
-  typename L::I limit[2];
+  const kernel::AttentionShape& s;
+  std::int64_t width, wide, begin, rows, seen;
+  std::int64_t key = 0, both = 0, alone = 0;
 
-  TINYSCALE_INLINE AttentionLanes(const kernel::AttentionShape& s, std::int64_t first)
-      : begin(first), rows(std::min(wide, s.queries - first)) {
-    std::int32_t numbers[static_cast<std::size_t>(wide)];
-    for (std::int64_t i = 0; i < wide; ++i) {
-      numbers[i] = static_cast<std::int32_t>(visible_keys(s, begin + i));
-    }
-    std::memcpy(limit, numbers, sizeof(limit));
-    seen = numbers[rows - 1];
-    split = numbers[std::min<std::int64_t>(rows, L::width) - 1];
-    clear = numbers[0];
+  AttentionLanes(const kernel::AttentionShape& shape, std::int64_t vector, std::int64_t first)
+      : s(shape), width(vector), wide(2 * vector), begin(first) {
+    rows = std::min(wide, s.queries - begin);
+    seen = visible_keys(s, begin + rows - 1);
+    block(0);
+  }
+  void block(std::int64_t first) {
+    const std::int64_t split = visible_keys(s, begin + std::min(rows, width) - 1);
+    const std::int64_t keys = std::min(attention_keys, seen - first);
+    key = first;
+    both = std::clamp<std::int64_t>(split - first, 0, keys);
+    alone = keys - both;
   }
   // [head_size, wide] from rows of x; lanes that stand for no query hold zeros.
-  TINYSCALE_INLINE void turn(const kernel::AttentionShape& s, const float* x, std::int64_t stride,
-                             float* to) const {
+  void turn(const float* x, std::int64_t stride, float* to) const {
     if (rows < wide) {
       std::fill(to, to + s.head_size * wide, 0.0f);
     }
     transpose(rows, s.head_size, x + begin * stride, stride, to, wide);
   }
-  // C[m, n] (+)= A B in panels; n is a whole number of vectors.
-  static TINYSCALE_INLINE void panels(std::int64_t m, std::int64_t n, std::int64_t k,
-                                      const float* a, std::int64_t a_row, std::int64_t a_col,
-                                      const float* b, std::int64_t b_row, float* c,
-                                      std::int64_t c_row, float beta) {
-    std::int64_t j = 0;
-    for (; j + wide <= n; j += wide) {
-      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0, 0};
-      call_on_lanes<L>(GemmPanel<L, 2>{w});
-    }
-    if (j < n) {
-      const PanelWork w{m, k, a, a_row, a_col, b + j, b_row, c + j, c_row, beta, b + j, 0, 0};
-      call_on_lanes<L>(GemmPanel<L, 1>{w});
-    }
-  }
-  // Below, `both` keys are seen by both vectors of lanes, then `alone` keys by the second only.
   // scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]
-  TINYSCALE_INLINE void score(std::int64_t both, std::int64_t alone, std::int64_t sizes,
-                              const float* a, std::int64_t a_row, const float* x, float* c) const {
-    panels(both, wide, sizes, a, a_row, 1, x, wide, c, wide, 0.0f);
-    panels(alone, alone > 0 ? L::width : 0, sizes, a + both * a_row, a_row, 1, x + L::width, wide,
-           c + both * wide + L::width, wide, 0.0f);
+  void score(const float* a, std::int64_t a_row, const float* x, float* c) const {
+    a += key * a_row;
+    panels({both, wide, s.head_size, a, a_row, 1, x, wide, c, wide, 0.0f});
+    panels({alone, width, s.head_size, a + both * a_row, a_row, 1, x + width, wide,
+            c + both * wide + width, wide, 0.0f});
   }
-  // C[sizes, lanes] (+)= A[keys, sizes]^T P[keys, lanes]
-  TINYSCALE_INLINE void gather(std::int64_t both, std::int64_t alone, std::int64_t sizes,
-                               const float* a, std::int64_t a_row, const float* p, float beta,
-                               float* c) const {
-    panels(sizes, wide, both, a, 1, a_row, p, wide, c, wide, beta);
-    panels(sizes, alone > 0 ? L::width : 0, alone, a + both * a_row, 1, a_row,
-           p + both * wide + L::width, wide, c + L::width, wide, 1.0f);
+  // C[sizes, lanes] = A[keys, sizes]^T P[keys, lanes] + beta C
+  void gather(const float* a, std::int64_t a_row, const float* p, float beta, float* c) const {
+    a += key * a_row;
+    panels({s.head_size, wide, both, a, 1, a_row, p, wide, c, wide, beta});
+    if (alone > 0) {
+      panels({s.head_size, width, alone, a + both * a_row, 1, a_row, p + both * wide + width, wide,
+              c + width, wide, 1.0f});
+    }
   }
   // C[keys, sizes] += P[keys, lanes] X[lanes, sizes]
-  TINYSCALE_INLINE void scatter(std::int64_t both, std::int64_t alone, std::int64_t sizes,
-                                const float* p, const float* x, std::int64_t x_row, float* c,
-                                std::int64_t c_row) const {
-    panels(both, sizes, rows, p, wide, 1, x, x_row, c, c_row, 1.0f);
-    panels(alone, alone > 0 ? sizes : 0, rows - L::width, p + both * wide + L::width, wide, 1,
-           x + L::width * x_row, x_row, c + both * c_row, c_row, 1.0f);
+  void scatter(std::int64_t sizes, const float* p, const float* x, std::int64_t x_row, float* c,
+               std::int64_t c_row) const {
+    c += key * c_row;
+    panels({both, sizes, rows, p, wide, 1, x, x_row, c, c_row, 1.0f});
+    panels({alone, sizes, rows - width, p + both * wide + width, wide, 1, x + width * x_row, x_row,
+            c + both * c_row, c_row, 1.0f});
   }
-  // Scores of keys first.. that the lanes of one vector do not see become -inf.
-  TINYSCALE_INLINE void hide(int part, std::int64_t first, std::int64_t keys, float* p) const {
-    std::int64_t x = std::max<std::int64_t>(0, clear - first);
-    std::int32_t left[static_cast<std::size_t>(L::width)];
-    std::memcpy(left, &limit[part], sizeof(left));
-    for (std::int32_t& n : left) {
-      n -= static_cast<std::int32_t>(first + x);
+  // Scores that causality hides become -inf: of each key those of the first lanes.
+  void hide(float* p) const {
+    const std::int64_t clear = visible_keys(s, begin);
+    for (std::int64_t j = std::max(key, clear); j < key + both + alone; ++j) {
+      const std::int64_t hidden = std::clamp<std::int64_t>(j - begin - s.causal_offset, 0, wide);
+      float* const row = p + (j - key) * wide;
+      std::fill(row, row + hidden, -std::numeric_limits<float>::infinity());
     }
-    typename L::I more;
-    std::memcpy(&more, left, sizeof(more));
-    typename L::V v, lowest;
-    broadcast<L>(-std::numeric_limits<float>::infinity(), lowest);
-    for (; x < keys; ++x, more = more - 1) {
-      float* const at = p + x * wide + part * L::width;
-      load<L>(at, v);
-      v = more > 0 ? v : lowest;
-      store<L>(at, v);
+  }
+};
+
+// One vector of lanes: raw scores to probabilities; o: what was gathered before, or null.
+struct AttentionFold {
+  std::int64_t keys, head_size;
+  float scale;
+  float* p;
+  float* o;
+  float* top;
+  float* sum;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = 2 * L::width;
+    typename L::V v, w, f, before, shift, more, total;
+    load<L>(top, before);
+    load<L>(sum, total);
+    v = before;
+    exp_columns<L>(keys, wide, scale, p, v, shift, more);
+    store<L>(top, v);
+    if (o != nullptr) {
+      broadcast<L>(scale, f);
+      exp_negative<L>(before * f - shift, w);
+      more = more + total * w;
+      for (std::int64_t d = 0; d < head_size; ++d) {
+        load<L>(o + d * wide, v);
+        store<L>(o + d * wide, v * w);
+      }
+    }
+    store<L>(sum, more);
+  }
+};
+
+// O^T / sum and lse of one vector of lanes; the first `blind` lanes see no key.
+struct AttentionFinish {
+  std::int64_t blind, head_size;
+  float scale;
+  float* o;
+  float* top;  // becomes lse
+  const float* sum;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V v, t, f, total;
+    typename L::I lane;
+    lane_numbers<L>(lane);
+    lane = lane - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
+    load<L>(top, t);
+    load<L>(sum, total);
+    log_vector<L>(total, v);
+    broadcast<L>(scale, f);
+    store<L>(top, lane >= 0 ? t * f + v : typename L::V{});
+    f = lane >= 0 ? 1.0f / total : typename L::V{};
+    for (std::int64_t d = 0; d < head_size; ++d) {
+      load<L>(o + d * 2 * L::width, v);
+      store<L>(o + d * 2 * L::width, v * f);
     }
   }
 };
 
 // Queries [first, last) of one head.
-struct AttentionForward {
+inline void attention_forward_task(const kernel::AttentionShape& s, const AttentionHead& t,
+                                   std::int64_t first, std::int64_t last) {
+  const std::int64_t width = tile_size().width, wide = 2 * width;
+  const float scale = attention_scale(s);
+  const Scratch lease(wide * (2 * s.head_size + attention_keys));
+  float* const qt = lease.data();  // Q^T: [head_size, lanes]
+  float* const ot = qt + wide * s.head_size;
+  float* const p = ot + wide * s.head_size;  // [keys, lanes]
+  for (std::int64_t begin = first; begin < last; begin += wide) {
+    AttentionLanes lanes(s, width, begin);
+    float top[32], sum[32] = {};
+    std::fill(top, top + 32, -std::numeric_limits<float>::infinity());
+    lanes.turn(t.q, s.q_stride, qt);
+    for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
+      lanes.block(j);
+      lanes.score(t.k, s.k_stride, qt, p);
+      lanes.hide(p);
+      for (std::int64_t at = 0; at < wide; at += width) {
+        run_on_lanes(AttentionFold{lanes.both + (at == 0 ? 0 : lanes.alone), s.head_size, scale,
+                                   p + at, j == 0 ? nullptr : ot + at, top + at, sum + at});
+      }
+      lanes.gather(t.v, s.v_stride, p, j == 0 ? 0.0f : 1.0f, ot);
+    }
+    for (std::int64_t at = 0; at < wide; at += width) {
+      const std::int64_t blind = s.causal == 0 ? 0 : -(begin + at + s.causal_offset);
+      run_on_lanes(AttentionFinish{s.keys == 0 ? wide : blind, s.head_size, scale, ot + at,
+                                   top + at, sum + at});
+    }
+    std::copy(top, top + lanes.rows, t.lse + begin);
+    transpose(s.head_size, lanes.rows, ot, wide, t.o + begin * s.o_stride, s.o_stride);
+  }
+}
+
+// Scores of few queries (decode) as rows, each to probabilities.
+struct AttentionRows {
   const kernel::AttentionShape& s;
-  const AttentionHead& t;
-  std::int64_t first, last;
+  const AttentionHead& t;  // the first of a group
+  std::int64_t rows;
+  float* p;  // [rows, keys]
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t wide = AttentionLanes<L>::wide;
-    const Scratch lease(wide * (2 * s.head_size + attention_keys));
-    float* const qt = lease.data();  // Q^T: [head_size, lanes]
-    float* const ot = qt + wide * s.head_size;
-    float* const p = ot + wide * s.head_size;  // [keys, lanes]
-    for (std::int64_t begin = first; begin < last; begin += wide) {
-      const AttentionLanes<L> lanes(s, begin);
-      lanes.turn(s, t.q, s.q_stride, qt);
-      typename L::V top[2], sum[2] = {};
-      broadcast<L>(-std::numeric_limits<float>::infinity(), top[0]);
-      top[1] = top[0];
-      for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
-        const std::int64_t keys = std::min(attention_keys, lanes.seen - j);
-        const std::int64_t both = std::clamp<std::int64_t>(lanes.split - j, 0, keys);
-        lanes.score(both, keys - both, s.head_size, t.k + j * s.k_stride, s.k_stride, qt, p);
-        for (int part = 0; part < 2; ++part) {
-          const std::int64_t count = part == 0 ? both : keys;
-          lanes.hide(part, j, count, p);
-          fold<L>(count, p + part * L::width, j == 0 ? nullptr : ot + part * L::width, top[part],
-                  sum[part]);
-        }
-        lanes.gather(both, keys - both, s.head_size, t.v + j * s.v_stride, s.v_stride, p,
-                     j == 0 ? 0.0f : 1.0f, ot);
-      }
-      finish<L>(lanes, top, sum, ot);
-    }
-  }
-
-  // Raw scores of one vector of lanes to probabilities; o: what was gathered before, or null.
-  template <class L>
-  TINYSCALE_INLINE void fold(std::int64_t keys, float* p, float* o, typename L::V& top,
-                             typename L::V& sum) const {
-    typedef typename L::V V;
-    constexpr std::int64_t wide = 2 * L::width;
-    V v, w, scale, more, shift, best = top;
-    broadcast<L>(attention_scale(s), scale);
-    exp_columns<L>(keys, wide, attention_scale(s), p, best, shift, more);
-    if (o != nullptr) {
-      exp_negative<L>(top * scale - shift, w);
-      sum = sum * w;
-      for (std::int64_t d = 0; d < s.head_size; ++d) {
-        load<L>(o + d * wide, v);
-        store<L>(o + d * wide, v * w);
-      }
-    }
-    sum = sum + more;
-    top = best;
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void finish(const AttentionLanes<L>& lanes, const typename L::V* top,
-                               const typename L::V* sum, float* ot) const {
-    typedef typename L::V V;
-    constexpr std::int64_t wide = 2 * L::width;
-    float lse[static_cast<std::size_t>(wide)];
-    V v, scale;
-    broadcast<L>(attention_scale(s), scale);
-    for (int part = 0; part < 2; ++part) {
-      log_vector<L>(sum[part], v);
-      v = lanes.limit[part] > 0 ? top[part] * scale + v : V{};
-      store<L>(lse + part * L::width, v);
-      const V factor = lanes.limit[part] > 0 ? 1.0f / sum[part] : V{};
-      for (std::int64_t d = 0; d < s.head_size; ++d) {
-        float* const at = ot + d * wide + part * L::width;
-        load<L>(at, v);
-        store<L>(at, v * factor);
-      }
-    }
-    std::copy(lse, lse + lanes.rows, t.lse + lanes.begin);
-    transpose(s.head_size, lanes.rows, ot, wide, t.out + lanes.begin * s.o_stride, s.o_stride);
-  }
-};
-
-// One query head; its part of dk and dv is added to those of the head it reads.
-struct AttentionBackward {
-  const kernel::AttentionShape& s;
-  const AttentionHead& t;  // dk, dv: rows of whole vectors
-  std::int64_t dk_row, dv_row;
-  float beta;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t wide = AttentionLanes<L>::wide;
-    const std::int64_t turned = wide * s.head_size;
-    const std::int64_t padded = (s.head_size + L::width - 1) / L::width * L::width;
-    const Scratch lease(3 * turned + 2 * wide * attention_keys + 2 * wide * padded);
-    float* const qt = lease.data();
-    float* const gt = qt + turned;                  // dO^T
-    float* const dqt = gt + turned;                 // dQ^T
-    float* const p = dqt + turned;                  // [keys, lanes]
-    float* const g = p + wide * attention_keys;     // dS
-    float* const rows = g + wide * attention_keys;  // of Q and dO where they need padding
-    for (std::int64_t begin = 0; begin < s.queries; begin += wide) {
-      const AttentionLanes<L> lanes(s, begin);
-      const float* q = t.q + begin * s.q_stride;
-      const float* d_o = t.d_o + begin * s.o_stride;
-      lanes.turn(s, t.q, s.q_stride, qt);
-      lanes.turn(s, t.d_o, s.o_stride, gt);
-      typename L::V lse[2], mean[2];
-      load_rows<L>(lanes, lse, mean);
-      if (beta != 0.0f) {
-        lanes.turn(s, t.dq, s.q_stride, dqt);
-      }
-      const std::int64_t q_row = pad(padded, lanes.rows, s.q_stride, q, rows);
-      const std::int64_t o_row = pad(padded, lanes.rows, s.o_stride, d_o, rows + wide * padded);
-      for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
-        const std::int64_t keys = std::min(attention_keys, lanes.seen - j);
-        const std::int64_t both = std::clamp<std::int64_t>(lanes.split - j, 0, keys);
-        const float* k = t.k + j * s.k_stride;
-        lanes.score(both, keys - both, s.head_size, k, s.k_stride, qt, p);
-        lanes.score(both, keys - both, s.head_size, t.v + j * s.v_stride, s.v_stride, gt, g);
-        for (int part = 0; part < 2; ++part) {
-          const std::int64_t count = part == 0 ? both : keys;
-          lanes.hide(part, j, count, p);
-          slopes<L>(count, lse[part], mean[part], p + part * L::width, g + part * L::width);
-        }
-        lanes.gather(both, keys - both, s.head_size, k, s.k_stride, g, j == 0 ? beta : 1.0f, dqt);
-        lanes.scatter(both, keys - both, padded, p, d_o, o_row, t.dv + j * dv_row, dv_row);
-        lanes.scatter(both, keys - both, padded, g, q, q_row, t.dk + j * dk_row, dk_row);
-      }
-      transpose(s.head_size, lanes.rows, dqt, wide, t.dq + begin * s.q_stride, s.q_stride);
-    }
-  }
-
-  // Rows of x to whole vectors, where they are not; gives the step from row to row.
-  std::int64_t pad(std::int64_t padded, std::int64_t rows, std::int64_t stride, const float*& x,
-                   float* to) const {
-    if (padded == s.head_size) {
-      return stride;
-    }
-    for (std::int64_t i = 0; i < rows; ++i) {
-      std::copy(x + i * stride, x + i * stride + s.head_size, to + i * padded);
-      std::fill(to + i * padded + s.head_size, to + (i + 1) * padded, 0.0f);
-    }
-    x = to;
-    return padded;
-  }
-
-  // lse and sum(dO O) of each lane.
-  template <class L>
-  TINYSCALE_INLINE void load_rows(const AttentionLanes<L>& lanes, typename L::V* lse,
-                                  typename L::V* mean) const {
-    float of_lane[2][static_cast<std::size_t>(AttentionLanes<L>::wide)] = {};
-    for (std::int64_t i = 0; i < lanes.rows; ++i) {
-      const std::int64_t at = (lanes.begin + i) * s.o_stride;
-      of_lane[0][i] = t.lse[lanes.begin + i];
-      of_lane[1][i] = dot_row<L>(s.head_size, t.o + at, t.d_o + at);
-    }
-    for (int part = 0; part < 2; ++part) {
-      load<L>(of_lane[0] + part * L::width, lse[part]);
-      load<L>(of_lane[1] + part * L::width, mean[part]);
-    }
-  }
-
-  // One vector of lanes: raw scores p to probabilities, dP in g to dS scale.
-  template <class L>
-  TINYSCALE_INLINE void slopes(std::int64_t keys, const typename L::V& lse,
-                               const typename L::V& mean, float* p, float* g) const {
-    constexpr std::int64_t wide = 2 * L::width;
-    typename L::V vp, vg, scale;
-    broadcast<L>(attention_scale(s), scale);
-    for (std::int64_t x = 0; x < keys; ++x) {
-      load<L>(p + x * wide, vp);
-      load<L>(g + x * wide, vg);
-      exp_negative<L>(vp * scale - lse, vp);
-      store<L>(p + x * wide, vp);
-      store<L>(g + x * wide, vp * (vg - mean) * scale);
-    }
-  }
-};
-
-// Few queries (decode): all query heads of one key and value head, each query a row of scores, so
-// that K and V come from memory once.
-struct AttentionFew {
-  const kernel::AttentionShape& s;
-  const AttentionHead& t;  // the first of the group
-  std::int64_t group;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    const std::int64_t rows = group * s.queries, full = s.head_size / L::width * L::width;
-    const Scratch lease(rows * s.keys);
-    float* const p = lease.data();  // [rows, keys]
     for (std::int64_t j = 0; j < s.keys; j += attention_keys) {
       for (std::int64_t r = 0; r < rows; ++r) {
         const float* q = t.q + r / s.queries * s.head_size + r % s.queries * s.q_stride;
@@ -7936,55 +8841,192 @@ struct AttentionFew {
       }
     }
     for (std::int64_t r = 0; r < rows; ++r) {
-      softmax<L>(visible_keys(s, r % s.queries), p + r * s.keys, t.lse[r]);
-    }
-    for (std::int64_t j = 0; j == 0 || j < s.keys; j += attention_keys) {
-      const std::int64_t keys = std::min(attention_keys, s.keys - j);
-      for (std::int64_t h = 0; h < group; ++h) {
-        const float* ph = p + h * s.queries * s.keys + j;
-        float* const o = t.out + h * s.head_size;
-        AttentionLanes<L>::panels(s.queries, full, keys, ph, s.keys, 1, t.v + j * s.v_stride,
-                                  s.v_stride, o, s.o_stride, j == 0 ? 0.0f : 1.0f);
-        if (full < s.head_size) {
-          rest<L>(full, keys, ph, t.v + j * s.v_stride, j == 0 ? 0.0f : 1.0f, o);
-        }
-      }
-    }
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void softmax(std::int64_t seen, float* row, float& lse) const {
-    std::fill(row + seen, row + s.keys, 0.0f);
-    lse = 0.0f;
-    if (seen > 0) {
+      const std::int64_t seen = visible_keys(s, r % s.queries);
+      float* const row = p + r * s.keys;
+      std::fill(row + seen, row + s.keys, 0.0f);
       float max = 0.0f, sum = 0.0f;
       scale_row<L>(seen, attention_scale(s), row);
       exp_row<L>(seen, row, row, max, sum);
       scale_row<L>(seen, 1.0f / sum, row);
-      lse = max + std::log(sum);
-    }
-  }
-
-  // The last columns of O, fewer than a vector.
-  template <class L>
-  TINYSCALE_INLINE void rest(std::int64_t full, std::int64_t keys, const float* p, const float* v,
-                             float beta, float* o) const {
-    const std::int64_t count = s.head_size - full;
-    typename L::V sum, w, row;
-    for (std::int64_t i = 0; i < s.queries; ++i) {
-      sum = typename L::V{};
-      if (beta != 0.0f) {
-        load_part<L>(o + i * s.o_stride + full, count, 0.0f, sum);
-      }
-      for (std::int64_t x = 0; x < keys; ++x) {
-        load_part<L>(v + x * s.v_stride + full, count, 0.0f, row);
-        broadcast<L>(p[i * s.keys + x], w);
-        sum = sum + w * row;
-      }
-      store_part<L>(o + i * s.o_stride + full, count, sum);
+      t.lse[r] = seen == 0 ? 0.0f : max + std::log(sum);
     }
   }
 };
+
+// All query heads of one key and value head, so that K and V come from memory once.
+inline void attention_few_task(const kernel::AttentionShape& s, const AttentionHead& t,
+                               std::int64_t group) {
+  const std::int64_t width = tile_size().width, full = s.head_size / width * width;
+  const Scratch lease(group * s.queries * s.keys);
+  float* const p = lease.data();
+  run_on_lanes(AttentionRows{s, t, group * s.queries, p});
+  for (std::int64_t j = 0; j == 0 || j < s.keys; j += attention_keys) {
+    const std::int64_t keys = std::min(attention_keys, s.keys - j);
+    const float beta = j == 0 ? 0.0f : 1.0f;
+    for (std::int64_t h = 0; h < group; ++h) {
+      const float* ph = p + h * s.queries * s.keys + j;
+      const float* v = t.v + j * s.v_stride;
+      float* const o = t.o + h * s.head_size;
+      panels({s.queries, full, keys, ph, s.keys, 1, v, s.v_stride, o, s.o_stride, beta});
+      for (std::int64_t i = 0; i < s.queries; ++i) {
+        for (std::int64_t d = full; d < s.head_size; ++d) {  // less than a vector
+          float sum = j == 0 ? 0.0f : o[i * s.o_stride + d];
+          for (std::int64_t x = 0; x < keys; ++x) {
+            sum += ph[i * s.keys + x] * v[x * s.v_stride + d];
+          }
+          o[i * s.o_stride + d] = sum;
+        }
+      }
+    }
+  }
+}
+
+// Sequence b, query head h.
+inline AttentionHead head_of(const kernel::AttentionShape& s, AttentionHead t, std::int64_t b,
+                             std::int64_t h) {
+  const std::int64_t kv = h / (s.heads / s.kv_heads) * s.head_size;
+  t.q += b * s.q_batch + h * s.head_size;
+  t.k += b * s.k_batch + kv;
+  t.v += b * s.v_batch + kv;
+  t.o += b * s.o_batch + h * s.head_size;
+  t.lse += (b * s.heads + h) * s.queries;
+  return t;
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+// q, o: [batch, queries, heads * head_size]; k, v: [batch, keys, kv_heads * head_size], with
+// strides; lse: [batch, heads, queries]. A query that sees no key gets zeros.
+inline void attention_forward(const AttentionShape& s, const float* q, const float* k,
+                              const float* v, float* o, float* lse) {
+  const detail::AttentionHead all{q, k, v, o, lse, nullptr, nullptr, nullptr, nullptr};
+  const bool few = s.queries <= detail::attention_few;
+  const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task
+  const std::int64_t step = detail::attention_queries;
+  const std::int64_t blocks = few ? 1 : (s.queries + step - 1) / step;
+  const std::int64_t tasks = s.heads / group * blocks;  // of a sequence
+  parallel_for(s.batch * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t task = begin; task < end; ++task) {
+      const std::int64_t head = task % tasks / blocks * group, first = task % blocks * step;
+      const detail::AttentionHead t = detail::head_of(s, all, task / tasks, head);
+      if (few) {
+        detail::attention_few_task(s, t, group);
+      } else {
+        detail::attention_forward_task(s, t, first, std::min(s.queries, first + step));
+      }
+    }
+  });
+}
+
+}  // namespace kernel
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/attention_backward.hpp
+// Backward of attention, in the blocks of forward (lanes are queries); P = exp(S - lse) again:
+//   dV = P^T dO,  dS = P (dO V^T - sum(dO O)),  dQ = dS K scale,  dK = dS^T Q scale.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// sum(dO O) of each row.
+struct AttentionMeans {
+  std::int64_t rows, head_size, stride;
+  const float* o;
+  const float* d_o;
+  float* mean;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      mean[i] = dot_row<L>(head_size, o + i * stride, d_o + i * stride);
+    }
+  }
+};
+
+// One vector of lanes: raw scores p to probabilities, dP in g to dS scale.
+struct AttentionSlopes {
+  std::int64_t keys;
+  float scale;
+  const float* lse;
+  const float* mean;
+  float* p;
+  float* g;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V vp, vg, f, vl, vm;
+    broadcast<L>(scale, f);
+    load<L>(lse, vl);
+    load<L>(mean, vm);
+    for (std::int64_t at = 0; at < keys * 2 * L::width; at += 2 * L::width) {
+      load<L>(p + at, vp);
+      load<L>(g + at, vg);
+      exp_negative<L>(vp * f - vl, vp);
+      store<L>(p + at, vp);
+      store<L>(g + at, vp * (vg - vm) * f);
+    }
+  }
+};
+
+// Rows of x in whole vectors: x itself, or a copy with zeros behind. row: from one to the next.
+inline const float* padded_rows(std::int64_t rows, std::int64_t n, std::int64_t padded,
+                                std::int64_t stride, const float* x, float* to, std::int64_t* row) {
+  *row = padded == n ? stride : padded;
+  for (std::int64_t i = 0; i < rows && padded != n; ++i) {
+    std::copy(x + i * stride, x + i * stride + n, to + i * padded);
+    std::fill(to + i * padded + n, to + (i + 1) * padded, 0.0f);
+  }
+  return padded == n ? x : to;
+}
+
+// One query head; its part of dk and dv is added to rows of whole vectors.
+inline void attention_backward_head(const kernel::AttentionShape& s, const AttentionHead& t,
+                                    std::int64_t padded, std::int64_t dk_row, std::int64_t dv_row,
+                                    float beta) {
+  const std::int64_t width = tile_size().width, wide = 2 * width, turned = wide * s.head_size;
+  const float scale = attention_scale(s);
+  const Scratch lease(3 * turned + 2 * wide * (attention_keys + padded));
+  float* const qt = lease.data();
+  float* const gt = qt + turned;                  // dO^T
+  float* const dqt = gt + turned;                 // dQ^T
+  float* const p = dqt + turned;                  // [keys, lanes]
+  float* const g = p + wide * attention_keys;     // dS
+  float* const rows = g + wide * attention_keys;  // of Q and dO where they need padding
+  for (std::int64_t begin = 0; begin < s.queries; begin += wide) {
+    AttentionLanes lanes(s, width, begin);
+    const std::int64_t at_o = begin * s.o_stride;
+    float mean[32] = {}, lse[32] = {};
+    std::copy(t.lse + begin, t.lse + begin + lanes.rows, lse);
+    run_on_lanes(
+        AttentionMeans{lanes.rows, s.head_size, s.o_stride, t.o + at_o, t.d_o + at_o, mean});
+    lanes.turn(t.q, s.q_stride, qt);
+    lanes.turn(t.d_o, s.o_stride, gt);
+    if (beta != 0.0f) {
+      lanes.turn(t.dq, s.q_stride, dqt);
+    }
+    std::int64_t q_row = 0, o_row = 0;
+    const float* q = padded_rows(lanes.rows, s.head_size, padded, s.q_stride,
+                                 t.q + begin * s.q_stride, rows, &q_row);
+    const float* d_o = padded_rows(lanes.rows, s.head_size, padded, s.o_stride, t.d_o + at_o,
+                                   rows + wide * padded, &o_row);
+    for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
+      lanes.block(j);
+      lanes.score(t.k, s.k_stride, qt, p);
+      lanes.score(t.v, s.v_stride, gt, g);
+      lanes.hide(p);
+      for (std::int64_t at = 0; at < wide; at += width) {
+        run_on_lanes(AttentionSlopes{lanes.both + (at == 0 ? 0 : lanes.alone), scale, lse + at,
+                                     mean + at, p + at, g + at});
+      }
+      lanes.gather(t.k, s.k_stride, g, j == 0 ? beta : 1.0f, dqt);
+      lanes.scatter(padded, p, d_o, o_row, t.dv, dv_row);
+      lanes.scatter(padded, g, q, q_row, t.dk, dk_row);
+    }
+    transpose(s.head_size, lanes.rows, dqt, wide, t.dq + begin * s.q_stride, s.q_stride);
+  }
+}
 
 // The rows of dk or dv that a task adds to: themselves, or a copy in whole vectors.
 inline float* gradient_rows(const kernel::AttentionShape& s, std::int64_t padded,
@@ -8000,21 +9042,6 @@ inline float* gradient_rows(const kernel::AttentionShape& s, std::int64_t padded
     }
   }
   return to;
-}
-
-// Sequence b, query head h.
-inline AttentionHead head_of(const kernel::AttentionShape& s, AttentionHead t, std::int64_t b,
-                             std::int64_t h) {
-  const std::int64_t kv = h / (s.heads / s.kv_heads) * s.head_size;
-  const std::int64_t at_q = b * s.q_batch + h * s.head_size;
-  const std::int64_t at_o = b * s.o_batch + h * s.head_size;
-  t.q += at_q;
-  t.k += b * s.k_batch + kv;
-  t.v += b * s.v_batch + kv;
-  t.o += at_o;
-  t.out += at_o;
-  t.lse += (b * s.heads + h) * s.queries;
-  return t;
 }
 
 inline void attention_backward_task(const kernel::AttentionShape& s, const AttentionHead& all,
@@ -8034,8 +9061,8 @@ inline void attention_backward_task(const kernel::AttentionShape& s, const Atten
     t.dq += b * s.q_batch + h * s.head_size;
     t.dk = dk_rows;
     t.dv = dv_rows;
-    run_on_lanes(
-        AttentionBackward{s, t, copied ? padded : s.k_stride, copied ? padded : s.v_stride, beta});
+    attention_backward_head(s, t, padded, copied ? padded : s.k_stride,
+                            copied ? padded : s.v_stride, beta);
   }
   for (std::int64_t j = 0; j < s.keys && copied; ++j) {
     std::copy(dk_rows + j * padded, dk_rows + j * padded + s.head_size, dk + j * s.k_stride);
@@ -8047,37 +9074,13 @@ inline void attention_backward_task(const kernel::AttentionShape& s, const Atten
 
 namespace kernel {
 
-// q, o: [batch, queries, heads * head_size]; k, v: [batch, keys, kv_heads * head_size], with
-// strides; lse: [batch, heads, queries]. A query that sees no key gets zeros.
-inline void attention_forward(const AttentionShape& s, const float* q, const float* k,
-                              const float* v, float* o, float* lse) {
-  const detail::AttentionHead all{q, k, v, o, o, lse, nullptr, nullptr, nullptr, nullptr};
-  const bool few = s.queries <= detail::attention_few;
-  const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task
-  const std::int64_t step = detail::attention_queries;
-  const std::int64_t blocks = few ? 1 : (s.queries + step - 1) / step;
-  const std::int64_t tasks = s.heads / group * blocks;  // of a sequence
-  parallel_for(s.batch * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t task = begin; task < end; ++task) {
-      const std::int64_t head = task % tasks / blocks * group, first = task % blocks * step;
-      const detail::AttentionHead t = detail::head_of(s, all, task / tasks, head);
-      if (few) {
-        detail::run_on_lanes(detail::AttentionFew{s, t, group});
-      } else {
-        const std::int64_t last = std::min(s.queries, first + step);
-        detail::run_on_lanes(detail::AttentionForward{s, t, first, last});
-      }
-    }
-  });
-}
-
 // dq, dk, dv = beta times themselves (0: not read, or 1) + ..., laid out as q, k, v; d_o as o.
 // A task owns one key and value head.
 inline void attention_backward(const AttentionShape& s, const float* q, const float* k,
                                const float* v, const float* o, const float* lse, const float* d_o,
                                float* dq, float* dk, float* dv, float beta = 1.0f) {
-  const detail::AttentionHead all{q,   k,  v,  o, const_cast<float*>(o), const_cast<float*>(lse),
-                                  d_o, dq, dk, dv};
+  const detail::AttentionHead all{q,  k,  v, const_cast<float*>(o), const_cast<float*>(lse), d_o,
+                                  dq, dk, dv};
   parallel_for(s.batch * s.kv_heads, 1, [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t task = begin; task < end; ++task) {
       detail::attention_backward_task(s, all, task / s.kv_heads, task % s.kv_heads, beta);
@@ -8644,9 +9647,9 @@ inline void rope(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
   detail::rope_all(s, turn, x, y, false);
 }
 
-// dx += dy turned back.
-inline void rope_backward(const RopeShape& s, const float* dy, float* dx) {
-  detail::rope_all(s, RopeTurn::inverse, dy, dx, true);
+// dx = beta dx + dy turned back; beta is 0 (dx is not read) or 1.
+inline void rope_backward(const RopeShape& s, const float* dy, float* dx, float beta = 1.0f) {
+  detail::rope_all(s, RopeTurn::inverse, dy, dx, beta != 0.0f);
 }
 
 }  // namespace kernel
@@ -9198,7 +10201,8 @@ inline void add_grad(const Slot& slot, const Tensor& dx) {
     add_grad(slot, dx.clone());
     return;
   }
-  if (!slot->grad && !slot->leaf && dx.storage().use_count() == 1 &&
+  const bool fits = !slot->leaf || dx.storage()->kind == MemoryKind::gradient;
+  if (!slot->grad && fits && dx.storage().use_count() == 1 &&
       dx.storage()->count == dx.count()) {
     slot->grad = dx.storage();
     return;
@@ -9354,7 +10358,8 @@ class OpScope {
   }
 
   void done(const char* name, const Shape& shape, std::initializer_list<double> reads,
-            std::initializer_list<double> writes, double matmul_flops, double vector_flops) const {
+            std::initializer_list<double> writes, double matmul_flops, double vector_flops,
+            DType read_as = DType::f32) const {
     if (profile_ == nullptr) {
       return;
     }
@@ -9366,8 +10371,8 @@ class OpScope {
     record.vector_flops = vector_flops;
     record.device = context().device;
     for (const double elements : reads) {
-      record.reads.push_back(Operand{elements, DType::f32});
-      record.bytes_read += elements * bytes_of(DType::f32);
+      record.reads.push_back(Operand{elements, read_as});
+      record.bytes_read += elements * bytes_of(read_as);
     }
     for (const double elements : writes) {
       record.writes.push_back(Operand{elements, DType::f32});
@@ -10303,7 +11308,9 @@ inline Tensor softmax(const Tensor& x) {
     detail::attach(
         y, "softmax", {&x}, [rows, columns, ky = detail::Kept(y), sx = x.slot()](const Tensor& dy) {
           const detail::OpScope backward;
-          kernel::softmax_backward(rows, columns, ky.data(), dy.data(), detail::grad_buffer(sx));
+          float beta = 0;
+          float* const dx = detail::grad_buffer(sx, beta);
+          kernel::softmax_backward(rows, columns, ky.data(), dy.data(), dx, beta);
           backward.done_unary("softmax backward", "softmax", dy.shape(), &VectorCost::backward);
         });
   }
@@ -10346,146 +11353,6 @@ inline Tensor log_softmax(const Tensor& x) {
                        }
                      }
                    });
-  }
-  return y;
-}
-
-}}  // namespace tinyscale
-
-// >> tinyscale/tensor/attend.hpp
-// Attention over keys and values (arXiv 1706.03762), grouped-query (arXiv 2305.13245), and rotary
-// positions (arXiv 2104.09864). No [T, S] matrix outlives a row of it: the backward pass
-// recomputes from the log-sum-exp of each row (arXiv 2205.14135).
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-// causal: query i of T sees key j of S if j <= i + (S - T), so queries end where keys end.
-enum class Mask { none, causal };
-
-namespace detail {
-
-inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
-                                              std::int64_t heads, std::int64_t kv_heads,
-                                              Mask mask) {
-  if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
-      heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || q.dim(2) % heads != 0 ||
-      k.dim(2) != q.dim(2) / heads * kv_heads || (mask == Mask::causal && k.dim(1) < q.dim(1))) {
-    throw Error(cat("attention: q is ", q.shape().text(), ", k is ", k.shape().text(), ", v is ",
-                    v.shape().text(), " with ", heads, " heads and ", kv_heads,
-                    " kv heads; right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a ",
-                    "multiple of kv_heads, and S >= T when causal"));
-  }
-  kernel::AttentionShape s;
-  s.batch = q.dim(0);
-  s.queries = q.dim(1);
-  s.keys = k.dim(1);
-  s.heads = heads;
-  s.kv_heads = kv_heads;
-  s.head_size = q.dim(2) / heads;
-  s.q_stride = q.stride(1);
-  s.k_stride = k.stride(1);
-  s.v_stride = v.stride(1);
-  s.o_stride = q.dim(2);
-  s.q_batch = q.stride(0);
-  s.k_batch = k.stride(0);
-  s.v_batch = v.stride(0);
-  s.o_batch = q.dim(1) * q.dim(2);
-  s.causal = mask == Mask::causal ? 1 : 0;
-  s.causal_offset = k.dim(1) - q.dim(1);
-  return s;
-}
-
-// Pairs (query, key) that are really multiplied, over all heads and sequences.
-inline double attention_pairs(const kernel::AttentionShape& s) {
-  const double t = static_cast<double>(s.queries);
-  const double keys = static_cast<double>(s.keys);
-  const double pairs = s.causal ? t * (keys - t) + t * (t + 1) / 2 : t * keys;
-  return pairs * static_cast<double>(s.batch * s.heads);
-}
-
-inline void record_attention(const OpScope& scope, const char* name,
-                             const kernel::AttentionShape& s, const Tensor& q, const Tensor& k,
-                             double products, double reads_of_q) {
-  if (context().profile == nullptr) {
-    return;
-  }
-  const double pairs = attention_pairs(s);
-  const double nq = static_cast<double>(q.count());
-  const double nk = static_cast<double>(k.count());
-  scope.done(name, q.shape(), {reads_of_q * nq, nk, nk}, {nq},
-             2 * products * pairs * static_cast<double>(s.head_size),
-             vector_cost("softmax", pairs, &VectorCost::forward));
-}
-
-}  // namespace detail
-
-// q [B, T, heads K], k and v [B, S, kv_heads K] give [B, T, heads K]; scores divided by sqrt(K).
-inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
-                        std::int64_t kv_heads, Mask mask) {
-  const kernel::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
-  const bool graph = detail::tracked({&q, &k, &v});  // whose gradients are written row after row
-  for (const Tensor* x : {&q, &k, &v}) {
-    if (!x->is_contiguous() && (graph || x->stride(2) != 1)) {
-      return attention(contiguous(q), contiguous(k), contiguous(v), heads, kv_heads, mask);
-    }
-  }
-  const detail::OpScope scope;
-  Tensor y(q.shape());
-  Tensor lse(Shape{s.batch, heads, s.queries});
-  kernel::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
-  detail::record_attention(scope, "attention", s, q, k, 2, 1);
-  if (graph) {
-    detail::attach(y, "attention", {&q, &k, &v},
-                   [s, lse, kq = detail::Kept(q), kk = detail::Kept(k), kv = detail::Kept(v),
-                    ky = detail::Kept(y),
-                    sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
-                     const detail::OpScope backward;
-                     Tensor dq = sq ? Tensor() : zeros(kq.shape());
-                     Tensor dk = sk ? Tensor() : zeros(kk.shape());
-                     Tensor dv = sv ? Tensor() : zeros(kv.shape());
-                     kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(),
-                                                lse.data(), dy.data(),
-                                                sq ? detail::grad_buffer(sq) : dq.data(),
-                                                sk ? detail::grad_buffer(sk) : dk.data(),
-                                                sv ? detail::grad_buffer(sv) : dv.data());
-                     detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
-                   });
-  }
-  return y;
-}
-
-// Rotates pairs of x [B, T, heads K] by (first_position + t) theta^(-2i/K).
-inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_position,
-                   float theta = 10000.0f, RopePairs pairs = RopePairs::interleaved) {
-  if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
-    throw Error(detail::cat("rope: x is ", x.shape().text(), " with head size ", head_size,
-                            "; right is [B, T, heads K] with an even K"));
-  }
-  if (!(theta > 0.0f) || !detail::is_finite(static_cast<double>(theta))) {
-    throw Error(detail::cat("rope: theta is ", static_cast<double>(theta),
-                            "; a finite number above 0 is right"));
-  }
-  if (!x.is_contiguous()) {
-    return rope(contiguous(x), head_size, first_position, theta, pairs);
-  }
-  const detail::OpScope scope;
-  kernel::RopeShape shape;
-  shape.batch = x.dim(0);
-  shape.tokens = x.dim(1);
-  shape.heads = x.dim(2) / head_size;
-  shape.head_size = head_size;
-  shape.first_position = first_position;
-  shape.theta = theta;
-  shape.pairs = pairs;
-  Tensor y(x.shape());
-  kernel::rope(shape, kernel::RopeTurn::forward, x.data(), y.data());
-  scope.done_unary("rope", "rope", x.shape());
-  if (detail::tracked({&x})) {
-    detail::attach(y, "rope", {&x}, [shape, sx = x.slot()](const Tensor& dy) {
-      const detail::OpScope backward;
-      kernel::rope_backward(shape, dy.data(), detail::grad_buffer(sx));
-      backward.done_unary("rope backward", "rope", dy.shape(), &VectorCost::backward);
-    });
   }
   return y;
 }
@@ -10536,19 +11403,30 @@ inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
   return m;
 }
 
+// One product in the format that the context asks for.
+inline void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Matrix& a,
+                     const float* a_data, const Matrix& b, const float* b_data, float beta,
+                     float* y) {
+  if (context().matmul_format == DType::bf16) {
+    kernel::gemm_bf16(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
+  } else {
+    kernel::gemm(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
+  }
+}
+
 // y = op(a) op(b) (+ y), recorded; M, K, N are those of the product.
 inline void product(const char* name, Trans ta, Trans tb, std::int64_t m, std::int64_t n,
                     std::int64_t k, const Tensor& a, const Tensor& b, float beta, float* y) {
   const OpScope scope;
   const Matrix ma = matrix_of(a, ta, ta == Trans::no ? k : m);
   const Matrix mb = matrix_of(b, tb, tb == Trans::no ? n : k);
-  kernel::gemm(ma.trans, mb.trans, m, n, k, ma.own.origin(), ma.ld, mb.own.origin(), mb.ld, beta, y,
-               n);
+  multiply(m, n, k, ma, ma.own.origin(), mb, mb.own.origin(), beta, y);
   if (context().profile != nullptr) {
     const double dm = static_cast<double>(m);
     const double dn = static_cast<double>(n);
     const double dk = static_cast<double>(k);
-    scope.done(name, Shape{m, k, n}, {dm * dk, dk * dn}, {dm * dn}, 2 * dm * dk * dn, 0);
+    scope.done(name, Shape{m, k, n}, {dm * dk, dk * dn}, {dm * dn}, 2 * dm * dk * dn, 0,
+               context().matmul_format);
   }
 }
 
@@ -10652,15 +11530,15 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
                   broadcast_steps(leading(w.shape()), mw.own.steps(), batch));
   plan.rows([&](std::int64_t first, std::int64_t at_x, std::int64_t at_w) {
     for (std::int64_t j = 0; j < plan.columns(); ++j) {
-      kernel::gemm(mx.trans, mw.trans, m, n, k, mx.own.origin() + at_x + j * plan.step_a(), mx.ld,
-                   mw.own.origin() + at_w + j * plan.step_b(), mw.ld, 0.0f,
-                   y.data() + (first + j) * m * n, n);
+      multiply(m, n, k, mx, mx.own.origin() + at_x + j * plan.step_a(), mw,
+               mw.own.origin() + at_w + j * plan.step_b(), 0.0f, y.data() + (first + j) * m * n);
     }
   });
   const double products = static_cast<double>(batch.count());
   scope.done("matmul", shape, {static_cast<double>(x.count()), static_cast<double>(w.count())},
              {static_cast<double>(y.count())},
-             2 * products * static_cast<double>(m) * static_cast<double>(k * n), 0);
+             2 * products * static_cast<double>(m) * static_cast<double>(k * n), 0,
+             context().matmul_format);
   if (tracked({&x, &w})) {
     attach(y, "matmul", {&x, &w},
            [kx = w.slot() ? Kept(x) : Kept(), kw = x.slot() ? Kept(w) : Kept(), sx = x.slot(),
@@ -10702,6 +11580,166 @@ inline Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
                             "; w [N, K] and bias [N] are right"));
   }
   return detail::matmul_any("linear", x, w, kernel::Trans::yes, bias);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/attend.hpp
+// Attention over keys and values (arXiv 1706.03762), grouped-query (arXiv 2305.13245), and rotary
+// positions (arXiv 2104.09864). No [T, S] matrix outlives a row of it: the backward pass
+// recomputes from the log-sum-exp of each row (arXiv 2205.14135).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// causal: query i of T sees key j of S if j <= i + (S - T), so queries end where keys end.
+enum class Mask { none, causal };
+
+namespace detail {
+
+inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
+                                              std::int64_t heads, std::int64_t kv_heads,
+                                              Mask mask) {
+  if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
+      heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || q.dim(2) % heads != 0 ||
+      k.dim(2) != q.dim(2) / heads * kv_heads || (mask == Mask::causal && k.dim(1) < q.dim(1))) {
+    throw Error(cat("attention: q is ", q.shape().text(), ", k is ", k.shape().text(), ", v is ",
+                    v.shape().text(), " with ", heads, " heads and ", kv_heads,
+                    " kv heads; right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a ",
+                    "multiple of kv_heads, and S >= T when causal"));
+  }
+  kernel::AttentionShape s;
+  s.batch = q.dim(0);
+  s.queries = q.dim(1);
+  s.keys = k.dim(1);
+  s.heads = heads;
+  s.kv_heads = kv_heads;
+  s.head_size = q.dim(2) / heads;
+  s.q_stride = q.stride(1);
+  s.k_stride = k.stride(1);
+  s.v_stride = v.stride(1);
+  s.o_stride = q.dim(2);
+  s.q_batch = q.stride(0);
+  s.k_batch = k.stride(0);
+  s.v_batch = v.stride(0);
+  s.o_batch = q.dim(1) * q.dim(2);
+  s.causal = mask == Mask::causal ? 1 : 0;
+  s.causal_offset = k.dim(1) - q.dim(1);
+  return s;
+}
+
+// Pairs (query, key) that are really multiplied, over all heads and sequences.
+inline double attention_pairs(const kernel::AttentionShape& s) {
+  const double t = static_cast<double>(s.queries);
+  const double keys = static_cast<double>(s.keys);
+  const double pairs = s.causal ? t * (keys - t) + t * (t + 1) / 2 : t * keys;
+  return pairs * static_cast<double>(s.batch * s.heads);
+}
+
+inline void record_attention(const OpScope& scope, const char* name,
+                             const kernel::AttentionShape& s, const Tensor& q, const Tensor& k,
+                             double products, double reads_of_q) {
+  if (context().profile == nullptr) {
+    return;
+  }
+  const double pairs = attention_pairs(s);
+  const double nq = static_cast<double>(q.count());
+  const double nk = static_cast<double>(k.count());
+  scope.done(name, q.shape(), {reads_of_q * nq, nk, nk}, {nq},
+             2 * products * pairs * static_cast<double>(s.head_size),
+             vector_cost("softmax", pairs, &VectorCost::forward));
+}
+
+// Where the gradients of q, k, v go. 0: written, where each is the first and has a place of its
+// own; 1: added.
+inline float gradient_places(const Slot (&slots)[3], const Tensor* const (&inputs)[3],
+                             Tensor (&unused)[3], float* (&to)[3]) {
+  bool first = true;
+  for (int i = 0; i < 3; ++i) {
+    const GradSlot* const next = slots[(i + 1) % 3].get();
+    first = first && (!slots[i] || (!slots[i]->grad && slots[i].get() != next));
+  }
+  for (int i = 0; i < 3; ++i) {
+    float beta = 0;
+    if (!slots[i]) {
+      unused[i] = zeros(inputs[i]->shape());
+      to[i] = unused[i].data();
+    } else {
+      to[i] = first ? grad_buffer(slots[i], beta) : grad_buffer(slots[i]);
+    }
+  }
+  return first ? 0.0f : 1.0f;
+}
+
+}  // namespace detail
+
+// q [B, T, heads K], k and v [B, S, kv_heads K] give [B, T, heads K]; scores divided by sqrt(K).
+inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
+                        std::int64_t kv_heads, Mask mask) {
+  const kernel::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  const bool graph = detail::tracked({&q, &k, &v});  // whose gradients are written row after row
+  for (const Tensor* x : {&q, &k, &v}) {
+    if (!x->is_contiguous() && (graph || x->stride(2) != 1)) {
+      return attention(contiguous(q), contiguous(k), contiguous(v), heads, kv_heads, mask);
+    }
+  }
+  const detail::OpScope scope;
+  Tensor y(q.shape());
+  Tensor lse(Shape{s.batch, heads, s.queries});
+  kernel::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
+  detail::record_attention(scope, "attention", s, q, k, 2, 1);
+  if (graph) {
+    detail::attach(y, "attention", {&q, &k, &v},
+                   [s, lse, kq = detail::Kept(q), kk = detail::Kept(k), kv = detail::Kept(v),
+                    ky = detail::Kept(y),
+                    sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
+                     const detail::OpScope backward;
+                     const detail::Slot slots[3] = {sq, sk, sv};
+                     const Tensor* const inputs[3] = {&kq, &kk, &kv};
+                     Tensor unused[3];
+                     float* to[3];
+                     const float beta = detail::gradient_places(slots, inputs, unused, to);
+                     kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(),
+                                                lse.data(), dy.data(), to[0], to[1], to[2], beta);
+                     detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
+                   });
+  }
+  return y;
+}
+
+// Rotates pairs of x [B, T, heads K] by (first_position + t) theta^(-2i/K).
+inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_position,
+                   float theta = 10000.0f, RopePairs pairs = RopePairs::interleaved) {
+  if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
+    throw Error(detail::cat("rope: x is ", x.shape().text(), " with head size ", head_size,
+                            "; right is [B, T, heads K] with an even K"));
+  }
+  if (!(theta > 0.0f) || !detail::is_finite(static_cast<double>(theta))) {
+    throw Error(detail::cat("rope: theta is ", static_cast<double>(theta),
+                            "; a finite number above 0 is right"));
+  }
+  if (!x.is_contiguous()) {
+    return rope(contiguous(x), head_size, first_position, theta, pairs);
+  }
+  const detail::OpScope scope;
+  kernel::RopeShape shape;
+  shape.batch = x.dim(0);
+  shape.tokens = x.dim(1);
+  shape.heads = x.dim(2) / head_size;
+  shape.head_size = head_size;
+  shape.first_position = first_position;
+  shape.theta = theta;
+  shape.pairs = pairs;
+  Tensor y(x.shape());
+  kernel::rope(shape, kernel::RopeTurn::forward, x.data(), y.data());
+  scope.done_unary("rope", "rope", x.shape());
+  if (detail::tracked({&x})) {
+    detail::attach(y, "rope", {&x}, [shape, sx = x.slot()](const Tensor& dy) {
+      const detail::OpScope backward;
+      kernel::rope_backward(shape, dy.data(), detail::grad_buffer(sx));
+      backward.done_unary("rope backward", "rope", dy.shape(), &VectorCost::backward);
+    });
+  }
+  return y;
 }
 
 }}  // namespace tinyscale
@@ -10876,23 +11914,72 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
   return y;
 }
 
+namespace detail {
+
+// How many rows count: those whose target is not -1.
+inline double check_targets(const char* op, const std::vector<std::int32_t>& targets,
+                            const Shape& logits, std::int64_t rows) {
+  if (static_cast<std::int64_t>(targets.size()) != rows) {
+    throw Error(cat(op, ": logits are ", logits.text(), ", so ", rows,
+                    " targets are right; given ", targets.size()));
+  }
+  std::int64_t counted = 0;
+  for (const std::int32_t target : targets) {
+    if (target < -1 || target >= logits[-1]) {
+      throw Error(cat(op, ": target ", target, " is outside the ", logits[-1],
+                      " classes (-1 leaves a row out)"));
+    }
+    counted += target >= 0 ? 1 : 0;
+  }
+  return static_cast<double>(std::max<std::int64_t>(counted, 1));
+}
+
+// Gives a gradient that was made for dy = 1 away.
+inline void add_scaled_grad(const Slot& slot, Tensor& dx, float dy) {
+  if (slot) {
+    if (dy != 1.0f) {
+      kernel::scale(dx.count(), dy, dx.data(), dx.data());
+    }
+    add_grad(slot, dx);
+    dx = Tensor();
+  }
+}
+
+// The product, the loss, and what of the backward pass is done with them.
+inline void record_linear_loss(const OpScope& scope, const Matmul& s, std::int64_t dx,
+                               std::int64_t dw) {
+  if (context().profile == nullptr) {
+    return;
+  }
+  const double m = static_cast<double>(s.m);
+  const double n = static_cast<double>(s.n);
+  const double k = static_cast<double>(s.k);
+  const int products = 1 + (dx > 0 ? 1 : 0) + (dw > 0 ? 1 : 0);
+  double flops = vector_cost("cross_entropy", m * n, &VectorCost::forward);
+  if (products > 1) {
+    flops += vector_cost("cross_entropy", m * n, &VectorCost::backward);
+  }
+  scope.done("linear_cross_entropy", Shape{s.m, s.k, s.n}, {m * k, n * k, m},
+             {m, static_cast<double>(dx), static_cast<double>(dw)}, 2 * products * m * n * k,
+             flops);
+}
+
+inline Tensor mean_loss(const Tensor& losses, double n) {
+  double total = 0;
+  for (std::int64_t i = 0; i < losses.count(); ++i) {
+    total += static_cast<double>(losses.data()[i]);
+  }
+  return full(Shape{}, static_cast<float>(total / n));
+}
+
+}  // namespace detail
+
 // Mean of -log softmax(logits)[target] over the rows of logits [.., V]; a target of -1 is left out.
 inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t>& targets) {
   detail::check_last_dim("cross_entropy", logits);
   const std::int64_t vocabulary = logits.dim(-1);
   const std::int64_t rows = logits.count() / vocabulary;
-  if (static_cast<std::int64_t>(targets.size()) != rows) {
-    throw Error(detail::cat("cross_entropy: logits are ", logits.shape().text(), ", so ", rows,
-                            " targets are right; given ", targets.size()));
-  }
-  std::int64_t counted = 0;
-  for (const std::int32_t target : targets) {
-    if (target < -1 || target >= vocabulary) {
-      throw Error(detail::cat("cross_entropy: target ", target, " is outside the ", vocabulary,
-                              " classes (-1 leaves a row out)"));
-    }
-    counted += target >= 0 ? 1 : 0;
-  }
+  const double n = detail::check_targets("cross_entropy", targets, logits.shape(), rows);
   if (!logits.is_contiguous()) {
     return cross_entropy(contiguous(logits), targets);
   }
@@ -10901,12 +11988,7 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   Tensor lse(Shape{rows});
   kernel::cross_entropy_forward(rows, vocabulary, logits.data(), targets.data(), losses.data(),
                                 lse.data());
-  double total = 0;
-  for (std::int64_t i = 0; i < rows; ++i) {
-    total += static_cast<double>(losses.data()[i]);
-  }
-  const double n = static_cast<double>(std::max<std::int64_t>(counted, 1));
-  Tensor y = full(Shape{}, static_cast<float>(total / n));
+  Tensor y = detail::mean_loss(losses, n);
   const double elements = static_cast<double>(logits.count());
   scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
              {static_cast<double>(rows)}, 0,
@@ -10916,11 +11998,65 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                    [=, known = List<std::int32_t>(targets), kl = detail::Kept(logits),
                     sl = logits.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
+                     float beta = 0;
+                     float* const dx = detail::grad_buffer(sl, beta);
                      kernel::cross_entropy_backward(
                          rows, vocabulary, kl.data(), lse.data(), known.data(),
-                         static_cast<float>(dy.item() / n), detail::grad_buffer(sl));
+                         static_cast<float>(dy.item() / n), dx, beta);
                      backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
                                          &VectorCost::backward);
+                   });
+  }
+  return y;
+}
+
+// cross_entropy of the logits x w^T, x [.., D], w [V, D], which never exist for all rows at once.
+// Where gradients will be asked for they are made here, beside the loss, while the logits are.
+inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
+                                   const std::vector<std::int32_t>& targets) {
+  const detail::Matmul s =
+      detail::matmul_sizes("linear_cross_entropy", x, w, kernel::Trans::yes);
+  const double n = detail::check_targets("linear_cross_entropy", targets, s.shape, s.m);
+  if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
+    return cross_entropy(matmul_transposed(x, w), targets);
+  }
+  const Tensor rows = contiguous(x);
+  const Tensor columns = contiguous(w);
+  const detail::OpScope scope;
+  const bool graph = detail::tracked({&rows, &columns});
+  Tensor losses(Shape{s.m});
+  Tensor lse(Shape{s.m});
+  Tensor dx, dw;
+  if (graph && rows.slot()) {
+    dx = Tensor(rows.shape());
+  }
+  if (graph && columns.slot()) {
+    dw = Tensor(columns.shape(), MemoryKind::gradient);
+  }
+  kernel::LinearCrossEntropy all{s.m,
+                                 s.k,
+                                 s.n,
+                                 rows.data(),
+                                 columns.data(),
+                                 targets.data(),
+                                 static_cast<float>(1.0 / n),
+                                 dx.defined() ? dx.data() : nullptr,
+                                 dw.defined() ? dw.data() : nullptr,
+                                 0.0f,
+                                 0.0f};
+  if (graph) {
+    kernel::linear_cross_entropy(all, losses.data(), lse.data());
+  } else {
+    kernel::linear_cross_entropy_forward(s.m, s.k, s.n, all.x, all.w, all.targets, losses.data(),
+                                         lse.data());
+  }
+  Tensor y = detail::mean_loss(losses, n);
+  detail::record_linear_loss(scope, s, dx.count(), dw.count());
+  if (graph) {
+    detail::attach(y, "linear_cross_entropy", {&rows, &columns},
+                   [dx, dw, sx = rows.slot(), sw = columns.slot()](const Tensor& dy) mutable {
+                     detail::add_scaled_grad(sx, dx, dy.item());
+                     detail::add_scaled_grad(sw, dw, dy.item());
                    });
   }
   return y;
@@ -15785,6 +16921,7 @@ class Transformer {
   void add_block(int layer);
 
   Tensor use(int index, const Hooks& hooks) const;
+  Tensor head_input(const Tensor& x, const Hooks& hooks) const;
   Tensor normalise(const Linear& norm, const Tensor& x, const Hooks& hooks) const;
   Tensor project(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
   Tensor write_back(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
@@ -15942,8 +17079,15 @@ inline Tensor Transformer::forward(const std::vector<std::int32_t>& ids, std::in
 inline Tensor Transformer::loss(const std::vector<std::int32_t>& ids,
                                 const std::vector<std::int32_t>& targets, std::int64_t batch,
                                 std::int64_t time, const Hooks& hooks) const {
-  const Tensor logits = forward(ids, batch, time, hooks);
-  return hooks.loss ? hooks.loss(logits, targets) : cross_entropy(logits, targets);
+  if (hooks.loss) {
+    return hooks.loss(forward(ids, batch, time, hooks), targets);
+  }
+  Tensor x = embed(ids, batch, time, hooks);  // (B, T, D)
+  for (int layer = 0; layer < config.layers; ++layer) {
+    x = block(layer, x, hooks);
+  }
+  return linear_cross_entropy(head_input(x, hooks), use(config.tied ? embedding_ : head_, hooks),
+                              targets);  // no (B, T, V) at any time
 }
 
 inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int64_t batch,
@@ -15978,9 +17122,12 @@ inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks)
 }
 
 inline Tensor Transformer::head(const Tensor& x, const Hooks& hooks) const {
+  return matmul_transposed(head_input(x, hooks), use(config.tied ? embedding_ : head_, hooks));
+}
+
+inline Tensor Transformer::head_input(const Tensor& x, const Hooks& hooks) const {
   const Tensor y = normalise(last_norm_, x, hooks);
-  const Tensor in = hooks.linear_in ? hooks.linear_in(y) : y;
-  return matmul_transposed(in, use(config.tied ? embedding_ : head_, hooks));
+  return hooks.linear_in ? hooks.linear_in(y) : y;
 }
 
 inline Tensor Transformer::feed_forward(int layer, const Tensor& x, const Hooks& hooks) const {
@@ -17656,6 +18803,7 @@ struct StepOptions {
   double weight_decay = 0.1;
   double clip = 1.0;     // of the global gradient norm; 0: none
   double dropout = 0.0;  // share of numbers set to 0 after the embedding and each part of a block
+  DType format = DType::f32;       // of matmul operands; bf16: sums, weights and moments stay f32
   std::int64_t eval_every = 250;   // steps; 0: only at the end
   std::uint64_t seed = 1337;       // of data order and dropout
   std::ostream* out = &std::cout;  // progress; null is silent
@@ -17682,6 +18830,9 @@ inline void check_options(const char* who, const StepOptions& options) {
   if (options.steps < 1 || options.batch < 1) {
     throw Error(cat(who, ": ", options.steps, " steps of ", options.batch,
                     " sequences; both must be at least 1"));
+  }
+  if (options.format != DType::f32 && options.format != DType::bf16) {
+    throw Error(cat(who, ": format is ", name_of(options.format), "; f32 or bf16 is right"));
   }
   const double most = 1e30;
   const struct {
@@ -17727,6 +18878,7 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
   own.dropout_seed = detail::parameter_seed(options.seed, static_cast<std::uint64_t>(step));
   StepResult result;
   {
+    const MatmulFormat format(options.format);
     const Tensor loss = model.loss(batch.ids, batch.targets, batch.sequences, batch.time, own);
     result.loss = static_cast<double>(loss.item());
     detail::check_finite("train_step", "loss", result.loss, step, options);
@@ -17882,13 +19034,14 @@ struct Validation {
 struct TrainReport {
   std::string model, text, machine;
   std::int64_t devices = 1;
+  DType format = DType::f32;       // of matmul operands
   std::vector<double> losses;      // of the global batch, before each step
   std::vector<double> grad_norms;  // before clipping
   List<Validation> validation;
   double seconds = 0;            // in training steps, measured; evaluation left out
   double tokens_per_second = 0;  // measured
   double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
-  double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(f32)
+  double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(format)
   Comparison counted;            // bytes, steps and simulated time of a step beside their formulas
   Comparison memory;             // peak bytes by the meter beside the closed form
   Shared<const MeshRun> last_step;  // on a mesh
@@ -17912,8 +19065,9 @@ struct TrainReport {
     }
     t.add({"time in steps", format_seconds(seconds), "measured"});
     t.add({"tokens/s", format_count(std::round(tokens_per_second)), "measured"});
-    t.add({"MFU of this laptop (6 N + attention over f32 peak, wall clock)", format_percent(mfu),
-           "measured"});
+    t.add({detail::cat("MFU of this laptop (6 N + attention over ", name_of(format),
+                       " peak, wall clock)"),
+           format_percent(mfu), "measured"});
     return t;
   }
   operator Table() const { return table(); }
@@ -18178,8 +19332,9 @@ inline TrainReport train(Transformer& model, const Text& text,
   report.text = text.name;
   report.machine = options.machine.name;
   report.devices = options.layout.devices();
+  report.format = options.format;
   report.flops_per_token = model_flops_per_token(model.config, time);
-  const double peak = laptop().peak(DType::f32);
+  const double peak = laptop().peak(options.format);
   const Shared<MemoryMeter> meter = context().memory;
   const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
   detail::Trainer trainer(model, text, options);

@@ -246,6 +246,32 @@ Case attention(std::int64_t batch, std::int64_t heads, std::int64_t time, std::i
   return c;
 }
 
+// The last matmul, the loss and both gradients; the plain loop is left out, it would take minutes.
+Case linear_cross_entropy(std::int64_t rows, std::int64_t width, std::int64_t vocab) {
+  const auto x = std::make_shared<Floats>(bench::numbers(size(rows * width), 1));
+  const auto w = std::make_shared<Floats>(bench::numbers(size(vocab * width), 2));
+  const auto dx = std::make_shared<Floats>(x->size());
+  const auto dw = std::make_shared<Floats>(w->size());
+  const auto losses = std::make_shared<Floats>(size(rows));
+  const auto lse = std::make_shared<Floats>(size(rows));
+  const auto targets = std::make_shared<std::vector<std::int32_t>>(size(rows), 3);
+  Case c;
+  c.kernel = "linear + cross entropy";
+  c.shape = ts::detail::cat(rows, " x ", width, " x ", vocab);
+  c.flops = 6.0 * static_cast<double>(rows * width * vocab);
+  c.bytes = 8.0 * static_cast<double>(vocab * width);
+  c.own = [=] {
+    ts::kernel::linear_cross_entropy({rows, width, vocab, x->data(), w->data(), targets->data(),
+                                      1e-3f, dx->data(), dw->data(), 0.0f, 0.0f},
+                                     losses->data(), lse->data());
+  };
+  c.torch = ts::detail::cat(
+      "x = torch.rand(", rows, ", ", width, ", requires_grad=True)\nw = torch.rand(", vocab, ", ",
+      width, ", requires_grad=True)\nt = torch.full((", rows, ",), 3)\n",
+      "def run(): x.grad = w.grad = None; F.cross_entropy(x @ w.T, t).backward()\n");
+  return c;
+}
+
 // Median seconds of each case in PyTorch on one thread; empty when it is not there.
 std::vector<double> torch_seconds(const std::vector<Case>& cases) {
   std::string program =
@@ -270,12 +296,23 @@ std::vector<double> torch_seconds(const std::vector<Case>& cases) {
 int main() {
   bench::print_machine("kernels: how near to the limit of memory or arithmetic");
   const int threads = ts::thread_count();
-  const std::vector<Case> cases = {
-      softmax(768, 256),         softmax(2048, 4096),       layer_norm(768, 128),
-      layer_norm(8192, 1024),    gelu(768 * 512),           gelu(8 << 20),
-      gelu_backward(768 * 512),  gelu_backward(4 << 20),    cross_entropy(768, 256),
-      cross_entropy(192, 32768), adamw(800 * 1000),         adamw(4 << 20),
-      attention(12, 4, 64, 32),  attention(1, 12, 1024, 64)};
+  const std::vector<Case> cases = {softmax(768, 256),
+                                   softmax(2048, 4096),
+                                   layer_norm(768, 128),
+                                   layer_norm(8192, 1024),
+                                   gelu(768 * 512),
+                                   gelu(8 << 20),
+                                   gelu_backward(768 * 512),
+                                   gelu_backward(4 << 20),
+                                   cross_entropy(768, 256),
+                                   cross_entropy(192, 32768),
+                                   adamw(800 * 1000),
+                                   adamw(4 << 20),
+                                   attention(12, 4, 64, 32),
+                                   attention(4, 4, 128, 32),
+                                   attention(1, 12, 1024, 64),
+                                   linear_cross_entropy(512, 128, 256),
+                                   linear_cross_entropy(256, 768, 8192)};
   const std::vector<double> torch = torch_seconds(cases);
   if (torch.empty()) {
     bench::skip("PyTorch", "python3 cannot import torch");

@@ -254,6 +254,27 @@ TEST_CASE("hardware: what bounds an op") {
   CHECK(ts::roofline(std::vector<ts::OpRecord>(), chip).total.bound == "nothing");
 }
 
+TEST_CASE("hardware: a matmul of stored low precision has the rate of what it reads") {
+  ts::Chip chip;
+  chip.name = "toy";
+  chip.flops_f32 = 1000;
+  chip.flops_bf16 = 4000;
+  chip.flops_int8 = 8000;
+  chip.memory_bandwidth = 1e9;
+  ts::OpRecord op = matmul_record(1, 1, 1);
+  op.matmul_flops = 8000;
+  const auto t_math = [&](ts::DType x, ts::DType w, ts::DType format) {
+    op.reads = {{1, x}, {1, w}, {1, ts::DType::f32}};  // a bias last
+    return ts::roofline(op, chip, format).t_math;
+  };
+  CHECK(t_math(ts::DType::f32, ts::DType::f32, ts::DType::f32) == 8);
+  CHECK(t_math(ts::DType::f32, ts::DType::f32, ts::DType::bf16) == 2);
+  CHECK(t_math(ts::DType::bf16, ts::DType::bf16, ts::DType::f32) == 2);
+  CHECK(t_math(ts::DType::int8, ts::DType::int8, ts::DType::f32) == 1);
+  CHECK(t_math(ts::DType::bf16, ts::DType::int8, ts::DType::f32) == 2);
+  CHECK(t_math(ts::DType::f32, ts::DType::int8, ts::DType::f32) == 8);  // widened to f32
+}
+
 TEST_CASE("hardware: operands go to the smallest level that holds them") {
   const ts::Chip cpu = ts::chip("laptop-x86");
   ts::OpRecord op;

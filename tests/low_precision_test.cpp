@@ -5,6 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <iterator>
 #include <limits>
 #include <string>
 #include <vector>
@@ -344,4 +349,280 @@ TEST_CASE("int8 gemm: bad sizes") {
   CHECK_THROWS_WITH_AS(
       kernel::gemm_int8(Trans::no, Trans::no, 1, 1, 1, x.data(), 1, x.data(), 1, scales, &y, 1),
       "gemm_int8: blocks of 0; at least 1 number of k", ts::Error);
+}
+
+namespace {
+
+// |y - reference|: x is off by half a step of max|x| / 127 in each product, and sums round.
+double quantized_bound(const kernel::QuantizedMatrix& w, const Floats& x, std::int64_t row) {
+  double bound = 1e-30;
+  for (std::int64_t first = 0; first < w.cols; first += w.group) {
+    const std::int64_t last = std::min(w.cols, first + w.group);
+    double largest = 0.0, weights = 0.0;
+    for (std::int64_t p = first; p < last; ++p) {
+      largest = std::max(largest, std::fabs(double{x[static_cast<std::size_t>(p)]}));
+      weights += std::fabs(double{w.scale(row, p)} * w.code(row, p));
+    }
+    bound += weights * largest * (0.501 / 127 + 1e-6 * static_cast<double>(w.groups()));
+  }
+  return bound;
+}
+
+void check_quantized(std::int64_t rows, std::int64_t cols, std::int64_t group, int bits,
+                     std::int64_t m) {
+  CAPTURE(rows);
+  CAPTURE(cols);
+  CAPTURE(group);
+  CAPTURE(bits);
+  const Floats weights = noise(rows * cols, 11);
+  const kernel::QuantizedMatrix w = kernel::quantize(rows, cols, group, bits, weights.data());
+  const Floats x = noise(m * (cols + 3), 12);
+  Floats y(static_cast<std::size_t>(m * (rows + 1)), 5.0f),
+      expected(static_cast<std::size_t>(rows));
+  kernel::gemm_quantized(w, m, x.data(), cols + 3, y.data(), rows + 1);
+  bool good = true;
+  for (std::int64_t i = 0; i < m; ++i) {
+    const Floats row(x.begin() + i * (cols + 3), x.begin() + i * (cols + 3) + cols);
+    kernel::gemv_quantized_reference(w, row.data(), expected.data());
+    for (std::int64_t n = 0; n < rows; ++n) {
+      const double error = double{y[static_cast<std::size_t>(i * (rows + 1) + n)]} -
+                           double{expected[static_cast<std::size_t>(n)]};
+      good = good && std::fabs(error) <= quantized_bound(w, row, n);
+    }
+    good = good && y[static_cast<std::size_t>(i * (rows + 1) + rows)] == 5.0f;
+  }
+  CHECK(good);
+}
+
+// Integers: scales 1, x with 127 in every group, so that nothing is rounded.
+void check_exact(int bits) {
+  const std::int64_t rows = 100, cols = 168, group = 32, groups = 6;
+  std::vector<std::int8_t> codes = codes_of(rows * cols, 3);
+  for (std::int8_t& code : codes) {
+    code = static_cast<std::int8_t>(bits == 8 ? code : code >> 4);
+  }
+  const Floats ones(static_cast<std::size_t>(rows * groups), 1.0f);
+  const kernel::QuantizedMatrix w =
+      kernel::pack_quantized(rows, cols, group, bits, codes.data(), ones.data());
+  Floats x = integers(cols, 5, 126), y(static_cast<std::size_t>(rows)), expected = y;
+  for (std::int64_t g = 0; g < groups; ++g) {
+    x[static_cast<std::size_t>(g * group)] = 127.0f;
+  }
+  kernel::gemv_quantized_reference(w, x.data(), expected.data());
+  kernel::gemv_quantized(w, x.data(), y.data());
+  CHECK(y == expected);
+  CHECK(w.code(99, 167) == codes[99 * 168 + 167]);
+}
+
+}  // namespace
+
+TEST_CASE("quantised weights: products against the reference, every path") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    CAPTURE(ts::name_of(path));
+    for (const int bits : {8, 4}) {
+      check_exact(bits);
+      check_quantized(1, 1, 8, bits, 1);
+      check_quantized(33, 100, 32, bits, 3);
+      check_quantized(130, 256, 64, bits, 1);
+      check_quantized(70, 96, 96, bits, 8);
+      check_quantized(300, 1000, 1000, bits, 2);
+    }
+  }
+}
+
+TEST_CASE("quantised weights: one thread and many, bad input") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    const Floats weights = noise(600 * 512, 1);
+    Floats x = noise(512, 2), many(600), one(600);
+    const kernel::QuantizedMatrix w = kernel::quantize(600, 512, 32, 4, weights.data());
+    kernel::gemv_quantized(w, x.data(), many.data());
+    {
+      const ts::detail::SerialScope alone;
+      kernel::gemv_quantized(w, x.data(), one.data());
+    }
+    CHECK(one == many);
+    for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
+      x[77] = bad;
+      kernel::gemv_quantized(w, x.data(), one.data());
+      CHECK(std::all_of(one.begin(), one.end(), [](float y) { return std::isnan(y); }));
+    }
+  }
+  const kernel::QuantizedMatrix none = kernel::quantize(0, 5, 32, 8, nullptr);
+  kernel::gemv_quantized(none, nullptr, nullptr);
+  Floats y(3, 1.0f);
+  kernel::gemv_quantized(kernel::quantize(3, 0, 32, 8, nullptr), nullptr, y.data());
+  CHECK(y == Floats{0, 0, 0});
+  const Floats big{1.0f, 1e6f};
+  CHECK_THROWS_WITH_AS(kernel::quantize(1, 2, 32, 8, big.data()),
+                       "quantize: weight 0, 1 is 1000000; weights must be within +-65504",
+                       ts::Error);
+  CHECK_THROWS_WITH_AS(
+      kernel::quantize(1, 1, 12, 8, big.data()),
+      "pack_quantized: 1 x 1, groups of 12, 8 bits; groups are multiples of 8, of 4 or 8 bits",
+      ts::Error);
+}
+
+TEST_CASE("tiles in RAM give what the other units give") {
+  namespace d = ts::detail;
+  for (const Trans ta : {Trans::no, Trans::yes}) {
+    for (const Trans tb : {Trans::no, Trans::yes}) {
+      for (const auto& size :
+           std::vector<std::vector<std::int64_t>>{{1, 1, 1}, {40, 70, 130}, {101, 33, 1100}}) {
+        const Product x(ta, tb, size[0], size[1], size[2]);
+        Floats c = x.c;
+        d::word_gemm({d::tile_unit<d::SoftTiles, d::Bf16InTiles>(),
+                      d::rows_of(d::WordKind::f32, x.a.data(), ta, x.m, x.k, x.lda),
+                      d::word_source(d::WordKind::f32, x.b.data(), tb, x.n, x.k, x.ldb), nullptr,
+                      1.0f, c.data(), x.ldc, nullptr});
+        CHECK(worst_difference(c, x.reference(1.0f)) <= bound(x.k));
+        const Int8Product y(ta, tb, size[0], size[1], size[2]);
+        auto sums = y.empty();
+        d::int8_product(d::tile_unit<d::SoftTiles, d::Int8InTiles>(),
+                        d::rows_of(d::WordKind::int8, y.a.data(), ta, y.m, y.k, y.lda),
+                        d::word_source(d::WordKind::int8, y.b.data(), tb, y.n, y.k, y.ldb), nullptr,
+                        sums.data(), y.ldc);
+        CHECK(sums == y.reference());
+      }
+    }
+  }
+  const kernel::PackedBf16 packed = kernel::pack_bf16(Trans::no, 50, 70, noise(3500, 2).data(), 70);
+  const Floats a = noise(20 * 50, 1);
+  Floats c(20 * 70), expected = c;
+  d::word_gemm({d::tile_unit<d::SoftTiles, d::Bf16InTiles>(),
+                d::rows_of(d::WordKind::f32, a.data(), Trans::no, 20, 50, 50),
+                d::word_source(d::WordKind::f32, nullptr, Trans::no, 70, 50, 70),
+                packed.words->data(), 0.0f, c.data(), 70, nullptr});
+  kernel::gemm_bf16(Trans::no, 20, a.data(), 50, packed, 0.0f, expected.data(), 70);
+  CHECK(worst_difference(c, expected) <= bound(50));
+}
+
+namespace {
+
+// Bytes of a file of quantised blocks; empty, with a line, when it is absent.
+std::vector<std::uint8_t> golden(const std::string& name) {
+  const char* folder = std::getenv("TINYSCALE_SHARED");
+  const std::string path =
+      std::string(folder != nullptr ? folder : "../shared") + "/data/models/quant-blocks/" + name;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    std::cout << "skipped: no " << path << "\n";
+    return {};
+  }
+  std::vector<std::uint8_t> bytes;
+  for (std::istreambuf_iterator<char> at(file), end; at != end; ++at) {
+    bytes.push_back(static_cast<std::uint8_t>(*at));
+  }
+  return bytes;
+}
+
+Floats golden_floats(const std::string& name) {
+  const std::vector<std::uint8_t> bytes = golden(name);
+  Floats x(bytes.size() / 4);
+  if (!x.empty()) {
+    std::memcpy(x.data(), bytes.data(), x.size() * 4);
+  }
+  return x;
+}
+
+// Groups of 32 as the blocks hold them: an f16 scale, then 32 int8 or 16 bytes of two codes each,
+// number i in the lower half of byte i and number i + 16 in the upper half.
+kernel::QuantizedMatrix from_blocks(const std::vector<std::uint8_t>& bytes, int bits) {
+  const std::size_t size = bits == 8 ? 34 : 18;
+  std::vector<std::int8_t> codes;
+  Floats scales;
+  for (std::size_t at = 0; at + size <= bytes.size(); at += size) {
+    scales.push_back(
+        ts::from_f16(static_cast<std::uint16_t>(bytes[at] | unsigned{bytes[at + 1]} << 8)));
+    for (std::size_t i = 0; i < 32; ++i) {
+      const int byte = bytes[at + 2 + (bits == 8 ? i : i % 16)];
+      codes.push_back(static_cast<std::int8_t>(bits == 8 ? byte
+                                               : i < 16  ? (byte & 15) - 8
+                                                         : (byte >> 4) - 8));
+    }
+  }
+  const auto groups = static_cast<std::int64_t>(scales.size());
+  return kernel::pack_quantized(1, 32 * groups, 32, bits, codes.data(), scales.data());
+}
+
+}  // namespace
+
+TEST_CASE("bf16 and f16 against the reference blocks") {
+  const Floats input = golden_floats("input.f32");
+  for (const bool bf16 : {true, false}) {
+    const std::string name = bf16 ? "bf16" : "f16";
+    const std::vector<std::uint8_t> blocks = golden("blocks_" + name + ".bin");
+    const Floats values = golden_floats("dequant_" + name + ".f32");
+    std::size_t right = 0;
+    for (std::size_t i = 0; i < input.size(); ++i) {
+      const auto code =
+          static_cast<std::uint16_t>(blocks[2 * i] | unsigned{blocks[2 * i + 1]} << 8);
+      right += code == (bf16 ? ts::to_bf16(input[i]) : ts::to_f16(input[i])) &&
+                       values[i] == (bf16 ? ts::from_bf16(code) : ts::from_f16(code))
+                   ? 1U
+                   : 0U;
+    }
+    CHECK(right == input.size());
+  }
+}
+
+TEST_CASE("q8_0 and q4_0 against the reference blocks") {
+  const Floats input = golden_floats("input.f32");
+  if (input.empty()) {
+    return;
+  }
+  const auto count = static_cast<std::int64_t>(input.size());
+  for (const int bits : {8, 4}) {
+    const std::string name = bits == 8 ? "q8_0" : "q4_0";
+    CAPTURE(name);
+    const kernel::QuantizedMatrix file = from_blocks(golden("blocks_" + name + ".bin"), bits);
+    const kernel::QuantizedMatrix own = kernel::quantize(1, count, 32, bits, input.data());
+    const Floats values = golden_floats("dequant_" + name + ".f32");
+    CHECK(file.half_scales);
+    std::size_t codes = 0, scales = 0, same = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+      codes += own.code(0, i) == file.code(0, i) ? 1U : 0U;
+      scales += own.scale(0, i) == file.scale(0, i) ? 1U : 0U;
+      const float value = file.scale(0, i) * static_cast<float>(file.code(0, i));
+      same += value == values[static_cast<std::size_t>(i)] ? 1U : 0U;
+    }
+    CHECK(codes == input.size());
+    CHECK(scales == input.size());
+    CHECK(same == input.size());
+  }
+}
+
+TEST_CASE("quantised weights whose scales are not f16 keep them as f32") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    const std::vector<std::int8_t> codes = codes_of(20 * 64, 3);
+    const Floats scales = noise(20 * 2, 4);
+    const kernel::QuantizedMatrix w =
+        kernel::pack_quantized(20, 64, 32, 8, codes.data(), scales.data());
+    CHECK_FALSE(w.half_scales);
+    CHECK(w.scale(19, 63) == scales[39]);
+    Floats x(64, 0.0f), y(20);
+    x[5] = 127.0f;
+    kernel::gemv_quantized(w, x.data(), y.data());
+    const float expected = 127.0f * scales[14] * static_cast<float>(codes[7 * 64 + 5]);
+    CHECK(std::fabs(y[7] - expected) <= 1e-6f * std::fabs(expected));
+  }
+}
+
+TEST_CASE("cpu: units of low precision follow the path") {
+  namespace d = ts::detail;
+  ts::CpuInfo info;
+  info.avx2 = info.fma = info.avx512f = info.avx512bw = info.avx512dq = info.avx512vl = true;
+  CHECK(d::choose_path(info, "").text == "processor (avx512)");
+  info.avx512_bf16 = info.avx_vnni = info.avx512_vnni = true;
+  CHECK(d::choose_path(info, "").text == "processor (avx512; int8 vnni)");
+  info.amd = true;
+  CHECK(d::choose_path(info, "").text == "processor (avx512; bf16 vdpbf16ps; int8 vnni)");
+  CHECK(d::choose_path(info, "avx2").text == "processor (avx2; int8 vnni)");
+  CHECK(d::choose_path(info, "portable").text == "processor (portable)");
+  info.amd = false;
+  info.amx_bf16 = info.amx_int8 = true;
+  CHECK(d::choose_path(info, "").text == "processor (avx512; bf16 amx; int8 amx)");
+  CHECK(d::choose_path(info, "avx512").text == "processor (avx512; int8 vnni)");
 }

@@ -123,6 +123,22 @@ TEST_CASE("threads: rows, norms and losses have the same bits on any number of t
   });
 }
 
+TEST_CASE("threads: the loss of the last matmul has the same bits on any number of threads") {
+  const std::int64_t rows = 75, width = 48, vocab = 1301;
+  const Floats x = numbers(rows * width, 13), w = numbers(vocab * width, 14);
+  std::vector<std::int32_t> targets(static_cast<std::size_t>(rows));
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    targets[i] = static_cast<std::int32_t>(i * 37 % 1301);
+  }
+  same_bits("linear cross-entropy", [&] {
+    Floats losses(75), lse(75), dx(x.size()), dw(w.size());
+    ts::kernel::linear_cross_entropy(
+        {rows, width, vocab, x.data(), w.data(), targets.data(), 0.1f, dx.data(), dw.data(), 1, 1},
+        losses.data(), lse.data());
+    return bits_of({&losses, &lse, &dx, &dw});
+  });
+}
+
 TEST_CASE("threads: attention has the same bits on any number of threads") {
   ts::kernel::AttentionShape s;
   s.batch = 2, s.queries = 77, s.keys = 77, s.heads = 4, s.kv_heads = 2, s.head_size = 16;

@@ -61,6 +61,12 @@ if have aarch64-linux-gnu-g++ && have qemu-aarch64; then
 else
   echo "skipped ARM, emulated: needs aarch64-linux-gnu-g++ and qemu-aarch64 (qemu-user)"; skipped=$((skipped + 1))
 fi
+if have g++; then
+  step "build: compiled library" build library CXX=g++ EXTERN=1
+  for path in $paths; do
+    step "compiled library, $path" env TINYSCALE_CPU="$path" build/long/library/run_tests '-tce=*[slow]*'
+  done
+fi
 have python3 && step "header in an interpreter" python3 tools/torture.py -O0 -O2
 echo "$passed passed, $failed failed, $skipped skipped"
 exit $((failed > 0))

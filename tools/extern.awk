@@ -63,6 +63,12 @@ function has_state(first, final,    i) {
   return 0
 }
 
+# What the notebook included before this header is known where the program is compiled only.
+function asks_notebook(first, final,    i) {
+  for (i = first; i <= final; i++) if (line[i] ~ /XCPP_DISPLAY_HPP/) return 1
+  return 0
+}
+
 # The last line of the body that opens in line `from` and ends with a } behind `margin`.
 function end_of(from, margin,    i) {
   for (i = from + 1; i <= count; i++)
@@ -103,6 +109,11 @@ function outer(    head, name, final) {
     return
   }
   final = head ~ /\{$/ ? end_of(last, "") : last
+  if (asks_notebook(at, final)) {
+    copy(at, final)
+    at = final + 1
+    return
+  }
   if (library) {
     emit(at, final)
     at = final + 1

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <thread>
 
 #include <time.h>
@@ -161,6 +162,10 @@ Work one_thread(const Work& work) {
 
 int all_threads() { return ts::thread_count(); }
 
+Bench::Bench(const Options& options) : options_(options) {
+  static_cast<void>(getloadavg(&load_, 1));
+}
+
 bool Bench::wants(const std::string& group, const std::string& title) {
   bool wanted = options_.only.empty();
   std::string part;
@@ -231,18 +236,19 @@ void Bench::run(const Case& c) {
   row.of_limit = physics != nullptr ? spread(quotients(*physics, samples[0])).median : 0;
   bool any = false;
   for (std::size_t w = 1; w < c.ways.size(); ++w) {
-    if (!c.ways[w].sample || c.ways[w].name == "limit") {
+    row.target = 0;
+    for (const Target& target : c.targets) {
+      row.target = target.peer == c.ways[w].name ? target.ratio : row.target;
+    }
+    const bool roof = c.ways[w].name == "limit";
+    if (!c.ways[w].sample || (roof && row.target <= 0)) {
       continue;
     }
-    row.peer = c.ways[w].name;
+    row.peer = roof ? "roof" : c.ways[w].name;
     row.theirs = figures(c, samples[w]);
     row.ratio = spread(quotients(samples[w], samples[0]));
     row.at_limit = fastest > 0 ? seconds(samples[w]).median / fastest : 0;
-    row.target = 0;
-    for (const Target& target : c.targets) {
-      row.target = target.peer == row.peer ? target.ratio : row.target;
-    }
-    if (row.ratio.count > 0) {
+    if (row.theirs.count > 0) {
       keep(row);
       any = true;
     }

@@ -22,7 +22,7 @@ struct Way {
 
 // What must hold: the time of `peer` over ours is at least `ratio`.
 struct Target {
-  std::string peer;
+  std::string peer;  // "limit": of what the physics allows
   double ratio = 1;
 };
 
@@ -53,7 +53,7 @@ struct Row {
   double of_limit = 0;  // what we reach of the limit, 0: no limit was timed
   double at_limit = 0;  // the ratio that the limit itself would have; 0 likewise
   double target = 0;    // 0: none
-  bool met() const { return target <= 0 || ratio.median >= target; }
+  bool met() const { return target <= 0 || (ratio.count > 0 && ratio.median >= target); }
   bool reachable() const { return at_limit <= 0 || at_limit >= target; }
 };
 
@@ -68,7 +68,7 @@ struct Options {
 
 class Bench {
  public:
-  explicit Bench(const Options& options) : options_(options) {}
+  explicit Bench(const Options& options);
 
   // Runs the case, prints and keeps its rows.
   void run(const Case& c);
@@ -82,12 +82,14 @@ class Bench {
   const Options& options() const { return options_; }
   const std::vector<Row>& rows() const { return rows_; }
   const std::vector<std::string>& peers() const { return peers_; }
+  double load() const { return load_; }  // the system's average when the run began
   void peer(const std::string& description);  // for the head of the table
 
  private:
   void keep(const Row& row);
 
   Options options_;
+  double load_ = 0;
   std::vector<Row> rows_;
   std::vector<std::string> peers_, skipped_;
 };
@@ -105,6 +107,12 @@ Way timed(const std::string& name, Clock clock, const Work& work, const Work& pr
 // flops, and what reading so many bytes needs, whichever is longer.
 enum class Arithmetic { f32, f32_avx2, bf16_dot, int8_dot };
 Way limit(double flops, double bytes, int threads, Arithmetic kind = Arithmetic::f32);
+// The same for what streams memory: so many streams that are read, changed in place, or written.
+struct Streams {
+  double bytes = 0;  // of one stream
+  int read = 0, change = 0, write = 0;
+};
+Way stream_limit(const Streams& streams, int threads);
 bool has_arithmetic(Arithmetic kind);
 bool processor_flag(const char* flag);  // as /proc/cpuinfo writes it
 

@@ -106,49 +106,171 @@ double flops_per_second(Arithmetic kind, int threads) {
   return loop.flops * static_cast<double>(turns) * threads / seconds;
 }
 
-// A buffer that is read in eight streams, each an eighth of a thread's share.
-class Reader {
- public:
-  explicit Reader(std::size_t bytes) : words_(bytes / 8 / 64 * 64), data_(words_ + 8, 1) {}
-
-  double bytes_per_second(int threads) {
-    const std::size_t share = words_ / static_cast<std::size_t>(threads) / 64 * 64;
-    const int times = words_ * 8 < (8u << 20) ? static_cast<int>((8u << 20) / (words_ * 8 + 1)) + 1 : 1;
-    volatile std::uint64_t kept = 0;
-    const double seconds = on_threads(threads, [&](std::int64_t part) {
-      for (int t = 0; t < times; ++t) {
-        kept = kept + read(data_.data() + static_cast<std::size_t>(part) * share, share / 8);
+// One pass over streams of n vectors each, laid out one after the other.
+template <class V>
+__attribute__((always_inline)) inline void pass_of(V* data, std::size_t n, const Streams& s) {
+  const V one = V{} + 1;
+  V seen[4] = {};
+  constexpr std::size_t block = 64;  // vectors of a stream at a time
+  for (std::size_t i = 0; i + block <= n; i += block) {
+    V* at = data + i;
+    for (int r = 0; r < s.read; ++r, at += n) {
+      for (std::size_t j = 0; j < block; j += 4) {
+        seen[0] |= at[j];
+        seen[1] |= at[j + 1];
+        seen[2] |= at[j + 2];
+        seen[3] |= at[j + 3];
       }
-    });
-    return 8.0 * static_cast<double>(share) * threads * times / seconds;
+    }
+    for (int c = 0; c < s.change; ++c, at += n) {
+      for (std::size_t j = 0; j < block; ++j) {
+        at[j] += one;
+      }
+    }
+    for (int w = 0; w < s.write; ++w, at += n) {
+      for (std::size_t j = 0; j < block; ++j) {
+        at[j] = one;
+      }
+      asm volatile("" ::: "memory");
+    }
   }
+  seen[0] |= seen[1] | seen[2] | seen[3];
+  volatile int kept = seen[0][0];
+  static_cast<void>(kept);
+}
 
- private:
-  typedef std::uint64_t Words __attribute__((vector_size(32), aligned(8)));
+typedef int Wide __attribute__((vector_size(64), may_alias));
+typedef int Middle __attribute__((vector_size(32), may_alias));
 
 #if BENCH_X86
-  __attribute__((target("avx2"), noinline))
+__attribute__((target("avx512f"), noinline)) void pass_wide(char* data, std::size_t bytes,
+                                                            const Streams& s) {
+  pass_of(reinterpret_cast<Wide*>(data), bytes / 64, s);
+}
+__attribute__((target("avx2"), noinline)) void pass_middle(char* data, std::size_t bytes,
+                                                           const Streams& s) {
+  pass_of(reinterpret_cast<Middle*>(data), bytes / 32, s);
+}
+#else
+void pass_middle(char* data, std::size_t bytes, const Streams& s) {
+  pass_of(reinterpret_cast<Middle*>(data), bytes / 32, s);
+}
 #endif
-  static std::uint64_t
-  read(const std::uint64_t* data, std::size_t stream) {
-    Words sum[8] = {};
-    for (std::size_t i = 0; i + 8 <= stream; i += 8) {
-      for (std::size_t s = 0; s < 8; ++s) {
-        const std::uint64_t* const from = data + s * stream + i;
-        sum[s] |= *reinterpret_cast<const Words*>(from) | *reinterpret_cast<const Words*>(from + 4);
+
+void stream_pass(char* data, std::size_t bytes, const Streams& s) {
+#if BENCH_X86
+  if (ts::cpu().has(ts::CpuPath::avx512)) {
+    pass_wide(data, bytes, s);
+    return;
+  }
+#endif
+  pass_middle(data, bytes, s);
+}
+
+// Reads n vectors in so many streams far apart, fetching 4 KB ahead: which number of streams is the
+// fastest depends on the level and on the processor.
+template <int STREAMS, class V>
+__attribute__((always_inline)) inline void read_streams(const V* data, std::size_t n, V (&seen)[8]) {
+  constexpr int together = 8 / STREAMS < 4 ? 4 : 8 / STREAMS;
+  const std::size_t share = n / STREAMS;
+  for (std::size_t i = 0; i + together <= share; i += together) {
+#pragma GCC unroll 8
+    for (int s = 0; s < STREAMS; ++s) {
+      const V* const at = data + static_cast<std::size_t>(s) * share + i;
+#pragma GCC unroll 8
+      for (int u = 0; u < together; ++u) {
+        __builtin_prefetch(reinterpret_cast<const char*>(at + u) + 4096);
+        seen[STREAMS == 1 ? u : s] |= at[u];
       }
     }
-    for (std::size_t s = 1; s < 8; ++s) {
-      sum[0] |= sum[s];
-    }
-    return sum[0][0] | sum[0][1] | sum[0][2] | sum[0][3];
   }
+}
 
-  std::size_t words_;
-  std::vector<std::uint64_t> data_;
-};
+template <class V>
+__attribute__((always_inline)) inline int read_of(const V* data, std::size_t n, int streams) {
+  V seen[8] = {};
+  if (streams == 1) {
+    read_streams<1>(data, n, seen);
+  } else if (streams == 4) {
+    read_streams<4>(data, n, seen);
+  } else {
+    read_streams<8>(data, n, seen);
+  }
+  seen[0] |= seen[1] | seen[2] | seen[3] | seen[4] | seen[5] | seen[6] | seen[7];
+  return seen[0][0];
+}
+
+#if BENCH_X86
+__attribute__((target("avx512f"), noinline)) int read_wide(const char* data, std::size_t bytes,
+                                                           int streams) {
+  return read_of(reinterpret_cast<const Wide*>(data), bytes / 64, streams);
+}
+__attribute__((target("avx2"), noinline)) int read_middle(const char* data, std::size_t bytes,
+                                                          int streams) {
+  return read_of(reinterpret_cast<const Middle*>(data), bytes / 32, streams);
+}
+#else
+int read_middle(const char* data, std::size_t bytes, int streams) {
+  return read_of(reinterpret_cast<const Middle*>(data), bytes / 32, streams);
+}
+#endif
+
+int read_pass(const char* data, std::size_t bytes, int streams) {
+#if BENCH_X86
+  if (ts::cpu().has(ts::CpuPath::avx512)) {
+    return read_wide(data, bytes, streams);
+  }
+#endif
+  return read_middle(data, bytes, streams);
+}
+
+// Seconds to read the buffer once, every thread its share.
+double read_seconds(const std::vector<char>& memory, int threads) {
+  const std::size_t past = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
+  const char* const data = memory.data() + (64 - past) % 64;
+  const std::size_t share = (memory.size() - 64) / static_cast<std::size_t>(threads) / 4096 * 4096;
+  const int times = static_cast<int>(std::max<std::size_t>(1, (std::size_t{64} << 20) / memory.size()));
+  double best = 1e30;
+  for (const int streams : {1, 4, 8}) {
+    const auto pass = [&](std::int64_t part) {
+      volatile int kept = 0;
+      for (int t = 0; t < times; ++t) {
+        kept = kept | read_pass(data + static_cast<std::size_t>(part) * share, share, streams);
+      }
+    };
+    best = std::min(best, on_threads(threads, pass) / times);
+  }
+  return best;
+}
 
 }  // namespace
+
+Way stream_limit(const Streams& streams, int threads) {
+  const std::size_t share =
+      static_cast<std::size_t>(streams.bytes / threads) / 4096 * 4096;  // of a stream, a thread's
+  const int count = streams.read + streams.change + streams.write;
+  const std::size_t all = std::max<std::size_t>(share, 4096) * static_cast<std::size_t>(count);
+  const auto memory = std::make_shared<std::vector<char>>(all * static_cast<std::size_t>(threads) + 64);
+  const std::size_t past = reinterpret_cast<std::uintptr_t>(memory->data()) % 64;
+  char* const data = memory->data() + (64 - past) % 64;
+  const double whole = streams.bytes / static_cast<double>(threads) /
+                       static_cast<double>(std::max<std::size_t>(share, 4096));
+  const int times = static_cast<int>(std::max(1.0, 4e7 / static_cast<double>(all)));  // some ms
+  Way way;
+  way.name = "limit";
+  way.sample = [=] {
+    const auto pass = [&](std::int64_t part) {
+      char* const mine = data + static_cast<std::size_t>(part) * all;
+      for (int t = 0; t < times; ++t) {
+        stream_pass(mine, all / static_cast<std::size_t>(count), streams);
+      }
+      static_cast<void>(memory);
+    };
+    on_threads(threads, pass);  // comes into the cache
+    return on_threads(threads, pass) / times * whole;
+  };
+  return way;
+}
 
 bool processor_flag(const char* flag) {
   const std::string flags = " " + ts::detail::cpuinfo_value("flags") + " ";
@@ -171,15 +293,15 @@ Way limit(double flops, double bytes, int threads, Arithmetic kind) {
   if (!has_arithmetic(kind)) {
     return way;
   }
-  std::shared_ptr<Reader> reader;
+  std::shared_ptr<std::vector<char>> memory;
+  const double held = std::max(65536.0, std::min(bytes, 256.0 * (1 << 20)));
   if (bytes > 0) {
-    const double most = 256.0 * (1 << 20);
-    reader = std::make_shared<Reader>(static_cast<std::size_t>(std::max(65536.0, std::min(bytes, most))));
+    memory = std::make_shared<std::vector<char>>(static_cast<std::size_t>(held) + 64, '\1');
   }
   way.sample = [=] {
     const double compute = flops > 0 ? flops / flops_per_second(kind, threads) : 0;
-    const double memory = reader ? bytes / reader->bytes_per_second(threads) : 0;
-    return std::max(compute, memory);
+    const double reading = memory ? bytes / held * read_seconds(*memory, threads) : 0;
+    return std::max(compute, reading);
   };
   return way;
 }

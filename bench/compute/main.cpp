@@ -45,6 +45,11 @@ int main(int argc, char** argv) {
       options.rounds = std::atoi(rounds);
     } else if (const char* results = value_of(argv[i], "--results=")) {
       options.results = results;
+    } else if (std::strcmp(argv[i], "--laptop") == 0) {
+      const double start = bench::now(bench::Clock::wall);
+      ts::laptop();
+      std::printf("%.6f\n", bench::now(bench::Clock::wall) - start);
+      return 0;
     } else if (std::strcmp(argv[i], "--long") == 0) {
       options.slow = true;
     } else if (std::strcmp(argv[i], "--markdown") == 0) {
@@ -62,16 +67,23 @@ int main(int argc, char** argv) {
   unsetenv("OPENBLAS_L2_SIZE");
   setenv("TINYSCALE_THREADS", "2", 0);
   setenv("OPENBLAS_NUM_THREADS", std::getenv("TINYSCALE_THREADS"), 1);
-  std::printf("%s, %d threads\n", ts::cpu().text.c_str(), bench::all_threads());
   bench::Bench bench(options);
+  std::printf("%s, %d threads, load %.1f\n", ts::cpu().text.c_str(), bench::all_threads(),
+              bench.load());
   bench::gemm_rows(bench);
+  bench::skinny_rows(bench);
+  bench::low_precision_rows(bench);
+  bench::kernel_rows(bench);
   bench::training_rows(bench);
+  bench::host_rows(bench);
   bench::print_summary(bench);
   if (options.results.empty() && options.only.empty()) {
     options.results = options.directory + "/results.json";
   }
   if (!options.results.empty()) {
     bench::save_results(bench, options.results);
+    const std::size_t dot = options.results.rfind(".json");
+    bench::save_picture(bench, options.results.substr(0, dot) + ".svg");
   }
   return 0;
 }

@@ -42,13 +42,14 @@ struct Training {
   ts::Batch batch;
   std::int64_t steps = 0;
 
-  explicit Training(const Shape& s)
+  Training(const Shape& s, ts::DType format)
       : config(config_of(s)),
         model(config, /*seed=*/1),
         options(),
         optimizer(model.tensors(), ts::adamw_options(options)) {
     options.learning_rate = options.min_learning_rate = 3e-4;
     options.clip = 0;
+    options.format = format;
     options.steps = 1 << 30;
     batch.time = s.context;
     batch.sequences = s.batch;
@@ -65,22 +66,28 @@ struct Training {
   }
 };
 
-void train(Bench& bench, const Shape& s, int threads) {
+void train(Bench& bench, const Shape& s, ts::DType format, int threads) {
   const bool large = s.vocabulary > 1000;
-  const auto training = std::make_shared<Training>(s);
+  const bool f32 = format == ts::DType::f32;
+  const auto training = std::make_shared<Training>(s, format);
   const Work step = [training] { training->step(); };
+  const std::string name = f32 ? "f32" : "bf16";
   Case c;
   c.group = ts::detail::cat("train-", s.name);
-  c.what = ts::detail::cat("f32, ", threads, threads == 1 ? " thread" : " threads");
+  c.what = ts::detail::cat(name, ", ", threads, threads == 1 ? " thread" : " threads");
   c.threads = threads;
   c.rounds = large ? 3 : 9;
-  Way plain = asked("C program", plain_c(bench, s.name, threads), "step");
-  plain.every = large && !bench.options().slow ? 3 : 1;
   c.ways = {timed("ours", clock_for(threads), threads == 1 ? one_thread(step) : step),
-            asked("PyTorch", torch(bench, threads), ts::detail::cat("train ", s.name, " f32")),
-            plain, limit(training->flops(), 0, threads)};
+            asked("PyTorch", torch(bench, threads), ts::detail::cat("train ", s.name, " ", name)),
+            limit(training->flops(), 0, threads, f32 ? Arithmetic::f32 : Arithmetic::bf16_dot)};
+  if (f32) {
+    Way plain = asked("C program", plain_c(bench, s.name, threads), "step");
+    plain.every = large && !bench.options().slow ? 3 : 1;
+    plain.warm = !large;
+    c.ways.push_back(plain);
+  }
   if (threads == 1) {
-    c.targets = {{"PyTorch", s.torch}, {"C program", s.plain}};
+    c.targets = {{"PyTorch", f32 ? s.torch : s.torch_bf16}, {"C program", s.plain}};
   }
   bench.run(c);
 }
@@ -96,7 +103,8 @@ void training_rows(Bench& bench) {
       continue;
     }
     for (const int threads : {1, all_threads()}) {
-      train(bench, s, threads);
+      train(bench, s, ts::DType::f32, threads);
+      train(bench, s, ts::DType::bf16, threads);
     }
   }
 }

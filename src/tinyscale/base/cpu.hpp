@@ -13,6 +13,13 @@
 #include "tinyscale/base/config.hpp"
 #include "tinyscale/base/error.hpp"
 
+// 1 where units for low precision can be reached: by assembler, which interpreters do without.
+#if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS && !TINYSCALE_INTERPRETER
+#define TINYSCALE_X86_UNITS 1
+#else
+#define TINYSCALE_X86_UNITS 0
+#endif
+
 namespace tinyscale {
 
 enum class CpuPath { portable, neon, avx2, avx512 };
@@ -156,14 +163,14 @@ inline CpuInfo detect_cpu() {
 // What low precision runs on, on that path; empty where it is widened to the path's own vectors, as
 // in interpreters, which have no assembler.
 inline const char* bf16_unit(const CpuInfo& info, CpuPath path) {
-  if (path != CpuPath::avx512 || TINYSCALE_INTERPRETER) {
+  if (path != CpuPath::avx512 || TINYSCALE_X86_UNITS == 0) {
     return "";
   }
   return info.amx_bf16 && !info.forced ? "amx" : info.avx512_bf16 && info.amd ? "vdpbf16ps" : "";
 }
 
 inline const char* int8_unit(const CpuInfo& info, CpuPath path) {
-  if (TINYSCALE_INTERPRETER) {
+  if (TINYSCALE_X86_UNITS == 0) {
     return "";
   }
   if (path == CpuPath::avx512 && info.amx_int8 && !info.forced) {

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/gemm_check.hpp"
 #include "tinyscale/compute/gemm_short.hpp"
 #include "tinyscale/compute/gemm_tile.hpp"
 #include "tinyscale/compute/lanes.hpp"
@@ -18,8 +19,6 @@
 
 namespace tinyscale {
 namespace kernel {
-
-enum class Trans { no, yes };  // yes: the matrix is stored transposed
 
 // The reference body. A is lda floats from row to row as stored; so are B and C.
 inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -43,7 +42,7 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
 
 namespace detail {
 
-constexpr std::int64_t gemm_depth = 512;           // most k of one pass: a panel of B stays in L2
+constexpr std::int64_t gemm_depth = 1024;          // most k of one pass: a panel of B stays in L2
 constexpr std::int64_t gemm_rows = 96;             // most rows of one task
 constexpr std::int64_t gemm_packed = 1 << 20;      // floats of B packed at once: 4 MB
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
@@ -54,8 +53,9 @@ constexpr std::int64_t gemm_strip = 64;            // k of a panel packed just b
 struct GemmPanels {
   std::int64_t first, columns;  // of C, in this pass
   const float* packed;
-  const float* edge;   // the last, narrower panel, padded with zeros; packed like the others
-  std::int64_t depth;  // k of one pass over C
+  const float* edge;      // the last, narrower panel, padded with zeros; packed like the others
+  std::int64_t edge_row;  // from row to row of it
+  std::int64_t depth;     // k of one pass over C
 };
 
 // Copies columns [j, j + valid) of rows [p, p + depth) of B to to[depth][wide], zeros behind them.
@@ -64,9 +64,10 @@ struct GemmPack {
   std::int64_t p, depth, j, valid, wide;
   float* to;
 
+  static constexpr std::int64_t strip = 16;  // rows at a time, while the next ones are fetched
+
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t strip = 16;
     for (std::int64_t q = 0; q < depth; q += strip) {
       const std::int64_t rows = depth - q < strip ? depth - q : strip;
       if (g.b_col == 1) {
@@ -77,6 +78,7 @@ struct GemmPack {
       }
       for (std::int64_t x = 0; x < wide; ++x) {
         const float* from = g.b + (j + x) * g.b_col + (p + q) * g.b_row;
+        prefetch(from + (x < valid ? strip : 0));
         for (std::int64_t r = 0; r < rows && x < valid; ++r) {
           to[(q + r) * wide + x] = from[r * g.b_row];
         }
@@ -93,6 +95,7 @@ struct GemmPack {
     std::int64_t x = 0;
     typename L::V v;
     for (; x + L::width <= whole; x += L::width) {
+      prefetch(from + x + strip * g.b_row);
       load<L>(from + x, v);
       store<L>(row + x, v);
     }
@@ -116,14 +119,13 @@ struct GemmBlock {
     for (std::int64_t p = 0; p < g.k; p += panels.depth) {
       const std::int64_t depth = std::min(panels.depth, g.k - p);
       for (std::int64_t j = 0; j < full; j += wide) {
-        const float* b = panels.packed + j * g.k + p * wide;
-        const float* ahead = b + depth * wide;
-        std::int64_t row = wide;
-        if (panels.packed == nullptr) {
-          b = g.b + p * g.b_row + panels.first + j;
-          ahead = p + 2 * depth <= g.k ? b + depth * g.b_row : b;
-          row = g.b_row;
-        }
+        const bool stands = panels.packed == nullptr;
+        const std::int64_t row = stands ? g.b_row : wide;
+        const float* b =
+            stands ? g.b + p * row + panels.first + j : panels.packed + j * g.k + p * wide;
+        const std::int64_t far = strip == nullptr ? 8 : depth;
+        const bool last = stands ? p + depth + far > g.k : j + wide >= full;
+        const float* ahead = b + (last ? 0 : stands ? far * row : g.k * wide);
         if (strip != nullptr) {
           call_on_lanes<L>(GemmPack{g, p, depth, panels.first + j, wide, wide, strip});
           b = strip;
@@ -131,8 +133,8 @@ struct GemmBlock {
         panel<L, L::vectors>(p, depth, b, strip == nullptr ? row : wide, j, wide, ahead, row);
       }
       std::int64_t j = full;
-      const std::int64_t step = (columns - full + L::width - 1) / L::width * L::width;
-      const float* b = panels.edge + p * step;  // rows of `step` floats
+      const std::int64_t step = panels.edge_row;
+      const float* b = panels.edge + p * step;
       if constexpr (L::vectors > 2) {
         for (; columns - j > L::width; j += 2 * L::width, b += 2 * L::width) {
           const std::int64_t valid = std::min<std::int64_t>(2 * L::width, columns - j);
@@ -152,11 +154,12 @@ struct GemmBlock {
                               const float* ahead, std::int64_t ahead_row) const {
     constexpr std::int64_t wide = L::width * VECTORS;
     const std::int64_t m = end - begin;
-    const std::int64_t gap = m <= L::rows ? 32 : m > 3 * L::rows ? 0 : 16;
     float* c = g.c + begin * g.ldc + panels.first + j;
     const float beta = p == 0 ? g.beta : 1.0f;
-    PanelWork w{m, depth, g.a + begin * g.a_row + p * g.a_col, g.a_row, g.a_col, b,  b_row,
-                c, g.ldc, beta, ahead, ahead_row, gap};
+    PanelWork w{m,       depth,   g.a + begin * g.a_row + p * g.a_col,
+                g.a_row, g.a_col, b,
+                b_row,   c,       g.ldc,
+                beta,    ahead,   ahead_row};
     if (valid == wide) {
       call_on_lanes<L>(GemmPanel<L, VECTORS>{w});
     } else {
@@ -192,29 +195,42 @@ struct TileQuery {  // asks the active path for its tile
   }
 };
 
+inline TileSize tile_size() {
+  TileSize size;
+  run_on_lanes(TileQuery{&size});
+  return size;
+}
+
 // Packs columns [first, first + columns) of B: full panels (none where packed is null), the edge.
+// A task is 16 rows of B as stored, or one panel of a transposed B.
 inline void gemm_pack(const GemmOperands& g, std::int64_t first, std::int64_t columns,
                       const TileSize& tile, float* packed, float* edge, bool serial) {
-  const std::int64_t full = columns / tile.wide * tile.wide;
-  const std::int64_t strip = g.b_col == 1 ? 16 : g.k;  // rows of B are read along
-  const std::int64_t strips = (g.k + strip - 1) / strip, panels = full / tile.wide + 1;
+  const bool along = g.b_col == 1;
+  const std::int64_t full = columns / tile.wide * tile.wide, left = columns - full;
+  const std::int64_t strip = along ? 16 : g.k;
+  const std::int64_t tasks = along ? (g.k + strip - 1) / strip : full / tile.wide + 1;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t p = x / panels * strip, j = x % panels * tile.wide;
-      const std::int64_t depth = std::min(strip, g.k - p);
-      if (j < full && packed != nullptr) {
-        run_on_lanes(GemmPack{g, p, depth, first + j, tile.wide, tile.wide,
-                              packed + j * g.k + p * tile.wide});
-      } else if (j == full && j < columns) {
-        const std::int64_t wide = tile.rounded(columns - full);
-        run_on_lanes(GemmPack{g, p, depth, first + full, columns - full, wide, edge + p * wide});
+      const std::int64_t p = along ? x * strip : 0, depth = std::min(strip, g.k - p);
+      const std::int64_t last = along ? full : std::min(full, (x + 1) * tile.wide);
+      for (std::int64_t j = along ? 0 : x * tile.wide; j < last && packed != nullptr;
+           j += tile.wide) {
+        float* const to = packed + j * g.k + p * tile.wide;
+        run_on_lanes(GemmPack{g, p, depth, first + j, tile.wide, tile.wide, to});
+      }
+      if (left > 0 && (along || x + 1 == tasks)) {
+        const std::int64_t wide = tile.rounded(left);
+        run_on_lanes(GemmPack{g, p, depth, first + full, left, wide, edge + p * wide});
       }
     }
   };
+  if (packed == nullptr && left == 0) {
+    return;
+  }
   if (serial) {
-    body(0, strips * panels);
+    body(0, tasks);
   } else {
-    parallel_for(strips * panels, g.b_col == 1 ? panels : 1, body);
+    parallel_for(tasks, 1, body);
   }
 }
 
@@ -224,57 +240,107 @@ inline std::int64_t gemm_pass_depth(std::int64_t k) {
   return ((k + passes - 1) / passes + 7) / 8 * 8;
 }
 
-// Rows of a task: about an eighth of A, in multiples of every tile's rows.
-inline void gemm_blocks(const GemmOperands& g, const GemmPanels& panels, bool serial) {
+// Tasks: about an eighth of the rows, in multiples of every tile's; of short A 256 columns instead,
+// so that B is read once.
+inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool serial) {
+  const std::int64_t chunk = 256;  // a multiple of every panel's width
+  const bool by_rows = g.m > gemm_rows;
   const std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
-  const std::int64_t blocks = (g.m + tall - 1) / tall;
+  const std::int64_t tasks = by_rows  ? (g.m + tall - 1) / tall
+                             : serial ? 1
+                                      : (all.columns + chunk - 1) / chunk;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
-      run_on_lanes(GemmBlock{g, panels, x * tall, std::min(g.m, (x + 1) * tall), nullptr});
+      if (by_rows) {
+        run_on_lanes(GemmBlock{g, all, x * tall, std::min(g.m, (x + 1) * tall), nullptr});
+        continue;
+      }
+      GemmPanels part = all;
+      part.first += x * chunk;
+      part.columns = std::min(serial ? all.columns : chunk, all.columns - x * chunk);
+      part.packed = all.packed == nullptr ? nullptr : all.packed + x * chunk * g.k;
+      run_on_lanes(GemmBlock{g, part, 0, g.m, nullptr});
     }
   };
   if (serial) {
-    body(0, blocks);
+    body(0, tasks);
   } else {
-    parallel_for(blocks, 1, body);
+    parallel_for(tasks, 1, body);
   }
 }
 
 // Multiply-adds that take about 5 microseconds, less than waking a thread pays.
 inline bool gemm_is_small(const GemmOperands& g) { return g.m * g.n * g.k < (1 << 18); }
 
-// One pass: columns [first, first + columns) of C, packing first.
+// One pass: columns [first, first + columns) of C, packing first what cannot be read in place.
 inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t columns,
                       const TileSize& tile) {
   const std::int64_t full = columns / tile.wide * tile.wide;
+  const std::int64_t left = tile.rounded(columns - full);
   const bool in_place = g.b_col == 1 && g.n * g.k <= gemm_in_place;
   const bool small = gemm_is_small(g);
-  const Scratch lease(((in_place ? 0 : full) + tile.rounded(columns - full)) * g.k);
+  GemmPanels panels{first, columns, nullptr, nullptr, left, gemm_pass_depth(g.k)};
+  if (in_place && left == columns - full) {
+    panels.edge = g.b + first + full;
+    panels.edge_row = g.b_row;
+    gemm_blocks(g, panels, small);
+    return;
+  }
+  const Scratch lease(((in_place ? 0 : full) + left) * g.k);
   float* const packed = in_place ? nullptr : lease.data();
   float* const edge = lease.data() + (in_place ? 0 : full * g.k);
   gemm_pack(g, first, columns, tile, packed, edge, small);
-  gemm_blocks(g, {first, columns, packed, edge, gemm_pass_depth(g.k)}, small);
+  panels.packed = packed;
+  panels.edge = edge;
+  gemm_blocks(g, panels, small);
 }
 
-// Short A, B as stored: chunks of columns; each panel of 64 rows is copied just before its use,
-// while the next 64 rows come from memory.
+// Short A, B as stored: chunks of columns. Three tiles of rows read B where it stands; for more
+// each panel of 64 rows is copied just before its use, while the next 64 rows come from memory.
 inline bool gemm_few_rows(const GemmOperands& g, const TileSize& tile) {
   if (g.m <= GemmStream::rows || g.m > gemm_few || g.b_col != 1 || g.n * g.k <= gemm_in_place) {
     return false;
   }
-  const std::int64_t chunk = 512;
+  const bool strips = g.m > 18;
+  const std::int64_t chunk = strips ? 512 : 256;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     const Scratch lease(tile.wide * (g.k + gemm_strip));
-    float* const strip = lease.data() + tile.wide * g.k;
+    float* const strip = strips ? lease.data() + tile.wide * g.k : nullptr;
     for (std::int64_t x = begin; x < end; ++x) {
       const std::int64_t first = x * chunk, columns = std::min(chunk, g.n - first);
       gemm_pack(g, first, columns, tile, nullptr, lease.data(), true);
-      const GemmPanels panels{first, columns, nullptr, lease.data(), gemm_strip};
+      const GemmPanels panels{first,
+                              columns,
+                              nullptr,
+                              lease.data(),
+                              tile.rounded(columns % tile.wide),
+                              strips ? gemm_strip : 256};
       run_on_lanes(GemmBlock{g, panels, 0, g.m, strip});
     }
   };
   parallel_for((g.n + chunk - 1) / chunk, 1, body);
   return true;
+}
+
+// The product that the operands describe; m, n > 0.
+inline void gemm_run(const GemmOperands& g) {
+  if (g.k <= 0) {
+    for (std::int64_t i = 0; i < g.m && g.beta == 0.0f; ++i) {
+      std::fill(g.c + i * g.ldc, g.c + i * g.ldc + g.n, 0.0f);
+    }
+    if (g.finish != nullptr) {
+      g.finish(g, 0, g.m, 0, g.n);
+    }
+    return;
+  }
+  const TileSize tile = tile_size();
+  if (gemm_few_rows(g, tile) || gemm_skinny(g, tile.width)) {
+    return;
+  }
+  const std::int64_t fit = std::max<std::int64_t>(gemm_packed / g.k / tile.wide, 1) * tile.wide;
+  for (std::int64_t j = 0; j < g.n; j += fit) {
+    gemm_pass(g, j, std::min(fit, g.n - j), tile);
+  }
 }
 
 }  // namespace detail
@@ -285,29 +351,10 @@ namespace kernel {
 inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
                  std::int64_t lda, const float* b, std::int64_t ldb, float beta, float* c,
                  std::int64_t ldc) {
-  if (m <= 0 || n <= 0) {
-    return;
-  }
-  if (k <= 0) {
-    for (std::int64_t i = 0; i < m; ++i) {
-      for (std::int64_t j = 0; j < n; ++j) {
-        c[i * ldc + j] = beta == 0.0f ? 0.0f : beta * c[i * ldc + j];
-      }
-    }
-    return;
-  }
-  const bool a_no = ta == Trans::no;
-  const bool b_no = tb == Trans::no;
-  const detail::GemmOperands g{
-      m, n, k, a, a_no ? lda : 1, a_no ? 1 : lda, b, b_no ? ldb : 1, b_no ? 1 : ldb, beta, c, ldc};
-  detail::TileSize tile;
-  detail::run_on_lanes(detail::TileQuery{&tile});
-  if (detail::gemm_few_rows(g, tile) || detail::gemm_skinny(g, tile.width)) {
-    return;
-  }
-  const std::int64_t fit = std::max<std::int64_t>(detail::gemm_packed / k / tile.wide, 1);
-  for (std::int64_t j = 0; j < n; j += fit * tile.wide) {
-    detail::gemm_pass(g, j, std::min(fit * tile.wide, n - j), tile);
+  const detail::GemmOperands g =
+      detail::gemm_operands(ta, tb, m, n, k, a, lda, b, ldb, beta, c, ldc);
+  if (detail::gemm_check("gemm", ta, tb, g, lda, ldb)) {
+    detail::gemm_run(g);
   }
 }
 

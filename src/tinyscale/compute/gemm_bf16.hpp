@@ -13,6 +13,7 @@
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/amx_tiles.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/gemm_words.hpp"
 
@@ -41,8 +42,8 @@ inline void gemm_bf16_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t
 
 namespace detail {
 
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-#define TINYSCALE_BF16_TARGET __attribute__((target("avx512f,avx512bf16")))
+#if TINYSCALE_X86_UNITS
+#define TINYSCALE_BF16_TARGET __attribute__((target("avx512f")))
 struct DotBf16 {
   static constexpr int width = 16, rows = 6, vectors = 4;
   static constexpr bool integer = false;
@@ -52,15 +53,13 @@ struct DotBf16 {
   typedef float Scalar;
 
   TINYSCALE_BF16_TARGET static inline void load(const std::uint32_t* from, Words& w) {
-    w = (Words) * reinterpret_cast<const LooseWords16*>(from);
+    w = *reinterpret_cast<const Lanes16::LooseI*>(from);
   }
   TINYSCALE_BF16_TARGET static inline void broadcast(std::uint32_t word, Words& w) {
     broadcast_word(static_cast<std::int32_t>(word), w);
   }
   TINYSCALE_BF16_TARGET static inline void dot(const Words& a, const Words& b, Sum& sum) {
-    Sum s = sum;  // a register of its own: an array element would stay in memory
-    asm("vdpbf16ps %2, %1, %0" : "+v"(s) : "v"(a), "v"(b));
-    sum = s;
+    dot_bf16_pairs(a, b, sum);
   }
 };
 
@@ -72,8 +71,12 @@ TINYSCALE_BF16_TARGET inline void run_dot_bf16(const WordTask& task) {
 
 // The unit of the active path; run is null where bf16 is widened to f32.
 inline WordUnit bf16_word_unit() {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-  if (bf16_unit(cpu(), active_path())[0] == 'v') {
+#if TINYSCALE_X86_UNITS
+  const char* const unit = bf16_unit(cpu(), active_path());
+  if (unit[0] == 'a' && forced_path().load(std::memory_order_relaxed) < 0) {
+    return tile_unit<AmxTiles, Bf16InTiles>();
+  }
+  if (unit[0] == 'v') {
     return {run_dot_bf16, DotBf16::rows, 1, false};
   }
 #endif
@@ -88,7 +91,7 @@ inline WordSource word_source(WordKind kind, const void* data, kernel::Trans tra
 
 // f32 numbers, rounded as the active unit does it fastest.
 inline WordKind f32_words() {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   return cpu().avx512_bf16 && active_path() == CpuPath::avx512 ? WordKind::f32_by_unit
                                                                : WordKind::f32;
 #else

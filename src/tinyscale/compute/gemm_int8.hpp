@@ -40,33 +40,23 @@ namespace detail {
 
 // sum += the four products of each word, a of int8, b of uint8. VNNI by assembler, else widened:
 // the bytes at even and odd places as pairs of 16 bits, multiplied and added in pairs.
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
-__attribute__((target("avx512f"))) inline void dot_vnni(const Lanes16::I& a, const Lanes16::I& b,
-                                                        Lanes16::I& sum) {
-  Lanes16::I s = sum;
-  asm("vpdpbusd %1, %2, %0" : "+v"(s) : "v"(a), "v"(b));
-  sum = s;
-}
-__attribute__((target("avx2,fma"))) inline void dot_vnni(const Lanes8::I& a, const Lanes8::I& b,
-                                                         Lanes8::I& sum) {
-  Lanes8::I s = sum;
-  asm("%{vex%} vpdpbusd %1, %2, %0" : "+x"(s) : "x"(a), "x"(b));
-  sum = s;
-}
-#endif
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
 typedef std::int16_t Shorts8 __attribute__((vector_size(16)));
 typedef std::int16_t Shorts16 __attribute__((vector_size(32)));
 __attribute__((target("avx2,fma"))) inline void dot_widened(const Lanes8::I& a, const Lanes8::I& b,
                                                             Lanes8::I& sum) {
-  const Shorts16 left = (Shorts16)a, right = (Shorts16)b;
-  sum = sum + (Lanes8::I)__builtin_ia32_pmaddwd256((left << 8) >> 8, right & 255) +
-        (Lanes8::I)__builtin_ia32_pmaddwd256(left >> 8, (right >> 8) & 255);
+  Shorts16 left, right;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  sum = sum + __builtin_ia32_pmaddwd256((left << 8) >> 8, right & 255) +
+        __builtin_ia32_pmaddwd256(left >> 8, (right >> 8) & 255);
 }
 TINYSCALE_INLINE void dot_widened(const Lanes4::I& a, const Lanes4::I& b, Lanes4::I& sum) {
-  const Shorts8 left = (Shorts8)a, right = (Shorts8)b;
-  sum = sum + (Lanes4::I)__builtin_ia32_pmaddwd128((left << 8) >> 8, right & 255) +
-        (Lanes4::I)__builtin_ia32_pmaddwd128(left >> 8, (right >> 8) & 255);
+  Shorts8 left, right;
+  std::memcpy(&left, &a, sizeof(a));
+  std::memcpy(&right, &b, sizeof(b));
+  sum = sum + __builtin_ia32_pmaddwd128((left << 8) >> 8, right & 255) +
+        __builtin_ia32_pmaddwd128(left >> 8, (right >> 8) & 255);
 }
 #else
 template <class I>
@@ -86,15 +76,38 @@ struct DotInt8 {
   typedef typename L::I Words;
   typedef typename L::LooseI LooseSum;
   typedef std::int32_t Scalar;
+  typedef L Lanes;
+  typedef typename L::V Floats;
 
   static TINYSCALE_INLINE void load(const std::uint32_t* from, Words& w) {
     w = *reinterpret_cast<const LooseSum*>(from);
+  }
+  // f16 numbers as f32: by instruction, or the bits in an f32's place times 2^112.
+  static TINYSCALE_INLINE void load_halves(const std::uint16_t* from, Floats& x) {
+#if TINYSCALE_X86_UNITS
+    if constexpr (DOT == Int8Dot::vnni) {
+      halves_by_unit(from, x);
+      return;
+    }
+#endif
+    Words half, bits;
+#if TINYSCALE_VECTOR_EXTENSIONS
+    half = __builtin_convertvector(*reinterpret_cast<const typename L::LooseShorts*>(from), Words);
+#else
+    half = *from;
+#endif
+    bits = (half & 0x7fff) << 13;
+    std::memcpy(&x, &bits, sizeof(x));
+    x = x * 5.192296858534828e33f;
+    std::memcpy(&bits, &x, sizeof(x));
+    bits = bits | ((half >> 15) << 31);
+    std::memcpy(&x, &bits, sizeof(x));
   }
   static TINYSCALE_INLINE void broadcast(std::uint32_t word, Words& w) {
     broadcast_word(static_cast<std::int32_t>(word), w);
   }
   static TINYSCALE_INLINE void dot(const Words& a, const Words& b, Sum& sum) {
-#if TINYSCALE_X86 && !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
     if constexpr (DOT == Int8Dot::vnni) {
       dot_vnni(a, b, sum);
     } else {
@@ -120,7 +133,7 @@ template <class Kernel>
 void run_on_int8(const Kernel& kernel) {
 #if TINYSCALE_X86 && TINYSCALE_VECTOR_EXTENSIONS
   const CpuPath path = active_path();
-#if !TINYSCALE_INTERPRETER
+#if TINYSCALE_X86_UNITS
   if (path == CpuPath::avx512 && cpu().avx512_vnni) {
     run_avx512(OnInt8<Kernel, Int8Dot::vnni>{kernel});
     return;
@@ -151,6 +164,12 @@ struct Int8Tiles {
 };
 
 inline WordUnit int8_word_unit() {
+#if TINYSCALE_X86_UNITS
+  if (int8_unit(cpu(), active_path())[0] == 'a' &&
+      forced_path().load(std::memory_order_relaxed) < 0) {
+    return tile_unit<AmxTiles, Int8InTiles>();
+  }
+#endif
   return {[](const WordTask& task) { run_on_int8(Int8Tiles{task}); }, 12, 1, false};
 }
 
@@ -186,8 +205,8 @@ struct RowStarts {
   }
 };
 
-inline void int8_product(const WordSource& a, WordSource b, const std::uint32_t* b_packed,
-                         std::int32_t* c, std::int64_t ldc) {
+inline void int8_product(const WordUnit& unit, const WordSource& a, WordSource b,
+                         const std::uint32_t* b_packed, std::int32_t* c, std::int64_t ldc) {
   if (a.ks > 131071) {
     throw Error(cat("gemm_int8: k is ", a.ks, "; int32 holds the sum of at most 131071 products"));
   }
@@ -203,7 +222,7 @@ inline void int8_product(const WordSource& a, WordSource b, const std::uint32_t*
     run_on_int8(RowStarts{a, begin, end, start});
   });
   b.flip = 0x80808080U;
-  word_gemm({int8_word_unit(), a, b, b_packed, 0.0f, c, ldc, start});
+  word_gemm({unit, a, b, b_packed, 0.0f, c, ldc, start});
 }
 
 }  // namespace detail
@@ -215,7 +234,7 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
                       const std::int8_t* a, std::int64_t lda, const std::int8_t* b,
                       std::int64_t ldb, std::int32_t* c, std::int64_t ldc) {
   const detail::WordKind kind = detail::WordKind::int8;
-  detail::int8_product(detail::rows_of(kind, a, ta, m, k, lda),
+  detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, k, lda),
                        detail::word_source(kind, b, tb, n, k, ldb), nullptr, c, ldc);
 }
 
@@ -240,7 +259,7 @@ inline PackedInt8 pack_int8(Trans tb, std::int64_t k, std::int64_t n, const std:
 inline void gemm_int8(Trans ta, std::int64_t m, const std::int8_t* a, std::int64_t lda,
                       const PackedInt8& b, std::int32_t* c, std::int64_t ldc) {
   const detail::WordKind kind = detail::WordKind::int8;
-  detail::int8_product(detail::rows_of(kind, a, ta, m, b.k, lda),
+  detail::int8_product(detail::int8_word_unit(), detail::rows_of(kind, a, ta, m, b.k, lda),
                        detail::word_source(kind, nullptr, Trans::no, b.n, b.k, b.n),
                        b.words ? b.words->data() : nullptr, c, ldc);
 }

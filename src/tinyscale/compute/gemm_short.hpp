@@ -119,12 +119,13 @@ struct GemmDots {
     }
     const float* a = g.a + i * g.a_row;
     const float* b = g.b + j * g.b_col;
+    const std::int64_t b_col = g.b_col, k = g.k;
     std::int64_t p = 0;
-    for (; p + L::width <= g.k; p += L::width) {
+    for (; p + L::width <= k; p += L::width) {
       load<L>(a + p, left);
       TINYSCALE_UNROLL
       for (int r = 0; r < ROWS; ++r) {
-        load<L>(b + r * g.b_col + p, v);
+        load<L>(b + r * b_col + p, v);
         sum[r] = sum[r] + left * v;
       }
     }
@@ -133,7 +134,7 @@ struct GemmDots {
     for (int r = 0; r < ROWS; ++r) {
       float total = sum_lanes<L>(sum[r]);
       for (std::int64_t x = p; x < g.k; ++x) {
-        total += a[x] * b[r * g.b_col + x];
+        total += a[x] * b[r * b_col + x];
       }
       c[r] = g.beta == 0.0f ? total : total + c[r];
     }

@@ -27,8 +27,8 @@ struct GemmOperands {
                  std::int64_t n) = nullptr;
 };
 
-// Rows [0, m) of one panel of B. ahead: what will be read next, fetched meanwhile: in each step of
-// k two cache lines, `gap` floats apart, then `ahead_row` further.
+// Rows [0, m) of one panel of B. ahead: what will be read next; in each step of k one cache line of
+// it is fetched, then it moves by ahead_row.
 struct PanelWork {
   std::int64_t m, k;
   const float* a;
@@ -39,7 +39,7 @@ struct PanelWork {
   std::int64_t ldc;
   float beta;  // 0 or 1
   const float* ahead;
-  std::int64_t ahead_row, gap;
+  std::int64_t ahead_row;
 };
 
 // C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers. Rows from
@@ -56,11 +56,17 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       sum[i][j] = V{};
     }
   }
-  const std::int64_t a_row = valid < ROWS ? 0 : w.a_row;
-  const std::int64_t a_col = w.a_col, b_row = w.b_row, ahead_row = w.ahead_row, gap = w.gap;
+  std::int64_t rows[static_cast<std::size_t>(ROWS)];
+  TINYSCALE_UNROLL
+  for (int i = 0; i < ROWS; ++i) {
+    rows[i] = i < valid ? i * w.a_row : 0;
+  }
+  const std::int64_t a_col = w.a_col, b_row = w.b_row, ahead_row = w.ahead_row;
+  const std::int64_t ldc = w.ldc;
+  const bool adds = w.beta != 0.0f;
   const float* a = w.a + row * w.a_row;
   const float* b = w.b;
-  float* c = w.c + row * w.ldc;
+  float* c = w.c + row * ldc;
   for (std::int64_t p = w.k; p > 0; --p) {
     V right[static_cast<std::size_t>(VECTORS)];
     TINYSCALE_UNROLL
@@ -68,11 +74,10 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       load<L>(b + j * L::width, right[j]);
     }
     prefetch(ahead);
-    prefetch(ahead + gap);
     TINYSCALE_UNROLL
     for (int i = 0; i < ROWS; ++i) {
       V left;
-      broadcast<L>(a[i * a_row], left);
+      broadcast<L>(a[rows[i]], left);
       TINYSCALE_UNROLL
       for (int j = 0; j < VECTORS; ++j) {
         sum[i][j] = sum[i][j] + left * right[j];
@@ -89,8 +94,8 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
       if (i >= valid) {
         return;
       }
-      float* to = c + i * w.ldc + j * L::width;
-      if (w.beta != 0.0f) {
+      float* to = c + i * ldc + j * L::width;
+      if (adds) {
         V old;
         load<L>(to, old);
         sum[i][j] = sum[i][j] + old;
@@ -100,25 +105,25 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
   }
 }
 
-// Full tiles, then what is left in tiles of 2 rows. Of what is ahead each of the first tiles
-// fetches its part: two lines of four a step where there are 2 or 3 tiles, one where there are more.
+// Full tiles, the last perhaps in part, or a tile of 2 rows. Of a row of what is ahead each of four
+// tiles in turn fetches one line.
 template <class L, int VECTORS>
 struct GemmPanel {
   const PanelWork& w;
 
   template <class Same>
   TINYSCALE_INLINE void run() const {
-    std::int64_t i = 0, tile = 0;
-    for (; i + L::rows <= w.m; i += L::rows, ++tile) {
-      gemm_tile<L, L::rows, VECTORS>(w, i, L::rows, ahead(tile));
+    std::int64_t tile = 0;
+    for (std::int64_t i = 0; i < w.m; ++tile) {
+      const float* const ahead = w.ahead + tile % 4 * 16;
+      if (w.m - i > 2) {
+        gemm_tile<L, L::rows, VECTORS>(w, i, w.m - i, ahead);
+        i += L::rows;
+      } else {
+        gemm_tile<L, 2, VECTORS>(w, i, w.m - i, ahead);
+        i += 2;
+      }
     }
-    for (; i < w.m; i += 2, ++tile) {
-      gemm_tile<L, 2, VECTORS>(w, i, w.m - i, ahead(tile));
-    }
-  }
-
-  const float* ahead(std::int64_t tile) const {
-    return w.ahead + (w.gap == 0 ? tile % 4 * 16 : w.gap == 16 ? tile % 2 * 32 : 0);
   }
 };
 

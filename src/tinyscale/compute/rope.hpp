@@ -86,9 +86,9 @@ inline void rope(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
   detail::rope_all(s, turn, x, y, false);
 }
 
-// dx += dy turned back.
-inline void rope_backward(const RopeShape& s, const float* dy, float* dx) {
-  detail::rope_all(s, RopeTurn::inverse, dy, dx, true);
+// dx = beta dx + dy turned back; beta is 0 (dx is not read) or 1.
+inline void rope_backward(const RopeShape& s, const float* dy, float* dx, float beta = 1.0f) {
+  detail::rope_all(s, RopeTurn::inverse, dy, dx, beta != 0.0f);
 }
 
 }  // namespace kernel

@@ -304,7 +304,10 @@ inline int laptop_threads() {
 #if defined(TINYSCALE_NO_THREADS)
   return 1;
 #else
-  return program_threads();
+  // More threads than processors would take turns.
+  const unsigned processors = std::thread::hardware_concurrency();
+  return processors == 0 ? program_threads()
+                         : std::min(program_threads(), static_cast<int>(processors));
 #endif
 }
 
@@ -325,8 +328,9 @@ inline const LaptopMeasurement& laptop_measurement() {
 inline Chip laptop() {
   const LaptopMeasurement& found = laptop_measurement();
   const int threads = std::min(thread_count(), found.all.threads);
-  const auto rate = [&](double one, double all) {
-    return threads == found.all.threads ? all : std::min(all, threads * one);
+  const auto rate = [&](double one, double all) {  // threads that wait for a processor add nothing
+    const double most = threads == found.all.threads ? all : std::min(all, threads * one);
+    return threads == 1 ? one : std::max(one, most);
   };
   Chip chip;
   chip.name = "laptop";

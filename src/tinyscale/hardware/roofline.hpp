@@ -62,6 +62,17 @@ inline double operand_bytes(const List<Operand>& operands, DType format) {
   return bytes;
 }
 
+// The format that a matmul computes in: the wider of its two factors, the first that it reads, with
+// f32 as `format`.
+inline DType math_format(const List<Operand>& reads, DType format) {
+  if (reads.size() < 2) {
+    return format;
+  }
+  const DType x = reads[0].format, w = reads[1].format;
+  const DType wider = bytes_of(x) >= bytes_of(w) ? x : w;
+  return bytes_of(wider) >= 4 ? format : wider;
+}
+
 inline double priced_bytes(const OpRecord& op, DType format) {
   const double reads = op.reads.empty() ? op.bytes_read : operand_bytes(op.reads, format);
   const double writes = op.writes.empty() ? op.bytes_written : operand_bytes(op.writes, format);
@@ -112,7 +123,8 @@ inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType form
     check_priced(chip, "memory_bandwidth", level.bandwidth, 1e-300);
   }
   row.level = level.name;
-  row.t_math = row.matmul_flops > 0 ? row.matmul_flops / chip.peak(format) : 0;
+  row.t_math =
+      row.matmul_flops > 0 ? row.matmul_flops / chip.peak(math_format(op.reads, format)) : 0;
   row.t_vector = chip.vector_flops > 0 ? row.vector_flops / chip.vector_flops : 0;
   row.t_memory = level.bandwidth > 0 ? row.bytes / level.bandwidth : 0;
   row.measured = op.seconds;

@@ -1,0 +1,105 @@
+// bf16, int8 and 4-bit products beside oneDNN's, and beside the same product in f32.
+#include <initializer_list>
+
+#include "peers.hpp"
+#include "tinyscale.hpp"
+
+#if __has_include("tinyscale/compute/gemm_bf16.hpp")
+#  define BENCH_OWN_BF16 1
+#endif
+#if __has_include("tinyscale/compute/gemm_int8.hpp")
+#  define BENCH_OWN_INT8 1
+#endif
+
+namespace ts = tinyscale;
+
+namespace bench {
+namespace {
+
+struct Size {
+  int m, n, k;
+  std::string name() const { return ts::detail::cat(m, " x ", n, " x ", k); }
+  double flops() const { return 2.0 * m * n * k; }
+};
+constexpr Size sizes[] = {{256, 256, 256},   {512, 512, 512}, {1024, 1024, 1024}, {2048, 2048, 2048},
+                          {512, 3072, 768},  {512, 768, 3072}, {8, 4096, 4096},   {64, 4096, 4096}};
+
+void bf16(Bench& bench, const Size& s) {
+  const std::vector<float> a = numbers(std::int64_t{s.m} * s.k, 1);
+  const std::vector<float> b = numbers(std::int64_t{s.k} * s.n, 2);
+  std::vector<float> c_own(static_cast<std::size_t>(s.m) * static_cast<std::size_t>(s.n));
+  Case c;
+  c.group = "bf16-1t";
+  c.what = s.name();
+  c.unit = "GFLOP/s";
+  c.work = s.flops();
+  Way own{"ours", {}, 1, true};
+#if defined(BENCH_OWN_BF16)
+  const ts::kernel::PackedBf16 packed =
+      ts::kernel::pack_bf16(ts::kernel::Trans::no, s.k, s.n, b.data(), s.n);
+  own = timed("ours", Clock::thread, one_thread([&] {
+                ts::kernel::gemm_bf16(ts::kernel::Trans::no, s.m, a.data(), s.k, packed, 0.0f,
+                                      c_own.data(), s.n);
+              }));
+#endif
+  const bool amx = processor_flag("amx_bf16");
+  c.ways = {own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::bf16),
+            openblas(bench).multiply(1, s.m, s.n, s.k, a.data(), b.data(), c_own.data()),
+            amx ? Way{"limit", {}, 1, true} : limit(s.flops(), 2.0 * s.n * s.k, 1, Arithmetic::bf16_dot)};
+  c.targets = {{"oneDNN bf16", 0.9}, {"OpenBLAS", 6.0}};
+  bench.run(c);
+}
+
+void int8(Bench& bench, const Size& s) {
+  const std::vector<float> fa = numbers(std::int64_t{s.m} * s.k, 1);
+  const std::vector<float> fb = numbers(std::int64_t{s.k} * s.n, 2);
+  std::vector<float> fc(static_cast<std::size_t>(s.m) * static_cast<std::size_t>(s.n));
+  std::vector<std::int8_t> a, b;
+  for (const float x : fa) {
+    a.push_back(static_cast<std::int8_t>(x * 100.0f));
+  }
+  for (const float x : fb) {
+    b.push_back(static_cast<std::int8_t>(x * 100.0f));
+  }
+  std::vector<std::int32_t> c_own(fc.size());
+  Case c;
+  c.group = "int8-1t";
+  c.what = s.name();
+  c.unit = "GOP/s";
+  c.work = s.flops();
+  Way own{"ours", {}, 1, true};
+#if defined(BENCH_OWN_INT8)
+  const ts::kernel::PackedInt8 packed =
+      ts::kernel::pack_int8(ts::kernel::Trans::no, s.k, s.n, b.data(), s.n);
+  own = timed("ours", Clock::thread, one_thread([&] {
+                ts::kernel::gemm_int8(ts::kernel::Trans::no, s.m, a.data(), s.k, packed,
+                                      c_own.data(), s.n);
+              }));
+#endif
+  const bool amx = processor_flag("amx_int8");
+  c.ways = {own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::int8),
+            openblas(bench).multiply(1, s.m, s.n, s.k, fa.data(), fb.data(), fc.data()),
+            amx ? Way{"limit", {}, 1, true} : limit(s.flops(), 1.0 * s.n * s.k, 1, Arithmetic::int8_dot)};
+  c.targets = {{"oneDNN u8s8s32", 0.8}};
+  bench.run(c);
+}
+
+}  // namespace
+
+void low_precision_rows(Bench& bench) {
+  if (bench.wants("bf16-1t", "bf16 product, weights packed, f32 sums, 1 thread, GFLOP/s")) {
+    if (!processor_flag("amx_bf16")) {
+      bench.skip("AMX", "this processor has none; the limit is vdpbf16ps where it is there");
+    }
+    for (const Size& s : sizes) {
+      bf16(bench, s);
+    }
+  }
+  if (bench.wants("int8-1t", "int8 product, weights packed, int32 sums, 1 thread, GOP/s")) {
+    for (const Size& s : sizes) {
+      int8(bench, s);
+    }
+  }
+}
+
+}  // namespace bench

@@ -1,0 +1,242 @@
+#pragma once
+// What stands around a matrix product: the work that follows it, done to each block of C while it
+// is in cache; weights packed once and used many times; many products of one size.
+//   C = act(scale (A B + beta C) + bias) + residual
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/shared.hpp"
+#include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/gemm.hpp"
+#include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/scratch.hpp"
+
+namespace tinyscale {
+namespace kernel {
+
+enum class Activation { none, gelu, gelu_tanh, silu };
+
+struct GemmEpilogue {
+  float scale = 1.0f;
+  const float* bias = nullptr;  // (n)
+  Activation activation = Activation::none;
+  float* before = nullptr;  // (m, n): what goes into the activation, kept for backward
+  std::int64_t ld_before = 0;
+  const float* residual = nullptr;  // (m, n), added last; not C: that is what beta is for
+  std::int64_t ld_residual = 0;
+};
+
+// The reference body: what is done to C(i, j).
+inline void gemm_epilogue_reference(const GemmEpilogue& e, std::int64_t i, std::int64_t j,
+                                    float* c) {
+  double x = static_cast<double>(e.scale) * static_cast<double>(*c);
+  x += e.bias != nullptr ? static_cast<double>(e.bias[j]) : 0.0;
+  if (e.before != nullptr) {
+    e.before[i * e.ld_before + j] = static_cast<float>(x);
+  }
+  if (e.activation == Activation::gelu) {
+    x = x * (1.0 + std::erf(x * 0.70710678118654752)) / 2.0;
+  } else if (e.activation == Activation::gelu_tanh) {
+    x = x * (1.0 + std::tanh(0.79788456080286536 * (x + 0.044715 * x * x * x))) / 2.0;
+  } else if (e.activation == Activation::silu) {
+    x = x / (1.0 + std::exp(-x));
+  }
+  x += e.residual != nullptr ? static_cast<double>(e.residual[i * e.ld_residual + j]) : 0.0;
+  *c = static_cast<float>(x);
+}
+
+}  // namespace kernel
+
+namespace detail {
+
+// Rows [0, m), columns [column, column + n) of C and of all that goes with it.
+struct GemmFinish {
+  const kernel::GemmEpilogue& e;
+  float* c;
+  std::int64_t ldc, row, m, column, n;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t i = row; i < row + m; ++i) {
+      float* to = c + i * ldc + column;
+      for (std::int64_t j = 0; j < n; j += L::width) {
+        typename L::V x;
+        take<L>(to + j, n - j, x);
+        apply<L>(i, column + j, n - j, x);
+        put<L>(to + j, n - j, x);
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void apply(std::int64_t i, std::int64_t j, std::int64_t left,
+                              typename L::V& x) const {
+    typename L::V y;
+    x = x * e.scale;
+    if (e.bias != nullptr) {
+      take<L>(e.bias + j, left, y);
+      x = x + y;
+    }
+    if (e.before != nullptr) {
+      put<L>(e.before + i * e.ld_before + j, left, x);
+    }
+    if (e.activation == kernel::Activation::gelu) {
+      erf_vector<L>(x * 0.70710678118654752f, y);
+      x = 0.5f * x * (1.0f + y);
+    } else if (e.activation == kernel::Activation::gelu_tanh) {
+      tanh_vector<L>(0.79788456080286536f * x * (1.0f + 0.044715f * x * x), y);
+      x = 0.5f * x * (1.0f + y);
+    } else if (e.activation == kernel::Activation::silu) {
+      exp_vector<L>(-x, y);
+      x = x / (1.0f + y);
+    }
+    if (e.residual != nullptr) {
+      take<L>(e.residual + i * e.ld_residual + j, left, y);
+      x = x + y;
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void take(const float* from, std::int64_t left, typename L::V& x) const {
+    if (left >= L::width) {
+      load<L>(from, x);
+    } else {
+      load_part<L>(from, left, 0.0f, x);
+    }
+  }
+  template <class L>
+  TINYSCALE_INLINE void put(float* to, std::int64_t left, const typename L::V& x) const {
+    if (left >= L::width) {
+      store<L>(to, x);
+    } else {
+      store_part<L>(to, left, x);
+    }
+  }
+};
+
+inline void gemm_finish(const GemmOperands& g, std::int64_t row, std::int64_t m,
+                        std::int64_t column, std::int64_t n) {
+  const kernel::GemmEpilogue& e = *static_cast<const kernel::GemmEpilogue*>(g.epilogue);
+  run_on_lanes(GemmFinish{e, g.c, g.ldc, row, m, column, n});
+}
+
+// Sets what follows; throws where it writes or reads what is still needed.
+inline void gemm_follow(const char* who, GemmOperands& g, const kernel::GemmEpilogue& e) {
+  const std::int64_t kept = e.before == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_before);
+  const std::int64_t added = e.residual == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_residual);
+  if ((kept > 0 && g.m > 1 && e.ld_before < g.n) || (added > 0 && g.m > 1 && e.ld_residual < g.n)) {
+    throw Error(cat(who, ": rows of before and residual are ", e.ld_before, " and ", e.ld_residual,
+                    " apart; they must be at least n = ", g.n));
+  }
+  if (gemm_overlap(g.c, g.m, g.n, g.ldc, e.before, kept, g.n, e.ld_before) ||
+      gemm_overlap(g.c, g.m, g.n, g.ldc, e.residual, added, g.n, e.ld_residual)) {
+    throw Error(cat(who, ": C overlaps before or residual; each must have memory of its own"));
+  }
+  g.epilogue = &e;
+  g.finish = &gemm_finish;
+}
+
+}  // namespace detail
+
+namespace kernel {
+
+// gemm, then the epilogue on each block as it is finished.
+inline void gemm_fused(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
+                       const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
+                       float beta, float* c, std::int64_t ldc, const GemmEpilogue& epilogue) {
+  detail::GemmOperands g = detail::gemm_operands(ta, tb, m, n, k, a, lda, b, ldb, beta, c, ldc);
+  if (detail::gemm_check("gemm_fused", ta, tb, g, lda, ldb)) {
+    detail::gemm_follow("gemm_fused", g, epilogue);
+    detail::gemm_run(g);
+  }
+}
+
+// B as the kernels of one path read it.
+struct PackedWeights {
+  std::int64_t k = 0, n = 0;
+  CpuPath path = CpuPath::portable;
+  Shared<detail::Scratch> memory;  // panels [k][tile's width], then the narrower last one
+};
+
+// op(B) is k x n.
+inline PackedWeights pack_weights(Trans tb, std::int64_t k, std::int64_t n, const float* b,
+                                  std::int64_t ldb) {
+  const bool no = tb == Trans::no;
+  if (detail::gemm_extent("pack_weights", no ? k : n, no ? n : k, ldb) > 0 && b == nullptr) {
+    throw Error(detail::cat("pack_weights: B is null; k, n are ", k, ", ", n));
+  }
+  PackedWeights w{k, n, detail::active_path(), {}};
+  if (k == 0 || n == 0) {
+    return w;
+  }
+  const detail::TileSize tile = detail::tile_size();
+  const std::int64_t full = n / tile.wide * tile.wide;
+  detail::gemm_extent("pack_weights", k, n + tile.width, n + tile.width);
+  w.memory = Shared<detail::Scratch>(new detail::Scratch((full + tile.rounded(n - full)) * k));
+  const detail::GemmOperands g =
+      detail::gemm_operands(Trans::no, tb, 1, n, k, nullptr, k, b, ldb, 0.0f, nullptr, n);
+  detail::gemm_pack(g, 0, n, tile, w.memory->data(), w.memory->data() + full * k,
+                    n * k < (1 << 16));
+  return w;
+}
+
+// C[m, n] = A[m, k] W + beta C, then the epilogue.
+inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const PackedWeights& w,
+                        float beta, float* c, std::int64_t ldc,
+                        const GemmEpilogue& epilogue = GemmEpilogue()) {
+  if (w.path != detail::active_path()) {
+    throw Error(detail::cat("gemm_packed: the weights were packed for the path ", name_of(w.path),
+                            " and ", name_of(detail::active_path()),
+                            " is in use; pack them again"));
+  }
+  float none = 0.0f;
+  const float* const packed = w.memory == nullptr ? &none : w.memory->data();
+  detail::GemmOperands g =
+      detail::gemm_operands(Trans::no, Trans::no, m, w.n, w.k, a, lda, packed, w.n, beta, c, ldc);
+  if (!detail::gemm_check("gemm_packed", Trans::no, Trans::no, g, lda, w.n)) {
+    return;
+  }
+  detail::gemm_follow("gemm_packed", g, epilogue);
+  if (w.k == 0) {
+    detail::gemm_run(g);
+    return;
+  }
+  const detail::TileSize tile = detail::tile_size();
+  const std::int64_t full = w.n / tile.wide * tile.wide;
+  const detail::GemmPanels panels{
+      0, w.n, packed, packed + full * w.k, tile.rounded(w.n - full), detail::gemm_pass_depth(w.k)};
+  detail::gemm_blocks(g, panels, detail::gemm_is_small(g));
+}
+
+// Products of one size: matrix x of A starts at a + x stride_a, and so on. A stride of 0 shares A
+// or B. Small ones are dealt out whole, large ones one after another, each on all threads.
+inline void gemm_batched(std::int64_t batch, Trans ta, Trans tb, std::int64_t m, std::int64_t n,
+                         std::int64_t k, const float* a, std::int64_t lda, std::int64_t stride_a,
+                         const float* b, std::int64_t ldb, std::int64_t stride_b, float beta,
+                         float* c, std::int64_t ldc, std::int64_t stride_c) {
+  const std::int64_t c_size = detail::gemm_extent("gemm_batched", m, n, ldc);
+  detail::gemm_extent("gemm_batched", batch, c_size, stride_c);
+  const bool beside = stride_c >= n && stride_c <= ldc / std::max<std::int64_t>(batch, 1);
+  if (batch > 1 && c_size > 0 && stride_c < c_size && !beside) {
+    throw Error(detail::cat("gemm_batched: matrices of C are ", stride_c,
+                            " apart and overlap; each takes ", c_size));
+  }
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t x = begin; x < end; ++x) {
+      gemm(ta, tb, m, n, k, a + x * stride_a, lda, b + x * stride_b, ldb, beta, c + x * stride_c,
+           ldc);
+    }
+  };
+  const double work = static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
+  if (batch < 2 * thread_count() || work > (1 << 24)) {
+    body(0, batch);
+  } else {
+    parallel_for(batch, 1 + static_cast<std::int64_t>((1 << 18) / (work + 1.0)), body);
+  }
+}
+
+}  // namespace kernel
+}  // namespace tinyscale

@@ -1,0 +1,362 @@
+#pragma once
+// Quantised weights W [N, K] and their products with activations, y = W x: the bytes of W are the
+// whole cost of a decoded token. K is cut into groups that share a scale; weights are int8 or
+// 4-bit.
+//   y[n] = sum over groups of  w_scale[n][group] * x_scale[group] * (integer dot product)
+// x is rounded to int8 by group, as llama2.c and ggml do. 16 rows of W are laid side by side, a
+// lane a row, so that no lanes are added up: [panel of 16 rows][k / 4][row] words of 4 int8, kept
+// 128 higher; 4-bit ones 8 higher, the second word of each pair in the upper half of the bytes.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/format.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/shared.hpp"
+#include "tinyscale/compute/gemm_int8.hpp"
+
+namespace tinyscale {
+namespace kernel {
+
+struct QuantizedMatrix {
+  std::int64_t rows = 0, cols = 0;
+  std::int64_t group = 32;  // columns that share a scale: a multiple of 8; the last may be shorter
+  int bits = 8;             // or 4
+  bool half_scales = true;  // scales as f16 where that is exact, else f32
+  Shared<detail::WordBuffer> data, scales;  // scales: [panel][group][16]
+
+  std::int64_t groups() const { return (cols + group - 1) / group; }
+  double bytes() const {  // that a product reads
+    const double padded = static_cast<double>((rows + 15) / 16 * 16 * groups());
+    return padded * (static_cast<double>(group * bits) / 8 + (half_scales ? 2 : 4));
+  }
+
+  // One number: its code (-128..127, or -8..7) and its scale.
+  int code(std::int64_t row, std::int64_t col) const {
+    const std::int64_t per_panel = groups() * group * 16 * bits / 8;
+    const auto* const panel =
+        reinterpret_cast<const std::uint8_t*>(data->data()) + row / 16 * per_panel;
+    if (bits == 8) {
+      return panel[(col / 4 * 16 + row % 16) * 4 + col % 4] - 128;
+    }
+    const int both = panel[(col / 8 * 16 + row % 16) * 4 + col % 4];
+    return (col % 8 < 4 ? both & 15 : both >> 4) - 8;
+  }
+  float scale(std::int64_t row, std::int64_t col) const {
+    const std::int64_t at = (row / 16 * groups() + col / group) * 16 + row % 16;
+    const auto* const halves = reinterpret_cast<const std::uint16_t*>(scales->data());
+    return half_scales ? from_f16(halves[at]) : detail::float_of(scales->data()[at]);
+  }
+};
+
+// From codes [rows, cols] and scales [rows, groups], as files hold them.
+inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std::int64_t group,
+                                      int bits, const std::int8_t* codes, const float* scales) {
+  if (rows < 0 || cols < 0 || group < 8 || group % 8 != 0 || (bits != 4 && bits != 8)) {
+    throw Error(detail::cat("pack_quantized: ", rows, " x ", cols, ", groups of ", group, ", ",
+                            bits, " bits; groups are multiples of 8, of 4 or 8 bits"));
+  }
+  QuantizedMatrix q{rows, cols, group, bits, true, {}, {}};
+  const std::int64_t groups = q.groups(), panels = (rows + 15) / 16;
+  for (std::int64_t i = 0; i < rows * groups && q.half_scales; ++i) {
+    q.half_scales = from_f16(to_f16(scales[i])) == scales[i];
+  }
+  const std::int64_t words = panels * groups * group * bits / 8 * 4;
+  q.data = Shared<detail::WordBuffer>(new detail::WordBuffer(words + 16));
+  q.scales = Shared<detail::WordBuffer>(new detail::WordBuffer(panels * groups * 16));
+  std::fill(q.data->data(), q.data->data() + words, bits == 8 ? 0x80808080U : 0x88888888U);
+  std::fill(q.scales->data(), q.scales->data() + panels * groups * 16, 0U);
+  const std::int64_t per_panel = groups * group * 16 * bits / 8;
+  parallel_for(panels, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin * 16; row < std::min(rows, end * 16); ++row) {
+      auto* const panel = reinterpret_cast<std::uint8_t*>(q.data->data()) + row / 16 * per_panel;
+      for (std::int64_t col = 0; col < cols; ++col) {
+        const int code = codes[row * cols + col] + (bits == 8 ? 128 : 8);
+        if (bits == 8) {
+          panel[(col / 4 * 16 + row % 16) * 4 + col % 4] = static_cast<std::uint8_t>(code);
+        } else {
+          std::uint8_t& both = panel[(col / 8 * 16 + row % 16) * 4 + col % 4];
+          both = static_cast<std::uint8_t>(col % 8 < 4 ? (both & 240) | (code & 15)
+                                                       : (both & 15) | (code & 15) << 4);
+        }
+      }
+      for (std::int64_t g = 0; g < groups; ++g) {
+        const std::int64_t at = (row / 16 * groups + g) * 16 + row % 16;
+        const float scale = scales[row * groups + g];
+        if (q.half_scales) {
+          reinterpret_cast<std::uint16_t*>(q.scales->data())[at] = to_f16(scale);
+        } else {
+          q.scales->data()[at] = detail::bits_of(scale);
+        }
+      }
+    }
+  });
+  return q;
+}
+
+// Rounds weights [rows, cols]. 8 bits: scale = max|w| / 127; 4 bits: the largest by magnitude
+// becomes -8. Scales are f16. The same numbers as ggml's q8_0 and q4_0 in groups of 32.
+inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64_t group, int bits,
+                                const float* w) {
+  if (rows <= 0 || cols <= 0 || group < 8) {
+    return pack_quantized(rows, cols, group, bits, nullptr, nullptr);
+  }
+  const std::int64_t groups = (cols + group - 1) / group;
+  List<std::int8_t> codes(static_cast<std::size_t>(rows * cols));
+  List<float> scales(static_cast<std::size_t>(rows * groups));
+  for (std::int64_t at = 0; at < rows * groups; ++at) {
+    const std::int64_t first = at / groups * cols + at % groups * group;
+    const std::int64_t last = std::min(first + group, (at / groups + 1) * cols);
+    float largest = 0;
+    for (std::int64_t i = first; i < last; ++i) {
+      if (!(std::fabs(w[i]) <= 65504.0f)) {
+        throw Error(detail::cat("quantize: weight ", i / cols, ", ", i % cols, " is ", double{w[i]},
+                                "; weights must be within +-65504"));
+      }
+      largest = std::fabs(w[i]) > std::fabs(largest) ? w[i] : largest;
+    }
+    const float scale = bits == 8 ? std::fabs(largest) / 127.0f : largest / -8.0f;
+    const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
+    for (std::int64_t i = first; i < last; ++i) {
+      const float code = bits == 8 ? std::round(w[i] * inverse)
+                                   : std::fmin(15.0f, std::trunc(w[i] * inverse + 8.5f)) - 8.0f;
+      codes[static_cast<std::size_t>(i)] = static_cast<std::int8_t>(code);
+    }
+    scales[static_cast<std::size_t>(at)] = from_f16(to_f16(scale));
+  }
+  return pack_quantized(rows, cols, group, bits, codes.data(), scales.data());
+}
+
+// The reference body, without rounding x: y[n] = sum of w x.
+inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, float* y) {
+  for (std::int64_t n = 0; n < w.rows; ++n) {
+    double sum = 0.0;
+    for (std::int64_t p = 0; p < w.cols; ++p) {
+      sum += double{w.scale(n, p)} * w.code(n, p) * double{x[p]};
+    }
+    y[n] = static_cast<float>(sum);
+  }
+}
+
+}  // namespace kernel
+
+namespace detail {
+
+// One x, rounded to int8 by group: scale = max|x| / 127. A NaN or an infinity makes its group's
+// scale, and so every y, NaN. offset: what the shift of W's codes adds to each dot product.
+struct RoundedActivations {
+  std::int8_t* codes;  // groups * group, zeros after cols
+  float* scales;
+  std::int32_t* offsets;
+};
+
+struct RoundActivations {
+  const float* x;
+  std::int64_t cols, group;
+  std::int32_t shift;  // 128, or 8 for 4 bits
+  RoundedActivations to;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t g = 0; g * group < cols; ++g) {
+      const std::int64_t count = std::min(group, cols - g * group);
+      const float* const from = x + g * group;
+      std::int8_t* const codes = to.codes + g * group;
+      const std::uint32_t largest = largest_bits<L>(from, count);
+      const float scale = float_of(largest) / 127.0f;
+      const bool finite = largest < 0x7f800000U;
+      to.scales[g] = finite ? scale : std::numeric_limits<float>::quiet_NaN();
+      const float inverse = finite && scale > 0 ? 1.0f / scale : 0.0f;
+      std::int32_t sum = 0;
+      for (std::int64_t i = 0; i < group; i += L::width) {
+        std::int32_t lanes[static_cast<std::size_t>(L::width)];
+        typename L::V v;
+        if (i + L::width <= count) {
+          load<L>(from + i, v);
+        } else {
+          load_part<L>(from + i, count - i, 0.0f, v);
+        }
+        // The low bits of v + 1.5 * 2^23 are round(v), to nearest; a NaN gives 0 below.
+        v = v * (finite ? inverse : 0.0f) + 12582912.0f;
+        std::memcpy(lanes, &v, sizeof(v));
+        for (int e = 0; e < L::width && i + e < group; ++e) {
+          const std::int32_t code = finite ? lanes[e] - 0x4B400000 : 0;
+          codes[i + e] = static_cast<std::int8_t>(code);
+          sum += code;
+        }
+      }
+      to.offsets[g] = -shift * sum;
+    }
+  }
+
+  template <class L>
+  static TINYSCALE_INLINE std::uint32_t largest_bits(const float* from, std::int64_t count) {
+    typename L::I best{}, bits, mask;
+    std::int64_t i = 0;
+    for (; i + L::width <= count; i += L::width) {
+      std::memcpy(&bits, from + i, sizeof(bits));
+      bits = bits & 0x7fffffff;
+      if constexpr (L::width == 1) {
+        mask = bits > best ? -1 : 0;
+      } else {
+        mask = bits > best;
+      }
+      best = (bits & mask) | (best & ~mask);
+    }
+    std::int32_t lanes[static_cast<std::size_t>(L::width)];
+    std::memcpy(lanes, &best, sizeof(best));
+    std::uint32_t largest = 0;
+    for (const std::int32_t lane : lanes) {
+      largest = std::max(largest, static_cast<std::uint32_t>(lane));
+    }
+    for (; i < count; ++i) {
+      largest = std::max(largest, bits_of(from[i]) & 0x7fffffffU);
+    }
+    return largest;
+  }
+};
+
+// Panels p, p + stride, ... of y for one x, up to 4: as many far streams, each of which the next
+// call goes on with, bring more from memory than one does.
+struct QuantizedPanels {
+  const kernel::QuantizedMatrix& w;
+  const RoundedActivations& x;
+  std::int64_t first, stride, count;
+  float* y;
+
+  template <class U>
+  TINYSCALE_INLINE void run() const {
+    constexpr int panels = U::width >= 4 ? U::width / 4 : 1;
+    std::int64_t v = 0;
+    for (; v + panels <= count; v += panels) {
+      some<U, panels>(first + v * stride);
+    }
+    for (; v < count; ++v) {
+      some<U, 1>(first + v * stride);
+    }
+  }
+
+  template <class U, int PANELS>
+  TINYSCALE_INLINE void some(std::int64_t p) const {
+    if (w.bits == 8) {
+      bits<U, PANELS, 8>(p);
+    } else {
+      bits<U, PANELS, 4>(p);
+    }
+  }
+
+  template <class U, int PANELS, int BITS>
+  TINYSCALE_INLINE void bits(std::int64_t p) const {
+    constexpr int vectors = PANELS * 16 / U::width, each = 16 / U::width;
+    const std::int64_t groups = w.groups(), words = w.group / (BITS == 8 ? 4 : 8) * 16;
+    const std::int64_t apart = stride * groups * words;
+    const std::uint32_t* from = w.data->data() + p * groups * words;
+    typename U::Floats sum[static_cast<std::size_t>(vectors)];
+    TINYSCALE_UNROLL
+    for (int v = 0; v < vectors; ++v) {
+      sum[v] = typename U::Floats{};
+    }
+    for (std::int64_t g = 0; g < groups; ++g, from += words) {
+      typename U::Words dots[static_cast<std::size_t>(vectors)], low, high, weights;
+      const std::int8_t* const codes = x.codes + g * w.group;
+      TINYSCALE_UNROLL
+      for (int v = 0; v < vectors; ++v) {
+        U::broadcast(static_cast<std::uint32_t>(x.offsets[g]), dots[v]);
+      }
+      for (std::int64_t at = 0; at < words; at += 16) {
+        std::uint32_t pair[2];
+        std::memcpy(pair, codes + at / (BITS == 8 ? 4 : 2), BITS == 8 ? 4 : 8);
+        U::broadcast(pair[0], low);
+        if constexpr (BITS == 4) {
+          U::broadcast(pair[1], high);
+        }
+        TINYSCALE_UNROLL
+        for (int v = 0; v < vectors; ++v) {
+          U::load(from + v / each * apart + at + v % each * U::width, weights);
+          if constexpr (BITS == 4) {
+            U::dot(low, weights & 0x0f0f0f0f, dots[v]);
+            U::dot(high, (weights >> 4) & 0x0f0f0f0f, dots[v]);
+          } else {
+            U::dot(low, weights, dots[v]);
+          }
+        }
+      }
+      TINYSCALE_UNROLL
+      for (int v = 0; v < vectors; ++v) {
+        typename U::Floats scale, value;
+        load_scales<U>(((p + v / each * stride) * groups + g) * 16 + v % each * U::width, scale);
+        to_float<typename U::Lanes>(dots[v], value);
+        sum[v] = sum[v] + value * (scale * x.scales[g]);
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int v = 0; v < vectors; ++v) {
+      const std::int64_t row = (p + v / each * stride) * 16 + v % each * U::width;
+      const std::int64_t rows = w.rows - row;
+      if (rows >= U::width) {
+        store<typename U::Lanes>(y + row, sum[v]);
+      } else {
+        store_part<typename U::Lanes>(y + row, rows, sum[v]);
+      }
+    }
+  }
+
+  template <class U>
+  TINYSCALE_INLINE void load_scales(std::int64_t at, typename U::Floats& scale) const {
+    if (!w.half_scales) {
+      load<typename U::Lanes>(reinterpret_cast<const float*>(w.scales->data()) + at, scale);
+    } else {
+      U::load_halves(reinterpret_cast<const std::uint16_t*>(w.scales->data()) + at, scale);
+    }
+  }
+};
+
+}  // namespace detail
+
+namespace kernel {
+
+// y[m][rows] = x[m][cols] W': a row of x at a time, 64 rows of W from cache after the first.
+inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float* x,
+                           std::int64_t ldx, float* y, std::int64_t ldy) {
+  if (m <= 0 || w.rows <= 0) {
+    return;
+  }
+  const std::int64_t groups = w.groups(), bytes = (groups * w.group + 3) / 4;
+  const detail::Scratch lease(m * (bytes + 2 * groups) + 1);
+  const auto at = [&](std::int64_t i) {
+    float* const start = lease.data() + i * (bytes + 2 * groups);
+    return detail::RoundedActivations{reinterpret_cast<std::int8_t*>(start), start + bytes,
+                                      reinterpret_cast<std::int32_t*>(start + bytes + groups)};
+  };
+  for (std::int64_t i = 0; i < m; ++i) {
+    detail::run_on_lanes(
+        detail::RoundActivations{x + i * ldx, w.cols, w.group, w.bits == 8 ? 128 : 8, at(i)});
+  }
+  const std::int64_t panels = (w.rows + 15) / 16, chunks = (panels + 3) / 4;
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t p = begin; p < end; ++p) {
+      const std::int64_t count = (panels - p + chunks - 1) / chunks;
+      for (std::int64_t i = 0; i < m; ++i) {
+        const detail::RoundedActivations rounded = at(i);
+        detail::run_on_int8(detail::QuantizedPanels{w, rounded, p, chunks, count, y + i * ldy});
+      }
+    }
+  };
+  if (m * w.rows * w.cols < (1 << 18)) {  // less than waking a thread pays
+    body(0, chunks);
+  } else {
+    parallel_for(chunks, 1, body);
+  }
+}
+
+inline void gemv_quantized(const QuantizedMatrix& w, const float* x, float* y) {
+  gemm_quantized(w, 1, x, w.cols, y, w.rows);
+}
+
+}  // namespace kernel
+}  // namespace tinyscale
