@@ -127,7 +127,6 @@ void train(Bench& bench, const Shape& s, ts::DType format, int threads) {
   if (f32) {
     Way plain = asked("C program", plain_c(bench, s.name, threads), "step");
     plain.every = large && !bench.options().slow ? 3 : 1;
-    plain.warm = !large;
     c.ways.push_back(plain);
   }
   if (threads == 1) {
