@@ -29,7 +29,7 @@ search "a constructor attribute (never runs in interpreters)" '__attribute__ *\(
 search "a detached thread (own every thread and join it)" \
   '(^|[;{}]) *[a-z_0-9.]+(\[[^]]*\])?(\.|->)detach\(\) *;'
 search "inline assembler outside the parts that interpreters leave out" '(^|[^a-z_])(__)?asm(__)?([ \t]+(__)?volatile(__)?)?[ \t]*\(' base/cpu.hpp \
-  hardware/laptop_loops.hpp compute/gemm_bf16.hpp compute/gemm_int8.hpp compute/gemm_words.hpp
+  hardware/laptop_loops.hpp compute/x86_units.hpp
 search "__builtin_cpu_* outside base/cpu.hpp" '__builtin_cpu_(init|supports|is)' base/cpu.hpp
 search "function multiversioning" 'target_clones|__attribute__ *\( *\( *ifunc'
 search "a thread_local with a value that is not zero" 'thread_local [^;(]*(=|\{) *([1-9]|-|true|[0-9]+\.[0-9]*[1-9])'
