@@ -223,7 +223,7 @@
 #define TINYSCALE_NO_THREADS 1
 #endif
 
-// In the joined header every name lives in an inline namespace that spells version and features, as in
+// In the joined header every name lives in an inline namespace of version and features, as in
 // tinyscale::v0_1_0_no_threads::Tensor: files compiled with different ones do not link.
 #if defined(TINYSCALE_NO_THREADS)
 #undef TINYSCALE_USE_OPENMP
@@ -678,7 +678,7 @@ inline void* pool_take(std::size_t n, std::size_t size) {
 #if TINYSCALE_POOL
   void* const memory = pool().take(n * size);
 #else
-  void* const memory = ::operator new(n * size, std::align_val_t(64), std::nothrow);
+  void* const memory = ::operator new(n* size, std::align_val_t(64), std::nothrow);
 #endif
   if (memory == nullptr) {
     throw std::bad_alloc();
@@ -9771,7 +9771,8 @@ class Backward {
   void (*drop_)(void* body) = nullptr;
 };
 
-// Where a tensor's gradient gathers, and the op behind the tensor: where the gradient goes, and how.
+// Where a tensor's gradient gathers, and the op behind the tensor: where the gradient goes, and
+// how.
 struct GradSlot {
   Shape shape;
   Shared<Storage> grad;
@@ -9948,10 +9949,7 @@ class Tensor {
         storage_(detail::make_storage(shape, count_, kind)),
         data_(storage_->data) {}
   Tensor(const Shape& shape, Shared<detail::Storage> storage)
-      : shape_(shape),
-        count_(shape.count()),
-        storage_(std::move(storage)),
-        data_(storage_->data) {}
+      : shape_(shape), count_(shape.count()), storage_(std::move(storage)), data_(storage_->data) {}
 
   bool defined() const { return storage_ != nullptr; }
   const Shape& shape() const { return shape_; }
@@ -9960,8 +9958,8 @@ class Tensor {
   std::int64_t count() const { return count_; }
 
   // The numbers in row-major order; throws when they do not lie so (see contiguous()).
-  float* data() { return checked(); }
-  const float* data() const { return checked(); }
+  float* data() { return layout_ || !storage_ ? checked() : data_; }
+  const float* data() const { return layout_ || !storage_ ? checked() : data_; }
   // The first number, wherever the others are.
   float* origin() const { return checked_defined(); }
   bool is_contiguous() const { return !layout_; }
@@ -10009,7 +10007,8 @@ class Tensor {
   }
   std::vector<float> values() const {
     const Tensor flat = is_contiguous() ? *this : clone();
-    return count() == 0 ? std::vector<float>() : std::vector<float>(flat.data_, flat.data_ + count_);
+    return count() == 0 ? std::vector<float>()
+                        : std::vector<float>(flat.data_, flat.data_ + count_);
   }
 
   bool requires_grad() const { return slot_ != nullptr; }
@@ -10202,8 +10201,7 @@ inline void add_grad(const Slot& slot, const Tensor& dx) {
     return;
   }
   const bool fits = !slot->leaf || dx.storage()->kind == MemoryKind::gradient;
-  if (!slot->grad && fits && dx.storage().use_count() == 1 &&
-      dx.storage()->count == dx.count()) {
+  if (!slot->grad && fits && dx.storage().use_count() == 1 && dx.storage()->count == dx.count()) {
     slot->grad = dx.storage();
     return;
   }
@@ -10648,17 +10646,17 @@ inline Tensor sub(const Tensor& a, const Tensor& b) {
 inline Tensor div(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::div, "div", a, b);
   if (detail::tracked({&a, &b})) {
-    detail::attach(
-        y, "div", {&a, &b},
-        [kb = detail::Kept(b), ky = detail::Kept(y), sa = a.slot(), sb = b.slot()](const Tensor& dy) {
-          const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
-          if (sb) {  // d(a/b)/db = -(a/b)/b
-            detail::add_grad_to(sb, neg(mul(da, ky)));
-          }
-          if (sa) {
-            detail::add_grad_to(sa, da);
-          }
-        });
+    detail::attach(y, "div", {&a, &b},
+                   [kb = detail::Kept(b), ky = detail::Kept(y), sa = a.slot(),
+                    sb = b.slot()](const Tensor& dy) {
+                     const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
+                     if (sb) {  // d(a/b)/db = -(a/b)/b
+                       detail::add_grad_to(sb, neg(mul(da, ky)));
+                     }
+                     if (sa) {
+                       detail::add_grad_to(sa, da);
+                     }
+                   });
   }
   return y;
 }
@@ -10777,7 +10775,8 @@ inline Tensor tanh(const Tensor& x) {
 }
 
 inline Tensor exp(const Tensor& x) {
-  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add, detail::Needs::output);
+  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add,
+                       detail::Needs::output);
 }
 
 inline Tensor log(const Tensor& x) {
@@ -10837,17 +10836,16 @@ inline Tensor ones(const Shape& shape) { return full(shape, 1.0f); }
 // Normal numbers of mean 0 and standard deviation `scale`.
 inline Tensor randn(const Shape& shape, std::uint64_t seed, float scale = 1.0f) {
   Tensor t(shape);
-  for (std::int64_t i = 0; i < t.count(); ++i) {
-    t.data()[i] = scale * normal01(seed, static_cast<std::uint64_t>(i));
-  }
+  detail::fill_normal(t.data(), t.count(), seed, 0, scale);
   return t;
 }
 
 // Uniform numbers in [low, high).
 inline Tensor uniform(const Shape& shape, std::uint64_t seed, float low = 0.0f, float high = 1.0f) {
   Tensor t(shape);
+  detail::fill_uniform(t.data(), t.count(), seed, 0, 1.0f);
   for (std::int64_t i = 0; i < t.count(); ++i) {
-    t.data()[i] = low + (high - low) * uniform01(seed, static_cast<std::uint64_t>(i));
+    t.data()[i] = low + (high - low) * t.data()[i];
   }
   return t;
 }
@@ -10878,8 +10876,8 @@ inline Tensor arange(Dim n) {
 }}  // namespace tinyscale
 
 // >> tinyscale/tensor/views.hpp
-// Moving numbers about. Views share them: reshape, permute, transpose, slice, broadcast_to, squeeze,
-// unsqueeze, split. Joining copies them: concat, stack.
+// Moving numbers about. Views share them: reshape, permute, transpose, slice, broadcast_to,
+// squeeze, unsqueeze, split. Joining copies them: concat, stack.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -11048,8 +11046,8 @@ inline Tensor broadcast_to(const Tensor& x, const Shape& shape) {
 inline Tensor unsqueeze(const Tensor& x, int dim) {
   const int d = dim < 0 ? dim + x.dims() + 1 : dim;
   if (d < 0 || d > x.dims()) {
-    throw Error(detail::cat("unsqueeze: dimension ", dim, " of shape ", x.shape().text(),
-                            "; -", x.dims() + 1, " to ", x.dims(), " are right"));
+    throw Error(detail::cat("unsqueeze: dimension ", dim, " of shape ", x.shape().text(), "; -",
+                            x.dims() + 1, " to ", x.dims(), " are right"));
   }
   Shape shape;
   for (int i = 0; i <= x.dims(); ++i) {
@@ -11156,7 +11154,8 @@ inline Tensor stack(const std::vector<Tensor>& parts, int dim) {
 }}  // namespace tinyscale
 
 // >> tinyscale/tensor/reduce.hpp
-// Sums, means, maxima and softmax. Sums are gathered in double, in an order that is always the same.
+// Sums, means, maxima and softmax. Sums are gathered in double, in an order that is always the
+// same.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -11688,20 +11687,20 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   kernel::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
   detail::record_attention(scope, "attention", s, q, k, 2, 1);
   if (graph) {
-    detail::attach(y, "attention", {&q, &k, &v},
-                   [s, lse, kq = detail::Kept(q), kk = detail::Kept(k), kv = detail::Kept(v),
-                    ky = detail::Kept(y),
-                    sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
-                     const detail::OpScope backward;
-                     const detail::Slot slots[3] = {sq, sk, sv};
-                     const Tensor* const inputs[3] = {&kq, &kk, &kv};
-                     Tensor unused[3];
-                     float* to[3];
-                     const float beta = detail::gradient_places(slots, inputs, unused, to);
-                     kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(),
-                                                lse.data(), dy.data(), to[0], to[1], to[2], beta);
-                     detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
-                   });
+    detail::attach(
+        y, "attention", {&q, &k, &v},
+        [s, lse, kq = detail::Kept(q), kk = detail::Kept(k), kv = detail::Kept(v),
+         ky = detail::Kept(y), sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
+          const detail::OpScope backward;
+          const detail::Slot slots[3] = {sq, sk, sv};
+          const Tensor* const inputs[3] = {&kq, &kk, &kv};
+          Tensor unused[3];
+          float* to[3];
+          const float beta = detail::gradient_places(slots, inputs, unused, to);
+          kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
+                                     dy.data(), to[0], to[1], to[2], beta);
+          detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
+        });
   }
   return y;
 }
@@ -11799,8 +11798,8 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   scope.done_unary("layer_norm", "layer_norm", x.shape());
   if (detail::tracked({&x, &weight, &bias})) {
     detail::attach(y, "layer_norm", {&x, &weight, &bias},
-                   [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(), sw = weight.slot(),
-                    sb = bias.slot()](const Tensor& dy) {
+                   [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(),
+                    sw = weight.slot(), sb = bias.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
                      Tensor unused_x = detail::scratch_like(sx, kx.shape());
                      Tensor unused_w = detail::scratch_like(sw, kw.shape());
@@ -11858,9 +11857,9 @@ inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t
     return x;
   }
   Tensor mask(x.shape());
+  detail::fill_uniform(mask.data(), x.count(), seed, static_cast<std::uint64_t>(first), 1.0f);
   for (std::int64_t i = 0; i < x.count(); ++i) {
-    const bool kept = uniform01(seed, static_cast<std::uint64_t>(first + i)) >= p;
-    mask.data()[i] = kept ? 1.0f / (1.0f - p) : 0.0f;
+    mask.data()[i] = mask.data()[i] >= p ? 1.0f / (1.0f - p) : 0.0f;
   }
   return mul(x, mask);
 }
@@ -11902,14 +11901,14 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
   const double n = static_cast<double>(y.count());
   scope.done("embedding", shape, {n, static_cast<double>(ids.size())}, {n}, 0, 0);
   if (detail::tracked({&table})) {
-    detail::attach(y, "embedding", {&table}, [kept = List<std::int32_t>(ids), width,
-                                               st = table.slot()](const Tensor& dy) {
-      float* out = detail::grad_buffer(st);
-      for (std::size_t i = 0; i < kept.size(); ++i) {
-        float* const to = out + kept[i] * width;
-        kernel::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
-      }
-    });
+    detail::attach(y, "embedding", {&table},
+                   [kept = List<std::int32_t>(ids), width, st = table.slot()](const Tensor& dy) {
+                     float* out = detail::grad_buffer(st);
+                     for (std::size_t i = 0; i < kept.size(); ++i) {
+                       float* const to = out + kept[i] * width;
+                       kernel::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
+                     }
+                   });
   }
   return y;
 }
@@ -11920,8 +11919,8 @@ namespace detail {
 inline double check_targets(const char* op, const std::vector<std::int32_t>& targets,
                             const Shape& logits, std::int64_t rows) {
   if (static_cast<std::int64_t>(targets.size()) != rows) {
-    throw Error(cat(op, ": logits are ", logits.text(), ", so ", rows,
-                    " targets are right; given ", targets.size()));
+    throw Error(cat(op, ": logits are ", logits.text(), ", so ", rows, " targets are right; given ",
+                    targets.size()));
   }
   std::int64_t counted = 0;
   for (const std::int32_t target : targets) {
@@ -12000,9 +11999,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                      const detail::OpScope backward;
                      float beta = 0;
                      float* const dx = detail::grad_buffer(sl, beta);
-                     kernel::cross_entropy_backward(
-                         rows, vocabulary, kl.data(), lse.data(), known.data(),
-                         static_cast<float>(dy.item() / n), dx, beta);
+                     kernel::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
+                                                    known.data(), static_cast<float>(dy.item() / n),
+                                                    dx, beta);
                      backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
                                          &VectorCost::backward);
                    });
@@ -12014,8 +12013,7 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
 // Where gradients will be asked for they are made here, beside the loss, while the logits are.
 inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
                                    const std::vector<std::int32_t>& targets) {
-  const detail::Matmul s =
-      detail::matmul_sizes("linear_cross_entropy", x, w, kernel::Trans::yes);
+  const detail::Matmul s = detail::matmul_sizes("linear_cross_entropy", x, w, kernel::Trans::yes);
   const double n = detail::check_targets("linear_cross_entropy", targets, s.shape, s.m);
   if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
     return cross_entropy(matmul_transposed(x, w), targets);
@@ -12093,16 +12091,15 @@ inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   }
   scope.done_unary("where", "where", shape);
   if (detail::tracked({&a, &b})) {
-    detail::attach(y, "where", {&a, &b},
-                   [c, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
-                     const Tensor zero = zeros(Shape{});
-                     if (sa) {
-                       detail::add_grad_to(sa, where(c, dy, zero));
-                     }
-                     if (sb) {
-                       detail::add_grad_to(sb, where(c, zero, dy));
-                     }
-                   });
+    detail::attach(y, "where", {&a, &b}, [c, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
+      const Tensor zero = zeros(Shape{});
+      if (sa) {
+        detail::add_grad_to(sa, where(c, dy, zero));
+      }
+      if (sb) {
+        detail::add_grad_to(sb, where(c, zero, dy));
+      }
+    });
   }
   return y;
 }
@@ -12126,14 +12123,15 @@ inline Tensor pow(const Tensor& x, float exponent) {
   Tensor y = x.clone();
   x.origin();  // an empty one throws
   for (std::int64_t i = 0; i < y.count(); ++i) {
-    y.data()[i] = static_cast<float>(std::pow(static_cast<double>(y.data()[i]),
-                                              static_cast<double>(exponent)));
+    y.data()[i] = static_cast<float>(
+        std::pow(static_cast<double>(y.data()[i]), static_cast<double>(exponent)));
   }
   scope.done_unary("pow", "pow", x.shape());
   if (detail::tracked({&x})) {
-    detail::attach(y, "pow", {&x}, [exponent, kx = detail::Kept(x), sx = x.slot()](const Tensor& dy) {
-      detail::add_grad(sx, dy * scale(pow(kx, exponent - 1.0f), exponent));
-    });
+    detail::attach(y, "pow", {&x},
+                   [exponent, kx = detail::Kept(x), sx = x.slot()](const Tensor& dy) {
+                     detail::add_grad(sx, dy * scale(pow(kx, exponent - 1.0f), exponent));
+                   });
   }
   return y;
 }

@@ -36,7 +36,8 @@ int main() {
   const ts::Tensor matrix = ts::ones({64, 64});
   const ts::Tensor row = ts::ones({64});
   std::printf("handle copied       %6.0f ns\n", nanoseconds([&] { const ts::Tensor c = a; }));
-  std::printf("tensor made         %6.0f ns\n", nanoseconds([&] { const ts::Tensor c(a.shape()); }));
+  std::printf("tensor made         %6.0f ns\n",
+              nanoseconds([&] { const ts::Tensor c(a.shape()); }));
   std::printf("add                 %6.0f ns\n", nanoseconds([&] { ts::add(a, b); }));
   std::printf("add, autograd node  %6.0f ns\n", nanoseconds([&] { ts::add(p, b); }));
   std::printf("and backward        %6.0f ns\n", nanoseconds([&] { ts::add(p, b).backward(); }));

@@ -81,7 +81,7 @@ def train(shape, number_format):
 # One op on numbers made once; a pair ends in _backward.
 def op(name, *sizes):
     sizes = [int(s) for s in sizes]
-    x = torch.rand(*sizes) * 2 - 1
+    x = torch.rand(*sizes[:2]) * 2 - 1
     if name == "matmul":
         m, n, k = sizes
         a, b = torch.rand(m, k), torch.rand(k, n)
@@ -94,6 +94,12 @@ def op(name, *sizes):
     if name == "cross_entropy" or name == "cross_entropy_backward":
         targets = torch.randint(sizes[1], (sizes[0],))
         return forward_or_back(name, lambda x: F.cross_entropy(x, targets), x)
+    if name == "linear_cross_entropy":  # both ways
+        rows, width, vocab = sizes
+        x, w = torch.randn(rows, width), torch.randn(vocab, width) * 0.02
+        x.requires_grad_(), w.requires_grad_()
+        targets = torch.randint(vocab, (rows,))
+        return lambda: torch.autograd.grad(F.cross_entropy(F.linear(x, w), targets), (x, w))
     if name == "adamw":
         p = nn.Parameter(x)
         p.grad = torch.rand(*sizes)
@@ -157,16 +163,12 @@ def answer(line):
         else:
             run, slow = op(*words), False
         if not slow:
-            with torch.no_grad():
-                run()
+            run()
             once = min(seconds_of(run, 1), seconds_of(run, 1))
         kept[line] = run, 1 if slow else max(1, int(4e-3 / (once + 1e-9)))
     run, times = kept[line]
-    if words[0] == "train" or words[0] == "overhead" or words[0].endswith("_backward"):
-        if times > 1:
-            run()
-        return seconds_of(run, times)
-    with torch.no_grad():
+    graph = words[0] in ("train", "overhead", "linear_cross_entropy")
+    with torch.set_grad_enabled(graph or words[0].endswith("_backward")):
         if times > 1:
             run()
         return seconds_of(run, times)

@@ -1,7 +1,7 @@
 // A training step of GPT-2 as plain loops: the way it is written to be read, with an OpenMP pragma
-// where a loop's turns do not depend on each other. Nothing is blocked, packed or vectorised by hand.
+// where a loop's turns do not depend on each other; nothing is packed or vectorised by hand.
 //   gcc -Ofast -march=native -fopenmp bench/train_plain.c -lm -o train_plain
-//   ./train_plain tiny    (or gpt2)    one step for every line of its input; prints seconds and loss
+//   ./train_plain tiny    (or gpt2)    a step for every line of its input; prints seconds, loss
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -236,8 +236,8 @@ typedef struct {
 } Parameters;
 
 static size_t lay_out(Parameters* p, float* base, const Shape* s) {
-  const size_t C = (size_t)s->C, sizes[PARTS] = {C,     C, 3 * C * C, 3 * C, C * C,     C,
-                                                 C,     C, 4 * C * C, 4 * C, 4 * C * C, C};
+  const size_t C = (size_t)s->C, sizes[PARTS] = {C, C, 3 * C * C, 3 * C, C * C,     C,
+                                                 C, C, 4 * C * C, 4 * C, 4 * C * C, C};
   size_t at = 0;
 #define PLACE(field, count) (field = base + at, at += (count))
   PLACE(p->tokens, (size_t)s->V * C);

@@ -8,33 +8,42 @@ root=""
 [ "$(id -u)" -eq 0 ] || root="sudo"
 
 if have apt-get; then
-  line="$root apt-get install -y libopenblas0-pthread libdnnl-dev libblis4 libeigen3-dev python3-torch gcc"
+  install="$root apt-get install -y"
+  packages="libopenblas0-pthread libdnnl-dev libblis4 libeigen3-dev python3-torch gcc"
 elif have dnf; then
-  line="$root dnf install -y openblas-threads onednn-devel blis eigen3-devel python3-torch gcc"
+  install="$root dnf install -y"
+  packages="openblas-threads onednn-devel blis eigen3-devel python3-torch gcc"
 elif have pacman; then
-  line="$root pacman -S --needed --noconfirm openblas onednn blis eigen python-pytorch gcc"
+  install="$root pacman -S --needed --noconfirm"
+  packages="openblas onednn blis eigen python-pytorch gcc"
 elif have brew; then
-  line="brew install openblas onednn eigen pytorch"
+  install="brew install"
+  packages="openblas onednn eigen pytorch"
 else
-  echo "install_peers: no apt-get, dnf, pacman or brew here; install OpenBLAS, oneDNN, BLIS, Eigen, PyTorch" >&2
+  echo "install_peers: no apt-get, dnf, pacman or brew here; install OpenBLAS, oneDNN, BLIS, Eigen and" \
+       "PyTorch by hand" >&2
   exit 1
 fi
-echo "$line"
+echo "$install $packages"
 [ -z "${PRINT:-}" ] || exit 0
-$line || {  # one that this system does not know must not keep the others away
-  for package in $(echo "$line" | sed 's/.*install -y\|.*noconfirm\|.*install//'); do
-    ${line%% "${line##*install -y }"} "$package" > /dev/null 2>&1 || echo "install_peers: cannot get $package"
-  done
-}
+# shellcheck disable=SC2086
+$install $packages || for package in $packages; do  # an unknown one must not keep the others away
+  $install "$package" > /dev/null 2>&1 || echo "install_peers: cannot get $package"
+done
 
 missing=0
-says() { echo "install_peers: $1 is ${2}here"; [ -z "$2" ] || missing=$((missing + 1)); }
-library() { ldconfig -p 2> /dev/null | grep -q "$1" || ls /opt/homebrew/lib/$1* > /dev/null 2>&1; }
-library libopenblas && says OpenBLAS "" || says OpenBLAS "not "
-library libdnnl && says oneDNN "" || says oneDNN "not "
-library libblis && says BLIS "" || says BLIS "not "
-for folder in /usr/include /opt/homebrew/include; do [ -e "$folder/eigen3/Eigen/Core" ] && eigen=yes; done
-[ "${eigen:-}" = yes ] && says Eigen "" || says Eigen "not "
+report() {  # name, and whether it is there
+  [ "$2" -eq 0 ] && echo "install_peers: $1 is here" && return
+  echo "install_peers: $1 is missing"
+  missing=$((missing + 1))
+}
+library() { ldconfig -p 2> /dev/null | grep -q "$1" || ls /opt/homebrew/lib/"$1"* > /dev/null 2>&1; }
+for pair in OpenBLAS:libopenblas oneDNN:libdnnl BLIS:libblis; do
+  library "${pair#*:}"
+  report "${pair%%:*}" $?
+done
+ls /usr/include/eigen3/Eigen/Core /opt/homebrew/include/eigen3/Eigen/Core 2> /dev/null | grep -q Core
+report Eigen $?
 python3 -c 'import torch' 2> /dev/null || /usr/bin/python3 -c 'import torch' 2> /dev/null
-[ $? -eq 0 ] && says PyTorch "" || says PyTorch "not "
+report PyTorch $?
 exit $((missing > 0))

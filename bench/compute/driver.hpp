@@ -1,7 +1,8 @@
 #pragma once
-// One comparison is a Case: several ways of doing one thing, ours first. Ways take turns, once each a
-// round, so that whatever disturbs the machine disturbs all of them; the first round is not counted.
-// A ratio is the peer's time over ours in the same round; the figure is the median over the rounds.
+// One comparison is a Case: several ways of doing one thing, ours first. Ways take turns, once each
+// a round, so that whatever disturbs the machine disturbs all of them; the first round is not
+// counted. A ratio is the peer's time over ours in the same round; the figure is the median over
+// the rounds.
 
 #include <cmath>
 #include <cstdint>
@@ -14,10 +15,10 @@ namespace bench {
 using Work = std::function<void()>;
 
 struct Way {
-  std::string name;               // "OpenBLAS"
+  std::string name;                // "OpenBLAS"
   std::function<double()> sample;  // seconds of one call; empty: not here, negative: failed
-  int every = 1;                  // takes part in every so-manieth round: for slow peers
-  bool warm = true;               // its first sample is not counted
+  int every = 1;                   // takes part in every so-manieth round: for slow peers
+  bool warm = true;                // its first sample is not counted
 };
 
 // What must hold: the time of `peer` over ours is at least `ratio`.
@@ -27,11 +28,11 @@ struct Target {
 };
 
 struct Case {
-  std::string group;         // key for ONLY=: "f32-1t"
-  std::string what;          // "512 x 512 x 512"
-  std::string unit = "ms";   // of the figures: "ms", "us", "ns", "GFLOP/s", "GB/s", ...
-  double work = 0;           // of one call, in flops or bytes; 0 when the unit is a time
-  std::vector<Way> ways;     // the first one is ours; one named "limit" is the physics
+  std::string group;        // key for ONLY=: "f32-1t"
+  std::string what;         // "512 x 512 x 512"
+  std::string unit = "ms";  // of the figures: "ms", "us", "ns", "GFLOP/s", "GB/s", ...
+  double work = 0;          // of one call, in flops or bytes; 0 when the unit is a time
+  std::vector<Way> ways;    // the first one is ours; one named "limit" is the physics
   std::vector<Target> targets;
   int threads = 1;
   int rounds = 9;
@@ -58,12 +59,13 @@ struct Row {
 };
 
 struct Options {
-  std::string only;                // groups whose key contains one of these, by commas
+  std::string only;                 // groups whose key contains one of these, by commas
   std::string directory = "bench";  // where torch_worker.py stands
-  std::string programs;            // where this program and train_plain stand
-  std::string results;             // results.json; empty: not written
-  int rounds = 0;                  // 0: what each case says
-  bool slow = false;               // --long
+  std::string programs;             // where this program and train_plain stand
+  std::string results;              // results.json; empty: not written
+  int rounds = 0;                   // 0: what each case says
+  bool slow = false;                // --long
+  bool ops = false;                 // --ops: what each op of a training step costs
 };
 
 class Bench {
@@ -82,7 +84,7 @@ class Bench {
   const Options& options() const { return options_; }
   const std::vector<Row>& rows() const { return rows_; }
   const std::vector<std::string>& peers() const { return peers_; }
-  double load() const { return load_; }  // the system's average when the run began
+  double load() const { return load_; }       // the system's average when the run began
   void peer(const std::string& description);  // for the head of the table
 
  private:

@@ -2,13 +2,13 @@
 #include "peers.hpp"
 
 #if defined(__has_include)
-#  if __has_include(<eigen3/Eigen/Core>)
-#    include <eigen3/Eigen/Core>
-#    define BENCH_EIGEN 1
-#  elif __has_include(<Eigen/Core>)
-#    include <Eigen/Core>
-#    define BENCH_EIGEN 1
-#  endif
+#if __has_include(<eigen3/Eigen/Core>)
+#include <eigen3/Eigen/Core>
+#define BENCH_EIGEN 1
+#elif __has_include(<Eigen/Core>)
+#include <Eigen/Core>
+#define BENCH_EIGEN 1
+#endif
 #endif
 
 namespace bench {

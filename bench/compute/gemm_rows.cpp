@@ -36,8 +36,9 @@ struct Size {
   int m, n, k;
   double target;  // over OpenBLAS on one thread
 };
-constexpr Size sizes[] = {{64, 64, 64, 1.0},        {128, 128, 128, 1.35},   {256, 256, 256, 1.17},
-                          {512, 512, 512, 1.05},    {1024, 1024, 1024, 1.05}, {2048, 2048, 2048, 1.05},
+constexpr Size sizes[] = {{64, 64, 64, 1.0},        {128, 128, 128, 1.35},
+                          {256, 256, 256, 1.17},    {512, 512, 512, 1.05},
+                          {1024, 1024, 1024, 1.05}, {2048, 2048, 2048, 1.05},
                           {512, 3072, 768, 1.05},   {512, 768, 3072, 1.05}};
 
 void one(Bench& bench, const Size& s) {
@@ -69,7 +70,8 @@ void two(Bench& bench, const Size& s) {
   c.unit = "GFLOP/s";
   c.work = x.flops();
   c.threads = threads;
-  c.ways = {timed("ours", Clock::wall, x.own()), timed("ours, 1 thread", Clock::wall, one_thread(x.own())),
+  c.ways = {timed("ours", Clock::wall, x.own()),
+            timed("ours, 1 thread", Clock::wall, one_thread(x.own())),
             openblas(bench).multiply(threads, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
             onednn_sgemm(bench, threads, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data()),
             limit(x.flops(), 0, threads)};
@@ -94,7 +96,8 @@ void disturbed(Bench& bench, const Size& s) {
   c.unit = "GFLOP/s";
   c.work = x.flops();
   c.threads = threads;
-  c.ways = {timed("ours", Clock::wall, x.own()), timed("ours, 1 thread", Clock::wall, one_thread(x.own())),
+  c.ways = {timed("ours", Clock::wall, x.own()),
+            timed("ours, 1 thread", Clock::wall, one_thread(x.own())),
             openblas(bench).multiply(threads, s.m, s.n, s.k, x.a.data(), x.b.data(), x.c.data())};
   c.targets = {{"ours, 1 thread", 0.8}};
   bench.run(c);

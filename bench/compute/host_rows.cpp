@@ -20,8 +20,10 @@ void overhead(Bench& bench, const char* name, Graph graph, double most_nanosecon
   c.what = name;
   c.unit = "ns";
   const Way budget{"budget", [most_nanoseconds] { return most_nanoseconds * 1e-9; }, 1, true};
-  c.ways = {timed("ours", Clock::thread, [&] { const ts::Tensor z = ts::add(x, y); }),
-            asked("PyTorch", torch(bench, 1), graph == Graph::with ? "overhead graph" : "overhead plain"), budget};
+  c.ways = {
+      timed("ours", Clock::thread, [&] { const ts::Tensor z = ts::add(x, y); }),
+      asked("PyTorch", torch(bench, 1), graph == Graph::with ? "overhead graph" : "overhead plain"),
+      budget};
   c.targets = {{"budget", 1.0}};
   bench.run(c);
 }

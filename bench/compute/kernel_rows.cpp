@@ -1,5 +1,5 @@
-// What stands around the products: norms, softmax, losses, activations, AdamW, attention. Each should
-// cost one reading of what it reads and one writing of what it writes, or its multiply-adds.
+// What stands around the products: norms, softmax, losses, activations, AdamW, attention. Each
+// should cost one reading of what it reads and one writing of what it writes, or its multiply-adds.
 #include <memory>
 
 #include "peers.hpp"
@@ -43,7 +43,8 @@ std::string two(std::int64_t rows, std::int64_t cols) { return ts::detail::cat(r
 void softmax(Bench& bench, std::int64_t rows, std::int64_t cols) {
   const double bytes = 4.0 * static_cast<double>(rows * cols);
   const Floats x = floats(rows * cols, 1), y = floats(rows * cols, 2), d = floats(rows * cols, 3);
-  run(bench, {"softmax", two(rows, cols),
+  run(bench, {"softmax",
+              two(rows, cols),
               [=] { ts::kernel::softmax_forward(rows, cols, x->data(), y->data()); },
               {bytes, 1, 0, 1}});
 }
@@ -59,7 +60,8 @@ void layer_norm(Bench& bench, std::int64_t rows, std::int64_t cols) {
   };
   run(bench, {"layer_norm", two(rows, cols), forward, {bytes, 1, 0, 1}});
   forward();
-  run(bench, {"layer_norm_backward", two(rows, cols),
+  run(bench, {"layer_norm_backward",
+              two(rows, cols),
               [=] {
                 ts::kernel::layer_norm_backward(rows, cols, x->data(), w->data(), mean->data(),
                                                 rstd->data(), dy->data(), y->data(), dw->data(),
@@ -77,7 +79,8 @@ void rms_norm(Bench& bench, std::int64_t rows, std::int64_t cols) {
   };
   run(bench, {"rms_norm", two(rows, cols), forward, {bytes, 1, 0, 1}});
   forward();
-  run(bench, {"rms_norm_backward", two(rows, cols),
+  run(bench, {"rms_norm_backward",
+              two(rows, cols),
               [=] {
                 ts::kernel::rms_norm_backward(rows, cols, x->data(), w->data(), rstd->data(),
                                               dy->data(), y->data(), dw->data());
@@ -88,13 +91,18 @@ void rms_norm(Bench& bench, std::int64_t rows, std::int64_t cols) {
 void activations(Bench& bench, std::int64_t n) {
   const double bytes = 4.0 * static_cast<double>(n);
   const Floats x = floats(n, 1), y = floats(n, 2), dy = floats(n, 3);
-  run(bench, {"gelu", std::to_string(n),
-              [=] { ts::kernel::gelu_tanh_forward(n, x->data(), y->data()); }, {bytes, 1, 0, 1}});
-  run(bench, {"gelu_backward", std::to_string(n),
+  run(bench, {"gelu",
+              std::to_string(n),
+              [=] { ts::kernel::gelu_tanh_forward(n, x->data(), y->data()); },
+              {bytes, 1, 0, 1}});
+  run(bench, {"gelu_backward",
+              std::to_string(n),
               [=] { ts::kernel::gelu_tanh_backward(n, x->data(), dy->data(), y->data()); },
               {bytes, 2, 1, 0}});
-  run(bench, {"silu", std::to_string(n),
-              [=] { ts::kernel::silu_forward(n, x->data(), y->data()); }, {bytes, 1, 0, 1}});
+  run(bench, {"silu",
+              std::to_string(n),
+              [=] { ts::kernel::silu_forward(n, x->data(), y->data()); },
+              {bytes, 1, 0, 1}});
 }
 
 void cross_entropy(Bench& bench, std::int64_t rows, std::int64_t vocab) {
@@ -109,12 +117,43 @@ void cross_entropy(Bench& bench, std::int64_t rows, std::int64_t vocab) {
   };
   run(bench, {"cross_entropy", two(rows, vocab), forward, {bytes, 1, 0, 0}});
   forward();
-  run(bench, {"cross_entropy_backward", two(rows, vocab),
+  run(bench, {"cross_entropy_backward",
+              two(rows, vocab),
               [=] {
                 ts::kernel::cross_entropy_backward(rows, vocab, x->data(), lse->data(),
                                                    targets->data(), 1e-3f, dx->data());
               },
               {bytes, 1, 0, 1}});
+}
+
+// The last product and its loss, both ways: logits of a block of rows at a time.
+void linear_cross_entropy(Bench& bench, std::int64_t rows, std::int64_t width, std::int64_t vocab) {
+  const Floats x = floats(rows * width, 1), w = floats(vocab * width, 2);
+  const Floats dx = floats(rows * width, 3), dw = floats(vocab * width, 4);
+  const Floats losses = floats(rows, 5), lse = floats(rows, 6);
+  for (float& value : *w) {
+    value *= 0.02f;
+  }
+  const auto targets =
+      std::make_shared<std::vector<std::int32_t>>(static_cast<std::size_t>(rows), 3);
+  ts::kernel::LinearCrossEntropy c{};
+  c.rows = rows;
+  c.width = width;
+  c.vocab = vocab;
+  c.x = x->data();
+  c.w = w->data();
+  c.targets = targets->data();
+  c.scale = 1.0f / static_cast<float>(rows);
+  c.dx = dx->data();
+  c.dw = dw->data();
+  run(bench, {"linear_cross_entropy",
+              ts::detail::cat(rows, " ", width, " ", vocab),
+              [=] {
+                static_cast<void>(x != w && dx != dw && targets != nullptr);  // kept alive
+                ts::kernel::linear_cross_entropy(c, losses->data(), lse->data());
+              },
+              {},
+              6.0 * static_cast<double>(rows) * static_cast<double>(width * vocab)});
 }
 
 void adamw(Bench& bench, std::int64_t n) {
@@ -123,7 +162,8 @@ void adamw(Bench& bench, std::int64_t n) {
   const Floats v = std::make_shared<std::vector<float>>(p->size());
   ts::kernel::AdamWStep step;
   step.weight_decay = 0.1f;
-  run(bench, {"adamw", std::to_string(n),
+  run(bench, {"adamw",
+              std::to_string(n),
               [=] { ts::kernel::adamw(n, step, g->data(), p->data(), m->data(), v->data()); },
               {4.0 * static_cast<double>(n), 1, 3, 0}});
 }
@@ -150,13 +190,15 @@ void attention(Bench& bench, std::int64_t batch, std::int64_t heads, std::int64_
   };
   run(bench, {"attention", sizes, forward, {}, 2 * product});
   forward();
-  run(bench, {"attention_backward", sizes,
+  run(bench, {"attention_backward",
+              sizes,
               [=] {
                 ts::kernel::attention_backward(s, q->data(), k->data(), v->data(), o->data(),
                                                lse->data(), dout->data(), dq->data(), dk->data(),
                                                dv->data());
               },
-              {}, 5 * product});  // the scores are computed again
+              {},
+              5 * product});  // the scores are computed again
 }
 
 }  // namespace
@@ -174,6 +216,8 @@ void kernel_rows(Bench& bench) {
   activations(bench, 8 << 20);
   cross_entropy(bench, 512, 256);
   cross_entropy(bench, 256, 50257);
+  linear_cross_entropy(bench, 512, 128, 256);
+  linear_cross_entropy(bench, 256, 768, 50257);
   adamw(bench, 842 * 1000);
   adamw(bench, 16 << 20);
   attention(bench, 4, 4, 128, 32);

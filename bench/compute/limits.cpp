@@ -20,12 +20,12 @@ namespace {
 // Twelve chains that wait for nobody; each turn is twelve instructions.
 #define BENCH_LOOP(name, v, ins)                                                                   \
   void name(std::int64_t turns) {                                                                  \
-    asm volatile("1:\n" ins " %%" v "14, %%" v "15, %%" v "0\n" ins " %%" v "14, %%" v "15, %%" v   \
-                 "1\n" ins " %%" v "14, %%" v "15, %%" v "2\n" ins " %%" v "14, %%" v "15, %%" v    \
-                 "3\n" ins " %%" v "14, %%" v "15, %%" v "4\n" ins " %%" v "14, %%" v "15, %%" v    \
-                 "5\n" ins " %%" v "14, %%" v "15, %%" v "6\n" ins " %%" v "14, %%" v "15, %%" v    \
-                 "7\n" ins " %%" v "14, %%" v "15, %%" v "8\n" ins " %%" v "14, %%" v "15, %%" v    \
-                 "9\n" ins " %%" v "14, %%" v "15, %%" v "10\n" ins " %%" v "14, %%" v "15, %%" v   \
+    asm volatile("1:\n" ins " %%" v "14, %%" v "15, %%" v "0\n" ins " %%" v "14, %%" v "15, %%" v  \
+                 "1\n" ins " %%" v "14, %%" v "15, %%" v "2\n" ins " %%" v "14, %%" v "15, %%" v   \
+                 "3\n" ins " %%" v "14, %%" v "15, %%" v "4\n" ins " %%" v "14, %%" v "15, %%" v   \
+                 "5\n" ins " %%" v "14, %%" v "15, %%" v "6\n" ins " %%" v "14, %%" v "15, %%" v   \
+                 "7\n" ins " %%" v "14, %%" v "15, %%" v "8\n" ins " %%" v "14, %%" v "15, %%" v   \
+                 "9\n" ins " %%" v "14, %%" v "15, %%" v "10\n" ins " %%" v "14, %%" v "15, %%" v  \
                  "11\n"                                                                            \
                  "dec %0\n"                                                                        \
                  "jnz 1b\n"                                                                        \
@@ -170,7 +170,8 @@ void stream_pass(char* data, std::size_t bytes, const Streams& s) {
 // Reads n vectors in so many streams far apart, fetching 4 KB ahead: which number of streams is the
 // fastest depends on the level and on the processor.
 template <int STREAMS, class V>
-__attribute__((always_inline)) inline void read_streams(const V* data, std::size_t n, V (&seen)[8]) {
+__attribute__((always_inline)) inline void read_streams(const V* data, std::size_t n,
+                                                        V (&seen)[8]) {
   constexpr int together = 8 / STREAMS < 4 ? 4 : 8 / STREAMS;
   const std::size_t share = n / STREAMS;
   for (std::size_t i = 0; i + together <= share; i += together) {
@@ -229,7 +230,8 @@ double read_seconds(const std::vector<char>& memory, int threads) {
   const std::size_t past = reinterpret_cast<std::uintptr_t>(memory.data()) % 64;
   const char* const data = memory.data() + (64 - past) % 64;
   const std::size_t share = (memory.size() - 64) / static_cast<std::size_t>(threads) / 4096 * 4096;
-  const int times = static_cast<int>(std::max<std::size_t>(1, (std::size_t{64} << 20) / memory.size()));
+  const int times =
+      static_cast<int>(std::max<std::size_t>(1, (std::size_t{64} << 20) / memory.size()));
   double best = 1e30;
   for (const int streams : {1, 4, 8}) {
     const auto pass = [&](std::int64_t part) {
@@ -250,7 +252,8 @@ Way stream_limit(const Streams& streams, int threads) {
       static_cast<std::size_t>(streams.bytes / threads) / 4096 * 4096;  // of a stream, a thread's
   const int count = streams.read + streams.change + streams.write;
   const std::size_t all = std::max<std::size_t>(share, 4096) * static_cast<std::size_t>(count);
-  const auto memory = std::make_shared<std::vector<char>>(all * static_cast<std::size_t>(threads) + 64);
+  const auto memory =
+      std::make_shared<std::vector<char>>(all * static_cast<std::size_t>(threads) + 64);
   const std::size_t past = reinterpret_cast<std::uintptr_t>(memory->data()) % 64;
   char* const data = memory->data() + (64 - past) % 64;
   const double whole = streams.bytes / static_cast<double>(threads) /

@@ -5,10 +5,10 @@
 #include "tinyscale.hpp"
 
 #if __has_include("tinyscale/compute/gemm_bf16.hpp")
-#  define BENCH_OWN_BF16 1
+#define BENCH_OWN_BF16 1
 #endif
 #if __has_include("tinyscale/compute/gemm_int8.hpp")
-#  define BENCH_OWN_INT8 1
+#define BENCH_OWN_INT8 1
 #endif
 
 namespace ts = tinyscale;
@@ -21,8 +21,9 @@ struct Size {
   std::string name() const { return ts::detail::cat(m, " x ", n, " x ", k); }
   double flops() const { return 2.0 * m * n * k; }
 };
-constexpr Size sizes[] = {{256, 256, 256},   {512, 512, 512}, {1024, 1024, 1024}, {2048, 2048, 2048},
-                          {512, 3072, 768},  {512, 768, 3072}, {8, 4096, 4096},   {64, 4096, 4096}};
+constexpr Size sizes[] = {{256, 256, 256},    {512, 512, 512},  {1024, 1024, 1024},
+                          {2048, 2048, 2048}, {512, 3072, 768}, {512, 768, 3072},
+                          {8, 4096, 4096},    {64, 4096, 4096}};
 
 void bf16(Bench& bench, const Size& s) {
   const std::vector<float> a = numbers(std::int64_t{s.m} * s.k, 1);
@@ -43,9 +44,10 @@ void bf16(Bench& bench, const Size& s) {
               }));
 #endif
   const bool amx = processor_flag("amx_bf16");
-  c.ways = {own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::bf16),
-            openblas(bench).multiply(1, s.m, s.n, s.k, a.data(), b.data(), c_own.data()),
-            amx ? Way{"limit", {}, 1, true} : limit(s.flops(), 2.0 * s.n * s.k, 1, Arithmetic::bf16_dot)};
+  c.ways = {
+      own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::bf16),
+      openblas(bench).multiply(1, s.m, s.n, s.k, a.data(), b.data(), c_own.data()),
+      amx ? Way{"limit", {}, 1, true} : limit(s.flops(), 2.0 * s.n * s.k, 1, Arithmetic::bf16_dot)};
   c.targets = {{"oneDNN bf16", 0.9}, {"OpenBLAS", 6.0}};
   bench.run(c);
 }
@@ -77,9 +79,10 @@ void int8(Bench& bench, const Size& s) {
               }));
 #endif
   const bool amx = processor_flag("amx_int8");
-  c.ways = {own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::int8),
-            openblas(bench).multiply(1, s.m, s.n, s.k, fa.data(), fb.data(), fc.data()),
-            amx ? Way{"limit", {}, 1, true} : limit(s.flops(), 1.0 * s.n * s.k, 1, Arithmetic::int8_dot)};
+  c.ways = {
+      own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::int8),
+      openblas(bench).multiply(1, s.m, s.n, s.k, fa.data(), fb.data(), fc.data()),
+      amx ? Way{"limit", {}, 1, true} : limit(s.flops(), 1.0 * s.n * s.k, 1, Arithmetic::int8_dot)};
   c.targets = {{"oneDNN u8s8s32", 0.8}};
   bench.run(c);
 }

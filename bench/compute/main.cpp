@@ -3,6 +3,7 @@
 //   make bench                 the whole table, some minutes; writes bench/results.json and .svg
 //   make bench ONLY=f32-1t     groups whose key contains that
 //   make bench ARGS=--long     more rounds, the slow peers in every one
+//   make bench ARGS=--ops      what each op of a training step costs
 //   make bench ARGS=--markdown puts the table of bench/results.json into bench/README.md
 #include <cstdio>
 #include <cstdlib>
@@ -22,9 +23,10 @@ const char* value_of(const char* argument, const char* name) {
 }
 
 int usage(const char* argument) {
-  std::fprintf(stderr,
-               "compute: %s: --only=GROUP,.. --rounds=N --long --results=FILE --markdown are known\n",
-               argument);
+  std::fprintf(
+      stderr,
+      "compute: %s: --only=GROUP,.. --rounds=N --long --ops --results=FILE --markdown are known\n",
+      argument);
   return 2;
 }
 
@@ -52,6 +54,8 @@ int main(int argc, char** argv) {
       return 0;
     } else if (std::strcmp(argv[i], "--long") == 0) {
       options.slow = true;
+    } else if (std::strcmp(argv[i], "--ops") == 0) {
+      options.ops = true;
     } else if (std::strcmp(argv[i], "--markdown") == 0) {
       markdown = true;
     } else {
@@ -68,6 +72,10 @@ int main(int argc, char** argv) {
   setenv("TINYSCALE_THREADS", "2", 0);
   setenv("OPENBLAS_NUM_THREADS", std::getenv("TINYSCALE_THREADS"), 1);
   bench::Bench bench(options);
+  if (bench.load() > 0.5 * bench::all_threads()) {
+    setenv("OMP_WAIT_POLICY", "PASSIVE",
+           0);  // threads that wait spinning lose most on a busy machine
+  }
   std::printf("%s, %d threads, load %.1f\n", ts::cpu().text.c_str(), bench::all_threads(),
               bench.load());
   bench::gemm_rows(bench);

@@ -2,11 +2,11 @@
 #include "peers.hpp"
 
 #if defined(__has_include)
-#  if __has_include(<oneapi/dnnl/dnnl.h>)
-#    include <oneapi/dnnl/dnnl.h>
-#    include <dlfcn.h>
-#    define BENCH_ONEDNN 1
-#  endif
+#if __has_include(<oneapi/dnnl/dnnl.h>)
+#include <dlfcn.h>
+#include <oneapi/dnnl/dnnl.h>
+#define BENCH_ONEDNN 1
+#endif
 #endif
 
 namespace bench {
@@ -25,7 +25,8 @@ struct OneDnn {
   bool ready = false;
 };
 
-#define BENCH_CALL(function) (reinterpret_cast<decltype(&function)>(dlsym(dnn().library, #function)))
+#define BENCH_CALL(function) \
+  (reinterpret_cast<decltype(&function)>(dlsym(dnn().library, #function)))
 
 OneDnn& dnn() {
   static OneDnn one;
@@ -55,7 +56,9 @@ void start(Bench& bench) {
 dnnl_data_type_t source_type(Format format) {
   return format == Format::f32 ? dnnl_f32 : format == Format::bf16 ? dnnl_bf16 : dnnl_u8;
 }
-dnnl_data_type_t weight_type(Format format) { return format == Format::int8 ? dnnl_s8 : source_type(format); }
+dnnl_data_type_t weight_type(Format format) {
+  return format == Format::int8 ? dnnl_s8 : source_type(format);
+}
 dnnl_data_type_t result_type(Format format) { return format == Format::int8 ? dnnl_s32 : dnnl_f32; }
 
 // Memory and primitives of one product; they live as long as the process.
@@ -66,7 +69,8 @@ struct Product {
 
 #if DNNL_VERSION_MAJOR >= 3
 using Description = dnnl_memory_desc_t;
-Description describe(dnnl_dim_t rows, dnnl_dim_t cols, dnnl_data_type_t type, dnnl_format_tag_t tag) {
+Description describe(dnnl_dim_t rows, dnnl_dim_t cols, dnnl_data_type_t type,
+                     dnnl_format_tag_t tag) {
   const dnnl_dims_t dims = {rows, cols};
   Description d = nullptr;
   BENCH_CALL(dnnl_memory_desc_create_with_tag)(&d, 2, dims, type, tag);
@@ -76,11 +80,12 @@ const_dnnl_memory_desc_t at(const Description& d) { return d; }
 dnnl_status_t plan_matmul(dnnl_primitive_desc_t* plan, const Description& src,
                           const Description& weights, const Description& dst) {
   return BENCH_CALL(dnnl_matmul_primitive_desc_create)(plan, dnn().engine, src, weights, nullptr,
-                                                      dst, nullptr);
+                                                       dst, nullptr);
 }
 #else
 using Description = dnnl_memory_desc_t;
-Description describe(dnnl_dim_t rows, dnnl_dim_t cols, dnnl_data_type_t type, dnnl_format_tag_t tag) {
+Description describe(dnnl_dim_t rows, dnnl_dim_t cols, dnnl_data_type_t type,
+                     dnnl_format_tag_t tag) {
   const dnnl_dims_t dims = {rows, cols};
   Description d;
   BENCH_CALL(dnnl_memory_desc_init_by_tag)(&d, 2, dims, type, tag);

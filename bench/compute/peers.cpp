@@ -87,7 +87,8 @@ Blas open_blis(Bench& bench) {
   const char* (*arch_name)(int) = nullptr;
   find(library, "bli_arch_string", arch_name);
   const bool named = arch != nullptr && arch_name != nullptr;
-  bench.peer(ts::detail::cat("BLIS ", number, named ? ", kernels " : "", named ? arch_name(arch()) : ""));
+  bench.peer(
+      ts::detail::cat("BLIS ", number, named ? ", kernels " : "", named ? arch_name(arch()) : ""));
   return blas;
 }
 
@@ -116,7 +117,8 @@ Way Blas::times_vector(int threads, int n, int k, const float* w, const float* x
   const Sgemv call = sgemv;
   const auto set = set_threads;
   return timed(
-      name, clock_for(threads), [=] { call(101, 111, n, k, 1.0f, w, k, x, 1, 0.0f, y, 1); }, [=] { set(threads); });
+      name, clock_for(threads), [=] { call(101, 111, n, k, 1.0f, w, k, x, 1, 0.0f, y, 1); },
+      [=] { set(threads); });
 }
 
 const Blas& openblas(Bench& bench) {

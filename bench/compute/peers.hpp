@@ -12,8 +12,9 @@ namespace bench {
 
 // cblas of one library: row-major C[m, n] = A[m, k] B[k, n].
 struct Blas {
-  using Sgemm = void (*)(int order, int ta, int tb, int m, int n, int k, float alpha, const float* a,
-                         int lda, const float* b, int ldb, float beta, float* c, int ldc);
+  using Sgemm = void (*)(int order, int ta, int tb, int m, int n, int k, float alpha,
+                         const float* a, int lda, const float* b, int ldb, float beta, float* c,
+                         int ldc);
   using Sgemv = void (*)(int order, int ta, int m, int n, float alpha, const float* a, int lda,
                          const float* x, int incx, float beta, float* y, int incy);
   std::string name;
@@ -47,7 +48,7 @@ class Worker {
   ~Worker();
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
-  double ask(const std::string& line);  // seconds; negative: it cannot
+  double ask(const std::string& line);                           // seconds; negative: it cannot
   const std::string& first_line() const { return first_line_; }  // empty: it did not start
   const std::string& reason() const { return reason_; }
 
@@ -61,7 +62,8 @@ Way asked(const std::string& name, const std::shared_ptr<Worker>& worker, const 
 
 // PyTorch on so many threads; null when no Python here can import it. One process a count.
 std::shared_ptr<Worker> torch(Bench& bench, int threads);
-// This program again, with other environment variables: OpenBLAS with kernels for another processor.
+// This program again, with other environment variables: OpenBLAS with kernels for another
+// processor.
 std::shared_ptr<Worker> openblas_as(Bench& bench, const std::string& core, int threads);
 int serve_openblas(int threads);  // its main
 std::shared_ptr<Worker> plain_c(Bench& bench, const std::string& shape, int threads);

@@ -37,10 +37,10 @@ const char* verdict(const Row& row) {
 }
 
 std::string json(const Row& r) {
-  std::string out = ts::detail::cat(
-      "    {\"group\": ", quoted(r.group), ", \"what\": ", quoted(r.what),
-      ", \"unit\": ", quoted(r.unit), ", \"threads\": ", r.threads, ",\n     \"peer\": ",
-      quoted(r.peer));
+  std::string out =
+      ts::detail::cat("    {\"group\": ", quoted(r.group), ", \"what\": ", quoted(r.what),
+                      ", \"unit\": ", quoted(r.unit), ", \"threads\": ", r.threads,
+                      ",\n     \"peer\": ", quoted(r.peer));
   if (r.ours.count > 0) {
     out += ", \"ours\": " + json(r.ours);
   }
@@ -106,10 +106,10 @@ std::string line(double x1, double y1, double x2, double y2, const char* style) 
 }
 
 std::string draw(const Row& r, const Axis& axis, double y) {
-  const char* const kind = r.target <= 0      ? "none"
-                           : r.met()          ? "met"
-                           : r.reachable()    ? "missed"
-                                              : "past";
+  const char* const kind = r.target <= 0   ? "none"
+                           : r.met()       ? "met"
+                           : r.reachable() ? "missed"
+                                           : "past";
   std::string out = text_at(axis.left - 12, y + 4, "end", "name", r.what + " / " + r.peer);
   if (r.at_limit > 0) {
     out += line(axis.x(r.at_limit), y - 6, axis.x(r.at_limit), y + 6, "limit");
@@ -164,7 +164,8 @@ void print_summary(const Bench& bench) {
   std::printf(
       "\ntargets: %d met, %d missed, %d past the limit of this machine\n"
       "ratio: the peer's time over ours, median and range over the rounds; above 1 tinyscale is\n"
-      "faster. of limit: what we reach of it; at limit: the ratio that the limit itself would have.\n",
+      "faster. of limit: what we reach of it; at limit: the ratio that the limit itself would "
+      "have.\n",
       met, missed, beyond);
 }
 
@@ -231,7 +232,8 @@ void save_markdown(const std::string& results, const std::string& readme) {
   const auto number = [](const ts::Json& row, const char* key) {
     const ts::Json* const found = row.find(key);
     const ts::Json* const median = found != nullptr ? found->find("median") : nullptr;
-    return found == nullptr ? std::string("") : digits(median != nullptr ? median->number : found->number);
+    return found == nullptr ? std::string("")
+                            : digits(median != nullptr ? median->number : found->number);
   };
   std::string table = ts::detail::cat(
       "Machine: ", text(all, "machine"), ", load ", number(all, "load"), ".\n\n",

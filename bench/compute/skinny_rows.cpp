@@ -6,10 +6,10 @@
 #include "tinyscale.hpp"
 
 #if __has_include("tinyscale/compute/gemm_fused.hpp")
-#  define BENCH_OWN_PACKED 1
+#define BENCH_OWN_PACKED 1
 #endif
 #if __has_include("tinyscale/compute/gemv_quantized.hpp")
-#  define BENCH_OWN_QUANTIZED 1
+#define BENCH_OWN_QUANTIZED 1
 #endif
 
 namespace ts = tinyscale;
@@ -43,7 +43,7 @@ struct Size {
   int m, n, k;
   double blas, packed;  // targets; 0: none
 };
-constexpr Size sizes[] = {{1, 3072, 768, 8, 0},  {1, 4096, 4096, 8, 0},    {8, 4096, 4096, 3.5, 1},
+constexpr Size sizes[] = {{1, 3072, 768, 8, 0},     {1, 4096, 4096, 8, 0},  {8, 4096, 4096, 3.5, 1},
                           {16, 4096, 4096, 2.5, 1}, {32, 4096, 4096, 0, 0}, {64, 4096, 4096, 0, 0}};
 
 void skinny(Bench& bench, const Size& s, int threads) {
@@ -98,9 +98,8 @@ void quantized(Bench& bench, int n, int k, int bits, double target) {
 #if defined(BENCH_OWN_QUANTIZED)
   const ts::kernel::QuantizedMatrix w = ts::kernel::quantize(n, k, 32, bits, x.b.data());
   std::vector<float> y(static_cast<std::size_t>(n));
-  own = timed("ours", Clock::thread, one_thread([&] {
-                ts::kernel::gemv_quantized(w, x.a.data(), y.data());
-              }));
+  own = timed("ours", Clock::thread,
+              one_thread([&] { ts::kernel::gemv_quantized(w, x.a.data(), y.data()); }));
   roof = limit(0, w.bytes(), 1);
 #endif
   c.ways = {own, openblas(bench).times_vector(1, n, k, x.b.data(), x.a.data(), x.c.data()), roof};
@@ -129,7 +128,8 @@ void vector(Bench& bench, int n, int k, int threads, double target, double of_ro
 }  // namespace
 
 void skinny_rows(Bench& bench) {
-  if (bench.wants("skinny-1t", "f32 product with few rows, 1 thread, GFLOP/s; peer BLAS: cblas_sgemm")) {
+  if (bench.wants("skinny-1t",
+                  "f32 product with few rows, 1 thread, GFLOP/s; peer BLAS: cblas_sgemm")) {
     for (const Size& s : sizes) {
       skinny(bench, s, 1);
     }
@@ -144,7 +144,8 @@ void skinny_rows(Bench& bench) {
       packed(bench, s);
     }
   }
-  if (bench.wants("gemv-quantized-1t", "matrix times vector, int8 and 4-bit weights, 1 thread, us")) {
+  if (bench.wants("gemv-quantized-1t",
+                  "matrix times vector, int8 and 4-bit weights, 1 thread, us")) {
     for (const int bits : {8, 4}) {
       const double memory = bits == 8 ? 3.5 : 6.0;
       quantized(bench, 768, 768, bits, 6.0);

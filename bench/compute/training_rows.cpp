@@ -1,4 +1,6 @@
 // Whole training steps: forward, backward, clip and AdamW, beside PyTorch and a plain C program.
+#include <algorithm>
+#include <cstdio>
 #include <initializer_list>
 #include <memory>
 
@@ -66,6 +68,48 @@ struct Training {
   }
 };
 
+// The step's ops, each kind summed over its shapes, the slowest first.
+void print_ops(Training& training) {
+  std::vector<ts::RooflineRow> kinds;
+  const ts::Chip laptop = ts::laptop();
+  const double start = now(Clock::wall);
+  double step = 0;
+  {
+    const ts::Profile profile;
+    training.step();
+    step = now(Clock::wall) - start;
+    for (const ts::OpRecord& record : profile.records()) {
+      const ts::RooflineRow row = ts::roofline(record, laptop);
+      std::size_t at = 0;
+      while (at < kinds.size() && kinds[at].name != row.name) {
+        ++at;
+      }
+      if (at == kinds.size()) {
+        kinds.push_back(ts::RooflineRow());
+        kinds[at].name = row.name;
+      }
+      ++kinds[at].count;
+      kinds[at].seconds += row.seconds;
+      kinds[at].measured += row.measured;
+    }
+  }
+  std::sort(kinds.begin(), kinds.end(), [](const ts::RooflineRow& a, const ts::RooflineRow& b) {
+    return a.measured > b.measured;
+  });
+  ts::Table table;
+  table.columns = {"op", "a step", "measured", "roofline", "of the roof", "% of the step"};
+  double measured = 0;
+  for (const ts::RooflineRow& kind : kinds) {
+    measured += kind.measured;
+    table.add({kind.name, std::to_string(kind.count), ts::format_seconds(kind.measured),
+               ts::format_seconds(kind.seconds),
+               kind.measured > 0 ? ts::format_fixed(kind.seconds / kind.measured, 2) : "-",
+               ts::format_fixed(100 * kind.measured / step, 1)});
+  }
+  std::printf("%snot in an op: %s (the optimizer, memory, the graph)\n", table.text().c_str(),
+              ts::format_seconds(std::max(0.0, step - measured)).c_str());
+}
+
 void train(Bench& bench, const Shape& s, ts::DType format, int threads) {
   const bool large = s.vocabulary > 1000;
   const bool f32 = format == ts::DType::f32;
@@ -83,23 +127,25 @@ void train(Bench& bench, const Shape& s, ts::DType format, int threads) {
   if (f32) {
     Way plain = asked("C program", plain_c(bench, s.name, threads), "step");
     plain.every = large && !bench.options().slow ? 3 : 1;
-    plain.warm = !large;
     c.ways.push_back(plain);
   }
   if (threads == 1) {
     c.targets = {{"PyTorch", f32 ? s.torch : s.torch_bf16}, {"C program", s.plain}};
   }
   bench.run(c);
+  if (bench.options().ops && threads == all_threads()) {
+    print_ops(*training);
+  }
 }
 
 }  // namespace
 
 void training_rows(Bench& bench) {
   for (const Shape& s : shapes) {
-    if (!bench.wants(ts::detail::cat("train-", s.name),
-                     ts::detail::cat("a training step in ms: ", s.layers, " layers, width ", s.width,
-                                     ", ", s.batch, " sequences of ", s.context, ", vocabulary ",
-                                     s.vocabulary))) {
+    if (!bench.wants(
+            ts::detail::cat("train-", s.name),
+            ts::detail::cat("a training step in ms: ", s.layers, " layers, width ", s.width, ", ",
+                            s.batch, " sequences of ", s.context, ", vocabulary ", s.vocabulary))) {
       continue;
     }
     for (const int threads : {1, all_threads()}) {

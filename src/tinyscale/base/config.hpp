@@ -50,7 +50,7 @@
 #define TINYSCALE_NO_THREADS 1
 #endif
 
-// In the joined header every name lives in an inline namespace that spells version and features, as in
+// In the joined header every name lives in an inline namespace of version and features, as in
 // tinyscale::v0_1_0_no_threads::Tensor: files compiled with different ones do not link.
 #if defined(TINYSCALE_NO_THREADS)
 #undef TINYSCALE_USE_OPENMP

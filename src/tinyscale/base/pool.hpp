@@ -151,7 +151,7 @@ inline void* pool_take(std::size_t n, std::size_t size) {
 #if TINYSCALE_POOL
   void* const memory = pool().take(n * size);
 #else
-  void* const memory = ::operator new(n * size, std::align_val_t(64), std::nothrow);
+  void* const memory = ::operator new(n* size, std::align_val_t(64), std::nothrow);
 #endif
   if (memory == nullptr) {
     throw std::bad_alloc();

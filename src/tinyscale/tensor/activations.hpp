@@ -5,8 +5,8 @@
 #include <cstdint>  // int64_t
 
 #include "tinyscale/compute/elementwise.hpp"
-#include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
+#include "tinyscale/tensor/backward.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
 namespace tinyscale {
@@ -87,7 +87,8 @@ inline Tensor tanh(const Tensor& x) {
 }
 
 inline Tensor exp(const Tensor& x) {
-  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add, detail::Needs::output);
+  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add,
+                       detail::Needs::output);
 }
 
 inline Tensor log(const Tensor& x) {

@@ -257,17 +257,17 @@ inline Tensor sub(const Tensor& a, const Tensor& b) {
 inline Tensor div(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::div, "div", a, b);
   if (detail::tracked({&a, &b})) {
-    detail::attach(
-        y, "div", {&a, &b},
-        [kb = detail::Kept(b), ky = detail::Kept(y), sa = a.slot(), sb = b.slot()](const Tensor& dy) {
-          const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
-          if (sb) {  // d(a/b)/db = -(a/b)/b
-            detail::add_grad_to(sb, neg(mul(da, ky)));
-          }
-          if (sa) {
-            detail::add_grad_to(sa, da);
-          }
-        });
+    detail::attach(y, "div", {&a, &b},
+                   [kb = detail::Kept(b), ky = detail::Kept(y), sa = a.slot(),
+                    sb = b.slot()](const Tensor& dy) {
+                     const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
+                     if (sb) {  // d(a/b)/db = -(a/b)/b
+                       detail::add_grad_to(sb, neg(mul(da, ky)));
+                     }
+                     if (sa) {
+                       detail::add_grad_to(sa, da);
+                     }
+                   });
   }
   return y;
 }

@@ -108,20 +108,20 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   kernel::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
   detail::record_attention(scope, "attention", s, q, k, 2, 1);
   if (graph) {
-    detail::attach(y, "attention", {&q, &k, &v},
-                   [s, lse, kq = detail::Kept(q), kk = detail::Kept(k), kv = detail::Kept(v),
-                    ky = detail::Kept(y),
-                    sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
-                     const detail::OpScope backward;
-                     const detail::Slot slots[3] = {sq, sk, sv};
-                     const Tensor* const inputs[3] = {&kq, &kk, &kv};
-                     Tensor unused[3];
-                     float* to[3];
-                     const float beta = detail::gradient_places(slots, inputs, unused, to);
-                     kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(),
-                                                lse.data(), dy.data(), to[0], to[1], to[2], beta);
-                     detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
-                   });
+    detail::attach(
+        y, "attention", {&q, &k, &v},
+        [s, lse, kq = detail::Kept(q), kk = detail::Kept(k), kv = detail::Kept(v),
+         ky = detail::Kept(y), sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
+          const detail::OpScope backward;
+          const detail::Slot slots[3] = {sq, sk, sv};
+          const Tensor* const inputs[3] = {&kq, &kk, &kv};
+          Tensor unused[3];
+          float* to[3];
+          const float beta = detail::gradient_places(slots, inputs, unused, to);
+          kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
+                                     dy.data(), to[0], to[1], to[2], beta);
+          detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
+        });
   }
   return y;
 }

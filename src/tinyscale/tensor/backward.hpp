@@ -80,8 +80,7 @@ inline void add_grad(const Slot& slot, const Tensor& dx) {
     return;
   }
   const bool fits = !slot->leaf || dx.storage()->kind == MemoryKind::gradient;
-  if (!slot->grad && fits && dx.storage().use_count() == 1 &&
-      dx.storage()->count == dx.count()) {
+  if (!slot->grad && fits && dx.storage().use_count() == 1 && dx.storage()->count == dx.count()) {
     slot->grad = dx.storage();
     return;
   }

@@ -34,16 +34,15 @@ inline Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   }
   scope.done_unary("where", "where", shape);
   if (detail::tracked({&a, &b})) {
-    detail::attach(y, "where", {&a, &b},
-                   [c, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
-                     const Tensor zero = zeros(Shape{});
-                     if (sa) {
-                       detail::add_grad_to(sa, where(c, dy, zero));
-                     }
-                     if (sb) {
-                       detail::add_grad_to(sb, where(c, zero, dy));
-                     }
-                   });
+    detail::attach(y, "where", {&a, &b}, [c, sa = a.slot(), sb = b.slot()](const Tensor& dy) {
+      const Tensor zero = zeros(Shape{});
+      if (sa) {
+        detail::add_grad_to(sa, where(c, dy, zero));
+      }
+      if (sb) {
+        detail::add_grad_to(sb, where(c, zero, dy));
+      }
+    });
   }
   return y;
 }
@@ -67,14 +66,15 @@ inline Tensor pow(const Tensor& x, float exponent) {
   Tensor y = x.clone();
   x.origin();  // an empty one throws
   for (std::int64_t i = 0; i < y.count(); ++i) {
-    y.data()[i] = static_cast<float>(std::pow(static_cast<double>(y.data()[i]),
-                                              static_cast<double>(exponent)));
+    y.data()[i] = static_cast<float>(
+        std::pow(static_cast<double>(y.data()[i]), static_cast<double>(exponent)));
   }
   scope.done_unary("pow", "pow", x.shape());
   if (detail::tracked({&x})) {
-    detail::attach(y, "pow", {&x}, [exponent, kx = detail::Kept(x), sx = x.slot()](const Tensor& dy) {
-      detail::add_grad(sx, dy * scale(pow(kx, exponent - 1.0f), exponent));
-    });
+    detail::attach(y, "pow", {&x},
+                   [exponent, kx = detail::Kept(x), sx = x.slot()](const Tensor& dy) {
+                     detail::add_grad(sx, dy * scale(pow(kx, exponent - 1.0f), exponent));
+                   });
   }
   return y;
 }

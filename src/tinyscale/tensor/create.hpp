@@ -24,17 +24,16 @@ inline Tensor ones(const Shape& shape) { return full(shape, 1.0f); }
 // Normal numbers of mean 0 and standard deviation `scale`.
 inline Tensor randn(const Shape& shape, std::uint64_t seed, float scale = 1.0f) {
   Tensor t(shape);
-  for (std::int64_t i = 0; i < t.count(); ++i) {
-    t.data()[i] = scale * normal01(seed, static_cast<std::uint64_t>(i));
-  }
+  detail::fill_normal(t.data(), t.count(), seed, 0, scale);
   return t;
 }
 
 // Uniform numbers in [low, high).
 inline Tensor uniform(const Shape& shape, std::uint64_t seed, float low = 0.0f, float high = 1.0f) {
   Tensor t(shape);
+  detail::fill_uniform(t.data(), t.count(), seed, 0, 1.0f);
   for (std::int64_t i = 0; i < t.count(); ++i) {
-    t.data()[i] = low + (high - low) * uniform01(seed, static_cast<std::uint64_t>(i));
+    t.data()[i] = low + (high - low) * t.data()[i];
   }
   return t;
 }

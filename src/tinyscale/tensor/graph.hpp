@@ -67,7 +67,8 @@ class Backward {
   void (*drop_)(void* body) = nullptr;
 };
 
-// Where a tensor's gradient gathers, and the op behind the tensor: where the gradient goes, and how.
+// Where a tensor's gradient gathers, and the op behind the tensor: where the gradient goes, and
+// how.
 struct GradSlot {
   Shape shape;
   Shared<Storage> grad;

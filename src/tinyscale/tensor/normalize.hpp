@@ -59,8 +59,8 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   scope.done_unary("layer_norm", "layer_norm", x.shape());
   if (detail::tracked({&x, &weight, &bias})) {
     detail::attach(y, "layer_norm", {&x, &weight, &bias},
-                   [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(), sw = weight.slot(),
-                    sb = bias.slot()](const Tensor& dy) {
+                   [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(),
+                    sw = weight.slot(), sb = bias.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
                      Tensor unused_x = detail::scratch_like(sx, kx.shape());
                      Tensor unused_w = detail::scratch_like(sw, kw.shape());
@@ -118,9 +118,9 @@ inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t
     return x;
   }
   Tensor mask(x.shape());
+  detail::fill_uniform(mask.data(), x.count(), seed, static_cast<std::uint64_t>(first), 1.0f);
   for (std::int64_t i = 0; i < x.count(); ++i) {
-    const bool kept = uniform01(seed, static_cast<std::uint64_t>(first + i)) >= p;
-    mask.data()[i] = kept ? 1.0f / (1.0f - p) : 0.0f;
+    mask.data()[i] = mask.data()[i] >= p ? 1.0f / (1.0f - p) : 0.0f;
   }
   return mul(x, mask);
 }

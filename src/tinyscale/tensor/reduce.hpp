@@ -1,5 +1,6 @@
 #pragma once
-// Sums, means, maxima and softmax. Sums are gathered in double, in an order that is always the same.
+// Sums, means, maxima and softmax. Sums are gathered in double, in an order that is always the
+// same.
 
 #include <algorithm>  // max_element
 #include <cmath>      // exp, log

@@ -32,10 +32,7 @@ class Tensor {
         storage_(detail::make_storage(shape, count_, kind)),
         data_(storage_->data) {}
   Tensor(const Shape& shape, Shared<detail::Storage> storage)
-      : shape_(shape),
-        count_(shape.count()),
-        storage_(std::move(storage)),
-        data_(storage_->data) {}
+      : shape_(shape), count_(shape.count()), storage_(std::move(storage)), data_(storage_->data) {}
 
   bool defined() const { return storage_ != nullptr; }
   const Shape& shape() const { return shape_; }
@@ -44,8 +41,8 @@ class Tensor {
   std::int64_t count() const { return count_; }
 
   // The numbers in row-major order; throws when they do not lie so (see contiguous()).
-  float* data() { return checked(); }
-  const float* data() const { return checked(); }
+  float* data() { return layout_ || !storage_ ? checked() : data_; }
+  const float* data() const { return layout_ || !storage_ ? checked() : data_; }
   // The first number, wherever the others are.
   float* origin() const { return checked_defined(); }
   bool is_contiguous() const { return !layout_; }
@@ -93,7 +90,8 @@ class Tensor {
   }
   std::vector<float> values() const {
     const Tensor flat = is_contiguous() ? *this : clone();
-    return count() == 0 ? std::vector<float>() : std::vector<float>(flat.data_, flat.data_ + count_);
+    return count() == 0 ? std::vector<float>()
+                        : std::vector<float>(flat.data_, flat.data_ + count_);
   }
 
   bool requires_grad() const { return slot_ != nullptr; }

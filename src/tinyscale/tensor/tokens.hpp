@@ -41,14 +41,14 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
   const double n = static_cast<double>(y.count());
   scope.done("embedding", shape, {n, static_cast<double>(ids.size())}, {n}, 0, 0);
   if (detail::tracked({&table})) {
-    detail::attach(y, "embedding", {&table}, [kept = List<std::int32_t>(ids), width,
-                                               st = table.slot()](const Tensor& dy) {
-      float* out = detail::grad_buffer(st);
-      for (std::size_t i = 0; i < kept.size(); ++i) {
-        float* const to = out + kept[i] * width;
-        kernel::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
-      }
-    });
+    detail::attach(y, "embedding", {&table},
+                   [kept = List<std::int32_t>(ids), width, st = table.slot()](const Tensor& dy) {
+                     float* out = detail::grad_buffer(st);
+                     for (std::size_t i = 0; i < kept.size(); ++i) {
+                       float* const to = out + kept[i] * width;
+                       kernel::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
+                     }
+                   });
   }
   return y;
 }
@@ -59,8 +59,8 @@ namespace detail {
 inline double check_targets(const char* op, const std::vector<std::int32_t>& targets,
                             const Shape& logits, std::int64_t rows) {
   if (static_cast<std::int64_t>(targets.size()) != rows) {
-    throw Error(cat(op, ": logits are ", logits.text(), ", so ", rows,
-                    " targets are right; given ", targets.size()));
+    throw Error(cat(op, ": logits are ", logits.text(), ", so ", rows, " targets are right; given ",
+                    targets.size()));
   }
   std::int64_t counted = 0;
   for (const std::int32_t target : targets) {
@@ -139,9 +139,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                      const detail::OpScope backward;
                      float beta = 0;
                      float* const dx = detail::grad_buffer(sl, beta);
-                     kernel::cross_entropy_backward(
-                         rows, vocabulary, kl.data(), lse.data(), known.data(),
-                         static_cast<float>(dy.item() / n), dx, beta);
+                     kernel::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
+                                                    known.data(), static_cast<float>(dy.item() / n),
+                                                    dx, beta);
                      backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
                                          &VectorCost::backward);
                    });
@@ -153,8 +153,7 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
 // Where gradients will be asked for they are made here, beside the loss, while the logits are.
 inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
                                    const std::vector<std::int32_t>& targets) {
-  const detail::Matmul s =
-      detail::matmul_sizes("linear_cross_entropy", x, w, kernel::Trans::yes);
+  const detail::Matmul s = detail::matmul_sizes("linear_cross_entropy", x, w, kernel::Trans::yes);
   const double n = detail::check_targets("linear_cross_entropy", targets, s.shape, s.m);
   if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
     return cross_entropy(matmul_transposed(x, w), targets);

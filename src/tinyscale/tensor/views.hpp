@@ -1,11 +1,11 @@
 #pragma once
-// Moving numbers about. Views share them: reshape, permute, transpose, slice, broadcast_to, squeeze,
-// unsqueeze, split. Joining copies them: concat, stack.
+// Moving numbers about. Views share them: reshape, permute, transpose, slice, broadcast_to,
+// squeeze, unsqueeze, split. Joining copies them: concat, stack.
 
 #include <algorithm>  // min
-#include <cstdint>  // int64_t
-#include <cstring>  // memcpy
-#include <vector>   // vector
+#include <cstdint>    // int64_t
+#include <cstring>    // memcpy
+#include <vector>     // vector
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
@@ -178,8 +178,8 @@ inline Tensor broadcast_to(const Tensor& x, const Shape& shape) {
 inline Tensor unsqueeze(const Tensor& x, int dim) {
   const int d = dim < 0 ? dim + x.dims() + 1 : dim;
   if (d < 0 || d > x.dims()) {
-    throw Error(detail::cat("unsqueeze: dimension ", dim, " of shape ", x.shape().text(),
-                            "; -", x.dims() + 1, " to ", x.dims(), " are right"));
+    throw Error(detail::cat("unsqueeze: dimension ", dim, " of shape ", x.shape().text(), "; -",
+                            x.dims() + 1, " to ", x.dims(), " are right"));
   }
   Shape shape;
   for (int i = 0; i <= x.dims(); ++i) {
