@@ -179,7 +179,7 @@ struct RoundActivations {
         if (i + L::width <= count) {
           load<L>(from + i, v);
         } else {
-          load_part<L>(from + i, count - i, 0.0f, v);
+          load_part<L>(from + i, std::max<std::int64_t>(0, count - i), 0.0f, v);
         }
         // The low bits of v + 1.5 * 2^23 are round(v), to nearest; a NaN gives 0 below.
         v = v * (finite ? inverse : 0.0f) + 12582912.0f;
@@ -300,7 +300,7 @@ struct QuantizedPanels {
       const std::int64_t rows = w.rows - row;
       if (rows >= U::width) {
         store<typename U::Lanes>(y + row, sum[v]);
-      } else {
+      } else if (rows > 0) {
         store_part<typename U::Lanes>(y + row, rows, sum[v]);
       }
     }
