@@ -50,7 +50,9 @@ function declared(head,    tail) {
   sub(/\n? *: .*/, "", tail)
   sub(/ *\{.*/, "", tail)
   sub(/ +$/, "", tail)
-  return substr(head, 1, close_) tail ";"
+  head = substr(head, 1, close_) tail ";"
+  sub(/TINYSCALE_INLINE /, "", head)            # a body elsewhere cannot be inlined
+  return head
 }
 
 # A constant may stand in two places, a variable may not.

@@ -123,9 +123,9 @@ struct GemmBlock {
         const std::int64_t row = stands ? g.b_row : wide;
         const float* b =
             stands ? g.b + p * row + panels.first + j : panels.packed + j * g.k + p * wide;
-        const std::int64_t far = strip == nullptr ? 8 : depth;
-        const bool last = stands ? p + depth + far > g.k : j + wide >= full;
-        const float* ahead = b + (last ? 0 : stands ? far * row : g.k * wide);
+        const std::int64_t reach = strip == nullptr ? 8 : depth;
+        const bool last = stands ? p + depth + reach > g.k : j + wide >= full;
+        const float* ahead = b + (last ? 0 : stands ? reach * row : g.k * wide);
         if (strip != nullptr) {
           call_on_lanes<L>(GemmPack{g, p, depth, panels.first + j, wide, wide, strip});
           b = strip;

@@ -6,6 +6,7 @@
 #include <cstdint>  // int64_t
 
 #include "tinyscale/compute/attention.hpp"
+#include "tinyscale/compute/attention_backward.hpp"
 #include "tinyscale/compute/rope.hpp"
 #include "tinyscale/tensor/reduce.hpp"
 
