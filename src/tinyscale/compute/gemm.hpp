@@ -299,7 +299,7 @@ inline void gemm_run(const GemmOperands& g) {
     return;
   }
   const TileSize tile = tile_size();
-  if (gemm_few_rows(g, tile.width) || gemm_skinny(g, tile.width)) {
+  if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
     return;
   }
   const std::int64_t fit = std::max<std::int64_t>(gemm_packed / g.k / tile.wide, 1) * tile.wide;
