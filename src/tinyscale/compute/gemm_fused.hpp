@@ -11,6 +11,7 @@
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/gemm.hpp"
+#include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/scratch.hpp"
 
