@@ -42,12 +42,9 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
 
 namespace detail {
 
-constexpr std::int64_t gemm_depth = 1024;          // most k of one pass: a panel of B stays in L2
-constexpr std::int64_t gemm_rows = 96;             // most rows of one task
-constexpr std::int64_t gemm_packed = 1 << 20;      // floats of B packed at once: 4 MB
-constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
-constexpr std::int64_t gemm_few = 64;              // rows of A up to which B is packed by strips
-constexpr std::int64_t gemm_strip = 64;            // k of a panel packed just before it is used
+constexpr std::int64_t gemm_depth = 1024;      // most k of one pass: a panel of B stays in L2
+constexpr std::int64_t gemm_rows = 96;         // most rows of one task
+constexpr std::int64_t gemm_packed = 1 << 20;  // floats of B packed at once: 4 MB
 
 // Where the panels of B are read from: [k][wide] each, or in place where packed is null.
 struct GemmPanels {
@@ -110,7 +107,6 @@ struct GemmBlock {
   const GemmOperands& g;
   const GemmPanels& panels;
   std::int64_t begin, end;  // rows
-  float* strip;             // null, or [depth][wide]: panels in place are copied here, then used
 
   template <class L>
   TINYSCALE_INLINE void run() const {
@@ -123,14 +119,10 @@ struct GemmBlock {
         const std::int64_t row = stands ? g.b_row : wide;
         const float* b =
             stands ? g.b + p * row + panels.first + j : panels.packed + j * g.k + p * wide;
-        const std::int64_t reach = strip == nullptr ? 8 : depth;
+        const std::int64_t reach = 8;
         const bool last = stands ? p + depth + reach > g.k : j + wide >= full;
         const float* ahead = b + (last ? 0 : stands ? reach * row : g.k * wide);
-        if (strip != nullptr) {
-          call_on_lanes<L>(GemmPack{g, p, depth, panels.first + j, wide, wide, strip});
-          b = strip;
-        }
-        panel<L, L::vectors>(p, depth, b, strip == nullptr ? row : wide, j, wide, ahead, row);
+        panel<L, L::vectors>(p, depth, b, row, j, wide, ahead, row);
       }
       std::int64_t j = full;
       const std::int64_t step = panels.edge_row;
@@ -252,14 +244,14 @@ inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool seria
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
       if (by_rows) {
-        run_on_lanes(GemmBlock{g, all, x * tall, std::min(g.m, (x + 1) * tall), nullptr});
+        run_on_lanes(GemmBlock{g, all, x * tall, std::min(g.m, (x + 1) * tall)});
         continue;
       }
       GemmPanels part = all;
       part.first += x * chunk;
       part.columns = std::min(serial ? all.columns : chunk, all.columns - x * chunk);
       part.packed = all.packed == nullptr ? nullptr : all.packed + x * chunk * g.k;
-      run_on_lanes(GemmBlock{g, part, 0, g.m, nullptr});
+      run_on_lanes(GemmBlock{g, part, 0, g.m});
     }
   };
   if (serial) {
@@ -277,7 +269,7 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
                       const TileSize& tile) {
   const std::int64_t full = columns / tile.wide * tile.wide;
   const std::int64_t left = tile.rounded(columns - full);
-  const bool in_place = g.b_col == 1 && g.n * g.k <= gemm_in_place;
+  const bool in_place = g.b_col == 1 && (g.m <= 18 || g.n * g.k <= gemm_in_place);
   const bool small = gemm_is_small(g);
   GemmPanels panels{first, columns, nullptr, nullptr, left, gemm_pass_depth(g.k)};
   if (in_place && left == columns - full) {
@@ -295,33 +287,6 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
   gemm_blocks(g, panels, small);
 }
 
-// Short A, B as stored: chunks of columns. Three tiles of rows read B where it stands; for more
-// each panel of 64 rows is copied just before its use, while the next 64 rows come from memory.
-inline bool gemm_few_rows(const GemmOperands& g, const TileSize& tile) {
-  if (g.m <= GemmStream::rows || g.m > gemm_few || g.b_col != 1 || g.n * g.k <= gemm_in_place) {
-    return false;
-  }
-  const bool strips = g.m > 18;
-  const std::int64_t chunk = strips ? 512 : 256;
-  const auto body = [&](std::int64_t begin, std::int64_t end) {
-    const Scratch lease(tile.wide * (g.k + gemm_strip));
-    float* const strip = strips ? lease.data() + tile.wide * g.k : nullptr;
-    for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t first = x * chunk, columns = std::min(chunk, g.n - first);
-      gemm_pack(g, first, columns, tile, nullptr, lease.data(), true);
-      const GemmPanels panels{first,
-                              columns,
-                              nullptr,
-                              lease.data(),
-                              tile.rounded(columns % tile.wide),
-                              strips ? gemm_strip : 256};
-      run_on_lanes(GemmBlock{g, panels, 0, g.m, strip});
-    }
-  };
-  parallel_for((g.n + chunk - 1) / chunk, 1, body);
-  return true;
-}
-
 // The product that the operands describe; m, n > 0.
 inline void gemm_run(const GemmOperands& g) {
   if (g.k <= 0) {
@@ -334,7 +299,7 @@ inline void gemm_run(const GemmOperands& g) {
     return;
   }
   const TileSize tile = tile_size();
-  if (gemm_few_rows(g, tile) || gemm_skinny(g, tile.width)) {
+  if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
     return;
   }
   const std::int64_t fit = std::max<std::int64_t>(gemm_packed / g.k / tile.wide, 1) * tile.wide;
