@@ -347,6 +347,9 @@ TEST_CASE("a view of 2^32 elements costs nothing") {
   CHECK(all.count() == std::int64_t{1} << 32);
   CHECK(ts::sum(all).item() == 2147483648.0f);
   CHECK(ts::mean(all).item() == 0.5f);
+  CHECK(ts::max(ts::slice(all, 1, 0, 3), 0).values() == std::vector<float>(3, 0.5f));
+  CHECK(ts::slice(ts::ones({4}), 0, 1, 4, INT64_MAX).shape() == ts::Shape{1});
+  CHECK_THROWS_AS(ts::permute(ts::Tensor(), {}), ts::Error);
   CHECK(ts::max(ts::slice(all, 1, 0, 3), 1).dim(0) == 1 << 16);
   CHECK(ts::sum(all, 0).at({65535}) == 32768.0f);
   CHECK(ts::slice(all, 0, 5, 6).at({0, 65535}) == 0.5f);
@@ -380,6 +383,9 @@ TEST_CASE("writing in place changes what it should and refuses what it must not"
         "add_: shape [2, 3] cannot fill [3]; from the right, sizes must be equal or 1");
   CHECK(message([&] { ts::fill_(ts::broadcast_to(ts::ones({1}), {4}), 1.0f); }) ==
         "fill_: some of the 4 elements of this [4] view are the same number; write to a clone()");
+  const ts::Tensor column = ts::slice(ts::zeros({10, 100}), 1, 0, 1);  // wide steps hide nothing
+  CHECK_THROWS_AS(ts::fill_(ts::broadcast_to(column, {10, 3}), 1.0f), ts::Error);
+  ts::fill_(ts::permute(ts::slice(ts::zeros({4, 6, 2}), 1, 0, 6, 2), {2, 0, 1}), 1.0f);
   const ts::Tensor p = ts::parameter(ts::ones({2}));
   CHECK(message([&] { ts::scale_(p, 2.0f); }) ==
         "scale_: the tensor written or read has a gradient, which writing in place would lose; "
