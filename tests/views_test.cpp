@@ -357,6 +357,10 @@ TEST_CASE("a view of 2^32 elements costs nothing") {
   ts::sum(ts::broadcast_to(p, {1 << 16, 1 << 16})).backward();
   CHECK(p.grad().item() == 4294967296.0f);
   const ts::Tensor vast = ts::broadcast_to(one, {1 << 20, 1 << 20});
+  const ts::Tensor keys = ts::broadcast_to(ts::ones({2}), {1, std::int64_t{1} << 50, 2});
+  CHECK(message([&] {
+          ts::attention(ts::ones({1, 1, 2}), keys, keys, 1, 1, ts::Mask::none);
+        }) == "kernel: 1125899906842624 floats of scratch memory; this machine has none left");
   CHECK(message([&] { ts::contiguous(vast); }) ==
         "Tensor: shape [1048576, 1048576] takes 4.4 TB; a tensor holds at most 2^38 numbers, "
         "1.1 TB");
