@@ -294,6 +294,8 @@ TEST_CASE("gemm: one product of all threads' columns side by side with its opera
 
 TEST_CASE("gemm: wrong arguments are named") {
   static float x[64] = {};
+  CHECK(message([] { kernel::gemm(Trans::no, Trans::no, 1, 1, 1, x, 1, x + 1, 1, 0.0f, x, 0); }) ==
+        "gemm: C overlaps A; it must have memory of its own");
   CHECK(message([] { kernel::gemm(Trans::no, Trans::no, -1, 2, 2, x, 2, x, 2, 0.0f, x, 2); }) ==
         "gemm: -1 rows of 2 numbers, 2 apart, are no matrix in memory; sizes must be from 0 to "
         "2^60");

@@ -200,6 +200,9 @@ TEST_CASE("bf16 gemm: empty sizes, NaN and infinity") {
     kernel::gemm_bf16(Trans::no, Trans::no, 2, 2, 0, none.data(), 0, none.data(), 2, 1.0f, c.data(),
                       2);
     CHECK(c == Floats{1, 2, 3, 4});
+    CHECK_THROWS_WITH_AS(kernel::gemm_bf16(Trans::no, Trans::no, 2, 2, 1, c.data(), 1, c.data() + 2,
+                                           2, 0.0f, c.data(), 2),
+                         "gemm_bf16: C overlaps A; it must have memory of its own", ts::Error);
     const kernel::PackedBf16 empty = kernel::pack_bf16(Trans::no, 0, 2, none.data(), 2);
     kernel::gemm_bf16(Trans::no, 2, none.data(), 0, empty, 0.0f, c.data(), 2);
     CHECK(c == Floats{0, 0, 0, 0});
@@ -443,6 +446,18 @@ TEST_CASE("quantised weights: one thread and many, bad input") {
       kernel::gemv_quantized(w, x.data(), one.data());
     }
     CHECK(one == many);
+    // The last group is short: nothing is read behind x, and tiny numbers are no large codes.
+    Floats short_x(71, 0.5f);
+    short_x.resize(200, 3e9f);
+    const kernel::QuantizedMatrix w71 = kernel::quantize(600, 71, 64, 8, weights.data());
+    kernel::gemv_quantized(w71, short_x.data(), one.data());
+    kernel::gemv_quantized_reference(w71, short_x.data(), many.data());
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      CHECK(std::fabs(one[i] - many[i]) < 0.01f);
+    }
+    const Floats tiny(71, 1e-40f);
+    kernel::gemv_quantized(kernel::quantize(1, 71, 64, 8, tiny.data()), tiny.data(), one.data());
+    CHECK(one[0] == 0.0f);
     for (const float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
       x[77] = bad;
       kernel::gemv_quantized(w, x.data(), one.data());

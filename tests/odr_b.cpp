@@ -1,5 +1,5 @@
-// With odr_a.cpp: both units see the same state and the same functions. Compiled with different feature
-// macros they do not link: sum_of_elsewhere takes another ts::Tensor there.
+// With odr_a.cpp: both units see the same state and the same functions. Compiled with different
+// feature macros they do not link: sum_of_elsewhere takes another ts::Tensor there.
 #include <atomic>
 #include <iostream>
 

@@ -387,3 +387,32 @@ TEST_CASE("elementwise: slopes against float64; tails neither read nor write pas
     }
   });
 }
+
+TEST_CASE("softmax, losses and activations far from 0, and NaN of either sign") {
+  on_every_path([] {
+    for (const float low : {-100.0f, -9e6f, -1e7f, -1.7e7f, -1e9f, -3e38f}) {
+      CAPTURE(low);
+      const ts::Tensor x = ts::tensor({1, 3}, {1.0f, low, 1.0f});
+      CHECK(ts::softmax(x).values() == Floats{0.5f, 0.0f, 0.5f});
+      CHECK(d(ts::cross_entropy(x, {2}).item()) == doctest::Approx(0.693147));
+      const ts::Tensor one = ts::full({1, 1}, 1.0f);
+      const ts::Tensor w = ts::reshape(x, {3, 1});
+      CHECK(d(ts::linear_cross_entropy(one, w, {2}).item()) == doctest::Approx(0.693147));
+      const ts::Tensor q = ts::full({1, 9, 1}, 1.0f);
+      const ts::Tensor v = ts::tensor({1, 3, 1}, {2.0f, 8.0f, 4.0f});
+      const ts::Tensor k = ts::reshape(x, {1, 3, 1});
+      CHECK(ts::attention(q, k, v, 1, 1, ts::Mask::none).values() == Floats(9, 3.0f));
+      const ts::Tensor p = ts::parameter(x);
+      const ts::Tensor y = ts::silu(p) + ts::gelu(p) + ts::gelu_tanh(p);
+      CHECK(std::fabs(y.values()[1]) < 1e-30f);
+      ts::sum(y).backward();
+      CHECK(std::fabs(p.grad().values()[1]) < 3e-7f);
+    }
+    for (const float sign : {-1.0f, 1.0f}) {
+      const float nan = std::copysign(std::numeric_limits<float>::quiet_NaN(), sign);
+      const ts::Tensor x = ts::tensor({1, 3}, {1.0f, nan, 1.0f});
+      CHECK(ts::detail::is_nan(d(ts::softmax(x).values()[0])));
+      CHECK(ts::detail::is_nan(d(ts::cross_entropy(x, {2}).item())));
+    }
+  });
+}

@@ -63,7 +63,7 @@
 #define TINYSCALE_ABI_PASTE(major, minor, patch, features) v##major##_##minor##_##patch##features
 #define TINYSCALE_ABI_NAME(major, minor, patch, features) \
   TINYSCALE_ABI_PASTE(major, minor, patch, features)
-#define TINYSCALE_ABI                                                                            \
+#define TINYSCALE_ABI                                                                           \
   TINYSCALE_ABI_NAME(TINYSCALE_VERSION_MAJOR, TINYSCALE_VERSION_MINOR, TINYSCALE_VERSION_PATCH, \
                      TINYSCALE_ABI_FEATURES)
 

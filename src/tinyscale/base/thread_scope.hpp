@@ -8,7 +8,7 @@
 #include <string>
 #include <thread>
 #if defined(__linux__)
-#  include <sched.h>  // which processor a thread is on
+#include <sched.h>  // which processor a thread is on
 #endif
 
 #include "tinyscale/base/config.hpp"

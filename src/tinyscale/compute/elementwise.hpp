@@ -121,10 +121,11 @@ TINYSCALE_MAP_OP(GeluTanhOp, false, V t;
                  tanh_vector<L>(0.79788456080286536f * a * (1.0f + 0.044715f * a * a), t);
                  y = 0.5f * a * (1.0f + t););
 
-TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V t; const V s = a * a;
-                 tanh_vector<L>(0.79788456080286536f * a * (1.0f + 0.044715f * s), t);
+TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V t; V x; clamp_vector<L>(a, -12.0f, 12.0f, x);
+                 const V s = x * x;
+                 tanh_vector<L>(0.79788456080286536f * x * (1.0f + 0.044715f * s), t);
                  const V du = 0.79788456080286536f * (1.0f + 0.134145f * s);
-                 y = y + b * (0.5f * (1.0f + t) + 0.5f * a * (1.0f - t * t) * du););
+                 y = y + b * (0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * du););
 
 #undef TINYSCALE_MAP_OP
 

@@ -192,9 +192,13 @@ namespace kernel {
 inline void gemm_bf16(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
                       const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
                       float beta, float* c, std::int64_t ldc) {
-  const detail::WordKind kind = detail::f32_words();
-  detail::bf16_product(detail::rows_of(kind, a, ta, m, k, lda),
-                       detail::word_source(kind, b, tb, n, k, ldb), nullptr, beta, c, ldc);
+  const detail::GemmOperands g =
+      detail::gemm_operands(ta, tb, m, n, k, a, lda, b, ldb, beta, c, ldc);
+  if (detail::gemm_check("gemm_bf16", ta, tb, g, lda, ldb)) {
+    const detail::WordKind kind = detail::f32_words();
+    detail::bf16_product(detail::rows_of(kind, a, ta, m, k, lda),
+                         detail::word_source(kind, b, tb, n, k, ldb), nullptr, beta, c, ldc);
+  }
 }
 
 // The same of operands that are bf16 codes already, as to_bf16 gives.

@@ -39,7 +39,10 @@ inline bool gemm_overlap(const float* c, std::int64_t m, std::int64_t n, std::in
   if (extent == 0 || !before(x, c + (m - 1) * ldc + n) || !before(c, x + extent)) {
     return false;
   }
-  const std::int64_t shift = ((x - c) % std::max<std::int64_t>(ldc, 1) + ldc) % ldc;
+  if (ldc == 0) {  // of one row
+    return true;
+  }
+  const std::int64_t shift = ((x - c) % ldc + ldc) % ldc;
   return ldx != ldc || shift < n || shift + columns > ldc;
 }
 

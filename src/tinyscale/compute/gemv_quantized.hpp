@@ -121,7 +121,7 @@ inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64
       largest = std::fabs(w[i]) > std::fabs(largest) ? w[i] : largest;
     }
     const float scale = bits == 8 ? std::fabs(largest) / 127.0f : largest / -8.0f;
-    const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
+    const float inverse = std::fabs(scale) > 1e-38f ? 1.0f / scale : 0.0f;  // finite
     for (std::int64_t i = first; i < last; ++i) {
       const float code = bits == 8 ? std::round(w[i] * inverse)
                                    : std::fmin(15.0f, std::trunc(w[i] * inverse + 8.5f)) - 8.0f;
@@ -171,7 +171,7 @@ struct RoundActivations {
       const float scale = float_of(largest) / 127.0f;
       const bool finite = largest < 0x7f800000U;
       to.scales[g] = finite ? scale : std::numeric_limits<float>::quiet_NaN();
-      const float inverse = finite && scale > 0 ? 1.0f / scale : 0.0f;
+      const float inverse = finite && scale > 1e-38f ? 1.0f / scale : 0.0f;  // finite
       std::int32_t sum = 0;
       for (std::int64_t i = 0; i < group; i += L::width) {
         std::int32_t lanes[static_cast<std::size_t>(L::width)];

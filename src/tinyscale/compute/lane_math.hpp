@@ -48,6 +48,7 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
 }
 
 // e^x for x <= 0 or little above, as a softmax needs it: one factor of 2^n, and 0 below 2^-126.
+// It is x that is compared: far below, and for a NaN, n is any number.
 template <class L>
 TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
   typename L::V power;
@@ -55,7 +56,7 @@ TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
   exp_parts<L>(x, n, y);
   const typename L::I bits = (n + 127) << 23;
   std::memcpy(&power, &bits, sizeof(power));
-  y = n > -127 ? y * power : typename L::V{};
+  y = x < -87.68f ? typename L::V{} : y * power;
 }
 
 // ln(x) of a normal x > 0: x = 2^n m with m from sqrt(1/2) to sqrt(2). Else x itself.
@@ -84,12 +85,13 @@ TINYSCALE_INLINE void log_vector(const typename L::V& x, typename L::V& y) {
   y = x > 0.0f ? p : x;
 }
 
-// erf(x) = x P(x^2) / Q(x^2) on |x| < 3.83, beyond which a float erf is 1.
+// erf(x) = x P(x^2) / Q(x^2) on |x| < 3.83, beyond which a float erf is 1: so is the quotient at
+// this bound, with fused multiply-adds and without, or gelu(-1e9) would be -60.
 template <class L>
 TINYSCALE_INLINE void erf_vector(const typename L::V& x, typename L::V& y) {
   typedef typename L::V V;
   V t;
-  clamp_vector<L>(x, -3.832506856900711f, 3.832506856900711f, t);
+  clamp_vector<L>(x, -3.8326f, 3.8326f, t);
   const V s = t * t;
   const V u = s * s;
   const V p =

@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <new>  // bad_alloc
 
+#include "tinyscale/base/error.hpp"
 #include "tinyscale/base/pool.hpp"
 
 namespace tinyscale {
@@ -13,7 +15,7 @@ namespace detail {
 class Scratch {
  public:
   explicit Scratch(std::int64_t count)
-      : count_(static_cast<std::size_t>(count)), memory_(pool_take(count_, sizeof(float))) {}
+      : count_(static_cast<std::size_t>(count)), memory_(take(count)) {}
   ~Scratch() { pool_give(memory_, count_, sizeof(float)); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
@@ -21,6 +23,14 @@ class Scratch {
   float* data() const { return static_cast<float*>(memory_); }
 
  private:
+  static void* take(std::int64_t count) {
+    try {
+      return pool_take(static_cast<std::size_t>(count), sizeof(float));
+    } catch (const std::bad_alloc&) {
+      throw Error(cat("kernel: ", count, " floats of scratch memory; this machine has none left"));
+    }
+  }
+
   std::size_t count_;
   void* memory_;
 };

@@ -70,20 +70,23 @@ inline void record_attention(const OpScope& scope, const char* name,
              vector_cost("softmax", pairs, &VectorCost::forward));
 }
 
-// Where the gradients of q, k, v go. 0: written, where each is the first and has a place of its
-// own; 1: added.
+// Where the gradients of q, k, v go: `apart` holds those that nobody asked for or that share a
+// slot with one before. 0: written, where each is the first; 1: added.
 inline float gradient_places(const Slot (&slots)[3], const Tensor* const (&inputs)[3],
-                             Tensor (&unused)[3], float* (&to)[3]) {
+                             Tensor (&apart)[3], float* (&to)[3]) {
   bool first = true;
-  for (int i = 0; i < 3; ++i) {
-    const GradSlot* const next = slots[(i + 1) % 3].get();
-    first = first && (!slots[i] || (!slots[i]->grad && slots[i].get() != next));
+  for (const Slot& slot : slots) {
+    first = first && (!slot || !slot->grad);
   }
   for (int i = 0; i < 3; ++i) {
+    bool shared = !slots[i];
+    for (int j = 0; j < i; ++j) {
+      shared = shared || slots[i].get() == slots[j].get();
+    }
     float beta = 0;
-    if (!slots[i]) {
-      unused[i] = zeros(inputs[i]->shape());
-      to[i] = unused[i].data();
+    if (shared) {
+      apart[i] = zeros(inputs[i]->shape());
+      to[i] = apart[i].data();
     } else {
       to[i] = first ? grad_buffer(slots[i], beta) : grad_buffer(slots[i]);
     }
@@ -116,11 +119,16 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
           const detail::OpScope backward;
           const detail::Slot slots[3] = {sq, sk, sv};
           const Tensor* const inputs[3] = {&kq, &kk, &kv};
-          Tensor unused[3];
+          Tensor apart[3];
           float* to[3];
-          const float beta = detail::gradient_places(slots, inputs, unused, to);
+          const float beta = detail::gradient_places(slots, inputs, apart, to);
           kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
                                      dy.data(), to[0], to[1], to[2], beta);
+          for (int i = 0; i < 3; ++i) {
+            if (slots[i] && apart[i].defined()) {
+              detail::add_grad(slots[i], apart[i]);
+            }
+          }
           detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
         });
   }

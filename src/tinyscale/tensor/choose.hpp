@@ -4,6 +4,8 @@
 
 #include <cmath>    // pow
 #include <cstdint>  // int32_t
+#include <cstdlib>  // abs
+#include <limits>   // numeric_limits
 #include <vector>   // vector
 
 #include "tinyscale/tensor/tokens.hpp"
@@ -163,6 +165,31 @@ inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32
 
 namespace detail {
 
+// Whether two elements of x may be the same number: a dimension steps no further than those with
+// smaller steps reach. Views of slice, permute, reshape repeat none.
+inline bool repeats(const Tensor& x) {
+  std::int64_t reach = 0;  // of the dimensions before, in the order of their steps
+  for (std::int64_t last = -1; !x.is_contiguous();) {
+    std::int64_t step = std::numeric_limits<std::int64_t>::max(), size = 0;
+    for (int i = 0; i < x.dims(); ++i) {
+      const std::int64_t next = std::abs(x.stride(i));
+      if (x.dim(i) > 1 && next > last && next <= step) {
+        size = next == step ? 0 : x.dim(i);  // two with one step
+        step = next;
+      }
+    }
+    if (step == std::numeric_limits<std::int64_t>::max()) {
+      break;
+    }
+    if (step <= reach || size == 0) {
+      return true;
+    }
+    reach += (size - 1) * step;
+    last = step;
+  }
+  return false;
+}
+
 // x = x op from, where nothing but x itself would notice.
 inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, const Tensor& from) {
   x.origin();  // an empty one throws
@@ -178,11 +205,7 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
     throw Error(cat(name, ": a backward pass that is still to come needs the numbers of this ",
                     x.shape().text(), " tensor; write after it, or to a clone()"));
   }
-  std::int64_t reach = 1;
-  for (int i = 0; i < x.dims(); ++i) {
-    reach += x.count() > 0 ? (x.dim(i) - 1) * x.stride(i) : 0;
-  }
-  if (reach < x.count()) {
+  if (repeats(x)) {
     throw Error(cat(name, ": some of the ", x.count(), " elements of this ", x.shape().text(),
                     " view are the same number; write to a clone()"));
   }

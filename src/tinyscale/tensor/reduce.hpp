@@ -100,8 +100,8 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   if (x.dim(d) == 0) {
     throw Error(detail::cat("max: dimension ", dim, " of shape ", x.shape().text(), " is empty"));
   }
-  const std::int64_t n = x.dim(d);
   const std::int64_t step = x.stride(d);
+  const std::int64_t n = step == 0 ? 1 : x.dim(d);  // a number repeated is one
   Tensor y(keep == KeepDim::yes ? kept : rest);
   List<std::int64_t> place(static_cast<std::size_t>(y.count()));  // along the dimension
   const detail::Walk plan(kept, detail::row_major(kept), x.steps());

@@ -147,7 +147,7 @@ class Tensor {
 
 inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& steps,
                                  std::int64_t offset) const {
-  std::int64_t low = data_ - storage_->data + offset;
+  std::int64_t low = checked_defined() - storage_->data + offset;
   std::int64_t high = low;
   bool dense = true;
   const detail::Strides wanted = detail::row_major(shape);

@@ -151,9 +151,9 @@ inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) 
   }
   detail::Strides steps = x.steps();
   Shape shape = x.shape();
-  shape.set(d, (end.value - begin.value + step.value - 1) / step.value);
+  shape.set(d, end.value == begin.value ? 0 : (end.value - begin.value - 1) / step.value + 1);
   const std::int64_t offset = shape.count() > 0 ? begin.value * steps.of[d] : 0;
-  steps.of[d] *= step.value;
+  steps.of[d] *= shape[d] > 1 ? step.value : 1;  // a huge step over one element is none
   return detail::attach_view(
       x.as_strided(shape, steps, offset), "slice", x,
       [d, begin, end, step](const Tensor& g) { return slice(g, d, begin, end, step); });
