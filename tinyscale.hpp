@@ -158,19 +158,25 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <dirent.h>
+#include <errno.h>
 #include <exception>
 #include <functional>
 #include <initializer_list>
 #include <iostream>
 #include <limits>
+#include <linux/perf_event.h>
 #include <mutex>
 #include <new>
 #include <ostream>
+#include <sched.h>
 #include <stdexcept>
 #include <string>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <system_error>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -236,7 +242,7 @@
 #define TINYSCALE_ABI_PASTE(major, minor, patch, features) v##major##_##minor##_##patch##features
 #define TINYSCALE_ABI_NAME(major, minor, patch, features) \
   TINYSCALE_ABI_PASTE(major, minor, patch, features)
-#define TINYSCALE_ABI                                                                            \
+#define TINYSCALE_ABI                                                                           \
   TINYSCALE_ABI_NAME(TINYSCALE_VERSION_MAJOR, TINYSCALE_VERSION_MINOR, TINYSCALE_VERSION_PATCH, \
                      TINYSCALE_ABI_FEATURES)
 
@@ -1218,7 +1224,6 @@ class NameTable {
 // for the thread that makes it. Results do not depend on it. TINYSCALE_NO_THREADS: always 1.
 
 #if defined(__linux__)
-#  include <sched.h>  // which processor a thread is on
 #endif
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
@@ -2745,11 +2750,6 @@ struct Counters {
 
 #if defined(__linux__) && !TINYSCALE_INTERPRETER && defined(__has_include)
 #if __has_include(<linux/perf_event.h>)
-#  include <dirent.h>
-#  include <errno.h>
-#  include <linux/perf_event.h>
-#  include <sys/syscall.h>
-#  include <unistd.h>
 #define TINYSCALE_PERF_EVENTS 1
 #endif
 #endif
@@ -5113,6 +5113,7 @@ TINYSCALE_INLINE void exp_vector(const typename L::V& x, typename L::V& y) {
 }
 
 // e^x for x <= 0 or little above, as a softmax needs it: one factor of 2^n, and 0 below 2^-126.
+// It is x that is compared: far below, and for a NaN, n is any number.
 template <class L>
 TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
   typename L::V power;
@@ -5120,7 +5121,7 @@ TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
   exp_parts<L>(x, n, y);
   const typename L::I bits = (n + 127) << 23;
   std::memcpy(&power, &bits, sizeof(power));
-  y = n > -127 ? y * power : typename L::V{};
+  y = x < -87.68f ? typename L::V{} : y * power;
 }
 
 // ln(x) of a normal x > 0: x = 2^n m with m from sqrt(1/2) to sqrt(2). Else x itself.
@@ -5149,12 +5150,13 @@ TINYSCALE_INLINE void log_vector(const typename L::V& x, typename L::V& y) {
   y = x > 0.0f ? p : x;
 }
 
-// erf(x) = x P(x^2) / Q(x^2) on |x| < 3.83, beyond which a float erf is 1.
+// erf(x) = x P(x^2) / Q(x^2) on |x| < 3.83, beyond which a float erf is 1: so is the quotient at
+// this bound, with fused multiply-adds and without, or gelu(-1e9) would be -60.
 template <class L>
 TINYSCALE_INLINE void erf_vector(const typename L::V& x, typename L::V& y) {
   typedef typename L::V V;
   V t;
-  clamp_vector<L>(x, -3.832506856900711f, 3.832506856900711f, t);
+  clamp_vector<L>(x, -3.8326f, 3.8326f, t);
   const V s = t * t;
   const V u = s * s;
   const V p =
@@ -5351,10 +5353,11 @@ TINYSCALE_MAP_OP(GeluTanhOp, false, V t;
                  tanh_vector<L>(0.79788456080286536f * a * (1.0f + 0.044715f * a * a), t);
                  y = 0.5f * a * (1.0f + t););
 
-TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V t; const V s = a * a;
-                 tanh_vector<L>(0.79788456080286536f * a * (1.0f + 0.044715f * s), t);
+TINYSCALE_MAP_OP(GeluTanhBackwardOp, true, V t; V x; clamp_vector<L>(a, -12.0f, 12.0f, x);
+                 const V s = x * x;
+                 tanh_vector<L>(0.79788456080286536f * x * (1.0f + 0.044715f * s), t);
                  const V du = 0.79788456080286536f * (1.0f + 0.134145f * s);
-                 y = y + b * (0.5f * (1.0f + t) + 0.5f * a * (1.0f - t * t) * du););
+                 y = y + b * (0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * du););
 
 #undef TINYSCALE_MAP_OP
 
@@ -5701,7 +5704,7 @@ namespace detail {
 class Scratch {
  public:
   explicit Scratch(std::int64_t count)
-      : count_(static_cast<std::size_t>(count)), memory_(pool_take(count_, sizeof(float))) {}
+      : count_(static_cast<std::size_t>(count)), memory_(take(count)) {}
   ~Scratch() { pool_give(memory_, count_, sizeof(float)); }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
@@ -5709,6 +5712,14 @@ class Scratch {
   float* data() const { return static_cast<float*>(memory_); }
 
  private:
+  static void* take(std::int64_t count) {
+    try {
+      return pool_take(static_cast<std::size_t>(count), sizeof(float));
+    } catch (const std::bad_alloc&) {
+      throw Error(cat("kernel: ", count, " floats of scratch memory; this machine has none left"));
+    }
+  }
+
   std::size_t count_;
   void* memory_;
 };
@@ -5877,7 +5888,10 @@ inline bool gemm_overlap(const float* c, std::int64_t m, std::int64_t n, std::in
   if (extent == 0 || !before(x, c + (m - 1) * ldc + n) || !before(c, x + extent)) {
     return false;
   }
-  const std::int64_t shift = ((x - c) % std::max<std::int64_t>(ldc, 1) + ldc) % ldc;
+  if (ldc == 0) {  // of one row
+    return true;
+  }
+  const std::int64_t shift = ((x - c) % ldc + ldc) % ldc;
   return ldx != ldc || shift < n || shift + columns > ldc;
 }
 
@@ -5931,151 +5945,254 @@ inline GemmOperands gemm_operands(kernel::Trans ta, kernel::Trans tb, std::int64
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// Up to 3 rows of A, B as stored: C[m, begin..end) from 8 rows of B at a time, while the next 8
-// are fetched. C adds up in a copy that stays in cache.
-struct GemmStream {
-  static constexpr int rows = 3;
+// One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time, in tiles of two
+// vectors, while the next 8 rows are fetched. C adds up in a copy that stays in cache. Vectors of
+// B start where cache lines do; the first and the last of a chunk overlap their neighbours.
+struct GemmFew {
+  static constexpr std::int64_t depth = 8;  // rows of B at a time
   const GemmOperands& g;
-  std::int64_t begin, end;  // columns; g.n >= L::width
-  float* copy;              // [3][wide] of C, [wide + one vector] zeros
+  const float* a;  // [k / depth][rows][depth], rows 1 (not used) or a multiple of 4
+  std::int64_t rows;
+  std::int64_t begin, end;  // columns, at least L::width
+  std::int64_t origin;      // of the first vector, begin or before it
+  float* copy;              // [rows][row]
+
+  static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
+
+  std::int64_t column(std::int64_t j, std::int64_t width) const {
+    return std::max(begin, std::min(origin + j, end - width));
+  }
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr int depth = L::vectors == 4 ? 8 : 4;
-    const std::int64_t columns = end - begin;
-    const std::int64_t full = columns / L::width * L::width;
-    const std::int64_t wide = full < columns ? full + L::width : full;
-    std::memset(copy, 0, static_cast<std::size_t>(4 * wide + L::width) * sizeof(float));
-    for (std::int64_t p = 0; p < g.k; p += depth) {
-      if (g.m == 1) {
-        add_rows<L, 1, depth>(p, wide);
-      } else {
-        add_rows<L, rows, depth>(p, wide);
+    constexpr std::int64_t wide = 2 * L::width;
+    const std::int64_t columns = end - origin, ld = row(columns);
+    typename L::V v;
+    std::memset(copy, 0, static_cast<std::size_t>(rows * ld) * sizeof(float));
+    for (std::int64_t i = 0; i < g.m && g.beta != 0.0f; ++i) {
+      for (std::int64_t j = 0; j < columns; j += L::width) {
+        load<L>(g.c + i * g.ldc + column(j, L::width), v);
+        store<L>(copy + i * ld + j, v);
+      }
+    }
+    std::int64_t p = 0;
+    for (; p + depth <= g.k && rows == 1; p += depth) {
+      add_rows<L, depth>(p, columns);
+    }
+    for (; p < g.k && rows == 1; ++p) {
+      add_rows<L, 1>(p, columns);
+    }
+    for (; p < g.k; p += depth) {
+      for (std::int64_t j = 0; j < columns; j += wide) {
+        std::int64_t i = 0;
+        if constexpr (L::width == 16) {
+          for (; i + 8 <= rows; i += 8) {
+            tile<L, 8>(i, p, j, ld);
+          }
+        }
+        for (; i < rows; i += 4) {
+          tile<L, 4>(i, p, j, ld);
+        }
       }
     }
     for (std::int64_t i = 0; i < g.m; ++i) {
-      const float* from = copy + i * wide;
-      float* to = g.c + i * g.ldc + begin;
-      for (std::int64_t j = 0; j < columns; ++j) {
-        // The last vector was read so that it ends where B does.
-        const float sum = from[j < full ? j : j + wide - columns];
-        to[j] = g.beta == 0.0f ? sum : sum + to[j];
+      for (std::int64_t j = 0; j < columns; j += L::width) {
+        load<L>(copy + i * ld + j, v);
+        store<L>(g.c + i * g.ldc + column(j, L::width), v);
       }
     }
   }
 
-  // Rows of A that are not there repeat the first; rows of B that are not there are zeros.
-  template <class L, int ROWS, int DEPTH>
-  TINYSCALE_INLINE void add_rows(std::int64_t p, std::int64_t wide) const {
-    typename L::V left[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(DEPTH)];
-    const float* b[static_cast<std::size_t>(DEPTH)];
+  // A of one row. The processor sees the streams by itself.
+  template <class L, int DEPTH>
+  TINYSCALE_INLINE void add_rows(std::int64_t p, std::int64_t columns) const {
+    typename L::V left[static_cast<std::size_t>(DEPTH)], sum, v;
     TINYSCALE_UNROLL
     for (int r = 0; r < DEPTH; ++r) {
-      const bool there = p + r < g.k;
-      b[r] = there ? g.b + (p + r) * g.b_row + begin : copy + rows * wide + L::width;
-      TINYSCALE_UNROLL
-      for (int x = 0; x < ROWS; ++x) {
-        const float* a = g.a + (x < g.m ? x * g.a_row : 0);
-        broadcast<L>(there ? a[(p + r) * g.a_col] : 0.0f, left[x][r]);
-      }
+      broadcast<L>(g.a[(p + r) * g.a_col], left[r]);
     }
-    const std::int64_t ahead = p + 2 * DEPTH <= g.k ? DEPTH * g.b_row : 0;
-    const std::int64_t last = g.n - L::width - begin;
+    const float* const b = g.b + p * g.b_row;
+    const std::int64_t b_row = g.b_row;
     float* const to = copy;
-    for (std::int64_t j = 0; j < wide; j += L::width) {
-      const std::int64_t from = j < last ? j : last;
-      typename L::V sum[static_cast<std::size_t>(ROWS)], v;
-      TINYSCALE_UNROLL
-      for (int x = 0; x < ROWS; ++x) {
-        load<L>(to + x * wide + j, sum[x]);
-      }
+    const std::int64_t low = begin, high = end - L::width, shift = origin;
+    for (std::int64_t j = 0; j < columns; j += L::width) {
+      const float* from = b + std::max(low, std::min(shift + j, high));
+      load<L>(to + j, sum);
       TINYSCALE_UNROLL
       for (int r = 0; r < DEPTH; ++r) {
-        load<L>(b[r] + from, v);
-        prefetch(b[r] + from + ahead);
-        TINYSCALE_UNROLL
-        for (int x = 0; x < ROWS; ++x) {
-          sum[x] = sum[x] + left[x][r] * v;
-        }
+        load<L>(from + r * b_row, v);
+        sum = sum + left[r] * v;
+      }
+      store<L>(to + j, sum);
+    }
+  }
+
+  // The first tile of rows fetches: the others find the rows in cache.
+  template <class L, int ROWS>
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j,
+                             std::int64_t ld) const {
+    typedef typename L::V V;
+    const std::int64_t first = column(j, L::width), b_row = g.b_row;
+    const std::int64_t next = column(j + L::width, L::width) - first;
+    const float* b = g.b + p * b_row + first;
+    const std::int64_t ahead = i == 0 && p + 2 * depth <= g.k ? depth * b_row : 0;
+    const float* left = a + p * rows + i * depth;
+    float* c = copy + i * ld + j;
+    V sum[static_cast<std::size_t>(ROWS)][2];
+    TINYSCALE_UNROLL
+    for (int x = 0; x < ROWS; ++x) {
+      load<L>(c + x * ld, sum[x][0]);
+      load<L>(c + x * ld + L::width, sum[x][1]);
+    }
+    for (std::int64_t q = std::min(depth, g.k - p); q > 0; --q) {
+      V right[2], v;
+      load<L>(b, right[0]);
+      load<L>(b + next, right[1]);
+      if (ahead != 0) {
+        prefetch(b + ahead);
+        prefetch(b + ahead + next);
       }
       TINYSCALE_UNROLL
       for (int x = 0; x < ROWS; ++x) {
-        store<L>(to + x * wide + j, sum[x]);
+        broadcast<L>(left[x * depth], v);
+        sum[x][0] = sum[x][0] + v * right[0];
+        sum[x][1] = sum[x][1] + v * right[1];
       }
+      b += b_row;
+      ++left;
+    }
+    TINYSCALE_UNROLL
+    for (int x = 0; x < ROWS; ++x) {
+      store<L>(c + x * ld, sum[x][0]);
+      store<L>(c + x * ld + L::width, sum[x][1]);
     }
   }
 };
 
-// Short A, B transposed: C[i, j] is a dot product of two rows; 8 rows of B at a time.
+constexpr std::int64_t gemm_few = 32;              // rows of A up to which B is read in streams
+constexpr std::int64_t gemm_in_cache = 1 << 20;    // floats of B that streams gain nothing for
+constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
+
+// Floats from the start of a page of memory to x.
+inline std::int64_t page_place(const float* x) {
+  return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(x) / sizeof(float) % 1024);
+}
+
+// A as GemmFew reads it, the first row in the place of rows that are not there.
+inline void gemm_pack_few(const GemmOperands& g, std::int64_t rows, float* to) {
+  constexpr std::int64_t depth = GemmFew::depth;
+  for (std::int64_t p = 0; p < g.k; p += depth) {
+    const std::int64_t count = std::min(depth, g.k - p);
+    for (std::int64_t i = 0; i < rows; ++i, to += depth) {
+      const float* from = g.a + (i < g.m ? i : 0) * g.a_row + p * g.a_col;
+      for (std::int64_t q = 0; q < count; ++q) {
+        to[q] = from[q * g.a_col];
+      }
+    }
+  }
+}
+
+// Few rows of A, B as stored, in chunks of columns; false where another way is better.
+inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
+  if (g.m > gemm_few || g.b_col != 1 || g.n < width || (g.m > 1 && g.n * g.k <= gemm_in_cache)) {
+    return false;
+  }
+  const std::int64_t rows = g.m == 1 ? 1 : (g.m + 3) / 4 * 4;
+  const Scratch left(g.m == 1 ? 0 : rows * (g.k + GemmFew::depth));
+  if (g.m > 1) {
+    gemm_pack_few(g, rows, left.data());
+  }
+  const std::int64_t chunk = g.n < 2048 ? 256 : g.m == 1 ? 1024 : 512, shift = page_place(g.b) % 16;
+  const std::int64_t chunks = std::max<std::int64_t>(1, (g.n + shift - 17 + chunk) / chunk);
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    const Scratch copy(rows * GemmFew::row(chunk + 16) + 1024);
+    for (std::int64_t x = begin; x < end; ++x) {
+      const std::int64_t origin = x * chunk - shift, first = std::max<std::int64_t>(0, origin);
+      const std::int64_t last = x + 1 == chunks ? g.n : origin + chunk;
+      // C's copy at B's place in a page: a store never seems to be what the next loads read.
+      const std::int64_t place = (page_place(g.b + first) - page_place(copy.data()) + 1024) % 1024;
+      run_on_lanes(GemmFew{g, left.data(), rows, first, last, origin, copy.data() + place});
+      if (g.finish != nullptr) {
+        g.finish(g, 0, g.m, first, last - first);
+      }
+    }
+  };
+  if (g.m * g.n * g.k < (1 << 17)) {
+    body(0, chunks);
+  } else {
+    parallel_for(chunks, 1, body);
+  }
+  return true;
+}
+
+// Short A, B transposed: C[i, j] is a dot product of two rows; 4 rows of B at a time, a quarter of
+// the columns apart: one stream a memory page.
 struct GemmDots {
   const GemmOperands& g;
   std::int64_t begin, end;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    std::int64_t j = begin;
-    for (; j + 8 <= end; j += 8) {
+    const std::int64_t apart = (end - begin) / 4;
+    for (std::int64_t j = 0; j < apart; ++j) {
       for (std::int64_t i = 0; i < g.m; ++i) {
-        dots<L, 8>(i, j);
+        dots<L, 4>(i, begin + j, apart);
       }
     }
-    for (; j < end; ++j) {
+    for (std::int64_t j = begin + 4 * apart; j < end; ++j) {
       for (std::int64_t i = 0; i < g.m; ++i) {
-        dots<L, 1>(i, j);
+        dots<L, 1>(i, j, 0);
       }
     }
   }
 
   template <class L, int ROWS>
-  TINYSCALE_INLINE void dots(std::int64_t i, std::int64_t j) const {
-    typename L::V sum[static_cast<std::size_t>(ROWS)], left, v;
+  TINYSCALE_INLINE void dots(std::int64_t i, std::int64_t j, std::int64_t apart) const {
+    typename L::V sum[static_cast<std::size_t>(ROWS)][2], left, v;
     TINYSCALE_UNROLL
     for (int r = 0; r < ROWS; ++r) {
-      sum[r] = typename L::V{};
+      sum[r][0] = sum[r][1] = typename L::V{};
     }
     const float* a = g.a + i * g.a_row;
     const float* b = g.b + j * g.b_col;
-    const std::int64_t b_col = g.b_col, k = g.k;
+    const std::int64_t step = apart * g.b_col, k = g.k;
     std::int64_t p = 0;
-    for (; p + L::width <= k; p += L::width) {
-      load<L>(a + p, left);
+    for (; p + 2 * L::width <= k; p += 2 * L::width) {
       TINYSCALE_UNROLL
-      for (int r = 0; r < ROWS; ++r) {
-        load<L>(b + r * b_col + p, v);
-        sum[r] = sum[r] + left * v;
+      for (int half = 0; half < 2; ++half) {
+        load<L>(a + p + half * L::width, left);
+        TINYSCALE_UNROLL
+        for (int r = 0; r < ROWS; ++r) {
+          load<L>(b + r * step + p + half * L::width, v);
+          sum[r][half] = sum[r][half] + left * v;
+        }
       }
     }
     float* c = g.c + i * g.ldc + j;
     TINYSCALE_UNROLL
     for (int r = 0; r < ROWS; ++r) {
-      float total = sum_lanes<L>(sum[r]);
-      for (std::int64_t x = p; x < g.k; ++x) {
-        total += a[x] * b[r * b_col + x];
+      float total = sum_lanes<L>(sum[r][0] + sum[r][1]);
+      for (std::int64_t x = p; x < k; ++x) {
+        total += a[x] * b[r * step + x];
       }
-      c[r] = g.beta == 0.0f ? total : total + c[r];
+      float* to = c + r * apart;
+      *to = g.beta == 0.0f ? total : total + *to;
     }
   }
 };
 
 constexpr std::int64_t gemm_dots = 8;  // rows of A up to which a transposed B is not packed
 
-// Short A in chunks of columns; false where another way is better.
-inline bool gemm_skinny(const GemmOperands& g, std::int64_t width) {
-  const bool dots = g.b_col != 1 && g.b_row == 1 && g.a_col == 1 && g.m <= gemm_dots;
-  if (!dots && (g.b_col != 1 || g.m > GemmStream::rows || g.n < width)) {
+// Short A, B transposed, in chunks of columns; false where another way is better.
+inline bool gemm_skinny(const GemmOperands& g) {
+  if (g.b_col == 1 || g.b_row != 1 || g.a_col != 1 || g.m > gemm_dots) {
     return false;
   }
-  const std::int64_t fair = std::max<std::int64_t>(256, g.n / 8 / 64 * 64);
-  const std::int64_t chunk = dots ? 32 : std::min<std::int64_t>(g.m == 1 ? 4096 : 512, fair);
+  const std::int64_t chunk = g.n < 2048 ? 32 : 256;
   const auto body = [&](std::int64_t begin, std::int64_t end) {
-    const Scratch copy(dots ? 0 : (GemmStream::rows + 2) * chunk);
     for (std::int64_t x = begin; x < end; ++x) {
       const std::int64_t first = x * chunk, last = std::min(g.n, first + chunk);
-      if (dots) {
-        run_on_lanes(GemmDots{g, first, last});
-      } else {
-        run_on_lanes(GemmStream{g, first, last, copy.data()});
-      }
+      run_on_lanes(GemmDots{g, first, last});
       if (g.finish != nullptr) {
         g.finish(g, 0, g.m, first, last - first);
       }
@@ -6126,12 +6243,9 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
 
 namespace detail {
 
-constexpr std::int64_t gemm_depth = 1024;          // most k of one pass: a panel of B stays in L2
-constexpr std::int64_t gemm_rows = 96;             // most rows of one task
-constexpr std::int64_t gemm_packed = 1 << 20;      // floats of B packed at once: 4 MB
-constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
-constexpr std::int64_t gemm_few = 64;              // rows of A up to which B is packed by strips
-constexpr std::int64_t gemm_strip = 64;            // k of a panel packed just before it is used
+constexpr std::int64_t gemm_depth = 1024;      // most k of one pass: a panel of B stays in L2
+constexpr std::int64_t gemm_rows = 96;         // most rows of one task
+constexpr std::int64_t gemm_packed = 1 << 20;  // floats of B packed at once: 4 MB
 
 // Where the panels of B are read from: [k][wide] each, or in place where packed is null.
 struct GemmPanels {
@@ -6194,7 +6308,6 @@ struct GemmBlock {
   const GemmOperands& g;
   const GemmPanels& panels;
   std::int64_t begin, end;  // rows
-  float* strip;             // null, or [depth][wide]: panels in place are copied here, then used
 
   template <class L>
   TINYSCALE_INLINE void run() const {
@@ -6207,14 +6320,10 @@ struct GemmBlock {
         const std::int64_t row = stands ? g.b_row : wide;
         const float* b =
             stands ? g.b + p * row + panels.first + j : panels.packed + j * g.k + p * wide;
-        const std::int64_t reach = strip == nullptr ? 8 : depth;
+        const std::int64_t reach = 8;
         const bool last = stands ? p + depth + reach > g.k : j + wide >= full;
         const float* ahead = b + (last ? 0 : stands ? reach * row : g.k * wide);
-        if (strip != nullptr) {
-          call_on_lanes<L>(GemmPack{g, p, depth, panels.first + j, wide, wide, strip});
-          b = strip;
-        }
-        panel<L, L::vectors>(p, depth, b, strip == nullptr ? row : wide, j, wide, ahead, row);
+        panel<L, L::vectors>(p, depth, b, row, j, wide, ahead, row);
       }
       std::int64_t j = full;
       const std::int64_t step = panels.edge_row;
@@ -6336,14 +6445,14 @@ inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool seria
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
       if (by_rows) {
-        run_on_lanes(GemmBlock{g, all, x * tall, std::min(g.m, (x + 1) * tall), nullptr});
+        run_on_lanes(GemmBlock{g, all, x * tall, std::min(g.m, (x + 1) * tall)});
         continue;
       }
       GemmPanels part = all;
       part.first += x * chunk;
       part.columns = std::min(serial ? all.columns : chunk, all.columns - x * chunk);
       part.packed = all.packed == nullptr ? nullptr : all.packed + x * chunk * g.k;
-      run_on_lanes(GemmBlock{g, part, 0, g.m, nullptr});
+      run_on_lanes(GemmBlock{g, part, 0, g.m});
     }
   };
   if (serial) {
@@ -6361,7 +6470,7 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
                       const TileSize& tile) {
   const std::int64_t full = columns / tile.wide * tile.wide;
   const std::int64_t left = tile.rounded(columns - full);
-  const bool in_place = g.b_col == 1 && g.n * g.k <= gemm_in_place;
+  const bool in_place = g.b_col == 1 && (g.m <= 18 || g.n * g.k <= gemm_in_place);
   const bool small = gemm_is_small(g);
   GemmPanels panels{first, columns, nullptr, nullptr, left, gemm_pass_depth(g.k)};
   if (in_place && left == columns - full) {
@@ -6379,33 +6488,6 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
   gemm_blocks(g, panels, small);
 }
 
-// Short A, B as stored: chunks of columns. Three tiles of rows read B where it stands; for more
-// each panel of 64 rows is copied just before its use, while the next 64 rows come from memory.
-inline bool gemm_few_rows(const GemmOperands& g, const TileSize& tile) {
-  if (g.m <= GemmStream::rows || g.m > gemm_few || g.b_col != 1 || g.n * g.k <= gemm_in_place) {
-    return false;
-  }
-  const bool strips = g.m > 18;
-  const std::int64_t chunk = strips ? 512 : 256;
-  const auto body = [&](std::int64_t begin, std::int64_t end) {
-    const Scratch lease(tile.wide * (g.k + gemm_strip));
-    float* const strip = strips ? lease.data() + tile.wide * g.k : nullptr;
-    for (std::int64_t x = begin; x < end; ++x) {
-      const std::int64_t first = x * chunk, columns = std::min(chunk, g.n - first);
-      gemm_pack(g, first, columns, tile, nullptr, lease.data(), true);
-      const GemmPanels panels{first,
-                              columns,
-                              nullptr,
-                              lease.data(),
-                              tile.rounded(columns % tile.wide),
-                              strips ? gemm_strip : 256};
-      run_on_lanes(GemmBlock{g, panels, 0, g.m, strip});
-    }
-  };
-  parallel_for((g.n + chunk - 1) / chunk, 1, body);
-  return true;
-}
-
 // The product that the operands describe; m, n > 0.
 inline void gemm_run(const GemmOperands& g) {
   if (g.k <= 0) {
@@ -6418,7 +6500,7 @@ inline void gemm_run(const GemmOperands& g) {
     return;
   }
   const TileSize tile = tile_size();
-  if (gemm_few_rows(g, tile) || gemm_skinny(g, tile.width)) {
+  if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
     return;
   }
   const std::int64_t fit = std::max<std::int64_t>(gemm_packed / g.k / tile.wide, 1) * tile.wide;
@@ -7335,9 +7417,13 @@ namespace kernel {
 inline void gemm_bf16(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
                       const float* a, std::int64_t lda, const float* b, std::int64_t ldb,
                       float beta, float* c, std::int64_t ldc) {
-  const detail::WordKind kind = detail::f32_words();
-  detail::bf16_product(detail::rows_of(kind, a, ta, m, k, lda),
-                       detail::word_source(kind, b, tb, n, k, ldb), nullptr, beta, c, ldc);
+  const detail::GemmOperands g =
+      detail::gemm_operands(ta, tb, m, n, k, a, lda, b, ldb, beta, c, ldc);
+  if (detail::gemm_check("gemm_bf16", ta, tb, g, lda, ldb)) {
+    const detail::WordKind kind = detail::f32_words();
+    detail::bf16_product(detail::rows_of(kind, a, ta, m, k, lda),
+                         detail::word_source(kind, b, tb, n, k, ldb), nullptr, beta, c, ldc);
+  }
 }
 
 // The same of operands that are bf16 codes already, as to_bf16 gives.
@@ -7788,7 +7874,7 @@ inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64
       largest = std::fabs(w[i]) > std::fabs(largest) ? w[i] : largest;
     }
     const float scale = bits == 8 ? std::fabs(largest) / 127.0f : largest / -8.0f;
-    const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
+    const float inverse = std::fabs(scale) > 1e-38f ? 1.0f / scale : 0.0f;  // finite
     for (std::int64_t i = first; i < last; ++i) {
       const float code = bits == 8 ? std::round(w[i] * inverse)
                                    : std::fmin(15.0f, std::trunc(w[i] * inverse + 8.5f)) - 8.0f;
@@ -7838,7 +7924,7 @@ struct RoundActivations {
       const float scale = float_of(largest) / 127.0f;
       const bool finite = largest < 0x7f800000U;
       to.scales[g] = finite ? scale : std::numeric_limits<float>::quiet_NaN();
-      const float inverse = finite && scale > 0 ? 1.0f / scale : 0.0f;
+      const float inverse = finite && scale > 1e-38f ? 1.0f / scale : 0.0f;  // finite
       std::int32_t sum = 0;
       for (std::int64_t i = 0; i < group; i += L::width) {
         std::int32_t lanes[static_cast<std::size_t>(L::width)];
@@ -10064,7 +10150,7 @@ class Tensor {
 
 inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& steps,
                                  std::int64_t offset) const {
-  std::int64_t low = data_ - storage_->data + offset;
+  std::int64_t low = checked_defined() - storage_->data + offset;
   std::int64_t high = low;
   bool dense = true;
   const detail::Strides wanted = detail::row_major(shape);
@@ -11019,9 +11105,9 @@ inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) 
   }
   detail::Strides steps = x.steps();
   Shape shape = x.shape();
-  shape.set(d, (end.value - begin.value + step.value - 1) / step.value);
+  shape.set(d, end.value == begin.value ? 0 : (end.value - begin.value - 1) / step.value + 1);
   const std::int64_t offset = shape.count() > 0 ? begin.value * steps.of[d] : 0;
-  steps.of[d] *= step.value;
+  steps.of[d] *= shape[d] > 1 ? step.value : 1;  // a huge step over one element is none
   return detail::attach_view(
       x.as_strided(shape, steps, offset), "slice", x,
       [d, begin, end, step](const Tensor& g) { return slice(g, d, begin, end, step); });
@@ -11247,8 +11333,8 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   if (x.dim(d) == 0) {
     throw Error(detail::cat("max: dimension ", dim, " of shape ", x.shape().text(), " is empty"));
   }
-  const std::int64_t n = x.dim(d);
   const std::int64_t step = x.stride(d);
+  const std::int64_t n = step == 0 ? 1 : x.dim(d);  // a number repeated is one
   Tensor y(keep == KeepDim::yes ? kept : rest);
   List<std::int64_t> place(static_cast<std::size_t>(y.count()));  // along the dimension
   const detail::Walk plan(kept, detail::row_major(kept), x.steps());
@@ -11648,20 +11734,23 @@ inline void record_attention(const OpScope& scope, const char* name,
              vector_cost("softmax", pairs, &VectorCost::forward));
 }
 
-// Where the gradients of q, k, v go. 0: written, where each is the first and has a place of its
-// own; 1: added.
+// Where the gradients of q, k, v go: `apart` holds those that nobody asked for or that share a
+// slot with one before. 0: written, where each is the first; 1: added.
 inline float gradient_places(const Slot (&slots)[3], const Tensor* const (&inputs)[3],
-                             Tensor (&unused)[3], float* (&to)[3]) {
+                             Tensor (&apart)[3], float* (&to)[3]) {
   bool first = true;
-  for (int i = 0; i < 3; ++i) {
-    const GradSlot* const next = slots[(i + 1) % 3].get();
-    first = first && (!slots[i] || (!slots[i]->grad && slots[i].get() != next));
+  for (const Slot& slot : slots) {
+    first = first && (!slot || !slot->grad);
   }
   for (int i = 0; i < 3; ++i) {
+    bool shared = !slots[i];
+    for (int j = 0; j < i; ++j) {
+      shared = shared || slots[i].get() == slots[j].get();
+    }
     float beta = 0;
-    if (!slots[i]) {
-      unused[i] = zeros(inputs[i]->shape());
-      to[i] = unused[i].data();
+    if (shared) {
+      apart[i] = zeros(inputs[i]->shape());
+      to[i] = apart[i].data();
     } else {
       to[i] = first ? grad_buffer(slots[i], beta) : grad_buffer(slots[i]);
     }
@@ -11694,11 +11783,16 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
           const detail::OpScope backward;
           const detail::Slot slots[3] = {sq, sk, sv};
           const Tensor* const inputs[3] = {&kq, &kk, &kv};
-          Tensor unused[3];
+          Tensor apart[3];
           float* to[3];
-          const float beta = detail::gradient_places(slots, inputs, unused, to);
+          const float beta = detail::gradient_places(slots, inputs, apart, to);
           kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
                                      dy.data(), to[0], to[1], to[2], beta);
+          for (int i = 0; i < 3; ++i) {
+            if (slots[i] && apart[i].defined()) {
+              detail::add_grad(slots[i], apart[i]);
+            }
+          }
           detail::record_attention(backward, "attention backward", s, kq, kk, 5, 3);
         });
   }
@@ -12220,6 +12314,31 @@ inline Tensor scatter_add(const Tensor& x, int dim, const std::vector<std::int32
 
 namespace detail {
 
+// Whether two elements of x may be the same number: a dimension steps no further than those with
+// smaller steps reach. Views of slice, permute, reshape repeat none.
+inline bool repeats(const Tensor& x) {
+  std::int64_t reach = 0;  // of the dimensions before, in the order of their steps
+  for (std::int64_t last = -1; !x.is_contiguous();) {
+    std::int64_t step = std::numeric_limits<std::int64_t>::max(), size = 0;
+    for (int i = 0; i < x.dims(); ++i) {
+      const std::int64_t next = std::abs(x.stride(i));
+      if (x.dim(i) > 1 && next > last && next <= step) {
+        size = next == step ? 0 : x.dim(i);  // two with one step
+        step = next;
+      }
+    }
+    if (step == std::numeric_limits<std::int64_t>::max()) {
+      break;
+    }
+    if (step <= reach || size == 0) {
+      return true;
+    }
+    reach += (size - 1) * step;
+    last = step;
+  }
+  return false;
+}
+
 // x = x op from, where nothing but x itself would notice.
 inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, const Tensor& from) {
   x.origin();  // an empty one throws
@@ -12235,11 +12354,7 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
     throw Error(cat(name, ": a backward pass that is still to come needs the numbers of this ",
                     x.shape().text(), " tensor; write after it, or to a clone()"));
   }
-  std::int64_t reach = 1;
-  for (int i = 0; i < x.dims(); ++i) {
-    reach += x.count() > 0 ? (x.dim(i) - 1) * x.stride(i) : 0;
-  }
-  if (reach < x.count()) {
+  if (repeats(x)) {
     throw Error(cat(name, ": some of the ", x.count(), " elements of this ", x.shape().text(),
                     " view are the same number; write to a clone()"));
   }
