@@ -46,6 +46,16 @@ double dot(const Floats& a, const Floats& b) {
   return sum;
 }
 
+double worst(const Floats& a, const Floats& b) {
+  REQUIRE(a.size() == b.size());
+  double most = 0.0;
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    const double error = std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i]));
+    most = error <= most ? most : error;  // a NaN stays
+  }
+  return most;
+}
+
 // d loss / d x[i] by central differences, loss = <y(x), dy>, against grad.
 void check_gradient(Floats& x, const Floats& grad, const std::function<double()>& loss,
                     double tolerance = 2e-3) {
@@ -74,16 +84,11 @@ void check_gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t
   Floats expected = c;
   kernel::gemm_reference(ta, tb, m, n, k, a.data(), lda, b.data(), ldb, beta, expected.data(), ldc);
   kernel::gemm(ta, tb, m, n, k, a.data(), lda, b.data(), ldb, beta, c.data(), ldc);
-  double worst = 0.0;
-  for (std::size_t i = 0; i < c.size(); ++i) {
-    const double error = static_cast<double>(c[i]) - static_cast<double>(expected[i]);
-    worst = std::max(worst, std::fabs(error));
-  }
   CAPTURE(m);
   CAPTURE(n);
   CAPTURE(k);
   const double size = static_cast<double>(k);
-  CHECK(worst <= 1.2e-7 * size * std::min(size, 8.0) + 2.4e-7);
+  CHECK(worst(c, expected) <= 1.2e-7 * size * std::min(size, 8.0) + 2.4e-7);
 }
 
 }  // namespace
@@ -159,7 +164,7 @@ TEST_CASE("elementwise: exp, tanh, gelu and silu are accurate on every path") {
   }
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);
-    double worst_exp = 0.0, worst_gelu = 0.0, worst_tanh = 0.0, worst_silu = 0.0, worst_new = 0.0;
+    double worst_exp = 0.0, worst_silu = 0.0;
     kernel::exp_forward(n, x.data(), y.data());
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double v = std::exp(static_cast<double>(x[i]));
@@ -170,38 +175,30 @@ TEST_CASE("elementwise: exp, tanh, gelu and silu are accurate on every path") {
     for (float& v : x) {
       v *= 0.1f;
     }
-    kernel::gelu_forward(n, x.data(), y.data());
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      const double v = static_cast<double>(x[i]);
-      const double exact = 0.5 * v * (1.0 + std::erf(v / std::sqrt(2.0)));
-      worst_gelu = std::max(worst_gelu, std::fabs(static_cast<double>(y[i]) - exact));
-    }
-    kernel::tanh_forward(n, x.data(), y.data());
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      const double exact = std::tanh(static_cast<double>(x[i]));
-      worst_tanh = std::max(worst_tanh, std::fabs(static_cast<double>(y[i]) - exact));
-    }
+    const auto worst = [&](void (*kernel)(std::int64_t, const float*, float*),
+                           double (*reference)(double)) {
+      double most = 0.0;
+      kernel(n, x.data(), y.data());
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const double error = static_cast<double>(y[i]) - reference(static_cast<double>(x[i]));
+        most = std::max(most, std::fabs(error));
+      }
+      return most;
+    };
+    CHECK(worst(kernel::gelu_forward, kernel::gelu_reference) < gelu_error);
+    CHECK(worst(kernel::tanh_forward, [](double v) { return std::tanh(v); }) < 4e-7);
+    CHECK(worst(kernel::gelu_tanh_forward, kernel::gelu_tanh_reference) < gelu_error);
     kernel::silu_forward(n, x.data(), y.data());
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double v = static_cast<double>(x[i]);
-      const double error = std::fabs(static_cast<double>(y[i]) - v / (1.0 + std::exp(-v)));
+      const double error = std::fabs(static_cast<double>(y[i]) - kernel::silu_reference(v));
       worst_silu = std::max(worst_silu, error / std::max(1.0, std::fabs(v)));
-    }
-    kernel::gelu_tanh_forward(n, x.data(), y.data());
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      const double v = static_cast<double>(x[i]);
-      const double u = std::sqrt(2.0 / std::acos(-1.0)) * (v + 0.044715 * v * v * v);
-      worst_new = std::max(worst_new,
-                           std::fabs(static_cast<double>(y[i]) - 0.5 * v * (1.0 + std::tanh(u))));
     }
     for (float& v : x) {
       v *= 10.0f;
     }
     CHECK(worst_exp < exp_error);
-    CHECK(worst_gelu < gelu_error);
-    CHECK(worst_tanh < 4e-7);
     CHECK(worst_silu < 3e-7);
-    CHECK(worst_new < gelu_error);
   }
 }
 
@@ -217,14 +214,13 @@ TEST_CASE("a NaN and an infinity are seen by their bits, whatever the compiler m
 TEST_CASE("sums: a row and columns in double, on every path; squares whatever the threads") {
   for (const std::int64_t n : {1, 7, 31, 32, 1000, 20011}) {
     Floats x(static_cast<std::size_t>(n));
-    double total = 0, squares = 0;
-    std::vector<double> columns(x.size(), 0.5), expected(x.size(), 0.5);
+    std::vector<double> expected(x.size(), 0.5);
     for (std::size_t i = 0; i < x.size(); ++i) {
       x[i] = 0.1f * static_cast<float>(i % 37) - 1.0f;
-      total += static_cast<double>(x[i]);
-      squares += static_cast<double>(x[i]) * static_cast<double>(x[i]);
       expected[i] += static_cast<double>(x[i]);
     }
+    const double total = kernel::sum_reference(n, x.data());
+    const double squares = kernel::sum_reference(n, x.data(), 2);
     for (const ts::CpuPath path : paths()) {
       const ts::detail::PathScope scope(path);
       CHECK(kernel::sum(n, x.data()) == doctest::Approx(total).epsilon(1e-12).scale(1));
@@ -306,23 +302,32 @@ TEST_CASE("elementwise: arithmetic") {
   }
 }
 
-TEST_CASE("elementwise: backward agrees with central differences") {
+TEST_CASE("elementwise: backward agrees with the slopes in double and with central differences") {
   using Forward = void (*)(std::int64_t, const float*, float*);
   using Backward = void (*)(std::int64_t, const float*, const float*, float*, float);
-  const std::vector<std::pair<Forward, Backward>> pairs{
-      {kernel::gelu_forward, kernel::gelu_backward},
-      {kernel::gelu_tanh_forward, kernel::gelu_tanh_backward},
-      {kernel::silu_forward, kernel::silu_backward},
-      {kernel::tanh_forward, kernel::tanh_backward}};
+  struct Function {
+    Forward forward;
+    Backward backward;
+    double (*slope)(double);
+  };
+  const Function functions[] = {
+      {kernel::gelu_forward, kernel::gelu_backward, kernel::gelu_slope_reference},
+      {kernel::gelu_tanh_forward, kernel::gelu_tanh_backward, kernel::gelu_tanh_slope_reference},
+      {kernel::silu_forward, kernel::silu_backward, kernel::silu_slope_reference},
+      {kernel::tanh_forward, kernel::tanh_backward, kernel::tanh_slope_reference}};
   const std::int64_t n = 53;
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);
-    for (const auto& pair : pairs) {
+    for (const Function& f : functions) {
       Floats x = noise(n, 1), y(x.size()), dx(x.size(), 0.0f);
       const Floats dy = noise(n, 2);
-      pair.second(n, x.data(), dy.data(), dx.data(), 1.0f);
+      f.backward(n, x.data(), dy.data(), dx.data(), 1.0f);
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const double slope = f.slope(static_cast<double>(x[i]));
+        CHECK(std::fabs(static_cast<double>(dx[i]) - slope * static_cast<double>(dy[i])) < 1e-6);
+      }
       check_gradient(x, dx, [&] {
-        pair.first(n, x.data(), y.data());
+        f.forward(n, x.data(), y.data());
         return dot(y, dy);
       });
     }
@@ -333,9 +338,9 @@ TEST_CASE("elementwise: backward agrees with central differences") {
   }
 }
 
-TEST_CASE("softmax: rows sum to 1, match the definition, backward by differences") {
+TEST_CASE("softmax: every path against the reference, backward by differences too") {
   const std::int64_t rows = 5, cols = 43;
-  Floats x = noise(rows * cols, 1), y(x.size()), dx(x.size(), 0.0f);
+  Floats x = noise(rows * cols, 1), y(x.size()), dx(x.size(), 0.0f), expected(x.size());
   const Floats dy = noise(rows * cols, 2);
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);
@@ -344,18 +349,12 @@ TEST_CASE("softmax: rows sum to 1, match the definition, backward by differences
     CHECK(y[3] == 1.0f);
     x[3] = 0.5f;
     kernel::softmax_forward(rows, cols, x.data(), y.data());
-    for (std::int64_t i = 0; i < rows; ++i) {
-      double total = 0.0;
-      for (std::int64_t j = 0; j < cols; ++j) {
-        total += std::exp(static_cast<double>(x[static_cast<std::size_t>(i * cols + j)]));
-      }
-      for (std::int64_t j = 0; j < cols; ++j) {
-        const std::size_t at = static_cast<std::size_t>(i * cols + j);
-        CHECK(y[at] == doctest::Approx(std::exp(static_cast<double>(x[at])) / total).epsilon(1e-6));
-      }
-    }
+    kernel::softmax_reference(rows, cols, x.data(), expected.data());
+    CHECK(worst(y, expected) < 1e-7);
     std::fill(dx.begin(), dx.end(), 0.0f);
     kernel::softmax_backward(rows, cols, y.data(), dy.data(), dx.data());
+    kernel::softmax_backward_reference(rows, cols, y.data(), dy.data(), expected.data(), 0.0f);
+    CHECK(worst(dx, expected) < 1e-7);
     check_gradient(x, dx, [&] {
       kernel::softmax_forward(rows, cols, x.data(), y.data());
       return dot(y, dy);
@@ -382,8 +381,16 @@ TEST_CASE("cross entropy: uniform logits give log vocab, target -1 is ignored, b
       return dot(losses, one);
     };
     loss();
+    Floats expected(3), expected_lse(3), slopes(x.size());
+    kernel::cross_entropy_reference(rows, vocab, x.data(), targets.data(), expected.data(),
+                                    expected_lse.data());
+    CHECK(worst(losses, expected) < 1e-6);
+    CHECK(worst(lse, expected_lse) < 1e-6);
     kernel::cross_entropy_backward(rows, vocab, x.data(), lse.data(), targets.data(), 1.0f,
                                    dx.data());
+    kernel::cross_entropy_backward_reference(rows, vocab, x.data(), lse.data(), targets.data(),
+                                             1.0f, slopes.data());
+    CHECK(worst(dx, slopes) < 2e-7);
     check_gradient(x, dx, loss);
   }
 }
@@ -426,6 +433,15 @@ TEST_CASE("norms: layer norm has mean 0 and variance 1; backward by differences"
     rms();
     kernel::rms_norm_backward(rows, cols, x.data(), weight.data(), rstd.data(), dy.data(),
                               dx.data(), dweight.data());
+    Floats expected(x.size());
+    std::vector<double> sums(weight.size());
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const std::int64_t at = i * cols;
+      kernel::norm_backward_reference(cols, x.data() + at, weight.data(), nullptr, rstd.data() + i,
+                                      dy.data() + at, expected.data() + at, sums.data(), nullptr);
+    }
+    CHECK(worst(dx, expected) < 4e-6);
+    CHECK(worst(dweight, Floats(sums.begin(), sums.end())) < 1e-5);
     check_gradient(x, dx, rms);
     check_gradient(weight, dweight, rms);
   }
@@ -450,35 +466,16 @@ kernel::AttentionShape attention_case(std::int64_t queries, std::int64_t keys, i
   return s;
 }
 
-Floats naive_attention(const kernel::AttentionShape& s, const Floats& q, const Floats& k,
-                       const Floats& v) {
-  Floats o(static_cast<std::size_t>(s.batch * s.o_batch), 0.0f);
-  const auto at = [](const Floats& x, std::int64_t i) {
-    return static_cast<double>(x[static_cast<std::size_t>(i)]);
-  };
+Floats attention_by_rows(const kernel::AttentionShape& s, const Floats& q, const Floats& k,
+                         const Floats& v) {
+  Floats o(q.size());
   for (std::int64_t task = 0; task < s.batch * s.heads * s.queries; ++task) {
     const std::int64_t i = task % s.queries, h = task / s.queries % s.heads;
-    const std::int64_t b = task / s.queries / s.heads, kv = h / (s.heads / s.kv_heads);
-    const std::int64_t seen = s.causal != 0 ? i + s.causal_offset + 1 : s.keys;
-    std::vector<double> out(static_cast<std::size_t>(s.head_size), 0.0);
-    double total = 0.0;
-    for (std::int64_t j = 0; j < seen; ++j) {
-      double score = 0.0;
-      for (std::int64_t d = 0; d < s.head_size; ++d) {
-        score += at(q, b * s.q_batch + i * s.q_stride + h * s.head_size + d) *
-                 at(k, b * s.k_batch + j * s.k_stride + kv * s.head_size + d);
-      }
-      const double weight = std::exp(score / std::sqrt(static_cast<double>(s.head_size)));
-      total += weight;
-      for (std::int64_t d = 0; d < s.head_size; ++d) {
-        out[static_cast<std::size_t>(d)] +=
-            weight * at(v, b * s.v_batch + j * s.v_stride + kv * s.head_size + d);
-      }
-    }
-    for (std::int64_t d = 0; d < s.head_size; ++d) {
-      o[static_cast<std::size_t>(b * s.o_batch + i * s.o_stride + h * s.head_size + d)] =
-          static_cast<float>(out[static_cast<std::size_t>(d)] / total);
-    }
+    const std::int64_t b = task / s.queries / s.heads;
+    const std::int64_t at = b * s.q_batch + i * s.q_stride + h * s.head_size;
+    const std::int64_t kv = b * s.k_batch + h / (s.heads / s.kv_heads) * s.head_size;
+    kernel::attention_reference(s, ts::detail::visible_keys(s, i), q.data() + at, k.data() + kv,
+                                v.data() + kv, o.data() + at);
   }
   return o;
 }
@@ -500,12 +497,7 @@ TEST_CASE("attention: blocks of queries match the definition; backward by differ
           return dot(o, d_o);
         };
         loss();
-        const Floats expected = naive_attention(s, q, k, v);
-        double worst = 0.0;
-        for (std::size_t i = 0; i < o.size(); ++i) {
-          worst = std::max(worst, std::fabs(static_cast<double>(o[i] - expected[i])));
-        }
-        CHECK(worst < 1e-6);
+        CHECK(worst(o, attention_by_rows(s, q, k, v)) < 1e-6);
         Floats dq(q.size(), 0.0f), dk(k.size(), 0.0f), dv(v.size(), 0.0f);
         kernel::attention_backward(s, q.data(), k.data(), v.data(), o.data(), lse.data(),
                                    d_o.data(), dq.data(), dk.data(), dv.data());
@@ -543,12 +535,20 @@ TEST_CASE("rope: keeps lengths, depends on the distance only, and is undone by i
     Floats y(x.size()), back(x.size(), 1.0f);
     kernel::rope(s, kernel::RopeTurn::forward, x.data(), y.data());
     CHECK(dot(x, x) == doctest::Approx(dot(y, y)).epsilon(1e-5));
+    Floats expected(x.size());
+    kernel::rope_reference(s, kernel::RopeTurn::forward, x.data(), expected.data());
+    CHECK(worst(y, expected) < 2e-7);
     const std::size_t partner = pairs == ts::RopePairs::interleaved ? 1 : 4;
     const double angle = 7.0;  // pair 0 of the first token
     CHECK(y[0] == doctest::Approx(std::cos(angle) * static_cast<double>(x[0]) -
                                   std::sin(angle) * static_cast<double>(x[partner]))
                       .epsilon(1e-5));
     kernel::rope_backward(s, y.data(), back.data());
+    kernel::rope_reference(s, kernel::RopeTurn::inverse, y.data(), expected.data());
+    for (float& value : expected) {
+      value += 1.0f;
+    }
+    CHECK(worst(back, expected) < 3e-7);
     for (std::size_t i = 0; i < x.size(); ++i) {
       CHECK(std::fabs(back[i] - 1.0f - x[i]) < 1e-6f);
     }
@@ -560,7 +560,7 @@ TEST_CASE("adamw: three steps follow the formula in double; sum of squares") {
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);
     Floats p = noise(n, 1), m(p.size(), 0.0f), v(p.size(), 0.0f);
-    std::vector<double> ep(p.begin(), p.end()), em(p.size(), 0.0), ev(p.size(), 0.0);
+    Floats ep = p, em = m, ev = v;
     kernel::AdamWStep s;
     s.learning_rate = 0.01f;
     s.weight_decay = 0.1f;
@@ -570,15 +570,10 @@ TEST_CASE("adamw: three steps follow the formula in double; sum of squares") {
       Floats grad = noise(n, static_cast<std::uint64_t>(10 + t));
       grad[7] = 0.0f;
       kernel::adamw(n, s, grad.data(), p.data(), m.data(), v.data());
-      for (std::size_t i = 0; i < p.size(); ++i) {
-        const double g = 0.5 * static_cast<double>(grad[i]);
-        em[i] = 0.9 * em[i] + 0.1 * g;
-        ev[i] = 0.999 * ev[i] + 0.001 * g * g;
-        const double root = std::sqrt(ev[i] / (1.0 - std::pow(0.999, t)));
-        const double rate = 0.01 / (1.0 - std::pow(0.9, t));
-        ep[i] = ep[i] * (1.0 - 0.01 * 0.1) - rate * em[i] / (root + 1e-8);
-        CHECK(std::fabs(static_cast<double>(p[i]) - ep[i]) < 1e-6);
-      }
+      kernel::adamw_reference(n, s, grad.data(), ep.data(), em.data(), ev.data());
+      CHECK(worst(p, ep) < 2e-7);
+      CHECK(worst(m, em) < 1e-7);
+      CHECK(worst(v, ev) < 1e-7);
     }
   }
   const Floats x = noise(20000, 3);

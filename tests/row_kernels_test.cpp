@@ -53,54 +53,29 @@ double worst(const Floats& a, const Floats& b) {
 
 double d(float x) { return static_cast<double>(x); }
 
-// O and gradients of attention in double, scores and all.
+Floats floats(const std::vector<double>& x) { return Floats(x.begin(), x.end()); }
+
+// O and gradients of attention by the reference bodies.
 struct AttentionTruth {
   Floats o, dq, dk, dv;
 };
 
 AttentionTruth attention_truth(const kernel::AttentionShape& s, const Floats& q, const Floats& k,
                                const Floats& v, const Floats& d_o) {
-  AttentionTruth t{Floats(q.size()), Floats(q.size()), Floats(k.size()), Floats(v.size())};
+  Floats o(q.size());
   std::vector<double> dq(q.size()), dk(k.size()), dv(v.size());
-  const double scale = 1.0 / std::sqrt(static_cast<double>(s.head_size));
   for (std::int64_t task = 0; task < s.batch * s.heads * s.queries; ++task) {
     const std::int64_t i = task % s.queries, h = task / s.queries % s.heads;
-    const std::int64_t b = task / s.queries / s.heads, n = ts::detail::visible_keys(s, i);
-    const std::size_t at = size(b * s.q_batch + i * s.q_stride + h * s.head_size);
+    const std::int64_t b = task / s.queries / s.heads, seen = ts::detail::visible_keys(s, i);
+    const std::int64_t at = b * s.q_batch + i * s.q_stride + h * s.head_size;
     const std::int64_t kv = b * s.k_batch + h / (s.heads / s.kv_heads) * s.head_size;
-    std::vector<double> p(size(n)), g(size(n));
-    double total = 0, mean = 0;
-    const std::size_t hs = size(s.head_size);
-    for (std::size_t j = 0; j < p.size(); ++j) {
-      for (std::size_t x = 0; x < hs; ++x) {
-        const std::size_t key = size(kv) + j * size(s.k_stride) + x;
-        p[j] += d(q[at + x]) * d(k[key]) * scale;
-        g[j] += d(d_o[at + x]) * d(v[key]);
-      }
-      p[j] = std::exp(p[j]);
-      total += p[j];
-    }
-    for (std::size_t j = 0; j < p.size(); ++j) {
-      p[j] /= total;
-      mean += p[j] * g[j];
-    }
-    std::vector<double> o(hs);
-    for (std::size_t j = 0; j < p.size(); ++j) {
-      for (std::size_t x = 0; x < hs; ++x) {
-        const std::size_t key = size(kv) + j * size(s.k_stride) + x;
-        const double slope = p[j] * (g[j] - mean) * scale;
-        o[x] += p[j] * d(v[key]);
-        dv[key] += p[j] * d(d_o[at + x]);
-        dq[at + x] += slope * d(k[key]);
-        dk[key] += slope * d(q[at + x]);
-      }
-    }
-    std::copy(o.begin(), o.end(), t.o.begin() + static_cast<std::ptrdiff_t>(at));
+    const float lse = kernel::attention_reference(s, seen, q.data() + at, k.data() + kv,
+                                                  v.data() + kv, o.data() + at);
+    kernel::attention_backward_reference(s, seen, q.data() + at, k.data() + kv, v.data() + kv,
+                                         o.data() + at, lse, d_o.data() + at, dq.data() + at,
+                                         dk.data() + kv, dv.data() + kv);
   }
-  std::copy(dq.begin(), dq.end(), t.dq.begin());
-  std::copy(dk.begin(), dk.end(), t.dk.begin());
-  std::copy(dv.begin(), dv.end(), t.dv.begin());
-  return t;
+  return {o, floats(dq), floats(dk), floats(dv)};
 }
 
 kernel::AttentionShape attention_shape(std::int64_t queries, std::int64_t keys, std::int64_t heads,
@@ -231,9 +206,9 @@ TEST_CASE("linear cross-entropy: as the kernels it is made of, in blocks of rows
       for (std::size_t i = 0; i < targets.size(); ++i) {
         targets[i] = i % 5 == 3 ? -1 : static_cast<std::int32_t>((i * 977) % size(vocab));
       }
-      Floats expected(size(rows)), losses(size(rows)), lse(size(rows));
+      Floats expected(size(rows)), losses(size(rows)), lse(size(rows)), expected_lse = lse;
       kernel::linear_cross_entropy_reference(rows, width, vocab, x.data(), w.data(), targets.data(),
-                                             expected.data());
+                                             expected.data(), expected_lse.data());
       const float nan = std::nanf(""), scale = 0.25f;
       Floats dx(x.size(), nan), dw(w.size(), nan), dx2(x.size(), 1.0f), dw2(w.size(), nan);
       const kernel::LinearCrossEntropy both{rows,      width,          vocab, x.data(),
@@ -243,6 +218,7 @@ TEST_CASE("linear cross-entropy: as the kernels it is made of, in blocks of rows
       CAPTURE(rows);
       const double near = 2.4e-7 * static_cast<double>(width + 8);
       CHECK(worst(losses, expected) < near);
+      CHECK(worst(lse, expected_lse) < near);
       Floats logits(size(rows * vocab)), dlogits(logits.size(), nan), other(size(rows));
       using kernel::Trans;
       kernel::gemm(Trans::no, Trans::yes, rows, vocab, width, x.data(), width, w.data(), width,
@@ -251,8 +227,8 @@ TEST_CASE("linear cross-entropy: as the kernels it is made of, in blocks of rows
                                     other.data());
       CHECK(worst(losses, expected) < near);
       CHECK(worst(other, lse) < near);
-      kernel::cross_entropy_backward(rows, vocab, logits.data(), lse.data(), targets.data(), scale,
-                                     dlogits.data(), 0.0f);
+      kernel::cross_entropy_backward_reference(rows, vocab, logits.data(), lse.data(),
+                                               targets.data(), scale, dlogits.data(), 0.0f);
       kernel::gemm_reference(Trans::no, Trans::no, rows, width, vocab, dlogits.data(), vocab,
                              w.data(), width, 0.0f, dx2.data(), width);
       kernel::gemm_reference(Trans::yes, Trans::no, vocab, width, rows, dlogits.data(), vocab,
@@ -305,6 +281,16 @@ TEST_CASE("norms: every width against float64; the residual sum on the way; beta
       kernel::layer_norm_backward(rows, cols, sum.data(), w.data(), mean.data(), rstd.data(),
                                   dy.data(), dx2.data(), dw.data(), db.data());
       CHECK(dx == dx2);
+      std::vector<double> dw_sum(size(cols)), db_sum(size(cols));  // twice, as beta 1 adds
+      for (std::int64_t i = 0; i < 2 * rows; ++i) {
+        const std::int64_t at = i % rows * cols;
+        kernel::norm_backward_reference(cols, sum.data() + at, w.data(), &mean[size(i % rows)],
+                                        &rstd[size(i % rows)], dy.data() + at, dx2.data() + at,
+                                        dw_sum.data(), db_sum.data(), 0.0f);
+      }
+      CHECK(worst(dx, dx2) < (cols == 1 ? 1e-3 : 1e-5));
+      CHECK(worst(dw, floats(dw_sum)) < 1e-5);
+      CHECK(worst(db, floats(db_sum)) < 2e-6);
       Floats columns(size(cols), std::nanf(""));
       kernel::column_sums(rows, cols, dy.data(), columns.data(), 0.0f);
       kernel::column_sums(rows, cols, dy.data(), columns.data());
@@ -321,14 +307,12 @@ TEST_CASE("column sums: whole numbers come out exactly, over 2^20 rows too") {
       for (std::size_t i = 0; i < x.size(); ++i) {
         x[i] = static_cast<float>(static_cast<int>(i % 13) - 5);
       }
-      std::vector<double> expected(y.size(), 1.0);
-      for (std::size_t i = 0; i < x.size(); ++i) {
-        expected[i % y.size()] += d(x[i]);
+      Floats expected = y;
+      for (std::int64_t j = 0; j < cols; ++j) {
+        expected[size(j)] += static_cast<float>(kernel::sum_reference(rows, &x[size(j)], 1, cols));
       }
       kernel::column_sums(rows, cols, x.data(), y.data());
-      for (std::size_t j = 0; j < y.size(); ++j) {
-        CHECK(d(y[j]) == expected[j]);
-      }
+      CHECK(y == expected);
     }
   });
 }
@@ -370,15 +354,12 @@ TEST_CASE("elementwise: slopes against float64; tails neither read nor write pas
       kernel::gelu_backward(n, x.data(), dy.data(), dx.data(), 0.0f);
       double worst_gelu = 0, worst_silu = 0;
       for (std::int64_t i = 0; i < n; ++i) {
-        const double v = d(x[size(i)]);
-        const double slope = 0.5 * (1.0 + std::erf(v / std::sqrt(2.0))) +
-                             v * std::exp(-v * v / 2) / std::sqrt(2.0 * std::acos(-1.0));
+        const double slope = kernel::gelu_slope_reference(d(x[size(i)]));
         worst_gelu = std::max(worst_gelu, std::fabs(d(dx[size(i)]) - 2.0 * slope));
       }
       kernel::silu_backward(n, x.data(), dy.data(), dx.data(), 0.0f);
       for (std::int64_t i = 0; i < n; ++i) {
-        const double v = d(x[size(i)]), s = 1.0 / (1.0 + std::exp(-v));
-        const double slope = s * (1.0 + v * (1.0 - s));
+        const double slope = kernel::silu_slope_reference(d(x[size(i)]));
         worst_silu = std::max(worst_silu, std::fabs(d(dx[size(i)]) - 2.0 * slope));
       }
       CHECK(worst_gelu < 6e-7);

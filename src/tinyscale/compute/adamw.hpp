@@ -14,6 +14,31 @@
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
+namespace kernel {
+
+struct AdamWStep {
+  float learning_rate = 1e-3f, beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f;
+  float weight_decay = 0.0f, grad_scale = 1.0f;
+  std::int64_t step = 1;
+};
+
+// The reference body.
+inline void adamw_reference(std::int64_t n, const AdamWStep& s, const float* grad, float* param,
+                            float* m, float* v) {
+  const double b1 = double{s.beta1}, b2 = double{s.beta2}, lr = double{s.learning_rate};
+  const double t = static_cast<double>(s.step);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double g = double{s.grad_scale} * double{grad[i]};
+    m[i] = static_cast<float>(b1 * double{m[i]} + (1 - b1) * g);
+    v[i] = static_cast<float>(b2 * double{v[i]} + (1 - b2) * g * g);
+    const double root = std::sqrt(double{v[i]} / (1 - std::pow(b2, t))) + double{s.epsilon};
+    const double rate = lr / (1 - std::pow(b1, t)), decay = 1 - lr * double{s.weight_decay};
+    param[i] = static_cast<float>(double{param[i]} * decay - rate * double{m[i]} / root);
+  }
+}
+
+}  // namespace kernel
+
 namespace detail {
 
 struct AdamWBlock {
@@ -68,12 +93,6 @@ struct AdamWBlock {
 }  // namespace detail
 
 namespace kernel {
-
-struct AdamWStep {
-  float learning_rate = 1e-3f, beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f;
-  float weight_decay = 0.0f, grad_scale = 1.0f;
-  std::int64_t step = 1;
-};
 
 inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* param, float* m,
                   float* v) {

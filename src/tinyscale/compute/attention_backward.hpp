@@ -3,6 +3,7 @@
 //   dV = P^T dO,  dS = P (dO V^T - sum(dO O)),  dQ = dS K scale,  dK = dS^T Q scale.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "tinyscale/base/threads.hpp"
@@ -13,6 +14,31 @@
 #include "tinyscale/compute/softmax.hpp"
 
 namespace tinyscale {
+namespace kernel {
+
+// The reference body: what one query of one head adds to its dq and to this head's dk and dv.
+inline void attention_backward_reference(const AttentionShape& s, std::int64_t seen, const float* q,
+                                         const float* k, const float* v, const float* o, float lse,
+                                         const float* d_o, double* dq, double* dk, double* dv) {
+  const double scale = 1.0 / std::sqrt(static_cast<double>(s.head_size));
+  for (std::int64_t j = 0; j < seen; ++j) {
+    const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
+    double score = 0, dp = 0;
+    for (std::int64_t d = 0; d < s.head_size; ++d) {
+      score += double{q[d]} * double{k[at_k + d]} * scale;
+      dp += double{d_o[d]} * (double{v[at_v + d]} - double{o[d]});  // less sum(dO O)
+    }
+    const double p = std::exp(score - double{lse}), ds = p * dp * scale;
+    for (std::int64_t d = 0; d < s.head_size; ++d) {
+      dq[d] += ds * double{k[at_k + d]};
+      dk[at_k + d] += ds * double{q[d]};
+      dv[at_v + d] += p * double{d_o[d]};
+    }
+  }
+}
+
+}  // namespace kernel
+
 namespace detail {
 
 // sum(dO O) of each row.

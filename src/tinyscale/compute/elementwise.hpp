@@ -1,6 +1,7 @@
 #pragma once
 // Element-wise kernels: y[i] = f(a[i], b[i]); backward ones dx[i] = beta dx[i] + f'(x[i]) dy[i],
-// where beta is 0 (dx is not read) or 1. The reference body of each is the line in its comment.
+// where beta is 0 (dx is not read) or 1. Each has a reference body for one number,
+// or is what its comment says.
 // Work is split into fixed blocks, so the result does not depend on the number of threads.
 // gelu(x) = x (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel, arXiv 1606.08415).
 
@@ -13,6 +14,29 @@
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
+namespace kernel {
+
+// The reference bodies: f(x), and f'(x) as the slope.
+inline double silu_reference(double x) { return x / (1 + std::exp(-x)); }
+inline double gelu_reference(double x) { return x * (1 + std::erf(x * std::sqrt(0.5))) / 2; }
+inline double gelu_tanh_reference(double x) {
+  return x * (1 + std::tanh(0.79788456080286536 * (x + 0.044715 * x * x * x))) / 2;
+}
+inline double tanh_slope_reference(double x) { return 1 - std::tanh(x) * std::tanh(x); }
+inline double silu_slope_reference(double x) {
+  const double s = 1 / (1 + std::exp(-x));
+  return s * (1 + x * (1 - s));
+}
+inline double gelu_slope_reference(double x) {  // 0.3989... = 1 / sqrt(2 pi)
+  return (1 + std::erf(x * std::sqrt(0.5))) / 2 + 0.39894228040143268 * x * std::exp(-x * x / 2);
+}
+inline double gelu_tanh_slope_reference(double x) {  // t = tanh(u); t' = (1 - t^2) u'
+  const double t = std::tanh(0.79788456080286536 * (x + 0.044715 * x * x * x));
+  return (1 + t + x * (1 - t * t) * 0.79788456080286536 * (1 + 0.134145 * x * x)) / 2;
+}
+
+}  // namespace kernel
+
 namespace detail {
 
 constexpr std::int64_t elementwise_block = 8192;  // floats; a multiple of every lane width
@@ -192,7 +216,7 @@ inline void exp_forward(std::int64_t n, const float* x, float* y) {
 inline void tanh_forward(std::int64_t n, const float* x, float* y) {
   detail::map(detail::TanhOp{}, n, x, x, y);
 }
-inline void relu_forward(std::int64_t n, const float* x, float* y) {
+inline void relu_forward(std::int64_t n, const float* x, float* y) {  // max(x, 0)
   detail::map(detail::ReluOp{}, n, x, x, y);
 }
 inline void silu_forward(std::int64_t n, const float* x, float* y) {  // x / (1 + exp(-x))

@@ -10,6 +10,7 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
@@ -38,13 +39,10 @@ inline void gemm_epilogue_reference(const GemmEpilogue& e, std::int64_t i, std::
   if (e.before != nullptr) {
     e.before[i * e.ld_before + j] = static_cast<float>(x);
   }
-  if (e.activation == Activation::gelu) {
-    x = x * (1.0 + std::erf(x * 0.70710678118654752)) / 2.0;
-  } else if (e.activation == Activation::gelu_tanh) {
-    x = x * (1.0 + std::tanh(0.79788456080286536 * (x + 0.044715 * x * x * x))) / 2.0;
-  } else if (e.activation == Activation::silu) {
-    x = x / (1.0 + std::exp(-x));
-  }
+  x = e.activation == Activation::gelu        ? gelu_reference(x)
+      : e.activation == Activation::gelu_tanh ? gelu_tanh_reference(x)
+      : e.activation == Activation::silu      ? silu_reference(x)
+                                              : x;
   x += e.residual != nullptr ? static_cast<double>(e.residual[i * e.ld_residual + j]) : 0.0;
   *c = static_cast<float>(x);
 }

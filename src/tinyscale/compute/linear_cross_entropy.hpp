@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/attention.hpp"
@@ -22,22 +23,15 @@
 namespace tinyscale {
 namespace kernel {
 
-// The reference body: losses alone.
+// The reference body of the losses. Of the gradients: cross_entropy_backward_reference, and
+// gemm_reference of what it gives.
 inline void linear_cross_entropy_reference(std::int64_t rows, std::int64_t width,
                                            std::int64_t vocab, const float* x, const float* w,
-                                           const std::int32_t* targets, float* losses) {
-  for (std::int64_t i = 0; i < rows; ++i) {
-    double total = 0, wanted = 0;
-    for (std::int64_t j = 0; j < vocab; ++j) {
-      double logit = 0;
-      for (std::int64_t d = 0; d < width; ++d) {
-        logit += static_cast<double>(x[i * width + d]) * static_cast<double>(w[j * width + d]);
-      }
-      total += std::exp(logit);
-      wanted = j == targets[i] ? logit : wanted;
-    }
-    losses[i] = targets[i] < 0 ? 0.0f : static_cast<float>(std::log(total) - wanted);
-  }
+                                           const std::int32_t* targets, float* losses, float* lse) {
+  std::vector<float> logits(static_cast<std::size_t>(rows * vocab));
+  gemm_reference(Trans::no, Trans::yes, rows, vocab, width, x, width, w, width, 0.0f, logits.data(),
+                 vocab);
+  cross_entropy_reference(rows, vocab, logits.data(), targets, losses, lse);
 }
 
 struct LinearCrossEntropy {

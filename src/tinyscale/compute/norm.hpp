@@ -22,22 +22,41 @@ namespace kernel {
 // The reference body: one row. mean is null for RMS norm, bias may be null.
 inline void norm_reference(std::int64_t cols, float eps, const float* x, const float* weight,
                            const float* bias, float* y, float* mean, float* rstd) {
-  double center = 0, square = 0;
-  for (std::int64_t j = 0; j < cols && mean != nullptr; ++j) {
-    center += static_cast<double>(x[j]) / static_cast<double>(cols);
-  }
+  const double count = static_cast<double>(cols);
+  const double center = mean == nullptr ? 0.0 : sum_reference(cols, x) / count;
+  double square = 0;
   for (std::int64_t j = 0; j < cols; ++j) {
-    const double d = static_cast<double>(x[j]) - center;
-    square += d * d / static_cast<double>(cols);
+    square += (double{x[j]} - center) * (double{x[j]} - center);
   }
-  const double r = 1.0 / std::sqrt(square + static_cast<double>(eps));
+  const double r = 1.0 / std::sqrt(square / count + double{eps});
   for (std::int64_t j = 0; j < cols; ++j) {
-    const double n = (static_cast<double>(x[j]) - center) * r;
-    y[j] = static_cast<float>(n * static_cast<double>(weight[j]) +
-                              (bias == nullptr ? 0.0 : static_cast<double>(bias[j])));
+    const double n = (double{x[j]} - center) * r, b = bias == nullptr ? 0.0 : double{bias[j]};
+    y[j] = static_cast<float>(n * double{weight[j]} + b);
   }
   *rstd = static_cast<float>(r);
   (mean == nullptr ? *rstd : *mean) = static_cast<float>(mean == nullptr ? r : center);
+}
+
+// Its gradients. Every row adds to dweight and dbias (or null).
+inline void norm_backward_reference(std::int64_t cols, const float* x, const float* weight,
+                                    const float* mean, const float* rstd, const float* dy,
+                                    float* dx, double* dweight, double* dbias, float beta = 1.0f) {
+  const double center = mean == nullptr ? 0.0 : double{*mean}, r = double{*rstd};
+  double mean_g = 0, mean_gn = 0;
+  for (std::int64_t j = 0; j < cols; ++j) {
+    const double g = double{dy[j]} * double{weight[j]} / static_cast<double>(cols);
+    mean_g += mean == nullptr ? 0.0 : g;
+    mean_gn += g * (double{x[j]} - center) * r;
+  }
+  for (std::int64_t j = 0; j < cols; ++j) {
+    const double n = (double{x[j]} - center) * r, g = double{dy[j]} * double{weight[j]};
+    const float old = beta == 0.0f ? 0.0f : dx[j];
+    dx[j] = old + static_cast<float>(r * (g - mean_g - n * mean_gn));
+    dweight[j] += double{dy[j]} * n;
+    if (dbias != nullptr) {
+      dbias[j] += double{dy[j]};
+    }
+  }
 }
 
 }  // namespace kernel

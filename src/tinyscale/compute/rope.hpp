@@ -23,6 +23,23 @@ struct RopeShape {  // x is [batch, tokens, heads * head_size]
   RopePairs pairs = RopePairs::interleaved;
 };
 
+// The reference body; backward: the inverse turn.
+inline void rope_reference(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
+  const std::int64_t half = s.head_size / 2;
+  for (std::int64_t at = 0; at < s.batch * s.tokens * s.heads * half; ++at) {
+    const std::int64_t i = at % half, head = at / half, t = head / s.heads % s.tokens;
+    const bool interleaved = s.pairs == RopePairs::interleaved;
+    const std::int64_t a = head * s.head_size + (interleaved ? 2 * i : i);
+    const std::int64_t b = a + (interleaved ? 1 : half);
+    const double power = static_cast<double>(2 * i) / static_cast<double>(s.head_size);
+    const double angle = static_cast<double>(s.first_position + t) / std::pow(s.theta, power);
+    const double c = std::cos(angle), n = std::sin(turn == RopeTurn::forward ? angle : -angle);
+    const double xa = double{x[a]}, xb = double{x[b]};
+    y[a] = static_cast<float>(xa * c - xb * n);
+    y[b] = static_cast<float>(xa * n + xb * c);
+  }
+}
+
 }  // namespace kernel
 
 namespace detail {

@@ -4,6 +4,7 @@
 // never depends on the threads.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -13,6 +14,19 @@
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
+namespace kernel {
+
+// The reference body: the sum of x[i]^power; step is the number of columns where x is a column.
+inline double sum_reference(std::int64_t n, const float* x, int power = 1, std::int64_t step = 1) {
+  double total = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    total += std::pow(double{x[i * step]}, power);
+  }
+  return total;
+}
+
+}  // namespace kernel
+
 namespace detail {
 
 // result = sum of x[i]^POWER in four vectors of doubles, then the rest one by one.
