@@ -13,7 +13,7 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 
-// clang-format off: an include inside #if stays in its part by its two blanks
+// clang-format off
 #if defined(__linux__) && !TINYSCALE_INTERPRETER && defined(__has_include)
 #if __has_include(<linux/perf_event.h>)
 #  include <dirent.h>
