@@ -158,14 +158,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <dirent.h>
-#include <errno.h>
 #include <exception>
 #include <functional>
 #include <initializer_list>
 #include <iostream>
 #include <limits>
-#include <linux/perf_event.h>
 #include <mutex>
 #include <new>
 #include <ostream>
@@ -173,10 +170,8 @@
 #include <stdexcept>
 #include <string>
 #include <sys/stat.h>
-#include <sys/syscall.h>
 #include <system_error>
 #include <thread>
-#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -2748,11 +2743,18 @@ struct Counters {
 // counts. Linux only, through perf_event_open, of the program's own threads and outside the kernel.
 // Where that is not allowed (containers, most virtual machines, interpreters) `why` says so.
 
+// clang-format off
 #if defined(__linux__) && !TINYSCALE_INTERPRETER && defined(__has_include)
 #if __has_include(<linux/perf_event.h>)
+#  include <dirent.h>
+#  include <errno.h>
+#  include <linux/perf_event.h>
+#  include <sys/syscall.h>
+#  include <unistd.h>
 #define TINYSCALE_PERF_EVENTS 1
 #endif
 #endif
+// clang-format on
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -19314,9 +19316,8 @@ class Trainer {
 
   StepResult step(std::int64_t number) {
     if (!mesh_) {
-      const Batch batch =
-          make_batch(tokens_, options_.batch, model_.config.context, options_.seed, number);
-      return train_step(model_, *optimizer_, batch, options_, number);
+      fill_batch(batch_, tokens_, options_.batch, model_.config.context, options_.seed, number);
+      return train_step(model_, *optimizer_, batch_, options_, number);
     }
     List<StepResult> results(replicas_.size());
     const MeshRun run = mesh_->run([&](Device& device) {
@@ -19340,6 +19341,7 @@ class Trainer {
   Transformer& model_;
   const TrainOptions& options_;
   std::vector<std::int32_t> tokens_;
+  Batch batch_;
   Shared<AdamW> optimizer_;
   Shared<Mesh> mesh_;
   List<Shared<Replica>> replicas_;

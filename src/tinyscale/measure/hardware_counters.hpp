@@ -13,16 +13,18 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 
+// clang-format off
 #if defined(__linux__) && !TINYSCALE_INTERPRETER && defined(__has_include)
 #if __has_include(<linux/perf_event.h>)
-#include <dirent.h>
-#include <errno.h>
-#include <linux/perf_event.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#  include <dirent.h>
+#  include <errno.h>
+#  include <linux/perf_event.h>
+#  include <sys/syscall.h>
+#  include <unistd.h>
 #define TINYSCALE_PERF_EVENTS 1
 #endif
 #endif
+// clang-format on
 
 namespace tinyscale {
 

@@ -127,9 +127,8 @@ class Trainer {
 
   StepResult step(std::int64_t number) {
     if (!mesh_) {
-      const Batch batch =
-          make_batch(tokens_, options_.batch, model_.config.context, options_.seed, number);
-      return train_step(model_, *optimizer_, batch, options_, number);
+      fill_batch(batch_, tokens_, options_.batch, model_.config.context, options_.seed, number);
+      return train_step(model_, *optimizer_, batch_, options_, number);
     }
     List<StepResult> results(replicas_.size());
     const MeshRun run = mesh_->run([&](Device& device) {
@@ -153,6 +152,7 @@ class Trainer {
   Transformer& model_;
   const TrainOptions& options_;
   std::vector<std::int32_t> tokens_;
+  Batch batch_;
   Shared<AdamW> optimizer_;
   Shared<Mesh> mesh_;
   List<Shared<Replica>> replicas_;
