@@ -671,9 +671,10 @@ inline Pool& pool() {
   return all;
 }
 
-// Memory for `n` things of `size` bytes, 64-byte aligned; give it back with the same numbers.
+// Memory for `n` things of `size` bytes, 64-byte aligned; give it back with the same numbers. More
+// than a terabyte is not asked for: some allocators would end the program.
 inline void* pool_take(std::size_t n, std::size_t size) {
-  if (n > std::numeric_limits<std::size_t>::max() / 4 / size) {
+  if (n > (std::size_t{1} << 40) / size) {
     throw std::bad_alloc();
   }
 #if TINYSCALE_POOL
@@ -5242,11 +5243,35 @@ TINYSCALE_INLINE void sqrt_vector(const typename L::V& x, typename L::V& y) {
 
 // >> tinyscale/compute/elementwise.hpp
 // Element-wise kernels: y[i] = f(a[i], b[i]); backward ones dx[i] = beta dx[i] + f'(x[i]) dy[i],
-// where beta is 0 (dx is not read) or 1. The reference body of each is the line in its comment.
+// where beta is 0 (dx is not read) or 1. Each has a reference body for one number,
+// or is what its comment says.
 // Work is split into fixed blocks, so the result does not depend on the number of threads.
 // gelu(x) = x (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel, arXiv 1606.08415).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernel {
+
+// The reference bodies: f(x), and f'(x) as the slope.
+inline double silu_reference(double x) { return x / (1 + std::exp(-x)); }
+inline double gelu_reference(double x) { return x * (1 + std::erf(x * std::sqrt(0.5))) / 2; }
+inline double gelu_tanh_reference(double x) {
+  return x * (1 + std::tanh(0.79788456080286536 * (x + 0.044715 * x * x * x))) / 2;
+}
+inline double tanh_slope_reference(double x) { return 1 - std::tanh(x) * std::tanh(x); }
+inline double silu_slope_reference(double x) {
+  const double s = 1 / (1 + std::exp(-x));
+  return s * (1 + x * (1 - s));
+}
+inline double gelu_slope_reference(double x) {  // 0.3989... = 1 / sqrt(2 pi)
+  return (1 + std::erf(x * std::sqrt(0.5))) / 2 + 0.39894228040143268 * x * std::exp(-x * x / 2);
+}
+inline double gelu_tanh_slope_reference(double x) {  // t = tanh(u); t' = (1 - t^2) u'
+  const double t = std::tanh(0.79788456080286536 * (x + 0.044715 * x * x * x));
+  return (1 + t + x * (1 - t * t) * 0.79788456080286536 * (1 + 0.134145 * x * x)) / 2;
+}
+
+}  // namespace kernel
+
 namespace detail {
 
 constexpr std::int64_t elementwise_block = 8192;  // floats; a multiple of every lane width
@@ -5426,7 +5451,7 @@ inline void exp_forward(std::int64_t n, const float* x, float* y) {
 inline void tanh_forward(std::int64_t n, const float* x, float* y) {
   detail::map(detail::TanhOp{}, n, x, x, y);
 }
-inline void relu_forward(std::int64_t n, const float* x, float* y) {
+inline void relu_forward(std::int64_t n, const float* x, float* y) {  // max(x, 0)
   detail::map(detail::ReluOp{}, n, x, x, y);
 }
 inline void silu_forward(std::int64_t n, const float* x, float* y) {  // x / (1 + exp(-x))
@@ -5470,6 +5495,19 @@ inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, 
 // never depends on the threads.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernel {
+
+// The reference body: the sum of x[i]^power; step is the number of columns where x is a column.
+inline double sum_reference(std::int64_t n, const float* x, int power = 1, std::int64_t step = 1) {
+  double total = 0;
+  for (std::int64_t i = 0; i < n; ++i) {
+    total += std::pow(double{x[i * step]}, power);
+  }
+  return total;
+}
+
+}  // namespace kernel
+
 namespace detail {
 
 // result = sum of x[i]^POWER in four vectors of doubles, then the rest one by one.
@@ -5613,6 +5651,31 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
 // 28 bytes moved a parameter. Loshchilov and Hutter, arXiv 1711.05101.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernel {
+
+struct AdamWStep {
+  float learning_rate = 1e-3f, beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f;
+  float weight_decay = 0.0f, grad_scale = 1.0f;
+  std::int64_t step = 1;
+};
+
+// The reference body.
+inline void adamw_reference(std::int64_t n, const AdamWStep& s, const float* grad, float* param,
+                            float* m, float* v) {
+  const double b1 = double{s.beta1}, b2 = double{s.beta2}, lr = double{s.learning_rate};
+  const double t = static_cast<double>(s.step);
+  for (std::int64_t i = 0; i < n; ++i) {
+    const double g = double{s.grad_scale} * double{grad[i]};
+    m[i] = static_cast<float>(b1 * double{m[i]} + (1 - b1) * g);
+    v[i] = static_cast<float>(b2 * double{v[i]} + (1 - b2) * g * g);
+    const double root = std::sqrt(double{v[i]} / (1 - std::pow(b2, t))) + double{s.epsilon};
+    const double rate = lr / (1 - std::pow(b1, t)), decay = 1 - lr * double{s.weight_decay};
+    param[i] = static_cast<float>(double{param[i]} * decay - rate * double{m[i]} / root);
+  }
+}
+
+}  // namespace kernel
+
 namespace detail {
 
 struct AdamWBlock {
@@ -5667,12 +5730,6 @@ struct AdamWBlock {
 }  // namespace detail
 
 namespace kernel {
-
-struct AdamWStep {
-  float learning_rate = 1e-3f, beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f;
-  float weight_decay = 0.0f, grad_scale = 1.0f;
-  std::int64_t step = 1;
-};
 
 inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* param, float* m,
                   float* v) {
@@ -8144,13 +8201,10 @@ inline void gemm_epilogue_reference(const GemmEpilogue& e, std::int64_t i, std::
   if (e.before != nullptr) {
     e.before[i * e.ld_before + j] = static_cast<float>(x);
   }
-  if (e.activation == Activation::gelu) {
-    x = x * (1.0 + std::erf(x * 0.70710678118654752)) / 2.0;
-  } else if (e.activation == Activation::gelu_tanh) {
-    x = x * (1.0 + std::tanh(0.79788456080286536 * (x + 0.044715 * x * x * x))) / 2.0;
-  } else if (e.activation == Activation::silu) {
-    x = x / (1.0 + std::exp(-x));
-  }
+  x = e.activation == Activation::gelu        ? gelu_reference(x)
+      : e.activation == Activation::gelu_tanh ? gelu_tanh_reference(x)
+      : e.activation == Activation::silu      ? silu_reference(x)
+                                              : x;
   x += e.residual != nullptr ? static_cast<double>(e.residual[i * e.ld_residual + j]) : 0.0;
   *c = static_cast<float>(x);
 }
@@ -8354,6 +8408,65 @@ inline void gemm_batched(std::int64_t batch, Trans ta, Trans tb, std::int64_t m,
 // dx = y (dy - sum(y dy));  d logits = scale (exp(x - lse) - onehot(target)).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernel {
+
+// The reference bodies: lse of one row, then y, dx, losses, d logits.
+inline double lse_reference(std::int64_t n, const float* x) {
+  const double max = double{*std::max_element(x, x + n)};
+  double sum = 0;
+  for (std::int64_t j = 0; j < n; ++j) {
+    sum += std::exp(double{x[j]} - max);
+  }
+  return max + std::log(sum);
+}
+
+inline void softmax_reference(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
+  for (std::int64_t i = 0; i < rows * cols; i += cols) {
+    const double lse = lse_reference(cols, x + i);
+    for (std::int64_t j = i; j < i + cols; ++j) {
+      y[j] = static_cast<float>(std::exp(double{x[j]} - lse));
+    }
+  }
+}
+
+inline void softmax_backward_reference(std::int64_t rows, std::int64_t cols, const float* y,
+                                       const float* dy, float* dx, float beta = 1.0f) {
+  for (std::int64_t i = 0; i < rows * cols; i += cols) {
+    double mean = 0;
+    for (std::int64_t j = i; j < i + cols; ++j) {
+      mean += double{y[j]} * double{dy[j]};
+    }
+    for (std::int64_t j = i; j < i + cols; ++j) {
+      const float old = beta == 0.0f ? 0.0f : dx[j];
+      dx[j] = old + static_cast<float>(double{y[j]} * (double{dy[j]} - mean));
+    }
+  }
+}
+
+inline void cross_entropy_reference(std::int64_t rows, std::int64_t vocab, const float* logits,
+                                    const std::int32_t* targets, float* losses, float* lse) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    const float* const x = logits + i * vocab;
+    const double all = lse_reference(vocab, x);
+    lse[i] = static_cast<float>(all);
+    losses[i] = targets[i] < 0 ? 0.0f : static_cast<float>(all - double{x[targets[i]]});
+  }
+}
+
+inline void cross_entropy_backward_reference(std::int64_t rows, std::int64_t vocab,
+                                             const float* logits, const float* lse,
+                                             const std::int32_t* targets, float scale,
+                                             float* dlogits, float beta = 1.0f) {
+  for (std::int64_t at = 0; at < rows * vocab; ++at) {
+    const std::int64_t i = at / vocab, j = at % vocab;
+    const double y = std::exp(double{logits[at]} - double{lse[i]});
+    const double slope = targets[i] < 0 ? 0.0 : y - (j == targets[i] ? 1.0 : 0.0);
+    dlogits[at] = static_cast<float>(scale * slope) + (beta == 0.0f ? 0.0f : dlogits[at]);
+  }
+}
+
+}  // namespace kernel
+
 namespace detail {
 
 // The sum of a row of terms, four vectors at a time; a lane past the row counts as 0.
@@ -9016,6 +9129,31 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
 //   dV = P^T dO,  dS = P (dO V^T - sum(dO O)),  dQ = dS K scale,  dK = dS^T Q scale.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace kernel {
+
+// The reference body: what one query of one head adds to its dq and to this head's dk and dv.
+inline void attention_backward_reference(const AttentionShape& s, std::int64_t seen, const float* q,
+                                         const float* k, const float* v, const float* o, float lse,
+                                         const float* d_o, double* dq, double* dk, double* dv) {
+  const double scale = 1.0 / std::sqrt(static_cast<double>(s.head_size));
+  for (std::int64_t j = 0; j < seen; ++j) {
+    const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
+    double score = 0, dp = 0;
+    for (std::int64_t d = 0; d < s.head_size; ++d) {
+      score += double{q[d]} * double{k[at_k + d]} * scale;
+      dp += double{d_o[d]} * (double{v[at_v + d]} - double{o[d]});  // less sum(dO O)
+    }
+    const double p = std::exp(score - double{lse}), ds = p * dp * scale;
+    for (std::int64_t d = 0; d < s.head_size; ++d) {
+      dq[d] += ds * double{k[at_k + d]};
+      dk[at_k + d] += ds * double{q[d]};
+      dv[at_v + d] += p * double{d_o[d]};
+    }
+  }
+}
+
+}  // namespace kernel
+
 namespace detail {
 
 // sum(dO O) of each row.
@@ -9190,22 +9328,15 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace kernel {
 
-// The reference body: losses alone.
+// The reference body of the losses. Of the gradients: cross_entropy_backward_reference, and
+// gemm_reference of what it gives.
 inline void linear_cross_entropy_reference(std::int64_t rows, std::int64_t width,
                                            std::int64_t vocab, const float* x, const float* w,
-                                           const std::int32_t* targets, float* losses) {
-  for (std::int64_t i = 0; i < rows; ++i) {
-    double total = 0, wanted = 0;
-    for (std::int64_t j = 0; j < vocab; ++j) {
-      double logit = 0;
-      for (std::int64_t d = 0; d < width; ++d) {
-        logit += static_cast<double>(x[i * width + d]) * static_cast<double>(w[j * width + d]);
-      }
-      total += std::exp(logit);
-      wanted = j == targets[i] ? logit : wanted;
-    }
-    losses[i] = targets[i] < 0 ? 0.0f : static_cast<float>(std::log(total) - wanted);
-  }
+                                           const std::int32_t* targets, float* losses, float* lse) {
+  std::vector<float> logits(static_cast<std::size_t>(rows * vocab));
+  gemm_reference(Trans::no, Trans::yes, rows, vocab, width, x, width, w, width, 0.0f, logits.data(),
+                 vocab);
+  cross_entropy_reference(rows, vocab, logits.data(), targets, losses, lse);
 }
 
 struct LinearCrossEntropy {
@@ -9432,22 +9563,41 @@ namespace kernel {
 // The reference body: one row. mean is null for RMS norm, bias may be null.
 inline void norm_reference(std::int64_t cols, float eps, const float* x, const float* weight,
                            const float* bias, float* y, float* mean, float* rstd) {
-  double center = 0, square = 0;
-  for (std::int64_t j = 0; j < cols && mean != nullptr; ++j) {
-    center += static_cast<double>(x[j]) / static_cast<double>(cols);
-  }
+  const double count = static_cast<double>(cols);
+  const double center = mean == nullptr ? 0.0 : sum_reference(cols, x) / count;
+  double square = 0;
   for (std::int64_t j = 0; j < cols; ++j) {
-    const double d = static_cast<double>(x[j]) - center;
-    square += d * d / static_cast<double>(cols);
+    square += (double{x[j]} - center) * (double{x[j]} - center);
   }
-  const double r = 1.0 / std::sqrt(square + static_cast<double>(eps));
+  const double r = 1.0 / std::sqrt(square / count + double{eps});
   for (std::int64_t j = 0; j < cols; ++j) {
-    const double n = (static_cast<double>(x[j]) - center) * r;
-    y[j] = static_cast<float>(n * static_cast<double>(weight[j]) +
-                              (bias == nullptr ? 0.0 : static_cast<double>(bias[j])));
+    const double n = (double{x[j]} - center) * r, b = bias == nullptr ? 0.0 : double{bias[j]};
+    y[j] = static_cast<float>(n * double{weight[j]} + b);
   }
   *rstd = static_cast<float>(r);
   (mean == nullptr ? *rstd : *mean) = static_cast<float>(mean == nullptr ? r : center);
+}
+
+// Its gradients. Every row adds to dweight and dbias (or null).
+inline void norm_backward_reference(std::int64_t cols, const float* x, const float* weight,
+                                    const float* mean, const float* rstd, const float* dy,
+                                    float* dx, double* dweight, double* dbias, float beta = 1.0f) {
+  const double center = mean == nullptr ? 0.0 : double{*mean}, r = double{*rstd};
+  double mean_g = 0, mean_gn = 0;
+  for (std::int64_t j = 0; j < cols; ++j) {
+    const double g = double{dy[j]} * double{weight[j]} / static_cast<double>(cols);
+    mean_g += mean == nullptr ? 0.0 : g;
+    mean_gn += g * (double{x[j]} - center) * r;
+  }
+  for (std::int64_t j = 0; j < cols; ++j) {
+    const double n = (double{x[j]} - center) * r, g = double{dy[j]} * double{weight[j]};
+    const float old = beta == 0.0f ? 0.0f : dx[j];
+    dx[j] = old + static_cast<float>(r * (g - mean_g - n * mean_gn));
+    dweight[j] += double{dy[j]} * n;
+    if (dbias != nullptr) {
+      dbias[j] += double{dy[j]};
+    }
+  }
 }
 
 }  // namespace kernel
@@ -9671,6 +9821,23 @@ struct RopeShape {  // x is [batch, tokens, heads * head_size]
   double theta = 10000.0;
   RopePairs pairs = RopePairs::interleaved;
 };
+
+// The reference body; backward: the inverse turn.
+inline void rope_reference(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
+  const std::int64_t half = s.head_size / 2;
+  for (std::int64_t at = 0; at < s.batch * s.tokens * s.heads * half; ++at) {
+    const std::int64_t i = at % half, head = at / half, t = head / s.heads % s.tokens;
+    const bool interleaved = s.pairs == RopePairs::interleaved;
+    const std::int64_t a = head * s.head_size + (interleaved ? 2 * i : i);
+    const std::int64_t b = a + (interleaved ? 1 : half);
+    const double power = static_cast<double>(2 * i) / static_cast<double>(s.head_size);
+    const double angle = static_cast<double>(s.first_position + t) / std::pow(s.theta, power);
+    const double c = std::cos(angle), n = std::sin(turn == RopeTurn::forward ? angle : -angle);
+    const double xa = double{x[a]}, xb = double{x[b]};
+    y[a] = static_cast<float>(xa * c - xb * n);
+    y[b] = static_cast<float>(xa * n + xb * c);
+  }
+}
 
 }  // namespace kernel
 

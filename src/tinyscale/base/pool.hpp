@@ -6,7 +6,6 @@
 
 #include <atomic>
 #include <cstddef>
-#include <limits>
 #include <new>     // align_val_t, bad_alloc, nothrow
 #include <thread>  // this_thread::yield
 
@@ -143,9 +142,10 @@ inline Pool& pool() {
   return all;
 }
 
-// Memory for `n` things of `size` bytes, 64-byte aligned; give it back with the same numbers.
+// Memory for `n` things of `size` bytes, 64-byte aligned; give it back with the same numbers. More
+// than a terabyte is not asked for: some allocators would end the program.
 inline void* pool_take(std::size_t n, std::size_t size) {
-  if (n > std::numeric_limits<std::size_t>::max() / 4 / size) {
+  if (n > (std::size_t{1} << 40) / size) {
     throw std::bad_alloc();
   }
 #if TINYSCALE_POOL
