@@ -139,7 +139,7 @@ struct GemmFew {
   }
 };
 
-constexpr std::int64_t gemm_few = 32;              // rows of A up to which B is read in streams
+constexpr std::int64_t gemm_few = 64;              // rows of A up to which B is read in streams
 constexpr std::int64_t gemm_in_cache = 1 << 20;    // floats of B that streams gain nothing for
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
 
@@ -164,7 +164,8 @@ inline void gemm_pack_few(const GemmOperands& g, std::int64_t rows, float* to) {
 
 // Few rows of A, B as stored, in chunks of columns; false where another way is better.
 inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
-  if (g.m > gemm_few || g.b_col != 1 || g.n < width || (g.m > 1 && g.n * g.k <= gemm_in_cache)) {
+  const std::int64_t in_cache = g.m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
+  if (g.m > gemm_few || g.b_col != 1 || g.n < width || (g.m > 1 && g.n * g.k <= in_cache)) {
     return false;
   }
   const std::int64_t rows = g.m == 1 ? 1 : (g.m + 3) / 4 * 4;

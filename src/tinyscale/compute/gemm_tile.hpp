@@ -42,6 +42,27 @@ struct PanelWork {
   std::int64_t ahead_row;
 };
 
+// One step of k: a row of B, a number of each row of A.
+template <class L, int ROWS, int VECTORS>
+TINYSCALE_INLINE void gemm_step(
+    const float* a, const std::int64_t (&rows)[static_cast<std::size_t>(ROWS)], const float* b,
+    typename L::V (&sum)[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)]) {
+  typename L::V right[static_cast<std::size_t>(VECTORS)];
+  TINYSCALE_UNROLL
+  for (int j = 0; j < VECTORS; ++j) {
+    load<L>(b + j * L::width, right[j]);
+  }
+  TINYSCALE_UNROLL
+  for (int i = 0; i < ROWS; ++i) {
+    typename L::V left;
+    broadcast<L>(a[rows[i]], left);
+    TINYSCALE_UNROLL
+    for (int j = 0; j < VECTORS; ++j) {
+      sum[i][j] = sum[i][j] + left * right[j];
+    }
+  }
+}
+
 // C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers. Rows from
 // `valid` on repeat the first one and are not stored.
 template <class L, int ROWS, int VECTORS>
@@ -67,25 +88,17 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
   const float* a = w.a + row * w.a_row;
   const float* b = w.b;
   float* c = w.c + row * ldc;
-  for (std::int64_t p = w.k; p > 0; --p) {
-    V right[static_cast<std::size_t>(VECTORS)];
-    TINYSCALE_UNROLL
-    for (int j = 0; j < VECTORS; ++j) {
-      load<L>(b + j * L::width, right[j]);
+  std::int64_t p = w.k;
+  if constexpr (ROWS == L::rows && VECTORS == L::vectors) {
+    for (; p > 1; p -= 2, a += 2 * a_col, b += 2 * b_row, ahead += 2 * ahead_row) {
+      prefetch(ahead);
+      gemm_step<L, ROWS, VECTORS>(a, rows, b, sum);
+      gemm_step<L, ROWS, VECTORS>(a + a_col, rows, b + b_row, sum);
     }
+  }
+  for (; p > 0; --p, a += a_col, b += b_row, ahead += ahead_row) {
     prefetch(ahead);
-    TINYSCALE_UNROLL
-    for (int i = 0; i < ROWS; ++i) {
-      V left;
-      broadcast<L>(a[rows[i]], left);
-      TINYSCALE_UNROLL
-      for (int j = 0; j < VECTORS; ++j) {
-        sum[i][j] = sum[i][j] + left * right[j];
-      }
-    }
-    a += a_col;
-    b += b_row;
-    ahead += ahead_row;
+    gemm_step<L, ROWS, VECTORS>(a, rows, b, sum);
   }
   TINYSCALE_UNROLL
   for (int i = 0; i < ROWS; ++i) {
@@ -115,7 +128,7 @@ struct GemmPanel {
   TINYSCALE_INLINE void run() const {
     std::int64_t tile = 0;
     for (std::int64_t i = 0; i < w.m; ++tile) {
-      const float* const ahead = w.ahead + tile % 4 * 16;
+      const float* const ahead = w.ahead + tile % 4 * 16 + tile / 4 % 2 * w.ahead_row;
       if (w.m - i > 2) {
         gemm_tile<L, L::rows, VECTORS>(w, i, w.m - i, ahead);
         i += L::rows;
