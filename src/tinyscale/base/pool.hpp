@@ -61,22 +61,24 @@ class Pool {
 
   // Every free block goes back to the system.
   void release() {
-    for (Bin& bin : bins_) {
-      lock(bin);
-      FreeBlock* block = bin.first;
-      bin.first = nullptr;
-      bin.busy.store(false, std::memory_order_release);
+    for (std::size_t i = 0; i < bins; ++i) {
+      lock(bins_[i]);
+      FreeBlock* block = bins_[i].first;
+      bins_[i].first = nullptr;
+      bins_[i].busy.store(false, std::memory_order_release);
+      const std::size_t bytes = bin_bytes(i);
       while (block != nullptr) {
         FreeBlock* const next = block->next;
         ::operator delete(block, std::align_val_t(64));
+        free_.fetch_sub(bytes >= counted ? bytes : 0, std::memory_order_relaxed);
         block = next;
       }
     }
-    free_.store(0, std::memory_order_relaxed);
   }
 
  private:
   static constexpr std::size_t counted = 4096;  // smaller blocks are not worth counting
+  static constexpr std::size_t bins = 16 + 4 * 60;
   struct FreeBlock {
     FreeBlock* next = nullptr;
   };
@@ -94,6 +96,9 @@ class Pool {
     }
   }
 
+  static std::size_t bin_bytes(std::size_t bin) {
+    return bin < 16 ? 64 * (bin + 1) : 64 * ((4 + bin % 4) * (std::size_t{4} << (bin / 4 - 4)) + 1);
+  }
   static SizeClass size_class(std::size_t bytes) {
     const std::size_t lines = bytes / 64 + (bytes % 64 != 0 || bytes == 0 ? 1 : 0);
     if (lines <= 16) {
@@ -105,7 +110,8 @@ class Pool {
     }
     const std::size_t step = std::size_t{1} << (k - 2);
     const std::size_t j = (lines - 2 - 3 * step) / step;  // 0 to 4
-    return {16 + 4 * (k - 4) + j, 64 * ((4 + j) * step + 1)};
+    const std::size_t bin = 16 + 4 * (k - 4) + j;
+    return {bin, bin_bytes(bin)};
   }
 
   void count_taken(std::size_t bytes, bool made) {
@@ -132,7 +138,7 @@ class Pool {
     return memory;
   }
 
-  Bin bins_[16 + 4 * 60];
+  Bin bins_[bins];
   std::atomic<std::size_t> live_{0}, free_{0}, peak_{0};  // bytes of counted blocks
 };
 
