@@ -1593,7 +1593,7 @@ class ThreadPool {
 
   // A worker that keeps its caller waiting for longer than the loop took was stopped by the system:
   // callers then work alone for eight times as long, and where it happens again soon, for twice as
-  // long as before. So a stop costs a ninth at most, and less where stops are many.
+  // long as before. This is to keep what stops cost a small share.
   void wait_for_workers(LoopSlot& slot, std::int64_t start) {
     const std::int64_t done = now();
     const auto ready = [&] { return slot.inside.load() == 0; };
@@ -5361,7 +5361,6 @@ TINYSCALE_MAP_OP(AddOp, false, y = a + b;);
 TINYSCALE_MAP_OP(SubOp, false, y = a - b;);
 TINYSCALE_MAP_OP(MulOp, false, y = a * b;);
 TINYSCALE_MAP_OP(DivOp, false, y = a / b;);
-TINYSCALE_MAP_OP(AccumulateOp, true, y = y + a;);
 TINYSCALE_MAP_OP(MultiplyAddOp, true, y = y + a * b;);
 TINYSCALE_MAP_OP(ExpOp, false, exp_vector<L>(a, y););
 TINYSCALE_MAP_OP(TanhOp, false, tanh_vector<L>(a, y););
@@ -5406,18 +5405,6 @@ struct ScaleOp {  // y = factor a
   }
 };
 
-struct ScaledAddOp {  // y += factor a
-  static constexpr bool adds = true;
-  float factor;
-  template <class L>
-  TINYSCALE_INLINE void apply(const typename L::V& a, const typename L::V&,
-                              typename L::V& y) const {
-    typename L::V f;
-    broadcast<L>(factor, f);
-    y = y + a * f;
-  }
-};
-
 }  // namespace detail
 
 namespace kernel {
@@ -5435,19 +5422,12 @@ inline void mul(std::int64_t n, const float* a, const float* b, float* y) {
 inline void div(std::int64_t n, const float* a, const float* b, float* y) {
   detail::map(detail::DivOp{}, n, a, b, y);
 }
-inline void accumulate(std::int64_t n, const float* x, float* y) {  // y[i] += x[i]
-  detail::map(detail::AccumulateOp{}, n, x, x, y);
-}
 inline void multiply_add(std::int64_t n, const float* a, const float* b, float* y,
                          float beta = 1.0f) {  // y = beta y + a b
   detail::map(detail::MultiplyAddOp{}, n, a, b, y, beta);
 }
 inline void scale(std::int64_t n, float factor, const float* x, float* y) {  // y = factor x
   detail::map(detail::ScaleOp{factor}, n, x, x, y);
-}
-inline void scaled_add(std::int64_t n, float factor, const float* x, float* y,
-                       float beta = 1.0f) {  // y = beta y + factor x
-  detail::map(detail::ScaledAddOp{factor}, n, x, x, y, beta);
 }
 
 // Activations: y[i] = f(x[i]).

@@ -293,12 +293,6 @@ TEST_CASE("elementwise: arithmetic") {
     y = z;
     kernel::multiply_add(n, a.data(), b.data(), y.data());
     check([](float p, float q) { return 1.0f + p * q; });
-    y = z;
-    kernel::scaled_add(n, 2.0f, a.data(), y.data());
-    check([](float p, float) { return 1.0f + 2.0f * p; });
-    y = z;
-    kernel::accumulate(n, a.data(), y.data());
-    check([](float p, float) { return 1.0f + p; });
   }
 }
 

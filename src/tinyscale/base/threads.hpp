@@ -245,7 +245,7 @@ class ThreadPool {
 
   // A worker that keeps its caller waiting for longer than the loop took was stopped by the system:
   // callers then work alone for eight times as long, and where it happens again soon, for twice as
-  // long as before. So a stop costs a ninth at most, and less where stops are many.
+  // long as before. This is to keep what stops cost a small share.
   void wait_for_workers(LoopSlot& slot, std::int64_t start) {
     const std::int64_t done = now();
     const auto ready = [&] { return slot.inside.load() == 0; };
