@@ -147,6 +147,10 @@ class ThreadPool {
   }
 
  private:
+  struct Sleeper {
+    WakePlace place;
+    Sleeper* next = nullptr;
+  };
   static constexpr int slot_count = 8;
   static constexpr int spins = 100;   // one or two us; longer spins burn the time of who is awaited
   static constexpr int yields = 200;  // some 50 us when no other thread wants the processor
@@ -163,7 +167,12 @@ class ThreadPool {
     slot.open.store(true);
     generation_.fetch_add(1);
     if (sleepers_.load() > 0) {
-      { const std::lock_guard<std::mutex> lock(mutex_); }  // a worker is before its check or asleep
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);  // a worker is before its check or asleep
+        for (Sleeper* s = asleep_; s != nullptr; s = s->next) {
+          s->place.keep_off(slot.processor);
+        }
+      }
       for (int i = 0; i < helpers; ++i) {
         wake_.notify_one();
       }
@@ -235,10 +244,21 @@ class ThreadPool {
   bool wait_for_loop(std::uint64_t seen) {
     const auto ready = [&] { return stop_.load() || generation_.load() != seen; };
     if (!wait_awake(ready)) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      sleepers_.fetch_add(1);
-      wake_.wait(lock, ready);
-      sleepers_.fetch_sub(1);
+      Sleeper me;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        me.next = asleep_;
+        asleep_ = &me;
+        sleepers_.fetch_add(1);
+        wake_.wait(lock, ready);
+        sleepers_.fetch_sub(1);
+        Sleeper** at = &asleep_;
+        while (*at != &me) {
+          at = &(*at)->next;
+        }
+        *at = me.next;
+      }
+      me.place.restore();
     }
     return !stop_.load();
   }
@@ -271,7 +291,8 @@ class ThreadPool {
   std::atomic<bool> stop_{false};
   alignas(64) std::atomic<std::uint64_t> generation_{0};
   std::atomic<int> sleepers_{0}, workers_{0};
-  std::mutex mutex_;  // for the two condition variables
+  std::mutex mutex_;            // for the two condition variables and the list
+  Sleeper* asleep_ = nullptr;
   std::condition_variable wake_, done_;
   std::mutex growing_;  // guards the threads below
   ThreadGroup threads_;
