@@ -1,7 +1,8 @@
 #pragma once
 // Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
 // Three ideas make it fast. A tile of C (6 x 64 with AVX-512) stays in registers while k runs.
-// B is copied into panels one tile wide only when that pays: it is large, or transposed.
+// B is copied into panels one tile wide only when that pays: it is large, or transposed. Up to 1024
+// rows each panel is copied by its first tile of C, while that multiplies, and stays in L2.
 // Short A (decode) reads B where it stands: up to 3 rows in streams, then in tiles.
 // Each element of C adds its products in an order that the number of threads cannot change.
 // Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
@@ -9,6 +10,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>  // memcpy
 
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/gemm_check.hpp"
@@ -45,6 +47,7 @@ namespace detail {
 constexpr std::int64_t gemm_depth = 1024;      // most k of one pass: a panel of B stays in L2
 constexpr std::int64_t gemm_rows = 96;         // most rows of one task
 constexpr std::int64_t gemm_packed = 1 << 20;  // floats of B packed at once: 4 MB
+constexpr std::int64_t gemm_copied = 1024;     // most rows for which panels are copied one by one
 
 // Where the panels of B are read from: [k][wide] each, or in place where packed is null.
 struct GemmPanels {
@@ -53,6 +56,7 @@ struct GemmPanels {
   const float* edge;      // the last, narrower panel, padded with zeros; packed like the others
   std::int64_t edge_row;  // from row to row of it
   std::int64_t depth;     // k of one pass over C
+  bool copied = false;    // each block copies the panels of B, one at a time
 };
 
 // Copies columns [j, j + valid) of rows [p, p + depth) of B to to[depth][wide], zeros behind them.
@@ -73,15 +77,13 @@ struct GemmPack {
         }
         continue;
       }
-      for (std::int64_t x = 0; x < wide; ++x) {
-        const float* from = g.b + (j + x) * g.b_col + (p + q) * g.b_row;
-        prefetch(from + (x < valid ? strip : 0));
-        for (std::int64_t r = 0; r < rows && x < valid; ++r) {
-          to[(q + r) * wide + x] = from[r * g.b_row];
-        }
-        for (std::int64_t r = 0; r < rows && x >= valid; ++r) {
-          to[(q + r) * wide + x] = 0.0f;
-        }
+      const float* from = g.b + j * g.b_col + p + q;  // b_row is 1
+      for (std::int64_t x = 0; x < valid && q + strip < depth; ++x) {
+        prefetch(from + x * g.b_col + strip);
+      }
+      transpose(valid, rows, from, g.b_col, to + q * wide, wide);
+      for (std::int64_t r = q; r < q + rows && valid < wide; ++r) {
+        std::fill(to + r * wide + valid, to + (r + 1) * wide, 0.0f);
       }
     }
   }
@@ -102,6 +104,30 @@ struct GemmPack {
   }
 };
 
+// Copies A, transposed, to [tile][k][rows of a tile]: k in [begin, end), whole tiles only.
+struct GemmPackRows {
+  const GemmOperands& g;
+  std::int64_t begin, end;
+  float* to;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t p = begin; p < end; p += 8) {  // rows of A as stored, which stay in L1
+      const std::int64_t last = std::min(end, p + 8);
+      for (std::int64_t i = 0; i + L::rows <= g.m; i += L::rows) {
+        for (std::int64_t q = p; q < last; ++q) {
+          std::memcpy(to + i * g.k + q * L::rows, g.a + q * g.a_col + i, L::rows * sizeof(float));
+        }
+      }
+      for (std::int64_t i = g.m / L::rows * L::rows; i < g.m; ++i) {
+        for (std::int64_t q = p; q < last; ++q) {
+          to[i / L::rows * L::rows * g.k + q * L::rows + i % L::rows] = g.a[q * g.a_col + i];
+        }
+      }
+    }
+  }
+};
+
 // Rows [begin, end) of C, columns of one pass.
 struct GemmBlock {
   const GemmOperands& g;
@@ -112,9 +138,14 @@ struct GemmBlock {
   TINYSCALE_INLINE void run() const {
     constexpr std::int64_t wide = L::width * L::vectors;
     const std::int64_t columns = panels.columns, full = columns / wide * wide;
+    const Scratch copy(panels.copied ? panels.depth * wide : 0);
     for (std::int64_t p = 0; p < g.k; p += panels.depth) {
       const std::int64_t depth = std::min(panels.depth, g.k - p);
       for (std::int64_t j = 0; j < full; j += wide) {
+        if (panels.copied) {
+          copied<L>(p, depth, j, copy.data());
+          continue;
+        }
         const bool stands = panels.packed == nullptr;
         const std::int64_t row = stands ? g.b_row : wide;
         const float* b =
@@ -139,19 +170,52 @@ struct GemmBlock {
     }
   }
 
+  // One full panel, which is copied: by its first tile, or before where B is transposed. Then the
+  // tiles fetch the next rows of A.
+  template <class L>
+  TINYSCALE_INLINE void copied(std::int64_t p, std::int64_t depth, std::int64_t j,
+                               float* copy) const {
+    constexpr std::int64_t wide = L::width * L::vectors;
+    std::int64_t done = 0;
+    if (g.b_col == 1) {
+      done = std::min<std::int64_t>(L::rows, end - begin);
+      const float* b = g.b + p * g.b_row + panels.first + j;
+      float* c = g.c + begin * g.ldc + panels.first + j;
+      const float beta = p == 0 ? g.beta : 1.0f;
+      PanelWork w{done, depth, g.a_at(begin, p), g.a_row, g.a_col, b, g.b_row, c, g.ldc, beta,
+                  b,    0};
+      w.copy = copy;
+      call_on_lanes<L>(GemmFirst<L>{w});
+      finish(p, depth, begin, done, j, wide);
+    } else {
+      call_on_lanes<L>(GemmPack{g, p, depth, panels.first + j, wide, wide, copy});
+    }
+    const GemmBlock rest{g, panels, begin + done, end};
+    const std::int64_t tile = g.a_at(L::rows, 0) - g.a;
+    const bool along = g.a_col == 1 || g.a_tile != 0;
+    rest.panel<L, L::vectors>(p, depth, copy, wide, j, wide, along ? g.a_at(begin + done, p) : copy,
+                              along ? tile / g.k : 0, along ? tile : 0);
+  }
+
+  void finish(std::int64_t p, std::int64_t depth, std::int64_t row, std::int64_t m, std::int64_t j,
+              std::int64_t n) const {
+    if (g.finish != nullptr && p + depth == g.k) {
+      g.finish(g, row, m, panels.first + j, n);
+    }
+  }
+
   // Writes through a small copy where the panel is wider than what is left of C.
   template <class L, int VECTORS>
   TINYSCALE_INLINE void panel(std::int64_t p, std::int64_t depth, const float* b,
                               std::int64_t b_row, std::int64_t j, std::int64_t valid,
-                              const float* ahead, std::int64_t ahead_row) const {
+                              const float* ahead, std::int64_t ahead_row,
+                              std::int64_t ahead_tile = 0) const {
     constexpr std::int64_t wide = L::width * VECTORS;
     const std::int64_t m = end - begin;
     float* c = g.c + begin * g.ldc + panels.first + j;
     const float beta = p == 0 ? g.beta : 1.0f;
-    PanelWork w{m,       depth,   g.a + begin * g.a_row + p * g.a_col,
-                g.a_row, g.a_col, b,
-                b_row,   c,       g.ldc,
-                beta,    ahead,   ahead_row};
+    PanelWork w{m,    depth, g.a_at(begin, p), g.a_row,  g.a_col,   b, b_row, c, g.ldc,
+                beta, ahead, ahead_row,        g.a_tile, ahead_tile};
     if (valid == wide) {
       call_on_lanes<L>(GemmPanel<L, VECTORS>{w});
     } else {
@@ -159,22 +223,25 @@ struct GemmBlock {
       w.c = copy;
       w.ldc = wide;
       w.beta = 0.0f;
-      call_on_lanes<L>(GemmPanel<L, VECTORS>{w});
       for (std::int64_t i = 0; i < m; ++i) {
+        const std::int64_t row = i % gemm_rows;
+        if (row == 0) {
+          w.m = std::min(gemm_rows, m - i);
+          call_on_lanes<L>(GemmPanel<L, VECTORS>{w});
+          w.a = g.a_at(begin + i + gemm_rows, p);
+        }
         for (std::int64_t x = 0; x < valid; ++x) {
           const float old = beta == 0.0f ? 0.0f : c[i * g.ldc + x];
-          c[i * g.ldc + x] = copy[i * wide + x] + old;
+          c[i * g.ldc + x] = copy[row * wide + x] + old;
         }
       }
     }
-    if (g.finish != nullptr && p + depth == g.k) {
-      g.finish(g, begin, m, panels.first + j, valid);
-    }
+    finish(p, depth, begin, m, j, valid);
   }
 };
 
 struct TileSize {
-  std::int64_t width = 0, wide = 0;
+  std::int64_t width = 0, wide = 0, rows = 0;
   std::int64_t rounded(std::int64_t columns) const { return (columns + width - 1) / width * width; }
 };
 
@@ -184,6 +251,7 @@ struct TileQuery {  // asks the active path for its tile
   TINYSCALE_INLINE void run() const {
     size->width = L::width;
     size->wide = L::width * L::vectors;
+    size->rows = L::rows;
   }
 };
 
@@ -233,27 +301,31 @@ inline std::int64_t gemm_pass_depth(std::int64_t k) {
 }
 
 // Tasks: about an eighth of the rows, in multiples of every tile's; of short A 256 columns instead,
-// so that B is read once.
+// so that B is read once; of copied panels 64 columns, and as few rows as give each thread some.
 inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool serial) {
-  const std::int64_t chunk = 256;  // a multiple of every panel's width
-  const bool by_rows = g.m > gemm_rows;
-  const std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
-  const std::int64_t tasks = by_rows  ? (g.m + tall - 1) / tall
-                             : serial ? 1
-                                      : (all.columns + chunk - 1) / chunk;
+  std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
+  std::int64_t chunk = all.columns;
+  if (all.copied || g.m <= gemm_rows) {
+    tall = g.m;
+    const std::int64_t some = all.copied ? 64 : 256;  // a multiple of every panel's width
+    chunk = serial || thread_count() == 1 ? all.columns : some;
+  }
+  const std::int64_t parts = (all.columns + chunk - 1) / chunk;
+  while (all.copied && chunk < all.columns && tall > 192 &&
+         (g.m + tall - 1) / tall * parts < 4 * thread_count()) {
+    tall = (tall / 2 + 11) / 12 * 12;
+  }
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
-      if (by_rows) {
-        run_on_lanes(GemmBlock{g, all, x * tall, std::min(g.m, (x + 1) * tall)});
-        continue;
-      }
+      const std::int64_t row = x / parts * tall, column = x % parts * chunk;
       GemmPanels part = all;
-      part.first += x * chunk;
-      part.columns = std::min(serial ? all.columns : chunk, all.columns - x * chunk);
-      part.packed = all.packed == nullptr ? nullptr : all.packed + x * chunk * g.k;
-      run_on_lanes(GemmBlock{g, part, 0, g.m});
+      part.first += column;
+      part.columns = std::min(chunk, all.columns - column);
+      part.packed = all.packed == nullptr ? nullptr : all.packed + column * g.k;
+      run_on_lanes(GemmBlock{g, part, row, std::min(g.m, row + tall)});
     }
   };
+  const std::int64_t tasks = (g.m + tall - 1) / tall * parts;
   if (serial) {
     body(0, tasks);
   } else {
@@ -272,15 +344,17 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
   const bool in_place = g.b_col == 1 && (g.m <= 18 || g.n * g.k <= gemm_in_place);
   const bool small = gemm_is_small(g);
   GemmPanels panels{first, columns, nullptr, nullptr, left, gemm_pass_depth(g.k)};
-  if (in_place && left == columns - full) {
-    panels.edge = g.b + first + full;
+  panels.copied = !in_place && g.m <= gemm_copied;
+  if ((in_place || panels.copied) && (left == 0 || (left == columns - full && g.b_col == 1))) {
+    panels.edge = g.b + (left == 0 ? 0 : first + full);
     panels.edge_row = g.b_row;
     gemm_blocks(g, panels, small);
     return;
   }
-  const Scratch lease(((in_place ? 0 : full) + left) * g.k);
-  float* const packed = in_place ? nullptr : lease.data();
-  float* const edge = lease.data() + (in_place ? 0 : full * g.k);
+  const std::int64_t most = in_place || panels.copied ? 0 : full;  // columns packed here
+  const Scratch lease((most + left) * g.k);
+  float* const packed = most == 0 ? nullptr : lease.data();
+  float* const edge = lease.data() + most * g.k;
   gemm_pack(g, first, columns, tile, packed, edge, small);
   panels.packed = packed;
   panels.edge = edge;
@@ -302,7 +376,20 @@ inline void gemm_run(const GemmOperands& g) {
   if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
     return;
   }
-  const std::int64_t fit = std::max<std::int64_t>(gemm_packed / g.k / tile.wide, 1) * tile.wide;
+  if (g.a_row == 1 && g.a_col != 1 && g.a_tile == 0 && g.n >= 256 && g.m * g.k > (1 << 17)) {
+    const Scratch lease((g.m + tile.rows) * g.k);
+    parallel_for(g.k, 32, [&](std::int64_t begin, std::int64_t end) {
+      run_on_lanes(GemmPackRows{g, begin, end, lease.data()});
+    });
+    GemmOperands packed = g;
+    packed.a = lease.data();
+    packed.a_col = tile.rows;
+    packed.a_tile = g.k;
+    gemm_run(packed);
+    return;
+  }
+  const std::int64_t panels = std::max<std::int64_t>(gemm_packed / g.k / tile.wide, 1);
+  const std::int64_t fit = g.m <= gemm_copied ? g.n : panels * tile.wide;
   for (std::int64_t j = 0; j < g.n; j += fit) {
     gemm_pass(g, j, std::min(fit, g.n - j), tile);
   }

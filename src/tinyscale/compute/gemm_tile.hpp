@@ -12,7 +12,8 @@
 namespace tinyscale {
 namespace detail {
 
-// Operands as strides: a(i, p) = a[i * a_row + p * a_col].
+// Operands as strides: a(i, p) = a[i * a_row + p * a_col]. Where a_tile is not 0, A is packed: row
+// i begins at i * a_tile for the first row of each tile, and those of one tile are a_row apart.
 struct GemmOperands {
   std::int64_t m, n, k;
   const float* a;
@@ -25,10 +26,16 @@ struct GemmOperands {
   const void* epilogue = nullptr;  // what finish does to rows [0, m) of a finished block of C
   void (*finish)(const GemmOperands& g, std::int64_t row, std::int64_t m, std::int64_t column,
                  std::int64_t n) = nullptr;
+  std::int64_t a_tile = 0;
+
+  const float* a_at(std::int64_t i, std::int64_t p) const {
+    return a + i * (a_tile == 0 ? a_row : a_tile) + p * a_col;
+  }
 };
 
 // Rows [0, m) of one panel of B. ahead: what will be read next; in each step of k one cache line of
-// it is fetched, then it moves by ahead_row.
+// it is fetched, then it moves by ahead_row. ahead_tile: what a tile fetches is so much after its
+// own.
 struct PanelWork {
   std::int64_t m, k;
   const float* a;
@@ -40,17 +47,23 @@ struct PanelWork {
   float beta;  // 0 or 1
   const float* ahead;
   std::int64_t ahead_row;
+  std::int64_t a_tile = 0, ahead_tile = 0;
+  float* copy = nullptr;  // for GemmFirst
 };
 
-// One step of k: a row of B, a number of each row of A.
-template <class L, int ROWS, int VECTORS>
+// One step of k: a row of B, a number of each row of A. COPIES: 1 to leave the row of B in copy.
+template <class L, int ROWS, int VECTORS, int COPIES = 0>
 TINYSCALE_INLINE void gemm_step(
     const float* a, const std::int64_t (&rows)[static_cast<std::size_t>(ROWS)], const float* b,
-    typename L::V (&sum)[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)]) {
+    typename L::V (&sum)[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)],
+    float* copy = nullptr) {
   typename L::V right[static_cast<std::size_t>(VECTORS)];
   TINYSCALE_UNROLL
   for (int j = 0; j < VECTORS; ++j) {
     load<L>(b + j * L::width, right[j]);
+    if constexpr (COPIES != 0) {
+      store<L>(copy + j * L::width, right[j]);
+    }
   }
   TINYSCALE_UNROLL
   for (int i = 0; i < ROWS; ++i) {
@@ -65,7 +78,7 @@ TINYSCALE_INLINE void gemm_step(
 
 // C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers. Rows from
 // `valid` on repeat the first one and are not stored.
-template <class L, int ROWS, int VECTORS>
+template <class L, int ROWS, int VECTORS, int COPIES = 0>
 TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64_t valid,
                                 const float* ahead) {
   typedef typename L::V V;
@@ -85,11 +98,21 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
   const std::int64_t a_col = w.a_col, b_row = w.b_row, ahead_row = w.ahead_row;
   const std::int64_t ldc = w.ldc;
   const bool adds = w.beta != 0.0f;
-  const float* a = w.a + row * w.a_row;
+  const float* a = w.a + row * (w.a_tile == 0 ? w.a_row : w.a_tile);
   const float* b = w.b;
   float* c = w.c + row * ldc;
   std::int64_t p = w.k;
-  if constexpr (ROWS == L::rows && VECTORS == L::vectors) {
+  if constexpr (COPIES != 0) {
+    constexpr std::int64_t reach = 16;  // steps
+    float* copy = w.copy;
+    for (; p > 0; --p, a += a_col, b += b_row, copy += VECTORS * L::width) {
+      TINYSCALE_UNROLL
+      for (int j = 0; j < VECTORS * L::width; j += 16) {
+        prefetch(b + (p > reach ? reach * b_row : 0) + j);
+      }
+      gemm_step<L, ROWS, VECTORS, 1>(a, rows, b, sum, copy);
+    }
+  } else if constexpr (ROWS == L::rows && VECTORS == L::vectors) {
     for (; p > 1; p -= 2, a += 2 * a_col, b += 2 * b_row, ahead += 2 * ahead_row) {
       prefetch(ahead);
       gemm_step<L, ROWS, VECTORS>(a, rows, b, sum);
@@ -118,6 +141,17 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
   }
 }
 
+// The first rows of a panel, which leaves a copy of it in w.copy for the others.
+template <class L>
+struct GemmFirst {
+  const PanelWork& w;
+
+  template <class Same>
+  TINYSCALE_INLINE void run() const {
+    gemm_tile<L, L::rows, L::vectors, 1>(w, 0, w.m, w.b);
+  }
+};
+
 // Full tiles, the last perhaps in part, or a tile of 2 rows. Of a row of what is ahead each of four
 // tiles in turn fetches one line.
 template <class L, int VECTORS>
@@ -128,7 +162,10 @@ struct GemmPanel {
   TINYSCALE_INLINE void run() const {
     std::int64_t tile = 0;
     for (std::int64_t i = 0; i < w.m; ++tile) {
-      const float* const ahead = w.ahead + tile % 4 * 16 + tile / 4 % 2 * w.ahead_row;
+      const std::int64_t next = w.m - i > L::rows ? tile + 1 : 0;
+      const std::int64_t place =
+          w.ahead_tile == 0 ? tile % 4 * 16 + tile / 4 % 2 * w.ahead_row : next * w.ahead_tile;
+      const float* const ahead = w.ahead + place;
       if (w.m - i > 2) {
         gemm_tile<L, L::rows, VECTORS>(w, i, w.m - i, ahead);
         i += L::rows;
