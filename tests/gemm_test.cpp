@@ -124,6 +124,8 @@ TEST_CASE("gemm: sizes that take each way through the kernels") {
       }
       check_product(Trans::yes, tb, 40, 1100, 70, 0.0f, true);
       check_product(Trans::yes, tb, 101, 19, 4001, 1.0f, false);
+      check_product(Trans::yes, tb, 131, 259, 1031, 1.0f, false);  // A is packed
+      check_product(Trans::no, tb, 1027, 75, 17, 1.0f, true);      // B is packed at once
     }
   }
 }
@@ -262,8 +264,8 @@ TEST_CASE("gemm_batched: blocks apart, side by side, or with a shared B") {
 
 TEST_CASE("gemm: threads do not change a bit, whatever the way through the kernels") {
   for (const Trans tb : {Trans::no, Trans::yes}) {
-    for (const int64_t m : {1, 2, 9, 30, 70, 200}) {
-      Case x(Trans::no, tb, m, 1100, 961);
+    for (const int64_t m : {1, 2, 9, 30, 70, 200, 409}) {
+      Case x(m == 409 ? Trans::yes : Trans::no, tb, m, m == 409 ? 280 : 1100, 961);
       kernel::gemm(x.ta, tb, m, x.n, x.k, x.a.data(), x.lda, x.b.data(), x.ldb, 1.0f, x.c.data(),
                    x.ldc);
       {
