@@ -164,6 +164,36 @@ struct NormSlope {  // of one row
   }
 };
 
+// all_g = the sum of a b, all_gn = the sum of a b (x - center).
+template <class L>
+TINYSCALE_INLINE void slope_sums(std::int64_t n, const float* x, const float* a, const float* b,
+                                 float center, float& all_g, float& all_gn) {
+  typename L::V g[2] = {}, gn[2] = {}, c, v, w;
+  broadcast<L>(center, c);
+  std::int64_t j = 0;
+  for (; j + 2 * L::width <= n; j += 2 * L::width) {
+    TINYSCALE_UNROLL
+    for (int part = 0; part < 2; ++part) {
+      load<L>(a + j + part * L::width, v);
+      load<L>(b + j + part * L::width, w);
+      v = v * w;
+      g[part] = g[part] + v;
+      load<L>(x + j + part * L::width, w);
+      gn[part] = gn[part] + v * (w - c);
+    }
+  }
+  for (; j < n; j += L::width) {
+    load_some<L>(a + j, n - j, 0.0f, v);
+    load_some<L>(b + j, n - j, 0.0f, w);
+    v = v * w;
+    g[0] = g[0] + v;
+    load_some<L>(x + j, n - j, center, w);
+    gn[0] = gn[0] + v * (w - c);
+  }
+  all_g = sum_lanes<L>(g[0] + g[1]);
+  all_gn = sum_lanes<L>(gn[0] + gn[1]);
+}
+
 struct NormBackwardRows {
   const NormBackward& n;
   std::int64_t begin, end;
@@ -175,10 +205,10 @@ struct NormBackwardRows {
       const float* x = n.x + i * n.cols;
       const float* dy = n.dy + i * n.cols;
       const float center = n.mean == nullptr ? 0.0f : n.mean[i];
-      const float all_gn = row_sum<L>(n.cols, SlopeTerm{x, dy, n.weight, center});
-      const float all_g = n.mean == nullptr ? 0.0f : row_sum<L>(n.cols, ProductTerm{dy, n.weight});
-      for_row<L>(n.cols,
-                 NormSlope{n, i, center, n.rstd[i], all_g / count, all_gn * n.rstd[i] / count});
+      float all_g = 0.0f, all_gn = 0.0f;
+      slope_sums<L>(n.cols, x, dy, n.weight, center, all_g, all_gn);
+      const float mean_g = n.mean == nullptr ? 0.0f : all_g / count;
+      for_row<L>(n.cols, NormSlope{n, i, center, n.rstd[i], mean_g, all_gn * n.rstd[i] / count});
     }
   }
 };
