@@ -343,6 +343,37 @@ TEST_CASE("softmax and cross-entropy: -inf is a hidden entry, NaN stays in its r
   });
 }
 
+TEST_CASE("cross-entropy: rows of many blocks, whose maximum comes late, against float64") {
+  on_every_path([] {
+    for (const std::int64_t cols : {1, 17, 511, 513, 1600, 5003}) {
+      for (const float slope : {0.0f, 0.02f, -0.02f, 3e5f}) {
+        CAPTURE(cols);
+        CAPTURE(slope);
+        Floats x = noise(2 * cols, 3), losses(2), lse(2), want_losses(2), want(2);
+        for (std::int64_t j = 0; j < 2 * cols; ++j) {
+          x[size(j)] += slope * static_cast<float>(j % cols);
+        }
+        x[size(cols)] = slope == 0.0f && cols > 1 ? -inf : x[size(cols)];
+        const std::vector<std::int32_t> targets = {0, static_cast<std::int32_t>(cols - 1)};
+        kernel::cross_entropy_forward(2, cols, x.data(), targets.data(), losses.data(), lse.data());
+        kernel::cross_entropy_reference(2, cols, x.data(), targets.data(), want_losses.data(),
+                                        want.data());
+        for (std::size_t i = 0; i < 2; ++i) {
+          CHECK(std::fabs(d(lse[i]) - d(want[i])) < 3e-7 * (2 + std::fabs(d(want[i]))));
+          CHECK(std::fabs(d(losses[i]) - d(want_losses[i])) < 6e-7 * (2 + std::fabs(d(want[i]))));
+        }
+      }
+    }
+    Floats hidden(700, -inf), out(2);
+    const std::int32_t target = 0;
+    kernel::cross_entropy_forward(1, 700, hidden.data(), &target, &out[0], &out[1]);
+    CHECK(ts::detail::is_nan(d(out[1])));  // no entry is left
+    hidden[699] = 5.0f;
+    kernel::cross_entropy_forward(1, 700, hidden.data(), &target, &out[0], &out[1]);
+    CHECK(out[1] == 5.0f);
+  });
+}
+
 TEST_CASE("elementwise: slopes against float64; tails neither read nor write past the end") {
   on_every_path([] {
     for (const std::int64_t n : {1, 5, 15, 16, 17, 31, 2001}) {

@@ -1,6 +1,7 @@
 // What stands around the products: norms, softmax, losses, activations, AdamW, attention. Each
 // should cost one reading of what it reads and one writing of what it writes, or its multiply-adds.
 #include <memory>
+#include <vector>
 
 #include "peers.hpp"
 #include "tinyscale.hpp"
@@ -10,10 +11,16 @@ namespace ts = tinyscale;
 namespace bench {
 namespace {
 
-using Floats = std::shared_ptr<std::vector<float>>;
+// Memory as tensors have it: whole lines of 64 bytes.
+using Floats = std::shared_ptr<ts::detail::Scratch>;
 
-Floats floats(std::int64_t count, std::uint64_t seed) {
-  return std::make_shared<std::vector<float>>(numbers(count, seed));
+Floats floats(std::int64_t count, std::uint64_t seed, float scale = 1.0f) {
+  const Floats out = std::make_shared<ts::detail::Scratch>(count);
+  std::size_t at = 0;
+  for (const float value : numbers(count, seed)) {
+    out->data()[at++] = scale * value;
+  }
+  return out;
 }
 
 struct Kernel {
@@ -128,12 +135,9 @@ void cross_entropy(Bench& bench, std::int64_t rows, std::int64_t vocab) {
 
 // The last product and its loss, both ways: logits of a block of rows at a time.
 void linear_cross_entropy(Bench& bench, std::int64_t rows, std::int64_t width, std::int64_t vocab) {
-  const Floats x = floats(rows * width, 1), w = floats(vocab * width, 2);
+  const Floats x = floats(rows * width, 1), w = floats(vocab * width, 2, 0.02f);
   const Floats dx = floats(rows * width, 3), dw = floats(vocab * width, 4);
   const Floats losses = floats(rows, 5), lse = floats(rows, 6);
-  for (float& value : *w) {
-    value *= 0.02f;
-  }
   const auto targets =
       std::make_shared<std::vector<std::int32_t>>(static_cast<std::size_t>(rows), 3);
   ts::kernel::LinearCrossEntropy c{};
@@ -158,8 +162,7 @@ void linear_cross_entropy(Bench& bench, std::int64_t rows, std::int64_t width, s
 
 void adamw(Bench& bench, std::int64_t n) {
   const Floats p = floats(n, 1), g = floats(n, 2);
-  const Floats m = std::make_shared<std::vector<float>>(p->size());
-  const Floats v = std::make_shared<std::vector<float>>(p->size());
+  const Floats m = floats(n, 3, 0.0f), v = floats(n, 4, 0.0f);
   ts::kernel::AdamWStep step;
   step.weight_decay = 0.1f;
   run(bench, {"adamw",

@@ -59,6 +59,25 @@ TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
   y = x < -87.68f ? typename L::V{} : y * power;
 }
 
+// sum += e^x for x <= 0, within 1.2e-7 (1 + |x| / 6) of it; below -87 it adds 2^-126.
+template <class L>
+TINYSCALE_INLINE void add_exp(const typename L::V& x, typename L::V& sum) {
+  typedef typename L::V V;
+  V bound, whole, power;
+  broadcast<L>(-87.0f, bound);
+  max_vector<L>(x, bound, bound);
+  const V shifted = bound * 1.44269504088896341f + 12583039.0f;  // 1.5 * 2^23 + 127
+  typename L::I n;
+  std::memcpy(&n, &shifted, sizeof(n));
+  const typename L::I bits = n << 23;
+  std::memcpy(&power, &bits, sizeof(power));
+  to_float<L>(n - 0x4B40007F, whole);
+  const V r = bound * 1.44269504088896341f - whole;
+  const V high = (r * 1.32646458e-3f + 9.67157632e-3f) * r + 5.5507347e-2f;
+  const V p = (high * r + 2.40222409e-1f) * r + 6.93147004e-1f;
+  sum = sum + (p * r + 1.0f) * power;
+}
+
 // ln(x) of a normal x > 0: x = 2^n m with m from sqrt(1/2) to sqrt(2). Else x itself.
 template <class L>
 TINYSCALE_INLINE void log_vector(const typename L::V& x, typename L::V& y) {

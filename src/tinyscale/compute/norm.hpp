@@ -164,21 +164,112 @@ struct NormSlope {  // of one row
   }
 };
 
+// all_g = the sum of a b, all_gn = the sum of a b (x - center).
+template <class L>
+TINYSCALE_INLINE void slope_sums(std::int64_t n, const float* x, const float* a, const float* b,
+                                 float center, float& all_g, float& all_gn) {
+  typename L::V g[2] = {}, gn[2] = {}, c, v, w;
+  broadcast<L>(center, c);
+  std::int64_t j = 0;
+  for (; j + 2 * L::width <= n; j += 2 * L::width) {
+    TINYSCALE_UNROLL
+    for (int part = 0; part < 2; ++part) {
+      load<L>(a + j + part * L::width, v);
+      load<L>(b + j + part * L::width, w);
+      v = v * w;
+      g[part] = g[part] + v;
+      load<L>(x + j + part * L::width, w);
+      gn[part] = gn[part] + v * (w - c);
+    }
+  }
+  for (; j < n; j += L::width) {
+    load_some<L>(a + j, n - j, 0.0f, v);
+    load_some<L>(b + j, n - j, 0.0f, w);
+    v = v * w;
+    g[0] = g[0] + v;
+    load_some<L>(x + j, n - j, center, w);
+    gn[0] = gn[0] + v * (w - c);
+  }
+  all_g = sum_lanes<L>(g[0] + g[1]);
+  all_gn = sum_lanes<L>(gn[0] + gn[1]);
+}
+
+// A few rows at a time where all is in the cache: what their columns add to dweight and dbias is
+// gathered in registers. In memory one by one, in the order in which they stand there.
 struct NormBackwardRows {
   const NormBackward& n;
-  std::int64_t begin, end;
+  std::int64_t begin, end, step;
+
+  static constexpr std::int64_t most = 8;  // of step
+  struct Row {
+    float center, rstd, mean_g, mean_gn;
+  };
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     const float count = static_cast<float>(n.cols);
-    for (std::int64_t i = begin; i < end; ++i) {
-      const float* x = n.x + i * n.cols;
-      const float* dy = n.dy + i * n.cols;
-      const float center = n.mean == nullptr ? 0.0f : n.mean[i];
-      const float all_gn = row_sum<L>(n.cols, SlopeTerm{x, dy, n.weight, center});
-      const float all_g = n.mean == nullptr ? 0.0f : row_sum<L>(n.cols, ProductTerm{dy, n.weight});
-      for_row<L>(n.cols,
-                 NormSlope{n, i, center, n.rstd[i], all_g / count, all_gn * n.rstd[i] / count});
+    Row rows[most];
+    for (std::int64_t i = begin; i < end; i += step) {
+      const std::int64_t size = std::min(step, end - i);
+      float g = 0.0f, gn = 0.0f;
+      for (std::int64_t r = 0; r < size; ++r) {
+        const std::int64_t at = (i + r) * n.cols;
+        const float center = n.mean == nullptr ? 0.0f : n.mean[i + r], rstd = n.rstd[i + r];
+        slope_sums<L>(n.cols, n.x + at, n.dy + at, n.weight, center, g, gn);
+        rows[r] = {center, rstd, n.mean == nullptr ? 0.0f : g / count, gn * rstd / count};
+      }
+      if (step == 1) {
+        const Row& row = rows[0];
+        for_row<L>(n.cols, NormSlope{n, i, row.center, row.rstd, row.mean_g, row.mean_gn});
+        continue;
+      }
+      constexpr int vectors = L::width == 16 ? 4 : 2;
+      std::int64_t j = 0;
+      for (; j + vectors * L::width <= n.cols; j += vectors * L::width) {
+        columns<L, vectors>(i * n.cols + j, size, rows, j, vectors * L::width);
+      }
+      for (; j < n.cols; j += L::width) {
+        columns<L, 1>(i * n.cols + j, size, rows, j, n.cols - j);
+      }
+    }
+  }
+
+  // Columns from j on, of size rows from x[at] on.
+  template <class L, int VECTORS>
+  TINYSCALE_INLINE void columns(std::int64_t at, std::int64_t size, const Row* rows, std::int64_t j,
+                                std::int64_t left) const {
+    typename L::V weight[VECTORS], dw[VECTORS] = {}, db[VECTORS] = {}, v, d, t;
+    TINYSCALE_UNROLL
+    for (int part = 0; part < VECTORS; ++part) {
+      load_some<L>(n.weight + j + part * L::width, left - part * L::width, 0.0f, weight[part]);
+    }
+    for (const Row* row = rows; row < rows + size; ++row, at += n.cols) {
+      TINYSCALE_UNROLL
+      for (int part = 0; part < VECTORS; ++part) {
+        const std::int64_t p = at + part * L::width, some = left - part * L::width;
+        load_some<L>(n.x + p, some, 0.0f, v);
+        load_some<L>(n.dy + p, some, 0.0f, d);
+        db[part] = db[part] + d;
+        broadcast<L>(row->center, t);
+        v = v - t;
+        broadcast<L>(row->rstd, t);
+        v = v * t;
+        dw[part] = dw[part] + d * v;
+        broadcast<L>(row->mean_gn, t);
+        v = v * t;
+        broadcast<L>(row->mean_g, t);
+        d = d * weight[part] - t;
+        broadcast<L>(row->rstd, t);
+        add_some<L>(n.beta, t * (d - v), some, n.dx + p);
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int part = 0; part < VECTORS; ++part) {
+      const std::int64_t p = part * L::width;
+      add_some<L>(1.0f, dw[part], left - p, n.dweight + j + p);
+      if (n.dbias != nullptr) {
+        add_some<L>(1.0f, db[part], left - p, n.dbias + j + p);
+      }
     }
   }
 };
@@ -187,6 +278,8 @@ struct NormBackwardRows {
 inline void norm_backward(std::int64_t rows, const NormBackward& all) {
   const std::int64_t chunk = std::clamp<std::int64_t>((rows + 63) / 64, 32, 512);
   const std::int64_t chunks = (rows + chunk - 1) / chunk;
+  const std::int64_t cached = rows * all.cols <= (1 << 17) ? 1024 / (all.cols + 1) : 1;
+  const std::int64_t step = std::clamp<std::int64_t>(cached, 1, NormBackwardRows::most);
   const std::int64_t wide = 2 * all.cols;  // of dweight, then of dbias
   const Scratch lease(chunks * wide), totals_lease(2 * wide);
   double* const totals = reinterpret_cast<double*>(totals_lease.data());
@@ -196,7 +289,7 @@ inline void norm_backward(std::int64_t rows, const NormBackward& all) {
       part.dweight = lease.data() + c * wide;
       part.dbias = all.dbias == nullptr ? nullptr : part.dweight + all.cols;
       std::fill(part.dweight, part.dweight + wide, 0.0f);
-      run_on_lanes(NormBackwardRows{part, c * chunk, std::min(rows, (c + 1) * chunk)});
+      run_on_lanes(NormBackwardRows{part, c * chunk, std::min(rows, (c + 1) * chunk), step});
     }
   };
   parallel_for(chunks, 1, body);

@@ -125,23 +125,6 @@ struct SquareTerm {
   }
 };
 
-struct SlopeTerm {
-  const float* x;
-  const float* a;
-  const float* b;
-  float center;
-  template <class L>
-  TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
-    typename L::V c, w;
-    broadcast<L>(center, c);
-    load_some<L>(x + j, left, center, v);
-    load_some<L>(a + j, left, 0.0f, w);
-    v = (v - c) * w;
-    load_some<L>(b + j, left, 0.0f, w);
-    v = v * w;
-  }
-};
-
 // y = beta y + v, where beta is 0 (y is not read) or 1.
 template <class L>
 TINYSCALE_INLINE void add_some(float beta, const typename L::V& v, std::int64_t left, float* y) {
@@ -157,14 +140,10 @@ TINYSCALE_INLINE float dot_row(std::int64_t n, const float* a, const float* b) {
   return row_sum<L>(n, ProductTerm{a, b});
 }
 
-// max and sum of exp(x - max) of one row; writes exp(x - max) to y unless y is null.
+// best = the maximum of it and of a row, each lane for itself.
 template <class L>
-TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& max, float& sum) {
-  typedef typename L::V V;
-  const float lowest = -std::numeric_limits<float>::infinity();
-  V best, second, v, total{};
-  broadcast<L>(lowest, best);
-  second = best;
+TINYSCALE_INLINE void max_row(std::int64_t n, const float* x, typename L::V& best) {
+  typename L::V second = best, v;
   std::int64_t j = 0;
   for (; j + 2 * L::width <= n; j += 2 * L::width) {
     load<L>(x + j, v);
@@ -173,19 +152,66 @@ TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& m
     max_vector<L>(second, v, second);
   }
   for (; j < n; j += L::width) {
-    load_some<L>(x + j, n - j, lowest, v);
+    load_some<L>(x + j, n - j, -std::numeric_limits<float>::infinity(), v);
     max_vector<L>(best, v, best);
   }
   max_vector<L>(best, second, best);
+}
+
+// max and sum of exp(x - max) of one row, read once: block by block, from a maximum of each lane
+// that grows on the way. Nothing is compared with -inf: in place of exp(-inf) stands 2^-126.
+template <class L>
+TINYSCALE_INLINE void sum_exp_row(std::int64_t n, const float* x, float& max, float& sum) {
+  typedef typename L::V V;
+  constexpr std::int64_t block = 512, ahead = 4096;
+  const float lowest = -std::numeric_limits<float>::infinity();
+  V best, top, before, v, total{}, more{};
+  broadcast<L>(lowest, best);
+  broadcast<L>(-std::numeric_limits<float>::max(), top);
+  for (std::int64_t begin = 0; begin < n; begin += block) {
+    const std::int64_t end = std::min(n, begin + block);
+    max_row<L>(end - begin, x + begin, best);
+    before = top;
+    max_vector<L>(top, best, top);
+    exp_negative<L>(before - top, v);
+    total = total * v;
+    more = more * v;
+    std::int64_t j = begin;
+    for (; j + 2 * L::width <= end; j += 2 * L::width) {
+      prefetch<3>(x + j + ahead);
+      prefetch<3>(x + j + ahead + L::width);
+      load<L>(x + j, v);
+      add_exp<L>(v - top, total);
+      load<L>(x + j + L::width, v);
+      add_exp<L>(v - top, more);
+    }
+    for (; j < end; j += L::width) {
+      load_some<L>(x + j, end - j, lowest, v);
+      add_exp<L>(v - top, total);
+    }
+  }
   max = max_lanes<L>(best);
   broadcast<L>(max, best);
-  for (j = 0; j < n; j += L::width) {
+  exp_negative<L>(top - best, v);
+  sum = sum_lanes<L>((total + more) * v);
+}
+
+// max and sum of exp(x - max) of one row; writes exp(x - max) to y, which may be x.
+template <class L>
+TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& max, float& sum) {
+  typedef typename L::V V;
+  const float lowest = -std::numeric_limits<float>::infinity();
+  V best, v, total{};
+  broadcast<L>(lowest, best);
+  max_row<L>(n, x, best);
+  max = max_lanes<L>(best);
+  broadcast<L>(max, best);
+  for (std::int64_t j = 0; j < n; j += L::width) {
     load_some<L>(x + j, n - j, lowest, v);
+    prefetch<3>(x + j + n);  // of the next row
     exp_negative<L>(v - best, v);
     total = total + v;
-    if (y != nullptr) {
-      store_some<L>(y + j, n - j, v);
-    }
+    store_some<L>(y + j, n - j, v);
   }
   sum = sum_lanes<L>(total);
 }
@@ -196,6 +222,7 @@ TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
   broadcast<L>(factor, f);
   for (std::int64_t j = 0; j < n; j += L::width) {
     load_some<L>(y + j, n - j, 0.0f, v);
+    prefetch<3>(y + j + n);
     store_some<L>(y + j, n - j, v * f);
   }
 }
@@ -288,7 +315,7 @@ struct CrossEntropyRows {
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
       float max = 0.0f, sum = 0.0f;
-      exp_row<L>(vocab, logits + i * vocab, nullptr, max, sum);
+      sum_exp_row<L>(vocab, logits + i * vocab, max, sum);
       lse[i] = max + std::log(sum);
       losses[i] = targets[i] < 0 ? 0.0f : lse[i] - logits[i * vocab + targets[i]];
     }
