@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/attention_product.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
@@ -119,158 +120,175 @@ struct AttentionHead {
   float* dv;
 };
 
-// The queries [begin, begin + rows) as lanes, two vectors of them, against one block of keys after
-// another: of those in [key, key + both) both vectors see some, of the next `alone` the second.
-struct AttentionLanes {
+// Queries [begin, begin + rows) as lanes against keys [key, key + keys): lane i sees key x of them
+// where x + lead <= i. Scores stand as [keys, attention_queries].
+struct AttentionBlock {
   const kernel::AttentionShape& s;
-  std::int64_t width, wide, begin, rows, seen;
-  std::int64_t key = 0, both = 0, alone = 0;
+  std::int64_t begin, rows, seen;
+  std::int64_t key = 0, keys = 0, lead = 0;
 
-  AttentionLanes(const kernel::AttentionShape& shape, std::int64_t vector, std::int64_t first)
-      : s(shape), width(vector), wide(2 * vector), begin(first) {
-    rows = std::min(wide, s.queries - begin);
+  AttentionBlock(const kernel::AttentionShape& shape, std::int64_t first)
+      : s(shape), begin(first), rows(std::min(attention_queries, shape.queries - first)) {
     seen = visible_keys(s, begin + rows - 1);
-    block(0);
+    at(0);
   }
-  void block(std::int64_t first) {
-    const std::int64_t split = visible_keys(s, begin + std::min(rows, width) - 1);
-    const std::int64_t keys = std::min(attention_keys, seen - first);
+  void at(std::int64_t first) {
     key = first;
-    both = std::clamp<std::int64_t>(split - first, 0, keys);
-    alone = keys - both;
+    keys = std::min(attention_keys, seen - first);
+    lead = s.causal == 0 ? -attention_all : key - begin - s.causal_offset;
   }
-  // [head_size, wide] from rows of x; lanes that stand for no query hold zeros.
+  // Keys whose scores a vector of lanes must have: all that one of the tiles it has part in sums
+  // over, be they tiles of lanes or of keys.
+  template <class L>
+  TINYSCALE_INLINE std::int64_t held(std::int64_t lane) const {
+    constexpr std::int64_t tile = attention_tile<L, 2>;
+    const std::int64_t end = std::min((lane + L::width + tile - 1) / tile * tile, rows) - lead;
+    return lane >= rows ? 0 : std::clamp<std::int64_t>((end + tile - 1) / tile * tile, 0, keys);
+  }
+  // [head_size, lanes] from rows of x; lanes that stand for no query hold zeros.
   void turn(const float* x, std::int64_t stride, float* to) const {
-    if (rows < wide) {
-      std::fill(to, to + s.head_size * wide, 0.0f);
+    if (rows < attention_queries) {
+      std::fill(to, to + s.head_size * attention_queries, 0.0f);
     }
-    transpose(rows, s.head_size, x + begin * stride, stride, to, wide);
+    transpose(rows, s.head_size, x + begin * stride, stride, to, attention_queries);
   }
-  // scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]
-  void score(const float* a, std::int64_t a_row, const float* x, float* c) const {
-    a += key * a_row;
-    panels({both, wide, s.head_size, a, a_row, 1, x, wide, c, wide, 0.0f});
-    panels({alone, width, s.head_size, a + both * a_row, a_row, 1, x + width, wide,
-            c + both * wide + width, wide, 0.0f});
-  }
-  // C[sizes, lanes] = A[keys, sizes]^T P[keys, lanes] + beta C
-  void gather(const float* a, std::int64_t a_row, const float* p, float beta, float* c) const {
-    a += key * a_row;
-    panels({s.head_size, wide, both, a, 1, a_row, p, wide, c, wide, beta});
-    if (alone > 0) {
-      panels({s.head_size, width, alone, a + both * a_row, 1, a_row, p + both * wide + width, wide,
-              c + width, wide, 1.0f});
-    }
-  }
-  // C[keys, sizes] += P[keys, lanes] X[lanes, sizes]
-  void scatter(std::int64_t sizes, const float* p, const float* x, std::int64_t x_row, float* c,
-               std::int64_t c_row) const {
-    c += key * c_row;
-    panels({both, sizes, rows, p, wide, 1, x, x_row, c, c_row, 1.0f});
-    panels({alone, sizes, rows - width, p + both * wide + width, wide, 1, x + width * x_row, x_row,
-            c + both * c_row, c_row, 1.0f});
-  }
-  // Scores that causality hides become -inf: of each key those of the first lanes.
-  void hide(float* p) const {
-    const std::int64_t clear = visible_keys(s, begin);
-    for (std::int64_t j = std::max(key, clear); j < key + both + alone; ++j) {
-      const std::int64_t hidden = std::clamp<std::int64_t>(j - begin - s.causal_offset, 0, wide);
-      float* const row = p + (j - key) * wide;
-      std::fill(row, row + hidden, -std::numeric_limits<float>::infinity());
+};
+
+// scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]
+struct AttentionScores {
+  const AttentionBlock& t;
+  const float* a;
+  std::int64_t a_row;
+  const float* x;
+  float* c;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t row = attention_queries;
+    const float* const from = a + t.key * a_row;
+    for (std::int64_t at = 0; at < t.rows; at += 2 * L::width) {
+      const std::int64_t one = t.held<L>(at), both = t.held<L>(at + L::width);
+      const std::int64_t shared = std::min(one, both), second = at + L::width;
+      const AttentionProduct w{shared, row, t.s.head_size, from, a_row, 1, x, row, c, row};
+      call_on_lanes<L>(AttentionPanel<L, 2, 0>{w, at, L::width});
+      const std::int64_t skip = shared * row;
+      const AttentionProduct v{std::max(one, both) - shared, row, t.s.head_size,
+                               from + shared * a_row,        a_row, 1, x, row, c + skip, row};
+      call_on_lanes<L>(AttentionPanel<L, 1, 0>{v, both > one ? second : at, L::width});
     }
   }
 };
 
-// One vector of lanes: raw scores to probabilities; o: what was gathered before, or null.
+// Scores of a vector of lanes that causality hides become -inf.
+template <class L>
+TINYSCALE_INLINE void hide_scores(std::int64_t keys, std::int64_t clear, float* p) {
+  typename L::V v, hidden;
+  typename L::I lane, mask, bound;
+  lane_numbers<L>(lane);
+  broadcast<L>(-std::numeric_limits<float>::infinity(), hidden);
+  for (std::int64_t x = std::max<std::int64_t>(0, clear); x < keys; ++x) {
+    broadcast_word(static_cast<std::int32_t>(std::min<std::int64_t>(x - clear, L::width)), bound);
+    mask = lane <= bound;
+    load<L>(p + x * attention_queries, v);
+    blend<L>(mask, hidden, v, v);
+    store<L>(p + x * attention_queries, v);
+  }
+}
+
+// Raw scores to probabilities before they are divided by their sum; of each lane the largest score
+// and the sum so far, and what O keeps and what it gets of the new block.
 struct AttentionFold {
-  std::int64_t keys, head_size;
+  const AttentionBlock& t;
   float scale;
   float* p;
-  float* o;
   float* top;
   float* sum;
+  float* keep;
+  float* share;
+  float* lse;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t wide = 2 * L::width;
-    typename L::V v, w, f, before, shift, more, total;
-    load<L>(top, before);
-    load<L>(sum, total);
-    v = before;
-    exp_columns<L>(keys, wide, scale, p, v, shift, more);
-    store<L>(top, v);
-    if (o != nullptr) {
-      broadcast<L>(scale, f);
-      exp_negative<L>(before * f - shift, w);
-      more = more + total * w;
-      for (std::int64_t d = 0; d < head_size; ++d) {
-        load<L>(o + d * wide, v);
-        store<L>(o + d * wide, v * w);
-      }
-    }
-    store<L>(sum, more);
-  }
-};
-
-// O^T / sum and lse of one vector of lanes; the first `blind` lanes see no key.
-struct AttentionFinish {
-  std::int64_t blind, head_size;
-  float scale;
-  float* o;
-  float* top;  // becomes lse
-  const float* sum;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    typename L::V v, t, f, total;
     typename L::I lane;
     lane_numbers<L>(lane);
-    lane = lane - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
-    load<L>(top, t);
-    load<L>(sum, total);
-    log_vector<L>(total, v);
-    broadcast<L>(scale, f);
-    store<L>(top, lane >= 0 ? t * f + v : typename L::V{});
-    f = lane >= 0 ? 1.0f / total : typename L::V{};
-    for (std::int64_t d = 0; d < head_size; ++d) {
-      load<L>(o + d * 2 * L::width, v);
-      store<L>(o + d * 2 * L::width, v * f);
+    for (std::int64_t at = 0; at < t.rows; at += L::width) {
+      typename L::V first, best, f, w, shift, total, more = {};
+      load<L>(top + at, first);
+      best = first;
+      const std::int64_t keys = t.held<L>(at);
+      hide_scores<L>(keys, at + 1 - t.lead, p + at);
+      max_column<L>(keys, p + at, best);
+      store<L>(top + at, best);
+      broadcast<L>(scale * log2_e, f);
+      shift = best > -std::numeric_limits<float>::max() ? best * f : typename L::V{};
+      exp2_negative<L>(first * f - shift, w);
+      for (std::int64_t x = 0; x < keys; ++x) {
+        load<L>(p + at + x * attention_queries, total);
+        exp2_negative<L>(total * f - shift, total);
+        more = more + total;
+        store<L>(p + at + x * attention_queries, total);
+      }
+      load<L>(sum + at, total);
+      w = total * w;
+      total = more + w;
+      store<L>(sum + at, total);
+      log_vector<L>(total, shift);
+      broadcast<L>(scale, f);
+      // The first lanes may see no key.
+      const std::int64_t blind = t.s.keys == 0 ? L::width : t.lead - t.key - at;
+      const typename L::I sees =
+          lane >= static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
+      store<L>(lse + at, sees ? best * f + shift : typename L::V{});
+      f = sees ? 1.0f / total : typename L::V{};
+      store<L>(share + at, f);
+      store<L>(keep + at, w * f);
     }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void max_column(std::int64_t keys, const float* from,
+                                   typename L::V& best) const {
+    typename L::V v, second = best;
+    std::int64_t x = 0;
+    for (; x + 2 <= keys; x += 2) {
+      load<L>(from + x * attention_queries, v);
+      max_vector<L>(best, v, best);
+      load<L>(from + (x + 1) * attention_queries, v);
+      max_vector<L>(second, v, second);
+    }
+    if (x < keys) {
+      load<L>(from + x * attention_queries, v);
+      max_vector<L>(best, v, best);
+    }
+    max_vector<L>(best, second, best);
   }
 };
 
-// Queries [first, last) of one head.
+// Queries [first, first + attention_queries) of one head.
 inline void attention_forward_task(const kernel::AttentionShape& s, const AttentionHead& t,
-                                   std::int64_t first, std::int64_t last) {
-  const std::int64_t width = tile_size().width, wide = 2 * width;
-  const float scale = attention_scale(s);
-  const Scratch lease(wide * (2 * s.head_size + attention_keys));
+                                   std::int64_t first) {
+  constexpr std::int64_t wide = attention_queries;
+  const Scratch lease(wide * (s.head_size + attention_keys + 5));
   float* const qt = lease.data();  // Q^T: [head_size, lanes]
-  float* const ot = qt + wide * s.head_size;
-  float* const p = ot + wide * s.head_size;  // [keys, lanes]
-  for (std::int64_t begin = first; begin < last; begin += wide) {
-    AttentionLanes lanes(s, width, begin);
-    float top[32], sum[32] = {};
-    std::fill(top, top + 32, -std::numeric_limits<float>::infinity());
-    lanes.turn(t.q, s.q_stride, qt);
-    for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
-      lanes.block(j);
-      lanes.score(t.k, s.k_stride, qt, p);
-      lanes.hide(p);
-      for (std::int64_t at = 0; at < wide; at += width) {
-        run_on_lanes(AttentionFold{lanes.both + (at == 0 ? 0 : lanes.alone), s.head_size, scale,
-                                   p + at, j == 0 ? nullptr : ot + at, top + at, sum + at});
-      }
-      lanes.gather(t.v, s.v_stride, p, j == 0 ? 0.0f : 1.0f, ot);
-    }
-    for (std::int64_t at = 0; at < wide; at += width) {
-      const std::int64_t blind = s.causal == 0 ? 0 : -(begin + at + s.causal_offset);
-      run_on_lanes(AttentionFinish{s.keys == 0 ? wide : blind, s.head_size, scale, ot + at,
-                                   top + at, sum + at});
-    }
-    std::copy(top, top + lanes.rows, t.lse + begin);
-    transpose(s.head_size, lanes.rows, ot, wide, t.o + begin * s.o_stride, s.o_stride);
+  float* const p = qt + wide * s.head_size;
+  float* const top = p + wide * attention_keys;
+  float* const sum = top + wide;
+  float* const keep = sum + wide;
+  float* const share = keep + wide;
+  float* const lse = share + wide;
+  AttentionBlock block(s, first);
+  std::fill(top, top + wide, -std::numeric_limits<float>::infinity());
+  std::fill(sum, sum + wide, 0.0f);
+  block.turn(t.q, s.q_stride, qt);
+  for (std::int64_t j = 0; j == 0 || j < block.seen; j += attention_keys) {
+    block.at(j);
+    run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
+    run_on_lanes(AttentionFold{block, attention_scale(s), p, top, sum, keep, share, lse});
+    attention_product({block.rows, s.head_size, block.keys, p, 1, wide, t.v + j * s.v_stride,
+                       s.v_stride, t.o + first * s.o_stride, s.o_stride, -attention_all,
+                       1 - block.lead, j == 0 ? nullptr : keep, share, 1});
   }
+  std::copy(lse, lse + block.rows, t.lse + first);
 }
 
 // Scores of few queries (decode) as rows, each to probabilities.
@@ -365,7 +383,7 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
       if (few) {
         detail::attention_few_task(s, t, group);
       } else {
-        detail::attention_forward_task(s, t, first, std::min(s.queries, first + step));
+        detail::attention_forward_task(s, t, first);
       }
     }
   });

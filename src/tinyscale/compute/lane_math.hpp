@@ -59,6 +59,29 @@ TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
   y = x < -87.68f ? typename L::V{} : y * power;
 }
 
+constexpr float log2_e = 1.44269504088896341f;
+
+// 2^x for x <= 0 or little above, within 1.6e-7 of it: n = round(x), 2^(x - n) by our own fit; 0
+// below 2^-126.5. A NaN passes through.
+template <class L>
+TINYSCALE_INLINE void exp2_negative(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  V t, power;
+  typename L::I n;
+  broadcast<L>(-127.0f, t);
+  max_vector<L>(x, t, t);
+  const V shifted = t + 12582912.0f;  // as above
+  std::memcpy(&n, &shifted, sizeof(n));
+  n = n - 0x4B400000;
+  to_float<L>(n, power);
+  const V r = t - power;
+  const typename L::I bits = (n + 127) << 23;
+  std::memcpy(&power, &bits, sizeof(power));
+  const V s = r * r;
+  const V high = (r * 1.3264728769e-3f + 9.6715131831e-3f) * s;
+  y = ((r * 5.5507337445e-2f + 2.4022242077e-1f + high) * s + (r * 6.9314697760e-1f + 1.0f)) * power;
+}
+
 // ln(x) of a normal x > 0: x = 2^n m with m from sqrt(1/2) to sqrt(2). Else x itself.
 template <class L>
 TINYSCALE_INLINE void log_vector(const typename L::V& x, typename L::V& y) {
