@@ -145,12 +145,74 @@ struct AttentionBlock {
     const std::int64_t end = std::min((lane + L::width + tile - 1) / tile * tile, rows) - lead;
     return lane >= rows ? 0 : std::clamp<std::int64_t>((end + tile - 1) / tile * tile, 0, keys);
   }
-  // [head_size, lanes] from rows of x; lanes that stand for no query hold zeros.
-  void turn(const float* x, std::int64_t stride, float* to) const {
-    if (rows < attention_queries) {
-      std::fill(to, to + s.head_size * attention_queries, 0.0f);
+};
+
+// [head_size, lanes] from the block's rows of x; lanes that stand for no query hold zeros. copy, if
+// not null: the rows one behind the other, as fast caches like them.
+struct AttentionTurn {
+  const AttentionBlock& t;
+  const float* x;
+  std::int64_t stride;
+  float* to;
+  float* copy;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = attention_queries;
+    const std::int64_t size = t.s.head_size, rows = t.rows;
+    const float* const from = x + t.begin * stride;
+    std::int64_t i = 0;
+    if (rows < wide) {
+      std::fill(to, to + size * wide, 0.0f);
     }
-    transpose(rows, s.head_size, x + begin * stride, stride, to, attention_queries);
+    if constexpr (L::width == 16) {
+      for (; i + 16 <= rows && size % 16 == 0; i += 16) {
+        for (std::int64_t j = 0; j < size; j += 16) {
+          square<L>(from + i * stride + j, to + j * wide + i, copy + i * size + j);
+        }
+      }
+    }
+    transpose(rows - i, size, from + i * stride, stride, to + i, wide);
+    for (; i < rows && copy != nullptr; ++i) {
+      std::copy(from + i * stride, from + i * stride + size, copy + i * size);
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void square(const float* from, float* turned, float* same) const {
+    typename L::V r[16];
+    const bool copies = copy != nullptr;
+    TINYSCALE_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      load<L>(from + i * stride, r[i]);
+      if (copies) {
+        store<L>(same + i * t.s.head_size, r[i]);
+      }
+    }
+    turn_square(r);
+    TINYSCALE_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      store<L>(turned + i * attention_queries, r[i]);
+    }
+  }
+};
+
+// Rows one behind the other.
+struct AttentionCopy {
+  std::int64_t rows, size;
+  const float* from;
+  std::int64_t stride;
+  float* to;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V v;
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t j = 0; j < size; j += L::width) {
+        load_some<L>(from + i * stride + j, size - j, 0.0f, v);
+        store_some<L>(to + i * size + j, size - j, v);
+      }
+    }
   }
 };
 
@@ -201,54 +263,32 @@ struct AttentionFold {
   const AttentionBlock& t;
   float scale;
   float* p;
-  float* top;
-  float* sum;
-  float* keep;
-  float* share;
-  float* lse;
+  float* lanes[5];  // [attention_queries] each: top, sum, keep, share, lse
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    typename L::I lane;
-    lane_numbers<L>(lane);
-    for (std::int64_t at = 0; at < t.rows; at += L::width) {
-      typename L::V first, best, f, w, shift, total, more = {};
-      load<L>(top + at, first);
-      best = first;
-      const std::int64_t keys = t.held<L>(at);
-      hide_scores<L>(keys, at + 1 - t.lead, p + at);
-      max_column<L>(keys, p + at, best);
-      store<L>(top + at, best);
-      broadcast<L>(scale * log2_e, f);
-      shift = best > -std::numeric_limits<float>::max() ? best * f : typename L::V{};
-      exp2_negative<L>(first * f - shift, w);
-      for (std::int64_t x = 0; x < keys; ++x) {
-        load<L>(p + at + x * attention_queries, total);
-        exp2_negative<L>(total * f - shift, total);
-        more = more + total;
-        store<L>(p + at + x * attention_queries, total);
-      }
-      load<L>(sum + at, total);
-      w = total * w;
-      total = more + w;
-      store<L>(sum + at, total);
-      log_vector<L>(total, shift);
-      broadcast<L>(scale, f);
-      // The first lanes may see no key.
-      const std::int64_t blind = t.s.keys == 0 ? L::width : t.lead - t.key - at;
-      const typename L::I sees =
-          lane >= static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
-      store<L>(lse + at, sees ? best * f + shift : typename L::V{});
-      f = sees ? 1.0f / total : typename L::V{};
-      store<L>(share + at, f);
-      store<L>(keep + at, w * f);
+    const std::int64_t rows = t.rows;
+    for (std::int64_t at = 0; at < rows; at += L::width) {
+      hide_scores<L>(t.held<L>(at), at + 1 - t.lead, p + at);
+    }
+    for (std::int64_t at = 0; at < rows; at += L::width) {
+      largest<L>(at);
+    }
+    for (std::int64_t at = 0; at < rows; at += L::width) {
+      powers<L>(at);
+    }
+    for (std::int64_t at = 0; at < rows; at += L::width) {
+      shares<L>(at);
     }
   }
 
-  template <class L>
-  TINYSCALE_INLINE void max_column(std::int64_t keys, const float* from,
-                                   typename L::V& best) const {
-    typename L::V v, second = best;
+  template <class L>  // top; keep: the factor between the old top's powers and the new one's
+  TINYSCALE_INLINE void largest(std::int64_t at) const {
+    typename L::V v, f, first, best, second;
+    load<L>(lanes[0] + at, first);
+    best = second = first;
+    const float* const from = p + at;
+    const std::int64_t keys = t.held<L>(at);
     std::int64_t x = 0;
     for (; x + 2 <= keys; x += 2) {
       load<L>(from + x * attention_queries, v);
@@ -261,6 +301,48 @@ struct AttentionFold {
       max_vector<L>(best, v, best);
     }
     max_vector<L>(best, second, best);
+    store<L>(lanes[0] + at, best);
+    broadcast<L>(scale * log2_e, f);
+    v = best > -std::numeric_limits<float>::max() ? best * f : typename L::V{};
+    store<L>(lanes[3] + at, v);
+    exp2_negative<L>(first * f - v, v);
+    store<L>(lanes[2] + at, v);
+  }
+
+  template <class L>  // sum, and what of it is old in keep
+  TINYSCALE_INLINE void powers(std::int64_t at) const {
+    typename L::V v, f, shift, total = {};
+    broadcast<L>(scale * log2_e, f);
+    load<L>(lanes[3] + at, shift);
+    const std::int64_t end = t.held<L>(at) * attention_queries;
+    for (float* from = p + at; from < p + at + end; from += attention_queries) {
+      load<L>(from, v);
+      exp2_negative<L>(v * f - shift, v);
+      total = total + v;
+      store<L>(from, v);
+    }
+    load<L>(lanes[1] + at, v);
+    load<L>(lanes[2] + at, f);
+    store<L>(lanes[2] + at, v * f);
+    store<L>(lanes[1] + at, total + v * f);
+  }
+
+  template <class L>  // the first lanes may see no key
+  TINYSCALE_INLINE void shares(std::int64_t at) const {
+    typename L::V top, total, v, f;
+    typename L::I lane;
+    lane_numbers<L>(lane);
+    const std::int64_t blind = t.s.keys == 0 ? L::width : t.lead - t.key - at;
+    lane = lane - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
+    load<L>(lanes[0] + at, top);
+    load<L>(lanes[1] + at, total);
+    log_vector<L>(total, v);
+    broadcast<L>(scale, f);
+    store<L>(lanes[4] + at, lane >= 0 ? top * f + v : typename L::V{});
+    f = lane >= 0 ? 1.0f / total : typename L::V{};
+    store<L>(lanes[3] + at, f);
+    load<L>(lanes[2] + at, v);
+    store<L>(lanes[2] + at, v * f);
   }
 };
 
@@ -268,10 +350,12 @@ struct AttentionFold {
 inline void attention_forward_task(const kernel::AttentionShape& s, const AttentionHead& t,
                                    std::int64_t first) {
   constexpr std::int64_t wide = attention_queries;
-  const Scratch lease(wide * (s.head_size + attention_keys + 5));
+  const std::int64_t size = s.head_size;
+  const Scratch lease(wide * (size + attention_keys + 5) + attention_keys * size);
   float* const qt = lease.data();  // Q^T: [head_size, lanes]
-  float* const p = qt + wide * s.head_size;
-  float* const top = p + wide * attention_keys;
+  float* const p = qt + wide * size;
+  float* const v = p + wide * attention_keys;
+  float* const top = v + attention_keys * size;
   float* const sum = top + wide;
   float* const keep = sum + wide;
   float* const share = keep + wide;
@@ -279,14 +363,15 @@ inline void attention_forward_task(const kernel::AttentionShape& s, const Attent
   AttentionBlock block(s, first);
   std::fill(top, top + wide, -std::numeric_limits<float>::infinity());
   std::fill(sum, sum + wide, 0.0f);
-  block.turn(t.q, s.q_stride, qt);
+  run_on_lanes(AttentionTurn{block, t.q, s.q_stride, qt, nullptr});
   for (std::int64_t j = 0; j == 0 || j < block.seen; j += attention_keys) {
     block.at(j);
     run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
-    run_on_lanes(AttentionFold{block, attention_scale(s), p, top, sum, keep, share, lse});
-    attention_product({block.rows, s.head_size, block.keys, p, 1, wide, t.v + j * s.v_stride,
-                       s.v_stride, t.o + first * s.o_stride, s.o_stride, -attention_all,
-                       1 - block.lead, j == 0 ? nullptr : keep, share, 1});
+    run_on_lanes(AttentionFold{block, attention_scale(s), p, {top, sum, keep, share, lse}});
+    run_on_lanes(AttentionCopy{block.keys, size, t.v + j * s.v_stride, s.v_stride, v});
+    attention_product({block.rows, size, block.keys, p, 1, wide, v, size,
+                       t.o + first * s.o_stride, s.o_stride, j == 0 ? 0.0f : 1.0f, -attention_all,
+                       -block.lead, share, keep});
   }
   std::copy(lse, lse + block.rows, t.lse + first);
 }

@@ -50,13 +50,42 @@ struct AttentionMeans {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t i = 0; i < rows; ++i) {
+    std::int64_t i = 0;
+    if constexpr (L::width == 16) {
+      for (; i + 16 <= rows && head_size % 16 == 0; i += 16) {
+        sixteen<L>(i);
+      }
+    }
+    for (; i < rows; ++i) {
       mean[i] = dot_row<L>(head_size, o + i * stride, d_o + i * stride);
     }
   }
+
+  template <class L>
+  TINYSCALE_INLINE void sixteen(std::int64_t first) const {
+    typename L::V v, w, r[16] = {};
+    const std::int64_t row = stride, end = head_size;
+    const float* const x = o + first * row;
+    const float* const y = d_o + first * row;
+    for (std::int64_t j = 0; j < end; j += L::width) {
+      TINYSCALE_UNROLL
+      for (int i = 0; i < 16; ++i) {
+        load<L>(x + i * row + j, v);
+        load<L>(y + i * row + j, w);
+        r[i] = r[i] + v * w;
+      }
+    }
+    turn_square(r);
+    TINYSCALE_UNROLL
+    for (int i = 0; i < 8; ++i) {
+      r[i] = r[i] + r[i + 8];
+    }
+    r[0] = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
+    store<L>(mean + first, r[0]);
+  }
 };
 
-// Raw scores p to probabilities, dP in g to dS (without the scale).
+// Raw scores p to probabilities, dP in g to dS scale.
 struct AttentionSlopes {
   const AttentionBlock& t;
   float scale;
@@ -67,20 +96,22 @@ struct AttentionSlopes {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    typename L::V vp, vg, f, vl, vm;
+    typename L::V vp, vg, f, h, vl, vm;
     broadcast<L>(scale * log2_e, f);
+    broadcast<L>(scale, h);
     for (std::int64_t lane = 0; lane < t.rows; lane += L::width) {
       const std::int64_t keys = t.held<L>(lane);
       hide_scores<L>(keys, lane + 1 - t.lead, p + lane);
       load<L>(lse + lane, vl);
       vl = vl * log2_e;
       load<L>(mean + lane, vm);
+      vm = vm * h;
       for (std::int64_t at = lane; at < keys * attention_queries; at += attention_queries) {
         load<L>(p + at, vp);
         load<L>(g + at, vg);
         exp2_negative<L>(vp * f - vl, vp);
         store<L>(p + at, vp);
-        store<L>(g + at, vp * (vg - vm));
+        store<L>(g + at, vp * (vg * h - vm));
       }
     }
   }
@@ -92,33 +123,35 @@ inline void attention_backward_head(const kernel::AttentionShape& s, const Atten
   constexpr std::int64_t wide = attention_queries;
   const std::int64_t turned = wide * s.head_size, size = s.head_size;
   const float scale = attention_scale(s);
-  const Scratch lease(2 * turned + 2 * wide * attention_keys);
+  const Scratch lease(5 * turned + 2 * wide * attention_keys);
   float* const qt = lease.data();
   float* const gt = qt + turned;               // dO^T
   float* const p = gt + turned;                // [keys, lanes]
   float* const g = p + wide * attention_keys;  // dS
+  float* const q = g + wide * attention_keys;  // rows of Q, dO and K
+  float* const d_o = q + turned;
+  float* const k = d_o + turned;
   for (std::int64_t begin = 0; begin < s.queries; begin += wide) {
     AttentionBlock block(s, begin);
     const std::int64_t at_q = begin * s.q_stride, at_o = begin * s.o_stride;
     float mean[static_cast<std::size_t>(wide)] = {}, lse[static_cast<std::size_t>(wide)] = {};
     std::copy(t.lse + begin, t.lse + begin + block.rows, lse);
     run_on_lanes(AttentionMeans{block.rows, size, s.o_stride, t.o + at_o, t.d_o + at_o, mean});
-    block.turn(t.q, s.q_stride, qt);
-    block.turn(t.d_o, s.o_stride, gt);
+    run_on_lanes(AttentionTurn{block, t.q, s.q_stride, qt, q});
+    run_on_lanes(AttentionTurn{block, t.d_o, s.o_stride, gt, d_o});
     for (std::int64_t j = 0; j == 0 || j < block.seen; j += attention_keys) {
       block.at(j);
       const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
       run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
       run_on_lanes(AttentionScores{block, t.v, s.v_stride, gt, g});
       run_on_lanes(AttentionSlopes{block, scale, lse, mean, p, g});
-      attention_product({block.rows, size, block.keys, g, 1, wide, t.k + at_k, s.k_stride,
-                         t.dq + at_q, s.q_stride, -attention_all, 1 - block.lead,
-                         j == 0 && beta == 0.0f ? nullptr : &attention_one, &scale, 0});
-      attention_product({block.keys, size, block.rows, p, wide, 1, t.d_o + at_o, s.o_stride,
-                         t.dv + at_v, s.v_stride, block.lead, attention_all, &attention_one});
-      attention_product({block.keys, size, block.rows, g, wide, 1, t.q + at_q, s.q_stride,
-                         t.dk + at_k, s.k_stride, block.lead, attention_all, &attention_one,
-                         &scale, 0});
+      run_on_lanes(AttentionCopy{block.keys, size, t.k + at_k, s.k_stride, k});
+      attention_product({block.rows, size, block.keys, g, 1, wide, k, size, t.dq + at_q,
+                         s.q_stride, j == 0 ? beta : 1.0f, -attention_all, -block.lead});
+      attention_product({block.keys, size, block.rows, p, wide, 1, d_o, size, t.dv + at_v,
+                         s.v_stride, 1.0f, block.lead});
+      attention_product({block.keys, size, block.rows, g, wide, 1, q, size, t.dk + at_k,
+                         s.k_stride, 1.0f, block.lead});
     }
   }
 }
