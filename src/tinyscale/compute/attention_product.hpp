@@ -73,6 +73,12 @@ struct AttentionPanel {
     const std::int64_t count = PART == 0 ? L::width : left;
     const float* a = w.a + i * w.a_row + first * a_col;
     const float* b = w.b + first * b_row + column;
+    if constexpr (PART == 0) {
+      for (; k > 1; k -= 2, a += 2 * a_col, b += 2 * b_row) {
+        gemm_step<L, rows, VECTORS>(a, a_at, b, sum);
+        gemm_step<L, rows, VECTORS>(a + a_col, a_at, b + b_row, sum);
+      }
+    }
     for (; k > 0; --k, a += a_col, b += b_row) {
       if constexpr (PART == 0) {
         gemm_step<L, rows, VECTORS>(a, a_at, b, sum);
