@@ -60,8 +60,9 @@ inline float attention_reference(const AttentionShape& s, std::int64_t seen, con
 
 namespace detail {
 
-constexpr std::int64_t attention_queries = 64;  // of a task
-constexpr std::int64_t attention_keys = 64;     // whose scores are held at once
+constexpr std::int64_t attention_queries = 64;  // whose scores are held at once
+constexpr std::int64_t attention_group = 4;     // blocks of queries for which keys are read once
+constexpr std::int64_t attention_keys = 64;     // likewise
 constexpr std::int64_t attention_few = 8;       // queries: so few are handled row by row
 
 // Keys that query i sees.
@@ -346,34 +347,42 @@ struct AttentionFold {
   }
 };
 
-// Queries [first, first + attention_queries) of one head.
+// Queries [first, last) of one head: every block of them against a block of keys, then the next.
 inline void attention_forward_task(const kernel::AttentionShape& s, const AttentionHead& t,
-                                   std::int64_t first) {
+                                   std::int64_t first, std::int64_t last) {
   constexpr std::int64_t wide = attention_queries;
-  const std::int64_t size = s.head_size;
-  const Scratch lease(wide * (size + attention_keys + 5) + attention_keys * size);
-  float* const qt = lease.data();  // Q^T: [head_size, lanes]
-  float* const p = qt + wide * size;
+  const std::int64_t size = s.head_size, own = wide * (size + 3);  // floats that a block keeps
+  const std::int64_t blocks = (last - first + wide - 1) / wide;
+  const Scratch lease(blocks * own + wide * (attention_keys + 2) + attention_keys * size);
+  float* const p = lease.data() + blocks * own;  // [keys, lanes]
   float* const v = p + wide * attention_keys;
-  float* const top = v + attention_keys * size;
-  float* const sum = top + wide;
-  float* const keep = sum + wide;
+  float* const keep = v + attention_keys * size;
   float* const share = keep + wide;
-  float* const lse = share + wide;
-  AttentionBlock block(s, first);
-  std::fill(top, top + wide, -std::numeric_limits<float>::infinity());
-  std::fill(sum, sum + wide, 0.0f);
-  run_on_lanes(AttentionTurn{block, t.q, s.q_stride, qt, nullptr});
-  for (std::int64_t j = 0; j == 0 || j < block.seen; j += attention_keys) {
-    block.at(j);
-    run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
-    run_on_lanes(AttentionFold{block, attention_scale(s), p, {top, sum, keep, share, lse}});
-    run_on_lanes(AttentionCopy{block.keys, size, t.v + j * s.v_stride, s.v_stride, v});
-    attention_product({block.rows, size, block.keys, p, 1, wide, v, size,
-                       t.o + first * s.o_stride, s.o_stride, j == 0 ? 0.0f : 1.0f, -attention_all,
-                       -block.lead, share, keep});
+  for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
+    run_on_lanes(AttentionCopy{std::min(attention_keys, s.keys - j), size, t.v + j * s.v_stride,
+                               s.v_stride, v});
+    for (std::int64_t begin = first; begin < last; begin += wide) {
+      AttentionBlock block(s, begin);
+      float* const qt = lease.data() + (begin - first) / wide * own;  // Q^T: [head_size, lanes]
+      float* const top = qt + wide * size;
+      float* const sum = top + wide;
+      float* const lse = sum + wide;
+      if (j == 0) {
+        run_on_lanes(AttentionTurn{block, t.q, s.q_stride, qt, nullptr});
+        std::fill(top, sum, -std::numeric_limits<float>::infinity());
+        std::fill(sum, lse, 0.0f);
+      } else if (j >= block.seen) {
+        continue;
+      }
+      block.at(j);
+      run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
+      run_on_lanes(AttentionFold{block, attention_scale(s), p, {top, sum, keep, share, lse}});
+      attention_product({block.rows, size, block.keys, p, 1, wide, v, size,
+                         t.o + begin * s.o_stride, s.o_stride, j == 0 ? 0.0f : 1.0f,
+                         -attention_all, -block.lead, share, keep});
+      std::copy(lse, lse + block.rows, t.lse + begin);
+    }
   }
-  std::copy(lse, lse + block.rows, t.lse + first);
 }
 
 // Scores of few queries (decode) as rows, each to probabilities.
@@ -458,7 +467,9 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
   const detail::AttentionHead all{q, k, v, o, lse, nullptr, nullptr, nullptr, nullptr};
   const bool few = s.queries <= detail::attention_few;
   const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task
-  const std::int64_t step = detail::attention_queries;
+  const std::int64_t whole = (s.queries + detail::attention_queries - 1) / detail::attention_queries;
+  const std::int64_t step = detail::attention_queries *
+                            (s.batch * s.heads * whole < 64 ? 1 : detail::attention_group);
   const std::int64_t blocks = few ? 1 : (s.queries + step - 1) / step;
   const std::int64_t tasks = s.heads / group * blocks;  // of a sequence
   parallel_for(s.batch * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -468,7 +479,7 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
       if (few) {
         detail::attention_few_task(s, t, group);
       } else {
-        detail::attention_forward_task(s, t, first);
+        detail::attention_forward_task(s, t, first, std::min(s.queries, first + step));
       }
     }
   });

@@ -117,40 +117,68 @@ struct AttentionSlopes {
   }
 };
 
-// One query head; its part of dk and dv is added to them.
-inline void attention_backward_head(const kernel::AttentionShape& s, const AttentionHead& t,
-                                    float beta) {
+// What backward keeps of a block of queries: Q and dO, as rows and turned, and two rows of lanes.
+struct AttentionKept {
+  float* qt;
+  float* gt;
+  float* q;
+  float* d_o;
+  float* mean;
+  float* lse;
+
+  static std::int64_t floats(std::int64_t size) { return attention_queries * (4 * size + 2); }
+  AttentionKept(float* at, std::int64_t size)
+      : qt(at),
+        gt(qt + attention_queries * size),
+        q(gt + attention_queries * size),
+        d_o(q + attention_queries * size),
+        mean(d_o + attention_queries * size),
+        lse(mean + attention_queries) {}
+
+  void fill(const AttentionBlock& b, const AttentionHead& t) const {
+    const std::int64_t at = b.begin * b.s.o_stride;
+    std::fill(mean, lse + attention_queries, 0.0f);
+    std::copy(t.lse + b.begin, t.lse + b.begin + b.rows, lse);
+    run_on_lanes(
+        AttentionMeans{b.rows, b.s.head_size, b.s.o_stride, t.o + at, t.d_o + at, mean});
+    run_on_lanes(AttentionTurn{b, t.q, b.s.q_stride, qt, q});
+    run_on_lanes(AttentionTurn{b, t.d_o, b.s.o_stride, gt, d_o});
+  }
+};
+
+// Queries [first, last) of one head; its part of dk and dv is added to them.
+inline void attention_backward_group(const kernel::AttentionShape& s, const AttentionHead& t,
+                                     std::int64_t first, std::int64_t last, float beta,
+                                     float* scratch) {
   constexpr std::int64_t wide = attention_queries;
-  const std::int64_t turned = wide * s.head_size, size = s.head_size;
-  const float scale = attention_scale(s);
-  const Scratch lease(5 * turned + 2 * wide * attention_keys);
-  float* const qt = lease.data();
-  float* const gt = qt + turned;               // dO^T
-  float* const p = gt + turned;                // [keys, lanes]
+  const std::int64_t size = s.head_size;
+  float* const p = scratch;                    // [keys, lanes]
   float* const g = p + wide * attention_keys;  // dS
-  float* const q = g + wide * attention_keys;  // rows of Q, dO and K
-  float* const d_o = q + turned;
-  float* const k = d_o + turned;
-  for (std::int64_t begin = 0; begin < s.queries; begin += wide) {
-    AttentionBlock block(s, begin);
-    const std::int64_t at_q = begin * s.q_stride, at_o = begin * s.o_stride;
-    float mean[static_cast<std::size_t>(wide)] = {}, lse[static_cast<std::size_t>(wide)] = {};
-    std::copy(t.lse + begin, t.lse + begin + block.rows, lse);
-    run_on_lanes(AttentionMeans{block.rows, size, s.o_stride, t.o + at_o, t.d_o + at_o, mean});
-    run_on_lanes(AttentionTurn{block, t.q, s.q_stride, qt, q});
-    run_on_lanes(AttentionTurn{block, t.d_o, s.o_stride, gt, d_o});
-    for (std::int64_t j = 0; j == 0 || j < block.seen; j += attention_keys) {
+  float* const k = g + wide * attention_keys;
+  for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
+    const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
+    float* kept = k + attention_keys * size;
+    run_on_lanes(
+        AttentionCopy{std::min(attention_keys, s.keys - j), size, t.k + at_k, s.k_stride, k});
+    for (std::int64_t begin = first; begin < last; begin += wide) {
+      AttentionBlock block(s, begin);
+      const AttentionKept own(kept, size);
+      kept += AttentionKept::floats(size);
+      if (j == 0) {
+        own.fill(block, t);
+      } else if (j >= block.seen) {
+        continue;
+      }
       block.at(j);
-      const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
-      run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
-      run_on_lanes(AttentionScores{block, t.v, s.v_stride, gt, g});
-      run_on_lanes(AttentionSlopes{block, scale, lse, mean, p, g});
-      run_on_lanes(AttentionCopy{block.keys, size, t.k + at_k, s.k_stride, k});
-      attention_product({block.rows, size, block.keys, g, 1, wide, k, size, t.dq + at_q,
-                         s.q_stride, j == 0 ? beta : 1.0f, -attention_all, -block.lead});
-      attention_product({block.keys, size, block.rows, p, wide, 1, d_o, size, t.dv + at_v,
+      run_on_lanes(AttentionScores{block, t.k, s.k_stride, own.qt, p});
+      run_on_lanes(AttentionScores{block, t.v, s.v_stride, own.gt, g});
+      run_on_lanes(AttentionSlopes{block, attention_scale(s), own.lse, own.mean, p, g});
+      attention_product({block.rows, size, block.keys, g, 1, wide, k, size,
+                         t.dq + begin * s.q_stride, s.q_stride, j == 0 ? beta : 1.0f,
+                         -attention_all, -block.lead});
+      attention_product({block.keys, size, block.rows, p, wide, 1, own.d_o, size, t.dv + at_v,
                          s.v_stride, 1.0f, block.lead});
-      attention_product({block.keys, size, block.rows, g, wide, 1, q, size, t.dk + at_k,
+      attention_product({block.keys, size, block.rows, g, wide, 1, own.q, size, t.dk + at_k,
                          s.k_stride, 1.0f, block.lead});
     }
   }
@@ -159,6 +187,9 @@ inline void attention_backward_head(const kernel::AttentionShape& s, const Atten
 inline void attention_backward_task(const kernel::AttentionShape& s, const AttentionHead& all,
                                     std::int64_t b, std::int64_t kv, float beta) {
   const std::int64_t group = s.heads / s.kv_heads;
+  const std::int64_t step = attention_queries * attention_group;
+  const Scratch lease(attention_keys * (2 * attention_queries + s.head_size) +
+                      attention_group * AttentionKept::floats(s.head_size));
   float* const dk = all.dk + b * s.k_batch + kv * s.head_size;
   float* const dv = all.dv + b * s.v_batch + kv * s.head_size;
   for (std::int64_t j = 0; j < s.keys && beta == 0.0f; ++j) {
@@ -171,7 +202,9 @@ inline void attention_backward_task(const kernel::AttentionShape& s, const Atten
     t.dq += b * s.q_batch + h * s.head_size;
     t.dk = dk;
     t.dv = dv;
-    attention_backward_head(s, t, beta);
+    for (std::int64_t first = 0; first < s.queries; first += step) {
+      attention_backward_group(s, t, first, std::min(s.queries, first + step), beta, lease.data());
+    }
   }
 }
 
