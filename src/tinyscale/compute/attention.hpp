@@ -61,7 +61,7 @@ inline float attention_reference(const AttentionShape& s, std::int64_t seen, con
 namespace detail {
 
 constexpr std::int64_t attention_queries = 64;  // whose scores are held at once
-constexpr std::int64_t attention_group = 4;     // blocks of queries for which keys are read once
+constexpr std::int64_t attention_group = 8;     // blocks of queries for which keys are read once
 constexpr std::int64_t attention_keys = 64;     // likewise
 constexpr std::int64_t attention_few = 8;       // queries: so few are handled row by row
 
