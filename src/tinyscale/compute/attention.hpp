@@ -125,17 +125,12 @@ struct AttentionHead {
 // where x + lead <= i. Scores stand as [keys, attention_queries].
 struct AttentionBlock {
   const kernel::AttentionShape& s;
-  std::int64_t begin, rows, seen;
-  std::int64_t key = 0, keys = 0, lead = 0;
+  std::int64_t begin, key, rows, keys, lead;
 
-  AttentionBlock(const kernel::AttentionShape& shape, std::int64_t first)
-      : s(shape), begin(first), rows(std::min(attention_queries, shape.queries - first)) {
-    seen = visible_keys(s, begin + rows - 1);
-    at(0);
-  }
-  void at(std::int64_t first) {
-    key = first;
-    keys = std::min(attention_keys, seen - first);
+  AttentionBlock(const kernel::AttentionShape& shape, std::int64_t query, std::int64_t first)
+      : s(shape), begin(query), key(first) {
+    rows = std::min(attention_queries, s.queries - begin);
+    keys = std::min(attention_keys, visible_keys(s, begin + rows - 1) - key);
     lead = s.causal == 0 ? -attention_all : key - begin - s.causal_offset;
   }
   // Keys whose scores a vector of lanes must have: all that one of the tiles it has part in sums
@@ -148,71 +143,54 @@ struct AttentionBlock {
   }
 };
 
-// [head_size, lanes] from the block's rows of x; lanes that stand for no query hold zeros. copy, if
-// not null: the rows one behind the other, as fast caches like them.
+// Rows of x to [size, attention_queries], where lanes that stand for no row get zeros, and to rows
+// that stand one behind the other, as small caches like them; either may be null.
 struct AttentionTurn {
-  const AttentionBlock& t;
+  std::int64_t rows, size;
   const float* x;
   std::int64_t stride;
-  float* to;
-  float* copy;
+  float* turned;
+  float* same;
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     constexpr std::int64_t wide = attention_queries;
-    const std::int64_t size = t.s.head_size, rows = t.rows;
-    const float* const from = x + t.begin * stride;
     std::int64_t i = 0;
-    if (rows < wide) {
-      std::fill(to, to + size * wide, 0.0f);
+    if (rows < wide && turned != nullptr) {
+      std::fill(turned, turned + size * wide, 0.0f);
     }
     if constexpr (L::width == 16) {
       for (; i + 16 <= rows && size % 16 == 0; i += 16) {
         for (std::int64_t j = 0; j < size; j += 16) {
-          square<L>(from + i * stride + j, to + j * wide + i, copy + i * size + j);
+          square<L>(i, j);
         }
       }
     }
-    transpose(rows - i, size, from + i * stride, stride, to + i, wide);
-    for (; i < rows && copy != nullptr; ++i) {
-      std::copy(from + i * stride, from + i * stride + size, copy + i * size);
+    if (turned != nullptr) {
+      transpose(rows - i, size, x + i * stride, stride, turned + i, wide);
+    }
+    for (; i < rows && same != nullptr; ++i) {
+      std::copy(x + i * stride, x + i * stride + size, same + i * size);
     }
   }
 
   template <class L>
-  TINYSCALE_INLINE void square(const float* from, float* turned, float* same) const {
+  TINYSCALE_INLINE void square(std::int64_t i, std::int64_t j) const {
     typename L::V r[16];
-    const bool copies = copy != nullptr;
     TINYSCALE_UNROLL
-    for (int i = 0; i < 16; ++i) {
-      load<L>(from + i * stride, r[i]);
-      if (copies) {
-        store<L>(same + i * t.s.head_size, r[i]);
+    for (int y = 0; y < 16; ++y) {
+      load<L>(x + (i + y) * stride + j, r[y]);
+      if (same != nullptr) {
+        store<L>(same + (i + y) * size + j, r[y]);
       }
+    }
+    if (turned == nullptr) {
+      return;
     }
     turn_square(r);
     TINYSCALE_UNROLL
-    for (int i = 0; i < 16; ++i) {
-      store<L>(turned + i * attention_queries, r[i]);
-    }
-  }
-};
-
-// Rows one behind the other.
-struct AttentionCopy {
-  std::int64_t rows, size;
-  const float* from;
-  std::int64_t stride;
-  float* to;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    typename L::V v;
-    for (std::int64_t i = 0; i < rows; ++i) {
-      for (std::int64_t j = 0; j < size; j += L::width) {
-        load_some<L>(from + i * stride + j, size - j, 0.0f, v);
-        store_some<L>(to + i * size + j, size - j, v);
-      }
+    for (int y = 0; y < 16; ++y) {
+      store<L>(turned + (j + y) * attention_queries + i, r[y]);
     }
   }
 };
@@ -230,14 +208,21 @@ struct AttentionScores {
     constexpr std::int64_t row = attention_queries;
     const float* const from = a + t.key * a_row;
     for (std::int64_t at = 0; at < t.rows; at += 2 * L::width) {
-      const std::int64_t one = t.held<L>(at), both = t.held<L>(at + L::width);
-      const std::int64_t shared = std::min(one, both), second = at + L::width;
-      const AttentionProduct w{shared, row, t.s.head_size, from, a_row, 1, x, row, c, row};
-      call_on_lanes<L>(AttentionPanel<L, 2, 0>{w, at, L::width});
-      const std::int64_t skip = shared * row;
-      const AttentionProduct v{std::max(one, both) - shared, row, t.s.head_size,
-                               from + shared * a_row,        a_row, 1, x, row, c + skip, row};
-      call_on_lanes<L>(AttentionPanel<L, 1, 0>{v, both > one ? second : at, L::width});
+      const std::int64_t one = t.held<L>(at), two = t.held<L>(at + L::width);
+      const std::int64_t both = std::min(one, two), size = t.s.head_size;
+      const AttentionProduct w{both, row, size, from, a_row, 1, x, row, c, row};
+      call_on_lanes<L>(AttentionPanel<L, 2>{w, at, L::width});
+      const AttentionProduct v{std::max(one, two) - both,
+                               row,
+                               size,
+                               from + both * a_row,
+                               a_row,
+                               1,
+                               x,
+                               row,
+                               c + both * row,
+                               row};
+      call_on_lanes<L>(AttentionPanel<L, 1>{v, two > one ? at + L::width : at, L::width});
     }
   }
 };
@@ -264,86 +249,36 @@ struct AttentionFold {
   const AttentionBlock& t;
   float scale;
   float* p;
-  float* lanes[5];  // [attention_queries] each: top, sum, keep, share, lse
+  float* lanes;  // rows of attention_queries: top, sum, lse, keep, share
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    const std::int64_t rows = t.rows;
-    for (std::int64_t at = 0; at < rows; at += L::width) {
-      hide_scores<L>(t.held<L>(at), at + 1 - t.lead, p + at);
+    constexpr std::int64_t row = attention_queries;
+    typename L::V before, top, shift, f, more, total;
+    typename L::I lane, zero;
+    lane_numbers<L>(zero);
+    for (std::int64_t i = 0; i < t.rows; i += L::width) {
+      float* const at = lanes + i;
+      hide_scores<L>(t.held<L>(i), i + 1 - t.lead, p + i);
+      load<L>(at, before);
+      top = before;
+      exp_columns<L>(t.held<L>(i), row, scale, p + i, top, shift, more);
+      store<L>(at, top);
+      broadcast<L>(scale * log2_e, f);
+      exp2_negative<L>((before - shift) * f, before);
+      load<L>(at + row, total);
+      before = before * total;
+      total = more + before;
+      store<L>(at + row, total);
+      log_vector<L>(total, more);
+      broadcast<L>(scale, f);
+      const std::int64_t blind = t.s.keys == 0 ? L::width : t.lead - t.key - i;  // see no key
+      lane = zero - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
+      store<L>(at + 2 * row, lane >= 0 ? top * f + more : typename L::V{});
+      f = lane >= 0 ? 1.0f / total : typename L::V{};
+      store<L>(at + 3 * row, before * f);
+      store<L>(at + 4 * row, f);
     }
-    for (std::int64_t at = 0; at < rows; at += L::width) {
-      largest<L>(at);
-    }
-    for (std::int64_t at = 0; at < rows; at += L::width) {
-      powers<L>(at);
-    }
-    for (std::int64_t at = 0; at < rows; at += L::width) {
-      shares<L>(at);
-    }
-  }
-
-  template <class L>  // top; keep: the factor between the old top's powers and the new one's
-  TINYSCALE_INLINE void largest(std::int64_t at) const {
-    typename L::V v, f, first, best, second;
-    load<L>(lanes[0] + at, first);
-    best = second = first;
-    const float* const from = p + at;
-    const std::int64_t keys = t.held<L>(at);
-    std::int64_t x = 0;
-    for (; x + 2 <= keys; x += 2) {
-      load<L>(from + x * attention_queries, v);
-      max_vector<L>(best, v, best);
-      load<L>(from + (x + 1) * attention_queries, v);
-      max_vector<L>(second, v, second);
-    }
-    if (x < keys) {
-      load<L>(from + x * attention_queries, v);
-      max_vector<L>(best, v, best);
-    }
-    max_vector<L>(best, second, best);
-    store<L>(lanes[0] + at, best);
-    broadcast<L>(scale * log2_e, f);
-    v = best > -std::numeric_limits<float>::max() ? best * f : typename L::V{};
-    store<L>(lanes[3] + at, v);
-    exp2_negative<L>(first * f - v, v);
-    store<L>(lanes[2] + at, v);
-  }
-
-  template <class L>  // sum, and what of it is old in keep
-  TINYSCALE_INLINE void powers(std::int64_t at) const {
-    typename L::V v, f, shift, total = {};
-    broadcast<L>(scale * log2_e, f);
-    load<L>(lanes[3] + at, shift);
-    const std::int64_t end = t.held<L>(at) * attention_queries;
-    for (float* from = p + at; from < p + at + end; from += attention_queries) {
-      load<L>(from, v);
-      exp2_negative<L>(v * f - shift, v);
-      total = total + v;
-      store<L>(from, v);
-    }
-    load<L>(lanes[1] + at, v);
-    load<L>(lanes[2] + at, f);
-    store<L>(lanes[2] + at, v * f);
-    store<L>(lanes[1] + at, total + v * f);
-  }
-
-  template <class L>  // the first lanes may see no key
-  TINYSCALE_INLINE void shares(std::int64_t at) const {
-    typename L::V top, total, v, f;
-    typename L::I lane;
-    lane_numbers<L>(lane);
-    const std::int64_t blind = t.s.keys == 0 ? L::width : t.lead - t.key - at;
-    lane = lane - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
-    load<L>(lanes[0] + at, top);
-    load<L>(lanes[1] + at, total);
-    log_vector<L>(total, v);
-    broadcast<L>(scale, f);
-    store<L>(lanes[4] + at, lane >= 0 ? top * f + v : typename L::V{});
-    f = lane >= 0 ? 1.0f / total : typename L::V{};
-    store<L>(lanes[3] + at, f);
-    load<L>(lanes[2] + at, v);
-    store<L>(lanes[2] + at, v * f);
   }
 };
 
@@ -351,36 +286,32 @@ struct AttentionFold {
 inline void attention_forward_task(const kernel::AttentionShape& s, const AttentionHead& t,
                                    std::int64_t first, std::int64_t last) {
   constexpr std::int64_t wide = attention_queries;
-  const std::int64_t size = s.head_size, own = wide * (size + 3);  // floats that a block keeps
+  const std::int64_t size = s.head_size, own = wide * (size + 5);  // floats that a block keeps
   const std::int64_t blocks = (last - first + wide - 1) / wide;
-  const Scratch lease(blocks * own + wide * (attention_keys + 2) + attention_keys * size);
+  const Scratch lease(blocks * own + attention_keys * (wide + size));
   float* const p = lease.data() + blocks * own;  // [keys, lanes]
   float* const v = p + wide * attention_keys;
-  float* const keep = v + attention_keys * size;
-  float* const share = keep + wide;
   for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
-    run_on_lanes(AttentionCopy{std::min(attention_keys, s.keys - j), size, t.v + j * s.v_stride,
-                               s.v_stride, v});
-    for (std::int64_t begin = first; begin < last; begin += wide) {
-      AttentionBlock block(s, begin);
-      float* const qt = lease.data() + (begin - first) / wide * own;  // Q^T: [head_size, lanes]
-      float* const top = qt + wide * size;
-      float* const sum = top + wide;
-      float* const lse = sum + wide;
+    const std::int64_t keys = std::min(attention_keys, s.keys - j);
+    run_on_lanes(AttentionTurn{keys, size, t.v + j * s.v_stride, s.v_stride, nullptr, v});
+    float* qt = lease.data();  // Q^T: [head_size, lanes], then the rows of a fold
+    for (std::int64_t begin = first; begin < last; begin += wide, qt += own) {
+      AttentionBlock block(s, begin, j);
+      float* const lanes = qt + wide * size;
       if (j == 0) {
-        run_on_lanes(AttentionTurn{block, t.q, s.q_stride, qt, nullptr});
-        std::fill(top, sum, -std::numeric_limits<float>::infinity());
-        std::fill(sum, lse, 0.0f);
-      } else if (j >= block.seen) {
+        const float* const q = t.q + begin * s.q_stride;
+        run_on_lanes(AttentionTurn{block.rows, size, q, s.q_stride, qt, nullptr});
+        std::fill(lanes, lanes + wide, -std::numeric_limits<float>::infinity());
+        std::fill(lanes + wide, lanes + 2 * wide, 0.0f);
+      } else if (block.keys <= 0) {
         continue;
       }
-      block.at(j);
       run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
-      run_on_lanes(AttentionFold{block, attention_scale(s), p, {top, sum, keep, share, lse}});
+      run_on_lanes(AttentionFold{block, attention_scale(s), p, lanes});
       attention_product({block.rows, size, block.keys, p, 1, wide, v, size,
-                         t.o + begin * s.o_stride, s.o_stride, j == 0 ? 0.0f : 1.0f,
-                         -attention_all, -block.lead, share, keep});
-      std::copy(lse, lse + block.rows, t.lse + begin);
+                         t.o + begin * s.o_stride, s.o_stride, j == 0 ? 0.0f : 1.0f, -attention_all,
+                         -block.lead, lanes + 4 * wide, lanes + 3 * wide});
+      std::copy(lanes + 2 * wide, lanes + 2 * wide + block.rows, t.lse + begin);
     }
   }
 }
@@ -467,9 +398,10 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
   const detail::AttentionHead all{q, k, v, o, lse, nullptr, nullptr, nullptr, nullptr};
   const bool few = s.queries <= detail::attention_few;
   const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task
-  const std::int64_t whole = (s.queries + detail::attention_queries - 1) / detail::attention_queries;
-  const std::int64_t step = detail::attention_queries *
-                            (s.batch * s.heads * whole < 64 ? 1 : detail::attention_group);
+  const std::int64_t whole =
+      (s.queries + detail::attention_queries - 1) / detail::attention_queries;
+  const std::int64_t step =
+      detail::attention_queries * (s.batch * s.heads * whole < 64 ? 1 : detail::attention_group);
   const std::int64_t blocks = few ? 1 : (s.queries + step - 1) / step;
   const std::int64_t tasks = s.heads / group * blocks;  // of a sequence
   parallel_for(s.batch * tasks, 1, [&](std::int64_t begin, std::int64_t end) {

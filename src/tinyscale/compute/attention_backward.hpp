@@ -50,38 +50,9 @@ struct AttentionMeans {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    std::int64_t i = 0;
-    if constexpr (L::width == 16) {
-      for (; i + 16 <= rows && head_size % 16 == 0; i += 16) {
-        sixteen<L>(i);
-      }
-    }
-    for (; i < rows; ++i) {
+    for (std::int64_t i = 0; i < rows; ++i) {
       mean[i] = dot_row<L>(head_size, o + i * stride, d_o + i * stride);
     }
-  }
-
-  template <class L>
-  TINYSCALE_INLINE void sixteen(std::int64_t first) const {
-    typename L::V v, w, r[16] = {};
-    const std::int64_t row = stride, end = head_size;
-    const float* const x = o + first * row;
-    const float* const y = d_o + first * row;
-    for (std::int64_t j = 0; j < end; j += L::width) {
-      TINYSCALE_UNROLL
-      for (int i = 0; i < 16; ++i) {
-        load<L>(x + i * row + j, v);
-        load<L>(y + i * row + j, w);
-        r[i] = r[i] + v * w;
-      }
-    }
-    turn_square(r);
-    TINYSCALE_UNROLL
-    for (int i = 0; i < 8; ++i) {
-      r[i] = r[i] + r[i + 8];
-    }
-    r[0] = ((r[0] + r[1]) + (r[2] + r[3])) + ((r[4] + r[5]) + (r[6] + r[7]));
-    store<L>(mean + first, r[0]);
   }
 };
 
@@ -96,90 +67,63 @@ struct AttentionSlopes {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    typename L::V vp, vg, f, h, vl, vm;
-    broadcast<L>(scale * log2_e, f);
-    broadcast<L>(scale, h);
+    typename L::V vp, vg, f, vl, vm;
+    broadcast<L>(scale, f);
     for (std::int64_t lane = 0; lane < t.rows; lane += L::width) {
       const std::int64_t keys = t.held<L>(lane);
       hide_scores<L>(keys, lane + 1 - t.lead, p + lane);
       load<L>(lse + lane, vl);
-      vl = vl * log2_e;
       load<L>(mean + lane, vm);
-      vm = vm * h;
+      vm = vm * f;
       for (std::int64_t at = lane; at < keys * attention_queries; at += attention_queries) {
         load<L>(p + at, vp);
         load<L>(g + at, vg);
-        exp2_negative<L>(vp * f - vl, vp);
+        exp2_negative<L>((vp * f - vl) * log2_e, vp);
         store<L>(p + at, vp);
-        store<L>(g + at, vp * (vg * h - vm));
+        store<L>(g + at, vp * (vg * f - vm));
       }
     }
   }
 };
 
-// What backward keeps of a block of queries: Q and dO, as rows and turned, and two rows of lanes.
-struct AttentionKept {
-  float* qt;
-  float* gt;
-  float* q;
-  float* d_o;
-  float* mean;
-  float* lse;
-
-  static std::int64_t floats(std::int64_t size) { return attention_queries * (4 * size + 2); }
-  AttentionKept(float* at, std::int64_t size)
-      : qt(at),
-        gt(qt + attention_queries * size),
-        q(gt + attention_queries * size),
-        d_o(q + attention_queries * size),
-        mean(d_o + attention_queries * size),
-        lse(mean + attention_queries) {}
-
-  void fill(const AttentionBlock& b, const AttentionHead& t) const {
-    const std::int64_t at = b.begin * b.s.o_stride;
-    std::fill(mean, lse + attention_queries, 0.0f);
-    std::copy(t.lse + b.begin, t.lse + b.begin + b.rows, lse);
-    run_on_lanes(
-        AttentionMeans{b.rows, b.s.head_size, b.s.o_stride, t.o + at, t.d_o + at, mean});
-    run_on_lanes(AttentionTurn{b, t.q, b.s.q_stride, qt, q});
-    run_on_lanes(AttentionTurn{b, t.d_o, b.s.o_stride, gt, d_o});
-  }
-};
+// Floats of scratch: of a block of queries Q and dO, turned and as rows, and two rows of lanes.
+inline std::int64_t attention_kept(std::int64_t size) { return attention_queries * (4 * size + 2); }
 
 // Queries [first, last) of one head; its part of dk and dv is added to them.
 inline void attention_backward_group(const kernel::AttentionShape& s, const AttentionHead& t,
-                                     std::int64_t first, std::int64_t last, float beta,
-                                     float* scratch) {
+                                     std::int64_t first, std::int64_t last, float beta, float* p) {
   constexpr std::int64_t wide = attention_queries;
-  const std::int64_t size = s.head_size;
-  float* const p = scratch;                    // [keys, lanes]
-  float* const g = p + wide * attention_keys;  // dS
+  const std::int64_t size = s.head_size, turned = wide * size;
+  const float scale = attention_scale(s);
+  float* const g = p + wide * attention_keys;  // dS; p: [keys, lanes]
   float* const k = g + wide * attention_keys;
   for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
     const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
-    float* kept = k + attention_keys * size;
-    run_on_lanes(
-        AttentionCopy{std::min(attention_keys, s.keys - j), size, t.k + at_k, s.k_stride, k});
-    for (std::int64_t begin = first; begin < last; begin += wide) {
-      AttentionBlock block(s, begin);
-      const AttentionKept own(kept, size);
-      kept += AttentionKept::floats(size);
+    const std::int64_t keys = std::min(attention_keys, s.keys - j);
+    run_on_lanes(AttentionTurn{keys, size, t.k + at_k, s.k_stride, nullptr, k});
+    float* qt = k + attention_keys * size;
+    for (std::int64_t begin = first; begin < last; begin += wide, qt += attention_kept(size)) {
+      AttentionBlock block(s, begin, j);
+      const std::int64_t at_q = begin * s.q_stride, at_o = begin * s.o_stride, rows = block.rows;
+      float *gt = qt + turned, *q = gt + turned, *d_o = q + turned, *mean = d_o + turned;
       if (j == 0) {
-        own.fill(block, t);
-      } else if (j >= block.seen) {
+        std::fill(mean, mean + 2 * wide, 0.0f);
+        std::copy(t.lse + begin, t.lse + begin + rows, mean + wide);
+        run_on_lanes(AttentionMeans{rows, size, s.o_stride, t.o + at_o, t.d_o + at_o, mean});
+        run_on_lanes(AttentionTurn{rows, size, t.q + at_q, s.q_stride, qt, q});
+        run_on_lanes(AttentionTurn{rows, size, t.d_o + at_o, s.o_stride, gt, d_o});
+      } else if (block.keys <= 0) {
         continue;
       }
-      block.at(j);
-      run_on_lanes(AttentionScores{block, t.k, s.k_stride, own.qt, p});
-      run_on_lanes(AttentionScores{block, t.v, s.v_stride, own.gt, g});
-      run_on_lanes(AttentionSlopes{block, attention_scale(s), own.lse, own.mean, p, g});
-      attention_product({block.rows, size, block.keys, g, 1, wide, k, size,
-                         t.dq + begin * s.q_stride, s.q_stride, j == 0 ? beta : 1.0f,
-                         -attention_all, -block.lead});
-      attention_product({block.keys, size, block.rows, p, wide, 1, own.d_o, size, t.dv + at_v,
-                         s.v_stride, 1.0f, block.lead});
-      attention_product({block.keys, size, block.rows, g, wide, 1, own.q, size, t.dk + at_k,
-                         s.k_stride, 1.0f, block.lead});
+      run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
+      run_on_lanes(AttentionScores{block, t.v, s.v_stride, gt, g});
+      run_on_lanes(AttentionSlopes{block, scale, mean + wide, mean, p, g});
+      attention_product({rows, size, block.keys, g, 1, wide, k, size, t.dq + at_q, s.q_stride,
+                         j == 0 ? beta : 1.0f, -attention_all, -block.lead});
+      attention_product({block.keys, size, rows, p, wide, 1, d_o, size, t.dv + at_v, s.v_stride,
+                         1.0f, block.lead});
+      attention_product(
+          {block.keys, size, rows, g, wide, 1, q, size, t.dk + at_k, s.k_stride, 1.0f, block.lead});
     }
   }
 }
@@ -189,7 +133,7 @@ inline void attention_backward_task(const kernel::AttentionShape& s, const Atten
   const std::int64_t group = s.heads / s.kv_heads;
   const std::int64_t step = attention_queries * attention_group;
   const Scratch lease(attention_keys * (2 * attention_queries + s.head_size) +
-                      attention_group * AttentionKept::floats(s.head_size));
+                      attention_group * attention_kept(s.head_size));
   float* const dk = all.dk + b * s.k_batch + kv * s.head_size;
   float* const dv = all.dv + b * s.v_batch + kv * s.head_size;
   for (std::int64_t j = 0; j < s.keys && beta == 0.0f; ++j) {

@@ -15,7 +15,9 @@ namespace detail {
 
 // Rows of a tile that is so many vectors wide: 16 sums where registers are many.
 template <class L, int VECTORS>
-constexpr int attention_tile = L::width == 1 || L::vectors < 4 ? L::rows : VECTORS == 4 ? 4 : 8;
+constexpr int attention_tile = L::width == 1 || L::vectors < 4 ? L::rows
+                               : VECTORS == 4                  ? 4
+                                                               : 8;
 
 constexpr std::int64_t attention_all = std::int64_t{1} << 40;  // bounds no tile
 
@@ -38,7 +40,7 @@ struct AttentionProduct {
 };
 
 // Columns [column, column + VECTORS * width) of it; of one vector perhaps only the first `left`.
-template <class L, int VECTORS, int PART>
+template <class L, int VECTORS>
 struct AttentionPanel {
   static constexpr int rows = attention_tile<L, VECTORS>;
   typedef std::int64_t Offsets[static_cast<std::size_t>(rows)];
@@ -70,24 +72,22 @@ struct AttentionPanel {
                              const Offsets& a_at, const Offsets& c_at) const {
     typename L::V f, sum[static_cast<std::size_t>(rows)][static_cast<std::size_t>(VECTORS)] = {};
     const std::int64_t a_col = w.a_col, b_row = w.b_row;
-    const std::int64_t count = PART == 0 ? L::width : left;
+    const std::int64_t count = VECTORS > 1 ? L::width : left;
     const float* a = w.a + i * w.a_row + first * a_col;
     const float* b = w.b + first * b_row + column;
-    if constexpr (PART == 0) {
+    if (VECTORS > 1 || count == L::width) {
       for (; k > 1; k -= 2, a += 2 * a_col, b += 2 * b_row) {
         gemm_step<L, rows, VECTORS>(a, a_at, b, sum);
         gemm_step<L, rows, VECTORS>(a + a_col, a_at, b + b_row, sum);
       }
     }
     for (; k > 0; --k, a += a_col, b += b_row) {
-      if constexpr (PART == 0) {
-        gemm_step<L, rows, VECTORS>(a, a_at, b, sum);
-      } else {
-        float row[static_cast<std::size_t>(L::width)];
+      float part[static_cast<std::size_t>(L::width)];
+      if (VECTORS == 1 && count < L::width) {
         load_part<L>(b, count, 0.0f, f);
-        store<L>(row, f);
-        gemm_step<L, rows, VECTORS>(a, a_at, row, sum);
+        store<L>(part, f);
       }
+      gemm_step<L, rows, VECTORS>(a, a_at, VECTORS == 1 && count < L::width ? part : b, sum);
     }
     float* const c = w.c + i * w.c_row + column;
     if (w.share != nullptr) {
@@ -127,17 +127,14 @@ TINYSCALE_INLINE void AttentionProduct::run() const {
   std::int64_t j = 0;
   if constexpr (L::vectors == 4 && L::width > 1) {
     for (; j + 4 * L::width <= n; j += 4 * L::width) {
-      call_on_lanes<L>(AttentionPanel<L, 4, 0>{*this, j, L::width});
+      call_on_lanes<L>(AttentionPanel<L, 4>{*this, j, L::width});
     }
   }
   for (; j + 2 * L::width <= n; j += 2 * L::width) {
-    call_on_lanes<L>(AttentionPanel<L, 2, 0>{*this, j, L::width});
+    call_on_lanes<L>(AttentionPanel<L, 2>{*this, j, L::width});
   }
-  for (; j + L::width <= n; j += L::width) {
-    call_on_lanes<L>(AttentionPanel<L, 1, 0>{*this, j, L::width});
-  }
-  if (j < n) {
-    call_on_lanes<L>(AttentionPanel<L, 1, 1>{*this, j, n - j});
+  for (; j < n; j += L::width) {  // the last perhaps in part
+    call_on_lanes<L>(AttentionPanel<L, 1>{*this, j, std::min<std::int64_t>(L::width, n - j)});
   }
 }
 
@@ -145,12 +142,12 @@ TINYSCALE_INLINE void AttentionProduct::run() const {
 template <class V>
 TINYSCALE_INLINE void turn_square(V (&r)[16]) {
 #if TINYSCALE_SHUFFLE
-#define TINYSCALE_PICK(a, b, x, y, z, w, four)                                                  \
+#define TINYSCALE_PICK(a, b, x, y, z, w, four)                                                    \
   __builtin_shufflevector(a, b, x, y, z, w, x + four, y + four, z + four, w + four, x + 2 * four, \
                           y + 2 * four, z + 2 * four, w + 2 * four, x + 3 * four, y + 3 * four,   \
                           z + 3 * four, w + 3 * four)
-#define TINYSCALE_QUADS(a, b, x)                                                                   \
-  __builtin_shufflevector(a, b, x, x + 1, x + 2, x + 3, x + 8, x + 9, x + 10, x + 11, x + 16,      \
+#define TINYSCALE_QUADS(a, b, x)                                                              \
+  __builtin_shufflevector(a, b, x, x + 1, x + 2, x + 3, x + 8, x + 9, x + 10, x + 11, x + 16, \
                           x + 17, x + 18, x + 19, x + 24, x + 25, x + 26, x + 27)
   V t[16];
   TINYSCALE_UNROLL
