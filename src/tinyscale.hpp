@@ -64,6 +64,7 @@
 #include "tinyscale/compute/gemv_quantized.hpp"
 #include "tinyscale/compute/gemm_fused.hpp"
 #include "tinyscale/compute/softmax.hpp"
+#include "tinyscale/compute/attention_product.hpp"
 #include "tinyscale/compute/attention.hpp"
 #include "tinyscale/compute/attention_backward.hpp"
 #include "tinyscale/compute/linear_cross_entropy.hpp"

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/attention_product.hpp"
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/lanes.hpp"
@@ -59,8 +60,9 @@ inline float attention_reference(const AttentionShape& s, std::int64_t seen, con
 
 namespace detail {
 
-constexpr std::int64_t attention_queries = 64;  // of a task
-constexpr std::int64_t attention_keys = 64;     // whose scores are held at once
+constexpr std::int64_t attention_queries = 64;  // whose scores are held at once
+constexpr std::int64_t attention_group = 8;     // blocks of queries for which keys are read once
+constexpr std::int64_t attention_keys = 64;     // likewise
 constexpr std::int64_t attention_few = 8;       // queries: so few are handled row by row
 
 // Keys that query i sees.
@@ -119,157 +121,198 @@ struct AttentionHead {
   float* dv;
 };
 
-// The queries [begin, begin + rows) as lanes, two vectors of them, against one block of keys after
-// another: of those in [key, key + both) both vectors see some, of the next `alone` the second.
-struct AttentionLanes {
+// Queries [begin, begin + rows) as lanes against keys [key, key + keys): lane i sees key x of them
+// where x + lead <= i. Scores stand as [keys, attention_queries].
+struct AttentionBlock {
   const kernel::AttentionShape& s;
-  std::int64_t width, wide, begin, rows, seen;
-  std::int64_t key = 0, both = 0, alone = 0;
+  std::int64_t begin, key, rows, keys, lead;
 
-  AttentionLanes(const kernel::AttentionShape& shape, std::int64_t vector, std::int64_t first)
-      : s(shape), width(vector), wide(2 * vector), begin(first) {
-    rows = std::min(wide, s.queries - begin);
-    seen = visible_keys(s, begin + rows - 1);
-    block(0);
+  AttentionBlock(const kernel::AttentionShape& shape, std::int64_t query, std::int64_t first)
+      : s(shape), begin(query), key(first) {
+    rows = std::min(attention_queries, s.queries - begin);
+    keys = std::min(attention_keys, visible_keys(s, begin + rows - 1) - key);
+    lead = s.causal == 0 ? -attention_all : key - begin - s.causal_offset;
   }
-  void block(std::int64_t first) {
-    const std::int64_t split = visible_keys(s, begin + std::min(rows, width) - 1);
-    const std::int64_t keys = std::min(attention_keys, seen - first);
-    key = first;
-    both = std::clamp<std::int64_t>(split - first, 0, keys);
-    alone = keys - both;
+  // Keys whose scores a vector of lanes must have: all that one of the tiles it has part in sums
+  // over, be they tiles of lanes or of keys.
+  template <class L>
+  TINYSCALE_INLINE std::int64_t held(std::int64_t lane) const {
+    constexpr std::int64_t tile = attention_tile<L, 2>;
+    const std::int64_t end = std::min((lane + L::width + tile - 1) / tile * tile, rows) - lead;
+    return lane >= rows ? 0 : std::clamp<std::int64_t>((end + tile - 1) / tile * tile, 0, keys);
   }
-  // [head_size, wide] from rows of x; lanes that stand for no query hold zeros.
-  void turn(const float* x, std::int64_t stride, float* to) const {
-    if (rows < wide) {
-      std::fill(to, to + s.head_size * wide, 0.0f);
+};
+
+// Rows of x to [size, attention_queries], where lanes that stand for no row get zeros, and to rows
+// that stand one behind the other, as small caches like them; either may be null.
+struct AttentionTurn {
+  std::int64_t rows, size;
+  const float* x;
+  std::int64_t stride;
+  float* turned;
+  float* same;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = attention_queries;
+    std::int64_t i = 0;
+    if (rows < wide && turned != nullptr) {
+      std::fill(turned, turned + size * wide, 0.0f);
     }
-    transpose(rows, s.head_size, x + begin * stride, stride, to, wide);
-  }
-  // scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]
-  void score(const float* a, std::int64_t a_row, const float* x, float* c) const {
-    a += key * a_row;
-    panels({both, wide, s.head_size, a, a_row, 1, x, wide, c, wide, 0.0f});
-    panels({alone, width, s.head_size, a + both * a_row, a_row, 1, x + width, wide,
-            c + both * wide + width, wide, 0.0f});
-  }
-  // C[sizes, lanes] = A[keys, sizes]^T P[keys, lanes] + beta C
-  void gather(const float* a, std::int64_t a_row, const float* p, float beta, float* c) const {
-    a += key * a_row;
-    panels({s.head_size, wide, both, a, 1, a_row, p, wide, c, wide, beta});
-    if (alone > 0) {
-      panels({s.head_size, width, alone, a + both * a_row, 1, a_row, p + both * wide + width, wide,
-              c + width, wide, 1.0f});
+    if constexpr (L::width == 16) {
+      for (; i + 16 <= rows && size % 16 == 0; i += 16) {
+        for (std::int64_t j = 0; j < size; j += 16) {
+          square<L>(i, j);
+        }
+      }
+    }
+    if (turned != nullptr) {
+      transpose(rows - i, size, x + i * stride, stride, turned + i, wide);
+    }
+    for (; i < rows && same != nullptr; ++i) {
+      std::copy(x + i * stride, x + i * stride + size, same + i * size);
     }
   }
-  // C[keys, sizes] += P[keys, lanes] X[lanes, sizes]
-  void scatter(std::int64_t sizes, const float* p, const float* x, std::int64_t x_row, float* c,
-               std::int64_t c_row) const {
-    c += key * c_row;
-    panels({both, sizes, rows, p, wide, 1, x, x_row, c, c_row, 1.0f});
-    panels({alone, sizes, rows - width, p + both * wide + width, wide, 1, x + width * x_row, x_row,
-            c + both * c_row, c_row, 1.0f});
-  }
-  // Scores that causality hides become -inf: of each key those of the first lanes.
-  void hide(float* p) const {
-    const std::int64_t clear = visible_keys(s, begin);
-    for (std::int64_t j = std::max(key, clear); j < key + both + alone; ++j) {
-      const std::int64_t hidden = std::clamp<std::int64_t>(j - begin - s.causal_offset, 0, wide);
-      float* const row = p + (j - key) * wide;
-      std::fill(row, row + hidden, -std::numeric_limits<float>::infinity());
+
+  template <class L>
+  TINYSCALE_INLINE void square(std::int64_t i, std::int64_t j) const {
+    typename L::V r[16];
+    TINYSCALE_UNROLL
+    for (int y = 0; y < 16; ++y) {
+      load<L>(x + (i + y) * stride + j, r[y]);
+      if (same != nullptr) {
+        store<L>(same + (i + y) * size + j, r[y]);
+      }
+    }
+    if (turned == nullptr) {
+      return;
+    }
+    turn_square(r);
+    TINYSCALE_UNROLL
+    for (int y = 0; y < 16; ++y) {
+      store<L>(turned + (j + y) * attention_queries + i, r[y]);
     }
   }
 };
 
-// One vector of lanes: raw scores to probabilities; o: what was gathered before, or null.
+// scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]
+struct AttentionScores {
+  const AttentionBlock& t;
+  const float* a;
+  std::int64_t a_row;
+  const float* x;
+  float* c;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t row = attention_queries;
+    const float* const from = a + t.key * a_row;
+    for (std::int64_t at = 0; at < t.rows; at += 2 * L::width) {
+      const std::int64_t one = t.held<L>(at), two = t.held<L>(at + L::width);
+      const std::int64_t both = std::min(one, two), size = t.s.head_size;
+      const AttentionProduct w{both, row, size, from, a_row, 1, x, row, c, row};
+      call_on_lanes<L>(AttentionPanel<L, 2>{w, at, L::width});
+      const AttentionProduct v{std::max(one, two) - both,
+                               row,
+                               size,
+                               from + both * a_row,
+                               a_row,
+                               1,
+                               x,
+                               row,
+                               c + both * row,
+                               row};
+      call_on_lanes<L>(AttentionPanel<L, 1>{v, two > one ? at + L::width : at, L::width});
+    }
+  }
+};
+
+// Scores of a vector of lanes that causality hides become -inf.
+template <class L>
+TINYSCALE_INLINE void hide_scores(std::int64_t keys, std::int64_t clear, float* p) {
+  typename L::V v, hidden;
+  typename L::I lane, mask, bound;
+  lane_numbers<L>(lane);
+  broadcast<L>(-std::numeric_limits<float>::infinity(), hidden);
+  for (std::int64_t x = std::max<std::int64_t>(0, clear); x < keys; ++x) {
+    broadcast_word(static_cast<std::int32_t>(std::min<std::int64_t>(x - clear, L::width)), bound);
+    mask = lane <= bound;
+    load<L>(p + x * attention_queries, v);
+    blend<L>(mask, hidden, v, v);
+    store<L>(p + x * attention_queries, v);
+  }
+}
+
+// Raw scores to probabilities before they are divided by their sum; of each lane the largest score
+// and the sum so far, and what O keeps and what it gets of the new block.
 struct AttentionFold {
-  std::int64_t keys, head_size;
+  const AttentionBlock& t;
   float scale;
   float* p;
-  float* o;
-  float* top;
-  float* sum;
+  float* lanes;  // rows of attention_queries: top, sum, lse, keep, share
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t wide = 2 * L::width;
-    typename L::V v, w, f, before, shift, more, total;
-    load<L>(top, before);
-    load<L>(sum, total);
-    v = before;
-    exp_columns<L>(keys, wide, scale, p, v, shift, more);
-    store<L>(top, v);
-    if (o != nullptr) {
+    constexpr std::int64_t row = attention_queries;
+    typename L::V before, top, shift, f, more, total;
+    typename L::I lane, zero;
+    lane_numbers<L>(zero);
+    for (std::int64_t i = 0; i < t.rows; i += L::width) {
+      float* const at = lanes + i;
+      hide_scores<L>(t.held<L>(i), i + 1 - t.lead, p + i);
+      load<L>(at, before);
+      top = before;
+      exp_columns<L>(t.held<L>(i), row, scale, p + i, top, shift, more);
+      store<L>(at, top);
+      broadcast<L>(scale * log2_e, f);
+      exp2_negative<L>((before - shift) * f, before);
+      load<L>(at + row, total);
+      before = before * total;
+      total = more + before;
+      store<L>(at + row, total);
+      log_vector<L>(total, more);
       broadcast<L>(scale, f);
-      exp_negative<L>(before * f - shift, w);
-      more = more + total * w;
-      for (std::int64_t d = 0; d < head_size; ++d) {
-        load<L>(o + d * wide, v);
-        store<L>(o + d * wide, v * w);
-      }
-    }
-    store<L>(sum, more);
-  }
-};
-
-// O^T / sum and lse of one vector of lanes; the first `blind` lanes see no key.
-struct AttentionFinish {
-  std::int64_t blind, head_size;
-  float scale;
-  float* o;
-  float* top;  // becomes lse
-  const float* sum;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    typename L::V v, t, f, total;
-    typename L::I lane;
-    lane_numbers<L>(lane);
-    lane = lane - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
-    load<L>(top, t);
-    load<L>(sum, total);
-    log_vector<L>(total, v);
-    broadcast<L>(scale, f);
-    store<L>(top, lane >= 0 ? t * f + v : typename L::V{});
-    f = lane >= 0 ? 1.0f / total : typename L::V{};
-    for (std::int64_t d = 0; d < head_size; ++d) {
-      load<L>(o + d * 2 * L::width, v);
-      store<L>(o + d * 2 * L::width, v * f);
+      const std::int64_t blind = t.s.keys == 0 ? L::width : t.lead - t.key - i;  // see no key
+      lane = zero - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
+      store<L>(at + 2 * row, lane >= 0 ? top * f + more : typename L::V{});
+      f = lane >= 0 ? 1.0f / total : typename L::V{};
+      store<L>(at + 3 * row, before * f);
+      store<L>(at + 4 * row, f);
     }
   }
 };
 
-// Queries [first, last) of one head.
+// Queries [first, last) of one head: every block of them against a block of keys, then the next.
 inline void attention_forward_task(const kernel::AttentionShape& s, const AttentionHead& t,
                                    std::int64_t first, std::int64_t last) {
-  const std::int64_t width = tile_size().width, wide = 2 * width;
-  const float scale = attention_scale(s);
-  const Scratch lease(wide * (2 * s.head_size + attention_keys));
-  float* const qt = lease.data();  // Q^T: [head_size, lanes]
-  float* const ot = qt + wide * s.head_size;
-  float* const p = ot + wide * s.head_size;  // [keys, lanes]
-  for (std::int64_t begin = first; begin < last; begin += wide) {
-    AttentionLanes lanes(s, width, begin);
-    float top[32], sum[32] = {};
-    std::fill(top, top + 32, -std::numeric_limits<float>::infinity());
-    lanes.turn(t.q, s.q_stride, qt);
-    for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
-      lanes.block(j);
-      lanes.score(t.k, s.k_stride, qt, p);
-      lanes.hide(p);
-      for (std::int64_t at = 0; at < wide; at += width) {
-        run_on_lanes(AttentionFold{lanes.both + (at == 0 ? 0 : lanes.alone), s.head_size, scale,
-                                   p + at, j == 0 ? nullptr : ot + at, top + at, sum + at});
+  constexpr std::int64_t wide = attention_queries;
+  const std::int64_t size = s.head_size, own = wide * (size + 5);  // floats that a block keeps
+  const std::int64_t blocks = (last - first + wide - 1) / wide;
+  const Scratch lease(blocks * own + attention_keys * (wide + size));
+  float* const p = lease.data() + blocks * own;  // [keys, lanes]
+  float* const v = p + wide * attention_keys;
+  for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
+    const std::int64_t keys = std::min(attention_keys, s.keys - j);
+    run_on_lanes(AttentionTurn{keys, size, t.v + j * s.v_stride, s.v_stride, nullptr, v});
+    float* qt = lease.data();  // Q^T: [head_size, lanes], then the rows of a fold
+    for (std::int64_t begin = first; begin < last; begin += wide, qt += own) {
+      AttentionBlock block(s, begin, j);
+      float* const lanes = qt + wide * size;
+      if (j == 0) {
+        const float* const q = t.q + begin * s.q_stride;
+        run_on_lanes(AttentionTurn{block.rows, size, q, s.q_stride, qt, nullptr});
+        std::fill(lanes, lanes + wide, -std::numeric_limits<float>::infinity());
+        std::fill(lanes + wide, lanes + 2 * wide, 0.0f);
+      } else if (block.keys <= 0) {
+        continue;
       }
-      lanes.gather(t.v, s.v_stride, p, j == 0 ? 0.0f : 1.0f, ot);
+      run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
+      run_on_lanes(AttentionFold{block, attention_scale(s), p, lanes});
+      attention_product({block.rows, size, block.keys, p, 1, wide, v, size,
+                         t.o + begin * s.o_stride, s.o_stride, j == 0 ? 0.0f : 1.0f, -attention_all,
+                         -block.lead, lanes + 4 * wide, lanes + 3 * wide});
+      std::copy(lanes + 2 * wide, lanes + 2 * wide + block.rows, t.lse + begin);
     }
-    for (std::int64_t at = 0; at < wide; at += width) {
-      const std::int64_t blind = s.causal == 0 ? 0 : -(begin + at + s.causal_offset);
-      run_on_lanes(AttentionFinish{s.keys == 0 ? wide : blind, s.head_size, scale, ot + at,
-                                   top + at, sum + at});
-    }
-    std::copy(top, top + lanes.rows, t.lse + begin);
-    transpose(s.head_size, lanes.rows, ot, wide, t.o + begin * s.o_stride, s.o_stride);
   }
 }
 
@@ -355,7 +398,10 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
   const detail::AttentionHead all{q, k, v, o, lse, nullptr, nullptr, nullptr, nullptr};
   const bool few = s.queries <= detail::attention_few;
   const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task
-  const std::int64_t step = detail::attention_queries;
+  const std::int64_t whole =
+      (s.queries + detail::attention_queries - 1) / detail::attention_queries;
+  const std::int64_t step =
+      detail::attention_queries * (s.batch * s.heads * whole < 64 ? 1 : detail::attention_group);
   const std::int64_t blocks = few ? 1 : (s.queries + step - 1) / step;
   const std::int64_t tasks = s.heads / group * blocks;  // of a sequence
   parallel_for(s.batch * tasks, 1, [&](std::int64_t begin, std::int64_t end) {

@@ -56,9 +56,9 @@ struct AttentionMeans {
   }
 };
 
-// One vector of lanes: raw scores p to probabilities, dP in g to dS scale.
+// Raw scores p to probabilities, dP in g to dS scale.
 struct AttentionSlopes {
-  std::int64_t keys;
+  const AttentionBlock& t;
   float scale;
   const float* lse;
   const float* mean;
@@ -69,115 +69,86 @@ struct AttentionSlopes {
   TINYSCALE_INLINE void run() const {
     typename L::V vp, vg, f, vl, vm;
     broadcast<L>(scale, f);
-    load<L>(lse, vl);
-    load<L>(mean, vm);
-    for (std::int64_t at = 0; at < keys * 2 * L::width; at += 2 * L::width) {
-      load<L>(p + at, vp);
-      load<L>(g + at, vg);
-      exp_negative<L>(vp * f - vl, vp);
-      store<L>(p + at, vp);
-      store<L>(g + at, vp * (vg - vm) * f);
+    for (std::int64_t lane = 0; lane < t.rows; lane += L::width) {
+      const std::int64_t keys = t.held<L>(lane);
+      hide_scores<L>(keys, lane + 1 - t.lead, p + lane);
+      load<L>(lse + lane, vl);
+      load<L>(mean + lane, vm);
+      vm = vm * f;
+      for (std::int64_t at = lane; at < keys * attention_queries; at += attention_queries) {
+        load<L>(p + at, vp);
+        load<L>(g + at, vg);
+        exp2_negative<L>((vp * f - vl) * log2_e, vp);
+        store<L>(p + at, vp);
+        store<L>(g + at, vp * (vg * f - vm));
+      }
     }
   }
 };
 
-// Rows of x in whole vectors: x itself, or a copy with zeros behind. row: from one to the next.
-inline const float* padded_rows(std::int64_t rows, std::int64_t n, std::int64_t padded,
-                                std::int64_t stride, const float* x, float* to, std::int64_t* row) {
-  *row = padded == n ? stride : padded;
-  for (std::int64_t i = 0; i < rows && padded != n; ++i) {
-    std::copy(x + i * stride, x + i * stride + n, to + i * padded);
-    std::fill(to + i * padded + n, to + (i + 1) * padded, 0.0f);
-  }
-  return padded == n ? x : to;
-}
+// Floats of scratch: of a block of queries Q and dO, turned and as rows, and two rows of lanes.
+inline std::int64_t attention_kept(std::int64_t size) { return attention_queries * (4 * size + 2); }
 
-// One query head; its part of dk and dv is added to rows of whole vectors.
-inline void attention_backward_head(const kernel::AttentionShape& s, const AttentionHead& t,
-                                    std::int64_t padded, std::int64_t dk_row, std::int64_t dv_row,
-                                    float beta) {
-  const std::int64_t width = tile_size().width, wide = 2 * width, turned = wide * s.head_size;
+// Queries [first, last) of one head; its part of dk and dv is added to them.
+inline void attention_backward_group(const kernel::AttentionShape& s, const AttentionHead& t,
+                                     std::int64_t first, std::int64_t last, float beta, float* p) {
+  constexpr std::int64_t wide = attention_queries;
+  const std::int64_t size = s.head_size, turned = wide * size;
   const float scale = attention_scale(s);
-  const Scratch lease(3 * turned + 2 * wide * (attention_keys + padded));
-  float* const qt = lease.data();
-  float* const gt = qt + turned;                  // dO^T
-  float* const dqt = gt + turned;                 // dQ^T
-  float* const p = dqt + turned;                  // [keys, lanes]
-  float* const g = p + wide * attention_keys;     // dS
-  float* const rows = g + wide * attention_keys;  // of Q and dO where they need padding
-  for (std::int64_t begin = 0; begin < s.queries; begin += wide) {
-    AttentionLanes lanes(s, width, begin);
-    const std::int64_t at_o = begin * s.o_stride;
-    float mean[32] = {}, lse[32] = {};
-    std::copy(t.lse + begin, t.lse + begin + lanes.rows, lse);
-    run_on_lanes(
-        AttentionMeans{lanes.rows, s.head_size, s.o_stride, t.o + at_o, t.d_o + at_o, mean});
-    lanes.turn(t.q, s.q_stride, qt);
-    lanes.turn(t.d_o, s.o_stride, gt);
-    if (beta != 0.0f) {
-      lanes.turn(t.dq, s.q_stride, dqt);
-    }
-    std::int64_t q_row = 0, o_row = 0;
-    const float* q = padded_rows(lanes.rows, s.head_size, padded, s.q_stride,
-                                 t.q + begin * s.q_stride, rows, &q_row);
-    const float* d_o = padded_rows(lanes.rows, s.head_size, padded, s.o_stride, t.d_o + at_o,
-                                   rows + wide * padded, &o_row);
-    for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
-      lanes.block(j);
-      lanes.score(t.k, s.k_stride, qt, p);
-      lanes.score(t.v, s.v_stride, gt, g);
-      lanes.hide(p);
-      for (std::int64_t at = 0; at < wide; at += width) {
-        run_on_lanes(AttentionSlopes{lanes.both + (at == 0 ? 0 : lanes.alone), scale, lse + at,
-                                     mean + at, p + at, g + at});
+  float* const g = p + wide * attention_keys;  // dS; p: [keys, lanes]
+  float* const k = g + wide * attention_keys;
+  for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
+    const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
+    const std::int64_t keys = std::min(attention_keys, s.keys - j);
+    run_on_lanes(AttentionTurn{keys, size, t.k + at_k, s.k_stride, nullptr, k});
+    float* qt = k + attention_keys * size;
+    for (std::int64_t begin = first; begin < last; begin += wide, qt += attention_kept(size)) {
+      AttentionBlock block(s, begin, j);
+      const std::int64_t at_q = begin * s.q_stride, at_o = begin * s.o_stride, rows = block.rows;
+      float *gt = qt + turned, *q = gt + turned, *d_o = q + turned, *mean = d_o + turned;
+      if (j == 0) {
+        std::fill(mean, mean + 2 * wide, 0.0f);
+        std::copy(t.lse + begin, t.lse + begin + rows, mean + wide);
+        run_on_lanes(AttentionMeans{rows, size, s.o_stride, t.o + at_o, t.d_o + at_o, mean});
+        run_on_lanes(AttentionTurn{rows, size, t.q + at_q, s.q_stride, qt, q});
+        run_on_lanes(AttentionTurn{rows, size, t.d_o + at_o, s.o_stride, gt, d_o});
+      } else if (block.keys <= 0) {
+        continue;
       }
-      lanes.gather(t.k, s.k_stride, g, j == 0 ? beta : 1.0f, dqt);
-      lanes.scatter(padded, p, d_o, o_row, t.dv, dv_row);
-      lanes.scatter(padded, g, q, q_row, t.dk, dk_row);
-    }
-    transpose(s.head_size, lanes.rows, dqt, wide, t.dq + begin * s.q_stride, s.q_stride);
-  }
-}
-
-// The rows of dk or dv that a task adds to: themselves, or a copy in whole vectors.
-inline float* gradient_rows(const kernel::AttentionShape& s, std::int64_t padded,
-                            std::int64_t stride, float beta, float* from, float* copy) {
-  float* const to = padded == s.head_size ? from : copy;
-  const std::int64_t row = padded == s.head_size ? stride : padded;
-  for (std::int64_t j = 0; j < s.keys; ++j) {
-    if (beta == 0.0f || to == copy) {
-      std::fill(to + j * row, to + j * row + padded, 0.0f);
-    }
-    if (beta != 0.0f && to == copy) {
-      std::copy(from + j * stride, from + j * stride + s.head_size, to + j * row);
+      run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
+      run_on_lanes(AttentionScores{block, t.v, s.v_stride, gt, g});
+      run_on_lanes(AttentionSlopes{block, scale, mean + wide, mean, p, g});
+      attention_product({rows, size, block.keys, g, 1, wide, k, size, t.dq + at_q, s.q_stride,
+                         j == 0 ? beta : 1.0f, -attention_all, -block.lead});
+      attention_product({block.keys, size, rows, p, wide, 1, d_o, size, t.dv + at_v, s.v_stride,
+                         1.0f, block.lead});
+      attention_product(
+          {block.keys, size, rows, g, wide, 1, q, size, t.dk + at_k, s.k_stride, 1.0f, block.lead});
     }
   }
-  return to;
 }
 
 inline void attention_backward_task(const kernel::AttentionShape& s, const AttentionHead& all,
                                     std::int64_t b, std::int64_t kv, float beta) {
   const std::int64_t group = s.heads / s.kv_heads;
-  const std::int64_t padded = (s.head_size + 15) / 16 * 16;
-  const bool copied = padded != s.head_size;
-  const Scratch lease(copied ? 2 * s.keys * padded : 1);
+  const std::int64_t step = attention_queries * attention_group;
+  const Scratch lease(attention_keys * (2 * attention_queries + s.head_size) +
+                      attention_group * attention_kept(s.head_size));
   float* const dk = all.dk + b * s.k_batch + kv * s.head_size;
   float* const dv = all.dv + b * s.v_batch + kv * s.head_size;
-  float* const dk_rows = gradient_rows(s, padded, s.k_stride, beta, dk, lease.data());
-  float* const dv_rows =
-      gradient_rows(s, padded, s.v_stride, beta, dv, lease.data() + (copied ? s.keys * padded : 0));
+  for (std::int64_t j = 0; j < s.keys && beta == 0.0f; ++j) {
+    std::fill(dk + j * s.k_stride, dk + j * s.k_stride + s.head_size, 0.0f);
+    std::fill(dv + j * s.v_stride, dv + j * s.v_stride + s.head_size, 0.0f);
+  }
   for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
     AttentionHead t = head_of(s, all, b, h);
     t.d_o += b * s.o_batch + h * s.head_size;
     t.dq += b * s.q_batch + h * s.head_size;
-    t.dk = dk_rows;
-    t.dv = dv_rows;
-    attention_backward_head(s, t, padded, copied ? padded : s.k_stride,
-                            copied ? padded : s.v_stride, beta);
-  }
-  for (std::int64_t j = 0; j < s.keys && copied; ++j) {
-    std::copy(dk_rows + j * padded, dk_rows + j * padded + s.head_size, dk + j * s.k_stride);
-    std::copy(dv_rows + j * padded, dv_rows + j * padded + s.head_size, dv + j * s.v_stride);
+    t.dk = dk;
+    t.dv = dv;
+    for (std::int64_t first = 0; first < s.queries; first += step) {
+      attention_backward_group(s, t, first, std::min(s.queries, first + step), beta, lease.data());
+    }
   }
 }
 

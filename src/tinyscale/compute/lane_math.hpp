@@ -59,23 +59,35 @@ TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
   y = x < -87.68f ? typename L::V{} : y * power;
 }
 
-// sum += e^x for x <= 0, within 1.2e-7 (1 + |x| / 6) of it; below -87 it adds 2^-126.
+constexpr float log2_e = 1.44269504088896341f;
+
+// 2^x for x <= 0 or little above, within 1.6e-7 of it: n = round(x), 2^(x - n) by our own fit; 0
+// below 2^-126.5. A NaN passes through.
+template <class L>
+TINYSCALE_INLINE void exp2_negative(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  V t, power;
+  typename L::I n;
+  broadcast<L>(-127.0f, t);
+  max_vector<L>(x, t, t);
+  const V shifted = t + 12582912.0f;  // as above
+  std::memcpy(&n, &shifted, sizeof(n));
+  n = n - 0x4B400000;
+  to_float<L>(n, power);
+  const V r = t - power;
+  const typename L::I bits = (n + 127) << 23;
+  std::memcpy(&power, &bits, sizeof(power));
+  const V s = r * r;
+  const V high = (r * 1.3264728769e-3f + 9.6715131831e-3f) * s;
+  y = ((r * 5.5507337445e-2f + 2.4022242077e-1f + high) * s + (r * 6.9314697760e-1f + 1.0f)) * power;
+}
+
+// sum += e^x for x <= 0, within 1.2e-7 (1 + |x| / 6) of it.
 template <class L>
 TINYSCALE_INLINE void add_exp(const typename L::V& x, typename L::V& sum) {
-  typedef typename L::V V;
-  V bound, whole, power;
-  broadcast<L>(-87.0f, bound);
-  max_vector<L>(x, bound, bound);
-  const V shifted = bound * 1.44269504088896341f + 12583039.0f;  // 1.5 * 2^23 + 127
-  typename L::I n;
-  std::memcpy(&n, &shifted, sizeof(n));
-  const typename L::I bits = n << 23;
-  std::memcpy(&power, &bits, sizeof(power));
-  to_float<L>(n - 0x4B40007F, whole);
-  const V r = bound * 1.44269504088896341f - whole;
-  const V high = (r * 1.32646458e-3f + 9.67157632e-3f) * r + 5.5507347e-2f;
-  const V p = (high * r + 2.40222409e-1f) * r + 6.93147004e-1f;
-  sum = sum + (p * r + 1.0f) * power;
+  typename L::V y;
+  exp2_negative<L>(x * log2_e, y);
+  sum = sum + y;
 }
 
 // ln(x) of a normal x > 0: x = 2^n m with m from sqrt(1/2) to sqrt(2). Else x itself.

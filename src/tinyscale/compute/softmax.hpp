@@ -228,13 +228,13 @@ TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
 }
 
 // The same down the rows of p, each lane for itself: top becomes the maximum of it and of all p,
-// p becomes exp(scale (p - top)), sum their sum. Lanes that see -inf alone get zeros.
+// p becomes exp(factor (p - top)), sum their sum. Lanes that see -inf alone get zeros.
 template <class L>
 TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float factor, float* p,
                                   typename L::V& top, typename L::V& shift, typename L::V& sum) {
   typedef typename L::V V;
   V v, w, scale, second = top;
-  broadcast<L>(factor, scale);
+  broadcast<L>(factor * log2_e, scale);
   std::int64_t x = 0;
   for (; x + 2 <= rows; x += 2) {
     load<L>(p + x * stride, v);
@@ -247,11 +247,11 @@ TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float 
     max_vector<L>(top, v, top);
   }
   max_vector<L>(top, second, top);
-  shift = top > -std::numeric_limits<float>::max() ? top * scale : V{};
+  shift = top > -std::numeric_limits<float>::max() ? top : V{};
   sum = V{};
   for (x = 0; x < rows; ++x) {
     load<L>(p + x * stride, v);
-    exp_negative<L>(v * scale - shift, v);
+    exp2_negative<L>((v - shift) * scale, v);
     sum = sum + v;
     store<L>(p + x * stride, v);
   }
