@@ -15,7 +15,7 @@ namespace tinyscale {
 namespace detail {
 
 constexpr std::int64_t word_depth = 256;    // words of k of one tile: 64 KB of a panel, in L2
-constexpr std::int64_t word_few = 32;       // rows of A up to which reading B is the cost
+constexpr std::int64_t word_few = 16;       // rows of A up to which reading B is the cost
 constexpr std::int64_t word_piece = 64;     // words of k then: 16 KB of a panel
 constexpr std::int64_t word_pass = 2048;    // words of k packed at once
 constexpr std::int64_t word_block = 96;     // rows of one task: a multiple of every tile's rows
