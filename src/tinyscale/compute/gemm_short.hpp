@@ -15,6 +15,44 @@
 namespace tinyscale {
 namespace detail {
 
+constexpr std::int64_t gemm_few = 64;  // rows of A up to which B is read in streams
+
+// C[ROWS, two vectors] += A[ROWS, deep] B[deep, two vectors], the second `next` behind the first.
+// Fetches two lines of `ahead` with each row of B, unless it is null.
+template <class L, int ROWS>
+TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t a_row, std::int64_t deep,
+                                    const float* b, std::int64_t b_row, std::int64_t next, float* c,
+                                    std::int64_t ldc, const float* ahead, std::int64_t ahead_row) {
+  typename L::V sum[static_cast<std::size_t>(ROWS)][2], right[2], v;
+  TINYSCALE_UNROLL
+  for (int x = 0; x < ROWS; ++x) {
+    load<L>(c + x * ldc, sum[x][0]);
+    load<L>(c + x * ldc + L::width, sum[x][1]);
+  }
+  for (std::int64_t q = deep; q > 0; --q) {
+    load<L>(b, right[0]);
+    load<L>(b + next, right[1]);
+    if (ahead != nullptr) {
+      prefetch(ahead);
+      prefetch(ahead + next);
+      ahead += ahead_row;
+    }
+    TINYSCALE_UNROLL
+    for (int x = 0; x < ROWS; ++x) {
+      broadcast<L>(a[x * a_row], v);
+      sum[x][0] = sum[x][0] + v * right[0];
+      sum[x][1] = sum[x][1] + v * right[1];
+    }
+    b += b_row;
+    ++a;
+  }
+  TINYSCALE_UNROLL
+  for (int x = 0; x < ROWS; ++x) {
+    store<L>(c + x * ldc, sum[x][0]);
+    store<L>(c + x * ldc + L::width, sum[x][1]);
+  }
+}
+
 // One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time, in tiles of two
 // vectors, while the next 8 rows are fetched. C adds up in a copy that stays in cache. Vectors of
 // B start where cache lines do; the first and the last of a chunk overlap their neighbours.
@@ -101,45 +139,74 @@ struct GemmFew {
   template <class L, int ROWS>
   TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j,
                              std::int64_t ld) const {
-    typedef typename L::V V;
     const std::int64_t first = column(j, L::width), b_row = g.b_row;
-    const std::int64_t next = column(j + L::width, L::width) - first;
-    const float* b = g.b + p * b_row + first;
-    const std::int64_t ahead = i == 0 && p + 2 * depth <= g.k ? depth * b_row : 0;
-    const float* left = a + p * rows + i * depth;
-    float* c = copy + i * ld + j;
-    V sum[static_cast<std::size_t>(ROWS)][2];
-    TINYSCALE_UNROLL
-    for (int x = 0; x < ROWS; ++x) {
-      load<L>(c + x * ld, sum[x][0]);
-      load<L>(c + x * ld + L::width, sum[x][1]);
-    }
-    for (std::int64_t q = std::min(depth, g.k - p); q > 0; --q) {
-      V right[2], v;
-      load<L>(b, right[0]);
-      load<L>(b + next, right[1]);
-      if (ahead != 0) {
-        prefetch(b + ahead);
-        prefetch(b + ahead + next);
+    const float* const b = g.b + p * b_row + first;
+    const float* const ahead = i == 0 && p + 2 * depth <= g.k ? b + depth * b_row : nullptr;
+    gemm_few_tile<L, ROWS>(a + p * rows + i * depth, depth, std::min(depth, g.k - p), b, b_row,
+                           column(j + L::width, L::width) - first, copy + i * ld + j, ld, ahead,
+                           b_row);
+  }
+};
+
+// A few rows of A, B packed in panels [k][width of the tile]: panel after panel as they lie in
+// memory, in pieces that stay in L1 while the next piece is fetched.
+struct GemmStream {
+  static constexpr std::int64_t depth = 64;  // rows of B in a piece
+  const GemmOperands& g;
+  const float* a;  // [k / depth][rows][depth], rows a multiple of 4
+  std::int64_t rows;
+  std::int64_t begin, end;  // columns; begin starts a panel
+  const float* packed;
+  const float* edge;  // the last, narrower panel
+  std::int64_t edge_row;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = L::width * L::vectors;
+    float copy[static_cast<std::size_t>(gemm_few * wide)];
+    for (std::int64_t j = begin; j < end; j += wide) {
+      const bool whole = j + wide <= g.n;
+      panel<L>(whole ? packed + j * g.k : edge, whole ? wide : edge_row, j + wide < g.n, copy);
+      for (std::int64_t i = 0; i < g.m; ++i) {
+        float* const c = g.c + i * g.ldc + j;
+        const std::int64_t columns = std::min(wide, g.n - j);
+        for (std::int64_t x = 0; x < columns; ++x) {
+          c[x] = g.beta == 0.0f ? copy[i * wide + x] : copy[i * wide + x] + c[x];
+        }
       }
-      TINYSCALE_UNROLL
-      for (int x = 0; x < ROWS; ++x) {
-        broadcast<L>(left[x * depth], v);
-        sum[x][0] = sum[x][0] + v * right[0];
-        sum[x][1] = sum[x][1] + v * right[1];
+      if (g.finish != nullptr) {
+        g.finish(g, 0, g.m, j, std::min(wide, g.n - j));
       }
-      b += b_row;
-      ++left;
     }
-    TINYSCALE_UNROLL
-    for (int x = 0; x < ROWS; ++x) {
-      store<L>(c + x * ld, sum[x][0]);
-      store<L>(c + x * ld + L::width, sum[x][1]);
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void panel(const float* b, std::int64_t row, bool more, float* copy) const {
+    constexpr std::int64_t wide = L::width * L::vectors, two = 2 * L::width;
+    std::memset(copy, 0, static_cast<std::size_t>(rows * wide) * sizeof(float));
+    for (std::int64_t p = 0; p < g.k; p += depth, b += depth * row) {
+      const std::int64_t deep = std::min(depth, g.k - p);
+      const bool fetches = p + 2 * depth <= g.k || (more && p + depth >= g.k);
+      for (std::int64_t j = 0; j < row; j += two) {
+        const std::int64_t next = j + two <= row ? L::width : 0;
+        std::int64_t i = 0;
+        if constexpr (L::width == 16) {
+          for (; i + 8 <= rows; i += 8) {
+            gemm_few_tile<L, 8>(a + p * rows + i * depth, depth, deep, b + j, row, next,
+                                copy + i * wide + j, wide,
+                                fetches && i == 0 ? b + (row + j) * deep : nullptr, two);
+          }
+        }
+        for (; i < rows; i += 4) {
+          gemm_few_tile<L, 4>(a + p * rows + i * depth, depth, deep, b + j, row, next,
+                              copy + i * wide + j, wide,
+                              fetches && i == 0 ? b + (row + j) * deep : nullptr, two);
+        }
+      }
     }
   }
 };
 
-constexpr std::int64_t gemm_few = 64;              // rows of A up to which B is read in streams
 constexpr std::int64_t gemm_in_cache = 1 << 20;    // floats of B that streams gain nothing for
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
 
@@ -148,9 +215,8 @@ inline std::int64_t page_place(const float* x) {
   return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(x) / sizeof(float) % 1024);
 }
 
-// A as GemmFew reads it, the first row in the place of rows that are not there.
-inline void gemm_pack_few(const GemmOperands& g, std::int64_t rows, float* to) {
-  constexpr std::int64_t depth = GemmFew::depth;
+// A as [k / depth][rows][depth], the first row in the place of rows that are not there.
+inline void gemm_pack_few(const GemmOperands& g, std::int64_t rows, std::int64_t depth, float* to) {
   for (std::int64_t p = 0; p < g.k; p += depth) {
     const std::int64_t count = std::min(depth, g.k - p);
     for (std::int64_t i = 0; i < rows; ++i, to += depth) {
@@ -159,6 +225,24 @@ inline void gemm_pack_few(const GemmOperands& g, std::int64_t rows, float* to) {
         to[q] = from[q * g.a_col];
       }
     }
+  }
+}
+
+// Few rows of A, B packed: packed + j * k holds column j's panel, edge the last, narrower one.
+inline void gemm_few_packed(const GemmOperands& g, const float* packed, const float* edge,
+                            std::int64_t edge_row) {
+  const std::int64_t rows = (g.m + 3) / 4 * 4, chunk = 256;  // a multiple of every panel's width
+  const Scratch left(rows * (g.k + GemmStream::depth));
+  gemm_pack_few(g, rows, GemmStream::depth, left.data());
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    run_on_lanes(GemmStream{g, left.data(), rows, begin * chunk, std::min(g.n, end * chunk), packed,
+                            edge, edge_row});
+  };
+  const std::int64_t chunks = (g.n + chunk - 1) / chunk;
+  if (g.m * g.n * g.k < (1 << 18)) {
+    body(0, chunks);
+  } else {
+    parallel_for(chunks, 1, body);
   }
 }
 
@@ -171,7 +255,7 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   const std::int64_t rows = g.m == 1 ? 1 : (g.m + 3) / 4 * 4;
   const Scratch left(g.m == 1 ? 0 : rows * (g.k + GemmFew::depth));
   if (g.m > 1) {
-    gemm_pack_few(g, rows, left.data());
+    gemm_pack_few(g, rows, GemmFew::depth, left.data());
   }
   const std::int64_t chunk = g.n < 2048 ? 256 : g.m == 1 ? 1024 : 512, shift = page_place(g.b) % 16;
   const std::int64_t chunks = std::max<std::int64_t>(1, (g.n + shift - 17 + chunk) / chunk);
