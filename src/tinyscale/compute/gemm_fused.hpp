@@ -205,7 +205,7 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
   }
   const detail::TileSize tile = detail::tile_size();
   const std::int64_t full = w.n / tile.wide * tile.wide;
-  if (m <= detail::gemm_few) {
+  if (m <= detail::gemm_few_packed_rows) {
     detail::gemm_few_packed(g, packed, packed + full * w.k, tile.rounded(w.n - full));
     return;
   }

@@ -15,14 +15,16 @@
 namespace tinyscale {
 namespace detail {
 
-constexpr std::int64_t gemm_few = 64;  // rows of A up to which B is read in streams
+constexpr std::int64_t gemm_few = 64;              // rows of A up to which B is read in streams
+constexpr std::int64_t gemm_few_packed_rows = 32;  // the same of a packed B
 
 // C[ROWS, two vectors] += A[ROWS, deep] B[deep, two vectors], the second `next` behind the first.
-// Fetches two lines of `ahead` with each row of B, unless it is null.
+// Fetches `ahead` and what is `ahead_next` behind it with each row of B, unless it is null.
 template <class L, int ROWS>
 TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t a_row, std::int64_t deep,
                                     const float* b, std::int64_t b_row, std::int64_t next, float* c,
-                                    std::int64_t ldc, const float* ahead, std::int64_t ahead_row) {
+                                    std::int64_t ldc, const float* ahead, std::int64_t ahead_next,
+                                    std::int64_t ahead_row) {
   typename L::V sum[static_cast<std::size_t>(ROWS)][2], right[2], v;
   TINYSCALE_UNROLL
   for (int x = 0; x < ROWS; ++x) {
@@ -34,7 +36,7 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t a_row, std::int
     load<L>(b + next, right[1]);
     if (ahead != nullptr) {
       prefetch(ahead);
-      prefetch(ahead + next);
+      prefetch(ahead + ahead_next);
       ahead += ahead_row;
     }
     TINYSCALE_UNROLL
@@ -142,16 +144,16 @@ struct GemmFew {
     const std::int64_t first = column(j, L::width), b_row = g.b_row;
     const float* const b = g.b + p * b_row + first;
     const float* const ahead = i == 0 && p + 2 * depth <= g.k ? b + depth * b_row : nullptr;
+    const std::int64_t next = column(j + L::width, L::width) - first;
     gemm_few_tile<L, ROWS>(a + p * rows + i * depth, depth, std::min(depth, g.k - p), b, b_row,
-                           column(j + L::width, L::width) - first, copy + i * ld + j, ld, ahead,
-                           b_row);
+                           next, copy + i * ld + j, ld, ahead, next, b_row);
   }
 };
 
 // A few rows of A, B packed in panels [k][width of the tile]: panel after panel as they lie in
 // memory, in pieces that stay in L1 while the next piece is fetched.
 struct GemmStream {
-  static constexpr std::int64_t depth = 64;  // rows of B in a piece
+  static constexpr std::int64_t depth = 32;  // rows of B in a piece
   const GemmOperands& g;
   const float* a;  // [k / depth][rows][depth], rows a multiple of 4
   std::int64_t rows;
@@ -163,7 +165,7 @@ struct GemmStream {
   template <class L>
   TINYSCALE_INLINE void run() const {
     constexpr std::int64_t wide = L::width * L::vectors;
-    float copy[static_cast<std::size_t>(gemm_few * wide)];
+    float copy[static_cast<std::size_t>(gemm_few_packed_rows * wide)];
     for (std::int64_t j = begin; j < end; j += wide) {
       const bool whole = j + wide <= g.n;
       panel<L>(whole ? packed + j * g.k : edge, whole ? wide : edge_row, j + wide < g.n, copy);
@@ -189,21 +191,29 @@ struct GemmStream {
       const bool fetches = p + 2 * depth <= g.k || (more && p + depth >= g.k);
       for (std::int64_t j = 0; j < row; j += two) {
         const std::int64_t next = j + two <= row ? L::width : 0;
+        const float* const ahead = fetches ? b + (row + j) * deep : nullptr;
         std::int64_t i = 0;
         if constexpr (L::width == 16) {
           for (; i + 8 <= rows; i += 8) {
-            gemm_few_tile<L, 8>(a + p * rows + i * depth, depth, deep, b + j, row, next,
-                                copy + i * wide + j, wide,
-                                fetches && i == 0 ? b + (row + j) * deep : nullptr, two);
+            tile<L, 8>(i, p, b + j, row, next, copy + j, ahead);
           }
         }
         for (; i < rows; i += 4) {
-          gemm_few_tile<L, 4>(a + p * rows + i * depth, depth, deep, b + j, row, next,
-                              copy + i * wide + j, wide,
-                              fetches && i == 0 ? b + (row + j) * deep : nullptr, two);
+          tile<L, 4>(i, p, b + j, row, next, copy + j, ahead);
         }
       }
     }
+  }
+
+  // Each tile of rows fetches its share, so that memory always works.
+  template <class L, int ROWS>
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, const float* b, std::int64_t row,
+                             std::int64_t next, float* copy, const float* ahead) const {
+    constexpr std::int64_t wide = L::width * L::vectors;
+    const std::int64_t deep = std::min(depth, g.k - p), share = 2 * L::width * ROWS / rows;
+    gemm_few_tile<L, ROWS>(a + p * rows + i * depth, depth, deep, b, row, next, copy + i * wide,
+                           wide, ahead == nullptr ? nullptr : ahead + i / ROWS * share * deep,
+                           share / 2, share);
   }
 };
 
@@ -235,8 +245,8 @@ inline void gemm_few_packed(const GemmOperands& g, const float* packed, const fl
   const Scratch left(rows * (g.k + GemmStream::depth));
   gemm_pack_few(g, rows, GemmStream::depth, left.data());
   const auto body = [&](std::int64_t begin, std::int64_t end) {
-    run_on_lanes(GemmStream{g, left.data(), rows, begin * chunk, std::min(g.n, end * chunk), packed,
-                            edge, edge_row});
+    run_on_lanes(GemmStream{g, left.data(), rows, begin * chunk,
+                            std::min(g.n, end * chunk), packed, edge, edge_row});
   };
   const std::int64_t chunks = (g.n + chunk - 1) / chunk;
   if (g.m * g.n * g.k < (1 << 18)) {
