@@ -18,14 +18,21 @@ namespace detail {
 constexpr std::int64_t gemm_few = 64;              // rows of A up to which B is read in streams
 constexpr std::int64_t gemm_few_packed_rows = 32;  // the same of a packed B
 
+// What a tile fetches while it multiplies: `count` times what is here and `next` behind it.
+struct Ahead {
+  const float* at;
+  std::int64_t next, row, count;
+};
+
 // C[ROWS, two vectors] += A[ROWS, deep] B[deep, two vectors], the second `next` behind the first.
-// Fetches `ahead` and what is `ahead_next` behind it with each row of B, unless it is null.
-template <class L, int ROWS>
-TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t a_row, std::int64_t deep,
-                                    const float* b, std::int64_t b_row, std::int64_t next, float* c,
-                                    std::int64_t ldc, const float* ahead, std::int64_t ahead_next,
-                                    std::int64_t ahead_row) {
+// KEEP: copies what it reads of B to `keep`, row after row.
+template <class L, int ROWS, int DEPTH, bool KEEP>
+TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const float* b,
+                                    std::int64_t b_row, std::int64_t next, float* c,
+                                    std::int64_t ldc, const Ahead& ahead, float* keep) {
   typename L::V sum[static_cast<std::size_t>(ROWS)][2], right[2], v;
+  const std::int64_t quiet = deep - ahead.count;
+  const float* fetch = ahead.at;
   TINYSCALE_UNROLL
   for (int x = 0; x < ROWS; ++x) {
     load<L>(c + x * ldc, sum[x][0]);
@@ -34,14 +41,19 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t a_row, std::int
   for (std::int64_t q = deep; q > 0; --q) {
     load<L>(b, right[0]);
     load<L>(b + next, right[1]);
-    if (ahead != nullptr) {
-      prefetch(ahead);
-      prefetch(ahead + ahead_next);
-      ahead += ahead_row;
+    if (q > quiet) {
+      prefetch(fetch);
+      prefetch(fetch + ahead.next);
+      fetch += ahead.row;
+    }
+    if constexpr (KEEP) {
+      store<L>(keep, right[0]);
+      store<L>(keep + L::width, right[1]);
+      keep += 2 * L::width;
     }
     TINYSCALE_UNROLL
     for (int x = 0; x < ROWS; ++x) {
-      broadcast<L>(a[x * a_row], v);
+      broadcast<L>(a[x * DEPTH], v);
       sum[x][0] = sum[x][0] + v * right[0];
       sum[x][1] = sum[x][1] + v * right[1];
     }
@@ -59,7 +71,6 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t a_row, std::int
 // vectors, while the next 8 rows are fetched. C adds up in a copy that stays in cache. Vectors of
 // B start where cache lines do; the first and the last of a chunk overlap their neighbours.
 struct GemmFew {
-  static constexpr std::int64_t depth = 8;  // rows of B at a time
   const GemmOperands& g;
   const float* a;  // [k / depth][rows][depth], rows 1 (not used) or a multiple of 4
   std::int64_t rows;
@@ -67,6 +78,7 @@ struct GemmFew {
   std::int64_t origin;      // of the first vector, begin or before it
   float* copy;              // [rows][row]
 
+  static constexpr std::int64_t depth(std::int64_t rows) { return rows > 16 ? 32 : 8; }
   static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
 
   std::int64_t column(std::int64_t j, std::int64_t width) const {
@@ -75,7 +87,6 @@ struct GemmFew {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t wide = 2 * L::width;
     const std::int64_t columns = end - origin, ld = row(columns);
     typename L::V v;
     std::memset(copy, 0, static_cast<std::size_t>(rows * ld) * sizeof(float));
@@ -86,24 +97,16 @@ struct GemmFew {
       }
     }
     std::int64_t p = 0;
-    for (; p + depth <= g.k && rows == 1; p += depth) {
-      add_rows<L, depth>(p, columns);
+    for (; p + 8 <= g.k && rows == 1; p += 8) {
+      add_rows<L, 8>(p, columns);
     }
     for (; p < g.k && rows == 1; ++p) {
       add_rows<L, 1>(p, columns);
     }
-    for (; p < g.k; p += depth) {
-      for (std::int64_t j = 0; j < columns; j += wide) {
-        std::int64_t i = 0;
-        if constexpr (L::width == 16) {
-          for (; i + 8 <= rows; i += 8) {
-            tile<L, 8>(i, p, j, ld);
-          }
-        }
-        for (; i < rows; i += 4) {
-          tile<L, 4>(i, p, j, ld);
-        }
-      }
+    if (depth(rows) == 32) {
+      blocks<L, 32>(columns, ld);
+    } else if (rows > 1) {
+      blocks<L, 8>(columns, ld);
     }
     for (std::int64_t i = 0; i < g.m; ++i) {
       for (std::int64_t j = 0; j < columns; j += L::width) {
@@ -137,23 +140,56 @@ struct GemmFew {
     }
   }
 
-  // The first tile of rows fetches: the others find the rows in cache.
-  template <class L, int ROWS>
-  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j,
-                             std::int64_t ld) const {
+  template <class L, int DEPTH>
+  TINYSCALE_INLINE void blocks(std::int64_t columns, std::int64_t ld) const {
+    float kept[static_cast<std::size_t>(2 * L::width * DEPTH)];
+    for (std::int64_t p = 0; p < g.k; p += DEPTH) {
+      for (std::int64_t j = 0; j < columns; j += 2 * L::width) {
+        std::int64_t i = 0;
+        if constexpr (L::width == 16) {
+          for (; i + 8 <= rows; i += 8) {
+            tile<L, 8, DEPTH>(i, p, j, ld, kept);
+          }
+        }
+        for (; i < rows; i += 4) {
+          tile<L, 4, DEPTH>(i, p, j, ld, kept);
+        }
+      }
+    }
+  }
+
+  // Up to 16 rows the first tile fetches: the others find the rows in cache. Of more rows the first
+  // keeps what it reads of B where the others find it, and each fetches its share.
+  template <class L, int ROWS, int DEPTH>
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, std::int64_t ld,
+                             float* kept) const {
     const std::int64_t first = column(j, L::width), b_row = g.b_row;
-    const float* const b = g.b + p * b_row + first;
-    const float* const ahead = i == 0 && p + 2 * depth <= g.k ? b + depth * b_row : nullptr;
     const std::int64_t next = column(j + L::width, L::width) - first;
-    gemm_few_tile<L, ROWS>(a + p * rows + i * depth, depth, std::min(depth, g.k - p), b, b_row,
-                           next, copy + i * ld + j, ld, ahead, next, b_row);
+    const float* const b = g.b + p * b_row + first;
+    const float* const left = a + p * rows + i * DEPTH;
+    const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
+    float* const c = copy + i * ld + j;
+    Ahead ahead{b + DEPTH * b_row, next, b_row, p + 2 * DEPTH <= g.k ? DEPTH : 0};
+    if constexpr (DEPTH == 8) {
+      ahead.count = i == 0 ? ahead.count : 0;
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, b, b_row, next, c, ld, ahead, nullptr);
+      return;
+    }
+    ahead.at += i * ahead.count / rows * b_row;
+    ahead.count = (ahead.count * ROWS + rows - 1) / rows;
+    if (i == 0) {
+      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, ld, ahead, kept);
+    } else {
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, 2 * L::width, L::width, c, ld, ahead,
+                                           nullptr);
+    }
   }
 };
 
 // A few rows of A, B packed in panels [k][width of the tile]: panel after panel as they lie in
 // memory, in pieces that stay in L1 while the next piece is fetched.
 struct GemmStream {
-  static constexpr std::int64_t depth = 32;  // rows of B in a piece
+  static constexpr int depth = 32;  // rows of B in a piece
   const GemmOperands& g;
   const float* a;  // [k / depth][rows][depth], rows a multiple of 4
   std::int64_t rows;
@@ -187,19 +223,19 @@ struct GemmStream {
     constexpr std::int64_t wide = L::width * L::vectors, two = 2 * L::width;
     std::memset(copy, 0, static_cast<std::size_t>(rows * wide) * sizeof(float));
     for (std::int64_t p = 0; p < g.k; p += depth, b += depth * row) {
-      const std::int64_t deep = std::min(depth, g.k - p);
+      const std::int64_t deep = std::min<std::int64_t>(depth, g.k - p);
       const bool fetches = p + 2 * depth <= g.k || (more && p + depth >= g.k);
       for (std::int64_t j = 0; j < row; j += two) {
         const std::int64_t next = j + two <= row ? L::width : 0;
-        const float* const ahead = fetches ? b + (row + j) * deep : nullptr;
+        const float* const ahead = fetches ? b + (row + j) * deep : b;
         std::int64_t i = 0;
         if constexpr (L::width == 16) {
           for (; i + 8 <= rows; i += 8) {
-            tile<L, 8>(i, p, b + j, row, next, copy + j, ahead);
+            tile<L, 8>(i, p, b + j, row, next, copy + j, ahead, fetches);
           }
         }
         for (; i < rows; i += 4) {
-          tile<L, 4>(i, p, b + j, row, next, copy + j, ahead);
+          tile<L, 4>(i, p, b + j, row, next, copy + j, ahead, fetches);
         }
       }
     }
@@ -208,12 +244,14 @@ struct GemmStream {
   // Each tile of rows fetches its share, so that memory always works.
   template <class L, int ROWS>
   TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, const float* b, std::int64_t row,
-                             std::int64_t next, float* copy, const float* ahead) const {
+                             std::int64_t next, float* copy, const float* ahead,
+                             bool fetches) const {
     constexpr std::int64_t wide = L::width * L::vectors;
-    const std::int64_t deep = std::min(depth, g.k - p), share = 2 * L::width * ROWS / rows;
-    gemm_few_tile<L, ROWS>(a + p * rows + i * depth, depth, deep, b, row, next, copy + i * wide,
-                           wide, ahead == nullptr ? nullptr : ahead + i / ROWS * share * deep,
-                           share / 2, share);
+    const std::int64_t deep = std::min<std::int64_t>(depth, g.k - p),
+                       share = 2 * L::width * ROWS / rows;
+    const Ahead mine{ahead + i / ROWS * share * deep, share / 2, share, fetches ? deep : 0};
+    gemm_few_tile<L, ROWS, depth, false>(a + p * rows + i * depth, deep, b, row, next,
+                                         copy + i * wide, wide, mine, nullptr);
   }
 };
 
@@ -228,7 +266,7 @@ inline std::int64_t page_place(const float* x) {
 // A as [k / depth][rows][depth], the first row in the place of rows that are not there.
 inline void gemm_pack_few(const GemmOperands& g, std::int64_t rows, std::int64_t depth, float* to) {
   for (std::int64_t p = 0; p < g.k; p += depth) {
-    const std::int64_t count = std::min(depth, g.k - p);
+    const std::int64_t count = std::min<std::int64_t>(depth, g.k - p);
     for (std::int64_t i = 0; i < rows; ++i, to += depth) {
       const float* from = g.a + (i < g.m ? i : 0) * g.a_row + p * g.a_col;
       for (std::int64_t q = 0; q < count; ++q) {
@@ -245,8 +283,8 @@ inline void gemm_few_packed(const GemmOperands& g, const float* packed, const fl
   const Scratch left(rows * (g.k + GemmStream::depth));
   gemm_pack_few(g, rows, GemmStream::depth, left.data());
   const auto body = [&](std::int64_t begin, std::int64_t end) {
-    run_on_lanes(GemmStream{g, left.data(), rows, begin * chunk,
-                            std::min(g.n, end * chunk), packed, edge, edge_row});
+    run_on_lanes(GemmStream{g, left.data(), rows, begin * chunk, std::min(g.n, end * chunk), packed,
+                            edge, edge_row});
   };
   const std::int64_t chunks = (g.n + chunk - 1) / chunk;
   if (g.m * g.n * g.k < (1 << 18)) {
@@ -263,9 +301,10 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
     return false;
   }
   const std::int64_t rows = g.m == 1 ? 1 : (g.m + 3) / 4 * 4;
-  const Scratch left(g.m == 1 ? 0 : rows * (g.k + GemmFew::depth));
+  const std::int64_t depth = GemmFew::depth(rows);
+  const Scratch left(g.m == 1 ? 0 : rows * (g.k + depth));
   if (g.m > 1) {
-    gemm_pack_few(g, rows, GemmFew::depth, left.data());
+    gemm_pack_few(g, rows, depth, left.data());
   }
   const std::int64_t chunk = g.n < 2048 ? 256 : g.m == 1 ? 1024 : 512, shift = page_place(g.b) % 16;
   const std::int64_t chunks = std::max<std::int64_t>(1, (g.n + shift - 17 + chunk) / chunk);
