@@ -205,6 +205,10 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
   }
   const detail::TileSize tile = detail::tile_size();
   const std::int64_t full = w.n / tile.wide * tile.wide;
+  if (m <= detail::gemm_few_packed_rows) {
+    detail::gemm_few_packed(g, packed, packed + full * w.k, tile.rounded(w.n - full));
+    return;
+  }
   const detail::GemmPanels panels{
       0, w.n, packed, packed + full * w.k, tile.rounded(w.n - full), detail::gemm_pass_depth(w.k)};
   detail::gemm_blocks(g, panels, detail::gemm_is_small(g));

@@ -34,15 +34,17 @@ struct WordTask {
   // Row i from word w, and the words from it to the next row and to the next word of k.
   const std::uint32_t* a_at(std::int64_t w, std::int64_t i, std::int64_t& to_row,
                             std::int64_t& to_word) const {
-    const std::int64_t first = i / word_block * word_block;
-    const std::int64_t depth = std::min(word_depth, words - w);
+    const std::int64_t first = i / word_block * word_block, inside = w % word_depth;
+    const std::int64_t depth = std::min(word_depth, words - (w - inside));
     to_row = a_along_x ? 1 : depth;
     to_word = a_along_x ? std::min(word_block, a_rows - first) : 1;
-    return a + w * a_rows + first * depth + (i - first) * to_row;
+    return a + (w - inside) * a_rows + first * depth + (i - first) * to_row + inside * to_word;
   }
 };
 
-// The dot products of U in registers: U::rows x (VECTORS of 16) numbers of C, as gemm_tile does.
+// The dot products of U in registers: ROWS x (VECTORS of 16) numbers of C, as gemm_tile does. Many
+// rows of A share a panel's block of k in L2. For few rows reading B is the cost: panel after panel
+// as they lie in memory, in pieces that stay in L1 while the next piece is fetched.
 template <class U>
 struct WordTiles {
   typedef typename U::Sum Sum;
@@ -50,46 +52,66 @@ struct WordTiles {
   const WordTask& t;
 
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t w = 0; w < t.words; w += word_depth) {
-      for (std::int64_t x = t.panel; x < t.panel_end; ++x) {
-        const std::int64_t first = x * word_wide;
-        const std::int64_t columns = std::min(word_wide, t.n - first);
-        for (std::int64_t i = t.row; i < t.row_end; i += U::rows) {
-          std::int64_t j = 0;
-          for (; j + U::vectors * U::width <= columns; j += U::vectors * U::width) {
-            tile<U::vectors>(w, x, j, i, U::vectors * U::width);
+    const bool few = t.row_end - t.row <= word_few;
+    const std::int64_t step = few ? word_piece : word_depth, panels = t.panel_end - t.panel;
+    const std::int64_t steps = (t.words + step - 1) / step;
+    for (std::int64_t y = 0; y < panels * steps; ++y) {
+      const std::int64_t w = (few ? y % steps : y / panels) * step;
+      const std::int64_t x = t.panel + (few ? y / steps : y % panels);
+      const std::int64_t depth = std::min(step, t.words - w);
+      const std::int64_t columns = std::min(word_wide, t.n - x * word_wide);
+      const bool last = w + step >= t.words && columns + x * word_wide >= t.n;
+      for (std::int64_t i = t.row; i < t.row_end; i += U::rows) {
+        const std::int64_t ahead = few && i == t.row && !last ? depth * word_wide : 0;
+        if constexpr (U::width == 16) {
+          if (few && t.row_end - i > U::rows) {
+            for (std::int64_t j = 0; j < columns; j += 32) {
+              tile<8, 2>(w, depth, x, j, i, columns - j, ahead);
+            }
+            i += 8 - U::rows;
+            continue;
           }
-          for (; j < columns; j += U::width) {
-            tile<1>(w, x, j, i, std::min<std::int64_t>(U::width, columns - j));
-          }
+        }
+        std::int64_t j = 0;
+        for (; j + U::vectors * U::width <= columns; j += U::vectors * U::width) {
+          tile<U::rows, U::vectors>(w, depth, x, j, i, U::vectors * U::width, ahead);
+        }
+        for (; j < columns; j += U::width) {
+          tile<U::rows, 1>(w, depth, x, j, i, columns - j, ahead);
         }
       }
     }
   }
 
-  template <int VECTORS>
-  TINYSCALE_INLINE void tile(std::int64_t w, std::int64_t x, std::int64_t j, std::int64_t i,
-                             std::int64_t columns) const {
-    Sum sum[static_cast<std::size_t>(U::rows)][static_cast<std::size_t>(VECTORS)];
+  // `ahead` words behind this piece is the next; each tile fetches its share of it.
+  template <int ROWS, int VECTORS>
+  TINYSCALE_INLINE void tile(std::int64_t w, std::int64_t depth, std::int64_t x, std::int64_t j,
+                             std::int64_t i, std::int64_t columns, std::int64_t ahead) const {
+    Sum sum[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)];
     TINYSCALE_UNROLL
-    for (int r = 0; r < U::rows; ++r) {
+    for (int r = 0; r < ROWS; ++r) {
       TINYSCALE_UNROLL
       for (int v = 0; v < VECTORS; ++v) {
         sum[r][v] = Sum{};
       }
     }
-    const std::int64_t depth = std::min(word_depth, t.words - w);
     std::int64_t to_row = 0, to_word = 0;
     const std::uint32_t* a = t.a_at(w, i, to_row, to_word);
-    const std::uint32_t* b = t.b + x * t.words * word_wide + w * word_wide + j;
+    const std::uint32_t* const piece = t.b + x * t.words * word_wide + w * word_wide;
+    const std::uint32_t* b = piece + j;
+    const std::uint32_t* next = piece + ahead + j * depth;
     for (std::int64_t p = 0; p < depth; ++p) {
+      for (int v = 0; v < VECTORS * U::width && ahead != 0; v += 16) {
+        prefetch(next + v);
+      }
+      next += VECTORS * U::width;
       typename U::Words right[static_cast<std::size_t>(VECTORS)], left;
       TINYSCALE_UNROLL
       for (int v = 0; v < VECTORS; ++v) {
         U::load(b + p * word_wide + v * U::width, right[v]);
       }
       TINYSCALE_UNROLL
-      for (int r = 0; r < U::rows; ++r) {
+      for (int r = 0; r < ROWS; ++r) {
         U::broadcast(a[r * to_row], left);
         TINYSCALE_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
@@ -99,7 +121,7 @@ struct WordTiles {
       a += to_word;
     }
     TINYSCALE_UNROLL
-    for (int r = 0; r < U::rows; ++r) {
+    for (int r = 0; r < ROWS; ++r) {
       if (i + r < t.row_end) {
         TINYSCALE_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
@@ -264,7 +286,7 @@ inline void word_gemm(const WordGemm& g) {
       g.b_packed != nullptr
           ? wide
           : std::min(wide, std::max<std::int64_t>(1, word_fit / pass / word_wide) * word_wide);
-  const Scratch a_lease(round_up(rows, g.unit.rows) * pass);
+  const Scratch a_lease(round_up(rows, g.unit.rows) * pass + 8 * word_depth);  // tiles end later
   const Scratch b_lease(g.b_packed != nullptr ? 0 : columns * pass);
   WordPart p{};
   p.a = reinterpret_cast<std::uint32_t*>(a_lease.data());

@@ -15,6 +15,8 @@ namespace tinyscale {
 namespace detail {
 
 constexpr std::int64_t word_depth = 256;    // words of k of one tile: 64 KB of a panel, in L2
+constexpr std::int64_t word_few = 16;       // rows of A up to which reading B is the cost
+constexpr std::int64_t word_piece = 64;     // words of k then: 16 KB of a panel
 constexpr std::int64_t word_pass = 2048;    // words of k packed at once
 constexpr std::int64_t word_block = 96;     // rows of one task: a multiple of every tile's rows
 constexpr std::int64_t word_wide = 64;      // columns of a panel
@@ -129,16 +131,18 @@ struct WordPack {
   TINYSCALE_INLINE void block(std::int64_t x, std::int64_t w, std::int64_t wide,
                               std::int64_t deep) const {
 #if TINYSCALE_VECTOR_EXTENSIONS
-    if (s.kind != WordKind::f32 && wide == 16 && deep == 16 && x0 + x + 16 <= s.xs &&
+    const bool along_k = s.k_stride == 1, straight = (along_k ? to_w : to_x) == 1;
+    const std::int64_t rows = std::min(wide, s.xs - x0 - x);  // that are there
+    if (s.kind != WordKind::f32 && (rows == 16 || (along_k && straight)) && deep == 16 &&
         (w0 + w + 16) * s.per_word() <= s.ks) {
-      const bool along_k = s.k_stride == 1;
       const std::int64_t stride_in = along_k ? to_x : to_w;
-      const bool straight = (along_k ? to_w : to_x) == 1;
       std::uint32_t square[16][16];
       std::uint32_t* const start = to + x * to_x + w * to_w;
-      for (std::int64_t r = 0; r < 16; ++r) {
+      for (std::int64_t r = 0; r < (along_k ? wide : 16); ++r) {
         std::uint32_t* const row = straight ? start + r * stride_in : square[r];
-        if (along_k) {
+        if (r >= rows && along_k) {
+          std::fill(row, row + 16, s.flip);
+        } else if (along_k) {
           words_along_k(s, x0 + x + r, w0 + w, row);
         } else {
           words_along_x(s, x0 + x, w0 + w + r, row);
