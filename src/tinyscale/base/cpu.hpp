@@ -196,7 +196,7 @@ inline CpuInfo choose_path(CpuInfo info, const std::string& wanted) {
     }
   }
   if (!found) {
-    throw Error(cat("TINYSCALE_CPU is \"", wanted, "\"; this processor has ", available));
+    fail({"TINYSCALE_CPU is \"", wanted, "\"; this processor has ", available});
   }
   info.forced = !wanted.empty();
   const std::string bf16 = bf16_unit(info, info.path);

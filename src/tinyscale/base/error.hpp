@@ -1,11 +1,12 @@
 #pragma once
 // One exception type for everything that can go wrong, and the way its sentence is joined:
-//   throw Error(detail::cat("matmul: inner sizes differ: x is ", x.shape(), ", w is ", w.shape()));
+//   detail::fail({"matmul: inner sizes differ: x is ", x.shape(), ", w is ", w.shape()});
 // A message says the function, what was given, and what would be right.
 
 #include <cstdint>
-#include <cstdio>     // snprintf
-#include <cstring>    // memcpy
+#include <cstdio>   // snprintf
+#include <cstring>  // memcpy
+#include <initializer_list>
 #include <stdexcept>  // runtime_error
 #include <string>
 
@@ -28,16 +29,6 @@ inline std::uint64_t exponent_and_mantissa(double x) {
 inline bool is_finite(double x) { return exponent_and_mantissa(x) < 0x7ff0000000000000U; }
 inline bool is_nan(double x) { return exponent_and_mantissa(x) > 0x7ff0000000000000U; }
 
-inline void append_text(std::string& out, const std::string& part) { out += part; }
-inline void append_text(std::string& out, const char* part) { out += part; }
-inline void append_text(std::string& out, char part) { out += part; }
-inline void append_text(std::string& out, int part) { out += std::to_string(part); }
-inline void append_text(std::string& out, unsigned part) { out += std::to_string(part); }
-inline void append_text(std::string& out, long part) { out += std::to_string(part); }
-inline void append_text(std::string& out, unsigned long part) { out += std::to_string(part); }
-inline void append_text(std::string& out, long long part) { out += std::to_string(part); }
-inline void append_text(std::string& out, unsigned long long part) { out += std::to_string(part); }
-
 // What this program's locale (setlocale) writes between whole and tenths; "." unless it is set.
 inline std::string decimal_point() {
   char half[16];
@@ -55,16 +46,73 @@ inline std::string printed(char kind, int digits, double value) {
   return at == std::string::npos ? out : out.replace(at, point.size(), ".");
 }
 
-// At most nine significant digits, no trailing zeros: 0.1, 1e+30, 197000000.
-inline void append_text(std::string& out, double part) { out += printed('g', 9, part); }
+// One part of a sentence: its value or where it is, and how it is written. A list of them costs the
+// caller a few stores and one call, where joining strings in place costs each of the user's
+// compiles. A type of this library joins in by a function append_text(std::string&, const Type&)
+// beside it.
+class Piece {
+ public:
+  Piece(const char* text)
+      : Piece(text,
+              [](std::string& out, const Piece& p) { out += static_cast<const char*>(p.at_); }) {}
+  Piece(char* text) : Piece(static_cast<const char*>(text)) {}
+  Piece(const std::string& text)
+      : Piece(&text, [](std::string& out, const Piece& p) {
+          out += *static_cast<const std::string*>(p.at_);
+        }) {}
+  template <class T>
+  Piece(const T& value)
+      : Piece(&value, [](std::string& out, const Piece& p) {
+          append_text(out, *static_cast<const T*>(p.at_));
+        }) {}
+  Piece(char one) : write_(letter), whole_(one) {}
+  Piece(int value) : write_(whole), whole_(value) {}
+  Piece(long value) : write_(whole), whole_(value) {}
+  Piece(long long value) : write_(whole), whole_(value) {}
+  Piece(unsigned value) : write_(natural), natural_(value) {}
+  Piece(unsigned long value) : write_(natural), natural_(value) {}
+  Piece(unsigned long long value) : write_(natural), natural_(value) {}
+  Piece(float value) : Piece(static_cast<double>(value)) {}
+  Piece(double value) : write_(real), real_(value) {}
+
+  void append_to(std::string& out) const { write_(out, *this); }
+
+ private:
+  using Write = void (*)(std::string& out, const Piece& piece);
+  Piece(const void* at, Write write) : write_(write), at_(at) {}
+
+  static void letter(std::string& out, const Piece& p) { out += static_cast<char>(p.whole_); }
+  static void whole(std::string& out, const Piece& p) { out += std::to_string(p.whole_); }
+  static void natural(std::string& out, const Piece& p) { out += std::to_string(p.natural_); }
+  // At most nine significant digits, no trailing zeros: 0.1, 1e+30, 197000000.
+  static void real(std::string& out, const Piece& p) { out += printed('g', 9, p.real_); }
+
+  Write write_;
+  union {
+    const void* at_;
+    long long whole_;
+    unsigned long long natural_;
+    double real_;
+  };
+};
+
+[[gnu::noinline]] inline std::string join(std::initializer_list<Piece> pieces) {
+  std::string out;
+  for (const Piece& piece : pieces) {
+    piece.append_to(out);
+  }
+  return out;
+}
 
 // Joins strings, characters, integers, floating point numbers and shapes into one string.
-// A type of this library joins in by a function append_text(std::string&, const Type&) beside it.
 template <class... Parts>
 std::string cat(const Parts&... parts) {
-  std::string out;
-  (append_text(out, parts), ...);
-  return out;
+  return join({parts...});
+}
+
+// Throws the sentence as an Error.
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail(std::initializer_list<Piece> sentence) {
+  throw Error(join(sentence));
 }
 
 }  // namespace detail

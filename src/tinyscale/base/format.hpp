@@ -64,7 +64,7 @@ inline DType dtype(const std::string& name) {
     }
     names += (i > 0 ? ", " : "") + std::string(name_of(format));
   }
-  throw Error(detail::cat("dtype: no format \"", name, "\"; there are ", names));
+  detail::fail({"dtype: no format \"", name, "\"; there are ", names});
 }
 
 namespace detail {
@@ -193,7 +193,7 @@ inline Int8Values to_int8(const std::vector<float>& x) {
   float largest = 0;
   for (const float value : x) {
     if (!detail::is_finite(double{value})) {
-      throw Error(detail::cat("to_int8: a value is ", double{value}, "; values must be finite"));
+      detail::fail({"to_int8: a value is ", double{value}, "; values must be finite"});
     }
     largest = std::fmax(largest, std::fabs(value));
   }

@@ -103,7 +103,7 @@ inline float normal01(std::uint64_t seed, std::uint64_t index) {
 // An integer in [0, n), n > 0: the upper half of word * n; its bias is below n / 2^64.
 inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::uint64_t n) {
   if (n == 0) {
-    throw Error("random_below: n is 0; n must be 1 or more");
+    detail::fail({"random_below: n is 0; n must be 1 or more"});
   }
   const std::array<std::uint32_t, 4> words =
       detail::random_block(seed, index / 2, detail::RandomKind::integer);

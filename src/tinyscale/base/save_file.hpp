@@ -29,9 +29,9 @@ inline std::string save_target(const char* function, const std::string& path) {
   std::string real = found != nullptr ? found : "";
   std::free(found);
   if (real.empty() || ::stat(real.c_str(), &seen) != 0 || !S_ISREG(seen.st_mode)) {
-    throw Error(cat(function, ": \"", path,
-                    "\" is there and is no regular file (a folder, a "
-                    "device, a link to nothing); a new name or an old file is right"));
+    fail({function, ": \"", path,
+          "\" is there and is no regular file (a folder, a "
+          "device, a link to nothing); a new name or an old file is right"});
   }
   return real;
 #else
@@ -91,7 +91,7 @@ class SaveFile {
       file_ = nullptr;
     }
     std::remove(beside_.c_str());
-    throw Error(cat(function_, ": cannot write \"", path_, "\": ", reason, advice));
+    detail::fail({function_, ": cannot write \"", path_, "\": ", reason, advice});
   }
 
   const char* function_;

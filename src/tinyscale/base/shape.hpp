@@ -25,7 +25,7 @@ struct Dim {
   Dim(unsigned long size) : Dim(static_cast<unsigned long long>(size)) {}
   Dim(unsigned long long size) : value(static_cast<std::int64_t>(size)) {
     if (size > static_cast<unsigned long long>(std::numeric_limits<std::int64_t>::max())) {
-      throw Error(detail::cat("Dim: size ", size, " does not fit; at most 2^63 - 1"));
+      detail::fail({"Dim: size ", size, " does not fit; at most 2^63 - 1"});
     }
   }
 };
@@ -67,14 +67,14 @@ class Shape {
       product = overflow ? 1 : product * dim;
     }
     if (overflow) {
-      throw Error(detail::cat("Shape: ", text(), " has too many elements; at most 2^63 - 1"));
+      detail::fail({"Shape: ", text(), " has too many elements; at most 2^63 - 1"});
     }
     return product;
   }
 
   void push_back(Dim dim) {
     if (size_ == max_dims) {
-      throw Error(detail::cat("Shape: a dim more than ", text(), "; at most ", max_dims, " dims"));
+      detail::fail({"Shape: a dim more than ", text(), "; at most ", max_dims, " dims"});
     }
     check_size(dim);
     dims_[size_++] = dim.value;
@@ -109,14 +109,14 @@ class Shape {
     if (i < -size_ || i >= size_) {
       const std::string right =
           size_ == 0 ? "it has no dims" : detail::cat("dims are ", -size_, " to ", size_ - 1);
-      throw Error(detail::cat("Shape: dim ", i, " of ", text(), "; ", right));
+      detail::fail({"Shape: dim ", i, " of ", text(), "; ", right});
     }
     return i < 0 ? i + size_ : i;
   }
 
   static void check_size(Dim dim) {
     if (dim.value < 0) {
-      throw Error(detail::cat("Shape: size ", dim.value, "; sizes are 0 or more"));
+      detail::fail({"Shape: size ", dim.value, "; sizes are 0 or more"});
     }
   }
 

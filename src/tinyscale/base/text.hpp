@@ -196,8 +196,8 @@ struct Table {
   // Appends a row; it must have a cell for each column.
   void add(std::vector<std::string> row) {
     if (row.size() != columns.size()) {
-      throw Error(detail::cat("Table: a row of ", row.size(), " cells for ", columns.size(),
-                              " columns; a row must have a cell for each column"));
+      detail::fail({"Table: a row of ", row.size(), " cells for ", columns.size(),
+                    " columns; a row must have a cell for each column"});
     }
     rows.push_back(std::move(row));
   }

@@ -25,7 +25,7 @@ inline int parse_thread_count(const std::string& text) {
     count = (c >= '0' && c <= '9' && count >= 0 && count <= 1024) ? count * 10 + (c - '0') : -1;
   }
   if (count < 1 || count > 1024) {
-    throw Error(cat("TINYSCALE_THREADS is \"", text, "\"; it must be a number from 1 to 1024"));
+    fail({"TINYSCALE_THREADS is \"", text, "\"; it must be a number from 1 to 1024"});
   }
   return count;
 }
@@ -64,7 +64,7 @@ class ThreadScope {
  public:
   explicit ThreadScope(int threads) : before_(detail::thread_limit()) {
     if (threads < 1 || threads > 1024) {
-      throw Error(detail::cat("ThreadScope: ", threads, " threads; 1 to 1024 are right"));
+      detail::fail({"ThreadScope: ", threads, " threads; 1 to 1024 are right"});
     }
     detail::thread_limit() = before_ > 0 ? std::min(before_, threads) : threads;
   }

@@ -24,8 +24,8 @@ inline std::int64_t gemm_extent(const char* who, std::int64_t rows, std::int64_t
   const std::int64_t most = std::int64_t{1} << 60;
   if (rows < 0 || columns < 0 || stride < 0 || columns > most ||
       (rows > 1 && stride > most / rows)) {
-    throw Error(cat(who, ": ", rows, " rows of ", columns, " numbers, ", stride,
-                    " apart, are no matrix in memory; sizes must be from 0 to 2^60"));
+    fail({who, ": ", rows, " rows of ", columns, " numbers, ", stride,
+          " apart, are no matrix in memory; sizes must be from 0 to 2^60"});
   }
   return rows == 0 || columns == 0 ? 0 : (rows - 1) * stride + columns;
 }
@@ -54,24 +54,24 @@ inline bool gemm_check(const char* who, kernel::Trans ta, kernel::Trans tb, cons
   const std::int64_t b = gemm_extent(who, b_no ? g.k : g.n, b_no ? g.n : g.k, ldb);
   const std::int64_t c = gemm_extent(who, g.m, g.n, g.ldc);
   if (g.beta != 0.0f && g.beta != 1.0f) {
-    throw Error(cat(who, ": beta is ", static_cast<double>(g.beta), "; it must be 0 or 1"));
+    fail({who, ": beta is ", static_cast<double>(g.beta), "; it must be 0 or 1"});
   }
   if (g.m > 1 && g.ldc < g.n) {
-    throw Error(cat(who, ": rows of C are ", g.ldc, " apart; they must be at least n = ", g.n));
+    fail({who, ": rows of C are ", g.ldc, " apart; they must be at least n = ", g.n});
   }
   if (c == 0) {
     return false;
   }
   if (g.c == nullptr || (a > 0 && g.a == nullptr) || (b > 0 && g.b == nullptr)) {
-    throw Error(cat(who, ": ",
-                    g.c == nullptr   ? "C"
-                    : g.a == nullptr ? "A"
-                                     : "B",
-                    " is null; m, n, k are ", g.m, ", ", g.n, ", ", g.k));
+    fail({who, ": ",
+          g.c == nullptr   ? "C"
+          : g.a == nullptr ? "A"
+                           : "B",
+          " is null; m, n, k are ", g.m, ", ", g.n, ", ", g.k});
   }
   const bool in_a = gemm_overlap(g.c, g.m, g.n, g.ldc, g.a, a, a_no ? g.k : g.m, lda);
   if (in_a || gemm_overlap(g.c, g.m, g.n, g.ldc, g.b, b, b_no ? g.n : g.k, ldb)) {
-    throw Error(cat(who, ": C overlaps ", in_a ? "A" : "B", "; it must have memory of its own"));
+    fail({who, ": C overlaps ", in_a ? "A" : "B", "; it must have memory of its own"});
   }
   return true;
 }

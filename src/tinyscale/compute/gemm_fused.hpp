@@ -127,12 +127,12 @@ inline void gemm_follow(const char* who, GemmOperands& g, const kernel::GemmEpil
   const std::int64_t kept = e.before == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_before);
   const std::int64_t added = e.residual == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_residual);
   if ((kept > 0 && g.m > 1 && e.ld_before < g.n) || (added > 0 && g.m > 1 && e.ld_residual < g.n)) {
-    throw Error(cat(who, ": rows of before and residual are ", e.ld_before, " and ", e.ld_residual,
-                    " apart; they must be at least n = ", g.n));
+    fail({who, ": rows of before and residual are ", e.ld_before, " and ", e.ld_residual,
+          " apart; they must be at least n = ", g.n});
   }
   if (gemm_overlap(g.c, g.m, g.n, g.ldc, e.before, kept, g.n, e.ld_before) ||
       gemm_overlap(g.c, g.m, g.n, g.ldc, e.residual, added, g.n, e.ld_residual)) {
-    throw Error(cat(who, ": C overlaps before or residual; each must have memory of its own"));
+    fail({who, ": C overlaps before or residual; each must have memory of its own"});
   }
   g.epilogue = &e;
   g.finish = &gemm_finish;
@@ -165,7 +165,7 @@ inline PackedWeights pack_weights(Trans tb, std::int64_t k, std::int64_t n, cons
                                   std::int64_t ldb) {
   const bool no = tb == Trans::no;
   if (detail::gemm_extent("pack_weights", no ? k : n, no ? n : k, ldb) > 0 && b == nullptr) {
-    throw Error(detail::cat("pack_weights: B is null; k, n are ", k, ", ", n));
+    detail::fail({"pack_weights: B is null; k, n are ", k, ", ", n});
   }
   PackedWeights w{k, n, detail::active_path(), {}};
   if (k == 0 || n == 0) {
@@ -187,9 +187,8 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
                         float beta, float* c, std::int64_t ldc,
                         const GemmEpilogue& epilogue = GemmEpilogue()) {
   if (w.path != detail::active_path()) {
-    throw Error(detail::cat("gemm_packed: the weights were packed for the path ", name_of(w.path),
-                            " and ", name_of(detail::active_path()),
-                            " is in use; pack them again"));
+    detail::fail({"gemm_packed: the weights were packed for the path ", name_of(w.path), " and ",
+                  name_of(detail::active_path()), " is in use; pack them again"});
   }
   float none = 0.0f;
   const float* const packed = w.memory == nullptr ? &none : w.memory->data();
@@ -224,8 +223,8 @@ inline void gemm_batched(std::int64_t batch, Trans ta, Trans tb, std::int64_t m,
   detail::gemm_extent("gemm_batched", batch, c_size, stride_c);
   const bool beside = stride_c >= n && stride_c <= ldc / std::max<std::int64_t>(batch, 1);
   if (batch > 1 && c_size > 0 && stride_c < c_size && !beside) {
-    throw Error(detail::cat("gemm_batched: matrices of C are ", stride_c,
-                            " apart and overlap; each takes ", c_size));
+    detail::fail(
+        {"gemm_batched: matrices of C are ", stride_c, " apart and overlap; each takes ", c_size});
   }
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {

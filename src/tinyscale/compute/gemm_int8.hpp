@@ -208,7 +208,7 @@ struct RowStarts {
 inline void int8_product(const WordUnit& unit, const WordSource& a, WordSource b,
                          const std::uint32_t* b_packed, std::int32_t* c, std::int64_t ldc) {
   if (a.ks > 131071) {
-    throw Error(cat("gemm_int8: k is ", a.ks, "; int32 holds the sum of at most 131071 products"));
+    fail({"gemm_int8: k is ", a.ks, "; int32 holds the sum of at most 131071 products"});
   }
   for (std::int64_t i = 0; i < a.xs && a.ks <= 0; ++i) {
     std::fill(c + i * ldc, c + i * ldc + b.xs, 0);
@@ -279,7 +279,7 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
     return;
   }
   if (scales.block <= 0 && k > 0) {
-    throw Error(detail::cat("gemm_int8: blocks of ", scales.block, "; at least 1 number of k"));
+    detail::fail({"gemm_int8: blocks of ", scales.block, "; at least 1 number of k"});
   }
   const std::int64_t fit = std::max<std::int64_t>(1, detail::word_fit / m / 64) * 64;
   const std::int64_t wide = std::min(n, fit);

@@ -58,8 +58,8 @@ struct QuantizedMatrix {
 inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std::int64_t group,
                                       int bits, const std::int8_t* codes, const float* scales) {
   if (rows < 0 || cols < 0 || group < 8 || group % 8 != 0 || (bits != 4 && bits != 8)) {
-    throw Error(detail::cat("pack_quantized: ", rows, " x ", cols, ", groups of ", group, ", ",
-                            bits, " bits; groups are multiples of 8, of 4 or 8 bits"));
+    detail::fail({"pack_quantized: ", rows, " x ", cols, ", groups of ", group, ", ", bits,
+                  " bits; groups are multiples of 8, of 4 or 8 bits"});
   }
   QuantizedMatrix q{rows, cols, group, bits, true, {}, {}};
   const std::int64_t groups = q.groups(), panels = (rows + 15) / 16;
@@ -115,8 +115,8 @@ inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64
     float largest = 0;
     for (std::int64_t i = first; i < last; ++i) {
       if (!(std::fabs(w[i]) <= 65504.0f)) {
-        throw Error(detail::cat("quantize: weight ", i / cols, ", ", i % cols, " is ", double{w[i]},
-                                "; weights must be within +-65504"));
+        detail::fail({"quantize: weight ", i / cols, ", ", i % cols, " is ", double{w[i]},
+                      "; weights must be within +-65504"});
       }
       largest = std::fabs(w[i]) > std::fabs(largest) ? w[i] : largest;
     }

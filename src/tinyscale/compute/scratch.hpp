@@ -27,7 +27,7 @@ class Scratch {
     try {
       return pool_take(static_cast<std::size_t>(count), sizeof(float));
     } catch (const std::bad_alloc&) {
-      throw Error(cat("kernel: ", count, " floats of scratch memory; this machine has none left"));
+      fail({"kernel: ", count, " floats of scratch memory; this machine has none left"});
     }
   }
 

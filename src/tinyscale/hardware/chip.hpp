@@ -80,17 +80,16 @@ inline double matmul_rate(const Chip& chip, DType format) {
 inline double Chip::peak(DType format) const {
   const double rate = detail::matmul_rate(*this, format);
   if (!(rate > 0) || !detail::is_finite(rate)) {
-    throw Error(detail::cat("Chip::peak: ", name.empty() ? "this chip" : name, " has no rate for ",
-                            name_of(format),
-                            "; set flops_bf16 or flops_f32, or price it in another format"));
+    detail::fail({"Chip::peak: ", name.empty() ? "this chip" : name, " has no rate for ",
+                  name_of(format), "; set flops_bf16 or flops_f32, or price it in another format"});
   }
   return rate;
 }
 
 inline double Chip::intensity(DType format) const {
   if (!(memory_bandwidth > 0) || !detail::is_finite(memory_bandwidth)) {
-    throw Error(detail::cat("Chip::intensity: ", name.empty() ? "this chip" : name,
-                            " has no memory_bandwidth; set it in bytes per second"));
+    detail::fail({"Chip::intensity: ", name.empty() ? "this chip" : name,
+                  " has no memory_bandwidth; set it in bytes per second"});
   }
   return peak(format) / memory_bandwidth;
 }

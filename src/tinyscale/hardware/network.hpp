@@ -36,8 +36,8 @@ namespace detail {
 
 inline std::size_t machine_dim(const Machine& machine, int dim) {
   if (dim < 0 || dim >= machine.dims.size()) {
-    throw Error(cat("Machine: dimension ", dim, " of ", machine.name, "; its dimensions are 0 to ",
-                    machine.dims.size() - 1));
+    fail({"Machine: dimension ", dim, " of ", machine.name, "; its dimensions are 0 to ",
+          machine.dims.size() - 1});
   }
   return static_cast<std::size_t>(dim);
 }
@@ -95,37 +95,34 @@ inline std::string machine_name(const Chip& chip, const Shape& dims) {
 
 inline void check_machine(const Chip& chip, const Shape& dims) {
   if (dims.size() == 0) {
-    throw Error(
-        cat("machine: ", chip.name, " with no dimensions; give the chips along each, as {4, 2}"));
+    fail({"machine: ", chip.name, " with no dimensions; give the chips along each, as {4, 2}"});
   }
   for (int i = 0; i < dims.size(); ++i) {
     if (dims[i] < 1) {
-      throw Error(
-          cat("machine: ", chip.name, " ", dims, ": every dimension needs at least one chip"));
+      fail({"machine: ", chip.name, " ", dims, ": every dimension needs at least one chip"});
     }
   }
   const int most = is_torus3d(chip) ? 3 : 2;
   if (dims.size() > most) {
-    throw Error(cat("machine: ", chip.name, " ", dims, " has ", dims.size(),
-                    " dimensions; its network has ", most));
+    fail({"machine: ", chip.name, " ", dims, " has ", dims.size(), " dimensions; its network has ",
+          most});
   }
   if (chip.kind == "tpu" && dims.count() > chip.domain_chips) {
-    throw Error(cat("machine: ", chip.name, " ", dims, " is ", dims.count(), " chips; a pod has ",
-                    chip.domain_chips));
+    fail({"machine: ", chip.name, " ", dims, " is ", dims.count(), " chips; a pod has ",
+          chip.domain_chips});
   }
   if (chip.kind == "gpu" && dims[-1] > chip.domain_chips) {
-    throw Error(cat("machine: ", chip.name, " ", dims,
-                    ": the last dimension is a switch domain of at most ", chip.domain_chips,
-                    " GPUs; write {nodes, ", chip.domain_chips, "}"));
+    fail({"machine: ", chip.name, " ", dims, ": the last dimension is a switch domain of at most ",
+          chip.domain_chips, " GPUs; write {nodes, ", chip.domain_chips, "}"});
   }
 }
 
 inline void check_rate(const char* function, const Machine& machine, const std::string& what,
                        double value) {
   if (!(value > 0) || !is_finite(value)) {
-    throw Error(cat(function, ": ", machine.name, ": ", what, " is ", value,
-                    " bytes/s; a finite number above 0 is right, as a chip's link_bandwidth, ",
-                    "between nodes its dcn_bandwidth"));
+    fail({function, ": ", machine.name, ": ", what, " is ", value,
+          " bytes/s; a finite number above 0 is right, as a chip's link_bandwidth, ",
+          "between nodes its dcn_bandwidth"});
   }
 }
 
@@ -133,13 +130,13 @@ inline void check_rate(const char* function, const Machine& machine, const std::
 inline void check_network(const char* function, const Machine& machine) {
   const std::size_t dims = static_cast<std::size_t>(machine.dims.size());
   if (machine.wraps.size() != dims || machine.axis_bandwidths.size() != dims) {
-    throw Error(cat(function, ": ", machine.name, " ", machine.dims, " has ", machine.wraps.size(),
-                    " wraps and ", machine.axis_bandwidths.size(),
-                    " axis_bandwidths; one of each for every dimension is right"));
+    fail({function, ": ", machine.name, " ", machine.dims, " has ", machine.wraps.size(),
+          " wraps and ", machine.axis_bandwidths.size(),
+          " axis_bandwidths; one of each for every dimension is right"});
   }
   if (!(machine.link_latency >= 0) || !is_finite(machine.link_latency)) {
-    throw Error(cat(function, ": ", machine.name, ": link_latency is ", machine.link_latency,
-                    " s; a finite number from 0 is right"));
+    fail({function, ": ", machine.name, ": link_latency is ", machine.link_latency,
+          " s; a finite number from 0 is right"});
   }
   for (std::size_t i = 0; i < dims; ++i) {
     if (machine.dims[static_cast<int>(i)] > 1) {

@@ -231,7 +231,7 @@ inline Chip chip(const std::string& name) {
     }
     known += (known.empty() ? "" : ", ") + std::string(row.name);
   }
-  throw Error(detail::cat("chip: no chip named \"", name, "\"; the names are ", known));
+  detail::fail({"chip: no chip named \"", name, "\"; the names are ", known});
 }
 
 }  // namespace tinyscale

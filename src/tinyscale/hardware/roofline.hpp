@@ -101,8 +101,8 @@ inline void bound_row(RooflineRow& row) {
 
 inline void check_priced(const Chip& chip, const std::string& what, double rate, double least) {
   if (!(rate >= least) || !is_finite(rate)) {
-    throw Error(cat("roofline: ", chip.name.empty() ? "this chip" : chip.name, ": ", what, " is ",
-                    rate, "; a finite number ", least > 0 ? "above 0" : "from 0", " is right"));
+    fail({"roofline: ", chip.name.empty() ? "this chip" : chip.name, ": ", what, " is ", rate,
+          "; a finite number ", least > 0 ? "above 0" : "from 0", " is right"});
   }
 }
 

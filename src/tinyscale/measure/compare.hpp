@@ -84,7 +84,7 @@ inline const std::vector<std::string>* find_row(const Table& table, const std::s
 // A report takes part by converting to a Table.
 inline Table compare(const List<Table>& reports) {
   if (reports.empty() || reports[0].columns.empty()) {
-    throw Error("compare: there is no report; give one or more, each with columns");
+    detail::fail({"compare: there is no report; give one or more, each with columns"});
   }
   Table out;
   out.columns.push_back(reports[0].columns[0]);

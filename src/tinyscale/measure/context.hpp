@@ -75,7 +75,7 @@ class MatmulFormat {
  public:
   explicit MatmulFormat(DType format) : context_(&context()), previous_(context_->matmul_format) {
     if (format != DType::f32 && format != DType::bf16) {
-      throw Error(detail::cat("MatmulFormat: ", name_of(format), "; f32 or bf16 is right"));
+      detail::fail({"MatmulFormat: ", name_of(format), "; f32 or bf16 is right"});
     }
     context_->matmul_format = format;
   }

@@ -206,8 +206,8 @@ inline Quantity make_quantity(const char* op, double value, const std::string& u
 
 inline void same_unit(const char* op, const Quantity& a, const Quantity& b) {
   if (a.unit() != b.unit()) {
-    throw Error(cat("Quantity: ", a.text(), " ", op, " ", b.text(), ": the units are \"", a.unit(),
-                    "\" and \"", b.unit(), "\"; both must be the same"));
+    fail({"Quantity: ", a.text(), " ", op, " ", b.text(), ": the units are \"", a.unit(),
+          "\" and \"", b.unit(), "\"; both must be the same"});
   }
 }
 

@@ -70,8 +70,8 @@ inline Tensor broadcast_from(Endpoint& device, const Tensor& t, const std::strin
   check_moved("broadcast", t);
   const AxisGroup axis = device.group(device.find_axis("broadcast", name));
   if (root < 0 || root >= axis.size) {
-    throw Error(cat("broadcast: root ", root, " on axis ", name, " of ", axis.size,
-                    " devices; the root is 0 to ", axis.size - 1));
+    fail({"broadcast: root ", root, " on axis ", name, " of ", axis.size,
+          " devices; the root is 0 to ", axis.size - 1});
   }
   CollectiveCall call;
   call.name = "broadcast";

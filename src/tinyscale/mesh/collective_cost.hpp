@@ -80,12 +80,12 @@ inline int axis_steps(AxisKind kind, int n) {
 
 inline void check_stage(const char* function, const CollectiveStage& stage) {
   if (stage.devices < 1 || stage.elements < 0) {
-    throw Error(cat(function, ": ", stage.elements, " elements over ", stage.devices,
-                    " devices; needs 0 or more elements and at least 1 device"));
+    fail({function, ": ", stage.elements, " elements over ", stage.devices,
+          " devices; needs 0 or more elements and at least 1 device"});
   }
   if (stage.what == Collective::broadcast && (stage.offset < 0 || stage.offset >= stage.devices)) {
-    throw Error(cat(function, ": root ", stage.offset, " of ", stage.devices,
-                    " devices; the root is 0 to ", stage.devices - 1));
+    fail({function, ": root ", stage.offset, " of ", stage.devices, " devices; the root is 0 to ",
+          stage.devices - 1});
   }
 }
 
@@ -138,8 +138,8 @@ inline std::int64_t collective_steps(const CollectiveStage& stage) {
 inline double collective_bytes(const CollectiveStage& stage, int index) {
   detail::check_stage("collective_bytes", stage);
   if (index < 0 || index >= stage.devices) {
-    throw Error(detail::cat("collective_bytes: index ", index, " of ", stage.devices,
-                            " devices; indices are 0 to ", stage.devices - 1));
+    detail::fail({"collective_bytes: index ", index, " of ", stage.devices,
+                  " devices; indices are 0 to ", stage.devices - 1});
   }
   double elements = 0;
   switch (stage.what) {

@@ -69,9 +69,8 @@ class Device {
     const List<detail::AxisGroup> groups = endpoint_.groups("shard", axes);
     const int parts = detail::count_devices(groups);
     if (t.dim(d) % parts != 0) {
-      throw Error(detail::cat("shard: dimension ", d, " of ", t.shape(), " over ", parts,
-                              " devices of ", detail::axes_text(axes),
-                              "; its size must be a multiple of ", parts));
+      detail::fail({"shard: dimension ", d, " of ", t.shape(), " over ", parts, " devices of ",
+                    detail::axes_text(axes), "; its size must be a multiple of ", parts});
     }
     const std::int64_t part = t.dim(d) / parts;
     const std::int64_t begin = part * detail::index_over(groups);

@@ -100,19 +100,19 @@ class Endpoint {
       }
       names += (names.empty() ? "" : ", ") + axes_[i].name;
     }
-    throw Error(cat(function, ": no axis ", name, " on this mesh; its axes are ", names));
+    fail({function, ": no axis ", name, " on this mesh; its axes are ", names});
   }
 
   List<AxisGroup> groups(const char* function, const Axes& axes) const {
     if (axes.names.empty()) {
-      throw Error(cat(function, ": no axis given; name at least one"));
+      fail({function, ": no axis given; name at least one"});
     }
     List<AxisGroup> out;
     for (const std::string& name : axes.names) {
       const int axis = find_axis(function, name);
       for (const AxisGroup& earlier : out) {
         if (earlier.axis == axis) {
-          throw Error(cat(function, ": axis ", name, " is given twice; each axis at most once"));
+          fail({function, ": axis ", name, " is given twice; each axis at most once"});
         }
       }
       out.push_back(group(axis));
@@ -259,8 +259,7 @@ inline int index_over(const List<AxisGroup>& groups) {
 
 inline void check_given(const char* function, const Tensor& t) {
   if (!t.defined()) {
-    throw Error(
-        cat(function, ": the tensor is empty (default-constructed); give one with a shape"));
+    fail({function, ": the tensor is empty (default-constructed); give one with a shape"});
   }
 }
 
@@ -268,9 +267,9 @@ inline void check_given(const char* function, const Tensor& t) {
 inline void check_moved(const char* function, const Tensor& t) {
   check_given(function, t);
   if (t.requires_grad() && context().no_grad == 0) {
-    throw Error(cat(function, ": the tensor ", t.shape(),
-                    " requires a gradient, and a collective "
-                    "carries none back; right is t.detach(), or a NoGrad scope"));
+    fail({function, ": the tensor ", t.shape(),
+          " requires a gradient, and a collective "
+          "carries none back; right is t.detach(), or a NoGrad scope"});
   }
 }
 

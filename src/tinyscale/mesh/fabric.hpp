@@ -200,7 +200,7 @@ class Fabric {
       self.changed.wait(lock, [&] { return self.now == Now::runs || !failure_.empty(); });
     }
     if (!failure_.empty()) {
-      throw Error(failure_);
+      detail::fail({failure_});
     }
   }
 

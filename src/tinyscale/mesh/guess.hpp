@@ -148,8 +148,8 @@ inline std::string bytes_hint(double you, const Counted& counted) {
 
 inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
   if (is_nan(guess.bytes_per_device) || is_nan(guess.seconds)) {
-    throw Error(cat("check: the guess is ", guess.bytes_per_device, " bytes and ", guess.seconds,
-                    " seconds; numbers are right, negative for what is not guessed"));
+    fail({"check: the guess is ", guess.bytes_per_device, " bytes and ", guess.seconds,
+          " seconds; numbers are right, negative for what is not guessed"});
   }
   CheckReport report;
   const auto add = [&report](const CheckRow& row) {

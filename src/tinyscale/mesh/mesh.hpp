@@ -76,8 +76,8 @@ inline void run_device_thread(void* device) {
 inline void run_devices(const DeviceProgram& program, Fabric& fabric,
                         List<Shared<DeviceThread>>& devices) {
   if (devices.size() > 1) {
-    throw Error(cat("mesh.run: ", devices.size(), " devices need threads, and this program is ",
-                    "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device"));
+    fail({"mesh.run: ", devices.size(), " devices need threads, and this program is ",
+          "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device"});
   }
   run_device(program, fabric, *devices[0]);
 }
@@ -121,8 +121,8 @@ class Mesh {
         return static_cast<int>(known.size.value);
       }
     }
-    throw Error(detail::cat("size: no axis ", axis, " on this mesh; its axes are ",
-                            detail::axis_names(axes_)));
+    detail::fail(
+        {"size: no axis ", axis, " on this mesh; its axes are ", detail::axis_names(axes_)});
   }
   MeshPlacement placement() const {
     return {machine_.name, detail::place_axes(machine_, axes_, ring)};
@@ -131,7 +131,7 @@ class Mesh {
   // Runs `program` on every device at once; returns when all have returned.
   MeshRun run(const DeviceProgram& program) const {
     if (!program) {
-      throw Error("Mesh::run: the program is empty; give a function of Device&");
+      detail::fail({"Mesh::run: the program is empty; give a function of Device&"});
     }
     const List<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
     Context& caller = context();
@@ -156,7 +156,7 @@ class Mesh {
     }
     const std::string failure = fabric.failure();
     if (!failure.empty()) {
-      throw Error(failure);
+      detail::fail({failure});
     }
     return MeshRun(record_of(devices), machine_);
   }

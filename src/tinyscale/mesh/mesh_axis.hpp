@@ -62,32 +62,32 @@ inline std::string axis_names(const List<MeshAxis>& axes) {
 inline void check_axes(const Machine& machine, const List<MeshAxis>& axes) {
   check_network("Mesh", machine);
   if (axes.empty()) {
-    throw Error("Mesh: no axes; give a name and a size for each, as {{\"x\", 4}, {\"y\", 2}}");
+    detail::fail({"Mesh: no axes; give a name and a size for each, as {{\"x\", 4}, {\"y\", 2}}"});
   }
   Shape sizes;
   for (std::size_t i = 0; i < axes.size(); ++i) {
     const MeshAxis& axis = axes[i];
     if (axis.name.empty()) {
-      throw Error(cat("Mesh: axis ", i, " has no name; give every axis one, as \"x\""));
+      fail({"Mesh: axis ", i, " has no name; give every axis one, as \"x\""});
     }
     if (axis.size.value < 1) {
-      throw Error(cat("Mesh: axis ", axis.name, " has ", axis.size.value,
-                      " devices; every axis needs at least 1"));
+      fail({"Mesh: axis ", axis.name, " has ", axis.size.value,
+            " devices; every axis needs at least 1"});
     }
     for (std::size_t j = 0; j < i; ++j) {
       if (axes[j].name == axis.name) {
-        throw Error(cat("Mesh: two axes are named ", axis.name, "; names must differ"));
+        fail({"Mesh: two axes are named ", axis.name, "; names must differ"});
       }
     }
     sizes.push_back(axis.size);
   }
   if (sizes.count() != machine.chips()) {
-    throw Error(cat("Mesh: axes ", axis_names(axes), " of sizes ", sizes, " are ", sizes.count(),
-                    " devices, machine ", machine.name, " has ", machine.chips(),
-                    " chips; they must be equal"));
+    fail({"Mesh: axes ", axis_names(axes), " of sizes ", sizes, " are ", sizes.count(),
+          " devices, machine ", machine.name, " has ", machine.chips(),
+          " chips; they must be equal"});
   }
   if (machine.chips() > std::numeric_limits<int>::max()) {
-    throw Error(cat("Mesh: ", machine.chips(), " devices; at most 2147483647"));
+    fail({"Mesh: ", machine.chips(), " devices; at most 2147483647"});
   }
 }
 

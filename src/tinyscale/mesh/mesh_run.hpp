@@ -118,8 +118,8 @@ class MeshRun {
       }
       names += (names.empty() ? "" : ", ") + known.name;
     }
-    throw Error(detail::cat("kept: device ", rank, " kept nothing named ", name, "; it kept ",
-                            names.empty() ? "nothing" : names));
+    detail::fail({"kept: device ", rank, " kept nothing named ", name, "; it kept ",
+                  names.empty() ? "nothing" : names});
   }
 
   // The ops of one device.
@@ -252,8 +252,8 @@ class MeshRun {
  private:
   std::size_t checked(const char* function, int rank) const {
     if (rank < 0 || rank >= devices()) {
-      throw Error(detail::cat(function, ": rank ", rank, " of ", devices(),
-                              " devices; ranks are 0 to ", devices() - 1));
+      detail::fail({function, ": rank ", rank, " of ", devices(), " devices; ranks are 0 to ",
+                    devices() - 1});
     }
     return static_cast<std::size_t>(rank);
   }

@@ -46,8 +46,8 @@ inline Tensor permute(Endpoint& device, const Tensor& t, const std::string& name
 
 inline void check_peer(const char* function, const Endpoint& device, int rank) {
   if (rank < 0 || rank >= device.devices() || rank == device.rank()) {
-    throw Error(cat(function, ": device ", device.rank(), " names device ", rank,
-                    "; the others are among 0 to ", device.devices() - 1));
+    fail({function, ": device ", device.rank(), " names device ", rank,
+          "; the others are among 0 to ", device.devices() - 1});
   }
 }
 

@@ -96,8 +96,8 @@ inline Tensor reduce_scatter(Endpoint& device, const Tensor& t, const Axes& axes
   call.arguments = cat(t.shape(), ", dim ", d, ", ", name_of(how));
   call.devices = count_devices(groups);
   if (t.dim(d) % call.devices != 0) {
-    throw Error(cat("reduce_scatter: dimension ", d, " of ", t.shape(), " over ", call.devices,
-                    " devices of ", call.axes, "; its size must be a multiple of ", call.devices));
+    fail({"reduce_scatter: dimension ", d, " of ", t.shape(), " over ", call.devices,
+          " devices of ", call.axes, "; its size must be a multiple of ", call.devices});
   }
   std::int64_t elements = t.count();
   for (const AxisGroup& group : groups) {

@@ -206,9 +206,8 @@ class Replay {
   void check_all_ran() const {
     for (std::size_t m = 0; m < out_.finish.size(); ++m) {
       if (out_.finish[m] < 0) {
-        throw Error(cat("time: message ", m, " from device ", log_.messages[m].from, " to device ",
-                        log_.messages[m].to,
-                        " waits for itself; steps of the log must have an order"));
+        fail({"time: message ", m, " from device ", log_.messages[m].from, " to device ",
+              log_.messages[m].to, " waits for itself; steps of the log must have an order"});
       }
     }
   }
@@ -225,8 +224,8 @@ class Replay {
 // What the messages of `log` take on `machine`, which needs one chip for each device of the log.
 inline Timeline time(const MessageLog& log, const Machine& machine) {
   if (machine.chips() != log.devices) {
-    throw Error(detail::cat("time: the log is of ", log.devices, " devices, machine ", machine.name,
-                            " has ", machine.chips(), " chips; they must be equal"));
+    detail::fail({"time: the log is of ", log.devices, " devices, machine ", machine.name, " has ",
+                  machine.chips(), " chips; they must be equal"});
   }
   detail::check_network("time", machine);
   return detail::Replay(log, machine).run();

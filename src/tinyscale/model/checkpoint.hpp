@@ -79,7 +79,7 @@ inline const Json& config_field(const Json& json, const char* key, Json::Kind ki
                                 const std::string& who) {
   const Json* field = json.find(key);
   if (field == nullptr || field->kind != kind) {
-    throw Error(cat(who, "its config lacks ", key));
+    fail({who, "its config lacks ", key});
   }
   return *field;
 }
@@ -95,7 +95,7 @@ inline int config_word(const Json& json, const char* key, const char* const* wor
     }
     right += cat(i > 0 ? ", " : "", words[i]);
   }
-  throw Error(cat(who, key, " is \"", word, "\"; right is one of ", right));
+  fail({who, key, " is \"", word, "\"; right is one of ", right});
 }
 
 inline ModelConfig config_from_json(const std::string& text, const std::string& who) {
@@ -110,7 +110,7 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
     const Json& value = config_field(json, field.first, Json::Kind::number, who);
     const std::uint64_t n = json_whole(value, who + "config");
     if (n > 1000000) {
-      throw Error(cat(who, "its config has ", n, " ", field.first, "; at most 1000000"));
+      fail({who, "its config has ", n, " ", field.first, "; at most 1000000"});
     }
     *field.second = static_cast<int>(n);
   }
@@ -126,7 +126,7 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   try {
     c.validate();
   } catch (const Error& error) {
-    throw Error(who + error.what());
+    detail::fail({who + error.what()});
   }
   return c;
 }
@@ -150,11 +150,11 @@ inline Tokenizer tokenizer_from_json(const std::string& text, const std::string&
   std::vector<std::string> characters;
   for (const Json& item : config_field(json, "characters", Json::Kind::list, who).list) {
     if (item.text.empty() || character_size(item.text, 0) != item.text.size()) {
-      throw Error(cat(who, "its tokenizer has the character \"", item.text,
-                      "\"; exactly one in UTF-8 is right"));
+      fail({who, "its tokenizer has the character \"", item.text,
+            "\"; exactly one in UTF-8 is right"});
     }
     if (!characters.empty() && item.text <= characters.back()) {
-      throw Error(who + "its tokenizer's characters are not in ascending order, each once");
+      detail::fail({who + "its tokenizer's characters are not in ascending order, each once"});
     }
     characters.push_back(item.text);
   }
@@ -173,8 +173,7 @@ inline void check_config_fits(const ModelConfig& c, const Safetensors& file,
   const double least = number(c.width) * (number(c.vocabulary) + places + number(c.layers) * layer);
   const double held = static_cast<double>(file.bytes.size() - file.data_start);
   if (least > held) {  // every number takes at least a byte
-    throw Error(cat(who, "its config describes at least ", least, " parameters in ", held,
-                    " bytes of data"));
+    fail({who, "its config describes at least ", least, " parameters in ", held, " bytes of data"});
   }
 }
 
@@ -260,19 +259,18 @@ inline void read_parameters(Transformer& model, const Safetensors& file, const s
   for (Parameter& p : model.parameters) {
     const Tensor value = find_parameter(file, p.name, model.config.width, used);
     if (!value.defined()) {
-      throw Error(cat(who, "no tensor for the parameter ", p.name));
+      fail({who, "no tensor for the parameter ", p.name});
     }
     if (value.shape() != p.value.shape()) {
-      throw Error(cat(who, "the tensor for ", p.name, " is ", value.shape().text(), "; the model ",
-                      model.config.name, " has ", p.value.shape().text()));
+      fail({who, "the tensor for ", p.name, " is ", value.shape().text(), "; the model ",
+            model.config.name, " has ", p.value.shape().text()});
     }
     std::memcpy(p.value.data(), contiguous(value).data(),
                 static_cast<std::size_t>(value.count()) * 4);
   }
   for (const SafetensorsEntry& entry : file.entries) {
     if (!used.has(entry.name) && !harmless(entry.name, model)) {
-      throw Error(cat(who, "the tensor \"", entry.name, "\" has no place in the model ",
-                      model.config.name));
+      fail({who, "the tensor \"", entry.name, "\" has no place in the model ", model.config.name});
     }
   }
 }
@@ -304,7 +302,7 @@ inline Transformer load(const std::string& path) {
   const std::string* config = file.find_metadata("tinyscale.config");
   const std::string* tokenizer = file.find_metadata("tinyscale.tokenizer");
   if (config == nullptr || tokenizer == nullptr) {
-    throw Error(who + "it carries no config of this library; call load(path, config)");
+    detail::fail({who + "it carries no config of this library; call load(path, config)"});
   }
   const ModelConfig shape = detail::config_from_json(*config, who);
   detail::check_config_fits(shape, file, who);

@@ -33,11 +33,11 @@ namespace detail {
 inline void check_length(const char* who, const std::vector<std::int32_t>& tokens,
                          std::int64_t time) {
   if (time < 1) {
-    throw Error(cat(who, ": a sequence of ", time, " tokens; at least 1 is right"));
+    fail({who, ": a sequence of ", time, " tokens; at least 1 is right"});
   }
   if (static_cast<std::int64_t>(tokens.size()) <= time) {
-    throw Error(cat(who, ": the text has ", tokens.size(), " tokens here, a sequence ", time,
-                    "; more than ", time, " are right: take a longer text or a shorter context"));
+    fail({who, ": the text has ", tokens.size(), " tokens here, a sequence ", time, "; more than ",
+          time, " are right: take a longer text or a shorter context"});
   }
 }
 

@@ -22,8 +22,8 @@ inline Routing route(const Tensor& probabilities, int top_k) {
   const std::int64_t tokens = probabilities.dim(0);
   const std::int64_t experts = probabilities.dim(1);
   if (top_k < 1 || top_k > experts) {
-    throw Error(detail::cat("route: top_k is ", top_k, " of ", experts, " experts; 1 to ", experts,
-                            " is right"));
+    detail::fail(
+        {"route: top_k is ", top_k, " of ", experts, " experts; 1 to ", experts, " is right"});
   }
   Routing routing;
   routing.rows.resize(static_cast<std::size_t>(experts));

@@ -46,12 +46,12 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
                                  std::int64_t time, const Hooks& hooks) const {
   const std::int64_t end = hooks.first_position + time;
   if (batch < 1 || time < 1 || static_cast<std::int64_t>(ids.size()) != batch * time) {
-    throw Error(detail::cat("forward: ", ids.size(), " ids for ", batch, " sequences of ", time,
-                            " tokens; one id a token is right"));
+    detail::fail({"forward: ", ids.size(), " ids for ", batch, " sequences of ", time,
+                  " tokens; one id a token is right"});
   }
   if (end > config.context) {
-    throw Error(detail::cat("forward: ", time, " tokens from position ", hooks.first_position,
-                            " on; the context of ", config.name, " is ", config.context));
+    detail::fail({"forward: ", time, " tokens from position ", hooks.first_position,
+                  " on; the context of ", config.name, " is ", config.context});
   }
   const Tensor table = use(embedding_, hooks);
   Tensor x = hooks.embedding ? hooks.embedding(table, ids, {batch, time})

@@ -26,17 +26,16 @@ namespace detail {
 
 inline void check_generate(const GenerateOptions& options) {
   if (!is_finite(options.temperature) || options.temperature < 0 || options.top_k < 0) {
-    throw Error(cat("generate: temperature is ", options.temperature, ", top_k ", options.top_k,
-                    "; finite numbers from 0 up are right"));
+    fail({"generate: temperature is ", options.temperature, ", top_k ", options.top_k,
+          "; finite numbers from 0 up are right"});
   }
 }
 
 inline void check_logits(const float* logits, std::int64_t known) {
   for (std::int64_t i = 0; i < known; ++i) {
     if (!is_finite(static_cast<double>(logits[i]))) {
-      throw Error(cat("generate: the model's logit of token ", i, " is ",
-                      static_cast<double>(logits[i]),
-                      "; weights that give finite numbers are right"));
+      fail({"generate: the model's logit of token ", i, " is ", static_cast<double>(logits[i]),
+            "; weights that give finite numbers are right"});
     }
   }
 }
@@ -83,8 +82,8 @@ inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
                                                  const GenerateOptions& options = {},
                                                  std::int64_t known = 0) {
   if (ids.empty() || n < 0) {
-    throw Error(detail::cat("generate: a prompt of ", ids.size(), " tokens and ", n,
-                            " more; at least 1 and 0 are right"));
+    detail::fail({"generate: a prompt of ", ids.size(), " tokens and ", n,
+                  " more; at least 1 and 0 are right"});
   }
   detail::check_generate(options);
   const NoGrad no_grad;

@@ -39,8 +39,8 @@ struct KvCache {
     }
     const std::int64_t end = first + x.dim(1);
     if (rows.dim(0) != x.dim(0) || rows.dim(2) != x.dim(2) || end > rows.dim(1)) {
-      throw Error(detail::cat("KvCache: ", x.shape(), " from token ", first, " on; the cache is ",
-                              rows.shape()));
+      detail::fail(
+          {"KvCache: ", x.shape(), " from token ", first, " on; the cache is ", rows.shape()});
     }
     copy_(slice(rows, 1, first, end), x);
     return slice(rows, 1, 0, end);

@@ -61,7 +61,7 @@ class JsonReader {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(cat("json: ", what, " at byte ", static_cast<std::int64_t>(at_)));
+    detail::fail({"json: ", what, " at byte ", static_cast<std::int64_t>(at_)});
   }
   void skip_space() {
     while (at_ < text_.size() &&

@@ -122,8 +122,8 @@ inline void check_config_counts(const ModelConfig& c) {
   for (const auto& count : counts) {
     const bool low = count.value < count.least;
     if (low || count.value > count.most) {
-      throw Error(cat("ModelConfig: ", c.name, ": ", count.field, " is ", count.value, "; at ",
-                      low ? "least " : "most ", low ? count.least : count.most, " is right"));
+      fail({"ModelConfig: ", c.name, ": ", count.field, " is ", count.value, "; at ",
+            low ? "least " : "most ", low ? count.least : count.most, " is right"});
     }
   }
 }
@@ -136,15 +136,15 @@ inline void check_config_product(const ModelConfig& c) {
   const double layer = 2 * n(c.heads + c.kv_heads) * n(c.head_size) + 3 * hidden + n(c.experts) + 4;
   const double about = n(c.width) * (n(c.layers) * layer + 2 * n(c.vocabulary) + n(c.context));
   if (about > 1e18) {
-    throw Error(cat("ModelConfig: ", c.name, ": its sizes make about ", about,
-                    " parameters; at most 1e+18 can be counted"));
+    fail({"ModelConfig: ", c.name, ": its sizes make about ", about,
+          " parameters; at most 1e+18 can be counted"});
   }
 }
 
 inline void config_above_zero(const ModelConfig& c, const char* field, double value) {
   if (!is_finite(value) || value <= 0 || value >= 1e30) {
-    throw Error(cat("ModelConfig: ", c.name, ": ", field, " is ", value,
-                    "; a number above 0 and below 1e+30 is right"));
+    fail({"ModelConfig: ", c.name, ": ", field, " is ", value,
+          "; a number above 0 and below 1e+30 is right"});
   }
 }
 
@@ -157,20 +157,20 @@ inline void ModelConfig::validate() const {
   detail::config_above_zero(*this, "rope_theta", rope_theta);
   detail::config_above_zero(*this, "norm_epsilon", norm_epsilon);
   if (heads % kv_heads != 0) {
-    throw Error(detail::cat("ModelConfig: ", name, ": ", heads, " heads over ", kv_heads,
-                            " kv_heads; heads must be a multiple of kv_heads"));
+    detail::fail({"ModelConfig: ", name, ": ", heads, " heads over ", kv_heads,
+                  " kv_heads; heads must be a multiple of kv_heads"});
   }
   if (position == Position::rotary && head_size % 2 != 0) {
-    throw Error(detail::cat("ModelConfig: ", name, ": head_size is ", head_size,
-                            "; rotary positions turn pairs, so it must be even"));
+    detail::fail({"ModelConfig: ", name, ": head_size is ", head_size,
+                  "; rotary positions turn pairs, so it must be even"});
   }
   if (experts > 0 && (top_k < 1 || top_k > experts)) {
-    throw Error(detail::cat("ModelConfig: ", name, ": top_k is ", top_k, " of ", experts,
-                            " experts; 1 to ", experts, " is right"));
+    detail::fail({"ModelConfig: ", name, ": top_k is ", top_k, " of ", experts, " experts; 1 to ",
+                  experts, " is right"});
   }
   if (!detail::is_finite(initializer_range) || initializer_range < 0 || initializer_range >= 100) {
-    throw Error(detail::cat("ModelConfig: ", name, ": initializer_range is ", initializer_range,
-                            "; a deviation is right, or 0 for one that suits the width"));
+    detail::fail({"ModelConfig: ", name, ": initializer_range is ", initializer_range,
+                  "; a deviation is right, or 0 for one that suits the width"});
   }
 }
 

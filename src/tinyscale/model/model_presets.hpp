@@ -168,7 +168,7 @@ inline ModelConfig parse_preset(const char* row) {
       family, n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7, n + 8, n + 9, n + 10, n + 11,
       n + 12, &tokens);
   if (read != 16) {
-    throw Error(cat("config: the preset row \"", row, "\" has ", read, " fields; 16 is right"));
+    fail({"config: the preset row \"", row, "\" has ", read, " fields; 16 is right"});
   }
   ModelConfig c;
   c.name = name;
@@ -252,8 +252,8 @@ inline ModelConfig config(const std::string& name) {
     }
     all += (all.empty() ? "" : ", ") + names[i];
   }
-  throw Error(detail::cat("config: no model is named \"", name, "\"; ",
-                          alike.empty() ? "known: " + all : "near: " + alike));
+  detail::fail({"config: no model is named \"", name, "\"; ",
+                alike.empty() ? "known: " + all : "near: " + alike});
 }
 
 }  // namespace tinyscale

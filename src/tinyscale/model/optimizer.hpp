@@ -32,8 +32,8 @@ class AdamW {
     const MemoryScope scope(MemoryKind::optimizer);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (!tensors_[i].requires_grad()) {
-        throw Error(detail::cat("AdamW: tensor ", i, " of ", tensors_.size(),
-                                " has no gradient; make it with parameter()"));
+        detail::fail({"AdamW: tensor ", i, " of ", tensors_.size(),
+                      " has no gradient; make it with parameter()"});
       }
       moments_.push_back(zeros(tensors_[i].shape()));
       squares_.push_back(zeros(tensors_[i].shape()));

@@ -59,7 +59,7 @@ class File {
 inline File open_file(const std::string& path, const char* mode, const char* who) {
   File file(std::fopen(path.c_str(), mode));
   if (file.get() == nullptr) {
-    throw Error(cat(who, ": cannot open \"", path, "\": ", std::strerror(errno)));
+    fail({who, ": cannot open \"", path, "\": ", std::strerror(errno)});
   }
   return file;
 }
@@ -76,7 +76,7 @@ inline std::string read_file(const std::string& path, const char* who) {
     }
   }
   if (std::ferror(file.get())) {
-    throw Error(cat(who, ": cannot read \"", path, "\": ", std::strerror(errno)));
+    fail({who, ": cannot read \"", path, "\": ", std::strerror(errno)});
   }
   return data;
 }
@@ -86,7 +86,7 @@ inline std::string read_file(const std::string& path, const char* who) {
 // A text that is already in memory.
 inline Text make_text(const std::string& name, const std::string& data) {
   if (data.empty()) {
-    throw Error(detail::cat("read_text: \"", name, "\" is empty; a text to learn is right"));
+    detail::fail({"read_text: \"", name, "\" is empty; a text to learn is right"});
   }
   Text text;
   text.name = name;

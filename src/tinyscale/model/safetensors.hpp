@@ -64,7 +64,7 @@ inline std::uint64_t json_whole(const Json& value, const std::string& who) {
   const double n = value.number;
   if (value.kind != Json::Kind::number || !(n >= 0 && n <= 9007199254740992.0) ||
       static_cast<double>(static_cast<std::uint64_t>(n)) != n) {
-    throw Error(who + ": a size is not a whole number from 0 to 2^53");
+    detail::fail({who + ": a size is not a whole number from 0 to 2^53"});
   }
   return static_cast<std::uint64_t>(n);
 }
@@ -74,7 +74,7 @@ inline Json parse_named(const std::string& text, const std::string& who) {
   try {
     return parse_json(text);
   } catch (const Error& error) {
-    throw Error(who + error.what());
+    detail::fail({who + error.what()});
   }
 }
 
@@ -86,7 +86,7 @@ inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& v
   const Json* range = value.find("data_offsets");
   if (dtype == nullptr || dtype->kind != Json::Kind::text || shape == nullptr ||
       shape->kind != Json::Kind::list || range == nullptr || range->list.size() != 2) {
-    throw Error(who + " lacks dtype, shape or data_offsets");
+    detail::fail({who + " lacks dtype, shape or data_offsets"});
   }
   SafetensorsEntry entry;
   entry.name = name;
@@ -95,10 +95,10 @@ inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& v
   entry.end = json_whole(range->list[1], who);
   const std::uint64_t size = safetensors_size(entry.dtype);
   if (size == 0) {
-    throw Error(cat(who, " has the unknown dtype \"", entry.dtype, "\""));
+    fail({who, " has the unknown dtype \"", entry.dtype, "\""});
   }
   if (shape->list.size() > static_cast<std::size_t>(Shape::max_dims)) {
-    throw Error(cat(who, " has ", shape->list.size(), " dimensions; at most ", Shape::max_dims));
+    fail({who, " has ", shape->list.size(), " dimensions; at most ", Shape::max_dims});
   }
   for (const Json& dim : shape->list) {
     entry.shape.push_back(static_cast<std::int64_t>(json_whole(dim, who)));
@@ -107,13 +107,12 @@ inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& v
   try {
     count = static_cast<std::uint64_t>(entry.shape.count());
   } catch (const Error& error) {  // the product overflows
-    throw Error(cat(who, ": ", error.what()));
+    fail({who, ": ", error.what()});
   }
   if (entry.end < entry.begin || (entry.end - entry.begin) % size != 0 ||
       (entry.end - entry.begin) / size != count) {
-    throw Error(cat(who, ": bytes ", entry.begin, " to ", entry.end, " for shape ",
-                    entry.shape.text(), " of ", entry.dtype, "; their number must be ", size,
-                    " an element"));
+    fail({who, ": bytes ", entry.begin, " to ", entry.end, " for shape ", entry.shape.text(),
+          " of ", entry.dtype, "; their number must be ", size, " an element"});
   }
   return entry;
 }
@@ -134,31 +133,31 @@ inline void check_cover(Safetensors& file, const std::string& who) {
   std::uint64_t at = 0;
   for (const SafetensorsEntry& entry : file.entries) {
     if (entry.begin != at) {
-      throw Error(cat(who, "tensor \"", entry.name, "\" begins at byte ", entry.begin,
-                      "; the one before ends at ", at, ", and nothing may lie between or twice"));
+      fail({who, "tensor \"", entry.name, "\" begins at byte ", entry.begin,
+            "; the one before ends at ", at, ", and nothing may lie between or twice"});
     }
     at = entry.end;
   }
   const std::uint64_t data = file.bytes.size() - file.data_start;
   if (at != data) {
-    throw Error(cat(who, "the tensors end at byte ", at, " of the data, the file at ", data));
+    fail({who, "the tensors end at byte ", at, " of the data, the file at ", data});
   }
 }
 
 inline Json safetensors_header(const Safetensors& file, const std::string& who) {
   std::uint64_t n = 0;
   if (file.bytes.size() < 8) {
-    throw Error(cat(who, file.bytes.size(), " bytes are no safetensors file; it begins with 8"));
+    fail({who, file.bytes.size(), " bytes are no safetensors file; it begins with 8"});
   }
   std::memcpy(&n, file.bytes.data(), 8);  // little-endian, as are the machines that this runs on
   if (n > 100000000) {
-    throw Error(cat(who, "a header of ", n, " bytes; at most 100000000 are right"));
+    fail({who, "a header of ", n, " bytes; at most 100000000 are right"});
   }
   if (n > file.bytes.size() - 8) {
-    throw Error(cat(who, "a header of ", n, " bytes; only ", file.bytes.size() - 8, " follow"));
+    fail({who, "a header of ", n, " bytes; only ", file.bytes.size() - 8, " follow"});
   }
   if (n == 0 || file.bytes[8] != '{') {
-    throw Error(who + "the header does not begin with {");
+    detail::fail({who + "the header does not begin with {"});
   }
   return parse_named(file.bytes.substr(8, static_cast<std::size_t>(n)), who);
 }
@@ -181,11 +180,11 @@ inline Safetensors read_safetensors(const std::string& path) {
       continue;
     }
     if (field.value.kind != Json::Kind::object) {
-      throw Error(who + "__metadata__ is not an object of strings");
+      detail::fail({who + "__metadata__ is not an object of strings"});
     }
     for (const JsonField& note : field.value.fields) {
       if (note.value.kind != Json::Kind::text) {
-        throw Error(detail::cat(who, "metadata \"", note.name, "\" is not a string"));
+        detail::fail({who, "metadata \"", note.name, "\" is not a string"});
       }
       file.metadata.push_back({note.name, note.value.text});
     }
@@ -220,8 +219,8 @@ inline Tensor Safetensors::read(const SafetensorsEntry& entry) const {
     return out;
   }
   if (entry.dtype != "BF16" && entry.dtype != "F16" && entry.dtype != "F64") {
-    throw Error(detail::cat("load: \"", path, "\": tensor \"", entry.name, "\" is ", entry.dtype,
-                            "; F32, F16, BF16 or F64 is right"));
+    detail::fail({"load: \"", path, "\": tensor \"", entry.name, "\" is ", entry.dtype,
+                  "; F32, F16, BF16 or F64 is right"});
   }
   for (std::int64_t i = 0; i < out.count(); ++i) {
     if (entry.dtype == "F64") {

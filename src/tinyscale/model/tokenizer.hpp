@@ -107,9 +107,9 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text) cons
       }
     }
     if (id < 0) {
-      throw Error(detail::cat("encode: the character \"", text.substr(at, size), "\" at byte ",
-                              static_cast<std::int64_t>(at), " is not among the ", vocabulary(),
-                              " of the training text; leave it out"));
+      detail::fail({"encode: the character \"", text.substr(at, size), "\" at byte ",
+                    static_cast<std::int64_t>(at), " is not among the ", vocabulary(),
+                    " of the training text; leave it out"});
     }
     ids.push_back(id);
     at += size;

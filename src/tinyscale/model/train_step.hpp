@@ -48,11 +48,11 @@ namespace detail {
 // Throws the first option with which no training can go well.
 inline void check_options(const char* who, const StepOptions& options) {
   if (options.steps < 1 || options.batch < 1) {
-    throw Error(cat(who, ": ", options.steps, " steps of ", options.batch,
-                    " sequences; both must be at least 1"));
+    fail({who, ": ", options.steps, " steps of ", options.batch,
+          " sequences; both must be at least 1"});
   }
   if (options.format != DType::f32 && options.format != DType::bf16) {
-    throw Error(cat(who, ": format is ", name_of(options.format), "; f32 or bf16 is right"));
+    fail({who, ": format is ", name_of(options.format), "; f32 or bf16 is right"});
   }
   const double most = 1e30;
   const struct {
@@ -69,8 +69,8 @@ inline void check_options(const char* who, const StepOptions& options) {
                 {"eval_every", static_cast<double>(options.eval_every), most}};
   for (const auto& range : ranges) {
     if (!is_finite(range.value) || range.value < 0 || range.value >= range.below) {
-      throw Error(cat(who, ": ", range.option, " is ", range.value, "; a number from 0 to below ",
-                      range.below, " is right"));
+      fail({who, ": ", range.option, " is ", range.value, "; a number from 0 to below ",
+            range.below, " is right"});
     }
   }
 }
@@ -79,10 +79,9 @@ inline void check_finite(const char* who, const char* what, double value, std::i
                          const StepOptions& options) {
   if (!is_finite(value)) {
     const char* const is = is_nan(value) ? " is not a number" : " is infinite";
-    throw Error(cat(who, ": the ", what, is, " in step ", step,
-                    "; try a smaller learning_rate than ", options.learning_rate,
-                    ", a longer warmup than ", options.warmup, " steps or a smaller clip than ",
-                    options.clip));
+    fail({who, ": the ", what, is, " in step ", step, "; try a smaller learning_rate than ",
+          options.learning_rate, ", a longer warmup than ", options.warmup,
+          " steps or a smaller clip than ", options.clip});
   }
 }
 

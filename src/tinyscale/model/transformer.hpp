@@ -105,8 +105,8 @@ class Transformer {
 inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
     : config(std::move(shape)), seed_(seed) {
   if (!config.beyond.empty()) {
-    throw Error(detail::cat("Transformer: ", config.name, " is planned, not run: it has ",
-                            config.beyond, "; config(\"nano\") is one that runs"));
+    detail::fail({"Transformer: ", config.name, " is planned, not run: it has ", config.beyond,
+                  "; config(\"nano\") is one that runs"});
   }
   config.validate();
   const std::int64_t d = config.width;

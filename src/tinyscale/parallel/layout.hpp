@@ -46,8 +46,8 @@ inline void check_layout_counts(const char* who, const Layout& layout) {
     devices *= good ? n : 1;
   }
   if (!good) {
-    throw Error(cat(who, ": layout is ", layout.text(),
-                    "; each must be at least 1, and the devices at most ", most));
+    fail({who, ": layout is ", layout.text(), "; each must be at least 1, and the devices at most ",
+          most});
   }
 }
 
@@ -56,17 +56,17 @@ inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t 
   check_layout_counts("train", layout);
   if (layout.tensor > 1 || layout.pipeline > 1 || layout.context > 1 || layout.expert > 1 ||
       layout.microbatches > 1 || layout.zero != Zero::none) {
-    throw Error(cat("train: layout is ", layout.text(),
-                    "; this version runs data parallelism alone: set tensor, pipeline, context, "
-                    "expert and microbatches to 1 and zero to Zero::none"));
+    fail({"train: layout is ", layout.text(),
+          "; this version runs data parallelism alone: set tensor, pipeline, context, "
+          "expert and microbatches to 1 and zero to Zero::none"});
   }
   if (layout.devices() != chips) {
-    throw Error(cat("train: layout is ", layout.text(), " = ", layout.devices(),
-                    " devices, the machine has ", chips, " chips; they must be equal"));
+    fail({"train: layout is ", layout.text(), " = ", layout.devices(), " devices, the machine has ",
+          chips, " chips; they must be equal"});
   }
   if (batch % layout.data != 0) {
-    throw Error(cat("train: a batch of ", batch, " sequences does not divide over ", layout.data,
-                    " data-parallel devices; right is a multiple of ", layout.data));
+    fail({"train: a batch of ", batch, " sequences does not divide over ", layout.data,
+          " data-parallel devices; right is a multiple of ", layout.data});
   }
 }
 

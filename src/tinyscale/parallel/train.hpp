@@ -203,9 +203,9 @@ inline void check_training(const Transformer& model, const Text& text,
                            const TrainOptions& options) {
   check_options("train", options);
   if (text.tokenizer.vocabulary() > model.config.vocabulary) {
-    throw Error(cat("train: the text has ", text.tokenizer.vocabulary(),
-                    " distinct tokens, the model's vocabulary is ", model.config.vocabulary,
-                    "; raise config.vocabulary"));
+    fail({"train: the text has ", text.tokenizer.vocabulary(),
+          " distinct tokens, the model's vocabulary is ", model.config.vocabulary,
+          "; raise config.vocabulary"});
   }
   check_layout(options.layout, options.machine.dims.count(), options.batch);
   check_length("train", text.train(), model.config.context);

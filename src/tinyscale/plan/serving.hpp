@@ -62,7 +62,8 @@ namespace detail {
 inline void check_serving(const ServingJob& job, const Machine& machine) {
   job.model.validate();
   if (machine.dims.size() == 0 || machine.chips() < 1) {
-    throw Error("plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})");
+    detail::fail(
+        {"plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})"});
   }
   const char* const who = "plan_serving";
   const double most = 1e9;
@@ -71,8 +72,7 @@ inline void check_serving(const ServingJob& job, const Machine& machine) {
   check_job(who, "output", static_cast<double>(job.output), 0, most);
   check_job(who, "prefill_mfu", job.prefill_mfu, 1e-6, 1);
   if (machine.chip.memory_bytes <= 0 || machine.chip.memory_bandwidth <= 0) {
-    throw Error(cat("plan_serving: ", machine.name,
-                    " needs memory_bytes and memory_bandwidth of its chip"));
+    fail({"plan_serving: ", machine.name, " needs memory_bytes and memory_bandwidth of its chip"});
   }
 }
 

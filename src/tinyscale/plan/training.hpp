@@ -192,19 +192,19 @@ inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine
   const detail::TrainingInputs in = detail::training_inputs(job, machine);
   detail::check_layout_counts("plan_training", layout);
   if (layout.devices() != machine.chips() || layout.pipeline != 1 || layout.context != 1) {
-    throw Error(detail::cat("plan_training: layout ", layout.text(), " on ", machine.chips(),
-                            " chips; data * tensor must be the chips, pipeline and context 1"));
+    detail::fail({"plan_training: layout ", layout.text(), " on ", machine.chips(),
+                  " chips; data * tensor must be the chips, pipeline and context 1"});
   }
   if (!detail::tensor_divides(job.model, layout.tensor)) {
-    throw Error(detail::cat("plan_training: tensor ", layout.tensor, " does not divide the ",
-                            job.model.heads, " heads and the hidden width of ", job.model.name));
+    detail::fail({"plan_training: tensor ", layout.tensor, " does not divide the ", job.model.heads,
+                  " heads and the hidden width of ", job.model.name});
   }
   detail::check_fits(in);
   List<TrainingLayout> layouts;
   detail::add_layouts(in, layout.tensor, layouts);
   if (layouts.empty()) {
-    throw Error(detail::cat("plan_training: data ", layout.data, " is more than the ",
-                            format_count(in.batch), " tokens of a batch"));
+    detail::fail({"plan_training: data ", layout.data, " is more than the ", format_count(in.batch),
+                  " tokens of a batch"});
   }
   return detail::finish_plan(in, detail::fastest_first(layouts));
 }

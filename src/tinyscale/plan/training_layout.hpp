@@ -57,9 +57,9 @@ struct TrainingInputs {
 inline void check_training(const TrainingJob& job, const Machine& machine) {
   job.model.validate();
   if (machine.dims.size() == 0 || machine.chips() < 1) {
-    throw Error(
-        "plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", "
-        "{4, 4, 4})");
+    detail::fail(
+        {"plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", "
+         "{4, 4, 4})"});
   }
   const char* const who = "plan_training";
   check_job(who, "batch_tokens", job.batch_tokens, 1, 1e18);
@@ -229,9 +229,9 @@ inline List<TrainingLayout> priced_layouts(const TrainingInputs& in) {
     }
   }
   if (plans.empty()) {
-    throw Error(cat("plan_training: ", in.job.model.name, " has no data x tensor layout on ",
-                    in.machine.name, ": a batch of ", format_count(in.batch),
-                    " tokens must give each data-parallel chip at least one"));
+    fail({"plan_training: ", in.job.model.name, " has no data x tensor layout on ", in.machine.name,
+          ": a batch of ", format_count(in.batch),
+          " tokens must give each data-parallel chip at least one"});
   }
   return fastest_first(plans);
 }
@@ -244,12 +244,12 @@ inline void check_fits(const TrainingInputs& in) {
   }
   const double state = state_parts(in.job.state).total();
   const double parameters = static_cast<double>(in.job.model.parameters());
-  throw Error(cat("plan_training: ", in.job.model.name, " does not fit on ", in.machine.name, ": ",
-                  state, " bytes a parameter = ", format_bytes(state * parameters),
-                  ", checkpoints ", format_bytes(all - state * parameters), ", ",
-                  format_bytes(all / chips), " a chip of ", format_bytes(chip.memory_bytes),
-                  "; would fit: ", format_count(std::ceil(all / chip.memory_bytes)),
-                  " chips, or fewer tokens in a batch or fewer checkpoints"));
+  fail({"plan_training: ", in.job.model.name, " does not fit on ", in.machine.name, ": ", state,
+        " bytes a parameter = ", format_bytes(state * parameters), ", checkpoints ",
+        format_bytes(all - state * parameters), ", ", format_bytes(all / chips), " a chip of ",
+        format_bytes(chip.memory_bytes),
+        "; would fit: ", format_count(std::ceil(all / chip.memory_bytes)),
+        " chips, or fewer tokens in a batch or fewer checkpoints"});
 }
 
 }  // namespace detail

@@ -88,8 +88,7 @@ namespace detail {
 // Throws unless the field of a job is a finite number from `least` to `most`.
 inline void check_job(const char* who, const char* field, double value, double least, double most) {
   if (!is_finite(value) || value < least || value > most) {
-    throw Error(
-        cat(who, ": ", field, " is ", value, "; a number from ", least, " to ", most, " is right"));
+    fail({who, ": ", field, " is ", value, "; a number from ", least, " to ", most, " is right"});
   }
 }
 
@@ -98,8 +97,8 @@ inline void check_job(const char* who, const char* field, double value, double l
 // Seconds of a run: 6 N tokens / (chips peak mfu).
 inline double training_seconds(double flops, double chips, double peak, double mfu) {
   if (!(chips > 0 && peak > 0 && mfu > 0)) {
-    throw Error(detail::cat("training_seconds: chips ", chips, ", peak ", peak, ", mfu ", mfu,
-                            "; each must be above 0"));
+    detail::fail({"training_seconds: chips ", chips, ", peak ", peak, ", mfu ", mfu,
+                  "; each must be above 0"});
   }
   return flops / (chips * peak * mfu);
 }

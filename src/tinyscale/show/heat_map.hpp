@@ -50,21 +50,21 @@ inline double check_heat_map(const LinkHeatMap& map) {
   double most = 0;
   for (std::size_t i = 0; i < n; ++i) {
     if (map.bytes[i].size() != n) {
-      throw Error("svg: link heat map: row " + std::to_string(i) + " has " +
-                  std::to_string(map.bytes[i].size()) + " of " + std::to_string(n) +
-                  " columns; give one for each device");
+      detail::fail({"svg: link heat map: row " + std::to_string(i) + " has " +
+                    std::to_string(map.bytes[i].size()) + " of " + std::to_string(n) +
+                    " columns; give one for each device"});
     }
     for (const double value : map.bytes[i]) {
       if (!is_finite(value) || value < 0) {
-        throw Error("svg: link heat map: row " + std::to_string(i) +
-                    " holds a negative or not finite count of bytes; give 0 or more");
+        detail::fail({"svg: link heat map: row " + std::to_string(i) +
+                      " holds a negative or not finite count of bytes; give 0 or more"});
       }
       most = std::max(most, value);
     }
   }
   if (!map.names.empty() && map.names.size() != n) {
-    throw Error("svg: link heat map: " + std::to_string(map.names.size()) + " names for " +
-                std::to_string(n) + " devices; give one for each device, or none");
+    detail::fail({"svg: link heat map: " + std::to_string(map.names.size()) + " names for " +
+                  std::to_string(n) + " devices; give one for each device, or none"});
   }
   return most;
 }

@@ -81,9 +81,9 @@ inline Axis fitted(Axis axis, const std::vector<double>& values) {
   }
   if (!is_finite(axis.low) || !is_finite(axis.high) || axis.low >= axis.high ||
       (logarithmic && axis.low <= 0)) {
-    throw Error("svg: axis \"" + axis.label + "\" runs from " + tick_text(axis.low) + " to " +
-                tick_text(axis.high) + "; low must be below high" +
-                (logarithmic ? ", and above 0 on a logarithmic axis" : ""));
+    detail::fail({"svg: axis \"" + axis.label + "\" runs from " + tick_text(axis.low) + " to " +
+                  tick_text(axis.high) + "; low must be below high" +
+                  (logarithmic ? ", and above 0 on a logarithmic axis" : "")});
   }
   return axis;
 }
@@ -269,9 +269,9 @@ inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
   std::vector<double> xs, ys;
   for (const Series& one : plot.series) {
     if (one.x.size() != one.y.size()) {
-      throw Error("svg: series \"" + one.name + "\" has " + std::to_string(one.x.size()) +
-                  " x values and " + std::to_string(one.y.size()) +
-                  " y values; give one y for each x");
+      detail::fail({"svg: series \"" + one.name + "\" has " + std::to_string(one.x.size()) +
+                    " x values and " + std::to_string(one.y.size()) +
+                    " y values; give one y for each x"});
     }
     for (std::size_t k = 0; k < one.x.size(); ++k) {  // a pair counts when both can be drawn
       if (drawable(plot.x, one.x[k]) && drawable(plot.y, one.y[k])) {

@@ -21,8 +21,8 @@ class SystolicArray {
   SystolicArray(Dim rows, Dim cols, Dataflow dataflow = Dataflow::weight_stationary)
       : rows_(rows.value), cols_(cols.value), dataflow_(dataflow) {
     if (rows_ < 1 || cols_ < 1) {
-      throw Error(detail::cat("SystolicArray: ", rows_, " rows and ", cols_,
-                              " columns were given; an array has at least 1 of each"));
+      detail::fail({"SystolicArray: ", rows_, " rows and ", cols_,
+                    " columns were given; an array has at least 1 of each"});
     }
   }
 
@@ -49,12 +49,11 @@ class SystolicArray {
   SystolicTiming problem(const char* function, std::int64_t m, std::int64_t k,
                          std::int64_t n) const {
     if (drain == Drain::instant && dataflow_ != Dataflow::output_stationary) {
-      throw Error(detail::cat(function, ": drain is instant, the array ", name_of(dataflow_),
-                              "; instant is for output_stationary, here drain must be shifted"));
+      detail::fail({function, ": drain is instant, the array ", name_of(dataflow_),
+                    "; instant is for output_stationary, here drain must be shifted"});
     }
     if (m < 1 || k < 1 || n < 1) {
-      throw Error(detail::cat(function, ": M, K, N are ", m, ", ", k, ", ", n,
-                              "; each must be at least 1"));
+      detail::fail({function, ": M, K, N are ", m, ", ", k, ", ", n, "; each must be at least 1"});
     }
     SystolicTiming t;
     t.rows = rows_;
@@ -67,8 +66,8 @@ class SystolicArray {
     t.n = n;
     detail::fold(t);
     if (!detail::countable(t)) {
-      throw Error(detail::cat(function, ": M, K, N are ", m, ", ", k, ", ", n, " on ", rows_, " x ",
-                              cols_, " PEs; the PE-ticks must stay below 2^62"));
+      detail::fail({function, ": M, K, N are ", m, ", ", k, ", ", n, " on ", rows_, " x ", cols_,
+                    " PEs; the PE-ticks must stay below 2^62"});
     }
     return t;
   }
@@ -96,8 +95,8 @@ struct ArrayProblem {
     output = sizes.shape;
     timing = array.problem(function, sizes.m, sizes.k, sizes.n);
     if (timing.rows > most_stepped / timing.cols) {
-      throw Error(cat(function, ": the array is ", timing.rows, " x ", timing.cols,
-                      "; at most 2^26 PEs can be stepped, timing() takes larger ones"));
+      fail({function, ": the array is ", timing.rows, " x ", timing.cols,
+            "; at most 2^26 PEs can be stepped, timing() takes larger ones"});
     }
     own_x = contiguous(tx);
     own_w = contiguous(tw);

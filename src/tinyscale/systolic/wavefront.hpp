@@ -115,8 +115,8 @@ Wavefront snapshot(Machine&& machine, std::int64_t tick) {
   }
   const SteppedArray& array = machine.core;
   if (array.tick <= tick) {
-    throw Error(cat("wavefront: tick ", tick, " of a run that ends after ", array.tick,
-                    " ticks; give one from 0 to ", array.tick - 1));
+    fail({"wavefront: tick ", tick, " of a run that ends after ", array.tick,
+          " ticks; give one from 0 to ", array.tick - 1});
   }
   const PeGrid& g = array.grid;
   Wavefront picture{g.rows, g.cols, tick, array.counted.dataflow, {}};
@@ -144,7 +144,7 @@ Wavefront snapshot(Machine&& machine, std::int64_t tick) {
 inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Tensor& w, Dim tick) {
   const detail::ArrayProblem p("wavefront", array, x, w);
   if (tick.value < 0) {
-    throw Error(detail::cat("wavefront: tick ", tick.value, "; ticks count from 0"));
+    detail::fail({"wavefront: tick ", tick.value, "; ticks count from 0"});
   }
   Tensor product = zeros(p.output);
   if (array.dataflow() == Dataflow::output_stationary) {

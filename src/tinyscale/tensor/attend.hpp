@@ -23,10 +23,10 @@ inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, 
   if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
       heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || q.dim(2) % heads != 0 ||
       k.dim(2) != q.dim(2) / heads * kv_heads || (mask == Mask::causal && k.dim(1) < q.dim(1))) {
-    throw Error(cat("attention: q is ", q.shape().text(), ", k is ", k.shape().text(), ", v is ",
-                    v.shape().text(), " with ", heads, " heads and ", kv_heads,
-                    " kv heads; right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a ",
-                    "multiple of kv_heads, and S >= T when causal"));
+    fail({"attention: q is ", q.shape().text(), ", k is ", k.shape().text(), ", v is ",
+          v.shape().text(), " with ", heads, " heads and ", kv_heads,
+          " kv heads; right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a ",
+          "multiple of kv_heads, and S >= T when causal"});
   }
   kernel::AttentionShape s;
   s.batch = q.dim(0);
@@ -139,12 +139,12 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
 inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_position,
                    float theta = 10000.0f, RopePairs pairs = RopePairs::interleaved) {
   if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
-    throw Error(detail::cat("rope: x is ", x.shape().text(), " with head size ", head_size,
-                            "; right is [B, T, heads K] with an even K"));
+    detail::fail({"rope: x is ", x.shape().text(), " with head size ", head_size,
+                  "; right is [B, T, heads K] with an even K"});
   }
   if (!(theta > 0.0f) || !detail::is_finite(static_cast<double>(theta))) {
-    throw Error(detail::cat("rope: theta is ", static_cast<double>(theta),
-                            "; a finite number above 0 is right"));
+    detail::fail(
+        {"rope: theta is ", static_cast<double>(theta), "; a finite number above 0 is right"});
   }
   if (!x.is_contiguous()) {
     return rope(contiguous(x), head_size, first_position, theta, pairs);

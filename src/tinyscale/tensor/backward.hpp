@@ -151,11 +151,11 @@ class ReadyOps {
 
 inline void Tensor::backward() const {
   if (!slot_) {
-    throw Error("backward: no parameter stands behind this tensor; wrap one with parameter()");
+    detail::fail({"backward: no parameter stands behind this tensor; wrap one with parameter()"});
   }
   if (count() != 1) {
-    throw Error(detail::cat("backward: the loss must be one number, this has shape ", shape_.text(),
-                            "; take mean() or sum() first"));
+    detail::fail({"backward: the loss must be one number, this has shape ", shape_.text(),
+                  "; take mean() or sum() first"});
   }
   NoGrad no_graph_of_the_backward_pass;
   *detail::grad_buffer(slot_) += 1.0f;
@@ -166,7 +166,8 @@ inline void Tensor::backward() const {
   while (!ready.empty()) {
     const detail::Slot slot = ready.pop();
     if (!slot->backward) {
-      throw Error("backward: this graph was used before and is freed; run the forward pass again");
+      detail::fail(
+          {"backward: this graph was used before and is freed; run the forward pass again"});
     }
     if (slot->grad) {
       slot->backward(Tensor(slot->shape, std::move(slot->grad)));

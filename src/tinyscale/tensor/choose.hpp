@@ -106,16 +106,16 @@ inline std::vector<std::int32_t> gather_places(const char* op, const Tensor& x, 
     fits = i == d || shape[i] <= x.dim(i);
   }
   if (!fits) {
-    throw Error(cat(op, ": x is ", x.shape().text(), ", ", ids.size(), " ids for shape ",
-                    shape.text(), "; as many dimensions, none larger but dimension ", dim,
-                    ", and one id an element are right"));
+    fail({op, ": x is ", x.shape().text(), ", ", ids.size(), " ids for shape ", shape.text(),
+          "; as many dimensions, none larger but dimension ", dim,
+          ", and one id an element are right"});
   }
   std::vector<std::int32_t> places(ids.size());
   const Strides steps = row_major(x.shape());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= x.dim(d)) {
-      throw Error(cat(op, ": id ", ids[i], " at position ", i, " is outside dimension ", dim,
-                      " of shape ", x.shape().text()));
+      fail({op, ": id ", ids[i], " at position ", i, " is outside dimension ", dim, " of shape ",
+            x.shape().text()});
     }
     std::int64_t place = ids[i] * steps.of[d];
     auto left = static_cast<std::int64_t>(i);
@@ -194,20 +194,20 @@ inline bool repeats(const Tensor& x) {
 inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, const Tensor& from) {
   x.origin();  // an empty one throws
   if (broadcast_shape(name, x.shape(), from.shape()) != x.shape()) {
-    throw Error(cat(name, ": shape ", from.shape().text(), " cannot fill ", x.shape().text(),
-                    "; from the right, sizes must be equal or 1"));
+    fail({name, ": shape ", from.shape().text(), " cannot fill ", x.shape().text(),
+          "; from the right, sizes must be equal or 1"});
   }
   if (context().no_grad == 0 && (x.requires_grad() || from.requires_grad())) {
-    throw Error(cat(name, ": the tensor written or read has a gradient, which writing in place ",
-                    "would lose; write under a NoGrad, or use an op with a result of its own"));
+    fail({name, ": the tensor written or read has a gradient, which writing in place ",
+          "would lose; write under a NoGrad, or use an op with a result of its own"});
   }
   if (x.storage()->kept.load() > 0) {
-    throw Error(cat(name, ": a backward pass that is still to come needs the numbers of this ",
-                    x.shape().text(), " tensor; write after it, or to a clone()"));
+    fail({name, ": a backward pass that is still to come needs the numbers of this ",
+          x.shape().text(), " tensor; write after it, or to a clone()"});
   }
   if (repeats(x)) {
-    throw Error(cat(name, ": some of the ", x.count(), " elements of this ", x.shape().text(),
-                    " view are the same number; write to a clone()"));
+    fail({name, ": some of the ", x.count(), " elements of this ", x.shape().text(),
+          " view are the same number; write to a clone()"});
   }
   const bool shared = x.storage().get() == from.storage().get();
   apply_in_place(op, name, x, shared ? from.clone() : from);

@@ -41,8 +41,8 @@ inline Tensor uniform(const Shape& shape, std::uint64_t seed, float low = 0.0f, 
 // The given numbers in row-major order.
 inline Tensor tensor(const Shape& shape, const std::vector<float>& values) {
   if (static_cast<std::int64_t>(values.size()) != shape.count()) {
-    throw Error(detail::cat("tensor: ", values.size(), " values given for shape ", shape.text(),
-                            ", which holds ", shape.count()));
+    detail::fail({"tensor: ", values.size(), " values given for shape ", shape.text(),
+                  ", which holds ", shape.count()});
   }
   Tensor t(shape);
   float* to = t.data();

@@ -34,8 +34,8 @@ inline EinsumSpec parse_einsum(const std::string& spec) {
     }
   }
   if (!good) {
-    throw Error(cat("einsum: \"", spec, "\"; two operands, each letter a to z at most once in ",
-                    "each, and a result of their letters are right, as in \"ik,kj->ij\""));
+    fail({"einsum: \"", spec, "\"; two operands, each letter a to z at most once in ",
+          "each, and a result of their letters are right, as in \"ik,kj->ij\""});
   }
   return s;
 }
@@ -84,9 +84,8 @@ inline Tensor einsum(const std::string& spec, const Tensor& a, const Tensor& b) 
     }
   }
   if (!fits) {
-    throw Error(detail::cat("einsum: \"", spec, "\" of ", a.shape().text(), " and ",
-                            b.shape().text(), "; a letter a dimension and one size a letter are ",
-                            "right"));
+    detail::fail({"einsum: \"", spec, "\" of ", a.shape().text(), " and ", b.shape().text(),
+                  "; a letter a dimension and one size a letter are ", "right"});
   }
   for (const char c : s.b) {
     columns += in(s.out, c) && !in(s.a, c) ? std::string(1, c) : "";

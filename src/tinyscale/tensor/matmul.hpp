@@ -89,17 +89,16 @@ struct Matmul {
 // w is [K, N], or [N, K] when transposed.
 inline Matmul matmul_sizes(const char* op, const Tensor& x, const Tensor& w, Trans transposed) {
   if (x.dims() < 1 || w.dims() != 2) {
-    throw Error(cat(op, ": x is ", x.shape().text(), ", w is ", w.shape().text(),
-                    "; x needs at least one dimension and w exactly two"));
+    fail({op, ": x is ", x.shape().text(), ", w is ", w.shape().text(),
+          "; x needs at least one dimension and w exactly two"});
   }
   Matmul sizes;
   sizes.k = x.dim(-1);
   sizes.n = w.dim(transposed == Trans::no ? 1 : 0);
   const std::int64_t inner = w.dim(transposed == Trans::no ? 0 : 1);
   if (sizes.k != inner) {
-    throw Error(cat(op, ": inner sizes differ: x is ", x.shape().text(), ", w is ",
-                    w.shape().text(), "; x columns must equal w ",
-                    transposed == Trans::no ? "rows" : "columns"));
+    fail({op, ": inner sizes differ: x is ", x.shape().text(), ", w is ", w.shape().text(),
+          "; x columns must equal w ", transposed == Trans::no ? "rows" : "columns"});
   }
   sizes.m = 1;
   for (int i = 0; i + 1 < x.dims(); ++i) {
@@ -161,8 +160,8 @@ inline Shape leading(const Shape& shape) {
 // repeated to one another.
 inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
   if (x.dims() < 2 || w.dims() < 2 || x.dim(-1) != w.dim(-2)) {
-    throw Error(cat("matmul: x is ", x.shape().text(), ", w is ", w.shape().text(),
-                    "; x [.., M, K] and w [.., K, N] are right"));
+    fail({"matmul: x is ", x.shape().text(), ", w is ", w.shape().text(),
+          "; x [.., M, K] and w [.., K, N] are right"});
   }
   const OpScope scope;
   const std::int64_t m = x.dim(-2);
@@ -225,8 +224,8 @@ inline Tensor matmul_transposed(const Tensor& x, const Tensor& w) {
 // x w^T + bias in one op; w [N, K], bias [N].
 inline Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
   if (bias.defined() && (bias.dims() != 1 || w.dims() != 2 || bias.dim(0) != w.dim(0))) {
-    throw Error(detail::cat("linear: w is ", w.shape().text(), ", bias is ", bias.shape().text(),
-                            "; w [N, K] and bias [N] are right"));
+    detail::fail({"linear: w is ", w.shape().text(), ", bias is ", bias.shape().text(),
+                  "; w [N, K] and bias [N] are right"});
   }
   return detail::matmul_any("linear", x, w, kernel::Trans::yes, bias);
 }

@@ -14,15 +14,15 @@ namespace detail {
 inline void check_norm(const char* op, const char* what, const Tensor& x, const Tensor& w) {
   check_last_dim(op, x);
   if (w.dims() != 1 || w.dim(0) != x.dim(-1)) {
-    throw Error(cat(op, ": x is ", x.shape().text(), ", ", what, " is ", w.shape().text(), "; ",
-                    what, " must be [", x.dim(-1), "]"));
+    fail({op, ": x is ", x.shape().text(), ", ", what, " is ", w.shape().text(), "; ", what,
+          " must be [", x.dim(-1), "]"});
   }
 }
 
 inline void check_epsilon(const char* op, float epsilon) {
   const double value = static_cast<double>(epsilon);
   if (!(value >= 0) || !is_finite(value)) {
-    throw Error(cat(op, ": epsilon is ", value, "; a finite number from 0 is right"));
+    fail({op, ": epsilon is ", value, "; a finite number from 0 is right"});
   }
 }
 
@@ -111,7 +111,7 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
 // gives the index of its first element.
 inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t first = 0) {
   if (!(p >= 0.0f && p < 1.0f)) {
-    throw Error(detail::cat("dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"));
+    detail::fail({"dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"});
   }
   x.origin();  // an empty one throws
   if (p <= 0.0f) {

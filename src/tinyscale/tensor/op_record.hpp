@@ -43,7 +43,7 @@ inline double vector_cost(const std::string& op, double elements, double VectorC
       return elements * (cost.*pass);
     }
   }
-  throw Error(detail::cat("vector_cost: no op is called '", op, "'; vector_costs() lists them"));
+  detail::fail({"vector_cost: no op is called '", op, "'; vector_costs() lists them"});
 }
 
 namespace detail {

@@ -23,7 +23,7 @@ inline Shape reduced_shape(const char* op, const Tensor& x, const List<int>& dim
   unsigned gone = 0;
   for (const int dim : dims) {
     if (dim < -x.dims() || dim >= x.dims()) {
-      throw Error(cat(op, ": dimension ", dim, " is outside shape ", x.shape().text()));
+      fail({op, ": dimension ", dim, " is outside shape ", x.shape().text()});
     }
     kept.set(dim, 1);
     gone |= 1U << (dim < 0 ? dim + x.dims() : dim);
@@ -77,7 +77,7 @@ inline Tensor sum(const Tensor& x) {
 // Mean of all elements, a tensor of shape [].
 inline Tensor mean(const Tensor& x) {
   if (x.count() == 0) {
-    throw Error(detail::cat("mean: the tensor has no elements, shape ", x.shape().text()));
+    detail::fail({"mean: the tensor has no elements, shape ", x.shape().text()});
   }
   return scale(sum(x), 1.0f / static_cast<float>(x.count()));
 }
@@ -85,7 +85,7 @@ inline Tensor mean(const Tensor& x) {
 inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
   const Tensor total = sum(x, dims, keep);
   if (x.count() == 0) {
-    throw Error(detail::cat("mean: the tensor has no elements, shape ", x.shape().text()));
+    detail::fail({"mean: the tensor has no elements, shape ", x.shape().text()});
   }
   return scale(total, static_cast<float>(total.count()) / static_cast<float>(x.count()));
 }
@@ -98,7 +98,7 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   const Shape kept = detail::reduced_shape("max", x, {dim}, rest);
   const int d = dim < 0 ? dim + x.dims() : dim;
   if (x.dim(d) == 0) {
-    throw Error(detail::cat("max: dimension ", dim, " of shape ", x.shape().text(), " is empty"));
+    detail::fail({"max: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
   }
   const std::int64_t step = x.stride(d);
   const std::int64_t n = step == 0 ? 1 : x.dim(d);  // a number repeated is one
@@ -138,7 +138,7 @@ namespace detail {
 
 inline void check_last_dim(const char* op, const Tensor& x) {
   if (x.dims() < 1 || x.dim(-1) < 1) {
-    throw Error(cat(op, ": shape ", x.shape().text(), " has no last dimension to work along"));
+    fail({op, ": shape ", x.shape().text(), " has no last dimension to work along"});
   }
 }
 

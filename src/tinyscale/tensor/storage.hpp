@@ -48,10 +48,9 @@ inline Shared<Storage> make_storage(const Shape& shape, std::int64_t count, Memo
     storage.reset();
   }
   if (!storage || !fits) {
-    throw Error(cat("Tensor: shape ", shape, " takes ",
-                    format_bytes(4 * static_cast<double>(count)),
-                    fits ? "; this machine has no memory left for that"
-                         : "; a tensor holds at most 2^38 numbers, 1.1 TB"));
+    fail({"Tensor: shape ", shape, " takes ", format_bytes(4 * static_cast<double>(count)),
+          fits ? "; this machine has no memory left for that"
+               : "; a tensor holds at most 2^38 numbers, 1.1 TB"});
   }
   storage->data = reinterpret_cast<float*>(reinterpret_cast<char*>(storage.get()) + 48);
   storage->count = count;

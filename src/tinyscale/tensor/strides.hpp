@@ -36,8 +36,8 @@ inline Shape broadcast_shape(const char* op, const Shape& a, const Shape& b) {
     const std::int64_t da = ia >= 0 ? a[ia] : 1;
     const std::int64_t db = ib >= 0 ? b[ib] : 1;
     if (da != db && da != 1 && db != 1) {
-      throw Error(cat(op, ": shapes do not match: ", a.text(), " and ", b.text(),
-                      "; from the right, sizes must be equal or 1"));
+      fail({op, ": shapes do not match: ", a.text(), " and ", b.text(),
+            "; from the right, sizes must be equal or 1"});
     }
     shape.push_back(da == 1 ? db : da);
   }

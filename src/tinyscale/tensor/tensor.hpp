@@ -65,23 +65,23 @@ class Tensor {
   // The one number of a tensor of one element.
   float item() const {
     if (count() != 1) {
-      throw Error(detail::cat("item: the tensor has ", count(), " elements, shape ", shape_.text(),
-                              "; item() needs exactly 1"));
+      detail::fail({"item: the tensor has ", count(), " elements, shape ", shape_.text(),
+                    "; item() needs exactly 1"});
     }
     return data_[0];
   }
   float at(std::initializer_list<Dim> index) const {
     if (static_cast<int>(index.size()) != dims()) {
-      throw Error(detail::cat("at: ", index.size(), " indices given for shape ", shape_.text(),
-                              "; one per dimension is right"));
+      detail::fail({"at: ", index.size(), " indices given for shape ", shape_.text(),
+                    "; one per dimension is right"});
     }
     const detail::Strides by = steps();
     std::int64_t offset = 0;
     int axis = 0;
     for (const Dim& i : index) {
       if (i.value < 0 || i.value >= shape_[axis]) {
-        throw Error(detail::cat("at: index ", i.value, " in dimension ", axis, " is outside shape ",
-                                shape_.text()));
+        detail::fail(
+            {"at: index ", i.value, " in dimension ", axis, " is outside shape ", shape_.text()});
       }
       offset += by.of[axis] * i.value;
       ++axis;
@@ -122,17 +122,16 @@ class Tensor {
  private:
   float* checked() const {
     if (layout_) {
-      throw Error(detail::cat("data: shape ", shape_.text(), " has strides ",
-                              Shape(strides()).text(), ", not the row-major ",
-                              Shape(Tensor(shape_, storage_).strides()).text(),
-                              "; take contiguous() first"));
+      detail::fail({"data: shape ", shape_.text(), " has strides ", Shape(strides()).text(),
+                    ", not the row-major ", Shape(Tensor(shape_, storage_).strides()).text(),
+                    "; take contiguous() first"});
     }
     return checked_defined();
   }
   float* checked_defined() const {
     if (!storage_) {
-      throw Error(
-          "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
+      detail::fail(
+          {"data: the tensor is empty (default-constructed); make one with zeros, full, ..."});
     }
     return data_;
   }
@@ -159,8 +158,8 @@ inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& step
     dense = dense && (shape[i] == 1 || steps.of[i] == wanted.of[i]);
   }
   if (low < 0 || (view.count_ > 0 && high >= storage_->count)) {
-    throw Error(detail::cat("as_strided: shape ", shape.text(), " reaches elements ", low, " to ",
-                            high, " of a buffer of ", storage_->count));
+    detail::fail({"as_strided: shape ", shape.text(), " reaches elements ", low, " to ", high,
+                  " of a buffer of ", storage_->count});
   }
   view.shape_ = shape;
   view.storage_ = storage_;

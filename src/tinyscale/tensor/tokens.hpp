@@ -15,9 +15,9 @@ namespace tinyscale {
 inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& ids,
                         const Shape& ids_shape) {
   if (table.dims() != 2 || static_cast<std::int64_t>(ids.size()) != ids_shape.count()) {
-    throw Error(detail::cat("embedding: table is ", table.shape().text(), ", ", ids.size(),
-                            " ids for shape ", ids_shape.text(),
-                            "; the table needs two dimensions and the ids one per element"));
+    detail::fail({"embedding: table is ", table.shape().text(), ", ", ids.size(), " ids for shape ",
+                  ids_shape.text(),
+                  "; the table needs two dimensions and the ids one per element"});
   }
   if (!table.is_contiguous()) {
     return embedding(contiguous(table), ids, ids_shape);
@@ -29,8 +29,8 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
   Tensor y(shape);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= table.dim(0)) {
-      throw Error(detail::cat("embedding: id ", ids[i], " at position ", i,
-                              " is outside the table's ", table.dim(0), " rows"));
+      detail::fail({"embedding: id ", ids[i], " at position ", i, " is outside the table's ",
+                    table.dim(0), " rows"});
     }
     const float* row = table.data() + ids[i] * width;
     float* to = y.data() + static_cast<std::int64_t>(i) * width;
@@ -59,14 +59,14 @@ namespace detail {
 inline double check_targets(const char* op, const std::vector<std::int32_t>& targets,
                             const Shape& logits, std::int64_t rows) {
   if (static_cast<std::int64_t>(targets.size()) != rows) {
-    throw Error(cat(op, ": logits are ", logits.text(), ", so ", rows, " targets are right; given ",
-                    targets.size()));
+    fail({op, ": logits are ", logits.text(), ", so ", rows, " targets are right; given ",
+          targets.size()});
   }
   std::int64_t counted = 0;
   for (const std::int32_t target : targets) {
     if (target < -1 || target >= logits[-1]) {
-      throw Error(cat(op, ": target ", target, " is outside the ", logits[-1],
-                      " classes (-1 leaves a row out)"));
+      fail({op, ": target ", target, " is outside the ", logits[-1],
+            " classes (-1 leaves a row out)"});
     }
     counted += target >= 0 ? 1 : 0;
   }

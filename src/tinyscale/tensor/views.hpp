@@ -17,7 +17,7 @@ namespace detail {
 
 inline int check_dim(const char* op, const Tensor& x, int dim) {
   if (dim < -x.dims() || dim >= x.dims()) {
-    throw Error(cat(op, ": dimension ", dim, " is outside shape ", x.shape().text()));
+    fail({op, ": dimension ", dim, " is outside shape ", x.shape().text()});
   }
   return dim < 0 ? dim + x.dims() : dim;
 }
@@ -88,8 +88,8 @@ inline bool steps_of_reshape(const Tensor& x, const Shape& shape, Strides& out) 
 inline Tensor reshape(const Tensor& x, const Shape& shape) {
   x.origin();  // an empty one throws
   if (shape.count() != x.count()) {
-    throw Error(detail::cat("reshape: shape ", x.shape().text(), " has ", x.count(),
-                            " elements, shape ", shape.text(), " needs ", shape.count()));
+    detail::fail({"reshape: shape ", x.shape().text(), " has ", x.count(), " elements, shape ",
+                  shape.text(), " needs ", shape.count()});
   }
   detail::Strides steps = detail::row_major(shape);
   if (!x.is_contiguous() && !detail::steps_of_reshape(x, shape, steps)) {
@@ -118,8 +118,8 @@ inline Tensor permute(const Tensor& x, const List<int>& order) {
     seen |= 1 << d;
   }
   if (shape.size() != x.dims() || seen + 1 != 1 << x.dims()) {
-    throw Error(detail::cat("permute: ", order.size(), " dimensions given for shape ",
-                            x.shape().text(), "; each of its ", x.dims(), " once is right"));
+    detail::fail({"permute: ", order.size(), " dimensions given for shape ", x.shape().text(),
+                  "; each of its ", x.dims(), " once is right"});
   }
   Tensor y = x.as_strided(shape, steps, 0);
   if (detail::tracked({&x})) {
@@ -145,9 +145,9 @@ inline Tensor transpose(const Tensor& x, int dim0, int dim1) {
 inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) {
   const int d = detail::check_dim("slice", x, dim);
   if (begin.value < 0 || end.value < begin.value || end.value > x.dim(d) || step.value < 1) {
-    throw Error(detail::cat("slice: ", begin.value, " to ", end.value, " of dimension ", dim,
-                            step.value == 1 ? "" : detail::cat(" by ", step.value),
-                            " is outside shape ", x.shape().text()));
+    detail::fail({"slice: ", begin.value, " to ", end.value, " of dimension ", dim,
+                  step.value == 1 ? "" : detail::cat(" by ", step.value), " is outside shape ",
+                  x.shape().text()});
   }
   detail::Strides steps = x.steps();
   Shape shape = x.shape();
@@ -163,8 +163,8 @@ inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) 
 inline Tensor broadcast_to(const Tensor& x, const Shape& shape) {
   x.origin();  // an empty one throws
   if (detail::broadcast_shape("broadcast_to", x.shape(), shape) != shape) {
-    throw Error(detail::cat("broadcast_to: shape ", x.shape().text(), " cannot fill ", shape.text(),
-                            "; from the right, sizes must be equal or 1"));
+    detail::fail({"broadcast_to: shape ", x.shape().text(), " cannot fill ", shape.text(),
+                  "; from the right, sizes must be equal or 1"});
   }
   Tensor y = x.as_strided(shape, detail::broadcast_steps(x.shape(), x.steps(), shape), 0);
   if (detail::tracked({&x})) {
@@ -178,8 +178,8 @@ inline Tensor broadcast_to(const Tensor& x, const Shape& shape) {
 inline Tensor unsqueeze(const Tensor& x, int dim) {
   const int d = dim < 0 ? dim + x.dims() + 1 : dim;
   if (d < 0 || d > x.dims()) {
-    throw Error(detail::cat("unsqueeze: dimension ", dim, " of shape ", x.shape().text(), "; -",
-                            x.dims() + 1, " to ", x.dims(), " are right"));
+    detail::fail({"unsqueeze: dimension ", dim, " of shape ", x.shape().text(), "; -", x.dims() + 1,
+                  " to ", x.dims(), " are right"});
   }
   Shape shape;
   for (int i = 0; i <= x.dims(); ++i) {
@@ -203,8 +203,7 @@ inline Tensor squeeze(const Tensor& x, int dim) {
     }
   }
   if (x.dim(d) != 1) {
-    throw Error(detail::cat("squeeze: dimension ", dim, " of shape ", x.shape().text(),
-                            " is not of size 1"));
+    detail::fail({"squeeze: dimension ", dim, " of shape ", x.shape().text(), " is not of size 1"});
   }
   return reshape(x, shape);
 }
@@ -213,7 +212,7 @@ inline Tensor squeeze(const Tensor& x, int dim) {
 inline std::vector<Tensor> split(const Tensor& x, Dim size, int dim) {
   const int d = detail::check_dim("split", x, dim);
   if (size.value < 1) {
-    throw Error(detail::cat("split: parts of ", size.value, "; 1 or more is right"));
+    detail::fail({"split: parts of ", size.value, "; 1 or more is right"});
   }
   std::vector<Tensor> parts;
   for (std::int64_t i = 0; i < x.dim(d); i += size.value) {
@@ -225,7 +224,7 @@ inline std::vector<Tensor> split(const Tensor& x, Dim size, int dim) {
 // Tensors joined along one dimension (a copy); the other sizes must be equal.
 inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
   if (parts.empty()) {
-    throw Error("concat: no tensors given; at least one is right");
+    detail::fail({"concat: no tensors given; at least one is right"});
   }
   const int d = detail::check_dim("concat", parts[0], dim);
   const detail::OpScope scope;
@@ -237,8 +236,8 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
       same.set(d, shape[d]);
     }
     if (same != shape) {
-      throw Error(detail::cat("concat: shapes ", parts[0].shape().text(), " and ",
-                              part.shape().text(), " differ outside dimension ", dim));
+      detail::fail({"concat: shapes ", parts[0].shape().text(), " and ", part.shape().text(),
+                    " differ outside dimension ", dim});
     }
     shape.set(d, shape[d] + part.dim(d));
   }
