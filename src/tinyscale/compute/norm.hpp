@@ -234,11 +234,11 @@ struct NormBackwardRows {
     }
   }
 
-  // Columns from j on, of size rows from x[at] on.
+  // Up to four vectors of columns from j on, of size rows from x[at] on.
   template <class L, int VECTORS>
   TINYSCALE_INLINE void columns(std::int64_t at, std::int64_t size, const Row* rows, std::int64_t j,
                                 std::int64_t left) const {
-    typename L::V weight[VECTORS], dw[VECTORS] = {}, db[VECTORS] = {}, v, d, t;
+    typename L::V weight[4], dw[4] = {}, db[4] = {}, v, d, t;
     TINYSCALE_UNROLL
     for (int part = 0; part < VECTORS; ++part) {
       load_some<L>(n.weight + j + part * L::width, left - part * L::width, 0.0f, weight[part]);
