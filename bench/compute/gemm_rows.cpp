@@ -14,7 +14,7 @@ namespace {
 
 struct Product {
   int m, n, k;
-  std::vector<float> a, b, c;
+  Numbers a, b, c;
   Product(int m_, int n_, int k_)
       : m(m_),
         n(n_),

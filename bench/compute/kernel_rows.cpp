@@ -11,14 +11,12 @@ namespace ts = tinyscale;
 namespace bench {
 namespace {
 
-// Memory as tensors have it: whole lines of 64 bytes.
-using Floats = std::shared_ptr<ts::detail::Scratch>;
+using Floats = std::shared_ptr<Numbers>;
 
 Floats floats(std::int64_t count, std::uint64_t seed, float scale = 1.0f) {
-  const Floats out = std::make_shared<ts::detail::Scratch>(count);
-  std::size_t at = 0;
-  for (const float value : numbers(count, seed)) {
-    out->data()[at++] = scale * value;
+  const Floats out = std::make_shared<Numbers>(numbers(count, seed));
+  for (float& value : *out) {
+    value *= scale;
   }
   return out;
 }

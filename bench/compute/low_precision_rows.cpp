@@ -26,9 +26,9 @@ constexpr Size sizes[] = {{256, 256, 256},    {512, 512, 512},  {1024, 1024, 102
                           {8, 4096, 4096},    {64, 4096, 4096}};
 
 void bf16(Bench& bench, const Size& s) {
-  const std::vector<float> a = numbers(std::int64_t{s.m} * s.k, 1);
-  const std::vector<float> b = numbers(std::int64_t{s.k} * s.n, 2);
-  std::vector<float> c_own(static_cast<std::size_t>(s.m) * static_cast<std::size_t>(s.n));
+  const Numbers a = numbers(std::int64_t{s.m} * s.k, 1);
+  const Numbers b = numbers(std::int64_t{s.k} * s.n, 2);
+  Numbers c_own(static_cast<std::size_t>(s.m) * static_cast<std::size_t>(s.n));
   Case c;
   c.group = "bf16-1t";
   c.what = s.name();
@@ -53,9 +53,9 @@ void bf16(Bench& bench, const Size& s) {
 }
 
 void int8(Bench& bench, const Size& s) {
-  const std::vector<float> fa = numbers(std::int64_t{s.m} * s.k, 1);
-  const std::vector<float> fb = numbers(std::int64_t{s.k} * s.n, 2);
-  std::vector<float> fc(static_cast<std::size_t>(s.m) * static_cast<std::size_t>(s.n));
+  const Numbers fa = numbers(std::int64_t{s.m} * s.k, 1);
+  const Numbers fb = numbers(std::int64_t{s.k} * s.n, 2);
+  Numbers fc(static_cast<std::size_t>(s.m) * static_cast<std::size_t>(s.n));
   std::vector<std::int8_t> a, b;
   for (const float x : fa) {
     a.push_back(static_cast<std::int8_t>(x * 100.0f));

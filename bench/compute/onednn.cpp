@@ -114,7 +114,7 @@ dnnl_memory_t memory(const Desc& description) {
 void fill(dnnl_memory_t memory, std::size_t count, dnnl_data_type_t type, std::uint64_t seed) {
   void* data = nullptr;
   BENCH_CALL(dnnl_memory_get_data_handle)(memory, &data);
-  const std::vector<float> values = numbers(static_cast<std::int64_t>(count), seed);
+  const Numbers values = numbers(static_cast<std::int64_t>(count), seed);
   for (std::size_t i = 0; i < count; ++i) {
     if (type == dnnl_f32) {
       static_cast<float*>(data)[i] = values[i];

@@ -131,8 +131,8 @@ const Blas& blis(Bench& bench) {
   return blas;
 }
 
-std::vector<float> numbers(std::int64_t count, std::uint64_t seed) {
-  std::vector<float> out(static_cast<std::size_t>(count));
+Numbers numbers(std::int64_t count, std::uint64_t seed) {
+  Numbers out(static_cast<std::size_t>(count));
   std::uint64_t state = seed * 0x9E3779B97F4A7C15u + 1;
   for (float& x : out) {
     state = state * 6364136223846793005u + 1442695040888963407u;
@@ -280,7 +280,7 @@ int serve_openblas(int threads) {
   std::printf("%s\n", text != nullptr ? text() : "OpenBLAS");
   std::fflush(stdout);
   int m = 0, n = 0, k = 0, shape[3] = {0, 0, 0};
-  std::vector<float> a, b, c;
+  Numbers a, b, c;
   Way way;
   while (std::scanf("%d %d %d", &m, &n, &k) == 3) {
     if (m != shape[0] || n != shape[1] || k != shape[2]) {

@@ -3,6 +3,7 @@
 // asked through a pipe, so that they take turns with ours.
 
 #include <memory>
+#include <new>
 #include <string>
 #include <vector>
 
@@ -68,6 +69,22 @@ std::shared_ptr<Worker> openblas_as(Bench& bench, const std::string& core, int t
 int serve_openblas(int threads);  // its main
 std::shared_ptr<Worker> plain_c(Bench& bench, const std::string& shape, int threads);
 
-std::vector<float> numbers(std::int64_t count, std::uint64_t seed);  // in [-1, 1)
+// Memory as tensors have it: from the beginning of a line of 64 bytes.
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  LineAllocator() = default;
+  template <class U>
+  LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(std::size_t count) {
+    return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t(64)));
+  }
+  void deallocate(T* memory, std::size_t) { ::operator delete(memory, std::align_val_t(64)); }
+  bool operator==(const LineAllocator&) const { return true; }
+  bool operator!=(const LineAllocator&) const { return false; }
+};
+using Numbers = std::vector<float, LineAllocator<float>>;
+
+Numbers numbers(std::int64_t count, std::uint64_t seed);  // in [-1, 1)
 
 }  // namespace bench

@@ -19,7 +19,7 @@ namespace {
 
 struct Product {
   int m, n, k;
-  std::vector<float> a, b, c;
+  Numbers a, b, c;
   Product(int m_, int n_, int k_)
       : m(m_),
         n(n_),
@@ -97,7 +97,7 @@ void quantized(Bench& bench, int n, int k, int bits, double target) {
   Way own{"ours", {}, 1, true}, roof{"limit", {}, 1, true};
 #if defined(BENCH_OWN_QUANTIZED)
   const ts::kernel::QuantizedMatrix w = ts::kernel::quantize(n, k, 32, bits, x.b.data());
-  std::vector<float> y(static_cast<std::size_t>(n));
+  Numbers y(static_cast<std::size_t>(n));
   own = timed("ours", Clock::thread,
               one_thread([&] { ts::kernel::gemv_quantized(w, x.a.data(), y.data()); }));
   roof = limit(0, w.bytes(), 1);
