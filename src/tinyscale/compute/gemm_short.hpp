@@ -210,17 +210,7 @@ struct GemmStream {
       const std::int64_t columns = std::min(wide, g.n - j);
       for (std::int64_t i = 0; i < g.m; ++i) {
         float* const c = g.c + i * g.ldc + j;
-        std::int64_t x = 0;
-        typename L::V sum, old;
-        for (; x + L::width <= columns; x += L::width) {
-          load<L>(copy + i * wide + x, sum);
-          if (g.beta != 0.0f) {
-            load<L>(c + x, old);
-            sum = sum + old;
-          }
-          store<L>(c + x, sum);
-        }
-        for (; x < columns; ++x) {
+        for (std::int64_t x = 0; x < columns; ++x) {
           c[x] = g.beta == 0.0f ? copy[i * wide + x] : copy[i * wide + x] + c[x];
         }
       }
