@@ -146,6 +146,12 @@ TEST_CASE("gemm: few rows and a B larger than the caches") {
                      x.c.data(), x.ldc);
         CAPTURE(m);
         CHECK(x.worst() == 0.0);
+        if (m < 37) {
+          const kernel::PackedWeights w = kernel::pack_weights(x.tb, x.k, x.n, x.b.data(), x.ldb);
+          x.c = before;
+          kernel::gemm_packed(m, x.a.data(), x.lda, w, beta, x.c.data(), x.ldc);
+          CHECK(x.worst() == 0.0);
+        }
       }
     }
   }

@@ -67,9 +67,10 @@ TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const flo
   }
 }
 
-// One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time, in tiles of two
-// vectors, while the next 8 rows are fetched. C adds up in a copy that stays in cache. Vectors of
-// B start where cache lines do; the first and the last of a chunk overlap their neighbours.
+// One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time (32 of them for
+// more than 16 rows of A), in tiles of two vectors, while the next rows are fetched. C adds up in a
+// copy that stays in cache. Vectors of B start where cache lines do; the first and the last of a
+// chunk overlap their neighbours.
 struct GemmFew {
   const GemmOperands& g;
   const float* a;  // [k / depth][rows][depth], rows 1 (not used) or a multiple of 4
@@ -142,7 +143,7 @@ struct GemmFew {
 
   template <class L, int DEPTH>
   TINYSCALE_INLINE void blocks(std::int64_t columns, std::int64_t ld) const {
-    float kept[static_cast<std::size_t>(2 * L::width * DEPTH)];
+    alignas(64) float kept[static_cast<std::size_t>(2 * L::width * DEPTH)];
     for (std::int64_t p = 0; p < g.k; p += DEPTH) {
       for (std::int64_t j = 0; j < columns; j += 2 * L::width) {
         std::int64_t i = 0;
@@ -201,19 +202,20 @@ struct GemmStream {
   template <class L>
   TINYSCALE_INLINE void run() const {
     constexpr std::int64_t wide = L::width * L::vectors;
-    float copy[static_cast<std::size_t>(gemm_few_packed_rows * wide)];
+    alignas(64) float copy[static_cast<std::size_t>(gemm_few_packed_rows * wide)];
     for (std::int64_t j = begin; j < end; j += wide) {
       const bool whole = j + wide <= g.n;
-      panel<L>(whole ? packed + j * g.k : edge, whole ? wide : edge_row, j + wide < g.n, copy);
+      const bool more = j + 2 * wide <= g.n;
+      panel<L>(whole ? packed + j * g.k : edge, whole ? wide : edge_row, more, copy);
+      const std::int64_t columns = std::min(wide, g.n - j);
       for (std::int64_t i = 0; i < g.m; ++i) {
         float* const c = g.c + i * g.ldc + j;
-        const std::int64_t columns = std::min(wide, g.n - j);
         for (std::int64_t x = 0; x < columns; ++x) {
           c[x] = g.beta == 0.0f ? copy[i * wide + x] : copy[i * wide + x] + c[x];
         }
       }
       if (g.finish != nullptr) {
-        g.finish(g, 0, g.m, j, std::min(wide, g.n - j));
+        g.finish(g, 0, g.m, j, columns);
       }
     }
   }
@@ -276,7 +278,8 @@ inline void gemm_pack_few(const GemmOperands& g, std::int64_t rows, std::int64_t
   }
 }
 
-// Few rows of A, B packed: packed + j * k holds column j's panel, edge the last, narrower one.
+// Few rows of A, a large B packed: packed + j * k holds column j's panel, edge the last, narrower
+// one.
 inline void gemm_few_packed(const GemmOperands& g, const float* packed, const float* edge,
                             std::int64_t edge_row) {
   const std::int64_t rows = (g.m + 3) / 4 * 4, chunk = 256;  // a multiple of every panel's width
@@ -286,12 +289,7 @@ inline void gemm_few_packed(const GemmOperands& g, const float* packed, const fl
     run_on_lanes(GemmStream{g, left.data(), rows, begin * chunk, std::min(g.n, end * chunk), packed,
                             edge, edge_row});
   };
-  const std::int64_t chunks = (g.n + chunk - 1) / chunk;
-  if (g.m * g.n * g.k < (1 << 18)) {
-    body(0, chunks);
-  } else {
-    parallel_for(chunks, 1, body);
-  }
+  parallel_for((g.n + chunk - 1) / chunk, 1, body);
 }
 
 // Few rows of A, B as stored, in chunks of columns; false where another way is better.

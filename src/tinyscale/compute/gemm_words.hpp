@@ -286,7 +286,8 @@ inline void word_gemm(const WordGemm& g) {
       g.b_packed != nullptr
           ? wide
           : std::min(wide, std::max<std::int64_t>(1, word_fit / pass / word_wide) * word_wide);
-  const Scratch a_lease(round_up(rows, g.unit.rows) * pass + 8 * word_depth);  // tiles end later
+  const Scratch a_lease(round_up(rows, g.unit.rows) * pass +
+                        8 * word_depth);  // a tile may end later
   const Scratch b_lease(g.b_packed != nullptr ? 0 : columns * pass);
   WordPart p{};
   p.a = reinterpret_cast<std::uint32_t*>(a_lease.data());
