@@ -132,6 +132,45 @@ void check_attention(const kernel::AttentionShape& s) {
 
 }  // namespace
 
+namespace {
+
+struct PowersOfTwo {  // of x, in place
+  std::int64_t n;
+  float* x;
+
+  template <class L>
+  void run() const {
+    for (std::int64_t i = 0; i < n; i += L::width) {
+      typename L::V v;
+      ts::detail::load<L>(x + i, v);
+      ts::detail::exp2_negative<L>(v, v);
+      ts::detail::store<L>(x + i, v);
+    }
+  }
+};
+
+}  // namespace
+
+TEST_CASE("powers of two for softmax: near the truth on every path, 0 far below, NaN kept") {
+  on_every_path([] {
+    Floats x(1024 + 16, -inf);
+    for (std::size_t i = 0; i < 1024; ++i) {
+      x[i] = 0.5f - 0.1231f * static_cast<float>(i);
+    }
+    x[1024] = std::nanf("");
+    x[1026] = -1e30f;
+    const Floats before = x;
+    ts::detail::run_on_lanes(PowersOfTwo{static_cast<std::int64_t>(x.size()), x.data()});
+    for (std::size_t i = 0; i < 1024; ++i) {
+      const double truth = before[i] < -126.5f ? 0.0 : std::exp2(d(before[i]));
+      CHECK(std::fabs(d(x[i]) - truth) <= 2.5e-7 * truth);
+    }
+    CHECK(ts::detail::is_nan(d(x[1024])));
+    CHECK(x[1025] == 0.0f);
+    CHECK(x[1026] == 0.0f);
+  });
+}
+
 TEST_CASE("attention: every path against float64, for blocks, tails, groups and few queries") {
   on_every_path([] {
     for (const std::int64_t queries : {1, 3, 8, 9, 16, 33, 70}) {
@@ -142,6 +181,9 @@ TEST_CASE("attention: every path against float64, for blocks, tails, groups and 
     check_attention(attention_shape(20, 67, 2, 1, 20, 0));
     check_attention(attention_shape(65, 65, 1, 1, 3, 1));
     check_attention(attention_shape(33, 33, 1, 1, 48, 0));
+    check_attention(attention_shape(30, 97, 2, 1, 80, 1));    // diagonals between the tiles
+    check_attention(attention_shape(130, 130, 2, 1, 33, 1));  // rows that end inside a vector
+    check_attention(attention_shape(520, 520, 4, 2, 4, 1));   // more than a group of blocks
   });
 }
 

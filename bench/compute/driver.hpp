@@ -106,9 +106,10 @@ double now(Clock clock);  // seconds
 Way timed(const std::string& name, Clock clock, const Work& work, const Work& prepare = Work());
 
 // The physics, on so many threads: what the multiply-adds of the processor's path need for so many
-// flops, and what reading so many bytes needs, whichever is longer.
+// flops and then what so many exps need, or what reading so many bytes needs, whichever is longer.
 enum class Arithmetic { f32, f32_avx2, bf16_dot, int8_dot };
-Way limit(double flops, double bytes, int threads, Arithmetic kind = Arithmetic::f32);
+Way limit(double flops, double bytes, int threads, Arithmetic kind = Arithmetic::f32,
+          double exps = 0);
 // The same for what streams memory: so many streams that are read, changed in place, or written.
 struct Streams {
   double bytes = 0;  // of one stream

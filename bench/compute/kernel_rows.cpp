@@ -26,6 +26,7 @@ struct Kernel {
   Work own;
   Streams streams;   // of so many bytes each
   double flops = 0;  // of the products in it
+  double exps = 0;
 };
 
 void run(Bench& bench, const Kernel& k) {
@@ -33,9 +34,9 @@ void run(Bench& bench, const Kernel& k) {
   c.group = "rows-1t";
   c.what = k.name + " " + k.sizes;
   c.unit = "us";
-  c.ways = {timed("ours", Clock::thread, one_thread(k.own)),
-            asked("PyTorch", torch(bench, 1), c.what),
-            k.flops > 0 ? limit(k.flops, 0, 1) : stream_limit(k.streams, 1)};
+  c.ways = {
+      timed("ours", Clock::thread, one_thread(k.own)), asked("PyTorch", torch(bench, 1), c.what),
+      k.flops > 0 ? limit(k.flops, 0, 1, Arithmetic::f32, k.exps) : stream_limit(k.streams, 1)};
   // In the caches it is arithmetic that limits, exp above all: no target against bytes there.
   const int count = k.streams.read + k.streams.change + k.streams.write;
   const bool in_memory = k.streams.bytes * count > 3e7;
@@ -189,7 +190,7 @@ void attention(Bench& bench, std::int64_t batch, std::int64_t heads, std::int64_
   const auto forward = [=] {
     ts::kernel::attention_forward(s, q->data(), k->data(), v->data(), o->data(), lse->data());
   };
-  run(bench, {"attention", sizes, forward, {}, 2 * product});
+  run(bench, {"attention", sizes, forward, {}, 2 * product, pairs});
   forward();
   run(bench, {"attention_backward",
               sizes,
@@ -199,7 +200,8 @@ void attention(Bench& bench, std::int64_t batch, std::int64_t heads, std::int64_
                                                dv->data());
               },
               {},
-              5 * product});  // the scores are computed again
+              5 * product,
+              pairs});  // the scores are computed again
 }
 
 }  // namespace

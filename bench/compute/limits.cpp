@@ -111,6 +111,63 @@ double on_threads(int threads, const Fn& fn) {
   return now(clock_for(threads)) - start;
 }
 
+// Twelve chains of y = exp(-y) in registers: 2^n of the nearest integer n, a polynomial of the
+// rest.
+constexpr int exp_chains = 12;
+
+template <class V, class I>
+__attribute__((always_inline)) inline void exps_of(std::int64_t turns) {
+  V y[exp_chains];
+  for (int i = 0; i < exp_chains; ++i) {
+    y[i] = V{} + 0.1f * static_cast<float>(i);
+  }
+  for (std::int64_t turn = 0; turn < turns; ++turn) {
+#pragma GCC unroll 12
+    for (int i = 0; i < exp_chains; ++i) {
+      const V x = y[i] * -1.44269504f;
+      const V near = x + 12582912.0f;  // 1.5 * 2^23: n in its low bits
+      const V r = x - (near - 12582912.0f), s = r * r;
+      const V p =
+          ((r * 1.3264729e-3f + 9.6715132e-3f) * s + (r * 5.5507337e-2f + 0.24022242f)) * s +
+          (r * 0.69314698f + 1.0f);
+      y[i] = p * reinterpret_cast<V>((reinterpret_cast<I>(near) << 23) + 0x3F800000);
+    }
+  }
+  volatile float kept = 0;
+  for (int i = 0; i < exp_chains; ++i) {
+    kept = kept + y[i][0];
+  }
+}
+
+typedef int Ints __attribute__((vector_size(16)));
+typedef float Floats8 __attribute__((vector_size(32)));
+typedef int Ints8 __attribute__((vector_size(32)));
+typedef float Floats16 __attribute__((vector_size(64)));
+typedef int Ints16 __attribute__((vector_size(64)));
+
+#if BENCH_X86
+__attribute__((target("avx512f"), noinline)) void exps_wide(std::int64_t turns) {
+  exps_of<Floats16, Ints16>(turns);
+}
+__attribute__((target("avx2,fma"), noinline)) void exps_middle(std::int64_t turns) {
+  exps_of<Floats8, Ints8>(turns);
+}
+#endif
+
+double exps_per_second(int threads) {
+  Loop loop{exps_of<Floats, Ints>, exp_chains * 4};
+#if BENCH_X86
+  if (ts::cpu().has(ts::CpuPath::avx512)) {
+    loop = {exps_wide, exp_chains * 16};
+  } else if (ts::cpu().has(ts::CpuPath::avx2)) {
+    loop = {exps_middle, exp_chains * 8};
+  }
+#endif
+  const std::int64_t turns = static_cast<std::int64_t>(2e7 / loop.flops);
+  const double seconds = on_threads(threads, [&](std::int64_t) { loop.run(turns); });
+  return loop.flops * static_cast<double>(turns) * threads / seconds;
+}
+
 double flops_per_second(Arithmetic kind, int threads) {
   const Loop loop = loop_of(kind);
   const std::int64_t turns = static_cast<std::int64_t>(4e8 / loop.flops);  // some ms
@@ -302,7 +359,7 @@ bool has_arithmetic(Arithmetic kind) {
   return false;
 }
 
-Way limit(double flops, double bytes, int threads, Arithmetic kind) {
+Way limit(double flops, double bytes, int threads, Arithmetic kind, double exps) {
   Way way;
   way.name = "limit";
   if (!has_arithmetic(kind)) {
@@ -314,7 +371,8 @@ Way limit(double flops, double bytes, int threads, Arithmetic kind) {
     memory = std::make_shared<std::vector<char>>(static_cast<std::size_t>(held) + 64, '\1');
   }
   way.sample = [=] {
-    const double compute = flops > 0 ? flops / flops_per_second(kind, threads) : 0;
+    const double products = flops > 0 ? flops / flops_per_second(kind, threads) : 0;
+    const double compute = products + (exps > 0 ? exps / exps_per_second(threads) : 0);
     const double reading = memory ? bytes / held * read_seconds(*memory, threads) : 0;
     return std::max(compute, reading);
   };

@@ -75,7 +75,7 @@ struct AttentionPanel {
     const std::int64_t count = VECTORS > 1 ? L::width : left;
     const float* a = w.a + i * w.a_row + first * a_col;
     const float* b = w.b + first * b_row + column;
-    if (VECTORS > 1 || count == L::width) {
+    if (L::width > 4 && (VECTORS > 1 || count == L::width)) {
       for (; k > 1; k -= 2, a += 2 * a_col, b += 2 * b_row) {
         gemm_step<L, rows, VECTORS>(a, a_at, b, sum);
         gemm_step<L, rows, VECTORS>(a + a_col, a_at, b + b_row, sum);

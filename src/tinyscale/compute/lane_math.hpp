@@ -79,7 +79,8 @@ TINYSCALE_INLINE void exp2_negative(const typename L::V& x, typename L::V& y) {
   std::memcpy(&power, &bits, sizeof(power));
   const V s = r * r;
   const V high = (r * 1.3264728769e-3f + 9.6715131831e-3f) * s;
-  y = ((r * 5.5507337445e-2f + 2.4022242077e-1f + high) * s + (r * 6.9314697760e-1f + 1.0f)) * power;
+  y = ((r * 5.5507337445e-2f + 2.4022242077e-1f + high) * s + (r * 6.9314697760e-1f + 1.0f)) *
+      power;
 }
 
 // sum += e^x for x <= 0, within 1.2e-7 (1 + |x| / 6) of it.
