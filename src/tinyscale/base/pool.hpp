@@ -150,7 +150,7 @@ inline Pool& pool() {
 
 // Memory for `n` things of `size` bytes, 64-byte aligned; give it back with the same numbers. More
 // than a terabyte is not asked for: some allocators would end the program.
-inline void* pool_take(std::size_t n, std::size_t size) {
+[[gnu::noinline]] inline void* pool_take(std::size_t n, std::size_t size) {
   if (n > (std::size_t{1} << 40) / size) {
     throw std::bad_alloc();
   }
@@ -165,7 +165,7 @@ inline void* pool_take(std::size_t n, std::size_t size) {
   return memory;
 }
 
-inline void pool_give(void* memory, std::size_t n, std::size_t size) {
+[[gnu::noinline]] inline void pool_give(void* memory, std::size_t n, std::size_t size) {
 #if TINYSCALE_POOL
   pool().give(memory, n * size);
 #else

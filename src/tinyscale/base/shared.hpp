@@ -35,21 +35,23 @@ class SharedHead {
   }
 
  protected:
-  // True for the last holder, who deletes the object. Who holds it alone need not count down.
-  bool let_go() {
-    return holders_ != nullptr && (use_count() == 1 || holders_->count.fetch_sub(1) == 1);
+  // Gives up holding; the last holder deletes the object. Who holds it alone need not count down.
+  // Out of line, as all that is below: every function that has a Shared would hold a copy.
+  using Destroy = void (*)(void* object, std::size_t block);
+  [[gnu::noinline]] void let_go(Destroy destroy) {
+    if (use_count() == 1 || holders_->count.fetch_sub(1) == 1) {
+      const std::size_t block = holders_->block;
+      destroy(object_, block);
+      pool_give(holders_, 1, block == 0 ? sizeof(Holders) : block);
+    }
   }
   // Memory for the count and `bytes` more, which begin where object_ points: 16 bytes on.
-  void make_block(std::size_t bytes) {
+  [[gnu::noinline]] void make_block(std::size_t bytes) {
     static_assert(sizeof(Holders) <= 16, "the object begins 16 bytes on");
     void* const memory = pool_take(1, bytes + 16);
     holders_ = new (memory) Holders;
     holders_->block = bytes + 16;
     object_ = static_cast<char*>(memory) + 16;
-  }
-  void free_block() {
-    const std::size_t bytes = holders_->block == 0 ? sizeof(Holders) : holders_->block;
-    pool_give(holders_, 1, bytes);
   }
   void swap(SharedHead& other) noexcept {
     void* const object = object_;
@@ -77,13 +79,8 @@ class Shared : public detail::SharedHead {
   Shared(const Shared&) = default;
   Shared(Shared&& other) noexcept { swap(other); }
   ~Shared() {
-    if (let_go()) {
-      if (holders_->block > 0) {
-        static_cast<T*>(object_)->~T();
-      } else {
-        delete static_cast<T*>(object_);
-      }
-      free_block();
+    if (holders_ != nullptr) {
+      let_go(destroy);
     }
   }
   Shared& operator=(Shared other) noexcept {
@@ -105,6 +102,15 @@ class Shared : public detail::SharedHead {
   T& operator*() const { return *static_cast<T*>(object_); }
   void reset() { *this = Shared(); }
   void reset(T* object) { *this = Shared(object); }
+
+ private:
+  static void destroy(void* object, std::size_t block) {
+    if (block > 0) {
+      static_cast<T*>(object)->~T();
+    } else {
+      delete static_cast<T*>(object);
+    }
+  }
 };
 
 }  // namespace tinyscale

@@ -34,6 +34,13 @@ class Tensor {
   Tensor(const Shape& shape, Shared<detail::Storage> storage)
       : shape_(shape), count_(shape.count()), storage_(std::move(storage)), data_(storage_->data) {}
 
+  // Out of line: each holds three counts, and every op copies, moves and drops tensors.
+  [[gnu::noinline]] Tensor(const Tensor& other) = default;
+  [[gnu::noinline]] Tensor(Tensor&& other) = default;
+  [[gnu::noinline]] Tensor& operator=(const Tensor& other) = default;
+  [[gnu::noinline]] Tensor& operator=(Tensor&& other) = default;
+  [[gnu::noinline]] ~Tensor() = default;
+
   bool defined() const { return storage_ != nullptr; }
   const Shape& shape() const { return shape_; }
   int dims() const { return shape_.size(); }
