@@ -60,6 +60,7 @@
 //   tinyscale/compute/gemv_quantized.hpp     Quantised weights W [N
 //   tinyscale/compute/gemm_fused.hpp         What stands around a matrix product
 //   tinyscale/compute/softmax.hpp            Softmax and cross-entropy by rows
+//   tinyscale/compute/attention_product.hpp  Products of attention
 //   tinyscale/compute/attention.hpp          Attention
 //   tinyscale/compute/attention_backward.hpp Backward of attention
 //   tinyscale/compute/linear_cross_entropy.hpp Cross-entropy fused with the matrix product before
@@ -257,7 +258,7 @@ inline std::string environment(const char* name) {
 
 // >> tinyscale/base/error.hpp
 // One exception type for everything that can go wrong, and the way its sentence is joined:
-//   throw Error(detail::cat("matmul: inner sizes differ: x is ", x.shape(), ", w is ", w.shape()));
+//   detail::fail({"matmul: inner sizes differ: x is ", x.shape(), ", w is ", w.shape()});
 // A message says the function, what was given, and what would be right.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
@@ -279,16 +280,6 @@ inline std::uint64_t exponent_and_mantissa(double x) {
 inline bool is_finite(double x) { return exponent_and_mantissa(x) < 0x7ff0000000000000U; }
 inline bool is_nan(double x) { return exponent_and_mantissa(x) > 0x7ff0000000000000U; }
 
-inline void append_text(std::string& out, const std::string& part) { out += part; }
-inline void append_text(std::string& out, const char* part) { out += part; }
-inline void append_text(std::string& out, char part) { out += part; }
-inline void append_text(std::string& out, int part) { out += std::to_string(part); }
-inline void append_text(std::string& out, unsigned part) { out += std::to_string(part); }
-inline void append_text(std::string& out, long part) { out += std::to_string(part); }
-inline void append_text(std::string& out, unsigned long part) { out += std::to_string(part); }
-inline void append_text(std::string& out, long long part) { out += std::to_string(part); }
-inline void append_text(std::string& out, unsigned long long part) { out += std::to_string(part); }
-
 // What this program's locale (setlocale) writes between whole and tenths; "." unless it is set.
 inline std::string decimal_point() {
   char half[16];
@@ -306,16 +297,73 @@ inline std::string printed(char kind, int digits, double value) {
   return at == std::string::npos ? out : out.replace(at, point.size(), ".");
 }
 
-// At most nine significant digits, no trailing zeros: 0.1, 1e+30, 197000000.
-inline void append_text(std::string& out, double part) { out += printed('g', 9, part); }
+// One part of a sentence: its value or where it is, and how it is written. A list of them costs the
+// caller a few stores and one call, where joining strings in place costs each of the user's
+// compiles. A type of this library joins in by a function append_text(std::string&, const Type&)
+// beside it.
+class Piece {
+ public:
+  Piece(const char* text)
+      : Piece(text,
+              [](std::string& out, const Piece& p) { out += static_cast<const char*>(p.at_); }) {}
+  Piece(char* text) : Piece(static_cast<const char*>(text)) {}
+  Piece(const std::string& text)
+      : Piece(&text, [](std::string& out, const Piece& p) {
+          out += *static_cast<const std::string*>(p.at_);
+        }) {}
+  template <class T>
+  Piece(const T& value)
+      : Piece(&value, [](std::string& out, const Piece& p) {
+          append_text(out, *static_cast<const T*>(p.at_));
+        }) {}
+  Piece(char one) : write_(letter), whole_(one) {}
+  Piece(int value) : write_(whole), whole_(value) {}
+  Piece(long value) : write_(whole), whole_(value) {}
+  Piece(long long value) : write_(whole), whole_(value) {}
+  Piece(unsigned value) : write_(natural), natural_(value) {}
+  Piece(unsigned long value) : write_(natural), natural_(value) {}
+  Piece(unsigned long long value) : write_(natural), natural_(value) {}
+  Piece(float value) : Piece(static_cast<double>(value)) {}
+  Piece(double value) : write_(real), real_(value) {}
+
+  void append_to(std::string& out) const { write_(out, *this); }
+
+ private:
+  using Write = void (*)(std::string& out, const Piece& piece);
+  Piece(const void* at, Write write) : write_(write), at_(at) {}
+
+  static void letter(std::string& out, const Piece& p) { out += static_cast<char>(p.whole_); }
+  static void whole(std::string& out, const Piece& p) { out += std::to_string(p.whole_); }
+  static void natural(std::string& out, const Piece& p) { out += std::to_string(p.natural_); }
+  // At most nine significant digits, no trailing zeros: 0.1, 1e+30, 197000000.
+  static void real(std::string& out, const Piece& p) { out += printed('g', 9, p.real_); }
+
+  Write write_;
+  union {
+    const void* at_;
+    long long whole_;
+    unsigned long long natural_;
+    double real_;
+  };
+};
+
+[[gnu::noinline]] inline std::string join(std::initializer_list<Piece> pieces) {
+  std::string out;
+  for (const Piece& piece : pieces) {
+    piece.append_to(out);
+  }
+  return out;
+}
 
 // Joins strings, characters, integers, floating point numbers and shapes into one string.
-// A type of this library joins in by a function append_text(std::string&, const Type&) beside it.
 template <class... Parts>
 std::string cat(const Parts&... parts) {
-  std::string out;
-  (append_text(out, parts), ...);
-  return out;
+  return join({parts...});
+}
+
+// Throws the sentence as an Error.
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail(std::initializer_list<Piece> sentence) {
+  throw Error(join(sentence));
 }
 
 }  // namespace detail
@@ -511,7 +559,7 @@ inline CpuInfo choose_path(CpuInfo info, const std::string& wanted) {
     }
   }
   if (!found) {
-    throw Error(cat("TINYSCALE_CPU is \"", wanted, "\"; this processor has ", available));
+    fail({"TINYSCALE_CPU is \"", wanted, "\"; this processor has ", available});
   }
   info.forced = !wanted.empty();
   const std::string bf16 = bf16_unit(info, info.path);
@@ -679,7 +727,7 @@ inline Pool& pool() {
 
 // Memory for `n` things of `size` bytes, 64-byte aligned; give it back with the same numbers. More
 // than a terabyte is not asked for: some allocators would end the program.
-inline void* pool_take(std::size_t n, std::size_t size) {
+[[gnu::noinline]] inline void* pool_take(std::size_t n, std::size_t size) {
   if (n > (std::size_t{1} << 40) / size) {
     throw std::bad_alloc();
   }
@@ -694,7 +742,7 @@ inline void* pool_take(std::size_t n, std::size_t size) {
   return memory;
 }
 
-inline void pool_give(void* memory, std::size_t n, std::size_t size) {
+[[gnu::noinline]] inline void pool_give(void* memory, std::size_t n, std::size_t size) {
 #if TINYSCALE_POOL
   pool().give(memory, n * size);
 #else
@@ -915,7 +963,7 @@ inline DType dtype(const std::string& name) {
     }
     names += (i > 0 ? ", " : "") + std::string(name_of(format));
   }
-  throw Error(detail::cat("dtype: no format \"", name, "\"; there are ", names));
+  detail::fail({"dtype: no format \"", name, "\"; there are ", names});
 }
 
 namespace detail {
@@ -1044,7 +1092,7 @@ inline Int8Values to_int8(const std::vector<float>& x) {
   float largest = 0;
   for (const float value : x) {
     if (!detail::is_finite(double{value})) {
-      throw Error(detail::cat("to_int8: a value is ", double{value}, "; values must be finite"));
+      detail::fail({"to_int8: a value is ", double{value}, "; values must be finite"});
     }
     largest = std::fmax(largest, std::fabs(value));
   }
@@ -1238,7 +1286,7 @@ inline int parse_thread_count(const std::string& text) {
     count = (c >= '0' && c <= '9' && count >= 0 && count <= 1024) ? count * 10 + (c - '0') : -1;
   }
   if (count < 1 || count > 1024) {
-    throw Error(cat("TINYSCALE_THREADS is \"", text, "\"; it must be a number from 1 to 1024"));
+    fail({"TINYSCALE_THREADS is \"", text, "\"; it must be a number from 1 to 1024"});
   }
   return count;
 }
@@ -1277,7 +1325,7 @@ class ThreadScope {
  public:
   explicit ThreadScope(int threads) : before_(detail::thread_limit()) {
     if (threads < 1 || threads > 1024) {
-      throw Error(detail::cat("ThreadScope: ", threads, " threads; 1 to 1024 are right"));
+      detail::fail({"ThreadScope: ", threads, " threads; 1 to 1024 are right"});
     }
     detail::thread_limit() = before_ > 0 ? std::min(before_, threads) : threads;
   }
@@ -1353,6 +1401,36 @@ inline void leave_processor(int processor) {
   static_cast<void>(processor);
 #endif
 }
+
+// Where a sleeping thread wakes: not on the processor of who wakes it. Linux often puts it there,
+// and moves it only after some milliseconds; meanwhile two threads are as slow as one.
+class WakePlace {
+ public:
+#if defined(CPU_SETSIZE) && defined(__GLIBC__) && !TINYSCALE_INTERPRETER
+  void keep_off(int processor) {  // called by who wakes it
+    if (processor >= 0 && processor < CPU_SETSIZE && !moved_ &&
+        pthread_getaffinity_np(thread_, sizeof(allowed_), &allowed_) == 0) {
+      cpu_set_t others = allowed_;
+      CPU_CLR(static_cast<std::size_t>(processor), &others);
+      moved_ = pthread_setaffinity_np(thread_, sizeof(others), &others) == 0;
+    }
+  }
+  void restore() {  // called by the thread itself, awake
+    if (moved_) {
+      moved_ = false;
+      pthread_setaffinity_np(thread_, sizeof(allowed_), &allowed_);
+    }
+  }
+
+ private:
+  const pthread_t thread_ = pthread_self();
+  cpu_set_t allowed_;
+  bool moved_ = false;
+#else
+  void keep_off(int) {}
+  void restore() {}
+#endif
+};
 
 }  // namespace detail
 }}  // namespace tinyscale
@@ -1495,6 +1573,10 @@ class ThreadPool {
   }
 
  private:
+  struct Sleeper {
+    WakePlace place;
+    Sleeper* next = nullptr;
+  };
   static constexpr int slot_count = 8;
   static constexpr int spins = 100;   // one or two us; longer spins burn the time of who is awaited
   static constexpr int yields = 200;  // some 50 us when no other thread wants the processor
@@ -1511,7 +1593,12 @@ class ThreadPool {
     slot.open.store(true);
     generation_.fetch_add(1);
     if (sleepers_.load() > 0) {
-      { const std::lock_guard<std::mutex> lock(mutex_); }  // a worker is before its check or asleep
+      {
+        const std::lock_guard<std::mutex> lock(mutex_);  // a worker is before its check or asleep
+        for (Sleeper* s = asleep_; s != nullptr; s = s->next) {
+          s->place.keep_off(slot.processor);
+        }
+      }
       for (int i = 0; i < helpers; ++i) {
         wake_.notify_one();
       }
@@ -1583,10 +1670,21 @@ class ThreadPool {
   bool wait_for_loop(std::uint64_t seen) {
     const auto ready = [&] { return stop_.load() || generation_.load() != seen; };
     if (!wait_awake(ready)) {
-      std::unique_lock<std::mutex> lock(mutex_);
-      sleepers_.fetch_add(1);
-      wake_.wait(lock, ready);
-      sleepers_.fetch_sub(1);
+      Sleeper me;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        me.next = asleep_;
+        asleep_ = &me;
+        sleepers_.fetch_add(1);
+        wake_.wait(lock, ready);
+        sleepers_.fetch_sub(1);
+        Sleeper** at = &asleep_;
+        while (*at != &me) {
+          at = &(*at)->next;
+        }
+        *at = me.next;
+      }
+      me.place.restore();
     }
     return !stop_.load();
   }
@@ -1619,7 +1717,8 @@ class ThreadPool {
   std::atomic<bool> stop_{false};
   alignas(64) std::atomic<std::uint64_t> generation_{0};
   std::atomic<int> sleepers_{0}, workers_{0};
-  std::mutex mutex_;  // for the two condition variables
+  std::mutex mutex_;            // for the two condition variables and the list
+  Sleeper* asleep_ = nullptr;
   std::condition_variable wake_, done_;
   std::mutex growing_;  // guards the threads below
   ThreadGroup threads_;
@@ -1765,7 +1864,7 @@ inline float normal01(std::uint64_t seed, std::uint64_t index) {
 // An integer in [0, n), n > 0: the upper half of word * n; its bias is below n / 2^64.
 inline std::uint64_t random_below(std::uint64_t seed, std::uint64_t index, std::uint64_t n) {
   if (n == 0) {
-    throw Error("random_below: n is 0; n must be 1 or more");
+    detail::fail({"random_below: n is 0; n must be 1 or more"});
   }
   const std::array<std::uint32_t, 4> words =
       detail::random_block(seed, index / 2, detail::RandomKind::integer);
@@ -1801,9 +1900,9 @@ inline std::string save_target(const char* function, const std::string& path) {
   std::string real = found != nullptr ? found : "";
   std::free(found);
   if (real.empty() || ::stat(real.c_str(), &seen) != 0 || !S_ISREG(seen.st_mode)) {
-    throw Error(cat(function, ": \"", path,
-                    "\" is there and is no regular file (a folder, a "
-                    "device, a link to nothing); a new name or an old file is right"));
+    fail({function, ": \"", path,
+          "\" is there and is no regular file (a folder, a "
+          "device, a link to nothing); a new name or an old file is right"});
   }
   return real;
 #else
@@ -1863,7 +1962,7 @@ class SaveFile {
       file_ = nullptr;
     }
     std::remove(beside_.c_str());
-    throw Error(cat(function_, ": cannot write \"", path_, "\": ", reason, advice));
+    detail::fail({function_, ": cannot write \"", path_, "\": ", reason, advice});
   }
 
   const char* function_;
@@ -1905,21 +2004,23 @@ class SharedHead {
   }
 
  protected:
-  // True for the last holder, who deletes the object. Who holds it alone need not count down.
-  bool let_go() {
-    return holders_ != nullptr && (use_count() == 1 || holders_->count.fetch_sub(1) == 1);
+  // Gives up holding; the last holder deletes the object. Who holds it alone need not count down.
+  // Out of line, as all that is below: every function that has a Shared would hold a copy.
+  using Destroy = void (*)(void* object, std::size_t block);
+  [[gnu::noinline]] void let_go(Destroy destroy) {
+    if (use_count() == 1 || holders_->count.fetch_sub(1) == 1) {
+      const std::size_t block = holders_->block;
+      destroy(object_, block);
+      pool_give(holders_, 1, block == 0 ? sizeof(Holders) : block);
+    }
   }
   // Memory for the count and `bytes` more, which begin where object_ points: 16 bytes on.
-  void make_block(std::size_t bytes) {
+  [[gnu::noinline]] void make_block(std::size_t bytes) {
     static_assert(sizeof(Holders) <= 16, "the object begins 16 bytes on");
     void* const memory = pool_take(1, bytes + 16);
     holders_ = new (memory) Holders;
     holders_->block = bytes + 16;
     object_ = static_cast<char*>(memory) + 16;
-  }
-  void free_block() {
-    const std::size_t bytes = holders_->block == 0 ? sizeof(Holders) : holders_->block;
-    pool_give(holders_, 1, bytes);
   }
   void swap(SharedHead& other) noexcept {
     void* const object = object_;
@@ -1947,13 +2048,8 @@ class Shared : public detail::SharedHead {
   Shared(const Shared&) = default;
   Shared(Shared&& other) noexcept { swap(other); }
   ~Shared() {
-    if (let_go()) {
-      if (holders_->block > 0) {
-        static_cast<T*>(object_)->~T();
-      } else {
-        delete static_cast<T*>(object_);
-      }
-      free_block();
+    if (holders_ != nullptr) {
+      let_go(destroy);
     }
   }
   Shared& operator=(Shared other) noexcept {
@@ -1975,6 +2071,15 @@ class Shared : public detail::SharedHead {
   T& operator*() const { return *static_cast<T*>(object_); }
   void reset() { *this = Shared(); }
   void reset(T* object) { *this = Shared(object); }
+
+ private:
+  static void destroy(void* object, std::size_t block) {
+    if (block > 0) {
+      static_cast<T*>(object)->~T();
+    } else {
+      delete static_cast<T*>(object);
+    }
+  }
 };
 
 }}  // namespace tinyscale
@@ -1997,7 +2102,7 @@ struct Dim {
   Dim(unsigned long size) : Dim(static_cast<unsigned long long>(size)) {}
   Dim(unsigned long long size) : value(static_cast<std::int64_t>(size)) {
     if (size > static_cast<unsigned long long>(std::numeric_limits<std::int64_t>::max())) {
-      throw Error(detail::cat("Dim: size ", size, " does not fit; at most 2^63 - 1"));
+      detail::fail({"Dim: size ", size, " does not fit; at most 2^63 - 1"});
     }
   }
 };
@@ -2039,14 +2144,14 @@ class Shape {
       product = overflow ? 1 : product * dim;
     }
     if (overflow) {
-      throw Error(detail::cat("Shape: ", text(), " has too many elements; at most 2^63 - 1"));
+      detail::fail({"Shape: ", text(), " has too many elements; at most 2^63 - 1"});
     }
     return product;
   }
 
   void push_back(Dim dim) {
     if (size_ == max_dims) {
-      throw Error(detail::cat("Shape: a dim more than ", text(), "; at most ", max_dims, " dims"));
+      detail::fail({"Shape: a dim more than ", text(), "; at most ", max_dims, " dims"});
     }
     check_size(dim);
     dims_[size_++] = dim.value;
@@ -2081,14 +2186,14 @@ class Shape {
     if (i < -size_ || i >= size_) {
       const std::string right =
           size_ == 0 ? "it has no dims" : detail::cat("dims are ", -size_, " to ", size_ - 1);
-      throw Error(detail::cat("Shape: dim ", i, " of ", text(), "; ", right));
+      detail::fail({"Shape: dim ", i, " of ", text(), "; ", right});
     }
     return i < 0 ? i + size_ : i;
   }
 
   static void check_size(Dim dim) {
     if (dim.value < 0) {
-      throw Error(detail::cat("Shape: size ", dim.value, "; sizes are 0 or more"));
+      detail::fail({"Shape: size ", dim.value, "; sizes are 0 or more"});
     }
   }
 
@@ -2300,8 +2405,8 @@ struct Table {
   // Appends a row; it must have a cell for each column.
   void add(std::vector<std::string> row) {
     if (row.size() != columns.size()) {
-      throw Error(detail::cat("Table: a row of ", row.size(), " cells for ", columns.size(),
-                              " columns; a row must have a cell for each column"));
+      detail::fail({"Table: a row of ", row.size(), " cells for ", columns.size(),
+                    " columns; a row must have a cell for each column"});
     }
     rows.push_back(std::move(row));
   }
@@ -2461,7 +2566,7 @@ inline const std::vector<std::string>* find_row(const Table& table, const std::s
 // A report takes part by converting to a Table.
 inline Table compare(const List<Table>& reports) {
   if (reports.empty() || reports[0].columns.empty()) {
-    throw Error("compare: there is no report; give one or more, each with columns");
+    detail::fail({"compare: there is no report; give one or more, each with columns"});
   }
   Table out;
   out.columns.push_back(reports[0].columns[0]);
@@ -2666,7 +2771,7 @@ class MatmulFormat {
  public:
   explicit MatmulFormat(DType format) : context_(&context()), previous_(context_->matmul_format) {
     if (format != DType::f32 && format != DType::bf16) {
-      throw Error(detail::cat("MatmulFormat: ", name_of(format), "; f32 or bf16 is right"));
+      detail::fail({"MatmulFormat: ", name_of(format), "; f32 or bf16 is right"});
     }
     context_->matmul_format = format;
   }
@@ -3176,8 +3281,8 @@ inline Quantity make_quantity(const char* op, double value, const std::string& u
 
 inline void same_unit(const char* op, const Quantity& a, const Quantity& b) {
   if (a.unit() != b.unit()) {
-    throw Error(cat("Quantity: ", a.text(), " ", op, " ", b.text(), ": the units are \"", a.unit(),
-                    "\" and \"", b.unit(), "\"; both must be the same"));
+    fail({"Quantity: ", a.text(), " ", op, " ", b.text(), ": the units are \"", a.unit(),
+          "\" and \"", b.unit(), "\"; both must be the same"});
   }
 }
 
@@ -3322,17 +3427,16 @@ inline double matmul_rate(const Chip& chip, DType format) {
 inline double Chip::peak(DType format) const {
   const double rate = detail::matmul_rate(*this, format);
   if (!(rate > 0) || !detail::is_finite(rate)) {
-    throw Error(detail::cat("Chip::peak: ", name.empty() ? "this chip" : name, " has no rate for ",
-                            name_of(format),
-                            "; set flops_bf16 or flops_f32, or price it in another format"));
+    detail::fail({"Chip::peak: ", name.empty() ? "this chip" : name, " has no rate for ",
+                  name_of(format), "; set flops_bf16 or flops_f32, or price it in another format"});
   }
   return rate;
 }
 
 inline double Chip::intensity(DType format) const {
   if (!(memory_bandwidth > 0) || !detail::is_finite(memory_bandwidth)) {
-    throw Error(detail::cat("Chip::intensity: ", name.empty() ? "this chip" : name,
-                            " has no memory_bandwidth; set it in bytes per second"));
+    detail::fail({"Chip::intensity: ", name.empty() ? "this chip" : name,
+                  " has no memory_bandwidth; set it in bytes per second"});
   }
   return peak(format) / memory_bandwidth;
 }
@@ -4159,7 +4263,7 @@ inline Chip chip(const std::string& name) {
     }
     known += (known.empty() ? "" : ", ") + std::string(row.name);
   }
-  throw Error(detail::cat("chip: no chip named \"", name, "\"; the names are ", known));
+  detail::fail({"chip: no chip named \"", name, "\"; the names are ", known});
 }
 
 }}  // namespace tinyscale
@@ -4192,8 +4296,8 @@ namespace detail {
 
 inline std::size_t machine_dim(const Machine& machine, int dim) {
   if (dim < 0 || dim >= machine.dims.size()) {
-    throw Error(cat("Machine: dimension ", dim, " of ", machine.name, "; its dimensions are 0 to ",
-                    machine.dims.size() - 1));
+    fail({"Machine: dimension ", dim, " of ", machine.name, "; its dimensions are 0 to ",
+          machine.dims.size() - 1});
   }
   return static_cast<std::size_t>(dim);
 }
@@ -4251,37 +4355,34 @@ inline std::string machine_name(const Chip& chip, const Shape& dims) {
 
 inline void check_machine(const Chip& chip, const Shape& dims) {
   if (dims.size() == 0) {
-    throw Error(
-        cat("machine: ", chip.name, " with no dimensions; give the chips along each, as {4, 2}"));
+    fail({"machine: ", chip.name, " with no dimensions; give the chips along each, as {4, 2}"});
   }
   for (int i = 0; i < dims.size(); ++i) {
     if (dims[i] < 1) {
-      throw Error(
-          cat("machine: ", chip.name, " ", dims, ": every dimension needs at least one chip"));
+      fail({"machine: ", chip.name, " ", dims, ": every dimension needs at least one chip"});
     }
   }
   const int most = is_torus3d(chip) ? 3 : 2;
   if (dims.size() > most) {
-    throw Error(cat("machine: ", chip.name, " ", dims, " has ", dims.size(),
-                    " dimensions; its network has ", most));
+    fail({"machine: ", chip.name, " ", dims, " has ", dims.size(), " dimensions; its network has ",
+          most});
   }
   if (chip.kind == "tpu" && dims.count() > chip.domain_chips) {
-    throw Error(cat("machine: ", chip.name, " ", dims, " is ", dims.count(), " chips; a pod has ",
-                    chip.domain_chips));
+    fail({"machine: ", chip.name, " ", dims, " is ", dims.count(), " chips; a pod has ",
+          chip.domain_chips});
   }
   if (chip.kind == "gpu" && dims[-1] > chip.domain_chips) {
-    throw Error(cat("machine: ", chip.name, " ", dims,
-                    ": the last dimension is a switch domain of at most ", chip.domain_chips,
-                    " GPUs; write {nodes, ", chip.domain_chips, "}"));
+    fail({"machine: ", chip.name, " ", dims, ": the last dimension is a switch domain of at most ",
+          chip.domain_chips, " GPUs; write {nodes, ", chip.domain_chips, "}"});
   }
 }
 
 inline void check_rate(const char* function, const Machine& machine, const std::string& what,
                        double value) {
   if (!(value > 0) || !is_finite(value)) {
-    throw Error(cat(function, ": ", machine.name, ": ", what, " is ", value,
-                    " bytes/s; a finite number above 0 is right, as a chip's link_bandwidth, ",
-                    "between nodes its dcn_bandwidth"));
+    fail({function, ": ", machine.name, ": ", what, " is ", value,
+          " bytes/s; a finite number above 0 is right, as a chip's link_bandwidth, ",
+          "between nodes its dcn_bandwidth"});
   }
 }
 
@@ -4289,13 +4390,13 @@ inline void check_rate(const char* function, const Machine& machine, const std::
 inline void check_network(const char* function, const Machine& machine) {
   const std::size_t dims = static_cast<std::size_t>(machine.dims.size());
   if (machine.wraps.size() != dims || machine.axis_bandwidths.size() != dims) {
-    throw Error(cat(function, ": ", machine.name, " ", machine.dims, " has ", machine.wraps.size(),
-                    " wraps and ", machine.axis_bandwidths.size(),
-                    " axis_bandwidths; one of each for every dimension is right"));
+    fail({function, ": ", machine.name, " ", machine.dims, " has ", machine.wraps.size(),
+          " wraps and ", machine.axis_bandwidths.size(),
+          " axis_bandwidths; one of each for every dimension is right"});
   }
   if (!(machine.link_latency >= 0) || !is_finite(machine.link_latency)) {
-    throw Error(cat(function, ": ", machine.name, ": link_latency is ", machine.link_latency,
-                    " s; a finite number from 0 is right"));
+    fail({function, ": ", machine.name, ": link_latency is ", machine.link_latency,
+          " s; a finite number from 0 is right"});
   }
   for (std::size_t i = 0; i < dims; ++i) {
     if (machine.dims[static_cast<int>(i)] > 1) {
@@ -4432,8 +4533,8 @@ inline void bound_row(RooflineRow& row) {
 
 inline void check_priced(const Chip& chip, const std::string& what, double rate, double least) {
   if (!(rate >= least) || !is_finite(rate)) {
-    throw Error(cat("roofline: ", chip.name.empty() ? "this chip" : chip.name, ": ", what, " is ",
-                    rate, "; a finite number ", least > 0 ? "above 0" : "from 0", " is right"));
+    fail({"roofline: ", chip.name.empty() ? "this chip" : chip.name, ": ", what, " is ", rate,
+          "; a finite number ", least > 0 ? "above 0" : "from 0", " is right"});
   }
 }
 
@@ -4744,9 +4845,11 @@ TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
   *reinterpret_cast<typename L::Loose*>(to) = v;
 }
 
+// Into the cache of level 2, or (NEAR 3) of level 1.
+template <int NEAR = 2>
 TINYSCALE_INLINE void prefetch(const void* at) {
 #if TINYSCALE_VECTOR_EXTENSIONS
-  __builtin_prefetch(at, 0, 2);
+  __builtin_prefetch(at, 0, NEAR);
 #else
   static_cast<void>(at);
 #endif
@@ -5131,6 +5234,38 @@ TINYSCALE_INLINE void exp_negative(const typename L::V& x, typename L::V& y) {
   const typename L::I bits = (n + 127) << 23;
   std::memcpy(&power, &bits, sizeof(power));
   y = x < -87.68f ? typename L::V{} : y * power;
+}
+
+constexpr float log2_e = 1.44269504088896341f;
+
+// 2^x for x <= 0 or little above, within 1.6e-7 of it: n = round(x), 2^(x - n) by our own fit; 0
+// below 2^-126.5. A NaN passes through.
+template <class L>
+TINYSCALE_INLINE void exp2_negative(const typename L::V& x, typename L::V& y) {
+  typedef typename L::V V;
+  V t, power;
+  typename L::I n;
+  broadcast<L>(-127.0f, t);
+  max_vector<L>(x, t, t);
+  const V shifted = t + 12582912.0f;  // as above
+  std::memcpy(&n, &shifted, sizeof(n));
+  n = n - 0x4B400000;
+  to_float<L>(n, power);
+  const V r = t - power;
+  const typename L::I bits = (n + 127) << 23;
+  std::memcpy(&power, &bits, sizeof(power));
+  const V s = r * r;
+  const V high = (r * 1.3264728769e-3f + 9.6715131831e-3f) * s;
+  y = ((r * 5.5507337445e-2f + 2.4022242077e-1f + high) * s + (r * 6.9314697760e-1f + 1.0f)) *
+      power;
+}
+
+// sum += e^x for x <= 0, within 1.2e-7 (1 + |x| / 6) of it.
+template <class L>
+TINYSCALE_INLINE void add_exp(const typename L::V& x, typename L::V& sum) {
+  typename L::V y;
+  exp2_negative<L>(x * log2_e, y);
+  sum = sum + y;
 }
 
 // ln(x) of a normal x > 0: x = 2^n m with m from sqrt(1/2) to sqrt(2). Else x itself.
@@ -5761,7 +5896,7 @@ class Scratch {
     try {
       return pool_take(static_cast<std::size_t>(count), sizeof(float));
     } catch (const std::bad_alloc&) {
-      throw Error(cat("kernel: ", count, " floats of scratch memory; this machine has none left"));
+      fail({"kernel: ", count, " floats of scratch memory; this machine has none left"});
     }
   }
 
@@ -5781,7 +5916,8 @@ class Scratch {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// Operands as strides: a(i, p) = a[i * a_row + p * a_col].
+// Operands as strides: a(i, p) = a[i * a_row + p * a_col]. Where a_tile is not 0, A is packed: row
+// i begins at i * a_tile for the first row of each tile, and those of one tile are a_row apart.
 struct GemmOperands {
   std::int64_t m, n, k;
   const float* a;
@@ -5794,10 +5930,16 @@ struct GemmOperands {
   const void* epilogue = nullptr;  // what finish does to rows [0, m) of a finished block of C
   void (*finish)(const GemmOperands& g, std::int64_t row, std::int64_t m, std::int64_t column,
                  std::int64_t n) = nullptr;
+  std::int64_t a_tile = 0;
+
+  const float* a_at(std::int64_t i, std::int64_t p) const {
+    return a + i * (a_tile == 0 ? a_row : a_tile) + p * a_col;
+  }
 };
 
 // Rows [0, m) of one panel of B. ahead: what will be read next; in each step of k one cache line of
-// it is fetched, then it moves by ahead_row.
+// it is fetched, then it moves by ahead_row. ahead_tile: what a tile fetches is so much after its
+// own.
 struct PanelWork {
   std::int64_t m, k;
   const float* a;
@@ -5809,17 +5951,23 @@ struct PanelWork {
   float beta;  // 0 or 1
   const float* ahead;
   std::int64_t ahead_row;
+  std::int64_t a_tile = 0, ahead_tile = 0;
+  float* copy = nullptr;  // for GemmFirst
 };
 
-// One step of k: a row of B, a number of each row of A.
-template <class L, int ROWS, int VECTORS>
+// One step of k: a row of B, a number of each row of A. COPIES: 1 to leave the row of B in copy.
+template <class L, int ROWS, int VECTORS, int COPIES = 0>
 TINYSCALE_INLINE void gemm_step(
     const float* a, const std::int64_t (&rows)[static_cast<std::size_t>(ROWS)], const float* b,
-    typename L::V (&sum)[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)]) {
+    typename L::V (&sum)[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)],
+    float* copy = nullptr) {
   typename L::V right[static_cast<std::size_t>(VECTORS)];
   TINYSCALE_UNROLL
   for (int j = 0; j < VECTORS; ++j) {
     load<L>(b + j * L::width, right[j]);
+    if constexpr (COPIES != 0) {
+      store<L>(copy + j * L::width, right[j]);
+    }
   }
   TINYSCALE_UNROLL
   for (int i = 0; i < ROWS; ++i) {
@@ -5834,7 +5982,7 @@ TINYSCALE_INLINE void gemm_step(
 
 // C[ROWS, VECTORS * width] (+)= A[ROWS, k] B[k, ...]: the whole tile in registers. Rows from
 // `valid` on repeat the first one and are not stored.
-template <class L, int ROWS, int VECTORS>
+template <class L, int ROWS, int VECTORS, int COPIES = 0>
 TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64_t valid,
                                 const float* ahead) {
   typedef typename L::V V;
@@ -5854,11 +6002,21 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
   const std::int64_t a_col = w.a_col, b_row = w.b_row, ahead_row = w.ahead_row;
   const std::int64_t ldc = w.ldc;
   const bool adds = w.beta != 0.0f;
-  const float* a = w.a + row * w.a_row;
+  const float* a = w.a + row * (w.a_tile == 0 ? w.a_row : w.a_tile);
   const float* b = w.b;
   float* c = w.c + row * ldc;
   std::int64_t p = w.k;
-  if constexpr (ROWS == L::rows && VECTORS == L::vectors) {
+  if constexpr (COPIES != 0) {
+    constexpr std::int64_t reach = 16;  // steps
+    float* copy = w.copy;
+    for (; p > 0; --p, a += a_col, b += b_row, copy += VECTORS * L::width) {
+      TINYSCALE_UNROLL
+      for (int j = 0; j < VECTORS * L::width; j += 16) {
+        prefetch(b + (p > reach ? reach * b_row : 0) + j);
+      }
+      gemm_step<L, ROWS, VECTORS, 1>(a, rows, b, sum, copy);
+    }
+  } else if constexpr (ROWS == L::rows && VECTORS == L::vectors) {
     for (; p > 1; p -= 2, a += 2 * a_col, b += 2 * b_row, ahead += 2 * ahead_row) {
       prefetch(ahead);
       gemm_step<L, ROWS, VECTORS>(a, rows, b, sum);
@@ -5887,6 +6045,17 @@ TINYSCALE_INLINE void gemm_tile(const PanelWork& w, std::int64_t row, std::int64
   }
 }
 
+// The first rows of a panel, which leaves a copy of it in w.copy for the others.
+template <class L>
+struct GemmFirst {
+  const PanelWork& w;
+
+  template <class Same>
+  TINYSCALE_INLINE void run() const {
+    gemm_tile<L, L::rows, L::vectors, 1>(w, 0, w.m, w.b);
+  }
+};
+
 // Full tiles, the last perhaps in part, or a tile of 2 rows. Of a row of what is ahead each of four
 // tiles in turn fetches one line.
 template <class L, int VECTORS>
@@ -5897,7 +6066,10 @@ struct GemmPanel {
   TINYSCALE_INLINE void run() const {
     std::int64_t tile = 0;
     for (std::int64_t i = 0; i < w.m; ++tile) {
-      const float* const ahead = w.ahead + tile % 4 * 16 + tile / 4 % 2 * w.ahead_row;
+      const std::int64_t next = w.m - i > L::rows ? tile + 1 : 0;
+      const std::int64_t place =
+          w.ahead_tile == 0 ? tile % 4 * 16 + tile / 4 % 2 * w.ahead_row : next * w.ahead_tile;
+      const float* const ahead = w.ahead + place;
       if (w.m - i > 2) {
         gemm_tile<L, L::rows, VECTORS>(w, i, w.m - i, ahead);
         i += L::rows;
@@ -5931,8 +6103,8 @@ inline std::int64_t gemm_extent(const char* who, std::int64_t rows, std::int64_t
   const std::int64_t most = std::int64_t{1} << 60;
   if (rows < 0 || columns < 0 || stride < 0 || columns > most ||
       (rows > 1 && stride > most / rows)) {
-    throw Error(cat(who, ": ", rows, " rows of ", columns, " numbers, ", stride,
-                    " apart, are no matrix in memory; sizes must be from 0 to 2^60"));
+    fail({who, ": ", rows, " rows of ", columns, " numbers, ", stride,
+          " apart, are no matrix in memory; sizes must be from 0 to 2^60"});
   }
   return rows == 0 || columns == 0 ? 0 : (rows - 1) * stride + columns;
 }
@@ -5961,24 +6133,24 @@ inline bool gemm_check(const char* who, kernel::Trans ta, kernel::Trans tb, cons
   const std::int64_t b = gemm_extent(who, b_no ? g.k : g.n, b_no ? g.n : g.k, ldb);
   const std::int64_t c = gemm_extent(who, g.m, g.n, g.ldc);
   if (g.beta != 0.0f && g.beta != 1.0f) {
-    throw Error(cat(who, ": beta is ", static_cast<double>(g.beta), "; it must be 0 or 1"));
+    fail({who, ": beta is ", static_cast<double>(g.beta), "; it must be 0 or 1"});
   }
   if (g.m > 1 && g.ldc < g.n) {
-    throw Error(cat(who, ": rows of C are ", g.ldc, " apart; they must be at least n = ", g.n));
+    fail({who, ": rows of C are ", g.ldc, " apart; they must be at least n = ", g.n});
   }
   if (c == 0) {
     return false;
   }
   if (g.c == nullptr || (a > 0 && g.a == nullptr) || (b > 0 && g.b == nullptr)) {
-    throw Error(cat(who, ": ",
-                    g.c == nullptr   ? "C"
-                    : g.a == nullptr ? "A"
-                                     : "B",
-                    " is null; m, n, k are ", g.m, ", ", g.n, ", ", g.k));
+    fail({who, ": ",
+          g.c == nullptr   ? "C"
+          : g.a == nullptr ? "A"
+                           : "B",
+          " is null; m, n, k are ", g.m, ", ", g.n, ", ", g.k});
   }
   const bool in_a = gemm_overlap(g.c, g.m, g.n, g.ldc, g.a, a, a_no ? g.k : g.m, lda);
   if (in_a || gemm_overlap(g.c, g.m, g.n, g.ldc, g.b, b, b_no ? g.n : g.k, ldb)) {
-    throw Error(cat(who, ": C overlaps ", in_a ? "A" : "B", "; it must have memory of its own"));
+    fail({who, ": C overlaps ", in_a ? "A" : "B", "; it must have memory of its own"});
   }
   return true;
 }
@@ -6003,11 +6175,63 @@ inline GemmOperands gemm_operands(kernel::Trans ta, kernel::Trans tb, std::int64
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time, in tiles of two
-// vectors, while the next 8 rows are fetched. C adds up in a copy that stays in cache. Vectors of
-// B start where cache lines do; the first and the last of a chunk overlap their neighbours.
+constexpr std::int64_t gemm_few = 64;              // rows of A up to which B is read in streams
+constexpr std::int64_t gemm_few_packed_rows = 32;  // the same of a packed B
+
+// What a tile fetches while it multiplies: `count` times what is here and `next` behind it.
+struct Ahead {
+  const float* at;
+  std::int64_t next, row, count;
+};
+
+// C[ROWS, two vectors] += A[ROWS, deep] B[deep, two vectors], the second `next` behind the first.
+// KEEP: copies what it reads of B to `keep`, row after row.
+template <class L, int ROWS, int DEPTH, bool KEEP>
+TINYSCALE_INLINE void gemm_few_tile(const float* a, std::int64_t deep, const float* b,
+                                    std::int64_t b_row, std::int64_t next, float* c,
+                                    std::int64_t ldc, const Ahead& ahead, float* keep) {
+  typename L::V sum[static_cast<std::size_t>(ROWS)][2], right[2], v;
+  const std::int64_t quiet = deep - ahead.count;
+  const float* fetch = ahead.at;
+  TINYSCALE_UNROLL
+  for (int x = 0; x < ROWS; ++x) {
+    load<L>(c + x * ldc, sum[x][0]);
+    load<L>(c + x * ldc + L::width, sum[x][1]);
+  }
+  for (std::int64_t q = deep; q > 0; --q) {
+    load<L>(b, right[0]);
+    load<L>(b + next, right[1]);
+    if (q > quiet) {
+      prefetch(fetch);
+      prefetch(fetch + ahead.next);
+      fetch += ahead.row;
+    }
+    if constexpr (KEEP) {
+      store<L>(keep, right[0]);
+      store<L>(keep + L::width, right[1]);
+      keep += 2 * L::width;
+    }
+    TINYSCALE_UNROLL
+    for (int x = 0; x < ROWS; ++x) {
+      broadcast<L>(a[x * DEPTH], v);
+      sum[x][0] = sum[x][0] + v * right[0];
+      sum[x][1] = sum[x][1] + v * right[1];
+    }
+    b += b_row;
+    ++a;
+  }
+  TINYSCALE_UNROLL
+  for (int x = 0; x < ROWS; ++x) {
+    store<L>(c + x * ldc, sum[x][0]);
+    store<L>(c + x * ldc + L::width, sum[x][1]);
+  }
+}
+
+// One row of A or a few, B as stored: C[m, begin..end) from 8 rows of B at a time (32 of them for
+// more than 16 rows of A), in tiles of two vectors, while the next rows are fetched. C adds up in a
+// copy that stays in cache. Vectors of B start where cache lines do; the first and the last of a
+// chunk overlap their neighbours.
 struct GemmFew {
-  static constexpr std::int64_t depth = 8;  // rows of B at a time
   const GemmOperands& g;
   const float* a;  // [k / depth][rows][depth], rows 1 (not used) or a multiple of 4
   std::int64_t rows;
@@ -6015,6 +6239,7 @@ struct GemmFew {
   std::int64_t origin;      // of the first vector, begin or before it
   float* copy;              // [rows][row]
 
+  static constexpr std::int64_t depth(std::int64_t rows) { return rows > 16 ? 32 : 8; }
   static constexpr std::int64_t row(std::int64_t columns) { return (columns + 63) / 32 * 32 + 16; }
 
   std::int64_t column(std::int64_t j, std::int64_t width) const {
@@ -6023,7 +6248,6 @@ struct GemmFew {
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t wide = 2 * L::width;
     const std::int64_t columns = end - origin, ld = row(columns);
     typename L::V v;
     std::memset(copy, 0, static_cast<std::size_t>(rows * ld) * sizeof(float));
@@ -6034,24 +6258,16 @@ struct GemmFew {
       }
     }
     std::int64_t p = 0;
-    for (; p + depth <= g.k && rows == 1; p += depth) {
-      add_rows<L, depth>(p, columns);
+    for (; p + 8 <= g.k && rows == 1; p += 8) {
+      add_rows<L, 8>(p, columns);
     }
     for (; p < g.k && rows == 1; ++p) {
       add_rows<L, 1>(p, columns);
     }
-    for (; p < g.k; p += depth) {
-      for (std::int64_t j = 0; j < columns; j += wide) {
-        std::int64_t i = 0;
-        if constexpr (L::width == 16) {
-          for (; i + 8 <= rows; i += 8) {
-            tile<L, 8>(i, p, j, ld);
-          }
-        }
-        for (; i < rows; i += 4) {
-          tile<L, 4>(i, p, j, ld);
-        }
-      }
+    if (depth(rows) == 32) {
+      blocks<L, 32>(columns, ld);
+    } else if (rows > 1) {
+      blocks<L, 8>(columns, ld);
     }
     for (std::int64_t i = 0; i < g.m; ++i) {
       for (std::int64_t j = 0; j < columns; j += L::width) {
@@ -6085,49 +6301,122 @@ struct GemmFew {
     }
   }
 
-  // The first tile of rows fetches: the others find the rows in cache.
-  template <class L, int ROWS>
-  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j,
-                             std::int64_t ld) const {
-    typedef typename L::V V;
+  template <class L, int DEPTH>
+  TINYSCALE_INLINE void blocks(std::int64_t columns, std::int64_t ld) const {
+    alignas(64) float kept[static_cast<std::size_t>(2 * L::width * DEPTH)];
+    for (std::int64_t p = 0; p < g.k; p += DEPTH) {
+      for (std::int64_t j = 0; j < columns; j += 2 * L::width) {
+        std::int64_t i = 0;
+        if constexpr (L::width == 16) {
+          for (; i + 8 <= rows; i += 8) {
+            tile<L, 8, DEPTH>(i, p, j, ld, kept);
+          }
+        }
+        for (; i < rows; i += 4) {
+          tile<L, 4, DEPTH>(i, p, j, ld, kept);
+        }
+      }
+    }
+  }
+
+  // Up to 16 rows the first tile fetches: the others find the rows in cache. Of more rows the first
+  // keeps what it reads of B where the others find it, and each fetches its share.
+  template <class L, int ROWS, int DEPTH>
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, std::int64_t j, std::int64_t ld,
+                             float* kept) const {
     const std::int64_t first = column(j, L::width), b_row = g.b_row;
     const std::int64_t next = column(j + L::width, L::width) - first;
-    const float* b = g.b + p * b_row + first;
-    const std::int64_t ahead = i == 0 && p + 2 * depth <= g.k ? depth * b_row : 0;
-    const float* left = a + p * rows + i * depth;
-    float* c = copy + i * ld + j;
-    V sum[static_cast<std::size_t>(ROWS)][2];
-    TINYSCALE_UNROLL
-    for (int x = 0; x < ROWS; ++x) {
-      load<L>(c + x * ld, sum[x][0]);
-      load<L>(c + x * ld + L::width, sum[x][1]);
+    const float* const b = g.b + p * b_row + first;
+    const float* const left = a + p * rows + i * DEPTH;
+    const std::int64_t deep = std::min<std::int64_t>(DEPTH, g.k - p);
+    float* const c = copy + i * ld + j;
+    Ahead ahead{b + DEPTH * b_row, next, b_row, p + 2 * DEPTH <= g.k ? DEPTH : 0};
+    if constexpr (DEPTH == 8) {
+      ahead.count = i == 0 ? ahead.count : 0;
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, b, b_row, next, c, ld, ahead, nullptr);
+      return;
     }
-    for (std::int64_t q = std::min(depth, g.k - p); q > 0; --q) {
-      V right[2], v;
-      load<L>(b, right[0]);
-      load<L>(b + next, right[1]);
-      if (ahead != 0) {
-        prefetch(b + ahead);
-        prefetch(b + ahead + next);
-      }
-      TINYSCALE_UNROLL
-      for (int x = 0; x < ROWS; ++x) {
-        broadcast<L>(left[x * depth], v);
-        sum[x][0] = sum[x][0] + v * right[0];
-        sum[x][1] = sum[x][1] + v * right[1];
-      }
-      b += b_row;
-      ++left;
-    }
-    TINYSCALE_UNROLL
-    for (int x = 0; x < ROWS; ++x) {
-      store<L>(c + x * ld, sum[x][0]);
-      store<L>(c + x * ld + L::width, sum[x][1]);
+    ahead.at += i * ahead.count / rows * b_row;
+    ahead.count = (ahead.count * ROWS + rows - 1) / rows;
+    if (i == 0) {
+      gemm_few_tile<L, ROWS, DEPTH, true>(left, deep, b, b_row, next, c, ld, ahead, kept);
+    } else {
+      gemm_few_tile<L, ROWS, DEPTH, false>(left, deep, kept, 2 * L::width, L::width, c, ld, ahead,
+                                           nullptr);
     }
   }
 };
 
-constexpr std::int64_t gemm_few = 64;              // rows of A up to which B is read in streams
+// A few rows of A, B packed in panels [k][width of the tile]: panel after panel as they lie in
+// memory, in pieces that stay in L1 while the next piece is fetched.
+struct GemmStream {
+  static constexpr int depth = 32;  // rows of B in a piece
+  const GemmOperands& g;
+  const float* a;  // [k / depth][rows][depth], rows a multiple of 4
+  std::int64_t rows;
+  std::int64_t begin, end;  // columns; begin starts a panel
+  const float* packed;
+  const float* edge;  // the last, narrower panel
+  std::int64_t edge_row;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = L::width * L::vectors;
+    alignas(64) float copy[static_cast<std::size_t>(gemm_few_packed_rows * wide)];
+    for (std::int64_t j = begin; j < end; j += wide) {
+      const bool whole = j + wide <= g.n;
+      const bool more = j + 2 * wide <= g.n;
+      panel<L>(whole ? packed + j * g.k : edge, whole ? wide : edge_row, more, copy);
+      const std::int64_t columns = std::min(wide, g.n - j);
+      for (std::int64_t i = 0; i < g.m; ++i) {
+        float* const c = g.c + i * g.ldc + j;
+        for (std::int64_t x = 0; x < columns; ++x) {
+          c[x] = g.beta == 0.0f ? copy[i * wide + x] : copy[i * wide + x] + c[x];
+        }
+      }
+      if (g.finish != nullptr) {
+        g.finish(g, 0, g.m, j, columns);
+      }
+    }
+  }
+
+  template <class L>
+  TINYSCALE_INLINE void panel(const float* b, std::int64_t row, bool more, float* copy) const {
+    constexpr std::int64_t wide = L::width * L::vectors, two = 2 * L::width;
+    std::memset(copy, 0, static_cast<std::size_t>(rows * wide) * sizeof(float));
+    for (std::int64_t p = 0; p < g.k; p += depth, b += depth * row) {
+      const std::int64_t deep = std::min<std::int64_t>(depth, g.k - p);
+      const bool fetches = p + 2 * depth <= g.k || (more && p + depth >= g.k);
+      for (std::int64_t j = 0; j < row; j += two) {
+        const std::int64_t next = j + two <= row ? L::width : 0;
+        const float* const ahead = fetches ? b + (row + j) * deep : b;
+        std::int64_t i = 0;
+        if constexpr (L::width == 16) {
+          for (; i + 8 <= rows; i += 8) {
+            tile<L, 8>(i, p, b + j, row, next, copy + j, ahead, fetches);
+          }
+        }
+        for (; i < rows; i += 4) {
+          tile<L, 4>(i, p, b + j, row, next, copy + j, ahead, fetches);
+        }
+      }
+    }
+  }
+
+  // Each tile of rows fetches its share, so that memory always works.
+  template <class L, int ROWS>
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t p, const float* b, std::int64_t row,
+                             std::int64_t next, float* copy, const float* ahead,
+                             bool fetches) const {
+    constexpr std::int64_t wide = L::width * L::vectors;
+    const std::int64_t deep = std::min<std::int64_t>(depth, g.k - p),
+                       share = 2 * L::width * ROWS / rows;
+    const Ahead mine{ahead + i / ROWS * share * deep, share / 2, share, fetches ? deep : 0};
+    gemm_few_tile<L, ROWS, depth, false>(a + p * rows + i * depth, deep, b, row, next,
+                                         copy + i * wide, wide, mine, nullptr);
+  }
+};
+
 constexpr std::int64_t gemm_in_cache = 1 << 20;    // floats of B that streams gain nothing for
 constexpr std::int64_t gemm_in_place = 72 * 1024;  // floats of B read where they stand: 288 KB
 
@@ -6136,11 +6425,10 @@ inline std::int64_t page_place(const float* x) {
   return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(x) / sizeof(float) % 1024);
 }
 
-// A as GemmFew reads it, the first row in the place of rows that are not there.
-inline void gemm_pack_few(const GemmOperands& g, std::int64_t rows, float* to) {
-  constexpr std::int64_t depth = GemmFew::depth;
+// A as [k / depth][rows][depth], the first row in the place of rows that are not there.
+inline void gemm_pack_few(const GemmOperands& g, std::int64_t rows, std::int64_t depth, float* to) {
   for (std::int64_t p = 0; p < g.k; p += depth) {
-    const std::int64_t count = std::min(depth, g.k - p);
+    const std::int64_t count = std::min<std::int64_t>(depth, g.k - p);
     for (std::int64_t i = 0; i < rows; ++i, to += depth) {
       const float* from = g.a + (i < g.m ? i : 0) * g.a_row + p * g.a_col;
       for (std::int64_t q = 0; q < count; ++q) {
@@ -6150,6 +6438,20 @@ inline void gemm_pack_few(const GemmOperands& g, std::int64_t rows, float* to) {
   }
 }
 
+// Few rows of A, a large B packed: packed + j * k holds column j's panel, edge the last, narrower
+// one.
+inline void gemm_few_packed(const GemmOperands& g, const float* packed, const float* edge,
+                            std::int64_t edge_row) {
+  const std::int64_t rows = (g.m + 3) / 4 * 4, chunk = 256;  // a multiple of every panel's width
+  const Scratch left(rows * (g.k + GemmStream::depth));
+  gemm_pack_few(g, rows, GemmStream::depth, left.data());
+  const auto body = [&](std::int64_t begin, std::int64_t end) {
+    run_on_lanes(GemmStream{g, left.data(), rows, begin * chunk, std::min(g.n, end * chunk), packed,
+                            edge, edge_row});
+  };
+  parallel_for((g.n + chunk - 1) / chunk, 1, body);
+}
+
 // Few rows of A, B as stored, in chunks of columns; false where another way is better.
 inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
   const std::int64_t in_cache = g.m > gemm_few / 2 ? 4 * gemm_in_cache : gemm_in_cache;
@@ -6157,9 +6459,10 @@ inline bool gemm_few_rows(const GemmOperands& g, std::int64_t width) {
     return false;
   }
   const std::int64_t rows = g.m == 1 ? 1 : (g.m + 3) / 4 * 4;
-  const Scratch left(g.m == 1 ? 0 : rows * (g.k + GemmFew::depth));
+  const std::int64_t depth = GemmFew::depth(rows);
+  const Scratch left(g.m == 1 ? 0 : rows * (g.k + depth));
   if (g.m > 1) {
-    gemm_pack_few(g, rows, left.data());
+    gemm_pack_few(g, rows, depth, left.data());
   }
   const std::int64_t chunk = g.n < 2048 ? 256 : g.m == 1 ? 1024 : 512, shift = page_place(g.b) % 16;
   const std::int64_t chunks = std::max<std::int64_t>(1, (g.n + shift - 17 + chunk) / chunk);
@@ -6272,7 +6575,8 @@ inline bool gemm_skinny(const GemmOperands& g) {
 // >> tinyscale/compute/gemm.hpp
 // Matrix product: C[M, N] = A[M, K] B[K, N] + beta C; 2 M K N flops.
 // Three ideas make it fast. A tile of C (6 x 64 with AVX-512) stays in registers while k runs.
-// B is copied into panels one tile wide only when that pays: it is large, or transposed.
+// B is copied into panels one tile wide only when that pays: it is large, or transposed. Up to 1024
+// rows each panel is copied by its first tile of C, while that multiplies, and stays in L2.
 // Short A (decode) reads B where it stands: up to 3 rows in streams, then in tiles.
 // Each element of C adds its products in an order that the number of threads cannot change.
 // Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
@@ -6305,6 +6609,7 @@ namespace detail {
 constexpr std::int64_t gemm_depth = 1024;      // most k of one pass: a panel of B stays in L2
 constexpr std::int64_t gemm_rows = 96;         // most rows of one task
 constexpr std::int64_t gemm_packed = 1 << 20;  // floats of B packed at once: 4 MB
+constexpr std::int64_t gemm_copied = 1024;     // most rows for which panels are copied one by one
 
 // Where the panels of B are read from: [k][wide] each, or in place where packed is null.
 struct GemmPanels {
@@ -6313,6 +6618,7 @@ struct GemmPanels {
   const float* edge;      // the last, narrower panel, padded with zeros; packed like the others
   std::int64_t edge_row;  // from row to row of it
   std::int64_t depth;     // k of one pass over C
+  bool copied = false;    // each block copies the panels of B, one at a time
 };
 
 // Copies columns [j, j + valid) of rows [p, p + depth) of B to to[depth][wide], zeros behind them.
@@ -6333,15 +6639,13 @@ struct GemmPack {
         }
         continue;
       }
-      for (std::int64_t x = 0; x < wide; ++x) {
-        const float* from = g.b + (j + x) * g.b_col + (p + q) * g.b_row;
-        prefetch(from + (x < valid ? strip : 0));
-        for (std::int64_t r = 0; r < rows && x < valid; ++r) {
-          to[(q + r) * wide + x] = from[r * g.b_row];
-        }
-        for (std::int64_t r = 0; r < rows && x >= valid; ++r) {
-          to[(q + r) * wide + x] = 0.0f;
-        }
+      const float* from = g.b + j * g.b_col + p + q;  // b_row is 1
+      for (std::int64_t x = 0; x < valid && q + strip < depth; ++x) {
+        prefetch(from + x * g.b_col + strip);
+      }
+      transpose(valid, rows, from, g.b_col, to + q * wide, wide);
+      for (std::int64_t r = q; r < q + rows && valid < wide; ++r) {
+        std::fill(to + r * wide + valid, to + (r + 1) * wide, 0.0f);
       }
     }
   }
@@ -6362,6 +6666,30 @@ struct GemmPack {
   }
 };
 
+// Copies A, transposed, to [tile][k][rows of a tile]: k in [begin, end), whole tiles only.
+struct GemmPackRows {
+  const GemmOperands& g;
+  std::int64_t begin, end;
+  float* to;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t p = begin; p < end; p += 8) {  // rows of A as stored, which stay in L1
+      const std::int64_t last = std::min(end, p + 8);
+      for (std::int64_t i = 0; i + L::rows <= g.m; i += L::rows) {
+        for (std::int64_t q = p; q < last; ++q) {
+          std::memcpy(to + i * g.k + q * L::rows, g.a + q * g.a_col + i, L::rows * sizeof(float));
+        }
+      }
+      for (std::int64_t i = g.m / L::rows * L::rows; i < g.m; ++i) {
+        for (std::int64_t q = p; q < last; ++q) {
+          to[i / L::rows * L::rows * g.k + q * L::rows + i % L::rows] = g.a[q * g.a_col + i];
+        }
+      }
+    }
+  }
+};
+
 // Rows [begin, end) of C, columns of one pass.
 struct GemmBlock {
   const GemmOperands& g;
@@ -6372,9 +6700,14 @@ struct GemmBlock {
   TINYSCALE_INLINE void run() const {
     constexpr std::int64_t wide = L::width * L::vectors;
     const std::int64_t columns = panels.columns, full = columns / wide * wide;
+    const Scratch copy(panels.copied ? panels.depth * wide : 0);
     for (std::int64_t p = 0; p < g.k; p += panels.depth) {
       const std::int64_t depth = std::min(panels.depth, g.k - p);
       for (std::int64_t j = 0; j < full; j += wide) {
+        if (panels.copied) {
+          copied<L>(p, depth, j, copy.data());
+          continue;
+        }
         const bool stands = panels.packed == nullptr;
         const std::int64_t row = stands ? g.b_row : wide;
         const float* b =
@@ -6399,19 +6732,52 @@ struct GemmBlock {
     }
   }
 
+  // One full panel, which is copied: by its first tile, or before where B is transposed. Then the
+  // tiles fetch the next rows of A.
+  template <class L>
+  TINYSCALE_INLINE void copied(std::int64_t p, std::int64_t depth, std::int64_t j,
+                               float* copy) const {
+    constexpr std::int64_t wide = L::width * L::vectors;
+    std::int64_t done = 0;
+    if (g.b_col == 1) {
+      done = std::min<std::int64_t>(L::rows, end - begin);
+      const float* b = g.b + p * g.b_row + panels.first + j;
+      float* c = g.c + begin * g.ldc + panels.first + j;
+      const float beta = p == 0 ? g.beta : 1.0f;
+      PanelWork w{done, depth, g.a_at(begin, p), g.a_row, g.a_col, b, g.b_row, c, g.ldc, beta,
+                  b,    0};
+      w.copy = copy;
+      call_on_lanes<L>(GemmFirst<L>{w});
+      finish(p, depth, begin, done, j, wide);
+    } else {
+      call_on_lanes<L>(GemmPack{g, p, depth, panels.first + j, wide, wide, copy});
+    }
+    const GemmBlock rest{g, panels, begin + done, end};
+    const std::int64_t tile = g.a_at(L::rows, 0) - g.a;
+    const bool along = g.a_col == 1 || g.a_tile != 0;
+    rest.panel<L, L::vectors>(p, depth, copy, wide, j, wide, along ? g.a_at(begin + done, p) : copy,
+                              along ? tile / g.k : 0, along ? tile : 0);
+  }
+
+  void finish(std::int64_t p, std::int64_t depth, std::int64_t row, std::int64_t m, std::int64_t j,
+              std::int64_t n) const {
+    if (g.finish != nullptr && p + depth == g.k) {
+      g.finish(g, row, m, panels.first + j, n);
+    }
+  }
+
   // Writes through a small copy where the panel is wider than what is left of C.
   template <class L, int VECTORS>
   TINYSCALE_INLINE void panel(std::int64_t p, std::int64_t depth, const float* b,
                               std::int64_t b_row, std::int64_t j, std::int64_t valid,
-                              const float* ahead, std::int64_t ahead_row) const {
+                              const float* ahead, std::int64_t ahead_row,
+                              std::int64_t ahead_tile = 0) const {
     constexpr std::int64_t wide = L::width * VECTORS;
     const std::int64_t m = end - begin;
     float* c = g.c + begin * g.ldc + panels.first + j;
     const float beta = p == 0 ? g.beta : 1.0f;
-    PanelWork w{m,       depth,   g.a + begin * g.a_row + p * g.a_col,
-                g.a_row, g.a_col, b,
-                b_row,   c,       g.ldc,
-                beta,    ahead,   ahead_row};
+    PanelWork w{m,    depth, g.a_at(begin, p), g.a_row,  g.a_col,   b, b_row, c, g.ldc,
+                beta, ahead, ahead_row,        g.a_tile, ahead_tile};
     if (valid == wide) {
       call_on_lanes<L>(GemmPanel<L, VECTORS>{w});
     } else {
@@ -6419,22 +6785,25 @@ struct GemmBlock {
       w.c = copy;
       w.ldc = wide;
       w.beta = 0.0f;
-      call_on_lanes<L>(GemmPanel<L, VECTORS>{w});
       for (std::int64_t i = 0; i < m; ++i) {
+        const std::int64_t row = i % gemm_rows;
+        if (row == 0) {
+          w.m = std::min(gemm_rows, m - i);
+          call_on_lanes<L>(GemmPanel<L, VECTORS>{w});
+          w.a = g.a_at(begin + i + gemm_rows, p);
+        }
         for (std::int64_t x = 0; x < valid; ++x) {
           const float old = beta == 0.0f ? 0.0f : c[i * g.ldc + x];
-          c[i * g.ldc + x] = copy[i * wide + x] + old;
+          c[i * g.ldc + x] = copy[row * wide + x] + old;
         }
       }
     }
-    if (g.finish != nullptr && p + depth == g.k) {
-      g.finish(g, begin, m, panels.first + j, valid);
-    }
+    finish(p, depth, begin, m, j, valid);
   }
 };
 
 struct TileSize {
-  std::int64_t width = 0, wide = 0;
+  std::int64_t width = 0, wide = 0, rows = 0;
   std::int64_t rounded(std::int64_t columns) const { return (columns + width - 1) / width * width; }
 };
 
@@ -6444,6 +6813,7 @@ struct TileQuery {  // asks the active path for its tile
   TINYSCALE_INLINE void run() const {
     size->width = L::width;
     size->wide = L::width * L::vectors;
+    size->rows = L::rows;
   }
 };
 
@@ -6493,27 +6863,31 @@ inline std::int64_t gemm_pass_depth(std::int64_t k) {
 }
 
 // Tasks: about an eighth of the rows, in multiples of every tile's; of short A 256 columns instead,
-// so that B is read once.
+// so that B is read once; of copied panels 64 columns, and as few rows as give each thread some.
 inline void gemm_blocks(const GemmOperands& g, const GemmPanels& all, bool serial) {
-  const std::int64_t chunk = 256;  // a multiple of every panel's width
-  const bool by_rows = g.m > gemm_rows;
-  const std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
-  const std::int64_t tasks = by_rows  ? (g.m + tall - 1) / tall
-                             : serial ? 1
-                                      : (all.columns + chunk - 1) / chunk;
+  std::int64_t tall = std::min(gemm_rows, std::max<std::int64_t>(24, g.m / 96 * 12));
+  std::int64_t chunk = all.columns;
+  if (all.copied || g.m <= gemm_rows) {
+    tall = g.m;
+    const std::int64_t some = all.copied ? 64 : 256;  // a multiple of every panel's width
+    chunk = serial || thread_count() == 1 ? all.columns : some;
+  }
+  const std::int64_t parts = (all.columns + chunk - 1) / chunk;
+  while (all.copied && chunk < all.columns && tall > 192 &&
+         (g.m + tall - 1) / tall * parts < 4 * thread_count()) {
+    tall = (tall / 2 + 11) / 12 * 12;
+  }
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
-      if (by_rows) {
-        run_on_lanes(GemmBlock{g, all, x * tall, std::min(g.m, (x + 1) * tall)});
-        continue;
-      }
+      const std::int64_t row = x / parts * tall, column = x % parts * chunk;
       GemmPanels part = all;
-      part.first += x * chunk;
-      part.columns = std::min(serial ? all.columns : chunk, all.columns - x * chunk);
-      part.packed = all.packed == nullptr ? nullptr : all.packed + x * chunk * g.k;
-      run_on_lanes(GemmBlock{g, part, 0, g.m});
+      part.first += column;
+      part.columns = std::min(chunk, all.columns - column);
+      part.packed = all.packed == nullptr ? nullptr : all.packed + column * g.k;
+      run_on_lanes(GemmBlock{g, part, row, std::min(g.m, row + tall)});
     }
   };
+  const std::int64_t tasks = (g.m + tall - 1) / tall * parts;
   if (serial) {
     body(0, tasks);
   } else {
@@ -6532,15 +6906,17 @@ inline void gemm_pass(const GemmOperands& g, std::int64_t first, std::int64_t co
   const bool in_place = g.b_col == 1 && (g.m <= 18 || g.n * g.k <= gemm_in_place);
   const bool small = gemm_is_small(g);
   GemmPanels panels{first, columns, nullptr, nullptr, left, gemm_pass_depth(g.k)};
-  if (in_place && left == columns - full) {
-    panels.edge = g.b + first + full;
+  panels.copied = !in_place && g.m <= gemm_copied;
+  if ((in_place || panels.copied) && (left == 0 || (left == columns - full && g.b_col == 1))) {
+    panels.edge = g.b + (left == 0 ? 0 : first + full);
     panels.edge_row = g.b_row;
     gemm_blocks(g, panels, small);
     return;
   }
-  const Scratch lease(((in_place ? 0 : full) + left) * g.k);
-  float* const packed = in_place ? nullptr : lease.data();
-  float* const edge = lease.data() + (in_place ? 0 : full * g.k);
+  const std::int64_t most = in_place || panels.copied ? 0 : full;  // columns packed here
+  const Scratch lease((most + left) * g.k);
+  float* const packed = most == 0 ? nullptr : lease.data();
+  float* const edge = lease.data() + most * g.k;
   gemm_pack(g, first, columns, tile, packed, edge, small);
   panels.packed = packed;
   panels.edge = edge;
@@ -6562,7 +6938,20 @@ inline void gemm_run(const GemmOperands& g) {
   if (gemm_few_rows(g, tile.width) || gemm_skinny(g)) {
     return;
   }
-  const std::int64_t fit = std::max<std::int64_t>(gemm_packed / g.k / tile.wide, 1) * tile.wide;
+  if (g.a_row == 1 && g.a_col != 1 && g.a_tile == 0 && g.n >= 256 && g.m * g.k > (1 << 17)) {
+    const Scratch lease((g.m + tile.rows) * g.k);
+    parallel_for(g.k, 32, [&](std::int64_t begin, std::int64_t end) {
+      run_on_lanes(GemmPackRows{g, begin, end, lease.data()});
+    });
+    GemmOperands packed = g;
+    packed.a = lease.data();
+    packed.a_col = tile.rows;
+    packed.a_tile = g.k;
+    gemm_run(packed);
+    return;
+  }
+  const std::int64_t panels = std::max<std::int64_t>(gemm_packed / g.k / tile.wide, 1);
+  const std::int64_t fit = g.m <= gemm_copied ? g.n : panels * tile.wide;
   for (std::int64_t j = 0; j < g.n; j += fit) {
     gemm_pass(g, j, std::min(fit, g.n - j), tile);
   }
@@ -6687,6 +7076,8 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 constexpr std::int64_t word_depth = 256;    // words of k of one tile: 64 KB of a panel, in L2
+constexpr std::int64_t word_few = 16;       // rows of A up to which reading B is the cost
+constexpr std::int64_t word_piece = 64;     // words of k then: 16 KB of a panel
 constexpr std::int64_t word_pass = 2048;    // words of k packed at once
 constexpr std::int64_t word_block = 96;     // rows of one task: a multiple of every tile's rows
 constexpr std::int64_t word_wide = 64;      // columns of a panel
@@ -6801,16 +7192,18 @@ struct WordPack {
   TINYSCALE_INLINE void block(std::int64_t x, std::int64_t w, std::int64_t wide,
                               std::int64_t deep) const {
 #if TINYSCALE_VECTOR_EXTENSIONS
-    if (s.kind != WordKind::f32 && wide == 16 && deep == 16 && x0 + x + 16 <= s.xs &&
+    const bool along_k = s.k_stride == 1, straight = (along_k ? to_w : to_x) == 1;
+    const std::int64_t rows = std::min(wide, s.xs - x0 - x);  // that are there
+    if (s.kind != WordKind::f32 && (rows == 16 || (along_k && straight)) && deep == 16 &&
         (w0 + w + 16) * s.per_word() <= s.ks) {
-      const bool along_k = s.k_stride == 1;
       const std::int64_t stride_in = along_k ? to_x : to_w;
-      const bool straight = (along_k ? to_w : to_x) == 1;
       std::uint32_t square[16][16];
       std::uint32_t* const start = to + x * to_x + w * to_w;
-      for (std::int64_t r = 0; r < 16; ++r) {
+      for (std::int64_t r = 0; r < (along_k ? wide : 16); ++r) {
         std::uint32_t* const row = straight ? start + r * stride_in : square[r];
-        if (along_k) {
+        if (r >= rows && along_k) {
+          std::fill(row, row + 16, s.flip);
+        } else if (along_k) {
           words_along_k(s, x0 + x + r, w0 + w, row);
         } else {
           words_along_x(s, x0 + x, w0 + w + r, row);
@@ -6876,15 +7269,17 @@ struct WordTask {
   // Row i from word w, and the words from it to the next row and to the next word of k.
   const std::uint32_t* a_at(std::int64_t w, std::int64_t i, std::int64_t& to_row,
                             std::int64_t& to_word) const {
-    const std::int64_t first = i / word_block * word_block;
-    const std::int64_t depth = std::min(word_depth, words - w);
+    const std::int64_t first = i / word_block * word_block, inside = w % word_depth;
+    const std::int64_t depth = std::min(word_depth, words - (w - inside));
     to_row = a_along_x ? 1 : depth;
     to_word = a_along_x ? std::min(word_block, a_rows - first) : 1;
-    return a + w * a_rows + first * depth + (i - first) * to_row;
+    return a + (w - inside) * a_rows + first * depth + (i - first) * to_row + inside * to_word;
   }
 };
 
-// The dot products of U in registers: U::rows x (VECTORS of 16) numbers of C, as gemm_tile does.
+// The dot products of U in registers: ROWS x (VECTORS of 16) numbers of C, as gemm_tile does. Many
+// rows of A share a panel's block of k in L2. For few rows reading B is the cost: panel after panel
+// as they lie in memory, in pieces that stay in L1 while the next piece is fetched.
 template <class U>
 struct WordTiles {
   typedef typename U::Sum Sum;
@@ -6892,46 +7287,66 @@ struct WordTiles {
   const WordTask& t;
 
   TINYSCALE_INLINE void run() const {
-    for (std::int64_t w = 0; w < t.words; w += word_depth) {
-      for (std::int64_t x = t.panel; x < t.panel_end; ++x) {
-        const std::int64_t first = x * word_wide;
-        const std::int64_t columns = std::min(word_wide, t.n - first);
-        for (std::int64_t i = t.row; i < t.row_end; i += U::rows) {
-          std::int64_t j = 0;
-          for (; j + U::vectors * U::width <= columns; j += U::vectors * U::width) {
-            tile<U::vectors>(w, x, j, i, U::vectors * U::width);
+    const bool few = t.row_end - t.row <= word_few;
+    const std::int64_t step = few ? word_piece : word_depth, panels = t.panel_end - t.panel;
+    const std::int64_t steps = (t.words + step - 1) / step;
+    for (std::int64_t y = 0; y < panels * steps; ++y) {
+      const std::int64_t w = (few ? y % steps : y / panels) * step;
+      const std::int64_t x = t.panel + (few ? y / steps : y % panels);
+      const std::int64_t depth = std::min(step, t.words - w);
+      const std::int64_t columns = std::min(word_wide, t.n - x * word_wide);
+      const bool last = w + step >= t.words && columns + x * word_wide >= t.n;
+      for (std::int64_t i = t.row; i < t.row_end; i += U::rows) {
+        const std::int64_t ahead = few && i == t.row && !last ? depth * word_wide : 0;
+        if constexpr (U::width == 16) {
+          if (few && t.row_end - i > U::rows) {
+            for (std::int64_t j = 0; j < columns; j += 32) {
+              tile<8, 2>(w, depth, x, j, i, columns - j, ahead);
+            }
+            i += 8 - U::rows;
+            continue;
           }
-          for (; j < columns; j += U::width) {
-            tile<1>(w, x, j, i, std::min<std::int64_t>(U::width, columns - j));
-          }
+        }
+        std::int64_t j = 0;
+        for (; j + U::vectors * U::width <= columns; j += U::vectors * U::width) {
+          tile<U::rows, U::vectors>(w, depth, x, j, i, U::vectors * U::width, ahead);
+        }
+        for (; j < columns; j += U::width) {
+          tile<U::rows, 1>(w, depth, x, j, i, columns - j, ahead);
         }
       }
     }
   }
 
-  template <int VECTORS>
-  TINYSCALE_INLINE void tile(std::int64_t w, std::int64_t x, std::int64_t j, std::int64_t i,
-                             std::int64_t columns) const {
-    Sum sum[static_cast<std::size_t>(U::rows)][static_cast<std::size_t>(VECTORS)];
+  // `ahead` words behind this piece is the next; each tile fetches its share of it.
+  template <int ROWS, int VECTORS>
+  TINYSCALE_INLINE void tile(std::int64_t w, std::int64_t depth, std::int64_t x, std::int64_t j,
+                             std::int64_t i, std::int64_t columns, std::int64_t ahead) const {
+    Sum sum[static_cast<std::size_t>(ROWS)][static_cast<std::size_t>(VECTORS)];
     TINYSCALE_UNROLL
-    for (int r = 0; r < U::rows; ++r) {
+    for (int r = 0; r < ROWS; ++r) {
       TINYSCALE_UNROLL
       for (int v = 0; v < VECTORS; ++v) {
         sum[r][v] = Sum{};
       }
     }
-    const std::int64_t depth = std::min(word_depth, t.words - w);
     std::int64_t to_row = 0, to_word = 0;
     const std::uint32_t* a = t.a_at(w, i, to_row, to_word);
-    const std::uint32_t* b = t.b + x * t.words * word_wide + w * word_wide + j;
+    const std::uint32_t* const piece = t.b + x * t.words * word_wide + w * word_wide;
+    const std::uint32_t* b = piece + j;
+    const std::uint32_t* next = piece + ahead + j * depth;
     for (std::int64_t p = 0; p < depth; ++p) {
+      for (int v = 0; v < VECTORS * U::width && ahead != 0; v += 16) {
+        prefetch(next + v);
+      }
+      next += VECTORS * U::width;
       typename U::Words right[static_cast<std::size_t>(VECTORS)], left;
       TINYSCALE_UNROLL
       for (int v = 0; v < VECTORS; ++v) {
         U::load(b + p * word_wide + v * U::width, right[v]);
       }
       TINYSCALE_UNROLL
-      for (int r = 0; r < U::rows; ++r) {
+      for (int r = 0; r < ROWS; ++r) {
         U::broadcast(a[r * to_row], left);
         TINYSCALE_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
@@ -6941,7 +7356,7 @@ struct WordTiles {
       a += to_word;
     }
     TINYSCALE_UNROLL
-    for (int r = 0; r < U::rows; ++r) {
+    for (int r = 0; r < ROWS; ++r) {
       if (i + r < t.row_end) {
         TINYSCALE_UNROLL
         for (int v = 0; v < VECTORS; ++v) {
@@ -7106,7 +7521,8 @@ inline void word_gemm(const WordGemm& g) {
       g.b_packed != nullptr
           ? wide
           : std::min(wide, std::max<std::int64_t>(1, word_fit / pass / word_wide) * word_wide);
-  const Scratch a_lease(round_up(rows, g.unit.rows) * pass);
+  const Scratch a_lease(round_up(rows, g.unit.rows) * pass +
+                        8 * word_depth);  // a tile may end later
   const Scratch b_lease(g.b_packed != nullptr ? 0 : columns * pass);
   WordPart p{};
   p.a = reinterpret_cast<std::uint32_t*>(a_lease.data());
@@ -7721,7 +8137,7 @@ struct RowStarts {
 inline void int8_product(const WordUnit& unit, const WordSource& a, WordSource b,
                          const std::uint32_t* b_packed, std::int32_t* c, std::int64_t ldc) {
   if (a.ks > 131071) {
-    throw Error(cat("gemm_int8: k is ", a.ks, "; int32 holds the sum of at most 131071 products"));
+    fail({"gemm_int8: k is ", a.ks, "; int32 holds the sum of at most 131071 products"});
   }
   for (std::int64_t i = 0; i < a.xs && a.ks <= 0; ++i) {
     std::fill(c + i * ldc, c + i * ldc + b.xs, 0);
@@ -7792,7 +8208,7 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
     return;
   }
   if (scales.block <= 0 && k > 0) {
-    throw Error(detail::cat("gemm_int8: blocks of ", scales.block, "; at least 1 number of k"));
+    detail::fail({"gemm_int8: blocks of ", scales.block, "; at least 1 number of k"});
   }
   const std::int64_t fit = std::max<std::int64_t>(1, detail::word_fit / m / 64) * 64;
   const std::int64_t wide = std::min(n, fit);
@@ -7870,8 +8286,8 @@ struct QuantizedMatrix {
 inline QuantizedMatrix pack_quantized(std::int64_t rows, std::int64_t cols, std::int64_t group,
                                       int bits, const std::int8_t* codes, const float* scales) {
   if (rows < 0 || cols < 0 || group < 8 || group % 8 != 0 || (bits != 4 && bits != 8)) {
-    throw Error(detail::cat("pack_quantized: ", rows, " x ", cols, ", groups of ", group, ", ",
-                            bits, " bits; groups are multiples of 8, of 4 or 8 bits"));
+    detail::fail({"pack_quantized: ", rows, " x ", cols, ", groups of ", group, ", ", bits,
+                  " bits; groups are multiples of 8, of 4 or 8 bits"});
   }
   QuantizedMatrix q{rows, cols, group, bits, true, {}, {}};
   const std::int64_t groups = q.groups(), panels = (rows + 15) / 16;
@@ -7927,8 +8343,8 @@ inline QuantizedMatrix quantize(std::int64_t rows, std::int64_t cols, std::int64
     float largest = 0;
     for (std::int64_t i = first; i < last; ++i) {
       if (!(std::fabs(w[i]) <= 65504.0f)) {
-        throw Error(detail::cat("quantize: weight ", i / cols, ", ", i % cols, " is ", double{w[i]},
-                                "; weights must be within +-65504"));
+        detail::fail({"quantize: weight ", i / cols, ", ", i % cols, " is ", double{w[i]},
+                      "; weights must be within +-65504"});
       }
       largest = std::fabs(w[i]) > std::fabs(largest) ? w[i] : largest;
     }
@@ -8289,12 +8705,12 @@ inline void gemm_follow(const char* who, GemmOperands& g, const kernel::GemmEpil
   const std::int64_t kept = e.before == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_before);
   const std::int64_t added = e.residual == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_residual);
   if ((kept > 0 && g.m > 1 && e.ld_before < g.n) || (added > 0 && g.m > 1 && e.ld_residual < g.n)) {
-    throw Error(cat(who, ": rows of before and residual are ", e.ld_before, " and ", e.ld_residual,
-                    " apart; they must be at least n = ", g.n));
+    fail({who, ": rows of before and residual are ", e.ld_before, " and ", e.ld_residual,
+          " apart; they must be at least n = ", g.n});
   }
   if (gemm_overlap(g.c, g.m, g.n, g.ldc, e.before, kept, g.n, e.ld_before) ||
       gemm_overlap(g.c, g.m, g.n, g.ldc, e.residual, added, g.n, e.ld_residual)) {
-    throw Error(cat(who, ": C overlaps before or residual; each must have memory of its own"));
+    fail({who, ": C overlaps before or residual; each must have memory of its own"});
   }
   g.epilogue = &e;
   g.finish = &gemm_finish;
@@ -8327,7 +8743,7 @@ inline PackedWeights pack_weights(Trans tb, std::int64_t k, std::int64_t n, cons
                                   std::int64_t ldb) {
   const bool no = tb == Trans::no;
   if (detail::gemm_extent("pack_weights", no ? k : n, no ? n : k, ldb) > 0 && b == nullptr) {
-    throw Error(detail::cat("pack_weights: B is null; k, n are ", k, ", ", n));
+    detail::fail({"pack_weights: B is null; k, n are ", k, ", ", n});
   }
   PackedWeights w{k, n, detail::active_path(), {}};
   if (k == 0 || n == 0) {
@@ -8349,9 +8765,8 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
                         float beta, float* c, std::int64_t ldc,
                         const GemmEpilogue& epilogue = GemmEpilogue()) {
   if (w.path != detail::active_path()) {
-    throw Error(detail::cat("gemm_packed: the weights were packed for the path ", name_of(w.path),
-                            " and ", name_of(detail::active_path()),
-                            " is in use; pack them again"));
+    detail::fail({"gemm_packed: the weights were packed for the path ", name_of(w.path), " and ",
+                  name_of(detail::active_path()), " is in use; pack them again"});
   }
   float none = 0.0f;
   const float* const packed = w.memory == nullptr ? &none : w.memory->data();
@@ -8367,6 +8782,10 @@ inline void gemm_packed(std::int64_t m, const float* a, std::int64_t lda, const 
   }
   const detail::TileSize tile = detail::tile_size();
   const std::int64_t full = w.n / tile.wide * tile.wide;
+  if (m > 4 && m <= detail::gemm_few_packed_rows && w.n * w.k > detail::gemm_in_cache) {
+    detail::gemm_few_packed(g, packed, packed + full * w.k, tile.rounded(w.n - full));
+    return;
+  }
   const detail::GemmPanels panels{
       0, w.n, packed, packed + full * w.k, tile.rounded(w.n - full), detail::gemm_pass_depth(w.k)};
   detail::gemm_blocks(g, panels, detail::gemm_is_small(g));
@@ -8382,8 +8801,8 @@ inline void gemm_batched(std::int64_t batch, Trans ta, Trans tb, std::int64_t m,
   detail::gemm_extent("gemm_batched", batch, c_size, stride_c);
   const bool beside = stride_c >= n && stride_c <= ldc / std::max<std::int64_t>(batch, 1);
   if (batch > 1 && c_size > 0 && stride_c < c_size && !beside) {
-    throw Error(detail::cat("gemm_batched: matrices of C are ", stride_c,
-                            " apart and overlap; each takes ", c_size));
+    detail::fail(
+        {"gemm_batched: matrices of C are ", stride_c, " apart and overlap; each takes ", c_size});
   }
   const auto body = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t x = begin; x < end; ++x) {
@@ -8520,23 +8939,6 @@ struct SquareTerm {
   }
 };
 
-struct SlopeTerm {
-  const float* x;
-  const float* a;
-  const float* b;
-  float center;
-  template <class L>
-  TINYSCALE_INLINE void get(std::int64_t j, std::int64_t left, typename L::V& v) const {
-    typename L::V c, w;
-    broadcast<L>(center, c);
-    load_some<L>(x + j, left, center, v);
-    load_some<L>(a + j, left, 0.0f, w);
-    v = (v - c) * w;
-    load_some<L>(b + j, left, 0.0f, w);
-    v = v * w;
-  }
-};
-
 // y = beta y + v, where beta is 0 (y is not read) or 1.
 template <class L>
 TINYSCALE_INLINE void add_some(float beta, const typename L::V& v, std::int64_t left, float* y) {
@@ -8552,14 +8954,10 @@ TINYSCALE_INLINE float dot_row(std::int64_t n, const float* a, const float* b) {
   return row_sum<L>(n, ProductTerm{a, b});
 }
 
-// max and sum of exp(x - max) of one row; writes exp(x - max) to y unless y is null.
+// best = the maximum of it and of a row, each lane for itself.
 template <class L>
-TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& max, float& sum) {
-  typedef typename L::V V;
-  const float lowest = -std::numeric_limits<float>::infinity();
-  V best, second, v, total{};
-  broadcast<L>(lowest, best);
-  second = best;
+TINYSCALE_INLINE void max_row(std::int64_t n, const float* x, typename L::V& best) {
+  typename L::V second = best, v;
   std::int64_t j = 0;
   for (; j + 2 * L::width <= n; j += 2 * L::width) {
     load<L>(x + j, v);
@@ -8568,19 +8966,66 @@ TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& m
     max_vector<L>(second, v, second);
   }
   for (; j < n; j += L::width) {
-    load_some<L>(x + j, n - j, lowest, v);
+    load_some<L>(x + j, n - j, -std::numeric_limits<float>::infinity(), v);
     max_vector<L>(best, v, best);
   }
   max_vector<L>(best, second, best);
+}
+
+// max and sum of exp(x - max) of one row, read once: block by block, from a maximum of each lane
+// that grows on the way. Nothing is compared with -inf: in place of exp(-inf) stands 2^-126.
+template <class L>
+TINYSCALE_INLINE void sum_exp_row(std::int64_t n, const float* x, float& max, float& sum) {
+  typedef typename L::V V;
+  constexpr std::int64_t block = 512, ahead = 4096;
+  const float lowest = -std::numeric_limits<float>::infinity();
+  V best, top, before, v, total{}, more{};
+  broadcast<L>(lowest, best);
+  broadcast<L>(-std::numeric_limits<float>::max(), top);
+  for (std::int64_t begin = 0; begin < n; begin += block) {
+    const std::int64_t end = std::min(n, begin + block);
+    max_row<L>(end - begin, x + begin, best);
+    before = top;
+    max_vector<L>(top, best, top);
+    exp_negative<L>(before - top, v);
+    total = total * v;
+    more = more * v;
+    std::int64_t j = begin;
+    for (; j + 2 * L::width <= end; j += 2 * L::width) {
+      prefetch<3>(x + j + ahead);
+      prefetch<3>(x + j + ahead + L::width);
+      load<L>(x + j, v);
+      add_exp<L>(v - top, total);
+      load<L>(x + j + L::width, v);
+      add_exp<L>(v - top, more);
+    }
+    for (; j < end; j += L::width) {
+      load_some<L>(x + j, end - j, lowest, v);
+      add_exp<L>(v - top, total);
+    }
+  }
   max = max_lanes<L>(best);
   broadcast<L>(max, best);
-  for (j = 0; j < n; j += L::width) {
+  exp_negative<L>(top - best, v);
+  sum = sum_lanes<L>((total + more) * v);
+}
+
+// max and sum of exp(x - max) of one row; writes exp(x - max) to y, which may be x.
+template <class L>
+TINYSCALE_INLINE void exp_row(std::int64_t n, const float* x, float* y, float& max, float& sum) {
+  typedef typename L::V V;
+  const float lowest = -std::numeric_limits<float>::infinity();
+  V best, v, total{};
+  broadcast<L>(lowest, best);
+  max_row<L>(n, x, best);
+  max = max_lanes<L>(best);
+  broadcast<L>(max, best);
+  for (std::int64_t j = 0; j < n; j += L::width) {
     load_some<L>(x + j, n - j, lowest, v);
+    prefetch<3>(x + j + n);  // of the next row
     exp_negative<L>(v - best, v);
     total = total + v;
-    if (y != nullptr) {
-      store_some<L>(y + j, n - j, v);
-    }
+    store_some<L>(y + j, n - j, v);
   }
   sum = sum_lanes<L>(total);
 }
@@ -8591,18 +9036,19 @@ TINYSCALE_INLINE void scale_row(std::int64_t n, float factor, float* y) {
   broadcast<L>(factor, f);
   for (std::int64_t j = 0; j < n; j += L::width) {
     load_some<L>(y + j, n - j, 0.0f, v);
+    prefetch<3>(y + j + n);
     store_some<L>(y + j, n - j, v * f);
   }
 }
 
 // The same down the rows of p, each lane for itself: top becomes the maximum of it and of all p,
-// p becomes exp(scale (p - top)), sum their sum. Lanes that see -inf alone get zeros.
+// p becomes exp(factor (p - top)), sum their sum. Lanes that see -inf alone get zeros.
 template <class L>
 TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float factor, float* p,
                                   typename L::V& top, typename L::V& shift, typename L::V& sum) {
   typedef typename L::V V;
   V v, w, scale, second = top;
-  broadcast<L>(factor, scale);
+  broadcast<L>(factor * log2_e, scale);
   std::int64_t x = 0;
   for (; x + 2 <= rows; x += 2) {
     load<L>(p + x * stride, v);
@@ -8615,11 +9061,11 @@ TINYSCALE_INLINE void exp_columns(std::int64_t rows, std::int64_t stride, float 
     max_vector<L>(top, v, top);
   }
   max_vector<L>(top, second, top);
-  shift = top > -std::numeric_limits<float>::max() ? top * scale : V{};
+  shift = top > -std::numeric_limits<float>::max() ? top : V{};
   sum = V{};
   for (x = 0; x < rows; ++x) {
     load<L>(p + x * stride, v);
-    exp_negative<L>(v * scale - shift, v);
+    exp2_negative<L>((v - shift) * scale, v);
     sum = sum + v;
     store<L>(p + x * stride, v);
   }
@@ -8683,7 +9129,7 @@ struct CrossEntropyRows {
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
       float max = 0.0f, sum = 0.0f;
-      exp_row<L>(vocab, logits + i * vocab, nullptr, max, sum);
+      sum_exp_row<L>(vocab, logits + i * vocab, max, sum);
       lse[i] = max + std::log(sum);
       losses[i] = targets[i] < 0 ? 0.0f : lse[i] - logits[i * vocab + targets[i]];
     }
@@ -8762,6 +9208,187 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
 }  // namespace kernel
 }}  // namespace tinyscale
 
+// >> tinyscale/compute/attention_product.hpp
+// Products of attention: C = share (A B) + keep C with scores as A or as C. Of the sums over keys
+// (or queries) each tile of rows takes those that causality shows to one of its rows: few rows and
+// many columns in a tile, so that little is multiplied beyond the diagonal.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Rows of a tile that is so many vectors wide: 16 sums where registers are many.
+template <class L, int VECTORS>
+constexpr int attention_tile = L::width == 1 || L::vectors < 4 ? L::rows
+                               : VECTORS == 4                  ? 4
+                                                               : 8;
+
+constexpr std::int64_t attention_all = std::int64_t{1} << 40;  // bounds no tile
+
+// Row i sums over p in [i + from, i + to], as far as that is in [0, k).
+struct AttentionProduct {
+  std::int64_t m, n, k;
+  const float* a;
+  std::int64_t a_row, a_col;
+  const float* b;
+  std::int64_t b_row;
+  float* c;
+  std::int64_t c_row;
+  float beta = 0.0f;  // 0: C is not read
+  std::int64_t from = -attention_all, to = attention_all;
+  const float* share = nullptr;  // of each row: what its sum is multiplied by; null: 1
+  const float* keep = nullptr;   // likewise what C is, where it is read
+
+  template <class L>
+  TINYSCALE_INLINE void run() const;
+};
+
+// Columns [column, column + VECTORS * width) of it; of one vector perhaps only the first `left`.
+template <class L, int VECTORS>
+struct AttentionPanel {
+  static constexpr int rows = attention_tile<L, VECTORS>;
+  typedef std::int64_t Offsets[static_cast<std::size_t>(rows)];
+  const AttentionProduct& w;
+  std::int64_t column, left;
+
+  template <class Same>
+  TINYSCALE_INLINE void run() const {
+    Offsets at, a_at, c_at;
+    const std::int64_t m = w.m, k = w.k, from = w.from, to = w.to;
+    for (std::int64_t i = 0; i < m; i += rows) {
+      if (i == 0 || m - i < rows) {
+        TINYSCALE_UNROLL
+        for (int r = 0; r < rows; ++r) {  // rows that are not there repeat the first one
+          at[r] = r < m - i ? r : 0;
+          a_at[r] = at[r] * w.a_row;
+          c_at[r] = at[r] * w.c_row;
+        }
+      }
+      const std::int64_t first = std::clamp<std::int64_t>(i + from, 0, k);
+      const std::int64_t last = std::clamp<std::int64_t>(std::min(i + rows, m) + to, first, k);
+      if (first < last || w.beta == 0.0f) {
+        tile(i, first, last - first, at, a_at, c_at);
+      }
+    }
+  }
+
+  TINYSCALE_INLINE void tile(std::int64_t i, std::int64_t first, std::int64_t k, const Offsets& at,
+                             const Offsets& a_at, const Offsets& c_at) const {
+    typename L::V f, sum[static_cast<std::size_t>(rows)][static_cast<std::size_t>(VECTORS)] = {};
+    const std::int64_t a_col = w.a_col, b_row = w.b_row;
+    const std::int64_t count = VECTORS > 1 ? L::width : left;
+    const float* a = w.a + i * w.a_row + first * a_col;
+    const float* b = w.b + first * b_row + column;
+    if (L::width > 4 && (VECTORS > 1 || count == L::width)) {
+      for (; k > 1; k -= 2, a += 2 * a_col, b += 2 * b_row) {
+        gemm_step<L, rows, VECTORS>(a, a_at, b, sum);
+        gemm_step<L, rows, VECTORS>(a + a_col, a_at, b + b_row, sum);
+      }
+    }
+    for (; k > 0; --k, a += a_col, b += b_row) {
+      float part[static_cast<std::size_t>(L::width)];
+      if (VECTORS == 1 && count < L::width) {
+        load_part<L>(b, count, 0.0f, f);
+        store<L>(part, f);
+      }
+      gemm_step<L, rows, VECTORS>(a, a_at, VECTORS == 1 && count < L::width ? part : b, sum);
+    }
+    float* const c = w.c + i * w.c_row + column;
+    if (w.share != nullptr) {
+      TINYSCALE_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        broadcast<L>(w.share[i + at[r]], f);
+        TINYSCALE_UNROLL
+        for (int j = 0; j < VECTORS; ++j) {
+          sum[r][j] = sum[r][j] * f;
+        }
+      }
+    }
+    if (w.beta != 0.0f) {
+      TINYSCALE_UNROLL
+      for (int r = 0; r < rows; ++r) {
+        typename L::V old;
+        broadcast<L>(w.keep == nullptr ? 1.0f : w.keep[i + at[r]], f);
+        TINYSCALE_UNROLL
+        for (int j = 0; j < VECTORS; ++j) {
+          load_some<L>(c + c_at[r] + j * L::width, count, 0.0f, old);
+          sum[r][j] = sum[r][j] + old * f;
+        }
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int r = 0; r < rows; ++r) {
+      TINYSCALE_UNROLL
+      for (int j = 0; j < VECTORS; ++j) {
+        store_some<L>(c + c_at[r] + j * L::width, count, sum[r][j]);
+      }
+    }
+  }
+};
+
+template <class L>
+TINYSCALE_INLINE void AttentionProduct::run() const {
+  std::int64_t j = 0;
+  if constexpr (L::vectors == 4 && L::width > 1) {
+    for (; j + 4 * L::width <= n; j += 4 * L::width) {
+      call_on_lanes<L>(AttentionPanel<L, 4>{*this, j, L::width});
+    }
+  }
+  for (; j + 2 * L::width <= n; j += 2 * L::width) {
+    call_on_lanes<L>(AttentionPanel<L, 2>{*this, j, L::width});
+  }
+  for (; j < n; j += L::width) {  // the last perhaps in part
+    call_on_lanes<L>(AttentionPanel<L, 1>{*this, j, std::min<std::int64_t>(L::width, n - j)});
+  }
+}
+
+// r[i], lane j of 16 x 16 numbers to r[j], lane i, by squares of 4 and then squares of those.
+template <class V>
+TINYSCALE_INLINE void turn_square(V (&r)[16]) {
+#if TINYSCALE_SHUFFLE
+#define TINYSCALE_PICK(a, b, x, y, z, w, four)                                                    \
+  __builtin_shufflevector(a, b, x, y, z, w, x + four, y + four, z + four, w + four, x + 2 * four, \
+                          y + 2 * four, z + 2 * four, w + 2 * four, x + 3 * four, y + 3 * four,   \
+                          z + 3 * four, w + 3 * four)
+#define TINYSCALE_QUADS(a, b, x)                                                              \
+  __builtin_shufflevector(a, b, x, x + 1, x + 2, x + 3, x + 8, x + 9, x + 10, x + 11, x + 16, \
+                          x + 17, x + 18, x + 19, x + 24, x + 25, x + 26, x + 27)
+  V t[16];
+  TINYSCALE_UNROLL
+  for (int i = 0; i < 16; i += 4) {
+    const V a = TINYSCALE_PICK(r[i], r[i + 1], 0, 16, 1, 17, 4);
+    const V b = TINYSCALE_PICK(r[i], r[i + 1], 2, 18, 3, 19, 4);
+    const V c = TINYSCALE_PICK(r[i + 2], r[i + 3], 0, 16, 1, 17, 4);
+    const V d = TINYSCALE_PICK(r[i + 2], r[i + 3], 2, 18, 3, 19, 4);
+    t[i] = TINYSCALE_PICK(a, c, 0, 1, 16, 17, 4);
+    t[i + 1] = TINYSCALE_PICK(a, c, 2, 3, 18, 19, 4);
+    t[i + 2] = TINYSCALE_PICK(b, d, 0, 1, 16, 17, 4);
+    t[i + 3] = TINYSCALE_PICK(b, d, 2, 3, 18, 19, 4);
+  }
+  TINYSCALE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const V a = TINYSCALE_QUADS(t[i], t[i + 4], 0);
+    const V b = TINYSCALE_QUADS(t[i], t[i + 4], 4);
+    const V c = TINYSCALE_QUADS(t[i + 8], t[i + 12], 0);
+    const V d = TINYSCALE_QUADS(t[i + 8], t[i + 12], 4);
+    r[i] = TINYSCALE_QUADS(a, c, 0);
+    r[i + 4] = TINYSCALE_QUADS(b, d, 0);
+    r[i + 8] = TINYSCALE_QUADS(a, c, 4);
+    r[i + 12] = TINYSCALE_QUADS(b, d, 4);
+  }
+#undef TINYSCALE_PICK
+#undef TINYSCALE_QUADS
+#endif
+}
+
+inline void attention_product(const AttentionProduct& w) {
+  if (w.m > 0 && w.n > 0) {
+    run_on_lanes(w);
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/compute/attention.hpp
 // Attention: O = softmax(Q K^T / sqrt(head_size)) V for each sequence and head, in blocks of
 // queries and keys: no [queries, keys] matrix is kept, and causal blocks stop at the diagonal.
@@ -8809,8 +9436,9 @@ inline float attention_reference(const AttentionShape& s, std::int64_t seen, con
 
 namespace detail {
 
-constexpr std::int64_t attention_queries = 64;  // of a task
-constexpr std::int64_t attention_keys = 64;     // whose scores are held at once
+constexpr std::int64_t attention_queries = 64;  // whose scores are held at once
+constexpr std::int64_t attention_group = 8;     // blocks of queries for which keys are read once
+constexpr std::int64_t attention_keys = 64;     // likewise
 constexpr std::int64_t attention_few = 8;       // queries: so few are handled row by row
 
 // Keys that query i sees.
@@ -8869,157 +9497,198 @@ struct AttentionHead {
   float* dv;
 };
 
-// The queries [begin, begin + rows) as lanes, two vectors of them, against one block of keys after
-// another: of those in [key, key + both) both vectors see some, of the next `alone` the second.
-struct AttentionLanes {
+// Queries [begin, begin + rows) as lanes against keys [key, key + keys): lane i sees key x of them
+// where x + lead <= i. Scores stand as [keys, attention_queries].
+struct AttentionBlock {
   const kernel::AttentionShape& s;
-  std::int64_t width, wide, begin, rows, seen;
-  std::int64_t key = 0, both = 0, alone = 0;
+  std::int64_t begin, key, rows, keys, lead;
 
-  AttentionLanes(const kernel::AttentionShape& shape, std::int64_t vector, std::int64_t first)
-      : s(shape), width(vector), wide(2 * vector), begin(first) {
-    rows = std::min(wide, s.queries - begin);
-    seen = visible_keys(s, begin + rows - 1);
-    block(0);
+  AttentionBlock(const kernel::AttentionShape& shape, std::int64_t query, std::int64_t first)
+      : s(shape), begin(query), key(first) {
+    rows = std::min(attention_queries, s.queries - begin);
+    keys = std::min(attention_keys, visible_keys(s, begin + rows - 1) - key);
+    lead = s.causal == 0 ? -attention_all : key - begin - s.causal_offset;
   }
-  void block(std::int64_t first) {
-    const std::int64_t split = visible_keys(s, begin + std::min(rows, width) - 1);
-    const std::int64_t keys = std::min(attention_keys, seen - first);
-    key = first;
-    both = std::clamp<std::int64_t>(split - first, 0, keys);
-    alone = keys - both;
+  // Keys whose scores a vector of lanes must have: all that one of the tiles it has part in sums
+  // over, be they tiles of lanes or of keys.
+  template <class L>
+  TINYSCALE_INLINE std::int64_t held(std::int64_t lane) const {
+    constexpr std::int64_t tile = attention_tile<L, 2>;
+    const std::int64_t end = std::min((lane + L::width + tile - 1) / tile * tile, rows) - lead;
+    return lane >= rows ? 0 : std::clamp<std::int64_t>((end + tile - 1) / tile * tile, 0, keys);
   }
-  // [head_size, wide] from rows of x; lanes that stand for no query hold zeros.
-  void turn(const float* x, std::int64_t stride, float* to) const {
-    if (rows < wide) {
-      std::fill(to, to + s.head_size * wide, 0.0f);
+};
+
+// Rows of x to [size, attention_queries], where lanes that stand for no row get zeros, and to rows
+// that stand one behind the other, as small caches like them; either may be null.
+struct AttentionTurn {
+  std::int64_t rows, size;
+  const float* x;
+  std::int64_t stride;
+  float* turned;
+  float* same;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t wide = attention_queries;
+    std::int64_t i = 0;
+    if (rows < wide && turned != nullptr) {
+      std::fill(turned, turned + size * wide, 0.0f);
     }
-    transpose(rows, s.head_size, x + begin * stride, stride, to, wide);
-  }
-  // scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]
-  void score(const float* a, std::int64_t a_row, const float* x, float* c) const {
-    a += key * a_row;
-    panels({both, wide, s.head_size, a, a_row, 1, x, wide, c, wide, 0.0f});
-    panels({alone, width, s.head_size, a + both * a_row, a_row, 1, x + width, wide,
-            c + both * wide + width, wide, 0.0f});
-  }
-  // C[sizes, lanes] = A[keys, sizes]^T P[keys, lanes] + beta C
-  void gather(const float* a, std::int64_t a_row, const float* p, float beta, float* c) const {
-    a += key * a_row;
-    panels({s.head_size, wide, both, a, 1, a_row, p, wide, c, wide, beta});
-    if (alone > 0) {
-      panels({s.head_size, width, alone, a + both * a_row, 1, a_row, p + both * wide + width, wide,
-              c + width, wide, 1.0f});
+    if constexpr (L::width == 16) {
+      for (; i + 16 <= rows && size % 16 == 0; i += 16) {
+        for (std::int64_t j = 0; j < size; j += 16) {
+          square<L>(i, j);
+        }
+      }
+    }
+    if (turned != nullptr) {
+      transpose(rows - i, size, x + i * stride, stride, turned + i, wide);
+    }
+    for (; i < rows && same != nullptr; ++i) {
+      std::copy(x + i * stride, x + i * stride + size, same + i * size);
     }
   }
-  // C[keys, sizes] += P[keys, lanes] X[lanes, sizes]
-  void scatter(std::int64_t sizes, const float* p, const float* x, std::int64_t x_row, float* c,
-               std::int64_t c_row) const {
-    c += key * c_row;
-    panels({both, sizes, rows, p, wide, 1, x, x_row, c, c_row, 1.0f});
-    panels({alone, sizes, rows - width, p + both * wide + width, wide, 1, x + width * x_row, x_row,
-            c + both * c_row, c_row, 1.0f});
-  }
-  // Scores that causality hides become -inf: of each key those of the first lanes.
-  void hide(float* p) const {
-    const std::int64_t clear = visible_keys(s, begin);
-    for (std::int64_t j = std::max(key, clear); j < key + both + alone; ++j) {
-      const std::int64_t hidden = std::clamp<std::int64_t>(j - begin - s.causal_offset, 0, wide);
-      float* const row = p + (j - key) * wide;
-      std::fill(row, row + hidden, -std::numeric_limits<float>::infinity());
+
+  template <class L>
+  TINYSCALE_INLINE void square(std::int64_t i, std::int64_t j) const {
+    typename L::V r[16];
+    TINYSCALE_UNROLL
+    for (int y = 0; y < 16; ++y) {
+      load<L>(x + (i + y) * stride + j, r[y]);
+      if (same != nullptr) {
+        store<L>(same + (i + y) * size + j, r[y]);
+      }
+    }
+    if (turned == nullptr) {
+      return;
+    }
+    turn_square(r);
+    TINYSCALE_UNROLL
+    for (int y = 0; y < 16; ++y) {
+      store<L>(turned + (j + y) * attention_queries + i, r[y]);
     }
   }
 };
 
-// One vector of lanes: raw scores to probabilities; o: what was gathered before, or null.
+// scores[keys, lanes] = A[keys, sizes] X[sizes, lanes]
+struct AttentionScores {
+  const AttentionBlock& t;
+  const float* a;
+  std::int64_t a_row;
+  const float* x;
+  float* c;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    constexpr std::int64_t row = attention_queries;
+    const float* const from = a + t.key * a_row;
+    for (std::int64_t at = 0; at < t.rows; at += 2 * L::width) {
+      const std::int64_t one = t.held<L>(at), two = t.held<L>(at + L::width);
+      const std::int64_t both = std::min(one, two), size = t.s.head_size;
+      const AttentionProduct w{both, row, size, from, a_row, 1, x, row, c, row};
+      call_on_lanes<L>(AttentionPanel<L, 2>{w, at, L::width});
+      const AttentionProduct v{std::max(one, two) - both,
+                               row,
+                               size,
+                               from + both * a_row,
+                               a_row,
+                               1,
+                               x,
+                               row,
+                               c + both * row,
+                               row};
+      call_on_lanes<L>(AttentionPanel<L, 1>{v, two > one ? at + L::width : at, L::width});
+    }
+  }
+};
+
+// Scores of a vector of lanes that causality hides become -inf.
+template <class L>
+TINYSCALE_INLINE void hide_scores(std::int64_t keys, std::int64_t clear, float* p) {
+  typename L::V v, hidden;
+  typename L::I lane, mask, bound;
+  lane_numbers<L>(lane);
+  broadcast<L>(-std::numeric_limits<float>::infinity(), hidden);
+  for (std::int64_t x = std::max<std::int64_t>(0, clear); x < keys; ++x) {
+    broadcast_word(static_cast<std::int32_t>(std::min<std::int64_t>(x - clear, L::width)), bound);
+    mask = lane <= bound;
+    load<L>(p + x * attention_queries, v);
+    blend<L>(mask, hidden, v, v);
+    store<L>(p + x * attention_queries, v);
+  }
+}
+
+// Raw scores to probabilities before they are divided by their sum; of each lane the largest score
+// and the sum so far, and what O keeps and what it gets of the new block.
 struct AttentionFold {
-  std::int64_t keys, head_size;
+  const AttentionBlock& t;
   float scale;
   float* p;
-  float* o;
-  float* top;
-  float* sum;
+  float* lanes;  // rows of attention_queries: top, sum, lse, keep, share
 
   template <class L>
   TINYSCALE_INLINE void run() const {
-    constexpr std::int64_t wide = 2 * L::width;
-    typename L::V v, w, f, before, shift, more, total;
-    load<L>(top, before);
-    load<L>(sum, total);
-    v = before;
-    exp_columns<L>(keys, wide, scale, p, v, shift, more);
-    store<L>(top, v);
-    if (o != nullptr) {
+    constexpr std::int64_t row = attention_queries;
+    typename L::V before, top, shift, f, more, total;
+    typename L::I lane, zero;
+    lane_numbers<L>(zero);
+    for (std::int64_t i = 0; i < t.rows; i += L::width) {
+      float* const at = lanes + i;
+      hide_scores<L>(t.held<L>(i), i + 1 - t.lead, p + i);
+      load<L>(at, before);
+      top = before;
+      exp_columns<L>(t.held<L>(i), row, scale, p + i, top, shift, more);
+      store<L>(at, top);
+      broadcast<L>(scale * log2_e, f);
+      exp2_negative<L>((before - shift) * f, before);
+      load<L>(at + row, total);
+      before = before * total;
+      total = more + before;
+      store<L>(at + row, total);
+      log_vector<L>(total, more);
       broadcast<L>(scale, f);
-      exp_negative<L>(before * f - shift, w);
-      more = more + total * w;
-      for (std::int64_t d = 0; d < head_size; ++d) {
-        load<L>(o + d * wide, v);
-        store<L>(o + d * wide, v * w);
-      }
-    }
-    store<L>(sum, more);
-  }
-};
-
-// O^T / sum and lse of one vector of lanes; the first `blind` lanes see no key.
-struct AttentionFinish {
-  std::int64_t blind, head_size;
-  float scale;
-  float* o;
-  float* top;  // becomes lse
-  const float* sum;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-    typename L::V v, t, f, total;
-    typename L::I lane;
-    lane_numbers<L>(lane);
-    lane = lane - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
-    load<L>(top, t);
-    load<L>(sum, total);
-    log_vector<L>(total, v);
-    broadcast<L>(scale, f);
-    store<L>(top, lane >= 0 ? t * f + v : typename L::V{});
-    f = lane >= 0 ? 1.0f / total : typename L::V{};
-    for (std::int64_t d = 0; d < head_size; ++d) {
-      load<L>(o + d * 2 * L::width, v);
-      store<L>(o + d * 2 * L::width, v * f);
+      const std::int64_t blind = t.s.keys == 0 ? L::width : t.lead - t.key - i;  // see no key
+      lane = zero - static_cast<std::int32_t>(std::clamp<std::int64_t>(blind, 0, L::width));
+      store<L>(at + 2 * row, lane >= 0 ? top * f + more : typename L::V{});
+      f = lane >= 0 ? 1.0f / total : typename L::V{};
+      store<L>(at + 3 * row, before * f);
+      store<L>(at + 4 * row, f);
     }
   }
 };
 
-// Queries [first, last) of one head.
+// Queries [first, last) of one head: every block of them against a block of keys, then the next.
 inline void attention_forward_task(const kernel::AttentionShape& s, const AttentionHead& t,
                                    std::int64_t first, std::int64_t last) {
-  const std::int64_t width = tile_size().width, wide = 2 * width;
-  const float scale = attention_scale(s);
-  const Scratch lease(wide * (2 * s.head_size + attention_keys));
-  float* const qt = lease.data();  // Q^T: [head_size, lanes]
-  float* const ot = qt + wide * s.head_size;
-  float* const p = ot + wide * s.head_size;  // [keys, lanes]
-  for (std::int64_t begin = first; begin < last; begin += wide) {
-    AttentionLanes lanes(s, width, begin);
-    float top[32], sum[32] = {};
-    std::fill(top, top + 32, -std::numeric_limits<float>::infinity());
-    lanes.turn(t.q, s.q_stride, qt);
-    for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
-      lanes.block(j);
-      lanes.score(t.k, s.k_stride, qt, p);
-      lanes.hide(p);
-      for (std::int64_t at = 0; at < wide; at += width) {
-        run_on_lanes(AttentionFold{lanes.both + (at == 0 ? 0 : lanes.alone), s.head_size, scale,
-                                   p + at, j == 0 ? nullptr : ot + at, top + at, sum + at});
+  constexpr std::int64_t wide = attention_queries;
+  const std::int64_t size = s.head_size, own = wide * (size + 5);  // floats that a block keeps
+  const std::int64_t blocks = (last - first + wide - 1) / wide;
+  const Scratch lease(blocks * own + attention_keys * (wide + size));
+  float* const p = lease.data() + blocks * own;  // [keys, lanes]
+  float* const v = p + wide * attention_keys;
+  for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
+    const std::int64_t keys = std::min(attention_keys, s.keys - j);
+    run_on_lanes(AttentionTurn{keys, size, t.v + j * s.v_stride, s.v_stride, nullptr, v});
+    float* qt = lease.data();  // Q^T: [head_size, lanes], then the rows of a fold
+    for (std::int64_t begin = first; begin < last; begin += wide, qt += own) {
+      AttentionBlock block(s, begin, j);
+      float* const lanes = qt + wide * size;
+      if (j == 0) {
+        const float* const q = t.q + begin * s.q_stride;
+        run_on_lanes(AttentionTurn{block.rows, size, q, s.q_stride, qt, nullptr});
+        std::fill(lanes, lanes + wide, -std::numeric_limits<float>::infinity());
+        std::fill(lanes + wide, lanes + 2 * wide, 0.0f);
+      } else if (block.keys <= 0) {
+        continue;
       }
-      lanes.gather(t.v, s.v_stride, p, j == 0 ? 0.0f : 1.0f, ot);
+      run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
+      run_on_lanes(AttentionFold{block, attention_scale(s), p, lanes});
+      attention_product({block.rows, size, block.keys, p, 1, wide, v, size,
+                         t.o + begin * s.o_stride, s.o_stride, j == 0 ? 0.0f : 1.0f, -attention_all,
+                         -block.lead, lanes + 4 * wide, lanes + 3 * wide});
+      std::copy(lanes + 2 * wide, lanes + 2 * wide + block.rows, t.lse + begin);
     }
-    for (std::int64_t at = 0; at < wide; at += width) {
-      const std::int64_t blind = s.causal == 0 ? 0 : -(begin + at + s.causal_offset);
-      run_on_lanes(AttentionFinish{s.keys == 0 ? wide : blind, s.head_size, scale, ot + at,
-                                   top + at, sum + at});
-    }
-    std::copy(top, top + lanes.rows, t.lse + begin);
-    transpose(s.head_size, lanes.rows, ot, wide, t.o + begin * s.o_stride, s.o_stride);
   }
 }
 
@@ -9105,7 +9774,10 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
   const detail::AttentionHead all{q, k, v, o, lse, nullptr, nullptr, nullptr, nullptr};
   const bool few = s.queries <= detail::attention_few;
   const std::int64_t group = few ? s.heads / s.kv_heads : 1;  // heads of a task
-  const std::int64_t step = detail::attention_queries;
+  const std::int64_t whole =
+      (s.queries + detail::attention_queries - 1) / detail::attention_queries;
+  const std::int64_t step =
+      detail::attention_queries * (s.batch * s.heads * whole < 64 ? 1 : detail::attention_group);
   const std::int64_t blocks = few ? 1 : (s.queries + step - 1) / step;
   const std::int64_t tasks = s.heads / group * blocks;  // of a sequence
   parallel_for(s.batch * tasks, 1, [&](std::int64_t begin, std::int64_t end) {
@@ -9171,9 +9843,9 @@ struct AttentionMeans {
   }
 };
 
-// One vector of lanes: raw scores p to probabilities, dP in g to dS scale.
+// Raw scores p to probabilities, dP in g to dS scale.
 struct AttentionSlopes {
-  std::int64_t keys;
+  const AttentionBlock& t;
   float scale;
   const float* lse;
   const float* mean;
@@ -9184,115 +9856,86 @@ struct AttentionSlopes {
   TINYSCALE_INLINE void run() const {
     typename L::V vp, vg, f, vl, vm;
     broadcast<L>(scale, f);
-    load<L>(lse, vl);
-    load<L>(mean, vm);
-    for (std::int64_t at = 0; at < keys * 2 * L::width; at += 2 * L::width) {
-      load<L>(p + at, vp);
-      load<L>(g + at, vg);
-      exp_negative<L>(vp * f - vl, vp);
-      store<L>(p + at, vp);
-      store<L>(g + at, vp * (vg - vm) * f);
+    for (std::int64_t lane = 0; lane < t.rows; lane += L::width) {
+      const std::int64_t keys = t.held<L>(lane);
+      hide_scores<L>(keys, lane + 1 - t.lead, p + lane);
+      load<L>(lse + lane, vl);
+      load<L>(mean + lane, vm);
+      vm = vm * f;
+      for (std::int64_t at = lane; at < keys * attention_queries; at += attention_queries) {
+        load<L>(p + at, vp);
+        load<L>(g + at, vg);
+        exp2_negative<L>((vp * f - vl) * log2_e, vp);
+        store<L>(p + at, vp);
+        store<L>(g + at, vp * (vg * f - vm));
+      }
     }
   }
 };
 
-// Rows of x in whole vectors: x itself, or a copy with zeros behind. row: from one to the next.
-inline const float* padded_rows(std::int64_t rows, std::int64_t n, std::int64_t padded,
-                                std::int64_t stride, const float* x, float* to, std::int64_t* row) {
-  *row = padded == n ? stride : padded;
-  for (std::int64_t i = 0; i < rows && padded != n; ++i) {
-    std::copy(x + i * stride, x + i * stride + n, to + i * padded);
-    std::fill(to + i * padded + n, to + (i + 1) * padded, 0.0f);
-  }
-  return padded == n ? x : to;
-}
+// Floats of scratch: of a block of queries Q and dO, turned and as rows, and two rows of lanes.
+inline std::int64_t attention_kept(std::int64_t size) { return attention_queries * (4 * size + 2); }
 
-// One query head; its part of dk and dv is added to rows of whole vectors.
-inline void attention_backward_head(const kernel::AttentionShape& s, const AttentionHead& t,
-                                    std::int64_t padded, std::int64_t dk_row, std::int64_t dv_row,
-                                    float beta) {
-  const std::int64_t width = tile_size().width, wide = 2 * width, turned = wide * s.head_size;
+// Queries [first, last) of one head; its part of dk and dv is added to them.
+inline void attention_backward_group(const kernel::AttentionShape& s, const AttentionHead& t,
+                                     std::int64_t first, std::int64_t last, float beta, float* p) {
+  constexpr std::int64_t wide = attention_queries;
+  const std::int64_t size = s.head_size, turned = wide * size;
   const float scale = attention_scale(s);
-  const Scratch lease(3 * turned + 2 * wide * (attention_keys + padded));
-  float* const qt = lease.data();
-  float* const gt = qt + turned;                  // dO^T
-  float* const dqt = gt + turned;                 // dQ^T
-  float* const p = dqt + turned;                  // [keys, lanes]
-  float* const g = p + wide * attention_keys;     // dS
-  float* const rows = g + wide * attention_keys;  // of Q and dO where they need padding
-  for (std::int64_t begin = 0; begin < s.queries; begin += wide) {
-    AttentionLanes lanes(s, width, begin);
-    const std::int64_t at_o = begin * s.o_stride;
-    float mean[32] = {}, lse[32] = {};
-    std::copy(t.lse + begin, t.lse + begin + lanes.rows, lse);
-    run_on_lanes(
-        AttentionMeans{lanes.rows, s.head_size, s.o_stride, t.o + at_o, t.d_o + at_o, mean});
-    lanes.turn(t.q, s.q_stride, qt);
-    lanes.turn(t.d_o, s.o_stride, gt);
-    if (beta != 0.0f) {
-      lanes.turn(t.dq, s.q_stride, dqt);
-    }
-    std::int64_t q_row = 0, o_row = 0;
-    const float* q = padded_rows(lanes.rows, s.head_size, padded, s.q_stride,
-                                 t.q + begin * s.q_stride, rows, &q_row);
-    const float* d_o = padded_rows(lanes.rows, s.head_size, padded, s.o_stride, t.d_o + at_o,
-                                   rows + wide * padded, &o_row);
-    for (std::int64_t j = 0; j == 0 || j < lanes.seen; j += attention_keys) {
-      lanes.block(j);
-      lanes.score(t.k, s.k_stride, qt, p);
-      lanes.score(t.v, s.v_stride, gt, g);
-      lanes.hide(p);
-      for (std::int64_t at = 0; at < wide; at += width) {
-        run_on_lanes(AttentionSlopes{lanes.both + (at == 0 ? 0 : lanes.alone), scale, lse + at,
-                                     mean + at, p + at, g + at});
+  float* const g = p + wide * attention_keys;  // dS; p: [keys, lanes]
+  float* const k = g + wide * attention_keys;
+  for (std::int64_t j = 0; j == 0 || j < visible_keys(s, last - 1); j += attention_keys) {
+    const std::int64_t at_k = j * s.k_stride, at_v = j * s.v_stride;
+    const std::int64_t keys = std::min(attention_keys, s.keys - j);
+    run_on_lanes(AttentionTurn{keys, size, t.k + at_k, s.k_stride, nullptr, k});
+    float* qt = k + attention_keys * size;
+    for (std::int64_t begin = first; begin < last; begin += wide, qt += attention_kept(size)) {
+      AttentionBlock block(s, begin, j);
+      const std::int64_t at_q = begin * s.q_stride, at_o = begin * s.o_stride, rows = block.rows;
+      float *gt = qt + turned, *q = gt + turned, *d_o = q + turned, *mean = d_o + turned;
+      if (j == 0) {
+        std::fill(mean, mean + 2 * wide, 0.0f);
+        std::copy(t.lse + begin, t.lse + begin + rows, mean + wide);
+        run_on_lanes(AttentionMeans{rows, size, s.o_stride, t.o + at_o, t.d_o + at_o, mean});
+        run_on_lanes(AttentionTurn{rows, size, t.q + at_q, s.q_stride, qt, q});
+        run_on_lanes(AttentionTurn{rows, size, t.d_o + at_o, s.o_stride, gt, d_o});
+      } else if (block.keys <= 0) {
+        continue;
       }
-      lanes.gather(t.k, s.k_stride, g, j == 0 ? beta : 1.0f, dqt);
-      lanes.scatter(padded, p, d_o, o_row, t.dv, dv_row);
-      lanes.scatter(padded, g, q, q_row, t.dk, dk_row);
-    }
-    transpose(s.head_size, lanes.rows, dqt, wide, t.dq + begin * s.q_stride, s.q_stride);
-  }
-}
-
-// The rows of dk or dv that a task adds to: themselves, or a copy in whole vectors.
-inline float* gradient_rows(const kernel::AttentionShape& s, std::int64_t padded,
-                            std::int64_t stride, float beta, float* from, float* copy) {
-  float* const to = padded == s.head_size ? from : copy;
-  const std::int64_t row = padded == s.head_size ? stride : padded;
-  for (std::int64_t j = 0; j < s.keys; ++j) {
-    if (beta == 0.0f || to == copy) {
-      std::fill(to + j * row, to + j * row + padded, 0.0f);
-    }
-    if (beta != 0.0f && to == copy) {
-      std::copy(from + j * stride, from + j * stride + s.head_size, to + j * row);
+      run_on_lanes(AttentionScores{block, t.k, s.k_stride, qt, p});
+      run_on_lanes(AttentionScores{block, t.v, s.v_stride, gt, g});
+      run_on_lanes(AttentionSlopes{block, scale, mean + wide, mean, p, g});
+      attention_product({rows, size, block.keys, g, 1, wide, k, size, t.dq + at_q, s.q_stride,
+                         j == 0 ? beta : 1.0f, -attention_all, -block.lead});
+      attention_product({block.keys, size, rows, p, wide, 1, d_o, size, t.dv + at_v, s.v_stride,
+                         1.0f, block.lead});
+      attention_product(
+          {block.keys, size, rows, g, wide, 1, q, size, t.dk + at_k, s.k_stride, 1.0f, block.lead});
     }
   }
-  return to;
 }
 
 inline void attention_backward_task(const kernel::AttentionShape& s, const AttentionHead& all,
                                     std::int64_t b, std::int64_t kv, float beta) {
   const std::int64_t group = s.heads / s.kv_heads;
-  const std::int64_t padded = (s.head_size + 15) / 16 * 16;
-  const bool copied = padded != s.head_size;
-  const Scratch lease(copied ? 2 * s.keys * padded : 1);
+  const std::int64_t step = attention_queries * attention_group;
+  const Scratch lease(attention_keys * (2 * attention_queries + s.head_size) +
+                      attention_group * attention_kept(s.head_size));
   float* const dk = all.dk + b * s.k_batch + kv * s.head_size;
   float* const dv = all.dv + b * s.v_batch + kv * s.head_size;
-  float* const dk_rows = gradient_rows(s, padded, s.k_stride, beta, dk, lease.data());
-  float* const dv_rows =
-      gradient_rows(s, padded, s.v_stride, beta, dv, lease.data() + (copied ? s.keys * padded : 0));
+  for (std::int64_t j = 0; j < s.keys && beta == 0.0f; ++j) {
+    std::fill(dk + j * s.k_stride, dk + j * s.k_stride + s.head_size, 0.0f);
+    std::fill(dv + j * s.v_stride, dv + j * s.v_stride + s.head_size, 0.0f);
+  }
   for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
     AttentionHead t = head_of(s, all, b, h);
     t.d_o += b * s.o_batch + h * s.head_size;
     t.dq += b * s.q_batch + h * s.head_size;
-    t.dk = dk_rows;
-    t.dv = dv_rows;
-    attention_backward_head(s, t, padded, copied ? padded : s.k_stride,
-                            copied ? padded : s.v_stride, beta);
-  }
-  for (std::int64_t j = 0; j < s.keys && copied; ++j) {
-    std::copy(dk_rows + j * padded, dk_rows + j * padded + s.head_size, dk + j * s.k_stride);
-    std::copy(dv_rows + j * padded, dv_rows + j * padded + s.head_size, dv + j * s.v_stride);
+    t.dk = dk;
+    t.dv = dv;
+    for (std::int64_t first = 0; first < s.queries; first += step) {
+      attention_backward_group(s, t, first, std::min(s.queries, first + step), beta, lease.data());
+    }
   }
 }
 
@@ -9705,21 +10348,112 @@ struct NormSlope {  // of one row
   }
 };
 
+// all_g = the sum of a b, all_gn = the sum of a b (x - center).
+template <class L>
+TINYSCALE_INLINE void slope_sums(std::int64_t n, const float* x, const float* a, const float* b,
+                                 float center, float& all_g, float& all_gn) {
+  typename L::V g[2] = {}, gn[2] = {}, c, v, w;
+  broadcast<L>(center, c);
+  std::int64_t j = 0;
+  for (; j + 2 * L::width <= n; j += 2 * L::width) {
+    TINYSCALE_UNROLL
+    for (int part = 0; part < 2; ++part) {
+      load<L>(a + j + part * L::width, v);
+      load<L>(b + j + part * L::width, w);
+      v = v * w;
+      g[part] = g[part] + v;
+      load<L>(x + j + part * L::width, w);
+      gn[part] = gn[part] + v * (w - c);
+    }
+  }
+  for (; j < n; j += L::width) {
+    load_some<L>(a + j, n - j, 0.0f, v);
+    load_some<L>(b + j, n - j, 0.0f, w);
+    v = v * w;
+    g[0] = g[0] + v;
+    load_some<L>(x + j, n - j, center, w);
+    gn[0] = gn[0] + v * (w - c);
+  }
+  all_g = sum_lanes<L>(g[0] + g[1]);
+  all_gn = sum_lanes<L>(gn[0] + gn[1]);
+}
+
+// A few rows at a time where all is in the cache: what their columns add to dweight and dbias is
+// gathered in registers. In memory one by one, in the order in which they stand there.
 struct NormBackwardRows {
   const NormBackward& n;
-  std::int64_t begin, end;
+  std::int64_t begin, end, step;
+
+  static constexpr std::int64_t most = 8;  // of step
+  struct Row {
+    float center, rstd, mean_g, mean_gn;
+  };
 
   template <class L>
   TINYSCALE_INLINE void run() const {
     const float count = static_cast<float>(n.cols);
-    for (std::int64_t i = begin; i < end; ++i) {
-      const float* x = n.x + i * n.cols;
-      const float* dy = n.dy + i * n.cols;
-      const float center = n.mean == nullptr ? 0.0f : n.mean[i];
-      const float all_gn = row_sum<L>(n.cols, SlopeTerm{x, dy, n.weight, center});
-      const float all_g = n.mean == nullptr ? 0.0f : row_sum<L>(n.cols, ProductTerm{dy, n.weight});
-      for_row<L>(n.cols,
-                 NormSlope{n, i, center, n.rstd[i], all_g / count, all_gn * n.rstd[i] / count});
+    Row rows[most];
+    for (std::int64_t i = begin; i < end; i += step) {
+      const std::int64_t size = std::min(step, end - i);
+      float g = 0.0f, gn = 0.0f;
+      for (std::int64_t r = 0; r < size; ++r) {
+        const std::int64_t at = (i + r) * n.cols;
+        const float center = n.mean == nullptr ? 0.0f : n.mean[i + r], rstd = n.rstd[i + r];
+        slope_sums<L>(n.cols, n.x + at, n.dy + at, n.weight, center, g, gn);
+        rows[r] = {center, rstd, n.mean == nullptr ? 0.0f : g / count, gn * rstd / count};
+      }
+      if (step == 1) {
+        const Row& row = rows[0];
+        for_row<L>(n.cols, NormSlope{n, i, row.center, row.rstd, row.mean_g, row.mean_gn});
+        continue;
+      }
+      constexpr int vectors = L::width == 16 ? 4 : 2;
+      std::int64_t j = 0;
+      for (; j + vectors * L::width <= n.cols; j += vectors * L::width) {
+        columns<L, vectors>(i * n.cols + j, size, rows, j, vectors * L::width);
+      }
+      for (; j < n.cols; j += L::width) {
+        columns<L, 1>(i * n.cols + j, size, rows, j, n.cols - j);
+      }
+    }
+  }
+
+  // Up to four vectors of columns from j on, of size rows from x[at] on.
+  template <class L, int VECTORS>
+  TINYSCALE_INLINE void columns(std::int64_t at, std::int64_t size, const Row* rows, std::int64_t j,
+                                std::int64_t left) const {
+    typename L::V weight[4], dw[4] = {}, db[4] = {}, v, d, t;
+    TINYSCALE_UNROLL
+    for (int part = 0; part < VECTORS; ++part) {
+      load_some<L>(n.weight + j + part * L::width, left - part * L::width, 0.0f, weight[part]);
+    }
+    for (const Row* row = rows; row < rows + size; ++row, at += n.cols) {
+      TINYSCALE_UNROLL
+      for (int part = 0; part < VECTORS; ++part) {
+        const std::int64_t p = at + part * L::width, some = left - part * L::width;
+        load_some<L>(n.x + p, some, 0.0f, v);
+        load_some<L>(n.dy + p, some, 0.0f, d);
+        db[part] = db[part] + d;
+        broadcast<L>(row->center, t);
+        v = v - t;
+        broadcast<L>(row->rstd, t);
+        v = v * t;
+        dw[part] = dw[part] + d * v;
+        broadcast<L>(row->mean_gn, t);
+        v = v * t;
+        broadcast<L>(row->mean_g, t);
+        d = d * weight[part] - t;
+        broadcast<L>(row->rstd, t);
+        add_some<L>(n.beta, t * (d - v), some, n.dx + p);
+      }
+    }
+    TINYSCALE_UNROLL
+    for (int part = 0; part < VECTORS; ++part) {
+      const std::int64_t p = part * L::width;
+      add_some<L>(1.0f, dw[part], left - p, n.dweight + j + p);
+      if (n.dbias != nullptr) {
+        add_some<L>(1.0f, db[part], left - p, n.dbias + j + p);
+      }
     }
   }
 };
@@ -9728,6 +10462,8 @@ struct NormBackwardRows {
 inline void norm_backward(std::int64_t rows, const NormBackward& all) {
   const std::int64_t chunk = std::clamp<std::int64_t>((rows + 63) / 64, 32, 512);
   const std::int64_t chunks = (rows + chunk - 1) / chunk;
+  const std::int64_t cached = rows * all.cols <= (1 << 17) ? 1024 / (all.cols + 1) : 1;
+  const std::int64_t step = std::clamp<std::int64_t>(cached, 1, NormBackwardRows::most);
   const std::int64_t wide = 2 * all.cols;  // of dweight, then of dbias
   const Scratch lease(chunks * wide), totals_lease(2 * wide);
   double* const totals = reinterpret_cast<double*>(totals_lease.data());
@@ -9737,7 +10473,7 @@ inline void norm_backward(std::int64_t rows, const NormBackward& all) {
       part.dweight = lease.data() + c * wide;
       part.dbias = all.dbias == nullptr ? nullptr : part.dweight + all.cols;
       std::fill(part.dweight, part.dweight + wide, 0.0f);
-      run_on_lanes(NormBackwardRows{part, c * chunk, std::min(rows, (c + 1) * chunk)});
+      run_on_lanes(NormBackwardRows{part, c * chunk, std::min(rows, (c + 1) * chunk), step});
     }
   };
   parallel_for(chunks, 1, body);
@@ -9948,10 +10684,9 @@ inline Shared<Storage> make_storage(const Shape& shape, std::int64_t count, Memo
     storage.reset();
   }
   if (!storage || !fits) {
-    throw Error(cat("Tensor: shape ", shape, " takes ",
-                    format_bytes(4 * static_cast<double>(count)),
-                    fits ? "; this machine has no memory left for that"
-                         : "; a tensor holds at most 2^38 numbers, 1.1 TB"));
+    fail({"Tensor: shape ", shape, " takes ", format_bytes(4 * static_cast<double>(count)),
+          fits ? "; this machine has no memory left for that"
+               : "; a tensor holds at most 2^38 numbers, 1.1 TB"});
   }
   storage->data = reinterpret_cast<float*>(reinterpret_cast<char*>(storage.get()) + 48);
   storage->count = count;
@@ -10115,8 +10850,8 @@ inline Shape broadcast_shape(const char* op, const Shape& a, const Shape& b) {
     const std::int64_t da = ia >= 0 ? a[ia] : 1;
     const std::int64_t db = ib >= 0 ? b[ib] : 1;
     if (da != db && da != 1 && db != 1) {
-      throw Error(cat(op, ": shapes do not match: ", a.text(), " and ", b.text(),
-                      "; from the right, sizes must be equal or 1"));
+      fail({op, ": shapes do not match: ", a.text(), " and ", b.text(),
+            "; from the right, sizes must be equal or 1"});
     }
     shape.push_back(da == 1 ? db : da);
   }
@@ -10206,6 +10941,13 @@ class Tensor {
   Tensor(const Shape& shape, Shared<detail::Storage> storage)
       : shape_(shape), count_(shape.count()), storage_(std::move(storage)), data_(storage_->data) {}
 
+  // Out of line: each holds three counts, and every op copies, moves and drops tensors.
+  [[gnu::noinline]] Tensor(const Tensor& other) = default;
+  [[gnu::noinline]] Tensor(Tensor&& other) = default;
+  [[gnu::noinline]] Tensor& operator=(const Tensor& other) = default;
+  [[gnu::noinline]] Tensor& operator=(Tensor&& other) = default;
+  [[gnu::noinline]] ~Tensor() = default;
+
   bool defined() const { return storage_ != nullptr; }
   const Shape& shape() const { return shape_; }
   int dims() const { return shape_.size(); }
@@ -10237,23 +10979,23 @@ class Tensor {
   // The one number of a tensor of one element.
   float item() const {
     if (count() != 1) {
-      throw Error(detail::cat("item: the tensor has ", count(), " elements, shape ", shape_.text(),
-                              "; item() needs exactly 1"));
+      detail::fail({"item: the tensor has ", count(), " elements, shape ", shape_.text(),
+                    "; item() needs exactly 1"});
     }
     return data_[0];
   }
   float at(std::initializer_list<Dim> index) const {
     if (static_cast<int>(index.size()) != dims()) {
-      throw Error(detail::cat("at: ", index.size(), " indices given for shape ", shape_.text(),
-                              "; one per dimension is right"));
+      detail::fail({"at: ", index.size(), " indices given for shape ", shape_.text(),
+                    "; one per dimension is right"});
     }
     const detail::Strides by = steps();
     std::int64_t offset = 0;
     int axis = 0;
     for (const Dim& i : index) {
       if (i.value < 0 || i.value >= shape_[axis]) {
-        throw Error(detail::cat("at: index ", i.value, " in dimension ", axis, " is outside shape ",
-                                shape_.text()));
+        detail::fail(
+            {"at: index ", i.value, " in dimension ", axis, " is outside shape ", shape_.text()});
       }
       offset += by.of[axis] * i.value;
       ++axis;
@@ -10294,17 +11036,16 @@ class Tensor {
  private:
   float* checked() const {
     if (layout_) {
-      throw Error(detail::cat("data: shape ", shape_.text(), " has strides ",
-                              Shape(strides()).text(), ", not the row-major ",
-                              Shape(Tensor(shape_, storage_).strides()).text(),
-                              "; take contiguous() first"));
+      detail::fail({"data: shape ", shape_.text(), " has strides ", Shape(strides()).text(),
+                    ", not the row-major ", Shape(Tensor(shape_, storage_).strides()).text(),
+                    "; take contiguous() first"});
     }
     return checked_defined();
   }
   float* checked_defined() const {
     if (!storage_) {
-      throw Error(
-          "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
+      detail::fail(
+          {"data: the tensor is empty (default-constructed); make one with zeros, full, ..."});
     }
     return data_;
   }
@@ -10331,8 +11072,8 @@ inline Tensor Tensor::as_strided(const Shape& shape, const detail::Strides& step
     dense = dense && (shape[i] == 1 || steps.of[i] == wanted.of[i]);
   }
   if (low < 0 || (view.count_ > 0 && high >= storage_->count)) {
-    throw Error(detail::cat("as_strided: shape ", shape.text(), " reaches elements ", low, " to ",
-                            high, " of a buffer of ", storage_->count));
+    detail::fail({"as_strided: shape ", shape.text(), " reaches elements ", low, " to ", high,
+                  " of a buffer of ", storage_->count});
   }
   view.shape_ = shape;
   view.storage_ = storage_;
@@ -10527,11 +11268,11 @@ class ReadyOps {
 
 inline void Tensor::backward() const {
   if (!slot_) {
-    throw Error("backward: no parameter stands behind this tensor; wrap one with parameter()");
+    detail::fail({"backward: no parameter stands behind this tensor; wrap one with parameter()"});
   }
   if (count() != 1) {
-    throw Error(detail::cat("backward: the loss must be one number, this has shape ", shape_.text(),
-                            "; take mean() or sum() first"));
+    detail::fail({"backward: the loss must be one number, this has shape ", shape_.text(),
+                  "; take mean() or sum() first"});
   }
   NoGrad no_graph_of_the_backward_pass;
   *detail::grad_buffer(slot_) += 1.0f;
@@ -10542,7 +11283,8 @@ inline void Tensor::backward() const {
   while (!ready.empty()) {
     const detail::Slot slot = ready.pop();
     if (!slot->backward) {
-      throw Error("backward: this graph was used before and is freed; run the forward pass again");
+      detail::fail(
+          {"backward: this graph was used before and is freed; run the forward pass again"});
     }
     if (slot->grad) {
       slot->backward(Tensor(slot->shape, std::move(slot->grad)));
@@ -10596,7 +11338,7 @@ inline double vector_cost(const std::string& op, double elements, double VectorC
       return elements * (cost.*pass);
     }
   }
-  throw Error(detail::cat("vector_cost: no op is called '", op, "'; vector_costs() lists them"));
+  detail::fail({"vector_cost: no op is called '", op, "'; vector_costs() lists them"});
 }
 
 namespace detail {
@@ -11108,8 +11850,8 @@ inline Tensor uniform(const Shape& shape, std::uint64_t seed, float low = 0.0f, 
 // The given numbers in row-major order.
 inline Tensor tensor(const Shape& shape, const std::vector<float>& values) {
   if (static_cast<std::int64_t>(values.size()) != shape.count()) {
-    throw Error(detail::cat("tensor: ", values.size(), " values given for shape ", shape.text(),
-                            ", which holds ", shape.count()));
+    detail::fail({"tensor: ", values.size(), " values given for shape ", shape.text(),
+                  ", which holds ", shape.count()});
   }
   Tensor t(shape);
   float* to = t.data();
@@ -11140,7 +11882,7 @@ namespace detail {
 
 inline int check_dim(const char* op, const Tensor& x, int dim) {
   if (dim < -x.dims() || dim >= x.dims()) {
-    throw Error(cat(op, ": dimension ", dim, " is outside shape ", x.shape().text()));
+    fail({op, ": dimension ", dim, " is outside shape ", x.shape().text()});
   }
   return dim < 0 ? dim + x.dims() : dim;
 }
@@ -11211,8 +11953,8 @@ inline bool steps_of_reshape(const Tensor& x, const Shape& shape, Strides& out) 
 inline Tensor reshape(const Tensor& x, const Shape& shape) {
   x.origin();  // an empty one throws
   if (shape.count() != x.count()) {
-    throw Error(detail::cat("reshape: shape ", x.shape().text(), " has ", x.count(),
-                            " elements, shape ", shape.text(), " needs ", shape.count()));
+    detail::fail({"reshape: shape ", x.shape().text(), " has ", x.count(), " elements, shape ",
+                  shape.text(), " needs ", shape.count()});
   }
   detail::Strides steps = detail::row_major(shape);
   if (!x.is_contiguous() && !detail::steps_of_reshape(x, shape, steps)) {
@@ -11241,8 +11983,8 @@ inline Tensor permute(const Tensor& x, const List<int>& order) {
     seen |= 1 << d;
   }
   if (shape.size() != x.dims() || seen + 1 != 1 << x.dims()) {
-    throw Error(detail::cat("permute: ", order.size(), " dimensions given for shape ",
-                            x.shape().text(), "; each of its ", x.dims(), " once is right"));
+    detail::fail({"permute: ", order.size(), " dimensions given for shape ", x.shape().text(),
+                  "; each of its ", x.dims(), " once is right"});
   }
   Tensor y = x.as_strided(shape, steps, 0);
   if (detail::tracked({&x})) {
@@ -11268,9 +12010,9 @@ inline Tensor transpose(const Tensor& x, int dim0, int dim1) {
 inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) {
   const int d = detail::check_dim("slice", x, dim);
   if (begin.value < 0 || end.value < begin.value || end.value > x.dim(d) || step.value < 1) {
-    throw Error(detail::cat("slice: ", begin.value, " to ", end.value, " of dimension ", dim,
-                            step.value == 1 ? "" : detail::cat(" by ", step.value),
-                            " is outside shape ", x.shape().text()));
+    detail::fail({"slice: ", begin.value, " to ", end.value, " of dimension ", dim,
+                  step.value == 1 ? "" : detail::cat(" by ", step.value), " is outside shape ",
+                  x.shape().text()});
   }
   detail::Strides steps = x.steps();
   Shape shape = x.shape();
@@ -11286,8 +12028,8 @@ inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) 
 inline Tensor broadcast_to(const Tensor& x, const Shape& shape) {
   x.origin();  // an empty one throws
   if (detail::broadcast_shape("broadcast_to", x.shape(), shape) != shape) {
-    throw Error(detail::cat("broadcast_to: shape ", x.shape().text(), " cannot fill ", shape.text(),
-                            "; from the right, sizes must be equal or 1"));
+    detail::fail({"broadcast_to: shape ", x.shape().text(), " cannot fill ", shape.text(),
+                  "; from the right, sizes must be equal or 1"});
   }
   Tensor y = x.as_strided(shape, detail::broadcast_steps(x.shape(), x.steps(), shape), 0);
   if (detail::tracked({&x})) {
@@ -11301,8 +12043,8 @@ inline Tensor broadcast_to(const Tensor& x, const Shape& shape) {
 inline Tensor unsqueeze(const Tensor& x, int dim) {
   const int d = dim < 0 ? dim + x.dims() + 1 : dim;
   if (d < 0 || d > x.dims()) {
-    throw Error(detail::cat("unsqueeze: dimension ", dim, " of shape ", x.shape().text(), "; -",
-                            x.dims() + 1, " to ", x.dims(), " are right"));
+    detail::fail({"unsqueeze: dimension ", dim, " of shape ", x.shape().text(), "; -", x.dims() + 1,
+                  " to ", x.dims(), " are right"});
   }
   Shape shape;
   for (int i = 0; i <= x.dims(); ++i) {
@@ -11326,8 +12068,7 @@ inline Tensor squeeze(const Tensor& x, int dim) {
     }
   }
   if (x.dim(d) != 1) {
-    throw Error(detail::cat("squeeze: dimension ", dim, " of shape ", x.shape().text(),
-                            " is not of size 1"));
+    detail::fail({"squeeze: dimension ", dim, " of shape ", x.shape().text(), " is not of size 1"});
   }
   return reshape(x, shape);
 }
@@ -11336,7 +12077,7 @@ inline Tensor squeeze(const Tensor& x, int dim) {
 inline std::vector<Tensor> split(const Tensor& x, Dim size, int dim) {
   const int d = detail::check_dim("split", x, dim);
   if (size.value < 1) {
-    throw Error(detail::cat("split: parts of ", size.value, "; 1 or more is right"));
+    detail::fail({"split: parts of ", size.value, "; 1 or more is right"});
   }
   std::vector<Tensor> parts;
   for (std::int64_t i = 0; i < x.dim(d); i += size.value) {
@@ -11348,7 +12089,7 @@ inline std::vector<Tensor> split(const Tensor& x, Dim size, int dim) {
 // Tensors joined along one dimension (a copy); the other sizes must be equal.
 inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
   if (parts.empty()) {
-    throw Error("concat: no tensors given; at least one is right");
+    detail::fail({"concat: no tensors given; at least one is right"});
   }
   const int d = detail::check_dim("concat", parts[0], dim);
   const detail::OpScope scope;
@@ -11360,8 +12101,8 @@ inline Tensor concat(const std::vector<Tensor>& parts, int dim) {
       same.set(d, shape[d]);
     }
     if (same != shape) {
-      throw Error(detail::cat("concat: shapes ", parts[0].shape().text(), " and ",
-                              part.shape().text(), " differ outside dimension ", dim));
+      detail::fail({"concat: shapes ", parts[0].shape().text(), " and ", part.shape().text(),
+                    " differ outside dimension ", dim});
     }
     shape.set(d, shape[d] + part.dim(d));
   }
@@ -11425,7 +12166,7 @@ inline Shape reduced_shape(const char* op, const Tensor& x, const List<int>& dim
   unsigned gone = 0;
   for (const int dim : dims) {
     if (dim < -x.dims() || dim >= x.dims()) {
-      throw Error(cat(op, ": dimension ", dim, " is outside shape ", x.shape().text()));
+      fail({op, ": dimension ", dim, " is outside shape ", x.shape().text()});
     }
     kept.set(dim, 1);
     gone |= 1U << (dim < 0 ? dim + x.dims() : dim);
@@ -11479,7 +12220,7 @@ inline Tensor sum(const Tensor& x) {
 // Mean of all elements, a tensor of shape [].
 inline Tensor mean(const Tensor& x) {
   if (x.count() == 0) {
-    throw Error(detail::cat("mean: the tensor has no elements, shape ", x.shape().text()));
+    detail::fail({"mean: the tensor has no elements, shape ", x.shape().text()});
   }
   return scale(sum(x), 1.0f / static_cast<float>(x.count()));
 }
@@ -11487,7 +12228,7 @@ inline Tensor mean(const Tensor& x) {
 inline Tensor mean(const Tensor& x, const List<int>& dims, KeepDim keep = KeepDim::no) {
   const Tensor total = sum(x, dims, keep);
   if (x.count() == 0) {
-    throw Error(detail::cat("mean: the tensor has no elements, shape ", x.shape().text()));
+    detail::fail({"mean: the tensor has no elements, shape ", x.shape().text()});
   }
   return scale(total, static_cast<float>(total.count()) / static_cast<float>(x.count()));
 }
@@ -11500,7 +12241,7 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
   const Shape kept = detail::reduced_shape("max", x, {dim}, rest);
   const int d = dim < 0 ? dim + x.dims() : dim;
   if (x.dim(d) == 0) {
-    throw Error(detail::cat("max: dimension ", dim, " of shape ", x.shape().text(), " is empty"));
+    detail::fail({"max: dimension ", dim, " of shape ", x.shape().text(), " is empty"});
   }
   const std::int64_t step = x.stride(d);
   const std::int64_t n = step == 0 ? 1 : x.dim(d);  // a number repeated is one
@@ -11540,7 +12281,7 @@ namespace detail {
 
 inline void check_last_dim(const char* op, const Tensor& x) {
   if (x.dims() < 1 || x.dim(-1) < 1) {
-    throw Error(cat(op, ": shape ", x.shape().text(), " has no last dimension to work along"));
+    fail({op, ": shape ", x.shape().text(), " has no last dimension to work along"});
   }
 }
 
@@ -11694,17 +12435,16 @@ struct Matmul {
 // w is [K, N], or [N, K] when transposed.
 inline Matmul matmul_sizes(const char* op, const Tensor& x, const Tensor& w, Trans transposed) {
   if (x.dims() < 1 || w.dims() != 2) {
-    throw Error(cat(op, ": x is ", x.shape().text(), ", w is ", w.shape().text(),
-                    "; x needs at least one dimension and w exactly two"));
+    fail({op, ": x is ", x.shape().text(), ", w is ", w.shape().text(),
+          "; x needs at least one dimension and w exactly two"});
   }
   Matmul sizes;
   sizes.k = x.dim(-1);
   sizes.n = w.dim(transposed == Trans::no ? 1 : 0);
   const std::int64_t inner = w.dim(transposed == Trans::no ? 0 : 1);
   if (sizes.k != inner) {
-    throw Error(cat(op, ": inner sizes differ: x is ", x.shape().text(), ", w is ",
-                    w.shape().text(), "; x columns must equal w ",
-                    transposed == Trans::no ? "rows" : "columns"));
+    fail({op, ": inner sizes differ: x is ", x.shape().text(), ", w is ", w.shape().text(),
+          "; x columns must equal w ", transposed == Trans::no ? "rows" : "columns"});
   }
   sizes.m = 1;
   for (int i = 0; i + 1 < x.dims(); ++i) {
@@ -11766,8 +12506,8 @@ inline Shape leading(const Shape& shape) {
 // repeated to one another.
 inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
   if (x.dims() < 2 || w.dims() < 2 || x.dim(-1) != w.dim(-2)) {
-    throw Error(cat("matmul: x is ", x.shape().text(), ", w is ", w.shape().text(),
-                    "; x [.., M, K] and w [.., K, N] are right"));
+    fail({"matmul: x is ", x.shape().text(), ", w is ", w.shape().text(),
+          "; x [.., M, K] and w [.., K, N] are right"});
   }
   const OpScope scope;
   const std::int64_t m = x.dim(-2);
@@ -11830,8 +12570,8 @@ inline Tensor matmul_transposed(const Tensor& x, const Tensor& w) {
 // x w^T + bias in one op; w [N, K], bias [N].
 inline Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
   if (bias.defined() && (bias.dims() != 1 || w.dims() != 2 || bias.dim(0) != w.dim(0))) {
-    throw Error(detail::cat("linear: w is ", w.shape().text(), ", bias is ", bias.shape().text(),
-                            "; w [N, K] and bias [N] are right"));
+    detail::fail({"linear: w is ", w.shape().text(), ", bias is ", bias.shape().text(),
+                  "; w [N, K] and bias [N] are right"});
   }
   return detail::matmul_any("linear", x, w, kernel::Trans::yes, bias);
 }
@@ -11856,10 +12596,10 @@ inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, 
   if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
       heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || q.dim(2) % heads != 0 ||
       k.dim(2) != q.dim(2) / heads * kv_heads || (mask == Mask::causal && k.dim(1) < q.dim(1))) {
-    throw Error(cat("attention: q is ", q.shape().text(), ", k is ", k.shape().text(), ", v is ",
-                    v.shape().text(), " with ", heads, " heads and ", kv_heads,
-                    " kv heads; right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a ",
-                    "multiple of kv_heads, and S >= T when causal"));
+    fail({"attention: q is ", q.shape().text(), ", k is ", k.shape().text(), ", v is ",
+          v.shape().text(), " with ", heads, " heads and ", kv_heads,
+          " kv heads; right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a ",
+          "multiple of kv_heads, and S >= T when causal"});
   }
   kernel::AttentionShape s;
   s.batch = q.dim(0);
@@ -11972,12 +12712,12 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
 inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_position,
                    float theta = 10000.0f, RopePairs pairs = RopePairs::interleaved) {
   if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
-    throw Error(detail::cat("rope: x is ", x.shape().text(), " with head size ", head_size,
-                            "; right is [B, T, heads K] with an even K"));
+    detail::fail({"rope: x is ", x.shape().text(), " with head size ", head_size,
+                  "; right is [B, T, heads K] with an even K"});
   }
   if (!(theta > 0.0f) || !detail::is_finite(static_cast<double>(theta))) {
-    throw Error(detail::cat("rope: theta is ", static_cast<double>(theta),
-                            "; a finite number above 0 is right"));
+    detail::fail(
+        {"rope: theta is ", static_cast<double>(theta), "; a finite number above 0 is right"});
   }
   if (!x.is_contiguous()) {
     return rope(contiguous(x), head_size, first_position, theta, pairs);
@@ -12016,15 +12756,15 @@ namespace detail {
 inline void check_norm(const char* op, const char* what, const Tensor& x, const Tensor& w) {
   check_last_dim(op, x);
   if (w.dims() != 1 || w.dim(0) != x.dim(-1)) {
-    throw Error(cat(op, ": x is ", x.shape().text(), ", ", what, " is ", w.shape().text(), "; ",
-                    what, " must be [", x.dim(-1), "]"));
+    fail({op, ": x is ", x.shape().text(), ", ", what, " is ", w.shape().text(), "; ", what,
+          " must be [", x.dim(-1), "]"});
   }
 }
 
 inline void check_epsilon(const char* op, float epsilon) {
   const double value = static_cast<double>(epsilon);
   if (!(value >= 0) || !is_finite(value)) {
-    throw Error(cat(op, ": epsilon is ", value, "; a finite number from 0 is right"));
+    fail({op, ": epsilon is ", value, "; a finite number from 0 is right"});
   }
 }
 
@@ -12113,7 +12853,7 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
 // gives the index of its first element.
 inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t first = 0) {
   if (!(p >= 0.0f && p < 1.0f)) {
-    throw Error(detail::cat("dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"));
+    detail::fail({"dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"});
   }
   x.origin();  // an empty one throws
   if (p <= 0.0f) {
@@ -12138,9 +12878,9 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& ids,
                         const Shape& ids_shape) {
   if (table.dims() != 2 || static_cast<std::int64_t>(ids.size()) != ids_shape.count()) {
-    throw Error(detail::cat("embedding: table is ", table.shape().text(), ", ", ids.size(),
-                            " ids for shape ", ids_shape.text(),
-                            "; the table needs two dimensions and the ids one per element"));
+    detail::fail({"embedding: table is ", table.shape().text(), ", ", ids.size(), " ids for shape ",
+                  ids_shape.text(),
+                  "; the table needs two dimensions and the ids one per element"});
   }
   if (!table.is_contiguous()) {
     return embedding(contiguous(table), ids, ids_shape);
@@ -12152,8 +12892,8 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
   Tensor y(shape);
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= table.dim(0)) {
-      throw Error(detail::cat("embedding: id ", ids[i], " at position ", i,
-                              " is outside the table's ", table.dim(0), " rows"));
+      detail::fail({"embedding: id ", ids[i], " at position ", i, " is outside the table's ",
+                    table.dim(0), " rows"});
     }
     const float* row = table.data() + ids[i] * width;
     float* to = y.data() + static_cast<std::int64_t>(i) * width;
@@ -12182,14 +12922,14 @@ namespace detail {
 inline double check_targets(const char* op, const std::vector<std::int32_t>& targets,
                             const Shape& logits, std::int64_t rows) {
   if (static_cast<std::int64_t>(targets.size()) != rows) {
-    throw Error(cat(op, ": logits are ", logits.text(), ", so ", rows, " targets are right; given ",
-                    targets.size()));
+    fail({op, ": logits are ", logits.text(), ", so ", rows, " targets are right; given ",
+          targets.size()});
   }
   std::int64_t counted = 0;
   for (const std::int32_t target : targets) {
     if (target < -1 || target >= logits[-1]) {
-      throw Error(cat(op, ": target ", target, " is outside the ", logits[-1],
-                      " classes (-1 leaves a row out)"));
+      fail({op, ": target ", target, " is outside the ", logits[-1],
+            " classes (-1 leaves a row out)"});
     }
     counted += target >= 0 ? 1 : 0;
   }
@@ -12424,16 +13164,16 @@ inline std::vector<std::int32_t> gather_places(const char* op, const Tensor& x, 
     fits = i == d || shape[i] <= x.dim(i);
   }
   if (!fits) {
-    throw Error(cat(op, ": x is ", x.shape().text(), ", ", ids.size(), " ids for shape ",
-                    shape.text(), "; as many dimensions, none larger but dimension ", dim,
-                    ", and one id an element are right"));
+    fail({op, ": x is ", x.shape().text(), ", ", ids.size(), " ids for shape ", shape.text(),
+          "; as many dimensions, none larger but dimension ", dim,
+          ", and one id an element are right"});
   }
   std::vector<std::int32_t> places(ids.size());
   const Strides steps = row_major(x.shape());
   for (std::size_t i = 0; i < ids.size(); ++i) {
     if (ids[i] < 0 || ids[i] >= x.dim(d)) {
-      throw Error(cat(op, ": id ", ids[i], " at position ", i, " is outside dimension ", dim,
-                      " of shape ", x.shape().text()));
+      fail({op, ": id ", ids[i], " at position ", i, " is outside dimension ", dim, " of shape ",
+            x.shape().text()});
     }
     std::int64_t place = ids[i] * steps.of[d];
     auto left = static_cast<std::int64_t>(i);
@@ -12512,20 +13252,20 @@ inline bool repeats(const Tensor& x) {
 inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, const Tensor& from) {
   x.origin();  // an empty one throws
   if (broadcast_shape(name, x.shape(), from.shape()) != x.shape()) {
-    throw Error(cat(name, ": shape ", from.shape().text(), " cannot fill ", x.shape().text(),
-                    "; from the right, sizes must be equal or 1"));
+    fail({name, ": shape ", from.shape().text(), " cannot fill ", x.shape().text(),
+          "; from the right, sizes must be equal or 1"});
   }
   if (context().no_grad == 0 && (x.requires_grad() || from.requires_grad())) {
-    throw Error(cat(name, ": the tensor written or read has a gradient, which writing in place ",
-                    "would lose; write under a NoGrad, or use an op with a result of its own"));
+    fail({name, ": the tensor written or read has a gradient, which writing in place ",
+          "would lose; write under a NoGrad, or use an op with a result of its own"});
   }
   if (x.storage()->kept.load() > 0) {
-    throw Error(cat(name, ": a backward pass that is still to come needs the numbers of this ",
-                    x.shape().text(), " tensor; write after it, or to a clone()"));
+    fail({name, ": a backward pass that is still to come needs the numbers of this ",
+          x.shape().text(), " tensor; write after it, or to a clone()"});
   }
   if (repeats(x)) {
-    throw Error(cat(name, ": some of the ", x.count(), " elements of this ", x.shape().text(),
-                    " view are the same number; write to a clone()"));
+    fail({name, ": some of the ", x.count(), " elements of this ", x.shape().text(),
+          " view are the same number; write to a clone()"});
   }
   const bool shared = x.storage().get() == from.storage().get();
   apply_in_place(op, name, x, shared ? from.clone() : from);
@@ -12587,8 +13327,8 @@ inline EinsumSpec parse_einsum(const std::string& spec) {
     }
   }
   if (!good) {
-    throw Error(cat("einsum: \"", spec, "\"; two operands, each letter a to z at most once in ",
-                    "each, and a result of their letters are right, as in \"ik,kj->ij\""));
+    fail({"einsum: \"", spec, "\"; two operands, each letter a to z at most once in ",
+          "each, and a result of their letters are right, as in \"ik,kj->ij\""});
   }
   return s;
 }
@@ -12637,9 +13377,8 @@ inline Tensor einsum(const std::string& spec, const Tensor& a, const Tensor& b) 
     }
   }
   if (!fits) {
-    throw Error(detail::cat("einsum: \"", spec, "\" of ", a.shape().text(), " and ",
-                            b.shape().text(), "; a letter a dimension and one size a letter are ",
-                            "right"));
+    detail::fail({"einsum: \"", spec, "\" of ", a.shape().text(), " and ", b.shape().text(),
+                  "; a letter a dimension and one size a letter are ", "right"});
   }
   for (const char c : s.b) {
     columns += in(s.out, c) && !in(s.a, c) ? std::string(1, c) : "";
@@ -13707,8 +14446,8 @@ class SystolicArray {
   SystolicArray(Dim rows, Dim cols, Dataflow dataflow = Dataflow::weight_stationary)
       : rows_(rows.value), cols_(cols.value), dataflow_(dataflow) {
     if (rows_ < 1 || cols_ < 1) {
-      throw Error(detail::cat("SystolicArray: ", rows_, " rows and ", cols_,
-                              " columns were given; an array has at least 1 of each"));
+      detail::fail({"SystolicArray: ", rows_, " rows and ", cols_,
+                    " columns were given; an array has at least 1 of each"});
     }
   }
 
@@ -13735,12 +14474,11 @@ class SystolicArray {
   SystolicTiming problem(const char* function, std::int64_t m, std::int64_t k,
                          std::int64_t n) const {
     if (drain == Drain::instant && dataflow_ != Dataflow::output_stationary) {
-      throw Error(detail::cat(function, ": drain is instant, the array ", name_of(dataflow_),
-                              "; instant is for output_stationary, here drain must be shifted"));
+      detail::fail({function, ": drain is instant, the array ", name_of(dataflow_),
+                    "; instant is for output_stationary, here drain must be shifted"});
     }
     if (m < 1 || k < 1 || n < 1) {
-      throw Error(detail::cat(function, ": M, K, N are ", m, ", ", k, ", ", n,
-                              "; each must be at least 1"));
+      detail::fail({function, ": M, K, N are ", m, ", ", k, ", ", n, "; each must be at least 1"});
     }
     SystolicTiming t;
     t.rows = rows_;
@@ -13753,8 +14491,8 @@ class SystolicArray {
     t.n = n;
     detail::fold(t);
     if (!detail::countable(t)) {
-      throw Error(detail::cat(function, ": M, K, N are ", m, ", ", k, ", ", n, " on ", rows_, " x ",
-                              cols_, " PEs; the PE-ticks must stay below 2^62"));
+      detail::fail({function, ": M, K, N are ", m, ", ", k, ", ", n, " on ", rows_, " x ", cols_,
+                    " PEs; the PE-ticks must stay below 2^62"});
     }
     return t;
   }
@@ -13782,8 +14520,8 @@ struct ArrayProblem {
     output = sizes.shape;
     timing = array.problem(function, sizes.m, sizes.k, sizes.n);
     if (timing.rows > most_stepped / timing.cols) {
-      throw Error(cat(function, ": the array is ", timing.rows, " x ", timing.cols,
-                      "; at most 2^26 PEs can be stepped, timing() takes larger ones"));
+      fail({function, ": the array is ", timing.rows, " x ", timing.cols,
+            "; at most 2^26 PEs can be stepped, timing() takes larger ones"});
     }
     own_x = contiguous(tx);
     own_w = contiguous(tw);
@@ -13932,8 +14670,8 @@ Wavefront snapshot(Machine&& machine, std::int64_t tick) {
   }
   const SteppedArray& array = machine.core;
   if (array.tick <= tick) {
-    throw Error(cat("wavefront: tick ", tick, " of a run that ends after ", array.tick,
-                    " ticks; give one from 0 to ", array.tick - 1));
+    fail({"wavefront: tick ", tick, " of a run that ends after ", array.tick,
+          " ticks; give one from 0 to ", array.tick - 1});
   }
   const PeGrid& g = array.grid;
   Wavefront picture{g.rows, g.cols, tick, array.counted.dataflow, {}};
@@ -13961,7 +14699,7 @@ Wavefront snapshot(Machine&& machine, std::int64_t tick) {
 inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Tensor& w, Dim tick) {
   const detail::ArrayProblem p("wavefront", array, x, w);
   if (tick.value < 0) {
-    throw Error(detail::cat("wavefront: tick ", tick.value, "; ticks count from 0"));
+    detail::fail({"wavefront: tick ", tick.value, "; ticks count from 0"});
   }
   Tensor product = zeros(p.output);
   if (array.dataflow() == Dataflow::output_stationary) {
@@ -14162,7 +14900,7 @@ class Fabric {
       self.changed.wait(lock, [&] { return self.now == Now::runs || !failure_.empty(); });
     }
     if (!failure_.empty()) {
-      throw Error(failure_);
+      detail::fail({failure_});
     }
   }
 
@@ -14382,12 +15120,12 @@ inline int axis_steps(AxisKind kind, int n) {
 
 inline void check_stage(const char* function, const CollectiveStage& stage) {
   if (stage.devices < 1 || stage.elements < 0) {
-    throw Error(cat(function, ": ", stage.elements, " elements over ", stage.devices,
-                    " devices; needs 0 or more elements and at least 1 device"));
+    fail({function, ": ", stage.elements, " elements over ", stage.devices,
+          " devices; needs 0 or more elements and at least 1 device"});
   }
   if (stage.what == Collective::broadcast && (stage.offset < 0 || stage.offset >= stage.devices)) {
-    throw Error(cat(function, ": root ", stage.offset, " of ", stage.devices,
-                    " devices; the root is 0 to ", stage.devices - 1));
+    fail({function, ": root ", stage.offset, " of ", stage.devices, " devices; the root is 0 to ",
+          stage.devices - 1});
   }
 }
 
@@ -14440,8 +15178,8 @@ inline std::int64_t collective_steps(const CollectiveStage& stage) {
 inline double collective_bytes(const CollectiveStage& stage, int index) {
   detail::check_stage("collective_bytes", stage);
   if (index < 0 || index >= stage.devices) {
-    throw Error(detail::cat("collective_bytes: index ", index, " of ", stage.devices,
-                            " devices; indices are 0 to ", stage.devices - 1));
+    detail::fail({"collective_bytes: index ", index, " of ", stage.devices,
+                  " devices; indices are 0 to ", stage.devices - 1});
   }
   double elements = 0;
   switch (stage.what) {
@@ -14554,32 +15292,32 @@ inline std::string axis_names(const List<MeshAxis>& axes) {
 inline void check_axes(const Machine& machine, const List<MeshAxis>& axes) {
   check_network("Mesh", machine);
   if (axes.empty()) {
-    throw Error("Mesh: no axes; give a name and a size for each, as {{\"x\", 4}, {\"y\", 2}}");
+    detail::fail({"Mesh: no axes; give a name and a size for each, as {{\"x\", 4}, {\"y\", 2}}"});
   }
   Shape sizes;
   for (std::size_t i = 0; i < axes.size(); ++i) {
     const MeshAxis& axis = axes[i];
     if (axis.name.empty()) {
-      throw Error(cat("Mesh: axis ", i, " has no name; give every axis one, as \"x\""));
+      fail({"Mesh: axis ", i, " has no name; give every axis one, as \"x\""});
     }
     if (axis.size.value < 1) {
-      throw Error(cat("Mesh: axis ", axis.name, " has ", axis.size.value,
-                      " devices; every axis needs at least 1"));
+      fail({"Mesh: axis ", axis.name, " has ", axis.size.value,
+            " devices; every axis needs at least 1"});
     }
     for (std::size_t j = 0; j < i; ++j) {
       if (axes[j].name == axis.name) {
-        throw Error(cat("Mesh: two axes are named ", axis.name, "; names must differ"));
+        fail({"Mesh: two axes are named ", axis.name, "; names must differ"});
       }
     }
     sizes.push_back(axis.size);
   }
   if (sizes.count() != machine.chips()) {
-    throw Error(cat("Mesh: axes ", axis_names(axes), " of sizes ", sizes, " are ", sizes.count(),
-                    " devices, machine ", machine.name, " has ", machine.chips(),
-                    " chips; they must be equal"));
+    fail({"Mesh: axes ", axis_names(axes), " of sizes ", sizes, " are ", sizes.count(),
+          " devices, machine ", machine.name, " has ", machine.chips(),
+          " chips; they must be equal"});
   }
   if (machine.chips() > std::numeric_limits<int>::max()) {
-    throw Error(cat("Mesh: ", machine.chips(), " devices; at most 2147483647"));
+    fail({"Mesh: ", machine.chips(), " devices; at most 2147483647"});
   }
 }
 
@@ -14836,19 +15574,19 @@ class Endpoint {
       }
       names += (names.empty() ? "" : ", ") + axes_[i].name;
     }
-    throw Error(cat(function, ": no axis ", name, " on this mesh; its axes are ", names));
+    fail({function, ": no axis ", name, " on this mesh; its axes are ", names});
   }
 
   List<AxisGroup> groups(const char* function, const Axes& axes) const {
     if (axes.names.empty()) {
-      throw Error(cat(function, ": no axis given; name at least one"));
+      fail({function, ": no axis given; name at least one"});
     }
     List<AxisGroup> out;
     for (const std::string& name : axes.names) {
       const int axis = find_axis(function, name);
       for (const AxisGroup& earlier : out) {
         if (earlier.axis == axis) {
-          throw Error(cat(function, ": axis ", name, " is given twice; each axis at most once"));
+          fail({function, ": axis ", name, " is given twice; each axis at most once"});
         }
       }
       out.push_back(group(axis));
@@ -14995,8 +15733,7 @@ inline int index_over(const List<AxisGroup>& groups) {
 
 inline void check_given(const char* function, const Tensor& t) {
   if (!t.defined()) {
-    throw Error(
-        cat(function, ": the tensor is empty (default-constructed); give one with a shape"));
+    fail({function, ": the tensor is empty (default-constructed); give one with a shape"});
   }
 }
 
@@ -15004,9 +15741,9 @@ inline void check_given(const char* function, const Tensor& t) {
 inline void check_moved(const char* function, const Tensor& t) {
   check_given(function, t);
   if (t.requires_grad() && context().no_grad == 0) {
-    throw Error(cat(function, ": the tensor ", t.shape(),
-                    " requires a gradient, and a collective "
-                    "carries none back; right is t.detach(), or a NoGrad scope"));
+    fail({function, ": the tensor ", t.shape(),
+          " requires a gradient, and a collective "
+          "carries none back; right is t.detach(), or a NoGrad scope"});
   }
 }
 
@@ -15197,8 +15934,8 @@ inline Tensor reduce_scatter(Endpoint& device, const Tensor& t, const Axes& axes
   call.arguments = cat(t.shape(), ", dim ", d, ", ", name_of(how));
   call.devices = count_devices(groups);
   if (t.dim(d) % call.devices != 0) {
-    throw Error(cat("reduce_scatter: dimension ", d, " of ", t.shape(), " over ", call.devices,
-                    " devices of ", call.axes, "; its size must be a multiple of ", call.devices));
+    fail({"reduce_scatter: dimension ", d, " of ", t.shape(), " over ", call.devices,
+          " devices of ", call.axes, "; its size must be a multiple of ", call.devices});
   }
   std::int64_t elements = t.count();
   for (const AxisGroup& group : groups) {
@@ -15349,8 +16086,8 @@ inline Tensor broadcast_from(Endpoint& device, const Tensor& t, const std::strin
   check_moved("broadcast", t);
   const AxisGroup axis = device.group(device.find_axis("broadcast", name));
   if (root < 0 || root >= axis.size) {
-    throw Error(cat("broadcast: root ", root, " on axis ", name, " of ", axis.size,
-                    " devices; the root is 0 to ", axis.size - 1));
+    fail({"broadcast: root ", root, " on axis ", name, " of ", axis.size,
+          " devices; the root is 0 to ", axis.size - 1});
   }
   CollectiveCall call;
   call.name = "broadcast";
@@ -15410,8 +16147,8 @@ inline Tensor permute(Endpoint& device, const Tensor& t, const std::string& name
 
 inline void check_peer(const char* function, const Endpoint& device, int rank) {
   if (rank < 0 || rank >= device.devices() || rank == device.rank()) {
-    throw Error(cat(function, ": device ", device.rank(), " names device ", rank,
-                    "; the others are among 0 to ", device.devices() - 1));
+    fail({function, ": device ", device.rank(), " names device ", rank,
+          "; the others are among 0 to ", device.devices() - 1});
   }
 }
 
@@ -15523,9 +16260,8 @@ class Device {
     const List<detail::AxisGroup> groups = endpoint_.groups("shard", axes);
     const int parts = detail::count_devices(groups);
     if (t.dim(d) % parts != 0) {
-      throw Error(detail::cat("shard: dimension ", d, " of ", t.shape(), " over ", parts,
-                              " devices of ", detail::axes_text(axes),
-                              "; its size must be a multiple of ", parts));
+      detail::fail({"shard: dimension ", d, " of ", t.shape(), " over ", parts, " devices of ",
+                    detail::axes_text(axes), "; its size must be a multiple of ", parts});
     }
     const std::int64_t part = t.dim(d) / parts;
     const std::int64_t begin = part * detail::index_over(groups);
@@ -15951,8 +16687,8 @@ inline std::string bytes_hint(double you, const Counted& counted) {
 
 inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
   if (is_nan(guess.bytes_per_device) || is_nan(guess.seconds)) {
-    throw Error(cat("check: the guess is ", guess.bytes_per_device, " bytes and ", guess.seconds,
-                    " seconds; numbers are right, negative for what is not guessed"));
+    fail({"check: the guess is ", guess.bytes_per_device, " bytes and ", guess.seconds,
+          " seconds; numbers are right, negative for what is not guessed"});
   }
   CheckReport report;
   const auto add = [&report](const CheckRow& row) {
@@ -16175,9 +16911,8 @@ class Replay {
   void check_all_ran() const {
     for (std::size_t m = 0; m < out_.finish.size(); ++m) {
       if (out_.finish[m] < 0) {
-        throw Error(cat("time: message ", m, " from device ", log_.messages[m].from, " to device ",
-                        log_.messages[m].to,
-                        " waits for itself; steps of the log must have an order"));
+        fail({"time: message ", m, " from device ", log_.messages[m].from, " to device ",
+              log_.messages[m].to, " waits for itself; steps of the log must have an order"});
       }
     }
   }
@@ -16194,8 +16929,8 @@ class Replay {
 // What the messages of `log` take on `machine`, which needs one chip for each device of the log.
 inline Timeline time(const MessageLog& log, const Machine& machine) {
   if (machine.chips() != log.devices) {
-    throw Error(detail::cat("time: the log is of ", log.devices, " devices, machine ", machine.name,
-                            " has ", machine.chips(), " chips; they must be equal"));
+    detail::fail({"time: the log is of ", log.devices, " devices, machine ", machine.name, " has ",
+                  machine.chips(), " chips; they must be equal"});
   }
   detail::check_network("time", machine);
   return detail::Replay(log, machine).run();
@@ -16303,8 +17038,8 @@ class MeshRun {
       }
       names += (names.empty() ? "" : ", ") + known.name;
     }
-    throw Error(detail::cat("kept: device ", rank, " kept nothing named ", name, "; it kept ",
-                            names.empty() ? "nothing" : names));
+    detail::fail({"kept: device ", rank, " kept nothing named ", name, "; it kept ",
+                  names.empty() ? "nothing" : names});
   }
 
   // The ops of one device.
@@ -16437,8 +17172,8 @@ class MeshRun {
  private:
   std::size_t checked(const char* function, int rank) const {
     if (rank < 0 || rank >= devices()) {
-      throw Error(detail::cat(function, ": rank ", rank, " of ", devices(),
-                              " devices; ranks are 0 to ", devices() - 1));
+      detail::fail({function, ": rank ", rank, " of ", devices(), " devices; ranks are 0 to ",
+                    devices() - 1});
     }
     return static_cast<std::size_t>(rank);
   }
@@ -16576,8 +17311,8 @@ inline void run_device_thread(void* device) {
 inline void run_devices(const DeviceProgram& program, Fabric& fabric,
                         List<Shared<DeviceThread>>& devices) {
   if (devices.size() > 1) {
-    throw Error(cat("mesh.run: ", devices.size(), " devices need threads, and this program is ",
-                    "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device"));
+    fail({"mesh.run: ", devices.size(), " devices need threads, and this program is ",
+          "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device"});
   }
   run_device(program, fabric, *devices[0]);
 }
@@ -16621,8 +17356,8 @@ class Mesh {
         return static_cast<int>(known.size.value);
       }
     }
-    throw Error(detail::cat("size: no axis ", axis, " on this mesh; its axes are ",
-                            detail::axis_names(axes_)));
+    detail::fail(
+        {"size: no axis ", axis, " on this mesh; its axes are ", detail::axis_names(axes_)});
   }
   MeshPlacement placement() const {
     return {machine_.name, detail::place_axes(machine_, axes_, ring)};
@@ -16631,7 +17366,7 @@ class Mesh {
   // Runs `program` on every device at once; returns when all have returned.
   MeshRun run(const DeviceProgram& program) const {
     if (!program) {
-      throw Error("Mesh::run: the program is empty; give a function of Device&");
+      detail::fail({"Mesh::run: the program is empty; give a function of Device&"});
     }
     const List<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
     Context& caller = context();
@@ -16656,7 +17391,7 @@ class Mesh {
     }
     const std::string failure = fabric.failure();
     if (!failure.empty()) {
-      throw Error(failure);
+      detail::fail({failure});
     }
     return MeshRun(record_of(devices), machine_);
   }
@@ -16699,8 +17434,8 @@ inline Routing route(const Tensor& probabilities, int top_k) {
   const std::int64_t tokens = probabilities.dim(0);
   const std::int64_t experts = probabilities.dim(1);
   if (top_k < 1 || top_k > experts) {
-    throw Error(detail::cat("route: top_k is ", top_k, " of ", experts, " experts; 1 to ", experts,
-                            " is right"));
+    detail::fail(
+        {"route: top_k is ", top_k, " of ", experts, " experts; 1 to ", experts, " is right"});
   }
   Routing routing;
   routing.rows.resize(static_cast<std::size_t>(experts));
@@ -16770,8 +17505,8 @@ struct KvCache {
     }
     const std::int64_t end = first + x.dim(1);
     if (rows.dim(0) != x.dim(0) || rows.dim(2) != x.dim(2) || end > rows.dim(1)) {
-      throw Error(detail::cat("KvCache: ", x.shape(), " from token ", first, " on; the cache is ",
-                              rows.shape()));
+      detail::fail(
+          {"KvCache: ", x.shape(), " from token ", first, " on; the cache is ", rows.shape()});
     }
     copy_(slice(rows, 1, first, end), x);
     return slice(rows, 1, 0, end);
@@ -16922,8 +17657,8 @@ inline void check_config_counts(const ModelConfig& c) {
   for (const auto& count : counts) {
     const bool low = count.value < count.least;
     if (low || count.value > count.most) {
-      throw Error(cat("ModelConfig: ", c.name, ": ", count.field, " is ", count.value, "; at ",
-                      low ? "least " : "most ", low ? count.least : count.most, " is right"));
+      fail({"ModelConfig: ", c.name, ": ", count.field, " is ", count.value, "; at ",
+            low ? "least " : "most ", low ? count.least : count.most, " is right"});
     }
   }
 }
@@ -16936,15 +17671,15 @@ inline void check_config_product(const ModelConfig& c) {
   const double layer = 2 * n(c.heads + c.kv_heads) * n(c.head_size) + 3 * hidden + n(c.experts) + 4;
   const double about = n(c.width) * (n(c.layers) * layer + 2 * n(c.vocabulary) + n(c.context));
   if (about > 1e18) {
-    throw Error(cat("ModelConfig: ", c.name, ": its sizes make about ", about,
-                    " parameters; at most 1e+18 can be counted"));
+    fail({"ModelConfig: ", c.name, ": its sizes make about ", about,
+          " parameters; at most 1e+18 can be counted"});
   }
 }
 
 inline void config_above_zero(const ModelConfig& c, const char* field, double value) {
   if (!is_finite(value) || value <= 0 || value >= 1e30) {
-    throw Error(cat("ModelConfig: ", c.name, ": ", field, " is ", value,
-                    "; a number above 0 and below 1e+30 is right"));
+    fail({"ModelConfig: ", c.name, ": ", field, " is ", value,
+          "; a number above 0 and below 1e+30 is right"});
   }
 }
 
@@ -16957,20 +17692,20 @@ inline void ModelConfig::validate() const {
   detail::config_above_zero(*this, "rope_theta", rope_theta);
   detail::config_above_zero(*this, "norm_epsilon", norm_epsilon);
   if (heads % kv_heads != 0) {
-    throw Error(detail::cat("ModelConfig: ", name, ": ", heads, " heads over ", kv_heads,
-                            " kv_heads; heads must be a multiple of kv_heads"));
+    detail::fail({"ModelConfig: ", name, ": ", heads, " heads over ", kv_heads,
+                  " kv_heads; heads must be a multiple of kv_heads"});
   }
   if (position == Position::rotary && head_size % 2 != 0) {
-    throw Error(detail::cat("ModelConfig: ", name, ": head_size is ", head_size,
-                            "; rotary positions turn pairs, so it must be even"));
+    detail::fail({"ModelConfig: ", name, ": head_size is ", head_size,
+                  "; rotary positions turn pairs, so it must be even"});
   }
   if (experts > 0 && (top_k < 1 || top_k > experts)) {
-    throw Error(detail::cat("ModelConfig: ", name, ": top_k is ", top_k, " of ", experts,
-                            " experts; 1 to ", experts, " is right"));
+    detail::fail({"ModelConfig: ", name, ": top_k is ", top_k, " of ", experts, " experts; 1 to ",
+                  experts, " is right"});
   }
   if (!detail::is_finite(initializer_range) || initializer_range < 0 || initializer_range >= 100) {
-    throw Error(detail::cat("ModelConfig: ", name, ": initializer_range is ", initializer_range,
-                            "; a deviation is right, or 0 for one that suits the width"));
+    detail::fail({"ModelConfig: ", name, ": initializer_range is ", initializer_range,
+                  "; a deviation is right, or 0 for one that suits the width"});
   }
 }
 
@@ -17076,9 +17811,9 @@ inline std::vector<std::int32_t> Tokenizer::encode(const std::string& text) cons
       }
     }
     if (id < 0) {
-      throw Error(detail::cat("encode: the character \"", text.substr(at, size), "\" at byte ",
-                              static_cast<std::int64_t>(at), " is not among the ", vocabulary(),
-                              " of the training text; leave it out"));
+      detail::fail({"encode: the character \"", text.substr(at, size), "\" at byte ",
+                    static_cast<std::int64_t>(at), " is not among the ", vocabulary(),
+                    " of the training text; leave it out"});
     }
     ids.push_back(id);
     at += size;
@@ -17227,8 +17962,8 @@ class Transformer {
 inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
     : config(std::move(shape)), seed_(seed) {
   if (!config.beyond.empty()) {
-    throw Error(detail::cat("Transformer: ", config.name, " is planned, not run: it has ",
-                            config.beyond, "; config(\"nano\") is one that runs"));
+    detail::fail({"Transformer: ", config.name, " is planned, not run: it has ", config.beyond,
+                  "; config(\"nano\") is one that runs"});
   }
   config.validate();
   const std::int64_t d = config.width;
@@ -17376,12 +18111,12 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
                                  std::int64_t time, const Hooks& hooks) const {
   const std::int64_t end = hooks.first_position + time;
   if (batch < 1 || time < 1 || static_cast<std::int64_t>(ids.size()) != batch * time) {
-    throw Error(detail::cat("forward: ", ids.size(), " ids for ", batch, " sequences of ", time,
-                            " tokens; one id a token is right"));
+    detail::fail({"forward: ", ids.size(), " ids for ", batch, " sequences of ", time,
+                  " tokens; one id a token is right"});
   }
   if (end > config.context) {
-    throw Error(detail::cat("forward: ", time, " tokens from position ", hooks.first_position,
-                            " on; the context of ", config.name, " is ", config.context));
+    detail::fail({"forward: ", time, " tokens from position ", hooks.first_position,
+                  " on; the context of ", config.name, " is ", config.context});
   }
   const Tensor table = use(embedding_, hooks);
   Tensor x = hooks.embedding ? hooks.embedding(table, ids, {batch, time})
@@ -17587,7 +18322,7 @@ class JsonReader {
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
-    throw Error(cat("json: ", what, " at byte ", static_cast<std::int64_t>(at_)));
+    detail::fail({"json: ", what, " at byte ", static_cast<std::int64_t>(at_)});
   }
   void skip_space() {
     while (at_ < text_.size() &&
@@ -17869,7 +18604,7 @@ class File {
 inline File open_file(const std::string& path, const char* mode, const char* who) {
   File file(std::fopen(path.c_str(), mode));
   if (file.get() == nullptr) {
-    throw Error(cat(who, ": cannot open \"", path, "\": ", std::strerror(errno)));
+    fail({who, ": cannot open \"", path, "\": ", std::strerror(errno)});
   }
   return file;
 }
@@ -17886,7 +18621,7 @@ inline std::string read_file(const std::string& path, const char* who) {
     }
   }
   if (std::ferror(file.get())) {
-    throw Error(cat(who, ": cannot read \"", path, "\": ", std::strerror(errno)));
+    fail({who, ": cannot read \"", path, "\": ", std::strerror(errno)});
   }
   return data;
 }
@@ -17896,7 +18631,7 @@ inline std::string read_file(const std::string& path, const char* who) {
 // A text that is already in memory.
 inline Text make_text(const std::string& name, const std::string& data) {
   if (data.empty()) {
-    throw Error(detail::cat("read_text: \"", name, "\" is empty; a text to learn is right"));
+    detail::fail({"read_text: \"", name, "\" is empty; a text to learn is right"});
   }
   Text text;
   text.name = name;
@@ -17969,7 +18704,7 @@ inline std::uint64_t json_whole(const Json& value, const std::string& who) {
   const double n = value.number;
   if (value.kind != Json::Kind::number || !(n >= 0 && n <= 9007199254740992.0) ||
       static_cast<double>(static_cast<std::uint64_t>(n)) != n) {
-    throw Error(who + ": a size is not a whole number from 0 to 2^53");
+    detail::fail({who + ": a size is not a whole number from 0 to 2^53"});
   }
   return static_cast<std::uint64_t>(n);
 }
@@ -17979,7 +18714,7 @@ inline Json parse_named(const std::string& text, const std::string& who) {
   try {
     return parse_json(text);
   } catch (const Error& error) {
-    throw Error(who + error.what());
+    detail::fail({who + error.what()});
   }
 }
 
@@ -17991,7 +18726,7 @@ inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& v
   const Json* range = value.find("data_offsets");
   if (dtype == nullptr || dtype->kind != Json::Kind::text || shape == nullptr ||
       shape->kind != Json::Kind::list || range == nullptr || range->list.size() != 2) {
-    throw Error(who + " lacks dtype, shape or data_offsets");
+    detail::fail({who + " lacks dtype, shape or data_offsets"});
   }
   SafetensorsEntry entry;
   entry.name = name;
@@ -18000,10 +18735,10 @@ inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& v
   entry.end = json_whole(range->list[1], who);
   const std::uint64_t size = safetensors_size(entry.dtype);
   if (size == 0) {
-    throw Error(cat(who, " has the unknown dtype \"", entry.dtype, "\""));
+    fail({who, " has the unknown dtype \"", entry.dtype, "\""});
   }
   if (shape->list.size() > static_cast<std::size_t>(Shape::max_dims)) {
-    throw Error(cat(who, " has ", shape->list.size(), " dimensions; at most ", Shape::max_dims));
+    fail({who, " has ", shape->list.size(), " dimensions; at most ", Shape::max_dims});
   }
   for (const Json& dim : shape->list) {
     entry.shape.push_back(static_cast<std::int64_t>(json_whole(dim, who)));
@@ -18012,13 +18747,12 @@ inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& v
   try {
     count = static_cast<std::uint64_t>(entry.shape.count());
   } catch (const Error& error) {  // the product overflows
-    throw Error(cat(who, ": ", error.what()));
+    fail({who, ": ", error.what()});
   }
   if (entry.end < entry.begin || (entry.end - entry.begin) % size != 0 ||
       (entry.end - entry.begin) / size != count) {
-    throw Error(cat(who, ": bytes ", entry.begin, " to ", entry.end, " for shape ",
-                    entry.shape.text(), " of ", entry.dtype, "; their number must be ", size,
-                    " an element"));
+    fail({who, ": bytes ", entry.begin, " to ", entry.end, " for shape ", entry.shape.text(),
+          " of ", entry.dtype, "; their number must be ", size, " an element"});
   }
   return entry;
 }
@@ -18039,31 +18773,31 @@ inline void check_cover(Safetensors& file, const std::string& who) {
   std::uint64_t at = 0;
   for (const SafetensorsEntry& entry : file.entries) {
     if (entry.begin != at) {
-      throw Error(cat(who, "tensor \"", entry.name, "\" begins at byte ", entry.begin,
-                      "; the one before ends at ", at, ", and nothing may lie between or twice"));
+      fail({who, "tensor \"", entry.name, "\" begins at byte ", entry.begin,
+            "; the one before ends at ", at, ", and nothing may lie between or twice"});
     }
     at = entry.end;
   }
   const std::uint64_t data = file.bytes.size() - file.data_start;
   if (at != data) {
-    throw Error(cat(who, "the tensors end at byte ", at, " of the data, the file at ", data));
+    fail({who, "the tensors end at byte ", at, " of the data, the file at ", data});
   }
 }
 
 inline Json safetensors_header(const Safetensors& file, const std::string& who) {
   std::uint64_t n = 0;
   if (file.bytes.size() < 8) {
-    throw Error(cat(who, file.bytes.size(), " bytes are no safetensors file; it begins with 8"));
+    fail({who, file.bytes.size(), " bytes are no safetensors file; it begins with 8"});
   }
   std::memcpy(&n, file.bytes.data(), 8);  // little-endian, as are the machines that this runs on
   if (n > 100000000) {
-    throw Error(cat(who, "a header of ", n, " bytes; at most 100000000 are right"));
+    fail({who, "a header of ", n, " bytes; at most 100000000 are right"});
   }
   if (n > file.bytes.size() - 8) {
-    throw Error(cat(who, "a header of ", n, " bytes; only ", file.bytes.size() - 8, " follow"));
+    fail({who, "a header of ", n, " bytes; only ", file.bytes.size() - 8, " follow"});
   }
   if (n == 0 || file.bytes[8] != '{') {
-    throw Error(who + "the header does not begin with {");
+    detail::fail({who + "the header does not begin with {"});
   }
   return parse_named(file.bytes.substr(8, static_cast<std::size_t>(n)), who);
 }
@@ -18086,11 +18820,11 @@ inline Safetensors read_safetensors(const std::string& path) {
       continue;
     }
     if (field.value.kind != Json::Kind::object) {
-      throw Error(who + "__metadata__ is not an object of strings");
+      detail::fail({who + "__metadata__ is not an object of strings"});
     }
     for (const JsonField& note : field.value.fields) {
       if (note.value.kind != Json::Kind::text) {
-        throw Error(detail::cat(who, "metadata \"", note.name, "\" is not a string"));
+        detail::fail({who, "metadata \"", note.name, "\" is not a string"});
       }
       file.metadata.push_back({note.name, note.value.text});
     }
@@ -18125,8 +18859,8 @@ inline Tensor Safetensors::read(const SafetensorsEntry& entry) const {
     return out;
   }
   if (entry.dtype != "BF16" && entry.dtype != "F16" && entry.dtype != "F64") {
-    throw Error(detail::cat("load: \"", path, "\": tensor \"", entry.name, "\" is ", entry.dtype,
-                            "; F32, F16, BF16 or F64 is right"));
+    detail::fail({"load: \"", path, "\": tensor \"", entry.name, "\" is ", entry.dtype,
+                  "; F32, F16, BF16 or F64 is right"});
   }
   for (std::int64_t i = 0; i < out.count(); ++i) {
     if (entry.dtype == "F64") {
@@ -18255,7 +18989,7 @@ inline const Json& config_field(const Json& json, const char* key, Json::Kind ki
                                 const std::string& who) {
   const Json* field = json.find(key);
   if (field == nullptr || field->kind != kind) {
-    throw Error(cat(who, "its config lacks ", key));
+    fail({who, "its config lacks ", key});
   }
   return *field;
 }
@@ -18271,7 +19005,7 @@ inline int config_word(const Json& json, const char* key, const char* const* wor
     }
     right += cat(i > 0 ? ", " : "", words[i]);
   }
-  throw Error(cat(who, key, " is \"", word, "\"; right is one of ", right));
+  fail({who, key, " is \"", word, "\"; right is one of ", right});
 }
 
 inline ModelConfig config_from_json(const std::string& text, const std::string& who) {
@@ -18286,7 +19020,7 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
     const Json& value = config_field(json, field.first, Json::Kind::number, who);
     const std::uint64_t n = json_whole(value, who + "config");
     if (n > 1000000) {
-      throw Error(cat(who, "its config has ", n, " ", field.first, "; at most 1000000"));
+      fail({who, "its config has ", n, " ", field.first, "; at most 1000000"});
     }
     *field.second = static_cast<int>(n);
   }
@@ -18302,7 +19036,7 @@ inline ModelConfig config_from_json(const std::string& text, const std::string& 
   try {
     c.validate();
   } catch (const Error& error) {
-    throw Error(who + error.what());
+    detail::fail({who + error.what()});
   }
   return c;
 }
@@ -18326,11 +19060,11 @@ inline Tokenizer tokenizer_from_json(const std::string& text, const std::string&
   std::vector<std::string> characters;
   for (const Json& item : config_field(json, "characters", Json::Kind::list, who).list) {
     if (item.text.empty() || character_size(item.text, 0) != item.text.size()) {
-      throw Error(cat(who, "its tokenizer has the character \"", item.text,
-                      "\"; exactly one in UTF-8 is right"));
+      fail({who, "its tokenizer has the character \"", item.text,
+            "\"; exactly one in UTF-8 is right"});
     }
     if (!characters.empty() && item.text <= characters.back()) {
-      throw Error(who + "its tokenizer's characters are not in ascending order, each once");
+      detail::fail({who + "its tokenizer's characters are not in ascending order, each once"});
     }
     characters.push_back(item.text);
   }
@@ -18349,8 +19083,7 @@ inline void check_config_fits(const ModelConfig& c, const Safetensors& file,
   const double least = number(c.width) * (number(c.vocabulary) + places + number(c.layers) * layer);
   const double held = static_cast<double>(file.bytes.size() - file.data_start);
   if (least > held) {  // every number takes at least a byte
-    throw Error(cat(who, "its config describes at least ", least, " parameters in ", held,
-                    " bytes of data"));
+    fail({who, "its config describes at least ", least, " parameters in ", held, " bytes of data"});
   }
 }
 
@@ -18436,19 +19169,18 @@ inline void read_parameters(Transformer& model, const Safetensors& file, const s
   for (Parameter& p : model.parameters) {
     const Tensor value = find_parameter(file, p.name, model.config.width, used);
     if (!value.defined()) {
-      throw Error(cat(who, "no tensor for the parameter ", p.name));
+      fail({who, "no tensor for the parameter ", p.name});
     }
     if (value.shape() != p.value.shape()) {
-      throw Error(cat(who, "the tensor for ", p.name, " is ", value.shape().text(), "; the model ",
-                      model.config.name, " has ", p.value.shape().text()));
+      fail({who, "the tensor for ", p.name, " is ", value.shape().text(), "; the model ",
+            model.config.name, " has ", p.value.shape().text()});
     }
     std::memcpy(p.value.data(), contiguous(value).data(),
                 static_cast<std::size_t>(value.count()) * 4);
   }
   for (const SafetensorsEntry& entry : file.entries) {
     if (!used.has(entry.name) && !harmless(entry.name, model)) {
-      throw Error(cat(who, "the tensor \"", entry.name, "\" has no place in the model ",
-                      model.config.name));
+      fail({who, "the tensor \"", entry.name, "\" has no place in the model ", model.config.name});
     }
   }
 }
@@ -18480,7 +19212,7 @@ inline Transformer load(const std::string& path) {
   const std::string* config = file.find_metadata("tinyscale.config");
   const std::string* tokenizer = file.find_metadata("tinyscale.tokenizer");
   if (config == nullptr || tokenizer == nullptr) {
-    throw Error(who + "it carries no config of this library; call load(path, config)");
+    detail::fail({who + "it carries no config of this library; call load(path, config)"});
   }
   const ModelConfig shape = detail::config_from_json(*config, who);
   detail::check_config_fits(shape, file, who);
@@ -18519,11 +19251,11 @@ namespace detail {
 inline void check_length(const char* who, const std::vector<std::int32_t>& tokens,
                          std::int64_t time) {
   if (time < 1) {
-    throw Error(cat(who, ": a sequence of ", time, " tokens; at least 1 is right"));
+    fail({who, ": a sequence of ", time, " tokens; at least 1 is right"});
   }
   if (static_cast<std::int64_t>(tokens.size()) <= time) {
-    throw Error(cat(who, ": the text has ", tokens.size(), " tokens here, a sequence ", time,
-                    "; more than ", time, " are right: take a longer text or a shorter context"));
+    fail({who, ": the text has ", tokens.size(), " tokens here, a sequence ", time, "; more than ",
+          time, " are right: take a longer text or a shorter context"});
   }
 }
 
@@ -18601,17 +19333,16 @@ namespace detail {
 
 inline void check_generate(const GenerateOptions& options) {
   if (!is_finite(options.temperature) || options.temperature < 0 || options.top_k < 0) {
-    throw Error(cat("generate: temperature is ", options.temperature, ", top_k ", options.top_k,
-                    "; finite numbers from 0 up are right"));
+    fail({"generate: temperature is ", options.temperature, ", top_k ", options.top_k,
+          "; finite numbers from 0 up are right"});
   }
 }
 
 inline void check_logits(const float* logits, std::int64_t known) {
   for (std::int64_t i = 0; i < known; ++i) {
     if (!is_finite(static_cast<double>(logits[i]))) {
-      throw Error(cat("generate: the model's logit of token ", i, " is ",
-                      static_cast<double>(logits[i]),
-                      "; weights that give finite numbers are right"));
+      fail({"generate: the model's logit of token ", i, " is ", static_cast<double>(logits[i]),
+            "; weights that give finite numbers are right"});
     }
   }
 }
@@ -18658,8 +19389,8 @@ inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
                                                  const GenerateOptions& options = {},
                                                  std::int64_t known = 0) {
   if (ids.empty() || n < 0) {
-    throw Error(detail::cat("generate: a prompt of ", ids.size(), " tokens and ", n,
-                            " more; at least 1 and 0 are right"));
+    detail::fail({"generate: a prompt of ", ids.size(), " tokens and ", n,
+                  " more; at least 1 and 0 are right"});
   }
   detail::check_generate(options);
   const NoGrad no_grad;
@@ -18865,7 +19596,7 @@ inline ModelConfig parse_preset(const char* row) {
       family, n, n + 1, n + 2, n + 3, n + 4, n + 5, n + 6, n + 7, n + 8, n + 9, n + 10, n + 11,
       n + 12, &tokens);
   if (read != 16) {
-    throw Error(cat("config: the preset row \"", row, "\" has ", read, " fields; 16 is right"));
+    fail({"config: the preset row \"", row, "\" has ", read, " fields; 16 is right"});
   }
   ModelConfig c;
   c.name = name;
@@ -18949,8 +19680,8 @@ inline ModelConfig config(const std::string& name) {
     }
     all += (all.empty() ? "" : ", ") + names[i];
   }
-  throw Error(detail::cat("config: no model is named \"", name, "\"; ",
-                          alike.empty() ? "known: " + all : "near: " + alike));
+  detail::fail({"config: no model is named \"", name, "\"; ",
+                alike.empty() ? "known: " + all : "near: " + alike});
 }
 
 }}  // namespace tinyscale
@@ -18977,8 +19708,8 @@ class AdamW {
     const MemoryScope scope(MemoryKind::optimizer);
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
       if (!tensors_[i].requires_grad()) {
-        throw Error(detail::cat("AdamW: tensor ", i, " of ", tensors_.size(),
-                                " has no gradient; make it with parameter()"));
+        detail::fail({"AdamW: tensor ", i, " of ", tensors_.size(),
+                      " has no gradient; make it with parameter()"});
       }
       moments_.push_back(zeros(tensors_[i].shape()));
       squares_.push_back(zeros(tensors_[i].shape()));
@@ -19110,11 +19841,11 @@ namespace detail {
 // Throws the first option with which no training can go well.
 inline void check_options(const char* who, const StepOptions& options) {
   if (options.steps < 1 || options.batch < 1) {
-    throw Error(cat(who, ": ", options.steps, " steps of ", options.batch,
-                    " sequences; both must be at least 1"));
+    fail({who, ": ", options.steps, " steps of ", options.batch,
+          " sequences; both must be at least 1"});
   }
   if (options.format != DType::f32 && options.format != DType::bf16) {
-    throw Error(cat(who, ": format is ", name_of(options.format), "; f32 or bf16 is right"));
+    fail({who, ": format is ", name_of(options.format), "; f32 or bf16 is right"});
   }
   const double most = 1e30;
   const struct {
@@ -19131,8 +19862,8 @@ inline void check_options(const char* who, const StepOptions& options) {
                 {"eval_every", static_cast<double>(options.eval_every), most}};
   for (const auto& range : ranges) {
     if (!is_finite(range.value) || range.value < 0 || range.value >= range.below) {
-      throw Error(cat(who, ": ", range.option, " is ", range.value, "; a number from 0 to below ",
-                      range.below, " is right"));
+      fail({who, ": ", range.option, " is ", range.value, "; a number from 0 to below ",
+            range.below, " is right"});
     }
   }
 }
@@ -19141,10 +19872,9 @@ inline void check_finite(const char* who, const char* what, double value, std::i
                          const StepOptions& options) {
   if (!is_finite(value)) {
     const char* const is = is_nan(value) ? " is not a number" : " is infinite";
-    throw Error(cat(who, ": the ", what, is, " in step ", step,
-                    "; try a smaller learning_rate than ", options.learning_rate,
-                    ", a longer warmup than ", options.warmup, " steps or a smaller clip than ",
-                    options.clip));
+    fail({who, ": the ", what, is, " in step ", step, "; try a smaller learning_rate than ",
+          options.learning_rate, ", a longer warmup than ", options.warmup,
+          " steps or a smaller clip than ", options.clip});
   }
 }
 
@@ -19274,8 +20004,8 @@ inline void check_layout_counts(const char* who, const Layout& layout) {
     devices *= good ? n : 1;
   }
   if (!good) {
-    throw Error(cat(who, ": layout is ", layout.text(),
-                    "; each must be at least 1, and the devices at most ", most));
+    fail({who, ": layout is ", layout.text(), "; each must be at least 1, and the devices at most ",
+          most});
   }
 }
 
@@ -19284,17 +20014,17 @@ inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t 
   check_layout_counts("train", layout);
   if (layout.tensor > 1 || layout.pipeline > 1 || layout.context > 1 || layout.expert > 1 ||
       layout.microbatches > 1 || layout.zero != Zero::none) {
-    throw Error(cat("train: layout is ", layout.text(),
-                    "; this version runs data parallelism alone: set tensor, pipeline, context, "
-                    "expert and microbatches to 1 and zero to Zero::none"));
+    fail({"train: layout is ", layout.text(),
+          "; this version runs data parallelism alone: set tensor, pipeline, context, "
+          "expert and microbatches to 1 and zero to Zero::none"});
   }
   if (layout.devices() != chips) {
-    throw Error(cat("train: layout is ", layout.text(), " = ", layout.devices(),
-                    " devices, the machine has ", chips, " chips; they must be equal"));
+    fail({"train: layout is ", layout.text(), " = ", layout.devices(), " devices, the machine has ",
+          chips, " chips; they must be equal"});
   }
   if (batch % layout.data != 0) {
-    throw Error(cat("train: a batch of ", batch, " sequences does not divide over ", layout.data,
-                    " data-parallel devices; right is a multiple of ", layout.data));
+    fail({"train: a batch of ", batch, " sequences does not divide over ", layout.data,
+          " data-parallel devices; right is a multiple of ", layout.data});
   }
 }
 
@@ -19559,9 +20289,9 @@ inline void check_training(const Transformer& model, const Text& text,
                            const TrainOptions& options) {
   check_options("train", options);
   if (text.tokenizer.vocabulary() > model.config.vocabulary) {
-    throw Error(cat("train: the text has ", text.tokenizer.vocabulary(),
-                    " distinct tokens, the model's vocabulary is ", model.config.vocabulary,
-                    "; raise config.vocabulary"));
+    fail({"train: the text has ", text.tokenizer.vocabulary(),
+          " distinct tokens, the model's vocabulary is ", model.config.vocabulary,
+          "; raise config.vocabulary"});
   }
   check_layout(options.layout, options.machine.dims.count(), options.batch);
   check_length("train", text.train(), model.config.context);
@@ -19735,8 +20465,7 @@ namespace detail {
 // Throws unless the field of a job is a finite number from `least` to `most`.
 inline void check_job(const char* who, const char* field, double value, double least, double most) {
   if (!is_finite(value) || value < least || value > most) {
-    throw Error(
-        cat(who, ": ", field, " is ", value, "; a number from ", least, " to ", most, " is right"));
+    fail({who, ": ", field, " is ", value, "; a number from ", least, " to ", most, " is right"});
   }
 }
 
@@ -19745,8 +20474,8 @@ inline void check_job(const char* who, const char* field, double value, double l
 // Seconds of a run: 6 N tokens / (chips peak mfu).
 inline double training_seconds(double flops, double chips, double peak, double mfu) {
   if (!(chips > 0 && peak > 0 && mfu > 0)) {
-    throw Error(detail::cat("training_seconds: chips ", chips, ", peak ", peak, ", mfu ", mfu,
-                            "; each must be above 0"));
+    detail::fail({"training_seconds: chips ", chips, ", peak ", peak, ", mfu ", mfu,
+                  "; each must be above 0"});
   }
   return flops / (chips * peak * mfu);
 }
@@ -19817,7 +20546,8 @@ namespace detail {
 inline void check_serving(const ServingJob& job, const Machine& machine) {
   job.model.validate();
   if (machine.dims.size() == 0 || machine.chips() < 1) {
-    throw Error("plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})");
+    detail::fail(
+        {"plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})"});
   }
   const char* const who = "plan_serving";
   const double most = 1e9;
@@ -19826,8 +20556,7 @@ inline void check_serving(const ServingJob& job, const Machine& machine) {
   check_job(who, "output", static_cast<double>(job.output), 0, most);
   check_job(who, "prefill_mfu", job.prefill_mfu, 1e-6, 1);
   if (machine.chip.memory_bytes <= 0 || machine.chip.memory_bandwidth <= 0) {
-    throw Error(cat("plan_serving: ", machine.name,
-                    " needs memory_bytes and memory_bandwidth of its chip"));
+    fail({"plan_serving: ", machine.name, " needs memory_bytes and memory_bandwidth of its chip"});
   }
 }
 
@@ -20026,9 +20755,9 @@ struct TrainingInputs {
 inline void check_training(const TrainingJob& job, const Machine& machine) {
   job.model.validate();
   if (machine.dims.size() == 0 || machine.chips() < 1) {
-    throw Error(
-        "plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", "
-        "{4, 4, 4})");
+    detail::fail(
+        {"plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", "
+         "{4, 4, 4})"});
   }
   const char* const who = "plan_training";
   check_job(who, "batch_tokens", job.batch_tokens, 1, 1e18);
@@ -20198,9 +20927,9 @@ inline List<TrainingLayout> priced_layouts(const TrainingInputs& in) {
     }
   }
   if (plans.empty()) {
-    throw Error(cat("plan_training: ", in.job.model.name, " has no data x tensor layout on ",
-                    in.machine.name, ": a batch of ", format_count(in.batch),
-                    " tokens must give each data-parallel chip at least one"));
+    fail({"plan_training: ", in.job.model.name, " has no data x tensor layout on ", in.machine.name,
+          ": a batch of ", format_count(in.batch),
+          " tokens must give each data-parallel chip at least one"});
   }
   return fastest_first(plans);
 }
@@ -20213,12 +20942,12 @@ inline void check_fits(const TrainingInputs& in) {
   }
   const double state = state_parts(in.job.state).total();
   const double parameters = static_cast<double>(in.job.model.parameters());
-  throw Error(cat("plan_training: ", in.job.model.name, " does not fit on ", in.machine.name, ": ",
-                  state, " bytes a parameter = ", format_bytes(state * parameters),
-                  ", checkpoints ", format_bytes(all - state * parameters), ", ",
-                  format_bytes(all / chips), " a chip of ", format_bytes(chip.memory_bytes),
-                  "; would fit: ", format_count(std::ceil(all / chip.memory_bytes)),
-                  " chips, or fewer tokens in a batch or fewer checkpoints"));
+  fail({"plan_training: ", in.job.model.name, " does not fit on ", in.machine.name, ": ", state,
+        " bytes a parameter = ", format_bytes(state * parameters), ", checkpoints ",
+        format_bytes(all - state * parameters), ", ", format_bytes(all / chips), " a chip of ",
+        format_bytes(chip.memory_bytes),
+        "; would fit: ", format_count(std::ceil(all / chip.memory_bytes)),
+        " chips, or fewer tokens in a batch or fewer checkpoints"});
 }
 
 }  // namespace detail
@@ -20408,19 +21137,19 @@ inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine
   const detail::TrainingInputs in = detail::training_inputs(job, machine);
   detail::check_layout_counts("plan_training", layout);
   if (layout.devices() != machine.chips() || layout.pipeline != 1 || layout.context != 1) {
-    throw Error(detail::cat("plan_training: layout ", layout.text(), " on ", machine.chips(),
-                            " chips; data * tensor must be the chips, pipeline and context 1"));
+    detail::fail({"plan_training: layout ", layout.text(), " on ", machine.chips(),
+                  " chips; data * tensor must be the chips, pipeline and context 1"});
   }
   if (!detail::tensor_divides(job.model, layout.tensor)) {
-    throw Error(detail::cat("plan_training: tensor ", layout.tensor, " does not divide the ",
-                            job.model.heads, " heads and the hidden width of ", job.model.name));
+    detail::fail({"plan_training: tensor ", layout.tensor, " does not divide the ", job.model.heads,
+                  " heads and the hidden width of ", job.model.name});
   }
   detail::check_fits(in);
   List<TrainingLayout> layouts;
   detail::add_layouts(in, layout.tensor, layouts);
   if (layouts.empty()) {
-    throw Error(detail::cat("plan_training: data ", layout.data, " is more than the ",
-                            format_count(in.batch), " tokens of a batch"));
+    detail::fail({"plan_training: data ", layout.data, " is more than the ", format_count(in.batch),
+                  " tokens of a batch"});
   }
   return detail::finish_plan(in, detail::fastest_first(layouts));
 }
@@ -20940,21 +21669,21 @@ inline double check_heat_map(const LinkHeatMap& map) {
   double most = 0;
   for (std::size_t i = 0; i < n; ++i) {
     if (map.bytes[i].size() != n) {
-      throw Error("svg: link heat map: row " + std::to_string(i) + " has " +
-                  std::to_string(map.bytes[i].size()) + " of " + std::to_string(n) +
-                  " columns; give one for each device");
+      detail::fail({"svg: link heat map: row " + std::to_string(i) + " has " +
+                    std::to_string(map.bytes[i].size()) + " of " + std::to_string(n) +
+                    " columns; give one for each device"});
     }
     for (const double value : map.bytes[i]) {
       if (!is_finite(value) || value < 0) {
-        throw Error("svg: link heat map: row " + std::to_string(i) +
-                    " holds a negative or not finite count of bytes; give 0 or more");
+        detail::fail({"svg: link heat map: row " + std::to_string(i) +
+                      " holds a negative or not finite count of bytes; give 0 or more"});
       }
       most = std::max(most, value);
     }
   }
   if (!map.names.empty() && map.names.size() != n) {
-    throw Error("svg: link heat map: " + std::to_string(map.names.size()) + " names for " +
-                std::to_string(n) + " devices; give one for each device, or none");
+    detail::fail({"svg: link heat map: " + std::to_string(map.names.size()) + " names for " +
+                  std::to_string(n) + " devices; give one for each device, or none"});
   }
   return most;
 }
@@ -21099,9 +21828,9 @@ inline Axis fitted(Axis axis, const std::vector<double>& values) {
   }
   if (!is_finite(axis.low) || !is_finite(axis.high) || axis.low >= axis.high ||
       (logarithmic && axis.low <= 0)) {
-    throw Error("svg: axis \"" + axis.label + "\" runs from " + tick_text(axis.low) + " to " +
-                tick_text(axis.high) + "; low must be below high" +
-                (logarithmic ? ", and above 0 on a logarithmic axis" : ""));
+    detail::fail({"svg: axis \"" + axis.label + "\" runs from " + tick_text(axis.low) + " to " +
+                  tick_text(axis.high) + "; low must be below high" +
+                  (logarithmic ? ", and above 0 on a logarithmic axis" : "")});
   }
   return axis;
 }
@@ -21287,9 +22016,9 @@ inline Frame draw_plot(Canvas& canvas, const Plot& plot) {
   std::vector<double> xs, ys;
   for (const Series& one : plot.series) {
     if (one.x.size() != one.y.size()) {
-      throw Error("svg: series \"" + one.name + "\" has " + std::to_string(one.x.size()) +
-                  " x values and " + std::to_string(one.y.size()) +
-                  " y values; give one y for each x");
+      detail::fail({"svg: series \"" + one.name + "\" has " + std::to_string(one.x.size()) +
+                    " x values and " + std::to_string(one.y.size()) +
+                    " y values; give one y for each x"});
     }
     for (std::size_t k = 0; k < one.x.size(); ++k) {  // a pair counts when both can be drawn
       if (drawable(plot.x, one.x[k]) && drawable(plot.y, one.y[k])) {
@@ -21400,13 +22129,13 @@ inline List<Series> roof_lines(const RooflinePlot& plot, double low, double high
 
 inline void check_roofline(const RooflinePlot& plot) {
   if (!(plot.peak_flops_per_second > 0) || plot.roofs.empty()) {
-    throw Error("svg: roofline \"" + plot.title +
-                "\" has no peak or no memory level; give a peak above 0 and one roof or more");
+    detail::fail({"svg: roofline \"" + plot.title +
+                  "\" has no peak or no memory level; give a peak above 0 and one roof or more"});
   }
   for (const Roof& roof : plot.roofs) {
     if (!(roof.bytes_per_second > 0)) {
-      throw Error("svg: roofline \"" + plot.title + "\": memory level \"" + roof.name +
-                  "\" has no bandwidth; give bytes per second above 0");
+      detail::fail({"svg: roofline \"" + plot.title + "\": memory level \"" + roof.name +
+                    "\" has no bandwidth; give bytes per second above 0"});
     }
   }
 }
