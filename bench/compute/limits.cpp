@@ -9,6 +9,10 @@
 #include <thread>
 #include <vector>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #include "driver.hpp"
 #include "tinyscale.hpp"
 
@@ -85,14 +89,51 @@ Loop loop_of(Arithmetic kind) {
   return loop;
 }
 
-// Runs fn(part) on that many threads; seconds. They begin together, when all are there.
+// Keeps this thread on the index-th processor that the program may use, for as long as it lives.
+class OwnProcessor {
+ public:
+  explicit OwnProcessor(int index) {
+#if defined(__linux__)
+    moved_ = index >= 0 && sched_getaffinity(0, sizeof(all_), &all_) == 0;
+    cpu_set_t own;
+    CPU_ZERO(&own);
+    for (std::size_t cpu = 0; moved_ && cpu < CPU_SETSIZE; ++cpu) {
+      if (CPU_ISSET(cpu, &all_) && index-- == 0) {
+        CPU_SET(cpu, &own);
+      }
+    }
+    moved_ = moved_ && sched_setaffinity(0, sizeof(own), &own) == 0;
+#else
+    static_cast<void>(index);
+#endif
+  }
+#if defined(__linux__)
+  ~OwnProcessor() {
+    if (moved_) {
+      sched_setaffinity(0, sizeof(all_), &all_);
+    }
+  }
+
+ private:
+  cpu_set_t all_;
+  bool moved_ = false;
+#endif
+};
+
+// Runs fn(part) on that many threads, each on a processor of its own; seconds from when all are
+// there. Left to itself the system may begin by putting two on one.
 template <class Fn>
 double on_threads(int threads, const Fn& fn) {
   std::atomic<int> missing{threads};
+  double start = 0;
   const auto part = [&](int index) {
+    const OwnProcessor processor(threads > 1 ? index : -1);
     missing.fetch_sub(1);
     while (missing.load() > 0) {
       std::this_thread::yield();
+    }
+    if (index == 0) {
+      start = now(clock_for(threads));
     }
     fn(index);
   };
@@ -100,10 +141,6 @@ double on_threads(int threads, const Fn& fn) {
   for (int index = 1; index < threads; ++index) {
     others.emplace_back(part, index);
   }
-  while (missing.load() > 1) {
-    std::this_thread::yield();
-  }
-  const double start = now(clock_for(threads));
   part(0);
   for (std::thread& other : others) {
     other.join();
