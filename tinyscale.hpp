@@ -42,6 +42,7 @@
 //   tinyscale/hardware/network.hpp           A machine
 //   tinyscale/hardware/roofline.hpp          The roofline
 //   tinyscale/compute/lanes.hpp              Vector lanes without intrinsics
+//   tinyscale/compute/transpose.hpp          Turning a matrix in memory
 //   tinyscale/compute/lane_math.hpp          Functions of vector lanes
 //   tinyscale/compute/elementwise.hpp        Element-wise kernels
 //   tinyscale/compute/sums.hpp               Sums of floats gathered in double
@@ -1717,7 +1718,7 @@ class ThreadPool {
   std::atomic<bool> stop_{false};
   alignas(64) std::atomic<std::uint64_t> generation_{0};
   std::atomic<int> sleepers_{0}, workers_{0};
-  std::mutex mutex_;            // for the two condition variables and the list
+  std::mutex mutex_;  // for the two condition variables and the list
   Sleeper* asleep_ = nullptr;
   std::condition_variable wake_, done_;
   std::mutex growing_;  // guards the threads below
@@ -5141,6 +5142,15 @@ TINYSCALE_INLINE void to_float(const typename L::I& n, typename L::V& y) {
 #endif
 }
 
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/compute/transpose.hpp
+// Turning a matrix in memory, or sixteen vectors in registers.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
 // to[j][i] = from[i][j], in squares of four where the compiler can shuffle.
 inline void transpose(std::int64_t rows, std::int64_t cols, const float* from,
                       std::int64_t from_row, float* to, std::int64_t to_row) {
@@ -5176,6 +5186,45 @@ inline void transpose(std::int64_t rows, std::int64_t cols, const float* from,
       to[j * to_row + i] = from[i * from_row + j];
     }
   }
+}
+
+// r[i], lane j of 16 x 16 numbers to r[j], lane i, by squares of 4 and then squares of those.
+template <class V>
+TINYSCALE_INLINE void turn_square(V (&r)[16]) {
+#if TINYSCALE_SHUFFLE
+#define TINYSCALE_PICK(a, b, x, y, z, w, four)                                                    \
+  __builtin_shufflevector(a, b, x, y, z, w, x + four, y + four, z + four, w + four, x + 2 * four, \
+                          y + 2 * four, z + 2 * four, w + 2 * four, x + 3 * four, y + 3 * four,   \
+                          z + 3 * four, w + 3 * four)
+#define TINYSCALE_QUADS(a, b, x)                                                              \
+  __builtin_shufflevector(a, b, x, x + 1, x + 2, x + 3, x + 8, x + 9, x + 10, x + 11, x + 16, \
+                          x + 17, x + 18, x + 19, x + 24, x + 25, x + 26, x + 27)
+  V t[16];
+  TINYSCALE_UNROLL
+  for (int i = 0; i < 16; i += 4) {
+    const V a = TINYSCALE_PICK(r[i], r[i + 1], 0, 16, 1, 17, 4);
+    const V b = TINYSCALE_PICK(r[i], r[i + 1], 2, 18, 3, 19, 4);
+    const V c = TINYSCALE_PICK(r[i + 2], r[i + 3], 0, 16, 1, 17, 4);
+    const V d = TINYSCALE_PICK(r[i + 2], r[i + 3], 2, 18, 3, 19, 4);
+    t[i] = TINYSCALE_PICK(a, c, 0, 1, 16, 17, 4);
+    t[i + 1] = TINYSCALE_PICK(a, c, 2, 3, 18, 19, 4);
+    t[i + 2] = TINYSCALE_PICK(b, d, 0, 1, 16, 17, 4);
+    t[i + 3] = TINYSCALE_PICK(b, d, 2, 3, 18, 19, 4);
+  }
+  TINYSCALE_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    const V a = TINYSCALE_QUADS(t[i], t[i + 4], 0);
+    const V b = TINYSCALE_QUADS(t[i], t[i + 4], 4);
+    const V c = TINYSCALE_QUADS(t[i + 8], t[i + 12], 0);
+    const V d = TINYSCALE_QUADS(t[i + 8], t[i + 12], 4);
+    r[i] = TINYSCALE_QUADS(a, c, 0);
+    r[i + 4] = TINYSCALE_QUADS(b, d, 0);
+    r[i + 8] = TINYSCALE_QUADS(a, c, 4);
+    r[i + 12] = TINYSCALE_QUADS(b, d, 4);
+  }
+#undef TINYSCALE_PICK
+#undef TINYSCALE_QUADS
+#endif
 }
 
 }  // namespace detail
@@ -9341,45 +9390,6 @@ TINYSCALE_INLINE void AttentionProduct::run() const {
   }
 }
 
-// r[i], lane j of 16 x 16 numbers to r[j], lane i, by squares of 4 and then squares of those.
-template <class V>
-TINYSCALE_INLINE void turn_square(V (&r)[16]) {
-#if TINYSCALE_SHUFFLE
-#define TINYSCALE_PICK(a, b, x, y, z, w, four)                                                    \
-  __builtin_shufflevector(a, b, x, y, z, w, x + four, y + four, z + four, w + four, x + 2 * four, \
-                          y + 2 * four, z + 2 * four, w + 2 * four, x + 3 * four, y + 3 * four,   \
-                          z + 3 * four, w + 3 * four)
-#define TINYSCALE_QUADS(a, b, x)                                                              \
-  __builtin_shufflevector(a, b, x, x + 1, x + 2, x + 3, x + 8, x + 9, x + 10, x + 11, x + 16, \
-                          x + 17, x + 18, x + 19, x + 24, x + 25, x + 26, x + 27)
-  V t[16];
-  TINYSCALE_UNROLL
-  for (int i = 0; i < 16; i += 4) {
-    const V a = TINYSCALE_PICK(r[i], r[i + 1], 0, 16, 1, 17, 4);
-    const V b = TINYSCALE_PICK(r[i], r[i + 1], 2, 18, 3, 19, 4);
-    const V c = TINYSCALE_PICK(r[i + 2], r[i + 3], 0, 16, 1, 17, 4);
-    const V d = TINYSCALE_PICK(r[i + 2], r[i + 3], 2, 18, 3, 19, 4);
-    t[i] = TINYSCALE_PICK(a, c, 0, 1, 16, 17, 4);
-    t[i + 1] = TINYSCALE_PICK(a, c, 2, 3, 18, 19, 4);
-    t[i + 2] = TINYSCALE_PICK(b, d, 0, 1, 16, 17, 4);
-    t[i + 3] = TINYSCALE_PICK(b, d, 2, 3, 18, 19, 4);
-  }
-  TINYSCALE_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const V a = TINYSCALE_QUADS(t[i], t[i + 4], 0);
-    const V b = TINYSCALE_QUADS(t[i], t[i + 4], 4);
-    const V c = TINYSCALE_QUADS(t[i + 8], t[i + 12], 0);
-    const V d = TINYSCALE_QUADS(t[i + 8], t[i + 12], 4);
-    r[i] = TINYSCALE_QUADS(a, c, 0);
-    r[i + 4] = TINYSCALE_QUADS(b, d, 0);
-    r[i + 8] = TINYSCALE_QUADS(a, c, 4);
-    r[i + 12] = TINYSCALE_QUADS(b, d, 4);
-  }
-#undef TINYSCALE_PICK
-#undef TINYSCALE_QUADS
-#endif
-}
-
 inline void attention_product(const AttentionProduct& w) {
   if (w.m > 0 && w.n > 0) {
     run_on_lanes(w);
@@ -10193,7 +10203,7 @@ inline void linear_cross_entropy(const LinearCrossEntropy& c, float* losses, flo
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/norm.hpp
-// Layer norm and RMS norm by rows, of x or of a residual sum x + r that is written on the way:
+// Layer norm and RMS norm by rows:
 //   layer: n = (x - mean) rstd, rstd = 1 / sqrt(var + eps);
 //   RMS:   n = x rstd,          rstd = 1 / sqrt(mean(x^2) + eps);
 //   y = n w + b;  with g = dy w: dx = rstd (g - mean(g) - n mean(g n)) (RMS: without mean(g)).
@@ -10272,8 +10282,6 @@ struct NormRows {
   std::int64_t begin, end, cols;
   float eps;
   const float* x;
-  const float* residual;  // null, or added to x
-  float* sum;             // where x + residual goes
   const float* weight;
   const float* bias;  // null: none
   float* y;
@@ -10283,17 +10291,7 @@ struct NormRows {
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
-      const float* row = x + i * cols;
-      if (residual != nullptr) {
-        typename L::V v, r;
-        for (std::int64_t j = 0; j < cols; j += L::width) {
-          load_some<L>(row + j, cols - j, 0.0f, v);
-          load_some<L>(residual + i * cols + j, cols - j, 0.0f, r);
-          store_some<L>(sum + i * cols + j, cols - j, v + r);
-        }
-        row = sum + i * cols;
-      }
-      norm<L>(i, row, y + i * cols);
+      norm<L>(i, x + i * cols, y + i * cols);
     }
   }
 
@@ -10506,14 +10504,7 @@ namespace kernel {
 inline void layer_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
                                const float* weight, const float* bias, float* y, float* mean,
                                float* rstd) {
-  detail::norm_forward(rows, {0, 0, cols, eps, x, nullptr, nullptr, weight, bias, y, mean, rstd});
-}
-
-// sum = x + residual and its norm, in one pass; without mean: RMS norm.
-inline void add_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
-                             const float* residual, float* sum, const float* weight,
-                             const float* bias, float* y, float* mean, float* rstd) {
-  detail::norm_forward(rows, {0, 0, cols, eps, x, residual, sum, weight, bias, y, mean, rstd});
+  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, bias, y, mean, rstd});
 }
 
 // dx = beta dx + ... (beta 0 or 1); dweight and dbias (or null) are added to.
@@ -10526,8 +10517,7 @@ inline void layer_norm_backward(std::int64_t rows, std::int64_t cols, const floa
 
 inline void rms_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
                              const float* weight, float* y, float* rstd) {
-  detail::norm_forward(rows,
-                       {0, 0, cols, eps, x, nullptr, nullptr, weight, nullptr, y, nullptr, rstd});
+  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, nullptr, y, nullptr, rstd});
 }
 
 inline void rms_norm_backward(std::int64_t rows, std::int64_t cols, const float* x,

@@ -46,6 +46,7 @@
 
 // compute: the host kernels
 #include "tinyscale/compute/lanes.hpp"
+#include "tinyscale/compute/transpose.hpp"
 #include "tinyscale/compute/lane_math.hpp"
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/sums.hpp"

@@ -291,7 +291,7 @@ class ThreadPool {
   std::atomic<bool> stop_{false};
   alignas(64) std::atomic<std::uint64_t> generation_{0};
   std::atomic<int> sleepers_{0}, workers_{0};
-  std::mutex mutex_;            // for the two condition variables and the list
+  std::mutex mutex_;  // for the two condition variables and the list
   Sleeper* asleep_ = nullptr;
   std::condition_variable wake_, done_;
   std::mutex growing_;  // guards the threads below

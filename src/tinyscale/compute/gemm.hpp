@@ -18,6 +18,7 @@
 #include "tinyscale/compute/gemm_tile.hpp"
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/scratch.hpp"
+#include "tinyscale/compute/transpose.hpp"
 
 namespace tinyscale {
 namespace kernel {

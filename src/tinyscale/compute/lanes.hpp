@@ -460,42 +460,5 @@ TINYSCALE_INLINE void to_float(const typename L::I& n, typename L::V& y) {
 #endif
 }
 
-// to[j][i] = from[i][j], in squares of four where the compiler can shuffle.
-inline void transpose(std::int64_t rows, std::int64_t cols, const float* from,
-                      std::int64_t from_row, float* to, std::int64_t to_row) {
-  std::int64_t i = 0;
-#if TINYSCALE_SHUFFLE
-  typedef Lanes4::V V;
-  for (; i + 4 <= rows; i += 4) {
-    for (std::int64_t j = 0; j < cols; j += 4) {
-      j = std::max<std::int64_t>(0, std::min(j, cols - 4));  // the last square may overlap
-      if (cols < 4) {
-        break;
-      }
-      V a, b, c, d;
-      load<Lanes4>(from + i * from_row + j, a);
-      load<Lanes4>(from + (i + 1) * from_row + j, b);
-      load<Lanes4>(from + (i + 2) * from_row + j, c);
-      load<Lanes4>(from + (i + 3) * from_row + j, d);
-      const V ab = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-      const V cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-      const V ab2 = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-      const V cd2 = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-      float* out = to + j * to_row + i;
-      store<Lanes4>(out, __builtin_shufflevector(ab, cd, 0, 1, 4, 5));
-      store<Lanes4>(out + to_row, __builtin_shufflevector(ab, cd, 2, 3, 6, 7));
-      store<Lanes4>(out + 2 * to_row, __builtin_shufflevector(ab2, cd2, 0, 1, 4, 5));
-      store<Lanes4>(out + 3 * to_row, __builtin_shufflevector(ab2, cd2, 2, 3, 6, 7));
-    }
-  }
-  i = cols < 4 ? 0 : i;
-#endif
-  for (; i < rows; ++i) {
-    for (std::int64_t j = 0; j < cols; ++j) {
-      to[j * to_row + i] = from[i * from_row + j];
-    }
-  }
-}
-
 }  // namespace detail
 }  // namespace tinyscale

@@ -19,6 +19,7 @@
 #include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/compute/softmax.hpp"
+#include "tinyscale/compute/transpose.hpp"
 
 namespace tinyscale {
 namespace kernel {

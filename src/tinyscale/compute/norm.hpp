@@ -1,5 +1,5 @@
 #pragma once
-// Layer norm and RMS norm by rows, of x or of a residual sum x + r that is written on the way:
+// Layer norm and RMS norm by rows:
 //   layer: n = (x - mean) rstd, rstd = 1 / sqrt(var + eps);
 //   RMS:   n = x rstd,          rstd = 1 / sqrt(mean(x^2) + eps);
 //   y = n w + b;  with g = dy w: dx = rstd (g - mean(g) - n mean(g n)) (RMS: without mean(g)).
@@ -88,8 +88,6 @@ struct NormRows {
   std::int64_t begin, end, cols;
   float eps;
   const float* x;
-  const float* residual;  // null, or added to x
-  float* sum;             // where x + residual goes
   const float* weight;
   const float* bias;  // null: none
   float* y;
@@ -99,17 +97,7 @@ struct NormRows {
   template <class L>
   TINYSCALE_INLINE void run() const {
     for (std::int64_t i = begin; i < end; ++i) {
-      const float* row = x + i * cols;
-      if (residual != nullptr) {
-        typename L::V v, r;
-        for (std::int64_t j = 0; j < cols; j += L::width) {
-          load_some<L>(row + j, cols - j, 0.0f, v);
-          load_some<L>(residual + i * cols + j, cols - j, 0.0f, r);
-          store_some<L>(sum + i * cols + j, cols - j, v + r);
-        }
-        row = sum + i * cols;
-      }
-      norm<L>(i, row, y + i * cols);
+      norm<L>(i, x + i * cols, y + i * cols);
     }
   }
 
@@ -322,14 +310,7 @@ namespace kernel {
 inline void layer_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
                                const float* weight, const float* bias, float* y, float* mean,
                                float* rstd) {
-  detail::norm_forward(rows, {0, 0, cols, eps, x, nullptr, nullptr, weight, bias, y, mean, rstd});
-}
-
-// sum = x + residual and its norm, in one pass; without mean: RMS norm.
-inline void add_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
-                             const float* residual, float* sum, const float* weight,
-                             const float* bias, float* y, float* mean, float* rstd) {
-  detail::norm_forward(rows, {0, 0, cols, eps, x, residual, sum, weight, bias, y, mean, rstd});
+  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, bias, y, mean, rstd});
 }
 
 // dx = beta dx + ... (beta 0 or 1); dweight and dbias (or null) are added to.
@@ -342,8 +323,7 @@ inline void layer_norm_backward(std::int64_t rows, std::int64_t cols, const floa
 
 inline void rms_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
                              const float* weight, float* y, float* rstd) {
-  detail::norm_forward(rows,
-                       {0, 0, cols, eps, x, nullptr, nullptr, weight, nullptr, y, nullptr, rstd});
+  detail::norm_forward(rows, {0, 0, cols, eps, x, weight, nullptr, y, nullptr, rstd});
 }
 
 inline void rms_norm_backward(std::int64_t rows, std::int64_t cols, const float* x,
