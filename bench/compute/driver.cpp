@@ -135,7 +135,8 @@ Way timed(const std::string& name, Clock clock, const Work& work, const Work& pr
     return way;
   }
   std::int64_t times = 0;
-  way.sample = [work, clock, prepare, times]() mutable {
+  bool warm = false;
+  way.sample = [work, clock, prepare, times, warm]() mutable {
     if (prepare) {
       prepare();
     }
@@ -143,13 +144,14 @@ Way timed(const std::string& name, Clock clock, const Work& work, const Work& pr
       work();
       const double once = std::min(seconds_of(work, clock, 1), seconds_of(work, clock, 1));
       times = std::max<std::int64_t>(1, static_cast<std::int64_t>(std::ceil(4e-3 / (once + 1e-9))));
+      warm = once < 0.1;
       return once;
     }
     if (clock == Clock::wall) {  // the system puts the threads on their processors
       for (const double start = now(clock); now(clock) - start < 5e-3;) {
         work();
       }
-    } else if (times > 1) {
+    } else if (warm) {
       work();  // its operands come back into the cache
     }
     return seconds_of(work, clock, times) / static_cast<double>(times);
