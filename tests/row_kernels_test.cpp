@@ -322,7 +322,7 @@ TEST_CASE("norms: every width against float64; beta 0 does not read") {
         const std::int64_t at = i % rows * cols;
         kernel::norm_backward_reference(cols, x.data() + at, w.data(), &mean[size(i % rows)],
                                         &rstd[size(i % rows)], dy.data() + at, dx2.data() + at,
-                                        dw_x.data(), db_x.data(), 0.0f);
+                                        dw_sum.data(), db_sum.data(), 0.0f);
       }
       CHECK(worst(dx, dx2) < (cols == 1 ? 1e-3 : 1e-5));
       CHECK(worst(dw, floats(dw_sum)) < 1e-5);
