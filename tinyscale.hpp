@@ -4846,11 +4846,11 @@ TINYSCALE_INLINE void store(float* to, const typename L::V& v) {
   *reinterpret_cast<typename L::Loose*>(to) = v;
 }
 
-// Into the cache of level 2, or (NEAR 3) of level 1.
-template <int NEAR = 2>
+// Into the cache of level 2, or (LEVEL 3) of level 1.
+template <int LEVEL = 2>
 TINYSCALE_INLINE void prefetch(const void* at) {
 #if TINYSCALE_VECTOR_EXTENSIONS
-  __builtin_prefetch(at, 0, NEAR);
+  __builtin_prefetch(at, 0, LEVEL);
 #else
   static_cast<void>(at);
 #endif

@@ -137,8 +137,9 @@ void check_gradient(const ts::Transformer& model, const std::vector<std::string>
   }
 }
 
-// Steps of AdamW on one batch. `later` multiplies the bounds from the sixth step on: where
-// gradients are as small as epsilon, their rounding decides which way AdamW steps.
+// Steps of AdamW on one batch. A norm may be off by 3e-4 of itself, or by what check_gradient allows
+// of the largest so far: the weights carry its rounding on. `later` multiplies the bounds from the
+// sixth step on: where gradients are as small as epsilon, rounding decides which way AdamW steps.
 void check_steps(const ts::Transformer& model, const ts::Batch& batch, const Golden& g,
                  double later) {
   ts::StepOptions options;
@@ -146,7 +147,7 @@ void check_steps(const ts::Transformer& model, const ts::Batch& batch, const Gol
   options.warmup = 0;
   options.beta2 = 0.95;
   ts::AdamW optimizer(model.tensors(), ts::adamw_options(options));
-  double worst = 0;
+  double worst = 0, largest = 0;
   std::int64_t steps = 0;
   for (const std::string& line : g.steps) {
     const std::vector<std::string> cells = split(line, '\t');
@@ -158,7 +159,9 @@ void check_steps(const ts::Transformer& model, const ts::Batch& batch, const Gol
     const double slack = steps > 5 ? later : 1.0;
     worst = std::max(worst, off);
     CHECK(off < 1e-5 * slack * std::max(1.0, number(cells[1])));
-    CHECK(std::abs(step.grad_norm - number(cells[2])) < 3e-4 * slack * number(cells[2]));
+    largest = std::max(largest, number(cells[2]));
+    CHECK(std::abs(step.grad_norm - number(cells[2])) <
+          std::max(3e-4 * slack * number(cells[2]), 2e-5 * largest));
   }
   MESSAGE("worst difference of the loss over " << steps << " steps " << worst);
   CHECK(steps == 11);
