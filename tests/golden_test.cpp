@@ -137,9 +137,10 @@ void check_gradient(const ts::Transformer& model, const std::vector<std::string>
   }
 }
 
-// Steps of AdamW on one batch. A norm may be off by 3e-4 of itself, or by what check_gradient allows
-// of the largest so far: the weights carry its rounding on. `later` multiplies the bounds from the
-// sixth step on: where gradients are as small as epsilon, rounding decides which way AdamW steps.
+// Steps of AdamW on one batch. A norm may be off by 3e-4 of itself, or by what check_gradient
+// allows of the largest so far: the weights carry its rounding on. `later` multiplies the bounds
+// from the sixth step on: where gradients are as small as epsilon, rounding decides which way AdamW
+// steps.
 void check_steps(const ts::Transformer& model, const ts::Batch& batch, const Golden& g,
                  double later) {
   ts::StepOptions options;
