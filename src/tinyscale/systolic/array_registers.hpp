@@ -12,12 +12,13 @@
 #include "tinyscale/systolic/pe_step.hpp"
 
 namespace tinyscale {
-namespace detail {
 
 // A word to or from on-chip memory: the tick, the row or column of PEs, the place in its matrix.
 struct SramAccess {
   std::int64_t tick = 0, port = 0, word = 0;
 };
+
+namespace detail {
 
 // What a run computes with. The stream is x and the tile w; inputs stationary, w^T and x^T.
 struct ArrayWork {
@@ -28,6 +29,7 @@ struct ArrayWork {
   const List<Fold>* folds = nullptr;  // placed; null: each placed after the one before
   std::int64_t first = 0, last = 0;   // the folds to step, [first, last)
   List<SramAccess>* trace[3] = {};    // of stream, tile, output; or null
+  List<std::int64_t>* starts = nullptr;  // by tick: PEs that began to multiply less those that ended
 };
 
 // 32-bit registers in rows of `step`, zeros before the first: +0.0f or the integer 0.

@@ -85,10 +85,12 @@ class ArrayStepper {
       step();
     }
     const std::int64_t end = last_chunk() ? last_exit_ + 1 : std::int64_t{1} << 62;
-    book(end);
+    if (!last_chunk()) {  // results are out; the PEs have yet to be handed over
+      book(end);
+    }
     for (std::size_t i = 0; i < state_.size(); ++i) {
       if (state_[i] != static_cast<std::uint8_t>(PeState::absent)) {
-        booked_[state_[i]] += end - since_[i];
+        close(state_[i], since_[i], end);
       }
     }
     SystolicTiming t = registers_.t;
@@ -277,7 +279,7 @@ class ArrayStepper {
         for (std::int64_t c = first; c < real; ++c) {
           deliver(from + c * (g.b.step + 1), adds, work().out + to + c * n_step);
         }
-        trace(first, real, g.begin + j, 1, to, n_step);
+        trace(0, first, real, g.begin + j, to, n_step);
         due_ -= last - first;
         last_exit_ = std::max(last_exit_, g.begin + j + last - 1);
         registers_.t.accumulator_writes += real - first;
@@ -306,17 +308,17 @@ class ArrayStepper {
       for (std::int64_t c = first; c < real; ++c) {
         deliver(plane + r * g.b.step + c, false, work().out + to + c);
       }
-      trace(first, real, tick, 1, to, 1);
+      trace(instant() ? r * t().cols : 0, first, real, tick, to, 1);
       due_ -= last - first;
       last_exit_ = std::max(last_exit_, tick + last - 1);
       registers_.t.sram_writes_output += real - first;
     }
   }
 
-  void trace(std::int64_t first, std::int64_t last, std::int64_t tick, std::int64_t skew,
+  void trace(std::int64_t port, std::int64_t first, std::int64_t last, std::int64_t tick,
              std::int64_t word, std::int64_t apart) {
     for (std::int64_t c = first; work().trace[2] != nullptr && c < last; ++c) {
-      work().trace[2]->push_back({tick + skew * c, c, word + c * apart});
+      work().trace[2]->push_back({tick + c, port + c, word + c * apart});
     }
   }
 
@@ -346,7 +348,7 @@ class ArrayStepper {
         std::uint8_t* states = state_.data() + r * cols;
         std::int64_t* since = since_.data() + r * cols;
         for (std::int64_t c = first; c < last; ++c) {
-          booked_[states[c]] += tick + east * c - since[c];
+          close(states[c], since[c], tick + east * c);
           since[c] = tick + east * c;
           states[c] = r < real_rows && c < real_cols ? useful
                                                      : static_cast<std::uint8_t>(event.state);
@@ -358,6 +360,14 @@ class ArrayStepper {
       }
     }
     remove_front(events_, over);
+  }
+
+  void close(std::uint8_t state, std::int64_t since, std::int64_t tick) {
+    booked_[state] += tick - since;
+    if (work().starts != nullptr && (state == useful || state == 0)) {
+      ++(*work().starts)[static_cast<std::size_t>(since)];
+      --(*work().starts)[static_cast<std::size_t>(tick)];
+    }
   }
 
   template <class T>
