@@ -64,10 +64,10 @@ struct Case {
 // The targets are those of an AVX-512 CPU, or of an AVX2 one.
 double target_of(int array) {
   const ts::CpuPath path = ts::detail::active_path();
-  return array == 8                        ? 1e9
-         : path == ts::CpuPath::avx512     ? 5e9
-         : path == ts::CpuPath::avx2       ? 2.5e9
-                                           : 0;
+  return array == 8                    ? 1e9
+         : path == ts::CpuPath::avx512 ? 5e9
+         : path == ts::CpuPath::avx2   ? 2.5e9
+                                       : 0;
 }
 
 void stepped(ts::Table& table, const Case& c) {
@@ -92,7 +92,7 @@ void stepped(ts::Table& table, const Case& c) {
 int main() {
   bench::print_machine("systolic: PE-ticks a second (TINYSCALE_THREADS=1 for one core)");
   ts::Table table;
-  table.columns = {"array", "M x K x N",    "dataflow",     "schedule", "ticks",
+  table.columns = {"array", "M x K x N",    "dataflow",     "schedule",        "ticks",
                    "time",  "PE-ticks / s", "/ plain loop", "target, one core"};
   for (const int size : {128, 256, 32, 8}) {
     const int n = size >= 128 ? 1024 : size == 32 ? 256 : 128;

@@ -154,7 +154,7 @@ namespace {
 
 // The plain array for a case; inputs stationary is the transposed product.
 reference::PlainArray plain_array(const ts::SystolicArray& array, const ts::Tensor& x,
-                                const ts::Tensor& w) {
+                                  const ts::Tensor& w) {
   const bool inputs = array.dataflow() == ts::Dataflow::input_stationary;
   const ts::Tensor stream = inputs ? ts::transpose(w, 0, 1).clone() : x;
   const ts::Tensor tile = inputs ? ts::transpose(x, 0, 1).clone() : w;
@@ -292,8 +292,8 @@ std::int64_t wrong_in(const ts::SystolicArray& array, const ts::Tensor& x, const
 ts::Tensor whole_numbers(const ts::Shape& shape, std::uint64_t seed) {
   ts::Tensor t = ts::zeros(shape);
   for (std::int64_t i = 0; i < t.count(); ++i) {
-    t.data()[i] = static_cast<float>(ts::random_below(seed, static_cast<std::uint64_t>(i), 256)) -
-                  128.0f;
+    t.data()[i] =
+        static_cast<float>(ts::random_below(seed, static_cast<std::uint64_t>(i), 256)) - 128.0f;
   }
   return t;
 }
@@ -317,10 +317,9 @@ TEST_CASE("systolic: every format, the bits of its scalar reference on every pat
   };
   for (const ts::CpuPath path : paths()) {
     const ts::detail::PathScope scope(path);
-    for (const Numerics& n :
-         {Numerics{ts::DType::f32, 1}, Numerics{ts::DType::bf16, 1}, Numerics{ts::DType::bf16, 3},
-          Numerics{ts::DType::bf16, 6}, Numerics{ts::DType::fp8_e4m3, 1},
-          Numerics{ts::DType::fp8_e5m2, 1}}) {
+    for (const Numerics& n : {Numerics{ts::DType::f32, 1}, Numerics{ts::DType::bf16, 1},
+                              Numerics{ts::DType::bf16, 3}, Numerics{ts::DType::bf16, 6},
+                              Numerics{ts::DType::fp8_e4m3, 1}, Numerics{ts::DType::fp8_e5m2, 1}}) {
       for (const ts::Dataflow dataflow : kDataflows) {
         for (const ts::Schedule schedule : {ts::Schedule::serial, ts::Schedule::doubled}) {
           ts::SystolicArray array(12, 9, dataflow);
@@ -384,8 +383,8 @@ TEST_CASE("systolic: more bf16 passes come nearer to the f32 product") {
       error[i] = std::max(error[i], std::abs(sum - double{run.output.data()[at]}));
     }
   }
-  CHECK(error[0] < 64 * 0x1p-8);    // a product of two bf16 is off by at most 2^-8
-  CHECK(error[1] < 64 * 0x1p-15);   // what b2 b2 and smaller leave out
+  CHECK(error[0] < 64 * 0x1p-8);   // a product of two bf16 is off by at most 2^-8
+  CHECK(error[1] < 64 * 0x1p-15);  // what b2 b2 and smaller leave out
   CHECK(error[2] < 64 * 0x1p-21);
   CHECK(error[1] < error[0] / 64);
   CHECK(error[2] < error[1] / 8);
@@ -678,8 +677,8 @@ TEST_CASE("wavefront: the plain array holds the same words") {
   const ts::Tensor x = ts::randn({5, 9}, 1), w = ts::randn({9, 7}, 2);
   for (const bool outputs : {false, true}) {
     for (const ts::Schedule schedule : kSchedules) {
-      ts::SystolicArray array(4, 3, outputs ? ts::Dataflow::output_stationary
-                                            : ts::Dataflow::weight_stationary);
+      ts::SystolicArray array(
+          4, 3, outputs ? ts::Dataflow::output_stationary : ts::Dataflow::weight_stationary);
       array.schedule = schedule;
       if (!is_legal(array.dataflow(), schedule, array.drain)) {
         continue;
@@ -732,8 +731,7 @@ TEST_CASE("active_pes: counted and by the diagonals, in every mode") {
 TEST_CASE("sram_trace: three files, ticks from 0, the words in their places") {
   const ts::SystolicArray array(2, 2);
   const ts::SramTrace trace = ts::sram_trace(array, ts::ones({2, 3}), ts::ones({3, 2}));
-  CHECK(trace.csv_input() ==
-        "tick,port 0,port 1\n2,0,\n3,3,1\n4,2,4\n5,5,\n");
+  CHECK(trace.csv_input() == "tick,port 0,port 1\n2,0,\n3,3,1\n4,2,4\n5,5,\n");
   CHECK(trace.csv_weight() ==
         "tick,port 0,port 1\n0,10000002,\n1,10000000,10000003\n2,,10000001\n3,10000004,\n"
         "4,,10000005\n");
@@ -742,8 +740,7 @@ TEST_CASE("sram_trace: three files, ticks from 0, the words in their places") {
         "6,20000002,20000001\n7,,20000003\n");
   const ts::SystolicArray inputs(2, 2, ts::Dataflow::input_stationary);
   const ts::SramTrace turned = ts::sram_trace(inputs, ts::ones({2, 3}), ts::ones({3, 2}));
-  CHECK(turned.csv_input() ==
-        "tick,port 0,port 1\n0,1,\n1,0,4\n2,,3\n3,2,\n4,,5\n");
+  CHECK(turned.csv_input() == "tick,port 0,port 1\n0,1,\n1,0,4\n2,,3\n3,2,\n4,,5\n");
   CHECK(turned.csv_weight() ==
         "tick,port 0,port 1\n2,10000000,\n3,10000001,10000002\n4,10000004,10000003\n"
         "5,10000005,\n");
@@ -837,8 +834,9 @@ TEST_CASE("systolic: errors say what was given and what would be right") {
         "SystolicArray::timing: schedule is skewed, drain shifted" + legal);
   outputs.schedule = ts::Schedule::doubled;
   outputs.drain = ts::Drain::instant;
-  CHECK(message([&outputs] { outputs.matmul(ts::ones({2, 2}), ts::ones({2, 2})); }) ==
-        "SystolicArray::matmul: schedule is doubled, drain instant" + legal);
+  CHECK(message([&outputs] {
+          outputs.matmul(ts::ones({2, 2}), ts::ones({2, 2}));
+        }) == "SystolicArray::matmul: schedule is doubled, drain instant" + legal);
   array.drain = ts::Drain::shifted;
   array.format = ts::DType::f16;
   CHECK(message([&array] { array.timing(4, 4, 4); }) ==
@@ -852,18 +850,27 @@ TEST_CASE("systolic: errors say what was given and what would be right") {
   array.format = ts::DType::int8;
   CHECK(message([&array] { array.timing(4, 131072, 4); }) ==
         "SystolicArray::timing: K is 131072; int32 sums of int8 products hold at most 131071");
-  CHECK(message([&array] { array.matmul(ts::full({1, 2}, 0.5f), ts::ones({2, 1})); }) ==
+  CHECK(message([&array] {
+          array.matmul(ts::full({1, 2}, 0.5f), ts::ones({2, 1}));
+        }) ==
         "SystolicArray::matmul: x holds 0.5; an int8 array takes whole numbers from -128 to 127");
-  CHECK(message([&array] { array.matmul(ts::ones({1, 2}), ts::full({2, 1}, 128.0f)); }) ==
+  CHECK(message([&array] {
+          array.matmul(ts::ones({1, 2}), ts::full({2, 1}, 128.0f));
+        }) ==
         "SystolicArray::matmul: w holds 128; an int8 array takes whole numbers from -128 to 127");
-  CHECK(message([&array] { array.matmul(ts::full({1, 2}, std::nanf("")), ts::ones({2, 1})); }) ==
+  CHECK(message([&array] {
+          array.matmul(ts::full({1, 2}, std::nanf("")), ts::ones({2, 1}));
+        }) ==
         "SystolicArray::matmul: x holds nan; an int8 array takes whole numbers from -128 to 127");
   const ts::SystolicArray large(1, 1);
-  CHECK(message([&large] { ts::sram_trace(large, ts::ones({300, 300}), ts::ones({300, 300})); }) ==
+  CHECK(message([&large] {
+          ts::sram_trace(large, ts::ones({300, 300}), ts::ones({300, 300}));
+        }) ==
         "sram_trace: 54090000 words are read and written; at most 16777216 are traced, timing() "
         "counts more");
-  CHECK(message([&large] { ts::active_pes(large, ts::ones({300, 300}), ts::ones({300, 300})); }) ==
-        "active_pes: the run takes 27000001 ticks; at most 2^24 are counted");
+  CHECK(message([&large] {
+          ts::active_pes(large, ts::ones({300, 300}), ts::ones({300, 300}));
+        }) == "active_pes: the run takes 27000001 ticks; at most 2^24 are counted");
 }
 
 TEST_CASE("systolic: counts that do not fit 64 bits and arrays that no memory holds are refused") {

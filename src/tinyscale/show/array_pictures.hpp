@@ -68,8 +68,8 @@ inline void draw_frame(Canvas& canvas, const Wavefront& frame, double left, doub
       canvas.rect(x, y, cell - gap, cell - gap, look_of(pe.state).fill);
       if (cell >= 34 && pe.state == '#') {
         const std::string white = "fill=\"#ffffff\"";
-        canvas.label(x + cell / 2, y + cell / 2 - 2, cat("x", pe.m, ",", pe.k), 9.5,
-                     Anchor::middle, white);
+        canvas.label(x + cell / 2, y + cell / 2 - 2, cat("x", pe.m, ",", pe.k), 9.5, Anchor::middle,
+                     white);
         canvas.label(x + cell / 2, y + cell / 2 + 10, cat("w", pe.k, ",", pe.n), 9.5,
                      Anchor::middle, white);
       }
@@ -81,15 +81,15 @@ inline void draw_frame(Canvas& canvas, const Wavefront& frame, double left, doub
 inline void draw_ledger(Canvas& canvas, const SystolicTiming& t, double left, double y,
                         double width) {
   const LossLedger& l = t.ledger;
-  const std::int64_t parts[] = {l.useful,       l.padded, l.fill, l.drain,
-                                l.weight_shift, l.weight_stall + l.dma_stall};
+  const std::int64_t parts[] = {l.useful, l.padded,       l.fill,
+                                l.drain,  l.weight_shift, l.weight_stall + l.dma_stall};
   double x = left;
   for (std::size_t i = 0; i < 6; ++i) {
     const double share = static_cast<double>(parts[i]) / static_cast<double>(l.total());
     canvas.rect(x, y, share * width, 22, pe_looks()[i].fill);
     if (share > 0.07) {
       canvas.label(x + share * width / 2, y + 15, printed('f', 1, 100 * share) + " %", 11,
-                   Anchor::middle, i == 0 ? "fill=\"#ffffff\"" : Canvas::ink());
+                   Anchor::middle, i == 0 || i > 3 ? "fill=\"#ffffff\"" : Canvas::ink());
     }
     x += share * width;
   }
@@ -113,8 +113,8 @@ inline Svg svg(const List<Wavefront>& frames) {
   const double cell = std::max(2.0, std::min(38.0, 256.0 / most));
   const double wide = std::max(cell * static_cast<double>(one.cols), 120.0) + 24;
   const double high = cell * static_cast<double>(one.rows) + 34;
-  const auto across = std::max<std::size_t>(
-      1, std::min(frames.size(), static_cast<std::size_t>(900 / wide)));
+  const auto across =
+      std::max<std::size_t>(1, std::min(frames.size(), static_cast<std::size_t>(900 / wide)));
   const std::size_t down = (frames.size() + across - 1) / across;
   detail::Canvas canvas(std::max(560.0, 20 + wide * static_cast<double>(across)),
                         70 + high * static_cast<double>(down));
@@ -137,7 +137,8 @@ inline Svg svg(const ActivePes& active) {
   plot.title = "PEs that multiply, by tick";
   plot.x.label = "tick";
   plot.y.label = "PEs";
-  Series simulated{"simulated", {}, {}, Mark::line}, formula{"formula", {}, {}, Mark::hollow_points};
+  Series simulated{"simulated", {}, {}, Mark::line},
+      formula{"formula", {}, {}, Mark::hollow_points};
   const std::size_t every = active.formula.size() / 60 + 1;
   for (std::size_t i = 0; i < active.simulated.size(); ++i) {
     simulated.x.push_back(static_cast<double>(i));

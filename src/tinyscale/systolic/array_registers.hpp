@@ -24,12 +24,13 @@ namespace detail {
 struct ArrayWork {
   const ArrayOperand* stream = nullptr;
   const ArrayOperand* tile = nullptr;
-  float* out = nullptr;               // [M, N] words: floats, or int32 in their place
+  float* out = nullptr;                // [M, N] words: floats, or int32 in their place
   std::int64_t array = 0, arrays = 1;  // this MXU of several that stand side by side
-  const List<Fold>* folds = nullptr;  // placed; null: each placed after the one before
-  std::int64_t first = 0, last = 0;   // the folds to step, [first, last)
-  List<SramAccess>* trace[3] = {};    // of stream, tile, output; or null
-  List<std::int64_t>* starts = nullptr;  // by tick: PEs that began to multiply less those that ended
+  const List<Fold>* folds = nullptr;   // placed; null: each placed after the one before
+  std::int64_t first = 0, last = 0;    // the folds to step, [first, last)
+  List<SramAccess>* trace[3] = {};     // of stream, tile, output; or null
+  List<std::int64_t>* starts =
+      nullptr;  // by tick: PEs that began to multiply less those that ended
 };
 
 // 32-bit registers in rows of `step`, zeros before the first: +0.0f or the integer 0.
@@ -193,7 +194,8 @@ struct ArrayRegisters {
     b.exits = exits.data();
   }
 
-  // Row i of [first, last) enters column c in tick start + i (+ c unless all columns shift at once).
+  // Row i of [first, last) enters column c in tick start + i (+ c unless all columns shift at
+  // once).
   void enter(const Fold& f, const float* words, int piece, std::int64_t start, std::int64_t first,
              std::int64_t last) {
     const bool outputs = keeps_outputs(t);

@@ -96,13 +96,10 @@ class ArrayStepper {
     SystolicTiming t = registers_.t;
     t.cycles = last_exit_ + 1;
     const auto booked = [this](PeState s) { return booked_[static_cast<int>(s)]; };
-    t.ledger = {booked_[useful],
-                booked(PeState::streaming),
-                booked(PeState::fill),
-                booked(PeState::drain),
-                booked(PeState::weight_shift),
-                booked(PeState::weight_stall),
-                booked(PeState::dma_stall)};
+    t.ledger = {
+        booked_[useful],           booked(PeState::streaming),    booked(PeState::fill),
+        booked(PeState::drain),    booked(PeState::weight_shift), booked(PeState::weight_stall),
+        booked(PeState::dma_stall)};
     t.macs = t.ledger.useful;
     t.sram_writes_output = outputs() ? t.sram_writes_output : t.accumulator_writes;
     return t;
@@ -247,8 +244,8 @@ class ArrayStepper {
     }
   }
 
-  // Results for consecutive words of the product: the first leaves in `tick` through `port`, the next
-  // a tick later. Accumulators add to what they have.
+  // Results for consecutive words of the product: the first leaves in `tick` through `port`, the
+  // next a tick later. Accumulators add to what they have.
   struct Line {
     const float* from;
     std::int64_t apart;  // of one result from the next in the registers
@@ -297,8 +294,8 @@ class ArrayStepper {
       for (std::int64_t o = std::max<std::int64_t>(0, 1 - inner - base); o < end; ++o) {
         const std::int64_t j = base + o, first = std::max<std::int64_t>(0, -j);
         const std::int64_t last = std::min(inner, block_ticks - j);
-        const std::int64_t real = inputs ? (o < used ? last : first)
-                                         : std::max(first, std::min(last, used));
+        const std::int64_t real =
+            inputs ? (o < used ? last : first) : std::max(first, std::min(last, used));
         const std::int64_t c = inputs ? o : first, i = inputs ? first : o;
         const std::int64_t word = inputs ? (g.across(f) + c) * t().n + g.stream_row(f) + i
                                          : (g.stream_row(f) + i) * t().n + g.across(f) + c;
@@ -328,10 +325,10 @@ class ArrayStepper {
       }
       const std::int64_t real = r < rows ? std::max(first, std::min(last, used)) : first;
       const std::int64_t tick = g.begin + j - (instant() ? 1 : 0);
-      deliver({plane + r * g.b.step + first, 1, real - first,
-               (f.m0 + r) * t().n + g.across(f) + first, tick + first,
-               (instant() ? r * t().cols : 0) + first, 1},
-              false);
+      deliver(
+          {plane + r * g.b.step + first, 1, real - first, (f.m0 + r) * t().n + g.across(f) + first,
+           tick + first, (instant() ? r * t().cols : 0) + first, 1},
+          false);
       leave(last - first, tick + last - 1);
       registers_.t.sram_writes_output += real - first;
     }
@@ -365,8 +362,8 @@ class ArrayStepper {
         for (std::int64_t c = first; c < last; ++c) {
           close(states[c], since[c], tick + east * c);
           since[c] = tick + east * c;
-          states[c] = r < real_rows && c < real_cols ? useful
-                                                     : static_cast<std::uint8_t>(event.state);
+          states[c] =
+              r < real_rows && c < real_cols ? useful : static_cast<std::uint8_t>(event.state);
         }
       }
       const std::int64_t everywhere = event.tick + down * (rows - 1) + east * (cols - 1);
@@ -397,8 +394,8 @@ class ArrayStepper {
     std::size_t over = 0;
     while (over < live_.size()) {
       const Fold& f = live_[over];
-      const std::int64_t left = outputs() ? f.drain + 2 * t().rows + t().cols
-                                          : f.end() + t().rows + t().cols;
+      const std::int64_t left =
+          outputs() ? f.drain + 2 * t().rows + t().cols : f.end() + t().rows + t().cols;
       if (left > registers_.begin) {
         break;
       }

@@ -65,7 +65,8 @@ inline List<SramAccess> by_tick(const List<SramAccess>& accesses, std::int64_t t
   List<SramAccess> sorted(accesses.size());
   for (const SramAccess& access : accesses) {
     std::size_t at = first[static_cast<std::size_t>(access.tick)]++;
-    for (; at > 0 && sorted[at - 1].tick == access.tick && sorted[at - 1].port > access.port; --at) {
+    for (; at > 0 && sorted[at - 1].tick == access.tick && sorted[at - 1].port > access.port;
+         --at) {
       sorted[at] = sorted[at - 1];
     }
     sorted[at] = access;

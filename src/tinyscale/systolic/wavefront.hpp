@@ -106,8 +106,8 @@ inline void name_operands(const ArrayStepper& stepper, std::int64_t tick, std::i
     if (slot >= 0 && slot < f.length) {
       const std::int64_t index = slot % (f.length / t.passes);
       const bool inputs = t.dataflow == Dataflow::input_stationary;
-      cell.fold = (keeps_outputs(t) ? f.m0 : f.k0) / t.rows +
-                  (inputs ? f.m0 : f.n0) / t.cols * t.row_folds;
+      cell.fold =
+          (keeps_outputs(t) ? f.m0 : f.k0) / t.rows + (inputs ? f.m0 : f.n0) / t.cols * t.row_folds;
       cell.m = keeps_outputs(t) ? f.m0 + r : inputs ? f.m0 + c : index;
       cell.k = keeps_outputs(t) ? index : f.k0 + r;
       cell.n = inputs ? index : f.n0 + c;
