@@ -154,7 +154,7 @@ inline Tensor softmax(const Tensor& x) {
   const std::int64_t columns = x.dim(-1);
   const std::int64_t rows = x.count() / columns;
   Tensor y(x.shape());
-  kernel::softmax_forward(rows, columns, x.data(), y.data());
+  kernels::softmax_forward(rows, columns, x.data(), y.data());
   scope.done_unary("softmax", "softmax", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(
@@ -162,7 +162,7 @@ inline Tensor softmax(const Tensor& x) {
           const detail::OpScope backward;
           float beta = 0;
           float* const dx = detail::grad_buffer(sx, beta);
-          kernel::softmax_backward(rows, columns, ky.data(), dy.data(), dx, beta);
+          kernels::softmax_backward(rows, columns, ky.data(), dy.data(), dx, beta);
           backward.done_unary("softmax backward", "softmax", dy.shape(), &VectorCost::backward);
         });
   }
