@@ -117,7 +117,8 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
       place[static_cast<std::size_t>(first + j)] = best;
     }
   });
-  scope.done_unary("max", "max", x.shape());
+  const double elements = static_cast<double>(x.count());
+  scope.done("max", x.shape(), {elements}, {static_cast<double>(y.count())}, 0, elements);
   if (detail::tracked({&x})) {
     detail::attach(y, "max", {&x}, [kept, d, place, sx = x.slot()](const Tensor& dy) {
       float* const dx = detail::grad_buffer(sx);

@@ -1,0 +1,274 @@
+#pragma once
+// Four tile kernels, each run beside the ops that it replaces: matmul with bias and GELU, softmax,
+// layer norm, attention (FlashAttention, arXiv 2205.14135). What a kernel saves is HBM traffic: the
+// ops write every intermediate result and read it again. The least is each operand and the result
+// once. In blocks [BM, BN] a matmul moves s (M K ceil(N / BN) + K N ceil(M / BM) + M N) bytes.
+
+#include <algorithm>   // max, min
+#include <cmath>       // fabs, sqrt
+#include <cstdint>     // int64_t
+#include <functional>  // function
+#include <iostream>    // ostream
+#include <string>      // string
+
+#include "tinyscale/systolic/tile_kernel.hpp"
+#include "tinyscale/tensor/attend.hpp"
+#include "tinyscale/tensor/normalize.hpp"
+
+namespace tinyscale {
+
+struct TileOptions {
+  List<Dim> block;  // {M, N, K} of a matmul, {rows}, {queries, keys}; empty: the largest that fits
+  int stages = 2;
+  DType format = DType::bf16;
+};
+
+// A kernel's run beside that of the ops.
+struct TiledRun : KernelRun {
+  Tensor output;
+  std::int64_t unfused_ops = 0, unfused_bytes = 0, least_bytes = 0;  // in the kernel's format
+  double largest_difference = 0;                                     // |output - that of the ops|
+
+  Table traffic() const {
+    Table t;
+    t.title = detail::cat(name, ": HBM traffic; largest difference ", largest_difference);
+    t.columns = {"by", "bytes", "times the least", "source"};
+    const std::string ops = detail::cat(unfused_ops, " unfused ops");
+    const char* const names[] = {ops.c_str(), "the kernel", "the least"};
+    const std::int64_t bytes[] = {unfused_bytes, hbm_bytes(), least_bytes};
+    const char* const sources[] = {"counted", "simulated", "formula"};
+    for (int i = 0; i < 3; ++i) {
+      const auto least = static_cast<double>(std::max<std::int64_t>(least_bytes, 1));
+      t.add({names[i], std::to_string(bytes[i]),
+             format_fixed(static_cast<double>(bytes[i]) / least, 2), sources[i]});
+    }
+    return t;
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const TiledRun& run) {
+  return out << run.table() << run.traffic();
+}
+
+// HBM bytes of [M, K] times [K, N] in blocks [BM, BN] of the result.
+inline std::int64_t tiled_matmul_bytes(Dim m, Dim n, Dim k, Dim bm, Dim bn, DType format) {
+  const std::int64_t moved = m.value * k.value * detail::folds_of(n.value, bn.value) +
+                             k.value * n.value * detail::folds_of(m.value, bm.value) +
+                             m.value * n.value;
+  return detail::ticks(static_cast<double>(moved) * bytes_of(format), 1);
+}
+
+namespace detail {
+
+// The block that was given, else `sizes` times the largest power of two up to `most` for which
+// square b^2 + linear b bytes fit on the chip, from 8 on.
+inline List<Dim> block_or_fit(const char* what, const Chip& chip, const TileOptions& options,
+                              std::size_t sizes, double most, double square, double linear) {
+  bool legal = options.block.empty() || options.block.size() == sizes;
+  for (const Dim& size : options.block) {
+    legal = legal && size.value > 0;
+  }
+  if (!legal) {
+    fail({what, ": block ", list_text(options.block), "; ", sizes, " sizes from 1 are right"});
+  }
+  double b = 8;
+  while (2 * b <= most && (chip.sram_bytes <= 0 || (square * 2 * b + linear) * 2 * b <=
+                                                       chip.sram_bytes / tile_cores(chip))) {
+    b *= 2;
+  }
+  List<Dim> block = options.block;
+  while (block.size() < sizes) {
+    block.push_back(static_cast<std::int64_t>(b));
+  }
+  return block;
+}
+
+inline TiledRun run_beside(Kernel k, const Chip& chip, const TileOptions& options,
+                           const Tensor& output, std::int64_t least,
+                           const std::function<Tensor()>& ops) {
+  k.stages = options.stages;
+  k.format = options.format;
+  const double s = bytes_of(k.format);
+  TiledRun run;
+  static_cast<KernelRun&>(run) = k.run(chip);
+  run.output = output;
+  run.least_bytes = ticks(static_cast<double>(least) * s, 1);
+  Context own = context();
+  own.profile = nullptr;
+  own.no_grad += 1;
+  const ContextScope scope(own);
+  Profile profile;
+  const Tensor wanted = contiguous(ops());
+  for (const OpRecord& op : profile.records()) {
+    run.unfused_ops += 1;
+    for (const List<Operand>* list : {&op.reads, &op.writes}) {
+      for (const Operand& x : *list) {
+        run.unfused_bytes += ticks(x.elements * s, 1);
+      }
+    }
+  }
+  for (std::int64_t i = 0; i < output.count(); ++i) {
+    const double gap = std::fabs(static_cast<double>(output.data()[i] - wanted.data()[i]));
+    run.largest_difference = std::max(run.largest_difference, gap);
+  }
+  return run;
+}
+
+// The rows of x [.., D], a kernel over blocks of them, `live` f32 tiles at a time.
+inline TiledRun run_rows(const char* name, const Chip& chip, const Tensor& x,
+                         const TileOptions& options, double live,
+                         const std::function<TileValue(Tile&, const TileValue&)>& rule,
+                         const std::function<Tensor()>& ops, std::int64_t weights) {
+  check_last_dim(name, x);
+  const std::int64_t d = x.dim(-1), rows = x.count() / d;
+  const double row =
+      (4 * live + 2 * options.stages * bytes_of(options.format)) * static_cast<double>(d);
+  const double most = static_cast<double>(rows) / (4 * tile_cores(chip));
+  const std::int64_t b = block_or_fit(name, chip, options, 1, most, 0, row)[0].value;
+  const Tensor from = reshape(x.detach(), {rows, d});
+  const Tensor y = zeros({rows, d});
+  const std::function<void(Tile&)> body = [&](Tile& t) {
+    const List<Dim> at{t.id(0) * b, 0};
+    t.store_masked(y, at, rule(t, t.load_masked(from, at, {b, d})));
+  };
+  return run_beside(kernel(name, {folds_of(rows, b)}, body), chip, options, reshape(y, x.shape()),
+                    2 * x.count() + weights, ops);
+}
+
+}  // namespace detail
+
+// a [M, K] times b [K, N]; with a bias [N], GELU(a b + bias), all in one kernel.
+inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
+                             const Tensor& bias = Tensor(), const TileOptions& options = {}) {
+  const detail::Matmul s = detail::matmul_sizes("tiled_matmul", a, b, kernels::Trans::no);
+  if (bias.defined() && bias.shape() != Shape{s.n}) {
+    detail::fail({"tiled_matmul: b is ", b.shape(), ", bias is ", bias.shape(), "; bias must be [",
+                  s.n, "]"});
+  }
+  const double programs = std::max(4, detail::tile_cores(chip));
+  const double most = std::sqrt(static_cast<double>(s.m) * static_cast<double>(s.n) / programs);
+  const double bytes = 3 * options.stages * bytes_of(options.format) + 8;
+  const List<Dim> block =
+      detail::block_or_fit("tiled_matmul", chip, options, 3, std::min(most, 1024.0), bytes, 0);
+  const std::int64_t bm = block[0].value, bn = block[1].value, bk = block[2].value;
+  const Tensor from = reshape(a.detach(), {s.m, s.k}), y = zeros({s.m, s.n});
+  const std::function<void(Tile&)> body = [&](Tile& t) {
+    const std::int64_t i = t.id(0) * bm, j = t.id(1) * bn;
+    TileValue acc = t.zeros({bm, bn});
+    for (std::int64_t p = 0; p < s.k; p += bk) {
+      const TileValue x = t.load_masked(from, {i, p}, {bm, bk});
+      acc += t.dot(x, t.load_masked(b, {p, j}, {bk, bn}));
+    }
+    if (bias.defined()) {
+      acc = t.gelu(acc + t.load_masked(bias, {j}, {bn}));
+    }
+    t.store_masked(y, {i, j}, acc);
+  };
+  const std::function<Tensor()> ops = [&] {
+    const Tensor product = matmul(a, b);
+    return bias.defined() ? gelu(product + bias) : product;
+  };
+  const Kernel k =
+      kernel("tiled_matmul", {detail::folds_of(s.m, bm), detail::folds_of(s.n, bn)}, body);
+  return detail::run_beside(k, chip, options, y, a.count() + b.count() + bias.count() + y.count(),
+                            ops);
+}
+
+// Along the last dim, a whole row in a tile; the ops are max, subtract, exp, sum, divide.
+inline TiledRun tiled_softmax(const Chip& chip, const Tensor& x, const TileOptions& options = {}) {
+  const auto rule = [](Tile& t, const TileValue& v) {
+    const TileValue e = t.exp(v - t.max(v, 1));
+    return e / t.sum(e, 1);
+  };
+  const auto ops = [&x] {
+    const Tensor e = exp(x - max(x, -1, KeepDim::yes));
+    return e / sum(e, -1, KeepDim::yes);
+  };
+  return detail::run_rows("tiled_softmax", chip, x, options, 2, rule, ops, 0);
+}
+
+// (x - mean) / sqrt(variance + epsilon) * weight + bias along the last dim; weight and bias [D].
+inline TiledRun tiled_layer_norm(const Chip& chip, const Tensor& x, const Tensor& weight,
+                                 const Tensor& bias, const TileOptions& options = {},
+                                 float epsilon = 1e-5f) {
+  detail::check_norm("tiled_layer_norm", "weight", x, weight);
+  detail::check_norm("tiled_layer_norm", "bias", x, bias);
+  const std::int64_t d = x.dim(-1);
+  const float each = 1.0f / static_cast<float>(d);
+  const auto rule = [&](Tile& t, const TileValue& v) {
+    TileValue c = v - t.sum(v, 1) * each;
+    c /= t.sqrt(t.sum(c * c, 1) * each + epsilon);
+    c *= t.load(weight, {0}, {d});
+    return c + t.load(bias, {0}, {d});
+  };
+  const auto ops = [&] {
+    const Tensor c = x - sum(x, -1, KeepDim::yes) * each;
+    const Tensor variance = sum(square(c), -1, KeepDim::yes) * each;
+    return c / sqrt(variance + epsilon) * weight + bias;
+  };
+  return detail::run_rows("tiled_layer_norm", chip, x, options, 3, rule, ops, 2 * d);
+}
+
+// softmax(q k^T / sqrt(d)) v, the softmax gathered block by block of keys; q [T, d], k and v [S,
+// d], or all of them [heads, .., d]. causal: query i sees key j when j <= i + S - T.
+inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor& k, const Tensor& v,
+                                Mask mask = Mask::none, const TileOptions& options = {}) {
+  const int dims = q.dims();
+  if (dims < 2 || dims > 3 || k.dims() != dims || k.shape() != v.shape() ||
+      q.dim(-1) != k.dim(-1) || q.dim(0) * k.dim(0) == 0 || (dims == 3 && q.dim(0) != k.dim(0)) ||
+      (mask == Mask::causal && k.dim(-2) < q.dim(-2)) || q.count() == 0 || k.count() == 0) {
+    detail::fail({"flash_attention: q is ", q.shape(), ", k is ", k.shape(), ", v is ", v.shape(),
+                  "; right is q [T, d], k and v [S, d], or all [heads, .., d], and S >= T when ",
+                  "causal"});
+  }
+  const std::int64_t queries = q.dim(-2), keys = k.dim(-2), d = q.dim(-1);
+  const std::int64_t heads = dims == 3 ? q.dim(0) : 1;
+  const float factor = 1.0f / std::sqrt(static_cast<float>(d));
+  const double s = bytes_of(options.format), width = static_cast<double>(d);
+  const double most = std::min(512.0, static_cast<double>(std::max(queries, keys)) / 2);
+  const List<Dim> block = detail::block_or_fit("flash_attention", chip, options, 2, most, 12,
+                                               (8 + (2 + 3 * options.stages) * s) * width);
+  const std::int64_t bq = block[0].value, bk = block[1].value;
+  const Tensor y = zeros(q.shape());
+  const auto at = [dims](Tile& t, std::int64_t row) {
+    return dims == 3 ? List<Dim>{t.id(0), row, 0} : List<Dim>{row, 0};
+  };
+  const auto size = [dims, d](std::int64_t n) {
+    return dims == 3 ? List<Dim>{1, n, d} : List<Dim>{n, d};
+  };
+  const std::function<void(Tile&)> body = [&](Tile& t) {
+    const std::int64_t i = t.id(1) * bq, last = i + bq + keys - queries;
+    const TileValue x = t.load_masked(q, at(t, i), size(bq)) * factor;
+    TileValue top = t.full({bq, 1}, -1e30f), total = t.zeros({bq, 1}), acc = t.zeros({bq, d});
+    for (std::int64_t j = 0; j < (mask == Mask::causal ? std::min(last, keys) : keys); j += bk) {
+      TileValue p = t.dot_transposed(x, t.load_masked(k, at(t, j), size(bk)));
+      if (mask == Mask::causal && j + bk > i + keys - queries) {
+        p = t.causal(p, i + keys - queries, j);
+      }
+      if (j + bk > keys) {
+        p = t.where(t.less(t.arange(bk, 1, j), static_cast<float>(keys)), p, -1e30f);
+      }
+      const TileValue higher = t.maximum(top, t.max(p, 1));
+      const TileValue fade = t.exp(top - higher);  // of what was gathered below a lower top
+      top = higher;
+      p = t.exp(p - top);
+      total *= fade;
+      total += t.sum(p, 1);
+      acc *= fade;
+      acc += t.dot(p, t.load_masked(v, at(t, j), size(bk)));
+    }
+    t.store_masked(y, at(t, i), acc / total);
+  };
+  Tensor hidden(mask == Mask::causal ? Shape{queries, keys} : Shape{0});
+  for (std::int64_t n = 0; n < hidden.count(); ++n) {
+    hidden.data()[n] = n % keys > n / keys + keys - queries ? 1.0f : 0.0f;
+  }
+  const std::function<Tensor()> ops = [&] {
+    const Tensor scores = matmul(q * factor, transpose(k, -1, -2));
+    return matmul(softmax(hidden.count() > 0 ? masked_fill(scores, hidden, -1e30f) : scores), v);
+  };
+  const Kernel run = kernel("flash_attention", {heads, detail::folds_of(queries, bq)}, body);
+  return detail::run_beside(run, chip, options, y, 2 * (q.count() + k.count()), ops);
+}
+
+}  // namespace tinyscale
