@@ -170,8 +170,8 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
   };
   const Kernel k =
       kernel("tiled_matmul", {detail::folds_of(s.m, bm), detail::folds_of(s.n, bn)}, body);
-  return detail::run_beside(k, chip, options, y, a.count() + b.count() + bias.count() + y.count(),
-                            ops);
+  return detail::run_beside(k, chip, options, reshape(y, s.shape),
+                            a.count() + b.count() + bias.count() + y.count(), ops);
 }
 
 // Along the last dim, a whole row in a tile; the ops are max, subtract, exp, sum, divide.
