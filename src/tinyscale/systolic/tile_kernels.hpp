@@ -31,7 +31,7 @@ struct TiledRun : KernelRun {
 
   Table traffic() const {
     Table t;
-    t.title = detail::cat(name, ": HBM traffic; largest difference ", largest_difference);
+    t.title = name + ": HBM traffic";
     t.columns = {"by", "bytes", "times the least", "source"};
     const std::string ops = detail::cat(unfused_ops, " unfused ops");
     const char* const names[] = {ops.c_str(), "the kernel", "the least"};
