@@ -194,6 +194,30 @@ TEST_CASE("tile kernels: two timelines by hand") {
   CHECK(difference(y, ts::exp(x)) == 0);
 }
 
+TEST_CASE("tile kernels: a loop of equal steps has a closed form") {
+  // G generations of D ticks, dots of C ticks, a store of S: D + (G - 1) max(D, C) + C + S, and
+  // G (D + C) + S when nothing is loaded beside compute.
+  for (const double bandwidth : {0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0}) {
+    for (const int columns : {4, 8, 32}) {
+      const ts::Tensor a = ts::randn({8, 48}, 1), b = ts::randn({48, columns}, 2);
+      ts::Kernel kernel = matmul_kernel(a, b, ts::zeros({8, columns}), 8, columns, 8);
+      ts::Chip chip = small_chip();
+      chip.memory_bandwidth = bandwidth;
+      const auto ticks = [bandwidth](int numbers) {
+        return static_cast<std::int64_t>(std::ceil(2 * numbers / bandwidth));
+      };
+      const std::int64_t load = ticks(8 * 8) + ticks(8 * columns), store = ticks(8 * columns);
+      const std::int64_t dot = 2 * columns / 4 * 8;  // folds of a stream of 8
+      for (int stages = 1; stages <= 4; ++stages) {
+        kernel.stages = stages;
+        const std::int64_t formula =
+            stages == 1 ? 6 * (load + dot) + store : load + 5 * std::max(load, dot) + dot + store;
+        CHECK(kernel.run(chip).cycles == formula);
+      }
+    }
+  }
+}
+
 TEST_CASE("tile kernels: more stages are never slower, and no unit works longer than the run") {
   const int sizes[][5] = {{40, 24, 64, 8, 4}, {12, 12, 100, 4, 16}, {64, 64, 8, 16, 8}};
   for (const auto& s : sizes) {
@@ -365,7 +389,7 @@ TEST_CASE("tile kernels: other errors") {
         "tiled_matmul: block [8]; 3 sizes from 1 are right");
   options.block = {0};
   CHECK(message_of([&] { ts::tiled_softmax(chip, x, options); }) ==
-        "tiled_softmax: block [0]; 1 sizes from 1 are right");
+        "tiled_softmax: block [0]; 1 size from 1 is right");
   CHECK(message_of([&] {
           ts::flash_attention(chip, x, ts::zeros({4, 5}), x);
         }) ==
@@ -600,7 +624,7 @@ TEST_CASE("tile kernels: a GPU deals programs to its SMs") {
 
 TEST_CASE("tile kernels: what a dot costs on an array") {
   const auto ticks = [](const ts::Chip& chip, ts::DType format, int m, int k, int n) {
-    return ts::detail::dot_ticks(chip, ts::detail::tile_cores(chip), format, m, k, n);
+    return ts::detail::dot_ticks(chip, format, m, k, n);
   };
   const ts::Chip v5e = ts::chip("tpu-v5e");  // 4 arrays of 128 x 128
   CHECK(ticks(v5e, ts::DType::bf16, 512, 512, 512) == 16 * 512 / 4);
@@ -654,6 +678,13 @@ TEST_CASE("tiled_matmul: bias and GELU in one kernel") {
   CHECK(run.grid == "[2, 2]");
   CHECK(run.hbm_bytes() == ts::tiled_matmul_bytes(40, 30, 24, 32, 16, ts::DType::f32));
   CHECK(difference(run.output, ts::matmul(a, b)) < 24 * kEpsilon * 10);
+  // A block is no larger than it takes; what the ops read is counted in the kernel's format.
+  const ts::Tensor thin = ts::randn({300, 5}, 3), wide = ts::randn({5, 2000}, 4);
+  const ts::MatmulFormat bf16(ts::DType::bf16);
+  const ts::TiledRun outer = ts::tiled_matmul(ts::chip("tpu-v5e"), thin, wide);
+  CHECK(outer.unfused_bytes == outer.least_bytes);
+  CHECK(outer.matmul_flops == outer.programs * 2 * 256 * 256 * 8);
+  CHECK(excess(thin, wide, outer.output) <= 1);
   const ts::TiledRun empty =
       ts::tiled_matmul(ts::chip("tpu-v5e"), ts::zeros({0, 4}), ts::zeros({4, 3}));
   CHECK(empty.output.shape() == ts::Shape{0, 3});
@@ -744,16 +775,16 @@ TEST_CASE("tile kernels: reports") {
 quantity        simulated       unit
 --------------  --------------  --------------
 programs        3
+matmul FLOPs    0
+vector FLOPs    480
 HBM read        96              bytes
 HBM written     96              bytes
 on-chip peak    128             bytes
+on-chip memory  size not known
 DMA             48              ticks
 MXU             0               ticks
 vector unit     240             ticks
 cycles          256             ticks
-matmul FLOPs    0
-vector FLOPs    480
-on-chip memory  size not known
 DMA hidden      66.6667         % of its ticks
 time            256             s
 bound by        vector

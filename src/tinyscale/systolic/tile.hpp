@@ -23,11 +23,11 @@ struct TileValue {
       : numbers(made), recorder(by), program(by->program), op(number) {}
 
   const Shape& shape() const { return numbers.shape(); }
-  TileValue& operator+=(const TileValue& other);
-  TileValue& operator+=(TileValue&& other);  // a dot adds to the sums where they are, at no cost
-  TileValue& operator-=(const TileValue& other);
-  TileValue& operator*=(const TileValue& other);
-  TileValue& operator/=(const TileValue& other);
+  TileValue& operator+=(const TileValue& b);
+  TileValue& operator+=(TileValue&& b);  // a dot adds to the sums where they are, at no cost
+  TileValue& operator-=(const TileValue& b);
+  TileValue& operator*=(const TileValue& b);
+  TileValue& operator/=(const TileValue& b);
 
   Tensor numbers;
   Shared<detail::TileRecorder> recorder;  // null: a number from outside
@@ -37,6 +37,7 @@ struct TileValue {
 
 namespace detail {
 
+using TileRef = const TileValue&;
 using TileOperands = std::initializer_list<const TileValue*>;
 
 // Puts an op on the clock; its operands must be of the program that runs.
@@ -65,29 +66,24 @@ inline TileValue vector_tile(const char* price, const Tensor& numbers, TileOpera
     return TileValue(numbers.item());
   }
   TileRecorder& r = *recorded->recorder;
-  const double each = vector_cost(price, 1, &VectorCost::forward);
-  const std::int64_t flops = elements * static_cast<std::int64_t>(each);
-  r.vector_flops += flops;
-  TileOp op;
-  op.unit = tile_vector;
-  op.cycles = r.share(flops, r.chip.vector_flops);
-  op.bytes = 4 * numbers.count();
+  elements *= static_cast<std::int64_t>(vector_cost(price, 1, &VectorCost::forward));
+  r.run.vector_flops += elements;
+  const TileOp op = r.op(tile_vector, elements, r.chip.vector_flops, 4 * numbers.count());
   return record_tile(recorded->recorder, op, numbers, operands);
 }
 
-inline TileValue tile_arithmetic(Arithmetic op, const char* name, const TileValue& a,
-                                 const TileValue& b) {
+inline TileValue tile_math(Arithmetic op, TileRef a, TileRef b) {
+  const char* const names[] = {"add", "sub", "mul", "div", "less"};
+  const char* const name = names[static_cast<int>(op)];
   return vector_tile(name, arithmetic(op, name, a.numbers, b.numbers), {&a, &b});
 }
-
-enum class TileEdge { error, masked };
 
 // The view of a block as far as it lies inside the tensor; `tile` becomes the shape of the whole
 // block, without the dims before its last two, which must have size 1.
 inline Tensor tile_block(const char* what, const TileRecorder& r, const Tensor& x,
-                         const List<Dim>& offsets, const List<Dim>& sizes, TileEdge edge,
+                         const List<Dim>& offsets, const List<Dim>& sizes, bool masked,
                          Shape& tile) {
-  const std::size_t dims = static_cast<std::size_t>(x.dims());
+  const auto dims = static_cast<std::size_t>(x.dims());
   const char* right = !x.defined() ? "the tensor must not be empty"
                       : sizes.size() != dims || offsets.size() != dims
                           ? "an offset and a size for each dim of the tensor are right"
@@ -103,9 +99,8 @@ inline Tensor tile_block(const char* what, const TileRecorder& r, const Tensor& 
     right = begin < 0                ? "offsets are 0 or more"
             : n < 1                  ? "sizes are 1 or more"
             : i + 2 < dims && n != 1 ? "dims before the last two take size 1"
-            : left < n && edge == TileEdge::error
-                ? "it reaches outside; masked takes what is inside"
-                : nullptr;
+            : left < n && !masked    ? "it reaches outside; masked takes what is inside"
+                                     : nullptr;
     if (right == nullptr && i + 2 >= dims) {
       steps.of[inside.size()] = x.stride(dim);
       tile.push_back(n);
@@ -126,7 +121,9 @@ inline Tensor tile_block(const char* what, const TileRecorder& r, const Tensor& 
 // The running program: its place in the grid, and what it can do.
 class Tile {
  public:
+  using X = const Tensor&;
   using V = const TileValue&;
+  using At = const List<Dim>&;
   explicit Tile(const Shared<detail::TileRecorder>& recorder) : recorder_(recorder) {}
 
   std::int64_t id(int axis) const { return part("id", recorder_->ids, axis); }
@@ -141,21 +138,14 @@ class Tile {
     return make(reshape(numbers, dim == 0 ? Shape{n, 1} : Shape{1, n}));
   }
 
-  // A block at `offsets`. Throws when it reaches outside the tensor; masked, lanes outside are not
-  // moved: they become `fill`, or are not written.
-  TileValue load(const Tensor& x, const List<Dim>& offsets, const List<Dim>& sizes) const {
-    return load("load", x, offsets, sizes, detail::TileEdge::error, 0);
+  // The block of these sizes at an offset. Throws when it reaches outside the tensor; masked, lanes
+  // outside are not moved: they become `fill`, or are not written.
+  TileValue load(X x, At at, At sizes) const { return load("load", x, at, sizes, nullptr); }
+  TileValue load_masked(X x, At at, At sizes, float fill = 0.0f) const {
+    return load("load_masked", x, at, sizes, &fill);
   }
-  TileValue load_masked(const Tensor& x, const List<Dim>& offsets, const List<Dim>& sizes,
-                        float fill = 0.0f) const {
-    return load("load_masked", x, offsets, sizes, detail::TileEdge::masked, fill);
-  }
-  void store(const Tensor& x, const List<Dim>& offsets, V v) const {
-    store("store", x, offsets, v, detail::TileEdge::error);
-  }
-  void store_masked(const Tensor& x, const List<Dim>& offsets, V v) const {
-    store("store_masked", x, offsets, v, detail::TileEdge::masked);
-  }
+  void store(X x, At at, V v) const { store("store", x, at, v, false); }
+  void store_masked(X x, At at, V v) const { store("store_masked", x, at, v, true); }
 
   // a [m, k] times b [k, n]; transposed: b [n, k].
   TileValue dot(V a, V b) const { return dot("dot", a, b, kernels::Trans::no); }
@@ -181,9 +171,7 @@ class Tile {
   TileValue tanh(V v) const { return made("tanh", tinyscale::tanh(v.numbers), {&v}); }
   TileValue gelu(V v) const { return made("gelu", tinyscale::gelu(v.numbers), {&v}); }
   // 1 where a < b, else 0; a where the condition is not 0, else b.
-  TileValue less(V a, V b) const {
-    return detail::tile_arithmetic(detail::Arithmetic::less, "less", a, b);
-  }
+  TileValue less(V a, V b) const { return detail::tile_math(detail::Arithmetic::less, a, b); }
   TileValue where(V c, V a, V b) const {
     return made("where", tinyscale::where(c.numbers, a.numbers, b.numbers), {&c, &a, &b});
   }
@@ -194,74 +182,65 @@ class Tile {
   }
 
  private:
-  static TileValue made(const char* price, const Tensor& numbers, detail::TileOperands operands) {
+  static TileValue made(const char* price, X numbers, detail::TileOperands operands) {
     return detail::vector_tile(price, numbers, operands);
   }
-  TileValue make(const Tensor& numbers) const {
-    detail::TileOp op;
-    op.bytes = 4 * numbers.count();
+  TileValue make(X numbers) const {
+    const detail::TileOp op = recorder_->op(detail::tile_none, 0, 0, 4 * numbers.count());
     return detail::record_tile(recorder_, op, numbers, {});
   }
-  std::int64_t part(const char* what, const List<Dim>& of, int axis) const;
-  TileValue load(const char* what, const Tensor& x, const List<Dim>& offsets,
-                 const List<Dim>& sizes, detail::TileEdge edge, float fill) const;
-  void store(const char* what, const Tensor& x, const List<Dim>& offsets, V v,
-             detail::TileEdge edge) const;
+  std::int64_t part(const char* what, At of, int axis) const;
+  TileValue load(const char* what, X x, At at, At sizes, const float* fill) const;
+  void store(const char* what, X x, At at, V v, bool masked) const;
   TileValue dot(const char* what, V a, V b, kernels::Trans trans) const;
 
   Shared<detail::TileRecorder> recorder_;
 };
 
-inline std::int64_t Tile::part(const char* what, const List<Dim>& of, int axis) const {
+inline std::int64_t Tile::part(const char* what, At of, int axis) const {
   if (axis < 0 || axis >= static_cast<int>(of.size())) {
     detail::fail({what, ": axis ", axis, " of grid ", detail::list_text(recorder_->grid), " of ",
-                  recorder_->name, "; axes are 0 to ", of.size() - 1});
+                  recorder_->run.name, "; axes are 0 to ", of.size() - 1});
   }
   return of[static_cast<std::size_t>(axis)].value;
 }
 
-inline TileValue Tile::load(const char* what, const Tensor& x, const List<Dim>& offsets,
-                            const List<Dim>& sizes, detail::TileEdge edge, float fill) const {
+inline TileValue Tile::load(const char* what, X x, At at, At sizes, const float* fill) const {
   detail::TileRecorder& r = *recorder_;
   Shape tile;
-  const Tensor inside = detail::tile_block(what, r, x, offsets, sizes, edge, tile);
+  const Tensor inside = detail::tile_block(what, r, x, at, sizes, fill != nullptr, tile);
   const bool whole = inside.shape() == tile;
-  const Tensor numbers = whole ? inside.clone() : tinyscale::full(tile, fill);
+  const Tensor numbers = whole ? inside.clone() : tinyscale::full(tile, *fill);
   if (!whole && inside.count() > 0) {
-    const Tensor part = numbers.as_strided(inside.shape(), numbers.steps(), 0);
-    detail::apply_in_place(detail::Arithmetic::second, what, part, inside);
+    const Tensor to = numbers.as_strided(inside.shape(), numbers.steps(), 0);
+    detail::apply_in_place(detail::Arithmetic::second, what, to, inside);
   }
   const std::int64_t moved = r.bytes(inside.count());
-  r.read += moved;
-  detail::TileOp op;
-  op.unit = detail::tile_dma;
-  op.cycles = r.share(moved, r.chip.memory_bandwidth);
-  op.bytes = r.bytes(numbers.count());
-  return detail::record_tile(recorder_, op, numbers, {});
+  r.run.hbm_bytes_read += moved;
+  const double rate = r.chip.memory_bandwidth;
+  return detail::record_tile(
+      recorder_, r.op(detail::tile_dma, moved, rate, r.bytes(numbers.count())), numbers, {});
 }
 
-inline void Tile::store(const char* what, const Tensor& x, const List<Dim>& offsets, V v,
-                        detail::TileEdge edge) const {
+inline void Tile::store(const char* what, X x, At at, V v, bool masked) const {
   detail::TileRecorder& r = *recorder_;
   Shape tile;
   List<Dim> sizes;
-  for (int i = 0; i < std::max(x.dims(), v.shape().size()); ++i) {
-    const int of = i - std::max(x.dims() - v.shape().size(), 0);
-    sizes.push_back(of < 0 ? 1 : v.shape()[of]);
+  const int more = x.dims() - v.shape().size();  // dims of size 1 in front
+  for (int i = std::min(0, -more); i < v.shape().size(); ++i) {
+    sizes.push_back(i < 0 ? 1 : v.shape()[i]);
   }
-  const Tensor inside = detail::tile_block(what, r, x, offsets, sizes, edge, tile);
+  const Tensor inside = detail::tile_block(what, r, x, at, sizes, masked, tile);
   const std::int64_t moved = r.bytes(inside.count());
-  r.written += moved;
-  detail::TileOp op;
-  op.unit = detail::tile_dma;
+  r.run.hbm_bytes_written += moved;
+  detail::TileOp op =
+      r.op(detail::tile_dma, moved, r.chip.memory_bandwidth, r.bytes(v.numbers.count()));
   op.store = true;
-  op.cycles = r.share(moved, r.chip.memory_bandwidth);
-  op.bytes = r.bytes(v.numbers.count());
   detail::record_tile(recorder_, op, Tensor(), {&v});
   if (moved > 0) {
-    const Tensor rows = reshape(v.numbers, tile);
+    const Tensor from = reshape(v.numbers, tile);
     detail::write(detail::Arithmetic::second, what, inside,
-                  rows.as_strided(inside.shape(), rows.steps(), 0));
+                  from.as_strided(inside.shape(), from.steps(), 0));
   }
 }
 
@@ -277,30 +256,28 @@ inline TileValue Tile::dot(const char* what, V a, V b, kernels::Trans trans) con
   Tensor out(Shape{m, n});
   kernels::gemm(kernels::Trans::no, trans, m, n, k, a.numbers.data(), k, b.numbers.data(), y[1],
                 0.0f, out.data(), n);
-  r.matmul_flops += 2 * m * n * k;
-  detail::TileOp op;
-  op.unit = detail::tile_mxu;
-  op.cycles = detail::dot_ticks(r.chip, detail::tile_cores(r.chip), r.format, m, k, n);
-  op.bytes = 4 * m * n;
+  r.run.matmul_flops += 2 * m * n * k;
+  detail::TileOp op = r.op(detail::tile_mxu, 0, 0, 4 * m * n);
+  op.cycles = detail::dot_ticks(r.chip, r.run.format, m, k, n);
   return detail::record_tile(recorder_, op, out, {&a, &b});
 }
 
-inline TileValue operator+(const TileValue& a, const TileValue& b) {
-  return detail::tile_arithmetic(detail::Arithmetic::add, "add", a, b);
+inline TileValue operator+(detail::TileRef a, detail::TileRef b) {
+  return detail::tile_math(detail::Arithmetic::add, a, b);
 }
-inline TileValue operator-(const TileValue& a, const TileValue& b) {
-  return detail::tile_arithmetic(detail::Arithmetic::sub, "sub", a, b);
+inline TileValue operator-(detail::TileRef a, detail::TileRef b) {
+  return detail::tile_math(detail::Arithmetic::sub, a, b);
 }
-inline TileValue operator*(const TileValue& a, const TileValue& b) {
-  return detail::tile_arithmetic(detail::Arithmetic::mul, "mul", a, b);
+inline TileValue operator*(detail::TileRef a, detail::TileRef b) {
+  return detail::tile_math(detail::Arithmetic::mul, a, b);
 }
-inline TileValue operator/(const TileValue& a, const TileValue& b) {
-  return detail::tile_arithmetic(detail::Arithmetic::div, "div", a, b);
+inline TileValue operator/(detail::TileRef a, detail::TileRef b) {
+  return detail::tile_math(detail::Arithmetic::div, a, b);
 }
-inline TileValue& TileValue::operator+=(const TileValue& b) { return *this = *this + b; }
-inline TileValue& TileValue::operator-=(const TileValue& b) { return *this = *this - b; }
-inline TileValue& TileValue::operator*=(const TileValue& b) { return *this = *this * b; }
-inline TileValue& TileValue::operator/=(const TileValue& b) { return *this = *this / b; }
+inline TileValue& TileValue::operator+=(detail::TileRef b) { return *this = *this + b; }
+inline TileValue& TileValue::operator-=(detail::TileRef b) { return *this = *this - b; }
+inline TileValue& TileValue::operator*=(detail::TileRef b) { return *this = *this * b; }
+inline TileValue& TileValue::operator/=(detail::TileRef b) { return *this = *this / b; }
 inline TileValue& TileValue::operator+=(TileValue&& b) {
   const bool both = recorder.get() == b.recorder.get() && op >= 0 && b.op >= 0;
   if (!both || program != recorder->program || b.program != program || shape() != b.shape() ||

@@ -33,15 +33,14 @@ struct TiledRun : KernelRun {
     Table t;
     t.title = name + ": HBM traffic";
     t.columns = {"by", "bytes", "times the least", "source"};
-    const std::string ops = detail::cat(unfused_ops, " unfused ops");
-    const char* const names[] = {ops.c_str(), "the kernel", "the least"};
-    const std::int64_t bytes[] = {unfused_bytes, hbm_bytes(), least_bytes};
-    const char* const sources[] = {"counted", "simulated", "formula"};
-    for (int i = 0; i < 3; ++i) {
+    const auto row = [&t, this](const std::string& by, std::int64_t bytes, const char* source) {
       const auto least = static_cast<double>(std::max<std::int64_t>(least_bytes, 1));
-      t.add({names[i], std::to_string(bytes[i]),
-             format_fixed(static_cast<double>(bytes[i]) / least, 2), sources[i]});
-    }
+      const std::string times = format_fixed(static_cast<double>(bytes) / least, 2);
+      t.add({by, std::to_string(bytes), times, source});
+    };
+    row(detail::cat(unfused_ops, " unfused ops"), unfused_bytes, "counted");
+    row("the kernel", hbm_bytes(), "simulated");
+    row("the least", least_bytes, "formula");
     return t;
   }
 };
@@ -60,29 +59,34 @@ inline std::int64_t tiled_matmul_bytes(Dim m, Dim n, Dim k, Dim bm, Dim bn, DTyp
 
 namespace detail {
 
-// The block that was given, else `sizes` times the largest power of two up to `most` for which
-// square b^2 + linear b bytes fit on the chip, from 8 on.
+// The block that was given, else the largest power of two b up to `most` for which square b^2 +
+// linear b bytes fit on the chip, in each dim no larger than it takes to hold `sizes`; 8 at least.
 inline List<Dim> block_or_fit(const char* what, const Chip& chip, const TileOptions& options,
-                              std::size_t sizes, double most, double square, double linear) {
-  bool legal = options.block.empty() || options.block.size() == sizes;
+                              const List<Dim>& sizes, double most, double square, double linear) {
+  bool legal = options.block.empty() || options.block.size() == sizes.size();
   for (const Dim& size : options.block) {
     legal = legal && size.value > 0;
   }
   if (!legal) {
-    fail({what, ": block ", list_text(options.block), "; ", sizes, " sizes from 1 are right"});
+    fail({what, ": block ", list_text(options.block), "; ", sizes.size(),
+          sizes.size() == 1 ? " size from 1 is right" : " sizes from 1 are right"});
   }
+  const double room = chip.sram_bytes > 0 ? chip.sram_bytes / tile_cores(chip) : 1e300;
   double b = 8;
-  while (2 * b <= most && (chip.sram_bytes <= 0 || (square * 2 * b + linear) * 2 * b <=
-                                                       chip.sram_bytes / tile_cores(chip))) {
+  while (2 * b <= most && (square * 2 * b + linear) * 2 * b <= room) {
     b *= 2;
   }
   List<Dim> block = options.block;
-  while (block.size() < sizes) {
-    block.push_back(static_cast<std::int64_t>(b));
+  for (std::size_t i = block.size(); i < sizes.size(); ++i) {
+    block.push_back(8);
+    while (block[i].value < std::min(static_cast<std::int64_t>(b), sizes[i].value)) {
+      block[i].value *= 2;
+    }
   }
   return block;
 }
 
+// Runs the kernel, and the ops on this machine under a profile.
 inline TiledRun run_beside(Kernel k, const Chip& chip, const TileOptions& options,
                            const Tensor& output, std::int64_t least,
                            const std::function<Tensor()>& ops) {
@@ -93,20 +97,12 @@ inline TiledRun run_beside(Kernel k, const Chip& chip, const TileOptions& option
   static_cast<KernelRun&>(run) = k.run(chip);
   run.output = output;
   run.least_bytes = ticks(static_cast<double>(least) * s, 1);
-  Context own = context();
-  own.profile = nullptr;
-  own.no_grad += 1;
+  Context own = quiet_context();
   const ContextScope scope(own);
-  Profile profile;
+  const Profile profile;
   const Tensor wanted = contiguous(ops());
-  for (const OpRecord& op : profile.records()) {
-    run.unfused_ops += 1;
-    for (const List<Operand>* list : {&op.reads, &op.writes}) {
-      for (const Operand& x : *list) {
-        run.unfused_bytes += ticks(x.elements * s, 1);
-      }
-    }
-  }
+  run.unfused_ops = static_cast<std::int64_t>(profile.totals().ops);
+  run.unfused_bytes = ticks(profile.totals().bytes() / bytes_of(DType::f32) * s, 1);
   for (std::int64_t i = 0; i < output.count(); ++i) {
     const double gap = std::fabs(static_cast<double>(output.data()[i] - wanted.data()[i]));
     run.largest_difference = std::max(run.largest_difference, gap);
@@ -124,7 +120,7 @@ inline TiledRun run_rows(const char* name, const Chip& chip, const Tensor& x,
   const double row =
       (4 * live + 2 * options.stages * bytes_of(options.format)) * static_cast<double>(d);
   const double most = static_cast<double>(rows) / (4 * tile_cores(chip));
-  const std::int64_t b = block_or_fit(name, chip, options, 1, most, 0, row)[0].value;
+  const std::int64_t b = block_or_fit(name, chip, options, {rows}, most, 0, row)[0].value;
   const Tensor from = reshape(x.detach(), {rows, d});
   const Tensor y = zeros({rows, d});
   const std::function<void(Tile&)> body = [&](Tile& t) {
@@ -148,8 +144,8 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
   const double programs = std::max(4, detail::tile_cores(chip));
   const double most = std::sqrt(static_cast<double>(s.m) * static_cast<double>(s.n) / programs);
   const double bytes = 3 * options.stages * bytes_of(options.format) + 8;
-  const List<Dim> block =
-      detail::block_or_fit("tiled_matmul", chip, options, 3, std::min(most, 1024.0), bytes, 0);
+  const List<Dim> block = detail::block_or_fit("tiled_matmul", chip, options, {s.m, s.n, s.k},
+                                               std::min(most, 1024.0), bytes, 0);
   const std::int64_t bm = block[0].value, bn = block[1].value, bk = block[2].value;
   const Tensor from = reshape(a.detach(), {s.m, s.k}), y = zeros({s.m, s.n});
   const std::function<void(Tile&)> body = [&](Tile& t) {
@@ -226,22 +222,19 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
   const float factor = 1.0f / std::sqrt(static_cast<float>(d));
   const double s = bytes_of(options.format), width = static_cast<double>(d);
   const double most = std::min(512.0, static_cast<double>(std::max(queries, keys)) / 2);
-  const List<Dim> block = detail::block_or_fit("flash_attention", chip, options, 2, most, 12,
-                                               (8 + (2 + 3 * options.stages) * s) * width);
+  const List<Dim> block =
+      detail::block_or_fit("flash_attention", chip, options, {queries, keys}, most, 12,
+                           (8 + (2 + 3 * options.stages) * s) * width);
   const std::int64_t bq = block[0].value, bk = block[1].value;
-  const Tensor y = zeros(q.shape());
-  const auto at = [dims](Tile& t, std::int64_t row) {
-    return dims == 3 ? List<Dim>{t.id(0), row, 0} : List<Dim>{row, 0};
-  };
-  const auto size = [dims, d](std::int64_t n) {
-    return dims == 3 ? List<Dim>{1, n, d} : List<Dim>{n, d};
-  };
+  const Tensor q3 = reshape(q.detach(), {heads, queries, d}), y = zeros({heads, queries, d});
+  const Tensor k3 = reshape(k.detach(), {heads, keys, d});
+  const Tensor v3 = reshape(v.detach(), {heads, keys, d});
   const std::function<void(Tile&)> body = [&](Tile& t) {
     const std::int64_t i = t.id(1) * bq, last = i + bq + keys - queries;
-    const TileValue x = t.load_masked(q, at(t, i), size(bq)) * factor;
+    const TileValue x = t.load_masked(q3, {t.id(0), i, 0}, {1, bq, d}) * factor;
     TileValue top = t.full({bq, 1}, -1e30f), total = t.zeros({bq, 1}), acc = t.zeros({bq, d});
     for (std::int64_t j = 0; j < (mask == Mask::causal ? std::min(last, keys) : keys); j += bk) {
-      TileValue p = t.dot_transposed(x, t.load_masked(k, at(t, j), size(bk)));
+      TileValue p = t.dot_transposed(x, t.load_masked(k3, {t.id(0), j, 0}, {1, bk, d}));
       if (mask == Mask::causal && j + bk > i + keys - queries) {
         p = t.causal(p, i + keys - queries, j);
       }
@@ -255,9 +248,9 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
       total *= fade;
       total += t.sum(p, 1);
       acc *= fade;
-      acc += t.dot(p, t.load_masked(v, at(t, j), size(bk)));
+      acc += t.dot(p, t.load_masked(v3, {t.id(0), j, 0}, {1, bk, d}));
     }
-    t.store_masked(y, at(t, i), acc / total);
+    t.store_masked(y, {t.id(0), i, 0}, acc / total);
   };
   Tensor hidden(mask == Mask::causal ? Shape{queries, keys} : Shape{0});
   for (std::int64_t n = 0; n < hidden.count(); ++n) {
@@ -268,7 +261,8 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
     return matmul(softmax(hidden.count() > 0 ? masked_fill(scores, hidden, -1e30f) : scores), v);
   };
   const Kernel run = kernel("flash_attention", {heads, detail::folds_of(queries, bq)}, body);
-  return detail::run_beside(run, chip, options, y, 2 * (q.count() + k.count()), ops);
+  return detail::run_beside(run, chip, options, reshape(y, q.shape()), 2 * (q.count() + k.count()),
+                            ops);
 }
 
 }  // namespace tinyscale
