@@ -678,6 +678,11 @@ TEST_CASE("tiled_matmul: bias and GELU in one kernel") {
   CHECK(run.grid == "[2, 2]");
   CHECK(run.hbm_bytes() == ts::tiled_matmul_bytes(40, 30, 24, 32, 16, ts::DType::f32));
   CHECK(difference(run.output, ts::matmul(a, b)) < 24 * kEpsilon * 10);
+  // On an SM of 256 KiB 128 x 128 sums fit, in steps of the 16 rows of a tensor core.
+  const ts::Tensor big = ts::zeros({1536, 32});
+  const ts::TiledRun sm = ts::tiled_matmul(ts::chip("h100"), big, ts::zeros({32, 1536}));
+  CHECK(sm.grid == "[12, 12]");
+  CHECK(sm.on_chip_peak <= sm.on_chip_bytes);
   // A block is no larger than it takes; what the ops read is counted in the kernel's format.
   const ts::Tensor thin = ts::randn({300, 5}, 3), wide = ts::randn({5, 2000}, 4);
   const ts::MatmulFormat bf16(ts::DType::bf16);
@@ -764,6 +769,22 @@ TEST_CASE("flash_attention: bytes of the scores against bytes of the kernel") {
       ts::flash_attention(ts::chip("tpu-v5e"), q, k, q, ts::Mask::causal, options);
   CHECK(causal.hbm_bytes() == 2 * (2 * one + 2 * one * 10 / 4));  // 1 + 2 + 3 + 4 of 16 blocks
   CHECK(causal.matmul_flops == run.matmul_flops * 10 / 16);
+}
+
+TEST_CASE("tile kernels: the four run on every preset") {
+  const ts::Tensor x = ts::randn({60, 24}, 1), w = ts::randn({24, 40}, 2), row = ts::randn({24}, 3);
+  for (const std::string& name : ts::chips()) {
+    CAPTURE(name);
+    const ts::Chip chip = ts::chip(name);
+    for (const ts::TiledRun& run :
+         {ts::tiled_matmul(chip, x, w), ts::tiled_softmax(chip, x),
+          ts::tiled_layer_norm(chip, x, row, row), ts::flash_attention(chip, x, x, x)}) {
+      check_clock(run);
+      CHECK(run.hbm_bytes() >= run.least_bytes);
+      CHECK(run.largest_difference < 1e-4);
+      CHECK((run.on_chip_bytes == 0 || run.on_chip_peak <= run.on_chip_bytes));
+    }
+  }
 }
 
 TEST_CASE("tile kernels: reports") {

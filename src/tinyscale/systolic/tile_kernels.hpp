@@ -143,9 +143,11 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
   }
   const double programs = std::max(4, detail::tile_cores(chip));
   const double most = std::sqrt(static_cast<double>(s.m) * static_cast<double>(s.n) / programs);
-  const double bytes = 3 * options.stages * bytes_of(options.format) + 8;
-  const List<Dim> block = detail::block_or_fit("tiled_matmul", chip, options, {s.m, s.n, s.k},
-                                               std::min(most, 1024.0), bytes, 0);
+  const int deep = std::max(chip.mxu_rows, 16);  // K of a block: what fills the rows of an array
+  const double width = options.stages * bytes_of(options.format);
+  const List<Dim> block = detail::block_or_fit("tiled_matmul", chip, options,
+                                               {s.m, s.n, std::min<std::int64_t>(s.k, deep)},
+                                               std::min(most, 1024.0), 4 + width, 4 * width * deep);
   const std::int64_t bm = block[0].value, bn = block[1].value, bk = block[2].value;
   const Tensor from = reshape(a.detach(), {s.m, s.k}), y = zeros({s.m, s.n});
   const std::function<void(Tile&)> body = [&](Tile& t) {
