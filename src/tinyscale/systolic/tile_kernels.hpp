@@ -86,50 +86,59 @@ inline List<Dim> block_or_fit(const char* what, const Chip& chip, const TileOpti
   return block;
 }
 
-// Runs the kernel, and the ops on this machine under a profile.
-inline TiledRun run_beside(Kernel k, const Chip& chip, const TileOptions& options,
-                           const Tensor& output, std::int64_t least,
-                           const std::function<Tensor()>& ops) {
+inline TiledRun run_tiled(const char* name, const List<Dim>& grid, const Chip& chip,
+                          const TileOptions& options, const std::function<void(Tile&)>& body) {
+  Kernel k = kernel(name, grid, body);
   k.stages = options.stages;
   k.format = options.format;
-  const double s = bytes_of(k.format);
   TiledRun run;
   static_cast<KernelRun&>(run) = k.run(chip);
-  run.output = output;
-  run.least_bytes = ticks(static_cast<double>(least) * s, 1);
-  Context own = quiet_context();
-  const ContextScope scope(own);
-  const Profile profile;
-  const Tensor wanted = contiguous(ops());
-  run.unfused_ops = static_cast<std::int64_t>(profile.totals().ops);
-  run.unfused_bytes = ticks(profile.totals().bytes() / bytes_of(DType::f32) * s, 1);
-  for (std::int64_t i = 0; i < output.count(); ++i) {
-    const double gap = std::fabs(static_cast<double>(output.data()[i] - wanted.data()[i]));
-    run.largest_difference = std::max(run.largest_difference, gap);
-  }
   return run;
 }
 
-// The rows of x [.., D], a kernel over blocks of them, `live` f32 tiles at a time.
-inline TiledRun run_rows(const char* name, const Chip& chip, const Tensor& x,
-                         const TileOptions& options, double live,
-                         const std::function<TileValue(Tile&, const TileValue&)>& rule,
-                         const std::function<Tensor()>& ops, std::int64_t weights) {
-  check_last_dim(name, x);
-  const std::int64_t d = x.dim(-1), rows = x.count() / d;
-  const double row =
-      (4 * live + 2 * options.stages * bytes_of(options.format)) * static_cast<double>(d);
-  const double most = static_cast<double>(rows) / (4 * tile_cores(chip));
-  const std::int64_t b = block_or_fit(name, chip, options, {rows}, most, 0, row)[0].value;
-  const Tensor from = reshape(x.detach(), {rows, d});
-  const Tensor y = zeros({rows, d});
-  const std::function<void(Tile&)> body = [&](Tile& t) {
-    const List<Dim> at{t.id(0) * b, 0};
-    t.store_masked(y, at, rule(t, t.load_masked(from, at, {b, d})));
-  };
-  return run_beside(kernel(name, {folds_of(rows, b)}, body), chip, options, reshape(y, x.shape()),
-                    2 * x.count() + weights, ops);
-}
+// Counts what is computed while it is alive: the ops that a kernel replaces.
+struct UnfusedOps {
+  Context own = quiet_context();
+  const ContextScope scope{own};
+  const Profile profile;
+
+  // The kernel's run with its output and the least elements that move, beside these ops.
+  TiledRun beside(TiledRun run, const Tensor& output, std::int64_t least, const Tensor& theirs) {
+    const double s = bytes_of(run.format);
+    run.output = output;
+    run.least_bytes = ticks(static_cast<double>(least) * s, 1);
+    run.unfused_ops = static_cast<std::int64_t>(profile.totals().ops);
+    run.unfused_bytes = ticks(profile.totals().bytes() / bytes_of(DType::f32) * s, 1);
+    const Tensor wanted = contiguous(theirs);
+    for (std::int64_t i = 0; i < output.count(); ++i) {
+      const double gap = std::fabs(static_cast<double>(output.data()[i] - wanted.data()[i]));
+      run.largest_difference = std::max(run.largest_difference, gap);
+    }
+    return run;
+  }
+};
+
+// The rows of x [.., D] in as large blocks as fit with `live` f32 tiles at a time.
+struct TileRows {
+  TileRows(const char* name, const Chip& chip, const Tensor& x, const TileOptions& options,
+           double live) {
+    check_last_dim(name, x);
+    d = x.dim(-1);
+    const std::int64_t rows = x.count() / d;
+    const double row =
+        (4 * live + 2 * options.stages * bytes_of(options.format)) * static_cast<double>(d);
+    const double most = static_cast<double>(rows) / (4 * tile_cores(chip));
+    b = block_or_fit(name, chip, options, {rows}, most, 0, row)[0].value;
+    blocks = folds_of(rows, b);
+    from = reshape(x.detach(), {rows, d});
+    to = zeros({rows, d});
+  }
+  TileValue load(Tile& t) const { return t.load_masked(from, {t.id(0) * b, 0}, {b, d}); }
+  void store(Tile& t, const TileValue& v) const { t.store_masked(to, {t.id(0) * b, 0}, v); }
+
+  Tensor from, to;
+  std::int64_t d = 0, b = 0, blocks = 0;
+};
 
 }  // namespace detail
 
@@ -150,7 +159,8 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
                                                std::min(most, 1024.0), 4 + width, 4 * width * deep);
   const std::int64_t bm = block[0].value, bn = block[1].value, bk = block[2].value;
   const Tensor from = reshape(a.detach(), {s.m, s.k}), y = zeros({s.m, s.n});
-  const std::function<void(Tile&)> body = [&](Tile& t) {
+  const List<Dim> grid{detail::folds_of(s.m, bm), detail::folds_of(s.n, bn)};
+  const TiledRun run = detail::run_tiled("tiled_matmul", grid, chip, options, [&](Tile& t) {
     const std::int64_t i = t.id(0) * bm, j = t.id(1) * bn;
     TileValue acc = t.zeros({bm, bn});
     for (std::int64_t p = 0; p < s.k; p += bk) {
@@ -161,28 +171,26 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
       acc = t.gelu(acc + t.load_masked(bias, {j}, {bn}));
     }
     t.store_masked(y, {i, j}, acc);
-  };
-  const std::function<Tensor()> ops = [&] {
-    const Tensor product = matmul(a, b);
-    return bias.defined() ? gelu(product + bias) : product;
-  };
-  const Kernel k =
-      kernel("tiled_matmul", {detail::folds_of(s.m, bm), detail::folds_of(s.n, bn)}, body);
-  return detail::run_beside(k, chip, options, reshape(y, s.shape),
-                            a.count() + b.count() + bias.count() + y.count(), ops);
+  });
+  detail::UnfusedOps ops;
+  Tensor product = matmul(a, b);
+  product = bias.defined() ? gelu(product + bias) : product;
+  return ops.beside(run, reshape(y, s.shape), a.count() + b.count() + bias.count() + y.count(),
+                    product);
 }
 
 // Along the last dim, a whole row in a tile; the ops are max, subtract, exp, sum, divide.
 inline TiledRun tiled_softmax(const Chip& chip, const Tensor& x, const TileOptions& options = {}) {
-  const auto rule = [](Tile& t, const TileValue& v) {
-    const TileValue e = t.exp(v - t.max(v, 1));
-    return e / t.sum(e, 1);
-  };
-  const auto ops = [&x] {
-    const Tensor e = exp(x - max(x, -1, KeepDim::yes));
-    return e / sum(e, -1, KeepDim::yes);
-  };
-  return detail::run_rows("tiled_softmax", chip, x, options, 2, rule, ops, 0);
+  const detail::TileRows rows("tiled_softmax", chip, x, options, 2);
+  const TiledRun run =
+      detail::run_tiled("tiled_softmax", {rows.blocks}, chip, options, [&rows](Tile& t) {
+        TileValue v = rows.load(t);
+        v = t.exp(v - t.max(v, 1));
+        rows.store(t, v / t.sum(v, 1));
+      });
+  detail::UnfusedOps ops;
+  const Tensor e = exp(x - max(x, -1, KeepDim::yes));
+  return ops.beside(run, reshape(rows.to, x.shape()), 2 * x.count(), e / sum(e, -1, KeepDim::yes));
 }
 
 // (x - mean) / sqrt(variance + epsilon) * weight + bias along the last dim; weight and bias [D].
@@ -191,20 +199,21 @@ inline TiledRun tiled_layer_norm(const Chip& chip, const Tensor& x, const Tensor
                                  float epsilon = 1e-5f) {
   detail::check_norm("tiled_layer_norm", "weight", x, weight);
   detail::check_norm("tiled_layer_norm", "bias", x, bias);
-  const std::int64_t d = x.dim(-1);
-  const float each = 1.0f / static_cast<float>(d);
-  const auto rule = [&](Tile& t, const TileValue& v) {
-    TileValue c = v - t.sum(v, 1) * each;
-    c /= t.sqrt(t.sum(c * c, 1) * each + epsilon);
-    c *= t.load(weight, {0}, {d});
-    return c + t.load(bias, {0}, {d});
-  };
-  const auto ops = [&] {
-    const Tensor c = x - sum(x, -1, KeepDim::yes) * each;
-    const Tensor variance = sum(square(c), -1, KeepDim::yes) * each;
-    return c / sqrt(variance + epsilon) * weight + bias;
-  };
-  return detail::run_rows("tiled_layer_norm", chip, x, options, 3, rule, ops, 2 * d);
+  const detail::TileRows rows("tiled_layer_norm", chip, x, options, 3);
+  const float each = 1.0f / static_cast<float>(rows.d);
+  const TiledRun run =
+      detail::run_tiled("tiled_layer_norm", {rows.blocks}, chip, options, [&](Tile& t) {
+        TileValue v = rows.load(t);
+        v -= t.sum(v, 1) * each;
+        v /= t.sqrt(t.sum(v * v, 1) * each + epsilon);
+        v *= t.load(weight, {0}, {rows.d});
+        rows.store(t, v + t.load(bias, {0}, {rows.d}));
+      });
+  detail::UnfusedOps ops;
+  const Tensor c = x - sum(x, -1, KeepDim::yes) * each;
+  const Tensor deviation = sqrt(sum(square(c), -1, KeepDim::yes) * each + epsilon);
+  return ops.beside(run, reshape(rows.to, x.shape()), 2 * (x.count() + rows.d),
+                    c / deviation * weight + bias);
 }
 
 // softmax(q k^T / sqrt(d)) v, the softmax gathered block by block of keys; q [T, d], k and v [S,
@@ -231,7 +240,8 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
   const Tensor q3 = reshape(q.detach(), {heads, queries, d}), y = zeros({heads, queries, d});
   const Tensor k3 = reshape(k.detach(), {heads, keys, d});
   const Tensor v3 = reshape(v.detach(), {heads, keys, d});
-  const std::function<void(Tile&)> body = [&](Tile& t) {
+  const List<Dim> grid{heads, detail::folds_of(queries, bq)};
+  const TiledRun run = detail::run_tiled("flash_attention", grid, chip, options, [&](Tile& t) {
     const std::int64_t i = t.id(1) * bq, last = i + bq + keys - queries;
     const TileValue x = t.load_masked(q3, {t.id(0), i, 0}, {1, bq, d}) * factor;
     TileValue top = t.full({bq, 1}, -1e30f), total = t.zeros({bq, 1}), acc = t.zeros({bq, d});
@@ -253,18 +263,16 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
       acc += t.dot(p, t.load_masked(v3, {t.id(0), j, 0}, {1, bk, d}));
     }
     t.store_masked(y, {t.id(0), i, 0}, acc / total);
-  };
+  });
   Tensor hidden(mask == Mask::causal ? Shape{queries, keys} : Shape{0});
   for (std::int64_t n = 0; n < hidden.count(); ++n) {
     hidden.data()[n] = n % keys > n / keys + keys - queries ? 1.0f : 0.0f;
   }
-  const std::function<Tensor()> ops = [&] {
-    const Tensor scores = matmul(q * factor, transpose(k, -1, -2));
-    return matmul(softmax(hidden.count() > 0 ? masked_fill(scores, hidden, -1e30f) : scores), v);
-  };
-  const Kernel run = kernel("flash_attention", {heads, detail::folds_of(queries, bq)}, body);
-  return detail::run_beside(run, chip, options, reshape(y, q.shape()), 2 * (q.count() + k.count()),
-                            ops);
+  detail::UnfusedOps ops;
+  Tensor scores = matmul(q * factor, transpose(k, -1, -2));
+  scores = hidden.count() > 0 ? masked_fill(scores, hidden, -1e30f) : scores;
+  return ops.beside(run, reshape(y, q.shape()), 2 * (q.count() + k.count()),
+                    matmul(softmax(scores), v));
 }
 
 }  // namespace tinyscale
