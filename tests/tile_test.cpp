@@ -145,6 +145,8 @@ TEST_CASE("tile kernels: HBM bytes of 4096^3 in bf16 by the tile") {
   CHECK(ts::tiled_matmul_bytes(4096, 4096, 4096, 128, 128, ts::DType::bf16) == 2181038080);
   CHECK(ts::tiled_matmul_bytes(4096, 4096, 4096, 256, 256, ts::DType::bf16) == 1107296256);
   CHECK(ts::tiled_matmul_bytes(4096, 4096, 4096, 16, 16, ts::DType::bf16) == 17213423616);
+  CHECK(message_of([] { ts::tiled_matmul_bytes(8, 8, 8, 0, 8, ts::DType::bf16); }) ==
+        "tiled_matmul_bytes: M, N, K, BM, BN are 8, 8, 8, 0, 8; each must be from 1 to 2^20");
   // Really run, with operands that are one number repeated and a body that adds instead of dots.
   const ts::Tensor one = ts::ones({1});
   const ts::Tensor a = one.as_strided({4096, 4096}, ts::detail::Strides(), 0);
@@ -309,6 +311,17 @@ TEST_CASE("tile kernels: reaching outside without a mask is an error") {
         }) ==
         "load_masked: block [8, 8] at [-1, 0] of tensor [200, 96] in program [0, 0] of k: offsets "
         "are 0 or more");
+  const std::int64_t far = std::numeric_limits<std::int64_t>::max();
+  CHECK(in([&](ts::Tile& t) { t.load_masked(x, {far, 0}, {8, 8}); }) == "nothing was thrown");
+  CHECK(in([&](ts::Tile& t) {
+          t.load_masked(x, {0, 0}, {far, 8});
+        }) == "Shape: [9223372036854775807, 8] has too many elements; at most 2^63 - 1");
+  CHECK(in([&](ts::Tile& t) {
+          t.load(x, {-far - 1, 0}, {8, 8});
+        }).find("offsets are 0 or more") != std::string::npos);
+  CHECK(in([&](ts::Tile& t) {
+          t.zeros({1 << 24, 1 << 24});
+        }).find("Tensor: shape [16777216, 16777216] takes") == 0);
   CHECK(in([&](ts::Tile& t) {
           t.load(x, {0, 0}, {8, 0});
         }) ==

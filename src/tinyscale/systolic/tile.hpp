@@ -95,7 +95,8 @@ inline Tensor tile_block(const char* what, const TileRecorder& r, const Tensor& 
   for (std::size_t i = 0; right == nullptr && i < dims; ++i) {
     const int dim = static_cast<int>(i);
     const std::int64_t begin = offsets[i].value, n = sizes[i].value;
-    const std::int64_t left = std::max<std::int64_t>(0, std::min(n, x.dim(dim) - begin));
+    const bool outside = begin < 0 || begin >= x.dim(dim);
+    const std::int64_t left = outside ? 0 : std::min(n, x.dim(dim) - begin);
     right = begin < 0                ? "offsets are 0 or more"
             : n < 1                  ? "sizes are 1 or more"
             : i + 2 < dims && n != 1 ? "dims before the last two take size 1"

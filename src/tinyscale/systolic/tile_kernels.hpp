@@ -51,6 +51,12 @@ inline std::ostream& operator<<(std::ostream& out, const TiledRun& run) {
 
 // HBM bytes of [M, K] times [K, N] in blocks [BM, BN] of the result.
 inline std::int64_t tiled_matmul_bytes(Dim m, Dim n, Dim k, Dim bm, Dim bn, DType format) {
+  for (const Dim& size : {m, n, k, bm, bn}) {
+    if (size.value < 1 || size.value > 1 << 20) {
+      detail::fail({"tiled_matmul_bytes: M, N, K, BM, BN are ", m.value, ", ", n.value, ", ",
+                    k.value, ", ", bm.value, ", ", bn.value, "; each must be from 1 to 2^20"});
+    }
+  }
   const std::int64_t moved = m.value * k.value * detail::folds_of(n.value, bn.value) +
                              k.value * n.value * detail::folds_of(m.value, bm.value) +
                              m.value * n.value;
