@@ -102,6 +102,10 @@
 #include "tinyscale/systolic/systolic_array.hpp"
 #include "tinyscale/systolic/sram_trace.hpp"
 #include "tinyscale/systolic/wavefront.hpp"
+#include "tinyscale/systolic/tile_clock.hpp"
+#include "tinyscale/systolic/tile.hpp"
+#include "tinyscale/systolic/tile_kernel.hpp"
+#include "tinyscale/systolic/tile_kernels.hpp"
 
 // mesh: devices, links, collectives
 #include "tinyscale/mesh/fabric.hpp"
