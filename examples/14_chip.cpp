@@ -1,7 +1,8 @@
 // When is a chip busy, and when does it wait? You see one product go through memory, on-chip memory
-// and several arrays; how many rows of x it takes until weights no longer hold the arrays up, on TPU
-// v1 (about 1350) and v5e (about 240), beside the measured shares of TPU v1; why a GPU is slower with
-// one more column; and one transformer that is busy while it reads a prompt and waits while it writes.
+// and several arrays; how many rows of x it takes until weights no longer hold the arrays up, on
+// TPU v1 (about 1350) and v5e (about 240), beside the measured shares of TPU v1; why a GPU is
+// slower with one more column; and one transformer that is busy while it reads a prompt and waits
+// while it writes.
 //   g++ -std=c++17 -O2 -pthread -I. examples/14_chip.cpp -o 14_chip && ./14_chip
 
 #include "tinyscale.hpp"
@@ -48,15 +49,13 @@ int main() {
   for (const App& app : {App{"MLP0", 200, 2048, 2048, 12.7, 53.9, 15.9, 17.5},
                          App{"MLP1", 168, 2048, 2048, 10.6, 44.2, 13.4, 31.9},
                          App{"CNN0", 2888, 2304, 1024, 78.2, 0.0, 0.0, 21.8}}) {
-    const ts::ChipTiming t =
-        ts::chip_timing(ts::chip("tpu-v1"), app.rows, app.k, app.n, layer);
+    const ts::ChipTiming t = ts::chip_timing(ts::chip("tpu-v1"), app.rows, app.k, app.n, layer);
     const auto share = [&](std::int64_t part) {
       return ts::format_fixed((100 - app.no_matmul) * t.share(part), 1);
     };
-    paper.add({app.name, share(t.ledger.useful + t.ledger.padded),
-               ts::format_fixed(app.active, 1), share(t.ledger.weight_stall + t.ledger.dma_stall),
-               ts::format_fixed(app.stall, 1), share(t.ledger.weight_shift),
-               ts::format_fixed(app.shift, 1)});
+    paper.add({app.name, share(t.ledger.useful + t.ledger.padded), ts::format_fixed(app.active, 1),
+               share(t.ledger.weight_stall + t.ledger.dma_stall), ts::format_fixed(app.stall, 1),
+               share(t.ledger.weight_shift), ts::format_fixed(app.shift, 1)});
   }
   std::cout << paper << "\n";
 
@@ -88,10 +87,12 @@ int main() {
   const std::vector<std::int32_t> prompt(64, 84), token(1, 84);
   ts::Tensor logits;
   std::cout << "prefill, 64 tokens\n"
-            << ts::on_chip(small, [&] { logits = model.forward(prompt, 1, 64); }, options)
+            << ts::on_chip(
+                   small, [&] { logits = model.forward(prompt, 1, 64); }, options)
                    .layer_table()
             << "\ndecode, one token\n"
-            << ts::on_chip(small, [&] { logits = model.forward(token, 1, 1); }, options)
+            << ts::on_chip(
+                   small, [&] { logits = model.forward(token, 1, 1); }, options)
                    .layer_table();
   return 0;
 }
