@@ -85,10 +85,12 @@
 //   tinyscale/tensor/choose.hpp              Choosing numbers
 //   tinyscale/tensor/einsum.hpp              Products by letters
 //   tinyscale/systolic/array_report.hpp      What a run on a systolic array costs
+//   tinyscale/systolic/array_schedule.hpp    When each fold shifts in, streams and leaves
 //   tinyscale/systolic/array_timing.hpp      The ticks of a systolic array in closed form
-//   tinyscale/systolic/pe_grid.hpp           The registers of R x C processing elements
-//   tinyscale/systolic/weight_stationary.hpp A tile of weights stays in the PEs
-//   tinyscale/systolic/output_stationary.hpp A tile of the product stays in the PEs
+//   tinyscale/systolic/array_operands.hpp    The operands of a product as the PEs read them
+//   tinyscale/systolic/pe_step.hpp           One multiply-add of every PE in every tick of a
+//   tinyscale/systolic/array_registers.hpp   The registers of an array of PEs
+//   tinyscale/systolic/array_stepper.hpp     The array and its clock
 //   tinyscale/systolic/systolic_array.hpp    A systolic array of R x C processing elements
 //   tinyscale/systolic/wavefront.hpp         Which PE holds what in one tick
 //   tinyscale/mesh/fabric.hpp                Where the devices of a run meet
@@ -13391,8 +13393,8 @@ inline Tensor einsum(const std::string& spec, const Tensor& a, const Tensor& b) 
 
 // >> tinyscale/systolic/array_report.hpp
 // What a run on a systolic array costs: ticks, traffic, and a ledger of where every PE-tick went.
-// rows * cols * cycles = useful + padded + fill + drain + weight_shift + weight_stall, exactly;
-// utilization = mapping_efficiency * time_efficiency. The letters M, K, N: x [M, K] times w [K, N];
+// rows * cols * cycles = useful + padded + fill + drain + weight_shift + weight_stall + dma_stall,
+// exactly; utilization = mapping_efficiency * time_efficiency. M, K, N: x [M, K] times w [K, N];
 // T is the length of the stream through one fold, a fold is one pass with one stationary tile.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
@@ -13428,16 +13430,18 @@ struct LossLedger {
   std::int64_t fill = 0;          // the wave has not reached the PE yet
   std::int64_t drain = 0;         // the wave has passed, later PEs still work or results leave
   std::int64_t weight_shift = 0;  // the stationary tile is being shifted in
-  std::int64_t weight_stall = 0;  // the tile is not on the chip yet: 0, memory is ideal here
+  std::int64_t weight_stall = 0;  // the tile is not on the chip yet; an array alone never waits
+  std::int64_t dma_stall = 0;     // what streams is not on the chip yet
 
   std::int64_t total() const {
-    return useful + padded + fill + drain + weight_shift + weight_stall;
+    return useful + padded + fill + drain + weight_shift + weight_stall + dma_stall;
   }
 };
 
 inline bool operator==(const LossLedger& a, const LossLedger& b) {
   return a.useful == b.useful && a.padded == b.padded && a.fill == b.fill && a.drain == b.drain &&
-         a.weight_shift == b.weight_shift && a.weight_stall == b.weight_stall;
+         a.weight_shift == b.weight_shift && a.weight_stall == b.weight_stall &&
+         a.dma_stall == b.dma_stall;
 }
 
 inline bool operator!=(const LossLedger& a, const LossLedger& b) { return !(a == b); }
@@ -13455,14 +13459,17 @@ struct SystolicTiming {
   Dataflow dataflow = Dataflow::weight_stationary;
   Schedule schedule = Schedule::doubled;
   Drain drain = Drain::shifted;
+  bool tight = false;  // ends with the last useful result, not with that of a full tile
+  DType format = DType::f32;
+  std::int64_t passes = 1;  // bf16 products per f32 product
   std::int64_t m = 0;
   std::int64_t k = 0;
   std::int64_t n = 0;
   std::int64_t row_folds = 0;  // column folds are the outer loop, row folds the inner one
   std::int64_t col_folds = 0;
-  std::int64_t stream = 0;  // T
+  std::int64_t stream = 0;  // T, all passes
   std::int64_t cycles = 0;
-  std::int64_t macs = 0;          // useful ones: M K N
+  std::int64_t macs = 0;          // useful ones: M K N, times the passes
   double utilization = 0;         // macs / (rows cols cycles)
   double mapping_efficiency = 0;  // macs / (rows cols T folds): what padding leaves
   double time_efficiency = 0;     // T folds / cycles: what waiting leaves
@@ -13481,7 +13488,8 @@ struct SystolicTiming {
 
 // The same, counted by stepping every PE through every tick, and the product itself.
 struct SystolicRun : SystolicTiming {
-  Tensor output;  // [.., M, N]
+  Tensor output;                   // [.., M, N]; of int8 operands, the floats nearest to the sums
+  std::vector<std::int32_t> sums;  // int8: exact, row-major; else empty
 
   Table table() const { return detail::systolic_table(*this, "simulated"); }
   std::string csv() const { return table().csv(); }
@@ -13496,7 +13504,7 @@ inline std::string percent(double fraction) { return printed('f', 4, 100 * fract
 inline Table systolic_table(const SystolicTiming& t, const char* column) {
   Table table;
   table.title = cat(t.rows, " x ", t.cols, " array, ", name_of(t.dataflow), ", ",
-                    name_of(t.schedule), ": x [", t.m, ", ", t.k, "] times w [", t.k, ", ", t.n,
+                    name_of(t.schedule), ", ", name_of(t.format), t.tight ? ", tight" : "", ": x [", t.m, ", ", t.k, "] times w [", t.k, ", ", t.n,
                     "], ", t.row_folds, " x ", t.col_folds, " folds");
   table.columns = {"quantity", column, "unit", "% of PE-ticks"};
   const auto count = [&table](const char* name, std::int64_t value, const char* unit) {
@@ -13522,6 +13530,7 @@ inline Table systolic_table(const SystolicTiming& t, const char* column) {
   share("drain", t.ledger.drain);
   share("weight shift", t.ledger.weight_shift);
   share("weight stall", t.ledger.weight_stall);
+  share("dma stall", t.ledger.dma_stall);
   return table;
 }
 
@@ -13537,9 +13546,295 @@ inline std::ostream& operator<<(std::ostream& out, const SystolicRun& run) {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/systolic/array_schedule.hpp
+// When each fold shifts in, streams and leaves, and what every PE does in between.
+// A fold is placed after the one before it, no earlier than its operands are on the chip. What a PE
+// does changes when an event reaches it: all PEs at once, column by column, or with the wave that
+// takes a tick per PE east and south. Ticks between events, summed over PEs, have closed forms:
+//   D(x) = PEs that a wave of x ticks has reached; G(x) = D(0) + .. + D(x - 1)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// One pass of the array with one stationary tile; ticks count from the start of the run.
+struct Fold {
+  std::int64_t m0 = 0, k0 = 0, n0 = 0;  // where its tile of x [M, K], w [K, N] or both begins
+  std::int64_t length = 0;              // T
+  std::int64_t load = 0, stream = 0;    // first tick of the shift-in and of the stream
+  std::int64_t drain = 0;               // outputs stationary: PE (0, 0) gives its sum up
+  std::int64_t weight_stall = 0, dma_stall = 0;  // of the gap before the stream
+
+  std::int64_t end() const { return stream + length; }
+};
+
+// The ticks at which the stationary tile and the operand that streams are on the chip.
+struct FoldSupply {
+  std::int64_t tile = 0, stream = 0;
+};
+
+inline bool keeps_outputs(const SystolicTiming& t) {
+  return t.dataflow == Dataflow::output_stationary;
+}
+
+inline void place_outputs(const SystolicTiming& t, const Fold* before, const FoldSupply& supply,
+                          Fold& fold) {
+  const bool doubled = t.schedule == Schedule::doubled;
+  const std::int64_t shift = t.drain == Drain::instant ? 0 : t.rows;
+  const std::int64_t left = doubled || before == nullptr ? 0 : t.rows + t.cols - 2 + shift;
+  const std::int64_t free =
+      before == nullptr ? 0 : (doubled ? before->drain : before->end() + left);
+  fold.stream = std::max({free, supply.stream, supply.tile});
+  fold.dma_stall = fold.stream - free;
+  fold.drain = fold.end();
+  if (doubled && before != nullptr) {
+    fold.drain = std::max(fold.drain, before->drain + t.rows);
+  }
+}
+
+// Places a fold whose length is set after the one before it (null: the first). Where the stream
+// waits for the tile, at most R ticks of the gap are its shift, the rest a stall (TPU v1, table 3).
+inline void place_fold(const SystolicTiming& t, const Fold* before, const FoldSupply& supply,
+                       Fold& fold) {
+  if (keeps_outputs(t)) {
+    return place_outputs(t, before, supply, fold);
+  }
+  if (t.schedule == Schedule::doubled) {
+    const std::int64_t earliest = before == nullptr ? 0 : before->end();
+    fold.load = supply.tile;
+    if (before != nullptr) {
+      fold.load = std::max({fold.load, before->stream, before->load + t.rows});
+    }
+    const std::int64_t ready = std::max(fold.load + t.rows, earliest);
+    fold.stream = std::max(ready, supply.stream);
+    fold.dma_stall = fold.stream - ready;
+    fold.weight_stall = std::max<std::int64_t>(0, ready - earliest - t.rows);
+    return;
+  }
+  std::int64_t free = 0;
+  if (before != nullptr) {
+    free = before->end() + t.rows - 1 + (t.schedule == Schedule::serial ? t.cols - 1 : 0);
+  }
+  fold.load = std::max(free, supply.tile);
+  fold.weight_stall = fold.load - free;
+  fold.stream = std::max(fold.load + t.rows, supply.stream);
+  fold.dma_stall = fold.stream - fold.load - t.rows;
+}
+
+// The PEs of a fold's tile that are not padding; columns are those of all arrays side by side.
+inline std::int64_t fold_rows(const SystolicTiming& t, const Fold& f) {
+  return std::min(t.rows, keeps_outputs(t) ? t.m - f.m0 : t.k - f.k0);
+}
+inline std::int64_t fold_cols(const SystolicTiming& t, const Fold& f, std::int64_t arrays) {
+  return std::min(t.cols * arrays,
+                  t.dataflow == Dataflow::input_stationary ? t.m - f.m0 : t.n - f.n0);
+}
+
+// The tick after the one in which a fold's last result leaves, or (tight) its last useful one.
+inline std::int64_t fold_end(const SystolicTiming& t, const Fold& f, std::int64_t arrays) {
+  const std::int64_t cols =
+      t.tight ? std::min(t.cols, fold_cols(t, f, arrays)) : t.cols;
+  if (!keeps_outputs(t)) {
+    return f.end() + t.rows + cols - 2;
+  }
+  return t.drain == Drain::instant ? f.end() + (t.tight ? fold_rows(t, f) : t.rows) + cols - 2
+                                   : f.drain + 2 * t.rows + cols - 2;
+}
+
+// What a PE does with a tick. streaming: useful or padded, as its place in the tile says.
+enum class PeState { streaming, fill, drain, weight_shift, weight_stall, dma_stall, absent };
+enum class Arrival { together, by_column, by_wave };  // at PE (r, c): tick, + c, + r + c
+
+struct PeEvent {
+  std::int64_t tick = 0;
+  Arrival arrival = Arrival::together;
+  PeState state = PeState::fill;
+  std::int64_t fold = 0;  // that streams, where it does
+};
+
+inline void waiting_events(const Fold& before, const Fold& f, List<PeEvent>& out) {
+  const std::int64_t shift = before.end() + f.weight_stall;
+  if (f.weight_stall > 0) {
+    out.push_back({before.end(), Arrival::by_wave, PeState::weight_stall});
+  }
+  if (shift < f.stream - f.dma_stall) {
+    out.push_back({shift, Arrival::by_wave, PeState::weight_shift});
+  }
+}
+
+inline void loading_events(const SystolicTiming& t, const Fold& f, List<PeEvent>& out) {
+  const Arrival arrival =
+      t.schedule == Schedule::serial ? Arrival::together : Arrival::by_column;
+  if (f.weight_stall > 0) {
+    out.push_back({f.load - f.weight_stall, arrival, PeState::weight_stall});
+  }
+  out.push_back({f.load, arrival, PeState::weight_shift});
+  out.push_back({f.load + t.rows, arrival, PeState::fill});
+}
+
+// The events from the end of the fold before to the start of this one's stream, in the order in
+// which they reach any PE.
+inline void fold_events(const SystolicTiming& t, const Fold* before, const Fold& f,
+                        std::int64_t index, List<PeEvent>& out) {
+  const bool doubled = t.schedule == Schedule::doubled;
+  const bool waits = doubled && !keeps_outputs(t) && before != nullptr;
+  if (before != nullptr && !waits && before->end() < f.stream) {
+    out.push_back({before->end(), Arrival::by_wave, PeState::drain});
+  }
+  if (waits) {
+    waiting_events(*before, f, out);
+  } else if (!keeps_outputs(t)) {
+    loading_events(t, f, out);
+  }
+  if (f.dma_stall > 0) {
+    const bool together = keeps_outputs(t) && !doubled;
+    out.push_back({f.stream - f.dma_stall, together ? Arrival::together : Arrival::by_wave,
+                   PeState::dma_stall});
+  }
+  if (keeps_outputs(t) && !doubled && before != nullptr) {
+    out.push_back({f.stream, Arrival::together, PeState::fill});
+  }
+  out.push_back({f.stream, Arrival::by_wave, PeState::streaming, index});
+}
+
+inline std::int64_t& entry(LossLedger& l, PeState state) {  // streaming: until it is split
+  return state == PeState::streaming      ? l.useful
+         : state == PeState::fill         ? l.fill
+         : state == PeState::drain        ? l.drain
+         : state == PeState::weight_shift ? l.weight_shift
+         : state == PeState::weight_stall ? l.weight_stall
+                                          : l.dma_stall;
+}
+
+// The sum over all PEs of the ticks since an event reached them, `ago` ticks after its own.
+inline std::int64_t ticks_since(const SystolicTiming& t, Arrival arrival, std::int64_t ago) {
+  const std::int64_t r = t.rows, c = t.cols;
+  const auto line = [](std::int64_t x) { return x * (x + 1) / 2; };  // 1 + .. + x
+  if (ago <= 0) {
+    return 0;
+  }
+  if (arrival == Arrival::together) {
+    return r * c * ago;
+  }
+  if (arrival == Arrival::by_column) {
+    return ago >= c ? r * (c * ago - line(c - 1)) : r * line(ago);
+  }
+  if (ago >= r + c - 1) {
+    return r * c * ago - (c * line(r - 1) + r * line(c - 1));
+  }
+  const auto corner = [&line](std::int64_t x) {  // x (x + 1) (x + 2) / 6, modulo 2^64
+    const std::uint64_t pair = x > 0 ? static_cast<std::uint64_t>(line(x)) : 0;
+    const std::uint64_t next = x > 0 ? static_cast<std::uint64_t>(x) + 2 : 0;
+    return pair % 3 == 0 ? pair / 3 * next : next / 3 * pair;
+  };
+  return static_cast<std::int64_t>(corner(ago) - corner(ago - r) - corner(ago - c) +
+                                   corner(ago - r - c));
+}
+
+// Gives the PE-ticks between events to their states, up to the last tick.
+class LedgerSums {
+ public:
+  LedgerSums(const SystolicTiming& t, std::int64_t end)
+      : t_(t), end_(end), since_(t.rows * t.cols * end) {}
+
+  void add(const PeEvent& event) {
+    const std::int64_t since = ticks_since(t_, event.arrival, end_ - event.tick);
+    entry(ledger, last_) += since_ - since;
+    last_ = event.state;
+    since_ = since;
+  }
+
+  // The folds after the first, each the last one's like `ticks` later: n times what `one` booked.
+  void repeat(const LossLedger& before, std::int64_t n, std::int64_t ticks) {
+    ledger.useful += n * (ledger.useful - before.useful);
+    ledger.fill += n * (ledger.fill - before.fill);
+    ledger.drain += n * (ledger.drain - before.drain);
+    ledger.weight_shift += n * (ledger.weight_shift - before.weight_shift);
+    since_ -= n * ticks * t_.rows * t_.cols;
+  }
+
+  // The end; of the PE-ticks that streamed, `macs` were useful, those of all `arrays` together.
+  LossLedger finish(std::int64_t macs, std::int64_t arrays) {
+    entry(ledger, last_) += since_;
+    LossLedger all;
+    all.useful = macs;
+    all.padded = ledger.useful * arrays - macs;
+    all.fill = ledger.fill * arrays;
+    all.drain = ledger.drain * arrays;
+    all.weight_shift = ledger.weight_shift * arrays;
+    all.weight_stall = ledger.weight_stall * arrays;
+    all.dma_stall = ledger.dma_stall * arrays;
+    return all;
+  }
+
+  LossLedger ledger;  // of one array; useful: all that streamed
+
+ private:
+  const SystolicTiming& t_;
+  std::int64_t end_;
+  std::int64_t since_;
+  PeState last_ = PeState::fill;
+};
+
+// Words to and from the edges, of folds like this one; `arrays` stand side by side.
+inline void add_traffic(const Fold& f, std::int64_t arrays, SystolicTiming& t) {
+  const std::int64_t rows = fold_rows(t, f), cols = fold_cols(t, f, arrays);
+  const std::int64_t used = (cols - 1) / t.cols + 1;  // arrays with columns
+  if (keeps_outputs(t)) {
+    t.sram_reads_input += f.length * rows * used;
+    t.sram_reads_weight += f.length * cols;
+    t.sram_writes_output += rows * cols;
+    return;
+  }
+  const bool inputs = t.dataflow == Dataflow::input_stationary;
+  (inputs ? t.sram_reads_weight : t.sram_reads_input) += f.length * rows * used;
+  (inputs ? t.sram_reads_input : t.sram_reads_weight) += rows * cols;
+  t.accumulator_writes += f.length * cols;
+  t.accumulator_reads += (f.k0 == 0 ? f.length - f.length / t.passes : f.length) * cols;
+  t.sram_writes_output = t.accumulator_writes;
+}
+
+// The ratios, from counts that are complete; `streamed` ticks of T in all.
+inline void rate(SystolicTiming& t, std::int64_t streamed, std::int64_t arrays = 1) {
+  const double slots = static_cast<double>(t.rows * t.cols * arrays);
+  t.utilization = static_cast<double>(t.macs) / (slots * static_cast<double>(t.cycles));
+  t.mapping_efficiency = static_cast<double>(t.macs) / (slots * static_cast<double>(streamed));
+  t.time_efficiency = static_cast<double>(streamed) / static_cast<double>(t.cycles);
+}
+
+// All costs of placed folds, without stepping; t holds the sizes and the modes. MXU q of `arrays`
+// holds columns n0 + q cols .. of a fold.
+inline SystolicTiming time_folds(const SystolicTiming& problem, const List<Fold>& folds,
+                                 std::int64_t arrays) {
+  SystolicTiming t = problem;
+  std::int64_t streamed = 0;
+  for (const Fold& f : folds) {
+    t.cycles = std::max(t.cycles, fold_end(t, f, arrays));
+    t.macs += f.length * fold_rows(t, f) * fold_cols(t, f, arrays);
+    streamed += f.length;
+    add_traffic(f, arrays, t);
+  }
+  LedgerSums sums(t, t.cycles);
+  List<PeEvent> events;
+  for (std::size_t i = 0; i < folds.size(); ++i) {
+    events.clear();
+    fold_events(t, i == 0 ? nullptr : &folds[i - 1], folds[i], 0, events);
+    for (const PeEvent& event : events) {
+      sums.add(event);
+    }
+  }
+  sums.add({folds.back().end(), Arrival::by_wave, PeState::drain});
+  t.ledger = sums.finish(t.macs, arrays);
+  rate(t, streamed, arrays);
+  return t;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/systolic/array_timing.hpp
 // The ticks of a systolic array in closed form: no stepping, the same numbers.
-// With R x C PEs, F folds and T stream slots a fold (T = M, N, K for weights, inputs, outputs):
+// With R x C PEs, F folds and T stream slots a fold (T = M, N, K for weights, inputs, outputs, times
+// the passes of a format):
 //   serial   F (T + 2R + C - 2)                    the count of SCALE-Sim v2 and v3, plus its one
 //   doubled  (F - 1) max(T, R) + T + 2R + C - 2    as the TPU papers describe it
 // Rules: activations move east, sums south, one PE a tick; every row starts a tick after the last.
@@ -13551,9 +13846,9 @@ inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) { return (size
 
 // Fills in T and the folds of a case whose array and M, K, N are set.
 inline void fold(SystolicTiming& t) {
-  const bool outputs = t.dataflow == Dataflow::output_stationary;
+  const bool outputs = keeps_outputs(t);
   const bool inputs = t.dataflow == Dataflow::input_stationary;
-  t.stream = outputs ? t.k : inputs ? t.n : t.m;
+  t.stream = (outputs ? t.k : inputs ? t.n : t.m) * t.passes;
   t.row_folds = folds_of(outputs ? t.m : t.k, t.rows);
   t.col_folds = folds_of(inputs ? t.m : t.n, t.cols);
 }
@@ -13566,406 +13861,113 @@ inline bool countable(const SystolicTiming& t) {
   return rows * cols * folds * (static_cast<double>(t.stream) + 3 * (rows + cols)) < 0x1p62;
 }
 
-// The ratios, from counts that are complete.
-inline void rate(SystolicTiming& t) {
-  const double slots = static_cast<double>(t.rows) * static_cast<double>(t.cols);
-  const double streamed = static_cast<double>(t.stream) * static_cast<double>(t.folds());
-  const double macs = static_cast<double>(t.macs);
-  const double cycles = static_cast<double>(t.cycles);
-  t.utilization = macs / (slots * cycles);
-  t.mapping_efficiency = macs / (slots * streamed);
-  t.time_efficiency = streamed / cycles;
-}
-
 // Ticks from the first stream slot of a fold to that of the next one.
 inline std::int64_t fold_period(const SystolicTiming& t) {
-  const std::int64_t wave = t.stream + t.rows + t.cols - 2;  // first PE's start to last PE's end
-  const bool instant = t.drain == Drain::instant;
-  if (t.schedule == Schedule::serial) {
-    return instant ? wave : wave + t.rows;
-  }
-  if (instant) {
-    return t.stream;
-  }
   if (t.schedule == Schedule::doubled) {
     return std::max(t.stream, t.rows);
   }
-  return t.dataflow == Dataflow::output_stationary ? t.stream + t.rows : t.stream + 2 * t.rows - 1;
+  if (t.schedule == Schedule::skewed) {
+    return t.stream + 2 * t.rows - 1;
+  }
+  const std::int64_t wave = t.stream + t.rows + t.cols - 2;  // first PE's start to last PE's end
+  return t.drain == Drain::instant ? wave : wave + t.rows;
 }
 
-inline void time_ledger(SystolicTiming& t) {
-  const std::int64_t pes = t.rows * t.cols;
-  const std::int64_t streamed = pes * t.stream * t.folds();
-  const std::int64_t down = pes * (t.rows - 1) / 2;    // sum of r over all PEs
-  const std::int64_t across = pes * (t.cols - 1) / 2;  // sum of c over all PEs
-  const std::int64_t f = t.folds();
-  LossLedger& l = t.ledger;
-  l.useful = t.macs;
-  l.padded = streamed - t.macs;
-  if (t.dataflow == Dataflow::output_stationary) {
-    l.fill = (t.schedule == Schedule::serial ? f : 1) * (down + across);
-    l.drain = pes * t.cycles - streamed - l.fill;
-    return;
-  }
-  if (t.schedule == Schedule::serial) {
-    l.fill = f * (down + across);
-  } else if (t.schedule == Schedule::skewed) {
-    l.fill = f * down + across;
+// Fold f where its tile is; column folds are the outer loop, row folds the inner one.
+inline Fold tile_of(const SystolicTiming& t, std::int64_t f) {
+  Fold fold;
+  const std::int64_t down = f % t.row_folds * t.rows, across = f / t.row_folds * t.cols;
+  (keeps_outputs(t) ? fold.m0 : fold.k0) = down;
+  (t.dataflow == Dataflow::input_stationary ? fold.m0 : fold.n0) = across;
+  fold.length = t.stream;
+  return fold;
+}
+
+// Fold f and its ticks.
+inline Fold nth_fold(const SystolicTiming& t, std::int64_t f) {
+  Fold fold = tile_of(t, f);
+  const std::int64_t period = fold_period(t);
+  if (!keeps_outputs(t)) {
+    fold.stream = t.rows + f * period;
+    const bool early = t.schedule == Schedule::doubled && f > 0;  // while the one before streams
+    fold.load = early ? fold.stream - period : fold.stream - t.rows;
+  } else if (t.schedule == Schedule::doubled) {
+    fold.drain = t.stream + f * period;
+    fold.stream = f == 0 ? 0 : fold.drain - period;
   } else {
-    l.fill = down + across;
+    fold.stream = f * period;
+    fold.drain = fold.end();
   }
-  l.drain = l.fill;  // the array is symmetric: what comes late at one end leaves early at the other
-  l.weight_shift = pes * t.cycles - streamed - l.fill - l.drain;
+  return fold;
+}
+
+// The first three folds, as many more like them, and those at the end that a tight one cuts short.
+inline LossLedger time_ledger(const SystolicTiming& t) {
+  LedgerSums sums(t, t.cycles);
+  List<PeEvent> events;
+  const std::int64_t folds = t.folds();
+  const std::int64_t period = fold_period(t);
+  LossLedger before;
+  for (std::int64_t f = 0; f < folds; ++f) {
+    events.clear();
+    const Fold last = nth_fold(t, f == 0 ? 0 : f - 1);
+    const Fold now = nth_fold(t, f);
+    fold_events(t, f == 0 ? nullptr : &last, now, f, events);
+    before = sums.ledger;
+    for (const PeEvent& event : events) {
+      sums.add(event);
+    }
+    if (f == 2) {
+      const std::int64_t whole = (t.cycles - t.rows - t.cols - now.stream) / period;
+      const std::int64_t alike = std::max<std::int64_t>(0, std::min(folds - 1 - f, whole));
+      sums.repeat(before, alike, period);
+      f += alike;
+    }
+  }
+  sums.add({nth_fold(t, folds - 1).end(), Arrival::by_wave, PeState::drain});
+  return sums.finish(t.macs, 1);
 }
 
 inline void time_traffic(SystolicTiming& t) {
-  const std::int64_t mk = t.m * t.k;
-  const std::int64_t kn = t.k * t.n;
+  const std::int64_t mk = t.m * t.k * t.passes;
+  const std::int64_t kn = t.k * t.n * t.passes;
   const std::int64_t mn = t.m * t.n;
-  const bool outputs = t.dataflow == Dataflow::output_stationary;
+  if (keeps_outputs(t)) {
+    t.sram_reads_input = t.col_folds * mk;
+    t.sram_reads_weight = t.row_folds * kn;
+    t.sram_writes_output = mn;
+    return;
+  }
   const bool inputs = t.dataflow == Dataflow::input_stationary;
-  t.sram_reads_input = inputs ? mk : t.col_folds * mk;
-  t.sram_reads_weight = inputs ? t.col_folds * kn : outputs ? t.row_folds * kn : kn;
-  t.sram_writes_output = outputs ? mn : t.row_folds * mn;
-  t.accumulator_writes = outputs ? 0 : t.row_folds * mn;
-  t.accumulator_reads = outputs ? 0 : (t.row_folds - 1) * mn;
+  t.sram_reads_input = inputs ? t.m * t.k : t.col_folds * mk;  // a tile is read once for all passes
+  t.sram_reads_weight = inputs ? t.col_folds * kn : t.k * t.n;
+  t.accumulator_writes = t.row_folds * t.passes * mn;
+  t.accumulator_reads = t.accumulator_writes - mn;
+  t.sram_writes_output = t.accumulator_writes;
 }
 
 // All costs of a case that fold() has seen.
 inline void time_array(SystolicTiming& t) {
-  const std::int64_t shifts = t.drain == Drain::instant ? 0 : t.rows;  // weights in or sums out
-  t.cycles = (t.folds() - 1) * fold_period(t) + t.stream + t.rows + t.cols - 2 + shifts;
-  t.macs = t.m * t.k * t.n;
-  time_ledger(t);
+  t.cycles = fold_end(t, nth_fold(t, t.folds() - 1), 1);
+  if (t.tight && t.col_folds > 1) {  // the last column of tiles may be narrower than the one before
+    t.cycles = std::max(t.cycles, fold_end(t, nth_fold(t, t.folds() - 1 - t.row_folds), 1));
+  }
+  t.macs = t.m * t.k * t.n * t.passes;
+  t.ledger = time_ledger(t);
   time_traffic(t);
-  rate(t);
+  rate(t, t.stream * t.folds());
 }
 
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/systolic/pe_grid.hpp
-// The registers of R x C processing elements, and one tick of all their multiply-adds.
-// A PE holds an activation (moves east), a partial sum, a weight and a second register (the next
-// weight, or a finished sum), and five control bits that move or stay with them; a row's bits are
-// packed into 64-bit words. A multiply-add rounds once (fused) on every CPU path, so results are
-// the same bits everywhere.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// One float per PE. Row -1 is the north edge, column -1 the west edge: what enters at this tick.
-class Plane {
- public:
-  Plane(std::int64_t rows, std::int64_t cols)
-      : stride_((cols + 15) / 16 * 16 + 16),
-        buffer_(static_cast<std::size_t>((rows + 1) * stride_ + 32)) {
-    const auto address = reinterpret_cast<std::uintptr_t>(buffer_.data());
-    const auto skip = static_cast<std::int64_t>((64 - address % 64) % 64 / sizeof(float));
-    origin_ = buffer_.data() + skip + stride_ + 16;  // PE (0, 0), at the start of a cache line
-  }
-  Plane(const Plane&) = delete;
-  Plane& operator=(const Plane&) = delete;
-
-  float* row(std::int64_t r) { return origin_ + r * stride_; }
-  const float* row(std::int64_t r) const { return origin_ + r * stride_; }
-  std::int64_t stride() const { return stride_; }
-
-  // Columns [first, last] of row r take what row r - 1 holds.
-  void shift_south(std::int64_t r, std::int64_t first, std::int64_t last) {
-    if (first <= last) {
-      std::memcpy(row(r) + first, row(r - 1) + first,
-                  static_cast<std::size_t>(last - first + 1) * sizeof(float));
-    }
-  }
-
- private:
-  std::int64_t stride_;
-  std::vector<float> buffer_;
-  float* origin_ = nullptr;
-};
-
-inline std::int64_t count_bits(std::uint64_t x) {
-  if (x == 0) {
-    return 0;
-  }
-  x -= (x >> 1) & 0x5555555555555555u;
-  x = (x & 0x3333333333333333u) + ((x >> 2) & 0x3333333333333333u);
-  x = (x + (x >> 4)) & 0x0f0f0f0f0f0f0f0fu;
-  return static_cast<std::int64_t>((x * 0x0101010101010101u) >> 56);
-}
-
-// One bit per PE.
-class BitPlane {
- public:
-  BitPlane(std::int64_t rows, std::int64_t cols)
-      : words_((cols + 63) / 64), bits_(static_cast<std::size_t>(rows * words_)) {}
-
-  std::uint64_t* row(std::int64_t r) { return bits_.data() + r * words_; }
-  const std::uint64_t* row(std::int64_t r) const { return bits_.data() + r * words_; }
-
-  bool get(std::int64_t r, std::int64_t c) const { return (row(r)[c / 64] >> (c % 64)) & 1u; }
-
-  void set(std::int64_t r, std::int64_t c, bool on) {
-    const std::uint64_t bit = std::uint64_t{1} << (c % 64);
-    std::uint64_t& word = row(r)[c / 64];
-    word = on ? word | bit : word & ~bit;
-  }
-
-  // Moves a row one PE to the east; `in` enters at the west edge.
-  void shift_east(std::int64_t r, bool in) {
-    std::uint64_t carry = in ? 1u : 0u;
-    for (std::int64_t i = 0; i < words_; ++i) {
-      std::uint64_t& word = row(r)[i];
-      const std::uint64_t out = word >> 63;
-      word = (word << 1) | carry;
-      carry = out;
-    }
-  }
-
-  // Columns [first, last] of row r take what row r - 1 holds.
-  void shift_south(std::int64_t r, std::int64_t first, std::int64_t last) {
-    for (std::int64_t i = first / 64; first <= last && i <= last / 64; ++i) {
-      const std::uint64_t m = mask(i, first, last);
-      row(r)[i] = (row(r)[i] & ~m) | (row(r - 1)[i] & m);
-    }
-  }
-
-  // The bits of word i that stand for columns first to last.
-  static std::uint64_t mask(std::int64_t i, std::int64_t first, std::int64_t last) {
-    const std::int64_t low = std::max<std::int64_t>(first - 64 * i, 0);
-    const std::int64_t high = std::min<std::int64_t>(last - 64 * i, 63);
-    if (low > high) {
-      return 0;
-    }
-    return (~std::uint64_t{0} >> (63 - (high - low))) << low;
-  }
-
-  // The columns of row r whose bit is on, in order.
-  template <class Body>
-  void each(std::int64_t r, const Body& body) const {
-    for (std::int64_t i = 0; i < words_; ++i) {
-      for (std::uint64_t left = row(r)[i]; left != 0; left &= left - 1) {
-        const std::int64_t c = 64 * i + count_bits((left & (~left + 1)) - 1);
-        body(c);
-      }
-    }
-  }
-
-  std::int64_t words() const { return words_; }
-
- private:
-  std::int64_t words_;
-  std::vector<std::uint64_t> bits_;
-};
-
-// sum(r, c) = activation(r, c - 1) * held(r, c) + sum(r - 1, c): sums move south.
-struct SumsMoveSouth {
-  float* activation;
-  const float* held;
-  float* sum;
-  std::int64_t rows, cols, stride;  // cols is a multiple of 16
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-#if defined(__clang__)
-#pragma clang fp contract(on)
-#endif
-    typename L::V a, w, s;
-    for (std::int64_t r = rows - 1; r >= 0; --r) {  // from the last row: neighbours' old values
-      const std::int64_t at = r * stride;
-      for (std::int64_t c = cols - L::width; c >= 0; c -= L::width) {
-        load<L>(activation + at + c - 1, a);
-        load<L>(held + at + c, w);
-        load<L>(sum + at - stride + c, s);
-        s = a * w + s;
-        store<L>(sum + at + c, s);
-        store<L>(activation + at + c, a);
-      }
-    }
-  }
-
-  void run_scalar() const {
-    for (std::int64_t r = rows - 1; r >= 0; --r) {
-      const std::int64_t at = r * stride;
-      for (std::int64_t c = cols - 1; c >= 0; --c) {
-        activation[at + c] = activation[at + c - 1];
-        sum[at + c] = std::fma(activation[at + c], held[at + c], sum[at - stride + c]);
-      }
-    }
-  }
-};
-
-// sum(r, c) += activation(r, c - 1) * held(r - 1, c) if PE (r, c) is in the stream; both move on.
-struct SumsStay {
-  float* activation;
-  float* held;
-  float* sum;
-  const BitPlane* streaming;
-  std::int64_t rows, cols, stride;
-
-  template <class L>
-  TINYSCALE_INLINE void run() const {
-#if defined(__clang__)
-#pragma clang fp contract(on)
-#endif
-    static const std::int32_t kOneHot[16] = {1,   2,   4,    8,    16,   32,   64,    128,
-                                             256, 512, 1024, 2048, 4096, 8192, 16384, 32768};
-    typename L::V a, w, s, product;
-    typename L::I lane, on;
-    std::memcpy(&lane, kOneHot, sizeof(lane));
-    for (std::int64_t r = rows - 1; r >= 0; --r) {
-      const std::int64_t at = r * stride;
-      const std::uint64_t* words = streaming->row(r);
-      for (std::int64_t c = cols - L::width; c >= 0; c -= L::width) {
-        load<L>(activation + at + c - 1, a);
-        load<L>(held + at - stride + c, w);
-        load<L>(sum + at + c, s);
-        const auto bits = static_cast<std::int32_t>((words[c / 64] >> (c % 64)) & 0xffffu);
-        on = (bits - typename L::I{}) & lane;
-        if constexpr (L::width == 1) {
-          on = -on;
-        } else {
-          on = on == lane;
-        }
-        product = a * w + s;
-        blend<L>(on, product, s, product);
-        store<L>(sum + at + c, product);
-        store<L>(activation + at + c, a);
-        store<L>(held + at + c, w);
-      }
-    }
-  }
-
-  void run_scalar() const {
-    for (std::int64_t r = rows - 1; r >= 0; --r) {
-      const std::int64_t at = r * stride;
-      for (std::int64_t c = cols - 1; c >= 0; --c) {
-        activation[at + c] = activation[at + c - 1];
-        held[at + c] = held[at - stride + c];
-        if (((streaming->row(r)[c / 64] >> (c % 64)) & 1u) != 0) {
-          sum[at + c] = std::fma(activation[at + c], held[at + c], sum[at + c]);
-        }
-      }
-    }
-  }
-};
-
-// True if the vector code of the path in use rounds a * b + c once: asked of the code itself,
-// since compiler flags decide it. (1 + e)^2 - (1 + 2e) is e^2 when fused, else 0.
-inline bool lanes_are_fused() {
-  const volatile float e = 1.0f / 4096;
-  for (const bool south : {true, false}) {
-    Plane activation(1, 16), held(1, 16), sum(1, 16);
-    BitPlane streaming(1, 16);
-    for (std::int64_t c = 0; c < 16; ++c) {
-      activation.row(0)[c - 1] = 1 + e;
-      held.row(0)[c] = held.row(-1)[c] = 1 + e;
-      sum.row(0)[c] = sum.row(-1)[c] = -(1 + 2 * e);
-      streaming.set(0, c, true);
-    }
-    if (south) {
-      run_on_lanes(SumsMoveSouth{activation.row(0), held.row(0), sum.row(0), 1, 16, sum.stride()});
-    } else {
-      run_on_lanes(
-          SumsStay{activation.row(0), held.row(0), sum.row(0), &streaming, 1, 16, sum.stride()});
-    }
-    for (std::int64_t c = 0; c < 16; ++c) {
-      if (sum.row(0)[c] != e * e) {
-        return false;
-      }
-    }
-  }
-  return true;
-}
-
-// What a PE does with a tick: one letter of the ledger.
-enum class PeState { useful, padded, fill, drain, weight_shift };
-
-struct PeGrid {
-  std::int64_t rows, cols;
-  Plane activation, sum, held, next;  // next: the next weight, or a sum on its way out
-  BitPlane streaming;                 // a stream slot is here; moves east with the activation
-  BitPlane waiting;                   // a gap for want of a tile; moves east in the same way
-  BitPlane begins, leaves;            // first slot of a fold; the sum is to leave
-  BitPlane real, next_real;           // the stationary element is not padding
-  BitPlane done;                      // a stream has been here since the column was last loaded
-  BitPlane loading;                   // one row: columns that shift in the only tile they have
-  bool fused = lanes_are_fused();
-
-  PeGrid(std::int64_t r, std::int64_t c)
-      : rows(r),
-        cols(c),
-        activation(r, c),
-        sum(r, c),
-        held(r, c),
-        next(r, c),
-        streaming(r, c),
-        waiting(r, c),
-        begins(r, c),
-        leaves(r, c),
-        real(r, c),
-        next_real(r, c),
-        done(r, c),
-        loading(1, c) {}
-
-  std::int64_t padded_cols() const { return (cols + 15) / 16 * 16; }
-
-  void step_sums_south() {
-    const SumsMoveSouth step{activation.row(0), held.row(0), sum.row(0), rows,
-                             padded_cols(),     sum.stride()};
-    fused ? run_on_lanes(step) : step.run_scalar();
-  }
-
-  void step_sums_stay() {
-    const SumsStay step{activation.row(0), held.row(0), sum.row(0), &streaming, rows,
-                        padded_cols(),     sum.stride()};
-    fused ? run_on_lanes(step) : step.run_scalar();
-  }
-
-  // Books this tick of every PE.
-  void book(LossLedger& ledger) {
-    for (std::int64_t r = 0; r < rows; ++r) {
-      for (std::int64_t i = 0; i < done.words(); ++i) {
-        const std::uint64_t all = BitPlane::mask(i, 0, cols - 1);
-        const std::uint64_t busy = streaming.row(r)[i] & all;
-        std::uint64_t& was = done.row(r)[i];
-        was = (was & ~loading.row(0)[i]) | busy;
-        const std::int64_t useful = count_bits(busy & real.row(r)[i]);
-        ledger.useful += useful;
-        ledger.padded += count_bits(busy) - useful;
-        const std::uint64_t idle = all & ~busy;
-        if (idle != 0) {
-          const std::uint64_t shift = idle & (loading.row(0)[i] | waiting.row(r)[i]);
-          ledger.weight_shift += count_bits(shift);
-          ledger.drain += count_bits(idle & ~shift & was);
-          ledger.fill += count_bits(idle & ~shift & ~was);
-        }
-      }
-    }
-  }
-
-  // The entry of book() for one PE.
-  PeState state(std::int64_t r, std::int64_t c) const {
-    if (streaming.get(r, c)) {
-      return real.get(r, c) ? PeState::useful : PeState::padded;
-    }
-    if (loading.get(0, c) || waiting.get(r, c)) {
-      return PeState::weight_shift;
-    }
-    return done.get(r, c) ? PeState::drain : PeState::fill;
-  }
-};
-
-}  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/systolic/weight_stationary.hpp
-// A tile of weights stays in the PEs, activations stream through: every PE, every tick.
-// Row r is fed r ticks after row 0 (the skew). Weights shift in from the north, the last row's
-// first, in R ticks; when doubled they go into a second register, and the switch to them rides
-// east with the first activation of the fold (TPU v1). Sums leave at the south edge in row order,
-// k = k0 .. k0 + R - 1 from +0, and the accumulators add the folds in order.
+// >> tinyscale/systolic/array_operands.hpp
+// The operands of a product as the PEs read them: rounded to the array's format, in pieces.
+//   f32: as they are. bf16, fp8: rounded to nearest even as round_to() does; products are exact in
+//   f32. int8: whole numbers -128 .. 127, summed in int32. bf16 in 3 or 6 passes: an f32 is
+//   b1 + b2 + b3, each the bf16 nearest to what is left; the products are summed smallest first:
+//   3: b2 b1, b1 b2, b1 b1        6: b3 b1, b2 b2, b1 b3, b2 b1, b1 b2, b1 b1
+// (JAX precision "high" and "highest"; the first of a pair is the piece that streams.)
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -13986,436 +13988,1005 @@ inline MatrixView matrix_view(const float* data, std::int64_t rows, std::int64_t
   return {data, rows, cols, cols, 1};
 }
 
-// What the feeder sends into row 0 at one tick; row r gets it r ticks later.
-struct StreamSlot {
-  std::int64_t fold = -1;  // -1: nothing was sent yet
-  std::int64_t row_fold = 0;
-  std::int64_t col_fold = 0;
-  std::int64_t index = 0;  // 0 .. T - 1
-  bool streaming = false;
-  bool waiting = false;  // a gap: the next tile has not arrived
-  bool leaving = false;  // the sums of an output-stationary fold are to leave
+// The pieces that a pass multiplies: of what streams, and of what is stationary.
+struct PiecePair {
+  int stream = 0, tile = 0;
 };
 
-// The state that both kinds of array step: registers, clock, counters, and the feeder's delay line.
-struct SteppedArray {
-  SystolicTiming counted;
-  PeGrid grid;
-  List<StreamSlot> sent;     // the last R + C ticks or more, a ring of a power of two
-  std::int64_t tick = 0;     // ticks that are over
-  std::int64_t results_due;  // sums that have yet to leave the array, padding too
-
-  explicit SteppedArray(const SystolicTiming& problem)
-      : counted(problem), grid(problem.rows, problem.cols), results_due(0) {
-    std::size_t size = 2;
-    while (size < static_cast<std::size_t>(problem.rows + problem.cols)) {
-      size *= 2;
-    }
-    sent.resize(size);
-  }
-
-  // What was sent `ago` ticks before this one.
-  const StreamSlot& sent_before(std::int64_t ago) const {
-    static const StreamSlot nothing;
-    return ago > tick ? nothing : sent[static_cast<std::size_t>(tick - ago) & (sent.size() - 1)];
-  }
-
-  void send(const StreamSlot& slot) {
-    sent[static_cast<std::size_t>(tick) & (sent.size() - 1)] = slot;
-  }
-
-  StreamSlot slot_of(std::int64_t fold, std::int64_t index) const {
-    StreamSlot slot;
-    slot.fold = fold;
-    slot.row_fold = fold % counted.row_folds;
-    slot.col_fold = fold / counted.row_folds;
-    slot.index = index;
-    slot.streaming = index < counted.stream;
-    return slot;
-  }
-};
-
-// The first tick of a fold's weight shift and of its stream.
-struct FoldStart {
-  std::int64_t load = 0;
-  std::int64_t stream = 0;
-};
-
-inline List<FoldStart> weight_fold_starts(const SystolicTiming& t) {
-  List<FoldStart> folds(static_cast<std::size_t>(t.folds()));
-  folds[0].stream = t.rows;
-  for (std::size_t f = 1; f < folds.size(); ++f) {
-    const std::int64_t before = folds[f - 1].stream;
-    const std::int64_t column_free = before + t.stream + t.rows - 1;  // of column 0
-    folds[f].load = t.schedule == Schedule::doubled  ? before
-                    : t.schedule == Schedule::skewed ? column_free
-                                                     : column_free + t.cols - 1;
-    folds[f].stream = std::max(folds[f].load + t.rows, before + t.stream);
-  }
-  return folds;
+inline PiecePair pieces_of_pass(std::int64_t passes, std::int64_t pass) {
+  static constexpr int stream[] = {2, 1, 0, 1, 0, 0};
+  static constexpr int tile[] = {0, 1, 2, 0, 1, 0};
+  const std::int64_t i = 6 - passes + pass;
+  return {stream[i], tile[i]};
 }
 
-class WeightStationary {
- public:
-  // stream [T, K] times tile [K, N]; result(t, n) goes to out[t * row_step + n * col_step].
-  WeightStationary(const SystolicTiming& problem, const MatrixView& stream, const MatrixView& tile,
-                   float* out, std::int64_t row_step, std::int64_t col_step)
-      : core(problem),
-        stream_(stream),
-        tile_(tile),
-        out_(out),
-        row_step_(row_step),
-        col_step_(col_step),
-        folds_(weight_fold_starts(problem)) {
-    core.results_due = problem.folds() * problem.stream * problem.cols;
+// 1, 2 or 3 pieces of one operand, row-major; words are floats, or int32 in their place.
+struct ArrayOperand {
+  std::vector<float> own[3];
+  const float* piece[3] = {};
+  int pieces = 1;
+  std::int64_t cols = 0;
+};
+
+inline float int8_word(float x, const char* function, const char* name) {
+  const bool whole = x >= -128 && x <= 127 && x == static_cast<float>(static_cast<int>(x));
+  if (!whole) {
+    fail({function, ": ", name, " holds ", x,
+          "; an int8 array takes whole numbers from -128 to 127"});
   }
+  const auto n = static_cast<std::int32_t>(x);
+  float word = 0;
+  std::memcpy(&word, &n, sizeof word);
+  return word;
+}
 
-  SteppedArray core;
-
-  bool done() const { return core.results_due == 0; }
-
-  void step() {
-    send();
-    for (std::int64_t r = 0; r < core.grid.rows; ++r) {
-      feed(r);
+// Throws where an int8 array is given a number that is no int8.
+inline ArrayOperand array_operand(const MatrixView& m, DType format, std::int64_t passes,
+                                  const char* function, const char* name) {
+  ArrayOperand operand;
+  operand.pieces = passes == 1 ? 1 : passes == 3 ? 2 : 3;
+  operand.cols = m.cols;
+  if (format == DType::f32 && m.col_step == 1 && m.row_step == m.cols) {
+    operand.piece[0] = m.data;
+    return operand;
+  }
+  for (int p = 0; p < operand.pieces; ++p) {
+    operand.own[p].resize(static_cast<std::size_t>(m.rows * m.cols));
+    operand.piece[p] = operand.own[p].data();
+  }
+  for (std::int64_t i = 0; i < m.rows; ++i) {
+    for (std::int64_t j = 0; j < m.cols; ++j) {
+      float left = m.at(i, j);
+      const auto at = static_cast<std::size_t>(i * m.cols + j);
+      for (int p = 0; p < operand.pieces; ++p) {
+        const float piece = format == DType::int8  ? int8_word(left, function, name)
+                            : format == DType::f32 ? left
+                                                   : round_to(left, format);
+        operand.own[p][at] = piece;
+        left = is_finite(piece) ? left - piece : 0.0f;  // an infinity has no rest
+      }
     }
-    shift_weights();
-    core.grid.step_sums_south();
-    core.grid.book(core.counted.ledger);
-    collect();
-    ++core.tick;
   }
+  return operand;
+}
 
-  // The finished counters; the two operands swap their names when inputs are stationary.
-  SystolicTiming counters() const {
-    SystolicTiming t = core.counted;
-    const bool inputs = t.dataflow == Dataflow::input_stationary;
-    t.cycles = core.tick;
-    t.macs = t.ledger.useful;
-    t.sram_reads_input = inputs ? tile_reads_ : stream_reads_;
-    t.sram_reads_weight = inputs ? stream_reads_ : tile_reads_;
-    t.sram_writes_output = t.accumulator_writes;
-    rate(t);
-    return t;
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/systolic/pe_step.hpp
+// One multiply-add of every PE in every tick of a block, a few rows of PEs at a time.
+// No wire of the array leads west or north, so a strip of PEs can be stepped through a whole block
+// of ticks before those to its south: its sums and weights stay in the CPU's registers. What moves
+// through a row or a column stands still in memory, and the PEs' view of it moves the other way.
+// A multiply-add rounds once (std::fma) on every CPU path, so results are the same bits everywhere.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+constexpr std::int64_t block_ticks = 64;
+constexpr int strip_rows = 8;  // rows of PEs stepped together
+
+// A tick at which something in the PEs changes: with the wave (+ r + c), or by column (+ c, or not).
+struct PeChange {
+  std::int64_t tick = 0;  // in the block
+  int kind = 0;           // 1: with the wave; 2: by column; 3: all columns at once
+};
+
+// Where the registers of the PEs are, for a block of ticks j = 0 .. block_ticks - 1. Planes have
+// `step` words a row and begin at PE row `first`; rows above it fill up the first strip.
+struct PeBlock {
+  std::int64_t first = 0, rows = 0, cols = 0, step = 0;  // rows: a multiple of strip_rows
+  const float* west = nullptr;                           // moves east: row r, tick j, PE c is at
+  std::int64_t west_step = 0;                            //   west[r west_step + now(j) + c]
+  const float* north[3] = {};                            // moves south: [(now(j) + r) step + c]
+  const std::int32_t* wave = nullptr;                    // moves both ways: [now(j) + r + c]
+  const std::int32_t* leaving = nullptr;                 // the same: sums leave, to plane - 1
+  const std::int32_t* loaded = nullptr;                  // by column: [now(j) loaded_tick + c ..]
+  std::int64_t loaded_tick = 1, loaded_col = 1;
+  float *weight = nullptr, *sum = nullptr;               // resting registers
+  float *held[3] = {}, *next[3] = {};                    // pieces of the weight in use, and loaded
+  int pieces = 1, passes = 1;
+  int piece_of[6] = {};                                  // the piece that pass q multiplies
+  float* edge = nullptr;                                 // [block_ticks + 1, step]: sums going south
+  float* exits = nullptr;                                // planes of sums that have left their PE
+  const List<PeChange>* changes = nullptr;
+  const List<std::int32_t>* leavers = nullptr;           // the planes + 1 of this block
+
+  static std::int64_t now(std::int64_t j) { return block_ticks - 1 - j; }
+
+  // The kinds of change that PEs (r .., c ..) see in tick j, and until when nothing else begins.
+  int changes_at(std::int64_t j, std::int64_t r, std::int64_t c, std::int64_t width,
+                 std::int64_t& until) const {
+    int kinds = 0;
+    until = block_ticks;
+    for (const PeChange& change : *changes) {
+      const std::int64_t begin = change.tick + (change.kind == 1 ? r + c : change.kind == 2 ? c : 0);
+      const std::int64_t end = begin + (change.kind == 1   ? strip_rows + width - 1
+                                        : change.kind == 2 ? width
+                                                           : 1);
+      if (begin > j) {
+        until = std::min(until, begin);
+      } else if (end > j) {
+        kinds |= change.kind == 1 ? 1 : 2;
+        until = std::min(until, end);
+      }
+    }
+    return kinds;
+  }
+};
+
+// Floats or 32-bit integers in the lanes of L, from words of either kind.
+template <class L, class Word>
+struct WordLanes {
+  typedef typename L::V V;
+  typedef typename L::Loose Loose;
+};
+template <class L>
+struct WordLanes<L, std::int32_t> {
+  typedef typename L::I V;
+  typedef typename L::LooseI Loose;
+};
+
+template <class L, class Word>
+TINYSCALE_INLINE void load_words(const float* from, typename WordLanes<L, Word>::V& v) {
+  if constexpr (L::width == 1) {
+    std::memcpy(&v, from, sizeof v);
+  } else {
+    v = *reinterpret_cast<const typename WordLanes<L, Word>::Loose*>(from);
+  }
+}
+
+template <class L, class Word>
+TINYSCALE_INLINE void store_words(float* to, const typename WordLanes<L, Word>::V& v) {
+  if constexpr (L::width == 1) {
+    std::memcpy(to, &v, sizeof v);
+  } else {
+    *reinterpret_cast<typename WordLanes<L, Word>::Loose*>(to) = v;
+  }
+}
+
+// s = a w + s, rounded once.
+template <class L, class Word>
+TINYSCALE_INLINE void multiply_add(const typename WordLanes<L, Word>::V& a,
+                                   const typename WordLanes<L, Word>::V& w,
+                                   typename WordLanes<L, Word>::V& s) {
+#if defined(__clang__)
+#pragma clang fp contract(on)
+#endif
+  if constexpr (L::width == 1 && sizeof(Word) == sizeof(float) && static_cast<Word>(0.5f) > 0) {
+    s = std::fma(a, w, s);
+  } else {
+    s = a * w + s;
+  }
+}
+
+// Lanes whose code is `code`.
+template <class L>
+TINYSCALE_INLINE void lanes_with(const std::int32_t* codes, std::int32_t code,
+                                 typename L::I& mask) {
+  if constexpr (L::width == 1) {
+    mask = *codes == code ? -1 : 0;
+  } else {
+    typename L::I all;
+    broadcast_word(code, all);
+    mask = *reinterpret_cast<const typename L::LooseI*>(codes) == all;
+  }
+}
+
+// to = mask ? yes : to, in memory; and in a register.
+template <class L, class Word>
+TINYSCALE_INLINE void keep_where(const typename L::I& mask,
+                                 const typename WordLanes<L, Word>::V& yes, float* to) {
+  typename WordLanes<L, Word>::V old;
+  load_words<L, Word>(to, old);
+  old = mask ? yes : old;
+  store_words<L, Word>(to, old);
+}
+
+// sum(r, c) = activation(r, c - 1) weight(r, c) + sum(r - 1, c): sums move south.
+template <class Word>
+struct SumsMoveSouth {
+  PeBlock b;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename WordLanes<L, Word>::V w[strip_rows], s[strip_rows], a, in, above;
+    for (std::int64_t c = 0; c < b.cols; c += L::width) {
+      for (std::int64_t j = 0; j <= block_ticks; ++j) {
+        store_words<L, Word>(b.edge + j * b.step + c, typename WordLanes<L, Word>::V{});
+      }
+      for (std::int64_t r = 0; r < b.rows; r += strip_rows) {
+        TINYSCALE_UNROLL
+        for (int g = 0; g < strip_rows; ++g) {
+          load_words<L, Word>(b.weight + (r + g) * b.step + c, w[g]);
+          load_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
+        }
+        const auto old = s[strip_rows - 1];
+        load_words<L, Word>(b.edge + c, above);
+        for (std::int64_t j = 0, until = 0; j < block_ticks;) {
+          const int kinds = b.changes_at(j, r - b.first, c, L::width, until);
+          for (; j < until; ++j) {
+            if ((kinds & 1) != 0) {
+              switch_weights<L>(j, r, c, w);
+            }
+            in = above;
+            load_words<L, Word>(b.edge + (j + 1) * b.step + c, above);
+            const float* west = b.west + r * b.west_step + PeBlock::now(j) + c;
+            TINYSCALE_UNROLL
+            for (int g = strip_rows - 1; g > 0; --g) {  // from the last row: neighbours' old values
+              load_words<L, Word>(west + g * b.west_step, a);
+              auto sum = s[g - 1];
+              multiply_add<L, Word>(a, w[g], sum);
+              s[g] = sum;
+            }
+            load_words<L, Word>(west, a);
+            multiply_add<L, Word>(a, w[0], in);
+            s[0] = in;
+            store_words<L, Word>(b.edge + (j + 1) * b.step + c, s[strip_rows - 1]);
+            if ((kinds & 2) != 0) {
+              take_weights<L>(j, r, c);
+            }
+          }
+        }
+        store_words<L, Word>(b.edge + c, old);
+        TINYSCALE_UNROLL
+        for (int g = 0; g < strip_rows; ++g) {
+          store_words<L, Word>(b.weight + (r + g) * b.step + c, w[g]);
+          store_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
+        }
+      }
+    }
   }
 
  private:
-  bool doubled() const { return core.counted.schedule == Schedule::doubled; }
-
-  const FoldStart& start(std::int64_t fold) const { return folds_[static_cast<std::size_t>(fold)]; }
-
-  void send() {
-    const std::int64_t last = core.counted.folds() - 1;
-    if (fold_ < last && core.tick >= start(fold_ + 1).stream) {
-      ++fold_;
+  // PEs that the first slot of a fold reaches take the loaded weights, those that a pass reaches
+  // its piece.
+  template <class L>
+  TINYSCALE_INLINE void switch_weights(std::int64_t j, std::int64_t r, std::int64_t c,
+                                       typename WordLanes<L, Word>::V (&w)[strip_rows]) const {
+    typename L::I mask;
+    typename WordLanes<L, Word>::V loaded;
+    TINYSCALE_UNROLL
+    for (int g = 0; g < strip_rows; ++g) {
+      if (r + g < b.first) {
+        continue;
+      }
+      const std::int32_t* codes = b.wave + PeBlock::now(j) + r + g - b.first + c;
+      const std::int64_t at = (r + g) * b.step + c;
+      lanes_with<L>(codes, 1, mask);
+      for (int p = 0; p < b.pieces; ++p) {
+        load_words<L, Word>(b.next[p] + at, loaded);
+        keep_where<L, Word>(mask, loaded, b.held[p] + at);
+      }
+      for (int q = 0; q < b.passes; ++q) {
+        lanes_with<L>(codes, q + 1, mask);
+        load_words<L, Word>(b.held[b.piece_of[q]] + at, loaded);
+        w[g] = mask ? loaded : w[g];
+      }
     }
-    const std::int64_t index = core.tick - start(fold_).stream;
-    if (index < 0) {
+  }
+
+  // Columns whose shift-in is complete keep what has come to each PE.
+  template <class L>
+  TINYSCALE_INLINE void take_weights(std::int64_t j, std::int64_t r, std::int64_t c) const {
+    typename L::I mask;
+    typename WordLanes<L, Word>::V moving;
+    lanes_with<L>(b.loaded + PeBlock::now(j) * b.loaded_tick + c * b.loaded_col, 1, mask);
+    for (int p = 0; p < b.pieces; ++p) {
+      for (std::int64_t g = r < b.first ? b.first - r : 0; g < strip_rows; ++g) {
+        load_words<L, Word>(b.north[p] + (PeBlock::now(j) + r + g - b.first) * b.step + c, moving);
+        keep_where<L, Word>(mask, moving, b.next[p] + (r + g) * b.step + c);
+      }
+    }
+  }
+};
+
+// sum(r, c) += activation(r, c - 1) weight(r - 1, c): both operands move on, sums stay.
+template <class Word>
+struct SumsStay {
+  PeBlock b;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename WordLanes<L, Word>::V s[strip_rows], a, w;
+    for (std::int64_t c = 0; c < b.cols; c += L::width) {
+      for (std::int64_t r = 0; r < b.rows; r += strip_rows) {
+        TINYSCALE_UNROLL
+        for (int g = 0; g < strip_rows; ++g) {
+          load_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
+        }
+        for (std::int64_t j = 0, until = 0; j < block_ticks;) {
+          const int kinds = b.changes_at(j, r - b.first, c, L::width, until);
+          for (; j < until; ++j) {
+            if (kinds != 0) {
+              switch_sums<L>(j, r, c, s);
+            }
+            const float* west = b.west + r * b.west_step + PeBlock::now(j) + c;
+            const float* north = b.north[0] + (PeBlock::now(j) + r - b.first) * b.step + c;
+            TINYSCALE_UNROLL
+            for (int g = 0; g < strip_rows; ++g) {
+              load_words<L, Word>(west + g * b.west_step, a);
+              load_words<L, Word>(north + g * b.step, w);
+              multiply_add<L, Word>(a, w, s[g]);
+            }
+          }
+        }
+        TINYSCALE_UNROLL
+        for (int g = 0; g < strip_rows; ++g) {
+          store_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
+        }
+      }
+    }
+  }
+
+ private:
+  // A sum that is to leave goes to its fold's plane; the first slot of a fold begins from +0.
+  template <class L>
+  TINYSCALE_INLINE void switch_sums(std::int64_t j, std::int64_t r, std::int64_t c,
+                                    typename WordLanes<L, Word>::V (&s)[strip_rows]) const {
+    typename L::I mask;
+    TINYSCALE_UNROLL
+    for (int g = 0; g < strip_rows; ++g) {
+      if (r + g < b.first) {
+        continue;
+      }
+      const std::int64_t slot = PeBlock::now(j) + r + g - b.first + c;
+      for (const std::int32_t plane : *b.leavers) {
+        lanes_with<L>(b.leaving + slot, plane, mask);
+        keep_where<L, Word>(mask, s[g], b.exits + ((plane - 1) * b.rows + r + g) * b.step + c);
+      }
+      lanes_with<L>(b.wave + slot, 1, mask);
+      s[g] = mask ? typename WordLanes<L, Word>::V{} : s[g];
+    }
+  }
+};
+
+// Whether the lanes of the path in use round a w + s once: asked of the code itself, since compiler
+// flags decide it. (1 + e)^2 - (1 + 2 e) is e^2 when fused, else 0.
+struct FusedProbe {
+  const float* in;  // 16 times 1 + e, then 16 times -(1 + 2 e)
+  float* out;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    typename L::V a, s;
+    load<L>(in, a);
+    load<L>(in + 16, s);
+    multiply_add<L, float>(a, a, s);
+    store<L>(out, s);
+  }
+};
+
+inline bool lanes_are_fused() {
+  const volatile float e = 1.0f / 4096;
+  float in[32], out[16] = {};
+  for (int i = 0; i < 16; ++i) {
+    in[i] = 1 + e;
+    in[16 + i] = -(1 + 2 * e);
+  }
+  run_on_lanes(FusedProbe{in, out});
+  return out[0] == e * e;
+}
+
+// Steps a block, one PE after another where the lanes do not round as std::fma does.
+template <class Kernel>
+void step_block(const Kernel& kernel, bool lanes) {
+  lanes ? run_on_lanes(kernel) : kernel.template run<Lanes1>();
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/systolic/array_registers.hpp
+// The registers of an array of PEs, and the feeder that puts words on its west and north edges.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A word to or from on-chip memory: the tick, the row or column of PEs, the place in its matrix.
+struct SramAccess {
+  std::int64_t tick = 0, port = 0, word = 0;
+};
+
+// What a run computes with. The stream is x and the tile w; inputs stationary, w^T and x^T.
+struct ArrayWork {
+  const ArrayOperand* stream = nullptr;
+  const ArrayOperand* tile = nullptr;
+  float* out = nullptr;               // [M, N] words: floats, or int32 in their place
+  std::int64_t array = 0, arrays = 1;  // this MXU of several that stand side by side
+  const List<Fold>* folds = nullptr;  // placed; null: each placed after the one before
+  std::int64_t first = 0, last = 0;   // the folds to step, [first, last)
+  List<SramAccess>* trace[3] = {};    // of stream, tile, output; or null
+};
+
+// 32-bit registers in rows of `step`, zeros before the first: +0.0f or the integer 0.
+class PeRegisters {
+ public:
+  PeRegisters() = default;
+  PeRegisters(std::int64_t rows, std::int64_t step)
+      : words_(static_cast<std::size_t>((rows + strip_rows) * step + 32)) {
+    const auto address = reinterpret_cast<std::uintptr_t>(words_.data());
+    const std::size_t skip = (64 - address % 64) % 64 / sizeof(float);  // to a cache line
+    first_ = words_.data() + skip + strip_rows * step;
+  }
+  PeRegisters(const PeRegisters&) = delete;
+  PeRegisters& operator=(const PeRegisters&) = delete;
+  PeRegisters(PeRegisters&&) = default;
+  PeRegisters& operator=(PeRegisters&&) = default;
+  float* data() { return first_; }
+
+ private:
+  std::vector<float> words_;
+  float* first_ = nullptr;
+};
+
+struct ArrayRegisters {
+  SystolicTiming t;  // counts SRAM accesses
+  ArrayWork work;
+  PeBlock b;
+  std::int64_t begin = 0;   // the block's first tick
+  std::int64_t planes = 1;  // of sums that leave at the same time
+  PeRegisters west, north[3], weight, sum, held[3], next[3], edge, exits;
+
+  ArrayRegisters(const SystolicTiming& problem, const ArrayWork& w) : t(problem), work(w) {
+    b.first = (strip_rows - t.rows % strip_rows) % strip_rows;
+    b.rows = t.rows + b.first;
+    b.cols = (t.cols + 15) / 16 * 16;
+    b.step = b.cols + 16;
+    b.west_step = block_ticks + b.cols + 16;
+    b.pieces = keeps_outputs(t) ? 1 : work.tile->pieces;
+    b.passes = static_cast<int>(t.passes);
+    west = PeRegisters(b.rows, b.west_step);
+    sum = PeRegisters(b.rows, b.step);
+    for (int p = 0; p < b.pieces; ++p) {
+      north[p] = PeRegisters(block_ticks + t.rows, b.step);
+      b.north[p] = north[p].data();
+    }
+    keeps_outputs(t) ? make_exits() : make_weights();
+    b.west = west.data();
+    b.sum = sum.data();
+  }
+
+  // The registers that move, as many places on as a block has ticks: room for what enters next.
+  void move_on(bool down) {
+    const auto words = static_cast<std::size_t>(b.cols);
+    const bool stay = keeps_outputs(t) && t.format != DType::int8;
+    const float idle = stay ? -0.0f : 0.0f;  // s + -0 * +0 leaves every s as it is, -0 too
+    for (std::int64_t r = b.first; r < b.rows; ++r) {
+      float* row = west.data() + r * b.west_step;
+      std::memmove(row + block_ticks, row, words * sizeof(float));
+      std::fill(row, row + block_ticks, idle);
+    }
+    for (int p = 0; down && p < b.pieces; ++p) {
+      float* plane = north[p].data();
+      std::memmove(plane + block_ticks * b.step, plane,
+                   static_cast<std::size_t>(t.rows * b.step) * sizeof(float));
+      std::fill(plane, plane + block_ticks * b.step, 0.0f);
+    }
+  }
+
+  // The words of a fold's stream that reach the west edge in this block: slot i enters row r in
+  // tick stream + i + r.
+  void feed_west(const Fold& f) {
+    const std::int64_t slots = f.length / t.passes, rows = fold_rows(t, f);
+    const std::int64_t cols = work.stream->cols;
+    for (std::int64_t q = 0; q < t.passes; ++q) {
+      const float* words = work.stream->piece[pieces_of_pass(t.passes, q).stream];
+      const std::int64_t base = f.stream + q * slots - begin;
+      if (keeps_outputs(t)) {
+        for (std::int64_t r = 0; r < rows; ++r) {
+          const std::int64_t j = base + r, first = std::max<std::int64_t>(0, -j);
+          const std::int64_t last = std::min(slots, block_ticks - j);
+          float* to = west.data() + (b.first + r) * b.west_step + PeBlock::now(j);
+          const std::int64_t from = (f.m0 + r) * cols;
+          for (std::int64_t i = first; i < last; ++i) {
+            to[-i] = words[from + i];
+          }
+          t.sram_reads_input += std::max<std::int64_t>(0, last - first);
+          for (std::int64_t i = first; work.trace[0] != nullptr && i < last; ++i) {
+            work.trace[0]->push_back({begin + j + i, r, from + i});
+          }
+        }
+        continue;
+      }
+      const std::int64_t begin_i = std::max<std::int64_t>(0, 1 - rows - base);
+      const std::int64_t end_i = std::min(slots, block_ticks - base);
+      for (std::int64_t i = begin_i; i < end_i; ++i) {
+        const std::int64_t j = base + i, first = std::max<std::int64_t>(0, -j);
+        const std::int64_t last = std::min(rows, block_ticks - j);
+        float* to = west.data() + b.first * b.west_step + PeBlock::now(j);
+        const std::int64_t from = (stream_row(f) + i) * cols + f.k0;
+        for (std::int64_t r = first; r < last; ++r) {
+          to[r * (b.west_step - 1)] = words[from + r];
+        }
+        (inputs() ? t.sram_reads_weight : t.sram_reads_input) += last - first;
+        for (std::int64_t r = first; work.trace[0] != nullptr && r < last; ++r) {
+          work.trace[0]->push_back({begin + j + r, r, from + r});
+        }
+      }
+    }
+  }
+
+  // The words that move south: a tile of weights, its last row first, or a stream of w.
+  void feed_north(const Fold& f) {
+    if (keeps_outputs(t)) {
+      const std::int64_t slots = f.length / t.passes;
+      for (std::int64_t q = 0; q < t.passes; ++q) {
+        enter(f, work.tile->piece[pieces_of_pass(t.passes, q).tile], 0, f.stream + q * slots, 0,
+              slots);
+      }
       return;
     }
-    StreamSlot slot = core.slot_of(fold_, index);
-    slot.waiting = !slot.streaming && doubled() && fold_ < last;
-    core.send(slot);
+    for (int p = 0; p < b.pieces; ++p) {
+      enter(f, work.tile->piece[p], p, f.load, t.rows - fold_rows(t, f), t.rows);
+    }
   }
 
-  // West edge of row r; a PE that a fold reaches takes its next weight.
-  void feed(std::int64_t r) {
-    PeGrid& g = core.grid;
-    const StreamSlot& in = core.sent_before(r);
-    const bool first = in.streaming && in.index == 0;
-    const std::int64_t k = in.row_fold * g.rows + r;
-    const bool word = in.streaming && k < stream_.cols;
-    stream_reads_ += word ? 1 : 0;
-    g.activation.row(r)[-1] = word ? stream_.at(in.index, k) : 0.0f;
-    g.streaming.shift_east(r, in.streaming);
-    g.waiting.shift_east(r, in.waiting);
-    g.begins.shift_east(r, first);
-    if (doubled()) {
-      g.begins.each(r, [&g, r](std::int64_t c) {
-        if (c < g.cols) {
-          g.held.row(r)[c] = g.next.row(r)[c];
-          g.real.set(r, c, g.next_real.get(r, c));
+  bool inputs() const { return t.dataflow == Dataflow::input_stationary; }
+  std::int64_t stream_row(const Fold& f) const { return inputs() ? f.n0 : f.m0; }
+  std::int64_t across(const Fold& f) const {  // the first column of this array's tile
+    return (inputs() ? f.m0 : f.n0) + work.array * t.cols;
+  }
+  std::int64_t used_cols(const Fold& f) const {
+    const std::int64_t left = fold_cols(t, f, work.arrays) - work.array * t.cols;
+    return std::max<std::int64_t>(0, std::min(t.cols, left));
+  }
+
+ private:
+  void make_weights() {
+    weight = PeRegisters(b.rows, b.step);
+    edge = PeRegisters(block_ticks + 1, b.step);
+    b.weight = weight.data();
+    b.edge = edge.data();
+    for (int p = 0; p < b.pieces; ++p) {
+      held[p] = PeRegisters(b.rows, b.step);
+      next[p] = PeRegisters(b.rows, b.step);
+      b.held[p] = held[p].data();
+      b.next[p] = next[p].data();
+    }
+    for (int q = 0; q < b.passes; ++q) {
+      b.piece_of[q] = pieces_of_pass(t.passes, q).tile;
+    }
+    const bool serial = t.schedule == Schedule::serial;
+    b.loaded_tick = serial ? 16 : 1;
+    b.loaded_col = serial ? 0 : 1;
+  }
+
+  // A sum leaves the array at most 2 R ticks after its PE gave it up, and is collected at the end
+  // of that block.
+  void make_exits() {
+    planes = 2 + (2 * t.rows + block_ticks) / fold_period(t);
+    exits = PeRegisters(planes * b.rows, b.step);
+    b.exits = exits.data();
+  }
+
+  // Row i of [first, last) enters column c in tick start + i (+ c unless all columns shift at once).
+  void enter(const Fold& f, const float* words, int piece, std::int64_t start, std::int64_t first,
+             std::int64_t last) {
+    const bool outputs = keeps_outputs(t);
+    const std::int64_t skew = outputs || t.schedule != Schedule::serial ? 1 : 0;
+    const std::int64_t cols = used_cols(f);
+    if (cols == 0) {
+      return;
+    }
+    const std::int64_t base = start - begin;
+    const std::int64_t begin_i = std::max(first, skew * (1 - cols) - base);
+    const std::int64_t end_i = std::min(last, block_ticks - base);
+    for (std::int64_t i = begin_i; i < end_i; ++i) {
+      const std::int64_t j = base + i;
+      const std::int64_t begin_c = std::max<std::int64_t>(0, -j);
+      const std::int64_t end_c = skew == 0 ? cols : std::min(cols, block_ticks - j);
+      const std::int64_t row = outputs ? i : f.k0 + t.rows - 1 - i;
+      const std::int64_t from = row * work.tile->cols + across(f);
+      float* to = north[piece].data() + PeBlock::now(j) * b.step;
+      for (std::int64_t c = begin_c; c < end_c; ++c) {
+        to[c - skew * c * b.step] = words[from + c];
+      }
+      if (piece == 0) {
+        (inputs() ? t.sram_reads_input : t.sram_reads_weight) += end_c - begin_c;
+        for (std::int64_t c = begin_c; work.trace[1] != nullptr && c < end_c; ++c) {
+          work.trace[1]->push_back({begin + j + skew * c, c, from + c});
         }
-      });
-    }
-  }
-
-  // In shift number j of a fold, rows 0 .. j of a column take the value above them.
-  void shift_weights() {
-    PeGrid& g = core.grid;
-    const bool skewed = core.counted.schedule != Schedule::serial;
-    const std::int64_t span = g.rows + (skewed ? g.cols - 1 : 0);
-    for (std::int64_t i = 0; i < g.loading.words(); ++i) {
-      g.loading.row(0)[i] = 0;
-    }
-    while (first_load_ < core.counted.folds() && start(first_load_).load + span <= core.tick) {
-      ++first_load_;
-    }
-    Plane& weights = doubled() ? g.next : g.held;
-    BitPlane& real = doubled() ? g.next_real : g.real;
-    for (std::int64_t f = first_load_; f < core.counted.folds() && start(f).load <= core.tick;
-         ++f) {
-      const std::int64_t lead = core.tick - start(f).load;  // column c is at shift lead - c
-      const std::int64_t first = skewed ? std::max<std::int64_t>(0, lead - g.rows + 1) : 0;
-      for (std::int64_t r = std::min(lead, g.rows - 1); r > 0; --r) {
-        const std::int64_t last = skewed ? std::min(g.cols - 1, lead - r) : g.cols - 1;
-        weights.shift_south(r, first, last);
-        real.shift_south(r, first, last);
-      }
-      enter_weights(f, lead, first, skewed ? std::min(g.cols - 1, lead) : g.cols - 1);
-    }
-  }
-
-  // North edge, columns first to last: the last row's weights come first, 0 beyond the matrix.
-  void enter_weights(std::int64_t f, std::int64_t lead, std::int64_t first, std::int64_t last) {
-    PeGrid& g = core.grid;
-    const bool skewed = core.counted.schedule != Schedule::serial;
-    const bool only_tile = !doubled() || f == 0;
-    const std::int64_t k0 = f % core.counted.row_folds * g.rows + g.rows - 1 - lead;
-    const std::int64_t n0 = f / core.counted.row_folds * g.cols;
-    for (std::int64_t c = first; c <= last; ++c) {
-      const std::int64_t k = k0 + (skewed ? c : 0);
-      const bool word = k < tile_.rows && n0 + c < tile_.cols;
-      tile_reads_ += word ? 1 : 0;
-      (doubled() ? g.next : g.held).row(0)[c] = word ? tile_.at(k, n0 + c) : 0.0f;
-      (doubled() ? g.next_real : g.real).set(0, c, word);
-      if (only_tile) {
-        g.loading.set(0, c, true);
       }
     }
   }
-
-  // South edge: sums that are complete go to the accumulators.
-  void collect() {
-    const PeGrid& g = core.grid;
-    g.streaming.each(g.rows - 1, [this, &g](std::int64_t c) {
-      if (c >= g.cols) {
-        return;
-      }
-      --core.results_due;
-      const StreamSlot& slot = core.sent_before(g.rows - 1 + c);
-      const std::int64_t n = slot.col_fold * g.cols + c;
-      if (n >= tile_.cols) {
-        return;
-      }
-      float& accumulator = out_[slot.index * row_step_ + n * col_step_];
-      const float sum = g.sum.row(g.rows - 1)[c];
-      accumulator = slot.row_fold == 0 ? sum : accumulator + sum;
-      core.counted.accumulator_reads += slot.row_fold == 0 ? 0 : 1;
-      ++core.counted.accumulator_writes;
-    });
-  }
-
-  MatrixView stream_, tile_;
-  float* out_;
-  std::int64_t row_step_, col_step_;
-  List<FoldStart> folds_;
-  std::int64_t fold_ = 0;        // that streams now or streamed last
-  std::int64_t first_load_ = 0;  // the first fold whose shift is not over
-  std::int64_t stream_reads_ = 0;
-  std::int64_t tile_reads_ = 0;
 };
 
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/systolic/output_stationary.hpp
-// A tile of the product stays in the PEs: activations move east, weights south, sums grow in place.
-// PE (r, c) adds k = 0 .. K - 1 in that order, r + c ticks after PE (0, 0). Sums leave by shifting
-// south, R ticks a column, the bottom row's first; when doubled a PE first moves its sum aside, so
-// that the next tile can begin. With instant drain a sum leaves in the tick of its last addition.
+// >> tinyscale/systolic/array_stepper.hpp
+// The array and its clock: every PE, every tick, with the counters of what really happened.
+// A block of ticks at a time: the feeder puts words on the edges, the PEs step, results that reach
+// an edge are collected, and each PE books the ticks for which it did the same. Weights stationary:
+// row r is fed r ticks after row 0; the switch to the weights that shifted in rides on the fold's
+// first activation (TPU v1). Outputs stationary: the bottom row's sum leaves a column first.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// The first tick of a fold's stream, and the tick at which PE (0, 0) gives its sum up.
-struct SumFold {
-  std::int64_t stream = 0;
-  std::int64_t drain = 0;
-};
-
-inline List<SumFold> sum_folds(const SystolicTiming& t) {
-  List<SumFold> folds(static_cast<std::size_t>(t.folds()));
-  const bool instant = t.drain == Drain::instant;
-  const bool doubled = t.schedule == Schedule::doubled && !instant;
-  for (std::size_t f = 0; f < folds.size(); ++f) {
-    const std::int64_t end = folds[f].stream + t.stream;
-    const std::int64_t shifted = doubled && f > 0 ? folds[f - 1].drain + t.rows : 0;
-    folds[f].drain = instant ? end - 1 : std::max(end, shifted);
-    if (f + 1 == folds.size()) {
-      break;
-    }
-    if (t.schedule == Schedule::serial) {
-      folds[f + 1].stream = end + t.rows + t.cols - 2 + (instant ? 0 : t.rows);
-    } else if (instant || doubled) {
-      folds[f + 1].stream = instant ? end : folds[f].drain;
-    } else {
-      folds[f + 1].stream = folds[f].drain + t.rows;
-    }
-  }
-  return folds;
-}
-
-class OutputStationary {
+class ArrayStepper {
  public:
-  // x [M, K] times w [K, N] to out [M, N].
-  OutputStationary(const SystolicTiming& problem, const MatrixView& x, const MatrixView& w,
-                   float* out)
-      : core(problem), x_(x), w_(w), out_(out), folds_(sum_folds(problem)) {
-    core.results_due = problem.folds() * problem.rows * problem.cols;
+  ArrayStepper(const SystolicTiming& problem, const ArrayWork& work)
+      : registers_(problem, work),
+        wave_(static_cast<std::size_t>(block_ticks + problem.rows + registers_.b.cols)),
+        leaving_(wave_.size()),
+        loaded_(static_cast<std::size_t>(block_ticks * 16 + registers_.b.cols)),
+        state_(static_cast<std::size_t>(problem.rows * problem.cols),
+               static_cast<std::uint8_t>(work.first == 0 ? PeState::fill : PeState::absent)),
+        since_(state_.size()) {
+    PeBlock& b = registers_.b;
+    b.wave = wave_.data();
+    b.leaving = leaving_.data();
+    b.loaded = loaded_.data();
+    b.changes = &changes_;
+    b.leavers = &leavers_;
+    while (number_ < work.first) {
+      pass_fold();
+    }
+    front_ = number_;
+    upcoming_ = place_next();
+    if (number_ > 0) {
+      registers_.begin = outputs() ? upcoming_.stream : upcoming_.load;
+    }
   }
+  ArrayStepper(const ArrayStepper&) = delete;
+  ArrayStepper& operator=(const ArrayStepper&) = delete;
 
-  SteppedArray core;
+  // The results of all folds have left.
+  bool done() const { return pulled_ && due_ == 0; }
 
-  bool done() const { return core.results_due == 0; }
-
+  // Steps the next block.
   void step() {
-    send();
-    if (!instant()) {
-      shift_sums();
+    const std::int64_t until = registers_.begin + block_ticks;
+    pull(until);
+    registers_.move_on(moves_down());
+    feed();
+    const bool lanes = fused_ || whole();
+    if (whole()) {
+      outputs() ? step_block(SumsStay<std::int32_t>{registers_.b}, lanes)
+                : step_block(SumsMoveSouth<std::int32_t>{registers_.b}, lanes);
+    } else {
+      outputs() ? step_block(SumsStay<float>{registers_.b}, lanes)
+                : step_block(SumsMoveSouth<float>{registers_.b}, lanes);
     }
-    for (std::int64_t r = 0; r < core.grid.rows; ++r) {
-      feed_row(r);
+    for (std::size_t i = 0; i < live_.size(); ++i) {
+      const auto index = front_ + static_cast<std::int64_t>(i);
+      outputs() ? collect_sums(live_[i], index) : collect_south(live_[i]);
     }
-    for (std::int64_t c = 0; c < core.grid.cols; ++c) {
-      const StreamSlot& in = core.sent_before(c);
-      const std::int64_t n = in.col_fold * core.grid.cols + c;
-      const bool word = in.streaming && n < w_.cols;
-      weight_reads_ += word ? 1 : 0;
-      core.grid.held.row(-1)[c] = word ? w_.at(in.index, n) : 0.0f;
-    }
-    core.grid.step_sums_stay();
-    core.grid.book(core.counted.ledger);
-    instant() ? collect_finished() : collect_shifted();
-    ++core.tick;
+    book(done() && last_chunk() ? last_exit_ + 1 : until);
+    registers_.begin = until;
+    drop();
   }
 
-  SystolicTiming counters() const {
-    SystolicTiming t = core.counted;
-    t.cycles = core.tick;
+  // Steps up to and with a tick and no further: all registers are then those of that tick.
+  void step_to(std::int64_t tick) {
+    registers_.begin = (tick + 1) % block_ticks - block_ticks;
+    while (registers_.begin <= tick) {
+      step();
+    }
+  }
+
+  // Steps to the end and gives the finished counters.
+  SystolicTiming run() {
+    while (!done()) {
+      step();
+    }
+    const std::int64_t end = last_chunk() ? last_exit_ + 1 : std::int64_t{1} << 62;
+    book(end);
+    for (std::size_t i = 0; i < state_.size(); ++i) {
+      if (state_[i] != static_cast<std::uint8_t>(PeState::absent)) {
+        booked_[state_[i]] += end - since_[i];
+      }
+    }
+    SystolicTiming t = registers_.t;
+    t.cycles = last_exit_ + 1;
+    const auto booked = [this](PeState s) { return booked_[static_cast<int>(s)]; };
+    t.ledger = {booked_[useful],
+                booked(PeState::streaming),
+                booked(PeState::fill),
+                booked(PeState::drain),
+                booked(PeState::weight_shift),
+                booked(PeState::weight_stall),
+                booked(PeState::dma_stall)};
     t.macs = t.ledger.useful;
-    t.sram_reads_input = input_reads_;
-    t.sram_reads_weight = weight_reads_;
-    rate(t);
+    t.sram_writes_output = outputs() ? t.sram_writes_output : t.accumulator_writes;
     return t;
   }
 
+  // For pictures, after step_to().
+  const ArrayRegisters& registers() const { return registers_; }
+  const List<Fold>& live() const { return live_; }
+  PeState state(std::int64_t r, std::int64_t c) const {
+    return is_useful(r, c) ? PeState::streaming : static_cast<PeState>(code(r, c));
+  }
+  bool is_useful(std::int64_t r, std::int64_t c) const { return code(r, c) == useful; }
+
  private:
-  bool instant() const { return core.counted.drain == Drain::instant; }
+  static constexpr std::uint8_t useful = 7;  // beside PeState::streaming, which is then padded
 
-  // Sums wait and shift in registers of their own only when doubled.
-  bool aside() const { return core.counted.schedule == Schedule::doubled && !instant(); }
+  const SystolicTiming& t() const { return registers_.t; }
+  const ArrayWork& work() const { return registers_.work; }
+  bool outputs() const { return keeps_outputs(t()); }
+  bool instant() const { return t().drain == Drain::instant; }
+  bool whole() const { return t().format == DType::int8; }
+  std::int64_t folds() const {
+    return work().folds != nullptr ? static_cast<std::int64_t>(work().folds->size()) : t().folds();
+  }
+  bool last_chunk() const { return work().last == folds(); }
+  std::uint8_t code(std::int64_t r, std::int64_t c) const {
+    return state_[static_cast<std::size_t>(r * t().cols + c)];
+  }
 
-  const SumFold& fold(std::int64_t f) const { return folds_[static_cast<std::size_t>(f)]; }
-
-  void send() {
-    if (fold_ + 1 < core.counted.folds() && core.tick >= fold(fold_ + 1).stream) {
-      ++fold_;
+  Fold place_next() const {
+    if (number_ >= folds()) {
+      return {};
     }
-    const std::int64_t index = core.tick - fold(fold_).stream;
-    StreamSlot slot = core.slot_of(fold_, index);
-    if (leaving_ < core.counted.folds() && core.tick == fold(leaving_).drain) {
-      slot.leaving = true;
-      ++leaving_;
+    if (work().folds != nullptr) {
+      return (*work().folds)[static_cast<std::size_t>(number_)];
     }
-    core.send(slot);
-    if (index == 0 && core.counted.schedule == Schedule::serial) {  // a new wave
-      core.grid.done = BitPlane(core.grid.rows, core.grid.cols);
+    Fold fold = tile_of(t(), number_);
+    place_fold(t(), number_ == 0 ? nullptr : &placed_, {}, fold);
+    return fold;
+  }
+
+  void pass_fold() {
+    placed_ = place_next();
+    ++number_;
+  }
+
+  // Whether words are on their way south in this block or just before it.
+  bool moves_down() const {
+    for (const Fold& f : live_) {
+      if (f.load < registers_.begin + block_ticks &&
+          f.load + 2 * t().rows + t().cols >= registers_.begin) {
+        return true;
+      }
+    }
+    return outputs();
+  }
+
+  // Takes up the folds, and their events, that begin before that tick.
+  void pull(std::int64_t until) {
+    while (!pulled_) {
+      const bool end = number_ == folds();
+      const std::int64_t begins = outputs() ? upcoming_.stream - upcoming_.dma_stall
+                                            : upcoming_.load - upcoming_.weight_stall;
+      const std::int64_t before = placed_.end();
+      if ((end || number_ > work().first ? (end ? before : std::min(before, begins)) : begins) >=
+          until) {
+        return;
+      }
+      if (end) {
+        events_.push_back({before, Arrival::by_wave, PeState::drain});
+        pulled_ = true;
+        return;
+      }
+      const std::size_t have = events_.size();
+      fold_events(t(), number_ == 0 ? nullptr : &placed_, upcoming_, number_, events_);
+      if (number_ == work().last) {  // from here on the PEs are another stepper's
+        events_.back().state = PeState::absent;
+        pulled_ = true;
+        return;
+      }
+      if (number_ == work().first && number_ > 0) {
+        events_[have] = PeEvent(events_.back());
+        events_.resize(have + 1);
+      }
+      live_.push_back(upcoming_);
+      const std::int64_t cols = t().tight ? registers_.used_cols(upcoming_) : t().cols;
+      const std::int64_t rows = t().tight ? fold_rows(t(), upcoming_) : t().rows;
+      due_ += cols * (outputs() ? rows : upcoming_.length);
+      pass_fold();
+      upcoming_ = place_next();
     }
   }
 
-  // Shift q = 1 .. R - 1 of a column: rows q and below take the sum above them.
-  void shift_sums() {
-    PeGrid& g = core.grid;
-    const std::int64_t span = 2 * g.rows + g.cols - 2;  // from the first sum aside to the last out
-    while (fold(first_drain_).drain + span <= core.tick &&
-           first_drain_ + 1 < core.counted.folds()) {
-      ++first_drain_;
+  void feed() {
+    std::fill(wave_.begin(), wave_.end(), 0);
+    std::fill(leaving_.begin(), leaving_.end(), 0);
+    std::fill(loaded_.begin(), loaded_.end(), 0);
+    changes_.clear();
+    leavers_.clear();
+    for (std::size_t i = 0; i < live_.size(); ++i) {
+      if (registers_.used_cols(live_[i]) > 0) {
+        registers_.feed_west(live_[i]);
+        registers_.feed_north(live_[i]);
+      }
+      mark(live_[i], front_ + static_cast<std::int64_t>(i));
     }
-    for (std::int64_t f = first_drain_; f < core.counted.folds(); ++f) {
-      const std::int64_t lead = core.tick - fold(f).drain - (g.rows - 1);  // column c: q = lead - c
-      if (lead <= 0) {
+  }
+
+  // Puts a code into the control bits that move with the wave, if any PE sees it in this block.
+  bool send(std::vector<std::int32_t>& bits, std::int64_t tick, std::int32_t value) {
+    const std::int64_t at = PeBlock::now(tick - registers_.begin);
+    if (at < 0 || at > block_ticks + t().rows + t().cols - 3) {
+      return false;
+    }
+    bits[static_cast<std::size_t>(at)] = value;
+    changes_.push_back({tick - registers_.begin, 1});
+    return true;
+  }
+
+  void mark(const Fold& f, std::int64_t index) {
+    if (outputs()) {
+      const auto plane = static_cast<std::int32_t>(index % registers_.planes + 1);
+      if (send(leaving_, f.drain, plane)) {
+        leavers_.push_back(plane);
+      }
+      send(wave_, f.stream, 1);
+      return;
+    }
+    for (std::int64_t q = 0; q < t().passes; ++q) {
+      send(wave_, f.stream + q * (f.length / t().passes), static_cast<std::int32_t>(q + 1));
+    }
+    const std::int64_t j = f.load + t().rows - 1 - registers_.begin;  // the shift is complete
+    const std::int64_t at = PeBlock::now(j);
+    if (t().schedule != Schedule::serial) {
+      if (at >= 0 && at <= block_ticks + t().cols - 2) {
+        loaded_[static_cast<std::size_t>(at)] = 1;
+        changes_.push_back({j, 2});
+      }
+    } else if (at >= 0 && at < block_ticks) {
+      std::fill_n(loaded_.begin() + at * 16, 16, 1);
+      changes_.push_back({j, 3});
+    }
+  }
+
+  // A result leaves for memory or the accumulators, which add to what they have.
+  void deliver(const float* from, bool adds, float* to) {
+    if (adds && whole()) {
+      std::int32_t a = 0, b = 0;
+      std::memcpy(&a, to, sizeof a);
+      std::memcpy(&b, from, sizeof b);
+      a += b;
+      std::memcpy(to, &a, sizeof a);
+    } else {
+      *to = adds ? *to + *from : *from;
+    }
+  }
+
+  // South edge: sums that are complete go to the accumulators.
+  void collect_south(const Fold& f) {
+    const ArrayRegisters& g = registers_;
+    const std::int64_t slots = f.length / t().passes, used = g.used_cols(f);
+    const std::int64_t due = t().tight ? used : t().cols;
+    const std::int64_t m_step = g.inputs() ? 1 : t().n, n_step = g.inputs() ? t().n : 1;
+    for (std::int64_t q = 0; q < t().passes; ++q) {
+      const std::int64_t base = f.stream + q * slots + t().rows - 1 - g.begin;
+      const bool adds = f.k0 > 0 || q > 0;
+      const std::int64_t last_i = std::min(slots, block_ticks - base);
+      for (std::int64_t i = std::max<std::int64_t>(0, 1 - due - base); i < last_i; ++i) {
+        const std::int64_t j = base + i, first = std::max<std::int64_t>(0, -j);
+        const std::int64_t last = std::min(due, block_ticks - j);
+        const std::int64_t real = std::max(first, std::min(last, used));
+        const float* from = g.b.edge + (j + 1) * g.b.step;
+        const std::int64_t to = (g.stream_row(f) + i) * m_step + g.across(f) * n_step;
+        for (std::int64_t c = first; c < real; ++c) {
+          deliver(from + c * (g.b.step + 1), adds, work().out + to + c * n_step);
+        }
+        trace(first, real, g.begin + j, 1, to, n_step);
+        due_ -= last - first;
+        last_exit_ = std::max(last_exit_, g.begin + j + last - 1);
+        registers_.t.accumulator_writes += real - first;
+        registers_.t.accumulator_reads += adds ? real - first : 0;
+      }
+    }
+  }
+
+  // Sums that leave: shifted, row R - 1 - q of column c with shift q; instant, as they end.
+  void collect_sums(const Fold& f, std::int64_t index) {
+    const ArrayRegisters& g = registers_;
+    const std::int64_t rows = fold_rows(t(), f), used = g.used_cols(f);
+    const std::int64_t due_rows = t().tight ? rows : t().rows;
+    const std::int64_t due_cols = t().tight ? used : t().cols;
+    const float* plane = g.b.exits + (index % g.planes * g.b.rows + g.b.first) * g.b.step;
+    for (std::int64_t r = 0; r < due_rows; ++r) {
+      const std::int64_t j = f.drain - g.begin + (instant() ? r : 2 * t().rows - 2 - r);
+      const std::int64_t first = std::max<std::int64_t>(0, -j);
+      const std::int64_t last = std::min(due_cols, block_ticks - j);
+      if (first >= last) {
+        continue;
+      }
+      const std::int64_t real = r < rows ? std::max(first, std::min(last, used)) : first;
+      const std::int64_t to = (f.m0 + r) * t().n + g.across(f);
+      const std::int64_t tick = g.begin + j - (instant() ? 1 : 0);
+      for (std::int64_t c = first; c < real; ++c) {
+        deliver(plane + r * g.b.step + c, false, work().out + to + c);
+      }
+      trace(first, real, tick, 1, to, 1);
+      due_ -= last - first;
+      last_exit_ = std::max(last_exit_, tick + last - 1);
+      registers_.t.sram_writes_output += real - first;
+    }
+  }
+
+  void trace(std::int64_t first, std::int64_t last, std::int64_t tick, std::int64_t skew,
+             std::int64_t word, std::int64_t apart) {
+    for (std::int64_t c = first; work().trace[2] != nullptr && c < last; ++c) {
+      work().trace[2]->push_back({tick + skew * c, c, word + c * apart});
+    }
+  }
+
+  // The PEs that an event reaches in [begin, limit) book what they did until then.
+  void book(std::int64_t limit) {
+    const std::int64_t begin = registers_.begin, rows = t().rows, cols = t().cols;
+    std::size_t over = 0;  // events that have reached all PEs
+    for (const PeEvent& event : events_) {
+      const std::int64_t down = event.arrival == Arrival::by_wave ? 1 : 0;
+      const std::int64_t east = event.arrival == Arrival::together ? 0 : 1;
+      if (event.tick >= limit) {
         break;
       }
-      for (std::int64_t r = g.rows - 1; r > 0; --r) {
-        (aside() ? g.next : g.sum)
-            .shift_south(r, std::max<std::int64_t>(0, lead - r), std::min(g.cols - 1, lead - 1));
+      std::int64_t real_rows = 0, real_cols = 0;
+      if (event.state == PeState::streaming) {
+        const Fold& f = live_[static_cast<std::size_t>(event.fold - front_)];
+        real_rows = fold_rows(t(), f);
+        real_cols = registers_.used_cols(f);
       }
-    }
-  }
-
-  // West edge of row r; a PE at a fold's start moves the old sum aside and clears its own.
-  void feed_row(std::int64_t r) {
-    PeGrid& g = core.grid;
-    const StreamSlot& in = core.sent_before(r);
-    const std::int64_t m = in.row_fold * g.rows + r;
-    const bool word = in.streaming && m < x_.rows;
-    input_reads_ += word ? 1 : 0;
-    g.activation.row(r)[-1] = word ? x_.at(m, in.index) : 0.0f;
-    g.streaming.shift_east(r, in.streaming);
-    g.begins.shift_east(r, in.streaming && in.index == 0);
-    g.leaves.shift_east(r, in.leaving);
-    if (aside()) {
-      g.leaves.each(r, [&g, r](std::int64_t c) {
-        if (c < g.cols) {
-          g.next.row(r)[c] = g.sum.row(r)[c];
+      for (std::int64_t r = 0; r < rows; ++r) {
+        const std::int64_t tick = event.tick + down * r;
+        if (tick >= limit || (east == 0 && tick < begin)) {
+          break;
         }
-      });
-    }
-    g.begins.each(r, [this, &g, r](std::int64_t c) {
-      if (c < g.cols) {
-        const StreamSlot& slot = core.sent_before(r + c);
-        g.sum.row(r)[c] = 0.0f;
-        g.real.set(r, c,
-                   slot.row_fold * g.rows + r < x_.rows && slot.col_fold * g.cols + c < w_.cols);
+        const std::int64_t first = east == 0 ? 0 : std::max<std::int64_t>(0, begin - tick);
+        const std::int64_t last = east == 0 ? cols : std::min(cols, limit - tick);
+        std::uint8_t* states = state_.data() + r * cols;
+        std::int64_t* since = since_.data() + r * cols;
+        for (std::int64_t c = first; c < last; ++c) {
+          booked_[states[c]] += tick + east * c - since[c];
+          since[c] = tick + east * c;
+          states[c] = r < real_rows && c < real_cols ? useful
+                                                     : static_cast<std::uint8_t>(event.state);
+        }
       }
-    });
-  }
-
-  void deliver(std::int64_t f, std::int64_t r, std::int64_t c, float sum) {
-    const std::int64_t m = f % core.counted.row_folds * core.grid.rows + r;
-    const std::int64_t n = f / core.counted.row_folds * core.grid.cols + c;
-    --core.results_due;
-    if (m < x_.rows && n < w_.cols) {
-      out_[m * w_.cols + n] = sum;
-      ++core.counted.sram_writes_output;
+      const std::int64_t everywhere = event.tick + down * (rows - 1) + east * (cols - 1);
+      if (everywhere < limit && over == static_cast<std::size_t>(&event - events_.begin())) {
+        ++over;
+      }
     }
+    remove_front(events_, over);
   }
 
-  // South edge: column c gives the sum of row R - 1 - q.
-  void collect_shifted() {
-    const PeGrid& g = core.grid;
-    for (std::int64_t f = first_drain_; f < core.counted.folds(); ++f) {
-      const std::int64_t lead = core.tick - fold(f).drain - (g.rows - 1);
-      if (lead < 0) {
+  template <class T>
+  static void remove_front(List<T>& list, std::size_t n) {
+    for (std::size_t i = n; n > 0 && i < list.size(); ++i) {
+      list[i - n] = list[i];
+    }
+    list.resize(list.size() - n);
+  }
+
+  void drop() {
+    std::size_t over = 0;
+    while (over < live_.size()) {
+      const Fold& f = live_[over];
+      const std::int64_t left = outputs() ? f.drain + 2 * t().rows + t().cols
+                                          : f.end() + t().rows + t().cols;
+      if (left > registers_.begin) {
         break;
       }
-      const std::int64_t first = std::max<std::int64_t>(0, lead - g.rows + 1);
-      for (std::int64_t c = first; c <= std::min(g.cols - 1, lead); ++c) {
-        deliver(f, g.rows - 1 - (lead - c), c, (aside() ? g.next : g.sum).row(g.rows - 1)[c]);
-      }
+      ++over;
     }
+    remove_front(live_, over);
+    front_ += static_cast<std::int64_t>(over);
   }
 
-  void collect_finished() {
-    const PeGrid& g = core.grid;
-    for (std::int64_t r = 0; r < g.rows; ++r) {
-      g.leaves.each(r, [this, &g, r](std::int64_t c) {
-        if (c < g.cols) {
-          deliver(core.sent_before(r + c).fold, r, c, g.sum.row(r)[c]);
-        }
-      });
-    }
-  }
-
-  MatrixView x_, w_;
-  float* out_;
-  List<SumFold> folds_;
-  std::int64_t fold_ = 0;         // that streams now or streamed last
-  std::int64_t leaving_ = 0;      // the next fold to drain
-  std::int64_t first_drain_ = 0;  // the first fold whose sums have not all left
-  std::int64_t input_reads_ = 0;
-  std::int64_t weight_reads_ = 0;
+  ArrayRegisters registers_;
+  bool fused_ = lanes_are_fused();
+  std::int64_t number_ = 0;  // of the fold to place next
+  std::int64_t front_ = 0;   // of the fold that is live_[0]
+  Fold placed_, upcoming_;   // the last one placed, and the next
+  List<Fold> live_;          // that shift in, stream or leave in this block
+  bool pulled_ = false;      // no fold and no event is to come
+  List<PeEvent> events_;     // that have not reached every PE
+  std::int64_t due_ = 0;     // results that have yet to leave, padding too unless tight
+  std::int64_t last_exit_ = -1;
+  std::vector<std::int32_t> wave_, leaving_, loaded_;
+  List<PeChange> changes_;
+  List<std::int32_t> leavers_;
+  std::vector<std::uint8_t> state_;  // what each PE does: a PeState, or useful
+  std::vector<std::int64_t> since_;  // and since when
+  std::int64_t booked_[8] = {};
 };
 
 }  // namespace detail
@@ -14427,6 +14998,7 @@ class OutputStationary {
 // Kung and Leiserson 1979; Jouppi et al. 2017 (TPU v1). Sums are fp32, a multiply-add rounds once:
 //   weights, inputs stationary: for each tile of R rows of w, s = fma(x, w, s) down the rows from
 //   +0, then the tiles' sums are added in order; outputs stationary: one s over k = 0 .. K - 1.
+// In several passes: each tile pass by pass, or one s over all k of a pass, then of the next.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -14443,13 +15015,17 @@ class SystolicArray {
 
   Schedule schedule = Schedule::doubled;
   Drain drain = Drain::shifted;
+  bool tight = false;          // stop at the last useful result: no wait for that of a full tile
+  DType format = DType::f32;   // of the operands; also bf16, fp8_e4m3, fp8_e5m2, int8
+  int passes = 1;              // bf16 only: 3 or 6 products of bf16 pieces for an f32 one
 
   std::int64_t rows() const { return rows_; }
   std::int64_t cols() const { return cols_; }
   Dataflow dataflow() const { return dataflow_; }
 
   // x [.., M, K] times w [K, N]: the product [.., M, N] and what it cost, stepped tick by tick.
-  // Throws when the inner sizes differ or a size is zero. No gradient flows through it.
+  // Throws when the inner sizes differ, a size is zero, or an int8 array is given no int8. No
+  // gradient flows through it.
   SystolicRun matmul(const Tensor& x, const Tensor& w) const;
 
   // The costs of x [M, K] times w [K, N], no stepping. Throws when a size is below 1, or so large
@@ -14463,12 +15039,12 @@ class SystolicArray {
   // The case before any count: sizes, folds and T.
   SystolicTiming problem(const char* function, std::int64_t m, std::int64_t k,
                          std::int64_t n) const {
-    if (drain == Drain::instant && dataflow_ != Dataflow::output_stationary) {
-      detail::fail({function, ": drain is instant, the array ", name_of(dataflow_),
-                    "; instant is for output_stationary, here drain must be shifted"});
-    }
+    check_modes(function);
     if (m < 1 || k < 1 || n < 1) {
       detail::fail({function, ": M, K, N are ", m, ", ", k, ", ", n, "; each must be at least 1"});
+    }
+    if (format == DType::int8 && k > 131071) {
+      detail::fail({function, ": K is ", k, "; int32 sums of int8 products hold at most 131071"});
     }
     SystolicTiming t;
     t.rows = rows_;
@@ -14476,6 +15052,9 @@ class SystolicArray {
     t.dataflow = dataflow_;
     t.schedule = schedule;
     t.drain = drain;
+    t.tight = tight;
+    t.format = format;
+    t.passes = passes;
     t.m = m;
     t.k = k;
     t.n = n;
@@ -14488,6 +15067,29 @@ class SystolicArray {
   }
 
  private:
+  void check_modes(const char* function) const {
+    const bool outputs = dataflow_ == Dataflow::output_stationary;
+    const bool shifted = drain == Drain::shifted;
+    if (!outputs && !shifted) {
+      detail::fail({function, ": drain is instant, the array ", name_of(dataflow_),
+                    "; instant is for output_stationary, here drain must be shifted"});
+    }
+    if (outputs && schedule != Schedule::serial && (schedule == Schedule::skewed || !shifted)) {
+      detail::fail({function, ": schedule is ", name_of(schedule), ", drain ", name_of(drain),
+                    "; an output_stationary array has serial with shifted or instant, and doubled "
+                    "with shifted"});
+    }
+    if (format != DType::f32 && format != DType::bf16 && format != DType::fp8_e4m3 &&
+        format != DType::fp8_e5m2 && format != DType::int8) {
+      detail::fail({function, ": format is ", name_of(format),
+                    "; there are f32, bf16, fp8_e4m3, fp8_e5m2 and int8"});
+    }
+    if (passes != 1 && (format != DType::bf16 || (passes != 3 && passes != 6))) {
+      detail::fail({function, ": passes is ", passes, ", format ", name_of(format),
+                    "; bf16 has 1, 3 or 6 passes, other formats 1"});
+    }
+  }
+
   std::int64_t rows_;
   std::int64_t cols_;
   Dataflow dataflow_;
@@ -14495,7 +15097,105 @@ class SystolicArray {
 
 namespace detail {
 
-constexpr std::int64_t most_stepped = std::int64_t{1} << 26;  // PEs, of about 20 bytes each
+constexpr std::int64_t most_stepped = std::int64_t{1} << 26;  // PEs, of about 40 bytes each
+
+// The operands of a case as the array reads them.
+struct ArrayOperands {
+  ArrayOperand stream, tile;
+
+  ArrayOperands(const SystolicTiming& t, const char* function, const MatrixView& x,
+                const MatrixView& w) {
+    const bool inputs = t.dataflow == Dataflow::input_stationary;  // the transposed product
+    ArrayOperand ox = array_operand(inputs ? x.transposed() : x, t.format, t.passes, function, "x");
+    ArrayOperand ow = array_operand(inputs ? w.transposed() : w, t.format, t.passes, function, "w");
+    stream = std::move(inputs ? ow : ox);
+    tile = std::move(inputs ? ox : ow);
+  }
+};
+
+inline void add_counts(const SystolicTiming& part, SystolicTiming& all) {
+  all.cycles = std::max(all.cycles, part.cycles);
+  all.macs += part.macs;
+  all.sram_reads_input += part.sram_reads_input;
+  all.sram_reads_weight += part.sram_reads_weight;
+  all.sram_writes_output += part.sram_writes_output;
+  all.accumulator_reads += part.accumulator_reads;
+  all.accumulator_writes += part.accumulator_writes;
+  all.ledger.useful += part.ledger.useful;
+  all.ledger.padded += part.ledger.padded;
+  all.ledger.fill += part.ledger.fill;
+  all.ledger.drain += part.ledger.drain;
+  all.ledger.weight_shift += part.ledger.weight_shift;
+  all.ledger.weight_stall += part.ledger.weight_stall;
+  all.ledger.dma_stall += part.ledger.dma_stall;
+}
+
+// Columns of tiles are independent: each part of them has an array of its own on a thread of its
+// own, and its PEs are counted from the moment the wave of its first tile reaches them.
+inline List<ArrayWork> divide(const SystolicTiming& t, const ArrayWork& whole) {
+  const std::int64_t folds = whole.folds == nullptr
+                                 ? t.folds()
+                                 : static_cast<std::int64_t>(whole.folds->size());
+  const std::int64_t parts = std::max<std::int64_t>(
+      1, std::min<std::int64_t>(t.rows * t.cols * folds * t.stream >> 21,
+                                whole.trace[0] == nullptr ? thread_count() / whole.arrays : 1));
+  List<ArrayWork> works;
+  std::int64_t first = 0;
+  for (std::int64_t f = 1; f <= folds; ++f) {
+    const Fold fold = f == folds ? Fold() : whole.folds != nullptr
+                          ? (*whole.folds)[static_cast<std::size_t>(f)] : tile_of(t, f);
+    const bool begins = keeps_outputs(t) ? fold.m0 == 0 : fold.k0 == 0;
+    const auto done = static_cast<std::int64_t>(works.size() / static_cast<std::size_t>(whole.arrays));
+    if (f == folds || (begins && f * parts >= folds * (done + 1))) {
+      for (std::int64_t a = 0; a < whole.arrays; ++a) {
+        works.push_back(whole);
+        works.back().array = a;
+        works.back().first = first;
+        works.back().last = f;
+      }
+      first = f;
+    }
+  }
+  return works;
+}
+
+// Steps every PE of every array through a run; `whole` says what is computed.
+inline SystolicTiming step_array(const SystolicTiming& problem, const ArrayWork& whole) {
+  List<ArrayWork> works = divide(problem, whole);
+  List<SystolicTiming> counted(works.size());
+  const auto step = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      counted[at] = ArrayStepper(problem, works[at]).run();
+    }
+  };
+  parallel_for(static_cast<std::int64_t>(works.size()), 1, LoopBody(step));
+  SystolicTiming all = problem;
+  for (const SystolicTiming& part : counted) {
+    add_counts(part, all);
+  }
+  return all;
+}
+
+// The same for placed folds on several arrays; x [M, K], w [K, N], out [M, N] words.
+inline SystolicTiming step_folds(const SystolicTiming& problem, const List<Fold>& folds,
+                                 std::int64_t arrays, const MatrixView& x, const MatrixView& w,
+                                 float* out, const char* function) {
+  const ArrayOperands operands(problem, function, x, w);
+  ArrayWork work;
+  work.stream = &operands.stream;
+  work.tile = &operands.tile;
+  work.out = out;
+  work.arrays = arrays;
+  work.folds = &folds;
+  SystolicTiming t = step_array(problem, work);
+  std::int64_t streamed = 0;
+  for (const Fold& f : folds) {
+    streamed += f.length;
+  }
+  rate(t, streamed, arrays);
+  return t;
+}
 
 // Sizes of x [.., M, K] times w [K, N], and the case they make on the array.
 struct ArrayProblem {
@@ -14520,34 +15220,32 @@ struct ArrayProblem {
   }
 };
 
-// Weights stationary, or inputs: that is the transposed product with the two operands swapped.
-inline WeightStationary weight_stationary(const ArrayProblem& p, float* out) {
-  if (p.timing.dataflow == Dataflow::input_stationary) {
-    return WeightStationary(p.timing, p.w.transposed(), p.x.transposed(), out, 1, p.timing.n);
+// int32 sums, and the floats nearest to them in their place.
+inline std::vector<std::int32_t> whole_sums(float* words, std::int64_t count) {
+  std::vector<std::int32_t> sums(static_cast<std::size_t>(count));
+  std::memcpy(sums.data(), words, sums.size() * sizeof(float));
+  for (std::int64_t i = 0; i < count; ++i) {
+    words[i] = static_cast<float>(sums[static_cast<std::size_t>(i)]);
   }
-  return WeightStationary(p.timing, p.x, p.w, out, p.timing.n, 1);
-}
-
-template <class Machine>
-SystolicTiming step_to_end(Machine&& machine) {
-  while (!machine.done()) {
-    machine.step();
-  }
-  return machine.counters();
+  return sums;
 }
 
 }  // namespace detail
 
 inline SystolicRun SystolicArray::matmul(const Tensor& x, const Tensor& w) const {
   const detail::ArrayProblem p("SystolicArray::matmul", *this, x, w);
+  const detail::ArrayOperands operands(p.timing, "SystolicArray::matmul", p.x, p.w);
   SystolicRun run;
   run.output = zeros(p.output);
-  float* out = run.output.data();
-  const SystolicTiming counted =
-      dataflow_ == Dataflow::output_stationary
-          ? detail::step_to_end(detail::OutputStationary(p.timing, p.x, p.w, out))
-          : detail::step_to_end(detail::weight_stationary(p, out));
-  static_cast<SystolicTiming&>(run) = counted;
+  detail::ArrayWork work;
+  work.stream = &operands.stream;
+  work.tile = &operands.tile;
+  work.out = run.output.data();
+  static_cast<SystolicTiming&>(run) = detail::step_array(p.timing, work);
+  detail::rate(run, run.stream * run.folds());
+  if (format == DType::int8) {
+    run.sums = detail::whole_sums(run.output.data(), run.output.count());
+  }
   return run;
 }
 
@@ -14562,7 +15260,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // One PE after a tick. Indices are those of the operands it multiplies: x[m, k] and w[k, n].
 struct WavefrontCell {
-  char state = '>';  // '#' useful, 'o' padded, '>' fill, '<' drain, 'v' weights shifting in
+  char state = '>';  // '#' useful, 'o' padded, '>' fill, '<' drain, 'v' shift, '.' stall
   std::int64_t fold = -1;
   std::int64_t m = -1;
   std::int64_t k = -1;
@@ -14640,47 +15338,69 @@ inline std::ostream& operator<<(std::ostream& out, const Wavefront& w) { return 
 
 namespace detail {
 
-// The product's indices of a PE that multiplies, from the slot that reached it.
-inline void name_operands(const SystolicTiming& t, const StreamSlot& slot, std::int64_t r,
+// The product's indices of a PE that multiplies: it sees the slot that was sent r + c ticks ago.
+inline void name_operands(const ArrayStepper& stepper, std::int64_t tick, std::int64_t r,
                           std::int64_t c, WavefrontCell& cell) {
-  const std::int64_t down = slot.row_fold * t.rows + r;
-  const std::int64_t across = slot.col_fold * t.cols + c;
-  const bool outputs = t.dataflow == Dataflow::output_stationary;
-  const bool inputs = t.dataflow == Dataflow::input_stationary;
-  cell.fold = slot.fold;
-  cell.m = outputs ? down : inputs ? across : slot.index;
-  cell.k = outputs ? slot.index : down;
-  cell.n = inputs ? slot.index : across;
-}
-
-template <class Machine>
-Wavefront snapshot(Machine&& machine, std::int64_t tick) {
-  while (!machine.done() && machine.core.tick <= tick) {
-    machine.step();
-  }
-  const SteppedArray& array = machine.core;
-  if (array.tick <= tick) {
-    fail({"wavefront: tick ", tick, " of a run that ends after ", array.tick,
-          " ticks; give one from 0 to ", array.tick - 1});
-  }
-  const PeGrid& g = array.grid;
-  Wavefront picture{g.rows, g.cols, tick, array.counted.dataflow, {}};
-  for (std::int64_t r = 0; r < g.rows; ++r) {
-    for (std::int64_t c = 0; c < g.cols; ++c) {
-      WavefrontCell cell;
-      const char letters[] = {'#', 'o', '>', '<', 'v'};
-      cell.state = letters[static_cast<int>(g.state(r, c))];
-      if (g.streaming.get(r, c)) {
-        name_operands(array.counted, array.sent_before(r + c + 1), r, c, cell);
-      }
-      cell.moving = g.activation.row(r)[c];
-      cell.held = g.held.row(r)[c];
-      cell.next = g.next.row(r)[c];
-      cell.sum = g.sum.row(r)[c];
-      picture.cells.push_back(cell);
+  const SystolicTiming& t = stepper.registers().t;
+  for (const Fold& f : stepper.live()) {
+    const std::int64_t slot = tick - r - c - f.stream;
+    if (slot >= 0 && slot < f.length) {
+      const std::int64_t index = slot % (f.length / t.passes);
+      const bool inputs = t.dataflow == Dataflow::input_stationary;
+      cell.fold = (keeps_outputs(t) ? f.m0 : f.k0) / t.rows +
+                  (inputs ? f.m0 : f.n0) / t.cols * t.row_folds;
+      cell.m = keeps_outputs(t) ? f.m0 + r : inputs ? f.m0 + c : index;
+      cell.k = keeps_outputs(t) ? index : f.k0 + r;
+      cell.n = inputs ? index : f.n0 + c;
     }
   }
-  return picture;
+}
+
+// A word of a register as a number: in an int8 array it holds an integer.
+inline float register_value(const SystolicTiming& t, const float* word) {
+  std::int32_t whole = 0;
+  std::memcpy(&whole, word, sizeof whole);
+  return t.format == DType::int8 ? static_cast<float>(whole) : *word;
+}
+
+inline WavefrontCell snapshot_cell(const ArrayStepper& stepper, std::int64_t tick, std::int64_t r,
+                                   std::int64_t c) {
+  const PeBlock& b = stepper.registers().b;
+  const SystolicTiming& t = stepper.registers().t;
+  const std::int64_t at = (b.first + r) * b.step + c;
+  const bool outputs = keeps_outputs(t);
+  WavefrontCell cell;
+  const PeState state = stepper.state(r, c);
+  cell.state = stepper.is_useful(r, c)          ? '#'
+               : state == PeState::streaming    ? 'o'
+               : state == PeState::fill         ? '>'
+               : state == PeState::drain        ? '<'
+               : state == PeState::weight_shift ? 'v'
+                                                : '.';
+  if (state == PeState::streaming) {
+    name_operands(stepper, tick, r, c, cell);
+  }
+  cell.moving = register_value(t, b.west + (b.first + r) * b.west_step + c);
+  cell.held = register_value(t, outputs ? b.north[0] + r * b.step + c : b.weight + at);
+  if (!outputs) {  // while a tile shifts in, what passes by; then what came to rest
+    bool shifting = false;
+    for (const Fold& f : stepper.live()) {
+      const std::int64_t shift = tick - f.load - (t.schedule == Schedule::serial ? 0 : c);
+      shifting = shifting || (shift >= r && shift < t.rows - 1);
+    }
+    cell.next = register_value(t, shifting ? b.north[0] + r * b.step + c : b.next[0] + at);
+  } else if (t.drain == Drain::shifted) {
+    for (const Fold& f : stepper.live()) {  // a sum moves south once its column's shift has begun
+      const std::int64_t shifts = std::max<std::int64_t>(0, tick - f.drain - t.rows + 1 - c);
+      if (tick >= f.drain + std::max<std::int64_t>(0, r - shifts) + c && shifts <= r) {
+        const std::int64_t fold = f.m0 / t.rows + f.n0 / t.cols * t.row_folds;
+        const std::int64_t plane = fold % stepper.registers().planes;
+        cell.next = register_value(t, b.exits + (plane * b.rows) * b.step + at - shifts * b.step);
+      }
+    }
+  }
+  cell.sum = register_value(t, b.sum + at);
+  return cell;
 }
 
 }  // namespace detail
@@ -14688,15 +15408,30 @@ Wavefront snapshot(Machine&& machine, std::int64_t tick) {
 // The array in the given tick (from 0) of array.matmul(x, w). Throws after the last one.
 inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Tensor& w, Dim tick) {
   const detail::ArrayProblem p("wavefront", array, x, w);
+  const std::int64_t steps = array.timing(p.timing.m, p.timing.k, p.timing.n).cycles;
   if (tick.value < 0) {
     detail::fail({"wavefront: tick ", tick.value, "; ticks count from 0"});
   }
-  Tensor product = zeros(p.output);
-  if (array.dataflow() == Dataflow::output_stationary) {
-    return detail::snapshot(detail::OutputStationary(p.timing, p.x, p.w, product.data()),
-                            tick.value);
+  if (tick.value >= steps) {
+    detail::fail({"wavefront: tick ", tick.value, " of a run that ends after ", steps,
+                  " ticks; give one from 0 to ", steps - 1});
   }
-  return detail::snapshot(detail::weight_stationary(p, product.data()), tick.value);
+  const detail::ArrayOperands operands(p.timing, "wavefront", p.x, p.w);
+  Tensor product = zeros(p.output);
+  detail::ArrayWork work;
+  work.stream = &operands.stream;
+  work.tile = &operands.tile;
+  work.out = product.data();
+  work.last = p.timing.folds();
+  detail::ArrayStepper stepper(p.timing, work);
+  stepper.step_to(tick.value);
+  Wavefront picture{p.timing.rows, p.timing.cols, tick.value, p.timing.dataflow, {}};
+  for (std::int64_t r = 0; r < picture.rows; ++r) {
+    for (std::int64_t c = 0; c < picture.cols; ++c) {
+      picture.cells.push_back(detail::snapshot_cell(stepper, tick.value, r, c));
+    }
+  }
+  return picture;
 }
 
 }}  // namespace tinyscale

@@ -93,10 +93,12 @@
 
 // systolic: the array, PE by PE
 #include "tinyscale/systolic/array_report.hpp"
+#include "tinyscale/systolic/array_schedule.hpp"
 #include "tinyscale/systolic/array_timing.hpp"
-#include "tinyscale/systolic/pe_grid.hpp"
-#include "tinyscale/systolic/weight_stationary.hpp"
-#include "tinyscale/systolic/output_stationary.hpp"
+#include "tinyscale/systolic/array_operands.hpp"
+#include "tinyscale/systolic/pe_step.hpp"
+#include "tinyscale/systolic/array_registers.hpp"
+#include "tinyscale/systolic/array_stepper.hpp"
 #include "tinyscale/systolic/systolic_array.hpp"
 #include "tinyscale/systolic/wavefront.hpp"
 

@@ -1,13 +1,15 @@
 #pragma once
 // What a run on a systolic array costs: ticks, traffic, and a ledger of where every PE-tick went.
-// rows * cols * cycles = useful + padded + fill + drain + weight_shift + weight_stall, exactly;
-// utilization = mapping_efficiency * time_efficiency. The letters M, K, N: x [M, K] times w [K, N];
+// rows * cols * cycles = useful + padded + fill + drain + weight_shift + weight_stall + dma_stall,
+// exactly; utilization = mapping_efficiency * time_efficiency. M, K, N: x [M, K] times w [K, N];
 // T is the length of the stream through one fold, a fold is one pass with one stationary tile.
 
-#include <cstdint>   // int64_t
+#include <cstdint>   // int32_t, int64_t
 #include <iostream>  // ostream
 #include <string>    // string
+#include <vector>    // vector
 
+#include "tinyscale/base/format.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -44,16 +46,18 @@ struct LossLedger {
   std::int64_t fill = 0;          // the wave has not reached the PE yet
   std::int64_t drain = 0;         // the wave has passed, later PEs still work or results leave
   std::int64_t weight_shift = 0;  // the stationary tile is being shifted in
-  std::int64_t weight_stall = 0;  // the tile is not on the chip yet: 0, memory is ideal here
+  std::int64_t weight_stall = 0;  // the tile is not on the chip yet; an array alone never waits
+  std::int64_t dma_stall = 0;     // what streams is not on the chip yet
 
   std::int64_t total() const {
-    return useful + padded + fill + drain + weight_shift + weight_stall;
+    return useful + padded + fill + drain + weight_shift + weight_stall + dma_stall;
   }
 };
 
 inline bool operator==(const LossLedger& a, const LossLedger& b) {
   return a.useful == b.useful && a.padded == b.padded && a.fill == b.fill && a.drain == b.drain &&
-         a.weight_shift == b.weight_shift && a.weight_stall == b.weight_stall;
+         a.weight_shift == b.weight_shift && a.weight_stall == b.weight_stall &&
+         a.dma_stall == b.dma_stall;
 }
 
 inline bool operator!=(const LossLedger& a, const LossLedger& b) { return !(a == b); }
@@ -71,14 +75,17 @@ struct SystolicTiming {
   Dataflow dataflow = Dataflow::weight_stationary;
   Schedule schedule = Schedule::doubled;
   Drain drain = Drain::shifted;
+  bool tight = false;  // ends with the last useful result, not with that of a full tile
+  DType format = DType::f32;
+  std::int64_t passes = 1;  // bf16 products per f32 product
   std::int64_t m = 0;
   std::int64_t k = 0;
   std::int64_t n = 0;
   std::int64_t row_folds = 0;  // column folds are the outer loop, row folds the inner one
   std::int64_t col_folds = 0;
-  std::int64_t stream = 0;  // T
+  std::int64_t stream = 0;  // T, all passes
   std::int64_t cycles = 0;
-  std::int64_t macs = 0;          // useful ones: M K N
+  std::int64_t macs = 0;          // useful ones: M K N, times the passes
   double utilization = 0;         // macs / (rows cols cycles)
   double mapping_efficiency = 0;  // macs / (rows cols T folds): what padding leaves
   double time_efficiency = 0;     // T folds / cycles: what waiting leaves
@@ -97,7 +104,8 @@ struct SystolicTiming {
 
 // The same, counted by stepping every PE through every tick, and the product itself.
 struct SystolicRun : SystolicTiming {
-  Tensor output;  // [.., M, N]
+  Tensor output;                   // [.., M, N]; of int8 operands, the floats nearest to the sums
+  std::vector<std::int32_t> sums;  // int8: exact, row-major; else empty
 
   Table table() const { return detail::systolic_table(*this, "simulated"); }
   std::string csv() const { return table().csv(); }
@@ -112,7 +120,7 @@ inline std::string percent(double fraction) { return printed('f', 4, 100 * fract
 inline Table systolic_table(const SystolicTiming& t, const char* column) {
   Table table;
   table.title = cat(t.rows, " x ", t.cols, " array, ", name_of(t.dataflow), ", ",
-                    name_of(t.schedule), ": x [", t.m, ", ", t.k, "] times w [", t.k, ", ", t.n,
+                    name_of(t.schedule), ", ", name_of(t.format), t.tight ? ", tight" : "", ": x [", t.m, ", ", t.k, "] times w [", t.k, ", ", t.n,
                     "], ", t.row_folds, " x ", t.col_folds, " folds");
   table.columns = {"quantity", column, "unit", "% of PE-ticks"};
   const auto count = [&table](const char* name, std::int64_t value, const char* unit) {
@@ -138,6 +146,7 @@ inline Table systolic_table(const SystolicTiming& t, const char* column) {
   share("drain", t.ledger.drain);
   share("weight shift", t.ledger.weight_shift);
   share("weight stall", t.ledger.weight_stall);
+  share("dma stall", t.ledger.dma_stall);
   return table;
 }
 

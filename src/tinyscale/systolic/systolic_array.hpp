@@ -4,12 +4,16 @@
 // Kung and Leiserson 1979; Jouppi et al. 2017 (TPU v1). Sums are fp32, a multiply-add rounds once:
 //   weights, inputs stationary: for each tile of R rows of w, s = fma(x, w, s) down the rows from
 //   +0, then the tiles' sums are added in order; outputs stationary: one s over k = 0 .. K - 1.
+// In several passes: each tile pass by pass, or one s over all k of a pass, then of the next.
 
-#include <cstdint>  // int64_t
+#include <algorithm>  // min, max
+#include <cstdint>    // int64_t, int32_t
+#include <cstring>    // memcpy
+#include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
-#include "tinyscale/systolic/output_stationary.hpp"
-#include "tinyscale/systolic/weight_stationary.hpp"
+#include "tinyscale/base/threads.hpp"
+#include "tinyscale/systolic/array_stepper.hpp"
 #include "tinyscale/tensor/create.hpp"
 #include "tinyscale/tensor/matmul.hpp"
 
@@ -28,13 +32,17 @@ class SystolicArray {
 
   Schedule schedule = Schedule::doubled;
   Drain drain = Drain::shifted;
+  bool tight = false;          // stop at the last useful result: no wait for that of a full tile
+  DType format = DType::f32;   // of the operands; also bf16, fp8_e4m3, fp8_e5m2, int8
+  int passes = 1;              // bf16 only: 3 or 6 products of bf16 pieces for an f32 one
 
   std::int64_t rows() const { return rows_; }
   std::int64_t cols() const { return cols_; }
   Dataflow dataflow() const { return dataflow_; }
 
   // x [.., M, K] times w [K, N]: the product [.., M, N] and what it cost, stepped tick by tick.
-  // Throws when the inner sizes differ or a size is zero. No gradient flows through it.
+  // Throws when the inner sizes differ, a size is zero, or an int8 array is given no int8. No
+  // gradient flows through it.
   SystolicRun matmul(const Tensor& x, const Tensor& w) const;
 
   // The costs of x [M, K] times w [K, N], no stepping. Throws when a size is below 1, or so large
@@ -48,12 +56,12 @@ class SystolicArray {
   // The case before any count: sizes, folds and T.
   SystolicTiming problem(const char* function, std::int64_t m, std::int64_t k,
                          std::int64_t n) const {
-    if (drain == Drain::instant && dataflow_ != Dataflow::output_stationary) {
-      detail::fail({function, ": drain is instant, the array ", name_of(dataflow_),
-                    "; instant is for output_stationary, here drain must be shifted"});
-    }
+    check_modes(function);
     if (m < 1 || k < 1 || n < 1) {
       detail::fail({function, ": M, K, N are ", m, ", ", k, ", ", n, "; each must be at least 1"});
+    }
+    if (format == DType::int8 && k > 131071) {
+      detail::fail({function, ": K is ", k, "; int32 sums of int8 products hold at most 131071"});
     }
     SystolicTiming t;
     t.rows = rows_;
@@ -61,6 +69,9 @@ class SystolicArray {
     t.dataflow = dataflow_;
     t.schedule = schedule;
     t.drain = drain;
+    t.tight = tight;
+    t.format = format;
+    t.passes = passes;
     t.m = m;
     t.k = k;
     t.n = n;
@@ -73,6 +84,29 @@ class SystolicArray {
   }
 
  private:
+  void check_modes(const char* function) const {
+    const bool outputs = dataflow_ == Dataflow::output_stationary;
+    const bool shifted = drain == Drain::shifted;
+    if (!outputs && !shifted) {
+      detail::fail({function, ": drain is instant, the array ", name_of(dataflow_),
+                    "; instant is for output_stationary, here drain must be shifted"});
+    }
+    if (outputs && schedule != Schedule::serial && (schedule == Schedule::skewed || !shifted)) {
+      detail::fail({function, ": schedule is ", name_of(schedule), ", drain ", name_of(drain),
+                    "; an output_stationary array has serial with shifted or instant, and doubled "
+                    "with shifted"});
+    }
+    if (format != DType::f32 && format != DType::bf16 && format != DType::fp8_e4m3 &&
+        format != DType::fp8_e5m2 && format != DType::int8) {
+      detail::fail({function, ": format is ", name_of(format),
+                    "; there are f32, bf16, fp8_e4m3, fp8_e5m2 and int8"});
+    }
+    if (passes != 1 && (format != DType::bf16 || (passes != 3 && passes != 6))) {
+      detail::fail({function, ": passes is ", passes, ", format ", name_of(format),
+                    "; bf16 has 1, 3 or 6 passes, other formats 1"});
+    }
+  }
+
   std::int64_t rows_;
   std::int64_t cols_;
   Dataflow dataflow_;
@@ -80,7 +114,105 @@ class SystolicArray {
 
 namespace detail {
 
-constexpr std::int64_t most_stepped = std::int64_t{1} << 26;  // PEs, of about 20 bytes each
+constexpr std::int64_t most_stepped = std::int64_t{1} << 26;  // PEs, of about 40 bytes each
+
+// The operands of a case as the array reads them.
+struct ArrayOperands {
+  ArrayOperand stream, tile;
+
+  ArrayOperands(const SystolicTiming& t, const char* function, const MatrixView& x,
+                const MatrixView& w) {
+    const bool inputs = t.dataflow == Dataflow::input_stationary;  // the transposed product
+    ArrayOperand ox = array_operand(inputs ? x.transposed() : x, t.format, t.passes, function, "x");
+    ArrayOperand ow = array_operand(inputs ? w.transposed() : w, t.format, t.passes, function, "w");
+    stream = std::move(inputs ? ow : ox);
+    tile = std::move(inputs ? ox : ow);
+  }
+};
+
+inline void add_counts(const SystolicTiming& part, SystolicTiming& all) {
+  all.cycles = std::max(all.cycles, part.cycles);
+  all.macs += part.macs;
+  all.sram_reads_input += part.sram_reads_input;
+  all.sram_reads_weight += part.sram_reads_weight;
+  all.sram_writes_output += part.sram_writes_output;
+  all.accumulator_reads += part.accumulator_reads;
+  all.accumulator_writes += part.accumulator_writes;
+  all.ledger.useful += part.ledger.useful;
+  all.ledger.padded += part.ledger.padded;
+  all.ledger.fill += part.ledger.fill;
+  all.ledger.drain += part.ledger.drain;
+  all.ledger.weight_shift += part.ledger.weight_shift;
+  all.ledger.weight_stall += part.ledger.weight_stall;
+  all.ledger.dma_stall += part.ledger.dma_stall;
+}
+
+// Columns of tiles are independent: each part of them has an array of its own on a thread of its
+// own, and its PEs are counted from the moment the wave of its first tile reaches them.
+inline List<ArrayWork> divide(const SystolicTiming& t, const ArrayWork& whole) {
+  const std::int64_t folds = whole.folds == nullptr
+                                 ? t.folds()
+                                 : static_cast<std::int64_t>(whole.folds->size());
+  const std::int64_t parts = std::max<std::int64_t>(
+      1, std::min<std::int64_t>(t.rows * t.cols * folds * t.stream >> 21,
+                                whole.trace[0] == nullptr ? thread_count() / whole.arrays : 1));
+  List<ArrayWork> works;
+  std::int64_t first = 0;
+  for (std::int64_t f = 1; f <= folds; ++f) {
+    const Fold fold = f == folds ? Fold() : whole.folds != nullptr
+                          ? (*whole.folds)[static_cast<std::size_t>(f)] : tile_of(t, f);
+    const bool begins = keeps_outputs(t) ? fold.m0 == 0 : fold.k0 == 0;
+    const auto done = static_cast<std::int64_t>(works.size() / static_cast<std::size_t>(whole.arrays));
+    if (f == folds || (begins && f * parts >= folds * (done + 1))) {
+      for (std::int64_t a = 0; a < whole.arrays; ++a) {
+        works.push_back(whole);
+        works.back().array = a;
+        works.back().first = first;
+        works.back().last = f;
+      }
+      first = f;
+    }
+  }
+  return works;
+}
+
+// Steps every PE of every array through a run; `whole` says what is computed.
+inline SystolicTiming step_array(const SystolicTiming& problem, const ArrayWork& whole) {
+  List<ArrayWork> works = divide(problem, whole);
+  List<SystolicTiming> counted(works.size());
+  const auto step = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      counted[at] = ArrayStepper(problem, works[at]).run();
+    }
+  };
+  parallel_for(static_cast<std::int64_t>(works.size()), 1, LoopBody(step));
+  SystolicTiming all = problem;
+  for (const SystolicTiming& part : counted) {
+    add_counts(part, all);
+  }
+  return all;
+}
+
+// The same for placed folds on several arrays; x [M, K], w [K, N], out [M, N] words.
+inline SystolicTiming step_folds(const SystolicTiming& problem, const List<Fold>& folds,
+                                 std::int64_t arrays, const MatrixView& x, const MatrixView& w,
+                                 float* out, const char* function) {
+  const ArrayOperands operands(problem, function, x, w);
+  ArrayWork work;
+  work.stream = &operands.stream;
+  work.tile = &operands.tile;
+  work.out = out;
+  work.arrays = arrays;
+  work.folds = &folds;
+  SystolicTiming t = step_array(problem, work);
+  std::int64_t streamed = 0;
+  for (const Fold& f : folds) {
+    streamed += f.length;
+  }
+  rate(t, streamed, arrays);
+  return t;
+}
 
 // Sizes of x [.., M, K] times w [K, N], and the case they make on the array.
 struct ArrayProblem {
@@ -105,34 +237,32 @@ struct ArrayProblem {
   }
 };
 
-// Weights stationary, or inputs: that is the transposed product with the two operands swapped.
-inline WeightStationary weight_stationary(const ArrayProblem& p, float* out) {
-  if (p.timing.dataflow == Dataflow::input_stationary) {
-    return WeightStationary(p.timing, p.w.transposed(), p.x.transposed(), out, 1, p.timing.n);
+// int32 sums, and the floats nearest to them in their place.
+inline std::vector<std::int32_t> whole_sums(float* words, std::int64_t count) {
+  std::vector<std::int32_t> sums(static_cast<std::size_t>(count));
+  std::memcpy(sums.data(), words, sums.size() * sizeof(float));
+  for (std::int64_t i = 0; i < count; ++i) {
+    words[i] = static_cast<float>(sums[static_cast<std::size_t>(i)]);
   }
-  return WeightStationary(p.timing, p.x, p.w, out, p.timing.n, 1);
-}
-
-template <class Machine>
-SystolicTiming step_to_end(Machine&& machine) {
-  while (!machine.done()) {
-    machine.step();
-  }
-  return machine.counters();
+  return sums;
 }
 
 }  // namespace detail
 
 inline SystolicRun SystolicArray::matmul(const Tensor& x, const Tensor& w) const {
   const detail::ArrayProblem p("SystolicArray::matmul", *this, x, w);
+  const detail::ArrayOperands operands(p.timing, "SystolicArray::matmul", p.x, p.w);
   SystolicRun run;
   run.output = zeros(p.output);
-  float* out = run.output.data();
-  const SystolicTiming counted =
-      dataflow_ == Dataflow::output_stationary
-          ? detail::step_to_end(detail::OutputStationary(p.timing, p.x, p.w, out))
-          : detail::step_to_end(detail::weight_stationary(p, out));
-  static_cast<SystolicTiming&>(run) = counted;
+  detail::ArrayWork work;
+  work.stream = &operands.stream;
+  work.tile = &operands.tile;
+  work.out = run.output.data();
+  static_cast<SystolicTiming&>(run) = detail::step_array(p.timing, work);
+  detail::rate(run, run.stream * run.folds());
+  if (format == DType::int8) {
+    run.sums = detail::whole_sums(run.output.data(), run.output.count());
+  }
   return run;
 }
 

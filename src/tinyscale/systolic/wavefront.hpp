@@ -5,7 +5,8 @@
 
 #include <algorithm>  // max
 #include <cstddef>    // size_t
-#include <cstdint>    // int64_t
+#include <cstdint>    // int32_t, int64_t
+#include <cstring>    // memcpy
 #include <iostream>   // ostream
 #include <string>     // string
 
@@ -17,7 +18,7 @@ namespace tinyscale {
 
 // One PE after a tick. Indices are those of the operands it multiplies: x[m, k] and w[k, n].
 struct WavefrontCell {
-  char state = '>';  // '#' useful, 'o' padded, '>' fill, '<' drain, 'v' weights shifting in
+  char state = '>';  // '#' useful, 'o' padded, '>' fill, '<' drain, 'v' shift, '.' stall
   std::int64_t fold = -1;
   std::int64_t m = -1;
   std::int64_t k = -1;
@@ -95,47 +96,69 @@ inline std::ostream& operator<<(std::ostream& out, const Wavefront& w) { return 
 
 namespace detail {
 
-// The product's indices of a PE that multiplies, from the slot that reached it.
-inline void name_operands(const SystolicTiming& t, const StreamSlot& slot, std::int64_t r,
+// The product's indices of a PE that multiplies: it sees the slot that was sent r + c ticks ago.
+inline void name_operands(const ArrayStepper& stepper, std::int64_t tick, std::int64_t r,
                           std::int64_t c, WavefrontCell& cell) {
-  const std::int64_t down = slot.row_fold * t.rows + r;
-  const std::int64_t across = slot.col_fold * t.cols + c;
-  const bool outputs = t.dataflow == Dataflow::output_stationary;
-  const bool inputs = t.dataflow == Dataflow::input_stationary;
-  cell.fold = slot.fold;
-  cell.m = outputs ? down : inputs ? across : slot.index;
-  cell.k = outputs ? slot.index : down;
-  cell.n = inputs ? slot.index : across;
-}
-
-template <class Machine>
-Wavefront snapshot(Machine&& machine, std::int64_t tick) {
-  while (!machine.done() && machine.core.tick <= tick) {
-    machine.step();
-  }
-  const SteppedArray& array = machine.core;
-  if (array.tick <= tick) {
-    fail({"wavefront: tick ", tick, " of a run that ends after ", array.tick,
-          " ticks; give one from 0 to ", array.tick - 1});
-  }
-  const PeGrid& g = array.grid;
-  Wavefront picture{g.rows, g.cols, tick, array.counted.dataflow, {}};
-  for (std::int64_t r = 0; r < g.rows; ++r) {
-    for (std::int64_t c = 0; c < g.cols; ++c) {
-      WavefrontCell cell;
-      const char letters[] = {'#', 'o', '>', '<', 'v'};
-      cell.state = letters[static_cast<int>(g.state(r, c))];
-      if (g.streaming.get(r, c)) {
-        name_operands(array.counted, array.sent_before(r + c + 1), r, c, cell);
-      }
-      cell.moving = g.activation.row(r)[c];
-      cell.held = g.held.row(r)[c];
-      cell.next = g.next.row(r)[c];
-      cell.sum = g.sum.row(r)[c];
-      picture.cells.push_back(cell);
+  const SystolicTiming& t = stepper.registers().t;
+  for (const Fold& f : stepper.live()) {
+    const std::int64_t slot = tick - r - c - f.stream;
+    if (slot >= 0 && slot < f.length) {
+      const std::int64_t index = slot % (f.length / t.passes);
+      const bool inputs = t.dataflow == Dataflow::input_stationary;
+      cell.fold = (keeps_outputs(t) ? f.m0 : f.k0) / t.rows +
+                  (inputs ? f.m0 : f.n0) / t.cols * t.row_folds;
+      cell.m = keeps_outputs(t) ? f.m0 + r : inputs ? f.m0 + c : index;
+      cell.k = keeps_outputs(t) ? index : f.k0 + r;
+      cell.n = inputs ? index : f.n0 + c;
     }
   }
-  return picture;
+}
+
+// A word of a register as a number: in an int8 array it holds an integer.
+inline float register_value(const SystolicTiming& t, const float* word) {
+  std::int32_t whole = 0;
+  std::memcpy(&whole, word, sizeof whole);
+  return t.format == DType::int8 ? static_cast<float>(whole) : *word;
+}
+
+inline WavefrontCell snapshot_cell(const ArrayStepper& stepper, std::int64_t tick, std::int64_t r,
+                                   std::int64_t c) {
+  const PeBlock& b = stepper.registers().b;
+  const SystolicTiming& t = stepper.registers().t;
+  const std::int64_t at = (b.first + r) * b.step + c;
+  const bool outputs = keeps_outputs(t);
+  WavefrontCell cell;
+  const PeState state = stepper.state(r, c);
+  cell.state = stepper.is_useful(r, c)          ? '#'
+               : state == PeState::streaming    ? 'o'
+               : state == PeState::fill         ? '>'
+               : state == PeState::drain        ? '<'
+               : state == PeState::weight_shift ? 'v'
+                                                : '.';
+  if (state == PeState::streaming) {
+    name_operands(stepper, tick, r, c, cell);
+  }
+  cell.moving = register_value(t, b.west + (b.first + r) * b.west_step + c);
+  cell.held = register_value(t, outputs ? b.north[0] + r * b.step + c : b.weight + at);
+  if (!outputs) {  // while a tile shifts in, what passes by; then what came to rest
+    bool shifting = false;
+    for (const Fold& f : stepper.live()) {
+      const std::int64_t shift = tick - f.load - (t.schedule == Schedule::serial ? 0 : c);
+      shifting = shifting || (shift >= r && shift < t.rows - 1);
+    }
+    cell.next = register_value(t, shifting ? b.north[0] + r * b.step + c : b.next[0] + at);
+  } else if (t.drain == Drain::shifted) {
+    for (const Fold& f : stepper.live()) {  // a sum moves south once its column's shift has begun
+      const std::int64_t shifts = std::max<std::int64_t>(0, tick - f.drain - t.rows + 1 - c);
+      if (tick >= f.drain + std::max<std::int64_t>(0, r - shifts) + c && shifts <= r) {
+        const std::int64_t fold = f.m0 / t.rows + f.n0 / t.cols * t.row_folds;
+        const std::int64_t plane = fold % stepper.registers().planes;
+        cell.next = register_value(t, b.exits + (plane * b.rows) * b.step + at - shifts * b.step);
+      }
+    }
+  }
+  cell.sum = register_value(t, b.sum + at);
+  return cell;
 }
 
 }  // namespace detail
@@ -143,15 +166,30 @@ Wavefront snapshot(Machine&& machine, std::int64_t tick) {
 // The array in the given tick (from 0) of array.matmul(x, w). Throws after the last one.
 inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Tensor& w, Dim tick) {
   const detail::ArrayProblem p("wavefront", array, x, w);
+  const std::int64_t steps = array.timing(p.timing.m, p.timing.k, p.timing.n).cycles;
   if (tick.value < 0) {
     detail::fail({"wavefront: tick ", tick.value, "; ticks count from 0"});
   }
-  Tensor product = zeros(p.output);
-  if (array.dataflow() == Dataflow::output_stationary) {
-    return detail::snapshot(detail::OutputStationary(p.timing, p.x, p.w, product.data()),
-                            tick.value);
+  if (tick.value >= steps) {
+    detail::fail({"wavefront: tick ", tick.value, " of a run that ends after ", steps,
+                  " ticks; give one from 0 to ", steps - 1});
   }
-  return detail::snapshot(detail::weight_stationary(p, product.data()), tick.value);
+  const detail::ArrayOperands operands(p.timing, "wavefront", p.x, p.w);
+  Tensor product = zeros(p.output);
+  detail::ArrayWork work;
+  work.stream = &operands.stream;
+  work.tile = &operands.tile;
+  work.out = product.data();
+  work.last = p.timing.folds();
+  detail::ArrayStepper stepper(p.timing, work);
+  stepper.step_to(tick.value);
+  Wavefront picture{p.timing.rows, p.timing.cols, tick.value, p.timing.dataflow, {}};
+  for (std::int64_t r = 0; r < picture.rows; ++r) {
+    for (std::int64_t c = 0; c < picture.cols; ++c) {
+      picture.cells.push_back(detail::snapshot_cell(stepper, tick.value, r, c));
+    }
+  }
+  return picture;
 }
 
 }  // namespace tinyscale
