@@ -101,6 +101,10 @@
 #include "tinyscale/systolic/array_stepper.hpp"
 #include "tinyscale/systolic/systolic_array.hpp"
 #include "tinyscale/systolic/wavefront.hpp"
+#include "tinyscale/systolic/chip_schedule.hpp"
+#include "tinyscale/systolic/chip_timing.hpp"
+#include "tinyscale/systolic/chip_matmul.hpp"
+#include "tinyscale/systolic/on_chip.hpp"
 
 // mesh: devices, links, collectives
 #include "tinyscale/mesh/fabric.hpp"
