@@ -180,7 +180,7 @@ class ChipTimeline {
     const std::int64_t k_tiles = folds_of(c.array.k, p.tile.k);
     for (std::int64_t k0 = 0; k0 < c.array.k; k0 += p.tile.k) {
       const std::int64_t k1 = std::min(c.array.k, k0 + p.tile.k);
-      const std::int64_t x = fetch_x(m0 / p.tile.m * k_tiles + k0 / p.tile.k, rows * (k1 - k0));
+      std::int64_t x = -1;
       for (std::int64_t n = n0; n < n0 + columns; n += c.wide()) {
         for (std::int64_t k = k0; k < k1; k += c.array.rows) {
           Fold fold;
@@ -188,7 +188,10 @@ class ChipTimeline {
           fold.k0 = k;
           fold.n0 = n;
           fold.length = rows * c.array.passes;
-          const FoldSupply supply{fetch_w(fold), std::max(x, free)};
+          const std::int64_t w = fetch_w(fold);  // needed R ticks before x
+          const std::int64_t at = m0 / p.tile.m * k_tiles + k0 / p.tile.k;
+          x = x < 0 ? fetch_x(at, rows * (k1 - k0)) : x;
+          const FoldSupply supply{w, std::max(x, free)};
           place_fold(c.array, folds.empty() ? nullptr : &folds.back(), supply, fold);
           folds.push_back(fold);
         }

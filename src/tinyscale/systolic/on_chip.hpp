@@ -149,6 +149,9 @@ struct HookScope {
 // cost; fn keeps what it computes. Throws what matmul_on throws, and what fn does.
 inline OnChipReport on_chip(const Chip& chip, const std::function<void()>& fn,
                             const OnChip& options = OnChip()) {
+  if (!fn) {
+    detail::fail({"on_chip: fn is empty; give the program whose products are to run on the chip"});
+  }
   OnChipReport report;
   report.chip = chip.name;
   report.numbers = options.numbers;
