@@ -131,6 +131,241 @@ TEST_CASE("chip: the closed timeline equals stepping, field for field") {
   }
 }
 
+namespace {
+
+// The schedule once more, as a clock that goes tick by tick and looks at what may happen: memory
+// that moves a byte a tick, one array, one tile of weights in its second registers.
+struct TickByTick {
+  const ts::detail::ChipCase& c;
+  const ts::detail::ChipPlan& p;
+  struct Step {  // a fold with what it needs
+    std::int64_t block = 0, x_tile = 0, rows = 0, w_bytes = 0, x_bytes = 0;
+    bool first_of_block = false;
+    std::int64_t w_at = -1, x_at = -1, load = -1, stream = -1;
+  };
+  struct Move {
+    std::size_t step = 0;
+    bool weights = false;
+  };
+  struct Block {
+    std::int64_t bytes = 0, values = 0, ready = -1, end = -1;
+    std::size_t last = 0;
+  };
+  std::vector<Step> steps;
+  std::vector<Move> reads;
+  std::vector<Block> blocks;
+  std::vector<std::size_t> x_tiles;  // the last fold of each, in the order of streaming
+
+  void build() {
+    const std::int64_t M = c.array.m, K = c.array.k, N = c.array.n, R = c.array.rows;
+    std::vector<int> had_x(static_cast<std::size_t>(M * K)), had_w(static_cast<std::size_t>(K * N));
+    for (std::int64_t n0 = 0; n0 < N; n0 += p.tile.n) {
+      for (std::int64_t m0 = 0; m0 < M; m0 += p.tile.m) {
+        const std::int64_t rows = std::min(p.tile.m, M - m0);
+        Block block;
+        block.values = rows * std::min(p.tile.n, N - n0);
+        block.bytes = block.values * c.result_word;
+        bool first = true;
+        for (std::int64_t k0 = 0; k0 < K; k0 += p.tile.k) {
+          const std::int64_t deep = std::min(p.tile.k, K - k0);
+          bool first_of_tile = true;
+          for (std::int64_t n = n0; n < std::min(N, n0 + p.tile.n); n += c.wide()) {
+            for (std::int64_t k = k0; k < k0 + deep; k += R) {
+              Step step;
+              step.block = static_cast<std::int64_t>(blocks.size());
+              step.x_tile = static_cast<std::int64_t>(x_tiles.size());
+              step.rows = rows * c.array.passes;
+              step.first_of_block = first;
+              first = false;
+              step.w_bytes = std::min(R, K - k) * std::min(c.wide(), N - n) * c.word;
+              int& w = had_w[static_cast<std::size_t>(k * N + n)];
+              step.w_bytes = c.o.w == ts::Home::chip || (p.keep_w && w) ? 0 : step.w_bytes;
+              w = 1;
+              int& x = had_x[static_cast<std::size_t>(m0 * K + k0)];
+              const bool near = c.o.x == ts::Home::chip || (p.keep_x && x);
+              step.x_bytes = first_of_tile && !near ? rows * deep * c.word : 0;
+              x = first_of_tile ? 1 : x;
+              first_of_tile = false;
+              steps.push_back(step);
+              if (step.w_bytes > 0) {
+                reads.push_back({steps.size() - 1, true});
+              }
+              if (step.x_bytes > 0) {
+                reads.push_back({steps.size() - 1, false});
+              }
+            }
+          }
+          x_tiles.push_back(steps.size() - 1);
+        }
+        block.last = steps.size() - 1;
+        blocks.push_back(block);
+      }
+    }
+  }
+
+  bool may_read(const Move& move, std::int64_t now) const {
+    const Step& step = steps[move.step];
+    if (step.block >= 2) {  // what memory moves for the block two before comes first
+      const Block& before = blocks[static_cast<std::size_t>(step.block - 2)];
+      if (before.bytes > 0 && (before.end < 0 || before.end > now)) {
+        return false;
+      }
+    }
+    if (move.weights) {
+      const std::size_t depth = static_cast<std::size_t>(c.fifo > 0 ? c.fifo : 2);
+      if (p.keep_w || move.step < depth) {
+        return true;
+      }
+      const std::int64_t load = steps[move.step - depth].load;
+      return load >= 0 && now >= load + c.array.rows;
+    }
+    if (p.keep_x || step.x_tile < 2) {
+      return true;
+    }
+    const Step& before = steps[x_tiles[static_cast<std::size_t>(step.x_tile - 2)]];
+    return before.stream >= 0 && now >= before.stream + before.rows + c.array.rows - 1;
+  }
+
+  std::int64_t run() {
+    build();
+    std::size_t read = 0, written = 0, loading = 0, streaming = 0;
+    std::int64_t memory_free = 0, vector_free = 0, end = 0;
+    std::size_t done_blocks = 0;
+    const std::int64_t R = c.array.rows, C = c.array.cols;
+    for (std::int64_t now = 0; written < blocks.size(); ++now) {
+      REQUIRE(now < 200000);
+      // A block is complete when its last sum has left the array, then the vector unit passes it.
+      while (done_blocks < blocks.size() && steps[blocks[done_blocks].last].stream >= 0) {
+        const Step& last = steps[blocks[done_blocks].last];
+        Block& block = blocks[done_blocks++];
+        const std::int64_t complete = last.stream + last.rows + R + C - 2;
+        end = std::max(end, complete);
+        vector_free = std::max(vector_free, complete) +
+                      (c.vector.parts == 0 ? 0 : c.vector.ticks(block.values));
+        block.ready = vector_free;
+        block.end = block.bytes == 0 ? block.ready : -1;  // stays on the chip
+        end = std::max(end, block.end);
+      }
+      while (written < done_blocks && blocks[written].bytes == 0) {
+        ++written;
+      }
+      for (bool moved = true; moved && memory_free <= now;) {
+        moved = false;
+        if (written < done_blocks && blocks[written].bytes > 0 && blocks[written].ready <= now) {
+          Block& block = blocks[written++];
+          block.end = now + block.bytes;
+          memory_free = block.end;
+          end = std::max(end, block.end);
+          moved = true;
+        } else if (read < reads.size() && may_read(reads[read], now)) {
+          Step& step = steps[reads[read].step];
+          memory_free = now + (reads[read].weights ? step.w_bytes : step.x_bytes);
+          (reads[read].weights ? step.w_at : step.x_at) = memory_free;
+          ++read;
+          moved = true;
+        }
+      }
+      // The array: shift the next tile in when it is there and the second registers are free.
+      if (loading < steps.size()) {
+        Step& step = steps[loading];
+        const bool here = step.w_bytes == 0 || (step.w_at >= 0 && step.w_at <= now);
+        const bool free =
+            loading == 0 || (steps[loading - 1].stream >= 0 && steps[loading - 1].stream <= now &&
+                             steps[loading - 1].load + R <= now);
+        if (here && free) {
+          step.load = now;
+          ++loading;
+        }
+      }
+      if (streaming < steps.size()) {
+        Step& step = steps[streaming];
+        std::size_t of = streaming;
+        while (of > 0 && steps[of].x_bytes == 0 && steps[of - 1].x_tile == step.x_tile) {
+          --of;  // the fold that fetched this tile of x
+        }
+        const bool fetched =
+            steps[of].x_bytes == 0 || (steps[of].x_at >= 0 && steps[of].x_at <= now);
+        const bool room =
+            step.block < 2 || (blocks[static_cast<std::size_t>(step.block - 2)].end >= 0 &&
+                               blocks[static_cast<std::size_t>(step.block - 2)].end <= now);
+        const bool idle =
+            streaming == 0 || steps[streaming - 1].stream + steps[streaming - 1].rows <= now;
+        if (step.load >= 0 && step.load + R <= now && fetched && room && idle) {
+          step.stream = now;
+          ++streaming;
+          // A tile may begin to shift in the tick in which the one before begins to stream.
+          if (loading < steps.size() && loading == streaming) {
+            Step& next = steps[loading];
+            if ((next.w_bytes == 0 || (next.w_at >= 0 && next.w_at <= now)) &&
+                steps[loading - 1].load + R <= now) {
+              next.load = now;
+              ++loading;
+            }
+          }
+        }
+      }
+    }
+    return end;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("chip: the recurrences of the schedule are what a clock that goes tick by tick does") {
+  Dice dice;
+  for (int i = 0; i < 300; ++i) {
+    ts::detail::ChipCase c;
+    c.array.rows = dice(1, 4);
+    c.array.cols = dice(1, 4);
+    c.array.m = dice(1, 12);
+    c.array.k = dice(1, 12);
+    c.array.n = dice(1, 12);
+    ts::detail::fold(c.array);
+    c.arrays = dice(1, 2);
+    c.word = dice(1, 2);
+    c.result_word = dice(0, 2);
+    c.o.x = dice(0, 3) == 0 ? ts::Home::chip : ts::Home::memory;
+    c.o.w = dice(0, 3) == 0 ? ts::Home::chip : ts::Home::memory;
+    c.fifo = dice(0, 3);
+    c.memory = ts::detail::tick_rate(1, 1);
+    c.vector = ts::detail::tick_rate(static_cast<double>(dice(0, 3)), 1);
+    ts::detail::ChipPlan p;
+    p.tile = {dice(1, c.array.m), c.array.rows * dice(1, 3), c.wide() * dice(1, 3)};
+    p.keep_x = c.o.x == ts::Home::chip || dice(0, 1) == 0;
+    p.keep_w = c.o.w == ts::Home::chip || dice(0, 1) == 0;
+    ts::detail::predict(c, p);
+    const ts::detail::ChipTimeline line(c, p);
+    TickByTick clock{c, p, {}, {}, {}, {}};
+    const std::int64_t cycles = clock.run();
+    CAPTURE(i);
+    REQUIRE(clock.steps.size() == line.folds.size());
+    for (std::size_t f = 0; f < clock.steps.size(); ++f) {
+      CAPTURE(f);
+      REQUIRE(clock.steps[f].load == line.folds[f].load);
+      REQUIRE(clock.steps[f].stream == line.folds[f].stream);
+    }
+    CHECK(cycles == line.cycles);
+  }
+}
+
+TEST_CASE("chip: the same bits and counts on any number of threads") {
+  const ts::Chip chip = toy(32, 32, 1, 64);
+  ts::ChipMatmul o;
+  o.tile = {64, 64, 128};  // sums of a column go on after those of others have begun
+  const ts::Tensor x = ts::randn({128, 256}, 1), w = ts::randn({256, 256}, 2);
+  const auto on = [&](int threads) {
+    const ts::ThreadScope scope(threads);
+    return ts::matmul_on(chip, x, w, o);
+  };
+  const ts::ChipRun one = on(1);
+  check_same(one, ts::chip_timing(chip, 128, 256, 256, o));
+  for (const int threads : {2, 3, 7}) {
+    const ts::ChipRun run = on(threads);
+    check_same(run, one);
+    CHECK(std::memcmp(run.output.data(), one.output.data(), 4 * 128 * 256) == 0);
+  }
+}
+
 TEST_CASE("chip: one fold, tick by tick") {
   // 1 byte a tick: w (8 B) is there at 8, x (12 B) at 20; the shift takes ticks 8 and 9, x streams
   // from 20 to 22, the last sum leaves in tick 24, 24 B of results take until 49.
@@ -453,11 +688,12 @@ TEST_CASE("chip: errors say what was given and what would be right") {
         "chip_timing: wse-2 is a wafer; a tpu, npu or gpu has arrays to emulate");
   ts::Chip bare;
   CHECK(timed(bare, 1, 1, 1, o) ==
-        "chip_timing: this chip: mxu_rows is 0; a finite number above 0 is right");
+        "chip_timing: this chip has 0 arrays of 0 x 0 on 1 cores; at least 1 of each is right");
   bare = toy(2, 2, 1, 1);
   bare.memory_bandwidth = std::numeric_limits<double>::quiet_NaN();
   CHECK(timed(bare, 1, 1, 1, o) ==
-        "chip_timing: toy: memory_bandwidth is nan; a finite number above 0 is right");
+        "chip_timing: toy has clock_hz 1e+09, memory_bandwidth nan; finite numbers above 0 are "
+        "right");
   bare = toy(2, 2, 1, 1);
   bare.flops_bf16 = bare.flops_int8 = bare.flops_f32 = bare.flops_fp8 = 0;
   CHECK(timed(bare, 1, 1, 1, o) ==

@@ -33,12 +33,10 @@ inline void time_waves(ChipTiming& r, const ChipCase& c, std::int64_t ticks) {
       columns += b == first || b % down == 0 ? n : 0;
       results += m * n;
     }
-    const std::int64_t words =
-        ((c.x == Home::chip ? 0 : rows) + (c.w == Home::chip ? 0 : columns)) * r.k;
-    const std::int64_t written = c.y == Home::chip ? 0 : results * c.result_word;
-    r.hbm_bytes_read += words * c.word;
-    r.hbm_bytes_written += written;
-    r.cycles += std::max(ticks, c.memory.ticks(words * c.word + written));
+    const std::int64_t read = r.k * (rows * c.fetched(c.o.x) + columns * c.fetched(c.o.w));
+    r.hbm_bytes_read += read;
+    r.hbm_bytes_written += results * c.result_word;
+    r.cycles += std::max(ticks, c.memory.ticks(read + results * c.result_word));
   }
 }
 
@@ -83,8 +81,8 @@ inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
           r.chip});
   }
   List<ChipTile> tiles = {{128, k, 128}, {128, k, 256}, {256, k, 128}};
-  if (c.given.m != 0 || c.given.n != 0) {
-    tiles = {{c.given.m, k, c.given.n}};
+  if (c.o.tile.m != 0 || c.o.tile.n != 0) {
+    tiles = {{c.o.tile.m, k, c.o.tile.n}};
   }
   ChipTiming best;
   std::int64_t best_ticks = 0;

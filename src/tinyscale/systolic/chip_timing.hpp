@@ -16,13 +16,6 @@
 
 namespace tinyscale {
 
-struct ChipMatmul {
-  DType format = DType::f64;  // of the operands; f64: the chip's bf16, else int8, else f32
-  DType result = DType::f32;  // in which results leave
-  ChipTile tile;
-  Home x = Home::memory, w = Home::memory, y = Home::memory;
-};
-
 // The costs of x [M, K] times w [K, N]; ledger and traffic in words are those of all arrays.
 struct ChipTiming : SystolicTiming {
   std::string chip;
@@ -57,27 +50,18 @@ inline Table ChipTiming::table() const {
                         passes > 1 ? " x 6 passes" : "", " on ", chip,
                         waves > 0 ? " (a GPU, approximated)" : "", ", tiles of ", tile.m, " x ",
                         tile.k, " x ", tile.n, ", bound by ", bound);
-  struct Row {
-    const char* name;
-    std::int64_t value;
-    const char* unit;
-  };
-  const Row rows_of_chip[] = {{"predicted cycles", predicted_cycles, "ticks"},
-                              {"cold start", cold_cycles, "ticks"},
-                              {"matmul alone", matmul_cycles, "ticks"},
-                              {"weight shift alone", shift_cycles, "ticks"},
-                              {"memory alone", memory_cycles, "ticks"},
-                              {"vector unit alone", vector_cycles, "ticks"},
-                              {"hbm read", hbm_bytes_read, "B"},
-                              {"hbm written", hbm_bytes_written, "B"},
-                              {"on-chip read", chip_bytes_read, "B"},
-                              {"on-chip written", chip_bytes_written, "B"},
-                              {"accumulators read", accumulator_bytes_read, "B"},
-                              {"accumulators written", accumulator_bytes_written, "B"},
-                              {"on-chip memory used", on_chip_bytes, "B"},
-                              {"accumulators used", accumulator_bytes, "B"}};
-  for (const Row& row : rows_of_chip) {
-    t.add({row.name, std::to_string(row.value), row.unit, ""});
+  // clang-format off
+  const char* const names[] = {
+      "predicted cycles", "cold start", "matmul alone", "weight shift alone", "memory alone",
+      "vector unit alone", "hbm read", "hbm written", "on-chip read", "on-chip written",
+      "accumulators read", "accumulators written", "on-chip memory used", "accumulators used"};
+  const std::int64_t counts[] = {
+      predicted_cycles, cold_cycles, matmul_cycles, shift_cycles, memory_cycles,
+      vector_cycles, hbm_bytes_read, hbm_bytes_written, chip_bytes_read, chip_bytes_written,
+      accumulator_bytes_read, accumulator_bytes_written, on_chip_bytes, accumulator_bytes};
+  // clang-format on
+  for (int i = 0; i < 14; ++i) {
+    t.add({names[i], std::to_string(counts[i]), i < 6 ? "ticks" : "B", ""});
   }
   if (waves > 0) {
     t.add({"waves", std::to_string(waves),
@@ -115,18 +99,14 @@ inline double chip_ticks(const char* function, const Chip& chip, DType& format) 
   if (chip.kind == "cpu" || chip.kind == "wafer") {
     fail({function, ": ", name, " is a ", chip.kind, "; a tpu, npu or gpu has arrays to emulate"});
   }
-  const double needed[] = {static_cast<double>(chip.mxu_rows),
-                           static_cast<double>(chip.mxu_cols),
-                           static_cast<double>(chip.mxus),
-                           static_cast<double>(chip.cores),
-                           chip.clock_hz,
-                           chip.memory_bandwidth};
-  const char* const names[] = {"mxu_rows", "mxu_cols", "mxus",
-                               "cores",    "clock_hz", "memory_bandwidth"};
-  for (int i = 0; i < 6; ++i) {
-    if (!(needed[i] > 0) || !is_finite(needed[i])) {
-      fail({function, ": ", name, ": ", names[i], " is ", needed[i],
-            "; a finite number above 0 is right"});
+  if (chip.mxu_rows < 1 || chip.mxu_cols < 1 || chip.mxus < 1 || chip.cores < 1) {
+    fail({function, ": ", name, " has ", chip.mxus, " arrays of ", chip.mxu_rows, " x ",
+          chip.mxu_cols, " on ", chip.cores, " cores; at least 1 of each is right"});
+  }
+  for (const double rate : {chip.clock_hz, chip.memory_bandwidth}) {
+    if (!(rate > 0) || !is_finite(rate)) {
+      fail({function, ": ", name, " has clock_hz ", chip.clock_hz, ", memory_bandwidth ",
+            chip.memory_bandwidth, "; finite numbers above 0 are right"});
     }
   }
   std::string known;
@@ -164,12 +144,9 @@ inline ChipCase chip_case(const char* function, const Chip& chip, const ChipTimi
   c.array.passes = in_passes ? 6 : 1;
   fold(c.array);
   c.arrays = gpu ? std::max(1, chip.mxus / chip.cores) : chip.mxus;
+  c.o = o;
   c.word = static_cast<std::int64_t>(bytes_of(r.format));
-  c.result_word = static_cast<std::int64_t>(bytes_of(o.result));
-  c.x = o.x;
-  c.w = o.w;
-  c.y = o.y;
-  c.given = o.tile;
+  c.result_word = o.y == Home::chip ? 0 : static_cast<std::int64_t>(bytes_of(o.result));
   c.fifo = chip.fifo_tiles;
   c.sram = gpu ? chip.sram_bytes / chip.cores : chip.sram_bytes;
   c.accumulators = gpu ? 131072 : chip.accumulator_bytes;  // half of the registers (K)
@@ -208,13 +185,13 @@ inline void count_folds(const char* function, ChipTiming& r, const ChipCase& c,
 // MXUs side by side that share memory, on-chip memory and vector unit.
 inline void time_mxus(const char* function, ChipTiming& r, const ChipCase& c,
                       const ChipNumbers* numbers) {
-  const ChipTile& tile = c.given;
+  const ChipTile& tile = c.o.tile;
   if (tile.m < 0 || tile.k < 0 || tile.n < 0 || (tile.k % c.array.rows != 0 && tile.k < r.k) ||
       (tile.n % c.wide() != 0 && tile.n < r.n)) {
     fail({function, ": tile ", tile.m, " x ", tile.k, " x ", tile.n, "; on ", r.chip,
           " k must be a multiple of ", c.array.rows, ", n of ", c.wide(), ", or the whole"});
   }
-  if (c.fifo > 0 && c.w == Home::chip) {
+  if (c.fifo > 0 && c.o.w == Home::chip) {
     fail({function, ": w lies on the chip; the weights of ", r.chip,
           " come through a FIFO from memory"});
   }
@@ -235,7 +212,9 @@ inline void time_mxus(const char* function, ChipTiming& r, const ChipCase& c,
   r.cold_cycles = line.folds[0].stream - c.array.rows;
   r.hbm_bytes_read = line.bytes_read;
   r.hbm_bytes_written = line.bytes_written;
-  r.chip_bytes_written = line.bytes_read + (c.y == Home::chip ? r.m * r.n * c.result_word : 0);
+  r.chip_bytes_written = line.bytes_read;
+  r.chip_bytes_written +=
+      c.o.y == Home::chip ? r.m * r.n * static_cast<std::int64_t>(bytes_of(c.o.result)) : 0;
   r.matmul_cycles = (r.ledger.useful + r.ledger.padded) / (c.array.rows * c.wide());
   r.shift_cycles = r.placed_folds * c.array.rows;
 }

@@ -113,17 +113,13 @@ struct OnChipReport {
     all.push_back(total());
     for (const OnChipRow& r : all) {
       const LossLedger& l = r.counts.ledger;
-      std::vector<std::string> row = {r.name, std::to_string(r.products),
-                                      std::to_string(r.counts.cycles)};
-      for (const std::int64_t part :
-           {l.useful, l.padded, l.weight_shift, l.weight_stall, l.dma_stall}) {
-        const double whole = std::max(1.0, static_cast<double>(l.total()));
-        row.push_back(format_fixed(100 * static_cast<double>(part) / whole, 2));
-      }
-      row.push_back(std::to_string(r.hbm_bytes));
-      row.push_back(format_fixed(r.seconds * 1e6, 3));
-      row.push_back(r.bound);
-      t.add(row);
+      const auto share = [&l](std::int64_t part) {
+        return format_fixed(
+            100 * static_cast<double>(part) / std::max(1.0, static_cast<double>(l.total())), 2);
+      };
+      t.add({r.name, std::to_string(r.products), std::to_string(r.counts.cycles), share(l.useful),
+             share(l.padded), share(l.weight_shift), share(l.weight_stall), share(l.dma_stall),
+             std::to_string(r.hbm_bytes), format_fixed(r.seconds * 1e6, 3), r.bound});
     }
     return t;
   }
