@@ -121,7 +121,8 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
   if (hook != nullptr && tracked({&x, &w, &bias})) {
     fail({name, ": no gradient flows through an emulated chip; run it under a NoGrad"});
   }
-  Tensor y = hook == nullptr ? Tensor(s.shape) : (*hook)(x, tw == Trans::no ? w : transpose(w, 0, 1));
+  Tensor y =
+      hook == nullptr ? Tensor(s.shape) : (*hook)(x, tw == Trans::no ? w : transpose(w, 0, 1));
   if (hook == nullptr) {
     product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data());
   }
