@@ -92,6 +92,7 @@
 //   tinyscale/systolic/array_registers.hpp   The registers of an array of PEs
 //   tinyscale/systolic/array_stepper.hpp     The array and its clock
 //   tinyscale/systolic/systolic_array.hpp    A systolic array of R x C processing elements
+//   tinyscale/systolic/sram_trace.hpp        Every word that an array reads from and writes to
 //   tinyscale/systolic/wavefront.hpp         Which PE holds what in one tick
 //   tinyscale/mesh/fabric.hpp                Where the devices of a run meet
 //   tinyscale/mesh/collective_cost.hpp       What a collective on one mesh axis costs
@@ -139,6 +140,7 @@
 //   tinyscale/show/heat_map.hpp              A matrix as coloured cells
 //   tinyscale/show/plot.hpp                  Lines and points over two axes
 //   tinyscale/show/pictures.hpp              The roofline and the loss curve
+//   tinyscale/show/array_pictures.hpp        Pictures of a systolic array
 //   tinyscale/show/report_pictures.hpp       Pictures of whole reports
 
 #pragma once
@@ -13503,9 +13505,10 @@ inline std::string percent(double fraction) { return printed('f', 4, 100 * fract
 
 inline Table systolic_table(const SystolicTiming& t, const char* column) {
   Table table;
-  table.title = cat(t.rows, " x ", t.cols, " array, ", name_of(t.dataflow), ", ",
-                    name_of(t.schedule), ", ", name_of(t.format), t.tight ? ", tight" : "", ": x [", t.m, ", ", t.k, "] times w [", t.k, ", ", t.n,
-                    "], ", t.row_folds, " x ", t.col_folds, " folds");
+  table.title =
+      cat(t.rows, " x ", t.cols, " array, ", name_of(t.dataflow), ", ", name_of(t.schedule), ", ",
+          name_of(t.format), t.tight ? ", tight" : "", ": x [", t.m, ", ", t.k, "] times w [", t.k,
+          ", ", t.n, "], ", t.row_folds, " x ", t.col_folds, " folds");
   table.columns = {"quantity", column, "unit", "% of PE-ticks"};
   const auto count = [&table](const char* name, std::int64_t value, const char* unit) {
     table.add({name, std::to_string(value), unit, ""});
@@ -13631,8 +13634,7 @@ inline std::int64_t fold_cols(const SystolicTiming& t, const Fold& f, std::int64
 
 // The tick after the one in which a fold's last result leaves, or (tight) its last useful one.
 inline std::int64_t fold_end(const SystolicTiming& t, const Fold& f, std::int64_t arrays) {
-  const std::int64_t cols =
-      t.tight ? std::min(t.cols, fold_cols(t, f, arrays)) : t.cols;
+  const std::int64_t cols = t.tight ? std::min(t.cols, fold_cols(t, f, arrays)) : t.cols;
   if (!keeps_outputs(t)) {
     return f.end() + t.rows + cols - 2;
   }
@@ -13662,8 +13664,7 @@ inline void waiting_events(const Fold& before, const Fold& f, List<PeEvent>& out
 }
 
 inline void loading_events(const SystolicTiming& t, const Fold& f, List<PeEvent>& out) {
-  const Arrival arrival =
-      t.schedule == Schedule::serial ? Arrival::together : Arrival::by_column;
+  const Arrival arrival = t.schedule == Schedule::serial ? Arrival::together : Arrival::by_column;
   if (f.weight_stall > 0) {
     out.push_back({f.load - f.weight_stall, arrival, PeState::weight_stall});
   }
@@ -13833,8 +13834,8 @@ inline SystolicTiming time_folds(const SystolicTiming& problem, const List<Fold>
 
 // >> tinyscale/systolic/array_timing.hpp
 // The ticks of a systolic array in closed form: no stepping, the same numbers.
-// With R x C PEs, F folds and T stream slots a fold (T = M, N, K for weights, inputs, outputs, times
-// the passes of a format):
+// With R x C PEs, F folds and T stream slots a fold (T = M, N, K for weights, inputs, outputs,
+// times the passes of a format):
 //   serial   F (T + 2R + C - 2)                    the count of SCALE-Sim v2 and v3, plus its one
 //   doubled  (F - 1) max(T, R) + T + 2R + C - 2    as the TPU papers describe it
 // Rules: activations move east, sums south, one PE a tick; every row starts a tick after the last.
@@ -14066,7 +14067,8 @@ namespace detail {
 constexpr std::int64_t block_ticks = 64;
 constexpr int strip_rows = 8;  // rows of PEs stepped together
 
-// A tick at which something in the PEs changes: with the wave (+ r + c), or by column (+ c, or not).
+// A tick at which something in the PEs changes: with the wave (+ r + c), or by column (+ c, or
+// not).
 struct PeChange {
   std::int64_t tick = 0;  // in the block
   int kind = 0;           // 1: with the wave; 2: by column; 3: all columns at once
@@ -14083,14 +14085,14 @@ struct PeBlock {
   const std::int32_t* leaving = nullptr;                 // the same: sums leave, to plane - 1
   const std::int32_t* loaded = nullptr;                  // by column: [now(j) loaded_tick + c ..]
   std::int64_t loaded_tick = 1, loaded_col = 1;
-  float *weight = nullptr, *sum = nullptr;               // resting registers
-  float *held[3] = {}, *next[3] = {};                    // pieces of the weight in use, and loaded
+  float *weight = nullptr, *sum = nullptr;  // resting registers
+  float *held[3] = {}, *next[3] = {};       // pieces of the weight in use, and loaded
   int pieces = 1, passes = 1;
-  int piece_of[6] = {};                                  // the piece that pass q multiplies
-  float* edge = nullptr;                                 // [block_ticks + 1, step]: sums going south
-  float* exits = nullptr;                                // planes of sums that have left their PE
+  int piece_of[6] = {};    // the piece that pass q multiplies
+  float* edge = nullptr;   // [block_ticks + 1, step]: sums going south
+  float* exits = nullptr;  // planes of sums that have left their PE
   const List<PeChange>* changes = nullptr;
-  const List<std::int32_t>* leavers = nullptr;           // the planes + 1 of this block
+  const List<std::int32_t>* leavers = nullptr;  // the planes + 1 of this block
 
   static std::int64_t now(std::int64_t j) { return block_ticks - 1 - j; }
 
@@ -14100,7 +14102,9 @@ struct PeBlock {
     int kinds = 0;
     until = block_ticks;
     for (const PeChange& change : *changes) {
-      const std::int64_t begin = change.tick + (change.kind == 1 ? r + c : change.kind == 2 ? c : 0);
+      const std::int64_t begin = change.tick + (change.kind == 1   ? r + c
+                                                : change.kind == 2 ? c
+                                                                   : 0);
       const std::int64_t end = begin + (change.kind == 1   ? strip_rows + width - 1
                                         : change.kind == 2 ? width
                                                            : 1);
@@ -14381,22 +14385,25 @@ void step_block(const Kernel& kernel, bool lanes) {
 // The registers of an array of PEs, and the feeder that puts words on its west and north edges.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
 
 // A word to or from on-chip memory: the tick, the row or column of PEs, the place in its matrix.
 struct SramAccess {
   std::int64_t tick = 0, port = 0, word = 0;
 };
 
+namespace detail {
+
 // What a run computes with. The stream is x and the tile w; inputs stationary, w^T and x^T.
 struct ArrayWork {
   const ArrayOperand* stream = nullptr;
   const ArrayOperand* tile = nullptr;
-  float* out = nullptr;               // [M, N] words: floats, or int32 in their place
+  float* out = nullptr;                // [M, N] words: floats, or int32 in their place
   std::int64_t array = 0, arrays = 1;  // this MXU of several that stand side by side
-  const List<Fold>* folds = nullptr;  // placed; null: each placed after the one before
-  std::int64_t first = 0, last = 0;   // the folds to step, [first, last)
-  List<SramAccess>* trace[3] = {};    // of stream, tile, output; or null
+  const List<Fold>* folds = nullptr;   // placed; null: each placed after the one before
+  std::int64_t first = 0, last = 0;    // the folds to step, [first, last)
+  List<SramAccess>* trace[3] = {};     // of stream, tile, output; or null
+  List<std::int64_t>* starts =
+      nullptr;  // by tick: PEs that began to multiply less those that ended
 };
 
 // 32-bit registers in rows of `step`, zeros before the first: +0.0f or the integer 0.
@@ -14560,7 +14567,8 @@ struct ArrayRegisters {
     b.exits = exits.data();
   }
 
-  // Row i of [first, last) enters column c in tick start + i (+ c unless all columns shift at once).
+  // Row i of [first, last) enters column c in tick start + i (+ c unless all columns shift at
+  // once).
   void enter(const Fold& f, const float* words, int piece, std::int64_t start, std::int64_t first,
              std::int64_t last) {
     const bool outputs = keeps_outputs(t);
@@ -14673,22 +14681,21 @@ class ArrayStepper {
       step();
     }
     const std::int64_t end = last_chunk() ? last_exit_ + 1 : std::int64_t{1} << 62;
-    book(end);
+    if (!last_chunk()) {  // results are out; the PEs have yet to be handed over
+      book(end);
+    }
     for (std::size_t i = 0; i < state_.size(); ++i) {
       if (state_[i] != static_cast<std::uint8_t>(PeState::absent)) {
-        booked_[state_[i]] += end - since_[i];
+        close(state_[i], since_[i], end);
       }
     }
     SystolicTiming t = registers_.t;
     t.cycles = last_exit_ + 1;
     const auto booked = [this](PeState s) { return booked_[static_cast<int>(s)]; };
-    t.ledger = {booked_[useful],
-                booked(PeState::streaming),
-                booked(PeState::fill),
-                booked(PeState::drain),
-                booked(PeState::weight_shift),
-                booked(PeState::weight_stall),
-                booked(PeState::dma_stall)};
+    t.ledger = {
+        booked_[useful],           booked(PeState::streaming),    booked(PeState::fill),
+        booked(PeState::drain),    booked(PeState::weight_shift), booked(PeState::weight_stall),
+        booked(PeState::dma_stall)};
     t.macs = t.ledger.useful;
     t.sram_writes_output = outputs() ? t.sram_writes_output : t.accumulator_writes;
     return t;
@@ -14833,41 +14840,65 @@ class ArrayStepper {
     }
   }
 
-  // A result leaves for memory or the accumulators, which add to what they have.
-  void deliver(const float* from, bool adds, float* to) {
-    if (adds && whole()) {
+  // Results for consecutive words of the product: the first leaves in `tick` through `port`, the
+  // next a tick later. Accumulators add to what they have.
+  struct Line {
+    const float* from;
+    std::int64_t apart;  // of one result from the next in the registers
+    std::int64_t count;  // those that are no padding
+    std::int64_t word, tick, port, next_port;
+  };
+
+  void deliver(const Line& line, bool adds) {
+    float* to = work().out + line.word;
+    for (std::int64_t i = 0; i < line.count && adds && whole(); ++i) {
       std::int32_t a = 0, b = 0;
-      std::memcpy(&a, to, sizeof a);
-      std::memcpy(&b, from, sizeof b);
+      std::memcpy(&a, to + i, sizeof a);
+      std::memcpy(&b, line.from + i * line.apart, sizeof b);
       a += b;
-      std::memcpy(to, &a, sizeof a);
-    } else {
-      *to = adds ? *to + *from : *from;
+      std::memcpy(to + i, &a, sizeof a);
+    }
+    for (std::int64_t i = 0; i < line.count && !adds; ++i) {
+      to[i] = line.from[i * line.apart];
+    }
+    for (std::int64_t i = 0; i < line.count && adds && !whole(); ++i) {
+      to[i] += line.from[i * line.apart];
+    }
+    for (std::int64_t i = 0; i < line.count && work().trace[2] != nullptr; ++i) {
+      work().trace[2]->push_back({line.tick + i, line.port + i * line.next_port, line.word + i});
     }
   }
 
-  // South edge: sums that are complete go to the accumulators.
+  // `count` results have left, the last one in that tick.
+  void leave(std::int64_t count, std::int64_t tick) {
+    due_ -= count;
+    last_exit_ = count > 0 ? std::max(last_exit_, tick) : last_exit_;
+  }
+
+  // South edge: sums that are complete go to the accumulators. Slot i of column c leaves in tick
+  // base + i + c of the block; inner loops run along a row of the product.
   void collect_south(const Fold& f) {
     const ArrayRegisters& g = registers_;
     const std::int64_t slots = f.length / t().passes, used = g.used_cols(f);
     const std::int64_t due = t().tight ? used : t().cols;
-    const std::int64_t m_step = g.inputs() ? 1 : t().n, n_step = g.inputs() ? t().n : 1;
+    const bool inputs = g.inputs();
     for (std::int64_t q = 0; q < t().passes; ++q) {
       const std::int64_t base = f.stream + q * slots + t().rows - 1 - g.begin;
       const bool adds = f.k0 > 0 || q > 0;
-      const std::int64_t last_i = std::min(slots, block_ticks - base);
-      for (std::int64_t i = std::max<std::int64_t>(0, 1 - due - base); i < last_i; ++i) {
-        const std::int64_t j = base + i, first = std::max<std::int64_t>(0, -j);
-        const std::int64_t last = std::min(due, block_ticks - j);
-        const std::int64_t real = std::max(first, std::min(last, used));
-        const float* from = g.b.edge + (j + 1) * g.b.step;
-        const std::int64_t to = (g.stream_row(f) + i) * m_step + g.across(f) * n_step;
-        for (std::int64_t c = first; c < real; ++c) {
-          deliver(from + c * (g.b.step + 1), adds, work().out + to + c * n_step);
-        }
-        trace(first, real, g.begin + j, 1, to, n_step);
-        due_ -= last - first;
-        last_exit_ = std::max(last_exit_, g.begin + j + last - 1);
+      const std::int64_t outer = inputs ? due : slots, inner = inputs ? slots : due;
+      const std::int64_t end = std::min(outer, block_ticks - base);
+      for (std::int64_t o = std::max<std::int64_t>(0, 1 - inner - base); o < end; ++o) {
+        const std::int64_t j = base + o, first = std::max<std::int64_t>(0, -j);
+        const std::int64_t last = std::min(inner, block_ticks - j);
+        const std::int64_t real =
+            inputs ? (o < used ? last : first) : std::max(first, std::min(last, used));
+        const std::int64_t c = inputs ? o : first, i = inputs ? first : o;
+        const std::int64_t word = inputs ? (g.across(f) + c) * t().n + g.stream_row(f) + i
+                                         : (g.stream_row(f) + i) * t().n + g.across(f) + c;
+        deliver({g.b.edge + (j + first + 1) * g.b.step + c, g.b.step + (inputs ? 0 : 1),
+                 real - first, word, g.begin + j + first, c, inputs ? 0 : 1},
+                adds);
+        leave(last - first, g.begin + j + last - 1);
         registers_.t.accumulator_writes += real - first;
         registers_.t.accumulator_reads += adds ? real - first : 0;
       }
@@ -14889,22 +14920,13 @@ class ArrayStepper {
         continue;
       }
       const std::int64_t real = r < rows ? std::max(first, std::min(last, used)) : first;
-      const std::int64_t to = (f.m0 + r) * t().n + g.across(f);
       const std::int64_t tick = g.begin + j - (instant() ? 1 : 0);
-      for (std::int64_t c = first; c < real; ++c) {
-        deliver(plane + r * g.b.step + c, false, work().out + to + c);
-      }
-      trace(first, real, tick, 1, to, 1);
-      due_ -= last - first;
-      last_exit_ = std::max(last_exit_, tick + last - 1);
+      deliver(
+          {plane + r * g.b.step + first, 1, real - first, (f.m0 + r) * t().n + g.across(f) + first,
+           tick + first, (instant() ? r * t().cols : 0) + first, 1},
+          false);
+      leave(last - first, tick + last - 1);
       registers_.t.sram_writes_output += real - first;
-    }
-  }
-
-  void trace(std::int64_t first, std::int64_t last, std::int64_t tick, std::int64_t skew,
-             std::int64_t word, std::int64_t apart) {
-    for (std::int64_t c = first; work().trace[2] != nullptr && c < last; ++c) {
-      work().trace[2]->push_back({tick + skew * c, c, word + c * apart});
     }
   }
 
@@ -14934,10 +14956,10 @@ class ArrayStepper {
         std::uint8_t* states = state_.data() + r * cols;
         std::int64_t* since = since_.data() + r * cols;
         for (std::int64_t c = first; c < last; ++c) {
-          booked_[states[c]] += tick + east * c - since[c];
+          close(states[c], since[c], tick + east * c);
           since[c] = tick + east * c;
-          states[c] = r < real_rows && c < real_cols ? useful
-                                                     : static_cast<std::uint8_t>(event.state);
+          states[c] =
+              r < real_rows && c < real_cols ? useful : static_cast<std::uint8_t>(event.state);
         }
       }
       const std::int64_t everywhere = event.tick + down * (rows - 1) + east * (cols - 1);
@@ -14946,6 +14968,14 @@ class ArrayStepper {
       }
     }
     remove_front(events_, over);
+  }
+
+  void close(std::uint8_t state, std::int64_t since, std::int64_t tick) {
+    booked_[state] += tick - since;
+    if (work().starts != nullptr && (state == useful || state == 0)) {
+      ++(*work().starts)[static_cast<std::size_t>(since)];
+      --(*work().starts)[static_cast<std::size_t>(tick)];
+    }
   }
 
   template <class T>
@@ -14960,8 +14990,8 @@ class ArrayStepper {
     std::size_t over = 0;
     while (over < live_.size()) {
       const Fold& f = live_[over];
-      const std::int64_t left = outputs() ? f.drain + 2 * t().rows + t().cols
-                                          : f.end() + t().rows + t().cols;
+      const std::int64_t left =
+          outputs() ? f.drain + 2 * t().rows + t().cols : f.end() + t().rows + t().cols;
       if (left > registers_.begin) {
         break;
       }
@@ -15015,9 +15045,9 @@ class SystolicArray {
 
   Schedule schedule = Schedule::doubled;
   Drain drain = Drain::shifted;
-  bool tight = false;          // stop at the last useful result: no wait for that of a full tile
-  DType format = DType::f32;   // of the operands; also bf16, fp8_e4m3, fp8_e5m2, int8
-  int passes = 1;              // bf16 only: 3 or 6 products of bf16 pieces for an f32 one
+  bool tight = false;         // stop at the last useful result: no wait for that of a full tile
+  DType format = DType::f32;  // of the operands; also bf16, fp8_e4m3, fp8_e5m2, int8
+  int passes = 1;             // bf16 only: 3 or 6 products of bf16 pieces for an f32 one
 
   std::int64_t rows() const { return rows_; }
   std::int64_t cols() const { return cols_; }
@@ -15133,19 +15163,20 @@ inline void add_counts(const SystolicTiming& part, SystolicTiming& all) {
 // Columns of tiles are independent: each part of them has an array of its own on a thread of its
 // own, and its PEs are counted from the moment the wave of its first tile reaches them.
 inline List<ArrayWork> divide(const SystolicTiming& t, const ArrayWork& whole) {
-  const std::int64_t folds = whole.folds == nullptr
-                                 ? t.folds()
-                                 : static_cast<std::int64_t>(whole.folds->size());
+  const std::int64_t folds =
+      whole.folds == nullptr ? t.folds() : static_cast<std::int64_t>(whole.folds->size());
   const std::int64_t parts = std::max<std::int64_t>(
       1, std::min<std::int64_t>(t.rows * t.cols * folds * t.stream >> 21,
                                 whole.trace[0] == nullptr ? thread_count() / whole.arrays : 1));
   List<ArrayWork> works;
   std::int64_t first = 0;
   for (std::int64_t f = 1; f <= folds; ++f) {
-    const Fold fold = f == folds ? Fold() : whole.folds != nullptr
-                          ? (*whole.folds)[static_cast<std::size_t>(f)] : tile_of(t, f);
+    const Fold fold = f == folds               ? Fold()
+                      : whole.folds != nullptr ? (*whole.folds)[static_cast<std::size_t>(f)]
+                                               : tile_of(t, f);
     const bool begins = keeps_outputs(t) ? fold.m0 == 0 : fold.k0 == 0;
-    const auto done = static_cast<std::int64_t>(works.size() / static_cast<std::size_t>(whole.arrays));
+    const auto done =
+        static_cast<std::int64_t>(works.size() / static_cast<std::size_t>(whole.arrays));
     if (f == folds || (begins && f * parts >= folds * (done + 1))) {
       for (std::int64_t a = 0; a < whole.arrays; ++a) {
         works.push_back(whole);
@@ -15251,6 +15282,119 @@ inline SystolicRun SystolicArray::matmul(const Tensor& x, const Tensor& w) const
 
 }}  // namespace tinyscale
 
+// >> tinyscale/systolic/sram_trace.hpp
+// Every word that an array reads from and writes to on-chip memory, tick by tick.
+// As SCALE-Sim writes it: a line per tick, a column per port, an address or nothing; x begins at 0,
+// w at 10,000,000, the product at 20,000,000. Ticks count from 0 in all three files, so that they
+// can be laid side by side (SCALE-Sim counts reads from 1 and writes from 0).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Accesses in the order of their ticks. Rows of PEs are ports for what streams, columns for the
+// rest; with instant drain each PE has a port of its own: row * cols + column.
+struct SramTrace {
+  List<SramAccess> input, weight, output;
+
+  std::string csv_input() const { return csv(input, 0); }
+  std::string csv_weight() const { return csv(weight, 10000000); }
+  std::string csv_output() const { return csv(output, 20000000); }
+
+ private:
+  static std::string csv(const List<SramAccess>& accesses, std::int64_t offset) {
+    std::int64_t ports = 0;
+    for (const SramAccess& access : accesses) {
+      ports = std::max(ports, access.port + 1);
+    }
+    std::string out = "tick";
+    for (std::int64_t p = 0; p < ports; ++p) {
+      out += ",port " + std::to_string(p);
+    }
+    std::int64_t tick = -1, port = 0;
+    for (const SramAccess& access : accesses) {
+      if (access.tick != tick) {
+        out += (tick < 0 ? "" : std::string(static_cast<std::size_t>(ports - port), ',')) + "\n" +
+               std::to_string(access.tick);
+        tick = access.tick;
+        port = 0;
+      }
+      out += std::string(static_cast<std::size_t>(access.port + 1 - port), ',') +
+             std::to_string(access.word + offset);
+      port = access.port + 1;
+    }
+    return out + std::string(static_cast<std::size_t>(ports - port), ',') + "\n";
+  }
+};
+
+namespace detail {
+
+constexpr std::int64_t most_traced = std::int64_t{1} << 24;
+
+// In the order of ticks, then ports: by counting, since both are small numbers.
+inline List<SramAccess> by_tick(const List<SramAccess>& accesses, std::int64_t ticks) {
+  std::vector<std::size_t> first(static_cast<std::size_t>(ticks + 1));
+  for (const SramAccess& access : accesses) {
+    ++first[static_cast<std::size_t>(access.tick + 1)];
+  }
+  for (std::size_t i = 1; i < first.size(); ++i) {
+    first[i] += first[i - 1];
+  }
+  List<SramAccess> sorted(accesses.size());
+  for (const SramAccess& access : accesses) {
+    std::size_t at = first[static_cast<std::size_t>(access.tick)]++;
+    for (; at > 0 && sorted[at - 1].tick == access.tick && sorted[at - 1].port > access.port;
+         --at) {
+      sorted[at] = sorted[at - 1];
+    }
+    sorted[at] = access;
+  }
+  return sorted;
+}
+
+// Places in a matrix [rows, cols] from those in its transpose.
+inline void turn_words(List<SramAccess>& accesses, std::int64_t rows, std::int64_t cols) {
+  for (SramAccess& access : accesses) {
+    access.word = access.word % rows * cols + access.word / rows;
+  }
+}
+
+}  // namespace detail
+
+// The accesses of array.matmul(x, w), from stepping it. Throws when there are more than 2^24 words.
+inline SramTrace sram_trace(const SystolicArray& array, const Tensor& x, const Tensor& w) {
+  const detail::ArrayProblem p("sram_trace", array, x, w);
+  const SystolicTiming& t = p.timing;
+  SystolicTiming counted = t;
+  detail::time_array(counted);
+  const std::int64_t words =
+      counted.sram_reads_input + counted.sram_reads_weight + counted.sram_writes_output;
+  if (words > detail::most_traced) {
+    detail::fail({"sram_trace: ", words, " words are read and written; at most ",
+                  detail::most_traced, " are traced, timing() counts more"});
+  }
+  const detail::ArrayOperands operands(t, "sram_trace", p.x, p.w);
+  Tensor product = zeros(p.output);
+  SramTrace trace;
+  const bool inputs = t.dataflow == Dataflow::input_stationary;
+  detail::ArrayWork work;
+  work.stream = &operands.stream;
+  work.tile = &operands.tile;
+  work.out = product.data();
+  work.trace[0] = inputs ? &trace.weight : &trace.input;
+  work.trace[1] = inputs ? &trace.input : &trace.weight;
+  work.trace[2] = &trace.output;
+  detail::step_array(t, work);
+  if (inputs) {
+    detail::turn_words(trace.weight, t.k, t.n);
+    detail::turn_words(trace.input, t.m, t.k);
+  }
+  trace.input = detail::by_tick(trace.input, counted.cycles);
+  trace.weight = detail::by_tick(trace.weight, counted.cycles);
+  trace.output = detail::by_tick(trace.output, counted.cycles);
+  return trace;
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/systolic/wavefront.hpp
 // Which PE holds what in one tick: a picture of the array's real registers.
 // The array is stepped up to that tick; nothing is computed from a formula. Small arrays show each
@@ -15347,8 +15491,8 @@ inline void name_operands(const ArrayStepper& stepper, std::int64_t tick, std::i
     if (slot >= 0 && slot < f.length) {
       const std::int64_t index = slot % (f.length / t.passes);
       const bool inputs = t.dataflow == Dataflow::input_stationary;
-      cell.fold = (keeps_outputs(t) ? f.m0 : f.k0) / t.rows +
-                  (inputs ? f.m0 : f.n0) / t.cols * t.row_folds;
+      cell.fold =
+          (keeps_outputs(t) ? f.m0 : f.k0) / t.rows + (inputs ? f.m0 : f.n0) / t.cols * t.row_folds;
       cell.m = keeps_outputs(t) ? f.m0 + r : inputs ? f.m0 + c : index;
       cell.k = keeps_outputs(t) ? index : f.k0 + r;
       cell.n = inputs ? index : f.n0 + c;
@@ -15405,6 +15549,50 @@ inline WavefrontCell snapshot_cell(const ArrayStepper& stepper, std::int64_t tic
 
 }  // namespace detail
 
+// PEs that multiply in each tick of a run, padding included.
+struct ActivePes {
+  std::vector<std::int64_t> simulated;  // counted from what every PE did
+  std::vector<std::int64_t> formula;    // sum over folds of D(t - s) - D(t - s - T)
+};
+
+inline ActivePes active_pes(const SystolicArray& array, const Tensor& x, const Tensor& w) {
+  const detail::ArrayProblem p("active_pes", array, x, w);
+  const detail::ArrayOperands operands(p.timing, "active_pes", p.x, p.w);
+  const SystolicTiming t = array.timing(p.timing.m, p.timing.k, p.timing.n);
+  if (t.cycles > std::int64_t{1} << 24) {
+    detail::fail({"active_pes: the run takes ", t.cycles, " ticks; at most 2^24 are counted"});
+  }
+  Tensor product = zeros(p.output);
+  List<std::int64_t> starts(static_cast<std::size_t>(t.cycles + 1));
+  detail::ArrayWork work;
+  work.stream = &operands.stream;
+  work.tile = &operands.tile;
+  work.out = product.data();
+  work.starts = &starts;
+  work.last = t.folds();
+  detail::ArrayStepper(p.timing, work).run();
+  ActivePes active;
+  std::int64_t now = 0;
+  for (std::int64_t tick = 0; tick < t.cycles; ++tick) {
+    now += starts[static_cast<std::size_t>(tick)];
+    active.simulated.push_back(now);
+  }
+  active.formula.resize(active.simulated.size());
+  const auto reached = [&t](std::int64_t tick) {  // D: PEs that a wave begun at tick 0 has reached
+    return detail::ticks_since(t, detail::Arrival::by_wave, tick + 1) -
+           detail::ticks_since(t, detail::Arrival::by_wave, tick);
+  };
+  for (std::int64_t f = 0; f < t.folds(); ++f) {
+    const detail::Fold fold = detail::nth_fold(t, f);
+    const std::int64_t last = std::min(t.cycles, fold.end() + t.rows + t.cols - 2);
+    for (std::int64_t tick = fold.stream; tick < last; ++tick) {
+      active.formula[static_cast<std::size_t>(tick)] +=
+          reached(tick - fold.stream) - reached(tick - fold.end());
+    }
+  }
+  return active;
+}
+
 // The array in the given tick (from 0) of array.matmul(x, w). Throws after the last one.
 inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Tensor& w, Dim tick) {
   const detail::ArrayProblem p("wavefront", array, x, w);
@@ -15432,6 +15620,16 @@ inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Te
     }
   }
   return picture;
+}
+
+// The array in ticks first, first + every, ..: the frames of a strip. Throws as wavefront() does.
+inline List<Wavefront> wavefronts(const SystolicArray& array, const Tensor& x, const Tensor& w,
+                                  Dim first, Dim count, Dim every = 1) {
+  List<Wavefront> frames;
+  for (std::int64_t i = 0; i < count.value; ++i) {
+    frames.push_back(wavefront(array, x, w, first.value + i * every.value));
+  }
+  return frames;
 }
 
 }}  // namespace tinyscale
@@ -23077,6 +23275,199 @@ inline Svg svg(const LossCurve& curve) {
   }
   for (const Series& other : curve.others) {
     plot.series.push_back(other);
+  }
+  return svg(plot);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/show/array_pictures.hpp
+// Pictures of a systolic array: frames of its registers, busy PEs by tick, where the PE-ticks went,
+// and what shape of matmul keeps it busy.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+// A state's letter, what it means, and its fill.
+struct PeLook {
+  char letter;
+  const char* name;
+  std::string fill;
+};
+
+inline const List<PeLook>& pe_looks() {
+  static const List<PeLook> looks = {
+      {'#', "useful", Canvas::fill(0)},
+      {'o', "padded", Canvas::fill(4)},
+      {'>', "fill", " class=\"ts-empty\" fill=\"#eef0f2\""},
+      {'<', "drain", Canvas::fill(6) + " fill-opacity=\"0.45\""},
+      {'v', "weight shift", Canvas::fill(2)},
+      {'.', "stall", Canvas::fill(1)},
+  };
+  return looks;
+}
+
+inline const PeLook& look_of(char letter) {
+  for (const PeLook& look : pe_looks()) {
+    if (look.letter == letter) {
+      return look;
+    }
+  }
+  return pe_looks()[2];
+}
+
+inline void draw_looks(Canvas& canvas, double x, double y) {
+  for (const PeLook& look : pe_looks()) {
+    canvas.rect(x, y - 10, 12, 12, look.fill);
+    canvas.label(x + 17, y, look.name, 12, Anchor::start, Canvas::soft());
+    x += 32 + drawn_width(look.name, 12);
+  }
+}
+
+// One frame; small arrays name what a PE multiplies: x indices over w indices.
+inline void draw_frame(Canvas& canvas, const Wavefront& frame, double left, double top,
+                       double cell) {
+  canvas.label(left, top - 7,
+               cat("tick ", frame.tick, ": ", frame.busy(), " of ", frame.rows * frame.cols), 12,
+               Anchor::start);
+  for (std::int64_t r = 0; r < frame.rows; ++r) {
+    for (std::int64_t c = 0; c < frame.cols; ++c) {
+      const WavefrontCell& pe = frame.at(r, c);
+      const double x = left + cell * static_cast<double>(c);
+      const double y = top + cell * static_cast<double>(r);
+      const double gap = cell > 8 ? 1 : 0;
+      canvas.rect(x, y, cell - gap, cell - gap, look_of(pe.state).fill);
+      if (cell >= 34 && pe.state == '#') {
+        const std::string white = "fill=\"#ffffff\"";
+        canvas.label(x + cell / 2, y + cell / 2 - 2, cat("x", pe.m, ",", pe.k), 9.5, Anchor::middle,
+                     white);
+        canvas.label(x + cell / 2, y + cell / 2 + 10, cat("w", pe.k, ",", pe.n), 9.5,
+                     Anchor::middle, white);
+      }
+    }
+  }
+}
+
+// One bar of the ledger, its parts from left to right in the order of the table.
+inline void draw_ledger(Canvas& canvas, const SystolicTiming& t, double left, double y,
+                        double width) {
+  const LossLedger& l = t.ledger;
+  const std::int64_t parts[] = {l.useful, l.padded,       l.fill,
+                                l.drain,  l.weight_shift, l.weight_stall + l.dma_stall};
+  double x = left;
+  for (std::size_t i = 0; i < 6; ++i) {
+    const double share = static_cast<double>(parts[i]) / static_cast<double>(l.total());
+    canvas.rect(x, y, share * width, 22, pe_looks()[i].fill);
+    if (share > 0.07) {
+      canvas.label(x + share * width / 2, y + 15, printed('f', 1, 100 * share) + " %", 11,
+                   Anchor::middle, i == 0 || i > 3 ? "fill=\"#ffffff\"" : Canvas::ink());
+    }
+    x += share * width;
+  }
+}
+
+}  // namespace detail
+
+// A strip of frames. Throws when there are none or their arrays differ.
+inline Svg svg(const List<Wavefront>& frames) {
+  if (frames.empty()) {
+    detail::fail({"svg: no frames; give wavefronts(array, x, w, first, count)"});
+  }
+  const Wavefront& one = frames[0];
+  for (const Wavefront& frame : frames) {
+    if (frame.rows != one.rows || frame.cols != one.cols) {
+      detail::fail({"svg: frames of ", one.rows, " x ", one.cols, " and ", frame.rows, " x ",
+                    frame.cols, " PEs; give frames of one array"});
+    }
+  }
+  const double most = static_cast<double>(std::max(one.rows, one.cols));
+  const double cell = std::max(2.0, std::min(38.0, 256.0 / most));
+  const double wide = std::max(cell * static_cast<double>(one.cols), 120.0) + 24;
+  const double high = cell * static_cast<double>(one.rows) + 34;
+  const auto across =
+      std::max<std::size_t>(1, std::min(frames.size(), static_cast<std::size_t>(900 / wide)));
+  const std::size_t down = (frames.size() + across - 1) / across;
+  detail::Canvas canvas(std::max(560.0, 20 + wide * static_cast<double>(across)),
+                        70 + high * static_cast<double>(down));
+  canvas.label(20, 26, detail::cat(one.rows, " x ", one.cols, " array, ", name_of(one.dataflow)),
+               15, detail::Anchor::start, detail::Canvas::ink() + " font-weight=\"600\"");
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    detail::draw_frame(canvas, frames[i], 20 + wide * static_cast<double>(i % across),
+                       62 + high * static_cast<double>(i / across), cell);
+  }
+  detail::draw_looks(canvas, 20, 60 + high * static_cast<double>(down) - 4);
+  return canvas.finish(detail::cat(one.rows, " x ", one.cols, " array in ", frames.size(),
+                                   " ticks from ", one.tick));
+}
+
+inline Svg svg(const Wavefront& frame) { return svg(List<Wavefront>{frame}); }
+
+// Busy PEs by tick: counted, and the closed form.
+inline Svg svg(const ActivePes& active) {
+  Plot plot;
+  plot.title = "PEs that multiply, by tick";
+  plot.x.label = "tick";
+  plot.y.label = "PEs";
+  Series simulated{"simulated", {}, {}, Mark::line},
+      formula{"formula", {}, {}, Mark::hollow_points};
+  const std::size_t every = active.formula.size() / 60 + 1;
+  for (std::size_t i = 0; i < active.simulated.size(); ++i) {
+    simulated.x.push_back(static_cast<double>(i));
+    simulated.y.push_back(static_cast<double>(active.simulated[i]));
+    if (i % every == 0) {
+      formula.x.push_back(static_cast<double>(i));
+      formula.y.push_back(static_cast<double>(active.formula[i]));
+    }
+  }
+  plot.series = {simulated, formula};
+  return svg(plot);
+}
+
+// Where the PE-ticks of each case went: a bar a case, as wide as all its PE-ticks.
+inline Svg ledger_bars(const List<SystolicTiming>& cases, const std::vector<std::string>& names) {
+  if (cases.empty() || cases.size() != names.size()) {
+    detail::fail({"ledger_bars: ", cases.size(), " cases and ", names.size(),
+                  " names; give a name for each of at least one case"});
+  }
+  const double left = 190, width = 620;
+  detail::Canvas canvas(left + width + 30, 84 + 32 * static_cast<double>(cases.size()));
+  canvas.label(20, 28, "Where the PE-ticks went", 16, detail::Anchor::start,
+               detail::Canvas::ink() + " font-weight=\"600\"");
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const double y = 48 + 32 * static_cast<double>(i);
+    canvas.label(left - 8, y + 15, detail::shorten(names[i], 26), 12, detail::Anchor::end);
+    detail::draw_ledger(canvas, cases[i], left, y, width);
+  }
+  detail::draw_looks(canvas, left, 66 + 32 * static_cast<double>(cases.size()));
+  return canvas.finish(detail::cat("Ledger of ", cases.size(), " runs; the first is ",
+                                   detail::percent(cases[0].utilization), " % useful"));
+}
+
+inline Svg svg(const SystolicTiming& t) {
+  return ledger_bars({t}, {detail::cat("[", t.m, ", ", t.k, "] x [", t.k, ", ", t.n, "]")});
+}
+
+// Utilization where one of M, K, N varies from 1 to four times its value and the others stay.
+inline Svg utilization_plot(const SystolicArray& array, Dim m, Dim k, Dim n) {
+  Plot plot;
+  plot.title = detail::cat("Utilization of ", array.rows(), " x ", array.cols(), " PEs around M ",
+                           m.value, ", K ", k.value, ", N ", n.value);
+  plot.x = {"size of the dimension that varies", Scale::logarithmic, 0, 0};
+  plot.y = {"% of PE-ticks that are useful", Scale::linear, 0, 100};
+  const std::int64_t sizes[3] = {m.value, k.value, n.value};
+  const char* const names[3] = {"M varies", "K varies", "N varies"};
+  for (int d = 0; d < 3; ++d) {
+    Series line{names[d], {}, {}, Mark::line};
+    std::int64_t size = 1;
+    while (size <= 4 * sizes[d]) {
+      std::int64_t mkn[3] = {m.value, k.value, n.value};
+      mkn[d] = size;
+      line.x.push_back(static_cast<double>(size));
+      line.y.push_back(100 * array.timing(mkn[0], mkn[1], mkn[2]).utilization);
+      size += std::max<std::int64_t>(1, size / 32);  // fine enough to see the steps at full tiles
+    }
+    plot.series.push_back(line);
   }
   return svg(plot);
 }

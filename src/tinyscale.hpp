@@ -100,6 +100,7 @@
 #include "tinyscale/systolic/array_registers.hpp"
 #include "tinyscale/systolic/array_stepper.hpp"
 #include "tinyscale/systolic/systolic_array.hpp"
+#include "tinyscale/systolic/sram_trace.hpp"
 #include "tinyscale/systolic/wavefront.hpp"
 #include "tinyscale/systolic/chip_schedule.hpp"
 #include "tinyscale/systolic/chip_timing.hpp"
@@ -161,4 +162,5 @@
 #include "tinyscale/show/heat_map.hpp"
 #include "tinyscale/show/plot.hpp"
 #include "tinyscale/show/pictures.hpp"
+#include "tinyscale/show/array_pictures.hpp"
 #include "tinyscale/show/report_pictures.hpp"

@@ -202,6 +202,39 @@ TEST_CASE("show: a heat map shows every pair that exchanged bytes") {
   CHECK(contains(ts::svg(map).markup(), "nothing was sent"));
 }
 
+TEST_CASE("show: an array's frames are its registers, its bars sum to one") {
+  const ts::SystolicArray array(4, 4);
+  const ts::Tensor x = ts::ones({6, 8}), w = ts::ones({8, 6});
+  const ts::List<ts::Wavefront> frames = ts::wavefronts(array, x, w, 2, 5, 3);
+  const ts::Svg strip = ts::svg(frames);
+  CHECK(well_formed(strip.markup()));
+  CHECK(strip.text == "4 x 4 array in 5 ticks from 2");
+  CHECK(frames[4].tick == 14);
+  CHECK(occurrences(strip.body, "<rect") == 1 + 5 * 16 + 6);  // paper, PEs, key
+  std::int64_t useful = 0;
+  for (const ts::Wavefront& frame : frames) {
+    for (const ts::WavefrontCell& cell : frame.cells) {
+      useful += cell.state == '#' ? 1 : 0;
+    }
+  }
+  CHECK(occurrences(strip.body, ">x") == useful);  // a label each
+  CHECK(contains(ts::svg(frames[0]).text, "in 1 ticks from 2"));
+  CHECK(well_formed(ts::svg(ts::active_pes(array, x, w)).markup()));
+  const ts::SystolicTiming t = array.timing(6, 8, 6);
+  const ts::Svg bar = ts::svg(t);
+  CHECK(well_formed(bar.markup()));
+  CHECK(contains(bar.text, "Ledger of 1 runs"));
+  CHECK(occurrences(bar.body, "<rect") == 1 + 6 + 6);
+  CHECK(well_formed(ts::utilization_plot(array, 8, 8, 8).markup()));
+  CHECK(message_of([] { ts::svg(ts::List<ts::Wavefront>()); }) ==
+        "svg: no frames; give wavefronts(array, x, w, first, count)");
+  CHECK(message_of([&] {
+          ts::svg({frames[0], ts::wavefront(ts::SystolicArray(2, 2), x, w, 0)});
+        }) == "svg: frames of 4 x 4 and 2 x 2 PEs; give frames of one array");
+  CHECK(message_of([&] { ts::ledger_bars({t}, {}); }) ==
+        "ledger_bars: 1 cases and 0 names; give a name for each of at least one case");
+}
+
 TEST_CASE("show: bad pictures are refused in one sentence") {
   ts::Plot plot;
   plot.series = {{"run", {1, 2}, {1}}};

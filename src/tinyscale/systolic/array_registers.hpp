@@ -12,22 +12,25 @@
 #include "tinyscale/systolic/pe_step.hpp"
 
 namespace tinyscale {
-namespace detail {
 
 // A word to or from on-chip memory: the tick, the row or column of PEs, the place in its matrix.
 struct SramAccess {
   std::int64_t tick = 0, port = 0, word = 0;
 };
 
+namespace detail {
+
 // What a run computes with. The stream is x and the tile w; inputs stationary, w^T and x^T.
 struct ArrayWork {
   const ArrayOperand* stream = nullptr;
   const ArrayOperand* tile = nullptr;
-  float* out = nullptr;               // [M, N] words: floats, or int32 in their place
+  float* out = nullptr;                // [M, N] words: floats, or int32 in their place
   std::int64_t array = 0, arrays = 1;  // this MXU of several that stand side by side
-  const List<Fold>* folds = nullptr;  // placed; null: each placed after the one before
-  std::int64_t first = 0, last = 0;   // the folds to step, [first, last)
-  List<SramAccess>* trace[3] = {};    // of stream, tile, output; or null
+  const List<Fold>* folds = nullptr;   // placed; null: each placed after the one before
+  std::int64_t first = 0, last = 0;    // the folds to step, [first, last)
+  List<SramAccess>* trace[3] = {};     // of stream, tile, output; or null
+  List<std::int64_t>* starts =
+      nullptr;  // by tick: PEs that began to multiply less those that ended
 };
 
 // 32-bit registers in rows of `step`, zeros before the first: +0.0f or the integer 0.
@@ -191,7 +194,8 @@ struct ArrayRegisters {
     b.exits = exits.data();
   }
 
-  // Row i of [first, last) enters column c in tick start + i (+ c unless all columns shift at once).
+  // Row i of [first, last) enters column c in tick start + i (+ c unless all columns shift at
+  // once).
   void enter(const Fold& f, const float* words, int piece, std::int64_t start, std::int64_t first,
              std::int64_t last) {
     const bool outputs = keeps_outputs(t);

@@ -89,8 +89,7 @@ inline std::int64_t fold_cols(const SystolicTiming& t, const Fold& f, std::int64
 
 // The tick after the one in which a fold's last result leaves, or (tight) its last useful one.
 inline std::int64_t fold_end(const SystolicTiming& t, const Fold& f, std::int64_t arrays) {
-  const std::int64_t cols =
-      t.tight ? std::min(t.cols, fold_cols(t, f, arrays)) : t.cols;
+  const std::int64_t cols = t.tight ? std::min(t.cols, fold_cols(t, f, arrays)) : t.cols;
   if (!keeps_outputs(t)) {
     return f.end() + t.rows + cols - 2;
   }
@@ -120,8 +119,7 @@ inline void waiting_events(const Fold& before, const Fold& f, List<PeEvent>& out
 }
 
 inline void loading_events(const SystolicTiming& t, const Fold& f, List<PeEvent>& out) {
-  const Arrival arrival =
-      t.schedule == Schedule::serial ? Arrival::together : Arrival::by_column;
+  const Arrival arrival = t.schedule == Schedule::serial ? Arrival::together : Arrival::by_column;
   if (f.weight_stall > 0) {
     out.push_back({f.load - f.weight_stall, arrival, PeState::weight_stall});
   }

@@ -85,22 +85,21 @@ class ArrayStepper {
       step();
     }
     const std::int64_t end = last_chunk() ? last_exit_ + 1 : std::int64_t{1} << 62;
-    book(end);
+    if (!last_chunk()) {  // results are out; the PEs have yet to be handed over
+      book(end);
+    }
     for (std::size_t i = 0; i < state_.size(); ++i) {
       if (state_[i] != static_cast<std::uint8_t>(PeState::absent)) {
-        booked_[state_[i]] += end - since_[i];
+        close(state_[i], since_[i], end);
       }
     }
     SystolicTiming t = registers_.t;
     t.cycles = last_exit_ + 1;
     const auto booked = [this](PeState s) { return booked_[static_cast<int>(s)]; };
-    t.ledger = {booked_[useful],
-                booked(PeState::streaming),
-                booked(PeState::fill),
-                booked(PeState::drain),
-                booked(PeState::weight_shift),
-                booked(PeState::weight_stall),
-                booked(PeState::dma_stall)};
+    t.ledger = {
+        booked_[useful],           booked(PeState::streaming),    booked(PeState::fill),
+        booked(PeState::drain),    booked(PeState::weight_shift), booked(PeState::weight_stall),
+        booked(PeState::dma_stall)};
     t.macs = t.ledger.useful;
     t.sram_writes_output = outputs() ? t.sram_writes_output : t.accumulator_writes;
     return t;
@@ -245,41 +244,65 @@ class ArrayStepper {
     }
   }
 
-  // A result leaves for memory or the accumulators, which add to what they have.
-  void deliver(const float* from, bool adds, float* to) {
-    if (adds && whole()) {
+  // Results for consecutive words of the product: the first leaves in `tick` through `port`, the
+  // next a tick later. Accumulators add to what they have.
+  struct Line {
+    const float* from;
+    std::int64_t apart;  // of one result from the next in the registers
+    std::int64_t count;  // those that are no padding
+    std::int64_t word, tick, port, next_port;
+  };
+
+  void deliver(const Line& line, bool adds) {
+    float* to = work().out + line.word;
+    for (std::int64_t i = 0; i < line.count && adds && whole(); ++i) {
       std::int32_t a = 0, b = 0;
-      std::memcpy(&a, to, sizeof a);
-      std::memcpy(&b, from, sizeof b);
+      std::memcpy(&a, to + i, sizeof a);
+      std::memcpy(&b, line.from + i * line.apart, sizeof b);
       a += b;
-      std::memcpy(to, &a, sizeof a);
-    } else {
-      *to = adds ? *to + *from : *from;
+      std::memcpy(to + i, &a, sizeof a);
+    }
+    for (std::int64_t i = 0; i < line.count && !adds; ++i) {
+      to[i] = line.from[i * line.apart];
+    }
+    for (std::int64_t i = 0; i < line.count && adds && !whole(); ++i) {
+      to[i] += line.from[i * line.apart];
+    }
+    for (std::int64_t i = 0; i < line.count && work().trace[2] != nullptr; ++i) {
+      work().trace[2]->push_back({line.tick + i, line.port + i * line.next_port, line.word + i});
     }
   }
 
-  // South edge: sums that are complete go to the accumulators.
+  // `count` results have left, the last one in that tick.
+  void leave(std::int64_t count, std::int64_t tick) {
+    due_ -= count;
+    last_exit_ = count > 0 ? std::max(last_exit_, tick) : last_exit_;
+  }
+
+  // South edge: sums that are complete go to the accumulators. Slot i of column c leaves in tick
+  // base + i + c of the block; inner loops run along a row of the product.
   void collect_south(const Fold& f) {
     const ArrayRegisters& g = registers_;
     const std::int64_t slots = f.length / t().passes, used = g.used_cols(f);
     const std::int64_t due = t().tight ? used : t().cols;
-    const std::int64_t m_step = g.inputs() ? 1 : t().n, n_step = g.inputs() ? t().n : 1;
+    const bool inputs = g.inputs();
     for (std::int64_t q = 0; q < t().passes; ++q) {
       const std::int64_t base = f.stream + q * slots + t().rows - 1 - g.begin;
       const bool adds = f.k0 > 0 || q > 0;
-      const std::int64_t last_i = std::min(slots, block_ticks - base);
-      for (std::int64_t i = std::max<std::int64_t>(0, 1 - due - base); i < last_i; ++i) {
-        const std::int64_t j = base + i, first = std::max<std::int64_t>(0, -j);
-        const std::int64_t last = std::min(due, block_ticks - j);
-        const std::int64_t real = std::max(first, std::min(last, used));
-        const float* from = g.b.edge + (j + 1) * g.b.step;
-        const std::int64_t to = (g.stream_row(f) + i) * m_step + g.across(f) * n_step;
-        for (std::int64_t c = first; c < real; ++c) {
-          deliver(from + c * (g.b.step + 1), adds, work().out + to + c * n_step);
-        }
-        trace(first, real, g.begin + j, 1, to, n_step);
-        due_ -= last - first;
-        last_exit_ = std::max(last_exit_, g.begin + j + last - 1);
+      const std::int64_t outer = inputs ? due : slots, inner = inputs ? slots : due;
+      const std::int64_t end = std::min(outer, block_ticks - base);
+      for (std::int64_t o = std::max<std::int64_t>(0, 1 - inner - base); o < end; ++o) {
+        const std::int64_t j = base + o, first = std::max<std::int64_t>(0, -j);
+        const std::int64_t last = std::min(inner, block_ticks - j);
+        const std::int64_t real =
+            inputs ? (o < used ? last : first) : std::max(first, std::min(last, used));
+        const std::int64_t c = inputs ? o : first, i = inputs ? first : o;
+        const std::int64_t word = inputs ? (g.across(f) + c) * t().n + g.stream_row(f) + i
+                                         : (g.stream_row(f) + i) * t().n + g.across(f) + c;
+        deliver({g.b.edge + (j + first + 1) * g.b.step + c, g.b.step + (inputs ? 0 : 1),
+                 real - first, word, g.begin + j + first, c, inputs ? 0 : 1},
+                adds);
+        leave(last - first, g.begin + j + last - 1);
         registers_.t.accumulator_writes += real - first;
         registers_.t.accumulator_reads += adds ? real - first : 0;
       }
@@ -301,22 +324,13 @@ class ArrayStepper {
         continue;
       }
       const std::int64_t real = r < rows ? std::max(first, std::min(last, used)) : first;
-      const std::int64_t to = (f.m0 + r) * t().n + g.across(f);
       const std::int64_t tick = g.begin + j - (instant() ? 1 : 0);
-      for (std::int64_t c = first; c < real; ++c) {
-        deliver(plane + r * g.b.step + c, false, work().out + to + c);
-      }
-      trace(first, real, tick, 1, to, 1);
-      due_ -= last - first;
-      last_exit_ = std::max(last_exit_, tick + last - 1);
+      deliver(
+          {plane + r * g.b.step + first, 1, real - first, (f.m0 + r) * t().n + g.across(f) + first,
+           tick + first, (instant() ? r * t().cols : 0) + first, 1},
+          false);
+      leave(last - first, tick + last - 1);
       registers_.t.sram_writes_output += real - first;
-    }
-  }
-
-  void trace(std::int64_t first, std::int64_t last, std::int64_t tick, std::int64_t skew,
-             std::int64_t word, std::int64_t apart) {
-    for (std::int64_t c = first; work().trace[2] != nullptr && c < last; ++c) {
-      work().trace[2]->push_back({tick + skew * c, c, word + c * apart});
     }
   }
 
@@ -346,10 +360,10 @@ class ArrayStepper {
         std::uint8_t* states = state_.data() + r * cols;
         std::int64_t* since = since_.data() + r * cols;
         for (std::int64_t c = first; c < last; ++c) {
-          booked_[states[c]] += tick + east * c - since[c];
+          close(states[c], since[c], tick + east * c);
           since[c] = tick + east * c;
-          states[c] = r < real_rows && c < real_cols ? useful
-                                                     : static_cast<std::uint8_t>(event.state);
+          states[c] =
+              r < real_rows && c < real_cols ? useful : static_cast<std::uint8_t>(event.state);
         }
       }
       const std::int64_t everywhere = event.tick + down * (rows - 1) + east * (cols - 1);
@@ -358,6 +372,14 @@ class ArrayStepper {
       }
     }
     remove_front(events_, over);
+  }
+
+  void close(std::uint8_t state, std::int64_t since, std::int64_t tick) {
+    booked_[state] += tick - since;
+    if (work().starts != nullptr && (state == useful || state == 0)) {
+      ++(*work().starts)[static_cast<std::size_t>(since)];
+      --(*work().starts)[static_cast<std::size_t>(tick)];
+    }
   }
 
   template <class T>
@@ -372,8 +394,8 @@ class ArrayStepper {
     std::size_t over = 0;
     while (over < live_.size()) {
       const Fold& f = live_[over];
-      const std::int64_t left = outputs() ? f.drain + 2 * t().rows + t().cols
-                                          : f.end() + t().rows + t().cols;
+      const std::int64_t left =
+          outputs() ? f.drain + 2 * t().rows + t().cols : f.end() + t().rows + t().cols;
       if (left > registers_.begin) {
         break;
       }

@@ -1,7 +1,7 @@
 #pragma once
 // The ticks of a systolic array in closed form: no stepping, the same numbers.
-// With R x C PEs, F folds and T stream slots a fold (T = M, N, K for weights, inputs, outputs, times
-// the passes of a format):
+// With R x C PEs, F folds and T stream slots a fold (T = M, N, K for weights, inputs, outputs,
+// times the passes of a format):
 //   serial   F (T + 2R + C - 2)                    the count of SCALE-Sim v2 and v3, plus its one
 //   doubled  (F - 1) max(T, R) + T + 2R + C - 2    as the TPU papers describe it
 // Rules: activations move east, sums south, one PE a tick; every row starts a tick after the last.

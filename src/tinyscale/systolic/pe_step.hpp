@@ -19,7 +19,8 @@ namespace detail {
 constexpr std::int64_t block_ticks = 64;
 constexpr int strip_rows = 8;  // rows of PEs stepped together
 
-// A tick at which something in the PEs changes: with the wave (+ r + c), or by column (+ c, or not).
+// A tick at which something in the PEs changes: with the wave (+ r + c), or by column (+ c, or
+// not).
 struct PeChange {
   std::int64_t tick = 0;  // in the block
   int kind = 0;           // 1: with the wave; 2: by column; 3: all columns at once
@@ -36,14 +37,14 @@ struct PeBlock {
   const std::int32_t* leaving = nullptr;                 // the same: sums leave, to plane - 1
   const std::int32_t* loaded = nullptr;                  // by column: [now(j) loaded_tick + c ..]
   std::int64_t loaded_tick = 1, loaded_col = 1;
-  float *weight = nullptr, *sum = nullptr;               // resting registers
-  float *held[3] = {}, *next[3] = {};                    // pieces of the weight in use, and loaded
+  float *weight = nullptr, *sum = nullptr;  // resting registers
+  float *held[3] = {}, *next[3] = {};       // pieces of the weight in use, and loaded
   int pieces = 1, passes = 1;
-  int piece_of[6] = {};                                  // the piece that pass q multiplies
-  float* edge = nullptr;                                 // [block_ticks + 1, step]: sums going south
-  float* exits = nullptr;                                // planes of sums that have left their PE
+  int piece_of[6] = {};    // the piece that pass q multiplies
+  float* edge = nullptr;   // [block_ticks + 1, step]: sums going south
+  float* exits = nullptr;  // planes of sums that have left their PE
   const List<PeChange>* changes = nullptr;
-  const List<std::int32_t>* leavers = nullptr;           // the planes + 1 of this block
+  const List<std::int32_t>* leavers = nullptr;  // the planes + 1 of this block
 
   static std::int64_t now(std::int64_t j) { return block_ticks - 1 - j; }
 
@@ -53,7 +54,9 @@ struct PeBlock {
     int kinds = 0;
     until = block_ticks;
     for (const PeChange& change : *changes) {
-      const std::int64_t begin = change.tick + (change.kind == 1 ? r + c : change.kind == 2 ? c : 0);
+      const std::int64_t begin = change.tick + (change.kind == 1   ? r + c
+                                                : change.kind == 2 ? c
+                                                                   : 0);
       const std::int64_t end = begin + (change.kind == 1   ? strip_rows + width - 1
                                         : change.kind == 2 ? width
                                                            : 1);

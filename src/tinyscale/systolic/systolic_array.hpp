@@ -32,9 +32,9 @@ class SystolicArray {
 
   Schedule schedule = Schedule::doubled;
   Drain drain = Drain::shifted;
-  bool tight = false;          // stop at the last useful result: no wait for that of a full tile
-  DType format = DType::f32;   // of the operands; also bf16, fp8_e4m3, fp8_e5m2, int8
-  int passes = 1;              // bf16 only: 3 or 6 products of bf16 pieces for an f32 one
+  bool tight = false;         // stop at the last useful result: no wait for that of a full tile
+  DType format = DType::f32;  // of the operands; also bf16, fp8_e4m3, fp8_e5m2, int8
+  int passes = 1;             // bf16 only: 3 or 6 products of bf16 pieces for an f32 one
 
   std::int64_t rows() const { return rows_; }
   std::int64_t cols() const { return cols_; }
@@ -150,21 +150,22 @@ inline void add_counts(const SystolicTiming& part, SystolicTiming& all) {
 // Columns of tiles are independent: each part of them has an array of its own on a thread of its
 // own, and its PEs are counted from the moment the wave of its first tile reaches them.
 inline List<ArrayWork> divide(const SystolicTiming& t, const ArrayWork& whole) {
-  const std::int64_t folds = whole.folds == nullptr
-                                 ? t.folds()
-                                 : static_cast<std::int64_t>(whole.folds->size());
+  const std::int64_t folds =
+      whole.folds == nullptr ? t.folds() : static_cast<std::int64_t>(whole.folds->size());
   const std::int64_t parts = std::max<std::int64_t>(
       1, std::min<std::int64_t>(t.rows * t.cols * folds * t.stream >> 21,
                                 whole.trace[0] == nullptr ? thread_count() / whole.arrays : 1));
   List<ArrayWork> works;
   std::int64_t first = 0;
   for (std::int64_t f = 1; f <= folds; ++f) {
-    const Fold fold = f == folds ? Fold() : whole.folds != nullptr
-                          ? (*whole.folds)[static_cast<std::size_t>(f)] : tile_of(t, f);
+    const Fold fold = f == folds               ? Fold()
+                      : whole.folds != nullptr ? (*whole.folds)[static_cast<std::size_t>(f)]
+                                               : tile_of(t, f);
     const bool whole_k = whole.folds == nullptr ||  // the sums before this fold are complete
                          (*whole.folds)[static_cast<std::size_t>(f - 1)].k0 + t.rows >= t.k;
     const bool begins = keeps_outputs(t) ? fold.m0 == 0 : fold.k0 == 0 && whole_k;
-    const auto done = static_cast<std::int64_t>(works.size() / static_cast<std::size_t>(whole.arrays));
+    const auto done =
+        static_cast<std::int64_t>(works.size() / static_cast<std::size_t>(whole.arrays));
     if (f == folds || (begins && f * parts >= folds * (done + 1))) {
       for (std::int64_t a = 0; a < whole.arrays; ++a) {
         works.push_back(whole);

@@ -9,6 +9,7 @@
 #include <cstring>    // memcpy
 #include <iostream>   // ostream
 #include <string>     // string
+#include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
@@ -105,8 +106,8 @@ inline void name_operands(const ArrayStepper& stepper, std::int64_t tick, std::i
     if (slot >= 0 && slot < f.length) {
       const std::int64_t index = slot % (f.length / t.passes);
       const bool inputs = t.dataflow == Dataflow::input_stationary;
-      cell.fold = (keeps_outputs(t) ? f.m0 : f.k0) / t.rows +
-                  (inputs ? f.m0 : f.n0) / t.cols * t.row_folds;
+      cell.fold =
+          (keeps_outputs(t) ? f.m0 : f.k0) / t.rows + (inputs ? f.m0 : f.n0) / t.cols * t.row_folds;
       cell.m = keeps_outputs(t) ? f.m0 + r : inputs ? f.m0 + c : index;
       cell.k = keeps_outputs(t) ? index : f.k0 + r;
       cell.n = inputs ? index : f.n0 + c;
@@ -163,6 +164,50 @@ inline WavefrontCell snapshot_cell(const ArrayStepper& stepper, std::int64_t tic
 
 }  // namespace detail
 
+// PEs that multiply in each tick of a run, padding included.
+struct ActivePes {
+  std::vector<std::int64_t> simulated;  // counted from what every PE did
+  std::vector<std::int64_t> formula;    // sum over folds of D(t - s) - D(t - s - T)
+};
+
+inline ActivePes active_pes(const SystolicArray& array, const Tensor& x, const Tensor& w) {
+  const detail::ArrayProblem p("active_pes", array, x, w);
+  const detail::ArrayOperands operands(p.timing, "active_pes", p.x, p.w);
+  const SystolicTiming t = array.timing(p.timing.m, p.timing.k, p.timing.n);
+  if (t.cycles > std::int64_t{1} << 24) {
+    detail::fail({"active_pes: the run takes ", t.cycles, " ticks; at most 2^24 are counted"});
+  }
+  Tensor product = zeros(p.output);
+  List<std::int64_t> starts(static_cast<std::size_t>(t.cycles + 1));
+  detail::ArrayWork work;
+  work.stream = &operands.stream;
+  work.tile = &operands.tile;
+  work.out = product.data();
+  work.starts = &starts;
+  work.last = t.folds();
+  detail::ArrayStepper(p.timing, work).run();
+  ActivePes active;
+  std::int64_t now = 0;
+  for (std::int64_t tick = 0; tick < t.cycles; ++tick) {
+    now += starts[static_cast<std::size_t>(tick)];
+    active.simulated.push_back(now);
+  }
+  active.formula.resize(active.simulated.size());
+  const auto reached = [&t](std::int64_t tick) {  // D: PEs that a wave begun at tick 0 has reached
+    return detail::ticks_since(t, detail::Arrival::by_wave, tick + 1) -
+           detail::ticks_since(t, detail::Arrival::by_wave, tick);
+  };
+  for (std::int64_t f = 0; f < t.folds(); ++f) {
+    const detail::Fold fold = detail::nth_fold(t, f);
+    const std::int64_t last = std::min(t.cycles, fold.end() + t.rows + t.cols - 2);
+    for (std::int64_t tick = fold.stream; tick < last; ++tick) {
+      active.formula[static_cast<std::size_t>(tick)] +=
+          reached(tick - fold.stream) - reached(tick - fold.end());
+    }
+  }
+  return active;
+}
+
 // The array in the given tick (from 0) of array.matmul(x, w). Throws after the last one.
 inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Tensor& w, Dim tick) {
   const detail::ArrayProblem p("wavefront", array, x, w);
@@ -190,6 +235,16 @@ inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Te
     }
   }
   return picture;
+}
+
+// The array in ticks first, first + every, ..: the frames of a strip. Throws as wavefront() does.
+inline List<Wavefront> wavefronts(const SystolicArray& array, const Tensor& x, const Tensor& w,
+                                  Dim first, Dim count, Dim every = 1) {
+  List<Wavefront> frames;
+  for (std::int64_t i = 0; i < count.value; ++i) {
+    frames.push_back(wavefront(array, x, w, first.value + i * every.value));
+  }
+  return frames;
 }
 
 }  // namespace tinyscale
