@@ -182,8 +182,8 @@ struct TickByTick {
               step.w_bytes = c.o.w == ts::Home::chip || (p.keep_w && w) ? 0 : step.w_bytes;
               w = 1;
               int& x = had_x[static_cast<std::size_t>(m0 * K + k0)];
-              const bool near = c.o.x == ts::Home::chip || (p.keep_x && x);
-              step.x_bytes = first_of_tile && !near ? rows * deep * c.word : 0;
+              const bool there = c.o.x == ts::Home::chip || (p.keep_x && x);
+              step.x_bytes = first_of_tile && !there ? rows * deep * c.word : 0;
               x = first_of_tile ? 1 : x;
               first_of_tile = false;
               steps.push_back(step);
@@ -424,11 +424,11 @@ TEST_CASE("chip: what is kept on chip is fetched once, what is not for every use
   CHECK(moved(0) == 0);
   o.y = ts::Home::chip;
   chip.sram_bytes = 0;
-  const ts::ChipTiming near = ts::chip_timing(chip, m, k, n, o);
-  CHECK(near.hbm_bytes_written == 0);
-  CHECK(near.cold_cycles == 0);
-  CHECK(near.ledger.weight_stall + near.ledger.dma_stall == 0);
-  CHECK(near.on_chip_bytes == 2 * (m * k + k * n) + 4 * m * n + 2 * 4 * 16 * 16);
+  const ts::ChipTiming resident = ts::chip_timing(chip, m, k, n, o);
+  CHECK(resident.hbm_bytes_written == 0);
+  CHECK(resident.cold_cycles == 0);
+  CHECK(resident.ledger.weight_stall + resident.ledger.dma_stall == 0);
+  CHECK(resident.on_chip_bytes == 2 * (m * k + k * n) + 4 * m * n + 2 * 4 * 16 * 16);
 }
 
 TEST_CASE("chip: accumulators limit the rows of a pass, and weights are fetched again") {
@@ -595,6 +595,16 @@ TEST_CASE("chip: a GPU's numbers are stepped, ragged edges too") {
   }
 }
 
+TEST_CASE("chip: rates without bound") {
+  ts::Chip chip = toy(4, 4, 1, std::numeric_limits<double>::max() / 1e10);
+  chip.vector_flops = std::numeric_limits<double>::infinity();
+  chip.sram_bytes = chip.accumulator_bytes = std::numeric_limits<double>::quiet_NaN();
+  const ts::ChipTiming t = ts::chip_timing(chip, 8, 8, 8);
+  CHECK(t.ledger.total() == 16 * t.cycles);
+  CHECK(t.cycles <= 4 * 8 + 2 * 4 + 4 - 2 + 8);  // a tick a transfer, the block on its way out
+  CHECK(ts::chip_timing(toy(1, 1, 1, 1), 1, 1, 1).cycles == 2 + 2 + 1 + 4);
+}
+
 TEST_CASE("chip: formats") {
   const ts::Chip v5e = ts::chip("tpu-v5e");
   CHECK(ts::chip_timing(v5e, 8, 128, 128).format == ts::DType::bf16);
@@ -694,6 +704,11 @@ TEST_CASE("chip: errors say what was given and what would be right") {
   CHECK(timed(bare, 1, 1, 1, o) ==
         "chip_timing: toy has clock_hz 1e+09, memory_bandwidth nan; finite numbers above 0 are "
         "right");
+  bare = toy(8192, 8192, 2, 1);
+  CHECK(timed(bare, 1, 1, 1, o) ==
+        "chip_timing: toy has 2 arrays of 8192 x 8192; at most 2^26 PEs in all are emulated");
+  CHECK(timed(toy(2, 2, 1, 1e-9), 1, 1 << 20, 1 << 10, o).find("at most 2^22 and 2^34") !=
+        std::string::npos);
   bare = toy(2, 2, 1, 1);
   bare.flops_bf16 = bare.flops_int8 = bare.flops_f32 = bare.flops_fp8 = 0;
   CHECK(timed(bare, 1, 1, 1, o) ==
@@ -727,6 +742,12 @@ TEST_CASE("chip: errors say what was given and what would be right") {
   o.tile = {100, 0, 128};
   CHECK(timed(ts::chip("h100"), 128, 128, 128, o) ==
         "chip_timing: tile m 100, n 128; on h100-sxm they must be multiples of 16 and 128");
+  CHECK(timed(ts::chip("h100"), 1 << 20, 1, 1 << 20, o) ==
+        "chip_timing: M, N are 1048576, 1048576; M N is at most 67108864 on h100-sxm");
+  const std::int64_t huge = std::numeric_limits<std::int64_t>::max() / 128 * 128;
+  o.tile = {huge, huge, huge};
+  CHECK(timed(ts::chip("h100"), 8, 8, 8, o).find("B of accumulators") != std::string::npos);
+  CHECK(ts::chip_timing(v5e, 8, 8, 8, o).tile.m == 8);
   o.tile = {256, 0, 256};
   CHECK(timed(ts::chip("h100"), 256, 128, 256, o) ==
         "chip_timing: tiles of 256 x 128 x 256 need 262144 B of accumulators, 131072 more than the "

@@ -89,12 +89,13 @@ inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
   for (const ChipTile& tile : tiles) {
     ChipTiming trial = r;
     trial.tile = tile;
-    trial.accumulator_bytes = tile.m * tile.n * 4;
-    trial.on_chip_bytes = 2 * (tile.m + tile.n) * std::min<std::int64_t>(64, k) * c.word;
     if (tile.m < 1 || tile.n < 1 || tile.m % rows != 0 || tile.n % c.wide() != 0) {
       fail({function, ": tile m ", tile.m, ", n ", tile.n, "; on ", r.chip,
             " they must be multiples of ", rows, " and ", c.wide()});
     }
+    const std::int64_t m = std::min(tile.m, most_folds), n = std::min(tile.n, most_folds);
+    trial.accumulator_bytes = m * n * 4;
+    trial.on_chip_bytes = 2 * (m + n) * std::min<std::int64_t>(64, k) * c.word;
     if (best.waves > 0 && c.sram > 0 && static_cast<double>(trial.on_chip_bytes) > c.sram) {
       continue;
     }

@@ -38,21 +38,26 @@ constexpr std::int64_t most_folds = std::int64_t{1} << 22;  // of 80 bytes each
 constexpr std::int64_t most_ticks = std::int64_t{1} << 34;
 constexpr std::int64_t most_bytes = std::int64_t{1} << 44;
 
-// A rate in units a tick, as a whole number of 2^16ths; 0: no limit. Times add up in parts of a
-// tick and are rounded up to a whole one only where the array waits for them.
+// A rate as a whole number of parts a tick, 2^16 to a unit (one, from 4096 units a tick on); 0: no
+// limit. Times add up in parts and are rounded up to a tick only where the array waits for them.
 struct TickRate {
-  std::int64_t parts = 0;
+  std::int64_t parts = 0, unit = 1;
 
   std::int64_t ticks(std::int64_t amount) const {
-    const bool small = amount < most_bytes;
-    return small ? up(amount * 65536) : parts == 0 ? 0 : amount / parts * 65536;
+    const bool exact = amount < most_bytes;
+    return exact ? up(amount * unit) : parts == 0 ? 0 : amount / parts * unit;
   }
   std::int64_t up(std::int64_t part) const { return parts == 0 ? 0 : (part + parts - 1) / parts; }
 };
 
 inline TickRate tick_rate(double per_second, double ticks_per_second) {
-  const bool known = per_second > 0;
-  return {known ? std::max(1LL, std::llround(per_second / ticks_per_second * 65536)) : 0};
+  const double rate = per_second / ticks_per_second;
+  if (!(rate > 0)) {
+    return {};
+  }
+  const std::int64_t unit = rate < 4096 ? 65536 : 1;
+  const double parts = std::min(rate * static_cast<double>(unit), 0x1p28);
+  return {std::max<std::int64_t>(1, std::llround(parts)), unit};
 }
 
 // What a schedule needs to know of chip and product.
@@ -99,9 +104,9 @@ inline void predict(const ChipCase& c, ChipPlan& p) {
   p.predicted = std::max(std::max(arrays, c.vector.ticks(m * n)) + c.memory.ticks(first),
                          c.memory.ticks(p.bytes - out)) +
                 2 * rows + c.array.cols - 2 + c.vector.ticks(t.m * t.n) + c.memory.ticks(out);
-  p.fits = (c.sram <= 0 || static_cast<double>(p.on_chip) <= c.sram) &&
-           static_cast<double>(p.accumulators) <= c.accumulators && p.folds <= most_folds &&
-           p.predicted <= most_ticks && p.bytes < most_bytes;
+  p.fits = (!(c.sram > 0) || static_cast<double>(p.on_chip) <= c.sram) &&
+           (!(c.accumulators > 0) || static_cast<double>(p.accumulators) <= c.accumulators) &&
+           p.folds <= most_folds && p.predicted <= most_ticks && p.bytes < most_bytes;
 }
 
 // Places every fold of a plan on the clock.
@@ -137,7 +142,7 @@ class ChipTimeline {
   std::int64_t array_end() const { return fold_end(c.array, folds.back(), c.arrays); }
 
   std::int64_t move(std::int64_t bytes, std::int64_t ready) {
-    busy_ = std::max(busy_, ready * c.memory.parts) + bytes * 65536;
+    busy_ = std::max(busy_, ready * c.memory.parts) + bytes * c.memory.unit;
     return c.memory.up(busy_);
   }
 

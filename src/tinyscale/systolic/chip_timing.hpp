@@ -103,6 +103,10 @@ inline double chip_ticks(const char* function, const Chip& chip, DType& format) 
     fail({function, ": ", name, " has ", chip.mxus, " arrays of ", chip.mxu_rows, " x ",
           chip.mxu_cols, " on ", chip.cores, " cores; at least 1 of each is right"});
   }
+  if (chip.unit_peak() > 0x1p27 * chip.clock_hz) {
+    fail({function, ": ", name, " has ", chip.mxus, " arrays of ", chip.mxu_rows, " x ",
+          chip.mxu_cols, "; at most 2^26 PEs in all are emulated"});
+  }
   for (const double rate : {chip.clock_hz, chip.memory_bandwidth}) {
     if (!(rate > 0) || !is_finite(rate)) {
       fail({function, ": ", name, " has clock_hz ", chip.clock_hz, ", memory_bandwidth ",
@@ -156,7 +160,7 @@ inline ChipCase chip_case(const char* function, const Chip& chip, const ChipTimi
 }
 
 inline void check_fit(const char* function, const ChipTiming& r, const ChipCase& c) {
-  const bool sums = static_cast<double>(r.accumulator_bytes) > c.accumulators;
+  const bool sums = c.accumulators > 0 && static_cast<double>(r.accumulator_bytes) > c.accumulators;
   const double needed = static_cast<double>(sums ? r.accumulator_bytes : r.on_chip_bytes);
   const double room = sums ? c.accumulators : c.sram;
   if (room > 0 && needed > room) {
@@ -239,10 +243,10 @@ inline void finish(ChipTiming& r, const Chip& chip, const ChipCase& c, double ti
                      : r.format == DType::f32 ? e.mac_f32
                      : c.word == 2            ? e.mac_bf16
                                               : 0;
-  const std::int64_t near = r.chip_bytes_read + r.chip_bytes_written + r.accumulator_bytes_read +
-                            r.accumulator_bytes_written;
+  const std::int64_t moved = r.chip_bytes_read + r.chip_bytes_written + r.accumulator_bytes_read +
+                             r.accumulator_bytes_written;
   r.mac_joules = static_cast<double>(r.ledger.useful) * mac * 1e-12;
-  r.chip_joules = static_cast<double>(near) * e.sram_byte * 1e-12;
+  r.chip_joules = static_cast<double>(moved) * e.sram_byte * 1e-12;
   r.hbm_joules = static_cast<double>(hbm) * e.memory_byte * 1e-12;
 }
 
