@@ -249,7 +249,7 @@ inline bool better(const ChipPlan& a, const ChipPlan& b) {
 }
 
 // For each m the plan that is predicted best, and of these the one that is best on the clock, where
-// plans of up to 2^12 folds are placed; larger ones are charged an eighth more than predicted.
+// plans of up to 2^15 folds are placed; larger ones are charged an eighth more than predicted.
 inline ChipPlan best_plan(const ChipCase& c) {
   ChipPlan best, p, fewest;
   for (const std::int64_t m : tile_sizes(c.array.m, c.o.tile.m, 1)) {
@@ -266,7 +266,7 @@ inline ChipPlan best_plan(const ChipCase& c) {
       }
     }
     p = of_m;
-    p.predicted = p.fits && p.folds <= 4096 ? ChipTimeline(c, p).cycles : p.predicted / 8 * 9;
+    p.predicted = p.fits && p.folds <= 32768 ? ChipTimeline(c, p).cycles : p.predicted / 8 * 9;
     if (better(p, fewest)) {
       fewest = p;
       best = of_m;
