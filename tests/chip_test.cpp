@@ -668,6 +668,10 @@ TEST_CASE("chip: energy by level, or unknown") {
                                                        t.accumulator_bytes_read +
                                                        t.accumulator_bytes_written)));
   CHECK(t.csv().find("unknown") == std::string::npos);
+  ts::ChipMatmul passes;
+  passes.format = ts::DType::f32;  // six bf16 multiply-adds each
+  CHECK(ts::chip_timing(ts::chip("tpu-v4"), 64, 64, 64, passes).mac_joules ==
+        doctest::Approx(6 * 262144 * 0.59e-12));
   const ts::ChipTiming v5e = ts::chip_timing(ts::chip("tpu-v5e"), 64, 64, 64);
   CHECK(v5e.mac_joules == 0);
   CHECK(v5e.csv().find("energy of multiply-adds,unknown,,\n") != std::string::npos);
@@ -706,7 +710,8 @@ TEST_CASE("chip: errors say what was given and what would be right") {
         "chip_timing: wse-2 is a wafer; a tpu, npu or gpu has arrays to emulate");
   ts::Chip bare;
   CHECK(timed(bare, 1, 1, 1, o) ==
-        "chip_timing: this chip has 0 arrays of 0 x 0 on 1 cores; at least 1 of each is right");
+        "chip_timing: this chip has 0 arrays of 0 x 0 on 1 cores; 1 of each to 2^26 PEs in all are "
+        "emulated");
   bare = toy(2, 2, 1, 1);
   bare.memory_bandwidth = std::numeric_limits<double>::quiet_NaN();
   CHECK(timed(bare, 1, 1, 1, o) ==
@@ -714,13 +719,21 @@ TEST_CASE("chip: errors say what was given and what would be right") {
         "right");
   bare = toy(8192, 8192, 2, 1);
   CHECK(timed(bare, 1, 1, 1, o) ==
-        "chip_timing: toy has 2 arrays of 8192 x 8192; at most 2^26 PEs in all are emulated");
+        "chip_timing: toy has 2 arrays of 8192 x 8192 on 1 cores; 1 of each to 2^26 PEs in all are "
+        "emulated");
   CHECK(timed(toy(2, 2, 1, 1e-9), 1, 1 << 20, 1 << 10, o).find("at most 2^22 and 2^34") !=
         std::string::npos);
   bare = toy(2, 2, 1, 1);
   bare.flops_bf16 = bare.flops_int8 = bare.flops_f32 = bare.flops_fp8 = 0;
   CHECK(timed(bare, 1, 1, 1, o) ==
         "chip_timing: toy has no f64; it has no format: set flops_bf16, say");
+  o.format = ts::DType::int8;
+  CHECK(timed(v5e, 1, 131072, 1, o) ==
+        "chip_timing: K is 131072; int32 sums of int8 products hold at most 131071");
+  o = ts::ChipMatmul();
+  o.result = ts::DType::int4;
+  CHECK(timed(v5e, 1, 1, 1, o) == "chip_timing: results in int4; a format of whole bytes is right");
+  o = ts::ChipMatmul();
   o.tile = {8, 100, 512};
   CHECK(timed(v5e, 8, 256, 512, o) ==
         "chip_timing: tile 8 x 100 x 512; on tpu-v5e k must be a multiple of 128, n of 512, or the "

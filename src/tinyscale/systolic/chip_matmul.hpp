@@ -52,19 +52,17 @@ inline void book_waves(ChipTiming& r, const ChipCase& c, std::int64_t ticks) {
   l.drain = r.cycles * pes * cores - l.total();
 }
 
-// The folds of all blocks that hold a part of the product, one block after another.
-inline List<Fold> block_folds(const ChipTiming& r, const ChipCase& c) {
+// The folds that hold a part of the product; in what order cores take them changes no number.
+inline List<Fold> block_folds(const ChipCase& c) {
   List<Fold> folds;
-  for (std::int64_t n0 = 0; n0 < r.n; n0 += r.tile.n) {
-    for (std::int64_t n = n0; n < std::min(r.n, n0 + r.tile.n); n += c.wide()) {
-      for (std::int64_t m = 0; m < r.m; m += c.array.rows) {
-        Fold fold;
-        fold.m0 = m;
-        fold.n0 = n;
-        fold.length = c.array.stream;
-        place_fold(c.array, folds.empty() ? nullptr : &folds.back(), FoldSupply(), fold);
-        folds.push_back(fold);
-      }
+  for (std::int64_t n = 0; n < c.array.n; n += c.wide()) {
+    for (std::int64_t m = 0; m < c.array.m; m += c.array.rows) {
+      Fold fold;
+      fold.m0 = m;
+      fold.n0 = n;
+      fold.length = c.array.stream;
+      place_fold(c.array, folds.empty() ? nullptr : &folds.back(), FoldSupply(), fold);
+      folds.push_back(fold);
     }
   }
   return folds;
@@ -110,7 +108,7 @@ inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
     }
   }
   r = best;
-  count_folds(function, r, c, block_folds(r, c), numbers);
+  count_folds(function, r, c, block_folds(c), numbers);
   r.cycles = best.cycles;
   book_waves(r, c, best_ticks);
   r.predicted_cycles =

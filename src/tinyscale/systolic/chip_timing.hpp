@@ -99,13 +99,10 @@ inline double chip_ticks(const char* function, const Chip& chip, DType& format) 
   if (chip.kind == "cpu" || chip.kind == "wafer") {
     fail({function, ": ", name, " is a ", chip.kind, "; a tpu, npu or gpu has arrays to emulate"});
   }
-  if (chip.mxu_rows < 1 || chip.mxu_cols < 1 || chip.mxus < 1 || chip.cores < 1) {
+  if (chip.mxu_rows < 1 || chip.mxu_cols < 1 || chip.mxus < 1 || chip.cores < 1 ||
+      chip.unit_peak() > 0x1p27 * chip.clock_hz) {
     fail({function, ": ", name, " has ", chip.mxus, " arrays of ", chip.mxu_rows, " x ",
-          chip.mxu_cols, " on ", chip.cores, " cores; at least 1 of each is right"});
-  }
-  if (chip.unit_peak() > 0x1p27 * chip.clock_hz) {
-    fail({function, ": ", name, " has ", chip.mxus, " arrays of ", chip.mxu_rows, " x ",
-          chip.mxu_cols, "; at most 2^26 PEs in all are emulated"});
+          chip.mxu_cols, " on ", chip.cores, " cores; 1 of each to 2^26 PEs in all are emulated"});
   }
   for (const double rate : {chip.clock_hz, chip.memory_bandwidth}) {
     if (!(rate > 0) || !is_finite(rate)) {
@@ -136,6 +133,12 @@ inline ChipCase chip_case(const char* function, const Chip& chip, const ChipTimi
   }
   if (static_cast<double>(r.m) * static_cast<double>(r.k) * static_cast<double>(r.n) > 0x1p56) {
     fail({function, ": M, K, N are ", r.m, ", ", r.k, ", ", r.n, "; M K N is at most 2^56"});
+  }
+  if (r.format == DType::int8 && r.k > 131071) {
+    fail({function, ": K is ", r.k, "; int32 sums of int8 products hold at most 131071"});
+  }
+  if (bytes_of(o.result) < 1) {
+    fail({function, ": results in ", o.result, "; a format of whole bytes is right"});
   }
   ChipCase c;
   const bool gpu = chip.kind == "gpu";  // the arrays of one core work side by side
@@ -239,10 +242,10 @@ inline void finish(ChipTiming& r, const Chip& chip, const ChipCase& c, double ti
   const char* const names[] = {"matmul", "shift", "memory", "vector"};
   r.bound = names[std::max_element(parts, parts + 4) - parts];
   const ChipEnergy& e = chip.energy;
-  const double mac = r.format == DType::int8  ? e.mac_int8
-                     : r.format == DType::f32 ? e.mac_f32
-                     : c.word == 2            ? e.mac_bf16
-                                              : 0;
+  const double mac = r.format == DType::int8   ? e.mac_int8
+                     : r.format == DType::f32  ? e.mac_f32
+                     : r.format == DType::bf16 ? e.mac_bf16
+                                               : 0;
   const std::int64_t moved = r.chip_bytes_read + r.chip_bytes_written + r.accumulator_bytes_read +
                              r.accumulator_bytes_written;
   r.mac_joules = static_cast<double>(r.ledger.useful) * mac * 1e-12;
