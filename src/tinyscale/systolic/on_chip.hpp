@@ -1,7 +1,7 @@
 #pragma once
 // A program whose matrix products run on an emulated chip: matmul, matmul_transposed and linear of
-// this thread, each as one product of matmul_on. Products over leading dimensions of w, attention
-// and all that is no product run on the host and cost nothing here.
+// this thread, each as one matmul_on. Products over leading dimensions of w, attention and all that
+// is no product run on the host and cost nothing here.
 
 #include <functional>  // function
 #include <iostream>    // ostream
@@ -22,7 +22,7 @@ struct OnChip {
   std::function<std::string(const Tensor& w)> name;
 };
 
-// One product, or several of a layer.
+// One product, or the sum of several.
 struct OnChipRow {
   std::string name;
   std::int64_t products = 0;
@@ -30,16 +30,6 @@ struct OnChipRow {
   std::int64_t hbm_bytes = 0;
   double seconds = 0;
   std::string bound;  // mixed: not the same for all
-
-  void add(const OnChipRow& row) {
-    bound = products == 0 || bound == row.bound ? row.bound : "mixed";
-    const std::int64_t before = counts.cycles;
-    detail::add_counts(row.counts, counts);
-    counts.cycles = before + row.counts.cycles;
-    products += row.products;
-    hbm_bytes += row.hbm_bytes;
-    seconds += row.seconds;
-  }
 };
 
 namespace detail {
@@ -55,6 +45,32 @@ inline std::string layer_of(const std::string& name) {
   return name;
 }
 
+// Adds a row to the sum of that name, which is a new one if there is none yet.
+inline void add_row(List<OnChipRow>& sums, const std::string& name, const OnChipRow& row) {
+  std::size_t i = 0;
+  while (i < sums.size() && sums[i].name != name) {
+    ++i;
+  }
+  sums.resize(std::max(sums.size(), i + 1));
+  OnChipRow& sum = sums[i];
+  sum.name = name;
+  sum.bound = sum.products == 0 || sum.bound == row.bound ? row.bound : "mixed";
+  const std::int64_t cycles = sum.counts.cycles + row.counts.cycles;
+  add_counts(row.counts, sum.counts);
+  sum.counts.cycles = cycles;  // one after another
+  sum.products += row.products;
+  sum.hbm_bytes += row.hbm_bytes;
+  sum.seconds += row.seconds;
+}
+
+struct HookScope {
+  explicit HookScope(const MatmulHook* hook) : before(matmul_hook()) { matmul_hook() = hook; }
+  ~HookScope() { matmul_hook() = before; }
+  HookScope(const HookScope&) = delete;
+  HookScope& operator=(const HookScope&) = delete;
+  const MatmulHook* before;
+};
+
 }  // namespace detail
 
 struct OnChipReport {
@@ -62,42 +78,31 @@ struct OnChipReport {
   Numbers numbers = Numbers::stepped;
   List<OnChipRow> rows;  // one for each product, in order
 
-  OnChipRow total() const {
-    OnChipRow sum;
-    sum.name = "all";
-    for (const OnChipRow& row : rows) {
-      sum.add(row);
-    }
-    return sum;
-  }
-
   // Rows of the same layer together, in order of appearance.
   List<OnChipRow> layers() const {
     List<OnChipRow> sums;
     for (const OnChipRow& row : rows) {
-      const std::string name = detail::layer_of(row.name);
-      std::size_t i = 0;
-      while (i < sums.size() && sums[i].name != name) {
-        ++i;
-      }
-      sums.resize(std::max(sums.size(), i + 1));
-      sums[i].name = name;
-      sums[i].add(row);
+      detail::add_row(sums, detail::layer_of(row.name), row);
     }
     return sums;
   }
-
+  OnChipRow total() const {
+    List<OnChipRow> sum;
+    for (const OnChipRow& row : rows) {
+      detail::add_row(sum, "all", row);
+    }
+    return sum.empty() ? OnChipRow() : sum[0];
+  }
   Table table() const { return table_of(rows); }
   Table layer_table() const { return table_of(layers()); }
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
 
  private:
-  Table table_of(const List<OnChipRow>& parts) const {
+  Table table_of(List<OnChipRow> all) const {
     const bool stepped = numbers == Numbers::stepped;
     Table t;
-    t.title =
-        detail::cat("Products on ", chip, stepped ? "" : "; their numbers are the host's, in f32");
+    t.title = "Products on " + chip + (stepped ? "" : "; their numbers are the host's, in f32");
     t.columns = {"product",
                  "count",
                  stepped ? "cycles simulated" : "cycles formula",
@@ -109,13 +114,12 @@ struct OnChipReport {
                  "hbm B",
                  "us",
                  "bound"};
-    List<OnChipRow> all = parts;
     all.push_back(total());
     for (const OnChipRow& r : all) {
       const LossLedger& l = r.counts.ledger;
-      const auto share = [&l](std::int64_t part) {
-        return format_fixed(
-            100 * static_cast<double>(part) / std::max(1.0, static_cast<double>(l.total())), 2);
+      const double pe_ticks = std::max(1.0, static_cast<double>(l.total()));
+      const auto share = [pe_ticks](std::int64_t part) {
+        return format_fixed(100 * static_cast<double>(part) / pe_ticks, 2);
       };
       t.add({r.name, std::to_string(r.products), std::to_string(r.counts.cycles), share(l.useful),
              share(l.padded), share(l.weight_shift), share(l.weight_stall), share(l.dma_stall),
@@ -128,18 +132,6 @@ struct OnChipReport {
 inline std::ostream& operator<<(std::ostream& out, const OnChipReport& r) {
   return out << r.table();
 }
-
-namespace detail {
-
-struct HookScope {
-  explicit HookScope(const MatmulHook* hook) : before(matmul_hook()) { matmul_hook() = hook; }
-  ~HookScope() { matmul_hook() = before; }
-  HookScope(const HookScope&) = delete;
-  HookScope& operator=(const HookScope&) = delete;
-  const MatmulHook* before;
-};
-
-}  // namespace detail
 
 // Calls fn with every product of this thread on the chip, without gradients, and says what each
 // cost; fn keeps what it computes. Throws what matmul_on throws, and what fn does.
@@ -167,11 +159,9 @@ inline OnChipReport on_chip(const Chip& chip, const std::function<void()>& fn,
       run.output = matmul(x, w);
     }
     seen.push_back(run);
-    const std::string name = options.name
-                                 ? options.name(w)
-                                 : detail::cat("[", s.m, ", ", s.k, "] x [", s.k, ", ", s.n, "]");
-    report.rows.push_back(
-        {name, 1, run, run.hbm_bytes_read + run.hbm_bytes_written, run.seconds, run.bound});
+    const std::string sizes = detail::cat("[", s.m, ", ", s.k, "] x [", s.k, ", ", s.n, "]");
+    report.rows.push_back({options.name ? options.name(w) : sizes, 1, run,
+                           run.hbm_bytes_read + run.hbm_bytes_written, run.seconds, run.bound});
     return run.output;
   };
   const NoGrad no_grad;
