@@ -94,6 +94,10 @@
 //   tinyscale/systolic/systolic_array.hpp    A systolic array of R x C processing elements
 //   tinyscale/systolic/sram_trace.hpp        Every word that an array reads from and writes to
 //   tinyscale/systolic/wavefront.hpp         Which PE holds what in one tick
+//   tinyscale/systolic/chip_schedule.hpp     How a product goes through a chip
+//   tinyscale/systolic/chip_timing.hpp       What one product costs on a whole chip
+//   tinyscale/systolic/chip_matmul.hpp       One product on a chip
+//   tinyscale/systolic/on_chip.hpp           A program whose matrix products run on an emulated
 //   tinyscale/systolic/tile_clock.hpp        The clock of a tile kernel, and its report
 //   tinyscale/systolic/tile.hpp              What the body of a tile kernel sees
 //   tinyscale/systolic/tile_kernel.hpp       A kernel written tile by tile
@@ -3377,9 +3381,16 @@ struct MemoryLevel {
   double core_bandwidth = 0;  // what one core alone moves; 0: not known
 };
 
+// Energy in pJ of one multiply-accumulate by the format of its operands, and of one byte moved.
+struct ChipEnergy {
+  double mac_int8 = 0, mac_bf16 = 0, mac_f32 = 0;  // 0: not known
+  double sram_byte = 0, memory_byte = 0;
+  std::string source;
+};
+
 struct Chip {
   std::string name, vendor;
-  std::string kind;  // tpu, gpu, wafer, cpu
+  std::string kind;  // tpu, gpu, npu, wafer, cpu
   int year = 0;
 
   // Matmul FLOP/s, dense, by the format of the operands.
@@ -3394,6 +3405,9 @@ struct Chip {
   int mxu_rows = 0, mxu_cols = 0, mxus = 0;  // peak = 2 rows cols mxus clock
   int cores = 1;
   double clock_hz = 0;
+  int fifo_tiles = 0;  // weight tiles of a FIFO of its own that memory fills; 0: they lie in SRAM
+  double accumulator_bytes = 0;  // of a memory for sums alone; 0: they lie in SRAM
+  ChipEnergy energy;
 
   int links = 0;
   double link_bandwidth = 0;  // one way, one link
@@ -4077,6 +4091,11 @@ struct ChipRow {
 // clang-format off
 inline const List<ChipRow>& chip_rows() {
   static const List<ChipRow> rows = {
+      {"tpu-v1", "google", "tpu", 2015, 0, 9.2e13, 0, 0, 0,
+       8589934592, 3.4e10, 25165824, 1.79e11, 0, 0, 256, 256, 1, 1,
+       7e8, 0, 0, "", "", 1, 4,
+       0, 1.4e10, 75, 0, 0, "",
+       "K:Jouppi ISCA 2017 (half speed for 8 x 16 bit, a quarter for 16 x 16)"},
       {"tpu-v2", "google", "tpu", 2017, 4.6e13, 0, 0, 0, 0,
        1.6e10, 7e11, 33554432, 0, 0, 0, 128, 128, 2, 2,
        7e8, 4, 6.2e10, "torus2d", "full axis 16", 256, 4,
@@ -4152,6 +4171,11 @@ inline const List<ChipRow>& chip_rows() {
        2.1e9, 7, 6.4e10, "fully connected", "", 8, 8,
        5e10, 6.3e10, 750, 0, 0, "",
        "S:ml-engineering; LDS 64 KiB a CU and Infinity Cache bandwidth K"},
+      {"gemmini", "berkeley", "npu", 2019, 0, 5.12e11, 0, 0, 0,
+       0, 1.6e10, 262144, 0, 0, 0, 16, 16, 1, 1,
+       1e9, 0, 0, "", "", 1, 1,
+       0, 0, 0, 0, 0, "",
+       "K:Genc DAC 2021, default configuration: 128-bit bus, 64 KiB of accumulators"},
       {"wse-2", "cerebras", "wafer", 2021, 7.5e15, 0, 0, 0, 0,
        4e10, 2e16, 4e10, 2e16, 0, 0, 1, 4, 850000, 850000,
        1.1e9, 4, 0, "mesh2d on wafer", "none", 1, 1,
@@ -4183,11 +4207,12 @@ inline const List<ChipRow>& chip_rows() {
 // Words that people use for a preset.
 inline std::string chip_alias(const std::string& name) {
   static const char* const pairs[][2] = {
-      {"v2", "tpu-v2"},    {"v3", "tpu-v3"},      {"v4", "tpu-v4"},
-      {"v4p", "tpu-v4"},   {"tpu-v4p", "tpu-v4"}, {"v5e", "tpu-v5e"},
-      {"v5p", "tpu-v5p"},  {"v6e", "tpu-v6e"},    {"trillium", "tpu-v6e"},
-      {"v7", "tpu-v7"},    {"tpu7x", "tpu-v7"},   {"ironwood", "tpu-v7"},
-      {"a100", "a100-80"}, {"h100", "h100-sxm"},  {"gb200-nvl72", "gb200"}};
+      {"v1", "tpu-v1"},        {"v2", "tpu-v2"},    {"v3", "tpu-v3"},
+      {"v4", "tpu-v4"},        {"v4p", "tpu-v4"},   {"tpu-v4p", "tpu-v4"},
+      {"v5e", "tpu-v5e"},      {"v5p", "tpu-v5p"},  {"v6e", "tpu-v6e"},
+      {"trillium", "tpu-v6e"}, {"v7", "tpu-v7"},    {"tpu7x", "tpu-v7"},
+      {"ironwood", "tpu-v7"},  {"a100", "a100-80"}, {"h100", "h100-sxm"},
+      {"gb200-nvl72", "gb200"}};
   for (const auto& pair : pairs) {
     if (name == pair[0]) {
       return pair[1];
@@ -4198,9 +4223,13 @@ inline std::string chip_alias(const std::string& name) {
 
 // Elementwise f32 rate: the published f32 rate (a fused multiply-add counts as two), else for a TPU
 // 8 sublanes x 128 lanes x 4 ALUs x clock x cores (scaling book, 2: v5p 7e12 a core), else 0.
+// An array for int8 alone activates a value a column and clock (TPU v1's 256; Gemmini).
 inline double vector_rate(const ChipRow& row) {
   if (row.flops_f32 > 0) {
     return row.flops_f32;
+  }
+  if (row.flops_bf16 <= 0) {
+    return row.mxu_cols * row.clock_hz;
   }
   return std::strcmp(row.kind, "tpu") == 0 ? 8.0 * 128.0 * 4.0 * row.clock_hz * row.cores : 0.0;
 }
@@ -4223,6 +4252,20 @@ inline void copy_rates(const ChipRow& row, Chip& chip) {
   chip.clock_hz = row.clock_hz;
 }
 
+// pJ by rule: a multiply-accumulate is a multiplication and an addition, SRAM a 1 MiB bank's 64
+// bits. 45 nm: Horowitz, ISSCC 2014; 7 nm: "Ten Lessons", ISCA 2021, table 2 (K; HBM2 250-450 pJ
+// per 64 bits, DDR3 1300-2600). Of other nodes only the memory is known.
+inline ChipEnergy energy_of(const std::string& name, const std::string& kind) {
+  ChipEnergy energy;
+  const bool hbm = kind == "gpu" || (kind == "tpu" && name != "tpu-v1");
+  energy.memory_byte = hbm ? 350.0 / 8 : name == "tpu-v1" ? 1300.0 / 8 : 0;
+  energy.source = hbm ? "K: HBM2" : name == "tpu-v1" ? "K: DDR3, at least" : "";
+  if (name == "tpu-v4" || name == "a100-40" || name == "a100-80") {
+    energy = {0.077, 0.59, 1.69, 14.0 / 8, 350.0 / 8, "K: 7 nm and HBM2, ISCA 2021"};
+  }
+  return energy;
+}
+
 inline Chip chip_from(const ChipRow& row) {
   Chip chip;
   chip.name = row.name;
@@ -4243,6 +4286,11 @@ inline Chip chip_from(const ChipRow& row) {
   chip.dollars_per_hour = row.dollars_per_hour;
   chip.price_source = row.price_source;
   chip.source = row.source;
+  chip.energy = energy_of(chip.name, chip.kind);
+  chip.fifo_tiles = chip.name == "tpu-v1" ? 4 : 0;
+  chip.accumulator_bytes = chip.name == "tpu-v1"    ? 4096.0 * 256 * 4
+                           : chip.name == "gemmini" ? 65536
+                                                    : 0;
   if (chip.kind == "cpu") {  // a CPU's caches hold whole operands without being told to
     chip.levels = {{"L2", row.sram_bytes, row.sram_bandwidth},
                    {"L3", row.l2_bytes, row.l2_bandwidth},
@@ -12462,8 +12510,15 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
   }
   x.origin();  // an empty one throws
   w.origin();
-  Tensor y(s.shape);
-  product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data());
+  const MatmulHook* const hook = matmul_hook();
+  if (hook != nullptr && tracked({&x, &w, &bias})) {
+    fail({name, ": no gradient flows through an emulated chip; run it under a NoGrad"});
+  }
+  Tensor y =
+      hook == nullptr ? Tensor(s.shape) : (*hook)(x, tw == Trans::no ? w : transpose(w, 0, 1));
+  if (hook == nullptr) {
+    product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data());
+  }
   if (bias.defined()) {
     const OpScope scope;
     apply_in_place(Arithmetic::add, name, y, bias);
@@ -12554,9 +12609,6 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
 inline Tensor matmul(const Tensor& x, const Tensor& w) {
   if (w.dims() > 2) {
     return detail::matmul_batched(x, w);
-  }
-  if (detail::matmul_hook() != nullptr) {
-    return (*detail::matmul_hook())(x, w);
   }
   return detail::matmul_any("matmul", x, w, kernels::Trans::no);
 }
@@ -15180,7 +15232,9 @@ inline List<ArrayWork> divide(const SystolicTiming& t, const ArrayWork& whole) {
     const Fold fold = f == folds               ? Fold()
                       : whole.folds != nullptr ? (*whole.folds)[static_cast<std::size_t>(f)]
                                                : tile_of(t, f);
-    const bool begins = keeps_outputs(t) ? fold.m0 == 0 : fold.k0 == 0;
+    const bool whole_k = whole.folds == nullptr ||  // the sums before this fold are complete
+                         (*whole.folds)[static_cast<std::size_t>(f - 1)].k0 + t.rows >= t.k;
+    const bool begins = keeps_outputs(t) ? fold.m0 == 0 : fold.k0 == 0 && whole_k;
     const auto done =
         static_cast<std::int64_t>(works.size() / static_cast<std::size_t>(whole.arrays));
     if (f == folds || (begins && f * parts >= folds * (done + 1))) {
@@ -15636,6 +15690,901 @@ inline List<Wavefront> wavefronts(const SystolicArray& array, const Tensor& x, c
     frames.push_back(wavefront(array, x, w, first.value + i * every.value));
   }
   return frames;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/systolic/chip_schedule.hpp
+// How a product goes through a chip: memory -> on-chip memory or weight FIFO -> MXUs side by side
+// -> accumulators -> vector unit -> memory, in integer ticks of the array.
+//   for n by tile.n, m by tile.m, k by tile.k: for the columns of all MXUs, for R rows: one fold
+// An operand is fetched for each use, or once if all of it is kept on chip. One memory serves all
+// transfers in the order of need. A weight tile waits until the one Q before it was shifted in (Q:
+// the FIFO, or 2), a tile of x and a block's accumulators until those two before are free. Results
+// leave before the tiles of the block after next come, or ahead of a read that starts after they
+// are ready.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Where an operand lies before, the result afterwards.
+enum class Home { memory, chip };
+
+// Rows of x, inner size and columns of w that are worked on together; 0: searched for.
+struct ChipTile {
+  std::int64_t m = 0, k = 0, n = 0;
+};
+
+struct ChipMatmul {
+  DType format = DType::f64;  // of the operands; f64: the chip's bf16, else int8, else f32
+  DType result = DType::f32;  // in which results leave
+  ChipTile tile;
+  Home x = Home::memory, w = Home::memory, y = Home::memory;
+};
+
+namespace detail {
+
+constexpr std::int64_t most_folds = std::int64_t{1} << 22;  // of 80 bytes each
+constexpr std::int64_t most_ticks = std::int64_t{1} << 34;
+constexpr std::int64_t most_bytes = std::int64_t{1} << 44;
+
+// A rate as a whole number of parts a tick, 2^16 to a unit (one, from 4096 units a tick on); 0: no
+// limit. Times add up in parts and are rounded up to a tick only where the array waits for them.
+struct TickRate {
+  std::int64_t parts = 0, unit = 1;
+
+  std::int64_t ticks(std::int64_t amount) const {
+    const bool exact = amount < most_bytes;
+    return exact ? up(amount * unit) : parts == 0 ? 0 : amount / parts * unit;
+  }
+  std::int64_t up(std::int64_t part) const { return parts == 0 ? 0 : (part + parts - 1) / parts; }
+};
+
+inline TickRate tick_rate(double per_second, double ticks_per_second) {
+  const double rate = per_second / ticks_per_second;
+  if (!(rate > 0)) {
+    return {};
+  }
+  const std::int64_t unit = rate < 4096 ? 65536 : 1;
+  const double parts = std::min(rate * static_cast<double>(unit), 0x1p28);
+  return {std::max<std::int64_t>(1, std::llround(parts)), unit};
+}
+
+// What a schedule needs to know of chip and product.
+struct ChipCase {
+  SystolicTiming array;  // rows, cols, M, K, N, dataflow, passes
+  ChipMatmul o;
+  std::int64_t arrays = 1;
+  std::int64_t word = 2, result_word = 4;  // bytes; 0: the result stays on the chip
+  std::int64_t fifo = 0;
+  double sram = 0, accumulators = 0;  // bytes; 0: not known, none of their own
+  TickRate memory, vector;            // bytes, results a tick
+
+  std::int64_t wide() const { return array.cols * arrays; }
+  std::int64_t fetched(Home home) const { return home == Home::chip ? 0 : word; }
+};
+
+struct ChipPlan {
+  ChipTile tile;
+  bool keep_x = false, keep_w = false, fits = false;
+  std::int64_t predicted = 0, bytes = 0, on_chip = 0, accumulators = 0, folds = 0;
+};
+
+// Bytes that a plan holds and moves, and the ticks that follow: the slower of arrays, memory and
+// vector unit, and the first tiles' way in and the last block's way out.
+inline void predict(const ChipCase& c, ChipPlan& p) {
+  const std::int64_t m = c.array.m, k = c.array.k, n = c.array.n, rows = c.array.rows;
+  const ChipTile& t = p.tile;
+  const std::int64_t fm = folds_of(m, t.m), fn = folds_of(n, t.n), blocks = fm * fn;
+  const std::int64_t twice = blocks * folds_of(k, t.k) > 1 ? 2 : 1;
+  const std::int64_t sums = (blocks > 1 ? 2 : 1) * t.m * t.n * 4, out = t.m * t.n * c.result_word;
+  const std::int64_t x = p.keep_x ? m * k : twice * t.m * t.k;
+  const std::int64_t w = p.keep_w ? k * n : c.fifo > 0 ? 0 : 2 * rows * c.wide();
+  const std::int64_t x_word = c.fetched(c.o.x), w_word = c.fetched(c.o.w);
+  p.accumulators = c.accumulators > 0 ? sums : 0;
+  p.on_chip = (x + w) * c.word + sums - p.accumulators;
+  p.on_chip += c.o.y == Home::chip ? m * n * static_cast<std::int64_t>(bytes_of(c.o.result)) : 0;
+  p.bytes = m * k * (p.keep_x ? 1 : fn) * x_word + k * n * (p.keep_w ? 1 : fm) * w_word +
+            m * n * c.result_word;
+  const std::int64_t last = std::max((m - (fm - 1) * t.m) * c.array.passes, rows);
+  const std::int64_t tiles = folds_of(k, rows) * folds_of(n, c.wide());
+  const std::int64_t arrays = ((fm - 1) * std::max(t.m * c.array.passes, rows) + last) * tiles;
+  const std::int64_t first = t.m * t.k * x_word + rows * std::min(c.wide(), n) * w_word;
+  p.folds = fm * tiles;
+  p.predicted = std::max(std::max(arrays, c.vector.ticks(m * n)) + c.memory.ticks(first),
+                         c.memory.ticks(p.bytes - out)) +
+                2 * rows + c.array.cols - 2 + c.vector.ticks(t.m * t.n) + c.memory.ticks(out);
+  p.fits = (!(c.sram > 0) || static_cast<double>(p.on_chip) <= c.sram) &&
+           (!(c.accumulators > 0) || static_cast<double>(p.accumulators) <= c.accumulators) &&
+           p.folds <= most_folds && p.predicted <= most_ticks && p.bytes < most_bytes;
+}
+
+// Places every fold of a plan on the clock.
+class ChipTimeline {
+ public:
+  ChipTimeline(const ChipCase& problem, const ChipPlan& plan) : c(problem), p(plan) {
+    const ChipTile& t = p.tile;
+    const auto tiles = static_cast<std::size_t>(folds_of(c.array.m, t.m) * k_tiles());
+    const auto weights =
+        static_cast<std::size_t>(folds_of(c.array.k, c.array.rows) * folds_of(c.array.n, c.wide()));
+    x_at_.assign(p.keep_x ? tiles : 0, c.o.x == Home::chip ? 0 : -1);
+    w_at_.assign(p.keep_w ? weights : 0, c.o.w == Home::chip ? 0 : -1);
+    folds.reserve(static_cast<std::size_t>(p.folds));
+    for (std::int64_t n = 0; n < c.array.n; n += t.n) {
+      for (std::int64_t m = 0; m < c.array.m; m += t.m) {
+        block(m, n, std::min(t.m, c.array.m - m), std::min(t.n, c.array.n - n));
+      }
+    }
+    write_until(results_.size());
+    cycles = std::max(cycles, array_end());
+  }
+
+  List<Fold> folds;
+  std::int64_t cycles = 0;
+  std::int64_t bytes_read = 0, bytes_written = 0;
+
+ private:
+  struct Result {
+    std::int64_t bytes = 0, ready = 0, end = 0;
+  };
+
+  std::int64_t k_tiles() const { return folds_of(c.array.k, p.tile.k); }
+  std::int64_t array_end() const { return fold_end(c.array, folds.back(), c.arrays); }
+
+  std::int64_t move(std::int64_t bytes, std::int64_t ready) {
+    busy_ = std::max(busy_, ready * c.memory.parts) + bytes * c.memory.unit;
+    return c.memory.up(busy_);
+  }
+
+  void write_until(std::size_t count) {
+    for (; written_ < count; ++written_) {
+      Result& r = results_[written_];
+      bytes_written += r.bytes;
+      r.end = r.bytes == 0 ? r.ready : move(r.bytes, r.ready);
+      cycles = std::max(cycles, r.end);
+    }
+  }
+
+  std::int64_t fetch(std::int64_t words, std::int64_t ready) {
+    while (written_ < results_.size() &&
+           results_[written_].ready * c.memory.parts <= std::max(busy_, ready * c.memory.parts)) {
+      write_until(written_ + 1);
+    }
+    bytes_read += words * c.word;
+    return move(words * c.word, ready);
+  }
+
+  // A tile of an operand that is kept: fetched for its first use.
+  std::int64_t fetch_once(List<std::int64_t>& at, std::int64_t tile, std::int64_t words) {
+    std::int64_t& arrival = at[static_cast<std::size_t>(tile)];
+    arrival = arrival < 0 ? fetch(words, 0) : arrival;
+    return arrival;
+  }
+
+  std::int64_t fetch_w(const Fold& f) {
+    const std::int64_t rows = c.array.rows, left = c.array.n - f.n0;
+    const std::int64_t words = std::min(rows, c.array.k - f.k0) * std::min(c.wide(), left);
+    if (p.keep_w) {
+      const std::int64_t across = folds_of(c.array.n, c.wide());
+      return fetch_once(w_at_, f.k0 / rows * across + f.n0 / c.wide(), words);
+    }
+    const std::size_t depth = static_cast<std::size_t>(c.fifo > 0 ? c.fifo : 2), i = folds.size();
+    return fetch(words, i < depth ? 0 : folds[i - depth].load + rows);
+  }
+
+  std::int64_t fetch_x(const Fold& f, std::int64_t rows) {
+    const std::int64_t words = rows * std::min(p.tile.k, c.array.k - f.k0);
+    const std::int64_t tile = f.m0 / p.tile.m * k_tiles() + f.k0 / p.tile.k;
+    return p.keep_x ? fetch_once(x_at_, tile, words) : fetch(words, x_used_[0]);
+  }
+
+  void block(std::int64_t m0, std::int64_t n0, std::int64_t rows, std::int64_t columns) {
+    const std::size_t blocks = results_.size();
+    write_until(std::max<std::size_t>(blocks, 1) - 1);  // two blocks of accumulators
+    const std::int64_t free = blocks < 2 ? 0 : results_[blocks - 2].end;
+    for (std::int64_t k0 = 0; k0 < c.array.k; k0 += p.tile.k) {
+      const std::int64_t k1 = std::min(c.array.k, k0 + p.tile.k);
+      std::int64_t x = -1;
+      for (std::int64_t n = n0; n < n0 + columns; n += c.wide()) {
+        for (std::int64_t k = k0; k < k1; k += c.array.rows) {
+          Fold fold;
+          fold.m0 = m0;
+          fold.k0 = k;
+          fold.n0 = n;
+          fold.length = rows * c.array.passes;
+          const std::int64_t w = fetch_w(fold);  // needed R ticks before x
+          x = x < 0 ? fetch_x(fold, rows) : x;
+          const FoldSupply supply{w, std::max(x, free)};
+          place_fold(c.array, folds.empty() ? nullptr : &folds.back(), supply, fold);
+          folds.push_back(fold);
+        }
+      }
+      x_used_[0] = x_used_[1];
+      x_used_[1] = folds.back().end() + c.array.rows - 1;
+    }
+    vector_free_ = std::max(vector_free_, array_end()) + c.vector.ticks(rows * columns);
+    results_.push_back({rows * columns * c.result_word, vector_free_, 0});
+  }
+
+  const ChipCase& c;
+  const ChipPlan& p;
+  List<std::int64_t> x_at_, w_at_;   // arrival of each tile; -1: not yet
+  std::int64_t x_used_[2] = {0, 0};  // the last ticks of the two latest tiles of x
+  List<Result> results_;
+  std::size_t written_ = 0;
+  std::int64_t busy_ = 0;  // of the memory, in 1 / memory.parts of a tick
+  std::int64_t vector_free_ = 0;
+};
+
+// Sizes to try: the given one, or the whole and its parts in multiples of the unit.
+inline List<std::int64_t> tile_sizes(std::int64_t size, std::int64_t given, std::int64_t unit) {
+  List<std::int64_t> sizes = {given > 0 ? std::min(given, size) : size};
+  const std::int64_t units = folds_of(size, unit);
+  for (std::int64_t parts = 2; given == 0 && sizes.back() > unit; parts += 1 + parts / 4) {
+    sizes.push_back(folds_of(units, std::min(parts, units)) * unit);
+  }
+  return sizes;
+}
+
+// Fewer ticks, then fewer bytes moved; what fits before what does not, and of that what needs
+// least.
+inline bool better(const ChipPlan& a, const ChipPlan& b) {
+  const auto need = [](const ChipPlan& p) {
+    return p.fits ? p.predicted : p.on_chip + p.accumulators;
+  };
+  if (b.folds == 0 || a.fits != b.fits) {
+    return b.folds == 0 || a.fits;
+  }
+  return need(a) != need(b) ? need(a) < need(b) : a.bytes < b.bytes;
+}
+
+// For each m the plan that is predicted best, and of these the one that is best on the clock, where
+// plans of up to 2^15 folds are placed; larger ones are charged an eighth more than predicted.
+inline ChipPlan best_plan(const ChipCase& c) {
+  ChipPlan best, p, fewest;
+  for (const std::int64_t m : tile_sizes(c.array.m, c.o.tile.m, 1)) {
+    ChipPlan of_m;
+    for (const std::int64_t k : tile_sizes(c.array.k, c.o.tile.k, c.array.rows)) {
+      for (const std::int64_t n : tile_sizes(c.array.n, c.o.tile.n, c.wide())) {
+        for (int way = 0; way < 4; ++way) {
+          p.tile = {m, k, n};
+          p.keep_x = c.o.x == Home::chip || way % 2 == 1;
+          p.keep_w = c.o.w == Home::chip || (way / 2 == 1 && c.fifo == 0);
+          predict(c, p);
+          of_m = better(p, of_m) ? p : of_m;
+        }
+      }
+    }
+    p = of_m;
+    p.predicted = p.fits && p.folds <= 32768 ? ChipTimeline(c, p).cycles : p.predicted / 8 * 9;
+    if (better(p, fewest)) {
+      fewest = p;
+      best = of_m;
+    }
+  }
+  return best;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/systolic/chip_timing.hpp
+// What one product costs on a whole chip: ticks, bytes at each level, stalls, energy, and the
+// bound. A format that the chip multiplies at twice its arrays' rate makes the arrays tick twice a
+// clock (int8 on v5e), one at half the rate every second clock.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// The costs of x [M, K] times w [K, N]; ledger and traffic in words are those of all arrays.
+struct ChipTiming : SystolicTiming {
+  std::string chip;
+  std::string kind = "formula";  // or simulated: by stepping
+  ChipTile tile;                 // of a GPU: a thread block's
+  std::int64_t placed_folds = 0;
+  std::int64_t predicted_cycles = 0;  // in closed form, by which the tile was chosen
+  std::int64_t cold_cycles = 0;       // until the first tiles were there: part of the stalls
+  double seconds = 0;
+  std::int64_t hbm_bytes_read = 0, hbm_bytes_written = 0;
+  std::int64_t chip_bytes_read = 0, chip_bytes_written = 0;  // on-chip memory and weight FIFO
+  std::int64_t accumulator_bytes_read = 0, accumulator_bytes_written = 0;
+  std::int64_t on_chip_bytes = 0, accumulator_bytes = 0;  // held at once
+  // Ticks that each part would need alone, and the longest of them: matmul, shift, memory, vector.
+  std::int64_t matmul_cycles = 0, shift_cycles = 0, memory_cycles = 0, vector_cycles = 0;
+  std::string bound;
+  double mac_joules = 0, chip_joules = 0, hbm_joules = 0;     // 0: not known of the chip
+  std::int64_t waves = 0, last_wave = 0, blocks_at_once = 0;  // thread blocks of a GPU
+
+  // The share of the ticks that an entry of the ledger takes.
+  double share(std::int64_t pe_ticks) const {
+    return static_cast<double>(pe_ticks) / static_cast<double>(ledger.total());
+  }
+  Table table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+inline Table ChipTiming::table() const {
+  Table t = detail::systolic_table(*this, kind.c_str());
+  t.title = detail::cat("x [", m, ", ", k, "] times w [", k, ", ", n, "] in ", format,
+                        passes > 1 ? " x 6 passes" : "", " on ", chip,
+                        waves > 0 ? " (a GPU, approximated)" : "", ", tiles of ", tile.m, " x ",
+                        tile.k, " x ", tile.n, ", bound by ", bound);
+  // clang-format off
+  const char* const names[] = {
+      "predicted cycles", "cold start", "matmul alone", "weight shift alone", "memory alone",
+      "vector unit alone", "hbm read", "hbm written", "on-chip read", "on-chip written",
+      "accumulators read", "accumulators written", "on-chip memory used", "accumulators used"};
+  const std::int64_t counts[] = {
+      predicted_cycles, cold_cycles, matmul_cycles, shift_cycles, memory_cycles,
+      vector_cycles, hbm_bytes_read, hbm_bytes_written, chip_bytes_read, chip_bytes_written,
+      accumulator_bytes_read, accumulator_bytes_written, on_chip_bytes, accumulator_bytes};
+  // clang-format on
+  for (int i = 0; i < 14; ++i) {
+    t.add({names[i], std::to_string(counts[i]), i < 6 ? "ticks" : "B", ""});
+  }
+  if (waves > 0) {
+    t.add({"waves", std::to_string(waves),
+           detail::cat("last wave ", last_wave, " of ", blocks_at_once, " full"), ""});
+  }
+  t.add({"time", format_fixed(seconds * 1e6, 3), "us", ""});
+  const double joules[] = {mac_joules, chip_joules, hbm_joules};
+  const char* const levels[] = {"multiply-adds", "on-chip memory", "hbm"};
+  for (int i = 0; i < 3; ++i) {
+    const bool known = joules[i] > 0;
+    t.add({detail::cat("energy of ", levels[i]),
+           known ? format_fixed(joules[i] * 1e6, 3) : "unknown", known ? "uJ" : "", ""});
+  }
+  return t;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ChipTiming& t) { return out << t.table(); }
+
+namespace detail {
+
+inline double format_rate(const Chip& chip, DType format) {
+  switch (format) {
+    case DType::bf16: return chip.flops_bf16;
+    case DType::int8: return chip.flops_int8;
+    case DType::fp8_e4m3:
+    case DType::fp8_e5m2: return chip.flops_fp8;
+    case DType::f32: return chip.flops_f32 > 0 ? chip.flops_f32 : chip.flops_bf16;  // in passes
+    default: return 0;
+  }
+}
+
+// Checks the chip and sets the format; ticks a second of the arrays in it.
+inline double chip_ticks(const char* function, const Chip& chip, DType& format) {
+  const std::string name = chip.name.empty() ? "this chip" : chip.name;
+  if (chip.kind == "cpu" || chip.kind == "wafer") {
+    fail({function, ": ", name, " is a ", chip.kind, "; a tpu, npu or gpu has arrays to emulate"});
+  }
+  if (chip.mxu_rows < 1 || chip.mxu_cols < 1 || chip.mxus < 1 || chip.cores < 1 ||
+      chip.unit_peak() > 0x1p27 * chip.clock_hz) {
+    fail({function, ": ", name, " has ", chip.mxus, " arrays of ", chip.mxu_rows, " x ",
+          chip.mxu_cols, " on ", chip.cores, " cores; 1 of each to 2^26 PEs in all are emulated"});
+  }
+  for (const double rate : {chip.clock_hz, chip.memory_bandwidth}) {
+    if (!(rate > 0) || !is_finite(rate)) {
+      fail({function, ": ", name, " has clock_hz ", chip.clock_hz, ", memory_bandwidth ",
+            chip.memory_bandwidth, "; finite numbers above 0 are right"});
+    }
+  }
+  std::string known;
+  for (const DType each :
+       {DType::bf16, DType::int8, DType::f32, DType::fp8_e4m3, DType::fp8_e5m2}) {
+    if (format_rate(chip, each) > 0) {
+      known += (known.empty() ? "" : ", ") + std::string(name_of(each));
+      format = format == DType::f64 ? each : format;
+    }
+  }
+  const double rate = format_rate(chip, format) / chip.unit_peak();
+  if (!(rate > 0) || !is_finite(rate)) {
+    fail({function, ": ", name, " has no ", name_of(format), "; it has ",
+          known.empty() ? "no format: set flops_bf16, say" : known});
+  }
+  return rate >= 0.75 ? chip.clock_hz * std::round(rate) : chip.clock_hz / std::round(1 / rate);
+}
+
+inline ChipCase chip_case(const char* function, const Chip& chip, const ChipTiming& r,
+                          const ChipMatmul& o, double ticks) {
+  if (r.m < 1 || r.k < 1 || r.n < 1) {
+    fail({function, ": M, K, N are ", r.m, ", ", r.k, ", ", r.n, "; each must be at least 1"});
+  }
+  if (static_cast<double>(r.m) * static_cast<double>(r.k) * static_cast<double>(r.n) > 0x1p56) {
+    fail({function, ": M, K, N are ", r.m, ", ", r.k, ", ", r.n, "; M K N is at most 2^56"});
+  }
+  if (r.format == DType::int8 && r.k > 131071) {
+    fail({function, ": K is ", r.k, "; int32 sums of int8 products hold at most 131071"});
+  }
+  if (bytes_of(o.result) < 1) {
+    fail({function, ": results in ", o.result, "; a format of whole bytes is right"});
+  }
+  ChipCase c;
+  const bool gpu = chip.kind == "gpu";  // the arrays of one core work side by side
+  c.array = r;
+  c.array.rows = chip.mxu_rows;
+  c.array.cols = chip.mxu_cols;
+  c.array.dataflow = gpu ? Dataflow::output_stationary : Dataflow::weight_stationary;
+  const bool in_passes = r.format == DType::f32 && !(chip.flops_f32 > 0);
+  c.array.format = in_passes ? DType::bf16 : r.format;
+  c.array.passes = in_passes ? 6 : 1;
+  fold(c.array);
+  c.arrays = gpu ? std::max(1, chip.mxus / chip.cores) : chip.mxus;
+  c.o = o;
+  c.word = static_cast<std::int64_t>(bytes_of(r.format));
+  c.result_word = o.y == Home::chip ? 0 : static_cast<std::int64_t>(bytes_of(o.result));
+  c.fifo = chip.fifo_tiles;
+  c.sram = gpu ? chip.sram_bytes / chip.cores : chip.sram_bytes;
+  c.accumulators = gpu ? 131072 : chip.accumulator_bytes;  // half of the registers (K)
+  c.memory = tick_rate(chip.memory_bandwidth, ticks);
+  c.vector = tick_rate(chip.vector_flops, ticks);
+  return c;
+}
+
+inline void check_fit(const char* function, const ChipTiming& r, const ChipCase& c) {
+  const bool sums = c.accumulators > 0 && static_cast<double>(r.accumulator_bytes) > c.accumulators;
+  const double needed = static_cast<double>(sums ? r.accumulator_bytes : r.on_chip_bytes);
+  const double room = sums ? c.accumulators : c.sram;
+  if (room > 0 && needed > room) {
+    fail({function, ": tiles of ", r.tile.m, " x ", r.tile.k, " x ", r.tile.n, " need ", needed,
+          " B of ", sums ? "accumulators" : "on-chip memory", ", ", needed - room,
+          " more than the ", room, " of ", r.chip,
+          "; a smaller tile, or operands that lie in memory, need less"});
+  }
+}
+
+// What is stepped: operands rounded to the format, and where the product goes. Null: only timed.
+struct ChipNumbers {
+  MatrixView x, w;
+  float* out;
+};
+
+inline void count_folds(const char* function, ChipTiming& r, const ChipCase& c,
+                        const List<Fold>& folds, const ChipNumbers* numbers) {
+  static_cast<SystolicTiming&>(r) =
+      numbers == nullptr
+          ? time_folds(c.array, folds, c.arrays)
+          : step_folds(c.array, folds, c.arrays, numbers->x, numbers->w, numbers->out, function);
+  r.placed_folds = static_cast<std::int64_t>(folds.size());
+}
+
+// MXUs side by side that share memory, on-chip memory and vector unit.
+inline void time_mxus(const char* function, ChipTiming& r, const ChipCase& c,
+                      const ChipNumbers* numbers) {
+  const ChipTile& tile = c.o.tile;
+  if (tile.m < 0 || tile.k < 0 || tile.n < 0 || (tile.k % c.array.rows != 0 && tile.k < r.k) ||
+      (tile.n % c.wide() != 0 && tile.n < r.n)) {
+    fail({function, ": tile ", tile.m, " x ", tile.k, " x ", tile.n, "; on ", r.chip,
+          " k must be a multiple of ", c.array.rows, ", n of ", c.wide(), ", or the whole"});
+  }
+  if (c.fifo > 0 && c.o.w == Home::chip) {
+    fail({function, ": w lies on the chip; the weights of ", r.chip,
+          " come through a FIFO from memory"});
+  }
+  const ChipPlan plan = best_plan(c);
+  r.tile = plan.tile;
+  r.on_chip_bytes = plan.on_chip;
+  r.accumulator_bytes = plan.accumulators;
+  check_fit(function, r, c);
+  if (!plan.fits) {
+    fail({function, ": ", plan.folds, " folds, ", plan.predicted, " ticks; at most 2^22 and 2^34 ",
+          "are emulated, larger tiles make fewer folds"});
+  }
+  const ChipTimeline line(c, plan);
+  count_folds(function, r, c, line.folds, numbers);
+  r.ledger.drain += r.ledger.total() / r.cycles * (line.cycles - r.cycles);
+  r.cycles = line.cycles;
+  r.predicted_cycles = plan.predicted;
+  r.cold_cycles = line.folds[0].stream - c.array.rows;
+  r.hbm_bytes_read = line.bytes_read;
+  r.hbm_bytes_written = line.bytes_written;
+  r.chip_bytes_written = line.bytes_read;
+  r.chip_bytes_written +=
+      c.o.y == Home::chip ? r.m * r.n * static_cast<std::int64_t>(bytes_of(c.o.result)) : 0;
+  r.matmul_cycles = (r.ledger.useful + r.ledger.padded) / (c.array.rows * c.wide());
+  r.shift_cycles = r.placed_folds * c.array.rows;
+}
+
+// What follows from the counts: bytes, the part that alone would take longest, energy.
+inline void finish(ChipTiming& r, const Chip& chip, const ChipCase& c, double ticks) {
+  const std::int64_t hbm = r.hbm_bytes_read + r.hbm_bytes_written;
+  r.seconds = static_cast<double>(r.cycles) / ticks;
+  r.utilization = r.share(r.ledger.useful);
+  r.time_efficiency = r.share(r.ledger.useful + r.ledger.padded);
+  r.mapping_efficiency = r.utilization / r.time_efficiency;
+  r.chip_bytes_read = (r.sram_reads_input + r.sram_reads_weight) * c.word;
+  r.accumulator_bytes_read = (r.accumulator_reads + r.m * r.n) * 4;  // the last time to leave
+  r.accumulator_bytes_written = std::max(r.accumulator_writes, r.m * r.n) * 4;
+  r.memory_cycles = c.memory.ticks(hbm);
+  r.vector_cycles = c.vector.ticks(r.m * r.n);
+  const std::int64_t parts[] = {r.matmul_cycles, r.shift_cycles, r.memory_cycles, r.vector_cycles};
+  const char* const names[] = {"matmul", "shift", "memory", "vector"};
+  r.bound = names[std::max_element(parts, parts + 4) - parts];
+  const ChipEnergy& e = chip.energy;
+  const double mac = r.format == DType::int8   ? e.mac_int8
+                     : r.format == DType::f32  ? e.mac_f32
+                     : r.format == DType::bf16 ? e.mac_bf16
+                                               : 0;
+  const std::int64_t moved = r.chip_bytes_read + r.chip_bytes_written + r.accumulator_bytes_read +
+                             r.accumulator_bytes_written;
+  r.mac_joules = static_cast<double>(r.ledger.useful) * mac * 1e-12;
+  r.chip_joules = static_cast<double>(moved) * e.sram_byte * 1e-12;
+  r.hbm_joules = static_cast<double>(hbm) * e.memory_byte * 1e-12;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/systolic/chip_matmul.hpp
+// One product on a chip: chip_timing() places every fold on the clock, matmul_on() also steps every
+// PE through every tick. Operands are rounded to the format (int8: with one scale each), sums are
+// f32. A GPU is approximated: its matrix units are output-stationary arrays, a core's side by side;
+// blocks of the product go to the cores in waves, down the columns. A wave fetches the rows and
+// columns that it touches once (through L2) and takes the longer of arrays and memory; a last wave
+// that leaves cores idle takes as long as a full one, and whole blocks are multiplied at the edges.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// All waves of blocks of r.tile; ticks is what a block takes on a core.
+inline void time_waves(ChipTiming& r, const ChipCase& c, std::int64_t ticks) {
+  const std::int64_t down = folds_of(r.m, r.tile.m), blocks = down * folds_of(r.n, r.tile.n);
+  r.cycles = 0;
+  for (std::int64_t first = 0; first < blocks; first += r.blocks_at_once, ++r.waves) {
+    r.last_wave = std::min(blocks - first, r.blocks_at_once);
+    std::int64_t rows = 0, columns = 0, results = 0;
+    for (std::int64_t b = first; b < first + r.last_wave; ++b) {
+      const std::int64_t m = std::min(r.tile.m, r.m - b % down * r.tile.m);
+      const std::int64_t n = std::min(r.tile.n, r.n - b / down * r.tile.n);
+      rows += b - first < down ? m : 0;
+      columns += b == first || b % down == 0 ? n : 0;
+      results += m * n;
+    }
+    const std::int64_t read = r.k * (rows * c.fetched(c.o.x) + columns * c.fetched(c.o.w));
+    r.hbm_bytes_read += read;
+    r.hbm_bytes_written += results * c.result_word;
+    r.cycles += std::max(ticks, c.memory.ticks(read + results * c.result_word));
+  }
+}
+
+// The ledger of all cores: whole blocks stream at the edges, idle cores of the last wave too.
+inline void book_waves(ChipTiming& r, const ChipCase& c, std::int64_t ticks) {
+  const std::int64_t pes = c.arrays * c.array.rows * c.array.cols, cores = r.blocks_at_once;
+  LossLedger& l = r.ledger;
+  l = LossLedger();
+  l.useful = r.macs;
+  l.padded = r.matmul_cycles * pes * cores - r.macs;
+  l.fill = r.waves * cores * (pes * (c.array.rows + c.array.cols - 2) / 2);
+  l.dma_stall = (r.cycles - r.waves * ticks) * pes * cores;
+  l.drain = r.cycles * pes * cores - l.total();
+}
+
+// The folds that hold a part of the product; in what order cores take them changes no number.
+inline List<Fold> block_folds(const ChipCase& c) {
+  List<Fold> folds;
+  for (std::int64_t n = 0; n < c.array.n; n += c.wide()) {
+    for (std::int64_t m = 0; m < c.array.m; m += c.array.rows) {
+      Fold fold;
+      fold.m0 = m;
+      fold.n0 = n;
+      fold.length = c.array.stream;
+      place_fold(c.array, folds.empty() ? nullptr : &folds.back(), FoldSupply(), fold);
+      folds.push_back(fold);
+    }
+  }
+  return folds;
+}
+
+// Sums live in half of a core's registers, two slices of 64 of K in its shared memory. Of three
+// blocks, or the given one, the one that takes the fewest ticks.
+inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
+                     const ChipNumbers* numbers) {
+  const std::int64_t rows = c.array.rows, k = r.k, t = c.array.stream;
+  const double product = static_cast<double>(r.m) * static_cast<double>(r.n);
+  if (product > static_cast<double>(most_folds * rows)) {
+    fail({function, ": M, N are ", r.m, ", ", r.n, "; M N is at most ", most_folds * rows, " on ",
+          r.chip});
+  }
+  List<ChipTile> tiles = {{128, k, 128}, {128, k, 256}, {256, k, 128}};
+  if (c.o.tile.m != 0 || c.o.tile.n != 0) {
+    tiles = {{c.o.tile.m, k, c.o.tile.n}};
+  }
+  ChipTiming best;
+  std::int64_t best_ticks = 0;
+  for (const ChipTile& tile : tiles) {
+    ChipTiming trial = r;
+    trial.tile = tile;
+    if (tile.m < 1 || tile.n < 1 || tile.m % rows != 0 || tile.n % c.wide() != 0) {
+      fail({function, ": tile m ", tile.m, ", n ", tile.n, "; on ", r.chip,
+            " they must be multiples of ", rows, " and ", c.wide()});
+    }
+    const std::int64_t m = std::min(tile.m, most_folds), n = std::min(tile.n, most_folds);
+    trial.accumulator_bytes = m * n * 4;
+    trial.on_chip_bytes = 2 * (m + n) * std::min<std::int64_t>(64, k) * c.word;
+    if (best.waves > 0 && c.sram > 0 && static_cast<double>(trial.on_chip_bytes) > c.sram) {
+      continue;
+    }
+    check_fit(function, trial, c);
+    const std::int64_t folds = tile.m / rows * folds_of(tile.n, c.wide());
+    const std::int64_t ticks = (folds - 1) * std::max(t, rows) + t + 2 * rows + c.array.cols - 2;
+    time_waves(trial, c, ticks);
+    if (best.waves == 0 || trial.cycles < best.cycles) {
+      best = trial;
+      best.matmul_cycles = best.waves * folds * t;
+      best_ticks = ticks;
+    }
+  }
+  r = best;
+  count_folds(function, r, c, block_folds(c), numbers);
+  r.cycles = best.cycles;
+  book_waves(r, c, best_ticks);
+  r.predicted_cycles =
+      std::max(r.waves * best_ticks, c.memory.ticks(r.hbm_bytes_read + r.hbm_bytes_written));
+  r.chip_bytes_written = r.chip_bytes_read;  // what a core reads was written there
+}
+
+inline void time_product(const char* function, ChipTiming& r, const Chip& chip,
+                         const ChipMatmul& options, const ChipNumbers* numbers) {
+  r.chip = chip.name.empty() ? "this chip" : chip.name;
+  const double ticks = chip_ticks(function, chip, r.format);
+  const ChipCase c = chip_case(function, chip, r, options, ticks);
+  if (chip.kind == "gpu") {
+    r.blocks_at_once = chip.cores;
+    time_gpu(function, r, c, numbers);
+  } else {
+    time_mxus(function, r, c, numbers);
+  }
+  finish(r, chip, c, ticks);
+}
+
+// Values in a format; of int8 whole numbers, and the scale that they are of.
+inline Tensor values_in(const Tensor& from, DType format, float& scale) {
+  Tensor t = contiguous(from).clone();
+  if (format == DType::int8) {
+    const Int8Values values = to_int8(std::vector<float>(t.data(), t.data() + t.count()));
+    std::copy(values.values.begin(), values.values.end(), t.data());
+    scale *= values.scale;
+    return t;
+  }
+  for (std::int64_t i = 0; i < t.count(); ++i) {
+    t.data()[i] = round_to(t.data()[i], format);
+  }
+  return t;
+}
+
+}  // namespace detail
+
+// The costs of x [M, K] times w [K, N] on the chip. Throws when the chip lacks the format or what
+// an emulation needs, a size is below 1, or the tile that is given, or every tile, does not fit.
+inline ChipTiming chip_timing(const Chip& chip, Dim m, Dim k, Dim n,
+                              const ChipMatmul& options = ChipMatmul()) {
+  ChipTiming r;
+  r.format = options.format;
+  r.m = m.value;
+  r.k = k.value;
+  r.n = n.value;
+  detail::time_product("chip_timing", r, chip, options, nullptr);
+  return r;
+}
+
+struct ChipRun : ChipTiming {
+  Tensor output;  // [.., M, N]
+};
+
+// The product of x [.., M, K] and w [K, N], every PE of every array stepped, and the same costs.
+// Throws as chip_timing does, and when the inner sizes differ. No gradient flows through it.
+inline ChipRun matmul_on(const Chip& chip, const Tensor& x, const Tensor& w,
+                         const ChipMatmul& options = ChipMatmul()) {
+  const detail::Matmul sizes = detail::matmul_sizes("matmul_on", x, w, kernels::Trans::no);
+  ChipRun run;
+  run.kind = "simulated";
+  run.m = sizes.m;
+  run.k = sizes.k;
+  run.n = sizes.n;
+  run.format = options.format;
+  detail::chip_ticks("matmul_on", chip, run.format);
+  float scale = 1;
+  const DType kept = run.format == DType::int8 ? DType::int8 : DType::f32;  // the array rounds
+  const Tensor own_x = detail::values_in(x, kept, scale);
+  const Tensor own_w = detail::values_in(w, kept, scale);
+  run.output = zeros(sizes.shape);
+  const detail::ChipNumbers numbers{detail::matrix_view(own_x.data(), sizes.m, sizes.k),
+                                    detail::matrix_view(own_w.data(), sizes.k, sizes.n),
+                                    run.output.data()};
+  detail::time_product("matmul_on", run, chip, options, &numbers);
+  if (kept == DType::int8) {
+    detail::whole_sums(run.output.data(), run.output.count());
+  }
+  run.output = run.output * scale;
+  scale = 1;
+  run.output = detail::values_in(run.output, options.result, scale) * scale;
+  return run;
+}
+
+// Efficiency against N, a row each: the sawtooth of tiles, and on a GPU of waves over its cores.
+inline Table efficiency_curve(const Chip& chip, Dim m, Dim k, const std::vector<std::int64_t>& ns,
+                              const ChipMatmul& options = ChipMatmul()) {
+  Table t;
+  t.columns = {"N", "tile m", "tile n", "waves", "last wave", "of", "cycles", "% of PE-ticks"};
+  for (const std::int64_t n : ns) {
+    const ChipTiming each = chip_timing(chip, m, k, n, options);
+    t.title = detail::cat("x [", each.m, ", ", each.k, "] times w [", each.k, ", N] on ", each.chip,
+                          " (formula)");
+    std::vector<std::string> row;
+    for (const std::int64_t value : {n, each.tile.m, each.tile.n, each.waves, each.last_wave,
+                                     each.blocks_at_once, each.cycles}) {
+      row.push_back(std::to_string(value));
+    }
+    row.push_back(detail::percent(each.utilization));
+    t.add(row);
+  }
+  return t;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/systolic/on_chip.hpp
+// A program whose matrix products run on an emulated chip: matmul, matmul_transposed and linear of
+// this thread, each as one matmul_on. Products over leading dimensions of w, attention and all that
+// is no product run on the host and cost nothing here.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// stepped: by the emulated PEs. host: by the host's kernel, in f32, with the chip's costs beside.
+enum class Numbers { stepped, host };
+
+struct OnChip {
+  ChipMatmul matmul;
+  Numbers numbers = Numbers::stepped;
+  // What to call a product, by its weights (origin() tells whose they are); default: by its sizes.
+  std::function<std::string(const Tensor& w)> name;
+};
+
+// One product, or the sum of several.
+struct OnChipRow {
+  std::string name;
+  std::int64_t products = 0;
+  SystolicTiming counts;  // cycles, ledger and traffic of all arrays
+  std::int64_t hbm_bytes = 0;
+  double seconds = 0;
+  std::string bound;  // mixed: not the same for all
+};
+
+namespace detail {
+
+// Up to the first number between points: "model.layers.3" of "model.layers.3.mlp.up_proj.weight".
+inline std::string layer_of(const std::string& name) {
+  for (std::size_t i = name.find('.'); i != std::string::npos; i = name.find('.', i + 1)) {
+    const std::size_t end = name.find_first_not_of("0123456789", i + 1);
+    if (end != i + 1 && (end == std::string::npos || name[end] == '.')) {
+      return name.substr(0, end);
+    }
+  }
+  return name;
+}
+
+// Adds a row to the sum of that name, which is a new one if there is none yet.
+inline void add_row(List<OnChipRow>& sums, const std::string& name, const OnChipRow& row) {
+  std::size_t i = 0;
+  while (i < sums.size() && sums[i].name != name) {
+    ++i;
+  }
+  sums.resize(std::max(sums.size(), i + 1));
+  OnChipRow& sum = sums[i];
+  sum.name = name;
+  sum.bound = sum.products == 0 || sum.bound == row.bound ? row.bound : "mixed";
+  const std::int64_t cycles = sum.counts.cycles + row.counts.cycles;
+  add_counts(row.counts, sum.counts);
+  sum.counts.cycles = cycles;  // one after another
+  sum.products += row.products;
+  sum.hbm_bytes += row.hbm_bytes;
+  sum.seconds += row.seconds;
+}
+
+struct HookScope {
+  explicit HookScope(const MatmulHook* hook) : before(matmul_hook()) { matmul_hook() = hook; }
+  ~HookScope() { matmul_hook() = before; }
+  HookScope(const HookScope&) = delete;
+  HookScope& operator=(const HookScope&) = delete;
+  const MatmulHook* before;
+};
+
+}  // namespace detail
+
+struct OnChipReport {
+  std::string chip;
+  Numbers numbers = Numbers::stepped;
+  List<OnChipRow> rows;  // one for each product, in order
+
+  // Rows of the same layer together, in order of appearance.
+  List<OnChipRow> layers() const {
+    List<OnChipRow> sums;
+    for (const OnChipRow& row : rows) {
+      detail::add_row(sums, detail::layer_of(row.name), row);
+    }
+    return sums;
+  }
+  OnChipRow total() const {
+    List<OnChipRow> sum;
+    for (const OnChipRow& row : rows) {
+      detail::add_row(sum, "all", row);
+    }
+    return sum.empty() ? OnChipRow() : sum[0];
+  }
+  Table table() const { return table_of(rows); }
+  Table layer_table() const { return table_of(layers()); }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+
+ private:
+  Table table_of(List<OnChipRow> all) const {
+    const bool stepped = numbers == Numbers::stepped;
+    Table t;
+    t.title = "Products on " + chip + (stepped ? "" : "; their numbers are the host's, in f32");
+    t.columns = {"product",
+                 "count",
+                 stepped ? "cycles simulated" : "cycles formula",
+                 "useful %",
+                 "padded %",
+                 "weight shift %",
+                 "weight stall %",
+                 "dma stall %",
+                 "hbm B",
+                 "us",
+                 "bound"};
+    all.push_back(total());
+    for (const OnChipRow& r : all) {
+      const LossLedger& l = r.counts.ledger;
+      const double pe_ticks = std::max(1.0, static_cast<double>(l.total()));
+      const auto share = [pe_ticks](std::int64_t part) {
+        return format_fixed(100 * static_cast<double>(part) / pe_ticks, 2);
+      };
+      t.add({r.name, std::to_string(r.products), std::to_string(r.counts.cycles), share(l.useful),
+             share(l.padded), share(l.weight_shift), share(l.weight_stall), share(l.dma_stall),
+             std::to_string(r.hbm_bytes), format_fixed(r.seconds * 1e6, 3), r.bound});
+    }
+    return t;
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const OnChipReport& r) {
+  return out << r.table();
+}
+
+// Calls fn with every product of this thread on the chip, without gradients, and says what each
+// cost; fn keeps what it computes. Throws what matmul_on throws, and what fn does.
+inline OnChipReport on_chip(const Chip& chip, const std::function<void()>& fn,
+                            const OnChip& options = OnChip()) {
+  if (!fn) {
+    detail::fail({"on_chip: fn is empty; give the program whose products are to run on the chip"});
+  }
+  OnChipReport report;
+  report.chip = chip.name;
+  report.numbers = options.numbers;
+  List<ChipTiming> seen;  // the tile of a shape is searched once
+  const detail::MatmulHook hook = [&](const Tensor& x, const Tensor& w) {
+    const detail::HookScope host(nullptr);
+    const detail::Matmul s = detail::matmul_sizes("on_chip", x, w, kernels::Trans::no);
+    ChipMatmul own = options.matmul;
+    for (const ChipTiming& t : seen) {
+      own.tile = t.m == s.m && t.k == s.k && t.n == s.n ? t.tile : own.tile;
+    }
+    ChipRun run;
+    if (options.numbers == Numbers::stepped) {
+      run = matmul_on(chip, x, w, own);
+    } else {
+      static_cast<ChipTiming&>(run) = chip_timing(chip, s.m, s.k, s.n, own);
+      run.output = matmul(x, w);
+    }
+    seen.push_back(run);
+    const std::string sizes = detail::cat("[", s.m, ", ", s.k, "] x [", s.k, ", ", s.n, "]");
+    report.rows.push_back({options.name ? options.name(w) : sizes, 1, run,
+                           run.hbm_bytes_read + run.hbm_bytes_written, run.seconds, run.bound});
+    return run.output;
+  };
+  const NoGrad no_grad;
+  const detail::HookScope scope(&hook);
+  fn();
+  return report;
 }
 
 }}  // namespace tinyscale

@@ -21,9 +21,16 @@ struct MemoryLevel {
   double core_bandwidth = 0;  // what one core alone moves; 0: not known
 };
 
+// Energy in pJ of one multiply-accumulate by the format of its operands, and of one byte moved.
+struct ChipEnergy {
+  double mac_int8 = 0, mac_bf16 = 0, mac_f32 = 0;  // 0: not known
+  double sram_byte = 0, memory_byte = 0;
+  std::string source;
+};
+
 struct Chip {
   std::string name, vendor;
-  std::string kind;  // tpu, gpu, wafer, cpu
+  std::string kind;  // tpu, gpu, npu, wafer, cpu
   int year = 0;
 
   // Matmul FLOP/s, dense, by the format of the operands.
@@ -38,6 +45,9 @@ struct Chip {
   int mxu_rows = 0, mxu_cols = 0, mxus = 0;  // peak = 2 rows cols mxus clock
   int cores = 1;
   double clock_hz = 0;
+  int fifo_tiles = 0;  // weight tiles of a FIFO of its own that memory fills; 0: they lie in SRAM
+  double accumulator_bytes = 0;  // of a memory for sums alone; 0: they lie in SRAM
+  ChipEnergy energy;
 
   int links = 0;
   double link_bandwidth = 0;  // one way, one link

@@ -36,6 +36,11 @@ struct ChipRow {
 // clang-format off
 inline const List<ChipRow>& chip_rows() {
   static const List<ChipRow> rows = {
+      {"tpu-v1", "google", "tpu", 2015, 0, 9.2e13, 0, 0, 0,
+       8589934592, 3.4e10, 25165824, 1.79e11, 0, 0, 256, 256, 1, 1,
+       7e8, 0, 0, "", "", 1, 4,
+       0, 1.4e10, 75, 0, 0, "",
+       "K:Jouppi ISCA 2017 (half speed for 8 x 16 bit, a quarter for 16 x 16)"},
       {"tpu-v2", "google", "tpu", 2017, 4.6e13, 0, 0, 0, 0,
        1.6e10, 7e11, 33554432, 0, 0, 0, 128, 128, 2, 2,
        7e8, 4, 6.2e10, "torus2d", "full axis 16", 256, 4,
@@ -111,6 +116,11 @@ inline const List<ChipRow>& chip_rows() {
        2.1e9, 7, 6.4e10, "fully connected", "", 8, 8,
        5e10, 6.3e10, 750, 0, 0, "",
        "S:ml-engineering; LDS 64 KiB a CU and Infinity Cache bandwidth K"},
+      {"gemmini", "berkeley", "npu", 2019, 0, 5.12e11, 0, 0, 0,
+       0, 1.6e10, 262144, 0, 0, 0, 16, 16, 1, 1,
+       1e9, 0, 0, "", "", 1, 1,
+       0, 0, 0, 0, 0, "",
+       "K:Genc DAC 2021, default configuration: 128-bit bus, 64 KiB of accumulators"},
       {"wse-2", "cerebras", "wafer", 2021, 7.5e15, 0, 0, 0, 0,
        4e10, 2e16, 4e10, 2e16, 0, 0, 1, 4, 850000, 850000,
        1.1e9, 4, 0, "mesh2d on wafer", "none", 1, 1,
@@ -142,11 +152,12 @@ inline const List<ChipRow>& chip_rows() {
 // Words that people use for a preset.
 inline std::string chip_alias(const std::string& name) {
   static const char* const pairs[][2] = {
-      {"v2", "tpu-v2"},    {"v3", "tpu-v3"},      {"v4", "tpu-v4"},
-      {"v4p", "tpu-v4"},   {"tpu-v4p", "tpu-v4"}, {"v5e", "tpu-v5e"},
-      {"v5p", "tpu-v5p"},  {"v6e", "tpu-v6e"},    {"trillium", "tpu-v6e"},
-      {"v7", "tpu-v7"},    {"tpu7x", "tpu-v7"},   {"ironwood", "tpu-v7"},
-      {"a100", "a100-80"}, {"h100", "h100-sxm"},  {"gb200-nvl72", "gb200"}};
+      {"v1", "tpu-v1"},        {"v2", "tpu-v2"},    {"v3", "tpu-v3"},
+      {"v4", "tpu-v4"},        {"v4p", "tpu-v4"},   {"tpu-v4p", "tpu-v4"},
+      {"v5e", "tpu-v5e"},      {"v5p", "tpu-v5p"},  {"v6e", "tpu-v6e"},
+      {"trillium", "tpu-v6e"}, {"v7", "tpu-v7"},    {"tpu7x", "tpu-v7"},
+      {"ironwood", "tpu-v7"},  {"a100", "a100-80"}, {"h100", "h100-sxm"},
+      {"gb200-nvl72", "gb200"}};
   for (const auto& pair : pairs) {
     if (name == pair[0]) {
       return pair[1];
@@ -157,9 +168,13 @@ inline std::string chip_alias(const std::string& name) {
 
 // Elementwise f32 rate: the published f32 rate (a fused multiply-add counts as two), else for a TPU
 // 8 sublanes x 128 lanes x 4 ALUs x clock x cores (scaling book, 2: v5p 7e12 a core), else 0.
+// An array for int8 alone activates a value a column and clock (TPU v1's 256; Gemmini).
 inline double vector_rate(const ChipRow& row) {
   if (row.flops_f32 > 0) {
     return row.flops_f32;
+  }
+  if (row.flops_bf16 <= 0) {
+    return row.mxu_cols * row.clock_hz;
   }
   return std::strcmp(row.kind, "tpu") == 0 ? 8.0 * 128.0 * 4.0 * row.clock_hz * row.cores : 0.0;
 }
@@ -182,6 +197,20 @@ inline void copy_rates(const ChipRow& row, Chip& chip) {
   chip.clock_hz = row.clock_hz;
 }
 
+// pJ by rule: a multiply-accumulate is a multiplication and an addition, SRAM a 1 MiB bank's 64
+// bits. 45 nm: Horowitz, ISSCC 2014; 7 nm: "Ten Lessons", ISCA 2021, table 2 (K; HBM2 250-450 pJ
+// per 64 bits, DDR3 1300-2600). Of other nodes only the memory is known.
+inline ChipEnergy energy_of(const std::string& name, const std::string& kind) {
+  ChipEnergy energy;
+  const bool hbm = kind == "gpu" || (kind == "tpu" && name != "tpu-v1");
+  energy.memory_byte = hbm ? 350.0 / 8 : name == "tpu-v1" ? 1300.0 / 8 : 0;
+  energy.source = hbm ? "K: HBM2" : name == "tpu-v1" ? "K: DDR3, at least" : "";
+  if (name == "tpu-v4" || name == "a100-40" || name == "a100-80") {
+    energy = {0.077, 0.59, 1.69, 14.0 / 8, 350.0 / 8, "K: 7 nm and HBM2, ISCA 2021"};
+  }
+  return energy;
+}
+
 inline Chip chip_from(const ChipRow& row) {
   Chip chip;
   chip.name = row.name;
@@ -202,6 +231,11 @@ inline Chip chip_from(const ChipRow& row) {
   chip.dollars_per_hour = row.dollars_per_hour;
   chip.price_source = row.price_source;
   chip.source = row.source;
+  chip.energy = energy_of(chip.name, chip.kind);
+  chip.fifo_tiles = chip.name == "tpu-v1" ? 4 : 0;
+  chip.accumulator_bytes = chip.name == "tpu-v1"    ? 4096.0 * 256 * 4
+                           : chip.name == "gemmini" ? 65536
+                                                    : 0;
   if (chip.kind == "cpu") {  // a CPU's caches hold whole operands without being told to
     chip.levels = {{"L2", row.sram_bytes, row.sram_bandwidth},
                    {"L3", row.l2_bytes, row.l2_bandwidth},

@@ -161,7 +161,9 @@ inline List<ArrayWork> divide(const SystolicTiming& t, const ArrayWork& whole) {
     const Fold fold = f == folds               ? Fold()
                       : whole.folds != nullptr ? (*whole.folds)[static_cast<std::size_t>(f)]
                                                : tile_of(t, f);
-    const bool begins = keeps_outputs(t) ? fold.m0 == 0 : fold.k0 == 0;
+    const bool whole_k = whole.folds == nullptr ||  // the sums before this fold are complete
+                         (*whole.folds)[static_cast<std::size_t>(f - 1)].k0 + t.rows >= t.k;
+    const bool begins = keeps_outputs(t) ? fold.m0 == 0 : fold.k0 == 0 && whole_k;
     const auto done =
         static_cast<std::int64_t>(works.size() / static_cast<std::size_t>(whole.arrays));
     if (f == folds || (begins && f * parts >= folds * (done + 1))) {

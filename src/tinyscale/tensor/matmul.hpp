@@ -117,8 +117,15 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
   }
   x.origin();  // an empty one throws
   w.origin();
-  Tensor y(s.shape);
-  product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data());
+  const MatmulHook* const hook = matmul_hook();
+  if (hook != nullptr && tracked({&x, &w, &bias})) {
+    fail({name, ": no gradient flows through an emulated chip; run it under a NoGrad"});
+  }
+  Tensor y =
+      hook == nullptr ? Tensor(s.shape) : (*hook)(x, tw == Trans::no ? w : transpose(w, 0, 1));
+  if (hook == nullptr) {
+    product("matmul", Trans::no, tw, s.m, s.n, s.k, x, w, 0.0f, y.data());
+  }
   if (bias.defined()) {
     const OpScope scope;
     apply_in_place(Arithmetic::add, name, y, bias);
@@ -209,9 +216,6 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
 inline Tensor matmul(const Tensor& x, const Tensor& w) {
   if (w.dims() > 2) {
     return detail::matmul_batched(x, w);
-  }
-  if (detail::matmul_hook() != nullptr) {
-    return (*detail::matmul_hook())(x, w);
   }
   return detail::matmul_any("matmul", x, w, kernels::Trans::no);
 }

@@ -1,0 +1,217 @@
+#pragma once
+// One product on a chip: chip_timing() places every fold on the clock, matmul_on() also steps every
+// PE through every tick. Operands are rounded to the format (int8: with one scale each), sums are
+// f32. A GPU is approximated: its matrix units are output-stationary arrays, a core's side by side;
+// blocks of the product go to the cores in waves, down the columns. A wave fetches the rows and
+// columns that it touches once (through L2) and takes the longer of arrays and memory; a last wave
+// that leaves cores idle takes as long as a full one, and whole blocks are multiplied at the edges.
+
+#include <algorithm>  // min, max, copy
+#include <cstdint>    // int64_t
+#include <string>     // to_string
+#include <vector>     // sizes of a curve
+
+#include "tinyscale/systolic/chip_timing.hpp"
+#include "tinyscale/tensor/arithmetic.hpp"
+#include "tinyscale/tensor/create.hpp"
+#include "tinyscale/tensor/matmul.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// All waves of blocks of r.tile; ticks is what a block takes on a core.
+inline void time_waves(ChipTiming& r, const ChipCase& c, std::int64_t ticks) {
+  const std::int64_t down = folds_of(r.m, r.tile.m), blocks = down * folds_of(r.n, r.tile.n);
+  r.cycles = 0;
+  for (std::int64_t first = 0; first < blocks; first += r.blocks_at_once, ++r.waves) {
+    r.last_wave = std::min(blocks - first, r.blocks_at_once);
+    std::int64_t rows = 0, columns = 0, results = 0;
+    for (std::int64_t b = first; b < first + r.last_wave; ++b) {
+      const std::int64_t m = std::min(r.tile.m, r.m - b % down * r.tile.m);
+      const std::int64_t n = std::min(r.tile.n, r.n - b / down * r.tile.n);
+      rows += b - first < down ? m : 0;
+      columns += b == first || b % down == 0 ? n : 0;
+      results += m * n;
+    }
+    const std::int64_t read = r.k * (rows * c.fetched(c.o.x) + columns * c.fetched(c.o.w));
+    r.hbm_bytes_read += read;
+    r.hbm_bytes_written += results * c.result_word;
+    r.cycles += std::max(ticks, c.memory.ticks(read + results * c.result_word));
+  }
+}
+
+// The ledger of all cores: whole blocks stream at the edges, idle cores of the last wave too.
+inline void book_waves(ChipTiming& r, const ChipCase& c, std::int64_t ticks) {
+  const std::int64_t pes = c.arrays * c.array.rows * c.array.cols, cores = r.blocks_at_once;
+  LossLedger& l = r.ledger;
+  l = LossLedger();
+  l.useful = r.macs;
+  l.padded = r.matmul_cycles * pes * cores - r.macs;
+  l.fill = r.waves * cores * (pes * (c.array.rows + c.array.cols - 2) / 2);
+  l.dma_stall = (r.cycles - r.waves * ticks) * pes * cores;
+  l.drain = r.cycles * pes * cores - l.total();
+}
+
+// The folds that hold a part of the product; in what order cores take them changes no number.
+inline List<Fold> block_folds(const ChipCase& c) {
+  List<Fold> folds;
+  for (std::int64_t n = 0; n < c.array.n; n += c.wide()) {
+    for (std::int64_t m = 0; m < c.array.m; m += c.array.rows) {
+      Fold fold;
+      fold.m0 = m;
+      fold.n0 = n;
+      fold.length = c.array.stream;
+      place_fold(c.array, folds.empty() ? nullptr : &folds.back(), FoldSupply(), fold);
+      folds.push_back(fold);
+    }
+  }
+  return folds;
+}
+
+// Sums live in half of a core's registers, two slices of 64 of K in its shared memory. Of three
+// blocks, or the given one, the one that takes the fewest ticks.
+inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
+                     const ChipNumbers* numbers) {
+  const std::int64_t rows = c.array.rows, k = r.k, t = c.array.stream;
+  const double product = static_cast<double>(r.m) * static_cast<double>(r.n);
+  if (product > static_cast<double>(most_folds * rows)) {
+    fail({function, ": M, N are ", r.m, ", ", r.n, "; M N is at most ", most_folds * rows, " on ",
+          r.chip});
+  }
+  List<ChipTile> tiles = {{128, k, 128}, {128, k, 256}, {256, k, 128}};
+  if (c.o.tile.m != 0 || c.o.tile.n != 0) {
+    tiles = {{c.o.tile.m, k, c.o.tile.n}};
+  }
+  ChipTiming best;
+  std::int64_t best_ticks = 0;
+  for (const ChipTile& tile : tiles) {
+    ChipTiming trial = r;
+    trial.tile = tile;
+    if (tile.m < 1 || tile.n < 1 || tile.m % rows != 0 || tile.n % c.wide() != 0) {
+      fail({function, ": tile m ", tile.m, ", n ", tile.n, "; on ", r.chip,
+            " they must be multiples of ", rows, " and ", c.wide()});
+    }
+    const std::int64_t m = std::min(tile.m, most_folds), n = std::min(tile.n, most_folds);
+    trial.accumulator_bytes = m * n * 4;
+    trial.on_chip_bytes = 2 * (m + n) * std::min<std::int64_t>(64, k) * c.word;
+    if (best.waves > 0 && c.sram > 0 && static_cast<double>(trial.on_chip_bytes) > c.sram) {
+      continue;
+    }
+    check_fit(function, trial, c);
+    const std::int64_t folds = tile.m / rows * folds_of(tile.n, c.wide());
+    const std::int64_t ticks = (folds - 1) * std::max(t, rows) + t + 2 * rows + c.array.cols - 2;
+    time_waves(trial, c, ticks);
+    if (best.waves == 0 || trial.cycles < best.cycles) {
+      best = trial;
+      best.matmul_cycles = best.waves * folds * t;
+      best_ticks = ticks;
+    }
+  }
+  r = best;
+  count_folds(function, r, c, block_folds(c), numbers);
+  r.cycles = best.cycles;
+  book_waves(r, c, best_ticks);
+  r.predicted_cycles =
+      std::max(r.waves * best_ticks, c.memory.ticks(r.hbm_bytes_read + r.hbm_bytes_written));
+  r.chip_bytes_written = r.chip_bytes_read;  // what a core reads was written there
+}
+
+inline void time_product(const char* function, ChipTiming& r, const Chip& chip,
+                         const ChipMatmul& options, const ChipNumbers* numbers) {
+  r.chip = chip.name.empty() ? "this chip" : chip.name;
+  const double ticks = chip_ticks(function, chip, r.format);
+  const ChipCase c = chip_case(function, chip, r, options, ticks);
+  if (chip.kind == "gpu") {
+    r.blocks_at_once = chip.cores;
+    time_gpu(function, r, c, numbers);
+  } else {
+    time_mxus(function, r, c, numbers);
+  }
+  finish(r, chip, c, ticks);
+}
+
+// Values in a format; of int8 whole numbers, and the scale that they are of.
+inline Tensor values_in(const Tensor& from, DType format, float& scale) {
+  Tensor t = contiguous(from).clone();
+  if (format == DType::int8) {
+    const Int8Values values = to_int8(std::vector<float>(t.data(), t.data() + t.count()));
+    std::copy(values.values.begin(), values.values.end(), t.data());
+    scale *= values.scale;
+    return t;
+  }
+  for (std::int64_t i = 0; i < t.count(); ++i) {
+    t.data()[i] = round_to(t.data()[i], format);
+  }
+  return t;
+}
+
+}  // namespace detail
+
+// The costs of x [M, K] times w [K, N] on the chip. Throws when the chip lacks the format or what
+// an emulation needs, a size is below 1, or the tile that is given, or every tile, does not fit.
+inline ChipTiming chip_timing(const Chip& chip, Dim m, Dim k, Dim n,
+                              const ChipMatmul& options = ChipMatmul()) {
+  ChipTiming r;
+  r.format = options.format;
+  r.m = m.value;
+  r.k = k.value;
+  r.n = n.value;
+  detail::time_product("chip_timing", r, chip, options, nullptr);
+  return r;
+}
+
+struct ChipRun : ChipTiming {
+  Tensor output;  // [.., M, N]
+};
+
+// The product of x [.., M, K] and w [K, N], every PE of every array stepped, and the same costs.
+// Throws as chip_timing does, and when the inner sizes differ. No gradient flows through it.
+inline ChipRun matmul_on(const Chip& chip, const Tensor& x, const Tensor& w,
+                         const ChipMatmul& options = ChipMatmul()) {
+  const detail::Matmul sizes = detail::matmul_sizes("matmul_on", x, w, kernels::Trans::no);
+  ChipRun run;
+  run.kind = "simulated";
+  run.m = sizes.m;
+  run.k = sizes.k;
+  run.n = sizes.n;
+  run.format = options.format;
+  detail::chip_ticks("matmul_on", chip, run.format);
+  float scale = 1;
+  const DType kept = run.format == DType::int8 ? DType::int8 : DType::f32;  // the array rounds
+  const Tensor own_x = detail::values_in(x, kept, scale);
+  const Tensor own_w = detail::values_in(w, kept, scale);
+  run.output = zeros(sizes.shape);
+  const detail::ChipNumbers numbers{detail::matrix_view(own_x.data(), sizes.m, sizes.k),
+                                    detail::matrix_view(own_w.data(), sizes.k, sizes.n),
+                                    run.output.data()};
+  detail::time_product("matmul_on", run, chip, options, &numbers);
+  if (kept == DType::int8) {
+    detail::whole_sums(run.output.data(), run.output.count());
+  }
+  run.output = run.output * scale;
+  scale = 1;
+  run.output = detail::values_in(run.output, options.result, scale) * scale;
+  return run;
+}
+
+// Efficiency against N, a row each: the sawtooth of tiles, and on a GPU of waves over its cores.
+inline Table efficiency_curve(const Chip& chip, Dim m, Dim k, const std::vector<std::int64_t>& ns,
+                              const ChipMatmul& options = ChipMatmul()) {
+  Table t;
+  t.columns = {"N", "tile m", "tile n", "waves", "last wave", "of", "cycles", "% of PE-ticks"};
+  for (const std::int64_t n : ns) {
+    const ChipTiming each = chip_timing(chip, m, k, n, options);
+    t.title = detail::cat("x [", each.m, ", ", each.k, "] times w [", each.k, ", N] on ", each.chip,
+                          " (formula)");
+    std::vector<std::string> row;
+    for (const std::int64_t value : {n, each.tile.m, each.tile.n, each.waves, each.last_wave,
+                                     each.blocks_at_once, each.cycles}) {
+      row.push_back(std::to_string(value));
+    }
+    row.push_back(detail::percent(each.utilization));
+    t.add(row);
+  }
+  return t;
+}
+
+}  // namespace tinyscale

@@ -1,0 +1,279 @@
+#pragma once
+// How a product goes through a chip: memory -> on-chip memory or weight FIFO -> MXUs side by side
+// -> accumulators -> vector unit -> memory, in integer ticks of the array.
+//   for n by tile.n, m by tile.m, k by tile.k: for the columns of all MXUs, for R rows: one fold
+// An operand is fetched for each use, or once if all of it is kept on chip. One memory serves all
+// transfers in the order of need. A weight tile waits until the one Q before it was shifted in (Q:
+// the FIFO, or 2), a tile of x and a block's accumulators until those two before are free. Results
+// leave before the tiles of the block after next come, or ahead of a read that starts after they
+// are ready.
+
+#include <algorithm>  // min, max
+#include <cmath>      // llround
+#include <cstdint>    // int64_t
+
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/systolic/array_timing.hpp"
+
+namespace tinyscale {
+
+// Where an operand lies before, the result afterwards.
+enum class Home { memory, chip };
+
+// Rows of x, inner size and columns of w that are worked on together; 0: searched for.
+struct ChipTile {
+  std::int64_t m = 0, k = 0, n = 0;
+};
+
+struct ChipMatmul {
+  DType format = DType::f64;  // of the operands; f64: the chip's bf16, else int8, else f32
+  DType result = DType::f32;  // in which results leave
+  ChipTile tile;
+  Home x = Home::memory, w = Home::memory, y = Home::memory;
+};
+
+namespace detail {
+
+constexpr std::int64_t most_folds = std::int64_t{1} << 22;  // of 80 bytes each
+constexpr std::int64_t most_ticks = std::int64_t{1} << 34;
+constexpr std::int64_t most_bytes = std::int64_t{1} << 44;
+
+// A rate as a whole number of parts a tick, 2^16 to a unit (one, from 4096 units a tick on); 0: no
+// limit. Times add up in parts and are rounded up to a tick only where the array waits for them.
+struct TickRate {
+  std::int64_t parts = 0, unit = 1;
+
+  std::int64_t ticks(std::int64_t amount) const {
+    const bool exact = amount < most_bytes;
+    return exact ? up(amount * unit) : parts == 0 ? 0 : amount / parts * unit;
+  }
+  std::int64_t up(std::int64_t part) const { return parts == 0 ? 0 : (part + parts - 1) / parts; }
+};
+
+inline TickRate tick_rate(double per_second, double ticks_per_second) {
+  const double rate = per_second / ticks_per_second;
+  if (!(rate > 0)) {
+    return {};
+  }
+  const std::int64_t unit = rate < 4096 ? 65536 : 1;
+  const double parts = std::min(rate * static_cast<double>(unit), 0x1p28);
+  return {std::max<std::int64_t>(1, std::llround(parts)), unit};
+}
+
+// What a schedule needs to know of chip and product.
+struct ChipCase {
+  SystolicTiming array;  // rows, cols, M, K, N, dataflow, passes
+  ChipMatmul o;
+  std::int64_t arrays = 1;
+  std::int64_t word = 2, result_word = 4;  // bytes; 0: the result stays on the chip
+  std::int64_t fifo = 0;
+  double sram = 0, accumulators = 0;  // bytes; 0: not known, none of their own
+  TickRate memory, vector;            // bytes, results a tick
+
+  std::int64_t wide() const { return array.cols * arrays; }
+  std::int64_t fetched(Home home) const { return home == Home::chip ? 0 : word; }
+};
+
+struct ChipPlan {
+  ChipTile tile;
+  bool keep_x = false, keep_w = false, fits = false;
+  std::int64_t predicted = 0, bytes = 0, on_chip = 0, accumulators = 0, folds = 0;
+};
+
+// Bytes that a plan holds and moves, and the ticks that follow: the slower of arrays, memory and
+// vector unit, and the first tiles' way in and the last block's way out.
+inline void predict(const ChipCase& c, ChipPlan& p) {
+  const std::int64_t m = c.array.m, k = c.array.k, n = c.array.n, rows = c.array.rows;
+  const ChipTile& t = p.tile;
+  const std::int64_t fm = folds_of(m, t.m), fn = folds_of(n, t.n), blocks = fm * fn;
+  const std::int64_t twice = blocks * folds_of(k, t.k) > 1 ? 2 : 1;
+  const std::int64_t sums = (blocks > 1 ? 2 : 1) * t.m * t.n * 4, out = t.m * t.n * c.result_word;
+  const std::int64_t x = p.keep_x ? m * k : twice * t.m * t.k;
+  const std::int64_t w = p.keep_w ? k * n : c.fifo > 0 ? 0 : 2 * rows * c.wide();
+  const std::int64_t x_word = c.fetched(c.o.x), w_word = c.fetched(c.o.w);
+  p.accumulators = c.accumulators > 0 ? sums : 0;
+  p.on_chip = (x + w) * c.word + sums - p.accumulators;
+  p.on_chip += c.o.y == Home::chip ? m * n * static_cast<std::int64_t>(bytes_of(c.o.result)) : 0;
+  p.bytes = m * k * (p.keep_x ? 1 : fn) * x_word + k * n * (p.keep_w ? 1 : fm) * w_word +
+            m * n * c.result_word;
+  const std::int64_t last = std::max((m - (fm - 1) * t.m) * c.array.passes, rows);
+  const std::int64_t tiles = folds_of(k, rows) * folds_of(n, c.wide());
+  const std::int64_t arrays = ((fm - 1) * std::max(t.m * c.array.passes, rows) + last) * tiles;
+  const std::int64_t first = t.m * t.k * x_word + rows * std::min(c.wide(), n) * w_word;
+  p.folds = fm * tiles;
+  p.predicted = std::max(std::max(arrays, c.vector.ticks(m * n)) + c.memory.ticks(first),
+                         c.memory.ticks(p.bytes - out)) +
+                2 * rows + c.array.cols - 2 + c.vector.ticks(t.m * t.n) + c.memory.ticks(out);
+  p.fits = (!(c.sram > 0) || static_cast<double>(p.on_chip) <= c.sram) &&
+           (!(c.accumulators > 0) || static_cast<double>(p.accumulators) <= c.accumulators) &&
+           p.folds <= most_folds && p.predicted <= most_ticks && p.bytes < most_bytes;
+}
+
+// Places every fold of a plan on the clock.
+class ChipTimeline {
+ public:
+  ChipTimeline(const ChipCase& problem, const ChipPlan& plan) : c(problem), p(plan) {
+    const ChipTile& t = p.tile;
+    const auto tiles = static_cast<std::size_t>(folds_of(c.array.m, t.m) * k_tiles());
+    const auto weights =
+        static_cast<std::size_t>(folds_of(c.array.k, c.array.rows) * folds_of(c.array.n, c.wide()));
+    x_at_.assign(p.keep_x ? tiles : 0, c.o.x == Home::chip ? 0 : -1);
+    w_at_.assign(p.keep_w ? weights : 0, c.o.w == Home::chip ? 0 : -1);
+    folds.reserve(static_cast<std::size_t>(p.folds));
+    for (std::int64_t n = 0; n < c.array.n; n += t.n) {
+      for (std::int64_t m = 0; m < c.array.m; m += t.m) {
+        block(m, n, std::min(t.m, c.array.m - m), std::min(t.n, c.array.n - n));
+      }
+    }
+    write_until(results_.size());
+    cycles = std::max(cycles, array_end());
+  }
+
+  List<Fold> folds;
+  std::int64_t cycles = 0;
+  std::int64_t bytes_read = 0, bytes_written = 0;
+
+ private:
+  struct Result {
+    std::int64_t bytes = 0, ready = 0, end = 0;
+  };
+
+  std::int64_t k_tiles() const { return folds_of(c.array.k, p.tile.k); }
+  std::int64_t array_end() const { return fold_end(c.array, folds.back(), c.arrays); }
+
+  std::int64_t move(std::int64_t bytes, std::int64_t ready) {
+    busy_ = std::max(busy_, ready * c.memory.parts) + bytes * c.memory.unit;
+    return c.memory.up(busy_);
+  }
+
+  void write_until(std::size_t count) {
+    for (; written_ < count; ++written_) {
+      Result& r = results_[written_];
+      bytes_written += r.bytes;
+      r.end = r.bytes == 0 ? r.ready : move(r.bytes, r.ready);
+      cycles = std::max(cycles, r.end);
+    }
+  }
+
+  std::int64_t fetch(std::int64_t words, std::int64_t ready) {
+    while (written_ < results_.size() &&
+           results_[written_].ready * c.memory.parts <= std::max(busy_, ready * c.memory.parts)) {
+      write_until(written_ + 1);
+    }
+    bytes_read += words * c.word;
+    return move(words * c.word, ready);
+  }
+
+  // A tile of an operand that is kept: fetched for its first use.
+  std::int64_t fetch_once(List<std::int64_t>& at, std::int64_t tile, std::int64_t words) {
+    std::int64_t& arrival = at[static_cast<std::size_t>(tile)];
+    arrival = arrival < 0 ? fetch(words, 0) : arrival;
+    return arrival;
+  }
+
+  std::int64_t fetch_w(const Fold& f) {
+    const std::int64_t rows = c.array.rows, left = c.array.n - f.n0;
+    const std::int64_t words = std::min(rows, c.array.k - f.k0) * std::min(c.wide(), left);
+    if (p.keep_w) {
+      const std::int64_t across = folds_of(c.array.n, c.wide());
+      return fetch_once(w_at_, f.k0 / rows * across + f.n0 / c.wide(), words);
+    }
+    const std::size_t depth = static_cast<std::size_t>(c.fifo > 0 ? c.fifo : 2), i = folds.size();
+    return fetch(words, i < depth ? 0 : folds[i - depth].load + rows);
+  }
+
+  std::int64_t fetch_x(const Fold& f, std::int64_t rows) {
+    const std::int64_t words = rows * std::min(p.tile.k, c.array.k - f.k0);
+    const std::int64_t tile = f.m0 / p.tile.m * k_tiles() + f.k0 / p.tile.k;
+    return p.keep_x ? fetch_once(x_at_, tile, words) : fetch(words, x_used_[0]);
+  }
+
+  void block(std::int64_t m0, std::int64_t n0, std::int64_t rows, std::int64_t columns) {
+    const std::size_t blocks = results_.size();
+    write_until(std::max<std::size_t>(blocks, 1) - 1);  // two blocks of accumulators
+    const std::int64_t free = blocks < 2 ? 0 : results_[blocks - 2].end;
+    for (std::int64_t k0 = 0; k0 < c.array.k; k0 += p.tile.k) {
+      const std::int64_t k1 = std::min(c.array.k, k0 + p.tile.k);
+      std::int64_t x = -1;
+      for (std::int64_t n = n0; n < n0 + columns; n += c.wide()) {
+        for (std::int64_t k = k0; k < k1; k += c.array.rows) {
+          Fold fold;
+          fold.m0 = m0;
+          fold.k0 = k;
+          fold.n0 = n;
+          fold.length = rows * c.array.passes;
+          const std::int64_t w = fetch_w(fold);  // needed R ticks before x
+          x = x < 0 ? fetch_x(fold, rows) : x;
+          const FoldSupply supply{w, std::max(x, free)};
+          place_fold(c.array, folds.empty() ? nullptr : &folds.back(), supply, fold);
+          folds.push_back(fold);
+        }
+      }
+      x_used_[0] = x_used_[1];
+      x_used_[1] = folds.back().end() + c.array.rows - 1;
+    }
+    vector_free_ = std::max(vector_free_, array_end()) + c.vector.ticks(rows * columns);
+    results_.push_back({rows * columns * c.result_word, vector_free_, 0});
+  }
+
+  const ChipCase& c;
+  const ChipPlan& p;
+  List<std::int64_t> x_at_, w_at_;   // arrival of each tile; -1: not yet
+  std::int64_t x_used_[2] = {0, 0};  // the last ticks of the two latest tiles of x
+  List<Result> results_;
+  std::size_t written_ = 0;
+  std::int64_t busy_ = 0;  // of the memory, in 1 / memory.parts of a tick
+  std::int64_t vector_free_ = 0;
+};
+
+// Sizes to try: the given one, or the whole and its parts in multiples of the unit.
+inline List<std::int64_t> tile_sizes(std::int64_t size, std::int64_t given, std::int64_t unit) {
+  List<std::int64_t> sizes = {given > 0 ? std::min(given, size) : size};
+  const std::int64_t units = folds_of(size, unit);
+  for (std::int64_t parts = 2; given == 0 && sizes.back() > unit; parts += 1 + parts / 4) {
+    sizes.push_back(folds_of(units, std::min(parts, units)) * unit);
+  }
+  return sizes;
+}
+
+// Fewer ticks, then fewer bytes moved; what fits before what does not, and of that what needs
+// least.
+inline bool better(const ChipPlan& a, const ChipPlan& b) {
+  const auto need = [](const ChipPlan& p) {
+    return p.fits ? p.predicted : p.on_chip + p.accumulators;
+  };
+  if (b.folds == 0 || a.fits != b.fits) {
+    return b.folds == 0 || a.fits;
+  }
+  return need(a) != need(b) ? need(a) < need(b) : a.bytes < b.bytes;
+}
+
+// For each m the plan that is predicted best, and of these the one that is best on the clock, where
+// plans of up to 2^15 folds are placed; larger ones are charged an eighth more than predicted.
+inline ChipPlan best_plan(const ChipCase& c) {
+  ChipPlan best, p, fewest;
+  for (const std::int64_t m : tile_sizes(c.array.m, c.o.tile.m, 1)) {
+    ChipPlan of_m;
+    for (const std::int64_t k : tile_sizes(c.array.k, c.o.tile.k, c.array.rows)) {
+      for (const std::int64_t n : tile_sizes(c.array.n, c.o.tile.n, c.wide())) {
+        for (int way = 0; way < 4; ++way) {
+          p.tile = {m, k, n};
+          p.keep_x = c.o.x == Home::chip || way % 2 == 1;
+          p.keep_w = c.o.w == Home::chip || (way / 2 == 1 && c.fifo == 0);
+          predict(c, p);
+          of_m = better(p, of_m) ? p : of_m;
+        }
+      }
+    }
+    p = of_m;
+    p.predicted = p.fits && p.folds <= 32768 ? ChipTimeline(c, p).cycles : p.predicted / 8 * 9;
+    if (better(p, fewest)) {
+      fewest = p;
+      best = of_m;
+    }
+  }
+  return best;
+}
+
+}  // namespace detail
+}  // namespace tinyscale
