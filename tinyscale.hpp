@@ -94,6 +94,10 @@
 //   tinyscale/systolic/systolic_array.hpp    A systolic array of R x C processing elements
 //   tinyscale/systolic/sram_trace.hpp        Every word that an array reads from and writes to
 //   tinyscale/systolic/wavefront.hpp         Which PE holds what in one tick
+//   tinyscale/systolic/tile_clock.hpp        The clock of a tile kernel, and its report
+//   tinyscale/systolic/tile.hpp              What the body of a tile kernel sees
+//   tinyscale/systolic/tile_kernel.hpp       A kernel written tile by tile
+//   tinyscale/systolic/tile_kernels.hpp      Four tile kernels
 //   tinyscale/mesh/fabric.hpp                Where the devices of a run meet
 //   tinyscale/mesh/collective_cost.hpp       What a collective on one mesh axis costs
 //   tinyscale/mesh/mesh_axis.hpp             Named mesh axes and where they lie on the machine
@@ -5443,7 +5447,7 @@ TINYSCALE_INLINE void sqrt_vector(const typename L::V& x, typename L::V& y) {
 // gelu(x) = x (1 + erf(x / sqrt 2)) / 2 (Hendrycks and Gimpel, arXiv 1606.08415).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 // The reference bodies: f(x), and f'(x) as the slope.
 inline double silu_reference(double x) { return x / (1 + std::exp(-x)); }
@@ -5464,7 +5468,7 @@ inline double gelu_tanh_slope_reference(double x) {  // t = tanh(u); t' = (1 - t
   return (1 + t + x * (1 - t * t) * 0.79788456080286536 * (1 + 0.134145 * x * x)) / 2;
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -5595,7 +5599,7 @@ struct ScaleOp {  // y = factor a
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // Arithmetic: y[i] = a[i] op b[i]. y may be a or b.
 inline void add(std::int64_t n, const float* a, const float* b, float* y) {
@@ -5660,7 +5664,7 @@ inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, 
   detail::map(detail::GeluTanhBackwardOp{}, n, x, dy, dx, beta);
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/sums.hpp
@@ -5669,7 +5673,7 @@ inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, 
 // never depends on the threads.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 // The reference body: the sum of x[i]^power; step is the number of columns where x is a column.
 inline double sum_reference(std::int64_t n, const float* x, int power = 1, std::int64_t step = 1) {
@@ -5680,7 +5684,7 @@ inline double sum_reference(std::int64_t n, const float* x, int power = 1, std::
   return total;
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -5768,7 +5772,7 @@ struct ColumnBlock {
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 inline double sum(std::int64_t n, const float* x) {
   double total = 0;
@@ -5815,7 +5819,7 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
   return total;
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/adamw.hpp
@@ -5825,7 +5829,7 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
 // 28 bytes moved a parameter. Loshchilov and Hutter, arXiv 1711.05101.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 struct AdamWStep {
   float learning_rate = 1e-3f, beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f;
@@ -5848,7 +5852,7 @@ inline void adamw_reference(std::int64_t n, const AdamWStep& s, const float* gra
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -5903,7 +5907,7 @@ struct AdamWBlock {
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* param, float* m,
                   float* v) {
@@ -5924,7 +5928,7 @@ inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* 
   });
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/scratch.hpp
@@ -6142,11 +6146,11 @@ struct GemmPanel {
 // made of, named in an Error.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 enum class Trans { no, yes };  // yes: the matrix is stored transposed
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -6179,9 +6183,9 @@ inline bool gemm_overlap(const float* c, std::int64_t m, std::int64_t n, std::in
 }
 
 // Throws on what no product can be made of; true where there is something to do.
-inline bool gemm_check(const char* who, kernel::Trans ta, kernel::Trans tb, const GemmOperands& g,
+inline bool gemm_check(const char* who, kernels::Trans ta, kernels::Trans tb, const GemmOperands& g,
                        std::int64_t lda, std::int64_t ldb) {
-  const bool a_no = ta == kernel::Trans::no, b_no = tb == kernel::Trans::no;
+  const bool a_no = ta == kernels::Trans::no, b_no = tb == kernels::Trans::no;
   const std::int64_t a = gemm_extent(who, a_no ? g.m : g.k, a_no ? g.k : g.m, lda);
   const std::int64_t b = gemm_extent(who, b_no ? g.k : g.n, b_no ? g.n : g.k, ldb);
   const std::int64_t c = gemm_extent(who, g.m, g.n, g.ldc);
@@ -6208,12 +6212,12 @@ inline bool gemm_check(const char* who, kernel::Trans ta, kernel::Trans tb, cons
   return true;
 }
 
-inline GemmOperands gemm_operands(kernel::Trans ta, kernel::Trans tb, std::int64_t m,
+inline GemmOperands gemm_operands(kernels::Trans ta, kernels::Trans tb, std::int64_t m,
                                   std::int64_t n, std::int64_t k, const float* a, std::int64_t lda,
                                   const float* b, std::int64_t ldb, float beta, float* c,
                                   std::int64_t ldc) {
-  const bool a_no = ta == kernel::Trans::no;
-  const bool b_no = tb == kernel::Trans::no;
+  const bool a_no = ta == kernels::Trans::no;
+  const bool b_no = tb == kernels::Trans::no;
   return {m,    n, k,  a, a_no ? lda : 1, a_no ? 1 : lda, b, b_no ? ldb : 1, b_no ? 1 : ldb,
           beta, c, ldc};
 }
@@ -6635,7 +6639,7 @@ inline bool gemm_skinny(const GemmOperands& g) {
 // Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication (2008).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 // The reference body. A is lda floats from row to row as stored; so are B and C.
 inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -6655,7 +6659,7 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -7012,7 +7016,7 @@ inline void gemm_run(const GemmOperands& g) {
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // C = op(A) op(B) + beta C. beta is 0 (C is not read) or 1. C must not overlap A or B.
 inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
@@ -7025,7 +7029,7 @@ inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/x86_units.hpp
@@ -7771,7 +7775,7 @@ WordUnit tile_unit() {
 // A NaN or an infinity in a row of A or column of B reaches every number of C it belongs to.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 // The reference body.
 inline void gemm_bf16_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -7791,7 +7795,7 @@ inline void gemm_bf16_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -7836,9 +7840,9 @@ inline WordUnit bf16_word_unit() {
   return {nullptr, 1, 1, false};
 }
 
-inline WordSource word_source(WordKind kind, const void* data, kernel::Trans trans, std::int64_t xs,
-                              std::int64_t ks, std::int64_t ld) {
-  const bool along_k = trans == kernel::Trans::yes;
+inline WordSource word_source(WordKind kind, const void* data, kernels::Trans trans,
+                              std::int64_t xs, std::int64_t ks, std::int64_t ld) {
+  const bool along_k = trans == kernels::Trans::yes;
   return {kind, data, along_k ? ld : 1, along_k ? 1 : ld, xs, ks, 0};
 }
 
@@ -7908,10 +7912,10 @@ inline void bf16_by_f32(const WordGemm& g) {
       if (rows < m || j == 0) {
         widen_bf16(g.a, i, i + tall, a.data());
       }
-      kernel::gemm(a_yes ? kernel::Trans::yes : kernel::Trans::no,
-                   b_yes ? kernel::Trans::yes : kernel::Trans::no, tall, wide, k, a.data(),
-                   a_yes ? tall : k, b.data(), b_yes ? k : wide, g.beta,
-                   static_cast<float*>(g.c) + i * g.ldc + j, g.ldc);
+      kernels::gemm(a_yes ? kernels::Trans::yes : kernels::Trans::no,
+                    b_yes ? kernels::Trans::yes : kernels::Trans::no, tall, wide, k, a.data(),
+                    a_yes ? tall : k, b.data(), b_yes ? k : wide, g.beta,
+                    static_cast<float*>(g.c) + i * g.ldc + j, g.ldc);
     }
   }
 }
@@ -7919,8 +7923,8 @@ inline void bf16_by_f32(const WordGemm& g) {
 inline void bf16_product(const WordSource& a, const WordSource& b, const std::uint32_t* b_packed,
                          float beta, float* c, std::int64_t ldc) {
   if (a.xs <= 0 || b.xs <= 0 || a.ks <= 0) {
-    kernel::gemm(kernel::Trans::no, kernel::Trans::no, a.xs, b.xs, 0, nullptr, 0, nullptr, 0, beta,
-                 c, ldc);
+    kernels::gemm(kernels::Trans::no, kernels::Trans::no, a.xs, b.xs, 0, nullptr, 0, nullptr, 0,
+                  beta, c, ldc);
     return;
   }
   const WordGemm g{bf16_word_unit(), a, b, b_packed, beta, c, ldc, nullptr};
@@ -7931,15 +7935,15 @@ inline void bf16_product(const WordSource& a, const WordSource& b, const std::ui
   }
 }
 
-inline WordSource rows_of(WordKind kind, const void* data, kernel::Trans trans, std::int64_t m,
+inline WordSource rows_of(WordKind kind, const void* data, kernels::Trans trans, std::int64_t m,
                           std::int64_t k, std::int64_t ld) {
-  return word_source(kind, data,
-                     trans == kernel::Trans::no ? kernel::Trans::yes : kernel::Trans::no, m, k, ld);
+  return word_source(
+      kind, data, trans == kernels::Trans::no ? kernels::Trans::yes : kernels::Trans::no, m, k, ld);
 }
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // C = op(A) op(B) + beta C. beta is 0 (C is not read) or 1. C must not overlap A or B.
 inline void gemm_bf16(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -7987,7 +7991,7 @@ inline void gemm_bf16(Trans ta, std::int64_t m, const float* a, std::int64_t lda
                        b.words ? b.words->data() : nullptr, beta, c, ldc);
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/gemm_int8.hpp
@@ -7997,7 +8001,7 @@ inline void gemm_bf16(Trans ta, std::int64_t m, const float* a, std::int64_t lda
 // With scales it gives f32: c = a_scale[row] * sum over blocks of k of b_scale[block][column] * C.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 // The reference body.
 inline void gemm_int8_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -8016,7 +8020,7 @@ inline void gemm_int8_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -8209,7 +8213,7 @@ inline void int8_product(const WordUnit& unit, const WordSource& a, WordSource b
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // C = op(A) op(B), exact. C must not overlap A or B.
 inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -8289,7 +8293,7 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/gemv_quantized.hpp
@@ -8302,7 +8306,7 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
 // 128 higher; 4-bit ones 8 higher, the second word of each pair in the upper half of the bytes.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 struct QuantizedMatrix {
   std::int64_t rows = 0, cols = 0;
@@ -8424,7 +8428,7 @@ inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, f
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -8505,7 +8509,7 @@ struct RoundActivations {
 // Panels p, p + stride, ... of y for one x, up to 4: as many far streams, each of which the next
 // call goes on with, bring more from memory than one does.
 struct QuantizedPanels {
-  const kernel::QuantizedMatrix& w;
+  const kernels::QuantizedMatrix& w;
   const RoundedActivations& x;
   std::int64_t first, stride, count;
   float* y;
@@ -8599,7 +8603,7 @@ struct QuantizedPanels {
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // y[m][rows] = x[m][cols] W': a row of x at a time, 64 rows of W from cache after the first.
 inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float* x,
@@ -8639,7 +8643,7 @@ inline void gemv_quantized(const QuantizedMatrix& w, const float* x, float* y) {
   gemm_quantized(w, 1, x, w.cols, y, w.rows);
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/gemm_fused.hpp
@@ -8648,7 +8652,7 @@ inline void gemv_quantized(const QuantizedMatrix& w, const float* x, float* y) {
 //   C = act(scale (A B + beta C) + bias) + residual
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 enum class Activation { none, gelu, gelu_tanh, silu };
 
@@ -8678,13 +8682,13 @@ inline void gemm_epilogue_reference(const GemmEpilogue& e, std::int64_t i, std::
   *c = static_cast<float>(x);
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
 // Rows [0, m), columns [column, column + n) of C and of all that goes with it.
 struct GemmFinish {
-  const kernel::GemmEpilogue& e;
+  const kernels::GemmEpilogue& e;
   float* c;
   std::int64_t ldc, row, m, column, n;
 
@@ -8713,13 +8717,13 @@ struct GemmFinish {
     if (e.before != nullptr) {
       put<L>(e.before + i * e.ld_before + j, left, x);
     }
-    if (e.activation == kernel::Activation::gelu) {
+    if (e.activation == kernels::Activation::gelu) {
       erf_vector<L>(x * 0.70710678118654752f, y);
       x = 0.5f * x * (1.0f + y);
-    } else if (e.activation == kernel::Activation::gelu_tanh) {
+    } else if (e.activation == kernels::Activation::gelu_tanh) {
       tanh_vector<L>(0.79788456080286536f * x * (1.0f + 0.044715f * x * x), y);
       x = 0.5f * x * (1.0f + y);
-    } else if (e.activation == kernel::Activation::silu) {
+    } else if (e.activation == kernels::Activation::silu) {
       exp_vector<L>(-x, y);
       x = x / (1.0f + y);
     }
@@ -8749,12 +8753,12 @@ struct GemmFinish {
 
 inline void gemm_finish(const GemmOperands& g, std::int64_t row, std::int64_t m,
                         std::int64_t column, std::int64_t n) {
-  const kernel::GemmEpilogue& e = *static_cast<const kernel::GemmEpilogue*>(g.epilogue);
+  const kernels::GemmEpilogue& e = *static_cast<const kernels::GemmEpilogue*>(g.epilogue);
   run_on_lanes(GemmFinish{e, g.c, g.ldc, row, m, column, n});
 }
 
 // Sets what follows; throws where it writes or reads what is still needed.
-inline void gemm_follow(const char* who, GemmOperands& g, const kernel::GemmEpilogue& e) {
+inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpilogue& e) {
   const std::int64_t kept = e.before == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_before);
   const std::int64_t added = e.residual == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_residual);
   if ((kept > 0 && g.m > 1 && e.ld_before < g.n) || (added > 0 && g.m > 1 && e.ld_residual < g.n)) {
@@ -8771,7 +8775,7 @@ inline void gemm_follow(const char* who, GemmOperands& g, const kernel::GemmEpil
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // gemm, then the epilogue on each block as it is finished.
 inline void gemm_fused(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -8871,7 +8875,7 @@ inline void gemm_batched(std::int64_t batch, Trans ta, Trans tb, std::int64_t m,
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/softmax.hpp
@@ -8880,7 +8884,7 @@ inline void gemm_batched(std::int64_t batch, Trans ta, Trans tb, std::int64_t m,
 // dx = y (dy - sum(y dy));  d logits = scale (exp(x - lse) - onehot(target)).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 // The reference bodies: lse of one row, then y, dx, losses, d logits.
 inline double lse_reference(std::int64_t n, const float* x) {
@@ -8937,7 +8941,7 @@ inline void cross_entropy_backward_reference(std::int64_t rows, std::int64_t voc
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -9226,7 +9230,7 @@ inline std::int64_t row_grain(std::int64_t cols) {
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
@@ -9258,7 +9262,7 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
   });
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/attention_product.hpp
@@ -9414,7 +9418,7 @@ inline void attention_product(const AttentionProduct& w) {
 // Dao et al., FlashAttention, arXiv 2205.14135; Ainslie et al., GQA, arXiv 2305.13245.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 struct AttentionShape {
   std::int64_t batch = 1, queries = 1, keys = 1, heads = 1, kv_heads = 1, head_size = 1;
@@ -9446,7 +9450,7 @@ inline float attention_reference(const AttentionShape& s, std::int64_t seen, con
   return seen == 0 ? 0.0f : static_cast<float>(std::log(total));
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -9456,14 +9460,14 @@ constexpr std::int64_t attention_keys = 64;     // likewise
 constexpr std::int64_t attention_few = 8;       // queries: so few are handled row by row
 
 // Keys that query i sees.
-inline std::int64_t visible_keys(const kernel::AttentionShape& s, std::int64_t i) {
+inline std::int64_t visible_keys(const kernels::AttentionShape& s, std::int64_t i) {
   if (s.causal == 0) {
     return s.keys;
   }
   return std::max<std::int64_t>(0, std::min(s.keys, i + s.causal_offset + 1));
 }
 
-inline float attention_scale(const kernel::AttentionShape& s) {
+inline float attention_scale(const kernels::AttentionShape& s) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_size)));
 }
 
@@ -9514,10 +9518,10 @@ struct AttentionHead {
 // Queries [begin, begin + rows) as lanes against keys [key, key + keys): lane i sees key x of them
 // where x + lead <= i. Scores stand as [keys, attention_queries].
 struct AttentionBlock {
-  const kernel::AttentionShape& s;
+  const kernels::AttentionShape& s;
   std::int64_t begin, key, rows, keys, lead;
 
-  AttentionBlock(const kernel::AttentionShape& shape, std::int64_t query, std::int64_t first)
+  AttentionBlock(const kernels::AttentionShape& shape, std::int64_t query, std::int64_t first)
       : s(shape), begin(query), key(first) {
     rows = std::min(attention_queries, s.queries - begin);
     keys = std::min(attention_keys, visible_keys(s, begin + rows - 1) - key);
@@ -9673,7 +9677,7 @@ struct AttentionFold {
 };
 
 // Queries [first, last) of one head: every block of them against a block of keys, then the next.
-inline void attention_forward_task(const kernel::AttentionShape& s, const AttentionHead& t,
+inline void attention_forward_task(const kernels::AttentionShape& s, const AttentionHead& t,
                                    std::int64_t first, std::int64_t last) {
   constexpr std::int64_t wide = attention_queries;
   const std::int64_t size = s.head_size, own = wide * (size + 5);  // floats that a block keeps
@@ -9708,7 +9712,7 @@ inline void attention_forward_task(const kernel::AttentionShape& s, const Attent
 
 // Scores of few queries (decode) as rows, each to probabilities.
 struct AttentionRows {
-  const kernel::AttentionShape& s;
+  const kernels::AttentionShape& s;
   const AttentionHead& t;  // the first of a group
   std::int64_t rows;
   float* p;  // [rows, keys]
@@ -9738,7 +9742,7 @@ struct AttentionRows {
 };
 
 // All query heads of one key and value head, so that K and V come from memory once.
-inline void attention_few_task(const kernel::AttentionShape& s, const AttentionHead& t,
+inline void attention_few_task(const kernels::AttentionShape& s, const AttentionHead& t,
                                std::int64_t group) {
   const std::int64_t width = tile_size().width, full = s.head_size / width * width;
   const Scratch lease(group * s.queries * s.keys);
@@ -9766,7 +9770,7 @@ inline void attention_few_task(const kernel::AttentionShape& s, const AttentionH
 }
 
 // Sequence b, query head h.
-inline AttentionHead head_of(const kernel::AttentionShape& s, AttentionHead t, std::int64_t b,
+inline AttentionHead head_of(const kernels::AttentionShape& s, AttentionHead t, std::int64_t b,
                              std::int64_t h) {
   const std::int64_t kv = h / (s.heads / s.kv_heads) * s.head_size;
   t.q += b * s.q_batch + h * s.head_size;
@@ -9779,7 +9783,7 @@ inline AttentionHead head_of(const kernel::AttentionShape& s, AttentionHead t, s
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // q, o: [batch, queries, heads * head_size]; k, v: [batch, keys, kv_heads * head_size], with
 // strides; lse: [batch, heads, queries]. A query that sees no key gets zeros.
@@ -9807,7 +9811,7 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
   });
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/attention_backward.hpp
@@ -9815,7 +9819,7 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
 //   dV = P^T dO,  dS = P (dO V^T - sum(dO O)),  dQ = dS K scale,  dK = dS^T Q scale.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 // The reference body: what one query of one head adds to its dq and to this head's dk and dv.
 inline void attention_backward_reference(const AttentionShape& s, std::int64_t seen, const float* q,
@@ -9838,7 +9842,7 @@ inline void attention_backward_reference(const AttentionShape& s, std::int64_t s
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -9891,7 +9895,7 @@ struct AttentionSlopes {
 inline std::int64_t attention_kept(std::int64_t size) { return attention_queries * (4 * size + 2); }
 
 // Queries [first, last) of one head; its part of dk and dv is added to them.
-inline void attention_backward_group(const kernel::AttentionShape& s, const AttentionHead& t,
+inline void attention_backward_group(const kernels::AttentionShape& s, const AttentionHead& t,
                                      std::int64_t first, std::int64_t last, float beta, float* p) {
   constexpr std::int64_t wide = attention_queries;
   const std::int64_t size = s.head_size, turned = wide * size;
@@ -9929,7 +9933,7 @@ inline void attention_backward_group(const kernel::AttentionShape& s, const Atte
   }
 }
 
-inline void attention_backward_task(const kernel::AttentionShape& s, const AttentionHead& all,
+inline void attention_backward_task(const kernels::AttentionShape& s, const AttentionHead& all,
                                     std::int64_t b, std::int64_t kv, float beta) {
   const std::int64_t group = s.heads / s.kv_heads;
   const std::int64_t step = attention_queries * attention_group;
@@ -9955,7 +9959,7 @@ inline void attention_backward_task(const kernel::AttentionShape& s, const Atten
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // dq, dk, dv = beta times themselves (0: not read, or 1) + ..., laid out as q, k, v; d_o as o.
 // A task owns one key and value head.
@@ -9971,7 +9975,7 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
   });
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/linear_cross_entropy.hpp
@@ -9983,7 +9987,7 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
 //   d logit = scale (e exp(max_c - lse) - onehot(target)),  dx = d logit w,  dw = d logit^T x.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 // The reference body of the losses. Of the gradients: cross_entropy_backward_reference, and
 // gemm_reference of what it gives.
@@ -10007,7 +10011,7 @@ struct LinearCrossEntropy {
   float beta_x, beta_w;  // of dx and dw: 0 (not read) or 1
 };
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -10052,7 +10056,7 @@ struct LogitLanes {
 
 // Rows [begin, begin + rows) of one call.
 struct LogitsBlock {
-  const kernel::LinearCrossEntropy& c;
+  const kernels::LinearCrossEntropy& c;
   std::int64_t begin, rows, lanes;  // lanes: from row to row of what follows
   float* xt;                        // [width, lanes]
   float* logits;                    // [vocab, lanes]
@@ -10076,8 +10080,8 @@ struct LogitsBlock {
     }
   }
   void product(std::int64_t j, std::int64_t count) const {
-    kernel::gemm(kernel::Trans::no, kernel::Trans::no, count, whole(), c.width, c.w + j * c.width,
-                 c.width, xt, lanes, 0.0f, logits + j * lanes, lanes);
+    kernels::gemm(kernels::Trans::no, kernels::Trans::no, count, whole(), c.width,
+                  c.w + j * c.width, c.width, xt, lanes, 0.0f, logits + j * lanes, lanes);
   }
   void forward(float* losses) const {
     for (std::int64_t i = 0; i < rows; ++i) {
@@ -10130,12 +10134,12 @@ struct LogitsBlock {
         }
       }
       if (dx != nullptr) {
-        kernel::gemm(kernel::Trans::yes, kernel::Trans::no, rows, c.width, count, part, lanes,
-                     c.w + j * c.width, c.width, j == 0 ? c.beta_x : 1.0f, dx, c.width);
+        kernels::gemm(kernels::Trans::yes, kernels::Trans::no, rows, c.width, count, part, lanes,
+                      c.w + j * c.width, c.width, j == 0 ? c.beta_x : 1.0f, dx, c.width);
       }
       if (c.dw != nullptr) {
-        kernel::gemm(kernel::Trans::no, kernel::Trans::no, count, c.width, rows, part, lanes, x,
-                     c.width, begin == 0 ? c.beta_w : 1.0f, c.dw + j * c.width, c.width);
+        kernels::gemm(kernels::Trans::no, kernels::Trans::no, count, c.width, rows, part, lanes, x,
+                      c.width, begin == 0 ? c.beta_w : 1.0f, c.dw + j * c.width, c.width);
       }
     }
   }
@@ -10144,7 +10148,7 @@ struct LogitsBlock {
 // Blocks of rows, as equal as they can be; backward alone is given lse and recomputes logits.
 enum class LossPass { forward, backward, both };
 
-inline void linear_cross_entropy_blocks(const kernel::LinearCrossEntropy& c, LossPass pass,
+inline void linear_cross_entropy_blocks(const kernels::LinearCrossEntropy& c, LossPass pass,
                                         float* losses, float* lse) {
   const std::int64_t most = std::clamp<std::int64_t>(logits_floats / c.vocab, 64, 512);
   const std::int64_t blocks = (c.rows + most - 1) / most;
@@ -10178,7 +10182,7 @@ inline void linear_cross_entropy_blocks(const kernel::LinearCrossEntropy& c, Los
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // losses[rows], lse[rows] of logits x w^T; a negative target gives loss 0.
 inline void linear_cross_entropy_forward(std::int64_t rows, std::int64_t width, std::int64_t vocab,
@@ -10203,7 +10207,7 @@ inline void linear_cross_entropy(const LinearCrossEntropy& c, float* losses, flo
   detail::linear_cross_entropy_blocks(c, detail::LossPass::both, losses, lse);
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/norm.hpp
@@ -10215,7 +10219,7 @@ inline void linear_cross_entropy(const LinearCrossEntropy& c, float* losses, flo
 // Ba et al., arXiv 1607.06450; Zhang and Sennrich, arXiv 1910.07467.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace kernel {
+namespace kernels {
 
 // The reference body: one row. mean is null for RMS norm, bias may be null.
 inline void norm_reference(std::int64_t cols, float eps, const float* x, const float* weight,
@@ -10257,7 +10261,7 @@ inline void norm_backward_reference(std::int64_t cols, const float* x, const flo
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -10481,7 +10485,7 @@ inline void norm_backward(std::int64_t rows, const NormBackward& all) {
   parallel_for(chunks, 1, body);
   std::fill(totals, totals + wide, 0.0);
   for (std::int64_t c = 0; c < chunks; ++c) {
-    kernel::add_to_sums(wide, lease.data() + c * wide, totals);
+    kernels::add_to_sums(wide, lease.data() + c * wide, totals);
   }
   for (std::int64_t j = 0; j < all.cols; ++j) {
     all.dweight[j] += static_cast<float>(totals[j]);
@@ -10502,7 +10506,7 @@ inline void norm_forward(std::int64_t rows, const NormRows& all) {
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // x, y: [rows, cols]; weight, bias (or null): [cols]; mean, rstd: [rows], kept for backward.
 inline void layer_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
@@ -10530,7 +10534,7 @@ inline void rms_norm_backward(std::int64_t rows, std::int64_t cols, const float*
   detail::norm_backward(rows, {cols, x, weight, nullptr, rstd, dy, beta, dx, dweight, nullptr});
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/compute/rope.hpp
@@ -10542,7 +10546,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class RopePairs { interleaved, halves };
 
-namespace kernel {
+namespace kernels {
 
 enum class RopeTurn { forward, inverse };
 
@@ -10569,13 +10573,13 @@ inline void rope_reference(const RopeShape& s, RopeTurn turn, const float* x, fl
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
 // y = turned x, or y += turned x, for one token: cos and sin are [head_size / 2].
 template <bool add>
-void rope_token(const kernel::RopeShape& s, const float* cos, const float* sin, const float* x,
+void rope_token(const kernels::RopeShape& s, const float* cos, const float* sin, const float* x,
                 float* y) {
   const std::int64_t half = s.head_size / 2;
   const bool interleaved = s.pairs == RopePairs::interleaved;
@@ -10593,7 +10597,7 @@ void rope_token(const kernel::RopeShape& s, const float* cos, const float* sin, 
   }
 }
 
-inline void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const float* x, float* y,
+inline void rope_all(const kernels::RopeShape& s, kernels::RopeTurn turn, const float* x, float* y,
                      bool add) {
   const std::int64_t half = s.head_size / 2;
   const std::int64_t width = s.heads * s.head_size;
@@ -10608,8 +10612,8 @@ inline void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const fl
       for (std::size_t i = 0; i < frequency.size(); ++i) {
         const double angle = static_cast<double>(s.first_position + t) * frequency[i];
         cos[i] = static_cast<float>(std::cos(angle));
-        sin[i] = static_cast<float>(turn == kernel::RopeTurn::forward ? std::sin(angle)
-                                                                      : -std::sin(angle));
+        sin[i] = static_cast<float>(turn == kernels::RopeTurn::forward ? std::sin(angle)
+                                                                       : -std::sin(angle));
       }
       for (std::int64_t b = 0; b < s.batch; ++b) {
         const std::int64_t at = (b * s.tokens + t) * width;
@@ -10625,7 +10629,7 @@ inline void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const fl
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // y = x turned (y may be x). head_size must be even.
 inline void rope(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
@@ -10637,7 +10641,7 @@ inline void rope_backward(const RopeShape& s, const float* dy, float* dx, float 
   detail::rope_all(s, RopeTurn::inverse, dy, dx, beta != 0.0f);
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }}  // namespace tinyscale
 
 // >> tinyscale/tensor/storage.hpp
@@ -11198,7 +11202,7 @@ inline void add_grad(const Slot& slot, const Tensor& dx) {
   float beta = 0;
   float* out = grad_buffer(slot, beta);
   if (beta > 0) {
-    kernel::add(dx.count(), out, dx.data(), out);
+    kernels::add(dx.count(), out, dx.data(), out);
   } else if (dx.count() > 0) {
     std::memcpy(out, dx.data(), slot->grad->bytes());
   }
@@ -11421,10 +11425,10 @@ inline float apply(Arithmetic op, float a, float b) {
 inline void apply_same(Arithmetic op, std::int64_t n, const float* a, const float* b, float* y) {
   if (n >= 8 && op <= Arithmetic::div) {
     switch (op) {
-      case Arithmetic::add: kernel::add(n, a, b, y); break;
-      case Arithmetic::sub: kernel::sub(n, a, b, y); break;
-      case Arithmetic::mul: kernel::mul(n, a, b, y); break;
-      default: kernel::div(n, a, b, y); break;
+      case Arithmetic::add: kernels::add(n, a, b, y); break;
+      case Arithmetic::sub: kernels::sub(n, a, b, y); break;
+      case Arithmetic::mul: kernels::mul(n, a, b, y); break;
+      default: kernels::div(n, a, b, y); break;
     }
     return;
   }
@@ -11508,9 +11512,9 @@ inline Tensor sum_to(const Tensor& x, const Shape& shape) {
   plan.rows([&](std::int64_t, std::int64_t a, std::int64_t b) {
     const float* const in = once.origin() + b;
     if (even && step == 1) {
-      kernel::add_to_sums(columns, in, out + a);
+      kernels::add_to_sums(columns, in, out + a);
     } else if (even && step == 0) {
-      out[a] += kernel::sum(columns, in);
+      out[a] += kernels::sum(columns, in);
     } else {
       for (std::int64_t j = 0; j < columns; ++j) {
         out[a + j * step] += static_cast<double>(in[j * plan.step_b()]);
@@ -11607,7 +11611,7 @@ inline Tensor scale(const Tensor& x, float factor) {
   }
   const detail::OpScope scope;
   Tensor y(x.shape());
-  kernel::scale(x.count(), factor, x.data(), y.data());
+  kernels::scale(x.count(), factor, x.data(), y.data());
   scope.done_unary("scale", "mul", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "scale", {&x}, [factor, sx = x.slot()](const Tensor& dy) {
@@ -11739,34 +11743,34 @@ inline void each(std::int64_t n, const F& body) {
 
 // x Phi(x), with the exact normal distribution function (erf).
 inline Tensor gelu(const Tensor& x) {
-  return detail::unary("gelu", x, &kernel::gelu_forward, &kernel::gelu_backward,
+  return detail::unary("gelu", x, &kernels::gelu_forward, &kernels::gelu_backward,
                        detail::Needs::input);
 }
 
 // The tanh approximation of GPT-2.
 inline Tensor gelu_tanh(const Tensor& x) {
-  return detail::unary("gelu_tanh", x, &kernel::gelu_tanh_forward, &kernel::gelu_tanh_backward,
+  return detail::unary("gelu_tanh", x, &kernels::gelu_tanh_forward, &kernels::gelu_tanh_backward,
                        detail::Needs::input);
 }
 
 // x / (1 + exp(-x)).
 inline Tensor silu(const Tensor& x) {
-  return detail::unary("silu", x, &kernel::silu_forward, &kernel::silu_backward,
+  return detail::unary("silu", x, &kernels::silu_forward, &kernels::silu_backward,
                        detail::Needs::input);
 }
 
 inline Tensor relu(const Tensor& x) {
-  return detail::unary("relu", x, &kernel::relu_forward, &kernel::relu_backward,
+  return detail::unary("relu", x, &kernels::relu_forward, &kernels::relu_backward,
                        detail::Needs::input);
 }
 
 inline Tensor tanh(const Tensor& x) {
-  return detail::unary("tanh", x, &kernel::tanh_forward, &kernel::tanh_backward,
+  return detail::unary("tanh", x, &kernels::tanh_forward, &kernels::tanh_backward,
                        detail::Needs::input);
 }
 
 inline Tensor exp(const Tensor& x) {
-  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add,
+  return detail::unary("exp", x, &kernels::exp_forward, &kernels::multiply_add,
                        detail::Needs::output);
 }
 
@@ -12254,7 +12258,8 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
       place[static_cast<std::size_t>(first + j)] = best;
     }
   });
-  scope.done_unary("max", "max", x.shape());
+  const double elements = static_cast<double>(x.count());
+  scope.done("max", x.shape(), {elements}, {static_cast<double>(y.count())}, 0, elements);
   if (detail::tracked({&x})) {
     detail::attach(y, "max", {&x}, [kept, d, place, sx = x.slot()](const Tensor& dy) {
       float* const dx = detail::grad_buffer(sx);
@@ -12291,7 +12296,7 @@ inline Tensor softmax(const Tensor& x) {
   const std::int64_t columns = x.dim(-1);
   const std::int64_t rows = x.count() / columns;
   Tensor y(x.shape());
-  kernel::softmax_forward(rows, columns, x.data(), y.data());
+  kernels::softmax_forward(rows, columns, x.data(), y.data());
   scope.done_unary("softmax", "softmax", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(
@@ -12299,7 +12304,7 @@ inline Tensor softmax(const Tensor& x) {
           const detail::OpScope backward;
           float beta = 0;
           float* const dx = detail::grad_buffer(sx, beta);
-          kernel::softmax_backward(rows, columns, ky.data(), dy.data(), dx, beta);
+          kernels::softmax_backward(rows, columns, ky.data(), dy.data(), dx, beta);
           backward.done_unary("softmax backward", "softmax", dy.shape(), &VectorCost::backward);
         });
   }
@@ -12364,7 +12369,7 @@ inline const MatmulHook*& matmul_hook() {
   return own.hook;
 }
 
-using kernel::Trans;
+using kernels::Trans;
 
 // A matrix as the kernel reads it: rows or columns without gaps, any step from one to the next.
 struct Matrix {
@@ -12397,9 +12402,9 @@ inline void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Matri
                      const float* a_data, const Matrix& b, const float* b_data, float beta,
                      float* y) {
   if (context().matmul_format == DType::bf16) {
-    kernel::gemm_bf16(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
+    kernels::gemm_bf16(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
   } else {
-    kernel::gemm(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
+    kernels::gemm(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
   }
 }
 
@@ -12553,12 +12558,12 @@ inline Tensor matmul(const Tensor& x, const Tensor& w) {
   if (detail::matmul_hook() != nullptr) {
     return (*detail::matmul_hook())(x, w);
   }
-  return detail::matmul_any("matmul", x, w, kernel::Trans::no);
+  return detail::matmul_any("matmul", x, w, kernels::Trans::no);
 }
 
 // x [.., M, K] times the transpose of w [N, K]: the linear layer with weights stored [out, in].
 inline Tensor matmul_transposed(const Tensor& x, const Tensor& w) {
-  return detail::matmul_any("matmul_transposed", x, w, kernel::Trans::yes);
+  return detail::matmul_any("matmul_transposed", x, w, kernels::Trans::yes);
 }
 
 // x w^T + bias in one op; w [N, K], bias [N].
@@ -12567,7 +12572,7 @@ inline Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
     detail::fail({"linear: w is ", w.shape().text(), ", bias is ", bias.shape().text(),
                   "; w [N, K] and bias [N] are right"});
   }
-  return detail::matmul_any("linear", x, w, kernel::Trans::yes, bias);
+  return detail::matmul_any("linear", x, w, kernels::Trans::yes, bias);
 }
 
 }}  // namespace tinyscale
@@ -12584,9 +12589,9 @@ enum class Mask { none, causal };
 
 namespace detail {
 
-inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
-                                              std::int64_t heads, std::int64_t kv_heads,
-                                              Mask mask) {
+inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
+                                               std::int64_t heads, std::int64_t kv_heads,
+                                               Mask mask) {
   if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
       heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || q.dim(2) % heads != 0 ||
       k.dim(2) != q.dim(2) / heads * kv_heads || (mask == Mask::causal && k.dim(1) < q.dim(1))) {
@@ -12595,7 +12600,7 @@ inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, 
           " kv heads; right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a ",
           "multiple of kv_heads, and S >= T when causal"});
   }
-  kernel::AttentionShape s;
+  kernels::AttentionShape s;
   s.batch = q.dim(0);
   s.queries = q.dim(1);
   s.keys = k.dim(1);
@@ -12616,7 +12621,7 @@ inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, 
 }
 
 // Pairs (query, key) that are really multiplied, over all heads and sequences.
-inline double attention_pairs(const kernel::AttentionShape& s) {
+inline double attention_pairs(const kernels::AttentionShape& s) {
   const double t = static_cast<double>(s.queries);
   const double keys = static_cast<double>(s.keys);
   const double pairs = s.causal ? t * (keys - t) + t * (t + 1) / 2 : t * keys;
@@ -12624,7 +12629,7 @@ inline double attention_pairs(const kernel::AttentionShape& s) {
 }
 
 inline void record_attention(const OpScope& scope, const char* name,
-                             const kernel::AttentionShape& s, const Tensor& q, const Tensor& k,
+                             const kernels::AttentionShape& s, const Tensor& q, const Tensor& k,
                              double products, double reads_of_q) {
   if (context().profile == nullptr) {
     return;
@@ -12666,7 +12671,7 @@ inline float gradient_places(const Slot (&slots)[3], const Tensor* const (&input
 // q [B, T, heads K], k and v [B, S, kv_heads K] give [B, T, heads K]; scores divided by sqrt(K).
 inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
                         std::int64_t kv_heads, Mask mask) {
-  const kernel::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  const kernels::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
   const bool graph = detail::tracked({&q, &k, &v});  // whose gradients are written row after row
   for (const Tensor* x : {&q, &k, &v}) {
     if (!x->is_contiguous() && (graph || x->stride(2) != 1)) {
@@ -12676,7 +12681,7 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   const detail::OpScope scope;
   Tensor y(q.shape());
   Tensor lse(Shape{s.batch, heads, s.queries});
-  kernel::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
+  kernels::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
   detail::record_attention(scope, "attention", s, q, k, 2, 1);
   if (graph) {
     detail::attach(
@@ -12689,8 +12694,8 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
           Tensor apart[3];
           float* to[3];
           const float beta = detail::gradient_places(slots, inputs, apart, to);
-          kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
-                                     dy.data(), to[0], to[1], to[2], beta);
+          kernels::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
+                                      dy.data(), to[0], to[1], to[2], beta);
           for (int i = 0; i < 3; ++i) {
             if (slots[i] && apart[i].defined()) {
               detail::add_grad(slots[i], apart[i]);
@@ -12717,7 +12722,7 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
     return rope(contiguous(x), head_size, first_position, theta, pairs);
   }
   const detail::OpScope scope;
-  kernel::RopeShape shape;
+  kernels::RopeShape shape;
   shape.batch = x.dim(0);
   shape.tokens = x.dim(1);
   shape.heads = x.dim(2) / head_size;
@@ -12726,12 +12731,12 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
   shape.theta = theta;
   shape.pairs = pairs;
   Tensor y(x.shape());
-  kernel::rope(shape, kernel::RopeTurn::forward, x.data(), y.data());
+  kernels::rope(shape, kernels::RopeTurn::forward, x.data(), y.data());
   scope.done_unary("rope", "rope", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "rope", {&x}, [shape, sx = x.slot()](const Tensor& dy) {
       const detail::OpScope backward;
-      kernel::rope_backward(shape, dy.data(), detail::grad_buffer(sx));
+      kernels::rope_backward(shape, dy.data(), detail::grad_buffer(sx));
       backward.done_unary("rope backward", "rope", dy.shape(), &VectorCost::backward);
     });
   }
@@ -12789,9 +12794,9 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   Tensor y(x.shape());
   Tensor mean(Shape{rows});
   Tensor rstd(Shape{rows});
-  kernel::layer_norm_forward(rows, columns, epsilon, x.data(), weight.data(),
-                             bias.defined() ? bias.data() : nullptr, y.data(), mean.data(),
-                             rstd.data());
+  kernels::layer_norm_forward(rows, columns, epsilon, x.data(), weight.data(),
+                              bias.defined() ? bias.data() : nullptr, y.data(), mean.data(),
+                              rstd.data());
   scope.done_unary("layer_norm", "layer_norm", x.shape());
   if (detail::tracked({&x, &weight, &bias})) {
     detail::attach(y, "layer_norm", {&x, &weight, &bias},
@@ -12800,7 +12805,7 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
                      const detail::OpScope backward;
                      Tensor unused_x = detail::scratch_like(sx, kx.shape());
                      Tensor unused_w = detail::scratch_like(sw, kw.shape());
-                     kernel::layer_norm_backward(
+                     kernels::layer_norm_backward(
                          rows, columns, kx.data(), kw.data(), mean.data(), rstd.data(), dy.data(),
                          sx ? detail::grad_buffer(sx) : unused_x.data(),
                          sw ? detail::grad_buffer(sw) : unused_w.data(), detail::grad_or_null(sb));
@@ -12823,7 +12828,7 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   const std::int64_t rows = x.count() / columns;
   Tensor y(x.shape());
   Tensor rstd(Shape{rows});
-  kernel::rms_norm_forward(rows, columns, epsilon, x.data(), weight.data(), y.data(), rstd.data());
+  kernels::rms_norm_forward(rows, columns, epsilon, x.data(), weight.data(), y.data(), rstd.data());
   scope.done_unary("rms_norm", "rms_norm", x.shape());
   if (detail::tracked({&x, &weight})) {
     detail::attach(
@@ -12833,9 +12838,9 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
           const detail::OpScope backward;
           Tensor unused_x = detail::scratch_like(sx, kx.shape());
           Tensor unused_w = detail::scratch_like(sw, kw.shape());
-          kernel::rms_norm_backward(rows, columns, kx.data(), kw.data(), rstd.data(), dy.data(),
-                                    sx ? detail::grad_buffer(sx) : unused_x.data(),
-                                    sw ? detail::grad_buffer(sw) : unused_w.data());
+          kernels::rms_norm_backward(rows, columns, kx.data(), kw.data(), rstd.data(), dy.data(),
+                                     sx ? detail::grad_buffer(sx) : unused_x.data(),
+                                     sw ? detail::grad_buffer(sw) : unused_w.data());
           backward.done_unary("rms_norm backward", "rms_norm", dy.shape(), &VectorCost::backward);
         });
   }
@@ -12903,7 +12908,8 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
                      float* out = detail::grad_buffer(st);
                      for (std::size_t i = 0; i < kept.size(); ++i) {
                        float* const to = out + kept[i] * width;
-                       kernel::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
+                       kernels::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width,
+                                    to);
                      }
                    });
   }
@@ -12934,7 +12940,7 @@ inline double check_targets(const char* op, const std::vector<std::int32_t>& tar
 inline void add_scaled_grad(const Slot& slot, Tensor& dx, float dy) {
   if (slot) {
     if (dy != 1.0f) {
-      kernel::scale(dx.count(), dy, dx.data(), dx.data());
+      kernels::scale(dx.count(), dy, dx.data(), dx.data());
     }
     add_grad(slot, dx);
     dx = Tensor();
@@ -12982,8 +12988,8 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   const detail::OpScope scope;
   Tensor losses(Shape{rows});
   Tensor lse(Shape{rows});
-  kernel::cross_entropy_forward(rows, vocabulary, logits.data(), targets.data(), losses.data(),
-                                lse.data());
+  kernels::cross_entropy_forward(rows, vocabulary, logits.data(), targets.data(), losses.data(),
+                                 lse.data());
   Tensor y = detail::mean_loss(losses, n);
   const double elements = static_cast<double>(logits.count());
   scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
@@ -12996,9 +13002,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                      const detail::OpScope backward;
                      float beta = 0;
                      float* const dx = detail::grad_buffer(sl, beta);
-                     kernel::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
-                                                    known.data(), static_cast<float>(dy.item() / n),
-                                                    dx, beta);
+                     kernels::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
+                                                     known.data(),
+                                                     static_cast<float>(dy.item() / n), dx, beta);
                      backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
                                          &VectorCost::backward);
                    });
@@ -13010,7 +13016,7 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
 // Where gradients will be asked for they are made here, beside the loss, while the logits are.
 inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
                                    const std::vector<std::int32_t>& targets) {
-  const detail::Matmul s = detail::matmul_sizes("linear_cross_entropy", x, w, kernel::Trans::yes);
+  const detail::Matmul s = detail::matmul_sizes("linear_cross_entropy", x, w, kernels::Trans::yes);
   const double n = detail::check_targets("linear_cross_entropy", targets, s.shape, s.m);
   if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
     return cross_entropy(matmul_transposed(x, w), targets);
@@ -13028,22 +13034,22 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
   if (graph && columns.slot()) {
     dw = Tensor(columns.shape(), MemoryKind::gradient);
   }
-  kernel::LinearCrossEntropy all{s.m,
-                                 s.k,
-                                 s.n,
-                                 rows.data(),
-                                 columns.data(),
-                                 targets.data(),
-                                 static_cast<float>(1.0 / n),
-                                 dx.defined() ? dx.data() : nullptr,
-                                 dw.defined() ? dw.data() : nullptr,
-                                 0.0f,
-                                 0.0f};
+  kernels::LinearCrossEntropy all{s.m,
+                                  s.k,
+                                  s.n,
+                                  rows.data(),
+                                  columns.data(),
+                                  targets.data(),
+                                  static_cast<float>(1.0 / n),
+                                  dx.defined() ? dx.data() : nullptr,
+                                  dw.defined() ? dw.data() : nullptr,
+                                  0.0f,
+                                  0.0f};
   if (graph) {
-    kernel::linear_cross_entropy(all, losses.data(), lse.data());
+    kernels::linear_cross_entropy(all, losses.data(), lse.data());
   } else {
-    kernel::linear_cross_entropy_forward(s.m, s.k, s.n, all.x, all.w, all.targets, losses.data(),
-                                         lse.data());
+    kernels::linear_cross_entropy_forward(s.m, s.k, s.n, all.x, all.w, all.targets, losses.data(),
+                                          lse.data());
   }
   Tensor y = detail::mean_loss(losses, n);
   detail::record_linear_loss(scope, s, dx.count(), dw.count());
@@ -15237,7 +15243,7 @@ struct ArrayProblem {
 
   ArrayProblem(const char* function, const SystolicArray& array, const Tensor& tx,
                const Tensor& tw) {
-    const Matmul sizes = matmul_sizes(function, tx, tw, kernel::Trans::no);
+    const Matmul sizes = matmul_sizes(function, tx, tw, kernels::Trans::no);
     output = sizes.shape;
     timing = array.problem(function, sizes.m, sizes.k, sizes.n);
     if (timing.rows > most_stepped / timing.cols) {
@@ -15630,6 +15636,958 @@ inline List<Wavefront> wavefronts(const SystolicArray& array, const Tensor& x, c
     frames.push_back(wavefront(array, x, w, first.value + i * every.value));
   }
   return frames;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/systolic/tile_clock.hpp
+// The clock of a tile kernel, and its report. An op is put on its unit (DMA, MXUs, vector unit)
+// when it is recorded: a unit works in order, an op starts when its operands are ready. A
+// generation is a run of loads, a segment the ops up to the next run; with `stages` = n, generation
+// g starts when segment g - n has ended (n = 1: no load beside compute), right after that segment's
+// stores.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What a kernel did on a chip. Cycles are ticks of its clock; on a GPU those of the SM that ends
+// last, which has its share of the bandwidth.
+struct KernelRun {
+  std::string name, chip, grid;
+  DType format = DType::bf16;
+  int stages = 2;
+  std::int64_t programs = 1, hbm_bytes_read = 0, hbm_bytes_written = 0;  // masked lanes do not move
+  std::int64_t on_chip_peak = 0, on_chip_bytes = 0;  // needed, available; 0: not known
+  std::int64_t dma_cycles = 0, mxu_cycles = 0, vector_cycles = 0, cycles = 0;  // at work, in all
+  std::int64_t matmul_flops = 0, vector_flops = 0;
+  double overlap = 0, seconds = 0;  // the share of the DMA's cycles that compute hides
+  std::string bound;                // the busiest unit: matmul, vector, memory
+
+  std::int64_t hbm_bytes() const { return hbm_bytes_read + hbm_bytes_written; }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+  Table table() const {
+    Table t;
+    t.title = detail::cat("kernel ", name, " on ", chip, ": grid ", grid, ", ", format, ", ",
+                          stages, stages == 1 ? " stage" : " stages");
+    t.columns = {"quantity", "simulated", "unit"};
+    const char* const names[] = {"programs",    "matmul FLOPs", "vector FLOPs",   "HBM read",
+                                 "HBM written", "on-chip peak", "on-chip memory", "DMA",
+                                 "MXU",         "vector unit",  "cycles"};
+    const std::int64_t counts[] = {programs,          matmul_flops,  vector_flops,  hbm_bytes_read,
+                                   hbm_bytes_written, on_chip_peak,  on_chip_bytes, dma_cycles,
+                                   mxu_cycles,        vector_cycles, cycles};
+    for (int i = 0; i < 11; ++i) {
+      const bool unknown = i == 6 && on_chip_bytes <= 0;
+      t.add({names[i], unknown ? "size not known" : std::to_string(counts[i]),
+             i < 3 || unknown ? ""
+             : i < 7          ? "bytes"
+                              : "ticks"});
+    }
+    t.add({"DMA hidden", detail::percent(overlap), "% of its ticks"});
+    t.add({"time", detail::cat(seconds), "s"});
+    t.add({"bound by", bound, ""});
+    return t;
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const KernelRun& run) {
+  return out << run.table();
+}
+
+namespace detail {
+
+enum TileUnit { tile_dma, tile_mxu, tile_vector, tile_none };
+
+struct TileOp {
+  TileUnit unit = tile_none;
+  std::int64_t cycles = 0, bytes = 0;     // bytes: of the result on the chip; of a store: sent
+  bool store = false;                     // else what the DMA does is a load
+  int inputs[3] = {-1, -1, -1};           // of a dot: x, w, and the sums that it adds to
+  int last = -1;                          // the last op that reads the result
+  std::int64_t segment = 0, end[2] = {};  // [0] as it is, [1] as if transfers took no time
+};
+
+// A generation of loads and what follows up to the next one.
+struct TileSegment {
+  std::int64_t loads = 0, stores = 0, live = 0;  // bytes; live: the most within the segment
+  std::int64_t end[2] = {};                      // of its compute
+  List<TileOp> out;                              // its stores, sent later
+};
+
+struct TileCore {
+  std::int64_t free[3][2] = {}, busy[3] = {};  // of DMA, MXUs, vector unit
+  List<TileSegment> segments;
+  std::int64_t sent = 0, weighed = 0, peak = 0;  // segments; segments; bytes
+  bool loading = false;                          // the last op was a load
+
+  std::int64_t size() const { return static_cast<std::int64_t>(segments.size()); }
+  TileSegment& at(std::int64_t i) { return segments[static_cast<std::size_t>(i)]; }
+
+  // Occupies a unit from op.end on, or from when it is free; op.end becomes the end.
+  void occupy(TileOp& op) {
+    for (int k = 0; k < 2; ++k) {
+      const std::int64_t taken = op.unit == tile_dma && k == 1 ? 0 : op.cycles;
+      op.end[k] = free[op.unit][k] = std::max(op.end[k], free[op.unit][k]) + taken;
+    }
+    busy[op.unit] += op.cycles;
+  }
+
+  // Sends the stores of the segments before `end`.
+  void send(std::int64_t end) {
+    for (; sent < end; ++sent) {
+      for (TileOp& store : at(sent).out) {
+        occupy(store);
+      }
+    }
+  }
+
+  void next_segment(int stages) {
+    for (int k = 0; k < 2 && size() > 0; ++k) {
+      at(size() - 1).end[k] = std::max(free[tile_mxu][k], free[tile_vector][k]);
+    }
+    send(size() - stages + 1);
+    segments.push_back(TileSegment());
+  }
+
+  // On-chip bytes of the segments before `end`: live tiles, the generations that are loaded beside
+  // them, and the tiles on their way out.
+  void weigh(std::int64_t end, int stages) {
+    for (; weighed < end; ++weighed) {
+      std::int64_t bytes = at(weighed).live;
+      for (std::int64_t d = 1; d < stages; ++d) {
+        bytes += weighed + d < size() ? at(weighed + d).loads : 0;
+        bytes += weighed >= d ? at(weighed - d).stores : 0;
+      }
+      peak = std::max(peak, bytes);
+    }
+  }
+};
+
+inline std::int64_t ticks(double amount, double rate) {
+  return rate > 0 ? static_cast<std::int64_t>(std::ceil(amount / rate - 1e-9)) : 0;
+}
+
+// A GPU's programs run on its SMs, those of other chips one after another on all of it.
+inline int tile_cores(const Chip& chip) { return chip.kind == "gpu" ? std::max(chip.cores, 1) : 1; }
+
+// Ticks for which a dot [m, k] x [k, n] holds the MXUs of a core: the streams of its folds, dealt
+// to the arrays, m cut where that helps. The next weights shift in meanwhile, so fill and drain are
+// not charged. Formats other than the array's own take as many passes as their peak is lower.
+inline std::int64_t dot_ticks(const Chip& chip, DType format, std::int64_t m, std::int64_t k,
+                              std::int64_t n) {
+  const int cores = tile_cores(chip);
+  const std::int64_t arrays = chip.mxu_rows > 0 && chip.mxu_cols > 0 ? chip.mxus / cores : 0;
+  const double peak = chip.peak(format) / chip.clock_hz;  // flops a tick
+  if (arrays < 1) {
+    return ticks(2.0 * static_cast<double>(m * n) * static_cast<double>(k), peak / cores);
+  }
+  SystolicTiming t;
+  t.rows = chip.mxu_rows;
+  t.cols = chip.mxu_cols;
+  t.k = k;
+  t.n = n;
+  std::int64_t best = 0;
+  for (std::int64_t parts = 1; parts <= std::min<std::int64_t>({arrays, m, 64}); ++parts) {
+    t.m = folds_of(m, parts);
+    fold(t);
+    const std::int64_t each = folds_of(t.folds() * parts, arrays) * fold_period(t);
+    best = parts == 1 ? each : std::min(best, each);
+  }
+  const double passes = std::round(4 * chip.unit_peak() / chip.clock_hz / peak);  // in quarters
+  return ticks(static_cast<double>(best) * std::max(1.0, passes), 4);
+}
+
+// As a shape prints, but of any numbers.
+inline std::string list_text(const List<Dim>& list) {
+  std::string out = "[";
+  for (const Dim& x : list) {
+    out += (out.size() > 1 ? ", " : "") + std::to_string(x.value);
+  }
+  return out + "]";
+}
+
+// The program that runs now, on its core, and what the whole run has counted.
+struct TileRecorder {
+  Chip chip;
+  KernelRun run;
+  List<Dim> grid, ids;
+  std::int64_t program = 0;
+  List<TileCore> cores;
+  TileCore* core = nullptr;
+  List<TileOp> ops;  // of the program
+
+  TileOp& at(int i) { return ops[static_cast<std::size_t>(i)]; }
+  std::string place() const { return cat(" in program ", list_text(ids), " of ", run.name); }
+  std::int64_t bytes(std::int64_t elements) const {
+    return ticks(static_cast<double>(elements) * bytes_of(run.format), 1);
+  }
+  // An op that takes `work` at a rate of the whole chip a second.
+  TileOp op(TileUnit unit, std::int64_t work, double rate, std::int64_t result) const {
+    TileOp made;
+    made.unit = unit;
+    made.cycles = ticks(static_cast<double>(work), rate / chip.clock_hz / tile_cores(chip));
+    made.bytes = result;
+    return made;
+  }
+
+  int add(TileOp op) {
+    const int number = static_cast<int>(ops.size());
+    const bool load = op.unit == tile_dma && !op.store;
+    if (core->segments.empty() || (load && !core->loading)) {
+      core->next_segment(run.stages);
+    }
+    core->loading = load || (op.unit == tile_none && core->loading);
+    op.segment = core->size() - 1;
+    for (int k = 0; k < 2; ++k) {
+      const std::int64_t before = op.segment - run.stages;
+      op.end[k] = load && before >= 0 ? core->at(before).end[k] : 0;
+      for (const int i : op.inputs) {
+        op.end[k] = std::max(op.end[k], i < 0 ? 0 : at(i).end[k]);
+        (i < 0 ? op : at(i)).last = i < 0 ? -1 : number;
+      }
+    }
+    if (op.store) {
+      core->at(op.segment).stores += op.bytes;
+      op.bytes = 0;
+      core->at(op.segment).out.push_back(op);
+    } else if (op.unit != tile_none) {
+      core->occupy(op);
+    }
+    ops.push_back(op);
+    return number;
+  }
+
+  // Makes the last op add to the tile of op `sums`, if it is a dot and that number.
+  bool add_to(int sums, int number) {
+    TileOp& dot = ops.back();
+    if (number + 1 != static_cast<int>(ops.size()) || dot.unit != tile_mxu || dot.inputs[2] >= 0) {
+      return false;
+    }
+    dot.inputs[2] = sums;
+    at(sums).last = number;
+    for (int k = 0; k < 2; ++k) {
+      dot.end[k] = std::max(dot.end[k], at(sums).end[k] + dot.cycles);
+      core->free[tile_mxu][k] = dot.end[k];
+    }
+    return true;
+  }
+
+  // The live bytes of the program's segments, in the order of its ops: a tile lives from its op to
+  // the last that reads it. A vector op writes over a tile that it is the last to read.
+  void end_program() {
+    std::int64_t live = 0;
+    for (int n = 0; n < static_cast<int>(ops.size()); ++n) {
+      const TileOp& op = at(n);
+      const auto drop = [this, n, &live](int i) {
+        if (i >= 0 && at(i).last <= n) {
+          live -= at(i).bytes;
+          at(i).bytes = 0;
+        }
+      };
+      TileSegment& segment = core->at(op.segment);
+      segment.loads += op.unit == tile_dma && op.last >= 0 ? op.bytes : 0;
+      for (int i = op.unit == tile_vector ? 0 : 2; i < 3; ++i) {
+        drop(op.inputs[i]);
+      }
+      live += op.bytes;
+      segment.live = std::max(segment.live, live);
+      for (const int i : {op.inputs[0], op.inputs[1], n}) {
+        drop(i);
+      }
+    }
+    ops.clear();
+    core->loading = false;
+    core->weigh(core->size() - run.stages + 1, run.stages);
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/systolic/tile.hpp
+// What the body of a tile kernel sees: where its program stands in the grid, blocks loaded from
+// HBM, arithmetic on them, blocks stored. Numbers are real and stay f32; in bytes and in MXU passes
+// what is loaded, stored and multiplied has the kernel's format, a computed tile f32.
+// In the spirit of Triton (Tillet et al. 2019) and Pallas.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// A tile on the chip: [r, c], [n] or one number. It lives within its program.
+struct TileValue {
+  TileValue(float number) : numbers(full(Shape{}, number)) {}
+  TileValue(const Tensor& made, const Shared<detail::TileRecorder>& by, int number)
+      : numbers(made), recorder(by), program(by->program), op(number) {}
+
+  const Shape& shape() const { return numbers.shape(); }
+  TileValue& operator+=(const TileValue& b);
+  TileValue& operator+=(TileValue&& b);  // a dot adds to the sums where they are, at no cost
+  TileValue& operator-=(const TileValue& b);
+  TileValue& operator*=(const TileValue& b);
+  TileValue& operator/=(const TileValue& b);
+
+  Tensor numbers;
+  Shared<detail::TileRecorder> recorder;  // null: a number from outside
+  std::int64_t program = -1;
+  int op = -1;
+};
+
+namespace detail {
+
+using TileRef = const TileValue&;
+using TileOperands = std::initializer_list<const TileValue*>;
+
+// Puts an op on the clock; its operands must be of the program that runs.
+inline TileValue record_tile(const Shared<TileRecorder>& by, TileOp op, const Tensor& numbers,
+                             TileOperands operands) {
+  int inputs = 0;
+  for (const TileValue* x : operands) {
+    if (x->recorder && (x->recorder.get() != by.get() || x->program != by->program)) {
+      fail({"Tile: a tile ", x->shape(), " of another program is used", by->place(),
+            "; a tile lives within its program"});
+    }
+    op.inputs[inputs++] = x->op;
+  }
+  return TileValue(numbers, by, by->add(op));
+}
+
+// A vector op, at the price of vector_costs() for each element of its largest operand.
+inline TileValue vector_tile(const char* price, const Tensor& numbers, TileOperands operands) {
+  const TileValue* recorded = *operands.begin();
+  std::int64_t elements = numbers.count();
+  for (const TileValue* x : operands) {
+    recorded = recorded->recorder ? recorded : x;
+    elements = std::max(elements, x->numbers.count());
+  }
+  if (!recorded->recorder) {
+    return TileValue(numbers.item());
+  }
+  TileRecorder& r = *recorded->recorder;
+  elements *= static_cast<std::int64_t>(vector_cost(price, 1, &VectorCost::forward));
+  r.run.vector_flops += elements;
+  const TileOp op = r.op(tile_vector, elements, r.chip.vector_flops, 4 * numbers.count());
+  return record_tile(recorded->recorder, op, numbers, operands);
+}
+
+inline TileValue tile_math(Arithmetic op, TileRef a, TileRef b) {
+  const char* const names[] = {"add", "sub", "mul", "div", "less"};
+  const char* const name = names[static_cast<int>(op)];
+  return vector_tile(name, arithmetic(op, name, a.numbers, b.numbers), {&a, &b});
+}
+
+// The view of a block as far as it lies inside the tensor; `tile` becomes the shape of the whole
+// block, without the dims before its last two, which must have size 1.
+inline Tensor tile_block(const char* what, const TileRecorder& r, const Tensor& x,
+                         const List<Dim>& offsets, const List<Dim>& sizes, bool masked,
+                         Shape& tile) {
+  const auto dims = static_cast<std::size_t>(x.dims());
+  const char* right = !x.defined() ? "the tensor must not be empty"
+                      : sizes.size() != dims || offsets.size() != dims
+                          ? "an offset and a size for each dim of the tensor are right"
+                          : nullptr;
+  Shape inside;
+  Strides steps;
+  std::int64_t first = 0;
+  bool gone = false;
+  for (std::size_t i = 0; right == nullptr && i < dims; ++i) {
+    const int dim = static_cast<int>(i);
+    const std::int64_t begin = offsets[i].value, n = sizes[i].value;
+    const bool outside = begin < 0 || begin >= x.dim(dim);
+    const std::int64_t left = outside ? 0 : std::min(n, x.dim(dim) - begin);
+    right = begin < 0                ? "offsets are 0 or more"
+            : n < 1                  ? "sizes are 1 or more"
+            : i + 2 < dims && n != 1 ? "dims before the last two take size 1"
+            : left < n && !masked    ? "it reaches outside; masked takes what is inside"
+                                     : nullptr;
+    if (right == nullptr && i + 2 >= dims) {
+      steps.of[inside.size()] = x.stride(dim);
+      tile.push_back(n);
+      inside.push_back(left);
+    }
+    gone = gone || left < 1;
+    first += gone ? 0 : begin * x.stride(dim);
+  }
+  if (right != nullptr) {
+    fail({what, ": block ", list_text(sizes), " at ", list_text(offsets), " of tensor ", x.shape(),
+          r.place(), ": ", right});
+  }
+  return gone ? Tensor(Shape{0}) : x.as_strided(inside, steps, first);
+}
+
+}  // namespace detail
+
+// The running program: its place in the grid, and what it can do.
+class Tile {
+ public:
+  using X = const Tensor&;
+  using V = const TileValue&;
+  using At = const List<Dim>&;
+  explicit Tile(const Shared<detail::TileRecorder>& recorder) : recorder_(recorder) {}
+
+  std::int64_t id(int axis) const { return part("id", recorder_->ids, axis); }
+  std::int64_t grid(int axis) const { return part("grid", recorder_->grid, axis); }
+
+  // Tiles from nothing, in no time: a number everywhere; first, first + 1, .. as [n, 1] (dim 0) or
+  // [1, n] (dim 1).
+  TileValue full(const Shape& s, float x) const { return make(tinyscale::full(s, x)); }
+  TileValue zeros(const Shape& s) const { return full(s, 0.0f); }
+  TileValue arange(Dim n, int dim, Dim first) const {
+    const Tensor numbers = tinyscale::arange(n) + static_cast<float>(first.value);
+    return make(reshape(numbers, dim == 0 ? Shape{n, 1} : Shape{1, n}));
+  }
+
+  // The block of these sizes at an offset. Throws when it reaches outside the tensor; masked, lanes
+  // outside are not moved: they become `fill`, or are not written.
+  TileValue load(X x, At at, At sizes) const { return load("load", x, at, sizes, nullptr); }
+  TileValue load_masked(X x, At at, At sizes, float fill = 0.0f) const {
+    return load("load_masked", x, at, sizes, &fill);
+  }
+  void store(X x, At at, V v) const { store("store", x, at, v, false); }
+  void store_masked(X x, At at, V v) const { store("store_masked", x, at, v, true); }
+
+  // a [m, k] times b [k, n]; transposed: b [n, k].
+  TileValue dot(V a, V b) const { return dot("dot", a, b, kernels::Trans::no); }
+  TileValue dot_transposed(V a, V b) const {
+    return dot("dot_transposed", a, b, kernels::Trans::yes);
+  }
+
+  // Along a dim, which stays with size 1.
+  TileValue sum(V v, int dim) const {
+    return made("sum", tinyscale::sum(v.numbers, dim, KeepDim::yes), {&v});
+  }
+  TileValue max(V v, int dim) const {
+    return made("max", tinyscale::max(v.numbers, dim, KeepDim::yes), {&v});
+  }
+  TileValue maximum(V a, V b) const {
+    return made("max", tinyscale::maximum(a.numbers, b.numbers), {&a, &b});
+  }
+  TileValue minimum(V a, V b) const {
+    return made("max", tinyscale::minimum(a.numbers, b.numbers), {&a, &b});
+  }
+  TileValue exp(V v) const { return made("exp", tinyscale::exp(v.numbers), {&v}); }
+  TileValue sqrt(V v) const { return made("sqrt", tinyscale::sqrt(v.numbers), {&v}); }
+  TileValue tanh(V v) const { return made("tanh", tinyscale::tanh(v.numbers), {&v}); }
+  TileValue gelu(V v) const { return made("gelu", tinyscale::gelu(v.numbers), {&v}); }
+  // 1 where a < b, else 0; a where the condition is not 0, else b.
+  TileValue less(V a, V b) const { return detail::tile_math(detail::Arithmetic::less, a, b); }
+  TileValue where(V c, V a, V b) const {
+    return made("where", tinyscale::where(c.numbers, a.numbers, b.numbers), {&c, &a, &b});
+  }
+  // Scores [r, c] of queries and keys from these positions on: -1e30 where the key is the later.
+  TileValue causal(V scores, Dim query, Dim key) const {
+    const TileValue queries = arange(scores.shape()[0], 0, query);
+    return where(less(queries, arange(scores.shape()[-1], 1, key)), -1e30f, scores);
+  }
+
+ private:
+  static TileValue made(const char* price, X numbers, detail::TileOperands operands) {
+    return detail::vector_tile(price, numbers, operands);
+  }
+  TileValue make(X numbers) const {
+    const detail::TileOp op = recorder_->op(detail::tile_none, 0, 0, 4 * numbers.count());
+    return detail::record_tile(recorder_, op, numbers, {});
+  }
+  std::int64_t part(const char* what, At of, int axis) const;
+  TileValue load(const char* what, X x, At at, At sizes, const float* fill) const;
+  void store(const char* what, X x, At at, V v, bool masked) const;
+  TileValue dot(const char* what, V a, V b, kernels::Trans trans) const;
+
+  Shared<detail::TileRecorder> recorder_;
+};
+
+inline std::int64_t Tile::part(const char* what, At of, int axis) const {
+  if (axis < 0 || axis >= static_cast<int>(of.size())) {
+    detail::fail({what, ": axis ", axis, " of grid ", detail::list_text(recorder_->grid), " of ",
+                  recorder_->run.name, "; axes are 0 to ", of.size() - 1});
+  }
+  return of[static_cast<std::size_t>(axis)].value;
+}
+
+inline TileValue Tile::load(const char* what, X x, At at, At sizes, const float* fill) const {
+  detail::TileRecorder& r = *recorder_;
+  Shape tile;
+  const Tensor inside = detail::tile_block(what, r, x, at, sizes, fill != nullptr, tile);
+  const bool whole = inside.shape() == tile;
+  const Tensor numbers = whole ? inside.clone() : tinyscale::full(tile, *fill);
+  if (!whole && inside.count() > 0) {
+    const Tensor to = numbers.as_strided(inside.shape(), numbers.steps(), 0);
+    detail::apply_in_place(detail::Arithmetic::second, what, to, inside);
+  }
+  const std::int64_t moved = r.bytes(inside.count());
+  r.run.hbm_bytes_read += moved;
+  const double rate = r.chip.memory_bandwidth;
+  return detail::record_tile(
+      recorder_, r.op(detail::tile_dma, moved, rate, r.bytes(numbers.count())), numbers, {});
+}
+
+inline void Tile::store(const char* what, X x, At at, V v, bool masked) const {
+  detail::TileRecorder& r = *recorder_;
+  Shape tile;
+  List<Dim> sizes;
+  const int more = x.dims() - v.shape().size();  // dims of size 1 in front
+  for (int i = std::min(0, -more); i < v.shape().size(); ++i) {
+    sizes.push_back(i < 0 ? 1 : v.shape()[i]);
+  }
+  const Tensor inside = detail::tile_block(what, r, x, at, sizes, masked, tile);
+  const std::int64_t moved = r.bytes(inside.count());
+  r.run.hbm_bytes_written += moved;
+  detail::TileOp op =
+      r.op(detail::tile_dma, moved, r.chip.memory_bandwidth, r.bytes(v.numbers.count()));
+  op.store = true;
+  detail::record_tile(recorder_, op, Tensor(), {&v});
+  if (moved > 0) {
+    const Tensor from = reshape(v.numbers, tile);
+    detail::write(detail::Arithmetic::second, what, inside,
+                  from.as_strided(inside.shape(), from.steps(), 0));
+  }
+}
+
+inline TileValue Tile::dot(const char* what, V a, V b, kernels::Trans trans) const {
+  detail::TileRecorder& r = *recorder_;
+  const int inner = trans == kernels::Trans::no ? 0 : 1;
+  const Shape &x = a.shape(), &y = b.shape();
+  if (x.size() != 2 || y.size() != 2 || x[1] != y[inner]) {
+    detail::fail({what, ": inner sizes differ: a is ", x, ", b is ", y, r.place(),
+                  "; a [m, k] and b ", inner == 0 ? "[k, n]" : "[n, k]", " are right"});
+  }
+  const std::int64_t m = x[0], k = x[1], n = y[1 - inner];
+  Tensor out(Shape{m, n});
+  kernels::gemm(kernels::Trans::no, trans, m, n, k, a.numbers.data(), k, b.numbers.data(), y[1],
+                0.0f, out.data(), n);
+  r.run.matmul_flops += 2 * m * n * k;
+  detail::TileOp op = r.op(detail::tile_mxu, 0, 0, 4 * m * n);
+  op.cycles = detail::dot_ticks(r.chip, r.run.format, m, k, n);
+  return detail::record_tile(recorder_, op, out, {&a, &b});
+}
+
+inline TileValue operator+(detail::TileRef a, detail::TileRef b) {
+  return detail::tile_math(detail::Arithmetic::add, a, b);
+}
+inline TileValue operator-(detail::TileRef a, detail::TileRef b) {
+  return detail::tile_math(detail::Arithmetic::sub, a, b);
+}
+inline TileValue operator*(detail::TileRef a, detail::TileRef b) {
+  return detail::tile_math(detail::Arithmetic::mul, a, b);
+}
+inline TileValue operator/(detail::TileRef a, detail::TileRef b) {
+  return detail::tile_math(detail::Arithmetic::div, a, b);
+}
+inline TileValue& TileValue::operator+=(detail::TileRef b) { return *this = *this + b; }
+inline TileValue& TileValue::operator-=(detail::TileRef b) { return *this = *this - b; }
+inline TileValue& TileValue::operator*=(detail::TileRef b) { return *this = *this * b; }
+inline TileValue& TileValue::operator/=(detail::TileRef b) { return *this = *this / b; }
+inline TileValue& TileValue::operator+=(TileValue&& b) {
+  const bool both = recorder.get() == b.recorder.get() && op >= 0 && b.op >= 0;
+  if (!both || program != recorder->program || b.program != program || shape() != b.shape() ||
+      !recorder->add_to(op, b.op)) {
+    return *this = *this + b;
+  }
+  numbers = detail::arithmetic(detail::Arithmetic::add, "add", numbers, b.numbers);
+  op = b.op;
+  return *this;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/systolic/tile_kernel.hpp
+// A kernel written tile by tile: a body that runs once for each cell of a grid. Programs run in
+// row-major order, one after another, on the whole chip (all of its MXUs and on-chip memory); a GPU
+// deals them to its SMs, each with its share of everything. Nothing is kept between programs: a
+// block that two of them load is moved twice.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct Kernel {
+  std::string name;
+  List<Dim> grid;  // 1 to 3 sizes
+  std::function<void(Tile&)> body;
+  int stages = 2;              // generations of loads in flight; 1: none beside compute
+  DType format = DType::bf16;  // of what is loaded, stored and multiplied
+
+  // Runs every program. Throws when a size is not legal, the chip's rates are not known, or the
+  // tiles need more on-chip memory than there is. No profile and no gradient sees the body's ops.
+  KernelRun run(const Chip& chip) const;
+};
+
+inline Kernel kernel(const std::string& name, const List<Dim>& grid,
+                     const std::function<void(Tile&)>& body) {
+  return Kernel{name, grid, body};
+}
+
+namespace detail {
+
+// This thread's context without its profile and gradients, matmuls in f32.
+inline Context quiet_context() {
+  Context own = context();
+  own.profile = nullptr;
+  own.no_grad += 1;
+  own.matmul_format = DType::f32;
+  return own;
+}
+
+inline void check_kernel(const Kernel& k, const Chip& chip) {
+  bool legal = !k.grid.empty() && k.grid.size() <= 3 && k.stages >= 1 && k.stages <= 64 && k.body;
+  double programs = 1;
+  for (const Dim& size : k.grid) {
+    programs *= static_cast<double>(size.value);
+    legal = legal && size.value >= 1 && programs < 0x1p40;
+  }
+  if (!legal) {
+    fail({"Kernel::run: ", k.name, " has grid ", list_text(k.grid), ", ", k.stages, " stages and ",
+          k.body ? "a" : "no", " body; 1 to 3 sizes from 1, 1 to 64 stages and a body are right"});
+  }
+  if (!(chip.clock_hz > 0) || !(chip.memory_bandwidth > 0)) {
+    fail({"Kernel::run: ", k.name, " on ", chip.name, ": clock_hz is ", chip.clock_hz,
+          ", memory_bandwidth ", chip.memory_bandwidth, "; both must be above 0"});
+  }
+}
+
+// The peak of a core that has run so far.
+inline void check_peak(TileRecorder& r, const TileCore& core) {
+  r.run.on_chip_peak = std::max(r.run.on_chip_peak, core.peak);
+  const std::int64_t over = r.run.on_chip_peak - r.run.on_chip_bytes;
+  if (r.run.on_chip_bytes > 0 && over > 0) {
+    fail({"Kernel::run: ", r.run.name, " needs ", core.peak, " bytes on the chip, ",
+          tile_cores(r.chip) > 1 ? "an SM of " : "", r.chip.name, " has ", r.run.on_chip_bytes,
+          ": ", over, " too many; smaller tiles, fewer stages than ", r.run.stages,
+          " or a format narrower than ", r.run.format, " would help"});
+  }
+}
+
+// Ends a core's clock; the run is as long as that of the core that ends last.
+inline void end_core(TileRecorder& r, TileCore& core) {
+  core.send(core.size());
+  core.weigh(core.size(), r.run.stages);
+  check_peak(r, core);
+  std::int64_t end[2] = {};
+  for (int k = 0; k < 2; ++k) {
+    end[k] = std::max({core.free[0][k], core.free[1][k], core.free[2][k]});
+  }
+  if (end[0] > r.run.cycles) {
+    r.run.cycles = end[0];
+    r.run.dma_cycles = core.busy[tile_dma];
+    r.run.mxu_cycles = core.busy[tile_mxu];
+    r.run.vector_cycles = core.busy[tile_vector];
+    const auto hidden = static_cast<double>(r.run.dma_cycles - (end[0] - end[1]));
+    r.run.overlap = hidden / std::max(1.0, static_cast<double>(r.run.dma_cycles));
+  }
+}
+
+}  // namespace detail
+
+inline KernelRun Kernel::run(const Chip& chip) const {
+  detail::check_kernel(*this, chip);
+  Context own = detail::quiet_context();
+  const ContextScope scope(own);
+  const Shared<detail::TileRecorder> recorder = Shared<detail::TileRecorder>::make();
+  detail::TileRecorder& r = *recorder;
+  KernelRun& run = r.run;
+  r.chip = chip;
+  r.grid = r.ids = grid;
+  run.name = name;
+  run.chip = chip.name;
+  run.grid = detail::list_text(grid);
+  run.format = format;
+  run.stages = stages;
+  for (const Dim& size : grid) {
+    run.programs *= size.value;
+  }
+  const int cores = detail::tile_cores(chip);
+  run.on_chip_bytes = static_cast<std::int64_t>(chip.sram_bytes / cores);
+  r.cores.resize(static_cast<std::size_t>(std::min<std::int64_t>(cores, run.programs)));
+  Tile tile(recorder);
+  for (r.program = 0; r.program < run.programs; ++r.program) {
+    std::int64_t left = r.program;
+    for (std::size_t axis = grid.size(); axis-- > 0; left /= grid[axis].value) {
+      r.ids[axis] = left % grid[axis].value;
+    }
+    r.core = &r.cores[static_cast<std::size_t>(r.program % cores)];
+    body(tile);
+    r.end_program();
+    detail::check_peak(r, *r.core);
+  }
+  for (detail::TileCore& core : r.cores) {
+    detail::end_core(r, core);
+  }
+  run.seconds = static_cast<double>(run.cycles) / chip.clock_hz;
+  const std::int64_t busiest = std::max({run.dma_cycles, run.mxu_cycles, run.vector_cycles});
+  run.bound = run.dma_cycles == busiest   ? "memory"
+              : run.mxu_cycles == busiest ? "matmul"
+                                          : "vector";
+  return run;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/systolic/tile_kernels.hpp
+// Four tile kernels, each run beside the ops that it replaces: matmul with bias and GELU, softmax,
+// layer norm, attention (FlashAttention, arXiv 2205.14135). What a kernel saves is HBM traffic: the
+// ops write every intermediate result and read it again. The least is each operand and the result
+// once. In blocks [BM, BN] a matmul moves s (M K ceil(N / BN) + K N ceil(M / BM) + M N) bytes.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct TileOptions {
+  List<Dim> block;  // {M, N, K} of a matmul, {rows}, {queries, keys}; empty: the largest that fits
+  int stages = 2;
+  DType format = DType::bf16;
+};
+
+// A kernel's run beside that of the ops.
+struct TiledRun : KernelRun {
+  Tensor output;
+  std::int64_t unfused_ops = 0, unfused_bytes = 0, least_bytes = 0;  // in the kernel's format
+  double largest_difference = 0;                                     // |output - that of the ops|
+
+  Table traffic() const {
+    Table t;
+    t.title = name + ": HBM traffic";
+    t.columns = {"by", "bytes", "times the least", "source"};
+    const auto row = [&t, this](const std::string& by, std::int64_t bytes, const char* source) {
+      const auto least = static_cast<double>(std::max<std::int64_t>(least_bytes, 1));
+      const std::string times = format_fixed(static_cast<double>(bytes) / least, 2);
+      t.add({by, std::to_string(bytes), times, source});
+    };
+    row(detail::cat(unfused_ops, " unfused ops"), unfused_bytes, "counted");
+    row("the kernel", hbm_bytes(), "simulated");
+    row("the least", least_bytes, "formula");
+    return t;
+  }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const TiledRun& run) {
+  return out << run.table() << run.traffic();
+}
+
+// HBM bytes of [M, K] times [K, N] in blocks [BM, BN] of the result.
+inline std::int64_t tiled_matmul_bytes(Dim m, Dim n, Dim k, Dim bm, Dim bn, DType format) {
+  for (const Dim& size : {m, n, k, bm, bn}) {
+    if (size.value < 1 || size.value > 1 << 20) {
+      detail::fail({"tiled_matmul_bytes: M, N, K, BM, BN are ", m.value, ", ", n.value, ", ",
+                    k.value, ", ", bm.value, ", ", bn.value, "; each must be from 1 to 2^20"});
+    }
+  }
+  const std::int64_t moved = m.value * k.value * detail::folds_of(n.value, bn.value) +
+                             k.value * n.value * detail::folds_of(m.value, bm.value) +
+                             m.value * n.value;
+  return detail::ticks(static_cast<double>(moved) * bytes_of(format), 1);
+}
+
+namespace detail {
+
+// The block that was given, else the largest power of two b up to `most` for which square b^2 +
+// linear b bytes fit on the chip, in each dim no larger than it takes to hold `sizes`; 8 at least.
+inline List<Dim> block_or_fit(const char* what, const Chip& chip, const TileOptions& options,
+                              const List<Dim>& sizes, double most, double square, double linear) {
+  bool legal = options.block.empty() || options.block.size() == sizes.size();
+  for (const Dim& size : options.block) {
+    legal = legal && size.value > 0;
+  }
+  if (!legal) {
+    fail({what, ": block ", list_text(options.block), "; ", sizes.size(),
+          sizes.size() == 1 ? " size from 1 is right" : " sizes from 1 are right"});
+  }
+  const double room = chip.sram_bytes > 0 ? chip.sram_bytes / tile_cores(chip) : 1e300;
+  double b = 8;
+  while (2 * b <= most && (square * 2 * b + linear) * 2 * b <= room) {
+    b *= 2;
+  }
+  List<Dim> block = options.block;
+  for (std::size_t i = block.size(); i < sizes.size(); ++i) {
+    block.push_back(8);
+    while (block[i].value < std::min(static_cast<std::int64_t>(b), sizes[i].value)) {
+      block[i].value *= 2;
+    }
+  }
+  return block;
+}
+
+inline TiledRun run_tiled(const char* name, const List<Dim>& grid, const Chip& chip,
+                          const TileOptions& options, const std::function<void(Tile&)>& body) {
+  Kernel k = kernel(name, grid, body);
+  k.stages = options.stages;
+  k.format = options.format;
+  TiledRun run;
+  static_cast<KernelRun&>(run) = k.run(chip);
+  return run;
+}
+
+// Counts what is computed while it is alive: the ops that a kernel replaces.
+struct UnfusedOps {
+  Context own = quiet_context();
+  const ContextScope scope{own};
+  const Profile profile;
+
+  // The kernel's run with its output and the least elements that move, beside these ops.
+  TiledRun beside(TiledRun run, const Tensor& output, std::int64_t least, const Tensor& theirs) {
+    const double s = bytes_of(run.format);
+    run.output = output;
+    run.least_bytes = ticks(static_cast<double>(least) * s, 1);
+    run.unfused_ops = static_cast<std::int64_t>(profile.totals().ops);
+    run.unfused_bytes = ticks(profile.totals().bytes() / bytes_of(DType::f32) * s, 1);
+    const Tensor wanted = contiguous(theirs);
+    for (std::int64_t i = 0; i < output.count(); ++i) {
+      const double gap = std::fabs(static_cast<double>(output.data()[i] - wanted.data()[i]));
+      run.largest_difference = std::max(run.largest_difference, gap);
+    }
+    return run;
+  }
+};
+
+// The rows of x [.., D] in as large blocks as fit with `live` f32 tiles at a time.
+struct TileRows {
+  TileRows(const char* name, const Chip& chip, const Tensor& x, const TileOptions& options,
+           double live) {
+    check_last_dim(name, x);
+    d = x.dim(-1);
+    const std::int64_t rows = x.count() / d;
+    const double row =
+        (4 * live + 2 * options.stages * bytes_of(options.format)) * static_cast<double>(d);
+    const double most = static_cast<double>(rows) / (4 * tile_cores(chip));
+    b = block_or_fit(name, chip, options, {rows}, most, 0, row)[0].value;
+    blocks = folds_of(rows, b);
+    from = reshape(x.detach(), {rows, d});
+    to = zeros({rows, d});
+  }
+  TileValue load(Tile& t) const { return t.load_masked(from, {t.id(0) * b, 0}, {b, d}); }
+  void store(Tile& t, const TileValue& v) const { t.store_masked(to, {t.id(0) * b, 0}, v); }
+
+  Tensor from, to;
+  std::int64_t d = 0, b = 0, blocks = 0;
+};
+
+}  // namespace detail
+
+// a [M, K] times b [K, N]; with a bias [N], GELU(a b + bias), all in one kernel.
+inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
+                             const Tensor& bias = Tensor(), const TileOptions& options = {}) {
+  const detail::Matmul s = detail::matmul_sizes("tiled_matmul", a, b, kernels::Trans::no);
+  if (bias.defined() && bias.shape() != Shape{s.n}) {
+    detail::fail({"tiled_matmul: b is ", b.shape(), ", bias is ", bias.shape(), "; bias must be [",
+                  s.n, "]"});
+  }
+  const double programs = std::max(4, detail::tile_cores(chip));
+  const double most = std::sqrt(static_cast<double>(s.m) * static_cast<double>(s.n) / programs);
+  const int deep = std::max(chip.mxu_rows, 16);  // K of a block: what fills the rows of an array
+  const double width = options.stages * bytes_of(options.format);
+  const List<Dim> block = detail::block_or_fit("tiled_matmul", chip, options,
+                                               {s.m, s.n, std::min<std::int64_t>(s.k, deep)},
+                                               std::min(most, 1024.0), 4 + width, 4 * width * deep);
+  const std::int64_t bm = block[0].value, bn = block[1].value, bk = block[2].value;
+  const Tensor from = reshape(a.detach(), {s.m, s.k}), y = zeros({s.m, s.n});
+  const List<Dim> grid{detail::folds_of(s.m, bm), detail::folds_of(s.n, bn)};
+  const TiledRun run = detail::run_tiled("tiled_matmul", grid, chip, options, [&](Tile& t) {
+    const std::int64_t i = t.id(0) * bm, j = t.id(1) * bn;
+    TileValue acc = t.zeros({bm, bn});
+    for (std::int64_t p = 0; p < s.k; p += bk) {
+      const TileValue x = t.load_masked(from, {i, p}, {bm, bk});
+      acc += t.dot(x, t.load_masked(b, {p, j}, {bk, bn}));
+    }
+    if (bias.defined()) {
+      acc = t.gelu(acc + t.load_masked(bias, {j}, {bn}));
+    }
+    t.store_masked(y, {i, j}, acc);
+  });
+  detail::UnfusedOps ops;
+  Tensor product = matmul(a, b);
+  product = bias.defined() ? gelu(product + bias) : product;
+  return ops.beside(run, reshape(y, s.shape), a.count() + b.count() + bias.count() + y.count(),
+                    product);
+}
+
+// Along the last dim, a whole row in a tile; the ops are max, subtract, exp, sum, divide.
+inline TiledRun tiled_softmax(const Chip& chip, const Tensor& x, const TileOptions& options = {}) {
+  const detail::TileRows rows("tiled_softmax", chip, x, options, 2);
+  const TiledRun run =
+      detail::run_tiled("tiled_softmax", {rows.blocks}, chip, options, [&rows](Tile& t) {
+        TileValue v = rows.load(t);
+        v = t.exp(v - t.max(v, 1));
+        rows.store(t, v / t.sum(v, 1));
+      });
+  detail::UnfusedOps ops;
+  const Tensor e = exp(x - max(x, -1, KeepDim::yes));
+  return ops.beside(run, reshape(rows.to, x.shape()), 2 * x.count(), e / sum(e, -1, KeepDim::yes));
+}
+
+// (x - mean) / sqrt(variance + epsilon) * weight + bias along the last dim; weight and bias [D].
+inline TiledRun tiled_layer_norm(const Chip& chip, const Tensor& x, const Tensor& weight,
+                                 const Tensor& bias, const TileOptions& options = {},
+                                 float epsilon = 1e-5f) {
+  detail::check_norm("tiled_layer_norm", "weight", x, weight);
+  detail::check_norm("tiled_layer_norm", "bias", x, bias);
+  const detail::TileRows rows("tiled_layer_norm", chip, x, options, 3);
+  const float each = 1.0f / static_cast<float>(rows.d);
+  const TiledRun run =
+      detail::run_tiled("tiled_layer_norm", {rows.blocks}, chip, options, [&](Tile& t) {
+        TileValue v = rows.load(t);
+        v -= t.sum(v, 1) * each;
+        v /= t.sqrt(t.sum(v * v, 1) * each + epsilon);
+        v *= t.load(weight, {0}, {rows.d});
+        rows.store(t, v + t.load(bias, {0}, {rows.d}));
+      });
+  detail::UnfusedOps ops;
+  const Tensor c = x - sum(x, -1, KeepDim::yes) * each;
+  const Tensor deviation = sqrt(sum(square(c), -1, KeepDim::yes) * each + epsilon);
+  return ops.beside(run, reshape(rows.to, x.shape()), 2 * (x.count() + rows.d),
+                    c / deviation * weight + bias);
+}
+
+// softmax(q k^T / sqrt(d)) v, the softmax gathered block by block of keys; q [T, d], k and v [S,
+// d], or all of them [heads, .., d]. causal: query i sees key j when j <= i + S - T.
+inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor& k, const Tensor& v,
+                                Mask mask = Mask::none, const TileOptions& options = {}) {
+  const int dims = q.dims();
+  if (dims < 2 || dims > 3 || k.dims() != dims || k.shape() != v.shape() ||
+      q.dim(-1) != k.dim(-1) || q.dim(0) * k.dim(0) == 0 || (dims == 3 && q.dim(0) != k.dim(0)) ||
+      (mask == Mask::causal && k.dim(-2) < q.dim(-2)) || q.count() == 0 || k.count() == 0) {
+    detail::fail({"flash_attention: q is ", q.shape(), ", k is ", k.shape(), ", v is ", v.shape(),
+                  "; right is q [T, d], k and v [S, d], or all [heads, .., d], and S >= T when ",
+                  "causal"});
+  }
+  const std::int64_t queries = q.dim(-2), keys = k.dim(-2), d = q.dim(-1);
+  const std::int64_t heads = dims == 3 ? q.dim(0) : 1;
+  const float factor = 1.0f / std::sqrt(static_cast<float>(d));
+  const double s = bytes_of(options.format), width = static_cast<double>(d);
+  const double most = std::min(512.0, static_cast<double>(std::max(queries, keys)) / 2);
+  const List<Dim> block =
+      detail::block_or_fit("flash_attention", chip, options, {queries, keys}, most, 12,
+                           (8 + (2 + 3 * options.stages) * s) * width);
+  const std::int64_t bq = block[0].value, bk = block[1].value;
+  const Tensor q3 = reshape(q.detach(), {heads, queries, d}), y = zeros({heads, queries, d});
+  const Tensor k3 = reshape(k.detach(), {heads, keys, d});
+  const Tensor v3 = reshape(v.detach(), {heads, keys, d});
+  const List<Dim> grid{heads, detail::folds_of(queries, bq)};
+  const TiledRun run = detail::run_tiled("flash_attention", grid, chip, options, [&](Tile& t) {
+    const std::int64_t i = t.id(1) * bq, last = i + bq + keys - queries;
+    const TileValue x = t.load_masked(q3, {t.id(0), i, 0}, {1, bq, d}) * factor;
+    TileValue top = t.full({bq, 1}, -1e30f), total = t.zeros({bq, 1}), acc = t.zeros({bq, d});
+    for (std::int64_t j = 0; j < (mask == Mask::causal ? std::min(last, keys) : keys); j += bk) {
+      TileValue p = t.dot_transposed(x, t.load_masked(k3, {t.id(0), j, 0}, {1, bk, d}));
+      if (mask == Mask::causal && j + bk > i + keys - queries) {
+        p = t.causal(p, i + keys - queries, j);
+      }
+      if (j + bk > keys) {
+        p = t.where(t.less(t.arange(bk, 1, j), static_cast<float>(keys)), p, -1e30f);
+      }
+      const TileValue higher = t.maximum(top, t.max(p, 1));
+      const TileValue fade = t.exp(top - higher);  // of what was gathered below a lower top
+      top = higher;
+      p = t.exp(p - top);
+      total *= fade;
+      total += t.sum(p, 1);
+      acc *= fade;
+      acc += t.dot(p, t.load_masked(v3, {t.id(0), j, 0}, {1, bk, d}));
+    }
+    t.store_masked(y, {t.id(0), i, 0}, acc / total);
+  });
+  Tensor hidden(mask == Mask::causal ? Shape{queries, keys} : Shape{0});
+  for (std::int64_t n = 0; n < hidden.count(); ++n) {
+    hidden.data()[n] = n % keys > n / keys + keys - queries ? 1.0f : 0.0f;
+  }
+  detail::UnfusedOps ops;
+  Tensor scores = matmul(q * factor, transpose(k, -1, -2));
+  scores = hidden.count() > 0 ? masked_fill(scores, hidden, -1e30f) : scores;
+  return ops.beside(run, reshape(y, q.shape()), 2 * (q.count() + k.count()),
+                    matmul(softmax(scores), v));
 }
 
 }}  // namespace tinyscale
@@ -20644,7 +21602,7 @@ class AdamW {
   // Updates every tensor that has a gradient; each gradient is first multiplied by grad_scale.
   void step(double grad_scale = 1.0) {
     ++steps_;
-    kernel::AdamWStep s;
+    kernels::AdamWStep s;
     s.learning_rate = static_cast<float>(options.learning_rate);
     s.beta1 = static_cast<float>(options.beta1);
     s.beta2 = static_cast<float>(options.beta2);
@@ -20655,8 +21613,8 @@ class AdamW {
       const Tensor grad = tensors_[i].grad();
       if (grad.defined()) {
         s.weight_decay = tensors_[i].dims() >= 2 ? static_cast<float>(options.weight_decay) : 0.0f;
-        kernel::adamw(grad.count(), s, grad.data(), tensors_[i].data(), moments_[i].data(),
-                      squares_[i].data());
+        kernels::adamw(grad.count(), s, grad.data(), tensors_[i].data(), moments_[i].data(),
+                       squares_[i].data());
       }
     }
   }
@@ -20682,7 +21640,7 @@ inline double grad_sum_of_squares(const std::vector<Tensor>& tensors) {
   double total = 0;
   for (const Tensor& tensor : tensors) {
     const Tensor grad = tensor.grad();
-    total += grad.defined() ? kernel::sum_of_squares(grad.count(), grad.data()) : 0.0;
+    total += grad.defined() ? kernels::sum_of_squares(grad.count(), grad.data()) : 0.0;
   }
   return total;
 }
@@ -21203,7 +22161,7 @@ inline void validate(const Trainer& trainer, const Text& text, const TrainOption
 inline void check_weights(const Transformer& model, const TrainOptions& options) {
   double total = 0;
   for (const Parameter& p : model.parameters) {
-    total += kernel::sum_of_squares(p.value.count(), p.value.data());
+    total += kernels::sum_of_squares(p.value.count(), p.value.data());
   }
   check_finite("train", "norm of the weights", std::sqrt(total), options.steps - 1, options);
 }

@@ -26,7 +26,7 @@ Case softmax(std::int64_t rows, std::int64_t cols) {
   c.kernel = "softmax";
   c.shape = ts::detail::cat(rows, " x ", cols);
   c.bytes = 8.0 * static_cast<double>(rows * cols);
-  c.own = [=] { ts::kernel::softmax_forward(rows, cols, x->data(), y->data()); };
+  c.own = [=] { ts::kernels::softmax_forward(rows, cols, x->data(), y->data()); };
   c.plain = [=] {
     for (std::int64_t r = 0; r < rows; ++r) {
       const float* in = x->data() + r * cols;
@@ -57,8 +57,8 @@ Case layer_norm(std::int64_t rows, std::int64_t cols) {
   c.shape = ts::detail::cat(rows, " x ", cols);
   c.bytes = 8.0 * static_cast<double>(rows * cols);
   c.own = [=] {
-    ts::kernel::layer_norm_forward(rows, cols, 1e-5f, x->data(), w->data(), nullptr, y->data(),
-                                   mean->data(), rstd->data());
+    ts::kernels::layer_norm_forward(rows, cols, 1e-5f, x->data(), w->data(), nullptr, y->data(),
+                                    mean->data(), rstd->data());
   };
   c.plain = [=] {
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -89,7 +89,7 @@ Case gelu(std::int64_t n) {
   c.kernel = "gelu";
   c.shape = std::to_string(n);
   c.bytes = 8.0 * static_cast<double>(n);
-  c.own = [=] { ts::kernel::gelu_forward(n, x->data(), y->data()); };
+  c.own = [=] { ts::kernels::gelu_forward(n, x->data(), y->data()); };
   c.plain = [=] {
     for (std::size_t i = 0; i < x->size(); ++i) {
       (*y)[i] = 0.5f * (*x)[i] * (1.0f + std::erf((*x)[i] * 0.70710678f));
@@ -107,7 +107,7 @@ Case gelu_backward(std::int64_t n) {
   c.kernel = "gelu backward";
   c.shape = std::to_string(n);
   c.bytes = 16.0 * static_cast<double>(n);  // dx is read and written: it gathers
-  c.own = [=] { ts::kernel::gelu_backward(n, x->data(), dy->data(), dx->data()); };
+  c.own = [=] { ts::kernels::gelu_backward(n, x->data(), dy->data(), dx->data()); };
   c.plain = [=] {
     for (std::size_t i = 0; i < x->size(); ++i) {
       const float v = (*x)[i];
@@ -131,10 +131,10 @@ Case cross_entropy(std::int64_t rows, std::int64_t vocab) {
   c.shape = ts::detail::cat(rows, " x ", vocab);
   c.bytes = 12.0 * static_cast<double>(rows * vocab);
   c.own = [=] {
-    ts::kernel::cross_entropy_forward(rows, vocab, x->data(), targets->data(), losses->data(),
-                                      lse->data());
-    ts::kernel::cross_entropy_backward(rows, vocab, x->data(), lse->data(), targets->data(), 1e-3f,
-                                       dx->data());
+    ts::kernels::cross_entropy_forward(rows, vocab, x->data(), targets->data(), losses->data(),
+                                       lse->data());
+    ts::kernels::cross_entropy_backward(rows, vocab, x->data(), lse->data(), targets->data(), 1e-3f,
+                                        dx->data());
   };
   c.plain = [=] {
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -167,9 +167,9 @@ Case adamw(std::int64_t n) {
   c.kernel = "adamw";
   c.shape = std::to_string(n);
   c.bytes = 28.0 * static_cast<double>(n);
-  ts::kernel::AdamWStep step;
+  ts::kernels::AdamWStep step;
   step.weight_decay = 0.1f;
-  c.own = [=] { ts::kernel::adamw(n, step, g->data(), p->data(), m->data(), v->data()); };
+  c.own = [=] { ts::kernels::adamw(n, step, g->data(), p->data(), m->data(), v->data()); };
   c.plain = [=] {
     for (std::size_t i = 0; i < p->size(); ++i) {
       float &first = (*m)[i], &second = (*v)[i];
@@ -185,7 +185,7 @@ Case adamw(std::int64_t n) {
 }
 
 Case attention(std::int64_t batch, std::int64_t heads, std::int64_t time, std::int64_t head_size) {
-  ts::kernel::AttentionShape s;
+  ts::kernels::AttentionShape s;
   s.batch = batch;
   s.queries = s.keys = time;
   s.heads = s.kv_heads = heads;
@@ -206,7 +206,7 @@ Case attention(std::int64_t batch, std::int64_t heads, std::int64_t time, std::i
   c.flops = 4.0 * pairs * static_cast<double>(head_size);
   c.bytes = 16.0 * static_cast<double>(count);
   c.own = [=] {
-    ts::kernel::attention_forward(s, q->data(), k->data(), v->data(), o->data(), lse->data());
+    ts::kernels::attention_forward(s, q->data(), k->data(), v->data(), o->data(), lse->data());
   };
   c.plain = [=] {
     Floats p(size(time));
@@ -261,9 +261,9 @@ Case linear_cross_entropy(std::int64_t rows, std::int64_t width, std::int64_t vo
   c.flops = 6.0 * static_cast<double>(rows * width * vocab);
   c.bytes = 8.0 * static_cast<double>(vocab * width);
   c.own = [=] {
-    ts::kernel::linear_cross_entropy({rows, width, vocab, x->data(), w->data(), targets->data(),
-                                      1e-3f, dx->data(), dw->data(), 0.0f, 0.0f},
-                                     losses->data(), lse->data());
+    ts::kernels::linear_cross_entropy({rows, width, vocab, x->data(), w->data(), targets->data(),
+                                       1e-3f, dx->data(), dw->data(), 0.0f, 0.0f},
+                                      losses->data(), lse->data());
   };
   c.torch = ts::detail::cat(
       "x = torch.rand(", rows, ", ", width, ", requires_grad=True)\nw = torch.rand(", vocab, ", ",

@@ -20,8 +20,8 @@ struct Product {
   void run(int threads, std::int64_t times) {
     const ts::ThreadScope scope(threads);
     for (std::int64_t i = 0; i < times; ++i) {
-      ts::kernel::gemm(ts::kernel::Trans::no, ts::kernel::Trans::no, n, n, n, a.data(), n, b.data(),
-                       n, 0.0f, c.data(), n);
+      ts::kernels::gemm(ts::kernels::Trans::no, ts::kernels::Trans::no, n, n, n, a.data(), n,
+                        b.data(), n, 0.0f, c.data(), n);
     }
   }
 

@@ -39,12 +39,12 @@ int main() {
   ops.push_back(middle("gelu", [&] { ts::gelu(a); }));
   ops.push_back(middle("a token, f32", [&] { ts::matmul(x, w); }));
   for (const int bits : {8, 4}) {  // a token reads every weight once: fewer bytes, less time
-    const auto packed = ts::kernel::quantize(4096, 4096, /*group=*/32, bits, w.data());
+    const auto packed = ts::kernels::quantize(4096, 4096, /*group=*/32, bits, w.data());
     std::vector<float> y(4096);
     ts::OpRecord cost;  // kernels below the tensors keep no records
     cost.matmul_flops = 2.0 * 4096 * 4096;
     cost.reads = {{4096, ts::DType::int8}, {packed.bytes(), ts::DType::int8}};
-    const auto product = [&] { ts::kernel::gemv_quantized(packed, x.data(), y.data()); };
+    const auto product = [&] { ts::kernels::gemv_quantized(packed, x.data(), y.data()); };
     ops.push_back(middle(bits == 8 ? "a token, int8" : "a token, 4 bits", product, cost));
   }
   std::cout << ts::roofline(ops, ts::laptop()) << "\n";

@@ -106,6 +106,10 @@
 #include "tinyscale/systolic/chip_timing.hpp"
 #include "tinyscale/systolic/chip_matmul.hpp"
 #include "tinyscale/systolic/on_chip.hpp"
+#include "tinyscale/systolic/tile_clock.hpp"
+#include "tinyscale/systolic/tile.hpp"
+#include "tinyscale/systolic/tile_kernel.hpp"
+#include "tinyscale/systolic/tile_kernels.hpp"
 
 // mesh: devices, links, collectives
 #include "tinyscale/mesh/fabric.hpp"

@@ -10,7 +10,7 @@
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
-namespace kernel = tinyscale::kernel;
+namespace kernel = tinyscale::kernels;
 using kernel::Trans;
 using Floats = std::vector<float>;
 using std::int64_t;

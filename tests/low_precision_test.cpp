@@ -15,7 +15,7 @@
 #include <vector>
 
 namespace ts = tinyscale;
-namespace kernel = tinyscale::kernel;
+namespace kernel = tinyscale::kernels;
 using kernel::Trans;
 
 namespace {

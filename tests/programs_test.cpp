@@ -316,6 +316,31 @@ TEST_CASE("program 8: what memory and how many chips to serve it?") {
         2 * plan.kv_cache_per_sequence.value());
 }
 
+TEST_CASE("program 10: write a kernel tile by tile") {
+  const int M = 256, K = 384, N = 128;
+  const ts::Tensor A = ts::randn({M, K}, 1), B = ts::randn({K, N}, 2), C = ts::zeros({M, N});
+  // ----
+  // clang-format off
+  ts::Kernel tiled = ts::kernel("matmul", {M / 128, N / 128}, [&](ts::Tile& t) {
+    auto acc = t.zeros({128, 128});
+    for (int k = 0; k < K; k += 128)
+      acc += t.dot(t.load(A, {t.id(0) * 128, k}, {128, 128}), t.load(B, {k, t.id(1) * 128}, {128, 128}));
+    t.store(C, {t.id(0) * 128, t.id(1) * 128}, acc);
+  });
+  tiled.stages = 2;
+  ts::KernelRun run = tiled.run(ts::chip("tpu-v5e"));
+  // clang-format on
+  // ----
+  CHECK(difference(C, ts::matmul(A, B)) < 1e-4);
+  CHECK(run.programs == 2);
+  CHECK(run.hbm_bytes_read == 2 * (M * K + K * N * 2));
+  CHECK(run.hbm_bytes_written == 2 * M * N);
+  CHECK(run.mxu_cycles == 6 * 128);  // one tile of weights fills one of four arrays
+  CHECK(run.on_chip_peak == 4 * 128 * 128 + 2 * 2 * 2 * 128 * 128 + 2 * 128 * 128);
+  CHECK(run.overlap > 0.2);
+  CHECK(run.bound == "memory");
+}
+
 TEST_CASE("program 11: my own training step") {
   const std::uint64_t seed = 3;
   const ts::Tensor x = ts::randn({32, 64}, 1), y = ts::matmul(x, ts::randn({64, 64}, 2));

@@ -10,7 +10,7 @@
 #include <vector>
 
 namespace ts = tinyscale;
-namespace kernel = tinyscale::kernel;
+namespace kernel = tinyscale::kernels;
 
 namespace {
 

@@ -65,7 +65,7 @@ void same_bits(const std::string& name, const std::function<std::uint64_t()>& wo
 }  // namespace
 
 TEST_CASE("threads: gemm has the same bits on any number of threads") {
-  using ts::kernel::Trans;
+  using ts::kernels::Trans;
   struct Case {
     Trans ta, tb;
     std::int64_t m, n, k;
@@ -78,8 +78,8 @@ TEST_CASE("threads: gemm has the same bits on any number of threads") {
     const Floats a = numbers(c.m * c.k, 1), b = numbers(c.k * c.n, 2);
     same_bits(ts::detail::cat("gemm ", c.m, " ", c.n, " ", c.k), [&] {
       Floats y = numbers(c.m * c.n, 3);
-      ts::kernel::gemm(c.ta, c.tb, c.m, c.n, c.k, a.data(), c.ta == Trans::no ? c.k : c.m, b.data(),
-                       c.tb == Trans::no ? c.n : c.k, 1.0f, y.data(), c.n);
+      ts::kernels::gemm(c.ta, c.tb, c.m, c.n, c.k, a.data(), c.ta == Trans::no ? c.k : c.m,
+                        b.data(), c.tb == Trans::no ? c.n : c.k, 1.0f, y.data(), c.n);
       return bits_of({&y});
     });
   }
@@ -90,23 +90,24 @@ TEST_CASE("threads: rows, norms and losses have the same bits on any number of t
   const Floats x = numbers(n, 4), dy = numbers(n, 5), weight = numbers(cols, 6);
   same_bits("softmax", [&] {
     Floats y(x.size()), dx(x.size());
-    ts::kernel::softmax_forward(rows, cols, x.data(), y.data());
-    ts::kernel::softmax_backward(rows, cols, y.data(), dy.data(), dx.data());
+    ts::kernels::softmax_forward(rows, cols, x.data(), y.data());
+    ts::kernels::softmax_backward(rows, cols, y.data(), dy.data(), dx.data());
     return bits_of({&y, &dx});
   });
   same_bits("layer norm", [&] {
     Floats y(x.size()), dx(x.size()), mean(rows), rstd(rows), dweight(cols), dbias(cols);
-    ts::kernel::layer_norm_forward(rows, cols, 1e-5f, x.data(), weight.data(), weight.data(),
-                                   y.data(), mean.data(), rstd.data());
-    ts::kernel::layer_norm_backward(rows, cols, x.data(), weight.data(), mean.data(), rstd.data(),
-                                    dy.data(), dx.data(), dweight.data(), dbias.data());
+    ts::kernels::layer_norm_forward(rows, cols, 1e-5f, x.data(), weight.data(), weight.data(),
+                                    y.data(), mean.data(), rstd.data());
+    ts::kernels::layer_norm_backward(rows, cols, x.data(), weight.data(), mean.data(), rstd.data(),
+                                     dy.data(), dx.data(), dweight.data(), dbias.data());
     return bits_of({&y, &dx, &mean, &rstd, &dweight, &dbias});
   });
   same_bits("rms norm", [&] {
     Floats y(x.size()), dx(x.size()), rstd(rows), dweight(cols);
-    ts::kernel::rms_norm_forward(rows, cols, 1e-5f, x.data(), weight.data(), y.data(), rstd.data());
-    ts::kernel::rms_norm_backward(rows, cols, x.data(), weight.data(), rstd.data(), dy.data(),
-                                  dx.data(), dweight.data());
+    ts::kernels::rms_norm_forward(rows, cols, 1e-5f, x.data(), weight.data(), y.data(),
+                                  rstd.data());
+    ts::kernels::rms_norm_backward(rows, cols, x.data(), weight.data(), rstd.data(), dy.data(),
+                                   dx.data(), dweight.data());
     return bits_of({&y, &dx, &rstd, &dweight});
   });
   std::vector<std::int32_t> targets(static_cast<std::size_t>(rows));
@@ -115,10 +116,10 @@ TEST_CASE("threads: rows, norms and losses have the same bits on any number of t
   }
   same_bits("cross-entropy", [&] {
     Floats losses(rows), lse(rows), dx(x.size());
-    ts::kernel::cross_entropy_forward(rows, cols, x.data(), targets.data(), losses.data(),
-                                      lse.data());
-    ts::kernel::cross_entropy_backward(rows, cols, x.data(), lse.data(), targets.data(), 0.1f,
-                                       dx.data());
+    ts::kernels::cross_entropy_forward(rows, cols, x.data(), targets.data(), losses.data(),
+                                       lse.data());
+    ts::kernels::cross_entropy_backward(rows, cols, x.data(), lse.data(), targets.data(), 0.1f,
+                                        dx.data());
     return bits_of({&losses, &lse, &dx});
   });
 }
@@ -132,7 +133,7 @@ TEST_CASE("threads: the loss of the last matmul has the same bits on any number 
   }
   same_bits("linear cross-entropy", [&] {
     Floats losses(75), lse(75), dx(x.size()), dw(w.size());
-    ts::kernel::linear_cross_entropy(
+    ts::kernels::linear_cross_entropy(
         {rows, width, vocab, x.data(), w.data(), targets.data(), 0.1f, dx.data(), dw.data(), 1, 1},
         losses.data(), lse.data());
     return bits_of({&losses, &lse, &dx, &dw});
@@ -140,7 +141,7 @@ TEST_CASE("threads: the loss of the last matmul has the same bits on any number 
 }
 
 TEST_CASE("threads: attention has the same bits on any number of threads") {
-  ts::kernel::AttentionShape s;
+  ts::kernels::AttentionShape s;
   s.batch = 2, s.queries = 77, s.keys = 77, s.heads = 4, s.kv_heads = 2, s.head_size = 16;
   s.q_stride = s.o_stride = 64, s.k_stride = s.v_stride = 32;
   s.q_batch = s.o_batch = 77 * 64, s.k_batch = s.v_batch = 77 * 32;
@@ -149,9 +150,9 @@ TEST_CASE("threads: attention has the same bits on any number of threads") {
   const Floats d_o = numbers(wide, 10);
   same_bits("attention", [&] {
     Floats o(q.size()), lse(2 * 4 * 77), dq(q.size()), dk(k.size()), dv(v.size());
-    ts::kernel::attention_forward(s, q.data(), k.data(), v.data(), o.data(), lse.data());
-    ts::kernel::attention_backward(s, q.data(), k.data(), v.data(), o.data(), lse.data(),
-                                   d_o.data(), dq.data(), dk.data(), dv.data());
+    ts::kernels::attention_forward(s, q.data(), k.data(), v.data(), o.data(), lse.data());
+    ts::kernels::attention_backward(s, q.data(), k.data(), v.data(), o.data(), lse.data(),
+                                    d_o.data(), dq.data(), dk.data(), dv.data());
     return bits_of({&o, &lse, &dq, &dk, &dv});
   });
 }
@@ -161,22 +162,22 @@ TEST_CASE("threads: sums, maps and AdamW have the same bits on any number of thr
   const Floats x = numbers(n, 11), grad = numbers(n, 12);
   same_bits("elementwise", [&] {
     Floats y(x.size()), dx(x.size());
-    ts::kernel::gelu_forward(n, x.data(), y.data());
-    ts::kernel::gelu_backward(n, x.data(), grad.data(), dx.data());
-    ts::kernel::add(n, y.data(), x.data(), y.data());
+    ts::kernels::gelu_forward(n, x.data(), y.data());
+    ts::kernels::gelu_backward(n, x.data(), grad.data(), dx.data());
+    ts::kernels::add(n, y.data(), x.data(), y.data());
     return bits_of({&y, &dx});
   });
   same_bits("sum of squares", [&] {
-    const double sum = ts::kernel::sum_of_squares(n, x.data());
+    const double sum = ts::kernels::sum_of_squares(n, x.data());
     std::uint64_t bits;
     std::memcpy(&bits, &sum, sizeof(bits));
     return bits;
   });
   same_bits("adamw", [&] {
     Floats param = x, m(x.size()), v(x.size());
-    ts::kernel::AdamWStep step;
+    ts::kernels::AdamWStep step;
     for (step.step = 1; step.step <= 3; ++step.step) {
-      ts::kernel::adamw(n, step, grad.data(), param.data(), m.data(), v.data());
+      ts::kernels::adamw(n, step, grad.data(), param.data(), m.data(), v.data());
     }
     return bits_of({&param, &m, &v});
   });

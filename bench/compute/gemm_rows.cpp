@@ -26,8 +26,8 @@ struct Product {
   std::string name() const { return ts::detail::cat(m, " x ", n, " x ", k); }
   Work own() {
     return [this] {
-      ts::kernel::gemm(ts::kernel::Trans::no, ts::kernel::Trans::no, m, n, k, a.data(), k, b.data(),
-                       n, 0.0f, c.data(), n);
+      ts::kernels::gemm(ts::kernels::Trans::no, ts::kernels::Trans::no, m, n, k, a.data(), k,
+                        b.data(), n, 0.0f, c.data(), n);
     };
   }
 };

@@ -51,7 +51,7 @@ void softmax(Bench& bench, std::int64_t rows, std::int64_t cols) {
   const Floats x = floats(rows * cols, 1), y = floats(rows * cols, 2), d = floats(rows * cols, 3);
   run(bench, {"softmax",
               two(rows, cols),
-              [=] { ts::kernel::softmax_forward(rows, cols, x->data(), y->data()); },
+              [=] { ts::kernels::softmax_forward(rows, cols, x->data(), y->data()); },
               {bytes, 1, 0, 1}});
 }
 
@@ -61,17 +61,17 @@ void layer_norm(Bench& bench, std::int64_t rows, std::int64_t cols) {
   const Floats w = floats(cols, 4), b = floats(cols, 5), mean = floats(rows, 6);
   const Floats rstd = floats(rows, 7), dw = floats(cols, 8), db = floats(cols, 9);
   const auto forward = [=] {
-    ts::kernel::layer_norm_forward(rows, cols, 1e-5f, x->data(), w->data(), b->data(), y->data(),
-                                   mean->data(), rstd->data());
+    ts::kernels::layer_norm_forward(rows, cols, 1e-5f, x->data(), w->data(), b->data(), y->data(),
+                                    mean->data(), rstd->data());
   };
   run(bench, {"layer_norm", two(rows, cols), forward, {bytes, 1, 0, 1}});
   forward();
   run(bench, {"layer_norm_backward",
               two(rows, cols),
               [=] {
-                ts::kernel::layer_norm_backward(rows, cols, x->data(), w->data(), mean->data(),
-                                                rstd->data(), dy->data(), y->data(), dw->data(),
-                                                db->data());
+                ts::kernels::layer_norm_backward(rows, cols, x->data(), w->data(), mean->data(),
+                                                 rstd->data(), dy->data(), y->data(), dw->data(),
+                                                 db->data());
               },
               {bytes, 2, 1, 0}});
 }
@@ -81,15 +81,15 @@ void rms_norm(Bench& bench, std::int64_t rows, std::int64_t cols) {
   const Floats x = floats(rows * cols, 1), y = floats(rows * cols, 2), dy = floats(rows * cols, 3);
   const Floats w = floats(cols, 4), rstd = floats(rows, 7), dw = floats(cols, 8);
   const auto forward = [=] {
-    ts::kernel::rms_norm_forward(rows, cols, 1e-5f, x->data(), w->data(), y->data(), rstd->data());
+    ts::kernels::rms_norm_forward(rows, cols, 1e-5f, x->data(), w->data(), y->data(), rstd->data());
   };
   run(bench, {"rms_norm", two(rows, cols), forward, {bytes, 1, 0, 1}});
   forward();
   run(bench, {"rms_norm_backward",
               two(rows, cols),
               [=] {
-                ts::kernel::rms_norm_backward(rows, cols, x->data(), w->data(), rstd->data(),
-                                              dy->data(), y->data(), dw->data());
+                ts::kernels::rms_norm_backward(rows, cols, x->data(), w->data(), rstd->data(),
+                                               dy->data(), y->data(), dw->data());
               },
               {bytes, 2, 1, 0}});
 }
@@ -99,15 +99,15 @@ void activations(Bench& bench, std::int64_t n) {
   const Floats x = floats(n, 1), y = floats(n, 2), dy = floats(n, 3);
   run(bench, {"gelu",
               std::to_string(n),
-              [=] { ts::kernel::gelu_tanh_forward(n, x->data(), y->data()); },
+              [=] { ts::kernels::gelu_tanh_forward(n, x->data(), y->data()); },
               {bytes, 1, 0, 1}});
   run(bench, {"gelu_backward",
               std::to_string(n),
-              [=] { ts::kernel::gelu_tanh_backward(n, x->data(), dy->data(), y->data()); },
+              [=] { ts::kernels::gelu_tanh_backward(n, x->data(), dy->data(), y->data()); },
               {bytes, 2, 1, 0}});
   run(bench, {"silu",
               std::to_string(n),
-              [=] { ts::kernel::silu_forward(n, x->data(), y->data()); },
+              [=] { ts::kernels::silu_forward(n, x->data(), y->data()); },
               {bytes, 1, 0, 1}});
 }
 
@@ -118,16 +118,16 @@ void cross_entropy(Bench& bench, std::int64_t rows, std::int64_t vocab) {
   const auto targets =
       std::make_shared<std::vector<std::int32_t>>(static_cast<std::size_t>(rows), 3);
   const auto forward = [=] {
-    ts::kernel::cross_entropy_forward(rows, vocab, x->data(), targets->data(), losses->data(),
-                                      lse->data());
+    ts::kernels::cross_entropy_forward(rows, vocab, x->data(), targets->data(), losses->data(),
+                                       lse->data());
   };
   run(bench, {"cross_entropy", two(rows, vocab), forward, {bytes, 1, 0, 0}});
   forward();
   run(bench, {"cross_entropy_backward",
               two(rows, vocab),
               [=] {
-                ts::kernel::cross_entropy_backward(rows, vocab, x->data(), lse->data(),
-                                                   targets->data(), 1e-3f, dx->data());
+                ts::kernels::cross_entropy_backward(rows, vocab, x->data(), lse->data(),
+                                                    targets->data(), 1e-3f, dx->data());
               },
               {bytes, 1, 0, 1}});
 }
@@ -139,7 +139,7 @@ void linear_cross_entropy(Bench& bench, std::int64_t rows, std::int64_t width, s
   const Floats losses = floats(rows, 5), lse = floats(rows, 6);
   const auto targets =
       std::make_shared<std::vector<std::int32_t>>(static_cast<std::size_t>(rows), 3);
-  ts::kernel::LinearCrossEntropy c{};
+  ts::kernels::LinearCrossEntropy c{};
   c.rows = rows;
   c.width = width;
   c.vocab = vocab;
@@ -153,7 +153,7 @@ void linear_cross_entropy(Bench& bench, std::int64_t rows, std::int64_t width, s
               ts::detail::cat(rows, " ", width, " ", vocab),
               [=] {
                 static_cast<void>(x != w && dx != dw && targets != nullptr);  // kept alive
-                ts::kernel::linear_cross_entropy(c, losses->data(), lse->data());
+                ts::kernels::linear_cross_entropy(c, losses->data(), lse->data());
               },
               {},
               6.0 * static_cast<double>(rows) * static_cast<double>(width * vocab)});
@@ -162,17 +162,17 @@ void linear_cross_entropy(Bench& bench, std::int64_t rows, std::int64_t width, s
 void adamw(Bench& bench, std::int64_t n) {
   const Floats p = floats(n, 1), g = floats(n, 2);
   const Floats m = floats(n, 3, 0.0f), v = floats(n, 4, 0.0f);
-  ts::kernel::AdamWStep step;
+  ts::kernels::AdamWStep step;
   step.weight_decay = 0.1f;
   run(bench, {"adamw",
               std::to_string(n),
-              [=] { ts::kernel::adamw(n, step, g->data(), p->data(), m->data(), v->data()); },
+              [=] { ts::kernels::adamw(n, step, g->data(), p->data(), m->data(), v->data()); },
               {4.0 * static_cast<double>(n), 1, 3, 0}});
 }
 
 void attention(Bench& bench, std::int64_t batch, std::int64_t heads, std::int64_t time,
                std::int64_t head_size) {
-  ts::kernel::AttentionShape s;
+  ts::kernels::AttentionShape s;
   s.batch = batch;
   s.queries = s.keys = time;
   s.heads = s.kv_heads = heads;
@@ -188,16 +188,16 @@ void attention(Bench& bench, std::int64_t batch, std::int64_t heads, std::int64_
   const double pairs = static_cast<double>(batch * heads * time * (time + 1) / 2);
   const double product = 2.0 * pairs * static_cast<double>(head_size);
   const auto forward = [=] {
-    ts::kernel::attention_forward(s, q->data(), k->data(), v->data(), o->data(), lse->data());
+    ts::kernels::attention_forward(s, q->data(), k->data(), v->data(), o->data(), lse->data());
   };
   run(bench, {"attention", sizes, forward, {}, 2 * product, pairs});
   forward();
   run(bench, {"attention_backward",
               sizes,
               [=] {
-                ts::kernel::attention_backward(s, q->data(), k->data(), v->data(), o->data(),
-                                               lse->data(), dout->data(), dq->data(), dk->data(),
-                                               dv->data());
+                ts::kernels::attention_backward(s, q->data(), k->data(), v->data(), o->data(),
+                                                lse->data(), dout->data(), dq->data(), dk->data(),
+                                                dv->data());
               },
               {},
               5 * product,

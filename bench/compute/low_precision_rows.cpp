@@ -36,11 +36,11 @@ void bf16(Bench& bench, const Size& s) {
   c.work = s.flops();
   Way own{"ours", {}, 1, true};
 #if defined(BENCH_OWN_BF16)
-  const ts::kernel::PackedBf16 packed =
-      ts::kernel::pack_bf16(ts::kernel::Trans::no, s.k, s.n, b.data(), s.n);
+  const ts::kernels::PackedBf16 packed =
+      ts::kernels::pack_bf16(ts::kernels::Trans::no, s.k, s.n, b.data(), s.n);
   own = timed("ours", Clock::thread, one_thread([&] {
-                ts::kernel::gemm_bf16(ts::kernel::Trans::no, s.m, a.data(), s.k, packed, 0.0f,
-                                      c_own.data(), s.n);
+                ts::kernels::gemm_bf16(ts::kernels::Trans::no, s.m, a.data(), s.k, packed, 0.0f,
+                                       c_own.data(), s.n);
               }));
 #endif
   const bool amx = processor_flag("amx_bf16");
@@ -71,11 +71,11 @@ void int8(Bench& bench, const Size& s) {
   c.work = s.flops();
   Way own{"ours", {}, 1, true};
 #if defined(BENCH_OWN_INT8)
-  const ts::kernel::PackedInt8 packed =
-      ts::kernel::pack_int8(ts::kernel::Trans::no, s.k, s.n, b.data(), s.n);
+  const ts::kernels::PackedInt8 packed =
+      ts::kernels::pack_int8(ts::kernels::Trans::no, s.k, s.n, b.data(), s.n);
   own = timed("ours", Clock::thread, one_thread([&] {
-                ts::kernel::gemm_int8(ts::kernel::Trans::no, s.m, a.data(), s.k, packed,
-                                      c_own.data(), s.n);
+                ts::kernels::gemm_int8(ts::kernels::Trans::no, s.m, a.data(), s.k, packed,
+                                       c_own.data(), s.n);
               }));
 #endif
   const bool amx = processor_flag("amx_int8");

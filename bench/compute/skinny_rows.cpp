@@ -30,11 +30,11 @@ struct Product {
   double flops() const { return 2.0 * m * n * k; }
   double weight_bytes() const { return 4.0 * n * k; }
   // C = A B, or with weights stored [n, k] C = A B^T.
-  Work own(ts::kernel::Trans trans) {
+  Work own(ts::kernels::Trans trans) {
     return [this, trans] {
-      const int ld = trans == ts::kernel::Trans::no ? n : k;
-      ts::kernel::gemm(ts::kernel::Trans::no, trans, m, n, k, a.data(), k, b.data(), ld, 0.0f,
-                       c.data(), n);
+      const int ld = trans == ts::kernels::Trans::no ? n : k;
+      ts::kernels::gemm(ts::kernels::Trans::no, trans, m, n, k, a.data(), k, b.data(), ld, 0.0f,
+                        c.data(), n);
     };
   }
 };
@@ -48,7 +48,7 @@ constexpr Size sizes[] = {{1, 3072, 768, 8, 0},     {1, 4096, 4096, 8, 0},  {8, 
 
 void skinny(Bench& bench, const Size& s, int threads) {
   Product x(s.m, s.n, s.k);
-  const Work own = x.own(ts::kernel::Trans::no);
+  const Work own = x.own(ts::kernels::Trans::no);
   Case c;
   c.group = threads == 1 ? "skinny-1t" : "skinny-2t";
   c.what = ts::detail::cat(s.m, " x ", s.n, " x ", s.k);
@@ -75,10 +75,10 @@ void packed(Bench& bench, const Size& s) {
   c.work = x.flops();
   Way own{"ours", {}, 1, true};
 #if defined(BENCH_OWN_PACKED)
-  const ts::kernel::PackedWeights w =
-      ts::kernel::pack_weights(ts::kernel::Trans::no, s.k, s.n, x.b.data(), s.n);
+  const ts::kernels::PackedWeights w =
+      ts::kernels::pack_weights(ts::kernels::Trans::no, s.k, s.n, x.b.data(), s.n);
   own = timed("ours", Clock::thread, one_thread([&x, &w] {
-                ts::kernel::gemm_packed(x.m, x.a.data(), x.k, w, 0.0f, x.c.data(), x.n);
+                ts::kernels::gemm_packed(x.m, x.a.data(), x.k, w, 0.0f, x.c.data(), x.n);
               }));
 #endif
   c.ways = {own, onednn_packed(bench, 1, s.m, s.n, s.k, Format::f32),
@@ -96,10 +96,10 @@ void quantized(Bench& bench, int n, int k, int bits, double target) {
   c.unit = "us";
   Way own{"ours", {}, 1, true}, roof{"limit", {}, 1, true};
 #if defined(BENCH_OWN_QUANTIZED)
-  const ts::kernel::QuantizedMatrix w = ts::kernel::quantize(n, k, 32, bits, x.b.data());
+  const ts::kernels::QuantizedMatrix w = ts::kernels::quantize(n, k, 32, bits, x.b.data());
   Numbers y(static_cast<std::size_t>(n));
   own = timed("ours", Clock::thread,
-              one_thread([&] { ts::kernel::gemv_quantized(w, x.a.data(), y.data()); }));
+              one_thread([&] { ts::kernels::gemv_quantized(w, x.a.data(), y.data()); }));
   roof = limit(0, w.bytes(), 1);
 #endif
   c.ways = {own, openblas(bench).times_vector(1, n, k, x.b.data(), x.a.data(), x.c.data()), roof};
@@ -111,7 +111,7 @@ void quantized(Bench& bench, int n, int k, int bits, double target) {
 // y[n] = W[n, k] x[k].
 void vector(Bench& bench, int n, int k, int threads, double target, double of_roof) {
   Product x(1, n, k);
-  const Work own = x.own(ts::kernel::Trans::yes);
+  const Work own = x.own(ts::kernels::Trans::yes);
   Case c;
   c.group = threads == 1 ? "gemv-1t" : "gemv-2t";
   c.what = ts::detail::cat(n, " x ", k);

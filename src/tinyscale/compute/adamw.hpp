@@ -14,7 +14,7 @@
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 struct AdamWStep {
   float learning_rate = 1e-3f, beta1 = 0.9f, beta2 = 0.999f, epsilon = 1e-8f;
@@ -37,7 +37,7 @@ inline void adamw_reference(std::int64_t n, const AdamWStep& s, const float* gra
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -92,7 +92,7 @@ struct AdamWBlock {
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* param, float* m,
                   float* v) {
@@ -113,5 +113,5 @@ inline void adamw(std::int64_t n, const AdamWStep& s, const float* grad, float* 
   });
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

@@ -25,7 +25,7 @@
 #include "tinyscale/compute/transpose.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 struct AttentionShape {
   std::int64_t batch = 1, queries = 1, keys = 1, heads = 1, kv_heads = 1, head_size = 1;
@@ -57,7 +57,7 @@ inline float attention_reference(const AttentionShape& s, std::int64_t seen, con
   return seen == 0 ? 0.0f : static_cast<float>(std::log(total));
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -67,14 +67,14 @@ constexpr std::int64_t attention_keys = 64;     // likewise
 constexpr std::int64_t attention_few = 8;       // queries: so few are handled row by row
 
 // Keys that query i sees.
-inline std::int64_t visible_keys(const kernel::AttentionShape& s, std::int64_t i) {
+inline std::int64_t visible_keys(const kernels::AttentionShape& s, std::int64_t i) {
   if (s.causal == 0) {
     return s.keys;
   }
   return std::max<std::int64_t>(0, std::min(s.keys, i + s.causal_offset + 1));
 }
 
-inline float attention_scale(const kernel::AttentionShape& s) {
+inline float attention_scale(const kernels::AttentionShape& s) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.head_size)));
 }
 
@@ -125,10 +125,10 @@ struct AttentionHead {
 // Queries [begin, begin + rows) as lanes against keys [key, key + keys): lane i sees key x of them
 // where x + lead <= i. Scores stand as [keys, attention_queries].
 struct AttentionBlock {
-  const kernel::AttentionShape& s;
+  const kernels::AttentionShape& s;
   std::int64_t begin, key, rows, keys, lead;
 
-  AttentionBlock(const kernel::AttentionShape& shape, std::int64_t query, std::int64_t first)
+  AttentionBlock(const kernels::AttentionShape& shape, std::int64_t query, std::int64_t first)
       : s(shape), begin(query), key(first) {
     rows = std::min(attention_queries, s.queries - begin);
     keys = std::min(attention_keys, visible_keys(s, begin + rows - 1) - key);
@@ -284,7 +284,7 @@ struct AttentionFold {
 };
 
 // Queries [first, last) of one head: every block of them against a block of keys, then the next.
-inline void attention_forward_task(const kernel::AttentionShape& s, const AttentionHead& t,
+inline void attention_forward_task(const kernels::AttentionShape& s, const AttentionHead& t,
                                    std::int64_t first, std::int64_t last) {
   constexpr std::int64_t wide = attention_queries;
   const std::int64_t size = s.head_size, own = wide * (size + 5);  // floats that a block keeps
@@ -319,7 +319,7 @@ inline void attention_forward_task(const kernel::AttentionShape& s, const Attent
 
 // Scores of few queries (decode) as rows, each to probabilities.
 struct AttentionRows {
-  const kernel::AttentionShape& s;
+  const kernels::AttentionShape& s;
   const AttentionHead& t;  // the first of a group
   std::int64_t rows;
   float* p;  // [rows, keys]
@@ -349,7 +349,7 @@ struct AttentionRows {
 };
 
 // All query heads of one key and value head, so that K and V come from memory once.
-inline void attention_few_task(const kernel::AttentionShape& s, const AttentionHead& t,
+inline void attention_few_task(const kernels::AttentionShape& s, const AttentionHead& t,
                                std::int64_t group) {
   const std::int64_t width = tile_size().width, full = s.head_size / width * width;
   const Scratch lease(group * s.queries * s.keys);
@@ -377,7 +377,7 @@ inline void attention_few_task(const kernel::AttentionShape& s, const AttentionH
 }
 
 // Sequence b, query head h.
-inline AttentionHead head_of(const kernel::AttentionShape& s, AttentionHead t, std::int64_t b,
+inline AttentionHead head_of(const kernels::AttentionShape& s, AttentionHead t, std::int64_t b,
                              std::int64_t h) {
   const std::int64_t kv = h / (s.heads / s.kv_heads) * s.head_size;
   t.q += b * s.q_batch + h * s.head_size;
@@ -390,7 +390,7 @@ inline AttentionHead head_of(const kernel::AttentionShape& s, AttentionHead t, s
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // q, o: [batch, queries, heads * head_size]; k, v: [batch, keys, kv_heads * head_size], with
 // strides; lse: [batch, heads, queries]. A query that sees no key gets zeros.
@@ -418,5 +418,5 @@ inline void attention_forward(const AttentionShape& s, const float* q, const flo
   });
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

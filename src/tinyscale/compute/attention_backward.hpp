@@ -14,7 +14,7 @@
 #include "tinyscale/compute/softmax.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 // The reference body: what one query of one head adds to its dq and to this head's dk and dv.
 inline void attention_backward_reference(const AttentionShape& s, std::int64_t seen, const float* q,
@@ -37,7 +37,7 @@ inline void attention_backward_reference(const AttentionShape& s, std::int64_t s
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -90,7 +90,7 @@ struct AttentionSlopes {
 inline std::int64_t attention_kept(std::int64_t size) { return attention_queries * (4 * size + 2); }
 
 // Queries [first, last) of one head; its part of dk and dv is added to them.
-inline void attention_backward_group(const kernel::AttentionShape& s, const AttentionHead& t,
+inline void attention_backward_group(const kernels::AttentionShape& s, const AttentionHead& t,
                                      std::int64_t first, std::int64_t last, float beta, float* p) {
   constexpr std::int64_t wide = attention_queries;
   const std::int64_t size = s.head_size, turned = wide * size;
@@ -128,7 +128,7 @@ inline void attention_backward_group(const kernel::AttentionShape& s, const Atte
   }
 }
 
-inline void attention_backward_task(const kernel::AttentionShape& s, const AttentionHead& all,
+inline void attention_backward_task(const kernels::AttentionShape& s, const AttentionHead& all,
                                     std::int64_t b, std::int64_t kv, float beta) {
   const std::int64_t group = s.heads / s.kv_heads;
   const std::int64_t step = attention_queries * attention_group;
@@ -154,7 +154,7 @@ inline void attention_backward_task(const kernel::AttentionShape& s, const Atten
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // dq, dk, dv = beta times themselves (0: not read, or 1) + ..., laid out as q, k, v; d_o as o.
 // A task owns one key and value head.
@@ -170,5 +170,5 @@ inline void attention_backward(const AttentionShape& s, const float* q, const fl
   });
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

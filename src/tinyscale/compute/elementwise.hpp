@@ -14,7 +14,7 @@
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 // The reference bodies: f(x), and f'(x) as the slope.
 inline double silu_reference(double x) { return x / (1 + std::exp(-x)); }
@@ -35,7 +35,7 @@ inline double gelu_tanh_slope_reference(double x) {  // t = tanh(u); t' = (1 - t
   return (1 + t + x * (1 - t * t) * 0.79788456080286536 * (1 + 0.134145 * x * x)) / 2;
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -166,7 +166,7 @@ struct ScaleOp {  // y = factor a
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // Arithmetic: y[i] = a[i] op b[i]. y may be a or b.
 inline void add(std::int64_t n, const float* a, const float* b, float* y) {
@@ -231,5 +231,5 @@ inline void gelu_tanh_backward(std::int64_t n, const float* x, const float* dy, 
   detail::map(detail::GeluTanhBackwardOp{}, n, x, dy, dx, beta);
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

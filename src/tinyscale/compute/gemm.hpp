@@ -21,7 +21,7 @@
 #include "tinyscale/compute/transpose.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 // The reference body. A is lda floats from row to row as stored; so are B and C.
 inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -41,7 +41,7 @@ inline void gemm_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, s
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -398,7 +398,7 @@ inline void gemm_run(const GemmOperands& g) {
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // C = op(A) op(B) + beta C. beta is 0 (C is not read) or 1. C must not overlap A or B.
 inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k, const float* a,
@@ -411,5 +411,5 @@ inline void gemm(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

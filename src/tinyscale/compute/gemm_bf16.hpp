@@ -18,7 +18,7 @@
 #include "tinyscale/compute/gemm_words.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 // The reference body.
 inline void gemm_bf16_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -38,7 +38,7 @@ inline void gemm_bf16_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -83,9 +83,9 @@ inline WordUnit bf16_word_unit() {
   return {nullptr, 1, 1, false};
 }
 
-inline WordSource word_source(WordKind kind, const void* data, kernel::Trans trans, std::int64_t xs,
-                              std::int64_t ks, std::int64_t ld) {
-  const bool along_k = trans == kernel::Trans::yes;
+inline WordSource word_source(WordKind kind, const void* data, kernels::Trans trans,
+                              std::int64_t xs, std::int64_t ks, std::int64_t ld) {
+  const bool along_k = trans == kernels::Trans::yes;
   return {kind, data, along_k ? ld : 1, along_k ? 1 : ld, xs, ks, 0};
 }
 
@@ -155,10 +155,10 @@ inline void bf16_by_f32(const WordGemm& g) {
       if (rows < m || j == 0) {
         widen_bf16(g.a, i, i + tall, a.data());
       }
-      kernel::gemm(a_yes ? kernel::Trans::yes : kernel::Trans::no,
-                   b_yes ? kernel::Trans::yes : kernel::Trans::no, tall, wide, k, a.data(),
-                   a_yes ? tall : k, b.data(), b_yes ? k : wide, g.beta,
-                   static_cast<float*>(g.c) + i * g.ldc + j, g.ldc);
+      kernels::gemm(a_yes ? kernels::Trans::yes : kernels::Trans::no,
+                    b_yes ? kernels::Trans::yes : kernels::Trans::no, tall, wide, k, a.data(),
+                    a_yes ? tall : k, b.data(), b_yes ? k : wide, g.beta,
+                    static_cast<float*>(g.c) + i * g.ldc + j, g.ldc);
     }
   }
 }
@@ -166,8 +166,8 @@ inline void bf16_by_f32(const WordGemm& g) {
 inline void bf16_product(const WordSource& a, const WordSource& b, const std::uint32_t* b_packed,
                          float beta, float* c, std::int64_t ldc) {
   if (a.xs <= 0 || b.xs <= 0 || a.ks <= 0) {
-    kernel::gemm(kernel::Trans::no, kernel::Trans::no, a.xs, b.xs, 0, nullptr, 0, nullptr, 0, beta,
-                 c, ldc);
+    kernels::gemm(kernels::Trans::no, kernels::Trans::no, a.xs, b.xs, 0, nullptr, 0, nullptr, 0,
+                  beta, c, ldc);
     return;
   }
   const WordGemm g{bf16_word_unit(), a, b, b_packed, beta, c, ldc, nullptr};
@@ -178,15 +178,15 @@ inline void bf16_product(const WordSource& a, const WordSource& b, const std::ui
   }
 }
 
-inline WordSource rows_of(WordKind kind, const void* data, kernel::Trans trans, std::int64_t m,
+inline WordSource rows_of(WordKind kind, const void* data, kernels::Trans trans, std::int64_t m,
                           std::int64_t k, std::int64_t ld) {
-  return word_source(kind, data,
-                     trans == kernel::Trans::no ? kernel::Trans::yes : kernel::Trans::no, m, k, ld);
+  return word_source(
+      kind, data, trans == kernels::Trans::no ? kernels::Trans::yes : kernels::Trans::no, m, k, ld);
 }
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // C = op(A) op(B) + beta C. beta is 0 (C is not read) or 1. C must not overlap A or B.
 inline void gemm_bf16(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -234,5 +234,5 @@ inline void gemm_bf16(Trans ta, std::int64_t m, const float* a, std::int64_t lda
                        b.words ? b.words->data() : nullptr, beta, c, ldc);
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

@@ -10,11 +10,11 @@
 #include "tinyscale/compute/gemm_tile.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 enum class Trans { no, yes };  // yes: the matrix is stored transposed
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -47,9 +47,9 @@ inline bool gemm_overlap(const float* c, std::int64_t m, std::int64_t n, std::in
 }
 
 // Throws on what no product can be made of; true where there is something to do.
-inline bool gemm_check(const char* who, kernel::Trans ta, kernel::Trans tb, const GemmOperands& g,
+inline bool gemm_check(const char* who, kernels::Trans ta, kernels::Trans tb, const GemmOperands& g,
                        std::int64_t lda, std::int64_t ldb) {
-  const bool a_no = ta == kernel::Trans::no, b_no = tb == kernel::Trans::no;
+  const bool a_no = ta == kernels::Trans::no, b_no = tb == kernels::Trans::no;
   const std::int64_t a = gemm_extent(who, a_no ? g.m : g.k, a_no ? g.k : g.m, lda);
   const std::int64_t b = gemm_extent(who, b_no ? g.k : g.n, b_no ? g.n : g.k, ldb);
   const std::int64_t c = gemm_extent(who, g.m, g.n, g.ldc);
@@ -76,12 +76,12 @@ inline bool gemm_check(const char* who, kernel::Trans ta, kernel::Trans tb, cons
   return true;
 }
 
-inline GemmOperands gemm_operands(kernel::Trans ta, kernel::Trans tb, std::int64_t m,
+inline GemmOperands gemm_operands(kernels::Trans ta, kernels::Trans tb, std::int64_t m,
                                   std::int64_t n, std::int64_t k, const float* a, std::int64_t lda,
                                   const float* b, std::int64_t ldb, float beta, float* c,
                                   std::int64_t ldc) {
-  const bool a_no = ta == kernel::Trans::no;
-  const bool b_no = tb == kernel::Trans::no;
+  const bool a_no = ta == kernels::Trans::no;
+  const bool b_no = tb == kernels::Trans::no;
   return {m,    n, k,  a, a_no ? lda : 1, a_no ? 1 : lda, b, b_no ? ldb : 1, b_no ? 1 : ldb,
           beta, c, ldc};
 }

@@ -17,7 +17,7 @@
 #include "tinyscale/compute/scratch.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 enum class Activation { none, gelu, gelu_tanh, silu };
 
@@ -47,13 +47,13 @@ inline void gemm_epilogue_reference(const GemmEpilogue& e, std::int64_t i, std::
   *c = static_cast<float>(x);
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
 // Rows [0, m), columns [column, column + n) of C and of all that goes with it.
 struct GemmFinish {
-  const kernel::GemmEpilogue& e;
+  const kernels::GemmEpilogue& e;
   float* c;
   std::int64_t ldc, row, m, column, n;
 
@@ -82,13 +82,13 @@ struct GemmFinish {
     if (e.before != nullptr) {
       put<L>(e.before + i * e.ld_before + j, left, x);
     }
-    if (e.activation == kernel::Activation::gelu) {
+    if (e.activation == kernels::Activation::gelu) {
       erf_vector<L>(x * 0.70710678118654752f, y);
       x = 0.5f * x * (1.0f + y);
-    } else if (e.activation == kernel::Activation::gelu_tanh) {
+    } else if (e.activation == kernels::Activation::gelu_tanh) {
       tanh_vector<L>(0.79788456080286536f * x * (1.0f + 0.044715f * x * x), y);
       x = 0.5f * x * (1.0f + y);
-    } else if (e.activation == kernel::Activation::silu) {
+    } else if (e.activation == kernels::Activation::silu) {
       exp_vector<L>(-x, y);
       x = x / (1.0f + y);
     }
@@ -118,12 +118,12 @@ struct GemmFinish {
 
 inline void gemm_finish(const GemmOperands& g, std::int64_t row, std::int64_t m,
                         std::int64_t column, std::int64_t n) {
-  const kernel::GemmEpilogue& e = *static_cast<const kernel::GemmEpilogue*>(g.epilogue);
+  const kernels::GemmEpilogue& e = *static_cast<const kernels::GemmEpilogue*>(g.epilogue);
   run_on_lanes(GemmFinish{e, g.c, g.ldc, row, m, column, n});
 }
 
 // Sets what follows; throws where it writes or reads what is still needed.
-inline void gemm_follow(const char* who, GemmOperands& g, const kernel::GemmEpilogue& e) {
+inline void gemm_follow(const char* who, GemmOperands& g, const kernels::GemmEpilogue& e) {
   const std::int64_t kept = e.before == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_before);
   const std::int64_t added = e.residual == nullptr ? 0 : gemm_extent(who, g.m, g.n, e.ld_residual);
   if ((kept > 0 && g.m > 1 && e.ld_before < g.n) || (added > 0 && g.m > 1 && e.ld_residual < g.n)) {
@@ -140,7 +140,7 @@ inline void gemm_follow(const char* who, GemmOperands& g, const kernel::GemmEpil
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // gemm, then the epilogue on each block as it is finished.
 inline void gemm_fused(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -240,5 +240,5 @@ inline void gemm_batched(std::int64_t batch, Trans ta, Trans tb, std::int64_t m,
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

@@ -15,7 +15,7 @@
 #include "tinyscale/compute/gemm_words.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 // The reference body.
 inline void gemm_int8_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -34,7 +34,7 @@ inline void gemm_int8_reference(Trans ta, Trans tb, std::int64_t m, std::int64_t
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -227,7 +227,7 @@ inline void int8_product(const WordUnit& unit, const WordSource& a, WordSource b
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // C = op(A) op(B), exact. C must not overlap A or B.
 inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::int64_t k,
@@ -307,5 +307,5 @@ inline void gemm_int8(Trans ta, Trans tb, std::int64_t m, std::int64_t n, std::i
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

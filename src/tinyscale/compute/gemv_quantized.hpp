@@ -21,7 +21,7 @@
 #include "tinyscale/compute/gemm_int8.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 struct QuantizedMatrix {
   std::int64_t rows = 0, cols = 0;
@@ -143,7 +143,7 @@ inline void gemv_quantized_reference(const QuantizedMatrix& w, const float* x, f
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -224,7 +224,7 @@ struct RoundActivations {
 // Panels p, p + stride, ... of y for one x, up to 4: as many far streams, each of which the next
 // call goes on with, bring more from memory than one does.
 struct QuantizedPanels {
-  const kernel::QuantizedMatrix& w;
+  const kernels::QuantizedMatrix& w;
   const RoundedActivations& x;
   std::int64_t first, stride, count;
   float* y;
@@ -318,7 +318,7 @@ struct QuantizedPanels {
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // y[m][rows] = x[m][cols] W': a row of x at a time, 64 rows of W from cache after the first.
 inline void gemm_quantized(const QuantizedMatrix& w, std::int64_t m, const float* x,
@@ -358,5 +358,5 @@ inline void gemv_quantized(const QuantizedMatrix& w, const float* x, float* y) {
   gemm_quantized(w, 1, x, w.cols, y, w.rows);
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

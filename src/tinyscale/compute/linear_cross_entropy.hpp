@@ -22,7 +22,7 @@
 #include "tinyscale/compute/transpose.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 // The reference body of the losses. Of the gradients: cross_entropy_backward_reference, and
 // gemm_reference of what it gives.
@@ -46,7 +46,7 @@ struct LinearCrossEntropy {
   float beta_x, beta_w;  // of dx and dw: 0 (not read) or 1
 };
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -91,7 +91,7 @@ struct LogitLanes {
 
 // Rows [begin, begin + rows) of one call.
 struct LogitsBlock {
-  const kernel::LinearCrossEntropy& c;
+  const kernels::LinearCrossEntropy& c;
   std::int64_t begin, rows, lanes;  // lanes: from row to row of what follows
   float* xt;                        // [width, lanes]
   float* logits;                    // [vocab, lanes]
@@ -115,8 +115,8 @@ struct LogitsBlock {
     }
   }
   void product(std::int64_t j, std::int64_t count) const {
-    kernel::gemm(kernel::Trans::no, kernel::Trans::no, count, whole(), c.width, c.w + j * c.width,
-                 c.width, xt, lanes, 0.0f, logits + j * lanes, lanes);
+    kernels::gemm(kernels::Trans::no, kernels::Trans::no, count, whole(), c.width,
+                  c.w + j * c.width, c.width, xt, lanes, 0.0f, logits + j * lanes, lanes);
   }
   void forward(float* losses) const {
     for (std::int64_t i = 0; i < rows; ++i) {
@@ -169,12 +169,12 @@ struct LogitsBlock {
         }
       }
       if (dx != nullptr) {
-        kernel::gemm(kernel::Trans::yes, kernel::Trans::no, rows, c.width, count, part, lanes,
-                     c.w + j * c.width, c.width, j == 0 ? c.beta_x : 1.0f, dx, c.width);
+        kernels::gemm(kernels::Trans::yes, kernels::Trans::no, rows, c.width, count, part, lanes,
+                      c.w + j * c.width, c.width, j == 0 ? c.beta_x : 1.0f, dx, c.width);
       }
       if (c.dw != nullptr) {
-        kernel::gemm(kernel::Trans::no, kernel::Trans::no, count, c.width, rows, part, lanes, x,
-                     c.width, begin == 0 ? c.beta_w : 1.0f, c.dw + j * c.width, c.width);
+        kernels::gemm(kernels::Trans::no, kernels::Trans::no, count, c.width, rows, part, lanes, x,
+                      c.width, begin == 0 ? c.beta_w : 1.0f, c.dw + j * c.width, c.width);
       }
     }
   }
@@ -183,7 +183,7 @@ struct LogitsBlock {
 // Blocks of rows, as equal as they can be; backward alone is given lse and recomputes logits.
 enum class LossPass { forward, backward, both };
 
-inline void linear_cross_entropy_blocks(const kernel::LinearCrossEntropy& c, LossPass pass,
+inline void linear_cross_entropy_blocks(const kernels::LinearCrossEntropy& c, LossPass pass,
                                         float* losses, float* lse) {
   const std::int64_t most = std::clamp<std::int64_t>(logits_floats / c.vocab, 64, 512);
   const std::int64_t blocks = (c.rows + most - 1) / most;
@@ -217,7 +217,7 @@ inline void linear_cross_entropy_blocks(const kernel::LinearCrossEntropy& c, Los
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // losses[rows], lse[rows] of logits x w^T; a negative target gives loss 0.
 inline void linear_cross_entropy_forward(std::int64_t rows, std::int64_t width, std::int64_t vocab,
@@ -242,5 +242,5 @@ inline void linear_cross_entropy(const LinearCrossEntropy& c, float* losses, flo
   detail::linear_cross_entropy_blocks(c, detail::LossPass::both, losses, lse);
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

@@ -17,7 +17,7 @@
 #include "tinyscale/compute/sums.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 // The reference body: one row. mean is null for RMS norm, bias may be null.
 inline void norm_reference(std::int64_t cols, float eps, const float* x, const float* weight,
@@ -59,7 +59,7 @@ inline void norm_backward_reference(std::int64_t cols, const float* x, const flo
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -283,7 +283,7 @@ inline void norm_backward(std::int64_t rows, const NormBackward& all) {
   parallel_for(chunks, 1, body);
   std::fill(totals, totals + wide, 0.0);
   for (std::int64_t c = 0; c < chunks; ++c) {
-    kernel::add_to_sums(wide, lease.data() + c * wide, totals);
+    kernels::add_to_sums(wide, lease.data() + c * wide, totals);
   }
   for (std::int64_t j = 0; j < all.cols; ++j) {
     all.dweight[j] += static_cast<float>(totals[j]);
@@ -304,7 +304,7 @@ inline void norm_forward(std::int64_t rows, const NormRows& all) {
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // x, y: [rows, cols]; weight, bias (or null): [cols]; mean, rstd: [rows], kept for backward.
 inline void layer_norm_forward(std::int64_t rows, std::int64_t cols, float eps, const float* x,
@@ -332,5 +332,5 @@ inline void rms_norm_backward(std::int64_t rows, std::int64_t cols, const float*
   detail::norm_backward(rows, {cols, x, weight, nullptr, rstd, dy, beta, dx, dweight, nullptr});
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

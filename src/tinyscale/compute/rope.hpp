@@ -13,7 +13,7 @@ namespace tinyscale {
 
 enum class RopePairs { interleaved, halves };
 
-namespace kernel {
+namespace kernels {
 
 enum class RopeTurn { forward, inverse };
 
@@ -40,13 +40,13 @@ inline void rope_reference(const RopeShape& s, RopeTurn turn, const float* x, fl
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
 // y = turned x, or y += turned x, for one token: cos and sin are [head_size / 2].
 template <bool add>
-void rope_token(const kernel::RopeShape& s, const float* cos, const float* sin, const float* x,
+void rope_token(const kernels::RopeShape& s, const float* cos, const float* sin, const float* x,
                 float* y) {
   const std::int64_t half = s.head_size / 2;
   const bool interleaved = s.pairs == RopePairs::interleaved;
@@ -64,7 +64,7 @@ void rope_token(const kernel::RopeShape& s, const float* cos, const float* sin, 
   }
 }
 
-inline void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const float* x, float* y,
+inline void rope_all(const kernels::RopeShape& s, kernels::RopeTurn turn, const float* x, float* y,
                      bool add) {
   const std::int64_t half = s.head_size / 2;
   const std::int64_t width = s.heads * s.head_size;
@@ -79,8 +79,8 @@ inline void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const fl
       for (std::size_t i = 0; i < frequency.size(); ++i) {
         const double angle = static_cast<double>(s.first_position + t) * frequency[i];
         cos[i] = static_cast<float>(std::cos(angle));
-        sin[i] = static_cast<float>(turn == kernel::RopeTurn::forward ? std::sin(angle)
-                                                                      : -std::sin(angle));
+        sin[i] = static_cast<float>(turn == kernels::RopeTurn::forward ? std::sin(angle)
+                                                                       : -std::sin(angle));
       }
       for (std::int64_t b = 0; b < s.batch; ++b) {
         const std::int64_t at = (b * s.tokens + t) * width;
@@ -96,7 +96,7 @@ inline void rope_all(const kernel::RopeShape& s, kernel::RopeTurn turn, const fl
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 // y = x turned (y may be x). head_size must be even.
 inline void rope(const RopeShape& s, RopeTurn turn, const float* x, float* y) {
@@ -108,5 +108,5 @@ inline void rope_backward(const RopeShape& s, const float* dy, float* dx, float 
   detail::rope_all(s, RopeTurn::inverse, dy, dx, beta != 0.0f);
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

@@ -13,7 +13,7 @@
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 // The reference bodies: lse of one row, then y, dx, losses, d logits.
 inline double lse_reference(std::int64_t n, const float* x) {
@@ -70,7 +70,7 @@ inline void cross_entropy_backward_reference(std::int64_t rows, std::int64_t voc
   }
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -359,7 +359,7 @@ inline std::int64_t row_grain(std::int64_t cols) {
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 inline void softmax_forward(std::int64_t rows, std::int64_t cols, const float* x, float* y) {
   parallel_for(rows, detail::row_grain(cols), [&](std::int64_t begin, std::int64_t end) {
@@ -391,5 +391,5 @@ inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const 
   });
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

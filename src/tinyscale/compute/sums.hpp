@@ -14,7 +14,7 @@
 #include "tinyscale/compute/lanes.hpp"
 
 namespace tinyscale {
-namespace kernel {
+namespace kernels {
 
 // The reference body: the sum of x[i]^power; step is the number of columns where x is a column.
 inline double sum_reference(std::int64_t n, const float* x, int power = 1, std::int64_t step = 1) {
@@ -25,7 +25,7 @@ inline double sum_reference(std::int64_t n, const float* x, int power = 1, std::
   return total;
 }
 
-}  // namespace kernel
+}  // namespace kernels
 
 namespace detail {
 
@@ -113,7 +113,7 @@ struct ColumnBlock {
 
 }  // namespace detail
 
-namespace kernel {
+namespace kernels {
 
 inline double sum(std::int64_t n, const float* x) {
   double total = 0;
@@ -160,5 +160,5 @@ inline double sum_of_squares(std::int64_t n, const float* x) {
   return total;
 }
 
-}  // namespace kernel
+}  // namespace kernels
 }  // namespace tinyscale

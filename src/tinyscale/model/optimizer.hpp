@@ -45,7 +45,7 @@ class AdamW {
   // Updates every tensor that has a gradient; each gradient is first multiplied by grad_scale.
   void step(double grad_scale = 1.0) {
     ++steps_;
-    kernel::AdamWStep s;
+    kernels::AdamWStep s;
     s.learning_rate = static_cast<float>(options.learning_rate);
     s.beta1 = static_cast<float>(options.beta1);
     s.beta2 = static_cast<float>(options.beta2);
@@ -56,8 +56,8 @@ class AdamW {
       const Tensor grad = tensors_[i].grad();
       if (grad.defined()) {
         s.weight_decay = tensors_[i].dims() >= 2 ? static_cast<float>(options.weight_decay) : 0.0f;
-        kernel::adamw(grad.count(), s, grad.data(), tensors_[i].data(), moments_[i].data(),
-                      squares_[i].data());
+        kernels::adamw(grad.count(), s, grad.data(), tensors_[i].data(), moments_[i].data(),
+                       squares_[i].data());
       }
     }
   }
@@ -83,7 +83,7 @@ inline double grad_sum_of_squares(const std::vector<Tensor>& tensors) {
   double total = 0;
   for (const Tensor& tensor : tensors) {
     const Tensor grad = tensor.grad();
-    total += grad.defined() ? kernel::sum_of_squares(grad.count(), grad.data()) : 0.0;
+    total += grad.defined() ? kernels::sum_of_squares(grad.count(), grad.data()) : 0.0;
   }
   return total;
 }

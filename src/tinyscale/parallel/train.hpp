@@ -194,7 +194,7 @@ inline void validate(const Trainer& trainer, const Text& text, const TrainOption
 inline void check_weights(const Transformer& model, const TrainOptions& options) {
   double total = 0;
   for (const Parameter& p : model.parameters) {
-    total += kernel::sum_of_squares(p.value.count(), p.value.data());
+    total += kernels::sum_of_squares(p.value.count(), p.value.data());
   }
   check_finite("train", "norm of the weights", std::sqrt(total), options.steps - 1, options);
 }

@@ -168,7 +168,7 @@ struct ChipRun : ChipTiming {
 // Throws as chip_timing does, and when the inner sizes differ. No gradient flows through it.
 inline ChipRun matmul_on(const Chip& chip, const Tensor& x, const Tensor& w,
                          const ChipMatmul& options = ChipMatmul()) {
-  const detail::Matmul sizes = detail::matmul_sizes("matmul_on", x, w, kernel::Trans::no);
+  const detail::Matmul sizes = detail::matmul_sizes("matmul_on", x, w, kernels::Trans::no);
   ChipRun run;
   run.kind = "simulated";
   run.m = sizes.m;

@@ -146,7 +146,7 @@ inline OnChipReport on_chip(const Chip& chip, const std::function<void()>& fn,
   List<ChipTiming> seen;  // the tile of a shape is searched once
   const detail::MatmulHook hook = [&](const Tensor& x, const Tensor& w) {
     const detail::HookScope host(nullptr);
-    const detail::Matmul s = detail::matmul_sizes("on_chip", x, w, kernel::Trans::no);
+    const detail::Matmul s = detail::matmul_sizes("on_chip", x, w, kernels::Trans::no);
     ChipMatmul own = options.matmul;
     for (const ChipTiming& t : seen) {
       own.tile = t.m == s.m && t.k == s.k && t.n == s.n ? t.tile : own.tile;

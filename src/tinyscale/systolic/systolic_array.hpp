@@ -226,7 +226,7 @@ struct ArrayProblem {
 
   ArrayProblem(const char* function, const SystolicArray& array, const Tensor& tx,
                const Tensor& tw) {
-    const Matmul sizes = matmul_sizes(function, tx, tw, kernel::Trans::no);
+    const Matmul sizes = matmul_sizes(function, tx, tw, kernels::Trans::no);
     output = sizes.shape;
     timing = array.problem(function, sizes.m, sizes.k, sizes.n);
     if (timing.rows > most_stepped / timing.cols) {

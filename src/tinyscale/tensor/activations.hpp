@@ -60,34 +60,34 @@ inline void each(std::int64_t n, const F& body) {
 
 // x Phi(x), with the exact normal distribution function (erf).
 inline Tensor gelu(const Tensor& x) {
-  return detail::unary("gelu", x, &kernel::gelu_forward, &kernel::gelu_backward,
+  return detail::unary("gelu", x, &kernels::gelu_forward, &kernels::gelu_backward,
                        detail::Needs::input);
 }
 
 // The tanh approximation of GPT-2.
 inline Tensor gelu_tanh(const Tensor& x) {
-  return detail::unary("gelu_tanh", x, &kernel::gelu_tanh_forward, &kernel::gelu_tanh_backward,
+  return detail::unary("gelu_tanh", x, &kernels::gelu_tanh_forward, &kernels::gelu_tanh_backward,
                        detail::Needs::input);
 }
 
 // x / (1 + exp(-x)).
 inline Tensor silu(const Tensor& x) {
-  return detail::unary("silu", x, &kernel::silu_forward, &kernel::silu_backward,
+  return detail::unary("silu", x, &kernels::silu_forward, &kernels::silu_backward,
                        detail::Needs::input);
 }
 
 inline Tensor relu(const Tensor& x) {
-  return detail::unary("relu", x, &kernel::relu_forward, &kernel::relu_backward,
+  return detail::unary("relu", x, &kernels::relu_forward, &kernels::relu_backward,
                        detail::Needs::input);
 }
 
 inline Tensor tanh(const Tensor& x) {
-  return detail::unary("tanh", x, &kernel::tanh_forward, &kernel::tanh_backward,
+  return detail::unary("tanh", x, &kernels::tanh_forward, &kernels::tanh_backward,
                        detail::Needs::input);
 }
 
 inline Tensor exp(const Tensor& x) {
-  return detail::unary("exp", x, &kernel::exp_forward, &kernel::multiply_add,
+  return detail::unary("exp", x, &kernels::exp_forward, &kernels::multiply_add,
                        detail::Needs::output);
 }
 

@@ -41,10 +41,10 @@ inline float apply(Arithmetic op, float a, float b) {
 inline void apply_same(Arithmetic op, std::int64_t n, const float* a, const float* b, float* y) {
   if (n >= 8 && op <= Arithmetic::div) {
     switch (op) {
-      case Arithmetic::add: kernel::add(n, a, b, y); break;
-      case Arithmetic::sub: kernel::sub(n, a, b, y); break;
-      case Arithmetic::mul: kernel::mul(n, a, b, y); break;
-      default: kernel::div(n, a, b, y); break;
+      case Arithmetic::add: kernels::add(n, a, b, y); break;
+      case Arithmetic::sub: kernels::sub(n, a, b, y); break;
+      case Arithmetic::mul: kernels::mul(n, a, b, y); break;
+      default: kernels::div(n, a, b, y); break;
     }
     return;
   }
@@ -128,9 +128,9 @@ inline Tensor sum_to(const Tensor& x, const Shape& shape) {
   plan.rows([&](std::int64_t, std::int64_t a, std::int64_t b) {
     const float* const in = once.origin() + b;
     if (even && step == 1) {
-      kernel::add_to_sums(columns, in, out + a);
+      kernels::add_to_sums(columns, in, out + a);
     } else if (even && step == 0) {
-      out[a] += kernel::sum(columns, in);
+      out[a] += kernels::sum(columns, in);
     } else {
       for (std::int64_t j = 0; j < columns; ++j) {
         out[a + j * step] += static_cast<double>(in[j * plan.step_b()]);
@@ -227,7 +227,7 @@ inline Tensor scale(const Tensor& x, float factor) {
   }
   const detail::OpScope scope;
   Tensor y(x.shape());
-  kernel::scale(x.count(), factor, x.data(), y.data());
+  kernels::scale(x.count(), factor, x.data(), y.data());
   scope.done_unary("scale", "mul", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "scale", {&x}, [factor, sx = x.slot()](const Tensor& dy) {

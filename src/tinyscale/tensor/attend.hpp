@@ -17,9 +17,9 @@ enum class Mask { none, causal };
 
 namespace detail {
 
-inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
-                                              std::int64_t heads, std::int64_t kv_heads,
-                                              Mask mask) {
+inline kernels::AttentionShape attention_shape(const Tensor& q, const Tensor& k, const Tensor& v,
+                                               std::int64_t heads, std::int64_t kv_heads,
+                                               Mask mask) {
   if (q.dims() != 3 || k.dims() != 3 || k.shape() != v.shape() || q.dim(0) != k.dim(0) ||
       heads < 1 || kv_heads < 1 || heads % kv_heads != 0 || q.dim(2) % heads != 0 ||
       k.dim(2) != q.dim(2) / heads * kv_heads || (mask == Mask::causal && k.dim(1) < q.dim(1))) {
@@ -28,7 +28,7 @@ inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, 
           " kv heads; right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a ",
           "multiple of kv_heads, and S >= T when causal"});
   }
-  kernel::AttentionShape s;
+  kernels::AttentionShape s;
   s.batch = q.dim(0);
   s.queries = q.dim(1);
   s.keys = k.dim(1);
@@ -49,7 +49,7 @@ inline kernel::AttentionShape attention_shape(const Tensor& q, const Tensor& k, 
 }
 
 // Pairs (query, key) that are really multiplied, over all heads and sequences.
-inline double attention_pairs(const kernel::AttentionShape& s) {
+inline double attention_pairs(const kernels::AttentionShape& s) {
   const double t = static_cast<double>(s.queries);
   const double keys = static_cast<double>(s.keys);
   const double pairs = s.causal ? t * (keys - t) + t * (t + 1) / 2 : t * keys;
@@ -57,7 +57,7 @@ inline double attention_pairs(const kernel::AttentionShape& s) {
 }
 
 inline void record_attention(const OpScope& scope, const char* name,
-                             const kernel::AttentionShape& s, const Tensor& q, const Tensor& k,
+                             const kernels::AttentionShape& s, const Tensor& q, const Tensor& k,
                              double products, double reads_of_q) {
   if (context().profile == nullptr) {
     return;
@@ -99,7 +99,7 @@ inline float gradient_places(const Slot (&slots)[3], const Tensor* const (&input
 // q [B, T, heads K], k and v [B, S, kv_heads K] give [B, T, heads K]; scores divided by sqrt(K).
 inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t heads,
                         std::int64_t kv_heads, Mask mask) {
-  const kernel::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  const kernels::AttentionShape s = detail::attention_shape(q, k, v, heads, kv_heads, mask);
   const bool graph = detail::tracked({&q, &k, &v});  // whose gradients are written row after row
   for (const Tensor* x : {&q, &k, &v}) {
     if (!x->is_contiguous() && (graph || x->stride(2) != 1)) {
@@ -109,7 +109,7 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   const detail::OpScope scope;
   Tensor y(q.shape());
   Tensor lse(Shape{s.batch, heads, s.queries});
-  kernel::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
+  kernels::attention_forward(s, q.origin(), k.origin(), v.origin(), y.data(), lse.data());
   detail::record_attention(scope, "attention", s, q, k, 2, 1);
   if (graph) {
     detail::attach(
@@ -122,8 +122,8 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
           Tensor apart[3];
           float* to[3];
           const float beta = detail::gradient_places(slots, inputs, apart, to);
-          kernel::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
-                                     dy.data(), to[0], to[1], to[2], beta);
+          kernels::attention_backward(s, kq.data(), kk.data(), kv.data(), ky.data(), lse.data(),
+                                      dy.data(), to[0], to[1], to[2], beta);
           for (int i = 0; i < 3; ++i) {
             if (slots[i] && apart[i].defined()) {
               detail::add_grad(slots[i], apart[i]);
@@ -150,7 +150,7 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
     return rope(contiguous(x), head_size, first_position, theta, pairs);
   }
   const detail::OpScope scope;
-  kernel::RopeShape shape;
+  kernels::RopeShape shape;
   shape.batch = x.dim(0);
   shape.tokens = x.dim(1);
   shape.heads = x.dim(2) / head_size;
@@ -159,12 +159,12 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
   shape.theta = theta;
   shape.pairs = pairs;
   Tensor y(x.shape());
-  kernel::rope(shape, kernel::RopeTurn::forward, x.data(), y.data());
+  kernels::rope(shape, kernels::RopeTurn::forward, x.data(), y.data());
   scope.done_unary("rope", "rope", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(y, "rope", {&x}, [shape, sx = x.slot()](const Tensor& dy) {
       const detail::OpScope backward;
-      kernel::rope_backward(shape, dy.data(), detail::grad_buffer(sx));
+      kernels::rope_backward(shape, dy.data(), detail::grad_buffer(sx));
       backward.done_unary("rope backward", "rope", dy.shape(), &VectorCost::backward);
     });
   }

@@ -87,7 +87,7 @@ inline void add_grad(const Slot& slot, const Tensor& dx) {
   float beta = 0;
   float* out = grad_buffer(slot, beta);
   if (beta > 0) {
-    kernel::add(dx.count(), out, dx.data(), out);
+    kernels::add(dx.count(), out, dx.data(), out);
   } else if (dx.count() > 0) {
     std::memcpy(out, dx.data(), slot->grad->bytes());
   }

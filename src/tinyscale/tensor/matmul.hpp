@@ -24,7 +24,7 @@ inline const MatmulHook*& matmul_hook() {
   return own.hook;
 }
 
-using kernel::Trans;
+using kernels::Trans;
 
 // A matrix as the kernel reads it: rows or columns without gaps, any step from one to the next.
 struct Matrix {
@@ -57,9 +57,9 @@ inline void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Matri
                      const float* a_data, const Matrix& b, const float* b_data, float beta,
                      float* y) {
   if (context().matmul_format == DType::bf16) {
-    kernel::gemm_bf16(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
+    kernels::gemm_bf16(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
   } else {
-    kernel::gemm(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
+    kernels::gemm(a.trans, b.trans, m, n, k, a_data, a.ld, b_data, b.ld, beta, y, n);
   }
 }
 
@@ -217,12 +217,12 @@ inline Tensor matmul(const Tensor& x, const Tensor& w) {
   if (w.dims() > 2) {
     return detail::matmul_batched(x, w);
   }
-  return detail::matmul_any("matmul", x, w, kernel::Trans::no);
+  return detail::matmul_any("matmul", x, w, kernels::Trans::no);
 }
 
 // x [.., M, K] times the transpose of w [N, K]: the linear layer with weights stored [out, in].
 inline Tensor matmul_transposed(const Tensor& x, const Tensor& w) {
-  return detail::matmul_any("matmul_transposed", x, w, kernel::Trans::yes);
+  return detail::matmul_any("matmul_transposed", x, w, kernels::Trans::yes);
 }
 
 // x w^T + bias in one op; w [N, K], bias [N].
@@ -231,7 +231,7 @@ inline Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
     detail::fail({"linear: w is ", w.shape().text(), ", bias is ", bias.shape().text(),
                   "; w [N, K] and bias [N] are right"});
   }
-  return detail::matmul_any("linear", x, w, kernel::Trans::yes, bias);
+  return detail::matmul_any("linear", x, w, kernels::Trans::yes, bias);
 }
 
 }  // namespace tinyscale

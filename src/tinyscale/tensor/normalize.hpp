@@ -53,9 +53,9 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   Tensor y(x.shape());
   Tensor mean(Shape{rows});
   Tensor rstd(Shape{rows});
-  kernel::layer_norm_forward(rows, columns, epsilon, x.data(), weight.data(),
-                             bias.defined() ? bias.data() : nullptr, y.data(), mean.data(),
-                             rstd.data());
+  kernels::layer_norm_forward(rows, columns, epsilon, x.data(), weight.data(),
+                              bias.defined() ? bias.data() : nullptr, y.data(), mean.data(),
+                              rstd.data());
   scope.done_unary("layer_norm", "layer_norm", x.shape());
   if (detail::tracked({&x, &weight, &bias})) {
     detail::attach(y, "layer_norm", {&x, &weight, &bias},
@@ -64,7 +64,7 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
                      const detail::OpScope backward;
                      Tensor unused_x = detail::scratch_like(sx, kx.shape());
                      Tensor unused_w = detail::scratch_like(sw, kw.shape());
-                     kernel::layer_norm_backward(
+                     kernels::layer_norm_backward(
                          rows, columns, kx.data(), kw.data(), mean.data(), rstd.data(), dy.data(),
                          sx ? detail::grad_buffer(sx) : unused_x.data(),
                          sw ? detail::grad_buffer(sw) : unused_w.data(), detail::grad_or_null(sb));
@@ -87,7 +87,7 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   const std::int64_t rows = x.count() / columns;
   Tensor y(x.shape());
   Tensor rstd(Shape{rows});
-  kernel::rms_norm_forward(rows, columns, epsilon, x.data(), weight.data(), y.data(), rstd.data());
+  kernels::rms_norm_forward(rows, columns, epsilon, x.data(), weight.data(), y.data(), rstd.data());
   scope.done_unary("rms_norm", "rms_norm", x.shape());
   if (detail::tracked({&x, &weight})) {
     detail::attach(
@@ -97,9 +97,9 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
           const detail::OpScope backward;
           Tensor unused_x = detail::scratch_like(sx, kx.shape());
           Tensor unused_w = detail::scratch_like(sw, kw.shape());
-          kernel::rms_norm_backward(rows, columns, kx.data(), kw.data(), rstd.data(), dy.data(),
-                                    sx ? detail::grad_buffer(sx) : unused_x.data(),
-                                    sw ? detail::grad_buffer(sw) : unused_w.data());
+          kernels::rms_norm_backward(rows, columns, kx.data(), kw.data(), rstd.data(), dy.data(),
+                                     sx ? detail::grad_buffer(sx) : unused_x.data(),
+                                     sw ? detail::grad_buffer(sw) : unused_w.data());
           backward.done_unary("rms_norm backward", "rms_norm", dy.shape(), &VectorCost::backward);
         });
   }

@@ -117,7 +117,8 @@ inline Tensor max(const Tensor& x, int dim, KeepDim keep = KeepDim::no) {
       place[static_cast<std::size_t>(first + j)] = best;
     }
   });
-  scope.done_unary("max", "max", x.shape());
+  const double elements = static_cast<double>(x.count());
+  scope.done("max", x.shape(), {elements}, {static_cast<double>(y.count())}, 0, elements);
   if (detail::tracked({&x})) {
     detail::attach(y, "max", {&x}, [kept, d, place, sx = x.slot()](const Tensor& dy) {
       float* const dx = detail::grad_buffer(sx);
@@ -154,7 +155,7 @@ inline Tensor softmax(const Tensor& x) {
   const std::int64_t columns = x.dim(-1);
   const std::int64_t rows = x.count() / columns;
   Tensor y(x.shape());
-  kernel::softmax_forward(rows, columns, x.data(), y.data());
+  kernels::softmax_forward(rows, columns, x.data(), y.data());
   scope.done_unary("softmax", "softmax", x.shape());
   if (detail::tracked({&x})) {
     detail::attach(
@@ -162,7 +163,7 @@ inline Tensor softmax(const Tensor& x) {
           const detail::OpScope backward;
           float beta = 0;
           float* const dx = detail::grad_buffer(sx, beta);
-          kernel::softmax_backward(rows, columns, ky.data(), dy.data(), dx, beta);
+          kernels::softmax_backward(rows, columns, ky.data(), dy.data(), dx, beta);
           backward.done_unary("softmax backward", "softmax", dy.shape(), &VectorCost::backward);
         });
   }

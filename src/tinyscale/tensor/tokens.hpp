@@ -46,7 +46,8 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
                      float* out = detail::grad_buffer(st);
                      for (std::size_t i = 0; i < kept.size(); ++i) {
                        float* const to = out + kept[i] * width;
-                       kernel::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
+                       kernels::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width,
+                                    to);
                      }
                    });
   }
@@ -77,7 +78,7 @@ inline double check_targets(const char* op, const std::vector<std::int32_t>& tar
 inline void add_scaled_grad(const Slot& slot, Tensor& dx, float dy) {
   if (slot) {
     if (dy != 1.0f) {
-      kernel::scale(dx.count(), dy, dx.data(), dx.data());
+      kernels::scale(dx.count(), dy, dx.data(), dx.data());
     }
     add_grad(slot, dx);
     dx = Tensor();
@@ -125,8 +126,8 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
   const detail::OpScope scope;
   Tensor losses(Shape{rows});
   Tensor lse(Shape{rows});
-  kernel::cross_entropy_forward(rows, vocabulary, logits.data(), targets.data(), losses.data(),
-                                lse.data());
+  kernels::cross_entropy_forward(rows, vocabulary, logits.data(), targets.data(), losses.data(),
+                                 lse.data());
   Tensor y = detail::mean_loss(losses, n);
   const double elements = static_cast<double>(logits.count());
   scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
@@ -139,9 +140,9 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
                      const detail::OpScope backward;
                      float beta = 0;
                      float* const dx = detail::grad_buffer(sl, beta);
-                     kernel::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
-                                                    known.data(), static_cast<float>(dy.item() / n),
-                                                    dx, beta);
+                     kernels::cross_entropy_backward(rows, vocabulary, kl.data(), lse.data(),
+                                                     known.data(),
+                                                     static_cast<float>(dy.item() / n), dx, beta);
                      backward.done_unary("cross_entropy backward", "cross_entropy", kl.shape(),
                                          &VectorCost::backward);
                    });
@@ -153,7 +154,7 @@ inline Tensor cross_entropy(const Tensor& logits, const std::vector<std::int32_t
 // Where gradients will be asked for they are made here, beside the loss, while the logits are.
 inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
                                    const std::vector<std::int32_t>& targets) {
-  const detail::Matmul s = detail::matmul_sizes("linear_cross_entropy", x, w, kernel::Trans::yes);
+  const detail::Matmul s = detail::matmul_sizes("linear_cross_entropy", x, w, kernels::Trans::yes);
   const double n = detail::check_targets("linear_cross_entropy", targets, s.shape, s.m);
   if (context().matmul_format != DType::f32 || s.k < 1 || s.n < 1) {
     return cross_entropy(matmul_transposed(x, w), targets);
@@ -171,22 +172,22 @@ inline Tensor linear_cross_entropy(const Tensor& x, const Tensor& w,
   if (graph && columns.slot()) {
     dw = Tensor(columns.shape(), MemoryKind::gradient);
   }
-  kernel::LinearCrossEntropy all{s.m,
-                                 s.k,
-                                 s.n,
-                                 rows.data(),
-                                 columns.data(),
-                                 targets.data(),
-                                 static_cast<float>(1.0 / n),
-                                 dx.defined() ? dx.data() : nullptr,
-                                 dw.defined() ? dw.data() : nullptr,
-                                 0.0f,
-                                 0.0f};
+  kernels::LinearCrossEntropy all{s.m,
+                                  s.k,
+                                  s.n,
+                                  rows.data(),
+                                  columns.data(),
+                                  targets.data(),
+                                  static_cast<float>(1.0 / n),
+                                  dx.defined() ? dx.data() : nullptr,
+                                  dw.defined() ? dw.data() : nullptr,
+                                  0.0f,
+                                  0.0f};
   if (graph) {
-    kernel::linear_cross_entropy(all, losses.data(), lse.data());
+    kernels::linear_cross_entropy(all, losses.data(), lse.data());
   } else {
-    kernel::linear_cross_entropy_forward(s.m, s.k, s.n, all.x, all.w, all.targets, losses.data(),
-                                         lse.data());
+    kernels::linear_cross_entropy_forward(s.m, s.k, s.n, all.x, all.w, all.targets, losses.data(),
+                                          lse.data());
   }
   Tensor y = detail::mean_loss(losses, n);
   detail::record_linear_loss(scope, s, dx.count(), dw.count());
