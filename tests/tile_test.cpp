@@ -789,9 +789,12 @@ TEST_CASE("tile kernels: the four run on every preset") {
   for (const std::string& name : ts::chips()) {
     CAPTURE(name);
     const ts::Chip chip = ts::chip(name);
+    ts::TileOptions o;
+    o.format = chip.flops_bf16 > 0 ? ts::DType::bf16 : ts::DType::int8;
     for (const ts::TiledRun& run :
-         {ts::tiled_matmul(chip, x, w), ts::tiled_softmax(chip, x),
-          ts::tiled_layer_norm(chip, x, row, row), ts::flash_attention(chip, x, x, x)}) {
+         {ts::tiled_matmul(chip, x, w, ts::Tensor(), o), ts::tiled_softmax(chip, x, o),
+          ts::tiled_layer_norm(chip, x, row, row, o),
+          ts::flash_attention(chip, x, x, x, ts::Mask::none, o)}) {
       check_clock(run);
       CHECK(run.hbm_bytes() >= run.least_bytes);
       CHECK(run.largest_difference < 1e-4);
