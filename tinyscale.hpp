@@ -14061,7 +14061,7 @@ inline PiecePair pieces_of_pass(std::int64_t passes, std::int64_t pass) {
 
 // 1, 2 or 3 pieces of one operand, row-major; words are floats, or int32 in their place.
 struct ArrayOperand {
-  std::vector<float> own[3];
+  List<float> own[3];
   const float* piece[3] = {};
   int pieces = 1;
   std::int64_t cols = 0;
@@ -14090,7 +14090,7 @@ inline ArrayOperand array_operand(const MatrixView& m, DType format, std::int64_
     return operand;
   }
   for (int p = 0; p < operand.pieces; ++p) {
-    operand.own[p].resize(static_cast<std::size_t>(m.rows * m.cols));
+    operand.own[p] = List<float>(static_cast<std::size_t>(m.rows * m.cols));
     operand.piece[p] = operand.own[p].data();
   }
   for (std::int64_t i = 0; i < m.rows; ++i) {
@@ -14101,7 +14101,7 @@ inline ArrayOperand array_operand(const MatrixView& m, DType format, std::int64_
         const float piece = format == DType::int8  ? int8_word(left, function, name)
                             : format == DType::f32 ? left
                                                    : round_to(left, format);
-        operand.own[p][at] = piece;
+        operand.own[p].data()[at] = piece;
         left = is_finite(piece) ? left - piece : 0.0f;  // an infinity has no rest
       }
     }
@@ -14245,6 +14245,24 @@ TINYSCALE_INLINE void keep_where(const typename L::I& mask,
   store_words<L, Word>(to, old);
 }
 
+// The registers of a strip, to and from memory.
+template <class L, class Word>
+TINYSCALE_INLINE void load_strip(const float* from, std::int64_t step,
+                                 typename WordLanes<L, Word>::V (&v)[strip_rows]) {
+  TINYSCALE_UNROLL
+  for (int g = 0; g < strip_rows; ++g) {
+    load_words<L, Word>(from + g * step, v[g]);
+  }
+}
+template <class L, class Word>
+TINYSCALE_INLINE void store_strip(float* to, std::int64_t step,
+                                  const typename WordLanes<L, Word>::V (&v)[strip_rows]) {
+  TINYSCALE_UNROLL
+  for (int g = 0; g < strip_rows; ++g) {
+    store_words<L, Word>(to + g * step, v[g]);
+  }
+}
+
 // sum(r, c) = activation(r, c - 1) weight(r, c) + sum(r - 1, c): sums move south.
 template <class Word>
 struct SumsMoveSouth {
@@ -14258,18 +14276,16 @@ struct SumsMoveSouth {
         store_words<L, Word>(b.edge + j * b.step + c, typename WordLanes<L, Word>::V{});
       }
       for (std::int64_t r = 0; r < b.rows; r += strip_rows) {
-        TINYSCALE_UNROLL
-        for (int g = 0; g < strip_rows; ++g) {
-          load_words<L, Word>(b.weight + (r + g) * b.step + c, w[g]);
-          load_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
-        }
+        load_strip<L, Word>(b.sum + r * b.step + c, b.step, s);
         const auto old = s[strip_rows - 1];
         load_words<L, Word>(b.edge + c, above);
         for (std::int64_t j = 0, until = 0; j < block_ticks;) {
           const int kinds = b.changes_at(j, r - b.first, c, L::width, until);
+          load_strip<L, Word>(b.weight + r * b.step + c, b.step, w);
           for (; j < until; ++j) {
             if ((kinds & 1) != 0) {
-              switch_weights<L>(j, r, c, w);
+              switch_weights<L>(j, r, c);
+              load_strip<L, Word>(b.weight + r * b.step + c, b.step, w);
             }
             in = above;
             load_words<L, Word>(b.edge + (j + 1) * b.step + c, above);
@@ -14291,11 +14307,7 @@ struct SumsMoveSouth {
           }
         }
         store_words<L, Word>(b.edge + c, old);
-        TINYSCALE_UNROLL
-        for (int g = 0; g < strip_rows; ++g) {
-          store_words<L, Word>(b.weight + (r + g) * b.step + c, w[g]);
-          store_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
-        }
+        store_strip<L, Word>(b.sum + r * b.step + c, b.step, s);
       }
     }
   }
@@ -14304,17 +14316,12 @@ struct SumsMoveSouth {
   // PEs that the first slot of a fold reaches take the loaded weights, those that a pass reaches
   // its piece.
   template <class L>
-  TINYSCALE_INLINE void switch_weights(std::int64_t j, std::int64_t r, std::int64_t c,
-                                       typename WordLanes<L, Word>::V (&w)[strip_rows]) const {
+  TINYSCALE_INLINE void switch_weights(std::int64_t j, std::int64_t r, std::int64_t c) const {
     typename L::I mask;
     typename WordLanes<L, Word>::V loaded;
-    TINYSCALE_UNROLL
-    for (int g = 0; g < strip_rows; ++g) {
-      if (r + g < b.first) {
-        continue;
-      }
-      const std::int32_t* codes = b.wave + PeBlock::now(j) + r + g - b.first + c;
-      const std::int64_t at = (r + g) * b.step + c;
+    for (std::int64_t g = std::max(r, b.first); g < r + strip_rows; ++g) {
+      const std::int32_t* codes = b.wave + PeBlock::now(j) + g - b.first + c;
+      const std::int64_t at = g * b.step + c;
       lanes_with<L>(codes, 1, mask);
       for (int p = 0; p < b.pieces; ++p) {
         load_words<L, Word>(b.next[p] + at, loaded);
@@ -14323,7 +14330,7 @@ struct SumsMoveSouth {
       for (int q = 0; q < b.passes; ++q) {
         lanes_with<L>(codes, q + 1, mask);
         load_words<L, Word>(b.held[b.piece_of[q]] + at, loaded);
-        w[g] = mask ? loaded : w[g];
+        keep_where<L, Word>(mask, loaded, b.weight + at);
       }
     }
   }
@@ -14335,9 +14342,9 @@ struct SumsMoveSouth {
     typename WordLanes<L, Word>::V moving;
     lanes_with<L>(b.loaded + PeBlock::now(j) * b.loaded_tick + c * b.loaded_col, 1, mask);
     for (int p = 0; p < b.pieces; ++p) {
-      for (std::int64_t g = r < b.first ? b.first - r : 0; g < strip_rows; ++g) {
-        load_words<L, Word>(b.north[p] + (PeBlock::now(j) + r + g - b.first) * b.step + c, moving);
-        keep_where<L, Word>(mask, moving, b.next[p] + (r + g) * b.step + c);
+      for (std::int64_t g = std::max(r, b.first); g < r + strip_rows; ++g) {
+        load_words<L, Word>(b.north[p] + (PeBlock::now(j) + g - b.first) * b.step + c, moving);
+        keep_where<L, Word>(mask, moving, b.next[p] + g * b.step + c);
       }
     }
   }
@@ -14353,15 +14360,15 @@ struct SumsStay {
     typename WordLanes<L, Word>::V s[strip_rows], a, w;
     for (std::int64_t c = 0; c < b.cols; c += L::width) {
       for (std::int64_t r = 0; r < b.rows; r += strip_rows) {
-        TINYSCALE_UNROLL
-        for (int g = 0; g < strip_rows; ++g) {
-          load_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
-        }
+        float* sums = b.sum + r * b.step + c;
+        load_strip<L, Word>(sums, b.step, s);
         for (std::int64_t j = 0, until = 0; j < block_ticks;) {
           const int kinds = b.changes_at(j, r - b.first, c, L::width, until);
           for (; j < until; ++j) {
             if (kinds != 0) {
-              switch_sums<L>(j, r, c, s);
+              store_strip<L, Word>(sums, b.step, s);
+              switch_sums<L>(j, r, c);
+              load_strip<L, Word>(sums, b.step, s);
             }
             const float* west = b.west + r * b.west_step + PeBlock::now(j) + c;
             const float* north = b.north[0] + (PeBlock::now(j) + r - b.first) * b.step + c;
@@ -14373,10 +14380,7 @@ struct SumsStay {
             }
           }
         }
-        TINYSCALE_UNROLL
-        for (int g = 0; g < strip_rows; ++g) {
-          store_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
-        }
+        store_strip<L, Word>(sums, b.step, s);
       }
     }
   }
@@ -14384,21 +14388,18 @@ struct SumsStay {
  private:
   // A sum that is to leave goes to its fold's plane; the first slot of a fold begins from +0.
   template <class L>
-  TINYSCALE_INLINE void switch_sums(std::int64_t j, std::int64_t r, std::int64_t c,
-                                    typename WordLanes<L, Word>::V (&s)[strip_rows]) const {
+  TINYSCALE_INLINE void switch_sums(std::int64_t j, std::int64_t r, std::int64_t c) const {
     typename L::I mask;
-    TINYSCALE_UNROLL
-    for (int g = 0; g < strip_rows; ++g) {
-      if (r + g < b.first) {
-        continue;
-      }
-      const std::int64_t slot = PeBlock::now(j) + r + g - b.first + c;
+    typename WordLanes<L, Word>::V sum;
+    for (std::int64_t g = std::max(r, b.first); g < r + strip_rows; ++g) {
+      const std::int64_t slot = PeBlock::now(j) + g - b.first + c;
+      load_words<L, Word>(b.sum + g * b.step + c, sum);
       for (const std::int32_t plane : *b.leavers) {
         lanes_with<L>(b.leaving + slot, plane, mask);
-        keep_where<L, Word>(mask, s[g], b.exits + ((plane - 1) * b.rows + r + g) * b.step + c);
+        keep_where<L, Word>(mask, sum, b.exits + ((plane - 1) * b.rows + g) * b.step + c);
       }
       lanes_with<L>(b.wave + slot, 1, mask);
-      s[g] = mask ? typename WordLanes<L, Word>::V{} : s[g];
+      keep_where<L, Word>(mask, typename WordLanes<L, Word>::V{}, b.sum + g * b.step + c);
     }
   }
 };
@@ -14430,12 +14431,6 @@ inline bool lanes_are_fused() {
   return out[0] == e * e;
 }
 
-// Steps a block, one PE after another where the lanes do not round as std::fma does.
-template <class Kernel>
-void step_block(const Kernel& kernel, bool lanes) {
-  lanes ? run_on_lanes(kernel) : kernel.template run<Lanes1>();
-}
-
 }  // namespace detail
 }}  // namespace tinyscale
 
@@ -14465,24 +14460,15 @@ struct ArrayWork {
 };
 
 // 32-bit registers in rows of `step`, zeros before the first: +0.0f or the integer 0.
-class PeRegisters {
- public:
+struct PeRegisters {
+  List<float> words;  // begins at a cache line, as `step` does
+  std::int64_t first = 0;
+
   PeRegisters() = default;
   PeRegisters(std::int64_t rows, std::int64_t step)
-      : words_(static_cast<std::size_t>((rows + strip_rows) * step + 32)) {
-    const auto address = reinterpret_cast<std::uintptr_t>(words_.data());
-    const std::size_t skip = (64 - address % 64) % 64 / sizeof(float);  // to a cache line
-    first_ = words_.data() + skip + strip_rows * step;
-  }
-  PeRegisters(const PeRegisters&) = delete;
-  PeRegisters& operator=(const PeRegisters&) = delete;
-  PeRegisters(PeRegisters&&) = default;
-  PeRegisters& operator=(PeRegisters&&) = default;
-  float* data() { return first_; }
-
- private:
-  std::vector<float> words_;
-  float* first_ = nullptr;
+      : words(static_cast<std::size_t>((rows + strip_rows) * step + 16)),
+        first(strip_rows * step) {}
+  float* data() { return words.data() + first; }
 };
 
 struct ArrayRegisters {
@@ -14678,9 +14664,10 @@ class ArrayStepper {
         wave_(static_cast<std::size_t>(block_ticks + problem.rows + registers_.b.cols)),
         leaving_(wave_.size()),
         loaded_(static_cast<std::size_t>(block_ticks * 16 + registers_.b.cols)),
-        state_(static_cast<std::size_t>(problem.rows * problem.cols),
-               static_cast<std::uint8_t>(work.first == 0 ? PeState::fill : PeState::absent)),
+        state_(static_cast<std::size_t>(problem.rows * problem.cols)),
         since_(state_.size()) {
+    const PeState first = work.first == 0 ? PeState::fill : PeState::absent;
+    std::fill(state_.begin(), state_.end(), static_cast<std::uint8_t>(first));
     PeBlock& b = registers_.b;
     b.wave = wave_.data();
     b.leaving = leaving_.data();
@@ -14708,14 +14695,7 @@ class ArrayStepper {
     pull(until);
     registers_.move_on(moves_down());
     feed();
-    const bool lanes = fused_ || whole();
-    if (whole()) {
-      outputs() ? step_block(SumsStay<std::int32_t>{registers_.b}, lanes)
-                : step_block(SumsMoveSouth<std::int32_t>{registers_.b}, lanes);
-    } else {
-      outputs() ? step_block(SumsStay<float>{registers_.b}, lanes)
-                : step_block(SumsMoveSouth<float>{registers_.b}, lanes);
-    }
+    outputs() ? step_block<SumsStay>() : step_block<SumsMoveSouth>();
     for (std::size_t i = 0; i < live_.size(); ++i) {
       const auto index = front_ + static_cast<std::int64_t>(i);
       outputs() ? collect_sums(live_[i], index) : collect_south(live_[i]);
@@ -14781,6 +14761,18 @@ class ArrayStepper {
   bool last_chunk() const { return work().last == folds(); }
   std::uint8_t code(std::int64_t r, std::int64_t c) const {
     return state_[static_cast<std::size_t>(r * t().cols + c)];
+  }
+
+  // Where the lanes do not round as std::fma does, f32 is stepped one PE after another.
+  template <template <class> class Kernel>
+  void step_block() const {
+    if (whole()) {
+      run_on_lanes(Kernel<std::int32_t>{registers_.b});
+    } else if (fused_) {
+      run_on_lanes(Kernel<float>{registers_.b});
+    } else {
+      Kernel<float>{registers_.b}.template run<Lanes1>();
+    }
   }
 
   Fold place_next() const {
@@ -14863,7 +14855,7 @@ class ArrayStepper {
   }
 
   // Puts a code into the control bits that move with the wave, if any PE sees it in this block.
-  bool send(std::vector<std::int32_t>& bits, std::int64_t tick, std::int32_t value) {
+  bool send(List<std::int32_t>& bits, std::int64_t tick, std::int32_t value) {
     const std::int64_t at = PeBlock::now(tick - registers_.begin);
     if (at < 0 || at > block_ticks + t().rows + t().cols - 3) {
       return false;
@@ -15069,11 +15061,11 @@ class ArrayStepper {
   List<PeEvent> events_;     // that have not reached every PE
   std::int64_t due_ = 0;     // results that have yet to leave, padding too unless tight
   std::int64_t last_exit_ = -1;
-  std::vector<std::int32_t> wave_, leaving_, loaded_;
+  List<std::int32_t> wave_, leaving_, loaded_;
   List<PeChange> changes_;
   List<std::int32_t> leavers_;
-  std::vector<std::uint8_t> state_;  // what each PE does: a PeState, or useful
-  std::vector<std::int64_t> since_;  // and since when
+  List<std::uint8_t> state_;  // what each PE does: a PeState, or useful
+  List<std::int64_t> since_;  // and since when
   std::int64_t booked_[8] = {};
 };
 
@@ -15391,7 +15383,7 @@ constexpr std::int64_t most_traced = std::int64_t{1} << 24;
 
 // In the order of ticks, then ports: by counting, since both are small numbers.
 inline List<SramAccess> by_tick(const List<SramAccess>& accesses, std::int64_t ticks) {
-  std::vector<std::size_t> first(static_cast<std::size_t>(ticks + 1));
+  List<std::size_t> first(static_cast<std::size_t>(ticks + 1));
   for (const SramAccess& access : accesses) {
     ++first[static_cast<std::size_t>(access.tick + 1)];
   }

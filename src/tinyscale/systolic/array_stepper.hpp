@@ -8,7 +8,6 @@
 #include <algorithm>  // min, max, fill
 #include <cstdint>    // int64_t, uint8_t
 #include <cstring>    // memcpy
-#include <vector>     // vector
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/systolic/array_registers.hpp"
@@ -24,9 +23,10 @@ class ArrayStepper {
         wave_(static_cast<std::size_t>(block_ticks + problem.rows + registers_.b.cols)),
         leaving_(wave_.size()),
         loaded_(static_cast<std::size_t>(block_ticks * 16 + registers_.b.cols)),
-        state_(static_cast<std::size_t>(problem.rows * problem.cols),
-               static_cast<std::uint8_t>(work.first == 0 ? PeState::fill : PeState::absent)),
+        state_(static_cast<std::size_t>(problem.rows * problem.cols)),
         since_(state_.size()) {
+    const PeState first = work.first == 0 ? PeState::fill : PeState::absent;
+    std::fill(state_.begin(), state_.end(), static_cast<std::uint8_t>(first));
     PeBlock& b = registers_.b;
     b.wave = wave_.data();
     b.leaving = leaving_.data();
@@ -54,14 +54,7 @@ class ArrayStepper {
     pull(until);
     registers_.move_on(moves_down());
     feed();
-    const bool lanes = fused_ || whole();
-    if (whole()) {
-      outputs() ? step_block(SumsStay<std::int32_t>{registers_.b}, lanes)
-                : step_block(SumsMoveSouth<std::int32_t>{registers_.b}, lanes);
-    } else {
-      outputs() ? step_block(SumsStay<float>{registers_.b}, lanes)
-                : step_block(SumsMoveSouth<float>{registers_.b}, lanes);
-    }
+    outputs() ? step_block<SumsStay>() : step_block<SumsMoveSouth>();
     for (std::size_t i = 0; i < live_.size(); ++i) {
       const auto index = front_ + static_cast<std::int64_t>(i);
       outputs() ? collect_sums(live_[i], index) : collect_south(live_[i]);
@@ -127,6 +120,18 @@ class ArrayStepper {
   bool last_chunk() const { return work().last == folds(); }
   std::uint8_t code(std::int64_t r, std::int64_t c) const {
     return state_[static_cast<std::size_t>(r * t().cols + c)];
+  }
+
+  // Where the lanes do not round as std::fma does, f32 is stepped one PE after another.
+  template <template <class> class Kernel>
+  void step_block() const {
+    if (whole()) {
+      run_on_lanes(Kernel<std::int32_t>{registers_.b});
+    } else if (fused_) {
+      run_on_lanes(Kernel<float>{registers_.b});
+    } else {
+      Kernel<float>{registers_.b}.template run<Lanes1>();
+    }
   }
 
   Fold place_next() const {
@@ -209,7 +214,7 @@ class ArrayStepper {
   }
 
   // Puts a code into the control bits that move with the wave, if any PE sees it in this block.
-  bool send(std::vector<std::int32_t>& bits, std::int64_t tick, std::int32_t value) {
+  bool send(List<std::int32_t>& bits, std::int64_t tick, std::int32_t value) {
     const std::int64_t at = PeBlock::now(tick - registers_.begin);
     if (at < 0 || at > block_ticks + t().rows + t().cols - 3) {
       return false;
@@ -415,11 +420,11 @@ class ArrayStepper {
   List<PeEvent> events_;     // that have not reached every PE
   std::int64_t due_ = 0;     // results that have yet to leave, padding too unless tight
   std::int64_t last_exit_ = -1;
-  std::vector<std::int32_t> wave_, leaving_, loaded_;
+  List<std::int32_t> wave_, leaving_, loaded_;
   List<PeChange> changes_;
   List<std::int32_t> leavers_;
-  std::vector<std::uint8_t> state_;  // what each PE does: a PeState, or useful
-  std::vector<std::int64_t> since_;  // and since when
+  List<std::uint8_t> state_;  // what each PE does: a PeState, or useful
+  List<std::int64_t> since_;  // and since when
   std::int64_t booked_[8] = {};
 };
 
