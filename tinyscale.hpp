@@ -14501,8 +14501,7 @@ struct ArrayRegisters {
   // The registers that move, as many places on as a block has ticks: room for what enters next.
   void move_on(bool down) {
     const auto words = static_cast<std::size_t>(b.cols);
-    const bool stay = keeps_outputs(t) && t.format != DType::int8;
-    const float idle = stay ? -0.0f : 0.0f;  // s + -0 * +0 leaves every s as it is, -0 too
+    const float idle = t.format == DType::int8 ? 0.0f : -0.0f;  // s + -0 * +0 is s, -0 too
     for (std::int64_t r = b.first; r < b.rows; ++r) {
       float* row = west.data() + r * b.west_step;
       std::memmove(row + block_ticks, row, words * sizeof(float));
@@ -14689,10 +14688,9 @@ class ArrayStepper {
   // The results of all folds have left.
   bool done() const { return pulled_ && due_ == 0; }
 
-  // Steps the next block.
+  // Steps the next block; settle() or finish() then books it.
   void step() {
-    const std::int64_t until = registers_.begin + block_ticks;
-    pull(until);
+    pull(registers_.begin + block_ticks);
     registers_.move_on(moves_down());
     feed();
     outputs() ? step_block<SumsStay>() : step_block<SumsMoveSouth>();
@@ -14700,9 +14698,6 @@ class ArrayStepper {
       const auto index = front_ + static_cast<std::int64_t>(i);
       outputs() ? collect_sums(live_[i], index) : collect_south(live_[i]);
     }
-    book(done() && last_chunk() ? last_exit_ + 1 : until);
-    registers_.begin = until;
-    drop();
   }
 
   // Steps up to and with a tick and no further: all registers are then those of that tick.
@@ -14710,25 +14705,29 @@ class ArrayStepper {
     registers_.begin = (tick + 1) % block_ticks - block_ticks;
     while (registers_.begin <= tick) {
       step();
+      settle();
     }
   }
 
-  // Steps to the end and gives the finished counters.
-  SystolicTiming run() {
-    while (!done()) {
-      step();
+  // Steps until the last result has left; gives the tick after that one.
+  std::int64_t run() {
+    for (step(); !done(); step()) {
+      settle();
     }
-    const std::int64_t end = last_chunk() ? last_exit_ + 1 : std::int64_t{1} << 62;
-    if (!last_chunk()) {  // results are out; the PEs have yet to be handed over
-      book(end);
-    }
+    return last_exit_ + 1;
+  }
+
+  // After run(): the counters, when the last of all arrays' results has left in the tick before
+  // `end`.
+  SystolicTiming finish(std::int64_t end) {
+    book(end);
     for (std::size_t i = 0; i < state_.size(); ++i) {
       if (state_[i] != static_cast<std::uint8_t>(PeState::absent)) {
         close(state_[i], since_[i], end);
       }
     }
     SystolicTiming t = registers_.t;
-    t.cycles = last_exit_ + 1;
+    t.cycles = end;
     const auto booked = [this](PeState s) { return booked_[static_cast<int>(s)]; };
     t.ledger = {
         booked_[useful],           booked(PeState::streaming),    booked(PeState::fill),
@@ -14758,7 +14757,6 @@ class ArrayStepper {
   std::int64_t folds() const {
     return work().folds != nullptr ? static_cast<std::int64_t>(work().folds->size()) : t().folds();
   }
-  bool last_chunk() const { return work().last == folds(); }
   std::uint8_t code(std::int64_t r, std::int64_t c) const {
     return state_[static_cast<std::size_t>(r * t().cols + c)];
   }
@@ -14773,6 +14771,12 @@ class ArrayStepper {
     } else {
       Kernel<float>{registers_.b}.template run<Lanes1>();
     }
+  }
+
+  void settle() {
+    book(registers_.begin + block_ticks);
+    registers_.begin += block_ticks;
+    drop();
   }
 
   Fold place_next() const {
@@ -15194,7 +15198,6 @@ struct ArrayOperands {
 };
 
 inline void add_counts(const SystolicTiming& part, SystolicTiming& all) {
-  all.cycles = std::max(all.cycles, part.cycles);
   all.macs += part.macs;
   all.sram_reads_input += part.sram_reads_input;
   all.sram_reads_weight += part.sram_reads_weight;
@@ -15245,17 +15248,20 @@ inline List<ArrayWork> divide(const SystolicTiming& t, const ArrayWork& whole) {
 // Steps every PE of every array through a run; `whole` says what is computed.
 inline SystolicTiming step_array(const SystolicTiming& problem, const ArrayWork& whole) {
   List<ArrayWork> works = divide(problem, whole);
-  List<SystolicTiming> counted(works.size());
+  List<Shared<ArrayStepper>> steppers(works.size());
+  std::vector<std::int64_t> ends(works.size());
   const auto step = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      counted[at] = ArrayStepper(problem, works[at]).run();
+      steppers[at].reset(new ArrayStepper(problem, works[at]));
+      ends[at] = steppers[at]->run();
     }
   };
   parallel_for(static_cast<std::int64_t>(works.size()), 1, LoopBody(step));
   SystolicTiming all = problem;
-  for (const SystolicTiming& part : counted) {
-    add_counts(part, all);
+  all.cycles = *std::max_element(ends.begin(), ends.end());  // tight: not always the last tile's
+  for (const Shared<ArrayStepper>& stepper : steppers) {
+    add_counts(stepper->finish(all.cycles), all);
   }
   return all;
 }
@@ -15622,7 +15628,8 @@ inline ActivePes active_pes(const SystolicArray& array, const Tensor& x, const T
   work.out = product.data();
   work.starts = &starts;
   work.last = t.folds();
-  detail::ArrayStepper(p.timing, work).run();
+  detail::ArrayStepper stepper(p.timing, work);
+  stepper.finish(stepper.run());
   ActivePes active;
   std::int64_t now = 0;
   for (std::int64_t tick = 0; tick < t.cycles; ++tick) {

@@ -74,8 +74,7 @@ struct ArrayRegisters {
   // The registers that move, as many places on as a block has ticks: room for what enters next.
   void move_on(bool down) {
     const auto words = static_cast<std::size_t>(b.cols);
-    const bool stay = keeps_outputs(t) && t.format != DType::int8;
-    const float idle = stay ? -0.0f : 0.0f;  // s + -0 * +0 leaves every s as it is, -0 too
+    const float idle = t.format == DType::int8 ? 0.0f : -0.0f;  // s + -0 * +0 is s, -0 too
     for (std::int64_t r = b.first; r < b.rows; ++r) {
       float* row = west.data() + r * b.west_step;
       std::memmove(row + block_ticks, row, words * sizeof(float));

@@ -48,10 +48,9 @@ class ArrayStepper {
   // The results of all folds have left.
   bool done() const { return pulled_ && due_ == 0; }
 
-  // Steps the next block.
+  // Steps the next block; settle() or finish() then books it.
   void step() {
-    const std::int64_t until = registers_.begin + block_ticks;
-    pull(until);
+    pull(registers_.begin + block_ticks);
     registers_.move_on(moves_down());
     feed();
     outputs() ? step_block<SumsStay>() : step_block<SumsMoveSouth>();
@@ -59,9 +58,6 @@ class ArrayStepper {
       const auto index = front_ + static_cast<std::int64_t>(i);
       outputs() ? collect_sums(live_[i], index) : collect_south(live_[i]);
     }
-    book(done() && last_chunk() ? last_exit_ + 1 : until);
-    registers_.begin = until;
-    drop();
   }
 
   // Steps up to and with a tick and no further: all registers are then those of that tick.
@@ -69,25 +65,29 @@ class ArrayStepper {
     registers_.begin = (tick + 1) % block_ticks - block_ticks;
     while (registers_.begin <= tick) {
       step();
+      settle();
     }
   }
 
-  // Steps to the end and gives the finished counters.
-  SystolicTiming run() {
-    while (!done()) {
-      step();
+  // Steps until the last result has left; gives the tick after that one.
+  std::int64_t run() {
+    for (step(); !done(); step()) {
+      settle();
     }
-    const std::int64_t end = last_chunk() ? last_exit_ + 1 : std::int64_t{1} << 62;
-    if (!last_chunk()) {  // results are out; the PEs have yet to be handed over
-      book(end);
-    }
+    return last_exit_ + 1;
+  }
+
+  // After run(): the counters, when the last of all arrays' results has left in the tick before
+  // `end`.
+  SystolicTiming finish(std::int64_t end) {
+    book(end);
     for (std::size_t i = 0; i < state_.size(); ++i) {
       if (state_[i] != static_cast<std::uint8_t>(PeState::absent)) {
         close(state_[i], since_[i], end);
       }
     }
     SystolicTiming t = registers_.t;
-    t.cycles = last_exit_ + 1;
+    t.cycles = end;
     const auto booked = [this](PeState s) { return booked_[static_cast<int>(s)]; };
     t.ledger = {
         booked_[useful],           booked(PeState::streaming),    booked(PeState::fill),
@@ -117,7 +117,6 @@ class ArrayStepper {
   std::int64_t folds() const {
     return work().folds != nullptr ? static_cast<std::int64_t>(work().folds->size()) : t().folds();
   }
-  bool last_chunk() const { return work().last == folds(); }
   std::uint8_t code(std::int64_t r, std::int64_t c) const {
     return state_[static_cast<std::size_t>(r * t().cols + c)];
   }
@@ -132,6 +131,12 @@ class ArrayStepper {
     } else {
       Kernel<float>{registers_.b}.template run<Lanes1>();
     }
+  }
+
+  void settle() {
+    book(registers_.begin + block_ticks);
+    registers_.begin += block_ticks;
+    drop();
   }
 
   Fold place_next() const {
