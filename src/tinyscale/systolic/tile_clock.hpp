@@ -150,16 +150,11 @@ inline std::int64_t dot_ticks(const Chip& chip, DType format, std::int64_t m, st
   if (arrays < 1) {
     return ticks(2.0 * static_cast<double>(m * n) * static_cast<double>(k), peak / cores);
   }
-  SystolicTiming t;
-  t.rows = chip.mxu_rows;
-  t.cols = chip.mxu_cols;
-  t.k = k;
-  t.n = n;
+  const std::int64_t folds = folds_of(k, chip.mxu_rows) * folds_of(n, chip.mxu_cols);
   std::int64_t best = 0;
   for (std::int64_t parts = 1; parts <= std::min<std::int64_t>({arrays, m, 64}); ++parts) {
-    t.m = folds_of(m, parts);
-    fold(t);
-    const std::int64_t each = folds_of(t.folds() * parts, arrays) * fold_period(t);
+    const std::int64_t stream = std::max<std::int64_t>(folds_of(m, parts), chip.mxu_rows);
+    const std::int64_t each = folds_of(folds * parts, arrays) * stream;
     best = parts == 1 ? each : std::min(best, each);
   }
   const double passes = std::round(4 * chip.unit_peak() / chip.clock_hz / peak);  // in quarters

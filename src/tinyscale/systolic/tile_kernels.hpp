@@ -92,42 +92,38 @@ inline List<Dim> block_or_fit(const char* what, const Chip& chip, const TileOpti
   return block;
 }
 
-inline TiledRun run_tiled(const char* name, const List<Dim>& grid, const Chip& chip,
-                          const TileOptions& options, const std::function<void(Tile&)>& body) {
-  Kernel k = kernel(name, grid, body);
-  k.stages = options.stages;
-  k.format = options.format;
+// The kernel's run with its output and the least elements that move, beside the ops it replaces.
+inline TiledRun run_beside(const Kernel& kernel, const Chip& chip, const Tensor& output,
+                           std::int64_t least, const std::function<Tensor()>& ops) {
   TiledRun run;
-  static_cast<KernelRun&>(run) = k.run(chip);
+  static_cast<KernelRun&>(run) = kernel.run(chip);
+  Context own = quiet_context();
+  const ContextScope scope(own);
+  const Profile profile;
+  const Tensor theirs = ops();
+  const double s = bytes_of(run.format);
+  run.output = output;
+  run.least_bytes = ticks(static_cast<double>(least) * s, 1);
+  run.unfused_ops = static_cast<std::int64_t>(profile.totals().ops);
+  run.unfused_bytes = ticks(profile.totals().bytes() / bytes_of(DType::f32) * s, 1);
+  const Tensor wanted = contiguous(theirs);
+  for (std::int64_t i = 0; i < output.count(); ++i) {
+    const double gap = std::fabs(static_cast<double>(output.data()[i] - wanted.data()[i]));
+    run.largest_difference = std::max(run.largest_difference, gap);
+  }
   return run;
 }
 
-// Counts what is computed while it is alive: the ops that a kernel replaces.
-struct UnfusedOps {
-  Context own = quiet_context();
-  const ContextScope scope{own};
-  const Profile profile;
-
-  // The kernel's run with its output and the least elements that move, beside these ops.
-  TiledRun beside(TiledRun run, const Tensor& output, std::int64_t least, const Tensor& theirs) {
-    const double s = bytes_of(run.format);
-    run.output = output;
-    run.least_bytes = ticks(static_cast<double>(least) * s, 1);
-    run.unfused_ops = static_cast<std::int64_t>(profile.totals().ops);
-    run.unfused_bytes = ticks(profile.totals().bytes() / bytes_of(DType::f32) * s, 1);
-    const Tensor wanted = contiguous(theirs);
-    for (std::int64_t i = 0; i < output.count(); ++i) {
-      const double gap = std::fabs(static_cast<double>(output.data()[i] - wanted.data()[i]));
-      run.largest_difference = std::max(run.largest_difference, gap);
-    }
-    return run;
-  }
-};
-
 // The rows of x [.., D] in as large blocks as fit with `live` f32 tiles at a time.
 struct TileRows {
-  TileRows(const char* name, const Chip& chip, const Tensor& x, const TileOptions& options,
-           double live) {
+  const Chip& chip;
+  const TileOptions& options;
+  Shape shape;
+  std::int64_t d = 0, b = 0, blocks = 0;
+  Tensor from, to;
+
+  TileRows(const char* name, const Chip& on, const Tensor& x, const TileOptions& given, double live)
+      : chip(on), options(given), shape(x.shape()) {
     check_last_dim(name, x);
     d = x.dim(-1);
     const std::int64_t rows = x.count() / d;
@@ -141,9 +137,11 @@ struct TileRows {
   }
   TileValue load(Tile& t) const { return t.load_masked(from, {t.id(0) * b, 0}, {b, d}); }
   void store(Tile& t, const TileValue& v) const { t.store_masked(to, {t.id(0) * b, 0}, v); }
-
-  Tensor from, to;
-  std::int64_t d = 0, b = 0, blocks = 0;
+  TiledRun run(const char* name, const std::function<void(Tile&)>& body, std::int64_t least,
+               const std::function<Tensor()>& ops) const {
+    return run_beside({name, {blocks}, body, options.stages, options.format}, chip,
+                      reshape(to, shape), least, ops);
+  }
 };
 
 }  // namespace detail
@@ -165,8 +163,7 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
                                                std::min(most, 1024.0), 4 + width, 4 * width * deep);
   const std::int64_t bm = block[0].value, bn = block[1].value, bk = block[2].value;
   const Tensor from = reshape(a.detach(), {s.m, s.k}), y = zeros({s.m, s.n});
-  const List<Dim> grid{detail::folds_of(s.m, bm), detail::folds_of(s.n, bn)};
-  const TiledRun run = detail::run_tiled("tiled_matmul", grid, chip, options, [&](Tile& t) {
+  const auto body = [&](Tile& t) {
     const std::int64_t i = t.id(0) * bm, j = t.id(1) * bn;
     TileValue acc = t.zeros({bm, bn});
     for (std::int64_t p = 0; p < s.k; p += bk) {
@@ -177,26 +174,28 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
       acc = t.gelu(acc + t.load_masked(bias, {j}, {bn}));
     }
     t.store_masked(y, {i, j}, acc);
-  });
-  detail::UnfusedOps ops;
-  Tensor product = matmul(a, b);
-  product = bias.defined() ? gelu(product + bias) : product;
-  return ops.beside(run, reshape(y, s.shape), a.count() + b.count() + bias.count() + y.count(),
-                    product);
+  };
+  const List<Dim> grid{detail::folds_of(s.m, bm), detail::folds_of(s.n, bn)};
+  return detail::run_beside({"tiled_matmul", grid, body, options.stages, options.format}, chip,
+                            reshape(y, s.shape), a.count() + b.count() + bias.count() + y.count(),
+                            [&] {
+                              const Tensor product = matmul(a, b);
+                              return bias.defined() ? gelu(product + bias) : product;
+                            });
 }
 
 // Along the last dim, a whole row in a tile; the ops are max, subtract, exp, sum, divide.
 inline TiledRun tiled_softmax(const Chip& chip, const Tensor& x, const TileOptions& options = {}) {
   const detail::TileRows rows("tiled_softmax", chip, x, options, 2);
-  const TiledRun run =
-      detail::run_tiled("tiled_softmax", {rows.blocks}, chip, options, [&rows](Tile& t) {
-        TileValue v = rows.load(t);
-        v = t.exp(v - t.max(v, 1));
-        rows.store(t, v / t.sum(v, 1));
-      });
-  detail::UnfusedOps ops;
-  const Tensor e = exp(x - max(x, -1, KeepDim::yes));
-  return ops.beside(run, reshape(rows.to, x.shape()), 2 * x.count(), e / sum(e, -1, KeepDim::yes));
+  const auto body = [&](Tile& t) {
+    TileValue v = rows.load(t);
+    v = t.exp(v - t.max(v, 1));
+    rows.store(t, v / t.sum(v, 1));
+  };
+  return rows.run("tiled_softmax", body, 2 * x.count(), [&] {
+    const Tensor e = exp(x - max(x, -1, KeepDim::yes));
+    return e / sum(e, -1, KeepDim::yes);
+  });
 }
 
 // (x - mean) / sqrt(variance + epsilon) * weight + bias along the last dim; weight and bias [D].
@@ -207,19 +206,17 @@ inline TiledRun tiled_layer_norm(const Chip& chip, const Tensor& x, const Tensor
   detail::check_norm("tiled_layer_norm", "bias", x, bias);
   const detail::TileRows rows("tiled_layer_norm", chip, x, options, 3);
   const float each = 1.0f / static_cast<float>(rows.d);
-  const TiledRun run =
-      detail::run_tiled("tiled_layer_norm", {rows.blocks}, chip, options, [&](Tile& t) {
-        TileValue v = rows.load(t);
-        v -= t.sum(v, 1) * each;
-        v /= t.sqrt(t.sum(v * v, 1) * each + epsilon);
-        v *= t.load(weight, {0}, {rows.d});
-        rows.store(t, v + t.load(bias, {0}, {rows.d}));
-      });
-  detail::UnfusedOps ops;
-  const Tensor c = x - sum(x, -1, KeepDim::yes) * each;
-  const Tensor deviation = sqrt(sum(square(c), -1, KeepDim::yes) * each + epsilon);
-  return ops.beside(run, reshape(rows.to, x.shape()), 2 * (x.count() + rows.d),
-                    c / deviation * weight + bias);
+  const auto body = [&](Tile& t) {
+    TileValue v = rows.load(t);
+    v -= t.sum(v, 1) * each;
+    v /= t.sqrt(t.sum(v * v, 1) * each + epsilon);
+    v *= t.load(weight, {0}, {rows.d});
+    rows.store(t, v + t.load(bias, {0}, {rows.d}));
+  };
+  return rows.run("tiled_layer_norm", body, 2 * (x.count() + rows.d), [&] {
+    const Tensor c = x - sum(x, -1, KeepDim::yes) * each;
+    return c / sqrt(sum(square(c), -1, KeepDim::yes) * each + epsilon) * weight + bias;
+  });
 }
 
 // softmax(q k^T / sqrt(d)) v, the softmax gathered block by block of keys; q [T, d], k and v [S,
@@ -246,8 +243,7 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
   const Tensor q3 = reshape(q.detach(), {heads, queries, d}), y = zeros({heads, queries, d});
   const Tensor k3 = reshape(k.detach(), {heads, keys, d});
   const Tensor v3 = reshape(v.detach(), {heads, keys, d});
-  const List<Dim> grid{heads, detail::folds_of(queries, bq)};
-  const TiledRun run = detail::run_tiled("flash_attention", grid, chip, options, [&](Tile& t) {
+  const auto body = [&](Tile& t) {
     const std::int64_t i = t.id(1) * bq, last = i + bq + keys - queries;
     const TileValue x = t.load_masked(q3, {t.id(0), i, 0}, {1, bq, d}) * factor;
     TileValue top = t.full({bq, 1}, -1e30f), total = t.zeros({bq, 1}), acc = t.zeros({bq, d});
@@ -269,16 +265,16 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
       acc += t.dot(p, t.load_masked(v3, {t.id(0), j, 0}, {1, bk, d}));
     }
     t.store_masked(y, {t.id(0), i, 0}, acc / total);
-  });
-  Tensor hidden(mask == Mask::causal ? Shape{queries, keys} : Shape{0});
-  for (std::int64_t n = 0; n < hidden.count(); ++n) {
-    hidden.data()[n] = n % keys > n / keys + keys - queries ? 1.0f : 0.0f;
-  }
-  detail::UnfusedOps ops;
-  Tensor scores = matmul(q * factor, transpose(k, -1, -2));
-  scores = hidden.count() > 0 ? masked_fill(scores, hidden, -1e30f) : scores;
-  return ops.beside(run, reshape(y, q.shape()), 2 * (q.count() + k.count()),
-                    matmul(softmax(scores), v));
+  };
+  const Tensor query = reshape(arange(queries), {queries, 1}) + static_cast<float>(keys - queries);
+  const Tensor hidden = less(query, arange(keys));
+  const List<Dim> grid{heads, detail::folds_of(queries, bq)};
+  return detail::run_beside({"flash_attention", grid, body, options.stages, options.format}, chip,
+                            reshape(y, q.shape()), 2 * (q.count() + k.count()), [&] {
+                              Tensor p = matmul(q * factor, transpose(k, -1, -2));
+                              p = mask == Mask::causal ? masked_fill(p, hidden, -1e30f) : p;
+                              return matmul(softmax(p), v);
+                            });
 }
 
 }  // namespace tinyscale
