@@ -203,13 +203,10 @@ inline Table efficiency_curve(const Chip& chip, Dim m, Dim k, const std::vector<
     const ChipTiming each = chip_timing(chip, m, k, n, options);
     t.title = detail::cat("x [", each.m, ", ", each.k, "] times w [", each.k, ", N] on ", each.chip,
                           " (formula)");
-    std::vector<std::string> row;
-    for (const std::int64_t value : {n, each.tile.m, each.tile.n, each.waves, each.last_wave,
-                                     each.blocks_at_once, each.cycles}) {
-      row.push_back(std::to_string(value));
-    }
-    row.push_back(detail::percent(each.utilization));
-    t.add(row);
+    t.add({std::to_string(n), std::to_string(each.tile.m), std::to_string(each.tile.n),
+           std::to_string(each.waves), std::to_string(each.last_wave),
+           std::to_string(each.blocks_at_once), std::to_string(each.cycles),
+           detail::percent(each.utilization)});
   }
   return t;
 }

@@ -83,14 +83,12 @@ inline std::ostream& operator<<(std::ostream& out, const ChipTiming& t) { return
 namespace detail {
 
 inline double format_rate(const Chip& chip, DType format) {
-  switch (format) {
-    case DType::bf16: return chip.flops_bf16;
-    case DType::int8: return chip.flops_int8;
-    case DType::fp8_e4m3:
-    case DType::fp8_e5m2: return chip.flops_fp8;
-    case DType::f32: return chip.flops_f32 > 0 ? chip.flops_f32 : chip.flops_bf16;  // in passes
-    default: return 0;
-  }
+  return format == DType::bf16                                    ? chip.flops_bf16
+         : format == DType::int8                                  ? chip.flops_int8
+         : format == DType::fp8_e4m3 || format == DType::fp8_e5m2 ? chip.flops_fp8
+         : format != DType::f32                                   ? 0
+         : chip.flops_f32 > 0                                     ? chip.flops_f32
+                                                                  : chip.flops_bf16;  // in passes
 }
 
 // Checks the chip and sets the format; ticks a second of the arrays in it.
