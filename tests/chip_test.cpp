@@ -375,7 +375,6 @@ TEST_CASE("chip: one fold, tick by tick") {
   const ts::ChipTiming t = ts::chip_timing(chip, 3, 2, 2, o);
   CHECK(t.cycles == 49);
   CHECK(t.cold_cycles == 18);
-  CHECK(t.placed_folds == 1);
   CHECK(t.hbm_bytes_read == 20);
   CHECK(t.hbm_bytes_written == 24);
   CHECK(t.ledger.useful == 12);

@@ -52,22 +52,6 @@ inline void book_waves(ChipTiming& r, const ChipCase& c, std::int64_t ticks) {
   l.drain = r.cycles * pes * cores - l.total();
 }
 
-// The folds that hold a part of the product; in what order cores take them changes no number.
-inline List<Fold> block_folds(const ChipCase& c) {
-  List<Fold> folds;
-  for (std::int64_t n = 0; n < c.array.n; n += c.wide()) {
-    for (std::int64_t m = 0; m < c.array.m; m += c.array.rows) {
-      Fold fold;
-      fold.m0 = m;
-      fold.n0 = n;
-      fold.length = c.array.stream;
-      place_fold(c.array, folds.empty() ? nullptr : &folds.back(), FoldSupply(), fold);
-      folds.push_back(fold);
-    }
-  }
-  return folds;
-}
-
 // Sums live in half of a core's registers, two slices of 64 of K in its shared memory. Of three
 // blocks, or the given one, the one that takes the fewest ticks.
 inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
@@ -108,7 +92,7 @@ inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
     }
   }
   r = best;
-  count_folds(function, r, c, block_folds(c), numbers);
+  count_folds(function, r, c, nullptr, numbers);  // in what order cores take them is all the same
   r.cycles = best.cycles;
   book_waves(r, c, best_ticks);
   r.predicted_cycles =
