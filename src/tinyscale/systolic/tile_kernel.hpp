@@ -58,37 +58,6 @@ inline void check_kernel(const Kernel& k, const Chip& chip) {
   }
 }
 
-// The peak of a core that has run so far.
-inline void check_peak(TileRecorder& r, const TileCore& core) {
-  r.run.on_chip_peak = std::max(r.run.on_chip_peak, core.peak);
-  const std::int64_t over = r.run.on_chip_peak - r.run.on_chip_bytes;
-  if (r.run.on_chip_bytes > 0 && over > 0) {
-    fail({"Kernel::run: ", r.run.name, " needs ", core.peak, " bytes on the chip, ",
-          tile_cores(r.chip) > 1 ? "an SM of " : "", r.chip.name, " has ", r.run.on_chip_bytes,
-          ": ", over, " too many; smaller tiles, fewer stages than ", r.run.stages,
-          " or a format narrower than ", r.run.format, " would help"});
-  }
-}
-
-// Ends a core's clock; the run is as long as that of the core that ends last.
-inline void end_core(TileRecorder& r, TileCore& core) {
-  core.send(core.size());
-  core.weigh(core.size(), r.run.stages);
-  check_peak(r, core);
-  std::int64_t end[2] = {};
-  for (int k = 0; k < 2; ++k) {
-    end[k] = std::max({core.free[0][k], core.free[1][k], core.free[2][k]});
-  }
-  if (end[0] > r.run.cycles) {
-    r.run.cycles = end[0];
-    r.run.dma_cycles = core.busy[tile_dma];
-    r.run.mxu_cycles = core.busy[tile_mxu];
-    r.run.vector_cycles = core.busy[tile_vector];
-    const auto hidden = static_cast<double>(r.run.dma_cycles - (end[0] - end[1]));
-    r.run.overlap = hidden / std::max(1.0, static_cast<double>(r.run.dma_cycles));
-  }
-}
-
 }  // namespace detail
 
 inline KernelRun Kernel::run(const Chip& chip) const {
@@ -120,10 +89,10 @@ inline KernelRun Kernel::run(const Chip& chip) const {
     r.core = &r.cores[static_cast<std::size_t>(r.program % cores)];
     body(tile);
     r.end_program();
-    detail::check_peak(r, *r.core);
   }
   for (detail::TileCore& core : r.cores) {
-    detail::end_core(r, core);
+    r.core = &core;
+    r.end_core();
   }
   run.seconds = static_cast<double>(run.cycles) / chip.clock_hz;
   const std::int64_t busiest = std::max({run.dma_cycles, run.mxu_cycles, run.vector_cycles});
