@@ -19,44 +19,55 @@
 namespace tinyscale {
 namespace detail {
 
-// All waves of blocks of r.tile; ticks is what a block takes on a core.
-inline void time_waves(ChipTiming& r, const ChipCase& c, std::int64_t ticks) {
+// All waves of blocks of r.tile, and the ledger of all cores: at the edges whole blocks stream, and
+// cores that the last wave leaves idle drain.
+inline void time_waves(const char* function, ChipTiming& r, const ChipCase& c) {
+  const std::int64_t rows = c.array.rows, t = c.array.stream, at_once = r.blocks_at_once;
   const std::int64_t down = folds_of(r.m, r.tile.m), blocks = down * folds_of(r.n, r.tile.n);
+  const std::int64_t folds = r.tile.m / rows * folds_of(r.tile.n, c.wide());  // of a block
+  const std::int64_t pes = c.arrays * rows * c.array.cols * at_once;
+  bool short_enough = t < most_ticks / folds;
+  const std::int64_t ticks =
+      short_enough ? (folds - 1) * std::max(t, rows) + t + 2 * rows + c.array.cols - 2 : 0;
   r.cycles = 0;
-  for (std::int64_t first = 0; first < blocks; first += r.blocks_at_once, ++r.waves) {
-    r.last_wave = std::min(blocks - first, r.blocks_at_once);
-    std::int64_t rows = 0, columns = 0, results = 0;
+  for (std::int64_t first = 0; first < blocks && short_enough; first += at_once, ++r.waves) {
+    r.last_wave = std::min(blocks - first, at_once);
+    std::int64_t x_rows = 0, columns = 0, results = 0;
     for (std::int64_t b = first; b < first + r.last_wave; ++b) {
       const std::int64_t m = std::min(r.tile.m, r.m - b % down * r.tile.m);
       const std::int64_t n = std::min(r.tile.n, r.n - b / down * r.tile.n);
-      rows += b - first < down ? m : 0;
+      x_rows += b - first < down ? m : 0;
       columns += b == first || b % down == 0 ? n : 0;
       results += m * n;
+      r.chip_bytes_written += r.k * (m + n) * c.word;  // each block's slices, through L2
     }
-    const std::int64_t read = r.k * (rows * c.fetched(c.o.x) + columns * c.fetched(c.o.w));
+    const std::int64_t read = r.k * (x_rows * c.fetched(c.o.x) + columns * c.fetched(c.o.w));
     r.hbm_bytes_read += read;
     r.hbm_bytes_written += results * c.result_word;
-    r.cycles += std::max(ticks, c.memory.ticks(read + results * c.result_word));
+    short_enough = read < most_bytes;
+    r.cycles += std::max(ticks, short_enough ? c.memory.ticks(read + results * c.result_word) : 0);
+    short_enough = short_enough && r.cycles <= most_ticks;
   }
-}
-
-// The ledger of all cores: whole blocks stream at the edges, idle cores of the last wave too.
-inline void book_waves(ChipTiming& r, const ChipCase& c, std::int64_t ticks) {
-  const std::int64_t pes = c.arrays * c.array.rows * c.array.cols, cores = r.blocks_at_once;
+  if (!short_enough) {
+    fail({function, ": blocks of ", r.tile.m, " x ", r.k, " x ", r.tile.n, " take more than the ",
+          "2^34 ticks that are emulated on ", r.chip});
+  }
   LossLedger& l = r.ledger;
-  l = LossLedger();
-  l.useful = r.macs;
-  l.padded = r.matmul_cycles * pes * cores - r.macs;
-  l.fill = r.waves * cores * (pes * (c.array.rows + c.array.cols - 2) / 2);
-  l.dma_stall = (r.cycles - r.waves * ticks) * pes * cores;
-  l.drain = r.cycles * pes * cores - l.total();
+  l.useful = r.m * r.k * r.n * c.array.passes;
+  r.matmul_cycles = r.waves * folds * t;
+  l.padded = r.matmul_cycles * pes - l.useful;
+  l.fill = r.waves * (pes * (rows + c.array.cols - 2) / 2);
+  l.dma_stall = (r.cycles - r.waves * ticks) * pes;
+  l.drain = r.cycles * pes - l.total();
+  r.predicted_cycles =
+      std::max(r.waves * ticks, c.memory.ticks(r.hbm_bytes_read + r.hbm_bytes_written));
 }
 
 // Sums live in half of a core's registers, two slices of 64 of K in its shared memory. Of three
 // blocks, or the given one, the one that takes the fewest ticks.
 inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
                      const ChipNumbers* numbers) {
-  const std::int64_t rows = c.array.rows, k = r.k, t = c.array.stream;
+  const std::int64_t rows = c.array.rows, k = r.k;
   const double product = static_cast<double>(r.m) * static_cast<double>(r.n);
   if (product > static_cast<double>(most_folds * rows)) {
     fail({function, ": M, N are ", r.m, ", ", r.n, "; M N is at most ", most_folds * rows, " on ",
@@ -67,7 +78,6 @@ inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
     tiles = {{c.o.tile.m, k, c.o.tile.n}};
   }
   ChipTiming best;
-  std::int64_t best_ticks = 0;
   for (const ChipTile& tile : tiles) {
     ChipTiming trial = r;
     trial.tile = tile;
@@ -82,22 +92,13 @@ inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
       continue;
     }
     check_fit(function, trial, c);
-    const std::int64_t folds = tile.m / rows * folds_of(tile.n, c.wide());
-    const std::int64_t ticks = (folds - 1) * std::max(t, rows) + t + 2 * rows + c.array.cols - 2;
-    time_waves(trial, c, ticks);
-    if (best.waves == 0 || trial.cycles < best.cycles) {
-      best = trial;
-      best.matmul_cycles = best.waves * folds * t;
-      best_ticks = ticks;
-    }
+    time_waves(function, trial, c);
+    best = best.waves == 0 || trial.cycles < best.cycles ? trial : best;
   }
   r = best;
-  count_folds(function, r, c, nullptr, numbers);  // in what order cores take them is all the same
+  count_folds(function, r, c, nullptr, numbers);  // which core takes which folds is all the same
   r.cycles = best.cycles;
-  book_waves(r, c, best_ticks);
-  r.predicted_cycles =
-      std::max(r.waves * best_ticks, c.memory.ticks(r.hbm_bytes_read + r.hbm_bytes_written));
-  r.chip_bytes_written = r.chip_bytes_read;  // what a core reads was written there
+  r.ledger = best.ledger;
 }
 
 inline void time_product(const char* function, ChipTiming& r, const Chip& chip,

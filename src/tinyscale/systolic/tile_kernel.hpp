@@ -41,7 +41,8 @@ inline Context quiet_context() {
   return own;
 }
 
-inline void check_kernel(const Kernel& k, const Chip& chip) {
+// The number of programs; throws when a size is not legal or the chip's rates are not known.
+inline std::int64_t check_kernel(const Kernel& k, const Chip& chip) {
   bool legal = !k.grid.empty() && k.grid.size() <= 3 && k.stages >= 1 && k.stages <= 64 && k.body;
   double programs = 1;
   for (const Dim& size : k.grid) {
@@ -56,12 +57,13 @@ inline void check_kernel(const Kernel& k, const Chip& chip) {
     fail({"Kernel::run: ", k.name, " on ", chip.name, ": clock_hz is ", chip.clock_hz,
           ", memory_bandwidth ", chip.memory_bandwidth, "; both must be above 0"});
   }
+  return static_cast<std::int64_t>(programs);
 }
 
 }  // namespace detail
 
 inline KernelRun Kernel::run(const Chip& chip) const {
-  detail::check_kernel(*this, chip);
+  const std::int64_t programs = detail::check_kernel(*this, chip);
   Context own = detail::quiet_context();
   const ContextScope scope(own);
   const Shared<detail::TileRecorder> recorder = Shared<detail::TileRecorder>::make();
@@ -74,9 +76,7 @@ inline KernelRun Kernel::run(const Chip& chip) const {
   run.grid = detail::list_text(grid);
   run.format = format;
   run.stages = stages;
-  for (const Dim& size : grid) {
-    run.programs *= size.value;
-  }
+  run.programs = programs;
   const int cores = detail::tile_cores(chip);
   run.on_chip_bytes = static_cast<std::int64_t>(chip.sram_bytes / cores);
   r.cores.resize(static_cast<std::size_t>(std::min<std::int64_t>(cores, run.programs)));
@@ -95,10 +95,9 @@ inline KernelRun Kernel::run(const Chip& chip) const {
     r.end_core();
   }
   run.seconds = static_cast<double>(run.cycles) / chip.clock_hz;
-  const std::int64_t busiest = std::max({run.dma_cycles, run.mxu_cycles, run.vector_cycles});
-  run.bound = run.dma_cycles == busiest   ? "memory"
-              : run.mxu_cycles == busiest ? "matmul"
-                                          : "vector";
+  const std::int64_t parts[] = {run.dma_cycles, run.mxu_cycles, run.vector_cycles};
+  const char* const names[] = {"memory", "matmul", "vector"};
+  run.bound = names[std::max_element(parts, parts + 3) - parts];
   return run;
 }
 
