@@ -32,6 +32,22 @@ inline Kernel kernel(const std::string& name, const List<Dim>& grid,
 
 namespace detail {
 
+// A body that outlives its run; it costs less to compile than a std::function.
+class TileBody {
+ public:
+  template <class F>
+  TileBody(const F& f) : object_(&f), call_(&call<F>) {}
+  void operator()(Tile& t) const { call_(object_, t); }
+
+ private:
+  template <class F>
+  static void call(const void* f, Tile& t) {
+    (*static_cast<const F*>(f))(t);
+  }
+  const void* object_;
+  void (*call_)(const void* f, Tile& t);
+};
+
 // This thread's context without its profile and gradients, matmuls in f32.
 inline Context quiet_context() {
   Context own = context();
@@ -42,16 +58,16 @@ inline Context quiet_context() {
 }
 
 // The number of programs; throws when a size is not legal or the chip's rates are not known.
-inline std::int64_t check_kernel(const Kernel& k, const Chip& chip) {
-  bool legal = !k.grid.empty() && k.grid.size() <= 3 && k.stages >= 1 && k.stages <= 64 && k.body;
+inline std::int64_t programs_of(const Kernel& k, const Chip& chip) {
+  bool legal = !k.grid.empty() && k.grid.size() <= 3 && k.stages >= 1 && k.stages <= 64;
   double programs = 1;
   for (const Dim& size : k.grid) {
     programs *= static_cast<double>(size.value);
     legal = legal && size.value >= 1 && programs < 0x1p40;
   }
   if (!legal) {
-    fail({"Kernel::run: ", k.name, " has grid ", list_text(k.grid), ", ", k.stages, " stages and ",
-          k.body ? "a" : "no", " body; 1 to 3 sizes from 1, 1 to 64 stages and a body are right"});
+    fail({"Kernel::run: ", k.name, " has grid ", list_text(k.grid), " and ", k.stages,
+          " stages; 1 to 3 sizes from 1 and 1 to 64 stages are right"});
   }
   if (!(chip.clock_hz > 0) || !(chip.memory_bandwidth > 0)) {
     fail({"Kernel::run: ", k.name, " on ", chip.name, ": clock_hz is ", chip.clock_hz,
@@ -60,37 +76,35 @@ inline std::int64_t check_kernel(const Kernel& k, const Chip& chip) {
   return static_cast<std::int64_t>(programs);
 }
 
-}  // namespace detail
-
-inline KernelRun Kernel::run(const Chip& chip) const {
-  const std::int64_t programs = detail::check_kernel(*this, chip);
-  Context own = detail::quiet_context();
+inline KernelRun run_kernel(const Kernel& k, const Chip& chip, const TileBody& body) {
+  const std::int64_t programs = programs_of(k, chip);
+  Context own = quiet_context();
   const ContextScope scope(own);
-  const Shared<detail::TileRecorder> recorder = Shared<detail::TileRecorder>::make();
-  detail::TileRecorder& r = *recorder;
+  const Shared<TileRecorder> recorder = Shared<TileRecorder>::make();
+  TileRecorder& r = *recorder;
   KernelRun& run = r.run;
   r.chip = chip;
-  r.grid = r.ids = grid;
-  run.name = name;
+  r.grid = r.ids = k.grid;
+  run.name = k.name;
   run.chip = chip.name;
-  run.grid = detail::list_text(grid);
-  run.format = format;
-  run.stages = stages;
+  run.grid = list_text(k.grid);
+  run.format = k.format;
+  run.stages = k.stages;
   run.programs = programs;
-  const int cores = detail::tile_cores(chip);
+  const int cores = tile_cores(chip);
   run.on_chip_bytes = static_cast<std::int64_t>(chip.sram_bytes / cores);
-  r.cores.resize(static_cast<std::size_t>(std::min<std::int64_t>(cores, run.programs)));
+  r.cores.resize(static_cast<std::size_t>(std::min<std::int64_t>(cores, programs)));
   Tile tile(recorder);
-  for (r.program = 0; r.program < run.programs; ++r.program) {
+  for (r.program = 0; r.program < programs; ++r.program) {
     std::int64_t left = r.program;
-    for (std::size_t axis = grid.size(); axis-- > 0; left /= grid[axis].value) {
-      r.ids[axis] = left % grid[axis].value;
+    for (std::size_t axis = k.grid.size(); axis-- > 0; left /= k.grid[axis].value) {
+      r.ids[axis] = left % k.grid[axis].value;
     }
     r.core = &r.cores[static_cast<std::size_t>(r.program % cores)];
     body(tile);
     r.end_program();
   }
-  for (detail::TileCore& core : r.cores) {
+  for (TileCore& core : r.cores) {
     r.core = &core;
     r.end_core();
   }
@@ -99,6 +113,15 @@ inline KernelRun Kernel::run(const Chip& chip) const {
   const char* const names[] = {"memory", "matmul", "vector"};
   run.bound = names[std::max_element(parts, parts + 3) - parts];
   return run;
+}
+
+}  // namespace detail
+
+inline KernelRun Kernel::run(const Chip& chip) const {
+  if (!body) {
+    detail::fail({"Kernel::run: ", name, " has no body; give it what a program does"});
+  }
+  return detail::run_kernel(*this, chip, body);
 }
 
 }  // namespace tinyscale

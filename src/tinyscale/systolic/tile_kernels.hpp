@@ -4,12 +4,11 @@
 // ops write every intermediate result and read it again. The least is each operand and the result
 // once. In blocks [BM, BN] a matmul moves s (M K ceil(N / BN) + K N ceil(M / BM) + M N) bytes.
 
-#include <algorithm>   // max, min
-#include <cmath>       // fabs, sqrt
-#include <cstdint>     // int64_t
-#include <functional>  // function
-#include <iostream>    // ostream
-#include <string>      // string
+#include <algorithm>  // max, min
+#include <cmath>      // fabs, sqrt
+#include <cstdint>    // int64_t
+#include <iostream>   // ostream
+#include <string>     // string
 
 #include "tinyscale/systolic/tile_kernel.hpp"
 #include "tinyscale/tensor/attend.hpp"
@@ -92,38 +91,35 @@ inline List<Dim> block_or_fit(const char* what, const Chip& chip, const TileOpti
   return block;
 }
 
-// The kernel's run with its output and the least elements that move, beside the ops it replaces.
-inline TiledRun run_beside(const Kernel& kernel, const Chip& chip, const Tensor& output,
-                           std::int64_t least, const std::function<Tensor()>& ops) {
-  TiledRun run;
-  static_cast<KernelRun&>(run) = kernel.run(chip);
+// Counts what is computed while it is alive: the ops that a kernel replaces.
+struct UnfusedOps {
   Context own = quiet_context();
-  const ContextScope scope(own);
+  const ContextScope scope{own};
   const Profile profile;
-  const Tensor theirs = ops();
-  const double s = bytes_of(run.format);
-  run.output = output;
-  run.least_bytes = ticks(static_cast<double>(least) * s, 1);
-  run.unfused_ops = static_cast<std::int64_t>(profile.totals().ops);
-  run.unfused_bytes = ticks(profile.totals().bytes() / bytes_of(DType::f32) * s, 1);
-  const Tensor wanted = contiguous(theirs);
-  for (std::int64_t i = 0; i < output.count(); ++i) {
-    const double gap = std::fabs(static_cast<double>(output.data()[i] - wanted.data()[i]));
-    run.largest_difference = std::max(run.largest_difference, gap);
+
+  // The kernel's run with its output and the least elements that move, beside these ops.
+  TiledRun beside(const KernelRun& kernel, const Tensor& output, std::int64_t least,
+                  const Tensor& theirs) {
+    TiledRun run;
+    static_cast<KernelRun&>(run) = kernel;
+    const double s = bytes_of(run.format);
+    run.output = output;
+    run.least_bytes = ticks(static_cast<double>(least) * s, 1);
+    run.unfused_ops = static_cast<std::int64_t>(profile.totals().ops);
+    run.unfused_bytes = ticks(profile.totals().bytes() / bytes_of(DType::f32) * s, 1);
+    const Tensor wanted = contiguous(theirs);
+    for (std::int64_t i = 0; i < output.count(); ++i) {
+      const double gap = std::fabs(static_cast<double>(output.data()[i] - wanted.data()[i]));
+      run.largest_difference = std::max(run.largest_difference, gap);
+    }
+    return run;
   }
-  return run;
-}
+};
 
 // The rows of x [.., D] in as large blocks as fit with `live` f32 tiles at a time.
 struct TileRows {
-  const Chip& chip;
-  const TileOptions& options;
-  Shape shape;
-  std::int64_t d = 0, b = 0, blocks = 0;
-  Tensor from, to;
-
-  TileRows(const char* name, const Chip& on, const Tensor& x, const TileOptions& given, double live)
-      : chip(on), options(given), shape(x.shape()) {
+  TileRows(const char* name, const Chip& chip, const Tensor& x, const TileOptions& options,
+           double live) {
     check_last_dim(name, x);
     d = x.dim(-1);
     const std::int64_t rows = x.count() / d;
@@ -137,11 +133,9 @@ struct TileRows {
   }
   TileValue load(Tile& t) const { return t.load_masked(from, {t.id(0) * b, 0}, {b, d}); }
   void store(Tile& t, const TileValue& v) const { t.store_masked(to, {t.id(0) * b, 0}, v); }
-  TiledRun run(const char* name, const std::function<void(Tile&)>& body, std::int64_t least,
-               const std::function<Tensor()>& ops) const {
-    return run_beside({name, {blocks}, body, options.stages, options.format}, chip,
-                      reshape(to, shape), least, ops);
-  }
+
+  Tensor from, to;
+  std::int64_t d = 0, b = 0, blocks = 0;
 };
 
 }  // namespace detail
@@ -176,12 +170,13 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
     t.store_masked(y, {i, j}, acc);
   };
   const List<Dim> grid{detail::folds_of(s.m, bm), detail::folds_of(s.n, bn)};
-  return detail::run_beside({"tiled_matmul", grid, body, options.stages, options.format}, chip,
-                            reshape(y, s.shape), a.count() + b.count() + bias.count() + y.count(),
-                            [&] {
-                              const Tensor product = matmul(a, b);
-                              return bias.defined() ? gelu(product + bias) : product;
-                            });
+  const KernelRun run = detail::run_kernel(
+      {"tiled_matmul", grid, nullptr, options.stages, options.format}, chip, body);
+  detail::UnfusedOps ops;
+  Tensor product = matmul(a, b);
+  product = bias.defined() ? gelu(product + bias) : product;
+  return ops.beside(run, reshape(y, s.shape), a.count() + b.count() + bias.count() + y.count(),
+                    product);
 }
 
 // Along the last dim, a whole row in a tile; the ops are max, subtract, exp, sum, divide.
@@ -192,10 +187,11 @@ inline TiledRun tiled_softmax(const Chip& chip, const Tensor& x, const TileOptio
     v = t.exp(v - t.max(v, 1));
     rows.store(t, v / t.sum(v, 1));
   };
-  return rows.run("tiled_softmax", body, 2 * x.count(), [&] {
-    const Tensor e = exp(x - max(x, -1, KeepDim::yes));
-    return e / sum(e, -1, KeepDim::yes);
-  });
+  const KernelRun run = detail::run_kernel(
+      {"tiled_softmax", {rows.blocks}, nullptr, options.stages, options.format}, chip, body);
+  detail::UnfusedOps ops;
+  const Tensor e = exp(x - max(x, -1, KeepDim::yes));
+  return ops.beside(run, reshape(rows.to, x.shape()), 2 * x.count(), e / sum(e, -1, KeepDim::yes));
 }
 
 // (x - mean) / sqrt(variance + epsilon) * weight + bias along the last dim; weight and bias [D].
@@ -213,10 +209,13 @@ inline TiledRun tiled_layer_norm(const Chip& chip, const Tensor& x, const Tensor
     v *= t.load(weight, {0}, {rows.d});
     rows.store(t, v + t.load(bias, {0}, {rows.d}));
   };
-  return rows.run("tiled_layer_norm", body, 2 * (x.count() + rows.d), [&] {
-    const Tensor c = x - sum(x, -1, KeepDim::yes) * each;
-    return c / sqrt(sum(square(c), -1, KeepDim::yes) * each + epsilon) * weight + bias;
-  });
+  const KernelRun run = detail::run_kernel(
+      {"tiled_layer_norm", {rows.blocks}, nullptr, options.stages, options.format}, chip, body);
+  detail::UnfusedOps ops;
+  const Tensor c = x - sum(x, -1, KeepDim::yes) * each;
+  const Tensor deviation = sqrt(sum(square(c), -1, KeepDim::yes) * each + epsilon);
+  return ops.beside(run, reshape(rows.to, x.shape()), 2 * (x.count() + rows.d),
+                    c / deviation * weight + bias);
 }
 
 // softmax(q k^T / sqrt(d)) v, the softmax gathered block by block of keys; q [T, d], k and v [S,
@@ -269,12 +268,13 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
   const Tensor query = reshape(arange(queries), {queries, 1}) + static_cast<float>(keys - queries);
   const Tensor hidden = less(query, arange(keys));
   const List<Dim> grid{heads, detail::folds_of(queries, bq)};
-  return detail::run_beside({"flash_attention", grid, body, options.stages, options.format}, chip,
-                            reshape(y, q.shape()), 2 * (q.count() + k.count()), [&] {
-                              Tensor p = matmul(q * factor, transpose(k, -1, -2));
-                              p = mask == Mask::causal ? masked_fill(p, hidden, -1e30f) : p;
-                              return matmul(softmax(p), v);
-                            });
+  const KernelRun run = detail::run_kernel(
+      {"flash_attention", grid, nullptr, options.stages, options.format}, chip, body);
+  detail::UnfusedOps ops;
+  Tensor scores = matmul(q * factor, transpose(k, -1, -2));
+  scores = mask == Mask::causal ? masked_fill(scores, hidden, -1e30f) : scores;
+  return ops.beside(run, reshape(y, q.shape()), 2 * (q.count() + k.count()),
+                    matmul(softmax(scores), v));
 }
 
 }  // namespace tinyscale
