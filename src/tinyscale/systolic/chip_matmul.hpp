@@ -115,17 +115,18 @@ inline void time_product(const char* function, ChipTiming& r, const Chip& chip,
   finish(r, chip, c, ticks);
 }
 
-// Values in a format; of int8 whole numbers, and the scale that they are of.
+// Values times a scale in a format; of int8 whole numbers, and the scale that is left.
 inline Tensor values_in(const Tensor& from, DType format, float& scale) {
   Tensor t = contiguous(from).clone();
+  for (std::int64_t i = 0; i < t.count(); ++i) {
+    const float x = t.data()[i] * scale;
+    t.data()[i] = format == DType::int8 ? x : round_to(x, format);
+  }
+  scale = 1;
   if (format == DType::int8) {
     const Int8Values values = to_int8(std::vector<float>(t.data(), t.data() + t.count()));
     std::copy(values.values.begin(), values.values.end(), t.data());
-    scale *= values.scale;
-    return t;
-  }
-  for (std::int64_t i = 0; i < t.count(); ++i) {
-    t.data()[i] = round_to(t.data()[i], format);
+    scale = values.scale;
   }
   return t;
 }
@@ -161,21 +162,23 @@ inline ChipRun matmul_on(const Chip& chip, const Tensor& x, const Tensor& w,
   run.n = sizes.n;
   run.format = options.format;
   detail::chip_ticks("matmul_on", chip, run.format);
-  float scale = 1;
-  const DType kept = run.format == DType::int8 ? DType::int8 : DType::f32;  // the array rounds
-  const Tensor own_x = detail::values_in(x, kept, scale);
-  const Tensor own_w = detail::values_in(w, kept, scale);
+  float scale_x = 1, scale_w = 1;
+  const bool whole = run.format == DType::int8;
+  const Tensor own_x = whole ? detail::values_in(x.detach(), run.format, scale_x) : contiguous(x);
+  const Tensor own_w = whole ? detail::values_in(w.detach(), run.format, scale_w) : contiguous(w);
   run.output = zeros(sizes.shape);
   const detail::ChipNumbers numbers{detail::matrix_view(own_x.data(), sizes.m, sizes.k),
                                     detail::matrix_view(own_w.data(), sizes.k, sizes.n),
                                     run.output.data()};
   detail::time_product("matmul_on", run, chip, options, &numbers);
-  if (kept == DType::int8) {
+  if (whole) {
     detail::whole_sums(run.output.data(), run.output.count());
   }
-  run.output = run.output * scale;
-  scale = 1;
-  run.output = detail::values_in(run.output, options.result, scale) * scale;
+  float scale = scale_x * scale_w;
+  run.output = detail::values_in(run.output, options.result, scale);
+  for (std::int64_t i = 0; i < run.output.count(); ++i) {
+    run.output.data()[i] *= scale;
+  }
   return run;
 }
 

@@ -33,19 +33,12 @@ inline Kernel kernel(const std::string& name, const List<Dim>& grid,
 namespace detail {
 
 // A body that outlives its run; it costs less to compile than a std::function.
-class TileBody {
- public:
+struct TileBody {
   template <class F>
-  TileBody(const F& f) : object_(&f), call_(&call<F>) {}
-  void operator()(Tile& t) const { call_(object_, t); }
-
- private:
-  template <class F>
-  static void call(const void* f, Tile& t) {
-    (*static_cast<const F*>(f))(t);
-  }
-  const void* object_;
-  void (*call_)(const void* f, Tile& t);
+  TileBody(const F& f)
+      : of(&f), call([](const void* own, Tile& t) { (*static_cast<const F*>(own))(t); }) {}
+  const void* of;
+  void (*call)(const void* of, Tile& t);
 };
 
 // This thread's context without its profile and gradients, matmuls in f32.
@@ -101,7 +94,7 @@ inline KernelRun run_kernel(const Kernel& k, const Chip& chip, const TileBody& b
       r.ids[axis] = left % k.grid[axis].value;
     }
     r.core = &r.cores[static_cast<std::size_t>(r.program % cores)];
-    body(tile);
+    body.call(body.of, tile);
     r.end_program();
   }
   for (TileCore& core : r.cores) {
