@@ -250,23 +250,21 @@ inline void add_traffic(const Fold& f, std::int64_t arrays, SystolicTiming& t) {
 }
 
 // The ratios, from counts that are complete; `streamed` ticks of T in all.
-inline void rate(SystolicTiming& t, std::int64_t streamed, std::int64_t arrays = 1) {
-  const double slots = static_cast<double>(t.rows * t.cols * arrays);
+inline void rate(SystolicTiming& t, std::int64_t streamed) {
+  const double slots = static_cast<double>(t.rows * t.cols);
   t.utilization = static_cast<double>(t.macs) / (slots * static_cast<double>(t.cycles));
   t.mapping_efficiency = static_cast<double>(t.macs) / (slots * static_cast<double>(streamed));
   t.time_efficiency = static_cast<double>(streamed) / static_cast<double>(t.cycles);
 }
 
-// All costs of placed folds, without stepping; t holds the sizes and the modes. MXU q of `arrays`
+// All counts of placed folds, without stepping; t holds the sizes and the modes. MXU q of `arrays`
 // holds columns n0 + q cols .. of a fold.
 inline SystolicTiming time_folds(const SystolicTiming& problem, const List<Fold>& folds,
                                  std::int64_t arrays) {
   SystolicTiming t = problem;
-  std::int64_t streamed = 0;
   for (const Fold& f : folds) {
     t.cycles = std::max(t.cycles, fold_end(t, f, arrays));
     t.macs += f.length * fold_rows(t, f) * fold_cols(t, f, arrays);
-    streamed += f.length;
     add_traffic(f, arrays, t);
   }
   LedgerSums sums(t, t.cycles);
@@ -280,7 +278,6 @@ inline SystolicTiming time_folds(const SystolicTiming& problem, const List<Fold>
   }
   sums.add({folds.back().end(), Arrival::by_wave, PeState::drain});
   t.ledger = sums.finish(t.macs, arrays);
-  rate(t, streamed, arrays);
   return t;
 }
 

@@ -19,60 +19,55 @@
 namespace tinyscale {
 namespace detail {
 
-// All waves of blocks of r.tile; ticks is what a block takes on a core.
-inline void time_waves(ChipTiming& r, const ChipCase& c, std::int64_t ticks) {
+// All waves of blocks of r.tile, and the ledger of all cores: at the edges whole blocks stream, and
+// cores that the last wave leaves idle drain.
+inline void time_waves(const char* function, ChipTiming& r, const ChipCase& c) {
+  const std::int64_t rows = c.array.rows, t = c.array.stream, at_once = r.blocks_at_once;
   const std::int64_t down = folds_of(r.m, r.tile.m), blocks = down * folds_of(r.n, r.tile.n);
+  const std::int64_t folds = r.tile.m / rows * folds_of(r.tile.n, c.wide());  // of a block
+  const std::int64_t pes = c.arrays * rows * c.array.cols * at_once;
+  bool short_enough = t < most_ticks / folds;
+  const std::int64_t ticks =
+      short_enough ? (folds - 1) * std::max(t, rows) + t + 2 * rows + c.array.cols - 2 : 0;
   r.cycles = 0;
-  for (std::int64_t first = 0; first < blocks; first += r.blocks_at_once, ++r.waves) {
-    r.last_wave = std::min(blocks - first, r.blocks_at_once);
-    std::int64_t rows = 0, columns = 0, results = 0;
+  for (std::int64_t first = 0; first < blocks && short_enough; first += at_once, ++r.waves) {
+    r.last_wave = std::min(blocks - first, at_once);
+    std::int64_t x_rows = 0, columns = 0, results = 0;
     for (std::int64_t b = first; b < first + r.last_wave; ++b) {
       const std::int64_t m = std::min(r.tile.m, r.m - b % down * r.tile.m);
       const std::int64_t n = std::min(r.tile.n, r.n - b / down * r.tile.n);
-      rows += b - first < down ? m : 0;
+      x_rows += b - first < down ? m : 0;
       columns += b == first || b % down == 0 ? n : 0;
       results += m * n;
+      r.chip_bytes_written += r.k * (m + n) * c.word;  // each block's slices, through L2
     }
-    const std::int64_t read = r.k * (rows * c.fetched(c.o.x) + columns * c.fetched(c.o.w));
+    const std::int64_t read = r.k * (x_rows * c.fetched(c.o.x) + columns * c.fetched(c.o.w));
     r.hbm_bytes_read += read;
     r.hbm_bytes_written += results * c.result_word;
-    r.cycles += std::max(ticks, c.memory.ticks(read + results * c.result_word));
+    short_enough = read < most_bytes;
+    r.cycles += std::max(ticks, short_enough ? c.memory.ticks(read + results * c.result_word) : 0);
+    short_enough = short_enough && r.cycles <= most_ticks;
   }
-}
-
-// The ledger of all cores: whole blocks stream at the edges, idle cores of the last wave too.
-inline void book_waves(ChipTiming& r, const ChipCase& c, std::int64_t ticks) {
-  const std::int64_t pes = c.arrays * c.array.rows * c.array.cols, cores = r.blocks_at_once;
+  if (!short_enough) {
+    fail({function, ": blocks of ", r.tile.m, " x ", r.k, " x ", r.tile.n, " take more than the ",
+          "2^34 ticks that are emulated on ", r.chip});
+  }
   LossLedger& l = r.ledger;
-  l = LossLedger();
-  l.useful = r.macs;
-  l.padded = r.matmul_cycles * pes * cores - r.macs;
-  l.fill = r.waves * cores * (pes * (c.array.rows + c.array.cols - 2) / 2);
-  l.dma_stall = (r.cycles - r.waves * ticks) * pes * cores;
-  l.drain = r.cycles * pes * cores - l.total();
-}
-
-// The folds that hold a part of the product; in what order cores take them changes no number.
-inline List<Fold> block_folds(const ChipCase& c) {
-  List<Fold> folds;
-  for (std::int64_t n = 0; n < c.array.n; n += c.wide()) {
-    for (std::int64_t m = 0; m < c.array.m; m += c.array.rows) {
-      Fold fold;
-      fold.m0 = m;
-      fold.n0 = n;
-      fold.length = c.array.stream;
-      place_fold(c.array, folds.empty() ? nullptr : &folds.back(), FoldSupply(), fold);
-      folds.push_back(fold);
-    }
-  }
-  return folds;
+  l.useful = r.m * r.k * r.n * c.array.passes;
+  r.matmul_cycles = r.waves * folds * t;
+  l.padded = r.matmul_cycles * pes - l.useful;
+  l.fill = r.waves * (pes * (rows + c.array.cols - 2) / 2);
+  l.dma_stall = (r.cycles - r.waves * ticks) * pes;
+  l.drain = r.cycles * pes - l.total();
+  r.predicted_cycles =
+      std::max(r.waves * ticks, c.memory.ticks(r.hbm_bytes_read + r.hbm_bytes_written));
 }
 
 // Sums live in half of a core's registers, two slices of 64 of K in its shared memory. Of three
 // blocks, or the given one, the one that takes the fewest ticks.
 inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
                      const ChipNumbers* numbers) {
-  const std::int64_t rows = c.array.rows, k = r.k, t = c.array.stream;
+  const std::int64_t rows = c.array.rows, k = r.k;
   const double product = static_cast<double>(r.m) * static_cast<double>(r.n);
   if (product > static_cast<double>(most_folds * rows)) {
     fail({function, ": M, N are ", r.m, ", ", r.n, "; M N is at most ", most_folds * rows, " on ",
@@ -83,7 +78,6 @@ inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
     tiles = {{c.o.tile.m, k, c.o.tile.n}};
   }
   ChipTiming best;
-  std::int64_t best_ticks = 0;
   for (const ChipTile& tile : tiles) {
     ChipTiming trial = r;
     trial.tile = tile;
@@ -98,22 +92,13 @@ inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
       continue;
     }
     check_fit(function, trial, c);
-    const std::int64_t folds = tile.m / rows * folds_of(tile.n, c.wide());
-    const std::int64_t ticks = (folds - 1) * std::max(t, rows) + t + 2 * rows + c.array.cols - 2;
-    time_waves(trial, c, ticks);
-    if (best.waves == 0 || trial.cycles < best.cycles) {
-      best = trial;
-      best.matmul_cycles = best.waves * folds * t;
-      best_ticks = ticks;
-    }
+    time_waves(function, trial, c);
+    best = best.waves == 0 || trial.cycles < best.cycles ? trial : best;
   }
   r = best;
-  count_folds(function, r, c, block_folds(c), numbers);
+  count_folds(function, r, c, nullptr, numbers);  // which core takes which folds is all the same
   r.cycles = best.cycles;
-  book_waves(r, c, best_ticks);
-  r.predicted_cycles =
-      std::max(r.waves * best_ticks, c.memory.ticks(r.hbm_bytes_read + r.hbm_bytes_written));
-  r.chip_bytes_written = r.chip_bytes_read;  // what a core reads was written there
+  r.ledger = best.ledger;
 }
 
 inline void time_product(const char* function, ChipTiming& r, const Chip& chip,
@@ -130,17 +115,18 @@ inline void time_product(const char* function, ChipTiming& r, const Chip& chip,
   finish(r, chip, c, ticks);
 }
 
-// Values in a format; of int8 whole numbers, and the scale that they are of.
+// Values times a scale in a format; of int8 whole numbers, and the scale that is left.
 inline Tensor values_in(const Tensor& from, DType format, float& scale) {
   Tensor t = contiguous(from).clone();
+  for (std::int64_t i = 0; i < t.count(); ++i) {
+    const float x = t.data()[i] * scale;
+    t.data()[i] = format == DType::int8 ? x : round_to(x, format);
+  }
+  scale = 1;
   if (format == DType::int8) {
     const Int8Values values = to_int8(std::vector<float>(t.data(), t.data() + t.count()));
     std::copy(values.values.begin(), values.values.end(), t.data());
-    scale *= values.scale;
-    return t;
-  }
-  for (std::int64_t i = 0; i < t.count(); ++i) {
-    t.data()[i] = round_to(t.data()[i], format);
+    scale = values.scale;
   }
   return t;
 }
@@ -176,21 +162,23 @@ inline ChipRun matmul_on(const Chip& chip, const Tensor& x, const Tensor& w,
   run.n = sizes.n;
   run.format = options.format;
   detail::chip_ticks("matmul_on", chip, run.format);
-  float scale = 1;
-  const DType kept = run.format == DType::int8 ? DType::int8 : DType::f32;  // the array rounds
-  const Tensor own_x = detail::values_in(x, kept, scale);
-  const Tensor own_w = detail::values_in(w, kept, scale);
+  float scale_x = 1, scale_w = 1;
+  const bool whole = run.format == DType::int8;
+  const Tensor own_x = whole ? detail::values_in(x.detach(), run.format, scale_x) : contiguous(x);
+  const Tensor own_w = whole ? detail::values_in(w.detach(), run.format, scale_w) : contiguous(w);
   run.output = zeros(sizes.shape);
   const detail::ChipNumbers numbers{detail::matrix_view(own_x.data(), sizes.m, sizes.k),
                                     detail::matrix_view(own_w.data(), sizes.k, sizes.n),
                                     run.output.data()};
   detail::time_product("matmul_on", run, chip, options, &numbers);
-  if (kept == DType::int8) {
+  if (whole) {
     detail::whole_sums(run.output.data(), run.output.count());
   }
-  run.output = run.output * scale;
-  scale = 1;
-  run.output = detail::values_in(run.output, options.result, scale) * scale;
+  float scale = scale_x * scale_w;
+  run.output = detail::values_in(run.output, options.result, scale);
+  for (std::int64_t i = 0; i < run.output.count(); ++i) {
+    run.output.data()[i] *= scale;
+  }
   return run;
 }
 
@@ -203,13 +191,10 @@ inline Table efficiency_curve(const Chip& chip, Dim m, Dim k, const std::vector<
     const ChipTiming each = chip_timing(chip, m, k, n, options);
     t.title = detail::cat("x [", each.m, ", ", each.k, "] times w [", each.k, ", N] on ", each.chip,
                           " (formula)");
-    std::vector<std::string> row;
-    for (const std::int64_t value : {n, each.tile.m, each.tile.n, each.waves, each.last_wave,
-                                     each.blocks_at_once, each.cycles}) {
-      row.push_back(std::to_string(value));
-    }
-    row.push_back(detail::percent(each.utilization));
-    t.add(row);
+    t.add({std::to_string(n), std::to_string(each.tile.m), std::to_string(each.tile.n),
+           std::to_string(each.waves), std::to_string(each.last_wave),
+           std::to_string(each.blocks_at_once), std::to_string(each.cycles),
+           detail::percent(each.utilization)});
   }
   return t;
 }

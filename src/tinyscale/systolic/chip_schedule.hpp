@@ -78,6 +78,15 @@ struct ChipPlan {
   ChipTile tile;
   bool keep_x = false, keep_w = false, fits = false;
   std::int64_t predicted = 0, bytes = 0, on_chip = 0, accumulators = 0, folds = 0;
+
+  // Fewer ticks, then fewer bytes moved; what fits before what does not, of that what needs least.
+  bool better_than(const ChipPlan& b) const {
+    const std::int64_t need = fits ? predicted : on_chip + accumulators;
+    const std::int64_t theirs = b.fits ? b.predicted : b.on_chip + b.accumulators;
+    return b.folds == 0 || (fits != b.fits   ? fits
+                            : need != theirs ? need < theirs
+                                             : bytes < b.bytes);
+  }
 };
 
 // Bytes that a plan holds and moves, and the ticks that follow: the slower of arrays, memory and
@@ -155,37 +164,34 @@ class ChipTimeline {
     }
   }
 
-  std::int64_t fetch(std::int64_t words, std::int64_t ready) {
+  // A tile of an operand; of one that is kept (the others have no `at`) only for its first use.
+  std::int64_t fetch(List<std::int64_t>& at, std::int64_t tile, std::int64_t words,
+                     std::int64_t ready) {
+    std::int64_t own = -1;
+    std::int64_t& arrival = at.empty() ? own : at[static_cast<std::size_t>(tile)];
+    if (arrival >= 0) {
+      return arrival;
+    }
     while (written_ < results_.size() &&
            results_[written_].ready * c.memory.parts <= std::max(busy_, ready * c.memory.parts)) {
       write_until(written_ + 1);
     }
     bytes_read += words * c.word;
-    return move(words * c.word, ready);
-  }
-
-  // A tile of an operand that is kept: fetched for its first use.
-  std::int64_t fetch_once(List<std::int64_t>& at, std::int64_t tile, std::int64_t words) {
-    std::int64_t& arrival = at[static_cast<std::size_t>(tile)];
-    arrival = arrival < 0 ? fetch(words, 0) : arrival;
-    return arrival;
+    return arrival = move(words * c.word, ready);
   }
 
   std::int64_t fetch_w(const Fold& f) {
     const std::int64_t rows = c.array.rows, left = c.array.n - f.n0;
     const std::int64_t words = std::min(rows, c.array.k - f.k0) * std::min(c.wide(), left);
-    if (p.keep_w) {
-      const std::int64_t across = folds_of(c.array.n, c.wide());
-      return fetch_once(w_at_, f.k0 / rows * across + f.n0 / c.wide(), words);
-    }
+    const std::int64_t tile = f.k0 / rows * folds_of(c.array.n, c.wide()) + f.n0 / c.wide();
     const std::size_t depth = static_cast<std::size_t>(c.fifo > 0 ? c.fifo : 2), i = folds.size();
-    return fetch(words, i < depth ? 0 : folds[i - depth].load + rows);
+    return fetch(w_at_, tile, words, p.keep_w || i < depth ? 0 : folds[i - depth].load + rows);
   }
 
   std::int64_t fetch_x(const Fold& f, std::int64_t rows) {
     const std::int64_t words = rows * std::min(p.tile.k, c.array.k - f.k0);
     const std::int64_t tile = f.m0 / p.tile.m * k_tiles() + f.k0 / p.tile.k;
-    return p.keep_x ? fetch_once(x_at_, tile, words) : fetch(words, x_used_[0]);
+    return fetch(x_at_, tile, words, p.keep_x ? 0 : x_used_[0]);
   }
 
   void block(std::int64_t m0, std::int64_t n0, std::int64_t rows, std::int64_t columns) {
@@ -236,18 +242,6 @@ inline List<std::int64_t> tile_sizes(std::int64_t size, std::int64_t given, std:
   return sizes;
 }
 
-// Fewer ticks, then fewer bytes moved; what fits before what does not, and of that what needs
-// least.
-inline bool better(const ChipPlan& a, const ChipPlan& b) {
-  const auto need = [](const ChipPlan& p) {
-    return p.fits ? p.predicted : p.on_chip + p.accumulators;
-  };
-  if (b.folds == 0 || a.fits != b.fits) {
-    return b.folds == 0 || a.fits;
-  }
-  return need(a) != need(b) ? need(a) < need(b) : a.bytes < b.bytes;
-}
-
 // For each m the plan that is predicted best, and of these the one that is best on the clock, where
 // plans of up to 2^15 folds are placed; larger ones are charged an eighth more than predicted.
 inline ChipPlan best_plan(const ChipCase& c) {
@@ -261,13 +255,13 @@ inline ChipPlan best_plan(const ChipCase& c) {
           p.keep_x = c.o.x == Home::chip || way % 2 == 1;
           p.keep_w = c.o.w == Home::chip || (way / 2 == 1 && c.fifo == 0);
           predict(c, p);
-          of_m = better(p, of_m) ? p : of_m;
+          of_m = p.better_than(of_m) ? p : of_m;
         }
       }
     }
     p = of_m;
     p.predicted = p.fits && p.folds <= 32768 ? ChipTimeline(c, p).cycles : p.predicted / 8 * 9;
-    if (better(p, fewest)) {
+    if (p.better_than(fewest)) {
       fewest = p;
       best = of_m;
     }

@@ -19,9 +19,8 @@ namespace tinyscale {
 // The costs of x [M, K] times w [K, N]; ledger and traffic in words are those of all arrays.
 struct ChipTiming : SystolicTiming {
   std::string chip;
-  std::string kind = "formula";  // or simulated: by stepping
-  ChipTile tile;                 // of a GPU: a thread block's
-  std::int64_t placed_folds = 0;
+  std::string kind = "formula";       // or simulated: by stepping
+  ChipTile tile;                      // of a GPU: a thread block's
   std::int64_t predicted_cycles = 0;  // in closed form, by which the tile was chosen
   std::int64_t cold_cycles = 0;       // until the first tiles were there: part of the stalls
   double seconds = 0;
@@ -83,14 +82,12 @@ inline std::ostream& operator<<(std::ostream& out, const ChipTiming& t) { return
 namespace detail {
 
 inline double format_rate(const Chip& chip, DType format) {
-  switch (format) {
-    case DType::bf16: return chip.flops_bf16;
-    case DType::int8: return chip.flops_int8;
-    case DType::fp8_e4m3:
-    case DType::fp8_e5m2: return chip.flops_fp8;
-    case DType::f32: return chip.flops_f32 > 0 ? chip.flops_f32 : chip.flops_bf16;  // in passes
-    default: return 0;
-  }
+  return format == DType::bf16                                    ? chip.flops_bf16
+         : format == DType::int8                                  ? chip.flops_int8
+         : format == DType::fp8_e4m3 || format == DType::fp8_e5m2 ? chip.flops_fp8
+         : format != DType::f32                                   ? 0
+         : chip.flops_f32 > 0                                     ? chip.flops_f32
+                                                                  : chip.flops_bf16;  // in passes
 }
 
 // Checks the chip and sets the format; ticks a second of the arrays in it.
@@ -181,12 +178,17 @@ struct ChipNumbers {
 };
 
 inline void count_folds(const char* function, ChipTiming& r, const ChipCase& c,
-                        const List<Fold>& folds, const ChipNumbers* numbers) {
-  static_cast<SystolicTiming&>(r) =
-      numbers == nullptr
-          ? time_folds(c.array, folds, c.arrays)
-          : step_folds(c.array, folds, c.arrays, numbers->x, numbers->w, numbers->out, function);
-  r.placed_folds = static_cast<std::int64_t>(folds.size());
+                        const List<Fold>* folds, const ChipNumbers* numbers) {
+  SystolicTiming& t = r;
+  t = c.array;
+  if (numbers != nullptr) {
+    t = step_folds(t, folds, folds == nullptr ? 1 : c.arrays, numbers->x, numbers->w, numbers->out,
+                   function);
+  } else if (folds != nullptr) {
+    t = time_folds(t, *folds, c.arrays);
+  } else {
+    time_array(t);
+  }
 }
 
 // MXUs side by side that share memory, on-chip memory and vector unit.
@@ -212,7 +214,7 @@ inline void time_mxus(const char* function, ChipTiming& r, const ChipCase& c,
           "are emulated, larger tiles make fewer folds"});
   }
   const ChipTimeline line(c, plan);
-  count_folds(function, r, c, line.folds, numbers);
+  count_folds(function, r, c, &line.folds, numbers);
   r.ledger.drain += r.ledger.total() / r.cycles * (line.cycles - r.cycles);
   r.cycles = line.cycles;
   r.predicted_cycles = plan.predicted;
@@ -223,7 +225,7 @@ inline void time_mxus(const char* function, ChipTiming& r, const ChipCase& c,
   r.chip_bytes_written +=
       c.o.y == Home::chip ? r.m * r.n * static_cast<std::int64_t>(bytes_of(c.o.result)) : 0;
   r.matmul_cycles = (r.ledger.useful + r.ledger.padded) / (c.array.rows * c.wide());
-  r.shift_cycles = r.placed_folds * c.array.rows;
+  r.shift_cycles = plan.folds * c.array.rows;
 }
 
 // What follows from the counts: bytes, the part that alone would take longest, energy.

@@ -30,6 +30,16 @@ struct OnChipRow {
   std::int64_t hbm_bytes = 0;
   double seconds = 0;
   std::string bound;  // mixed: not the same for all
+
+  void add(const OnChipRow& row) {  // one after another
+    bound = products == 0 || bound == row.bound ? row.bound : "mixed";
+    const std::int64_t cycles = counts.cycles + row.counts.cycles;
+    detail::add_counts(row.counts, counts);
+    counts.cycles = cycles;
+    products += row.products;
+    hbm_bytes += row.hbm_bytes;
+    seconds += row.seconds;
+  }
 };
 
 namespace detail {
@@ -43,24 +53,6 @@ inline std::string layer_of(const std::string& name) {
     }
   }
   return name;
-}
-
-// Adds a row to the sum of that name, which is a new one if there is none yet.
-inline void add_row(List<OnChipRow>& sums, const std::string& name, const OnChipRow& row) {
-  std::size_t i = 0;
-  while (i < sums.size() && sums[i].name != name) {
-    ++i;
-  }
-  sums.resize(std::max(sums.size(), i + 1));
-  OnChipRow& sum = sums[i];
-  sum.name = name;
-  sum.bound = sum.products == 0 || sum.bound == row.bound ? row.bound : "mixed";
-  const std::int64_t cycles = sum.counts.cycles + row.counts.cycles;
-  add_counts(row.counts, sum.counts);
-  sum.counts.cycles = cycles;  // one after another
-  sum.products += row.products;
-  sum.hbm_bytes += row.hbm_bytes;
-  sum.seconds += row.seconds;
 }
 
 struct HookScope {
@@ -82,16 +74,24 @@ struct OnChipReport {
   List<OnChipRow> layers() const {
     List<OnChipRow> sums;
     for (const OnChipRow& row : rows) {
-      detail::add_row(sums, detail::layer_of(row.name), row);
+      const std::string layer = detail::layer_of(row.name);
+      std::size_t i = 0;
+      while (i < sums.size() && sums[i].name != layer) {
+        ++i;
+      }
+      sums.resize(std::max(sums.size(), i + 1));
+      sums[i].name = layer;
+      sums[i].add(row);
     }
     return sums;
   }
   OnChipRow total() const {
-    List<OnChipRow> sum;
+    OnChipRow all;
+    all.name = "all";
     for (const OnChipRow& row : rows) {
-      detail::add_row(sum, "all", row);
+      all.add(row);
     }
-    return sum.empty() ? OnChipRow() : sum[0];
+    return all;
   }
   Table table() const { return table_of(rows); }
   Table layer_table() const { return table_of(layers()); }
@@ -100,20 +100,12 @@ struct OnChipReport {
 
  private:
   Table table_of(List<OnChipRow> all) const {
-    const bool stepped = numbers == Numbers::stepped;
+    const bool host = numbers == Numbers::host;
+    const char* const cycles = host ? "cycles formula" : "cycles simulated";
     Table t;
-    t.title = "Products on " + chip + (stepped ? "" : "; their numbers are the host's, in f32");
-    t.columns = {"product",
-                 "count",
-                 stepped ? "cycles simulated" : "cycles formula",
-                 "useful %",
-                 "padded %",
-                 "weight shift %",
-                 "weight stall %",
-                 "dma stall %",
-                 "hbm B",
-                 "us",
-                 "bound"};
+    t.title = "Products on " + chip + (host ? "; their numbers are the host's, in f32" : "");
+    t.columns = {"product",        "count",       cycles,  "useful %", "padded %", "weight shift %",
+                 "weight stall %", "dma stall %", "hbm B", "us",       "bound"};
     all.push_back(total());
     for (const OnChipRow& r : all) {
       const LossLedger& l = r.counts.ledger;

@@ -200,8 +200,9 @@ inline SystolicTiming step_array(const SystolicTiming& problem, const ArrayWork&
   return all;
 }
 
-// The same for placed folds on several arrays; x [M, K], w [K, N], out [M, N] words.
-inline SystolicTiming step_folds(const SystolicTiming& problem, const List<Fold>& folds,
+// The same for placed folds on several arrays; null: the folds of the case, on one array. x [M, K],
+// w [K, N], out [M, N] words.
+inline SystolicTiming step_folds(const SystolicTiming& problem, const List<Fold>* folds,
                                  std::int64_t arrays, const MatrixView& x, const MatrixView& w,
                                  float* out, const char* function) {
   const ArrayOperands operands(problem, function, x, w);
@@ -210,14 +211,8 @@ inline SystolicTiming step_folds(const SystolicTiming& problem, const List<Fold>
   work.tile = &operands.tile;
   work.out = out;
   work.arrays = arrays;
-  work.folds = &folds;
-  SystolicTiming t = step_array(problem, work);
-  std::int64_t streamed = 0;
-  for (const Fold& f : folds) {
-    streamed += f.length;
-  }
-  rate(t, streamed, arrays);
-  return t;
+  work.folds = folds;
+  return step_array(problem, work);
 }
 
 // Sizes of x [.., M, K] times w [K, N], and the case they make on the array.
@@ -257,14 +252,10 @@ inline std::vector<std::int32_t> whole_sums(float* words, std::int64_t count) {
 
 inline SystolicRun SystolicArray::matmul(const Tensor& x, const Tensor& w) const {
   const detail::ArrayProblem p("SystolicArray::matmul", *this, x, w);
-  const detail::ArrayOperands operands(p.timing, "SystolicArray::matmul", p.x, p.w);
   SystolicRun run;
   run.output = zeros(p.output);
-  detail::ArrayWork work;
-  work.stream = &operands.stream;
-  work.tile = &operands.tile;
-  work.out = run.output.data();
-  static_cast<SystolicTiming&>(run) = detail::step_array(p.timing, work);
+  static_cast<SystolicTiming&>(run) = detail::step_folds(
+      p.timing, nullptr, 1, p.x, p.w, run.output.data(), "SystolicArray::matmul");
   detail::rate(run, run.stream * run.folds());
   if (format == DType::int8) {
     run.sums = detail::whole_sums(run.output.data(), run.output.count());

@@ -16,18 +16,28 @@
 
 namespace tinyscale {
 
+struct TileValue;
+namespace detail {
+TileValue tile_math(Arithmetic op, const TileValue& a, const TileValue& b);
+}
+
 // A tile on the chip: [r, c], [n] or one number. It lives within its program.
 struct TileValue {
+  using V = const TileValue&;
   TileValue(float number) : numbers(full(Shape{}, number)) {}
   TileValue(const Tensor& made, const Shared<detail::TileRecorder>& by, int number)
       : numbers(made), recorder(by), program(by->program), op(number) {}
 
   const Shape& shape() const { return numbers.shape(); }
-  TileValue& operator+=(const TileValue& b);
+  friend TileValue operator+(V a, V b) { return detail::tile_math(detail::Arithmetic::add, a, b); }
+  friend TileValue operator-(V a, V b) { return detail::tile_math(detail::Arithmetic::sub, a, b); }
+  friend TileValue operator*(V a, V b) { return detail::tile_math(detail::Arithmetic::mul, a, b); }
+  friend TileValue operator/(V a, V b) { return detail::tile_math(detail::Arithmetic::div, a, b); }
+  TileValue& operator+=(V b) { return *this = *this + b; }
+  TileValue& operator-=(V b) { return *this = *this - b; }
+  TileValue& operator*=(V b) { return *this = *this * b; }
+  TileValue& operator/=(V b) { return *this = *this / b; }
   TileValue& operator+=(TileValue&& b);  // a dot adds to the sums where they are, at no cost
-  TileValue& operator-=(const TileValue& b);
-  TileValue& operator*=(const TileValue& b);
-  TileValue& operator/=(const TileValue& b);
 
   Tensor numbers;
   Shared<detail::TileRecorder> recorder;  // null: a number from outside
@@ -37,7 +47,6 @@ struct TileValue {
 
 namespace detail {
 
-using TileRef = const TileValue&;
 using TileOperands = std::initializer_list<const TileValue*>;
 
 // Puts an op on the clock; its operands must be of the program that runs.
@@ -72,7 +81,7 @@ inline TileValue vector_tile(const char* price, const Tensor& numbers, TileOpera
   return record_tile(recorded->recorder, op, numbers, operands);
 }
 
-inline TileValue tile_math(Arithmetic op, TileRef a, TileRef b) {
+inline TileValue tile_math(Arithmetic op, const TileValue& a, const TileValue& b) {
   const char* const names[] = {"add", "sub", "mul", "div", "less"};
   const char* const name = names[static_cast<int>(op)];
   return vector_tile(name, arithmetic(op, name, a.numbers, b.numbers), {&a, &b});
@@ -190,95 +199,74 @@ class Tile {
     const detail::TileOp op = recorder_->op(detail::tile_none, 0, 0, 4 * numbers.count());
     return detail::record_tile(recorder_, op, numbers, {});
   }
-  std::int64_t part(const char* what, At of, int axis) const;
-  TileValue load(const char* what, X x, At at, At sizes, const float* fill) const;
-  void store(const char* what, X x, At at, V v, bool masked) const;
-  TileValue dot(const char* what, V a, V b, kernels::Trans trans) const;
+  std::int64_t part(const char* what, At of, int axis) const {
+    if (axis < 0 || axis >= static_cast<int>(of.size())) {
+      detail::fail({what, ": axis ", axis, " of grid ", detail::list_text(recorder_->grid), " of ",
+                    recorder_->run.name, "; axes are 0 to ", of.size() - 1});
+    }
+    return of[static_cast<std::size_t>(axis)].value;
+  }
+
+  TileValue load(const char* what, X x, At at, At sizes, const float* fill) const {
+    detail::TileRecorder& r = *recorder_;
+    Shape tile;
+    const Tensor inside = detail::tile_block(what, r, x, at, sizes, fill != nullptr, tile);
+    const bool whole = inside.shape() == tile;
+    const Tensor numbers = whole ? inside.clone() : tinyscale::full(tile, *fill);
+    if (!whole && inside.count() > 0) {
+      const Tensor to = numbers.as_strided(inside.shape(), numbers.steps(), 0);
+      detail::apply_in_place(detail::Arithmetic::second, what, to, inside);
+    }
+    const std::int64_t moved = r.bytes(inside.count());
+    r.run.hbm_bytes_read += moved;
+    const double rate = r.chip.memory_bandwidth;
+    return detail::record_tile(
+        recorder_, r.op(detail::tile_dma, moved, rate, r.bytes(numbers.count())), numbers, {});
+  }
+
+  void store(const char* what, X x, At at, V v, bool masked) const {
+    detail::TileRecorder& r = *recorder_;
+    Shape tile;
+    List<Dim> sizes;
+    const int more = x.dims() - v.shape().size();  // dims of size 1 in front
+    for (int i = std::min(0, -more); i < v.shape().size(); ++i) {
+      sizes.push_back(i < 0 ? 1 : v.shape()[i]);
+    }
+    const Tensor inside = detail::tile_block(what, r, x, at, sizes, masked, tile);
+    const std::int64_t moved = r.bytes(inside.count());
+    r.run.hbm_bytes_written += moved;
+    detail::TileOp op =
+        r.op(detail::tile_dma, moved, r.chip.memory_bandwidth, r.bytes(v.numbers.count()));
+    op.store = true;
+    detail::record_tile(recorder_, op, Tensor(), {&v});
+    if (moved > 0) {
+      const Tensor from = reshape(v.numbers, tile);
+      detail::write(detail::Arithmetic::second, what, inside,
+                    from.as_strided(inside.shape(), from.steps(), 0));
+    }
+  }
+
+  TileValue dot(const char* what, V a, V b, kernels::Trans trans) const {
+    detail::TileRecorder& r = *recorder_;
+    const int inner = trans == kernels::Trans::no ? 0 : 1;
+    const Shape &x = a.shape(), &y = b.shape();
+    if (x.size() != 2 || y.size() != 2 || x[1] != y[inner]) {
+      detail::fail({what, ": inner sizes differ: a is ", x, ", b is ", y, r.place(),
+                    "; a [m, k] and b ", inner == 0 ? "[k, n]" : "[n, k]", " are right"});
+    }
+    const std::int64_t m = x[0], k = x[1], n = y[1 - inner];
+    Tensor out(Shape{m, n});
+    kernels::gemm(kernels::Trans::no, trans, m, n, k, a.numbers.data(), k, b.numbers.data(), y[1],
+                  0.0f, out.data(), n);
+    r.run.matmul_flops += 2 * m * n * k;
+    detail::TileOp op = r.op(detail::tile_mxu, 0, 0, 4 * m * n);
+    op.cycles = detail::dot_ticks(r.chip, r.run.format, m, k, n);
+    return detail::record_tile(recorder_, op, out, {&a, &b});
+  }
 
   Shared<detail::TileRecorder> recorder_;
 };
 
-inline std::int64_t Tile::part(const char* what, At of, int axis) const {
-  if (axis < 0 || axis >= static_cast<int>(of.size())) {
-    detail::fail({what, ": axis ", axis, " of grid ", detail::list_text(recorder_->grid), " of ",
-                  recorder_->run.name, "; axes are 0 to ", of.size() - 1});
-  }
-  return of[static_cast<std::size_t>(axis)].value;
-}
-
-inline TileValue Tile::load(const char* what, X x, At at, At sizes, const float* fill) const {
-  detail::TileRecorder& r = *recorder_;
-  Shape tile;
-  const Tensor inside = detail::tile_block(what, r, x, at, sizes, fill != nullptr, tile);
-  const bool whole = inside.shape() == tile;
-  const Tensor numbers = whole ? inside.clone() : tinyscale::full(tile, *fill);
-  if (!whole && inside.count() > 0) {
-    const Tensor to = numbers.as_strided(inside.shape(), numbers.steps(), 0);
-    detail::apply_in_place(detail::Arithmetic::second, what, to, inside);
-  }
-  const std::int64_t moved = r.bytes(inside.count());
-  r.run.hbm_bytes_read += moved;
-  const double rate = r.chip.memory_bandwidth;
-  return detail::record_tile(
-      recorder_, r.op(detail::tile_dma, moved, rate, r.bytes(numbers.count())), numbers, {});
-}
-
-inline void Tile::store(const char* what, X x, At at, V v, bool masked) const {
-  detail::TileRecorder& r = *recorder_;
-  Shape tile;
-  List<Dim> sizes;
-  const int more = x.dims() - v.shape().size();  // dims of size 1 in front
-  for (int i = std::min(0, -more); i < v.shape().size(); ++i) {
-    sizes.push_back(i < 0 ? 1 : v.shape()[i]);
-  }
-  const Tensor inside = detail::tile_block(what, r, x, at, sizes, masked, tile);
-  const std::int64_t moved = r.bytes(inside.count());
-  r.run.hbm_bytes_written += moved;
-  detail::TileOp op =
-      r.op(detail::tile_dma, moved, r.chip.memory_bandwidth, r.bytes(v.numbers.count()));
-  op.store = true;
-  detail::record_tile(recorder_, op, Tensor(), {&v});
-  if (moved > 0) {
-    const Tensor from = reshape(v.numbers, tile);
-    detail::write(detail::Arithmetic::second, what, inside,
-                  from.as_strided(inside.shape(), from.steps(), 0));
-  }
-}
-
-inline TileValue Tile::dot(const char* what, V a, V b, kernels::Trans trans) const {
-  detail::TileRecorder& r = *recorder_;
-  const int inner = trans == kernels::Trans::no ? 0 : 1;
-  const Shape &x = a.shape(), &y = b.shape();
-  if (x.size() != 2 || y.size() != 2 || x[1] != y[inner]) {
-    detail::fail({what, ": inner sizes differ: a is ", x, ", b is ", y, r.place(),
-                  "; a [m, k] and b ", inner == 0 ? "[k, n]" : "[n, k]", " are right"});
-  }
-  const std::int64_t m = x[0], k = x[1], n = y[1 - inner];
-  Tensor out(Shape{m, n});
-  kernels::gemm(kernels::Trans::no, trans, m, n, k, a.numbers.data(), k, b.numbers.data(), y[1],
-                0.0f, out.data(), n);
-  r.run.matmul_flops += 2 * m * n * k;
-  detail::TileOp op = r.op(detail::tile_mxu, 0, 0, 4 * m * n);
-  op.cycles = detail::dot_ticks(r.chip, r.run.format, m, k, n);
-  return detail::record_tile(recorder_, op, out, {&a, &b});
-}
-
-inline TileValue operator+(detail::TileRef a, detail::TileRef b) {
-  return detail::tile_math(detail::Arithmetic::add, a, b);
-}
-inline TileValue operator-(detail::TileRef a, detail::TileRef b) {
-  return detail::tile_math(detail::Arithmetic::sub, a, b);
-}
-inline TileValue operator*(detail::TileRef a, detail::TileRef b) {
-  return detail::tile_math(detail::Arithmetic::mul, a, b);
-}
-inline TileValue operator/(detail::TileRef a, detail::TileRef b) {
-  return detail::tile_math(detail::Arithmetic::div, a, b);
-}
-inline TileValue& TileValue::operator+=(detail::TileRef b) { return *this = *this + b; }
-inline TileValue& TileValue::operator-=(detail::TileRef b) { return *this = *this - b; }
-inline TileValue& TileValue::operator*=(detail::TileRef b) { return *this = *this * b; }
-inline TileValue& TileValue::operator/=(detail::TileRef b) { return *this = *this / b; }
 inline TileValue& TileValue::operator+=(TileValue&& b) {
   const bool both = recorder.get() == b.recorder.get() && op >= 0 && b.op >= 0;
   if (!both || program != recorder->program || b.program != program || shape() != b.shape() ||

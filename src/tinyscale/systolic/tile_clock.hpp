@@ -150,16 +150,11 @@ inline std::int64_t dot_ticks(const Chip& chip, DType format, std::int64_t m, st
   if (arrays < 1) {
     return ticks(2.0 * static_cast<double>(m * n) * static_cast<double>(k), peak / cores);
   }
-  SystolicTiming t;
-  t.rows = chip.mxu_rows;
-  t.cols = chip.mxu_cols;
-  t.k = k;
-  t.n = n;
+  const std::int64_t folds = folds_of(k, chip.mxu_rows) * folds_of(n, chip.mxu_cols);
   std::int64_t best = 0;
   for (std::int64_t parts = 1; parts <= std::min<std::int64_t>({arrays, m, 64}); ++parts) {
-    t.m = folds_of(m, parts);
-    fold(t);
-    const std::int64_t each = folds_of(t.folds() * parts, arrays) * fold_period(t);
+    const std::int64_t stream = std::max<std::int64_t>(folds_of(m, parts), chip.mxu_rows);
+    const std::int64_t each = folds_of(folds * parts, arrays) * stream;
     best = parts == 1 ? each : std::min(best, each);
   }
   const double passes = std::round(4 * chip.unit_peak() / chip.clock_hz / peak);  // in quarters
@@ -266,7 +261,38 @@ struct TileRecorder {
     }
     ops.clear();
     core->loading = false;
-    core->weigh(core->size() - run.stages + 1, run.stages);
+    weigh(core->size() - run.stages + 1);
+  }
+
+  // Weighs the core's segments before `end`; throws when the peak is more than there is.
+  void weigh(std::int64_t end) {
+    core->weigh(end, run.stages);
+    run.on_chip_peak = std::max(run.on_chip_peak, core->peak);
+    const std::int64_t over = run.on_chip_peak - run.on_chip_bytes;
+    if (run.on_chip_bytes > 0 && over > 0) {
+      fail({"Kernel::run: ", run.name, " needs ", core->peak, " bytes on the chip, ",
+            tile_cores(chip) > 1 ? "an SM of " : "", chip.name, " has ", run.on_chip_bytes, ": ",
+            over, " too many; smaller tiles, fewer stages than ", run.stages,
+            " or a format narrower than ", run.format, " would help"});
+    }
+  }
+
+  // Ends the core's clock; the run is as long as that of the core that ends last.
+  void end_core() {
+    core->send(core->size());
+    weigh(core->size());
+    std::int64_t end[2] = {};
+    for (int k = 0; k < 2; ++k) {
+      end[k] = std::max({core->free[0][k], core->free[1][k], core->free[2][k]});
+    }
+    if (end[0] > run.cycles) {
+      run.cycles = end[0];
+      run.dma_cycles = core->busy[tile_dma];
+      run.mxu_cycles = core->busy[tile_mxu];
+      run.vector_cycles = core->busy[tile_vector];
+      const auto hidden = static_cast<double>(run.dma_cycles - (end[0] - end[1]));
+      run.overlap = hidden / std::max(1.0, static_cast<double>(run.dma_cycles));
+    }
   }
 };
 

@@ -32,6 +32,15 @@ inline Kernel kernel(const std::string& name, const List<Dim>& grid,
 
 namespace detail {
 
+// A body that outlives its run; it costs less to compile than a std::function.
+struct TileBody {
+  template <class F>
+  TileBody(const F& f)
+      : of(&f), call([](const void* own, Tile& t) { (*static_cast<const F*>(own))(t); }) {}
+  const void* of;
+  void (*call)(const void* of, Tile& t);
+};
+
 // This thread's context without its profile and gradients, matmuls in f32.
 inline Context quiet_context() {
   Context own = context();
@@ -41,96 +50,71 @@ inline Context quiet_context() {
   return own;
 }
 
-inline void check_kernel(const Kernel& k, const Chip& chip) {
-  bool legal = !k.grid.empty() && k.grid.size() <= 3 && k.stages >= 1 && k.stages <= 64 && k.body;
+// The number of programs; throws when a size is not legal or the chip's rates are not known.
+inline std::int64_t programs_of(const Kernel& k, const Chip& chip) {
+  bool legal = !k.grid.empty() && k.grid.size() <= 3 && k.stages >= 1 && k.stages <= 64;
   double programs = 1;
   for (const Dim& size : k.grid) {
     programs *= static_cast<double>(size.value);
     legal = legal && size.value >= 1 && programs < 0x1p40;
   }
   if (!legal) {
-    fail({"Kernel::run: ", k.name, " has grid ", list_text(k.grid), ", ", k.stages, " stages and ",
-          k.body ? "a" : "no", " body; 1 to 3 sizes from 1, 1 to 64 stages and a body are right"});
+    fail({"Kernel::run: ", k.name, " has grid ", list_text(k.grid), " and ", k.stages,
+          " stages; 1 to 3 sizes from 1 and 1 to 64 stages are right"});
   }
   if (!(chip.clock_hz > 0) || !(chip.memory_bandwidth > 0)) {
     fail({"Kernel::run: ", k.name, " on ", chip.name, ": clock_hz is ", chip.clock_hz,
           ", memory_bandwidth ", chip.memory_bandwidth, "; both must be above 0"});
   }
+  return static_cast<std::int64_t>(programs);
 }
 
-// The peak of a core that has run so far.
-inline void check_peak(TileRecorder& r, const TileCore& core) {
-  r.run.on_chip_peak = std::max(r.run.on_chip_peak, core.peak);
-  const std::int64_t over = r.run.on_chip_peak - r.run.on_chip_bytes;
-  if (r.run.on_chip_bytes > 0 && over > 0) {
-    fail({"Kernel::run: ", r.run.name, " needs ", core.peak, " bytes on the chip, ",
-          tile_cores(r.chip) > 1 ? "an SM of " : "", r.chip.name, " has ", r.run.on_chip_bytes,
-          ": ", over, " too many; smaller tiles, fewer stages than ", r.run.stages,
-          " or a format narrower than ", r.run.format, " would help"});
+inline KernelRun run_kernel(const Kernel& k, const Chip& chip, const TileBody& body) {
+  const std::int64_t programs = programs_of(k, chip);
+  Context own = quiet_context();
+  const ContextScope scope(own);
+  const Shared<TileRecorder> recorder = Shared<TileRecorder>::make();
+  TileRecorder& r = *recorder;
+  KernelRun& run = r.run;
+  r.chip = chip;
+  r.grid = r.ids = k.grid;
+  run.name = k.name;
+  run.chip = chip.name;
+  run.grid = list_text(k.grid);
+  run.format = k.format;
+  run.stages = k.stages;
+  run.programs = programs;
+  const int cores = tile_cores(chip);
+  run.on_chip_bytes = static_cast<std::int64_t>(chip.sram_bytes / cores);
+  r.cores.resize(static_cast<std::size_t>(std::min<std::int64_t>(cores, programs)));
+  Tile tile(recorder);
+  for (r.program = 0; r.program < programs; ++r.program) {
+    std::int64_t left = r.program;
+    for (std::size_t axis = k.grid.size(); axis-- > 0; left /= k.grid[axis].value) {
+      r.ids[axis] = left % k.grid[axis].value;
+    }
+    r.core = &r.cores[static_cast<std::size_t>(r.program % cores)];
+    body.call(body.of, tile);
+    r.end_program();
   }
-}
-
-// Ends a core's clock; the run is as long as that of the core that ends last.
-inline void end_core(TileRecorder& r, TileCore& core) {
-  core.send(core.size());
-  core.weigh(core.size(), r.run.stages);
-  check_peak(r, core);
-  std::int64_t end[2] = {};
-  for (int k = 0; k < 2; ++k) {
-    end[k] = std::max({core.free[0][k], core.free[1][k], core.free[2][k]});
+  for (TileCore& core : r.cores) {
+    r.core = &core;
+    r.end_core();
   }
-  if (end[0] > r.run.cycles) {
-    r.run.cycles = end[0];
-    r.run.dma_cycles = core.busy[tile_dma];
-    r.run.mxu_cycles = core.busy[tile_mxu];
-    r.run.vector_cycles = core.busy[tile_vector];
-    const auto hidden = static_cast<double>(r.run.dma_cycles - (end[0] - end[1]));
-    r.run.overlap = hidden / std::max(1.0, static_cast<double>(r.run.dma_cycles));
-  }
+  run.seconds = static_cast<double>(run.cycles) / chip.clock_hz;
+  const std::int64_t parts[] = {run.dma_cycles, run.mxu_cycles, run.vector_cycles};
+  const char* const names[] = {"memory", "matmul", "vector"};
+  run.bound = names[std::max_element(parts, parts + 3) - parts];
+  return run;
 }
 
 }  // namespace detail
 
 inline KernelRun Kernel::run(const Chip& chip) const {
-  detail::check_kernel(*this, chip);
-  Context own = detail::quiet_context();
-  const ContextScope scope(own);
-  const Shared<detail::TileRecorder> recorder = Shared<detail::TileRecorder>::make();
-  detail::TileRecorder& r = *recorder;
-  KernelRun& run = r.run;
-  r.chip = chip;
-  r.grid = r.ids = grid;
-  run.name = name;
-  run.chip = chip.name;
-  run.grid = detail::list_text(grid);
-  run.format = format;
-  run.stages = stages;
-  for (const Dim& size : grid) {
-    run.programs *= size.value;
+  if (!body) {
+    detail::fail({"Kernel::run: ", name, " has no body; give it what a program does"});
   }
-  const int cores = detail::tile_cores(chip);
-  run.on_chip_bytes = static_cast<std::int64_t>(chip.sram_bytes / cores);
-  r.cores.resize(static_cast<std::size_t>(std::min<std::int64_t>(cores, run.programs)));
-  Tile tile(recorder);
-  for (r.program = 0; r.program < run.programs; ++r.program) {
-    std::int64_t left = r.program;
-    for (std::size_t axis = grid.size(); axis-- > 0; left /= grid[axis].value) {
-      r.ids[axis] = left % grid[axis].value;
-    }
-    r.core = &r.cores[static_cast<std::size_t>(r.program % cores)];
-    body(tile);
-    r.end_program();
-    detail::check_peak(r, *r.core);
-  }
-  for (detail::TileCore& core : r.cores) {
-    detail::end_core(r, core);
-  }
-  run.seconds = static_cast<double>(run.cycles) / chip.clock_hz;
-  const std::int64_t busiest = std::max({run.dma_cycles, run.mxu_cycles, run.vector_cycles});
-  run.bound = run.dma_cycles == busiest   ? "memory"
-              : run.mxu_cycles == busiest ? "matmul"
-                                          : "vector";
-  return run;
+  return detail::run_kernel(*this, chip, body);
 }
 
 }  // namespace tinyscale

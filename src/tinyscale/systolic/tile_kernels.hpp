@@ -4,12 +4,11 @@
 // ops write every intermediate result and read it again. The least is each operand and the result
 // once. In blocks [BM, BN] a matmul moves s (M K ceil(N / BN) + K N ceil(M / BM) + M N) bytes.
 
-#include <algorithm>   // max, min
-#include <cmath>       // fabs, sqrt
-#include <cstdint>     // int64_t
-#include <functional>  // function
-#include <iostream>    // ostream
-#include <string>      // string
+#include <algorithm>  // max, min
+#include <cmath>      // fabs, sqrt
+#include <cstdint>    // int64_t
+#include <iostream>   // ostream
+#include <string>     // string
 
 #include "tinyscale/systolic/tile_kernel.hpp"
 #include "tinyscale/tensor/attend.hpp"
@@ -92,16 +91,6 @@ inline List<Dim> block_or_fit(const char* what, const Chip& chip, const TileOpti
   return block;
 }
 
-inline TiledRun run_tiled(const char* name, const List<Dim>& grid, const Chip& chip,
-                          const TileOptions& options, const std::function<void(Tile&)>& body) {
-  Kernel k = kernel(name, grid, body);
-  k.stages = options.stages;
-  k.format = options.format;
-  TiledRun run;
-  static_cast<KernelRun&>(run) = k.run(chip);
-  return run;
-}
-
 // Counts what is computed while it is alive: the ops that a kernel replaces.
 struct UnfusedOps {
   Context own = quiet_context();
@@ -109,7 +98,10 @@ struct UnfusedOps {
   const Profile profile;
 
   // The kernel's run with its output and the least elements that move, beside these ops.
-  TiledRun beside(TiledRun run, const Tensor& output, std::int64_t least, const Tensor& theirs) {
+  TiledRun beside(const KernelRun& kernel, const Tensor& output, std::int64_t least,
+                  const Tensor& theirs) {
+    TiledRun run;
+    static_cast<KernelRun&>(run) = kernel;
     const double s = bytes_of(run.format);
     run.output = output;
     run.least_bytes = ticks(static_cast<double>(least) * s, 1);
@@ -165,8 +157,7 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
                                                std::min(most, 1024.0), 4 + width, 4 * width * deep);
   const std::int64_t bm = block[0].value, bn = block[1].value, bk = block[2].value;
   const Tensor from = reshape(a.detach(), {s.m, s.k}), y = zeros({s.m, s.n});
-  const List<Dim> grid{detail::folds_of(s.m, bm), detail::folds_of(s.n, bn)};
-  const TiledRun run = detail::run_tiled("tiled_matmul", grid, chip, options, [&](Tile& t) {
+  const auto body = [&](Tile& t) {
     const std::int64_t i = t.id(0) * bm, j = t.id(1) * bn;
     TileValue acc = t.zeros({bm, bn});
     for (std::int64_t p = 0; p < s.k; p += bk) {
@@ -177,7 +168,10 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
       acc = t.gelu(acc + t.load_masked(bias, {j}, {bn}));
     }
     t.store_masked(y, {i, j}, acc);
-  });
+  };
+  const List<Dim> grid{detail::folds_of(s.m, bm), detail::folds_of(s.n, bn)};
+  const KernelRun run = detail::run_kernel(
+      {"tiled_matmul", grid, nullptr, options.stages, options.format}, chip, body);
   detail::UnfusedOps ops;
   Tensor product = matmul(a, b);
   product = bias.defined() ? gelu(product + bias) : product;
@@ -188,12 +182,13 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
 // Along the last dim, a whole row in a tile; the ops are max, subtract, exp, sum, divide.
 inline TiledRun tiled_softmax(const Chip& chip, const Tensor& x, const TileOptions& options = {}) {
   const detail::TileRows rows("tiled_softmax", chip, x, options, 2);
-  const TiledRun run =
-      detail::run_tiled("tiled_softmax", {rows.blocks}, chip, options, [&rows](Tile& t) {
-        TileValue v = rows.load(t);
-        v = t.exp(v - t.max(v, 1));
-        rows.store(t, v / t.sum(v, 1));
-      });
+  const auto body = [&](Tile& t) {
+    TileValue v = rows.load(t);
+    v = t.exp(v - t.max(v, 1));
+    rows.store(t, v / t.sum(v, 1));
+  };
+  const KernelRun run = detail::run_kernel(
+      {"tiled_softmax", {rows.blocks}, nullptr, options.stages, options.format}, chip, body);
   detail::UnfusedOps ops;
   const Tensor e = exp(x - max(x, -1, KeepDim::yes));
   return ops.beside(run, reshape(rows.to, x.shape()), 2 * x.count(), e / sum(e, -1, KeepDim::yes));
@@ -207,14 +202,15 @@ inline TiledRun tiled_layer_norm(const Chip& chip, const Tensor& x, const Tensor
   detail::check_norm("tiled_layer_norm", "bias", x, bias);
   const detail::TileRows rows("tiled_layer_norm", chip, x, options, 3);
   const float each = 1.0f / static_cast<float>(rows.d);
-  const TiledRun run =
-      detail::run_tiled("tiled_layer_norm", {rows.blocks}, chip, options, [&](Tile& t) {
-        TileValue v = rows.load(t);
-        v -= t.sum(v, 1) * each;
-        v /= t.sqrt(t.sum(v * v, 1) * each + epsilon);
-        v *= t.load(weight, {0}, {rows.d});
-        rows.store(t, v + t.load(bias, {0}, {rows.d}));
-      });
+  const auto body = [&](Tile& t) {
+    TileValue v = rows.load(t);
+    v -= t.sum(v, 1) * each;
+    v /= t.sqrt(t.sum(v * v, 1) * each + epsilon);
+    v *= t.load(weight, {0}, {rows.d});
+    rows.store(t, v + t.load(bias, {0}, {rows.d}));
+  };
+  const KernelRun run = detail::run_kernel(
+      {"tiled_layer_norm", {rows.blocks}, nullptr, options.stages, options.format}, chip, body);
   detail::UnfusedOps ops;
   const Tensor c = x - sum(x, -1, KeepDim::yes) * each;
   const Tensor deviation = sqrt(sum(square(c), -1, KeepDim::yes) * each + epsilon);
@@ -246,8 +242,7 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
   const Tensor q3 = reshape(q.detach(), {heads, queries, d}), y = zeros({heads, queries, d});
   const Tensor k3 = reshape(k.detach(), {heads, keys, d});
   const Tensor v3 = reshape(v.detach(), {heads, keys, d});
-  const List<Dim> grid{heads, detail::folds_of(queries, bq)};
-  const TiledRun run = detail::run_tiled("flash_attention", grid, chip, options, [&](Tile& t) {
+  const auto body = [&](Tile& t) {
     const std::int64_t i = t.id(1) * bq, last = i + bq + keys - queries;
     const TileValue x = t.load_masked(q3, {t.id(0), i, 0}, {1, bq, d}) * factor;
     TileValue top = t.full({bq, 1}, -1e30f), total = t.zeros({bq, 1}), acc = t.zeros({bq, d});
@@ -269,14 +264,15 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
       acc += t.dot(p, t.load_masked(v3, {t.id(0), j, 0}, {1, bk, d}));
     }
     t.store_masked(y, {t.id(0), i, 0}, acc / total);
-  });
-  Tensor hidden(mask == Mask::causal ? Shape{queries, keys} : Shape{0});
-  for (std::int64_t n = 0; n < hidden.count(); ++n) {
-    hidden.data()[n] = n % keys > n / keys + keys - queries ? 1.0f : 0.0f;
-  }
+  };
+  const Tensor query = reshape(arange(queries), {queries, 1}) + static_cast<float>(keys - queries);
+  const Tensor hidden = less(query, arange(keys));
+  const List<Dim> grid{heads, detail::folds_of(queries, bq)};
+  const KernelRun run = detail::run_kernel(
+      {"flash_attention", grid, nullptr, options.stages, options.format}, chip, body);
   detail::UnfusedOps ops;
   Tensor scores = matmul(q * factor, transpose(k, -1, -2));
-  scores = hidden.count() > 0 ? masked_fill(scores, hidden, -1e30f) : scores;
+  scores = mask == Mask::causal ? masked_fill(scores, hidden, -1e30f) : scores;
   return ops.beside(run, reshape(y, q.shape()), 2 * (q.count() + k.count()),
                     matmul(softmax(scores), v));
 }
