@@ -433,6 +433,25 @@ TEST_CASE("systolic: a sum that underflows to -0 passes padding unchanged") {
   }
 }
 
+TEST_CASE("systolic: placed folds, what the first operands cost is no fill") {
+  for (const ts::Schedule schedule : {ts::Schedule::serial, ts::Schedule::doubled}) {
+    ts::SystolicArray array(3, 4, ts::Dataflow::output_stationary);
+    array.schedule = schedule;
+    const ts::SystolicTiming t = array.problem("test", 3, 5, 4);
+    ts::List<ts::detail::Fold> folds(1);
+    folds[0].length = 5;
+    ts::detail::place_fold(t, nullptr, {0, 10}, folds[0]);
+    const ts::Tensor x = ts::ones({3, 5}), w = ts::ones({5, 4});
+    ts::Tensor y = ts::zeros({3, 4});
+    const ts::SystolicTiming run =
+        ts::detail::step_folds(t, folds, 1, ts::detail::matrix_view(x.data(), 3, 5),
+                               ts::detail::matrix_view(w.data(), 5, 4), y.data(), "test");
+    check_same(run, ts::detail::time_folds(t, folds, 1));
+    CHECK(run.ledger.dma_stall == 12 * 10);
+    CHECK(run.ledger.fill == array.timing(3, 5, 4).ledger.fill);
+  }
+}
+
 TEST_CASE("systolic: not a number stays in its row, padding never meets it") {
   ts::Tensor x = ts::randn({6, 5}, 1);
   const ts::Tensor w = ts::randn({5, 6}, 2);
@@ -918,6 +937,10 @@ TEST_CASE("systolic: counts that do not fit 64 bits and arrays that no memory ho
         "SystolicArray::timing: M, K, N are 1099511627776, 1099511627776, 1099511627776 on "
         "128 x 128 PEs; the PE-ticks must stay below 2^62");
   CHECK(thrown([&] { array.timing(most, most, most); }) != "no error");
+  ts::SystolicArray six(1, 1);
+  six.format = ts::DType::bf16;
+  six.passes = 6;
+  CHECK(thrown([&] { six.timing(most / 2, 1, 1); }) != "no error");
   CHECK(thrown([&] { ts::SystolicArray(most, most).timing(1, 1, 1); }) != "no error");
   CHECK(array.timing(1 << 17, 1 << 17, 1 << 17).macs == std::int64_t{1} << 51);
   const ts::Tensor x = ts::ones({1, 1});
