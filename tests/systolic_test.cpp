@@ -1,5 +1,7 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -433,6 +435,25 @@ TEST_CASE("systolic: a sum that underflows to -0 passes padding unchanged") {
   }
 }
 
+TEST_CASE("systolic: placed folds, what the first operands cost is no fill") {
+  for (const ts::Schedule schedule : {ts::Schedule::serial, ts::Schedule::doubled}) {
+    ts::SystolicArray array(3, 4, ts::Dataflow::output_stationary);
+    array.schedule = schedule;
+    const ts::SystolicTiming t = array.problem("test", 3, 5, 4);
+    ts::List<ts::detail::Fold> folds(1);
+    folds[0].length = 5;
+    ts::detail::place_fold(t, nullptr, {0, 10}, folds[0]);
+    const ts::Tensor x = ts::ones({3, 5}), w = ts::ones({5, 4});
+    ts::Tensor y = ts::zeros({3, 4});
+    const ts::SystolicTiming run =
+        ts::detail::step_folds(t, folds, 1, ts::detail::matrix_view(x.data(), 3, 5),
+                               ts::detail::matrix_view(w.data(), 5, 4), y.data(), "test");
+    check_same(run, ts::detail::time_folds(t, folds, 1));
+    CHECK(run.ledger.dma_stall == 12 * 10);
+    CHECK(run.ledger.fill == array.timing(3, 5, 4).ledger.fill);
+  }
+}
+
 TEST_CASE("systolic: not a number stays in its row, padding never meets it") {
   ts::Tensor x = ts::randn({6, 5}, 1);
   const ts::Tensor w = ts::randn({5, 6}, 2);
@@ -775,6 +796,77 @@ TEST_CASE("sram_trace: three files, ticks from 0, the words in their places") {
         "5,10000005,\n");
 }
 
+namespace {
+
+using Access = std::array<std::int64_t, 3>;  // tick, port, word
+
+std::vector<Access> accesses_of(const ts::List<ts::SramAccess>& trace) {
+  std::vector<Access> all;
+  for (const ts::SramAccess& access : trace) {
+    all.push_back({access.tick, access.port, access.word});
+  }
+  return all;
+}
+
+// Where every word must be seen, fold by fold: stream, tile and output of x [M, K] times w [K, N].
+std::array<std::vector<Access>, 3> expected_trace(const ts::SystolicTiming& t) {
+  std::array<std::vector<Access>, 3> all;
+  const bool outputs = t.dataflow == ts::Dataflow::output_stationary;
+  const bool instant = t.drain == ts::Drain::instant;
+  const std::int64_t late = t.schedule == ts::Schedule::serial ? 0 : 1;
+  for (std::int64_t i = 0; i < t.folds(); ++i) {
+    const ts::detail::Fold f = ts::detail::nth_fold(t, i);
+    const std::int64_t rows = ts::detail::fold_rows(t, f), cols = ts::detail::fold_cols(t, f, 1);
+    for (std::int64_t slot = 0; slot < t.stream; ++slot) {
+      for (std::int64_t r = 0; r < rows; ++r) {
+        all[0].push_back(
+            {f.stream + slot + r, r, outputs ? (f.m0 + r) * t.k + slot : slot * t.k + f.k0 + r});
+      }
+      for (std::int64_t c = 0; c < cols; ++c) {
+        outputs ? all[1].push_back({f.stream + slot + c, c, slot * t.n + f.n0 + c})
+                : all[2].push_back({f.stream + slot + t.rows - 1 + c, c, slot * t.n + f.n0 + c});
+      }
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      for (std::int64_t c = 0; c < cols; ++c) {
+        if (outputs) {
+          all[2].push_back({f.drain + c + (instant ? r - 1 : 2 * t.rows - 2 - r),
+                            instant ? r * t.cols + c : c, (f.m0 + r) * t.n + f.n0 + c});
+        } else {
+          all[1].push_back({f.load + t.rows - 1 - r + late * c, c, (f.k0 + r) * t.n + f.n0 + c});
+        }
+      }
+    }
+  }
+  for (std::vector<Access>& accesses : all) {
+    std::sort(accesses.begin(), accesses.end());
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("sram_trace: every word in its tick and port, weights and outputs stationary") {
+  for (const ts::Dataflow dataflow :
+       {ts::Dataflow::weight_stationary, ts::Dataflow::output_stationary}) {
+    for (const ts::Schedule schedule : kSchedules) {
+      for (const ts::Drain drain : {ts::Drain::shifted, ts::Drain::instant}) {
+        if (!is_legal(dataflow, schedule, drain)) {
+          continue;
+        }
+        ts::SystolicArray array(4, 3, dataflow);
+        array.schedule = schedule;
+        array.drain = drain;
+        const ts::SramTrace trace = ts::sram_trace(array, ts::ones({9, 7}), ts::ones({7, 8}));
+        const auto expected = expected_trace(array.timing(9, 7, 8));
+        CHECK(accesses_of(trace.input) == expected[0]);
+        CHECK(accesses_of(trace.weight) == expected[1]);
+        CHECK(accesses_of(trace.output) == expected[2]);
+      }
+    }
+  }
+}
+
 // a(tau) = D(tau) - D(tau - T): the anti-diagonals that the wave has reached and not left.
 TEST_CASE("wavefront: busy PEs of one fold follow the diagonals") {
   const int rows = 4, cols = 6, stream = 5;
@@ -918,6 +1010,10 @@ TEST_CASE("systolic: counts that do not fit 64 bits and arrays that no memory ho
         "SystolicArray::timing: M, K, N are 1099511627776, 1099511627776, 1099511627776 on "
         "128 x 128 PEs; the PE-ticks must stay below 2^62");
   CHECK(thrown([&] { array.timing(most, most, most); }) != "no error");
+  ts::SystolicArray six(1, 1);
+  six.format = ts::DType::bf16;
+  six.passes = 6;
+  CHECK(thrown([&] { six.timing(most / 2, 1, 1); }) != "no error");
   CHECK(thrown([&] { ts::SystolicArray(most, most).timing(1, 1, 1); }) != "no error");
   CHECK(array.timing(1 << 17, 1 << 17, 1 << 17).macs == std::int64_t{1} << 51);
   const ts::Tensor x = ts::ones({1, 1});

@@ -188,7 +188,7 @@ inline Svg utilization_plot(const SystolicArray& array, Dim m, Dim k, Dim n) {
   for (int d = 0; d < 3; ++d) {
     Series line{names[d], {}, {}, Mark::line};
     std::int64_t size = 1;
-    while (size <= 4 * sizes[d]) {
+    while ((size - 1) / 4 < sizes[d]) {
       std::int64_t mkn[3] = {m.value, k.value, n.value};
       mkn[d] = size;
       line.x.push_back(static_cast<double>(size));

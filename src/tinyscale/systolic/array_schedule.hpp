@@ -146,7 +146,7 @@ inline void fold_events(const SystolicTiming& t, const Fold* before, const Fold&
     out.push_back({f.stream - f.dma_stall, together ? Arrival::together : Arrival::by_wave,
                    PeState::dma_stall});
   }
-  if (keeps_outputs(t) && !doubled && before != nullptr) {
+  if (keeps_outputs(t) && !doubled) {
     out.push_back({f.stream, Arrival::together, PeState::fill});
   }
   out.push_back({f.stream, Arrival::by_wave, PeState::streaming, index});

@@ -22,7 +22,8 @@ inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) { return (size
 inline void fold(SystolicTiming& t) {
   const bool outputs = keeps_outputs(t);
   const bool inputs = t.dataflow == Dataflow::input_stationary;
-  t.stream = (outputs ? t.k : inputs ? t.n : t.m) * t.passes;
+  const std::int64_t most = INT64_MAX / t.passes;  // more than countable() lets through
+  t.stream = std::min(outputs ? t.k : inputs ? t.n : t.m, most) * t.passes;
   t.row_folds = folds_of(outputs ? t.m : t.k, t.rows);
   t.col_folds = folds_of(inputs ? t.m : t.n, t.cols);
 }

@@ -139,7 +139,7 @@ inline WavefrontCell snapshot_cell(const ArrayStepper& stepper, std::int64_t tic
   if (state == PeState::streaming) {
     name_operands(stepper, tick, r, c, cell);
   }
-  cell.moving = register_value(t, b.west + (b.first + r) * b.west_step + c);
+  cell.moving = register_value(t, b.west + (b.first + r) * b.west_step + c) + 0.0f;  // idle: -0
   cell.held = register_value(t, outputs ? b.north[0] + r * b.step + c : b.weight + at);
   if (!outputs) {  // while a tile shifts in, what passes by; then what came to rest
     bool shifting = false;
