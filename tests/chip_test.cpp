@@ -668,6 +668,8 @@ TEST_CASE("chip: energy by level, or unknown") {
                                                        t.accumulator_bytes_read +
                                                        t.accumulator_bytes_written)));
   CHECK(t.csv().find("unknown") == std::string::npos);
+  CHECK(t.csv().find(",\"uJ, 0.59 pJ each\",\n") != std::string::npos);
+  CHECK(t.csv().find("energy by,\"K: 7 nm and HBM2, ISCA 2021\",,\n") != std::string::npos);
   ts::ChipMatmul passes;
   passes.format = ts::DType::f32;  // six bf16 multiply-adds each
   CHECK(ts::chip_timing(ts::chip("tpu-v4"), 64, 64, 64, passes).mac_joules ==
@@ -676,6 +678,15 @@ TEST_CASE("chip: energy by level, or unknown") {
   CHECK(v5e.mac_joules == 0);
   CHECK(v5e.csv().find("energy of multiply-adds,unknown,,\n") != std::string::npos);
   CHECK(v5e.hbm_joules > 0);
+  ts::ChipMatmul resident;
+  resident.x = resident.w = resident.y = ts::Home::chip;  // no byte moves: known, and nothing
+  CHECK(ts::chip_timing(ts::chip("tpu-v5e"), 64, 64, 64, resident)
+            .csv()
+            .find("energy of hbm,0.000,\"uJ, 43.75 pJ/B\",\n") != std::string::npos);
+  // A caller's profile sees none of the steps.
+  const ts::Profile profile;
+  ts::matmul_on(toy(2, 2, 1, 4), ts::randn({3, 4}, 1), ts::randn({4, 2}, 2));
+  CHECK(profile.records().empty());
 }
 
 TEST_CASE("chip: reports") {
