@@ -32,7 +32,8 @@ TEST_OBJECTS := $(patsubst tests/%.cpp,$(BUILD)/tests/%.o,$(TESTS) tests/main.cp
 EXAMPLES := $(wildcard examples/*.cpp examples/labs/*.cpp)
 EXAMPLE_PROGRAMS := $(patsubst examples/%.cpp,$(BUILD)/examples/%,$(EXAMPLES))
 # ONLY names a program of bench/, or groups of rows of bench/compute.
-BENCH_PROGRAMS := $(if $(wildcard bench/$(ONLY).cpp),$(BUILD)/bench/$(ONLY),$(BUILD)/bench/compare)
+BENCH_PROGRAMS := $(if $(wildcard bench/$(ONLY).cpp),$(BUILD)/bench/$(ONLY),$(BUILD)/bench/compare \
+  $(if $(ONLY),,$(BUILD)/bench/systolic))
 COMPUTE_OBJECTS := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard bench/compute/*.cpp))
 
 .PHONY: help demo test tests-built examples bench header lib check check-long lint format install clean doctest
@@ -42,7 +43,7 @@ help:
 	@echo 'make demo        train, roofline, systolic array, four devices; writes demo.html (TEXT=path)'
 	@echo 'make test        build and run the tests (needs doctest, installs it where it can; ARGS=-tc=name*)'
 	@echo 'make examples    build and run every example and lab, compare with the committed outputs'
-	@echo 'make bench       the kernels beside the limit and other libraries (ONLY=f32-1t, or ONLY=mesh)'
+	@echo 'make bench       kernels beside the limit and other libraries, the array beside its targets (ONLY=mesh)'
 	@echo 'make header      join the parts under src/ into tinyscale.hpp'
 	@echo 'make lib         compile the library once: programs with -DTINYSCALE_EXTERN build in a second'
 	@echo 'make check       the cheap checks: header fresh, floors, budgets, symbols, warnings, version'

@@ -13853,23 +13853,21 @@ inline void add_traffic(const Fold& f, std::int64_t arrays, SystolicTiming& t) {
 }
 
 // The ratios, from counts that are complete; `streamed` ticks of T in all.
-inline void rate(SystolicTiming& t, std::int64_t streamed, std::int64_t arrays = 1) {
-  const double slots = static_cast<double>(t.rows * t.cols * arrays);
+inline void rate(SystolicTiming& t, std::int64_t streamed) {
+  const double slots = static_cast<double>(t.rows * t.cols);
   t.utilization = static_cast<double>(t.macs) / (slots * static_cast<double>(t.cycles));
   t.mapping_efficiency = static_cast<double>(t.macs) / (slots * static_cast<double>(streamed));
   t.time_efficiency = static_cast<double>(streamed) / static_cast<double>(t.cycles);
 }
 
-// All costs of placed folds, without stepping; t holds the sizes and the modes. MXU q of `arrays`
+// All counts of placed folds, without stepping; t holds the sizes and the modes. MXU q of `arrays`
 // holds columns n0 + q cols .. of a fold.
 inline SystolicTiming time_folds(const SystolicTiming& problem, const List<Fold>& folds,
                                  std::int64_t arrays) {
   SystolicTiming t = problem;
-  std::int64_t streamed = 0;
   for (const Fold& f : folds) {
     t.cycles = std::max(t.cycles, fold_end(t, f, arrays));
     t.macs += f.length * fold_rows(t, f) * fold_cols(t, f, arrays);
-    streamed += f.length;
     add_traffic(f, arrays, t);
   }
   LedgerSums sums(t, t.cycles);
@@ -13883,7 +13881,6 @@ inline SystolicTiming time_folds(const SystolicTiming& problem, const List<Fold>
   }
   sums.add({folds.back().end(), Arrival::by_wave, PeState::drain});
   t.ledger = sums.finish(t.macs, arrays);
-  rate(t, streamed, arrays);
   return t;
 }
 
@@ -14061,7 +14058,7 @@ inline PiecePair pieces_of_pass(std::int64_t passes, std::int64_t pass) {
 
 // 1, 2 or 3 pieces of one operand, row-major; words are floats, or int32 in their place.
 struct ArrayOperand {
-  std::vector<float> own[3];
+  List<float> own[3];
   const float* piece[3] = {};
   int pieces = 1;
   std::int64_t cols = 0;
@@ -14090,7 +14087,7 @@ inline ArrayOperand array_operand(const MatrixView& m, DType format, std::int64_
     return operand;
   }
   for (int p = 0; p < operand.pieces; ++p) {
-    operand.own[p].resize(static_cast<std::size_t>(m.rows * m.cols));
+    operand.own[p] = List<float>(static_cast<std::size_t>(m.rows * m.cols));
     operand.piece[p] = operand.own[p].data();
   }
   for (std::int64_t i = 0; i < m.rows; ++i) {
@@ -14101,7 +14098,7 @@ inline ArrayOperand array_operand(const MatrixView& m, DType format, std::int64_
         const float piece = format == DType::int8  ? int8_word(left, function, name)
                             : format == DType::f32 ? left
                                                    : round_to(left, format);
-        operand.own[p][at] = piece;
+        operand.own[p].data()[at] = piece;
         left = is_finite(piece) ? left - piece : 0.0f;  // an infinity has no rest
       }
     }
@@ -14245,6 +14242,24 @@ TINYSCALE_INLINE void keep_where(const typename L::I& mask,
   store_words<L, Word>(to, old);
 }
 
+// The registers of a strip, to and from memory.
+template <class L, class Word>
+TINYSCALE_INLINE void load_strip(const float* from, std::int64_t step,
+                                 typename WordLanes<L, Word>::V (&v)[strip_rows]) {
+  TINYSCALE_UNROLL
+  for (int g = 0; g < strip_rows; ++g) {
+    load_words<L, Word>(from + g * step, v[g]);
+  }
+}
+template <class L, class Word>
+TINYSCALE_INLINE void store_strip(float* to, std::int64_t step,
+                                  const typename WordLanes<L, Word>::V (&v)[strip_rows]) {
+  TINYSCALE_UNROLL
+  for (int g = 0; g < strip_rows; ++g) {
+    store_words<L, Word>(to + g * step, v[g]);
+  }
+}
+
 // sum(r, c) = activation(r, c - 1) weight(r, c) + sum(r - 1, c): sums move south.
 template <class Word>
 struct SumsMoveSouth {
@@ -14258,18 +14273,16 @@ struct SumsMoveSouth {
         store_words<L, Word>(b.edge + j * b.step + c, typename WordLanes<L, Word>::V{});
       }
       for (std::int64_t r = 0; r < b.rows; r += strip_rows) {
-        TINYSCALE_UNROLL
-        for (int g = 0; g < strip_rows; ++g) {
-          load_words<L, Word>(b.weight + (r + g) * b.step + c, w[g]);
-          load_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
-        }
+        load_strip<L, Word>(b.sum + r * b.step + c, b.step, s);
         const auto old = s[strip_rows - 1];
         load_words<L, Word>(b.edge + c, above);
         for (std::int64_t j = 0, until = 0; j < block_ticks;) {
           const int kinds = b.changes_at(j, r - b.first, c, L::width, until);
+          load_strip<L, Word>(b.weight + r * b.step + c, b.step, w);
           for (; j < until; ++j) {
             if ((kinds & 1) != 0) {
-              switch_weights<L>(j, r, c, w);
+              switch_weights<L>(j, r, c);
+              load_strip<L, Word>(b.weight + r * b.step + c, b.step, w);
             }
             in = above;
             load_words<L, Word>(b.edge + (j + 1) * b.step + c, above);
@@ -14291,11 +14304,7 @@ struct SumsMoveSouth {
           }
         }
         store_words<L, Word>(b.edge + c, old);
-        TINYSCALE_UNROLL
-        for (int g = 0; g < strip_rows; ++g) {
-          store_words<L, Word>(b.weight + (r + g) * b.step + c, w[g]);
-          store_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
-        }
+        store_strip<L, Word>(b.sum + r * b.step + c, b.step, s);
       }
     }
   }
@@ -14304,17 +14313,12 @@ struct SumsMoveSouth {
   // PEs that the first slot of a fold reaches take the loaded weights, those that a pass reaches
   // its piece.
   template <class L>
-  TINYSCALE_INLINE void switch_weights(std::int64_t j, std::int64_t r, std::int64_t c,
-                                       typename WordLanes<L, Word>::V (&w)[strip_rows]) const {
+  TINYSCALE_INLINE void switch_weights(std::int64_t j, std::int64_t r, std::int64_t c) const {
     typename L::I mask;
     typename WordLanes<L, Word>::V loaded;
-    TINYSCALE_UNROLL
-    for (int g = 0; g < strip_rows; ++g) {
-      if (r + g < b.first) {
-        continue;
-      }
-      const std::int32_t* codes = b.wave + PeBlock::now(j) + r + g - b.first + c;
-      const std::int64_t at = (r + g) * b.step + c;
+    for (std::int64_t g = std::max(r, b.first); g < r + strip_rows; ++g) {
+      const std::int32_t* codes = b.wave + PeBlock::now(j) + g - b.first + c;
+      const std::int64_t at = g * b.step + c;
       lanes_with<L>(codes, 1, mask);
       for (int p = 0; p < b.pieces; ++p) {
         load_words<L, Word>(b.next[p] + at, loaded);
@@ -14323,7 +14327,7 @@ struct SumsMoveSouth {
       for (int q = 0; q < b.passes; ++q) {
         lanes_with<L>(codes, q + 1, mask);
         load_words<L, Word>(b.held[b.piece_of[q]] + at, loaded);
-        w[g] = mask ? loaded : w[g];
+        keep_where<L, Word>(mask, loaded, b.weight + at);
       }
     }
   }
@@ -14335,9 +14339,9 @@ struct SumsMoveSouth {
     typename WordLanes<L, Word>::V moving;
     lanes_with<L>(b.loaded + PeBlock::now(j) * b.loaded_tick + c * b.loaded_col, 1, mask);
     for (int p = 0; p < b.pieces; ++p) {
-      for (std::int64_t g = r < b.first ? b.first - r : 0; g < strip_rows; ++g) {
-        load_words<L, Word>(b.north[p] + (PeBlock::now(j) + r + g - b.first) * b.step + c, moving);
-        keep_where<L, Word>(mask, moving, b.next[p] + (r + g) * b.step + c);
+      for (std::int64_t g = std::max(r, b.first); g < r + strip_rows; ++g) {
+        load_words<L, Word>(b.north[p] + (PeBlock::now(j) + g - b.first) * b.step + c, moving);
+        keep_where<L, Word>(mask, moving, b.next[p] + g * b.step + c);
       }
     }
   }
@@ -14353,15 +14357,15 @@ struct SumsStay {
     typename WordLanes<L, Word>::V s[strip_rows], a, w;
     for (std::int64_t c = 0; c < b.cols; c += L::width) {
       for (std::int64_t r = 0; r < b.rows; r += strip_rows) {
-        TINYSCALE_UNROLL
-        for (int g = 0; g < strip_rows; ++g) {
-          load_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
-        }
+        float* sums = b.sum + r * b.step + c;
+        load_strip<L, Word>(sums, b.step, s);
         for (std::int64_t j = 0, until = 0; j < block_ticks;) {
           const int kinds = b.changes_at(j, r - b.first, c, L::width, until);
           for (; j < until; ++j) {
             if (kinds != 0) {
-              switch_sums<L>(j, r, c, s);
+              store_strip<L, Word>(sums, b.step, s);
+              switch_sums<L>(j, r, c);
+              load_strip<L, Word>(sums, b.step, s);
             }
             const float* west = b.west + r * b.west_step + PeBlock::now(j) + c;
             const float* north = b.north[0] + (PeBlock::now(j) + r - b.first) * b.step + c;
@@ -14373,10 +14377,7 @@ struct SumsStay {
             }
           }
         }
-        TINYSCALE_UNROLL
-        for (int g = 0; g < strip_rows; ++g) {
-          store_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
-        }
+        store_strip<L, Word>(sums, b.step, s);
       }
     }
   }
@@ -14384,21 +14385,18 @@ struct SumsStay {
  private:
   // A sum that is to leave goes to its fold's plane; the first slot of a fold begins from +0.
   template <class L>
-  TINYSCALE_INLINE void switch_sums(std::int64_t j, std::int64_t r, std::int64_t c,
-                                    typename WordLanes<L, Word>::V (&s)[strip_rows]) const {
+  TINYSCALE_INLINE void switch_sums(std::int64_t j, std::int64_t r, std::int64_t c) const {
     typename L::I mask;
-    TINYSCALE_UNROLL
-    for (int g = 0; g < strip_rows; ++g) {
-      if (r + g < b.first) {
-        continue;
-      }
-      const std::int64_t slot = PeBlock::now(j) + r + g - b.first + c;
+    typename WordLanes<L, Word>::V sum;
+    for (std::int64_t g = std::max(r, b.first); g < r + strip_rows; ++g) {
+      const std::int64_t slot = PeBlock::now(j) + g - b.first + c;
+      load_words<L, Word>(b.sum + g * b.step + c, sum);
       for (const std::int32_t plane : *b.leavers) {
         lanes_with<L>(b.leaving + slot, plane, mask);
-        keep_where<L, Word>(mask, s[g], b.exits + ((plane - 1) * b.rows + r + g) * b.step + c);
+        keep_where<L, Word>(mask, sum, b.exits + ((plane - 1) * b.rows + g) * b.step + c);
       }
       lanes_with<L>(b.wave + slot, 1, mask);
-      s[g] = mask ? typename WordLanes<L, Word>::V{} : s[g];
+      keep_where<L, Word>(mask, typename WordLanes<L, Word>::V{}, b.sum + g * b.step + c);
     }
   }
 };
@@ -14430,12 +14428,6 @@ inline bool lanes_are_fused() {
   return out[0] == e * e;
 }
 
-// Steps a block, one PE after another where the lanes do not round as std::fma does.
-template <class Kernel>
-void step_block(const Kernel& kernel, bool lanes) {
-  lanes ? run_on_lanes(kernel) : kernel.template run<Lanes1>();
-}
-
 }  // namespace detail
 }}  // namespace tinyscale
 
@@ -14465,24 +14457,15 @@ struct ArrayWork {
 };
 
 // 32-bit registers in rows of `step`, zeros before the first: +0.0f or the integer 0.
-class PeRegisters {
- public:
+struct PeRegisters {
+  List<float> words;  // begins at a cache line, as `step` does
+  std::int64_t first = 0;
+
   PeRegisters() = default;
   PeRegisters(std::int64_t rows, std::int64_t step)
-      : words_(static_cast<std::size_t>((rows + strip_rows) * step + 32)) {
-    const auto address = reinterpret_cast<std::uintptr_t>(words_.data());
-    const std::size_t skip = (64 - address % 64) % 64 / sizeof(float);  // to a cache line
-    first_ = words_.data() + skip + strip_rows * step;
-  }
-  PeRegisters(const PeRegisters&) = delete;
-  PeRegisters& operator=(const PeRegisters&) = delete;
-  PeRegisters(PeRegisters&&) = default;
-  PeRegisters& operator=(PeRegisters&&) = default;
-  float* data() { return first_; }
-
- private:
-  std::vector<float> words_;
-  float* first_ = nullptr;
+      : words(static_cast<std::size_t>((rows + strip_rows) * step + 16)),
+        first(strip_rows * step) {}
+  float* data() { return words.data() + first; }
 };
 
 struct ArrayRegisters {
@@ -14515,8 +14498,7 @@ struct ArrayRegisters {
   // The registers that move, as many places on as a block has ticks: room for what enters next.
   void move_on(bool down) {
     const auto words = static_cast<std::size_t>(b.cols);
-    const bool stay = keeps_outputs(t) && t.format != DType::int8;
-    const float idle = stay ? -0.0f : 0.0f;  // s + -0 * +0 leaves every s as it is, -0 too
+    const float idle = t.format == DType::int8 ? 0.0f : -0.0f;  // s + -0 * +0 is s, -0 too
     for (std::int64_t r = b.first; r < b.rows; ++r) {
       float* row = west.data() + r * b.west_step;
       std::memmove(row + block_ticks, row, words * sizeof(float));
@@ -14678,9 +14660,10 @@ class ArrayStepper {
         wave_(static_cast<std::size_t>(block_ticks + problem.rows + registers_.b.cols)),
         leaving_(wave_.size()),
         loaded_(static_cast<std::size_t>(block_ticks * 16 + registers_.b.cols)),
-        state_(static_cast<std::size_t>(problem.rows * problem.cols),
-               static_cast<std::uint8_t>(work.first == 0 ? PeState::fill : PeState::absent)),
+        state_(static_cast<std::size_t>(problem.rows * problem.cols)),
         since_(state_.size()) {
+    const PeState first = work.first == 0 ? PeState::fill : PeState::absent;
+    std::fill(state_.begin(), state_.end(), static_cast<std::uint8_t>(first));
     PeBlock& b = registers_.b;
     b.wave = wave_.data();
     b.leaving = leaving_.data();
@@ -14702,27 +14685,16 @@ class ArrayStepper {
   // The results of all folds have left.
   bool done() const { return pulled_ && due_ == 0; }
 
-  // Steps the next block.
+  // Steps the next block; settle() or finish() then books it.
   void step() {
-    const std::int64_t until = registers_.begin + block_ticks;
-    pull(until);
+    pull(registers_.begin + block_ticks);
     registers_.move_on(moves_down());
     feed();
-    const bool lanes = fused_ || whole();
-    if (whole()) {
-      outputs() ? step_block(SumsStay<std::int32_t>{registers_.b}, lanes)
-                : step_block(SumsMoveSouth<std::int32_t>{registers_.b}, lanes);
-    } else {
-      outputs() ? step_block(SumsStay<float>{registers_.b}, lanes)
-                : step_block(SumsMoveSouth<float>{registers_.b}, lanes);
-    }
+    outputs() ? step_block<SumsStay>() : step_block<SumsMoveSouth>();
     for (std::size_t i = 0; i < live_.size(); ++i) {
       const auto index = front_ + static_cast<std::int64_t>(i);
       outputs() ? collect_sums(live_[i], index) : collect_south(live_[i]);
     }
-    book(done() && last_chunk() ? last_exit_ + 1 : until);
-    registers_.begin = until;
-    drop();
   }
 
   // Steps up to and with a tick and no further: all registers are then those of that tick.
@@ -14730,25 +14702,29 @@ class ArrayStepper {
     registers_.begin = (tick + 1) % block_ticks - block_ticks;
     while (registers_.begin <= tick) {
       step();
+      settle();
     }
   }
 
-  // Steps to the end and gives the finished counters.
-  SystolicTiming run() {
-    while (!done()) {
-      step();
+  // Steps until the last result has left; gives the tick after that one.
+  std::int64_t run() {
+    for (step(); !done(); step()) {
+      settle();
     }
-    const std::int64_t end = last_chunk() ? last_exit_ + 1 : std::int64_t{1} << 62;
-    if (!last_chunk()) {  // results are out; the PEs have yet to be handed over
-      book(end);
-    }
+    return last_exit_ + 1;
+  }
+
+  // After run(): the counters, when the last of all arrays' results has left in the tick before
+  // `end`.
+  SystolicTiming finish(std::int64_t end) {
+    book(end);
     for (std::size_t i = 0; i < state_.size(); ++i) {
       if (state_[i] != static_cast<std::uint8_t>(PeState::absent)) {
         close(state_[i], since_[i], end);
       }
     }
     SystolicTiming t = registers_.t;
-    t.cycles = last_exit_ + 1;
+    t.cycles = end;
     const auto booked = [this](PeState s) { return booked_[static_cast<int>(s)]; };
     t.ledger = {
         booked_[useful],           booked(PeState::streaming),    booked(PeState::fill),
@@ -14778,9 +14754,26 @@ class ArrayStepper {
   std::int64_t folds() const {
     return work().folds != nullptr ? static_cast<std::int64_t>(work().folds->size()) : t().folds();
   }
-  bool last_chunk() const { return work().last == folds(); }
   std::uint8_t code(std::int64_t r, std::int64_t c) const {
     return state_[static_cast<std::size_t>(r * t().cols + c)];
+  }
+
+  // Where the lanes do not round as std::fma does, f32 is stepped one PE after another.
+  template <template <class> class Kernel>
+  void step_block() const {
+    if (whole()) {
+      run_on_lanes(Kernel<std::int32_t>{registers_.b});
+    } else if (fused_) {
+      run_on_lanes(Kernel<float>{registers_.b});
+    } else {
+      Kernel<float>{registers_.b}.template run<Lanes1>();
+    }
+  }
+
+  void settle() {
+    book(registers_.begin + block_ticks);
+    registers_.begin += block_ticks;
+    drop();
   }
 
   Fold place_next() const {
@@ -14863,7 +14856,7 @@ class ArrayStepper {
   }
 
   // Puts a code into the control bits that move with the wave, if any PE sees it in this block.
-  bool send(std::vector<std::int32_t>& bits, std::int64_t tick, std::int32_t value) {
+  bool send(List<std::int32_t>& bits, std::int64_t tick, std::int32_t value) {
     const std::int64_t at = PeBlock::now(tick - registers_.begin);
     if (at < 0 || at > block_ticks + t().rows + t().cols - 3) {
       return false;
@@ -15069,11 +15062,11 @@ class ArrayStepper {
   List<PeEvent> events_;     // that have not reached every PE
   std::int64_t due_ = 0;     // results that have yet to leave, padding too unless tight
   std::int64_t last_exit_ = -1;
-  std::vector<std::int32_t> wave_, leaving_, loaded_;
+  List<std::int32_t> wave_, leaving_, loaded_;
   List<PeChange> changes_;
   List<std::int32_t> leavers_;
-  std::vector<std::uint8_t> state_;  // what each PE does: a PeState, or useful
-  std::vector<std::int64_t> since_;  // and since when
+  List<std::uint8_t> state_;  // what each PE does: a PeState, or useful
+  List<std::int64_t> since_;  // and since when
   std::int64_t booked_[8] = {};
 };
 
@@ -15202,7 +15195,6 @@ struct ArrayOperands {
 };
 
 inline void add_counts(const SystolicTiming& part, SystolicTiming& all) {
-  all.cycles = std::max(all.cycles, part.cycles);
   all.macs += part.macs;
   all.sram_reads_input += part.sram_reads_input;
   all.sram_reads_weight += part.sram_reads_weight;
@@ -15253,23 +15245,27 @@ inline List<ArrayWork> divide(const SystolicTiming& t, const ArrayWork& whole) {
 // Steps every PE of every array through a run; `whole` says what is computed.
 inline SystolicTiming step_array(const SystolicTiming& problem, const ArrayWork& whole) {
   List<ArrayWork> works = divide(problem, whole);
-  List<SystolicTiming> counted(works.size());
+  List<Shared<ArrayStepper>> steppers(works.size());
+  std::vector<std::int64_t> ends(works.size());
   const auto step = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      counted[at] = ArrayStepper(problem, works[at]).run();
+      steppers[at].reset(new ArrayStepper(problem, works[at]));
+      ends[at] = steppers[at]->run();
     }
   };
   parallel_for(static_cast<std::int64_t>(works.size()), 1, LoopBody(step));
   SystolicTiming all = problem;
-  for (const SystolicTiming& part : counted) {
-    add_counts(part, all);
+  all.cycles = *std::max_element(ends.begin(), ends.end());  // tight: not always the last tile's
+  for (const Shared<ArrayStepper>& stepper : steppers) {
+    add_counts(stepper->finish(all.cycles), all);
   }
   return all;
 }
 
-// The same for placed folds on several arrays; x [M, K], w [K, N], out [M, N] words.
-inline SystolicTiming step_folds(const SystolicTiming& problem, const List<Fold>& folds,
+// The same for placed folds on several arrays; null: the folds of the case, on one array. x [M, K],
+// w [K, N], out [M, N] words.
+inline SystolicTiming step_folds(const SystolicTiming& problem, const List<Fold>* folds,
                                  std::int64_t arrays, const MatrixView& x, const MatrixView& w,
                                  float* out, const char* function) {
   const ArrayOperands operands(problem, function, x, w);
@@ -15278,14 +15274,8 @@ inline SystolicTiming step_folds(const SystolicTiming& problem, const List<Fold>
   work.tile = &operands.tile;
   work.out = out;
   work.arrays = arrays;
-  work.folds = &folds;
-  SystolicTiming t = step_array(problem, work);
-  std::int64_t streamed = 0;
-  for (const Fold& f : folds) {
-    streamed += f.length;
-  }
-  rate(t, streamed, arrays);
-  return t;
+  work.folds = folds;
+  return step_array(problem, work);
 }
 
 // Sizes of x [.., M, K] times w [K, N], and the case they make on the array.
@@ -15325,14 +15315,10 @@ inline std::vector<std::int32_t> whole_sums(float* words, std::int64_t count) {
 
 inline SystolicRun SystolicArray::matmul(const Tensor& x, const Tensor& w) const {
   const detail::ArrayProblem p("SystolicArray::matmul", *this, x, w);
-  const detail::ArrayOperands operands(p.timing, "SystolicArray::matmul", p.x, p.w);
   SystolicRun run;
   run.output = zeros(p.output);
-  detail::ArrayWork work;
-  work.stream = &operands.stream;
-  work.tile = &operands.tile;
-  work.out = run.output.data();
-  static_cast<SystolicTiming&>(run) = detail::step_array(p.timing, work);
+  static_cast<SystolicTiming&>(run) = detail::step_folds(
+      p.timing, nullptr, 1, p.x, p.w, run.output.data(), "SystolicArray::matmul");
   detail::rate(run, run.stream * run.folds());
   if (format == DType::int8) {
     run.sums = detail::whole_sums(run.output.data(), run.output.count());
@@ -15391,7 +15377,7 @@ constexpr std::int64_t most_traced = std::int64_t{1} << 24;
 
 // In the order of ticks, then ports: by counting, since both are small numbers.
 inline List<SramAccess> by_tick(const List<SramAccess>& accesses, std::int64_t ticks) {
-  std::vector<std::size_t> first(static_cast<std::size_t>(ticks + 1));
+  List<std::size_t> first(static_cast<std::size_t>(ticks + 1));
   for (const SramAccess& access : accesses) {
     ++first[static_cast<std::size_t>(access.tick + 1)];
   }
@@ -15630,7 +15616,8 @@ inline ActivePes active_pes(const SystolicArray& array, const Tensor& x, const T
   work.out = product.data();
   work.starts = &starts;
   work.last = t.folds();
-  detail::ArrayStepper(p.timing, work).run();
+  detail::ArrayStepper stepper(p.timing, work);
+  stepper.finish(stepper.run());
   ActivePes active;
   std::int64_t now = 0;
   for (std::int64_t tick = 0; tick < t.cycles; ++tick) {
@@ -15767,6 +15754,15 @@ struct ChipPlan {
   ChipTile tile;
   bool keep_x = false, keep_w = false, fits = false;
   std::int64_t predicted = 0, bytes = 0, on_chip = 0, accumulators = 0, folds = 0;
+
+  // Fewer ticks, then fewer bytes moved; what fits before what does not, of that what needs least.
+  bool better_than(const ChipPlan& b) const {
+    const std::int64_t need = fits ? predicted : on_chip + accumulators;
+    const std::int64_t theirs = b.fits ? b.predicted : b.on_chip + b.accumulators;
+    return b.folds == 0 || (fits != b.fits   ? fits
+                            : need != theirs ? need < theirs
+                                             : bytes < b.bytes);
+  }
 };
 
 // Bytes that a plan holds and moves, and the ticks that follow: the slower of arrays, memory and
@@ -15844,37 +15840,34 @@ class ChipTimeline {
     }
   }
 
-  std::int64_t fetch(std::int64_t words, std::int64_t ready) {
+  // A tile of an operand; of one that is kept (the others have no `at`) only for its first use.
+  std::int64_t fetch(List<std::int64_t>& at, std::int64_t tile, std::int64_t words,
+                     std::int64_t ready) {
+    std::int64_t own = -1;
+    std::int64_t& arrival = at.empty() ? own : at[static_cast<std::size_t>(tile)];
+    if (arrival >= 0) {
+      return arrival;
+    }
     while (written_ < results_.size() &&
            results_[written_].ready * c.memory.parts <= std::max(busy_, ready * c.memory.parts)) {
       write_until(written_ + 1);
     }
     bytes_read += words * c.word;
-    return move(words * c.word, ready);
-  }
-
-  // A tile of an operand that is kept: fetched for its first use.
-  std::int64_t fetch_once(List<std::int64_t>& at, std::int64_t tile, std::int64_t words) {
-    std::int64_t& arrival = at[static_cast<std::size_t>(tile)];
-    arrival = arrival < 0 ? fetch(words, 0) : arrival;
-    return arrival;
+    return arrival = move(words * c.word, ready);
   }
 
   std::int64_t fetch_w(const Fold& f) {
     const std::int64_t rows = c.array.rows, left = c.array.n - f.n0;
     const std::int64_t words = std::min(rows, c.array.k - f.k0) * std::min(c.wide(), left);
-    if (p.keep_w) {
-      const std::int64_t across = folds_of(c.array.n, c.wide());
-      return fetch_once(w_at_, f.k0 / rows * across + f.n0 / c.wide(), words);
-    }
+    const std::int64_t tile = f.k0 / rows * folds_of(c.array.n, c.wide()) + f.n0 / c.wide();
     const std::size_t depth = static_cast<std::size_t>(c.fifo > 0 ? c.fifo : 2), i = folds.size();
-    return fetch(words, i < depth ? 0 : folds[i - depth].load + rows);
+    return fetch(w_at_, tile, words, p.keep_w || i < depth ? 0 : folds[i - depth].load + rows);
   }
 
   std::int64_t fetch_x(const Fold& f, std::int64_t rows) {
     const std::int64_t words = rows * std::min(p.tile.k, c.array.k - f.k0);
     const std::int64_t tile = f.m0 / p.tile.m * k_tiles() + f.k0 / p.tile.k;
-    return p.keep_x ? fetch_once(x_at_, tile, words) : fetch(words, x_used_[0]);
+    return fetch(x_at_, tile, words, p.keep_x ? 0 : x_used_[0]);
   }
 
   void block(std::int64_t m0, std::int64_t n0, std::int64_t rows, std::int64_t columns) {
@@ -15925,18 +15918,6 @@ inline List<std::int64_t> tile_sizes(std::int64_t size, std::int64_t given, std:
   return sizes;
 }
 
-// Fewer ticks, then fewer bytes moved; what fits before what does not, and of that what needs
-// least.
-inline bool better(const ChipPlan& a, const ChipPlan& b) {
-  const auto need = [](const ChipPlan& p) {
-    return p.fits ? p.predicted : p.on_chip + p.accumulators;
-  };
-  if (b.folds == 0 || a.fits != b.fits) {
-    return b.folds == 0 || a.fits;
-  }
-  return need(a) != need(b) ? need(a) < need(b) : a.bytes < b.bytes;
-}
-
 // For each m the plan that is predicted best, and of these the one that is best on the clock, where
 // plans of up to 2^15 folds are placed; larger ones are charged an eighth more than predicted.
 inline ChipPlan best_plan(const ChipCase& c) {
@@ -15950,13 +15931,13 @@ inline ChipPlan best_plan(const ChipCase& c) {
           p.keep_x = c.o.x == Home::chip || way % 2 == 1;
           p.keep_w = c.o.w == Home::chip || (way / 2 == 1 && c.fifo == 0);
           predict(c, p);
-          of_m = better(p, of_m) ? p : of_m;
+          of_m = p.better_than(of_m) ? p : of_m;
         }
       }
     }
     p = of_m;
     p.predicted = p.fits && p.folds <= 32768 ? ChipTimeline(c, p).cycles : p.predicted / 8 * 9;
-    if (better(p, fewest)) {
+    if (p.better_than(fewest)) {
       fewest = p;
       best = of_m;
     }
@@ -15977,9 +15958,8 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 // The costs of x [M, K] times w [K, N]; ledger and traffic in words are those of all arrays.
 struct ChipTiming : SystolicTiming {
   std::string chip;
-  std::string kind = "formula";  // or simulated: by stepping
-  ChipTile tile;                 // of a GPU: a thread block's
-  std::int64_t placed_folds = 0;
+  std::string kind = "formula";       // or simulated: by stepping
+  ChipTile tile;                      // of a GPU: a thread block's
   std::int64_t predicted_cycles = 0;  // in closed form, by which the tile was chosen
   std::int64_t cold_cycles = 0;       // until the first tiles were there: part of the stalls
   double seconds = 0;
@@ -16041,14 +16021,12 @@ inline std::ostream& operator<<(std::ostream& out, const ChipTiming& t) { return
 namespace detail {
 
 inline double format_rate(const Chip& chip, DType format) {
-  switch (format) {
-    case DType::bf16: return chip.flops_bf16;
-    case DType::int8: return chip.flops_int8;
-    case DType::fp8_e4m3:
-    case DType::fp8_e5m2: return chip.flops_fp8;
-    case DType::f32: return chip.flops_f32 > 0 ? chip.flops_f32 : chip.flops_bf16;  // in passes
-    default: return 0;
-  }
+  return format == DType::bf16                                    ? chip.flops_bf16
+         : format == DType::int8                                  ? chip.flops_int8
+         : format == DType::fp8_e4m3 || format == DType::fp8_e5m2 ? chip.flops_fp8
+         : format != DType::f32                                   ? 0
+         : chip.flops_f32 > 0                                     ? chip.flops_f32
+                                                                  : chip.flops_bf16;  // in passes
 }
 
 // Checks the chip and sets the format; ticks a second of the arrays in it.
@@ -16139,12 +16117,17 @@ struct ChipNumbers {
 };
 
 inline void count_folds(const char* function, ChipTiming& r, const ChipCase& c,
-                        const List<Fold>& folds, const ChipNumbers* numbers) {
-  static_cast<SystolicTiming&>(r) =
-      numbers == nullptr
-          ? time_folds(c.array, folds, c.arrays)
-          : step_folds(c.array, folds, c.arrays, numbers->x, numbers->w, numbers->out, function);
-  r.placed_folds = static_cast<std::int64_t>(folds.size());
+                        const List<Fold>* folds, const ChipNumbers* numbers) {
+  SystolicTiming& t = r;
+  t = c.array;
+  if (numbers != nullptr) {
+    t = step_folds(t, folds, folds == nullptr ? 1 : c.arrays, numbers->x, numbers->w, numbers->out,
+                   function);
+  } else if (folds != nullptr) {
+    t = time_folds(t, *folds, c.arrays);
+  } else {
+    time_array(t);
+  }
 }
 
 // MXUs side by side that share memory, on-chip memory and vector unit.
@@ -16170,7 +16153,7 @@ inline void time_mxus(const char* function, ChipTiming& r, const ChipCase& c,
           "are emulated, larger tiles make fewer folds"});
   }
   const ChipTimeline line(c, plan);
-  count_folds(function, r, c, line.folds, numbers);
+  count_folds(function, r, c, &line.folds, numbers);
   r.ledger.drain += r.ledger.total() / r.cycles * (line.cycles - r.cycles);
   r.cycles = line.cycles;
   r.predicted_cycles = plan.predicted;
@@ -16181,7 +16164,7 @@ inline void time_mxus(const char* function, ChipTiming& r, const ChipCase& c,
   r.chip_bytes_written +=
       c.o.y == Home::chip ? r.m * r.n * static_cast<std::int64_t>(bytes_of(c.o.result)) : 0;
   r.matmul_cycles = (r.ledger.useful + r.ledger.padded) / (c.array.rows * c.wide());
-  r.shift_cycles = r.placed_folds * c.array.rows;
+  r.shift_cycles = plan.folds * c.array.rows;
 }
 
 // What follows from the counts: bytes, the part that alone would take longest, energy.
@@ -16225,60 +16208,55 @@ inline void finish(ChipTiming& r, const Chip& chip, const ChipCase& c, double ti
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// All waves of blocks of r.tile; ticks is what a block takes on a core.
-inline void time_waves(ChipTiming& r, const ChipCase& c, std::int64_t ticks) {
+// All waves of blocks of r.tile, and the ledger of all cores: at the edges whole blocks stream, and
+// cores that the last wave leaves idle drain.
+inline void time_waves(const char* function, ChipTiming& r, const ChipCase& c) {
+  const std::int64_t rows = c.array.rows, t = c.array.stream, at_once = r.blocks_at_once;
   const std::int64_t down = folds_of(r.m, r.tile.m), blocks = down * folds_of(r.n, r.tile.n);
+  const std::int64_t folds = r.tile.m / rows * folds_of(r.tile.n, c.wide());  // of a block
+  const std::int64_t pes = c.arrays * rows * c.array.cols * at_once;
+  bool short_enough = t < most_ticks / folds;
+  const std::int64_t ticks =
+      short_enough ? (folds - 1) * std::max(t, rows) + t + 2 * rows + c.array.cols - 2 : 0;
   r.cycles = 0;
-  for (std::int64_t first = 0; first < blocks; first += r.blocks_at_once, ++r.waves) {
-    r.last_wave = std::min(blocks - first, r.blocks_at_once);
-    std::int64_t rows = 0, columns = 0, results = 0;
+  for (std::int64_t first = 0; first < blocks && short_enough; first += at_once, ++r.waves) {
+    r.last_wave = std::min(blocks - first, at_once);
+    std::int64_t x_rows = 0, columns = 0, results = 0;
     for (std::int64_t b = first; b < first + r.last_wave; ++b) {
       const std::int64_t m = std::min(r.tile.m, r.m - b % down * r.tile.m);
       const std::int64_t n = std::min(r.tile.n, r.n - b / down * r.tile.n);
-      rows += b - first < down ? m : 0;
+      x_rows += b - first < down ? m : 0;
       columns += b == first || b % down == 0 ? n : 0;
       results += m * n;
+      r.chip_bytes_written += r.k * (m + n) * c.word;  // each block's slices, through L2
     }
-    const std::int64_t read = r.k * (rows * c.fetched(c.o.x) + columns * c.fetched(c.o.w));
+    const std::int64_t read = r.k * (x_rows * c.fetched(c.o.x) + columns * c.fetched(c.o.w));
     r.hbm_bytes_read += read;
     r.hbm_bytes_written += results * c.result_word;
-    r.cycles += std::max(ticks, c.memory.ticks(read + results * c.result_word));
+    short_enough = read < most_bytes;
+    r.cycles += std::max(ticks, short_enough ? c.memory.ticks(read + results * c.result_word) : 0);
+    short_enough = short_enough && r.cycles <= most_ticks;
   }
-}
-
-// The ledger of all cores: whole blocks stream at the edges, idle cores of the last wave too.
-inline void book_waves(ChipTiming& r, const ChipCase& c, std::int64_t ticks) {
-  const std::int64_t pes = c.arrays * c.array.rows * c.array.cols, cores = r.blocks_at_once;
+  if (!short_enough) {
+    fail({function, ": blocks of ", r.tile.m, " x ", r.k, " x ", r.tile.n, " take more than the ",
+          "2^34 ticks that are emulated on ", r.chip});
+  }
   LossLedger& l = r.ledger;
-  l = LossLedger();
-  l.useful = r.macs;
-  l.padded = r.matmul_cycles * pes * cores - r.macs;
-  l.fill = r.waves * cores * (pes * (c.array.rows + c.array.cols - 2) / 2);
-  l.dma_stall = (r.cycles - r.waves * ticks) * pes * cores;
-  l.drain = r.cycles * pes * cores - l.total();
-}
-
-// The folds that hold a part of the product; in what order cores take them changes no number.
-inline List<Fold> block_folds(const ChipCase& c) {
-  List<Fold> folds;
-  for (std::int64_t n = 0; n < c.array.n; n += c.wide()) {
-    for (std::int64_t m = 0; m < c.array.m; m += c.array.rows) {
-      Fold fold;
-      fold.m0 = m;
-      fold.n0 = n;
-      fold.length = c.array.stream;
-      place_fold(c.array, folds.empty() ? nullptr : &folds.back(), FoldSupply(), fold);
-      folds.push_back(fold);
-    }
-  }
-  return folds;
+  l.useful = r.m * r.k * r.n * c.array.passes;
+  r.matmul_cycles = r.waves * folds * t;
+  l.padded = r.matmul_cycles * pes - l.useful;
+  l.fill = r.waves * (pes * (rows + c.array.cols - 2) / 2);
+  l.dma_stall = (r.cycles - r.waves * ticks) * pes;
+  l.drain = r.cycles * pes - l.total();
+  r.predicted_cycles =
+      std::max(r.waves * ticks, c.memory.ticks(r.hbm_bytes_read + r.hbm_bytes_written));
 }
 
 // Sums live in half of a core's registers, two slices of 64 of K in its shared memory. Of three
 // blocks, or the given one, the one that takes the fewest ticks.
 inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
                      const ChipNumbers* numbers) {
-  const std::int64_t rows = c.array.rows, k = r.k, t = c.array.stream;
+  const std::int64_t rows = c.array.rows, k = r.k;
   const double product = static_cast<double>(r.m) * static_cast<double>(r.n);
   if (product > static_cast<double>(most_folds * rows)) {
     fail({function, ": M, N are ", r.m, ", ", r.n, "; M N is at most ", most_folds * rows, " on ",
@@ -16289,7 +16267,6 @@ inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
     tiles = {{c.o.tile.m, k, c.o.tile.n}};
   }
   ChipTiming best;
-  std::int64_t best_ticks = 0;
   for (const ChipTile& tile : tiles) {
     ChipTiming trial = r;
     trial.tile = tile;
@@ -16304,22 +16281,13 @@ inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
       continue;
     }
     check_fit(function, trial, c);
-    const std::int64_t folds = tile.m / rows * folds_of(tile.n, c.wide());
-    const std::int64_t ticks = (folds - 1) * std::max(t, rows) + t + 2 * rows + c.array.cols - 2;
-    time_waves(trial, c, ticks);
-    if (best.waves == 0 || trial.cycles < best.cycles) {
-      best = trial;
-      best.matmul_cycles = best.waves * folds * t;
-      best_ticks = ticks;
-    }
+    time_waves(function, trial, c);
+    best = best.waves == 0 || trial.cycles < best.cycles ? trial : best;
   }
   r = best;
-  count_folds(function, r, c, block_folds(c), numbers);
+  count_folds(function, r, c, nullptr, numbers);  // which core takes which folds is all the same
   r.cycles = best.cycles;
-  book_waves(r, c, best_ticks);
-  r.predicted_cycles =
-      std::max(r.waves * best_ticks, c.memory.ticks(r.hbm_bytes_read + r.hbm_bytes_written));
-  r.chip_bytes_written = r.chip_bytes_read;  // what a core reads was written there
+  r.ledger = best.ledger;
 }
 
 inline void time_product(const char* function, ChipTiming& r, const Chip& chip,
@@ -16336,17 +16304,18 @@ inline void time_product(const char* function, ChipTiming& r, const Chip& chip,
   finish(r, chip, c, ticks);
 }
 
-// Values in a format; of int8 whole numbers, and the scale that they are of.
+// Values times a scale in a format; of int8 whole numbers, and the scale that is left.
 inline Tensor values_in(const Tensor& from, DType format, float& scale) {
   Tensor t = contiguous(from).clone();
+  for (std::int64_t i = 0; i < t.count(); ++i) {
+    const float x = t.data()[i] * scale;
+    t.data()[i] = format == DType::int8 ? x : round_to(x, format);
+  }
+  scale = 1;
   if (format == DType::int8) {
     const Int8Values values = to_int8(std::vector<float>(t.data(), t.data() + t.count()));
     std::copy(values.values.begin(), values.values.end(), t.data());
-    scale *= values.scale;
-    return t;
-  }
-  for (std::int64_t i = 0; i < t.count(); ++i) {
-    t.data()[i] = round_to(t.data()[i], format);
+    scale = values.scale;
   }
   return t;
 }
@@ -16382,21 +16351,23 @@ inline ChipRun matmul_on(const Chip& chip, const Tensor& x, const Tensor& w,
   run.n = sizes.n;
   run.format = options.format;
   detail::chip_ticks("matmul_on", chip, run.format);
-  float scale = 1;
-  const DType kept = run.format == DType::int8 ? DType::int8 : DType::f32;  // the array rounds
-  const Tensor own_x = detail::values_in(x, kept, scale);
-  const Tensor own_w = detail::values_in(w, kept, scale);
+  float scale_x = 1, scale_w = 1;
+  const bool whole = run.format == DType::int8;
+  const Tensor own_x = whole ? detail::values_in(x.detach(), run.format, scale_x) : contiguous(x);
+  const Tensor own_w = whole ? detail::values_in(w.detach(), run.format, scale_w) : contiguous(w);
   run.output = zeros(sizes.shape);
   const detail::ChipNumbers numbers{detail::matrix_view(own_x.data(), sizes.m, sizes.k),
                                     detail::matrix_view(own_w.data(), sizes.k, sizes.n),
                                     run.output.data()};
   detail::time_product("matmul_on", run, chip, options, &numbers);
-  if (kept == DType::int8) {
+  if (whole) {
     detail::whole_sums(run.output.data(), run.output.count());
   }
-  run.output = run.output * scale;
-  scale = 1;
-  run.output = detail::values_in(run.output, options.result, scale) * scale;
+  float scale = scale_x * scale_w;
+  run.output = detail::values_in(run.output, options.result, scale);
+  for (std::int64_t i = 0; i < run.output.count(); ++i) {
+    run.output.data()[i] *= scale;
+  }
   return run;
 }
 
@@ -16409,13 +16380,10 @@ inline Table efficiency_curve(const Chip& chip, Dim m, Dim k, const std::vector<
     const ChipTiming each = chip_timing(chip, m, k, n, options);
     t.title = detail::cat("x [", each.m, ", ", each.k, "] times w [", each.k, ", N] on ", each.chip,
                           " (formula)");
-    std::vector<std::string> row;
-    for (const std::int64_t value : {n, each.tile.m, each.tile.n, each.waves, each.last_wave,
-                                     each.blocks_at_once, each.cycles}) {
-      row.push_back(std::to_string(value));
-    }
-    row.push_back(detail::percent(each.utilization));
-    t.add(row);
+    t.add({std::to_string(n), std::to_string(each.tile.m), std::to_string(each.tile.n),
+           std::to_string(each.waves), std::to_string(each.last_wave),
+           std::to_string(each.blocks_at_once), std::to_string(each.cycles),
+           detail::percent(each.utilization)});
   }
   return t;
 }
@@ -16447,6 +16415,16 @@ struct OnChipRow {
   std::int64_t hbm_bytes = 0;
   double seconds = 0;
   std::string bound;  // mixed: not the same for all
+
+  void add(const OnChipRow& row) {  // one after another
+    bound = products == 0 || bound == row.bound ? row.bound : "mixed";
+    const std::int64_t cycles = counts.cycles + row.counts.cycles;
+    detail::add_counts(row.counts, counts);
+    counts.cycles = cycles;
+    products += row.products;
+    hbm_bytes += row.hbm_bytes;
+    seconds += row.seconds;
+  }
 };
 
 namespace detail {
@@ -16460,24 +16438,6 @@ inline std::string layer_of(const std::string& name) {
     }
   }
   return name;
-}
-
-// Adds a row to the sum of that name, which is a new one if there is none yet.
-inline void add_row(List<OnChipRow>& sums, const std::string& name, const OnChipRow& row) {
-  std::size_t i = 0;
-  while (i < sums.size() && sums[i].name != name) {
-    ++i;
-  }
-  sums.resize(std::max(sums.size(), i + 1));
-  OnChipRow& sum = sums[i];
-  sum.name = name;
-  sum.bound = sum.products == 0 || sum.bound == row.bound ? row.bound : "mixed";
-  const std::int64_t cycles = sum.counts.cycles + row.counts.cycles;
-  add_counts(row.counts, sum.counts);
-  sum.counts.cycles = cycles;  // one after another
-  sum.products += row.products;
-  sum.hbm_bytes += row.hbm_bytes;
-  sum.seconds += row.seconds;
 }
 
 struct HookScope {
@@ -16499,16 +16459,24 @@ struct OnChipReport {
   List<OnChipRow> layers() const {
     List<OnChipRow> sums;
     for (const OnChipRow& row : rows) {
-      detail::add_row(sums, detail::layer_of(row.name), row);
+      const std::string layer = detail::layer_of(row.name);
+      std::size_t i = 0;
+      while (i < sums.size() && sums[i].name != layer) {
+        ++i;
+      }
+      sums.resize(std::max(sums.size(), i + 1));
+      sums[i].name = layer;
+      sums[i].add(row);
     }
     return sums;
   }
   OnChipRow total() const {
-    List<OnChipRow> sum;
+    OnChipRow all;
+    all.name = "all";
     for (const OnChipRow& row : rows) {
-      detail::add_row(sum, "all", row);
+      all.add(row);
     }
-    return sum.empty() ? OnChipRow() : sum[0];
+    return all;
   }
   Table table() const { return table_of(rows); }
   Table layer_table() const { return table_of(layers()); }
@@ -16517,20 +16485,12 @@ struct OnChipReport {
 
  private:
   Table table_of(List<OnChipRow> all) const {
-    const bool stepped = numbers == Numbers::stepped;
+    const bool host = numbers == Numbers::host;
+    const char* const cycles = host ? "cycles formula" : "cycles simulated";
     Table t;
-    t.title = "Products on " + chip + (stepped ? "" : "; their numbers are the host's, in f32");
-    t.columns = {"product",
-                 "count",
-                 stepped ? "cycles simulated" : "cycles formula",
-                 "useful %",
-                 "padded %",
-                 "weight shift %",
-                 "weight stall %",
-                 "dma stall %",
-                 "hbm B",
-                 "us",
-                 "bound"};
+    t.title = "Products on " + chip + (host ? "; their numbers are the host's, in f32" : "");
+    t.columns = {"product",        "count",       cycles,  "useful %", "padded %", "weight shift %",
+                 "weight stall %", "dma stall %", "hbm B", "us",       "bound"};
     all.push_back(total());
     for (const OnChipRow& r : all) {
       const LossLedger& l = r.counts.ledger;
@@ -16730,16 +16690,11 @@ inline std::int64_t dot_ticks(const Chip& chip, DType format, std::int64_t m, st
   if (arrays < 1) {
     return ticks(2.0 * static_cast<double>(m * n) * static_cast<double>(k), peak / cores);
   }
-  SystolicTiming t;
-  t.rows = chip.mxu_rows;
-  t.cols = chip.mxu_cols;
-  t.k = k;
-  t.n = n;
+  const std::int64_t folds = folds_of(k, chip.mxu_rows) * folds_of(n, chip.mxu_cols);
   std::int64_t best = 0;
   for (std::int64_t parts = 1; parts <= std::min<std::int64_t>({arrays, m, 64}); ++parts) {
-    t.m = folds_of(m, parts);
-    fold(t);
-    const std::int64_t each = folds_of(t.folds() * parts, arrays) * fold_period(t);
+    const std::int64_t stream = std::max<std::int64_t>(folds_of(m, parts), chip.mxu_rows);
+    const std::int64_t each = folds_of(folds * parts, arrays) * stream;
     best = parts == 1 ? each : std::min(best, each);
   }
   const double passes = std::round(4 * chip.unit_peak() / chip.clock_hz / peak);  // in quarters
@@ -16846,7 +16801,38 @@ struct TileRecorder {
     }
     ops.clear();
     core->loading = false;
-    core->weigh(core->size() - run.stages + 1, run.stages);
+    weigh(core->size() - run.stages + 1);
+  }
+
+  // Weighs the core's segments before `end`; throws when the peak is more than there is.
+  void weigh(std::int64_t end) {
+    core->weigh(end, run.stages);
+    run.on_chip_peak = std::max(run.on_chip_peak, core->peak);
+    const std::int64_t over = run.on_chip_peak - run.on_chip_bytes;
+    if (run.on_chip_bytes > 0 && over > 0) {
+      fail({"Kernel::run: ", run.name, " needs ", core->peak, " bytes on the chip, ",
+            tile_cores(chip) > 1 ? "an SM of " : "", chip.name, " has ", run.on_chip_bytes, ": ",
+            over, " too many; smaller tiles, fewer stages than ", run.stages,
+            " or a format narrower than ", run.format, " would help"});
+    }
+  }
+
+  // Ends the core's clock; the run is as long as that of the core that ends last.
+  void end_core() {
+    core->send(core->size());
+    weigh(core->size());
+    std::int64_t end[2] = {};
+    for (int k = 0; k < 2; ++k) {
+      end[k] = std::max({core->free[0][k], core->free[1][k], core->free[2][k]});
+    }
+    if (end[0] > run.cycles) {
+      run.cycles = end[0];
+      run.dma_cycles = core->busy[tile_dma];
+      run.mxu_cycles = core->busy[tile_mxu];
+      run.vector_cycles = core->busy[tile_vector];
+      const auto hidden = static_cast<double>(run.dma_cycles - (end[0] - end[1]));
+      run.overlap = hidden / std::max(1.0, static_cast<double>(run.dma_cycles));
+    }
   }
 };
 
@@ -16861,18 +16847,28 @@ struct TileRecorder {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
+struct TileValue;
+namespace detail {
+TileValue tile_math(Arithmetic op, const TileValue& a, const TileValue& b);
+}
+
 // A tile on the chip: [r, c], [n] or one number. It lives within its program.
 struct TileValue {
+  using V = const TileValue&;
   TileValue(float number) : numbers(full(Shape{}, number)) {}
   TileValue(const Tensor& made, const Shared<detail::TileRecorder>& by, int number)
       : numbers(made), recorder(by), program(by->program), op(number) {}
 
   const Shape& shape() const { return numbers.shape(); }
-  TileValue& operator+=(const TileValue& b);
+  friend TileValue operator+(V a, V b) { return detail::tile_math(detail::Arithmetic::add, a, b); }
+  friend TileValue operator-(V a, V b) { return detail::tile_math(detail::Arithmetic::sub, a, b); }
+  friend TileValue operator*(V a, V b) { return detail::tile_math(detail::Arithmetic::mul, a, b); }
+  friend TileValue operator/(V a, V b) { return detail::tile_math(detail::Arithmetic::div, a, b); }
+  TileValue& operator+=(V b) { return *this = *this + b; }
+  TileValue& operator-=(V b) { return *this = *this - b; }
+  TileValue& operator*=(V b) { return *this = *this * b; }
+  TileValue& operator/=(V b) { return *this = *this / b; }
   TileValue& operator+=(TileValue&& b);  // a dot adds to the sums where they are, at no cost
-  TileValue& operator-=(const TileValue& b);
-  TileValue& operator*=(const TileValue& b);
-  TileValue& operator/=(const TileValue& b);
 
   Tensor numbers;
   Shared<detail::TileRecorder> recorder;  // null: a number from outside
@@ -16882,7 +16878,6 @@ struct TileValue {
 
 namespace detail {
 
-using TileRef = const TileValue&;
 using TileOperands = std::initializer_list<const TileValue*>;
 
 // Puts an op on the clock; its operands must be of the program that runs.
@@ -16917,7 +16912,7 @@ inline TileValue vector_tile(const char* price, const Tensor& numbers, TileOpera
   return record_tile(recorded->recorder, op, numbers, operands);
 }
 
-inline TileValue tile_math(Arithmetic op, TileRef a, TileRef b) {
+inline TileValue tile_math(Arithmetic op, const TileValue& a, const TileValue& b) {
   const char* const names[] = {"add", "sub", "mul", "div", "less"};
   const char* const name = names[static_cast<int>(op)];
   return vector_tile(name, arithmetic(op, name, a.numbers, b.numbers), {&a, &b});
@@ -17035,95 +17030,74 @@ class Tile {
     const detail::TileOp op = recorder_->op(detail::tile_none, 0, 0, 4 * numbers.count());
     return detail::record_tile(recorder_, op, numbers, {});
   }
-  std::int64_t part(const char* what, At of, int axis) const;
-  TileValue load(const char* what, X x, At at, At sizes, const float* fill) const;
-  void store(const char* what, X x, At at, V v, bool masked) const;
-  TileValue dot(const char* what, V a, V b, kernels::Trans trans) const;
+  std::int64_t part(const char* what, At of, int axis) const {
+    if (axis < 0 || axis >= static_cast<int>(of.size())) {
+      detail::fail({what, ": axis ", axis, " of grid ", detail::list_text(recorder_->grid), " of ",
+                    recorder_->run.name, "; axes are 0 to ", of.size() - 1});
+    }
+    return of[static_cast<std::size_t>(axis)].value;
+  }
+
+  TileValue load(const char* what, X x, At at, At sizes, const float* fill) const {
+    detail::TileRecorder& r = *recorder_;
+    Shape tile;
+    const Tensor inside = detail::tile_block(what, r, x, at, sizes, fill != nullptr, tile);
+    const bool whole = inside.shape() == tile;
+    const Tensor numbers = whole ? inside.clone() : tinyscale::full(tile, *fill);
+    if (!whole && inside.count() > 0) {
+      const Tensor to = numbers.as_strided(inside.shape(), numbers.steps(), 0);
+      detail::apply_in_place(detail::Arithmetic::second, what, to, inside);
+    }
+    const std::int64_t moved = r.bytes(inside.count());
+    r.run.hbm_bytes_read += moved;
+    const double rate = r.chip.memory_bandwidth;
+    return detail::record_tile(
+        recorder_, r.op(detail::tile_dma, moved, rate, r.bytes(numbers.count())), numbers, {});
+  }
+
+  void store(const char* what, X x, At at, V v, bool masked) const {
+    detail::TileRecorder& r = *recorder_;
+    Shape tile;
+    List<Dim> sizes;
+    const int more = x.dims() - v.shape().size();  // dims of size 1 in front
+    for (int i = std::min(0, -more); i < v.shape().size(); ++i) {
+      sizes.push_back(i < 0 ? 1 : v.shape()[i]);
+    }
+    const Tensor inside = detail::tile_block(what, r, x, at, sizes, masked, tile);
+    const std::int64_t moved = r.bytes(inside.count());
+    r.run.hbm_bytes_written += moved;
+    detail::TileOp op =
+        r.op(detail::tile_dma, moved, r.chip.memory_bandwidth, r.bytes(v.numbers.count()));
+    op.store = true;
+    detail::record_tile(recorder_, op, Tensor(), {&v});
+    if (moved > 0) {
+      const Tensor from = reshape(v.numbers, tile);
+      detail::write(detail::Arithmetic::second, what, inside,
+                    from.as_strided(inside.shape(), from.steps(), 0));
+    }
+  }
+
+  TileValue dot(const char* what, V a, V b, kernels::Trans trans) const {
+    detail::TileRecorder& r = *recorder_;
+    const int inner = trans == kernels::Trans::no ? 0 : 1;
+    const Shape &x = a.shape(), &y = b.shape();
+    if (x.size() != 2 || y.size() != 2 || x[1] != y[inner]) {
+      detail::fail({what, ": inner sizes differ: a is ", x, ", b is ", y, r.place(),
+                    "; a [m, k] and b ", inner == 0 ? "[k, n]" : "[n, k]", " are right"});
+    }
+    const std::int64_t m = x[0], k = x[1], n = y[1 - inner];
+    Tensor out(Shape{m, n});
+    kernels::gemm(kernels::Trans::no, trans, m, n, k, a.numbers.data(), k, b.numbers.data(), y[1],
+                  0.0f, out.data(), n);
+    r.run.matmul_flops += 2 * m * n * k;
+    detail::TileOp op = r.op(detail::tile_mxu, 0, 0, 4 * m * n);
+    op.cycles = detail::dot_ticks(r.chip, r.run.format, m, k, n);
+    return detail::record_tile(recorder_, op, out, {&a, &b});
+  }
 
   Shared<detail::TileRecorder> recorder_;
 };
 
-inline std::int64_t Tile::part(const char* what, At of, int axis) const {
-  if (axis < 0 || axis >= static_cast<int>(of.size())) {
-    detail::fail({what, ": axis ", axis, " of grid ", detail::list_text(recorder_->grid), " of ",
-                  recorder_->run.name, "; axes are 0 to ", of.size() - 1});
-  }
-  return of[static_cast<std::size_t>(axis)].value;
-}
-
-inline TileValue Tile::load(const char* what, X x, At at, At sizes, const float* fill) const {
-  detail::TileRecorder& r = *recorder_;
-  Shape tile;
-  const Tensor inside = detail::tile_block(what, r, x, at, sizes, fill != nullptr, tile);
-  const bool whole = inside.shape() == tile;
-  const Tensor numbers = whole ? inside.clone() : tinyscale::full(tile, *fill);
-  if (!whole && inside.count() > 0) {
-    const Tensor to = numbers.as_strided(inside.shape(), numbers.steps(), 0);
-    detail::apply_in_place(detail::Arithmetic::second, what, to, inside);
-  }
-  const std::int64_t moved = r.bytes(inside.count());
-  r.run.hbm_bytes_read += moved;
-  const double rate = r.chip.memory_bandwidth;
-  return detail::record_tile(
-      recorder_, r.op(detail::tile_dma, moved, rate, r.bytes(numbers.count())), numbers, {});
-}
-
-inline void Tile::store(const char* what, X x, At at, V v, bool masked) const {
-  detail::TileRecorder& r = *recorder_;
-  Shape tile;
-  List<Dim> sizes;
-  const int more = x.dims() - v.shape().size();  // dims of size 1 in front
-  for (int i = std::min(0, -more); i < v.shape().size(); ++i) {
-    sizes.push_back(i < 0 ? 1 : v.shape()[i]);
-  }
-  const Tensor inside = detail::tile_block(what, r, x, at, sizes, masked, tile);
-  const std::int64_t moved = r.bytes(inside.count());
-  r.run.hbm_bytes_written += moved;
-  detail::TileOp op =
-      r.op(detail::tile_dma, moved, r.chip.memory_bandwidth, r.bytes(v.numbers.count()));
-  op.store = true;
-  detail::record_tile(recorder_, op, Tensor(), {&v});
-  if (moved > 0) {
-    const Tensor from = reshape(v.numbers, tile);
-    detail::write(detail::Arithmetic::second, what, inside,
-                  from.as_strided(inside.shape(), from.steps(), 0));
-  }
-}
-
-inline TileValue Tile::dot(const char* what, V a, V b, kernels::Trans trans) const {
-  detail::TileRecorder& r = *recorder_;
-  const int inner = trans == kernels::Trans::no ? 0 : 1;
-  const Shape &x = a.shape(), &y = b.shape();
-  if (x.size() != 2 || y.size() != 2 || x[1] != y[inner]) {
-    detail::fail({what, ": inner sizes differ: a is ", x, ", b is ", y, r.place(),
-                  "; a [m, k] and b ", inner == 0 ? "[k, n]" : "[n, k]", " are right"});
-  }
-  const std::int64_t m = x[0], k = x[1], n = y[1 - inner];
-  Tensor out(Shape{m, n});
-  kernels::gemm(kernels::Trans::no, trans, m, n, k, a.numbers.data(), k, b.numbers.data(), y[1],
-                0.0f, out.data(), n);
-  r.run.matmul_flops += 2 * m * n * k;
-  detail::TileOp op = r.op(detail::tile_mxu, 0, 0, 4 * m * n);
-  op.cycles = detail::dot_ticks(r.chip, r.run.format, m, k, n);
-  return detail::record_tile(recorder_, op, out, {&a, &b});
-}
-
-inline TileValue operator+(detail::TileRef a, detail::TileRef b) {
-  return detail::tile_math(detail::Arithmetic::add, a, b);
-}
-inline TileValue operator-(detail::TileRef a, detail::TileRef b) {
-  return detail::tile_math(detail::Arithmetic::sub, a, b);
-}
-inline TileValue operator*(detail::TileRef a, detail::TileRef b) {
-  return detail::tile_math(detail::Arithmetic::mul, a, b);
-}
-inline TileValue operator/(detail::TileRef a, detail::TileRef b) {
-  return detail::tile_math(detail::Arithmetic::div, a, b);
-}
-inline TileValue& TileValue::operator+=(detail::TileRef b) { return *this = *this + b; }
-inline TileValue& TileValue::operator-=(detail::TileRef b) { return *this = *this - b; }
-inline TileValue& TileValue::operator*=(detail::TileRef b) { return *this = *this * b; }
-inline TileValue& TileValue::operator/=(detail::TileRef b) { return *this = *this / b; }
 inline TileValue& TileValue::operator+=(TileValue&& b) {
   const bool both = recorder.get() == b.recorder.get() && op >= 0 && b.op >= 0;
   if (!both || program != recorder->program || b.program != program || shape() != b.shape() ||
@@ -17164,6 +17138,15 @@ inline Kernel kernel(const std::string& name, const List<Dim>& grid,
 
 namespace detail {
 
+// A body that outlives its run; it costs less to compile than a std::function.
+struct TileBody {
+  template <class F>
+  TileBody(const F& f)
+      : of(&f), call([](const void* own, Tile& t) { (*static_cast<const F*>(own))(t); }) {}
+  const void* of;
+  void (*call)(const void* of, Tile& t);
+};
+
 // This thread's context without its profile and gradients, matmuls in f32.
 inline Context quiet_context() {
   Context own = context();
@@ -17173,96 +17156,71 @@ inline Context quiet_context() {
   return own;
 }
 
-inline void check_kernel(const Kernel& k, const Chip& chip) {
-  bool legal = !k.grid.empty() && k.grid.size() <= 3 && k.stages >= 1 && k.stages <= 64 && k.body;
+// The number of programs; throws when a size is not legal or the chip's rates are not known.
+inline std::int64_t programs_of(const Kernel& k, const Chip& chip) {
+  bool legal = !k.grid.empty() && k.grid.size() <= 3 && k.stages >= 1 && k.stages <= 64;
   double programs = 1;
   for (const Dim& size : k.grid) {
     programs *= static_cast<double>(size.value);
     legal = legal && size.value >= 1 && programs < 0x1p40;
   }
   if (!legal) {
-    fail({"Kernel::run: ", k.name, " has grid ", list_text(k.grid), ", ", k.stages, " stages and ",
-          k.body ? "a" : "no", " body; 1 to 3 sizes from 1, 1 to 64 stages and a body are right"});
+    fail({"Kernel::run: ", k.name, " has grid ", list_text(k.grid), " and ", k.stages,
+          " stages; 1 to 3 sizes from 1 and 1 to 64 stages are right"});
   }
   if (!(chip.clock_hz > 0) || !(chip.memory_bandwidth > 0)) {
     fail({"Kernel::run: ", k.name, " on ", chip.name, ": clock_hz is ", chip.clock_hz,
           ", memory_bandwidth ", chip.memory_bandwidth, "; both must be above 0"});
   }
+  return static_cast<std::int64_t>(programs);
 }
 
-// The peak of a core that has run so far.
-inline void check_peak(TileRecorder& r, const TileCore& core) {
-  r.run.on_chip_peak = std::max(r.run.on_chip_peak, core.peak);
-  const std::int64_t over = r.run.on_chip_peak - r.run.on_chip_bytes;
-  if (r.run.on_chip_bytes > 0 && over > 0) {
-    fail({"Kernel::run: ", r.run.name, " needs ", core.peak, " bytes on the chip, ",
-          tile_cores(r.chip) > 1 ? "an SM of " : "", r.chip.name, " has ", r.run.on_chip_bytes,
-          ": ", over, " too many; smaller tiles, fewer stages than ", r.run.stages,
-          " or a format narrower than ", r.run.format, " would help"});
+inline KernelRun run_kernel(const Kernel& k, const Chip& chip, const TileBody& body) {
+  const std::int64_t programs = programs_of(k, chip);
+  Context own = quiet_context();
+  const ContextScope scope(own);
+  const Shared<TileRecorder> recorder = Shared<TileRecorder>::make();
+  TileRecorder& r = *recorder;
+  KernelRun& run = r.run;
+  r.chip = chip;
+  r.grid = r.ids = k.grid;
+  run.name = k.name;
+  run.chip = chip.name;
+  run.grid = list_text(k.grid);
+  run.format = k.format;
+  run.stages = k.stages;
+  run.programs = programs;
+  const int cores = tile_cores(chip);
+  run.on_chip_bytes = static_cast<std::int64_t>(chip.sram_bytes / cores);
+  r.cores.resize(static_cast<std::size_t>(std::min<std::int64_t>(cores, programs)));
+  Tile tile(recorder);
+  for (r.program = 0; r.program < programs; ++r.program) {
+    std::int64_t left = r.program;
+    for (std::size_t axis = k.grid.size(); axis-- > 0; left /= k.grid[axis].value) {
+      r.ids[axis] = left % k.grid[axis].value;
+    }
+    r.core = &r.cores[static_cast<std::size_t>(r.program % cores)];
+    body.call(body.of, tile);
+    r.end_program();
   }
-}
-
-// Ends a core's clock; the run is as long as that of the core that ends last.
-inline void end_core(TileRecorder& r, TileCore& core) {
-  core.send(core.size());
-  core.weigh(core.size(), r.run.stages);
-  check_peak(r, core);
-  std::int64_t end[2] = {};
-  for (int k = 0; k < 2; ++k) {
-    end[k] = std::max({core.free[0][k], core.free[1][k], core.free[2][k]});
+  for (TileCore& core : r.cores) {
+    r.core = &core;
+    r.end_core();
   }
-  if (end[0] > r.run.cycles) {
-    r.run.cycles = end[0];
-    r.run.dma_cycles = core.busy[tile_dma];
-    r.run.mxu_cycles = core.busy[tile_mxu];
-    r.run.vector_cycles = core.busy[tile_vector];
-    const auto hidden = static_cast<double>(r.run.dma_cycles - (end[0] - end[1]));
-    r.run.overlap = hidden / std::max(1.0, static_cast<double>(r.run.dma_cycles));
-  }
+  run.seconds = static_cast<double>(run.cycles) / chip.clock_hz;
+  const std::int64_t parts[] = {run.dma_cycles, run.mxu_cycles, run.vector_cycles};
+  const char* const names[] = {"memory", "matmul", "vector"};
+  run.bound = names[std::max_element(parts, parts + 3) - parts];
+  return run;
 }
 
 }  // namespace detail
 
 inline KernelRun Kernel::run(const Chip& chip) const {
-  detail::check_kernel(*this, chip);
-  Context own = detail::quiet_context();
-  const ContextScope scope(own);
-  const Shared<detail::TileRecorder> recorder = Shared<detail::TileRecorder>::make();
-  detail::TileRecorder& r = *recorder;
-  KernelRun& run = r.run;
-  r.chip = chip;
-  r.grid = r.ids = grid;
-  run.name = name;
-  run.chip = chip.name;
-  run.grid = detail::list_text(grid);
-  run.format = format;
-  run.stages = stages;
-  for (const Dim& size : grid) {
-    run.programs *= size.value;
+  if (!body) {
+    detail::fail({"Kernel::run: ", name, " has no body; give it what a program does"});
   }
-  const int cores = detail::tile_cores(chip);
-  run.on_chip_bytes = static_cast<std::int64_t>(chip.sram_bytes / cores);
-  r.cores.resize(static_cast<std::size_t>(std::min<std::int64_t>(cores, run.programs)));
-  Tile tile(recorder);
-  for (r.program = 0; r.program < run.programs; ++r.program) {
-    std::int64_t left = r.program;
-    for (std::size_t axis = grid.size(); axis-- > 0; left /= grid[axis].value) {
-      r.ids[axis] = left % grid[axis].value;
-    }
-    r.core = &r.cores[static_cast<std::size_t>(r.program % cores)];
-    body(tile);
-    r.end_program();
-    detail::check_peak(r, *r.core);
-  }
-  for (detail::TileCore& core : r.cores) {
-    detail::end_core(r, core);
-  }
-  run.seconds = static_cast<double>(run.cycles) / chip.clock_hz;
-  const std::int64_t busiest = std::max({run.dma_cycles, run.mxu_cycles, run.vector_cycles});
-  run.bound = run.dma_cycles == busiest   ? "memory"
-              : run.mxu_cycles == busiest ? "matmul"
-                                          : "vector";
-  return run;
+  return detail::run_kernel(*this, chip, body);
 }
 
 }}  // namespace tinyscale
@@ -17350,16 +17308,6 @@ inline List<Dim> block_or_fit(const char* what, const Chip& chip, const TileOpti
   return block;
 }
 
-inline TiledRun run_tiled(const char* name, const List<Dim>& grid, const Chip& chip,
-                          const TileOptions& options, const std::function<void(Tile&)>& body) {
-  Kernel k = kernel(name, grid, body);
-  k.stages = options.stages;
-  k.format = options.format;
-  TiledRun run;
-  static_cast<KernelRun&>(run) = k.run(chip);
-  return run;
-}
-
 // Counts what is computed while it is alive: the ops that a kernel replaces.
 struct UnfusedOps {
   Context own = quiet_context();
@@ -17367,7 +17315,10 @@ struct UnfusedOps {
   const Profile profile;
 
   // The kernel's run with its output and the least elements that move, beside these ops.
-  TiledRun beside(TiledRun run, const Tensor& output, std::int64_t least, const Tensor& theirs) {
+  TiledRun beside(const KernelRun& kernel, const Tensor& output, std::int64_t least,
+                  const Tensor& theirs) {
+    TiledRun run;
+    static_cast<KernelRun&>(run) = kernel;
     const double s = bytes_of(run.format);
     run.output = output;
     run.least_bytes = ticks(static_cast<double>(least) * s, 1);
@@ -17423,8 +17374,7 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
                                                std::min(most, 1024.0), 4 + width, 4 * width * deep);
   const std::int64_t bm = block[0].value, bn = block[1].value, bk = block[2].value;
   const Tensor from = reshape(a.detach(), {s.m, s.k}), y = zeros({s.m, s.n});
-  const List<Dim> grid{detail::folds_of(s.m, bm), detail::folds_of(s.n, bn)};
-  const TiledRun run = detail::run_tiled("tiled_matmul", grid, chip, options, [&](Tile& t) {
+  const auto body = [&](Tile& t) {
     const std::int64_t i = t.id(0) * bm, j = t.id(1) * bn;
     TileValue acc = t.zeros({bm, bn});
     for (std::int64_t p = 0; p < s.k; p += bk) {
@@ -17435,7 +17385,10 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
       acc = t.gelu(acc + t.load_masked(bias, {j}, {bn}));
     }
     t.store_masked(y, {i, j}, acc);
-  });
+  };
+  const List<Dim> grid{detail::folds_of(s.m, bm), detail::folds_of(s.n, bn)};
+  const KernelRun run = detail::run_kernel(
+      {"tiled_matmul", grid, nullptr, options.stages, options.format}, chip, body);
   detail::UnfusedOps ops;
   Tensor product = matmul(a, b);
   product = bias.defined() ? gelu(product + bias) : product;
@@ -17446,12 +17399,13 @@ inline TiledRun tiled_matmul(const Chip& chip, const Tensor& a, const Tensor& b,
 // Along the last dim, a whole row in a tile; the ops are max, subtract, exp, sum, divide.
 inline TiledRun tiled_softmax(const Chip& chip, const Tensor& x, const TileOptions& options = {}) {
   const detail::TileRows rows("tiled_softmax", chip, x, options, 2);
-  const TiledRun run =
-      detail::run_tiled("tiled_softmax", {rows.blocks}, chip, options, [&rows](Tile& t) {
-        TileValue v = rows.load(t);
-        v = t.exp(v - t.max(v, 1));
-        rows.store(t, v / t.sum(v, 1));
-      });
+  const auto body = [&](Tile& t) {
+    TileValue v = rows.load(t);
+    v = t.exp(v - t.max(v, 1));
+    rows.store(t, v / t.sum(v, 1));
+  };
+  const KernelRun run = detail::run_kernel(
+      {"tiled_softmax", {rows.blocks}, nullptr, options.stages, options.format}, chip, body);
   detail::UnfusedOps ops;
   const Tensor e = exp(x - max(x, -1, KeepDim::yes));
   return ops.beside(run, reshape(rows.to, x.shape()), 2 * x.count(), e / sum(e, -1, KeepDim::yes));
@@ -17465,14 +17419,15 @@ inline TiledRun tiled_layer_norm(const Chip& chip, const Tensor& x, const Tensor
   detail::check_norm("tiled_layer_norm", "bias", x, bias);
   const detail::TileRows rows("tiled_layer_norm", chip, x, options, 3);
   const float each = 1.0f / static_cast<float>(rows.d);
-  const TiledRun run =
-      detail::run_tiled("tiled_layer_norm", {rows.blocks}, chip, options, [&](Tile& t) {
-        TileValue v = rows.load(t);
-        v -= t.sum(v, 1) * each;
-        v /= t.sqrt(t.sum(v * v, 1) * each + epsilon);
-        v *= t.load(weight, {0}, {rows.d});
-        rows.store(t, v + t.load(bias, {0}, {rows.d}));
-      });
+  const auto body = [&](Tile& t) {
+    TileValue v = rows.load(t);
+    v -= t.sum(v, 1) * each;
+    v /= t.sqrt(t.sum(v * v, 1) * each + epsilon);
+    v *= t.load(weight, {0}, {rows.d});
+    rows.store(t, v + t.load(bias, {0}, {rows.d}));
+  };
+  const KernelRun run = detail::run_kernel(
+      {"tiled_layer_norm", {rows.blocks}, nullptr, options.stages, options.format}, chip, body);
   detail::UnfusedOps ops;
   const Tensor c = x - sum(x, -1, KeepDim::yes) * each;
   const Tensor deviation = sqrt(sum(square(c), -1, KeepDim::yes) * each + epsilon);
@@ -17504,8 +17459,7 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
   const Tensor q3 = reshape(q.detach(), {heads, queries, d}), y = zeros({heads, queries, d});
   const Tensor k3 = reshape(k.detach(), {heads, keys, d});
   const Tensor v3 = reshape(v.detach(), {heads, keys, d});
-  const List<Dim> grid{heads, detail::folds_of(queries, bq)};
-  const TiledRun run = detail::run_tiled("flash_attention", grid, chip, options, [&](Tile& t) {
+  const auto body = [&](Tile& t) {
     const std::int64_t i = t.id(1) * bq, last = i + bq + keys - queries;
     const TileValue x = t.load_masked(q3, {t.id(0), i, 0}, {1, bq, d}) * factor;
     TileValue top = t.full({bq, 1}, -1e30f), total = t.zeros({bq, 1}), acc = t.zeros({bq, d});
@@ -17527,14 +17481,15 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
       acc += t.dot(p, t.load_masked(v3, {t.id(0), j, 0}, {1, bk, d}));
     }
     t.store_masked(y, {t.id(0), i, 0}, acc / total);
-  });
-  Tensor hidden(mask == Mask::causal ? Shape{queries, keys} : Shape{0});
-  for (std::int64_t n = 0; n < hidden.count(); ++n) {
-    hidden.data()[n] = n % keys > n / keys + keys - queries ? 1.0f : 0.0f;
-  }
+  };
+  const Tensor query = reshape(arange(queries), {queries, 1}) + static_cast<float>(keys - queries);
+  const Tensor hidden = less(query, arange(keys));
+  const List<Dim> grid{heads, detail::folds_of(queries, bq)};
+  const KernelRun run = detail::run_kernel(
+      {"flash_attention", grid, nullptr, options.stages, options.format}, chip, body);
   detail::UnfusedOps ops;
   Tensor scores = matmul(q * factor, transpose(k, -1, -2));
-  scores = hidden.count() > 0 ? masked_fill(scores, hidden, -1e30f) : scores;
+  scores = mask == Mask::causal ? masked_fill(scores, hidden, -1e30f) : scores;
   return ops.beside(run, reshape(y, q.shape()), 2 * (q.count() + k.count()),
                     matmul(softmax(scores), v));
 }

@@ -92,6 +92,19 @@ void step_an_array(const ts::Transformer& model, ts::HtmlPage& page) {
             "; the largest difference from the host's product is " + small_number(difference) +
             " of " + small_number(largest) + ".");
   page.table(run.table());
+  const ts::SystolicArray small(32, 32);
+  page.text(
+      "The same on an array of 32 x 32, a frame every 20 ticks: weights shift in column by "
+      "column, the wave of activations crosses on the diagonal.");
+  page.picture(ts::svg(ts::wavefronts(small, x, w, 20, 6, 20)));
+  ts::SystolicArray serial = array;
+  serial.schedule = ts::Schedule::serial;
+  page.picture(ts::ledger_bars({run, serial.timing(x.dim(0), width, hidden)},
+                               {"doubled (this run)", "serial"}));
+  const ts::ChipTiming chip = ts::chip_timing(ts::chip("tpu-v5e"), x.dim(0), width, hidden);
+  page.text("On a whole TPU v5e, with four such arrays behind one memory: bound by " + chip.bound +
+            ", " + ts::format_fixed(100 * chip.share(chip.ledger.useful), 1) +
+            " % of the PE-ticks are useful.");
 }
 
 void train_on_four(const ts::Text& text, const ts::TrainReport& one, ts::HtmlPage& page) {

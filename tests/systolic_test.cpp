@@ -404,6 +404,35 @@ TEST_CASE("systolic: large runs on several threads count and compute as on one")
   }
 }
 
+TEST_CASE("systolic: tight, the last tile may be done before the one on another thread") {
+  const ts::Tensor x = ts::randn({64, 64}, 1), w = ts::randn({64, 701}, 2);
+  for (const bool outputs : {false, true}) {
+    for (const ts::Drain drain : {ts::Drain::shifted, ts::Drain::instant}) {
+      ts::SystolicArray array(
+          64, 700, outputs ? ts::Dataflow::output_stationary : ts::Dataflow::weight_stationary);
+      array.schedule = drain == ts::Drain::instant ? ts::Schedule::serial : ts::Schedule::doubled;
+      array.drain = drain;
+      array.tight = true;
+      if (is_legal(array.dataflow(), array.schedule, drain)) {
+        check_same(array.matmul(x, w), array.timing(64, 64, 701));
+      }
+    }
+  }
+}
+
+TEST_CASE("systolic: a sum that underflows to -0 passes padding unchanged") {
+  const ts::Tensor x = ts::full({2, 3}, -1e-30f), w = ts::full({3, 2}, 1e-30f);
+  for (const ts::Dataflow dataflow : kDataflows) {
+    for (const ts::DType format : {ts::DType::f32, ts::DType::bf16}) {
+      ts::SystolicArray array(5, 5, dataflow);
+      array.format = format;
+      for (const float y : array.matmul(x, w).output.values()) {
+        CHECK(same_bits(y, -0.0f));
+      }
+    }
+  }
+}
+
 TEST_CASE("systolic: not a number stays in its row, padding never meets it") {
   ts::Tensor x = ts::randn({6, 5}, 1);
   const ts::Tensor w = ts::randn({5, 6}, 2);

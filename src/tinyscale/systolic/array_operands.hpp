@@ -8,10 +8,10 @@
 
 #include <cstdint>  // int64_t
 #include <cstring>  // memcpy
-#include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/format.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/systolic/array_schedule.hpp"
 
 namespace tinyscale {
@@ -47,7 +47,7 @@ inline PiecePair pieces_of_pass(std::int64_t passes, std::int64_t pass) {
 
 // 1, 2 or 3 pieces of one operand, row-major; words are floats, or int32 in their place.
 struct ArrayOperand {
-  std::vector<float> own[3];
+  List<float> own[3];
   const float* piece[3] = {};
   int pieces = 1;
   std::int64_t cols = 0;
@@ -76,7 +76,7 @@ inline ArrayOperand array_operand(const MatrixView& m, DType format, std::int64_
     return operand;
   }
   for (int p = 0; p < operand.pieces; ++p) {
-    operand.own[p].resize(static_cast<std::size_t>(m.rows * m.cols));
+    operand.own[p] = List<float>(static_cast<std::size_t>(m.rows * m.cols));
     operand.piece[p] = operand.own[p].data();
   }
   for (std::int64_t i = 0; i < m.rows; ++i) {
@@ -87,7 +87,7 @@ inline ArrayOperand array_operand(const MatrixView& m, DType format, std::int64_
         const float piece = format == DType::int8  ? int8_word(left, function, name)
                             : format == DType::f32 ? left
                                                    : round_to(left, format);
-        operand.own[p][at] = piece;
+        operand.own[p].data()[at] = piece;
         left = is_finite(piece) ? left - piece : 0.0f;  // an infinity has no rest
       }
     }

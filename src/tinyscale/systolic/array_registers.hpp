@@ -2,9 +2,8 @@
 // The registers of an array of PEs, and the feeder that puts words on its west and north edges.
 
 #include <algorithm>  // min, max, fill
-#include <cstdint>    // int64_t, uintptr_t
+#include <cstdint>    // int64_t
 #include <cstring>    // memcpy, memmove
-#include <vector>     // vector
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/systolic/array_operands.hpp"
@@ -34,24 +33,15 @@ struct ArrayWork {
 };
 
 // 32-bit registers in rows of `step`, zeros before the first: +0.0f or the integer 0.
-class PeRegisters {
- public:
+struct PeRegisters {
+  List<float> words;  // begins at a cache line, as `step` does
+  std::int64_t first = 0;
+
   PeRegisters() = default;
   PeRegisters(std::int64_t rows, std::int64_t step)
-      : words_(static_cast<std::size_t>((rows + strip_rows) * step + 32)) {
-    const auto address = reinterpret_cast<std::uintptr_t>(words_.data());
-    const std::size_t skip = (64 - address % 64) % 64 / sizeof(float);  // to a cache line
-    first_ = words_.data() + skip + strip_rows * step;
-  }
-  PeRegisters(const PeRegisters&) = delete;
-  PeRegisters& operator=(const PeRegisters&) = delete;
-  PeRegisters(PeRegisters&&) = default;
-  PeRegisters& operator=(PeRegisters&&) = default;
-  float* data() { return first_; }
-
- private:
-  std::vector<float> words_;
-  float* first_ = nullptr;
+      : words(static_cast<std::size_t>((rows + strip_rows) * step + 16)),
+        first(strip_rows * step) {}
+  float* data() { return words.data() + first; }
 };
 
 struct ArrayRegisters {
@@ -84,8 +74,7 @@ struct ArrayRegisters {
   // The registers that move, as many places on as a block has ticks: room for what enters next.
   void move_on(bool down) {
     const auto words = static_cast<std::size_t>(b.cols);
-    const bool stay = keeps_outputs(t) && t.format != DType::int8;
-    const float idle = stay ? -0.0f : 0.0f;  // s + -0 * +0 leaves every s as it is, -0 too
+    const float idle = t.format == DType::int8 ? 0.0f : -0.0f;  // s + -0 * +0 is s, -0 too
     for (std::int64_t r = b.first; r < b.rows; ++r) {
       float* row = west.data() + r * b.west_step;
       std::memmove(row + block_ticks, row, words * sizeof(float));

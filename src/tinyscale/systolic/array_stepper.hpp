@@ -8,7 +8,6 @@
 #include <algorithm>  // min, max, fill
 #include <cstdint>    // int64_t, uint8_t
 #include <cstring>    // memcpy
-#include <vector>     // vector
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/systolic/array_registers.hpp"
@@ -24,9 +23,10 @@ class ArrayStepper {
         wave_(static_cast<std::size_t>(block_ticks + problem.rows + registers_.b.cols)),
         leaving_(wave_.size()),
         loaded_(static_cast<std::size_t>(block_ticks * 16 + registers_.b.cols)),
-        state_(static_cast<std::size_t>(problem.rows * problem.cols),
-               static_cast<std::uint8_t>(work.first == 0 ? PeState::fill : PeState::absent)),
+        state_(static_cast<std::size_t>(problem.rows * problem.cols)),
         since_(state_.size()) {
+    const PeState first = work.first == 0 ? PeState::fill : PeState::absent;
+    std::fill(state_.begin(), state_.end(), static_cast<std::uint8_t>(first));
     PeBlock& b = registers_.b;
     b.wave = wave_.data();
     b.leaving = leaving_.data();
@@ -48,27 +48,16 @@ class ArrayStepper {
   // The results of all folds have left.
   bool done() const { return pulled_ && due_ == 0; }
 
-  // Steps the next block.
+  // Steps the next block; settle() or finish() then books it.
   void step() {
-    const std::int64_t until = registers_.begin + block_ticks;
-    pull(until);
+    pull(registers_.begin + block_ticks);
     registers_.move_on(moves_down());
     feed();
-    const bool lanes = fused_ || whole();
-    if (whole()) {
-      outputs() ? step_block(SumsStay<std::int32_t>{registers_.b}, lanes)
-                : step_block(SumsMoveSouth<std::int32_t>{registers_.b}, lanes);
-    } else {
-      outputs() ? step_block(SumsStay<float>{registers_.b}, lanes)
-                : step_block(SumsMoveSouth<float>{registers_.b}, lanes);
-    }
+    outputs() ? step_block<SumsStay>() : step_block<SumsMoveSouth>();
     for (std::size_t i = 0; i < live_.size(); ++i) {
       const auto index = front_ + static_cast<std::int64_t>(i);
       outputs() ? collect_sums(live_[i], index) : collect_south(live_[i]);
     }
-    book(done() && last_chunk() ? last_exit_ + 1 : until);
-    registers_.begin = until;
-    drop();
   }
 
   // Steps up to and with a tick and no further: all registers are then those of that tick.
@@ -76,25 +65,29 @@ class ArrayStepper {
     registers_.begin = (tick + 1) % block_ticks - block_ticks;
     while (registers_.begin <= tick) {
       step();
+      settle();
     }
   }
 
-  // Steps to the end and gives the finished counters.
-  SystolicTiming run() {
-    while (!done()) {
-      step();
+  // Steps until the last result has left; gives the tick after that one.
+  std::int64_t run() {
+    for (step(); !done(); step()) {
+      settle();
     }
-    const std::int64_t end = last_chunk() ? last_exit_ + 1 : std::int64_t{1} << 62;
-    if (!last_chunk()) {  // results are out; the PEs have yet to be handed over
-      book(end);
-    }
+    return last_exit_ + 1;
+  }
+
+  // After run(): the counters, when the last of all arrays' results has left in the tick before
+  // `end`.
+  SystolicTiming finish(std::int64_t end) {
+    book(end);
     for (std::size_t i = 0; i < state_.size(); ++i) {
       if (state_[i] != static_cast<std::uint8_t>(PeState::absent)) {
         close(state_[i], since_[i], end);
       }
     }
     SystolicTiming t = registers_.t;
-    t.cycles = last_exit_ + 1;
+    t.cycles = end;
     const auto booked = [this](PeState s) { return booked_[static_cast<int>(s)]; };
     t.ledger = {
         booked_[useful],           booked(PeState::streaming),    booked(PeState::fill),
@@ -124,9 +117,26 @@ class ArrayStepper {
   std::int64_t folds() const {
     return work().folds != nullptr ? static_cast<std::int64_t>(work().folds->size()) : t().folds();
   }
-  bool last_chunk() const { return work().last == folds(); }
   std::uint8_t code(std::int64_t r, std::int64_t c) const {
     return state_[static_cast<std::size_t>(r * t().cols + c)];
+  }
+
+  // Where the lanes do not round as std::fma does, f32 is stepped one PE after another.
+  template <template <class> class Kernel>
+  void step_block() const {
+    if (whole()) {
+      run_on_lanes(Kernel<std::int32_t>{registers_.b});
+    } else if (fused_) {
+      run_on_lanes(Kernel<float>{registers_.b});
+    } else {
+      Kernel<float>{registers_.b}.template run<Lanes1>();
+    }
+  }
+
+  void settle() {
+    book(registers_.begin + block_ticks);
+    registers_.begin += block_ticks;
+    drop();
   }
 
   Fold place_next() const {
@@ -209,7 +219,7 @@ class ArrayStepper {
   }
 
   // Puts a code into the control bits that move with the wave, if any PE sees it in this block.
-  bool send(std::vector<std::int32_t>& bits, std::int64_t tick, std::int32_t value) {
+  bool send(List<std::int32_t>& bits, std::int64_t tick, std::int32_t value) {
     const std::int64_t at = PeBlock::now(tick - registers_.begin);
     if (at < 0 || at > block_ticks + t().rows + t().cols - 3) {
       return false;
@@ -415,11 +425,11 @@ class ArrayStepper {
   List<PeEvent> events_;     // that have not reached every PE
   std::int64_t due_ = 0;     // results that have yet to leave, padding too unless tight
   std::int64_t last_exit_ = -1;
-  std::vector<std::int32_t> wave_, leaving_, loaded_;
+  List<std::int32_t> wave_, leaving_, loaded_;
   List<PeChange> changes_;
   List<std::int32_t> leavers_;
-  std::vector<std::uint8_t> state_;  // what each PE does: a PeState, or useful
-  std::vector<std::int64_t> since_;  // and since when
+  List<std::uint8_t> state_;  // what each PE does: a PeState, or useful
+  List<std::int64_t> since_;  // and since when
   std::int64_t booked_[8] = {};
 };
 

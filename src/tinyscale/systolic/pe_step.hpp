@@ -139,6 +139,24 @@ TINYSCALE_INLINE void keep_where(const typename L::I& mask,
   store_words<L, Word>(to, old);
 }
 
+// The registers of a strip, to and from memory.
+template <class L, class Word>
+TINYSCALE_INLINE void load_strip(const float* from, std::int64_t step,
+                                 typename WordLanes<L, Word>::V (&v)[strip_rows]) {
+  TINYSCALE_UNROLL
+  for (int g = 0; g < strip_rows; ++g) {
+    load_words<L, Word>(from + g * step, v[g]);
+  }
+}
+template <class L, class Word>
+TINYSCALE_INLINE void store_strip(float* to, std::int64_t step,
+                                  const typename WordLanes<L, Word>::V (&v)[strip_rows]) {
+  TINYSCALE_UNROLL
+  for (int g = 0; g < strip_rows; ++g) {
+    store_words<L, Word>(to + g * step, v[g]);
+  }
+}
+
 // sum(r, c) = activation(r, c - 1) weight(r, c) + sum(r - 1, c): sums move south.
 template <class Word>
 struct SumsMoveSouth {
@@ -152,18 +170,16 @@ struct SumsMoveSouth {
         store_words<L, Word>(b.edge + j * b.step + c, typename WordLanes<L, Word>::V{});
       }
       for (std::int64_t r = 0; r < b.rows; r += strip_rows) {
-        TINYSCALE_UNROLL
-        for (int g = 0; g < strip_rows; ++g) {
-          load_words<L, Word>(b.weight + (r + g) * b.step + c, w[g]);
-          load_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
-        }
+        load_strip<L, Word>(b.sum + r * b.step + c, b.step, s);
         const auto old = s[strip_rows - 1];
         load_words<L, Word>(b.edge + c, above);
         for (std::int64_t j = 0, until = 0; j < block_ticks;) {
           const int kinds = b.changes_at(j, r - b.first, c, L::width, until);
+          load_strip<L, Word>(b.weight + r * b.step + c, b.step, w);
           for (; j < until; ++j) {
             if ((kinds & 1) != 0) {
-              switch_weights<L>(j, r, c, w);
+              switch_weights<L>(j, r, c);
+              load_strip<L, Word>(b.weight + r * b.step + c, b.step, w);
             }
             in = above;
             load_words<L, Word>(b.edge + (j + 1) * b.step + c, above);
@@ -185,11 +201,7 @@ struct SumsMoveSouth {
           }
         }
         store_words<L, Word>(b.edge + c, old);
-        TINYSCALE_UNROLL
-        for (int g = 0; g < strip_rows; ++g) {
-          store_words<L, Word>(b.weight + (r + g) * b.step + c, w[g]);
-          store_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
-        }
+        store_strip<L, Word>(b.sum + r * b.step + c, b.step, s);
       }
     }
   }
@@ -198,17 +210,12 @@ struct SumsMoveSouth {
   // PEs that the first slot of a fold reaches take the loaded weights, those that a pass reaches
   // its piece.
   template <class L>
-  TINYSCALE_INLINE void switch_weights(std::int64_t j, std::int64_t r, std::int64_t c,
-                                       typename WordLanes<L, Word>::V (&w)[strip_rows]) const {
+  TINYSCALE_INLINE void switch_weights(std::int64_t j, std::int64_t r, std::int64_t c) const {
     typename L::I mask;
     typename WordLanes<L, Word>::V loaded;
-    TINYSCALE_UNROLL
-    for (int g = 0; g < strip_rows; ++g) {
-      if (r + g < b.first) {
-        continue;
-      }
-      const std::int32_t* codes = b.wave + PeBlock::now(j) + r + g - b.first + c;
-      const std::int64_t at = (r + g) * b.step + c;
+    for (std::int64_t g = std::max(r, b.first); g < r + strip_rows; ++g) {
+      const std::int32_t* codes = b.wave + PeBlock::now(j) + g - b.first + c;
+      const std::int64_t at = g * b.step + c;
       lanes_with<L>(codes, 1, mask);
       for (int p = 0; p < b.pieces; ++p) {
         load_words<L, Word>(b.next[p] + at, loaded);
@@ -217,7 +224,7 @@ struct SumsMoveSouth {
       for (int q = 0; q < b.passes; ++q) {
         lanes_with<L>(codes, q + 1, mask);
         load_words<L, Word>(b.held[b.piece_of[q]] + at, loaded);
-        w[g] = mask ? loaded : w[g];
+        keep_where<L, Word>(mask, loaded, b.weight + at);
       }
     }
   }
@@ -229,9 +236,9 @@ struct SumsMoveSouth {
     typename WordLanes<L, Word>::V moving;
     lanes_with<L>(b.loaded + PeBlock::now(j) * b.loaded_tick + c * b.loaded_col, 1, mask);
     for (int p = 0; p < b.pieces; ++p) {
-      for (std::int64_t g = r < b.first ? b.first - r : 0; g < strip_rows; ++g) {
-        load_words<L, Word>(b.north[p] + (PeBlock::now(j) + r + g - b.first) * b.step + c, moving);
-        keep_where<L, Word>(mask, moving, b.next[p] + (r + g) * b.step + c);
+      for (std::int64_t g = std::max(r, b.first); g < r + strip_rows; ++g) {
+        load_words<L, Word>(b.north[p] + (PeBlock::now(j) + g - b.first) * b.step + c, moving);
+        keep_where<L, Word>(mask, moving, b.next[p] + g * b.step + c);
       }
     }
   }
@@ -247,15 +254,15 @@ struct SumsStay {
     typename WordLanes<L, Word>::V s[strip_rows], a, w;
     for (std::int64_t c = 0; c < b.cols; c += L::width) {
       for (std::int64_t r = 0; r < b.rows; r += strip_rows) {
-        TINYSCALE_UNROLL
-        for (int g = 0; g < strip_rows; ++g) {
-          load_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
-        }
+        float* sums = b.sum + r * b.step + c;
+        load_strip<L, Word>(sums, b.step, s);
         for (std::int64_t j = 0, until = 0; j < block_ticks;) {
           const int kinds = b.changes_at(j, r - b.first, c, L::width, until);
           for (; j < until; ++j) {
             if (kinds != 0) {
-              switch_sums<L>(j, r, c, s);
+              store_strip<L, Word>(sums, b.step, s);
+              switch_sums<L>(j, r, c);
+              load_strip<L, Word>(sums, b.step, s);
             }
             const float* west = b.west + r * b.west_step + PeBlock::now(j) + c;
             const float* north = b.north[0] + (PeBlock::now(j) + r - b.first) * b.step + c;
@@ -267,10 +274,7 @@ struct SumsStay {
             }
           }
         }
-        TINYSCALE_UNROLL
-        for (int g = 0; g < strip_rows; ++g) {
-          store_words<L, Word>(b.sum + (r + g) * b.step + c, s[g]);
-        }
+        store_strip<L, Word>(sums, b.step, s);
       }
     }
   }
@@ -278,21 +282,18 @@ struct SumsStay {
  private:
   // A sum that is to leave goes to its fold's plane; the first slot of a fold begins from +0.
   template <class L>
-  TINYSCALE_INLINE void switch_sums(std::int64_t j, std::int64_t r, std::int64_t c,
-                                    typename WordLanes<L, Word>::V (&s)[strip_rows]) const {
+  TINYSCALE_INLINE void switch_sums(std::int64_t j, std::int64_t r, std::int64_t c) const {
     typename L::I mask;
-    TINYSCALE_UNROLL
-    for (int g = 0; g < strip_rows; ++g) {
-      if (r + g < b.first) {
-        continue;
-      }
-      const std::int64_t slot = PeBlock::now(j) + r + g - b.first + c;
+    typename WordLanes<L, Word>::V sum;
+    for (std::int64_t g = std::max(r, b.first); g < r + strip_rows; ++g) {
+      const std::int64_t slot = PeBlock::now(j) + g - b.first + c;
+      load_words<L, Word>(b.sum + g * b.step + c, sum);
       for (const std::int32_t plane : *b.leavers) {
         lanes_with<L>(b.leaving + slot, plane, mask);
-        keep_where<L, Word>(mask, s[g], b.exits + ((plane - 1) * b.rows + r + g) * b.step + c);
+        keep_where<L, Word>(mask, sum, b.exits + ((plane - 1) * b.rows + g) * b.step + c);
       }
       lanes_with<L>(b.wave + slot, 1, mask);
-      s[g] = mask ? typename WordLanes<L, Word>::V{} : s[g];
+      keep_where<L, Word>(mask, typename WordLanes<L, Word>::V{}, b.sum + g * b.step + c);
     }
   }
 };
@@ -322,12 +323,6 @@ inline bool lanes_are_fused() {
   }
   run_on_lanes(FusedProbe{in, out});
   return out[0] == e * e;
-}
-
-// Steps a block, one PE after another where the lanes do not round as std::fma does.
-template <class Kernel>
-void step_block(const Kernel& kernel, bool lanes) {
-  lanes ? run_on_lanes(kernel) : kernel.template run<Lanes1>();
 }
 
 }  // namespace detail

@@ -55,7 +55,7 @@ constexpr std::int64_t most_traced = std::int64_t{1} << 24;
 
 // In the order of ticks, then ports: by counting, since both are small numbers.
 inline List<SramAccess> by_tick(const List<SramAccess>& accesses, std::int64_t ticks) {
-  std::vector<std::size_t> first(static_cast<std::size_t>(ticks + 1));
+  List<std::size_t> first(static_cast<std::size_t>(ticks + 1));
   for (const SramAccess& access : accesses) {
     ++first[static_cast<std::size_t>(access.tick + 1)];
   }

@@ -6,12 +6,13 @@
 //   +0, then the tiles' sums are added in order; outputs stationary: one s over k = 0 .. K - 1.
 // In several passes: each tile pass by pass, or one s over all k of a pass, then of the next.
 
-#include <algorithm>  // min, max
+#include <algorithm>  // min, max, max_element
 #include <cstdint>    // int64_t, int32_t
 #include <cstring>    // memcpy
 #include <vector>     // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/shared.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/systolic/array_stepper.hpp"
 #include "tinyscale/tensor/create.hpp"
@@ -131,7 +132,6 @@ struct ArrayOperands {
 };
 
 inline void add_counts(const SystolicTiming& part, SystolicTiming& all) {
-  all.cycles = std::max(all.cycles, part.cycles);
   all.macs += part.macs;
   all.sram_reads_input += part.sram_reads_input;
   all.sram_reads_weight += part.sram_reads_weight;
@@ -182,17 +182,20 @@ inline List<ArrayWork> divide(const SystolicTiming& t, const ArrayWork& whole) {
 // Steps every PE of every array through a run; `whole` says what is computed.
 inline SystolicTiming step_array(const SystolicTiming& problem, const ArrayWork& whole) {
   List<ArrayWork> works = divide(problem, whole);
-  List<SystolicTiming> counted(works.size());
+  List<Shared<ArrayStepper>> steppers(works.size());
+  std::vector<std::int64_t> ends(works.size());
   const auto step = [&](std::int64_t begin, std::int64_t end) {
     for (std::int64_t i = begin; i < end; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      counted[at] = ArrayStepper(problem, works[at]).run();
+      steppers[at].reset(new ArrayStepper(problem, works[at]));
+      ends[at] = steppers[at]->run();
     }
   };
   parallel_for(static_cast<std::int64_t>(works.size()), 1, LoopBody(step));
   SystolicTiming all = problem;
-  for (const SystolicTiming& part : counted) {
-    add_counts(part, all);
+  all.cycles = *std::max_element(ends.begin(), ends.end());  // tight: not always the last tile's
+  for (const Shared<ArrayStepper>& stepper : steppers) {
+    add_counts(stepper->finish(all.cycles), all);
   }
   return all;
 }

@@ -185,7 +185,8 @@ inline ActivePes active_pes(const SystolicArray& array, const Tensor& x, const T
   work.out = product.data();
   work.starts = &starts;
   work.last = t.folds();
-  detail::ArrayStepper(p.timing, work).run();
+  detail::ArrayStepper stepper(p.timing, work);
+  stepper.finish(stepper.run());
   ActivePes active;
   std::int64_t now = 0;
   for (std::int64_t tick = 0; tick < t.cycles; ++tick) {
