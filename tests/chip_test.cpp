@@ -721,17 +721,27 @@ TEST_CASE("chip: errors say what was given and what would be right") {
         "chip_timing: wse-2 is a wafer; a tpu, npu or gpu has arrays to emulate");
   ts::Chip bare;
   CHECK(timed(bare, 1, 1, 1, o) ==
-        "chip_timing: this chip has 0 arrays of 0 x 0 on 1 cores; 1 of each to 2^26 PEs in all are "
-        "emulated");
+        "chip_timing: this chip has 0 arrays of 0 x 0 on 1 cores; 1 of each to 2^26 PEs in all, on "
+        "a gpu 1 array a core, are emulated");
   bare = toy(2, 2, 1, 1);
   bare.memory_bandwidth = std::numeric_limits<double>::quiet_NaN();
   CHECK(timed(bare, 1, 1, 1, o) ==
         "chip_timing: toy has clock_hz 1e+09, memory_bandwidth nan; finite numbers above 0 are "
         "right");
+  bare = toy(2, 2, 1, 1);
+  bare.flops_bf16 = std::numeric_limits<double>::infinity();
+  ts::ChipMatmul bf16;
+  bf16.format = ts::DType::bf16;
+  CHECK(timed(bare, 1, 1, 1, bf16) ==
+        "chip_timing: toy has no bf16; it has int8, f32, fp8_e4m3, fp8_e5m2");
+  bare.kind = "gpu";
+  bare.cores = 2;
+  CHECK(timed(bare, 1, 1, 1, o).find("toy has 1 arrays of 2 x 2 on 2 cores; ") !=
+        std::string::npos);
   bare = toy(8192, 8192, 2, 1);
   CHECK(timed(bare, 1, 1, 1, o) ==
-        "chip_timing: toy has 2 arrays of 8192 x 8192 on 1 cores; 1 of each to 2^26 PEs in all are "
-        "emulated");
+        "chip_timing: toy has 2 arrays of 8192 x 8192 on 1 cores; 1 of each to 2^26 PEs in all, on "
+        "a gpu 1 array a core, are emulated");
   CHECK(timed(toy(2, 2, 1, 1e-9), 1, 1 << 20, 1 << 10, o).find("at most 2^22 and 2^34") !=
         std::string::npos);
   bare = toy(2, 2, 1, 1);

@@ -101,9 +101,10 @@ inline double chip_ticks(const char* function, const Chip& chip, DType& format) 
     fail({function, ": ", name, " is a ", chip.kind, "; a tpu, npu or gpu has arrays to emulate"});
   }
   if (chip.mxu_rows < 1 || chip.mxu_cols < 1 || chip.mxus < 1 || chip.cores < 1 ||
-      chip.unit_peak() > 0x1p27 * chip.clock_hz) {
+      (chip.kind == "gpu" && chip.mxus < chip.cores) || chip.unit_peak() > 0x1p27 * chip.clock_hz) {
     fail({function, ": ", name, " has ", chip.mxus, " arrays of ", chip.mxu_rows, " x ",
-          chip.mxu_cols, " on ", chip.cores, " cores; 1 of each to 2^26 PEs in all are emulated"});
+          chip.mxu_cols, " on ", chip.cores,
+          " cores; 1 of each to 2^26 PEs in all, on a gpu 1 array a core, are emulated"});
   }
   for (const double rate : {chip.clock_hz, chip.memory_bandwidth}) {
     if (!(rate > 0) || !is_finite(rate)) {
@@ -114,7 +115,7 @@ inline double chip_ticks(const char* function, const Chip& chip, DType& format) 
   std::string known;
   for (const DType each :
        {DType::bf16, DType::int8, DType::f32, DType::fp8_e4m3, DType::fp8_e5m2}) {
-    if (format_rate(chip, each) > 0) {
+    if (format_rate(chip, each) > 0 && is_finite(format_rate(chip, each))) {
       known += (known.empty() ? "" : ", ") + std::string(name_of(each));
       format = format == DType::f64 ? each : format;
     }
