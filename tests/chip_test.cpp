@@ -668,6 +668,8 @@ TEST_CASE("chip: energy by level, or unknown") {
                                                        t.accumulator_bytes_read +
                                                        t.accumulator_bytes_written)));
   CHECK(t.csv().find("unknown") == std::string::npos);
+  CHECK(t.csv().find(",\"uJ, 0.59 pJ each\",\n") != std::string::npos);
+  CHECK(t.csv().find("energy by,\"K: 7 nm and HBM2, ISCA 2021\",,\n") != std::string::npos);
   ts::ChipMatmul passes;
   passes.format = ts::DType::f32;  // six bf16 multiply-adds each
   CHECK(ts::chip_timing(ts::chip("tpu-v4"), 64, 64, 64, passes).mac_joules ==
@@ -676,6 +678,15 @@ TEST_CASE("chip: energy by level, or unknown") {
   CHECK(v5e.mac_joules == 0);
   CHECK(v5e.csv().find("energy of multiply-adds,unknown,,\n") != std::string::npos);
   CHECK(v5e.hbm_joules > 0);
+  ts::ChipMatmul resident;
+  resident.x = resident.w = resident.y = ts::Home::chip;  // no byte moves: known, and nothing
+  CHECK(ts::chip_timing(ts::chip("tpu-v5e"), 64, 64, 64, resident)
+            .csv()
+            .find("energy of hbm,0.000,\"uJ, 43.75 pJ/B\",\n") != std::string::npos);
+  // A caller's profile sees none of the steps.
+  const ts::Profile profile;
+  ts::matmul_on(toy(2, 2, 1, 4), ts::randn({3, 4}, 1), ts::randn({4, 2}, 2));
+  CHECK(profile.records().empty());
 }
 
 TEST_CASE("chip: reports") {
@@ -710,17 +721,27 @@ TEST_CASE("chip: errors say what was given and what would be right") {
         "chip_timing: wse-2 is a wafer; a tpu, npu or gpu has arrays to emulate");
   ts::Chip bare;
   CHECK(timed(bare, 1, 1, 1, o) ==
-        "chip_timing: this chip has 0 arrays of 0 x 0 on 1 cores; 1 of each to 2^26 PEs in all are "
-        "emulated");
+        "chip_timing: this chip has 0 arrays of 0 x 0 on 1 cores; 1 of each to 2^26 PEs in all, on "
+        "a gpu 1 array a core, are emulated");
   bare = toy(2, 2, 1, 1);
   bare.memory_bandwidth = std::numeric_limits<double>::quiet_NaN();
   CHECK(timed(bare, 1, 1, 1, o) ==
         "chip_timing: toy has clock_hz 1e+09, memory_bandwidth nan; finite numbers above 0 are "
         "right");
+  bare = toy(2, 2, 1, 1);
+  bare.flops_bf16 = std::numeric_limits<double>::infinity();
+  ts::ChipMatmul bf16;
+  bf16.format = ts::DType::bf16;
+  CHECK(timed(bare, 1, 1, 1, bf16) ==
+        "chip_timing: toy has no bf16; it has int8, f32, fp8_e4m3, fp8_e5m2");
+  bare.kind = "gpu";
+  bare.cores = 2;
+  CHECK(timed(bare, 1, 1, 1, o).find("toy has 1 arrays of 2 x 2 on 2 cores; ") !=
+        std::string::npos);
   bare = toy(8192, 8192, 2, 1);
   CHECK(timed(bare, 1, 1, 1, o) ==
-        "chip_timing: toy has 2 arrays of 8192 x 8192 on 1 cores; 1 of each to 2^26 PEs in all are "
-        "emulated");
+        "chip_timing: toy has 2 arrays of 8192 x 8192 on 1 cores; 1 of each to 2^26 PEs in all, on "
+        "a gpu 1 array a core, are emulated");
   CHECK(timed(toy(2, 2, 1, 1e-9), 1, 1 << 20, 1 << 10, o).find("at most 2^22 and 2^34") !=
         std::string::npos);
   bare = toy(2, 2, 1, 1);

@@ -744,6 +744,28 @@ TEST_CASE("tiled_softmax and tiled_layer_norm: a row stays on the chip") {
   CHECK(cube.least_bytes == 2 * 240);
 }
 
+TEST_CASE("tile kernels: rates and sizes that are no rates and sizes") {
+  ts::Chip chip = small_chip();
+  chip.sram_bytes = std::numeric_limits<double>::quiet_NaN();
+  const ts::Tensor x = ts::ones({4, 4}), y = ts::zeros({4, 4});
+  CHECK(exp_kernel(x, y).run(chip).on_chip_bytes == 0);
+  chip.sram_bytes = std::numeric_limits<double>::infinity();
+  CHECK(exp_kernel(x, y).run(chip).cycles == 96);
+  chip.memory_bandwidth = 1e-30;
+  CHECK(message_of([&] { exp_kernel(x, y).run(chip); }) ==
+        "Kernel::run: an op in program [0] of exp takes more than 2^44 ticks of small");
+}
+
+TEST_CASE("tile kernels: beside the host's ops, also inside a program on a chip") {
+  ts::TiledRun run;
+  const ts::OnChipReport report = ts::on_chip(ts::chip("tpu-v5e"), [&] {
+    run = ts::tiled_matmul(ts::chip("tpu-v5e"), ts::randn({20, 16}, 1), ts::randn({16, 8}, 2));
+  });
+  CHECK(report.rows.empty());
+  CHECK(run.unfused_ops == 1);
+  CHECK(run.largest_difference < 1e-5);
+}
+
 TEST_CASE("flash_attention: the scores never leave the chip") {
   const int sizes[][4] = {{1, 32, 32, 16}, {3, 50, 77, 8}, {2, 33, 33, 64}, {1, 1, 100, 4}};
   for (const auto& s : sizes) {

@@ -73,14 +73,13 @@ inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
     fail({function, ": M, N are ", r.m, ", ", r.n, "; M N is at most ", most_folds * rows, " on ",
           r.chip});
   }
-  List<ChipTile> tiles = {{128, k, 128}, {128, k, 256}, {256, k, 128}};
-  if (c.o.tile.m != 0 || c.o.tile.n != 0) {
-    tiles = {{c.o.tile.m, k, c.o.tile.n}};
-  }
+  const ChipTile tiles[] = {
+      {c.o.tile.m, k, c.o.tile.n}, {128, k, 128}, {128, k, 256}, {256, k, 128}};
+  const bool given = c.o.tile.m != 0 || c.o.tile.n != 0;
   ChipTiming best;
-  for (const ChipTile& tile : tiles) {
+  for (int i = given ? 0 : 1; i < (given ? 1 : 4); ++i) {
     ChipTiming trial = r;
-    trial.tile = tile;
+    const ChipTile& tile = trial.tile = tiles[i];
     if (tile.m < 1 || tile.n < 1 || tile.m % rows != 0 || tile.n % c.wide() != 0) {
       fail({function, ": tile m ", tile.m, ", n ", tile.n, "; on ", r.chip,
             " they must be multiples of ", rows, " and ", c.wide()});

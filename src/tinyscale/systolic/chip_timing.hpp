@@ -31,7 +31,9 @@ struct ChipTiming : SystolicTiming {
   // Ticks that each part would need alone, and the longest of them: matmul, shift, memory, vector.
   std::int64_t matmul_cycles = 0, shift_cycles = 0, memory_cycles = 0, vector_cycles = 0;
   std::string bound;
-  double mac_joules = 0, chip_joules = 0, hbm_joules = 0;     // 0: not known of the chip
+  double mac_joules = 0, chip_joules = 0, hbm_joules = 0;
+  double mac_pj = 0, chip_pj = 0, hbm_pj = 0;  // of a multiply-add, of a byte; 0: not known
+  std::string energy_source;
   std::int64_t waves = 0, last_wave = 0, blocks_at_once = 0;  // thread blocks of a GPU
 
   // The share of the ticks that an entry of the ledger takes.
@@ -67,13 +69,15 @@ inline Table ChipTiming::table() const {
            detail::cat("last wave ", last_wave, " of ", blocks_at_once, " full"), ""});
   }
   t.add({"time", format_fixed(seconds * 1e6, 3), "us", ""});
-  const double joules[] = {mac_joules, chip_joules, hbm_joules};
+  const double joules[] = {mac_joules, chip_joules, hbm_joules}, pj[] = {mac_pj, chip_pj, hbm_pj};
   const char* const levels[] = {"multiply-adds", "on-chip memory", "hbm"};
   for (int i = 0; i < 3; ++i) {
-    const bool known = joules[i] > 0;
+    const bool known = pj[i] > 0;
     t.add({detail::cat("energy of ", levels[i]),
-           known ? format_fixed(joules[i] * 1e6, 3) : "unknown", known ? "uJ" : "", ""});
+           known ? format_fixed(joules[i] * 1e6, 3) : "unknown",
+           known ? detail::cat("uJ, ", pj[i], i == 0 ? " pJ each" : " pJ/B") : "", ""});
   }
+  t.add({"energy by", energy_source.empty() ? "no source" : energy_source, "", ""});
   return t;
 }
 
@@ -97,9 +101,10 @@ inline double chip_ticks(const char* function, const Chip& chip, DType& format) 
     fail({function, ": ", name, " is a ", chip.kind, "; a tpu, npu or gpu has arrays to emulate"});
   }
   if (chip.mxu_rows < 1 || chip.mxu_cols < 1 || chip.mxus < 1 || chip.cores < 1 ||
-      chip.unit_peak() > 0x1p27 * chip.clock_hz) {
+      (chip.kind == "gpu" && chip.mxus < chip.cores) || chip.unit_peak() > 0x1p27 * chip.clock_hz) {
     fail({function, ": ", name, " has ", chip.mxus, " arrays of ", chip.mxu_rows, " x ",
-          chip.mxu_cols, " on ", chip.cores, " cores; 1 of each to 2^26 PEs in all are emulated"});
+          chip.mxu_cols, " on ", chip.cores,
+          " cores; 1 of each to 2^26 PEs in all, on a gpu 1 array a core, are emulated"});
   }
   for (const double rate : {chip.clock_hz, chip.memory_bandwidth}) {
     if (!(rate > 0) || !is_finite(rate)) {
@@ -110,7 +115,7 @@ inline double chip_ticks(const char* function, const Chip& chip, DType& format) 
   std::string known;
   for (const DType each :
        {DType::bf16, DType::int8, DType::f32, DType::fp8_e4m3, DType::fp8_e5m2}) {
-    if (format_rate(chip, each) > 0) {
+    if (format_rate(chip, each) > 0 && is_finite(format_rate(chip, each))) {
       known += (known.empty() ? "" : ", ") + std::string(name_of(each));
       format = format == DType::f64 ? each : format;
     }
@@ -244,15 +249,18 @@ inline void finish(ChipTiming& r, const Chip& chip, const ChipCase& c, double ti
   const char* const names[] = {"matmul", "shift", "memory", "vector"};
   r.bound = names[std::max_element(parts, parts + 4) - parts];
   const ChipEnergy& e = chip.energy;
-  const double mac = r.format == DType::int8   ? e.mac_int8
-                     : r.format == DType::f32  ? e.mac_f32
-                     : r.format == DType::bf16 ? e.mac_bf16
-                                               : 0;
+  r.mac_pj = r.format == DType::int8   ? e.mac_int8
+             : r.format == DType::f32  ? e.mac_f32
+             : r.format == DType::bf16 ? e.mac_bf16
+                                       : 0;
+  r.chip_pj = e.sram_byte;
+  r.hbm_pj = e.memory_byte;
+  r.energy_source = e.source;
   const std::int64_t moved = r.chip_bytes_read + r.chip_bytes_written + r.accumulator_bytes_read +
                              r.accumulator_bytes_written;
-  r.mac_joules = static_cast<double>(r.ledger.useful) * mac * 1e-12;
-  r.chip_joules = static_cast<double>(moved) * e.sram_byte * 1e-12;
-  r.hbm_joules = static_cast<double>(hbm) * e.memory_byte * 1e-12;
+  r.mac_joules = static_cast<double>(r.ledger.useful) * r.mac_pj * 1e-12;
+  r.chip_joules = static_cast<double>(moved) * r.chip_pj * 1e-12;
+  r.hbm_joules = static_cast<double>(hbm) * r.hbm_pj * 1e-12;
 }
 
 }  // namespace detail

@@ -27,6 +27,7 @@ struct OnChipRow {
   std::string name;
   std::int64_t products = 0;
   SystolicTiming counts;  // cycles, ledger and traffic of all arrays
+  ChipTile tile;          // of one product
   std::int64_t hbm_bytes = 0;
   double seconds = 0;
   std::string bound;  // mixed: not the same for all
@@ -135,13 +136,13 @@ inline OnChipReport on_chip(const Chip& chip, const std::function<void()>& fn,
   OnChipReport report;
   report.chip = chip.name;
   report.numbers = options.numbers;
-  List<ChipTiming> seen;  // the tile of a shape is searched once
   const detail::MatmulHook hook = [&](const Tensor& x, const Tensor& w) {
     const detail::HookScope host(nullptr);
     const detail::Matmul s = detail::matmul_sizes("on_chip", x, w, kernels::Trans::no);
     ChipMatmul own = options.matmul;
-    for (const ChipTiming& t : seen) {
-      own.tile = t.m == s.m && t.k == s.k && t.n == s.n ? t.tile : own.tile;
+    for (const OnChipRow& seen : report.rows) {  // the tile of a shape is searched once
+      const SystolicTiming& t = seen.counts;
+      own.tile = t.m == s.m && t.k == s.k && t.n == s.n ? seen.tile : own.tile;
     }
     ChipRun run;
     if (options.numbers == Numbers::stepped) {
@@ -150,9 +151,8 @@ inline OnChipReport on_chip(const Chip& chip, const std::function<void()>& fn,
       static_cast<ChipTiming&>(run) = chip_timing(chip, s.m, s.k, s.n, own);
       run.output = matmul(x, w);
     }
-    seen.push_back(run);
     const std::string sizes = detail::cat("[", s.m, ", ", s.k, "] x [", s.k, ", ", s.n, "]");
-    report.rows.push_back({options.name ? options.name(w) : sizes, 1, run,
+    report.rows.push_back({options.name ? options.name(w) : sizes, 1, run, run.tile,
                            run.hbm_bytes_read + run.hbm_bytes_written, run.seconds, run.bound});
     return run.output;
   };

@@ -133,7 +133,8 @@ struct TileCore {
 };
 
 inline std::int64_t ticks(double amount, double rate) {
-  return rate > 0 ? static_cast<std::int64_t>(std::ceil(amount / rate - 1e-9)) : 0;
+  const double whole = rate > 0 ? std::ceil(amount / rate - 1e-9) : 0;
+  return static_cast<std::int64_t>(std::min(0x1p62, whole));
 }
 
 // A GPU's programs run on its SMs, those of other chips one after another on all of it.
@@ -195,6 +196,9 @@ struct TileRecorder {
   }
 
   int add(TileOp op) {
+    if (op.cycles > std::int64_t{1} << 44) {
+      fail({"Kernel::run: an op", place(), " takes more than 2^44 ticks of ", chip.name});
+    }
     const int number = static_cast<int>(ops.size());
     const bool load = op.unit == tile_dma && !op.store;
     if (core->segments.empty() || (load && !core->loading)) {

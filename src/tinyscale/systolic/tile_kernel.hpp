@@ -85,7 +85,9 @@ inline KernelRun run_kernel(const Kernel& k, const Chip& chip, const TileBody& b
   run.stages = k.stages;
   run.programs = programs;
   const int cores = tile_cores(chip);
-  run.on_chip_bytes = static_cast<std::int64_t>(chip.sram_bytes / cores);
+  run.on_chip_bytes = chip.sram_bytes > 0  // not so of a NaN
+                          ? static_cast<std::int64_t>(std::min(0x1p62, chip.sram_bytes / cores))
+                          : 0;
   r.cores.resize(static_cast<std::size_t>(std::min<std::int64_t>(cores, programs)));
   Tile tile(recorder);
   for (r.program = 0; r.program < programs; ++r.program) {

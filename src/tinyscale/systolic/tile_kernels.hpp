@@ -10,6 +10,7 @@
 #include <iostream>   // ostream
 #include <string>     // string
 
+#include "tinyscale/systolic/on_chip.hpp"
 #include "tinyscale/systolic/tile_kernel.hpp"
 #include "tinyscale/tensor/attend.hpp"
 #include "tinyscale/tensor/normalize.hpp"
@@ -26,7 +27,7 @@ struct TileOptions {
 struct TiledRun : KernelRun {
   Tensor output;
   std::int64_t unfused_ops = 0, unfused_bytes = 0, least_bytes = 0;  // in the kernel's format
-  double largest_difference = 0;                                     // |output - that of the ops|
+  double largest_difference = 0;  // |output - that of the ops|; NaN: only one of them is
 
   Table traffic() const {
     Table t;
@@ -95,6 +96,7 @@ inline List<Dim> block_or_fit(const char* what, const Chip& chip, const TileOpti
 struct UnfusedOps {
   Context own = quiet_context();
   const ContextScope scope{own};
+  const HookScope host{nullptr};
   const Profile profile;
 
   // The kernel's run with its output and the least elements that move, beside these ops.
@@ -109,8 +111,9 @@ struct UnfusedOps {
     run.unfused_bytes = ticks(profile.totals().bytes() / bytes_of(DType::f32) * s, 1);
     const Tensor wanted = contiguous(theirs);
     for (std::int64_t i = 0; i < output.count(); ++i) {
-      const double gap = std::fabs(static_cast<double>(output.data()[i] - wanted.data()[i]));
-      run.largest_difference = std::max(run.largest_difference, gap);
+      const double a = output.data()[i], b = wanted.data()[i];
+      const double gap = a == b || (a != a && b != b) ? 0 : std::fabs(a - b);
+      run.largest_difference = gap <= run.largest_difference ? run.largest_difference : gap;
     }
     return run;
   }
