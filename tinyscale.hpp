@@ -13749,7 +13749,7 @@ inline void fold_events(const SystolicTiming& t, const Fold* before, const Fold&
     out.push_back({f.stream - f.dma_stall, together ? Arrival::together : Arrival::by_wave,
                    PeState::dma_stall});
   }
-  if (keeps_outputs(t) && !doubled && before != nullptr) {
+  if (keeps_outputs(t) && !doubled) {
     out.push_back({f.stream, Arrival::together, PeState::fill});
   }
   out.push_back({f.stream, Arrival::by_wave, PeState::streaming, index});
@@ -13904,7 +13904,8 @@ inline std::int64_t folds_of(std::int64_t size, std::int64_t pes) { return (size
 inline void fold(SystolicTiming& t) {
   const bool outputs = keeps_outputs(t);
   const bool inputs = t.dataflow == Dataflow::input_stationary;
-  t.stream = (outputs ? t.k : inputs ? t.n : t.m) * t.passes;
+  const std::int64_t most = INT64_MAX / t.passes;  // more than countable() lets through
+  t.stream = std::min(outputs ? t.k : inputs ? t.n : t.m, most) * t.passes;
   t.row_folds = folds_of(outputs ? t.m : t.k, t.rows);
   t.col_folds = folds_of(inputs ? t.m : t.n, t.cols);
 }
@@ -15570,7 +15571,7 @@ inline WavefrontCell snapshot_cell(const ArrayStepper& stepper, std::int64_t tic
   if (state == PeState::streaming) {
     name_operands(stepper, tick, r, c, cell);
   }
-  cell.moving = register_value(t, b.west + (b.first + r) * b.west_step + c);
+  cell.moving = register_value(t, b.west + (b.first + r) * b.west_step + c) + 0.0f;  // idle: -0
   cell.held = register_value(t, outputs ? b.north[0] + r * b.step + c : b.weight + at);
   if (!outputs) {  // while a tile shifts in, what passes by; then what came to rest
     bool shifting = false;
@@ -15970,7 +15971,9 @@ struct ChipTiming : SystolicTiming {
   // Ticks that each part would need alone, and the longest of them: matmul, shift, memory, vector.
   std::int64_t matmul_cycles = 0, shift_cycles = 0, memory_cycles = 0, vector_cycles = 0;
   std::string bound;
-  double mac_joules = 0, chip_joules = 0, hbm_joules = 0;     // 0: not known of the chip
+  double mac_joules = 0, chip_joules = 0, hbm_joules = 0;
+  double mac_pj = 0, chip_pj = 0, hbm_pj = 0;  // of a multiply-add, of a byte; 0: not known
+  std::string energy_source;
   std::int64_t waves = 0, last_wave = 0, blocks_at_once = 0;  // thread blocks of a GPU
 
   // The share of the ticks that an entry of the ledger takes.
@@ -16006,13 +16009,15 @@ inline Table ChipTiming::table() const {
            detail::cat("last wave ", last_wave, " of ", blocks_at_once, " full"), ""});
   }
   t.add({"time", format_fixed(seconds * 1e6, 3), "us", ""});
-  const double joules[] = {mac_joules, chip_joules, hbm_joules};
+  const double joules[] = {mac_joules, chip_joules, hbm_joules}, pj[] = {mac_pj, chip_pj, hbm_pj};
   const char* const levels[] = {"multiply-adds", "on-chip memory", "hbm"};
   for (int i = 0; i < 3; ++i) {
-    const bool known = joules[i] > 0;
+    const bool known = pj[i] > 0;
     t.add({detail::cat("energy of ", levels[i]),
-           known ? format_fixed(joules[i] * 1e6, 3) : "unknown", known ? "uJ" : "", ""});
+           known ? format_fixed(joules[i] * 1e6, 3) : "unknown",
+           known ? detail::cat("uJ, ", pj[i], i == 0 ? " pJ each" : " pJ/B") : "", ""});
   }
+  t.add({"energy by", energy_source.empty() ? "no source" : energy_source, "", ""});
   return t;
 }
 
@@ -16036,9 +16041,10 @@ inline double chip_ticks(const char* function, const Chip& chip, DType& format) 
     fail({function, ": ", name, " is a ", chip.kind, "; a tpu, npu or gpu has arrays to emulate"});
   }
   if (chip.mxu_rows < 1 || chip.mxu_cols < 1 || chip.mxus < 1 || chip.cores < 1 ||
-      chip.unit_peak() > 0x1p27 * chip.clock_hz) {
+      (chip.kind == "gpu" && chip.mxus < chip.cores) || chip.unit_peak() > 0x1p27 * chip.clock_hz) {
     fail({function, ": ", name, " has ", chip.mxus, " arrays of ", chip.mxu_rows, " x ",
-          chip.mxu_cols, " on ", chip.cores, " cores; 1 of each to 2^26 PEs in all are emulated"});
+          chip.mxu_cols, " on ", chip.cores,
+          " cores; 1 of each to 2^26 PEs in all, on a gpu 1 array a core, are emulated"});
   }
   for (const double rate : {chip.clock_hz, chip.memory_bandwidth}) {
     if (!(rate > 0) || !is_finite(rate)) {
@@ -16049,7 +16055,7 @@ inline double chip_ticks(const char* function, const Chip& chip, DType& format) 
   std::string known;
   for (const DType each :
        {DType::bf16, DType::int8, DType::f32, DType::fp8_e4m3, DType::fp8_e5m2}) {
-    if (format_rate(chip, each) > 0) {
+    if (format_rate(chip, each) > 0 && is_finite(format_rate(chip, each))) {
       known += (known.empty() ? "" : ", ") + std::string(name_of(each));
       format = format == DType::f64 ? each : format;
     }
@@ -16183,15 +16189,18 @@ inline void finish(ChipTiming& r, const Chip& chip, const ChipCase& c, double ti
   const char* const names[] = {"matmul", "shift", "memory", "vector"};
   r.bound = names[std::max_element(parts, parts + 4) - parts];
   const ChipEnergy& e = chip.energy;
-  const double mac = r.format == DType::int8   ? e.mac_int8
-                     : r.format == DType::f32  ? e.mac_f32
-                     : r.format == DType::bf16 ? e.mac_bf16
-                                               : 0;
+  r.mac_pj = r.format == DType::int8   ? e.mac_int8
+             : r.format == DType::f32  ? e.mac_f32
+             : r.format == DType::bf16 ? e.mac_bf16
+                                       : 0;
+  r.chip_pj = e.sram_byte;
+  r.hbm_pj = e.memory_byte;
+  r.energy_source = e.source;
   const std::int64_t moved = r.chip_bytes_read + r.chip_bytes_written + r.accumulator_bytes_read +
                              r.accumulator_bytes_written;
-  r.mac_joules = static_cast<double>(r.ledger.useful) * mac * 1e-12;
-  r.chip_joules = static_cast<double>(moved) * e.sram_byte * 1e-12;
-  r.hbm_joules = static_cast<double>(hbm) * e.memory_byte * 1e-12;
+  r.mac_joules = static_cast<double>(r.ledger.useful) * r.mac_pj * 1e-12;
+  r.chip_joules = static_cast<double>(moved) * r.chip_pj * 1e-12;
+  r.hbm_joules = static_cast<double>(hbm) * r.hbm_pj * 1e-12;
 }
 
 }  // namespace detail
@@ -16262,14 +16271,13 @@ inline void time_gpu(const char* function, ChipTiming& r, const ChipCase& c,
     fail({function, ": M, N are ", r.m, ", ", r.n, "; M N is at most ", most_folds * rows, " on ",
           r.chip});
   }
-  List<ChipTile> tiles = {{128, k, 128}, {128, k, 256}, {256, k, 128}};
-  if (c.o.tile.m != 0 || c.o.tile.n != 0) {
-    tiles = {{c.o.tile.m, k, c.o.tile.n}};
-  }
+  const ChipTile tiles[] = {
+      {c.o.tile.m, k, c.o.tile.n}, {128, k, 128}, {128, k, 256}, {256, k, 128}};
+  const bool given = c.o.tile.m != 0 || c.o.tile.n != 0;
   ChipTiming best;
-  for (const ChipTile& tile : tiles) {
+  for (int i = given ? 0 : 1; i < (given ? 1 : 4); ++i) {
     ChipTiming trial = r;
-    trial.tile = tile;
+    const ChipTile& tile = trial.tile = tiles[i];
     if (tile.m < 1 || tile.n < 1 || tile.m % rows != 0 || tile.n % c.wide() != 0) {
       fail({function, ": tile m ", tile.m, ", n ", tile.n, "; on ", r.chip,
             " they must be multiples of ", rows, " and ", c.wide()});
@@ -16412,6 +16420,7 @@ struct OnChipRow {
   std::string name;
   std::int64_t products = 0;
   SystolicTiming counts;  // cycles, ledger and traffic of all arrays
+  ChipTile tile;          // of one product
   std::int64_t hbm_bytes = 0;
   double seconds = 0;
   std::string bound;  // mixed: not the same for all
@@ -16520,13 +16529,13 @@ inline OnChipReport on_chip(const Chip& chip, const std::function<void()>& fn,
   OnChipReport report;
   report.chip = chip.name;
   report.numbers = options.numbers;
-  List<ChipTiming> seen;  // the tile of a shape is searched once
   const detail::MatmulHook hook = [&](const Tensor& x, const Tensor& w) {
     const detail::HookScope host(nullptr);
     const detail::Matmul s = detail::matmul_sizes("on_chip", x, w, kernels::Trans::no);
     ChipMatmul own = options.matmul;
-    for (const ChipTiming& t : seen) {
-      own.tile = t.m == s.m && t.k == s.k && t.n == s.n ? t.tile : own.tile;
+    for (const OnChipRow& seen : report.rows) {  // the tile of a shape is searched once
+      const SystolicTiming& t = seen.counts;
+      own.tile = t.m == s.m && t.k == s.k && t.n == s.n ? seen.tile : own.tile;
     }
     ChipRun run;
     if (options.numbers == Numbers::stepped) {
@@ -16535,9 +16544,8 @@ inline OnChipReport on_chip(const Chip& chip, const std::function<void()>& fn,
       static_cast<ChipTiming&>(run) = chip_timing(chip, s.m, s.k, s.n, own);
       run.output = matmul(x, w);
     }
-    seen.push_back(run);
     const std::string sizes = detail::cat("[", s.m, ", ", s.k, "] x [", s.k, ", ", s.n, "]");
-    report.rows.push_back({options.name ? options.name(w) : sizes, 1, run,
+    report.rows.push_back({options.name ? options.name(w) : sizes, 1, run, run.tile,
                            run.hbm_bytes_read + run.hbm_bytes_written, run.seconds, run.bound});
     return run.output;
   };
@@ -16673,7 +16681,8 @@ struct TileCore {
 };
 
 inline std::int64_t ticks(double amount, double rate) {
-  return rate > 0 ? static_cast<std::int64_t>(std::ceil(amount / rate - 1e-9)) : 0;
+  const double whole = rate > 0 ? std::ceil(amount / rate - 1e-9) : 0;
+  return static_cast<std::int64_t>(std::min(0x1p62, whole));
 }
 
 // A GPU's programs run on its SMs, those of other chips one after another on all of it.
@@ -16735,6 +16744,9 @@ struct TileRecorder {
   }
 
   int add(TileOp op) {
+    if (op.cycles > std::int64_t{1} << 44) {
+      fail({"Kernel::run: an op", place(), " takes more than 2^44 ticks of ", chip.name});
+    }
     const int number = static_cast<int>(ops.size());
     const bool load = op.unit == tile_dma && !op.store;
     if (core->segments.empty() || (load && !core->loading)) {
@@ -17191,7 +17203,9 @@ inline KernelRun run_kernel(const Kernel& k, const Chip& chip, const TileBody& b
   run.stages = k.stages;
   run.programs = programs;
   const int cores = tile_cores(chip);
-  run.on_chip_bytes = static_cast<std::int64_t>(chip.sram_bytes / cores);
+  run.on_chip_bytes = chip.sram_bytes > 0  // not so of a NaN
+                          ? static_cast<std::int64_t>(std::min(0x1p62, chip.sram_bytes / cores))
+                          : 0;
   r.cores.resize(static_cast<std::size_t>(std::min<std::int64_t>(cores, programs)));
   Tile tile(recorder);
   for (r.program = 0; r.program < programs; ++r.program) {
@@ -17243,7 +17257,7 @@ struct TileOptions {
 struct TiledRun : KernelRun {
   Tensor output;
   std::int64_t unfused_ops = 0, unfused_bytes = 0, least_bytes = 0;  // in the kernel's format
-  double largest_difference = 0;                                     // |output - that of the ops|
+  double largest_difference = 0;  // |output - that of the ops|; NaN: only one of them is
 
   Table traffic() const {
     Table t;
@@ -17312,6 +17326,7 @@ inline List<Dim> block_or_fit(const char* what, const Chip& chip, const TileOpti
 struct UnfusedOps {
   Context own = quiet_context();
   const ContextScope scope{own};
+  const HookScope host{nullptr};
   const Profile profile;
 
   // The kernel's run with its output and the least elements that move, beside these ops.
@@ -17326,8 +17341,9 @@ struct UnfusedOps {
     run.unfused_bytes = ticks(profile.totals().bytes() / bytes_of(DType::f32) * s, 1);
     const Tensor wanted = contiguous(theirs);
     for (std::int64_t i = 0; i < output.count(); ++i) {
-      const double gap = std::fabs(static_cast<double>(output.data()[i] - wanted.data()[i]));
-      run.largest_difference = std::max(run.largest_difference, gap);
+      const double a = output.data()[i], b = wanted.data()[i];
+      const double gap = a == b || (a != a && b != b) ? 0 : std::fabs(a - b);
+      run.largest_difference = gap <= run.largest_difference ? run.largest_difference : gap;
     }
     return run;
   }
@@ -25322,7 +25338,7 @@ inline Svg utilization_plot(const SystolicArray& array, Dim m, Dim k, Dim n) {
   for (int d = 0; d < 3; ++d) {
     Series line{names[d], {}, {}, Mark::line};
     std::int64_t size = 1;
-    while (size <= 4 * sizes[d]) {
+    while ((size - 1) / 4 < sizes[d]) {
       std::int64_t mkn[3] = {m.value, k.value, n.value};
       mkn[d] = size;
       line.x.push_back(static_cast<double>(size));
