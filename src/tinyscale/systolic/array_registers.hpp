@@ -8,7 +8,7 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/systolic/array_operands.hpp"
-#include "tinyscale/systolic/array_schedule.hpp"
+#include "tinyscale/systolic/array_timing.hpp"
 #include "tinyscale/systolic/pe_step.hpp"
 
 namespace tinyscale {
