@@ -13700,8 +13700,18 @@ inline std::int64_t fold_end(const SystolicTiming& t, const Fold& f, std::int64_
                                    : f.drain + 2 * t.rows + cols - 2;
 }
 
-// What a PE does with a tick. streaming: useful or padded, as its place in the tile says.
-enum class PeState { streaming, fill, drain, weight_shift, weight_stall, dma_stall, absent };
+// What a PE does with a tick. streaming: useful or padded, as its place in the tile says; the clock
+// says useful apart.
+enum class PeState {
+  streaming,
+  fill,
+  drain,
+  weight_shift,
+  weight_stall,
+  dma_stall,
+  absent,
+  useful
+};
 enum class Arrival { together, by_column, by_wave };  // at PE (r, c): tick, + c, + r + c
 
 struct PeEvent {
@@ -14057,7 +14067,8 @@ inline PiecePair pieces_of_pass(std::int64_t passes, std::int64_t pass) {
   return {stream[i], tile[i]};
 }
 
-// 1, 2 or 3 pieces of one operand, row-major; words are floats, or int32 in their place.
+// 1, 2 or 3 pieces of one operand, row-major; words are floats, or int32 in their place. f32 that
+// lies so already is read where it is; else a copy is made, rounded or turned.
 struct ArrayOperand {
   List<float> own[3];
   const float* piece[3] = {};
@@ -14664,7 +14675,7 @@ class ArrayStepper {
         state_(static_cast<std::size_t>(problem.rows * problem.cols)),
         since_(state_.size()) {
     const PeState first = work.first == 0 ? PeState::fill : PeState::absent;
-    std::fill(state_.begin(), state_.end(), static_cast<std::uint8_t>(first));
+    std::fill(state_.begin(), state_.end(), first);
     PeBlock& b = registers_.b;
     b.wave = wave_.data();
     b.leaving = leaving_.data();
@@ -14720,17 +14731,17 @@ class ArrayStepper {
   SystolicTiming finish(std::int64_t end) {
     book(end);
     for (std::size_t i = 0; i < state_.size(); ++i) {
-      if (state_[i] != static_cast<std::uint8_t>(PeState::absent)) {
+      if (state_[i] != PeState::absent) {
         close(state_[i], since_[i], end);
       }
     }
     SystolicTiming t = registers_.t;
     t.cycles = end;
     const auto booked = [this](PeState s) { return booked_[static_cast<int>(s)]; };
-    t.ledger = {
-        booked_[useful],           booked(PeState::streaming),    booked(PeState::fill),
-        booked(PeState::drain),    booked(PeState::weight_shift), booked(PeState::weight_stall),
-        booked(PeState::dma_stall)};
+    t.ledger = {booked(PeState::useful),       booked(PeState::streaming),
+                booked(PeState::fill),         booked(PeState::drain),
+                booked(PeState::weight_shift), booked(PeState::weight_stall),
+                booked(PeState::dma_stall)};
     t.macs = t.ledger.useful;
     t.sram_writes_output = outputs() ? t.sram_writes_output : t.accumulator_writes;
     return t;
@@ -14740,13 +14751,10 @@ class ArrayStepper {
   const ArrayRegisters& registers() const { return registers_; }
   const List<Fold>& live() const { return live_; }
   PeState state(std::int64_t r, std::int64_t c) const {
-    return is_useful(r, c) ? PeState::streaming : static_cast<PeState>(code(r, c));
+    return state_[static_cast<std::size_t>(r * t().cols + c)];
   }
-  bool is_useful(std::int64_t r, std::int64_t c) const { return code(r, c) == useful; }
 
  private:
-  static constexpr std::uint8_t useful = 7;  // beside PeState::streaming, which is then padded
-
   const SystolicTiming& t() const { return registers_.t; }
   const ArrayWork& work() const { return registers_.work; }
   bool outputs() const { return keeps_outputs(t()); }
@@ -14754,9 +14762,6 @@ class ArrayStepper {
   bool whole() const { return t().format == DType::int8; }
   std::int64_t folds() const {
     return work().folds != nullptr ? static_cast<std::int64_t>(work().folds->size()) : t().folds();
-  }
-  std::uint8_t code(std::int64_t r, std::int64_t c) const {
-    return state_[static_cast<std::size_t>(r * t().cols + c)];
   }
 
   // Where the lanes do not round as std::fma does, f32 is stepped one PE after another.
@@ -15005,13 +15010,12 @@ class ArrayStepper {
         }
         const std::int64_t first = east == 0 ? 0 : std::max<std::int64_t>(0, begin - tick);
         const std::int64_t last = east == 0 ? cols : std::min(cols, limit - tick);
-        std::uint8_t* states = state_.data() + r * cols;
+        PeState* states = state_.data() + r * cols;
         std::int64_t* since = since_.data() + r * cols;
         for (std::int64_t c = first; c < last; ++c) {
           close(states[c], since[c], tick + east * c);
           since[c] = tick + east * c;
-          states[c] =
-              r < real_rows && c < real_cols ? useful : static_cast<std::uint8_t>(event.state);
+          states[c] = r < real_rows && c < real_cols ? PeState::useful : event.state;
         }
       }
       const std::int64_t everywhere = event.tick + down * (rows - 1) + east * (cols - 1);
@@ -15022,9 +15026,10 @@ class ArrayStepper {
     remove_front(events_, over);
   }
 
-  void close(std::uint8_t state, std::int64_t since, std::int64_t tick) {
-    booked_[state] += tick - since;
-    if (work().starts != nullptr && (state == useful || state == 0)) {
+  void close(PeState state, std::int64_t since, std::int64_t tick) {
+    booked_[static_cast<int>(state)] += tick - since;
+    const bool multiplied = state == PeState::useful || state == PeState::streaming;
+    if (work().starts != nullptr && multiplied) {
       ++(*work().starts)[static_cast<std::size_t>(since)];
       --(*work().starts)[static_cast<std::size_t>(tick)];
     }
@@ -15066,7 +15071,7 @@ class ArrayStepper {
   List<std::int32_t> wave_, leaving_, loaded_;
   List<PeChange> changes_;
   List<std::int32_t> leavers_;
-  List<std::uint8_t> state_;  // what each PE does: a PeState, or useful
+  List<PeState> state_;       // what each PE does
   List<std::int64_t> since_;  // and since when
   std::int64_t booked_[8] = {};
 };
@@ -15179,7 +15184,8 @@ class SystolicArray {
 
 namespace detail {
 
-constexpr std::int64_t most_stepped = std::int64_t{1} << 26;  // PEs, of about 40 bytes each
+constexpr std::int64_t most_stepped = std::int64_t{1} << 26;  // PEs
+constexpr double most_pe_ticks = 0x1p40;                      // a minute or more
 
 // The operands of a case as the array reads them.
 struct ArrayOperands {
@@ -15269,6 +15275,13 @@ inline SystolicTiming step_array(const SystolicTiming& problem, const ArrayWork&
 inline SystolicTiming step_folds(const SystolicTiming& problem, const List<Fold>* folds,
                                  std::int64_t arrays, const MatrixView& x, const MatrixView& w,
                                  float* out, const char* function) {
+  const std::int64_t ticks =
+      folds == nullptr ? nth_fold(problem, problem.folds() - 1).end() : folds->back().end();
+  if (static_cast<double>(problem.rows * problem.cols * arrays) * static_cast<double>(ticks) >
+      most_pe_ticks) {
+    fail({function, ": ", arrays, " x ", problem.rows, " x ", problem.cols, " PEs for ", ticks,
+          " ticks; at most 2^40 PE-ticks are stepped, timing takes larger ones"});
+  }
   const ArrayOperands operands(problem, function, x, w);
   ArrayWork work;
   work.stream = &operands.stream;
@@ -15562,13 +15575,13 @@ inline WavefrontCell snapshot_cell(const ArrayStepper& stepper, std::int64_t tic
   const bool outputs = keeps_outputs(t);
   WavefrontCell cell;
   const PeState state = stepper.state(r, c);
-  cell.state = stepper.is_useful(r, c)          ? '#'
+  cell.state = state == PeState::useful         ? '#'
                : state == PeState::streaming    ? 'o'
                : state == PeState::fill         ? '>'
                : state == PeState::drain        ? '<'
                : state == PeState::weight_shift ? 'v'
                                                 : '.';
-  if (state == PeState::streaming) {
+  if (state == PeState::streaming || state == PeState::useful) {
     name_operands(stepper, tick, r, c, cell);
   }
   cell.moving = register_value(t, b.west + (b.first + r) * b.west_step + c) + 0.0f;  // idle: -0
@@ -16347,13 +16360,14 @@ struct ChipRun : ChipTiming {
   Tensor output;  // [.., M, N]
 };
 
-// The product of x [.., M, K] and w [K, N], every PE of every array stepped, and the same costs.
+// The product of x [.., M, K] and w [K, N], every PE of every array stepped, and the same costs; a
+// GPU's product is stepped too, its ticks are those of the waves.
 // Throws as chip_timing does, and when the inner sizes differ. No gradient flows through it.
 inline ChipRun matmul_on(const Chip& chip, const Tensor& x, const Tensor& w,
                          const ChipMatmul& options = ChipMatmul()) {
   const detail::Matmul sizes = detail::matmul_sizes("matmul_on", x, w, kernels::Trans::no);
   ChipRun run;
-  run.kind = "simulated";
+  run.kind = chip.kind == "gpu" ? "formula" : "simulated";
   run.m = sizes.m;
   run.k = sizes.k;
   run.n = sizes.n;
@@ -25235,7 +25249,8 @@ inline void draw_ledger(Canvas& canvas, const SystolicTiming& t, double left, do
                                 l.drain,  l.weight_shift, l.weight_stall + l.dma_stall};
   double x = left;
   for (std::size_t i = 0; i < 6; ++i) {
-    const double share = static_cast<double>(parts[i]) / static_cast<double>(l.total());
+    const double all = std::max(1.0, static_cast<double>(l.total()));
+    const double share = static_cast<double>(parts[i]) / all;
     canvas.rect(x, y, share * width, 22, pe_looks()[i].fill);
     if (share > 0.07) {
       canvas.label(x + share * width / 2, y + 15, printed('f', 1, 100 * share) + " %", 11,

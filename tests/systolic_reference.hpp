@@ -68,10 +68,10 @@ struct PlainArray {
     for (std::int64_t f = 0; f < folds; ++f) {
       const std::int64_t before = f == 0 ? 0 : start.back();
       if (!outputs) {
-        load.push_back(f == 0                                ? 0
-                       : schedule == ts::Schedule::serial    ? before + wave
-                       : schedule == ts::Schedule::skewed    ? before + stream + rows - 1
-                                                             : before);
+        load.push_back(f == 0                             ? 0
+                       : schedule == ts::Schedule::serial ? before + wave
+                       : schedule == ts::Schedule::skewed ? before + stream + rows - 1
+                                                          : before);
         start.push_back(f == 0 ? rows : std::max(load.back() + rows, before + stream));
       } else if (schedule == ts::Schedule::serial) {
         start.push_back(f == 0 ? 0 : before + wave + (instant ? 0 : rows));

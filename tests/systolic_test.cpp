@@ -446,7 +446,7 @@ TEST_CASE("systolic: placed folds, what the first operands cost is no fill") {
     const ts::Tensor x = ts::ones({3, 5}), w = ts::ones({5, 4});
     ts::Tensor y = ts::zeros({3, 4});
     const ts::SystolicTiming run =
-        ts::detail::step_folds(t, folds, 1, ts::detail::matrix_view(x.data(), 3, 5),
+        ts::detail::step_folds(t, &folds, 1, ts::detail::matrix_view(x.data(), 3, 5),
                                ts::detail::matrix_view(w.data(), 5, 4), y.data(), "test");
     check_same(run, ts::detail::time_folds(t, folds, 1));
     CHECK(run.ledger.dma_stall == 12 * 10);
@@ -1022,4 +1022,9 @@ TEST_CASE("systolic: counts that do not fit 64 bits and arrays that no memory ho
   CHECK(thrown([&] { ts::SystolicArray(1 << 14, 1 << 14).matmul(x, x); }) ==
         "SystolicArray::matmul: the array is 16384 x 16384; at most 2^26 PEs can be stepped, "
         "timing() takes larger ones");
+  CHECK(thrown([&] {
+          ts::SystolicArray(1 << 20, 1).matmul(ts::ones({3, 3}), ts::ones({3, 3}));
+        }) ==
+        "SystolicArray::matmul: 1 x 1048576 x 1 PEs for 3145731 ticks; at most 2^40 PE-ticks are "
+        "stepped, timing takes larger ones");
 }

@@ -85,7 +85,8 @@ inline void draw_ledger(Canvas& canvas, const SystolicTiming& t, double left, do
                                 l.drain,  l.weight_shift, l.weight_stall + l.dma_stall};
   double x = left;
   for (std::size_t i = 0; i < 6; ++i) {
-    const double share = static_cast<double>(parts[i]) / static_cast<double>(l.total());
+    const double all = std::max(1.0, static_cast<double>(l.total()));
+    const double share = static_cast<double>(parts[i]) / all;
     canvas.rect(x, y, share * width, 22, pe_looks()[i].fill);
     if (share > 0.07) {
       canvas.label(x + share * width / 2, y + 15, printed('f', 1, 100 * share) + " %", 11,

@@ -45,7 +45,8 @@ inline PiecePair pieces_of_pass(std::int64_t passes, std::int64_t pass) {
   return {stream[i], tile[i]};
 }
 
-// 1, 2 or 3 pieces of one operand, row-major; words are floats, or int32 in their place.
+// 1, 2 or 3 pieces of one operand, row-major; words are floats, or int32 in their place. f32 that
+// lies so already is read where it is; else a copy is made, rounded or turned.
 struct ArrayOperand {
   List<float> own[3];
   const float* piece[3] = {};

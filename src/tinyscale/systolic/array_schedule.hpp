@@ -97,8 +97,18 @@ inline std::int64_t fold_end(const SystolicTiming& t, const Fold& f, std::int64_
                                    : f.drain + 2 * t.rows + cols - 2;
 }
 
-// What a PE does with a tick. streaming: useful or padded, as its place in the tile says.
-enum class PeState { streaming, fill, drain, weight_shift, weight_stall, dma_stall, absent };
+// What a PE does with a tick. streaming: useful or padded, as its place in the tile says; the clock
+// says useful apart.
+enum class PeState {
+  streaming,
+  fill,
+  drain,
+  weight_shift,
+  weight_stall,
+  dma_stall,
+  absent,
+  useful
+};
 enum class Arrival { together, by_column, by_wave };  // at PE (r, c): tick, + c, + r + c
 
 struct PeEvent {

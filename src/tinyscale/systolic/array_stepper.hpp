@@ -6,7 +6,7 @@
 // first activation (TPU v1). Outputs stationary: the bottom row's sum leaves a column first.
 
 #include <algorithm>  // min, max, fill
-#include <cstdint>    // int64_t, uint8_t
+#include <cstdint>    // int64_t
 #include <cstring>    // memcpy
 
 #include "tinyscale/base/list.hpp"
@@ -26,7 +26,7 @@ class ArrayStepper {
         state_(static_cast<std::size_t>(problem.rows * problem.cols)),
         since_(state_.size()) {
     const PeState first = work.first == 0 ? PeState::fill : PeState::absent;
-    std::fill(state_.begin(), state_.end(), static_cast<std::uint8_t>(first));
+    std::fill(state_.begin(), state_.end(), first);
     PeBlock& b = registers_.b;
     b.wave = wave_.data();
     b.leaving = leaving_.data();
@@ -82,17 +82,17 @@ class ArrayStepper {
   SystolicTiming finish(std::int64_t end) {
     book(end);
     for (std::size_t i = 0; i < state_.size(); ++i) {
-      if (state_[i] != static_cast<std::uint8_t>(PeState::absent)) {
+      if (state_[i] != PeState::absent) {
         close(state_[i], since_[i], end);
       }
     }
     SystolicTiming t = registers_.t;
     t.cycles = end;
     const auto booked = [this](PeState s) { return booked_[static_cast<int>(s)]; };
-    t.ledger = {
-        booked_[useful],           booked(PeState::streaming),    booked(PeState::fill),
-        booked(PeState::drain),    booked(PeState::weight_shift), booked(PeState::weight_stall),
-        booked(PeState::dma_stall)};
+    t.ledger = {booked(PeState::useful),       booked(PeState::streaming),
+                booked(PeState::fill),         booked(PeState::drain),
+                booked(PeState::weight_shift), booked(PeState::weight_stall),
+                booked(PeState::dma_stall)};
     t.macs = t.ledger.useful;
     t.sram_writes_output = outputs() ? t.sram_writes_output : t.accumulator_writes;
     return t;
@@ -102,13 +102,10 @@ class ArrayStepper {
   const ArrayRegisters& registers() const { return registers_; }
   const List<Fold>& live() const { return live_; }
   PeState state(std::int64_t r, std::int64_t c) const {
-    return is_useful(r, c) ? PeState::streaming : static_cast<PeState>(code(r, c));
+    return state_[static_cast<std::size_t>(r * t().cols + c)];
   }
-  bool is_useful(std::int64_t r, std::int64_t c) const { return code(r, c) == useful; }
 
  private:
-  static constexpr std::uint8_t useful = 7;  // beside PeState::streaming, which is then padded
-
   const SystolicTiming& t() const { return registers_.t; }
   const ArrayWork& work() const { return registers_.work; }
   bool outputs() const { return keeps_outputs(t()); }
@@ -116,9 +113,6 @@ class ArrayStepper {
   bool whole() const { return t().format == DType::int8; }
   std::int64_t folds() const {
     return work().folds != nullptr ? static_cast<std::int64_t>(work().folds->size()) : t().folds();
-  }
-  std::uint8_t code(std::int64_t r, std::int64_t c) const {
-    return state_[static_cast<std::size_t>(r * t().cols + c)];
   }
 
   // Where the lanes do not round as std::fma does, f32 is stepped one PE after another.
@@ -367,13 +361,12 @@ class ArrayStepper {
         }
         const std::int64_t first = east == 0 ? 0 : std::max<std::int64_t>(0, begin - tick);
         const std::int64_t last = east == 0 ? cols : std::min(cols, limit - tick);
-        std::uint8_t* states = state_.data() + r * cols;
+        PeState* states = state_.data() + r * cols;
         std::int64_t* since = since_.data() + r * cols;
         for (std::int64_t c = first; c < last; ++c) {
           close(states[c], since[c], tick + east * c);
           since[c] = tick + east * c;
-          states[c] =
-              r < real_rows && c < real_cols ? useful : static_cast<std::uint8_t>(event.state);
+          states[c] = r < real_rows && c < real_cols ? PeState::useful : event.state;
         }
       }
       const std::int64_t everywhere = event.tick + down * (rows - 1) + east * (cols - 1);
@@ -384,9 +377,10 @@ class ArrayStepper {
     remove_front(events_, over);
   }
 
-  void close(std::uint8_t state, std::int64_t since, std::int64_t tick) {
-    booked_[state] += tick - since;
-    if (work().starts != nullptr && (state == useful || state == 0)) {
+  void close(PeState state, std::int64_t since, std::int64_t tick) {
+    booked_[static_cast<int>(state)] += tick - since;
+    const bool multiplied = state == PeState::useful || state == PeState::streaming;
+    if (work().starts != nullptr && multiplied) {
       ++(*work().starts)[static_cast<std::size_t>(since)];
       --(*work().starts)[static_cast<std::size_t>(tick)];
     }
@@ -428,7 +422,7 @@ class ArrayStepper {
   List<std::int32_t> wave_, leaving_, loaded_;
   List<PeChange> changes_;
   List<std::int32_t> leavers_;
-  List<std::uint8_t> state_;  // what each PE does: a PeState, or useful
+  List<PeState> state_;       // what each PE does
   List<std::int64_t> since_;  // and since when
   std::int64_t booked_[8] = {};
 };

@@ -149,13 +149,14 @@ struct ChipRun : ChipTiming {
   Tensor output;  // [.., M, N]
 };
 
-// The product of x [.., M, K] and w [K, N], every PE of every array stepped, and the same costs.
+// The product of x [.., M, K] and w [K, N], every PE of every array stepped, and the same costs; a
+// GPU's product is stepped too, its ticks are those of the waves.
 // Throws as chip_timing does, and when the inner sizes differ. No gradient flows through it.
 inline ChipRun matmul_on(const Chip& chip, const Tensor& x, const Tensor& w,
                          const ChipMatmul& options = ChipMatmul()) {
   const detail::Matmul sizes = detail::matmul_sizes("matmul_on", x, w, kernels::Trans::no);
   ChipRun run;
-  run.kind = "simulated";
+  run.kind = chip.kind == "gpu" ? "formula" : "simulated";
   run.m = sizes.m;
   run.k = sizes.k;
   run.n = sizes.n;

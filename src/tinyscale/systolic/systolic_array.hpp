@@ -115,7 +115,8 @@ class SystolicArray {
 
 namespace detail {
 
-constexpr std::int64_t most_stepped = std::int64_t{1} << 26;  // PEs, of about 40 bytes each
+constexpr std::int64_t most_stepped = std::int64_t{1} << 26;  // PEs
+constexpr double most_pe_ticks = 0x1p40;                      // a minute or more
 
 // The operands of a case as the array reads them.
 struct ArrayOperands {
@@ -205,6 +206,13 @@ inline SystolicTiming step_array(const SystolicTiming& problem, const ArrayWork&
 inline SystolicTiming step_folds(const SystolicTiming& problem, const List<Fold>* folds,
                                  std::int64_t arrays, const MatrixView& x, const MatrixView& w,
                                  float* out, const char* function) {
+  const std::int64_t ticks =
+      folds == nullptr ? nth_fold(problem, problem.folds() - 1).end() : folds->back().end();
+  if (static_cast<double>(problem.rows * problem.cols * arrays) * static_cast<double>(ticks) >
+      most_pe_ticks) {
+    fail({function, ": ", arrays, " x ", problem.rows, " x ", problem.cols, " PEs for ", ticks,
+          " ticks; at most 2^40 PE-ticks are stepped, timing takes larger ones"});
+  }
   const ArrayOperands operands(problem, function, x, w);
   ArrayWork work;
   work.stream = &operands.stream;

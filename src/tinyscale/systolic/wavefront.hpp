@@ -130,13 +130,13 @@ inline WavefrontCell snapshot_cell(const ArrayStepper& stepper, std::int64_t tic
   const bool outputs = keeps_outputs(t);
   WavefrontCell cell;
   const PeState state = stepper.state(r, c);
-  cell.state = stepper.is_useful(r, c)          ? '#'
+  cell.state = state == PeState::useful         ? '#'
                : state == PeState::streaming    ? 'o'
                : state == PeState::fill         ? '>'
                : state == PeState::drain        ? '<'
                : state == PeState::weight_shift ? 'v'
                                                 : '.';
-  if (state == PeState::streaming) {
+  if (state == PeState::streaming || state == PeState::useful) {
     name_operands(stepper, tick, r, c, cell);
   }
   cell.moving = register_value(t, b.west + (b.first + r) * b.west_step + c) + 0.0f;  // idle: -0
