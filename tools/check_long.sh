@@ -66,5 +66,6 @@ if have g++; then
   step "compiled library" build/long/library/run_tests '-tce=*[slow]*'
 fi
 have python3 && step "header in an interpreter" python3 tools/torture.py -O0 -O2
+have python3 && step "notebooks, thread sanitizer" python3 tools/nbcheck.py --limit 300 --modes tsan notebooks/*.ipynb
 echo "$passed passed, $failed failed, $skipped skipped"
 exit $((failed > 0))
