@@ -13774,6 +13774,16 @@ inline std::int64_t& entry(LossLedger& l, PeState state) {  // streaming: until 
                                           : l.dma_stall;
 }
 
+inline void add_times(const LossLedger& part, std::int64_t times, LossLedger& sum) {
+  sum.useful += times * part.useful;
+  sum.padded += times * part.padded;
+  sum.fill += times * part.fill;
+  sum.drain += times * part.drain;
+  sum.weight_shift += times * part.weight_shift;
+  sum.weight_stall += times * part.weight_stall;
+  sum.dma_stall += times * part.dma_stall;
+}
+
 // The sum over all PEs of the ticks since an event reached them, `ago` ticks after its own.
 inline std::int64_t ticks_since(const SystolicTiming& t, Arrival arrival, std::int64_t ago) {
   const std::int64_t r = t.rows, c = t.cols;
@@ -13812,12 +13822,11 @@ class LedgerSums {
     since_ = since;
   }
 
-  // The folds after the first, each the last one's like `ticks` later: n times what `one` booked.
+  // n folds more like the last one, `ticks` apart: each books what that one added to `before`.
   void repeat(const LossLedger& before, std::int64_t n, std::int64_t ticks) {
-    ledger.useful += n * (ledger.useful - before.useful);
-    ledger.fill += n * (ledger.fill - before.fill);
-    ledger.drain += n * (ledger.drain - before.drain);
-    ledger.weight_shift += n * (ledger.weight_shift - before.weight_shift);
+    const LossLedger now = ledger;
+    add_times(now, n, ledger);
+    add_times(before, -n, ledger);
     since_ -= n * ticks * t_.rows * t_.cols;
   }
 
@@ -13825,13 +13834,9 @@ class LedgerSums {
   LossLedger finish(std::int64_t macs, std::int64_t arrays) {
     entry(ledger, last_) += since_;
     LossLedger all;
+    add_times(ledger, arrays, all);
+    all.padded = all.useful - macs;
     all.useful = macs;
-    all.padded = ledger.useful * arrays - macs;
-    all.fill = ledger.fill * arrays;
-    all.drain = ledger.drain * arrays;
-    all.weight_shift = ledger.weight_shift * arrays;
-    all.weight_stall = ledger.weight_stall * arrays;
-    all.dma_stall = ledger.dma_stall * arrays;
     return all;
   }
 
@@ -15199,6 +15204,14 @@ struct ArrayOperands {
     stream = std::move(inputs ? ow : ox);
     tile = std::move(inputs ? ox : ow);
   }
+
+  ArrayWork work(float* out) const {
+    ArrayWork all;
+    all.stream = &stream;
+    all.tile = &tile;
+    all.out = out;
+    return all;
+  }
 };
 
 inline void add_counts(const SystolicTiming& part, SystolicTiming& all) {
@@ -15208,13 +15221,7 @@ inline void add_counts(const SystolicTiming& part, SystolicTiming& all) {
   all.sram_writes_output += part.sram_writes_output;
   all.accumulator_reads += part.accumulator_reads;
   all.accumulator_writes += part.accumulator_writes;
-  all.ledger.useful += part.ledger.useful;
-  all.ledger.padded += part.ledger.padded;
-  all.ledger.fill += part.ledger.fill;
-  all.ledger.drain += part.ledger.drain;
-  all.ledger.weight_shift += part.ledger.weight_shift;
-  all.ledger.weight_stall += part.ledger.weight_stall;
-  all.ledger.dma_stall += part.ledger.dma_stall;
+  add_times(part.ledger, 1, all.ledger);
 }
 
 // Columns of tiles are independent: each part of them has an array of its own on a thread of its
@@ -15283,10 +15290,7 @@ inline SystolicTiming step_folds(const SystolicTiming& problem, const List<Fold>
           " ticks; at most 2^40 PE-ticks are stepped, timing takes larger ones"});
   }
   const ArrayOperands operands(problem, function, x, w);
-  ArrayWork work;
-  work.stream = &operands.stream;
-  work.tile = &operands.tile;
-  work.out = out;
+  ArrayWork work = operands.work(out);
   work.arrays = arrays;
   work.folds = folds;
   return step_array(problem, work);
@@ -15435,10 +15439,7 @@ inline SramTrace sram_trace(const SystolicArray& array, const Tensor& x, const T
   Tensor product = zeros(p.output);
   SramTrace trace;
   const bool inputs = t.dataflow == Dataflow::input_stationary;
-  detail::ArrayWork work;
-  work.stream = &operands.stream;
-  work.tile = &operands.tile;
-  work.out = product.data();
+  detail::ArrayWork work = operands.work(product.data());
   work.trace[0] = inputs ? &trace.weight : &trace.input;
   work.trace[1] = inputs ? &trace.input : &trace.weight;
   work.trace[2] = &trace.output;
@@ -15624,10 +15625,7 @@ inline ActivePes active_pes(const SystolicArray& array, const Tensor& x, const T
   }
   Tensor product = zeros(p.output);
   List<std::int64_t> starts(static_cast<std::size_t>(t.cycles + 1));
-  detail::ArrayWork work;
-  work.stream = &operands.stream;
-  work.tile = &operands.tile;
-  work.out = product.data();
+  detail::ArrayWork work = operands.work(product.data());
   work.starts = &starts;
   work.last = t.folds();
   detail::ArrayStepper stepper(p.timing, work);
@@ -15667,10 +15665,7 @@ inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Te
   }
   const detail::ArrayOperands operands(p.timing, "wavefront", p.x, p.w);
   Tensor product = zeros(p.output);
-  detail::ArrayWork work;
-  work.stream = &operands.stream;
-  work.tile = &operands.tile;
-  work.out = product.data();
+  detail::ArrayWork work = operands.work(product.data());
   work.last = p.timing.folds();
   detail::ArrayStepper stepper(p.timing, work);
   stepper.step_to(tick.value);

@@ -171,6 +171,16 @@ inline std::int64_t& entry(LossLedger& l, PeState state) {  // streaming: until 
                                           : l.dma_stall;
 }
 
+inline void add_times(const LossLedger& part, std::int64_t times, LossLedger& sum) {
+  sum.useful += times * part.useful;
+  sum.padded += times * part.padded;
+  sum.fill += times * part.fill;
+  sum.drain += times * part.drain;
+  sum.weight_shift += times * part.weight_shift;
+  sum.weight_stall += times * part.weight_stall;
+  sum.dma_stall += times * part.dma_stall;
+}
+
 // The sum over all PEs of the ticks since an event reached them, `ago` ticks after its own.
 inline std::int64_t ticks_since(const SystolicTiming& t, Arrival arrival, std::int64_t ago) {
   const std::int64_t r = t.rows, c = t.cols;
@@ -209,12 +219,11 @@ class LedgerSums {
     since_ = since;
   }
 
-  // The folds after the first, each the last one's like `ticks` later: n times what `one` booked.
+  // n folds more like the last one, `ticks` apart: each books what that one added to `before`.
   void repeat(const LossLedger& before, std::int64_t n, std::int64_t ticks) {
-    ledger.useful += n * (ledger.useful - before.useful);
-    ledger.fill += n * (ledger.fill - before.fill);
-    ledger.drain += n * (ledger.drain - before.drain);
-    ledger.weight_shift += n * (ledger.weight_shift - before.weight_shift);
+    const LossLedger now = ledger;
+    add_times(now, n, ledger);
+    add_times(before, -n, ledger);
     since_ -= n * ticks * t_.rows * t_.cols;
   }
 
@@ -222,13 +231,9 @@ class LedgerSums {
   LossLedger finish(std::int64_t macs, std::int64_t arrays) {
     entry(ledger, last_) += since_;
     LossLedger all;
+    add_times(ledger, arrays, all);
+    all.padded = all.useful - macs;
     all.useful = macs;
-    all.padded = ledger.useful * arrays - macs;
-    all.fill = ledger.fill * arrays;
-    all.drain = ledger.drain * arrays;
-    all.weight_shift = ledger.weight_shift * arrays;
-    all.weight_stall = ledger.weight_stall * arrays;
-    all.dma_stall = ledger.dma_stall * arrays;
     return all;
   }
 

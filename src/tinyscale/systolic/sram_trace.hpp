@@ -99,10 +99,7 @@ inline SramTrace sram_trace(const SystolicArray& array, const Tensor& x, const T
   Tensor product = zeros(p.output);
   SramTrace trace;
   const bool inputs = t.dataflow == Dataflow::input_stationary;
-  detail::ArrayWork work;
-  work.stream = &operands.stream;
-  work.tile = &operands.tile;
-  work.out = product.data();
+  detail::ArrayWork work = operands.work(product.data());
   work.trace[0] = inputs ? &trace.weight : &trace.input;
   work.trace[1] = inputs ? &trace.input : &trace.weight;
   work.trace[2] = &trace.output;

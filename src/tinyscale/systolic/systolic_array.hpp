@@ -130,6 +130,14 @@ struct ArrayOperands {
     stream = std::move(inputs ? ow : ox);
     tile = std::move(inputs ? ox : ow);
   }
+
+  ArrayWork work(float* out) const {
+    ArrayWork all;
+    all.stream = &stream;
+    all.tile = &tile;
+    all.out = out;
+    return all;
+  }
 };
 
 inline void add_counts(const SystolicTiming& part, SystolicTiming& all) {
@@ -139,13 +147,7 @@ inline void add_counts(const SystolicTiming& part, SystolicTiming& all) {
   all.sram_writes_output += part.sram_writes_output;
   all.accumulator_reads += part.accumulator_reads;
   all.accumulator_writes += part.accumulator_writes;
-  all.ledger.useful += part.ledger.useful;
-  all.ledger.padded += part.ledger.padded;
-  all.ledger.fill += part.ledger.fill;
-  all.ledger.drain += part.ledger.drain;
-  all.ledger.weight_shift += part.ledger.weight_shift;
-  all.ledger.weight_stall += part.ledger.weight_stall;
-  all.ledger.dma_stall += part.ledger.dma_stall;
+  add_times(part.ledger, 1, all.ledger);
 }
 
 // Columns of tiles are independent: each part of them has an array of its own on a thread of its
@@ -214,10 +216,7 @@ inline SystolicTiming step_folds(const SystolicTiming& problem, const List<Fold>
           " ticks; at most 2^40 PE-ticks are stepped, timing takes larger ones"});
   }
   const ArrayOperands operands(problem, function, x, w);
-  ArrayWork work;
-  work.stream = &operands.stream;
-  work.tile = &operands.tile;
-  work.out = out;
+  ArrayWork work = operands.work(out);
   work.arrays = arrays;
   work.folds = folds;
   return step_array(problem, work);

@@ -179,10 +179,7 @@ inline ActivePes active_pes(const SystolicArray& array, const Tensor& x, const T
   }
   Tensor product = zeros(p.output);
   List<std::int64_t> starts(static_cast<std::size_t>(t.cycles + 1));
-  detail::ArrayWork work;
-  work.stream = &operands.stream;
-  work.tile = &operands.tile;
-  work.out = product.data();
+  detail::ArrayWork work = operands.work(product.data());
   work.starts = &starts;
   work.last = t.folds();
   detail::ArrayStepper stepper(p.timing, work);
@@ -222,10 +219,7 @@ inline Wavefront wavefront(const SystolicArray& array, const Tensor& x, const Te
   }
   const detail::ArrayOperands operands(p.timing, "wavefront", p.x, p.w);
   Tensor product = zeros(p.output);
-  detail::ArrayWork work;
-  work.stream = &operands.stream;
-  work.tile = &operands.tile;
-  work.out = product.data();
+  detail::ArrayWork work = operands.work(product.data());
   work.last = p.timing.folds();
   detail::ArrayStepper stepper(p.timing, work);
   stepper.step_to(tick.value);
