@@ -18,6 +18,9 @@ ARGS     ?=
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion
 LIBFLAGS ?= -O2
 TESTFLAGS ?= -O1 -D_GLIBCXX_ASSERTIONS
+# The tests are linked with the bodies, compiled once with the flags of the tests. Not empty: every test
+# compiles the whole header, from INCLUDE.
+HEADER_ONLY ?=
 DOCTEST_FLAGS := -isystem tests $(addprefix -isystem ,$(wildcard /opt/homebrew/include))
 PROGRAM  := -std=c++17 -O2 -pthread -I.
 EXTERN   ?=
@@ -28,7 +31,8 @@ PROGRAM  += $(if $(EXTERN),-DTINYSCALE_EXTERN -I$(BUILD)/lib)
 
 PARTS    := src/tinyscale.hpp $(wildcard src/tinyscale/*/*.hpp)
 TESTS    := $(wildcard tests/*_test.cpp)
-TEST_OBJECTS := $(patsubst tests/%.cpp,$(BUILD)/tests/%.o,$(TESTS) tests/main.cpp)
+TEST_OBJECTS := $(if $(HEADER_ONLY),,$(BUILD)/tests/library.o) \
+  $(patsubst tests/%.cpp,$(BUILD)/tests/%.o,$(TESTS) tests/main.cpp)
 EXAMPLES := $(wildcard examples/*.cpp examples/labs/*.cpp)
 EXAMPLE_PROGRAMS := $(patsubst examples/%.cpp,$(BUILD)/examples/%,$(EXAMPLES))
 # ONLY names a program of bench/, or groups of rows of bench/compute.
@@ -80,11 +84,14 @@ demo: $(BUILD)/examples/00_demo
 test: tests-built
 	$(BUILD)/run_tests $(ARGS)
 tests-built: $(BUILD)/run_tests
-$(BUILD)/run_tests: $(TEST_OBJECTS) $(LINKED)
+$(BUILD)/run_tests: $(TEST_OBJECTS)
 	$(CXX) $(TESTFLAGS) $(CXXFLAGS) -pthread $^ -o $@
-$(BUILD)/tests/%.o: tests/%.cpp tinyscale.hpp $(DECLARED) | doctest
+$(BUILD)/tests/library.o: $(BUILD)/lib/library.cpp
 	@mkdir -p $(@D)
-	$(CXX) -std=c++17 $(TESTFLAGS) $(CXXFLAGS) -Wall -Wextra -pthread $(if $(EXTERN),-DTINYSCALE_EXTERN -I$(BUILD)/lib -I.,$(INCLUDE)) $(DOCTEST_FLAGS) -MMD -MP -c $< -o $@
+	$(CXX) -std=c++17 $(TESTFLAGS) $(CXXFLAGS) -pthread -c $< -o $@
+$(BUILD)/tests/%.o: tests/%.cpp tinyscale.hpp $(if $(HEADER_ONLY),,$(BUILD)/lib/tinyscale_extern.hpp) | doctest
+	@mkdir -p $(@D)
+	$(CXX) -std=c++17 $(TESTFLAGS) $(CXXFLAGS) -Wall -Wextra -pthread $(if $(HEADER_ONLY),$(INCLUDE),-DTINYSCALE_EXTERN -I$(BUILD)/lib -I.) $(DOCTEST_FLAGS) -MMD -MP -c $< -o $@
 doctest:
 	@CXX='$(CXX)' DOCTEST_FLAGS='$(DOCTEST_FLAGS)' bash tools/install_doctest.sh
 -include $(TEST_OBJECTS:.o=.d)

@@ -35,7 +35,7 @@ grep -qw avx2 /proc/cpuinfo 2> /dev/null && paths="$paths avx2"
 grep -qw avx512f /proc/cpuinfo 2> /dev/null && paths="$paths avx512"
 [ "$(uname -m)" = aarch64 ] && paths="$paths neon"
 
-step "joined header, g++ -O2, golden runs whole" env TINYSCALE_LONG_TESTS=1 make --no-print-directory test BUILD=build/long/joined CXX=g++ INCLUDE=-I. TESTFLAGS=-O2
+step "whole header in every test, g++ -O2, golden runs whole" env TINYSCALE_LONG_TESTS=1 make --no-print-directory test BUILD=build/long/joined CXX=g++ HEADER_ONLY=1 INCLUDE=-I. TESTFLAGS=-O2
 if have clang++; then
   step "build: address and undefined behaviour" build address CXX=clang++ \
     TESTFLAGS='-O1 -g1 -fsanitize=address,undefined -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS'
@@ -61,11 +61,7 @@ if have aarch64-linux-gnu-g++ && have qemu-aarch64; then
 else
   echo "skipped ARM, emulated: needs aarch64-linux-gnu-g++ and qemu-aarch64 (qemu-user)"; skipped=$((skipped + 1))
 fi
-if have g++; then
-  step "build: compiled library" build library CXX=g++ EXTERN=1
-  step "compiled library" build/long/library/run_tests '-tce=*[slow]*'
-fi
 have python3 && step "header in an interpreter" python3 tools/torture.py -O0 -O2
-have python3 && step "notebooks, thread sanitizer" python3 tools/nbcheck.py --limit 300 --modes tsan notebooks/*.ipynb
+have python3 && step "notebooks, optimised and under the thread sanitizer" python3 tools/nbcheck.py --limit 300 --modes repl2,tsan notebooks/*.ipynb
 echo "$passed passed, $failed failed, $skipped skipped"
 exit $((failed > 0))

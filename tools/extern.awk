@@ -6,7 +6,7 @@
 #   inline T f(...) { ... }           at the margin: T f(...);
 #   inline T Class::f(...) { ... }    dropped, the class declares it
 #   T f(...) { ... }                  in a class, on more than seven lines: T f(...);
-#   templates, types, constants, macros, short members: kept
+#   templates, types, constants, macros, short members, constructors in a class: kept
 #
 # So all state (statics in functions) is in the library alone; a kept body that has state is an error. It
 # reads the house format: a function ends with the first } that stands where the function began.
@@ -116,12 +116,17 @@ function outer(    head, name, final) {
     at = final + 1
     return
   }
+  name = substr(head, 1, open - 1)
   if (library) {
-    emit(at, final)
+    if (constructs(name)) {
+      sub(/^inline /, "", line[at])
+      copy(at, final)
+    } else {
+      emit(at, final)
+    }
     at = final + 1
     return
   }
-  name = substr(head, 1, open - 1)
   if (name !~ /[A-Za-z_0-9>]::(~?[A-Za-z_0-9]+|operator[^ ]*( [a-z].*)?)$/) {
     if (head ~ /;$/) head = substr(head, 1, length(head) - 1)
     head = declared(head)
@@ -130,6 +135,13 @@ function outer(    head, name, final) {
     print head
   }
   at = final + 1
+}
+
+# "inline Mesh::Mesh" or "~Mesh": clang emits but one of a used inline constructor's two symbols.
+function constructs(name,    part, n) {
+  sub(/^inline /, "", name)
+  n = split(name, part, /::~?/)
+  return n == 2 && part[1] == part[2]
 }
 
 # `open` behind an attribute in front of the function.
@@ -156,7 +168,7 @@ function members(    final, head, end) {
     head = head_from()
     if (head ~ /\{$/) {
       end = end_of(last, "  ")
-      if (line[end] == "  }" && head !~ /^  (template|struct|class|enum|union|constexpr|auto)/ && parameters(head) &&
+      if (line[end] == "  }" && head !~ /^  (template|struct|class|enum|union|constexpr|auto|(explicit )?~?[A-Z][A-Za-z0-9]*\()/ && parameters(head) &&
           (end - at > 6 || has_state(at, end))) {
         if (library) {
           emit(at, end)

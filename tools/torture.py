@@ -22,9 +22,10 @@ import tempfile
 REPL = shutil.which("clang-repl-19")
 BROKEN = re.compile(r"error: |JIT session error|LLVM ERROR|terminate called|Failed to materialize")
 HEADER = '#include "tinyscale.hpp"\nnamespace ts = tinyscale;'
-# CPU time over that of the standard headers, which take 0.65 s where the target is 2.0 s.
-HEADER_RATIO = 3.1
-LIBRARY_RATIO = 1.9
+# CPU seconds of include + first call. A machine that needs more is as much slower with the standard headers
+# alone: 0.65 s of them are where the target holds.
+HEADER_SECONDS, LIBRARY_SECONDS = 2.0, 1.25
+STANDARD_SECONDS = 0.65
 LAUNCH = """std::atomic<long> {name}{{0}};
 auto body_{name} = [](std::int64_t begin, std::int64_t end) {{
   for (std::int64_t i = begin; i < end; ++i) {{ {name} += i; }}
@@ -172,10 +173,11 @@ def budget(include, library):
             return 1
         ours.append(seconds)
     ratio = sorted(a / b for a, b in zip(ours, theirs))[2]
-    limit = LIBRARY_RATIO if library else HEADER_RATIO
-    print(f"include + first call {sorted(ours)[2]:.2f} s, its standard headers alone {sorted(theirs)[2]:.2f} s: "
-          f"ratio {ratio:.2f} (limit {limit})")
-    return 1 if ratio > limit else 0
+    most = LIBRARY_SECONDS if library else HEADER_SECONDS
+    limit = most / STANDARD_SECONDS
+    print(f"include + first call {sorted(ours)[2]:.2f} s (limit {most} s), its standard headers alone "
+          f"{sorted(theirs)[2]:.2f} s: ratio {ratio:.2f} (limit {limit:.2f} on a slower machine)")
+    return 1 if sorted(ours)[2] > most and ratio > limit else 0
 
 
 def main():
