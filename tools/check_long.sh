@@ -61,6 +61,7 @@ if have aarch64-linux-gnu-g++ && have qemu-aarch64; then
 else
   echo "skipped ARM, emulated: needs aarch64-linux-gnu-g++ and qemu-aarch64 (qemu-user)"; skipped=$((skipped + 1))
 fi
+step "examples, whole header in each" make --no-print-directory examples BUILD=build/long/examples
 have python3 && step "header in an interpreter" python3 tools/torture.py -O0 -O2
 have python3 && step "notebooks, optimised and under the thread sanitizer" python3 tools/nbcheck.py --limit 300 --modes repl2,tsan notebooks/*.ipynb
 echo "$passed passed, $failed failed, $skipped skipped"
