@@ -127,7 +127,7 @@ lint:
 	@printf '#include "tinyscale.hpp"\nint main() {}\n' > $(BUILD)/lint.cpp
 	clang-tidy --quiet $(BUILD)/lint.cpp -- -std=c++17 -Isrc
 format:
-	clang-format -i $(filter-out src/tinyscale.hpp,$(PARTS)) $(wildcard tests/*.cpp tests/*/*.cpp bench/*.cpp bench/*/*.cpp bench/*/*.hpp bench/*.c) $(EXAMPLES)
+	clang-format -i $(filter-out src/tinyscale.hpp,$(PARTS)) $(wildcard tests/*.cpp tests/*.hpp tests/*/*.cpp bench/*.cpp bench/*/*.cpp bench/*/*.hpp bench/*.c) $(EXAMPLES)
 
 install: tinyscale.hpp
 	mkdir -p '$(DESTDIR)$(PREFIX)/include' '$(DESTDIR)$(PREFIX)/lib/pkgconfig'

@@ -8,6 +8,7 @@
 #include <clocale>
 #include <csignal>
 
+#include "error_of.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -23,15 +24,6 @@ std::string temporary(const std::string& name) {
 void write_file(const std::string& path, const std::string& bytes) {
   const ts::detail::File file = ts::detail::open_file(path, "wb", "test");
   REQUIRE(std::fwrite(bytes.data(), 1, bytes.size(), file.get()) == bytes.size());
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ts::Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 std::string with_length(const std::string& json, const std::string& data) {

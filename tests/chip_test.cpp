@@ -7,20 +7,12 @@
 #include <limits>
 #include <sstream>
 
+#include "error_of.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
 
 namespace {
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const ts::Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 // A chip small enough to step: everything that a schedule needs, rates given as units a tick.
 ts::Chip toy(int rows, int cols, int mxus, double bytes_per_tick) {
@@ -703,7 +695,7 @@ TEST_CASE("chip: reports") {
 TEST_CASE("chip: errors say what was given and what would be right") {
   const auto timed = [](const ts::Chip& chip, std::int64_t m, std::int64_t k, std::int64_t n,
                         const ts::ChipMatmul& o) {
-    return message_of([&] { ts::chip_timing(chip, m, k, n, o); });
+    return error_of([&] { ts::chip_timing(chip, m, k, n, o); });
   };
   const ts::Chip v1 = ts::chip("v1"), v5e = ts::chip("v5e");
   ts::ChipMatmul o;
@@ -797,15 +789,15 @@ TEST_CASE("chip: errors say what was given and what would be right") {
   CHECK(timed(ts::chip("h100"), 256, 128, 256, o) ==
         "chip_timing: tiles of 256 x 128 x 256 need 262144 B of accumulators, 131072 more than the "
         "131072 of h100-sxm; a smaller tile, or operands that lie in memory, need less");
-  CHECK(message_of([&] {
+  CHECK(error_of([&] {
           ts::matmul_on(v5e, ts::zeros({2, 3}), ts::zeros({4, 5}));
         }) ==
         "matmul_on: inner sizes differ: x is [2, 3], w is [4, 5]; x columns must equal w rows");
-  CHECK(message_of([&] {
+  CHECK(error_of([&] {
           ts::matmul_on(v5e, ts::zeros({0, 3}), ts::zeros({3, 5}));
         }) == "matmul_on: M, K, N are 0, 3, 5; each must be at least 1");
   ts::Tensor nan = ts::full({1, 1}, std::numeric_limits<float>::quiet_NaN());
-  CHECK(message_of([&] { ts::matmul_on(v1, nan, nan); }) ==
+  CHECK(error_of([&] { ts::matmul_on(v1, nan, nan); }) ==
         "to_int8: a value is nan; values must be finite");
 }
 
@@ -920,12 +912,12 @@ TEST_CASE("chip: on_chip covers every way to multiply by a matrix, and leaves no
   CHECK(furthest(c, ts::linear(x, turned, bias)) < 1e-6f);
   CHECK(c.shape().text() == "[2, 3, 5]");
 
-  CHECK(message_of([&] { ts::on_chip(chip, [] { throw ts::Error("mine"); }); }) == "mine");
-  CHECK(message_of([&] { ts::on_chip(ts::chip("wse-3"), [&] { ts::matmul(x, w); }); }) ==
+  CHECK(error_of([&] { ts::on_chip(chip, [] { throw ts::Error("mine"); }); }) == "mine");
+  CHECK(error_of([&] { ts::on_chip(ts::chip("wse-3"), [&] { ts::matmul(x, w); }); }) ==
         "matmul_on: wse-3 is a wafer; a tpu, npu or gpu has arrays to emulate");
   CHECK(ts::detail::matmul_hook() == nullptr);
   CHECK(ts::on_chip(chip, [] {}).table().rows.size() == 1);
-  CHECK(message_of([&] { ts::on_chip(chip, std::function<void()>()); }) ==
+  CHECK(error_of([&] { ts::on_chip(chip, std::function<void()>()); }) ==
         "on_chip: fn is empty; give the program whose products are to run on the chip");
 
   // No gradient: none is recorded inside, and the hook refuses one.
@@ -936,7 +928,7 @@ TEST_CASE("chip: on_chip covers every way to multiply by a matrix, and leaves no
     return left;
   };
   ts::detail::matmul_hook() = &hook;
-  const std::string refused = message_of([&] { ts::matmul(x, weights); });
+  const std::string refused = error_of([&] { ts::matmul(x, weights); });
   ts::detail::matmul_hook() = nullptr;
   CHECK(refused == "matmul: no gradient flows through an emulated chip; run it under a NoGrad");
 }

@@ -9,6 +9,7 @@
 #include <map>
 #include <sstream>
 
+#include "error_of.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -49,15 +50,6 @@ std::vector<std::map<std::string, std::string>> tsv(const std::string& path) {
 }
 
 double number(const std::string& cell) { return cell.empty() ? 0.0 : std::stod(cell); }
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const ts::Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 ts::OpRecord matmul_record(double m, double k, double n) {
   ts::OpRecord op;
@@ -146,7 +138,7 @@ TEST_CASE("hardware: names, aliases, formats") {
   CHECK(ts::chip("h100").name == "h100-sxm");
   CHECK(ts::chip("v5p").name == "tpu-v5p");
   CHECK(
-      message_of([] { ts::chip("v9"); }) ==
+      error_of([] { ts::chip("v9"); }) ==
       "chip: no chip named \"v9\"; the names are tpu-v1, tpu-v2, tpu-v3, tpu-v4, tpu-v5e, tpu-v5p, "
       "tpu-v6e, tpu-v7, a100-40, a100-80, h100-sxm, h100-pcie, h200, b200, gb200, mi300x, "
       "gemmini, wse-2, wse-3, laptop-x86, laptop-arm");
@@ -161,11 +153,11 @@ TEST_CASE("hardware: names, aliases, formats") {
   CHECK(ts::chip("h100").vector_flops == 6.7e13);
   CHECK(ts::chip("wse-2").vector_flops == 0);
   ts::Chip mine;
-  CHECK(message_of([&] { mine.peak(ts::DType::bf16); }) ==
+  CHECK(error_of([&] { mine.peak(ts::DType::bf16); }) ==
         "Chip::peak: this chip has no rate for bf16; set flops_bf16 or flops_f32, or price "
         "it in another format");
   mine.flops_bf16 = 1e12;
-  CHECK(message_of([&] { mine.intensity(ts::DType::bf16); }) ==
+  CHECK(error_of([&] { mine.intensity(ts::DType::bf16); }) ==
         "Chip::intensity: this chip has no memory_bandwidth; set it in bytes per second");
 }
 
@@ -205,23 +197,23 @@ TEST_CASE("hardware: machines") {
   CHECK(gpus.ring_bandwidth(1) == doctest::Approx(450e9));
   CHECK(gpus.ring_bandwidth(0) == doctest::Approx(50e9));
   CHECK(ts::machine("b200", {8}).ring_bandwidth(0) == doctest::Approx(900e9));
-  CHECK(message_of([] {
+  CHECK(error_of([] {
           ts::machine("tpu-v5e", {4, 0});
         }) == "machine: tpu-v5e [4, 0]: every dimension needs at least one chip");
-  CHECK(message_of([] { ts::machine("tpu-v5e", ts::Shape()); }) ==
+  CHECK(error_of([] { ts::machine("tpu-v5e", ts::Shape()); }) ==
         "machine: tpu-v5e with no dimensions; give the chips along each, as {4, 2}");
-  CHECK(message_of([] {
+  CHECK(error_of([] {
           ts::machine("tpu-v5e", {2, 2, 2});
         }) == "machine: tpu-v5e [2, 2, 2] has 3 dimensions; its network has 2");
-  CHECK(message_of([] {
+  CHECK(error_of([] {
           ts::machine("tpu-v5e", {16, 17});
         }) == "machine: tpu-v5e [16, 17] is 272 chips; a pod has 256");
-  CHECK(message_of([] {
+  CHECK(error_of([] {
           ts::machine("h100", {2, 16});
         }) ==
         "machine: h100-sxm [2, 16]: the last dimension is a switch domain of at most 8 GPUs; write "
         "{nodes, 8}");
-  CHECK(message_of([&] { pod.axis_bandwidth(3); }) ==
+  CHECK(error_of([&] { pod.axis_bandwidth(3); }) ==
         "Machine: dimension 3 of tpu-v5p 16x20x28; its dimensions are 0 to 2");
 }
 
@@ -453,7 +445,7 @@ TEST_CASE("hardware: a chip whose rates cannot be right prices nothing") {
   const auto priced = [&](const std::function<void(ts::Chip&)>& change) {
     ts::Chip chip = ts::chip("tpu-v5e");
     change(chip);
-    return message_of([&] { ts::roofline(op, chip, ts::DType::bf16); });
+    return error_of([&] { ts::roofline(op, chip, ts::DType::bf16); });
   };
   CHECK(priced([&](ts::Chip& c) {
           c.memory_bandwidth = nan;

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include "error_of.hpp"
 #include "tinyscale.hpp"
 
 #include <cmath>
@@ -49,17 +50,8 @@ ts::Mesh axis_mesh(int n, ts::AxisKind kind) {
   return mesh;
 }
 
-std::string thrown(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const ts::Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
-
 std::string fault(const ts::Mesh& mesh, const ts::DeviceProgram& program) {
-  return thrown([&] { mesh.run(program); });
+  return error_of([&] { mesh.run(program); });
 }
 
 const std::vector<ts::AxisKind> kinds = {ts::AxisKind::line, ts::AxisKind::ring,
@@ -303,7 +295,7 @@ TEST_CASE("axes that share links contend, and another machine re-times the log")
   const ts::MeshRun ring = run.on(axis_machine(8, ts::AxisKind::ring));
   CHECK(ring.seconds > 4e-6);
   CHECK(run.on(machine).seconds == run.seconds);
-  CHECK(thrown([&] { run.on(axis_machine(4, ts::AxisKind::line)); }) ==
+  CHECK(error_of([&] { run.on(axis_machine(4, ts::AxisKind::line)); }) ==
         "time: the log is of 8 devices, machine tpu-v5e 4 has 4 chips; they must be equal");
 }
 
@@ -372,7 +364,7 @@ TEST_CASE("check a guess") {
   CHECK(run.check(guess).text() ==
         "bytes: you 24576, counted 98304: that is the number of elements; a float32 is 4 bytes");
   guess.seconds = std::nan("");
-  CHECK(thrown([&] { run.check(guess); }) ==
+  CHECK(error_of([&] { run.check(guess); }) ==
         "check: the guess is 24576 bytes and nan seconds; numbers are right, negative for what is "
         "not guessed");
 }
@@ -388,24 +380,24 @@ TEST_CASE("without threads") {
 
 TEST_CASE("errors of the mesh and of arguments") {
   const ts::Machine machine = ts::machine("tpu-v5e", {4, 2});
-  CHECK(thrown([&] { ts::Mesh(machine, {}); }) ==
+  CHECK(error_of([&] { ts::Mesh(machine, {}); }) ==
         "Mesh: no axes; give a name and a size for each, as {{\"x\", 4}, {\"y\", 2}}");
-  CHECK(thrown([&] {
+  CHECK(error_of([&] {
           ts::Mesh(machine, {{"x", 4}, {"y", 4}});
         }) ==
         "Mesh: axes x, y of sizes [4, 4] are 16 devices, machine tpu-v5e 4x2 has 8 chips; they "
         "must be equal");
-  CHECK(thrown([&] {
+  CHECK(error_of([&] {
           ts::Mesh(machine, {{"x", 0}, {"y", 2}});
         }) == "Mesh: axis x has 0 devices; every axis needs at least 1");
-  CHECK(thrown([&] {
+  CHECK(error_of([&] {
           ts::Mesh(machine, {{"x", 4}, {"x", 2}});
         }) == "Mesh: two axes are named x; names must differ");
-  CHECK(thrown([&] {
+  CHECK(error_of([&] {
           ts::Mesh(machine, {{"", 4}, {"x", 2}});
         }) == "Mesh: axis 0 has no name; give every axis one, as \"x\"");
   const ts::Mesh mesh(machine, {{"x", 4}, {"y", 2}});
-  CHECK(thrown([&] { mesh.size("z"); }) == "size: no axis z on this mesh; its axes are x, y");
+  CHECK(error_of([&] { mesh.size("z"); }) == "size: no axis z on this mesh; its axes are x, y");
   const auto all_throw = [&](const std::string& message, const ts::DeviceProgram& program) {
     CHECK(fault(mesh, program) == "mesh.run: devices 0-7 threw: " + message +
                                       "\n  devices 0-7: threw after 0 calls: " + message);
@@ -441,21 +433,21 @@ TEST_CASE("errors of the mesh and of arguments") {
   twisted.messages.resize(2);
   twisted.messages[0].to = twisted.messages[1].from = 1;
   twisted.messages[0].to_step = twisted.messages[1].to_step = 1;
-  CHECK(thrown([&] { ts::time(twisted, machine); }) ==
+  CHECK(error_of([&] { ts::time(twisted, machine); }) ==
         "time: message 0 from device 0 to device 1 waits for itself; steps of the log must have an "
         "order");
   const ts::MeshRun run = mesh.run([&](ts::Device& d) { d.keep("t", t); });
-  CHECK(thrown([&] { run.kept(0, "u"); }) == "kept: device 0 kept nothing named u; it kept t");
-  CHECK(thrown([&] { run.kept(8, "t"); }) == "kept: rank 8 of 8 devices; ranks are 0 to 7");
-  CHECK(thrown([&] {
+  CHECK(error_of([&] { run.kept(0, "u"); }) == "kept: device 0 kept nothing named u; it kept t");
+  CHECK(error_of([&] { run.kept(8, "t"); }) == "kept: rank 8 of 8 devices; ranks are 0 to 7");
+  CHECK(error_of([&] {
           ts::collective_steps({ts::Collective::all_gather, ts::AxisKind::ring, 0, 1, 0});
         }) ==
         "collective_steps: 1 elements over 0 devices; needs 0 or more elements and at least 1 "
         "device");
-  CHECK(thrown([&] {
+  CHECK(error_of([&] {
           ts::collective_bytes({ts::Collective::broadcast, ts::AxisKind::ring, 2, 1, 5}, 0);
         }) == "collective_bytes: root 5 of 2 devices; the root is 0 to 1");
-  CHECK(thrown([&] {
+  CHECK(error_of([&] {
           ts::collective_bytes({ts::Collective::all_gather, ts::AxisKind::ring, 2, 1, 0}, 2);
         }) == "collective_bytes: index 2 of 2 devices; indices are 0 to 1");
 }
@@ -589,38 +581,38 @@ TEST_CASE("mesh: a machine filled by hand must be whole") {
   mine.name = "mine";
   mine.chip = ts::chip("tpu-v5e");
   mine.dims = {4};
-  CHECK(thrown([&] {
+  CHECK(error_of([&] {
           ts::Mesh(mine, {{"x", 4}});
         }) ==
         "Mesh: mine [4] has 0 wraps and 0 axis_bandwidths; one of each for every dimension is "
         "right");
   mine.wraps = {1};
   mine.axis_bandwidths = {0};
-  CHECK(thrown([&] {
+  CHECK(error_of([&] {
           ts::Mesh(mine, {{"x", 4}});
         }) ==
         "Mesh: mine: axis_bandwidths[0] is 0 bytes/s; a finite number above 0 is right, as a "
         "chip's link_bandwidth, between nodes its dcn_bandwidth");
   mine.axis_bandwidths = {1e9};
-  CHECK(thrown([&] { ts::Mesh(mine, {{"x", 4}}); }).find("Mesh: mine: link_bandwidth is 0") == 0);
+  CHECK(error_of([&] { ts::Mesh(mine, {{"x", 4}}); }).find("Mesh: mine: link_bandwidth is 0") == 0);
   mine.link_bandwidth = 1e9;
   CHECK(ts::Mesh(mine, {{"x", 4}}).size() == 4);
   mine.link_latency = nan;
-  CHECK(thrown([&] {
+  CHECK(error_of([&] {
           ts::Mesh(mine, {{"x", 4}});
         }) == "Mesh: mine: link_latency is nan s; a finite number from 0 is right");
   ts::MessageLog log;
   log.devices = 4;
-  CHECK(thrown([&] { ts::time(log, mine); }) ==
+  CHECK(error_of([&] { ts::time(log, mine); }) ==
         "time: mine: link_latency is nan s; a finite number from 0 is right");
-  CHECK(thrown([] { ts::machine(ts::Chip(), {2}); }) ==
+  CHECK(error_of([] { ts::machine(ts::Chip(), {2}); }) ==
         "machine: unnamed chip 2: axis_bandwidths[0] is 0 bytes/s; a finite number above 0 is "
         "right, as a chip's link_bandwidth, between nodes its dcn_bandwidth");
   CHECK(ts::machine(ts::Chip(), {1}).chips() == 1);
 }
 
 TEST_CASE("mesh: an empty program is refused") {
-  CHECK(thrown([] { axis_mesh(1, ts::AxisKind::line).run(ts::DeviceProgram()); }) ==
+  CHECK(error_of([] { axis_mesh(1, ts::AxisKind::line).run(ts::DeviceProgram()); }) ==
         "Mesh::run: the program is empty; give a function of Device&");
 }
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <map>
 
+#include "error_of.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -50,15 +51,6 @@ std::vector<std::string> cells_of(const std::string& line, char by = '\t') {
     }
   }
   return cells;
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const ts::Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 // ---- A transformer in double precision, one token at a time, straight from the formulas.

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "error_of.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -42,15 +43,6 @@ ts::TrainOptions silent(std::int64_t steps) {
   return options;
 }
 
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const ts::Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 }  // namespace
 
 #if defined(TINYSCALE_NO_THREADS)
@@ -63,7 +55,7 @@ TEST_CASE("without threads one device learns, and several say so") {
   ts::TrainOptions options = silent(1);
   options.machine = ts::machine("tpu-v5e", {2});
   options.layout.data = 2;
-  CHECK(message([&] { ts::train(model, text, options); }) ==
+  CHECK(error_of([&] { ts::train(model, text, options); }) ==
         "mesh.run: 2 devices need threads, and this program is compiled with "
         "TINYSCALE_NO_THREADS; use a mesh of 1 device");
 }
@@ -181,7 +173,7 @@ TEST_CASE("layouts and requests that cannot run say why") {
   const ts::Text text = small_text();
   ts::Transformer model(small_model(), 1);
   const auto error = [&](const ts::TrainOptions& options) {
-    return message([&] { ts::train(model, text, options); });
+    return error_of([&] { ts::train(model, text, options); });
   };
   ts::TrainOptions options = silent(1);
   options.layout.data = 4;
@@ -209,8 +201,8 @@ TEST_CASE("layouts and requests that cannot run say why") {
   ts::ModelConfig tiny = small_model();
   tiny.vocabulary = 8;
   ts::Transformer few(tiny, 1);
-  CHECK(message([&] { ts::train(few, text, silent(1)); }).find("train: the text has ") == 0);
-  CHECK(message([&] { ts::train(model, ts::make_text("short", "abc"), silent(1)); }) ==
+  CHECK(error_of([&] { ts::train(few, text, silent(1)); }).find("train: the text has ") == 0);
+  CHECK(error_of([&] { ts::train(model, ts::make_text("short", "abc"), silent(1)); }) ==
         "train: the text has 2 tokens here, a sequence 16; more than 16 are right: take a longer "
         "text or a shorter context");
 }
@@ -225,7 +217,7 @@ TEST_CASE("a loss that is no number stops the training with a sentence, on one d
     }
     ts::Transformer model(small_model(), 1);
     model.parameters[0].value.data()[0] = std::nanf("");
-    const std::string said = message([&] { ts::train(model, text, options); });
+    const std::string said = error_of([&] { ts::train(model, text, options); });
     CAPTURE(said);
     CHECK(said.find("train_step: the loss is not a number in step 0; try a smaller learning_rate "
                     "than 0.003") != std::string::npos);
@@ -248,7 +240,7 @@ TEST_CASE("a last step that ruins the weights is no success, on one device and o
         text.split = static_cast<std::int64_t>(text.tokens.size());
       }
       ts::Transformer model(small_model(), 1);
-      const std::string said = message([&] { ts::train(model, text, options); });
+      const std::string said = error_of([&] { ts::train(model, text, options); });
       const std::string ending =
           " in step 0; try a smaller learning_rate than 1e+29, a longer "
           "warmup than 0 steps or a smaller clip than 1";
@@ -266,7 +258,7 @@ TEST_CASE("training options that cannot be right are refused before the first st
     ts::Transformer model(small_model(), 1);
     Options options = silent(1);
     change(options);
-    return message([&] { ts::train(model, text, options); });
+    return error_of([&] { ts::train(model, text, options); });
   };
   CHECK(refusal([](Options& o) { o.learning_rate = o.min_learning_rate = o.eval_every = 0; }) ==
         "no error");

@@ -7,20 +7,12 @@
 #include <map>
 #include <sstream>
 
+#include "error_of.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
 
 namespace {
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const ts::Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 std::vector<std::vector<std::string>> tsv(const std::string& path) {
   const char* root = std::getenv("TINYSCALE_SHARED");
@@ -169,7 +161,7 @@ TEST_CASE("quantity: arithmetic keeps the formula and works out the unit") {
   CHECK(ts::max(a, b).formula() == "max(a, b)");
   CHECK(ts::ceil(a / b).value() == 1);
   CHECK(ts::sqrt(ts::Quantity(16.0)).value() == 4);
-  CHECK(message_of([&] { a + flops; }) ==
+  CHECK(error_of([&] { a + flops; }) ==
         "Quantity: 2 s + 6e+12 FLOP: the units are \"s\" and \"FLOP\"; both must be the same");
 }
 
@@ -232,7 +224,7 @@ TEST_CASE("plan: transformer maths") {
   CHECK(ts::state_parts(ts::StateBytes::mixed_f32_gradients).total() == 18);
   CHECK(ts::kv_cache_bytes_per_token(ts::config("llama2-7b"), ts::DType::bf16) == 524288);
   CHECK(ts::kv_cache_bytes_per_token(ts::config("deepseek-v3"), ts::DType::bf16) == 70272);
-  CHECK(message_of([] { ts::training_seconds(1, 0, 1, 1); }) ==
+  CHECK(error_of([] { ts::training_seconds(1, 0, 1, 1); }) ==
         "training_seconds: chips 0, peak 1, mfu 1; each must be above 0");
 }
 
@@ -278,12 +270,12 @@ TEST_CASE("plan: one layout, pure FSDP bound by its links") {
   CHECK(plan.best.bound == "fsdp");
   CHECK(plan.tensor_time.value() == 0);
   layout.data = 100;
-  CHECK(message_of([&] { ts::plan_training(llama70b(), pod, layout); }) ==
+  CHECK(error_of([&] { ts::plan_training(llama70b(), pod, layout); }) ==
         "plan_training: layout data 100, tensor 1, pipeline 1, context 1 on 8960 chips; data * "
         "tensor must be the chips, pipeline and context 1");
   layout.data = 1792;
   layout.tensor = 5;
-  CHECK(message_of([&] { ts::plan_training(llama70b(), pod, layout); }) ==
+  CHECK(error_of([&] { ts::plan_training(llama70b(), pod, layout); }) ==
         "plan_training: tensor 5 does not divide the 64 heads and the hidden width of llama3-70b");
 }
 
@@ -326,33 +318,33 @@ TEST_CASE("plan: what a training job leaves open is chosen and said") {
 
 TEST_CASE("plan: errors of plan_training") {
   ts::TrainingJob job = llama70b();
-  CHECK(message_of([&] {
+  CHECK(error_of([&] {
           ts::plan_training(job, ts::machine("tpu-v5e", {4, 2}));
         }) ==
         "plan_training: llama3-70b does not fit on tpu-v5e 4x2: 10 bytes a parameter = 706 GB, "
         "checkpoints 21 TB, 2.71 TB a chip of 16 GB; would fit: 1,355 chips, or fewer tokens in a "
         "batch or fewer checkpoints");
-  CHECK(message_of([&] { ts::plan_training(job, ts::Machine()); }) ==
+  CHECK(error_of([&] { ts::plan_training(job, ts::Machine()); }) ==
         "plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", {4, 4, 4})");
   const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});
   job.typical_mfu = 0;
-  CHECK(message_of([&] { ts::plan_training(job, pod); }) ==
+  CHECK(error_of([&] { ts::plan_training(job, pod); }) ==
         "plan_training: typical_mfu is 0; a number from 1e-06 to 1 is right");
   job.batch_tokens = 0;
-  CHECK(message_of([&] { ts::plan_training(job, pod); }) ==
+  CHECK(error_of([&] { ts::plan_training(job, pod); }) ==
         "plan_training: batch_tokens is 0; a number from 1 to 1e+18 is right");
   job.batch_tokens = NAN;
-  CHECK(message_of([&] { ts::plan_training(job, pod); }) ==
+  CHECK(error_of([&] { ts::plan_training(job, pod); }) ==
         "plan_training: batch_tokens is nan; a number from 1 to 1e+18 is right");
   job = llama70b();
   job.checkpoints = -1;
-  CHECK(message_of([&] { ts::plan_training(job, pod); }) ==
+  CHECK(error_of([&] { ts::plan_training(job, pod); }) ==
         "plan_training: checkpoints is -1; a number from 0 to 1000000 is right");
   job.tokens = INFINITY;
-  CHECK(message_of([&] { ts::plan_training(job, pod); }) ==
+  CHECK(error_of([&] { ts::plan_training(job, pod); }) ==
         "plan_training: tokens is inf; a number from 0 to 1e+30 is right");
   const auto refused = [&](const ts::Layout& layout) {
-    return message_of([&] { ts::plan_training(llama70b(), pod, layout); });
+    return error_of([&] { ts::plan_training(llama70b(), pod, layout); });
   };
   ts::Layout layout;
   layout.data = layout.tensor = -64;
@@ -371,7 +363,7 @@ TEST_CASE("plan: errors of plan_training") {
   CHECK(refused(layout) ==
         "plan_training: layout is data 1, tensor 1, pipeline 1, context 1, expert 0; "
         "each must be at least 1, and the devices at most 2147483647");
-  CHECK(message_of([] { ts::config("llama9"); }).find("config: no model is named \"llama9\"") == 0);
+  CHECK(error_of([] { ts::config("llama9"); }).find("config: no model is named \"llama9\"") == 0);
 }
 
 TEST_CASE("plan: serving Llama 2 13B") {
@@ -407,11 +399,11 @@ TEST_CASE("plan: serving Llama 2 13B") {
 TEST_CASE("plan: errors of plan_serving") {
   ts::ServingJob job;
   job.model = ts::config("llama2-13b");
-  CHECK(message_of([&] { ts::plan_serving(job, ts::Machine()); }) ==
+  CHECK(error_of([&] { ts::plan_serving(job, ts::Machine()); }) ==
         "plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})");
   job.batch = 0;
   const auto refused = [&] {
-    return message_of([&] { ts::plan_serving(job, ts::machine("tpu-v5e", {1})); });
+    return error_of([&] { ts::plan_serving(job, ts::machine("tpu-v5e", {1})); });
   };
   CHECK(refused() == "plan_serving: batch is 0; a number from 1 to 1e+09 is right");
   job.batch = 1000000000000000000;

@@ -4,6 +4,7 @@
 #include <map>
 #include <sstream>
 
+#include "error_of.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -20,15 +21,6 @@ int occurrences(const std::string& text, const std::string& part) {
     ++count;
   }
   return count;
-}
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const ts::Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 std::string read_file(const std::string& path) {
@@ -226,48 +218,48 @@ TEST_CASE("show: an array's frames are its registers, its bars sum to one") {
   CHECK(contains(bar.text, "Ledger of 1 runs"));
   CHECK(occurrences(bar.body, "<rect") == 1 + 6 + 6);
   CHECK(well_formed(ts::utilization_plot(array, 8, 8, 8).markup()));
-  CHECK(message_of([] { ts::svg(ts::List<ts::Wavefront>()); }) ==
+  CHECK(error_of([] { ts::svg(ts::List<ts::Wavefront>()); }) ==
         "svg: no frames; give wavefronts(array, x, w, first, count)");
-  CHECK(message_of([&] {
+  CHECK(error_of([&] {
           ts::svg({frames[0], ts::wavefront(ts::SystolicArray(2, 2), x, w, 0)});
         }) == "svg: frames of 4 x 4 and 2 x 2 PEs; give frames of one array");
-  CHECK(message_of([&] { ts::ledger_bars({t}, {}); }) ==
+  CHECK(error_of([&] { ts::ledger_bars({t}, {}); }) ==
         "ledger_bars: 1 cases and 0 names; give a name for each of at least one case");
 }
 
 TEST_CASE("show: bad pictures are refused in one sentence") {
   ts::Plot plot;
   plot.series = {{"run", {1, 2}, {1}}};
-  CHECK(message_of([&] { ts::svg(plot); }) ==
+  CHECK(error_of([&] { ts::svg(plot); }) ==
         "svg: series \"run\" has 2 x values and 1 y values; give one y for each x");
   plot.series.clear();
   plot.x = {"step", ts::Scale::linear, 5, 1};
-  CHECK(message_of([&] { ts::svg(plot); }) ==
+  CHECK(error_of([&] { ts::svg(plot); }) ==
         "svg: axis \"step\" runs from 5 to 1; low must be below high");
   plot.x = {"step", ts::Scale::logarithmic, 0, 1};
-  CHECK(message_of([&] { ts::svg(plot); }) ==
+  CHECK(error_of([&] { ts::svg(plot); }) ==
         "svg: axis \"step\" runs from 0 to 1; low must be below high, and above 0 on a "
         "logarithmic axis");
   ts::RooflinePlot roofline;
   roofline.title = "mine";
-  CHECK(message_of([&] { ts::svg(roofline); }) ==
+  CHECK(error_of([&] { ts::svg(roofline); }) ==
         "svg: roofline \"mine\" has no peak or no memory level; give a peak above 0 and one roof "
         "or more");
   roofline.peak_flops_per_second = 1;
   roofline.roofs = {{"L1", 0}};
-  CHECK(message_of([&] { ts::svg(roofline); }) ==
+  CHECK(error_of([&] { ts::svg(roofline); }) ==
         "svg: roofline \"mine\": memory level \"L1\" has no bandwidth; give bytes per second "
         "above 0");
   ts::LinkHeatMap map;
   map.bytes = {{0, 1}, {1}};
-  CHECK(message_of([&] { ts::svg(map); }) ==
+  CHECK(error_of([&] { ts::svg(map); }) ==
         "svg: link heat map: row 1 has 1 of 2 columns; give one for each device");
   map.bytes = {{0, -1}, {1, 0}};
-  CHECK(message_of([&] { ts::svg(map); }) ==
+  CHECK(error_of([&] { ts::svg(map); }) ==
         "svg: link heat map: row 0 holds a negative or not finite count of bytes; give 0 or more");
   map.bytes = {{0, 1}, {1, 0}};
   map.names = {"a"};
-  CHECK(message_of([&] { ts::svg(map); }) ==
+  CHECK(error_of([&] { ts::svg(map); }) ==
         "svg: link heat map: 1 names for 2 devices; give one for each device, or none");
 }
 
@@ -302,14 +294,14 @@ TEST_CASE("show: a page is saved whole, and a failed save leaves the old one") {
   CHECK(read_file(path) == second.html());
   CHECK(read_file(path + ".part").empty());
   std::remove(path.c_str());
-  CHECK(message_of([&] { page.save("no/such/folder/page.html"); }) ==
+  CHECK(error_of([&] { page.save("no/such/folder/page.html"); }) ==
         "HtmlPage::save: cannot write \"no/such/folder/page.html\": No such file or directory; "
         "give a path in a folder that exists and can be written");
-  CHECK(message_of([&] { ts::svg(laptop_like()).save("no/such/folder/a.svg"); }) ==
+  CHECK(error_of([&] { ts::svg(laptop_like()).save("no/such/folder/a.svg"); }) ==
         "Svg::save: cannot write \"no/such/folder/a.svg\": No such file or directory; give a path "
         "in a folder that exists and can be written");
 #if !defined(_WIN32)
-  CHECK(message_of([&] { page.save("."); }) ==
+  CHECK(error_of([&] { page.save("."); }) ==
         "HtmlPage::save: \".\" is there and is no regular file (a folder, a device, a link to "
         "nothing); a new name or an old file is right");
 #endif

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "error_of.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -46,15 +47,6 @@ void check_gradient(const std::string& name, const Function& f, const std::vecto
             doctest::Approx(numeric).epsilon(4e-3).scale(1.0));
     }
   }
-}
-
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const ts::Error& e) {
-    return e.what();
-  }
-  return "no error";
 }
 
 }  // namespace
@@ -129,7 +121,7 @@ TEST_CASE("a shared tensor gathers the gradients of all its uses, and the graph 
   ts::Tensor loss = ts::sum(y * w + y);  // w^3 + w^2
   loss.backward();
   CHECK(w.grad().at({0}) == 33.0f);
-  CHECK(message([&] { loss.backward(); }) ==
+  CHECK(error_of([&] { loss.backward(); }) ==
         "backward: this graph was used before and is freed; run the forward pass again");
   w.zero_grad();
   CHECK_FALSE(w.grad().defined());
@@ -162,88 +154,88 @@ TEST_CASE("activations that the backward pass does not need are freed at once") 
 TEST_CASE("errors name the function, the shapes and what would be right") {
   const ts::Tensor x = ts::zeros({8, 4096});
   const ts::Tensor w = ts::zeros({4095, 16});
-  CHECK(message([&] { ts::matmul(x, w); }) ==
+  CHECK(error_of([&] { ts::matmul(x, w); }) ==
         "matmul: inner sizes differ: x is [8, 4096], w is [4095, 16]; x columns must equal w rows");
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::matmul_transposed(x, ts::zeros({16, 4095}));
         }) ==
         "matmul_transposed: inner sizes differ: x is [8, 4096], w is [16, 4095]; x columns must "
         "equal w columns");
-  CHECK(message([&] { ts::matmul(x, ts::zeros({4})); }) ==
+  CHECK(error_of([&] { ts::matmul(x, ts::zeros({4})); }) ==
         "matmul: x is [8, 4096], w is [4]; x needs at least one dimension and w exactly two");
-  CHECK(message([&] { (void)(x + w); }) ==
+  CHECK(error_of([&] { (void)(x + w); }) ==
         "add: shapes do not match: [8, 4096] and [4095, 16]; from the right, sizes must be equal "
         "or 1");
-  CHECK(message([&] { ts::reshape(x, {3}); }) ==
+  CHECK(error_of([&] { ts::reshape(x, {3}); }) ==
         "reshape: shape [8, 4096] has 32768 elements, shape [3] needs 3");
-  CHECK(message([&] { ts::slice(x, 0, 4, 9); }) ==
+  CHECK(error_of([&] { ts::slice(x, 0, 4, 9); }) ==
         "slice: 4 to 9 of dimension 0 is outside shape [8, 4096]");
-  CHECK(message([&] { ts::transpose(x, 0, 2); }) ==
+  CHECK(error_of([&] { ts::transpose(x, 0, 2); }) ==
         "transpose: dimension 2 is outside shape [8, 4096]");
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::concat({x, w}, 0);
         }) == "concat: shapes [8, 4096] and [4095, 16] differ outside dimension 0");
-  CHECK(message([&] { ts::concat({}, 0); }) == "concat: no tensors given; at least one is right");
-  CHECK(message([&] { ts::sum(x, 2); }) == "sum: dimension 2 is outside shape [8, 4096]");
-  CHECK(message([&] { ts::mean(ts::zeros({0})); }) ==
+  CHECK(error_of([&] { ts::concat({}, 0); }) == "concat: no tensors given; at least one is right");
+  CHECK(error_of([&] { ts::sum(x, 2); }) == "sum: dimension 2 is outside shape [8, 4096]");
+  CHECK(error_of([&] { ts::mean(ts::zeros({0})); }) ==
         "mean: the tensor has no elements, shape [0]");
-  CHECK(message([&] { ts::embedding(w, {5000}, {1}); }) ==
+  CHECK(error_of([&] { ts::embedding(w, {5000}, {1}); }) ==
         "embedding: id 5000 at position 0 is outside the table's 4095 rows");
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::embedding(w, {1, 2}, {1});
         }) ==
         "embedding: table is [4095, 16], 2 ids for shape [1]; the table needs two dimensions and "
         "the ids one per element");
-  CHECK(message([&] { ts::cross_entropy(w, {1}); }) ==
+  CHECK(error_of([&] { ts::cross_entropy(w, {1}); }) ==
         "cross_entropy: logits are [4095, 16], so 4095 targets are right; given 1");
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::cross_entropy(ts::zeros({1, 4}), {4});
         }) == "cross_entropy: target 4 is outside the 4 classes (-1 leaves a row out)");
-  CHECK(message([&] { ts::layer_norm(x, ts::zeros({5}), ts::Tensor()); }) ==
+  CHECK(error_of([&] { ts::layer_norm(x, ts::zeros({5}), ts::Tensor()); }) ==
         "layer_norm: x is [8, 4096], weight is [5]; weight must be [4096]");
-  CHECK(message([&] { ts::softmax(ts::zeros({})); }) ==
+  CHECK(error_of([&] { ts::softmax(ts::zeros({})); }) ==
         "softmax: shape [] has no last dimension to work along");
-  CHECK(message([&] { ts::dropout(x, 1.0f, 1); }) == "dropout: p is 1; right is 0 <= p < 1");
-  CHECK(message([&] { ts::tensor({2}, {1.0f}); }) ==
+  CHECK(error_of([&] { ts::dropout(x, 1.0f, 1); }) == "dropout: p is 1; right is 0 <= p < 1");
+  CHECK(error_of([&] { ts::tensor({2}, {1.0f}); }) ==
         "tensor: 1 values given for shape [2], which holds 2");
-  CHECK(message([&] { x.item(); }) ==
+  CHECK(error_of([&] { x.item(); }) ==
         "item: the tensor has 32768 elements, shape [8, 4096]; item() needs exactly 1");
-  CHECK(message([&] { x.at({1}); }) ==
+  CHECK(error_of([&] { x.at({1}); }) ==
         "at: 1 indices given for shape [8, 4096]; one per dimension is right");
-  CHECK(message([&] { x.at({8, 0}); }) == "at: index 8 in dimension 0 is outside shape [8, 4096]");
-  CHECK(message([&] {
+  CHECK(error_of([&] { x.at({8, 0}); }) == "at: index 8 in dimension 0 is outside shape [8, 4096]");
+  CHECK(error_of([&] {
           ts::Tensor().values();
           ts::Tensor().data();
         }) == "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
-  CHECK(message([&] { x.backward(); }) ==
+  CHECK(error_of([&] { x.backward(); }) ==
         "backward: no parameter stands behind this tensor; wrap one with parameter()");
-  CHECK(message([&] { ts::square(ts::parameter(ts::zeros({2}))).backward(); }) ==
+  CHECK(error_of([&] { ts::square(ts::parameter(ts::zeros({2}))).backward(); }) ==
         "backward: the loss must be one number, this has shape [2]; take mean() or sum() first");
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::attention(ts::zeros({1, 2, 8}), ts::zeros({1, 2, 4}), ts::zeros({1, 2, 4}), 3, 1,
                         ts::Mask::none);
         }) ==
         "attention: q is [1, 2, 8], k is [1, 2, 4], v is [1, 2, 4] with 3 heads and 1 kv heads; "
         "right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a multiple of kv_heads, and "
         "S >= T when causal");
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::rope(ts::zeros({1, 2, 6}), 3, 0);
         }) == "rope: x is [1, 2, 6] with head size 3; right is [B, T, heads K] with an even K");
-  CHECK(message([&] { ts::vector_cost("sin", 1, &ts::VectorCost::forward); }) ==
+  CHECK(error_of([&] { ts::vector_cost("sin", 1, &ts::VectorCost::forward); }) ==
         "vector_cost: no op is called 'sin'; vector_costs() lists them");
 }
 
 TEST_CASE("sizes that no machine holds are an error, not a wrapped allocation") {
-  CHECK(message([] { ts::zeros({std::int64_t{1} << 62}); }) ==
+  CHECK(error_of([] { ts::zeros({std::int64_t{1} << 62}); }) ==
         "Tensor: shape [4611686018427387904] takes 18.4 EB; a tensor holds at most 2^38 numbers, "
         "1.1 TB");
-  CHECK(message([] { ts::zeros({(std::int64_t{1} << 62) + 1}); }).find("Tensor: shape [46") == 0);
-  CHECK(message([] {
+  CHECK(error_of([] { ts::zeros({(std::int64_t{1} << 62) + 1}); }).find("Tensor: shape [46") == 0);
+  CHECK(error_of([] {
           ts::zeros({std::int64_t{1} << 30, 1 << 28});
         }).find("Tensor: shape [10") == 0);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__) && !defined(__clang__)
   std::vector<ts::Tensor> held;  // the system says no before long; nothing is written
-  const std::string full = message([&] {
+  const std::string full = error_of([&] {
     while (held.size() < 4096) {
       held.emplace_back(ts::Shape{std::int64_t{1} << 38});
     }
@@ -280,7 +272,7 @@ TEST_CASE("an empty tensor is empty as a copy and an error everywhere else") {
   const ts::Tensor none;
   const ts::Tensor x = ts::ones({2, 2});
   CHECK_FALSE(none.clone().defined());
-  CHECK(message([&] { ts::parameter(none); }) ==
+  CHECK(error_of([&] { ts::parameter(none); }) ==
         "data: the tensor is empty (default-constructed); make one with zeros, full, ...");
   const std::function<void()> calls[] = {
       [&] { ts::reshape(none, {0}); },
@@ -319,7 +311,7 @@ TEST_CASE("an empty tensor is empty as a copy and an error everywhere else") {
   int number = 0;
   for (const std::function<void()>& call : calls) {
     CAPTURE(number);
-    CHECK(message(call) != "no error");
+    CHECK(error_of(call) != "no error");
     ++number;
   }
 }
@@ -327,12 +319,12 @@ TEST_CASE("an empty tensor is empty as a copy and an error everywhere else") {
 TEST_CASE("norms and rope refuse an epsilon and a theta that cannot be right") {
   const float nan = std::nanf("");
   const ts::Tensor x = ts::ones({2, 2}), w = ts::ones({2});
-  CHECK(message([&] { ts::layer_norm(x, w, w, -1.0f); }) ==
+  CHECK(error_of([&] { ts::layer_norm(x, w, w, -1.0f); }) ==
         "layer_norm: epsilon is -1; a finite number from 0 is right");
-  CHECK(message([&] { ts::rms_norm(x, w, nan); }) ==
+  CHECK(error_of([&] { ts::rms_norm(x, w, nan); }) ==
         "rms_norm: epsilon is nan; a finite number from 0 is right");
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::rope(ts::ones({1, 2, 2}), 2, 0, 0.0f);
         }) == "rope: theta is 0; a finite number above 0 is right");
-  CHECK(message([&] { ts::rope(ts::ones({1, 2, 2}), 2, 0, nan); }) != "no error");
+  CHECK(error_of([&] { ts::rope(ts::ones({1, 2, 2}), 2, 0, nan); }) != "no error");
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "error_of.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -176,15 +177,6 @@ ts::Tensor as_view(const ts::Tensor& x) {
   return view;
 }
 
-std::string message(const std::function<void()>& f) {
-  try {
-    f();
-  } catch (const ts::Error& e) {
-    return e.what();
-  }
-  return "no error";
-}
-
 ts::Tensor weighed(const ts::Tensor& y) {
   return ts::sum(y * ts::uniform(y.shape(), 99, 0.5f, 1.5f));
 }
@@ -280,7 +272,7 @@ TEST_CASE("every op takes dims of size 0, or says why not") {
         }
         inputs.push_back(ts::parameter(ts::zeros(empty)));
       }
-      const std::string said = message([&] {
+      const std::string said = error_of([&] {
         const ts::Tensor y = op.run(inputs);
         if (y.count() == 1) {
           y.backward();
@@ -374,9 +366,9 @@ TEST_CASE("views share their numbers") {
 
 TEST_CASE("numbers out of row-major order are refused, not misread") {
   const ts::Tensor t = ts::transpose(ts::zeros({2, 3}), 0, 1);
-  CHECK(message([&] { static_cast<void>(t.data()); }) ==
+  CHECK(error_of([&] { static_cast<void>(t.data()); }) ==
         "data: shape [3, 2] has strides [1, 3], not the row-major [2, 1]; take contiguous() first");
-  CHECK(message([&] { t.as_strided({4}, ts::detail::row_major({4}), 3); }) ==
+  CHECK(error_of([&] { t.as_strided({4}, ts::detail::row_major({4}), 3); }) ==
         "as_strided: shape [4] reaches elements 3 to 6 of a buffer of 6");
 }
 
@@ -397,10 +389,10 @@ TEST_CASE("a view of 2^32 elements costs nothing") {
   CHECK(p.grad().item() == 60000.0f);
   const ts::Tensor vast = ts::broadcast_to(one, {1 << 20, 1 << 20});
   const ts::Tensor keys = ts::broadcast_to(ts::ones({2}), {1, std::int64_t{1} << 50, 2});
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::attention(ts::ones({1, 1, 2}), keys, keys, 1, 1, ts::Mask::none);
         }) == "kernel: 1125899906842624 floats of scratch memory; this machine has none left");
-  CHECK(message([&] { ts::contiguous(vast); }) ==
+  CHECK(error_of([&] { ts::contiguous(vast); }) ==
         "Tensor: shape [1048576, 1048576] takes 4.4 TB; a tensor holds at most 2^38 numbers, "
         "1.1 TB");
   CHECK_THROWS_AS(ts::broadcast_to(vast, {1 << 30, 1 << 20, 1 << 20}), ts::Error);
@@ -420,26 +412,26 @@ TEST_CASE("writing in place changes what it should and refuses what it must not"
   ts::add_(x, ts::transpose(ts::transpose(x, 0, 1), 0, 1));
   CHECK(x.at({1, 2}) == 238.0f);
 
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::add_(x, ts::ones({3, 3}));
         }) ==
         "add_: shapes do not match: [2, 3] and [3, 3]; from the right, sizes must be equal or 1");
-  CHECK(message([&] { ts::add_(ts::ones({3}), x); }) ==
+  CHECK(error_of([&] { ts::add_(ts::ones({3}), x); }) ==
         "add_: shape [2, 3] cannot fill [3]; from the right, sizes must be equal or 1");
-  CHECK(message([&] { ts::fill_(ts::broadcast_to(ts::ones({1}), {4}), 1.0f); }) ==
+  CHECK(error_of([&] { ts::fill_(ts::broadcast_to(ts::ones({1}), {4}), 1.0f); }) ==
         "fill_: some of the 4 elements of this [4] view are the same number; write to a clone()");
   const ts::Tensor column = ts::slice(ts::zeros({10, 100}), 1, 0, 1);  // wide steps hide nothing
   CHECK_THROWS_AS(ts::fill_(ts::broadcast_to(column, {10, 3}), 1.0f), ts::Error);
   ts::fill_(ts::permute(ts::slice(ts::zeros({4, 6, 2}), 1, 0, 6, 2), {2, 0, 1}), 1.0f);
   const ts::Tensor p = ts::parameter(ts::ones({2}));
-  CHECK(message([&] { ts::scale_(p, 2.0f); }) ==
+  CHECK(error_of([&] { ts::scale_(p, 2.0f); }) ==
         "scale_: the tensor written or read has a gradient, which writing in place would lose; "
         "write under a NoGrad, or use an op with a result of its own");
   {
     const ts::Tensor y = ts::tanh(p);
     const ts::Tensor loss = ts::sum(p * y);
     const ts::NoGrad no_grad;
-    CHECK(message([&] { ts::scale_(p, 2.0f); }) ==
+    CHECK(error_of([&] { ts::scale_(p, 2.0f); }) ==
           "scale_: a backward pass that is still to come needs the numbers of this [2] tensor; "
           "write after it, or to a clone()");
     CHECK_THROWS_AS(ts::scale_(ts::slice(y.detach(), 0, 0, 1), 2.0f), ts::Error);
@@ -451,41 +443,41 @@ TEST_CASE("writing in place changes what it should and refuses what it must not"
 
 TEST_CASE("views and products refuse what does not fit") {
   const ts::Tensor x = ts::zeros({2, 3});
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::permute(x, {0, 0});
         }) == "permute: 2 dimensions given for shape [2, 3]; each of its 2 once is right");
-  CHECK(message([&] { ts::slice(x, 1, 0, 3, 0); }) ==
+  CHECK(error_of([&] { ts::slice(x, 1, 0, 3, 0); }) ==
         "slice: 0 to 3 of dimension 1 by 0 is outside shape [2, 3]");
-  CHECK(message([&] { ts::broadcast_to(x, {3}); }) ==
+  CHECK(error_of([&] { ts::broadcast_to(x, {3}); }) ==
         "broadcast_to: shape [2, 3] cannot fill [3]; from the right, sizes must be equal or 1");
-  CHECK(message([&] { ts::unsqueeze(x, 4); }) ==
+  CHECK(error_of([&] { ts::unsqueeze(x, 4); }) ==
         "unsqueeze: dimension 4 of shape [2, 3]; -3 to 2 are right");
-  CHECK(message([&] { ts::squeeze(x, 0); }) ==
+  CHECK(error_of([&] { ts::squeeze(x, 0); }) ==
         "squeeze: dimension 0 of shape [2, 3] is not of size 1");
-  CHECK(message([&] { ts::split(x, 0, 1); }) == "split: parts of 0; 1 or more is right");
-  CHECK(message([&] {
+  CHECK(error_of([&] { ts::split(x, 0, 1); }) == "split: parts of 0; 1 or more is right");
+  CHECK(error_of([&] {
           ts::matmul(x, ts::zeros({4, 2, 3}));
         }) == "matmul: x is [2, 3], w is [4, 2, 3]; x [.., M, K] and w [.., K, N] are right");
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::linear(x, ts::zeros({4, 3}), ts::zeros({3}));
         }) == "linear: w is [4, 3], bias is [3]; w [N, K] and bias [N] are right");
-  CHECK(message([&] { ts::einsum("ij,jk", x, x); }) ==
+  CHECK(error_of([&] { ts::einsum("ij,jk", x, x); }) ==
         "einsum: \"ij,jk\"; two operands, each letter a to z at most once in each, and a result of "
         "their letters are right, as in \"ik,kj->ij\"");
-  CHECK(message([&] { ts::einsum("ij,jk->ik", x, x); }) ==
+  CHECK(error_of([&] { ts::einsum("ij,jk->ik", x, x); }) ==
         "einsum: \"ij,jk->ik\" of [2, 3] and [2, 3]; a letter a dimension and one size a letter "
         "are right");
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::gather(x, 1, {0, 3}, {2, 1});
         }) == "gather: id 3 at position 1 is outside dimension 1 of shape [2, 3]");
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::scatter_add(x, 1, {0, 1}, ts::zeros({3, 1}));
         }) ==
         "scatter_add: x is [2, 3], 2 ids for shape [3, 1]; as many dimensions, none larger but "
         "dimension 1, and one id an element are right");
-  CHECK(message([&] {
+  CHECK(error_of([&] {
           ts::max(ts::zeros({2, 0}), 1);
         }) == "max: dimension 1 of shape [2, 0] is empty");
-  CHECK(message([&] { const ts::MatmulFormat scope(ts::DType::int8); }) ==
+  CHECK(error_of([&] { const ts::MatmulFormat scope(ts::DType::int8); }) ==
         "MatmulFormat: int8; f32 or bf16 is right");
 }
