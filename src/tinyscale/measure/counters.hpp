@@ -44,6 +44,13 @@ struct OpRecord {
   }
 };
 
+// What pricing an op on a chip needs; one of many in the log of a run.
+struct OpCost {
+  double matmul_flops = 0, vector_flops = 0;  // counts
+  double bytes = 0;                           // read and written
+  DType math = DType::f32;                    // in which the matmul computes
+};
+
 // Sums over ops.
 struct Counters {
   double matmul_flops = 0, vector_flops = 0;

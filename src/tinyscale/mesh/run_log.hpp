@@ -1,0 +1,60 @@
+#pragma once
+// The log of a mesh run: what every device did, in order, and every collective that ran, with the
+// schedule of its messages. Nothing here depends on how threads were scheduled or on the machine:
+// the same log can be timed on several.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/shared.hpp"
+#include "tinyscale/measure/counters.hpp"
+#include "tinyscale/mesh/collective_spec.hpp"
+#include "tinyscale/mesh/schedule.hpp"
+
+namespace tinyscale {
+
+// A line of the user's program.
+struct SourceLine {
+  const char* file = "";
+  int line = 0;
+};
+
+// What is equal for all groups of devices that make one call.
+struct CallShape {
+  std::string name, axes, arguments;  // "all_gather", "x,y", "[1024], dim 0"
+  SourceLine where;
+  CollectiveSpec spec;
+  std::vector<int> axis_numbers;  // of the mesh, in the order of the call
+  std::string reason;             // why this algorithm
+  ChunkCut cut;
+  Shared<const detail::PreparedSchedule> schedule;
+  bool eager = false;  // a user's send: its one message leaves when the sender is ready
+};
+
+// A collective of one group of devices, or one user's send.
+struct LoggedCall {
+  Shared<const CallShape> shape;
+  Shared<const std::vector<int>> members;  // ranks by index in the group
+  int line = 0;                            // of RunLog::lines
+};
+
+// What a device did. Between a start and a wait of one call it may compute. A call is started and
+// waited for once by each member; of a send the sender starts it, the receiver waits for it.
+struct DeviceEvent {
+  enum class Kind { compute, start, wait };
+  Kind kind = Kind::compute;
+  std::size_t first = 0, last = 0;  // compute: of the device's ops; else first is the call
+};
+
+struct RunLog {
+  int devices = 0;
+  std::vector<std::string> lines;    // the program's lines, in order: "all_gather([4], x) #1"
+  List<LoggedCall> calls;            // by line, then by group
+  List<List<DeviceEvent>> programs;  // by rank
+  List<List<OpCost>> ops;            // by rank: what `compute` refers to
+};
+
+}  // namespace tinyscale
