@@ -120,7 +120,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   const std::int64_t chunk = array.local_shape().count();
   CollectiveSpec hop = spec_of(mesh, Collective::permute, way.axis, chunk, m.a.format);
   hop.root = sums ? 1 : hop.devices() - 1;
-  const CollectiveChoice choice = choose_algorithm(hop);
+  const AlgorithmChoice choice = choose_algorithm(hop);
   AxisMove whole = {static_cast<int>(way.place), -1, way.axis};
   std::int64_t before = chunk;
   if (sums) {

@@ -14,9 +14,9 @@
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
-#include "tinyscale/mesh/collective_cost.hpp"
+#include "tinyscale/mesh/call_plan.hpp"
+#include "tinyscale/mesh/choose_algorithm.hpp"
 #include "tinyscale/mesh/sharded.hpp"
-#include "tinyscale/tensor/choose.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -51,18 +51,21 @@ inline AxisPlaces after_move(AxisPlaces places, const AxisMove& move) {
   return places;
 }
 
-inline CollectiveSpec spec_of(const PlacedMesh& mesh, Collective what, const std::string& letters,
-                              std::int64_t elements, DType format) {
-  CollectiveSpec spec;
-  spec.what = what;
-  spec.algorithm = Algorithm::automatic;
-  spec.elements = elements;
-  spec.element_bytes = bytes_of(format);
+inline std::vector<int> axis_numbers(const std::string& letters) {
   std::vector<int> numbers;
   for (const char letter : letters) {
     numbers.push_back(static_cast<int>(axis_number(letter)));
   }
-  spec.parts = parts_of_group(mesh.machine, mesh.axes, numbers);
+  return numbers;
+}
+
+inline CollectiveSpec spec_of(const PlacedMesh& mesh, Collective what, const std::string& letters,
+                              std::int64_t elements, DType format) {
+  CollectiveSpec spec;
+  spec.what = what;
+  spec.elements = elements;
+  spec.element_bytes = bytes_of(format);
+  spec.parts = parts_of_group(mesh.machine, mesh.axes, axis_numbers(letters));
   return spec;
 }
 
@@ -71,7 +74,7 @@ struct MoveCost {
   Collective what = Collective::all_gather;
   std::int64_t local = 0;  // elements of a device before
   double seconds = 0, bytes = 0;
-  std::string algorithm;
+  Algorithm algorithm = Algorithm::automatic;
 };
 
 inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
@@ -86,11 +89,16 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
   const bool gathers = cost.what == Collective::all_gather;
   const std::int64_t elements = local * (gathers ? shard_count(mesh, move.axes) : 1);
   CollectiveSpec spec = spec_of(mesh, cost.what, move.axes, elements, format);
-  const CollectiveChoice choice = choose_algorithm(spec);
+  const AlgorithmChoice choice = choose_algorithm(spec);
   spec.algorithm = choice.algorithm;
-  cost.algorithm = name_of(choice.algorithm);
+  cost.algorithm = choice.algorithm;
   cost.seconds = choice.seconds;
-  cost.bytes = collective_bytes(spec, 0);
+  const int n = spec.devices();
+  const int last = n <= 64 ? n - 1 : n / 2;  // of large groups the device in the middle
+  const int first = n <= 64 ? 0 : last;
+  for (int index = first; index <= last; ++index) {
+    cost.bytes += collective_bytes(spec, index) / (last - first + 1);
+  }
   return cost;
 }
 
@@ -132,9 +140,10 @@ inline std::vector<std::string> arrangements(const std::string& letters) {
 // All shardings in reach of one, cheapest first (Dijkstra); backwards: all that reach it.
 class ShardingSearch {
  public:
-  ShardingSearch(const Shared<const PlacedMesh>& mesh, const Shape& shape, DType format,
-                 const AxisPlaces& start, bool backwards)
-      : mesh_(*mesh), shape_(shape), format_(format), backwards_(backwards) {
+  // `idle`: the axes that may be taken though nothing lies on them.
+  ShardingSearch(const PlacedMesh& mesh, const Shape& shape, DType format, const AxisPlaces& start,
+                 bool backwards, const std::string& idle)
+      : mesh_(mesh), shape_(shape), format_(format), backwards_(backwards), idle_(idle) {
     add({start, 0, 0, 0, 0, {}, false});
     while (true) {
       std::size_t next = reached.size();
@@ -183,7 +192,7 @@ class ShardingSearch {
   void leave(std::size_t node) {
     const AxisPlaces places = reached[node].places;
     std::string idle;
-    for (const char letter : mesh_.letters()) {
+    for (const char letter : idle_) {
       bool used = false;
       for (const std::string& letters : places) {
         used = used || letters.find(letter) != std::string::npos;
@@ -258,48 +267,14 @@ class ShardingSearch {
   Shape shape_;
   DType format_;
   bool backwards_;
+  std::string idle_;
   List<MoveCost> costs_;
 };
-
-inline Tensor reduced(const List<Tensor>& terms, Reduce how) {
-  Tensor total = terms[0];
-  for (std::size_t i = 1; i < terms.size(); ++i) {
-    total = how == Reduce::max ? maximum(total, terms[i]) : total + terms[i];
-  }
-  return total;
-}
 
 // Part i of n along a dim, with memory of its own.
 inline Tensor part_of(const Tensor& x, int dim, std::int64_t n, std::int64_t i) {
   const std::int64_t size = x.dim(dim) / n;
   return slice(x, dim, i * size, (i + 1) * size).clone();
-}
-
-// The tensors of one group of devices, by index in it, after the move.
-inline List<Tensor> moved(const List<Tensor>& in, const AxisMove& move, Reduce how) {
-  const std::int64_t n = static_cast<std::int64_t>(in.size());
-  List<Tensor> out;
-  Tensor all;
-  if (move.from == 0) {
-    all = reduced(in, how);
-  } else if (move.to < 0) {
-    all = concat(in, move.from - 1);
-  }
-  for (std::int64_t i = 0; i < n; ++i) {
-    if (move.to < 0) {
-      out.push_back(all.clone());
-    } else if (move.from <= 0) {
-      const Tensor& from = is_slice(move) ? in[static_cast<std::size_t>(i)] : all;
-      out.push_back(part_of(from, move.to - 1, n, i));
-    } else {
-      List<Tensor> parts;
-      for (const Tensor& one : in) {
-        parts.push_back(part_of(one, move.to - 1, n, i));
-      }
-      out.push_back(concat(parts, move.from - 1));
-    }
-  }
-  return out;
 }
 
 // The ranks of the group over some axes that `first` begins.
@@ -319,44 +294,73 @@ inline std::vector<std::size_t> group_of(const PlacedMesh& mesh, const std::stri
   return members;
 }
 
-inline void move_shards(const PlacedMesh& mesh, List<Tensor>& shards, const AxisMove& move,
-                        Reduce how) {
-  Context quiet = device_context(-1);
-  const ContextScope scope(quiet);
+inline Shared<const CallPlan> plan_of(const PlacedMesh& mesh, const AxisMove& move,
+                                      const Shape& local, Algorithm algorithm, Reduce how) {
+  CallKey key;
+  key.what = collective_of(move);
+  key.algorithm = algorithm;
+  key.how = how;
+  key.dim = std::max(0, (key.what == Collective::all_gather ? move.from : move.to) - 1);
+  key.to_dim = std::max(0, move.from - 1);
+  key.shape = local;
+  key.axes = axis_numbers(move.axes);
+  return make_plan(key, mesh.machine, mesh.axes, SourceLine());
+}
+
+// Sends the numbers, group by group; how many elements a device sent on average.
+inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan,
+                                   const std::string& axes, const Shape& after,
+                                   List<Tensor>& shards) {
   for (int first = 0; first < mesh.devices(); ++first) {
-    if (shard_index(mesh, move.axes, first) == 0) {
-      const std::vector<std::size_t> members = group_of(mesh, move.axes, first);
-      List<Tensor> group;
+    if (shard_index(mesh, axes, first) == 0) {
+      const std::vector<std::size_t> members = group_of(mesh, axes, first);
+      List<DeviceBuffers> buffers;
+      List<Tensor> out;
       for (const std::size_t rank : members) {
-        group.push_back(shards[rank]);
+        out.push_back(Tensor(after));
+        buffers.push_back({shards[rank].data(), out.back().data()});
       }
-      group = moved(group, move, how);
+      execute(plan.exchange, buffers.data());
       for (std::size_t i = 0; i < members.size(); ++i) {
-        shards[members[i]] = group[i];
+        shards[members[i]] = out[i];
       }
     }
   }
+  std::int64_t sent = 0;
+  for (const Transfer& transfer : plan.shape->schedule->data.transfers) {
+    sent += plan.exchange.cut.elements(transfer.chunk, transfer.chunks);
+  }
+  return static_cast<double>(sent) / plan.exchange.devices;
 }
 
 // Makes a move and writes it into the report.
 inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
                       Reduce how = Reduce::sum) {
-  const AxisPlaces places = a.places();
+  const PlacedMesh& mesh = *a.mesh;
+  const Shape local = a.local_shape();
+  const MoveCost cost = price(mesh, move, local.count(), a.format);
   ShardedStep step;
   step.name = is_slice(move) ? "slice" : name_of(collective_of(move));
-  step.axes = axes_text(*a.mesh, move.axes);
+  step.axes = axes_text(mesh, move.axes);
   step.before = a.sharding.text();
-  const MoveCost cost = price(*a.mesh, move, a.local_shape().count(), a.format);
-  step.algorithm = cost.algorithm;
+  a.sharding = sharding_of(mesh, after_move(a.places(), move), a.sharding.dims);
+  step.after = a.sharding.text();
+  step.algorithm = is_slice(move) ? "" : name_of(cost.algorithm);
   step.bytes = cost.bytes;
   step.seconds = cost.seconds;
+  Context quiet = device_context(-1);
+  const ContextScope scope(quiet);
+  if (!is_slice(move) && !a.shards.empty()) {
+    const Shared<const CallPlan> plan = plan_of(mesh, move, local, cost.algorithm, how);
+    step.counted = run_collective(mesh, *plan, move.axes, a.local_shape(), a.shards) *
+                   bytes_of(a.format);
+  }
+  for (std::size_t rank = 0; is_slice(move) && rank < a.shards.size(); ++rank) {
+    a.shards[rank] = part_of(a.shards[rank], move.to - 1, shard_count(mesh, move.axes),
+                             shard_index(mesh, move.axes, static_cast<int>(rank)));
+  }
   report.bytes += cost.bytes;
   report.comms_seconds += cost.seconds;
-  if (!a.shards.empty()) {
-    move_shards(*a.mesh, a.shards, move, how);
-  }
-  a.sharding = sharding_of(*a.mesh, after_move(places, move), a.sharding.dims);
-  step.after = a.sharding.text();
   report.steps.push_back(step);
 }
 
@@ -367,7 +371,7 @@ inline std::string moves_text(const PlacedMesh& mesh, const List<AxisMove>& move
   for (const AxisMove& move : moves) {
     out += out.empty() ? "" : ", ";
     out += is_slice(move) ? "slice" : name_of(collective_of(move));
-    out += " " + array + " over " + axes_text(mesh, move.axes);
+    out += (array.empty() ? "" : " " + array) + " over " + axes_text(mesh, move.axes);
   }
   return out;
 }
@@ -383,15 +387,36 @@ inline void check_same_names(const char* function, const Sharding& a, const Shar
   }
 }
 
+inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh,
+                          const Reached& end, ShardedReport& report) {
+  ShardedCandidate way;
+  way.calls = moves_text(mesh, search.moves(end), "");
+  way.comms_seconds = way.seconds = end.seconds;
+  way.bytes = end.bytes;
+  report.candidates.push_back(way);
+}
+
+// Also says what the shortest way costs that leaves idle axes alone, where it is another.
 inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& report,
                          const char* function) {
   check_same_names(function, a.sharding, wanted);
   const AxisPlaces goal = places_of(*a.mesh, wanted, a.shape);
-  const ShardingSearch search(a.mesh, a.shape, a.format, a.places(), false);
+  const AxisPlaces start = a.places();
+  const std::string all = a.mesh->letters();
+  const ShardingSearch search(*a.mesh, a.shape, a.format, start, false, all);
   const Reached* const end = search.find(goal);
   if (end == nullptr) {
     fail({function, ": from ", a.text(), " to [", wanted.text(),
           "]; a sum that is made is not undone, leave out what stands in braces"});
+  }
+  std::string named;  // by either sharding
+  for (std::size_t p = 0; p < goal.size(); ++p) {
+    named = rising_union(named, start[p] + goal[p]);
+  }
+  const ShardingSearch direct(*a.mesh, a.shape, a.format, start, false, named);
+  if (direct.find(goal)->seconds > end->seconds) {
+    add_candidate(search, *a.mesh, *end, report);
+    add_candidate(direct, *a.mesh, *direct.find(goal), report);
   }
   for (const AxisMove& move : search.moves(*end)) {
     make_move(a, move, report);
@@ -411,9 +436,10 @@ inline Sharded reshard(const Sharded& a, const std::string& text) {
   ShardedReport report;
   report.title = "reshard " + a.text() + " -> [" + parse_sharding(text).text() + "]";
   detail::reshard_into(out, parse_sharding(text), report, "reshard");
-  report.reason = report.steps.empty()
-                      ? "nothing moves"
-                      : detail::cat("the cheapest way: ", format_seconds(report.comms_seconds));
+  report.reason = report.steps.empty() ? "nothing moves"
+                  : report.candidates.empty()
+                      ? "the cheapest way: " + format_seconds(report.comms_seconds)
+                      : std::string("idle axes help: a slice is free, and more links carry less each");
   detail::finish(out, report);
   return out;
 }

@@ -26,7 +26,8 @@ struct ShardedStep {
   std::string name, axes;     // "all_gather", "x,y"
   std::string before, after;  // shardings
   std::string algorithm;
-  double bytes = 0;    // that a device sends
+  double bytes = 0;    // that a device sends, on average, by formula,
+  double counted = 0;  // and in the messages that went; 0: without numbers
   double seconds = 0;  // closed form
 };
 
@@ -223,7 +224,8 @@ inline ShardedReport Sharded::explain() const {
   ShardedReport out;
   out.title = detail::cat(text(), " of shape ", shape, ": each of ", devices(), " devices holds ",
                           local_shape(), ", ", format_bytes(bytes()), "; all together ",
-                          format_bytes(bytes_in_all()), ", each number ", replicas(), " times");
+                          format_bytes(bytes_in_all()), ", each number ",
+                          replicas() == 1 ? std::string("once") : detail::cat(replicas(), " times"));
   return out;
 }
 
@@ -264,8 +266,10 @@ inline std::string ShardPicture::range(int dim, std::int64_t i) const {
 
 inline std::string ShardPicture::cell(std::size_t block) const {
   const std::vector<int>& ranks = holders[block];
-  const bool row = ranks.size() > 2 && summands == 1 &&
-                   ranks.back() - ranks.front() + 1 == static_cast<int>(ranks.size());
+  bool row = ranks.size() > 2 && summands == 1;
+  for (std::size_t i = 1; i < ranks.size(); ++i) {
+    row = row && ranks[i] == ranks[i - 1] + 1;
+  }
   if (row) {
     return detail::cat(ranks.front(), "-", ranks.back());
   }

@@ -115,9 +115,9 @@ class MatmulWays {
   MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal)
       : m(product),
         goal_(goal),
-        a(m.a.mesh, m.a.shape, m.a.format, m.a.places(), false),
-        b(m.a.mesh, m.b.shape, m.b.format, m.b.places(), false),
-        out(m.a.mesh, m.shape, m.a.format, goal, true) {
+        a(m.mesh(), m.a.shape, m.a.format, m.a.places(), false, m.mesh().letters()),
+        b(m.mesh(), m.b.shape, m.b.format, m.b.places(), false, m.mesh().letters()),
+        out(m.mesh(), m.shape, m.a.format, goal, true, m.mesh().letters()) {
     const std::size_t dims = goal.size() - 1;
     std::vector<std::size_t> role(m.mesh().axes.size());  // 0 idle, dims, J, summand of a, of b
     std::size_t axis = 0;
