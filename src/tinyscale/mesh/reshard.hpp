@@ -109,6 +109,7 @@ struct Reached {
   int moves = 0;
   std::size_t previous = 0;  // itself: the start
   AxisMove by;               // between them, in the direction of time
+  std::string moved;         // all axes on the way
   bool done = false;
 };
 
@@ -137,14 +138,22 @@ inline std::vector<std::string> arrangements(const std::string& letters) {
   return all;
 }
 
+enum class Direction { forwards, backwards };
+
+// Whether an axis may move twice, as one that is cut for free and then gathered.
+enum class Detours { no, yes };
+
 // All shardings in reach of one, cheapest first (Dijkstra); backwards: all that reach it.
 class ShardingSearch {
  public:
-  // `idle`: the axes that may be taken though nothing lies on them.
   ShardingSearch(const PlacedMesh& mesh, const Shape& shape, DType format, const AxisPlaces& start,
-                 bool backwards, const std::string& idle)
-      : mesh_(mesh), shape_(shape), format_(format), backwards_(backwards), idle_(idle) {
-    add({start, 0, 0, 0, 0, {}, false});
+                 Direction direction, Detours detours)
+      : mesh_(mesh),
+        shape_(shape),
+        format_(format),
+        backwards_(direction == Direction::backwards),
+        detours_(detours) {
+    add({start, 0, 0, 0, 0, {}, "", false});
     while (true) {
       std::size_t next = reached.size();
       for (std::size_t i = 0; i < reached.size(); ++i) {
@@ -192,7 +201,7 @@ class ShardingSearch {
   void leave(std::size_t node) {
     const AxisPlaces places = reached[node].places;
     std::string idle;
-    for (const char letter : idle_) {
+    for (const char letter : mesh_.letters()) {
       bool used = false;
       for (const std::string& letters : places) {
         used = used || letters.find(letter) != std::string::npos;
@@ -225,6 +234,11 @@ class ShardingSearch {
 
   void try_move(std::size_t node, const AxisMove& move) {
     Reached next;
+    next.moved = rising_union(reached[node].moved, move.axes);
+    if (detours_ == Detours::no &&
+        next.moved.size() < reached[node].moved.size() + move.axes.size()) {
+      return;
+    }
     next.places = after_move(reached[node].places, move);
     next.by = backwards_ ? AxisMove{move.to, move.from, move.axes} : move;
     Shape local = shape_;
@@ -267,7 +281,7 @@ class ShardingSearch {
   Shape shape_;
   DType format_;
   bool backwards_;
-  std::string idle_;
+  Detours detours_;
   List<MoveCost> costs_;
 };
 
@@ -396,29 +410,25 @@ inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh,
   report.candidates.push_back(way);
 }
 
-// Also says what the shortest way costs that leaves idle axes alone, where it is another.
+// Also says what the cheapest way without detours costs, where it is another.
 inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& report,
                          const char* function) {
   check_same_names(function, a.sharding, wanted);
   const AxisPlaces goal = places_of(*a.mesh, wanted, a.shape);
   const AxisPlaces start = a.places();
-  const std::string all = a.mesh->letters();
-  const ShardingSearch search(*a.mesh, a.shape, a.format, start, false, all);
-  const Reached* const end = search.find(goal);
+  const ShardingSearch all(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::yes);
+  const ShardingSearch plain(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::no);
+  const Reached* const end = all.find(goal);
+  const Reached* const straight = plain.find(goal);
   if (end == nullptr) {
     fail({function, ": from ", a.text(), " to [", wanted.text(),
           "]; a sum that is made is not undone, leave out what stands in braces"});
   }
-  std::string named;  // by either sharding
-  for (std::size_t p = 0; p < goal.size(); ++p) {
-    named = rising_union(named, start[p] + goal[p]);
+  if (straight != nullptr && straight->seconds > end->seconds) {
+    add_candidate(all, *a.mesh, *end, report);
+    add_candidate(plain, *a.mesh, *straight, report);
   }
-  const ShardingSearch direct(*a.mesh, a.shape, a.format, start, false, named);
-  if (direct.find(goal)->seconds > end->seconds) {
-    add_candidate(search, *a.mesh, *end, report);
-    add_candidate(direct, *a.mesh, *direct.find(goal), report);
-  }
-  for (const AxisMove& move : search.moves(*end)) {
+  for (const AxisMove& move : all.moves(*end)) {
     make_move(a, move, report);
   }
   a.sharding = wanted;

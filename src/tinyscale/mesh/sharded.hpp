@@ -62,7 +62,8 @@ struct ShardPicture {
 
   std::string text() const;
   std::string cell(std::size_t block) const;           // "0-3", "0+1"
-  std::string range(int dim, std::int64_t i) const;  // "4:8"
+  std::string range(int dim, std::int64_t i) const;    // "4:8"
+  std::string panel_name(std::int64_t panel) const;    // "I 0:4": of the dims before the last two
 };
 
 struct Sharded {
@@ -281,6 +282,16 @@ inline std::string ShardPicture::cell(std::size_t block) const {
   return out;
 }
 
+inline std::string ShardPicture::panel_name(std::int64_t panel) const {
+  std::string out;
+  for (int d = blocks.size() - 3; d >= 0; --d) {
+    const std::string name = names[static_cast<std::size_t>(d)];
+    out = name + " " + range(d, panel % blocks[d]) + (out.empty() ? "" : ", ") + out;
+    panel /= blocks[d];
+  }
+  return out;
+}
+
 // A table of the last two dims for each block of the others; of long ones the first 16 blocks.
 inline std::string ShardPicture::text() const {
   const int dims = blocks.size();
@@ -290,15 +301,8 @@ inline std::string ShardPicture::text() const {
   const std::int64_t panels = static_cast<std::int64_t>(holders.size()) / (rows * columns);
   std::string out = title + (summands > 1 ? ", + joins summands\n" : "\n");
   for (std::int64_t panel = 0; panel < std::min(panels, most); ++panel) {
-    std::string where;
-    std::int64_t left = panel;
-    for (int d = dims - 3; d >= 0; --d) {
-      const std::string name = names[static_cast<std::size_t>(d)];
-      where = name + " " + range(d, left % blocks[d]) + (where.empty() ? "" : ", ") + where;
-      left /= blocks[d];
-    }
     Table table;
-    table.title = where;
+    table.title = panel_name(panel);
     table.columns.push_back(dims > 1 ? names[static_cast<std::size_t>(dims) - 2] : "");
     for (std::int64_t j = 0; j < std::min(columns, most); ++j) {
       table.columns.push_back(dims > 0 ? names.back() + " " + range(dims - 1, j) : "");

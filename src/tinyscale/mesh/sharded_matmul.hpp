@@ -112,12 +112,12 @@ inline std::string in_order(const std::string& letters, const std::string& first
 
 class MatmulWays {
  public:
-  MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal)
+  MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal, Detours detours)
       : m(product),
         goal_(goal),
-        a(m.mesh(), m.a.shape, m.a.format, m.a.places(), false, m.mesh().letters()),
-        b(m.mesh(), m.b.shape, m.b.format, m.b.places(), false, m.mesh().letters()),
-        out(m.mesh(), m.shape, m.a.format, goal, true, m.mesh().letters()) {
+        a(m.mesh(), m.a.shape, m.a.format, m.a.places(), Direction::forwards, detours),
+        b(m.mesh(), m.b.shape, m.b.format, m.b.places(), Direction::forwards, detours),
+        out(m.mesh(), m.shape, m.a.format, goal, Direction::backwards, detours) {
     const std::size_t dims = goal.size() - 1;
     std::vector<std::size_t> role(m.mesh().axes.size());  // 0 idle, dims, J, summand of a, of b
     std::size_t axis = 0;
@@ -140,7 +140,7 @@ class MatmulWays {
     const AxisPlaces pb = m.b.places();
     AxisPlaces sets(dims + 4);
     for (std::size_t i = 0; i < role.size(); ++i) {
-      sets[role[i]] += static_cast<char>('a' + static_cast<int>(i));
+      sets[role[i]] += m.mesh().letters()[i];
     }
     if (rising_union(sets[dims + 2], pa[0]) != pa[0] ||
         rising_union(sets[dims + 3], pb[0]) != pb[0]) {
@@ -172,16 +172,6 @@ class MatmulWays {
     insert(way);
   }
 
-  static bool better(const MatmulWay& x, const MatmulWay& y) {
-    Reached both;
-    both.seconds = y.seconds();
-    both.bytes = y.math_seconds + y.comms_seconds;
-    both.moves = y.moves;
-    const double sum = x.math_seconds + x.comms_seconds;
-    const bool tie = std::fabs(sum - both.bytes) <= 1e-12 * std::max(sum, both.bytes);
-    return cheaper(x.seconds(), tie ? both.bytes : sum, x.moves, both);
-  }
-
   void insert(const MatmulWay& way) {
     for (const MatmulWay& known : ways) {
       if (known.a == way.a && known.b == way.b && known.product == way.product) {
@@ -200,6 +190,16 @@ class MatmulWays {
 
  public:
   ShardingSearch a, b, out;
+
+  static bool better(const MatmulWay& x, const MatmulWay& y) {
+    Reached both;
+    both.seconds = y.seconds();
+    both.bytes = y.math_seconds + y.comms_seconds;
+    both.moves = y.moves;
+    const double sum = x.math_seconds + x.comms_seconds;
+    const bool tie = std::fabs(sum - both.bytes) <= 1e-12 * std::max(sum, both.bytes);
+    return cheaper(x.seconds(), tie ? both.bytes : sum, x.moves, both);
+  }
 
   ShardedCandidate candidate(const MatmulWay& way) const {
     ShardedCandidate c;
@@ -242,29 +242,50 @@ inline std::string matmul_title(const char* function, const ShardedMatmul& m, co
              m.mesh().machine.name, ", priced as ", m.a.format);
 }
 
+// The ways without detours first, unless one with them is better.
+inline void list_ways(const MatmulWays& all, const MatmulWays& plain, ShardedReport& report) {
+  for (const MatmulWays* const ways : {&plain, &all}) {
+    for (const MatmulWay& way : ways->ways) {
+      const ShardedCandidate next = ways->candidate(way);
+      bool known = false;
+      for (const ShardedCandidate& other : report.candidates) {
+        known = known || other.calls == next.calls;
+      }
+      if (!known) {
+        report.candidates.push_back(next);
+      }
+    }
+  }
+}
+
 inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   const AxisPlaces goal = places_of(m.mesh(), wanted, m.shape);
-  const MatmulWays all(m, goal);
+  const MatmulWays all(m, goal, Detours::yes);
+  const MatmulWays plain(m, goal, Detours::no);
   if (all.ways.empty()) {
     fail({"matmul: no way from ", m.a.text(), " and ", m.b.text(), " to [", wanted.text(),
           "]; a partial sum must be one already, or J be cut over its axes"});
   }
-  const MatmulWay& way = all.ways[0];
+  const bool detour = plain.ways.empty() || MatmulWays::better(all.ways[0], plain.ways[0]);
+  const MatmulWays& best = detour ? all : plain;
+  const MatmulWay& way = best.ways[0];
   ShardedReport report;
+  if (detour) {
+    report.candidates.push_back(best.candidate(way));
+  }
+  list_ways(all, plain, report);
   Sharded a = m.a;
   Sharded b = m.b;
-  make_moves(a, all.a.moves(*all.a.find(way.a)), " a", report);
-  make_moves(b, all.b.moves(*all.b.find(way.b)), " b", report);
+  make_moves(a, best.a.moves(*best.a.find(way.a)), " a", report);
+  make_moves(b, best.b.moves(*best.b.find(way.b)), " b", report);
   Sharded out = local_products(m, a, b, way.product);
-  make_moves(out, all.out.moves(*all.out.find(way.product)), " product", report);
+  make_moves(out, best.out.moves(*best.out.find(way.product)), " product", report);
   out.sharding = wanted;
   report.math_seconds = way.math_seconds;
-  for (const MatmulWay& each : all.ways) {
-    report.candidates.push_back(all.candidate(each));
-  }
   report.title = matmul_title("matmul", m, out);
-  report.reason = matmul_case(m) + cat("; of ", all.ways.size(),
-                                       " ways the first has the least max(T_math, T_comms)");
+  report.reason = matmul_case(m) + cat("; of ", report.candidates.size(),
+                                       " ways the first has the least max(T_math, T_comms)",
+                                       detour ? ", as idle axes carry a share" : "");
   finish(out, report);
   return out;
 }
