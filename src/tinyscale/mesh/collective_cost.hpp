@@ -433,8 +433,8 @@ inline double collective_seconds(const CollectiveSpec& spec) {
   return cost.known ? cost.seconds : -1;
 }
 
-// Of any schedule for the collective of `spec`, as a user's: the longest path of its messages, each
-// on links of its own; no less than what it takes.
+// Of any schedule for the collective of `spec`: the longest path of its messages, each
+// on links of its own. It takes no less.
 inline double schedule_seconds(const CollectiveSchedule& schedule, const CollectiveSpec& spec) {
   return detail::path_cost(spec, *detail::prepare(schedule)).seconds;
 }
