@@ -75,8 +75,8 @@ class Replay {
     for (const Faults::Fault& fault : faults.all) {
       if (!fault.link) {
         if (fault.from < 0 || fault.from >= log.devices) {
-          fail({"time: device ", fault.from, " to be at fault; devices are 0 to ",
-                log.devices - 1});
+          fail(
+              {"time: device ", fault.from, " to be at fault; devices are 0 to ", log.devices - 1});
         }
         Device& device = devices_[static_cast<std::size_t>(fault.from)];
         device.dead = device.dead || fault.dead;
@@ -255,8 +255,7 @@ class Replay {
   int receiver(std::size_t c) const {
     const LoggedCall& call = log_.calls[c];
     const List<ScheduledMessage>& messages = call.shape->schedule->messages;
-    return messages.empty() ? none
-                            : (*call.members)[static_cast<std::size_t>(messages[0].to)];
+    return messages.empty() ? none : (*call.members)[static_cast<std::size_t>(messages[0].to)];
   }
   void start_all(std::size_t c, double now, int after) {
     for (std::size_t i = 0; i < log_.calls[c].members->size(); ++i) {
@@ -276,8 +275,8 @@ class Replay {
       live_[static_cast<std::size_t>(p)].begin(*orders_[order_of_[c]], c);
     }
     if (p == finished || live_[static_cast<std::size_t>(p)].started(member)) {
-      fail({"time: device ", (*log_.calls[c].members)[static_cast<std::size_t>(member)],
-            " starts ", line(c), " twice; once is right"});
+      fail({"time: device ", (*log_.calls[c].members)[static_cast<std::size_t>(member)], " starts ",
+            line(c), " twice; once is right"});
     }
     const int progress = p;
     leave_.clear();
@@ -330,7 +329,8 @@ class Replay {
     }
   }
 
-  // A device's compute is over, or a message's latency, or its transfer at the rate of that version.
+  // A device's compute is over, or a message's latency, or its transfer at the rate of that
+  // version.
   void handle(const EventQueue::Entry& event, double now) {
     if (event.tag == device_event) {
       ready_.push_back(static_cast<int>(event.item));
@@ -440,7 +440,7 @@ class Replay {
   EventQueue events_;
   Timeline out_;
   List<Device> devices_;
-  List<Shared<MemberSteps>> orders_;  // of each schedule
+  List<Shared<MemberSteps>> orders_;   // of each schedule
   std::vector<std::size_t> order_of_;  // by call
   List<CallProgress> live_;            // of calls under way
   std::vector<std::size_t> free_;      // places of live_
