@@ -131,32 +131,27 @@ class Replay {
     std::size_t message = 0;
   };
 
-  static MachineLinks links_of(const Machine& machine, const Faults& faults) {
-    MachineLinks links(machine);
-    apply_faults(faults, links);
-    return links;
-  }
-
+  // Which of orders_ each call follows; schedules are known by their address (a hash table).
   void index_schedules() {
     std::size_t messages = 0;
     order_of_.assign(log_.calls.size(), 0);
+    std::vector<std::size_t> slots(2 * log_.calls.size() + 1, 0);  // place in orders_ + 1, or 0
     for (std::size_t c = 0; c < log_.calls.size(); ++c) {
       const PreparedSchedule* const schedule = log_.calls[c].shape->schedule.get();
-      std::size_t i = c > 0 ? order_of_[c - 1] : 0;  // groups of one line follow each other
-      if (orders_.empty() || orders_[i]->schedule != schedule) {
-        i = 0;
-        while (i < orders_.size() && orders_[i]->schedule != schedule) {
-          ++i;
-        }
+      std::size_t at = reinterpret_cast<std::uintptr_t>(schedule) / 16 % slots.size();
+      while (slots[at] > 0 && orders_[slots[at] - 1]->schedule != schedule) {
+        at = (at + 1) % slots.size();
       }
-      if (i == orders_.size()) {
+      if (slots[at] == 0) {
         orders_.push_back(Shared<MemberSteps>(new MemberSteps(*schedule)));
+        slots[at] = orders_.size();
       }
-      order_of_[c] = i;
+      order_of_[c] = slots[at] - 1;
       messages += schedule->messages.size();
-      if (log_.calls[c].members->size() != orders_[i]->members) {
+      if (log_.calls[c].members->size() != orders_[order_of_[c]]->members) {
         fail({"time: ", line(c), " has ", log_.calls[c].members->size(),
-              " members and a schedule for ", orders_[i]->members, "; they must be equal"});
+              " members and a schedule for ", orders_[order_of_[c]]->members,
+              "; they must be equal"});
       }
     }
     keeps_ = messages <= most_timed_messages;

@@ -74,8 +74,9 @@ struct Timeline {
 
 namespace detail {
 
-// Slows or cuts the links of all faults, and those of a pair of chips both in whatever dimension.
-inline void apply_faults(const Faults& faults, MachineLinks& links) {
+// The links of a machine with those at fault slowed or cut, in all dimensions that join the two.
+inline MachineLinks links_of(const Machine& machine, const Faults& faults) {
+  MachineLinks links(machine);
   for (const Faults::Fault& fault : faults.all) {
     bool found = false;
     for (std::size_t link = 0; fault.link && link < links.count(); ++link) {
@@ -94,6 +95,7 @@ inline void apply_faults(const Faults& faults, MachineLinks& links) {
             " to be at fault; links join neighbours, or a chip and its switch (-1)"});
     }
   }
+  return links;
 }
 
 }  // namespace detail
