@@ -202,6 +202,27 @@ TEST_CASE("sharded: which device holds what") {
 }
 
 TEST_CASE("sharded: pictures") {
+  const ts::Mesh mesh = mesh_of({{"x", 4}, {"y", 2}});
+  for (const char* text : {"I_x, J_y, K", "I, J_{x,y}, K", "I, J, K"}) {
+    const ts::ShardPicture picture = mesh.shard({8, 16, 4}, text).picture();
+    const ts::Svg drawn = ts::svg(picture);
+    CHECK(drawn.text == picture.text());
+    // A stripe for each device that holds a block, and the paper.
+    std::size_t stripes = 0;
+    for (const std::vector<int>& ranks : picture.holders) {
+      stripes += ranks.size();
+    }
+    std::size_t rects = 0;
+    for (std::size_t at = drawn.body.find("<rect"); at != std::string::npos;
+         at = drawn.body.find("<rect", at + 1)) {
+      ++rects;
+    }
+    CHECK(rects == stripes + 1);
+  }
+  CHECK(ts::svg(mesh.shard({8}, "I_x").picture()).height < 200);
+  CHECK(ts::svg(ts::sum(mesh.shard({8}, "I_x"), "I").picture()).text ==
+        "[{U_x}] of shape [] on 8 devices, + joins summands\n\n------  ----------------\n"
+        "device  0+2+4+6, 1+3+5+7\n");
 }
 
 TEST_CASE("sharded: what is wrong is said") {
@@ -462,6 +483,24 @@ TEST_CASE("sharded: collective matmuls") {
                                                 mesh.shard({1 << 14, 1 << 14}, "J, K"), "I, K");
   CHECK(big.made->candidates[0].seconds == doctest::Approx(big.made->math_seconds));
   CHECK(big.made->candidates[0].seconds < big.made->candidates[1].seconds);
+}
+
+TEST_CASE("sharded: a collective matmul in the program of a device") {
+  const ts::Mesh mesh = mesh_of({{"x", 4}, {"y", 2}});
+  const ts::Tensor x = ts::randn({16, 24}, 1), w = ts::randn({24, 8}, 2);
+  const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+    const ts::Tensor own = d.shard(x, "x", 0);
+    d.keep("chunks", ts::collective_matmul(d, own, w, "x"));
+    const ts::Tensor p = ts::parameter(w);
+    ts::sum(ts::collective_matmul(d, own, p, "x")).backward();
+    d.keep("grad", p.grad());
+  });
+  const ts::Tensor p = ts::parameter(w);
+  ts::sum(ts::matmul(x, p)).backward();
+  for (int rank = 0; rank < mesh.size(); ++rank) {
+    CHECK(within(run.kept(rank, "chunks"), ts::matmul(x, w), matmul_bound(x, w)));
+    CHECK(within(run.kept(rank, "grad"), p.grad(), absolute(p.grad()) * 1e-5f + 1e-5f));
+  }
 }
 
 TEST_CASE("sharded: the book's chapter 3") {

@@ -56,7 +56,7 @@ inline Svg svg(const ShardPicture& picture) {
   const std::int64_t wide = std::min(columns, most), high = std::min(rows, most);
   const double width = std::max(14.0, std::min(88.0, 640.0 / static_cast<double>(wide)));
   const double height = std::max(10.0, std::min(44.0, 440.0 / static_cast<double>(high)));
-  const double left = 84, top = 70, step = height * static_cast<double>(high) + 46;
+  const double left = 84, top = dims > 2 ? 84 : 70, step = height * static_cast<double>(high) + 46;
   Canvas canvas(std::max(440.0, left + width * static_cast<double>(wide) + 24),
                 top + step * static_cast<double>(panels));
   canvas.label(20, 28, detail::shorten(picture.title, 60), 16, Anchor::start,
