@@ -129,8 +129,8 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
     before = chunk * shard_count(mesh, way.axis);
   }
   const MoveCost collective = price(mesh, whole, before, m.a.format);
-  report.math_seconds = m.math_seconds(sums ? m.natural : out.places(),
-                                       m.cut_a == m.cut_b ? m.cut_a : std::string());
+  report.math_seconds =
+      m.math_seconds(sums ? m.natural : out.places(), m.cut_a == m.cut_b ? m.cut_a : std::string());
   ShardedStep step;
   step.name = cat("permute chunk of ", names[static_cast<int>(way.what)], ", ", n - 1, " times");
   step.axes = axes_text(mesh, way.axis);
@@ -186,8 +186,8 @@ inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::
   return out;
 }
 
-// x [I_axis, J] w [J, K] -> [I, K] in the program of a device, which has a share of x's rows and the
-// whole of w: the next rows are on their way while these are multiplied. Carries gradients.
+// x [I_axis, J] w [J, K] -> [I, K] in the program of a device, which has a share of x's rows and
+// the whole of w: the next rows are on their way while these are multiplied. Carries gradients.
 inline Tensor collective_matmul(Device& device, const Tensor& x, const Tensor& w,
                                 const std::string& axis) {
   const int n = device.size(axis);

@@ -73,14 +73,15 @@ inline Svg svg(const ShardPicture& picture) {
     for (std::int64_t i = 0; i < high; ++i) {
       const double line = y + height * static_cast<double>(i);
       if (dims > 1) {
-        canvas.label(left - 8, line + height / 2 + 4,
-                     picture.names[static_cast<std::size_t>(dims) - 2] + " " +
-                         picture.range(dims - 2, i),
-                     11, Anchor::end, Canvas::soft());
+        canvas.label(
+            left - 8, line + height / 2 + 4,
+            picture.names[static_cast<std::size_t>(dims) - 2] + " " + picture.range(dims - 2, i),
+            11, Anchor::end, Canvas::soft());
       }
       for (std::int64_t j = 0; j < wide; ++j) {
-        detail::draw_block(canvas, picture, static_cast<std::size_t>((panel * rows + i) * columns + j),
-                   left + width * static_cast<double>(j), line, width, height);
+        detail::draw_block(canvas, picture,
+                           static_cast<std::size_t>((panel * rows + i) * columns + j),
+                           left + width * static_cast<double>(j), line, width, height);
       }
     }
   }
