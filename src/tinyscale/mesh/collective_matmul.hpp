@@ -161,9 +161,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
 inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
   const detail::ShardedMatmul m = detail::matmul_of("collective_matmul", a, b);
   const Sharding wanted = parse_sharding(sharding);
-  Sharding own;
-  own.dims = m.dims;
-  detail::check_same_names("collective_matmul", own, wanted);
+  detail::check_same_names("collective_matmul", {{}, m.dims}, wanted);
   const detail::AxisPlaces goal = detail::places_of(*a.mesh, wanted, m.shape);
   const detail::ChunkedMatmul way = detail::chunked(m, goal);
   Sharded out = detail::like(a, m.shape, wanted);

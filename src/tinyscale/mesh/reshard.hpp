@@ -377,16 +377,23 @@ inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
   report.steps.push_back(step);
 }
 
-// "all_gather b over x" for each move but the free ones.
+// "all_gather b over x, " for each move of array " b".
 inline std::string moves_text(const PlacedMesh& mesh, const List<AxisMove>& moves,
                               const std::string& array) {
   std::string out;
   for (const AxisMove& move : moves) {
-    out += out.empty() ? "" : ", ";
     out += is_slice(move) ? "slice" : name_of(collective_of(move));
-    out += (array.empty() ? "" : " " + array) + " over " + axes_text(mesh, move.axes);
+    out += array + " over " + axes_text(mesh, move.axes) + ", ";
   }
   return out;
+}
+
+inline void make_moves(Sharded& a, const List<AxisMove>& moves, const char* name,
+                       ShardedReport& report) {
+  for (const AxisMove& move : moves) {
+    make_move(a, move, report);
+    report.steps.back().name += name;
+  }
 }
 
 inline void check_same_names(const char* function, const Sharding& a, const Sharding& b) {
@@ -404,6 +411,7 @@ inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh, 
                           ShardedReport& report) {
   ShardedCandidate way;
   way.calls = moves_text(mesh, search.moves(end), "");
+  way.calls.erase(way.calls.size() - 2);
   way.comms_seconds = way.seconds = end.seconds;
   way.bytes = end.bytes;
   report.candidates.push_back(way);
@@ -427,9 +435,7 @@ inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& repo
     add_candidate(all, *a.mesh, *end, report);
     add_candidate(plain, *a.mesh, *straight, report);
   }
-  for (const AxisMove& move : all.moves(*end)) {
-    make_move(a, move, report);
-  }
+  make_moves(a, all.moves(*end), "", report);
   a.sharding = wanted;
 }
 

@@ -22,18 +22,9 @@ inline std::string summed(const Sharded& a) {
 }
 
 inline void check_one_mesh(const char* function, const Sharded& a, const Sharded& b) {
-  if (a.mesh.get() != b.mesh.get()) {
-    bool same =
-        a.mesh->axes.size() == b.mesh->axes.size() && a.mesh->machine.name == b.mesh->machine.name;
-    for (std::size_t i = 0; same && i < a.mesh->axes.size(); ++i) {
-      same = a.mesh->axes[i].name == b.mesh->axes[i].name &&
-             a.mesh->axes[i].size == b.mesh->axes[i].size;
-    }
-    if (!same) {
-      fail({function, ": the arrays lie on two meshes, ", a.mesh->machine.name, " with axes ",
-            axes_text(*a.mesh, a.mesh->letters()), " and ", b.mesh->machine.name, " with axes ",
-            axes_text(*b.mesh, b.mesh->letters()), "; both on one are right"});
-    }
+  if (a.mesh->text() != b.mesh->text()) {
+    fail({function, ": the arrays lie on two meshes, ", a.mesh->text(), " and ", b.mesh->text(),
+          "; both on one are right"});
   }
   if (a.shards.empty() != b.shards.empty()) {
     fail({function, ": only one of ", a.text(), " and ", b.text(),
