@@ -141,6 +141,7 @@
 #include "tinyscale/mesh/predict.hpp"
 #include "tinyscale/mesh/thread_limit.hpp"
 #include "tinyscale/mesh/sharding.hpp"
+#include "tinyscale/mesh/sharding_search.hpp"
 #include "tinyscale/mesh/sharded.hpp"
 #include "tinyscale/mesh/reshard.hpp"
 #include "tinyscale/mesh/sharded_ops.hpp"
