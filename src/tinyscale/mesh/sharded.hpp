@@ -17,6 +17,8 @@
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/mesh/sharding.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
+#include "tinyscale/tensor/choose.hpp"
+#include "tinyscale/tensor/create.hpp"
 #include "tinyscale/tensor/views.hpp"
 
 namespace tinyscale {
