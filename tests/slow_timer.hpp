@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tinyscale/mesh/collective_cost.hpp"
+#include "tinyscale.hpp"
 
 namespace slow {
 
@@ -90,8 +90,7 @@ class Timer {
           for (std::size_t t = of.first; t < of.last; ++t) {
             const tinyscale::Transfer& transfer = prepared->data.transfers[t];
             for (int c = 0; c < transfer.chunks; ++c) {
-              m.bytes +=
-                  static_cast<double>(cut.elements(transfer.chunk + c)) * spec.element_bytes;
+              m.bytes += static_cast<double>(cut.elements(transfer.chunk + c)) * spec.element_bytes;
             }
           }
           find_route(spec, links_, m);
