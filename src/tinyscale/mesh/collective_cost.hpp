@@ -95,8 +95,13 @@ inline CollectiveCost phase_cost(const CollectiveSpec& spec, const AxisPart& par
 }
 
 // Streams of a torus take the rows in turns: they never meet on a link if all take equally long.
-inline bool keep_in_step(const List<AxisPart>& parts, const ChunkCut& cut) {
+inline bool keep_in_step(const List<AxisPart>& parts, const List<Row>& rows, int root,
+                         const ChunkCut& cut) {
   bool same = cut.ragged.empty() && cut.block % cut.parts == 0;
+  for (const Row& row : rows) {
+    same = same && chain_hops(row, row.coordinate(root)) ==
+                       chain_hops(rows[0], rows[0].coordinate(root));
+  }
   for (const AxisPart& part : parts) {
     const AxisPart& first = parts[0];
     same = same && part.size == first.size && part.kind == first.kind &&
@@ -115,7 +120,7 @@ inline CollectiveCost neighbour_cost(const CollectiveSpec& spec, const List<Axis
   const std::size_t streams = stream_count(spec, rows);
   const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
   CollectiveCost cost;
-  cost.known = rows.size() == parts.size() && (streams == 1 || keep_in_step(parts, cut));
+  cost.known = rows.size() == parts.size() && (streams == 1 || keep_in_step(parts, rows, spec.root, cut));
   for (std::size_t phase = 0; phase < rows.size() && rows.size() == parts.size(); ++phase) {
     double longest = 0;
     for (std::size_t stream = 0; stream < streams; ++stream) {
@@ -284,9 +289,11 @@ inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart
   const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
   if (rooted || blocks) {
     const Reach span = reach(natural_way(part.kind), n, spec.root);
+    // Half around a ring everything goes up: to the root it comes from the other side.
+    const bool swap = spec.what == Collective::gather && part.kind == AxisKind::ring;
     CollectiveCost cost;
     for (const int way : {1, -1}) {
-      const int farthest = way > 0 ? span.right : span.left;
+      const int farthest = (way > 0) != swap ? span.right : span.left;
       std::vector<double> loads(static_cast<std::size_t>(farthest) + 1, 0);
       for (int away = 1; away <= farthest; ++away) {
         loads[static_cast<std::size_t>(away)] = static_cast<double>(
