@@ -113,7 +113,18 @@
 
 // mesh: devices, links, collectives
 #include "tinyscale/mesh/fabric.hpp"
+#include "tinyscale/mesh/collective_spec.hpp"
+#include "tinyscale/mesh/schedule.hpp"
+#include "tinyscale/mesh/neighbour_schedules.hpp"
+#include "tinyscale/mesh/partner_schedules.hpp"
+#include "tinyscale/mesh/make_schedule.hpp"
+#include "tinyscale/mesh/check_schedule.hpp"
+#include "tinyscale/mesh/collective_bytes.hpp"
+#include "tinyscale/mesh/closed_forms.hpp"
 #include "tinyscale/mesh/collective_cost.hpp"
+#include "tinyscale/mesh/choose_algorithm.hpp"
+#include "tinyscale/mesh/nccl_model.hpp"
+#include "tinyscale/mesh/run_log.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
 #include "tinyscale/mesh/message_log.hpp"
 #include "tinyscale/mesh/endpoint.hpp"

@@ -77,8 +77,10 @@ inline void find_route(const tinyscale::CollectiveSpec& spec, Links& links, Mess
 
 class Timer {
  public:
-  Timer(const tinyscale::CollectiveSpec& spec, const tinyscale::CollectiveSchedule& schedule) {
+  Timer(const tinyscale::CollectiveSpec& spec, const tinyscale::CollectiveSchedule& schedule)
+      : devices_(spec.devices()) {
     const auto prepared = tinyscale::detail::prepare(schedule);
+    left_.resize(prepared->streams.size() * static_cast<std::size_t>(devices_));
     const tinyscale::ChunkCut cut = tinyscale::detail::chunk_cut(spec, schedule.chunks);
     int stream = 0;
     for (const auto& s : prepared->streams) {
@@ -95,8 +97,11 @@ class Timer {
           }
           find_route(spec, links_, m);
           messages_.push_back(m);
-          left_[{stream, m.from, number}] += 1;
-          left_[{stream, m.to, number}] += 1;
+          for (const int device : {m.from, m.to}) {
+            std::vector<int>& steps = left(stream, device);
+            steps.resize(std::max(steps.size(), static_cast<std::size_t>(number) + 1), 0);
+            ++steps[static_cast<std::size_t>(number)];
+          }
         }
       }
       ++stream;
@@ -148,18 +153,23 @@ class Timer {
   }
 
  private:
-  bool ready(int stream, int device, int step) const {
-    const auto first = left_.lower_bound({stream, device, 0});
-    return first != left_.end() && first->first == std::vector<int>{stream, device, step};
+  // Messages of the steps of a device in a stream that are not yet done.
+  std::vector<int>& left(int stream, int device) {
+    return left_[static_cast<std::size_t>(stream * devices_ + device)];
+  }
+  bool ready(int stream, int device, int step) {
+    for (int before = 0; before < step; ++before) {
+      if (left(stream, device)[static_cast<std::size_t>(before)] > 0) {
+        return false;
+      }
+    }
+    return true;
   }
   void finish(Message& m, std::size_t& finished) {
     m.state = Message::done;
     ++finished;
     for (const int device : {m.from, m.to}) {
-      const auto at = left_.find({m.stream, device, m.step});
-      if (--at->second == 0) {
-        left_.erase(at);
-      }
+      --left(m.stream, device)[static_cast<std::size_t>(m.step)];
     }
   }
   // All rates rise together; those over the link that is full first stay.
@@ -206,7 +216,8 @@ class Timer {
 
   Links links_;
   std::vector<Message> messages_;
-  std::map<std::vector<int>, int> left_;  // messages of (stream, device, step) not yet done
+  int devices_;
+  std::vector<std::vector<int>> left_;
 };
 
 inline double seconds(const tinyscale::CollectiveSpec& spec,
