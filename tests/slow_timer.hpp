@@ -81,6 +81,7 @@ class Timer {
       : devices_(spec.devices()) {
     const auto prepared = tinyscale::detail::prepare(schedule);
     left_.resize(prepared->streams.size() * static_cast<std::size_t>(devices_));
+    first_.resize(left_.size(), 0);
     const tinyscale::ChunkCut cut = tinyscale::detail::chunk_cut(spec, schedule.chunks);
     int stream = 0;
     for (const auto& s : prepared->streams) {
@@ -110,8 +111,7 @@ class Timer {
 
   double run() {
     double now = 0;
-    std::size_t finished = 0;
-    while (finished < messages_.size()) {
+    while (!messages_.empty()) {
       for (Message& m : messages_) {
         if (m.state == Message::waits && ready(m.stream, m.from, m.step) &&
             ready(m.stream, m.to, m.step)) {
@@ -137,17 +137,20 @@ class Timer {
           const bool over = now + m.bytes / m.rate <= end;
           m.bytes -= m.rate * (next - now);
           if (over) {
-            finish(m, finished);
+            finish(m);
           }
         } else if (m.state == Message::travels && m.until <= end) {
           if (m.bytes > 0) {
             m.state = Message::flows;
           } else {
-            finish(m, finished);
+            finish(m);
           }
         }
       }
       now = next;
+      messages_.erase(std::remove_if(messages_.begin(), messages_.end(),
+                                     [](const Message& m) { return m.state == Message::done; }),
+                      messages_.end());
     }
     return now;
   }
@@ -158,16 +161,14 @@ class Timer {
     return left_[static_cast<std::size_t>(stream * devices_ + device)];
   }
   bool ready(int stream, int device, int step) {
-    for (int before = 0; before < step; ++before) {
-      if (left(stream, device)[static_cast<std::size_t>(before)] > 0) {
-        return false;
-      }
+    int& first = first_[static_cast<std::size_t>(stream * devices_ + device)];
+    while (left(stream, device)[static_cast<std::size_t>(first)] == 0) {
+      ++first;
     }
-    return true;
+    return first == step;
   }
-  void finish(Message& m, std::size_t& finished) {
+  void finish(Message& m) {
     m.state = Message::done;
-    ++finished;
     for (const int device : {m.from, m.to}) {
       --left(m.stream, device)[static_cast<std::size_t>(m.step)];
     }
@@ -218,6 +219,7 @@ class Timer {
   std::vector<Message> messages_;
   int devices_;
   std::vector<std::vector<int>> left_;
+  std::vector<int> first_;  // step with any left
 };
 
 inline double seconds(const tinyscale::CollectiveSpec& spec,
