@@ -221,31 +221,30 @@ inline bool doubles(const List<AxisPart>& parts) {
   return all;
 }
 
-// Of partners d apart in a row d messages meet in the middle, d links each.
+// Of partners d apart in a row d messages meet in the middle, d links each; those of an all_reduce
+// must be equally large.
 inline CollectiveCost doubling_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const Doubling group(spec.devices());
   const bool all = spec.what == Collective::all_reduce;
   const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
   CollectiveCost cost;
   cost.known = doubles(parts) || (parts.size() == 1 && !in_a_row(parts[0]));
-  if (group.pairs() > 0) {
-    cost.add(spec, parts[0], 1, static_cast<double>(all ? spec.elements : cut.elements(1)));
-    const std::int64_t least = cut.elements(all ? 0 : 2 * group.pairs() - 1);
-    cost.add(spec, parts[0], 1, static_cast<double>(spec.elements - (all ? 0 : least)));
-  }
-  CollectiveCost exchange;
   for (int distance = 1; distance < group.members; distance *= 2) {
     const Partner other = partner(parts, distance);
-    const int away = in_a_row(*other.part) ? other.distance : 1;
-    const int held = all ? distance : group.block(distance);
-    exchange.add(spec, *other.part, away, static_cast<double>(cut.elements(0, held)) * away);
+    const bool shares = in_a_row(*other.part) && other.distance > 1;
+    const int held = all ? group.members / 2 / distance : group.device(distance);
+    cost.add(spec, *other.part, shares ? other.distance : 1,
+             static_cast<double>(cut.elements(0, held)) * (shares ? other.distance : 1));
+    cost.known = cost.known && !(all && shares && spec.elements % group.members != 0);
   }
   if (all) {
-    exchange.twice();
+    cost.twice();
   }
-  cost.steps += exchange.steps;
-  cost.hops += exchange.hops;
-  cost.seconds += exchange.seconds;
+  if (group.pairs() > 0) {
+    const std::int64_t least = all ? 0 : cut.elements(2 * group.pairs() - 1);
+    cost.add(spec, parts[0], 1, static_cast<double>(all ? spec.elements : cut.elements(1)));
+    cost.add(spec, parts[0], 1, static_cast<double>(spec.elements - least));
+  }
   return cost;
 }
 
