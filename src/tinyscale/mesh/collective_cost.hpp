@@ -5,6 +5,7 @@
 #include <algorithm>  // max, min
 #include <cstdint>
 #include <cstdlib>  // abs
+#include <vector>
 
 #include "tinyscale/mesh/closed_forms.hpp"
 
@@ -147,10 +148,26 @@ inline double collective_seconds(const CollectiveSpec& spec) {
   return cost.known ? cost.seconds : -1;
 }
 
-// Of any schedule for the collective of `spec`: the longest path of its messages, each
-// on links of its own. It takes no less.
+// Any schedule for the collective of `spec` takes at least this: the longest path of its messages,
+// each on links of its own, or what the busiest device's links need for all that it sends or takes.
 inline double schedule_seconds(const CollectiveSchedule& schedule, const CollectiveSpec& spec) {
-  return detail::path_cost(spec, *detail::prepare(schedule)).seconds;
+  double rate = 0;  // out of a device
+  for (const AxisPart& part : detail::real_parts(spec)) {
+    const int links = part.kind == AxisKind::full ? part.size - 1 : detail::in_a_row(part) ? 2 : 1;
+    rate += links * part.bandwidth / part.spacing;
+  }
+  const ChunkCut cut = detail::chunk_cut(spec, schedule.chunks);
+  std::vector<std::int64_t> moved(static_cast<std::size_t>(2 * schedule.devices), 0);
+  double most = 0;
+  for (const Transfer& transfer : schedule.transfers) {
+    for (const int end : {2 * transfer.from, 2 * transfer.to + 1}) {
+      std::int64_t& elements = moved[static_cast<std::size_t>(end)];
+      elements += cut.elements(transfer.chunk, transfer.chunks);
+      most = std::max(most, static_cast<double>(elements) * spec.element_bytes);
+    }
+  }
+  return std::max(detail::path_cost(spec, *detail::prepare(schedule)).seconds,
+                  most > 0 ? most / rate : 0);
 }
 
 // The scaling book's rule of thumb for all_gather, reduce_scatter, all_reduce and all_to_all, W
