@@ -75,8 +75,8 @@ class Replay {
     for (const Faults::Fault& fault : faults.all) {
       if (!fault.link) {
         if (fault.from < 0 || fault.from >= log.devices) {
-          fail({"time: device ", fault.from, " to be at fault; devices are 0 to ",
-                log.devices - 1});
+          fail(
+              {"time: device ", fault.from, " to be at fault; devices are 0 to ", log.devices - 1});
         }
         Device& device = devices_[static_cast<std::size_t>(fault.from)];
         device.dead = device.dead || fault.dead;
@@ -105,9 +105,7 @@ class Replay {
       run_ready(now);
       for (const std::size_t f : fair_.share(now)) {
         const FairLinks::Flow& flow = fair_.flow(f);
-        if (flow.rate > 0) {
-          events_.push({now + flow.bytes / flow.rate, f, flow.version});
-        }
+        events_.push({FairLinks::end_of(flow), f, flow.version});
       }
     }
     check_all_done();
@@ -250,8 +248,7 @@ class Replay {
   int receiver(std::size_t c) const {
     const LoggedCall& call = log_.calls[c];
     const List<ScheduledMessage>& messages = call.shape->schedule->messages;
-    return messages.empty() ? none
-                            : (*call.members)[static_cast<std::size_t>(messages[0].to)];
+    return messages.empty() ? none : (*call.members)[static_cast<std::size_t>(messages[0].to)];
   }
   void start_all(std::size_t c, double now, int after) {
     for (std::size_t i = 0; i < log_.calls[c].members->size(); ++i) {
@@ -271,8 +268,8 @@ class Replay {
       live_[static_cast<std::size_t>(p)].begin(*orders_[order_of_[c]], c);
     }
     if (p == finished || live_[static_cast<std::size_t>(p)].started(member)) {
-      fail({"time: device ", (*log_.calls[c].members)[static_cast<std::size_t>(member)],
-            " starts ", line(c), " twice; once is right"});
+      fail({"time: device ", (*log_.calls[c].members)[static_cast<std::size_t>(member)], " starts ",
+            line(c), " twice; once is right"});
     }
     const int progress = p;
     leave_.clear();
@@ -311,8 +308,8 @@ class Replay {
         dead_link_ = static_cast<std::int64_t>(link);
       }
     }
-    if (f >= flights_.size()) {
-      flights_.resize(f + 1);
+    if (f == flights_.size()) {
+      flights_.push_back(Flight());
     }
     flights_[f] = {progress, keeps_ ? static_cast<int>(out_.messages.size()) : none, m};
     if (keeps_) {
@@ -325,7 +322,7 @@ class Replay {
     }
   }
 
-  // A device's compute is over, or a message's latency, or its transfer at the rate of that version.
+  // A device's compute is over, or a message's latency, or its transfer at that version's rate.
   void handle(const EventQueue::Entry& event, double now) {
     if (event.tag == device_event) {
       ready_.push_back(static_cast<int>(event.item));
@@ -435,7 +432,7 @@ class Replay {
   EventQueue events_;
   Timeline out_;
   List<Device> devices_;
-  List<Shared<MemberSteps>> orders_;  // of each schedule
+  List<Shared<MemberSteps>> orders_;   // of each schedule
   std::vector<std::size_t> order_of_;  // by call
   List<CallProgress> live_;            // of calls under way
   std::vector<std::size_t> free_;      // places of live_

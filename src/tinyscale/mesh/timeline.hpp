@@ -44,11 +44,11 @@ struct Faults {
 
 // A message as it travelled.
 struct TimedMessage {
-  int call = 0;           // of RunLog::calls
-  int from = 0, to = 0;   // ranks
+  int call = 0;          // of RunLog::calls
+  int from = 0, to = 0;  // ranks
   int stream = 0, step = 0;
   int hops = 0;
-  int after = -1;         // the message whose end let it start, compute between; -1: the beginning
+  int after = -1;  // the message whose end let it start, compute between; -1: the beginning
   double bytes = 0;
   double start = 0, finish = -1;  // seconds
 };
@@ -65,11 +65,11 @@ struct TimedDevice {
 };
 
 struct Timeline {
-  double seconds = 0;                // until all devices and messages are done
-  List<TimedMessage> messages;       // in the order in which they left; none if more than 4 million
-  List<TimedCall> calls;             // as RunLog::calls
-  List<TimedDevice> devices;         // by rank
-  std::vector<double> link_bytes;    // by number of the link
+  double seconds = 0;              // until all devices and messages are done
+  List<TimedMessage> messages;     // in the order in which they left; none if more than 4 million
+  List<TimedCall> calls;           // as RunLog::calls
+  List<TimedDevice> devices;       // by rank
+  std::vector<double> link_bytes;  // by number of the link
 };
 
 namespace detail {
