@@ -118,7 +118,10 @@
 #include "tinyscale/mesh/partner_schedules.hpp"
 #include "tinyscale/mesh/make_schedule.hpp"
 #include "tinyscale/mesh/check_schedule.hpp"
+#include "tinyscale/mesh/collective_bytes.hpp"
 #include "tinyscale/mesh/collective_cost.hpp"
+#include "tinyscale/mesh/nccl_model.hpp"
+#include "tinyscale/mesh/choose_algorithm.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
 #include "tinyscale/mesh/run_log.hpp"
 #include "tinyscale/mesh/executor.hpp"
@@ -135,6 +138,7 @@
 #include "tinyscale/mesh/replay.hpp"
 #include "tinyscale/mesh/guess.hpp"
 #include "tinyscale/mesh/mesh_run.hpp"
+#include "tinyscale/mesh/predict.hpp"
 #include "tinyscale/mesh/thread_limit.hpp"
 #include "tinyscale/mesh/mesh.hpp"
 

@@ -44,6 +44,7 @@ struct StartedCall {
   std::size_t event = 0;  // its start, in the log
   CallKey key;
   int number = 0;  // of the device's calls, from 1
+  SourceLine where;
 };
 
 class Endpoint {
@@ -70,16 +71,19 @@ class Endpoint {
     return sum;
   }
 
-  // Where the device stands: in a call, or after so many.
+  // Where the device ended: in a call, or after so many.
   std::string where() const {
-    switch (stands_) {
-      case Stands::outside: return cat("after ", calls_, calls_ == 1 ? " call" : " calls");
-      case Stands::receives: return cat("in call ", calls_, ", recv(from ", peer_, ")");
-      default: break;
+    return stands_ == Stands::outside ? cat("after ", calls_, calls_ == 1 ? " call" : " calls")
+                                      : "in " + standing();
+  }
+  // The call it is in: "call 2, all_gather([4], dim 0, x) at program.cpp:12".
+  std::string standing() const {
+    if (stands_ == Stands::receives) {
+      return cat("call ", calls_, ", recv(from ", peer_, ")", at(where_));
     }
     const std::string text = call_text(call_key_, axes_text(fabric_.axes(), call_key_.axes));
     const bool late = call_number_ != calls_;
-    return cat(late ? "in the wait for call " : "in call ", call_number_, ", ", text);
+    return cat(late ? "the wait for call " : "call ", call_number_, ", ", text, at(where_));
   }
 
   int find_axis(const char* function, const std::string& name) const {
@@ -163,13 +167,19 @@ class Endpoint {
     StartedCall call;
     call.key = key;
     call.number = calls_;
+    call.where = where;
     call.event = log_.events.size();
     log_.events.push_back({DeviceEvent::Kind::start, 0, 0, Shared<CallRecord>(), nullptr});
+    if (fabric_.folded()) {
+      fold(call, in, out, where);
+      return call;
+    }
     call.seat = &seat(key.axes);
     if (call.seat->group->size() == 1) {
       run_alone(call, in, out, where);
       return call;
     }
+    where_ = where;
     stand_in(call);
     Post post;
     post.key = std::move(key);
@@ -187,6 +197,7 @@ class Endpoint {
   void wait(StartedCall& call) {
     log_ops();
     if (call.meeting != nullptr) {
+      where_ = call.where;
       stand_in(call);
       log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this);
       stands_ = Stands::outside;
@@ -197,6 +208,7 @@ class Endpoint {
 
   // A copy goes; nobody waits.
   void send(int to, const Tensor& value, const SourceLine& where) {
+    refuse_alone("send");
     log_ops();
     ++calls_;
     Packet packet;
@@ -205,10 +217,12 @@ class Endpoint {
     log_.events.push_back({DeviceEvent::Kind::start, 0, 0, packet.call, nullptr});
     fabric_.put(rank_, to, std::move(packet));
   }
-  Tensor recv(int from) {
+  Tensor recv(int from, const SourceLine& where) {
+    refuse_alone("recv");
     log_ops();
     ++calls_;
     peer_ = from;
+    where_ = where;
     stands_ = Stands::receives;
     const Packet packet = fabric_.take(rank_, from, *this);
     stands_ = Stands::outside;
@@ -243,6 +257,14 @@ class Endpoint {
     std::vector<int> axes;  // as the call names them
     Seat* seat = nullptr;
   };
+
+  void refuse_alone(const char* function) const {
+    if (fabric_.folded()) {
+      fail({function,
+            ": predict runs one device by itself, which has no partner; permute is right, "
+            "or run"});
+    }
+  }
 
   void stand_in(const StartedCall& call) {
     call_key_ = call.key;
@@ -301,6 +323,23 @@ class Endpoint {
     log_.events[call.event].call = record;
   }
 
+  // Symmetric devices are one: the others' numbers are this one's.
+  void fold(const StartedCall& call, const Tensor& in, Tensor out, const SourceLine& where) {
+    CallShape* const shape = new CallShape;
+    Shared<CallRecord> record(new CallRecord);
+    record->logged.shape = Shared<const CallShape>(shape);
+    Exchange exchange;
+    describe_call(call.key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
+    log_.events[call.event].call = record;
+    const bool sums = call.key.how == Reduce::sum && (call.key.what == Collective::all_reduce ||
+                                                      call.key.what == Collective::reduce_scatter ||
+                                                      call.key.what == Collective::reduce);
+    const float times = sums ? static_cast<float>(exchange.devices) : 1.0f;
+    for (std::int64_t i = 0; out.defined() && i < out.count(); ++i) {
+      out.data()[i] = in.count() > 0 ? in.data()[i % in.count()] * times : 0.0f;
+    }
+  }
+
   Shared<CallRecord> send_record(int to, const Tensor& value, const SourceLine& where) {
     if (!send_shape_ || send_shape_->cut.block != value.count()) {
       CallShape* const shape = new CallShape;
@@ -341,6 +380,7 @@ class Endpoint {
   Stands stands_ = Stands::outside;
   CallKey call_key_;
   int call_number_ = 0;
+  SourceLine where_;
   int peer_ = 0;
   List<Shared<Seat>> seats_;
   List<KnownSeat> known_;
