@@ -1,6 +1,6 @@
 /* Seconds of one MPI_Allreduce in SimGrid's SMPI, a line "bytes seconds" for each size of the
- * arguments. All ranks sleep until one moment of the simulated clock, so that the skew that a barrier
- * leaves is not part of the time. */
+ * arguments. All ranks sleep until one moment of the simulated clock, so that the skew that a
+ * barrier leaves is not part of the time. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
