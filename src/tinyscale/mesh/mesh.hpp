@@ -21,6 +21,7 @@
 #include "tinyscale/mesh/device.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
 #include "tinyscale/mesh/mesh_run.hpp"
+#include "tinyscale/mesh/thread_limit.hpp"
 
 namespace tinyscale {
 
@@ -30,8 +31,8 @@ namespace detail {
 
 // One device while it runs, and what it leaves.
 struct DeviceThread {
-  DeviceThread(Fabric& shared, const List<AxisPlacement>& axes, int rank, int devices)
-      : device(shared, axes, rank, devices), fabric(&shared) {}
+  DeviceThread(Fabric& shared, Algorithm algorithm, int rank)
+      : device(shared, algorithm, rank), fabric(&shared) {}
 
   Device device;
   const DeviceProgram* program = nullptr;
@@ -56,14 +57,16 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
   const ContextScope scope(self.context);
   const ThreadScope share(std::max(1, thread_count() / self.device.size()));
   const Profile profile;
+  Endpoint& endpoint = self.device.endpoint();
+  fabric.begin(endpoint.rank());
   try {
     program(self.device);
-    fabric.returned(self.device.rank(), self.device.endpoint().where());
+    endpoint.log_ops();
+    fabric.returned(endpoint.rank(), endpoint.where());
   } catch (...) {
-    fabric.threw(self.device.rank(), self.device.endpoint().where(),
-                 message_of(std::current_exception()));
+    fabric.threw(endpoint.rank(), endpoint.where(), message_of(std::current_exception()));
   }
-  self.counters = self.device.endpoint().counters();
+  self.counters = endpoint.counters();
   self.records = profile.records();
 }
 
@@ -77,13 +80,14 @@ inline void run_devices(const DeviceProgram& program, Fabric& fabric,
                         List<Shared<DeviceThread>>& devices) {
   if (devices.size() > 1) {
     fail({"mesh.run: ", devices.size(), " devices need threads, and this program is ",
-          "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device"});
+          "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device, or Sharded tensors"});
   }
   run_device(program, fabric, *devices[0]);
 }
 #else
 inline void run_devices(const DeviceProgram& program, Fabric& fabric,
                         List<Shared<DeviceThread>>& devices) {
+  check_thread_limit(static_cast<int>(devices.size()));
   ThreadGroup group;
   for (std::size_t i = 0; i < devices.size(); ++i) {
     devices[i]->program = &program;
@@ -110,7 +114,10 @@ class Mesh {
     detail::check_axes(machine, axes);
   }
 
-  Ring ring = Ring::one_way;  // how collectives use an axis that is a ring
+  // Of the collectives that have it and do not say otherwise; the others take the cheapest.
+  Algorithm algorithm = Algorithm::automatic;
+  // Devices that may run at once; 0: all of up to 256, of more as many as there are threads.
+  int runnable = 0;
 
   const Machine& machine() const { return machine_; }
   const List<MeshAxis>& axes() const { return axes_; }
@@ -124,22 +131,21 @@ class Mesh {
     detail::fail(
         {"size: no axis ", axis, " on this mesh; its axes are ", detail::axis_names(axes_)});
   }
-  MeshPlacement placement() const {
-    return {machine_.name, detail::place_axes(machine_, axes_, ring)};
-  }
+  MeshPlacement placement() const { return {machine_.name, detail::place_axes(machine_, axes_)}; }
 
   // Runs `program` on every device at once; returns when all have returned.
   MeshRun run(const DeviceProgram& program) const {
     if (!program) {
       detail::fail({"Mesh::run: the program is empty; give a function of Device&"});
     }
-    const List<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
+    const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
     Context& caller = context();
-    detail::Fabric fabric(size());
+    const int at_once = runnable > 0 ? runnable : size() > 256 ? thread_count() : 0;
+    detail::Fabric fabric(machine_, placed, at_once, thread_count());
     List<Shared<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
       devices.push_back(
-          Shared<detail::DeviceThread>(new detail::DeviceThread(fabric, placed, rank, size())));
+          Shared<detail::DeviceThread>(new detail::DeviceThread(fabric, algorithm, rank)));
       devices.back()->device.endpoint().keep_records(
           caller.profile != nullptr ? detail::Keep::records : detail::Keep::totals);
       devices.back()->context.device = rank;
