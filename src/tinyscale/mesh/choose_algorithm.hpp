@@ -1,0 +1,90 @@
+#pragma once
+// algorithm = automatic: every algorithm that a collective has, with its closed form on the links
+// at hand; the shortest is taken, and the reason says what the others would take.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/text.hpp"
+#include "tinyscale/mesh/collective_cost.hpp"
+
+namespace tinyscale {
+
+struct AlgorithmCandidate {
+  Algorithm algorithm = Algorithm::ring;
+  std::int64_t steps = 0;
+  double seconds = 0;
+  bool exact = true;  // else about: no closed form on these links
+};
+
+struct AlgorithmChoice {
+  Algorithm algorithm = Algorithm::ring;
+  double seconds = 0;
+  List<AlgorithmCandidate> candidates;  // the shortest first
+  std::string reason;  // "ring both ways: 4 steps, 12.3 us; ring 20 us, tree about 24 us"
+};
+
+namespace detail {
+
+// Equal times: the one with fewer steps, then the first of the enum.
+inline bool shorter(const AlgorithmCandidate& a, const AlgorithmCandidate& b) {
+  const double tie = 1e-12 * std::max(a.seconds, b.seconds);
+  return a.seconds < b.seconds - tie || (a.seconds <= b.seconds + tie && a.steps < b.steps);
+}
+
+inline std::string taken(const AlgorithmCandidate& candidate) {
+  return cat(candidate.exact ? "" : "about ", format_seconds(candidate.seconds));
+}
+
+// Along one part torus and hierarchical are its ring or line; on several nobody has a closed form
+// for some collectives, and the estimates are compared.
+inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts,
+                         const CollectiveCost& cost) {
+  const bool by_axis =
+      spec.algorithm == Algorithm::torus || spec.algorithm == Algorithm::hierarchical;
+  return parts.size() > 1 ? cost.known || by_axis || !has_algorithm(spec.what, Algorithm::torus)
+                          : cost.known && !by_axis;
+}
+
+}  // namespace detail
+
+// The algorithm for `spec`, whose own is not looked at.
+inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
+  AlgorithmChoice choice;
+  const List<AxisPart> parts = detail::real_parts(spec);
+  for (int i = 1; i < static_cast<int>(Algorithm::custom); ++i) {
+    spec.algorithm = static_cast<Algorithm>(i);
+    if (!detail::has_algorithm(spec.what, spec.algorithm)) {
+      continue;
+    }
+    const detail::CollectiveCost cost = detail::checked_cost("choose_algorithm", spec);
+    if (parts.empty() || detail::worth_a_look(spec, parts, cost)) {
+      choice.candidates.push_back({spec.algorithm, cost.steps, cost.seconds, cost.known});
+      AlgorithmCandidate* const all = choice.candidates.data();
+      for (std::size_t at = choice.candidates.size() - 1;
+           at > 0 && detail::shorter(all[at], all[at - 1]); --at) {
+        const AlgorithmCandidate moved = all[at];
+        all[at] = all[at - 1];
+        all[at - 1] = moved;
+      }
+    }
+  }
+  const AlgorithmCandidate& best = choice.candidates[0];
+  choice.algorithm = best.algorithm;
+  choice.seconds = best.seconds;
+  if (parts.empty() || best.steps == 0) {
+    choice.reason = "nothing to move";
+    return choice;
+  }
+  choice.reason = detail::cat(name_of(best.algorithm), ": ", best.steps,
+                              best.steps == 1 ? " step, " : " steps, ", detail::taken(best));
+  for (std::size_t i = 1; i < choice.candidates.size(); ++i) {
+    choice.reason += detail::cat(i == 1 ? "; " : ", ", name_of(choice.candidates[i].algorithm), " ",
+                                 detail::taken(choice.candidates[i]));
+  }
+  return choice;
+}
+
+}  // namespace tinyscale
