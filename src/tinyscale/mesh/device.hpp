@@ -149,9 +149,9 @@ class Device {
     detail::check_peer("send", endpoint_, to_rank);
     endpoint_.send(to_rank, t, where);
   }
-  Tensor recv(int from_rank) {
+  Tensor recv(int from_rank, TINYSCALE_HERE) {
     detail::check_peer("recv", endpoint_, from_rank);
-    return endpoint_.recv(from_rank);
+    return endpoint_.recv(from_rank, where);
   }
   // Returns when every device of the mesh has called it.
   void barrier(const Options& options = Options(), TINYSCALE_HERE) {

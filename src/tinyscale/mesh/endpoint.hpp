@@ -44,6 +44,7 @@ struct StartedCall {
   std::size_t event = 0;  // its start, in the log
   CallKey key;
   int number = 0;  // of the device's calls, from 1
+  SourceLine where;
 };
 
 class Endpoint {
@@ -70,16 +71,19 @@ class Endpoint {
     return sum;
   }
 
-  // Where the device stands: in a call, or after so many.
+  // Where the device ended: in a call, or after so many.
   std::string where() const {
-    switch (stands_) {
-      case Stands::outside: return cat("after ", calls_, calls_ == 1 ? " call" : " calls");
-      case Stands::receives: return cat("in call ", calls_, ", recv(from ", peer_, ")");
-      default: break;
+    return stands_ == Stands::outside ? cat("after ", calls_, calls_ == 1 ? " call" : " calls")
+                                      : "in " + standing();
+  }
+  // The call it is in: "call 2, all_gather([4], dim 0, x) at program.cpp:12".
+  std::string standing() const {
+    if (stands_ == Stands::receives) {
+      return cat("call ", calls_, ", recv(from ", peer_, ")", at(where_));
     }
     const std::string text = call_text(call_key_, axes_text(fabric_.axes(), call_key_.axes));
     const bool late = call_number_ != calls_;
-    return cat(late ? "in the wait for call " : "in call ", call_number_, ", ", text);
+    return cat(late ? "the wait for call " : "call ", call_number_, ", ", text, at(where_));
   }
 
   int find_axis(const char* function, const std::string& name) const {
@@ -163,6 +167,7 @@ class Endpoint {
     StartedCall call;
     call.key = key;
     call.number = calls_;
+    call.where = where;
     call.event = log_.events.size();
     log_.events.push_back({DeviceEvent::Kind::start, 0, 0, Shared<CallRecord>(), nullptr});
     call.seat = &seat(key.axes);
@@ -170,6 +175,7 @@ class Endpoint {
       run_alone(call, in, out, where);
       return call;
     }
+    where_ = where;
     stand_in(call);
     Post post;
     post.key = std::move(key);
@@ -187,6 +193,7 @@ class Endpoint {
   void wait(StartedCall& call) {
     log_ops();
     if (call.meeting != nullptr) {
+      where_ = call.where;
       stand_in(call);
       log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this);
       stands_ = Stands::outside;
@@ -205,10 +212,11 @@ class Endpoint {
     log_.events.push_back({DeviceEvent::Kind::start, 0, 0, packet.call, nullptr});
     fabric_.put(rank_, to, std::move(packet));
   }
-  Tensor recv(int from) {
+  Tensor recv(int from, const SourceLine& where) {
     log_ops();
     ++calls_;
     peer_ = from;
+    where_ = where;
     stands_ = Stands::receives;
     const Packet packet = fabric_.take(rank_, from, *this);
     stands_ = Stands::outside;
@@ -341,6 +349,7 @@ class Endpoint {
   Stands stands_ = Stands::outside;
   CallKey call_key_;
   int call_number_ = 0;
+  SourceLine where_;
   int peer_ = 0;
   List<Shared<Seat>> seats_;
   List<KnownSeat> known_;

@@ -180,7 +180,7 @@ class Fabric {
           Wait wait;
           wait.what = Wait::For::collective;
           wait.of = meeting;
-          sleep(lock, me, wait, standing.where());
+          sleep(lock, me, wait, standing.standing());
         }
       }
     }
@@ -232,7 +232,7 @@ class Fabric {
       Wait wait;
       wait.what = Wait::For::message;
       wait.peer = from;
-      sleep(lock, me, wait, standing.where());
+      sleep(lock, me, wait, standing.standing());
     }
     Box& mine = box(me, from);  // others may have moved the boxes while it slept
     Packet packet = std::move(mine.packets[mine.next]);

@@ -63,7 +63,10 @@ class Waiting {
 
   // At most `most` run at once; 0: all.
   Waiting(int devices, int most)
-      : most_(most), devices_(static_cast<std::size_t>(devices)), running_(devices) {}
+      : most_(most),
+        spins_(devices <= thread_count() ? 50 : 0),  // others need the processors
+        devices_(static_cast<std::size_t>(devices)),
+        running_(devices) {}
 
   std::mutex& mutex() { return mutex_; }
   State& state(int rank) { return devices_[static_cast<std::size_t>(rank)]; }
@@ -81,11 +84,11 @@ class Waiting {
 
   // Whether it is worth looking again before sleep. With a baton others may not run meanwhile.
   bool look_again(int& looks) const {
-    constexpr int spins = 50, yields = 50;
-    if (most_ > 0 || looks >= spins + yields || over()) {
+    constexpr int most_looks = 100;
+    if (most_ > 0 || looks >= most_looks || over()) {
       return false;
     }
-    if (looks++ < spins) {
+    if (looks++ < spins_) {
       cpu_relax();
     } else {
       std::this_thread::yield();
@@ -216,6 +219,7 @@ class Waiting {
 
   std::mutex mutex_;  // guards all below
   int most_;
+  int spins_;
   List<State> devices_;
   int running_;  // devices that neither wait nor have ended
   int held_ = 0;
