@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -724,4 +725,113 @@ TEST_CASE("replay: 4096 devices, 1.0 M messages [slow]") {
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
   CHECK(close(time.seconds, 4 * (n - 1) * step));
   MESSAGE(time.messages.size(), " messages: ", took.count(), " s");
+}
+
+TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
+  LogWriter writer(8);
+  const ts::List<std::vector<int>> rows = {ranks(4), ranks(4, 4)};
+  for (int d = 0; d < 8; ++d) {
+    writer.compute(d, d == 5 ? 8000 : 5000);
+  }
+  writer.run(writer.call("all_gather", rows, line(4), 1000), 2);
+  const ts::List<ts::Transfer> one = {{0, 0, 1, 0, 2, ts::Action::copy, 0}};
+  const int send = writer.call("send", {{5, 1}}, one, 100, true);
+  writer.event(5, Kind::start, send);
+  writer.event(1, Kind::wait, send);
+  writer.compute(1, 2000);
+
+  ts::Shared<ts::detail::MeshRecord> record(new ts::detail::MeshRecord);
+  record->log = writer.log;
+  record->axes = {{"x", 2}, {"y", 4}};
+  auto* shape = new ts::CallShape(*record->log.calls[0].shape);
+  shape->axes = "y";
+  shape->arguments = "[250], dim 0";
+  shape->axis_numbers = {1};
+  shape->where = {"/home/user/demo.cpp", 12};
+  shape->spec.algorithm = ts::Algorithm::line;
+  shape->reason = "all others are slower";
+  const ts::Shared<const ts::CallShape> shared(shape);
+  record->log.calls[0].shape = shared;
+  record->log.calls[1].shape = shared;
+  const ts::MeshRun run(record, machine_of({2, 4}, ts::AxisKind::line));
+
+  const ts::List<ts::CollectiveRow> table = run.collectives();
+  REQUIRE(table.size() == 2);
+  const ts::CollectiveRow& gather = table[0];
+  CHECK(gather.name == "all_gather");
+  CHECK(gather.axes == "y");
+  CHECK(gather.algorithm == "line");
+  CHECK(gather.groups == 2);
+  CHECK(gather.devices == 4);
+  CHECK(gather.bytes_out == 5000);  // device 1: its own both ways, one to the right, two to the left
+  CHECK(gather.bytes_in == 3000);
+  CHECK(gather.steps == 3);
+  CHECK(gather.hops == 3);
+  CHECK(close(gather.algbw, 4000 / gather.seconds));
+  CHECK(table[1].name == "send");
+  CHECK(table[1].hops == 1);
+  CHECK(table[1].bytes_out == 400);
+  CHECK(run.steps() == 4);
+  CHECK(run.bytes_sent(5) == 5400);
+  CHECK(run.bytes_sent(0) == 1000);
+
+  // 8 us of compute on device 5, its row's gather, its send, 2 us of compute on device 1.
+  const double last = 8e-6 + 3 * (1e-6 + 1000 / 1e9) + 1e-6 + 400 / 1e9 + 2e-6;
+  CHECK(close(run.seconds, last));
+  const ts::CriticalPath path = run.critical_path();
+  CHECK(path.messages == 4);
+  CHECK(close(path.compute, 10e-6));
+  CHECK(close(path.latency, 4e-6));
+  CHECK(close(path.transfer, 3.4e-6));
+  CHECK(path.devices.front() >= 4);
+  CHECK(path.devices.back() == 1);
+  CHECK(path.heaviest.find("axis y, link ") == 0);
+  CHECK(path.heaviest.find(" of the step") != std::string::npos);
+
+  const ts::List<ts::LinkRow> links = run.links();
+  CHECK(links[0].bytes == 3000);
+  CHECK(close(links[0].busy, 3e-6 / last));
+  CHECK(links.back().name == "5 -> 1");
+  CHECK(close(run.timeline.devices[1].compute, 7e-6));
+  CHECK(run.timeline.devices[1].waiting > 0);
+  CHECK(run.device_table().rows.size() == 8);
+  CHECK(run.table().rows[0].back() == "demo.cpp:12");
+
+  // Other machines and faults.
+  const ts::MeshRun slower = run.with(ts::Faults().slow_link(5, 1, 10));
+  CHECK(close(slower.seconds, last + 9 * 400 / 1e9));
+  ts::Machine fast = machine_of({8}, ts::AxisKind::switched);
+  fast.chip.memory_bandwidth = 1e12;
+  CHECK(run.on(fast).seconds < run.seconds);
+  CHECK(run.on(fast).machine().name == "mine");
+  CHECK(error_of([&] { run.with(ts::Faults().dead_device(1)); }).find("time: device 1 is dead") ==
+        0);
+  CHECK(error_of([&] { run.bytes_sent(8); }) ==
+        "bytes_sent: rank 8 of 8 devices; ranks are 0 to 7");
+  ts::Guess guess;
+  guess.steps = 4;
+  guess.bytes_per_device = 5400;
+  guess.seconds = run.seconds;
+  CHECK(run.check(guess).right);
+  std::ostringstream text;
+  text << run;
+  CHECK(text.str().find("all_gather over y: all others are slower\n") != std::string::npos);
+  CHECK(text.str().find("critical path of 4 messages: 10 us compute, 4 us latency, 3.4 us "
+                        "transfer; axis y, link ") != std::string::npos);
+}
+
+TEST_CASE("mesh run: a program on a mesh is timed as its schedule says") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {4, 2}), {{"x", 4}, {"y", 2}});
+  const ts::MeshRun run = mesh.run([](ts::Device& d) {
+    d.all_gather(ts::full({1024}, static_cast<float>(d.rank())), "y");
+    if (d.rank() == 0) {
+      d.send(ts::zeros({10}), 3);
+    } else if (d.rank() == 3) {
+      d.recv(0);
+    }
+  });
+  CHECK(run.collectives().size() == 2);
+  CHECK(close(run.timeline.calls[0].finish - run.timeline.calls[0].start, 1e-6 + 4096 / 4.5e10));
+  CHECK(run.seconds > 1e-6);
+  CHECK(run.on(ts::machine("h100", {1, 8})).seconds > 1e-6);
 }

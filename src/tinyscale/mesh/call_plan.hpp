@@ -14,7 +14,7 @@
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/mesh/check_schedule.hpp"
-#include "tinyscale/mesh/collective_cost.hpp"
+#include "tinyscale/mesh/choose_algorithm.hpp"
 #include "tinyscale/mesh/executor.hpp"
 #include "tinyscale/mesh/make_schedule.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
@@ -105,7 +105,6 @@ struct CallPlan {
   CallKey key;
   Shared<const CallShape> shape;
   Exchange exchange;
-  std::string line;  // equal for the same line of the program on other groups
 };
 
 // How the blocks lie in a tensor of that shape cut into n parts of dimension d.
@@ -169,26 +168,21 @@ inline void check_own_schedule(const CallKey& key, int n, int blocks) {
   }
 }
 
-// What all groups share that make this call; throws when its algorithm does not fit.
-inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machine,
-                                        const List<AxisPlacement>& axes, const SourceLine& where) {
-  CallPlan* const plan = new CallPlan;
-  const Shared<const CallPlan> made(plan);
-  CallShape* const shape = new CallShape;
-  plan->shape = Shared<const CallShape>(shape);
-  plan->key = key;
-  shape->name = name_of(key.what);
-  shape->axes = axes_text(axes, key.axes);
-  shape->arguments = arguments_text(key);
-  shape->where = where;
-  shape->axis_numbers = key.axes;
-  CollectiveSpec& spec = shape->spec;
+// A call's shape without its schedule, and where its blocks lie.
+inline void describe_call(const CallKey& key, const Machine& machine,
+                          const List<AxisPlacement>& axes, const SourceLine& where,
+                          CallShape& shape, Exchange& e) {
+  shape.name = name_of(key.what);
+  shape.axes = axes_text(axes, key.axes);
+  shape.arguments = arguments_text(key);
+  shape.where = where;
+  shape.axis_numbers = key.axes;
+  CollectiveSpec& spec = shape.spec;
   spec.what = key.what;
   spec.parts = parts_of_group(machine, axes, key.axes);
   spec.element_bytes = bytes_of(key.format);
   spec.root = key.root;
   const int n = spec.devices();
-  Exchange& e = plan->exchange;
   e.what = key.what;
   e.how = key.how;
   e.format = key.format;
@@ -199,29 +193,43 @@ inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machi
   if (key.what == Collective::all_to_all) {
     spec.elements /= n;  // the vector of one device
   }
-  CollectiveSchedule schedule;
+  const bool prefers = key.algorithm == Algorithm::automatic;
+  spec.algorithm = prefers ? key.preferred : key.algorithm;
   if (key.schedule != nullptr) {
     check_own_schedule(key, n, e.cut.blocks);
     spec.algorithm = Algorithm::custom;
+    shape.reason = "the program's own schedule";
+  } else if (spec.algorithm == Algorithm::automatic ||
+             (prefers && !has_algorithm(spec.what, spec.algorithm))) {
+    const AlgorithmChoice choice = choose_algorithm(spec);
+    spec.algorithm = choice.algorithm;
+    shape.reason = choice.reason;
+  } else {
+    shape.reason = prefers ? "the mesh's" : "the call's";
+  }
+}
+
+// What all groups share that make this call; throws when its algorithm does not fit.
+inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machine,
+                                        const List<AxisPlacement>& axes, const SourceLine& where) {
+  CallPlan* const plan = new CallPlan;
+  const Shared<const CallPlan> made(plan);
+  CallShape* const shape = new CallShape;
+  plan->shape = Shared<const CallShape>(shape);
+  plan->key = key;
+  Exchange& e = plan->exchange;
+  describe_call(key, machine, axes, where, *shape, e);
+  CollectiveSchedule schedule;
+  if (key.schedule != nullptr) {
     schedule = *key.schedule;
     check_schedule(schedule);
-    shape->reason = "the program's own schedule";
   } else {
-    const bool prefers = key.algorithm == Algorithm::automatic;
-    spec.algorithm = prefers ? key.preferred : key.algorithm;
-    if (spec.algorithm == Algorithm::automatic ||
-        (prefers && !has_algorithm(spec.what, spec.algorithm))) {
-      const AlgorithmChoice choice = choose_algorithm(spec);
-      spec.algorithm = choice.algorithm;
-      shape->reason = choice.reason;
-    }
-    schedule = make_schedule(spec);
+    schedule = make_schedule(shape->spec);
   }
   e.cut.parts = schedule.chunks / e.cut.blocks;
   shape->cut = e.cut;
   shape->schedule = prepare(std::move(schedule));
   e.paths = chunk_paths(*shape->schedule, e.cut);
-  plan->line = call_text(key, shape->axes);
   return made;
 }
 

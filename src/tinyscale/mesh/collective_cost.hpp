@@ -117,17 +117,17 @@ inline CollectiveCost neighbour_cost(const CollectiveSpec& spec, const List<Axis
   CollectiveCost cost;
   cost.known = rows.size() == parts.size() && (streams == 1 || keep_in_step(parts, cut));
   for (std::size_t phase = 0; phase < rows.size() && rows.size() == parts.size(); ++phase) {
-    CollectiveCost longest;
+    double longest = 0;
     for (std::size_t stream = 0; stream < streams; ++stream) {
       const Walk walk{rows, stream, streams, spec.devices(), spec.what == Collective::all_reduce};
       const std::size_t r = walked_row(rows, stream, phase);
       const CollectiveCost one = phase_cost(spec, parts[r], walk, cut, phase);
       cost.known = cost.known && suits(parts[r], rows[r].way);
-      longest = one.seconds < longest.seconds ? longest : one;
+      longest = std::max(longest, one.seconds);
+      cost.steps += stream == 0 ? one.steps : 0;  // the same for all, in the end
+      cost.hops += stream == 0 ? one.hops : 0;
     }
-    cost.steps += longest.steps;
-    cost.hops += longest.hops;
-    cost.seconds += longest.seconds;
+    cost.seconds += longest;
   }
   if (spec.what == Collective::all_reduce) {
     cost.twice();

@@ -171,6 +171,10 @@ class Endpoint {
     call.where = where;
     call.event = log_.events.size();
     log_.events.push_back({DeviceEvent::Kind::start, 0, 0, Shared<CallRecord>(), nullptr});
+    if (fabric_.folded()) {
+      fold(call, in, out, where);
+      return call;
+    }
     call.seat = &seat(key.axes);
     if (call.seat->group->size() == 1) {
       run_alone(call, in, out, where);
@@ -205,6 +209,7 @@ class Endpoint {
 
   // A copy goes; nobody waits.
   void send(int to, const Tensor& value, const SourceLine& where) {
+    refuse_alone("send");
     log_ops();
     ++calls_;
     Packet packet;
@@ -217,6 +222,7 @@ class Endpoint {
     fabric_.put(rank_, to, std::move(packet));
   }
   Tensor recv(int from, const SourceLine& where) {
+    refuse_alone("recv");
     log_ops();
     ++calls_;
     peer_ = from;
@@ -255,6 +261,14 @@ class Endpoint {
     std::vector<int> axes;  // as the call names them
     Seat* seat = nullptr;
   };
+
+  void refuse_alone(const char* function) const {
+    if (fabric_.folded()) {
+      fail({function,
+            ": predict runs one device by itself, which has no partner; permute is right, "
+            "or run"});
+    }
+  }
 
   void stand_in(const StartedCall& call) {
     call_key_ = call.key;
@@ -311,6 +325,23 @@ class Endpoint {
     record->logged.shape = plan->shape;
     record->logged.members = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
     log_.events[call.event].call = record;
+  }
+
+  // Symmetric devices are one: the others' numbers are this one's.
+  void fold(const StartedCall& call, const Tensor& in, Tensor out, const SourceLine& where) {
+    CallShape* const shape = new CallShape;
+    Shared<CallRecord> record(new CallRecord);
+    record->logged.shape = Shared<const CallShape>(shape);
+    Exchange exchange;
+    describe_call(call.key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
+    log_.events[call.event].call = record;
+    const bool sums = call.key.how == Reduce::sum && (call.key.what == Collective::all_reduce ||
+                                                      call.key.what == Collective::reduce_scatter ||
+                                                      call.key.what == Collective::reduce);
+    const float times = sums ? static_cast<float>(exchange.devices) : 1.0f;
+    for (std::int64_t i = 0; out.defined() && i < out.count(); ++i) {
+      out.data()[i] = in.count() > 0 ? in.data()[i % in.count()] * times : 0.0f;
+    }
   }
 
   Fabric& fabric_;

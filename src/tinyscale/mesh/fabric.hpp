@@ -133,16 +133,21 @@ class OtherProcesses {
 
 class Fabric {
  public:
-  // At most `most` devices run at once; 0: all. Exchanges use up to `threads` threads.
-  Fabric(const Machine& machine, const List<AxisPlacement>& axes, int most, int threads)
+  // At most `most` devices run at once; 0: all. Exchanges use up to `threads` threads. Folded: one
+  // device runs by itself, and what it would get from others is made up of its own numbers.
+  Fabric(const Machine& machine, const List<AxisPlacement>& axes, int most, int threads,
+         bool folded = false)
       : machine_(machine),
         axes_(axes),
         threads_(threads),
-        waiting_(static_cast<int>(machine.chips()), most),
+        folded_(folded),
+        waiting_(folded ? 1 : static_cast<int>(machine.chips()), most),
         boxes_(waiting_.states().size()) {}
 
   const List<AxisPlacement>& axes() const { return axes_; }
-  int devices() const { return static_cast<int>(boxes_.size()); }
+  const Machine& machine() const { return machine_; }
+  int devices() const { return static_cast<int>(machine_.chips()); }
+  bool folded() const { return folded_; }
   void begin(int me) { waiting_.begin(me); }
   // From now on only one of the devices is in this process; null: all are.
   void span(OtherProcesses* others) { others_ = others; }
@@ -536,6 +541,7 @@ class Fabric {
   const Machine& machine_;
   const List<AxisPlacement>& axes_;
   int threads_;
+  bool folded_;
   OtherProcesses* others_ = nullptr;
   Waiting waiting_;        // its mutex guards the boxes and the list of groups
   List<List<Box>> boxes_;  // by receiver

@@ -11,7 +11,6 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
-#include "tinyscale/mesh/collective_cost.hpp"
 
 namespace tinyscale {
 
@@ -130,7 +129,7 @@ inline std::string bytes_hint(double you, const Counted& counted) {
   if (same(you, counted.bytes_total)) {
     return "that is all devices together";
   }
-  if (same(you * element_bytes, most)) {
+  if (same(you * 4, most)) {
     return "that is the number of elements; a float32 is 4 bytes";
   }
   if (counted.bytes_least < most) {

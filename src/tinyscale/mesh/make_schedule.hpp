@@ -70,7 +70,7 @@ inline ChunkCut chunk_cut(const CollectiveSpec& spec, int chunks) {
   cut.blocks = block_count(spec.what, n);
   cut.parts = chunks / cut.blocks;
   const bool whole = cut.blocks == 1 || spec.what == Collective::permute;
-  cut.block = whole ? spec.elements : spec.elements / n;
+  cut.block = spec.what == Collective::barrier ? 0 : whole ? spec.elements : spec.elements / n;
   if (!whole && spec.elements % n != 0) {
     for (int b = 0; b < cut.blocks; ++b) {
       cut.ragged.push_back(b / n * spec.elements + chunk_begin(spec.elements, n, b % n));

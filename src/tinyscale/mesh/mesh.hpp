@@ -23,6 +23,7 @@
 #include "tinyscale/mesh/mesh_axis.hpp"
 #include "tinyscale/mesh/mesh_run.hpp"
 #include "tinyscale/mesh/mpi_run.hpp"
+#include "tinyscale/mesh/predict.hpp"
 #include "tinyscale/mesh/thread_limit.hpp"
 
 namespace tinyscale {
@@ -127,6 +128,24 @@ class Mesh {
       detail::fail({failure});
     }
     return MeshRun(record_of(devices), machine_);
+  }
+
+  // What it would take, from the device of that rank alone; see predict.hpp. Numbers that would
+  // come from other devices are made up of its own.
+  MeshPrediction predict(const DeviceProgram& program, int rank = 0) const {
+    if (!program || rank < 0 || rank >= size()) {
+      detail::fail({"Mesh::predict: ", program ? "a" : "an empty", " program on rank ", rank,
+                    "; give a function of Device&, and a rank of 0 to ", size() - 1});
+    }
+    const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
+    detail::Fabric fabric(machine_, placed, 0, 1, true);
+    detail::DeviceThread self(fabric, algorithm, rank);
+    self.context.device = rank;
+    const ContextScope scope(self.context);
+    const Profile profile;
+    program(self.device);
+    self.device.endpoint().log_ops();
+    return detail::predict_log(self.device.endpoint().log(), rank, machine_, placed);
   }
 
  private:

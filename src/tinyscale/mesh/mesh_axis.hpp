@@ -134,8 +134,8 @@ inline List<AxisPart> parts_of_stretch(const Machine& machine, std::int64_t stri
     if (end <= begin) {
       continue;
     }
-    if (begin % stride != 0 || begin % step != 0 || end % begin != 0 ||
-        stride * size % end != 0 || end_of_dim % end != 0) {
+    if (begin % stride != 0 || begin % step != 0 || end % begin != 0 || stride * size % end != 0 ||
+        end_of_dim % end != 0) {
       return {part_across(machine, size)};
     }
     parts.push_back(part_of_dim(machine, d, end / begin, begin / step));

@@ -75,8 +75,8 @@ class Replay {
     for (const Faults::Fault& fault : faults.all) {
       if (!fault.link) {
         if (fault.from < 0 || fault.from >= log.devices) {
-          fail({"time: device ", fault.from, " to be at fault; devices are 0 to ",
-                log.devices - 1});
+          fail(
+              {"time: device ", fault.from, " to be at fault; devices are 0 to ", log.devices - 1});
         }
         Device& device = devices_[static_cast<std::size_t>(fault.from)];
         device.dead = device.dead || fault.dead;
@@ -131,32 +131,27 @@ class Replay {
     std::size_t message = 0;
   };
 
-  static MachineLinks links_of(const Machine& machine, const Faults& faults) {
-    MachineLinks links(machine);
-    apply_faults(faults, links);
-    return links;
-  }
-
+  // Which of orders_ each call follows; schedules are known by their address (a hash table).
   void index_schedules() {
     std::size_t messages = 0;
     order_of_.assign(log_.calls.size(), 0);
+    std::vector<std::size_t> slots(2 * log_.calls.size() + 1, 0);  // place in orders_ + 1, or 0
     for (std::size_t c = 0; c < log_.calls.size(); ++c) {
       const PreparedSchedule* const schedule = log_.calls[c].shape->schedule.get();
-      std::size_t i = c > 0 ? order_of_[c - 1] : 0;  // groups of one line follow each other
-      if (orders_.empty() || orders_[i]->schedule != schedule) {
-        i = 0;
-        while (i < orders_.size() && orders_[i]->schedule != schedule) {
-          ++i;
-        }
+      std::size_t at = reinterpret_cast<std::uintptr_t>(schedule) / 16 % slots.size();
+      while (slots[at] > 0 && orders_[slots[at] - 1]->schedule != schedule) {
+        at = (at + 1) % slots.size();
       }
-      if (i == orders_.size()) {
+      if (slots[at] == 0) {
         orders_.push_back(Shared<MemberSteps>(new MemberSteps(*schedule)));
+        slots[at] = orders_.size();
       }
-      order_of_[c] = i;
+      order_of_[c] = slots[at] - 1;
       messages += schedule->messages.size();
-      if (log_.calls[c].members->size() != orders_[i]->members) {
+      if (log_.calls[c].members->size() != orders_[order_of_[c]]->members) {
         fail({"time: ", line(c), " has ", log_.calls[c].members->size(),
-              " members and a schedule for ", orders_[i]->members, "; they must be equal"});
+              " members and a schedule for ", orders_[order_of_[c]]->members,
+              "; they must be equal"});
       }
     }
     keeps_ = messages <= most_timed_messages;
@@ -255,8 +250,7 @@ class Replay {
   int receiver(std::size_t c) const {
     const LoggedCall& call = log_.calls[c];
     const List<ScheduledMessage>& messages = call.shape->schedule->messages;
-    return messages.empty() ? none
-                            : (*call.members)[static_cast<std::size_t>(messages[0].to)];
+    return messages.empty() ? none : (*call.members)[static_cast<std::size_t>(messages[0].to)];
   }
   void start_all(std::size_t c, double now, int after) {
     for (std::size_t i = 0; i < log_.calls[c].members->size(); ++i) {
@@ -276,8 +270,8 @@ class Replay {
       live_[static_cast<std::size_t>(p)].begin(*orders_[order_of_[c]], c);
     }
     if (p == finished || live_[static_cast<std::size_t>(p)].started(member)) {
-      fail({"time: device ", (*log_.calls[c].members)[static_cast<std::size_t>(member)],
-            " starts ", line(c), " twice; once is right"});
+      fail({"time: device ", (*log_.calls[c].members)[static_cast<std::size_t>(member)], " starts ",
+            line(c), " twice; once is right"});
     }
     const int progress = p;
     leave_.clear();
@@ -330,7 +324,8 @@ class Replay {
     }
   }
 
-  // A device's compute is over, or a message's latency, or its transfer at the rate of that version.
+  // A device's compute is over, or a message's latency, or its transfer at the rate of that
+  // version.
   void handle(const EventQueue::Entry& event, double now) {
     if (event.tag == device_event) {
       ready_.push_back(static_cast<int>(event.item));
@@ -440,7 +435,7 @@ class Replay {
   EventQueue events_;
   Timeline out_;
   List<Device> devices_;
-  List<Shared<MemberSteps>> orders_;  // of each schedule
+  List<Shared<MemberSteps>> orders_;   // of each schedule
   std::vector<std::size_t> order_of_;  // by call
   List<CallProgress> live_;            // of calls under way
   std::vector<std::size_t> free_;      // places of live_

@@ -182,7 +182,7 @@ class MachineLinks {
     const std::int64_t here = coordinate(chip, d);
     const std::int64_t there = along.kind == AxisKind::full ? place
                                : place == 0                 ? (here + 1) % along.size
-                                            : (here + along.size - 1) % along.size;
+                                                            : (here + along.size - 1) % along.size;
     return chip + (there - here) * along.stride;
   }
 

@@ -65,10 +65,10 @@ struct CallProgress {
 
   const MemberSteps* order = nullptr;
   std::size_t call = 0;
-  std::vector<int> step;            // by stream and member: that it is in
-  std::vector<std::size_t> next;    // the first item after it
-  std::vector<int> unfinished;      // messages of it
-  std::vector<int> streams_left;    // by member; not_there: it has not started the call
+  std::vector<int> step;          // by stream and member: that it is in
+  std::vector<std::size_t> next;  // the first item after it
+  std::vector<int> unfinished;    // messages of it
+  std::vector<int> streams_left;  // by member; not_there: it has not started the call
   std::size_t members_left = 0;
 
   void begin(const MemberSteps& of, std::size_t number) {

@@ -44,11 +44,11 @@ struct Faults {
 
 // A message as it travelled.
 struct TimedMessage {
-  int call = 0;           // of RunLog::calls
-  int from = 0, to = 0;   // ranks
+  int call = 0;          // of RunLog::calls
+  int from = 0, to = 0;  // ranks
   int stream = 0, step = 0;
   int hops = 0;
-  int after = -1;         // the message whose end let it start, compute between; -1: the beginning
+  int after = -1;  // the message whose end let it start, compute between; -1: the beginning
   double bytes = 0;
   double start = 0, finish = -1;  // seconds
 };
@@ -65,17 +65,18 @@ struct TimedDevice {
 };
 
 struct Timeline {
-  double seconds = 0;                // until all devices and messages are done
-  List<TimedMessage> messages;       // in the order in which they left; none if more than 4 million
-  List<TimedCall> calls;             // as RunLog::calls
-  List<TimedDevice> devices;         // by rank
-  std::vector<double> link_bytes;    // by number of the link
+  double seconds = 0;              // until all devices and messages are done
+  List<TimedMessage> messages;     // in the order in which they left; none if more than 4 million
+  List<TimedCall> calls;           // as RunLog::calls
+  List<TimedDevice> devices;       // by rank
+  std::vector<double> link_bytes;  // by number of the link
 };
 
 namespace detail {
 
-// Slows or cuts the links of all faults, and those of a pair of chips both in whatever dimension.
-inline void apply_faults(const Faults& faults, MachineLinks& links) {
+// The links of a machine with those at fault slowed or cut, in all dimensions that join the two.
+inline MachineLinks links_of(const Machine& machine, const Faults& faults) {
+  MachineLinks links(machine);
   for (const Faults::Fault& fault : faults.all) {
     bool found = false;
     for (std::size_t link = 0; fault.link && link < links.count(); ++link) {
@@ -94,6 +95,7 @@ inline void apply_faults(const Faults& faults, MachineLinks& links) {
             " to be at fault; links join neighbours, or a chip and its switch (-1)"});
     }
   }
+  return links;
 }
 
 }  // namespace detail
