@@ -31,7 +31,7 @@ inline int chunk_count(const CollectiveSpec& spec) {
 }
 
 // Elements of what devices alike on the rows walked already have together of a stream.
-inline std::int64_t walked_elements(const Walk& walk, const ChunkCut& cut, std::size_t phase,
+inline std::int64_t walked_elements(const RowWalk& walk, const ChunkCut& cut, std::size_t phase,
                                     int device) {
   std::int64_t elements = 0;
   for (const int block : walk.alike(device, 0, phase)) {
@@ -41,7 +41,7 @@ inline std::int64_t walked_elements(const Walk& walk, const ChunkCut& cut, std::
 }
 
 // all_to_all: elements that any device of a row has for coordinate `to`.
-inline std::int64_t bound_elements(const Walk& walk, const ChunkCut& cut, std::size_t phase,
+inline std::int64_t bound_elements(const RowWalk& walk, const ChunkCut& cut, std::size_t phase,
                                    int device, int to) {
   const Row& row = walk.row(phase);
   std::int64_t elements = 0;
@@ -66,7 +66,7 @@ inline bool passes(const Row& row, int x, int origin, int target) {
              : modulo(origin - x, row.size) < row.size - right;
 }
 
-inline std::int64_t sent_along(const CollectiveSpec& spec, const Walk& walk, const ChunkCut& cut,
+inline std::int64_t sent_along(const CollectiveSpec& spec, const RowWalk& walk, const ChunkCut& cut,
                                std::size_t phase, int index) {
   const Row& row = walk.row(phase);
   const int x = row.coordinate(index);
@@ -134,7 +134,7 @@ inline std::int64_t sent_to_neighbours(const CollectiveSpec& spec, int index) {
   const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
   sent = all ? spec.elements : 0;
   for (std::size_t stream = 0; stream < streams; ++stream) {
-    const Walk walk{rows, stream, streams, n, all};
+    const RowWalk walk{rows, stream, streams, n, all};
     sent -= all ? cut.elements(walk.chunk_of(index)) : 0;
     for (std::size_t phase = 0; phase < rows.size(); ++phase) {
       sent += sent_along(spec, walk, cut, phase, index);

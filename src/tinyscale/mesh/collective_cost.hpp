@@ -68,8 +68,8 @@ inline bool suits(const AxisPart& part, Algorithm way) {
 
 // One phase of one stream, alone. The first blocks are the largest, and always some device passes
 // one of them on: its path is the time.
-inline CollectiveCost phase_cost(const CollectiveSpec& spec, const AxisPart& part, const Walk& walk,
-                                 const ChunkCut& cut, std::size_t phase) {
+inline CollectiveCost phase_cost(const CollectiveSpec& spec, const AxisPart& part,
+                                 const RowWalk& walk, const ChunkCut& cut, std::size_t phase) {
   const Row& row = walk.row(phase);
   const int steps = row_steps(row);
   CollectiveCost cost;
@@ -119,7 +119,8 @@ inline CollectiveCost neighbour_cost(const CollectiveSpec& spec, const List<Axis
   for (std::size_t phase = 0; phase < rows.size() && rows.size() == parts.size(); ++phase) {
     double longest = 0;
     for (std::size_t stream = 0; stream < streams; ++stream) {
-      const Walk walk{rows, stream, streams, spec.devices(), spec.what == Collective::all_reduce};
+      const RowWalk walk{rows, stream, streams, spec.devices(),
+                         spec.what == Collective::all_reduce};
       const std::size_t r = walked_row(rows, stream, phase);
       const CollectiveCost one = phase_cost(spec, parts[r], walk, cut, phase);
       cost.known = cost.known && suits(parts[r], rows[r].way);

@@ -82,9 +82,9 @@ inline std::string line_text(const SourceLine& where) {
 inline Table collective_table(const List<CollectiveRow>& rows, const std::string& machine) {
   Table out;
   out.title = "collectives on " + machine + " (bytes of the busiest device)";
-  out.columns = {"collective", "axis",  "arguments", "algorithm", "devices", "groups", "bytes out",
-                 "bytes in",   "steps", "hops",      "simulated", "formula", "algbw",  "busbw",
-                 "line"};
+  out.columns = {"collective", "axis",      "arguments", "algorithm", "devices",
+                 "groups",     "bytes out", "bytes in",  "steps",     "hops",
+                 "simulated",  "formula",   "algbw",     "busbw",     "line"};
   for (const CollectiveRow& row : rows) {
     out.add({row.name, row.axes, row.arguments, row.algorithm, std::to_string(row.devices),
              std::to_string(row.groups), format_count(row.bytes_out), format_count(row.bytes_in),
@@ -253,8 +253,7 @@ class MeshRun {
       for (const std::size_t link : route) {
         if (busy(all, link) > most) {
           most = busy(all, link);
-          const std::string& axes =
-              log().calls[static_cast<std::size_t>(message.call)].shape->axes;
+          const std::string& axes = log().calls[static_cast<std::size_t>(message.call)].shape->axes;
           path.heaviest = detail::cat(
               axes.empty() ? detail::cat("dimension ", all.dim_of(link)) : "axis " + axes,
               ", link ", all.name(link), ", ", format_percent(most), " of the step");
@@ -394,8 +393,7 @@ inline void print_path(std::ostream& out, const MeshRun& run) {
     out << format_seconds(path.compute) << " compute, ";
   }
   out << format_seconds(path.latency) << " latency, " << format_seconds(path.transfer)
-      << " transfer" << (path.heaviest.empty() ? "" : "; ") << path.heaviest
-      << "\nthrough devices";
+      << " transfer" << (path.heaviest.empty() ? "" : "; ") << path.heaviest << "\nthrough devices";
   constexpr std::size_t most_devices = 16;
   for (std::size_t i = 0; i < path.devices.size() && i < most_devices; ++i) {
     out << (i == 0 ? " " : " > ") << path.devices[i];

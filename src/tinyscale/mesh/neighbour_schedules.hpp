@@ -137,7 +137,7 @@ inline void reduce_then(CollectiveSchedule& schedule) {
 
 // One stream's walk. Some devices differ from a given one only on the rows walked already, or only
 // on those still to walk: `free_from` to `free_to` of the walk.
-struct Walk {
+struct RowWalk {
   const List<Row>& rows;
   std::size_t stream = 0, streams = 1;
   int devices = 1;
@@ -177,7 +177,7 @@ struct Walk {
 };
 
 // What the devices at `c` of the row have when phase begins: those of the rows walked before.
-inline void pass_on(ScheduleBuilder& to_add, const Walk& walk, std::size_t phase, int step,
+inline void pass_on(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase, int step,
                     int from, int to, int c) {
   const Row& row = walk.row(phase);
   const int target = row.moved(from, to);
@@ -191,7 +191,8 @@ inline void pass_on(ScheduleBuilder& to_add, const Walk& walk, std::size_t phase
   }
 }
 
-inline void gather_along(ScheduleBuilder& to_add, const Walk& walk, std::size_t phase, int first) {
+inline void gather_along(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase,
+                         int first) {
   const Row& row = walk.row(phase);
   const int n = row.size;
   for (int k = 1; k <= row_steps(row); ++k) {
@@ -211,7 +212,7 @@ inline void gather_along(ScheduleBuilder& to_add, const Walk& walk, std::size_t 
 
 // What began at coordinate `origin` and goes to `target`: from any device on the rows walked
 // before, to any on those still to walk.
-inline void pass_blocks(ScheduleBuilder& to_add, const Walk& walk, std::size_t phase, int step,
+inline void pass_blocks(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase, int step,
                         int from, int to, int origin, int target) {
   const Row& row = walk.row(phase);
   const int receiver = row.moved(from, to);
@@ -222,7 +223,7 @@ inline void pass_blocks(ScheduleBuilder& to_add, const Walk& walk, std::size_t p
   }
 }
 
-inline void exchange_along(ScheduleBuilder& to_add, const Walk& walk, std::size_t phase,
+inline void exchange_along(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase,
                            int first) {
   const Row& row = walk.row(phase);
   const int n = row.size;
@@ -258,8 +259,8 @@ inline int chain_chunks(const List<Row>& rows, int root) {
   return chunks;
 }
 
-inline void broadcast_along(ScheduleBuilder& to_add, const Walk& walk, std::size_t phase, int first,
-                            int root, int chunks) {
+inline void broadcast_along(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase,
+                            int first, int root, int chunks) {
   const Row& row = walk.row(phase);
   const int n = row.size;
   const int r = row.coordinate(root);
@@ -338,7 +339,7 @@ inline void schedule_neighbours(ScheduleBuilder& to_add, const CollectiveSpec& s
                                                    : reduces ? spec.devices()
                                                              : block_count(what, spec.devices()));
   for (std::size_t stream = 0; stream < streams; ++stream) {
-    const Walk walk{rows, stream, streams, spec.devices(), reduces};
+    const RowWalk walk{rows, stream, streams, spec.devices(), reduces};
     to_add.stream = static_cast<int>(stream);
     int first = 0;
     for (std::size_t phase = 0; phase < rows.size(); ++phase) {
