@@ -190,7 +190,7 @@ class Fabric {
   Shared<CallRecord> await(int me, const Seat& seat, Meeting* meeting, const Standing& standing) {
     for (int looks = 0; !meeting->done.load(std::memory_order_acquire);) {
       if (others_ != nullptr) {
-        others_->wait({Wait::For::collective, meeting, 0}, standing.where());
+        others_->wait({Wait::For::collective, meeting, 0}, standing.standing());
       } else if (!waiting_.look_again(looks)) {
         std::unique_lock<std::mutex> lock(waiting_.mutex());
         meeting->sleepers.fetch_add(1);
@@ -252,7 +252,7 @@ class Fabric {
   template <class Standing>
   Packet take(int me, int from, const Standing& standing) {
     if (others_ != nullptr) {
-      others_->wait({Wait::For::message, nullptr, from}, standing.where());
+      others_->wait({Wait::For::message, nullptr, from}, standing.standing());
       others_->took(from);
     }
     std::unique_lock<std::mutex> lock(waiting_.mutex());
