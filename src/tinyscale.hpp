@@ -146,6 +146,11 @@
 #include "tinyscale/mesh/mesh_run.hpp"
 #include "tinyscale/mesh/predict.hpp"
 #include "tinyscale/mesh/thread_limit.hpp"
+#include "tinyscale/mesh/device_thread.hpp"
+#include "tinyscale/mesh/mpi_bytes.hpp"
+#include "tinyscale/mesh/mpi_exchange.hpp"
+#include "tinyscale/mesh/mpi_fabric.hpp"
+#include "tinyscale/mesh/mpi_run.hpp"
 #include "tinyscale/mesh/mesh.hpp"
 
 // model: the transformer, its text, training, checkpoints
