@@ -128,8 +128,8 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
     before = chunk * shard_count(mesh, way.axis);
   }
   const MoveCost collective = price(mesh, whole, before, m.a.format);
-  report.math_seconds = m.math_seconds(sums ? m.natural : out.places(),
-                                       m.cut_a == m.cut_b ? m.cut_a : std::string());
+  report.math_seconds =
+      m.math_seconds(sums ? m.natural : out.places(), m.cut_a == m.cut_b ? m.cut_a : std::string());
   ShardedStep step;
   step.name = cat("permute chunk of ", names[static_cast<int>(way.what)], ", ", n - 1, " times");
   step.axes = axes_text(mesh, way.axis);

@@ -99,8 +99,7 @@ class Mesh {
   Sharded shard(const Tensor& x, const std::string& sharding, DType format = DType::f32) const {
     return detail::shard(placed(), x, sharding, format);
   }
-  Sharded shard(const Shape& shape, const std::string& sharding,
-                DType format = DType::f32) const {
+  Sharded shard(const Shape& shape, const std::string& sharding, DType format = DType::f32) const {
     return detail::shard(placed(), shape, sharding, format);
   }
 

@@ -1,6 +1,6 @@
 #pragma once
-// A mesh program on MPI ranks: the devices are the first ranks of the job, and afterwards every rank
-// has what all of them left, so that a MeshRun is the same on each. A job of one rank runs its
+// A mesh program on MPI ranks: the devices are the first ranks of the job, and afterwards every
+// rank has what all of them left, so that a MeshRun is the same on each. A job of one rank runs its
 // devices on threads, as without MPI.
 
 #include "tinyscale/mesh/device_thread.hpp"

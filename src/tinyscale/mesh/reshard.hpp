@@ -322,9 +322,8 @@ inline Shared<const CallPlan> plan_of(const PlacedMesh& mesh, const AxisMove& mo
 }
 
 // Sends the numbers, group by group; how many elements a device sent on average.
-inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan,
-                                   const std::string& axes, const Shape& after,
-                                   List<Tensor>& shards) {
+inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan, const std::string& axes,
+                             const Shape& after, List<Tensor>& shards) {
   for (int first = 0; first < mesh.devices(); ++first) {
     if (shard_index(mesh, axes, first) == 0) {
       const std::vector<std::size_t> members = group_of(mesh, axes, first);
@@ -366,8 +365,8 @@ inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
   const ContextScope scope(quiet);
   if (!is_slice(move) && !a.shards.empty()) {
     const Shared<const CallPlan> plan = plan_of(mesh, move, local, cost.algorithm, how);
-    step.counted = run_collective(mesh, *plan, move.axes, a.local_shape(), a.shards) *
-                   bytes_of(a.format);
+    step.counted =
+        run_collective(mesh, *plan, move.axes, a.local_shape(), a.shards) * bytes_of(a.format);
   }
   for (std::size_t rank = 0; is_slice(move) && rank < a.shards.size(); ++rank) {
     a.shards[rank] = part_of(a.shards[rank], move.to - 1, shard_count(mesh, move.axes),
@@ -401,8 +400,8 @@ inline void check_same_names(const char* function, const Sharding& a, const Shar
   }
 }
 
-inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh,
-                          const Reached& end, ShardedReport& report) {
+inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh, const Reached& end,
+                          ShardedReport& report) {
   ShardedCandidate way;
   way.calls = moves_text(mesh, search.moves(end), "");
   way.comms_seconds = way.seconds = end.seconds;
@@ -446,10 +445,11 @@ inline Sharded reshard(const Sharded& a, const std::string& text) {
   ShardedReport report;
   report.title = "reshard " + a.text() + " -> [" + parse_sharding(text).text() + "]";
   detail::reshard_into(out, parse_sharding(text), report, "reshard");
-  report.reason = report.steps.empty() ? "nothing moves"
-                  : report.candidates.empty()
-                      ? "the cheapest way: " + format_seconds(report.comms_seconds)
-                      : std::string("idle axes help: a slice is free, and more links carry less each");
+  report.reason =
+      report.steps.empty() ? "nothing moves"
+      : report.candidates.empty()
+          ? "the cheapest way: " + format_seconds(report.comms_seconds)
+          : std::string("idle axes help: a slice is free, and more links carry less each");
   detail::finish(out, report);
   return out;
 }

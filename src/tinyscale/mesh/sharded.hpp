@@ -61,17 +61,17 @@ struct ShardPicture {
   List<std::vector<int>> holders;  // ranks by block, row-major; each `summands` make a copy
 
   std::string text() const;
-  std::string cell(std::size_t block) const;           // "0-3", "0+1"
-  std::string range(int dim, std::int64_t i) const;    // "4:8"
-  std::string panel_name(std::int64_t panel) const;    // "I 0:4": of the dims before the last two
+  std::string cell(std::size_t block) const;         // "0-3", "0+1"
+  std::string range(int dim, std::int64_t i) const;  // "4:8"
+  std::string panel_name(std::int64_t panel) const;  // "I 0:4": of the dims before the last two
 };
 
 struct Sharded {
   Shared<const detail::PlacedMesh> mesh;
   Shape shape;  // of the whole array
   Sharding sharding;
-  DType format = DType::f32;          // in which bytes and FLOPs are priced
-  List<Tensor> shards;                // by rank; none: only the shape is known
+  DType format = DType::f32;         // in which bytes and FLOPs are priced
+  List<Tensor> shards;               // by rank; none: only the shape is known
   Shared<const ShardedReport> made;  // null: by mesh.shard
 
   std::string text() const { return "[" + sharding.text() + "]"; }
@@ -223,10 +223,10 @@ inline ShardedReport Sharded::explain() const {
     return *made;
   }
   ShardedReport out;
-  out.title = detail::cat(text(), " of shape ", shape, ": each of ", devices(), " devices holds ",
-                          local_shape(), ", ", format_bytes(bytes()), "; all together ",
-                          format_bytes(bytes_in_all()), ", each number ",
-                          replicas() == 1 ? std::string("once") : detail::cat(replicas(), " times"));
+  out.title = detail::cat(
+      text(), " of shape ", shape, ": each of ", devices(), " devices holds ", local_shape(), ", ",
+      format_bytes(bytes()), "; all together ", format_bytes(bytes_in_all()), ", each number ",
+      replicas() == 1 ? std::string("once") : detail::cat(replicas(), " times"));
   return out;
 }
 

@@ -21,9 +21,9 @@ namespace detail {
 // A product a [.., J] b [J, K] -> [.., K].
 struct ShardedMatmul {
   Sharded a, b;
-  Shape shape;               // of the product
-  List<ShardedDim> dims;     // its names
-  AxisPlaces natural;        // what it is when nothing moves
+  Shape shape;                      // of the product
+  List<ShardedDim> dims;            // its names
+  AxisPlaces natural;               // what it is when nothing moves
   std::string inner, cut_a, cut_b;  // dim J, and how each operand has it cut
 
   const PlacedMesh& mesh() const { return *a.mesh; }
@@ -89,7 +89,8 @@ inline std::string matmul_case(const ShardedMatmul& m) {
     return "case 3: " + j + " is cut over " + axes_text(m.mesh(), m.cut_a) +
            " in both, so a device's product is a summand";
   }
-  return "case 2: " + j + " is cut over " + axes_text(m.mesh(), m.cut_a.empty() ? m.cut_b : m.cut_a) +
+  return "case 2: " + j + " is cut over " +
+         axes_text(m.mesh(), m.cut_a.empty() ? m.cut_b : m.cut_a) +
          (m.cut_a.empty() || m.cut_b.empty()
               ? std::string(" in one")
               : " in one and over " + axes_text(m.mesh(), m.cut_b) + " in the other") +
@@ -147,13 +148,13 @@ class MatmulWays {
       return;  // only what is a summand can stay one
     }
     MatmulWay way;
-    way.cut = in_order(sets[dims + 1], goal_first ? m.cut_b : m.cut_a,
-                       goal_first ? m.cut_a : m.cut_b);
+    way.cut =
+        in_order(sets[dims + 1], goal_first ? m.cut_b : m.cut_a, goal_first ? m.cut_a : m.cut_b);
     way.product.push_back(rising_union(sets[dims + 1], sets[dims + 2] + sets[dims + 3]));
     for (std::size_t d = 1; d <= dims; ++d) {
       const std::string& own = d < dims ? pa[d] : pb[2];
-      way.product.push_back(in_order(sets[d], goal_first ? goal_[d] : own,
-                                     goal_first ? own : goal_[d]));
+      way.product.push_back(
+          in_order(sets[d], goal_first ? goal_[d] : own, goal_first ? own : goal_[d]));
     }
     way.a = way.product;
     way.a[0] = sets[dims + 2];
@@ -203,9 +204,10 @@ class MatmulWays {
 
   ShardedCandidate candidate(const MatmulWay& way) const {
     ShardedCandidate c;
-    const std::string parts[] = {moves_text(m.mesh(), a.moves(*a.find(way.a)), "a"),
-                                 moves_text(m.mesh(), b.moves(*b.find(way.b)), "b"), "matmul",
-                                 moves_text(m.mesh(), out.moves(*out.find(way.product)), "product")};
+    const std::string parts[] = {
+        moves_text(m.mesh(), a.moves(*a.find(way.a)), "a"),
+        moves_text(m.mesh(), b.moves(*b.find(way.b)), "b"), "matmul",
+        moves_text(m.mesh(), out.moves(*out.find(way.product)), "product")};
     for (const std::string& part : parts) {
       c.calls += (c.calls.empty() || part.empty() ? "" : ", ") + part;
     }
@@ -305,7 +307,8 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
       }
     }
     if (there) {
-      ways += (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
+      ways +=
+          (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
     }
   }
   fail({"matmul: ", m.a.text(), " times ", m.b.text(), " would have axis ",
@@ -337,8 +340,8 @@ inline Sharded matmul(const Sharded& a, const Sharded& b) {
   ShardedReport report;
   report.math_seconds = m.math_seconds(m.natural, m.cut_a);
   report.title = detail::matmul_title("matmul", m, out);
-  report.reason = detail::matmul_case(m) + detail::cat("; no collective, T_math ",
-                                                       format_seconds(report.math_seconds));
+  report.reason = detail::matmul_case(m) +
+                  detail::cat("; no collective, T_math ", format_seconds(report.math_seconds));
   detail::finish(out, report);
   return out;
 }

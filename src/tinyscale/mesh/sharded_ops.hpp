@@ -23,8 +23,8 @@ inline std::string summed(const Sharded& a) {
 
 inline void check_one_mesh(const char* function, const Sharded& a, const Sharded& b) {
   if (a.mesh.get() != b.mesh.get()) {
-    bool same = a.mesh->axes.size() == b.mesh->axes.size() &&
-                a.mesh->machine.name == b.mesh->machine.name;
+    bool same =
+        a.mesh->axes.size() == b.mesh->axes.size() && a.mesh->machine.name == b.mesh->machine.name;
     for (std::size_t i = 0; same && i < a.mesh->axes.size(); ++i) {
       same = a.mesh->axes[i].name == b.mesh->axes[i].name &&
              a.mesh->axes[i].size == b.mesh->axes[i].size;
@@ -131,8 +131,7 @@ inline Sharded elementwise(const char* function, const Sharded& x, const Sharded
   slice_as(a, result, report);
   slice_as(b, result, report);
   const Sharded& longer = swapped ? b : a;
-  Sharded out =
-      like(x, longer.shape, sharding_of(*x.mesh, result, longer.sharding.dims));
+  Sharded out = like(x, longer.shape, sharding_of(*x.mesh, result, longer.sharding.dims));
   for (std::size_t r = 0; r < a.shards.size(); ++r) {
     Context own = device_context(static_cast<int>(r));
     const ContextScope scope(own);

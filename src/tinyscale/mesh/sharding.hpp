@@ -51,8 +51,8 @@ struct ShardingParser {
   std::size_t at = 0;
 
   [[noreturn]] void wrong(const char* right) const {
-    const std::string seen = at < text.size() ? cat("'", text[at], "' at place ", at + 1)
-                                              : std::string("the end");
+    const std::string seen =
+        at < text.size() ? cat("'", text[at], "' at place ", at + 1) : std::string("the end");
     fail({"sharding \"", text, "\": ", seen, "; ", right});
   }
   bool skip(char wanted) {
