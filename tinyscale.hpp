@@ -201,7 +201,6 @@
 #include <initializer_list>
 #include <iostream>
 #include <limits>
-#include <mpi.h>
 #include <mutex>
 #include <new>
 #include <ostream>
@@ -211,7 +210,6 @@
 #include <sys/stat.h>
 #include <system_error>
 #include <thread>
-#include <time.h>
 #include <utility>
 #include <vector>
 
@@ -26251,6 +26249,9 @@ inline CallKey get_key(Bytes& from) {
 
 #define OMPI_SKIP_MPICXX 1  // not the C++ bindings of MPI 2
 #define MPICH_SKIP_MPICXX 1
+// clang-format off
+#  include <mpi.h>
+// clang-format on
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -26456,6 +26457,10 @@ class RankExchange {
 // stopped).
 
 #if defined(TINYSCALE_USE_MPI)
+
+// clang-format off
+#  include <time.h>  // nanosleep
+// clang-format on
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
