@@ -102,22 +102,45 @@
 //   tinyscale/systolic/tile.hpp              What the body of a tile kernel sees
 //   tinyscale/systolic/tile_kernel.hpp       A kernel written tile by tile
 //   tinyscale/systolic/tile_kernels.hpp      Four tile kernels
-//   tinyscale/mesh/fabric.hpp                Where the devices of a run meet
-//   tinyscale/mesh/collective_cost.hpp       What a collective on one mesh axis costs
+//   tinyscale/mesh/collective_spec.hpp       What one collective is, apart from its numbers
+//   tinyscale/mesh/schedule.hpp              A collective algorithm as plain data
+//   tinyscale/mesh/neighbour_schedules.hpp   Schedules in which data moves from neighbour to
+//   tinyscale/mesh/partner_schedules.hpp     Schedules in which devices exchange with partners
+//   tinyscale/mesh/make_schedule.hpp         The schedule of a collective by one of the built-in
+//   tinyscale/mesh/check_schedule.hpp        Whether a schedule does what its collective promises
+//   tinyscale/mesh/collective_bytes.hpp      Bytes that a device sends in a collective
+//   tinyscale/mesh/collective_cost.hpp       What a collective takes, in closed form
+//   tinyscale/mesh/nccl_model.hpp            NCCL's own model of a collective (its tuner
+//   tinyscale/mesh/choose_algorithm.hpp      algorithm = automatic
 //   tinyscale/mesh/mesh_axis.hpp             Named mesh axes and where they lie on the machine
-//   tinyscale/mesh/message_log.hpp           The log of a mesh run
+//   tinyscale/mesh/run_log.hpp               The log of a mesh run
+//   tinyscale/mesh/executor.hpp              Runs the schedule of a collective over the buffers
+//   tinyscale/mesh/call_plan.hpp             A collective as a program calls it
+//   tinyscale/mesh/waiting.hpp               Who waits, and the judgement when none can go on
+//   tinyscale/mesh/fabric.hpp                Where the devices of a run meet
 //   tinyscale/mesh/endpoint.hpp              One device's side of the fabric
-//   tinyscale/mesh/all_gather.hpp            all_gather
-//   tinyscale/mesh/reduce_scatter.hpp        reduce_scatter
-//   tinyscale/mesh/all_reduce.hpp            all_reduce
-//   tinyscale/mesh/broadcast.hpp             broadcast
-//   tinyscale/mesh/permute.hpp               permute
+//   tinyscale/mesh/collectives.hpp           The collectives of a device, on tensors
 //   tinyscale/mesh/device.hpp                A device of a mesh
 //   tinyscale/mesh/route.hpp                 The directed links of a machine
 //   tinyscale/mesh/fair_links.hpp            Messages that share links
-//   tinyscale/mesh/guess.hpp                 A learner's guess held against what a run counted
+//   tinyscale/mesh/timeline.hpp              What a replay gives
+//   tinyscale/mesh/step_order.hpp            Which messages of a collective may leave
 //   tinyscale/mesh/replay.hpp                Simulated time
+//   tinyscale/mesh/guess.hpp                 A learner's guess held against what a run counted
 //   tinyscale/mesh/mesh_run.hpp              What a mesh program cost
+//   tinyscale/mesh/predict.hpp               What a program would take on a mesh of any size
+//   tinyscale/mesh/thread_limit.hpp          How many threads the system would give
+//   tinyscale/mesh/device_thread.hpp         One device while it runs
+//   tinyscale/mesh/mpi_bytes.hpp             What processes tell each other
+//   tinyscale/mesh/mpi_exchange.hpp          The part of one MPI rank in a collective
+//   tinyscale/mesh/mpi_fabric.hpp            The same mesh on MPI ranks
+//   tinyscale/mesh/mpi_run.hpp               A mesh program on MPI ranks
+//   tinyscale/mesh/sharding.hpp              How an array lies on a mesh
+//   tinyscale/mesh/sharded.hpp               An array cut over the devices of a mesh
+//   tinyscale/mesh/reshard.hpp               The same array under another sharding
+//   tinyscale/mesh/sharded_ops.hpp           Elementwise ops and reductions on sharded arrays
+//   tinyscale/mesh/sharded_matmul.hpp        Matmuls of sharded arrays
+//   tinyscale/mesh/collective_matmul.hpp     Collective matmul
 //   tinyscale/mesh/mesh.hpp                  A mesh
 //   tinyscale/model/experts.hpp              Which expert each token visits
 //   tinyscale/model/hooks.hpp                What surrounds a forward pass
@@ -146,6 +169,7 @@
 //   tinyscale/show/html.hpp                  One self-contained page
 //   tinyscale/show/display.hpp               A value shown where the reader is
 //   tinyscale/show/heat_map.hpp              A matrix as coloured cells
+//   tinyscale/show/shard_picture.hpp         Which device holds which block of an array
 //   tinyscale/show/plot.hpp                  Lines and points over two axes
 //   tinyscale/show/pictures.hpp              The roofline and the loss curve
 //   tinyscale/show/array_pictures.hpp        Pictures of a systolic array
@@ -2682,6 +2706,23 @@ struct MemoryMeter {
     total_.peak.store(total_.level.load());
   }
 
+  // All levels and peaks, the total last: what another process may tell of its meter.
+  static constexpr int values = 2 * (kinds + 1);
+  void read(std::int64_t* to) const {
+    for (int i = 0; i <= kinds; ++i) {
+      const detail::PeakCounter& counter = i < kinds ? by_kind_[std::size_t(i)] : total_;
+      to[2 * i] = counter.level.load();
+      to[2 * i + 1] = counter.peak.load();
+    }
+  }
+  void write(const std::int64_t* from) {
+    for (int i = 0; i <= kinds; ++i) {
+      detail::PeakCounter& counter = i < kinds ? by_kind_[std::size_t(i)] : total_;
+      counter.level.store(from[2 * i]);
+      counter.peak.store(from[2 * i + 1]);
+    }
+  }
+
   // A row for each kind that was used, and their sum.
   Table table() const {
     Table out;
@@ -2837,6 +2878,13 @@ struct OpRecord {
       bytes_written += operand.bytes();
     }
   }
+};
+
+// What pricing an op on a chip needs; one of many in the log of a run.
+struct OpCost {
+  double matmul_flops = 0, vector_flops = 0;  // counts
+  double bytes = 0;                           // read and written
+  DType math = DType::f32;                    // in which the matmul computes
 };
 
 // Sums over ops.
@@ -3053,6 +3101,15 @@ class Profile {
   List<OpRecord> records() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return records_;
+  }
+
+  List<OpRecord> records_from(std::size_t first) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    List<OpRecord> out;
+    for (; first < records_.size(); ++first) {
+      out.push_back(records_[first]);
+    }
+    return out;
   }
 
   Counters totals() const {
@@ -4326,27 +4383,58 @@ inline Chip chip(const std::string& name) {
 }}  // namespace tinyscale
 
 // >> tinyscale/hardware/network.hpp
-// A machine: chips at the points of a grid, and the links along each dimension of it.
-// Which dimensions close to a ring (scaling book, chapter 2): v2, v5e, v6e only with all 16 chips,
-// v3 with 32; v4, v5p, v7 when the slice is whole 4x4x4 cubes; through a switch always.
-// GPUs are {nodes, GPUs of a node}: along a dimension a GPU has two links, each of half its egress
-// (into its node's switch, or of its share of the node's network ports), as a ring uses them.
+// A machine: chips at the points of a grid, and what joins those that differ in one coordinate.
+// TPUs: links to both neighbours; which dimensions close to a ring (scaling book, chapter 2): v2,
+// v5e, v6e only with all 16 chips, v3 with 32; v4, v5p, v7 when the slice is whole 4x4x4 cubes;
+// {slices, X, Y, Z} are joined by the data-centre network. GPUs: a switch, {nodes, 8} and
+// {scalable units, nodes, 8} by a fat tree (scaling book, chapter 12).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// How the chips of a dimension are joined: neighbours in a row, that row closed, each by one port
+// to a switch, or each to every other by a link of its own.
+enum class AxisKind { line, ring, switched, full };
+
+inline const char* name_of(AxisKind kind) {
+  static const char* const names[] = {"line", "ring", "switched", "fully connected"};
+  return names[static_cast<int>(kind)];
+}
+
+// What a link carries in a second, by either convention: 45 GB/s one way are 90 GB/s both ways.
+class Bandwidth {
+ public:
+  Bandwidth() = default;  // none
+  static Bandwidth one_way(double bytes_per_second) { return Bandwidth(bytes_per_second); }
+  static Bandwidth both_ways(double bytes_per_second) { return Bandwidth(bytes_per_second / 2); }
+  double one_way() const { return one_way_; }  // bytes/s
+  double both_ways() const { return 2 * one_way_; }
+
+ private:
+  explicit Bandwidth(double rate) : one_way_(rate) {}
+  double one_way_ = 0;
+};
+
+// What joins the chips along one dimension.
+struct Links {
+  AxisKind kind = AxisKind::line;
+  Bandwidth bandwidth;  // of a link, or of a chip's port to a switch; none at a switch: the way to
+                        // it is through the switch of the next dimension (a spine above leaves)
+  double latency = 0;   // seconds a hop; through a switch is one
+  Bandwidth uplink;     // to a switch: all that the chips behind it share, which are those that
+                        // differ in later dimensions only; none: as much as their ports
+};
 
 struct Machine {
   std::string name;
   Chip chip;
-  Shape dims;                           // chips along each dimension, innermost last
-  std::vector<int> wraps;               // 1 where the dimension is a ring, 0 where it is a line
-  std::vector<double> axis_bandwidths;  // one link, one way, along each dimension: bytes/s
-  double link_bandwidth = 0;            // the same along the innermost dimension
-  double link_latency = 0;              // seconds for a hop
-  double dollars_per_hour = 0;          // for one chip; 0 is "not known"
+  Shape dims;                   // chips along each dimension, innermost last
+  List<Links> links;            // along each dimension
+  double dollars_per_hour = 0;  // for one chip; 0 is "not known"
 
   std::int64_t chips() const { return dims.count(); }
-  double axis_bandwidth(int dim) const;  // one link, one way: bytes/s
-  double ring_bandwidth(int dim) const;  // what a chip sends along a dimension: bytes/s
+  // What a chip sends along a dimension, bytes/s: over both links of a ring (W of the scaling
+  // book), one of a line (its ends have no second), its port, or the links to all others.
+  double egress(int dim) const;
 };
 
 namespace detail {
@@ -4363,43 +4451,94 @@ inline bool is_torus3d(const Chip& chip) { return chip.topology == "torus3d"; }
 
 inline bool is_torus2d(const Chip& chip) { return chip.topology == "torus2d"; }
 
-// Whether any two chips of a dimension are one hop apart.
-inline bool is_switched(const Chip& chip) { return chip.kind == "gpu" || chip.kind == "cpu"; }
-
-// Dimensions that close: the longest axis of a 2D slice, or whole cubes joined by optical switches.
-inline std::vector<int> machine_wraps(const Chip& chip, const Shape& dims) {
-  std::vector<int> wraps(static_cast<std::size_t>(dims.size()));
-  bool cubes = dims.size() == 3;
-  for (int i = 0; i < dims.size(); ++i) {
-    cubes = cubes && dims[i] % 4 == 0;
-  }
-  const std::int64_t full = chip.wrap == "full axis 32" ? 32 : 16;
-  for (int i = 0; i < dims.size(); ++i) {
-    const bool closes = is_torus3d(chip)   ? cubes
-                        : is_torus2d(chip) ? dims[i] == full
-                                           : is_switched(chip);
-    wraps[static_cast<std::size_t>(i)] = closes && dims[i] > 1 ? 1 : 0;
-  }
-  return wraps;
+// Dimensions inside a slice, a node or a box; those before them are the network between.
+inline int inner_dims(const Chip& chip, const Shape& dims) {
+  const int most = is_torus3d(chip) ? 3 : chip.kind == "gpu" ? 1 : 2;
+  return std::min(most, dims.size());
 }
 
-// GPUs: half the egress a link (a ring uses two). CPU cores: a copy through shared memory reads and
-// writes. A wafer's neighbour is another system on the network.
-inline std::vector<double> machine_bandwidths(const Chip& chip, const Shape& dims) {
-  const int count = dims.size();
-  std::vector<double> rates(static_cast<std::size_t>(count), chip.link_bandwidth);
-  for (int i = 0; i < count; ++i) {
-    double& rate = rates[static_cast<std::size_t>(i)];
-    if (chip.kind == "gpu") {
-      const bool inner = i == count - 1;
-      rate = inner ? chip.links * chip.link_bandwidth / 2.0 : chip.dcn_bandwidth / 2.0;
-    } else if (chip.kind == "cpu") {
-      rate = chip.memory_bandwidth / 2.0;
-    } else if (!(rate > 0)) {
-      rate = chip.dcn_bandwidth;
+// The dimension whose ports lead to the switch of dimension d: d, or below a spine its leaf.
+inline int port_dim(const Machine& machine, int d) {
+  int port = d;
+  while (port + 1 < machine.dims.size() &&
+         !(machine.links[static_cast<std::size_t>(port)].bandwidth.one_way() > 0)) {
+    ++port;
+  }
+  return port;
+}
+
+// Chips that differ in dimensions after d only: those behind an uplink of d.
+inline std::int64_t chips_behind(const Machine& machine, int d) {
+  std::int64_t chips = 1;
+  for (int i = d + 1; i < machine.dims.size(); ++i) {
+    chips *= machine.dims[i];
+  }
+  return chips;
+}
+
+// What a chip gets of a link, or of its port and the uplinks above it when all send at once.
+inline double share_of_links(const Machine& machine, int d) {
+  const int port = port_dim(machine, d);
+  double rate = machine.links[static_cast<std::size_t>(port)].bandwidth.one_way();
+  for (int level = d; level <= port; ++level) {
+    const double uplink = machine.links[static_cast<std::size_t>(level)].uplink.one_way();
+    if (uplink > 0) {
+      rate = std::min(rate, uplink / static_cast<double>(chips_behind(machine, level)));
     }
   }
-  return rates;
+  return rate;
+}
+
+// The longest axis of a 2D slice closes, or whole cubes joined by optical switches; two chips have
+// just the link between them.
+inline bool closes(const Chip& chip, const Shape& dims, int d) {
+  const int first = dims.size() - inner_dims(chip, dims);
+  if (is_torus2d(chip)) {
+    return dims[d] == (chip.wrap == "full axis 32" ? 32 : 16);
+  }
+  bool cubes = dims.size() - first == 3;
+  for (int i = first; i < dims.size(); ++i) {
+    cubes = cubes && dims[i] % 4 == 0;
+  }
+  return cubes;
+}
+
+// Inside a slice, node or box. CPU cores: a copy through shared memory reads and writes.
+inline Links inner_links(const Chip& chip, const Shape& dims, int d) {
+  Links links;
+  const double all = chip.links * chip.link_bandwidth;
+  if (is_torus3d(chip) || is_torus2d(chip)) {
+    links.kind = closes(chip, dims, d) ? AxisKind::ring : AxisKind::line;
+    links.bandwidth = Bandwidth::one_way(chip.link_bandwidth);
+  } else if (chip.topology == "switch") {
+    links.kind = AxisKind::switched;
+    links.bandwidth = Bandwidth::one_way(all);
+  } else if (chip.kind == "gpu") {  // a pair has all links between the two
+    links.kind = AxisKind::full;
+    links.bandwidth = Bandwidth::one_way(chip.domain_chips == 2 ? all : chip.link_bandwidth);
+  } else if (chip.kind == "cpu") {
+    links.kind = AxisKind::switched;
+    links.bandwidth = Bandwidth::one_way(chip.memory_bandwidth / 2);
+  } else {  // every chip a box of its own
+    links.kind = chip.kind == "wafer" ? AxisKind::switched : AxisKind::line;
+    links.bandwidth =
+        Bandwidth::one_way(chip.kind == "wafer" ? chip.dcn_bandwidth : chip.link_bandwidth);
+  }
+  return links;
+}
+
+// Between slices or nodes: each chip's share of the network ports, with GPUs the leaf of a fat tree
+// and above it the spine, nothing oversubscribed.
+inline Links outer_links(const Machine& on, int d) {
+  Links links;
+  links.kind = AxisKind::switched;
+  const bool spine = on.dims.size() - d > inner_dims(on.chip, on.dims) + 1;
+  const double share = on.chip.dcn_bandwidth;
+  links.bandwidth = Bandwidth::one_way(spine ? 0 : share);
+  if (on.chip.kind == "gpu") {
+    links.uplink = Bandwidth::one_way(share * static_cast<double>(chips_behind(on, d)));
+  }
+  return links;
 }
 
 inline std::string machine_name(const Chip& chip, const Shape& dims) {
@@ -4419,13 +4558,18 @@ inline void check_machine(const Chip& chip, const Shape& dims) {
       fail({"machine: ", chip.name, " ", dims, ": every dimension needs at least one chip"});
     }
   }
-  const int most = is_torus3d(chip) ? 3 : 2;
+  const bool torus = is_torus3d(chip) || is_torus2d(chip);
+  const int most = is_torus3d(chip) ? 4 : torus || chip.kind == "gpu" ? 3 : 2;
   if (dims.size() > most) {
     fail({"machine: ", chip.name, " ", dims, " has ", dims.size(), " dimensions; its network has ",
-          most});
+          most, torus ? ", the first of them slices" : ""});
   }
-  if (chip.kind == "tpu" && dims.count() > chip.domain_chips) {
-    fail({"machine: ", chip.name, " ", dims, " is ", dims.count(), " chips; a pod has ",
+  std::int64_t slice = 1;  // chips
+  for (int i = dims.size() - inner_dims(chip, dims); i < dims.size(); ++i) {
+    slice *= dims[i];
+  }
+  if (chip.kind == "tpu" && slice > chip.domain_chips) {
+    fail({"machine: ", chip.name, " ", dims, " is ", slice, " chips; a pod has ",
           chip.domain_chips});
   }
   if (chip.kind == "gpu" && dims[-1] > chip.domain_chips) {
@@ -4438,7 +4582,7 @@ inline void check_rate(const char* function, const Machine& machine, const std::
                        double value) {
   if (!(value > 0) || !is_finite(value)) {
     fail({function, ": ", machine.name, ": ", what, " is ", value,
-          " bytes/s; a finite number above 0 is right, as a chip's link_bandwidth, ",
+          " bytes/s one way; a finite number above 0 is right, as a chip's link_bandwidth, ",
           "between nodes its dcn_bandwidth"});
   }
 }
@@ -4446,35 +4590,38 @@ inline void check_rate(const char* function, const Machine& machine, const std::
 // What a simulation reads of a machine, which a user may have filled by hand.
 inline void check_network(const char* function, const Machine& machine) {
   const std::size_t dims = static_cast<std::size_t>(machine.dims.size());
-  if (machine.wraps.size() != dims || machine.axis_bandwidths.size() != dims) {
-    fail({function, ": ", machine.name, " ", machine.dims, " has ", machine.wraps.size(),
-          " wraps and ", machine.axis_bandwidths.size(),
-          " axis_bandwidths; one of each for every dimension is right"});
-  }
-  if (!(machine.link_latency >= 0) || !is_finite(machine.link_latency)) {
-    fail({function, ": ", machine.name, ": link_latency is ", machine.link_latency,
-          " s; a finite number from 0 is right"});
+  if (machine.links.size() != dims) {
+    fail({function, ": ", machine.name, " ", machine.dims, " has links along ",
+          machine.links.size(), " dimensions; one Links for every dimension is right"});
   }
   for (std::size_t i = 0; i < dims; ++i) {
-    if (machine.dims[static_cast<int>(i)] > 1) {
-      check_rate(function, machine, cat("axis_bandwidths[", i, "]"), machine.axis_bandwidths[i]);
+    const Links& links = machine.links[i];
+    if (!(links.latency >= 0) || !is_finite(links.latency)) {
+      fail({function, ": ", machine.name, ": the latency of links[", i, "] is ", links.latency,
+            " s; a finite number from 0 is right"});
     }
-  }
-  if (machine.chips() > 1) {
-    check_rate(function, machine, "link_bandwidth", machine.link_bandwidth);
+    const bool spine = links.kind == AxisKind::switched && i + 1 < dims &&
+                       machine.links[i + 1].kind == AxisKind::switched;
+    if (machine.dims[static_cast<int>(i)] > 1 && (!spine || links.bandwidth.one_way() != 0)) {
+      check_rate(function, machine, cat("the bandwidth of links[", i, "]"),
+                 links.bandwidth.one_way());
+    }
+    if (links.uplink.one_way() != 0) {
+      check_rate(function, machine, cat("the uplink of links[", i, "]"), links.uplink.one_way());
+    }
   }
 }
 
 }  // namespace detail
 
-inline double Machine::axis_bandwidth(int dim) const {
-  return axis_bandwidths[detail::machine_dim(*this, dim)];
-}
-
-// Both links of a ring (W in the scaling book), one link of a line: its ends have no second.
-inline double Machine::ring_bandwidth(int dim) const {
-  const std::size_t i = detail::machine_dim(*this, dim);
-  return axis_bandwidths[i] * (wraps[i] != 0 ? 2.0 : 1.0);
+inline double Machine::egress(int dim) const {
+  const Links& along = links[detail::machine_dim(*this, dim)];
+  switch (along.kind) {
+    case AxisKind::ring: return along.bandwidth.both_ways();
+    case AxisKind::full: return along.bandwidth.one_way() * static_cast<double>(dims[dim] - 1);
+    case AxisKind::switched: return detail::share_of_links(*this, dim);
+    default: return along.bandwidth.one_way();
+  }
 }
 
 // A machine of this chip, which may be the user's own; where no latency is known a hop takes 1 us.
@@ -4484,18 +4631,48 @@ inline Machine machine(const Chip& chip, Shape dims) {
   result.name = detail::machine_name(chip, dims);
   result.chip = chip;
   result.dims = dims;
-  result.wraps = detail::machine_wraps(chip, dims);
-  result.axis_bandwidths = detail::machine_bandwidths(chip, dims);
-  result.link_bandwidth = result.axis_bandwidths.back();
-  result.link_latency = chip.hop_latency > 0 ? chip.hop_latency : 1e-6;
+  for (int d = 0; d < dims.size(); ++d) {
+    const bool inner = dims.size() - d <= detail::inner_dims(chip, dims);
+    Links links = inner ? detail::inner_links(chip, dims, d) : detail::outer_links(result, d);
+    links.latency = chip.hop_latency > 0 ? chip.hop_latency : 1e-6;
+    result.links.push_back(links);
+  }
   result.dollars_per_hour = chip.dollars_per_hour;
   detail::check_network("machine", result);
   return result;
 }
 
-// A machine of a preset: machine("tpu-v5e", {4, 2}), machine("h100", {nodes, 8}).
+// A machine of a preset: machine("tpu-v5e", {4, 2}), machine("h100", {nodes, 8}),
+// machine("h100", {scalable units, nodes, 8}), machine("gb200", {72}),
+// machine("tpu-v5p", {slices, 16, 20, 28}).
 inline Machine machine(const std::string& chip_name, Shape dims) {
   return machine(chip(chip_name), dims);
+}
+
+// The same chips with the dimensions in another order, {2, 0, 1}: the last first. Axes of a mesh
+// cover dimensions in their order, so this is how to lay them otherwise.
+inline Machine reordered(const Machine& machine, const std::vector<int>& dims) {
+  Machine result = machine;
+  result.dims = Shape();
+  result.links.clear();
+  std::vector<int> used(static_cast<std::size_t>(machine.dims.size()), 0);
+  for (const int d : dims) {
+    const std::size_t from = detail::machine_dim(machine, d);
+    if (used[from]++ > 0) {
+      detail::fail({"reordered: dimension ", d, " of ", machine.name, " twice; once is right"});
+    }
+    if (machine.links[from].uplink.one_way() > 0 && d != result.dims.size()) {
+      detail::fail({"reordered: dimension ", d, " of ", machine.name,
+                    " has an uplink of the chips behind it; it must stay at its place"});
+    }
+    result.dims.push_back(machine.dims[d]);
+    result.links.push_back(machine.links[from]);
+  }
+  if (dims.size() != used.size()) {
+    detail::fail({"reordered: ", dims.size(), " of the ", used.size(), " dimensions of ",
+                  machine.name, "; each once is right"});
+  }
+  return result;
 }
 
 }}  // namespace tinyscale
@@ -4595,29 +4772,39 @@ inline void check_priced(const Chip& chip, const std::string& what, double rate,
   }
 }
 
-inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType format) {
+// What one op takes on a chip: the row of these numbers, without a name.
+inline RooflineRow priced_row(const OpCost& op, const Chip& chip) {
   check_priced(chip, "vector_flops", chip.vector_flops, 0);
   for (const MemoryLevel& level : chip.levels) {
     check_priced(chip, "the bandwidth of level " + level.name, level.bandwidth, 0);
   }
   RooflineRow row;
-  row.name = op.name;
-  row.shape = op.shape;
   row.count = 1;
   row.matmul_flops = op.matmul_flops;
   row.vector_flops = op.vector_flops;
-  row.bytes = priced_bytes(op, format);
+  row.bytes = op.bytes;
   const MemoryLevel level = level_for(chip, row.bytes);
   if (row.bytes > 0) {
     check_priced(chip, "memory_bandwidth", level.bandwidth, 1e-300);
   }
   row.level = level.name;
-  row.t_math =
-      row.matmul_flops > 0 ? row.matmul_flops / chip.peak(math_format(op.reads, format)) : 0;
+  row.t_math = row.matmul_flops > 0 ? row.matmul_flops / chip.peak(op.math) : 0;
   row.t_vector = chip.vector_flops > 0 ? row.vector_flops / chip.vector_flops : 0;
   row.t_memory = level.bandwidth > 0 ? row.bytes / level.bandwidth : 0;
-  row.measured = op.seconds;
   bound_row(row);
+  return row;
+}
+
+inline OpCost op_cost(const OpRecord& op, DType format) {
+  return {op.matmul_flops, op.vector_flops, priced_bytes(op, format),
+          math_format(op.reads, format)};
+}
+
+inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType format) {
+  RooflineRow row = priced_row(op_cost(op, format), chip);
+  row.name = op.name;
+  row.shape = op.shape;
+  row.measured = op.seconds;
   return row;
 }
 
@@ -4637,6 +4824,12 @@ inline void add_row(RooflineRow& sum, const RooflineRow& row) {
 // One record priced on a chip; the same numbers as a Profile's row of one op.
 inline RooflineRow roofline(const OpRecord& op, const Chip& chip, DType format = DType::f32) {
   return detail::roofline_row(op, chip, format);
+}
+
+// What the log of a mesh run keeps of an op, and how long a chip takes for it at least.
+inline OpCost op_cost(const OpRecord& op) { return detail::op_cost(op, DType::f32); }
+inline double op_seconds(const OpCost& cost, const Chip& chip) {
+  return detail::priced_row(cost, chip).seconds;
 }
 
 // Ops of the same name and shape are one row, in the order in which they first ran.
@@ -17521,383 +17714,92 @@ inline TiledRun flash_attention(const Chip& chip, const Tensor& q, const Tensor&
 
 }}  // namespace tinyscale
 
-// >> tinyscale/mesh/fabric.hpp
-// Where the devices of a run meet: mailboxes, the start of collectives, and the judgement when none
-// can go on. Sends never block; a device waits for a message or for its peers to call a collective.
-// When no device runs and some wait, nothing can ever arrive: all throw one Error that says where
-// each stands. However the threads were scheduled, that state is the same (Kahn 1974).
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// "0-3, 5"
-inline std::string rank_list(const std::vector<int>& ranks) {
-  std::string out;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    std::size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) {
-      ++last;
-    }
-    out += cat(out.empty() ? "" : ", ", ranks[i]);
-    out += last > i ? cat(last > i + 1 ? "-" : ", ", ranks[last]) : "";
-    i = last;
-  }
-  return out;
-}
-
-inline std::string device_list(const std::vector<int>& ranks) {
-  return (ranks.size() == 1 ? "device " : "devices ") + rank_list(ranks);
-}
-
-struct Packet {
-  Shape shape;
-  std::vector<float> numbers;
-  std::size_t index = 0;  // in the sender's log
-};
-
-// Chunks of collectives and a user's sends are kept apart.
-enum class Channel { collective, user };
-
-class Fabric {
- public:
-  explicit Fabric(int devices) : devices_(static_cast<std::size_t>(devices)), running_(devices) {}
-
-  void put(int from, int to, Channel channel, Packet packet) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    State& receiver = state(to);
-    receiver.box(channel, from).packets.push_back(std::move(packet));
-    if (receiver.now == Now::receives && receiver.from == from && receiver.channel == channel) {
-      wake(receiver);
-    }
-  }
-
-  // The next packet of that sender; `where` says which line of the program asks for it.
-  Packet take(int me, int from, Channel channel, const std::string& where) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    State& self = state(me);
-    if (self.box(channel, from).empty()) {
-      self.from = from;
-      self.channel = channel;
-      self.where = where;
-      wait(lock, self, Now::receives);
-    }
-    Box& box = self.box(channel, from);  // others may have moved the boxes while it waited
-    Packet packet = std::move(box.packets[box.next]);
-    if (++box.next == box.packets.size()) {
-      box.packets.clear();
-      box.next = 0;
-    }
-    return packet;
-  }
-
-  // Returns when every member called it with equal text. `key` is the same for all of a group.
-  void meet(int me, const std::string& key, const std::vector<int>& members,
-            const std::string& text, const std::string& where) {
-    if (members.size() < 2) {
-      return;
-    }
-    std::unique_lock<std::mutex> lock(mutex_);
-    Meeting& meeting = meetings_[find_meeting(key)];
-    meeting.members = members;
-    meeting.came.push_back(me);
-    meeting.texts.push_back(text);
-    if (meeting.texts.size() == members.size() && !disagrees(meeting)) {
-      meeting = std::move(meetings_.back());
-      meetings_.pop_back();
-      for (const int rank : members) {
-        if (rank != me) {
-          wake(state(rank));
-        }
-      }
-      return;
-    }
-    state(me).meeting = key;
-    state(me).where = where;
-    wait(lock, state(me), Now::meets);
-  }
-
-  void returned(int me, const std::string& where) { end(me, Now::returned, where, ""); }
-
-  // A device that throws because the run ended already is no further cause.
-  void threw(int me, const std::string& where, const std::string& message) {
-    end(me, Now::threw, where, message);
-  }
-
-  // After all devices have ended: empty when all is well.
-  std::string failure() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (failure_.empty()) {
-      for (const State& device : devices_) {
-        if (device.now == Now::threw || unread(device) > 0) {
-          conclude();
-          break;
-        }
-      }
-    }
-    return failure_;
-  }
-
- private:
-  enum class Now { runs, receives, meets, returned, threw };
-
-  struct Box {
-    Channel channel = Channel::collective;
-    int from = 0;
-    List<Packet> packets;
-    std::size_t next = 0;
-
-    bool empty() const { return next == packets.size(); }
-  };
-  struct State {
-    std::condition_variable changed;
-    Now now = Now::runs;
-    std::string where;    // "call 2, all_gather([4], x, dim 0)"
-    std::string message;  // what it threw
-    int from = 0;         // receives: from whom
-    Channel channel = Channel::collective;
-    std::string meeting;  // meets: which
-    List<Box> boxes;      // by channel, then by sender
-
-    Box& box(Channel of, int sender) {
-      std::size_t at = 0;
-      while (at < boxes.size() &&
-             (boxes[at].channel < of || (boxes[at].channel == of && boxes[at].from < sender))) {
-        ++at;
-      }
-      if (at == boxes.size() || boxes[at].channel != of || boxes[at].from != sender) {
-        boxes.push_back({});
-        for (std::size_t i = boxes.size() - 1; i > at; --i) {
-          boxes[i] = std::move(boxes[i - 1]);
-        }
-        boxes[at] = {of, sender, {}, 0};
-      }
-      return boxes[at];
-    }
-  };
-  struct Meeting {
-    std::string key;
-    std::vector<int> members;
-    std::vector<int> came;
-    std::vector<std::string> texts;  // what each that came called
-  };
-
-  // One not there yet is added.
-  std::size_t find_meeting(const std::string& key) {
-    std::size_t at = 0;
-    while (at < meetings_.size() && meetings_[at].key != key) {
-      ++at;
-    }
-    if (at == meetings_.size()) {
-      meetings_.push_back({key, {}, {}, {}});
-    }
-    return at;
-  }
-
-  State& state(int rank) { return devices_[static_cast<std::size_t>(rank)]; }
-
-  void wake(State& device) {
-    device.now = Now::runs;
-    ++running_;
-    device.changed.notify_one();
-  }
-
-  void wait(std::unique_lock<std::mutex>& lock, State& self, Now how) {
-    if (failure_.empty()) {
-      self.now = how;
-      if (--running_ == 0) {
-        conclude();
-      }
-      self.changed.wait(lock, [&] { return self.now == Now::runs || !failure_.empty(); });
-    }
-    if (!failure_.empty()) {
-      detail::fail({failure_});
-    }
-  }
-
-  void end(int me, Now how, const std::string& where, const std::string& message) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!failure_.empty()) {
-      return;
-    }
-    State& self = state(me);
-    self.now = how;
-    self.where = where;
-    self.message = message;
-    --running_;
-    bool some_wait = false;
-    for (const State& device : devices_) {
-      some_wait = some_wait || device.now == Now::receives || device.now == Now::meets;
-    }
-    if (running_ == 0 && some_wait) {
-      conclude();
-    }
-  }
-
-  static std::size_t unread(const State& device) {
-    std::size_t count = 0;
-    for (const Box& box : device.boxes) {
-      count += box.packets.size() - box.next;
-    }
-    return count;
-  }
-
-  std::vector<int> in_state(Now now) const {
-    std::vector<int> ranks;
-    for (std::size_t i = 0; i < devices_.size(); ++i) {
-      if (devices_[i].now == now) {
-        ranks.push_back(static_cast<int>(i));
-      }
-    }
-    return ranks;
-  }
-
-  static bool disagrees(const Meeting& meeting) {
-    for (const std::string& text : meeting.texts) {
-      if (text != meeting.texts.front()) {
-        return true;
-      }
-    }
-    return false;
-  }
-
-  std::string waits_for(const State& device) {
-    if (device.now == Now::receives) {
-      return cat("waits for a message from device ", device.from);
-    }
-    const Meeting& meeting = meetings_[find_meeting(device.meeting)];
-    if (disagrees(meeting)) {
-      return "its peers call something else";
-    }
-    std::vector<int> missing;
-    for (const int rank : meeting.members) {
-      bool came = false;
-      for (const int other : meeting.came) {
-        came = came || other == rank;
-      }
-      if (!came) {
-        missing.push_back(rank);
-      }
-    }
-    return cat("waits for ", device_list(missing), " to call it");
-  }
-
-  std::string describe(const State& device) {
-    std::string text = device.where;
-    if (device.now == Now::threw) {
-      text = cat("threw ", device.where, ": ", device.message);
-    } else if (device.now == Now::returned) {
-      text = cat("returned ", device.where);
-    } else {
-      text += ": " + waits_for(device);
-    }
-    for (const Box& box : device.boxes) {
-      const std::size_t count = box.packets.size() - box.next;
-      if (count > 0) {
-        text += cat("; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
-                    " not received");
-      }
-    }
-    return text;
-  }
-
-  std::string cause() const {
-    const std::vector<int> threw = in_state(Now::threw);
-    if (!threw.empty()) {
-      return cat(device_list(threw),
-                 " threw: ", devices_[static_cast<std::size_t>(threw[0])].message);
-    }
-    const Meeting* first = nullptr;  // by key, whatever the threads did
-    for (const Meeting& meeting : meetings_) {
-      if (disagrees(meeting) && (first == nullptr || meeting.key < first->key)) {
-        first = &meeting;
-      }
-    }
-    if (first != nullptr) {
-      return cat(device_list(first->members), " must make the same call and do not");
-    }
-    const std::vector<int> returned = in_state(Now::returned);
-    if (returned.size() == devices_.size()) {
-      return "messages were sent that nobody received";
-    }
-    if (!returned.empty()) {
-      return cat(device_list(returned), " returned while others wait");
-    }
-    return "deadlock: every device waits and nothing can arrive";
-  }
-
-  void conclude() {
-    NameTable lines;  // their texts
-    List<std::vector<int>> ranks(devices_.size());
-    for (std::size_t i = 0; i < devices_.size(); ++i) {
-      int& line = lines[describe(devices_[i])];
-      line = line == 0 ? static_cast<int>(lines.size()) : line;
-      ranks[static_cast<std::size_t>(line - 1)].push_back(static_cast<int>(i));
-    }
-    std::string text = "mesh.run: " + cause();
-    for (const NameTable::Entry& line : lines) {
-      text += cat("\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ",
-                  line.name);
-    }
-    failure_ = text;
-    for (State& device : devices_) {
-      device.changed.notify_one();
-    }
-  }
-
-  std::mutex mutex_;  // guards all below
-  List<State> devices_;
-  List<Meeting> meetings_;
-  int running_;
-  std::string failure_;  // not empty: the run is over
-};
-
-}  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/mesh/collective_cost.hpp
-// What a collective on one mesh axis costs, in closed form: steps, bytes that a device sends, time.
-// A vector of V bytes over N devices is N chunks; each step moves a chunk to a neighbour in
-// alpha + (V / N) / W: all_gather and reduce_scatter take N - 1 steps, all_reduce twice that.
-// Chan, Heimlich, Purkayastha, van de Geijn 2007 (ring, pipelined chain); tests hold the counted
-// bytes and steps of a run against these exactly.
+// >> tinyscale/mesh/collective_spec.hpp
+// What one collective is, apart from its numbers: what it does, by which algorithm, over which
+// links. Its schedule (who sends which chunk to whom in which step) and its cost in closed form are
+// functions of this alone.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-// How the devices of an axis pass chunks on: between the ends of a line, around a ring one way, or
-// around a ring both ways at once (about half the steps).
-enum class AxisKind { line, ring, ring_both_ways };
+enum class Collective {
+  all_gather,
+  reduce_scatter,
+  all_reduce,
+  all_to_all,
+  broadcast,
+  reduce,
+  gather,
+  scatter,
+  permute,
+  barrier,
+};
 
-inline const char* name_of(AxisKind kind) {
-  switch (kind) {
-    case AxisKind::line: return "line";
-    case AxisKind::ring: return "ring";
-    case AxisKind::ring_both_ways: return "ring both ways";
-  }
-  return "?";
-}
+// How chunks travel. `ring`, `ring_both_ways`, `line`, `halving_doubling`, `tree` and `direct` see
+// the group as one row of devices, `torus` and `hierarchical` as the axes that it is made of.
+enum class Algorithm {
+  automatic,         // the cheapest by its closed form
+  ring,              // to the next device, around the end
+  ring_both_ways,    // both neighbours at once: half the steps
+  line,              // both neighbours, no way around the end
+  halving_doubling,  // partners at distance 1, 2, 4, ...
+  tree,              // binomial, from or to a root
+  direct,            // to every other device at once
+  torus,             // all axes at once, a share of the data along each
+  hierarchical,      // one axis after another, the innermost with the most data
+  custom,            // a schedule of the user's
+};
 
-enum class Collective { all_gather, reduce_scatter, all_reduce, broadcast, permute };
+enum class Reduce { sum, mean, max, min };
 
-// One collective on one axis. `elements` are those of the whole vector: what all_gather makes, what
-// reduce_scatter takes, what the others move. Numbers are float32.
-struct CollectiveStage {
+// The stretch of one dimension of the machine that an axis, or a part of it, lies on.
+struct AxisPart {
+  int size = 1;
+  AxisKind kind = AxisKind::line;
+  int dim = -1;          // of the machine; -1: not along one dimension
+  int spacing = 1;       // links from one device to the next
+  double latency = 0;    // seconds a hop
+  double bandwidth = 0;  // bytes/s: a link one way, or what a port sends
+};
+
+struct CollectiveSpec {
   Collective what = Collective::all_gather;
-  AxisKind kind = AxisKind::ring;
-  int devices = 1;
-  std::int64_t elements = 0;
-  int offset = 0;  // broadcast: the root's index; permute: the shift
+  Algorithm algorithm = Algorithm::ring;
+  List<AxisPart> parts;       // of the group, the slowest first; device = row-major number
+  std::int64_t elements = 0;  // of the whole vector: what all_gather makes, what reduce_scatter,
+                              // all_reduce, all_to_all and scatter take from a device, gather
+                              // makes, the others move
+  double element_bytes = 4;   // on the wire
+  int root = 0;               // index in the group; permute: the shift, from 0
+
+  int devices() const {
+    int product = 1;
+    for (const AxisPart& part : parts) {
+      product *= part.size;
+    }
+    return product;
+  }
 };
 
-// One link, one way.
-struct LinkSpeed {
-  double latency = 0;     // seconds a hop
-  double bandwidth = 1;   // bytes/s
-  bool switched = false;  // any two devices of the axis are one hop apart
-};
+inline const char* name_of(Collective what) {
+  static const char* const names[] = {"all_gather", "reduce_scatter", "all_reduce", "all_to_all",
+                                      "broadcast",  "reduce",         "gather",     "scatter",
+                                      "permute",    "barrier"};
+  return names[static_cast<int>(what)];
+}
+
+inline const char* name_of(Algorithm algorithm) {
+  static const char* const names[] = {"automatic",        "ring",  "ring both ways", "line",
+                                      "halving/doubling", "tree",  "direct",         "torus",
+                                      "hierarchical",     "custom"};
+  return names[static_cast<int>(algorithm)];
+}
+
+inline const char* name_of(Reduce how) {
+  static const char* const names[] = {"sum", "mean", "max", "min"};
+  return names[static_cast<int>(how)];
+}
 
 namespace detail {
-
-constexpr double element_bytes = 4;
 
 // Chunk c of n covers elements chunk_begin(c) to chunk_begin(c + 1); the first are the larger ones.
 inline std::int64_t chunk_begin(std::int64_t elements, int n, int c) {
@@ -17910,155 +17812,2023 @@ inline std::int64_t chunk_size(std::int64_t elements, int n, int c) {
 
 inline int modulo(std::int64_t value, int n) { return static_cast<int>((value % n + n) % n); }
 
-// How far the chunk of device `c` travels each way; together n - 1.
+}  // namespace detail
+
+// Where the chunks of a schedule lie in the vector that it moves: `blocks` of `block` elements, one
+// for each device (all_gather, reduce_scatter, gather, scatter, permute), or for each sender and
+// receiver (all_to_all, sender the slower), or one in all; each cut in `parts` chunks.
+struct ChunkCut {
+  int blocks = 1;
+  int parts = 1;
+  std::int64_t block = 0;            // elements of each
+  std::vector<std::int64_t> ragged;  // instead: where each block begins, and the end
+
+  int chunks() const { return blocks * parts; }
+  std::int64_t begin(int chunk) const {  // chunk may be chunks(): the end
+    if (chunk == chunks()) {
+      return ragged.empty() ? block * blocks : ragged.back();
+    }
+    const int b = chunk / parts;
+    const std::int64_t first = ragged.empty() ? block * b : ragged[static_cast<std::size_t>(b)];
+    const std::int64_t size =
+        ragged.empty() ? block : ragged[static_cast<std::size_t>(b) + 1] - first;
+    return first + detail::chunk_begin(size, parts, chunk % parts);
+  }
+  std::int64_t elements(int chunk, int count = 1) const {
+    return begin(chunk + count) - begin(chunk);
+  }
+};
+
+namespace detail {
+
+// How many blocks the vector of a collective over n devices has.
+inline int block_count(Collective what, int n) {
+  switch (what) {
+    case Collective::all_reduce:
+    case Collective::broadcast:
+    case Collective::reduce:
+    case Collective::barrier: return 1;
+    case Collective::all_to_all: return n * n;
+    default: return n;
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/schedule.hpp
+// A collective algorithm as plain data: who sends which chunk to whom in which step, and whether
+// the receiver keeps it or adds it to what it has. Transfers of one step happen at once: each sends
+// what was there before the step. Those of one step from one device to another are one message.
+// Streams are chains of steps that do not wait for each other and touch different chunks.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class Action { copy, reduce };
+
+// Devices are indices in the group.
+struct Transfer {
+  int step = 0;
+  int from = 0, to = 0;
+  int chunk = 0;   // the first,
+  int chunks = 1;  // and how many behind each other
+  Action action = Action::copy;
+  int stream = 0;
+};
+
+// Before it runs a device holds its own block (all_gather, gather, permute: block of its index;
+// all_to_all: blocks to every device), its share of a sum (reduce_scatter, all_reduce, reduce: all
+// blocks), or, being the root, everything (broadcast, scatter). Afterwards it must hold: all blocks
+// (all_gather, all_reduce, broadcast), its own (reduce_scatter, scatter), those sent to it
+// (all_to_all: from every device; permute: of index - root), everything at the root (reduce,
+// gather). What a device holds besides is nobody's business.
+struct CollectiveSchedule {
+  std::string name;
+  Collective what = Collective::all_gather;
+  int devices = 1;
+  int chunks = 1;            // a multiple of the blocks of `what` (see ChunkCut)
+  int root = 0;              // broadcast, reduce, gather, scatter; permute: the shift
+  List<Transfer> transfers;  // in any order
+};
+
+namespace detail {
+
+// The transfers first to last - 1 of a PreparedSchedule that travel as one.
+struct ScheduledMessage {
+  int from = 0, to = 0;
+  std::size_t first = 0, last = 0;
+};
+
+// A schedule ready to run and to time: its transfers by stream, step, sender, receiver.
+struct PreparedSchedule {
+  struct Step {
+    std::size_t first = 0, last = 0;  // messages
+    bool overlaps = false;            // a chunk of a device is both sent and changed in it
+  };
+  struct Stream {
+    std::size_t first = 0, last = 0;  // steps
+  };
+
+  CollectiveSchedule data;
+  List<ScheduledMessage> messages;
+  List<Step> steps;
+  List<Stream> streams;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/neighbour_schedules.hpp
+// Schedules in which data moves from neighbour to neighbour: ring, ring both ways and line on one
+// row of devices; hierarchical and torus on one row after another. A walk is the order in which a
+// stream goes through the rows; torus has a stream for each row, that begins with it.
+//   all_gather: in step k a device passes on what began k - 1 devices away
+//   reduce_scatter, reduce, gather: all_gather, broadcast, scatter run backwards
+// Chan, Heimlich, Purkayastha, van de Geijn 2007.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A row of devices `stride` numbers apart; `way` is ring, ring_both_ways or line.
+struct Row {
+  int size = 1;
+  int stride = 1;
+  Algorithm way = Algorithm::ring;
+
+  int coordinate(int device) const { return device / stride % size; }
+  int moved(int device, int to) const { return device + (to - coordinate(device)) * stride; }
+};
+
+// How far what device `c` of a row has travels each way; together n - 1.
 struct Reach {
   int right = 0, left = 0;
 };
 
-inline Reach reach(AxisKind kind, int n, int c) {
-  switch (kind) {
-    case AxisKind::line: return {n - 1 - c, c};
-    case AxisKind::ring: return {n - 1, 0};
-    case AxisKind::ring_both_ways: return {n / 2, (n - 1) / 2};
-  }
-  return {};
-}
-
-inline int axis_steps(AxisKind kind, int n) {
-  return kind == AxisKind::ring_both_ways ? n / 2 : n - 1;
-}
-
-inline void check_stage(const char* function, const CollectiveStage& stage) {
-  if (stage.devices < 1 || stage.elements < 0) {
-    fail({function, ": ", stage.elements, " elements over ", stage.devices,
-          " devices; needs 0 or more elements and at least 1 device"});
-  }
-  if (stage.what == Collective::broadcast && (stage.offset < 0 || stage.offset >= stage.devices)) {
-    fail({function, ": root ", stage.offset, " of ", stage.devices, " devices; the root is 0 to ",
-          stage.devices - 1});
+inline Reach reach(Algorithm way, int n, int c) {
+  switch (way) {
+    case Algorithm::line: return {n - 1 - c, c};
+    case Algorithm::ring_both_ways: return {n / 2, (n - 1) / 2};
+    default: return {n - 1, 0};
   }
 }
 
-// A broadcast is a chain of `hops` links through which as many chunks stream.
-inline int broadcast_hops(const CollectiveStage& stage) {
-  const Reach span = reach(stage.kind, stage.devices, stage.offset);
+inline int row_steps(const Row& row) {
+  return row.way == Algorithm::ring_both_ways ? row.size / 2 : row.size - 1;
+}
+
+inline Algorithm natural_way(AxisKind kind) {
+  return kind == AxisKind::line   ? Algorithm::line
+         : kind == AxisKind::ring ? Algorithm::ring_both_ways
+                                  : Algorithm::ring;
+}
+
+// torus and hierarchical: a row for each part of more than one device; else all devices in one.
+inline List<Row> rows_of(const CollectiveSpec& spec) {
+  List<Row> rows;
+  if (spec.algorithm != Algorithm::torus && spec.algorithm != Algorithm::hierarchical) {
+    rows.push_back({spec.devices(), 1, spec.algorithm});
+    return rows;
+  }
+  int stride = spec.devices();
+  for (const AxisPart& part : spec.parts) {
+    stride /= part.size;
+    if (part.size > 1) {
+      rows.push_back({part.size, stride, natural_way(part.kind)});
+    }
+  }
+  return rows;
+}
+
+// Which row a stream of an all_gather or a broadcast goes through as number `phase`: hierarchical
+// the slowest first, so that the innermost moves the most data; torus each another one.
+inline std::size_t walked_row(const List<Row>& rows, std::size_t stream, std::size_t phase) {
+  return (stream + phase) % rows.size();
+}
+
+inline std::size_t stream_count(const CollectiveSpec& spec, const List<Row>& rows) {
+  return spec.algorithm == Algorithm::torus ? rows.size() : 1;
+}
+
+// Transfers in the order in which they are made; what continues the last one is joined to it.
+struct ScheduleBuilder {
+  CollectiveSchedule out;
+  int stream = 0;
+
+  void add(int step, int from, int to, int chunk, int chunks = 1) {
+    if (!out.transfers.empty()) {
+      Transfer& last = out.transfers.back();
+      if (last.step == step && last.from == from && last.to == to && last.stream == stream &&
+          last.chunk + last.chunks == chunk) {
+        last.chunks += chunks;
+        return;
+      }
+    }
+    out.transfers.push_back({step, from, to, chunk, chunks, Action::copy, stream});
+  }
+  // `chunks` behind each other, around the end of `n`.
+  void add_around(int step, int from, int to, int chunk, int chunks, int n) {
+    const int first = modulo(chunk, n);
+    const int straight = std::min(chunks, n - first);
+    if (straight > 0) {
+      add(step, from, to, first, straight);
+    }
+    if (straight < chunks) {
+      add(step, from, to, 0, chunks - straight);
+    }
+  }
+};
+
+// The same transfers from the last step to the first, each the other way.
+inline void run_backwards(CollectiveSchedule& schedule, Action action) {
+  int last = 0;
+  for (const Transfer& transfer : schedule.transfers) {
+    last = std::max(last, transfer.step);
+  }
+  for (Transfer& transfer : schedule.transfers) {
+    const int from = transfer.from;
+    transfer.from = transfer.to;
+    transfer.to = from;
+    transfer.step = last - transfer.step;
+    transfer.action = action;
+  }
+}
+
+// all_reduce: `back` run backwards, summing, then `forth`.
+inline void reduce_then(CollectiveSchedule& schedule) {
+  List<Transfer> forth = schedule.transfers;
+  run_backwards(schedule, Action::reduce);
+  int steps = 0;
+  for (const Transfer& transfer : forth) {
+    steps = std::max(steps, transfer.step + 1);
+  }
+  for (Transfer& transfer : forth) {
+    transfer.step += steps;
+    schedule.transfers.push_back(transfer);
+  }
+}
+
+// One stream's walk. Some devices differ from a given one only on the rows walked already, or only
+// on those still to walk: `free_from` to `free_to` of the walk.
+struct RowWalk {
+  const List<Row>& rows;
+  std::size_t stream = 0, streams = 1;
+  int devices = 1;
+  bool own_numbering = false;  // all_reduce: chunks that are gathered together lie together
+
+  const Row& row(std::size_t phase) const { return rows[walked_row(rows, stream, phase)]; }
+
+  // Devices with any coordinates on those rows, and the ones of `device` elsewhere; rising.
+  std::vector<int> alike(int device, std::size_t free_from, std::size_t free_to) const {
+    std::vector<int> found(1, device);
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      const std::size_t phase = (r + rows.size() - stream) % rows.size();
+      if (phase < free_from || phase >= free_to) {
+        continue;
+      }
+      std::vector<int> more;
+      for (const int one : found) {
+        for (int c = 0; c < rows[r].size; ++c) {
+          more.push_back(rows[r].moved(one, c));
+        }
+      }
+      found.swap(more);
+    }
+    return found;
+  }
+
+  int chunk_of(int block) const {
+    if (!own_numbering) {
+      return block * static_cast<int>(streams) + static_cast<int>(stream);
+    }
+    int number = static_cast<int>(stream);
+    for (std::size_t phase = rows.size(); phase-- > 0;) {
+      number = number * row(phase).size + row(phase).coordinate(block);
+    }
+    return number;
+  }
+};
+
+// What the devices at `c` of the row have when phase begins: those of the rows walked before.
+inline void pass_on(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase, int step,
+                    int from, int to, int c) {
+  const Row& row = walk.row(phase);
+  const int target = row.moved(from, to);
+  const std::vector<int> blocks = walk.alike(row.moved(from, c), 0, phase);
+  if (walk.own_numbering) {
+    to_add.add(step, from, target, walk.chunk_of(blocks[0]), static_cast<int>(blocks.size()));
+    return;
+  }
+  for (const int block : blocks) {
+    to_add.add(step, from, target, walk.chunk_of(block));
+  }
+}
+
+inline void gather_along(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase,
+                         int first) {
+  const Row& row = walk.row(phase);
+  const int n = row.size;
+  for (int k = 1; k <= row_steps(row); ++k) {
+    for (int device = 0; device < walk.devices; ++device) {
+      const int x = row.coordinate(device);
+      const int goes_right = modulo(x - (k - 1), n);
+      const int goes_left = modulo(x + (k - 1), n);
+      if (k <= reach(row.way, n, goes_right).right) {
+        pass_on(to_add, walk, phase, first + k - 1, device, modulo(x + 1, n), goes_right);
+      }
+      if (k <= reach(row.way, n, goes_left).left) {
+        pass_on(to_add, walk, phase, first + k - 1, device, modulo(x - 1, n), goes_left);
+      }
+    }
+  }
+}
+
+// What began at coordinate `origin` and goes to `target`: from any device on the rows walked
+// before, to any on those still to walk.
+inline void pass_blocks(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase, int step,
+                        int from, int to, int origin, int target) {
+  const Row& row = walk.row(phase);
+  const int receiver = row.moved(from, to);
+  for (const int source : walk.alike(row.moved(from, origin), 0, phase)) {
+    for (const int end : walk.alike(row.moved(from, target), phase + 1, walk.rows.size())) {
+      to_add.add(step, from, receiver, walk.chunk_of(source * walk.devices + end));
+    }
+  }
+}
+
+inline void exchange_along(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase,
+                           int first) {
+  const Row& row = walk.row(phase);
+  const int n = row.size;
+  for (int k = 1; k <= row_steps(row); ++k) {
+    for (int device = 0; device < walk.devices; ++device) {
+      const int x = row.coordinate(device);
+      const int from_left = modulo(x - (k - 1), n);
+      const int from_right = modulo(x + (k - 1), n);
+      for (int away = k; away <= reach(row.way, n, from_left).right; ++away) {
+        pass_blocks(to_add, walk, phase, first + k - 1, device, modulo(x + 1, n), from_left,
+                    modulo(from_left + away, n));
+      }
+      for (int away = reach(row.way, n, from_right).left; away >= k; --away) {
+        pass_blocks(to_add, walk, phase, first + k - 1, device, modulo(x - 1, n), from_right,
+                    modulo(from_right - away, n));
+      }
+    }
+  }
+}
+
+// Links of the longer of the two chains that leave the root of a row.
+inline int chain_hops(const Row& row, int root) {
+  const Reach span = reach(row.way, row.size, root);
   return std::max(span.right, span.left);
 }
 
-inline double gather_elements_sent(const CollectiveStage& stage, int index) {
-  std::int64_t sent = 0;
-  for (int c = 0; c < stage.devices; ++c) {
-    const Reach span = reach(stage.kind, stage.devices, c);
-    const std::int64_t size = chunk_size(stage.elements, stage.devices, c);
-    sent += modulo(index - c, stage.devices) < span.right ? size : 0;
-    sent += modulo(c - index, stage.devices) < span.left ? size : 0;
+// As many chunks as the longest chain has links stream through each.
+inline int chain_chunks(const List<Row>& rows, int root) {
+  int chunks = 1;
+  for (const Row& row : rows) {
+    chunks = std::max(chunks, chain_hops(row, row.coordinate(root)));
   }
-  return static_cast<double>(sent);
+  return chunks;
 }
 
-// Every device passes on its partial sum of each chunk but its own, once.
-inline double scatter_elements_sent(const CollectiveStage& stage, int index) {
-  return static_cast<double>(stage.elements - chunk_size(stage.elements, stage.devices, index));
+inline void broadcast_along(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase,
+                            int first, int root, int chunks) {
+  const Row& row = walk.row(phase);
+  const int n = row.size;
+  const int r = row.coordinate(root);
+  const Reach span = reach(row.way, n, r);
+  for (const int begin : walk.alike(root, 0, phase)) {
+    for (int x = 0; x < n; ++x) {
+      const int device = row.moved(begin, x);
+      const int right = modulo(x - r, n), left = modulo(r - x, n);
+      for (int c = 0; c < chunks; ++c) {
+        const int chunk = static_cast<int>(walk.stream) * chunks + c;
+        if (right < span.right) {
+          to_add.add(first + right + c, device, row.moved(begin, modulo(x + 1, n)), chunk);
+        }
+        if (left < span.left) {
+          to_add.add(first + left + c, device, row.moved(begin, modulo(x - 1, n)), chunk);
+        }
+      }
+    }
+  }
 }
 
-inline double broadcast_elements_sent(const CollectiveStage& stage, int index) {
-  const Reach span = reach(stage.kind, stage.devices, stage.offset);
-  const int right = modulo(index - stage.offset, stage.devices) < span.right ? 1 : 0;
-  const int left = modulo(stage.offset - index, stage.devices) < span.left ? 1 : 0;
-  return static_cast<double>(stage.elements) * (right + left);
+// The block for the farthest device leaves the root first.
+inline void scatter_along(ScheduleBuilder& to_add, const Row& row, int root) {
+  const int n = row.size;
+  const Reach span = reach(row.way, n, root);
+  for (int away = 1; away <= std::max(span.right, span.left); ++away) {
+    for (int hop = 0; hop < away; ++hop) {
+      if (away <= span.right) {
+        to_add.add(span.right - away + hop, modulo(root + hop, n), modulo(root + hop + 1, n),
+                   modulo(root + away, n));
+      }
+      if (away <= span.left) {
+        to_add.add(span.left - away + hop, modulo(root - hop, n), modulo(root - hop - 1, n),
+                   modulo(root - away, n));
+      }
+    }
+  }
+}
+
+// Links that the block of a device crosses to the one `shift` behind it, below 0 to the left.
+inline int permute_hops(Algorithm way, int n, int device, int shift) {
+  const int right = modulo(shift, n);
+  const bool straight = way == Algorithm::line             ? device + right < n
+                        : way == Algorithm::ring_both_ways ? right <= n / 2
+                                                           : true;
+  return straight ? right : right - n;
+}
+
+inline void permute_along(ScheduleBuilder& to_add, const Row& row, int shift) {
+  for (int device = 0; device < row.size; ++device) {
+    const int hops = permute_hops(row.way, row.size, device, shift);
+    const int way = hops < 0 ? -1 : 1;
+    for (int step = 0; step < hops * way; ++step) {
+      to_add.add(step, modulo(device + way * step, row.size),
+                 modulo(device + way * (step + 1), row.size), device);
+    }
+  }
+}
+
+inline void schedule_neighbours(ScheduleBuilder& to_add, const CollectiveSpec& spec) {
+  const List<Row> rows = rows_of(spec);
+  const Collective what = spec.what;
+  if (what == Collective::scatter || what == Collective::gather) {
+    scatter_along(to_add, rows[0], spec.root);
+    return;
+  }
+  if (what == Collective::permute) {
+    permute_along(to_add, rows[0], spec.root);
+    return;
+  }
+  const std::size_t streams = stream_count(spec, rows);
+  const bool chain = what == Collective::broadcast || what == Collective::reduce;
+  const int chunks = chain ? chain_chunks(rows, spec.root) : 1;
+  const bool reduces = what == Collective::all_reduce;
+  to_add.out.chunks = static_cast<int>(streams) * (chain     ? chunks
+                                                   : reduces ? spec.devices()
+                                                             : block_count(what, spec.devices()));
+  for (std::size_t stream = 0; stream < streams; ++stream) {
+    const RowWalk walk{rows, stream, streams, spec.devices(), reduces};
+    to_add.stream = static_cast<int>(stream);
+    int first = 0;
+    for (std::size_t phase = 0; phase < rows.size(); ++phase) {
+      const Row& row = walk.row(phase);
+      if (chain) {
+        broadcast_along(to_add, walk, phase, first, spec.root, chunks);
+        first += chain_hops(row, row.coordinate(spec.root)) + chunks - 1;
+      } else if (what == Collective::all_to_all) {
+        exchange_along(to_add, walk, phase, first);
+        first += row_steps(row);
+      } else {
+        gather_along(to_add, walk, phase, first);
+        first += row_steps(row);
+      }
+    }
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/partner_schedules.hpp
+// Schedules in which devices exchange with partners near and far: recursive halving and doubling,
+// the binomial tree, dissemination, everyone with everyone.
+// Thakur, Rabenseifner, Gropp 2005 (halving/doubling); Hensgen, Finkel, Manber 1988 (barrier).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Steps of a tree over n devices: ceil(log2 n).
+inline int doublings(int n) {
+  int steps = 0;
+  for (std::int64_t reached = 1; reached < n; reached *= 2) {
+    ++steps;
+  }
+  return steps;
+}
+
+// Halving and doubling runs on the largest power of two of devices, `members`; the first
+// 2 (n - members) devices are pairs, whose even one is a member.
+struct Doubling {
+  explicit Doubling(int n) : devices(n) {
+    while (2 * members <= n) {
+      members *= 2;
+    }
+  }
+  int pairs() const { return devices - members; }
+  int device(int member) const { return member < pairs() ? 2 * member : member + pairs(); }
+  // Where the blocks of that member begin: one for each device that it stands for.
+  int block(int member) const { return member < pairs() ? 2 * member : member + pairs(); }
+
+  int devices;
+  int members = 1;
+};
+
+// all_gather: partners exchange all they have. Of an all_reduce a member has one chunk, the partner
+// in a pair gets the whole at the end.
+inline void schedule_doubling(ScheduleBuilder& to_add, Collective what, int n) {
+  const Doubling group(n);
+  const bool whole = what == Collective::all_reduce;
+  to_add.out.chunks = whole ? group.members : n;
+  int step = 0;
+  for (int pair = 0; pair < group.pairs() && !whole; ++pair) {
+    to_add.add(step, 2 * pair + 1, 2 * pair, 2 * pair + 1);
+  }
+  step += group.pairs() > 0 && !whole ? 1 : 0;
+  for (int distance = 1; distance < group.members; distance *= 2, ++step) {
+    for (int member = 0; member < group.members; ++member) {
+      const int first = member / distance * distance;
+      const int begin = whole ? first : group.block(first);
+      const int end = whole ? first + distance : group.block(first + distance);
+      to_add.add(step, group.device(member), group.device(member ^ distance), begin, end - begin);
+    }
+  }
+  for (int pair = 0; pair < group.pairs(); ++pair) {
+    const int even = 2 * pair, odd = 2 * pair + 1;
+    if (whole) {
+      to_add.add(step, even, odd, 0, group.members);
+    } else {
+      to_add.add_around(step, even, odd, odd + 1, n - 1, n);
+    }
+  }
+}
+
+// broadcast, scatter: the root sends to the device half of all away, both to a quarter, ...
+// Device v behind the root has those up to v + distance below it.
+inline void schedule_tree(ScheduleBuilder& to_add, Collective what, int n, int root) {
+  const bool blocks = what == Collective::scatter || what == Collective::gather;
+  int step = 0;
+  for (int distance = (1 << doublings(n)) / 2; distance > 0; distance /= 2, ++step) {
+    for (int v = 0; v + distance < n; v += 2 * distance) {
+      const int below = v + distance;
+      const int from = modulo(root + v, n), to = modulo(root + below, n);
+      if (blocks) {
+        to_add.add_around(step, from, to, root + below, std::min(distance, n - below), n);
+      } else {
+        to_add.add(step, from, to, 0);
+      }
+    }
+  }
+}
+
+// In step j every device hears from the one 2^j before it.
+inline void schedule_dissemination(ScheduleBuilder& to_add, int n) {
+  int step = 0;
+  for (int distance = 1; distance < n; distance *= 2, ++step) {
+    for (int device = 0; device < n; ++device) {
+      to_add.add(step, device, modulo(device + distance, n), 0);
+      to_add.out.transfers.back().action = Action::reduce;
+    }
+  }
+}
+
+// Everything in one step; of an all_reduce the chunks to those who sum them, and back.
+inline void schedule_direct(ScheduleBuilder& to_add, const CollectiveSpec& spec) {
+  const int n = spec.devices();
+  const Collective what = spec.what;
+  const bool rooted = what == Collective::broadcast || what == Collective::reduce ||
+                      what == Collective::scatter || what == Collective::gather;
+  const bool blocks = what == Collective::scatter || what == Collective::gather;
+  to_add.out.chunks = what == Collective::all_reduce ? n : block_count(what, n);
+  for (int from = rooted ? spec.root : 0; from < (rooted ? spec.root + 1 : n); ++from) {
+    for (int to = 0; to < n; ++to) {
+      if (from == to || (what == Collective::permute && to != modulo(from + spec.root, n))) {
+        continue;
+      }
+      const int chunk = what == Collective::all_to_all          ? from * n + to
+                        : blocks                                ? to
+                        : rooted || what == Collective::barrier ? 0
+                                                                : from;
+      to_add.add(0, from, to, chunk);
+      if (what == Collective::barrier) {
+        to_add.out.transfers.back().action = Action::reduce;
+      }
+    }
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/make_schedule.hpp
+// The schedule of a collective by one of the built-in algorithms, and a schedule made ready to run:
+// its transfers in order, as messages, steps and streams.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline bool has_algorithm(Collective what, Algorithm algorithm) {
+  const bool rooted = what == Collective::broadcast || what == Collective::reduce;
+  const bool blocks = what == Collective::gather || what == Collective::scatter;
+  const bool sums = what == Collective::all_gather || what == Collective::reduce_scatter ||
+                    what == Collective::all_reduce;
+  switch (algorithm) {
+    case Algorithm::ring:
+    case Algorithm::ring_both_ways:
+    case Algorithm::line: return what != Collective::barrier;
+    case Algorithm::halving_doubling: return sums;
+    case Algorithm::tree:
+      return rooted || blocks || what == Collective::all_reduce || what == Collective::barrier;
+    case Algorithm::direct: return true;
+    case Algorithm::torus:
+    case Algorithm::hierarchical: return sums || rooted || what == Collective::all_to_all;
+    default: return false;
+  }
+}
+
+// Throws unless the spec has a schedule of its algorithm.
+inline void check_spec(const char* function, const CollectiveSpec& spec) {
+  for (const AxisPart& part : spec.parts) {
+    if (part.size < 1) {
+      fail({function, ": a part of ", part.size, " devices; every part needs at least 1"});
+    }
+  }
+  if (spec.elements < 0) {
+    fail({function, ": ", spec.elements, " elements; 0 or more are right"});
+  }
+  const bool rooted = spec.what == Collective::broadcast || spec.what == Collective::reduce ||
+                      spec.what == Collective::gather || spec.what == Collective::scatter;
+  if (rooted && (spec.root < 0 || spec.root >= spec.devices())) {
+    fail({function, ": root ", spec.root, " of ", spec.devices(), " devices; the root is 0 to ",
+          spec.devices() - 1});
+  }
+  if (!has_algorithm(spec.what, spec.algorithm)) {
+    std::string names;
+    for (int i = 1; i < static_cast<int>(Algorithm::custom); ++i) {
+      if (has_algorithm(spec.what, static_cast<Algorithm>(i))) {
+        names += (names.empty() ? "" : ", ") + std::string(name_of(static_cast<Algorithm>(i)));
+      }
+    }
+    fail({function, ": ", name_of(spec.what), " has no algorithm ", name_of(spec.algorithm),
+          "; it has ", names});
+  }
+}
+
+// Where the chunks of a schedule of `chunks` lie. Counts that n does not divide: the first blocks
+// are one element larger.
+inline ChunkCut chunk_cut(const CollectiveSpec& spec, int chunks) {
+  const int n = spec.devices();
+  ChunkCut cut;
+  cut.blocks = block_count(spec.what, n);
+  cut.parts = chunks / cut.blocks;
+  const bool whole = cut.blocks == 1 || spec.what == Collective::permute;
+  cut.block = spec.what == Collective::barrier ? 0 : whole ? spec.elements : spec.elements / n;
+  if (!whole && spec.elements % n != 0) {
+    for (int b = 0; b < cut.blocks; ++b) {
+      cut.ragged.push_back(b / n * spec.elements + chunk_begin(spec.elements, n, b % n));
+    }
+    cut.ragged.push_back(cut.blocks / n * spec.elements);
+  }
+  return cut;
 }
 
 }  // namespace detail
 
-// Steps of a collective: how often a device waits for a neighbour, one after another.
-inline std::int64_t collective_steps(const CollectiveStage& stage) {
-  detail::check_stage("collective_steps", stage);
-  const int n = stage.devices;
-  switch (stage.what) {
+// Who sends which chunk to whom, by the spec's algorithm (not automatic: see choose_algorithm).
+// No transfers for one device or no elements.
+inline CollectiveSchedule make_schedule(const CollectiveSpec& spec) {
+  detail::check_spec("make_schedule", spec);
+  const int n = spec.devices();
+  detail::ScheduleBuilder builder;
+  CollectiveSchedule& out = builder.out;
+  out.name = name_of(spec.algorithm);
+  out.what = spec.what;
+  out.devices = n;
+  out.chunks = detail::block_count(spec.what, n);
+  out.root = spec.root;
+  if (n == 1 || (spec.elements == 0 && spec.what != Collective::barrier)) {
+    return out;
+  }
+  if (spec.algorithm == Algorithm::direct) {
+    detail::schedule_direct(builder, spec);
+  } else if (spec.algorithm == Algorithm::halving_doubling) {
+    detail::schedule_doubling(builder, spec.what, n);
+  } else if (spec.algorithm == Algorithm::tree && spec.what == Collective::barrier) {
+    detail::schedule_dissemination(builder, n);
+  } else if (spec.algorithm == Algorithm::tree) {
+    detail::schedule_tree(builder, spec.what, n,
+                          spec.what == Collective::all_reduce ? 0 : spec.root);
+  } else {
+    detail::schedule_neighbours(builder, spec);
+  }
+  if (spec.what == Collective::reduce_scatter || spec.what == Collective::reduce) {
+    detail::run_backwards(out, Action::reduce);
+  } else if (spec.what == Collective::gather) {
+    detail::run_backwards(out, Action::copy);
+  } else if (spec.what == Collective::all_reduce) {
+    detail::reduce_then(out);
+  }
+  return out;
+}
+
+namespace detail {
+
+using TransferOrder = bool (*)(const Transfer& a, const Transfer& b);
+
+inline bool by_sender(const Transfer& a, const Transfer& b) {
+  return a.from != b.from ? a.from < b.from : a.to != b.to ? a.to < b.to : a.chunk < b.chunk;
+}
+inline bool by_stream(const Transfer& a, const Transfer& b) {
+  return a.stream != b.stream ? a.stream < b.stream
+         : a.step != b.step   ? a.step < b.step
+                              : by_sender(a, b);
+}
+
+// Runs twice as long are merged in each pass.
+inline void sort_transfers(List<Transfer>& items, TransferOrder comes_before) {
+  const std::size_t n = items.size();
+  bool sorted = true;
+  for (std::size_t i = 1; i < n && sorted; ++i) {
+    sorted = !comes_before(items[i], items[i - 1]);
+  }
+  if (sorted) {
+    return;
+  }
+  List<Transfer> merged(n);
+  for (std::size_t run = 1; run < n; run *= 2) {
+    for (std::size_t begin = 0; begin < n; begin += 2 * run) {
+      const std::size_t middle = std::min(begin + run, n);
+      const std::size_t end = std::min(begin + 2 * run, n);
+      std::size_t a = begin, b = middle;
+      for (std::size_t i = begin; i < end; ++i) {
+        const bool second = b < end && (a == middle || comes_before(items[b], items[a]));
+        merged[i] = items[second ? b++ : a++];
+      }
+    }
+    items.swap(merged);
+  }
+}
+
+// Whether some device both sends and changes a chunk in the transfers first to last - 1, a step.
+// `sent` has a place for each chunk, below `mark`; takes a mark for each device.
+inline bool step_overlaps(const CollectiveSchedule& data, std::size_t first, std::size_t last,
+                          std::vector<std::size_t>& sent, std::size_t& mark) {
+  const std::size_t devices = static_cast<std::size_t>(data.devices);
+  std::vector<std::size_t> begin(devices + 1, 0);  // of those that a device takes
+  for (std::size_t i = first; i < last; ++i) {
+    ++begin[static_cast<std::size_t>(data.transfers[i].to) + 1];
+  }
+  for (std::size_t d = 0; d < devices; ++d) {
+    begin[d + 1] += begin[d];
+  }
+  std::vector<std::size_t> taken(last - first);
+  std::vector<std::size_t> next = begin;
+  for (std::size_t i = first; i < last; ++i) {
+    taken[next[static_cast<std::size_t>(data.transfers[i].to)]++] = i;
+  }
+  for (std::size_t i = first; i < last;) {
+    const int device = data.transfers[i].from;
+    ++mark;
+    for (; i < last && data.transfers[i].from == device; ++i) {
+      for (int c = 0; c < data.transfers[i].chunks; ++c) {
+        sent[static_cast<std::size_t>(data.transfers[i].chunk + c)] = mark;
+      }
+    }
+    const std::size_t d = static_cast<std::size_t>(device);
+    for (std::size_t t = begin[d]; t < begin[d + 1]; ++t) {
+      const Transfer& in = data.transfers[taken[t]];
+      for (int c = 0; c < in.chunks; ++c) {
+        if (sent[static_cast<std::size_t>(in.chunk + c)] == mark) {
+          return true;
+        }
+      }
+    }
+  }
+  return false;
+}
+
+// A schedule that was checked (check_schedule, or made by make_schedule), ready to run.
+inline Shared<const PreparedSchedule> prepare(CollectiveSchedule schedule) {
+  PreparedSchedule* const made = new PreparedSchedule;
+  Shared<const PreparedSchedule> out(made);
+  made->data = static_cast<CollectiveSchedule&&>(schedule);
+  sort_transfers(made->data.transfers, by_stream);
+  const List<Transfer>& all = made->data.transfers;
+  std::vector<std::size_t> sent(static_cast<std::size_t>(made->data.chunks), 0);
+  std::size_t mark = 0;
+  for (std::size_t i = 0; i < all.size();) {
+    const std::size_t first = i;
+    const std::size_t messages = made->messages.size();
+    while (i < all.size() && all[i].stream == all[first].stream && all[i].step == all[first].step) {
+      const std::size_t begin = i;
+      while (i < all.size() && all[i].stream == all[begin].stream &&
+             all[i].step == all[begin].step && all[i].from == all[begin].from &&
+             all[i].to == all[begin].to) {
+        ++i;
+      }
+      made->messages.push_back({all[begin].from, all[begin].to, begin, i});
+    }
+    if (first == 0 || all[first].stream != all[first - 1].stream) {
+      made->streams.push_back({made->steps.size(), made->steps.size()});
+    }
+    made->steps.push_back(
+        {messages, made->messages.size(), step_overlaps(made->data, first, i, sent, mark)});
+    made->streams.back().last = made->steps.size();
+  }
+  return out;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/check_schedule.hpp
+// Whether a schedule does what its collective promises, from who has contributed to what each
+// device holds of each chunk: one device to what is only copied, a set of them to a sum. And what
+// order a sum is added up in, and how many messages meet on a link.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Messages of one step over one link, the worst of all steps. Streams are taken to go in step.
+struct LinkContention {
+  int messages = 0;
+  int step = 0;
+  std::string link;  // "device 3 -> device 4", "out of device 3", "into device 3"
+};
+
+struct ScheduleReport {
+  int steps = 0;               // of the longest stream
+  std::int64_t messages = 0;   // of all devices
+  std::int64_t transfers = 0;  // of chunks
+  LinkContention contention;   // when a placement was given
+};
+
+namespace detail {
+
+inline bool sums(Collective what) {
+  return what == Collective::reduce_scatter || what == Collective::all_reduce ||
+         what == Collective::reduce || what == Collective::barrier;
+}
+
+inline bool is_rooted(Collective what) {
+  return what == Collective::broadcast || what == Collective::reduce ||
+         what == Collective::gather || what == Collective::scatter;
+}
+
+// Whether a device holds its own or an original of that block before the collective.
+inline bool holds_before(const CollectiveSchedule& s, int device, int block) {
+  switch (s.what) {
     case Collective::all_gather:
-    case Collective::reduce_scatter: return detail::axis_steps(stage.kind, n);
-    case Collective::all_reduce: return std::int64_t{2} * detail::axis_steps(stage.kind, n);
-    case Collective::broadcast: return n == 1 ? 0 : 2 * detail::broadcast_hops(stage) - 1;
-    case Collective::permute: return detail::modulo(stage.offset, n) == 0 ? 0 : 1;
+    case Collective::gather:
+    case Collective::permute: return device == block;
+    case Collective::all_to_all: return block / s.devices == device;
+    case Collective::broadcast:
+    case Collective::scatter: return device == s.root;
+    default: return true;
   }
-  return 0;
 }
 
-// Bytes that the device at `index` of the axis sends.
-inline double collective_bytes(const CollectiveStage& stage, int index) {
-  detail::check_stage("collective_bytes", stage);
-  if (index < 0 || index >= stage.devices) {
-    detail::fail({"collective_bytes: index ", index, " of ", stage.devices,
-                  " devices; indices are 0 to ", stage.devices - 1});
+inline bool needed_after(const CollectiveSchedule& s, int device, int block) {
+  switch (s.what) {
+    case Collective::reduce_scatter:
+    case Collective::scatter: return device == block;
+    case Collective::all_to_all: return block % s.devices == device;
+    case Collective::permute: return modulo(device - s.root, s.devices) == block;
+    case Collective::reduce:
+    case Collective::gather: return device == s.root;
+    default: return true;
   }
-  double elements = 0;
-  switch (stage.what) {
-    case Collective::all_gather: elements = detail::gather_elements_sent(stage, index); break;
-    case Collective::reduce_scatter: elements = detail::scatter_elements_sent(stage, index); break;
-    case Collective::all_reduce:
-      elements =
-          detail::gather_elements_sent(stage, index) + detail::scatter_elements_sent(stage, index);
-      break;
-    case Collective::broadcast: elements = detail::broadcast_elements_sent(stage, index); break;
-    case Collective::permute:
-      elements = static_cast<double>(collective_steps(stage) * stage.elements);
-      break;
-  }
-  return elements * detail::element_bytes;
 }
 
-// Links that the data crosses one after another: the number of latencies in the time.
-inline std::int64_t collective_hops(const CollectiveStage& stage) {
-  if (stage.what != Collective::permute || collective_steps(stage) == 0) {
-    return collective_steps(stage);
+inline void check_shape(const CollectiveSchedule& s) {
+  const int blocks = s.devices < 1 ? 1 : block_count(s.what, s.devices);
+  if (s.devices < 1 || s.chunks < 1 || s.chunks % blocks != 0) {
+    fail({"check_schedule: ", s.name, ": ", s.chunks, " chunks for ", s.devices,
+          " devices; at least 1 device and a multiple of ", blocks, " chunks are right"});
   }
-  const int shift = detail::modulo(stage.offset, stage.devices);
-  const int back = stage.devices - shift;
-  return stage.kind == AxisKind::line ? std::max(shift, back) : std::min(shift, back);
+  if (is_rooted(s.what) && (s.root < 0 || s.root >= s.devices)) {
+    fail({"check_schedule: ", s.name, ": root ", s.root, " of ", s.devices,
+          " devices; the root is 0 to ", s.devices - 1});
+  }
 }
 
-// Time when every device of the axis begins at once and owns its links:
-// hops alpha + (what the busiest link carries, the largest chunk of each step) / W.
-inline double collective_seconds(const CollectiveStage& stage, const LinkSpeed& link) {
-  detail::check_stage("collective_seconds", stage);
-  const int n = stage.devices;
-  const double steps = static_cast<double>(collective_steps(stage));
-  if (stage.what == Collective::permute && link.switched) {
-    const double bytes = static_cast<double>(stage.elements) * detail::element_bytes;
-    return steps * (link.latency + bytes / link.bandwidth);
+inline std::string place(const CollectiveSchedule& s, const Transfer& t) {
+  return cat("check_schedule: ", s.name, ": step ", t.step, ", device ", t.from, " to ", t.to);
+}
+
+inline void check_transfer(const CollectiveSchedule& s, const Transfer& t) {
+  if (t.from < 0 || t.to < 0 || t.from >= s.devices || t.to >= s.devices) {
+    fail({place(s, t), ": devices are 0 to ", s.devices - 1});
   }
-  const double latency = static_cast<double>(collective_hops(stage)) * link.latency;
-  double elements = 0;  // that pass through the busiest link
-  switch (stage.what) {
+  if (t.from == t.to) {
+    fail({place(s, t), ": a device does not send to itself"});
+  }
+  if (t.chunk < 0 || t.chunks < 1 || t.chunk > s.chunks - t.chunks) {
+    fail({place(s, t), ": ", t.chunks, " chunks from chunk ", t.chunk, "; chunks are 0 to ",
+          s.chunks - 1});
+  }
+  if (t.step < 0 || t.stream < 0) {
+    fail({place(s, t), ", stream ", t.stream, ": steps and streams count from 0"});
+  }
+  if (t.action == Action::reduce && !sums(s.what)) {
+    fail({place(s, t), ", chunk ", t.chunk, ": ", name_of(s.what), " only copies"});
+  }
+}
+
+// Who has contributed to each chunk of each device: bits, of one when there is one original.
+class Contributions {
+ public:
+  explicit Contributions(const CollectiveSchedule& s)
+      : schedule_(s),
+        chunks_(static_cast<std::size_t>(s.chunks)),
+        words_(sums(s.what) ? (static_cast<std::size_t>(s.devices) + 63) / 64 : 1),
+        sets_(static_cast<std::size_t>(s.devices) * chunks_ * words_, 0),
+        written_(sets_.size() / words_, 0) {
+    const int parts = s.chunks / block_count(s.what, s.devices);
+    for (int device = 0; device < s.devices; ++device) {
+      for (int chunk = 0; chunk < s.chunks; ++chunk) {
+        if (holds_before(s, device, chunk / parts)) {
+          const std::size_t bit = sums(s.what) ? static_cast<std::size_t>(device) : 0;
+          sets_[at(device, chunk) + bit / 64] = std::uint64_t{1} << (bit % 64);
+        }
+      }
+    }
+  }
+
+  // The step `mark` (above 0, rising): all its sends are of what was there before.
+  void send(const Transfer& t, std::vector<std::uint64_t>& sent) const {
+    for (int c = t.chunk; c < t.chunk + t.chunks; ++c) {
+      const std::size_t from = at(t.from, c);
+      if (sets_[from] == 0 && !sums(schedule_.what)) {
+        fail({place(schedule_, t), ": device ", t.from, " does not hold chunk ", c,
+              " yet and would wait for ever; send it in a step after the one that brings it"});
+      }
+      for (std::size_t w = 0; w < words_; ++w) {
+        sent.push_back(sets_[from + w]);
+      }
+    }
+  }
+  void take(const Transfer& t, const std::uint64_t* sent, int mark) {
+    for (int c = t.chunk; c < t.chunk + t.chunks; ++c, sent += words_) {
+      int& written = written_[at(t.to, c) / words_];
+      const int own = t.action == Action::copy ? mark : -mark;  // several may add in one step
+      if ((written == mark || written == -mark) && (own == mark || written == mark)) {
+        fail({place(schedule_, t), ": chunk ", c,
+              " of the receiver is written twice in this step; only sums may meet"});
+      }
+      written = own;
+      merge(t, c, sent);
+    }
+  }
+
+  void check_end() const {
+    const CollectiveSchedule& s = schedule_;
+    const int parts = s.chunks / block_count(s.what, s.devices);
+    const int contributors = sums(s.what) ? s.devices : 1;
+    for (int device = 0; device < s.devices; ++device) {
+      for (int chunk = 0; chunk < s.chunks; ++chunk) {
+        for (int i = 0; i < contributors && needed_after(s, device, chunk / parts); ++i) {
+          if (!has(device, chunk, i)) {
+            fail({"check_schedule: ", s.name, ": at the end device ", device, " lacks ",
+                  sums(s.what) ? cat("the share of device ", i, " in ") : std::string(), "chunk ",
+                  chunk});
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  std::size_t at(int device, int chunk) const {
+    return (static_cast<std::size_t>(device) * chunks_ + static_cast<std::size_t>(chunk)) * words_;
+  }
+  bool has(int device, int chunk, int contributor) const {
+    const std::size_t bit = static_cast<std::size_t>(contributor);
+    return (sets_[at(device, chunk) + bit / 64] >> (bit % 64) & 1U) != 0;
+  }
+
+  void merge(const Transfer& t, int chunk, const std::uint64_t* sent) {
+    const std::size_t to = at(t.to, chunk);
+    const bool adds = t.action == Action::reduce;
+    for (std::size_t w = 0; w < words_; ++w) {
+      const std::uint64_t twice = sets_[to + w] & sent[w];
+      const std::uint64_t lost = sets_[to + w] & ~sent[w];
+      if (adds && twice != 0 && schedule_.what != Collective::barrier) {
+        fail({place(schedule_, t), ": adds to chunk ", chunk, " the share of device ",
+              lowest(twice, w), ", which is in it already; it would count twice"});
+      }
+      if (!adds && lost != 0) {
+        fail({place(schedule_, t), ": overwrites chunk ", chunk, ", losing the share of device ",
+              lowest(lost, w), "; reduce it instead of copying"});
+      }
+      sets_[to + w] = adds ? sets_[to + w] | sent[w] : sent[w];
+    }
+  }
+  static std::size_t lowest(std::uint64_t bits, std::size_t word) {
+    std::size_t bit = 64 * word;
+    for (; (bits & 1U) == 0; bits >>= 1) {
+      ++bit;
+    }
+    return bit;
+  }
+
+  const CollectiveSchedule& schedule_;
+  std::size_t chunks_, words_;
+  std::vector<std::uint64_t> sets_;
+  std::vector<int> written_;  // the step's mark, below 0 when it adds
+};
+
+// Streams do not wait for each other: no chunk of a device may be in two.
+inline void check_streams(const CollectiveSchedule& s) {
+  std::vector<int> stream_of(static_cast<std::size_t>(s.devices) *
+                             static_cast<std::size_t>(s.chunks));
+  for (const Transfer& t : s.transfers) {
+    for (const int device : {t.from, t.to}) {
+      for (int c = t.chunk; c < t.chunk + t.chunks; ++c) {
+        int& stream =
+            stream_of[static_cast<std::size_t>(device) * static_cast<std::size_t>(s.chunks) +
+                      static_cast<std::size_t>(c)];
+        if (stream != 0 && stream != t.stream + 1) {
+          fail({place(s, t), ": chunk ", c, " of device ", device, " is in streams ", stream - 1,
+                " and ", t.stream, "; streams do not wait for each other and share no chunk"});
+        }
+        stream = t.stream + 1;
+      }
+    }
+  }
+}
+
+// Messages on each link in one step. Along a row a link is an end of a device: 0 up, 1 down; into
+// a switch 0, out of it 1.
+class LinkCounter {
+ public:
+  LinkCounter(const List<AxisPart>& parts, int devices)
+      : parts_(parts), devices_(devices), count_(parts.size() * links(devices) * 2, 0) {}
+
+  void add(int from, int to, int step, LinkContention& worst) {
+    int stride = devices_;
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      const AxisPart& part = parts_[p];
+      stride /= part.size;
+      const int there = to / stride % part.size;
+      int here = from / stride % part.size;
+      if (here == there || part.kind == AxisKind::full) {
+        from += (there - here) * stride;
+        continue;
+      }
+      if (part.kind == AxisKind::switched) {
+        pass(p, from, 0, cat("out of device ", from), step, worst);
+        from += (there - here) * stride;
+        pass(p, from, 1, cat("into device ", from), step, worst);
+        continue;
+      }
+      const int up = modulo(there - here, part.size);
+      const bool rises = part.kind == AxisKind::ring ? 2 * up <= part.size : there > here;
+      while (here != there) {
+        const int next = modulo(here + (rises ? 1 : -1), part.size);
+        const int neighbour = from + (next - here) * stride;
+        pass(p, from, rises ? 0 : 1, cat("device ", from, " -> device ", neighbour), step, worst);
+        from = neighbour;
+        here = next;
+      }
+    }
+  }
+  void clear() { count_.assign(count_.size(), 0); }
+
+ private:
+  static std::size_t links(int devices) { return static_cast<std::size_t>(devices); }
+  void pass(std::size_t part, int device, int way, const std::string& link, int step,
+            LinkContention& worst) {
+    int& count = count_[(part * links(devices_) + links(device)) * 2 + links(way)];
+    ++count;
+    if (count > worst.messages) {
+      worst = {count, step, link};
+    }
+  }
+
+  const List<AxisPart>& parts_;
+  int devices_;
+  std::vector<int> count_;
+};
+
+// Streams side by side, step by step.
+inline bool by_step(const Transfer& a, const Transfer& b) {
+  return a.step != b.step       ? a.step < b.step
+         : a.stream != b.stream ? a.stream < b.stream
+                                : by_sender(a, b);
+}
+
+}  // namespace detail
+
+// Throws unless the schedule ends with what its collective promises and never waits for itself.
+// `parts`: of the links that its devices lie on, for the contention.
+inline ScheduleReport check_schedule(const CollectiveSchedule& schedule,
+                                     const List<AxisPart>& parts = List<AxisPart>()) {
+  detail::check_shape(schedule);
+  for (const Transfer& t : schedule.transfers) {
+    detail::check_transfer(schedule, t);
+  }
+  detail::check_streams(schedule);
+  ScheduleReport report;
+  detail::Contributions held(schedule);
+  detail::LinkCounter links(parts, schedule.devices);
+  List<Transfer> all = schedule.transfers;
+  detail::sort_transfers(all, detail::by_step);
+  std::vector<std::uint64_t> sent;
+  for (std::size_t i = 0; i < all.size();) {
+    const std::size_t first = i;
+    sent.clear();
+    links.clear();
+    std::vector<std::size_t> begin;
+    for (; i < all.size() && all[i].step == all[first].step; ++i) {
+      begin.push_back(sent.size());
+      held.send(all[i], sent);
+      if (i == first || all[i].from != all[i - 1].from || all[i].to != all[i - 1].to ||
+          all[i].stream != all[i - 1].stream) {
+        ++report.messages;
+        if (!parts.empty()) {
+          links.add(all[i].from, all[i].to, all[i].step, report.contention);
+        }
+      }
+    }
+    ++report.steps;
+    for (std::size_t t = first; t < i; ++t) {
+      held.take(all[t], sent.data() + begin[t - first], report.steps);
+    }
+  }
+  report.transfers = static_cast<std::int64_t>(all.size());
+  held.check_end();
+  return report;
+}
+
+// How chunk `chunk` of `device` is added up, x2 being what device 2 began with:
+// "((x2 + x3) + x0) + x1".
+inline std::string reduction_order(const detail::PreparedSchedule& schedule, int device,
+                                   int chunk) {
+  const CollectiveSchedule& s = schedule.data;
+  if (device < 0 || device >= s.devices || chunk < 0 || chunk >= s.chunks) {
+    detail::fail({"reduction_order: device ", device, ", chunk ", chunk, "; devices are 0 to ",
+                  s.devices - 1, ", chunks 0 to ", s.chunks - 1});
+  }
+  std::vector<std::string> held(static_cast<std::size_t>(s.devices));
+  for (int d = 0; d < s.devices; ++d) {
+    held[static_cast<std::size_t>(d)] = detail::cat("x", d);
+  }
+  for (const auto& step : schedule.steps) {
+    const std::vector<std::string> before = held;
+    for (std::size_t m = step.first; m < step.last; ++m) {
+      const detail::ScheduledMessage& message = schedule.messages[m];
+      for (std::size_t i = message.first; i < message.last; ++i) {
+        const Transfer& t = s.transfers[i];
+        if (chunk < t.chunk || chunk >= t.chunk + t.chunks) {
+          continue;
+        }
+        const std::string& part = before[static_cast<std::size_t>(t.from)];
+        std::string& into = held[static_cast<std::size_t>(t.to)];
+        if (t.action == Action::copy) {
+          into = part;
+        } else {
+          const bool sum = into.find('+') != std::string::npos;
+          const bool adds_sum = part.find('+') != std::string::npos;
+          into = detail::cat(sum ? "(" : "", into, sum ? ")" : "", " + ", adds_sum ? "(" : "", part,
+                             adds_sum ? ")" : "");
+        }
+      }
+    }
+  }
+  return held[static_cast<std::size_t>(device)];
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/collective_bytes.hpp
+// Bytes that a device sends in a collective, in closed form: what a run's counters must equal.
+// Every device passes on its partial sum of each chunk but its own once, so a reduce_scatter sends
+// V - V / N by any algorithm; an all_gather moves as much, but not every device sends the same.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// The chunks of the schedule of a spec of several devices and elements.
+inline int chunk_count(const CollectiveSpec& spec) {
+  const int n = spec.devices();
+  const bool all = spec.what == Collective::all_reduce;
+  const bool chain = spec.what == Collective::broadcast || spec.what == Collective::reduce;
+  if (spec.algorithm == Algorithm::halving_doubling) {
+    return all ? Doubling(n).members : n;
+  }
+  if (spec.algorithm == Algorithm::direct || spec.algorithm == Algorithm::tree) {
+    return all && spec.algorithm == Algorithm::direct ? n : block_count(spec.what, n);
+  }
+  const List<Row> rows = rows_of(spec);
+  return static_cast<int>(stream_count(spec, rows)) * (chain ? chain_chunks(rows, spec.root)
+                                                       : all ? n
+                                                             : block_count(spec.what, n));
+}
+
+// Elements of what devices alike on the rows walked already have together of a stream.
+inline std::int64_t walked_elements(const RowWalk& walk, const ChunkCut& cut, std::size_t phase,
+                                    int device) {
+  std::int64_t elements = 0;
+  for (const int block : walk.alike(device, 0, phase)) {
+    elements += cut.elements(walk.chunk_of(block));
+  }
+  return elements;
+}
+
+// all_to_all: elements that any device of a row has for coordinate `to`.
+inline std::int64_t bound_elements(const RowWalk& walk, const ChunkCut& cut, std::size_t phase,
+                                   int device, int to) {
+  const Row& row = walk.row(phase);
+  std::int64_t elements = 0;
+  for (const int end : walk.alike(row.moved(device, to), phase + 1, walk.rows.size())) {
+    elements += cut.elements(walk.chunk_of(end));
+  }
+  return elements * static_cast<std::int64_t>(walk.alike(device, 0, phase).size());
+}
+
+// How often what goes from coordinate `origin` to each in reach leaves coordinate x.
+inline int times_passed(const Row& row, int x, int origin) {
+  const Reach span = reach(row.way, row.size, origin);
+  return (modulo(x - origin, row.size) < span.right ? 1 : 0) +
+         (modulo(origin - x, row.size) < span.left ? 1 : 0);
+}
+
+// Whether what goes from one coordinate to another of a row leaves coordinate x.
+inline bool passes(const Row& row, int x, int origin, int target) {
+  const int right = modulo(target - origin, row.size);
+  return right <= reach(row.way, row.size, origin).right
+             ? modulo(x - origin, row.size) < right
+             : modulo(origin - x, row.size) < row.size - right;
+}
+
+inline std::int64_t sent_along(const CollectiveSpec& spec, const RowWalk& walk, const ChunkCut& cut,
+                               std::size_t phase, int index) {
+  const Row& row = walk.row(phase);
+  const int x = row.coordinate(index);
+  std::int64_t sent = 0;
+  if (spec.what == Collective::broadcast) {
+    bool in_line = true;  // with a device that has it
+    for (std::size_t later = phase + 1; later < walk.rows.size(); ++later) {
+      in_line =
+          in_line && walk.row(later).coordinate(index) == walk.row(later).coordinate(spec.root);
+    }
+    const int chunks = cut.chunks() / static_cast<int>(walk.streams);
+    const std::int64_t share = cut.elements(static_cast<int>(walk.stream) * chunks, chunks);
+    return in_line ? share * times_passed(row, x, row.coordinate(spec.root)) : 0;
+  }
+  for (int c = 0; c < row.size; ++c) {
+    if (spec.what == Collective::all_to_all) {
+      const std::int64_t elements = bound_elements(walk, cut, phase, index, c);
+      for (int origin = 0; origin < row.size; ++origin) {
+        sent += origin != c && passes(row, x, origin, c) ? elements : 0;
+      }
+    } else {
+      sent += times_passed(row, x, c) * walked_elements(walk, cut, phase, row.moved(index, c));
+    }
+  }
+  return sent;
+}
+
+// A row of blocks from or to a root.
+inline std::int64_t sent_by_blocks(const CollectiveSpec& spec, const Row& row, int index) {
+  const bool gathers = spec.what == Collective::gather;
+  const Reach span = reach(row.way, row.size, spec.root);
+  const int right = modulo(index - spec.root, row.size), left = modulo(spec.root - index, row.size);
+  std::int64_t sent = 0;
+  for (int away = 1; away < row.size; ++away) {
+    const int pass_right = away <= span.right && right < away + (gathers ? 1 : 0) ? 1 : 0;
+    const int pass_left = away <= span.left && left < away + (gathers ? 1 : 0) ? 1 : 0;
+    const bool none = gathers && index == spec.root;
+    sent +=
+        none ? 0
+             : pass_right * chunk_size(spec.elements, row.size, modulo(spec.root + away, row.size));
+    sent +=
+        none ? 0
+             : pass_left * chunk_size(spec.elements, row.size, modulo(spec.root - away, row.size));
+  }
+  return sent;
+}
+
+inline std::int64_t sent_to_neighbours(const CollectiveSpec& spec, int index) {
+  const List<Row> rows = rows_of(spec);
+  const int n = spec.devices();
+  if (spec.what == Collective::scatter || spec.what == Collective::gather) {
+    return sent_by_blocks(spec, rows[0], index);
+  }
+  std::int64_t sent = 0;
+  if (spec.what == Collective::permute) {
+    for (int origin = 0; origin < n; ++origin) {
+      const int hops = permute_hops(rows[0].way, n, origin, spec.root);
+      const int away = hops < 0 ? modulo(origin - index, n) : modulo(index - origin, n);
+      sent += away < (hops < 0 ? -hops : hops) ? spec.elements : 0;
+    }
+    return sent;
+  }
+  const std::size_t streams = stream_count(spec, rows);
+  const bool all = spec.what == Collective::all_reduce;
+  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
+  sent = all ? spec.elements : 0;
+  for (std::size_t stream = 0; stream < streams; ++stream) {
+    const RowWalk walk{rows, stream, streams, n, all};
+    sent -= all ? cut.elements(walk.chunk_of(index)) : 0;
+    for (std::size_t phase = 0; phase < rows.size(); ++phase) {
+      sent += sent_along(spec, walk, cut, phase, index);
+    }
+  }
+  return sent;
+}
+
+inline std::int64_t sent_by_doubling(const CollectiveSpec& spec, int index) {
+  const Doubling group(spec.devices());
+  const bool all = spec.what == Collective::all_reduce;
+  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
+  const bool paired = index < 2 * group.pairs();
+  if (paired && index % 2 == 1) {
+    return all ? spec.elements : cut.elements(index);
+  }
+  const int member = paired ? index / 2 : index - group.pairs();
+  std::int64_t sent = all ? spec.elements - cut.elements(member) : 0;
+  for (int distance = 1; distance < group.members; distance *= 2) {
+    const int first = member / distance * distance;
+    const int begin = all ? first : group.block(first);
+    const int end = all ? first + distance : group.block(first + distance);
+    sent += cut.elements(begin, end - begin);
+  }
+  return sent + (paired ? spec.elements - (all ? 0 : cut.elements(index + 1)) : 0);
+}
+
+// Elements of devices v to v + count - 1 behind the root.
+inline std::int64_t elements_below(const CollectiveSpec& spec, int v, int count) {
+  std::int64_t elements = 0;
+  for (int i = v; i < v + count; ++i) {
+    elements += chunk_size(spec.elements, spec.devices(), modulo(spec.root + i, spec.devices()));
+  }
+  return elements;
+}
+
+inline std::int64_t sent_in_tree(const CollectiveSpec& spec, int index) {
+  const int n = spec.devices();
+  const bool all = spec.what == Collective::all_reduce;
+  const int v = modulo(index - (all ? 0 : spec.root), n);
+  if (spec.what == Collective::reduce) {
+    return v == 0 ? 0 : spec.elements;
+  }
+  std::int64_t sent = all && v > 0 ? spec.elements : 0;
+  int subtree = 1;
+  for (int distance = 1; distance < n && v % (2 * distance) == 0; distance *= 2) {
+    if (v + distance < n) {
+      const int below = std::min(distance, n - v - distance);
+      subtree += below;
+      sent += spec.what == Collective::scatter  ? elements_below(spec, v + distance, below)
+              : spec.what == Collective::gather ? 0
+                                                : spec.elements;
+    }
+  }
+  return spec.what != Collective::gather ? sent : v == 0 ? 0 : elements_below(spec, v, subtree);
+}
+
+inline std::int64_t sent_directly(const CollectiveSpec& spec, int index) {
+  const int n = spec.devices();
+  const std::int64_t own = chunk_size(spec.elements, n, index);
+  const bool root = index == spec.root;
+  switch (spec.what) {
+    case Collective::all_gather: return (n - 1) * own;
+    case Collective::all_reduce: return spec.elements - own + (n - 1) * own;
+    case Collective::all_to_all: return spec.elements - own;
+    case Collective::broadcast: return root ? (n - 1) * spec.elements : 0;
+    case Collective::scatter: return root ? spec.elements - own : 0;
+    case Collective::gather: return root ? 0 : own;
+    case Collective::permute: return modulo(spec.root, n) == 0 ? 0 : spec.elements;
+    default: return 0;
+  }
+}
+
+}  // namespace detail
+
+// Bytes that the device at `index` of the group sends.
+inline double collective_bytes(const CollectiveSpec& spec, int index) {
+  detail::check_spec("collective_bytes", spec);
+  const int n = spec.devices();
+  if (index < 0 || index >= n) {
+    detail::fail(
+        {"collective_bytes: index ", index, " of ", n, " devices; indices are 0 to ", n - 1});
+  }
+  std::int64_t elements = 0;
+  if (n == 1 || spec.elements == 0 || spec.what == Collective::barrier) {
+    elements = 0;
+  } else if (spec.what == Collective::reduce) {
+    elements = index == spec.root ? 0 : spec.elements;
+  } else if (spec.what == Collective::reduce_scatter) {
+    elements = spec.elements - detail::chunk_size(spec.elements, n, index);
+  } else if (spec.algorithm == Algorithm::direct) {
+    elements = detail::sent_directly(spec, index);
+  } else if (spec.algorithm == Algorithm::tree) {
+    elements = detail::sent_in_tree(spec, index);
+  } else if (spec.algorithm == Algorithm::halving_doubling) {
+    elements = detail::sent_by_doubling(spec, index);
+  } else {
+    elements = detail::sent_to_neighbours(spec, index);
+  }
+  return static_cast<double>(elements) * spec.element_bytes;
+}
+
+// What turns algbw, the vector's bytes over seconds, into busbw: about what each device's link
+// carries, whatever the algorithm (nccl-tests, PERFORMANCE.md).
+inline double bus_factor(Collective what, int devices) {
+  const double share = devices < 1 ? 0 : (devices - 1.0) / devices;
+  switch (what) {
+    case Collective::all_reduce: return 2 * share;
     case Collective::all_gather:
     case Collective::reduce_scatter:
-    case Collective::all_reduce:
-      elements = steps * static_cast<double>(detail::chunk_size(stage.elements, n, 0));
-      break;
-    case Collective::broadcast: {
-      const int hops = detail::broadcast_hops(stage);
-      if (hops > 0) {
-        elements = static_cast<double>(stage.elements) +
-                   (hops - 1.0) * static_cast<double>(detail::chunk_size(stage.elements, hops, 0));
-      }
-      break;
-    }
-    case Collective::permute: {
-      const int shift = detail::modulo(stage.offset, n);
-      elements = std::min(shift, n - shift) * static_cast<double>(stage.elements);
-      break;
+    case Collective::all_to_all:
+    case Collective::gather:
+    case Collective::scatter: return share;
+    default: return 1;
+  }
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/collective_cost.hpp
+// What a collective takes, in closed form: steps, links crossed one after another, seconds, when
+// all devices begin at once and no other messages are on their links. V elements, N devices:
+//   ring                 (N - 1) (alpha + V / N / W), an all_reduce twice that
+//   halving / doubling   log2 N alpha + (N - 1) / N V / W
+//   tree                 ceil(log2 N) (alpha + V / W)
+//   chain of H links     (2 H - 1) (alpha + V / H / W)
+//   direct, a switch     alpha + (N - 1) / N V / W
+// Chan, Heimlich, Purkayastha, van de Geijn 2007; Thakur, Rabenseifner, Gropp 2005. Uneven chunks
+// exactly; the replay of a run's messages gives the same.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Rounds one after another. Not known: messages share links in a way that has no closed form.
+struct CollectiveCost {
+  std::int64_t steps = 0;
+  std::int64_t hops = 0;
+  double seconds = 0;
+  bool known = true;
+
+  // `elements` over the busiest link of `part`, that many places of the part away.
+  void add(const CollectiveSpec& spec, const AxisPart& part, std::int64_t distance, double elements,
+           std::int64_t rounds = 1) {
+    const std::int64_t links = distance * part.spacing;
+    steps += rounds;
+    hops += links;
+    // Devices between two of the part send along it too: `spacing` messages to a link.
+    seconds += static_cast<double>(links) * part.latency +
+               (elements > 0 ? elements * part.spacing * spec.element_bytes / part.bandwidth : 0);
+  }
+  void twice() {
+    steps *= 2;
+    hops *= 2;
+    seconds *= 2;
+  }
+};
+
+// Parts of more than one device, the slowest first.
+inline List<AxisPart> real_parts(const CollectiveSpec& spec) {
+  List<AxisPart> parts;
+  for (const AxisPart& part : spec.parts) {
+    if (part.size > 1) {
+      parts.push_back(part);
     }
   }
-  return latency + elements * detail::element_bytes / link.bandwidth;
+  return parts;
+}
+
+inline bool has_port(const AxisPart& part) { return part.kind == AxisKind::switched; }
+
+inline bool in_a_row(const AxisPart& part) {
+  return part.kind == AxisKind::line || part.kind == AxisKind::ring;
+}
+
+// Whether the messages to neighbours all have links of their own.
+inline bool suits(const AxisPart& part, Algorithm way) {
+  return part.size <= 2 || part.kind == AxisKind::ring || part.kind == AxisKind::full ||
+         way == natural_way(part.kind);
+}
+
+// One phase of one stream, alone. The first blocks are the largest, and always some device passes
+// one of them on: its path is the time.
+inline CollectiveCost phase_cost(const CollectiveSpec& spec, const AxisPart& part,
+                                 const RowWalk& walk, const ChunkCut& cut, std::size_t phase) {
+  const Row& row = walk.row(phase);
+  const int steps = row_steps(row);
+  CollectiveCost cost;
+  if (spec.what == Collective::broadcast || spec.what == Collective::reduce) {
+    const int hops = chain_hops(row, row.coordinate(spec.root));
+    const int chunks = cut.chunks() / static_cast<int>(walk.streams);
+    const int first = static_cast<int>(walk.stream) * chunks;
+    cost.add(spec, part, hops + chunks - 1,
+             static_cast<double>(cut.elements(first, chunks) + (hops - 1) * cut.elements(first)),
+             hops + chunks - 1);
+  } else if (spec.what == Collective::all_to_all) {
+    double sum = 0, elements = 0;  // step k moves what is bound for steps - k + 1 devices
+    for (int to = 0; to < steps; ++to) {
+      sum += static_cast<double>(bound_elements(walk, cut, phase, 0, to));
+      elements += sum;
+    }
+    cost.add(spec, part, steps, elements, steps);
+  } else {
+    cost.add(spec, part, steps, steps * static_cast<double>(walked_elements(walk, cut, phase, 0)),
+             steps);
+  }
+  return cost;
+}
+
+// Streams of a torus take the rows in turns: they never meet on a link if all take equally long.
+inline bool keep_in_step(const List<AxisPart>& parts, const ChunkCut& cut) {
+  bool same = cut.ragged.empty() && cut.block % cut.parts == 0;
+  for (const AxisPart& part : parts) {
+    const AxisPart& first = parts[0];
+    same = same && part.size == first.size && part.kind == first.kind &&
+           part.spacing == first.spacing && !(part.latency < first.latency) &&
+           !(part.latency > first.latency) && !(part.bandwidth < first.bandwidth) &&
+           !(part.bandwidth > first.bandwidth) &&
+           (part.kind != AxisKind::line || part.size <= 3);  // the middle of a line is ready early
+  }
+  return same;
+}
+
+// One phase after another. When the streams of a torus do not keep in step it is what it would be
+// if each phase waited for the slowest, and not known.
+inline CollectiveCost neighbour_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  const List<Row> rows = rows_of(spec);
+  const std::size_t streams = stream_count(spec, rows);
+  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
+  CollectiveCost cost;
+  cost.known = rows.size() == parts.size() && (streams == 1 || keep_in_step(parts, cut));
+  for (std::size_t phase = 0; phase < rows.size() && rows.size() == parts.size(); ++phase) {
+    double longest = 0;
+    for (std::size_t stream = 0; stream < streams; ++stream) {
+      const RowWalk walk{rows, stream, streams, spec.devices(),
+                         spec.what == Collective::all_reduce};
+      const std::size_t r = walked_row(rows, stream, phase);
+      const CollectiveCost one = phase_cost(spec, parts[r], walk, cut, phase);
+      cost.known = cost.known && suits(parts[r], rows[r].way);
+      longest = std::max(longest, one.seconds);
+      cost.steps += stream == 0 ? one.steps : 0;  // the same for all, in the end
+      cost.hops += stream == 0 ? one.hops : 0;
+    }
+    cost.seconds += longest;
+  }
+  if (spec.what == Collective::all_reduce) {
+    cost.twice();
+  }
+  return cost;
+}
+
+// A message along each part in turn: all the latencies, the bandwidth of the slowest.
+inline void add_message(const CollectiveSpec& spec, int from, int to, std::int64_t elements,
+                        CollectiveCost& cost) {
+  double slowest = 0;  // seconds a byte
+  int stride = spec.devices();
+  for (const AxisPart& part : spec.parts) {
+    stride /= part.size;
+    const int right = modulo(to / stride % part.size - from / stride % part.size, part.size);
+    if (right == 0) {
+      continue;
+    }
+    const int straight = from / stride % part.size < to / stride % part.size
+                             ? right
+                             : part.size - right;  // along a line
+    const int links =
+        part.spacing * (!in_a_row(part)               ? 1
+                        : part.kind == AxisKind::line ? straight
+                                                      : std::min(right, part.size - right));
+    cost.hops += links;
+    cost.seconds += links * part.latency;
+    slowest = std::max(slowest, part.spacing / part.bandwidth);
+  }
+  cost.seconds += elements > 0 ? static_cast<double>(elements) * spec.element_bytes * slowest : 0;
+}
+
+// The longest path through the messages when each has links of its own. Exact for what never
+// shares a link, as trees and chains.
+inline CollectiveCost path_cost(const CollectiveSpec& spec, const PreparedSchedule& schedule) {
+  const ChunkCut cut = chunk_cut(spec, schedule.data.chunks);
+  CollectiveCost cost;
+  for (const auto& stream : schedule.streams) {
+    List<CollectiveCost> at(static_cast<std::size_t>(spec.devices()));
+    for (std::size_t s = stream.first; s < stream.last; ++s) {
+      const List<CollectiveCost> before = at;
+      for (std::size_t m = schedule.steps[s].first; m < schedule.steps[s].last; ++m) {
+        const ScheduledMessage& message = schedule.messages[m];
+        const std::size_t from = static_cast<std::size_t>(message.from);
+        const std::size_t to = static_cast<std::size_t>(message.to);
+        std::int64_t elements = 0;
+        for (std::size_t t = message.first; t < message.last; ++t) {
+          const Transfer& transfer = schedule.data.transfers[t];
+          elements += cut.elements(transfer.chunk, transfer.chunks);
+        }
+        CollectiveCost end = before[from].seconds < before[to].seconds ? before[to] : before[from];
+        add_message(spec, message.from, message.to, elements, end);
+        at[from] = at[from].seconds < end.seconds ? end : at[from];
+        at[to] = at[to].seconds < end.seconds ? end : at[to];
+        cost = cost.seconds < end.seconds ? end : cost;
+      }
+    }
+  }
+  for (const auto& stream : schedule.streams) {
+    cost.steps = std::max(cost.steps, static_cast<std::int64_t>(stream.last - stream.first));
+  }
+  return cost;
+}
+
+// The part along which devices `distance` numbers apart lie.
+struct Partner {
+  const AxisPart* part = nullptr;
+  int distance = 0;
+};
+
+inline Partner partner(const List<AxisPart>& parts, int distance) {
+  std::size_t p = parts.size() - 1;
+  for (; p > 0 && distance >= parts[p].size; --p) {
+    distance /= parts[p].size;
+  }
+  return {&parts[p], distance};
+}
+
+// Whether partners 1, 2, 4, ... away each lie along one part.
+inline bool doubles(const List<AxisPart>& parts) {
+  bool all = true;
+  for (const AxisPart& part : parts) {
+    all = all && (part.size & (part.size - 1)) == 0;
+  }
+  return all;
+}
+
+// Of partners d apart in a row d messages meet in the middle, d links each.
+inline CollectiveCost doubling_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  const Doubling group(spec.devices());
+  const bool all = spec.what == Collective::all_reduce;
+  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
+  CollectiveCost cost;
+  cost.known = doubles(parts) || (parts.size() == 1 && !in_a_row(parts[0]));
+  if (group.pairs() > 0) {
+    cost.add(spec, parts[0], 1, static_cast<double>(all ? spec.elements : cut.elements(1)));
+    const std::int64_t least = cut.elements(all ? 0 : 2 * group.pairs() - 1);
+    cost.add(spec, parts[0], 1, static_cast<double>(spec.elements - (all ? 0 : least)));
+  }
+  CollectiveCost exchange;
+  for (int distance = 1; distance < group.members; distance *= 2) {
+    const Partner other = partner(parts, distance);
+    const int away = in_a_row(*other.part) ? other.distance : 1;
+    const int held = all ? distance : group.block(distance);
+    exchange.add(spec, *other.part, away, static_cast<double>(cut.elements(0, held)) * away);
+  }
+  if (all) {
+    exchange.twice();
+  }
+  cost.steps += exchange.steps;
+  cost.hops += exchange.hops;
+  cost.seconds += exchange.seconds;
+  return cost;
+}
+
+// The root's path: it sends in every step.
+inline CollectiveCost tree_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  const int n = spec.devices();
+  CollectiveCost cost;
+  for (int distance = 1; distance < n; distance *= 2) {
+    const Partner other = partner(parts, distance);
+    const int around = other.part->kind == AxisKind::ring
+                           ? std::min(other.distance, other.part->size - other.distance)
+                           : other.distance;
+    cost.add(spec, *other.part, in_a_row(*other.part) ? around : 1,
+             static_cast<double>(spec.elements));
+  }
+  if (spec.what == Collective::all_reduce) {
+    cost.twice();
+  }
+  return cost;
+}
+
+// Messages `away` links off join those from nearer, which share a link with them, `away` latencies
+// after the start; the link is busy from some arrival on until all have passed.
+// `loads`: elements over the busiest link from each distance.
+inline CollectiveCost shared_link_cost(const CollectiveSpec& spec, const AxisPart& part,
+                                       const std::vector<double>& loads) {
+  CollectiveCost latest;
+  double left = 0;
+  for (std::size_t away = loads.size(); away-- > 1;) {
+    left += loads[away];
+    CollectiveCost cost;
+    cost.add(spec, part, static_cast<std::int64_t>(away), left);
+    latest = cost.seconds < latest.seconds ? latest : cost;
+  }
+  return latest;
+}
+
+// In a row: how much from each distance.
+inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart& part) {
+  const int n = part.size;
+  const bool rooted = spec.what == Collective::broadcast || spec.what == Collective::reduce;
+  const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
+  if (rooted || blocks) {
+    const Reach span = reach(natural_way(part.kind), n, spec.root);
+    CollectiveCost cost;
+    for (const int way : {1, -1}) {
+      const int farthest = way > 0 ? span.right : span.left;
+      std::vector<double> loads(static_cast<std::size_t>(farthest) + 1, 0);
+      for (int away = 1; away <= farthest; ++away) {
+        loads[static_cast<std::size_t>(away)] = static_cast<double>(
+            blocks ? chunk_size(spec.elements, n, modulo(spec.root + way * away, n))
+                   : spec.elements);
+      }
+      const CollectiveCost one = shared_link_cost(spec, part, loads);
+      cost = one.seconds < cost.seconds ? cost : one;
+    }
+    return cost;
+  }
+  std::vector<double> loads(static_cast<std::size_t>(n / 2) + 1, 0);
+  for (int away = 1; away <= n / 2; ++away) {  // each link carries one from each of as many devices
+    loads[static_cast<std::size_t>(away)] = static_cast<double>(away * (spec.elements / n));
+  }
+  CollectiveCost cost = shared_link_cost(spec, part, loads);
+  cost.known = part.kind == AxisKind::ring && spec.elements % n == 0;
+  return cost;
+}
+
+inline CollectiveCost direct_cost(const CollectiveSpec& spec, const AxisPart& part) {
+  const int n = part.size;
+  const double whole = static_cast<double>(spec.elements);
+  const double block = static_cast<double>(chunk_size(spec.elements, n, 0));
+  const bool port = has_port(part);
+  CollectiveCost cost;
+  if (spec.what == Collective::permute) {
+    const int right = modulo(spec.root, n), nearer = std::min(right, n - right);
+    const int farther = part.kind == AxisKind::line ? n - nearer : nearer;
+    cost.add(spec, part, in_a_row(part) ? farther : 1, in_a_row(part) ? nearer * whole : whole);
+  } else if (in_a_row(part)) {
+    cost = direct_row_cost(spec, part);
+  } else if (spec.what == Collective::broadcast || spec.what == Collective::reduce) {
+    cost.add(spec, part, 1, port ? (n - 1) * whole : whole);
+  } else if (spec.what == Collective::gather || spec.what == Collective::scatter) {
+    const double own = static_cast<double>(chunk_size(spec.elements, n, spec.root));
+    const double most = static_cast<double>(chunk_size(spec.elements, n, spec.root == 0 ? 1 : 0));
+    cost.add(spec, part, 1, port ? whole - own : most);
+  } else {
+    cost.add(spec, part, 1, port ? (n - 1) * block : block);
+  }
+  if (spec.what == Collective::all_reduce) {
+    cost.twice();
+  }
+  return cost;
+}
+
+// Several parts as one: any two devices are as far as the farthest, over the slowest links.
+inline AxisPart flattened(const List<AxisPart>& parts) {
+  AxisPart one;
+  one.kind = AxisKind::switched;
+  for (const AxisPart& part : parts) {
+    one.size *= part.size;
+    const int farthest = part.kind == AxisKind::line   ? part.size - 1
+                         : part.kind == AxisKind::ring ? part.size / 2
+                                                       : 1;
+    one.latency += farthest * part.spacing * part.latency;
+    const double rate = part.bandwidth / part.spacing;
+    one.bandwidth = one.bandwidth > 0 ? std::min(one.bandwidth, rate) : rate;
+  }
+  return one;
+}
+
+// Where a message of the algorithm never shares its links but is not always equally far or long.
+inline bool is_path(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
+  if (spec.what == Collective::barrier) {
+    return true;
+  }
+  if (spec.algorithm == Algorithm::tree) {
+    const bool from_0 = spec.root == 0 || spec.what == Collective::all_reduce;
+    return blocks || (!from_0 && (parts.size() > 1 || parts[0].kind == AxisKind::line));
+  }
+  return spec.algorithm != Algorithm::direct && (blocks || spec.what == Collective::permute);
+}
+
+inline CollectiveCost cost_of(CollectiveSpec spec) {
+  List<AxisPart> parts = real_parts(spec);
+  if (parts.empty() || (spec.elements == 0 && spec.what != Collective::barrier) ||
+      (spec.what == Collective::permute && modulo(spec.root, spec.devices()) == 0)) {
+    return CollectiveCost();
+  }
+  const Algorithm how = spec.algorithm;
+  const bool partners = how == Algorithm::halving_doubling || how == Algorithm::tree;
+  const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
+  bool known = parts.size() == 1 || by_axis || spec.what == Collective::barrier;
+  if (is_path(spec, parts)) {
+    CollectiveCost cost = path_cost(spec, *prepare(make_schedule(spec)));
+    cost.known = known && (partners || how == Algorithm::direct || suits(parts[0], how));
+    return cost;
+  }
+  if (!by_axis && parts.size() > 1) {
+    known = partners && doubles(parts);
+    if (!known) {
+      const AxisPart one = flattened(parts);
+      parts.assign(1, one);
+      spec.parts.assign(1, one);
+    }
+  }
+  CollectiveCost cost = how == Algorithm::halving_doubling ? doubling_cost(spec, parts)
+                        : how == Algorithm::tree           ? tree_cost(spec, parts)
+                        : how == Algorithm::direct         ? direct_cost(spec, parts[0])
+                                                           : neighbour_cost(spec, parts);
+  cost.known = cost.known && known;
+  return cost;
+}
+
+inline CollectiveCost checked_cost(const char* function, const CollectiveSpec& spec) {
+  check_spec(function, spec);
+  for (const AxisPart& part : spec.parts) {
+    if (part.size > 1 && (!(part.bandwidth > 0) || !(part.latency >= 0) || part.spacing < 1)) {
+      fail({function, ": a part of ", part.size, " devices with bandwidth ", part.bandwidth,
+            " bytes/s, latency ", part.latency, " s, spacing ", part.spacing,
+            "; above 0, from 0 and from 1 are right"});
+    }
+  }
+  return cost_of(spec);
+}
+
+}  // namespace detail
+
+// Steps one after another, of the longest stream.
+inline std::int64_t collective_steps(CollectiveSpec spec) {
+  detail::check_spec("collective_steps", spec);
+  for (AxisPart& part : spec.parts) {
+    part.bandwidth = 1;  // any
+  }
+  return detail::cost_of(spec).steps;
+}
+
+// Links that data crosses one after another: the latencies in the time. -1 as collective_seconds.
+inline std::int64_t collective_hops(const CollectiveSpec& spec) {
+  const detail::CollectiveCost cost = detail::checked_cost("collective_hops", spec);
+  return cost.known ? cost.hops : -1;
+}
+
+// Seconds when all devices begin at once and their links carry nothing else. -1: messages share
+// links in a way that has no closed form: a ring on a line, both neighbours at once through a
+// switch's port, partners on a row when N is no power of two, all blocks at once on a line or
+// uneven ones on a ring, a torus of unequal parts, chunks or lines of more than 3; of an algorithm
+// for one row on several parts all but partners when the parts are powers of two.
+inline double collective_seconds(const CollectiveSpec& spec) {
+  const detail::CollectiveCost cost = detail::checked_cost("collective_seconds", spec);
+  return cost.known ? cost.seconds : -1;
+}
+
+// Of any schedule for the collective of `spec`: the longest path of its messages, each
+// on links of its own. It takes no less.
+inline double schedule_seconds(const CollectiveSchedule& schedule, const CollectiveSpec& spec) {
+  return detail::path_cost(spec, *detail::prepare(schedule)).seconds;
+}
+
+// The scaling book's rule of thumb for all_gather, reduce_scatter, all_reduce and all_to_all, W
+// both ways of a ring (chapter 3) or out of a port (chapter 12):
+//   max(T_min sum(X) / 2, V / (W axes)), all_to_all v N max(X) / (4 N W) of v bytes a device.
+inline double rule_of_thumb_seconds(const CollectiveSpec& spec) {
+  const List<AxisPart> parts = detail::real_parts(spec);
+  const double bytes = static_cast<double>(spec.elements) * spec.element_bytes;
+  double latency = 0, rate = 0;  // of all parts together
+  double exchange = 0;
+  for (const AxisPart& part : parts) {
+    const bool row = detail::in_a_row(part);
+    const double out = part.bandwidth / part.spacing * (part.kind == AxisKind::ring ? 2 : 1);
+    latency += row ? part.latency * part.size / 2 : part.latency;
+    rate += out;
+    exchange = std::max(exchange, bytes / out * (row ? part.size / 4.0 : 1));
+  }
+  if (parts.empty()) {
+    return 0;
+  }
+  if (spec.what == Collective::all_to_all) {
+    return std::max(latency, exchange);
+  }
+  return std::max(latency, bytes / rate) * (spec.what == Collective::all_reduce ? 2 : 1);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/nccl_model.hpp
+// NCCL's own model of a collective (its tuner, src/graph/tuning.cc, NCCL 2.x): a base latency, a
+// latency for each step inside a node and between nodes, and the bytes over a derated bus, by
+// protocol. LL flags every 8 bytes and needs no fence, LL128 every 128, Simple fences.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class NcclProtocol { ll, ll128, simple };
+
+struct NcclCall {
+  Collective what = Collective::all_reduce;
+  Algorithm algorithm = Algorithm::ring;  // or tree
+  NcclProtocol protocol = NcclProtocol::simple;
+  int nodes = 1;
+  int ranks_per_node = 8;
+  bool pcie = false;         // inside a node, instead of NVLink
+  double bytes = 0;          // of the whole vector
+  double bus_bandwidth = 0;  // bytes/s; 0: latency alone
+};
+
+// Seconds: base + steps inside nodes + steps between them + bytes / derated bandwidth.
+inline double nccl_seconds(const NcclCall& call) {
+  // Microseconds for LL, LL128, Simple.
+  static const double ring_base[] = {6.6, 14.0, 8.4}, tree_base[] = {6.8, 14.0, 8.4};
+  static const double ring_nvlink[] = {0.6, 1.9, 3.4}, tree_nvlink[] = {0.6, 1.25, 4.0};
+  static const double pcie[] = {1.0, 2.5, 5.7};
+  static const double ring_net[] = {2.7, 4.0, 14.0}, tree_net[] = {5.0, 8.5, 14.0};
+  static const double derating[] = {0.5, 0.92, 1.0};
+  const bool tree = call.algorithm == Algorithm::tree;
+  const bool all_reduce = call.what == Collective::all_reduce;
+  if ((!tree && call.algorithm != Algorithm::ring) || (tree && !all_reduce) || call.nodes < 1 ||
+      call.ranks_per_node < 1 || call.nodes > 2147483647 / call.ranks_per_node) {
+    detail::fail({"nccl_seconds: ", name_of(call.what), " by ", name_of(call.algorithm), " on ",
+                  call.nodes, " nodes of ", call.ranks_per_node,
+                  "; the model has ring for all, tree for all_reduce, on 1 or more of each"});
+  }
+  const int p = static_cast<int>(call.protocol);
+  const int ranks = call.nodes * call.ranks_per_node;
+  const double intra = call.pcie ? pcie[p] : tree ? tree_nvlink[p] : ring_nvlink[p];
+  double latency = 0;
+  double factor = 1;  // bytes over the bus for each of the vector
+  if (tree) {
+    latency = tree_base[p] +
+              2 * ((call.ranks_per_node - 1) * intra + detail::doublings(call.nodes) * tree_net[p]);
+    factor = 2 / 0.92;
+  } else {
+    const int rounds = all_reduce ? 2 : 1;
+    const int between = call.nodes > 1 ? rounds * (call.nodes - 1) : 0;
+    latency = ring_base[p] + (rounds * (ranks - 1) - between) * intra + between * ring_net[p];
+    factor = rounds * (ranks - 1.0) / ranks;
+  }
+  const double transfer =
+      call.bus_bandwidth > 0 ? call.bytes * factor / (call.bus_bandwidth * derating[p]) : 0;
+  return latency * 1e-6 + transfer;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/choose_algorithm.hpp
+// algorithm = automatic: every algorithm that a collective has, with its closed form on the links
+// at hand; the shortest is taken, and the reason says what the others would take.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct AlgorithmCandidate {
+  Algorithm algorithm = Algorithm::ring;
+  std::int64_t steps = 0;
+  double seconds = 0;
+  bool exact = true;  // else about: no closed form on these links
+};
+
+struct AlgorithmChoice {
+  Algorithm algorithm = Algorithm::ring;
+  double seconds = 0;
+  List<AlgorithmCandidate> candidates;  // the shortest first
+  std::string reason;  // "ring both ways: 4 steps, 12.3 us; ring 20 us, tree about 24 us"
+};
+
+namespace detail {
+
+// Equal times: the one with fewer steps, then the first of the enum.
+inline bool shorter(const AlgorithmCandidate& a, const AlgorithmCandidate& b) {
+  const double tie = 1e-12 * std::max(a.seconds, b.seconds);
+  return a.seconds < b.seconds - tie || (a.seconds <= b.seconds + tie && a.steps < b.steps);
+}
+
+inline std::string taken(const AlgorithmCandidate& candidate) {
+  return cat(candidate.exact ? "" : "about ", format_seconds(candidate.seconds));
+}
+
+// Along one part torus and hierarchical are its ring or line; on several nobody has a closed form
+// for some collectives, and the estimates are compared.
+inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts,
+                         const CollectiveCost& cost) {
+  const bool by_axis =
+      spec.algorithm == Algorithm::torus || spec.algorithm == Algorithm::hierarchical;
+  return parts.size() > 1 ? cost.known || by_axis || !has_algorithm(spec.what, Algorithm::torus)
+                          : cost.known && !by_axis;
+}
+
+}  // namespace detail
+
+// The algorithm for `spec`, whose own is not looked at.
+inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
+  AlgorithmChoice choice;
+  const List<AxisPart> parts = detail::real_parts(spec);
+  for (int i = 1; i < static_cast<int>(Algorithm::custom); ++i) {
+    spec.algorithm = static_cast<Algorithm>(i);
+    if (!detail::has_algorithm(spec.what, spec.algorithm)) {
+      continue;
+    }
+    const detail::CollectiveCost cost = detail::checked_cost("choose_algorithm", spec);
+    if (parts.empty() || detail::worth_a_look(spec, parts, cost)) {
+      choice.candidates.push_back({spec.algorithm, cost.steps, cost.seconds, cost.known});
+      AlgorithmCandidate* const all = choice.candidates.data();
+      for (std::size_t at = choice.candidates.size() - 1;
+           at > 0 && detail::shorter(all[at], all[at - 1]); --at) {
+        const AlgorithmCandidate moved = all[at];
+        all[at] = all[at - 1];
+        all[at - 1] = moved;
+      }
+    }
+  }
+  const AlgorithmCandidate& best = choice.candidates[0];
+  choice.algorithm = best.algorithm;
+  choice.seconds = best.seconds;
+  if (parts.empty() || best.steps == 0) {
+    choice.reason = "nothing to move";
+    return choice;
+  }
+  choice.reason = detail::cat(name_of(best.algorithm), ": ", best.steps,
+                              best.steps == 1 ? " step, " : " steps, ", detail::taken(best));
+  for (std::size_t i = 1; i < choice.candidates.size(); ++i) {
+    choice.reason += detail::cat(i == 1 ? "; " : ", ", name_of(choice.candidates[i].algorithm), " ",
+                                 detail::taken(choice.candidates[i]));
+  }
+  return choice;
 }
 
 }}  // namespace tinyscale
 
 // >> tinyscale/mesh/mesh_axis.hpp
-// Named mesh axes and where they lie on the machine.
-// Axes map onto the machine's dimensions in order: rank and chip number are the same row-major
-// count. An axis that is exactly one dimension of at least 3 chips that closes is a ring; any other
-// is a line.
+// Named mesh axes and where they lie on the machine. The rule: axes and the machine's dimensions
+// cover the same row-major count, so rank is chip number. An axis thus lies on a whole dimension,
+// on a stretch of one, or on several; each stretch is a part. A dimension that closes is a ring for
+// an axis that goes all around, even with the chips of other axes between; else it is a line.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -18077,16 +19847,11 @@ struct Axes {
   Axes(const std::vector<std::string>& list) : names(list) {}
 };
 
-// Whether collectives on a ring use its links one way or both ways.
-enum class Ring { one_way, both_ways };
-
 struct AxisPlacement {
   std::string name;
   int size = 1;
-  int stride = 1;  // from one device of the axis to the next, in ranks
-  int dim = -1;    // the machine's dimension that the axis is; -1: part of one, or several
-  AxisKind kind = AxisKind::line;
-  LinkSpeed link;  // of the slowest dimension when there are several
+  int stride = 1;        // from one device of the axis to the next, in ranks
+  List<AxisPart> parts;  // the slowest first; one at least
 };
 
 namespace detail {
@@ -18131,54 +19896,105 @@ inline void check_axes(const Machine& machine, const List<MeshAxis>& axes) {
   }
 }
 
-// The machine's dimension that an axis is, or -1.
-inline int dim_of_axis(const Machine& machine, std::int64_t chips_before, std::int64_t size) {
-  std::int64_t before = 1;
+// `size` chips of dimension `dim`, from one to the next `spacing` chips.
+inline AxisPart part_of_dim(const Machine& machine, int dim, std::int64_t size,
+                            std::int64_t spacing) {
+  const Links& links = machine.links[static_cast<std::size_t>(dim)];
+  AxisPart part;
+  part.size = static_cast<int>(size);
+  part.dim = dim;
+  part.kind = links.kind;
+  part.latency = links.latency;
+  part.bandwidth = share_of_links(machine, dim);
+  const bool neighbours = links.kind == AxisKind::line || links.kind == AxisKind::ring;
+  part.spacing = neighbours || size == 1 ? static_cast<int>(spacing) : 1;
+  if (links.kind == AxisKind::ring && (size < 3 || size * spacing < machine.dims[dim])) {
+    part.kind = AxisKind::line;
+  }
+  return part;
+}
+
+// An axis that cuts across dimensions: the slowest links of all stand for those it meets.
+inline AxisPart part_across(const Machine& machine, int size) {
+  AxisPart part;
+  part.size = size;
+  part.bandwidth = std::numeric_limits<double>::infinity();
+  bool switched = true;
   for (int d = 0; d < machine.dims.size(); ++d) {
-    if (before == chips_before && machine.dims[d] == size) {
-      return d;
-    }
-    before *= machine.dims[d];
-  }
-  return -1;
-}
-
-inline LinkSpeed link_of_dim(const Machine& machine, int dim) {
-  LinkSpeed link = {machine.link_latency, machine.link_bandwidth, is_switched(machine.chip)};
-  if (dim >= 0) {
-    link.bandwidth = machine.axis_bandwidth(dim);
-  }
-  for (int d = 0; dim < 0 && d < machine.dims.size(); ++d) {
     if (machine.dims[d] > 1) {
-      link.bandwidth = std::min(link.bandwidth, machine.axis_bandwidth(d));
+      const Links& links = machine.links[static_cast<std::size_t>(d)];
+      switched = switched && links.kind == AxisKind::switched;
+      part.latency = std::max(part.latency, links.latency);
+      part.bandwidth = std::min(part.bandwidth, share_of_links(machine, d));
     }
   }
-  return link;
+  part.kind = switched ? AxisKind::switched : AxisKind::line;
+  return part;
 }
 
-// Whether a dimension's ends are joined; two chips have just the link between them.
-inline bool closes(const Machine& machine, int dim) {
-  return machine.wraps[static_cast<std::size_t>(dim)] != 0 && machine.dims[dim] > 2;
+// The stretches of dimensions that chips `stride` apart, `size` of them, lie on.
+inline List<AxisPart> parts_of_stretch(const Machine& machine, std::int64_t stride, int size) {
+  List<AxisPart> parts;
+  std::int64_t step = machine.chips();  // of dimension d: from one chip to the next
+  for (int d = 0; d < machine.dims.size(); ++d) {
+    const std::int64_t end_of_dim = step;
+    step = machine.dims[d] > 0 ? step / machine.dims[d] : step;
+    const std::int64_t begin = std::max(stride, step);
+    const std::int64_t end = std::min(stride * size, end_of_dim);
+    if (end <= begin) {
+      continue;
+    }
+    if (begin % stride != 0 || begin % step != 0 || end % begin != 0 || stride * size % end != 0 ||
+        end_of_dim % end != 0) {
+      return {part_across(machine, size)};
+    }
+    parts.push_back(part_of_dim(machine, d, end / begin, begin / step));
+  }
+  if (parts.empty()) {
+    parts.push_back(AxisPart());  // one device
+  }
+  return parts;
 }
 
-inline List<AxisPlacement> place_axes(const Machine& machine, const List<MeshAxis>& axes,
-                                      Ring ring) {
+inline List<AxisPlacement> place_axes(const Machine& machine, const List<MeshAxis>& axes) {
   List<AxisPlacement> placed;
-  std::int64_t before = 1;
+  std::int64_t stride = machine.chips();
   for (const MeshAxis& axis : axes) {
     AxisPlacement place;
     place.name = axis.name;
     place.size = static_cast<int>(axis.size.value);
-    place.dim = dim_of_axis(machine, before, axis.size.value);
-    if (place.dim >= 0 && closes(machine, place.dim)) {
-      place.kind = ring == Ring::one_way ? AxisKind::ring : AxisKind::ring_both_ways;
-    }
-    place.link = link_of_dim(machine, place.dim);
-    before *= axis.size.value;
-    place.stride = static_cast<int>(machine.chips() / before);
+    stride /= axis.size.value;
+    place.stride = static_cast<int>(stride);
+    place.parts = parts_of_stretch(machine, stride, place.size);
     placed.push_back(place);
   }
   return placed;
+}
+
+// The parts of a group of devices over several axes, the first the slowest. Axes that lie behind
+// each other on one dimension are one part of it.
+inline List<AxisPart> parts_of_group(const Machine& machine, const List<AxisPlacement>& placed,
+                                     const std::vector<int>& axis_numbers) {
+  List<AxisPart> parts;
+  for (const int number : axis_numbers) {
+    for (const AxisPart& part : placed[static_cast<std::size_t>(number)].parts) {
+      const bool row = !parts.empty() && part.dim >= 0 && parts.back().dim == part.dim;
+      const bool any = part.kind == AxisKind::switched || part.kind == AxisKind::full;
+      if (part.size == 1) {
+        continue;
+      }
+      if (row && (any || parts.back().spacing == part.spacing * part.size)) {
+        parts.back() = part_of_dim(machine, part.dim, std::int64_t{parts.back().size} * part.size,
+                                   part.spacing);
+      } else {
+        parts.push_back(part);
+      }
+    }
+  }
+  if (parts.empty()) {
+    parts.push_back(AxisPart());
+  }
+  return parts;
 }
 
 }  // namespace detail
@@ -18191,11 +20007,14 @@ struct MeshPlacement {
   Table table() const {
     Table out;
     out.title = "mesh on " + machine;
-    out.columns = {"axis", "devices", "kind", "dimension", "link one way"};
+    out.columns = {"axis", "devices", "kind", "dimension", "apart", "latency", "one way"};
     for (const AxisPlacement& axis : axes) {
-      const std::string dim = axis.dim < 0 ? "part or several" : std::to_string(axis.dim);
-      out.add({axis.name, std::to_string(axis.size), name_of(axis.kind), dim,
-               format_si(axis.link.bandwidth, "B/s")});
+      for (const AxisPart& part : axis.parts) {
+        out.add({axis.name, std::to_string(part.size), name_of(part.kind),
+                 part.dim < 0 ? (part.size > 1 ? "several" : "-") : std::to_string(part.dim),
+                 std::to_string(part.spacing), format_seconds(part.latency),
+                 format_si(part.bandwidth, "B/s")});
+      }
     }
     return out;
   }
@@ -18209,139 +20028,1424 @@ inline std::ostream& operator<<(std::ostream& out, const MeshPlacement& placemen
 
 }}  // namespace tinyscale
 
-// >> tinyscale/mesh/message_log.hpp
-// The log of a mesh run: every message with its size, and what it had to wait for.
-// A device's program is a sequence of steps; a message belongs to a step of its sender and one of
-// its receiver. Nothing here depends on how the threads were scheduled.
+// >> tinyscale/mesh/run_log.hpp
+// The log of a mesh run: what every device did, in order, and every collective that ran, with the
+// schedule of its messages. Nothing here depends on how threads were scheduled or on the machine:
+// the same log can be timed on several.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-// A chunk of a collective leaves when both sides are ready, a user's send when the sender is.
-enum class MessageStart { both_ready, sender_ready };
-
-struct Message {
-  int from = 0, to = 0;  // ranks
-  double bytes = 0;
-  int from_step = 0, to_step = 0;  // in the sender's and in the receiver's program
-  int call = 0;                    // which of MessageLog::calls
-  int group = 0;                   // lowest rank of the devices that ran the call together
-  int step = 0;                    // in the call, from 0
-  MessageStart start = MessageStart::both_ready;
-};
-
-// One line of the program: a collective, over all groups of devices that ran it.
-struct CollectiveCall {
-  std::string name, axes, arguments;  // "all_gather", "x,y", "[1024], dim 0"
-  int devices = 1;                    // of a group
-  List<CollectiveStage> stages;       // for the formula, with the axis of each
-  std::vector<int> stage_axes;
-};
-
-struct MessageLog {
-  int devices = 0;
-  List<CollectiveCall> calls;  // in program order
-  List<Message> messages;      // by sender, then in its order
+// A line of the user's program.
+struct SourceLine {
+  const char* file = "";
+  int line = 0;
 };
 
 namespace detail {
 
-// What one device notes while it runs; joined in rank order afterwards.
-struct DeviceLog {
-  struct Receipt {
-    int from = 0;
-    std::size_t index = 0;  // of the sender's message
-    int step = 0;           // of the receiver
-  };
-
-  std::vector<std::string> keys;  // one for each call, equal for the same line elsewhere
-  List<CollectiveCall> calls;
-  List<Message> sent;  // call: index into `calls`
-  List<Receipt> received;
-};
-
-// The number of a call in the program; one not seen before is added.
-inline int find_call(NameTable& numbers, MessageLog& log, const std::string& key,
-                     const CollectiveCall& call) {
-  int& number = numbers[key];
-  if (number == 0) {
-    log.calls.push_back(call);
-    number = static_cast<int>(log.calls.size());
-  }
-  return number - 1;
+// " at program.cpp:12", without the folders.
+inline std::string at(const SourceLine& where) {
+  const std::string file = where.file;
+  const std::size_t slash = file.find_last_of("/\\");
+  return file.empty() ? ""
+                      : cat(" at ", slash == std::string::npos ? file : file.substr(slash + 1), ":",
+                            where.line);
 }
 
-// One log of all devices: their calls matched, their messages in rank order.
-inline MessageLog join_logs(const List<const DeviceLog*>& devices) {
-  MessageLog log;
-  log.devices = static_cast<int>(devices.size());
-  NameTable numbers;
-  std::vector<std::size_t> first;  // message of each device
-  for (const DeviceLog* device : devices) {
-    std::vector<int> call_of;
-    for (std::size_t i = 0; i < device->keys.size(); ++i) {
-      call_of.push_back(find_call(numbers, log, device->keys[i], device->calls[i]));
-    }
-    first.push_back(log.messages.size());
-    for (Message message : device->sent) {
-      message.call = call_of[static_cast<std::size_t>(message.call)];
-      log.messages.push_back(message);
+}  // namespace detail
+
+// What is equal for all groups of devices that make one call.
+struct CallShape {
+  std::string name, axes, arguments;  // "all_gather", "x,y", "[1024], dim 0"
+  SourceLine where;
+  CollectiveSpec spec;
+  std::vector<int> axis_numbers;  // of the mesh, in the order of the call
+  std::string reason;             // why this algorithm
+  ChunkCut cut;
+  Shared<const detail::PreparedSchedule> schedule;
+  bool eager = false;  // a user's send: its one message leaves when the sender is ready
+};
+
+// A collective of one group of devices, or one user's send.
+struct LoggedCall {
+  Shared<const CallShape> shape;
+  Shared<const std::vector<int>> members;  // ranks by index in the group
+  int line = 0;                            // of RunLog::lines
+};
+
+// What a device did. Between a start and a wait of one call it may compute. A call is started and
+// waited for once by each member; of a send the sender starts it, the receiver waits for it.
+struct DeviceEvent {
+  enum class Kind { compute, start, wait };
+  Kind kind = Kind::compute;
+  std::size_t first = 0, last = 0;  // compute: of the device's ops; else first is the call
+};
+
+struct RunLog {
+  int devices = 0;
+  std::vector<std::string> lines;    // the program's lines, in order: "all_gather([4], x) #1"
+  List<LoggedCall> calls;            // by line, then by group
+  List<List<DeviceEvent>> programs;  // by rank
+  List<List<OpCost>> ops;            // by rank: what `compute` refers to
+};
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/executor.hpp
+// Runs the schedule of a collective over the buffers of all its devices, transfer by transfer.
+// What happens to one element does not depend on its neighbours, so a stretch of a chunk goes
+// through all steps while it is in the cache, and threads take different stretches: no thread waits
+// for another between steps. Numbers are rounded to the wire's format whenever they are sent.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Where a device's blocks lie in its tensor: runs of `run` elements, `pitch` from one to the next,
+// block b beginning b runs in. A block of one run is contiguous.
+struct BlockMap {
+  std::int64_t run = 0, pitch = 0;
+};
+
+// One device's tensors; null where it has none.
+struct DeviceBuffers {
+  const float* in = nullptr;
+  float* out = nullptr;
+};
+
+// The way of each chunk through the devices.
+struct ChunkPaths {
+  struct Hop {
+    int from = 0, to = 0;
+    int step = 0;      // of all streams, counted on
+    int reduce = 0;    // else copied
+    int together = 0;  // hops of this step from here on whose payloads are taken before any lands
+  };
+  List<Hop> hops;                  // by chunk
+  std::vector<std::size_t> first;  // hop of each chunk, and the end
+  int widest = 1;                  // the most hops together
+};
+
+// What one collective does to numbers.
+struct Exchange {
+  Collective what = Collective::all_gather;
+  Reduce how = Reduce::sum;
+  DType format = DType::f32;
+  int devices = 1;
+  int root = 0;
+  ChunkCut cut;
+  BlockMap in, out;
+  ChunkPaths paths;
+};
+
+inline ChunkPaths chunk_paths(const PreparedSchedule& schedule, const ChunkCut& cut) {
+  ChunkPaths paths;
+  const std::size_t chunks = static_cast<std::size_t>(cut.chunks());
+  std::vector<std::size_t> at(chunks + 1, 0);
+  for (const Transfer& t : schedule.data.transfers) {
+    for (int c = t.chunk; c < t.chunk + t.chunks; ++c) {
+      at[static_cast<std::size_t>(c) + 1] += cut.elements(c) > 0 ? 1U : 0U;
     }
   }
-  for (const DeviceLog* device : devices) {
-    for (const DeviceLog::Receipt& receipt : device->received) {
-      log.messages[first[static_cast<std::size_t>(receipt.from)] + receipt.index].to_step =
-          receipt.step;
+  for (std::size_t c = 0; c < chunks; ++c) {
+    at[c + 1] += at[c];
+  }
+  paths.first = at;
+  paths.hops = List<ChunkPaths::Hop>(at[chunks]);
+  int number = 0;
+  for (const PreparedSchedule::Step& step : schedule.steps) {
+    for (std::size_t m = step.first; m < step.last; ++m) {
+      const ScheduledMessage& message = schedule.messages[m];
+      for (std::size_t i = message.first; i < message.last; ++i) {
+        const Transfer& t = schedule.data.transfers[i];
+        for (int c = t.chunk; c < t.chunk + t.chunks; ++c) {
+          const std::size_t chunk = static_cast<std::size_t>(c);
+          if (cut.elements(c) > 0) {
+            paths.hops[at[chunk]++] = {t.from, t.to, number, t.action == Action::reduce ? 1 : 0,
+                                       step.overlaps ? 1 : 0};
+          }
+        }
+      }
+    }
+    ++number;
+  }
+  // How many hops belong together, from the last one backwards.
+  for (std::size_t c = 0; c < chunks; ++c) {
+    for (std::size_t h = paths.first[c + 1]; h-- > paths.first[c];) {
+      ChunkPaths::Hop& hop = paths.hops[h];
+      const bool next = h + 1 < paths.first[c + 1] && paths.hops[h + 1].step == hop.step;
+      hop.together = hop.together > 0 && next ? paths.hops[h + 1].together + 1 : 1;
+      paths.widest = std::max(paths.widest, hop.together);
     }
   }
-  return log;
+  return paths;
+}
+
+// A NaN on any device is the result: max and min do not hide it.
+inline void combine(Reduce how, std::int64_t n, const float* own, const float* part, float* into) {
+  if (how == Reduce::sum || how == Reduce::mean) {
+    kernels::add(n, own, part, into);
+    return;
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    const bool takes = how == Reduce::max ? own[i] < part[i] : part[i] < own[i];
+    into[i] = takes || is_nan(part[i]) ? part[i] : own[i];
+  }
+}
+
+// The block of a device's input, or of its result, that block b of the vector is; -1: not there.
+inline int input_block(const Exchange& e, int device, int b) {
+  switch (e.what) {
+    case Collective::all_gather:
+    case Collective::gather:
+    case Collective::permute: return b == device ? 0 : -1;
+    case Collective::all_to_all: return b / e.devices == device ? b % e.devices : -1;
+    case Collective::broadcast:
+    case Collective::scatter: return device == e.root ? b : -1;
+    default: return b;
+  }
+}
+
+inline int output_block(const Exchange& e, int device, int b) {
+  switch (e.what) {
+    case Collective::reduce_scatter:
+    case Collective::scatter: return b == device ? 0 : -1;
+    case Collective::permute: return modulo(b + e.root, e.devices) == device ? 0 : -1;
+    case Collective::all_to_all: return b % e.devices == device ? b / e.devices : -1;
+    case Collective::reduce:
+    case Collective::gather: return device == e.root ? b : -1;
+    default: return b;
+  }
+}
+
+// Elements `first` to `first + count` of a block, in a tensor.
+struct Stretch {
+  std::int64_t begin = 0;  // of the block, in the tensor
+  std::int64_t first = 0, count = 0;
+  BlockMap map;
+
+  bool whole() const { return first % map.run + count <= map.run; }
+  std::int64_t place(std::int64_t element) const {
+    return begin + element / map.run * map.pitch + element % map.run;
+  }
+  void load(const float* from, float* to) const {
+    for (std::int64_t i = first; i < first + count;) {
+      const std::int64_t n = std::min(map.run - i % map.run, first + count - i);
+      std::memcpy(to + (i - first), from + place(i), static_cast<std::size_t>(n) * sizeof(float));
+      i += n;
+    }
+  }
+  void store(const float* from, float* to) const {
+    for (std::int64_t i = first; i < first + count;) {
+      const std::int64_t n = std::min(map.run - i % map.run, first + count - i);
+      std::memcpy(to + place(i), from + (i - first), static_cast<std::size_t>(n) * sizeof(float));
+      i += n;
+    }
+  }
+};
+
+// Where a block begins when those before it are of different sizes: rows sent to each device.
+inline std::int64_t ragged_begin(const Exchange& e, int device, int b, bool input) {
+  if (input) {
+    return e.cut.begin(b * e.cut.parts) - e.cut.begin(device * e.devices * e.cut.parts);
+  }
+  std::int64_t begin = 0;
+  for (int sender = 0; sender < b / e.devices; ++sender) {
+    begin += e.cut.elements((sender * e.devices + device) * e.cut.parts, e.cut.parts);
+  }
+  return begin;
+}
+
+// Takes stretches of chunks through all hops.
+class StretchRun {
+ public:
+  static constexpr std::int64_t most = 8192;  // elements
+
+  StretchRun(const Exchange& exchange, const DeviceBuffers* devices, std::int64_t length)
+      : e_(exchange),
+        devices_(devices),
+        length_(length),
+        size_(static_cast<std::size_t>(exchange.devices)),
+        now_(size_),
+        home_(size_),
+        own_(exchange.devices * length),
+        payload_(exchange.paths.widest * length) {}
+
+  // `count` elements of a chunk, from element `first` of the chunk on.
+  void run(int chunk, std::int64_t first, std::int64_t count) {
+    const int b = chunk / e_.cut.parts;
+    place_.first = e_.cut.begin(chunk) - e_.cut.begin(b * e_.cut.parts) + first;
+    place_.count = count;
+    begin(b);
+    const std::size_t c = static_cast<std::size_t>(chunk);
+    for (std::size_t h = e_.paths.first[c]; h < e_.paths.first[c + 1];) {
+      const std::size_t together = static_cast<std::size_t>(e_.paths.hops[h].together);
+      hop(h, together, count);
+      h += together;
+    }
+    end(b, count);
+  }
+
+ private:
+  Stretch stretch(int device, int b, int local, bool input) const {
+    Stretch s = place_;
+    s.map = input ? e_.in : e_.out;
+    s.begin = e_.cut.ragged.empty() ? local * s.map.run : ragged_begin(e_, device, b, input);
+    return s;
+  }
+
+  // Where each device has its numbers, and where it will work on them.
+  void begin(int b) {
+    for (int d = 0; d < e_.devices; ++d) {
+      const std::size_t i = static_cast<std::size_t>(d);
+      home_[i] = own_.data() + d * length_;
+      now_[i] = nullptr;
+      const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
+      if (to >= 0) {
+        const Stretch s = stretch(d, b, to, false);
+        home_[i] = s.whole() ? devices_[i].out + s.place(s.first) : home_[i];
+      }
+      const int from = devices_[i].in == nullptr ? -1 : input_block(e_, d, b);
+      if (from >= 0) {
+        const Stretch s = stretch(d, b, from, true);
+        if (s.whole()) {
+          now_[i] = devices_[i].in + s.place(s.first);
+        } else {
+          s.load(devices_[i].in, own_.data() + d * length_);
+          now_[i] = own_.data() + d * length_;
+        }
+      }
+    }
+  }
+
+  void hop(std::size_t h, std::size_t together, std::int64_t count) {
+    const bool stage = together > 1 || e_.format != DType::f32;
+    for (std::size_t i = 0; i < together && stage; ++i) {
+      float* const to = payload_.data() + static_cast<std::int64_t>(i) * length_;
+      const float* const from = now_[static_cast<std::size_t>(e_.paths.hops[h + i].from)];
+      std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
+      if (e_.format != DType::f32) {
+        for (std::int64_t k = 0; k < count; ++k) {
+          to[k] = round_to(to[k], e_.format);
+        }
+      }
+    }
+    for (std::size_t i = 0; i < together; ++i) {
+      const ChunkPaths::Hop& one = e_.paths.hops[h + i];
+      const std::size_t to = static_cast<std::size_t>(one.to);
+      const float* const part = stage ? payload_.data() + static_cast<std::int64_t>(i) * length_
+                                      : now_[static_cast<std::size_t>(one.from)];
+      if (one.reduce != 0) {
+        combine(e_.how, count, now_[to], part, home_[to]);
+      } else {
+        std::memcpy(home_[to], part, static_cast<std::size_t>(count) * sizeof(float));
+      }
+      now_[to] = home_[to];
+    }
+  }
+
+  void end(int b, std::int64_t count) {
+    for (int d = 0; d < e_.devices; ++d) {
+      const std::size_t i = static_cast<std::size_t>(d);
+      const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
+      if (to < 0) {
+        continue;
+      }
+      const Stretch s = stretch(d, b, to, false);
+      if (e_.how == Reduce::mean && e_.devices > 1) {
+        for (std::int64_t k = 0; k < count; ++k) {
+          home_[i][k] = now_[i][k] / static_cast<float>(e_.devices);
+        }
+        now_[i] = home_[i];
+      }
+      if (!s.whole() || now_[i] != devices_[i].out + s.place(s.first)) {
+        s.store(now_[i], devices_[i].out);
+      }
+    }
+  }
+
+  const Exchange& e_;
+  const DeviceBuffers* devices_;
+  std::int64_t length_;
+  std::size_t size_;
+  std::vector<const float*> now_;  // by device: its numbers of the stretch
+  std::vector<float*> home_;       // where it changes them: in its result where that is contiguous
+  Scratch own_;
+  Scratch payload_;
+  Stretch place_;
+};
+
+// Runs the exchange on as many threads as loops may use here.
+inline void execute(const Exchange& e, const DeviceBuffers* devices) {
+  // All devices' numbers of a stretch fit the cache of a core.
+  const std::int64_t length = std::max<std::int64_t>(
+      16, std::min(StretchRun::most, std::int64_t{1} << 17) / (e.devices > 8 ? e.devices / 8 : 1));
+  const std::size_t chunks = static_cast<std::size_t>(e.cut.chunks());
+  std::vector<std::int64_t> stretches(chunks + 1, 0);  // before each chunk
+  for (std::size_t c = 0; c < chunks; ++c) {
+    const std::int64_t size = e.cut.elements(static_cast<int>(c));
+    stretches[c + 1] = stretches[c] + (size + length - 1) / length;
+  }
+  const auto body = [&](std::int64_t first, std::int64_t last) {
+    StretchRun run(e, devices, length);
+    std::size_t c = static_cast<std::size_t>(
+        std::upper_bound(stretches.begin(), stretches.end(), first) - stretches.begin() - 1);
+    for (std::int64_t i = first; i < last; ++i) {
+      while (stretches[c + 1] <= i) {
+        ++c;
+      }
+      const std::int64_t at = (i - stretches[c]) * length;
+      const std::int64_t left = e.cut.elements(static_cast<int>(c)) - at;
+      run.run(static_cast<int>(c), at, std::min(length, left));
+    }
+  };
+  const std::int64_t elements = e.cut.begin(e.cut.chunks());
+  if (elements * e.devices < 65536) {
+    body(0, stretches[chunks]);
+  } else {
+    parallel_for(stretches[chunks], 1, body);
+  }
 }
 
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/mesh/endpoint.hpp
-// One device's side of the fabric: who its peers are, the call it is in, and the log it writes.
-// A collective opens a call, which waits until all its peers make the same one, then sends and
-// takes chunks in steps: a step is what a device does at the same time.
+// >> tinyscale/mesh/call_plan.hpp
+// A collective as a program calls it, and what follows from that for every device: its text, the
+// algorithm, the schedule of its messages, the way of each chunk. Made once, used by every group of
+// devices that makes the same call, and at every step of a training.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-enum class Reduce { sum, mean, max, min };
-
-inline const char* name_of(Reduce how) {
-  switch (how) {
-    case Reduce::sum: return "sum";
-    case Reduce::mean: return "mean";
-    case Reduce::max: return "max";
-    case Reduce::min: return "min";
-  }
-  return "?";
-}
+// How one call is to be made, if not as the mesh says.
+struct CollectiveOptions {
+  Algorithm algorithm = Algorithm::automatic;    // automatic: that of the mesh
+  DType format = DType::f32;                     // on the wire; sums are f32
+  const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the run is over
+  bool used_alike = false;  // all_gather: all devices compute the same with it, so that its
+                            // gradient needs no sum: a slice is carried back
+};
 
 namespace detail {
 
-// The devices that share all coordinates but that of one axis, as one of them sees it.
-struct AxisGroup {
-  int axis = 0;
-  AxisKind kind = AxisKind::line;
-  int size = 1;
-  int index = 0;
-  int first = 0;   // rank of index 0
-  int stride = 1;  // in ranks
-
-  int rank(std::int64_t i) const { return first + modulo(i, size) * stride; }
+// Equal on all devices of a group, or the run ends.
+struct CallKey {
+  Collective what = Collective::barrier;
+  Algorithm algorithm = Algorithm::automatic;
+  Algorithm preferred = Algorithm::automatic;  // of the mesh, for collectives that have it
+  Reduce how = Reduce::sum;
+  DType format = DType::f32;
+  int root = 0;                    // permute: the shift
+  int dim = 0, to_dim = 0;         // all_to_all: split and joined; else the first alone
+  Shape shape;                     // of a device's tensor; of several tensors in one call, flat
+  std::vector<int> axes;           // of the mesh, the slowest first
+  std::vector<std::int64_t> rows;  // ragged all_to_all: from each to each, sender the slower
+  const CollectiveSchedule* schedule = nullptr;
 };
+
+inline bool operator==(const CallKey& a, const CallKey& b) {
+  return a.what == b.what && a.algorithm == b.algorithm && a.preferred == b.preferred &&
+         a.how == b.how && a.format == b.format && a.root == b.root && a.dim == b.dim &&
+         a.to_dim == b.to_dim && a.shape == b.shape && a.axes == b.axes && a.rows == b.rows &&
+         a.schedule == b.schedule;
+}
+
+inline std::string axes_text(const List<AxisPlacement>& axes, const std::vector<int>& chosen) {
+  std::string out;
+  for (const int axis : chosen) {
+    out += (out.empty() ? "" : ",") + axes[static_cast<std::size_t>(axis)].name;
+  }
+  return out;
+}
+
+// "[4], dim 0": what the call says besides its axes.
+inline std::string arguments_text(const CallKey& key) {
+  if (key.what == Collective::barrier) {
+    return "";
+  }
+  std::string out = key.shape.text();
+  switch (key.what) {
+    case Collective::all_gather: out += cat(", dim ", key.dim); break;
+    case Collective::reduce_scatter: out += cat(", dim ", key.dim, ", ", name_of(key.how)); break;
+    case Collective::all_reduce: out += cat(", ", name_of(key.how)); break;
+    case Collective::all_to_all:
+      out += key.rows.empty() ? cat(", dim ", key.dim, " to ", key.to_dim) : ", ragged";
+      break;
+    case Collective::broadcast: out += cat(", root ", key.root); break;
+    case Collective::reduce: out += cat(", root ", key.root, ", ", name_of(key.how)); break;
+    case Collective::gather:
+    case Collective::scatter: out += cat(", root ", key.root, ", dim ", key.dim); break;
+    case Collective::permute: out += cat(", shift ", key.root); break;
+    case Collective::barrier: break;
+  }
+  if (key.format != DType::f32) {
+    out += cat(", ", name_of(key.format));
+  }
+  if (key.schedule != nullptr) {
+    out += cat(", by ", key.schedule->name);
+  } else if (key.algorithm != Algorithm::automatic) {
+    out += cat(", by ", name_of(key.algorithm));
+  }
+  return out;
+}
+
+inline std::string call_text(const CallKey& key, const std::string& axes) {
+  std::string inside = arguments_text(key);
+  inside += inside.empty() || axes.empty() ? "" : ", ";
+  return cat(name_of(key.what), "(", inside, axes, ")");
+}
+
+struct CallPlan {
+  CallKey key;
+  Shared<const CallShape> shape;
+  Exchange exchange;
+};
+
+// How the blocks lie in a tensor of that shape cut into n parts of dimension d.
+inline BlockMap cut_map(const Shape& shape, int d, int n) {
+  const std::int64_t inner = inner_count(shape, d) * shape[d];
+  return {inner / n, inner};
+}
+
+inline void plan_blocks(const CallKey& key, int n, Exchange& e) {
+  const std::int64_t count = key.what == Collective::barrier ? 0 : key.shape.count();
+  e.cut.blocks = block_count(key.what, n);
+  e.cut.block = count;
+  e.in = e.out = {count, count};
+  const int d = key.dim;
+  switch (key.what) {
+    case Collective::all_gather:
+    case Collective::gather: {
+      const std::int64_t run = inner_count(key.shape, d) * key.shape[d];
+      e.out = {run, run * n};
+      break;
+    }
+    case Collective::reduce_scatter:
+    case Collective::scatter:
+      e.cut.block = count / n;
+      e.in = cut_map(key.shape, d, n);
+      e.out = {count / n, count / n};
+      break;
+    case Collective::all_to_all: {
+      if (!key.rows.empty()) {
+        const std::int64_t row = inner_count(key.shape, 0);
+        e.cut.ragged.assign(1, 0);
+        for (const std::int64_t rows : key.rows) {
+          e.cut.ragged.push_back(e.cut.ragged.back() + rows * row);
+        }
+        e.in = e.out = {e.cut.ragged.back() + 1, 0};
+        break;
+      }
+      e.cut.block = count / n;
+      e.in = cut_map(key.shape, d, n);
+      Shape block = key.shape;
+      block.set(d, key.shape[d] / n);
+      const std::int64_t run = inner_count(block, key.to_dim) * block[key.to_dim];
+      e.out = {run, run * n};
+      break;
+    }
+    default: break;
+  }
+  for (BlockMap* map : {&e.in, &e.out}) {  // empty tensors have no element to place
+    map->run = map->run > 0 ? map->run : 1;
+  }
+}
+
+inline void check_own_schedule(const CallKey& key, int n, int blocks) {
+  const CollectiveSchedule& own = *key.schedule;
+  if (own.what != key.what || own.devices != n || own.chunks < 1 || own.chunks % blocks != 0 ||
+      own.root != key.root) {
+    fail({name_of(key.what), ": schedule ", own.name, " is ", name_of(own.what), " over ",
+          own.devices, " devices in ", own.chunks, " chunks, root ", own.root, "; right is ",
+          name_of(key.what), " over ", n, " devices in a multiple of ", blocks, " chunks, root ",
+          key.root});
+  }
+}
+
+// A call's shape without its schedule, and where its blocks lie.
+inline void describe_call(const CallKey& key, const Machine& machine,
+                          const List<AxisPlacement>& axes, const SourceLine& where,
+                          CallShape& shape, Exchange& e) {
+  shape.name = name_of(key.what);
+  shape.axes = axes_text(axes, key.axes);
+  shape.arguments = arguments_text(key);
+  shape.where = where;
+  shape.axis_numbers = key.axes;
+  CollectiveSpec& spec = shape.spec;
+  spec.what = key.what;
+  spec.parts = parts_of_group(machine, axes, key.axes);
+  spec.element_bytes = bytes_of(key.format);
+  spec.root = key.root;
+  const int n = spec.devices();
+  e.what = key.what;
+  e.how = key.how;
+  e.format = key.format;
+  e.devices = n;
+  e.root = key.root;
+  plan_blocks(key, n, e);
+  spec.elements = e.cut.begin(e.cut.chunks());
+  if (key.what == Collective::all_to_all) {
+    spec.elements /= n;  // the vector of one device
+  }
+  const bool prefers = key.algorithm == Algorithm::automatic;
+  spec.algorithm = prefers ? key.preferred : key.algorithm;
+  if (key.schedule != nullptr) {
+    check_own_schedule(key, n, e.cut.blocks);
+    spec.algorithm = Algorithm::custom;
+    shape.reason = "the program's own schedule";
+  } else if (spec.algorithm == Algorithm::automatic ||
+             (prefers && !has_algorithm(spec.what, spec.algorithm))) {
+    const AlgorithmChoice choice = choose_algorithm(spec);
+    spec.algorithm = choice.algorithm;
+    shape.reason = choice.reason;
+  } else {
+    shape.reason = prefers ? "the mesh's" : "the call's";
+  }
+}
+
+// What all groups share that make this call; throws when its algorithm does not fit.
+inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machine,
+                                        const List<AxisPlacement>& axes, const SourceLine& where) {
+  CallPlan* const plan = new CallPlan;
+  const Shared<const CallPlan> made(plan);
+  CallShape* const shape = new CallShape;
+  plan->shape = Shared<const CallShape>(shape);
+  plan->key = key;
+  Exchange& e = plan->exchange;
+  describe_call(key, machine, axes, where, *shape, e);
+  CollectiveSchedule schedule;
+  if (key.schedule != nullptr) {
+    schedule = *key.schedule;
+    check_schedule(schedule);
+  } else {
+    schedule = make_schedule(shape->spec);
+  }
+  e.cut.parts = schedule.chunks / e.cut.blocks;
+  shape->cut = e.cut;
+  shape->schedule = prepare(std::move(schedule));
+  e.paths = chunk_paths(*shape->schedule, e.cut);
+  return made;
+}
+
+// What the log says of a user's send.
+inline Shared<const CallShape> send_shape(std::int64_t elements, const SourceLine& where) {
+  CallShape* const shape = new CallShape;
+  const Shared<const CallShape> made(shape);
+  shape->name = "send";
+  shape->where = where;
+  shape->eager = true;
+  shape->cut.block = elements;
+  shape->spec.elements = elements;
+  CollectiveSchedule send;
+  send.name = "send";
+  send.what = Collective::broadcast;
+  send.devices = 2;
+  Transfer whole;
+  whole.to = 1;
+  send.transfers.push_back(whole);
+  shape->schedule = prepare(std::move(send));
+  return made;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/waiting.hpp
+// Who waits, and the judgement when none can go on. A device that waits looks a few times, lets
+// others run, then sleeps. When every device sleeps or has ended and some sleep, nothing can ever
+// come: all throw one Error that says where each stands. However the threads were scheduled, that
+// state is the same (Kahn 1974). With a baton at most so many devices run at once.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// "0-3, 5"
+inline std::string rank_list(const std::vector<int>& ranks) {
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) {
+      ++last;
+    }
+    out += cat(out.empty() ? "" : ", ", ranks[i]);
+    out += last > i ? cat(last > i + 1 ? "-" : ", ", ranks[last]) : "";
+    i = last;
+  }
+  return out;
+}
+
+inline std::string device_list(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "device " : "devices ") + rank_list(ranks);
+}
+
+// What a device waits for. The fabric knows how each is met; `of` and `peer` are its own.
+struct Wait {
+  enum class For { nothing, message, collective };
+  For what = For::nothing;
+  const void* of = nullptr;  // collective: the meeting
+  int peer = 0;              // message: from whom
+};
+
+class Waiting {
+ public:
+  enum class Now { runs, waits, returned, threw };
+
+  struct State {
+    std::condition_variable changed;
+    Now now = Now::runs;
+    bool holds_baton = false;
+    bool queued = false;  // may run as soon as it gets the baton
+    Wait wait;
+    std::string where;    // "call 2, all_gather([4], dim 0, x)"
+    std::string message;  // what it threw
+  };
+
+  // At most `most` run at once; 0: all.
+  Waiting(int devices, int most)
+      : most_(most),
+        spins_(devices <= thread_count() ? 50 : 0),  // others need the processors
+        devices_(static_cast<std::size_t>(devices)),
+        running_(devices) {}
+
+  std::mutex& mutex() { return mutex_; }
+  State& state(int rank) { return devices_[static_cast<std::size_t>(rank)]; }
+  const List<State>& states() const { return devices_; }
+  bool over() const { return over_.load(std::memory_order_acquire); }
+  const std::string& failure() const { return failure_; }  // not empty: the run is over
+
+  // A device's first act on its thread.
+  void begin(int me) {
+    if (most_ > 0) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      get_baton(lock, state(me));
+    }
+  }
+
+  // Whether it is worth looking again before sleep. With a baton others may not run meanwhile.
+  bool look_again(int& looks) const {
+    constexpr int most_looks = 100;
+    if (most_ > 0 || looks >= most_looks || over()) {
+      return false;
+    }
+    if (looks++ < spins_) {
+      cpu_relax();
+    } else {
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
+  // Sleeps until wake(me); the caller has seen, under the lock, that what it needs is not there.
+  // Gives false when nobody is left who could wake it: then judge() is due.
+  bool sleeps(int me, const Wait& wait, const std::string& where) {
+    State& self = state(me);
+    self.now = Now::waits;
+    self.wait = wait;
+    self.where = where;
+    return --running_ > 0;
+  }
+  void sleep(std::unique_lock<std::mutex>& lock, int me) {
+    State& self = state(me);
+    if (failure_.empty()) {
+      give_baton(self);
+      while (self.now != Now::runs && failure_.empty()) {
+        self.changed.wait(lock);
+      }
+      if (failure_.empty()) {
+        get_baton(lock, self);
+      }
+    }
+    throw_failure();
+  }
+
+  // Under the lock, by a device that runs.
+  void wake(int rank) {
+    State& device = state(rank);
+    if (device.now == Now::waits) {
+      device.now = Now::runs;
+      ++running_;
+      if (most_ == 0) {
+        device.changed.notify_one();
+      } else if (!device.queued) {
+        enqueue(rank);
+      }
+    }
+  }
+
+  // A device's last act; gives whether judge() is due.
+  bool ends(int me, Now how, const std::string& where, const std::string& message) {
+    State& self = state(me);
+    give_baton(self);
+    if (!failure_.empty()) {
+      return false;  // a device that throws because the run ended is no further cause
+    }
+    self.now = how;
+    self.where = where;
+    self.message = message;
+    --running_;
+    return running_ == 0 && !in_state(Now::waits).empty();
+  }
+
+  std::vector<int> in_state(Now now) const {
+    std::vector<int> ranks;
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      if (devices_[i].now == now) {
+        ranks.push_back(static_cast<int>(i));
+      }
+    }
+    return ranks;
+  }
+
+  // Ends the run for all.
+  void conclude(const std::string& text) {
+    failure_ = text;
+    over_.store(true, std::memory_order_release);
+    for (State& device : devices_) {
+      device.changed.notify_one();
+    }
+  }
+  void throw_failure() const {
+    if (!failure_.empty()) {
+      fail({failure_});
+    }
+  }
+
+ private:
+  void get_baton(std::unique_lock<std::mutex>& lock, State& self) {
+    if (most_ == 0 || self.holds_baton) {
+      return;
+    }
+    if (held_ < most_ && !self.queued) {
+      ++held_;
+      self.holds_baton = true;
+      return;
+    }
+    if (!self.queued) {
+      enqueue(static_cast<int>(&self - devices_.begin()));
+    }
+    while (!self.holds_baton && failure_.empty()) {
+      self.changed.wait(lock);
+    }
+  }
+  void enqueue(int rank) {
+    if (held_ < most_) {
+      ++held_;
+      state(rank).holds_baton = true;
+      state(rank).changed.notify_one();
+      return;
+    }
+    state(rank).queued = true;
+    queue_.push_back(rank);
+  }
+  void give_baton(State& self) {
+    if (most_ == 0 || !self.holds_baton) {
+      return;
+    }
+    self.holds_baton = false;
+    --held_;
+    if (next_ < queue_.size()) {
+      State& next = state(queue_[next_++]);
+      next.queued = false;
+      next.holds_baton = true;
+      ++held_;
+      next.changed.notify_one();
+    }
+    if (next_ == queue_.size()) {
+      queue_.clear();
+      next_ = 0;
+    }
+  }
+
+  std::mutex mutex_;  // guards all below
+  int most_;
+  int spins_;
+  List<State> devices_;
+  int running_;  // devices that neither wait nor have ended
+  int held_ = 0;
+  std::vector<int> queue_;  // ranks that could run
+  std::size_t next_ = 0;
+  std::string failure_;
+  std::atomic<bool> over_{false};
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/fabric.hpp
+// Where the devices of a run meet: groups that call collectives together, and mailboxes for sends.
+// A device posts its tensors at the next meeting of its group and may go on; the last one to come
+// checks that all called the same and runs the exchange for everybody. Sends never block.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A call in the log; `number` is its place there, once all devices' logs are joined.
+struct CallRecord {
+  LoggedCall logged;
+  int number = -1;
+  std::uint64_t id = 0;  // the same in all processes
+};
+
+// A user's send, in the log.
+inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int from, int to) {
+  const Shared<CallRecord> record(new CallRecord);
+  record->logged.shape = shape;
+  record->logged.members = Shared<const std::vector<int>>(new std::vector<int>{from, to});
+  return record;
+}
+
+struct Post {
+  bool here = false;
+  CallKey key;
+  SourceLine where;
+  Tensor in, out;
+  std::vector<std::int64_t> rows;  // ragged all_to_all: to each
+};
+
+struct Group;
+
+// One collective of a group.
+struct Meeting {
+  explicit Meeting(Group* owner, std::size_t members) : group(owner), posts(members) {}
+
+  Group* group;
+  std::atomic<int> came{0}, left{0}, sleepers{0};
+  std::atomic<bool> done{false};
+  bool disagrees = false;
+  std::string error;  // what the exchange threw
+  List<Post> posts;   // by place among the members
+  Shared<CallRecord> call;
+  Meeting* next = nullptr;
+};
+
+// The devices that differ in some axes only.
+struct Group {
+  std::vector<int> axes;   // of the mesh, rising
+  std::vector<int> ranks;  // rising
+  std::mutex mutex;        // guards the two lists and Meeting::next
+  List<Shared<Meeting>> meetings;
+  List<Meeting*> free;
+  // The last plan, and the places of its devices in the order of the call's axes.
+  Shared<const CallPlan> plan;
+  Shared<const std::vector<int>> members;
+  std::vector<int> places;
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  Meeting* fresh() {
+    if (!free.empty()) {
+      Meeting* const again = free.back();
+      free.pop_back();
+      again->came = again->left = again->sleepers = 0;
+      again->done = false;
+      again->call.reset();
+      again->next = nullptr;
+      return again;
+    }
+    meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size())));
+    return meetings.back().get();
+  }
+};
+
+// A device's place in a group.
+struct Seat {
+  Group* group = nullptr;
+  int place = 0;
+  Meeting* next = nullptr;  // at which it will post
+};
+
+// Loops of this thread may use so many threads while it lives, whatever they might before: those of
+// the devices that wait for it are idle.
+class ThreadShare {
+ public:
+  explicit ThreadShare(int threads) : before_(thread_limit()) {
+    thread_limit() = threads > 1 ? threads : 1;
+  }
+  ~ThreadShare() { thread_limit() = before_; }
+  ThreadShare(const ThreadShare&) = delete;
+  ThreadShare& operator=(const ThreadShare&) = delete;
+
+ private:
+  int before_;
+};
+
+struct Packet {
+  Tensor value;
+  Shared<CallRecord> call;
+};
+
+// The devices that are other processes, where there are such (mpi_fabric.hpp).
+class OtherProcesses {
+ public:
+  virtual ~OtherProcesses() = default;
+  virtual Meeting* post(Seat& seat, Post post) = 0;
+  virtual void wait(const Wait& wait, const std::string& where) = 0;  // until it is met
+  virtual void put(int to, const Packet& packet) = 0;
+  virtual void took(int from) = 0;  // a packet of that sender
+  virtual void end(Waiting::Now how, const std::string& where, const std::string& message) = 0;
+};
+
+class Fabric {
+ public:
+  // At most `most` devices run at once; 0: all. Exchanges use up to `threads` threads. Folded: one
+  // device runs by itself, and what it would get from others is made up of its own numbers.
+  Fabric(const Machine& machine, const List<AxisPlacement>& axes, int most, int threads,
+         bool folded = false)
+      : machine_(machine),
+        axes_(axes),
+        threads_(threads),
+        folded_(folded),
+        waiting_(folded ? 1 : static_cast<int>(machine.chips()), most),
+        boxes_(waiting_.states().size()) {}
+
+  const List<AxisPlacement>& axes() const { return axes_; }
+  const Machine& machine() const { return machine_; }
+  int devices() const { return static_cast<int>(machine_.chips()); }
+  bool folded() const { return folded_; }
+  void begin(int me) { waiting_.begin(me); }
+  // From now on only one of the devices is in this process; null: all are.
+  void span(OtherProcesses* others) { others_ = others; }
+
+  // The seat of a device in the group of these axes, which rise.
+  Seat seat(int me, const std::vector<int>& axes, const std::vector<int>& ranks) {
+    const std::lock_guard<std::mutex> lock(waiting_.mutex());
+    Seat seat;
+    seat.group = &find_group(axes, ranks);
+    while (ranks[static_cast<std::size_t>(seat.place)] != me) {
+      ++seat.place;
+    }
+    seat.next = seat.group->meetings[0].get();
+    return seat;
+  }
+
+  // Gives the meeting, at which nobody needs to wait.
+  Meeting* post(Seat& seat, Post post) {
+    if (others_ != nullptr) {
+      return others_->post(seat, std::move(post));
+    }
+    Meeting* const meeting = seat.next;
+    post.here = true;
+    meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
+    {
+      const std::lock_guard<std::mutex> lock(seat.group->mutex);
+      if (meeting->next == nullptr) {
+        meeting->next = seat.group->fresh();
+      }
+      seat.next = meeting->next;
+    }
+    if (meeting->came.fetch_add(1) + 1 == seat.group->size()) {
+      finish(*meeting);
+    }
+    return meeting;
+  }
+
+  // Returns when the exchange has run; gives what the log says of it.
+  template <class Standing>
+  Shared<CallRecord> await(int me, const Seat& seat, Meeting* meeting, const Standing& standing) {
+    for (int looks = 0; !meeting->done.load(std::memory_order_acquire);) {
+      if (others_ != nullptr) {
+        others_->wait({Wait::For::collective, meeting, 0}, standing.standing());
+      } else if (!waiting_.look_again(looks)) {
+        std::unique_lock<std::mutex> lock(waiting_.mutex());
+        meeting->sleepers.fetch_add(1);
+        if (!meeting->done.load()) {
+          waiting_.throw_failure();
+          Wait wait;
+          wait.what = Wait::For::collective;
+          wait.of = meeting;
+          sleep(lock, me, wait, standing.standing());
+        }
+      }
+    }
+    const Shared<CallRecord> call = meeting->call;
+    const std::string error = meeting->error;
+    meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
+    if (meeting->left.fetch_add(1) + 1 == seat.group->size() && error.empty()) {
+      const std::lock_guard<std::mutex> lock(seat.group->mutex);
+      seat.group->free.push_back(meeting);
+    }
+    if (!error.empty()) {
+      fail({error});
+    }
+    return call;
+  }
+
+  // What a call comes to, for all groups that make it.
+  Shared<const CallPlan> plan(const CallKey& key, const SourceLine& where) {
+    {
+      const std::lock_guard<std::mutex> lock(plans_mutex_);
+      for (const Shared<const CallPlan>& known : plans_) {
+        if (known->key == key) {
+          return known;
+        }
+      }
+    }
+    const Shared<const CallPlan> made = make_plan(key, machine_, axes_, where);
+    const std::lock_guard<std::mutex> lock(plans_mutex_);
+    plans_.push_back(made);
+    return made;
+  }
+
+  const List<Shared<const CallPlan>>& plans() const { return plans_; }  // after the run
+
+  void put(int from, int to, Packet packet) {
+    if (others_ != nullptr) {
+      others_->put(to, packet);
+      return;
+    }
+    const std::lock_guard<std::mutex> lock(waiting_.mutex());
+    box(to, from).packets.push_back(std::move(packet));
+    const Waiting::State& receiver = waiting_.state(to);
+    if (receiver.now == Waiting::Now::waits && receiver.wait.what == Wait::For::message &&
+        receiver.wait.peer == from) {
+      waiting_.wake(to);
+    }
+  }
+
+  // The next packet of that sender.
+  template <class Standing>
+  Packet take(int me, int from, const Standing& standing) {
+    if (others_ != nullptr) {
+      others_->wait({Wait::For::message, nullptr, from}, standing.standing());
+      others_->took(from);
+    }
+    std::unique_lock<std::mutex> lock(waiting_.mutex());
+    waiting_.throw_failure();
+    if (box(me, from).empty()) {
+      Wait wait;
+      wait.what = Wait::For::message;
+      wait.peer = from;
+      sleep(lock, me, wait, standing.standing());
+    }
+    Box& mine = box(me, from);  // others may have moved the boxes while it slept
+    Packet packet = std::move(mine.packets[mine.next]);
+    if (++mine.next == mine.packets.size()) {
+      mine.packets.clear();
+      mine.next = 0;
+    }
+    return packet;
+  }
+
+  void returned(int me, const std::string& where) { end(me, Waiting::Now::returned, where, ""); }
+  void threw(int me, const std::string& where, const std::string& message) {
+    end(me, Waiting::Now::threw, where, message);
+  }
+
+  // Ends the run for all devices of this process.
+  void end_run(const std::string& failure) {
+    if (!failure.empty() && !waiting_.over()) {
+      waiting_.conclude(failure);
+    }
+  }
+  // After all devices have ended: empty when all is well.
+  std::string failure() {
+    const std::lock_guard<std::mutex> lock(waiting_.mutex());
+    bool wrong = !waiting_.in_state(Waiting::Now::threw).empty() || unfinished() != nullptr;
+    for (std::size_t rank = 0; rank < boxes_.size(); ++rank) {
+      wrong = wrong || unread(rank) > 0;
+    }
+    if (wrong && waiting_.failure().empty()) {
+      judge();
+    }
+    return waiting_.failure();
+  }
+
+ private:
+  friend class MpiRanks;
+
+  struct Box {
+    int from = 0;
+    List<Packet> packets;
+    std::size_t next = 0;
+
+    bool empty() const { return next == packets.size(); }
+  };
+
+  Group& find_group(const std::vector<int>& axes, const std::vector<int>& ranks) {
+    for (const Shared<Group>& known : groups_) {
+      if (known->ranks.front() == ranks.front() && known->axes == axes) {
+        return *known;
+      }
+    }
+    groups_.push_back(Shared<Group>(new Group));
+    Group& group = *groups_.back();
+    group.axes = axes;
+    group.ranks = ranks;
+    group.fresh();
+    return group;
+  }
+
+  // The messages to a device from a sender; kept in the order of senders.
+  Box& box(int to, int from) {
+    List<Box>& all = boxes_[static_cast<std::size_t>(to)];
+    std::size_t at = 0;
+    while (at < all.size() && all[at].from < from) {
+      ++at;
+    }
+    if (at == all.size() || all[at].from != from) {
+      all.push_back({});
+      for (std::size_t i = all.size() - 1; i > at; --i) {
+        all[i] = std::move(all[i - 1]);
+      }
+      all[at] = {from, {}, 0};
+    }
+    return all[at];
+  }
+
+  void sleep(std::unique_lock<std::mutex>& lock, int me, const Wait& wait,
+             const std::string& where) {
+    if (!waiting_.sleeps(me, wait, where)) {
+      judge();
+    }
+    waiting_.sleep(lock, me);
+  }
+
+  void end(int me, Waiting::Now how, const std::string& where, const std::string& message) {
+    if (others_ != nullptr) {
+      others_->end(how, where, message);
+      return;
+    }
+    const std::lock_guard<std::mutex> lock(waiting_.mutex());
+    if (waiting_.ends(me, how, where, message)) {
+      judge();
+    }
+  }
+
+  // By the last device that came.
+  void finish(Meeting& meeting) {
+    const Post& first = meeting.posts[0];
+    for (const Post& post : meeting.posts) {
+      if (!(post.key == first.key)) {
+        const std::lock_guard<std::mutex> lock(waiting_.mutex());
+        meeting.disagrees = true;  // all its members wait for what cannot come
+        return;
+      }
+    }
+    try {
+      exchange(meeting);
+    } catch (const Error& error) {
+      meeting.error = error.what();
+    }
+    meeting.done.store(true);
+    if (meeting.sleepers.load() > 0) {
+      const std::lock_guard<std::mutex> lock(waiting_.mutex());
+      for (const int rank : meeting.group->ranks) {
+        if (waiting_.state(rank).wait.of == &meeting) {
+          waiting_.wake(rank);
+        }
+      }
+    }
+  }
+
+  void exchange(Meeting& meeting) {
+    Group& group = *meeting.group;
+    find_plan(group, meeting);
+    List<DeviceBuffers> buffers(group.ranks.size());
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      Post& post = meeting.posts[static_cast<std::size_t>(group.places[i])];
+      buffers[i].in = post.in.defined() ? post.in.origin() : nullptr;
+      buffers[i].out = post.out.defined() ? post.out.origin() : nullptr;
+    }
+    const ThreadShare share(threads_ * group.size() / devices());
+    execute(group.plan->exchange, buffers.begin());
+    meeting.call = Shared<CallRecord>(new CallRecord);
+    meeting.call->logged.shape = group.plan->shape;
+    meeting.call->logged.members = group.members;
+  }
+
+  // The plan of a meeting becomes the group's.
+  void find_plan(Group& group, Meeting& meeting) {
+    CallKey& key = meeting.posts[0].key;
+    if (group.plan && group.plan->key == key) {
+      return;
+    }
+    group.plan.reset();
+    set_places(group, key.axes);
+    for (const int place : group.places) {  // ragged: who sends how many rows to whom
+      for (const std::int64_t rows : meeting.posts[static_cast<std::size_t>(place)].rows) {
+        key.rows.push_back(rows);
+      }
+    }
+    group.plan = plan(key, meeting.posts[0].where);
+  }
+
+  // Which of the group's ranks has which index when its axes are counted in this order.
+  void set_places(Group& group, const std::vector<int>& axes) const {
+    std::vector<int>* const ranks = new std::vector<int>(group.ranks.size());
+    group.members = Shared<const std::vector<int>>(ranks);
+    group.places.assign(group.ranks.size(), 0);
+    for (std::size_t place = 0; place < group.ranks.size(); ++place) {
+      int index = 0;
+      for (const int axis : axes) {
+        const AxisPlacement& a = axes_[static_cast<std::size_t>(axis)];
+        index = index * a.size + group.ranks[place] / a.stride % a.size;
+      }
+      (*ranks)[static_cast<std::size_t>(index)] = group.ranks[place];
+      group.places[static_cast<std::size_t>(index)] = static_cast<int>(place);
+    }
+  }
+
+  // ---- The judgement ----
+
+  std::size_t unread(std::size_t rank) const {
+    std::size_t count = 0;
+    for (const Box& box : boxes_[rank]) {
+      count += box.packets.size() - box.next;
+    }
+    return count;
+  }
+
+  // A collective that was started and that nobody waits for, but not all called; or null.
+  const Meeting* unfinished() const {
+    for (const Shared<Group>& group : groups_) {
+      for (const Shared<Meeting>& meeting : group->meetings) {
+        if (meeting->came > 0 && !meeting->done && meeting->left == 0) {
+          return meeting.get();
+        }
+      }
+    }
+    return nullptr;
+  }
+
+  static std::vector<int> missing(const Meeting& meeting) {
+    std::vector<int> ranks;
+    for (std::size_t i = 0; i < meeting.posts.size(); ++i) {
+      if (!meeting.posts[i].here) {
+        ranks.push_back(meeting.group->ranks[i]);
+      }
+    }
+    return ranks;
+  }
+
+  static std::string waits_for(const Waiting::State& device) {
+    if (device.wait.what == Wait::For::message) {
+      return cat("waits for a message from device ", device.wait.peer);
+    }
+    const Meeting& meeting = *static_cast<const Meeting*>(device.wait.of);
+    return meeting.disagrees ? "its peers call something else"
+                             : cat("waits for ", device_list(missing(meeting)), " to call it");
+  }
+
+  std::string describe(std::size_t rank) const {
+    const Waiting::State& device = waiting_.states()[rank];
+    std::string text = device.where;
+    if (device.now == Waiting::Now::threw) {
+      text = cat("threw ", device.where, ": ", device.message);
+    } else if (device.now == Waiting::Now::returned) {
+      text = cat("returned ", device.where);
+    } else {
+      text += ": " + waits_for(device);
+    }
+    for (const Box& box : boxes_[rank]) {
+      const std::size_t count = box.packets.size() - box.next;
+      if (count > 0) {
+        text += cat("; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
+                    " not received");
+      }
+    }
+    return text;
+  }
+
+  std::string cause() const {
+    const std::vector<int> threw = waiting_.in_state(Waiting::Now::threw);
+    if (!threw.empty()) {
+      return cat(device_list(threw),
+                 " threw: ", waiting_.states()[static_cast<std::size_t>(threw[0])].message);
+    }
+    const Group* first = nullptr;  // by rank and axes, whatever the threads did
+    for (const Shared<Group>& group : groups_) {
+      for (const Shared<Meeting>& meeting : group->meetings) {
+        if (meeting->disagrees && (first == nullptr || group->ranks < first->ranks)) {
+          first = group.get();
+        }
+      }
+    }
+    if (first != nullptr) {
+      return cat(device_list(first->ranks), " must make the same call and do not");
+    }
+    const std::vector<int> returned = waiting_.in_state(Waiting::Now::returned);
+    if (returned.size() == boxes_.size()) {
+      const Meeting* const open = unfinished();
+      return open == nullptr ? "messages were sent that nobody received"
+                             : cat("a collective was started that ", device_list(missing(*open)),
+                                   " never called");
+    }
+    if (!returned.empty()) {
+      return cat(device_list(returned), " returned while others wait");
+    }
+    return "deadlock: every device waits and nothing can arrive";
+  }
+
+  void judge() {
+    NameTable lines;  // their texts
+    List<std::vector<int>> ranks(boxes_.size());
+    for (std::size_t i = 0; i < boxes_.size(); ++i) {
+      int& line = lines[describe(i)];
+      line = line == 0 ? static_cast<int>(lines.size()) : line;
+      ranks[static_cast<std::size_t>(line - 1)].push_back(static_cast<int>(i));
+    }
+    std::string text = "mesh.run: " + cause();
+    for (const NameTable::Entry& line : lines) {
+      text += cat("\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ",
+                  line.name);
+    }
+    waiting_.conclude(text);
+  }
+
+  const Machine& machine_;
+  const List<AxisPlacement>& axes_;
+  int threads_;
+  bool folded_;
+  OtherProcesses* others_ = nullptr;
+  Waiting waiting_;        // its mutex guards the boxes and the list of groups
+  List<List<Box>> boxes_;  // by receiver
+  List<Shared<Group>> groups_;
+  std::mutex plans_mutex_;
+  List<Shared<const CallPlan>> plans_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/endpoint.hpp
+// One device's side of the fabric: who its peers are, the call that it is in, and the log of what
+// it did. Ops that ran between two calls are in the log too, for the machine's clock.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
 
 enum class Keep { totals, records };
 
+// What one device leaves; joined in rank order after the run.
+struct DeviceLog {
+  struct Event {
+    DeviceEvent::Kind kind = DeviceEvent::Kind::compute;
+    std::size_t first = 0, last = 0;   // compute: ops
+    Shared<CallRecord> call;           // start, wait
+    const Meeting* meeting = nullptr;  // start: where the call is found if nobody waited for it
+  };
+
+  List<Event> events;
+  List<OpCost> ops;
+};
+
+// A call under way.
+struct StartedCall {
+  Seat* seat = nullptr;  // null: the device is alone in its group
+  Meeting* meeting = nullptr;
+  std::size_t event = 0;  // its start, in the log
+  CallKey key;
+  int number = 0;  // of the device's calls, from 1
+  SourceLine where;
+};
+
 class Endpoint {
  public:
-  Endpoint(Fabric& fabric, const List<AxisPlacement>& axes, int rank, int devices)
-      : fabric_(fabric), axes_(axes), rank_(rank), devices_(devices) {}
+  Endpoint(Fabric& fabric, Algorithm algorithm, int rank)
+      : fabric_(fabric), algorithm_(algorithm), rank_(rank) {}
 
   int rank() const { return rank_; }
-  int devices() const { return devices_; }
+  int devices() const { return fabric_.devices(); }
   const DeviceLog& log() const { return log_; }
+  DeviceLog& log() { return log_; }
 
   // What the device's ops came to so far. Their records are let go now and then when nobody outside
   // asked for them: a long training would fill the memory.
@@ -18358,654 +21462,694 @@ class Endpoint {
     return sum;
   }
 
-  // Where the device stands: in a call, or after so many.
+  // Where the device ended: in a call, or after so many.
   std::string where() const {
-    const std::size_t calls = log_.keys.size();
-    return open_ ? "in " + where_ : cat("after ", calls, calls == 1 ? " call" : " calls");
+    return stands_ == Stands::outside ? cat("after ", calls_, calls_ == 1 ? " call" : " calls")
+                                      : "in " + standing();
   }
-
-  AxisGroup group(int axis) const {
-    const AxisPlacement& place = axes_[static_cast<std::size_t>(axis)];
-    AxisGroup group;
-    group.axis = axis;
-    group.kind = place.kind;
-    group.size = place.size;
-    group.index = rank_ / place.stride % place.size;
-    group.first = rank_ - group.index * place.stride;
-    group.stride = place.stride;
-    return group;
+  // The call it is in: "call 2, all_gather([4], dim 0, x) at program.cpp:12".
+  std::string standing() const {
+    if (stands_ == Stands::receives) {
+      return cat("call ", calls_, ", recv(from ", peer_, ")", at(where_));
+    }
+    const std::string text = call_text(call_key_, axes_text(fabric_.axes(), call_key_.axes));
+    const bool late = call_number_ != calls_;
+    return cat(late ? "the wait for call " : "call ", call_number_, ", ", text, at(where_));
   }
 
   int find_axis(const char* function, const std::string& name) const {
     std::string names;
-    for (std::size_t i = 0; i < axes_.size(); ++i) {
-      if (axes_[i].name == name) {
+    for (std::size_t i = 0; i < fabric_.axes().size(); ++i) {
+      if (fabric_.axes()[i].name == name) {
         return static_cast<int>(i);
       }
-      names += (names.empty() ? "" : ", ") + axes_[i].name;
+      names += (names.empty() ? "" : ", ") + fabric_.axes()[i].name;
     }
     fail({function, ": no axis ", name, " on this mesh; its axes are ", names});
   }
 
-  List<AxisGroup> groups(const char* function, const Axes& axes) const {
+  std::vector<int> find_axes(const char* function, const Axes& axes) const {
     if (axes.names.empty()) {
       fail({function, ": no axis given; name at least one"});
     }
-    List<AxisGroup> out;
+    std::vector<int> out;
     for (const std::string& name : axes.names) {
       const int axis = find_axis(function, name);
-      for (const AxisGroup& earlier : out) {
-        if (earlier.axis == axis) {
+      for (const int earlier : out) {
+        if (earlier == axis) {
           fail({function, ": axis ", name, " is given twice; each axis at most once"});
         }
       }
-      out.push_back(group(axis));
+      out.push_back(axis);
     }
     return out;
   }
 
-  // All ranks that differ from this one in these axes only, in rising order.
-  std::vector<int> members(const List<AxisGroup>& groups) const {
+  std::string names_of(const std::vector<int>& axes) const {
+    return axes_text(fabric_.axes(), axes);
+  }
+  Axes axes_of(const std::vector<int>& axes) const {
+    std::vector<std::string> names;
+    for (const int axis : axes) {
+      names.push_back(fabric_.axes()[static_cast<std::size_t>(axis)].name);
+    }
+    return Axes(names);
+  }
+  std::vector<int> all_axes() const {
+    std::vector<int> out;
+    for (std::size_t i = 0; i < fabric_.axes().size(); ++i) {
+      out.push_back(static_cast<int>(i));
+    }
+    return out;
+  }
+
+  int size_of(int axis) const { return fabric_.axes()[static_cast<std::size_t>(axis)].size; }
+  int index_on(int axis) const {
+    const AxisPlacement& a = fabric_.axes()[static_cast<std::size_t>(axis)];
+    return rank_ / a.stride % a.size;
+  }
+  // Devices that differ on these axes, and this one's number among them, the first axis the
+  // slowest.
+  int size_of(const std::vector<int>& axes) const {
+    int devices = 1;
+    for (const int axis : axes) {
+      devices *= size_of(axis);
+    }
+    return devices;
+  }
+  int index_on(const std::vector<int>& axes) const {
+    int index = 0;
+    for (const int axis : axes) {
+      index = index * size_of(axis) + index_on(axis);
+    }
+    return index;
+  }
+
+  // Starts a collective: `in` goes to it, `out` will hold what comes. Either may be empty.
+  StartedCall start(CallKey key, const CollectiveOptions& options, const Tensor& in,
+                    const Tensor& out, const SourceLine& where,
+                    const std::vector<std::int64_t>& rows = std::vector<std::int64_t>()) {
+    log_ops();
+    ++calls_;
+    key.algorithm = options.algorithm;
+    key.preferred = algorithm_;
+    key.format = options.format;
+    key.schedule = options.schedule;
+    StartedCall call;
+    call.key = key;
+    call.number = calls_;
+    call.where = where;
+    call.event = log_.events.size();
+    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, Shared<CallRecord>(), nullptr});
+    if (fabric_.folded()) {
+      fold(call, in, out, where);
+      return call;
+    }
+    call.seat = &seat(key.axes);
+    if (call.seat->group->size() == 1) {
+      run_alone(call, in, out, where);
+      return call;
+    }
+    where_ = where;
+    stand_in(call);
+    Post post;
+    post.key = std::move(key);
+    post.where = where;
+    post.in = in;
+    post.out = out;
+    post.rows = rows;
+    call.meeting = fabric_.post(*call.seat, std::move(post));
+    log_.events[call.event].meeting = call.meeting;
+    stands_ = Stands::outside;
+    return call;
+  }
+
+  // Until it is done.
+  void wait(StartedCall& call) {
+    log_ops();
+    if (call.meeting != nullptr) {
+      where_ = call.where;
+      stand_in(call);
+      log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this);
+      stands_ = Stands::outside;
+      call.meeting = nullptr;
+    }
+    log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr});
+  }
+
+  // A copy goes; nobody waits.
+  void send(int to, const Tensor& value, const SourceLine& where) {
+    refuse_alone("send");
+    log_ops();
+    ++calls_;
+    Packet packet;
+    packet.value = value.clone();
+    if (!send_shape_ || send_shape_->cut.block != value.count()) {
+      send_shape_ = send_shape(value.count(), where);
+    }
+    packet.call = send_record(send_shape_, rank_, to);
+    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, packet.call, nullptr});
+    fabric_.put(rank_, to, std::move(packet));
+  }
+  Tensor recv(int from, const SourceLine& where) {
+    refuse_alone("recv");
+    log_ops();
+    ++calls_;
+    peer_ = from;
+    where_ = where;
+    stands_ = Stands::receives;
+    const Packet packet = fabric_.take(rank_, from, *this);
+    stands_ = Stands::outside;
+    log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, packet.call, nullptr});
+    return packet.value.clone();  // in this device's memory
+  }
+
+  // Ops that ran since the last call go to the log.
+  void log_ops() {
+    Profile& profile = *context().profile;
+    const std::size_t ran = profile.totals().ops;
+    if (ran == logged_) {
+      return;
+    }
+    const std::size_t first = log_.ops.size();
+    for (const OpRecord& op : profile.records_from(logged_)) {
+      log_.ops.push_back(op_cost(op));
+    }
+    log_.events.push_back(
+        {DeviceEvent::Kind::compute, first, log_.ops.size(), Shared<CallRecord>(), nullptr});
+    logged_ = ran;
+    if (keep_ == Keep::totals && ran > 1000) {
+      let_go_ = counters();
+      profile.clear();
+      logged_ = 0;
+    }
+  }
+
+ private:
+  enum class Stands { outside, calls, receives };
+  struct KnownSeat {
+    std::vector<int> axes;  // as the call names them
+    Seat* seat = nullptr;
+  };
+
+  void refuse_alone(const char* function) const {
+    if (fabric_.folded()) {
+      fail({function,
+            ": predict runs one device by itself, which has no partner; permute is right, "
+            "or run"});
+    }
+  }
+
+  void stand_in(const StartedCall& call) {
+    call_key_ = call.key;
+    call_number_ = call.number;
+    stands_ = Stands::calls;
+  }
+
+  // The device's seat among those that differ on these axes; axes of one device change nothing.
+  Seat& seat(const std::vector<int>& axes) {
+    for (const KnownSeat& known : known_) {
+      if (known.axes == axes) {
+        return *known.seat;
+      }
+    }
+    std::vector<int> rising;
     std::vector<int> ranks(1, rank_);
-    for (const AxisGroup& group : groups) {
+    for (std::size_t axis = 0; axis < fabric_.axes().size(); ++axis) {
+      const AxisPlacement& a = fabric_.axes()[axis];
+      bool named = false;
+      for (const int one : axes) {
+        named = named || one == static_cast<int>(axis);
+      }
+      if (!named || a.size == 1) {
+        continue;
+      }
+      rising.push_back(static_cast<int>(axis));
       std::vector<int> more;
-      for (const int base : ranks) {
-        for (int i = 0; i < group.size; ++i) {
-          more.push_back(base + (i - group.index) * group.stride);
+      for (const int rank : ranks) {
+        for (int i = 0; i < a.size; ++i) {
+          more.push_back(rank + (i - index_on(static_cast<int>(axis))) * a.stride);
         }
       }
       ranks = more;
     }
-    std::vector<double> keys;
-    for (const int rank : ranks) {
-      keys.push_back(rank);
+    Seat* seat = nullptr;
+    for (const Shared<Seat>& known : seats_) {
+      seat = known->group->axes == rising ? known.get() : seat;
     }
-    std::vector<int> sorted;
-    for (const std::size_t i : stable_order(keys)) {
-      sorted.push_back(ranks[i]);
+    if (seat == nullptr) {
+      seats_.push_back(Shared<Seat>(new Seat(fabric_.seat(rank_, rising, ranks))));
+      seat = seats_.back().get();
     }
-    return sorted;
+    known_.push_back({axes, seat});
+    return *seat;
   }
 
-  // Begins a collective over `ranks` (this one among them) once all of them call the same.
-  void open(const CollectiveCall& call, const std::vector<int>& ranks) {
-    begin(call, MessageStart::both_ready);
-    group_ = ranks.front();
-    // Lowest and highest rank tell groups apart: their distance says which axes it spans.
-    fabric_.meet(rank_, cat(ranks.front(), "-", ranks.back()), ranks, text(call), where_);
+  void run_alone(StartedCall& call, const Tensor& in, const Tensor& out, const SourceLine& where) {
+    const Shared<const CallPlan> plan = fabric_.plan(call.key, where);
+    DeviceBuffers buffers;
+    buffers.in = in.defined() ? in.origin() : nullptr;
+    buffers.out = out.defined() ? out.origin() : nullptr;
+    execute(plan->exchange, &buffers);
+    Shared<CallRecord> record(new CallRecord);
+    record->logged.shape = plan->shape;
+    record->logged.members = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
+    log_.events[call.event].call = record;
   }
 
-  // Begins a send or a receive of the user: nobody else needs to call it.
-  void open_alone(const CollectiveCall& call) {
-    begin(call, MessageStart::sender_ready);
-    group_ = rank_;
-  }
-
-  void close() { open_ = false; }
-
-  // What follows, until the next step, happens at the same time.
-  void step() {
-    ++step_;
-    ++call_step_;
-  }
-
-  void send(int to, const float* numbers, std::int64_t count, const Shape& shape = Shape()) {
-    Packet packet;
-    packet.shape = shape;
-    packet.numbers.assign(numbers, numbers + count);
-    packet.index = log_.sent.size();
-    Message message;
-    message.from = rank_;
-    message.to = to;
-    message.bytes = static_cast<double>(count) * element_bytes;
-    message.from_step = step_;
-    message.call = static_cast<int>(log_.calls.size()) - 1;
-    message.group = group_;
-    message.step = call_step_;
-    message.start = start_;
-    log_.sent.push_back(message);
-    fabric_.put(rank_, to, channel(), std::move(packet));
-  }
-
-  Packet take(int from) {
-    Packet packet = fabric_.take(rank_, from, channel(), where_);
-    log_.received.push_back({from, packet.index, step_});
-    return packet;
-  }
-
- private:
-  static std::string text(const CollectiveCall& call) {
-    std::string inside = call.arguments;
-    inside += !inside.empty() && !call.axes.empty() ? ", " : "";
-    return cat(call.name, "(", inside, call.axes, ")");
-  }
-
-  Channel channel() const {
-    return start_ == MessageStart::both_ready ? Channel::collective : Channel::user;
-  }
-
-  void begin(const CollectiveCall& call, MessageStart start) {
-    if (keep_ == Keep::totals && context().profile->totals().ops > 1000) {
-      let_go_ = counters();
-      context().profile->clear();
+  // Symmetric devices are one: the others' numbers are this one's.
+  void fold(const StartedCall& call, const Tensor& in, Tensor out, const SourceLine& where) {
+    CallShape* const shape = new CallShape;
+    Shared<CallRecord> record(new CallRecord);
+    record->logged.shape = Shared<const CallShape>(shape);
+    Exchange exchange;
+    describe_call(call.key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
+    log_.events[call.event].call = record;
+    const bool sums = call.key.how == Reduce::sum && (call.key.what == Collective::all_reduce ||
+                                                      call.key.what == Collective::reduce_scatter ||
+                                                      call.key.what == Collective::reduce);
+    const float times = sums ? static_cast<float>(exchange.devices) : 1.0f;
+    for (std::int64_t i = 0; out.defined() && i < out.count(); ++i) {
+      out.data()[i] = in.count() > 0 ? in.data()[i % in.count()] * times : 0.0f;
     }
-    // The n-th time that a device runs a line is the same as the n-th time on its peers. Sends
-    // differ in whom they name, so they are counted alone: the n-th send of each is one row.
-    const std::string line = start == MessageStart::both_ready ? text(call) : call.name;
-    log_.keys.push_back(cat(line, " #", ++times_[line]));
-    log_.calls.push_back(call);
-    where_ = cat("call ", log_.keys.size(), ", ", text(call));
-    start_ = start;
-    call_step_ = -1;
-    open_ = true;
   }
 
   Fabric& fabric_;
-  const List<AxisPlacement>& axes_;
+  Algorithm algorithm_;  // the mesh's
   int rank_;
-  int devices_;
   DeviceLog log_;
   Keep keep_ = Keep::records;
   Counters let_go_;
-  NameTable times_;
-  std::string where_;
-  bool open_ = false;
-  MessageStart start_ = MessageStart::both_ready;
-  int group_ = 0;
-  int step_ = -1;
-  int call_step_ = -1;
+  std::size_t logged_ = 0;  // of the profile's records
+  int calls_ = 0;
+  Stands stands_ = Stands::outside;
+  CallKey call_key_;
+  int call_number_ = 0;
+  SourceLine where_;
+  int peer_ = 0;
+  List<Shared<Seat>> seats_;
+  List<KnownSeat> known_;
+  Shared<const CallShape> send_shape_;
 };
 
-inline std::string axes_text(const Axes& axes) {
-  std::string out;
-  for (const std::string& name : axes.names) {
-    out += (out.empty() ? "" : ",") + name;
+// The call of a start or wait; null where nobody made it come about.
+inline CallRecord* record_of(const DeviceLog::Event& event) {
+  return event.call                 ? event.call.get()
+         : event.meeting != nullptr ? event.meeting->call.get()
+                                    : nullptr;
+}
+
+// Numbers the calls and the lines of the program: one line for the n-th time that a device makes
+// the same call. Sends differ in whom they name, so the n-th send of each device is one line.
+inline void number_calls(const DeviceLog& device, NameTable& lines, RunLog& log) {
+  NameTable times;
+  for (const DeviceLog::Event& event : device.events) {
+    CallRecord* const call = record_of(event);
+    if (event.kind == DeviceEvent::Kind::start && call != nullptr) {
+      const CallShape& shape = *call->logged.shape;
+      const std::string text = cat(shape.name, "(", shape.arguments, ", ", shape.axes, ")");
+      const int time = ++times[text];
+      if (call->number < 0) {
+        int& line = lines[cat(text, " #", time)];
+        line = line == 0 ? static_cast<int>(lines.size()) : line;
+        call->number = static_cast<int>(log.calls.size());
+        call->logged.line = line - 1;
+        log.calls.push_back(call->logged);
+      }
+    }
   }
+}
+
+inline RunLog join_logs(const List<const DeviceLog*>& devices) {
+  RunLog log;
+  log.devices = static_cast<int>(devices.size());
+  NameTable lines;
+  for (const DeviceLog* device : devices) {
+    number_calls(*device, lines, log);
+  }
+  for (const NameTable::Entry& line : lines) {
+    log.lines.push_back(line.name);
+  }
+  for (const DeviceLog* device : devices) {
+    List<DeviceEvent> program;
+    for (const DeviceLog::Event& event : device->events) {
+      const CallRecord* const call = record_of(event);
+      if (event.kind == DeviceEvent::Kind::compute) {
+        program.push_back({event.kind, event.first, event.last});
+      } else if (call != nullptr) {
+        program.push_back({event.kind, static_cast<std::size_t>(call->number), 0});
+      }
+    }
+    log.programs.push_back(program);
+    log.ops.push_back(device->ops);
+  }
+  return log;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/collectives.hpp
+// The collectives of a device, on tensors: what each takes, gives and carries back.
+// Gradients: what all_reduce gives is used alike on all devices, what the others give by each for
+// itself. So all_reduce carries back what came; all_gather a reduce_scatter, reduce_scatter an
+// all_gather; broadcast a reduce, reduce a broadcast; gather a scatter, scatter a gather;
+// all_to_all and permute their inverses (the transposes of chapter 3 of the scaling book).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A collective that was started, and what carries a gradient back through it.
+struct Underway {
+  Endpoint* device = nullptr;  // null: nothing is pending
+  StartedCall call;
+  CollectiveOptions options;
+  SourceLine where;
+  std::vector<std::int64_t> sent, got;  // ragged: rows to and from each
+  Tensor in, out;
+};
+
+Tensor carry_back(const Underway& forward, const Tensor& dy);
+
+inline Tensor finish(Underway& now) {
+  if (now.device == nullptr) {
+    fail({"Pending::wait: nothing is pending; it was never started, or waited for already"});
+  }
+  now.device->wait(now.call);
+  Tensor out = now.out;
+  if (tracked({&now.in})) {
+    Underway forward = now;
+    const bool winners = now.call.key.how == Reduce::max || now.call.key.how == Reduce::min;
+    forward.in = winners ? now.in.detach() : Tensor();
+    forward.out = winners ? now.out.detach() : Tensor();
+    attach(out, name_of(now.call.key.what), {&now.in},
+           [forward, slot = now.in.slot()](const Tensor& dy) {
+             add_grad(slot, carry_back(forward, dy));
+           });
+  }
+  now = Underway();
   return out;
 }
 
-inline int count_devices(const List<AxisGroup>& groups) {
-  int devices = 1;
-  for (const AxisGroup& group : groups) {
-    devices *= group.size;
-  }
-  return devices;
-}
+}  // namespace detail
 
-// The number of this device among those of several axes, the first axis the slowest.
-inline int index_over(const List<AxisGroup>& groups) {
-  int index = 0;
-  for (const AxisGroup& group : groups) {
-    index = index * group.size + group.index;
-  }
-  return index;
-}
+// A collective under way; `wait` gives its result, once. Until then the tensor that went in must
+// not change.
+class Pending {
+ public:
+  Pending() = default;
+  explicit Pending(const detail::Underway& started) : now_(started) {}
+  Tensor wait() { return detail::finish(now_); }
 
+ private:
+  detail::Underway now_;
+};
+
+namespace detail {
+
+// What a collective moves.
 inline void check_given(const char* function, const Tensor& t) {
   if (!t.defined()) {
     fail({function, ": the tensor is empty (default-constructed); give one with a shape"});
   }
 }
 
-// What a collective moves: a tensor with data, and no gradient to carry back.
-inline void check_moved(const char* function, const Tensor& t) {
-  check_given(function, t);
-  if (t.requires_grad() && context().no_grad == 0) {
-    fail({function, ": the tensor ", t.shape(),
-          " requires a gradient, and a collective "
-          "carries none back; right is t.detach(), or a NoGrad scope"});
-  }
-}
-
-}  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/mesh/all_gather.hpp
-// all_gather: A[I_x] -> A[I], every device ends with the chunks of all.
-// In step k a device passes on the chunk that began k - 1 devices away, to its right while that
-// chunk still has to go right, and to its left; N - 1 steps on a line or a ring used one way.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// `whole` holds chunks of `elements` numbers, this device's filled in; fills in the others.
-inline void gather_chunks(Endpoint& device, const AxisGroup& axis, float* whole,
-                          std::int64_t elements) {
-  const int n = axis.size;
-  const auto send = [&](int c, int to) {
-    device.send(axis.rank(to), whole + chunk_begin(elements, n, c), chunk_size(elements, n, c));
-  };
-  const auto take = [&](int c, int from) {
-    const Packet packet = device.take(axis.rank(from));
-    if (!packet.numbers.empty()) {
-      std::memcpy(whole + chunk_begin(elements, n, c), packet.numbers.data(),
-                  packet.numbers.size() * sizeof(float));
-    }
-  };
-  for (int k = 1; k <= axis_steps(axis.kind, n); ++k) {
-    const int goes_right = modulo(axis.index - (k - 1), n);
-    const int goes_left = modulo(axis.index + (k - 1), n);
-    const int from_left = modulo(axis.index - k, n);
-    const int from_right = modulo(axis.index + k, n);
-    device.step();
-    if (k <= reach(axis.kind, n, goes_right).right) {
-      send(goes_right, axis.index + 1);
-    }
-    if (k <= reach(axis.kind, n, goes_left).left) {
-      send(goes_left, axis.index - 1);
-    }
-    if (k <= reach(axis.kind, n, from_left).right) {
-      take(from_left, axis.index - 1);
-    }
-    if (k <= reach(axis.kind, n, from_right).left) {
-      take(from_right, axis.index + 1);
-    }
-  }
-}
-
-// Along one axis; the results of its devices side by side in dimension d.
-inline Tensor gather_axis(Endpoint& device, const AxisGroup& axis, const Tensor& t, int d) {
-  const std::int64_t block = inner_count(t.shape(), d) * t.dim(d);  // contiguous in t
-  const std::int64_t blocks = block == 0 ? 0 : t.count() / block;
-  const std::int64_t elements = t.count() * axis.size;
-  Shape shape = t.shape();
-  shape.set(d, t.dim(d) * axis.size);
-  Tensor out(shape);
-  std::vector<float> chunks;
-  float* whole = out.data();
-  if (blocks > 1) {
-    chunks.resize(static_cast<std::size_t>(elements));
-    whole = chunks.data();
-  }
-  copy_blocks(1, t.count(), contiguous(t).data(), 0, whole + axis.index * t.count(), 0);
-  gather_chunks(device, axis, whole, elements);
-  for (int c = 0; c < axis.size && blocks > 1; ++c) {
-    copy_blocks(blocks, block, whole + c * t.count(), block, out.data() + c * block,
-                block * axis.size);
-  }
-  return out;
-}
-
-// All devices of the axes call it with equal shapes. The innermost axis is gathered first.
-inline Tensor all_gather(Endpoint& device, const Tensor& t, const Axes& axes, int dim) {
-  check_moved("all_gather", t);
-  const int d = check_dim("all_gather", t, dim);
-  const List<AxisGroup> groups = device.groups("all_gather", axes);
-  CollectiveCall call;
-  call.name = "all_gather";
-  call.axes = axes_text(axes);
-  call.arguments = cat(t.shape(), ", dim ", d);
-  call.devices = count_devices(groups);
-  std::int64_t elements = t.count();
-  for (std::size_t i = groups.size(); i-- > 0;) {
-    elements *= groups[i].size;
-    call.stages.push_back({Collective::all_gather, groups[i].kind, groups[i].size, elements, 0});
-    call.stage_axes.push_back(groups[i].axis);
-  }
-  device.open(call, device.members(groups));
-  Tensor out = t.detach();
-  for (std::size_t i = groups.size(); i-- > 0;) {
-    out = gather_axis(device, groups[i], out, d);
-  }
-  device.close();
-  return out;
-}
-
-}  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/mesh/reduce_scatter.hpp
-// reduce_scatter: A[I] {U_x} -> A[I_x], the sum over devices, each keeping its own chunk of it.
-// all_gather run backwards: the partial sum of a chunk comes from the far ends towards its device
-// c, which ends with (x_c + right part) + left part, each part summed from its far end inwards.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// A NaN on any device is the result: max and min do not hide it.
-inline void combine(Reduce how, const std::vector<float>& part, float* into) {
-  const std::size_t n = part.size();
-  for (std::size_t i = 0; i < n; ++i) {
-    switch (how) {
-      case Reduce::sum:
-      case Reduce::mean: into[i] += part[i]; break;
-      case Reduce::max: into[i] = into[i] < part[i] || is_nan(part[i]) ? part[i] : into[i]; break;
-      case Reduce::min: into[i] = part[i] < into[i] || is_nan(part[i]) ? part[i] : into[i]; break;
-    }
-  }
-}
-
-// `whole` holds this device's `elements` numbers; its own chunk becomes the result over the axis
-// (a mean still to be divided), the others are used up.
-inline void scatter_chunks(Endpoint& device, const AxisGroup& axis, float* whole,
-                           std::int64_t elements, Reduce how) {
-  const int n = axis.size;
-  const auto send = [&](int c, int to) {
-    device.send(axis.rank(to), whole + chunk_begin(elements, n, c), chunk_size(elements, n, c));
-  };
-  const auto take = [&](int c, int from) {
-    combine(how, device.take(axis.rank(from)).numbers, whole + chunk_begin(elements, n, c));
-  };
-  for (int k = axis_steps(axis.kind, n); k >= 1; --k) {
-    const int goes_left = modulo(axis.index - k, n);
-    const int goes_right = modulo(axis.index + k, n);
-    const int from_right = modulo(axis.index - (k - 1), n);
-    const int from_left = modulo(axis.index + (k - 1), n);
-    device.step();
-    if (k <= reach(axis.kind, n, goes_left).right) {
-      send(goes_left, axis.index - 1);
-    }
-    if (k <= reach(axis.kind, n, goes_right).left) {
-      send(goes_right, axis.index + 1);
-    }
-    if (k <= reach(axis.kind, n, from_right).right) {
-      take(from_right, axis.index + 1);
-    }
-    if (k <= reach(axis.kind, n, from_left).left) {
-      take(from_left, axis.index - 1);
-    }
-  }
-}
-
-inline void divide(float* numbers, std::int64_t count, int devices) {
-  for (std::int64_t i = 0; i < count; ++i) {
-    numbers[i] /= static_cast<float>(devices);
-  }
-}
-
-// Along one axis; device i keeps part i of dimension d.
-inline Tensor scatter_axis(Endpoint& device, const AxisGroup& axis, const Tensor& t, int d,
-                           Reduce how) {
-  Shape shape = t.shape();
-  shape.set(d, t.dim(d) / axis.size);
-  Tensor out(shape);
-  const std::int64_t block = inner_count(shape, d) * shape[d];
-  const std::int64_t blocks = block == 0 ? 0 : out.count() / block;
-  std::vector<float> chunks(static_cast<std::size_t>(t.count()));
-  const Tensor own = contiguous(t);
-  for (int c = 0; c < axis.size; ++c) {
-    copy_blocks(blocks, block, own.data() + c * block, block * axis.size,
-                chunks.data() + c * out.count(), block);
-  }
-  scatter_chunks(device, axis, chunks.data(), t.count(), how);
-  copy_blocks(1, out.count(), chunks.data() + axis.index * out.count(), 0, out.data(), 0);
-  return out;
-}
-
-// All devices of the axes call it with equal shapes. The outermost axis is scattered first.
-inline Tensor reduce_scatter(Endpoint& device, const Tensor& t, const Axes& axes, int dim,
-                             Reduce how) {
-  check_moved("reduce_scatter", t);
-  const int d = check_dim("reduce_scatter", t, dim);
-  const List<AxisGroup> groups = device.groups("reduce_scatter", axes);
-  CollectiveCall call;
-  call.name = "reduce_scatter";
-  call.axes = axes_text(axes);
-  call.arguments = cat(t.shape(), ", dim ", d, ", ", name_of(how));
-  call.devices = count_devices(groups);
-  if (t.dim(d) % call.devices != 0) {
-    fail({"reduce_scatter: dimension ", d, " of ", t.shape(), " over ", call.devices,
-          " devices of ", call.axes, "; its size must be a multiple of ", call.devices});
-  }
-  std::int64_t elements = t.count();
-  for (const AxisGroup& group : groups) {
-    call.stages.push_back({Collective::reduce_scatter, group.kind, group.size, elements, 0});
-    call.stage_axes.push_back(group.axis);
-    elements /= group.size;
-  }
-  device.open(call, device.members(groups));
-  Tensor out = t.detach();
-  for (const AxisGroup& group : groups) {
-    out = scatter_axis(device, group, out, d, how);
-  }
-  if (how == Reduce::mean) {
-    divide(out.data(), out.count(), call.devices);
-  }
-  device.close();
-  return out;
-}
-
-}  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/mesh/all_reduce.hpp
-// all_reduce: A[I] {U_x} -> A[I], every device ends with the same sum, bit for bit.
-// reduce_scatter, then all_gather of what each device has summed: 2 (N - 1) / N of the bytes. Over
-// several axes the chunk of the first is reduced over the second, and gathered back last.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-inline void add_stage(CollectiveCall& call, Collective what, const AxisGroup& group,
-                      std::int64_t elements) {
-  call.stages.push_back({what, group.kind, group.size, elements, 0});
-  call.stage_axes.push_back(group.axis);
-}
-
-// The stages that the first device of the axes runs: it has the largest chunks.
-inline void all_reduce_stages(CollectiveCall& call, const List<AxisGroup>& groups,
-                              std::int64_t elements) {
-  List<std::int64_t> sizes;
-  for (const AxisGroup& group : groups) {
-    sizes.push_back(elements);
-    add_stage(call, Collective::reduce_scatter, group, elements);
-    elements = chunk_size(elements, group.size, 0);
-  }
-  for (std::size_t i = groups.size(); i-- > 0;) {
-    add_stage(call, Collective::all_gather, groups[i], sizes[i]);
-  }
-}
-
-// All devices of the axes call it with equal shapes; any size, chunks may be uneven.
-inline Tensor all_reduce(Endpoint& device, const Tensor& t, const Axes& axes, Reduce how) {
-  check_moved("all_reduce", t);
-  const List<AxisGroup> groups = device.groups("all_reduce", axes);
-  CollectiveCall call;
-  call.name = "all_reduce";
-  call.axes = axes_text(axes);
-  call.arguments = cat(t.shape(), ", ", name_of(how));
-  call.devices = count_devices(groups);
-  all_reduce_stages(call, groups, t.count());
-  device.open(call, device.members(groups));
-  Tensor out = t.clone();
-  List<float*> begins;
-  List<std::int64_t> sizes;
-  float* numbers = out.data();
-  std::int64_t count = out.count();
-  for (const AxisGroup& group : groups) {
-    begins.push_back(numbers);
-    sizes.push_back(count);
-    scatter_chunks(device, group, numbers, count, how);
-    numbers += chunk_begin(count, group.size, group.index);
-    count = chunk_size(count, group.size, group.index);
-  }
-  if (how == Reduce::mean) {
-    divide(numbers, count, call.devices);
-  }
-  for (std::size_t i = groups.size(); i-- > 0;) {
-    gather_chunks(device, groups[i], begins[i], sizes[i]);
-  }
-  device.close();
-  return out;
-}
-
-}  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/mesh/broadcast.hpp
-// broadcast: every device of an axis ends with the root's numbers.
-// A chain from neighbour to neighbour of H links, through which H chunks stream: 2 H - 1 steps of
-// alpha + (V / H) / W. On a line, or a ring used both ways, two chains leave the root.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// Where a device stands in the chains: how far from the root, whether it takes and passes on.
-struct ChainPlace {
-  int distance = 0;           // links from the root
-  int from = -1;              // index of the device before, -1 at the root
-  int right = -1, left = -1;  // indices of the devices after, -1 at an end
+// A call of a device, before it is made.
+struct Calling {
+  Endpoint& device;
+  CollectiveOptions options;
+  SourceLine where;
 };
 
-inline ChainPlace chain_place(const AxisGroup& axis, int root) {
-  const int n = axis.size;
-  const Reach span = reach(axis.kind, n, root);
-  const int right = modulo(axis.index - root, n);
-  const int left = modulo(root - axis.index, n);
-  ChainPlace place;
-  if (right <= span.right) {
-    place.distance = right;
-    place.from = right > 0 ? modulo(axis.index - 1, n) : -1;
-    place.right = right < span.right ? modulo(axis.index + 1, n) : -1;
-  }
-  if (right == 0 || right > span.right) {
-    place.distance = left;
-    place.from = left > 0 ? modulo(axis.index + 1, n) : -1;
-    place.left = left < span.left ? modulo(axis.index - 1, n) : -1;
-  }
-  return place;
+inline CallKey call_key(const Calling& by, Collective what, const Tensor& t, const Axes& axes,
+                        int dim) {
+  check_given(name_of(what), t);
+  CallKey key;
+  key.what = what;
+  key.axes = by.device.find_axes(name_of(what), axes);
+  key.shape = t.shape();
+  key.dim = dim < 0 || dim >= t.dims() || t.dims() == 0 ? check_dim(name_of(what), t, dim) : dim;
+  return key;
 }
 
-inline void stream_chunks(Endpoint& device, const AxisGroup& axis, int root, float* numbers,
-                          std::int64_t elements) {
-  const Reach span = reach(axis.kind, axis.size, root);
-  const int chunks = std::max(span.right, span.left);
-  const ChainPlace place = chain_place(axis, root);
-  for (int step = 0; step < 2 * chunks - 1; ++step) {
-    const int out = step - place.distance;  // chunk to pass on; the next one comes in meanwhile
-    const int in = out + 1;
-    device.step();
-    for (const int to : {place.right, place.left}) {
-      if (to >= 0 && out >= 0 && out < chunks) {
-        device.send(axis.rank(to), numbers + chunk_begin(elements, chunks, out),
-                    chunk_size(elements, chunks, out));
-      }
-    }
-    if (place.from >= 0 && in >= 0 && in < chunks) {
-      const Packet packet = device.take(axis.rank(place.from));
-      if (!packet.numbers.empty()) {
-        std::memcpy(numbers + chunk_begin(elements, chunks, in), packet.numbers.data(),
-                    packet.numbers.size() * sizeof(float));
-      }
-    }
+inline void check_root(const Calling& by, const CallKey& key) {
+  const int n = by.device.size_of(key.axes);
+  if (key.root < 0 || key.root >= n) {
+    fail({name_of(key.what), ": root ", key.root, " of ", n, " devices; the root is 0 to ", n - 1});
   }
 }
 
-// All devices of the axis call it with equal shapes; `root` is an index on the axis.
-inline Tensor broadcast_from(Endpoint& device, const Tensor& t, const std::string& name, int root) {
-  check_moved("broadcast", t);
-  const AxisGroup axis = device.group(device.find_axis("broadcast", name));
-  if (root < 0 || root >= axis.size) {
-    fail({"broadcast: root ", root, " on axis ", name, " of ", axis.size,
-          " devices; the root is 0 to ", axis.size - 1});
-  }
-  CollectiveCall call;
-  call.name = "broadcast";
-  call.axes = name;
-  call.arguments = cat(t.shape(), ", root ", root);
-  call.devices = axis.size;
-  call.stages.push_back({Collective::broadcast, axis.kind, axis.size, t.count(), root});
-  call.stage_axes.push_back(axis.axis);
-  device.open(call, device.members({axis}));
-  Tensor out = t.clone();
-  stream_chunks(device, axis, root, out.data(), t.count());
-  device.close();
-  return out;
-}
-
-}  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/mesh/permute.hpp
-// permute: device i of an axis ends with the numbers of device i - shift, around the end.
-// And what has no formula: a user's own send and recv, and the barrier, in which device r tells
-// r + 1, r + 2, r + 4, ... that it has come (dissemination, ceil(log2 N) steps of no bytes).
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-inline Tensor from_packet(const Packet& packet) {
-  Tensor out(packet.shape);
-  copy_blocks(1, out.count(), packet.numbers.data(), 0, out.data(), 0);
-  return out;
-}
-
-// All devices of the axis call it with equal shapes and shift; a shift may be negative.
-inline Tensor permute(Endpoint& device, const Tensor& t, const std::string& name, int shift) {
-  check_moved("permute", t);
-  const AxisGroup axis = device.group(device.find_axis("permute", name));
-  CollectiveCall call;
-  call.name = "permute";
-  call.axes = name;
-  call.arguments = cat(t.shape(), ", shift ", shift);
-  call.devices = axis.size;
-  const int offset = modulo(shift, axis.size);
-  call.stages.push_back({Collective::permute, axis.kind, axis.size, t.count(), offset});
-  call.stage_axes.push_back(axis.axis);
-  device.open(call, device.members({axis}));
-  Tensor out;
-  if (offset == 0) {
-    out = t.clone();
-  } else {
-    device.step();
-    device.send(axis.rank(axis.index + offset), contiguous(t).data(), t.count(), t.shape());
-    out = from_packet(device.take(axis.rank(std::int64_t{axis.index} - offset)));
-  }
-  device.close();
-  return out;
-}
-
-inline void check_peer(const char* function, const Endpoint& device, int rank) {
-  if (rank < 0 || rank >= device.devices() || rank == device.rank()) {
-    fail({function, ": device ", device.rank(), " names device ", rank,
-          "; the others are among 0 to ", device.devices() - 1});
+inline void check_divides(const Calling& by, const CallKey& key, int dim) {
+  const int n = by.device.size_of(key.axes);
+  if (key.shape[dim] % n != 0) {
+    fail({name_of(key.what), ": dimension ", dim, " of ", key.shape, " over ", n, " devices of ",
+          by.device.names_of(key.axes), "; its size must be a multiple of ", n});
   }
 }
 
-// Returns at once; the receiver calls recv_from.
-inline void send_to(Endpoint& device, const Tensor& t, int rank) {
-  check_moved("send", t);
-  check_peer("send", device, rank);
-  CollectiveCall call;
-  call.name = "send";
-  call.arguments = cat(t.shape(), ", to ", rank);
-  call.devices = 2;
-  device.open_alone(call);
-  device.step();
-  device.send(rank, contiguous(t).data(), t.count(), t.shape());
-  device.close();
+// `gives`: this device has a result of `out`; else it is an empty one, of shape [0].
+inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, const Shape& out,
+                     bool gives = true) {
+  Underway now;
+  now.device = &by.device;
+  now.options = by.options;
+  now.where = by.where;
+  now.in = t;
+  now.out = Tensor(gives ? out : Shape({0}));
+  now.call = by.device.start(key, by.options, contiguous(t.detach()), gives ? now.out : Tensor(),
+                             by.where);
+  return Pending(now);
 }
 
-// The next tensor that device `rank` sent to this one.
-inline Tensor recv_from(Endpoint& device, int rank) {
-  check_peer("recv", device, rank);
-  CollectiveCall call;
-  call.name = "recv";
-  call.arguments = cat("from ", rank);
-  call.devices = 2;
-  device.open_alone(call);
-  device.step();
-  Tensor out = from_packet(device.take(rank));
-  device.close();
-  return out;
+inline bool is_root(const Calling& by, const CallKey& key) {
+  return by.device.index_on(key.axes) == key.root;
+}
+
+inline Shape scaled(Shape shape, int dim, int times) {
+  shape.set(dim, shape[dim] * times);
+  return shape;
+}
+inline Shape divided(Shape shape, int dim, int parts) {
+  shape.set(dim, shape[dim] / parts);
+  return shape;
+}
+
+inline Pending start_all_gather(const Calling& by, const Tensor& t, const Axes& axes, int dim) {
+  const CallKey key = call_key(by, Collective::all_gather, t, axes, dim);
+  return start(by, key, t, scaled(key.shape, key.dim, by.device.size_of(key.axes)));
+}
+
+inline Pending start_reduce_scatter(const Calling& by, const Tensor& t, const Axes& axes, int dim,
+                                    Reduce how) {
+  CallKey key = call_key(by, Collective::reduce_scatter, t, axes, dim);
+  key.how = how;
+  check_divides(by, key, key.dim);
+  return start(by, key, t, divided(key.shape, key.dim, by.device.size_of(key.axes)));
+}
+
+// What has no dimension is moved as it lies.
+inline CallKey flat_key(const Calling& by, Collective what, const Tensor& t, const Axes& axes) {
+  check_given(name_of(what), t);
+  CallKey key;
+  key.what = what;
+  key.axes = by.device.find_axes(name_of(what), axes);
+  key.shape = t.shape();
+  return key;
+}
+
+inline Pending start_all_reduce(const Calling& by, const Tensor& t, const Axes& axes, Reduce how) {
+  CallKey key = flat_key(by, Collective::all_reduce, t, axes);
+  key.how = how;
+  return start(by, key, t, key.shape);
+}
+
+inline Pending start_all_to_all(const Calling& by, const Tensor& t, const Axes& axes, int split_dim,
+                                int concat_dim) {
+  CallKey key = call_key(by, Collective::all_to_all, t, axes, split_dim);
+  key.to_dim = check_dim("all_to_all", t, concat_dim);
+  check_divides(by, key, key.dim);
+  const int n = by.device.size_of(key.axes);
+  return start(by, key, t, scaled(divided(key.shape, key.dim, n), key.to_dim, n));
+}
+
+inline Pending start_broadcast(const Calling& by, const Tensor& t, const Axes& axes, int root) {
+  CallKey key = flat_key(by, Collective::broadcast, t, axes);
+  key.root = root;
+  check_root(by, key);
+  return start(by, key, t, key.shape);
+}
+
+inline Pending start_reduce(const Calling& by, const Tensor& t, const Axes& axes, int root,
+                            Reduce how) {
+  CallKey key = flat_key(by, Collective::reduce, t, axes);
+  key.root = root;
+  key.how = how;
+  check_root(by, key);
+  return start(by, key, t, key.shape, is_root(by, key));
+}
+
+inline Pending start_gather(const Calling& by, const Tensor& t, const Axes& axes, int root,
+                            int dim) {
+  CallKey key = call_key(by, Collective::gather, t, axes, dim);
+  key.root = root;
+  check_root(by, key);
+  return start(by, key, t, scaled(key.shape, key.dim, by.device.size_of(key.axes)),
+               is_root(by, key));
+}
+
+inline Pending start_scatter(const Calling& by, const Tensor& t, const Axes& axes, int root,
+                             int dim) {
+  CallKey key = call_key(by, Collective::scatter, t, axes, dim);
+  key.root = root;
+  check_root(by, key);
+  check_divides(by, key, key.dim);
+  return start(by, key, t, divided(key.shape, key.dim, by.device.size_of(key.axes)));
+}
+
+inline Pending start_permute(const Calling& by, const Tensor& t, const Axes& axes, int shift) {
+  CallKey key = flat_key(by, Collective::permute, t, axes);
+  key.root = modulo(shift, by.device.size_of(key.axes));
+  return start(by, key, t, key.shape);
+}
+
+// Device i of the group gets rows[i] rows of dimension 0, in order; how many rows come from each is
+// learned in an all_to_all of the counts. `got` becomes them.
+inline Tensor ragged_all_to_all(const Calling& by, const Tensor& t, const Axes& axes,
+                                const std::vector<std::int64_t>& rows,
+                                std::vector<std::int64_t>& got) {
+  CallKey key = call_key(by, Collective::all_to_all, t, axes, 0);
+  const std::size_t n = static_cast<std::size_t>(by.device.size_of(key.axes));
+  std::int64_t sum = 0;
+  bool right = rows.size() == n;
+  for (const std::int64_t count : rows) {
+    right = right && count >= 0 && count <= (std::int64_t{1} << 24);  // exact in a float
+    sum += count;
+  }
+  if (!right || sum != t.dim(0)) {
+    fail({"all_to_all: ", rows.size(), " counts that add up to ", sum, " for a tensor ", t.shape(),
+          " over ", n,
+          " devices; one count of 0 to 2^24 for each, together dimension 0, is right"});
+  }
+  Tensor counts({static_cast<std::int64_t>(n)});
+  for (std::size_t i = 0; i < n; ++i) {
+    counts.data()[i] = static_cast<float>(rows[i]);
+  }
+  const Tensor came = start_all_to_all(by, counts, axes, 0, 0).wait();
+  got.clear();
+  Shape out = t.shape();
+  out.set(0, 0);
+  for (std::size_t i = 0; i < n; ++i) {
+    got.push_back(static_cast<std::int64_t>(came.data()[i]));
+    out.set(0, out[0] + got.back());
+  }
+  key.shape.set(0, 1);  // what all devices have alike
+  key.to_dim = -1;
+  Underway now;
+  now.device = &by.device;
+  now.options = by.options;
+  now.where = by.where;
+  now.sent = rows;
+  now.got = got;
+  now.in = t;
+  now.out = Tensor(out);
+  now.call = by.device.start(key, by.options, contiguous(t.detach()), now.out, by.where, rows);
+  return finish(now);
 }
 
 // Every device of the mesh calls it.
-inline void barrier(Endpoint& device) {
-  CollectiveCall call;
-  call.name = "barrier";
-  call.devices = device.devices();
-  std::vector<int> all;
-  for (int rank = 0; rank < device.devices(); ++rank) {
-    all.push_back(rank);
+inline void barrier(const Calling& by) {
+  CallKey key;
+  key.axes = by.device.all_axes();
+  StartedCall call = by.device.start(key, by.options, Tensor(), Tensor(), by.where);
+  by.device.wait(call);
+}
+
+// ---- Gradients ----
+
+// What came to the root goes back there; the others had nothing.
+inline Tensor zeros_but_root(const Calling& by, const CallKey& key, const Tensor& at_root) {
+  return is_root(by, key) ? at_root : zeros(key.shape);
+}
+
+inline Tensor carry_back_winners(const Calling& by, const Underway& forward, const Tensor& dy) {
+  const CallKey& key = forward.call.key;
+  Tensor out = forward.out, back = dy;
+  if (key.what == Collective::reduce_scatter) {
+    const Axes axes = by.device.axes_of(key.axes);
+    out = start_all_gather(by, out, axes, key.dim).wait();
+    back = start_all_gather(by, dy, axes, key.dim).wait();
+  } else if (key.what == Collective::reduce) {
+    const Axes axes = by.device.axes_of(key.axes);
+    out = start_broadcast(by, is_root(by, key) ? out : zeros(key.shape), axes, key.root).wait();
+    back = start_broadcast(by, is_root(by, key) ? dy : zeros(key.shape), axes, key.root).wait();
   }
-  device.open(call, all);
-  for (int distance = 1; distance < device.devices(); distance *= 2) {
-    device.step();
-    device.send(modulo(device.rank() + distance, device.devices()), nullptr, 0);
-    device.take(modulo(device.rank() - distance, device.devices()));
+  return mul(back, equal(forward.in, out));
+}
+
+inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
+  const CallKey& key = forward.call.key;
+  CollectiveOptions options = forward.options;
+  options.schedule = nullptr;
+  options.algorithm =
+      options.algorithm == Algorithm::custom ? Algorithm::automatic : options.algorithm;
+  const Calling by = {*forward.device, options, forward.where};
+  const Axes axes = by.device.axes_of(key.axes);
+  const float n = static_cast<float>(by.device.size_of(key.axes));
+  if (key.how == Reduce::max || key.how == Reduce::min) {
+    return carry_back_winners(by, forward, dy);
   }
-  device.close();
+  const Tensor given = key.how == Reduce::mean ? scale(dy, 1 / n) : dy;
+  switch (key.what) {
+    case Collective::all_gather: {
+      const std::int64_t part = key.shape[key.dim];
+      const std::int64_t begin = part * by.device.index_on(key.axes);
+      return options.used_alike
+                 ? copy(slice(given, key.dim, begin, begin + part))
+                 : start_reduce_scatter(by, given, axes, key.dim, Reduce::sum).wait();
+    }
+    case Collective::reduce_scatter: return start_all_gather(by, given, axes, key.dim).wait();
+    case Collective::all_to_all: {
+      if (key.to_dim < 0) {
+        std::vector<std::int64_t> back;
+        return ragged_all_to_all(by, given, axes, forward.got, back);
+      }
+      return start_all_to_all(by, given, axes, key.to_dim, key.dim).wait();
+    }
+    case Collective::broadcast: {
+      const Tensor sum = start_reduce(by, given, axes, key.root, Reduce::sum).wait();
+      return zeros_but_root(by, key, sum);
+    }
+    case Collective::reduce:
+      return start_broadcast(by, zeros_but_root(by, key, given), axes, key.root).wait();
+    case Collective::gather: {
+      const Shape whole = scaled(key.shape, key.dim, by.device.size_of(key.axes));
+      const Tensor at_root = is_root(by, key) ? given : Tensor(whole);
+      return start_scatter(by, at_root, axes, key.root, key.dim).wait();
+    }
+    case Collective::scatter: {
+      const Tensor all = start_gather(by, given, axes, key.root, key.dim).wait();
+      return zeros_but_root(by, key, all);
+    }
+    case Collective::permute: return start_permute(by, given, axes, -key.root).wait();
+    default: return given;  // all_reduce
+  }
+}
+
+// t itself; its gradient is summed over the devices, each of which used it for itself.
+inline Tensor replicate(const Calling& by, const Tensor& t, const Axes& axes) {
+  check_given("replicate", t);
+  by.device.find_axes("replicate", axes);
+  if (!tracked({&t})) {
+    return t;
+  }
+  Tensor out = t.detach();
+  Endpoint* const device = &by.device;
+  attach(out, "replicate", {&t},
+         [device, options = by.options, where = by.where, axes, slot = t.slot()](const Tensor& dy) {
+           const Calling back = {*device, options, where};
+           add_grad(slot, start_all_reduce(back, dy, axes, Reduce::sum).wait());
+         });
+  return out;
 }
 
 }  // namespace detail
@@ -19014,7 +22158,8 @@ inline void barrier(Endpoint& device) {
 // >> tinyscale/mesh/device.hpp
 // A device of a mesh: what the program of one chip may ask and call.
 // Collectives are called by every device of their axes, in the same order and with equal shapes.
-// They move real numbers between the devices' threads, step by step; results carry no gradient.
+// They move real numbers, by the schedule of their algorithm, and carry gradients back. Of each
+// there is a start_ form, which gives a Pending: what runs before its wait() overlaps.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -19025,63 +22170,161 @@ struct KeptTensor {
   Tensor value;
 };
 
+inline void check_peer(const char* function, const Endpoint& device, int rank) {
+  if (rank < 0 || rank >= device.devices() || rank == device.rank()) {
+    fail({function, ": device ", device.rank(), " names device ", rank,
+          "; the others are among 0 to ", device.devices() - 1});
+  }
+}
+
 }  // namespace detail
+
+// The line that calls: the last argument of every collective.
+#define TINYSCALE_HERE SourceLine where = {__builtin_FILE(), __builtin_LINE()}
 
 class Device {
  public:
-  Device(detail::Fabric& fabric, const List<AxisPlacement>& axes, int rank, int devices)
-      : endpoint_(fabric, axes, rank, devices) {}
+  using Options = CollectiveOptions;
+
+  Device(detail::Fabric& fabric, Algorithm algorithm, int rank)
+      : endpoint_(fabric, algorithm, rank) {}
 
   int rank() const { return endpoint_.rank(); }
   int size() const { return endpoint_.devices(); }
-  int index(const std::string& axis) const { return group("index", axis).index; }
-  int size(const std::string& axis) const { return group("size", axis).size; }
+  int index(const std::string& axis) const {
+    return endpoint_.index_on(endpoint_.find_axis("index", axis));
+  }
+  int size(const std::string& axis) const {
+    return endpoint_.size_of(endpoint_.find_axis("size", axis));
+  }
 
   // A[I_x] -> A[I]: the chunks of all devices side by side in `dim`, in order of their indices.
-  Tensor all_gather(const Tensor& t, const Axes& axes, int dim = 0) {
-    return detail::all_gather(endpoint_, t, axes, dim);
+  Pending start_all_gather(const Tensor& t, const Axes& axes, int dim = 0,
+                           const Options& options = Options(), TINYSCALE_HERE) {
+    return detail::start_all_gather({endpoint_, options, where}, t, axes, dim);
+  }
+  Tensor all_gather(const Tensor& t, const Axes& axes, int dim = 0,
+                    const Options& options = Options(), TINYSCALE_HERE) {
+    return start_all_gather(t, axes, dim, options, where).wait();
   }
   // A[I] {U_x} -> A[I_x]: device i keeps part i of `dim` of the sum; it must divide evenly.
-  Tensor reduce_scatter(const Tensor& t, const Axes& axes, int dim = 0, Reduce how = Reduce::sum) {
-    return detail::reduce_scatter(endpoint_, t, axes, dim, how);
+  Pending start_reduce_scatter(const Tensor& t, const Axes& axes, int dim = 0,
+                               Reduce how = Reduce::sum, const Options& options = Options(),
+                               TINYSCALE_HERE) {
+    return detail::start_reduce_scatter({endpoint_, options, where}, t, axes, dim, how);
+  }
+  Tensor reduce_scatter(const Tensor& t, const Axes& axes, int dim = 0, Reduce how = Reduce::sum,
+                        const Options& options = Options(), TINYSCALE_HERE) {
+    return start_reduce_scatter(t, axes, dim, how, options, where).wait();
   }
   // A[I] {U_x} -> A[I]: the same sum on every device, bit for bit; any shape.
-  Tensor all_reduce(const Tensor& t, const Axes& axes, Reduce how = Reduce::sum) {
-    return detail::all_reduce(endpoint_, t, axes, how);
+  Pending start_all_reduce(const Tensor& t, const Axes& axes, Reduce how = Reduce::sum,
+                           const Options& options = Options(), TINYSCALE_HERE) {
+    return detail::start_all_reduce({endpoint_, options, where}, t, axes, how);
   }
-  // The numbers of the device at index `root` of the axis, on all of it.
-  Tensor broadcast(const Tensor& t, const std::string& axis, int root = 0) {
-    return detail::broadcast_from(endpoint_, t, axis, root);
+  Tensor all_reduce(const Tensor& t, const Axes& axes, Reduce how = Reduce::sum,
+                    const Options& options = Options(), TINYSCALE_HERE) {
+    return start_all_reduce(t, axes, how, options, where).wait();
   }
-  // Device i's numbers go to device i + shift of the axis, around the end.
-  Tensor permute(const Tensor& t, const std::string& axis, int shift) {
-    return detail::permute(endpoint_, t, axis, shift);
+  // A[I, J_x] -> A[I_x, J]: part i of `split_dim` goes to device i; what comes is joined in
+  // `concat_dim`.
+  Pending start_all_to_all(const Tensor& t, const Axes& axes, int split_dim, int concat_dim,
+                           const Options& options = Options(), TINYSCALE_HERE) {
+    return detail::start_all_to_all({endpoint_, options, where}, t, axes, split_dim, concat_dim);
   }
-  // To and from a rank of the mesh. A send returns at once; a recv waits for one.
-  void send(const Tensor& t, int to_rank) { detail::send_to(endpoint_, t, to_rank); }
-  Tensor recv(int from_rank) { return detail::recv_from(endpoint_, from_rank); }
+  Tensor all_to_all(const Tensor& t, const Axes& axes, int split_dim, int concat_dim,
+                    const Options& options = Options(), TINYSCALE_HERE) {
+    return start_all_to_all(t, axes, split_dim, concat_dim, options, where).wait();
+  }
+  // The ragged one: device i gets rows[i] rows of dimension 0, in order. `got`, when given, becomes
+  // how many came from each.
+  Tensor all_to_all(const Tensor& t, const Axes& axes, const std::vector<std::int64_t>& rows,
+                    std::vector<std::int64_t>* got = nullptr, const Options& options = Options(),
+                    TINYSCALE_HERE) {
+    std::vector<std::int64_t> came;
+    return detail::ragged_all_to_all({endpoint_, options, where}, t, axes, rows,
+                                     got != nullptr ? *got : came);
+  }
+  // The numbers of the device at index `root` of the axes, on all of them.
+  Pending start_broadcast(const Tensor& t, const Axes& axes, int root = 0,
+                          const Options& options = Options(), TINYSCALE_HERE) {
+    return detail::start_broadcast({endpoint_, options, where}, t, axes, root);
+  }
+  Tensor broadcast(const Tensor& t, const Axes& axes, int root = 0,
+                   const Options& options = Options(), TINYSCALE_HERE) {
+    return start_broadcast(t, axes, root, options, where).wait();
+  }
+  // The sum at the root; the others get an empty tensor, of shape [0].
+  Pending start_reduce(const Tensor& t, const Axes& axes, int root = 0, Reduce how = Reduce::sum,
+                       const Options& options = Options(), TINYSCALE_HERE) {
+    return detail::start_reduce({endpoint_, options, where}, t, axes, root, how);
+  }
+  Tensor reduce(const Tensor& t, const Axes& axes, int root = 0, Reduce how = Reduce::sum,
+                const Options& options = Options(), TINYSCALE_HERE) {
+    return start_reduce(t, axes, root, how, options, where).wait();
+  }
+  // As all_gather, at the root; the others get an empty tensor, of shape [0].
+  Pending start_gather(const Tensor& t, const Axes& axes, int root = 0, int dim = 0,
+                       const Options& options = Options(), TINYSCALE_HERE) {
+    return detail::start_gather({endpoint_, options, where}, t, axes, root, dim);
+  }
+  Tensor gather(const Tensor& t, const Axes& axes, int root = 0, int dim = 0,
+                const Options& options = Options(), TINYSCALE_HERE) {
+    return start_gather(t, axes, root, dim, options, where).wait();
+  }
+  // Part i of the root's `dim` goes to device i; the others' numbers are not used.
+  Pending start_scatter(const Tensor& t, const Axes& axes, int root = 0, int dim = 0,
+                        const Options& options = Options(), TINYSCALE_HERE) {
+    return detail::start_scatter({endpoint_, options, where}, t, axes, root, dim);
+  }
+  Tensor scatter(const Tensor& t, const Axes& axes, int root = 0, int dim = 0,
+                 const Options& options = Options(), TINYSCALE_HERE) {
+    return start_scatter(t, axes, root, dim, options, where).wait();
+  }
+  // Device i's numbers go to device i + shift of the axes, around the end.
+  Pending start_permute(const Tensor& t, const Axes& axes, int shift,
+                        const Options& options = Options(), TINYSCALE_HERE) {
+    return detail::start_permute({endpoint_, options, where}, t, axes, shift);
+  }
+  Tensor permute(const Tensor& t, const Axes& axes, int shift, const Options& options = Options(),
+                 TINYSCALE_HERE) {
+    return start_permute(t, axes, shift, options, where).wait();
+  }
+  // To and from a rank of the mesh. A send returns at once; a recv waits for one. They carry no
+  // gradient back.
+  void send(const Tensor& t, int to_rank, TINYSCALE_HERE) {
+    detail::check_given("send", t);
+    detail::check_peer("send", endpoint_, to_rank);
+    endpoint_.send(to_rank, t, where);
+  }
+  Tensor recv(int from_rank, TINYSCALE_HERE) {
+    detail::check_peer("recv", endpoint_, from_rank);
+    return endpoint_.recv(from_rank, where);
+  }
   // Returns when every device of the mesh has called it.
-  void barrier() { detail::barrier(endpoint_); }
+  void barrier(const Options& options = Options(), TINYSCALE_HERE) {
+    detail::barrier({endpoint_, options, where});
+  }
 
   // A[I] -> A[I_x] of a tensor that every device has: this one's part of `dim`, no communication.
   Tensor shard(const Tensor& t, const Axes& axes, int dim) const {
     detail::check_given("shard", t);
     const int d = detail::check_dim("shard", t, dim);
-    const List<detail::AxisGroup> groups = endpoint_.groups("shard", axes);
-    const int parts = detail::count_devices(groups);
+    const std::vector<int> found = endpoint_.find_axes("shard", axes);
+    const int parts = endpoint_.size_of(found);
     if (t.dim(d) % parts != 0) {
       detail::fail({"shard: dimension ", d, " of ", t.shape(), " over ", parts, " devices of ",
-                    detail::axes_text(axes), "; its size must be a multiple of ", parts});
+                    endpoint_.names_of(found), "; its size must be a multiple of ", parts});
     }
     const std::int64_t part = t.dim(d) / parts;
-    const std::int64_t begin = part * detail::index_over(groups);
+    const std::int64_t begin = part * endpoint_.index_on(found);
     return copy(slice(t, d, begin, begin + part));  // a device has memory of its own
   }
-  // Says that every device of the axes has the whole of t; no communication.
-  Tensor replicate(const Tensor& t, const Axes& axes) const {
-    detail::check_given("replicate", t);
-    endpoint_.groups("replicate", axes);
-    return t;
+  // Says that every device of the axes has the whole of t and uses it for itself: no communication,
+  // but an all_reduce of its gradient.
+  Tensor replicate(const Tensor& t, const Axes& axes, const Options& options = Options(),
+                   TINYSCALE_HERE) {
+    return detail::replicate({endpoint_, options, where}, t, axes);
   }
 
   // Keeps a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
@@ -19096,113 +22339,204 @@ class Device {
         kept_[at] = kept_[at - 1];
       }
     }
-    kept_[at] = {name, t};
+    kept_[at] = {name, t.detach()};
   }
 
   const List<detail::KeptTensor>& kept() const { return kept_; }
   detail::Endpoint& endpoint() { return endpoint_; }
 
  private:
-  detail::AxisGroup group(const char* function, const std::string& axis) const {
-    return endpoint_.group(endpoint_.find_axis(function, axis));
-  }
-
   detail::Endpoint endpoint_;
   List<detail::KeptTensor> kept_;
 };
 
+#undef TINYSCALE_HERE
+
 }}  // namespace tinyscale
 
 // >> tinyscale/mesh/route.hpp
-// The directed links of a machine, and the links that a message between two chips crosses.
+// The directed links of a machine, and those that a message between two chips crosses.
 // Dimension order: along the first dimension to the right coordinate, then the second, ...; around
-// a ring the shorter way, upwards when both are equal. Through a switch it is one hop, over the
-// sender's port of that way and the receiver's.
+// a ring the shorter way, upwards when both are equal. Through a switch it is one hop: the sender's
+// port, the uplinks of what it leaves, those of what it enters, the receiver's port.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// Link (chip, dim, way): way 0 leaves the chip along `dim` upwards, 1 downwards; 2 and 3 enter it
-// from a switch, from below and from above.
-struct MachineLinks {
-  explicit MachineLinks(const Machine& described)
-      : machine(described), switched(is_switched(described.chip)) {
+// A link has a number of its dimension, its chip and its place there: on a line or ring 0 leaves
+// the chip upwards, 1 downwards; at a switch 0 leaves the chip, 1 enters it, 2 and 3 are the uplink
+// of the chips of which it is the first; fully connected: the coordinate that it leads to.
+class MachineLinks {
+ public:
+  explicit MachineLinks(const Machine& described) : machine_(described) {
+    const std::size_t dims = static_cast<std::size_t>(machine_.dims.size());
+    along_.resize(dims);
     std::int64_t stride = 1;
-    strides.resize(static_cast<std::size_t>(machine.dims.size()));
-    for (int d = machine.dims.size() - 1; d >= 0; --d) {
-      strides[static_cast<std::size_t>(d)] = stride;
-      stride *= machine.dims[d];
+    for (std::size_t d = dims; d-- > 0;) {
+      along_[d].stride = stride;
+      along_[d].size = machine_.dims[static_cast<int>(d)];
+      stride *= along_[d].size;
+    }
+    const std::size_t chips = static_cast<std::size_t>(stride);
+    for (std::size_t d = 0; d < dims; ++d) {
+      Along& along = along_[d];
+      along.kind = machine_.links[d].kind;
+      along.latency = machine_.links[d].latency;
+      along.port = static_cast<std::size_t>(port_dim(machine_, static_cast<int>(d)));
+      along.uplink = machine_.links[d].uplink.one_way() > 0;
+      along.width = along.kind == AxisKind::full       ? static_cast<std::size_t>(along.size)
+                    : along.kind == AxisKind::switched ? 4
+                                                       : 2;
+      along.begin = bandwidth_.size();
+      bandwidth_.resize(along.begin + chips * along.width, machine_.links[d].bandwidth.one_way());
+      for (std::size_t c = 0; along.uplink && c < chips; ++c) {
+        bandwidth_[along.begin + c * 4 + 2] = machine_.links[d].uplink.one_way();
+        bandwidth_[along.begin + c * 4 + 3] = machine_.links[d].uplink.one_way();
+      }
     }
   }
 
-  std::size_t count() const {
-    return static_cast<std::size_t>(machine.chips() * machine.dims.size() * 4);
-  }
-  std::size_t id(std::int64_t chip, int dim, int way) const {
-    return static_cast<std::size_t>((chip * machine.dims.size() + dim) * 4 + way);
-  }
-  int dim_of(std::size_t link) const { return static_cast<int>(link / 4) % machine.dims.size(); }
-  double bandwidth(std::size_t link) const { return machine.axis_bandwidth(dim_of(link)); }
-  // The chips at its ends; -1 is a switch.
-  std::int64_t from(std::size_t link) const { return link % 4 < 2 ? chip_of(link) : -1; }
-  std::int64_t to(std::size_t link) const {
-    if (link % 4 >= 2) {
-      return chip_of(link);
+  std::size_t count() const { return bandwidth_.size(); }
+  double bandwidth(std::size_t link) const { return bandwidth_[link]; }
+  void slow_down(std::size_t link, double factor) { bandwidth_[link] /= factor; }
+  void cut(std::size_t link) { bandwidth_[link] = 0; }
+  int dim_of(std::size_t link) const {
+    std::size_t d = along_.size() - 1;
+    while (along_[d].begin > link) {
+      --d;
     }
-    return switched ? -1 : neighbour(chip_of(link), dim_of(link), static_cast<int>(link % 4));
+    return static_cast<int>(d);
+  }
+  // The chips at its ends, of an uplink the first of those that share it; -1 is a switch.
+  std::int64_t from(std::size_t link) const { return end(link, 0); }
+  std::int64_t to(std::size_t link) const { return end(link, 1); }
+  bool is_uplink(std::size_t link) const {
+    const Along& along = along_[static_cast<std::size_t>(dim_of(link))];
+    return along.kind == AxisKind::switched && (link - along.begin) % 4 >= 2;
+  }
+  // "3 -> 4", "3 -> switch", "switch -> 8..15"
+  std::string name(std::size_t link) const {
+    const std::size_t d = static_cast<std::size_t>(dim_of(link));
+    std::string names[2];
+    for (int i = 0; i < 2; ++i) {
+      const std::int64_t chip = end(link, i);
+      names[i] = chip < 0 ? "switch" : std::to_string(chip);
+      if (chip >= 0 && is_uplink(link) && along_[d].stride > 1) {
+        names[i] += ".." + std::to_string(chip + along_[d].stride - 1);
+      }
+    }
+    return names[0] + " -> " + names[1];
   }
 
-  std::vector<std::size_t> route(std::int64_t chip, std::int64_t target) const {
-    std::vector<std::size_t> links;
-    for (int d = 0; d < machine.dims.size(); ++d) {
+  // The links that a message crosses, in order.
+  void route(std::int64_t chip, std::int64_t target, std::vector<std::size_t>& links) const {
+    links.clear();
+    for (std::size_t d = 0; chip != target && d < along_.size(); ++d) {
+      const Along& along = along_[d];
       const std::int64_t away = distance(chip, target, d);
-      const int way = away > 0 ? 0 : 1;
-      if (switched && away != 0) {
-        links.push_back(id(chip, d, way));
-        chip +=
-            (coordinate(target, d) - coordinate(chip, d)) * strides[static_cast<std::size_t>(d)];
-        links.push_back(id(chip, d, way + 2));
+      if (away == 0) {
         continue;
       }
-      for (std::int64_t left = away > 0 ? away : -away; left > 0; --left) {
-        links.push_back(id(chip, d, way));
-        chip = neighbour(chip, d, way);
+      if (along.kind == AxisKind::full) {
+        links.push_back(id(chip, d, static_cast<std::size_t>(coordinate(target, d))));
+        chip = moved(chip, target, d);
+      } else if (along.kind == AxisKind::switched) {
+        links.push_back(id(chip, along.port, 0));
+        push_uplinks(chip, d, 2, links);
+        for (std::size_t level = d; level <= along.port; ++level) {
+          chip = moved(chip, target, level);
+        }
+        push_uplinks(chip, d, 3, links);
+        links.push_back(id(chip, along.port, 1));
+      } else {
+        const std::int64_t step = away > 0 ? 1 : along.size - 1;
+        for (std::int64_t left = away > 0 ? away : -away; left > 0; --left) {
+          links.push_back(id(chip, d, away > 0 ? 0 : 1));
+          const std::int64_t here = coordinate(chip, d);
+          chip += ((here + step) % along.size - here) * along.stride;
+        }
       }
     }
-    return links;
   }
 
-  // How often a message pays the latency of a link: once for both ports of a switch.
-  int hops(const std::vector<std::size_t>& crossed) const {
-    const int links = static_cast<int>(crossed.size());
-    return switched ? links / 2 : links;
+  // How often a message pays a latency, and how much in all.
+  int hops(std::int64_t chip, std::int64_t target, double& latency) const {
+    std::int64_t hops = 0;
+    latency = 0;
+    for (std::size_t d = 0; chip != target && d < along_.size(); ++d) {
+      const Along& along = along_[d];
+      std::int64_t away = distance(chip, target, d);
+      if (along.kind == AxisKind::switched || along.kind == AxisKind::full) {
+        for (std::size_t level = d; away != 0 && level <= along.port; ++level) {
+          chip = moved(chip, target, level);
+        }
+        away = away != 0 ? 1 : 0;
+      }
+      away = away < 0 ? -away : away;
+      hops += away;
+      latency += static_cast<double>(away) * along.latency;
+    }
+    return static_cast<int>(hops);
   }
-
-  Machine machine;
-  bool switched;
 
  private:
-  std::int64_t chip_of(std::size_t link) const {
-    return static_cast<std::int64_t>(link / 4) / machine.dims.size();
+  struct Along {  // one dimension
+    AxisKind kind = AxisKind::line;
+    double latency = 0;
+    std::int64_t size = 1, stride = 1;  // chips from one to the next
+    std::size_t begin = 0, width = 2;   // its first link, links of a chip
+    std::size_t port = 0;               // the dimension of the ports that lead to its switch
+    bool uplink = false;
+  };
+
+  std::size_t id(std::int64_t chip, std::size_t d, std::size_t place) const {
+    return along_[d].begin + static_cast<std::size_t>(chip) * along_[d].width + place;
   }
-  // Steps along `dim` from chip to target, below 0 downwards.
-  std::int64_t distance(std::int64_t chip, std::int64_t target, int dim) const {
-    const std::int64_t n = machine.dims[dim];
-    const std::int64_t there = coordinate(target, dim) - coordinate(chip, dim);
-    const std::int64_t up = (there + n) % n;
-    return !closes(machine, dim) ? there : up <= n - up ? up : up - n;
+  std::int64_t coordinate(std::int64_t chip, std::size_t d) const {
+    return chip / along_[d].stride % along_[d].size;
   }
-  std::int64_t coordinate(std::int64_t chip, int dim) const {
-    return chip / strides[static_cast<std::size_t>(dim)] % machine.dims[dim];
+  std::int64_t moved(std::int64_t chip, std::int64_t target, std::size_t d) const {
+    return chip + (coordinate(target, d) - coordinate(chip, d)) * along_[d].stride;
   }
-  std::int64_t neighbour(std::int64_t chip, int dim, int way) const {
-    const std::int64_t n = machine.dims[dim];
-    const std::int64_t here = coordinate(chip, dim);
-    const std::int64_t there = (here + (way == 0 ? 1 : n - 1)) % n;
-    return chip + (there - here) * strides[static_cast<std::size_t>(dim)];
+  // Steps along a dimension from chip to target, below 0 downwards.
+  std::int64_t distance(std::int64_t chip, std::int64_t target, std::size_t d) const {
+    const std::int64_t n = along_[d].size;
+    const std::int64_t there = coordinate(target, d) - coordinate(chip, d);
+    const std::int64_t up = there < 0 ? there + n : there;
+    return along_[d].kind != AxisKind::ring ? there : up <= n - up ? up : up - n;
+  }
+  // Out of the chips from dimension `top` down to the ports, or into them.
+  void push_uplinks(std::int64_t chip, std::size_t top, std::size_t place,
+                    std::vector<std::size_t>& links) const {
+    const std::size_t levels = along_[top].port - top + 1;
+    for (std::size_t i = 0; i < levels; ++i) {
+      const std::size_t level = place == 2 ? along_[top].port - i : top + i;
+      if (along_[level].uplink) {
+        links.push_back(id(chip / along_[level].stride * along_[level].stride, level, place));
+      }
+    }
+  }
+  std::int64_t end(std::size_t link, int which) const {
+    const std::size_t d = static_cast<std::size_t>(dim_of(link));
+    const Along& along = along_[d];
+    const std::int64_t chip = static_cast<std::int64_t>((link - along.begin) / along.width);
+    const std::int64_t place = static_cast<std::int64_t>((link - along.begin) % along.width);
+    if (along.kind == AxisKind::switched) {
+      return place % 2 == which ? chip : -1;
+    }
+    if (which == 0) {
+      return chip;
+    }
+    const std::int64_t here = coordinate(chip, d);
+    const std::int64_t there = along.kind == AxisKind::full ? place
+                               : place == 0                 ? (here + 1) % along.size
+                                                            : (here + along.size - 1) % along.size;
+    return chip + (there - here) * along.stride;
   }
 
-  List<std::int64_t> strides;  // chips from one to the next along each dimension
+  Machine machine_;
+  List<Along> along_;
+  std::vector<double> bandwidth_;  // bytes/s one way, by link
 };
 
 }  // namespace detail
@@ -19216,7 +22550,6 @@ struct MachineLinks {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// Messages in transfer that share links; each gets its max-min fair rate.
 class FairLinks {
  public:
   struct Flow {
@@ -19225,137 +22558,857 @@ class FairLinks {
     double rate = 0;
     double since = 0;  // when `bytes` was right
     int version = 0;   // counts the changes of rate
+    int told = -1;     // the version that share() has given
     bool settled = false;
+    bool left = false;  // still in the lists of its links, until they are next looked at
   };
 
-  FairLinks(const Machine& machine, std::size_t messages)
-      : links_(machine), flows_(messages), on_link_(links_.count()), seen_(links_.count(), 0) {}
+  explicit FairLinks(const MachineLinks& links)
+      : links_(links),
+        on_link_(links.count()),
+        seen_(links.count(), 0),
+        room_(links.count(), 0),
+        open_(links.count(), 0) {}
 
-  Flow& flow(std::size_t m) { return flows_[m]; }
-  const MachineLinks& links() const { return links_; }
+  // A place for a flow; those that ended are used again.
+  std::size_t add() {
+    if (free_.empty()) {
+      flows_.push_back(Flow());
+      return flows_.size() - 1;
+    }
+    const std::size_t f = free_.back();
+    free_.pop_back();
+    return f;
+  }
+  void remove(std::size_t f) {
+    ++flows_[f].version;
+    flows_[f].rate = 0;
+    removed_.push_back(f);
+  }
+  Flow& flow(std::size_t f) { return flows_[f]; }
+  static double end_of(const Flow& flow) {  // infinity over a dead link
+    return flow.rate > 0 ? flow.since + flow.bytes / flow.rate
+                         : std::numeric_limits<double>::infinity();
+  }
 
-  void join(std::size_t m) {
-    for (const std::size_t link : flows_[m].route) {
-      on_link_[link].push_back(m);
+  void join(std::size_t f) {
+    for (const std::size_t link : flows_[f].route) {
+      on_link_[link].push_back(f);
+      changed_.push_back(link);
     }
   }
-  void leave(std::size_t m) {
-    for (const std::size_t link : flows_[m].route) {
-      std::vector<std::size_t>& on = on_link_[link];
-      std::size_t at = 0;
-      while (on[at] != m) {
-        ++at;
-      }
-      on.erase(on.begin() + static_cast<std::ptrdiff_t>(at));
-    }
+  void leave(std::size_t f) {
+    flows_[f].left = true;
+    changed_.insert(changed_.end(), flows_[f].route.begin(), flows_[f].route.end());
   }
 
-  // New rates for all that share links, however indirectly, with the links of `changed`;
-  // gives the flows whose rate is another now.
-  std::vector<std::size_t> share(const std::vector<std::size_t>& changed, double now) {
-    std::vector<std::size_t> restarted;
+  // New rates for all that share links, however indirectly, with those that joined or left. Gives
+  // the flows of each such set that end first, if they were not given with that rate: when they
+  // end, the others are shared out anew.
+  const std::vector<std::size_t>& share(double now) {
+    first_.clear();
     ++round_;
-    for (const std::size_t m : changed) {
-      for (const std::size_t link : flows_[m].route) {
-        if (seen_[link] != round_) {
-          share_component(link, now, restarted);
-        }
+    for (const std::size_t link : changed_) {
+      if (seen_[link] != round_) {
+        collect(link);
+        fill(now);
+        find_first();
       }
     }
-    return restarted;
+    changed_.clear();
+    for (const std::size_t f : removed_) {
+      flows_[f].left = false;
+      free_.push_back(f);
+    }
+    removed_.clear();
+    return first_;
   }
 
  private:
-  void share_component(std::size_t first, double now, std::vector<std::size_t>& restarted) {
-    std::vector<std::size_t> links(1, first);
-    std::vector<std::size_t> flows;
+  // All flows that share links with those of `first`, and their links.
+  void collect(std::size_t first) {
+    together_.clear();
+    full_.assign(1, first);
     seen_[first] = round_;
-    for (std::size_t i = 0; i < links.size(); ++i) {
-      for (const std::size_t m : on_link_[links[i]]) {
-        if (flows_[m].settled) {
+    for (std::size_t i = 0; i < full_.size(); ++i) {
+      const std::size_t link = full_[i];
+      std::vector<std::size_t>& on = on_link_[link];
+      std::size_t stay = 0;
+      for (const std::size_t f : on) {
+        on[stay] = f;
+        stay += flows_[f].left ? 0U : 1U;
+      }
+      on.resize(stay);
+      room_[link] = links_.bandwidth(link);
+      open_[link] = stay;
+      for (const std::size_t f : on) {
+        if (flows_[f].settled) {
           continue;  // reached by another of its links
         }
-        flows_[m].settled = true;
-        flows.push_back(m);
-        for (const std::size_t link : flows_[m].route) {
-          if (seen_[link] != round_) {
-            seen_[link] = round_;
-            links.push_back(link);
+        flows_[f].settled = true;
+        together_.push_back(f);
+        for (const std::size_t other : flows_[f].route) {
+          if (seen_[other] != round_) {
+            seen_[other] = round_;
+            full_.push_back(other);
           }
         }
       }
     }
-    for (const std::size_t m : flows) {
-      flows_[m].settled = false;
+    for (const std::size_t f : together_) {
+      flows_[f].settled = false;
     }
-    fill(links, flows, now, restarted);
   }
 
-  // Raises all rates together; the flows of the link that is full first are settled; repeat.
-  void fill(const std::vector<std::size_t>& links, const std::vector<std::size_t>& flows,
-            double now, std::vector<std::size_t>& restarted) {
-    std::size_t left = flows.size();
-    std::vector<double> room;
-    for (const std::size_t link : links) {
-      room.push_back(links_.bandwidth(link));
-    }
-    while (left > 0) {
-      std::size_t tight = 0;
+  // Raises all rates together; the flows of the links that are full first are settled; repeat.
+  void fill(double now) {
+    for (std::size_t left = together_.size(); left > 0;) {
       double least = std::numeric_limits<double>::infinity();
-      for (std::size_t i = 0; i < links.size(); ++i) {
-        const double unsettled = static_cast<double>(count_unsettled(links[i]));
-        if (unsettled > 0 && room[i] / unsettled < least) {
-          least = room[i] / unsettled;
-          tight = i;
+      std::size_t kept = 0;
+      for (const std::size_t link : full_) {
+        if (open_[link] > 0) {
+          full_[kept++] = link;
+          least = std::min(least, room_[link] / static_cast<double>(open_[link]));
         }
       }
-      for (const std::size_t m : on_link_[links[tight]]) {
-        if (!flows_[m].settled) {
-          flows_[m].settled = true;
-          --left;
-          set_rate(m, least, now, restarted);
-          for (std::size_t i = 0; i < links.size(); ++i) {
-            bool on = false;
-            for (const std::size_t link : flows_[m].route) {
-              on = on || link == links[i];
-            }
-            room[i] = on ? std::max(room[i] - least, 0.0) : room[i];
+      full_.resize(kept);
+      const double equal = least * (1 + 1e-12);  // links that differ by rounding are full at once
+      for (const std::size_t link : full_) {
+        if (room_[link] > equal * static_cast<double>(open_[link])) {
+          continue;
+        }
+        for (const std::size_t f : on_link_[link]) {
+          if (!flows_[f].settled) {
+            settle(f, least, now);
+            --left;
           }
         }
       }
     }
-    for (const std::size_t m : flows) {
-      flows_[m].settled = false;
+    for (const std::size_t f : together_) {
+      flows_[f].settled = false;
     }
   }
 
-  std::size_t count_unsettled(std::size_t link) const {
-    std::size_t count = 0;
-    for (const std::size_t m : on_link_[link]) {
-      count += flows_[m].settled ? 0U : 1U;
+  void settle(std::size_t f, double rate, double now) {
+    Flow& flow = flows_[f];
+    flow.settled = true;
+    for (const std::size_t link : flow.route) {
+      room_[link] = std::max(room_[link] - rate, 0.0);
+      --open_[link];
     }
-    return count;
-  }
-
-  void set_rate(std::size_t m, double rate, double now, std::vector<std::size_t>& restarted) {
-    Flow& flow = flows_[m];
     if (flow.rate < rate || flow.rate > rate) {
       flow.bytes = std::max(0.0, flow.bytes - flow.rate * (now - flow.since));
       flow.since = now;
       flow.rate = rate;
       ++flow.version;
-      restarted.push_back(m);
     }
   }
 
-  MachineLinks links_;
+  // Ends that differ by rounding alone are one.
+  void find_first() {
+    double least = std::numeric_limits<double>::infinity();
+    for (const std::size_t f : together_) {
+      least = std::min(least, end_of(flows_[f]));
+    }
+    for (const std::size_t f : together_) {
+      Flow& flow = flows_[f];
+      if (flow.told != flow.version && end_of(flow) <= least * (1 + 1e-12)) {
+        flow.told = flow.version;
+        first_.push_back(f);
+      }
+    }
+  }
+
+  const MachineLinks& links_;
   List<Flow> flows_;
+  std::vector<std::size_t> free_, removed_;
   List<std::vector<std::size_t>> on_link_;
   std::vector<int> seen_;  // the round in which a link was last looked at
   int round_ = 0;
+  std::vector<std::size_t> changed_, first_;
+  // Of the set at hand: flows, links that are not yet full, and of each what is left and for whom.
+  std::vector<std::size_t> together_, full_;
+  std::vector<double> room_;
+  std::vector<std::size_t> open_;
 };
 
 }  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/timeline.hpp
+// What a replay gives: when each message, call and device of a run log was busy, in simulated
+// seconds; and what may be wrong with the machine while it runs.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Links and devices that are slower by a factor, or dead. Chips by rank, -1: the switch.
+//   run.on(machine, Faults().slow_link(0, 1, 4).dead_device(3))
+struct Faults {
+  struct Fault {
+    bool link = false, dead = false;
+    std::int64_t from = 0, to = 0;  // a device: from
+    double factor = 1;
+  };
+  List<Fault> all;
+
+  Faults& slow_link(std::int64_t from, std::int64_t to, double factor) {
+    return add({true, false, from, to, factor});
+  }
+  Faults& dead_link(std::int64_t from, std::int64_t to) { return add({true, true, from, to, 1}); }
+  Faults& slow_device(std::int64_t rank, double factor) {
+    return add({false, false, rank, rank, factor});
+  }
+  Faults& dead_device(std::int64_t rank) { return add({false, true, rank, rank, 1}); }
+
+ private:
+  Faults& add(const Fault& fault) {
+    if (!(fault.factor > 0) || !detail::is_finite(fault.factor)) {
+      detail::fail({"Faults: a factor of ", fault.factor,
+                    "; a finite number above 0 is right, 4 for a quarter of the speed"});
+    }
+    all.push_back(fault);
+    return *this;
+  }
+};
+
+// A message as it travelled.
+struct TimedMessage {
+  int call = 0;          // of RunLog::calls
+  int from = 0, to = 0;  // ranks
+  int stream = 0, step = 0;
+  int hops = 0;
+  int after = -1;  // the message whose end let it start, compute between; -1: the beginning
+  double bytes = 0;
+  double start = 0, finish = -1;  // seconds
+};
+
+struct TimedCall {
+  double start = -1, finish = -1;  // seconds: its first message leaves, its last has arrived
+};
+
+struct TimedDevice {
+  double compute = 0;  // seconds
+  double waiting = 0;  // seconds in waits: communication that nothing hides
+  double end = -1;     // of its program
+  int after = -1;      // the message that ended its last wait
+};
+
+struct Timeline {
+  double seconds = 0;              // until all devices and messages are done
+  List<TimedMessage> messages;     // in the order in which they left; none if more than 4 million
+  List<TimedCall> calls;           // as RunLog::calls
+  List<TimedDevice> devices;       // by rank
+  std::vector<double> link_bytes;  // by number of the link
+};
+
+namespace detail {
+
+// The links of a machine with those at fault slowed or cut, in all dimensions that join the two.
+inline MachineLinks links_of(const Machine& machine, const Faults& faults) {
+  MachineLinks links(machine);
+  for (const Faults::Fault& fault : faults.all) {
+    bool found = false;
+    for (std::size_t link = 0; fault.link && link < links.count(); ++link) {
+      if (links.from(link) == fault.from && links.to(link) == fault.to && !links.is_uplink(link) &&
+          links.bandwidth(link) > 0) {
+        found = true;
+        if (fault.dead) {
+          links.cut(link);
+        } else {
+          links.slow_down(link, fault.factor);
+        }
+      }
+    }
+    if (fault.link && !found) {
+      fail({"time: no link ", fault.from, " -> ", fault.to,
+            " to be at fault; links join neighbours, or a chip and its switch (-1)"});
+    }
+  }
+  return links;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/step_order.hpp
+// Which messages of a collective may leave: a device takes part in the steps of each stream one
+// after another, and a message needs both its ends to have come to its step.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// The messages of each member of a schedule, in the order of their steps.
+struct MemberSteps {
+  explicit MemberSteps(const PreparedSchedule& prepared) : schedule(&prepared) {
+    members = static_cast<std::size_t>(prepared.data.devices);
+    streams = prepared.streams.size();
+    first.assign(streams * members + 1, 0);
+    stream.resize(prepared.messages.size());
+    for (std::size_t s = 0; s < streams; ++s) {
+      for (std::size_t i = prepared.streams[s].first; i < prepared.streams[s].last; ++i) {
+        for (std::size_t m = prepared.steps[i].first; m < prepared.steps[i].last; ++m) {
+          stream[m] = static_cast<int>(s);
+          ++first[at(s, prepared.messages[m].from) + 1];
+          ++first[at(s, prepared.messages[m].to) + 1];
+        }
+      }
+    }
+    for (std::size_t i = 1; i < first.size(); ++i) {
+      first[i] += first[i - 1];
+    }
+    items.resize(first.back());
+    std::vector<std::size_t> filled(first);
+    for (std::size_t s = 0; s < streams; ++s) {  // messages lie by step
+      for (std::size_t i = prepared.streams[s].first; i < prepared.streams[s].last; ++i) {
+        for (std::size_t m = prepared.steps[i].first; m < prepared.steps[i].last; ++m) {
+          items[filled[at(s, prepared.messages[m].from)]++] = static_cast<int>(m);
+          items[filled[at(s, prepared.messages[m].to)]++] = static_cast<int>(m);
+        }
+      }
+    }
+  }
+
+  std::size_t at(std::size_t s, int member) const {
+    return s * members + static_cast<std::size_t>(member);
+  }
+  const Transfer& transfer(std::size_t m) const {
+    return schedule->data.transfers[schedule->messages[m].first];
+  }
+  int step(std::size_t m) const { return transfer(m).step; }
+
+  const PreparedSchedule* schedule = nullptr;
+  std::size_t members = 0, streams = 0;
+  std::vector<std::size_t> first;  // by stream and member: into items
+  std::vector<int> items;          // messages
+  std::vector<int> stream;         // of each message
+};
+
+// How far one group is in its call.
+struct CallProgress {
+  static constexpr int not_there = -1;
+
+  const MemberSteps* order = nullptr;
+  std::size_t call = 0;
+  std::vector<int> step;          // by stream and member: that it is in
+  std::vector<std::size_t> next;  // the first item after it
+  std::vector<int> unfinished;    // messages of it
+  std::vector<int> streams_left;  // by member; not_there: it has not started the call
+  std::size_t members_left = 0;
+
+  void begin(const MemberSteps& of, std::size_t number) {
+    order = &of;
+    call = number;
+    const std::size_t places = of.streams * of.members;
+    step.assign(places, not_there);
+    next.assign(of.first.begin(), of.first.begin() + static_cast<std::ptrdiff_t>(places));
+    unfinished.assign(places, 0);
+    streams_left.assign(of.members, not_there);
+    members_left = of.members;
+  }
+  bool started(int member) const {
+    return streams_left[static_cast<std::size_t>(member)] != not_there;
+  }
+  bool done(int member) const { return streams_left[static_cast<std::size_t>(member)] == 0; }
+
+  // A member comes to its next step of a stream, or to its end; adds messages that may leave now.
+  void enter(std::size_t s, int member, std::vector<std::size_t>& leave) {
+    const std::size_t place = order->at(s, member);
+    std::size_t i = next[place];
+    const std::size_t end = order->first[place + 1];
+    if (i == end) {
+      step[place] = std::numeric_limits<int>::max();
+      if (--streams_left[static_cast<std::size_t>(member)] == 0) {
+        --members_left;
+      }
+      return;
+    }
+    const int now = order->step(static_cast<std::size_t>(order->items[i]));
+    step[place] = now;
+    for (; i < end; ++i) {
+      const std::size_t m = static_cast<std::size_t>(order->items[i]);
+      if (order->step(m) != now) {
+        break;
+      }
+      ++unfinished[place];
+      const ScheduledMessage& message = order->schedule->messages[m];
+      const int other = message.from == member ? message.to : message.from;
+      if (step[order->at(s, other)] == now) {
+        leave.push_back(m);
+      }
+    }
+    next[place] = i;
+  }
+
+  // Its first step of every stream.
+  void start(int member, std::vector<std::size_t>& leave) {
+    streams_left[static_cast<std::size_t>(member)] = static_cast<int>(order->streams);
+    members_left -= order->streams == 0 ? 1U : 0U;
+    for (std::size_t s = 0; s < order->streams; ++s) {
+      enter(s, member, leave);
+    }
+  }
+
+  // One end of a message is finished; true when the member comes to another step by that.
+  bool finish(std::size_t m, int member, std::vector<std::size_t>& leave) {
+    const std::size_t s = static_cast<std::size_t>(order->stream[m]);
+    if (--unfinished[order->at(s, member)] > 0) {
+      return false;
+    }
+    enter(s, member, leave);
+    return true;
+  }
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/replay.hpp
+// Simulated time: a run log replayed on a machine, event by event. Each device goes through its
+// program: compute as the chip's roofline has it, calls that it starts, calls that it waits for. A
+// message leaves when both ends have started the call and finished their earlier steps of its
+// stream (a user's send when the sender has); it takes latency for each hop, then its bytes at a
+// max-min fair share of the links with all others in flight. A pure function of log and machine.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+constexpr std::size_t most_timed_messages = std::size_t{1} << 22;
+
+// The index of a rank in a group, -1 when it is no member.
+inline int member_of(const LoggedCall& call, int rank) {
+  const std::vector<int>& members = *call.members;
+  const std::size_t n = members.size();
+  if (n > 1 && members[1] != members[0]) {  // most groups are evenly spaced
+    const int guess = (rank - members[0]) / (members[1] - members[0]);
+    if (guess >= 0 && static_cast<std::size_t>(guess) < n &&
+        members[static_cast<std::size_t>(guess)] == rank) {
+      return guess;
+    }
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    if (members[i] == rank) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+// Bytes of a message of a call.
+inline double message_bytes(const CallShape& shape, const ScheduledMessage& message) {
+  std::int64_t elements = 0;
+  for (std::size_t t = message.first; t < message.last; ++t) {
+    const Transfer& transfer = shape.schedule->data.transfers[t];
+    elements += shape.cut.elements(transfer.chunk, transfer.chunks);
+  }
+  return static_cast<double>(elements) * shape.spec.element_bytes;
+}
+
+// Whether anything is known of what the chip computes; a machine may be described by links alone.
+inline bool has_rates(const Chip& chip) {
+  return chip.flops_bf16 > 0 || chip.flops_f32 > 0 || chip.memory_bandwidth > 0;
+}
+
+class Replay {
+ public:
+  Replay(const RunLog& log, const Machine& machine, const Faults& faults)
+      : log_(log), machine_(machine), links_(links_of(machine, faults)), fair_(links_) {
+    const std::size_t devices = static_cast<std::size_t>(log.devices);
+    devices_.resize(devices);
+    out_.devices.resize(devices);
+    out_.calls.resize(log.calls.size());
+    out_.link_bytes.assign(links_.count(), 0);
+    progress_of_.assign(log.calls.size(), not_started);
+    next_send_.assign(log.calls.size(), none);
+    for (const Faults::Fault& fault : faults.all) {
+      if (!fault.link) {
+        if (fault.from < 0 || fault.from >= log.devices) {
+          fail(
+              {"time: device ", fault.from, " to be at fault; devices are 0 to ", log.devices - 1});
+        }
+        Device& device = devices_[static_cast<std::size_t>(fault.from)];
+        device.dead = device.dead || fault.dead;
+        device.slower *= fault.factor;
+      }
+    }
+    index_schedules();
+  }
+
+  Timeline run() {
+    for (int d = 0; d < log_.devices; ++d) {
+      ready_.push_back(d);
+    }
+    run_ready(0);
+    while (!events_.empty()) {
+      // Events that differ by rounding alone are at once: symmetric devices stay together.
+      const double now = events_.first().key;
+      const double last = now * (1 + 1e-14);
+      done_.clear();
+      while (!events_.empty() && !(events_.first().key > last)) {
+        handle(events_.pop(), now);
+      }
+      for (const std::size_t f : done_) {
+        finish(f, now);
+      }
+      run_ready(now);
+      for (const std::size_t f : fair_.share(now)) {
+        const FairLinks::Flow& flow = fair_.flow(f);
+        events_.push({FairLinks::end_of(flow), f, flow.version});
+      }
+    }
+    check_all_done();
+    return static_cast<Timeline&&>(out_);
+  }
+
+ private:
+  static constexpr int not_started = -1, finished = -2, none = -1, device_event = -1;
+
+  struct Device {
+    std::size_t next = 0;  // event of its program
+    int waits_for = none;  // call
+    double since = 0;
+    double slower = 1;
+    bool dead = false;
+    List<std::size_t> sends;  // the last call to each receiver
+  };
+  struct Flight {  // a message under way, by number of its flow
+    int progress = 0;
+    int record = none;
+    std::size_t message = 0;
+  };
+
+  // Which of orders_ each call follows; schedules are known by their address (a hash table).
+  void index_schedules() {
+    std::size_t messages = 0;
+    order_of_.assign(log_.calls.size(), 0);
+    std::vector<std::size_t> slots(2 * log_.calls.size() + 1, 0);  // place in orders_ + 1, or 0
+    for (std::size_t c = 0; c < log_.calls.size(); ++c) {
+      const PreparedSchedule* const schedule = log_.calls[c].shape->schedule.get();
+      std::size_t at = reinterpret_cast<std::uintptr_t>(schedule) / 16 % slots.size();
+      while (slots[at] > 0 && orders_[slots[at] - 1]->schedule != schedule) {
+        at = (at + 1) % slots.size();
+      }
+      if (slots[at] == 0) {
+        orders_.push_back(Shared<MemberSteps>(new MemberSteps(*schedule)));
+        slots[at] = orders_.size();
+      }
+      order_of_[c] = slots[at] - 1;
+      messages += schedule->messages.size();
+      if (log_.calls[c].members->size() != orders_[order_of_[c]]->members) {
+        fail({"time: ", line(c), " has ", log_.calls[c].members->size(),
+              " members and a schedule for ", orders_[order_of_[c]]->members,
+              "; they must be equal"});
+      }
+    }
+    keeps_ = messages <= most_timed_messages;
+    out_.messages.reserve(keeps_ ? messages : 0);
+  }
+
+  void run_ready(double now) {
+    for (std::size_t i = 0; i < ready_.size(); ++i) {
+      run_device(ready_[i], now);
+    }
+    ready_.clear();
+  }
+
+  // Goes on with a device's program as far as it can go now.
+  void run_device(int rank, double now) {
+    const std::size_t d = static_cast<std::size_t>(rank);
+    Device& device = devices_[d];
+    const List<DeviceEvent>& program = log_.programs[d];
+    while (!device.dead && device.next < program.size()) {
+      const DeviceEvent& event = program[device.next++];
+      if (event.kind == DeviceEvent::Kind::compute) {
+        const double seconds = compute_seconds(d, event) * device.slower;
+        out_.devices[d].compute += seconds;
+        if (seconds > 0) {
+          events_.push({now + seconds, d, device_event});
+          return;
+        }
+      } else if (event.kind == DeviceEvent::Kind::start) {
+        start_call(event.first, rank, now);
+      } else if (!is_done(event.first, rank)) {
+        device.waits_for = static_cast<int>(event.first);
+        device.since = now;
+        return;
+      }
+    }
+    if (!device.dead) {
+      out_.devices[d].end = now;
+      out_.seconds = std::max(out_.seconds, now);
+    }
+  }
+
+  double compute_seconds(std::size_t d, const DeviceEvent& event) const {
+    double seconds = 0;
+    for (std::size_t i = event.first; has_rates(machine_.chip) && i < event.last; ++i) {
+      seconds += op_seconds(log_.ops[d][i], machine_.chip);
+    }
+    return seconds;
+  }
+
+  int checked_member(std::size_t c, int rank) const {
+    const int member = c < log_.calls.size() ? member_of(log_.calls[c], rank) : none;
+    if (member == none) {
+      fail({"time: device ", rank, " is no member of ",
+            c < log_.calls.size() ? line(c) : cat("call ", c), ", which its program names"});
+    }
+    return member;
+  }
+
+  bool is_done(std::size_t c, int rank) const {
+    const int member = checked_member(c, rank);
+    const int progress = progress_of_[c];
+    return progress == finished ||
+           (progress >= 0 && live_[static_cast<std::size_t>(progress)].done(member));
+  }
+
+  void start_call(std::size_t c, int rank, double now) {
+    const int member = checked_member(c, rank);
+    const int after = out_.devices[static_cast<std::size_t>(rank)].after;
+    if (log_.calls[c].shape->eager) {
+      start_send(c, rank, now, after);
+    } else {
+      start_member(c, member, now, after);
+    }
+  }
+
+  // Sends of a pair of devices go one after another.
+  void start_send(std::size_t c, int rank, double now, int after) {
+    const int to = receiver(c);
+    List<std::size_t>& sends = devices_[static_cast<std::size_t>(rank)].sends;
+    std::size_t i = 0;
+    while (i < sends.size() && receiver(sends[i]) != to) {
+      ++i;
+    }
+    if (i == sends.size()) {
+      sends.push_back(c);
+    } else {
+      const std::size_t before = sends[i];
+      sends[i] = c;
+      if (progress_of_[before] != finished) {
+        next_send_[before] = static_cast<int>(c);
+        return;
+      }
+    }
+    start_all(c, now, after);
+  }
+  int receiver(std::size_t c) const {
+    const LoggedCall& call = log_.calls[c];
+    const List<ScheduledMessage>& messages = call.shape->schedule->messages;
+    return messages.empty() ? none : (*call.members)[static_cast<std::size_t>(messages[0].to)];
+  }
+  void start_all(std::size_t c, double now, int after) {
+    for (std::size_t i = 0; i < log_.calls[c].members->size(); ++i) {
+      start_member(c, static_cast<int>(i), now, after);
+    }
+  }
+
+  void start_member(std::size_t c, int member, double now, int after) {
+    int& p = progress_of_[c];
+    if (p == not_started) {
+      p = static_cast<int>(free_.empty() ? live_.size() : free_.back());
+      if (free_.empty()) {
+        live_.push_back(CallProgress());
+      } else {
+        free_.pop_back();
+      }
+      live_[static_cast<std::size_t>(p)].begin(*orders_[order_of_[c]], c);
+    }
+    if (p == finished || live_[static_cast<std::size_t>(p)].started(member)) {
+      fail({"time: device ", (*log_.calls[c].members)[static_cast<std::size_t>(member)], " starts ",
+            line(c), " twice; once is right"});
+    }
+    const int progress = p;
+    leave_.clear();
+    live_[static_cast<std::size_t>(p)].start(member, leave_);
+    for (const std::size_t m : leave_) {
+      send(progress, m, now, after);
+    }
+    check_member(progress, member, now, after);
+  }
+
+  // A message leaves.
+  void send(int progress, std::size_t m, double now, int after) {
+    const CallProgress& at = live_[static_cast<std::size_t>(progress)];
+    const LoggedCall& call = log_.calls[at.call];
+    const ScheduledMessage& message = at.order->schedule->messages[m];
+    TimedMessage timed;
+    timed.call = static_cast<int>(at.call);
+    timed.from = (*call.members)[static_cast<std::size_t>(message.from)];
+    timed.to = (*call.members)[static_cast<std::size_t>(message.to)];
+    timed.stream = at.order->transfer(m).stream;
+    timed.step = at.order->step(m);
+    timed.bytes = message_bytes(*call.shape, message);
+    timed.after = after;
+    timed.start = now;
+    double latency = 0;
+    timed.hops = links_.hops(timed.from, timed.to, latency);
+    const std::size_t f = fair_.add();
+    FairLinks::Flow& flow = fair_.flow(f);
+    flow.bytes = timed.bytes;
+    links_.route(timed.from, timed.to, flow.route);
+    bool cut = false;
+    for (const std::size_t link : flow.route) {
+      out_.link_bytes[link] += timed.bytes;
+      if (!(links_.bandwidth(link) > 0)) {
+        cut = true;
+        dead_link_ = static_cast<std::int64_t>(link);
+      }
+    }
+    if (f == flights_.size()) {
+      flights_.push_back(Flight());
+    }
+    flights_[f] = {progress, keeps_ ? static_cast<int>(out_.messages.size()) : none, m};
+    if (keeps_) {
+      out_.messages.push_back(timed);
+    }
+    TimedCall& span = out_.calls[at.call];
+    span.start = span.start < 0 ? now : span.start;
+    if (!cut) {
+      events_.push({now + latency, f, flow.version});
+    }
+  }
+
+  // A device's compute is over, or a message's latency, or its transfer at that version's rate.
+  void handle(const EventQueue::Entry& event, double now) {
+    if (event.tag == device_event) {
+      ready_.push_back(static_cast<int>(event.item));
+      return;
+    }
+    FairLinks::Flow& flow = fair_.flow(event.item);
+    if (event.tag != flow.version) {
+      return;
+    }
+    if (flow.rate > 0) {
+      fair_.leave(event.item);
+      done_.push_back(event.item);
+    } else if (flow.bytes > 0 && !flow.route.empty()) {
+      flow.since = now;
+      fair_.join(event.item);
+    } else {
+      done_.push_back(event.item);
+    }
+  }
+
+  void finish(std::size_t f, double now) {
+    const Flight flight = flights_[f];
+    fair_.remove(f);
+    CallProgress& at = live_[static_cast<std::size_t>(flight.progress)];
+    const std::size_t call = at.call;
+    if (flight.record != none) {
+      out_.messages[static_cast<std::size_t>(flight.record)].finish = now;
+    }
+    out_.calls[call].finish = now;
+    out_.seconds = std::max(out_.seconds, now);
+    const ScheduledMessage& message = at.order->schedule->messages[flight.message];
+    for (const int member : {message.from, message.to}) {
+      leave_.clear();
+      if (live_[static_cast<std::size_t>(flight.progress)].finish(flight.message, member, leave_)) {
+        for (const std::size_t m : leave_) {
+          send(flight.progress, m, now, flight.record);
+        }
+        check_member(flight.progress, member, now, flight.record);
+      }
+    }
+  }
+
+  // Wakes the device that waits for a call which it is through, and ends a call that all are.
+  void check_member(int progress, int member, double now, int after) {
+    const std::size_t p = static_cast<std::size_t>(progress);
+    if (!live_[p].done(member)) {
+      return;
+    }
+    const std::size_t c = live_[p].call;
+    const int rank = (*log_.calls[c].members)[static_cast<std::size_t>(member)];
+    Device& device = devices_[static_cast<std::size_t>(rank)];
+    if (device.waits_for == static_cast<int>(c)) {
+      device.waits_for = none;
+      TimedDevice& timed = out_.devices[static_cast<std::size_t>(rank)];
+      timed.waiting += now - device.since;
+      timed.after = after;
+      ready_.push_back(rank);
+    }
+    if (live_[p].members_left == 0) {
+      TimedCall& span = out_.calls[c];
+      span.finish = span.start < 0 ? now : span.finish;
+      span.start = span.start < 0 ? now : span.start;
+      progress_of_[c] = finished;
+      free_.push_back(p);
+      if (next_send_[c] != none) {
+        start_all(static_cast<std::size_t>(next_send_[c]), now, after);
+      }
+    }
+  }
+
+  const std::string& line(std::size_t c) const {
+    return log_.lines[static_cast<std::size_t>(log_.calls[c].line)];
+  }
+
+  // When nothing can happen any more every device must be at its end.
+  void check_all_done() const {
+    std::string dead, waiting;
+    int waits = 0;
+    constexpr int most_named = 4;
+    for (std::size_t d = 0; d < devices_.size(); ++d) {
+      if (devices_[d].dead) {
+        dead += cat(dead.empty() ? "device " : ", device ", d);
+      } else if (devices_[d].waits_for != none && ++waits <= most_named) {
+        waiting += cat(waits > 1 ? ", device " : "device ", d, " waits in ",
+                       line(static_cast<std::size_t>(devices_[d].waits_for)));
+      }
+    }
+    if (dead.empty() && dead_link_ >= 0) {
+      dead = "link " + links_.name(static_cast<std::size_t>(dead_link_));
+    }
+    if (waits > most_named) {
+      waiting += cat(" and ", waits - most_named, " more wait");
+    }
+    if (!dead.empty()) {
+      fail({"time: ", dead, dead.find(", ") == std::string::npos ? " is dead" : " are dead",
+            waiting.empty() ? "" : "; ", waiting});
+    }
+    if (waits > 0) {
+      fail({"time: ", waiting, "; each waits for another, none can go on"});
+    }
+  }
+
+  const RunLog& log_;
+  const Machine& machine_;
+  MachineLinks links_;
+  FairLinks fair_;
+  EventQueue events_;
+  Timeline out_;
+  List<Device> devices_;
+  List<Shared<MemberSteps>> orders_;   // of each schedule
+  std::vector<std::size_t> order_of_;  // by call
+  List<CallProgress> live_;            // of calls under way
+  std::vector<std::size_t> free_;      // places of live_
+  std::vector<int> progress_of_;       // by call: place in live_, not_started, finished
+  std::vector<int> next_send_;         // by call: the send that goes after it
+  List<Flight> flights_;
+  std::vector<std::size_t> done_, leave_;
+  std::vector<int> ready_;  // devices
+  std::int64_t dead_link_ = -1;
+  bool keeps_ = true;
+};
+
+}  // namespace detail
+
+// What the run of `log` takes on `machine`, which needs one chip for each device of the log.
+// Throws when devices wait for ever, for each other or for what is dead.
+inline Timeline time(const RunLog& log, const Machine& machine, const Faults& faults = Faults()) {
+  const std::size_t devices = static_cast<std::size_t>(log.devices);
+  if (log.devices < 0 || machine.chips() != log.devices || log.programs.size() != devices ||
+      log.ops.size() != devices) {
+    detail::fail({"time: the log is of ", log.devices, " devices with ", log.programs.size(),
+                  " programs and ", log.ops.size(), " lists of ops, machine ", machine.name,
+                  " has ", machine.chips(), " chips; they must be equal"});
+  }
+  detail::check_network("time", machine);
+  return detail::Replay(log, machine, faults).run();
+}
+
 }}  // namespace tinyscale
 
 // >> tinyscale/mesh/guess.hpp
@@ -19368,7 +23421,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 struct Guess {
   double bytes_per_device = -1;
   std::int64_t steps = -1;
-  double seconds = -1;  // simulated; right within 1 %
+  double seconds = -1;  // simulated, of the messages that set the time; right within 1 %
 };
 
 struct CheckRow {
@@ -19428,6 +23481,7 @@ struct Counted {
   double seconds = 0;
   int devices = 1;                 // of the mesh
   int group = 1;                   // of the largest collective
+  std::string algorithm;           // of that
   std::vector<std::string> names;  // of the collectives
 };
 
@@ -19447,6 +23501,12 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
   const double steps = static_cast<double>(counted.steps);
   if (steps <= 0) {
     return "no message was sent";
+  }
+  const bool whole = has_name(counted, "all_reduce");
+  if (counted.names.size() == 1 && !same(guess, steps) && counted.algorithm != "ring" &&
+      same(guess, (whole ? 2.0 : 1.0) * (counted.group - 1)) && you != counted.one_way_steps) {
+    return cat("it ran by ", counted.algorithm,
+               ", the cheapest here; you counted a ring: mesh.algorithm = Algorithm::ring");
   }
   if (you == counted.one_way_steps) {
     return "a bidirectional ring halves them";
@@ -19479,7 +23539,7 @@ inline std::string bytes_hint(double you, const Counted& counted) {
   if (same(you, counted.bytes_total)) {
     return "that is all devices together";
   }
-  if (same(you * element_bytes, most)) {
+  if (same(you * 4, most)) {
     return "that is the number of elements; a float32 is 4 bytes";
   }
   if (counted.bytes_least < most) {
@@ -19525,238 +23585,18 @@ inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/mesh/replay.hpp
-// Simulated time: a message log replayed on a machine, event by event.
-// A message starts when its sender's (and, in a collective, its receiver's) earlier steps are done,
-// takes latency for each hop, then its bytes at a max-min fair share of those links.
-// A pure function of log and machine.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-// When each message of a log ran on a machine, in simulated seconds.
-struct Timeline {
-  double seconds = 0;                 // until the last message has arrived
-  std::vector<double> start, finish;  // of each message
-  std::vector<int> after;             // the message whose end let each one start, or -1
-  std::vector<int> hops;              // latencies each one paid
-  std::vector<double> link_bytes;     // by detail::MachineLinks number
-};
-
-namespace detail {
-
-constexpr std::size_t no_message = std::numeric_limits<std::size_t>::max();
-
-// The steps of every device and which of them are done.
-class StepOrder {
- public:
-  explicit StepOrder(const MessageLog& log) : log_(log) {
-    const std::size_t devices = static_cast<std::size_t>(log.devices);
-    List<std::vector<std::size_t>> ends(devices);  // messages, in order
-    List<std::vector<double>> step_of(devices);    // of each of these
-    for (std::size_t m = 0; m < log.messages.size(); ++m) {
-      const Message& message = log.messages[m];
-      ends[static_cast<std::size_t>(message.from)].push_back(m);
-      step_of[static_cast<std::size_t>(message.from)].push_back(message.from_step);
-      ends[static_cast<std::size_t>(message.to)].push_back(m);
-      step_of[static_cast<std::size_t>(message.to)].push_back(message.to_step);
-    }
-    steps_.resize(devices);
-    next_.assign(devices, 0);
-    for (std::size_t d = 0; d < devices; ++d) {
-      int last = -1;
-      for (const std::size_t i : stable_order(step_of[d])) {
-        const int step = static_cast<int>(step_of[d][i]);
-        if (steps_[d].empty() || step != last) {
-          steps_[d].push_back({step, 0, {}});
-          last = step;
-        }
-        steps_[d].back().messages.push_back(ends[d][i]);
-        ++steps_[d].back().unfinished;
-      }
-    }
-  }
-
-  // Messages of the step that a device is in.
-  const std::vector<std::size_t>& current(int device) const {
-    static const std::vector<std::size_t> none;
-    const std::size_t d = static_cast<std::size_t>(device);
-    return next_[d] < steps_[d].size() ? steps_[d][next_[d]].messages : none;
-  }
-
-  bool may_start(std::size_t m) const {
-    const Message& message = log_.messages[m];
-    return at_step(message.from, message.from_step) &&
-           (message.start == MessageStart::sender_ready || at_step(message.to, message.to_step));
-  }
-
-  // Marks one end of a message as finished.
-  void finish(int device, int step) {
-    List<Step>& steps = steps_[static_cast<std::size_t>(device)];
-    std::size_t low = 0;
-    for (std::size_t high = steps.size(); low < high;) {
-      const std::size_t middle = low + (high - low) / 2;
-      if (steps[middle].number < step) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    --steps[low].unfinished;
-  }
-
-  // Moves a device to its next step if this one is done.
-  bool advance(int device) {
-    const std::size_t d = static_cast<std::size_t>(device);
-    if (next_[d] < steps_[d].size() && steps_[d][next_[d]].unfinished == 0) {
-      ++next_[d];
-      return true;
-    }
-    return false;
-  }
-
- private:
-  struct Step {
-    int number = 0;
-    int unfinished = 0;
-    std::vector<std::size_t> messages;
-  };
-
-  bool at_step(int device, int step) const {
-    const std::size_t d = static_cast<std::size_t>(device);
-    return next_[d] < steps_[d].size() && steps_[d][next_[d]].number == step;
-  }
-
-  const MessageLog& log_;
-  List<List<Step>> steps_;
-  std::vector<std::size_t> next_;
-};
-
-class Replay {
- public:
-  Replay(const MessageLog& log, const Machine& machine)
-      : log_(log), order_(log), links_(machine, log.messages.size()) {
-    const std::size_t count = log.messages.size();
-    out_.start.assign(count, -1);
-    out_.finish.assign(count, -1);
-    out_.after.assign(count, -1);
-    out_.hops.assign(count, 0);
-    out_.link_bytes.assign(links_.links().count(), 0);
-  }
-
-  Timeline run() {
-    for (int d = 0; d < log_.devices; ++d) {
-      start_ready(d, 0, no_message);
-    }
-    while (!events_.empty()) {
-      const double now = events_.first().key;
-      std::vector<std::size_t> changed;
-      std::vector<std::size_t> done;
-      while (!events_.empty() && !(events_.first().key > now)) {
-        handle(events_.pop(), changed, done);
-      }
-      for (const std::size_t m : done) {
-        finish(m, now);
-      }
-      for (const std::size_t m : links_.share(changed, now)) {
-        const FairLinks::Flow& flow = links_.flow(m);
-        events_.push({now + flow.bytes / flow.rate, m, flow.version});
-      }
-    }
-    check_all_ran();
-    return out_;
-  }
-
- private:
-  // Starts what waits for `device` alone now; `cause` is the message whose end made it so.
-  void start_ready(int device, double now, std::size_t cause) {
-    for (const std::size_t m : order_.current(device)) {
-      if (out_.start[m] < 0 && order_.may_start(m)) {
-        const Message& message = log_.messages[m];
-        FairLinks::Flow& flow = links_.flow(m);
-        flow.route = links_.links().route(message.from, message.to);
-        flow.bytes = message.bytes;
-        out_.start[m] = now;
-        out_.after[m] = cause == no_message ? -1 : static_cast<int>(cause);
-        out_.hops[m] = links_.links().hops(flow.route);
-        for (const std::size_t link : flow.route) {
-          out_.link_bytes[link] += message.bytes;
-        }
-        const double latency = links_.links().machine.link_latency;
-        events_.push({now + out_.hops[m] * latency, m, 0});
-      }
-    }
-  }
-
-  void handle(const EventQueue::Entry& event, std::vector<std::size_t>& changed,
-              std::vector<std::size_t>& done) {
-    // Tag 0: latency is over; else the transfer is, at the rate of that version.
-    FairLinks::Flow& flow = links_.flow(event.item);
-    if (event.tag == 0 && flow.bytes > 0) {
-      flow.since = event.key;
-      links_.join(event.item);
-      changed.push_back(event.item);
-    } else if (event.tag == flow.version) {
-      if (flow.version > 0) {
-        links_.leave(event.item);
-        changed.push_back(event.item);
-      }
-      ++flow.version;
-      done.push_back(event.item);
-    }
-  }
-
-  void finish(std::size_t m, double now) {
-    const Message& message = log_.messages[m];
-    out_.finish[m] = now;
-    out_.seconds = std::max(out_.seconds, now);
-    order_.finish(message.from, message.from_step);
-    order_.finish(message.to, message.to_step);
-    for (const int device : {message.from, message.to}) {
-      while (order_.advance(device)) {
-        start_ready(device, now, m);
-      }
-    }
-  }
-
-  void check_all_ran() const {
-    for (std::size_t m = 0; m < out_.finish.size(); ++m) {
-      if (out_.finish[m] < 0) {
-        fail({"time: message ", m, " from device ", log_.messages[m].from, " to device ",
-              log_.messages[m].to, " waits for itself; steps of the log must have an order"});
-      }
-    }
-  }
-
-  const MessageLog& log_;
-  StepOrder order_;
-  FairLinks links_;
-  EventQueue events_;
-  Timeline out_;
-};
-
-}  // namespace detail
-
-// What the messages of `log` take on `machine`, which needs one chip for each device of the log.
-inline Timeline time(const MessageLog& log, const Machine& machine) {
-  if (machine.chips() != log.devices) {
-    detail::fail({"time: the log is of ", log.devices, " devices, machine ", machine.name, " has ",
-                  machine.chips(), " chips; they must be equal"});
-  }
-  detail::check_network("time", machine);
-  return detail::Replay(log, machine).run();
-}
-
-}}  // namespace tinyscale
-
 // >> tinyscale/mesh/mesh_run.hpp
 // What a mesh program cost: bytes and steps counted from its messages, simulated time beside the
-// formula, the links and the critical path. The same log can be timed again on another machine.
+// formula, the links and the critical path. The same log can be timed again on another machine, or
+// with links and devices that are slow.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // One line of the program; bytes are those of the busiest device.
 struct CollectiveRow {
   std::string name, axes, arguments;
+  std::string algorithm, reason;  // why this one; "" when the program named it
+  SourceLine where;
   int groups = 0;        // that ran it side by side
   int devices = 1;       // of a group
   double bytes_out = 0;  // sent by a device
@@ -19765,43 +23605,60 @@ struct CollectiveRow {
   std::int64_t hops = 0;  // latencies paid one after another: the most of each step
   double seconds = 0;     // simulated: first start to last arrival, of the slowest group
   double formula = -1;    // seconds, if its links are free; -1: it has no formula
+  double algbw = 0;       // bytes/s: the vector over the time
+  double busbw = 0;       // bytes/s: times the share of it that a device must send (NCCL)
 };
 
-// One directed link of the machine.
+// One directed link of the machine, or an uplink that several chips share.
 struct LinkRow {
   std::int64_t from = 0, to = 0;  // chips; -1: the switch of that dimension
   int dim = 0;                    // of the machine
+  std::string name;               // "3 -> 4", "3 -> switch", "0..7 -> switch"
+  bool uplink = false;
   double bytes = 0;
   double busy = 0;  // share of the run's simulated time that its bytes take at full speed
 };
 
-// The chain of messages that sets the simulated time, each waiting for the one before.
+// The chain of messages and compute that sets the simulated time, each waiting for the one before.
 struct CriticalPath {
   std::int64_t messages = 0;
-  double latency = 0, transfer = 0;  // seconds; together the run's
-  std::vector<int> devices;          // through which it goes
+  double compute = 0, latency = 0, transfer = 0;  // seconds; together the run's
+  std::vector<int> devices;                       // through which it goes
+  std::string heaviest;  // of its links: "axis y, link 3 -> 4, 61 % of the step"
 };
 
 namespace detail {
 
 // What a run leaves behind; shared by all timings of it.
 struct MeshRecord {
-  MessageLog log;
+  RunLog log;
   List<MeshAxis> axes;
   List<List<KeptTensor>> kept;  // by rank
   List<Counters> counters;
   List<Shared<MemoryMeter>> memory;
 };
 
-inline Table collective_table(const List<CollectiveRow>& rows) {
+// "demo.cpp:12"
+inline std::string line_text(const SourceLine& where) {
+  std::string file = where.file;
+  const std::size_t folder = file.find_last_of("/\\");
+  file = folder == std::string::npos ? file : file.substr(folder + 1);
+  return file.empty() ? "" : cat(file, ":", where.line);
+}
+
+inline Table collective_table(const List<CollectiveRow>& rows, const std::string& machine) {
   Table out;
-  out.columns = {"collective", "axis",  "arguments", "devices",   "groups", "bytes out",
-                 "bytes in",   "steps", "hops",      "simulated", "formula"};
+  out.title = "collectives on " + machine + " (bytes of the busiest device)";
+  out.columns = {"collective", "axis",      "arguments", "algorithm", "devices",
+                 "groups",     "bytes out", "bytes in",  "steps",     "hops",
+                 "simulated",  "formula",   "algbw",     "busbw",     "line"};
   for (const CollectiveRow& row : rows) {
-    out.add({row.name, row.axes, row.arguments, std::to_string(row.devices),
+    out.add({row.name, row.axes, row.arguments, row.algorithm, std::to_string(row.devices),
              std::to_string(row.groups), format_count(row.bytes_out), format_count(row.bytes_in),
              std::to_string(row.steps), std::to_string(row.hops), format_seconds(row.seconds),
-             row.formula < 0 ? "-" : format_seconds(row.formula)});
+             row.formula < 0 ? "-" : format_seconds(row.formula),
+             row.algbw > 0 ? format_si(row.algbw, "B/s") : "-",
+             row.busbw > 0 ? format_si(row.busbw, "B/s") : "-", line_text(row.where)});
   }
   return out;
 }
@@ -19810,34 +23667,69 @@ inline Table link_table(const List<LinkRow>& rows, std::size_t most) {
   Table out;
   out.columns = {"link", "dimension", "bytes", "busy"};
   for (std::size_t i = 0; i < rows.size() && i < most; ++i) {
-    const std::string from = rows[i].from < 0 ? "switch" : std::to_string(rows[i].from);
-    const std::string to = rows[i].to < 0 ? "switch" : std::to_string(rows[i].to);
-    out.add({from + " -> " + to, std::to_string(rows[i].dim), format_count(rows[i].bytes),
+    out.add({rows[i].name, std::to_string(rows[i].dim), format_count(rows[i].bytes),
              format_percent(rows[i].busy)});
   }
   return out;
+}
+
+// Adds what each rank sends and receives in a call.
+inline void add_bytes(const LoggedCall& call, std::vector<double>& out, std::vector<double>& in) {
+  for (const ScheduledMessage& message : call.shape->schedule->messages) {
+    const double bytes = message_bytes(*call.shape, message);
+    const std::vector<int>& ranks = *call.members;
+    const int from = ranks[static_cast<std::size_t>(message.from)];
+    const int to = ranks[static_cast<std::size_t>(message.to)];
+    out[static_cast<std::size_t>(from)] += bytes;
+    in[static_cast<std::size_t>(to)] += bytes;
+  }
+}
+
+// Steps and hops of the longest stream of a call.
+inline void count_steps(const LoggedCall& call, const MachineLinks& links, CollectiveRow& row) {
+  const PreparedSchedule& schedule = *call.shape->schedule;
+  for (const PreparedSchedule::Stream& stream : schedule.streams) {
+    std::int64_t hops = 0;
+    for (std::size_t s = stream.first; s < stream.last; ++s) {
+      int most = 0;
+      for (std::size_t m = schedule.steps[s].first; m < schedule.steps[s].last; ++m) {
+        const std::vector<int>& ranks = *call.members;
+        double latency = 0;
+        most = std::max(
+            most, links.hops(ranks[static_cast<std::size_t>(schedule.messages[m].from)],
+                             ranks[static_cast<std::size_t>(schedule.messages[m].to)], latency));
+      }
+      hops += most;
+    }
+    row.steps = std::max(row.steps, static_cast<std::int64_t>(stream.last - stream.first));
+    row.hops = std::max(row.hops, hops);
+  }
 }
 
 }  // namespace detail
 
 class MeshRun {
  public:
-  MeshRun(Shared<detail::MeshRecord> record, Machine machine)
-      : timeline(time(record->log, machine)),
+  MeshRun(Shared<detail::MeshRecord> record, Machine machine, Faults faults = Faults())
+      : timeline(time(record->log, machine, faults)),
         record_(std::move(record)),
-        machine_(std::move(machine)) {
+        machine_(std::move(machine)),
+        faults_(std::move(faults)) {
     seconds = timeline.seconds;
   }
 
-  double seconds = 0;  // simulated, of all messages
-  Timeline timeline;   // of each message
+  double seconds = 0;  // simulated, of compute and messages
+  Timeline timeline;   // of each message, call and device
 
-  const MessageLog& log() const { return record_->log; }
+  const RunLog& log() const { return record_->log; }
   const Machine& machine() const { return machine_; }
   int devices() const { return record_->log.devices; }
 
-  // The same messages on another machine with as many chips.
-  MeshRun on(const Machine& other) const { return MeshRun(record_, other); }
+  // The same run on another machine with as many chips, or with faults.
+  MeshRun on(const Machine& other, const Faults& faults = Faults()) const {
+    return MeshRun(record_, other, faults);
+  }
+  MeshRun with(const Faults& faults) const { return MeshRun(record_, machine_, faults); }
 
   // What Device::keep kept.
   Tensor kept(int rank, const std::string& name) const {
@@ -19856,14 +23748,7 @@ class MeshRun {
   Counters counters(int rank) const { return record_->counters[checked("counters", rank)]; }
   const MemoryMeter& memory(int rank) const { return *record_->memory[checked("memory", rank)]; }
 
-  double bytes_sent(int rank) const {
-    checked("bytes_sent", rank);
-    double bytes = 0;
-    for (const Message& message : log().messages) {
-      bytes += message.from == rank ? message.bytes : 0;
-    }
-    return bytes;
-  }
+  double bytes_sent(int rank) const { return all_sent()[checked("bytes_sent", rank)]; }
 
   // The sum over the program's lines: sends that devices make at the same time are one line.
   std::int64_t steps() const {
@@ -19875,41 +23760,33 @@ class MeshRun {
   }
 
   List<CollectiveRow> collectives() const {
-    List<std::vector<std::size_t>> messages_of(log().calls.size());
-    for (std::size_t m = 0; m < log().messages.size(); ++m) {
-      messages_of[static_cast<std::size_t>(log().messages[m].call)].push_back(m);
+    List<std::vector<std::size_t>> calls_of(log().lines.size());
+    for (std::size_t c = 0; c < log().calls.size(); ++c) {
+      calls_of[static_cast<std::size_t>(log().calls[c].line)].push_back(c);
     }
+    const List<AxisPlacement> placed = detail::place_axes(machine_, record_->axes);
+    const detail::MachineLinks links(machine_);
     List<CollectiveRow> rows;
-    for (std::size_t c = 0; c < messages_of.size(); ++c) {
-      if (log().calls[c].name != "recv") {
-        rows.push_back(row_of(log().calls[c], messages_of[c]));
+    for (const std::vector<std::size_t>& calls : calls_of) {
+      if (!calls.empty()) {
+        rows.push_back(row_of(calls, placed, links));
       }
     }
     return rows;
   }
 
-  // Links that carried something, the busiest first; a chip's two ports to a switch are one.
+  // Links that carried something, the busiest first.
   List<LinkRow> links() const {
-    const detail::MachineLinks all(machine_);
+    const detail::MachineLinks all = detail::links_of(machine_, faults_);
     List<LinkRow> rows;
+    std::vector<double> keys;
     for (std::size_t link = 0; link < all.count(); ++link) {
       const double bytes = timeline.link_bytes[link];
       if (bytes > 0) {
-        const double rate = all.bandwidth(link) * (all.switched ? 2 : 1);
-        const double busy = seconds > 0 ? bytes / rate / seconds : 0;
-        const LinkRow row = {all.from(link), all.to(link), all.dim_of(link), bytes, busy};
-        if (!rows.empty() && rows.back().from == row.from && rows.back().to == row.to &&
-            rows.back().dim == row.dim) {
-          rows.back().bytes += bytes;
-          rows.back().busy += busy;
-        } else {
-          rows.push_back(row);
-        }
+        rows.push_back({all.from(link), all.to(link), all.dim_of(link), all.name(link),
+                        all.is_uplink(link), bytes, busy(all, link)});
+        keys.push_back(-rows.back().busy);
       }
-    }
-    std::vector<double> keys;
-    for (const LinkRow& row : rows) {
-      keys.push_back(-row.busy);
     }
     List<LinkRow> sorted;
     for (const std::size_t i : detail::stable_order(keys)) {
@@ -19918,35 +23795,58 @@ class MeshRun {
     return sorted;
   }
 
+  // Empty when the run has too many messages to be kept one by one.
   CriticalPath critical_path() const {
     CriticalPath path;
-    int last = -1;
-    for (std::size_t m = 0; m < timeline.finish.size(); ++m) {
-      if (last < 0 || timeline.finish[m] > timeline.finish[static_cast<std::size_t>(last)]) {
-        last = static_cast<int>(m);
-      }
-    }
+    const detail::MachineLinks all = detail::links_of(machine_, faults_);
+    int m = last_message();
+    double end = seconds;  // of what comes after message m
+    double most = -1;
     std::vector<int> back;  // devices, from the end
-    for (int m = last; m >= 0; m = timeline.after[static_cast<std::size_t>(m)]) {
-      const std::size_t i = static_cast<std::size_t>(m);
-      const double latency = timeline.hops[i] * machine_.link_latency;
+    std::vector<std::size_t> route;
+    while (m >= 0) {
+      const TimedMessage& message = timeline.messages[static_cast<std::size_t>(m)];
+      double latency = 0;
+      all.hops(message.from, message.to, latency);
       ++path.messages;
+      path.compute += end - message.finish;
       path.latency += latency;
-      path.transfer += timeline.finish[i] - timeline.start[i] - latency;
+      path.transfer += message.finish - message.start - latency;
       if (back.empty()) {
-        back.push_back(log().messages[i].to);
+        back.push_back(message.to);
       }
-      back.push_back(log().messages[i].from);
+      back.push_back(message.from);
+      all.route(message.from, message.to, route);
+      for (const std::size_t link : route) {
+        if (busy(all, link) > most) {
+          most = busy(all, link);
+          const std::string& axes = log().calls[static_cast<std::size_t>(message.call)].shape->axes;
+          path.heaviest = detail::cat(
+              axes.empty() ? detail::cat("dimension ", all.dim_of(link)) : "axis " + axes,
+              ", link ", all.name(link), ", ", format_percent(most), " of the step");
+        }
+      }
+      end = message.start;
+      m = message.after;
     }
+    path.compute += timeline.messages.empty() && !log().calls.empty() ? 0 : end;
     for (std::size_t i = back.size(); i-- > 0;) {
       path.devices.push_back(back[i]);
     }
     return path;
   }
 
-  Table table() const {
-    Table out = detail::collective_table(collectives());
-    out.title = "collectives on " + machine_.name + " (bytes of the busiest device)";
+  Table table() const { return detail::collective_table(collectives(), machine_.name); }
+  // Compute and the communication that it does not hide, of each device.
+  Table device_table() const {
+    Table out;
+    out.title = "devices";
+    out.columns = {"device", "compute", "exposed communication", "end"};
+    for (std::size_t d = 0; d < timeline.devices.size(); ++d) {
+      const TimedDevice& device = timeline.devices[d];
+      out.add({std::to_string(d), format_seconds(device.compute), format_seconds(device.waiting),
+               format_seconds(device.end)});
+    }
     return out;
   }
   std::string csv() const { return table().csv(); }
@@ -19956,25 +23856,21 @@ class MeshRun {
   CheckReport check(const Guess& guess) const {
     detail::Counted counted;
     counted.devices = devices();
-    for (int rank = 0; rank < devices(); ++rank) {
-      const double bytes = bytes_sent(rank);
-      counted.bytes_most = std::max(counted.bytes_most, bytes);
-      counted.bytes_least = rank == 0 ? bytes : std::min(counted.bytes_least, bytes);
-      counted.bytes_total += bytes;
+    const std::vector<double> sent = all_sent();
+    for (std::size_t rank = 0; rank < sent.size(); ++rank) {
+      counted.bytes_most = std::max(counted.bytes_most, sent[rank]);
+      counted.bytes_least = rank == 0 ? sent[rank] : std::min(counted.bytes_least, sent[rank]);
+      counted.bytes_total += sent[rank];
     }
-    counted.seconds = seconds;
+    counted.seconds = seconds - critical_path().compute;
     for (const CollectiveRow& row : collectives()) {
       counted.steps += row.steps;
       counted.names.push_back(row.name);
+      counted.algorithm = row.devices > counted.group ? row.algorithm : counted.algorithm;
       counted.group = std::max(counted.group, row.devices);
-    }
-    counted.one_way_steps = counted.steps;
-    for (const CollectiveCall& call : log().calls) {
-      for (CollectiveStage stage : call.stages) {
-        const std::int64_t steps = collective_steps(stage);
-        stage.kind = stage.kind == AxisKind::ring_both_ways ? AxisKind::ring : stage.kind;
-        counted.one_way_steps += collective_steps(stage) - steps;
-      }
+      const bool both = row.algorithm == name_of(Algorithm::ring_both_ways);
+      counted.one_way_steps +=
+          both ? (row.name == "all_reduce" ? 2 : 1) * (row.devices - 1) : row.steps;
     }
     return detail::check_guess(guess, counted);
   }
@@ -19988,58 +23884,92 @@ class MeshRun {
     return static_cast<std::size_t>(rank);
   }
 
-  CollectiveRow row_of(const CollectiveCall& call, const std::vector<std::size_t>& messages) const {
-    CollectiveRow row;
-    row.name = call.name;
-    row.axes = call.axes;
-    row.arguments = call.name == "send" ? "" : call.arguments;
-    row.devices = call.devices;
-    const std::size_t ranks = static_cast<std::size_t>(devices());
-    std::vector<double> out(ranks), in(ranks);
-    std::vector<double> begin(ranks), end(ranks, -1);  // of each group, by its lowest rank
-    std::vector<int> hops;                             // by step, -1: none
-    for (const std::size_t m : messages) {
-      const Message& message = log().messages[m];
-      const std::size_t from = static_cast<std::size_t>(message.from);
-      const std::size_t to = static_cast<std::size_t>(message.to);
-      row.bytes_out = std::max(row.bytes_out, out[from] += message.bytes);
-      row.bytes_in = std::max(row.bytes_in, in[to] += message.bytes);
-      const std::size_t step = static_cast<std::size_t>(message.step);
-      if (step >= hops.size()) {
-        hops.resize(step + 1, -1);
-      }
-      hops[step] = std::max(hops[step], timeline.hops[m]);
-      const std::size_t group = static_cast<std::size_t>(message.group);
-      if (end[group] < 0) {
-        ++row.groups;
-        begin[group] = timeline.start[m];
-      }
-      begin[group] = std::min(begin[group], timeline.start[m]);
-      end[group] = std::max(end[group], timeline.finish[m]);
-      row.seconds = std::max(row.seconds, end[group] - begin[group]);
+  std::vector<double> all_sent() const {
+    std::vector<double> out(static_cast<std::size_t>(devices())), in(out.size());
+    for (const LoggedCall& call : log().calls) {
+      detail::add_bytes(call, out, in);
     }
-    row.groups = messages.empty() ? devices() / call.devices : row.groups;
-    for (const int most : hops) {
-      row.steps += most >= 0 ? 1 : 0;
-      row.hops += most >= 0 ? most : 0;
-    }
-    row.formula = formula_of(call);
-    return row;
+    return out;
   }
 
-  double formula_of(const CollectiveCall& call) const {
-    const List<AxisPlacement> axes = detail::place_axes(machine_, record_->axes, Ring::one_way);
-    double sum = call.stages.empty() ? -1 : 0;
-    for (std::size_t i = 0; i < call.stages.size(); ++i) {
-      const std::size_t axis = static_cast<std::size_t>(call.stage_axes[i]);
-      sum += collective_seconds(call.stages[i], axes[axis].link);
+  double busy(const detail::MachineLinks& all, std::size_t link) const {
+    return seconds > 0 && all.bandwidth(link) > 0
+               ? timeline.link_bytes[link] / all.bandwidth(link) / seconds
+               : 0;
+  }
+
+  // The last message before the end of the run: that of the last device, or one still under way.
+  int last_message() const {
+    for (const TimedDevice& device : timeline.devices) {
+      if (!(device.end < seconds)) {
+        return device.after;
+      }
     }
-    return sum;
+    int last = -1;
+    for (std::size_t m = 0; m < timeline.messages.size(); ++m) {
+      last = !(timeline.messages[m].finish < seconds) ? static_cast<int>(m) : last;
+    }
+    return last;
+  }
+
+  CollectiveRow row_of(const std::vector<std::size_t>& calls, const List<AxisPlacement>& placed,
+                       const detail::MachineLinks& links) const {
+    const CallShape& shape = *log().calls[calls[0]].shape;
+    CollectiveRow row;
+    row.name = shape.name;
+    row.axes = shape.axes;
+    row.arguments = shape.arguments;
+    row.algorithm = shape.eager ? "" : name_of(shape.spec.algorithm);
+    row.reason = shape.reason;
+    row.where = shape.where;
+    row.groups = static_cast<int>(calls.size());
+    std::vector<double> out(static_cast<std::size_t>(devices())), in(out.size());
+    for (const std::size_t c : calls) {
+      const LoggedCall& call = log().calls[c];
+      row.devices = std::max(row.devices, static_cast<int>(call.members->size()));
+      row.seconds = std::max(row.seconds, timeline.calls[c].finish - timeline.calls[c].start);
+      detail::add_bytes(call, out, in);
+      detail::count_steps(call, links, row);
+    }
+    for (std::size_t rank = 0; rank < out.size(); ++rank) {
+      row.bytes_out = std::max(row.bytes_out, out[rank]);
+      row.bytes_in = std::max(row.bytes_in, in[rank]);
+    }
+    if (!shape.eager) {
+      CollectiveSpec spec = shape.spec;
+      spec.parts = detail::parts_of_group(machine_, placed, shape.axis_numbers);
+      row.formula = spec.algorithm == Algorithm::custom ? -1 : collective_seconds(spec);
+      const double bytes = static_cast<double>(spec.elements) * spec.element_bytes;
+      row.algbw = row.seconds > 0 ? bytes / row.seconds : 0;
+      row.busbw = row.algbw * bus_factor(spec.what, row.devices);
+    }
+    return row;
   }
 
   Shared<detail::MeshRecord> record_;
   Machine machine_;
+  Faults faults_;
 };
+
+namespace detail {
+
+inline void print_path(std::ostream& out, const MeshRun& run) {
+  const CriticalPath path = run.critical_path();
+  out << "simulated " << format_seconds(run.seconds) << " on " << run.machine().name
+      << "; critical path of " << path.messages << " messages: ";
+  if (path.compute > 0) {
+    out << format_seconds(path.compute) << " compute, ";
+  }
+  out << format_seconds(path.latency) << " latency, " << format_seconds(path.transfer)
+      << " transfer" << (path.heaviest.empty() ? "" : "; ") << path.heaviest << "\nthrough devices";
+  constexpr std::size_t most_devices = 16;
+  for (std::size_t i = 0; i < path.devices.size() && i < most_devices; ++i) {
+    out << (i == 0 ? " " : " > ") << path.devices[i];
+  }
+  out << (path.devices.size() > most_devices ? " > ...\n" : "\n");
+}
+
+}  // namespace detail
 
 inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
   constexpr std::size_t most_links = 16;
@@ -20047,25 +23977,186 @@ inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
   Table table = detail::link_table(links, most_links);
   table.title = detail::cat("links: ", links.size(), " used",
                             links.size() > most_links ? ", the busiest 16" : "");
-  out << run.table() << "\n" << table << "\n";
-  const CriticalPath path = run.critical_path();
-  out << "simulated " << format_seconds(run.seconds) << " on " << run.machine().name
-      << "; critical path of " << path.messages << " messages: " << format_seconds(path.latency)
-      << " latency, " << format_seconds(path.transfer) << " transfer\n";
-  constexpr std::size_t most_devices = 16;
-  out << "through devices";
-  for (std::size_t i = 0; i < path.devices.size() && i < most_devices; ++i) {
-    out << (i == 0 ? " " : " > ") << path.devices[i];
+  const List<CollectiveRow> rows = run.collectives();
+  out << detail::collective_table(rows, run.machine().name);
+  std::vector<std::string> said;
+  for (const CollectiveRow& row : rows) {
+    const std::string why = row.name + " over " + row.axes + ": " + row.reason;
+    bool again = row.reason.empty();
+    for (const std::string& known : said) {
+      again = again || known == why;
+    }
+    if (!again) {
+      out << why << "\n";
+      said.push_back(why);
+    }
   }
-  return out << (path.devices.size() > most_devices ? " > ...\n" : "\n");
+  out << "\n" << table << "\n";
+  detail::print_path(out, run);
+  return out;
 }
 
 }}  // namespace tinyscale
 
-// >> tinyscale/mesh/mesh.hpp
-// A mesh: the devices of a machine under named axes, and a program run on all of them.
-// Each device is a thread with a context of its own (ops, memory, device number); host loops inside
-// are serial. When a device fails, or all wait, the run ends with an Error that says where each is.
+// >> tinyscale/mesh/predict.hpp
+// What a program would take on a mesh of any size, from one device of it: the device runs by
+// itself, and each of its collectives takes what its closed form says. Symmetric devices are folded
+// into one, so that 100,000 chips cost no more than one.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct PredictedCall {
+  std::string name, axes, arguments, algorithm;
+  int devices = 1;
+  double bytes = 0;    // sent by this device
+  double seconds = 0;  // by the closed form, its links free
+};
+
+// Seconds are those of the one device that ran.
+struct MeshPrediction {
+  std::string machine;
+  std::int64_t devices = 0;
+  double seconds = 0;  // compute, and the communication that it does not hide
+  double compute = 0, exposed = 0;
+  List<PredictedCall> calls;
+
+  Table table() const {
+    Table out;
+    out.title = detail::cat("predicted on ", machine, ", one device of ", devices);
+    out.columns = {"collective", "axis",      "arguments", "algorithm",
+                   "devices",    "bytes out", "formula"};
+    for (const PredictedCall& call : calls) {
+      out.add({call.name, call.axes, call.arguments, call.algorithm, std::to_string(call.devices),
+               format_count(call.bytes), format_seconds(call.seconds)});
+    }
+    return out;
+  }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const MeshPrediction& prediction) {
+  return out << prediction.table() << "\npredicted " << format_seconds(prediction.seconds) << ": "
+             << format_seconds(prediction.compute) << " compute, "
+             << format_seconds(prediction.exposed) << " exposed communication\n";
+}
+
+namespace detail {
+
+inline PredictedCall predict_call(const CallShape& shape, int index) {
+  PredictedCall call;
+  call.name = shape.name;
+  call.axes = shape.axes;
+  call.arguments = shape.arguments;
+  call.algorithm = name_of(shape.spec.algorithm);
+  call.devices = shape.spec.devices();
+  call.bytes = collective_bytes(shape.spec, index);
+  call.seconds = cost_of(shape.spec).seconds;
+  return call;
+}
+
+inline int index_of(int rank, const std::vector<int>& axes, const List<AxisPlacement>& placed) {
+  int index = 0;
+  for (const int axis : axes) {
+    const AxisPlacement& a = placed[static_cast<std::size_t>(axis)];
+    index = index * a.size + rank / a.stride % a.size;
+  }
+  return index;
+}
+
+// The clock of one device whose collectives have the links for themselves.
+inline MeshPrediction predict_log(const DeviceLog& log, int rank, const Machine& machine,
+                                  const List<AxisPlacement>& placed) {
+  MeshPrediction out;
+  out.machine = machine.name;
+  out.devices = machine.chips();
+  List<double> done;  // of each call, by its number
+  for (const DeviceLog::Event& event : log.events) {
+    if (event.kind == DeviceEvent::Kind::compute) {
+      for (std::size_t i = event.first; i < event.last; ++i) {
+        out.compute += op_seconds(log.ops[i], machine.chip);
+      }
+      out.seconds = out.compute + out.exposed;
+      continue;
+    }
+    CallRecord& call = *event.call;
+    if (event.kind == DeviceEvent::Kind::start) {
+      const CallShape& shape = *call.logged.shape;
+      call.number = static_cast<int>(done.size());
+      out.calls.push_back(predict_call(shape, index_of(rank, shape.axis_numbers, placed)));
+      done.push_back(out.seconds + out.calls.back().seconds);
+    } else {
+      const double end = done[static_cast<std::size_t>(call.number)];
+      out.exposed += std::max(0.0, end - out.seconds);
+      out.seconds = std::max(out.seconds, end);
+    }
+  }
+  return out;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/thread_limit.hpp
+// How many threads the system would give, asked before a mesh of thousands of devices starts them:
+// half of them running and the rest refused is worse than an error at once.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// The first number after `label` in a file of the system; -1: it has none, or says "max".
+inline double system_number(const char* path, const char* label = "") {
+  std::FILE* const file = std::fopen(path, "r");
+  if (file == nullptr) {
+    return -1;
+  }
+  std::string text(4096, '\0');
+  text.resize(std::fread(&text[0], 1, text.size(), file));
+  std::fclose(file);
+  const std::size_t at = text.find(label);
+  if (at == std::string::npos) {
+    return -1;
+  }
+  char* end = nullptr;
+  const char* const begin = text.c_str() + at + std::string(label).size();
+  const double number = std::strtod(begin, &end);
+  return end == begin ? -1 : number;
+}
+
+// Throws when so many threads more are too many for this process, its container or the system.
+inline void check_thread_limit(int threads) {
+#if defined(__linux__)
+  if (threads <= 256) {
+    return;
+  }
+  struct Limit {
+    const char* what;
+    double most, used;
+  };
+  const double in_system = system_number("/proc/loadavg", "/");  // "0.1 0.2 0.3 2/345 ..."
+  const Limit limits[] = {
+      {"ulimit -u", system_number("/proc/self/limits", "Max processes"), 0},
+      {"the system", system_number("/proc/sys/kernel/threads-max"), in_system},
+      {"memory maps, two a thread", system_number("/proc/sys/vm/max_map_count") / 2, 0},
+      {"the container", system_number("/sys/fs/cgroup/pids.max"),
+       system_number("/sys/fs/cgroup/pids.current")}};
+  for (const Limit& limit : limits) {
+    if (limit.most > 0 && limit.most - limit.used < threads + 8.0) {
+      fail({"mesh.run: ", threads, " devices need a thread each; ", limit.what, " allows ",
+            limit.most, ", of which ", limit.used > 0 ? limit.used : 0,
+            " are in use: take fewer devices, or raise that limit"});
+    }
+  }
+#else
+  static_cast<void>(threads);
+#endif
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/device_thread.hpp
+// One device while it runs, on a thread of this process or as one MPI rank, and what it leaves.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -20075,12 +24166,13 @@ namespace detail {
 
 // One device while it runs, and what it leaves.
 struct DeviceThread {
-  DeviceThread(Fabric& shared, const List<AxisPlacement>& axes, int rank, int devices)
-      : device(shared, axes, rank, devices), fabric(&shared) {}
+  DeviceThread(Fabric& shared, Algorithm algorithm, int rank)
+      : device(shared, algorithm, rank), fabric(&shared), neighbours(shared.devices()) {}
 
   Device device;
   const DeviceProgram* program = nullptr;
   Fabric* fabric = nullptr;
+  int neighbours = 1;      // devices that share this computer, this one among them
   Context context;         // its profile is null until the device runs
   List<OpRecord> records;  // for the caller's profile
   Counters counters;
@@ -20099,18 +24191,3266 @@ inline std::string message_of(const std::exception_ptr& error) {
 // Runs the program on one device; whatever it throws goes to the fabric.
 inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThread& self) {
   const ContextScope scope(self.context);
-  const ThreadScope share(std::max(1, thread_count() / self.device.size()));
+  const ThreadScope share(std::max(1, thread_count() / self.neighbours));
   const Profile profile;
+  Endpoint& endpoint = self.device.endpoint();
+  fabric.begin(endpoint.rank());
   try {
     program(self.device);
-    fabric.returned(self.device.rank(), self.device.endpoint().where());
+    endpoint.log_ops();
+    fabric.returned(endpoint.rank(), endpoint.where());
   } catch (...) {
-    fabric.threw(self.device.rank(), self.device.endpoint().where(),
-                 message_of(std::current_exception()));
+    fabric.threw(endpoint.rank(), endpoint.where(), message_of(std::current_exception()));
   }
-  self.counters = self.device.endpoint().counters();
+  self.counters = endpoint.counters();
   self.records = profile.records();
 }
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/mpi_bytes.hpp
+// What processes tell each other: values one after the other, read back in the same order. All
+// processes run the same program, so a value is its bytes.
+
+#if defined(TINYSCALE_USE_MPI)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+class Bytes {
+ public:
+  Bytes() = default;
+  explicit Bytes(std::string text) : text_(std::move(text)) {}
+
+  const std::string& text() const { return text_; }
+  bool at_end() const { return next_ == text_.size(); }
+
+  void put(const void* from, std::size_t size) {
+    text_.append(static_cast<const char*>(from), size);
+  }
+  void get(void* to, std::size_t size) {
+    std::memcpy(to, text_.data() + next_, size);
+    next_ += size;
+  }
+  void put(std::int64_t value) { put(&value, sizeof value); }
+  void put(double value) { put(&value, sizeof value); }
+  void put(const std::string& text) {
+    put(static_cast<std::int64_t>(text.size()));
+    text_ += text;
+  }
+  template <class T>
+  void put_enum(T value) {
+    put(static_cast<std::int64_t>(value));
+  }
+  template <class T>
+  void put_numbers(const std::vector<T>& values) {
+    put(static_cast<std::int64_t>(values.size()));
+    for (const T value : values) {
+      put(static_cast<std::int64_t>(value));
+    }
+  }
+
+  std::int64_t number() {
+    std::int64_t value = 0;
+    get(&value, sizeof value);
+    return value;
+  }
+  int whole() { return static_cast<int>(number()); }
+  double real() {
+    double value = 0;
+    get(&value, sizeof value);
+    return value;
+  }
+  std::string string() {
+    std::string text(static_cast<std::size_t>(number()), '\0');
+    get(&text[0], text.size());
+    return text;
+  }
+  template <class T>
+  void get_enum(T& value) {
+    value = static_cast<T>(number());
+  }
+  template <class T>
+  void get_numbers(std::vector<T>& values) {
+    values.resize(static_cast<std::size_t>(number()));
+    for (T& value : values) {
+      value = static_cast<T>(number());
+    }
+  }
+
+ private:
+  std::string text_;
+  std::size_t next_ = 0;
+};
+
+inline void put_shape(Bytes& to, const Shape& shape) { to.put_numbers(shape.values()); }
+
+inline Shape get_shape(Bytes& from) {
+  std::vector<std::int64_t> dims;
+  from.get_numbers(dims);
+  return Shape(dims);
+}
+
+// Texts and schedules of other processes, kept for as long as the program runs: a log refers to
+// them. Equal ones are kept once.
+inline const char* kept_text(const std::string& text) {
+  static List<Shared<const std::string>> kept;
+  for (const Shared<const std::string>& known : kept) {
+    if (*known == text) {
+      return known->c_str();
+    }
+  }
+  kept.push_back(Shared<const std::string>(new std::string(text)));
+  return kept.back()->c_str();
+}
+
+inline void put_where(Bytes& to, const SourceLine& where) {
+  to.put(std::string(where.file));
+  to.put(std::int64_t{where.line});
+}
+
+inline SourceLine get_where(Bytes& from) {
+  SourceLine where;
+  where.file = kept_text(from.string());
+  where.line = from.whole();
+  return where;
+}
+
+inline void put_schedule(Bytes& to, const CollectiveSchedule& schedule) {
+  to.put(schedule.name);
+  to.put_enum(schedule.what);
+  for (const int value : {schedule.devices, schedule.chunks, schedule.root}) {
+    to.put(std::int64_t{value});
+  }
+  to.put(static_cast<std::int64_t>(schedule.transfers.size()));
+  for (const Transfer& t : schedule.transfers) {
+    to.put(&t, sizeof t);
+  }
+}
+
+// The schedule of those bytes.
+inline const CollectiveSchedule* kept_schedule(const std::string& bytes) {
+  struct Known {
+    std::string bytes;
+    CollectiveSchedule schedule;
+  };
+  static List<Shared<Known>> kept;
+  for (const Shared<Known>& known : kept) {
+    if (known->bytes == bytes) {
+      return &known->schedule;
+    }
+  }
+  kept.push_back(Shared<Known>(new Known));
+  Known& made = *kept.back();
+  made.bytes = bytes;
+  Bytes from(bytes);
+  made.schedule.name = from.string();
+  from.get_enum(made.schedule.what);
+  made.schedule.devices = from.whole();
+  made.schedule.chunks = from.whole();
+  made.schedule.root = from.whole();
+  made.schedule.transfers = List<Transfer>(static_cast<std::size_t>(from.number()));
+  for (Transfer& t : made.schedule.transfers) {
+    from.get(&t, sizeof t);
+  }
+  return &made.schedule;
+}
+
+inline void put_key(Bytes& to, const CallKey& key) {
+  to.put_enum(key.what);
+  to.put_enum(key.algorithm);
+  to.put_enum(key.preferred);
+  to.put_enum(key.how);
+  to.put_enum(key.format);
+  for (const int value : {key.root, key.dim, key.to_dim}) {
+    to.put(std::int64_t{value});
+  }
+  put_shape(to, key.shape);
+  to.put_numbers(key.axes);
+  to.put_numbers(key.rows);
+  Bytes schedule;
+  if (key.schedule != nullptr) {
+    put_schedule(schedule, *key.schedule);
+  }
+  to.put(schedule.text());
+}
+
+inline CallKey get_key(Bytes& from) {
+  CallKey key;
+  from.get_enum(key.what);
+  from.get_enum(key.algorithm);
+  from.get_enum(key.preferred);
+  from.get_enum(key.how);
+  from.get_enum(key.format);
+  key.root = from.whole();
+  key.dim = from.whole();
+  key.to_dim = from.whole();
+  key.shape = get_shape(from);
+  from.get_numbers(key.axes);
+  from.get_numbers(key.rows);
+  const std::string schedule = from.string();
+  key.schedule = schedule.empty() ? nullptr : kept_schedule(schedule);
+  return key;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI
+
+// >> tinyscale/mesh/mpi_exchange.hpp
+// The part of one MPI rank in a collective: its own transfers of the schedule, step by step in each
+// stream. It never waits: advance() goes as far as what has come allows.
+
+#if defined(TINYSCALE_USE_MPI)
+
+#define OMPI_SKIP_MPICXX 1  // not the C++ bindings of MPI 2
+#define MPICH_SKIP_MPICXX 1
+// clang-format off
+#  include <mpi.h>
+// clang-format on
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// One device's own part of an exchange: its chunks, and its steps in each stream.
+class RankExchange {
+ public:
+  // `index`: of this device in the group; `ranks` by index.
+  RankExchange(const Exchange& e, const PreparedSchedule& schedule, int index,
+               const std::vector<int>& ranks, int tag, MPI_Comm comm)
+      : e_(e),
+        schedule_(schedule),
+        index_(index),
+        ranks_(ranks),
+        tag_(tag),
+        comm_(comm),
+        chunks_(new float[static_cast<std::size_t>(e.cut.begin(e.cut.chunks()))]),
+        streams_(schedule.streams.size()) {
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      streams_[s].step = schedule.streams[s].first;
+    }
+  }
+  RankExchange(const RankExchange&) = delete;
+  RankExchange& operator=(const RankExchange&) = delete;
+  ~RankExchange() { delete[] chunks_; }
+
+  void load(const float* in) {
+    for (int b = 0; b < e_.cut.blocks && in != nullptr; ++b) {
+      const int place = input_block(e_, index_, b);
+      if (place >= 0) {
+        block(b, place, true).load(in, at(b * e_.cut.parts));
+      }
+    }
+  }
+
+  // As far as what has come allows; gives whether that was a step.
+  bool advance() {
+    bool moved = false;
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      while (streams_[s].step < schedule_.streams[s].last && step(streams_[s], s)) {
+        ++streams_[s].step;
+        streams_[s].posted = false;
+        moved = true;
+      }
+    }
+    for (std::size_t i = going_.size(); i-- > 0;) {
+      int gone = 0;
+      MPI_Test(&going_[i]->request, &gone, MPI_STATUS_IGNORE);
+      if (gone != 0) {
+        going_[i] = going_.back();
+        going_.pop_back();
+      }
+    }
+    return moved;
+  }
+  bool done() const {
+    bool all = going_.empty();
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      all = all && streams_[s].step == schedule_.streams[s].last;
+    }
+    return all;
+  }
+
+  void store(float* out) {
+    for (int b = 0; b < e_.cut.blocks && out != nullptr; ++b) {
+      const int place = output_block(e_, index_, b);
+      const std::int64_t count = e_.cut.elements(b * e_.cut.parts, e_.cut.parts);
+      if (place < 0) {
+        continue;
+      }
+      float* const numbers = at(b * e_.cut.parts);
+      for (std::int64_t i = 0; i < count && e_.how == Reduce::mean && e_.devices > 1; ++i) {
+        numbers[i] /= static_cast<float>(e_.devices);
+      }
+      block(b, place, false).store(numbers, out);
+    }
+  }
+
+ private:
+  struct Part {  // of a message: chunks that are combined or kept
+    const ScheduledMessage* message = nullptr;
+    std::vector<float> numbers;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  struct Stream {
+    std::size_t step = 0;
+    bool posted = false;
+    List<Shared<Part>> coming;
+  };
+
+  float* at(int chunk) { return chunks_ + e_.cut.begin(chunk); }
+
+  Stretch block(int b, int place, bool input) const {
+    Stretch s;
+    s.count = e_.cut.elements(b * e_.cut.parts, e_.cut.parts);
+    s.map = input ? e_.in : e_.out;
+    s.begin = e_.cut.ragged.empty() ? place * s.map.run : ragged_begin(e_, index_, b, input);
+    return s;
+  }
+
+  // What was there before the step is sent; what comes is taken when all has come, in the order of
+  // the senders, as in one process.
+  bool step(Stream& stream, std::size_t number) {
+    const PreparedSchedule::Step& step = schedule_.steps[stream.step];
+    if (!stream.posted) {
+      for (std::size_t m = step.first; m < step.last; ++m) {
+        const ScheduledMessage& message = schedule_.messages[m];
+        if (message.from == index_ || message.to == index_) {
+          start(message, stream, static_cast<int>(number));
+        }
+      }
+      stream.posted = true;
+    }
+    for (const Shared<Part>& part : stream.coming) {
+      int here = 0;
+      MPI_Test(&part->request, &here, MPI_STATUS_IGNORE);
+      if (here == 0) {
+        return false;
+      }
+    }
+    for (const Shared<Part>& part : stream.coming) {
+      take(*part);
+    }
+    stream.coming.clear();
+    return true;
+  }
+
+  void start(const ScheduledMessage& message, Stream& stream, int number) {
+    std::int64_t count = 0;
+    for (std::size_t i = message.first; i < message.last; ++i) {
+      const Transfer& t = schedule_.data.transfers[i];
+      count += e_.cut.elements(t.chunk, t.chunks);
+    }
+    if (count == 0) {
+      return;
+    }
+    const Shared<Part> part(new Part);
+    part->message = &message;
+    part->numbers.resize(static_cast<std::size_t>(count));
+    const int tag = tag_ + number;
+    if (message.to == index_) {
+      const int from = ranks_[static_cast<std::size_t>(message.from)];
+      MPI_Irecv(part->numbers.data(), static_cast<int>(count), MPI_FLOAT, from, tag, comm_,
+                &part->request);
+      stream.coming.push_back(part);
+      return;
+    }
+    float* to = part->numbers.data();
+    for (std::size_t i = message.first; i < message.last; ++i) {
+      const Transfer& t = schedule_.data.transfers[i];
+      const std::int64_t n = e_.cut.elements(t.chunk, t.chunks);
+      std::memcpy(to, at(t.chunk), static_cast<std::size_t>(n) * sizeof(float));
+      to += n;
+    }
+    if (e_.format != DType::f32) {
+      for (float& value : part->numbers) {
+        value = round_to(value, e_.format);
+      }
+    }
+    const int to_rank = ranks_[static_cast<std::size_t>(message.to)];
+    MPI_Isend(part->numbers.data(), static_cast<int>(count), MPI_FLOAT, to_rank, tag, comm_,
+              &part->request);
+    going_.push_back(part);
+  }
+
+  void take(const Part& part) {
+    const float* from = part.numbers.data();
+    for (std::size_t i = part.message->first; i < part.message->last; ++i) {
+      const Transfer& t = schedule_.data.transfers[i];
+      const std::int64_t n = e_.cut.elements(t.chunk, t.chunks);
+      if (t.action == Action::reduce) {
+        combine(e_.how, n, at(t.chunk), from, at(t.chunk));
+      } else {
+        std::memcpy(at(t.chunk), from, static_cast<std::size_t>(n) * sizeof(float));
+      }
+      from += n;
+    }
+  }
+
+  const Exchange& e_;
+  const PreparedSchedule& schedule_;
+  int index_;
+  const std::vector<int>& ranks_;
+  int tag_;
+  MPI_Comm comm_;
+  float* chunks_;  // the whole vector; what this device never has stays untouched
+  List<Stream> streams_;
+  List<Shared<Part>> going_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI
+
+// >> tinyscale/mesh/mpi_fabric.hpp
+// The same mesh on MPI ranks: compile with mpicxx -DTINYSCALE_USE_MPI, run with mpirun -n 8. Each
+// process is one device; the fabric of each holds the meetings that its device takes part in. Who
+// posts tells its group; when all have told the same, each rank carries out its own transfers of
+// the schedule, step by step. A device that waits moves everything that is under way. Rank 0
+// judges: a device that waits for long tells it where it stands, and when all have and nothing that
+// they wait for is on its way, nothing ever can be (each has told all that it did before it
+// stopped).
+
+#if defined(TINYSCALE_USE_MPI)
+
+// clang-format off
+#  include <time.h>  // nanosleep
+// clang-format on
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A collective of a group, as far as this process knows it.
+struct RankCall {
+  Meeting* meeting = nullptr;
+  std::vector<std::string> keys;  // by place: what each called; empty: nothing yet
+  bool over = false;
+  Shared<const CallPlan> plan;
+  Shared<const std::vector<int>> members;  // by index
+  Shared<RankExchange> exchange;           // once all have called the same
+  std::int64_t number = 0;
+};
+
+struct RankGroup {
+  Group* group = nullptr;
+  std::int64_t posted = 0;       // by this device
+  std::int64_t first = 0;        // number of calls[0]
+  List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
+};
+
+// Where a device stands, as it tells rank 0.
+struct RankReport {
+  struct Call {  // that it posted and that is not over
+    std::int64_t number = 0;
+    bool awaited = false;
+    std::string key;
+  };
+  struct Calls {  // of one group
+    std::vector<int> axes, ranks;
+    std::int64_t posted = 0;
+    List<Call> open;
+  };
+
+  Waiting::Now now = Waiting::Now::runs;
+  Wait wait;
+  std::string where, message;
+  List<Calls> calls;
+  std::vector<std::int64_t> sent, taken;  // messages of the program, by rank
+
+  const Calls* find(const Calls& like) const {
+    for (const Calls& known : calls) {
+      if (known.axes == like.axes && known.ranks == like.ranks) {
+        return &known;
+      }
+    }
+    return nullptr;
+  }
+};
+
+class MpiRanks final : public OtherProcesses {
+ public:
+  // `comm` has as many ranks as the fabric devices.
+  MpiRanks(Fabric& fabric, MPI_Comm comm) : fabric_(fabric) {
+    MPI_Comm_dup(comm, &data_);
+    MPI_Comm_dup(comm, &control_);
+    MPI_Comm_rank(comm, &me_);
+    MPI_Comm_size(comm, &size_);
+    const std::size_t n = static_cast<std::size_t>(size_);
+    sent_.assign(n, 0);
+    taken_.assign(n, 0);
+    told_.assign(n, 0);
+    reports_ = List<Shared<RankReport>>(n);
+  }
+  ~MpiRanks() {
+    MPI_Comm_free(&data_);
+    MPI_Comm_free(&control_);
+  }
+  MpiRanks(const MpiRanks&) = delete;
+  MpiRanks& operator=(const MpiRanks&) = delete;
+
+  Meeting* post(Seat& seat, Post post) override {
+    RankGroup& group = group_of(seat.group);
+    if (post.key.schedule != nullptr) {
+      Bytes schedule;
+      put_schedule(schedule, *post.key.schedule);
+      post.key.schedule = kept_schedule(schedule.text());
+    }
+    const std::int64_t number = group.posted++;
+    Bytes key;
+    put_key(key, post.key);
+    Bytes news;
+    news.put_numbers(seat.group->axes);
+    news.put_numbers(seat.group->ranks);
+    news.put(number);
+    news.put(std::int64_t{seat.place});
+    news.put(key.text());
+    news.put_numbers(post.rows);
+    put_where(news, post.where);
+    for (const int rank : seat.group->ranks) {
+      if (rank != me_) {
+        tell(rank, post_tag, news.text());
+      }
+    }
+    RankCall& call = find_call(group, number);
+    Meeting* const meeting = call.meeting;
+    enter(call, seat.place, std::move(post), key.text());
+    progress();
+    return meeting;
+  }
+
+  void wait(const Wait& wait, const std::string& where) override {
+    const double start = MPI_Wtime();
+    bool told = false;
+    for (std::int64_t looks = 0; !met(wait); ++looks) {
+      const bool moved = progress();
+      if (met(wait)) {
+        break;
+      }
+      fabric_.waiting_.throw_failure();
+      if (moved) {
+        looks = 0;
+      } else {
+        let_others_run(looks);
+      }
+      if ((!told || changed_) && MPI_Wtime() - start > 5e-3) {
+        told = true;
+        report(Waiting::Now::waits, wait, where, "");
+      }
+    }
+  }
+
+  void put(int to, const Packet& packet) override {
+    const CallShape& shape = *packet.call->logged.shape;
+    packet.call->id = call_id(send_axes, me_, sends_++);
+    Bytes news;
+    news.put(static_cast<std::int64_t>(packet.call->id));
+    put_where(news, shape.where);
+    put_shape(news, packet.value.shape());
+    news.put(packet.value.data(), static_cast<std::size_t>(packet.value.count()) * sizeof(float));
+    ++sent_[static_cast<std::size_t>(to)];
+    tell(to, packet_tag, news.text());
+  }
+  void took(int from) override { ++taken_[static_cast<std::size_t>(from)]; }
+
+  // Until rank 0 has judged the run.
+  void end(Waiting::Now how, const std::string& where, const std::string& message) override {
+    changed_ = true;
+    for (std::int64_t looks = 0; !judged_; ++looks) {
+      if (changed_) {
+        report(how, Wait(), where, message);
+      }
+      if (progress()) {
+        looks = 0;
+      } else {
+        let_others_run(looks);
+      }
+    }
+    drain();
+  }
+
+  // The bits of a call's group: its axes and its lowest rank; all processes number its calls alike.
+  static std::uint64_t call_id(std::uint64_t axes, int front, std::int64_t number) {
+    return axes << 52U | static_cast<std::uint64_t>(front) << 36U |
+           static_cast<std::uint64_t>(number);
+  }
+  static constexpr std::uint64_t send_axes = 0xfff, own_axes = 0xffe;  // no group has these
+
+ private:
+  enum Tag { post_tag, packet_tag, report_tag, verdict_tag };
+  static constexpr int streams_at_once = 64, calls_at_once = 16;
+  struct Letter {
+    std::string text;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+
+  static std::uint64_t bits(const std::vector<int>& axes) {
+    std::uint64_t sum = 0;
+    for (const int axis : axes) {
+      sum |= std::uint64_t{1} << static_cast<unsigned>(axis);
+    }
+    return sum;
+  }
+
+  // ---- Letters ----
+
+  void tell(int rank, Tag tag, const std::string& text) {
+    if (text.size() > 0x7fffffffU) {
+      fail({"mpi: a message of ", text.size(), " bytes; at most 2^31 - 1"});
+    }
+    const Shared<Letter> letter(new Letter);
+    letter->text = text;
+    MPI_Isend(letter->text.data(), static_cast<int>(text.size()), MPI_CHAR, rank, tag, control_,
+              &letter->request);
+    ++told_[static_cast<std::size_t>(rank)];
+    letters_.push_back(letter);
+  }
+
+  // The next letter that has come, if one has.
+  bool read(Bytes& text, int& from, int& tag) {
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    int here = 0, count = 0;
+    MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &here, &message, &status);
+    if (here == 0) {
+      return false;
+    }
+    MPI_Get_count(&status, MPI_CHAR, &count);
+    std::string bytes(static_cast<std::size_t>(count), '\0');
+    MPI_Mrecv(&bytes[0], count, MPI_CHAR, &message, MPI_STATUS_IGNORE);
+    ++heard_;
+    text = Bytes(std::move(bytes));
+    from = status.MPI_SOURCE;
+    tag = status.MPI_TAG;
+    return true;
+  }
+
+  bool progress() {
+    bool moved = false;
+    Bytes text;
+    for (int from = 0, tag = 0; read(text, from, tag);) {
+      moved = true;
+      switch (tag) {
+        case post_tag: take_post(text); break;
+        case packet_tag: take_packet(text, from); break;
+        case report_tag: take_report(text, from); break;
+        default: take_verdict(text.text()); break;
+      }
+    }
+    for (const Shared<RankGroup>& group : groups_) {
+      moved = move_calls(*group) || moved;
+    }
+    for (std::size_t i = letters_.size(); i-- > 0;) {
+      int gone = 0;
+      MPI_Test(&letters_[i]->request, &gone, MPI_STATUS_IGNORE);
+      if (gone != 0) {
+        letters_[i] = letters_.back();
+        letters_.pop_back();
+      }
+    }
+    return moved;
+  }
+
+  static void let_others_run(std::int64_t looks) {
+    if (looks < 2000) {
+      std::this_thread::yield();
+    } else {
+      const timespec pause = {0, 20000};
+      nanosleep(&pause, nullptr);
+    }
+  }
+
+  // All letters to this rank are read and its own have gone: the next run finds none of this one.
+  void drain() {
+    std::vector<std::int64_t> from(told_.size());
+    MPI_Alltoall(told_.data(), 1, MPI_INT64_T, from.data(), 1, MPI_INT64_T, control_);
+    std::int64_t all = 0;
+    for (const std::int64_t count : from) {
+      all += count;
+    }
+    Bytes text;
+    for (int rank = 0, tag = 0; heard_ < all;) {
+      read(text, rank, tag);
+    }
+    for (const Shared<Letter>& letter : letters_) {
+      MPI_Wait(&letter->request, MPI_STATUS_IGNORE);
+    }
+    letters_.clear();
+  }
+
+  // ---- Collectives ----
+
+  RankGroup& group_of(Group* group) {
+    for (const Shared<RankGroup>& known : groups_) {
+      if (known->group == group) {
+        return *known;
+      }
+    }
+    groups_.push_back(Shared<RankGroup>(new RankGroup));
+    groups_.back()->group = group;
+    return *groups_.back();
+  }
+
+  RankCall& find_call(RankGroup& group, std::int64_t number) {
+    const std::size_t at = static_cast<std::size_t>(number - group.first);
+    while (group.calls.size() <= at) {
+      const Shared<RankCall> call(new RankCall);
+      call->number = group.first + static_cast<std::int64_t>(group.calls.size());
+      call->meeting = group.group->fresh();
+      call->keys.resize(group.group->ranks.size());
+      group.calls.push_back(call);
+    }
+    return *group.calls[at];
+  }
+
+  static void enter(RankCall& call, int place, Post post, const std::string& key) {
+    post.here = true;
+    call.keys[static_cast<std::size_t>(place)] = key;
+    call.meeting->posts[static_cast<std::size_t>(place)] = std::move(post);
+    call.meeting->came.fetch_add(1);
+  }
+
+  void take_post(Bytes& news) {
+    std::vector<int> axes, ranks;
+    news.get_numbers(axes);
+    news.get_numbers(ranks);
+    const std::int64_t number = news.number();
+    const int place = news.whole();
+    const std::string text = news.string();
+    Bytes key(text);
+    Post post;
+    post.key = get_key(key);
+    news.get_numbers(post.rows);
+    post.where = get_where(news);
+    RankGroup& group = group_of(&fabric_.find_group(axes, ranks));
+    enter(find_call(group, number), place, std::move(post), text);
+  }
+
+  // Calls that all members have made go on, in order, so many at once.
+  bool move_calls(RankGroup& group) {
+    bool moved = false;
+    int under_way = 0;
+    for (std::size_t i = 0; i < group.calls.size() && under_way < calls_at_once; ++i) {
+      RankCall& call = *group.calls[i];
+      if (!call.over && call.meeting->came == group.group->size()) {
+        if (!call.exchange && !call.meeting->disagrees) {
+          agree(group, call);
+          moved = true;
+        }
+        if (call.exchange) {
+          moved = call.exchange->advance() || moved;
+          if (call.exchange->done()) {
+            finish(group, call);
+          }
+        }
+      }
+      under_way += call.over ? 0 : 1;
+    }
+    while (!group.calls.empty() && group.calls[0]->over && group.calls[0]->meeting->left > 0) {
+      let_go(group);
+    }
+    return moved;
+  }
+
+  // The first call is over and its device has seen so.
+  static void let_go(RankGroup& group) {
+    Meeting* const meeting = group.calls[0]->meeting;
+    if (meeting->error.empty()) {
+      for (Post& post : meeting->posts) {
+        post = Post();
+      }
+      group.group->free.push_back(meeting);
+    }
+    for (std::size_t i = 1; i < group.calls.size(); ++i) {
+      group.calls[i - 1] = group.calls[i];
+    }
+    group.calls.pop_back();
+    ++group.first;
+  }
+
+  static bool same(const std::vector<std::string>& keys) {
+    for (const std::string& key : keys) {
+      if (!key.empty() && !keys[0].empty() && key != keys[0]) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // All members have called: the same, or the run ends.
+  void agree(RankGroup& known, RankCall& call) {
+    Group& group = *known.group;
+    Meeting& meeting = *call.meeting;
+    if (!same(call.keys)) {
+      meeting.disagrees = true;
+      return;
+    }
+    try {
+      fabric_.find_plan(group, meeting);
+      call.plan = group.plan;
+      call.members = group.members;
+      const PreparedSchedule& schedule = *call.plan->shape->schedule;
+      int index = 0;
+      while ((*call.members)[static_cast<std::size_t>(index)] != me_) {
+        ++index;
+      }
+      const int tag = first_tag(group, call, static_cast<int>(schedule.streams.size()));
+      call.exchange = Shared<RankExchange>(
+          new RankExchange(call.plan->exchange, schedule, index, *call.members, tag, data_));
+      const Tensor& in = own_post(group, meeting).in;
+      call.exchange->load(in.defined() ? in.origin() : nullptr);
+    } catch (const Error& error) {
+      meeting.error = error.what();
+      meeting.done.store(true);
+      call.over = changed_ = true;
+    }
+  }
+
+  Post& own_post(const Group& group, Meeting& meeting) const {
+    std::size_t place = 0;
+    while (group.ranks[place] != me_) {
+      ++place;
+    }
+    return meeting.posts[place];
+  }
+
+  // Of the call's messages; each stream has one more.
+  int first_tag(const Group& group, const RankCall& call, int streams) const {
+    int* most = nullptr;
+    int known = 0;
+    MPI_Comm_get_attr(data_, MPI_TAG_UB, &most, &known);
+    const std::uint64_t calls =
+        bits(group.axes) * calls_at_once + static_cast<std::uint64_t>(call.number % calls_at_once);
+    const std::uint64_t tag = calls * streams_at_once;
+    if (streams > streams_at_once || (known != 0 && tag + streams_at_once > std::uint64_t(*most))) {
+      fail({"mpi: a schedule of ", streams, " streams over axes ", bits(group.axes),
+            " (as bits); at most ", streams_at_once, " streams, and tags up to ", *most});
+    }
+    return static_cast<int>(tag);
+  }
+
+  void finish(RankGroup& known, RankCall& call) {
+    Meeting& meeting = *call.meeting;
+    const Tensor& out = own_post(*known.group, meeting).out;
+    call.exchange->store(out.defined() ? out.origin() : nullptr);
+    call.exchange.reset();
+    meeting.call = Shared<CallRecord>(new CallRecord);
+    meeting.call->logged.shape = call.plan->shape;
+    meeting.call->logged.members = call.members;
+    meeting.call->id = call_id(bits(known.group->axes), known.group->ranks.front(), call.number);
+    meeting.done.store(true);
+    call.over = changed_ = true;
+  }
+
+  bool met(const Wait& wait) {
+    return wait.what == Wait::For::collective ? static_cast<const Meeting*>(wait.of)->done.load()
+                                              : !fabric_.box(me_, wait.peer).empty();
+  }
+
+  // ---- Messages of the program ----
+
+  void take_packet(Bytes& news, int from) {
+    Context nobody;  // a message under way is in no device's memory
+    const ContextScope scope(nobody);
+    Packet packet;
+    const std::uint64_t id = static_cast<std::uint64_t>(news.number());
+    const SourceLine where = get_where(news);
+    packet.value = Tensor(get_shape(news));
+    news.get(packet.value.data(), static_cast<std::size_t>(packet.value.count()) * sizeof(float));
+    packet.call = send_record(send_shape(packet.value.count(), where), from, me_);
+    packet.call->id = id;
+    fabric_.box(me_, from).packets.push_back(std::move(packet));
+  }
+
+  // ---- The judgement, by rank 0 ----
+
+  void report(Waiting::Now now, const Wait& wait, const std::string& where,
+              const std::string& message) {
+    changed_ = false;
+    Bytes news;
+    news.put_enum(now);
+    news.put_enum(wait.what);
+    news.put(std::int64_t{wait.peer});
+    news.put(where);
+    news.put(message);
+    news.put_numbers(sent_);
+    news.put_numbers(taken_);
+    for (const Shared<RankGroup>& group : groups_) {
+      news.put_numbers(group->group->axes);
+      news.put_numbers(group->group->ranks);
+      news.put(group->posted);
+      for (const Shared<RankCall>& call : group->calls) {
+        if (!call->over && call->number < group->posted) {
+          news.put(call->number);
+          news.put(std::int64_t{call->meeting == wait.of ? 1 : 0});
+          news.put(call->keys[place_in(group->group->ranks, me_)]);
+        }
+      }
+      news.put(std::int64_t{-1});
+    }
+    if (me_ == 0) {
+      Bytes own(news.text());
+      take_report(own, 0);
+    } else {
+      tell(0, report_tag, news.text());
+    }
+  }
+
+  static std::size_t place_in(const std::vector<int>& ranks, int rank) {
+    std::size_t place = 0;
+    while (ranks[place] != rank) {
+      ++place;
+    }
+    return place;
+  }
+
+  void take_report(Bytes& news, int from) {
+    const Shared<RankReport> report(new RankReport);
+    news.get_enum(report->now);
+    news.get_enum(report->wait.what);
+    report->wait.peer = news.whole();
+    report->where = news.string();
+    report->message = news.string();
+    news.get_numbers(report->sent);
+    news.get_numbers(report->taken);
+    while (!news.at_end()) {
+      RankReport::Calls calls;
+      news.get_numbers(calls.axes);
+      news.get_numbers(calls.ranks);
+      calls.posted = news.number();
+      for (std::int64_t number = news.number(); number >= 0; number = news.number()) {
+        const bool awaited = news.number() != 0;
+        calls.open.push_back({number, awaited, news.string()});
+      }
+      report->calls.push_back(calls);
+    }
+    reports_[static_cast<std::size_t>(from)] = report;
+    judge();
+  }
+
+  // Whether all members have made that call, and the same.
+  bool under_way(const RankReport::Calls& calls, const RankReport::Call& open) const {
+    for (const int rank : calls.ranks) {
+      const RankReport::Calls* const theirs = reports_[static_cast<std::size_t>(rank)]->find(calls);
+      if (theirs == nullptr || theirs->posted <= open.number) {
+        return false;
+      }
+      for (const RankReport::Call& other : theirs->open) {
+        if (other.number == open.number && other.key != open.key) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  std::int64_t unread(std::size_t from, std::size_t to) const {
+    return reports_[from]->sent[to] - reports_[to]->taken[from];
+  }
+
+  // Nothing is under way and all have told where they stand: so it stays.
+  void judge() {
+    bool fine = true;
+    for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
+      if (!reports_[rank] || judged_) {
+        return;
+      }
+    }
+    for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
+      const RankReport& report = *reports_[rank];
+      fine = fine && report.now == Waiting::Now::returned;
+      for (const RankReport::Calls& calls : report.calls) {
+        for (const RankReport::Call& open : calls.open) {
+          if (under_way(calls, open)) {
+            return;
+          }
+          fine = false;
+        }
+      }
+      const std::size_t peer = static_cast<std::size_t>(report.wait.peer);
+      if (report.wait.what == Wait::For::message && unread(peer, rank) > 0) {
+        return;
+      }
+      for (std::size_t from = 0; from < reports_.size(); ++from) {
+        fine = fine && unread(from, rank) == 0;
+      }
+    }
+    const std::string text = fine ? "" : verdict();
+    for (int rank = 1; rank < size_; ++rank) {
+      tell(rank, verdict_tag, text);
+    }
+    take_verdict(text);
+  }
+
+  void take_verdict(const std::string& text) {
+    judged_ = true;
+    fabric_.end_run(text);
+  }
+
+  // The fabric of this process takes over what all told, and says what it would say of threads.
+  std::string verdict() {
+    for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
+      const RankReport& report = *reports_[rank];
+      Waiting::State& state = fabric_.waiting_.state(static_cast<int>(rank));
+      state.now = report.now;
+      state.where = report.where;
+      state.message = report.message;
+      state.wait = report.wait;
+      for (const RankReport::Calls& calls : report.calls) {
+        take_over(calls, static_cast<int>(rank), state);
+      }
+      for (std::size_t from = 0; from < reports_.size() && rank > 0; ++from) {
+        for (std::int64_t i = unread(from, rank); i > 0; --i) {
+          const int to = static_cast<int>(rank);
+          fabric_.box(to, static_cast<int>(from)).packets.push_back(Packet());
+        }
+      }
+    }
+    fabric_.judge();
+    return fabric_.waiting_.failure();
+  }
+
+  void take_over(const RankReport::Calls& calls, int rank, Waiting::State& state) {
+    RankGroup& group = group_of(&fabric_.find_group(calls.axes, calls.ranks));
+    for (const RankReport::Call& open : calls.open) {
+      if (group.calls.empty() && group.posted == 0) {
+        group.first = open.number;  // one that rank 0 is not in
+      }
+      RankCall& call = find_call(group, std::max(open.number, group.first));
+      const std::size_t place = place_in(calls.ranks, rank);
+      if (call.keys[place].empty()) {
+        enter(call, static_cast<int>(place), Post(), open.key);
+      }
+      call.meeting->disagrees = !same(call.keys);
+      state.wait.of = open.awaited ? call.meeting : state.wait.of;
+    }
+  }
+
+  Fabric& fabric_;
+  MPI_Comm data_ = MPI_COMM_NULL, control_ = MPI_COMM_NULL;
+  int me_ = 0, size_ = 1;
+  List<Shared<RankGroup>> groups_;
+  List<Shared<Letter>> letters_;            // that may not have gone
+  std::vector<std::int64_t> told_;          // letters, by rank
+  std::int64_t heard_ = 0;                  // letters
+  std::vector<std::int64_t> sent_, taken_;  // messages of the program, by rank
+  std::int64_t sends_ = 0;
+  bool changed_ = false;  // since the last report
+  bool judged_ = false;
+  List<Shared<RankReport>> reports_;  // by rank; of rank 0
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI
+
+// >> tinyscale/mesh/mpi_run.hpp
+// A mesh program on MPI ranks: the devices are the first ranks of the job, and afterwards every
+// rank has what all of them left, so that a MeshRun is the same on each. A job of one rank runs its
+// devices on threads, as without MPI.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// The number of this process in its MPI job; 0 without MPI. All processes run the whole program,
+// and what only one shall print goes behind `if (process_rank() == 0)`.
+int process_rank();
+
+}}  // namespace tinyscale
+
+#if !defined(TINYSCALE_USE_MPI)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+inline int process_rank() { return 0; }
+}}  // namespace tinyscale
+
+#else
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// This process's part in MPI, begun when first needed unless the program has.
+struct MpiSession {
+  MpiSession() {
+    int begun = 0, given = 0;
+    MPI_Initialized(&begun);
+    if (begun == 0) {
+      MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &given);
+      owner = true;
+    }
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm here = MPI_COMM_NULL;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
+    MPI_Comm_size(here, &neighbours);
+    MPI_Comm_free(&here);
+  }
+  // A program that ends within a run leaves without a word: mpirun then ends the others.
+  ~MpiSession() {
+    int ended = 0;
+    MPI_Finalized(&ended);
+    if (owner && ended == 0 && !running) {
+      MPI_Finalize();
+    }
+  }
+  MpiSession(const MpiSession&) = delete;
+  MpiSession& operator=(const MpiSession&) = delete;
+
+  int rank = 0, size = 1;
+  int neighbours = 1;  // processes on this computer, this one among them
+  bool owner = false, running = false;
+};
+
+inline MpiSession& mpi_session() {
+  static MpiSession session;
+  return session;
+}
+
+// The text of one rank on all.
+inline std::string told_by(int rank, const std::string& text) {
+  std::uint64_t size = text.size();
+  MPI_Bcast(&size, 1, MPI_UINT64_T, rank, MPI_COMM_WORLD);
+  std::string all = mpi_session().rank == rank ? text : std::string(size, '\0');
+  for (std::uint64_t at = 0; at < size;) {
+    const std::uint64_t part = std::min(size - at, std::uint64_t{1} << 30U);
+    MPI_Bcast(&all[at], static_cast<int>(part), MPI_CHAR, rank, MPI_COMM_WORLD);
+    at += part;
+  }
+  return all;
+}
+
+// The calls of all devices' logs by their number in the run: one record each.
+class CallRegistry {
+ public:
+  explicit CallRegistry(Fabric& fabric) : fabric_(fabric) {}
+
+  Shared<CallRecord>* find(std::uint64_t id) {
+    const std::string name = name_of_id(id);
+    return places_.has(name) ? &records_[static_cast<std::size_t>(places_[name])] : nullptr;
+  }
+  void add(const Shared<CallRecord>& record) {
+    places_[name_of_id(record->id)] = static_cast<int>(records_.size());
+    records_.push_back(record);
+  }
+
+  void put_log(Bytes& to, const DeviceLog& log, int rank) {
+    List<const CallShape*> shapes;
+    List<const CallRecord*> calls;
+    Bytes events;
+    for (const DeviceLog::Event& event : log.events) {
+      CallRecord* const call = record_of(event);
+      if (call != nullptr && call->id == 0) {  // of a device alone in its group
+        call->id = MpiRanks::call_id(MpiRanks::own_axes, rank, own_++);
+      }
+      events.put_enum(event.kind);
+      events.put(static_cast<std::int64_t>(event.first));
+      events.put(static_cast<std::int64_t>(event.last));
+      events.put(static_cast<std::int64_t>(call == nullptr ? 0 : call->id));
+      if (call != nullptr && find(call->id) == nullptr) {
+        add(event.call ? event.call : event.meeting->call);
+        calls.push_back(call);
+        std::size_t at = 0;
+        while (at < shapes.size() && shapes[at] != call->logged.shape.get()) {
+          ++at;
+        }
+        if (at == shapes.size()) {
+          shapes.push_back(call->logged.shape.get());
+        }
+      }
+    }
+    to.put(static_cast<std::int64_t>(shapes.size()));
+    for (const CallShape* const shape : shapes) {
+      put_shape_of(to, *shape);
+    }
+    to.put(static_cast<std::int64_t>(calls.size()));
+    for (const CallRecord* const call : calls) {
+      std::size_t at = 0;
+      while (shapes[at] != call->logged.shape.get()) {
+        ++at;
+      }
+      to.put(static_cast<std::int64_t>(call->id));
+      to.put(static_cast<std::int64_t>(at));
+      to.put_numbers(*call->logged.members);
+    }
+    to.put(static_cast<std::int64_t>(log.events.size()));
+    to.put(events.text().data(), events.text().size());
+    to.put(static_cast<std::int64_t>(log.ops.size()));
+    for (const OpCost& op : log.ops) {
+      to.put(&op, sizeof op);
+    }
+  }
+
+  void get_log(Bytes& from, DeviceLog& log) {
+    List<Shared<const CallShape>> shapes(static_cast<std::size_t>(from.number()));
+    for (Shared<const CallShape>& shape : shapes) {
+      shape = get_shape_of(from);
+    }
+    for (std::int64_t left = from.number(); left > 0; --left) {
+      const Shared<CallRecord> record(new CallRecord);
+      record->id = static_cast<std::uint64_t>(from.number());
+      record->logged.shape = shapes[static_cast<std::size_t>(from.number())];
+      std::vector<int>* const members = new std::vector<int>;
+      record->logged.members = Shared<const std::vector<int>>(members);
+      from.get_numbers(*members);
+      if (find(record->id) == nullptr) {
+        add(record);
+      }
+    }
+    log.events = List<DeviceLog::Event>(static_cast<std::size_t>(from.number()));
+    for (DeviceLog::Event& event : log.events) {
+      from.get_enum(event.kind);
+      event.first = static_cast<std::size_t>(from.number());
+      event.last = static_cast<std::size_t>(from.number());
+      const std::uint64_t id = static_cast<std::uint64_t>(from.number());
+      if (id != 0) {
+        event.call = *find(id);
+      }
+    }
+    log.ops = List<OpCost>(static_cast<std::size_t>(from.number()));
+    for (OpCost& op : log.ops) {
+      from.get(&op, sizeof op);
+    }
+  }
+
+ private:
+  static std::string name_of_id(std::uint64_t id) {
+    return std::string(reinterpret_cast<const char*>(&id), sizeof id);
+  }
+
+  // A collective by its key, from which its plan follows; else a send.
+  void put_shape_of(Bytes& to, const CallShape& shape) const {
+    for (const Shared<const CallPlan>& plan : fabric_.plans()) {
+      if (plan->shape.get() == &shape) {
+        to.put(std::int64_t{1});
+        put_where(to, shape.where);
+        put_key(to, plan->key);
+        return;
+      }
+    }
+    to.put(std::int64_t{0});
+    put_where(to, shape.where);
+    to.put(shape.spec.elements);
+  }
+  Shared<const CallShape> get_shape_of(Bytes& from) {
+    const bool collective = from.number() != 0;
+    const SourceLine where = get_where(from);
+    if (!collective) {
+      return send_shape(from.number(), where);
+    }
+    const CallKey key = get_key(from);
+    return fabric_.plan(key, where)->shape;
+  }
+
+  Fabric& fabric_;
+  NameTable places_;
+  List<Shared<CallRecord>> records_;
+  std::int64_t own_ = 0;
+};
+
+inline void put_op(Bytes& to, const OpRecord& op) {
+  to.put(op.name);
+  for (const List<Operand>* operands : {&op.reads, &op.writes}) {
+    to.put(static_cast<std::int64_t>(operands->size()));
+    for (const Operand& operand : *operands) {
+      to.put(operand.elements);
+      to.put_enum(operand.format);
+    }
+  }
+  for (const double value :
+       {op.matmul_flops, op.vector_flops, op.bytes_read, op.bytes_written, op.seconds}) {
+    to.put(value);
+  }
+  to.put(std::int64_t{op.device});
+  to.put(op.shape);
+}
+
+inline OpRecord get_op(Bytes& from) {
+  OpRecord op;
+  op.name = from.string();
+  for (List<Operand>* operands : {&op.reads, &op.writes}) {
+    *operands = List<Operand>(static_cast<std::size_t>(from.number()));
+    for (Operand& operand : *operands) {
+      operand.elements = from.real();
+      from.get_enum(operand.format);
+    }
+  }
+  for (double* value :
+       {&op.matmul_flops, &op.vector_flops, &op.bytes_read, &op.bytes_written, &op.seconds}) {
+    *value = from.real();
+  }
+  op.device = from.whole();
+  op.shape = from.string();
+  return op;
+}
+
+inline std::string what_it_left(DeviceThread& self, CallRegistry& calls) {
+  Bytes to;
+  to.put(&self.counters, sizeof self.counters);
+  std::int64_t memory[MemoryMeter::values];
+  self.context.memory->read(memory);
+  to.put(memory, sizeof memory);
+  to.put(static_cast<std::int64_t>(self.device.kept().size()));
+  for (const KeptTensor& kept : self.device.kept()) {
+    to.put(kept.name);
+    put_shape(to, kept.value.shape());
+    const Tensor numbers = contiguous(kept.value);
+    to.put(numbers.data(), static_cast<std::size_t>(numbers.count()) * sizeof(float));
+  }
+  to.put(static_cast<std::int64_t>(self.records.size()));
+  for (const OpRecord& op : self.records) {
+    put_op(to, op);
+  }
+  calls.put_log(to, self.device.endpoint().log(), self.device.rank());
+  return to.text();
+}
+
+inline void take_what_it_left(Bytes& from, DeviceThread& other, CallRegistry& calls) {
+  Context nobody;
+  const ContextScope scope(nobody);
+  from.get(&other.counters, sizeof other.counters);
+  std::int64_t memory[MemoryMeter::values];
+  from.get(memory, sizeof memory);
+  other.context.memory->write(memory);
+  for (std::int64_t left = from.number(); left > 0; --left) {
+    const std::string name = from.string();
+    Tensor value(get_shape(from));
+    from.get(value.data(), static_cast<std::size_t>(value.count()) * sizeof(float));
+    other.device.keep(name, value);
+  }
+  for (std::int64_t left = from.number(); left > 0; --left) {
+    other.records.push_back(get_op(from));
+  }
+  calls.get_log(from, other.device.endpoint().log());
+}
+
+// The device of this process, if it is one, until all have ended.
+inline void run_own_device(const DeviceProgram& program, Fabric& fabric,
+                           List<Shared<DeviceThread>>& devices) {
+  const MpiSession& session = mpi_session();
+  const bool member = static_cast<std::size_t>(session.rank) < devices.size();
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, member ? 0 : MPI_UNDEFINED, session.rank, &comm);
+  if (member) {
+    DeviceThread& own = *devices[static_cast<std::size_t>(session.rank)];
+    own.neighbours = session.neighbours;
+    MpiRanks ranks(fabric, comm);
+    fabric.span(&ranks);
+    run_device(program, fabric, own);
+    fabric.span(nullptr);
+    MPI_Comm_free(&comm);
+  }
+}
+
+// False when there is one rank only, and nothing was done.
+inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
+                         List<Shared<DeviceThread>>& devices) {
+  MpiSession& session = mpi_session();
+  const std::size_t ranks = static_cast<std::size_t>(session.size);
+  if (ranks == 1) {
+    return false;
+  }
+  if (devices.size() > ranks) {
+    fail({"mesh.run: ", devices.size(), " devices on ", ranks, " MPI ranks; right is mpirun -n ",
+          devices.size(), ", or one rank, whose devices are threads"});
+  }
+  session.running = true;
+  run_own_device(program, fabric, devices);
+  const std::string failure = told_by(0, session.rank == 0 ? fabric.failure() : "");
+  fabric.end_run(failure);
+  CallRegistry calls(fabric);
+  const std::size_t me = static_cast<std::size_t>(session.rank);
+  const std::string own =
+      failure.empty() && me < devices.size() ? what_it_left(*devices[me], calls) : "";
+  for (std::size_t rank = 0; rank < devices.size() && failure.empty(); ++rank) {
+    Bytes left(told_by(static_cast<int>(rank), own));
+    if (rank != me) {
+      take_what_it_left(left, *devices[rank], calls);
+    }
+  }
+  session.running = false;
+  return true;
+}
+
+}  // namespace detail
+
+inline int process_rank() { return detail::mpi_session().rank; }
+
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI
+
+// >> tinyscale/mesh/sharding.hpp
+// How an array lies on a mesh, in the notation of the scaling book (chapter 3):
+//   "I_x, J"        dim I is cut over mesh axis x, dim J is whole on every device
+//   "I_{x,y}"       over two axes, x the slower: block ix * Y + iy
+//   "{U_x} I, J"    every device of x holds a summand; the array is their sum
+// An axis cuts one dim at most; over the axes that are not named every device holds the same.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct ShardedDim {
+  std::string name;
+  std::vector<std::string> axes;  // the slowest first
+};
+
+struct Sharding {
+  std::vector<std::string> partial;  // axes over which it is still to be summed
+  List<ShardedDim> dims;
+
+  std::string text() const;  // as it was parsed
+};
+
+namespace detail {
+
+inline std::string joined(const std::vector<std::string>& names) {
+  std::string out;
+  for (const std::string& name : names) {
+    out += (out.empty() ? "" : ",") + name;
+  }
+  return out;
+}
+
+inline std::string subscript(const std::vector<std::string>& axes) {
+  return axes.empty() ? "" : axes.size() == 1 ? "_" + axes[0] : "_{" + joined(axes) + "}";
+}
+
+struct ShardingParser {
+  const std::string& text;
+  std::size_t at = 0;
+
+  [[noreturn]] void wrong(const char* right) const {
+    const std::string seen =
+        at < text.size() ? cat("'", text[at], "' at place ", at + 1) : std::string("the end");
+    fail({"sharding \"", text, "\": ", seen, "; ", right});
+  }
+  bool skip(char wanted) {
+    while (at < text.size() && text[at] == ' ') {
+      ++at;
+    }
+    const bool found = at < text.size() && text[at] == wanted;
+    at += found ? 1 : 0;
+    return found;
+  }
+  std::string word(bool underscores, const char* right) {
+    skip('\0');
+    const std::size_t first = at;
+    while (at < text.size()) {
+      const char c = text[at];
+      const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+      if (!letter && !(c >= '0' && c <= '9') && !(underscores && c == '_')) {
+        break;
+      }
+      ++at;
+    }
+    if (at == first) {
+      wrong(right);
+    }
+    return text.substr(first, at - first);
+  }
+  std::vector<std::string> axes() {
+    const char* const right = "a mesh axis is right, as in I_x, or several as in I_{x,y}";
+    std::vector<std::string> names;
+    if (!skip('{')) {
+      names.push_back(word(true, right));
+      return names;
+    }
+    do {
+      names.push_back(word(true, right));
+    } while (skip(','));
+    if (!skip('}')) {
+      wrong("a comma or } is right after an axis, as in I_{x,y}");
+    }
+    return names;
+  }
+  Sharding parse() {
+    Sharding out;
+    if (skip('{')) {
+      const char* const right = "a partial sum is written in front, as in {U_x} I, J";
+      if (!skip('U') || !skip('_')) {
+        wrong(right);
+      }
+      out.partial = axes();
+      if (!skip('}')) {
+        wrong(right);
+      }
+    }
+    skip('\0');
+    while (at < text.size()) {
+      ShardedDim dim;
+      dim.name = word(false, "a dim is right, as in I or I_x");
+      if (skip('_')) {
+        dim.axes = axes();
+      }
+      out.dims.push_back(dim);
+      if (!skip(',')) {
+        break;
+      }
+      skip('\0');
+      if (at == text.size()) {
+        wrong("a dim is right after a comma");
+      }
+    }
+    if (at < text.size()) {
+      wrong("a comma is right between dims, as in I_x, J");
+    }
+    return out;
+  }
+};
+
+// The machine and where the axes of a mesh lie on it.
+struct PlacedMesh {
+  Machine machine;
+  List<AxisPlacement> axes;
+
+  int devices() const {
+    int product = 1;
+    for (const AxisPlacement& axis : axes) {
+      product *= axis.size;
+    }
+    return product;
+  }
+  std::string letters() const {  // of all axes
+    std::string out;
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      out += static_cast<char>('a' + static_cast<int>(i));
+    }
+    return out;
+  }
+};
+
+inline Shared<const PlacedMesh> placed_mesh(const Machine& machine,
+                                            const List<AxisPlacement>& axes) {
+  return Shared<const PlacedMesh>(new PlacedMesh{machine, axes});
+}
+
+// Which axes stand where, each a letter ('a' the first of the mesh): [0] those of the partial sum
+// in rising order, [d + 1] those that cut dim d.
+using AxisPlaces = std::vector<std::string>;
+
+inline std::size_t axis_number(char letter) { return static_cast<std::size_t>(letter - 'a'); }
+
+// The letters of both, in rising order.
+inline std::string rising_union(const std::string& a, const std::string& b) {
+  std::string out;
+  for (char letter = 'a'; letter <= 'z'; ++letter) {
+    if ((a + b).find(letter) != std::string::npos) {
+      out += letter;
+    }
+  }
+  return out;
+}
+
+// Over how many devices the axes of a place go.
+inline std::int64_t shard_count(const PlacedMesh& mesh, const std::string& letters) {
+  std::int64_t product = 1;
+  for (const char letter : letters) {
+    product *= mesh.axes[axis_number(letter)].size;
+  }
+  return product;
+}
+
+// The number of a device among them.
+inline std::int64_t shard_index(const PlacedMesh& mesh, const std::string& letters, int rank) {
+  std::int64_t index = 0;
+  for (const char letter : letters) {
+    const AxisPlacement& axis = mesh.axes[axis_number(letter)];
+    index = index * axis.size + rank / axis.stride % axis.size;
+  }
+  return index;
+}
+
+inline std::vector<std::string> names_of(const PlacedMesh& mesh, const std::string& letters) {
+  std::vector<std::string> names;
+  for (const char letter : letters) {
+    names.push_back(mesh.axes[axis_number(letter)].name);
+  }
+  return names;
+}
+
+inline std::string axes_text(const PlacedMesh& mesh, const std::string& letters) {
+  return joined(names_of(mesh, letters));
+}
+
+// False when a dim does not divide.
+inline bool local_shape_of(const PlacedMesh& mesh, const AxisPlaces& places, Shape& shape) {
+  for (int d = 0; d < shape.size(); ++d) {
+    const std::int64_t n = shard_count(mesh, places[static_cast<std::size_t>(d) + 1]);
+    if (shape[d] % n != 0) {
+      return false;
+    }
+    shape.set(d, shape[d] / n);
+  }
+  return true;
+}
+
+inline std::string letters_of(const PlacedMesh& mesh, const Sharding& sharding,
+                              const std::vector<std::string>& names, std::string& used) {
+  std::string letters;
+  for (const std::string& name : names) {
+    const std::string all = mesh.letters();
+    std::size_t i = 0;
+    while (i < all.size() && mesh.axes[i].name != name) {
+      ++i;
+    }
+    if (i == all.size()) {
+      fail({"sharding \"", sharding.text(), "\": no axis ", name, " on this mesh; its axes are ",
+            axes_text(mesh, all), ", and several on one dim are written I_{x,y}"});
+    }
+    const char letter = all[i];
+    if (used.find(letter) != std::string::npos) {
+      fail({"sharding \"", sharding.text(), "\": axis ", name,
+            " stands twice; an axis cuts one dim, or is summed over, once"});
+    }
+    used += letter;
+    letters += letter;
+  }
+  return letters;
+}
+
+// Checks a sharding against the mesh and the array's shape.
+inline AxisPlaces places_of(const PlacedMesh& mesh, const Sharding& sharding, const Shape& shape) {
+  const std::size_t dims = sharding.dims.size();
+  if (static_cast<int>(dims) != shape.size()) {
+    fail({"sharding \"", sharding.text(), "\": ", dims, " dims for an array of shape ", shape,
+          "; a name for each dim is right"});
+  }
+  std::string used;
+  AxisPlaces places(dims + 1);
+  places[0] = rising_union(letters_of(mesh, sharding, sharding.partial, used), "");
+  for (std::size_t d = 0; d < dims; ++d) {
+    const ShardedDim& dim = sharding.dims[d];
+    for (std::size_t e = 0; e < d; ++e) {
+      if (sharding.dims[e].name == dim.name) {
+        fail({"sharding \"", sharding.text(), "\": dim ", dim.name,
+              " stands twice; every dim has a name of its own"});
+      }
+    }
+    places[d + 1] = letters_of(mesh, sharding, dim.axes, used);
+    const std::int64_t n = shard_count(mesh, places[d + 1]);
+    const std::int64_t size = shape[static_cast<int>(d)];
+    if (size % n != 0) {
+      fail({"sharding \"", sharding.text(), "\": dim ", dim.name, " of ", size,
+            " does not divide over ", n, " devices; pad it to ", (size / n + 1) * n,
+            " or use fewer axes"});
+    }
+  }
+  return places;
+}
+
+// The sharding with dims named as those of `named`.
+inline Sharding sharding_of(const PlacedMesh& mesh, const AxisPlaces& places,
+                            const List<ShardedDim>& named) {
+  Sharding out;
+  out.partial = names_of(mesh, places[0]);
+  for (std::size_t d = 0; d + 1 < places.size(); ++d) {
+    out.dims.push_back({named[d].name, names_of(mesh, places[d + 1])});
+  }
+  return out;
+}
+
+}  // namespace detail
+
+inline std::string Sharding::text() const {
+  std::string out = partial.empty() ? "" : "{U" + detail::subscript(partial) + "}";
+  for (std::size_t d = 0; d < dims.size(); ++d) {
+    out += d > 0 ? ", " : out.empty() ? "" : " ";
+    out += dims[d].name + detail::subscript(dims[d].axes);
+  }
+  return out;
+}
+
+// Throws where the text is not in the notation; the mesh is asked by mesh.shard().
+inline Sharding parse_sharding(const std::string& text) {
+  return detail::ShardingParser{text}.parse();
+}
+
+inline std::ostream& operator<<(std::ostream& out, const Sharding& sharding) {
+  return out << sharding.text();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/sharded.hpp
+// An array cut over the devices of a mesh, held by one program: shard r is what device r has.
+//   Sharded a = mesh.shard(x, "I_x, J");  a.explain();  a.picture();  Tensor whole = a.gather();
+// Made of a shape alone it has no numbers: every op on it says what it would do and cost.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// A collective that an op called, or a slice, which costs nothing.
+struct ShardedStep {
+  std::string name, axes;     // "all_gather", "x,y"
+  std::string before, after;  // shardings
+  std::string algorithm;
+  double bytes = 0;    // that a device sends, on average, by formula,
+  double counted = 0;  // and in the messages that went; 0: without numbers
+  double seconds = 0;  // closed form
+};
+
+// A way to do an op.
+struct ShardedCandidate {
+  std::string calls;  // "all_gather b over x, matmul"
+  double math_seconds = 0, comms_seconds = 0;
+  double bytes = 0;    // that a device sends
+  double seconds = 0;  // of both, as far as they overlap
+};
+
+// What an op on sharded arrays did, and why.
+struct ShardedReport {
+  std::string title, reason;
+  List<ShardedStep> steps;
+  double comms_seconds = 0, bytes = 0;  // of all steps; bytes that a device sends
+  double math_seconds = 0;              // of one device
+  List<ShardedCandidate> candidates;    // the cheapest first
+
+  Table table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+// Which device holds which block of an array; svg(picture) draws it.
+struct ShardPicture {
+  std::string title;
+  std::vector<std::string> names;  // of the dims
+  Shape shape, blocks;             // elements and blocks along each
+  int summands = 1;                // devices whose numbers are summed to one copy of a block
+  List<std::vector<int>> holders;  // ranks by block, row-major; each `summands` make a copy
+
+  std::string text() const;
+  std::string cell(std::size_t block) const;         // "0-3", "0+1"
+  std::string range(int dim, std::int64_t i) const;  // "4:8"
+  std::string panel_name(std::int64_t panel) const;  // "I 0:4": of the dims before the last two
+};
+
+struct Sharded {
+  Shared<const detail::PlacedMesh> mesh;
+  Shape shape;  // of the whole array
+  Sharding sharding;
+  DType format = DType::f32;         // in which bytes and FLOPs are priced
+  List<Tensor> shards;               // by rank; none: only the shape is known
+  Shared<const ShardedReport> made;  // null: by mesh.shard
+
+  std::string text() const { return "[" + sharding.text() + "]"; }
+  Shape local_shape() const {
+    Shape local = shape;
+    detail::local_shape_of(*mesh, places(), local);
+    return local;
+  }
+  int devices() const { return mesh->devices(); }
+  // How many devices hold the same numbers.
+  int replicas() const {
+    std::int64_t cut = 1;
+    for (const std::string& letters : places()) {
+      cut *= detail::shard_count(*mesh, letters);
+    }
+    return devices() / static_cast<int>(cut);
+  }
+  double bytes() const {  // on each device
+    return static_cast<double>(local_shape().count()) * bytes_of(format);
+  }
+  double bytes_in_all() const { return bytes() * devices(); }
+  // The first index along a dim of what a device holds.
+  std::int64_t begin(int rank, int dim) const {
+    const std::string letters = places()[static_cast<std::size_t>(dim) + 1];
+    return detail::shard_index(*mesh, letters, rank) * local_shape()[dim];
+  }
+  detail::AxisPlaces places() const { return detail::places_of(*mesh, sharding, shape); }
+
+  Tensor gather() const;          // the whole array, by the program itself
+  ShardedReport explain() const;  // how it was made
+  ShardPicture picture() const;
+};
+
+inline Table ShardedReport::table() const {
+  Table out;
+  out.title = title;
+  out.columns = {"call", "axes", "from", "to", "algorithm", "bytes sent", "formula"};
+  for (const ShardedStep& step : steps) {
+    out.add({step.name, step.axes, "[" + step.before + "]", "[" + step.after + "]", step.algorithm,
+             format_bytes(step.bytes), format_seconds(step.seconds)});
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ShardedReport& report) {
+  if (report.steps.empty()) {
+    out << report.title << "\n";
+  } else {
+    out << report.table();
+  }
+  if (!report.candidates.empty()) {
+    Table ways;
+    ways.columns = {"way", "T_math", "T_comms", "T", "bytes sent"};
+    for (std::size_t i = 0; i < report.candidates.size() && i < 4; ++i) {
+      const ShardedCandidate& way = report.candidates[i];
+      ways.add({way.calls, format_seconds(way.math_seconds), format_seconds(way.comms_seconds),
+                format_seconds(way.seconds), format_bytes(way.bytes)});
+    }
+    out << ways;
+  }
+  return out << report.reason << (report.reason.empty() ? "" : "\n");
+}
+
+namespace detail {
+
+// For an op of one device in the program that holds all; of rank -1 for moves, which are no ops.
+inline Context device_context(int rank) {
+  Context own = context();
+  own.device = rank;
+  own.profile = rank < 0 ? nullptr : own.profile;
+  ++own.no_grad;
+  return own;
+}
+
+inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Shape& shape,
+                     const std::string& text, DType format = DType::f32) {
+  Sharded out;
+  out.mesh = mesh;
+  out.shape = shape;
+  out.sharding = parse_sharding(text);
+  out.format = format;
+  out.places();  // checks
+  return out;
+}
+
+// The array's numbers under another sharding on the same mesh.
+inline Sharded like(const Sharded& a, const Shape& shape, const Sharding& sharding) {
+  Sharded out;
+  out.mesh = a.mesh;
+  out.shape = shape;
+  out.sharding = sharding;
+  out.format = a.format;
+  return out;
+}
+
+// The block that a device holds, as a view of the whole.
+inline Tensor block_of(const Sharded& a, const Tensor& whole, int rank) {
+  const Shape local = a.local_shape();
+  Tensor block = whole;
+  for (int d = 0; d < local.size(); ++d) {
+    const std::int64_t begin = a.begin(rank, d);
+    block = slice(block, d, begin, begin + local[d]);
+  }
+  return block;
+}
+
+inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Tensor& x, const std::string& text,
+                     DType format = DType::f32) {
+  Sharded out = shard(mesh, x.shape(), text, format);
+  if (!out.sharding.partial.empty()) {
+    fail({"shard: \"", text, "\" asks for summands, the tensor is their sum; a partial sum comes ",
+          "from a matmul or a sum over a dim that is cut"});
+  }
+  Context quiet = device_context(-1);
+  const ContextScope scope(quiet);
+  for (int rank = 0; rank < out.devices(); ++rank) {
+    out.shards.push_back(block_of(out, x, rank).clone());
+  }
+  return out;
+}
+
+inline void check_numbers(const char* function, const Sharded& a) {
+  if (a.shards.empty()) {
+    fail({function, ": ", a.text(), " of shape ", a.shape,
+          " was made of a shape and has no numbers; give mesh.shard a tensor"});
+  }
+}
+
+}  // namespace detail
+
+inline Tensor Sharded::gather() const {
+  detail::check_numbers("gather", *this);
+  Context quiet = detail::device_context(-1);
+  const ContextScope scope(quiet);
+  Tensor whole = full(shape, 0.0f);
+  const ShardPicture held = picture();
+  for (const std::vector<int>& ranks : held.holders) {
+    for (int i = 0; i < held.summands; ++i) {
+      const int rank = ranks[static_cast<std::size_t>(i)];
+      const Tensor place = detail::block_of(*this, whole, rank);
+      add_(place, shards[static_cast<std::size_t>(rank)]);
+    }
+  }
+  return whole;
+}
+
+inline ShardedReport Sharded::explain() const {
+  if (made) {
+    return *made;
+  }
+  ShardedReport out;
+  out.title = detail::cat(
+      text(), " of shape ", shape, ": each of ", devices(), " devices holds ", local_shape(), ", ",
+      format_bytes(bytes()), "; all together ", format_bytes(bytes_in_all()), ", each number ",
+      replicas() == 1 ? std::string("once") : detail::cat(replicas(), " times"));
+  return out;
+}
+
+inline ShardPicture Sharded::picture() const {
+  ShardPicture out;
+  const detail::AxisPlaces at = places();
+  out.title = detail::cat(text(), " of shape ", shape, " on ", devices(), " devices");
+  out.shape = shape;
+  std::string cut;
+  for (std::size_t d = 0; d < sharding.dims.size(); ++d) {
+    out.names.push_back(sharding.dims[d].name);
+    out.blocks.push_back(detail::shard_count(*mesh, at[d + 1]));
+    cut += at[d + 1];
+  }
+  out.summands = static_cast<int>(detail::shard_count(*mesh, at[0]));
+  out.holders.resize(static_cast<std::size_t>(out.blocks.count()));
+  std::string copies;  // axes that nothing lies on: a copy for each of their devices
+  for (const char letter : mesh->letters()) {
+    if ((cut + at[0]).find(letter) == std::string::npos) {
+      copies += letter;
+    }
+  }
+  for (std::vector<int>& ranks : out.holders) {
+    ranks.resize(static_cast<std::size_t>(out.summands * replicas()));
+  }
+  for (int rank = 0; rank < devices(); ++rank) {
+    const std::int64_t block = detail::shard_index(*mesh, cut, rank);
+    const std::int64_t place = detail::shard_index(*mesh, copies + at[0], rank);
+    out.holders[static_cast<std::size_t>(block)][static_cast<std::size_t>(place)] = rank;
+  }
+  return out;
+}
+
+inline std::string ShardPicture::range(int dim, std::int64_t i) const {
+  const std::int64_t size = shape[dim] / blocks[dim];
+  return detail::cat(i * size, ":", (i + 1) * size);
+}
+
+inline std::string ShardPicture::cell(std::size_t block) const {
+  const std::vector<int>& ranks = holders[block];
+  bool row = ranks.size() > 2 && summands == 1;
+  for (std::size_t i = 1; i < ranks.size(); ++i) {
+    row = row && ranks[i] == ranks[i - 1] + 1;
+  }
+  if (row) {
+    return detail::cat(ranks.front(), "-", ranks.back());
+  }
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const bool sum = i % static_cast<std::size_t>(summands) != 0;
+    out += detail::cat(i == 0 ? "" : sum ? "+" : ", ", ranks[i]);
+  }
+  return out;
+}
+
+inline std::string ShardPicture::panel_name(std::int64_t panel) const {
+  std::string out;
+  for (int d = blocks.size() - 3; d >= 0; --d) {
+    const std::string name = names[static_cast<std::size_t>(d)];
+    out = name + " " + range(d, panel % blocks[d]) + (out.empty() ? "" : ", ") + out;
+    panel /= blocks[d];
+  }
+  return out;
+}
+
+// A table of the last two dims for each block of the others; of long ones the first 16 blocks.
+inline std::string ShardPicture::text() const {
+  const int dims = blocks.size();
+  const std::int64_t columns = dims > 0 ? blocks[-1] : 1;
+  const std::int64_t rows = dims > 1 ? blocks[-2] : 1;
+  const std::int64_t most = 16;
+  const std::int64_t panels = static_cast<std::int64_t>(holders.size()) / (rows * columns);
+  std::string out = title + (summands > 1 ? ", + joins summands\n" : "\n");
+  for (std::int64_t panel = 0; panel < std::min(panels, most); ++panel) {
+    Table table;
+    table.title = panel_name(panel);
+    table.columns.push_back(dims > 1 ? names[static_cast<std::size_t>(dims) - 2] : "");
+    for (std::int64_t j = 0; j < std::min(columns, most); ++j) {
+      table.columns.push_back(dims > 0 ? names.back() + " " + range(dims - 1, j) : "");
+    }
+    for (std::int64_t i = 0; i < std::min(rows, most); ++i) {
+      std::vector<std::string> line(1, dims > 1 ? range(dims - 2, i) : "device");
+      for (std::int64_t j = 0; j < std::min(columns, most); ++j) {
+        line.push_back(cell(static_cast<std::size_t>((panel * rows + i) * columns + j)));
+      }
+      table.add(line);
+    }
+    out += table.text();
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ShardPicture& picture) {
+  return out << picture.text();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/reshard.hpp
+// The same array under another sharding, by the cheapest collectives.
+// A move takes mesh axes from one place to another: cut a dim (slice, free), leave it (all_gather),
+// change dims (all_to_all), leave a partial sum (all_reduce) or cut a dim instead
+// (reduce_scatter). The shortest path through all shardings, each move at its closed form, also
+// finds the detours: a free slice over an idle axis first, so that more links gather.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Places: 0 the partial sum, d + 1 dim d, -1 none.
+struct AxisMove {
+  int from = -1, to = -1;
+  std::string axes;  // letters, in the order of the blocks
+};
+
+inline Collective collective_of(const AxisMove& move) {
+  return move.from == 0 ? (move.to < 0 ? Collective::all_reduce : Collective::reduce_scatter)
+         : move.to < 0  ? Collective::all_gather
+                        : Collective::all_to_all;
+}
+
+inline bool is_slice(const AxisMove& move) { return move.from < 0; }
+
+inline AxisPlaces after_move(AxisPlaces places, const AxisMove& move) {
+  if (move.from > 0) {
+    std::string& from = places[static_cast<std::size_t>(move.from)];
+    from.erase(from.size() - move.axes.size());
+  }
+  for (std::size_t i = 0; move.from == 0 && i < move.axes.size(); ++i) {
+    places[0].erase(places[0].find(move.axes[i]), 1);
+  }
+  if (move.to == 0) {  // of a search backwards
+    places[0] = rising_union(places[0], move.axes);
+  } else if (move.to > 0) {
+    places[static_cast<std::size_t>(move.to)] += move.axes;
+  }
+  return places;
+}
+
+inline std::vector<int> axis_numbers(const std::string& letters) {
+  std::vector<int> numbers;
+  for (const char letter : letters) {
+    numbers.push_back(static_cast<int>(axis_number(letter)));
+  }
+  return numbers;
+}
+
+inline CollectiveSpec spec_of(const PlacedMesh& mesh, Collective what, const std::string& letters,
+                              std::int64_t elements, DType format) {
+  CollectiveSpec spec;
+  spec.what = what;
+  spec.elements = elements;
+  spec.element_bytes = bytes_of(format);
+  spec.parts = parts_of_group(mesh.machine, mesh.axes, axis_numbers(letters));
+  return spec;
+}
+
+struct MoveCost {
+  std::string axes;
+  Collective what = Collective::all_gather;
+  std::int64_t local = 0;  // elements of a device before
+  double seconds = 0, bytes = 0;
+  Algorithm algorithm = Algorithm::automatic;
+};
+
+inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
+                      DType format) {
+  MoveCost cost;
+  if (is_slice(move)) {
+    return cost;
+  }
+  cost.axes = move.axes;
+  cost.what = collective_of(move);
+  cost.local = local;
+  const bool gathers = cost.what == Collective::all_gather;
+  const std::int64_t elements = local * (gathers ? shard_count(mesh, move.axes) : 1);
+  CollectiveSpec spec = spec_of(mesh, cost.what, move.axes, elements, format);
+  const AlgorithmChoice choice = choose_algorithm(spec);
+  spec.algorithm = choice.algorithm;
+  cost.algorithm = choice.algorithm;
+  cost.seconds = choice.seconds;
+  const int n = spec.devices();
+  const int last = n <= 64 ? n - 1 : n / 2;  // of large groups the device in the middle
+  const int first = n <= 64 ? 0 : last;
+  for (int index = first; index <= last; ++index) {
+    cost.bytes += collective_bytes(spec, index) / (last - first + 1);
+  }
+  return cost;
+}
+
+// A sharding that a search has reached.
+struct Reached {
+  AxisPlaces places;
+  double seconds = 0, bytes = 0;
+  int moves = 0;
+  std::size_t previous = 0;  // itself: the start
+  AxisMove by;               // between them, in the direction of time
+  std::string moved;         // all axes on the way
+  bool done = false;
+};
+
+// Cheaper in time, then in bytes, then in moves; sums in another order are equal.
+inline bool cheaper(double seconds, double bytes, int moves, const Reached& other) {
+  const double most = std::max(seconds, other.seconds);
+  if (std::fabs(seconds - other.seconds) > 1e-12 * most) {
+    return seconds < other.seconds;
+  }
+  return bytes != other.bytes ? bytes < other.bytes : moves < other.moves;
+}
+
+// Ordered choices of the letters, the empty one left out; of many letters in their order only.
+inline std::vector<std::string> arrangements(const std::string& letters) {
+  std::vector<std::string> all(1);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (const char letter : letters) {
+      const std::string& base = all[i];
+      const bool rising = base.empty() || base.back() < letter;
+      if (base.find(letter) == std::string::npos && (rising || letters.size() < 4)) {
+        all.push_back(base + letter);
+      }
+    }
+  }
+  all.erase(all.begin());
+  return all;
+}
+
+enum class Direction { forwards, backwards };
+
+// Whether an axis may move twice, as one that is cut for free and then gathered.
+enum class Detours { no, yes };
+
+// All shardings in reach of one, cheapest first (Dijkstra); backwards: all that reach it.
+class ShardingSearch {
+ public:
+  ShardingSearch(const PlacedMesh& mesh, const Shape& shape, DType format, const AxisPlaces& start,
+                 Direction direction, Detours detours)
+      : mesh_(mesh),
+        shape_(shape),
+        format_(format),
+        backwards_(direction == Direction::backwards),
+        detours_(detours) {
+    add({start, 0, 0, 0, 0, {}, "", false});
+    while (true) {
+      std::size_t next = reached.size();
+      for (std::size_t i = 0; i < reached.size(); ++i) {
+        const Reached& node = reached[i];
+        if (!node.done && (next == reached.size() ||
+                           cheaper(node.seconds, node.bytes, node.moves, reached[next]))) {
+          next = i;
+        }
+      }
+      if (next == reached.size()) {
+        return;
+      }
+      reached[next].done = true;
+      leave(next);
+    }
+  }
+
+  // Null: out of reach.
+  const Reached* find(const AxisPlaces& places) const {
+    for (const Reached& node : reached) {
+      if (node.places == places) {
+        return &node;
+      }
+    }
+    return nullptr;
+  }
+
+  // The moves between the start and a place, in the order of time.
+  List<AxisMove> moves(const Reached& place) const {
+    List<AxisMove> way;
+    for (const Reached* at = &place; at->moves > 0; at = &reached[at->previous]) {
+      way.push_back(at->by);
+    }
+    for (std::size_t i = 0; !backwards_ && 2 * i + 1 < way.size(); ++i) {
+      const AxisMove first = way[i];
+      way[i] = way[way.size() - 1 - i];
+      way[way.size() - 1 - i] = first;
+    }
+    return way;
+  }
+
+  List<Reached> reached;
+
+ private:
+  void leave(std::size_t node) {
+    const AxisPlaces places = reached[node].places;
+    std::string idle;
+    for (const char letter : mesh_.letters()) {
+      bool used = false;
+      for (const std::string& letters : places) {
+        used = used || letters.find(letter) != std::string::npos;
+      }
+      if (!used) {
+        idle += letter;
+      }
+    }
+    for (const std::string& axes : arrangements(idle)) {
+      leave_from(node, -1, axes);
+    }
+    for (const std::string& axes : arrangements(backwards_ ? std::string() : places[0])) {
+      leave_from(node, 0, axes);
+    }
+    for (std::size_t d = 1; d < places.size(); ++d) {
+      for (std::size_t first = 0; first < places[d].size(); ++first) {
+        leave_from(node, static_cast<int>(d), places[d].substr(first));
+      }
+    }
+  }
+
+  void leave_from(std::size_t node, int from, const std::string& axes) {
+    for (int to = -1; to <= shape_.size(); ++to) {
+      const bool slice = backwards_ ? to < 0 : from < 0;  // one axis at a time, they are free
+      if (to != from && (to != 0 || backwards_) && !(slice && axes.size() > 1)) {
+        try_move(node, {from, to, axes});
+      }
+    }
+  }
+
+  void try_move(std::size_t node, const AxisMove& move) {
+    Reached next;
+    next.moved = rising_union(reached[node].moved, move.axes);
+    if (detours_ == Detours::no &&
+        next.moved.size() < reached[node].moved.size() + move.axes.size()) {
+      return;
+    }
+    next.places = after_move(reached[node].places, move);
+    next.by = backwards_ ? AxisMove{move.to, move.from, move.axes} : move;
+    Shape local = shape_;
+    Shape other = shape_;
+    if (!local_shape_of(mesh_, backwards_ ? next.places : reached[node].places, local) ||
+        !local_shape_of(mesh_, next.places, other)) {
+      return;
+    }
+    const MoveCost cost = is_slice(next.by) ? MoveCost() : cost_of(next.by, local.count());
+    next.seconds = reached[node].seconds + cost.seconds;
+    next.bytes = reached[node].bytes + cost.bytes;
+    next.moves = reached[node].moves + 1;
+    next.previous = node;
+    add(next);
+  }
+
+  void add(const Reached& node) {
+    for (Reached& known : reached) {
+      if (known.places == node.places) {
+        if (!known.done && cheaper(node.seconds, node.bytes, node.moves, known)) {
+          known = node;
+        }
+        return;
+      }
+    }
+    reached.push_back(node);
+  }
+
+  MoveCost cost_of(const AxisMove& move, std::int64_t local) {
+    for (const MoveCost& known : costs_) {
+      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes) {
+        return known;
+      }
+    }
+    costs_.push_back(price(mesh_, move, local, format_));
+    return costs_.back();
+  }
+
+  const PlacedMesh& mesh_;
+  Shape shape_;
+  DType format_;
+  bool backwards_;
+  Detours detours_;
+  List<MoveCost> costs_;
+};
+
+// Part i of n along a dim, with memory of its own.
+inline Tensor part_of(const Tensor& x, int dim, std::int64_t n, std::int64_t i) {
+  const std::int64_t size = x.dim(dim) / n;
+  return slice(x, dim, i * size, (i + 1) * size).clone();
+}
+
+// The ranks of the group over some axes that `first` begins.
+inline std::vector<std::size_t> group_of(const PlacedMesh& mesh, const std::string& letters,
+                                         int first) {
+  std::vector<std::size_t> members(static_cast<std::size_t>(shard_count(mesh, letters)));
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    std::size_t left = i;
+    members[i] = static_cast<std::size_t>(first);
+    for (std::size_t a = letters.size(); a-- > 0;) {
+      const AxisPlacement& axis = mesh.axes[axis_number(letters[a])];
+      const std::size_t size = static_cast<std::size_t>(axis.size);
+      members[i] += left % size * static_cast<std::size_t>(axis.stride);
+      left /= size;
+    }
+  }
+  return members;
+}
+
+inline Shared<const CallPlan> plan_of(const PlacedMesh& mesh, const AxisMove& move,
+                                      const Shape& local, Algorithm algorithm, Reduce how) {
+  CallKey key;
+  key.what = collective_of(move);
+  key.algorithm = algorithm;
+  key.how = how;
+  key.dim = std::max(0, (key.what == Collective::all_gather ? move.from : move.to) - 1);
+  key.to_dim = std::max(0, move.from - 1);
+  key.shape = local;
+  key.axes = axis_numbers(move.axes);
+  return make_plan(key, mesh.machine, mesh.axes, SourceLine());
+}
+
+// Sends the numbers, group by group; how many elements a device sent on average.
+inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan, const std::string& axes,
+                             const Shape& after, List<Tensor>& shards) {
+  for (int first = 0; first < mesh.devices(); ++first) {
+    if (shard_index(mesh, axes, first) == 0) {
+      const std::vector<std::size_t> members = group_of(mesh, axes, first);
+      List<DeviceBuffers> buffers;
+      List<Tensor> out;
+      for (const std::size_t rank : members) {
+        out.push_back(Tensor(after));
+        buffers.push_back({shards[rank].data(), out.back().data()});
+      }
+      execute(plan.exchange, buffers.data());
+      for (std::size_t i = 0; i < members.size(); ++i) {
+        shards[members[i]] = out[i];
+      }
+    }
+  }
+  std::int64_t sent = 0;
+  for (const Transfer& transfer : plan.shape->schedule->data.transfers) {
+    sent += plan.exchange.cut.elements(transfer.chunk, transfer.chunks);
+  }
+  return static_cast<double>(sent) / plan.exchange.devices;
+}
+
+// Makes a move and writes it into the report.
+inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
+                      Reduce how = Reduce::sum) {
+  const PlacedMesh& mesh = *a.mesh;
+  const Shape local = a.local_shape();
+  const MoveCost cost = price(mesh, move, local.count(), a.format);
+  ShardedStep step;
+  step.name = is_slice(move) ? "slice" : name_of(collective_of(move));
+  step.axes = axes_text(mesh, move.axes);
+  step.before = a.sharding.text();
+  a.sharding = sharding_of(mesh, after_move(a.places(), move), a.sharding.dims);
+  step.after = a.sharding.text();
+  step.algorithm = is_slice(move) ? "" : name_of(cost.algorithm);
+  step.bytes = cost.bytes;
+  step.seconds = cost.seconds;
+  Context quiet = device_context(-1);
+  const ContextScope scope(quiet);
+  if (!is_slice(move) && !a.shards.empty()) {
+    const Shared<const CallPlan> plan = plan_of(mesh, move, local, cost.algorithm, how);
+    step.counted =
+        run_collective(mesh, *plan, move.axes, a.local_shape(), a.shards) * bytes_of(a.format);
+  }
+  for (std::size_t rank = 0; is_slice(move) && rank < a.shards.size(); ++rank) {
+    a.shards[rank] = part_of(a.shards[rank], move.to - 1, shard_count(mesh, move.axes),
+                             shard_index(mesh, move.axes, static_cast<int>(rank)));
+  }
+  report.bytes += cost.bytes;
+  report.comms_seconds += cost.seconds;
+  report.steps.push_back(step);
+}
+
+// "all_gather b over x" for each move but the free ones.
+inline std::string moves_text(const PlacedMesh& mesh, const List<AxisMove>& moves,
+                              const std::string& array) {
+  std::string out;
+  for (const AxisMove& move : moves) {
+    out += out.empty() ? "" : ", ";
+    out += is_slice(move) ? "slice" : name_of(collective_of(move));
+    out += (array.empty() ? "" : " " + array) + " over " + axes_text(mesh, move.axes);
+  }
+  return out;
+}
+
+inline void check_same_names(const char* function, const Sharding& a, const Sharding& b) {
+  bool same = a.dims.size() == b.dims.size();
+  for (std::size_t d = 0; same && d < a.dims.size(); ++d) {
+    same = a.dims[d].name == b.dims[d].name;
+  }
+  if (!same) {
+    fail({function, ": the array is [", a.text(), "], wanted is [", b.text(),
+          "]; the same dims in the same order are right"});
+  }
+}
+
+inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh, const Reached& end,
+                          ShardedReport& report) {
+  ShardedCandidate way;
+  way.calls = moves_text(mesh, search.moves(end), "");
+  way.comms_seconds = way.seconds = end.seconds;
+  way.bytes = end.bytes;
+  report.candidates.push_back(way);
+}
+
+// Also says what the cheapest way without detours costs, where it is another.
+inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& report,
+                         const char* function) {
+  check_same_names(function, a.sharding, wanted);
+  const AxisPlaces goal = places_of(*a.mesh, wanted, a.shape);
+  const AxisPlaces start = a.places();
+  const ShardingSearch all(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::yes);
+  const ShardingSearch plain(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::no);
+  const Reached* const end = all.find(goal);
+  const Reached* const straight = plain.find(goal);
+  if (end == nullptr) {
+    fail({function, ": from ", a.text(), " to [", wanted.text(),
+          "]; a sum that is made is not undone, leave out what stands in braces"});
+  }
+  if (straight != nullptr && straight->seconds > end->seconds) {
+    add_candidate(all, *a.mesh, *end, report);
+    add_candidate(plain, *a.mesh, *straight, report);
+  }
+  for (const AxisMove& move : all.moves(*end)) {
+    make_move(a, move, report);
+  }
+  a.sharding = wanted;
+}
+
+inline void finish(Sharded& a, const ShardedReport& report) {
+  a.made = Shared<const ShardedReport>(new ShardedReport(report));
+}
+
+}  // namespace detail
+
+// The same array under another sharding: reshard(c, "I_x, J").
+inline Sharded reshard(const Sharded& a, const std::string& text) {
+  Sharded out = a;
+  ShardedReport report;
+  report.title = "reshard " + a.text() + " -> [" + parse_sharding(text).text() + "]";
+  detail::reshard_into(out, parse_sharding(text), report, "reshard");
+  report.reason =
+      report.steps.empty() ? "nothing moves"
+      : report.candidates.empty()
+          ? "the cheapest way: " + format_seconds(report.comms_seconds)
+          : std::string("idle axes help: a slice is free, and more links carry less each");
+  detail::finish(out, report);
+  return out;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/sharded_ops.hpp
+// Elementwise ops and reductions on sharded arrays.
+// Where one operand is whole along a dim that the other has cut, it is sliced, which is free; a sum
+// over a cut dim leaves a partial sum {U_x}. What would need a choice is an error that names it.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline std::string summed(const Sharded& a) {
+  Sharding whole = a.sharding;
+  whole.partial.clear();
+  return "\"" + whole.text() + "\"";
+}
+
+inline void check_one_mesh(const char* function, const Sharded& a, const Sharded& b) {
+  if (a.mesh.get() != b.mesh.get()) {
+    bool same =
+        a.mesh->axes.size() == b.mesh->axes.size() && a.mesh->machine.name == b.mesh->machine.name;
+    for (std::size_t i = 0; same && i < a.mesh->axes.size(); ++i) {
+      same = a.mesh->axes[i].name == b.mesh->axes[i].name &&
+             a.mesh->axes[i].size == b.mesh->axes[i].size;
+    }
+    if (!same) {
+      fail({function, ": the arrays lie on two meshes, ", a.mesh->machine.name, " with axes ",
+            axes_text(*a.mesh, a.mesh->letters()), " and ", b.mesh->machine.name, " with axes ",
+            axes_text(*b.mesh, b.mesh->letters()), "; both on one are right"});
+    }
+  }
+  if (a.shards.empty() != b.shards.empty()) {
+    fail({function, ": only one of ", a.text(), " and ", b.text(),
+          " has numbers; give mesh.shard a tensor for both, or shapes"});
+  }
+}
+
+// An axis in two places of one sharding, or 0.
+inline char used_twice(const AxisPlaces& places) {
+  std::string seen;
+  for (const std::string& letters : places) {
+    for (const char letter : letters) {
+      if (seen.find(letter) != std::string::npos) {
+        return letter;
+      }
+      seen += letter;
+    }
+  }
+  return 0;
+}
+
+// Cuts the dims of an operand as those of the result, which it may lack leading dims of.
+inline void slice_as(Sharded& a, const AxisPlaces& result, ShardedReport& report) {
+  const std::size_t lacks = result.size() - a.sharding.dims.size() - 1;
+  for (std::size_t d = 1; d + lacks < result.size(); ++d) {
+    const std::string& wanted = result[d + lacks];
+    for (std::size_t i = a.places()[d].size(); i < wanted.size(); ++i) {
+      make_move(a, {-1, static_cast<int>(d), wanted.substr(i, 1)}, report);
+    }
+  }
+}
+
+// The sharding of the longer operand with every dim cut as the more cut of both.
+inline AxisPlaces common_places(const char* function, const Sharded& a, const Sharded& b) {
+  const std::size_t lacks = a.sharding.dims.size() - b.sharding.dims.size();
+  AxisPlaces result = a.places();
+  const AxisPlaces other = b.places();
+  for (std::size_t d = 1; d < other.size(); ++d) {
+    std::string& mine = result[d + lacks];
+    const ShardedDim& dim = a.sharding.dims[d + lacks - 1];
+    const int at = static_cast<int>(d) - 1;
+    if (dim.name != b.sharding.dims[d - 1].name ||
+        a.shape[at + static_cast<int>(lacks)] != b.shape[at]) {
+      fail({function, ": ", a.text(), " of shape ", a.shape, " and ", b.text(), " of shape ",
+            b.shape, "; equal dims, or those of the second at the end of the first, are right"});
+    }
+    const std::string& longer = mine.size() < other[d].size() ? other[d] : mine;
+    const std::string& shorter = mine.size() < other[d].size() ? mine : other[d];
+    if (longer.compare(0, shorter.size(), shorter) != 0) {
+      fail({function, ": dim ", dim.name, " is cut over ", axes_text(*a.mesh, mine), " in ",
+            a.text(), " and over ", axes_text(*a.mesh, other[d]), " in ", b.text(),
+            "; reshard one of them as the other first"});
+    }
+    mine = std::string(longer);
+  }
+  result[0] = a.places()[0].empty() ? other[0] : a.places()[0];
+  const char twice = used_twice(result);
+  if (twice != 0) {
+    fail({function, ": ", a.text(), " and ", b.text(), " use axis ",
+          a.mesh->axes[axis_number(twice)].name,
+          " for different things; reshard one of them so that it is as the other"});
+  }
+  return result;
+}
+
+enum class Linear { no, both, either };  // in both operands together (+), in each alone (*)
+
+inline void check_partial(const char* function, const Sharded& a, const Sharded& b,
+                          const AxisPlaces& pa, const AxisPlaces& pb, Linear linear) {
+  if (pa[0].empty() && pb[0].empty()) {
+    return;
+  }
+  const Sharded& sum = pa[0].empty() ? b : a;
+  if (linear == Linear::both && pa[0] != pb[0]) {
+    fail({function, ": ", a.text(), " and ", b.text(), "; what is no partial sum would be added ",
+          "once by every device, so reshard the partial one to ", summed(sum), " first"});
+  }
+  if (linear == Linear::either && !pa[0].empty() && !pb[0].empty()) {
+    fail({function, ": ", a.text(), " and ", b.text(), "; a product of sums is not the sum of ",
+          "products, so reshard one of them to ", summed(a), " first"});
+  }
+}
+
+using BinaryOp = Tensor (*)(const Tensor& a, const Tensor& b);
+
+inline Sharded elementwise(const char* function, const Sharded& x, const Sharded& y, BinaryOp op,
+                           Linear linear) {
+  check_one_mesh(function, x, y);
+  const bool swapped = x.sharding.dims.size() < y.sharding.dims.size();
+  check_partial(function, x, y, x.places(), y.places(), linear);
+  const AxisPlaces result = swapped ? common_places(function, y, x) : common_places(function, x, y);
+  ShardedReport report;
+  Sharded a = x;
+  Sharded b = y;
+  slice_as(a, result, report);
+  slice_as(b, result, report);
+  const Sharded& longer = swapped ? b : a;
+  Sharded out = like(x, longer.shape, sharding_of(*x.mesh, result, longer.sharding.dims));
+  for (std::size_t r = 0; r < a.shards.size(); ++r) {
+    Context own = device_context(static_cast<int>(r));
+    const ContextScope scope(own);
+    out.shards.push_back(op(a.shards[r], b.shards[r]));
+  }
+  report.title = cat(function, " ", x.text(), " ", y.text(), " -> ", out.text());
+  report.reason = "element by element: no collective";
+  finish(out, report);
+  return out;
+}
+
+using UnaryOp = Tensor (*)(const Tensor& x);
+
+inline void check_summed(const char* function, const Sharded& a) {
+  if (!a.sharding.partial.empty()) {
+    fail({function, ": ", a.text(), " is still to be summed, and ", function,
+          " of a sum is not the sum of it; reshard to ", summed(a), " first"});
+  }
+}
+
+inline Sharded map(const char* function, const Sharded& a,
+                   const std::function<Tensor(const Tensor&)>& op) {
+  Sharded out = like(a, a.shape, a.sharding);
+  for (std::size_t r = 0; r < a.shards.size(); ++r) {
+    Context own = device_context(static_cast<int>(r));
+    const ContextScope scope(own);
+    out.shards.push_back(op(a.shards[r]));
+  }
+  ShardedReport report;
+  report.title = cat(function, " ", a.text());
+  report.reason = "element by element: no collective";
+  finish(out, report);
+  return out;
+}
+
+inline Sharded unary(const char* function, const Sharded& a, UnaryOp op) {
+  check_summed(function, a);
+  return map(function, a, op);
+}
+
+enum class Reduction { sum, mean, max };
+
+inline std::size_t dim_named(const char* function, const Sharded& a, const std::string& name) {
+  std::size_t d = 0;
+  while (d < a.sharding.dims.size() && a.sharding.dims[d].name != name) {
+    ++d;
+  }
+  if (d == a.sharding.dims.size()) {
+    fail({function, ": no dim ", name, " in ", a.text()});
+  }
+  return d;
+}
+
+inline Sharded reduce_dim(const char* function, const Sharded& x, const std::string& dim,
+                          const std::string& wanted, Reduction how) {
+  const std::size_t d = dim_named(function, x, dim);
+  const int at = static_cast<int>(d);
+  if (how == Reduction::max) {
+    check_summed(function, x);
+  }
+  AxisPlaces places = x.places();
+  const std::string cut = places[d + 1];
+  Shape shape;
+  Sharding named;
+  AxisPlaces rest(1, places[0]);
+  for (std::size_t e = 0; e < x.sharding.dims.size(); ++e) {
+    if (e != d) {
+      shape.push_back(x.shape[static_cast<int>(e)]);
+      named.dims.push_back(x.sharding.dims[e]);
+      rest.push_back(places[e + 1]);
+    }
+  }
+  rest[0] = rising_union(rest[0], cut);
+  Sharded out = like(x, shape, sharding_of(*x.mesh, rest, named.dims));
+  for (std::size_t r = 0; r < x.shards.size(); ++r) {
+    Context own = device_context(static_cast<int>(r));
+    const ContextScope scope(own);
+    Tensor part = how == Reduction::max ? max(x.shards[r], at) : sum(x.shards[r], at);
+    if (how == Reduction::mean) {
+      part = scale(part, 1.0f / static_cast<float>(x.shape[at]));
+    }
+    out.shards.push_back(part);
+  }
+  ShardedReport report;
+  if (how == Reduction::max && !cut.empty()) {  // the largest of all is no sum: at once
+    make_move(out, {0, -1, rest[0]}, report, Reduce::max);
+  }
+  report.reason = cut.empty() ? "dim " + dim + " is whole on every device: no collective"
+                  : how == Reduction::max
+                      ? "the largest of each device, and of them the largest"
+                      : "each device adds what it has of dim " + dim +
+                            "; the result is the sum over " + axes_text(*x.mesh, cut);
+  if (!wanted.empty()) {
+    reshard_into(out, parse_sharding(wanted), report, function);
+  }
+  report.title = cat(function, " of ", x.text(), " over ", dim, " -> ", out.text());
+  finish(out, report);
+  return out;
+}
+
+}  // namespace detail
+
+inline Sharded operator+(const Sharded& a, const Sharded& b) {
+  return detail::elementwise("add", a, b, &add, detail::Linear::both);
+}
+inline Sharded operator-(const Sharded& a, const Sharded& b) {
+  return detail::elementwise("sub", a, b, &sub, detail::Linear::both);
+}
+inline Sharded operator*(const Sharded& a, const Sharded& b) {
+  return detail::elementwise("mul", a, b, &mul, detail::Linear::either);
+}
+inline Sharded operator*(const Sharded& a, float factor) {
+  return detail::map("scale", a, [factor](const Tensor& x) { return scale(x, factor); });
+}
+inline Sharded operator*(float factor, const Sharded& a) { return a * factor; }
+inline Sharded operator-(const Sharded& a) { return a * -1.0f; }
+
+inline Sharded gelu(const Sharded& a) { return detail::unary("gelu", a, &gelu); }
+inline Sharded silu(const Sharded& a) { return detail::unary("silu", a, &silu); }
+inline Sharded relu(const Sharded& a) { return detail::unary("relu", a, &relu); }
+inline Sharded tanh(const Sharded& a) { return detail::unary("tanh", a, &tanh); }
+inline Sharded exp(const Sharded& a) { return detail::unary("exp", a, &exp); }
+inline Sharded square(const Sharded& a) { return detail::unary("square", a, &square); }
+
+// Over the dim of that name, which disappears: over a cut one the result is a partial sum, or what
+// `sharding` says: sum(a, "J", "I_x").
+inline Sharded sum(const Sharded& a, const std::string& dim, const std::string& sharding = "") {
+  return detail::reduce_dim("sum", a, dim, sharding, detail::Reduction::sum);
+}
+inline Sharded mean(const Sharded& a, const std::string& dim, const std::string& sharding = "") {
+  return detail::reduce_dim("mean", a, dim, sharding, detail::Reduction::mean);
+}
+inline Sharded max(const Sharded& a, const std::string& dim, const std::string& sharding = "") {
+  return detail::reduce_dim("max", a, dim, sharding, detail::Reduction::max);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/sharded_matmul.hpp
+// Matmuls of sharded arrays: the four cases of the scaling book (chapter 3).
+//   1  J whole in both: no collective      2  J cut in one: gather it, or sum what there is
+//   3  J cut in both: a partial sum {U_x}  4  I and K cut over one axis: gather one of them
+// Every way to give each mesh axis to a dim, to the sum or to nothing is a candidate: move a and b
+// there, multiply, move the product; the one with the least max(T_math, T_comms) runs.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A product a [.., J] b [J, K] -> [.., K].
+struct ShardedMatmul {
+  Sharded a, b;
+  Shape shape;                      // of the product
+  List<ShardedDim> dims;            // its names
+  AxisPlaces natural;               // what it is when nothing moves
+  std::string inner, cut_a, cut_b;  // dim J, and how each operand has it cut
+
+  const PlacedMesh& mesh() const { return *a.mesh; }
+  double math_seconds(const AxisPlaces& product, const std::string& cut) const {
+    Shape local = shape;
+    local_shape_of(mesh(), product, local);
+    const double k = static_cast<double>(b.shape[0] / shard_count(mesh(), cut));
+    const double rate = matmul_rate(mesh().machine.chip, a.format);
+    return rate > 0 ? 2.0 * static_cast<double>(local.count()) * k / rate : 0;
+  }
+};
+
+// A way to run it: where a, b and the product are when each device multiplies.
+struct MatmulWay {
+  AxisPlaces a, b, product;
+  std::string cut;  // of J
+  double math_seconds = 0, comms_seconds = 0, bytes = 0;
+  int moves = 0;
+
+  double seconds() const { return std::max(math_seconds, comms_seconds); }
+};
+
+inline ShardedMatmul matmul_of(const char* function, const Sharded& a, const Sharded& b) {
+  check_one_mesh(function, a, b);
+  ShardedMatmul m;
+  m.a = a;
+  m.b = b;
+  const std::size_t rows = a.sharding.dims.size() - (a.sharding.dims.empty() ? 0 : 1);
+  if (a.sharding.dims.empty() || b.sharding.dims.size() != 2 ||
+      a.sharding.dims[rows].name != b.sharding.dims[0].name || a.shape[-1] != b.shape[0]) {
+    fail({function, ": ", a.text(), " of shape ", a.shape, " times ", b.text(), " of shape ",
+          b.shape, "; [.., J] times [J, K] is right, J of one name and size"});
+  }
+  m.inner = b.sharding.dims[0].name;
+  const AxisPlaces pa = a.places();
+  const AxisPlaces pb = b.places();
+  m.cut_a = pa.back();
+  m.cut_b = pb[1];
+  for (std::size_t d = 0; d < rows; ++d) {
+    m.shape.push_back(a.shape[static_cast<int>(d)]);
+    m.dims.push_back(a.sharding.dims[d]);
+  }
+  m.shape.push_back(b.shape[1]);
+  m.dims.push_back(b.sharding.dims[1]);
+  m.natural = pa;
+  m.natural.back() = pb[2];
+  m.natural[0] = rising_union(pa[0], pb[0]);
+  if (m.cut_a == m.cut_b) {
+    m.natural[0] = rising_union(m.natural[0], m.cut_a);
+  }
+  return m;
+}
+
+inline std::string matmul_case(const ShardedMatmul& m) {
+  const std::string& j = m.inner;
+  if (used_twice(m.natural) != 0) {
+    return "case 4: one axis cuts dims of both operands, which must be gathered in one of them";
+  }
+  if (m.cut_a.empty() && m.cut_b.empty()) {
+    return "case 1: " + j + " is whole in both";
+  }
+  if (m.cut_a == m.cut_b) {
+    return "case 3: " + j + " is cut over " + axes_text(m.mesh(), m.cut_a) +
+           " in both, so a device's product is a summand";
+  }
+  return "case 2: " + j + " is cut over " +
+         axes_text(m.mesh(), m.cut_a.empty() ? m.cut_b : m.cut_a) +
+         (m.cut_a.empty() || m.cut_b.empty()
+              ? std::string(" in one")
+              : " in one and over " + axes_text(m.mesh(), m.cut_b) + " in the other") +
+         ", so gather it, or slice and sum";
+}
+
+// The letters of a place in the order that an operand has, then one that is wanted, then the mesh.
+inline std::string in_order(const std::string& letters, const std::string& first,
+                            const std::string& second) {
+  std::string out;
+  for (const std::string& source : {first, second, letters}) {
+    for (const char letter : source) {
+      if (letters.find(letter) != std::string::npos && out.find(letter) == std::string::npos) {
+        out += letter;
+      }
+    }
+  }
+  return out;
+}
+
+class MatmulWays {
+ public:
+  MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal, Detours detours)
+      : m(product),
+        goal_(goal),
+        a(m.mesh(), m.a.shape, m.a.format, m.a.places(), Direction::forwards, detours),
+        b(m.mesh(), m.b.shape, m.b.format, m.b.places(), Direction::forwards, detours),
+        out(m.mesh(), m.shape, m.a.format, goal, Direction::backwards, detours) {
+    const std::size_t dims = goal.size() - 1;
+    std::vector<std::size_t> role(m.mesh().axes.size());  // 0 idle, dims, J, summand of a, of b
+    std::size_t axis = 0;
+    while (axis < role.size()) {
+      try_roles(role, false);
+      try_roles(role, true);
+      for (axis = 0; axis < role.size() && ++role[axis] == dims + 4; ++axis) {
+        role[axis] = 0;
+      }
+    }
+  }
+
+  const ShardedMatmul& m;
+  List<MatmulWay> ways;  // the cheapest first
+
+ private:
+  void try_roles(const std::vector<std::size_t>& role, bool goal_first) {
+    const std::size_t dims = goal_.size() - 1;
+    const AxisPlaces pa = m.a.places();
+    const AxisPlaces pb = m.b.places();
+    AxisPlaces sets(dims + 4);
+    for (std::size_t i = 0; i < role.size(); ++i) {
+      sets[role[i]] += m.mesh().letters()[i];
+    }
+    if (rising_union(sets[dims + 2], pa[0]) != pa[0] ||
+        rising_union(sets[dims + 3], pb[0]) != pb[0]) {
+      return;  // only what is a summand can stay one
+    }
+    MatmulWay way;
+    way.cut =
+        in_order(sets[dims + 1], goal_first ? m.cut_b : m.cut_a, goal_first ? m.cut_a : m.cut_b);
+    way.product.push_back(rising_union(sets[dims + 1], sets[dims + 2] + sets[dims + 3]));
+    for (std::size_t d = 1; d <= dims; ++d) {
+      const std::string& own = d < dims ? pa[d] : pb[2];
+      way.product.push_back(
+          in_order(sets[d], goal_first ? goal_[d] : own, goal_first ? own : goal_[d]));
+    }
+    way.a = way.product;
+    way.a[0] = sets[dims + 2];
+    way.a.back() = way.cut;
+    way.b = {sets[dims + 3], way.cut, way.product.back()};
+    const Reached* const ra = a.find(way.a);
+    const Reached* const rb = b.find(way.b);
+    const Reached* const rc = out.find(way.product);
+    if (ra == nullptr || rb == nullptr || rc == nullptr) {
+      return;
+    }
+    way.math_seconds = m.math_seconds(way.product, way.cut);
+    way.comms_seconds = ra->seconds + rb->seconds + rc->seconds;
+    way.bytes = ra->bytes + rb->bytes + rc->bytes;
+    way.moves = ra->moves + rb->moves + rc->moves;
+    insert(way);
+  }
+
+  void insert(const MatmulWay& way) {
+    for (const MatmulWay& known : ways) {
+      if (known.a == way.a && known.b == way.b && known.product == way.product) {
+        return;
+      }
+    }
+    ways.push_back(way);
+    for (std::size_t i = ways.size() - 1; i > 0 && better(ways[i], ways[i - 1]); --i) {
+      const MatmulWay later = ways[i - 1];
+      ways[i - 1] = ways[i];
+      ways[i] = later;
+    }
+  }
+
+  AxisPlaces goal_;
+
+ public:
+  ShardingSearch a, b, out;
+
+  static bool better(const MatmulWay& x, const MatmulWay& y) {
+    Reached both;
+    both.seconds = y.seconds();
+    both.bytes = y.math_seconds + y.comms_seconds;
+    both.moves = y.moves;
+    const double sum = x.math_seconds + x.comms_seconds;
+    const bool tie = std::fabs(sum - both.bytes) <= 1e-12 * std::max(sum, both.bytes);
+    return cheaper(x.seconds(), tie ? both.bytes : sum, x.moves, both);
+  }
+
+  ShardedCandidate candidate(const MatmulWay& way) const {
+    ShardedCandidate c;
+    const std::string parts[] = {
+        moves_text(m.mesh(), a.moves(*a.find(way.a)), "a"),
+        moves_text(m.mesh(), b.moves(*b.find(way.b)), "b"), "matmul",
+        moves_text(m.mesh(), out.moves(*out.find(way.product)), "product")};
+    for (const std::string& part : parts) {
+      c.calls += (c.calls.empty() || part.empty() ? "" : ", ") + part;
+    }
+    c.math_seconds = way.math_seconds;
+    c.comms_seconds = way.comms_seconds;
+    c.bytes = way.bytes;
+    c.seconds = way.seconds();
+    return c;
+  }
+};
+
+inline void make_moves(Sharded& array, const List<AxisMove>& moves, const char* name,
+                       ShardedReport& report) {
+  for (const AxisMove& move : moves) {
+    make_move(array, move, report);
+    report.steps.back().name += name;
+  }
+}
+
+// Every device multiplies what it has; its product lies as `places` say.
+inline Sharded local_products(const ShardedMatmul& m, const Sharded& a, const Sharded& b,
+                              const AxisPlaces& places) {
+  Sharded product = like(a, m.shape, sharding_of(m.mesh(), places, m.dims));
+  for (std::size_t r = 0; r < a.shards.size(); ++r) {
+    Context own = device_context(static_cast<int>(r));
+    const ContextScope scope(own);
+    product.shards.push_back(matmul(a.shards[r], b.shards[r]));
+  }
+  return product;
+}
+
+inline std::string matmul_title(const char* function, const ShardedMatmul& m, const Sharded& out) {
+  return cat(function, " ", m.a.text(), " ", m.b.text(), " -> ", out.text(), " on ",
+             m.mesh().machine.name, ", priced as ", m.a.format);
+}
+
+// The ways without detours first, unless one with them is better.
+inline void list_ways(const MatmulWays& all, const MatmulWays& plain, ShardedReport& report) {
+  for (const MatmulWays* const ways : {&plain, &all}) {
+    for (const MatmulWay& way : ways->ways) {
+      const ShardedCandidate next = ways->candidate(way);
+      bool known = false;
+      for (const ShardedCandidate& other : report.candidates) {
+        known = known || other.calls == next.calls;
+      }
+      if (!known) {
+        report.candidates.push_back(next);
+      }
+    }
+  }
+}
+
+inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
+  const AxisPlaces goal = places_of(m.mesh(), wanted, m.shape);
+  const MatmulWays all(m, goal, Detours::yes);
+  const MatmulWays plain(m, goal, Detours::no);
+  if (all.ways.empty()) {
+    fail({"matmul: no way from ", m.a.text(), " and ", m.b.text(), " to [", wanted.text(),
+          "]; a partial sum must be one already, or J be cut over its axes"});
+  }
+  const bool detour = plain.ways.empty() || MatmulWays::better(all.ways[0], plain.ways[0]);
+  const MatmulWays& best = detour ? all : plain;
+  const MatmulWay& way = best.ways[0];
+  ShardedReport report;
+  if (detour) {
+    report.candidates.push_back(best.candidate(way));
+  }
+  list_ways(all, plain, report);
+  Sharded a = m.a;
+  Sharded b = m.b;
+  make_moves(a, best.a.moves(*best.a.find(way.a)), " a", report);
+  make_moves(b, best.b.moves(*best.b.find(way.b)), " b", report);
+  Sharded out = local_products(m, a, b, way.product);
+  make_moves(out, best.out.moves(*best.out.find(way.product)), " product", report);
+  out.sharding = wanted;
+  report.math_seconds = way.math_seconds;
+  report.title = matmul_title("matmul", m, out);
+  report.reason = matmul_case(m) + cat("; of ", report.candidates.size(),
+                                       " ways the first has the least max(T_math, T_comms)",
+                                       detour ? ", as idle axes carry a share" : "");
+  finish(out, report);
+  return out;
+}
+
+// What to write instead where the product would have an axis in two places.
+[[noreturn]] inline void fail_twice(const ShardedMatmul& m, char letter) {
+  std::string ways;
+  for (std::size_t keep = 1; keep < m.natural.size(); ++keep) {
+    AxisPlaces places = m.natural;
+    bool there = false;
+    for (std::size_t d = 0; d < places.size(); ++d) {
+      const std::size_t at = places[d].find(letter);
+      if (d == keep) {
+        there = at != std::string::npos;
+      } else if (at != std::string::npos) {
+        places[d].erase(at, 1);
+      }
+    }
+    if (there) {
+      ways +=
+          (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
+    }
+  }
+  fail({"matmul: ", m.a.text(), " times ", m.b.text(), " would have axis ",
+        m.mesh().axes[axis_number(letter)].name,
+        " twice in the product; say where it shall be, as a third argument ", ways});
+}
+
+}  // namespace detail
+
+// a [.., J] times b [J, K], both on one mesh. Where J is cut in both the product is left a partial
+// sum; where in one, it is whole over those axes. Throws where the product is ambiguous.
+inline Sharded matmul(const Sharded& a, const Sharded& b) {
+  const detail::ShardedMatmul m = detail::matmul_of("matmul", a, b);
+  const char twice = detail::used_twice(m.natural);
+  if (twice != 0) {
+    detail::fail_twice(m, twice);
+  }
+  const std::string both = detail::rising_union(a.places()[0], b.places()[0]);
+  if (both.size() < a.places()[0].size() + b.places()[0].size()) {
+    detail::fail({"matmul: ", a.text(), " times ", b.text(), "; a product of sums is not the sum ",
+                  "of products, so reshard one of them to ", detail::summed(a), " first"});
+  }
+  const Sharding natural = detail::sharding_of(*a.mesh, m.natural, m.dims);
+  if (m.cut_a != m.cut_b) {
+    return detail::run_matmul(m, natural);
+  }
+  detail::places_of(*a.mesh, natural, m.shape);  // checks the names
+  Sharded out = detail::local_products(m, a, b, m.natural);
+  ShardedReport report;
+  report.math_seconds = m.math_seconds(m.natural, m.cut_a);
+  report.title = detail::matmul_title("matmul", m, out);
+  report.reason = detail::matmul_case(m) +
+                  detail::cat("; no collective, T_math ", format_seconds(report.math_seconds));
+  detail::finish(out, report);
+  return out;
+}
+
+// The same with the product as `sharding` says, by the cheapest way: matmul(a, b, "I_x, K_y").
+inline Sharded matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
+  const detail::ShardedMatmul m = detail::matmul_of("matmul", a, b);
+  const Sharding wanted = parse_sharding(sharding);
+  Sharding own;
+  own.dims = m.dims;
+  Sharded product = detail::like(a, m.shape, own);
+  detail::check_same_names("matmul", product.sharding, wanted);
+  return detail::run_matmul(m, wanted);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/collective_matmul.hpp
+// Collective matmul: a chunk is multiplied while the next one travels to the neighbour.
+// Instead of an all_gather of an operand its N chunks go around the axis; instead of a
+// reduce_scatter of the product the sums of its N blocks do, each device adding its share.
+//   T = t_math + (N - 1) max(t_math, t_hop) for a chunk, beside T_collective + N t_math.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Chunks of operand a or b go around, each cut over one axis in `place`; or blocks of the product,
+// in the end cut so.
+struct ChunkedMatmul {
+  enum class What { none, a, b, product };
+  What what = What::none;
+  std::size_t place = 0;
+  std::string axis;
+};
+
+inline bool gathers_to(const ShardedMatmul& m, ChunkedMatmul::What what, std::size_t place,
+                       const AxisPlaces& goal) {
+  Sharded a = m.a;
+  Sharded b = m.b;
+  Sharded& operand = what == ChunkedMatmul::What::a ? a : b;
+  operand.sharding.dims[place - 1].axes.clear();
+  const ShardedMatmul after = matmul_of("collective_matmul", a, b);
+  return after.cut_a == after.cut_b && after.natural == goal;
+}
+
+inline ChunkedMatmul chunked(const ShardedMatmul& m, const AxisPlaces& goal) {
+  using What = ChunkedMatmul::What;
+  const AxisPlaces natural = m.natural;
+  for (const What what : {What::a, What::b}) {
+    const AxisPlaces places = what == What::a ? m.a.places() : m.b.places();
+    for (std::size_t p = 1; p < places.size(); ++p) {
+      if (places[p].size() == 1 && gathers_to(m, what, p, goal)) {
+        return {what, p, places[p]};
+      }
+    }
+  }
+  for (std::size_t p = 1; p < natural.size() && m.cut_a.size() == 1 && m.cut_a == m.cut_b; ++p) {
+    if (after_move(natural, {0, static_cast<int>(p), m.cut_a}) == goal) {
+      return {What::product, p, m.cut_a};
+    }
+  }
+  return {};
+}
+
+// What a device adds or stores for chunk c of n. `travels` is the chunk that is there.
+inline Tensor chunk_product(const ChunkedMatmul& way, const Tensor& a, const Tensor& b,
+                            const Tensor& travels, int n, int c) {
+  using What = ChunkedMatmul::What;
+  const int last = a.dims() - 1;
+  const int place = static_cast<int>(way.place) - 1;
+  if (way.what == What::a) {
+    return matmul(travels, place == last ? part_of(b, 0, n, c) : b);
+  }
+  if (way.what == What::b) {
+    return matmul(place == 0 ? part_of(a, last, n, c) : a, travels);
+  }
+  return place == last ? matmul(a, part_of(b, 1, n, c)) : matmul(part_of(a, place, n, c), b);
+}
+
+// Step by step on one group of devices; `out` is filled by index in the group.
+inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
+                       const std::vector<std::size_t>& members, List<Tensor>& shards) {
+  using What = ChunkedMatmul::What;
+  const int n = static_cast<int>(members.size());
+  const bool sums = way.what == What::product;
+  const int inner = way.what == What::a ? m.a.shape.size() : 1;  // the place that is contracted
+  const bool adds = sums || static_cast<int>(way.place) == inner;
+  const int dim = way.what == What::b ? local.size() - 1 : static_cast<int>(way.place) - 1;
+  List<Tensor> travel;
+  for (const std::size_t rank : members) {
+    travel.push_back(way.what == What::a   ? m.a.shards[rank]
+                     : way.what == What::b ? m.b.shards[rank]
+                                           : full(local, 0.0f));
+    shards[rank] = full(local, 0.0f);
+  }
+  for (int step = 0; step < n; ++step) {
+    List<Tensor> next(members.size());
+    for (int i = 0; i < n; ++i) {
+      const std::size_t here = static_cast<std::size_t>(i);
+      const std::size_t rank = members[here];
+      Context own = device_context(static_cast<int>(rank));
+      const ContextScope scope(own);
+      const int c = modulo(sums ? i - 1 - step : i + step, n);
+      const Tensor product =
+          chunk_product(way, m.a.shards[rank], m.b.shards[rank], travel[here], n, c);
+      if (sums) {
+        travel[here] = travel[here] + product;
+        shards[rank] = travel[here];
+      } else if (adds) {
+        add_(shards[rank], product);
+      } else {
+        const std::int64_t size = local[dim] / n;
+        copy_(slice(shards[rank], dim, c * size, (c + 1) * size), product);
+      }
+      next[static_cast<std::size_t>(modulo(sums ? i + 1 : i - 1, n))] = travel[here];
+    }
+    travel = next;
+  }
+}
+
+inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Sharded& out,
+                          ShardedReport& report) {
+  using What = ChunkedMatmul::What;
+  const char* const names[] = {"", "a", "b", "product"};
+  const PlacedMesh& mesh = m.mesh();
+  const bool sums = way.what == What::product;
+  const double n = static_cast<double>(shard_count(mesh, way.axis));
+  const Sharded& array = way.what == What::a ? m.a : way.what == What::b ? m.b : out;
+  const std::int64_t chunk = array.local_shape().count();
+  CollectiveSpec hop = spec_of(mesh, Collective::permute, way.axis, chunk, m.a.format);
+  hop.root = sums ? 1 : hop.devices() - 1;
+  const AlgorithmChoice choice = choose_algorithm(hop);
+  AxisMove whole = {static_cast<int>(way.place), -1, way.axis};
+  std::int64_t before = chunk;
+  if (sums) {
+    whole = {0, static_cast<int>(way.place), way.axis};
+    before = chunk * shard_count(mesh, way.axis);
+  }
+  const MoveCost collective = price(mesh, whole, before, m.a.format);
+  report.math_seconds =
+      m.math_seconds(sums ? m.natural : out.places(), m.cut_a == m.cut_b ? m.cut_a : std::string());
+  ShardedStep step;
+  step.name = cat("permute chunk of ", names[static_cast<int>(way.what)], ", ", n - 1, " times");
+  step.axes = axes_text(mesh, way.axis);
+  step.before = array.sharding.text();
+  step.after = step.before;
+  step.algorithm = name_of(choice.algorithm);
+  step.bytes = (n - 1) * static_cast<double>(chunk) * bytes_of(m.a.format);
+  step.seconds = (n - 1) * choice.seconds;
+  report.steps.push_back(step);
+  report.bytes = step.bytes;
+  report.comms_seconds = step.seconds;
+  const double math = report.math_seconds / n;  // of a chunk
+  report.candidates.push_back({"chunk by chunk, the next on its way", report.math_seconds,
+                               step.seconds, step.bytes,
+                               math + (n - 1) * std::max(math, choice.seconds)});
+  const std::string name = cat(name_of(collective.what), " ", names[static_cast<int>(way.what)]);
+  report.candidates.push_back({sums ? "matmul, then " + name : name + ", then matmul",
+                               report.math_seconds, collective.seconds, collective.bytes,
+                               report.math_seconds + collective.seconds});
+  report.reason = cat(n, " chunks; ", math < choice.seconds ? "their way" : "their product",
+                      " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each");
+}
+
+}  // namespace detail
+
+// matmul(a, b, sharding) where that takes one all_gather of an operand or one reduce_scatter of the
+// product over one axis, run chunk by chunk; sums are in the order of the chunks.
+inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
+  const detail::ShardedMatmul m = detail::matmul_of("collective_matmul", a, b);
+  const Sharding wanted = parse_sharding(sharding);
+  Sharding own;
+  own.dims = m.dims;
+  detail::check_same_names("collective_matmul", own, wanted);
+  const detail::AxisPlaces goal = detail::places_of(*a.mesh, wanted, m.shape);
+  const detail::ChunkedMatmul way = detail::chunked(m, goal);
+  Sharded out = detail::like(a, m.shape, wanted);
+  if (way.what == detail::ChunkedMatmul::What::none) {
+    detail::fail({"collective_matmul: ", a.text(), " ", b.text(), " -> ", out.text(),
+                  "; what takes one all_gather or reduce_scatter over one axis is right, as ",
+                  "[I_x, J] [J, K] -> [I, K]; else use matmul"});
+  }
+  out.shards.resize(a.shards.size());
+  for (int rank = 0; rank < out.devices() && !a.shards.empty(); ++rank) {
+    if (detail::shard_index(*a.mesh, way.axis, rank) == 0) {
+      detail::run_chunks(m, way, out.local_shape(), detail::group_of(*a.mesh, way.axis, rank),
+                         out.shards);
+    }
+  }
+  ShardedReport report;
+  detail::report_chunks(m, way, out, report);
+  report.title = detail::matmul_title("collective_matmul", m, out);
+  detail::finish(out, report);
+  return out;
+}
+
+// x [I_axis, J] w [J, K] -> [I, K] in the program of a device, which has a share of x's rows and
+// the whole of w: the next rows are on their way while these are multiplied. Carries gradients.
+inline Tensor collective_matmul(Device& device, const Tensor& x, const Tensor& w,
+                                const std::string& axis) {
+  const int n = device.size(axis);
+  std::vector<Tensor> rows(static_cast<std::size_t>(n));
+  Tensor chunk = x;
+  for (int step = 0; step < n; ++step) {
+    Pending next;
+    if (step + 1 < n) {
+      next = device.start_permute(chunk, axis, -1);
+    }
+    rows[static_cast<std::size_t>((device.index(axis) + step) % n)] = matmul(chunk, w);
+    if (step + 1 < n) {
+      chunk = next.wait();
+    }
+  }
+  return concat(rows, 0);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/mesh.hpp
+// A mesh: the devices of a machine under named axes, and a program run on all of them.
+// Each device is a thread with a context of its own (ops, memory, device number); host loops inside
+// are serial. When a device fails, or all wait, the run ends with an Error that says where each is.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
 
 inline void run_device_thread(void* device) {
   DeviceThread& self = *static_cast<DeviceThread*>(device);
@@ -20122,13 +27462,14 @@ inline void run_devices(const DeviceProgram& program, Fabric& fabric,
                         List<Shared<DeviceThread>>& devices) {
   if (devices.size() > 1) {
     fail({"mesh.run: ", devices.size(), " devices need threads, and this program is ",
-          "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device"});
+          "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device, or Sharded tensors"});
   }
   run_device(program, fabric, *devices[0]);
 }
 #else
 inline void run_devices(const DeviceProgram& program, Fabric& fabric,
                         List<Shared<DeviceThread>>& devices) {
+  check_thread_limit(static_cast<int>(devices.size()));
   ThreadGroup group;
   for (std::size_t i = 0; i < devices.size(); ++i) {
     devices[i]->program = &program;
@@ -20155,7 +27496,10 @@ class Mesh {
     detail::check_axes(machine, axes);
   }
 
-  Ring ring = Ring::one_way;  // how collectives use an axis that is a ring
+  // Of the collectives that have it and do not say otherwise; the others take the cheapest.
+  Algorithm algorithm = Algorithm::automatic;
+  // Devices that may run at once; 0: all of up to 256, of more as many as there are threads.
+  int runnable = 0;
 
   const Machine& machine() const { return machine_; }
   const List<MeshAxis>& axes() const { return axes_; }
@@ -20169,8 +27513,15 @@ class Mesh {
     detail::fail(
         {"size: no axis ", axis, " on this mesh; its axes are ", detail::axis_names(axes_)});
   }
-  MeshPlacement placement() const {
-    return {machine_.name, detail::place_axes(machine_, axes_, ring)};
+  MeshPlacement placement() const { return {machine_.name, detail::place_axes(machine_, axes_)}; }
+
+  // The array cut over the devices: shard(x, "I_x, J"). Of a shape alone it says what things cost.
+  // `format` prices it; the numbers stay f32.
+  Sharded shard(const Tensor& x, const std::string& sharding, DType format = DType::f32) const {
+    return detail::shard(placed(), x, sharding, format);
+  }
+  Sharded shard(const Shape& shape, const std::string& sharding, DType format = DType::f32) const {
+    return detail::shard(placed(), shape, sharding, format);
   }
 
   // Runs `program` on every device at once; returns when all have returned.
@@ -20178,20 +27529,24 @@ class Mesh {
     if (!program) {
       detail::fail({"Mesh::run: the program is empty; give a function of Device&"});
     }
-    const List<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
+    const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
     Context& caller = context();
-    detail::Fabric fabric(size());
+    const int at_once = runnable > 0 ? runnable : size() > 256 ? thread_count() : 0;
+    detail::Fabric fabric(machine_, placed, at_once, thread_count());
     List<Shared<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
       devices.push_back(
-          Shared<detail::DeviceThread>(new detail::DeviceThread(fabric, placed, rank, size())));
+          Shared<detail::DeviceThread>(new detail::DeviceThread(fabric, algorithm, rank)));
       devices.back()->device.endpoint().keep_records(
           caller.profile != nullptr ? detail::Keep::records : detail::Keep::totals);
       devices.back()->context.device = rank;
       devices.back()->context.kind = caller.kind;
       devices.back()->context.no_grad = caller.no_grad;
     }
-    detail::run_devices(program, fabric, devices);
+#if defined(TINYSCALE_USE_MPI)
+    if (!detail::run_on_ranks(program, fabric, devices))
+#endif
+      detail::run_devices(program, fabric, devices);
     if (caller.profile != nullptr) {  // in rank order, whatever the threads did
       for (const Shared<detail::DeviceThread>& device : devices) {
         for (OpRecord& record : device->records) {
@@ -20206,7 +27561,28 @@ class Mesh {
     return MeshRun(record_of(devices), machine_);
   }
 
+  // What it would take, from the device of that rank alone; see predict.hpp. Numbers that would
+  // come from other devices are made up of its own.
+  MeshPrediction predict(const DeviceProgram& program, int rank = 0) const {
+    if (!program || rank < 0 || rank >= size()) {
+      detail::fail({"Mesh::predict: ", program ? "a" : "an empty", " program on rank ", rank,
+                    "; give a function of Device&, and a rank of 0 to ", size() - 1});
+    }
+    const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
+    detail::Fabric fabric(machine_, placed, 0, 1, true);
+    detail::DeviceThread self(fabric, algorithm, rank);
+    self.context.device = rank;
+    const ContextScope scope(self.context);
+    const Profile profile;
+    program(self.device);
+    self.device.endpoint().log_ops();
+    return detail::predict_log(self.device.endpoint().log(), rank, machine_, placed);
+  }
+
  private:
+  Shared<const detail::PlacedMesh> placed() const {
+    return detail::placed_mesh(machine_, detail::place_axes(machine_, axes_));
+  }
   Shared<detail::MeshRecord> record_of(const List<Shared<detail::DeviceThread>>& devices) const {
     Shared<detail::MeshRecord> record(new detail::MeshRecord);
     List<const detail::DeviceLog*> logs;
@@ -23037,7 +30413,6 @@ class Trainer {
 
   const Transformer& model() const { return mesh_ ? replicas_[0]->model : model_; }
   const Shared<const MeshRun>& last_run() const { return last_; }
-  AxisPlacement placement() const { return mesh_->placement().axes[0]; }
   void finish() {
     if (mesh_) {
       Replica::copy_parameters(replicas_[0]->model, model_);
@@ -23120,22 +30495,19 @@ inline Comparison memory_rows(const ModelConfig& config, const TrainOptions& opt
 }
 
 // Bytes, steps and simulated time of a step's all_reduce beside their closed forms.
-inline Comparison mesh_rows(const Transformer& model, const AxisPlacement& axis,
-                            const MeshRun& run) {
-  CollectiveStage stage;
-  stage.what = Collective::all_reduce;
-  stage.kind = axis.kind;
-  stage.devices = axis.size;
-  stage.elements = model.count() + 1;  // all gradients and the loss
+inline Comparison mesh_rows(const MeshRun& run) {
+  const CallShape& call = *run.log().calls[0].shape;
+  const CollectiveRow row = run.collectives()[0];
   Comparison rows;
-  rows.title = cat("one step on the mesh: all_reduce of ", stage.elements, " numbers over a ",
-                   name_of(axis.kind), " of ", axis.size);
-  for (int i = 0; i < axis.size; ++i) {
-    rows.add(cat("bytes sent by device ", i), "B", collective_bytes(stage, i), run.bytes_sent(i));
+  rows.title = cat("one step on the mesh: all_reduce of ", call.spec.elements, " numbers over ",
+                   call.spec.devices(), " devices by ", name_of(call.spec.algorithm));
+  for (int i = 0; i < run.devices(); ++i) {
+    rows.add(cat("bytes sent by device ", i), "B", collective_bytes(call.spec, i),
+             run.bytes_sent(i));
   }
-  rows.add("communication steps", "", static_cast<double>(collective_steps(stage)),
-           static_cast<double>(run.steps()));
-  rows.add("simulated time", "s", collective_seconds(stage, axis.link), run.seconds);
+  rows.add("communication steps", "", static_cast<double>(collective_steps(call.spec)),
+           static_cast<double>(row.steps));
+  rows.add("simulated time", "s", collective_seconds(call.spec), row.seconds);
   return rows;
 }
 
@@ -23184,7 +30556,7 @@ inline TrainReport train(Transformer& model, const Text& text,
   detail::check_weights(model, options);
   report.last_step = trainer.last_run();
   if (report.devices > 1) {
-    report.counted = detail::mesh_rows(model, trainer.placement(), *report.last_step);
+    report.counted = detail::mesh_rows(*report.last_step);
   }
   return report;
 }
@@ -23359,6 +30731,7 @@ inline void check_serving(const ServingJob& job, const Machine& machine) {
     detail::fail(
         {"plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})"});
   }
+  check_network("plan_serving", machine);
   const char* const who = "plan_serving";
   const double most = 1e9;
   check_job(who, "batch", static_cast<double>(job.batch), 1, most);
@@ -23457,7 +30830,11 @@ inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan&
 inline void serving_links(const ServingJob& job, const Machine& on, ServingPlan& plan) {
   const ModelConfig& m = job.model;
   const std::int64_t hidden = m.experts > 0 ? m.expert_hidden * m.top_k : m.hidden;
-  const double link = 2 * on.link_bandwidth;
+  const Links& inner = on.links.back();
+  const double link = inner.kind == AxisKind::switched ? inner.bandwidth.one_way()
+                      : inner.kind == AxisKind::full
+                          ? inner.bandwidth.one_way() * (on.chip.domain_chips - 1)
+                          : inner.bandwidth.both_ways();
   if (link > 0) {
     const Quantity f(static_cast<double>(hidden), "", "F", "hidden width");
     const Quantity b(static_cast<double>(job.batch), "", "B", "sequences");
@@ -23569,6 +30946,11 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
         {"plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", "
          "{4, 4, 4})"});
   }
+  check_network("plan_training", machine);
+  if (machine.chip.kind == "tpu" &&
+      machine.dims.size() > inner_dims(machine.chip, machine.dims)) {
+    fail({"plan_training: ", machine.name, " is slices joined by a network; give one slice"});
+  }
   const char* const who = "plan_training";
   check_job(who, "batch_tokens", job.batch_tokens, 1, 1e18);
   check_job(who, "tokens", job.tokens, 0, 1e30);  // 0: the plan chooses
@@ -23618,7 +31000,7 @@ inline void torus_bandwidths(const Machine& machine, TrainingLayout& plan) {
   const std::vector<int> dims = linked_dims(machine);
   const int count = static_cast<int>(dims.size());
   for (int i = 0; i < count; ++i) {
-    const double rate = machine.ring_bandwidth(dims[static_cast<std::size_t>(i)]);
+    const double rate = machine.egress(dims[static_cast<std::size_t>(i)]);
     plan.data_bandwidth += i < plan.data_axes ? rate : 0;
     plan.tensor_bandwidth += i >= count - plan.tensor_axes ? rate : 0;
   }
@@ -23630,9 +31012,9 @@ inline void torus_bandwidths(const Machine& machine, TrainingLayout& plan) {
 inline void switch_bandwidths(const Machine& machine, TrainingLayout& plan) {
   const int inner = machine.dims.size() - 1;
   const double node = static_cast<double>(machine.dims[inner]);
-  const double gpu_rate = machine.ring_bandwidth(inner);
+  const double gpu_rate = machine.egress(inner);
   const bool many = machine.chips() > machine.dims[inner];
-  const double node_rate = many ? node * 2 * machine.axis_bandwidth(0) : 0;
+  const double node_rate = many ? node * machine.egress(0) : 0;
   const double tensor = static_cast<double>(plan.layout.tensor);
   double time = tensor < node ? 1 / (gpu_rate * tensor) : 0;  // to gather one byte over X
   if (many) {
@@ -24564,6 +31946,89 @@ inline Svg svg(const LinkHeatMap& map) {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/show/shard_picture.hpp
+// Which device holds which block of an array: a cell for each block of the last two dims, a panel
+// for each block of those before, a stripe of its own colour for each device that holds the block.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Pale colours, neighbours far apart on the circle (the golden angle); black reads well on them.
+inline std::string device_color(int rank) {
+  const double turn = rank * 0.381966;
+  std::string out = "rgb(";
+  for (int c = 0; c < 3; ++c) {
+    const double wave = std::cos(6.2831853 * (turn - c / 3.0));
+    out += std::to_string(static_cast<int>(std::lround(186 + 50 * wave))) + (c < 2 ? "," : ")");
+  }
+  return out;
+}
+
+inline void draw_block(Canvas& canvas, const ShardPicture& picture, std::size_t block, double x,
+                       double y, double width, double height) {
+  const std::vector<int>& ranks = picture.holders[block];
+  const double stripe = (width - 2) / static_cast<double>(std::max<std::size_t>(1, ranks.size()));
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    canvas.rect(x + 1 + stripe * static_cast<double>(i), y + 1, stripe, height - 2,
+                "fill=\"" + device_color(ranks[i]) + "\"");
+  }
+  const std::string words = picture.cell(block);
+  const double size = std::min(13.0, (width - 6) / std::max(1.0, drawn_width(words, 1)));
+  if (size >= 6) {
+    canvas.label(x + width / 2, y + height / 2 + 0.36 * size, words, size, Anchor::middle,
+                 "fill=\"#000000\"");
+  }
+}
+
+}  // namespace detail
+
+// Up to 64 rows, columns and panels; of an array of more blocks the first.
+inline Svg svg(const ShardPicture& picture) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const int dims = picture.blocks.size();
+  const std::int64_t columns = dims > 0 ? picture.blocks[-1] : 1;
+  const std::int64_t rows = dims > 1 ? picture.blocks[-2] : 1;
+  const std::int64_t most = 64;
+  const std::int64_t all = static_cast<std::int64_t>(picture.holders.size()) / (rows * columns);
+  const std::int64_t panels = std::min(all, most);
+  const std::int64_t wide = std::min(columns, most), high = std::min(rows, most);
+  const double width = std::max(14.0, std::min(88.0, 640.0 / static_cast<double>(wide)));
+  const double height = std::max(10.0, std::min(44.0, 440.0 / static_cast<double>(high)));
+  const double left = 84, top = dims > 2 ? 84 : 70, step = height * static_cast<double>(high) + 46;
+  Canvas canvas(std::max(440.0, left + width * static_cast<double>(wide) + 24),
+                top + step * static_cast<double>(panels));
+  canvas.label(20, 28, detail::shorten(picture.title, 60), 16, Anchor::start,
+               Canvas::ink() + " font-weight=\"600\"");
+  for (std::int64_t panel = 0; panel < panels; ++panel) {
+    const double y = top + step * static_cast<double>(panel);
+    const std::string where = picture.panel_name(panel);
+    canvas.label(20, y - 24, where, 12, Anchor::start);
+    for (std::int64_t j = 0; j < wide && dims > 0 && width > 30; ++j) {
+      canvas.label(left + width * (static_cast<double>(j) + 0.5), y - 6,
+                   picture.names.back() + " " + picture.range(dims - 1, j), 11, Anchor::middle,
+                   Canvas::soft());
+    }
+    for (std::int64_t i = 0; i < high; ++i) {
+      const double line = y + height * static_cast<double>(i);
+      if (dims > 1) {
+        canvas.label(
+            left - 8, line + height / 2 + 4,
+            picture.names[static_cast<std::size_t>(dims) - 2] + " " + picture.range(dims - 2, i),
+            11, Anchor::end, Canvas::soft());
+      }
+      for (std::int64_t j = 0; j < wide; ++j) {
+        detail::draw_block(canvas, picture,
+                           static_cast<std::size_t>((panel * rows + i) * columns + j),
+                           left + width * static_cast<double>(j), line, width, height);
+      }
+    }
+  }
+  return canvas.finish(picture.text());
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/show/plot.hpp
 // Lines and points over two axes, each linear or logarithmic.
 // A value that is not finite, or not positive on a logarithmic axis, is left out; what lies
@@ -25386,7 +32851,11 @@ inline Svg svg(const TrainReport& report) {
 inline Svg svg(const MeshRun& run) {
   LinkHeatMap map;
   const auto devices = static_cast<std::size_t>(run.devices());
-  const std::size_t n = devices + (detail::is_switched(run.machine().chip) ? 1 : 0);
+  bool switched = false;
+  for (const Links& links : run.machine().links) {
+    switched = switched || links.kind == AxisKind::switched;
+  }
+  const std::size_t n = devices + (switched ? 1 : 0);
   for (std::size_t i = 0; i < n && n > devices; ++i) {
     map.names.push_back(i < devices ? std::to_string(i) : "switch");
   }
@@ -25395,9 +32864,11 @@ inline Svg svg(const MeshRun& run) {
     row.resize(n);
   }
   for (const LinkRow& link : run.links()) {
-    const std::size_t from = link.from < 0 ? devices : static_cast<std::size_t>(link.from);
-    const std::size_t to = link.to < 0 ? devices : static_cast<std::size_t>(link.to);
-    map.bytes[from][to] += link.bytes;
+    if (!link.uplink) {  // its bytes are those of the ports behind it
+      const std::size_t from = link.from < 0 ? devices : static_cast<std::size_t>(link.from);
+      const std::size_t to = link.to < 0 ? devices : static_cast<std::size_t>(link.to);
+      map.bytes[from][to] += link.bytes;
+    }
   }
   return svg(map);
 }

@@ -38,13 +38,11 @@ int main() {
   // 6 steps are right for a ring of 4, if it passes chunks one way.
   ts::Mesh ring(ts::machine("tpu-v4", {4, 4, 4}), {{"x", 16}, {"y", 4}});
   guess.steps = 6;
-  for (const ts::Ring how : {ts::Ring::one_way, ts::Ring::both_ways}) {
-    ring.ring = how;
+  for (const ts::Algorithm how : {ts::Algorithm::ring, ts::Algorithm::ring_both_ways}) {
+    ring.algorithm = how;
     const ts::MeshRun sum = ring.run([](ts::Device& d) {
       d.all_reduce(ts::zeros({16, 1024}), "y");
     });
-    std::cout << (how == ts::Ring::one_way ? "a ring of 4, one way:   "
-                                           : "a ring of 4, both ways: ")
-              << sum.check(guess);
+    std::cout << "4 devices by " << ts::name_of(how) << ": " << sum.check(guess);
   }
 }

@@ -92,7 +92,7 @@ struct BookCase {
 // Rows of the book's cases, each from the library's functions.
 std::vector<BookCase> book_cases() {
   const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});
-  const double alpha = pod.chip.flops_bf16 / pod.ring_bandwidth(0);
+  const double alpha = pod.chip.flops_bf16 / pod.egress(0);
   const ts::Machine v5e = book_v5e({16, 16});
   const ts::ModelConfig big = ts::config("llama3-70b");
   const ts::ModelConfig b13 = ts::config("llama2-13b");
@@ -106,7 +106,7 @@ std::vector<BookCase> book_cases() {
       {"R18", ts::chip("h100").intensity(ts::DType::bf16), 1e-3},
       {"U13", ts::chip("b200").intensity(ts::DType::bf16), 1e-3},
       {"T16", static_cast<double>(pod.chips()) * pod.chip.flops_bf16, 1e-3},
-      {"I14", v5e.chip.flops_bf16 / v5e.ring_bandwidth(0), 1e-3},
+      {"I14", v5e.chip.flops_bf16 / v5e.egress(0), 1e-3},
       {"F06", ts::checkpoint_bytes(layers_only(64, 8192, 1), 4e6, 7) / 1e12, 1e-3},
       {"G02", alpha, 1e-3},
       {"G03", ts::fsdp_threshold(alpha, 3), 1e-3},
@@ -326,6 +326,8 @@ TEST_CASE("plan: errors of plan_training") {
         "batch or fewer checkpoints");
   CHECK(error_of([&] { ts::plan_training(job, ts::Machine()); }) ==
         "plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", {4, 4, 4})");
+  CHECK(error_of([&] { ts::plan_training(job, ts::machine("tpu-v5p", {2, 4, 4, 4})); }) ==
+        "plan_training: tpu-v5p 2x4x4x4 is slices joined by a network; give one slice");
   const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});
   job.typical_mfu = 0;
   CHECK(error_of([&] { ts::plan_training(job, pod); }) ==

@@ -385,7 +385,7 @@ TEST_CASE("program 12: tensor parallelism in ten lines, and am I right?") {
 
 TEST_CASE("program 12: the check on a ring both ways") {
   ts::Mesh mesh(ts::machine("tpu-v4", {4, 4, 4}), {{"data", 16}, {"y", 4}});
-  mesh.ring = ts::Ring::both_ways;
+  mesh.algorithm = ts::Algorithm::ring_both_ways;
   const ts::MeshRun run = mesh.run([](ts::Device& d) { d.all_reduce(ts::zeros({16, 1024}), "y"); });
   ts::Guess guess;
   guess.bytes_per_device = 98304;

@@ -124,7 +124,9 @@ int grade_machine(const Answers& mine, const ts::Machine& machine, std::ostream&
   const int n = static_cast<int>(machine.chips());
   const int count = 45000;
   ts::Mesh mesh(machine, {{"x", n}});
-  const RingProblem p = {n, 4.0 * count, machine.link_latency, machine.link_bandwidth};
+  mesh.algorithm = ts::Algorithm::ring;
+  const RingProblem p = {n, 4.0 * count, machine.links.back().latency,
+                         machine.links.back().bandwidth.one_way()};
   out << machine.name << ": N = " << n << ", chunks of " << ts::format_bytes(p.chunk_bytes)
       << ", latency " << ts::format_seconds(p.latency)
       << ", W = " << ts::format_si(p.bandwidth, "B/s") << "\n";
@@ -143,9 +145,9 @@ int grade_machine(const Answers& mine, const ts::Machine& machine, std::ostream&
     out << "  2 both ways:    not answered yet: steps and bytes_per_device\n";
     ++wrong;
   } else {
-    mesh.ring = ts::Ring::both_ways;
+    mesh.algorithm = ts::Algorithm::ring_both_ways;
     wrong += grade_guess("  2 both ways:    ", both, mesh.run(library), out);
-    mesh.ring = ts::Ring::one_way;
+    mesh.algorithm = ts::Algorithm::ring;
   }
   return wrong + grade_numbers(mine, mesh, count, guess, out);
 }

@@ -1,35 +1,68 @@
 #pragma once
-// A machine: chips at the points of a grid, and the links along each dimension of it.
-// Which dimensions close to a ring (scaling book, chapter 2): v2, v5e, v6e only with all 16 chips,
-// v3 with 32; v4, v5p, v7 when the slice is whole 4x4x4 cubes; through a switch always.
-// GPUs are {nodes, GPUs of a node}: along a dimension a GPU has two links, each of half its egress
-// (into its node's switch, or of its share of the node's network ports), as a ring uses them.
+// A machine: chips at the points of a grid, and what joins those that differ in one coordinate.
+// TPUs: links to both neighbours; which dimensions close to a ring (scaling book, chapter 2): v2,
+// v5e, v6e only with all 16 chips, v3 with 32; v4, v5p, v7 when the slice is whole 4x4x4 cubes;
+// {slices, X, Y, Z} are joined by the data-centre network. GPUs: a switch, {nodes, 8} and
+// {scalable units, nodes, 8} by a fat tree (scaling book, chapter 12).
 
-#include <cstddef>  // std::size_t
-#include <cstdint>  // std::int64_t
-#include <string>   // names
-#include <vector>   // one entry for each dimension
+#include <algorithm>  // min
+#include <cstddef>    // std::size_t
+#include <cstdint>    // std::int64_t
+#include <string>     // names
+#include <vector>     // an order of dimensions
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/hardware/chip.hpp"
 #include "tinyscale/hardware/presets.hpp"
 
 namespace tinyscale {
 
+// How the chips of a dimension are joined: neighbours in a row, that row closed, each by one port
+// to a switch, or each to every other by a link of its own.
+enum class AxisKind { line, ring, switched, full };
+
+inline const char* name_of(AxisKind kind) {
+  static const char* const names[] = {"line", "ring", "switched", "fully connected"};
+  return names[static_cast<int>(kind)];
+}
+
+// What a link carries in a second, by either convention: 45 GB/s one way are 90 GB/s both ways.
+class Bandwidth {
+ public:
+  Bandwidth() = default;  // none
+  static Bandwidth one_way(double bytes_per_second) { return Bandwidth(bytes_per_second); }
+  static Bandwidth both_ways(double bytes_per_second) { return Bandwidth(bytes_per_second / 2); }
+  double one_way() const { return one_way_; }  // bytes/s
+  double both_ways() const { return 2 * one_way_; }
+
+ private:
+  explicit Bandwidth(double rate) : one_way_(rate) {}
+  double one_way_ = 0;
+};
+
+// What joins the chips along one dimension.
+struct Links {
+  AxisKind kind = AxisKind::line;
+  Bandwidth bandwidth;  // of a link, or of a chip's port to a switch; none at a switch: the way to
+                        // it is through the switch of the next dimension (a spine above leaves)
+  double latency = 0;   // seconds a hop; through a switch is one
+  Bandwidth uplink;     // to a switch: all that the chips behind it share, which are those that
+                        // differ in later dimensions only; none: as much as their ports
+};
+
 struct Machine {
   std::string name;
   Chip chip;
-  Shape dims;                           // chips along each dimension, innermost last
-  std::vector<int> wraps;               // 1 where the dimension is a ring, 0 where it is a line
-  std::vector<double> axis_bandwidths;  // one link, one way, along each dimension: bytes/s
-  double link_bandwidth = 0;            // the same along the innermost dimension
-  double link_latency = 0;              // seconds for a hop
-  double dollars_per_hour = 0;          // for one chip; 0 is "not known"
+  Shape dims;                   // chips along each dimension, innermost last
+  List<Links> links;            // along each dimension
+  double dollars_per_hour = 0;  // for one chip; 0 is "not known"
 
   std::int64_t chips() const { return dims.count(); }
-  double axis_bandwidth(int dim) const;  // one link, one way: bytes/s
-  double ring_bandwidth(int dim) const;  // what a chip sends along a dimension: bytes/s
+  // What a chip sends along a dimension, bytes/s: over both links of a ring (W of the scaling
+  // book), one of a line (its ends have no second), its port, or the links to all others.
+  double egress(int dim) const;
 };
 
 namespace detail {
@@ -46,43 +79,94 @@ inline bool is_torus3d(const Chip& chip) { return chip.topology == "torus3d"; }
 
 inline bool is_torus2d(const Chip& chip) { return chip.topology == "torus2d"; }
 
-// Whether any two chips of a dimension are one hop apart.
-inline bool is_switched(const Chip& chip) { return chip.kind == "gpu" || chip.kind == "cpu"; }
-
-// Dimensions that close: the longest axis of a 2D slice, or whole cubes joined by optical switches.
-inline std::vector<int> machine_wraps(const Chip& chip, const Shape& dims) {
-  std::vector<int> wraps(static_cast<std::size_t>(dims.size()));
-  bool cubes = dims.size() == 3;
-  for (int i = 0; i < dims.size(); ++i) {
-    cubes = cubes && dims[i] % 4 == 0;
-  }
-  const std::int64_t full = chip.wrap == "full axis 32" ? 32 : 16;
-  for (int i = 0; i < dims.size(); ++i) {
-    const bool closes = is_torus3d(chip)   ? cubes
-                        : is_torus2d(chip) ? dims[i] == full
-                                           : is_switched(chip);
-    wraps[static_cast<std::size_t>(i)] = closes && dims[i] > 1 ? 1 : 0;
-  }
-  return wraps;
+// Dimensions inside a slice, a node or a box; those before them are the network between.
+inline int inner_dims(const Chip& chip, const Shape& dims) {
+  const int most = is_torus3d(chip) ? 3 : chip.kind == "gpu" ? 1 : 2;
+  return std::min(most, dims.size());
 }
 
-// GPUs: half the egress a link (a ring uses two). CPU cores: a copy through shared memory reads and
-// writes. A wafer's neighbour is another system on the network.
-inline std::vector<double> machine_bandwidths(const Chip& chip, const Shape& dims) {
-  const int count = dims.size();
-  std::vector<double> rates(static_cast<std::size_t>(count), chip.link_bandwidth);
-  for (int i = 0; i < count; ++i) {
-    double& rate = rates[static_cast<std::size_t>(i)];
-    if (chip.kind == "gpu") {
-      const bool inner = i == count - 1;
-      rate = inner ? chip.links * chip.link_bandwidth / 2.0 : chip.dcn_bandwidth / 2.0;
-    } else if (chip.kind == "cpu") {
-      rate = chip.memory_bandwidth / 2.0;
-    } else if (!(rate > 0)) {
-      rate = chip.dcn_bandwidth;
+// The dimension whose ports lead to the switch of dimension d: d, or below a spine its leaf.
+inline int port_dim(const Machine& machine, int d) {
+  int port = d;
+  while (port + 1 < machine.dims.size() &&
+         !(machine.links[static_cast<std::size_t>(port)].bandwidth.one_way() > 0)) {
+    ++port;
+  }
+  return port;
+}
+
+// Chips that differ in dimensions after d only: those behind an uplink of d.
+inline std::int64_t chips_behind(const Machine& machine, int d) {
+  std::int64_t chips = 1;
+  for (int i = d + 1; i < machine.dims.size(); ++i) {
+    chips *= machine.dims[i];
+  }
+  return chips;
+}
+
+// What a chip gets of a link, or of its port and the uplinks above it when all send at once.
+inline double share_of_links(const Machine& machine, int d) {
+  const int port = port_dim(machine, d);
+  double rate = machine.links[static_cast<std::size_t>(port)].bandwidth.one_way();
+  for (int level = d; level <= port; ++level) {
+    const double uplink = machine.links[static_cast<std::size_t>(level)].uplink.one_way();
+    if (uplink > 0) {
+      rate = std::min(rate, uplink / static_cast<double>(chips_behind(machine, level)));
     }
   }
-  return rates;
+  return rate;
+}
+
+// The longest axis of a 2D slice closes, or whole cubes joined by optical switches; two chips have
+// just the link between them.
+inline bool closes(const Chip& chip, const Shape& dims, int d) {
+  const int first = dims.size() - inner_dims(chip, dims);
+  if (is_torus2d(chip)) {
+    return dims[d] == (chip.wrap == "full axis 32" ? 32 : 16);
+  }
+  bool cubes = dims.size() - first == 3;
+  for (int i = first; i < dims.size(); ++i) {
+    cubes = cubes && dims[i] % 4 == 0;
+  }
+  return cubes;
+}
+
+// Inside a slice, node or box. CPU cores: a copy through shared memory reads and writes.
+inline Links inner_links(const Chip& chip, const Shape& dims, int d) {
+  Links links;
+  const double all = chip.links * chip.link_bandwidth;
+  if (is_torus3d(chip) || is_torus2d(chip)) {
+    links.kind = closes(chip, dims, d) ? AxisKind::ring : AxisKind::line;
+    links.bandwidth = Bandwidth::one_way(chip.link_bandwidth);
+  } else if (chip.topology == "switch") {
+    links.kind = AxisKind::switched;
+    links.bandwidth = Bandwidth::one_way(all);
+  } else if (chip.kind == "gpu") {  // a pair has all links between the two
+    links.kind = AxisKind::full;
+    links.bandwidth = Bandwidth::one_way(chip.domain_chips == 2 ? all : chip.link_bandwidth);
+  } else if (chip.kind == "cpu") {
+    links.kind = AxisKind::switched;
+    links.bandwidth = Bandwidth::one_way(chip.memory_bandwidth / 2);
+  } else {  // every chip a box of its own
+    links.kind = chip.kind == "wafer" ? AxisKind::switched : AxisKind::line;
+    links.bandwidth =
+        Bandwidth::one_way(chip.kind == "wafer" ? chip.dcn_bandwidth : chip.link_bandwidth);
+  }
+  return links;
+}
+
+// Between slices or nodes: each chip's share of the network ports, with GPUs the leaf of a fat tree
+// and above it the spine, nothing oversubscribed.
+inline Links outer_links(const Machine& on, int d) {
+  Links links;
+  links.kind = AxisKind::switched;
+  const bool spine = on.dims.size() - d > inner_dims(on.chip, on.dims) + 1;
+  const double share = on.chip.dcn_bandwidth;
+  links.bandwidth = Bandwidth::one_way(spine ? 0 : share);
+  if (on.chip.kind == "gpu") {
+    links.uplink = Bandwidth::one_way(share * static_cast<double>(chips_behind(on, d)));
+  }
+  return links;
 }
 
 inline std::string machine_name(const Chip& chip, const Shape& dims) {
@@ -102,13 +186,18 @@ inline void check_machine(const Chip& chip, const Shape& dims) {
       fail({"machine: ", chip.name, " ", dims, ": every dimension needs at least one chip"});
     }
   }
-  const int most = is_torus3d(chip) ? 3 : 2;
+  const bool torus = is_torus3d(chip) || is_torus2d(chip);
+  const int most = is_torus3d(chip) ? 4 : torus || chip.kind == "gpu" ? 3 : 2;
   if (dims.size() > most) {
     fail({"machine: ", chip.name, " ", dims, " has ", dims.size(), " dimensions; its network has ",
-          most});
+          most, torus ? ", the first of them slices" : ""});
   }
-  if (chip.kind == "tpu" && dims.count() > chip.domain_chips) {
-    fail({"machine: ", chip.name, " ", dims, " is ", dims.count(), " chips; a pod has ",
+  std::int64_t slice = 1;  // chips
+  for (int i = dims.size() - inner_dims(chip, dims); i < dims.size(); ++i) {
+    slice *= dims[i];
+  }
+  if (chip.kind == "tpu" && slice > chip.domain_chips) {
+    fail({"machine: ", chip.name, " ", dims, " is ", slice, " chips; a pod has ",
           chip.domain_chips});
   }
   if (chip.kind == "gpu" && dims[-1] > chip.domain_chips) {
@@ -121,7 +210,7 @@ inline void check_rate(const char* function, const Machine& machine, const std::
                        double value) {
   if (!(value > 0) || !is_finite(value)) {
     fail({function, ": ", machine.name, ": ", what, " is ", value,
-          " bytes/s; a finite number above 0 is right, as a chip's link_bandwidth, ",
+          " bytes/s one way; a finite number above 0 is right, as a chip's link_bandwidth, ",
           "between nodes its dcn_bandwidth"});
   }
 }
@@ -129,35 +218,38 @@ inline void check_rate(const char* function, const Machine& machine, const std::
 // What a simulation reads of a machine, which a user may have filled by hand.
 inline void check_network(const char* function, const Machine& machine) {
   const std::size_t dims = static_cast<std::size_t>(machine.dims.size());
-  if (machine.wraps.size() != dims || machine.axis_bandwidths.size() != dims) {
-    fail({function, ": ", machine.name, " ", machine.dims, " has ", machine.wraps.size(),
-          " wraps and ", machine.axis_bandwidths.size(),
-          " axis_bandwidths; one of each for every dimension is right"});
-  }
-  if (!(machine.link_latency >= 0) || !is_finite(machine.link_latency)) {
-    fail({function, ": ", machine.name, ": link_latency is ", machine.link_latency,
-          " s; a finite number from 0 is right"});
+  if (machine.links.size() != dims) {
+    fail({function, ": ", machine.name, " ", machine.dims, " has links along ",
+          machine.links.size(), " dimensions; one Links for every dimension is right"});
   }
   for (std::size_t i = 0; i < dims; ++i) {
-    if (machine.dims[static_cast<int>(i)] > 1) {
-      check_rate(function, machine, cat("axis_bandwidths[", i, "]"), machine.axis_bandwidths[i]);
+    const Links& links = machine.links[i];
+    if (!(links.latency >= 0) || !is_finite(links.latency)) {
+      fail({function, ": ", machine.name, ": the latency of links[", i, "] is ", links.latency,
+            " s; a finite number from 0 is right"});
     }
-  }
-  if (machine.chips() > 1) {
-    check_rate(function, machine, "link_bandwidth", machine.link_bandwidth);
+    const bool spine = links.kind == AxisKind::switched && i + 1 < dims &&
+                       machine.links[i + 1].kind == AxisKind::switched;
+    if (machine.dims[static_cast<int>(i)] > 1 && (!spine || links.bandwidth.one_way() != 0)) {
+      check_rate(function, machine, cat("the bandwidth of links[", i, "]"),
+                 links.bandwidth.one_way());
+    }
+    if (links.uplink.one_way() != 0) {
+      check_rate(function, machine, cat("the uplink of links[", i, "]"), links.uplink.one_way());
+    }
   }
 }
 
 }  // namespace detail
 
-inline double Machine::axis_bandwidth(int dim) const {
-  return axis_bandwidths[detail::machine_dim(*this, dim)];
-}
-
-// Both links of a ring (W in the scaling book), one link of a line: its ends have no second.
-inline double Machine::ring_bandwidth(int dim) const {
-  const std::size_t i = detail::machine_dim(*this, dim);
-  return axis_bandwidths[i] * (wraps[i] != 0 ? 2.0 : 1.0);
+inline double Machine::egress(int dim) const {
+  const Links& along = links[detail::machine_dim(*this, dim)];
+  switch (along.kind) {
+    case AxisKind::ring: return along.bandwidth.both_ways();
+    case AxisKind::full: return along.bandwidth.one_way() * static_cast<double>(dims[dim] - 1);
+    case AxisKind::switched: return detail::share_of_links(*this, dim);
+    default: return along.bandwidth.one_way();
+  }
 }
 
 // A machine of this chip, which may be the user's own; where no latency is known a hop takes 1 us.
@@ -167,18 +259,48 @@ inline Machine machine(const Chip& chip, Shape dims) {
   result.name = detail::machine_name(chip, dims);
   result.chip = chip;
   result.dims = dims;
-  result.wraps = detail::machine_wraps(chip, dims);
-  result.axis_bandwidths = detail::machine_bandwidths(chip, dims);
-  result.link_bandwidth = result.axis_bandwidths.back();
-  result.link_latency = chip.hop_latency > 0 ? chip.hop_latency : 1e-6;
+  for (int d = 0; d < dims.size(); ++d) {
+    const bool inner = dims.size() - d <= detail::inner_dims(chip, dims);
+    Links links = inner ? detail::inner_links(chip, dims, d) : detail::outer_links(result, d);
+    links.latency = chip.hop_latency > 0 ? chip.hop_latency : 1e-6;
+    result.links.push_back(links);
+  }
   result.dollars_per_hour = chip.dollars_per_hour;
   detail::check_network("machine", result);
   return result;
 }
 
-// A machine of a preset: machine("tpu-v5e", {4, 2}), machine("h100", {nodes, 8}).
+// A machine of a preset: machine("tpu-v5e", {4, 2}), machine("h100", {nodes, 8}),
+// machine("h100", {scalable units, nodes, 8}), machine("gb200", {72}),
+// machine("tpu-v5p", {slices, 16, 20, 28}).
 inline Machine machine(const std::string& chip_name, Shape dims) {
   return machine(chip(chip_name), dims);
+}
+
+// The same chips with the dimensions in another order, {2, 0, 1}: the last first. Axes of a mesh
+// cover dimensions in their order, so this is how to lay them otherwise.
+inline Machine reordered(const Machine& machine, const std::vector<int>& dims) {
+  Machine result = machine;
+  result.dims = Shape();
+  result.links.clear();
+  std::vector<int> used(static_cast<std::size_t>(machine.dims.size()), 0);
+  for (const int d : dims) {
+    const std::size_t from = detail::machine_dim(machine, d);
+    if (used[from]++ > 0) {
+      detail::fail({"reordered: dimension ", d, " of ", machine.name, " twice; once is right"});
+    }
+    if (machine.links[from].uplink.one_way() > 0 && d != result.dims.size()) {
+      detail::fail({"reordered: dimension ", d, " of ", machine.name,
+                    " has an uplink of the chips behind it; it must stay at its place"});
+    }
+    result.dims.push_back(machine.dims[d]);
+    result.links.push_back(machine.links[from]);
+  }
+  if (dims.size() != used.size()) {
+    detail::fail({"reordered: ", dims.size(), " of the ", used.size(), " dimensions of ",
+                  machine.name, "; each once is right"});
+  }
+  return result;
 }
 
 }  // namespace tinyscale

@@ -106,29 +106,39 @@ inline void check_priced(const Chip& chip, const std::string& what, double rate,
   }
 }
 
-inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType format) {
+// What one op takes on a chip: the row of these numbers, without a name.
+inline RooflineRow priced_row(const OpCost& op, const Chip& chip) {
   check_priced(chip, "vector_flops", chip.vector_flops, 0);
   for (const MemoryLevel& level : chip.levels) {
     check_priced(chip, "the bandwidth of level " + level.name, level.bandwidth, 0);
   }
   RooflineRow row;
-  row.name = op.name;
-  row.shape = op.shape;
   row.count = 1;
   row.matmul_flops = op.matmul_flops;
   row.vector_flops = op.vector_flops;
-  row.bytes = priced_bytes(op, format);
+  row.bytes = op.bytes;
   const MemoryLevel level = level_for(chip, row.bytes);
   if (row.bytes > 0) {
     check_priced(chip, "memory_bandwidth", level.bandwidth, 1e-300);
   }
   row.level = level.name;
-  row.t_math =
-      row.matmul_flops > 0 ? row.matmul_flops / chip.peak(math_format(op.reads, format)) : 0;
+  row.t_math = row.matmul_flops > 0 ? row.matmul_flops / chip.peak(op.math) : 0;
   row.t_vector = chip.vector_flops > 0 ? row.vector_flops / chip.vector_flops : 0;
   row.t_memory = level.bandwidth > 0 ? row.bytes / level.bandwidth : 0;
-  row.measured = op.seconds;
   bound_row(row);
+  return row;
+}
+
+inline OpCost op_cost(const OpRecord& op, DType format) {
+  return {op.matmul_flops, op.vector_flops, priced_bytes(op, format),
+          math_format(op.reads, format)};
+}
+
+inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType format) {
+  RooflineRow row = priced_row(op_cost(op, format), chip);
+  row.name = op.name;
+  row.shape = op.shape;
+  row.measured = op.seconds;
   return row;
 }
 
@@ -148,6 +158,12 @@ inline void add_row(RooflineRow& sum, const RooflineRow& row) {
 // One record priced on a chip; the same numbers as a Profile's row of one op.
 inline RooflineRow roofline(const OpRecord& op, const Chip& chip, DType format = DType::f32) {
   return detail::roofline_row(op, chip, format);
+}
+
+// What the log of a mesh run keeps of an op, and how long a chip takes for it at least.
+inline OpCost op_cost(const OpRecord& op) { return detail::op_cost(op, DType::f32); }
+inline double op_seconds(const OpCost& cost, const Chip& chip) {
+  return detail::priced_row(cost, chip).seconds;
 }
 
 // Ops of the same name and shape are one row, in the order in which they first ran.

@@ -44,6 +44,15 @@ class Profile {
     return records_;
   }
 
+  List<OpRecord> records_from(std::size_t first) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    List<OpRecord> out;
+    for (; first < records_.size(); ++first) {
+      out.push_back(records_[first]);
+    }
+    return out;
+  }
+
   Counters totals() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return totals_;

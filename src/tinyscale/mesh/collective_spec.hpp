@@ -12,6 +12,7 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/hardware/network.hpp"  // AxisKind
 
 namespace tinyscale {
 
@@ -44,10 +45,6 @@ enum class Algorithm {
 };
 
 enum class Reduce { sum, mean, max, min };
-
-// How the chips of a dimension are joined: neighbours in a row, that row closed, each by one port
-// to a switch, or each to every other by a link of its own.
-enum class AxisKind { line, ring, switched, full };
 
 // The stretch of one dimension of the machine that an axis, or a part of it, lies on.
 struct AxisPart {
@@ -95,11 +92,6 @@ inline const char* name_of(Algorithm algorithm) {
 inline const char* name_of(Reduce how) {
   static const char* const names[] = {"sum", "mean", "max", "min"};
   return names[static_cast<int>(how)];
-}
-
-inline const char* name_of(AxisKind kind) {
-  static const char* const names[] = {"line", "ring", "switched", "fully connected"};
-  return names[static_cast<int>(kind)];
 }
 
 namespace detail {

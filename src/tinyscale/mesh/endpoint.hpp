@@ -1,9 +1,7 @@
 #pragma once
-// One device's side of the fabric: who its peers are, the call it is in, and the log it writes.
-// A collective opens a call, which waits until all its peers make the same one, then sends and
-// takes chunks in steps: a step is what a device does at the same time.
+// One device's side of the fabric: who its peers are, the call that it is in, and the log of what
+// it did. Ops that ran between two calls are in the log too, for the machine's clock.
 
-#include <algorithm>  // find, min
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -13,51 +11,51 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
+#include "tinyscale/hardware/roofline.hpp"
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/profile.hpp"
 #include "tinyscale/mesh/fabric.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
-#include "tinyscale/mesh/message_log.hpp"
+#include "tinyscale/mesh/run_log.hpp"
 #include "tinyscale/tensor/views.hpp"
 
 namespace tinyscale {
-
-enum class Reduce { sum, mean, max, min };
-
-inline const char* name_of(Reduce how) {
-  switch (how) {
-    case Reduce::sum: return "sum";
-    case Reduce::mean: return "mean";
-    case Reduce::max: return "max";
-    case Reduce::min: return "min";
-  }
-  return "?";
-}
-
 namespace detail {
-
-// The devices that share all coordinates but that of one axis, as one of them sees it.
-struct AxisGroup {
-  int axis = 0;
-  AxisKind kind = AxisKind::line;
-  int size = 1;
-  int index = 0;
-  int first = 0;   // rank of index 0
-  int stride = 1;  // in ranks
-
-  int rank(std::int64_t i) const { return first + modulo(i, size) * stride; }
-};
 
 enum class Keep { totals, records };
 
+// What one device leaves; joined in rank order after the run.
+struct DeviceLog {
+  struct Event {
+    DeviceEvent::Kind kind = DeviceEvent::Kind::compute;
+    std::size_t first = 0, last = 0;   // compute: ops
+    Shared<CallRecord> call;           // start, wait
+    const Meeting* meeting = nullptr;  // start: where the call is found if nobody waited for it
+  };
+
+  List<Event> events;
+  List<OpCost> ops;
+};
+
+// A call under way.
+struct StartedCall {
+  Seat* seat = nullptr;  // null: the device is alone in its group
+  Meeting* meeting = nullptr;
+  std::size_t event = 0;  // its start, in the log
+  CallKey key;
+  int number = 0;  // of the device's calls, from 1
+  SourceLine where;
+};
+
 class Endpoint {
  public:
-  Endpoint(Fabric& fabric, const List<AxisPlacement>& axes, int rank, int devices)
-      : fabric_(fabric), axes_(axes), rank_(rank), devices_(devices) {}
+  Endpoint(Fabric& fabric, Algorithm algorithm, int rank)
+      : fabric_(fabric), algorithm_(algorithm), rank_(rank) {}
 
   int rank() const { return rank_; }
-  int devices() const { return devices_; }
+  int devices() const { return fabric_.devices(); }
   const DeviceLog& log() const { return log_; }
+  DeviceLog& log() { return log_; }
 
   // What the device's ops came to so far. Their records are let go now and then when nobody outside
   // asked for them: a long training would fill the memory.
@@ -74,203 +72,348 @@ class Endpoint {
     return sum;
   }
 
-  // Where the device stands: in a call, or after so many.
+  // Where the device ended: in a call, or after so many.
   std::string where() const {
-    const std::size_t calls = log_.keys.size();
-    return open_ ? "in " + where_ : cat("after ", calls, calls == 1 ? " call" : " calls");
+    return stands_ == Stands::outside ? cat("after ", calls_, calls_ == 1 ? " call" : " calls")
+                                      : "in " + standing();
   }
-
-  AxisGroup group(int axis) const {
-    const AxisPlacement& place = axes_[static_cast<std::size_t>(axis)];
-    AxisGroup group;
-    group.axis = axis;
-    group.kind = place.kind;
-    group.size = place.size;
-    group.index = rank_ / place.stride % place.size;
-    group.first = rank_ - group.index * place.stride;
-    group.stride = place.stride;
-    return group;
+  // The call it is in: "call 2, all_gather([4], dim 0, x) at program.cpp:12".
+  std::string standing() const {
+    if (stands_ == Stands::receives) {
+      return cat("call ", calls_, ", recv(from ", peer_, ")", at(where_));
+    }
+    const std::string text = call_text(call_key_, axes_text(fabric_.axes(), call_key_.axes));
+    const bool late = call_number_ != calls_;
+    return cat(late ? "the wait for call " : "call ", call_number_, ", ", text, at(where_));
   }
 
   int find_axis(const char* function, const std::string& name) const {
     std::string names;
-    for (std::size_t i = 0; i < axes_.size(); ++i) {
-      if (axes_[i].name == name) {
+    for (std::size_t i = 0; i < fabric_.axes().size(); ++i) {
+      if (fabric_.axes()[i].name == name) {
         return static_cast<int>(i);
       }
-      names += (names.empty() ? "" : ", ") + axes_[i].name;
+      names += (names.empty() ? "" : ", ") + fabric_.axes()[i].name;
     }
     fail({function, ": no axis ", name, " on this mesh; its axes are ", names});
   }
 
-  List<AxisGroup> groups(const char* function, const Axes& axes) const {
+  std::vector<int> find_axes(const char* function, const Axes& axes) const {
     if (axes.names.empty()) {
       fail({function, ": no axis given; name at least one"});
     }
-    List<AxisGroup> out;
+    std::vector<int> out;
     for (const std::string& name : axes.names) {
       const int axis = find_axis(function, name);
-      for (const AxisGroup& earlier : out) {
-        if (earlier.axis == axis) {
+      for (const int earlier : out) {
+        if (earlier == axis) {
           fail({function, ": axis ", name, " is given twice; each axis at most once"});
         }
       }
-      out.push_back(group(axis));
+      out.push_back(axis);
     }
     return out;
   }
 
-  // All ranks that differ from this one in these axes only, in rising order.
-  std::vector<int> members(const List<AxisGroup>& groups) const {
+  std::string names_of(const std::vector<int>& axes) const {
+    return axes_text(fabric_.axes(), axes);
+  }
+  Axes axes_of(const std::vector<int>& axes) const {
+    std::vector<std::string> names;
+    for (const int axis : axes) {
+      names.push_back(fabric_.axes()[static_cast<std::size_t>(axis)].name);
+    }
+    return Axes(names);
+  }
+  std::vector<int> all_axes() const {
+    std::vector<int> out;
+    for (std::size_t i = 0; i < fabric_.axes().size(); ++i) {
+      out.push_back(static_cast<int>(i));
+    }
+    return out;
+  }
+
+  int size_of(int axis) const { return fabric_.axes()[static_cast<std::size_t>(axis)].size; }
+  int index_on(int axis) const {
+    const AxisPlacement& a = fabric_.axes()[static_cast<std::size_t>(axis)];
+    return rank_ / a.stride % a.size;
+  }
+  // Devices that differ on these axes, and this one's number among them, the first axis the
+  // slowest.
+  int size_of(const std::vector<int>& axes) const {
+    int devices = 1;
+    for (const int axis : axes) {
+      devices *= size_of(axis);
+    }
+    return devices;
+  }
+  int index_on(const std::vector<int>& axes) const {
+    int index = 0;
+    for (const int axis : axes) {
+      index = index * size_of(axis) + index_on(axis);
+    }
+    return index;
+  }
+
+  // Starts a collective: `in` goes to it, `out` will hold what comes. Either may be empty.
+  StartedCall start(CallKey key, const CollectiveOptions& options, const Tensor& in,
+                    const Tensor& out, const SourceLine& where,
+                    const std::vector<std::int64_t>& rows = std::vector<std::int64_t>()) {
+    log_ops();
+    ++calls_;
+    key.algorithm = options.algorithm;
+    key.preferred = algorithm_;
+    key.format = options.format;
+    key.schedule = options.schedule;
+    StartedCall call;
+    call.key = key;
+    call.number = calls_;
+    call.where = where;
+    call.event = log_.events.size();
+    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, Shared<CallRecord>(), nullptr});
+    if (fabric_.folded()) {
+      fold(call, in, out, where);
+      return call;
+    }
+    call.seat = &seat(key.axes);
+    if (call.seat->group->size() == 1) {
+      run_alone(call, in, out, where);
+      return call;
+    }
+    where_ = where;
+    stand_in(call);
+    Post post;
+    post.key = std::move(key);
+    post.where = where;
+    post.in = in;
+    post.out = out;
+    post.rows = rows;
+    call.meeting = fabric_.post(*call.seat, std::move(post));
+    log_.events[call.event].meeting = call.meeting;
+    stands_ = Stands::outside;
+    return call;
+  }
+
+  // Until it is done.
+  void wait(StartedCall& call) {
+    log_ops();
+    if (call.meeting != nullptr) {
+      where_ = call.where;
+      stand_in(call);
+      log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this);
+      stands_ = Stands::outside;
+      call.meeting = nullptr;
+    }
+    log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr});
+  }
+
+  // A copy goes; nobody waits.
+  void send(int to, const Tensor& value, const SourceLine& where) {
+    refuse_alone("send");
+    log_ops();
+    ++calls_;
+    Packet packet;
+    packet.value = value.clone();
+    if (!send_shape_ || send_shape_->cut.block != value.count()) {
+      send_shape_ = send_shape(value.count(), where);
+    }
+    packet.call = send_record(send_shape_, rank_, to);
+    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, packet.call, nullptr});
+    fabric_.put(rank_, to, std::move(packet));
+  }
+  Tensor recv(int from, const SourceLine& where) {
+    refuse_alone("recv");
+    log_ops();
+    ++calls_;
+    peer_ = from;
+    where_ = where;
+    stands_ = Stands::receives;
+    const Packet packet = fabric_.take(rank_, from, *this);
+    stands_ = Stands::outside;
+    log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, packet.call, nullptr});
+    return packet.value.clone();  // in this device's memory
+  }
+
+  // Ops that ran since the last call go to the log.
+  void log_ops() {
+    Profile& profile = *context().profile;
+    const std::size_t ran = profile.totals().ops;
+    if (ran == logged_) {
+      return;
+    }
+    const std::size_t first = log_.ops.size();
+    for (const OpRecord& op : profile.records_from(logged_)) {
+      log_.ops.push_back(op_cost(op));
+    }
+    log_.events.push_back(
+        {DeviceEvent::Kind::compute, first, log_.ops.size(), Shared<CallRecord>(), nullptr});
+    logged_ = ran;
+    if (keep_ == Keep::totals && ran > 1000) {
+      let_go_ = counters();
+      profile.clear();
+      logged_ = 0;
+    }
+  }
+
+ private:
+  enum class Stands { outside, calls, receives };
+  struct KnownSeat {
+    std::vector<int> axes;  // as the call names them
+    Seat* seat = nullptr;
+  };
+
+  void refuse_alone(const char* function) const {
+    if (fabric_.folded()) {
+      fail({function,
+            ": predict runs one device by itself, which has no partner; permute is right, "
+            "or run"});
+    }
+  }
+
+  void stand_in(const StartedCall& call) {
+    call_key_ = call.key;
+    call_number_ = call.number;
+    stands_ = Stands::calls;
+  }
+
+  // The device's seat among those that differ on these axes; axes of one device change nothing.
+  Seat& seat(const std::vector<int>& axes) {
+    for (const KnownSeat& known : known_) {
+      if (known.axes == axes) {
+        return *known.seat;
+      }
+    }
+    std::vector<int> rising;
     std::vector<int> ranks(1, rank_);
-    for (const AxisGroup& group : groups) {
+    for (std::size_t axis = 0; axis < fabric_.axes().size(); ++axis) {
+      const AxisPlacement& a = fabric_.axes()[axis];
+      bool named = false;
+      for (const int one : axes) {
+        named = named || one == static_cast<int>(axis);
+      }
+      if (!named || a.size == 1) {
+        continue;
+      }
+      rising.push_back(static_cast<int>(axis));
       std::vector<int> more;
-      for (const int base : ranks) {
-        for (int i = 0; i < group.size; ++i) {
-          more.push_back(base + (i - group.index) * group.stride);
+      for (const int rank : ranks) {
+        for (int i = 0; i < a.size; ++i) {
+          more.push_back(rank + (i - index_on(static_cast<int>(axis))) * a.stride);
         }
       }
       ranks = more;
     }
-    std::vector<double> keys;
-    for (const int rank : ranks) {
-      keys.push_back(rank);
+    Seat* seat = nullptr;
+    for (const Shared<Seat>& known : seats_) {
+      seat = known->group->axes == rising ? known.get() : seat;
     }
-    std::vector<int> sorted;
-    for (const std::size_t i : stable_order(keys)) {
-      sorted.push_back(ranks[i]);
+    if (seat == nullptr) {
+      seats_.push_back(Shared<Seat>(new Seat(fabric_.seat(rank_, rising, ranks))));
+      seat = seats_.back().get();
     }
-    return sorted;
+    known_.push_back({axes, seat});
+    return *seat;
   }
 
-  // Begins a collective over `ranks` (this one among them) once all of them call the same.
-  void open(const CollectiveCall& call, const std::vector<int>& ranks) {
-    begin(call, MessageStart::both_ready);
-    group_ = ranks.front();
-    // Lowest and highest rank tell groups apart: their distance says which axes it spans.
-    fabric_.meet(rank_, cat(ranks.front(), "-", ranks.back()), ranks, text(call), where_);
+  void run_alone(StartedCall& call, const Tensor& in, const Tensor& out, const SourceLine& where) {
+    const Shared<const CallPlan> plan = fabric_.plan(call.key, where);
+    DeviceBuffers buffers;
+    buffers.in = in.defined() ? in.origin() : nullptr;
+    buffers.out = out.defined() ? out.origin() : nullptr;
+    execute(plan->exchange, &buffers);
+    Shared<CallRecord> record(new CallRecord);
+    record->logged.shape = plan->shape;
+    record->logged.members = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
+    log_.events[call.event].call = record;
   }
 
-  // Begins a send or a receive of the user: nobody else needs to call it.
-  void open_alone(const CollectiveCall& call) {
-    begin(call, MessageStart::sender_ready);
-    group_ = rank_;
-  }
-
-  void close() { open_ = false; }
-
-  // What follows, until the next step, happens at the same time.
-  void step() {
-    ++step_;
-    ++call_step_;
-  }
-
-  void send(int to, const float* numbers, std::int64_t count, const Shape& shape = Shape()) {
-    Packet packet;
-    packet.shape = shape;
-    packet.numbers.assign(numbers, numbers + count);
-    packet.index = log_.sent.size();
-    Message message;
-    message.from = rank_;
-    message.to = to;
-    message.bytes = static_cast<double>(count) * element_bytes;
-    message.from_step = step_;
-    message.call = static_cast<int>(log_.calls.size()) - 1;
-    message.group = group_;
-    message.step = call_step_;
-    message.start = start_;
-    log_.sent.push_back(message);
-    fabric_.put(rank_, to, channel(), std::move(packet));
-  }
-
-  Packet take(int from) {
-    Packet packet = fabric_.take(rank_, from, channel(), where_);
-    log_.received.push_back({from, packet.index, step_});
-    return packet;
-  }
-
- private:
-  static std::string text(const CollectiveCall& call) {
-    std::string inside = call.arguments;
-    inside += !inside.empty() && !call.axes.empty() ? ", " : "";
-    return cat(call.name, "(", inside, call.axes, ")");
-  }
-
-  Channel channel() const {
-    return start_ == MessageStart::both_ready ? Channel::collective : Channel::user;
-  }
-
-  void begin(const CollectiveCall& call, MessageStart start) {
-    if (keep_ == Keep::totals && context().profile->totals().ops > 1000) {
-      let_go_ = counters();
-      context().profile->clear();
+  // Symmetric devices are one: the others' numbers are this one's.
+  void fold(const StartedCall& call, const Tensor& in, Tensor out, const SourceLine& where) {
+    CallShape* const shape = new CallShape;
+    Shared<CallRecord> record(new CallRecord);
+    record->logged.shape = Shared<const CallShape>(shape);
+    Exchange exchange;
+    describe_call(call.key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
+    log_.events[call.event].call = record;
+    const bool sums = call.key.how == Reduce::sum && (call.key.what == Collective::all_reduce ||
+                                                      call.key.what == Collective::reduce_scatter ||
+                                                      call.key.what == Collective::reduce);
+    const float times = sums ? static_cast<float>(exchange.devices) : 1.0f;
+    for (std::int64_t i = 0; out.defined() && i < out.count(); ++i) {
+      out.data()[i] = in.count() > 0 ? in.data()[i % in.count()] * times : 0.0f;
     }
-    // The n-th time that a device runs a line is the same as the n-th time on its peers. Sends
-    // differ in whom they name, so they are counted alone: the n-th send of each is one row.
-    const std::string line = start == MessageStart::both_ready ? text(call) : call.name;
-    log_.keys.push_back(cat(line, " #", ++times_[line]));
-    log_.calls.push_back(call);
-    where_ = cat("call ", log_.keys.size(), ", ", text(call));
-    start_ = start;
-    call_step_ = -1;
-    open_ = true;
   }
 
   Fabric& fabric_;
-  const List<AxisPlacement>& axes_;
+  Algorithm algorithm_;  // the mesh's
   int rank_;
-  int devices_;
   DeviceLog log_;
   Keep keep_ = Keep::records;
   Counters let_go_;
-  NameTable times_;
-  std::string where_;
-  bool open_ = false;
-  MessageStart start_ = MessageStart::both_ready;
-  int group_ = 0;
-  int step_ = -1;
-  int call_step_ = -1;
+  std::size_t logged_ = 0;  // of the profile's records
+  int calls_ = 0;
+  Stands stands_ = Stands::outside;
+  CallKey call_key_;
+  int call_number_ = 0;
+  SourceLine where_;
+  int peer_ = 0;
+  List<Shared<Seat>> seats_;
+  List<KnownSeat> known_;
+  Shared<const CallShape> send_shape_;
 };
 
-inline std::string axes_text(const Axes& axes) {
-  std::string out;
-  for (const std::string& name : axes.names) {
-    out += (out.empty() ? "" : ",") + name;
-  }
-  return out;
+// The call of a start or wait; null where nobody made it come about.
+inline CallRecord* record_of(const DeviceLog::Event& event) {
+  return event.call                 ? event.call.get()
+         : event.meeting != nullptr ? event.meeting->call.get()
+                                    : nullptr;
 }
 
-inline int count_devices(const List<AxisGroup>& groups) {
-  int devices = 1;
-  for (const AxisGroup& group : groups) {
-    devices *= group.size;
-  }
-  return devices;
-}
-
-// The number of this device among those of several axes, the first axis the slowest.
-inline int index_over(const List<AxisGroup>& groups) {
-  int index = 0;
-  for (const AxisGroup& group : groups) {
-    index = index * group.size + group.index;
-  }
-  return index;
-}
-
-inline void check_given(const char* function, const Tensor& t) {
-  if (!t.defined()) {
-    fail({function, ": the tensor is empty (default-constructed); give one with a shape"});
+// Numbers the calls and the lines of the program: one line for the n-th time that a device makes
+// the same call. Sends differ in whom they name, so the n-th send of each device is one line.
+inline void number_calls(const DeviceLog& device, NameTable& lines, RunLog& log) {
+  NameTable times;
+  for (const DeviceLog::Event& event : device.events) {
+    CallRecord* const call = record_of(event);
+    if (event.kind == DeviceEvent::Kind::start && call != nullptr) {
+      const CallShape& shape = *call->logged.shape;
+      const std::string text = cat(shape.name, "(", shape.arguments, ", ", shape.axes, ")");
+      const int time = ++times[text];
+      if (call->number < 0) {
+        int& line = lines[cat(text, " #", time)];
+        line = line == 0 ? static_cast<int>(lines.size()) : line;
+        call->number = static_cast<int>(log.calls.size());
+        call->logged.line = line - 1;
+        log.calls.push_back(call->logged);
+      }
+    }
   }
 }
 
-// What a collective moves: a tensor with data, and no gradient to carry back.
-inline void check_moved(const char* function, const Tensor& t) {
-  check_given(function, t);
-  if (t.requires_grad() && context().no_grad == 0) {
-    fail({function, ": the tensor ", t.shape(),
-          " requires a gradient, and a collective "
-          "carries none back; right is t.detach(), or a NoGrad scope"});
+inline RunLog join_logs(const List<const DeviceLog*>& devices) {
+  RunLog log;
+  log.devices = static_cast<int>(devices.size());
+  NameTable lines;
+  for (const DeviceLog* device : devices) {
+    number_calls(*device, lines, log);
   }
+  for (const NameTable::Entry& line : lines) {
+    log.lines.push_back(line.name);
+  }
+  for (const DeviceLog* device : devices) {
+    List<DeviceEvent> program;
+    for (const DeviceLog::Event& event : device->events) {
+      const CallRecord* const call = record_of(event);
+      if (event.kind == DeviceEvent::Kind::compute) {
+        program.push_back({event.kind, event.first, event.last});
+      } else if (call != nullptr) {
+        program.push_back({event.kind, static_cast<std::size_t>(call->number), 0});
+      }
+    }
+    log.programs.push_back(program);
+    log.ops.push_back(device->ops);
+  }
+  return log;
 }
 
 }  // namespace detail

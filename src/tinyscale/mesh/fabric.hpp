@@ -1,10 +1,9 @@
 #pragma once
-// Where the devices of a run meet: mailboxes, the start of collectives, and the judgement when none
-// can go on. Sends never block; a device waits for a message or for its peers to call a collective.
-// When no device runs and some wait, nothing can ever arrive: all throw one Error that says where
-// each stands. However the threads were scheduled, that state is the same (Kahn 1974).
+// Where the devices of a run meet: groups that call collectives together, and mailboxes for sends.
+// A device posts its tensors at the next meeting of its group and may go on; the last one to come
+// checks that all called the same and runs the exchange for everybody. Sends never block.
 
-#include <condition_variable>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -16,271 +15,474 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/base/shape.hpp"
+#include "tinyscale/base/shared.hpp"
+#include "tinyscale/base/thread_scope.hpp"
+#include "tinyscale/mesh/call_plan.hpp"
+#include "tinyscale/mesh/mesh_axis.hpp"
+#include "tinyscale/mesh/run_log.hpp"
+#include "tinyscale/mesh/waiting.hpp"
+#include "tinyscale/tensor/tensor.hpp"
 
 namespace tinyscale {
 namespace detail {
 
-// "0-3, 5"
-inline std::string rank_list(const std::vector<int>& ranks) {
-  std::string out;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    std::size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) {
-      ++last;
-    }
-    out += cat(out.empty() ? "" : ", ", ranks[i]);
-    out += last > i ? cat(last > i + 1 ? "-" : ", ", ranks[last]) : "";
-    i = last;
-  }
-  return out;
-}
-
-inline std::string device_list(const std::vector<int>& ranks) {
-  return (ranks.size() == 1 ? "device " : "devices ") + rank_list(ranks);
-}
-
-struct Packet {
-  Shape shape;
-  std::vector<float> numbers;
-  std::size_t index = 0;  // in the sender's log
+// A call in the log; `number` is its place there, once all devices' logs are joined.
+struct CallRecord {
+  LoggedCall logged;
+  int number = -1;
+  std::uint64_t id = 0;  // the same in all processes
 };
 
-// Chunks of collectives and a user's sends are kept apart.
-enum class Channel { collective, user };
+// A user's send, in the log.
+inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int from, int to) {
+  const Shared<CallRecord> record(new CallRecord);
+  record->logged.shape = shape;
+  record->logged.members = Shared<const std::vector<int>>(new std::vector<int>{from, to});
+  return record;
+}
+
+struct Post {
+  bool here = false;
+  CallKey key;
+  SourceLine where;
+  Tensor in, out;
+  std::vector<std::int64_t> rows;  // ragged all_to_all: to each
+};
+
+struct Group;
+
+// One collective of a group.
+struct Meeting {
+  explicit Meeting(Group* owner, std::size_t members) : group(owner), posts(members) {}
+
+  Group* group;
+  std::atomic<int> came{0}, left{0}, sleepers{0};
+  std::atomic<bool> done{false};
+  bool disagrees = false;
+  std::string error;  // what the exchange threw
+  List<Post> posts;   // by place among the members
+  Shared<CallRecord> call;
+  Meeting* next = nullptr;
+};
+
+// The devices that differ in some axes only.
+struct Group {
+  std::vector<int> axes;   // of the mesh, rising
+  std::vector<int> ranks;  // rising
+  std::mutex mutex;        // guards the two lists and Meeting::next
+  List<Shared<Meeting>> meetings;
+  List<Meeting*> free;
+  // The last plan, and the places of its devices in the order of the call's axes.
+  Shared<const CallPlan> plan;
+  Shared<const std::vector<int>> members;
+  std::vector<int> places;
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  Meeting* fresh() {
+    if (!free.empty()) {
+      Meeting* const again = free.back();
+      free.pop_back();
+      again->came = again->left = again->sleepers = 0;
+      again->done = false;
+      again->call.reset();
+      again->next = nullptr;
+      return again;
+    }
+    meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size())));
+    return meetings.back().get();
+  }
+};
+
+// A device's place in a group.
+struct Seat {
+  Group* group = nullptr;
+  int place = 0;
+  Meeting* next = nullptr;  // at which it will post
+};
+
+// Loops of this thread may use so many threads while it lives, whatever they might before: those of
+// the devices that wait for it are idle.
+class ThreadShare {
+ public:
+  explicit ThreadShare(int threads) : before_(thread_limit()) {
+    thread_limit() = threads > 1 ? threads : 1;
+  }
+  ~ThreadShare() { thread_limit() = before_; }
+  ThreadShare(const ThreadShare&) = delete;
+  ThreadShare& operator=(const ThreadShare&) = delete;
+
+ private:
+  int before_;
+};
+
+struct Packet {
+  Tensor value;
+  Shared<CallRecord> call;
+};
+
+// The devices that are other processes, where there are such (mpi_fabric.hpp).
+class OtherProcesses {
+ public:
+  virtual ~OtherProcesses() = default;
+  virtual Meeting* post(Seat& seat, Post post) = 0;
+  virtual void wait(const Wait& wait, const std::string& where) = 0;  // until it is met
+  virtual void put(int to, const Packet& packet) = 0;
+  virtual void took(int from) = 0;  // a packet of that sender
+  virtual void end(Waiting::Now how, const std::string& where, const std::string& message) = 0;
+};
 
 class Fabric {
  public:
-  explicit Fabric(int devices) : devices_(static_cast<std::size_t>(devices)), running_(devices) {}
+  // At most `most` devices run at once; 0: all. Exchanges use up to `threads` threads. Folded: one
+  // device runs by itself, and what it would get from others is made up of its own numbers.
+  Fabric(const Machine& machine, const List<AxisPlacement>& axes, int most, int threads,
+         bool folded = false)
+      : machine_(machine),
+        axes_(axes),
+        threads_(threads),
+        folded_(folded),
+        waiting_(folded ? 1 : static_cast<int>(machine.chips()), most),
+        boxes_(waiting_.states().size()) {}
 
-  void put(int from, int to, Channel channel, Packet packet) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    State& receiver = state(to);
-    receiver.box(channel, from).packets.push_back(std::move(packet));
-    if (receiver.now == Now::receives && receiver.from == from && receiver.channel == channel) {
-      wake(receiver);
+  const List<AxisPlacement>& axes() const { return axes_; }
+  const Machine& machine() const { return machine_; }
+  int devices() const { return static_cast<int>(machine_.chips()); }
+  bool folded() const { return folded_; }
+  void begin(int me) { waiting_.begin(me); }
+  // From now on only one of the devices is in this process; null: all are.
+  void span(OtherProcesses* others) { others_ = others; }
+
+  // The seat of a device in the group of these axes, which rise.
+  Seat seat(int me, const std::vector<int>& axes, const std::vector<int>& ranks) {
+    const std::lock_guard<std::mutex> lock(waiting_.mutex());
+    Seat seat;
+    seat.group = &find_group(axes, ranks);
+    while (ranks[static_cast<std::size_t>(seat.place)] != me) {
+      ++seat.place;
+    }
+    seat.next = seat.group->meetings[0].get();
+    return seat;
+  }
+
+  // Gives the meeting, at which nobody needs to wait.
+  Meeting* post(Seat& seat, Post post) {
+    if (others_ != nullptr) {
+      return others_->post(seat, std::move(post));
+    }
+    Meeting* const meeting = seat.next;
+    post.here = true;
+    meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
+    {
+      const std::lock_guard<std::mutex> lock(seat.group->mutex);
+      if (meeting->next == nullptr) {
+        meeting->next = seat.group->fresh();
+      }
+      seat.next = meeting->next;
+    }
+    if (meeting->came.fetch_add(1) + 1 == seat.group->size()) {
+      finish(*meeting);
+    }
+    return meeting;
+  }
+
+  // Returns when the exchange has run; gives what the log says of it.
+  template <class Standing>
+  Shared<CallRecord> await(int me, const Seat& seat, Meeting* meeting, const Standing& standing) {
+    for (int looks = 0; !meeting->done.load(std::memory_order_acquire);) {
+      if (others_ != nullptr) {
+        others_->wait({Wait::For::collective, meeting, 0}, standing.standing());
+      } else if (!waiting_.look_again(looks)) {
+        std::unique_lock<std::mutex> lock(waiting_.mutex());
+        meeting->sleepers.fetch_add(1);
+        if (!meeting->done.load()) {
+          waiting_.throw_failure();
+          Wait wait;
+          wait.what = Wait::For::collective;
+          wait.of = meeting;
+          sleep(lock, me, wait, standing.standing());
+        }
+      }
+    }
+    const Shared<CallRecord> call = meeting->call;
+    const std::string error = meeting->error;
+    meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
+    if (meeting->left.fetch_add(1) + 1 == seat.group->size() && error.empty()) {
+      const std::lock_guard<std::mutex> lock(seat.group->mutex);
+      seat.group->free.push_back(meeting);
+    }
+    if (!error.empty()) {
+      fail({error});
+    }
+    return call;
+  }
+
+  // What a call comes to, for all groups that make it.
+  Shared<const CallPlan> plan(const CallKey& key, const SourceLine& where) {
+    {
+      const std::lock_guard<std::mutex> lock(plans_mutex_);
+      for (const Shared<const CallPlan>& known : plans_) {
+        if (known->key == key) {
+          return known;
+        }
+      }
+    }
+    const Shared<const CallPlan> made = make_plan(key, machine_, axes_, where);
+    const std::lock_guard<std::mutex> lock(plans_mutex_);
+    plans_.push_back(made);
+    return made;
+  }
+
+  const List<Shared<const CallPlan>>& plans() const { return plans_; }  // after the run
+
+  void put(int from, int to, Packet packet) {
+    if (others_ != nullptr) {
+      others_->put(to, packet);
+      return;
+    }
+    const std::lock_guard<std::mutex> lock(waiting_.mutex());
+    box(to, from).packets.push_back(std::move(packet));
+    const Waiting::State& receiver = waiting_.state(to);
+    if (receiver.now == Waiting::Now::waits && receiver.wait.what == Wait::For::message &&
+        receiver.wait.peer == from) {
+      waiting_.wake(to);
     }
   }
 
-  // The next packet of that sender; `where` says which line of the program asks for it.
-  Packet take(int me, int from, Channel channel, const std::string& where) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    State& self = state(me);
-    if (self.box(channel, from).empty()) {
-      self.from = from;
-      self.channel = channel;
-      self.where = where;
-      wait(lock, self, Now::receives);
+  // The next packet of that sender.
+  template <class Standing>
+  Packet take(int me, int from, const Standing& standing) {
+    if (others_ != nullptr) {
+      others_->wait({Wait::For::message, nullptr, from}, standing.standing());
+      others_->took(from);
     }
-    Box& box = self.box(channel, from);  // others may have moved the boxes while it waited
-    Packet packet = std::move(box.packets[box.next]);
-    if (++box.next == box.packets.size()) {
-      box.packets.clear();
-      box.next = 0;
+    std::unique_lock<std::mutex> lock(waiting_.mutex());
+    waiting_.throw_failure();
+    if (box(me, from).empty()) {
+      Wait wait;
+      wait.what = Wait::For::message;
+      wait.peer = from;
+      sleep(lock, me, wait, standing.standing());
+    }
+    Box& mine = box(me, from);  // others may have moved the boxes while it slept
+    Packet packet = std::move(mine.packets[mine.next]);
+    if (++mine.next == mine.packets.size()) {
+      mine.packets.clear();
+      mine.next = 0;
     }
     return packet;
   }
 
-  // Returns when every member called it with equal text. `key` is the same for all of a group.
-  void meet(int me, const std::string& key, const std::vector<int>& members,
-            const std::string& text, const std::string& where) {
-    if (members.size() < 2) {
-      return;
-    }
-    std::unique_lock<std::mutex> lock(mutex_);
-    Meeting& meeting = meetings_[find_meeting(key)];
-    meeting.members = members;
-    meeting.came.push_back(me);
-    meeting.texts.push_back(text);
-    if (meeting.texts.size() == members.size() && !disagrees(meeting)) {
-      meeting = std::move(meetings_.back());
-      meetings_.pop_back();
-      for (const int rank : members) {
-        if (rank != me) {
-          wake(state(rank));
-        }
-      }
-      return;
-    }
-    state(me).meeting = key;
-    state(me).where = where;
-    wait(lock, state(me), Now::meets);
-  }
-
-  void returned(int me, const std::string& where) { end(me, Now::returned, where, ""); }
-
-  // A device that throws because the run ended already is no further cause.
+  void returned(int me, const std::string& where) { end(me, Waiting::Now::returned, where, ""); }
   void threw(int me, const std::string& where, const std::string& message) {
-    end(me, Now::threw, where, message);
+    end(me, Waiting::Now::threw, where, message);
   }
 
+  // Ends the run for all devices of this process.
+  void end_run(const std::string& failure) {
+    if (!failure.empty() && !waiting_.over()) {
+      waiting_.conclude(failure);
+    }
+  }
   // After all devices have ended: empty when all is well.
   std::string failure() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (failure_.empty()) {
-      for (const State& device : devices_) {
-        if (device.now == Now::threw || unread(device) > 0) {
-          conclude();
-          break;
-        }
-      }
+    const std::lock_guard<std::mutex> lock(waiting_.mutex());
+    bool wrong = !waiting_.in_state(Waiting::Now::threw).empty() || unfinished() != nullptr;
+    for (std::size_t rank = 0; rank < boxes_.size(); ++rank) {
+      wrong = wrong || unread(rank) > 0;
     }
-    return failure_;
+    if (wrong && waiting_.failure().empty()) {
+      judge();
+    }
+    return waiting_.failure();
   }
 
  private:
-  enum class Now { runs, receives, meets, returned, threw };
+  friend class MpiRanks;
 
   struct Box {
-    Channel channel = Channel::collective;
     int from = 0;
     List<Packet> packets;
     std::size_t next = 0;
 
     bool empty() const { return next == packets.size(); }
   };
-  struct State {
-    std::condition_variable changed;
-    Now now = Now::runs;
-    std::string where;    // "call 2, all_gather([4], x, dim 0)"
-    std::string message;  // what it threw
-    int from = 0;         // receives: from whom
-    Channel channel = Channel::collective;
-    std::string meeting;  // meets: which
-    List<Box> boxes;      // by channel, then by sender
 
-    Box& box(Channel of, int sender) {
-      std::size_t at = 0;
-      while (at < boxes.size() &&
-             (boxes[at].channel < of || (boxes[at].channel == of && boxes[at].from < sender))) {
-        ++at;
+  Group& find_group(const std::vector<int>& axes, const std::vector<int>& ranks) {
+    for (const Shared<Group>& known : groups_) {
+      if (known->ranks.front() == ranks.front() && known->axes == axes) {
+        return *known;
       }
-      if (at == boxes.size() || boxes[at].channel != of || boxes[at].from != sender) {
-        boxes.push_back({});
-        for (std::size_t i = boxes.size() - 1; i > at; --i) {
-          boxes[i] = std::move(boxes[i - 1]);
-        }
-        boxes[at] = {of, sender, {}, 0};
-      }
-      return boxes[at];
     }
-  };
-  struct Meeting {
-    std::string key;
-    std::vector<int> members;
-    std::vector<int> came;
-    std::vector<std::string> texts;  // what each that came called
-  };
+    groups_.push_back(Shared<Group>(new Group));
+    Group& group = *groups_.back();
+    group.axes = axes;
+    group.ranks = ranks;
+    group.fresh();
+    return group;
+  }
 
-  // One not there yet is added.
-  std::size_t find_meeting(const std::string& key) {
+  // The messages to a device from a sender; kept in the order of senders.
+  Box& box(int to, int from) {
+    List<Box>& all = boxes_[static_cast<std::size_t>(to)];
     std::size_t at = 0;
-    while (at < meetings_.size() && meetings_[at].key != key) {
+    while (at < all.size() && all[at].from < from) {
       ++at;
     }
-    if (at == meetings_.size()) {
-      meetings_.push_back({key, {}, {}, {}});
-    }
-    return at;
-  }
-
-  State& state(int rank) { return devices_[static_cast<std::size_t>(rank)]; }
-
-  void wake(State& device) {
-    device.now = Now::runs;
-    ++running_;
-    device.changed.notify_one();
-  }
-
-  void wait(std::unique_lock<std::mutex>& lock, State& self, Now how) {
-    if (failure_.empty()) {
-      self.now = how;
-      if (--running_ == 0) {
-        conclude();
+    if (at == all.size() || all[at].from != from) {
+      all.push_back({});
+      for (std::size_t i = all.size() - 1; i > at; --i) {
+        all[i] = std::move(all[i - 1]);
       }
-      self.changed.wait(lock, [&] { return self.now == Now::runs || !failure_.empty(); });
+      all[at] = {from, {}, 0};
     }
-    if (!failure_.empty()) {
-      detail::fail({failure_});
-    }
+    return all[at];
   }
 
-  void end(int me, Now how, const std::string& where, const std::string& message) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!failure_.empty()) {
+  void sleep(std::unique_lock<std::mutex>& lock, int me, const Wait& wait,
+             const std::string& where) {
+    if (!waiting_.sleeps(me, wait, where)) {
+      judge();
+    }
+    waiting_.sleep(lock, me);
+  }
+
+  void end(int me, Waiting::Now how, const std::string& where, const std::string& message) {
+    if (others_ != nullptr) {
+      others_->end(how, where, message);
       return;
     }
-    State& self = state(me);
-    self.now = how;
-    self.where = where;
-    self.message = message;
-    --running_;
-    bool some_wait = false;
-    for (const State& device : devices_) {
-      some_wait = some_wait || device.now == Now::receives || device.now == Now::meets;
-    }
-    if (running_ == 0 && some_wait) {
-      conclude();
+    const std::lock_guard<std::mutex> lock(waiting_.mutex());
+    if (waiting_.ends(me, how, where, message)) {
+      judge();
     }
   }
 
-  static std::size_t unread(const State& device) {
+  // By the last device that came.
+  void finish(Meeting& meeting) {
+    const Post& first = meeting.posts[0];
+    for (const Post& post : meeting.posts) {
+      if (!(post.key == first.key)) {
+        const std::lock_guard<std::mutex> lock(waiting_.mutex());
+        meeting.disagrees = true;  // all its members wait for what cannot come
+        return;
+      }
+    }
+    try {
+      exchange(meeting);
+    } catch (const Error& error) {
+      meeting.error = error.what();
+    }
+    meeting.done.store(true);
+    if (meeting.sleepers.load() > 0) {
+      const std::lock_guard<std::mutex> lock(waiting_.mutex());
+      for (const int rank : meeting.group->ranks) {
+        if (waiting_.state(rank).wait.of == &meeting) {
+          waiting_.wake(rank);
+        }
+      }
+    }
+  }
+
+  void exchange(Meeting& meeting) {
+    Group& group = *meeting.group;
+    find_plan(group, meeting);
+    List<DeviceBuffers> buffers(group.ranks.size());
+    for (std::size_t i = 0; i < buffers.size(); ++i) {
+      Post& post = meeting.posts[static_cast<std::size_t>(group.places[i])];
+      buffers[i].in = post.in.defined() ? post.in.origin() : nullptr;
+      buffers[i].out = post.out.defined() ? post.out.origin() : nullptr;
+    }
+    const ThreadShare share(threads_ * group.size() / devices());
+    execute(group.plan->exchange, buffers.begin());
+    meeting.call = Shared<CallRecord>(new CallRecord);
+    meeting.call->logged.shape = group.plan->shape;
+    meeting.call->logged.members = group.members;
+  }
+
+  // The plan of a meeting becomes the group's.
+  void find_plan(Group& group, Meeting& meeting) {
+    CallKey& key = meeting.posts[0].key;
+    if (group.plan && group.plan->key == key) {
+      return;
+    }
+    group.plan.reset();
+    set_places(group, key.axes);
+    for (const int place : group.places) {  // ragged: who sends how many rows to whom
+      for (const std::int64_t rows : meeting.posts[static_cast<std::size_t>(place)].rows) {
+        key.rows.push_back(rows);
+      }
+    }
+    group.plan = plan(key, meeting.posts[0].where);
+  }
+
+  // Which of the group's ranks has which index when its axes are counted in this order.
+  void set_places(Group& group, const std::vector<int>& axes) const {
+    std::vector<int>* const ranks = new std::vector<int>(group.ranks.size());
+    group.members = Shared<const std::vector<int>>(ranks);
+    group.places.assign(group.ranks.size(), 0);
+    for (std::size_t place = 0; place < group.ranks.size(); ++place) {
+      int index = 0;
+      for (const int axis : axes) {
+        const AxisPlacement& a = axes_[static_cast<std::size_t>(axis)];
+        index = index * a.size + group.ranks[place] / a.stride % a.size;
+      }
+      (*ranks)[static_cast<std::size_t>(index)] = group.ranks[place];
+      group.places[static_cast<std::size_t>(index)] = static_cast<int>(place);
+    }
+  }
+
+  // ---- The judgement ----
+
+  std::size_t unread(std::size_t rank) const {
     std::size_t count = 0;
-    for (const Box& box : device.boxes) {
+    for (const Box& box : boxes_[rank]) {
       count += box.packets.size() - box.next;
     }
     return count;
   }
 
-  std::vector<int> in_state(Now now) const {
+  // A collective that was started and that nobody waits for, but not all called; or null.
+  const Meeting* unfinished() const {
+    for (const Shared<Group>& group : groups_) {
+      for (const Shared<Meeting>& meeting : group->meetings) {
+        if (meeting->came > 0 && !meeting->done && meeting->left == 0) {
+          return meeting.get();
+        }
+      }
+    }
+    return nullptr;
+  }
+
+  static std::vector<int> missing(const Meeting& meeting) {
     std::vector<int> ranks;
-    for (std::size_t i = 0; i < devices_.size(); ++i) {
-      if (devices_[i].now == now) {
-        ranks.push_back(static_cast<int>(i));
+    for (std::size_t i = 0; i < meeting.posts.size(); ++i) {
+      if (!meeting.posts[i].here) {
+        ranks.push_back(meeting.group->ranks[i]);
       }
     }
     return ranks;
   }
 
-  static bool disagrees(const Meeting& meeting) {
-    for (const std::string& text : meeting.texts) {
-      if (text != meeting.texts.front()) {
-        return true;
-      }
+  static std::string waits_for(const Waiting::State& device) {
+    if (device.wait.what == Wait::For::message) {
+      return cat("waits for a message from device ", device.wait.peer);
     }
-    return false;
+    const Meeting& meeting = *static_cast<const Meeting*>(device.wait.of);
+    return meeting.disagrees ? "its peers call something else"
+                             : cat("waits for ", device_list(missing(meeting)), " to call it");
   }
 
-  std::string waits_for(const State& device) {
-    if (device.now == Now::receives) {
-      return cat("waits for a message from device ", device.from);
-    }
-    const Meeting& meeting = meetings_[find_meeting(device.meeting)];
-    if (disagrees(meeting)) {
-      return "its peers call something else";
-    }
-    std::vector<int> missing;
-    for (const int rank : meeting.members) {
-      bool came = false;
-      for (const int other : meeting.came) {
-        came = came || other == rank;
-      }
-      if (!came) {
-        missing.push_back(rank);
-      }
-    }
-    return cat("waits for ", device_list(missing), " to call it");
-  }
-
-  std::string describe(const State& device) {
+  std::string describe(std::size_t rank) const {
+    const Waiting::State& device = waiting_.states()[rank];
     std::string text = device.where;
-    if (device.now == Now::threw) {
+    if (device.now == Waiting::Now::threw) {
       text = cat("threw ", device.where, ": ", device.message);
-    } else if (device.now == Now::returned) {
+    } else if (device.now == Waiting::Now::returned) {
       text = cat("returned ", device.where);
     } else {
       text += ": " + waits_for(device);
     }
-    for (const Box& box : device.boxes) {
+    for (const Box& box : boxes_[rank]) {
       const std::size_t count = box.packets.size() - box.next;
       if (count > 0) {
         text += cat("; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
@@ -291,23 +493,28 @@ class Fabric {
   }
 
   std::string cause() const {
-    const std::vector<int> threw = in_state(Now::threw);
+    const std::vector<int> threw = waiting_.in_state(Waiting::Now::threw);
     if (!threw.empty()) {
       return cat(device_list(threw),
-                 " threw: ", devices_[static_cast<std::size_t>(threw[0])].message);
+                 " threw: ", waiting_.states()[static_cast<std::size_t>(threw[0])].message);
     }
-    const Meeting* first = nullptr;  // by key, whatever the threads did
-    for (const Meeting& meeting : meetings_) {
-      if (disagrees(meeting) && (first == nullptr || meeting.key < first->key)) {
-        first = &meeting;
+    const Group* first = nullptr;  // by rank and axes, whatever the threads did
+    for (const Shared<Group>& group : groups_) {
+      for (const Shared<Meeting>& meeting : group->meetings) {
+        if (meeting->disagrees && (first == nullptr || group->ranks < first->ranks)) {
+          first = group.get();
+        }
       }
     }
     if (first != nullptr) {
-      return cat(device_list(first->members), " must make the same call and do not");
+      return cat(device_list(first->ranks), " must make the same call and do not");
     }
-    const std::vector<int> returned = in_state(Now::returned);
-    if (returned.size() == devices_.size()) {
-      return "messages were sent that nobody received";
+    const std::vector<int> returned = waiting_.in_state(Waiting::Now::returned);
+    if (returned.size() == boxes_.size()) {
+      const Meeting* const open = unfinished();
+      return open == nullptr ? "messages were sent that nobody received"
+                             : cat("a collective was started that ", device_list(missing(*open)),
+                                   " never called");
     }
     if (!returned.empty()) {
       return cat(device_list(returned), " returned while others wait");
@@ -315,11 +522,11 @@ class Fabric {
     return "deadlock: every device waits and nothing can arrive";
   }
 
-  void conclude() {
+  void judge() {
     NameTable lines;  // their texts
-    List<std::vector<int>> ranks(devices_.size());
-    for (std::size_t i = 0; i < devices_.size(); ++i) {
-      int& line = lines[describe(devices_[i])];
+    List<std::vector<int>> ranks(boxes_.size());
+    for (std::size_t i = 0; i < boxes_.size(); ++i) {
+      int& line = lines[describe(i)];
       line = line == 0 ? static_cast<int>(lines.size()) : line;
       ranks[static_cast<std::size_t>(line - 1)].push_back(static_cast<int>(i));
     }
@@ -328,17 +535,19 @@ class Fabric {
       text += cat("\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ",
                   line.name);
     }
-    failure_ = text;
-    for (State& device : devices_) {
-      device.changed.notify_one();
-    }
+    waiting_.conclude(text);
   }
 
-  std::mutex mutex_;  // guards all below
-  List<State> devices_;
-  List<Meeting> meetings_;
-  int running_;
-  std::string failure_;  // not empty: the run is over
+  const Machine& machine_;
+  const List<AxisPlacement>& axes_;
+  int threads_;
+  bool folded_;
+  OtherProcesses* others_ = nullptr;
+  Waiting waiting_;        // its mutex guards the boxes and the list of groups
+  List<List<Box>> boxes_;  // by receiver
+  List<Shared<Group>> groups_;
+  std::mutex plans_mutex_;
+  List<Shared<const CallPlan>> plans_;
 };
 
 }  // namespace detail

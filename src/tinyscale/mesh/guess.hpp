@@ -11,7 +11,6 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
-#include "tinyscale/mesh/collective_cost.hpp"
 
 namespace tinyscale {
 
@@ -19,7 +18,7 @@ namespace tinyscale {
 struct Guess {
   double bytes_per_device = -1;
   std::int64_t steps = -1;
-  double seconds = -1;  // simulated; right within 1 %
+  double seconds = -1;  // simulated, of the messages that set the time; right within 1 %
 };
 
 struct CheckRow {
@@ -79,6 +78,7 @@ struct Counted {
   double seconds = 0;
   int devices = 1;                 // of the mesh
   int group = 1;                   // of the largest collective
+  std::string algorithm;           // of that
   std::vector<std::string> names;  // of the collectives
 };
 
@@ -98,6 +98,12 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
   const double steps = static_cast<double>(counted.steps);
   if (steps <= 0) {
     return "no message was sent";
+  }
+  const bool whole = has_name(counted, "all_reduce");
+  if (counted.names.size() == 1 && !same(guess, steps) && counted.algorithm != "ring" &&
+      same(guess, (whole ? 2.0 : 1.0) * (counted.group - 1)) && you != counted.one_way_steps) {
+    return cat("it ran by ", counted.algorithm,
+               ", the cheapest here; you counted a ring: mesh.algorithm = Algorithm::ring");
   }
   if (you == counted.one_way_steps) {
     return "a bidirectional ring halves them";
@@ -130,7 +136,7 @@ inline std::string bytes_hint(double you, const Counted& counted) {
   if (same(you, counted.bytes_total)) {
     return "that is all devices together";
   }
-  if (same(you * element_bytes, most)) {
+  if (same(you * 4, most)) {
     return "that is the number of elements; a float32 is 4 bytes";
   }
   if (counted.bytes_least < most) {

@@ -19,53 +19,17 @@
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/profile.hpp"
 #include "tinyscale/mesh/device.hpp"
+#include "tinyscale/mesh/device_thread.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
 #include "tinyscale/mesh/mesh_run.hpp"
+#include "tinyscale/mesh/mpi_run.hpp"
+#include "tinyscale/mesh/predict.hpp"
+#include "tinyscale/mesh/sharded.hpp"
+#include "tinyscale/mesh/thread_limit.hpp"
 
 namespace tinyscale {
 
-using DeviceProgram = std::function<void(Device&)>;
-
 namespace detail {
-
-// One device while it runs, and what it leaves.
-struct DeviceThread {
-  DeviceThread(Fabric& shared, const List<AxisPlacement>& axes, int rank, int devices)
-      : device(shared, axes, rank, devices), fabric(&shared) {}
-
-  Device device;
-  const DeviceProgram* program = nullptr;
-  Fabric* fabric = nullptr;
-  Context context;         // its profile is null until the device runs
-  List<OpRecord> records;  // for the caller's profile
-  Counters counters;
-};
-
-inline std::string message_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return known.what();
-  } catch (...) {
-    return "something that is not a std::exception";
-  }
-}
-
-// Runs the program on one device; whatever it throws goes to the fabric.
-inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThread& self) {
-  const ContextScope scope(self.context);
-  const ThreadScope share(std::max(1, thread_count() / self.device.size()));
-  const Profile profile;
-  try {
-    program(self.device);
-    fabric.returned(self.device.rank(), self.device.endpoint().where());
-  } catch (...) {
-    fabric.threw(self.device.rank(), self.device.endpoint().where(),
-                 message_of(std::current_exception()));
-  }
-  self.counters = self.device.endpoint().counters();
-  self.records = profile.records();
-}
 
 inline void run_device_thread(void* device) {
   DeviceThread& self = *static_cast<DeviceThread*>(device);
@@ -77,13 +41,14 @@ inline void run_devices(const DeviceProgram& program, Fabric& fabric,
                         List<Shared<DeviceThread>>& devices) {
   if (devices.size() > 1) {
     fail({"mesh.run: ", devices.size(), " devices need threads, and this program is ",
-          "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device"});
+          "compiled with TINYSCALE_NO_THREADS; use a mesh of 1 device, or Sharded tensors"});
   }
   run_device(program, fabric, *devices[0]);
 }
 #else
 inline void run_devices(const DeviceProgram& program, Fabric& fabric,
                         List<Shared<DeviceThread>>& devices) {
+  check_thread_limit(static_cast<int>(devices.size()));
   ThreadGroup group;
   for (std::size_t i = 0; i < devices.size(); ++i) {
     devices[i]->program = &program;
@@ -110,7 +75,10 @@ class Mesh {
     detail::check_axes(machine, axes);
   }
 
-  Ring ring = Ring::one_way;  // how collectives use an axis that is a ring
+  // Of the collectives that have it and do not say otherwise; the others take the cheapest.
+  Algorithm algorithm = Algorithm::automatic;
+  // Devices that may run at once; 0: all of up to 256, of more as many as there are threads.
+  int runnable = 0;
 
   const Machine& machine() const { return machine_; }
   const List<MeshAxis>& axes() const { return axes_; }
@@ -124,8 +92,15 @@ class Mesh {
     detail::fail(
         {"size: no axis ", axis, " on this mesh; its axes are ", detail::axis_names(axes_)});
   }
-  MeshPlacement placement() const {
-    return {machine_.name, detail::place_axes(machine_, axes_, ring)};
+  MeshPlacement placement() const { return {machine_.name, detail::place_axes(machine_, axes_)}; }
+
+  // The array cut over the devices: shard(x, "I_x, J"). Of a shape alone it says what things cost.
+  // `format` prices it; the numbers stay f32.
+  Sharded shard(const Tensor& x, const std::string& sharding, DType format = DType::f32) const {
+    return detail::shard(placed(), x, sharding, format);
+  }
+  Sharded shard(const Shape& shape, const std::string& sharding, DType format = DType::f32) const {
+    return detail::shard(placed(), shape, sharding, format);
   }
 
   // Runs `program` on every device at once; returns when all have returned.
@@ -133,20 +108,24 @@ class Mesh {
     if (!program) {
       detail::fail({"Mesh::run: the program is empty; give a function of Device&"});
     }
-    const List<AxisPlacement> placed = detail::place_axes(machine_, axes_, ring);
+    const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
     Context& caller = context();
-    detail::Fabric fabric(size());
+    const int at_once = runnable > 0 ? runnable : size() > 256 ? thread_count() : 0;
+    detail::Fabric fabric(machine_, placed, at_once, thread_count());
     List<Shared<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
       devices.push_back(
-          Shared<detail::DeviceThread>(new detail::DeviceThread(fabric, placed, rank, size())));
+          Shared<detail::DeviceThread>(new detail::DeviceThread(fabric, algorithm, rank)));
       devices.back()->device.endpoint().keep_records(
           caller.profile != nullptr ? detail::Keep::records : detail::Keep::totals);
       devices.back()->context.device = rank;
       devices.back()->context.kind = caller.kind;
       devices.back()->context.no_grad = caller.no_grad;
     }
-    detail::run_devices(program, fabric, devices);
+#if defined(TINYSCALE_USE_MPI)
+    if (!detail::run_on_ranks(program, fabric, devices))
+#endif
+      detail::run_devices(program, fabric, devices);
     if (caller.profile != nullptr) {  // in rank order, whatever the threads did
       for (const Shared<detail::DeviceThread>& device : devices) {
         for (OpRecord& record : device->records) {
@@ -161,7 +140,28 @@ class Mesh {
     return MeshRun(record_of(devices), machine_);
   }
 
+  // What it would take, from the device of that rank alone; see predict.hpp. Numbers that would
+  // come from other devices are made up of its own.
+  MeshPrediction predict(const DeviceProgram& program, int rank = 0) const {
+    if (!program || rank < 0 || rank >= size()) {
+      detail::fail({"Mesh::predict: ", program ? "a" : "an empty", " program on rank ", rank,
+                    "; give a function of Device&, and a rank of 0 to ", size() - 1});
+    }
+    const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
+    detail::Fabric fabric(machine_, placed, 0, 1, true);
+    detail::DeviceThread self(fabric, algorithm, rank);
+    self.context.device = rank;
+    const ContextScope scope(self.context);
+    const Profile profile;
+    program(self.device);
+    self.device.endpoint().log_ops();
+    return detail::predict_log(self.device.endpoint().log(), rank, machine_, placed);
+  }
+
  private:
+  Shared<const detail::PlacedMesh> placed() const {
+    return detail::placed_mesh(machine_, detail::place_axes(machine_, axes_));
+  }
   Shared<detail::MeshRecord> record_of(const List<Shared<detail::DeviceThread>>& devices) const {
     Shared<detail::MeshRecord> record(new detail::MeshRecord);
     List<const detail::DeviceLog*> logs;

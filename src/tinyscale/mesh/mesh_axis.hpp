@@ -1,10 +1,10 @@
 #pragma once
-// Named mesh axes and where they lie on the machine.
-// Axes map onto the machine's dimensions in order: rank and chip number are the same row-major
-// count. An axis that is exactly one dimension of at least 3 chips that closes is a ring; any other
-// is a line.
+// Named mesh axes and where they lie on the machine. The rule: axes and the machine's dimensions
+// cover the same row-major count, so rank is chip number. An axis thus lies on a whole dimension,
+// on a stretch of one, or on several; each stretch is a part. A dimension that closes is a ring for
+// an axis that goes all around, even with the chips of other axes between; else it is a line.
 
-#include <algorithm>  // find
+#include <algorithm>  // max, min
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -18,7 +18,7 @@
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/hardware/network.hpp"
-#include "tinyscale/mesh/collective_cost.hpp"
+#include "tinyscale/mesh/collective_spec.hpp"
 
 namespace tinyscale {
 
@@ -37,16 +37,11 @@ struct Axes {
   Axes(const std::vector<std::string>& list) : names(list) {}
 };
 
-// Whether collectives on a ring use its links one way or both ways.
-enum class Ring { one_way, both_ways };
-
 struct AxisPlacement {
   std::string name;
   int size = 1;
-  int stride = 1;  // from one device of the axis to the next, in ranks
-  int dim = -1;    // the machine's dimension that the axis is; -1: part of one, or several
-  AxisKind kind = AxisKind::line;
-  LinkSpeed link;  // of the slowest dimension when there are several
+  int stride = 1;        // from one device of the axis to the next, in ranks
+  List<AxisPart> parts;  // the slowest first; one at least
 };
 
 namespace detail {
@@ -91,54 +86,105 @@ inline void check_axes(const Machine& machine, const List<MeshAxis>& axes) {
   }
 }
 
-// The machine's dimension that an axis is, or -1.
-inline int dim_of_axis(const Machine& machine, std::int64_t chips_before, std::int64_t size) {
-  std::int64_t before = 1;
+// `size` chips of dimension `dim`, from one to the next `spacing` chips.
+inline AxisPart part_of_dim(const Machine& machine, int dim, std::int64_t size,
+                            std::int64_t spacing) {
+  const Links& links = machine.links[static_cast<std::size_t>(dim)];
+  AxisPart part;
+  part.size = static_cast<int>(size);
+  part.dim = dim;
+  part.kind = links.kind;
+  part.latency = links.latency;
+  part.bandwidth = share_of_links(machine, dim);
+  const bool neighbours = links.kind == AxisKind::line || links.kind == AxisKind::ring;
+  part.spacing = neighbours || size == 1 ? static_cast<int>(spacing) : 1;
+  if (links.kind == AxisKind::ring && (size < 3 || size * spacing < machine.dims[dim])) {
+    part.kind = AxisKind::line;
+  }
+  return part;
+}
+
+// An axis that cuts across dimensions: the slowest links of all stand for those it meets.
+inline AxisPart part_across(const Machine& machine, int size) {
+  AxisPart part;
+  part.size = size;
+  part.bandwidth = std::numeric_limits<double>::infinity();
+  bool switched = true;
   for (int d = 0; d < machine.dims.size(); ++d) {
-    if (before == chips_before && machine.dims[d] == size) {
-      return d;
-    }
-    before *= machine.dims[d];
-  }
-  return -1;
-}
-
-inline LinkSpeed link_of_dim(const Machine& machine, int dim) {
-  LinkSpeed link = {machine.link_latency, machine.link_bandwidth, is_switched(machine.chip)};
-  if (dim >= 0) {
-    link.bandwidth = machine.axis_bandwidth(dim);
-  }
-  for (int d = 0; dim < 0 && d < machine.dims.size(); ++d) {
     if (machine.dims[d] > 1) {
-      link.bandwidth = std::min(link.bandwidth, machine.axis_bandwidth(d));
+      const Links& links = machine.links[static_cast<std::size_t>(d)];
+      switched = switched && links.kind == AxisKind::switched;
+      part.latency = std::max(part.latency, links.latency);
+      part.bandwidth = std::min(part.bandwidth, share_of_links(machine, d));
     }
   }
-  return link;
+  part.kind = switched ? AxisKind::switched : AxisKind::line;
+  return part;
 }
 
-// Whether a dimension's ends are joined; two chips have just the link between them.
-inline bool closes(const Machine& machine, int dim) {
-  return machine.wraps[static_cast<std::size_t>(dim)] != 0 && machine.dims[dim] > 2;
+// The stretches of dimensions that chips `stride` apart, `size` of them, lie on.
+inline List<AxisPart> parts_of_stretch(const Machine& machine, std::int64_t stride, int size) {
+  List<AxisPart> parts;
+  std::int64_t step = machine.chips();  // of dimension d: from one chip to the next
+  for (int d = 0; d < machine.dims.size(); ++d) {
+    const std::int64_t end_of_dim = step;
+    step = machine.dims[d] > 0 ? step / machine.dims[d] : step;
+    const std::int64_t begin = std::max(stride, step);
+    const std::int64_t end = std::min(stride * size, end_of_dim);
+    if (end <= begin) {
+      continue;
+    }
+    if (begin % stride != 0 || begin % step != 0 || end % begin != 0 || stride * size % end != 0 ||
+        end_of_dim % end != 0) {
+      return {part_across(machine, size)};
+    }
+    parts.push_back(part_of_dim(machine, d, end / begin, begin / step));
+  }
+  if (parts.empty()) {
+    parts.push_back(AxisPart());  // one device
+  }
+  return parts;
 }
 
-inline List<AxisPlacement> place_axes(const Machine& machine, const List<MeshAxis>& axes,
-                                      Ring ring) {
+inline List<AxisPlacement> place_axes(const Machine& machine, const List<MeshAxis>& axes) {
   List<AxisPlacement> placed;
-  std::int64_t before = 1;
+  std::int64_t stride = machine.chips();
   for (const MeshAxis& axis : axes) {
     AxisPlacement place;
     place.name = axis.name;
     place.size = static_cast<int>(axis.size.value);
-    place.dim = dim_of_axis(machine, before, axis.size.value);
-    if (place.dim >= 0 && closes(machine, place.dim)) {
-      place.kind = ring == Ring::one_way ? AxisKind::ring : AxisKind::ring_both_ways;
-    }
-    place.link = link_of_dim(machine, place.dim);
-    before *= axis.size.value;
-    place.stride = static_cast<int>(machine.chips() / before);
+    stride /= axis.size.value;
+    place.stride = static_cast<int>(stride);
+    place.parts = parts_of_stretch(machine, stride, place.size);
     placed.push_back(place);
   }
   return placed;
+}
+
+// The parts of a group of devices over several axes, the first the slowest. Axes that lie behind
+// each other on one dimension are one part of it.
+inline List<AxisPart> parts_of_group(const Machine& machine, const List<AxisPlacement>& placed,
+                                     const std::vector<int>& axis_numbers) {
+  List<AxisPart> parts;
+  for (const int number : axis_numbers) {
+    for (const AxisPart& part : placed[static_cast<std::size_t>(number)].parts) {
+      const bool row = !parts.empty() && part.dim >= 0 && parts.back().dim == part.dim;
+      const bool any = part.kind == AxisKind::switched || part.kind == AxisKind::full;
+      if (part.size == 1) {
+        continue;
+      }
+      if (row && (any || parts.back().spacing == part.spacing * part.size)) {
+        parts.back() = part_of_dim(machine, part.dim, std::int64_t{parts.back().size} * part.size,
+                                   part.spacing);
+      } else {
+        parts.push_back(part);
+      }
+    }
+  }
+  if (parts.empty()) {
+    parts.push_back(AxisPart());
+  }
+  return parts;
 }
 
 }  // namespace detail
@@ -151,11 +197,14 @@ struct MeshPlacement {
   Table table() const {
     Table out;
     out.title = "mesh on " + machine;
-    out.columns = {"axis", "devices", "kind", "dimension", "link one way"};
+    out.columns = {"axis", "devices", "kind", "dimension", "apart", "latency", "one way"};
     for (const AxisPlacement& axis : axes) {
-      const std::string dim = axis.dim < 0 ? "part or several" : std::to_string(axis.dim);
-      out.add({axis.name, std::to_string(axis.size), name_of(axis.kind), dim,
-               format_si(axis.link.bandwidth, "B/s")});
+      for (const AxisPart& part : axis.parts) {
+        out.add({axis.name, std::to_string(part.size), name_of(part.kind),
+                 part.dim < 0 ? (part.size > 1 ? "several" : "-") : std::to_string(part.dim),
+                 std::to_string(part.spacing), format_seconds(part.latency),
+                 format_si(part.bandwidth, "B/s")});
+      }
     }
     return out;
   }

@@ -1,6 +1,7 @@
 #pragma once
 // What a mesh program cost: bytes and steps counted from its messages, simulated time beside the
-// formula, the links and the critical path. The same log can be timed again on another machine.
+// formula, the links and the critical path. The same log can be timed again on another machine, or
+// with links and devices that are slow.
 
 #include <algorithm>  // max, min
 #include <cstddef>
@@ -15,10 +16,10 @@
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/measure/counters.hpp"
 #include "tinyscale/measure/memory.hpp"
+#include "tinyscale/mesh/collective_cost.hpp"
 #include "tinyscale/mesh/device.hpp"
 #include "tinyscale/mesh/guess.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
-#include "tinyscale/mesh/message_log.hpp"
 #include "tinyscale/mesh/replay.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -27,6 +28,8 @@ namespace tinyscale {
 // One line of the program; bytes are those of the busiest device.
 struct CollectiveRow {
   std::string name, axes, arguments;
+  std::string algorithm, reason;  // why this one; "" when the program named it
+  SourceLine where;
   int groups = 0;        // that ran it side by side
   int devices = 1;       // of a group
   double bytes_out = 0;  // sent by a device
@@ -35,43 +38,60 @@ struct CollectiveRow {
   std::int64_t hops = 0;  // latencies paid one after another: the most of each step
   double seconds = 0;     // simulated: first start to last arrival, of the slowest group
   double formula = -1;    // seconds, if its links are free; -1: it has no formula
+  double algbw = 0;       // bytes/s: the vector over the time
+  double busbw = 0;       // bytes/s: times the share of it that a device must send (NCCL)
 };
 
-// One directed link of the machine.
+// One directed link of the machine, or an uplink that several chips share.
 struct LinkRow {
   std::int64_t from = 0, to = 0;  // chips; -1: the switch of that dimension
   int dim = 0;                    // of the machine
+  std::string name;               // "3 -> 4", "3 -> switch", "0..7 -> switch"
+  bool uplink = false;
   double bytes = 0;
   double busy = 0;  // share of the run's simulated time that its bytes take at full speed
 };
 
-// The chain of messages that sets the simulated time, each waiting for the one before.
+// The chain of messages and compute that sets the simulated time, each waiting for the one before.
 struct CriticalPath {
   std::int64_t messages = 0;
-  double latency = 0, transfer = 0;  // seconds; together the run's
-  std::vector<int> devices;          // through which it goes
+  double compute = 0, latency = 0, transfer = 0;  // seconds; together the run's
+  std::vector<int> devices;                       // through which it goes
+  std::string heaviest;  // of its links: "axis y, link 3 -> 4, 61 % of the step"
 };
 
 namespace detail {
 
 // What a run leaves behind; shared by all timings of it.
 struct MeshRecord {
-  MessageLog log;
+  RunLog log;
   List<MeshAxis> axes;
   List<List<KeptTensor>> kept;  // by rank
   List<Counters> counters;
   List<Shared<MemoryMeter>> memory;
 };
 
-inline Table collective_table(const List<CollectiveRow>& rows) {
+// "demo.cpp:12"
+inline std::string line_text(const SourceLine& where) {
+  std::string file = where.file;
+  const std::size_t folder = file.find_last_of("/\\");
+  file = folder == std::string::npos ? file : file.substr(folder + 1);
+  return file.empty() ? "" : cat(file, ":", where.line);
+}
+
+inline Table collective_table(const List<CollectiveRow>& rows, const std::string& machine) {
   Table out;
-  out.columns = {"collective", "axis",  "arguments", "devices",   "groups", "bytes out",
-                 "bytes in",   "steps", "hops",      "simulated", "formula"};
+  out.title = "collectives on " + machine + " (bytes of the busiest device)";
+  out.columns = {"collective", "axis",      "arguments", "algorithm", "devices",
+                 "groups",     "bytes out", "bytes in",  "steps",     "hops",
+                 "simulated",  "formula",   "algbw",     "busbw",     "line"};
   for (const CollectiveRow& row : rows) {
-    out.add({row.name, row.axes, row.arguments, std::to_string(row.devices),
+    out.add({row.name, row.axes, row.arguments, row.algorithm, std::to_string(row.devices),
              std::to_string(row.groups), format_count(row.bytes_out), format_count(row.bytes_in),
              std::to_string(row.steps), std::to_string(row.hops), format_seconds(row.seconds),
-             row.formula < 0 ? "-" : format_seconds(row.formula)});
+             row.formula < 0 ? "-" : format_seconds(row.formula),
+             row.algbw > 0 ? format_si(row.algbw, "B/s") : "-",
+             row.busbw > 0 ? format_si(row.busbw, "B/s") : "-", line_text(row.where)});
   }
   return out;
 }
@@ -80,34 +100,69 @@ inline Table link_table(const List<LinkRow>& rows, std::size_t most) {
   Table out;
   out.columns = {"link", "dimension", "bytes", "busy"};
   for (std::size_t i = 0; i < rows.size() && i < most; ++i) {
-    const std::string from = rows[i].from < 0 ? "switch" : std::to_string(rows[i].from);
-    const std::string to = rows[i].to < 0 ? "switch" : std::to_string(rows[i].to);
-    out.add({from + " -> " + to, std::to_string(rows[i].dim), format_count(rows[i].bytes),
+    out.add({rows[i].name, std::to_string(rows[i].dim), format_count(rows[i].bytes),
              format_percent(rows[i].busy)});
   }
   return out;
+}
+
+// Adds what each rank sends and receives in a call.
+inline void add_bytes(const LoggedCall& call, std::vector<double>& out, std::vector<double>& in) {
+  for (const ScheduledMessage& message : call.shape->schedule->messages) {
+    const double bytes = message_bytes(*call.shape, message);
+    const std::vector<int>& ranks = *call.members;
+    const int from = ranks[static_cast<std::size_t>(message.from)];
+    const int to = ranks[static_cast<std::size_t>(message.to)];
+    out[static_cast<std::size_t>(from)] += bytes;
+    in[static_cast<std::size_t>(to)] += bytes;
+  }
+}
+
+// Steps and hops of the longest stream of a call.
+inline void count_steps(const LoggedCall& call, const MachineLinks& links, CollectiveRow& row) {
+  const PreparedSchedule& schedule = *call.shape->schedule;
+  for (const PreparedSchedule::Stream& stream : schedule.streams) {
+    std::int64_t hops = 0;
+    for (std::size_t s = stream.first; s < stream.last; ++s) {
+      int most = 0;
+      for (std::size_t m = schedule.steps[s].first; m < schedule.steps[s].last; ++m) {
+        const std::vector<int>& ranks = *call.members;
+        double latency = 0;
+        most = std::max(
+            most, links.hops(ranks[static_cast<std::size_t>(schedule.messages[m].from)],
+                             ranks[static_cast<std::size_t>(schedule.messages[m].to)], latency));
+      }
+      hops += most;
+    }
+    row.steps = std::max(row.steps, static_cast<std::int64_t>(stream.last - stream.first));
+    row.hops = std::max(row.hops, hops);
+  }
 }
 
 }  // namespace detail
 
 class MeshRun {
  public:
-  MeshRun(Shared<detail::MeshRecord> record, Machine machine)
-      : timeline(time(record->log, machine)),
+  MeshRun(Shared<detail::MeshRecord> record, Machine machine, Faults faults = Faults())
+      : timeline(time(record->log, machine, faults)),
         record_(std::move(record)),
-        machine_(std::move(machine)) {
+        machine_(std::move(machine)),
+        faults_(std::move(faults)) {
     seconds = timeline.seconds;
   }
 
-  double seconds = 0;  // simulated, of all messages
-  Timeline timeline;   // of each message
+  double seconds = 0;  // simulated, of compute and messages
+  Timeline timeline;   // of each message, call and device
 
-  const MessageLog& log() const { return record_->log; }
+  const RunLog& log() const { return record_->log; }
   const Machine& machine() const { return machine_; }
   int devices() const { return record_->log.devices; }
 
-  // The same messages on another machine with as many chips.
-  MeshRun on(const Machine& other) const { return MeshRun(record_, other); }
+  // The same run on another machine with as many chips, or with faults.
+  MeshRun on(const Machine& other, const Faults& faults = Faults()) const {
+    return MeshRun(record_, other, faults);
+  }
+  MeshRun with(const Faults& faults) const { return MeshRun(record_, machine_, faults); }
 
   // What Device::keep kept.
   Tensor kept(int rank, const std::string& name) const {
@@ -126,14 +181,7 @@ class MeshRun {
   Counters counters(int rank) const { return record_->counters[checked("counters", rank)]; }
   const MemoryMeter& memory(int rank) const { return *record_->memory[checked("memory", rank)]; }
 
-  double bytes_sent(int rank) const {
-    checked("bytes_sent", rank);
-    double bytes = 0;
-    for (const Message& message : log().messages) {
-      bytes += message.from == rank ? message.bytes : 0;
-    }
-    return bytes;
-  }
+  double bytes_sent(int rank) const { return all_sent()[checked("bytes_sent", rank)]; }
 
   // The sum over the program's lines: sends that devices make at the same time are one line.
   std::int64_t steps() const {
@@ -145,41 +193,33 @@ class MeshRun {
   }
 
   List<CollectiveRow> collectives() const {
-    List<std::vector<std::size_t>> messages_of(log().calls.size());
-    for (std::size_t m = 0; m < log().messages.size(); ++m) {
-      messages_of[static_cast<std::size_t>(log().messages[m].call)].push_back(m);
+    List<std::vector<std::size_t>> calls_of(log().lines.size());
+    for (std::size_t c = 0; c < log().calls.size(); ++c) {
+      calls_of[static_cast<std::size_t>(log().calls[c].line)].push_back(c);
     }
+    const List<AxisPlacement> placed = detail::place_axes(machine_, record_->axes);
+    const detail::MachineLinks links(machine_);
     List<CollectiveRow> rows;
-    for (std::size_t c = 0; c < messages_of.size(); ++c) {
-      if (log().calls[c].name != "recv") {
-        rows.push_back(row_of(log().calls[c], messages_of[c]));
+    for (const std::vector<std::size_t>& calls : calls_of) {
+      if (!calls.empty()) {
+        rows.push_back(row_of(calls, placed, links));
       }
     }
     return rows;
   }
 
-  // Links that carried something, the busiest first; a chip's two ports to a switch are one.
+  // Links that carried something, the busiest first.
   List<LinkRow> links() const {
-    const detail::MachineLinks all(machine_);
+    const detail::MachineLinks all = detail::links_of(machine_, faults_);
     List<LinkRow> rows;
+    std::vector<double> keys;
     for (std::size_t link = 0; link < all.count(); ++link) {
       const double bytes = timeline.link_bytes[link];
       if (bytes > 0) {
-        const double rate = all.bandwidth(link) * (all.switched ? 2 : 1);
-        const double busy = seconds > 0 ? bytes / rate / seconds : 0;
-        const LinkRow row = {all.from(link), all.to(link), all.dim_of(link), bytes, busy};
-        if (!rows.empty() && rows.back().from == row.from && rows.back().to == row.to &&
-            rows.back().dim == row.dim) {
-          rows.back().bytes += bytes;
-          rows.back().busy += busy;
-        } else {
-          rows.push_back(row);
-        }
+        rows.push_back({all.from(link), all.to(link), all.dim_of(link), all.name(link),
+                        all.is_uplink(link), bytes, busy(all, link)});
+        keys.push_back(-rows.back().busy);
       }
-    }
-    std::vector<double> keys;
-    for (const LinkRow& row : rows) {
-      keys.push_back(-row.busy);
     }
     List<LinkRow> sorted;
     for (const std::size_t i : detail::stable_order(keys)) {
@@ -188,35 +228,58 @@ class MeshRun {
     return sorted;
   }
 
+  // Empty when the run has too many messages to be kept one by one.
   CriticalPath critical_path() const {
     CriticalPath path;
-    int last = -1;
-    for (std::size_t m = 0; m < timeline.finish.size(); ++m) {
-      if (last < 0 || timeline.finish[m] > timeline.finish[static_cast<std::size_t>(last)]) {
-        last = static_cast<int>(m);
-      }
-    }
+    const detail::MachineLinks all = detail::links_of(machine_, faults_);
+    int m = last_message();
+    double end = seconds;  // of what comes after message m
+    double most = -1;
     std::vector<int> back;  // devices, from the end
-    for (int m = last; m >= 0; m = timeline.after[static_cast<std::size_t>(m)]) {
-      const std::size_t i = static_cast<std::size_t>(m);
-      const double latency = timeline.hops[i] * machine_.link_latency;
+    std::vector<std::size_t> route;
+    while (m >= 0) {
+      const TimedMessage& message = timeline.messages[static_cast<std::size_t>(m)];
+      double latency = 0;
+      all.hops(message.from, message.to, latency);
       ++path.messages;
+      path.compute += end - message.finish;
       path.latency += latency;
-      path.transfer += timeline.finish[i] - timeline.start[i] - latency;
+      path.transfer += message.finish - message.start - latency;
       if (back.empty()) {
-        back.push_back(log().messages[i].to);
+        back.push_back(message.to);
       }
-      back.push_back(log().messages[i].from);
+      back.push_back(message.from);
+      all.route(message.from, message.to, route);
+      for (const std::size_t link : route) {
+        if (busy(all, link) > most) {
+          most = busy(all, link);
+          const std::string& axes = log().calls[static_cast<std::size_t>(message.call)].shape->axes;
+          path.heaviest = detail::cat(
+              axes.empty() ? detail::cat("dimension ", all.dim_of(link)) : "axis " + axes,
+              ", link ", all.name(link), ", ", format_percent(most), " of the step");
+        }
+      }
+      end = message.start;
+      m = message.after;
     }
+    path.compute += timeline.messages.empty() && !log().calls.empty() ? 0 : end;
     for (std::size_t i = back.size(); i-- > 0;) {
       path.devices.push_back(back[i]);
     }
     return path;
   }
 
-  Table table() const {
-    Table out = detail::collective_table(collectives());
-    out.title = "collectives on " + machine_.name + " (bytes of the busiest device)";
+  Table table() const { return detail::collective_table(collectives(), machine_.name); }
+  // Compute and the communication that it does not hide, of each device.
+  Table device_table() const {
+    Table out;
+    out.title = "devices";
+    out.columns = {"device", "compute", "exposed communication", "end"};
+    for (std::size_t d = 0; d < timeline.devices.size(); ++d) {
+      const TimedDevice& device = timeline.devices[d];
+      out.add({std::to_string(d), format_seconds(device.compute), format_seconds(device.waiting),
+               format_seconds(device.end)});
+    }
     return out;
   }
   std::string csv() const { return table().csv(); }
@@ -226,25 +289,21 @@ class MeshRun {
   CheckReport check(const Guess& guess) const {
     detail::Counted counted;
     counted.devices = devices();
-    for (int rank = 0; rank < devices(); ++rank) {
-      const double bytes = bytes_sent(rank);
-      counted.bytes_most = std::max(counted.bytes_most, bytes);
-      counted.bytes_least = rank == 0 ? bytes : std::min(counted.bytes_least, bytes);
-      counted.bytes_total += bytes;
+    const std::vector<double> sent = all_sent();
+    for (std::size_t rank = 0; rank < sent.size(); ++rank) {
+      counted.bytes_most = std::max(counted.bytes_most, sent[rank]);
+      counted.bytes_least = rank == 0 ? sent[rank] : std::min(counted.bytes_least, sent[rank]);
+      counted.bytes_total += sent[rank];
     }
-    counted.seconds = seconds;
+    counted.seconds = seconds - critical_path().compute;
     for (const CollectiveRow& row : collectives()) {
       counted.steps += row.steps;
       counted.names.push_back(row.name);
+      counted.algorithm = row.devices > counted.group ? row.algorithm : counted.algorithm;
       counted.group = std::max(counted.group, row.devices);
-    }
-    counted.one_way_steps = counted.steps;
-    for (const CollectiveCall& call : log().calls) {
-      for (CollectiveStage stage : call.stages) {
-        const std::int64_t steps = collective_steps(stage);
-        stage.kind = stage.kind == AxisKind::ring_both_ways ? AxisKind::ring : stage.kind;
-        counted.one_way_steps += collective_steps(stage) - steps;
-      }
+      const bool both = row.algorithm == name_of(Algorithm::ring_both_ways);
+      counted.one_way_steps +=
+          both ? (row.name == "all_reduce" ? 2 : 1) * (row.devices - 1) : row.steps;
     }
     return detail::check_guess(guess, counted);
   }
@@ -258,58 +317,92 @@ class MeshRun {
     return static_cast<std::size_t>(rank);
   }
 
-  CollectiveRow row_of(const CollectiveCall& call, const std::vector<std::size_t>& messages) const {
-    CollectiveRow row;
-    row.name = call.name;
-    row.axes = call.axes;
-    row.arguments = call.name == "send" ? "" : call.arguments;
-    row.devices = call.devices;
-    const std::size_t ranks = static_cast<std::size_t>(devices());
-    std::vector<double> out(ranks), in(ranks);
-    std::vector<double> begin(ranks), end(ranks, -1);  // of each group, by its lowest rank
-    std::vector<int> hops;                             // by step, -1: none
-    for (const std::size_t m : messages) {
-      const Message& message = log().messages[m];
-      const std::size_t from = static_cast<std::size_t>(message.from);
-      const std::size_t to = static_cast<std::size_t>(message.to);
-      row.bytes_out = std::max(row.bytes_out, out[from] += message.bytes);
-      row.bytes_in = std::max(row.bytes_in, in[to] += message.bytes);
-      const std::size_t step = static_cast<std::size_t>(message.step);
-      if (step >= hops.size()) {
-        hops.resize(step + 1, -1);
-      }
-      hops[step] = std::max(hops[step], timeline.hops[m]);
-      const std::size_t group = static_cast<std::size_t>(message.group);
-      if (end[group] < 0) {
-        ++row.groups;
-        begin[group] = timeline.start[m];
-      }
-      begin[group] = std::min(begin[group], timeline.start[m]);
-      end[group] = std::max(end[group], timeline.finish[m]);
-      row.seconds = std::max(row.seconds, end[group] - begin[group]);
+  std::vector<double> all_sent() const {
+    std::vector<double> out(static_cast<std::size_t>(devices())), in(out.size());
+    for (const LoggedCall& call : log().calls) {
+      detail::add_bytes(call, out, in);
     }
-    row.groups = messages.empty() ? devices() / call.devices : row.groups;
-    for (const int most : hops) {
-      row.steps += most >= 0 ? 1 : 0;
-      row.hops += most >= 0 ? most : 0;
-    }
-    row.formula = formula_of(call);
-    return row;
+    return out;
   }
 
-  double formula_of(const CollectiveCall& call) const {
-    const List<AxisPlacement> axes = detail::place_axes(machine_, record_->axes, Ring::one_way);
-    double sum = call.stages.empty() ? -1 : 0;
-    for (std::size_t i = 0; i < call.stages.size(); ++i) {
-      const std::size_t axis = static_cast<std::size_t>(call.stage_axes[i]);
-      sum += collective_seconds(call.stages[i], axes[axis].link);
+  double busy(const detail::MachineLinks& all, std::size_t link) const {
+    return seconds > 0 && all.bandwidth(link) > 0
+               ? timeline.link_bytes[link] / all.bandwidth(link) / seconds
+               : 0;
+  }
+
+  // The last message before the end of the run: that of the last device, or one still under way.
+  int last_message() const {
+    for (const TimedDevice& device : timeline.devices) {
+      if (!(device.end < seconds)) {
+        return device.after;
+      }
     }
-    return sum;
+    int last = -1;
+    for (std::size_t m = 0; m < timeline.messages.size(); ++m) {
+      last = !(timeline.messages[m].finish < seconds) ? static_cast<int>(m) : last;
+    }
+    return last;
+  }
+
+  CollectiveRow row_of(const std::vector<std::size_t>& calls, const List<AxisPlacement>& placed,
+                       const detail::MachineLinks& links) const {
+    const CallShape& shape = *log().calls[calls[0]].shape;
+    CollectiveRow row;
+    row.name = shape.name;
+    row.axes = shape.axes;
+    row.arguments = shape.arguments;
+    row.algorithm = shape.eager ? "" : name_of(shape.spec.algorithm);
+    row.reason = shape.reason;
+    row.where = shape.where;
+    row.groups = static_cast<int>(calls.size());
+    std::vector<double> out(static_cast<std::size_t>(devices())), in(out.size());
+    for (const std::size_t c : calls) {
+      const LoggedCall& call = log().calls[c];
+      row.devices = std::max(row.devices, static_cast<int>(call.members->size()));
+      row.seconds = std::max(row.seconds, timeline.calls[c].finish - timeline.calls[c].start);
+      detail::add_bytes(call, out, in);
+      detail::count_steps(call, links, row);
+    }
+    for (std::size_t rank = 0; rank < out.size(); ++rank) {
+      row.bytes_out = std::max(row.bytes_out, out[rank]);
+      row.bytes_in = std::max(row.bytes_in, in[rank]);
+    }
+    if (!shape.eager) {
+      CollectiveSpec spec = shape.spec;
+      spec.parts = detail::parts_of_group(machine_, placed, shape.axis_numbers);
+      row.formula = spec.algorithm == Algorithm::custom ? -1 : collective_seconds(spec);
+      const double bytes = static_cast<double>(spec.elements) * spec.element_bytes;
+      row.algbw = row.seconds > 0 ? bytes / row.seconds : 0;
+      row.busbw = row.algbw * bus_factor(spec.what, row.devices);
+    }
+    return row;
   }
 
   Shared<detail::MeshRecord> record_;
   Machine machine_;
+  Faults faults_;
 };
+
+namespace detail {
+
+inline void print_path(std::ostream& out, const MeshRun& run) {
+  const CriticalPath path = run.critical_path();
+  out << "simulated " << format_seconds(run.seconds) << " on " << run.machine().name
+      << "; critical path of " << path.messages << " messages: ";
+  if (path.compute > 0) {
+    out << format_seconds(path.compute) << " compute, ";
+  }
+  out << format_seconds(path.latency) << " latency, " << format_seconds(path.transfer)
+      << " transfer" << (path.heaviest.empty() ? "" : "; ") << path.heaviest << "\nthrough devices";
+  constexpr std::size_t most_devices = 16;
+  for (std::size_t i = 0; i < path.devices.size() && i < most_devices; ++i) {
+    out << (i == 0 ? " " : " > ") << path.devices[i];
+  }
+  out << (path.devices.size() > most_devices ? " > ...\n" : "\n");
+}
+
+}  // namespace detail
 
 inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
   constexpr std::size_t most_links = 16;
@@ -317,17 +410,23 @@ inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
   Table table = detail::link_table(links, most_links);
   table.title = detail::cat("links: ", links.size(), " used",
                             links.size() > most_links ? ", the busiest 16" : "");
-  out << run.table() << "\n" << table << "\n";
-  const CriticalPath path = run.critical_path();
-  out << "simulated " << format_seconds(run.seconds) << " on " << run.machine().name
-      << "; critical path of " << path.messages << " messages: " << format_seconds(path.latency)
-      << " latency, " << format_seconds(path.transfer) << " transfer\n";
-  constexpr std::size_t most_devices = 16;
-  out << "through devices";
-  for (std::size_t i = 0; i < path.devices.size() && i < most_devices; ++i) {
-    out << (i == 0 ? " " : " > ") << path.devices[i];
+  const List<CollectiveRow> rows = run.collectives();
+  out << detail::collective_table(rows, run.machine().name);
+  std::vector<std::string> said;
+  for (const CollectiveRow& row : rows) {
+    const std::string why = row.name + " over " + row.axes + ": " + row.reason;
+    bool again = row.reason.empty();
+    for (const std::string& known : said) {
+      again = again || known == why;
+    }
+    if (!again) {
+      out << why << "\n";
+      said.push_back(why);
+    }
   }
-  return out << (path.devices.size() > most_devices ? " > ...\n" : "\n");
+  out << "\n" << table << "\n";
+  detail::print_path(out, run);
+  return out;
 }
 
 }  // namespace tinyscale

@@ -1,234 +1,464 @@
 #pragma once
-// Simulated time: a message log replayed on a machine, event by event.
-// A message starts when its sender's (and, in a collective, its receiver's) earlier steps are done,
-// takes latency for each hop, then its bytes at a max-min fair share of those links.
-// A pure function of log and machine.
+// Simulated time: a run log replayed on a machine, event by event. Each device goes through its
+// program: compute as the chip's roofline has it, calls that it starts, calls that it waits for. A
+// message leaves when both ends have started the call and finished their earlier steps of its
+// stream (a user's send when the sender has); it takes latency for each hop, then its bytes at a
+// max-min fair share of the links with all others in flight. A pure function of log and machine.
 
-#include <algorithm>  // max
+#include <algorithm>  // max, min
 #include <cstddef>
-#include <limits>
+#include <cstdint>
+#include <string>
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
+#include "tinyscale/base/shared.hpp"
+#include "tinyscale/hardware/roofline.hpp"
 #include "tinyscale/mesh/fair_links.hpp"
-#include "tinyscale/mesh/message_log.hpp"
 #include "tinyscale/mesh/route.hpp"
+#include "tinyscale/mesh/run_log.hpp"
+#include "tinyscale/mesh/step_order.hpp"
+#include "tinyscale/mesh/timeline.hpp"
 
 namespace tinyscale {
-
-// When each message of a log ran on a machine, in simulated seconds.
-struct Timeline {
-  double seconds = 0;                 // until the last message has arrived
-  std::vector<double> start, finish;  // of each message
-  std::vector<int> after;             // the message whose end let each one start, or -1
-  std::vector<int> hops;              // latencies each one paid
-  std::vector<double> link_bytes;     // by detail::MachineLinks number
-};
-
 namespace detail {
 
-constexpr std::size_t no_message = std::numeric_limits<std::size_t>::max();
+constexpr std::size_t most_timed_messages = std::size_t{1} << 22;
 
-// The steps of every device and which of them are done.
-class StepOrder {
- public:
-  explicit StepOrder(const MessageLog& log) : log_(log) {
-    const std::size_t devices = static_cast<std::size_t>(log.devices);
-    List<std::vector<std::size_t>> ends(devices);  // messages, in order
-    List<std::vector<double>> step_of(devices);    // of each of these
-    for (std::size_t m = 0; m < log.messages.size(); ++m) {
-      const Message& message = log.messages[m];
-      ends[static_cast<std::size_t>(message.from)].push_back(m);
-      step_of[static_cast<std::size_t>(message.from)].push_back(message.from_step);
-      ends[static_cast<std::size_t>(message.to)].push_back(m);
-      step_of[static_cast<std::size_t>(message.to)].push_back(message.to_step);
-    }
-    steps_.resize(devices);
-    next_.assign(devices, 0);
-    for (std::size_t d = 0; d < devices; ++d) {
-      int last = -1;
-      for (const std::size_t i : stable_order(step_of[d])) {
-        const int step = static_cast<int>(step_of[d][i]);
-        if (steps_[d].empty() || step != last) {
-          steps_[d].push_back({step, 0, {}});
-          last = step;
-        }
-        steps_[d].back().messages.push_back(ends[d][i]);
-        ++steps_[d].back().unfinished;
-      }
+// The index of a rank in a group, -1 when it is no member.
+inline int member_of(const LoggedCall& call, int rank) {
+  const std::vector<int>& members = *call.members;
+  const std::size_t n = members.size();
+  if (n > 1 && members[1] != members[0]) {  // most groups are evenly spaced
+    const int guess = (rank - members[0]) / (members[1] - members[0]);
+    if (guess >= 0 && static_cast<std::size_t>(guess) < n &&
+        members[static_cast<std::size_t>(guess)] == rank) {
+      return guess;
     }
   }
-
-  // Messages of the step that a device is in.
-  const std::vector<std::size_t>& current(int device) const {
-    static const std::vector<std::size_t> none;
-    const std::size_t d = static_cast<std::size_t>(device);
-    return next_[d] < steps_[d].size() ? steps_[d][next_[d]].messages : none;
-  }
-
-  bool may_start(std::size_t m) const {
-    const Message& message = log_.messages[m];
-    return at_step(message.from, message.from_step) &&
-           (message.start == MessageStart::sender_ready || at_step(message.to, message.to_step));
-  }
-
-  // Marks one end of a message as finished.
-  void finish(int device, int step) {
-    List<Step>& steps = steps_[static_cast<std::size_t>(device)];
-    std::size_t low = 0;
-    for (std::size_t high = steps.size(); low < high;) {
-      const std::size_t middle = low + (high - low) / 2;
-      if (steps[middle].number < step) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
+  for (std::size_t i = 0; i < n; ++i) {
+    if (members[i] == rank) {
+      return static_cast<int>(i);
     }
-    --steps[low].unfinished;
   }
+  return -1;
+}
 
-  // Moves a device to its next step if this one is done.
-  bool advance(int device) {
-    const std::size_t d = static_cast<std::size_t>(device);
-    if (next_[d] < steps_[d].size() && steps_[d][next_[d]].unfinished == 0) {
-      ++next_[d];
-      return true;
-    }
-    return false;
+// Bytes of a message of a call.
+inline double message_bytes(const CallShape& shape, const ScheduledMessage& message) {
+  std::int64_t elements = 0;
+  for (std::size_t t = message.first; t < message.last; ++t) {
+    const Transfer& transfer = shape.schedule->data.transfers[t];
+    elements += shape.cut.elements(transfer.chunk, transfer.chunks);
   }
+  return static_cast<double>(elements) * shape.spec.element_bytes;
+}
 
- private:
-  struct Step {
-    int number = 0;
-    int unfinished = 0;
-    std::vector<std::size_t> messages;
-  };
-
-  bool at_step(int device, int step) const {
-    const std::size_t d = static_cast<std::size_t>(device);
-    return next_[d] < steps_[d].size() && steps_[d][next_[d]].number == step;
-  }
-
-  const MessageLog& log_;
-  List<List<Step>> steps_;
-  std::vector<std::size_t> next_;
-};
+// Whether anything is known of what the chip computes; a machine may be described by links alone.
+inline bool has_rates(const Chip& chip) {
+  return chip.flops_bf16 > 0 || chip.flops_f32 > 0 || chip.memory_bandwidth > 0;
+}
 
 class Replay {
  public:
-  Replay(const MessageLog& log, const Machine& machine)
-      : log_(log), order_(log), links_(machine, log.messages.size()) {
-    const std::size_t count = log.messages.size();
-    out_.start.assign(count, -1);
-    out_.finish.assign(count, -1);
-    out_.after.assign(count, -1);
-    out_.hops.assign(count, 0);
-    out_.link_bytes.assign(links_.links().count(), 0);
+  Replay(const RunLog& log, const Machine& machine, const Faults& faults)
+      : log_(log), machine_(machine), links_(links_of(machine, faults)), fair_(links_) {
+    const std::size_t devices = static_cast<std::size_t>(log.devices);
+    devices_.resize(devices);
+    out_.devices.resize(devices);
+    out_.calls.resize(log.calls.size());
+    out_.link_bytes.assign(links_.count(), 0);
+    progress_of_.assign(log.calls.size(), not_started);
+    next_send_.assign(log.calls.size(), none);
+    for (const Faults::Fault& fault : faults.all) {
+      if (!fault.link) {
+        if (fault.from < 0 || fault.from >= log.devices) {
+          fail(
+              {"time: device ", fault.from, " to be at fault; devices are 0 to ", log.devices - 1});
+        }
+        Device& device = devices_[static_cast<std::size_t>(fault.from)];
+        device.dead = device.dead || fault.dead;
+        device.slower *= fault.factor;
+      }
+    }
+    index_schedules();
   }
 
   Timeline run() {
     for (int d = 0; d < log_.devices; ++d) {
-      start_ready(d, 0, no_message);
+      ready_.push_back(d);
     }
+    run_ready(0);
     while (!events_.empty()) {
+      // Events that differ by rounding alone are at once: symmetric devices stay together.
       const double now = events_.first().key;
-      std::vector<std::size_t> changed;
-      std::vector<std::size_t> done;
-      while (!events_.empty() && !(events_.first().key > now)) {
-        handle(events_.pop(), changed, done);
+      const double last = now * (1 + 1e-14);
+      done_.clear();
+      while (!events_.empty() && !(events_.first().key > last)) {
+        handle(events_.pop(), now);
       }
-      for (const std::size_t m : done) {
-        finish(m, now);
+      for (const std::size_t f : done_) {
+        finish(f, now);
       }
-      for (const std::size_t m : links_.share(changed, now)) {
-        const FairLinks::Flow& flow = links_.flow(m);
-        events_.push({now + flow.bytes / flow.rate, m, flow.version});
+      run_ready(now);
+      for (const std::size_t f : fair_.share(now)) {
+        const FairLinks::Flow& flow = fair_.flow(f);
+        events_.push({FairLinks::end_of(flow), f, flow.version});
       }
     }
-    check_all_ran();
-    return out_;
+    check_all_done();
+    return static_cast<Timeline&&>(out_);
   }
 
  private:
-  // Starts what waits for `device` alone now; `cause` is the message whose end made it so.
-  void start_ready(int device, double now, std::size_t cause) {
-    for (const std::size_t m : order_.current(device)) {
-      if (out_.start[m] < 0 && order_.may_start(m)) {
-        const Message& message = log_.messages[m];
-        FairLinks::Flow& flow = links_.flow(m);
-        flow.route = links_.links().route(message.from, message.to);
-        flow.bytes = message.bytes;
-        out_.start[m] = now;
-        out_.after[m] = cause == no_message ? -1 : static_cast<int>(cause);
-        out_.hops[m] = links_.links().hops(flow.route);
-        for (const std::size_t link : flow.route) {
-          out_.link_bytes[link] += message.bytes;
+  static constexpr int not_started = -1, finished = -2, none = -1, device_event = -1;
+
+  struct Device {
+    std::size_t next = 0;  // event of its program
+    int waits_for = none;  // call
+    double since = 0;
+    double slower = 1;
+    bool dead = false;
+    List<std::size_t> sends;  // the last call to each receiver
+  };
+  struct Flight {  // a message under way, by number of its flow
+    int progress = 0;
+    int record = none;
+    std::size_t message = 0;
+  };
+
+  // Which of orders_ each call follows; schedules are known by their address (a hash table).
+  void index_schedules() {
+    std::size_t messages = 0;
+    order_of_.assign(log_.calls.size(), 0);
+    std::vector<std::size_t> slots(2 * log_.calls.size() + 1, 0);  // place in orders_ + 1, or 0
+    for (std::size_t c = 0; c < log_.calls.size(); ++c) {
+      const PreparedSchedule* const schedule = log_.calls[c].shape->schedule.get();
+      std::size_t at = reinterpret_cast<std::uintptr_t>(schedule) / 16 % slots.size();
+      while (slots[at] > 0 && orders_[slots[at] - 1]->schedule != schedule) {
+        at = (at + 1) % slots.size();
+      }
+      if (slots[at] == 0) {
+        orders_.push_back(Shared<MemberSteps>(new MemberSteps(*schedule)));
+        slots[at] = orders_.size();
+      }
+      order_of_[c] = slots[at] - 1;
+      messages += schedule->messages.size();
+      if (log_.calls[c].members->size() != orders_[order_of_[c]]->members) {
+        fail({"time: ", line(c), " has ", log_.calls[c].members->size(),
+              " members and a schedule for ", orders_[order_of_[c]]->members,
+              "; they must be equal"});
+      }
+    }
+    keeps_ = messages <= most_timed_messages;
+    out_.messages.reserve(keeps_ ? messages : 0);
+  }
+
+  void run_ready(double now) {
+    for (std::size_t i = 0; i < ready_.size(); ++i) {
+      run_device(ready_[i], now);
+    }
+    ready_.clear();
+  }
+
+  // Goes on with a device's program as far as it can go now.
+  void run_device(int rank, double now) {
+    const std::size_t d = static_cast<std::size_t>(rank);
+    Device& device = devices_[d];
+    const List<DeviceEvent>& program = log_.programs[d];
+    while (!device.dead && device.next < program.size()) {
+      const DeviceEvent& event = program[device.next++];
+      if (event.kind == DeviceEvent::Kind::compute) {
+        const double seconds = compute_seconds(d, event) * device.slower;
+        out_.devices[d].compute += seconds;
+        if (seconds > 0) {
+          events_.push({now + seconds, d, device_event});
+          return;
         }
-        const double latency = links_.links().machine.link_latency;
-        events_.push({now + out_.hops[m] * latency, m, 0});
+      } else if (event.kind == DeviceEvent::Kind::start) {
+        start_call(event.first, rank, now);
+      } else if (!is_done(event.first, rank)) {
+        device.waits_for = static_cast<int>(event.first);
+        device.since = now;
+        return;
       }
+    }
+    if (!device.dead) {
+      out_.devices[d].end = now;
+      out_.seconds = std::max(out_.seconds, now);
     }
   }
 
-  void handle(const EventQueue::Entry& event, std::vector<std::size_t>& changed,
-              std::vector<std::size_t>& done) {
-    // Tag 0: latency is over; else the transfer is, at the rate of that version.
-    FairLinks::Flow& flow = links_.flow(event.item);
-    if (event.tag == 0 && flow.bytes > 0) {
-      flow.since = event.key;
-      links_.join(event.item);
-      changed.push_back(event.item);
-    } else if (event.tag == flow.version) {
-      if (flow.version > 0) {
-        links_.leave(event.item);
-        changed.push_back(event.item);
-      }
-      ++flow.version;
-      done.push_back(event.item);
+  double compute_seconds(std::size_t d, const DeviceEvent& event) const {
+    double seconds = 0;
+    for (std::size_t i = event.first; has_rates(machine_.chip) && i < event.last; ++i) {
+      seconds += op_seconds(log_.ops[d][i], machine_.chip);
+    }
+    return seconds;
+  }
+
+  int checked_member(std::size_t c, int rank) const {
+    const int member = c < log_.calls.size() ? member_of(log_.calls[c], rank) : none;
+    if (member == none) {
+      fail({"time: device ", rank, " is no member of ",
+            c < log_.calls.size() ? line(c) : cat("call ", c), ", which its program names"});
+    }
+    return member;
+  }
+
+  bool is_done(std::size_t c, int rank) const {
+    const int member = checked_member(c, rank);
+    const int progress = progress_of_[c];
+    return progress == finished ||
+           (progress >= 0 && live_[static_cast<std::size_t>(progress)].done(member));
+  }
+
+  void start_call(std::size_t c, int rank, double now) {
+    const int member = checked_member(c, rank);
+    const int after = out_.devices[static_cast<std::size_t>(rank)].after;
+    if (log_.calls[c].shape->eager) {
+      start_send(c, rank, now, after);
+    } else {
+      start_member(c, member, now, after);
     }
   }
 
-  void finish(std::size_t m, double now) {
-    const Message& message = log_.messages[m];
-    out_.finish[m] = now;
+  // Sends of a pair of devices go one after another.
+  void start_send(std::size_t c, int rank, double now, int after) {
+    const int to = receiver(c);
+    List<std::size_t>& sends = devices_[static_cast<std::size_t>(rank)].sends;
+    std::size_t i = 0;
+    while (i < sends.size() && receiver(sends[i]) != to) {
+      ++i;
+    }
+    if (i == sends.size()) {
+      sends.push_back(c);
+    } else {
+      const std::size_t before = sends[i];
+      sends[i] = c;
+      if (progress_of_[before] != finished) {
+        next_send_[before] = static_cast<int>(c);
+        return;
+      }
+    }
+    start_all(c, now, after);
+  }
+  int receiver(std::size_t c) const {
+    const LoggedCall& call = log_.calls[c];
+    const List<ScheduledMessage>& messages = call.shape->schedule->messages;
+    return messages.empty() ? none : (*call.members)[static_cast<std::size_t>(messages[0].to)];
+  }
+  void start_all(std::size_t c, double now, int after) {
+    for (std::size_t i = 0; i < log_.calls[c].members->size(); ++i) {
+      start_member(c, static_cast<int>(i), now, after);
+    }
+  }
+
+  void start_member(std::size_t c, int member, double now, int after) {
+    int& p = progress_of_[c];
+    if (p == not_started) {
+      p = static_cast<int>(free_.empty() ? live_.size() : free_.back());
+      if (free_.empty()) {
+        live_.push_back(CallProgress());
+      } else {
+        free_.pop_back();
+      }
+      live_[static_cast<std::size_t>(p)].begin(*orders_[order_of_[c]], c);
+    }
+    if (p == finished || live_[static_cast<std::size_t>(p)].started(member)) {
+      fail({"time: device ", (*log_.calls[c].members)[static_cast<std::size_t>(member)], " starts ",
+            line(c), " twice; once is right"});
+    }
+    const int progress = p;
+    leave_.clear();
+    live_[static_cast<std::size_t>(p)].start(member, leave_);
+    for (const std::size_t m : leave_) {
+      send(progress, m, now, after);
+    }
+    check_member(progress, member, now, after);
+  }
+
+  // A message leaves.
+  void send(int progress, std::size_t m, double now, int after) {
+    const CallProgress& at = live_[static_cast<std::size_t>(progress)];
+    const LoggedCall& call = log_.calls[at.call];
+    const ScheduledMessage& message = at.order->schedule->messages[m];
+    TimedMessage timed;
+    timed.call = static_cast<int>(at.call);
+    timed.from = (*call.members)[static_cast<std::size_t>(message.from)];
+    timed.to = (*call.members)[static_cast<std::size_t>(message.to)];
+    timed.stream = at.order->transfer(m).stream;
+    timed.step = at.order->step(m);
+    timed.bytes = message_bytes(*call.shape, message);
+    timed.after = after;
+    timed.start = now;
+    double latency = 0;
+    timed.hops = links_.hops(timed.from, timed.to, latency);
+    const std::size_t f = fair_.add();
+    FairLinks::Flow& flow = fair_.flow(f);
+    flow.bytes = timed.bytes;
+    links_.route(timed.from, timed.to, flow.route);
+    bool cut = false;
+    for (const std::size_t link : flow.route) {
+      out_.link_bytes[link] += timed.bytes;
+      if (!(links_.bandwidth(link) > 0)) {
+        cut = true;
+        dead_link_ = static_cast<std::int64_t>(link);
+      }
+    }
+    if (f == flights_.size()) {
+      flights_.push_back(Flight());
+    }
+    flights_[f] = {progress, keeps_ ? static_cast<int>(out_.messages.size()) : none, m};
+    if (keeps_) {
+      out_.messages.push_back(timed);
+    }
+    TimedCall& span = out_.calls[at.call];
+    span.start = span.start < 0 ? now : span.start;
+    if (!cut) {
+      events_.push({now + latency, f, flow.version});
+    }
+  }
+
+  // A device's compute is over, or a message's latency, or its transfer at that version's rate.
+  void handle(const EventQueue::Entry& event, double now) {
+    if (event.tag == device_event) {
+      ready_.push_back(static_cast<int>(event.item));
+      return;
+    }
+    FairLinks::Flow& flow = fair_.flow(event.item);
+    if (event.tag != flow.version) {
+      return;
+    }
+    if (flow.rate > 0) {
+      fair_.leave(event.item);
+      done_.push_back(event.item);
+    } else if (flow.bytes > 0 && !flow.route.empty()) {
+      flow.since = now;
+      fair_.join(event.item);
+    } else {
+      done_.push_back(event.item);
+    }
+  }
+
+  void finish(std::size_t f, double now) {
+    const Flight flight = flights_[f];
+    fair_.remove(f);
+    CallProgress& at = live_[static_cast<std::size_t>(flight.progress)];
+    const std::size_t call = at.call;
+    if (flight.record != none) {
+      out_.messages[static_cast<std::size_t>(flight.record)].finish = now;
+    }
+    out_.calls[call].finish = now;
     out_.seconds = std::max(out_.seconds, now);
-    order_.finish(message.from, message.from_step);
-    order_.finish(message.to, message.to_step);
-    for (const int device : {message.from, message.to}) {
-      while (order_.advance(device)) {
-        start_ready(device, now, m);
+    const ScheduledMessage& message = at.order->schedule->messages[flight.message];
+    for (const int member : {message.from, message.to}) {
+      leave_.clear();
+      if (live_[static_cast<std::size_t>(flight.progress)].finish(flight.message, member, leave_)) {
+        for (const std::size_t m : leave_) {
+          send(flight.progress, m, now, flight.record);
+        }
+        check_member(flight.progress, member, now, flight.record);
       }
     }
   }
 
-  void check_all_ran() const {
-    for (std::size_t m = 0; m < out_.finish.size(); ++m) {
-      if (out_.finish[m] < 0) {
-        fail({"time: message ", m, " from device ", log_.messages[m].from, " to device ",
-              log_.messages[m].to, " waits for itself; steps of the log must have an order"});
+  // Wakes the device that waits for a call which it is through, and ends a call that all are.
+  void check_member(int progress, int member, double now, int after) {
+    const std::size_t p = static_cast<std::size_t>(progress);
+    if (!live_[p].done(member)) {
+      return;
+    }
+    const std::size_t c = live_[p].call;
+    const int rank = (*log_.calls[c].members)[static_cast<std::size_t>(member)];
+    Device& device = devices_[static_cast<std::size_t>(rank)];
+    if (device.waits_for == static_cast<int>(c)) {
+      device.waits_for = none;
+      TimedDevice& timed = out_.devices[static_cast<std::size_t>(rank)];
+      timed.waiting += now - device.since;
+      timed.after = after;
+      ready_.push_back(rank);
+    }
+    if (live_[p].members_left == 0) {
+      TimedCall& span = out_.calls[c];
+      span.finish = span.start < 0 ? now : span.finish;
+      span.start = span.start < 0 ? now : span.start;
+      progress_of_[c] = finished;
+      free_.push_back(p);
+      if (next_send_[c] != none) {
+        start_all(static_cast<std::size_t>(next_send_[c]), now, after);
       }
     }
   }
 
-  const MessageLog& log_;
-  StepOrder order_;
-  FairLinks links_;
+  const std::string& line(std::size_t c) const {
+    return log_.lines[static_cast<std::size_t>(log_.calls[c].line)];
+  }
+
+  // When nothing can happen any more every device must be at its end.
+  void check_all_done() const {
+    std::string dead, waiting;
+    int waits = 0;
+    constexpr int most_named = 4;
+    for (std::size_t d = 0; d < devices_.size(); ++d) {
+      if (devices_[d].dead) {
+        dead += cat(dead.empty() ? "device " : ", device ", d);
+      } else if (devices_[d].waits_for != none && ++waits <= most_named) {
+        waiting += cat(waits > 1 ? ", device " : "device ", d, " waits in ",
+                       line(static_cast<std::size_t>(devices_[d].waits_for)));
+      }
+    }
+    if (dead.empty() && dead_link_ >= 0) {
+      dead = "link " + links_.name(static_cast<std::size_t>(dead_link_));
+    }
+    if (waits > most_named) {
+      waiting += cat(" and ", waits - most_named, " more wait");
+    }
+    if (!dead.empty()) {
+      fail({"time: ", dead, dead.find(", ") == std::string::npos ? " is dead" : " are dead",
+            waiting.empty() ? "" : "; ", waiting});
+    }
+    if (waits > 0) {
+      fail({"time: ", waiting, "; each waits for another, none can go on"});
+    }
+  }
+
+  const RunLog& log_;
+  const Machine& machine_;
+  MachineLinks links_;
+  FairLinks fair_;
   EventQueue events_;
   Timeline out_;
+  List<Device> devices_;
+  List<Shared<MemberSteps>> orders_;   // of each schedule
+  std::vector<std::size_t> order_of_;  // by call
+  List<CallProgress> live_;            // of calls under way
+  std::vector<std::size_t> free_;      // places of live_
+  std::vector<int> progress_of_;       // by call: place in live_, not_started, finished
+  std::vector<int> next_send_;         // by call: the send that goes after it
+  List<Flight> flights_;
+  std::vector<std::size_t> done_, leave_;
+  std::vector<int> ready_;  // devices
+  std::int64_t dead_link_ = -1;
+  bool keeps_ = true;
 };
 
 }  // namespace detail
 
-// What the messages of `log` take on `machine`, which needs one chip for each device of the log.
-inline Timeline time(const MessageLog& log, const Machine& machine) {
-  if (machine.chips() != log.devices) {
-    detail::fail({"time: the log is of ", log.devices, " devices, machine ", machine.name, " has ",
-                  machine.chips(), " chips; they must be equal"});
+// What the run of `log` takes on `machine`, which needs one chip for each device of the log.
+// Throws when devices wait for ever, for each other or for what is dead.
+inline Timeline time(const RunLog& log, const Machine& machine, const Faults& faults = Faults()) {
+  const std::size_t devices = static_cast<std::size_t>(log.devices);
+  if (log.devices < 0 || machine.chips() != log.devices || log.programs.size() != devices ||
+      log.ops.size() != devices) {
+    detail::fail({"time: the log is of ", log.devices, " devices with ", log.programs.size(),
+                  " programs and ", log.ops.size(), " lists of ops, machine ", machine.name,
+                  " has ", machine.chips(), " chips; they must be equal"});
   }
   detail::check_network("time", machine);
-  return detail::Replay(log, machine).run();
+  return detail::Replay(log, machine, faults).run();
 }
 
 }  // namespace tinyscale

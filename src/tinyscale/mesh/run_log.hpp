@@ -22,6 +22,19 @@ struct SourceLine {
   int line = 0;
 };
 
+namespace detail {
+
+// " at program.cpp:12", without the folders.
+inline std::string at(const SourceLine& where) {
+  const std::string file = where.file;
+  const std::size_t slash = file.find_last_of("/\\");
+  return file.empty() ? ""
+                      : cat(" at ", slash == std::string::npos ? file : file.substr(slash + 1), ":",
+                            where.line);
+}
+
+}  // namespace detail
+
 // What is equal for all groups of devices that make one call.
 struct CallShape {
   std::string name, axes, arguments;  // "all_gather", "x,y", "[1024], dim 0"

@@ -141,7 +141,6 @@ class Trainer {
 
   const Transformer& model() const { return mesh_ ? replicas_[0]->model : model_; }
   const Shared<const MeshRun>& last_run() const { return last_; }
-  AxisPlacement placement() const { return mesh_->placement().axes[0]; }
   void finish() {
     if (mesh_) {
       Replica::copy_parameters(replicas_[0]->model, model_);
@@ -224,22 +223,19 @@ inline Comparison memory_rows(const ModelConfig& config, const TrainOptions& opt
 }
 
 // Bytes, steps and simulated time of a step's all_reduce beside their closed forms.
-inline Comparison mesh_rows(const Transformer& model, const AxisPlacement& axis,
-                            const MeshRun& run) {
-  CollectiveStage stage;
-  stage.what = Collective::all_reduce;
-  stage.kind = axis.kind;
-  stage.devices = axis.size;
-  stage.elements = model.count() + 1;  // all gradients and the loss
+inline Comparison mesh_rows(const MeshRun& run) {
+  const CallShape& call = *run.log().calls[0].shape;
+  const CollectiveRow row = run.collectives()[0];
   Comparison rows;
-  rows.title = cat("one step on the mesh: all_reduce of ", stage.elements, " numbers over a ",
-                   name_of(axis.kind), " of ", axis.size);
-  for (int i = 0; i < axis.size; ++i) {
-    rows.add(cat("bytes sent by device ", i), "B", collective_bytes(stage, i), run.bytes_sent(i));
+  rows.title = cat("one step on the mesh: all_reduce of ", call.spec.elements, " numbers over ",
+                   call.spec.devices(), " devices by ", name_of(call.spec.algorithm));
+  for (int i = 0; i < run.devices(); ++i) {
+    rows.add(cat("bytes sent by device ", i), "B", collective_bytes(call.spec, i),
+             run.bytes_sent(i));
   }
-  rows.add("communication steps", "", static_cast<double>(collective_steps(stage)),
-           static_cast<double>(run.steps()));
-  rows.add("simulated time", "s", collective_seconds(stage, axis.link), run.seconds);
+  rows.add("communication steps", "", static_cast<double>(collective_steps(call.spec)),
+           static_cast<double>(row.steps));
+  rows.add("simulated time", "s", collective_seconds(call.spec), row.seconds);
   return rows;
 }
 
@@ -288,7 +284,7 @@ inline TrainReport train(Transformer& model, const Text& text,
   detail::check_weights(model, options);
   report.last_step = trainer.last_run();
   if (report.devices > 1) {
-    report.counted = detail::mesh_rows(model, trainer.placement(), *report.last_step);
+    report.counted = detail::mesh_rows(*report.last_step);
   }
   return report;
 }

@@ -65,6 +65,7 @@ inline void check_serving(const ServingJob& job, const Machine& machine) {
     detail::fail(
         {"plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})"});
   }
+  check_network("plan_serving", machine);
   const char* const who = "plan_serving";
   const double most = 1e9;
   check_job(who, "batch", static_cast<double>(job.batch), 1, most);
@@ -163,7 +164,11 @@ inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan&
 inline void serving_links(const ServingJob& job, const Machine& on, ServingPlan& plan) {
   const ModelConfig& m = job.model;
   const std::int64_t hidden = m.experts > 0 ? m.expert_hidden * m.top_k : m.hidden;
-  const double link = 2 * on.link_bandwidth;
+  const Links& inner = on.links.back();
+  const double link = inner.kind == AxisKind::switched ? inner.bandwidth.one_way()
+                      : inner.kind == AxisKind::full
+                          ? inner.bandwidth.one_way() * (on.chip.domain_chips - 1)
+                          : inner.bandwidth.both_ways();
   if (link > 0) {
     const Quantity f(static_cast<double>(hidden), "", "F", "hidden width");
     const Quantity b(static_cast<double>(job.batch), "", "B", "sequences");

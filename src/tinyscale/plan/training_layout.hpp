@@ -61,6 +61,11 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
         {"plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", "
          "{4, 4, 4})"});
   }
+  check_network("plan_training", machine);
+  if (machine.chip.kind == "tpu" &&
+      machine.dims.size() > inner_dims(machine.chip, machine.dims)) {
+    fail({"plan_training: ", machine.name, " is slices joined by a network; give one slice"});
+  }
   const char* const who = "plan_training";
   check_job(who, "batch_tokens", job.batch_tokens, 1, 1e18);
   check_job(who, "tokens", job.tokens, 0, 1e30);  // 0: the plan chooses
@@ -110,7 +115,7 @@ inline void torus_bandwidths(const Machine& machine, TrainingLayout& plan) {
   const std::vector<int> dims = linked_dims(machine);
   const int count = static_cast<int>(dims.size());
   for (int i = 0; i < count; ++i) {
-    const double rate = machine.ring_bandwidth(dims[static_cast<std::size_t>(i)]);
+    const double rate = machine.egress(dims[static_cast<std::size_t>(i)]);
     plan.data_bandwidth += i < plan.data_axes ? rate : 0;
     plan.tensor_bandwidth += i >= count - plan.tensor_axes ? rate : 0;
   }
@@ -122,9 +127,9 @@ inline void torus_bandwidths(const Machine& machine, TrainingLayout& plan) {
 inline void switch_bandwidths(const Machine& machine, TrainingLayout& plan) {
   const int inner = machine.dims.size() - 1;
   const double node = static_cast<double>(machine.dims[inner]);
-  const double gpu_rate = machine.ring_bandwidth(inner);
+  const double gpu_rate = machine.egress(inner);
   const bool many = machine.chips() > machine.dims[inner];
-  const double node_rate = many ? node * 2 * machine.axis_bandwidth(0) : 0;
+  const double node_rate = many ? node * machine.egress(0) : 0;
   const double tensor = static_cast<double>(plan.layout.tensor);
   double time = tensor < node ? 1 / (gpu_rate * tensor) : 0;  // to gather one byte over X
   if (many) {

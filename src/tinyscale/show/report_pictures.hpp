@@ -30,7 +30,11 @@ inline Svg svg(const TrainReport& report) {
 inline Svg svg(const MeshRun& run) {
   LinkHeatMap map;
   const auto devices = static_cast<std::size_t>(run.devices());
-  const std::size_t n = devices + (detail::is_switched(run.machine().chip) ? 1 : 0);
+  bool switched = false;
+  for (const Links& links : run.machine().links) {
+    switched = switched || links.kind == AxisKind::switched;
+  }
+  const std::size_t n = devices + (switched ? 1 : 0);
   for (std::size_t i = 0; i < n && n > devices; ++i) {
     map.names.push_back(i < devices ? std::to_string(i) : "switch");
   }
@@ -39,9 +43,11 @@ inline Svg svg(const MeshRun& run) {
     row.resize(n);
   }
   for (const LinkRow& link : run.links()) {
-    const std::size_t from = link.from < 0 ? devices : static_cast<std::size_t>(link.from);
-    const std::size_t to = link.to < 0 ? devices : static_cast<std::size_t>(link.to);
-    map.bytes[from][to] += link.bytes;
+    if (!link.uplink) {  // its bytes are those of the ports behind it
+      const std::size_t from = link.from < 0 ? devices : static_cast<std::size_t>(link.from);
+      const std::size_t to = link.to < 0 ? devices : static_cast<std::size_t>(link.to);
+      map.bytes[from][to] += link.bytes;
+    }
   }
   return svg(map);
 }

@@ -1,0 +1,356 @@
+#pragma once
+// The collectives of a device, on tensors: what each takes, gives and carries back.
+// Gradients: what all_reduce gives is used alike on all devices, what the others give by each for
+// itself. So all_reduce carries back what came; all_gather a reduce_scatter, reduce_scatter an
+// all_gather; broadcast a reduce, reduce a broadcast; gather a scatter, scatter a gather;
+// all_to_all and permute their inverses (the transposes of chapter 3 of the scaling book).
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>  // move
+#include <vector>
+
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/mesh/endpoint.hpp"
+#include "tinyscale/tensor/choose.hpp"
+#include "tinyscale/tensor/reduce.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// A collective that was started, and what carries a gradient back through it.
+struct Underway {
+  Endpoint* device = nullptr;  // null: nothing is pending
+  StartedCall call;
+  CollectiveOptions options;
+  SourceLine where;
+  std::vector<std::int64_t> sent, got;  // ragged: rows to and from each
+  Tensor in, out;
+};
+
+Tensor carry_back(const Underway& forward, const Tensor& dy);
+
+inline Tensor finish(Underway& now) {
+  if (now.device == nullptr) {
+    fail({"Pending::wait: nothing is pending; it was never started, or waited for already"});
+  }
+  now.device->wait(now.call);
+  Tensor out = now.out;
+  if (tracked({&now.in})) {
+    Underway forward = now;
+    const bool winners = now.call.key.how == Reduce::max || now.call.key.how == Reduce::min;
+    forward.in = winners ? now.in.detach() : Tensor();
+    forward.out = winners ? now.out.detach() : Tensor();
+    attach(out, name_of(now.call.key.what), {&now.in},
+           [forward, slot = now.in.slot()](const Tensor& dy) {
+             add_grad(slot, carry_back(forward, dy));
+           });
+  }
+  now = Underway();
+  return out;
+}
+
+}  // namespace detail
+
+// A collective under way; `wait` gives its result, once. Until then the tensor that went in must
+// not change.
+class Pending {
+ public:
+  Pending() = default;
+  explicit Pending(const detail::Underway& started) : now_(started) {}
+  Tensor wait() { return detail::finish(now_); }
+
+ private:
+  detail::Underway now_;
+};
+
+namespace detail {
+
+// What a collective moves.
+inline void check_given(const char* function, const Tensor& t) {
+  if (!t.defined()) {
+    fail({function, ": the tensor is empty (default-constructed); give one with a shape"});
+  }
+}
+
+// A call of a device, before it is made.
+struct Calling {
+  Endpoint& device;
+  CollectiveOptions options;
+  SourceLine where;
+};
+
+inline CallKey call_key(const Calling& by, Collective what, const Tensor& t, const Axes& axes,
+                        int dim) {
+  check_given(name_of(what), t);
+  CallKey key;
+  key.what = what;
+  key.axes = by.device.find_axes(name_of(what), axes);
+  key.shape = t.shape();
+  key.dim = dim < 0 || dim >= t.dims() || t.dims() == 0 ? check_dim(name_of(what), t, dim) : dim;
+  return key;
+}
+
+inline void check_root(const Calling& by, const CallKey& key) {
+  const int n = by.device.size_of(key.axes);
+  if (key.root < 0 || key.root >= n) {
+    fail({name_of(key.what), ": root ", key.root, " of ", n, " devices; the root is 0 to ", n - 1});
+  }
+}
+
+inline void check_divides(const Calling& by, const CallKey& key, int dim) {
+  const int n = by.device.size_of(key.axes);
+  if (key.shape[dim] % n != 0) {
+    fail({name_of(key.what), ": dimension ", dim, " of ", key.shape, " over ", n, " devices of ",
+          by.device.names_of(key.axes), "; its size must be a multiple of ", n});
+  }
+}
+
+// `gives`: this device has a result of `out`; else it is an empty one, of shape [0].
+inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, const Shape& out,
+                     bool gives = true) {
+  Underway now;
+  now.device = &by.device;
+  now.options = by.options;
+  now.where = by.where;
+  now.in = t;
+  now.out = Tensor(gives ? out : Shape({0}));
+  now.call = by.device.start(key, by.options, contiguous(t.detach()), gives ? now.out : Tensor(),
+                             by.where);
+  return Pending(now);
+}
+
+inline bool is_root(const Calling& by, const CallKey& key) {
+  return by.device.index_on(key.axes) == key.root;
+}
+
+inline Shape scaled(Shape shape, int dim, int times) {
+  shape.set(dim, shape[dim] * times);
+  return shape;
+}
+inline Shape divided(Shape shape, int dim, int parts) {
+  shape.set(dim, shape[dim] / parts);
+  return shape;
+}
+
+inline Pending start_all_gather(const Calling& by, const Tensor& t, const Axes& axes, int dim) {
+  const CallKey key = call_key(by, Collective::all_gather, t, axes, dim);
+  return start(by, key, t, scaled(key.shape, key.dim, by.device.size_of(key.axes)));
+}
+
+inline Pending start_reduce_scatter(const Calling& by, const Tensor& t, const Axes& axes, int dim,
+                                    Reduce how) {
+  CallKey key = call_key(by, Collective::reduce_scatter, t, axes, dim);
+  key.how = how;
+  check_divides(by, key, key.dim);
+  return start(by, key, t, divided(key.shape, key.dim, by.device.size_of(key.axes)));
+}
+
+// What has no dimension is moved as it lies.
+inline CallKey flat_key(const Calling& by, Collective what, const Tensor& t, const Axes& axes) {
+  check_given(name_of(what), t);
+  CallKey key;
+  key.what = what;
+  key.axes = by.device.find_axes(name_of(what), axes);
+  key.shape = t.shape();
+  return key;
+}
+
+inline Pending start_all_reduce(const Calling& by, const Tensor& t, const Axes& axes, Reduce how) {
+  CallKey key = flat_key(by, Collective::all_reduce, t, axes);
+  key.how = how;
+  return start(by, key, t, key.shape);
+}
+
+inline Pending start_all_to_all(const Calling& by, const Tensor& t, const Axes& axes, int split_dim,
+                                int concat_dim) {
+  CallKey key = call_key(by, Collective::all_to_all, t, axes, split_dim);
+  key.to_dim = check_dim("all_to_all", t, concat_dim);
+  check_divides(by, key, key.dim);
+  const int n = by.device.size_of(key.axes);
+  return start(by, key, t, scaled(divided(key.shape, key.dim, n), key.to_dim, n));
+}
+
+inline Pending start_broadcast(const Calling& by, const Tensor& t, const Axes& axes, int root) {
+  CallKey key = flat_key(by, Collective::broadcast, t, axes);
+  key.root = root;
+  check_root(by, key);
+  return start(by, key, t, key.shape);
+}
+
+inline Pending start_reduce(const Calling& by, const Tensor& t, const Axes& axes, int root,
+                            Reduce how) {
+  CallKey key = flat_key(by, Collective::reduce, t, axes);
+  key.root = root;
+  key.how = how;
+  check_root(by, key);
+  return start(by, key, t, key.shape, is_root(by, key));
+}
+
+inline Pending start_gather(const Calling& by, const Tensor& t, const Axes& axes, int root,
+                            int dim) {
+  CallKey key = call_key(by, Collective::gather, t, axes, dim);
+  key.root = root;
+  check_root(by, key);
+  return start(by, key, t, scaled(key.shape, key.dim, by.device.size_of(key.axes)),
+               is_root(by, key));
+}
+
+inline Pending start_scatter(const Calling& by, const Tensor& t, const Axes& axes, int root,
+                             int dim) {
+  CallKey key = call_key(by, Collective::scatter, t, axes, dim);
+  key.root = root;
+  check_root(by, key);
+  check_divides(by, key, key.dim);
+  return start(by, key, t, divided(key.shape, key.dim, by.device.size_of(key.axes)));
+}
+
+inline Pending start_permute(const Calling& by, const Tensor& t, const Axes& axes, int shift) {
+  CallKey key = flat_key(by, Collective::permute, t, axes);
+  key.root = modulo(shift, by.device.size_of(key.axes));
+  return start(by, key, t, key.shape);
+}
+
+// Device i of the group gets rows[i] rows of dimension 0, in order; how many rows come from each is
+// learned in an all_to_all of the counts. `got` becomes them.
+inline Tensor ragged_all_to_all(const Calling& by, const Tensor& t, const Axes& axes,
+                                const std::vector<std::int64_t>& rows,
+                                std::vector<std::int64_t>& got) {
+  CallKey key = call_key(by, Collective::all_to_all, t, axes, 0);
+  const std::size_t n = static_cast<std::size_t>(by.device.size_of(key.axes));
+  std::int64_t sum = 0;
+  bool right = rows.size() == n;
+  for (const std::int64_t count : rows) {
+    right = right && count >= 0 && count <= (std::int64_t{1} << 24);  // exact in a float
+    sum += count;
+  }
+  if (!right || sum != t.dim(0)) {
+    fail({"all_to_all: ", rows.size(), " counts that add up to ", sum, " for a tensor ", t.shape(),
+          " over ", n,
+          " devices; one count of 0 to 2^24 for each, together dimension 0, is right"});
+  }
+  Tensor counts({static_cast<std::int64_t>(n)});
+  for (std::size_t i = 0; i < n; ++i) {
+    counts.data()[i] = static_cast<float>(rows[i]);
+  }
+  const Tensor came = start_all_to_all(by, counts, axes, 0, 0).wait();
+  got.clear();
+  Shape out = t.shape();
+  out.set(0, 0);
+  for (std::size_t i = 0; i < n; ++i) {
+    got.push_back(static_cast<std::int64_t>(came.data()[i]));
+    out.set(0, out[0] + got.back());
+  }
+  key.shape.set(0, 1);  // what all devices have alike
+  key.to_dim = -1;
+  Underway now;
+  now.device = &by.device;
+  now.options = by.options;
+  now.where = by.where;
+  now.sent = rows;
+  now.got = got;
+  now.in = t;
+  now.out = Tensor(out);
+  now.call = by.device.start(key, by.options, contiguous(t.detach()), now.out, by.where, rows);
+  return finish(now);
+}
+
+// Every device of the mesh calls it.
+inline void barrier(const Calling& by) {
+  CallKey key;
+  key.axes = by.device.all_axes();
+  StartedCall call = by.device.start(key, by.options, Tensor(), Tensor(), by.where);
+  by.device.wait(call);
+}
+
+// ---- Gradients ----
+
+// What came to the root goes back there; the others had nothing.
+inline Tensor zeros_but_root(const Calling& by, const CallKey& key, const Tensor& at_root) {
+  return is_root(by, key) ? at_root : zeros(key.shape);
+}
+
+inline Tensor carry_back_winners(const Calling& by, const Underway& forward, const Tensor& dy) {
+  const CallKey& key = forward.call.key;
+  Tensor out = forward.out, back = dy;
+  if (key.what == Collective::reduce_scatter) {
+    const Axes axes = by.device.axes_of(key.axes);
+    out = start_all_gather(by, out, axes, key.dim).wait();
+    back = start_all_gather(by, dy, axes, key.dim).wait();
+  } else if (key.what == Collective::reduce) {
+    const Axes axes = by.device.axes_of(key.axes);
+    out = start_broadcast(by, is_root(by, key) ? out : zeros(key.shape), axes, key.root).wait();
+    back = start_broadcast(by, is_root(by, key) ? dy : zeros(key.shape), axes, key.root).wait();
+  }
+  return mul(back, equal(forward.in, out));
+}
+
+inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
+  const CallKey& key = forward.call.key;
+  CollectiveOptions options = forward.options;
+  options.schedule = nullptr;
+  options.algorithm =
+      options.algorithm == Algorithm::custom ? Algorithm::automatic : options.algorithm;
+  const Calling by = {*forward.device, options, forward.where};
+  const Axes axes = by.device.axes_of(key.axes);
+  const float n = static_cast<float>(by.device.size_of(key.axes));
+  if (key.how == Reduce::max || key.how == Reduce::min) {
+    return carry_back_winners(by, forward, dy);
+  }
+  const Tensor given = key.how == Reduce::mean ? scale(dy, 1 / n) : dy;
+  switch (key.what) {
+    case Collective::all_gather: {
+      const std::int64_t part = key.shape[key.dim];
+      const std::int64_t begin = part * by.device.index_on(key.axes);
+      return options.used_alike
+                 ? copy(slice(given, key.dim, begin, begin + part))
+                 : start_reduce_scatter(by, given, axes, key.dim, Reduce::sum).wait();
+    }
+    case Collective::reduce_scatter: return start_all_gather(by, given, axes, key.dim).wait();
+    case Collective::all_to_all: {
+      if (key.to_dim < 0) {
+        std::vector<std::int64_t> back;
+        return ragged_all_to_all(by, given, axes, forward.got, back);
+      }
+      return start_all_to_all(by, given, axes, key.to_dim, key.dim).wait();
+    }
+    case Collective::broadcast: {
+      const Tensor sum = start_reduce(by, given, axes, key.root, Reduce::sum).wait();
+      return zeros_but_root(by, key, sum);
+    }
+    case Collective::reduce:
+      return start_broadcast(by, zeros_but_root(by, key, given), axes, key.root).wait();
+    case Collective::gather: {
+      const Shape whole = scaled(key.shape, key.dim, by.device.size_of(key.axes));
+      const Tensor at_root = is_root(by, key) ? given : Tensor(whole);
+      return start_scatter(by, at_root, axes, key.root, key.dim).wait();
+    }
+    case Collective::scatter: {
+      const Tensor all = start_gather(by, given, axes, key.root, key.dim).wait();
+      return zeros_but_root(by, key, all);
+    }
+    case Collective::permute: return start_permute(by, given, axes, -key.root).wait();
+    default: return given;  // all_reduce
+  }
+}
+
+// t itself; its gradient is summed over the devices, each of which used it for itself.
+inline Tensor replicate(const Calling& by, const Tensor& t, const Axes& axes) {
+  check_given("replicate", t);
+  by.device.find_axes("replicate", axes);
+  if (!tracked({&t})) {
+    return t;
+  }
+  Tensor out = t.detach();
+  Endpoint* const device = &by.device;
+  attach(out, "replicate", {&t},
+         [device, options = by.options, where = by.where, axes, slot = t.slot()](const Tensor& dy) {
+           const Calling back = {*device, options, where};
+           add_grad(slot, start_all_reduce(back, dy, axes, Reduce::sum).wait());
+         });
+  return out;
+}
+
+}  // namespace detail
+}  // namespace tinyscale

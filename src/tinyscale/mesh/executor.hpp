@@ -1,0 +1,332 @@
+#pragma once
+// Runs the schedule of a collective over the buffers of all its devices, transfer by transfer.
+// What happens to one element does not depend on its neighbours, so a stretch of a chunk goes
+// through all steps while it is in the cache, and threads take different stretches: no thread waits
+// for another between steps. Numbers are rounded to the wire's format whenever they are sent.
+
+#include <algorithm>  // max, min, upper_bound
+#include <cstddef>
+#include <cstdint>
+#include <cstring>  // memcpy
+#include <vector>
+
+#include "tinyscale/base/format.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/shared.hpp"
+#include "tinyscale/base/threads.hpp"
+#include "tinyscale/compute/elementwise.hpp"
+#include "tinyscale/compute/scratch.hpp"
+#include "tinyscale/mesh/collective_spec.hpp"
+#include "tinyscale/mesh/schedule.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// Where a device's blocks lie in its tensor: runs of `run` elements, `pitch` from one to the next,
+// block b beginning b runs in. A block of one run is contiguous.
+struct BlockMap {
+  std::int64_t run = 0, pitch = 0;
+};
+
+// One device's tensors; null where it has none.
+struct DeviceBuffers {
+  const float* in = nullptr;
+  float* out = nullptr;
+};
+
+// The way of each chunk through the devices.
+struct ChunkPaths {
+  struct Hop {
+    int from = 0, to = 0;
+    int step = 0;      // of all streams, counted on
+    int reduce = 0;    // else copied
+    int together = 0;  // hops of this step from here on whose payloads are taken before any lands
+  };
+  List<Hop> hops;                  // by chunk
+  std::vector<std::size_t> first;  // hop of each chunk, and the end
+  int widest = 1;                  // the most hops together
+};
+
+// What one collective does to numbers.
+struct Exchange {
+  Collective what = Collective::all_gather;
+  Reduce how = Reduce::sum;
+  DType format = DType::f32;
+  int devices = 1;
+  int root = 0;
+  ChunkCut cut;
+  BlockMap in, out;
+  ChunkPaths paths;
+};
+
+inline ChunkPaths chunk_paths(const PreparedSchedule& schedule, const ChunkCut& cut) {
+  ChunkPaths paths;
+  const std::size_t chunks = static_cast<std::size_t>(cut.chunks());
+  std::vector<std::size_t> at(chunks + 1, 0);
+  for (const Transfer& t : schedule.data.transfers) {
+    for (int c = t.chunk; c < t.chunk + t.chunks; ++c) {
+      at[static_cast<std::size_t>(c) + 1] += cut.elements(c) > 0 ? 1U : 0U;
+    }
+  }
+  for (std::size_t c = 0; c < chunks; ++c) {
+    at[c + 1] += at[c];
+  }
+  paths.first = at;
+  paths.hops = List<ChunkPaths::Hop>(at[chunks]);
+  int number = 0;
+  for (const PreparedSchedule::Step& step : schedule.steps) {
+    for (std::size_t m = step.first; m < step.last; ++m) {
+      const ScheduledMessage& message = schedule.messages[m];
+      for (std::size_t i = message.first; i < message.last; ++i) {
+        const Transfer& t = schedule.data.transfers[i];
+        for (int c = t.chunk; c < t.chunk + t.chunks; ++c) {
+          const std::size_t chunk = static_cast<std::size_t>(c);
+          if (cut.elements(c) > 0) {
+            paths.hops[at[chunk]++] = {t.from, t.to, number, t.action == Action::reduce ? 1 : 0,
+                                       step.overlaps ? 1 : 0};
+          }
+        }
+      }
+    }
+    ++number;
+  }
+  // How many hops belong together, from the last one backwards.
+  for (std::size_t c = 0; c < chunks; ++c) {
+    for (std::size_t h = paths.first[c + 1]; h-- > paths.first[c];) {
+      ChunkPaths::Hop& hop = paths.hops[h];
+      const bool next = h + 1 < paths.first[c + 1] && paths.hops[h + 1].step == hop.step;
+      hop.together = hop.together > 0 && next ? paths.hops[h + 1].together + 1 : 1;
+      paths.widest = std::max(paths.widest, hop.together);
+    }
+  }
+  return paths;
+}
+
+// A NaN on any device is the result: max and min do not hide it.
+inline void combine(Reduce how, std::int64_t n, const float* own, const float* part, float* into) {
+  if (how == Reduce::sum || how == Reduce::mean) {
+    kernels::add(n, own, part, into);
+    return;
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    const bool takes = how == Reduce::max ? own[i] < part[i] : part[i] < own[i];
+    into[i] = takes || is_nan(part[i]) ? part[i] : own[i];
+  }
+}
+
+// The block of a device's input, or of its result, that block b of the vector is; -1: not there.
+inline int input_block(const Exchange& e, int device, int b) {
+  switch (e.what) {
+    case Collective::all_gather:
+    case Collective::gather:
+    case Collective::permute: return b == device ? 0 : -1;
+    case Collective::all_to_all: return b / e.devices == device ? b % e.devices : -1;
+    case Collective::broadcast:
+    case Collective::scatter: return device == e.root ? b : -1;
+    default: return b;
+  }
+}
+
+inline int output_block(const Exchange& e, int device, int b) {
+  switch (e.what) {
+    case Collective::reduce_scatter:
+    case Collective::scatter: return b == device ? 0 : -1;
+    case Collective::permute: return modulo(b + e.root, e.devices) == device ? 0 : -1;
+    case Collective::all_to_all: return b % e.devices == device ? b / e.devices : -1;
+    case Collective::reduce:
+    case Collective::gather: return device == e.root ? b : -1;
+    default: return b;
+  }
+}
+
+// Elements `first` to `first + count` of a block, in a tensor.
+struct Stretch {
+  std::int64_t begin = 0;  // of the block, in the tensor
+  std::int64_t first = 0, count = 0;
+  BlockMap map;
+
+  bool whole() const { return first % map.run + count <= map.run; }
+  std::int64_t place(std::int64_t element) const {
+    return begin + element / map.run * map.pitch + element % map.run;
+  }
+  void load(const float* from, float* to) const {
+    for (std::int64_t i = first; i < first + count;) {
+      const std::int64_t n = std::min(map.run - i % map.run, first + count - i);
+      std::memcpy(to + (i - first), from + place(i), static_cast<std::size_t>(n) * sizeof(float));
+      i += n;
+    }
+  }
+  void store(const float* from, float* to) const {
+    for (std::int64_t i = first; i < first + count;) {
+      const std::int64_t n = std::min(map.run - i % map.run, first + count - i);
+      std::memcpy(to + place(i), from + (i - first), static_cast<std::size_t>(n) * sizeof(float));
+      i += n;
+    }
+  }
+};
+
+// Where a block begins when those before it are of different sizes: rows sent to each device.
+inline std::int64_t ragged_begin(const Exchange& e, int device, int b, bool input) {
+  if (input) {
+    return e.cut.begin(b * e.cut.parts) - e.cut.begin(device * e.devices * e.cut.parts);
+  }
+  std::int64_t begin = 0;
+  for (int sender = 0; sender < b / e.devices; ++sender) {
+    begin += e.cut.elements((sender * e.devices + device) * e.cut.parts, e.cut.parts);
+  }
+  return begin;
+}
+
+// Takes stretches of chunks through all hops.
+class StretchRun {
+ public:
+  static constexpr std::int64_t most = 8192;  // elements
+
+  StretchRun(const Exchange& exchange, const DeviceBuffers* devices, std::int64_t length)
+      : e_(exchange),
+        devices_(devices),
+        length_(length),
+        size_(static_cast<std::size_t>(exchange.devices)),
+        now_(size_),
+        home_(size_),
+        own_(exchange.devices * length),
+        payload_(exchange.paths.widest * length) {}
+
+  // `count` elements of a chunk, from element `first` of the chunk on.
+  void run(int chunk, std::int64_t first, std::int64_t count) {
+    const int b = chunk / e_.cut.parts;
+    place_.first = e_.cut.begin(chunk) - e_.cut.begin(b * e_.cut.parts) + first;
+    place_.count = count;
+    begin(b);
+    const std::size_t c = static_cast<std::size_t>(chunk);
+    for (std::size_t h = e_.paths.first[c]; h < e_.paths.first[c + 1];) {
+      const std::size_t together = static_cast<std::size_t>(e_.paths.hops[h].together);
+      hop(h, together, count);
+      h += together;
+    }
+    end(b, count);
+  }
+
+ private:
+  Stretch stretch(int device, int b, int local, bool input) const {
+    Stretch s = place_;
+    s.map = input ? e_.in : e_.out;
+    s.begin = e_.cut.ragged.empty() ? local * s.map.run : ragged_begin(e_, device, b, input);
+    return s;
+  }
+
+  // Where each device has its numbers, and where it will work on them.
+  void begin(int b) {
+    for (int d = 0; d < e_.devices; ++d) {
+      const std::size_t i = static_cast<std::size_t>(d);
+      home_[i] = own_.data() + d * length_;
+      now_[i] = nullptr;
+      const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
+      if (to >= 0) {
+        const Stretch s = stretch(d, b, to, false);
+        home_[i] = s.whole() ? devices_[i].out + s.place(s.first) : home_[i];
+      }
+      const int from = devices_[i].in == nullptr ? -1 : input_block(e_, d, b);
+      if (from >= 0) {
+        const Stretch s = stretch(d, b, from, true);
+        if (s.whole()) {
+          now_[i] = devices_[i].in + s.place(s.first);
+        } else {
+          s.load(devices_[i].in, own_.data() + d * length_);
+          now_[i] = own_.data() + d * length_;
+        }
+      }
+    }
+  }
+
+  void hop(std::size_t h, std::size_t together, std::int64_t count) {
+    const bool stage = together > 1 || e_.format != DType::f32;
+    for (std::size_t i = 0; i < together && stage; ++i) {
+      float* const to = payload_.data() + static_cast<std::int64_t>(i) * length_;
+      const float* const from = now_[static_cast<std::size_t>(e_.paths.hops[h + i].from)];
+      std::memcpy(to, from, static_cast<std::size_t>(count) * sizeof(float));
+      if (e_.format != DType::f32) {
+        for (std::int64_t k = 0; k < count; ++k) {
+          to[k] = round_to(to[k], e_.format);
+        }
+      }
+    }
+    for (std::size_t i = 0; i < together; ++i) {
+      const ChunkPaths::Hop& one = e_.paths.hops[h + i];
+      const std::size_t to = static_cast<std::size_t>(one.to);
+      const float* const part = stage ? payload_.data() + static_cast<std::int64_t>(i) * length_
+                                      : now_[static_cast<std::size_t>(one.from)];
+      if (one.reduce != 0) {
+        combine(e_.how, count, now_[to], part, home_[to]);
+      } else {
+        std::memcpy(home_[to], part, static_cast<std::size_t>(count) * sizeof(float));
+      }
+      now_[to] = home_[to];
+    }
+  }
+
+  void end(int b, std::int64_t count) {
+    for (int d = 0; d < e_.devices; ++d) {
+      const std::size_t i = static_cast<std::size_t>(d);
+      const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
+      if (to < 0) {
+        continue;
+      }
+      const Stretch s = stretch(d, b, to, false);
+      if (e_.how == Reduce::mean && e_.devices > 1) {
+        for (std::int64_t k = 0; k < count; ++k) {
+          home_[i][k] = now_[i][k] / static_cast<float>(e_.devices);
+        }
+        now_[i] = home_[i];
+      }
+      if (!s.whole() || now_[i] != devices_[i].out + s.place(s.first)) {
+        s.store(now_[i], devices_[i].out);
+      }
+    }
+  }
+
+  const Exchange& e_;
+  const DeviceBuffers* devices_;
+  std::int64_t length_;
+  std::size_t size_;
+  std::vector<const float*> now_;  // by device: its numbers of the stretch
+  std::vector<float*> home_;       // where it changes them: in its result where that is contiguous
+  Scratch own_;
+  Scratch payload_;
+  Stretch place_;
+};
+
+// Runs the exchange on as many threads as loops may use here.
+inline void execute(const Exchange& e, const DeviceBuffers* devices) {
+  // All devices' numbers of a stretch fit the cache of a core.
+  const std::int64_t length = std::max<std::int64_t>(
+      16, std::min(StretchRun::most, std::int64_t{1} << 17) / (e.devices > 8 ? e.devices / 8 : 1));
+  const std::size_t chunks = static_cast<std::size_t>(e.cut.chunks());
+  std::vector<std::int64_t> stretches(chunks + 1, 0);  // before each chunk
+  for (std::size_t c = 0; c < chunks; ++c) {
+    const std::int64_t size = e.cut.elements(static_cast<int>(c));
+    stretches[c + 1] = stretches[c] + (size + length - 1) / length;
+  }
+  const auto body = [&](std::int64_t first, std::int64_t last) {
+    StretchRun run(e, devices, length);
+    std::size_t c = static_cast<std::size_t>(
+        std::upper_bound(stretches.begin(), stretches.end(), first) - stretches.begin() - 1);
+    for (std::int64_t i = first; i < last; ++i) {
+      while (stretches[c + 1] <= i) {
+        ++c;
+      }
+      const std::int64_t at = (i - stretches[c]) * length;
+      const std::int64_t left = e.cut.elements(static_cast<int>(c)) - at;
+      run.run(static_cast<int>(c), at, std::min(length, left));
+    }
+  };
+  const std::int64_t elements = e.cut.begin(e.cut.chunks());
+  if (elements * e.devices < 65536) {
+    body(0, stretches[chunks]);
+  } else {
+    parallel_for(stretches[chunks], 1, body);
+  }
+}
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,233 @@
+#pragma once
+// Who waits, and the judgement when none can go on. A device that waits looks a few times, lets
+// others run, then sleeps. When every device sleeps or has ended and some sleep, nothing can ever
+// come: all throw one Error that says where each stands. However the threads were scheduled, that
+// state is the same (Kahn 1974). With a baton at most so many devices run at once.
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <mutex>
+#include <string>
+#include <utility>  // move
+#include <vector>
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
+#include "tinyscale/base/thread_scope.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// "0-3, 5"
+inline std::string rank_list(const std::vector<int>& ranks) {
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    std::size_t last = i;
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) {
+      ++last;
+    }
+    out += cat(out.empty() ? "" : ", ", ranks[i]);
+    out += last > i ? cat(last > i + 1 ? "-" : ", ", ranks[last]) : "";
+    i = last;
+  }
+  return out;
+}
+
+inline std::string device_list(const std::vector<int>& ranks) {
+  return (ranks.size() == 1 ? "device " : "devices ") + rank_list(ranks);
+}
+
+// What a device waits for. The fabric knows how each is met; `of` and `peer` are its own.
+struct Wait {
+  enum class For { nothing, message, collective };
+  For what = For::nothing;
+  const void* of = nullptr;  // collective: the meeting
+  int peer = 0;              // message: from whom
+};
+
+class Waiting {
+ public:
+  enum class Now { runs, waits, returned, threw };
+
+  struct State {
+    std::condition_variable changed;
+    Now now = Now::runs;
+    bool holds_baton = false;
+    bool queued = false;  // may run as soon as it gets the baton
+    Wait wait;
+    std::string where;    // "call 2, all_gather([4], dim 0, x)"
+    std::string message;  // what it threw
+  };
+
+  // At most `most` run at once; 0: all.
+  Waiting(int devices, int most)
+      : most_(most),
+        spins_(devices <= thread_count() ? 50 : 0),  // others need the processors
+        devices_(static_cast<std::size_t>(devices)),
+        running_(devices) {}
+
+  std::mutex& mutex() { return mutex_; }
+  State& state(int rank) { return devices_[static_cast<std::size_t>(rank)]; }
+  const List<State>& states() const { return devices_; }
+  bool over() const { return over_.load(std::memory_order_acquire); }
+  const std::string& failure() const { return failure_; }  // not empty: the run is over
+
+  // A device's first act on its thread.
+  void begin(int me) {
+    if (most_ > 0) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      get_baton(lock, state(me));
+    }
+  }
+
+  // Whether it is worth looking again before sleep. With a baton others may not run meanwhile.
+  bool look_again(int& looks) const {
+    constexpr int most_looks = 100;
+    if (most_ > 0 || looks >= most_looks || over()) {
+      return false;
+    }
+    if (looks++ < spins_) {
+      cpu_relax();
+    } else {
+      std::this_thread::yield();
+    }
+    return true;
+  }
+
+  // Sleeps until wake(me); the caller has seen, under the lock, that what it needs is not there.
+  // Gives false when nobody is left who could wake it: then judge() is due.
+  bool sleeps(int me, const Wait& wait, const std::string& where) {
+    State& self = state(me);
+    self.now = Now::waits;
+    self.wait = wait;
+    self.where = where;
+    return --running_ > 0;
+  }
+  void sleep(std::unique_lock<std::mutex>& lock, int me) {
+    State& self = state(me);
+    if (failure_.empty()) {
+      give_baton(self);
+      while (self.now != Now::runs && failure_.empty()) {
+        self.changed.wait(lock);
+      }
+      if (failure_.empty()) {
+        get_baton(lock, self);
+      }
+    }
+    throw_failure();
+  }
+
+  // Under the lock, by a device that runs.
+  void wake(int rank) {
+    State& device = state(rank);
+    if (device.now == Now::waits) {
+      device.now = Now::runs;
+      ++running_;
+      if (most_ == 0) {
+        device.changed.notify_one();
+      } else if (!device.queued) {
+        enqueue(rank);
+      }
+    }
+  }
+
+  // A device's last act; gives whether judge() is due.
+  bool ends(int me, Now how, const std::string& where, const std::string& message) {
+    State& self = state(me);
+    give_baton(self);
+    if (!failure_.empty()) {
+      return false;  // a device that throws because the run ended is no further cause
+    }
+    self.now = how;
+    self.where = where;
+    self.message = message;
+    --running_;
+    return running_ == 0 && !in_state(Now::waits).empty();
+  }
+
+  std::vector<int> in_state(Now now) const {
+    std::vector<int> ranks;
+    for (std::size_t i = 0; i < devices_.size(); ++i) {
+      if (devices_[i].now == now) {
+        ranks.push_back(static_cast<int>(i));
+      }
+    }
+    return ranks;
+  }
+
+  // Ends the run for all.
+  void conclude(const std::string& text) {
+    failure_ = text;
+    over_.store(true, std::memory_order_release);
+    for (State& device : devices_) {
+      device.changed.notify_one();
+    }
+  }
+  void throw_failure() const {
+    if (!failure_.empty()) {
+      fail({failure_});
+    }
+  }
+
+ private:
+  void get_baton(std::unique_lock<std::mutex>& lock, State& self) {
+    if (most_ == 0 || self.holds_baton) {
+      return;
+    }
+    if (held_ < most_ && !self.queued) {
+      ++held_;
+      self.holds_baton = true;
+      return;
+    }
+    if (!self.queued) {
+      enqueue(static_cast<int>(&self - devices_.begin()));
+    }
+    while (!self.holds_baton && failure_.empty()) {
+      self.changed.wait(lock);
+    }
+  }
+  void enqueue(int rank) {
+    if (held_ < most_) {
+      ++held_;
+      state(rank).holds_baton = true;
+      state(rank).changed.notify_one();
+      return;
+    }
+    state(rank).queued = true;
+    queue_.push_back(rank);
+  }
+  void give_baton(State& self) {
+    if (most_ == 0 || !self.holds_baton) {
+      return;
+    }
+    self.holds_baton = false;
+    --held_;
+    if (next_ < queue_.size()) {
+      State& next = state(queue_[next_++]);
+      next.queued = false;
+      next.holds_baton = true;
+      ++held_;
+      next.changed.notify_one();
+    }
+    if (next_ == queue_.size()) {
+      queue_.clear();
+      next_ = 0;
+    }
+  }
+
+  std::mutex mutex_;  // guards all below
+  int most_;
+  int spins_;
+  List<State> devices_;
+  int running_;  // devices that neither wait nor have ended
+  int held_ = 0;
+  std::vector<int> queue_;  // ranks that could run
+  std::size_t next_ = 0;
+  std::string failure_;
+  std::atomic<bool> over_{false};
+};
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,839 @@
+// Simulated time: logs made by hand against closed forms, and against a slow replay that looks at
+// every message at every instant.
+#include "tinyscale.hpp"
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "error_of.hpp"
+
+namespace ts = tinyscale;
+
+namespace {
+
+using Prepared = ts::Shared<const ts::detail::PreparedSchedule>;
+using Kind = ts::DeviceEvent::Kind;
+
+// Transfers must come by stream and step.
+Prepared prepared(int devices, int chunks, const ts::List<ts::Transfer>& transfers) {
+  auto* out = new ts::detail::PreparedSchedule;
+  out->data.devices = devices;
+  out->data.chunks = chunks;
+  out->data.transfers = transfers;
+  for (std::size_t t = 0; t < transfers.size(); ++t) {
+    const bool stream = t == 0 || transfers[t].stream != transfers[t - 1].stream;
+    if (stream) {
+      out->streams.push_back({out->steps.size(), out->steps.size()});
+    }
+    if (stream || transfers[t].step != transfers[t - 1].step) {
+      out->steps.push_back({out->messages.size(), out->messages.size(), false});
+      out->streams.back().last = out->steps.size();
+    }
+    out->messages.push_back({transfers[t].from, transfers[t].to, t, t + 1});
+    out->steps.back().last = out->messages.size();
+  }
+  return Prepared(out);
+}
+
+// Who sends what: a ring one way, both ends of a line at once, everyone to everyone, a shift.
+ts::List<ts::Transfer> ring(int n) {
+  ts::List<ts::Transfer> out;
+  for (int s = 0; s < n - 1; ++s) {
+    for (int i = 0; i < n; ++i) {
+      out.push_back({s, i, (i + 1) % n, ts::detail::modulo(i - s, n), 1, ts::Action::copy, 0});
+    }
+  }
+  return out;
+}
+ts::List<ts::Transfer> line(int n) {
+  ts::List<ts::Transfer> out;
+  for (int way = 0; way < 2; ++way) {
+    for (int s = 0; s < n - 1; ++s) {
+      for (int i = 0; i < n; ++i) {
+        const int to = way == 0 ? i + 1 : i - 1, chunk = way == 0 ? i - s : i + s;
+        if (to >= 0 && to < n && chunk >= 0 && chunk < n) {
+          out.push_back({s, i, to, chunk, 1, ts::Action::copy, way});
+        }
+      }
+    }
+  }
+  return out;
+}
+ts::List<ts::Transfer> direct(int n) {
+  ts::List<ts::Transfer> out;
+  for (int i = 0; i < n; ++i) {
+    for (int j = 0; j < n; ++j) {
+      if (i != j) {
+        out.push_back({0, i, j, i, 1, ts::Action::copy, 0});
+      }
+    }
+  }
+  return out;
+}
+ts::List<ts::Transfer> shift(int n, int by) {
+  ts::List<ts::Transfer> out;
+  for (int i = 0; by % n != 0 && i < n; ++i) {
+    out.push_back({0, i, (i + by) % n, i, 1, ts::Action::copy, 0});
+  }
+  return out;
+}
+
+// A log written call by call.
+struct LogWriter {
+  explicit LogWriter(int devices) {
+    log.devices = devices;
+    log.programs.resize(static_cast<std::size_t>(devices));
+    log.ops.resize(static_cast<std::size_t>(devices));
+  }
+  // A vector of n blocks in one call of all groups; the number of its first group.
+  int call(const std::string& name, const ts::List<std::vector<int>>& groups,
+           const ts::List<ts::Transfer>& transfers, std::int64_t elements, bool eager = false) {
+    const int n = static_cast<int>(groups[0].size());
+    auto* shape = new ts::CallShape;
+    shape->name = name;
+    shape->schedule = prepared(n, n, transfers);
+    shape->cut.parts = n;
+    shape->cut.block = elements;
+    shape->spec.elements = elements;
+    shape->eager = eager;
+    const ts::Shared<const ts::CallShape> shared(shape);
+    const int first = static_cast<int>(log.calls.size());
+    log.lines.push_back(name + " #" + std::to_string(log.lines.size()));
+    for (const std::vector<int>& group : groups) {
+      log.calls.push_back({shared, ts::Shared<const std::vector<int>>(new std::vector<int>(group)),
+                           static_cast<int>(log.lines.size()) - 1});
+    }
+    return first;
+  }
+  void event(int rank, Kind kind, int call) {
+    log.programs[static_cast<std::size_t>(rank)].push_back(
+        {kind, static_cast<std::size_t>(call), 0});
+  }
+  void compute(int rank, double bytes) {
+    ts::List<ts::OpCost>& ops = log.ops[static_cast<std::size_t>(rank)];
+    ops.push_back({0, 0, bytes, ts::DType::f32});
+    log.programs[static_cast<std::size_t>(rank)].push_back(
+        {Kind::compute, ops.size() - 1, ops.size()});
+  }
+  // All members start a call, or wait for it.
+  void all(Kind kind, int first, std::size_t groups = 1) {
+    for (std::size_t g = 0; g < groups; ++g) {
+      const int c = first + static_cast<int>(g);
+      for (const int rank : *log.calls[static_cast<std::size_t>(c)].members) {
+        event(rank, kind, c);
+      }
+    }
+  }
+  void run(int first, std::size_t groups = 1) {
+    all(Kind::start, first, groups);
+    all(Kind::wait, first, groups);
+  }
+
+  ts::RunLog log;
+};
+
+std::vector<int> ranks(int n, int first = 0, int stride = 1) {
+  std::vector<int> out;
+  for (int i = 0; i < n; ++i) {
+    out.push_back(first + i * stride);
+  }
+  return out;
+}
+
+// Chips that move a byte of memory in a nanosecond, links of 1 GB/s and 1 us.
+ts::Machine machine_of(const ts::Shape& dims, ts::AxisKind kind) {
+  ts::Machine machine;
+  machine.name = "mine";
+  machine.chip.name = "chip";
+  machine.chip.memory_bandwidth = 1e9;
+  machine.dims = dims;
+  machine.links.resize(static_cast<std::size_t>(dims.size()));
+  for (ts::Links& links : machine.links) {
+    links.kind = kind;
+    links.latency = 1e-6;
+    links.bandwidth = ts::Bandwidth::one_way(1e9);
+  }
+  return machine;
+}
+
+// The slow replay. Every message is looked at whenever anything ends.
+class SlowReplay {
+ public:
+  SlowReplay(const ts::RunLog& log, const ts::Machine& machine) : log_(log), links_(machine) {
+    for (std::size_t c = 0; c < log.calls.size(); ++c) {
+      const ts::LoggedCall& call = log.calls[c];
+      for (const ts::detail::ScheduledMessage& m : call.shape->schedule->messages) {
+        const ts::Transfer& t = call.shape->schedule->data.transfers[m.first];
+        Message message;
+        message.call = c;
+        message.from = (*call.members)[static_cast<std::size_t>(m.from)];
+        message.to = (*call.members)[static_cast<std::size_t>(m.to)];
+        message.step = t.step;
+        message.stream = t.stream;
+        message.bytes = ts::detail::message_bytes(*call.shape, m);
+        links_.route(message.from, message.to, message.route);
+        links_.hops(message.from, message.to, message.latency);
+        messages.push_back(message);
+      }
+    }
+    started_.resize(log.calls.size());
+    devices_.resize(static_cast<std::size_t>(log.devices));
+    machine_ = machine;
+  }
+
+  double run() {
+    for (;;) {
+      while (go_on()) {
+      }
+      share();
+      double step = std::numeric_limits<double>::infinity();
+      for (const Message& m : messages) {
+        if (m.state == 1) {
+          step = std::min(step, m.latency);
+        } else if (m.state == 2) {
+          step = std::min(step, m.bytes / m.rate);
+        }
+      }
+      for (const Device& d : devices_) {
+        step = d.busy > 0 ? std::min(step, d.busy) : step;
+      }
+      if (std::isinf(step)) {
+        return now_;
+      }
+      advance(step);
+    }
+  }
+
+  struct Message {
+    std::size_t call = 0;
+    int from = 0, to = 0, step = 0, stream = 0;
+    double bytes = 0, latency = 0, rate = 0, start = -1, finish = -1;
+    int state = 0;  // waits, latency, transfer, done
+    std::vector<std::size_t> route;
+  };
+  std::vector<Message> messages;
+
+ private:
+  struct Device {
+    std::size_t next = 0;
+    double busy = 0;
+  };
+
+  bool has_started(std::size_t call, int rank) const {
+    const std::vector<int>& by = started_[call];
+    return std::find(by.begin(), by.end(), rank) != by.end();
+  }
+
+  bool go_on() {
+    bool moved = false;
+    for (std::size_t d = 0; d < devices_.size(); ++d) {
+      Device& device = devices_[d];
+      const ts::List<ts::DeviceEvent>& program = log_.programs[d];
+      if (device.busy > 0 || device.next == program.size()) {
+        continue;
+      }
+      const ts::DeviceEvent& event = program[device.next];
+      if (event.kind == Kind::compute) {
+        for (std::size_t i = event.first; i < event.last; ++i) {
+          device.busy += ts::op_seconds(log_.ops[d][i], machine_.chip);
+        }
+      } else if (event.kind == Kind::start) {
+        started_[event.first].push_back(static_cast<int>(d));
+        sends_.push_back(event.first);
+      } else if (!all_done(event.first, static_cast<int>(d))) {
+        continue;
+      }
+      ++device.next;
+      moved = true;
+    }
+    for (Message& m : messages) {
+      if (m.state == 0 && may_leave(m)) {
+        m.state = 1;
+        m.start = now_;
+        moved = true;
+      }
+      if (m.state == 1 && !(m.latency > 0)) {
+        m.state = 2;
+        moved = true;
+      }
+      if (m.state == 2 && !(m.bytes > 0)) {
+        m.state = 3;
+        m.finish = now_;
+        moved = true;
+      }
+    }
+    return moved;
+  }
+
+  bool all_done(std::size_t call, int rank) const {
+    bool done = has_started(call, rank) || log_.calls[call].shape->eager;
+    for (const Message& m : messages) {
+      done = done && (m.call != call || m.state == 3 || (m.from != rank && m.to != rank));
+    }
+    return done;
+  }
+
+  bool may_leave(const Message& m) const {
+    const bool eager = log_.calls[m.call].shape->eager;
+    if (!has_started(m.call, m.from) || (!eager && !has_started(m.call, m.to))) {
+      return false;
+    }
+    for (const Message& other : messages) {
+      const bool meets =
+          other.from == m.from || other.from == m.to || other.to == m.from || other.to == m.to;
+      if (other.state < 3 && other.call == m.call && other.stream == m.stream &&
+          other.step < m.step && meets) {
+        return false;
+      }
+      if (eager && other.state < 3 && log_.calls[other.call].shape->eager && other.from == m.from &&
+          other.to == m.to &&
+          std::find(sends_.begin(), sends_.end(), other.call) <
+              std::find(sends_.begin(), sends_.end(), m.call)) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // All rates rise together by what the fullest link leaves, again and again.
+  void share() {
+    std::vector<double> room(links_.count());
+    for (std::size_t link = 0; link < room.size(); ++link) {
+      room[link] = links_.bandwidth(link);
+    }
+    std::vector<Message*> open;
+    for (Message& m : messages) {
+      if (m.state == 2) {
+        m.rate = 0;
+        open.push_back(&m);
+      }
+    }
+    while (!open.empty()) {
+      std::vector<int> users(room.size(), 0);
+      double rise = std::numeric_limits<double>::infinity();
+      for (const Message* m : open) {
+        for (const std::size_t link : m->route) {
+          ++users[link];
+        }
+      }
+      for (std::size_t link = 0; link < room.size(); ++link) {
+        rise = users[link] > 0 ? std::min(rise, room[link] / users[link]) : rise;
+      }
+      for (Message* m : open) {
+        m->rate += rise;
+      }
+      for (std::size_t link = 0; link < room.size(); ++link) {
+        room[link] -= users[link] * rise;
+      }
+      std::vector<Message*> rest;
+      for (Message* m : open) {
+        bool full = false;
+        for (const std::size_t link : m->route) {
+          full = full || room[link] <= 1e-9 * links_.bandwidth(link);
+        }
+        if (!full) {
+          rest.push_back(m);
+        }
+      }
+      open.swap(rest);
+    }
+  }
+
+  void advance(double step) {
+    const double end = step * (1 + 1e-9);
+    now_ += step;
+    for (Message& m : messages) {
+      if (m.state == 1) {
+        m.latency = m.latency <= end ? 0 : m.latency - step;
+      } else if (m.state == 2) {
+        m.bytes = m.bytes / m.rate <= end ? 0 : m.bytes - m.rate * step;
+      }
+    }
+    for (Device& d : devices_) {
+      d.busy = d.busy <= end ? 0 : d.busy - step;
+    }
+  }
+
+  const ts::RunLog& log_;
+  ts::detail::MachineLinks links_;
+  ts::Machine machine_;
+  double now_ = 0;
+  std::vector<std::vector<int>> started_;
+  std::vector<std::size_t> sends_;  // in the order in which they were started
+  std::vector<Device> devices_;
+};
+
+bool close(double a, double b) { return std::abs(a - b) <= 1e-9 * std::max(a, b) + 1e-18; }
+
+void check_against_slow(const ts::RunLog& log, const ts::Machine& machine) {
+  const ts::Timeline fast = ts::time(log, machine);
+  SlowReplay slow(log, machine);
+  CHECK(close(fast.seconds, slow.run()));
+  REQUIRE(fast.messages.size() == slow.messages.size());
+  for (const ts::TimedMessage& m : fast.messages) {
+    bool same = false;
+    for (const SlowReplay::Message& s : slow.messages) {
+      same = same || (static_cast<std::size_t>(m.call) == s.call && m.from == s.from &&
+                      m.to == s.to && m.step == s.step && m.stream == s.stream &&
+                      close(m.start, s.start) && close(m.finish, s.finish));
+    }
+    CHECK(same);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("replay: rings, lines and shifts take what the closed forms say") {
+  const double alpha = 1e-6, rate = 1e9;
+  for (int n = 1; n <= 12; ++n) {
+    for (const std::int64_t elements : {std::int64_t{0}, std::int64_t{5}, std::int64_t{12345}}) {
+      CAPTURE(n);
+      CAPTURE(elements);
+      const double chunk = 4.0 * static_cast<double>(ts::detail::chunk_size(elements, n, 0));
+      LogWriter around(n);
+      around.run(around.call("all_gather", {ranks(n)}, ring(n), elements));
+      const ts::Machine ring_machine = machine_of({n}, ts::AxisKind::ring);
+      CHECK(close(ts::time(around.log, ring_machine).seconds, (n - 1) * (alpha + chunk / rate)));
+      // Through a switch a ring is no slower.
+      const ts::Machine switched = machine_of({n}, ts::AxisKind::switched);
+      CHECK(close(ts::time(around.log, switched).seconds, (n - 1) * (alpha + chunk / rate)));
+      LogWriter ends(n);
+      ends.run(ends.call("all_gather", {ranks(n)}, line(n), elements));
+      const ts::Machine line_machine = machine_of({n}, ts::AxisKind::line);
+      const double both = ts::time(ends.log, line_machine).seconds;
+      CHECK(both <= (n - 1) * (alpha + chunk / rate) * (1 + 1e-9));
+      CHECK(both >= (n - 1) * alpha * (1 - 1e-9));
+      if (elements % n == 0) {
+        CHECK(close(both, (n - 1) * (alpha + chunk / rate)));
+      }
+      for (int by = 0; by < n && elements % n == 0; ++by) {
+        LogWriter moved(n);
+        moved.run(moved.call("permute", {ranks(n)}, shift(n, by), elements));
+        const int hops = std::min(by, n - by);  // messages that share each link
+        CHECK(close(ts::time(moved.log, ring_machine).seconds, hops * (alpha + chunk / rate)));
+        CHECK(close(ts::time(moved.log, switched).seconds, by == 0 ? 0.0 : alpha + chunk / rate));
+      }
+      LogWriter all(n);
+      all.run(all.call("all_to_all", {ranks(n)}, direct(n), elements));
+      const ts::Machine full = machine_of({n}, ts::AxisKind::full);
+      if (n > 1) {
+        CHECK(close(ts::time(all.log, full).seconds, alpha + chunk / rate));
+        if (elements % n == 0) {
+          CHECK(close(ts::time(all.log, switched).seconds, alpha + (n - 1) * chunk / rate));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("replay: calls that share links contend, calls that do not do not") {
+  const int n = 8;
+  const double alone = 7 * (1e-6 + 1000 / 1e9);
+  LogWriter two(n);
+  const int a = two.call("all_gather", {ranks(n)}, ring(n), 2000);
+  const int b = two.call("all_gather", {ranks(n)}, ring(n), 2000);
+  two.all(Kind::start, a);
+  two.all(Kind::start, b);
+  two.all(Kind::wait, a);
+  two.all(Kind::wait, b);
+  const ts::Timeline both = ts::time(two.log, machine_of({n}, ts::AxisKind::ring));
+  CHECK(close(both.seconds, 7 * (1e-6 + 2 * 1000 / 1e9)));
+  CHECK(close(both.calls[0].finish, both.calls[1].finish));
+  // Axes of a torus have links of their own.
+  LogWriter torus(n * n);
+  ts::List<std::vector<int>> rows, columns;
+  for (int i = 0; i < n; ++i) {
+    rows.push_back(ranks(n, i * n));
+    columns.push_back(ranks(n, i, n));
+  }
+  const int x = torus.call("all_gather", columns, ring(n), 2000);
+  const int y = torus.call("all_gather", rows, ring(n), 2000);
+  torus.all(Kind::start, x, rows.size());
+  torus.all(Kind::start, y, rows.size());
+  torus.all(Kind::wait, x, rows.size());
+  torus.all(Kind::wait, y, rows.size());
+  CHECK(close(ts::time(torus.log, machine_of({n, n}, ts::AxisKind::ring)).seconds, alone));
+  // Two axes on one dimension: the outer one goes over the links of the inner.
+  LogWriter nested(n);
+  const int outer = nested.call(
+      "all_gather", {ranks(2, 0, 4), ranks(2, 1, 4), ranks(2, 2, 4), ranks(2, 3, 4)}, ring(2), 500);
+  nested.run(outer, 4);
+  CHECK(close(ts::time(nested.log, machine_of({n}, ts::AxisKind::line)).seconds,
+              4 * 1e-6 + 4 * 1000 / 1e9));
+  // GPUs of a node share the node's uplink.
+  ts::Machine nodes = machine_of({2, 4}, ts::AxisKind::switched);
+  nodes.links[0].uplink = ts::Bandwidth::one_way(1e9);
+  LogWriter pairs(n);
+  pairs.run(pairs.call("permute", {ranks(2, 0, 4), ranks(2, 1, 4), ranks(2, 2, 4), ranks(2, 3, 4)},
+                       shift(2, 1), 500),
+            4);
+  CHECK(close(ts::time(pairs.log, nodes).seconds, 1e-6 + 4 * 1000 / 1e9));
+}
+
+TEST_CASE("replay: max-min shares, by hand") {
+  // On a line 0 - 1 - 2 with one slow link: 0 -> 2 gets what 1 -> 2 leaves.
+  ts::Machine machine = machine_of({4}, ts::AxisKind::line);
+  machine.links[0].latency = 0;
+  LogWriter writer(4);
+  const int longer = writer.call("send", {{0, 3}}, {{0, 0, 1, 0, 2, ts::Action::copy, 0}}, 250);
+  const int first = writer.call("send", {{0, 1}}, {{0, 0, 1, 0, 2, ts::Action::copy, 0}}, 250);
+  const int second = writer.call("send", {{1, 3}}, {{0, 0, 1, 0, 2, ts::Action::copy, 0}}, 500);
+  for (const int c : {longer, first, second}) {
+    writer.all(Kind::start, c);
+  }
+  for (const int c : {longer, first, second}) {
+    writer.all(Kind::wait, c);
+  }
+  // Until 2 us all have 500 MB/s; then `second` alone has the rest of its 1000 bytes at 1 GB/s.
+  const ts::Timeline time = ts::time(writer.log, machine);
+  CHECK(close(time.calls[0].finish, 2e-6));
+  CHECK(close(time.calls[1].finish, 2e-6));
+  CHECK(close(time.calls[2].finish, 3e-6));
+  CHECK(time.link_bytes[0] == 2000);
+  CHECK(time.link_bytes[2] == 3000);
+}
+
+TEST_CASE("replay: communication hides behind compute") {
+  const double gather = 3 * (1e-6 + 1000 / 1e9);  // 6 us
+  for (const double compute : {0.0, 4e-6, 20e-6}) {
+    LogWriter writer(4);
+    const int c = writer.call("all_gather", {ranks(4)}, ring(4), 1000);
+    writer.all(Kind::start, c);
+    for (int d = 0; d < 4; ++d) {
+      writer.compute(d, compute * 1e9);
+    }
+    writer.all(Kind::wait, c);
+    const ts::Timeline time = ts::time(writer.log, machine_of({4}, ts::AxisKind::ring));
+    CHECK(close(time.seconds, std::max(gather, compute)));
+    CHECK(close(time.devices[1].compute, compute));
+    CHECK(close(time.devices[1].waiting, std::max(gather - compute, 0.0)));
+    CHECK(close(time.devices[1].end, time.seconds));
+    CHECK(close(time.calls[0].finish - time.calls[0].start, gather));
+  }
+  // A straggler holds up all.
+  LogWriter writer(4);
+  writer.compute(2, 5000);
+  writer.run(writer.call("all_gather", {ranks(4)}, ring(4), 1000));
+  const ts::Machine machine = machine_of({4}, ts::AxisKind::ring);
+  CHECK(ts::time(writer.log, machine).seconds > 5e-6 + gather - 1e-9);
+  CHECK(close(ts::time(writer.log, machine, ts::Faults().slow_device(2, 3)).seconds,
+              ts::time(writer.log, machine).seconds + 10e-6));
+}
+
+TEST_CASE("replay: sends leave when the sender is ready, those of a pair one after another") {
+  ts::Machine machine = machine_of({2}, ts::AxisKind::line);
+  LogWriter writer(2);
+  const ts::List<ts::Transfer> one = {{0, 0, 1, 0, 2, ts::Action::copy, 0}};
+  const int a = writer.call("send", {{0, 1}}, one, 250, true);
+  const int b = writer.call("send", {{0, 1}}, one, 250, true);
+  writer.event(0, Kind::start, a);
+  writer.event(0, Kind::start, b);
+  writer.compute(1, 50000);  // the receiver comes later
+  writer.event(1, Kind::wait, b);
+  writer.event(1, Kind::wait, a);
+  const ts::Timeline time = ts::time(writer.log, machine);
+  CHECK(close(time.calls[0].finish, 2e-6));
+  CHECK(close(time.calls[1].start, 2e-6));
+  CHECK(close(time.calls[1].finish, 4e-6));
+  CHECK(close(time.seconds, 50e-6));
+  CHECK(time.devices[1].waiting == 0);
+  CHECK(time.messages[1].after == 0);
+  check_against_slow(writer.log, machine);
+}
+
+TEST_CASE("replay: random programs as the slow replay has them") {
+  unsigned state = 1;
+  const auto random = [&](int below) {
+    state = state * 1664525U + 1013904223U;
+    return static_cast<int>((state >> 10) % static_cast<unsigned>(below));
+  };
+  ts::Machine tree = machine_of({2, 2, 2}, ts::AxisKind::switched);
+  tree.links[0].bandwidth = ts::Bandwidth();
+  tree.links[0].uplink = ts::Bandwidth::one_way(1.5e9);
+  tree.links[1].uplink = ts::Bandwidth::one_way(0.7e9);
+  ts::Machine mixed = machine_of({4, 2}, ts::AxisKind::ring);
+  mixed.links[1].kind = ts::AxisKind::full;
+  mixed.links[1].latency = 2.5e-6;
+  const ts::List<ts::Machine> machines = {machine_of({8}, ts::AxisKind::ring),
+                                          machine_of({4, 2}, ts::AxisKind::line), tree, mixed};
+  for (int trial = 0; trial < 60; ++trial) {
+    CAPTURE(trial);
+    LogWriter writer(8);
+    std::vector<int> pending, groups_of;
+    const auto wait = [&](std::size_t i) {
+      if (groups_of[i] == 0) {
+        const int c = pending[i];
+        writer.event((*writer.log.calls[static_cast<std::size_t>(c)].members)[1], Kind::wait, c);
+      } else {
+        writer.all(Kind::wait, pending[i], static_cast<std::size_t>(groups_of[i]));
+      }
+      pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(i));
+      groups_of.erase(groups_of.begin() + static_cast<std::ptrdiff_t>(i));
+    };
+    for (int item = 0; item < 8; ++item) {
+      const int what = random(8);
+      if (what == 0 && !pending.empty()) {
+        wait(static_cast<std::size_t>(random(static_cast<int>(pending.size()))));
+      } else if (what <= 2) {
+        writer.compute(random(8), 100 * (1 + random(300)));
+      } else if (what == 3) {
+        const int from = random(8), to = (from + 1 + random(7)) % 8;
+        const int c = writer.call("send", {{from, to}}, {{0, 0, 1, 0, 2, ts::Action::copy, 0}},
+                                  1 + random(4000), true);
+        writer.event(from, Kind::start, c);
+        pending.push_back(c);
+        groups_of.push_back(0);
+      } else {
+        const int size = random(2) == 0 ? 8 : random(2) == 0 ? 4 : 2;
+        const bool spread = random(2) == 0;
+        ts::List<std::vector<int>> groups;
+        for (int g = 0; g < 8 / size; ++g) {
+          groups.push_back(spread ? ranks(size, g, 8 / size) : ranks(size, g * size));
+        }
+        const int algorithm = random(4);
+        const ts::List<ts::Transfer> transfers = algorithm == 0   ? ring(size)
+                                                 : algorithm == 1 ? line(size)
+                                                 : algorithm == 2 ? direct(size)
+                                                                  : shift(size, 1 + random(7));
+        const int c = writer.call("call", groups, transfers, random(20000));
+        writer.all(Kind::start, c, groups.size());
+        pending.push_back(c);
+        groups_of.push_back(static_cast<int>(groups.size()));
+      }
+    }
+    while (!pending.empty()) {
+      wait(0);
+    }
+    check_against_slow(writer.log, machines[static_cast<std::size_t>(trial) % machines.size()]);
+  }
+}
+
+TEST_CASE("replay: slow and dead links and devices") {
+  const ts::Machine machine = machine_of({4}, ts::AxisKind::ring);
+  LogWriter writer(4);
+  writer.run(writer.call("all_gather([4], x)", {ranks(4)}, ring(4), 1000));
+  CHECK(close(ts::time(writer.log, machine).seconds, 6e-6));
+  // Each chunk but that of device 3 crosses 2 -> 3.
+  CHECK(close(ts::time(writer.log, machine, ts::Faults().slow_link(2, 3, 4)).seconds,
+              3 * (1e-6 + 4e-6)));
+  CHECK(close(ts::time(writer.log, machine, ts::Faults().slow_link(3, 2, 4)).seconds, 6e-6));
+  CHECK(error_of([&] { ts::time(writer.log, machine, ts::Faults().dead_device(3)); }) ==
+        "time: device 3 is dead; device 0 waits in all_gather([4], x) #0, device 1 waits in "
+        "all_gather([4], x) #0, device 2 waits in all_gather([4], x) #0");
+  CHECK(
+      error_of(
+          [&] { ts::time(writer.log, machine, ts::Faults().dead_device(3).dead_device(1)); }) ==
+      "time: device 1, device 3 are dead; device 0 waits in all_gather([4], x) #0, device 2 waits "
+      "in all_gather([4], x) #0");
+  CHECK(error_of([&] { ts::time(writer.log, machine, ts::Faults().dead_link(0, 1)); }) ==
+        "time: link 0 -> 1 is dead; device 0 waits in all_gather([4], x) #0, device 1 waits in "
+        "all_gather([4], x) #0, device 2 waits in all_gather([4], x) #0, device 3 waits in "
+        "all_gather([4], x) #0");
+  CHECK(close(ts::time(writer.log, machine, ts::Faults().dead_link(1, 0)).seconds, 6e-6));
+  CHECK(
+      error_of([&] { ts::time(writer.log, machine, ts::Faults().dead_link(0, 2)); }) ==
+      "time: no link 0 -> 2 to be at fault; links join neighbours, or a chip and its switch (-1)");
+  CHECK(error_of([&] { ts::time(writer.log, machine, ts::Faults().dead_device(4)); }) ==
+        "time: device 4 to be at fault; devices are 0 to 3");
+  CHECK(error_of([] { ts::Faults().slow_device(0, 0); }) ==
+        "Faults: a factor of 0; a finite number above 0 is right, 4 for a quarter of the speed");
+  const ts::Machine switched = machine_of({4}, ts::AxisKind::switched);
+  CHECK(close(ts::time(writer.log, switched, ts::Faults().slow_link(2, -1, 4)).seconds,
+              3 * (1e-6 + 4e-6)));
+}
+
+TEST_CASE("replay: logs that cannot go on are errors") {
+  const ts::Machine machine = machine_of({2}, ts::AxisKind::line);
+  LogWriter crossed(2);
+  const int a = crossed.call("a", {ranks(2)}, shift(2, 1), 2);
+  const int b = crossed.call("b", {ranks(2)}, shift(2, 1), 2);
+  for (const int c : {a, b}) {
+    crossed.event(0, Kind::start, c);
+    crossed.event(0, Kind::wait, c);
+  }
+  for (const int c : {b, a}) {
+    crossed.event(1, Kind::start, c);
+    crossed.event(1, Kind::wait, c);
+  }
+  CHECK(error_of([&] { ts::time(crossed.log, machine); }) ==
+        "time: device 0 waits in a #0, device 1 waits in b #1; each waits for another, none can go "
+        "on");
+  LogWriter twice(2);
+  const int c = twice.call("a", {ranks(2)}, shift(2, 1), 2);
+  twice.all(Kind::start, c);
+  twice.all(Kind::start, c);
+  CHECK(error_of([&] { ts::time(twice.log, machine); }) ==
+        "time: device 0 starts a #0 twice; once is right");
+  LogWriter stranger(2);
+  stranger.call("a", {{0}}, {}, 2);
+  stranger.event(1, Kind::start, 0);
+  CHECK(error_of([&] { ts::time(stranger.log, machine); }) ==
+        "time: device 1 is no member of a #0, which its program names");
+  stranger.log.programs[1][0].first = 7;
+  CHECK(error_of([&] { ts::time(stranger.log, machine); }) ==
+        "time: device 1 is no member of call 7, which its program names");
+  CHECK(error_of([&] { ts::time(stranger.log, machine_of({3}, ts::AxisKind::line)); }) ==
+        "time: the log is of 2 devices with 2 programs and 2 lists of ops, machine mine has 3 "
+        "chips; they must be equal");
+  LogWriter wrong(2);
+  wrong.run(wrong.call("a", {{0}, {1}}, shift(1, 1), 2), 2);
+  wrong.log.calls[1].members.reset(new std::vector<int>{0, 1});
+  CHECK(error_of([&] { ts::time(wrong.log, machine); }) ==
+        "time: a #0 has 2 members and a schedule for 1; they must be equal");
+  ts::Machine nan = machine;
+  nan.links[0].latency = std::nan("");
+  CHECK(error_of([&] { ts::time(twice.log, nan); }) ==
+        "time: mine: the latency of links[0] is nan s; a finite number from 0 is right");
+}
+
+TEST_CASE("replay: a small run is timed in well under a millisecond") {
+  LogWriter writer(8);
+  writer.run(writer.call("all_gather", {ranks(8)}, ring(8), 8000));
+  const ts::Machine machine = machine_of({8}, ts::AxisKind::ring);
+  double best = 1;
+  for (int i = 0; i < 20; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    ts::time(writer.log, machine);
+    const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+    best = std::min(best, took.count());
+  }
+  MESSAGE("8 devices, 56 messages: ", best * 1e6, " us");
+  CHECK(best < 5e-3);  // unoptimised, and the machine is busy
+}
+
+TEST_CASE("replay: 4096 devices, 1.0 M messages [slow]") {
+  const int n = 64;
+  LogWriter writer(n * n);
+  ts::List<std::vector<int>> rows, columns;
+  for (int i = 0; i < n; ++i) {
+    rows.push_back(ranks(n, i * n));
+    columns.push_back(ranks(n, i, n));
+  }
+  const double step = 1e-6 + 1000 / 1e9;
+  for (int i = 0; i < 2; ++i) {
+    writer.run(writer.call("all_gather", columns, ring(n), 250 * n), rows.size());
+    writer.run(writer.call("all_gather", rows, ring(n), 250 * n), rows.size());
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  const ts::Timeline time = ts::time(writer.log, machine_of({n, n}, ts::AxisKind::ring));
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+  CHECK(close(time.seconds, 4 * (n - 1) * step));
+  MESSAGE(time.messages.size(), " messages: ", took.count(), " s");
+}
+
+TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
+  LogWriter writer(8);
+  const ts::List<std::vector<int>> rows = {ranks(4), ranks(4, 4)};
+  for (int d = 0; d < 8; ++d) {
+    writer.compute(d, d == 5 ? 8000 : 5000);
+  }
+  writer.run(writer.call("all_gather", rows, line(4), 1000), 2);
+  const ts::List<ts::Transfer> one = {{0, 0, 1, 0, 2, ts::Action::copy, 0}};
+  const int send = writer.call("send", {{5, 1}}, one, 100, true);
+  writer.event(5, Kind::start, send);
+  writer.event(1, Kind::wait, send);
+  writer.compute(1, 2000);
+
+  ts::Shared<ts::detail::MeshRecord> record(new ts::detail::MeshRecord);
+  record->log = writer.log;
+  record->axes = {{"x", 2}, {"y", 4}};
+  auto* shape = new ts::CallShape(*record->log.calls[0].shape);
+  shape->axes = "y";
+  shape->arguments = "[250], dim 0";
+  shape->axis_numbers = {1};
+  shape->where = {"/home/user/demo.cpp", 12};
+  shape->spec.algorithm = ts::Algorithm::line;
+  shape->reason = "all others are slower";
+  const ts::Shared<const ts::CallShape> shared(shape);
+  record->log.calls[0].shape = shared;
+  record->log.calls[1].shape = shared;
+  const ts::MeshRun run(record, machine_of({2, 4}, ts::AxisKind::line));
+
+  const ts::List<ts::CollectiveRow> table = run.collectives();
+  REQUIRE(table.size() == 2);
+  const ts::CollectiveRow& gather = table[0];
+  CHECK(gather.name == "all_gather");
+  CHECK(gather.axes == "y");
+  CHECK(gather.algorithm == "line");
+  CHECK(gather.groups == 2);
+  CHECK(gather.devices == 4);
+  CHECK(gather.bytes_out ==
+        5000);  // device 1: its own both ways, one to the right, two to the left
+  CHECK(gather.bytes_in == 3000);
+  CHECK(gather.steps == 3);
+  CHECK(gather.hops == 3);
+  CHECK(close(gather.algbw, 4000 / gather.seconds));
+  CHECK(table[1].name == "send");
+  CHECK(table[1].hops == 1);
+  CHECK(table[1].bytes_out == 400);
+  CHECK(run.steps() == 4);
+  CHECK(run.bytes_sent(5) == 5400);
+  CHECK(run.bytes_sent(0) == 1000);
+
+  // 8 us of compute on device 5, its row's gather, its send, 2 us of compute on device 1.
+  const double last = 8e-6 + 3 * (1e-6 + 1000 / 1e9) + 1e-6 + 400 / 1e9 + 2e-6;
+  CHECK(close(run.seconds, last));
+  const ts::CriticalPath path = run.critical_path();
+  CHECK(path.messages == 4);
+  CHECK(close(path.compute, 10e-6));
+  CHECK(close(path.latency, 4e-6));
+  CHECK(close(path.transfer, 3.4e-6));
+  CHECK(path.devices.front() >= 4);
+  CHECK(path.devices.back() == 1);
+  CHECK(path.heaviest.find("axis y, link ") == 0);
+  CHECK(path.heaviest.find(" of the step") != std::string::npos);
+
+  const ts::List<ts::LinkRow> links = run.links();
+  CHECK(links[0].bytes == 3000);
+  CHECK(close(links[0].busy, 3e-6 / last));
+  CHECK(links.back().name == "5 -> 1");
+  CHECK(close(run.timeline.devices[1].compute, 7e-6));
+  CHECK(run.timeline.devices[1].waiting > 0);
+  CHECK(run.device_table().rows.size() == 8);
+  CHECK(run.table().rows[0].back() == "demo.cpp:12");
+
+  // Other machines and faults.
+  const ts::MeshRun slower = run.with(ts::Faults().slow_link(5, 1, 10));
+  CHECK(close(slower.seconds, last + 9 * 400 / 1e9));
+  ts::Machine fast = machine_of({8}, ts::AxisKind::switched);
+  fast.chip.memory_bandwidth = 1e12;
+  CHECK(run.on(fast).seconds < run.seconds);
+  CHECK(run.on(fast).machine().name == "mine");
+  CHECK(error_of([&] { run.with(ts::Faults().dead_device(1)); }).find("time: device 1 is dead") ==
+        0);
+  CHECK(error_of([&] { run.bytes_sent(8); }) ==
+        "bytes_sent: rank 8 of 8 devices; ranks are 0 to 7");
+  ts::Guess guess;
+  guess.steps = 4;
+  guess.bytes_per_device = 5400;
+  guess.seconds = run.seconds;
+  CHECK(run.check(guess).right);
+  std::ostringstream text;
+  text << run;
+  CHECK(text.str().find("all_gather over y: all others are slower\n") != std::string::npos);
+  CHECK(text.str().find("critical path of 4 messages: 10 us compute, 4 us latency, 3.4 us "
+                        "transfer; axis y, link ") != std::string::npos);
+}
+
+TEST_CASE("mesh run: a program on a mesh is timed as its schedule says") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {4, 2}), {{"x", 4}, {"y", 2}});
+  const ts::MeshRun run = mesh.run([](ts::Device& d) {
+    d.all_gather(ts::full({1024}, static_cast<float>(d.rank())), "y");
+    if (d.rank() == 0) {
+      d.send(ts::zeros({10}), 3);
+    } else if (d.rank() == 3) {
+      d.recv(0);
+    }
+  });
+  CHECK(run.collectives().size() == 2);
+  CHECK(close(run.timeline.calls[0].finish - run.timeline.calls[0].start, 1e-6 + 4096 / 4.5e10));
+  CHECK(run.seconds > 1e-6);
+  CHECK(run.on(ts::machine("h100", {1, 8})).seconds > 1e-6);
+}
