@@ -201,6 +201,12 @@ TEST_CASE("network: where axes lie") {
   const ts::Machine gpus = ts::machine("h100", {4, 8});
   CHECK(placed(gpus, {{"x", 2}, {"y", 16}}) ==
         "x: 2 switched of 0; y: 2 switched of 0, 8 switched of 1");
+  CHECK(placed(ts::machine("h100", {2, 4, 8}), {{"x", 8}, {"y", 8}}) ==
+        "x: 8 switched of 0; y: 8 switched of 2");  // leaf and spine are one switch,
+  ts::Machine thin = ts::machine("h100", {2, 4, 8});
+  thin.links[0].uplink = ts::Bandwidth::one_way(100e9);  // unless the spine is oversubscribed
+  CHECK(placed(thin, {{"x", 8}, {"y", 8}}) ==
+        "x: 2 switched of 0, 4 switched of 1; y: 8 switched of 2");
   CHECK(placed(ts::machine("mi300x", {8}), {{"x", 2}, {"y", 4}}) ==
         "x: 2 fully connected of 0; y: 4 fully connected of 0");
 

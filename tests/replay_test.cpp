@@ -837,3 +837,97 @@ TEST_CASE("mesh run: a program on a mesh is timed as its schedule says") {
   CHECK(run.seconds > 1e-6);
   CHECK(run.on(ts::machine("h100", {1, 8})).seconds > 1e-6);
 }
+
+// Every group of an axis, or of several, runs the collective at once.
+double replayed(const ts::Machine& machine, const ts::List<ts::AxisPlacement>& placed,
+                const std::vector<int>& axes, const ts::CollectiveSpec& spec) {
+  const int n = spec.devices(), all = static_cast<int>(machine.chips());
+  const Prepared schedule = ts::detail::prepare(ts::make_schedule(spec));
+  auto* shape = new ts::CallShape;
+  shape->schedule = schedule;
+  shape->spec = spec;
+  shape->cut.blocks = ts::detail::block_count(spec.what, n);
+  shape->cut.parts = schedule->data.chunks / shape->cut.blocks;
+  shape->cut.block = spec.what == ts::Collective::all_to_all ? spec.elements / n
+                     : spec.what == ts::Collective::permute  ? spec.elements
+                                                             : spec.elements / shape->cut.blocks;
+  const ts::Shared<const ts::CallShape> shared(shape);
+  LogWriter writer(all);
+  writer.log.lines.push_back("collective");
+  std::vector<int> seen(static_cast<std::size_t>(all), 0);
+  for (int first = 0; first < all; ++first) {
+    if (seen[static_cast<std::size_t>(first)] == 0) {
+      std::vector<int> members(1, first);
+      for (const int axis : axes) {
+        const ts::AxisPlacement& place = placed[static_cast<std::size_t>(axis)];
+        std::vector<int> more;
+        for (const int member : members) {
+          for (int i = 0; i < place.size; ++i) {
+            more.push_back(member + i * place.stride);
+          }
+        }
+        members = more;
+      }
+      for (const int member : members) {
+        seen[static_cast<std::size_t>(member)] = 1;
+      }
+      writer.log.calls.push_back(
+          {shared, ts::Shared<const std::vector<int>>(new std::vector<int>(members)), 0});
+    }
+  }
+  writer.run(0, writer.log.calls.size());
+  return ts::time(writer.log, machine).seconds;
+}
+
+TEST_CASE("replay: every algorithm on placed axes takes its closed form") {
+  struct Case {
+    ts::Machine machine;
+    ts::List<ts::MeshAxis> axes;
+  };
+  const ts::List<Case> cases = {
+      {ts::machine("tpu-v5e", {16}), {{"x", 16}}},
+      {ts::machine("tpu-v5e", {16}), {{"x", 4}, {"y", 4}}},  // parts of a ring
+      {ts::machine("tpu-v5e", {6, 3}), {{"x", 6}, {"y", 3}}},
+      {ts::machine("tpu-v5p", {4, 4, 8}), {{"x", 16}, {"y", 8}}},
+      {ts::machine("h100", {2, 8}), {{"x", 2}, {"y", 8}}},
+      {ts::machine("h100", {2, 2, 4}), {{"x", 4}, {"y", 4}}},
+      {ts::machine("mi300x", {7}), {{"x", 7}}},
+      {ts::machine("tpu-v5p", {2, 4, 4, 4}), {{"x", 2}, {"y", 64}}}};
+  int known = 0, compared = 0;
+  for (const Case& c : cases) {
+    const ts::List<ts::AxisPlacement> placed = ts::detail::place_axes(c.machine, c.axes);
+    for (std::size_t mask = 1; mask < (std::size_t{1} << placed.size()); ++mask) {
+      std::vector<int> axes;
+      for (std::size_t a = 0; a < placed.size(); ++a) {
+        if ((mask >> a & 1) != 0) {
+          axes.push_back(static_cast<int>(a));
+        }
+      }
+      ts::CollectiveSpec spec;
+      spec.parts = ts::detail::parts_of_group(c.machine, placed, axes);
+      for (int what = 0; what <= static_cast<int>(ts::Collective::barrier); ++what) {
+        for (int how = 1; how < static_cast<int>(ts::Algorithm::custom); ++how) {
+          spec.what = static_cast<ts::Collective>(what);
+          spec.algorithm = static_cast<ts::Algorithm>(how);
+          spec.root = spec.what == ts::Collective::permute ? 1 : 0;
+          spec.elements =
+              spec.what == ts::Collective::barrier ? 0 : std::int64_t{spec.devices()} * 1000;
+          if (!ts::detail::has_algorithm(spec.what, spec.algorithm)) {
+            continue;
+          }
+          const double formula = ts::collective_seconds(spec);
+          ++compared;
+          if (formula >= 0) {
+            ++known;
+            const double ours = replayed(c.machine, placed, axes, spec);
+            const std::string text =
+                ts::detail::cat(c.machine.name, " mask ", mask, " ", ts::name_of(spec.what), " by ",
+                                ts::name_of(spec.algorithm), ": ", ours, " formula ", formula);
+            CHECK_MESSAGE(close(ours, formula), text);
+          }
+        }
+      }
+    }
+  }
+  MESSAGE(known, " of ", compared, " have a closed form");
+}
