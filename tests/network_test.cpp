@@ -2,7 +2,7 @@
 // which links messages cross.
 #include "tinyscale.hpp"
 
-#include <doctest.h>
+#include <doctest/doctest.h>
 
 #include <limits>
 #include <string>

@@ -2,7 +2,7 @@
 // every message at every instant.
 #include "tinyscale.hpp"
 
-#include <doctest.h>
+#include <doctest/doctest.h>
 
 #include <algorithm>
 #include <chrono>

@@ -233,5 +233,25 @@ inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machi
   return made;
 }
 
+// What the log says of a user's send.
+inline Shared<const CallShape> send_shape(std::int64_t elements, const SourceLine& where) {
+  CallShape* const shape = new CallShape;
+  const Shared<const CallShape> made(shape);
+  shape->name = "send";
+  shape->where = where;
+  shape->eager = true;
+  shape->cut.block = elements;
+  shape->spec.elements = elements;
+  CollectiveSchedule send;
+  send.name = "send";
+  send.what = Collective::broadcast;
+  send.devices = 2;
+  Transfer whole;
+  whole.to = 1;
+  send.transfers.push_back(whole);
+  shape->schedule = prepare(std::move(send));
+  return made;
+}
+
 }  // namespace detail
 }  // namespace tinyscale
