@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
 #include <limits>
 #include <sstream>
 #include <string>
@@ -930,4 +933,92 @@ TEST_CASE("replay: every algorithm on placed axes takes its closed form") {
     }
   }
   MESSAGE(known, " of ", compared, " have a closed form");
+}
+
+namespace {
+
+// Seconds of a collective over all of one axis, without latencies.
+double bandwidth_seconds(ts::Machine machine, const ts::List<ts::MeshAxis>& axes, int axis,
+                         ts::Collective what, ts::Algorithm how, double bytes) {
+  for (ts::Links& links : machine.links) {
+    links.latency = 0;
+  }
+  const ts::List<ts::AxisPlacement> placed = ts::detail::place_axes(machine, axes);
+  ts::CollectiveSpec spec;
+  spec.what = what;
+  spec.algorithm = how;
+  spec.parts = ts::detail::parts_of_group(machine, placed, {axis});
+  spec.element_bytes = 2;
+  spec.elements = static_cast<std::int64_t>(bytes / 2);
+  return replayed(machine, placed, {axis}, spec);
+}
+
+struct BookValue {
+  std::string id;
+  double value;
+};
+
+std::vector<BookValue> book_values() {
+  using ts::Algorithm;
+  using ts::Collective;
+  const ts::Machine node = ts::machine("h100", {8}), nodes = ts::machine("h100", {2, 8});
+  const ts::Machine tree = ts::machine("h100", {4, 32, 8});
+  const ts::Machine cube = ts::machine("tpu-v4", {4, 4, 4});
+  const double leaf = tree.links[1].uplink.one_way() / 1e9;    // GB/s of a node
+  const double spine = tree.links[0].uplink.one_way() / 1e12;  // TB/s of a scalable unit
+  const double gpus = node.egress(0) / 1e9 * 8 / 7;
+  const double v31 = 4096.0 * 65536 * 2, v41 = 1024.0 * 16384 * 2;
+  const double v14 = 1024.0 * 4096 * 2 / 4;  // of a shard over the other axis
+  const ts::List<ts::MeshAxis> xyz = {{"x", 4}, {"y", 4}, {"z", 4}};
+  // Sent by each GPU: B / 8 in a node, B / 16 in two.
+  const double b = 1 << 24;
+  const double inside =
+      bandwidth_seconds(node, {{"x", 8}}, 0, Collective::all_to_all, Algorithm::direct, b / 8);
+  const double across =
+      bandwidth_seconds(nodes, {{"x", 16}}, 0, Collective::all_to_all, Algorithm::direct, b / 16);
+  return {{"U30", 8 * node.egress(0) / 1e12},
+          {"U31", 1e3 * bandwidth_seconds(node, {{"x", 8}}, 0, Collective::all_gather,
+                                          Algorithm::ring, v31)},
+          {"U32", 1e3 * v31 / node.egress(0)},
+          {"U35", spine},
+          {"U41", 1e6 * v41 / node.egress(0)},
+          {"U47", spine * 4 / 3},
+          {"U48", std::min(std::min(gpus, leaf * 32 / 31), 1e3 * spine * 4 / 3)},
+          {"U57", gpus},
+          {"U96", across / inside},
+          {"S14", 1e6 * bandwidth_seconds(cube, xyz, 0, Collective::all_gather,
+                                          Algorithm::ring_both_ways, v14)},
+          {"S16", 1e6 * bandwidth_seconds(cube, xyz, 2, Collective::all_reduce,
+                                          Algorithm::ring_both_ways, v14 / 4)}};
+}
+
+}  // namespace
+
+TEST_CASE("replay: the book's answers about networks, ours beside them") {
+  const char* root = std::getenv("TINYSCALE_SHARED");
+  std::ifstream file(std::string(root != nullptr ? root : "../shared") + "/cases/book-cases.tsv");
+  if (!file) {
+    std::cout << "skipped: no cases/book-cases.tsv\n";
+    return;
+  }
+  std::size_t found = 0;
+  const std::vector<BookValue> values = book_values();
+  std::string line;
+  while (std::getline(file, line)) {
+    std::vector<std::string> cells;
+    std::istringstream text(line);
+    for (std::string cell; std::getline(text, cell, '\t');) {
+      cells.push_back(cell);
+    }
+    for (const BookValue& ours : values) {
+      if (cells[0] == ours.id) {
+        ++found;
+        const double expected = std::strtod(cells[8].c_str(), nullptr);
+        MESSAGE(ours.id, ": book ", cells[6], " ", cells[7], ", exactly ", expected, ", ours ",
+                ours.value);
+        CHECK(ours.value == doctest::Approx(expected).epsilon(1e-3));
+      }
+    }
+  }
+  CHECK(found == values.size());
 }
