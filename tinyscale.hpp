@@ -116,12 +116,6 @@
 //   tinyscale/mesh/run_log.hpp               The log of a mesh run
 //   tinyscale/mesh/executor.hpp              Runs the schedule of a collective over the buffers
 //   tinyscale/mesh/call_plan.hpp             A collective as a program calls it
-//   tinyscale/mesh/sharding.hpp              How an array lies on a mesh
-//   tinyscale/mesh/sharded.hpp               An array cut over the devices of a mesh
-//   tinyscale/mesh/reshard.hpp               The same array under another sharding
-//   tinyscale/mesh/sharded_ops.hpp           Elementwise ops and reductions on sharded arrays
-//   tinyscale/mesh/sharded_matmul.hpp        Matmuls of sharded arrays
-//   tinyscale/mesh/collective_matmul.hpp     Collective matmul
 //   tinyscale/mesh/waiting.hpp               Who waits, and the judgement when none can go on
 //   tinyscale/mesh/fabric.hpp                Where the devices of a run meet
 //   tinyscale/mesh/endpoint.hpp              One device's side of the fabric
@@ -141,6 +135,12 @@
 //   tinyscale/mesh/mpi_exchange.hpp          The part of one MPI rank in a collective
 //   tinyscale/mesh/mpi_fabric.hpp            The same mesh on MPI ranks
 //   tinyscale/mesh/mpi_run.hpp               A mesh program on MPI ranks
+//   tinyscale/mesh/sharding.hpp              How an array lies on a mesh
+//   tinyscale/mesh/sharded.hpp               An array cut over the devices of a mesh
+//   tinyscale/mesh/reshard.hpp               The same array under another sharding
+//   tinyscale/mesh/sharded_ops.hpp           Elementwise ops and reductions on sharded arrays
+//   tinyscale/mesh/sharded_matmul.hpp        Matmuls of sharded arrays
+//   tinyscale/mesh/collective_matmul.hpp     Collective matmul
 //   tinyscale/mesh/mesh.hpp                  A mesh
 //   tinyscale/model/experts.hpp              Which expert each token visits
 //   tinyscale/model/hooks.hpp                What surrounds a forward pass
@@ -201,7 +201,6 @@
 #include <initializer_list>
 #include <iostream>
 #include <limits>
-#include <mpi.h>
 #include <mutex>
 #include <new>
 #include <ostream>
@@ -211,7 +210,6 @@
 #include <sys/stat.h>
 #include <system_error>
 #include <thread>
-#include <time.h>
 #include <utility>
 #include <vector>
 
@@ -20651,1848 +20649,6 @@ inline Shared<const CallShape> send_shape(std::int64_t elements, const SourceLin
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/mesh/sharding.hpp
-// How an array lies on a mesh, in the notation of the scaling book (chapter 3):
-//   "I_x, J"        dim I is cut over mesh axis x, dim J is whole on every device
-//   "I_{x,y}"       over two axes, x the slower: block ix * Y + iy
-//   "{U_x} I, J"    every device of x holds a summand; the array is their sum
-// An axis cuts one dim at most; over the axes that are not named every device holds the same.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-struct ShardedDim {
-  std::string name;
-  std::vector<std::string> axes;  // the slowest first
-};
-
-struct Sharding {
-  std::vector<std::string> partial;  // axes over which it is still to be summed
-  List<ShardedDim> dims;
-
-  std::string text() const;  // as it was parsed
-};
-
-namespace detail {
-
-inline std::string joined(const std::vector<std::string>& names) {
-  std::string out;
-  for (const std::string& name : names) {
-    out += (out.empty() ? "" : ",") + name;
-  }
-  return out;
-}
-
-inline std::string subscript(const std::vector<std::string>& axes) {
-  return axes.empty() ? "" : axes.size() == 1 ? "_" + axes[0] : "_{" + joined(axes) + "}";
-}
-
-struct ShardingParser {
-  const std::string& text;
-  std::size_t at = 0;
-
-  [[noreturn]] void wrong(const char* right) const {
-    const std::string seen =
-        at < text.size() ? cat("'", text[at], "' at place ", at + 1) : std::string("the end");
-    fail({"sharding \"", text, "\": ", seen, "; ", right});
-  }
-  bool skip(char wanted) {
-    while (at < text.size() && text[at] == ' ') {
-      ++at;
-    }
-    const bool found = at < text.size() && text[at] == wanted;
-    at += found ? 1 : 0;
-    return found;
-  }
-  std::string word(bool underscores, const char* right) {
-    skip('\0');
-    const std::size_t first = at;
-    while (at < text.size()) {
-      const char c = text[at];
-      const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-      if (!letter && !(c >= '0' && c <= '9') && !(underscores && c == '_')) {
-        break;
-      }
-      ++at;
-    }
-    if (at == first) {
-      wrong(right);
-    }
-    return text.substr(first, at - first);
-  }
-  std::vector<std::string> axes() {
-    const char* const right = "a mesh axis is right, as in I_x, or several as in I_{x,y}";
-    std::vector<std::string> names;
-    if (!skip('{')) {
-      names.push_back(word(true, right));
-      return names;
-    }
-    do {
-      names.push_back(word(true, right));
-    } while (skip(','));
-    if (!skip('}')) {
-      wrong("a comma or } is right after an axis, as in I_{x,y}");
-    }
-    return names;
-  }
-  Sharding parse() {
-    Sharding out;
-    if (skip('{')) {
-      const char* const right = "a partial sum is written in front, as in {U_x} I, J";
-      if (!skip('U') || !skip('_')) {
-        wrong(right);
-      }
-      out.partial = axes();
-      if (!skip('}')) {
-        wrong(right);
-      }
-    }
-    skip('\0');
-    while (at < text.size()) {
-      ShardedDim dim;
-      dim.name = word(false, "a dim is right, as in I or I_x");
-      if (skip('_')) {
-        dim.axes = axes();
-      }
-      out.dims.push_back(dim);
-      if (!skip(',')) {
-        break;
-      }
-      skip('\0');
-      if (at == text.size()) {
-        wrong("a dim is right after a comma");
-      }
-    }
-    if (at < text.size()) {
-      wrong("a comma is right between dims, as in I_x, J");
-    }
-    return out;
-  }
-};
-
-// The machine and where the axes of a mesh lie on it.
-struct PlacedMesh {
-  Machine machine;
-  List<AxisPlacement> axes;
-
-  int devices() const {
-    int product = 1;
-    for (const AxisPlacement& axis : axes) {
-      product *= axis.size;
-    }
-    return product;
-  }
-  std::string letters() const {  // of all axes
-    std::string out;
-    for (std::size_t i = 0; i < axes.size(); ++i) {
-      out += static_cast<char>('a' + static_cast<int>(i));
-    }
-    return out;
-  }
-};
-
-inline Shared<const PlacedMesh> placed_mesh(const Machine& machine,
-                                            const List<AxisPlacement>& axes) {
-  return Shared<const PlacedMesh>(new PlacedMesh{machine, axes});
-}
-
-// Which axes stand where, each a letter ('a' the first of the mesh): [0] those of the partial sum
-// in rising order, [d + 1] those that cut dim d.
-using AxisPlaces = std::vector<std::string>;
-
-inline std::size_t axis_number(char letter) { return static_cast<std::size_t>(letter - 'a'); }
-
-// The letters of both, in rising order.
-inline std::string rising_union(const std::string& a, const std::string& b) {
-  std::string out;
-  for (char letter = 'a'; letter <= 'z'; ++letter) {
-    if ((a + b).find(letter) != std::string::npos) {
-      out += letter;
-    }
-  }
-  return out;
-}
-
-// Over how many devices the axes of a place go.
-inline std::int64_t shard_count(const PlacedMesh& mesh, const std::string& letters) {
-  std::int64_t product = 1;
-  for (const char letter : letters) {
-    product *= mesh.axes[axis_number(letter)].size;
-  }
-  return product;
-}
-
-// The number of a device among them.
-inline std::int64_t shard_index(const PlacedMesh& mesh, const std::string& letters, int rank) {
-  std::int64_t index = 0;
-  for (const char letter : letters) {
-    const AxisPlacement& axis = mesh.axes[axis_number(letter)];
-    index = index * axis.size + rank / axis.stride % axis.size;
-  }
-  return index;
-}
-
-inline std::vector<std::string> names_of(const PlacedMesh& mesh, const std::string& letters) {
-  std::vector<std::string> names;
-  for (const char letter : letters) {
-    names.push_back(mesh.axes[axis_number(letter)].name);
-  }
-  return names;
-}
-
-inline std::string axes_text(const PlacedMesh& mesh, const std::string& letters) {
-  return joined(names_of(mesh, letters));
-}
-
-// False when a dim does not divide.
-inline bool local_shape_of(const PlacedMesh& mesh, const AxisPlaces& places, Shape& shape) {
-  for (int d = 0; d < shape.size(); ++d) {
-    const std::int64_t n = shard_count(mesh, places[static_cast<std::size_t>(d) + 1]);
-    if (shape[d] % n != 0) {
-      return false;
-    }
-    shape.set(d, shape[d] / n);
-  }
-  return true;
-}
-
-inline std::string letters_of(const PlacedMesh& mesh, const Sharding& sharding,
-                              const std::vector<std::string>& names, std::string& used) {
-  std::string letters;
-  for (const std::string& name : names) {
-    const std::string all = mesh.letters();
-    std::size_t i = 0;
-    while (i < all.size() && mesh.axes[i].name != name) {
-      ++i;
-    }
-    if (i == all.size()) {
-      fail({"sharding \"", sharding.text(), "\": no axis ", name, " on this mesh; its axes are ",
-            axes_text(mesh, all), ", and several on one dim are written I_{x,y}"});
-    }
-    const char letter = all[i];
-    if (used.find(letter) != std::string::npos) {
-      fail({"sharding \"", sharding.text(), "\": axis ", name,
-            " stands twice; an axis cuts one dim, or is summed over, once"});
-    }
-    used += letter;
-    letters += letter;
-  }
-  return letters;
-}
-
-// Checks a sharding against the mesh and the array's shape.
-inline AxisPlaces places_of(const PlacedMesh& mesh, const Sharding& sharding, const Shape& shape) {
-  const std::size_t dims = sharding.dims.size();
-  if (static_cast<int>(dims) != shape.size()) {
-    fail({"sharding \"", sharding.text(), "\": ", dims, " dims for an array of shape ", shape,
-          "; a name for each dim is right"});
-  }
-  std::string used;
-  AxisPlaces places(dims + 1);
-  places[0] = rising_union(letters_of(mesh, sharding, sharding.partial, used), "");
-  for (std::size_t d = 0; d < dims; ++d) {
-    const ShardedDim& dim = sharding.dims[d];
-    for (std::size_t e = 0; e < d; ++e) {
-      if (sharding.dims[e].name == dim.name) {
-        fail({"sharding \"", sharding.text(), "\": dim ", dim.name,
-              " stands twice; every dim has a name of its own"});
-      }
-    }
-    places[d + 1] = letters_of(mesh, sharding, dim.axes, used);
-    const std::int64_t n = shard_count(mesh, places[d + 1]);
-    const std::int64_t size = shape[static_cast<int>(d)];
-    if (size % n != 0) {
-      fail({"sharding \"", sharding.text(), "\": dim ", dim.name, " of ", size,
-            " does not divide over ", n, " devices; pad it to ", (size / n + 1) * n,
-            " or use fewer axes"});
-    }
-  }
-  return places;
-}
-
-// The sharding with dims named as those of `named`.
-inline Sharding sharding_of(const PlacedMesh& mesh, const AxisPlaces& places,
-                            const List<ShardedDim>& named) {
-  Sharding out;
-  out.partial = names_of(mesh, places[0]);
-  for (std::size_t d = 0; d + 1 < places.size(); ++d) {
-    out.dims.push_back({named[d].name, names_of(mesh, places[d + 1])});
-  }
-  return out;
-}
-
-}  // namespace detail
-
-inline std::string Sharding::text() const {
-  std::string out = partial.empty() ? "" : "{U" + detail::subscript(partial) + "}";
-  for (std::size_t d = 0; d < dims.size(); ++d) {
-    out += d > 0 ? ", " : out.empty() ? "" : " ";
-    out += dims[d].name + detail::subscript(dims[d].axes);
-  }
-  return out;
-}
-
-// Throws where the text is not in the notation; the mesh is asked by mesh.shard().
-inline Sharding parse_sharding(const std::string& text) {
-  return detail::ShardingParser{text}.parse();
-}
-
-inline std::ostream& operator<<(std::ostream& out, const Sharding& sharding) {
-  return out << sharding.text();
-}
-
-}}  // namespace tinyscale
-
-// >> tinyscale/mesh/sharded.hpp
-// An array cut over the devices of a mesh, held by one program: shard r is what device r has.
-//   Sharded a = mesh.shard(x, "I_x, J");  a.explain();  a.picture();  Tensor whole = a.gather();
-// Made of a shape alone it has no numbers: every op on it says what it would do and cost.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-// A collective that an op called, or a slice, which costs nothing.
-struct ShardedStep {
-  std::string name, axes;     // "all_gather", "x,y"
-  std::string before, after;  // shardings
-  std::string algorithm;
-  double bytes = 0;    // that a device sends, on average, by formula,
-  double counted = 0;  // and in the messages that went; 0: without numbers
-  double seconds = 0;  // closed form
-};
-
-// A way to do an op.
-struct ShardedCandidate {
-  std::string calls;  // "all_gather b over x, matmul"
-  double math_seconds = 0, comms_seconds = 0;
-  double bytes = 0;    // that a device sends
-  double seconds = 0;  // of both, as far as they overlap
-};
-
-// What an op on sharded arrays did, and why.
-struct ShardedReport {
-  std::string title, reason;
-  List<ShardedStep> steps;
-  double comms_seconds = 0, bytes = 0;  // of all steps; bytes that a device sends
-  double math_seconds = 0;              // of one device
-  List<ShardedCandidate> candidates;    // the cheapest first
-
-  Table table() const;
-  std::string csv() const { return table().csv(); }
-  std::string json() const { return table().json(); }
-};
-
-// Which device holds which block of an array; svg(picture) draws it.
-struct ShardPicture {
-  std::string title;
-  std::vector<std::string> names;  // of the dims
-  Shape shape, blocks;             // elements and blocks along each
-  int summands = 1;                // devices whose numbers are summed to one copy of a block
-  List<std::vector<int>> holders;  // ranks by block, row-major; each `summands` make a copy
-
-  std::string text() const;
-  std::string cell(std::size_t block) const;         // "0-3", "0+1"
-  std::string range(int dim, std::int64_t i) const;  // "4:8"
-  std::string panel_name(std::int64_t panel) const;  // "I 0:4": of the dims before the last two
-};
-
-struct Sharded {
-  Shared<const detail::PlacedMesh> mesh;
-  Shape shape;  // of the whole array
-  Sharding sharding;
-  DType format = DType::f32;         // in which bytes and FLOPs are priced
-  List<Tensor> shards;               // by rank; none: only the shape is known
-  Shared<const ShardedReport> made;  // null: by mesh.shard
-
-  std::string text() const { return "[" + sharding.text() + "]"; }
-  Shape local_shape() const {
-    Shape local = shape;
-    detail::local_shape_of(*mesh, places(), local);
-    return local;
-  }
-  int devices() const { return mesh->devices(); }
-  // How many devices hold the same numbers.
-  int replicas() const {
-    std::int64_t cut = 1;
-    for (const std::string& letters : places()) {
-      cut *= detail::shard_count(*mesh, letters);
-    }
-    return devices() / static_cast<int>(cut);
-  }
-  double bytes() const {  // on each device
-    return static_cast<double>(local_shape().count()) * bytes_of(format);
-  }
-  double bytes_in_all() const { return bytes() * devices(); }
-  // The first index along a dim of what a device holds.
-  std::int64_t begin(int rank, int dim) const {
-    const std::string& letters = places()[static_cast<std::size_t>(dim) + 1];
-    return detail::shard_index(*mesh, letters, rank) * local_shape()[dim];
-  }
-  detail::AxisPlaces places() const { return detail::places_of(*mesh, sharding, shape); }
-
-  Tensor gather() const;          // the whole array, by the program itself
-  ShardedReport explain() const;  // how it was made
-  ShardPicture picture() const;
-};
-
-inline Table ShardedReport::table() const {
-  Table out;
-  out.title = title;
-  out.columns = {"call", "axes", "from", "to", "algorithm", "bytes sent", "formula"};
-  for (const ShardedStep& step : steps) {
-    out.add({step.name, step.axes, "[" + step.before + "]", "[" + step.after + "]", step.algorithm,
-             format_bytes(step.bytes), format_seconds(step.seconds)});
-  }
-  return out;
-}
-
-inline std::ostream& operator<<(std::ostream& out, const ShardedReport& report) {
-  if (report.steps.empty()) {
-    out << report.title << "\n";
-  } else {
-    out << report.table();
-  }
-  if (!report.candidates.empty()) {
-    Table ways;
-    ways.columns = {"way", "T_math", "T_comms", "T", "bytes sent"};
-    for (std::size_t i = 0; i < report.candidates.size() && i < 4; ++i) {
-      const ShardedCandidate& way = report.candidates[i];
-      ways.add({way.calls, format_seconds(way.math_seconds), format_seconds(way.comms_seconds),
-                format_seconds(way.seconds), format_bytes(way.bytes)});
-    }
-    out << ways;
-  }
-  return out << report.reason << (report.reason.empty() ? "" : "\n");
-}
-
-namespace detail {
-
-// For an op of one device in the program that holds all; of rank -1 for moves, which are no ops.
-inline Context device_context(int rank) {
-  Context own = context();
-  own.device = rank;
-  own.profile = rank < 0 ? nullptr : own.profile;
-  ++own.no_grad;
-  return own;
-}
-
-inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Shape& shape,
-                     const std::string& text, DType format = DType::f32) {
-  Sharded out;
-  out.mesh = mesh;
-  out.shape = shape;
-  out.sharding = parse_sharding(text);
-  out.format = format;
-  out.places();  // checks
-  return out;
-}
-
-// The array's numbers under another sharding on the same mesh.
-inline Sharded like(const Sharded& a, const Shape& shape, const Sharding& sharding) {
-  Sharded out;
-  out.mesh = a.mesh;
-  out.shape = shape;
-  out.sharding = sharding;
-  out.format = a.format;
-  return out;
-}
-
-// The block that a device holds, as a view of the whole.
-inline Tensor block_of(const Sharded& a, const Tensor& whole, int rank) {
-  const Shape local = a.local_shape();
-  Tensor block = whole;
-  for (int d = 0; d < local.size(); ++d) {
-    const std::int64_t begin = a.begin(rank, d);
-    block = slice(block, d, begin, begin + local[d]);
-  }
-  return block;
-}
-
-inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Tensor& x, const std::string& text,
-                     DType format = DType::f32) {
-  Sharded out = shard(mesh, x.shape(), text, format);
-  if (!out.sharding.partial.empty()) {
-    fail({"shard: \"", text, "\" asks for summands, the tensor is their sum; a partial sum comes ",
-          "from a matmul or a sum over a dim that is cut"});
-  }
-  Context quiet = device_context(-1);
-  const ContextScope scope(quiet);
-  for (int rank = 0; rank < out.devices(); ++rank) {
-    out.shards.push_back(block_of(out, x, rank).clone());
-  }
-  return out;
-}
-
-inline void check_numbers(const char* function, const Sharded& a) {
-  if (a.shards.empty()) {
-    fail({function, ": ", a.text(), " of shape ", a.shape,
-          " was made of a shape and has no numbers; give mesh.shard a tensor"});
-  }
-}
-
-}  // namespace detail
-
-inline Tensor Sharded::gather() const {
-  detail::check_numbers("gather", *this);
-  Context quiet = detail::device_context(-1);
-  const ContextScope scope(quiet);
-  Tensor whole = full(shape, 0.0f);
-  const ShardPicture held = picture();
-  for (const std::vector<int>& ranks : held.holders) {
-    for (int i = 0; i < held.summands; ++i) {
-      const int rank = ranks[static_cast<std::size_t>(i)];
-      const Tensor place = detail::block_of(*this, whole, rank);
-      add_(place, shards[static_cast<std::size_t>(rank)]);
-    }
-  }
-  return whole;
-}
-
-inline ShardedReport Sharded::explain() const {
-  if (made) {
-    return *made;
-  }
-  ShardedReport out;
-  out.title = detail::cat(
-      text(), " of shape ", shape, ": each of ", devices(), " devices holds ", local_shape(), ", ",
-      format_bytes(bytes()), "; all together ", format_bytes(bytes_in_all()), ", each number ",
-      replicas() == 1 ? std::string("once") : detail::cat(replicas(), " times"));
-  return out;
-}
-
-inline ShardPicture Sharded::picture() const {
-  ShardPicture out;
-  const detail::AxisPlaces at = places();
-  out.title = detail::cat(text(), " of shape ", shape, " on ", devices(), " devices");
-  out.shape = shape;
-  std::string cut;
-  for (std::size_t d = 0; d < sharding.dims.size(); ++d) {
-    out.names.push_back(sharding.dims[d].name);
-    out.blocks.push_back(detail::shard_count(*mesh, at[d + 1]));
-    cut += at[d + 1];
-  }
-  out.summands = static_cast<int>(detail::shard_count(*mesh, at[0]));
-  out.holders.resize(static_cast<std::size_t>(out.blocks.count()));
-  std::string copies;  // axes that nothing lies on: a copy for each of their devices
-  for (const char letter : mesh->letters()) {
-    if ((cut + at[0]).find(letter) == std::string::npos) {
-      copies += letter;
-    }
-  }
-  for (std::vector<int>& ranks : out.holders) {
-    ranks.resize(static_cast<std::size_t>(out.summands * replicas()));
-  }
-  for (int rank = 0; rank < devices(); ++rank) {
-    const std::int64_t block = detail::shard_index(*mesh, cut, rank);
-    const std::int64_t place = detail::shard_index(*mesh, copies + at[0], rank);
-    out.holders[static_cast<std::size_t>(block)][static_cast<std::size_t>(place)] = rank;
-  }
-  return out;
-}
-
-inline std::string ShardPicture::range(int dim, std::int64_t i) const {
-  const std::int64_t size = shape[dim] / blocks[dim];
-  return detail::cat(i * size, ":", (i + 1) * size);
-}
-
-inline std::string ShardPicture::cell(std::size_t block) const {
-  const std::vector<int>& ranks = holders[block];
-  bool row = ranks.size() > 2 && summands == 1;
-  for (std::size_t i = 1; i < ranks.size(); ++i) {
-    row = row && ranks[i] == ranks[i - 1] + 1;
-  }
-  if (row) {
-    return detail::cat(ranks.front(), "-", ranks.back());
-  }
-  std::string out;
-  for (std::size_t i = 0; i < ranks.size(); ++i) {
-    const bool sum = i % static_cast<std::size_t>(summands) != 0;
-    out += detail::cat(i == 0 ? "" : sum ? "+" : ", ", ranks[i]);
-  }
-  return out;
-}
-
-inline std::string ShardPicture::panel_name(std::int64_t panel) const {
-  std::string out;
-  for (int d = blocks.size() - 3; d >= 0; --d) {
-    const std::string name = names[static_cast<std::size_t>(d)];
-    out = name + " " + range(d, panel % blocks[d]) + (out.empty() ? "" : ", ") + out;
-    panel /= blocks[d];
-  }
-  return out;
-}
-
-// A table of the last two dims for each block of the others; of long ones the first 16 blocks.
-inline std::string ShardPicture::text() const {
-  const int dims = blocks.size();
-  const std::int64_t columns = dims > 0 ? blocks[-1] : 1;
-  const std::int64_t rows = dims > 1 ? blocks[-2] : 1;
-  const std::int64_t most = 16;
-  const std::int64_t panels = static_cast<std::int64_t>(holders.size()) / (rows * columns);
-  std::string out = title + (summands > 1 ? ", + joins summands\n" : "\n");
-  for (std::int64_t panel = 0; panel < std::min(panels, most); ++panel) {
-    Table table;
-    table.title = panel_name(panel);
-    table.columns.push_back(dims > 1 ? names[static_cast<std::size_t>(dims) - 2] : "");
-    for (std::int64_t j = 0; j < std::min(columns, most); ++j) {
-      table.columns.push_back(dims > 0 ? names.back() + " " + range(dims - 1, j) : "");
-    }
-    for (std::int64_t i = 0; i < std::min(rows, most); ++i) {
-      std::vector<std::string> line(1, dims > 1 ? range(dims - 2, i) : "device");
-      for (std::int64_t j = 0; j < std::min(columns, most); ++j) {
-        line.push_back(cell(static_cast<std::size_t>((panel * rows + i) * columns + j)));
-      }
-      table.add(line);
-    }
-    out += table.text();
-  }
-  return out;
-}
-
-inline std::ostream& operator<<(std::ostream& out, const ShardPicture& picture) {
-  return out << picture.text();
-}
-
-}}  // namespace tinyscale
-
-// >> tinyscale/mesh/reshard.hpp
-// The same array under another sharding, by the cheapest collectives.
-// A move takes mesh axes from one place to another: cut a dim (slice, free), leave it (all_gather),
-// change dims (all_to_all), leave a partial sum (all_reduce) or cut a dim instead
-// (reduce_scatter). The shortest path through all shardings, each move at its closed form, also
-// finds the detours: a free slice over an idle axis first, so that more links gather.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// Places: 0 the partial sum, d + 1 dim d, -1 none.
-struct AxisMove {
-  int from = -1, to = -1;
-  std::string axes;  // letters, in the order of the blocks
-};
-
-inline Collective collective_of(const AxisMove& move) {
-  return move.from == 0 ? (move.to < 0 ? Collective::all_reduce : Collective::reduce_scatter)
-         : move.to < 0  ? Collective::all_gather
-                        : Collective::all_to_all;
-}
-
-inline bool is_slice(const AxisMove& move) { return move.from < 0; }
-
-inline AxisPlaces after_move(AxisPlaces places, const AxisMove& move) {
-  if (move.from > 0) {
-    std::string& from = places[static_cast<std::size_t>(move.from)];
-    from.erase(from.size() - move.axes.size());
-  }
-  for (std::size_t i = 0; move.from == 0 && i < move.axes.size(); ++i) {
-    places[0].erase(places[0].find(move.axes[i]), 1);
-  }
-  if (move.to == 0) {  // of a search backwards
-    places[0] = rising_union(places[0], move.axes);
-  } else if (move.to > 0) {
-    places[static_cast<std::size_t>(move.to)] += move.axes;
-  }
-  return places;
-}
-
-inline std::vector<int> axis_numbers(const std::string& letters) {
-  std::vector<int> numbers;
-  for (const char letter : letters) {
-    numbers.push_back(static_cast<int>(axis_number(letter)));
-  }
-  return numbers;
-}
-
-inline CollectiveSpec spec_of(const PlacedMesh& mesh, Collective what, const std::string& letters,
-                              std::int64_t elements, DType format) {
-  CollectiveSpec spec;
-  spec.what = what;
-  spec.elements = elements;
-  spec.element_bytes = bytes_of(format);
-  spec.parts = parts_of_group(mesh.machine, mesh.axes, axis_numbers(letters));
-  return spec;
-}
-
-struct MoveCost {
-  std::string axes;
-  Collective what = Collective::all_gather;
-  std::int64_t local = 0;  // elements of a device before
-  double seconds = 0, bytes = 0;
-  Algorithm algorithm = Algorithm::automatic;
-};
-
-inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
-                      DType format) {
-  MoveCost cost;
-  if (is_slice(move)) {
-    return cost;
-  }
-  cost.axes = move.axes;
-  cost.what = collective_of(move);
-  cost.local = local;
-  const bool gathers = cost.what == Collective::all_gather;
-  const std::int64_t elements = local * (gathers ? shard_count(mesh, move.axes) : 1);
-  CollectiveSpec spec = spec_of(mesh, cost.what, move.axes, elements, format);
-  const AlgorithmChoice choice = choose_algorithm(spec);
-  spec.algorithm = choice.algorithm;
-  cost.algorithm = choice.algorithm;
-  cost.seconds = choice.seconds;
-  const int n = spec.devices();
-  const int last = n <= 64 ? n - 1 : n / 2;  // of large groups the device in the middle
-  const int first = n <= 64 ? 0 : last;
-  for (int index = first; index <= last; ++index) {
-    cost.bytes += collective_bytes(spec, index) / (last - first + 1);
-  }
-  return cost;
-}
-
-// A sharding that a search has reached.
-struct Reached {
-  AxisPlaces places;
-  double seconds = 0, bytes = 0;
-  int moves = 0;
-  std::size_t previous = 0;  // itself: the start
-  AxisMove by;               // between them, in the direction of time
-  std::string moved;         // all axes on the way
-  bool done = false;
-};
-
-// Cheaper in time, then in bytes, then in moves; sums in another order are equal.
-inline bool cheaper(double seconds, double bytes, int moves, const Reached& other) {
-  const double most = std::max(seconds, other.seconds);
-  if (std::fabs(seconds - other.seconds) > 1e-12 * most) {
-    return seconds < other.seconds;
-  }
-  return bytes != other.bytes ? bytes < other.bytes : moves < other.moves;
-}
-
-// Ordered choices of the letters, the empty one left out; of many letters in their order only.
-inline std::vector<std::string> arrangements(const std::string& letters) {
-  std::vector<std::string> all(1);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    for (const char letter : letters) {
-      const std::string& base = all[i];
-      const bool rising = base.empty() || base.back() < letter;
-      if (base.find(letter) == std::string::npos && (rising || letters.size() < 4)) {
-        all.push_back(base + letter);
-      }
-    }
-  }
-  all.erase(all.begin());
-  return all;
-}
-
-enum class Direction { forwards, backwards };
-
-// Whether an axis may move twice, as one that is cut for free and then gathered.
-enum class Detours { no, yes };
-
-// All shardings in reach of one, cheapest first (Dijkstra); backwards: all that reach it.
-class ShardingSearch {
- public:
-  ShardingSearch(const PlacedMesh& mesh, const Shape& shape, DType format, const AxisPlaces& start,
-                 Direction direction, Detours detours)
-      : mesh_(mesh),
-        shape_(shape),
-        format_(format),
-        backwards_(direction == Direction::backwards),
-        detours_(detours) {
-    add({start, 0, 0, 0, 0, {}, "", false});
-    while (true) {
-      std::size_t next = reached.size();
-      for (std::size_t i = 0; i < reached.size(); ++i) {
-        const Reached& node = reached[i];
-        if (!node.done && (next == reached.size() ||
-                           cheaper(node.seconds, node.bytes, node.moves, reached[next]))) {
-          next = i;
-        }
-      }
-      if (next == reached.size()) {
-        return;
-      }
-      reached[next].done = true;
-      leave(next);
-    }
-  }
-
-  // Null: out of reach.
-  const Reached* find(const AxisPlaces& places) const {
-    for (const Reached& node : reached) {
-      if (node.places == places) {
-        return &node;
-      }
-    }
-    return nullptr;
-  }
-
-  // The moves between the start and a place, in the order of time.
-  List<AxisMove> moves(const Reached& place) const {
-    List<AxisMove> way;
-    for (const Reached* at = &place; at->moves > 0; at = &reached[at->previous]) {
-      way.push_back(at->by);
-    }
-    for (std::size_t i = 0; !backwards_ && 2 * i + 1 < way.size(); ++i) {
-      const AxisMove first = way[i];
-      way[i] = way[way.size() - 1 - i];
-      way[way.size() - 1 - i] = first;
-    }
-    return way;
-  }
-
-  List<Reached> reached;
-
- private:
-  void leave(std::size_t node) {
-    const AxisPlaces places = reached[node].places;
-    std::string idle;
-    for (const char letter : mesh_.letters()) {
-      bool used = false;
-      for (const std::string& letters : places) {
-        used = used || letters.find(letter) != std::string::npos;
-      }
-      if (!used) {
-        idle += letter;
-      }
-    }
-    for (const std::string& axes : arrangements(idle)) {
-      leave_from(node, -1, axes);
-    }
-    for (const std::string& axes : arrangements(backwards_ ? std::string() : places[0])) {
-      leave_from(node, 0, axes);
-    }
-    for (std::size_t d = 1; d < places.size(); ++d) {
-      for (std::size_t first = 0; first < places[d].size(); ++first) {
-        leave_from(node, static_cast<int>(d), places[d].substr(first));
-      }
-    }
-  }
-
-  void leave_from(std::size_t node, int from, const std::string& axes) {
-    for (int to = -1; to <= shape_.size(); ++to) {
-      const bool slice = backwards_ ? to < 0 : from < 0;  // one axis at a time, they are free
-      if (to != from && (to != 0 || backwards_) && !(slice && axes.size() > 1)) {
-        try_move(node, {from, to, axes});
-      }
-    }
-  }
-
-  void try_move(std::size_t node, const AxisMove& move) {
-    Reached next;
-    next.moved = rising_union(reached[node].moved, move.axes);
-    if (detours_ == Detours::no &&
-        next.moved.size() < reached[node].moved.size() + move.axes.size()) {
-      return;
-    }
-    next.places = after_move(reached[node].places, move);
-    next.by = backwards_ ? AxisMove{move.to, move.from, move.axes} : move;
-    Shape local = shape_;
-    Shape other = shape_;
-    if (!local_shape_of(mesh_, backwards_ ? next.places : reached[node].places, local) ||
-        !local_shape_of(mesh_, next.places, other)) {
-      return;
-    }
-    const MoveCost cost = is_slice(next.by) ? MoveCost() : cost_of(next.by, local.count());
-    next.seconds = reached[node].seconds + cost.seconds;
-    next.bytes = reached[node].bytes + cost.bytes;
-    next.moves = reached[node].moves + 1;
-    next.previous = node;
-    add(next);
-  }
-
-  void add(const Reached& node) {
-    for (Reached& known : reached) {
-      if (known.places == node.places) {
-        if (!known.done && cheaper(node.seconds, node.bytes, node.moves, known)) {
-          known = node;
-        }
-        return;
-      }
-    }
-    reached.push_back(node);
-  }
-
-  MoveCost cost_of(const AxisMove& move, std::int64_t local) {
-    for (const MoveCost& known : costs_) {
-      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes) {
-        return known;
-      }
-    }
-    costs_.push_back(price(mesh_, move, local, format_));
-    return costs_.back();
-  }
-
-  const PlacedMesh& mesh_;
-  Shape shape_;
-  DType format_;
-  bool backwards_;
-  Detours detours_;
-  List<MoveCost> costs_;
-};
-
-// Part i of n along a dim, with memory of its own.
-inline Tensor part_of(const Tensor& x, int dim, std::int64_t n, std::int64_t i) {
-  const std::int64_t size = x.dim(dim) / n;
-  return slice(x, dim, i * size, (i + 1) * size).clone();
-}
-
-// The ranks of the group over some axes that `first` begins.
-inline std::vector<std::size_t> group_of(const PlacedMesh& mesh, const std::string& letters,
-                                         int first) {
-  std::vector<std::size_t> members(static_cast<std::size_t>(shard_count(mesh, letters)));
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    std::size_t left = i;
-    members[i] = static_cast<std::size_t>(first);
-    for (std::size_t a = letters.size(); a-- > 0;) {
-      const AxisPlacement& axis = mesh.axes[axis_number(letters[a])];
-      const std::size_t size = static_cast<std::size_t>(axis.size);
-      members[i] += left % size * static_cast<std::size_t>(axis.stride);
-      left /= size;
-    }
-  }
-  return members;
-}
-
-inline Shared<const CallPlan> plan_of(const PlacedMesh& mesh, const AxisMove& move,
-                                      const Shape& local, Algorithm algorithm, Reduce how) {
-  CallKey key;
-  key.what = collective_of(move);
-  key.algorithm = algorithm;
-  key.how = how;
-  key.dim = std::max(0, (key.what == Collective::all_gather ? move.from : move.to) - 1);
-  key.to_dim = std::max(0, move.from - 1);
-  key.shape = local;
-  key.axes = axis_numbers(move.axes);
-  return make_plan(key, mesh.machine, mesh.axes, SourceLine());
-}
-
-// Sends the numbers, group by group; how many elements a device sent on average.
-inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan, const std::string& axes,
-                             const Shape& after, List<Tensor>& shards) {
-  for (int first = 0; first < mesh.devices(); ++first) {
-    if (shard_index(mesh, axes, first) == 0) {
-      const std::vector<std::size_t> members = group_of(mesh, axes, first);
-      List<DeviceBuffers> buffers;
-      List<Tensor> out;
-      for (const std::size_t rank : members) {
-        out.push_back(Tensor(after));
-        buffers.push_back({shards[rank].data(), out.back().data()});
-      }
-      execute(plan.exchange, buffers.data());
-      for (std::size_t i = 0; i < members.size(); ++i) {
-        shards[members[i]] = out[i];
-      }
-    }
-  }
-  std::int64_t sent = 0;
-  for (const Transfer& transfer : plan.shape->schedule->data.transfers) {
-    sent += plan.exchange.cut.elements(transfer.chunk, transfer.chunks);
-  }
-  return static_cast<double>(sent) / plan.exchange.devices;
-}
-
-// Makes a move and writes it into the report.
-inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
-                      Reduce how = Reduce::sum) {
-  const PlacedMesh& mesh = *a.mesh;
-  const Shape local = a.local_shape();
-  const MoveCost cost = price(mesh, move, local.count(), a.format);
-  ShardedStep step;
-  step.name = is_slice(move) ? "slice" : name_of(collective_of(move));
-  step.axes = axes_text(mesh, move.axes);
-  step.before = a.sharding.text();
-  a.sharding = sharding_of(mesh, after_move(a.places(), move), a.sharding.dims);
-  step.after = a.sharding.text();
-  step.algorithm = is_slice(move) ? "" : name_of(cost.algorithm);
-  step.bytes = cost.bytes;
-  step.seconds = cost.seconds;
-  Context quiet = device_context(-1);
-  const ContextScope scope(quiet);
-  if (!is_slice(move) && !a.shards.empty()) {
-    const Shared<const CallPlan> plan = plan_of(mesh, move, local, cost.algorithm, how);
-    step.counted =
-        run_collective(mesh, *plan, move.axes, a.local_shape(), a.shards) * bytes_of(a.format);
-  }
-  for (std::size_t rank = 0; is_slice(move) && rank < a.shards.size(); ++rank) {
-    a.shards[rank] = part_of(a.shards[rank], move.to - 1, shard_count(mesh, move.axes),
-                             shard_index(mesh, move.axes, static_cast<int>(rank)));
-  }
-  report.bytes += cost.bytes;
-  report.comms_seconds += cost.seconds;
-  report.steps.push_back(step);
-}
-
-// "all_gather b over x" for each move but the free ones.
-inline std::string moves_text(const PlacedMesh& mesh, const List<AxisMove>& moves,
-                              const std::string& array) {
-  std::string out;
-  for (const AxisMove& move : moves) {
-    out += out.empty() ? "" : ", ";
-    out += is_slice(move) ? "slice" : name_of(collective_of(move));
-    out += (array.empty() ? "" : " " + array) + " over " + axes_text(mesh, move.axes);
-  }
-  return out;
-}
-
-inline void check_same_names(const char* function, const Sharding& a, const Sharding& b) {
-  bool same = a.dims.size() == b.dims.size();
-  for (std::size_t d = 0; same && d < a.dims.size(); ++d) {
-    same = a.dims[d].name == b.dims[d].name;
-  }
-  if (!same) {
-    fail({function, ": the array is [", a.text(), "], wanted is [", b.text(),
-          "]; the same dims in the same order are right"});
-  }
-}
-
-inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh, const Reached& end,
-                          ShardedReport& report) {
-  ShardedCandidate way;
-  way.calls = moves_text(mesh, search.moves(end), "");
-  way.comms_seconds = way.seconds = end.seconds;
-  way.bytes = end.bytes;
-  report.candidates.push_back(way);
-}
-
-// Also says what the cheapest way without detours costs, where it is another.
-inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& report,
-                         const char* function) {
-  check_same_names(function, a.sharding, wanted);
-  const AxisPlaces goal = places_of(*a.mesh, wanted, a.shape);
-  const AxisPlaces start = a.places();
-  const ShardingSearch all(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::yes);
-  const ShardingSearch plain(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::no);
-  const Reached* const end = all.find(goal);
-  const Reached* const straight = plain.find(goal);
-  if (end == nullptr) {
-    fail({function, ": from ", a.text(), " to [", wanted.text(),
-          "]; a sum that is made is not undone, leave out what stands in braces"});
-  }
-  if (straight != nullptr && straight->seconds > end->seconds) {
-    add_candidate(all, *a.mesh, *end, report);
-    add_candidate(plain, *a.mesh, *straight, report);
-  }
-  for (const AxisMove& move : all.moves(*end)) {
-    make_move(a, move, report);
-  }
-  a.sharding = wanted;
-}
-
-inline void finish(Sharded& a, const ShardedReport& report) {
-  a.made = Shared<const ShardedReport>(new ShardedReport(report));
-}
-
-}  // namespace detail
-
-// The same array under another sharding: reshard(c, "I_x, J").
-inline Sharded reshard(const Sharded& a, const std::string& text) {
-  Sharded out = a;
-  ShardedReport report;
-  report.title = "reshard " + a.text() + " -> [" + parse_sharding(text).text() + "]";
-  detail::reshard_into(out, parse_sharding(text), report, "reshard");
-  report.reason =
-      report.steps.empty() ? "nothing moves"
-      : report.candidates.empty()
-          ? "the cheapest way: " + format_seconds(report.comms_seconds)
-          : std::string("idle axes help: a slice is free, and more links carry less each");
-  detail::finish(out, report);
-  return out;
-}
-
-}}  // namespace tinyscale
-
-// >> tinyscale/mesh/sharded_ops.hpp
-// Elementwise ops and reductions on sharded arrays.
-// Where one operand is whole along a dim that the other has cut, it is sliced, which is free; a sum
-// over a cut dim leaves a partial sum {U_x}. What would need a choice is an error that names it.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-inline std::string summed(const Sharded& a) {
-  Sharding whole = a.sharding;
-  whole.partial.clear();
-  return "\"" + whole.text() + "\"";
-}
-
-inline void check_one_mesh(const char* function, const Sharded& a, const Sharded& b) {
-  if (a.mesh.get() != b.mesh.get()) {
-    bool same =
-        a.mesh->axes.size() == b.mesh->axes.size() && a.mesh->machine.name == b.mesh->machine.name;
-    for (std::size_t i = 0; same && i < a.mesh->axes.size(); ++i) {
-      same = a.mesh->axes[i].name == b.mesh->axes[i].name &&
-             a.mesh->axes[i].size == b.mesh->axes[i].size;
-    }
-    if (!same) {
-      fail({function, ": the arrays lie on two meshes, ", a.mesh->machine.name, " with axes ",
-            axes_text(*a.mesh, a.mesh->letters()), " and ", b.mesh->machine.name, " with axes ",
-            axes_text(*b.mesh, b.mesh->letters()), "; both on one are right"});
-    }
-  }
-  if (a.shards.empty() != b.shards.empty()) {
-    fail({function, ": only one of ", a.text(), " and ", b.text(),
-          " has numbers; give mesh.shard a tensor for both, or shapes"});
-  }
-}
-
-// An axis in two places of one sharding, or 0.
-inline char used_twice(const AxisPlaces& places) {
-  std::string seen;
-  for (const std::string& letters : places) {
-    for (const char letter : letters) {
-      if (seen.find(letter) != std::string::npos) {
-        return letter;
-      }
-      seen += letter;
-    }
-  }
-  return 0;
-}
-
-// Cuts the dims of an operand as those of the result, which it may lack leading dims of.
-inline void slice_as(Sharded& a, const AxisPlaces& result, ShardedReport& report) {
-  const std::size_t lacks = result.size() - a.sharding.dims.size() - 1;
-  for (std::size_t d = 1; d + lacks < result.size(); ++d) {
-    const std::string& wanted = result[d + lacks];
-    for (std::size_t i = a.places()[d].size(); i < wanted.size(); ++i) {
-      make_move(a, {-1, static_cast<int>(d), wanted.substr(i, 1)}, report);
-    }
-  }
-}
-
-// The sharding of the longer operand with every dim cut as the more cut of both.
-inline AxisPlaces common_places(const char* function, const Sharded& a, const Sharded& b) {
-  const std::size_t lacks = a.sharding.dims.size() - b.sharding.dims.size();
-  AxisPlaces result = a.places();
-  const AxisPlaces other = b.places();
-  for (std::size_t d = 1; d < other.size(); ++d) {
-    std::string& mine = result[d + lacks];
-    const ShardedDim& dim = a.sharding.dims[d + lacks - 1];
-    const int at = static_cast<int>(d) - 1;
-    if (dim.name != b.sharding.dims[d - 1].name ||
-        a.shape[at + static_cast<int>(lacks)] != b.shape[at]) {
-      fail({function, ": ", a.text(), " of shape ", a.shape, " and ", b.text(), " of shape ",
-            b.shape, "; equal dims, or those of the second at the end of the first, are right"});
-    }
-    const std::string& longer = mine.size() < other[d].size() ? other[d] : mine;
-    const std::string& shorter = mine.size() < other[d].size() ? mine : other[d];
-    if (longer.compare(0, shorter.size(), shorter) != 0) {
-      fail({function, ": dim ", dim.name, " is cut over ", axes_text(*a.mesh, mine), " in ",
-            a.text(), " and over ", axes_text(*a.mesh, other[d]), " in ", b.text(),
-            "; reshard one of them as the other first"});
-    }
-    mine = std::string(longer);
-  }
-  result[0] = a.places()[0].empty() ? other[0] : a.places()[0];
-  const char twice = used_twice(result);
-  if (twice != 0) {
-    fail({function, ": ", a.text(), " and ", b.text(), " use axis ",
-          a.mesh->axes[axis_number(twice)].name,
-          " for different things; reshard one of them so that it is as the other"});
-  }
-  return result;
-}
-
-enum class Linear { no, both, either };  // in both operands together (+), in each alone (*)
-
-inline void check_partial(const char* function, const Sharded& a, const Sharded& b,
-                          const AxisPlaces& pa, const AxisPlaces& pb, Linear linear) {
-  if (pa[0].empty() && pb[0].empty()) {
-    return;
-  }
-  const Sharded& sum = pa[0].empty() ? b : a;
-  if (linear == Linear::both && pa[0] != pb[0]) {
-    fail({function, ": ", a.text(), " and ", b.text(), "; what is no partial sum would be added ",
-          "once by every device, so reshard the partial one to ", summed(sum), " first"});
-  }
-  if (linear == Linear::either && !pa[0].empty() && !pb[0].empty()) {
-    fail({function, ": ", a.text(), " and ", b.text(), "; a product of sums is not the sum of ",
-          "products, so reshard one of them to ", summed(a), " first"});
-  }
-}
-
-using BinaryOp = Tensor (*)(const Tensor& a, const Tensor& b);
-
-inline Sharded elementwise(const char* function, const Sharded& x, const Sharded& y, BinaryOp op,
-                           Linear linear) {
-  check_one_mesh(function, x, y);
-  const bool swapped = x.sharding.dims.size() < y.sharding.dims.size();
-  check_partial(function, x, y, x.places(), y.places(), linear);
-  const AxisPlaces result = swapped ? common_places(function, y, x) : common_places(function, x, y);
-  ShardedReport report;
-  Sharded a = x;
-  Sharded b = y;
-  slice_as(a, result, report);
-  slice_as(b, result, report);
-  const Sharded& longer = swapped ? b : a;
-  Sharded out = like(x, longer.shape, sharding_of(*x.mesh, result, longer.sharding.dims));
-  for (std::size_t r = 0; r < a.shards.size(); ++r) {
-    Context own = device_context(static_cast<int>(r));
-    const ContextScope scope(own);
-    out.shards.push_back(op(a.shards[r], b.shards[r]));
-  }
-  report.title = cat(function, " ", x.text(), " ", y.text(), " -> ", out.text());
-  report.reason = "element by element: no collective";
-  finish(out, report);
-  return out;
-}
-
-using UnaryOp = Tensor (*)(const Tensor& x);
-
-inline void check_summed(const char* function, const Sharded& a) {
-  if (!a.sharding.partial.empty()) {
-    fail({function, ": ", a.text(), " is still to be summed, and ", function,
-          " of a sum is not the sum of it; reshard to ", summed(a), " first"});
-  }
-}
-
-inline Sharded map(const char* function, const Sharded& a,
-                   const std::function<Tensor(const Tensor&)>& op) {
-  Sharded out = like(a, a.shape, a.sharding);
-  for (std::size_t r = 0; r < a.shards.size(); ++r) {
-    Context own = device_context(static_cast<int>(r));
-    const ContextScope scope(own);
-    out.shards.push_back(op(a.shards[r]));
-  }
-  ShardedReport report;
-  report.title = cat(function, " ", a.text());
-  report.reason = "element by element: no collective";
-  finish(out, report);
-  return out;
-}
-
-inline Sharded unary(const char* function, const Sharded& a, UnaryOp op) {
-  check_summed(function, a);
-  return map(function, a, op);
-}
-
-enum class Reduction { sum, mean, max };
-
-inline std::size_t dim_named(const char* function, const Sharded& a, const std::string& name) {
-  std::size_t d = 0;
-  while (d < a.sharding.dims.size() && a.sharding.dims[d].name != name) {
-    ++d;
-  }
-  if (d == a.sharding.dims.size()) {
-    fail({function, ": no dim ", name, " in ", a.text()});
-  }
-  return d;
-}
-
-inline Sharded reduce_dim(const char* function, const Sharded& x, const std::string& dim,
-                          const std::string& wanted, Reduction how) {
-  const std::size_t d = dim_named(function, x, dim);
-  const int at = static_cast<int>(d);
-  if (how == Reduction::max) {
-    check_summed(function, x);
-  }
-  AxisPlaces places = x.places();
-  const std::string cut = places[d + 1];
-  Shape shape;
-  Sharding named;
-  AxisPlaces rest(1, places[0]);
-  for (std::size_t e = 0; e < x.sharding.dims.size(); ++e) {
-    if (e != d) {
-      shape.push_back(x.shape[static_cast<int>(e)]);
-      named.dims.push_back(x.sharding.dims[e]);
-      rest.push_back(places[e + 1]);
-    }
-  }
-  rest[0] = rising_union(rest[0], cut);
-  Sharded out = like(x, shape, sharding_of(*x.mesh, rest, named.dims));
-  for (std::size_t r = 0; r < x.shards.size(); ++r) {
-    Context own = device_context(static_cast<int>(r));
-    const ContextScope scope(own);
-    Tensor part = how == Reduction::max ? max(x.shards[r], at) : sum(x.shards[r], at);
-    if (how == Reduction::mean) {
-      part = scale(part, 1.0f / static_cast<float>(x.shape[at]));
-    }
-    out.shards.push_back(part);
-  }
-  ShardedReport report;
-  if (how == Reduction::max && !cut.empty()) {  // the largest of all is no sum: at once
-    make_move(out, {0, -1, rest[0]}, report, Reduce::max);
-  }
-  report.reason = cut.empty() ? "dim " + dim + " is whole on every device: no collective"
-                  : how == Reduction::max
-                      ? "the largest of each device, and of them the largest"
-                      : "each device adds what it has of dim " + dim +
-                            "; the result is the sum over " + axes_text(*x.mesh, cut);
-  if (!wanted.empty()) {
-    reshard_into(out, parse_sharding(wanted), report, function);
-  }
-  report.title = cat(function, " of ", x.text(), " over ", dim, " -> ", out.text());
-  finish(out, report);
-  return out;
-}
-
-}  // namespace detail
-
-inline Sharded operator+(const Sharded& a, const Sharded& b) {
-  return detail::elementwise("add", a, b, &add, detail::Linear::both);
-}
-inline Sharded operator-(const Sharded& a, const Sharded& b) {
-  return detail::elementwise("sub", a, b, &sub, detail::Linear::both);
-}
-inline Sharded operator*(const Sharded& a, const Sharded& b) {
-  return detail::elementwise("mul", a, b, &mul, detail::Linear::either);
-}
-inline Sharded operator*(const Sharded& a, float factor) {
-  return detail::map("scale", a, [factor](const Tensor& x) { return scale(x, factor); });
-}
-inline Sharded operator*(float factor, const Sharded& a) { return a * factor; }
-inline Sharded operator-(const Sharded& a) { return a * -1.0f; }
-
-inline Sharded gelu(const Sharded& a) { return detail::unary("gelu", a, &gelu); }
-inline Sharded silu(const Sharded& a) { return detail::unary("silu", a, &silu); }
-inline Sharded relu(const Sharded& a) { return detail::unary("relu", a, &relu); }
-inline Sharded tanh(const Sharded& a) { return detail::unary("tanh", a, &tanh); }
-inline Sharded exp(const Sharded& a) { return detail::unary("exp", a, &exp); }
-inline Sharded square(const Sharded& a) { return detail::unary("square", a, &square); }
-
-// Over the dim of that name, which disappears: over a cut one the result is a partial sum, or what
-// `sharding` says: sum(a, "J", "I_x").
-inline Sharded sum(const Sharded& a, const std::string& dim, const std::string& sharding = "") {
-  return detail::reduce_dim("sum", a, dim, sharding, detail::Reduction::sum);
-}
-inline Sharded mean(const Sharded& a, const std::string& dim, const std::string& sharding = "") {
-  return detail::reduce_dim("mean", a, dim, sharding, detail::Reduction::mean);
-}
-inline Sharded max(const Sharded& a, const std::string& dim, const std::string& sharding = "") {
-  return detail::reduce_dim("max", a, dim, sharding, detail::Reduction::max);
-}
-
-}}  // namespace tinyscale
-
-// >> tinyscale/mesh/sharded_matmul.hpp
-// Matmuls of sharded arrays: the four cases of the scaling book (chapter 3).
-//   1  J whole in both: no collective      2  J cut in one: gather it, or sum what there is
-//   3  J cut in both: a partial sum {U_x}  4  I and K cut over one axis: gather one of them
-// Every way to give each mesh axis to a dim, to the sum or to nothing is a candidate: move a and b
-// there, multiply, move the product; the one with the least max(T_math, T_comms) runs.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// A product a [.., J] b [J, K] -> [.., K].
-struct ShardedMatmul {
-  Sharded a, b;
-  Shape shape;                      // of the product
-  List<ShardedDim> dims;            // its names
-  AxisPlaces natural;               // what it is when nothing moves
-  std::string inner, cut_a, cut_b;  // dim J, and how each operand has it cut
-
-  const PlacedMesh& mesh() const { return *a.mesh; }
-  double math_seconds(const AxisPlaces& product, const std::string& cut) const {
-    Shape local = shape;
-    local_shape_of(mesh(), product, local);
-    const double k = static_cast<double>(b.shape[0] / shard_count(mesh(), cut));
-    const double rate = matmul_rate(mesh().machine.chip, a.format);
-    return rate > 0 ? 2.0 * static_cast<double>(local.count()) * k / rate : 0;
-  }
-};
-
-// A way to run it: where a, b and the product are when each device multiplies.
-struct MatmulWay {
-  AxisPlaces a, b, product;
-  std::string cut;  // of J
-  double math_seconds = 0, comms_seconds = 0, bytes = 0;
-  int moves = 0;
-
-  double seconds() const { return std::max(math_seconds, comms_seconds); }
-};
-
-inline ShardedMatmul matmul_of(const char* function, const Sharded& a, const Sharded& b) {
-  check_one_mesh(function, a, b);
-  ShardedMatmul m;
-  m.a = a;
-  m.b = b;
-  const std::size_t rows = a.sharding.dims.size() - (a.sharding.dims.empty() ? 0 : 1);
-  if (a.sharding.dims.empty() || b.sharding.dims.size() != 2 ||
-      a.sharding.dims[rows].name != b.sharding.dims[0].name || a.shape[-1] != b.shape[0]) {
-    fail({function, ": ", a.text(), " of shape ", a.shape, " times ", b.text(), " of shape ",
-          b.shape, "; [.., J] times [J, K] is right, J of one name and size"});
-  }
-  m.inner = b.sharding.dims[0].name;
-  const AxisPlaces pa = a.places();
-  const AxisPlaces pb = b.places();
-  m.cut_a = pa.back();
-  m.cut_b = pb[1];
-  for (std::size_t d = 0; d < rows; ++d) {
-    m.shape.push_back(a.shape[static_cast<int>(d)]);
-    m.dims.push_back(a.sharding.dims[d]);
-  }
-  m.shape.push_back(b.shape[1]);
-  m.dims.push_back(b.sharding.dims[1]);
-  m.natural = pa;
-  m.natural.back() = pb[2];
-  m.natural[0] = rising_union(pa[0], pb[0]);
-  if (m.cut_a == m.cut_b) {
-    m.natural[0] = rising_union(m.natural[0], m.cut_a);
-  }
-  return m;
-}
-
-inline std::string matmul_case(const ShardedMatmul& m) {
-  const std::string& j = m.inner;
-  if (used_twice(m.natural) != 0) {
-    return "case 4: one axis cuts dims of both operands, which must be gathered in one of them";
-  }
-  if (m.cut_a.empty() && m.cut_b.empty()) {
-    return "case 1: " + j + " is whole in both";
-  }
-  if (m.cut_a == m.cut_b) {
-    return "case 3: " + j + " is cut over " + axes_text(m.mesh(), m.cut_a) +
-           " in both, so a device's product is a summand";
-  }
-  return "case 2: " + j + " is cut over " +
-         axes_text(m.mesh(), m.cut_a.empty() ? m.cut_b : m.cut_a) +
-         (m.cut_a.empty() || m.cut_b.empty()
-              ? std::string(" in one")
-              : " in one and over " + axes_text(m.mesh(), m.cut_b) + " in the other") +
-         ", so gather it, or slice and sum";
-}
-
-// The letters of a place in the order that an operand has, then one that is wanted, then the mesh.
-inline std::string in_order(const std::string& letters, const std::string& first,
-                            const std::string& second) {
-  std::string out;
-  for (const std::string& source : {first, second, letters}) {
-    for (const char letter : source) {
-      if (letters.find(letter) != std::string::npos && out.find(letter) == std::string::npos) {
-        out += letter;
-      }
-    }
-  }
-  return out;
-}
-
-class MatmulWays {
- public:
-  MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal, Detours detours)
-      : m(product),
-        goal_(goal),
-        a(m.mesh(), m.a.shape, m.a.format, m.a.places(), Direction::forwards, detours),
-        b(m.mesh(), m.b.shape, m.b.format, m.b.places(), Direction::forwards, detours),
-        out(m.mesh(), m.shape, m.a.format, goal, Direction::backwards, detours) {
-    const std::size_t dims = goal.size() - 1;
-    std::vector<std::size_t> role(m.mesh().axes.size());  // 0 idle, dims, J, summand of a, of b
-    std::size_t axis = 0;
-    while (axis < role.size()) {
-      try_roles(role, false);
-      try_roles(role, true);
-      for (axis = 0; axis < role.size() && ++role[axis] == dims + 4; ++axis) {
-        role[axis] = 0;
-      }
-    }
-  }
-
-  const ShardedMatmul& m;
-  List<MatmulWay> ways;  // the cheapest first
-
- private:
-  void try_roles(const std::vector<std::size_t>& role, bool goal_first) {
-    const std::size_t dims = goal_.size() - 1;
-    const AxisPlaces pa = m.a.places();
-    const AxisPlaces pb = m.b.places();
-    AxisPlaces sets(dims + 4);
-    for (std::size_t i = 0; i < role.size(); ++i) {
-      sets[role[i]] += m.mesh().letters()[i];
-    }
-    if (rising_union(sets[dims + 2], pa[0]) != pa[0] ||
-        rising_union(sets[dims + 3], pb[0]) != pb[0]) {
-      return;  // only what is a summand can stay one
-    }
-    MatmulWay way;
-    way.cut =
-        in_order(sets[dims + 1], goal_first ? m.cut_b : m.cut_a, goal_first ? m.cut_a : m.cut_b);
-    way.product.push_back(rising_union(sets[dims + 1], sets[dims + 2] + sets[dims + 3]));
-    for (std::size_t d = 1; d <= dims; ++d) {
-      const std::string& own = d < dims ? pa[d] : pb[2];
-      way.product.push_back(
-          in_order(sets[d], goal_first ? goal_[d] : own, goal_first ? own : goal_[d]));
-    }
-    way.a = way.product;
-    way.a[0] = sets[dims + 2];
-    way.a.back() = way.cut;
-    way.b = {sets[dims + 3], way.cut, way.product.back()};
-    const Reached* const ra = a.find(way.a);
-    const Reached* const rb = b.find(way.b);
-    const Reached* const rc = out.find(way.product);
-    if (ra == nullptr || rb == nullptr || rc == nullptr) {
-      return;
-    }
-    way.math_seconds = m.math_seconds(way.product, way.cut);
-    way.comms_seconds = ra->seconds + rb->seconds + rc->seconds;
-    way.bytes = ra->bytes + rb->bytes + rc->bytes;
-    way.moves = ra->moves + rb->moves + rc->moves;
-    insert(way);
-  }
-
-  void insert(const MatmulWay& way) {
-    for (const MatmulWay& known : ways) {
-      if (known.a == way.a && known.b == way.b && known.product == way.product) {
-        return;
-      }
-    }
-    ways.push_back(way);
-    for (std::size_t i = ways.size() - 1; i > 0 && better(ways[i], ways[i - 1]); --i) {
-      const MatmulWay later = ways[i - 1];
-      ways[i - 1] = ways[i];
-      ways[i] = later;
-    }
-  }
-
-  AxisPlaces goal_;
-
- public:
-  ShardingSearch a, b, out;
-
-  static bool better(const MatmulWay& x, const MatmulWay& y) {
-    Reached both;
-    both.seconds = y.seconds();
-    both.bytes = y.math_seconds + y.comms_seconds;
-    both.moves = y.moves;
-    const double sum = x.math_seconds + x.comms_seconds;
-    const bool tie = std::fabs(sum - both.bytes) <= 1e-12 * std::max(sum, both.bytes);
-    return cheaper(x.seconds(), tie ? both.bytes : sum, x.moves, both);
-  }
-
-  ShardedCandidate candidate(const MatmulWay& way) const {
-    ShardedCandidate c;
-    const std::string parts[] = {
-        moves_text(m.mesh(), a.moves(*a.find(way.a)), "a"),
-        moves_text(m.mesh(), b.moves(*b.find(way.b)), "b"), "matmul",
-        moves_text(m.mesh(), out.moves(*out.find(way.product)), "product")};
-    for (const std::string& part : parts) {
-      c.calls += (c.calls.empty() || part.empty() ? "" : ", ") + part;
-    }
-    c.math_seconds = way.math_seconds;
-    c.comms_seconds = way.comms_seconds;
-    c.bytes = way.bytes;
-    c.seconds = way.seconds();
-    return c;
-  }
-};
-
-inline void make_moves(Sharded& array, const List<AxisMove>& moves, const char* name,
-                       ShardedReport& report) {
-  for (const AxisMove& move : moves) {
-    make_move(array, move, report);
-    report.steps.back().name += name;
-  }
-}
-
-// Every device multiplies what it has; its product lies as `places` say.
-inline Sharded local_products(const ShardedMatmul& m, const Sharded& a, const Sharded& b,
-                              const AxisPlaces& places) {
-  Sharded product = like(a, m.shape, sharding_of(m.mesh(), places, m.dims));
-  for (std::size_t r = 0; r < a.shards.size(); ++r) {
-    Context own = device_context(static_cast<int>(r));
-    const ContextScope scope(own);
-    product.shards.push_back(matmul(a.shards[r], b.shards[r]));
-  }
-  return product;
-}
-
-inline std::string matmul_title(const char* function, const ShardedMatmul& m, const Sharded& out) {
-  return cat(function, " ", m.a.text(), " ", m.b.text(), " -> ", out.text(), " on ",
-             m.mesh().machine.name, ", priced as ", m.a.format);
-}
-
-// The ways without detours first, unless one with them is better.
-inline void list_ways(const MatmulWays& all, const MatmulWays& plain, ShardedReport& report) {
-  for (const MatmulWays* const ways : {&plain, &all}) {
-    for (const MatmulWay& way : ways->ways) {
-      const ShardedCandidate next = ways->candidate(way);
-      bool known = false;
-      for (const ShardedCandidate& other : report.candidates) {
-        known = known || other.calls == next.calls;
-      }
-      if (!known) {
-        report.candidates.push_back(next);
-      }
-    }
-  }
-}
-
-inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
-  const AxisPlaces goal = places_of(m.mesh(), wanted, m.shape);
-  const MatmulWays all(m, goal, Detours::yes);
-  const MatmulWays plain(m, goal, Detours::no);
-  if (all.ways.empty()) {
-    fail({"matmul: no way from ", m.a.text(), " and ", m.b.text(), " to [", wanted.text(),
-          "]; a partial sum must be one already, or J be cut over its axes"});
-  }
-  const bool detour = plain.ways.empty() || MatmulWays::better(all.ways[0], plain.ways[0]);
-  const MatmulWays& best = detour ? all : plain;
-  const MatmulWay& way = best.ways[0];
-  ShardedReport report;
-  if (detour) {
-    report.candidates.push_back(best.candidate(way));
-  }
-  list_ways(all, plain, report);
-  Sharded a = m.a;
-  Sharded b = m.b;
-  make_moves(a, best.a.moves(*best.a.find(way.a)), " a", report);
-  make_moves(b, best.b.moves(*best.b.find(way.b)), " b", report);
-  Sharded out = local_products(m, a, b, way.product);
-  make_moves(out, best.out.moves(*best.out.find(way.product)), " product", report);
-  out.sharding = wanted;
-  report.math_seconds = way.math_seconds;
-  report.title = matmul_title("matmul", m, out);
-  report.reason = matmul_case(m) + cat("; of ", report.candidates.size(),
-                                       " ways the first has the least max(T_math, T_comms)",
-                                       detour ? ", as idle axes carry a share" : "");
-  finish(out, report);
-  return out;
-}
-
-// What to write instead where the product would have an axis in two places.
-[[noreturn]] inline void fail_twice(const ShardedMatmul& m, char letter) {
-  std::string ways;
-  for (std::size_t keep = 1; keep < m.natural.size(); ++keep) {
-    AxisPlaces places = m.natural;
-    bool there = false;
-    for (std::size_t d = 0; d < places.size(); ++d) {
-      const std::size_t at = places[d].find(letter);
-      if (d == keep) {
-        there = at != std::string::npos;
-      } else if (at != std::string::npos) {
-        places[d].erase(at, 1);
-      }
-    }
-    if (there) {
-      ways +=
-          (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
-    }
-  }
-  fail({"matmul: ", m.a.text(), " times ", m.b.text(), " would have axis ",
-        m.mesh().axes[axis_number(letter)].name,
-        " twice in the product; say where it shall be, as a third argument ", ways});
-}
-
-}  // namespace detail
-
-// a [.., J] times b [J, K], both on one mesh. Where J is cut in both the product is left a partial
-// sum; where in one, it is whole over those axes. Throws where the product is ambiguous.
-inline Sharded matmul(const Sharded& a, const Sharded& b) {
-  const detail::ShardedMatmul m = detail::matmul_of("matmul", a, b);
-  const char twice = detail::used_twice(m.natural);
-  if (twice != 0) {
-    detail::fail_twice(m, twice);
-  }
-  const std::string both = detail::rising_union(a.places()[0], b.places()[0]);
-  if (both.size() < a.places()[0].size() + b.places()[0].size()) {
-    detail::fail({"matmul: ", a.text(), " times ", b.text(), "; a product of sums is not the sum ",
-                  "of products, so reshard one of them to ", detail::summed(a), " first"});
-  }
-  const Sharding natural = detail::sharding_of(*a.mesh, m.natural, m.dims);
-  if (m.cut_a != m.cut_b) {
-    return detail::run_matmul(m, natural);
-  }
-  detail::places_of(*a.mesh, natural, m.shape);  // checks the names
-  Sharded out = detail::local_products(m, a, b, m.natural);
-  ShardedReport report;
-  report.math_seconds = m.math_seconds(m.natural, m.cut_a);
-  report.title = detail::matmul_title("matmul", m, out);
-  report.reason = detail::matmul_case(m) +
-                  detail::cat("; no collective, T_math ", format_seconds(report.math_seconds));
-  detail::finish(out, report);
-  return out;
-}
-
-// The same with the product as `sharding` says, by the cheapest way: matmul(a, b, "I_x, K_y").
-inline Sharded matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
-  const detail::ShardedMatmul m = detail::matmul_of("matmul", a, b);
-  const Sharding wanted = parse_sharding(sharding);
-  Sharding own;
-  own.dims = m.dims;
-  Sharded product = detail::like(a, m.shape, own);
-  detail::check_same_names("matmul", product.sharding, wanted);
-  return detail::run_matmul(m, wanted);
-}
-
-}}  // namespace tinyscale
-
-// >> tinyscale/mesh/collective_matmul.hpp
-// Collective matmul: a chunk is multiplied while the next one travels to the neighbour.
-// Instead of an all_gather of an operand its N chunks go around the axis; instead of a
-// reduce_scatter of the product the sums of its N blocks do, each device adding its share.
-//   T = t_math + (N - 1) max(t_math, t_hop) for a chunk, beside T_collective + N t_math.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// Chunks of operand a or b go around, each cut over one axis in `place`; or blocks of the product,
-// in the end cut so.
-struct ChunkedMatmul {
-  enum class What { none, a, b, product };
-  What what = What::none;
-  std::size_t place = 0;
-  std::string axis;
-};
-
-inline bool gathers_to(const ShardedMatmul& m, ChunkedMatmul::What what, std::size_t place,
-                       const AxisPlaces& goal) {
-  Sharded a = m.a;
-  Sharded b = m.b;
-  Sharded& operand = what == ChunkedMatmul::What::a ? a : b;
-  operand.sharding.dims[place - 1].axes.clear();
-  const ShardedMatmul after = matmul_of("collective_matmul", a, b);
-  return after.cut_a == after.cut_b && after.natural == goal;
-}
-
-inline ChunkedMatmul chunked(const ShardedMatmul& m, const AxisPlaces& goal) {
-  using What = ChunkedMatmul::What;
-  const AxisPlaces natural = m.natural;
-  for (const What what : {What::a, What::b}) {
-    const AxisPlaces places = what == What::a ? m.a.places() : m.b.places();
-    for (std::size_t p = 1; p < places.size(); ++p) {
-      if (places[p].size() == 1 && gathers_to(m, what, p, goal)) {
-        return {what, p, places[p]};
-      }
-    }
-  }
-  for (std::size_t p = 1; p < natural.size() && m.cut_a.size() == 1 && m.cut_a == m.cut_b; ++p) {
-    if (after_move(natural, {0, static_cast<int>(p), m.cut_a}) == goal) {
-      return {What::product, p, m.cut_a};
-    }
-  }
-  return {};
-}
-
-// What a device adds or stores for chunk c of n. `travels` is the chunk that is there.
-inline Tensor chunk_product(const ChunkedMatmul& way, const Tensor& a, const Tensor& b,
-                            const Tensor& travels, int n, int c) {
-  using What = ChunkedMatmul::What;
-  const int last = a.dims() - 1;
-  const int place = static_cast<int>(way.place) - 1;
-  if (way.what == What::a) {
-    return matmul(travels, place == last ? part_of(b, 0, n, c) : b);
-  }
-  if (way.what == What::b) {
-    return matmul(place == 0 ? part_of(a, last, n, c) : a, travels);
-  }
-  return place == last ? matmul(a, part_of(b, 1, n, c)) : matmul(part_of(a, place, n, c), b);
-}
-
-// Step by step on one group of devices; `out` is filled by index in the group.
-inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
-                       const std::vector<std::size_t>& members, List<Tensor>& shards) {
-  using What = ChunkedMatmul::What;
-  const int n = static_cast<int>(members.size());
-  const bool sums = way.what == What::product;
-  const int inner = way.what == What::a ? m.a.shape.size() : 1;  // the place that is contracted
-  const bool adds = sums || static_cast<int>(way.place) == inner;
-  const int dim = way.what == What::b ? local.size() - 1 : static_cast<int>(way.place) - 1;
-  List<Tensor> travel;
-  for (const std::size_t rank : members) {
-    travel.push_back(way.what == What::a   ? m.a.shards[rank]
-                     : way.what == What::b ? m.b.shards[rank]
-                                           : full(local, 0.0f));
-    shards[rank] = full(local, 0.0f);
-  }
-  for (int step = 0; step < n; ++step) {
-    List<Tensor> next(members.size());
-    for (int i = 0; i < n; ++i) {
-      const std::size_t here = static_cast<std::size_t>(i);
-      const std::size_t rank = members[here];
-      Context own = device_context(static_cast<int>(rank));
-      const ContextScope scope(own);
-      const int c = modulo(sums ? i - 1 - step : i + step, n);
-      const Tensor product =
-          chunk_product(way, m.a.shards[rank], m.b.shards[rank], travel[here], n, c);
-      if (sums) {
-        travel[here] = travel[here] + product;
-        shards[rank] = travel[here];
-      } else if (adds) {
-        add_(shards[rank], product);
-      } else {
-        const std::int64_t size = local[dim] / n;
-        copy_(slice(shards[rank], dim, c * size, (c + 1) * size), product);
-      }
-      next[static_cast<std::size_t>(modulo(sums ? i + 1 : i - 1, n))] = travel[here];
-    }
-    travel = next;
-  }
-}
-
-inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Sharded& out,
-                          ShardedReport& report) {
-  using What = ChunkedMatmul::What;
-  const char* const names[] = {"", "a", "b", "product"};
-  const PlacedMesh& mesh = m.mesh();
-  const bool sums = way.what == What::product;
-  const double n = static_cast<double>(shard_count(mesh, way.axis));
-  const Sharded& array = way.what == What::a ? m.a : way.what == What::b ? m.b : out;
-  const std::int64_t chunk = array.local_shape().count();
-  CollectiveSpec hop = spec_of(mesh, Collective::permute, way.axis, chunk, m.a.format);
-  hop.root = sums ? 1 : hop.devices() - 1;
-  const AlgorithmChoice choice = choose_algorithm(hop);
-  AxisMove whole = {static_cast<int>(way.place), -1, way.axis};
-  std::int64_t before = chunk;
-  if (sums) {
-    whole = {0, static_cast<int>(way.place), way.axis};
-    before = chunk * shard_count(mesh, way.axis);
-  }
-  const MoveCost collective = price(mesh, whole, before, m.a.format);
-  report.math_seconds =
-      m.math_seconds(sums ? m.natural : out.places(), m.cut_a == m.cut_b ? m.cut_a : std::string());
-  ShardedStep step;
-  step.name = cat("permute chunk of ", names[static_cast<int>(way.what)], ", ", n - 1, " times");
-  step.axes = axes_text(mesh, way.axis);
-  step.before = array.sharding.text();
-  step.after = step.before;
-  step.algorithm = name_of(choice.algorithm);
-  step.bytes = (n - 1) * static_cast<double>(chunk) * bytes_of(m.a.format);
-  step.seconds = (n - 1) * choice.seconds;
-  report.steps.push_back(step);
-  report.bytes = step.bytes;
-  report.comms_seconds = step.seconds;
-  const double math = report.math_seconds / n;  // of a chunk
-  report.candidates.push_back({"chunk by chunk, the next on its way", report.math_seconds,
-                               step.seconds, step.bytes,
-                               math + (n - 1) * std::max(math, choice.seconds)});
-  const std::string name = cat(name_of(collective.what), " ", names[static_cast<int>(way.what)]);
-  report.candidates.push_back({sums ? "matmul, then " + name : name + ", then matmul",
-                               report.math_seconds, collective.seconds, collective.bytes,
-                               report.math_seconds + collective.seconds});
-  report.reason = cat(n, " chunks; ", math < choice.seconds ? "their way" : "their product",
-                      " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each");
-}
-
-}  // namespace detail
-
-// matmul(a, b, sharding) where that takes one all_gather of an operand or one reduce_scatter of the
-// product over one axis, run chunk by chunk; sums are in the order of the chunks.
-inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
-  const detail::ShardedMatmul m = detail::matmul_of("collective_matmul", a, b);
-  const Sharding wanted = parse_sharding(sharding);
-  Sharding own;
-  own.dims = m.dims;
-  detail::check_same_names("collective_matmul", own, wanted);
-  const detail::AxisPlaces goal = detail::places_of(*a.mesh, wanted, m.shape);
-  const detail::ChunkedMatmul way = detail::chunked(m, goal);
-  Sharded out = detail::like(a, m.shape, wanted);
-  if (way.what == detail::ChunkedMatmul::What::none) {
-    detail::fail({"collective_matmul: ", a.text(), " ", b.text(), " -> ", out.text(),
-                  "; what takes one all_gather or reduce_scatter over one axis is right, as ",
-                  "[I_x, J] [J, K] -> [I, K]; else use matmul"});
-  }
-  out.shards.resize(a.shards.size());
-  for (int rank = 0; rank < out.devices() && !a.shards.empty(); ++rank) {
-    if (detail::shard_index(*a.mesh, way.axis, rank) == 0) {
-      detail::run_chunks(m, way, out.local_shape(), detail::group_of(*a.mesh, way.axis, rank),
-                         out.shards);
-    }
-  }
-  ShardedReport report;
-  detail::report_chunks(m, way, out, report);
-  report.title = detail::matmul_title("collective_matmul", m, out);
-  detail::finish(out, report);
-  return out;
-}
-
-}}  // namespace tinyscale
-
 // >> tinyscale/mesh/waiting.hpp
 // Who waits, and the judgement when none can go on. A device that waits looks a few times, lets
 // others run, then sleeps. When every device sleeps or has ended and some sleep, nothing can ever
@@ -26251,6 +24407,9 @@ inline CallKey get_key(Bytes& from) {
 
 #define OMPI_SKIP_MPICXX 1  // not the C++ bindings of MPI 2
 #define MPICH_SKIP_MPICXX 1
+// clang-format off
+#  include <mpi.h>
+// clang-format on
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -26456,6 +24615,10 @@ class RankExchange {
 // stopped).
 
 #if defined(TINYSCALE_USE_MPI)
+
+// clang-format off
+#  include <time.h>  // nanosleep
+// clang-format on
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -27417,6 +25580,1868 @@ inline int process_rank() { return detail::mpi_session().rank; }
 }}  // namespace tinyscale
 
 #endif  // TINYSCALE_USE_MPI
+
+// >> tinyscale/mesh/sharding.hpp
+// How an array lies on a mesh, in the notation of the scaling book (chapter 3):
+//   "I_x, J"        dim I is cut over mesh axis x, dim J is whole on every device
+//   "I_{x,y}"       over two axes, x the slower: block ix * Y + iy
+//   "{U_x} I, J"    every device of x holds a summand; the array is their sum
+// An axis cuts one dim at most; over the axes that are not named every device holds the same.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct ShardedDim {
+  std::string name;
+  std::vector<std::string> axes;  // the slowest first
+};
+
+struct Sharding {
+  std::vector<std::string> partial;  // axes over which it is still to be summed
+  List<ShardedDim> dims;
+
+  std::string text() const;  // as it was parsed
+};
+
+namespace detail {
+
+inline std::string joined(const std::vector<std::string>& names) {
+  std::string out;
+  for (const std::string& name : names) {
+    out += (out.empty() ? "" : ",") + name;
+  }
+  return out;
+}
+
+inline std::string subscript(const std::vector<std::string>& axes) {
+  return axes.empty() ? "" : axes.size() == 1 ? "_" + axes[0] : "_{" + joined(axes) + "}";
+}
+
+struct ShardingParser {
+  const std::string& text;
+  std::size_t at = 0;
+
+  [[noreturn]] void wrong(const char* right) const {
+    const std::string seen =
+        at < text.size() ? cat("'", text[at], "' at place ", at + 1) : std::string("the end");
+    fail({"sharding \"", text, "\": ", seen, "; ", right});
+  }
+  bool skip(char wanted) {
+    while (at < text.size() && text[at] == ' ') {
+      ++at;
+    }
+    const bool found = at < text.size() && text[at] == wanted;
+    at += found ? 1 : 0;
+    return found;
+  }
+  std::string word(bool underscores, const char* right) {
+    skip('\0');
+    const std::size_t first = at;
+    while (at < text.size()) {
+      const char c = text[at];
+      const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+      if (!letter && !(c >= '0' && c <= '9') && !(underscores && c == '_')) {
+        break;
+      }
+      ++at;
+    }
+    if (at == first) {
+      wrong(right);
+    }
+    return text.substr(first, at - first);
+  }
+  std::vector<std::string> axes() {
+    const char* const right = "a mesh axis is right, as in I_x, or several as in I_{x,y}";
+    std::vector<std::string> names;
+    if (!skip('{')) {
+      names.push_back(word(true, right));
+      return names;
+    }
+    do {
+      names.push_back(word(true, right));
+    } while (skip(','));
+    if (!skip('}')) {
+      wrong("a comma or } is right after an axis, as in I_{x,y}");
+    }
+    return names;
+  }
+  Sharding parse() {
+    Sharding out;
+    if (skip('{')) {
+      const char* const right = "a partial sum is written in front, as in {U_x} I, J";
+      if (!skip('U') || !skip('_')) {
+        wrong(right);
+      }
+      out.partial = axes();
+      if (!skip('}')) {
+        wrong(right);
+      }
+    }
+    skip('\0');
+    while (at < text.size()) {
+      ShardedDim dim;
+      dim.name = word(false, "a dim is right, as in I or I_x");
+      if (skip('_')) {
+        dim.axes = axes();
+      }
+      out.dims.push_back(dim);
+      if (!skip(',')) {
+        break;
+      }
+      skip('\0');
+      if (at == text.size()) {
+        wrong("a dim is right after a comma");
+      }
+    }
+    if (at < text.size()) {
+      wrong("a comma is right between dims, as in I_x, J");
+    }
+    return out;
+  }
+};
+
+// The machine and where the axes of a mesh lie on it.
+struct PlacedMesh {
+  Machine machine;
+  List<AxisPlacement> axes;
+
+  int devices() const {
+    int product = 1;
+    for (const AxisPlacement& axis : axes) {
+      product *= axis.size;
+    }
+    return product;
+  }
+  std::string letters() const {  // of all axes
+    std::string out;
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      out += static_cast<char>('a' + static_cast<int>(i));
+    }
+    return out;
+  }
+};
+
+inline Shared<const PlacedMesh> placed_mesh(const Machine& machine,
+                                            const List<AxisPlacement>& axes) {
+  return Shared<const PlacedMesh>(new PlacedMesh{machine, axes});
+}
+
+// Which axes stand where, each a letter ('a' the first of the mesh): [0] those of the partial sum
+// in rising order, [d + 1] those that cut dim d.
+using AxisPlaces = std::vector<std::string>;
+
+inline std::size_t axis_number(char letter) { return static_cast<std::size_t>(letter - 'a'); }
+
+// The letters of both, in rising order.
+inline std::string rising_union(const std::string& a, const std::string& b) {
+  std::string out;
+  for (char letter = 'a'; letter <= 'z'; ++letter) {
+    if ((a + b).find(letter) != std::string::npos) {
+      out += letter;
+    }
+  }
+  return out;
+}
+
+// Over how many devices the axes of a place go.
+inline std::int64_t shard_count(const PlacedMesh& mesh, const std::string& letters) {
+  std::int64_t product = 1;
+  for (const char letter : letters) {
+    product *= mesh.axes[axis_number(letter)].size;
+  }
+  return product;
+}
+
+// The number of a device among them.
+inline std::int64_t shard_index(const PlacedMesh& mesh, const std::string& letters, int rank) {
+  std::int64_t index = 0;
+  for (const char letter : letters) {
+    const AxisPlacement& axis = mesh.axes[axis_number(letter)];
+    index = index * axis.size + rank / axis.stride % axis.size;
+  }
+  return index;
+}
+
+inline std::vector<std::string> names_of(const PlacedMesh& mesh, const std::string& letters) {
+  std::vector<std::string> names;
+  for (const char letter : letters) {
+    names.push_back(mesh.axes[axis_number(letter)].name);
+  }
+  return names;
+}
+
+inline std::string axes_text(const PlacedMesh& mesh, const std::string& letters) {
+  return joined(names_of(mesh, letters));
+}
+
+// False when a dim does not divide.
+inline bool local_shape_of(const PlacedMesh& mesh, const AxisPlaces& places, Shape& shape) {
+  for (int d = 0; d < shape.size(); ++d) {
+    const std::int64_t n = shard_count(mesh, places[static_cast<std::size_t>(d) + 1]);
+    if (shape[d] % n != 0) {
+      return false;
+    }
+    shape.set(d, shape[d] / n);
+  }
+  return true;
+}
+
+inline std::string letters_of(const PlacedMesh& mesh, const Sharding& sharding,
+                              const std::vector<std::string>& names, std::string& used) {
+  std::string letters;
+  for (const std::string& name : names) {
+    const std::string all = mesh.letters();
+    std::size_t i = 0;
+    while (i < all.size() && mesh.axes[i].name != name) {
+      ++i;
+    }
+    if (i == all.size()) {
+      fail({"sharding \"", sharding.text(), "\": no axis ", name, " on this mesh; its axes are ",
+            axes_text(mesh, all), ", and several on one dim are written I_{x,y}"});
+    }
+    const char letter = all[i];
+    if (used.find(letter) != std::string::npos) {
+      fail({"sharding \"", sharding.text(), "\": axis ", name,
+            " stands twice; an axis cuts one dim, or is summed over, once"});
+    }
+    used += letter;
+    letters += letter;
+  }
+  return letters;
+}
+
+// Checks a sharding against the mesh and the array's shape.
+inline AxisPlaces places_of(const PlacedMesh& mesh, const Sharding& sharding, const Shape& shape) {
+  const std::size_t dims = sharding.dims.size();
+  if (static_cast<int>(dims) != shape.size()) {
+    fail({"sharding \"", sharding.text(), "\": ", dims, " dims for an array of shape ", shape,
+          "; a name for each dim is right"});
+  }
+  std::string used;
+  AxisPlaces places(dims + 1);
+  places[0] = rising_union(letters_of(mesh, sharding, sharding.partial, used), "");
+  for (std::size_t d = 0; d < dims; ++d) {
+    const ShardedDim& dim = sharding.dims[d];
+    for (std::size_t e = 0; e < d; ++e) {
+      if (sharding.dims[e].name == dim.name) {
+        fail({"sharding \"", sharding.text(), "\": dim ", dim.name,
+              " stands twice; every dim has a name of its own"});
+      }
+    }
+    places[d + 1] = letters_of(mesh, sharding, dim.axes, used);
+    const std::int64_t n = shard_count(mesh, places[d + 1]);
+    const std::int64_t size = shape[static_cast<int>(d)];
+    if (size % n != 0) {
+      fail({"sharding \"", sharding.text(), "\": dim ", dim.name, " of ", size,
+            " does not divide over ", n, " devices; pad it to ", (size / n + 1) * n,
+            " or use fewer axes"});
+    }
+  }
+  return places;
+}
+
+// The sharding with dims named as those of `named`.
+inline Sharding sharding_of(const PlacedMesh& mesh, const AxisPlaces& places,
+                            const List<ShardedDim>& named) {
+  Sharding out;
+  out.partial = names_of(mesh, places[0]);
+  for (std::size_t d = 0; d + 1 < places.size(); ++d) {
+    out.dims.push_back({named[d].name, names_of(mesh, places[d + 1])});
+  }
+  return out;
+}
+
+}  // namespace detail
+
+inline std::string Sharding::text() const {
+  std::string out = partial.empty() ? "" : "{U" + detail::subscript(partial) + "}";
+  for (std::size_t d = 0; d < dims.size(); ++d) {
+    out += d > 0 ? ", " : out.empty() ? "" : " ";
+    out += dims[d].name + detail::subscript(dims[d].axes);
+  }
+  return out;
+}
+
+// Throws where the text is not in the notation; the mesh is asked by mesh.shard().
+inline Sharding parse_sharding(const std::string& text) {
+  return detail::ShardingParser{text}.parse();
+}
+
+inline std::ostream& operator<<(std::ostream& out, const Sharding& sharding) {
+  return out << sharding.text();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/sharded.hpp
+// An array cut over the devices of a mesh, held by one program: shard r is what device r has.
+//   Sharded a = mesh.shard(x, "I_x, J");  a.explain();  a.picture();  Tensor whole = a.gather();
+// Made of a shape alone it has no numbers: every op on it says what it would do and cost.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// A collective that an op called, or a slice, which costs nothing.
+struct ShardedStep {
+  std::string name, axes;     // "all_gather", "x,y"
+  std::string before, after;  // shardings
+  std::string algorithm;
+  double bytes = 0;    // that a device sends, on average, by formula,
+  double counted = 0;  // and in the messages that went; 0: without numbers
+  double seconds = 0;  // closed form
+};
+
+// A way to do an op.
+struct ShardedCandidate {
+  std::string calls;  // "all_gather b over x, matmul"
+  double math_seconds = 0, comms_seconds = 0;
+  double bytes = 0;    // that a device sends
+  double seconds = 0;  // of both, as far as they overlap
+};
+
+// What an op on sharded arrays did, and why.
+struct ShardedReport {
+  std::string title, reason;
+  List<ShardedStep> steps;
+  double comms_seconds = 0, bytes = 0;  // of all steps; bytes that a device sends
+  double math_seconds = 0;              // of one device
+  List<ShardedCandidate> candidates;    // the cheapest first
+
+  Table table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+// Which device holds which block of an array; svg(picture) draws it.
+struct ShardPicture {
+  std::string title;
+  std::vector<std::string> names;  // of the dims
+  Shape shape, blocks;             // elements and blocks along each
+  int summands = 1;                // devices whose numbers are summed to one copy of a block
+  List<std::vector<int>> holders;  // ranks by block, row-major; each `summands` make a copy
+
+  std::string text() const;
+  std::string cell(std::size_t block) const;         // "0-3", "0+1"
+  std::string range(int dim, std::int64_t i) const;  // "4:8"
+  std::string panel_name(std::int64_t panel) const;  // "I 0:4": of the dims before the last two
+};
+
+struct Sharded {
+  Shared<const detail::PlacedMesh> mesh;
+  Shape shape;  // of the whole array
+  Sharding sharding;
+  DType format = DType::f32;         // in which bytes and FLOPs are priced
+  List<Tensor> shards;               // by rank; none: only the shape is known
+  Shared<const ShardedReport> made;  // null: by mesh.shard
+
+  std::string text() const { return "[" + sharding.text() + "]"; }
+  Shape local_shape() const {
+    Shape local = shape;
+    detail::local_shape_of(*mesh, places(), local);
+    return local;
+  }
+  int devices() const { return mesh->devices(); }
+  // How many devices hold the same numbers.
+  int replicas() const {
+    std::int64_t cut = 1;
+    for (const std::string& letters : places()) {
+      cut *= detail::shard_count(*mesh, letters);
+    }
+    return devices() / static_cast<int>(cut);
+  }
+  double bytes() const {  // on each device
+    return static_cast<double>(local_shape().count()) * bytes_of(format);
+  }
+  double bytes_in_all() const { return bytes() * devices(); }
+  // The first index along a dim of what a device holds.
+  std::int64_t begin(int rank, int dim) const {
+    const std::string letters = places()[static_cast<std::size_t>(dim) + 1];
+    return detail::shard_index(*mesh, letters, rank) * local_shape()[dim];
+  }
+  detail::AxisPlaces places() const { return detail::places_of(*mesh, sharding, shape); }
+
+  Tensor gather() const;          // the whole array, by the program itself
+  ShardedReport explain() const;  // how it was made
+  ShardPicture picture() const;
+};
+
+inline Table ShardedReport::table() const {
+  Table out;
+  out.title = title;
+  out.columns = {"call", "axes", "from", "to", "algorithm", "bytes sent", "formula"};
+  for (const ShardedStep& step : steps) {
+    out.add({step.name, step.axes, "[" + step.before + "]", "[" + step.after + "]", step.algorithm,
+             format_bytes(step.bytes), format_seconds(step.seconds)});
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ShardedReport& report) {
+  if (report.steps.empty()) {
+    out << report.title << "\n";
+  } else {
+    out << report.table();
+  }
+  if (!report.candidates.empty()) {
+    Table ways;
+    ways.columns = {"way", "T_math", "T_comms", "T", "bytes sent"};
+    for (std::size_t i = 0; i < report.candidates.size() && i < 4; ++i) {
+      const ShardedCandidate& way = report.candidates[i];
+      ways.add({way.calls, format_seconds(way.math_seconds), format_seconds(way.comms_seconds),
+                format_seconds(way.seconds), format_bytes(way.bytes)});
+    }
+    out << ways;
+  }
+  return out << report.reason << (report.reason.empty() ? "" : "\n");
+}
+
+namespace detail {
+
+// For an op of one device in the program that holds all; of rank -1 for moves, which are no ops.
+inline Context device_context(int rank) {
+  Context own = context();
+  own.device = rank;
+  own.profile = rank < 0 ? nullptr : own.profile;
+  ++own.no_grad;
+  return own;
+}
+
+inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Shape& shape,
+                     const std::string& text, DType format = DType::f32) {
+  Sharded out;
+  out.mesh = mesh;
+  out.shape = shape;
+  out.sharding = parse_sharding(text);
+  out.format = format;
+  out.places();  // checks
+  return out;
+}
+
+// The array's numbers under another sharding on the same mesh.
+inline Sharded like(const Sharded& a, const Shape& shape, const Sharding& sharding) {
+  Sharded out;
+  out.mesh = a.mesh;
+  out.shape = shape;
+  out.sharding = sharding;
+  out.format = a.format;
+  return out;
+}
+
+// The block that a device holds, as a view of the whole.
+inline Tensor block_of(const Sharded& a, const Tensor& whole, int rank) {
+  const Shape local = a.local_shape();
+  Tensor block = whole;
+  for (int d = 0; d < local.size(); ++d) {
+    const std::int64_t begin = a.begin(rank, d);
+    block = slice(block, d, begin, begin + local[d]);
+  }
+  return block;
+}
+
+inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Tensor& x, const std::string& text,
+                     DType format = DType::f32) {
+  Sharded out = shard(mesh, x.shape(), text, format);
+  if (!out.sharding.partial.empty()) {
+    fail({"shard: \"", text, "\" asks for summands, the tensor is their sum; a partial sum comes ",
+          "from a matmul or a sum over a dim that is cut"});
+  }
+  Context quiet = device_context(-1);
+  const ContextScope scope(quiet);
+  for (int rank = 0; rank < out.devices(); ++rank) {
+    out.shards.push_back(block_of(out, x, rank).clone());
+  }
+  return out;
+}
+
+inline void check_numbers(const char* function, const Sharded& a) {
+  if (a.shards.empty()) {
+    fail({function, ": ", a.text(), " of shape ", a.shape,
+          " was made of a shape and has no numbers; give mesh.shard a tensor"});
+  }
+}
+
+}  // namespace detail
+
+inline Tensor Sharded::gather() const {
+  detail::check_numbers("gather", *this);
+  Context quiet = detail::device_context(-1);
+  const ContextScope scope(quiet);
+  Tensor whole = full(shape, 0.0f);
+  const ShardPicture held = picture();
+  for (const std::vector<int>& ranks : held.holders) {
+    for (int i = 0; i < held.summands; ++i) {
+      const int rank = ranks[static_cast<std::size_t>(i)];
+      const Tensor place = detail::block_of(*this, whole, rank);
+      add_(place, shards[static_cast<std::size_t>(rank)]);
+    }
+  }
+  return whole;
+}
+
+inline ShardedReport Sharded::explain() const {
+  if (made) {
+    return *made;
+  }
+  ShardedReport out;
+  out.title = detail::cat(
+      text(), " of shape ", shape, ": each of ", devices(), " devices holds ", local_shape(), ", ",
+      format_bytes(bytes()), "; all together ", format_bytes(bytes_in_all()), ", each number ",
+      replicas() == 1 ? std::string("once") : detail::cat(replicas(), " times"));
+  return out;
+}
+
+inline ShardPicture Sharded::picture() const {
+  ShardPicture out;
+  const detail::AxisPlaces at = places();
+  out.title = detail::cat(text(), " of shape ", shape, " on ", devices(), " devices");
+  out.shape = shape;
+  std::string cut;
+  for (std::size_t d = 0; d < sharding.dims.size(); ++d) {
+    out.names.push_back(sharding.dims[d].name);
+    out.blocks.push_back(detail::shard_count(*mesh, at[d + 1]));
+    cut += at[d + 1];
+  }
+  out.summands = static_cast<int>(detail::shard_count(*mesh, at[0]));
+  out.holders.resize(static_cast<std::size_t>(out.blocks.count()));
+  std::string copies;  // axes that nothing lies on: a copy for each of their devices
+  for (const char letter : mesh->letters()) {
+    if ((cut + at[0]).find(letter) == std::string::npos) {
+      copies += letter;
+    }
+  }
+  for (std::vector<int>& ranks : out.holders) {
+    ranks.resize(static_cast<std::size_t>(out.summands * replicas()));
+  }
+  for (int rank = 0; rank < devices(); ++rank) {
+    const std::int64_t block = detail::shard_index(*mesh, cut, rank);
+    const std::int64_t place = detail::shard_index(*mesh, copies + at[0], rank);
+    out.holders[static_cast<std::size_t>(block)][static_cast<std::size_t>(place)] = rank;
+  }
+  return out;
+}
+
+inline std::string ShardPicture::range(int dim, std::int64_t i) const {
+  const std::int64_t size = shape[dim] / blocks[dim];
+  return detail::cat(i * size, ":", (i + 1) * size);
+}
+
+inline std::string ShardPicture::cell(std::size_t block) const {
+  const std::vector<int>& ranks = holders[block];
+  bool row = ranks.size() > 2 && summands == 1;
+  for (std::size_t i = 1; i < ranks.size(); ++i) {
+    row = row && ranks[i] == ranks[i - 1] + 1;
+  }
+  if (row) {
+    return detail::cat(ranks.front(), "-", ranks.back());
+  }
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const bool sum = i % static_cast<std::size_t>(summands) != 0;
+    out += detail::cat(i == 0 ? "" : sum ? "+" : ", ", ranks[i]);
+  }
+  return out;
+}
+
+inline std::string ShardPicture::panel_name(std::int64_t panel) const {
+  std::string out;
+  for (int d = blocks.size() - 3; d >= 0; --d) {
+    const std::string name = names[static_cast<std::size_t>(d)];
+    out = name + " " + range(d, panel % blocks[d]) + (out.empty() ? "" : ", ") + out;
+    panel /= blocks[d];
+  }
+  return out;
+}
+
+// A table of the last two dims for each block of the others; of long ones the first 16 blocks.
+inline std::string ShardPicture::text() const {
+  const int dims = blocks.size();
+  const std::int64_t columns = dims > 0 ? blocks[-1] : 1;
+  const std::int64_t rows = dims > 1 ? blocks[-2] : 1;
+  const std::int64_t most = 16;
+  const std::int64_t panels = static_cast<std::int64_t>(holders.size()) / (rows * columns);
+  std::string out = title + (summands > 1 ? ", + joins summands\n" : "\n");
+  for (std::int64_t panel = 0; panel < std::min(panels, most); ++panel) {
+    Table table;
+    table.title = panel_name(panel);
+    table.columns.push_back(dims > 1 ? names[static_cast<std::size_t>(dims) - 2] : "");
+    for (std::int64_t j = 0; j < std::min(columns, most); ++j) {
+      table.columns.push_back(dims > 0 ? names.back() + " " + range(dims - 1, j) : "");
+    }
+    for (std::int64_t i = 0; i < std::min(rows, most); ++i) {
+      std::vector<std::string> line(1, dims > 1 ? range(dims - 2, i) : "device");
+      for (std::int64_t j = 0; j < std::min(columns, most); ++j) {
+        line.push_back(cell(static_cast<std::size_t>((panel * rows + i) * columns + j)));
+      }
+      table.add(line);
+    }
+    out += table.text();
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ShardPicture& picture) {
+  return out << picture.text();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/reshard.hpp
+// The same array under another sharding, by the cheapest collectives.
+// A move takes mesh axes from one place to another: cut a dim (slice, free), leave it (all_gather),
+// change dims (all_to_all), leave a partial sum (all_reduce) or cut a dim instead
+// (reduce_scatter). The shortest path through all shardings, each move at its closed form, also
+// finds the detours: a free slice over an idle axis first, so that more links gather.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Places: 0 the partial sum, d + 1 dim d, -1 none.
+struct AxisMove {
+  int from = -1, to = -1;
+  std::string axes;  // letters, in the order of the blocks
+};
+
+inline Collective collective_of(const AxisMove& move) {
+  return move.from == 0 ? (move.to < 0 ? Collective::all_reduce : Collective::reduce_scatter)
+         : move.to < 0  ? Collective::all_gather
+                        : Collective::all_to_all;
+}
+
+inline bool is_slice(const AxisMove& move) { return move.from < 0; }
+
+inline AxisPlaces after_move(AxisPlaces places, const AxisMove& move) {
+  if (move.from > 0) {
+    std::string& from = places[static_cast<std::size_t>(move.from)];
+    from.erase(from.size() - move.axes.size());
+  }
+  for (std::size_t i = 0; move.from == 0 && i < move.axes.size(); ++i) {
+    places[0].erase(places[0].find(move.axes[i]), 1);
+  }
+  if (move.to == 0) {  // of a search backwards
+    places[0] = rising_union(places[0], move.axes);
+  } else if (move.to > 0) {
+    places[static_cast<std::size_t>(move.to)] += move.axes;
+  }
+  return places;
+}
+
+inline std::vector<int> axis_numbers(const std::string& letters) {
+  std::vector<int> numbers;
+  for (const char letter : letters) {
+    numbers.push_back(static_cast<int>(axis_number(letter)));
+  }
+  return numbers;
+}
+
+inline CollectiveSpec spec_of(const PlacedMesh& mesh, Collective what, const std::string& letters,
+                              std::int64_t elements, DType format) {
+  CollectiveSpec spec;
+  spec.what = what;
+  spec.elements = elements;
+  spec.element_bytes = bytes_of(format);
+  spec.parts = parts_of_group(mesh.machine, mesh.axes, axis_numbers(letters));
+  return spec;
+}
+
+struct MoveCost {
+  std::string axes;
+  Collective what = Collective::all_gather;
+  std::int64_t local = 0;  // elements of a device before
+  double seconds = 0, bytes = 0;
+  Algorithm algorithm = Algorithm::automatic;
+};
+
+inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
+                      DType format) {
+  MoveCost cost;
+  if (is_slice(move)) {
+    return cost;
+  }
+  cost.axes = move.axes;
+  cost.what = collective_of(move);
+  cost.local = local;
+  const bool gathers = cost.what == Collective::all_gather;
+  const std::int64_t elements = local * (gathers ? shard_count(mesh, move.axes) : 1);
+  CollectiveSpec spec = spec_of(mesh, cost.what, move.axes, elements, format);
+  const AlgorithmChoice choice = choose_algorithm(spec);
+  spec.algorithm = choice.algorithm;
+  cost.algorithm = choice.algorithm;
+  cost.seconds = choice.seconds;
+  const int n = spec.devices();
+  const int last = n <= 64 ? n - 1 : n / 2;  // of large groups the device in the middle
+  const int first = n <= 64 ? 0 : last;
+  for (int index = first; index <= last; ++index) {
+    cost.bytes += collective_bytes(spec, index) / (last - first + 1);
+  }
+  return cost;
+}
+
+// A sharding that a search has reached.
+struct Reached {
+  AxisPlaces places;
+  double seconds = 0, bytes = 0;
+  int moves = 0;
+  std::size_t previous = 0;  // itself: the start
+  AxisMove by;               // between them, in the direction of time
+  std::string moved;         // all axes on the way
+  bool done = false;
+};
+
+// Cheaper in time, then in bytes, then in moves; sums in another order are equal.
+inline bool cheaper(double seconds, double bytes, int moves, const Reached& other) {
+  const double most = std::max(seconds, other.seconds);
+  if (std::fabs(seconds - other.seconds) > 1e-12 * most) {
+    return seconds < other.seconds;
+  }
+  return bytes != other.bytes ? bytes < other.bytes : moves < other.moves;
+}
+
+// Ordered choices of the letters, the empty one left out; of many letters in their order only.
+inline std::vector<std::string> arrangements(const std::string& letters) {
+  std::vector<std::string> all(1);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (const char letter : letters) {
+      const std::string& base = all[i];
+      const bool rising = base.empty() || base.back() < letter;
+      if (base.find(letter) == std::string::npos && (rising || letters.size() < 4)) {
+        all.push_back(base + letter);
+      }
+    }
+  }
+  all.erase(all.begin());
+  return all;
+}
+
+enum class Direction { forwards, backwards };
+
+// Whether an axis may move twice, as one that is cut for free and then gathered.
+enum class Detours { no, yes };
+
+// All shardings in reach of one, cheapest first (Dijkstra); backwards: all that reach it.
+class ShardingSearch {
+ public:
+  ShardingSearch(const PlacedMesh& mesh, const Shape& shape, DType format, const AxisPlaces& start,
+                 Direction direction, Detours detours)
+      : mesh_(mesh),
+        shape_(shape),
+        format_(format),
+        backwards_(direction == Direction::backwards),
+        detours_(detours) {
+    add({start, 0, 0, 0, 0, {}, "", false});
+    while (true) {
+      std::size_t next = reached.size();
+      for (std::size_t i = 0; i < reached.size(); ++i) {
+        const Reached& node = reached[i];
+        if (!node.done && (next == reached.size() ||
+                           cheaper(node.seconds, node.bytes, node.moves, reached[next]))) {
+          next = i;
+        }
+      }
+      if (next == reached.size()) {
+        return;
+      }
+      reached[next].done = true;
+      leave(next);
+    }
+  }
+
+  // Null: out of reach.
+  const Reached* find(const AxisPlaces& places) const {
+    for (const Reached& node : reached) {
+      if (node.places == places) {
+        return &node;
+      }
+    }
+    return nullptr;
+  }
+
+  // The moves between the start and a place, in the order of time.
+  List<AxisMove> moves(const Reached& place) const {
+    List<AxisMove> way;
+    for (const Reached* at = &place; at->moves > 0; at = &reached[at->previous]) {
+      way.push_back(at->by);
+    }
+    for (std::size_t i = 0; !backwards_ && 2 * i + 1 < way.size(); ++i) {
+      const AxisMove first = way[i];
+      way[i] = way[way.size() - 1 - i];
+      way[way.size() - 1 - i] = first;
+    }
+    return way;
+  }
+
+  List<Reached> reached;
+
+ private:
+  void leave(std::size_t node) {
+    const AxisPlaces places = reached[node].places;
+    std::string idle;
+    for (const char letter : mesh_.letters()) {
+      bool used = false;
+      for (const std::string& letters : places) {
+        used = used || letters.find(letter) != std::string::npos;
+      }
+      if (!used) {
+        idle += letter;
+      }
+    }
+    for (const std::string& axes : arrangements(idle)) {
+      leave_from(node, -1, axes);
+    }
+    for (const std::string& axes : arrangements(backwards_ ? std::string() : places[0])) {
+      leave_from(node, 0, axes);
+    }
+    for (std::size_t d = 1; d < places.size(); ++d) {
+      for (std::size_t first = 0; first < places[d].size(); ++first) {
+        leave_from(node, static_cast<int>(d), places[d].substr(first));
+      }
+    }
+  }
+
+  void leave_from(std::size_t node, int from, const std::string& axes) {
+    for (int to = -1; to <= shape_.size(); ++to) {
+      const bool slice = backwards_ ? to < 0 : from < 0;  // one axis at a time, they are free
+      if (to != from && (to != 0 || backwards_) && !(slice && axes.size() > 1)) {
+        try_move(node, {from, to, axes});
+      }
+    }
+  }
+
+  void try_move(std::size_t node, const AxisMove& move) {
+    Reached next;
+    next.moved = rising_union(reached[node].moved, move.axes);
+    if (detours_ == Detours::no &&
+        next.moved.size() < reached[node].moved.size() + move.axes.size()) {
+      return;
+    }
+    next.places = after_move(reached[node].places, move);
+    next.by = backwards_ ? AxisMove{move.to, move.from, move.axes} : move;
+    Shape local = shape_;
+    Shape other = shape_;
+    if (!local_shape_of(mesh_, backwards_ ? next.places : reached[node].places, local) ||
+        !local_shape_of(mesh_, next.places, other)) {
+      return;
+    }
+    const MoveCost cost = is_slice(next.by) ? MoveCost() : cost_of(next.by, local.count());
+    next.seconds = reached[node].seconds + cost.seconds;
+    next.bytes = reached[node].bytes + cost.bytes;
+    next.moves = reached[node].moves + 1;
+    next.previous = node;
+    add(next);
+  }
+
+  void add(const Reached& node) {
+    for (Reached& known : reached) {
+      if (known.places == node.places) {
+        if (!known.done && cheaper(node.seconds, node.bytes, node.moves, known)) {
+          known = node;
+        }
+        return;
+      }
+    }
+    reached.push_back(node);
+  }
+
+  MoveCost cost_of(const AxisMove& move, std::int64_t local) {
+    for (const MoveCost& known : costs_) {
+      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes) {
+        return known;
+      }
+    }
+    costs_.push_back(price(mesh_, move, local, format_));
+    return costs_.back();
+  }
+
+  const PlacedMesh& mesh_;
+  Shape shape_;
+  DType format_;
+  bool backwards_;
+  Detours detours_;
+  List<MoveCost> costs_;
+};
+
+// Part i of n along a dim, with memory of its own.
+inline Tensor part_of(const Tensor& x, int dim, std::int64_t n, std::int64_t i) {
+  const std::int64_t size = x.dim(dim) / n;
+  return slice(x, dim, i * size, (i + 1) * size).clone();
+}
+
+// The ranks of the group over some axes that `first` begins.
+inline std::vector<std::size_t> group_of(const PlacedMesh& mesh, const std::string& letters,
+                                         int first) {
+  std::vector<std::size_t> members(static_cast<std::size_t>(shard_count(mesh, letters)));
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    std::size_t left = i;
+    members[i] = static_cast<std::size_t>(first);
+    for (std::size_t a = letters.size(); a-- > 0;) {
+      const AxisPlacement& axis = mesh.axes[axis_number(letters[a])];
+      const std::size_t size = static_cast<std::size_t>(axis.size);
+      members[i] += left % size * static_cast<std::size_t>(axis.stride);
+      left /= size;
+    }
+  }
+  return members;
+}
+
+inline Shared<const CallPlan> plan_of(const PlacedMesh& mesh, const AxisMove& move,
+                                      const Shape& local, Algorithm algorithm, Reduce how) {
+  CallKey key;
+  key.what = collective_of(move);
+  key.algorithm = algorithm;
+  key.how = how;
+  key.dim = std::max(0, (key.what == Collective::all_gather ? move.from : move.to) - 1);
+  key.to_dim = std::max(0, move.from - 1);
+  key.shape = local;
+  key.axes = axis_numbers(move.axes);
+  return make_plan(key, mesh.machine, mesh.axes, SourceLine());
+}
+
+// Sends the numbers, group by group; how many elements a device sent on average.
+inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan, const std::string& axes,
+                             const Shape& after, List<Tensor>& shards) {
+  for (int first = 0; first < mesh.devices(); ++first) {
+    if (shard_index(mesh, axes, first) == 0) {
+      const std::vector<std::size_t> members = group_of(mesh, axes, first);
+      List<DeviceBuffers> buffers;
+      List<Tensor> out;
+      for (const std::size_t rank : members) {
+        out.push_back(Tensor(after));
+        buffers.push_back({shards[rank].data(), out.back().data()});
+      }
+      execute(plan.exchange, buffers.data());
+      for (std::size_t i = 0; i < members.size(); ++i) {
+        shards[members[i]] = out[i];
+      }
+    }
+  }
+  std::int64_t sent = 0;
+  for (const Transfer& transfer : plan.shape->schedule->data.transfers) {
+    sent += plan.exchange.cut.elements(transfer.chunk, transfer.chunks);
+  }
+  return static_cast<double>(sent) / plan.exchange.devices;
+}
+
+// Makes a move and writes it into the report.
+inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
+                      Reduce how = Reduce::sum) {
+  const PlacedMesh& mesh = *a.mesh;
+  const Shape local = a.local_shape();
+  const MoveCost cost = price(mesh, move, local.count(), a.format);
+  ShardedStep step;
+  step.name = is_slice(move) ? "slice" : name_of(collective_of(move));
+  step.axes = axes_text(mesh, move.axes);
+  step.before = a.sharding.text();
+  a.sharding = sharding_of(mesh, after_move(a.places(), move), a.sharding.dims);
+  step.after = a.sharding.text();
+  step.algorithm = is_slice(move) ? "" : name_of(cost.algorithm);
+  step.bytes = cost.bytes;
+  step.seconds = cost.seconds;
+  Context quiet = device_context(-1);
+  const ContextScope scope(quiet);
+  if (!is_slice(move) && !a.shards.empty()) {
+    const Shared<const CallPlan> plan = plan_of(mesh, move, local, cost.algorithm, how);
+    step.counted =
+        run_collective(mesh, *plan, move.axes, a.local_shape(), a.shards) * bytes_of(a.format);
+  }
+  for (std::size_t rank = 0; is_slice(move) && rank < a.shards.size(); ++rank) {
+    a.shards[rank] = part_of(a.shards[rank], move.to - 1, shard_count(mesh, move.axes),
+                             shard_index(mesh, move.axes, static_cast<int>(rank)));
+  }
+  report.bytes += cost.bytes;
+  report.comms_seconds += cost.seconds;
+  report.steps.push_back(step);
+}
+
+// "all_gather b over x" for each move but the free ones.
+inline std::string moves_text(const PlacedMesh& mesh, const List<AxisMove>& moves,
+                              const std::string& array) {
+  std::string out;
+  for (const AxisMove& move : moves) {
+    out += out.empty() ? "" : ", ";
+    out += is_slice(move) ? "slice" : name_of(collective_of(move));
+    out += (array.empty() ? "" : " " + array) + " over " + axes_text(mesh, move.axes);
+  }
+  return out;
+}
+
+inline void check_same_names(const char* function, const Sharding& a, const Sharding& b) {
+  bool same = a.dims.size() == b.dims.size();
+  for (std::size_t d = 0; same && d < a.dims.size(); ++d) {
+    same = a.dims[d].name == b.dims[d].name;
+  }
+  if (!same) {
+    fail({function, ": the array is [", a.text(), "], wanted is [", b.text(),
+          "]; the same dims in the same order are right"});
+  }
+}
+
+inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh, const Reached& end,
+                          ShardedReport& report) {
+  ShardedCandidate way;
+  way.calls = moves_text(mesh, search.moves(end), "");
+  way.comms_seconds = way.seconds = end.seconds;
+  way.bytes = end.bytes;
+  report.candidates.push_back(way);
+}
+
+// Also says what the cheapest way without detours costs, where it is another.
+inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& report,
+                         const char* function) {
+  check_same_names(function, a.sharding, wanted);
+  const AxisPlaces goal = places_of(*a.mesh, wanted, a.shape);
+  const AxisPlaces start = a.places();
+  const ShardingSearch all(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::yes);
+  const ShardingSearch plain(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::no);
+  const Reached* const end = all.find(goal);
+  const Reached* const straight = plain.find(goal);
+  if (end == nullptr) {
+    fail({function, ": from ", a.text(), " to [", wanted.text(),
+          "]; a sum that is made is not undone, leave out what stands in braces"});
+  }
+  if (straight != nullptr && straight->seconds > end->seconds) {
+    add_candidate(all, *a.mesh, *end, report);
+    add_candidate(plain, *a.mesh, *straight, report);
+  }
+  for (const AxisMove& move : all.moves(*end)) {
+    make_move(a, move, report);
+  }
+  a.sharding = wanted;
+}
+
+inline void finish(Sharded& a, const ShardedReport& report) {
+  a.made = Shared<const ShardedReport>(new ShardedReport(report));
+}
+
+}  // namespace detail
+
+// The same array under another sharding: reshard(c, "I_x, J").
+inline Sharded reshard(const Sharded& a, const std::string& text) {
+  Sharded out = a;
+  ShardedReport report;
+  report.title = "reshard " + a.text() + " -> [" + parse_sharding(text).text() + "]";
+  detail::reshard_into(out, parse_sharding(text), report, "reshard");
+  report.reason =
+      report.steps.empty() ? "nothing moves"
+      : report.candidates.empty()
+          ? "the cheapest way: " + format_seconds(report.comms_seconds)
+          : std::string("idle axes help: a slice is free, and more links carry less each");
+  detail::finish(out, report);
+  return out;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/sharded_ops.hpp
+// Elementwise ops and reductions on sharded arrays.
+// Where one operand is whole along a dim that the other has cut, it is sliced, which is free; a sum
+// over a cut dim leaves a partial sum {U_x}. What would need a choice is an error that names it.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline std::string summed(const Sharded& a) {
+  Sharding whole = a.sharding;
+  whole.partial.clear();
+  return "\"" + whole.text() + "\"";
+}
+
+inline void check_one_mesh(const char* function, const Sharded& a, const Sharded& b) {
+  if (a.mesh.get() != b.mesh.get()) {
+    bool same =
+        a.mesh->axes.size() == b.mesh->axes.size() && a.mesh->machine.name == b.mesh->machine.name;
+    for (std::size_t i = 0; same && i < a.mesh->axes.size(); ++i) {
+      same = a.mesh->axes[i].name == b.mesh->axes[i].name &&
+             a.mesh->axes[i].size == b.mesh->axes[i].size;
+    }
+    if (!same) {
+      fail({function, ": the arrays lie on two meshes, ", a.mesh->machine.name, " with axes ",
+            axes_text(*a.mesh, a.mesh->letters()), " and ", b.mesh->machine.name, " with axes ",
+            axes_text(*b.mesh, b.mesh->letters()), "; both on one are right"});
+    }
+  }
+  if (a.shards.empty() != b.shards.empty()) {
+    fail({function, ": only one of ", a.text(), " and ", b.text(),
+          " has numbers; give mesh.shard a tensor for both, or shapes"});
+  }
+}
+
+// An axis in two places of one sharding, or 0.
+inline char used_twice(const AxisPlaces& places) {
+  std::string seen;
+  for (const std::string& letters : places) {
+    for (const char letter : letters) {
+      if (seen.find(letter) != std::string::npos) {
+        return letter;
+      }
+      seen += letter;
+    }
+  }
+  return 0;
+}
+
+// Cuts the dims of an operand as those of the result, which it may lack leading dims of.
+inline void slice_as(Sharded& a, const AxisPlaces& result, ShardedReport& report) {
+  const std::size_t lacks = result.size() - a.sharding.dims.size() - 1;
+  for (std::size_t d = 1; d + lacks < result.size(); ++d) {
+    const std::string& wanted = result[d + lacks];
+    for (std::size_t i = a.places()[d].size(); i < wanted.size(); ++i) {
+      make_move(a, {-1, static_cast<int>(d), wanted.substr(i, 1)}, report);
+    }
+  }
+}
+
+// The sharding of the longer operand with every dim cut as the more cut of both.
+inline AxisPlaces common_places(const char* function, const Sharded& a, const Sharded& b) {
+  const std::size_t lacks = a.sharding.dims.size() - b.sharding.dims.size();
+  AxisPlaces result = a.places();
+  const AxisPlaces other = b.places();
+  for (std::size_t d = 1; d < other.size(); ++d) {
+    std::string& mine = result[d + lacks];
+    const ShardedDim& dim = a.sharding.dims[d + lacks - 1];
+    const int at = static_cast<int>(d) - 1;
+    if (dim.name != b.sharding.dims[d - 1].name ||
+        a.shape[at + static_cast<int>(lacks)] != b.shape[at]) {
+      fail({function, ": ", a.text(), " of shape ", a.shape, " and ", b.text(), " of shape ",
+            b.shape, "; equal dims, or those of the second at the end of the first, are right"});
+    }
+    const std::string& longer = mine.size() < other[d].size() ? other[d] : mine;
+    const std::string& shorter = mine.size() < other[d].size() ? mine : other[d];
+    if (longer.compare(0, shorter.size(), shorter) != 0) {
+      fail({function, ": dim ", dim.name, " is cut over ", axes_text(*a.mesh, mine), " in ",
+            a.text(), " and over ", axes_text(*a.mesh, other[d]), " in ", b.text(),
+            "; reshard one of them as the other first"});
+    }
+    mine = std::string(longer);
+  }
+  result[0] = a.places()[0].empty() ? other[0] : a.places()[0];
+  const char twice = used_twice(result);
+  if (twice != 0) {
+    fail({function, ": ", a.text(), " and ", b.text(), " use axis ",
+          a.mesh->axes[axis_number(twice)].name,
+          " for different things; reshard one of them so that it is as the other"});
+  }
+  return result;
+}
+
+enum class Linear { no, both, either };  // in both operands together (+), in each alone (*)
+
+inline void check_partial(const char* function, const Sharded& a, const Sharded& b,
+                          const AxisPlaces& pa, const AxisPlaces& pb, Linear linear) {
+  if (pa[0].empty() && pb[0].empty()) {
+    return;
+  }
+  const Sharded& sum = pa[0].empty() ? b : a;
+  if (linear == Linear::both && pa[0] != pb[0]) {
+    fail({function, ": ", a.text(), " and ", b.text(), "; what is no partial sum would be added ",
+          "once by every device, so reshard the partial one to ", summed(sum), " first"});
+  }
+  if (linear == Linear::either && !pa[0].empty() && !pb[0].empty()) {
+    fail({function, ": ", a.text(), " and ", b.text(), "; a product of sums is not the sum of ",
+          "products, so reshard one of them to ", summed(a), " first"});
+  }
+}
+
+using BinaryOp = Tensor (*)(const Tensor& a, const Tensor& b);
+
+inline Sharded elementwise(const char* function, const Sharded& x, const Sharded& y, BinaryOp op,
+                           Linear linear) {
+  check_one_mesh(function, x, y);
+  const bool swapped = x.sharding.dims.size() < y.sharding.dims.size();
+  check_partial(function, x, y, x.places(), y.places(), linear);
+  const AxisPlaces result = swapped ? common_places(function, y, x) : common_places(function, x, y);
+  ShardedReport report;
+  Sharded a = x;
+  Sharded b = y;
+  slice_as(a, result, report);
+  slice_as(b, result, report);
+  const Sharded& longer = swapped ? b : a;
+  Sharded out = like(x, longer.shape, sharding_of(*x.mesh, result, longer.sharding.dims));
+  for (std::size_t r = 0; r < a.shards.size(); ++r) {
+    Context own = device_context(static_cast<int>(r));
+    const ContextScope scope(own);
+    out.shards.push_back(op(a.shards[r], b.shards[r]));
+  }
+  report.title = cat(function, " ", x.text(), " ", y.text(), " -> ", out.text());
+  report.reason = "element by element: no collective";
+  finish(out, report);
+  return out;
+}
+
+using UnaryOp = Tensor (*)(const Tensor& x);
+
+inline void check_summed(const char* function, const Sharded& a) {
+  if (!a.sharding.partial.empty()) {
+    fail({function, ": ", a.text(), " is still to be summed, and ", function,
+          " of a sum is not the sum of it; reshard to ", summed(a), " first"});
+  }
+}
+
+inline Sharded map(const char* function, const Sharded& a,
+                   const std::function<Tensor(const Tensor&)>& op) {
+  Sharded out = like(a, a.shape, a.sharding);
+  for (std::size_t r = 0; r < a.shards.size(); ++r) {
+    Context own = device_context(static_cast<int>(r));
+    const ContextScope scope(own);
+    out.shards.push_back(op(a.shards[r]));
+  }
+  ShardedReport report;
+  report.title = cat(function, " ", a.text());
+  report.reason = "element by element: no collective";
+  finish(out, report);
+  return out;
+}
+
+inline Sharded unary(const char* function, const Sharded& a, UnaryOp op) {
+  check_summed(function, a);
+  return map(function, a, op);
+}
+
+enum class Reduction { sum, mean, max };
+
+inline std::size_t dim_named(const char* function, const Sharded& a, const std::string& name) {
+  std::size_t d = 0;
+  while (d < a.sharding.dims.size() && a.sharding.dims[d].name != name) {
+    ++d;
+  }
+  if (d == a.sharding.dims.size()) {
+    fail({function, ": no dim ", name, " in ", a.text()});
+  }
+  return d;
+}
+
+inline Sharded reduce_dim(const char* function, const Sharded& x, const std::string& dim,
+                          const std::string& wanted, Reduction how) {
+  const std::size_t d = dim_named(function, x, dim);
+  const int at = static_cast<int>(d);
+  if (how == Reduction::max) {
+    check_summed(function, x);
+  }
+  AxisPlaces places = x.places();
+  const std::string cut = places[d + 1];
+  Shape shape;
+  Sharding named;
+  AxisPlaces rest(1, places[0]);
+  for (std::size_t e = 0; e < x.sharding.dims.size(); ++e) {
+    if (e != d) {
+      shape.push_back(x.shape[static_cast<int>(e)]);
+      named.dims.push_back(x.sharding.dims[e]);
+      rest.push_back(places[e + 1]);
+    }
+  }
+  rest[0] = rising_union(rest[0], cut);
+  Sharded out = like(x, shape, sharding_of(*x.mesh, rest, named.dims));
+  for (std::size_t r = 0; r < x.shards.size(); ++r) {
+    Context own = device_context(static_cast<int>(r));
+    const ContextScope scope(own);
+    Tensor part = how == Reduction::max ? max(x.shards[r], at) : sum(x.shards[r], at);
+    if (how == Reduction::mean) {
+      part = scale(part, 1.0f / static_cast<float>(x.shape[at]));
+    }
+    out.shards.push_back(part);
+  }
+  ShardedReport report;
+  if (how == Reduction::max && !cut.empty()) {  // the largest of all is no sum: at once
+    make_move(out, {0, -1, rest[0]}, report, Reduce::max);
+  }
+  report.reason = cut.empty() ? "dim " + dim + " is whole on every device: no collective"
+                  : how == Reduction::max
+                      ? "the largest of each device, and of them the largest"
+                      : "each device adds what it has of dim " + dim +
+                            "; the result is the sum over " + axes_text(*x.mesh, cut);
+  if (!wanted.empty()) {
+    reshard_into(out, parse_sharding(wanted), report, function);
+  }
+  report.title = cat(function, " of ", x.text(), " over ", dim, " -> ", out.text());
+  finish(out, report);
+  return out;
+}
+
+}  // namespace detail
+
+inline Sharded operator+(const Sharded& a, const Sharded& b) {
+  return detail::elementwise("add", a, b, &add, detail::Linear::both);
+}
+inline Sharded operator-(const Sharded& a, const Sharded& b) {
+  return detail::elementwise("sub", a, b, &sub, detail::Linear::both);
+}
+inline Sharded operator*(const Sharded& a, const Sharded& b) {
+  return detail::elementwise("mul", a, b, &mul, detail::Linear::either);
+}
+inline Sharded operator*(const Sharded& a, float factor) {
+  return detail::map("scale", a, [factor](const Tensor& x) { return scale(x, factor); });
+}
+inline Sharded operator*(float factor, const Sharded& a) { return a * factor; }
+inline Sharded operator-(const Sharded& a) { return a * -1.0f; }
+
+inline Sharded gelu(const Sharded& a) { return detail::unary("gelu", a, &gelu); }
+inline Sharded silu(const Sharded& a) { return detail::unary("silu", a, &silu); }
+inline Sharded relu(const Sharded& a) { return detail::unary("relu", a, &relu); }
+inline Sharded tanh(const Sharded& a) { return detail::unary("tanh", a, &tanh); }
+inline Sharded exp(const Sharded& a) { return detail::unary("exp", a, &exp); }
+inline Sharded square(const Sharded& a) { return detail::unary("square", a, &square); }
+
+// Over the dim of that name, which disappears: over a cut one the result is a partial sum, or what
+// `sharding` says: sum(a, "J", "I_x").
+inline Sharded sum(const Sharded& a, const std::string& dim, const std::string& sharding = "") {
+  return detail::reduce_dim("sum", a, dim, sharding, detail::Reduction::sum);
+}
+inline Sharded mean(const Sharded& a, const std::string& dim, const std::string& sharding = "") {
+  return detail::reduce_dim("mean", a, dim, sharding, detail::Reduction::mean);
+}
+inline Sharded max(const Sharded& a, const std::string& dim, const std::string& sharding = "") {
+  return detail::reduce_dim("max", a, dim, sharding, detail::Reduction::max);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/sharded_matmul.hpp
+// Matmuls of sharded arrays: the four cases of the scaling book (chapter 3).
+//   1  J whole in both: no collective      2  J cut in one: gather it, or sum what there is
+//   3  J cut in both: a partial sum {U_x}  4  I and K cut over one axis: gather one of them
+// Every way to give each mesh axis to a dim, to the sum or to nothing is a candidate: move a and b
+// there, multiply, move the product; the one with the least max(T_math, T_comms) runs.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A product a [.., J] b [J, K] -> [.., K].
+struct ShardedMatmul {
+  Sharded a, b;
+  Shape shape;                      // of the product
+  List<ShardedDim> dims;            // its names
+  AxisPlaces natural;               // what it is when nothing moves
+  std::string inner, cut_a, cut_b;  // dim J, and how each operand has it cut
+
+  const PlacedMesh& mesh() const { return *a.mesh; }
+  double math_seconds(const AxisPlaces& product, const std::string& cut) const {
+    Shape local = shape;
+    local_shape_of(mesh(), product, local);
+    const double k = static_cast<double>(b.shape[0] / shard_count(mesh(), cut));
+    const double rate = matmul_rate(mesh().machine.chip, a.format);
+    return rate > 0 ? 2.0 * static_cast<double>(local.count()) * k / rate : 0;
+  }
+};
+
+// A way to run it: where a, b and the product are when each device multiplies.
+struct MatmulWay {
+  AxisPlaces a, b, product;
+  std::string cut;  // of J
+  double math_seconds = 0, comms_seconds = 0, bytes = 0;
+  int moves = 0;
+
+  double seconds() const { return std::max(math_seconds, comms_seconds); }
+};
+
+inline ShardedMatmul matmul_of(const char* function, const Sharded& a, const Sharded& b) {
+  check_one_mesh(function, a, b);
+  ShardedMatmul m;
+  m.a = a;
+  m.b = b;
+  const std::size_t rows = a.sharding.dims.size() - (a.sharding.dims.empty() ? 0 : 1);
+  if (a.sharding.dims.empty() || b.sharding.dims.size() != 2 ||
+      a.sharding.dims[rows].name != b.sharding.dims[0].name || a.shape[-1] != b.shape[0]) {
+    fail({function, ": ", a.text(), " of shape ", a.shape, " times ", b.text(), " of shape ",
+          b.shape, "; [.., J] times [J, K] is right, J of one name and size"});
+  }
+  m.inner = b.sharding.dims[0].name;
+  const AxisPlaces pa = a.places();
+  const AxisPlaces pb = b.places();
+  m.cut_a = pa.back();
+  m.cut_b = pb[1];
+  for (std::size_t d = 0; d < rows; ++d) {
+    m.shape.push_back(a.shape[static_cast<int>(d)]);
+    m.dims.push_back(a.sharding.dims[d]);
+  }
+  m.shape.push_back(b.shape[1]);
+  m.dims.push_back(b.sharding.dims[1]);
+  m.natural = pa;
+  m.natural.back() = pb[2];
+  m.natural[0] = rising_union(pa[0], pb[0]);
+  if (m.cut_a == m.cut_b) {
+    m.natural[0] = rising_union(m.natural[0], m.cut_a);
+  }
+  return m;
+}
+
+inline std::string matmul_case(const ShardedMatmul& m) {
+  const std::string& j = m.inner;
+  if (used_twice(m.natural) != 0) {
+    return "case 4: one axis cuts dims of both operands, which must be gathered in one of them";
+  }
+  if (m.cut_a.empty() && m.cut_b.empty()) {
+    return "case 1: " + j + " is whole in both";
+  }
+  if (m.cut_a == m.cut_b) {
+    return "case 3: " + j + " is cut over " + axes_text(m.mesh(), m.cut_a) +
+           " in both, so a device's product is a summand";
+  }
+  return "case 2: " + j + " is cut over " +
+         axes_text(m.mesh(), m.cut_a.empty() ? m.cut_b : m.cut_a) +
+         (m.cut_a.empty() || m.cut_b.empty()
+              ? std::string(" in one")
+              : " in one and over " + axes_text(m.mesh(), m.cut_b) + " in the other") +
+         ", so gather it, or slice and sum";
+}
+
+// The letters of a place in the order that an operand has, then one that is wanted, then the mesh.
+inline std::string in_order(const std::string& letters, const std::string& first,
+                            const std::string& second) {
+  std::string out;
+  for (const std::string& source : {first, second, letters}) {
+    for (const char letter : source) {
+      if (letters.find(letter) != std::string::npos && out.find(letter) == std::string::npos) {
+        out += letter;
+      }
+    }
+  }
+  return out;
+}
+
+class MatmulWays {
+ public:
+  MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal, Detours detours)
+      : m(product),
+        goal_(goal),
+        a(m.mesh(), m.a.shape, m.a.format, m.a.places(), Direction::forwards, detours),
+        b(m.mesh(), m.b.shape, m.b.format, m.b.places(), Direction::forwards, detours),
+        out(m.mesh(), m.shape, m.a.format, goal, Direction::backwards, detours) {
+    const std::size_t dims = goal.size() - 1;
+    std::vector<std::size_t> role(m.mesh().axes.size());  // 0 idle, dims, J, summand of a, of b
+    std::size_t axis = 0;
+    while (axis < role.size()) {
+      try_roles(role, false);
+      try_roles(role, true);
+      for (axis = 0; axis < role.size() && ++role[axis] == dims + 4; ++axis) {
+        role[axis] = 0;
+      }
+    }
+  }
+
+  const ShardedMatmul& m;
+  List<MatmulWay> ways;  // the cheapest first
+
+ private:
+  void try_roles(const std::vector<std::size_t>& role, bool goal_first) {
+    const std::size_t dims = goal_.size() - 1;
+    const AxisPlaces pa = m.a.places();
+    const AxisPlaces pb = m.b.places();
+    AxisPlaces sets(dims + 4);
+    for (std::size_t i = 0; i < role.size(); ++i) {
+      sets[role[i]] += m.mesh().letters()[i];
+    }
+    if (rising_union(sets[dims + 2], pa[0]) != pa[0] ||
+        rising_union(sets[dims + 3], pb[0]) != pb[0]) {
+      return;  // only what is a summand can stay one
+    }
+    MatmulWay way;
+    way.cut =
+        in_order(sets[dims + 1], goal_first ? m.cut_b : m.cut_a, goal_first ? m.cut_a : m.cut_b);
+    way.product.push_back(rising_union(sets[dims + 1], sets[dims + 2] + sets[dims + 3]));
+    for (std::size_t d = 1; d <= dims; ++d) {
+      const std::string& own = d < dims ? pa[d] : pb[2];
+      way.product.push_back(
+          in_order(sets[d], goal_first ? goal_[d] : own, goal_first ? own : goal_[d]));
+    }
+    way.a = way.product;
+    way.a[0] = sets[dims + 2];
+    way.a.back() = way.cut;
+    way.b = {sets[dims + 3], way.cut, way.product.back()};
+    const Reached* const ra = a.find(way.a);
+    const Reached* const rb = b.find(way.b);
+    const Reached* const rc = out.find(way.product);
+    if (ra == nullptr || rb == nullptr || rc == nullptr) {
+      return;
+    }
+    way.math_seconds = m.math_seconds(way.product, way.cut);
+    way.comms_seconds = ra->seconds + rb->seconds + rc->seconds;
+    way.bytes = ra->bytes + rb->bytes + rc->bytes;
+    way.moves = ra->moves + rb->moves + rc->moves;
+    insert(way);
+  }
+
+  void insert(const MatmulWay& way) {
+    for (const MatmulWay& known : ways) {
+      if (known.a == way.a && known.b == way.b && known.product == way.product) {
+        return;
+      }
+    }
+    ways.push_back(way);
+    for (std::size_t i = ways.size() - 1; i > 0 && better(ways[i], ways[i - 1]); --i) {
+      const MatmulWay later = ways[i - 1];
+      ways[i - 1] = ways[i];
+      ways[i] = later;
+    }
+  }
+
+  AxisPlaces goal_;
+
+ public:
+  ShardingSearch a, b, out;
+
+  static bool better(const MatmulWay& x, const MatmulWay& y) {
+    Reached both;
+    both.seconds = y.seconds();
+    both.bytes = y.math_seconds + y.comms_seconds;
+    both.moves = y.moves;
+    const double sum = x.math_seconds + x.comms_seconds;
+    const bool tie = std::fabs(sum - both.bytes) <= 1e-12 * std::max(sum, both.bytes);
+    return cheaper(x.seconds(), tie ? both.bytes : sum, x.moves, both);
+  }
+
+  ShardedCandidate candidate(const MatmulWay& way) const {
+    ShardedCandidate c;
+    const std::string parts[] = {
+        moves_text(m.mesh(), a.moves(*a.find(way.a)), "a"),
+        moves_text(m.mesh(), b.moves(*b.find(way.b)), "b"), "matmul",
+        moves_text(m.mesh(), out.moves(*out.find(way.product)), "product")};
+    for (const std::string& part : parts) {
+      c.calls += (c.calls.empty() || part.empty() ? "" : ", ") + part;
+    }
+    c.math_seconds = way.math_seconds;
+    c.comms_seconds = way.comms_seconds;
+    c.bytes = way.bytes;
+    c.seconds = way.seconds();
+    return c;
+  }
+};
+
+inline void make_moves(Sharded& array, const List<AxisMove>& moves, const char* name,
+                       ShardedReport& report) {
+  for (const AxisMove& move : moves) {
+    make_move(array, move, report);
+    report.steps.back().name += name;
+  }
+}
+
+// Every device multiplies what it has; its product lies as `places` say.
+inline Sharded local_products(const ShardedMatmul& m, const Sharded& a, const Sharded& b,
+                              const AxisPlaces& places) {
+  Sharded product = like(a, m.shape, sharding_of(m.mesh(), places, m.dims));
+  for (std::size_t r = 0; r < a.shards.size(); ++r) {
+    Context own = device_context(static_cast<int>(r));
+    const ContextScope scope(own);
+    product.shards.push_back(matmul(a.shards[r], b.shards[r]));
+  }
+  return product;
+}
+
+inline std::string matmul_title(const char* function, const ShardedMatmul& m, const Sharded& out) {
+  return cat(function, " ", m.a.text(), " ", m.b.text(), " -> ", out.text(), " on ",
+             m.mesh().machine.name, ", priced as ", m.a.format);
+}
+
+// The ways without detours first, unless one with them is better.
+inline void list_ways(const MatmulWays& all, const MatmulWays& plain, ShardedReport& report) {
+  for (const MatmulWays* const ways : {&plain, &all}) {
+    for (const MatmulWay& way : ways->ways) {
+      const ShardedCandidate next = ways->candidate(way);
+      bool known = false;
+      for (const ShardedCandidate& other : report.candidates) {
+        known = known || other.calls == next.calls;
+      }
+      if (!known) {
+        report.candidates.push_back(next);
+      }
+    }
+  }
+}
+
+inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
+  const AxisPlaces goal = places_of(m.mesh(), wanted, m.shape);
+  const MatmulWays all(m, goal, Detours::yes);
+  const MatmulWays plain(m, goal, Detours::no);
+  if (all.ways.empty()) {
+    fail({"matmul: no way from ", m.a.text(), " and ", m.b.text(), " to [", wanted.text(),
+          "]; a partial sum must be one already, or J be cut over its axes"});
+  }
+  const bool detour = plain.ways.empty() || MatmulWays::better(all.ways[0], plain.ways[0]);
+  const MatmulWays& best = detour ? all : plain;
+  const MatmulWay& way = best.ways[0];
+  ShardedReport report;
+  if (detour) {
+    report.candidates.push_back(best.candidate(way));
+  }
+  list_ways(all, plain, report);
+  Sharded a = m.a;
+  Sharded b = m.b;
+  make_moves(a, best.a.moves(*best.a.find(way.a)), " a", report);
+  make_moves(b, best.b.moves(*best.b.find(way.b)), " b", report);
+  Sharded out = local_products(m, a, b, way.product);
+  make_moves(out, best.out.moves(*best.out.find(way.product)), " product", report);
+  out.sharding = wanted;
+  report.math_seconds = way.math_seconds;
+  report.title = matmul_title("matmul", m, out);
+  report.reason = matmul_case(m) + cat("; of ", report.candidates.size(),
+                                       " ways the first has the least max(T_math, T_comms)",
+                                       detour ? ", as idle axes carry a share" : "");
+  finish(out, report);
+  return out;
+}
+
+// What to write instead where the product would have an axis in two places.
+[[noreturn]] inline void fail_twice(const ShardedMatmul& m, char letter) {
+  std::string ways;
+  for (std::size_t keep = 1; keep < m.natural.size(); ++keep) {
+    AxisPlaces places = m.natural;
+    bool there = false;
+    for (std::size_t d = 0; d < places.size(); ++d) {
+      const std::size_t at = places[d].find(letter);
+      if (d == keep) {
+        there = at != std::string::npos;
+      } else if (at != std::string::npos) {
+        places[d].erase(at, 1);
+      }
+    }
+    if (there) {
+      ways +=
+          (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
+    }
+  }
+  fail({"matmul: ", m.a.text(), " times ", m.b.text(), " would have axis ",
+        m.mesh().axes[axis_number(letter)].name,
+        " twice in the product; say where it shall be, as a third argument ", ways});
+}
+
+}  // namespace detail
+
+// a [.., J] times b [J, K], both on one mesh. Where J is cut in both the product is left a partial
+// sum; where in one, it is whole over those axes. Throws where the product is ambiguous.
+inline Sharded matmul(const Sharded& a, const Sharded& b) {
+  const detail::ShardedMatmul m = detail::matmul_of("matmul", a, b);
+  const char twice = detail::used_twice(m.natural);
+  if (twice != 0) {
+    detail::fail_twice(m, twice);
+  }
+  const std::string both = detail::rising_union(a.places()[0], b.places()[0]);
+  if (both.size() < a.places()[0].size() + b.places()[0].size()) {
+    detail::fail({"matmul: ", a.text(), " times ", b.text(), "; a product of sums is not the sum ",
+                  "of products, so reshard one of them to ", detail::summed(a), " first"});
+  }
+  const Sharding natural = detail::sharding_of(*a.mesh, m.natural, m.dims);
+  if (m.cut_a != m.cut_b) {
+    return detail::run_matmul(m, natural);
+  }
+  detail::places_of(*a.mesh, natural, m.shape);  // checks the names
+  Sharded out = detail::local_products(m, a, b, m.natural);
+  ShardedReport report;
+  report.math_seconds = m.math_seconds(m.natural, m.cut_a);
+  report.title = detail::matmul_title("matmul", m, out);
+  report.reason = detail::matmul_case(m) +
+                  detail::cat("; no collective, T_math ", format_seconds(report.math_seconds));
+  detail::finish(out, report);
+  return out;
+}
+
+// The same with the product as `sharding` says, by the cheapest way: matmul(a, b, "I_x, K_y").
+inline Sharded matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
+  const detail::ShardedMatmul m = detail::matmul_of("matmul", a, b);
+  const Sharding wanted = parse_sharding(sharding);
+  Sharding own;
+  own.dims = m.dims;
+  Sharded product = detail::like(a, m.shape, own);
+  detail::check_same_names("matmul", product.sharding, wanted);
+  return detail::run_matmul(m, wanted);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/collective_matmul.hpp
+// Collective matmul: a chunk is multiplied while the next one travels to the neighbour.
+// Instead of an all_gather of an operand its N chunks go around the axis; instead of a
+// reduce_scatter of the product the sums of its N blocks do, each device adding its share.
+//   T = t_math + (N - 1) max(t_math, t_hop) for a chunk, beside T_collective + N t_math.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Chunks of operand a or b go around, each cut over one axis in `place`; or blocks of the product,
+// in the end cut so.
+struct ChunkedMatmul {
+  enum class What { none, a, b, product };
+  What what = What::none;
+  std::size_t place = 0;
+  std::string axis;
+};
+
+inline bool gathers_to(const ShardedMatmul& m, ChunkedMatmul::What what, std::size_t place,
+                       const AxisPlaces& goal) {
+  Sharded a = m.a;
+  Sharded b = m.b;
+  Sharded& operand = what == ChunkedMatmul::What::a ? a : b;
+  operand.sharding.dims[place - 1].axes.clear();
+  const ShardedMatmul after = matmul_of("collective_matmul", a, b);
+  return after.cut_a == after.cut_b && after.natural == goal;
+}
+
+inline ChunkedMatmul chunked(const ShardedMatmul& m, const AxisPlaces& goal) {
+  using What = ChunkedMatmul::What;
+  const AxisPlaces natural = m.natural;
+  for (const What what : {What::a, What::b}) {
+    const AxisPlaces places = what == What::a ? m.a.places() : m.b.places();
+    for (std::size_t p = 1; p < places.size(); ++p) {
+      if (places[p].size() == 1 && gathers_to(m, what, p, goal)) {
+        return {what, p, places[p]};
+      }
+    }
+  }
+  for (std::size_t p = 1; p < natural.size() && m.cut_a.size() == 1 && m.cut_a == m.cut_b; ++p) {
+    if (after_move(natural, {0, static_cast<int>(p), m.cut_a}) == goal) {
+      return {What::product, p, m.cut_a};
+    }
+  }
+  return {};
+}
+
+// What a device adds or stores for chunk c of n. `travels` is the chunk that is there.
+inline Tensor chunk_product(const ChunkedMatmul& way, const Tensor& a, const Tensor& b,
+                            const Tensor& travels, int n, int c) {
+  using What = ChunkedMatmul::What;
+  const int last = a.dims() - 1;
+  const int place = static_cast<int>(way.place) - 1;
+  if (way.what == What::a) {
+    return matmul(travels, place == last ? part_of(b, 0, n, c) : b);
+  }
+  if (way.what == What::b) {
+    return matmul(place == 0 ? part_of(a, last, n, c) : a, travels);
+  }
+  return place == last ? matmul(a, part_of(b, 1, n, c)) : matmul(part_of(a, place, n, c), b);
+}
+
+// Step by step on one group of devices; `out` is filled by index in the group.
+inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
+                       const std::vector<std::size_t>& members, List<Tensor>& shards) {
+  using What = ChunkedMatmul::What;
+  const int n = static_cast<int>(members.size());
+  const bool sums = way.what == What::product;
+  const int inner = way.what == What::a ? m.a.shape.size() : 1;  // the place that is contracted
+  const bool adds = sums || static_cast<int>(way.place) == inner;
+  const int dim = way.what == What::b ? local.size() - 1 : static_cast<int>(way.place) - 1;
+  List<Tensor> travel;
+  for (const std::size_t rank : members) {
+    travel.push_back(way.what == What::a   ? m.a.shards[rank]
+                     : way.what == What::b ? m.b.shards[rank]
+                                           : full(local, 0.0f));
+    shards[rank] = full(local, 0.0f);
+  }
+  for (int step = 0; step < n; ++step) {
+    List<Tensor> next(members.size());
+    for (int i = 0; i < n; ++i) {
+      const std::size_t here = static_cast<std::size_t>(i);
+      const std::size_t rank = members[here];
+      Context own = device_context(static_cast<int>(rank));
+      const ContextScope scope(own);
+      const int c = modulo(sums ? i - 1 - step : i + step, n);
+      const Tensor product =
+          chunk_product(way, m.a.shards[rank], m.b.shards[rank], travel[here], n, c);
+      if (sums) {
+        travel[here] = travel[here] + product;
+        shards[rank] = travel[here];
+      } else if (adds) {
+        add_(shards[rank], product);
+      } else {
+        const std::int64_t size = local[dim] / n;
+        copy_(slice(shards[rank], dim, c * size, (c + 1) * size), product);
+      }
+      next[static_cast<std::size_t>(modulo(sums ? i + 1 : i - 1, n))] = travel[here];
+    }
+    travel = next;
+  }
+}
+
+inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Sharded& out,
+                          ShardedReport& report) {
+  using What = ChunkedMatmul::What;
+  const char* const names[] = {"", "a", "b", "product"};
+  const PlacedMesh& mesh = m.mesh();
+  const bool sums = way.what == What::product;
+  const double n = static_cast<double>(shard_count(mesh, way.axis));
+  const Sharded& array = way.what == What::a ? m.a : way.what == What::b ? m.b : out;
+  const std::int64_t chunk = array.local_shape().count();
+  CollectiveSpec hop = spec_of(mesh, Collective::permute, way.axis, chunk, m.a.format);
+  hop.root = sums ? 1 : hop.devices() - 1;
+  const AlgorithmChoice choice = choose_algorithm(hop);
+  AxisMove whole = {static_cast<int>(way.place), -1, way.axis};
+  std::int64_t before = chunk;
+  if (sums) {
+    whole = {0, static_cast<int>(way.place), way.axis};
+    before = chunk * shard_count(mesh, way.axis);
+  }
+  const MoveCost collective = price(mesh, whole, before, m.a.format);
+  report.math_seconds =
+      m.math_seconds(sums ? m.natural : out.places(), m.cut_a == m.cut_b ? m.cut_a : std::string());
+  ShardedStep step;
+  step.name = cat("permute chunk of ", names[static_cast<int>(way.what)], ", ", n - 1, " times");
+  step.axes = axes_text(mesh, way.axis);
+  step.before = array.sharding.text();
+  step.after = step.before;
+  step.algorithm = name_of(choice.algorithm);
+  step.bytes = (n - 1) * static_cast<double>(chunk) * bytes_of(m.a.format);
+  step.seconds = (n - 1) * choice.seconds;
+  report.steps.push_back(step);
+  report.bytes = step.bytes;
+  report.comms_seconds = step.seconds;
+  const double math = report.math_seconds / n;  // of a chunk
+  report.candidates.push_back({"chunk by chunk, the next on its way", report.math_seconds,
+                               step.seconds, step.bytes,
+                               math + (n - 1) * std::max(math, choice.seconds)});
+  const std::string name = cat(name_of(collective.what), " ", names[static_cast<int>(way.what)]);
+  report.candidates.push_back({sums ? "matmul, then " + name : name + ", then matmul",
+                               report.math_seconds, collective.seconds, collective.bytes,
+                               report.math_seconds + collective.seconds});
+  report.reason = cat(n, " chunks; ", math < choice.seconds ? "their way" : "their product",
+                      " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each");
+}
+
+}  // namespace detail
+
+// matmul(a, b, sharding) where that takes one all_gather of an operand or one reduce_scatter of the
+// product over one axis, run chunk by chunk; sums are in the order of the chunks.
+inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
+  const detail::ShardedMatmul m = detail::matmul_of("collective_matmul", a, b);
+  const Sharding wanted = parse_sharding(sharding);
+  Sharding own;
+  own.dims = m.dims;
+  detail::check_same_names("collective_matmul", own, wanted);
+  const detail::AxisPlaces goal = detail::places_of(*a.mesh, wanted, m.shape);
+  const detail::ChunkedMatmul way = detail::chunked(m, goal);
+  Sharded out = detail::like(a, m.shape, wanted);
+  if (way.what == detail::ChunkedMatmul::What::none) {
+    detail::fail({"collective_matmul: ", a.text(), " ", b.text(), " -> ", out.text(),
+                  "; what takes one all_gather or reduce_scatter over one axis is right, as ",
+                  "[I_x, J] [J, K] -> [I, K]; else use matmul"});
+  }
+  out.shards.resize(a.shards.size());
+  for (int rank = 0; rank < out.devices() && !a.shards.empty(); ++rank) {
+    if (detail::shard_index(*a.mesh, way.axis, rank) == 0) {
+      detail::run_chunks(m, way, out.local_shape(), detail::group_of(*a.mesh, way.axis, rank),
+                         out.shards);
+    }
+  }
+  ShardedReport report;
+  detail::report_chunks(m, way, out, report);
+  report.title = detail::matmul_title("collective_matmul", m, out);
+  detail::finish(out, report);
+  return out;
+}
+
+// x [I_axis, J] w [J, K] -> [I, K] in the program of a device, which has a share of x's rows and
+// the whole of w: the next rows are on their way while these are multiplied. Carries gradients.
+inline Tensor collective_matmul(Device& device, const Tensor& x, const Tensor& w,
+                                const std::string& axis) {
+  const int n = device.size(axis);
+  std::vector<Tensor> rows(static_cast<std::size_t>(n));
+  Tensor chunk = x;
+  for (int step = 0; step < n; ++step) {
+    Pending next;
+    if (step + 1 < n) {
+      next = device.start_permute(chunk, axis, -1);
+    }
+    rows[static_cast<std::size_t>((device.index(axis) + step) % n)] = matmul(chunk, w);
+    if (step + 1 < n) {
+      chunk = next.wait();
+    }
+  }
+  return concat(rows, 0);
+}
+
+}}  // namespace tinyscale
 
 // >> tinyscale/mesh/mesh.hpp
 // A mesh: the devices of a machine under named axes, and a program run on all of them.
@@ -31970,7 +31995,7 @@ inline Svg svg(const ShardPicture& picture) {
   const std::int64_t wide = std::min(columns, most), high = std::min(rows, most);
   const double width = std::max(14.0, std::min(88.0, 640.0 / static_cast<double>(wide)));
   const double height = std::max(10.0, std::min(44.0, 440.0 / static_cast<double>(high)));
-  const double left = 84, top = 70, step = height * static_cast<double>(high) + 46;
+  const double left = 84, top = dims > 2 ? 84 : 70, step = height * static_cast<double>(high) + 46;
   Canvas canvas(std::max(440.0, left + width * static_cast<double>(wide) + 24),
                 top + step * static_cast<double>(panels));
   canvas.label(20, 28, detail::shorten(picture.title, 60), 16, Anchor::start,
@@ -31987,14 +32012,15 @@ inline Svg svg(const ShardPicture& picture) {
     for (std::int64_t i = 0; i < high; ++i) {
       const double line = y + height * static_cast<double>(i);
       if (dims > 1) {
-        canvas.label(left - 8, line + height / 2 + 4,
-                     picture.names[static_cast<std::size_t>(dims) - 2] + " " +
-                         picture.range(dims - 2, i),
-                     11, Anchor::end, Canvas::soft());
+        canvas.label(
+            left - 8, line + height / 2 + 4,
+            picture.names[static_cast<std::size_t>(dims) - 2] + " " + picture.range(dims - 2, i),
+            11, Anchor::end, Canvas::soft());
       }
       for (std::int64_t j = 0; j < wide; ++j) {
-        detail::draw_block(canvas, picture, static_cast<std::size_t>((panel * rows + i) * columns + j),
-                   left + width * static_cast<double>(j), line, width, height);
+        detail::draw_block(canvas, picture,
+                           static_cast<std::size_t>((panel * rows + i) * columns + j),
+                           left + width * static_cast<double>(j), line, width, height);
       }
     }
   }

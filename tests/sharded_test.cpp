@@ -202,14 +202,33 @@ TEST_CASE("sharded: which device holds what") {
 }
 
 TEST_CASE("sharded: pictures") {
+  const ts::Mesh mesh = mesh_of({{"x", 4}, {"y", 2}});
+  for (const char* text : {"I_x, J_y, K", "I, J_{x,y}, K", "I, J, K"}) {
+    const ts::ShardPicture picture = mesh.shard({8, 16, 4}, text).picture();
+    const ts::Svg drawn = ts::svg(picture);
+    CHECK(drawn.text == picture.text());
+    // A stripe for each device that holds a block, and the paper.
+    std::size_t stripes = 0;
+    for (const std::vector<int>& ranks : picture.holders) {
+      stripes += ranks.size();
+    }
+    std::size_t rects = 0;
+    for (std::size_t at = drawn.body.find("<rect"); at != std::string::npos;
+         at = drawn.body.find("<rect", at + 1)) {
+      ++rects;
+    }
+    CHECK(rects == stripes + 1);
+  }
+  CHECK(ts::svg(mesh.shard({8}, "I_x").picture()).height < 200);
+  CHECK(ts::svg(ts::sum(mesh.shard({8}, "I_x"), "I").picture()).text ==
+        "[{U_x}] of shape [] on 8 devices, + joins summands\n\n------  ----------------\n"
+        "device  0+2+4+6, 1+3+5+7\n");
 }
 
 TEST_CASE("sharded: what is wrong is said") {
   const ts::Mesh mesh = mesh_of({{"x", 4}, {"y", 2}});
   const ts::Tensor x = ts::randn({8, 12}, 1);
-  const auto shard_error = [&](const char* text) {
-    return error_of([&] { mesh.shard(x, text); });
-  };
+  const auto shard_error = [&](const char* text) { return error_of([&] { mesh.shard(x, text); }); };
   CHECK(shard_error("I_q, J") ==
         "sharding \"I_q, J\": no axis q on this mesh; its axes are x,y, and several on one dim "
         "are written I_{x,y}");
@@ -242,7 +261,9 @@ TEST_CASE("sharded: what is wrong is said") {
   CHECK(error_of([&] { a + mesh.shard(x.shape(), "I, J"); }) ==
         "add: only one of [I_x, J] and [I, J] has numbers; give mesh.shard a tensor for both, or "
         "shapes");
-  CHECK(error_of([&] { a + mesh_of({{"x", 2}}).shard(x, "I, J"); }) ==
+  CHECK(error_of([&] {
+          a + mesh_of({{"x", 2}}).shard(x, "I, J");
+        }) ==
         "add: the arrays lie on two meshes, tpu-v5p 4x2 with axes x,y and tpu-v5p 2 with axes x; "
         "both on one are right");
   CHECK(error_of([&] { a + mesh.shard(x, "I, M"); }) ==
@@ -251,13 +272,13 @@ TEST_CASE("sharded: what is wrong is said") {
   CHECK(error_of([&] { a + mesh.shard(x, "I_y, J"); }) ==
         "add: dim I is cut over x in [I_x, J] and over y in [I_y, J]; reshard one of them as the "
         "other first");
-  CHECK(error_of([&] { a * mesh.shard(x, "I, J_x"); }) ==
+  CHECK(error_of([&] { a* mesh.shard(x, "I, J_x"); }) ==
         "mul: [I_x, J] and [I, J_x] use axis x for different things; reshard one of them so that "
         "it is as the other");
   CHECK(error_of([&] { u + whole; }) ==
         "add: [{U_x} I, J] and [I, J]; what is no partial sum would be added once by every "
         "device, so reshard the partial one to \"I, J\" first");
-  CHECK(error_of([&] { u * u; }) ==
+  CHECK(error_of([&] { u* u; }) ==
         "mul: [{U_x} I, J] and [{U_x} I, J]; a product of sums is not the sum of products, so "
         "reshard one of them to \"I, J\" first");
   CHECK(error_of([&] { ts::gelu(u); }) ==
@@ -281,11 +302,14 @@ TEST_CASE("sharded: what is wrong is said") {
   CHECK(error_of([&] { ts::matmul(u, v); }) ==
         "matmul: [{U_x} I, J] times [{U_x} J, K]; a product of sums is not the sum of products, "
         "so reshard one of them to \"I, J\" first");
-  CHECK(error_of([&] { ts::matmul(a, mesh.shard(w, "J, K"), "{U_x} I, M"); }) ==
-        "matmul: the array is [I_x, K], wanted is [{U_x} I, M]; the same dims in the same order are "
-        "right");
-  CHECK(error_of([&] { ts::matmul(mesh.shard(ts::randn({8, 3}, 1), "I, J"),
-                                  mesh.shard(ts::randn({3, 8}, 1), "J, K"), "{U_x} I, K"); }) ==
+  CHECK(
+      error_of([&] { ts::matmul(a, mesh.shard(w, "J, K"), "{U_x} I, M"); }) ==
+      "matmul: the array is [I_x, K], wanted is [{U_x} I, M]; the same dims in the same order are "
+      "right");
+  CHECK(error_of([&] {
+          ts::matmul(mesh.shard(ts::randn({8, 3}, 1), "I, J"),
+                     mesh.shard(ts::randn({3, 8}, 1), "J, K"), "{U_x} I, K");
+        }) ==
         "matmul: no way from [I, J] and [J, K] to [{U_x} I, K]; a partial sum must be one "
         "already, or J be cut over its axes");
   CHECK(error_of([&] { ts::collective_matmul(a, mesh.shard(w, "J, K_x"), "I_x, K_y"); }) ==
@@ -345,8 +369,10 @@ TEST_CASE("sharded: matmuls over random shardings equal one device's") {
     CHECK(c.text() == "[" + sc + "]");
     const ts::Tensor right = ts::matmul(x, w), bound = matmul_bound(x, w);
     CHECK(within(c.gather(), right, bound));
-    CHECK(same(ts::reshard(c, ts::Sharding{{}, ts::parse_sharding(batch ? "B, I, K" : "I, K").dims}
-                                  .text()).gather(), c.gather()));
+    CHECK(same(
+        ts::reshard(c, ts::Sharding{{}, ts::parse_sharding(batch ? "B, I, K" : "I, K").dims}.text())
+            .gather(),
+        c.gather()));
     collectives += static_cast<int>(c.made->steps.size());
     // The choice is the least of all ways.
     double bytes = 0;
@@ -440,10 +466,11 @@ TEST_CASE("sharded: collective matmuls") {
   const ts::Tensor x = ts::randn({16, 24}, 1), w = ts::randn({24, 8}, 2);
   const ts::Tensor right = ts::matmul(x, w), bound = matmul_bound(x, w);
   const char* const cases[][3] = {
-      {"I_x, J", "J, K", "I, K"},       {"I, J_x", "J, K", "I, K"},     {"I, J", "J_x, K", "I, K"},
-      {"I, J", "J, K_x", "I, K"},       {"I_y, J", "J_x, K", "I_y, K"}, {"I_x, J", "J, K_y", "I, K_y"},
-      {"I, J_x", "J_x, K", "I_x, K"},   {"I, J_x", "J_x, K", "I, K_x"}, {"I_y, J_x", "J_x, K", "I_{y,x}, K"},
-      {"I_x, J_y", "J_y, K", "{U_y} I, K"}};
+      {"I_x, J", "J, K", "I, K"},           {"I, J_x", "J, K", "I, K"},
+      {"I, J", "J_x, K", "I, K"},           {"I, J", "J, K_x", "I, K"},
+      {"I_y, J", "J_x, K", "I_y, K"},       {"I_x, J", "J, K_y", "I, K_y"},
+      {"I, J_x", "J_x, K", "I_x, K"},       {"I, J_x", "J_x, K", "I, K_x"},
+      {"I_y, J_x", "J_x, K", "I_{y,x}, K"}, {"I_x, J_y", "J_y, K", "{U_y} I, K"}};
   for (const auto& each : cases) {
     CAPTURE(each[0]);
     CAPTURE(each[1]);
@@ -462,6 +489,24 @@ TEST_CASE("sharded: collective matmuls") {
                                                 mesh.shard({1 << 14, 1 << 14}, "J, K"), "I, K");
   CHECK(big.made->candidates[0].seconds == doctest::Approx(big.made->math_seconds));
   CHECK(big.made->candidates[0].seconds < big.made->candidates[1].seconds);
+}
+
+TEST_CASE("sharded: a collective matmul in the program of a device") {
+  const ts::Mesh mesh = mesh_of({{"x", 4}, {"y", 2}});
+  const ts::Tensor x = ts::randn({16, 24}, 1), w = ts::randn({24, 8}, 2);
+  const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+    const ts::Tensor own = d.shard(x, "x", 0);
+    d.keep("chunks", ts::collective_matmul(d, own, w, "x"));
+    const ts::Tensor p = ts::parameter(w);
+    ts::sum(ts::collective_matmul(d, own, p, "x")).backward();
+    d.keep("grad", p.grad());
+  });
+  const ts::Tensor p = ts::parameter(w);
+  ts::sum(ts::matmul(x, p)).backward();
+  for (int rank = 0; rank < mesh.size(); ++rank) {
+    CHECK(within(run.kept(rank, "chunks"), ts::matmul(x, w), matmul_bound(x, w)));
+    CHECK(within(run.kept(rank, "grad"), p.grad(), absolute(p.grad()) * 1e-5f + 1e-5f));
+  }
 }
 
 TEST_CASE("sharded: the book's chapter 3") {
@@ -561,8 +606,10 @@ TEST_CASE("sharded: the book's chapter 3") {
   CHECK(best[2] == doctest::Approx(2 * best[0]));
 
   const ts::Mesh v5e = on("tpu-v5e", {4, 2});
-  check("S27", ts::matmul(v5e.shard({64, 64}, "I_x, J"), v5e.shard({64, 64}, "J, K_y"), "I_x, K_y")
-                   .made->comms_seconds, 0);
+  check("S27",
+        ts::matmul(v5e.shard({64, 64}, "I_x, J"), v5e.shard({64, 64}, "J, K_y"), "I_x, K_y")
+            .made->comms_seconds,
+        0);
   const ts::Mesh line = on("tpu-v5e", {4});  // Q7: B 128, D 8192, F 32768
   const ts::Sharded h = ts::matmul(line.shard({128, 8192}, "B, D", DType::bf16),
                                    line.shard({8192, 32768}, "D, F_x", DType::bf16));
@@ -582,13 +629,15 @@ TEST_CASE("sharded: the book's chapter 3") {
     return out;
   };
   using ts::Algorithm;
-  const double uni = ts::collective_bytes(spec(Collective::all_to_all, Algorithm::ring, 1024, 8), 0);
+  const double uni =
+      ts::collective_bytes(spec(Collective::all_to_all, Algorithm::ring, 1024, 8), 0);
   check("S34", uni / 4, 0);
-  check("S35", uni / ts::collective_bytes(spec(Collective::all_gather, Algorithm::ring, 1024, 8), 0),
-        0);
+  check("S35",
+        uni / ts::collective_bytes(spec(Collective::all_gather, Algorithm::ring, 1024, 8), 0), 0);
   check("S36",
         ts::collective_seconds(spec(Collective::all_to_all, Algorithm::ring_both_ways, 4096, 256)) /
-            ts::collective_seconds(spec(Collective::all_gather, Algorithm::ring_both_ways, 4096, 256)),
+            ts::collective_seconds(
+                spec(Collective::all_gather, Algorithm::ring_both_ways, 4096, 256)),
         0.01);
   CHECK(v5e.shard({8, 2048}, "I_x, J_y").local_shape() == ts::Shape{2, 1024});  // S39
   CHECK(v5e.shard({2048, 8192}, "J, K_y").local_shape() == ts::Shape{2048, 4096});

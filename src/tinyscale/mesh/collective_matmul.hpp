@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "tinyscale/mesh/device.hpp"
 #include "tinyscale/mesh/sharded_matmul.hpp"
 
 namespace tinyscale {
@@ -183,6 +184,26 @@ inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::
   report.title = detail::matmul_title("collective_matmul", m, out);
   detail::finish(out, report);
   return out;
+}
+
+// x [I_axis, J] w [J, K] -> [I, K] in the program of a device, which has a share of x's rows and
+// the whole of w: the next rows are on their way while these are multiplied. Carries gradients.
+inline Tensor collective_matmul(Device& device, const Tensor& x, const Tensor& w,
+                                const std::string& axis) {
+  const int n = device.size(axis);
+  std::vector<Tensor> rows(static_cast<std::size_t>(n));
+  Tensor chunk = x;
+  for (int step = 0; step < n; ++step) {
+    Pending next;
+    if (step + 1 < n) {
+      next = device.start_permute(chunk, axis, -1);
+    }
+    rows[static_cast<std::size_t>((device.index(axis) + step) % n)] = matmul(chunk, w);
+    if (step + 1 < n) {
+      chunk = next.wait();
+    }
+  }
+  return concat(rows, 0);
 }
 
 }  // namespace tinyscale

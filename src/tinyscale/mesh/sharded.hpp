@@ -95,7 +95,7 @@ struct Sharded {
   double bytes_in_all() const { return bytes() * devices(); }
   // The first index along a dim of what a device holds.
   std::int64_t begin(int rank, int dim) const {
-    const std::string& letters = places()[static_cast<std::size_t>(dim) + 1];
+    const std::string letters = places()[static_cast<std::size_t>(dim) + 1];
     return detail::shard_index(*mesh, letters, rank) * local_shape()[dim];
   }
   detail::AxisPlaces places() const { return detail::places_of(*mesh, sharding, shape); }

@@ -56,7 +56,7 @@ inline Svg svg(const ShardPicture& picture) {
   const std::int64_t wide = std::min(columns, most), high = std::min(rows, most);
   const double width = std::max(14.0, std::min(88.0, 640.0 / static_cast<double>(wide)));
   const double height = std::max(10.0, std::min(44.0, 440.0 / static_cast<double>(high)));
-  const double left = 84, top = 70, step = height * static_cast<double>(high) + 46;
+  const double left = 84, top = dims > 2 ? 84 : 70, step = height * static_cast<double>(high) + 46;
   Canvas canvas(std::max(440.0, left + width * static_cast<double>(wide) + 24),
                 top + step * static_cast<double>(panels));
   canvas.label(20, 28, detail::shorten(picture.title, 60), 16, Anchor::start,
@@ -73,14 +73,15 @@ inline Svg svg(const ShardPicture& picture) {
     for (std::int64_t i = 0; i < high; ++i) {
       const double line = y + height * static_cast<double>(i);
       if (dims > 1) {
-        canvas.label(left - 8, line + height / 2 + 4,
-                     picture.names[static_cast<std::size_t>(dims) - 2] + " " +
-                         picture.range(dims - 2, i),
-                     11, Anchor::end, Canvas::soft());
+        canvas.label(
+            left - 8, line + height / 2 + 4,
+            picture.names[static_cast<std::size_t>(dims) - 2] + " " + picture.range(dims - 2, i),
+            11, Anchor::end, Canvas::soft());
       }
       for (std::int64_t j = 0; j < wide; ++j) {
-        detail::draw_block(canvas, picture, static_cast<std::size_t>((panel * rows + i) * columns + j),
-                   left + width * static_cast<double>(j), line, width, height);
+        detail::draw_block(canvas, picture,
+                           static_cast<std::size_t>((panel * rows + i) * columns + j),
+                           left + width * static_cast<double>(j), line, width, height);
       }
     }
   }
