@@ -4,9 +4,9 @@
 
 #if defined(TINYSCALE_USE_MPI)
 
-#  define OMPI_SKIP_MPICXX 1  // not the C++ bindings of MPI 2
-#  define MPICH_SKIP_MPICXX 1
-#  include <mpi.h>
+#define OMPI_SKIP_MPICXX 1  // not the C++ bindings of MPI 2
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -27,7 +27,12 @@ class RankExchange {
   // `index`: of this device in the group; `ranks` by index.
   RankExchange(const Exchange& e, const PreparedSchedule& schedule, int index,
                const std::vector<int>& ranks, int tag, MPI_Comm comm)
-      : e_(e), schedule_(schedule), index_(index), ranks_(ranks), tag_(tag), comm_(comm),
+      : e_(e),
+        schedule_(schedule),
+        index_(index),
+        ranks_(ranks),
+        tag_(tag),
+        comm_(comm),
         chunks_(new float[static_cast<std::size_t>(e.cut.begin(e.cut.chunks()))]),
         streams_(schedule.streams.size()) {
     for (std::size_t s = 0; s < streams_.size(); ++s) {

@@ -1,15 +1,15 @@
 #pragma once
 // The same mesh on MPI ranks: compile with mpicxx -DTINYSCALE_USE_MPI, run with mpirun -n 8. Each
 // process is one device; the fabric of each holds the meetings that its device takes part in. Who
-// posts tells its group; when all have told the same, each rank carries out its own transfers of the
-// schedule, step by step. A device that waits moves everything that is under way. Rank 0 judges: a
-// device that waits for long tells it where it stands, and when all have and nothing that they wait
-// for is on its way, nothing ever can be (each has told all that it did before it stopped).
+// posts tells its group; when all have told the same, each rank carries out its own transfers of
+// the schedule, step by step. A device that waits moves everything that is under way. Rank 0
+// judges: a device that waits for long tells it where it stands, and when all have and nothing that
+// they wait for is on its way, nothing ever can be (each has told all that it did before it
+// stopped).
 
 #if defined(TINYSCALE_USE_MPI)
 
-
-#  include <time.h>  // nanosleep
+#include <time.h>  // nanosleep
 
 #include <algorithm>  // max
 #include <cstddef>
@@ -43,8 +43,8 @@ struct RankCall {
 
 struct RankGroup {
   Group* group = nullptr;
-  std::int64_t posted = 0;      // by this device
-  std::int64_t first = 0;       // number of calls[0]
+  std::int64_t posted = 0;       // by this device
+  std::int64_t first = 0;        // number of calls[0]
   List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
 };
 
@@ -404,8 +404,8 @@ class MpiRanks final : public OtherProcesses {
         ++index;
       }
       const int tag = first_tag(group, call, static_cast<int>(schedule.streams.size()));
-      call.exchange = Shared<RankExchange>(new RankExchange(call.plan->exchange, schedule, index,
-                                                            *call.members, tag, data_));
+      call.exchange = Shared<RankExchange>(
+          new RankExchange(call.plan->exchange, schedule, index, *call.members, tag, data_));
       const Tensor& in = own_post(group, meeting).in;
       call.exchange->load(in.defined() ? in.origin() : nullptr);
     } catch (const Error& error) {
@@ -428,8 +428,8 @@ class MpiRanks final : public OtherProcesses {
     int* most = nullptr;
     int known = 0;
     MPI_Comm_get_attr(data_, MPI_TAG_UB, &most, &known);
-    const std::uint64_t calls = bits(group.axes) * calls_at_once +
-                                static_cast<std::uint64_t>(call.number % calls_at_once);
+    const std::uint64_t calls =
+        bits(group.axes) * calls_at_once + static_cast<std::uint64_t>(call.number % calls_at_once);
     const std::uint64_t tag = calls * streams_at_once;
     if (streams > streams_at_once || (known != 0 && tag + streams_at_once > std::uint64_t(*most))) {
       fail({"mpi: a schedule of ", streams, " streams over axes ", bits(group.axes),
@@ -452,9 +452,8 @@ class MpiRanks final : public OtherProcesses {
   }
 
   bool met(const Wait& wait) {
-    return wait.what == Wait::For::collective
-               ? static_cast<const Meeting*>(wait.of)->done.load()
-               : !fabric_.box(me_, wait.peer).empty();
+    return wait.what == Wait::For::collective ? static_cast<const Meeting*>(wait.of)->done.load()
+                                              : !fabric_.box(me_, wait.peer).empty();
   }
 
   // ---- Messages of the program ----
@@ -640,14 +639,14 @@ class MpiRanks final : public OtherProcesses {
   MPI_Comm data_ = MPI_COMM_NULL, control_ = MPI_COMM_NULL;
   int me_ = 0, size_ = 1;
   List<Shared<RankGroup>> groups_;
-  List<Shared<Letter>> letters_;           // that may not have gone
-  std::vector<std::int64_t> told_;         // letters, by rank
-  std::int64_t heard_ = 0;                 // letters
-  std::vector<std::int64_t> sent_, taken_; // messages of the program, by rank
+  List<Shared<Letter>> letters_;            // that may not have gone
+  std::vector<std::int64_t> told_;          // letters, by rank
+  std::int64_t heard_ = 0;                  // letters
+  std::vector<std::int64_t> sent_, taken_;  // messages of the program, by rank
   std::int64_t sends_ = 0;
   bool changed_ = false;  // since the last report
   bool judged_ = false;
-  List<Shared<RankReport>> reports_;       // by rank; of rank 0
+  List<Shared<RankReport>> reports_;  // by rank; of rank 0
 };
 
 }  // namespace detail
