@@ -145,6 +145,12 @@
 #include "tinyscale/mesh/mpi_exchange.hpp"
 #include "tinyscale/mesh/mpi_fabric.hpp"
 #include "tinyscale/mesh/mpi_run.hpp"
+#include "tinyscale/mesh/sharding.hpp"
+#include "tinyscale/mesh/sharded.hpp"
+#include "tinyscale/mesh/reshard.hpp"
+#include "tinyscale/mesh/sharded_ops.hpp"
+#include "tinyscale/mesh/sharded_matmul.hpp"
+#include "tinyscale/mesh/collective_matmul.hpp"
 #include "tinyscale/mesh/mesh.hpp"
 
 // model: the transformer, its text, training, checkpoints
@@ -181,6 +187,7 @@
 #include "tinyscale/show/html.hpp"
 #include "tinyscale/show/display.hpp"
 #include "tinyscale/show/heat_map.hpp"
+#include "tinyscale/show/shard_picture.hpp"
 #include "tinyscale/show/plot.hpp"
 #include "tinyscale/show/pictures.hpp"
 #include "tinyscale/show/array_pictures.hpp"

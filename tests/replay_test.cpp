@@ -2,7 +2,7 @@
 // every message at every instant.
 #include "tinyscale.hpp"
 
-#include <doctest.h>
+#include <doctest/doctest.h>
 
 #include <algorithm>
 #include <chrono>
@@ -286,14 +286,14 @@ class SlowReplay {
       return false;
     }
     for (const Message& other : messages) {
-      const bool meets = other.from == m.from || other.from == m.to || other.to == m.from ||
-                         other.to == m.to;
+      const bool meets =
+          other.from == m.from || other.from == m.to || other.to == m.from || other.to == m.to;
       if (other.state < 3 && other.call == m.call && other.stream == m.stream &&
           other.step < m.step && meets) {
         return false;
       }
-      if (eager && other.state < 3 && log_.calls[other.call].shape->eager &&
-          other.from == m.from && other.to == m.to &&
+      if (eager && other.state < 3 && log_.calls[other.call].shape->eager && other.from == m.from &&
+          other.to == m.to &&
           std::find(sends_.begin(), sends_.end(), other.call) <
               std::find(sends_.begin(), sends_.end(), m.call)) {
         return false;
@@ -418,8 +418,7 @@ TEST_CASE("replay: rings, lines and shifts take what the closed forms say") {
         moved.run(moved.call("permute", {ranks(n)}, shift(n, by), elements));
         const int hops = std::min(by, n - by);  // messages that share each link
         CHECK(close(ts::time(moved.log, ring_machine).seconds, hops * (alpha + chunk / rate)));
-        CHECK(close(ts::time(moved.log, switched).seconds,
-                    by == 0 ? 0.0 : alpha + chunk / rate));
+        CHECK(close(ts::time(moved.log, switched).seconds, by == 0 ? 0.0 : alpha + chunk / rate));
       }
       LogWriter all(n);
       all.run(all.call("all_to_all", {ranks(n)}, direct(n), elements));
@@ -463,8 +462,8 @@ TEST_CASE("replay: calls that share links contend, calls that do not do not") {
   CHECK(close(ts::time(torus.log, machine_of({n, n}, ts::AxisKind::ring)).seconds, alone));
   // Two axes on one dimension: the outer one goes over the links of the inner.
   LogWriter nested(n);
-  const int outer = nested.call("all_gather", {ranks(2, 0, 4), ranks(2, 1, 4), ranks(2, 2, 4),
-                                               ranks(2, 3, 4)}, ring(2), 500);
+  const int outer = nested.call(
+      "all_gather", {ranks(2, 0, 4), ranks(2, 1, 4), ranks(2, 2, 4), ranks(2, 3, 4)}, ring(2), 500);
   nested.run(outer, 4);
   CHECK(close(ts::time(nested.log, machine_of({n}, ts::AxisKind::line)).seconds,
               4 * 1e-6 + 4 * 1000 / 1e9));
@@ -473,7 +472,8 @@ TEST_CASE("replay: calls that share links contend, calls that do not do not") {
   nodes.links[0].uplink = ts::Bandwidth::one_way(1e9);
   LogWriter pairs(n);
   pairs.run(pairs.call("permute", {ranks(2, 0, 4), ranks(2, 1, 4), ranks(2, 2, 4), ranks(2, 3, 4)},
-                       shift(2, 1), 500), 4);
+                       shift(2, 1), 500),
+            4);
   CHECK(close(ts::time(pairs.log, nodes).seconds, 1e-6 + 4 * 1000 / 1e9));
 }
 
@@ -627,18 +627,19 @@ TEST_CASE("replay: slow and dead links and devices") {
   CHECK(error_of([&] { ts::time(writer.log, machine, ts::Faults().dead_device(3)); }) ==
         "time: device 3 is dead; device 0 waits in all_gather([4], x) #0, device 1 waits in "
         "all_gather([4], x) #0, device 2 waits in all_gather([4], x) #0");
-  CHECK(error_of([&] {
-          ts::time(writer.log, machine, ts::Faults().dead_device(3).dead_device(1));
-        }) ==
-        "time: device 1, device 3 are dead; device 0 waits in all_gather([4], x) #0, device 2 waits "
-        "in all_gather([4], x) #0");
+  CHECK(
+      error_of(
+          [&] { ts::time(writer.log, machine, ts::Faults().dead_device(3).dead_device(1)); }) ==
+      "time: device 1, device 3 are dead; device 0 waits in all_gather([4], x) #0, device 2 waits "
+      "in all_gather([4], x) #0");
   CHECK(error_of([&] { ts::time(writer.log, machine, ts::Faults().dead_link(0, 1)); }) ==
         "time: link 0 -> 1 is dead; device 0 waits in all_gather([4], x) #0, device 1 waits in "
         "all_gather([4], x) #0, device 2 waits in all_gather([4], x) #0, device 3 waits in "
         "all_gather([4], x) #0");
   CHECK(close(ts::time(writer.log, machine, ts::Faults().dead_link(1, 0)).seconds, 6e-6));
-  CHECK(error_of([&] { ts::time(writer.log, machine, ts::Faults().dead_link(0, 2)); }) ==
-        "time: no link 0 -> 2 to be at fault; links join neighbours, or a chip and its switch (-1)");
+  CHECK(
+      error_of([&] { ts::time(writer.log, machine, ts::Faults().dead_link(0, 2)); }) ==
+      "time: no link 0 -> 2 to be at fault; links join neighbours, or a chip and its switch (-1)");
   CHECK(error_of([&] { ts::time(writer.log, machine, ts::Faults().dead_device(4)); }) ==
         "time: device 4 to be at fault; devices are 0 to 3");
   CHECK(error_of([] { ts::Faults().slow_device(0, 0); }) ==
@@ -763,7 +764,8 @@ TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
   CHECK(gather.algorithm == "line");
   CHECK(gather.groups == 2);
   CHECK(gather.devices == 4);
-  CHECK(gather.bytes_out == 5000);  // device 1: its own both ways, one to the right, two to the left
+  CHECK(gather.bytes_out ==
+        5000);  // device 1: its own both ways, one to the right, two to the left
   CHECK(gather.bytes_in == 3000);
   CHECK(gather.steps == 3);
   CHECK(gather.hops == 3);

@@ -130,7 +130,8 @@ inline RooflineRow priced_row(const OpCost& op, const Chip& chip) {
 }
 
 inline OpCost op_cost(const OpRecord& op, DType format) {
-  return {op.matmul_flops, op.vector_flops, priced_bytes(op, format), math_format(op.reads, format)};
+  return {op.matmul_flops, op.vector_flops, priced_bytes(op, format),
+          math_format(op.reads, format)};
 }
 
 inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType format) {

@@ -24,6 +24,7 @@
 #include "tinyscale/mesh/mesh_run.hpp"
 #include "tinyscale/mesh/mpi_run.hpp"
 #include "tinyscale/mesh/predict.hpp"
+#include "tinyscale/mesh/sharded.hpp"
 #include "tinyscale/mesh/thread_limit.hpp"
 
 namespace tinyscale {
@@ -93,6 +94,15 @@ class Mesh {
   }
   MeshPlacement placement() const { return {machine_.name, detail::place_axes(machine_, axes_)}; }
 
+  // The array cut over the devices: shard(x, "I_x, J"). Of a shape alone it says what things cost.
+  // `format` prices it; the numbers stay f32.
+  Sharded shard(const Tensor& x, const std::string& sharding, DType format = DType::f32) const {
+    return detail::shard(placed(), x, sharding, format);
+  }
+  Sharded shard(const Shape& shape, const std::string& sharding, DType format = DType::f32) const {
+    return detail::shard(placed(), shape, sharding, format);
+  }
+
   // Runs `program` on every device at once; returns when all have returned.
   MeshRun run(const DeviceProgram& program) const {
     if (!program) {
@@ -149,6 +159,9 @@ class Mesh {
   }
 
  private:
+  Shared<const detail::PlacedMesh> placed() const {
+    return detail::placed_mesh(machine_, detail::place_axes(machine_, axes_));
+  }
   Shared<detail::MeshRecord> record_of(const List<Shared<detail::DeviceThread>>& devices) const {
     Shared<detail::MeshRecord> record(new detail::MeshRecord);
     List<const detail::DeviceLog*> logs;

@@ -298,10 +298,11 @@ class MeshRun {
       counted.bytes_least = rank == 0 ? sent[rank] : std::min(counted.bytes_least, sent[rank]);
       counted.bytes_total += sent[rank];
     }
-    counted.seconds = seconds;
+    counted.seconds = seconds - critical_path().compute;
     for (const CollectiveRow& row : collectives()) {
       counted.steps += row.steps;
       counted.names.push_back(row.name);
+      counted.algorithm = row.devices > counted.group ? row.algorithm : counted.algorithm;
       counted.group = std::max(counted.group, row.devices);
       const bool both = row.algorithm == name_of(Algorithm::ring_both_ways);
       counted.one_way_steps +=

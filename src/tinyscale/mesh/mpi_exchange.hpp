@@ -6,7 +6,9 @@
 
 #define OMPI_SKIP_MPICXX 1  // not the C++ bindings of MPI 2
 #define MPICH_SKIP_MPICXX 1
-#include <mpi.h>
+// clang-format off
+#  include <mpi.h>
+// clang-format on
 
 #include <cstddef>
 #include <cstdint>

@@ -9,7 +9,9 @@
 
 #if defined(TINYSCALE_USE_MPI)
 
-#include <time.h>  // nanosleep
+// clang-format off
+#  include <time.h>  // nanosleep
+// clang-format on
 
 #include <algorithm>  // max
 #include <cstddef>

@@ -105,9 +105,7 @@ class Replay {
       run_ready(now);
       for (const std::size_t f : fair_.share(now)) {
         const FairLinks::Flow& flow = fair_.flow(f);
-        if (flow.rate > 0) {
-          events_.push({now + flow.bytes / flow.rate, f, flow.version});
-        }
+        events_.push({FairLinks::end_of(flow), f, flow.version});
       }
     }
     check_all_done();
@@ -310,8 +308,8 @@ class Replay {
         dead_link_ = static_cast<std::int64_t>(link);
       }
     }
-    if (f >= flights_.size()) {
-      flights_.resize(f + 1);
+    if (f == flights_.size()) {
+      flights_.push_back(Flight());
     }
     flights_[f] = {progress, keeps_ ? static_cast<int>(out_.messages.size()) : none, m};
     if (keeps_) {
@@ -324,8 +322,7 @@ class Replay {
     }
   }
 
-  // A device's compute is over, or a message's latency, or its transfer at the rate of that
-  // version.
+  // A device's compute is over, or a message's latency, or its transfer at that version's rate.
   void handle(const EventQueue::Entry& event, double now) {
     if (event.tag == device_event) {
       ready_.push_back(static_cast<int>(event.item));

@@ -1,0 +1,209 @@
+#pragma once
+// Collective matmul: a chunk is multiplied while the next one travels to the neighbour.
+// Instead of an all_gather of an operand its N chunks go around the axis; instead of a
+// reduce_scatter of the product the sums of its N blocks do, each device adding its share.
+//   T = t_math + (N - 1) max(t_math, t_hop) for a chunk, beside T_collective + N t_math.
+
+#include <algorithm>  // max
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tinyscale/mesh/device.hpp"
+#include "tinyscale/mesh/sharded_matmul.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// Chunks of operand a or b go around, each cut over one axis in `place`; or blocks of the product,
+// in the end cut so.
+struct ChunkedMatmul {
+  enum class What { none, a, b, product };
+  What what = What::none;
+  std::size_t place = 0;
+  std::string axis;
+};
+
+inline bool gathers_to(const ShardedMatmul& m, ChunkedMatmul::What what, std::size_t place,
+                       const AxisPlaces& goal) {
+  Sharded a = m.a;
+  Sharded b = m.b;
+  Sharded& operand = what == ChunkedMatmul::What::a ? a : b;
+  operand.sharding.dims[place - 1].axes.clear();
+  const ShardedMatmul after = matmul_of("collective_matmul", a, b);
+  return after.cut_a == after.cut_b && after.natural == goal;
+}
+
+inline ChunkedMatmul chunked(const ShardedMatmul& m, const AxisPlaces& goal) {
+  using What = ChunkedMatmul::What;
+  const AxisPlaces natural = m.natural;
+  for (const What what : {What::a, What::b}) {
+    const AxisPlaces places = what == What::a ? m.a.places() : m.b.places();
+    for (std::size_t p = 1; p < places.size(); ++p) {
+      if (places[p].size() == 1 && gathers_to(m, what, p, goal)) {
+        return {what, p, places[p]};
+      }
+    }
+  }
+  for (std::size_t p = 1; p < natural.size() && m.cut_a.size() == 1 && m.cut_a == m.cut_b; ++p) {
+    if (after_move(natural, {0, static_cast<int>(p), m.cut_a}) == goal) {
+      return {What::product, p, m.cut_a};
+    }
+  }
+  return {};
+}
+
+// What a device adds or stores for chunk c of n. `travels` is the chunk that is there.
+inline Tensor chunk_product(const ChunkedMatmul& way, const Tensor& a, const Tensor& b,
+                            const Tensor& travels, int n, int c) {
+  using What = ChunkedMatmul::What;
+  const int last = a.dims() - 1;
+  const int place = static_cast<int>(way.place) - 1;
+  if (way.what == What::a) {
+    return matmul(travels, place == last ? part_of(b, 0, n, c) : b);
+  }
+  if (way.what == What::b) {
+    return matmul(place == 0 ? part_of(a, last, n, c) : a, travels);
+  }
+  return place == last ? matmul(a, part_of(b, 1, n, c)) : matmul(part_of(a, place, n, c), b);
+}
+
+// Step by step on one group of devices; `out` is filled by index in the group.
+inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
+                       const std::vector<std::size_t>& members, List<Tensor>& shards) {
+  using What = ChunkedMatmul::What;
+  const int n = static_cast<int>(members.size());
+  const bool sums = way.what == What::product;
+  const int inner = way.what == What::a ? m.a.shape.size() : 1;  // the place that is contracted
+  const bool adds = sums || static_cast<int>(way.place) == inner;
+  const int dim = way.what == What::b ? local.size() - 1 : static_cast<int>(way.place) - 1;
+  List<Tensor> travel;
+  for (const std::size_t rank : members) {
+    travel.push_back(way.what == What::a   ? m.a.shards[rank]
+                     : way.what == What::b ? m.b.shards[rank]
+                                           : full(local, 0.0f));
+    shards[rank] = full(local, 0.0f);
+  }
+  for (int step = 0; step < n; ++step) {
+    List<Tensor> next(members.size());
+    for (int i = 0; i < n; ++i) {
+      const std::size_t here = static_cast<std::size_t>(i);
+      const std::size_t rank = members[here];
+      Context own = device_context(static_cast<int>(rank));
+      const ContextScope scope(own);
+      const int c = modulo(sums ? i - 1 - step : i + step, n);
+      const Tensor product =
+          chunk_product(way, m.a.shards[rank], m.b.shards[rank], travel[here], n, c);
+      if (sums) {
+        travel[here] = travel[here] + product;
+        shards[rank] = travel[here];
+      } else if (adds) {
+        add_(shards[rank], product);
+      } else {
+        const std::int64_t size = local[dim] / n;
+        copy_(slice(shards[rank], dim, c * size, (c + 1) * size), product);
+      }
+      next[static_cast<std::size_t>(modulo(sums ? i + 1 : i - 1, n))] = travel[here];
+    }
+    travel = next;
+  }
+}
+
+inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Sharded& out,
+                          ShardedReport& report) {
+  using What = ChunkedMatmul::What;
+  const char* const names[] = {"", "a", "b", "product"};
+  const PlacedMesh& mesh = m.mesh();
+  const bool sums = way.what == What::product;
+  const double n = static_cast<double>(shard_count(mesh, way.axis));
+  const Sharded& array = way.what == What::a ? m.a : way.what == What::b ? m.b : out;
+  const std::int64_t chunk = array.local_shape().count();
+  CollectiveSpec hop = spec_of(mesh, Collective::permute, way.axis, chunk, m.a.format);
+  hop.root = sums ? 1 : hop.devices() - 1;
+  const AlgorithmChoice choice = choose_algorithm(hop);
+  AxisMove whole = {static_cast<int>(way.place), -1, way.axis};
+  std::int64_t before = chunk;
+  if (sums) {
+    whole = {0, static_cast<int>(way.place), way.axis};
+    before = chunk * shard_count(mesh, way.axis);
+  }
+  const MoveCost collective = price(mesh, whole, before, m.a.format);
+  report.math_seconds =
+      m.math_seconds(sums ? m.natural : out.places(), m.cut_a == m.cut_b ? m.cut_a : std::string());
+  ShardedStep step;
+  step.name = cat("permute chunk of ", names[static_cast<int>(way.what)], ", ", n - 1, " times");
+  step.axes = axes_text(mesh, way.axis);
+  step.before = array.sharding.text();
+  step.after = step.before;
+  step.algorithm = name_of(choice.algorithm);
+  step.bytes = (n - 1) * static_cast<double>(chunk) * bytes_of(m.a.format);
+  step.seconds = (n - 1) * choice.seconds;
+  report.steps.push_back(step);
+  report.bytes = step.bytes;
+  report.comms_seconds = step.seconds;
+  const double math = report.math_seconds / n;  // of a chunk
+  report.candidates.push_back({"chunk by chunk, the next on its way", report.math_seconds,
+                               step.seconds, step.bytes,
+                               math + (n - 1) * std::max(math, choice.seconds)});
+  const std::string name = cat(name_of(collective.what), " ", names[static_cast<int>(way.what)]);
+  report.candidates.push_back({sums ? "matmul, then " + name : name + ", then matmul",
+                               report.math_seconds, collective.seconds, collective.bytes,
+                               report.math_seconds + collective.seconds});
+  report.reason = cat(n, " chunks; ", math < choice.seconds ? "their way" : "their product",
+                      " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each");
+}
+
+}  // namespace detail
+
+// matmul(a, b, sharding) where that takes one all_gather of an operand or one reduce_scatter of the
+// product over one axis, run chunk by chunk; sums are in the order of the chunks.
+inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
+  const detail::ShardedMatmul m = detail::matmul_of("collective_matmul", a, b);
+  const Sharding wanted = parse_sharding(sharding);
+  Sharding own;
+  own.dims = m.dims;
+  detail::check_same_names("collective_matmul", own, wanted);
+  const detail::AxisPlaces goal = detail::places_of(*a.mesh, wanted, m.shape);
+  const detail::ChunkedMatmul way = detail::chunked(m, goal);
+  Sharded out = detail::like(a, m.shape, wanted);
+  if (way.what == detail::ChunkedMatmul::What::none) {
+    detail::fail({"collective_matmul: ", a.text(), " ", b.text(), " -> ", out.text(),
+                  "; what takes one all_gather or reduce_scatter over one axis is right, as ",
+                  "[I_x, J] [J, K] -> [I, K]; else use matmul"});
+  }
+  out.shards.resize(a.shards.size());
+  for (int rank = 0; rank < out.devices() && !a.shards.empty(); ++rank) {
+    if (detail::shard_index(*a.mesh, way.axis, rank) == 0) {
+      detail::run_chunks(m, way, out.local_shape(), detail::group_of(*a.mesh, way.axis, rank),
+                         out.shards);
+    }
+  }
+  ShardedReport report;
+  detail::report_chunks(m, way, out, report);
+  report.title = detail::matmul_title("collective_matmul", m, out);
+  detail::finish(out, report);
+  return out;
+}
+
+// x [I_axis, J] w [J, K] -> [I, K] in the program of a device, which has a share of x's rows and
+// the whole of w: the next rows are on their way while these are multiplied. Carries gradients.
+inline Tensor collective_matmul(Device& device, const Tensor& x, const Tensor& w,
+                                const std::string& axis) {
+  const int n = device.size(axis);
+  std::vector<Tensor> rows(static_cast<std::size_t>(n));
+  Tensor chunk = x;
+  for (int step = 0; step < n; ++step) {
+    Pending next;
+    if (step + 1 < n) {
+      next = device.start_permute(chunk, axis, -1);
+    }
+    rows[static_cast<std::size_t>((device.index(axis) + step) % n)] = matmul(chunk, w);
+    if (step + 1 < n) {
+      chunk = next.wait();
+    }
+  }
+  return concat(rows, 0);
+}
+
+}  // namespace tinyscale

@@ -1,0 +1,91 @@
+#pragma once
+// Which device holds which block of an array: a cell for each block of the last two dims, a panel
+// for each block of those before, a stripe of its own colour for each device that holds the block.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tinyscale/mesh/sharded.hpp"
+#include "tinyscale/show/svg.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// Pale colours, neighbours far apart on the circle (the golden angle); black reads well on them.
+inline std::string device_color(int rank) {
+  const double turn = rank * 0.381966;
+  std::string out = "rgb(";
+  for (int c = 0; c < 3; ++c) {
+    const double wave = std::cos(6.2831853 * (turn - c / 3.0));
+    out += std::to_string(static_cast<int>(std::lround(186 + 50 * wave))) + (c < 2 ? "," : ")");
+  }
+  return out;
+}
+
+inline void draw_block(Canvas& canvas, const ShardPicture& picture, std::size_t block, double x,
+                       double y, double width, double height) {
+  const std::vector<int>& ranks = picture.holders[block];
+  const double stripe = (width - 2) / static_cast<double>(std::max<std::size_t>(1, ranks.size()));
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    canvas.rect(x + 1 + stripe * static_cast<double>(i), y + 1, stripe, height - 2,
+                "fill=\"" + device_color(ranks[i]) + "\"");
+  }
+  const std::string words = picture.cell(block);
+  const double size = std::min(13.0, (width - 6) / std::max(1.0, drawn_width(words, 1)));
+  if (size >= 6) {
+    canvas.label(x + width / 2, y + height / 2 + 0.36 * size, words, size, Anchor::middle,
+                 "fill=\"#000000\"");
+  }
+}
+
+}  // namespace detail
+
+// Up to 64 rows, columns and panels; of an array of more blocks the first.
+inline Svg svg(const ShardPicture& picture) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const int dims = picture.blocks.size();
+  const std::int64_t columns = dims > 0 ? picture.blocks[-1] : 1;
+  const std::int64_t rows = dims > 1 ? picture.blocks[-2] : 1;
+  const std::int64_t most = 64;
+  const std::int64_t all = static_cast<std::int64_t>(picture.holders.size()) / (rows * columns);
+  const std::int64_t panels = std::min(all, most);
+  const std::int64_t wide = std::min(columns, most), high = std::min(rows, most);
+  const double width = std::max(14.0, std::min(88.0, 640.0 / static_cast<double>(wide)));
+  const double height = std::max(10.0, std::min(44.0, 440.0 / static_cast<double>(high)));
+  const double left = 84, top = dims > 2 ? 84 : 70, step = height * static_cast<double>(high) + 46;
+  Canvas canvas(std::max(440.0, left + width * static_cast<double>(wide) + 24),
+                top + step * static_cast<double>(panels));
+  canvas.label(20, 28, detail::shorten(picture.title, 60), 16, Anchor::start,
+               Canvas::ink() + " font-weight=\"600\"");
+  for (std::int64_t panel = 0; panel < panels; ++panel) {
+    const double y = top + step * static_cast<double>(panel);
+    const std::string where = picture.panel_name(panel);
+    canvas.label(20, y - 24, where, 12, Anchor::start);
+    for (std::int64_t j = 0; j < wide && dims > 0 && width > 30; ++j) {
+      canvas.label(left + width * (static_cast<double>(j) + 0.5), y - 6,
+                   picture.names.back() + " " + picture.range(dims - 1, j), 11, Anchor::middle,
+                   Canvas::soft());
+    }
+    for (std::int64_t i = 0; i < high; ++i) {
+      const double line = y + height * static_cast<double>(i);
+      if (dims > 1) {
+        canvas.label(
+            left - 8, line + height / 2 + 4,
+            picture.names[static_cast<std::size_t>(dims) - 2] + " " + picture.range(dims - 2, i),
+            11, Anchor::end, Canvas::soft());
+      }
+      for (std::int64_t j = 0; j < wide; ++j) {
+        detail::draw_block(canvas, picture,
+                           static_cast<std::size_t>((panel * rows + i) * columns + j),
+                           left + width * static_cast<double>(j), line, width, height);
+      }
+    }
+  }
+  return canvas.finish(picture.text());
+}
+
+}  // namespace tinyscale
