@@ -213,7 +213,11 @@ class Endpoint {
     log_ops();
     ++calls_;
     Packet packet;
-    packet.value = value.clone();
+    {
+      Context nobody;  // a message under way is in no device's memory, whenever it is received
+      const ContextScope scope(nobody);
+      packet.value = value.clone();
+    }
     if (!send_shape_ || send_shape_->cut.block != value.count()) {
       send_shape_ = send_shape(value.count(), where);
     }
