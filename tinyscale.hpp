@@ -109,7 +109,8 @@
 //   tinyscale/mesh/make_schedule.hpp         The schedule of a collective by one of the built-in
 //   tinyscale/mesh/check_schedule.hpp        Whether a schedule does what its collective promises
 //   tinyscale/mesh/collective_bytes.hpp      Bytes that a device sends in a collective
-//   tinyscale/mesh/collective_cost.hpp       What a collective takes, in closed form
+//   tinyscale/mesh/closed_forms.hpp          The closed forms of collectives
+//   tinyscale/mesh/collective_cost.hpp       What a collective takes
 //   tinyscale/mesh/nccl_model.hpp            NCCL's own model of a collective (its tuner
 //   tinyscale/mesh/choose_algorithm.hpp      algorithm = automatic
 //   tinyscale/mesh/mesh_axis.hpp             Named mesh axes and where they lie on the machine
@@ -130,6 +131,17 @@
 //   tinyscale/mesh/mesh_run.hpp              What a mesh program cost
 //   tinyscale/mesh/predict.hpp               What a program would take on a mesh of any size
 //   tinyscale/mesh/thread_limit.hpp          How many threads the system would give
+//   tinyscale/mesh/device_thread.hpp         One device while it runs
+//   tinyscale/mesh/mpi_bytes.hpp             What processes tell each other
+//   tinyscale/mesh/mpi_exchange.hpp          The part of one MPI rank in a collective
+//   tinyscale/mesh/mpi_fabric.hpp            The same mesh on MPI ranks
+//   tinyscale/mesh/mpi_run.hpp               A mesh program on MPI ranks
+//   tinyscale/mesh/sharding.hpp              How an array lies on a mesh
+//   tinyscale/mesh/sharded.hpp               An array cut over the devices of a mesh
+//   tinyscale/mesh/reshard.hpp               The same array under another sharding
+//   tinyscale/mesh/sharded_ops.hpp           Elementwise ops and reductions on sharded arrays
+//   tinyscale/mesh/sharded_matmul.hpp        Matmuls of sharded arrays
+//   tinyscale/mesh/collective_matmul.hpp     Collective matmul
 //   tinyscale/mesh/mesh.hpp                  A mesh
 //   tinyscale/model/experts.hpp              Which expert each token visits
 //   tinyscale/model/hooks.hpp                What surrounds a forward pass
@@ -158,6 +170,7 @@
 //   tinyscale/show/html.hpp                  One self-contained page
 //   tinyscale/show/display.hpp               A value shown where the reader is
 //   tinyscale/show/heat_map.hpp              A matrix as coloured cells
+//   tinyscale/show/shard_picture.hpp         Which device holds which block of an array
 //   tinyscale/show/plot.hpp                  Lines and points over two axes
 //   tinyscale/show/pictures.hpp              The roofline and the loss curve
 //   tinyscale/show/array_pictures.hpp        Pictures of a systolic array
@@ -2694,6 +2707,23 @@ struct MemoryMeter {
     total_.peak.store(total_.level.load());
   }
 
+  // All levels and peaks, the total last: what another process may tell of its meter.
+  static constexpr int values = 2 * (kinds + 1);
+  void read(std::int64_t* to) const {
+    for (int i = 0; i <= kinds; ++i) {
+      const detail::PeakCounter& counter = i < kinds ? by_kind_[std::size_t(i)] : total_;
+      to[2 * i] = counter.level.load();
+      to[2 * i + 1] = counter.peak.load();
+    }
+  }
+  void write(const std::int64_t* from) {
+    for (int i = 0; i <= kinds; ++i) {
+      detail::PeakCounter& counter = i < kinds ? by_kind_[std::size_t(i)] : total_;
+      counter.level.store(from[2 * i]);
+      counter.peak.store(from[2 * i + 1]);
+    }
+  }
+
   // A row for each kind that was used, and their sum.
   Table table() const {
     Table out;
@@ -4354,7 +4384,7 @@ inline Chip chip(const std::string& name) {
 }}  // namespace tinyscale
 
 // >> tinyscale/hardware/network.hpp
-// A machine: chips at the points of a grid, and what joins those that differ in one coordinate only.
+// A machine: chips at the points of a grid, and what joins those that differ in one coordinate.
 // TPUs: links to both neighbours; which dimensions close to a ring (scaling book, chapter 2): v2,
 // v5e, v6e only with all 16 chips, v3 with 32; v4, v5p, v7 when the slice is whole 4x4x4 cubes;
 // {slices, X, Y, Z} are joined by the data-centre network. GPUs: a switch, {nodes, 8} and
@@ -4492,8 +4522,8 @@ inline Links inner_links(const Chip& chip, const Shape& dims, int d) {
     links.bandwidth = Bandwidth::one_way(chip.memory_bandwidth / 2);
   } else {  // every chip a box of its own
     links.kind = chip.kind == "wafer" ? AxisKind::switched : AxisKind::line;
-    links.bandwidth = Bandwidth::one_way(chip.kind == "wafer" ? chip.dcn_bandwidth
-                                                              : chip.link_bandwidth);
+    links.bandwidth =
+        Bandwidth::one_way(chip.kind == "wafer" ? chip.dcn_bandwidth : chip.link_bandwidth);
   }
   return links;
 }
@@ -4630,7 +4660,7 @@ inline Machine reordered(const Machine& machine, const std::vector<int>& dims) {
   for (const int d : dims) {
     const std::size_t from = detail::machine_dim(machine, d);
     if (used[from]++ > 0) {
-      detail::fail({"reordered: dimension ", d, " of ", machine.name, " twice; each once is right"});
+      detail::fail({"reordered: dimension ", d, " of ", machine.name, " twice; once is right"});
     }
     if (machine.links[from].uplink.one_way() > 0 && d != result.dims.size()) {
       detail::fail({"reordered: dimension ", d, " of ", machine.name,
@@ -4767,7 +4797,8 @@ inline RooflineRow priced_row(const OpCost& op, const Chip& chip) {
 }
 
 inline OpCost op_cost(const OpRecord& op, DType format) {
-  return {op.matmul_flops, op.vector_flops, priced_bytes(op, format), math_format(op.reads, format)};
+  return {op.matmul_flops, op.vector_flops, priced_bytes(op, format),
+          math_format(op.reads, format)};
 }
 
 inline RooflineRow roofline_row(const OpRecord& op, const Chip& chip, DType format) {
@@ -4796,10 +4827,12 @@ inline RooflineRow roofline(const OpRecord& op, const Chip& chip, DType format =
   return detail::roofline_row(op, chip, format);
 }
 
-// What the log of a mesh run keeps of an op, and how long a chip takes for it at least.
+// What the log of a mesh run keeps of an op, and how long a chip takes for it at least; of a chip
+// without any rate, which stands for a network alone, 0.
 inline OpCost op_cost(const OpRecord& op) { return detail::op_cost(op, DType::f32); }
 inline double op_seconds(const OpCost& cost, const Chip& chip) {
-  return detail::priced_row(cost, chip).seconds;
+  const bool known = chip.flops_bf16 > 0 || chip.flops_f32 > 0 || chip.memory_bandwidth > 0;
+  return known ? detail::priced_row(cost, chip).seconds : 0;
 }
 
 // Ops of the same name and shape are one row, in the order in which they first ran.
@@ -18269,40 +18302,53 @@ struct Doubling {
     }
   }
   int pairs() const { return devices - members; }
+  // Also where the blocks of that member begin, one for each device that it stands for.
   int device(int member) const { return member < pairs() ? 2 * member : member + pairs(); }
-  // Where the blocks of that member begin: one for each device that it stands for.
-  int block(int member) const { return member < pairs() ? 2 * member : member + pairs(); }
 
   int devices;
   int members = 1;
 };
 
-// all_gather: partners exchange all they have. Of an all_reduce a member has one chunk, the partner
-// in a pair gets the whole at the end.
-inline void schedule_doubling(ScheduleBuilder& to_add, Collective what, int n) {
+// all_gather: partners exchange all they have, the nearest first.
+inline void schedule_doubling(ScheduleBuilder& to_add, int n) {
   const Doubling group(n);
-  const bool whole = what == Collective::all_reduce;
-  to_add.out.chunks = whole ? group.members : n;
-  int step = 0;
-  for (int pair = 0; pair < group.pairs() && !whole; ++pair) {
-    to_add.add(step, 2 * pair + 1, 2 * pair, 2 * pair + 1);
+  int step = group.pairs() > 0 ? 1 : 0;
+  for (int pair = 0; pair < group.pairs(); ++pair) {
+    to_add.add(0, 2 * pair + 1, 2 * pair, 2 * pair + 1);
   }
-  step += group.pairs() > 0 && !whole ? 1 : 0;
   for (int distance = 1; distance < group.members; distance *= 2, ++step) {
     for (int member = 0; member < group.members; ++member) {
       const int first = member / distance * distance;
-      const int begin = whole ? first : group.block(first);
-      const int end = whole ? first + distance : group.block(first + distance);
-      to_add.add(step, group.device(member), group.device(member ^ distance), begin, end - begin);
+      const int begin = group.device(first);
+      to_add.add(step, group.device(member), group.device(member ^ distance), begin,
+                 group.device(first + distance) - begin);
     }
   }
   for (int pair = 0; pair < group.pairs(); ++pair) {
-    const int even = 2 * pair, odd = 2 * pair + 1;
-    if (whole) {
-      to_add.add(step, even, odd, 0, group.members);
-    } else {
-      to_add.add_around(step, even, odd, odd + 1, n - 1, n);
+    to_add.add_around(step, 2 * pair, 2 * pair + 1, 2 * pair + 2, n - 1, n);
+  }
+}
+
+// Second half of an all_reduce, as Rabenseifner's: the farthest partners first, so that the most
+// goes to the nearest. A member has the chunk whose number is its own with the bits reversed; the
+// partner in a pair gets the whole at the end.
+inline void schedule_halves(ScheduleBuilder& to_add, int n) {
+  const Doubling group(n);
+  to_add.out.chunks = group.members;
+  int step = 0;
+  for (int distance = group.members / 2; distance > 0; distance /= 2, ++step) {
+    const int held = group.members / 2 / distance;
+    for (int member = 0; member < group.members; ++member) {
+      int reversed = 0;
+      for (int bit = 1; bit < group.members; bit *= 2) {
+        reversed = 2 * reversed + ((member & bit) != 0 ? 1 : 0);
+      }
+      to_add.add(step, group.device(member), group.device(member ^ distance),
+                 reversed / held * held, held);
     }
+  }
+  for (int pair = 0; pair < group.pairs(); ++pair) {
+    to_add.add(step, 2 * pair, 2 * pair + 1, 0, group.members);
   }
 }
 
@@ -18455,7 +18501,11 @@ inline CollectiveSchedule make_schedule(const CollectiveSpec& spec) {
   if (spec.algorithm == Algorithm::direct) {
     detail::schedule_direct(builder, spec);
   } else if (spec.algorithm == Algorithm::halving_doubling) {
-    detail::schedule_doubling(builder, spec.what, n);
+    if (spec.what == Collective::all_reduce) {
+      detail::schedule_halves(builder, n);
+    } else {
+      detail::schedule_doubling(builder, n);
+    }
   } else if (spec.algorithm == Algorithm::tree && spec.what == Collective::barrier) {
     detail::schedule_dissemination(builder, n);
   } else if (spec.algorithm == Algorithm::tree) {
@@ -19090,14 +19140,18 @@ inline std::int64_t sent_by_doubling(const CollectiveSpec& spec, int index) {
     return all ? spec.elements : cut.elements(index);
   }
   const int member = paired ? index / 2 : index - group.pairs();
-  std::int64_t sent = all ? spec.elements - cut.elements(member) : 0;
-  for (int distance = 1; distance < group.members; distance *= 2) {
-    const int first = member / distance * distance;
-    const int begin = all ? first : group.block(first);
-    const int end = all ? first + distance : group.block(first + distance);
-    sent += cut.elements(begin, end - begin);
+  std::int64_t sent = paired ? spec.elements - (all ? 0 : cut.elements(index + 1)) : 0;
+  int chunk = 0;  // of an all_reduce
+  for (int bit = 1; bit < group.members && all; bit *= 2) {
+    chunk = 2 * chunk + ((member & bit) != 0 ? 1 : 0);
   }
-  return sent + (paired ? spec.elements - (all ? 0 : cut.elements(index + 1)) : 0);
+  sent += all ? spec.elements - cut.elements(chunk) : 0;
+  for (int held = 1; held < group.members; held *= 2) {
+    const int first = (all ? chunk : member) / held * held;
+    const int begin = all ? first : group.device(first);
+    sent += cut.elements(begin, (all ? first + held : group.device(first + held)) - begin);
+  }
+  return sent;
 }
 
 // Elements of devices v to v + count - 1 behind the root.
@@ -19192,16 +19246,16 @@ inline double bus_factor(Collective what, int devices) {
 
 }}  // namespace tinyscale
 
-// >> tinyscale/mesh/collective_cost.hpp
-// What a collective takes, in closed form: steps, links crossed one after another, seconds, when
-// all devices begin at once and no other messages are on their links. V elements, N devices:
+// >> tinyscale/mesh/closed_forms.hpp
+// The closed forms of collectives, one function for each way in which data travels: rounds of
+// `links` latencies and what the busiest link carries. V elements, N devices:
 //   ring                 (N - 1) (alpha + V / N / W), an all_reduce twice that
 //   halving / doubling   log2 N alpha + (N - 1) / N V / W
 //   tree                 ceil(log2 N) (alpha + V / W)
 //   chain of H links     (2 H - 1) (alpha + V / H / W)
 //   direct, a switch     alpha + (N - 1) / N V / W
 // Chan, Heimlich, Purkayastha, van de Geijn 2007; Thakur, Rabenseifner, Gropp 2005. Uneven chunks
-// exactly; the replay of a run's messages gives the same.
+// exactly: the first blocks are the largest, and some device passes one of them on in every step.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -19282,8 +19336,13 @@ inline CollectiveCost phase_cost(const CollectiveSpec& spec, const AxisPart& par
 }
 
 // Streams of a torus take the rows in turns: they never meet on a link if all take equally long.
-inline bool keep_in_step(const List<AxisPart>& parts, const ChunkCut& cut) {
+inline bool keep_in_step(const List<AxisPart>& parts, const List<Row>& rows, int root,
+                         const ChunkCut& cut) {
   bool same = cut.ragged.empty() && cut.block % cut.parts == 0;
+  for (const Row& row : rows) {
+    same = same &&
+           chain_hops(row, row.coordinate(root)) == chain_hops(rows[0], rows[0].coordinate(root));
+  }
   for (const AxisPart& part : parts) {
     const AxisPart& first = parts[0];
     same = same && part.size == first.size && part.kind == first.kind &&
@@ -19302,7 +19361,8 @@ inline CollectiveCost neighbour_cost(const CollectiveSpec& spec, const List<Axis
   const std::size_t streams = stream_count(spec, rows);
   const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
   CollectiveCost cost;
-  cost.known = rows.size() == parts.size() && (streams == 1 || keep_in_step(parts, cut));
+  cost.known =
+      rows.size() == parts.size() && (streams == 1 || keep_in_step(parts, rows, spec.root, cut));
   for (std::size_t phase = 0; phase < rows.size() && rows.size() == parts.size(); ++phase) {
     double longest = 0;
     for (std::size_t stream = 0; stream < streams; ++stream) {
@@ -19403,31 +19463,30 @@ inline bool doubles(const List<AxisPart>& parts) {
   return all;
 }
 
-// Of partners d apart in a row d messages meet in the middle, d links each.
+// Of partners d apart in a row d messages meet in the middle, d links each; those of an all_reduce
+// must be equally large.
 inline CollectiveCost doubling_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const Doubling group(spec.devices());
   const bool all = spec.what == Collective::all_reduce;
   const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
   CollectiveCost cost;
   cost.known = doubles(parts) || (parts.size() == 1 && !in_a_row(parts[0]));
-  if (group.pairs() > 0) {
-    cost.add(spec, parts[0], 1, static_cast<double>(all ? spec.elements : cut.elements(1)));
-    const std::int64_t least = cut.elements(all ? 0 : 2 * group.pairs() - 1);
-    cost.add(spec, parts[0], 1, static_cast<double>(spec.elements - (all ? 0 : least)));
-  }
-  CollectiveCost exchange;
   for (int distance = 1; distance < group.members; distance *= 2) {
     const Partner other = partner(parts, distance);
-    const int away = in_a_row(*other.part) ? other.distance : 1;
-    const int held = all ? distance : group.block(distance);
-    exchange.add(spec, *other.part, away, static_cast<double>(cut.elements(0, held)) * away);
+    const bool shares = in_a_row(*other.part) && other.distance > 1;
+    const int held = all ? group.members / 2 / distance : group.device(distance);
+    cost.add(spec, *other.part, shares ? other.distance : 1,
+             static_cast<double>(cut.elements(0, held)) * (shares ? other.distance : 1));
+    cost.known = cost.known && !(all && shares && spec.elements % group.members != 0);
   }
   if (all) {
-    exchange.twice();
+    cost.twice();
   }
-  cost.steps += exchange.steps;
-  cost.hops += exchange.hops;
-  cost.seconds += exchange.seconds;
+  if (group.pairs() > 0) {
+    const std::int64_t least = all ? 0 : cut.elements(2 * group.pairs() - 1);
+    cost.add(spec, parts[0], 1, static_cast<double>(all ? spec.elements : cut.elements(1)));
+    cost.add(spec, parts[0], 1, static_cast<double>(spec.elements - least));
+  }
   return cost;
 }
 
@@ -19472,9 +19531,11 @@ inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart
   const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
   if (rooted || blocks) {
     const Reach span = reach(natural_way(part.kind), n, spec.root);
+    // Half around a ring everything goes up: to the root it comes from the other side.
+    const bool swap = spec.what == Collective::gather && part.kind == AxisKind::ring;
     CollectiveCost cost;
     for (const int way : {1, -1}) {
-      const int farthest = way > 0 ? span.right : span.left;
+      const int farthest = (way > 0) != swap ? span.right : span.left;
       std::vector<double> loads(static_cast<std::size_t>(farthest) + 1, 0);
       for (int away = 1; away <= farthest; ++away) {
         loads[static_cast<std::size_t>(away)] = static_cast<double>(
@@ -19522,33 +19583,72 @@ inline CollectiveCost direct_cost(const CollectiveSpec& spec, const AxisPart& pa
   return cost;
 }
 
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/collective_cost.hpp
+// What a collective takes: steps, links crossed one after another, seconds, when all devices begin
+// at once and no other messages are on their links. The replay of a run's messages gives the same.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline int farthest(const AxisPart& part) {
+  return part.kind == AxisKind::line   ? part.size - 1
+         : part.kind == AxisKind::ring ? part.size / 2
+                                       : 1;
+}
+
 // Several parts as one: any two devices are as far as the farthest, over the slowest links.
 inline AxisPart flattened(const List<AxisPart>& parts) {
   AxisPart one;
   one.kind = AxisKind::switched;
   for (const AxisPart& part : parts) {
     one.size *= part.size;
-    const int farthest = part.kind == AxisKind::line   ? part.size - 1
-                         : part.kind == AxisKind::ring ? part.size / 2
-                                                       : 1;
-    one.latency += farthest * part.spacing * part.latency;
+    one.latency += farthest(part) * part.spacing * part.latency;
     const double rate = part.bandwidth / part.spacing;
     one.bandwidth = one.bandwidth > 0 ? std::min(one.bandwidth, rate) : rate;
   }
   return one;
 }
 
-// Where a message of the algorithm never shares its links but is not always equally far or long.
+// A row of blocks from or to a root, or all of them moved on: as many steps as the farthest is
+// away.
+inline CollectiveCost blocks_cost(const CollectiveSpec& spec, const AxisPart& part) {
+  const int n = part.size;
+  const Row row{n, 1, spec.algorithm};
+  const bool moved = spec.what == Collective::permute;
+  const int hops = moved ? std::max(std::abs(permute_hops(row.way, n, 0, spec.root)),
+                                    std::abs(permute_hops(row.way, n, n - 1, spec.root)))
+                         : chain_hops(row, spec.root);
+  const std::int64_t each = moved ? spec.elements : chunk_size(spec.elements, n, 0);
+  CollectiveCost cost;
+  cost.add(spec, part, hops, static_cast<double>(each) * hops, hops);
+  cost.known = moved || spec.elements % n == 0;
+  return cost;
+}
+
+// Everyone hears from the farthest.
+inline CollectiveCost farthest_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  CollectiveCost cost;
+  for (const AxisPart& part : parts) {
+    cost.add(spec, part, farthest(part), 0, 0);
+  }
+  cost.steps = 1;
+  return cost;
+}
+
+// Whether the longest path has to be looked for: messages never share links, but are not always
+// equally far or long. Of very many uneven blocks it is not.
 inline bool is_path(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
-  if (spec.what == Collective::barrier) {
-    return true;
-  }
+  const bool from_0 = spec.root == 0 || spec.what == Collective::all_reduce;
   if (spec.algorithm == Algorithm::tree) {
-    const bool from_0 = spec.root == 0 || spec.what == Collective::all_reduce;
-    return blocks || (!from_0 && (parts.size() > 1 || parts[0].kind == AxisKind::line));
+    return blocks || spec.what == Collective::barrier ||
+           (!from_0 && (parts.size() > 1 || parts[0].kind == AxisKind::line));
   }
-  return spec.algorithm != Algorithm::direct && (blocks || spec.what == Collective::permute);
+  const int n = spec.devices();
+  return spec.algorithm != Algorithm::direct && blocks && spec.elements % n != 0 && n <= 512;
 }
 
 inline CollectiveCost cost_of(CollectiveSpec spec) {
@@ -19558,13 +19658,19 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
     return CollectiveCost();
   }
   const Algorithm how = spec.algorithm;
+  const bool barrier = spec.what == Collective::barrier;
   const bool partners = how == Algorithm::halving_doubling || how == Algorithm::tree;
   const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
-  bool known = parts.size() == 1 || by_axis || spec.what == Collective::barrier;
+  const bool along = !partners && !by_axis && how != Algorithm::direct;
+  bool known = barrier || by_axis || parts.size() == 1;
+  known = known && (!along || suits(parts[0], how));
   if (is_path(spec, parts)) {
     CollectiveCost cost = path_cost(spec, *prepare(make_schedule(spec)));
-    cost.known = known && (partners || how == Algorithm::direct || suits(parts[0], how));
+    cost.known = known;
     return cost;
+  }
+  if (barrier) {
+    return farthest_cost(spec, parts);
   }
   if (!by_axis && parts.size() > 1) {
     known = partners && doubles(parts);
@@ -19574,10 +19680,12 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
       spec.parts.assign(1, one);
     }
   }
-  CollectiveCost cost = how == Algorithm::halving_doubling ? doubling_cost(spec, parts)
-                        : how == Algorithm::tree           ? tree_cost(spec, parts)
-                        : how == Algorithm::direct         ? direct_cost(spec, parts[0])
-                                                           : neighbour_cost(spec, parts);
+  const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
+  CollectiveCost cost = how == Algorithm::halving_doubling           ? doubling_cost(spec, parts)
+                        : how == Algorithm::tree                     ? tree_cost(spec, parts)
+                        : how == Algorithm::direct                   ? direct_cost(spec, parts[0])
+                        : blocks || spec.what == Collective::permute ? blocks_cost(spec, parts[0])
+                                                                     : neighbour_cost(spec, parts);
   cost.known = cost.known && known;
   return cost;
 }
@@ -19621,10 +19729,26 @@ inline double collective_seconds(const CollectiveSpec& spec) {
   return cost.known ? cost.seconds : -1;
 }
 
-// Of any schedule for the collective of `spec`: the longest path of its messages, each
-// on links of its own. It takes no less.
+// Any schedule for the collective of `spec` takes at least this: the longest path of its messages,
+// each on links of its own, or what the busiest device's links need for all that it sends or takes.
 inline double schedule_seconds(const CollectiveSchedule& schedule, const CollectiveSpec& spec) {
-  return detail::path_cost(spec, *detail::prepare(schedule)).seconds;
+  double rate = 0;  // out of a device
+  for (const AxisPart& part : detail::real_parts(spec)) {
+    const int links = part.kind == AxisKind::full ? part.size - 1 : detail::in_a_row(part) ? 2 : 1;
+    rate += links * part.bandwidth / part.spacing;
+  }
+  const ChunkCut cut = detail::chunk_cut(spec, schedule.chunks);
+  std::vector<std::int64_t> moved(static_cast<std::size_t>(2 * schedule.devices), 0);
+  double most = 0;
+  for (const Transfer& transfer : schedule.transfers) {
+    for (const int end : {2 * transfer.from, 2 * transfer.to + 1}) {
+      std::int64_t& elements = moved[static_cast<std::size_t>(end)];
+      elements += cut.elements(transfer.chunk, transfer.chunks);
+      most = std::max(most, static_cast<double>(elements) * spec.element_bytes);
+    }
+  }
+  return std::max(detail::path_cost(spec, *detail::prepare(schedule)).seconds,
+                  most > 0 ? most / rate : 0);
 }
 
 // The scaling book's rule of thumb for all_gather, reduce_scatter, all_reduce and all_to_all, W
@@ -19743,14 +19867,21 @@ inline std::string taken(const AlgorithmCandidate& candidate) {
   return cat(candidate.exact ? "" : "about ", format_seconds(candidate.seconds));
 }
 
-// Along one part torus and hierarchical are its ring or line; on several nobody has a closed form
-// for some collectives, and the estimates are compared.
-inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts,
+// Along one part torus and hierarchical are its ring or line. On several nobody has a closed form
+// for some collectives: estimates of those that send to any device are compared. A barrier of all
+// with all would be one latency here, as messages without bytes are free.
+inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
                          const CollectiveCost& cost) {
-  const bool by_axis =
-      spec.algorithm == Algorithm::torus || spec.algorithm == Algorithm::hierarchical;
-  return parts.size() > 1 ? cost.known || by_axis || !has_algorithm(spec.what, Algorithm::torus)
-                          : cost.known && !by_axis;
+  const Algorithm how = spec.algorithm;
+  const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
+  if (spec.what == Collective::barrier && how == Algorithm::direct) {
+    return false;
+  }
+  if (parts < 2) {
+    return parts == 0 || (cost.known && !by_axis);
+  }
+  const bool far = how == Algorithm::tree || how == Algorithm::direct;
+  return by_axis || cost.known || (far && !has_algorithm(spec.what, Algorithm::torus));
 }
 
 }  // namespace detail
@@ -19758,14 +19889,14 @@ inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts
 // The algorithm for `spec`, whose own is not looked at.
 inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
   AlgorithmChoice choice;
-  const List<AxisPart> parts = detail::real_parts(spec);
+  const std::size_t parts = detail::real_parts(spec).size();
   for (int i = 1; i < static_cast<int>(Algorithm::custom); ++i) {
     spec.algorithm = static_cast<Algorithm>(i);
     if (!detail::has_algorithm(spec.what, spec.algorithm)) {
       continue;
     }
     const detail::CollectiveCost cost = detail::checked_cost("choose_algorithm", spec);
-    if (parts.empty() || detail::worth_a_look(spec, parts, cost)) {
+    if (detail::worth_a_look(spec, parts, cost)) {
       choice.candidates.push_back({spec.algorithm, cost.steps, cost.seconds, cost.known});
       AlgorithmCandidate* const all = choice.candidates.data();
       for (std::size_t at = choice.candidates.size() - 1;
@@ -19779,7 +19910,7 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
   const AlgorithmCandidate& best = choice.candidates[0];
   choice.algorithm = best.algorithm;
   choice.seconds = best.seconds;
-  if (parts.empty() || best.steps == 0) {
+  if (parts == 0 || best.steps == 0) {
     choice.reason = "nothing to move";
     return choice;
   }
@@ -19902,6 +20033,31 @@ inline AxisPart part_across(const Machine& machine, int size) {
   return part;
 }
 
+// Puts a part behind others: to one that goes on where the last ends, or that has the same ports,
+// such as leaf and spine, unless the upper switch is slower, the last grows.
+inline void push_part(const Machine& machine, const AxisPart& part, List<AxisPart>& parts) {
+  if (part.size == 1) {
+    return;
+  }
+  if (!parts.empty() && part.dim >= 0 && parts.back().dim >= 0) {
+    AxisPart& last = parts.back();
+    const bool switched = part.kind == AxisKind::switched && last.kind == AxisKind::switched;
+    const int upper = std::min(last.dim, part.dim);
+    const int lower = std::max(last.dim, part.dim);
+    if (last.dim == part.dim &&
+        (switched || part.kind == AxisKind::full || last.spacing == part.spacing * part.size)) {
+      last = part_of_dim(machine, part.dim, std::int64_t{last.size} * part.size, part.spacing);
+      return;
+    }
+    if (switched && port_dim(machine, upper) == port_dim(machine, lower) &&
+        share_of_links(machine, upper) >= share_of_links(machine, lower)) {
+      last = part_of_dim(machine, upper, std::int64_t{last.size} * part.size, 1);
+      return;
+    }
+  }
+  parts.push_back(part);
+}
+
 // The stretches of dimensions that chips `stride` apart, `size` of them, lie on.
 inline List<AxisPart> parts_of_stretch(const Machine& machine, std::int64_t stride, int size) {
   List<AxisPart> parts;
@@ -19918,7 +20074,7 @@ inline List<AxisPart> parts_of_stretch(const Machine& machine, std::int64_t stri
         end_of_dim % end != 0) {
       return {part_across(machine, size)};
     }
-    parts.push_back(part_of_dim(machine, d, end / begin, begin / step));
+    push_part(machine, part_of_dim(machine, d, end / begin, begin / step), parts);
   }
   if (parts.empty()) {
     parts.push_back(AxisPart());  // one device
@@ -19941,24 +20097,13 @@ inline List<AxisPlacement> place_axes(const Machine& machine, const List<MeshAxi
   return placed;
 }
 
-// The parts of a group of devices over several axes, the first the slowest. Axes that lie behind
-// each other on one dimension are one part of it.
+// The parts of a group of devices over several axes, the first the slowest.
 inline List<AxisPart> parts_of_group(const Machine& machine, const List<AxisPlacement>& placed,
                                      const std::vector<int>& axis_numbers) {
   List<AxisPart> parts;
   for (const int number : axis_numbers) {
     for (const AxisPart& part : placed[static_cast<std::size_t>(number)].parts) {
-      const bool row = !parts.empty() && part.dim >= 0 && parts.back().dim == part.dim;
-      const bool any = part.kind == AxisKind::switched || part.kind == AxisKind::full;
-      if (part.size == 1) {
-        continue;
-      }
-      if (row && (any || parts.back().spacing == part.spacing * part.size)) {
-        parts.back() = part_of_dim(machine, part.dim, std::int64_t{parts.back().size} * part.size,
-                                   part.spacing);
-      } else {
-        parts.push_back(part);
-      }
+      push_part(machine, part, parts);
     }
   }
   if (parts.empty()) {
@@ -20013,13 +20158,17 @@ struct SourceLine {
 
 namespace detail {
 
-// " at program.cpp:12", without the folders.
-inline std::string at(const SourceLine& where) {
+// "program.cpp:12", without the folders.
+inline std::string line_text(const SourceLine& where) {
   const std::string file = where.file;
   const std::size_t slash = file.find_last_of("/\\");
-  return file.empty() ? ""
-                      : cat(" at ", slash == std::string::npos ? file : file.substr(slash + 1), ":",
-                            where.line);
+  return file.empty()
+             ? ""
+             : cat(slash == std::string::npos ? file : file.substr(slash + 1), ":", where.line);
+}
+inline std::string at(const SourceLine& where) {
+  const std::string line = line_text(where);
+  return line.empty() ? "" : " at " + line;
 }
 
 }  // namespace detail
@@ -20553,7 +20702,7 @@ inline void describe_call(const CallKey& key, const Machine& machine,
   e.root = key.root;
   plan_blocks(key, n, e);
   spec.elements = e.cut.begin(e.cut.chunks());
-  if (key.what == Collective::all_to_all) {
+  if (key.what == Collective::all_to_all || key.what == Collective::permute) {
     spec.elements /= n;  // the vector of one device
   }
   const bool prefers = key.algorithm == Algorithm::automatic;
@@ -20593,6 +20742,26 @@ inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machi
   shape->cut = e.cut;
   shape->schedule = prepare(std::move(schedule));
   e.paths = chunk_paths(*shape->schedule, e.cut);
+  return made;
+}
+
+// What the log says of a user's send.
+inline Shared<const CallShape> send_shape(std::int64_t elements, const SourceLine& where) {
+  CallShape* const shape = new CallShape;
+  const Shared<const CallShape> made(shape);
+  shape->name = "send";
+  shape->where = where;
+  shape->eager = true;
+  shape->cut.block = elements;
+  shape->spec.elements = elements;
+  CollectiveSchedule send;
+  send.name = "send";
+  send.what = Collective::broadcast;
+  send.devices = 2;
+  Transfer whole;
+  whole.to = 1;
+  send.transfers.push_back(whole);
+  shape->schedule = prepare(std::move(send));
   return made;
 }
 
@@ -20832,7 +21001,16 @@ namespace detail {
 struct CallRecord {
   LoggedCall logged;
   int number = -1;
+  std::uint64_t id = 0;  // the same in all processes
 };
+
+// A user's send, in the log.
+inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int from, int to) {
+  const Shared<CallRecord> record(new CallRecord);
+  record->logged.shape = shape;
+  record->logged.members = Shared<const std::vector<int>>(new std::vector<int>{from, to});
+  return record;
+}
 
 struct Post {
   bool here = false;
@@ -20913,6 +21091,17 @@ struct Packet {
   Shared<CallRecord> call;
 };
 
+// The devices that are other processes, where there are such (mpi_fabric.hpp).
+class OtherProcesses {
+ public:
+  virtual ~OtherProcesses() = default;
+  virtual Meeting* post(Seat& seat, Post post) = 0;
+  virtual void wait(const Wait& wait, const std::string& where) = 0;  // until it is met
+  virtual void put(int to, const Packet& packet) = 0;
+  virtual void took(int from) = 0;  // a packet of that sender
+  virtual void end(Waiting::Now how, const std::string& where, const std::string& message) = 0;
+};
+
 class Fabric {
  public:
   // At most `most` devices run at once; 0: all. Exchanges use up to `threads` threads. Folded: one
@@ -20931,34 +21120,26 @@ class Fabric {
   int devices() const { return static_cast<int>(machine_.chips()); }
   bool folded() const { return folded_; }
   void begin(int me) { waiting_.begin(me); }
+  // From now on only one of the devices is in this process; null: all are.
+  void span(OtherProcesses* others) { others_ = others; }
 
   // The seat of a device in the group of these axes, which rise.
   Seat seat(int me, const std::vector<int>& axes, const std::vector<int>& ranks) {
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
-    Group* group = nullptr;
-    for (const Shared<Group>& known : groups_) {
-      if (known->ranks.front() == ranks.front() && known->axes == axes) {
-        group = known.get();
-      }
-    }
-    if (group == nullptr) {
-      groups_.push_back(Shared<Group>(new Group));
-      group = groups_.back().get();
-      group->axes = axes;
-      group->ranks = ranks;
-      group->fresh();
-    }
     Seat seat;
-    seat.group = group;
+    seat.group = &find_group(axes, ranks);
     while (ranks[static_cast<std::size_t>(seat.place)] != me) {
       ++seat.place;
     }
-    seat.next = group->meetings[0].get();
+    seat.next = seat.group->meetings[0].get();
     return seat;
   }
 
   // Gives the meeting, at which nobody needs to wait.
   Meeting* post(Seat& seat, Post post) {
+    if (others_ != nullptr) {
+      return others_->post(seat, std::move(post));
+    }
     Meeting* const meeting = seat.next;
     post.here = true;
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
@@ -20979,7 +21160,9 @@ class Fabric {
   template <class Standing>
   Shared<CallRecord> await(int me, const Seat& seat, Meeting* meeting, const Standing& standing) {
     for (int looks = 0; !meeting->done.load(std::memory_order_acquire);) {
-      if (!waiting_.look_again(looks)) {
+      if (others_ != nullptr) {
+        others_->wait({Wait::For::collective, meeting, 0}, standing.standing());
+      } else if (!waiting_.look_again(looks)) {
         std::unique_lock<std::mutex> lock(waiting_.mutex());
         meeting->sleepers.fetch_add(1);
         if (!meeting->done.load()) {
@@ -21020,7 +21203,13 @@ class Fabric {
     return made;
   }
 
+  const List<Shared<const CallPlan>>& plans() const { return plans_; }  // after the run
+
   void put(int from, int to, Packet packet) {
+    if (others_ != nullptr) {
+      others_->put(to, packet);
+      return;
+    }
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
     box(to, from).packets.push_back(std::move(packet));
     const Waiting::State& receiver = waiting_.state(to);
@@ -21033,6 +21222,10 @@ class Fabric {
   // The next packet of that sender.
   template <class Standing>
   Packet take(int me, int from, const Standing& standing) {
+    if (others_ != nullptr) {
+      others_->wait({Wait::For::message, nullptr, from}, standing.standing());
+      others_->took(from);
+    }
     std::unique_lock<std::mutex> lock(waiting_.mutex());
     waiting_.throw_failure();
     if (box(me, from).empty()) {
@@ -21055,6 +21248,12 @@ class Fabric {
     end(me, Waiting::Now::threw, where, message);
   }
 
+  // Ends the run for all devices of this process.
+  void end_run(const std::string& failure) {
+    if (!failure.empty() && !waiting_.over()) {
+      waiting_.conclude(failure);
+    }
+  }
   // After all devices have ended: empty when all is well.
   std::string failure() {
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
@@ -21069,6 +21268,8 @@ class Fabric {
   }
 
  private:
+  friend class MpiRanks;
+
   struct Box {
     int from = 0;
     List<Packet> packets;
@@ -21076,6 +21277,20 @@ class Fabric {
 
     bool empty() const { return next == packets.size(); }
   };
+
+  Group& find_group(const std::vector<int>& axes, const std::vector<int>& ranks) {
+    for (const Shared<Group>& known : groups_) {
+      if (known->ranks.front() == ranks.front() && known->axes == axes) {
+        return *known;
+      }
+    }
+    groups_.push_back(Shared<Group>(new Group));
+    Group& group = *groups_.back();
+    group.axes = axes;
+    group.ranks = ranks;
+    group.fresh();
+    return group;
+  }
 
   // The messages to a device from a sender; kept in the order of senders.
   Box& box(int to, int from) {
@@ -21103,6 +21318,10 @@ class Fabric {
   }
 
   void end(int me, Waiting::Now how, const std::string& where, const std::string& message) {
+    if (others_ != nullptr) {
+      others_->end(how, where, message);
+      return;
+    }
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
     if (waiting_.ends(me, how, where, message)) {
       judge();
@@ -21294,6 +21513,7 @@ class Fabric {
   const List<AxisPlacement>& axes_;
   int threads_;
   bool folded_;
+  OtherProcesses* others_ = nullptr;
   Waiting waiting_;        // its mutex guards the boxes and the list of groups
   List<List<Box>> boxes_;  // by receiver
   List<Shared<Group>> groups_;
@@ -21344,6 +21564,7 @@ class Endpoint {
   int rank() const { return rank_; }
   int devices() const { return fabric_.devices(); }
   const DeviceLog& log() const { return log_; }
+  DeviceLog& log() { return log_; }
 
   // What the device's ops came to so far. Their records are let go now and then when nobody outside
   // asked for them: a long training would fill the memory.
@@ -21465,6 +21686,7 @@ class Endpoint {
     }
     call.seat = &seat(key.axes);
     if (call.seat->group->size() == 1) {
+      call.key.rows = rows;
       run_alone(call, in, out, where);
       return call;
     }
@@ -21501,8 +21723,15 @@ class Endpoint {
     log_ops();
     ++calls_;
     Packet packet;
-    packet.value = value.clone();
-    packet.call = send_record(to, value, where);
+    {
+      Context nobody;  // a message under way is in no device's memory, whenever it is received
+      const ContextScope scope(nobody);
+      packet.value = value.clone();
+    }
+    if (!send_shape_ || send_shape_->cut.block != value.count()) {
+      send_shape_ = send_shape(value.count(), where);
+    }
+    packet.call = send_record(send_shape_, rank_, to);
     log_.events.push_back({DeviceEvent::Kind::start, 0, 0, packet.call, nullptr});
     fabric_.put(rank_, to, std::move(packet));
   }
@@ -21627,35 +21856,6 @@ class Endpoint {
     for (std::int64_t i = 0; out.defined() && i < out.count(); ++i) {
       out.data()[i] = in.count() > 0 ? in.data()[i % in.count()] * times : 0.0f;
     }
-  }
-
-  Shared<CallRecord> send_record(int to, const Tensor& value, const SourceLine& where) {
-    if (!send_shape_ || send_shape_->cut.block != value.count()) {
-      CallShape* const shape = new CallShape;
-      send_shape_ = Shared<const CallShape>(shape);
-      shape->name = "send";
-      shape->where = where;
-      shape->eager = true;
-      shape->cut.block = value.count();
-      shape->spec.elements = value.count();
-      shape->schedule = one_message();
-    }
-    Shared<CallRecord> record(new CallRecord);
-    record->logged.shape = send_shape_;
-    std::vector<int>* const members = new std::vector<int>{rank_, to};
-    record->logged.members = Shared<const std::vector<int>>(members);
-    return record;
-  }
-
-  static Shared<const PreparedSchedule> one_message() {
-    CollectiveSchedule send;
-    send.name = "send";
-    send.what = Collective::broadcast;
-    send.devices = 2;
-    Transfer whole;
-    whole.to = 1;
-    send.transfers.push_back(whole);
-    return prepare(std::move(send));
   }
 
   Fabric& fabric_;
@@ -22482,7 +22682,9 @@ class FairLinks {
     double rate = 0;
     double since = 0;  // when `bytes` was right
     int version = 0;   // counts the changes of rate
+    int told = -1;     // the version that share() has given
     bool settled = false;
+    bool left = false;  // still in the lists of its links, until they are next looked at
   };
 
   explicit FairLinks(const MachineLinks& links)
@@ -22505,9 +22707,13 @@ class FairLinks {
   void remove(std::size_t f) {
     ++flows_[f].version;
     flows_[f].rate = 0;
-    free_.push_back(f);
+    removed_.push_back(f);
   }
   Flow& flow(std::size_t f) { return flows_[f]; }
+  static double end_of(const Flow& flow) {  // infinity over a dead link
+    return flow.rate > 0 ? flow.since + flow.bytes / flow.rate
+                         : std::numeric_limits<double>::infinity();
+  }
 
   void join(std::size_t f) {
     for (const std::size_t link : flows_[f].route) {
@@ -22516,31 +22722,30 @@ class FairLinks {
     }
   }
   void leave(std::size_t f) {
-    for (const std::size_t link : flows_[f].route) {
-      std::vector<std::size_t>& on = on_link_[link];
-      std::size_t at = 0;
-      while (on[at] != f) {
-        ++at;
-      }
-      on[at] = on.back();
-      on.pop_back();
-      changed_.push_back(link);
-    }
+    flows_[f].left = true;
+    changed_.insert(changed_.end(), flows_[f].route.begin(), flows_[f].route.end());
   }
 
-  // New rates for all that share links, however indirectly, with those that joined or left;
-  // the flows whose rate is another now.
+  // New rates for all that share links, however indirectly, with those that joined or left. Gives
+  // the flows of each such set that end first, if they were not given with that rate: when they
+  // end, the others are shared out anew.
   const std::vector<std::size_t>& share(double now) {
-    restarted_.clear();
+    first_.clear();
     ++round_;
     for (const std::size_t link : changed_) {
-      if (seen_[link] != round_ && !on_link_[link].empty()) {
+      if (seen_[link] != round_) {
         collect(link);
         fill(now);
+        find_first();
       }
     }
     changed_.clear();
-    return restarted_;
+    for (const std::size_t f : removed_) {
+      flows_[f].left = false;
+      free_.push_back(f);
+    }
+    removed_.clear();
+    return first_;
   }
 
  private:
@@ -22551,9 +22756,16 @@ class FairLinks {
     seen_[first] = round_;
     for (std::size_t i = 0; i < full_.size(); ++i) {
       const std::size_t link = full_[i];
+      std::vector<std::size_t>& on = on_link_[link];
+      std::size_t stay = 0;
+      for (const std::size_t f : on) {
+        on[stay] = f;
+        stay += flows_[f].left ? 0U : 1U;
+      }
+      on.resize(stay);
       room_[link] = links_.bandwidth(link);
-      open_[link] = on_link_[link].size();
-      for (const std::size_t f : on_link_[link]) {
+      open_[link] = stay;
+      for (const std::size_t f : on) {
         if (flows_[f].settled) {
           continue;  // reached by another of its links
         }
@@ -22614,17 +22826,31 @@ class FairLinks {
       flow.since = now;
       flow.rate = rate;
       ++flow.version;
-      restarted_.push_back(f);
+    }
+  }
+
+  // Ends that differ by rounding alone are one.
+  void find_first() {
+    double least = std::numeric_limits<double>::infinity();
+    for (const std::size_t f : together_) {
+      least = std::min(least, end_of(flows_[f]));
+    }
+    for (const std::size_t f : together_) {
+      Flow& flow = flows_[f];
+      if (flow.told != flow.version && end_of(flow) <= least * (1 + 1e-12)) {
+        flow.told = flow.version;
+        first_.push_back(f);
+      }
     }
   }
 
   const MachineLinks& links_;
   List<Flow> flows_;
-  std::vector<std::size_t> free_;
+  std::vector<std::size_t> free_, removed_;
   List<std::vector<std::size_t>> on_link_;
   std::vector<int> seen_;  // the round in which a link was last looked at
   int round_ = 0;
-  std::vector<std::size_t> changed_, restarted_;
+  std::vector<std::size_t> changed_, first_;
   // Of the set at hand: flows, links that are not yet full, and of each what is left and for whom.
   std::vector<std::size_t> together_, full_;
   std::vector<double> room_;
@@ -22902,11 +23128,6 @@ inline double message_bytes(const CallShape& shape, const ScheduledMessage& mess
   return static_cast<double>(elements) * shape.spec.element_bytes;
 }
 
-// Whether anything is known of what the chip computes; a machine may be described by links alone.
-inline bool has_rates(const Chip& chip) {
-  return chip.flops_bf16 > 0 || chip.flops_f32 > 0 || chip.memory_bandwidth > 0;
-}
-
 class Replay {
  public:
   Replay(const RunLog& log, const Machine& machine, const Faults& faults)
@@ -22951,9 +23172,7 @@ class Replay {
       run_ready(now);
       for (const std::size_t f : fair_.share(now)) {
         const FairLinks::Flow& flow = fair_.flow(f);
-        if (flow.rate > 0) {
-          events_.push({now + flow.bytes / flow.rate, f, flow.version});
-        }
+        events_.push({FairLinks::end_of(flow), f, flow.version});
       }
     }
     check_all_done();
@@ -23041,7 +23260,7 @@ class Replay {
 
   double compute_seconds(std::size_t d, const DeviceEvent& event) const {
     double seconds = 0;
-    for (std::size_t i = event.first; has_rates(machine_.chip) && i < event.last; ++i) {
+    for (std::size_t i = event.first; i < event.last; ++i) {
       seconds += op_seconds(log_.ops[d][i], machine_.chip);
     }
     return seconds;
@@ -23156,8 +23375,8 @@ class Replay {
         dead_link_ = static_cast<std::int64_t>(link);
       }
     }
-    if (f >= flights_.size()) {
-      flights_.resize(f + 1);
+    if (f == flights_.size()) {
+      flights_.push_back(Flight());
     }
     flights_[f] = {progress, keeps_ ? static_cast<int>(out_.messages.size()) : none, m};
     if (keeps_) {
@@ -23170,8 +23389,7 @@ class Replay {
     }
   }
 
-  // A device's compute is over, or a message's latency, or its transfer at the rate of that
-  // version.
+  // A device's compute is over, or a message's latency, or its transfer at that version's rate.
   void handle(const EventQueue::Entry& event, double now) {
     if (event.tag == device_event) {
       ready_.push_back(static_cast<int>(event.item));
@@ -23322,7 +23540,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 struct Guess {
   double bytes_per_device = -1;
   std::int64_t steps = -1;
-  double seconds = -1;  // simulated; right within 1 %
+  double seconds = -1;  // simulated, of the messages that set the time; right within 1 %
 };
 
 struct CheckRow {
@@ -23382,6 +23600,7 @@ struct Counted {
   double seconds = 0;
   int devices = 1;                 // of the mesh
   int group = 1;                   // of the largest collective
+  std::string algorithm;           // of that
   std::vector<std::string> names;  // of the collectives
 };
 
@@ -23401,6 +23620,12 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
   const double steps = static_cast<double>(counted.steps);
   if (steps <= 0) {
     return "no message was sent";
+  }
+  const bool whole = has_name(counted, "all_reduce");
+  if (counted.names.size() == 1 && !same(guess, steps) && counted.algorithm != "ring" &&
+      same(guess, (whole ? 2.0 : 1.0) * (counted.group - 1)) && you != counted.one_way_steps) {
+    return cat("it ran by ", counted.algorithm,
+               ", the cheapest here; you counted a ring: mesh.algorithm = Algorithm::ring");
   }
   if (you == counted.one_way_steps) {
     return "a bidirectional ring halves them";
@@ -23529,16 +23754,9 @@ struct MeshRecord {
   List<MeshAxis> axes;
   List<List<KeptTensor>> kept;  // by rank
   List<Counters> counters;
+  double measured = 0;  // seconds on this host, of the slowest device
   List<Shared<MemoryMeter>> memory;
 };
-
-// "demo.cpp:12"
-inline std::string line_text(const SourceLine& where) {
-  std::string file = where.file;
-  const std::size_t folder = file.find_last_of("/\\");
-  file = folder == std::string::npos ? file : file.substr(folder + 1);
-  return file.empty() ? "" : cat(file, ":", where.line);
-}
 
 inline Table collective_table(const List<CollectiveRow>& rows, const std::string& machine) {
   Table out;
@@ -23615,6 +23833,8 @@ class MeshRun {
   double seconds = 0;  // simulated, of compute and messages
   Timeline timeline;   // of each message, call and device
 
+  // What the run took here, on the wall: on this computer's threads, or on MPI ranks.
+  double measured_seconds() const { return record_->measured; }
   const RunLog& log() const { return record_->log; }
   const Machine& machine() const { return machine_; }
   int devices() const { return record_->log.devices; }
@@ -23756,10 +23976,11 @@ class MeshRun {
       counted.bytes_least = rank == 0 ? sent[rank] : std::min(counted.bytes_least, sent[rank]);
       counted.bytes_total += sent[rank];
     }
-    counted.seconds = seconds;
+    counted.seconds = seconds - critical_path().compute;
     for (const CollectiveRow& row : collectives()) {
       counted.steps += row.steps;
       counted.names.push_back(row.name);
+      counted.algorithm = row.devices > counted.group ? row.algorithm : counted.algorithm;
       counted.group = std::max(counted.group, row.devices);
       const bool both = row.algorithm == name_of(Algorithm::ring_both_ways);
       counted.one_way_steps +=
@@ -24048,10 +24269,8 @@ inline void check_thread_limit(int threads) {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/mesh/mesh.hpp
-// A mesh: the devices of a machine under named axes, and a program run on all of them.
-// Each device is a thread with a context of its own (ops, memory, device number); host loops inside
-// are serial. When a device fails, or all wait, the run ends with an Error that says where each is.
+// >> tinyscale/mesh/device_thread.hpp
+// One device while it runs, on a thread of this process or as one MPI rank, and what it leaves.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -24062,14 +24281,16 @@ namespace detail {
 // One device while it runs, and what it leaves.
 struct DeviceThread {
   DeviceThread(Fabric& shared, Algorithm algorithm, int rank)
-      : device(shared, algorithm, rank), fabric(&shared) {}
+      : device(shared, algorithm, rank), fabric(&shared), neighbours(shared.devices()) {}
 
   Device device;
   const DeviceProgram* program = nullptr;
   Fabric* fabric = nullptr;
+  int neighbours = 1;      // devices that share this computer, this one among them
   Context context;         // its profile is null until the device runs
   List<OpRecord> records;  // for the caller's profile
   Counters counters;
+  double seconds = 0;  // measured
 };
 
 inline std::string message_of(const std::exception_ptr& error) {
@@ -24085,10 +24306,11 @@ inline std::string message_of(const std::exception_ptr& error) {
 // Runs the program on one device; whatever it throws goes to the fabric.
 inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThread& self) {
   const ContextScope scope(self.context);
-  const ThreadScope share(std::max(1, thread_count() / self.device.size()));
+  const ThreadScope share(std::max(1, thread_count() / self.neighbours));
   const Profile profile;
   Endpoint& endpoint = self.device.endpoint();
   fabric.begin(endpoint.rank());
+  const auto start = std::chrono::steady_clock::now();
   try {
     program(self.device);
     endpoint.log_ops();
@@ -24096,9 +24318,3259 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
   } catch (...) {
     fabric.threw(endpoint.rank(), endpoint.where(), message_of(std::current_exception()));
   }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  self.seconds = took.count();
   self.counters = endpoint.counters();
   self.records = profile.records();
 }
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/mpi_bytes.hpp
+// What processes tell each other: values one after the other, read back in the same order. All
+// processes run the same program, so a value is its bytes.
+
+#if defined(TINYSCALE_USE_MPI)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+class Bytes {
+ public:
+  Bytes() = default;
+  explicit Bytes(std::string text) : text_(std::move(text)) {}
+
+  const std::string& text() const { return text_; }
+  bool at_end() const { return next_ == text_.size(); }
+
+  void put(const void* from, std::size_t size) {
+    text_.append(static_cast<const char*>(from), size);
+  }
+  void get(void* to, std::size_t size) {
+    std::memcpy(to, text_.data() + next_, size);
+    next_ += size;
+  }
+  void put(std::int64_t value) { put(&value, sizeof value); }
+  void put(double value) { put(&value, sizeof value); }
+  void put(const std::string& text) {
+    put(static_cast<std::int64_t>(text.size()));
+    text_ += text;
+  }
+  template <class T>
+  void put_enum(T value) {
+    put(static_cast<std::int64_t>(value));
+  }
+  template <class T>
+  void put_numbers(const std::vector<T>& values) {
+    put(static_cast<std::int64_t>(values.size()));
+    for (const T value : values) {
+      put(static_cast<std::int64_t>(value));
+    }
+  }
+
+  std::int64_t number() {
+    std::int64_t value = 0;
+    get(&value, sizeof value);
+    return value;
+  }
+  int whole() { return static_cast<int>(number()); }
+  double real() {
+    double value = 0;
+    get(&value, sizeof value);
+    return value;
+  }
+  std::string string() {
+    std::string text(static_cast<std::size_t>(number()), '\0');
+    get(&text[0], text.size());
+    return text;
+  }
+  template <class T>
+  void get_enum(T& value) {
+    value = static_cast<T>(number());
+  }
+  template <class T>
+  void get_numbers(std::vector<T>& values) {
+    values.resize(static_cast<std::size_t>(number()));
+    for (T& value : values) {
+      value = static_cast<T>(number());
+    }
+  }
+
+ private:
+  std::string text_;
+  std::size_t next_ = 0;
+};
+
+inline void put_shape(Bytes& to, const Shape& shape) { to.put_numbers(shape.values()); }
+
+inline Shape get_shape(Bytes& from) {
+  std::vector<std::int64_t> dims;
+  from.get_numbers(dims);
+  return Shape(dims);
+}
+
+// Texts and schedules of other processes, kept for as long as the program runs: a log refers to
+// them. Equal ones are kept once.
+inline const char* kept_text(const std::string& text) {
+  static List<Shared<const std::string>> kept;
+  for (const Shared<const std::string>& known : kept) {
+    if (*known == text) {
+      return known->c_str();
+    }
+  }
+  kept.push_back(Shared<const std::string>(new std::string(text)));
+  return kept.back()->c_str();
+}
+
+inline void put_where(Bytes& to, const SourceLine& where) {
+  to.put(std::string(where.file));
+  to.put(std::int64_t{where.line});
+}
+
+inline SourceLine get_where(Bytes& from) {
+  SourceLine where;
+  where.file = kept_text(from.string());
+  where.line = from.whole();
+  return where;
+}
+
+inline void put_schedule(Bytes& to, const CollectiveSchedule& schedule) {
+  to.put(schedule.name);
+  to.put_enum(schedule.what);
+  for (const int value : {schedule.devices, schedule.chunks, schedule.root}) {
+    to.put(std::int64_t{value});
+  }
+  to.put(static_cast<std::int64_t>(schedule.transfers.size()));
+  for (const Transfer& t : schedule.transfers) {
+    to.put(&t, sizeof t);
+  }
+}
+
+// The schedule of those bytes.
+inline const CollectiveSchedule* kept_schedule(const std::string& bytes) {
+  struct Known {
+    std::string bytes;
+    CollectiveSchedule schedule;
+  };
+  static List<Shared<Known>> kept;
+  for (const Shared<Known>& known : kept) {
+    if (known->bytes == bytes) {
+      return &known->schedule;
+    }
+  }
+  kept.push_back(Shared<Known>(new Known));
+  Known& made = *kept.back();
+  made.bytes = bytes;
+  Bytes from(bytes);
+  made.schedule.name = from.string();
+  from.get_enum(made.schedule.what);
+  made.schedule.devices = from.whole();
+  made.schedule.chunks = from.whole();
+  made.schedule.root = from.whole();
+  made.schedule.transfers = List<Transfer>(static_cast<std::size_t>(from.number()));
+  for (Transfer& t : made.schedule.transfers) {
+    from.get(&t, sizeof t);
+  }
+  return &made.schedule;
+}
+
+inline void put_key(Bytes& to, const CallKey& key) {
+  to.put_enum(key.what);
+  to.put_enum(key.algorithm);
+  to.put_enum(key.preferred);
+  to.put_enum(key.how);
+  to.put_enum(key.format);
+  for (const int value : {key.root, key.dim, key.to_dim}) {
+    to.put(std::int64_t{value});
+  }
+  put_shape(to, key.shape);
+  to.put_numbers(key.axes);
+  to.put_numbers(key.rows);
+  Bytes schedule;
+  if (key.schedule != nullptr) {
+    put_schedule(schedule, *key.schedule);
+  }
+  to.put(schedule.text());
+}
+
+inline CallKey get_key(Bytes& from) {
+  CallKey key;
+  from.get_enum(key.what);
+  from.get_enum(key.algorithm);
+  from.get_enum(key.preferred);
+  from.get_enum(key.how);
+  from.get_enum(key.format);
+  key.root = from.whole();
+  key.dim = from.whole();
+  key.to_dim = from.whole();
+  key.shape = get_shape(from);
+  from.get_numbers(key.axes);
+  from.get_numbers(key.rows);
+  const std::string schedule = from.string();
+  key.schedule = schedule.empty() ? nullptr : kept_schedule(schedule);
+  return key;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI
+
+// >> tinyscale/mesh/mpi_exchange.hpp
+// The part of one MPI rank in a collective: its own transfers of the schedule, step by step in each
+// stream. It never waits: advance() goes as far as what has come allows.
+
+#if defined(TINYSCALE_USE_MPI)
+
+#define OMPI_SKIP_MPICXX 1  // not the C++ bindings of MPI 2
+#define MPICH_SKIP_MPICXX 1
+// clang-format off
+#  include <mpi.h>
+// clang-format on
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// One device's own part of an exchange: its chunks, and its steps in each stream.
+class RankExchange {
+ public:
+  // `index`: of this device in the group; `ranks` by index.
+  RankExchange(const Exchange& e, const PreparedSchedule& schedule, int index,
+               const std::vector<int>& ranks, int tag, MPI_Comm comm)
+      : e_(e),
+        schedule_(schedule),
+        index_(index),
+        ranks_(ranks),
+        tag_(tag),
+        comm_(comm),
+        chunks_(new float[static_cast<std::size_t>(e.cut.begin(e.cut.chunks()))]),
+        streams_(schedule.streams.size()) {
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      streams_[s].step = schedule.streams[s].first;
+    }
+  }
+  RankExchange(const RankExchange&) = delete;
+  RankExchange& operator=(const RankExchange&) = delete;
+  ~RankExchange() { delete[] chunks_; }
+
+  void load(const float* in) {
+    for (int b = 0; b < e_.cut.blocks && in != nullptr; ++b) {
+      const int place = input_block(e_, index_, b);
+      if (place >= 0) {
+        block(b, place, true).load(in, at(b * e_.cut.parts));
+      }
+    }
+  }
+
+  // As far as what has come allows; gives whether that was a step.
+  bool advance() {
+    bool moved = false;
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      while (streams_[s].step < schedule_.streams[s].last && step(streams_[s], s)) {
+        ++streams_[s].step;
+        streams_[s].posted = false;
+        moved = true;
+      }
+    }
+    for (std::size_t i = going_.size(); i-- > 0;) {
+      int gone = 0;
+      MPI_Test(&going_[i]->request, &gone, MPI_STATUS_IGNORE);
+      if (gone != 0) {
+        going_[i] = going_.back();
+        going_.pop_back();
+      }
+    }
+    return moved;
+  }
+  bool done() const {
+    bool all = going_.empty();
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      all = all && streams_[s].step == schedule_.streams[s].last;
+    }
+    return all;
+  }
+
+  void store(float* out) {
+    for (int b = 0; b < e_.cut.blocks && out != nullptr; ++b) {
+      const int place = output_block(e_, index_, b);
+      const std::int64_t count = e_.cut.elements(b * e_.cut.parts, e_.cut.parts);
+      if (place < 0) {
+        continue;
+      }
+      float* const numbers = at(b * e_.cut.parts);
+      for (std::int64_t i = 0; i < count && e_.how == Reduce::mean && e_.devices > 1; ++i) {
+        numbers[i] /= static_cast<float>(e_.devices);
+      }
+      block(b, place, false).store(numbers, out);
+    }
+  }
+
+ private:
+  struct Part {  // of a message: chunks that are combined or kept
+    const ScheduledMessage* message = nullptr;
+    std::vector<float> numbers;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  struct Stream {
+    std::size_t step = 0;
+    bool posted = false;
+    List<Shared<Part>> coming;
+  };
+
+  float* at(int chunk) { return chunks_ + e_.cut.begin(chunk); }
+
+  Stretch block(int b, int place, bool input) const {
+    Stretch s;
+    s.count = e_.cut.elements(b * e_.cut.parts, e_.cut.parts);
+    s.map = input ? e_.in : e_.out;
+    s.begin = e_.cut.ragged.empty() ? place * s.map.run : ragged_begin(e_, index_, b, input);
+    return s;
+  }
+
+  // What was there before the step is sent; what comes is taken when all has come, in the order of
+  // the senders, as in one process.
+  bool step(Stream& stream, std::size_t number) {
+    const PreparedSchedule::Step& step = schedule_.steps[stream.step];
+    if (!stream.posted) {
+      for (std::size_t m = step.first; m < step.last; ++m) {
+        const ScheduledMessage& message = schedule_.messages[m];
+        if (message.from == index_ || message.to == index_) {
+          start(message, stream, static_cast<int>(number));
+        }
+      }
+      stream.posted = true;
+    }
+    for (const Shared<Part>& part : stream.coming) {
+      int here = 0;
+      MPI_Test(&part->request, &here, MPI_STATUS_IGNORE);
+      if (here == 0) {
+        return false;
+      }
+    }
+    for (const Shared<Part>& part : stream.coming) {
+      take(*part);
+    }
+    stream.coming.clear();
+    return true;
+  }
+
+  void start(const ScheduledMessage& message, Stream& stream, int number) {
+    std::int64_t count = 0;
+    for (std::size_t i = message.first; i < message.last; ++i) {
+      const Transfer& t = schedule_.data.transfers[i];
+      count += e_.cut.elements(t.chunk, t.chunks);
+    }
+    if (count == 0) {
+      return;
+    }
+    const Shared<Part> part(new Part);
+    part->message = &message;
+    part->numbers.resize(static_cast<std::size_t>(count));
+    const int tag = tag_ + number;
+    if (message.to == index_) {
+      const int from = ranks_[static_cast<std::size_t>(message.from)];
+      MPI_Irecv(part->numbers.data(), static_cast<int>(count), MPI_FLOAT, from, tag, comm_,
+                &part->request);
+      stream.coming.push_back(part);
+      return;
+    }
+    float* to = part->numbers.data();
+    for (std::size_t i = message.first; i < message.last; ++i) {
+      const Transfer& t = schedule_.data.transfers[i];
+      const std::int64_t n = e_.cut.elements(t.chunk, t.chunks);
+      std::memcpy(to, at(t.chunk), static_cast<std::size_t>(n) * sizeof(float));
+      to += n;
+    }
+    if (e_.format != DType::f32) {
+      for (float& value : part->numbers) {
+        value = round_to(value, e_.format);
+      }
+    }
+    const int to_rank = ranks_[static_cast<std::size_t>(message.to)];
+    MPI_Isend(part->numbers.data(), static_cast<int>(count), MPI_FLOAT, to_rank, tag, comm_,
+              &part->request);
+    going_.push_back(part);
+  }
+
+  void take(const Part& part) {
+    const float* from = part.numbers.data();
+    for (std::size_t i = part.message->first; i < part.message->last; ++i) {
+      const Transfer& t = schedule_.data.transfers[i];
+      const std::int64_t n = e_.cut.elements(t.chunk, t.chunks);
+      if (t.action == Action::reduce) {
+        combine(e_.how, n, at(t.chunk), from, at(t.chunk));
+      } else {
+        std::memcpy(at(t.chunk), from, static_cast<std::size_t>(n) * sizeof(float));
+      }
+      from += n;
+    }
+  }
+
+  const Exchange& e_;
+  const PreparedSchedule& schedule_;
+  int index_;
+  const std::vector<int>& ranks_;
+  int tag_;
+  MPI_Comm comm_;
+  float* chunks_;  // the whole vector; what this device never has stays untouched
+  List<Stream> streams_;
+  List<Shared<Part>> going_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI
+
+// >> tinyscale/mesh/mpi_fabric.hpp
+// The same mesh on MPI ranks: compile with mpicxx -DTINYSCALE_USE_MPI, run with mpirun -n 8. Each
+// process is one device; the fabric of each holds the meetings that its device takes part in. Who
+// posts tells its group; when all have told the same, each rank carries out its own transfers of
+// the schedule, step by step. A device that waits moves everything that is under way. Rank 0
+// judges: a device that waits for long tells it where it stands, and when all have and nothing that
+// they wait for is on its way, nothing ever can be (each has told all that it did before it
+// stopped).
+
+#if defined(TINYSCALE_USE_MPI)
+
+// clang-format off
+#  include <time.h>  // nanosleep
+// clang-format on
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A collective of a group, as far as this process knows it.
+struct RankCall {
+  Meeting* meeting = nullptr;
+  std::vector<std::string> keys;  // by place: what each called; empty: nothing yet
+  bool over = false;
+  Shared<const CallPlan> plan;
+  Shared<const std::vector<int>> members;  // by index
+  Shared<RankExchange> exchange;           // once all have called the same
+  std::int64_t number = 0;
+};
+
+struct RankGroup {
+  Group* group = nullptr;
+  std::int64_t posted = 0;       // by this device
+  std::int64_t first = 0;        // number of calls[0]
+  List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
+};
+
+// Where a device stands, as it tells rank 0.
+struct RankReport {
+  struct Call {  // that it posted and that is not over
+    std::int64_t number = 0;
+    bool awaited = false;
+    std::string key;
+  };
+  struct Calls {  // of one group
+    std::vector<int> axes, ranks;
+    std::int64_t posted = 0;
+    List<Call> open;
+  };
+
+  Waiting::Now now = Waiting::Now::runs;
+  Wait wait;
+  std::string where, message;
+  List<Calls> calls;
+  std::vector<std::int64_t> sent, taken;  // messages of the program, by rank
+
+  const Calls* find(const Calls& like) const {
+    for (const Calls& known : calls) {
+      if (known.axes == like.axes && known.ranks == like.ranks) {
+        return &known;
+      }
+    }
+    return nullptr;
+  }
+};
+
+class MpiRanks final : public OtherProcesses {
+ public:
+  // `comm` has as many ranks as the fabric devices.
+  MpiRanks(Fabric& fabric, MPI_Comm comm) : fabric_(fabric) {
+    MPI_Comm_dup(comm, &data_);
+    MPI_Comm_dup(comm, &control_);
+    MPI_Comm_rank(comm, &me_);
+    MPI_Comm_size(comm, &size_);
+    const std::size_t n = static_cast<std::size_t>(size_);
+    sent_.assign(n, 0);
+    taken_.assign(n, 0);
+    told_.assign(n, 0);
+    reports_ = List<Shared<RankReport>>(n);
+  }
+  ~MpiRanks() {
+    MPI_Comm_free(&data_);
+    MPI_Comm_free(&control_);
+  }
+  MpiRanks(const MpiRanks&) = delete;
+  MpiRanks& operator=(const MpiRanks&) = delete;
+
+  Meeting* post(Seat& seat, Post post) override {
+    RankGroup& group = group_of(seat.group);
+    if (post.key.schedule != nullptr) {
+      Bytes schedule;
+      put_schedule(schedule, *post.key.schedule);
+      post.key.schedule = kept_schedule(schedule.text());
+    }
+    const std::int64_t number = group.posted++;
+    Bytes key;
+    put_key(key, post.key);
+    Bytes news;
+    news.put_numbers(seat.group->axes);
+    news.put_numbers(seat.group->ranks);
+    news.put(number);
+    news.put(std::int64_t{seat.place});
+    news.put(key.text());
+    news.put_numbers(post.rows);
+    put_where(news, post.where);
+    for (const int rank : seat.group->ranks) {
+      if (rank != me_) {
+        tell(rank, post_tag, news.text());
+      }
+    }
+    RankCall& call = find_call(group, number);
+    Meeting* const meeting = call.meeting;
+    enter(call, seat.place, std::move(post), key.text());
+    progress();
+    return meeting;
+  }
+
+  void wait(const Wait& wait, const std::string& where) override {
+    const double start = MPI_Wtime();
+    bool told = false;
+    for (std::int64_t looks = 0; !met(wait); ++looks) {
+      const bool moved = progress();
+      if (met(wait)) {
+        break;
+      }
+      fabric_.waiting_.throw_failure();
+      if (moved) {
+        looks = 0;
+      } else {
+        let_others_run(looks);
+      }
+      if ((!told || changed_) && MPI_Wtime() - start > 5e-3) {
+        told = true;
+        report(Waiting::Now::waits, wait, where, "");
+      }
+    }
+  }
+
+  void put(int to, const Packet& packet) override {
+    const CallShape& shape = *packet.call->logged.shape;
+    packet.call->id = call_id(send_axes, me_, sends_++);
+    Bytes news;
+    news.put(static_cast<std::int64_t>(packet.call->id));
+    put_where(news, shape.where);
+    put_shape(news, packet.value.shape());
+    news.put(packet.value.data(), static_cast<std::size_t>(packet.value.count()) * sizeof(float));
+    ++sent_[static_cast<std::size_t>(to)];
+    tell(to, packet_tag, news.text());
+  }
+  void took(int from) override { ++taken_[static_cast<std::size_t>(from)]; }
+
+  // Until rank 0 has judged the run.
+  void end(Waiting::Now how, const std::string& where, const std::string& message) override {
+    changed_ = true;
+    for (std::int64_t looks = 0; !judged_; ++looks) {
+      if (changed_) {
+        report(how, Wait(), where, message);
+      }
+      if (progress()) {
+        looks = 0;
+      } else {
+        let_others_run(looks);
+      }
+    }
+    drain();
+  }
+
+  // The bits of a call's group: its axes and its lowest rank; all processes number its calls alike.
+  static std::uint64_t call_id(std::uint64_t axes, int front, std::int64_t number) {
+    return axes << 52U | static_cast<std::uint64_t>(front) << 36U |
+           static_cast<std::uint64_t>(number);
+  }
+  static constexpr std::uint64_t send_axes = 0xfff, own_axes = 0xffe;  // no group has these
+
+ private:
+  enum Tag { post_tag, packet_tag, report_tag, verdict_tag };
+  static constexpr int streams_at_once = 64, calls_at_once = 16;
+  struct Letter {
+    std::string text;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+
+  static std::uint64_t bits(const std::vector<int>& axes) {
+    std::uint64_t sum = 0;
+    for (const int axis : axes) {
+      sum |= std::uint64_t{1} << static_cast<unsigned>(axis);
+    }
+    return sum;
+  }
+
+  // ---- Letters ----
+
+  void tell(int rank, Tag tag, const std::string& text) {
+    if (text.size() > 0x7fffffffU) {
+      fail({"mpi: a message of ", text.size(), " bytes; at most 2^31 - 1"});
+    }
+    const Shared<Letter> letter(new Letter);
+    letter->text = text;
+    MPI_Isend(letter->text.data(), static_cast<int>(text.size()), MPI_CHAR, rank, tag, control_,
+              &letter->request);
+    ++told_[static_cast<std::size_t>(rank)];
+    letters_.push_back(letter);
+  }
+
+  // The next letter that has come, if one has.
+  bool read(Bytes& text, int& from, int& tag) {
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    int here = 0, count = 0;
+    MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &here, &message, &status);
+    if (here == 0) {
+      return false;
+    }
+    MPI_Get_count(&status, MPI_CHAR, &count);
+    std::string bytes(static_cast<std::size_t>(count), '\0');
+    MPI_Mrecv(&bytes[0], count, MPI_CHAR, &message, MPI_STATUS_IGNORE);
+    ++heard_;
+    text = Bytes(std::move(bytes));
+    from = status.MPI_SOURCE;
+    tag = status.MPI_TAG;
+    return true;
+  }
+
+  bool progress() {
+    bool moved = false;
+    Bytes text;
+    for (int from = 0, tag = 0; read(text, from, tag);) {
+      moved = true;
+      switch (tag) {
+        case post_tag: take_post(text); break;
+        case packet_tag: take_packet(text, from); break;
+        case report_tag: take_report(text, from); break;
+        default: take_verdict(text.text()); break;
+      }
+    }
+    for (const Shared<RankGroup>& group : groups_) {
+      moved = move_calls(*group) || moved;
+    }
+    for (std::size_t i = letters_.size(); i-- > 0;) {
+      int gone = 0;
+      MPI_Test(&letters_[i]->request, &gone, MPI_STATUS_IGNORE);
+      if (gone != 0) {
+        letters_[i] = letters_.back();
+        letters_.pop_back();
+      }
+    }
+    return moved;
+  }
+
+  static void let_others_run(std::int64_t looks) {
+    if (looks < 2000) {
+      std::this_thread::yield();
+    } else {
+      const timespec pause = {0, 20000};
+      nanosleep(&pause, nullptr);
+    }
+  }
+
+  // All letters to this rank are read and its own have gone: the next run finds none of this one.
+  void drain() {
+    std::vector<std::int64_t> from(told_.size());
+    MPI_Alltoall(told_.data(), 1, MPI_INT64_T, from.data(), 1, MPI_INT64_T, control_);
+    std::int64_t all = 0;
+    for (const std::int64_t count : from) {
+      all += count;
+    }
+    Bytes text;
+    for (int rank = 0, tag = 0; heard_ < all;) {
+      read(text, rank, tag);
+    }
+    for (const Shared<Letter>& letter : letters_) {
+      MPI_Wait(&letter->request, MPI_STATUS_IGNORE);
+    }
+    letters_.clear();
+  }
+
+  // ---- Collectives ----
+
+  RankGroup& group_of(Group* group) {
+    for (const Shared<RankGroup>& known : groups_) {
+      if (known->group == group) {
+        return *known;
+      }
+    }
+    groups_.push_back(Shared<RankGroup>(new RankGroup));
+    groups_.back()->group = group;
+    return *groups_.back();
+  }
+
+  RankCall& find_call(RankGroup& group, std::int64_t number) {
+    const std::size_t at = static_cast<std::size_t>(number - group.first);
+    while (group.calls.size() <= at) {
+      const Shared<RankCall> call(new RankCall);
+      call->number = group.first + static_cast<std::int64_t>(group.calls.size());
+      call->meeting = group.group->fresh();
+      call->keys.resize(group.group->ranks.size());
+      group.calls.push_back(call);
+    }
+    return *group.calls[at];
+  }
+
+  static void enter(RankCall& call, int place, Post post, const std::string& key) {
+    post.here = true;
+    call.keys[static_cast<std::size_t>(place)] = key;
+    call.meeting->posts[static_cast<std::size_t>(place)] = std::move(post);
+    call.meeting->came.fetch_add(1);
+  }
+
+  void take_post(Bytes& news) {
+    std::vector<int> axes, ranks;
+    news.get_numbers(axes);
+    news.get_numbers(ranks);
+    const std::int64_t number = news.number();
+    const int place = news.whole();
+    const std::string text = news.string();
+    Bytes key(text);
+    Post post;
+    post.key = get_key(key);
+    news.get_numbers(post.rows);
+    post.where = get_where(news);
+    RankGroup& group = group_of(&fabric_.find_group(axes, ranks));
+    enter(find_call(group, number), place, std::move(post), text);
+  }
+
+  // Calls that all members have made go on, in order, so many at once.
+  bool move_calls(RankGroup& group) {
+    bool moved = false;
+    int under_way = 0;
+    for (std::size_t i = 0; i < group.calls.size() && under_way < calls_at_once; ++i) {
+      RankCall& call = *group.calls[i];
+      if (!call.over && call.meeting->came == group.group->size()) {
+        if (!call.exchange && !call.meeting->disagrees) {
+          agree(group, call);
+          moved = true;
+        }
+        if (call.exchange) {
+          moved = call.exchange->advance() || moved;
+          if (call.exchange->done()) {
+            finish(group, call);
+          }
+        }
+      }
+      under_way += call.over ? 0 : 1;
+    }
+    while (!group.calls.empty() && group.calls[0]->over && group.calls[0]->meeting->left > 0) {
+      let_go(group);
+    }
+    return moved;
+  }
+
+  // The first call is over and its device has seen so.
+  static void let_go(RankGroup& group) {
+    Meeting* const meeting = group.calls[0]->meeting;
+    if (meeting->error.empty()) {
+      for (Post& post : meeting->posts) {
+        post = Post();
+      }
+      group.group->free.push_back(meeting);
+    }
+    for (std::size_t i = 1; i < group.calls.size(); ++i) {
+      group.calls[i - 1] = group.calls[i];
+    }
+    group.calls.pop_back();
+    ++group.first;
+  }
+
+  static bool same(const std::vector<std::string>& keys) {
+    for (const std::string& key : keys) {
+      if (!key.empty() && !keys[0].empty() && key != keys[0]) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // All members have called: the same, or the run ends.
+  void agree(RankGroup& known, RankCall& call) {
+    Group& group = *known.group;
+    Meeting& meeting = *call.meeting;
+    if (!same(call.keys)) {
+      meeting.disagrees = true;
+      return;
+    }
+    try {
+      fabric_.find_plan(group, meeting);
+      call.plan = group.plan;
+      call.members = group.members;
+      const PreparedSchedule& schedule = *call.plan->shape->schedule;
+      int index = 0;
+      while ((*call.members)[static_cast<std::size_t>(index)] != me_) {
+        ++index;
+      }
+      const int tag = first_tag(group, call, static_cast<int>(schedule.streams.size()));
+      call.exchange = Shared<RankExchange>(
+          new RankExchange(call.plan->exchange, schedule, index, *call.members, tag, data_));
+      const Tensor& in = own_post(group, meeting).in;
+      call.exchange->load(in.defined() ? in.origin() : nullptr);
+    } catch (const Error& error) {
+      meeting.error = error.what();
+      meeting.done.store(true);
+      call.over = changed_ = true;
+    }
+  }
+
+  Post& own_post(const Group& group, Meeting& meeting) const {
+    std::size_t place = 0;
+    while (group.ranks[place] != me_) {
+      ++place;
+    }
+    return meeting.posts[place];
+  }
+
+  // Of the call's messages; each stream has one more.
+  int first_tag(const Group& group, const RankCall& call, int streams) const {
+    int* most = nullptr;
+    int known = 0;
+    MPI_Comm_get_attr(data_, MPI_TAG_UB, &most, &known);
+    const std::uint64_t calls =
+        bits(group.axes) * calls_at_once + static_cast<std::uint64_t>(call.number % calls_at_once);
+    const std::uint64_t tag = calls * streams_at_once;
+    if (streams > streams_at_once || (known != 0 && tag + streams_at_once > std::uint64_t(*most))) {
+      fail({"mpi: a schedule of ", streams, " streams over axes ", bits(group.axes),
+            " (as bits); at most ", streams_at_once, " streams, and tags up to ", *most});
+    }
+    return static_cast<int>(tag);
+  }
+
+  void finish(RankGroup& known, RankCall& call) {
+    Meeting& meeting = *call.meeting;
+    const Tensor& out = own_post(*known.group, meeting).out;
+    call.exchange->store(out.defined() ? out.origin() : nullptr);
+    call.exchange.reset();
+    meeting.call = Shared<CallRecord>(new CallRecord);
+    meeting.call->logged.shape = call.plan->shape;
+    meeting.call->logged.members = call.members;
+    meeting.call->id = call_id(bits(known.group->axes), known.group->ranks.front(), call.number);
+    meeting.done.store(true);
+    call.over = changed_ = true;
+  }
+
+  bool met(const Wait& wait) {
+    return wait.what == Wait::For::collective ? static_cast<const Meeting*>(wait.of)->done.load()
+                                              : !fabric_.box(me_, wait.peer).empty();
+  }
+
+  // ---- Messages of the program ----
+
+  void take_packet(Bytes& news, int from) {
+    Context nobody;  // a message under way is in no device's memory
+    const ContextScope scope(nobody);
+    Packet packet;
+    const std::uint64_t id = static_cast<std::uint64_t>(news.number());
+    const SourceLine where = get_where(news);
+    packet.value = Tensor(get_shape(news));
+    news.get(packet.value.data(), static_cast<std::size_t>(packet.value.count()) * sizeof(float));
+    packet.call = send_record(send_shape(packet.value.count(), where), from, me_);
+    packet.call->id = id;
+    fabric_.box(me_, from).packets.push_back(std::move(packet));
+  }
+
+  // ---- The judgement, by rank 0 ----
+
+  void report(Waiting::Now now, const Wait& wait, const std::string& where,
+              const std::string& message) {
+    changed_ = false;
+    Bytes news;
+    news.put_enum(now);
+    news.put_enum(wait.what);
+    news.put(std::int64_t{wait.peer});
+    news.put(where);
+    news.put(message);
+    news.put_numbers(sent_);
+    news.put_numbers(taken_);
+    for (const Shared<RankGroup>& group : groups_) {
+      news.put_numbers(group->group->axes);
+      news.put_numbers(group->group->ranks);
+      news.put(group->posted);
+      for (const Shared<RankCall>& call : group->calls) {
+        if (!call->over && call->number < group->posted) {
+          news.put(call->number);
+          news.put(std::int64_t{call->meeting == wait.of ? 1 : 0});
+          news.put(call->keys[place_in(group->group->ranks, me_)]);
+        }
+      }
+      news.put(std::int64_t{-1});
+    }
+    if (me_ == 0) {
+      Bytes own(news.text());
+      take_report(own, 0);
+    } else {
+      tell(0, report_tag, news.text());
+    }
+  }
+
+  static std::size_t place_in(const std::vector<int>& ranks, int rank) {
+    std::size_t place = 0;
+    while (ranks[place] != rank) {
+      ++place;
+    }
+    return place;
+  }
+
+  void take_report(Bytes& news, int from) {
+    const Shared<RankReport> report(new RankReport);
+    news.get_enum(report->now);
+    news.get_enum(report->wait.what);
+    report->wait.peer = news.whole();
+    report->where = news.string();
+    report->message = news.string();
+    news.get_numbers(report->sent);
+    news.get_numbers(report->taken);
+    while (!news.at_end()) {
+      RankReport::Calls calls;
+      news.get_numbers(calls.axes);
+      news.get_numbers(calls.ranks);
+      calls.posted = news.number();
+      for (std::int64_t number = news.number(); number >= 0; number = news.number()) {
+        const bool awaited = news.number() != 0;
+        calls.open.push_back({number, awaited, news.string()});
+      }
+      report->calls.push_back(calls);
+    }
+    reports_[static_cast<std::size_t>(from)] = report;
+    judge();
+  }
+
+  // Whether all members have made that call, and the same.
+  bool under_way(const RankReport::Calls& calls, const RankReport::Call& open) const {
+    for (const int rank : calls.ranks) {
+      const RankReport::Calls* const theirs = reports_[static_cast<std::size_t>(rank)]->find(calls);
+      if (theirs == nullptr || theirs->posted <= open.number) {
+        return false;
+      }
+      for (const RankReport::Call& other : theirs->open) {
+        if (other.number == open.number && other.key != open.key) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  std::int64_t unread(std::size_t from, std::size_t to) const {
+    return reports_[from]->sent[to] - reports_[to]->taken[from];
+  }
+
+  // Nothing is under way and all have told where they stand: so it stays.
+  void judge() {
+    bool fine = true;
+    for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
+      if (!reports_[rank] || judged_) {
+        return;
+      }
+    }
+    for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
+      const RankReport& report = *reports_[rank];
+      fine = fine && report.now == Waiting::Now::returned;
+      for (const RankReport::Calls& calls : report.calls) {
+        for (const RankReport::Call& open : calls.open) {
+          if (under_way(calls, open)) {
+            return;
+          }
+          fine = false;
+        }
+      }
+      const std::size_t peer = static_cast<std::size_t>(report.wait.peer);
+      if (report.wait.what == Wait::For::message && unread(peer, rank) > 0) {
+        return;
+      }
+      for (std::size_t from = 0; from < reports_.size(); ++from) {
+        fine = fine && unread(from, rank) == 0;
+      }
+    }
+    const std::string text = fine ? "" : verdict();
+    for (int rank = 1; rank < size_; ++rank) {
+      tell(rank, verdict_tag, text);
+    }
+    take_verdict(text);
+  }
+
+  void take_verdict(const std::string& text) {
+    judged_ = true;
+    fabric_.end_run(text);
+  }
+
+  // The fabric of this process takes over what all told, and says what it would say of threads.
+  std::string verdict() {
+    for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
+      const RankReport& report = *reports_[rank];
+      Waiting::State& state = fabric_.waiting_.state(static_cast<int>(rank));
+      state.now = report.now;
+      state.where = report.where;
+      state.message = report.message;
+      state.wait = report.wait;
+      for (const RankReport::Calls& calls : report.calls) {
+        take_over(calls, static_cast<int>(rank), state);
+      }
+      for (std::size_t from = 0; from < reports_.size() && rank > 0; ++from) {
+        for (std::int64_t i = unread(from, rank); i > 0; --i) {
+          const int to = static_cast<int>(rank);
+          fabric_.box(to, static_cast<int>(from)).packets.push_back(Packet());
+        }
+      }
+    }
+    fabric_.judge();
+    return fabric_.waiting_.failure();
+  }
+
+  void take_over(const RankReport::Calls& calls, int rank, Waiting::State& state) {
+    RankGroup& group = group_of(&fabric_.find_group(calls.axes, calls.ranks));
+    for (const RankReport::Call& open : calls.open) {
+      if (group.calls.empty() && group.posted == 0) {
+        group.first = open.number;  // one that rank 0 is not in
+      }
+      RankCall& call = find_call(group, std::max(open.number, group.first));
+      const std::size_t place = place_in(calls.ranks, rank);
+      if (call.keys[place].empty()) {
+        enter(call, static_cast<int>(place), Post(), open.key);
+      }
+      call.meeting->disagrees = !same(call.keys);
+      state.wait.of = open.awaited ? call.meeting : state.wait.of;
+    }
+  }
+
+  Fabric& fabric_;
+  MPI_Comm data_ = MPI_COMM_NULL, control_ = MPI_COMM_NULL;
+  int me_ = 0, size_ = 1;
+  List<Shared<RankGroup>> groups_;
+  List<Shared<Letter>> letters_;            // that may not have gone
+  std::vector<std::int64_t> told_;          // letters, by rank
+  std::int64_t heard_ = 0;                  // letters
+  std::vector<std::int64_t> sent_, taken_;  // messages of the program, by rank
+  std::int64_t sends_ = 0;
+  bool changed_ = false;  // since the last report
+  bool judged_ = false;
+  List<Shared<RankReport>> reports_;  // by rank; of rank 0
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI
+
+// >> tinyscale/mesh/mpi_run.hpp
+// A mesh program on MPI ranks: the devices are the first ranks of the job, and afterwards every
+// rank has what all of them left, so that a MeshRun is the same on each. A job of one rank runs its
+// devices on threads, as without MPI.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// The number of this process in its MPI job; 0 without MPI. All processes run the whole program,
+// and what only one shall print goes behind `if (process_rank() == 0)`.
+int process_rank();
+
+}}  // namespace tinyscale
+
+#if !defined(TINYSCALE_USE_MPI)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+inline int process_rank() { return 0; }
+}}  // namespace tinyscale
+
+#else
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// This process's part in MPI, begun when first needed unless the program has.
+struct MpiSession {
+  MpiSession() {
+    int begun = 0, given = 0;
+    MPI_Initialized(&begun);
+    if (begun == 0) {
+      MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &given);
+      owner = true;
+    }
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm here = MPI_COMM_NULL;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
+    MPI_Comm_size(here, &neighbours);
+    MPI_Comm_free(&here);
+  }
+  // A program that ends within a run leaves without a word: mpirun then ends the others.
+  ~MpiSession() {
+    int ended = 0;
+    MPI_Finalized(&ended);
+    if (owner && ended == 0 && !running) {
+      MPI_Finalize();
+    }
+  }
+  MpiSession(const MpiSession&) = delete;
+  MpiSession& operator=(const MpiSession&) = delete;
+
+  int rank = 0, size = 1;
+  int neighbours = 1;  // processes on this computer, this one among them
+  bool owner = false, running = false;
+};
+
+inline MpiSession& mpi_session() {
+  static MpiSession session;
+  return session;
+}
+
+// The text of one rank on all.
+inline std::string told_by(int rank, const std::string& text) {
+  std::uint64_t size = text.size();
+  MPI_Bcast(&size, 1, MPI_UINT64_T, rank, MPI_COMM_WORLD);
+  std::string all = mpi_session().rank == rank ? text : std::string(size, '\0');
+  for (std::uint64_t at = 0; at < size;) {
+    const std::uint64_t part = std::min(size - at, std::uint64_t{1} << 30U);
+    MPI_Bcast(&all[at], static_cast<int>(part), MPI_CHAR, rank, MPI_COMM_WORLD);
+    at += part;
+  }
+  return all;
+}
+
+// The calls of all devices' logs by their number in the run: one record each.
+class CallRegistry {
+ public:
+  explicit CallRegistry(Fabric& fabric) : fabric_(fabric) {}
+
+  Shared<CallRecord>* find(std::uint64_t id) {
+    const std::string name = name_of_id(id);
+    return places_.has(name) ? &records_[static_cast<std::size_t>(places_[name])] : nullptr;
+  }
+  void add(const Shared<CallRecord>& record) {
+    places_[name_of_id(record->id)] = static_cast<int>(records_.size());
+    records_.push_back(record);
+  }
+
+  void put_log(Bytes& to, const DeviceLog& log, int rank) {
+    List<const CallShape*> shapes;
+    List<const CallRecord*> calls;
+    Bytes events;
+    for (const DeviceLog::Event& event : log.events) {
+      CallRecord* const call = record_of(event);
+      if (call != nullptr && call->id == 0) {  // of a device alone in its group
+        call->id = MpiRanks::call_id(MpiRanks::own_axes, rank, own_++);
+      }
+      events.put_enum(event.kind);
+      events.put(static_cast<std::int64_t>(event.first));
+      events.put(static_cast<std::int64_t>(event.last));
+      events.put(static_cast<std::int64_t>(call == nullptr ? 0 : call->id));
+      if (call != nullptr && find(call->id) == nullptr) {
+        add(event.call ? event.call : event.meeting->call);
+        calls.push_back(call);
+        std::size_t at = 0;
+        while (at < shapes.size() && shapes[at] != call->logged.shape.get()) {
+          ++at;
+        }
+        if (at == shapes.size()) {
+          shapes.push_back(call->logged.shape.get());
+        }
+      }
+    }
+    to.put(static_cast<std::int64_t>(shapes.size()));
+    for (const CallShape* const shape : shapes) {
+      put_shape_of(to, *shape);
+    }
+    to.put(static_cast<std::int64_t>(calls.size()));
+    for (const CallRecord* const call : calls) {
+      std::size_t at = 0;
+      while (shapes[at] != call->logged.shape.get()) {
+        ++at;
+      }
+      to.put(static_cast<std::int64_t>(call->id));
+      to.put(static_cast<std::int64_t>(at));
+      to.put_numbers(*call->logged.members);
+    }
+    to.put(static_cast<std::int64_t>(log.events.size()));
+    to.put(events.text().data(), events.text().size());
+    to.put(static_cast<std::int64_t>(log.ops.size()));
+    for (const OpCost& op : log.ops) {
+      to.put(&op, sizeof op);
+    }
+  }
+
+  void get_log(Bytes& from, DeviceLog& log) {
+    List<Shared<const CallShape>> shapes(static_cast<std::size_t>(from.number()));
+    for (Shared<const CallShape>& shape : shapes) {
+      shape = get_shape_of(from);
+    }
+    for (std::int64_t left = from.number(); left > 0; --left) {
+      const Shared<CallRecord> record(new CallRecord);
+      record->id = static_cast<std::uint64_t>(from.number());
+      record->logged.shape = shapes[static_cast<std::size_t>(from.number())];
+      std::vector<int>* const members = new std::vector<int>;
+      record->logged.members = Shared<const std::vector<int>>(members);
+      from.get_numbers(*members);
+      if (find(record->id) == nullptr) {
+        add(record);
+      }
+    }
+    log.events = List<DeviceLog::Event>(static_cast<std::size_t>(from.number()));
+    for (DeviceLog::Event& event : log.events) {
+      from.get_enum(event.kind);
+      event.first = static_cast<std::size_t>(from.number());
+      event.last = static_cast<std::size_t>(from.number());
+      const std::uint64_t id = static_cast<std::uint64_t>(from.number());
+      if (id != 0) {
+        event.call = *find(id);
+      }
+    }
+    log.ops = List<OpCost>(static_cast<std::size_t>(from.number()));
+    for (OpCost& op : log.ops) {
+      from.get(&op, sizeof op);
+    }
+  }
+
+ private:
+  static std::string name_of_id(std::uint64_t id) {
+    return std::string(reinterpret_cast<const char*>(&id), sizeof id);
+  }
+
+  // A collective by its key, from which its plan follows; else a send.
+  void put_shape_of(Bytes& to, const CallShape& shape) const {
+    for (const Shared<const CallPlan>& plan : fabric_.plans()) {
+      if (plan->shape.get() == &shape) {
+        to.put(std::int64_t{1});
+        put_where(to, shape.where);
+        put_key(to, plan->key);
+        return;
+      }
+    }
+    to.put(std::int64_t{0});
+    put_where(to, shape.where);
+    to.put(shape.spec.elements);
+  }
+  Shared<const CallShape> get_shape_of(Bytes& from) {
+    const bool collective = from.number() != 0;
+    const SourceLine where = get_where(from);
+    if (!collective) {
+      return send_shape(from.number(), where);
+    }
+    const CallKey key = get_key(from);
+    return fabric_.plan(key, where)->shape;
+  }
+
+  Fabric& fabric_;
+  NameTable places_;
+  List<Shared<CallRecord>> records_;
+  std::int64_t own_ = 0;
+};
+
+inline void put_op(Bytes& to, const OpRecord& op) {
+  to.put(op.name);
+  for (const List<Operand>* operands : {&op.reads, &op.writes}) {
+    to.put(static_cast<std::int64_t>(operands->size()));
+    for (const Operand& operand : *operands) {
+      to.put(operand.elements);
+      to.put_enum(operand.format);
+    }
+  }
+  for (const double value :
+       {op.matmul_flops, op.vector_flops, op.bytes_read, op.bytes_written, op.seconds}) {
+    to.put(value);
+  }
+  to.put(std::int64_t{op.device});
+  to.put(op.shape);
+}
+
+inline OpRecord get_op(Bytes& from) {
+  OpRecord op;
+  op.name = from.string();
+  for (List<Operand>* operands : {&op.reads, &op.writes}) {
+    *operands = List<Operand>(static_cast<std::size_t>(from.number()));
+    for (Operand& operand : *operands) {
+      operand.elements = from.real();
+      from.get_enum(operand.format);
+    }
+  }
+  for (double* value :
+       {&op.matmul_flops, &op.vector_flops, &op.bytes_read, &op.bytes_written, &op.seconds}) {
+    *value = from.real();
+  }
+  op.device = from.whole();
+  op.shape = from.string();
+  return op;
+}
+
+inline std::string what_it_left(DeviceThread& self, CallRegistry& calls) {
+  Bytes to;
+  to.put(&self.counters, sizeof self.counters);
+  to.put(self.seconds);
+  std::int64_t memory[MemoryMeter::values];
+  self.context.memory->read(memory);
+  to.put(memory, sizeof memory);
+  to.put(static_cast<std::int64_t>(self.device.kept().size()));
+  for (const KeptTensor& kept : self.device.kept()) {
+    to.put(kept.name);
+    put_shape(to, kept.value.shape());
+    const Tensor numbers = contiguous(kept.value);
+    to.put(numbers.data(), static_cast<std::size_t>(numbers.count()) * sizeof(float));
+  }
+  to.put(static_cast<std::int64_t>(self.records.size()));
+  for (const OpRecord& op : self.records) {
+    put_op(to, op);
+  }
+  calls.put_log(to, self.device.endpoint().log(), self.device.rank());
+  return to.text();
+}
+
+inline void take_what_it_left(Bytes& from, DeviceThread& other, CallRegistry& calls) {
+  Context nobody;
+  const ContextScope scope(nobody);
+  from.get(&other.counters, sizeof other.counters);
+  other.seconds = from.real();
+  std::int64_t memory[MemoryMeter::values];
+  from.get(memory, sizeof memory);
+  other.context.memory->write(memory);
+  for (std::int64_t left = from.number(); left > 0; --left) {
+    const std::string name = from.string();
+    Tensor value(get_shape(from));
+    from.get(value.data(), static_cast<std::size_t>(value.count()) * sizeof(float));
+    other.device.keep(name, value);
+  }
+  for (std::int64_t left = from.number(); left > 0; --left) {
+    other.records.push_back(get_op(from));
+  }
+  calls.get_log(from, other.device.endpoint().log());
+}
+
+// The device of this process, if it is one, until all have ended.
+inline void run_own_device(const DeviceProgram& program, Fabric& fabric,
+                           List<Shared<DeviceThread>>& devices) {
+  const MpiSession& session = mpi_session();
+  const bool member = static_cast<std::size_t>(session.rank) < devices.size();
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, member ? 0 : MPI_UNDEFINED, session.rank, &comm);
+  if (member) {
+    DeviceThread& own = *devices[static_cast<std::size_t>(session.rank)];
+    own.neighbours = session.neighbours;
+    MpiRanks ranks(fabric, comm);
+    fabric.span(&ranks);
+    run_device(program, fabric, own);
+    fabric.span(nullptr);
+    MPI_Comm_free(&comm);
+  }
+}
+
+// False when there is one rank only, and nothing was done.
+inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
+                         List<Shared<DeviceThread>>& devices) {
+  MpiSession& session = mpi_session();
+  const std::size_t ranks = static_cast<std::size_t>(session.size);
+  if (ranks == 1) {
+    return false;
+  }
+  if (devices.size() > ranks) {
+    fail({"mesh.run: ", devices.size(), " devices on ", ranks, " MPI ranks; right is mpirun -n ",
+          devices.size(), ", or one rank, whose devices are threads"});
+  }
+  session.running = true;
+  run_own_device(program, fabric, devices);
+  const std::string failure = told_by(0, session.rank == 0 ? fabric.failure() : "");
+  fabric.end_run(failure);
+  CallRegistry calls(fabric);
+  const std::size_t me = static_cast<std::size_t>(session.rank);
+  const std::string own =
+      failure.empty() && me < devices.size() ? what_it_left(*devices[me], calls) : "";
+  for (std::size_t rank = 0; rank < devices.size() && failure.empty(); ++rank) {
+    Bytes left(told_by(static_cast<int>(rank), own));
+    if (rank != me) {
+      take_what_it_left(left, *devices[rank], calls);
+    }
+  }
+  session.running = false;
+  return true;
+}
+
+}  // namespace detail
+
+inline int process_rank() { return detail::mpi_session().rank; }
+
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI
+
+// >> tinyscale/mesh/sharding.hpp
+// How an array lies on a mesh, in the notation of the scaling book (chapter 3):
+//   "I_x, J"        dim I is cut over mesh axis x, dim J is whole on every device
+//   "I_{x,y}"       over two axes, x the slower: block ix * Y + iy
+//   "{U_x} I, J"    every device of x holds a summand; the array is their sum
+// An axis cuts one dim at most; over the axes that are not named every device holds the same.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct ShardedDim {
+  std::string name;
+  std::vector<std::string> axes;  // the slowest first
+};
+
+struct Sharding {
+  std::vector<std::string> partial;  // axes over which it is still to be summed
+  List<ShardedDim> dims;
+
+  std::string text() const;  // as it was parsed
+};
+
+namespace detail {
+
+inline std::string joined(const std::vector<std::string>& names) {
+  std::string out;
+  for (const std::string& name : names) {
+    out += (out.empty() ? "" : ",") + name;
+  }
+  return out;
+}
+
+inline std::string subscript(const std::vector<std::string>& axes) {
+  return axes.empty() ? "" : axes.size() == 1 ? "_" + axes[0] : "_{" + joined(axes) + "}";
+}
+
+struct ShardingParser {
+  const std::string& text;
+  std::size_t at = 0;
+
+  [[noreturn]] void wrong(const char* right) const {
+    const std::string seen =
+        at < text.size() ? cat("'", text[at], "' at place ", at + 1) : std::string("the end");
+    fail({"sharding \"", text, "\": ", seen, "; ", right});
+  }
+  bool skip(char wanted) {
+    while (at < text.size() && text[at] == ' ') {
+      ++at;
+    }
+    const bool found = at < text.size() && text[at] == wanted;
+    at += found ? 1 : 0;
+    return found;
+  }
+  std::string word(bool underscores, const char* right) {
+    skip('\0');
+    const std::size_t first = at;
+    while (at < text.size()) {
+      const char c = text[at];
+      const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+      if (!letter && !(c >= '0' && c <= '9') && !(underscores && c == '_')) {
+        break;
+      }
+      ++at;
+    }
+    if (at == first) {
+      wrong(right);
+    }
+    return text.substr(first, at - first);
+  }
+  std::vector<std::string> axes() {
+    const char* const right = "a mesh axis is right, as in I_x, or several as in I_{x,y}";
+    std::vector<std::string> names;
+    if (!skip('{')) {
+      names.push_back(word(true, right));
+      return names;
+    }
+    do {
+      names.push_back(word(true, right));
+    } while (skip(','));
+    if (!skip('}')) {
+      wrong("a comma or } is right after an axis, as in I_{x,y}");
+    }
+    return names;
+  }
+  Sharding parse() {
+    Sharding out;
+    if (skip('{')) {
+      const char* const right = "a partial sum is written in front, as in {U_x} I, J";
+      if (!skip('U') || !skip('_')) {
+        wrong(right);
+      }
+      out.partial = axes();
+      if (!skip('}')) {
+        wrong(right);
+      }
+    }
+    skip('\0');
+    while (at < text.size()) {
+      ShardedDim dim;
+      dim.name = word(false, "a dim is right, as in I or I_x");
+      if (skip('_')) {
+        dim.axes = axes();
+      }
+      out.dims.push_back(dim);
+      if (!skip(',')) {
+        break;
+      }
+      skip('\0');
+      if (at == text.size()) {
+        wrong("a dim is right after a comma");
+      }
+    }
+    if (at < text.size()) {
+      wrong("a comma is right between dims, as in I_x, J");
+    }
+    return out;
+  }
+};
+
+// The machine and where the axes of a mesh lie on it.
+struct PlacedMesh {
+  Machine machine;
+  List<AxisPlacement> axes;
+
+  int devices() const {
+    int product = 1;
+    for (const AxisPlacement& axis : axes) {
+      product *= axis.size;
+    }
+    return product;
+  }
+  std::string letters() const {  // of all axes
+    std::string out;
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      out += static_cast<char>('a' + static_cast<int>(i));
+    }
+    return out;
+  }
+};
+
+inline Shared<const PlacedMesh> placed_mesh(const Machine& machine,
+                                            const List<AxisPlacement>& axes) {
+  return Shared<const PlacedMesh>(new PlacedMesh{machine, axes});
+}
+
+// Which axes stand where, each a letter ('a' the first of the mesh): [0] those of the partial sum
+// in rising order, [d + 1] those that cut dim d.
+using AxisPlaces = std::vector<std::string>;
+
+inline std::size_t axis_number(char letter) { return static_cast<std::size_t>(letter - 'a'); }
+
+// The letters of both, in rising order.
+inline std::string rising_union(const std::string& a, const std::string& b) {
+  std::string out;
+  for (char letter = 'a'; letter <= 'z'; ++letter) {
+    if ((a + b).find(letter) != std::string::npos) {
+      out += letter;
+    }
+  }
+  return out;
+}
+
+// Over how many devices the axes of a place go.
+inline std::int64_t shard_count(const PlacedMesh& mesh, const std::string& letters) {
+  std::int64_t product = 1;
+  for (const char letter : letters) {
+    product *= mesh.axes[axis_number(letter)].size;
+  }
+  return product;
+}
+
+// The number of a device among them.
+inline std::int64_t shard_index(const PlacedMesh& mesh, const std::string& letters, int rank) {
+  std::int64_t index = 0;
+  for (const char letter : letters) {
+    const AxisPlacement& axis = mesh.axes[axis_number(letter)];
+    index = index * axis.size + rank / axis.stride % axis.size;
+  }
+  return index;
+}
+
+inline std::vector<std::string> names_of(const PlacedMesh& mesh, const std::string& letters) {
+  std::vector<std::string> names;
+  for (const char letter : letters) {
+    names.push_back(mesh.axes[axis_number(letter)].name);
+  }
+  return names;
+}
+
+inline std::string axes_text(const PlacedMesh& mesh, const std::string& letters) {
+  return joined(names_of(mesh, letters));
+}
+
+// False when a dim does not divide.
+inline bool local_shape_of(const PlacedMesh& mesh, const AxisPlaces& places, Shape& shape) {
+  for (int d = 0; d < shape.size(); ++d) {
+    const std::int64_t n = shard_count(mesh, places[static_cast<std::size_t>(d) + 1]);
+    if (shape[d] % n != 0) {
+      return false;
+    }
+    shape.set(d, shape[d] / n);
+  }
+  return true;
+}
+
+inline std::string letters_of(const PlacedMesh& mesh, const Sharding& sharding,
+                              const std::vector<std::string>& names, std::string& used) {
+  std::string letters;
+  for (const std::string& name : names) {
+    const std::string all = mesh.letters();
+    std::size_t i = 0;
+    while (i < all.size() && mesh.axes[i].name != name) {
+      ++i;
+    }
+    if (i == all.size()) {
+      fail({"sharding \"", sharding.text(), "\": no axis ", name, " on this mesh; its axes are ",
+            axes_text(mesh, all), ", and several on one dim are written I_{x,y}"});
+    }
+    const char letter = all[i];
+    if (used.find(letter) != std::string::npos) {
+      fail({"sharding \"", sharding.text(), "\": axis ", name,
+            " stands twice; an axis cuts one dim, or is summed over, once"});
+    }
+    used += letter;
+    letters += letter;
+  }
+  return letters;
+}
+
+// Checks a sharding against the mesh and the array's shape.
+inline AxisPlaces places_of(const PlacedMesh& mesh, const Sharding& sharding, const Shape& shape) {
+  const std::size_t dims = sharding.dims.size();
+  if (static_cast<int>(dims) != shape.size()) {
+    fail({"sharding \"", sharding.text(), "\": ", dims, " dims for an array of shape ", shape,
+          "; a name for each dim is right"});
+  }
+  std::string used;
+  AxisPlaces places(dims + 1);
+  places[0] = rising_union(letters_of(mesh, sharding, sharding.partial, used), "");
+  for (std::size_t d = 0; d < dims; ++d) {
+    const ShardedDim& dim = sharding.dims[d];
+    for (std::size_t e = 0; e < d; ++e) {
+      if (sharding.dims[e].name == dim.name) {
+        fail({"sharding \"", sharding.text(), "\": dim ", dim.name,
+              " stands twice; every dim has a name of its own"});
+      }
+    }
+    places[d + 1] = letters_of(mesh, sharding, dim.axes, used);
+    const std::int64_t n = shard_count(mesh, places[d + 1]);
+    const std::int64_t size = shape[static_cast<int>(d)];
+    if (size % n != 0) {
+      fail({"sharding \"", sharding.text(), "\": dim ", dim.name, " of ", size,
+            " does not divide over ", n, " devices; pad it to ", (size / n + 1) * n,
+            " or use fewer axes"});
+    }
+  }
+  return places;
+}
+
+// The sharding with dims named as those of `named`.
+inline Sharding sharding_of(const PlacedMesh& mesh, const AxisPlaces& places,
+                            const List<ShardedDim>& named) {
+  Sharding out;
+  out.partial = names_of(mesh, places[0]);
+  for (std::size_t d = 0; d + 1 < places.size(); ++d) {
+    out.dims.push_back({named[d].name, names_of(mesh, places[d + 1])});
+  }
+  return out;
+}
+
+}  // namespace detail
+
+inline std::string Sharding::text() const {
+  std::string out = partial.empty() ? "" : "{U" + detail::subscript(partial) + "}";
+  for (std::size_t d = 0; d < dims.size(); ++d) {
+    out += d > 0 ? ", " : out.empty() ? "" : " ";
+    out += dims[d].name + detail::subscript(dims[d].axes);
+  }
+  return out;
+}
+
+// Throws where the text is not in the notation; the mesh is asked by mesh.shard().
+inline Sharding parse_sharding(const std::string& text) {
+  return detail::ShardingParser{text}.parse();
+}
+
+inline std::ostream& operator<<(std::ostream& out, const Sharding& sharding) {
+  return out << sharding.text();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/sharded.hpp
+// An array cut over the devices of a mesh, held by one program: shard r is what device r has.
+//   Sharded a = mesh.shard(x, "I_x, J");  a.explain();  a.picture();  Tensor whole = a.gather();
+// Made of a shape alone it has no numbers: every op on it says what it would do and cost.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// A collective that an op called, or a slice, which costs nothing.
+struct ShardedStep {
+  std::string name, axes;     // "all_gather", "x,y"
+  std::string before, after;  // shardings
+  std::string algorithm;
+  double bytes = 0;    // that a device sends, on average, by formula,
+  double counted = 0;  // and in the messages that went; 0: without numbers
+  double seconds = 0;  // closed form
+};
+
+// A way to do an op.
+struct ShardedCandidate {
+  std::string calls;  // "all_gather b over x, matmul"
+  double math_seconds = 0, comms_seconds = 0;
+  double bytes = 0;    // that a device sends
+  double seconds = 0;  // of both, as far as they overlap
+};
+
+// What an op on sharded arrays did, and why.
+struct ShardedReport {
+  std::string title, reason;
+  List<ShardedStep> steps;
+  double comms_seconds = 0, bytes = 0;  // of all steps; bytes that a device sends
+  double math_seconds = 0;              // of one device
+  List<ShardedCandidate> candidates;    // the cheapest first
+
+  Table table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+// Which device holds which block of an array; svg(picture) draws it.
+struct ShardPicture {
+  std::string title;
+  std::vector<std::string> names;  // of the dims
+  Shape shape, blocks;             // elements and blocks along each
+  int summands = 1;                // devices whose numbers are summed to one copy of a block
+  List<std::vector<int>> holders;  // ranks by block, row-major; each `summands` make a copy
+
+  std::string text() const;
+  std::string cell(std::size_t block) const;         // "0-3", "0+1"
+  std::string range(int dim, std::int64_t i) const;  // "4:8"
+  std::string panel_name(std::int64_t panel) const;  // "I 0:4": of the dims before the last two
+};
+
+struct Sharded {
+  Shared<const detail::PlacedMesh> mesh;
+  Shape shape;  // of the whole array
+  Sharding sharding;
+  DType format = DType::f32;         // in which bytes and FLOPs are priced
+  List<Tensor> shards;               // by rank; none: only the shape is known
+  Shared<const ShardedReport> made;  // null: by mesh.shard
+
+  std::string text() const { return "[" + sharding.text() + "]"; }
+  Shape local_shape() const {
+    Shape local = shape;
+    detail::local_shape_of(*mesh, places(), local);
+    return local;
+  }
+  int devices() const { return mesh->devices(); }
+  // How many devices hold the same numbers.
+  int replicas() const {
+    std::int64_t cut = 1;
+    for (const std::string& letters : places()) {
+      cut *= detail::shard_count(*mesh, letters);
+    }
+    return devices() / static_cast<int>(cut);
+  }
+  double bytes() const {  // on each device
+    return static_cast<double>(local_shape().count()) * bytes_of(format);
+  }
+  double bytes_in_all() const { return bytes() * devices(); }
+  // The first index along a dim of what a device holds.
+  std::int64_t begin(int rank, int dim) const {
+    const std::string letters = places()[static_cast<std::size_t>(dim) + 1];
+    return detail::shard_index(*mesh, letters, rank) * local_shape()[dim];
+  }
+  detail::AxisPlaces places() const { return detail::places_of(*mesh, sharding, shape); }
+
+  Tensor gather() const;          // the whole array, by the program itself
+  ShardedReport explain() const;  // how it was made
+  ShardPicture picture() const;
+};
+
+inline Table ShardedReport::table() const {
+  Table out;
+  out.title = title;
+  out.columns = {"call", "axes", "from", "to", "algorithm", "bytes sent", "formula"};
+  for (const ShardedStep& step : steps) {
+    out.add({step.name, step.axes, "[" + step.before + "]", "[" + step.after + "]", step.algorithm,
+             format_bytes(step.bytes), format_seconds(step.seconds)});
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ShardedReport& report) {
+  if (report.steps.empty()) {
+    out << report.title << "\n";
+  } else {
+    out << report.table();
+  }
+  if (!report.candidates.empty()) {
+    Table ways;
+    ways.columns = {"way", "T_math", "T_comms", "T", "bytes sent"};
+    for (std::size_t i = 0; i < report.candidates.size() && i < 4; ++i) {
+      const ShardedCandidate& way = report.candidates[i];
+      ways.add({way.calls, format_seconds(way.math_seconds), format_seconds(way.comms_seconds),
+                format_seconds(way.seconds), format_bytes(way.bytes)});
+    }
+    out << ways;
+  }
+  return out << report.reason << (report.reason.empty() ? "" : "\n");
+}
+
+namespace detail {
+
+// For an op of one device in the program that holds all; of rank -1 for moves, which are no ops.
+inline Context device_context(int rank) {
+  Context own = context();
+  own.device = rank;
+  own.profile = rank < 0 ? nullptr : own.profile;
+  ++own.no_grad;
+  return own;
+}
+
+inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Shape& shape,
+                     const std::string& text, DType format = DType::f32) {
+  Sharded out;
+  out.mesh = mesh;
+  out.shape = shape;
+  out.sharding = parse_sharding(text);
+  out.format = format;
+  out.places();  // checks
+  return out;
+}
+
+// The array's numbers under another sharding on the same mesh.
+inline Sharded like(const Sharded& a, const Shape& shape, const Sharding& sharding) {
+  Sharded out;
+  out.mesh = a.mesh;
+  out.shape = shape;
+  out.sharding = sharding;
+  out.format = a.format;
+  return out;
+}
+
+// The block that a device holds, as a view of the whole.
+inline Tensor block_of(const Sharded& a, const Tensor& whole, int rank) {
+  const Shape local = a.local_shape();
+  Tensor block = whole;
+  for (int d = 0; d < local.size(); ++d) {
+    const std::int64_t begin = a.begin(rank, d);
+    block = slice(block, d, begin, begin + local[d]);
+  }
+  return block;
+}
+
+inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Tensor& x, const std::string& text,
+                     DType format = DType::f32) {
+  Sharded out = shard(mesh, x.shape(), text, format);
+  if (!out.sharding.partial.empty()) {
+    fail({"shard: \"", text, "\" asks for summands, the tensor is their sum; a partial sum comes ",
+          "from a matmul or a sum over a dim that is cut"});
+  }
+  Context quiet = device_context(-1);
+  const ContextScope scope(quiet);
+  for (int rank = 0; rank < out.devices(); ++rank) {
+    out.shards.push_back(block_of(out, x, rank).clone());
+  }
+  return out;
+}
+
+inline void check_numbers(const char* function, const Sharded& a) {
+  if (a.shards.empty()) {
+    fail({function, ": ", a.text(), " of shape ", a.shape,
+          " was made of a shape and has no numbers; give mesh.shard a tensor"});
+  }
+}
+
+}  // namespace detail
+
+inline Tensor Sharded::gather() const {
+  detail::check_numbers("gather", *this);
+  Context quiet = detail::device_context(-1);
+  const ContextScope scope(quiet);
+  Tensor whole = full(shape, 0.0f);
+  const ShardPicture held = picture();
+  for (const std::vector<int>& ranks : held.holders) {
+    for (int i = 0; i < held.summands; ++i) {
+      const int rank = ranks[static_cast<std::size_t>(i)];
+      const Tensor place = detail::block_of(*this, whole, rank);
+      add_(place, shards[static_cast<std::size_t>(rank)]);
+    }
+  }
+  return whole;
+}
+
+inline ShardedReport Sharded::explain() const {
+  if (made) {
+    return *made;
+  }
+  ShardedReport out;
+  out.title = detail::cat(
+      text(), " of shape ", shape, ": each of ", devices(), " devices holds ", local_shape(), ", ",
+      format_bytes(bytes()), "; all together ", format_bytes(bytes_in_all()), ", each number ",
+      replicas() == 1 ? std::string("once") : detail::cat(replicas(), " times"));
+  return out;
+}
+
+inline ShardPicture Sharded::picture() const {
+  ShardPicture out;
+  const detail::AxisPlaces at = places();
+  out.title = detail::cat(text(), " of shape ", shape, " on ", devices(), " devices");
+  out.shape = shape;
+  std::string cut;
+  for (std::size_t d = 0; d < sharding.dims.size(); ++d) {
+    out.names.push_back(sharding.dims[d].name);
+    out.blocks.push_back(detail::shard_count(*mesh, at[d + 1]));
+    cut += at[d + 1];
+  }
+  out.summands = static_cast<int>(detail::shard_count(*mesh, at[0]));
+  out.holders.resize(static_cast<std::size_t>(out.blocks.count()));
+  std::string copies;  // axes that nothing lies on: a copy for each of their devices
+  for (const char letter : mesh->letters()) {
+    if ((cut + at[0]).find(letter) == std::string::npos) {
+      copies += letter;
+    }
+  }
+  for (std::vector<int>& ranks : out.holders) {
+    ranks.resize(static_cast<std::size_t>(out.summands * replicas()));
+  }
+  for (int rank = 0; rank < devices(); ++rank) {
+    const std::int64_t block = detail::shard_index(*mesh, cut, rank);
+    const std::int64_t place = detail::shard_index(*mesh, copies + at[0], rank);
+    out.holders[static_cast<std::size_t>(block)][static_cast<std::size_t>(place)] = rank;
+  }
+  return out;
+}
+
+inline std::string ShardPicture::range(int dim, std::int64_t i) const {
+  const std::int64_t size = shape[dim] / blocks[dim];
+  return detail::cat(i * size, ":", (i + 1) * size);
+}
+
+inline std::string ShardPicture::cell(std::size_t block) const {
+  const std::vector<int>& ranks = holders[block];
+  bool row = ranks.size() > 2 && summands == 1;
+  for (std::size_t i = 1; i < ranks.size(); ++i) {
+    row = row && ranks[i] == ranks[i - 1] + 1;
+  }
+  if (row) {
+    return detail::cat(ranks.front(), "-", ranks.back());
+  }
+  std::string out;
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const bool sum = i % static_cast<std::size_t>(summands) != 0;
+    out += detail::cat(i == 0 ? "" : sum ? "+" : ", ", ranks[i]);
+  }
+  return out;
+}
+
+inline std::string ShardPicture::panel_name(std::int64_t panel) const {
+  std::string out;
+  for (int d = blocks.size() - 3; d >= 0; --d) {
+    const std::string name = names[static_cast<std::size_t>(d)];
+    out = name + " " + range(d, panel % blocks[d]) + (out.empty() ? "" : ", ") + out;
+    panel /= blocks[d];
+  }
+  return out;
+}
+
+// A table of the last two dims for each block of the others; of long ones the first 16 blocks.
+inline std::string ShardPicture::text() const {
+  const int dims = blocks.size();
+  const std::int64_t columns = dims > 0 ? blocks[-1] : 1;
+  const std::int64_t rows = dims > 1 ? blocks[-2] : 1;
+  const std::int64_t most = 16;
+  const std::int64_t panels = static_cast<std::int64_t>(holders.size()) / (rows * columns);
+  std::string out = title + (summands > 1 ? ", + joins summands\n" : "\n");
+  for (std::int64_t panel = 0; panel < std::min(panels, most); ++panel) {
+    Table table;
+    table.title = panel_name(panel);
+    table.columns.push_back(dims > 1 ? names[static_cast<std::size_t>(dims) - 2] : "");
+    for (std::int64_t j = 0; j < std::min(columns, most); ++j) {
+      table.columns.push_back(dims > 0 ? names.back() + " " + range(dims - 1, j) : "");
+    }
+    for (std::int64_t i = 0; i < std::min(rows, most); ++i) {
+      std::vector<std::string> line(1, dims > 1 ? range(dims - 2, i) : "device");
+      for (std::int64_t j = 0; j < std::min(columns, most); ++j) {
+        line.push_back(cell(static_cast<std::size_t>((panel * rows + i) * columns + j)));
+      }
+      table.add(line);
+    }
+    out += table.text();
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ShardPicture& picture) {
+  return out << picture.text();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/reshard.hpp
+// The same array under another sharding, by the cheapest collectives.
+// A move takes mesh axes from one place to another: cut a dim (slice, free), leave it (all_gather),
+// change dims (all_to_all), leave a partial sum (all_reduce) or cut a dim instead
+// (reduce_scatter). The shortest path through all shardings, each move at its closed form, also
+// finds the detours: a free slice over an idle axis first, so that more links gather.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Places: 0 the partial sum, d + 1 dim d, -1 none.
+struct AxisMove {
+  int from = -1, to = -1;
+  std::string axes;  // letters, in the order of the blocks
+};
+
+inline Collective collective_of(const AxisMove& move) {
+  return move.from == 0 ? (move.to < 0 ? Collective::all_reduce : Collective::reduce_scatter)
+         : move.to < 0  ? Collective::all_gather
+                        : Collective::all_to_all;
+}
+
+inline bool is_slice(const AxisMove& move) { return move.from < 0; }
+
+inline AxisPlaces after_move(AxisPlaces places, const AxisMove& move) {
+  if (move.from > 0) {
+    std::string& from = places[static_cast<std::size_t>(move.from)];
+    from.erase(from.size() - move.axes.size());
+  }
+  for (std::size_t i = 0; move.from == 0 && i < move.axes.size(); ++i) {
+    places[0].erase(places[0].find(move.axes[i]), 1);
+  }
+  if (move.to == 0) {  // of a search backwards
+    places[0] = rising_union(places[0], move.axes);
+  } else if (move.to > 0) {
+    places[static_cast<std::size_t>(move.to)] += move.axes;
+  }
+  return places;
+}
+
+inline std::vector<int> axis_numbers(const std::string& letters) {
+  std::vector<int> numbers;
+  for (const char letter : letters) {
+    numbers.push_back(static_cast<int>(axis_number(letter)));
+  }
+  return numbers;
+}
+
+inline CollectiveSpec spec_of(const PlacedMesh& mesh, Collective what, const std::string& letters,
+                              std::int64_t elements, DType format) {
+  CollectiveSpec spec;
+  spec.what = what;
+  spec.elements = elements;
+  spec.element_bytes = bytes_of(format);
+  spec.parts = parts_of_group(mesh.machine, mesh.axes, axis_numbers(letters));
+  return spec;
+}
+
+struct MoveCost {
+  std::string axes;
+  Collective what = Collective::all_gather;
+  std::int64_t local = 0;  // elements of a device before
+  double seconds = 0, bytes = 0;
+  Algorithm algorithm = Algorithm::automatic;
+};
+
+inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
+                      DType format) {
+  MoveCost cost;
+  if (is_slice(move)) {
+    return cost;
+  }
+  cost.axes = move.axes;
+  cost.what = collective_of(move);
+  cost.local = local;
+  const bool gathers = cost.what == Collective::all_gather;
+  const std::int64_t elements = local * (gathers ? shard_count(mesh, move.axes) : 1);
+  CollectiveSpec spec = spec_of(mesh, cost.what, move.axes, elements, format);
+  const AlgorithmChoice choice = choose_algorithm(spec);
+  spec.algorithm = choice.algorithm;
+  cost.algorithm = choice.algorithm;
+  cost.seconds = choice.seconds;
+  const int n = spec.devices();
+  const int last = n <= 64 ? n - 1 : n / 2;  // of large groups the device in the middle
+  const int first = n <= 64 ? 0 : last;
+  for (int index = first; index <= last; ++index) {
+    cost.bytes += collective_bytes(spec, index) / (last - first + 1);
+  }
+  return cost;
+}
+
+// A sharding that a search has reached.
+struct Reached {
+  AxisPlaces places;
+  double seconds = 0, bytes = 0;
+  int moves = 0;
+  std::size_t previous = 0;  // itself: the start
+  AxisMove by;               // between them, in the direction of time
+  std::string moved;         // all axes on the way
+  bool done = false;
+};
+
+// Cheaper in time, then in bytes, then in moves; sums in another order are equal.
+inline bool cheaper(double seconds, double bytes, int moves, const Reached& other) {
+  const double most = std::max(seconds, other.seconds);
+  if (std::fabs(seconds - other.seconds) > 1e-12 * most) {
+    return seconds < other.seconds;
+  }
+  return bytes != other.bytes ? bytes < other.bytes : moves < other.moves;
+}
+
+// Ordered choices of the letters, the empty one left out; of many letters in their order only.
+inline std::vector<std::string> arrangements(const std::string& letters) {
+  std::vector<std::string> all(1);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (const char letter : letters) {
+      const std::string& base = all[i];
+      const bool rising = base.empty() || base.back() < letter;
+      if (base.find(letter) == std::string::npos && (rising || letters.size() < 4)) {
+        all.push_back(base + letter);
+      }
+    }
+  }
+  all.erase(all.begin());
+  return all;
+}
+
+enum class Direction { forwards, backwards };
+
+// Whether an axis may move twice, as one that is cut for free and then gathered.
+enum class Detours { no, yes };
+
+// All shardings in reach of one, cheapest first (Dijkstra); backwards: all that reach it.
+class ShardingSearch {
+ public:
+  ShardingSearch(const PlacedMesh& mesh, const Shape& shape, DType format, const AxisPlaces& start,
+                 Direction direction, Detours detours)
+      : mesh_(mesh),
+        shape_(shape),
+        format_(format),
+        backwards_(direction == Direction::backwards),
+        detours_(detours) {
+    add({start, 0, 0, 0, 0, {}, "", false});
+    while (true) {
+      std::size_t next = reached.size();
+      for (std::size_t i = 0; i < reached.size(); ++i) {
+        const Reached& node = reached[i];
+        if (!node.done && (next == reached.size() ||
+                           cheaper(node.seconds, node.bytes, node.moves, reached[next]))) {
+          next = i;
+        }
+      }
+      if (next == reached.size()) {
+        return;
+      }
+      reached[next].done = true;
+      leave(next);
+    }
+  }
+
+  // Null: out of reach.
+  const Reached* find(const AxisPlaces& places) const {
+    for (const Reached& node : reached) {
+      if (node.places == places) {
+        return &node;
+      }
+    }
+    return nullptr;
+  }
+
+  // The moves between the start and a place, in the order of time.
+  List<AxisMove> moves(const Reached& place) const {
+    List<AxisMove> way;
+    for (const Reached* at = &place; at->moves > 0; at = &reached[at->previous]) {
+      way.push_back(at->by);
+    }
+    for (std::size_t i = 0; !backwards_ && 2 * i + 1 < way.size(); ++i) {
+      const AxisMove first = way[i];
+      way[i] = way[way.size() - 1 - i];
+      way[way.size() - 1 - i] = first;
+    }
+    return way;
+  }
+
+  List<Reached> reached;
+
+ private:
+  void leave(std::size_t node) {
+    const AxisPlaces places = reached[node].places;
+    std::string idle;
+    for (const char letter : mesh_.letters()) {
+      bool used = false;
+      for (const std::string& letters : places) {
+        used = used || letters.find(letter) != std::string::npos;
+      }
+      if (!used) {
+        idle += letter;
+      }
+    }
+    for (const std::string& axes : arrangements(idle)) {
+      leave_from(node, -1, axes);
+    }
+    for (const std::string& axes : arrangements(backwards_ ? std::string() : places[0])) {
+      leave_from(node, 0, axes);
+    }
+    for (std::size_t d = 1; d < places.size(); ++d) {
+      for (std::size_t first = 0; first < places[d].size(); ++first) {
+        leave_from(node, static_cast<int>(d), places[d].substr(first));
+      }
+    }
+  }
+
+  void leave_from(std::size_t node, int from, const std::string& axes) {
+    for (int to = -1; to <= shape_.size(); ++to) {
+      const bool slice = backwards_ ? to < 0 : from < 0;  // one axis at a time, they are free
+      if (to != from && (to != 0 || backwards_) && !(slice && axes.size() > 1)) {
+        try_move(node, {from, to, axes});
+      }
+    }
+  }
+
+  void try_move(std::size_t node, const AxisMove& move) {
+    Reached next;
+    next.moved = rising_union(reached[node].moved, move.axes);
+    if (detours_ == Detours::no &&
+        next.moved.size() < reached[node].moved.size() + move.axes.size()) {
+      return;
+    }
+    next.places = after_move(reached[node].places, move);
+    next.by = backwards_ ? AxisMove{move.to, move.from, move.axes} : move;
+    Shape local = shape_;
+    Shape other = shape_;
+    if (!local_shape_of(mesh_, backwards_ ? next.places : reached[node].places, local) ||
+        !local_shape_of(mesh_, next.places, other)) {
+      return;
+    }
+    const MoveCost cost = is_slice(next.by) ? MoveCost() : cost_of(next.by, local.count());
+    next.seconds = reached[node].seconds + cost.seconds;
+    next.bytes = reached[node].bytes + cost.bytes;
+    next.moves = reached[node].moves + 1;
+    next.previous = node;
+    add(next);
+  }
+
+  void add(const Reached& node) {
+    for (Reached& known : reached) {
+      if (known.places == node.places) {
+        if (!known.done && cheaper(node.seconds, node.bytes, node.moves, known)) {
+          known = node;
+        }
+        return;
+      }
+    }
+    reached.push_back(node);
+  }
+
+  MoveCost cost_of(const AxisMove& move, std::int64_t local) {
+    for (const MoveCost& known : costs_) {
+      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes) {
+        return known;
+      }
+    }
+    costs_.push_back(price(mesh_, move, local, format_));
+    return costs_.back();
+  }
+
+  const PlacedMesh& mesh_;
+  Shape shape_;
+  DType format_;
+  bool backwards_;
+  Detours detours_;
+  List<MoveCost> costs_;
+};
+
+// Part i of n along a dim, with memory of its own.
+inline Tensor part_of(const Tensor& x, int dim, std::int64_t n, std::int64_t i) {
+  const std::int64_t size = x.dim(dim) / n;
+  return slice(x, dim, i * size, (i + 1) * size).clone();
+}
+
+// The ranks of the group over some axes that `first` begins.
+inline std::vector<std::size_t> group_of(const PlacedMesh& mesh, const std::string& letters,
+                                         int first) {
+  std::vector<std::size_t> members(static_cast<std::size_t>(shard_count(mesh, letters)));
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    std::size_t left = i;
+    members[i] = static_cast<std::size_t>(first);
+    for (std::size_t a = letters.size(); a-- > 0;) {
+      const AxisPlacement& axis = mesh.axes[axis_number(letters[a])];
+      const std::size_t size = static_cast<std::size_t>(axis.size);
+      members[i] += left % size * static_cast<std::size_t>(axis.stride);
+      left /= size;
+    }
+  }
+  return members;
+}
+
+inline Shared<const CallPlan> plan_of(const PlacedMesh& mesh, const AxisMove& move,
+                                      const Shape& local, Algorithm algorithm, Reduce how) {
+  CallKey key;
+  key.what = collective_of(move);
+  key.algorithm = algorithm;
+  key.how = how;
+  key.dim = std::max(0, (key.what == Collective::all_gather ? move.from : move.to) - 1);
+  key.to_dim = std::max(0, move.from - 1);
+  key.shape = local;
+  key.axes = axis_numbers(move.axes);
+  return make_plan(key, mesh.machine, mesh.axes, SourceLine());
+}
+
+// Sends the numbers, group by group; how many elements a device sent on average.
+inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan, const std::string& axes,
+                             const Shape& after, List<Tensor>& shards) {
+  for (int first = 0; first < mesh.devices(); ++first) {
+    if (shard_index(mesh, axes, first) == 0) {
+      const std::vector<std::size_t> members = group_of(mesh, axes, first);
+      List<DeviceBuffers> buffers;
+      List<Tensor> out;
+      for (const std::size_t rank : members) {
+        out.push_back(Tensor(after));
+        buffers.push_back({shards[rank].data(), out.back().data()});
+      }
+      execute(plan.exchange, buffers.data());
+      for (std::size_t i = 0; i < members.size(); ++i) {
+        shards[members[i]] = out[i];
+      }
+    }
+  }
+  std::int64_t sent = 0;
+  for (const Transfer& transfer : plan.shape->schedule->data.transfers) {
+    sent += plan.exchange.cut.elements(transfer.chunk, transfer.chunks);
+  }
+  return static_cast<double>(sent) / plan.exchange.devices;
+}
+
+// Makes a move and writes it into the report.
+inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
+                      Reduce how = Reduce::sum) {
+  const PlacedMesh& mesh = *a.mesh;
+  const Shape local = a.local_shape();
+  const MoveCost cost = price(mesh, move, local.count(), a.format);
+  ShardedStep step;
+  step.name = is_slice(move) ? "slice" : name_of(collective_of(move));
+  step.axes = axes_text(mesh, move.axes);
+  step.before = a.sharding.text();
+  a.sharding = sharding_of(mesh, after_move(a.places(), move), a.sharding.dims);
+  step.after = a.sharding.text();
+  step.algorithm = is_slice(move) ? "" : name_of(cost.algorithm);
+  step.bytes = cost.bytes;
+  step.seconds = cost.seconds;
+  Context quiet = device_context(-1);
+  const ContextScope scope(quiet);
+  if (!is_slice(move) && !a.shards.empty()) {
+    const Shared<const CallPlan> plan = plan_of(mesh, move, local, cost.algorithm, how);
+    step.counted =
+        run_collective(mesh, *plan, move.axes, a.local_shape(), a.shards) * bytes_of(a.format);
+  }
+  for (std::size_t rank = 0; is_slice(move) && rank < a.shards.size(); ++rank) {
+    a.shards[rank] = part_of(a.shards[rank], move.to - 1, shard_count(mesh, move.axes),
+                             shard_index(mesh, move.axes, static_cast<int>(rank)));
+  }
+  report.bytes += cost.bytes;
+  report.comms_seconds += cost.seconds;
+  report.steps.push_back(step);
+}
+
+// "all_gather b over x" for each move but the free ones.
+inline std::string moves_text(const PlacedMesh& mesh, const List<AxisMove>& moves,
+                              const std::string& array) {
+  std::string out;
+  for (const AxisMove& move : moves) {
+    out += out.empty() ? "" : ", ";
+    out += is_slice(move) ? "slice" : name_of(collective_of(move));
+    out += (array.empty() ? "" : " " + array) + " over " + axes_text(mesh, move.axes);
+  }
+  return out;
+}
+
+inline void check_same_names(const char* function, const Sharding& a, const Sharding& b) {
+  bool same = a.dims.size() == b.dims.size();
+  for (std::size_t d = 0; same && d < a.dims.size(); ++d) {
+    same = a.dims[d].name == b.dims[d].name;
+  }
+  if (!same) {
+    fail({function, ": the array is [", a.text(), "], wanted is [", b.text(),
+          "]; the same dims in the same order are right"});
+  }
+}
+
+inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh, const Reached& end,
+                          ShardedReport& report) {
+  ShardedCandidate way;
+  way.calls = moves_text(mesh, search.moves(end), "");
+  way.comms_seconds = way.seconds = end.seconds;
+  way.bytes = end.bytes;
+  report.candidates.push_back(way);
+}
+
+// Also says what the cheapest way without detours costs, where it is another.
+inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& report,
+                         const char* function) {
+  check_same_names(function, a.sharding, wanted);
+  const AxisPlaces goal = places_of(*a.mesh, wanted, a.shape);
+  const AxisPlaces start = a.places();
+  const ShardingSearch all(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::yes);
+  const ShardingSearch plain(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::no);
+  const Reached* const end = all.find(goal);
+  const Reached* const straight = plain.find(goal);
+  if (end == nullptr) {
+    fail({function, ": from ", a.text(), " to [", wanted.text(),
+          "]; a sum that is made is not undone, leave out what stands in braces"});
+  }
+  if (straight != nullptr && straight->seconds > end->seconds) {
+    add_candidate(all, *a.mesh, *end, report);
+    add_candidate(plain, *a.mesh, *straight, report);
+  }
+  for (const AxisMove& move : all.moves(*end)) {
+    make_move(a, move, report);
+  }
+  a.sharding = wanted;
+}
+
+inline void finish(Sharded& a, const ShardedReport& report) {
+  a.made = Shared<const ShardedReport>(new ShardedReport(report));
+}
+
+}  // namespace detail
+
+// The same array under another sharding: reshard(c, "I_x, J").
+inline Sharded reshard(const Sharded& a, const std::string& text) {
+  Sharded out = a;
+  ShardedReport report;
+  report.title = "reshard " + a.text() + " -> [" + parse_sharding(text).text() + "]";
+  detail::reshard_into(out, parse_sharding(text), report, "reshard");
+  report.reason =
+      report.steps.empty() ? "nothing moves"
+      : report.candidates.empty()
+          ? "the cheapest way: " + format_seconds(report.comms_seconds)
+          : std::string("idle axes help: a slice is free, and more links carry less each");
+  detail::finish(out, report);
+  return out;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/sharded_ops.hpp
+// Elementwise ops and reductions on sharded arrays.
+// Where one operand is whole along a dim that the other has cut, it is sliced, which is free; a sum
+// over a cut dim leaves a partial sum {U_x}. What would need a choice is an error that names it.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline std::string summed(const Sharded& a) {
+  Sharding whole = a.sharding;
+  whole.partial.clear();
+  return "\"" + whole.text() + "\"";
+}
+
+inline void check_one_mesh(const char* function, const Sharded& a, const Sharded& b) {
+  if (a.mesh.get() != b.mesh.get()) {
+    bool same =
+        a.mesh->axes.size() == b.mesh->axes.size() && a.mesh->machine.name == b.mesh->machine.name;
+    for (std::size_t i = 0; same && i < a.mesh->axes.size(); ++i) {
+      same = a.mesh->axes[i].name == b.mesh->axes[i].name &&
+             a.mesh->axes[i].size == b.mesh->axes[i].size;
+    }
+    if (!same) {
+      fail({function, ": the arrays lie on two meshes, ", a.mesh->machine.name, " with axes ",
+            axes_text(*a.mesh, a.mesh->letters()), " and ", b.mesh->machine.name, " with axes ",
+            axes_text(*b.mesh, b.mesh->letters()), "; both on one are right"});
+    }
+  }
+  if (a.shards.empty() != b.shards.empty()) {
+    fail({function, ": only one of ", a.text(), " and ", b.text(),
+          " has numbers; give mesh.shard a tensor for both, or shapes"});
+  }
+}
+
+// An axis in two places of one sharding, or 0.
+inline char used_twice(const AxisPlaces& places) {
+  std::string seen;
+  for (const std::string& letters : places) {
+    for (const char letter : letters) {
+      if (seen.find(letter) != std::string::npos) {
+        return letter;
+      }
+      seen += letter;
+    }
+  }
+  return 0;
+}
+
+// Cuts the dims of an operand as those of the result, which it may lack leading dims of.
+inline void slice_as(Sharded& a, const AxisPlaces& result, ShardedReport& report) {
+  const std::size_t lacks = result.size() - a.sharding.dims.size() - 1;
+  for (std::size_t d = 1; d + lacks < result.size(); ++d) {
+    const std::string& wanted = result[d + lacks];
+    for (std::size_t i = a.places()[d].size(); i < wanted.size(); ++i) {
+      make_move(a, {-1, static_cast<int>(d), wanted.substr(i, 1)}, report);
+    }
+  }
+}
+
+// The sharding of the longer operand with every dim cut as the more cut of both.
+inline AxisPlaces common_places(const char* function, const Sharded& a, const Sharded& b) {
+  const std::size_t lacks = a.sharding.dims.size() - b.sharding.dims.size();
+  AxisPlaces result = a.places();
+  const AxisPlaces other = b.places();
+  for (std::size_t d = 1; d < other.size(); ++d) {
+    std::string& mine = result[d + lacks];
+    const ShardedDim& dim = a.sharding.dims[d + lacks - 1];
+    const int at = static_cast<int>(d) - 1;
+    if (dim.name != b.sharding.dims[d - 1].name ||
+        a.shape[at + static_cast<int>(lacks)] != b.shape[at]) {
+      fail({function, ": ", a.text(), " of shape ", a.shape, " and ", b.text(), " of shape ",
+            b.shape, "; equal dims, or those of the second at the end of the first, are right"});
+    }
+    const std::string& longer = mine.size() < other[d].size() ? other[d] : mine;
+    const std::string& shorter = mine.size() < other[d].size() ? mine : other[d];
+    if (longer.compare(0, shorter.size(), shorter) != 0) {
+      fail({function, ": dim ", dim.name, " is cut over ", axes_text(*a.mesh, mine), " in ",
+            a.text(), " and over ", axes_text(*a.mesh, other[d]), " in ", b.text(),
+            "; reshard one of them as the other first"});
+    }
+    mine = std::string(longer);
+  }
+  result[0] = a.places()[0].empty() ? other[0] : a.places()[0];
+  const char twice = used_twice(result);
+  if (twice != 0) {
+    fail({function, ": ", a.text(), " and ", b.text(), " use axis ",
+          a.mesh->axes[axis_number(twice)].name,
+          " for different things; reshard one of them so that it is as the other"});
+  }
+  return result;
+}
+
+enum class Linear { no, both, either };  // in both operands together (+), in each alone (*)
+
+inline void check_partial(const char* function, const Sharded& a, const Sharded& b,
+                          const AxisPlaces& pa, const AxisPlaces& pb, Linear linear) {
+  if (pa[0].empty() && pb[0].empty()) {
+    return;
+  }
+  const Sharded& sum = pa[0].empty() ? b : a;
+  if (linear == Linear::both && pa[0] != pb[0]) {
+    fail({function, ": ", a.text(), " and ", b.text(), "; what is no partial sum would be added ",
+          "once by every device, so reshard the partial one to ", summed(sum), " first"});
+  }
+  if (linear == Linear::either && !pa[0].empty() && !pb[0].empty()) {
+    fail({function, ": ", a.text(), " and ", b.text(), "; a product of sums is not the sum of ",
+          "products, so reshard one of them to ", summed(a), " first"});
+  }
+}
+
+using BinaryOp = Tensor (*)(const Tensor& a, const Tensor& b);
+
+inline Sharded elementwise(const char* function, const Sharded& x, const Sharded& y, BinaryOp op,
+                           Linear linear) {
+  check_one_mesh(function, x, y);
+  const bool swapped = x.sharding.dims.size() < y.sharding.dims.size();
+  check_partial(function, x, y, x.places(), y.places(), linear);
+  const AxisPlaces result = swapped ? common_places(function, y, x) : common_places(function, x, y);
+  ShardedReport report;
+  Sharded a = x;
+  Sharded b = y;
+  slice_as(a, result, report);
+  slice_as(b, result, report);
+  const Sharded& longer = swapped ? b : a;
+  Sharded out = like(x, longer.shape, sharding_of(*x.mesh, result, longer.sharding.dims));
+  for (std::size_t r = 0; r < a.shards.size(); ++r) {
+    Context own = device_context(static_cast<int>(r));
+    const ContextScope scope(own);
+    out.shards.push_back(op(a.shards[r], b.shards[r]));
+  }
+  report.title = cat(function, " ", x.text(), " ", y.text(), " -> ", out.text());
+  report.reason = "element by element: no collective";
+  finish(out, report);
+  return out;
+}
+
+using UnaryOp = Tensor (*)(const Tensor& x);
+
+inline void check_summed(const char* function, const Sharded& a) {
+  if (!a.sharding.partial.empty()) {
+    fail({function, ": ", a.text(), " is still to be summed, and ", function,
+          " of a sum is not the sum of it; reshard to ", summed(a), " first"});
+  }
+}
+
+inline Sharded map(const char* function, const Sharded& a,
+                   const std::function<Tensor(const Tensor&)>& op) {
+  Sharded out = like(a, a.shape, a.sharding);
+  for (std::size_t r = 0; r < a.shards.size(); ++r) {
+    Context own = device_context(static_cast<int>(r));
+    const ContextScope scope(own);
+    out.shards.push_back(op(a.shards[r]));
+  }
+  ShardedReport report;
+  report.title = cat(function, " ", a.text());
+  report.reason = "element by element: no collective";
+  finish(out, report);
+  return out;
+}
+
+inline Sharded unary(const char* function, const Sharded& a, UnaryOp op) {
+  check_summed(function, a);
+  return map(function, a, op);
+}
+
+enum class Reduction { sum, mean, max };
+
+inline std::size_t dim_named(const char* function, const Sharded& a, const std::string& name) {
+  std::size_t d = 0;
+  while (d < a.sharding.dims.size() && a.sharding.dims[d].name != name) {
+    ++d;
+  }
+  if (d == a.sharding.dims.size()) {
+    fail({function, ": no dim ", name, " in ", a.text()});
+  }
+  return d;
+}
+
+inline Sharded reduce_dim(const char* function, const Sharded& x, const std::string& dim,
+                          const std::string& wanted, Reduction how) {
+  const std::size_t d = dim_named(function, x, dim);
+  const int at = static_cast<int>(d);
+  if (how == Reduction::max) {
+    check_summed(function, x);
+  }
+  AxisPlaces places = x.places();
+  const std::string cut = places[d + 1];
+  Shape shape;
+  Sharding named;
+  AxisPlaces rest(1, places[0]);
+  for (std::size_t e = 0; e < x.sharding.dims.size(); ++e) {
+    if (e != d) {
+      shape.push_back(x.shape[static_cast<int>(e)]);
+      named.dims.push_back(x.sharding.dims[e]);
+      rest.push_back(places[e + 1]);
+    }
+  }
+  rest[0] = rising_union(rest[0], cut);
+  Sharded out = like(x, shape, sharding_of(*x.mesh, rest, named.dims));
+  for (std::size_t r = 0; r < x.shards.size(); ++r) {
+    Context own = device_context(static_cast<int>(r));
+    const ContextScope scope(own);
+    Tensor part = how == Reduction::max ? max(x.shards[r], at) : sum(x.shards[r], at);
+    if (how == Reduction::mean) {
+      part = scale(part, 1.0f / static_cast<float>(x.shape[at]));
+    }
+    out.shards.push_back(part);
+  }
+  ShardedReport report;
+  if (how == Reduction::max && !cut.empty()) {  // the largest of all is no sum: at once
+    make_move(out, {0, -1, rest[0]}, report, Reduce::max);
+  }
+  report.reason = cut.empty() ? "dim " + dim + " is whole on every device: no collective"
+                  : how == Reduction::max
+                      ? "the largest of each device, and of them the largest"
+                      : "each device adds what it has of dim " + dim +
+                            "; the result is the sum over " + axes_text(*x.mesh, cut);
+  if (!wanted.empty()) {
+    reshard_into(out, parse_sharding(wanted), report, function);
+  }
+  report.title = cat(function, " of ", x.text(), " over ", dim, " -> ", out.text());
+  finish(out, report);
+  return out;
+}
+
+}  // namespace detail
+
+inline Sharded operator+(const Sharded& a, const Sharded& b) {
+  return detail::elementwise("add", a, b, &add, detail::Linear::both);
+}
+inline Sharded operator-(const Sharded& a, const Sharded& b) {
+  return detail::elementwise("sub", a, b, &sub, detail::Linear::both);
+}
+inline Sharded operator*(const Sharded& a, const Sharded& b) {
+  return detail::elementwise("mul", a, b, &mul, detail::Linear::either);
+}
+inline Sharded operator*(const Sharded& a, float factor) {
+  return detail::map("scale", a, [factor](const Tensor& x) { return scale(x, factor); });
+}
+inline Sharded operator*(float factor, const Sharded& a) { return a * factor; }
+inline Sharded operator-(const Sharded& a) { return a * -1.0f; }
+
+inline Sharded gelu(const Sharded& a) { return detail::unary("gelu", a, &gelu); }
+inline Sharded silu(const Sharded& a) { return detail::unary("silu", a, &silu); }
+inline Sharded relu(const Sharded& a) { return detail::unary("relu", a, &relu); }
+inline Sharded tanh(const Sharded& a) { return detail::unary("tanh", a, &tanh); }
+inline Sharded exp(const Sharded& a) { return detail::unary("exp", a, &exp); }
+inline Sharded square(const Sharded& a) { return detail::unary("square", a, &square); }
+
+// Over the dim of that name, which disappears: over a cut one the result is a partial sum, or what
+// `sharding` says: sum(a, "J", "I_x").
+inline Sharded sum(const Sharded& a, const std::string& dim, const std::string& sharding = "") {
+  return detail::reduce_dim("sum", a, dim, sharding, detail::Reduction::sum);
+}
+inline Sharded mean(const Sharded& a, const std::string& dim, const std::string& sharding = "") {
+  return detail::reduce_dim("mean", a, dim, sharding, detail::Reduction::mean);
+}
+inline Sharded max(const Sharded& a, const std::string& dim, const std::string& sharding = "") {
+  return detail::reduce_dim("max", a, dim, sharding, detail::Reduction::max);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/sharded_matmul.hpp
+// Matmuls of sharded arrays: the four cases of the scaling book (chapter 3).
+//   1  J whole in both: no collective      2  J cut in one: gather it, or sum what there is
+//   3  J cut in both: a partial sum {U_x}  4  I and K cut over one axis: gather one of them
+// Every way to give each mesh axis to a dim, to the sum or to nothing is a candidate: move a and b
+// there, multiply, move the product; the one with the least max(T_math, T_comms) runs.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A product a [.., J] b [J, K] -> [.., K].
+struct ShardedMatmul {
+  Sharded a, b;
+  Shape shape;                      // of the product
+  List<ShardedDim> dims;            // its names
+  AxisPlaces natural;               // what it is when nothing moves
+  std::string inner, cut_a, cut_b;  // dim J, and how each operand has it cut
+
+  const PlacedMesh& mesh() const { return *a.mesh; }
+  double math_seconds(const AxisPlaces& product, const std::string& cut) const {
+    Shape local = shape;
+    local_shape_of(mesh(), product, local);
+    const double k = static_cast<double>(b.shape[0] / shard_count(mesh(), cut));
+    const double rate = matmul_rate(mesh().machine.chip, a.format);
+    return rate > 0 ? 2.0 * static_cast<double>(local.count()) * k / rate : 0;
+  }
+};
+
+// A way to run it: where a, b and the product are when each device multiplies.
+struct MatmulWay {
+  AxisPlaces a, b, product;
+  std::string cut;  // of J
+  double math_seconds = 0, comms_seconds = 0, bytes = 0;
+  int moves = 0;
+
+  double seconds() const { return std::max(math_seconds, comms_seconds); }
+};
+
+inline ShardedMatmul matmul_of(const char* function, const Sharded& a, const Sharded& b) {
+  check_one_mesh(function, a, b);
+  ShardedMatmul m;
+  m.a = a;
+  m.b = b;
+  const std::size_t rows = a.sharding.dims.size() - (a.sharding.dims.empty() ? 0 : 1);
+  if (a.sharding.dims.empty() || b.sharding.dims.size() != 2 ||
+      a.sharding.dims[rows].name != b.sharding.dims[0].name || a.shape[-1] != b.shape[0]) {
+    fail({function, ": ", a.text(), " of shape ", a.shape, " times ", b.text(), " of shape ",
+          b.shape, "; [.., J] times [J, K] is right, J of one name and size"});
+  }
+  m.inner = b.sharding.dims[0].name;
+  const AxisPlaces pa = a.places();
+  const AxisPlaces pb = b.places();
+  m.cut_a = pa.back();
+  m.cut_b = pb[1];
+  for (std::size_t d = 0; d < rows; ++d) {
+    m.shape.push_back(a.shape[static_cast<int>(d)]);
+    m.dims.push_back(a.sharding.dims[d]);
+  }
+  m.shape.push_back(b.shape[1]);
+  m.dims.push_back(b.sharding.dims[1]);
+  m.natural = pa;
+  m.natural.back() = pb[2];
+  m.natural[0] = rising_union(pa[0], pb[0]);
+  if (m.cut_a == m.cut_b) {
+    m.natural[0] = rising_union(m.natural[0], m.cut_a);
+  }
+  return m;
+}
+
+inline std::string matmul_case(const ShardedMatmul& m) {
+  const std::string& j = m.inner;
+  if (used_twice(m.natural) != 0) {
+    return "case 4: one axis cuts dims of both operands, which must be gathered in one of them";
+  }
+  if (m.cut_a.empty() && m.cut_b.empty()) {
+    return "case 1: " + j + " is whole in both";
+  }
+  if (m.cut_a == m.cut_b) {
+    return "case 3: " + j + " is cut over " + axes_text(m.mesh(), m.cut_a) +
+           " in both, so a device's product is a summand";
+  }
+  return "case 2: " + j + " is cut over " +
+         axes_text(m.mesh(), m.cut_a.empty() ? m.cut_b : m.cut_a) +
+         (m.cut_a.empty() || m.cut_b.empty()
+              ? std::string(" in one")
+              : " in one and over " + axes_text(m.mesh(), m.cut_b) + " in the other") +
+         ", so gather it, or slice and sum";
+}
+
+// The letters of a place in the order that an operand has, then one that is wanted, then the mesh.
+inline std::string in_order(const std::string& letters, const std::string& first,
+                            const std::string& second) {
+  std::string out;
+  for (const std::string& source : {first, second, letters}) {
+    for (const char letter : source) {
+      if (letters.find(letter) != std::string::npos && out.find(letter) == std::string::npos) {
+        out += letter;
+      }
+    }
+  }
+  return out;
+}
+
+class MatmulWays {
+ public:
+  MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal, Detours detours)
+      : m(product),
+        goal_(goal),
+        a(m.mesh(), m.a.shape, m.a.format, m.a.places(), Direction::forwards, detours),
+        b(m.mesh(), m.b.shape, m.b.format, m.b.places(), Direction::forwards, detours),
+        out(m.mesh(), m.shape, m.a.format, goal, Direction::backwards, detours) {
+    const std::size_t dims = goal.size() - 1;
+    std::vector<std::size_t> role(m.mesh().axes.size());  // 0 idle, dims, J, summand of a, of b
+    std::size_t axis = 0;
+    while (axis < role.size()) {
+      try_roles(role, false);
+      try_roles(role, true);
+      for (axis = 0; axis < role.size() && ++role[axis] == dims + 4; ++axis) {
+        role[axis] = 0;
+      }
+    }
+  }
+
+  const ShardedMatmul& m;
+  List<MatmulWay> ways;  // the cheapest first
+
+ private:
+  void try_roles(const std::vector<std::size_t>& role, bool goal_first) {
+    const std::size_t dims = goal_.size() - 1;
+    const AxisPlaces pa = m.a.places();
+    const AxisPlaces pb = m.b.places();
+    AxisPlaces sets(dims + 4);
+    for (std::size_t i = 0; i < role.size(); ++i) {
+      sets[role[i]] += m.mesh().letters()[i];
+    }
+    if (rising_union(sets[dims + 2], pa[0]) != pa[0] ||
+        rising_union(sets[dims + 3], pb[0]) != pb[0]) {
+      return;  // only what is a summand can stay one
+    }
+    MatmulWay way;
+    way.cut =
+        in_order(sets[dims + 1], goal_first ? m.cut_b : m.cut_a, goal_first ? m.cut_a : m.cut_b);
+    way.product.push_back(rising_union(sets[dims + 1], sets[dims + 2] + sets[dims + 3]));
+    for (std::size_t d = 1; d <= dims; ++d) {
+      const std::string& own = d < dims ? pa[d] : pb[2];
+      way.product.push_back(
+          in_order(sets[d], goal_first ? goal_[d] : own, goal_first ? own : goal_[d]));
+    }
+    way.a = way.product;
+    way.a[0] = sets[dims + 2];
+    way.a.back() = way.cut;
+    way.b = {sets[dims + 3], way.cut, way.product.back()};
+    const Reached* const ra = a.find(way.a);
+    const Reached* const rb = b.find(way.b);
+    const Reached* const rc = out.find(way.product);
+    if (ra == nullptr || rb == nullptr || rc == nullptr) {
+      return;
+    }
+    way.math_seconds = m.math_seconds(way.product, way.cut);
+    way.comms_seconds = ra->seconds + rb->seconds + rc->seconds;
+    way.bytes = ra->bytes + rb->bytes + rc->bytes;
+    way.moves = ra->moves + rb->moves + rc->moves;
+    insert(way);
+  }
+
+  void insert(const MatmulWay& way) {
+    for (const MatmulWay& known : ways) {
+      if (known.a == way.a && known.b == way.b && known.product == way.product) {
+        return;
+      }
+    }
+    ways.push_back(way);
+    for (std::size_t i = ways.size() - 1; i > 0 && better(ways[i], ways[i - 1]); --i) {
+      const MatmulWay later = ways[i - 1];
+      ways[i - 1] = ways[i];
+      ways[i] = later;
+    }
+  }
+
+  AxisPlaces goal_;
+
+ public:
+  ShardingSearch a, b, out;
+
+  static bool better(const MatmulWay& x, const MatmulWay& y) {
+    Reached both;
+    both.seconds = y.seconds();
+    both.bytes = y.math_seconds + y.comms_seconds;
+    both.moves = y.moves;
+    const double sum = x.math_seconds + x.comms_seconds;
+    const bool tie = std::fabs(sum - both.bytes) <= 1e-12 * std::max(sum, both.bytes);
+    return cheaper(x.seconds(), tie ? both.bytes : sum, x.moves, both);
+  }
+
+  ShardedCandidate candidate(const MatmulWay& way) const {
+    ShardedCandidate c;
+    const std::string parts[] = {
+        moves_text(m.mesh(), a.moves(*a.find(way.a)), "a"),
+        moves_text(m.mesh(), b.moves(*b.find(way.b)), "b"), "matmul",
+        moves_text(m.mesh(), out.moves(*out.find(way.product)), "product")};
+    for (const std::string& part : parts) {
+      c.calls += (c.calls.empty() || part.empty() ? "" : ", ") + part;
+    }
+    c.math_seconds = way.math_seconds;
+    c.comms_seconds = way.comms_seconds;
+    c.bytes = way.bytes;
+    c.seconds = way.seconds();
+    return c;
+  }
+};
+
+inline void make_moves(Sharded& array, const List<AxisMove>& moves, const char* name,
+                       ShardedReport& report) {
+  for (const AxisMove& move : moves) {
+    make_move(array, move, report);
+    report.steps.back().name += name;
+  }
+}
+
+// Every device multiplies what it has; its product lies as `places` say.
+inline Sharded local_products(const ShardedMatmul& m, const Sharded& a, const Sharded& b,
+                              const AxisPlaces& places) {
+  Sharded product = like(a, m.shape, sharding_of(m.mesh(), places, m.dims));
+  for (std::size_t r = 0; r < a.shards.size(); ++r) {
+    Context own = device_context(static_cast<int>(r));
+    const ContextScope scope(own);
+    product.shards.push_back(matmul(a.shards[r], b.shards[r]));
+  }
+  return product;
+}
+
+inline std::string matmul_title(const char* function, const ShardedMatmul& m, const Sharded& out) {
+  return cat(function, " ", m.a.text(), " ", m.b.text(), " -> ", out.text(), " on ",
+             m.mesh().machine.name, ", priced as ", m.a.format);
+}
+
+// The ways without detours first, unless one with them is better.
+inline void list_ways(const MatmulWays& all, const MatmulWays& plain, ShardedReport& report) {
+  for (const MatmulWays* const ways : {&plain, &all}) {
+    for (const MatmulWay& way : ways->ways) {
+      const ShardedCandidate next = ways->candidate(way);
+      bool known = false;
+      for (const ShardedCandidate& other : report.candidates) {
+        known = known || other.calls == next.calls;
+      }
+      if (!known) {
+        report.candidates.push_back(next);
+      }
+    }
+  }
+}
+
+inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
+  const AxisPlaces goal = places_of(m.mesh(), wanted, m.shape);
+  const MatmulWays all(m, goal, Detours::yes);
+  const MatmulWays plain(m, goal, Detours::no);
+  if (all.ways.empty()) {
+    fail({"matmul: no way from ", m.a.text(), " and ", m.b.text(), " to [", wanted.text(),
+          "]; a partial sum must be one already, or J be cut over its axes"});
+  }
+  const bool detour = plain.ways.empty() || MatmulWays::better(all.ways[0], plain.ways[0]);
+  const MatmulWays& best = detour ? all : plain;
+  const MatmulWay& way = best.ways[0];
+  ShardedReport report;
+  if (detour) {
+    report.candidates.push_back(best.candidate(way));
+  }
+  list_ways(all, plain, report);
+  Sharded a = m.a;
+  Sharded b = m.b;
+  make_moves(a, best.a.moves(*best.a.find(way.a)), " a", report);
+  make_moves(b, best.b.moves(*best.b.find(way.b)), " b", report);
+  Sharded out = local_products(m, a, b, way.product);
+  make_moves(out, best.out.moves(*best.out.find(way.product)), " product", report);
+  out.sharding = wanted;
+  report.math_seconds = way.math_seconds;
+  report.title = matmul_title("matmul", m, out);
+  report.reason = matmul_case(m) + cat("; of ", report.candidates.size(),
+                                       " ways the first has the least max(T_math, T_comms)",
+                                       detour ? ", as idle axes carry a share" : "");
+  finish(out, report);
+  return out;
+}
+
+// What to write instead where the product would have an axis in two places.
+[[noreturn]] inline void fail_twice(const ShardedMatmul& m, char letter) {
+  std::string ways;
+  for (std::size_t keep = 1; keep < m.natural.size(); ++keep) {
+    AxisPlaces places = m.natural;
+    bool there = false;
+    for (std::size_t d = 0; d < places.size(); ++d) {
+      const std::size_t at = places[d].find(letter);
+      if (d == keep) {
+        there = at != std::string::npos;
+      } else if (at != std::string::npos) {
+        places[d].erase(at, 1);
+      }
+    }
+    if (there) {
+      ways +=
+          (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
+    }
+  }
+  fail({"matmul: ", m.a.text(), " times ", m.b.text(), " would have axis ",
+        m.mesh().axes[axis_number(letter)].name,
+        " twice in the product; say where it shall be, as a third argument ", ways});
+}
+
+}  // namespace detail
+
+// a [.., J] times b [J, K], both on one mesh. Where J is cut in both the product is left a partial
+// sum; where in one, it is whole over those axes. Throws where the product is ambiguous.
+inline Sharded matmul(const Sharded& a, const Sharded& b) {
+  const detail::ShardedMatmul m = detail::matmul_of("matmul", a, b);
+  const char twice = detail::used_twice(m.natural);
+  if (twice != 0) {
+    detail::fail_twice(m, twice);
+  }
+  const std::string both = detail::rising_union(a.places()[0], b.places()[0]);
+  if (both.size() < a.places()[0].size() + b.places()[0].size()) {
+    detail::fail({"matmul: ", a.text(), " times ", b.text(), "; a product of sums is not the sum ",
+                  "of products, so reshard one of them to ", detail::summed(a), " first"});
+  }
+  const Sharding natural = detail::sharding_of(*a.mesh, m.natural, m.dims);
+  if (m.cut_a != m.cut_b) {
+    return detail::run_matmul(m, natural);
+  }
+  detail::places_of(*a.mesh, natural, m.shape);  // checks the names
+  Sharded out = detail::local_products(m, a, b, m.natural);
+  ShardedReport report;
+  report.math_seconds = m.math_seconds(m.natural, m.cut_a);
+  report.title = detail::matmul_title("matmul", m, out);
+  report.reason = detail::matmul_case(m) +
+                  detail::cat("; no collective, T_math ", format_seconds(report.math_seconds));
+  detail::finish(out, report);
+  return out;
+}
+
+// The same with the product as `sharding` says, by the cheapest way: matmul(a, b, "I_x, K_y").
+inline Sharded matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
+  const detail::ShardedMatmul m = detail::matmul_of("matmul", a, b);
+  const Sharding wanted = parse_sharding(sharding);
+  Sharding own;
+  own.dims = m.dims;
+  Sharded product = detail::like(a, m.shape, own);
+  detail::check_same_names("matmul", product.sharding, wanted);
+  return detail::run_matmul(m, wanted);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/collective_matmul.hpp
+// Collective matmul: a chunk is multiplied while the next one travels to the neighbour.
+// Instead of an all_gather of an operand its N chunks go around the axis; instead of a
+// reduce_scatter of the product the sums of its N blocks do, each device adding its share.
+//   T = t_math + (N - 1) max(t_math, t_hop) for a chunk, beside T_collective + N t_math.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Chunks of operand a or b go around, each cut over one axis in `place`; or blocks of the product,
+// in the end cut so.
+struct ChunkedMatmul {
+  enum class What { none, a, b, product };
+  What what = What::none;
+  std::size_t place = 0;
+  std::string axis;
+};
+
+inline bool gathers_to(const ShardedMatmul& m, ChunkedMatmul::What what, std::size_t place,
+                       const AxisPlaces& goal) {
+  Sharded a = m.a;
+  Sharded b = m.b;
+  Sharded& operand = what == ChunkedMatmul::What::a ? a : b;
+  operand.sharding.dims[place - 1].axes.clear();
+  const ShardedMatmul after = matmul_of("collective_matmul", a, b);
+  return after.cut_a == after.cut_b && after.natural == goal;
+}
+
+inline ChunkedMatmul chunked(const ShardedMatmul& m, const AxisPlaces& goal) {
+  using What = ChunkedMatmul::What;
+  const AxisPlaces natural = m.natural;
+  for (const What what : {What::a, What::b}) {
+    const AxisPlaces places = what == What::a ? m.a.places() : m.b.places();
+    for (std::size_t p = 1; p < places.size(); ++p) {
+      if (places[p].size() == 1 && gathers_to(m, what, p, goal)) {
+        return {what, p, places[p]};
+      }
+    }
+  }
+  for (std::size_t p = 1; p < natural.size() && m.cut_a.size() == 1 && m.cut_a == m.cut_b; ++p) {
+    if (after_move(natural, {0, static_cast<int>(p), m.cut_a}) == goal) {
+      return {What::product, p, m.cut_a};
+    }
+  }
+  return {};
+}
+
+// What a device adds or stores for chunk c of n. `travels` is the chunk that is there.
+inline Tensor chunk_product(const ChunkedMatmul& way, const Tensor& a, const Tensor& b,
+                            const Tensor& travels, int n, int c) {
+  using What = ChunkedMatmul::What;
+  const int last = a.dims() - 1;
+  const int place = static_cast<int>(way.place) - 1;
+  if (way.what == What::a) {
+    return matmul(travels, place == last ? part_of(b, 0, n, c) : b);
+  }
+  if (way.what == What::b) {
+    return matmul(place == 0 ? part_of(a, last, n, c) : a, travels);
+  }
+  return place == last ? matmul(a, part_of(b, 1, n, c)) : matmul(part_of(a, place, n, c), b);
+}
+
+// Step by step on one group of devices; `out` is filled by index in the group.
+inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
+                       const std::vector<std::size_t>& members, List<Tensor>& shards) {
+  using What = ChunkedMatmul::What;
+  const int n = static_cast<int>(members.size());
+  const bool sums = way.what == What::product;
+  const int inner = way.what == What::a ? m.a.shape.size() : 1;  // the place that is contracted
+  const bool adds = sums || static_cast<int>(way.place) == inner;
+  const int dim = way.what == What::b ? local.size() - 1 : static_cast<int>(way.place) - 1;
+  List<Tensor> travel;
+  for (const std::size_t rank : members) {
+    travel.push_back(way.what == What::a   ? m.a.shards[rank]
+                     : way.what == What::b ? m.b.shards[rank]
+                                           : full(local, 0.0f));
+    shards[rank] = full(local, 0.0f);
+  }
+  for (int step = 0; step < n; ++step) {
+    List<Tensor> next(members.size());
+    for (int i = 0; i < n; ++i) {
+      const std::size_t here = static_cast<std::size_t>(i);
+      const std::size_t rank = members[here];
+      Context own = device_context(static_cast<int>(rank));
+      const ContextScope scope(own);
+      const int c = modulo(sums ? i - 1 - step : i + step, n);
+      const Tensor product =
+          chunk_product(way, m.a.shards[rank], m.b.shards[rank], travel[here], n, c);
+      if (sums) {
+        travel[here] = travel[here] + product;
+        shards[rank] = travel[here];
+      } else if (adds) {
+        add_(shards[rank], product);
+      } else {
+        const std::int64_t size = local[dim] / n;
+        copy_(slice(shards[rank], dim, c * size, (c + 1) * size), product);
+      }
+      next[static_cast<std::size_t>(modulo(sums ? i + 1 : i - 1, n))] = travel[here];
+    }
+    travel = next;
+  }
+}
+
+inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Sharded& out,
+                          ShardedReport& report) {
+  using What = ChunkedMatmul::What;
+  const char* const names[] = {"", "a", "b", "product"};
+  const PlacedMesh& mesh = m.mesh();
+  const bool sums = way.what == What::product;
+  const double n = static_cast<double>(shard_count(mesh, way.axis));
+  const Sharded& array = way.what == What::a ? m.a : way.what == What::b ? m.b : out;
+  const std::int64_t chunk = array.local_shape().count();
+  CollectiveSpec hop = spec_of(mesh, Collective::permute, way.axis, chunk, m.a.format);
+  hop.root = sums ? 1 : hop.devices() - 1;
+  const AlgorithmChoice choice = choose_algorithm(hop);
+  AxisMove whole = {static_cast<int>(way.place), -1, way.axis};
+  std::int64_t before = chunk;
+  if (sums) {
+    whole = {0, static_cast<int>(way.place), way.axis};
+    before = chunk * shard_count(mesh, way.axis);
+  }
+  const MoveCost collective = price(mesh, whole, before, m.a.format);
+  report.math_seconds =
+      m.math_seconds(sums ? m.natural : out.places(), m.cut_a == m.cut_b ? m.cut_a : std::string());
+  ShardedStep step;
+  step.name = cat("permute chunk of ", names[static_cast<int>(way.what)], ", ", n - 1, " times");
+  step.axes = axes_text(mesh, way.axis);
+  step.before = array.sharding.text();
+  step.after = step.before;
+  step.algorithm = name_of(choice.algorithm);
+  step.bytes = (n - 1) * static_cast<double>(chunk) * bytes_of(m.a.format);
+  step.seconds = (n - 1) * choice.seconds;
+  report.steps.push_back(step);
+  report.bytes = step.bytes;
+  report.comms_seconds = step.seconds;
+  const double math = report.math_seconds / n;  // of a chunk
+  report.candidates.push_back({"chunk by chunk, the next on its way", report.math_seconds,
+                               step.seconds, step.bytes,
+                               math + (n - 1) * std::max(math, choice.seconds)});
+  const std::string name = cat(name_of(collective.what), " ", names[static_cast<int>(way.what)]);
+  report.candidates.push_back({sums ? "matmul, then " + name : name + ", then matmul",
+                               report.math_seconds, collective.seconds, collective.bytes,
+                               report.math_seconds + collective.seconds});
+  report.reason = cat(n, " chunks; ", math < choice.seconds ? "their way" : "their product",
+                      " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each");
+}
+
+}  // namespace detail
+
+// matmul(a, b, sharding) where that takes one all_gather of an operand or one reduce_scatter of the
+// product over one axis, run chunk by chunk; sums are in the order of the chunks.
+inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
+  const detail::ShardedMatmul m = detail::matmul_of("collective_matmul", a, b);
+  const Sharding wanted = parse_sharding(sharding);
+  Sharding own;
+  own.dims = m.dims;
+  detail::check_same_names("collective_matmul", own, wanted);
+  const detail::AxisPlaces goal = detail::places_of(*a.mesh, wanted, m.shape);
+  const detail::ChunkedMatmul way = detail::chunked(m, goal);
+  Sharded out = detail::like(a, m.shape, wanted);
+  if (way.what == detail::ChunkedMatmul::What::none) {
+    detail::fail({"collective_matmul: ", a.text(), " ", b.text(), " -> ", out.text(),
+                  "; what takes one all_gather or reduce_scatter over one axis is right, as ",
+                  "[I_x, J] [J, K] -> [I, K]; else use matmul"});
+  }
+  out.shards.resize(a.shards.size());
+  for (int rank = 0; rank < out.devices() && !a.shards.empty(); ++rank) {
+    if (detail::shard_index(*a.mesh, way.axis, rank) == 0) {
+      detail::run_chunks(m, way, out.local_shape(), detail::group_of(*a.mesh, way.axis, rank),
+                         out.shards);
+    }
+  }
+  ShardedReport report;
+  detail::report_chunks(m, way, out, report);
+  report.title = detail::matmul_title("collective_matmul", m, out);
+  detail::finish(out, report);
+  return out;
+}
+
+// x [I_axis, J] w [J, K] -> [I, K] in the program of a device, which has a share of x's rows and
+// the whole of w: the next rows are on their way while these are multiplied. Carries gradients.
+inline Tensor collective_matmul(Device& device, const Tensor& x, const Tensor& w,
+                                const std::string& axis) {
+  const int n = device.size(axis);
+  std::vector<Tensor> rows(static_cast<std::size_t>(n));
+  Tensor chunk = x;
+  for (int step = 0; step < n; ++step) {
+    Pending next;
+    if (step + 1 < n) {
+      next = device.start_permute(chunk, axis, -1);
+    }
+    rows[static_cast<std::size_t>((device.index(axis) + step) % n)] = matmul(chunk, w);
+    if (step + 1 < n) {
+      chunk = next.wait();
+    }
+  }
+  return concat(rows, 0);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/mesh.hpp
+// A mesh: the devices of a machine under named axes, and a program run on all of them.
+// Each device is a thread with a context of its own (ops, memory, device number); host loops inside
+// are serial. When a device fails, or all wait, the run ends with an Error that says where each is.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
 
 inline void run_device_thread(void* device) {
   DeviceThread& self = *static_cast<DeviceThread*>(device);
@@ -24163,6 +27635,15 @@ class Mesh {
   }
   MeshPlacement placement() const { return {machine_.name, detail::place_axes(machine_, axes_)}; }
 
+  // The array cut over the devices: shard(x, "I_x, J"). Of a shape alone it says what things cost.
+  // `format` prices it; the numbers stay f32.
+  Sharded shard(const Tensor& x, const std::string& sharding, DType format = DType::f32) const {
+    return detail::shard(placed(), x, sharding, format);
+  }
+  Sharded shard(const Shape& shape, const std::string& sharding, DType format = DType::f32) const {
+    return detail::shard(placed(), shape, sharding, format);
+  }
+
   // Runs `program` on every device at once; returns when all have returned.
   MeshRun run(const DeviceProgram& program) const {
     if (!program) {
@@ -24182,7 +27663,10 @@ class Mesh {
       devices.back()->context.kind = caller.kind;
       devices.back()->context.no_grad = caller.no_grad;
     }
-    detail::run_devices(program, fabric, devices);
+#if defined(TINYSCALE_USE_MPI)
+    if (!detail::run_on_ranks(program, fabric, devices))
+#endif
+      detail::run_devices(program, fabric, devices);
     if (caller.profile != nullptr) {  // in rank order, whatever the threads did
       for (const Shared<detail::DeviceThread>& device : devices) {
         for (OpRecord& record : device->records) {
@@ -24216,6 +27700,9 @@ class Mesh {
   }
 
  private:
+  Shared<const detail::PlacedMesh> placed() const {
+    return detail::placed_mesh(machine_, detail::place_axes(machine_, axes_));
+  }
   Shared<detail::MeshRecord> record_of(const List<Shared<detail::DeviceThread>>& devices) const {
     Shared<detail::MeshRecord> record(new detail::MeshRecord);
     List<const detail::DeviceLog*> logs;
@@ -24223,6 +27710,7 @@ class Mesh {
       logs.push_back(&device->device.endpoint().log());
       record->kept.push_back(device->device.kept());
       record->counters.push_back(device->counters);
+      record->measured = std::max(record->measured, device->seconds);
       record->memory.push_back(device->context.memory);
     }
     record->log = detail::join_logs(logs);
@@ -28575,6 +32063,89 @@ inline Svg svg(const LinkHeatMap& map) {
   }
   return canvas.finish(map.title + ": " + std::to_string(n) + " devices, " + format_bytes(total) +
                        " in all, at most " + format_bytes(most) + " from one to another");
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/show/shard_picture.hpp
+// Which device holds which block of an array: a cell for each block of the last two dims, a panel
+// for each block of those before, a stripe of its own colour for each device that holds the block.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Pale colours, neighbours far apart on the circle (the golden angle); black reads well on them.
+inline std::string device_color(int rank) {
+  const double turn = rank * 0.381966;
+  std::string out = "rgb(";
+  for (int c = 0; c < 3; ++c) {
+    const double wave = std::cos(6.2831853 * (turn - c / 3.0));
+    out += std::to_string(static_cast<int>(std::lround(186 + 50 * wave))) + (c < 2 ? "," : ")");
+  }
+  return out;
+}
+
+inline void draw_block(Canvas& canvas, const ShardPicture& picture, std::size_t block, double x,
+                       double y, double width, double height) {
+  const std::vector<int>& ranks = picture.holders[block];
+  const double stripe = (width - 2) / static_cast<double>(std::max<std::size_t>(1, ranks.size()));
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    canvas.rect(x + 1 + stripe * static_cast<double>(i), y + 1, stripe, height - 2,
+                "fill=\"" + device_color(ranks[i]) + "\"");
+  }
+  const std::string words = picture.cell(block);
+  const double size = std::min(13.0, (width - 6) / std::max(1.0, drawn_width(words, 1)));
+  if (size >= 6) {
+    canvas.label(x + width / 2, y + height / 2 + 0.36 * size, words, size, Anchor::middle,
+                 "fill=\"#000000\"");
+  }
+}
+
+}  // namespace detail
+
+// Up to 64 rows, columns and panels; of an array of more blocks the first.
+inline Svg svg(const ShardPicture& picture) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const int dims = picture.blocks.size();
+  const std::int64_t columns = dims > 0 ? picture.blocks[-1] : 1;
+  const std::int64_t rows = dims > 1 ? picture.blocks[-2] : 1;
+  const std::int64_t most = 64;
+  const std::int64_t all = static_cast<std::int64_t>(picture.holders.size()) / (rows * columns);
+  const std::int64_t panels = std::min(all, most);
+  const std::int64_t wide = std::min(columns, most), high = std::min(rows, most);
+  const double width = std::max(14.0, std::min(88.0, 640.0 / static_cast<double>(wide)));
+  const double height = std::max(10.0, std::min(44.0, 440.0 / static_cast<double>(high)));
+  const double left = 84, top = dims > 2 ? 84 : 70, step = height * static_cast<double>(high) + 46;
+  Canvas canvas(std::max(440.0, left + width * static_cast<double>(wide) + 24),
+                top + step * static_cast<double>(panels));
+  canvas.label(20, 28, detail::shorten(picture.title, 60), 16, Anchor::start,
+               Canvas::ink() + " font-weight=\"600\"");
+  for (std::int64_t panel = 0; panel < panels; ++panel) {
+    const double y = top + step * static_cast<double>(panel);
+    const std::string where = picture.panel_name(panel);
+    canvas.label(20, y - 24, where, 12, Anchor::start);
+    for (std::int64_t j = 0; j < wide && dims > 0 && width > 30; ++j) {
+      canvas.label(left + width * (static_cast<double>(j) + 0.5), y - 6,
+                   picture.names.back() + " " + picture.range(dims - 1, j), 11, Anchor::middle,
+                   Canvas::soft());
+    }
+    for (std::int64_t i = 0; i < high; ++i) {
+      const double line = y + height * static_cast<double>(i);
+      if (dims > 1) {
+        canvas.label(
+            left - 8, line + height / 2 + 4,
+            picture.names[static_cast<std::size_t>(dims) - 2] + " " + picture.range(dims - 2, i),
+            11, Anchor::end, Canvas::soft());
+      }
+      for (std::int64_t j = 0; j < wide; ++j) {
+        detail::draw_block(canvas, picture,
+                           static_cast<std::size_t>((panel * rows + i) * columns + j),
+                           left + width * static_cast<double>(j), line, width, height);
+      }
+    }
+  }
+  return canvas.finish(picture.text());
 }
 
 }}  // namespace tinyscale

@@ -22,6 +22,7 @@ law=$(awk 'END { law = 0.53 + 0.035 * NR / 1000; if (law > 1.2) law = 1.2; print
 limit=${LIMIT:-3.3}
 for cxx in g++ clang++; do
   command -v "$cxx" > /dev/null || { echo "compile cost: $cxx is not here, skipped"; continue; }
+  "$cxx" -std=c++17 -I. -fsyntax-only "$scratch/header.cpp" || exit 1
   # Depth 2 of -H: the files that tinyscale.hpp itself includes, those inside an #if that holds too.
   "$cxx" -std=c++17 -I. -H -fsyntax-only "$scratch/header.cpp" 2>&1 |
     sed -n 's/^\.\. \(.*\)$/#include "\1"/p' > "$scratch/std.cpp"

@@ -9,19 +9,19 @@ root=""
 
 if have apt-get; then
   install="$root apt-get install -y"
-  packages="libopenblas0-pthread libdnnl-dev libblis4 libeigen3-dev python3-torch gcc"
+  packages="libopenblas0-pthread libdnnl-dev libblis4 libeigen3-dev python3-torch gcc openmpi-bin libopenmpi-dev"
 elif have dnf; then
   install="$root dnf install -y"
-  packages="openblas-threads onednn-devel blis eigen3-devel python3-torch gcc"
+  packages="openblas-threads onednn-devel blis eigen3-devel python3-torch gcc openmpi-devel"
 elif have pacman; then
   install="$root pacman -S --needed --noconfirm"
-  packages="openblas onednn blis eigen python-pytorch gcc"
+  packages="openblas onednn blis eigen python-pytorch gcc openmpi"
 elif have brew; then
   install="brew install"
-  packages="openblas onednn eigen pytorch"
+  packages="openblas onednn eigen pytorch open-mpi"
 else
-  echo "install_peers: no apt-get, dnf, pacman or brew here; install OpenBLAS, oneDNN, BLIS, Eigen and" \
-       "PyTorch by hand" >&2
+  echo "install_peers: no apt-get, dnf, pacman or brew here; install OpenBLAS, oneDNN, BLIS, Eigen," \
+       "PyTorch and Open MPI by hand" >&2
   exit 1
 fi
 echo "$install $packages"
@@ -46,4 +46,6 @@ ls /usr/include/eigen3/Eigen/Core /opt/homebrew/include/eigen3/Eigen/Core 2> /de
 report Eigen $?
 python3 -c 'import torch' 2> /dev/null || /usr/bin/python3 -c 'import torch' 2> /dev/null
 report PyTorch $?
+command -v mpicc > /dev/null && command -v mpirun > /dev/null
+report 'Open MPI' $?
 exit $((missing > 0))

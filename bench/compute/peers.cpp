@@ -2,9 +2,6 @@
 #include "peers.hpp"
 
 #include <dlfcn.h>
-#include <fcntl.h>
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -139,79 +136,6 @@ Numbers numbers(std::int64_t count, std::uint64_t seed) {
     x = static_cast<float>(static_cast<std::int64_t>(state >> 40)) * (2.0f / 16777216.0f) - 1.0f;
   }
   return out;
-}
-
-Worker::Worker(const std::vector<std::string>& command,
-               const std::vector<std::string>& environment) {
-  int to[2], from[2];
-  if (pipe2(to, O_CLOEXEC) != 0 || pipe2(from, O_CLOEXEC) != 0) {
-    return;
-  }
-  std::fflush(stdout);
-  pid_ = fork();
-  if (pid_ == 0) {
-    dup2(to[0], 0);
-    dup2(from[1], 1);
-    std::FILE* const quiet = std::freopen("/dev/null", "w", stderr);
-    static_cast<void>(quiet);
-    for (const std::string& variable : environment) {
-      putenv(strdup(variable.c_str()));
-    }
-    std::vector<char*> words;
-    for (const std::string& word : command) {
-      words.push_back(strdup(word.c_str()));
-    }
-    words.push_back(nullptr);
-    execvp(words[0], words.data());
-    _exit(127);
-  }
-  close(to[0]);
-  close(from[1]);
-  in_ = to[1];
-  out_ = from[0];
-  first_line_ = read_line();
-}
-
-Worker::~Worker() {
-  close(in_);  // the end of its input ends it
-  close(out_);
-  if (pid_ > 0) {
-    int status = 0;
-    kill(pid_, SIGTERM);  // it has nothing to save
-    waitpid(pid_, &status, 0);
-  }
-}
-
-std::string Worker::read_line() {
-  for (;;) {
-    const std::size_t end = buffer_.find('\n');
-    if (end != std::string::npos) {
-      const std::string line = buffer_.substr(0, end);
-      buffer_.erase(0, end + 1);
-      return line;
-    }
-    char part[256];
-    const ssize_t count = read(out_, part, sizeof part);
-    if (count <= 0) {
-      return "";
-    }
-    buffer_.append(part, static_cast<std::size_t>(count));
-  }
-}
-
-double Worker::ask(const std::string& line) {
-  const std::string text = line + "\n";
-  if (first_line_.empty() || write(in_, text.data(), text.size()) < 0) {
-    return -1;
-  }
-  const std::string answer = read_line();
-  char* end = nullptr;
-  const double seconds = std::strtod(answer.c_str(), &end);
-  if (answer.empty() || end == answer.c_str()) {
-    reason_ = answer.empty() ? "it ended" : answer;
-    return -1;
-  }
-  return seconds;
 }
 
 Way asked(const std::string& name, const std::shared_ptr<Worker>& worker, const std::string& line) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "../worker.hpp"
 #include "driver.hpp"
 
 namespace bench {
@@ -41,23 +42,6 @@ Way onednn_packed(Bench& bench, int threads, int m, int n, int k, Format format)
 
 // Eigen, compiled as this program is; one thread.
 Way eigen_multiply(Bench& bench, int m, int n, int k, const float* a, const float* b, float* c);
-
-// A program that answers each line with seconds, or with "no" and a reason.
-class Worker {
- public:
-  Worker(const std::vector<std::string>& command, const std::vector<std::string>& environment);
-  ~Worker();
-  Worker(const Worker&) = delete;
-  Worker& operator=(const Worker&) = delete;
-  double ask(const std::string& line);                           // seconds; negative: it cannot
-  const std::string& first_line() const { return first_line_; }  // empty: it did not start
-  const std::string& reason() const { return reason_; }
-
- private:
-  std::string read_line();
-  int pid_ = -1, in_ = -1, out_ = -1;
-  std::string buffer_, first_line_, reason_;
-};
 
 Way asked(const std::string& name, const std::shared_ptr<Worker>& worker, const std::string& line);
 

@@ -122,8 +122,9 @@ int grade_machine(const Answers& mine, const ts::Mesh& mesh, std::ostream& out) 
 
 // 0 when all is right on both machines.
 int grade(const Answers& mine, std::ostream& out) {
-  const ts::Mesh tpu(ts::machine("tpu-v4", {4, 4, 4}), {{"data", 16}, {"t", 4}});
-  const ts::Mesh gpu(ts::machine("h100", {1, 8}), {{"t", 8}});
+  ts::Mesh tpu(ts::machine("tpu-v4", {4, 4, 4}), {{"data", 16}, {"t", 4}});
+  ts::Mesh gpu(ts::machine("h100", {1, 8}), {{"t", 8}});
+  tpu.algorithm = gpu.algorithm = ts::Algorithm::ring;  // so small a tensor would go directly
   const int wrong = grade_machine(mine, tpu, out) + grade_machine(mine, gpu, out);
   out << (wrong == 0 ? "All right.\n"
                      : "Not yet: edit YOUR PART of lab3_tensor_parallel_mlp.cpp, run again\n");

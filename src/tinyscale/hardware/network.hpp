@@ -1,5 +1,5 @@
 #pragma once
-// A machine: chips at the points of a grid, and what joins those that differ in one coordinate only.
+// A machine: chips at the points of a grid, and what joins those that differ in one coordinate.
 // TPUs: links to both neighbours; which dimensions close to a ring (scaling book, chapter 2): v2,
 // v5e, v6e only with all 16 chips, v3 with 32; v4, v5p, v7 when the slice is whole 4x4x4 cubes;
 // {slices, X, Y, Z} are joined by the data-centre network. GPUs: a switch, {nodes, 8} and
@@ -149,8 +149,8 @@ inline Links inner_links(const Chip& chip, const Shape& dims, int d) {
     links.bandwidth = Bandwidth::one_way(chip.memory_bandwidth / 2);
   } else {  // every chip a box of its own
     links.kind = chip.kind == "wafer" ? AxisKind::switched : AxisKind::line;
-    links.bandwidth = Bandwidth::one_way(chip.kind == "wafer" ? chip.dcn_bandwidth
-                                                              : chip.link_bandwidth);
+    links.bandwidth =
+        Bandwidth::one_way(chip.kind == "wafer" ? chip.dcn_bandwidth : chip.link_bandwidth);
   }
   return links;
 }
@@ -287,7 +287,7 @@ inline Machine reordered(const Machine& machine, const std::vector<int>& dims) {
   for (const int d : dims) {
     const std::size_t from = detail::machine_dim(machine, d);
     if (used[from]++ > 0) {
-      detail::fail({"reordered: dimension ", d, " of ", machine.name, " twice; each once is right"});
+      detail::fail({"reordered: dimension ", d, " of ", machine.name, " twice; once is right"});
     }
     if (machine.links[from].uplink.one_way() > 0 && d != result.dims.size()) {
       detail::fail({"reordered: dimension ", d, " of ", machine.name,

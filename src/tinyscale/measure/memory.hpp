@@ -64,6 +64,23 @@ struct MemoryMeter {
     total_.peak.store(total_.level.load());
   }
 
+  // All levels and peaks, the total last: what another process may tell of its meter.
+  static constexpr int values = 2 * (kinds + 1);
+  void read(std::int64_t* to) const {
+    for (int i = 0; i <= kinds; ++i) {
+      const detail::PeakCounter& counter = i < kinds ? by_kind_[std::size_t(i)] : total_;
+      to[2 * i] = counter.level.load();
+      to[2 * i + 1] = counter.peak.load();
+    }
+  }
+  void write(const std::int64_t* from) {
+    for (int i = 0; i <= kinds; ++i) {
+      detail::PeakCounter& counter = i < kinds ? by_kind_[std::size_t(i)] : total_;
+      counter.level.store(from[2 * i]);
+      counter.peak.store(from[2 * i + 1]);
+    }
+  }
+
   // A row for each kind that was used, and their sum.
   Table table() const {
     Table out;

@@ -190,7 +190,7 @@ inline void describe_call(const CallKey& key, const Machine& machine,
   e.root = key.root;
   plan_blocks(key, n, e);
   spec.elements = e.cut.begin(e.cut.chunks());
-  if (key.what == Collective::all_to_all) {
+  if (key.what == Collective::all_to_all || key.what == Collective::permute) {
     spec.elements /= n;  // the vector of one device
   }
   const bool prefers = key.algorithm == Algorithm::automatic;
@@ -230,6 +230,26 @@ inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machi
   shape->cut = e.cut;
   shape->schedule = prepare(std::move(schedule));
   e.paths = chunk_paths(*shape->schedule, e.cut);
+  return made;
+}
+
+// What the log says of a user's send.
+inline Shared<const CallShape> send_shape(std::int64_t elements, const SourceLine& where) {
+  CallShape* const shape = new CallShape;
+  const Shared<const CallShape> made(shape);
+  shape->name = "send";
+  shape->where = where;
+  shape->eager = true;
+  shape->cut.block = elements;
+  shape->spec.elements = elements;
+  CollectiveSchedule send;
+  send.name = "send";
+  send.what = Collective::broadcast;
+  send.devices = 2;
+  Transfer whole;
+  whole.to = 1;
+  send.transfers.push_back(whole);
+  shape->schedule = prepare(std::move(send));
   return made;
 }
 

@@ -55,6 +55,7 @@ class Endpoint {
   int rank() const { return rank_; }
   int devices() const { return fabric_.devices(); }
   const DeviceLog& log() const { return log_; }
+  DeviceLog& log() { return log_; }
 
   // What the device's ops came to so far. Their records are let go now and then when nobody outside
   // asked for them: a long training would fill the memory.
@@ -176,6 +177,7 @@ class Endpoint {
     }
     call.seat = &seat(key.axes);
     if (call.seat->group->size() == 1) {
+      call.key.rows = rows;
       run_alone(call, in, out, where);
       return call;
     }
@@ -212,8 +214,15 @@ class Endpoint {
     log_ops();
     ++calls_;
     Packet packet;
-    packet.value = value.clone();
-    packet.call = send_record(to, value, where);
+    {
+      Context nobody;  // a message under way is in no device's memory, whenever it is received
+      const ContextScope scope(nobody);
+      packet.value = value.clone();
+    }
+    if (!send_shape_ || send_shape_->cut.block != value.count()) {
+      send_shape_ = send_shape(value.count(), where);
+    }
+    packet.call = send_record(send_shape_, rank_, to);
     log_.events.push_back({DeviceEvent::Kind::start, 0, 0, packet.call, nullptr});
     fabric_.put(rank_, to, std::move(packet));
   }
@@ -338,35 +347,6 @@ class Endpoint {
     for (std::int64_t i = 0; out.defined() && i < out.count(); ++i) {
       out.data()[i] = in.count() > 0 ? in.data()[i % in.count()] * times : 0.0f;
     }
-  }
-
-  Shared<CallRecord> send_record(int to, const Tensor& value, const SourceLine& where) {
-    if (!send_shape_ || send_shape_->cut.block != value.count()) {
-      CallShape* const shape = new CallShape;
-      send_shape_ = Shared<const CallShape>(shape);
-      shape->name = "send";
-      shape->where = where;
-      shape->eager = true;
-      shape->cut.block = value.count();
-      shape->spec.elements = value.count();
-      shape->schedule = one_message();
-    }
-    Shared<CallRecord> record(new CallRecord);
-    record->logged.shape = send_shape_;
-    std::vector<int>* const members = new std::vector<int>{rank_, to};
-    record->logged.members = Shared<const std::vector<int>>(members);
-    return record;
-  }
-
-  static Shared<const PreparedSchedule> one_message() {
-    CollectiveSchedule send;
-    send.name = "send";
-    send.what = Collective::broadcast;
-    send.devices = 2;
-    Transfer whole;
-    whole.to = 1;
-    send.transfers.push_back(whole);
-    return prepare(std::move(send));
   }
 
   Fabric& fabric_;

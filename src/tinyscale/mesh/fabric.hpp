@@ -30,7 +30,16 @@ namespace detail {
 struct CallRecord {
   LoggedCall logged;
   int number = -1;
+  std::uint64_t id = 0;  // the same in all processes
 };
+
+// A user's send, in the log.
+inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int from, int to) {
+  const Shared<CallRecord> record(new CallRecord);
+  record->logged.shape = shape;
+  record->logged.members = Shared<const std::vector<int>>(new std::vector<int>{from, to});
+  return record;
+}
 
 struct Post {
   bool here = false;
@@ -111,6 +120,17 @@ struct Packet {
   Shared<CallRecord> call;
 };
 
+// The devices that are other processes, where there are such (mpi_fabric.hpp).
+class OtherProcesses {
+ public:
+  virtual ~OtherProcesses() = default;
+  virtual Meeting* post(Seat& seat, Post post) = 0;
+  virtual void wait(const Wait& wait, const std::string& where) = 0;  // until it is met
+  virtual void put(int to, const Packet& packet) = 0;
+  virtual void took(int from) = 0;  // a packet of that sender
+  virtual void end(Waiting::Now how, const std::string& where, const std::string& message) = 0;
+};
+
 class Fabric {
  public:
   // At most `most` devices run at once; 0: all. Exchanges use up to `threads` threads. Folded: one
@@ -129,34 +149,26 @@ class Fabric {
   int devices() const { return static_cast<int>(machine_.chips()); }
   bool folded() const { return folded_; }
   void begin(int me) { waiting_.begin(me); }
+  // From now on only one of the devices is in this process; null: all are.
+  void span(OtherProcesses* others) { others_ = others; }
 
   // The seat of a device in the group of these axes, which rise.
   Seat seat(int me, const std::vector<int>& axes, const std::vector<int>& ranks) {
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
-    Group* group = nullptr;
-    for (const Shared<Group>& known : groups_) {
-      if (known->ranks.front() == ranks.front() && known->axes == axes) {
-        group = known.get();
-      }
-    }
-    if (group == nullptr) {
-      groups_.push_back(Shared<Group>(new Group));
-      group = groups_.back().get();
-      group->axes = axes;
-      group->ranks = ranks;
-      group->fresh();
-    }
     Seat seat;
-    seat.group = group;
+    seat.group = &find_group(axes, ranks);
     while (ranks[static_cast<std::size_t>(seat.place)] != me) {
       ++seat.place;
     }
-    seat.next = group->meetings[0].get();
+    seat.next = seat.group->meetings[0].get();
     return seat;
   }
 
   // Gives the meeting, at which nobody needs to wait.
   Meeting* post(Seat& seat, Post post) {
+    if (others_ != nullptr) {
+      return others_->post(seat, std::move(post));
+    }
     Meeting* const meeting = seat.next;
     post.here = true;
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
@@ -177,7 +189,9 @@ class Fabric {
   template <class Standing>
   Shared<CallRecord> await(int me, const Seat& seat, Meeting* meeting, const Standing& standing) {
     for (int looks = 0; !meeting->done.load(std::memory_order_acquire);) {
-      if (!waiting_.look_again(looks)) {
+      if (others_ != nullptr) {
+        others_->wait({Wait::For::collective, meeting, 0}, standing.standing());
+      } else if (!waiting_.look_again(looks)) {
         std::unique_lock<std::mutex> lock(waiting_.mutex());
         meeting->sleepers.fetch_add(1);
         if (!meeting->done.load()) {
@@ -218,7 +232,13 @@ class Fabric {
     return made;
   }
 
+  const List<Shared<const CallPlan>>& plans() const { return plans_; }  // after the run
+
   void put(int from, int to, Packet packet) {
+    if (others_ != nullptr) {
+      others_->put(to, packet);
+      return;
+    }
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
     box(to, from).packets.push_back(std::move(packet));
     const Waiting::State& receiver = waiting_.state(to);
@@ -231,6 +251,10 @@ class Fabric {
   // The next packet of that sender.
   template <class Standing>
   Packet take(int me, int from, const Standing& standing) {
+    if (others_ != nullptr) {
+      others_->wait({Wait::For::message, nullptr, from}, standing.standing());
+      others_->took(from);
+    }
     std::unique_lock<std::mutex> lock(waiting_.mutex());
     waiting_.throw_failure();
     if (box(me, from).empty()) {
@@ -253,6 +277,12 @@ class Fabric {
     end(me, Waiting::Now::threw, where, message);
   }
 
+  // Ends the run for all devices of this process.
+  void end_run(const std::string& failure) {
+    if (!failure.empty() && !waiting_.over()) {
+      waiting_.conclude(failure);
+    }
+  }
   // After all devices have ended: empty when all is well.
   std::string failure() {
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
@@ -267,6 +297,8 @@ class Fabric {
   }
 
  private:
+  friend class MpiRanks;
+
   struct Box {
     int from = 0;
     List<Packet> packets;
@@ -274,6 +306,20 @@ class Fabric {
 
     bool empty() const { return next == packets.size(); }
   };
+
+  Group& find_group(const std::vector<int>& axes, const std::vector<int>& ranks) {
+    for (const Shared<Group>& known : groups_) {
+      if (known->ranks.front() == ranks.front() && known->axes == axes) {
+        return *known;
+      }
+    }
+    groups_.push_back(Shared<Group>(new Group));
+    Group& group = *groups_.back();
+    group.axes = axes;
+    group.ranks = ranks;
+    group.fresh();
+    return group;
+  }
 
   // The messages to a device from a sender; kept in the order of senders.
   Box& box(int to, int from) {
@@ -301,6 +347,10 @@ class Fabric {
   }
 
   void end(int me, Waiting::Now how, const std::string& where, const std::string& message) {
+    if (others_ != nullptr) {
+      others_->end(how, where, message);
+      return;
+    }
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
     if (waiting_.ends(me, how, where, message)) {
       judge();
@@ -492,6 +542,7 @@ class Fabric {
   const List<AxisPlacement>& axes_;
   int threads_;
   bool folded_;
+  OtherProcesses* others_ = nullptr;
   Waiting waiting_;        // its mutex guards the boxes and the list of groups
   List<List<Box>> boxes_;  // by receiver
   List<Shared<Group>> groups_;

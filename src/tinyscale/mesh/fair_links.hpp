@@ -22,7 +22,9 @@ class FairLinks {
     double rate = 0;
     double since = 0;  // when `bytes` was right
     int version = 0;   // counts the changes of rate
+    int told = -1;     // the version that share() has given
     bool settled = false;
+    bool left = false;  // still in the lists of its links, until they are next looked at
   };
 
   explicit FairLinks(const MachineLinks& links)
@@ -45,9 +47,13 @@ class FairLinks {
   void remove(std::size_t f) {
     ++flows_[f].version;
     flows_[f].rate = 0;
-    free_.push_back(f);
+    removed_.push_back(f);
   }
   Flow& flow(std::size_t f) { return flows_[f]; }
+  static double end_of(const Flow& flow) {  // infinity over a dead link
+    return flow.rate > 0 ? flow.since + flow.bytes / flow.rate
+                         : std::numeric_limits<double>::infinity();
+  }
 
   void join(std::size_t f) {
     for (const std::size_t link : flows_[f].route) {
@@ -56,31 +62,30 @@ class FairLinks {
     }
   }
   void leave(std::size_t f) {
-    for (const std::size_t link : flows_[f].route) {
-      std::vector<std::size_t>& on = on_link_[link];
-      std::size_t at = 0;
-      while (on[at] != f) {
-        ++at;
-      }
-      on[at] = on.back();
-      on.pop_back();
-      changed_.push_back(link);
-    }
+    flows_[f].left = true;
+    changed_.insert(changed_.end(), flows_[f].route.begin(), flows_[f].route.end());
   }
 
-  // New rates for all that share links, however indirectly, with those that joined or left;
-  // the flows whose rate is another now.
+  // New rates for all that share links, however indirectly, with those that joined or left. Gives
+  // the flows of each such set that end first, if they were not given with that rate: when they
+  // end, the others are shared out anew.
   const std::vector<std::size_t>& share(double now) {
-    restarted_.clear();
+    first_.clear();
     ++round_;
     for (const std::size_t link : changed_) {
-      if (seen_[link] != round_ && !on_link_[link].empty()) {
+      if (seen_[link] != round_) {
         collect(link);
         fill(now);
+        find_first();
       }
     }
     changed_.clear();
-    return restarted_;
+    for (const std::size_t f : removed_) {
+      flows_[f].left = false;
+      free_.push_back(f);
+    }
+    removed_.clear();
+    return first_;
   }
 
  private:
@@ -91,9 +96,16 @@ class FairLinks {
     seen_[first] = round_;
     for (std::size_t i = 0; i < full_.size(); ++i) {
       const std::size_t link = full_[i];
+      std::vector<std::size_t>& on = on_link_[link];
+      std::size_t stay = 0;
+      for (const std::size_t f : on) {
+        on[stay] = f;
+        stay += flows_[f].left ? 0U : 1U;
+      }
+      on.resize(stay);
       room_[link] = links_.bandwidth(link);
-      open_[link] = on_link_[link].size();
-      for (const std::size_t f : on_link_[link]) {
+      open_[link] = stay;
+      for (const std::size_t f : on) {
         if (flows_[f].settled) {
           continue;  // reached by another of its links
         }
@@ -154,17 +166,31 @@ class FairLinks {
       flow.since = now;
       flow.rate = rate;
       ++flow.version;
-      restarted_.push_back(f);
+    }
+  }
+
+  // Ends that differ by rounding alone are one.
+  void find_first() {
+    double least = std::numeric_limits<double>::infinity();
+    for (const std::size_t f : together_) {
+      least = std::min(least, end_of(flows_[f]));
+    }
+    for (const std::size_t f : together_) {
+      Flow& flow = flows_[f];
+      if (flow.told != flow.version && end_of(flow) <= least * (1 + 1e-12)) {
+        flow.told = flow.version;
+        first_.push_back(f);
+      }
     }
   }
 
   const MachineLinks& links_;
   List<Flow> flows_;
-  std::vector<std::size_t> free_;
+  std::vector<std::size_t> free_, removed_;
   List<std::vector<std::size_t>> on_link_;
   std::vector<int> seen_;  // the round in which a link was last looked at
   int round_ = 0;
-  std::vector<std::size_t> changed_, restarted_;
+  std::vector<std::size_t> changed_, first_;
   // Of the set at hand: flows, links that are not yet full, and of each what is left and for whom.
   std::vector<std::size_t> together_, full_;
   std::vector<double> room_;

@@ -19,58 +19,17 @@
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/measure/profile.hpp"
 #include "tinyscale/mesh/device.hpp"
+#include "tinyscale/mesh/device_thread.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
 #include "tinyscale/mesh/mesh_run.hpp"
+#include "tinyscale/mesh/mpi_run.hpp"
 #include "tinyscale/mesh/predict.hpp"
 #include "tinyscale/mesh/sharded.hpp"
 #include "tinyscale/mesh/thread_limit.hpp"
 
 namespace tinyscale {
 
-using DeviceProgram = std::function<void(Device&)>;
-
 namespace detail {
-
-// One device while it runs, and what it leaves.
-struct DeviceThread {
-  DeviceThread(Fabric& shared, Algorithm algorithm, int rank)
-      : device(shared, algorithm, rank), fabric(&shared) {}
-
-  Device device;
-  const DeviceProgram* program = nullptr;
-  Fabric* fabric = nullptr;
-  Context context;         // its profile is null until the device runs
-  List<OpRecord> records;  // for the caller's profile
-  Counters counters;
-};
-
-inline std::string message_of(const std::exception_ptr& error) {
-  try {
-    std::rethrow_exception(error);
-  } catch (const std::exception& known) {
-    return known.what();
-  } catch (...) {
-    return "something that is not a std::exception";
-  }
-}
-
-// Runs the program on one device; whatever it throws goes to the fabric.
-inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThread& self) {
-  const ContextScope scope(self.context);
-  const ThreadScope share(std::max(1, thread_count() / self.device.size()));
-  const Profile profile;
-  Endpoint& endpoint = self.device.endpoint();
-  fabric.begin(endpoint.rank());
-  try {
-    program(self.device);
-    endpoint.log_ops();
-    fabric.returned(endpoint.rank(), endpoint.where());
-  } catch (...) {
-    fabric.threw(endpoint.rank(), endpoint.where(), message_of(std::current_exception()));
-  }
-  self.counters = endpoint.counters();
-  self.records = profile.records();
-}
 
 inline void run_device_thread(void* device) {
   DeviceThread& self = *static_cast<DeviceThread*>(device);
@@ -140,8 +99,7 @@ class Mesh {
   Sharded shard(const Tensor& x, const std::string& sharding, DType format = DType::f32) const {
     return detail::shard(placed(), x, sharding, format);
   }
-  Sharded shard(const Shape& shape, const std::string& sharding,
-                DType format = DType::f32) const {
+  Sharded shard(const Shape& shape, const std::string& sharding, DType format = DType::f32) const {
     return detail::shard(placed(), shape, sharding, format);
   }
 
@@ -164,7 +122,10 @@ class Mesh {
       devices.back()->context.kind = caller.kind;
       devices.back()->context.no_grad = caller.no_grad;
     }
-    detail::run_devices(program, fabric, devices);
+#if defined(TINYSCALE_USE_MPI)
+    if (!detail::run_on_ranks(program, fabric, devices))
+#endif
+      detail::run_devices(program, fabric, devices);
     if (caller.profile != nullptr) {  // in rank order, whatever the threads did
       for (const Shared<detail::DeviceThread>& device : devices) {
         for (OpRecord& record : device->records) {
@@ -208,6 +169,7 @@ class Mesh {
       logs.push_back(&device->device.endpoint().log());
       record->kept.push_back(device->device.kept());
       record->counters.push_back(device->counters);
+      record->measured = std::max(record->measured, device->seconds);
       record->memory.push_back(device->context.memory);
     }
     record->log = detail::join_logs(logs);

@@ -56,11 +56,6 @@ inline double message_bytes(const CallShape& shape, const ScheduledMessage& mess
   return static_cast<double>(elements) * shape.spec.element_bytes;
 }
 
-// Whether anything is known of what the chip computes; a machine may be described by links alone.
-inline bool has_rates(const Chip& chip) {
-  return chip.flops_bf16 > 0 || chip.flops_f32 > 0 || chip.memory_bandwidth > 0;
-}
-
 class Replay {
  public:
   Replay(const RunLog& log, const Machine& machine, const Faults& faults)
@@ -105,9 +100,7 @@ class Replay {
       run_ready(now);
       for (const std::size_t f : fair_.share(now)) {
         const FairLinks::Flow& flow = fair_.flow(f);
-        if (flow.rate > 0) {
-          events_.push({now + flow.bytes / flow.rate, f, flow.version});
-        }
+        events_.push({FairLinks::end_of(flow), f, flow.version});
       }
     }
     check_all_done();
@@ -195,7 +188,7 @@ class Replay {
 
   double compute_seconds(std::size_t d, const DeviceEvent& event) const {
     double seconds = 0;
-    for (std::size_t i = event.first; has_rates(machine_.chip) && i < event.last; ++i) {
+    for (std::size_t i = event.first; i < event.last; ++i) {
       seconds += op_seconds(log_.ops[d][i], machine_.chip);
     }
     return seconds;
@@ -310,8 +303,8 @@ class Replay {
         dead_link_ = static_cast<std::int64_t>(link);
       }
     }
-    if (f >= flights_.size()) {
-      flights_.resize(f + 1);
+    if (f == flights_.size()) {
+      flights_.push_back(Flight());
     }
     flights_[f] = {progress, keeps_ ? static_cast<int>(out_.messages.size()) : none, m};
     if (keeps_) {
@@ -324,8 +317,7 @@ class Replay {
     }
   }
 
-  // A device's compute is over, or a message's latency, or its transfer at the rate of that
-  // version.
+  // A device's compute is over, or a message's latency, or its transfer at that version's rate.
   void handle(const EventQueue::Entry& event, double now) {
     if (event.tag == device_event) {
       ready_.push_back(static_cast<int>(event.item));

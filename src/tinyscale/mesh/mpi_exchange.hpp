@@ -1,0 +1,215 @@
+#pragma once
+// The part of one MPI rank in a collective: its own transfers of the schedule, step by step in each
+// stream. It never waits: advance() goes as far as what has come allows.
+
+#if defined(TINYSCALE_USE_MPI)
+
+#define OMPI_SKIP_MPICXX 1  // not the C++ bindings of MPI 2
+#define MPICH_SKIP_MPICXX 1
+// clang-format off
+#  include <mpi.h>
+// clang-format on
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>  // memcpy
+#include <vector>
+
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/shared.hpp"
+#include "tinyscale/mesh/executor.hpp"
+#include "tinyscale/mesh/schedule.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// One device's own part of an exchange: its chunks, and its steps in each stream.
+class RankExchange {
+ public:
+  // `index`: of this device in the group; `ranks` by index.
+  RankExchange(const Exchange& e, const PreparedSchedule& schedule, int index,
+               const std::vector<int>& ranks, int tag, MPI_Comm comm)
+      : e_(e),
+        schedule_(schedule),
+        index_(index),
+        ranks_(ranks),
+        tag_(tag),
+        comm_(comm),
+        chunks_(new float[static_cast<std::size_t>(e.cut.begin(e.cut.chunks()))]),
+        streams_(schedule.streams.size()) {
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      streams_[s].step = schedule.streams[s].first;
+    }
+  }
+  RankExchange(const RankExchange&) = delete;
+  RankExchange& operator=(const RankExchange&) = delete;
+  ~RankExchange() { delete[] chunks_; }
+
+  void load(const float* in) {
+    for (int b = 0; b < e_.cut.blocks && in != nullptr; ++b) {
+      const int place = input_block(e_, index_, b);
+      if (place >= 0) {
+        block(b, place, true).load(in, at(b * e_.cut.parts));
+      }
+    }
+  }
+
+  // As far as what has come allows; gives whether that was a step.
+  bool advance() {
+    bool moved = false;
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      while (streams_[s].step < schedule_.streams[s].last && step(streams_[s], s)) {
+        ++streams_[s].step;
+        streams_[s].posted = false;
+        moved = true;
+      }
+    }
+    for (std::size_t i = going_.size(); i-- > 0;) {
+      int gone = 0;
+      MPI_Test(&going_[i]->request, &gone, MPI_STATUS_IGNORE);
+      if (gone != 0) {
+        going_[i] = going_.back();
+        going_.pop_back();
+      }
+    }
+    return moved;
+  }
+  bool done() const {
+    bool all = going_.empty();
+    for (std::size_t s = 0; s < streams_.size(); ++s) {
+      all = all && streams_[s].step == schedule_.streams[s].last;
+    }
+    return all;
+  }
+
+  void store(float* out) {
+    for (int b = 0; b < e_.cut.blocks && out != nullptr; ++b) {
+      const int place = output_block(e_, index_, b);
+      const std::int64_t count = e_.cut.elements(b * e_.cut.parts, e_.cut.parts);
+      if (place < 0) {
+        continue;
+      }
+      float* const numbers = at(b * e_.cut.parts);
+      for (std::int64_t i = 0; i < count && e_.how == Reduce::mean && e_.devices > 1; ++i) {
+        numbers[i] /= static_cast<float>(e_.devices);
+      }
+      block(b, place, false).store(numbers, out);
+    }
+  }
+
+ private:
+  struct Part {  // of a message: chunks that are combined or kept
+    const ScheduledMessage* message = nullptr;
+    std::vector<float> numbers;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  struct Stream {
+    std::size_t step = 0;
+    bool posted = false;
+    List<Shared<Part>> coming;
+  };
+
+  float* at(int chunk) { return chunks_ + e_.cut.begin(chunk); }
+
+  Stretch block(int b, int place, bool input) const {
+    Stretch s;
+    s.count = e_.cut.elements(b * e_.cut.parts, e_.cut.parts);
+    s.map = input ? e_.in : e_.out;
+    s.begin = e_.cut.ragged.empty() ? place * s.map.run : ragged_begin(e_, index_, b, input);
+    return s;
+  }
+
+  // What was there before the step is sent; what comes is taken when all has come, in the order of
+  // the senders, as in one process.
+  bool step(Stream& stream, std::size_t number) {
+    const PreparedSchedule::Step& step = schedule_.steps[stream.step];
+    if (!stream.posted) {
+      for (std::size_t m = step.first; m < step.last; ++m) {
+        const ScheduledMessage& message = schedule_.messages[m];
+        if (message.from == index_ || message.to == index_) {
+          start(message, stream, static_cast<int>(number));
+        }
+      }
+      stream.posted = true;
+    }
+    for (const Shared<Part>& part : stream.coming) {
+      int here = 0;
+      MPI_Test(&part->request, &here, MPI_STATUS_IGNORE);
+      if (here == 0) {
+        return false;
+      }
+    }
+    for (const Shared<Part>& part : stream.coming) {
+      take(*part);
+    }
+    stream.coming.clear();
+    return true;
+  }
+
+  void start(const ScheduledMessage& message, Stream& stream, int number) {
+    std::int64_t count = 0;
+    for (std::size_t i = message.first; i < message.last; ++i) {
+      const Transfer& t = schedule_.data.transfers[i];
+      count += e_.cut.elements(t.chunk, t.chunks);
+    }
+    if (count == 0) {
+      return;
+    }
+    const Shared<Part> part(new Part);
+    part->message = &message;
+    part->numbers.resize(static_cast<std::size_t>(count));
+    const int tag = tag_ + number;
+    if (message.to == index_) {
+      const int from = ranks_[static_cast<std::size_t>(message.from)];
+      MPI_Irecv(part->numbers.data(), static_cast<int>(count), MPI_FLOAT, from, tag, comm_,
+                &part->request);
+      stream.coming.push_back(part);
+      return;
+    }
+    float* to = part->numbers.data();
+    for (std::size_t i = message.first; i < message.last; ++i) {
+      const Transfer& t = schedule_.data.transfers[i];
+      const std::int64_t n = e_.cut.elements(t.chunk, t.chunks);
+      std::memcpy(to, at(t.chunk), static_cast<std::size_t>(n) * sizeof(float));
+      to += n;
+    }
+    if (e_.format != DType::f32) {
+      for (float& value : part->numbers) {
+        value = round_to(value, e_.format);
+      }
+    }
+    const int to_rank = ranks_[static_cast<std::size_t>(message.to)];
+    MPI_Isend(part->numbers.data(), static_cast<int>(count), MPI_FLOAT, to_rank, tag, comm_,
+              &part->request);
+    going_.push_back(part);
+  }
+
+  void take(const Part& part) {
+    const float* from = part.numbers.data();
+    for (std::size_t i = part.message->first; i < part.message->last; ++i) {
+      const Transfer& t = schedule_.data.transfers[i];
+      const std::int64_t n = e_.cut.elements(t.chunk, t.chunks);
+      if (t.action == Action::reduce) {
+        combine(e_.how, n, at(t.chunk), from, at(t.chunk));
+      } else {
+        std::memcpy(at(t.chunk), from, static_cast<std::size_t>(n) * sizeof(float));
+      }
+      from += n;
+    }
+  }
+
+  const Exchange& e_;
+  const PreparedSchedule& schedule_;
+  int index_;
+  const std::vector<int>& ranks_;
+  int tag_;
+  MPI_Comm comm_;
+  float* chunks_;  // the whole vector; what this device never has stays untouched
+  List<Stream> streams_;
+  List<Shared<Part>> going_;
+};
+
+}  // namespace detail
+}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI

@@ -1,0 +1,657 @@
+#pragma once
+// The same mesh on MPI ranks: compile with mpicxx -DTINYSCALE_USE_MPI, run with mpirun -n 8. Each
+// process is one device; the fabric of each holds the meetings that its device takes part in. Who
+// posts tells its group; when all have told the same, each rank carries out its own transfers of
+// the schedule, step by step. A device that waits moves everything that is under way. Rank 0
+// judges: a device that waits for long tells it where it stands, and when all have and nothing that
+// they wait for is on its way, nothing ever can be (each has told all that it did before it
+// stopped).
+
+#if defined(TINYSCALE_USE_MPI)
+
+// clang-format off
+#  include <time.h>  // nanosleep
+// clang-format on
+
+#include <algorithm>  // max
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <thread>   // yield
+#include <utility>  // move
+#include <vector>
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/shared.hpp"
+#include "tinyscale/mesh/call_plan.hpp"
+#include "tinyscale/mesh/fabric.hpp"
+#include "tinyscale/mesh/mpi_bytes.hpp"
+#include "tinyscale/mesh/mpi_exchange.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// A collective of a group, as far as this process knows it.
+struct RankCall {
+  Meeting* meeting = nullptr;
+  std::vector<std::string> keys;  // by place: what each called; empty: nothing yet
+  bool over = false;
+  Shared<const CallPlan> plan;
+  Shared<const std::vector<int>> members;  // by index
+  Shared<RankExchange> exchange;           // once all have called the same
+  std::int64_t number = 0;
+};
+
+struct RankGroup {
+  Group* group = nullptr;
+  std::int64_t posted = 0;       // by this device
+  std::int64_t first = 0;        // number of calls[0]
+  List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
+};
+
+// Where a device stands, as it tells rank 0.
+struct RankReport {
+  struct Call {  // that it posted and that is not over
+    std::int64_t number = 0;
+    bool awaited = false;
+    std::string key;
+  };
+  struct Calls {  // of one group
+    std::vector<int> axes, ranks;
+    std::int64_t posted = 0;
+    List<Call> open;
+  };
+
+  Waiting::Now now = Waiting::Now::runs;
+  Wait wait;
+  std::string where, message;
+  List<Calls> calls;
+  std::vector<std::int64_t> sent, taken;  // messages of the program, by rank
+
+  const Calls* find(const Calls& like) const {
+    for (const Calls& known : calls) {
+      if (known.axes == like.axes && known.ranks == like.ranks) {
+        return &known;
+      }
+    }
+    return nullptr;
+  }
+};
+
+class MpiRanks final : public OtherProcesses {
+ public:
+  // `comm` has as many ranks as the fabric devices.
+  MpiRanks(Fabric& fabric, MPI_Comm comm) : fabric_(fabric) {
+    MPI_Comm_dup(comm, &data_);
+    MPI_Comm_dup(comm, &control_);
+    MPI_Comm_rank(comm, &me_);
+    MPI_Comm_size(comm, &size_);
+    const std::size_t n = static_cast<std::size_t>(size_);
+    sent_.assign(n, 0);
+    taken_.assign(n, 0);
+    told_.assign(n, 0);
+    reports_ = List<Shared<RankReport>>(n);
+  }
+  ~MpiRanks() {
+    MPI_Comm_free(&data_);
+    MPI_Comm_free(&control_);
+  }
+  MpiRanks(const MpiRanks&) = delete;
+  MpiRanks& operator=(const MpiRanks&) = delete;
+
+  Meeting* post(Seat& seat, Post post) override {
+    RankGroup& group = group_of(seat.group);
+    if (post.key.schedule != nullptr) {
+      Bytes schedule;
+      put_schedule(schedule, *post.key.schedule);
+      post.key.schedule = kept_schedule(schedule.text());
+    }
+    const std::int64_t number = group.posted++;
+    Bytes key;
+    put_key(key, post.key);
+    Bytes news;
+    news.put_numbers(seat.group->axes);
+    news.put_numbers(seat.group->ranks);
+    news.put(number);
+    news.put(std::int64_t{seat.place});
+    news.put(key.text());
+    news.put_numbers(post.rows);
+    put_where(news, post.where);
+    for (const int rank : seat.group->ranks) {
+      if (rank != me_) {
+        tell(rank, post_tag, news.text());
+      }
+    }
+    RankCall& call = find_call(group, number);
+    Meeting* const meeting = call.meeting;
+    enter(call, seat.place, std::move(post), key.text());
+    progress();
+    return meeting;
+  }
+
+  void wait(const Wait& wait, const std::string& where) override {
+    const double start = MPI_Wtime();
+    bool told = false;
+    for (std::int64_t looks = 0; !met(wait); ++looks) {
+      const bool moved = progress();
+      if (met(wait)) {
+        break;
+      }
+      fabric_.waiting_.throw_failure();
+      if (moved) {
+        looks = 0;
+      } else {
+        let_others_run(looks);
+      }
+      if ((!told || changed_) && MPI_Wtime() - start > 5e-3) {
+        told = true;
+        report(Waiting::Now::waits, wait, where, "");
+      }
+    }
+  }
+
+  void put(int to, const Packet& packet) override {
+    const CallShape& shape = *packet.call->logged.shape;
+    packet.call->id = call_id(send_axes, me_, sends_++);
+    Bytes news;
+    news.put(static_cast<std::int64_t>(packet.call->id));
+    put_where(news, shape.where);
+    put_shape(news, packet.value.shape());
+    news.put(packet.value.data(), static_cast<std::size_t>(packet.value.count()) * sizeof(float));
+    ++sent_[static_cast<std::size_t>(to)];
+    tell(to, packet_tag, news.text());
+  }
+  void took(int from) override { ++taken_[static_cast<std::size_t>(from)]; }
+
+  // Until rank 0 has judged the run.
+  void end(Waiting::Now how, const std::string& where, const std::string& message) override {
+    changed_ = true;
+    for (std::int64_t looks = 0; !judged_; ++looks) {
+      if (changed_) {
+        report(how, Wait(), where, message);
+      }
+      if (progress()) {
+        looks = 0;
+      } else {
+        let_others_run(looks);
+      }
+    }
+    drain();
+  }
+
+  // The bits of a call's group: its axes and its lowest rank; all processes number its calls alike.
+  static std::uint64_t call_id(std::uint64_t axes, int front, std::int64_t number) {
+    return axes << 52U | static_cast<std::uint64_t>(front) << 36U |
+           static_cast<std::uint64_t>(number);
+  }
+  static constexpr std::uint64_t send_axes = 0xfff, own_axes = 0xffe;  // no group has these
+
+ private:
+  enum Tag { post_tag, packet_tag, report_tag, verdict_tag };
+  static constexpr int streams_at_once = 64, calls_at_once = 16;
+  struct Letter {
+    std::string text;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+
+  static std::uint64_t bits(const std::vector<int>& axes) {
+    std::uint64_t sum = 0;
+    for (const int axis : axes) {
+      sum |= std::uint64_t{1} << static_cast<unsigned>(axis);
+    }
+    return sum;
+  }
+
+  // ---- Letters ----
+
+  void tell(int rank, Tag tag, const std::string& text) {
+    if (text.size() > 0x7fffffffU) {
+      fail({"mpi: a message of ", text.size(), " bytes; at most 2^31 - 1"});
+    }
+    const Shared<Letter> letter(new Letter);
+    letter->text = text;
+    MPI_Isend(letter->text.data(), static_cast<int>(text.size()), MPI_CHAR, rank, tag, control_,
+              &letter->request);
+    ++told_[static_cast<std::size_t>(rank)];
+    letters_.push_back(letter);
+  }
+
+  // The next letter that has come, if one has.
+  bool read(Bytes& text, int& from, int& tag) {
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    int here = 0, count = 0;
+    MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &here, &message, &status);
+    if (here == 0) {
+      return false;
+    }
+    MPI_Get_count(&status, MPI_CHAR, &count);
+    std::string bytes(static_cast<std::size_t>(count), '\0');
+    MPI_Mrecv(&bytes[0], count, MPI_CHAR, &message, MPI_STATUS_IGNORE);
+    ++heard_;
+    text = Bytes(std::move(bytes));
+    from = status.MPI_SOURCE;
+    tag = status.MPI_TAG;
+    return true;
+  }
+
+  bool progress() {
+    bool moved = false;
+    Bytes text;
+    for (int from = 0, tag = 0; read(text, from, tag);) {
+      moved = true;
+      switch (tag) {
+        case post_tag: take_post(text); break;
+        case packet_tag: take_packet(text, from); break;
+        case report_tag: take_report(text, from); break;
+        default: take_verdict(text.text()); break;
+      }
+    }
+    for (const Shared<RankGroup>& group : groups_) {
+      moved = move_calls(*group) || moved;
+    }
+    for (std::size_t i = letters_.size(); i-- > 0;) {
+      int gone = 0;
+      MPI_Test(&letters_[i]->request, &gone, MPI_STATUS_IGNORE);
+      if (gone != 0) {
+        letters_[i] = letters_.back();
+        letters_.pop_back();
+      }
+    }
+    return moved;
+  }
+
+  static void let_others_run(std::int64_t looks) {
+    if (looks < 2000) {
+      std::this_thread::yield();
+    } else {
+      const timespec pause = {0, 20000};
+      nanosleep(&pause, nullptr);
+    }
+  }
+
+  // All letters to this rank are read and its own have gone: the next run finds none of this one.
+  void drain() {
+    std::vector<std::int64_t> from(told_.size());
+    MPI_Alltoall(told_.data(), 1, MPI_INT64_T, from.data(), 1, MPI_INT64_T, control_);
+    std::int64_t all = 0;
+    for (const std::int64_t count : from) {
+      all += count;
+    }
+    Bytes text;
+    for (int rank = 0, tag = 0; heard_ < all;) {
+      read(text, rank, tag);
+    }
+    for (const Shared<Letter>& letter : letters_) {
+      MPI_Wait(&letter->request, MPI_STATUS_IGNORE);
+    }
+    letters_.clear();
+  }
+
+  // ---- Collectives ----
+
+  RankGroup& group_of(Group* group) {
+    for (const Shared<RankGroup>& known : groups_) {
+      if (known->group == group) {
+        return *known;
+      }
+    }
+    groups_.push_back(Shared<RankGroup>(new RankGroup));
+    groups_.back()->group = group;
+    return *groups_.back();
+  }
+
+  RankCall& find_call(RankGroup& group, std::int64_t number) {
+    const std::size_t at = static_cast<std::size_t>(number - group.first);
+    while (group.calls.size() <= at) {
+      const Shared<RankCall> call(new RankCall);
+      call->number = group.first + static_cast<std::int64_t>(group.calls.size());
+      call->meeting = group.group->fresh();
+      call->keys.resize(group.group->ranks.size());
+      group.calls.push_back(call);
+    }
+    return *group.calls[at];
+  }
+
+  static void enter(RankCall& call, int place, Post post, const std::string& key) {
+    post.here = true;
+    call.keys[static_cast<std::size_t>(place)] = key;
+    call.meeting->posts[static_cast<std::size_t>(place)] = std::move(post);
+    call.meeting->came.fetch_add(1);
+  }
+
+  void take_post(Bytes& news) {
+    std::vector<int> axes, ranks;
+    news.get_numbers(axes);
+    news.get_numbers(ranks);
+    const std::int64_t number = news.number();
+    const int place = news.whole();
+    const std::string text = news.string();
+    Bytes key(text);
+    Post post;
+    post.key = get_key(key);
+    news.get_numbers(post.rows);
+    post.where = get_where(news);
+    RankGroup& group = group_of(&fabric_.find_group(axes, ranks));
+    enter(find_call(group, number), place, std::move(post), text);
+  }
+
+  // Calls that all members have made go on, in order, so many at once.
+  bool move_calls(RankGroup& group) {
+    bool moved = false;
+    int under_way = 0;
+    for (std::size_t i = 0; i < group.calls.size() && under_way < calls_at_once; ++i) {
+      RankCall& call = *group.calls[i];
+      if (!call.over && call.meeting->came == group.group->size()) {
+        if (!call.exchange && !call.meeting->disagrees) {
+          agree(group, call);
+          moved = true;
+        }
+        if (call.exchange) {
+          moved = call.exchange->advance() || moved;
+          if (call.exchange->done()) {
+            finish(group, call);
+          }
+        }
+      }
+      under_way += call.over ? 0 : 1;
+    }
+    while (!group.calls.empty() && group.calls[0]->over && group.calls[0]->meeting->left > 0) {
+      let_go(group);
+    }
+    return moved;
+  }
+
+  // The first call is over and its device has seen so.
+  static void let_go(RankGroup& group) {
+    Meeting* const meeting = group.calls[0]->meeting;
+    if (meeting->error.empty()) {
+      for (Post& post : meeting->posts) {
+        post = Post();
+      }
+      group.group->free.push_back(meeting);
+    }
+    for (std::size_t i = 1; i < group.calls.size(); ++i) {
+      group.calls[i - 1] = group.calls[i];
+    }
+    group.calls.pop_back();
+    ++group.first;
+  }
+
+  static bool same(const std::vector<std::string>& keys) {
+    for (const std::string& key : keys) {
+      if (!key.empty() && !keys[0].empty() && key != keys[0]) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  // All members have called: the same, or the run ends.
+  void agree(RankGroup& known, RankCall& call) {
+    Group& group = *known.group;
+    Meeting& meeting = *call.meeting;
+    if (!same(call.keys)) {
+      meeting.disagrees = true;
+      return;
+    }
+    try {
+      fabric_.find_plan(group, meeting);
+      call.plan = group.plan;
+      call.members = group.members;
+      const PreparedSchedule& schedule = *call.plan->shape->schedule;
+      int index = 0;
+      while ((*call.members)[static_cast<std::size_t>(index)] != me_) {
+        ++index;
+      }
+      const int tag = first_tag(group, call, static_cast<int>(schedule.streams.size()));
+      call.exchange = Shared<RankExchange>(
+          new RankExchange(call.plan->exchange, schedule, index, *call.members, tag, data_));
+      const Tensor& in = own_post(group, meeting).in;
+      call.exchange->load(in.defined() ? in.origin() : nullptr);
+    } catch (const Error& error) {
+      meeting.error = error.what();
+      meeting.done.store(true);
+      call.over = changed_ = true;
+    }
+  }
+
+  Post& own_post(const Group& group, Meeting& meeting) const {
+    std::size_t place = 0;
+    while (group.ranks[place] != me_) {
+      ++place;
+    }
+    return meeting.posts[place];
+  }
+
+  // Of the call's messages; each stream has one more.
+  int first_tag(const Group& group, const RankCall& call, int streams) const {
+    int* most = nullptr;
+    int known = 0;
+    MPI_Comm_get_attr(data_, MPI_TAG_UB, &most, &known);
+    const std::uint64_t calls =
+        bits(group.axes) * calls_at_once + static_cast<std::uint64_t>(call.number % calls_at_once);
+    const std::uint64_t tag = calls * streams_at_once;
+    if (streams > streams_at_once || (known != 0 && tag + streams_at_once > std::uint64_t(*most))) {
+      fail({"mpi: a schedule of ", streams, " streams over axes ", bits(group.axes),
+            " (as bits); at most ", streams_at_once, " streams, and tags up to ", *most});
+    }
+    return static_cast<int>(tag);
+  }
+
+  void finish(RankGroup& known, RankCall& call) {
+    Meeting& meeting = *call.meeting;
+    const Tensor& out = own_post(*known.group, meeting).out;
+    call.exchange->store(out.defined() ? out.origin() : nullptr);
+    call.exchange.reset();
+    meeting.call = Shared<CallRecord>(new CallRecord);
+    meeting.call->logged.shape = call.plan->shape;
+    meeting.call->logged.members = call.members;
+    meeting.call->id = call_id(bits(known.group->axes), known.group->ranks.front(), call.number);
+    meeting.done.store(true);
+    call.over = changed_ = true;
+  }
+
+  bool met(const Wait& wait) {
+    return wait.what == Wait::For::collective ? static_cast<const Meeting*>(wait.of)->done.load()
+                                              : !fabric_.box(me_, wait.peer).empty();
+  }
+
+  // ---- Messages of the program ----
+
+  void take_packet(Bytes& news, int from) {
+    Context nobody;  // a message under way is in no device's memory
+    const ContextScope scope(nobody);
+    Packet packet;
+    const std::uint64_t id = static_cast<std::uint64_t>(news.number());
+    const SourceLine where = get_where(news);
+    packet.value = Tensor(get_shape(news));
+    news.get(packet.value.data(), static_cast<std::size_t>(packet.value.count()) * sizeof(float));
+    packet.call = send_record(send_shape(packet.value.count(), where), from, me_);
+    packet.call->id = id;
+    fabric_.box(me_, from).packets.push_back(std::move(packet));
+  }
+
+  // ---- The judgement, by rank 0 ----
+
+  void report(Waiting::Now now, const Wait& wait, const std::string& where,
+              const std::string& message) {
+    changed_ = false;
+    Bytes news;
+    news.put_enum(now);
+    news.put_enum(wait.what);
+    news.put(std::int64_t{wait.peer});
+    news.put(where);
+    news.put(message);
+    news.put_numbers(sent_);
+    news.put_numbers(taken_);
+    for (const Shared<RankGroup>& group : groups_) {
+      news.put_numbers(group->group->axes);
+      news.put_numbers(group->group->ranks);
+      news.put(group->posted);
+      for (const Shared<RankCall>& call : group->calls) {
+        if (!call->over && call->number < group->posted) {
+          news.put(call->number);
+          news.put(std::int64_t{call->meeting == wait.of ? 1 : 0});
+          news.put(call->keys[place_in(group->group->ranks, me_)]);
+        }
+      }
+      news.put(std::int64_t{-1});
+    }
+    if (me_ == 0) {
+      Bytes own(news.text());
+      take_report(own, 0);
+    } else {
+      tell(0, report_tag, news.text());
+    }
+  }
+
+  static std::size_t place_in(const std::vector<int>& ranks, int rank) {
+    std::size_t place = 0;
+    while (ranks[place] != rank) {
+      ++place;
+    }
+    return place;
+  }
+
+  void take_report(Bytes& news, int from) {
+    const Shared<RankReport> report(new RankReport);
+    news.get_enum(report->now);
+    news.get_enum(report->wait.what);
+    report->wait.peer = news.whole();
+    report->where = news.string();
+    report->message = news.string();
+    news.get_numbers(report->sent);
+    news.get_numbers(report->taken);
+    while (!news.at_end()) {
+      RankReport::Calls calls;
+      news.get_numbers(calls.axes);
+      news.get_numbers(calls.ranks);
+      calls.posted = news.number();
+      for (std::int64_t number = news.number(); number >= 0; number = news.number()) {
+        const bool awaited = news.number() != 0;
+        calls.open.push_back({number, awaited, news.string()});
+      }
+      report->calls.push_back(calls);
+    }
+    reports_[static_cast<std::size_t>(from)] = report;
+    judge();
+  }
+
+  // Whether all members have made that call, and the same.
+  bool under_way(const RankReport::Calls& calls, const RankReport::Call& open) const {
+    for (const int rank : calls.ranks) {
+      const RankReport::Calls* const theirs = reports_[static_cast<std::size_t>(rank)]->find(calls);
+      if (theirs == nullptr || theirs->posted <= open.number) {
+        return false;
+      }
+      for (const RankReport::Call& other : theirs->open) {
+        if (other.number == open.number && other.key != open.key) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  std::int64_t unread(std::size_t from, std::size_t to) const {
+    return reports_[from]->sent[to] - reports_[to]->taken[from];
+  }
+
+  // Nothing is under way and all have told where they stand: so it stays.
+  void judge() {
+    bool fine = true;
+    for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
+      if (!reports_[rank] || judged_) {
+        return;
+      }
+    }
+    for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
+      const RankReport& report = *reports_[rank];
+      fine = fine && report.now == Waiting::Now::returned;
+      for (const RankReport::Calls& calls : report.calls) {
+        for (const RankReport::Call& open : calls.open) {
+          if (under_way(calls, open)) {
+            return;
+          }
+          fine = false;
+        }
+      }
+      const std::size_t peer = static_cast<std::size_t>(report.wait.peer);
+      if (report.wait.what == Wait::For::message && unread(peer, rank) > 0) {
+        return;
+      }
+      for (std::size_t from = 0; from < reports_.size(); ++from) {
+        fine = fine && unread(from, rank) == 0;
+      }
+    }
+    const std::string text = fine ? "" : verdict();
+    for (int rank = 1; rank < size_; ++rank) {
+      tell(rank, verdict_tag, text);
+    }
+    take_verdict(text);
+  }
+
+  void take_verdict(const std::string& text) {
+    judged_ = true;
+    fabric_.end_run(text);
+  }
+
+  // The fabric of this process takes over what all told, and says what it would say of threads.
+  std::string verdict() {
+    for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
+      const RankReport& report = *reports_[rank];
+      Waiting::State& state = fabric_.waiting_.state(static_cast<int>(rank));
+      state.now = report.now;
+      state.where = report.where;
+      state.message = report.message;
+      state.wait = report.wait;
+      for (const RankReport::Calls& calls : report.calls) {
+        take_over(calls, static_cast<int>(rank), state);
+      }
+      for (std::size_t from = 0; from < reports_.size() && rank > 0; ++from) {
+        for (std::int64_t i = unread(from, rank); i > 0; --i) {
+          const int to = static_cast<int>(rank);
+          fabric_.box(to, static_cast<int>(from)).packets.push_back(Packet());
+        }
+      }
+    }
+    fabric_.judge();
+    return fabric_.waiting_.failure();
+  }
+
+  void take_over(const RankReport::Calls& calls, int rank, Waiting::State& state) {
+    RankGroup& group = group_of(&fabric_.find_group(calls.axes, calls.ranks));
+    for (const RankReport::Call& open : calls.open) {
+      if (group.calls.empty() && group.posted == 0) {
+        group.first = open.number;  // one that rank 0 is not in
+      }
+      RankCall& call = find_call(group, std::max(open.number, group.first));
+      const std::size_t place = place_in(calls.ranks, rank);
+      if (call.keys[place].empty()) {
+        enter(call, static_cast<int>(place), Post(), open.key);
+      }
+      call.meeting->disagrees = !same(call.keys);
+      state.wait.of = open.awaited ? call.meeting : state.wait.of;
+    }
+  }
+
+  Fabric& fabric_;
+  MPI_Comm data_ = MPI_COMM_NULL, control_ = MPI_COMM_NULL;
+  int me_ = 0, size_ = 1;
+  List<Shared<RankGroup>> groups_;
+  List<Shared<Letter>> letters_;            // that may not have gone
+  std::vector<std::int64_t> told_;          // letters, by rank
+  std::int64_t heard_ = 0;                  // letters
+  std::vector<std::int64_t> sent_, taken_;  // messages of the program, by rank
+  std::int64_t sends_ = 0;
+  bool changed_ = false;  // since the last report
+  bool judged_ = false;
+  List<Shared<RankReport>> reports_;  // by rank; of rank 0
+};
+
+}  // namespace detail
+}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI

@@ -1,0 +1,347 @@
+#pragma once
+// A mesh program on MPI ranks: the devices are the first ranks of the job, and afterwards every
+// rank has what all of them left, so that a MeshRun is the same on each. A job of one rank runs its
+// devices on threads, as without MPI.
+
+#include "tinyscale/mesh/device_thread.hpp"
+
+namespace tinyscale {
+
+// The number of this process in its MPI job; 0 without MPI. All processes run the whole program,
+// and what only one shall print goes behind `if (process_rank() == 0)`.
+int process_rank();
+
+}  // namespace tinyscale
+
+#if !defined(TINYSCALE_USE_MPI)
+
+namespace tinyscale {
+inline int process_rank() { return 0; }
+}  // namespace tinyscale
+
+#else
+
+#include <algorithm>  // max, min
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>  // move
+#include <vector>
+
+#include "tinyscale/mesh/mpi_bytes.hpp"
+#include "tinyscale/mesh/mpi_fabric.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// This process's part in MPI, begun when first needed unless the program has.
+struct MpiSession {
+  MpiSession() {
+    int begun = 0, given = 0;
+    MPI_Initialized(&begun);
+    if (begun == 0) {
+      MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &given);
+      owner = true;
+    }
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &size);
+    MPI_Comm here = MPI_COMM_NULL;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
+    MPI_Comm_size(here, &neighbours);
+    MPI_Comm_free(&here);
+  }
+  // A program that ends within a run leaves without a word: mpirun then ends the others.
+  ~MpiSession() {
+    int ended = 0;
+    MPI_Finalized(&ended);
+    if (owner && ended == 0 && !running) {
+      MPI_Finalize();
+    }
+  }
+  MpiSession(const MpiSession&) = delete;
+  MpiSession& operator=(const MpiSession&) = delete;
+
+  int rank = 0, size = 1;
+  int neighbours = 1;  // processes on this computer, this one among them
+  bool owner = false, running = false;
+};
+
+inline MpiSession& mpi_session() {
+  static MpiSession session;
+  return session;
+}
+
+// The text of one rank on all.
+inline std::string told_by(int rank, const std::string& text) {
+  std::uint64_t size = text.size();
+  MPI_Bcast(&size, 1, MPI_UINT64_T, rank, MPI_COMM_WORLD);
+  std::string all = mpi_session().rank == rank ? text : std::string(size, '\0');
+  for (std::uint64_t at = 0; at < size;) {
+    const std::uint64_t part = std::min(size - at, std::uint64_t{1} << 30U);
+    MPI_Bcast(&all[at], static_cast<int>(part), MPI_CHAR, rank, MPI_COMM_WORLD);
+    at += part;
+  }
+  return all;
+}
+
+// The calls of all devices' logs by their number in the run: one record each.
+class CallRegistry {
+ public:
+  explicit CallRegistry(Fabric& fabric) : fabric_(fabric) {}
+
+  Shared<CallRecord>* find(std::uint64_t id) {
+    const std::string name = name_of_id(id);
+    return places_.has(name) ? &records_[static_cast<std::size_t>(places_[name])] : nullptr;
+  }
+  void add(const Shared<CallRecord>& record) {
+    places_[name_of_id(record->id)] = static_cast<int>(records_.size());
+    records_.push_back(record);
+  }
+
+  void put_log(Bytes& to, const DeviceLog& log, int rank) {
+    List<const CallShape*> shapes;
+    List<const CallRecord*> calls;
+    Bytes events;
+    for (const DeviceLog::Event& event : log.events) {
+      CallRecord* const call = record_of(event);
+      if (call != nullptr && call->id == 0) {  // of a device alone in its group
+        call->id = MpiRanks::call_id(MpiRanks::own_axes, rank, own_++);
+      }
+      events.put_enum(event.kind);
+      events.put(static_cast<std::int64_t>(event.first));
+      events.put(static_cast<std::int64_t>(event.last));
+      events.put(static_cast<std::int64_t>(call == nullptr ? 0 : call->id));
+      if (call != nullptr && find(call->id) == nullptr) {
+        add(event.call ? event.call : event.meeting->call);
+        calls.push_back(call);
+        std::size_t at = 0;
+        while (at < shapes.size() && shapes[at] != call->logged.shape.get()) {
+          ++at;
+        }
+        if (at == shapes.size()) {
+          shapes.push_back(call->logged.shape.get());
+        }
+      }
+    }
+    to.put(static_cast<std::int64_t>(shapes.size()));
+    for (const CallShape* const shape : shapes) {
+      put_shape_of(to, *shape);
+    }
+    to.put(static_cast<std::int64_t>(calls.size()));
+    for (const CallRecord* const call : calls) {
+      std::size_t at = 0;
+      while (shapes[at] != call->logged.shape.get()) {
+        ++at;
+      }
+      to.put(static_cast<std::int64_t>(call->id));
+      to.put(static_cast<std::int64_t>(at));
+      to.put_numbers(*call->logged.members);
+    }
+    to.put(static_cast<std::int64_t>(log.events.size()));
+    to.put(events.text().data(), events.text().size());
+    to.put(static_cast<std::int64_t>(log.ops.size()));
+    for (const OpCost& op : log.ops) {
+      to.put(&op, sizeof op);
+    }
+  }
+
+  void get_log(Bytes& from, DeviceLog& log) {
+    List<Shared<const CallShape>> shapes(static_cast<std::size_t>(from.number()));
+    for (Shared<const CallShape>& shape : shapes) {
+      shape = get_shape_of(from);
+    }
+    for (std::int64_t left = from.number(); left > 0; --left) {
+      const Shared<CallRecord> record(new CallRecord);
+      record->id = static_cast<std::uint64_t>(from.number());
+      record->logged.shape = shapes[static_cast<std::size_t>(from.number())];
+      std::vector<int>* const members = new std::vector<int>;
+      record->logged.members = Shared<const std::vector<int>>(members);
+      from.get_numbers(*members);
+      if (find(record->id) == nullptr) {
+        add(record);
+      }
+    }
+    log.events = List<DeviceLog::Event>(static_cast<std::size_t>(from.number()));
+    for (DeviceLog::Event& event : log.events) {
+      from.get_enum(event.kind);
+      event.first = static_cast<std::size_t>(from.number());
+      event.last = static_cast<std::size_t>(from.number());
+      const std::uint64_t id = static_cast<std::uint64_t>(from.number());
+      if (id != 0) {
+        event.call = *find(id);
+      }
+    }
+    log.ops = List<OpCost>(static_cast<std::size_t>(from.number()));
+    for (OpCost& op : log.ops) {
+      from.get(&op, sizeof op);
+    }
+  }
+
+ private:
+  static std::string name_of_id(std::uint64_t id) {
+    return std::string(reinterpret_cast<const char*>(&id), sizeof id);
+  }
+
+  // A collective by its key, from which its plan follows; else a send.
+  void put_shape_of(Bytes& to, const CallShape& shape) const {
+    for (const Shared<const CallPlan>& plan : fabric_.plans()) {
+      if (plan->shape.get() == &shape) {
+        to.put(std::int64_t{1});
+        put_where(to, shape.where);
+        put_key(to, plan->key);
+        return;
+      }
+    }
+    to.put(std::int64_t{0});
+    put_where(to, shape.where);
+    to.put(shape.spec.elements);
+  }
+  Shared<const CallShape> get_shape_of(Bytes& from) {
+    const bool collective = from.number() != 0;
+    const SourceLine where = get_where(from);
+    if (!collective) {
+      return send_shape(from.number(), where);
+    }
+    const CallKey key = get_key(from);
+    return fabric_.plan(key, where)->shape;
+  }
+
+  Fabric& fabric_;
+  NameTable places_;
+  List<Shared<CallRecord>> records_;
+  std::int64_t own_ = 0;
+};
+
+inline void put_op(Bytes& to, const OpRecord& op) {
+  to.put(op.name);
+  for (const List<Operand>* operands : {&op.reads, &op.writes}) {
+    to.put(static_cast<std::int64_t>(operands->size()));
+    for (const Operand& operand : *operands) {
+      to.put(operand.elements);
+      to.put_enum(operand.format);
+    }
+  }
+  for (const double value :
+       {op.matmul_flops, op.vector_flops, op.bytes_read, op.bytes_written, op.seconds}) {
+    to.put(value);
+  }
+  to.put(std::int64_t{op.device});
+  to.put(op.shape);
+}
+
+inline OpRecord get_op(Bytes& from) {
+  OpRecord op;
+  op.name = from.string();
+  for (List<Operand>* operands : {&op.reads, &op.writes}) {
+    *operands = List<Operand>(static_cast<std::size_t>(from.number()));
+    for (Operand& operand : *operands) {
+      operand.elements = from.real();
+      from.get_enum(operand.format);
+    }
+  }
+  for (double* value :
+       {&op.matmul_flops, &op.vector_flops, &op.bytes_read, &op.bytes_written, &op.seconds}) {
+    *value = from.real();
+  }
+  op.device = from.whole();
+  op.shape = from.string();
+  return op;
+}
+
+inline std::string what_it_left(DeviceThread& self, CallRegistry& calls) {
+  Bytes to;
+  to.put(&self.counters, sizeof self.counters);
+  to.put(self.seconds);
+  std::int64_t memory[MemoryMeter::values];
+  self.context.memory->read(memory);
+  to.put(memory, sizeof memory);
+  to.put(static_cast<std::int64_t>(self.device.kept().size()));
+  for (const KeptTensor& kept : self.device.kept()) {
+    to.put(kept.name);
+    put_shape(to, kept.value.shape());
+    const Tensor numbers = contiguous(kept.value);
+    to.put(numbers.data(), static_cast<std::size_t>(numbers.count()) * sizeof(float));
+  }
+  to.put(static_cast<std::int64_t>(self.records.size()));
+  for (const OpRecord& op : self.records) {
+    put_op(to, op);
+  }
+  calls.put_log(to, self.device.endpoint().log(), self.device.rank());
+  return to.text();
+}
+
+inline void take_what_it_left(Bytes& from, DeviceThread& other, CallRegistry& calls) {
+  Context nobody;
+  const ContextScope scope(nobody);
+  from.get(&other.counters, sizeof other.counters);
+  other.seconds = from.real();
+  std::int64_t memory[MemoryMeter::values];
+  from.get(memory, sizeof memory);
+  other.context.memory->write(memory);
+  for (std::int64_t left = from.number(); left > 0; --left) {
+    const std::string name = from.string();
+    Tensor value(get_shape(from));
+    from.get(value.data(), static_cast<std::size_t>(value.count()) * sizeof(float));
+    other.device.keep(name, value);
+  }
+  for (std::int64_t left = from.number(); left > 0; --left) {
+    other.records.push_back(get_op(from));
+  }
+  calls.get_log(from, other.device.endpoint().log());
+}
+
+// The device of this process, if it is one, until all have ended.
+inline void run_own_device(const DeviceProgram& program, Fabric& fabric,
+                           List<Shared<DeviceThread>>& devices) {
+  const MpiSession& session = mpi_session();
+  const bool member = static_cast<std::size_t>(session.rank) < devices.size();
+  MPI_Comm comm = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, member ? 0 : MPI_UNDEFINED, session.rank, &comm);
+  if (member) {
+    DeviceThread& own = *devices[static_cast<std::size_t>(session.rank)];
+    own.neighbours = session.neighbours;
+    MpiRanks ranks(fabric, comm);
+    fabric.span(&ranks);
+    run_device(program, fabric, own);
+    fabric.span(nullptr);
+    MPI_Comm_free(&comm);
+  }
+}
+
+// False when there is one rank only, and nothing was done.
+inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
+                         List<Shared<DeviceThread>>& devices) {
+  MpiSession& session = mpi_session();
+  const std::size_t ranks = static_cast<std::size_t>(session.size);
+  if (ranks == 1) {
+    return false;
+  }
+  if (devices.size() > ranks) {
+    fail({"mesh.run: ", devices.size(), " devices on ", ranks, " MPI ranks; right is mpirun -n ",
+          devices.size(), ", or one rank, whose devices are threads"});
+  }
+  session.running = true;
+  run_own_device(program, fabric, devices);
+  const std::string failure = told_by(0, session.rank == 0 ? fabric.failure() : "");
+  fabric.end_run(failure);
+  CallRegistry calls(fabric);
+  const std::size_t me = static_cast<std::size_t>(session.rank);
+  const std::string own =
+      failure.empty() && me < devices.size() ? what_it_left(*devices[me], calls) : "";
+  for (std::size_t rank = 0; rank < devices.size() && failure.empty(); ++rank) {
+    Bytes left(told_by(static_cast<int>(rank), own));
+    if (rank != me) {
+      take_what_it_left(left, *devices[rank], calls);
+    }
+  }
+  session.running = false;
+  return true;
+}
+
+}  // namespace detail
+
+inline int process_rank() { return detail::mpi_session().rank; }
+
+}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI
