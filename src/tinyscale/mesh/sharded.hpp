@@ -110,10 +110,11 @@ struct Sharded {
 inline Table ShardedReport::table() const {
   Table out;
   out.title = title;
-  out.columns = {"call", "axes", "from", "to", "algorithm", "bytes sent", "formula"};
+  out.columns = {"call", "axes", "from", "to", "algorithm", "bytes sent", "counted", "time"};
   for (const ShardedStep& step : steps) {
     out.add({step.name, step.axes, "[" + step.before + "]", "[" + step.after + "]", step.algorithm,
-             format_bytes(step.bytes), format_seconds(step.seconds)});
+             format_bytes(step.bytes), step.counted > 0 ? format_bytes(step.counted) : "-",
+             format_seconds(step.seconds)});
   }
   return out;
 }
