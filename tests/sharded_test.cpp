@@ -571,13 +571,21 @@ TEST_CASE("sharded: the book's chapter 3") {
 
   const ts::Mesh cube = on("tpu-v4p", {4, 4, 4});
   const ts::Sharded bd = cube.shard({1024, 4096}, "B_x, D_y", DType::bf16);
-  check("S14", 1e6 * seconds(bd, {1, -1, "a"}), 1e-3);
-  check("S16", 1e6 * seconds(bd, {0, -1, "c"}), 1e-3);
+  check("S14", 1e6 * seconds(bd, {1, -1, "a", 0, 0}), 1e-3);
+  check("S16", 1e6 * seconds(bd, {0, -1, "c", 0, 0}), 1e-3);
   // On rings of 4 the farthest chunk goes one way only: a quarter more than V / (Y 2 W).
   const ts::Sharded gathered = ts::reshard(bd, "B, D_y");
   check("S17", 1e6 * gathered.made->comms_seconds, 0.251);
   CHECK(gathered.made->candidates[0].calls == "slice over z, all_gather over x,z");
   CHECK(gathered.made->candidates[1].calls == "all_gather over x");
+
+  // Q2.2: both dims at once over the links of both axes, V / (2 W), and over those of z too.
+  const ts::Sharded both = ts::reshard(bd, "B, D");
+  const double two_axes = 1024 * 4096 * 2 / (2 * 9e10);
+  CHECK(both.made->candidates[1].calls == "all_gather over x,y");
+  CHECK(both.made->candidates[1].seconds == doctest::Approx(1.25 * two_axes));
+  CHECK(both.made->comms_seconds < two_axes);
+  std::cout << "book S15: ours " << 1e6 * both.made->candidates[1].seconds << ", book 46 us\n";
 
   // Q4: X[B, D] Y[D_x, F], gather Y or sum partial products.
   const ts::Mesh ring = on("tpu-v5e", {16});
@@ -638,8 +646,8 @@ TEST_CASE("sharded: the book's chapter 3") {
   const ts::Sharded o = ts::matmul(h, line.shard({32768, 8192}, "F_x, E", DType::bf16));
   check("S31", 1e6 * (h.made->math_seconds + o.made->math_seconds), 1e-3);
   // Q9: gather A[N, M_x], or scatter the sums of C[N, K]: M to K.
-  const double m_to_k = seconds(ring.shard({512, 4096}, "N, M_x"), {2, -1, "a"}) /
-                        seconds(ring.shard({512, 1024}, "N, K"), {0, 2, "a"});
+  const double m_to_k = seconds(ring.shard({512, 4096}, "N, M_x"), {2, -1, "a", 0, 0}) /
+                        seconds(ring.shard({512, 1024}, "N, K"), {0, 2, "a", 0, 0});
   CHECK(m_to_k == doctest::Approx(4096.0 / 1024));  // S32
   // Q10: all_to_all beside all_gather of N^2 numbers over D devices of a ring.
   const auto spec = [&](Collective what, ts::Algorithm algorithm, std::int64_t n, int devices) {

@@ -52,7 +52,7 @@ inline ChunkedMatmul chunked(const ShardedMatmul& m, const AxisPlaces& goal) {
     }
   }
   for (int p = 1; p <= inner && m.cut_a.size() == 1 && m.cut_a == m.cut_b; ++p) {
-    if (after_move(m.natural, {0, p, m.cut_a}) == goal) {
+    if (after_move(m.natural, {0, p, m.cut_a, 0, 0}) == goal) {
       return {What::product, m.cut_a, p, p == inner ? -1 : p - 1, p == inner ? 1 : -1, -1};
     }
   }
@@ -112,7 +112,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   CollectiveSpec hop = spec_of(mesh, Collective::permute, way.axis, chunk, m.a.format);
   hop.root = sums ? 1 : hop.devices() - 1;
   const AlgorithmChoice choice = choose_algorithm(hop);
-  const AxisMove whole = {sums ? 0 : way.place, sums ? way.place : -1, way.axis};
+  const AxisMove whole = {sums ? 0 : way.place, sums ? way.place : -1, way.axis, 0, 0};
   const std::int64_t before = chunk * (sums ? shard_count(mesh, way.axis) : 1);
   const MoveCost collective = price(mesh, whole, before, m.a.format);
   report.math_seconds =

@@ -45,9 +45,10 @@ inline Shared<const CallPlan> plan_of(const PlacedMesh& mesh, const AxisMove& mo
   key.what = collective_of(move);
   key.algorithm = algorithm;
   key.how = how;
-  key.dim = std::max(0, (key.what == Collective::all_gather ? move.from : move.to) - 1);
+  const int dim = key.what == Collective::all_gather ? move.from : move.to;
+  key.dim = move.also > 0 || dim < 1 ? 0 : dim - 1;
   key.to_dim = std::max(0, move.from - 1);
-  key.shape = local;
+  key.shape = move.also > 0 ? Shape{local.count()} : local;
   key.axes = axis_numbers(move.axes);
   return make_plan(key, mesh.machine, mesh.axes, SourceLine());
 }
@@ -77,6 +78,21 @@ inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan, const
   return static_cast<double>(sent) / plan.exchange.devices;
 }
 
+// What came of an all_gather of two dims: blocks [n, m] of shape `local`, put in their places.
+inline Tensor placed_blocks(const Tensor& flat, const AxisMove& move, std::int64_t n,
+                            const Shape& local, const Shape& after) {
+  Shape blocks = {n, flat.count() / std::max<std::int64_t>(1, n * local.count())};
+  List<int> order;
+  for (int d = 0; d < local.size(); ++d) {
+    if (d == move.from - 1 || d == move.also - 1) {
+      order.push_back(d == move.from - 1 ? 0 : 1);
+    }
+    order.push_back(d + 2);
+    blocks.push_back(local[d]);
+  }
+  return reshape(contiguous(permute(reshape(flat, blocks), order)), after);
+}
+
 // Makes a move and writes it into the report.
 inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
                       Reduce how = Reduce::sum) {
@@ -96,8 +112,14 @@ inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
   const ContextScope scope(quiet);
   if (!is_slice(move) && !a.shards.empty()) {
     const Shared<const CallPlan> plan = plan_of(mesh, move, local, cost.algorithm, how);
-    step.counted =
-        run_collective(mesh, *plan, move.axes, a.local_shape(), a.shards) * bytes_of(a.format);
+    const Shape after = a.local_shape();
+    const Shape flat = {after.count()};
+    step.counted = run_collective(mesh, *plan, move.axes, move.also > 0 ? flat : after, a.shards) *
+                   bytes_of(a.format);
+    for (std::size_t rank = 0; move.also > 0 && rank < a.shards.size(); ++rank) {
+      const std::int64_t n = shard_count(mesh, move.axes.substr(0, move.first));
+      a.shards[rank] = placed_blocks(a.shards[rank], move, n, local, after);
+    }
   }
   for (std::size_t rank = 0; is_slice(move) && rank < a.shards.size(); ++rank) {
     a.shards[rank] = part_of(a.shards[rank], move.to - 1, shard_count(mesh, move.axes),

@@ -23,7 +23,9 @@ namespace detail {
 // Places: 0 the partial sum, d + 1 dim d, -1 none.
 struct AxisMove {
   int from = -1, to = -1;
-  std::string axes;  // letters, in the order of the blocks
+  std::string axes;       // letters, in the order of the blocks
+  int also = 0;           // all_gather of two dims at once: the second,
+  std::size_t first = 0;  // and how many of the letters are the first's
 };
 
 inline Collective collective_of(const AxisMove& move) {
@@ -35,6 +37,14 @@ inline Collective collective_of(const AxisMove& move) {
 inline bool is_slice(const AxisMove& move) { return move.from < 0; }
 
 inline AxisPlaces after_move(AxisPlaces places, const AxisMove& move) {
+  if (move.also > 0) {
+    const bool gone = move.from > 0;
+    const std::size_t to = static_cast<std::size_t>(gone ? move.from : move.to);
+    places[to] = gone ? std::string() : move.axes.substr(0, move.first);
+    places[static_cast<std::size_t>(move.also)] =
+        gone ? std::string() : move.axes.substr(move.first);
+    return places;
+  }
   if (move.from > 0) {
     std::string& from = places[static_cast<std::size_t>(move.from)];
     from.erase(from.size() - move.axes.size());
@@ -215,9 +225,29 @@ class ShardingSearch {
     for (const std::string& axes : arrangements(backwards_ ? std::string() : places[0])) {
       leave_from(node, 0, axes);
     }
+    leave_two_dims(node, arrangements(idle));
     for (std::size_t d = 1; d < places.size(); ++d) {
       for (std::size_t first = 0; first < places[d].size(); ++first) {
         leave_from(node, static_cast<int>(d), places[d].substr(first));
+      }
+    }
+  }
+
+  // Both whole before, or after, all their axes are gathered together.
+  void leave_two_dims(std::size_t node, const std::vector<std::string>& idle) {
+    const AxisPlaces places = reached[node].places;
+    for (std::size_t d = 1; d < places.size(); ++d) {
+      for (std::size_t e = d + 1; e < places.size(); ++e) {
+        const int one = static_cast<int>(d), two = static_cast<int>(e);
+        if (!backwards_ && !places[d].empty() && !places[e].empty()) {
+          try_move(node, {one, -1, places[d] + places[e], two, places[d].size()});
+        }
+        for (std::size_t i = 0; backwards_ && (places[d] + places[e]).empty() && i < idle.size();
+             ++i) {
+          for (std::size_t first = 1; first < idle[i].size(); ++first) {
+            try_move(node, {-1, one, idle[i], two, first});
+          }
+        }
       }
     }
   }
@@ -226,7 +256,7 @@ class ShardingSearch {
     for (int to = -1; to <= shape_.size(); ++to) {
       const bool slice = backwards_ ? to < 0 : from < 0;  // one axis at a time, they are free
       if (to != from && (to != 0 || backwards_) && !(slice && axes.size() > 1)) {
-        try_move(node, {from, to, axes});
+        try_move(node, {from, to, axes, 0, 0});
       }
     }
   }
@@ -239,7 +269,7 @@ class ShardingSearch {
       return;
     }
     next.places = after_move(reached[node].places, move);
-    next.by = backwards_ ? AxisMove{move.to, move.from, move.axes} : move;
+    next.by = backwards_ ? AxisMove{move.to, move.from, move.axes, move.also, move.first} : move;
     Shape local = shape_;
     Shape other = shape_;
     if (!local_shape_of(mesh_, backwards_ ? next.places : reached[node].places, local) ||
