@@ -746,6 +746,7 @@ TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
 
   ts::Shared<ts::detail::MeshRecord> record(new ts::detail::MeshRecord);
   record->log = writer.log;
+  record->machine = "mine";
   record->axes = {{"x", 2}, {"y", 4}};
   auto* shape = new ts::CallShape(*record->log.calls[0].shape);
   shape->axes = "y";
@@ -808,7 +809,9 @@ TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
   ts::Machine fast = machine_of({8}, ts::AxisKind::switched);
   fast.chip.memory_bandwidth = 1e12;
   CHECK(run.on(fast).seconds < run.seconds);
-  CHECK(run.on(fast).machine().name == "mine");
+  fast.name = "fast";
+  CHECK(run.on(fast).machine().name == "fast");
+  CHECK(run.on(fast).collectives()[0].reason == "on mine: all others are slower");
   CHECK(error_of([&] { run.with(ts::Faults().dead_device(1)); }).find("time: device 1 is dead") ==
         0);
   CHECK(error_of([&] { run.bytes_sent(8); }) ==
