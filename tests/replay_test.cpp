@@ -842,6 +842,12 @@ TEST_CASE("mesh run: a program on a mesh is timed as its schedule says") {
   CHECK(close(run.timeline.calls[0].finish - run.timeline.calls[0].start, 1e-6 + 4096 / 4.5e10));
   CHECK(run.seconds > 1e-6);
   CHECK(run.on(ts::machine("h100", {1, 8})).seconds > 1e-6);
+  CHECK(close(run.collectives()[0].formula, run.collectives()[0].seconds));
+  // An axis that is not along dimensions has no formula.
+  const ts::Mesh across(ts::machine("tpu-v5e", {3, 4}), {{"x", 2}, {"y", 6}});
+  const ts::MeshRun odd = across.run([](ts::Device& d) { d.all_gather(ts::zeros({64}), "y"); });
+  CHECK(odd.collectives()[0].formula < 0);
+  CHECK(odd.seconds > 1e-6);
 }
 
 // Every group of an axis, or of several, runs the collective at once.

@@ -370,7 +370,11 @@ class MeshRun {
     if (!shape.eager) {
       CollectiveSpec spec = shape.spec;
       spec.parts = detail::parts_of_group(machine_, placed, shape.axis_numbers);
-      row.formula = spec.algorithm == Algorithm::custom ? -1 : collective_seconds(spec);
+      bool known = spec.algorithm != Algorithm::custom;
+      for (const AxisPart& part : spec.parts) {
+        known = known && (part.dim >= 0 || part.size == 1);  // no forms across dimensions
+      }
+      row.formula = known ? collective_seconds(spec) : -1;
       const double bytes = static_cast<double>(spec.elements) * spec.element_bytes;
       row.algbw = row.seconds > 0 ? bytes / row.seconds : 0;
       row.busbw = row.algbw * bus_factor(spec.what, row.devices);
