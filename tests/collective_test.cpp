@@ -655,3 +655,76 @@ TEST_CASE("the book's worked answers, ours beside them") {
   spec.elements = 1024 * 16384;
   CHECK(ts::rule_of_thumb_seconds(spec) == doctest::Approx(75e-6).epsilon(0.01));
 }
+
+#if !defined(TINYSCALE_NO_THREADS)
+
+namespace {
+
+// The one collective of a run in which nothing else happens.
+ts::MeshRun run_alone(const ts::Mesh& mesh, Collective what, const ts::Axes& axes, int root,
+                      Algorithm algorithm) {
+  ts::CollectiveOptions options;
+  options.algorithm = algorithm;
+  return mesh.run([&](ts::Device& device) {
+    const ts::Tensor x = ts::full({240}, static_cast<float>(device.rank()));
+    switch (what) {
+      case Collective::all_gather: device.all_gather(x, axes, 0, options); break;
+      case Collective::reduce_scatter:
+        device.reduce_scatter(x, axes, 0, ts::Reduce::sum, options);
+        break;
+      case Collective::all_reduce: device.all_reduce(x, axes, ts::Reduce::sum, options); break;
+      case Collective::all_to_all: device.all_to_all(x, axes, 0, 0, options); break;
+      case Collective::broadcast: device.broadcast(x, axes, root, options); break;
+      case Collective::reduce: device.reduce(x, axes, root, ts::Reduce::sum, options); break;
+      case Collective::gather: device.gather(x, axes, root, 0, options); break;
+      case Collective::scatter: device.scatter(x, axes, root, 0, options); break;
+      case Collective::permute: device.permute(x, axes, root, options); break;
+      case Collective::barrier: device.barrier(options); break;
+    }
+  });
+}
+
+void check_run(const ts::Mesh& mesh, const ts::Axes& axes, Collective what, int root,
+               Algorithm algorithm) {
+  const ts::MeshRun run = run_alone(mesh, what, axes, root, algorithm);
+  const ts::CollectiveRow row = run.collectives()[0];
+  const ts::CollectiveSpec spec = run.log().calls[0].shape->spec;
+  double most = 0;
+  for (int i = 0; i < spec.devices(); ++i) {
+    most = std::max(most, ts::collective_bytes(spec, i));
+  }
+  const double formula = ts::collective_seconds(spec);
+  if (row.steps != ts::collective_steps(spec) || std::fabs(row.bytes_out - most) > 0 ||
+      (formula >= 0 && std::fabs(row.seconds - formula) > 1e-9 * formula)) {
+    FAIL_CHECK(text_of(spec) << ": " << row.steps << " steps, " << row.bytes_out << " bytes of "
+                             << most << ", " << row.seconds << " s by replay, formula " << formula);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("runs on a mesh: counted bytes and steps, replayed time, are the closed forms") {
+  std::vector<ts::Mesh> meshes;
+  for (const int n : {2, 3, 5, 8, 16}) {
+    meshes.push_back(ts::Mesh(ts::machine("tpu-v5e", {n}), {{"x", n}}));
+  }
+  meshes.push_back(ts::Mesh(ts::machine("h100", {1, 6}), {{"x", 6}}));
+  meshes.push_back(ts::Mesh(ts::machine("tpu-v5p", {4, 4, 4}), {{"x", 16}, {"y", 4}}));
+  meshes.push_back(ts::Mesh(ts::machine("h100", {2, 4}), {{"x", 8}}));
+  for (const ts::Mesh& mesh : meshes) {
+    for (int what = 0; what <= static_cast<int>(Collective::barrier); ++what) {
+      for (int algorithm = 0; algorithm < static_cast<int>(Algorithm::custom); ++algorithm) {
+        const Collective kind = static_cast<Collective>(what);
+        if (algorithm == 0 || ts::detail::has_algorithm(kind, static_cast<Algorithm>(algorithm))) {
+          const bool divides = kind != Collective::reduce_scatter &&
+                               kind != Collective::all_to_all && kind != Collective::scatter;
+          if (divides || 240 % mesh.axes()[0].size.value == 0) {
+            check_run(mesh, "x", kind, 1, static_cast<Algorithm>(algorithm));
+          }
+        }
+      }
+    }
+  }
+}
+
+#endif  // TINYSCALE_NO_THREADS
