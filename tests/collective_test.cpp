@@ -449,6 +449,12 @@ TEST_CASE("broken schedules: each is an error that names the step, the devices a
         "check_schedule: mine: 4 chunks for 3 devices; at least 1 device and a multiple of 3 "
         "chunks are right");
   bad = good;
+  bad.devices = 3 << 20;
+  bad.chunks = 3 << 20;
+  CHECK(said(bad) ==
+        "check_schedule: mine: 3145728 chunks on each of 3145728 devices; the check follows up to "
+        "268435456 in all");
+  bad = good;
   bad.transfers.push_back(bad.transfers[0]);
   CHECK(said(bad) ==
         "check_schedule: mine: step 0, device 0 to 1: chunk 0 of the receiver is written twice in "
@@ -492,6 +498,9 @@ TEST_CASE("specs without a schedule or a price say what is right") {
         "make_schedule: -1 elements; 0 or more are right");
   CHECK(said(row(Collective::all_gather, Algorithm::ring, 0, 4)) ==
         "make_schedule: a part of 0 devices; every part needs at least 1");
+  CHECK(said(row(Collective::all_to_all, Algorithm::direct, 20000, 40000)) ==
+        "make_schedule: all_to_all over 20000 devices; at most 16384 have blocks that can be "
+        "numbered");
   CHECK(error_of([] {
           ts::collective_bytes(row(Collective::all_gather, Algorithm::ring, 4, 8), 4);
         }) == "collective_bytes: index 4 of 4 devices; indices are 0 to 3");
@@ -501,6 +510,21 @@ TEST_CASE("specs without a schedule or a price say what is right") {
   CHECK(error_of([&] { ts::collective_seconds(spec); }) ==
         "collective_seconds: a part of 4 devices with bandwidth 0 bytes/s, latency 1e-06 s, "
         "spacing 1; above 0, from 0 and from 1 are right");
+}
+
+TEST_CASE("a hundred thousand devices have their closed forms at once") {
+  for (const Collective what : {Collective::all_gather, Collective::all_reduce,
+                                Collective::all_to_all, Collective::broadcast}) {
+    ts::CollectiveSpec spec = row(what, Algorithm::automatic, 48, 1 << 20);
+    spec.parts.push_back(part_of(48, AxisKind::ring));
+    spec.parts.push_back(part_of(44, AxisKind::ring));
+    spec.algorithm = ts::choose_algorithm(spec).algorithm;
+    CHECK(spec.algorithm == Algorithm::torus);
+    CHECK(ts::collective_steps(spec) > 0);
+    CHECK(ts::collective_bytes(spec, 5) > 0);
+  }
+  CHECK(ts::collective_bytes(row(Collective::all_to_all, Algorithm::ring, 100001, 100001), 3) ==
+        doctest::Approx(4 * 100001.0 * 50000).epsilon(1e-12));
 }
 
 TEST_CASE("no closed form: where links are shared unevenly") {

@@ -113,12 +113,12 @@ inline bool keep_in_step(const List<AxisPart>& parts, const List<Row>& rows, int
   return same;
 }
 
-// One phase after another: the slowest stream. When the streams of a torus do not keep in step it is
-// about that, or what the busiest part carries of all, and not known.
+// One phase after another: the slowest stream. When the streams of a torus do not keep in step it
+// is about that, or what the busiest part carries of all, and not known.
 inline CollectiveCost neighbour_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const List<Row> rows = rows_of(spec);
   const std::size_t streams = stream_count(spec, rows);
-  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
+  const ChunkCut cut = device_cut(spec);
   std::vector<double> carried(rows.size(), 0);
   CollectiveCost longest;
   for (std::size_t stream = 0; stream < streams; ++stream) {
@@ -230,7 +230,7 @@ inline bool doubles(const List<AxisPart>& parts) {
 inline CollectiveCost doubling_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const Doubling group(spec.devices());
   const bool all = spec.what == Collective::all_reduce;
-  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
+  const ChunkCut cut = device_cut(spec);
   CollectiveCost cost;
   cost.known = doubles(parts) || (parts.size() == 1 && !in_a_row(parts[0]));
   for (int distance = 1; distance < group.members; distance *= 2) {
