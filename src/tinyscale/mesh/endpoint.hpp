@@ -177,6 +177,7 @@ class Endpoint {
     }
     call.seat = &seat(key.axes);
     if (call.seat->group->size() == 1) {
+      call.key.rows = rows;
       run_alone(call, in, out, where);
       return call;
     }

@@ -72,14 +72,6 @@ struct MeshRecord {
   List<Shared<MemoryMeter>> memory;
 };
 
-// "demo.cpp:12"
-inline std::string line_text(const SourceLine& where) {
-  std::string file = where.file;
-  const std::size_t folder = file.find_last_of("/\\");
-  file = folder == std::string::npos ? file : file.substr(folder + 1);
-  return file.empty() ? "" : cat(file, ":", where.line);
-}
-
 inline Table collective_table(const List<CollectiveRow>& rows, const std::string& machine) {
   Table out;
   out.title = "collectives on " + machine + " (bytes of the busiest device)";
