@@ -62,6 +62,8 @@ inline void check_spec(const char* function, const CollectiveSpec& spec) {
   }
 }
 
+constexpr int most_exchanging = 16384;  // n n blocks, each in some chunks, are int
+
 // Where the chunks of a schedule of `chunks` lie. Counts that n does not divide: the first blocks
 // are one element larger.
 inline ChunkCut chunk_cut(const CollectiveSpec& spec, int chunks) {
@@ -87,6 +89,10 @@ inline ChunkCut chunk_cut(const CollectiveSpec& spec, int chunks) {
 inline CollectiveSchedule make_schedule(const CollectiveSpec& spec) {
   detail::check_spec("make_schedule", spec);
   const int n = spec.devices();
+  if (spec.what == Collective::all_to_all && n > detail::most_exchanging) {
+    detail::fail({"make_schedule: all_to_all over ", n, " devices; at most ",
+                  detail::most_exchanging, " have blocks that can be numbered"});
+  }
   detail::ScheduleBuilder builder;
   CollectiveSchedule& out = builder.out;
   out.name = name_of(spec.algorithm);
