@@ -176,8 +176,12 @@ inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& repo
   check_same_names(function, a.sharding, wanted);
   const AxisPlaces goal = places_of(*a.mesh, wanted, a.shape);
   const AxisPlaces start = a.places();
-  const ShardingSearch all(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::yes);
-  const ShardingSearch plain(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::no);
+  const std::string axes = axes_to_use(*a.mesh, start, goal);
+  List<MoveCost> costs;
+  const ShardingSearch all(*a.mesh, axes, a.shape, a.format, start, Direction::forwards,
+                           Detours::yes, costs);
+  const ShardingSearch plain(*a.mesh, axes, a.shape, a.format, start, Direction::forwards,
+                             Detours::no, costs);
   const Reached* const end = all.find(goal);
   const Reached* const straight = plain.find(goal);
   if (end == nullptr) {

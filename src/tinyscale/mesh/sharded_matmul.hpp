@@ -41,8 +41,7 @@ struct MatmulWay {
   List<AxisMove> a, b, product;
   AxisPlaces places;
   ShardedCandidate cost;
-
-  std::size_t moves() const { return a.size() + b.size() + product.size(); }
+  int moves = 0;
 };
 
 // Sooner done; then with less to do in all, then in fewer moves. Sums in another order are equal.
@@ -55,7 +54,7 @@ inline bool better(const MatmulWay& x, const MatmulWay& y) {
       return pair[0] < pair[1];
     }
   }
-  return x.moves() < y.moves();
+  return x.moves < y.moves;
 }
 
 inline ShardedMatmul matmul_of(const char* function, const Sharded& a, const Sharded& b) {
@@ -124,7 +123,11 @@ inline std::string in_order(const std::string& letters, const std::string& first
 // Finds the ways; those of one search in order, those without detours before the others.
 class MatmulWays {
  public:
-  MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal) : m_(product), goal_(goal) {
+  MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal)
+      : m_(product),
+        goal_(goal),
+        axes_(rising_union(axes_to_use(m_.mesh(), m_.a.places(), m_.b.places()),
+                           axes_to_use(m_.mesh(), goal, goal))) {
     for (const Detours detours : {Detours::no, Detours::yes}) {
       const std::size_t first = ways.size();
       add(first, detours);
@@ -137,7 +140,9 @@ class MatmulWays {
     }
   }
 
+  static constexpr std::size_t most = 128;  // the best of each search are kept
   List<MatmulWay> ways;
+  int tried = 0;
   bool detour = false;  // the first has one
 
  private:
@@ -148,21 +153,26 @@ class MatmulWays {
   }
 
   void add(std::size_t first, Detours detours) {
-    const ShardingSearch a(m_.mesh(), m_.a.shape, m_.a.format, m_.a.places(), Direction::forwards,
-                           detours);
-    const ShardingSearch b(m_.mesh(), m_.b.shape, m_.b.format, m_.b.places(), Direction::forwards,
-                           detours);
-    const ShardingSearch product(m_.mesh(), m_.shape, m_.a.format, goal_, Direction::backwards,
-                                 detours);
+    const PlacedMesh& mesh = m_.mesh();
+    const AxisPlaces pa = m_.a.places();
+    const AxisPlaces pb = m_.b.places();
+    const ShardingSearch a(mesh, axes_, m_.a.shape, m_.a.format, pa, Direction::forwards, detours,
+                           costs_);
+    const ShardingSearch b(mesh, axes_, m_.b.shape, m_.b.format, pb, Direction::forwards, detours,
+                           costs_);
+    const ShardingSearch product(mesh, axes_, m_.shape, m_.a.format, goal_, Direction::backwards,
+                                 detours, costs_);
     const std::size_t roles = goal_.size() + 3;  // of an axis: idle, dims, J, summand of a, of b
-    std::vector<std::size_t> role(m_.mesh().axes.size());
-    std::size_t axis = 0;
-    while (axis < role.size()) {
+    std::vector<std::size_t> role(axes_.size());
+    bool more = true;
+    while (more) {
       try_roles(role, true, a, b, product, first);
       try_roles(role, false, a, b, product, first);
-      for (axis = 0; axis < role.size() && ++role[axis] == roles; ++axis) {
+      std::size_t axis = 0;
+      for (; axis < role.size() && ++role[axis] == roles; ++axis) {
         role[axis] = 0;
       }
+      more = axis < role.size();
     }
   }
 
@@ -174,7 +184,7 @@ class MatmulWays {
     const AxisPlaces pb = m_.b.places();
     AxisPlaces sets(dims + 4);
     for (std::size_t i = 0; i < role.size(); ++i) {
-      sets[role[i]] += m_.mesh().letters()[i];
+      sets[role[i]] += axes_[i];
     }
     const std::string cut =
         in_order(sets[dims + 1], as_is ? m_.cut_a : m_.cut_b, as_is ? m_.cut_b : m_.cut_a);
@@ -193,17 +203,22 @@ class MatmulWays {
     if (ra == nullptr || rb == nullptr || rc == nullptr) {
       return;
     }
-    way.a = a.moves(*ra);
-    way.b = b.moves(*rb);
-    way.product = product.moves(*rc);
     ShardedCandidate& cost = way.cost;
-    cost.calls = moves_text(m_.mesh(), way.a, " a") + moves_text(m_.mesh(), way.b, " b") +
-                 "matmul, " + moves_text(m_.mesh(), way.product, " product");
-    cost.calls.erase(cost.calls.size() - 2);
     cost.math_seconds = m_.math_seconds(way.places, cut);
     cost.comms_seconds = ra->seconds + rb->seconds + rc->seconds;
     cost.bytes = ra->bytes + rb->bytes + rc->bytes;
     cost.seconds = std::max(cost.math_seconds, cost.comms_seconds);
+    way.moves = ra->moves + rb->moves + rc->moves;
+    tried += as_is && first > 0 ? 1 : 0;
+    if (ways.size() - first == most && !better(way, ways.back())) {
+      return;
+    }
+    way.a = a.moves(*ra);
+    way.b = b.moves(*rb);
+    way.product = product.moves(*rc);
+    cost.calls = moves_text(m_.mesh(), way.a, " a") + moves_text(m_.mesh(), way.b, " b") +
+                 "matmul, " + moves_text(m_.mesh(), way.product, " product");
+    cost.calls.erase(cost.calls.size() - 2);
     insert(way, first);
   }
 
@@ -213,7 +228,11 @@ class MatmulWays {
         return;
       }
     }
-    ways.push_back(way);
+    if (ways.size() - first == most) {
+      ways.back() = way;
+    } else {
+      ways.push_back(way);
+    }
     for (std::size_t i = ways.size() - 1; i > first && better(ways[i], ways[i - 1]); --i) {
       swap(i, i - 1);
     }
@@ -221,6 +240,8 @@ class MatmulWays {
 
   const ShardedMatmul& m_;
   const AxisPlaces& goal_;
+  std::string axes_;
+  List<MoveCost> costs_;
 };
 
 // Every device multiplies what it has; its product lies as `places` say.
@@ -261,9 +282,9 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   out.sharding = wanted;
   report.math_seconds = way.cost.math_seconds;
   report.title = matmul_title("matmul", m, out);
-  report.reason = matmul_case(m) + cat("; of ", all.ways.size(),
-                                       " ways the first has the least max(T_math, T_comms)",
-                                       all.detour ? ", as idle axes carry a share" : "");
+  report.reason =
+      matmul_case(m) + cat("; of ", all.tried, " ways the first has the least max(T_math, T_comms)",
+                           all.detour ? ", as idle axes carry a share" : "");
   finish(out, report);
   return out;
 }

@@ -79,6 +79,7 @@ inline CollectiveSpec spec_of(const PlacedMesh& mesh, Collective what, const std
 }
 
 struct MoveCost {
+  DType format = DType::f32;
   std::string axes;
   Collective what = Collective::all_gather;
   std::int64_t local = 0;  // elements of a device before
@@ -92,6 +93,7 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
   if (is_slice(move)) {
     return cost;
   }
+  cost.format = format;
   cost.axes = move.axes;
   cost.what = collective_of(move);
   cost.local = local;
@@ -103,8 +105,8 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
   cost.algorithm = choice.algorithm;
   cost.seconds = choice.seconds;
   const int n = spec.devices();
-  const int last = n <= 64 ? n - 1 : n / 2;  // of large groups the device in the middle
-  const int first = n <= 64 ? 0 : last;
+  const int last = n <= 16 ? n - 1 : n / 2;  // of large groups the device in the middle
+  const int first = n <= 16 ? 0 : last;
   for (int index = first; index <= last; ++index) {
     cost.bytes += collective_bytes(spec, index) / (last - first + 1);
   }
@@ -147,6 +149,18 @@ inline std::vector<std::string> arrangements(const std::string& letters) {
   return all;
 }
 
+// The axes that a search may use: all of a mesh of up to 4, else those that are named.
+inline std::string axes_to_use(const PlacedMesh& mesh, const AxisPlaces& a, const AxisPlaces& b) {
+  std::string named = mesh.axes.size() > 4 ? std::string() : mesh.letters();
+  for (const std::string& letters : a) {
+    named = rising_union(named, letters);
+  }
+  for (const std::string& letters : b) {
+    named = rising_union(named, letters);
+  }
+  return named;
+}
+
 enum class Direction { forwards, backwards };
 
 // Whether an axis may move twice, as one that is cut for free and then gathered.
@@ -155,13 +169,16 @@ enum class Detours { no, yes };
 // All shardings in reach of one, cheapest first (Dijkstra); backwards: all that reach it.
 class ShardingSearch {
  public:
-  ShardingSearch(const PlacedMesh& mesh, const Shape& shape, DType format, const AxisPlaces& start,
-                 Direction direction, Detours detours)
+  ShardingSearch(const PlacedMesh& mesh, const std::string& axes, const Shape& shape, DType format,
+                 const AxisPlaces& start, Direction direction, Detours detours,
+                 List<MoveCost>& known_costs)
       : mesh_(mesh),
+        axes_(axes),
         shape_(shape),
         format_(format),
         backwards_(direction == Direction::backwards),
-        detours_(detours) {
+        detours_(detours),
+        costs_(known_costs) {
     add({start, 0, 0, 0, 0, {}, "", false});
     while (true) {
       std::size_t next = reached.size();
@@ -182,12 +199,8 @@ class ShardingSearch {
 
   // Null: out of reach.
   const Reached* find(const AxisPlaces& places) const {
-    for (const Reached& node : reached) {
-      if (node.places == places) {
-        return &node;
-      }
-    }
-    return nullptr;
+    const std::size_t found = slots_[slot_of(places)];
+    return found == 0 ? nullptr : &reached[found - 1];
   }
 
   // The moves between the start and a place, in the order of time.
@@ -210,7 +223,7 @@ class ShardingSearch {
   void leave(std::size_t node) {
     const AxisPlaces places = reached[node].places;
     std::string idle;
-    for (const char letter : mesh_.letters()) {
+    for (const char letter : axes_) {
       bool used = false;
       for (const std::string& letters : places) {
         used = used || letters.find(letter) != std::string::npos;
@@ -284,21 +297,44 @@ class ShardingSearch {
     add(next);
   }
 
-  void add(const Reached& node) {
-    for (Reached& known : reached) {
-      if (known.places == node.places) {
-        if (!known.done && cheaper(node.seconds, node.bytes, node.moves, known)) {
-          known = node;
-        }
-        return;
+  // Of the table of what is reached: where it is, or could be.
+  std::size_t slot_of(const AxisPlaces& places) const {
+    std::uint64_t hash = 1469598103934665603u;
+    for (const std::string& letters : places) {
+      for (const char letter : letters + "|") {
+        hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211u;
       }
     }
+    std::size_t at = static_cast<std::size_t>(hash) % slots_.size();
+    while (slots_[at] != 0 && reached[slots_[at] - 1].places != places) {
+      at = (at + 1) % slots_.size();
+    }
+    return at;
+  }
+
+  void add(const Reached& node) {
+    const std::size_t at = slot_of(node.places);
+    if (slots_[at] != 0) {
+      Reached& known = reached[slots_[at] - 1];
+      if (!known.done && cheaper(node.seconds, node.bytes, node.moves, known)) {
+        known = node;
+      }
+      return;
+    }
     reached.push_back(node);
+    slots_[at] = reached.size();
+    if (2 * reached.size() > slots_.size()) {
+      slots_.assign(4 * slots_.size(), 0);
+      for (std::size_t i = 0; i < reached.size(); ++i) {
+        slots_[slot_of(reached[i].places)] = i + 1;
+      }
+    }
   }
 
   MoveCost cost_of(const AxisMove& move, std::int64_t local) {
     for (const MoveCost& known : costs_) {
-      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes) {
+      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes &&
+          known.format == format_) {
         return known;
       }
     }
@@ -307,11 +343,13 @@ class ShardingSearch {
   }
 
   const PlacedMesh& mesh_;
+  std::string axes_;
   Shape shape_;
   DType format_;
   bool backwards_;
   Detours detours_;
-  List<MoveCost> costs_;
+  List<MoveCost>& costs_;  // of several searches on one mesh
+  std::vector<std::size_t> slots_ = std::vector<std::size_t>(64);  // number + 1 by hash; 0: empty
 };
 
 }  // namespace detail
