@@ -309,9 +309,10 @@ inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart
     }
     return cost;
   }
+  const std::int64_t block = spec.elements / n;
   std::vector<double> loads(static_cast<std::size_t>(n / 2) + 1, 0);
   for (int away = 1; away <= n / 2; ++away) {  // each link carries one from each of as many devices
-    loads[static_cast<std::size_t>(away)] = static_cast<double>(away * (spec.elements / n));
+    loads[static_cast<std::size_t>(away)] = static_cast<double>(away * block);
   }
   CollectiveCost cost = shared_link_cost(spec, part, loads);
   cost.known = part.kind == AxisKind::ring && spec.elements % n == 0;

@@ -188,15 +188,18 @@ inline bool step_overlaps(const CollectiveSchedule& data, std::size_t first, std
     const int device = data.transfers[i].from;
     ++mark;
     for (; i < last && data.transfers[i].from == device; ++i) {
-      for (int c = 0; c < data.transfers[i].chunks; ++c) {
-        sent[static_cast<std::size_t>(data.transfers[i].chunk + c)] = mark;
+      const std::size_t chunk = static_cast<std::size_t>(data.transfers[i].chunk);
+      const std::size_t chunks = static_cast<std::size_t>(data.transfers[i].chunks);
+      for (std::size_t c = chunk; c < chunk + chunks; ++c) {
+        sent[c] = mark;
       }
     }
     const std::size_t d = static_cast<std::size_t>(device);
     for (std::size_t t = begin[d]; t < begin[d + 1]; ++t) {
-      const Transfer& in = data.transfers[taken[t]];
-      for (int c = 0; c < in.chunks; ++c) {
-        if (sent[static_cast<std::size_t>(in.chunk + c)] == mark) {
+      const std::size_t chunk = static_cast<std::size_t>(data.transfers[taken[t]].chunk);
+      const std::size_t chunks = static_cast<std::size_t>(data.transfers[taken[t]].chunks);
+      for (std::size_t c = chunk; c < chunk + chunks; ++c) {
+        if (sent[c] == mark) {
           return true;
         }
       }
