@@ -190,7 +190,7 @@ inline void describe_call(const CallKey& key, const Machine& machine,
   e.root = key.root;
   plan_blocks(key, n, e);
   spec.elements = e.cut.begin(e.cut.chunks());
-  if (key.what == Collective::all_to_all) {
+  if (key.what == Collective::all_to_all || key.what == Collective::permute) {
     spec.elements /= n;  // the vector of one device
   }
   const bool prefers = key.algorithm == Algorithm::automatic;
