@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/mesh/mesh_run.hpp"
 #include "tinyscale/show/plot.hpp"
@@ -17,7 +18,7 @@ namespace tinyscale {
 namespace detail {
 
 // Messages of one call at one device, those next to each other as one stretch from start[i] to
-// finish[i]. Bars of a device are in the order of their calls, which is the program's.
+// finish[i]. Bars of a device are in the order of their calls.
 struct CallBar {
   int call = 0;
   std::size_t lane = 0;
@@ -70,8 +71,12 @@ inline void add_message(List<CallBar>& bars, const TimedMessage& message, double
 
 // Calls at the same time lie in lanes of their own; returns how many there are.
 inline std::size_t set_lanes(List<CallBar>& bars) {
-  std::vector<double> ends;
-  for (CallBar& bar : bars) {
+  std::vector<double> starts, ends;
+  for (const CallBar& bar : bars) {
+    starts.push_back(bar.start[0]);
+  }
+  for (const std::size_t i : stable_order(starts)) {
+    CallBar& bar = bars[i];
     while (bar.lane < ends.size() && ends[bar.lane] > bar.start[0] * (1 + 1e-9)) {
       ++bar.lane;
     }

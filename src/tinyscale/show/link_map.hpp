@@ -185,6 +185,7 @@ inline Svg link_map(const MeshRun& run) {
   }
   detail::draw_scale(canvas, side + 30, 66, 66 + std::min(high - 30, 260.0),
                      format_percent(grid.most), "0 %");
+  text.pop_back();  // the last line's end
   return canvas.finish(text);
 }
 
