@@ -109,7 +109,8 @@
 //   tinyscale/mesh/make_schedule.hpp         The schedule of a collective by one of the built-in
 //   tinyscale/mesh/check_schedule.hpp        Whether a schedule does what its collective promises
 //   tinyscale/mesh/collective_bytes.hpp      Bytes that a device sends in a collective
-//   tinyscale/mesh/collective_cost.hpp       What a collective takes, in closed form
+//   tinyscale/mesh/closed_forms.hpp          The closed forms of collectives
+//   tinyscale/mesh/collective_cost.hpp       What a collective takes
 //   tinyscale/mesh/nccl_model.hpp            NCCL's own model of a collective (its tuner
 //   tinyscale/mesh/choose_algorithm.hpp      algorithm = automatic
 //   tinyscale/mesh/mesh_axis.hpp             Named mesh axes and where they lie on the machine
@@ -4826,10 +4827,12 @@ inline RooflineRow roofline(const OpRecord& op, const Chip& chip, DType format =
   return detail::roofline_row(op, chip, format);
 }
 
-// What the log of a mesh run keeps of an op, and how long a chip takes for it at least.
+// What the log of a mesh run keeps of an op, and how long a chip takes for it at least; of a chip
+// without any rate, which stands for a network alone, 0.
 inline OpCost op_cost(const OpRecord& op) { return detail::op_cost(op, DType::f32); }
 inline double op_seconds(const OpCost& cost, const Chip& chip) {
-  return detail::priced_row(cost, chip).seconds;
+  const bool known = chip.flops_bf16 > 0 || chip.flops_f32 > 0 || chip.memory_bandwidth > 0;
+  return known ? detail::priced_row(cost, chip).seconds : 0;
 }
 
 // Ops of the same name and shape are one row, in the order in which they first ran.
@@ -18299,40 +18302,53 @@ struct Doubling {
     }
   }
   int pairs() const { return devices - members; }
+  // Also where the blocks of that member begin, one for each device that it stands for.
   int device(int member) const { return member < pairs() ? 2 * member : member + pairs(); }
-  // Where the blocks of that member begin: one for each device that it stands for.
-  int block(int member) const { return member < pairs() ? 2 * member : member + pairs(); }
 
   int devices;
   int members = 1;
 };
 
-// all_gather: partners exchange all they have. Of an all_reduce a member has one chunk, the partner
-// in a pair gets the whole at the end.
-inline void schedule_doubling(ScheduleBuilder& to_add, Collective what, int n) {
+// all_gather: partners exchange all they have, the nearest first.
+inline void schedule_doubling(ScheduleBuilder& to_add, int n) {
   const Doubling group(n);
-  const bool whole = what == Collective::all_reduce;
-  to_add.out.chunks = whole ? group.members : n;
-  int step = 0;
-  for (int pair = 0; pair < group.pairs() && !whole; ++pair) {
-    to_add.add(step, 2 * pair + 1, 2 * pair, 2 * pair + 1);
+  int step = group.pairs() > 0 ? 1 : 0;
+  for (int pair = 0; pair < group.pairs(); ++pair) {
+    to_add.add(0, 2 * pair + 1, 2 * pair, 2 * pair + 1);
   }
-  step += group.pairs() > 0 && !whole ? 1 : 0;
   for (int distance = 1; distance < group.members; distance *= 2, ++step) {
     for (int member = 0; member < group.members; ++member) {
       const int first = member / distance * distance;
-      const int begin = whole ? first : group.block(first);
-      const int end = whole ? first + distance : group.block(first + distance);
-      to_add.add(step, group.device(member), group.device(member ^ distance), begin, end - begin);
+      const int begin = group.device(first);
+      to_add.add(step, group.device(member), group.device(member ^ distance), begin,
+                 group.device(first + distance) - begin);
     }
   }
   for (int pair = 0; pair < group.pairs(); ++pair) {
-    const int even = 2 * pair, odd = 2 * pair + 1;
-    if (whole) {
-      to_add.add(step, even, odd, 0, group.members);
-    } else {
-      to_add.add_around(step, even, odd, odd + 1, n - 1, n);
+    to_add.add_around(step, 2 * pair, 2 * pair + 1, 2 * pair + 2, n - 1, n);
+  }
+}
+
+// Second half of an all_reduce, as Rabenseifner's: the farthest partners first, so that the most
+// goes to the nearest. A member has the chunk whose number is its own with the bits reversed; the
+// partner in a pair gets the whole at the end.
+inline void schedule_halves(ScheduleBuilder& to_add, int n) {
+  const Doubling group(n);
+  to_add.out.chunks = group.members;
+  int step = 0;
+  for (int distance = group.members / 2; distance > 0; distance /= 2, ++step) {
+    const int held = group.members / 2 / distance;
+    for (int member = 0; member < group.members; ++member) {
+      int reversed = 0;
+      for (int bit = 1; bit < group.members; bit *= 2) {
+        reversed = 2 * reversed + ((member & bit) != 0 ? 1 : 0);
+      }
+      to_add.add(step, group.device(member), group.device(member ^ distance),
+                 reversed / held * held, held);
     }
+  }
+  for (int pair = 0; pair < group.pairs(); ++pair) {
+    to_add.add(step, 2 * pair, 2 * pair + 1, 0, group.members);
   }
 }
 
@@ -18485,7 +18501,11 @@ inline CollectiveSchedule make_schedule(const CollectiveSpec& spec) {
   if (spec.algorithm == Algorithm::direct) {
     detail::schedule_direct(builder, spec);
   } else if (spec.algorithm == Algorithm::halving_doubling) {
-    detail::schedule_doubling(builder, spec.what, n);
+    if (spec.what == Collective::all_reduce) {
+      detail::schedule_halves(builder, n);
+    } else {
+      detail::schedule_doubling(builder, n);
+    }
   } else if (spec.algorithm == Algorithm::tree && spec.what == Collective::barrier) {
     detail::schedule_dissemination(builder, n);
   } else if (spec.algorithm == Algorithm::tree) {
@@ -19120,14 +19140,18 @@ inline std::int64_t sent_by_doubling(const CollectiveSpec& spec, int index) {
     return all ? spec.elements : cut.elements(index);
   }
   const int member = paired ? index / 2 : index - group.pairs();
-  std::int64_t sent = all ? spec.elements - cut.elements(member) : 0;
-  for (int distance = 1; distance < group.members; distance *= 2) {
-    const int first = member / distance * distance;
-    const int begin = all ? first : group.block(first);
-    const int end = all ? first + distance : group.block(first + distance);
-    sent += cut.elements(begin, end - begin);
+  std::int64_t sent = paired ? spec.elements - (all ? 0 : cut.elements(index + 1)) : 0;
+  int chunk = 0;  // of an all_reduce
+  for (int bit = 1; bit < group.members && all; bit *= 2) {
+    chunk = 2 * chunk + ((member & bit) != 0 ? 1 : 0);
   }
-  return sent + (paired ? spec.elements - (all ? 0 : cut.elements(index + 1)) : 0);
+  sent += all ? spec.elements - cut.elements(chunk) : 0;
+  for (int held = 1; held < group.members; held *= 2) {
+    const int first = (all ? chunk : member) / held * held;
+    const int begin = all ? first : group.device(first);
+    sent += cut.elements(begin, (all ? first + held : group.device(first + held)) - begin);
+  }
+  return sent;
 }
 
 // Elements of devices v to v + count - 1 behind the root.
@@ -19222,16 +19246,16 @@ inline double bus_factor(Collective what, int devices) {
 
 }}  // namespace tinyscale
 
-// >> tinyscale/mesh/collective_cost.hpp
-// What a collective takes, in closed form: steps, links crossed one after another, seconds, when
-// all devices begin at once and no other messages are on their links. V elements, N devices:
+// >> tinyscale/mesh/closed_forms.hpp
+// The closed forms of collectives, one function for each way in which data travels: rounds of
+// `links` latencies and what the busiest link carries. V elements, N devices:
 //   ring                 (N - 1) (alpha + V / N / W), an all_reduce twice that
 //   halving / doubling   log2 N alpha + (N - 1) / N V / W
 //   tree                 ceil(log2 N) (alpha + V / W)
 //   chain of H links     (2 H - 1) (alpha + V / H / W)
 //   direct, a switch     alpha + (N - 1) / N V / W
 // Chan, Heimlich, Purkayastha, van de Geijn 2007; Thakur, Rabenseifner, Gropp 2005. Uneven chunks
-// exactly; the replay of a run's messages gives the same.
+// exactly: the first blocks are the largest, and some device passes one of them on in every step.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -19312,8 +19336,13 @@ inline CollectiveCost phase_cost(const CollectiveSpec& spec, const AxisPart& par
 }
 
 // Streams of a torus take the rows in turns: they never meet on a link if all take equally long.
-inline bool keep_in_step(const List<AxisPart>& parts, const ChunkCut& cut) {
+inline bool keep_in_step(const List<AxisPart>& parts, const List<Row>& rows, int root,
+                         const ChunkCut& cut) {
   bool same = cut.ragged.empty() && cut.block % cut.parts == 0;
+  for (const Row& row : rows) {
+    same = same &&
+           chain_hops(row, row.coordinate(root)) == chain_hops(rows[0], rows[0].coordinate(root));
+  }
   for (const AxisPart& part : parts) {
     const AxisPart& first = parts[0];
     same = same && part.size == first.size && part.kind == first.kind &&
@@ -19332,7 +19361,8 @@ inline CollectiveCost neighbour_cost(const CollectiveSpec& spec, const List<Axis
   const std::size_t streams = stream_count(spec, rows);
   const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
   CollectiveCost cost;
-  cost.known = rows.size() == parts.size() && (streams == 1 || keep_in_step(parts, cut));
+  cost.known =
+      rows.size() == parts.size() && (streams == 1 || keep_in_step(parts, rows, spec.root, cut));
   for (std::size_t phase = 0; phase < rows.size() && rows.size() == parts.size(); ++phase) {
     double longest = 0;
     for (std::size_t stream = 0; stream < streams; ++stream) {
@@ -19433,31 +19463,30 @@ inline bool doubles(const List<AxisPart>& parts) {
   return all;
 }
 
-// Of partners d apart in a row d messages meet in the middle, d links each.
+// Of partners d apart in a row d messages meet in the middle, d links each; those of an all_reduce
+// must be equally large.
 inline CollectiveCost doubling_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const Doubling group(spec.devices());
   const bool all = spec.what == Collective::all_reduce;
   const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
   CollectiveCost cost;
   cost.known = doubles(parts) || (parts.size() == 1 && !in_a_row(parts[0]));
-  if (group.pairs() > 0) {
-    cost.add(spec, parts[0], 1, static_cast<double>(all ? spec.elements : cut.elements(1)));
-    const std::int64_t least = cut.elements(all ? 0 : 2 * group.pairs() - 1);
-    cost.add(spec, parts[0], 1, static_cast<double>(spec.elements - (all ? 0 : least)));
-  }
-  CollectiveCost exchange;
   for (int distance = 1; distance < group.members; distance *= 2) {
     const Partner other = partner(parts, distance);
-    const int away = in_a_row(*other.part) ? other.distance : 1;
-    const int held = all ? distance : group.block(distance);
-    exchange.add(spec, *other.part, away, static_cast<double>(cut.elements(0, held)) * away);
+    const bool shares = in_a_row(*other.part) && other.distance > 1;
+    const int held = all ? group.members / 2 / distance : group.device(distance);
+    cost.add(spec, *other.part, shares ? other.distance : 1,
+             static_cast<double>(cut.elements(0, held)) * (shares ? other.distance : 1));
+    cost.known = cost.known && !(all && shares && spec.elements % group.members != 0);
   }
   if (all) {
-    exchange.twice();
+    cost.twice();
   }
-  cost.steps += exchange.steps;
-  cost.hops += exchange.hops;
-  cost.seconds += exchange.seconds;
+  if (group.pairs() > 0) {
+    const std::int64_t least = all ? 0 : cut.elements(2 * group.pairs() - 1);
+    cost.add(spec, parts[0], 1, static_cast<double>(all ? spec.elements : cut.elements(1)));
+    cost.add(spec, parts[0], 1, static_cast<double>(spec.elements - least));
+  }
   return cost;
 }
 
@@ -19502,9 +19531,11 @@ inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart
   const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
   if (rooted || blocks) {
     const Reach span = reach(natural_way(part.kind), n, spec.root);
+    // Half around a ring everything goes up: to the root it comes from the other side.
+    const bool swap = spec.what == Collective::gather && part.kind == AxisKind::ring;
     CollectiveCost cost;
     for (const int way : {1, -1}) {
-      const int farthest = way > 0 ? span.right : span.left;
+      const int farthest = (way > 0) != swap ? span.right : span.left;
       std::vector<double> loads(static_cast<std::size_t>(farthest) + 1, 0);
       for (int away = 1; away <= farthest; ++away) {
         loads[static_cast<std::size_t>(away)] = static_cast<double>(
@@ -19552,33 +19583,72 @@ inline CollectiveCost direct_cost(const CollectiveSpec& spec, const AxisPart& pa
   return cost;
 }
 
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/collective_cost.hpp
+// What a collective takes: steps, links crossed one after another, seconds, when all devices begin
+// at once and no other messages are on their links. The replay of a run's messages gives the same.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline int farthest(const AxisPart& part) {
+  return part.kind == AxisKind::line   ? part.size - 1
+         : part.kind == AxisKind::ring ? part.size / 2
+                                       : 1;
+}
+
 // Several parts as one: any two devices are as far as the farthest, over the slowest links.
 inline AxisPart flattened(const List<AxisPart>& parts) {
   AxisPart one;
   one.kind = AxisKind::switched;
   for (const AxisPart& part : parts) {
     one.size *= part.size;
-    const int farthest = part.kind == AxisKind::line   ? part.size - 1
-                         : part.kind == AxisKind::ring ? part.size / 2
-                                                       : 1;
-    one.latency += farthest * part.spacing * part.latency;
+    one.latency += farthest(part) * part.spacing * part.latency;
     const double rate = part.bandwidth / part.spacing;
     one.bandwidth = one.bandwidth > 0 ? std::min(one.bandwidth, rate) : rate;
   }
   return one;
 }
 
-// Where a message of the algorithm never shares its links but is not always equally far or long.
+// A row of blocks from or to a root, or all of them moved on: as many steps as the farthest is
+// away.
+inline CollectiveCost blocks_cost(const CollectiveSpec& spec, const AxisPart& part) {
+  const int n = part.size;
+  const Row row{n, 1, spec.algorithm};
+  const bool moved = spec.what == Collective::permute;
+  const int hops = moved ? std::max(std::abs(permute_hops(row.way, n, 0, spec.root)),
+                                    std::abs(permute_hops(row.way, n, n - 1, spec.root)))
+                         : chain_hops(row, spec.root);
+  const std::int64_t each = moved ? spec.elements : chunk_size(spec.elements, n, 0);
+  CollectiveCost cost;
+  cost.add(spec, part, hops, static_cast<double>(each) * hops, hops);
+  cost.known = moved || spec.elements % n == 0;
+  return cost;
+}
+
+// Everyone hears from the farthest.
+inline CollectiveCost farthest_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  CollectiveCost cost;
+  for (const AxisPart& part : parts) {
+    cost.add(spec, part, farthest(part), 0, 0);
+  }
+  cost.steps = 1;
+  return cost;
+}
+
+// Whether the longest path has to be looked for: messages never share links, but are not always
+// equally far or long. Of very many uneven blocks it is not.
 inline bool is_path(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
-  if (spec.what == Collective::barrier) {
-    return true;
-  }
+  const bool from_0 = spec.root == 0 || spec.what == Collective::all_reduce;
   if (spec.algorithm == Algorithm::tree) {
-    const bool from_0 = spec.root == 0 || spec.what == Collective::all_reduce;
-    return blocks || (!from_0 && (parts.size() > 1 || parts[0].kind == AxisKind::line));
+    return blocks || spec.what == Collective::barrier ||
+           (!from_0 && (parts.size() > 1 || parts[0].kind == AxisKind::line));
   }
-  return spec.algorithm != Algorithm::direct && (blocks || spec.what == Collective::permute);
+  const int n = spec.devices();
+  return spec.algorithm != Algorithm::direct && blocks && spec.elements % n != 0 && n <= 512;
 }
 
 inline CollectiveCost cost_of(CollectiveSpec spec) {
@@ -19588,13 +19658,19 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
     return CollectiveCost();
   }
   const Algorithm how = spec.algorithm;
+  const bool barrier = spec.what == Collective::barrier;
   const bool partners = how == Algorithm::halving_doubling || how == Algorithm::tree;
   const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
-  bool known = parts.size() == 1 || by_axis || spec.what == Collective::barrier;
+  const bool along = !partners && !by_axis && how != Algorithm::direct;
+  bool known = barrier || by_axis || parts.size() == 1;
+  known = known && (!along || suits(parts[0], how));
   if (is_path(spec, parts)) {
     CollectiveCost cost = path_cost(spec, *prepare(make_schedule(spec)));
-    cost.known = known && (partners || how == Algorithm::direct || suits(parts[0], how));
+    cost.known = known;
     return cost;
+  }
+  if (barrier) {
+    return farthest_cost(spec, parts);
   }
   if (!by_axis && parts.size() > 1) {
     known = partners && doubles(parts);
@@ -19604,10 +19680,12 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
       spec.parts.assign(1, one);
     }
   }
-  CollectiveCost cost = how == Algorithm::halving_doubling ? doubling_cost(spec, parts)
-                        : how == Algorithm::tree           ? tree_cost(spec, parts)
-                        : how == Algorithm::direct         ? direct_cost(spec, parts[0])
-                                                           : neighbour_cost(spec, parts);
+  const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
+  CollectiveCost cost = how == Algorithm::halving_doubling           ? doubling_cost(spec, parts)
+                        : how == Algorithm::tree                     ? tree_cost(spec, parts)
+                        : how == Algorithm::direct                   ? direct_cost(spec, parts[0])
+                        : blocks || spec.what == Collective::permute ? blocks_cost(spec, parts[0])
+                                                                     : neighbour_cost(spec, parts);
   cost.known = cost.known && known;
   return cost;
 }
@@ -19651,10 +19729,26 @@ inline double collective_seconds(const CollectiveSpec& spec) {
   return cost.known ? cost.seconds : -1;
 }
 
-// Of any schedule for the collective of `spec`: the longest path of its messages, each
-// on links of its own. It takes no less.
+// Any schedule for the collective of `spec` takes at least this: the longest path of its messages,
+// each on links of its own, or what the busiest device's links need for all that it sends or takes.
 inline double schedule_seconds(const CollectiveSchedule& schedule, const CollectiveSpec& spec) {
-  return detail::path_cost(spec, *detail::prepare(schedule)).seconds;
+  double rate = 0;  // out of a device
+  for (const AxisPart& part : detail::real_parts(spec)) {
+    const int links = part.kind == AxisKind::full ? part.size - 1 : detail::in_a_row(part) ? 2 : 1;
+    rate += links * part.bandwidth / part.spacing;
+  }
+  const ChunkCut cut = detail::chunk_cut(spec, schedule.chunks);
+  std::vector<std::int64_t> moved(static_cast<std::size_t>(2 * schedule.devices), 0);
+  double most = 0;
+  for (const Transfer& transfer : schedule.transfers) {
+    for (const int end : {2 * transfer.from, 2 * transfer.to + 1}) {
+      std::int64_t& elements = moved[static_cast<std::size_t>(end)];
+      elements += cut.elements(transfer.chunk, transfer.chunks);
+      most = std::max(most, static_cast<double>(elements) * spec.element_bytes);
+    }
+  }
+  return std::max(detail::path_cost(spec, *detail::prepare(schedule)).seconds,
+                  most > 0 ? most / rate : 0);
 }
 
 // The scaling book's rule of thumb for all_gather, reduce_scatter, all_reduce and all_to_all, W
@@ -19773,14 +19867,21 @@ inline std::string taken(const AlgorithmCandidate& candidate) {
   return cat(candidate.exact ? "" : "about ", format_seconds(candidate.seconds));
 }
 
-// Along one part torus and hierarchical are its ring or line; on several nobody has a closed form
-// for some collectives, and the estimates are compared.
-inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts,
+// Along one part torus and hierarchical are its ring or line. On several nobody has a closed form
+// for some collectives: estimates of those that send to any device are compared. A barrier of all
+// with all would be one latency here, as messages without bytes are free.
+inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
                          const CollectiveCost& cost) {
-  const bool by_axis =
-      spec.algorithm == Algorithm::torus || spec.algorithm == Algorithm::hierarchical;
-  return parts.size() > 1 ? cost.known || by_axis || !has_algorithm(spec.what, Algorithm::torus)
-                          : cost.known && !by_axis;
+  const Algorithm how = spec.algorithm;
+  const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
+  if (spec.what == Collective::barrier && how == Algorithm::direct) {
+    return false;
+  }
+  if (parts < 2) {
+    return parts == 0 || (cost.known && !by_axis);
+  }
+  const bool far = how == Algorithm::tree || how == Algorithm::direct;
+  return by_axis || cost.known || (far && !has_algorithm(spec.what, Algorithm::torus));
 }
 
 }  // namespace detail
@@ -19788,14 +19889,14 @@ inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts
 // The algorithm for `spec`, whose own is not looked at.
 inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
   AlgorithmChoice choice;
-  const List<AxisPart> parts = detail::real_parts(spec);
+  const std::size_t parts = detail::real_parts(spec).size();
   for (int i = 1; i < static_cast<int>(Algorithm::custom); ++i) {
     spec.algorithm = static_cast<Algorithm>(i);
     if (!detail::has_algorithm(spec.what, spec.algorithm)) {
       continue;
     }
     const detail::CollectiveCost cost = detail::checked_cost("choose_algorithm", spec);
-    if (parts.empty() || detail::worth_a_look(spec, parts, cost)) {
+    if (detail::worth_a_look(spec, parts, cost)) {
       choice.candidates.push_back({spec.algorithm, cost.steps, cost.seconds, cost.known});
       AlgorithmCandidate* const all = choice.candidates.data();
       for (std::size_t at = choice.candidates.size() - 1;
@@ -19809,7 +19910,7 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
   const AlgorithmCandidate& best = choice.candidates[0];
   choice.algorithm = best.algorithm;
   choice.seconds = best.seconds;
-  if (parts.empty() || best.steps == 0) {
+  if (parts == 0 || best.steps == 0) {
     choice.reason = "nothing to move";
     return choice;
   }
@@ -19932,6 +20033,31 @@ inline AxisPart part_across(const Machine& machine, int size) {
   return part;
 }
 
+// Puts a part behind others: to one that goes on where the last ends, or that has the same ports,
+// such as leaf and spine, unless the upper switch is slower, the last grows.
+inline void push_part(const Machine& machine, const AxisPart& part, List<AxisPart>& parts) {
+  if (part.size == 1) {
+    return;
+  }
+  if (!parts.empty() && part.dim >= 0 && parts.back().dim >= 0) {
+    AxisPart& last = parts.back();
+    const bool switched = part.kind == AxisKind::switched && last.kind == AxisKind::switched;
+    const int upper = std::min(last.dim, part.dim);
+    const int lower = std::max(last.dim, part.dim);
+    if (last.dim == part.dim &&
+        (switched || part.kind == AxisKind::full || last.spacing == part.spacing * part.size)) {
+      last = part_of_dim(machine, part.dim, std::int64_t{last.size} * part.size, part.spacing);
+      return;
+    }
+    if (switched && port_dim(machine, upper) == port_dim(machine, lower) &&
+        share_of_links(machine, upper) >= share_of_links(machine, lower)) {
+      last = part_of_dim(machine, upper, std::int64_t{last.size} * part.size, 1);
+      return;
+    }
+  }
+  parts.push_back(part);
+}
+
 // The stretches of dimensions that chips `stride` apart, `size` of them, lie on.
 inline List<AxisPart> parts_of_stretch(const Machine& machine, std::int64_t stride, int size) {
   List<AxisPart> parts;
@@ -19948,7 +20074,7 @@ inline List<AxisPart> parts_of_stretch(const Machine& machine, std::int64_t stri
         end_of_dim % end != 0) {
       return {part_across(machine, size)};
     }
-    parts.push_back(part_of_dim(machine, d, end / begin, begin / step));
+    push_part(machine, part_of_dim(machine, d, end / begin, begin / step), parts);
   }
   if (parts.empty()) {
     parts.push_back(AxisPart());  // one device
@@ -19971,24 +20097,13 @@ inline List<AxisPlacement> place_axes(const Machine& machine, const List<MeshAxi
   return placed;
 }
 
-// The parts of a group of devices over several axes, the first the slowest. Axes that lie behind
-// each other on one dimension are one part of it.
+// The parts of a group of devices over several axes, the first the slowest.
 inline List<AxisPart> parts_of_group(const Machine& machine, const List<AxisPlacement>& placed,
                                      const std::vector<int>& axis_numbers) {
   List<AxisPart> parts;
   for (const int number : axis_numbers) {
     for (const AxisPart& part : placed[static_cast<std::size_t>(number)].parts) {
-      const bool row = !parts.empty() && part.dim >= 0 && parts.back().dim == part.dim;
-      const bool any = part.kind == AxisKind::switched || part.kind == AxisKind::full;
-      if (part.size == 1) {
-        continue;
-      }
-      if (row && (any || parts.back().spacing == part.spacing * part.size)) {
-        parts.back() = part_of_dim(machine, part.dim, std::int64_t{parts.back().size} * part.size,
-                                   part.spacing);
-      } else {
-        parts.push_back(part);
-      }
+      push_part(machine, part, parts);
     }
   }
   if (parts.empty()) {
@@ -20043,13 +20158,17 @@ struct SourceLine {
 
 namespace detail {
 
-// " at program.cpp:12", without the folders.
-inline std::string at(const SourceLine& where) {
+// "program.cpp:12", without the folders.
+inline std::string line_text(const SourceLine& where) {
   const std::string file = where.file;
   const std::size_t slash = file.find_last_of("/\\");
-  return file.empty() ? ""
-                      : cat(" at ", slash == std::string::npos ? file : file.substr(slash + 1), ":",
-                            where.line);
+  return file.empty()
+             ? ""
+             : cat(slash == std::string::npos ? file : file.substr(slash + 1), ":", where.line);
+}
+inline std::string at(const SourceLine& where) {
+  const std::string line = line_text(where);
+  return line.empty() ? "" : " at " + line;
 }
 
 }  // namespace detail
@@ -20583,7 +20702,7 @@ inline void describe_call(const CallKey& key, const Machine& machine,
   e.root = key.root;
   plan_blocks(key, n, e);
   spec.elements = e.cut.begin(e.cut.chunks());
-  if (key.what == Collective::all_to_all) {
+  if (key.what == Collective::all_to_all || key.what == Collective::permute) {
     spec.elements /= n;  // the vector of one device
   }
   const bool prefers = key.algorithm == Algorithm::automatic;
@@ -21567,6 +21686,7 @@ class Endpoint {
     }
     call.seat = &seat(key.axes);
     if (call.seat->group->size() == 1) {
+      call.key.rows = rows;
       run_alone(call, in, out, where);
       return call;
     }
@@ -21603,7 +21723,11 @@ class Endpoint {
     log_ops();
     ++calls_;
     Packet packet;
-    packet.value = value.clone();
+    {
+      Context nobody;  // a message under way is in no device's memory, whenever it is received
+      const ContextScope scope(nobody);
+      packet.value = value.clone();
+    }
     if (!send_shape_ || send_shape_->cut.block != value.count()) {
       send_shape_ = send_shape(value.count(), where);
     }
@@ -23004,11 +23128,6 @@ inline double message_bytes(const CallShape& shape, const ScheduledMessage& mess
   return static_cast<double>(elements) * shape.spec.element_bytes;
 }
 
-// Whether anything is known of what the chip computes; a machine may be described by links alone.
-inline bool has_rates(const Chip& chip) {
-  return chip.flops_bf16 > 0 || chip.flops_f32 > 0 || chip.memory_bandwidth > 0;
-}
-
 class Replay {
  public:
   Replay(const RunLog& log, const Machine& machine, const Faults& faults)
@@ -23141,7 +23260,7 @@ class Replay {
 
   double compute_seconds(std::size_t d, const DeviceEvent& event) const {
     double seconds = 0;
-    for (std::size_t i = event.first; has_rates(machine_.chip) && i < event.last; ++i) {
+    for (std::size_t i = event.first; i < event.last; ++i) {
       seconds += op_seconds(log_.ops[d][i], machine_.chip);
     }
     return seconds;
@@ -23635,16 +23754,9 @@ struct MeshRecord {
   List<MeshAxis> axes;
   List<List<KeptTensor>> kept;  // by rank
   List<Counters> counters;
+  double measured = 0;  // seconds on this host, of the slowest device
   List<Shared<MemoryMeter>> memory;
 };
-
-// "demo.cpp:12"
-inline std::string line_text(const SourceLine& where) {
-  std::string file = where.file;
-  const std::size_t folder = file.find_last_of("/\\");
-  file = folder == std::string::npos ? file : file.substr(folder + 1);
-  return file.empty() ? "" : cat(file, ":", where.line);
-}
 
 inline Table collective_table(const List<CollectiveRow>& rows, const std::string& machine) {
   Table out;
@@ -23721,6 +23833,8 @@ class MeshRun {
   double seconds = 0;  // simulated, of compute and messages
   Timeline timeline;   // of each message, call and device
 
+  // What the run took here, on the wall: on this computer's threads, or on MPI ranks.
+  double measured_seconds() const { return record_->measured; }
   const RunLog& log() const { return record_->log; }
   const Machine& machine() const { return machine_; }
   int devices() const { return record_->log.devices; }
@@ -24176,6 +24290,7 @@ struct DeviceThread {
   Context context;         // its profile is null until the device runs
   List<OpRecord> records;  // for the caller's profile
   Counters counters;
+  double seconds = 0;  // measured
 };
 
 inline std::string message_of(const std::exception_ptr& error) {
@@ -24195,6 +24310,7 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
   const Profile profile;
   Endpoint& endpoint = self.device.endpoint();
   fabric.begin(endpoint.rank());
+  const auto start = std::chrono::steady_clock::now();
   try {
     program(self.device);
     endpoint.log_ops();
@@ -24202,6 +24318,8 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
   } catch (...) {
     fabric.threw(endpoint.rank(), endpoint.where(), message_of(std::current_exception()));
   }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  self.seconds = took.count();
   self.counters = endpoint.counters();
   self.records = profile.records();
 }
@@ -25488,6 +25606,7 @@ inline OpRecord get_op(Bytes& from) {
 inline std::string what_it_left(DeviceThread& self, CallRegistry& calls) {
   Bytes to;
   to.put(&self.counters, sizeof self.counters);
+  to.put(self.seconds);
   std::int64_t memory[MemoryMeter::values];
   self.context.memory->read(memory);
   to.put(memory, sizeof memory);
@@ -25510,6 +25629,7 @@ inline void take_what_it_left(Bytes& from, DeviceThread& other, CallRegistry& ca
   Context nobody;
   const ContextScope scope(nobody);
   from.get(&other.counters, sizeof other.counters);
+  other.seconds = from.real();
   std::int64_t memory[MemoryMeter::values];
   from.get(memory, sizeof memory);
   other.context.memory->write(memory);
@@ -27590,6 +27710,7 @@ class Mesh {
       logs.push_back(&device->device.endpoint().log());
       record->kept.push_back(device->device.kept());
       record->counters.push_back(device->counters);
+      record->measured = std::max(record->measured, device->seconds);
       record->memory.push_back(device->context.memory);
     }
     record->log = detail::join_logs(logs);

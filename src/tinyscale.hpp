@@ -119,6 +119,7 @@
 #include "tinyscale/mesh/make_schedule.hpp"
 #include "tinyscale/mesh/check_schedule.hpp"
 #include "tinyscale/mesh/collective_bytes.hpp"
+#include "tinyscale/mesh/closed_forms.hpp"
 #include "tinyscale/mesh/collective_cost.hpp"
 #include "tinyscale/mesh/nccl_model.hpp"
 #include "tinyscale/mesh/choose_algorithm.hpp"

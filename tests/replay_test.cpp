@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
 #include <limits>
 #include <sstream>
 #include <string>
@@ -813,7 +816,7 @@ TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
   ts::Guess guess;
   guess.steps = 4;
   guess.bytes_per_device = 5400;
-  guess.seconds = run.seconds;
+  guess.seconds = path.latency + path.transfer;
   CHECK(run.check(guess).right);
   std::ostringstream text;
   text << run;
@@ -836,4 +839,186 @@ TEST_CASE("mesh run: a program on a mesh is timed as its schedule says") {
   CHECK(close(run.timeline.calls[0].finish - run.timeline.calls[0].start, 1e-6 + 4096 / 4.5e10));
   CHECK(run.seconds > 1e-6);
   CHECK(run.on(ts::machine("h100", {1, 8})).seconds > 1e-6);
+}
+
+// Every group of an axis, or of several, runs the collective at once.
+double replayed(const ts::Machine& machine, const ts::List<ts::AxisPlacement>& placed,
+                const std::vector<int>& axes, const ts::CollectiveSpec& spec) {
+  const int n = spec.devices(), all = static_cast<int>(machine.chips());
+  const Prepared schedule = ts::detail::prepare(ts::make_schedule(spec));
+  auto* shape = new ts::CallShape;
+  shape->schedule = schedule;
+  shape->spec = spec;
+  shape->cut.blocks = ts::detail::block_count(spec.what, n);
+  shape->cut.parts = schedule->data.chunks / shape->cut.blocks;
+  shape->cut.block = spec.what == ts::Collective::all_to_all ? spec.elements / n
+                     : spec.what == ts::Collective::permute  ? spec.elements
+                                                             : spec.elements / shape->cut.blocks;
+  const ts::Shared<const ts::CallShape> shared(shape);
+  LogWriter writer(all);
+  writer.log.lines.push_back("collective");
+  std::vector<int> seen(static_cast<std::size_t>(all), 0);
+  for (int first = 0; first < all; ++first) {
+    if (seen[static_cast<std::size_t>(first)] == 0) {
+      std::vector<int> members(1, first);
+      for (const int axis : axes) {
+        const ts::AxisPlacement& place = placed[static_cast<std::size_t>(axis)];
+        std::vector<int> more;
+        for (const int member : members) {
+          for (int i = 0; i < place.size; ++i) {
+            more.push_back(member + i * place.stride);
+          }
+        }
+        members = more;
+      }
+      for (const int member : members) {
+        seen[static_cast<std::size_t>(member)] = 1;
+      }
+      writer.log.calls.push_back(
+          {shared, ts::Shared<const std::vector<int>>(new std::vector<int>(members)), 0});
+    }
+  }
+  writer.run(0, writer.log.calls.size());
+  return ts::time(writer.log, machine).seconds;
+}
+
+TEST_CASE("replay: every algorithm on placed axes takes its closed form") {
+  struct Case {
+    ts::Machine machine;
+    ts::List<ts::MeshAxis> axes;
+  };
+  const ts::List<Case> cases = {
+      {ts::machine("tpu-v5e", {16}), {{"x", 16}}},
+      {ts::machine("tpu-v5e", {16}), {{"x", 4}, {"y", 4}}},  // parts of a ring
+      {ts::machine("tpu-v5e", {6, 3}), {{"x", 6}, {"y", 3}}},
+      {ts::machine("tpu-v5p", {4, 4, 8}), {{"x", 16}, {"y", 8}}},
+      {ts::machine("h100", {2, 8}), {{"x", 2}, {"y", 8}}},
+      {ts::machine("h100", {2, 2, 4}), {{"x", 4}, {"y", 4}}},
+      {ts::machine("mi300x", {7}), {{"x", 7}}},
+      {ts::machine("tpu-v5p", {2, 4, 4, 4}), {{"x", 2}, {"y", 64}}}};
+  int known = 0, compared = 0;
+  for (const Case& c : cases) {
+    const ts::List<ts::AxisPlacement> placed = ts::detail::place_axes(c.machine, c.axes);
+    for (std::size_t mask = 1; mask < (std::size_t{1} << placed.size()); ++mask) {
+      std::vector<int> axes;
+      for (std::size_t a = 0; a < placed.size(); ++a) {
+        if ((mask >> a & 1) != 0) {
+          axes.push_back(static_cast<int>(a));
+        }
+      }
+      ts::CollectiveSpec spec;
+      spec.parts = ts::detail::parts_of_group(c.machine, placed, axes);
+      for (int what = 0; what <= static_cast<int>(ts::Collective::barrier); ++what) {
+        for (int how = 1; how < static_cast<int>(ts::Algorithm::custom); ++how) {
+          spec.what = static_cast<ts::Collective>(what);
+          spec.algorithm = static_cast<ts::Algorithm>(how);
+          spec.root = spec.what == ts::Collective::permute ? 1 : 0;
+          spec.elements =
+              spec.what == ts::Collective::barrier ? 0 : std::int64_t{spec.devices()} * 1000;
+          if (!ts::detail::has_algorithm(spec.what, spec.algorithm)) {
+            continue;
+          }
+          const double formula = ts::collective_seconds(spec);
+          ++compared;
+          if (formula >= 0) {
+            ++known;
+            const double ours = replayed(c.machine, placed, axes, spec);
+            const std::string text =
+                ts::detail::cat(c.machine.name, " mask ", mask, " ", ts::name_of(spec.what), " by ",
+                                ts::name_of(spec.algorithm), ": ", ours, " formula ", formula);
+            CHECK_MESSAGE(close(ours, formula), text);
+          }
+        }
+      }
+    }
+  }
+  MESSAGE(known, " of ", compared, " have a closed form");
+}
+
+namespace {
+
+// Seconds of a collective over all of one axis, without latencies.
+double bandwidth_seconds(ts::Machine machine, const ts::List<ts::MeshAxis>& axes, int axis,
+                         ts::Collective what, ts::Algorithm how, double bytes) {
+  for (ts::Links& links : machine.links) {
+    links.latency = 0;
+  }
+  const ts::List<ts::AxisPlacement> placed = ts::detail::place_axes(machine, axes);
+  ts::CollectiveSpec spec;
+  spec.what = what;
+  spec.algorithm = how;
+  spec.parts = ts::detail::parts_of_group(machine, placed, {axis});
+  spec.element_bytes = 2;
+  spec.elements = static_cast<std::int64_t>(bytes / 2);
+  return replayed(machine, placed, {axis}, spec);
+}
+
+struct BookValue {
+  std::string id;
+  double value;
+};
+
+std::vector<BookValue> book_values() {
+  using ts::Algorithm;
+  using ts::Collective;
+  const ts::Machine node = ts::machine("h100", {8}), nodes = ts::machine("h100", {2, 8});
+  const ts::Machine tree = ts::machine("h100", {4, 32, 8});
+  const ts::Machine cube = ts::machine("tpu-v4", {4, 4, 4});
+  const double leaf = tree.links[1].uplink.one_way() / 1e9;    // GB/s of a node
+  const double spine = tree.links[0].uplink.one_way() / 1e12;  // TB/s of a scalable unit
+  const double gpus = node.egress(0) / 1e9 * 8 / 7;
+  const double v31 = 4096.0 * 65536 * 2, v41 = 1024.0 * 16384 * 2;
+  const double v14 = 1024.0 * 4096 * 2 / 4;  // of a shard over the other axis
+  const ts::List<ts::MeshAxis> xyz = {{"x", 4}, {"y", 4}, {"z", 4}};
+  // Sent by each GPU: B / 8 in a node, B / 16 in two.
+  const double b = 1 << 24;
+  const double inside =
+      bandwidth_seconds(node, {{"x", 8}}, 0, Collective::all_to_all, Algorithm::direct, b / 8);
+  const double across =
+      bandwidth_seconds(nodes, {{"x", 16}}, 0, Collective::all_to_all, Algorithm::direct, b / 16);
+  return {{"U30", 8 * node.egress(0) / 1e12},
+          {"U31", 1e3 * bandwidth_seconds(node, {{"x", 8}}, 0, Collective::all_gather,
+                                          Algorithm::ring, v31)},
+          {"U32", 1e3 * v31 / node.egress(0)},
+          {"U35", spine},
+          {"U41", 1e6 * v41 / node.egress(0)},
+          {"U47", spine * 4 / 3},
+          {"U48", std::min(std::min(gpus, leaf * 32 / 31), 1e3 * spine * 4 / 3)},
+          {"U57", gpus},
+          {"U96", across / inside},
+          {"S14", 1e6 * bandwidth_seconds(cube, xyz, 0, Collective::all_gather,
+                                          Algorithm::ring_both_ways, v14)},
+          {"S16", 1e6 * bandwidth_seconds(cube, xyz, 2, Collective::all_reduce,
+                                          Algorithm::ring_both_ways, v14 / 4)}};
+}
+
+}  // namespace
+
+TEST_CASE("replay: the book's answers about networks, ours beside them") {
+  const char* root = std::getenv("TINYSCALE_SHARED");
+  std::ifstream file(std::string(root != nullptr ? root : "../shared") + "/cases/book-cases.tsv");
+  if (!file) {
+    std::cout << "skipped: no cases/book-cases.tsv\n";
+    return;
+  }
+  std::size_t found = 0;
+  const std::vector<BookValue> values = book_values();
+  std::string line;
+  while (std::getline(file, line)) {
+    std::vector<std::string> cells;
+    std::istringstream text(line);
+    for (std::string cell; std::getline(text, cell, '\t');) {
+      cells.push_back(cell);
+    }
+    for (const BookValue& ours : values) {
+      if (cells[0] == ours.id) {
+        ++found;
+        const double expected = std::strtod(cells[8].c_str(), nullptr);
+        MESSAGE(ours.id, ": book ", cells[6], " ", cells[7], ", exactly ", expected, ", ours ",
+                ours.value);
+        CHECK(ours.value == doctest::Approx(expected).epsilon(1e-3));
+      }
+    }
+  }
+  CHECK(found == values.size());
 }

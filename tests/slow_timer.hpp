@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tinyscale/mesh/collective_cost.hpp"
+#include "tinyscale.hpp"
 
 namespace slow {
 
@@ -77,8 +77,11 @@ inline void find_route(const tinyscale::CollectiveSpec& spec, Links& links, Mess
 
 class Timer {
  public:
-  Timer(const tinyscale::CollectiveSpec& spec, const tinyscale::CollectiveSchedule& schedule) {
+  Timer(const tinyscale::CollectiveSpec& spec, const tinyscale::CollectiveSchedule& schedule)
+      : devices_(spec.devices()) {
     const auto prepared = tinyscale::detail::prepare(schedule);
+    left_.resize(prepared->streams.size() * static_cast<std::size_t>(devices_));
+    first_.resize(left_.size(), 0);
     const tinyscale::ChunkCut cut = tinyscale::detail::chunk_cut(spec, schedule.chunks);
     int stream = 0;
     for (const auto& s : prepared->streams) {
@@ -90,14 +93,16 @@ class Timer {
           for (std::size_t t = of.first; t < of.last; ++t) {
             const tinyscale::Transfer& transfer = prepared->data.transfers[t];
             for (int c = 0; c < transfer.chunks; ++c) {
-              m.bytes +=
-                  static_cast<double>(cut.elements(transfer.chunk + c)) * spec.element_bytes;
+              m.bytes += static_cast<double>(cut.elements(transfer.chunk + c)) * spec.element_bytes;
             }
           }
           find_route(spec, links_, m);
           messages_.push_back(m);
-          left_[{stream, m.from, number}] += 1;
-          left_[{stream, m.to, number}] += 1;
+          for (const int device : {m.from, m.to}) {
+            std::vector<int>& steps = left(stream, device);
+            steps.resize(std::max(steps.size(), static_cast<std::size_t>(number) + 1), 0);
+            ++steps[static_cast<std::size_t>(number)];
+          }
         }
       }
       ++stream;
@@ -106,8 +111,7 @@ class Timer {
 
   double run() {
     double now = 0;
-    std::size_t finished = 0;
-    while (finished < messages_.size()) {
+    while (!messages_.empty()) {
       for (Message& m : messages_) {
         if (m.state == Message::waits && ready(m.stream, m.from, m.step) &&
             ready(m.stream, m.to, m.step)) {
@@ -133,34 +137,40 @@ class Timer {
           const bool over = now + m.bytes / m.rate <= end;
           m.bytes -= m.rate * (next - now);
           if (over) {
-            finish(m, finished);
+            finish(m);
           }
         } else if (m.state == Message::travels && m.until <= end) {
           if (m.bytes > 0) {
             m.state = Message::flows;
           } else {
-            finish(m, finished);
+            finish(m);
           }
         }
       }
       now = next;
+      messages_.erase(std::remove_if(messages_.begin(), messages_.end(),
+                                     [](const Message& m) { return m.state == Message::done; }),
+                      messages_.end());
     }
     return now;
   }
 
  private:
-  bool ready(int stream, int device, int step) const {
-    const auto first = left_.lower_bound({stream, device, 0});
-    return first != left_.end() && first->first == std::vector<int>{stream, device, step};
+  // Messages of the steps of a device in a stream that are not yet done.
+  std::vector<int>& left(int stream, int device) {
+    return left_[static_cast<std::size_t>(stream * devices_ + device)];
   }
-  void finish(Message& m, std::size_t& finished) {
+  bool ready(int stream, int device, int step) {
+    int& first = first_[static_cast<std::size_t>(stream * devices_ + device)];
+    while (left(stream, device)[static_cast<std::size_t>(first)] == 0) {
+      ++first;
+    }
+    return first == step;
+  }
+  void finish(Message& m) {
     m.state = Message::done;
-    ++finished;
     for (const int device : {m.from, m.to}) {
-      const auto at = left_.find({m.stream, device, m.step});
-      if (--at->second == 0) {
-        left_.erase(at);
-      }
+      --left(m.stream, device)[static_cast<std::size_t>(m.step)];
     }
   }
   // All rates rise together; those over the link that is full first stay.
@@ -207,7 +217,9 @@ class Timer {
 
   Links links_;
   std::vector<Message> messages_;
-  std::map<std::vector<int>, int> left_;  // messages of (stream, device, step) not yet done
+  int devices_;
+  std::vector<std::vector<int>> left_;
+  std::vector<int> first_;  // step with any left
 };
 
 inline double seconds(const tinyscale::CollectiveSpec& spec,

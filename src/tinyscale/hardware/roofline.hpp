@@ -160,10 +160,12 @@ inline RooflineRow roofline(const OpRecord& op, const Chip& chip, DType format =
   return detail::roofline_row(op, chip, format);
 }
 
-// What the log of a mesh run keeps of an op, and how long a chip takes for it at least.
+// What the log of a mesh run keeps of an op, and how long a chip takes for it at least; of a chip
+// without any rate, which stands for a network alone, 0.
 inline OpCost op_cost(const OpRecord& op) { return detail::op_cost(op, DType::f32); }
 inline double op_seconds(const OpCost& cost, const Chip& chip) {
-  return detail::priced_row(cost, chip).seconds;
+  const bool known = chip.flops_bf16 > 0 || chip.flops_f32 > 0 || chip.memory_bandwidth > 0;
+  return known ? detail::priced_row(cost, chip).seconds : 0;
 }
 
 // Ops of the same name and shape are one row, in the order in which they first ran.

@@ -38,14 +38,21 @@ inline std::string taken(const AlgorithmCandidate& candidate) {
   return cat(candidate.exact ? "" : "about ", format_seconds(candidate.seconds));
 }
 
-// Along one part torus and hierarchical are its ring or line; on several nobody has a closed form
-// for some collectives, and the estimates are compared.
-inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts,
+// Along one part torus and hierarchical are its ring or line. On several nobody has a closed form
+// for some collectives: estimates of those that send to any device are compared. A barrier of all
+// with all would be one latency here, as messages without bytes are free.
+inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
                          const CollectiveCost& cost) {
-  const bool by_axis =
-      spec.algorithm == Algorithm::torus || spec.algorithm == Algorithm::hierarchical;
-  return parts.size() > 1 ? cost.known || by_axis || !has_algorithm(spec.what, Algorithm::torus)
-                          : cost.known && !by_axis;
+  const Algorithm how = spec.algorithm;
+  const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
+  if (spec.what == Collective::barrier && how == Algorithm::direct) {
+    return false;
+  }
+  if (parts < 2) {
+    return parts == 0 || (cost.known && !by_axis);
+  }
+  const bool far = how == Algorithm::tree || how == Algorithm::direct;
+  return by_axis || cost.known || (far && !has_algorithm(spec.what, Algorithm::torus));
 }
 
 }  // namespace detail
@@ -53,14 +60,14 @@ inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts
 // The algorithm for `spec`, whose own is not looked at.
 inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
   AlgorithmChoice choice;
-  const List<AxisPart> parts = detail::real_parts(spec);
+  const std::size_t parts = detail::real_parts(spec).size();
   for (int i = 1; i < static_cast<int>(Algorithm::custom); ++i) {
     spec.algorithm = static_cast<Algorithm>(i);
     if (!detail::has_algorithm(spec.what, spec.algorithm)) {
       continue;
     }
     const detail::CollectiveCost cost = detail::checked_cost("choose_algorithm", spec);
-    if (parts.empty() || detail::worth_a_look(spec, parts, cost)) {
+    if (detail::worth_a_look(spec, parts, cost)) {
       choice.candidates.push_back({spec.algorithm, cost.steps, cost.seconds, cost.known});
       AlgorithmCandidate* const all = choice.candidates.data();
       for (std::size_t at = choice.candidates.size() - 1;
@@ -74,7 +81,7 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
   const AlgorithmCandidate& best = choice.candidates[0];
   choice.algorithm = best.algorithm;
   choice.seconds = best.seconds;
-  if (parts.empty() || best.steps == 0) {
+  if (parts == 0 || best.steps == 0) {
     choice.reason = "nothing to move";
     return choice;
   }

@@ -152,14 +152,18 @@ inline std::int64_t sent_by_doubling(const CollectiveSpec& spec, int index) {
     return all ? spec.elements : cut.elements(index);
   }
   const int member = paired ? index / 2 : index - group.pairs();
-  std::int64_t sent = all ? spec.elements - cut.elements(member) : 0;
-  for (int distance = 1; distance < group.members; distance *= 2) {
-    const int first = member / distance * distance;
-    const int begin = all ? first : group.block(first);
-    const int end = all ? first + distance : group.block(first + distance);
-    sent += cut.elements(begin, end - begin);
+  std::int64_t sent = paired ? spec.elements - (all ? 0 : cut.elements(index + 1)) : 0;
+  int chunk = 0;  // of an all_reduce
+  for (int bit = 1; bit < group.members && all; bit *= 2) {
+    chunk = 2 * chunk + ((member & bit) != 0 ? 1 : 0);
   }
-  return sent + (paired ? spec.elements - (all ? 0 : cut.elements(index + 1)) : 0);
+  sent += all ? spec.elements - cut.elements(chunk) : 0;
+  for (int held = 1; held < group.members; held *= 2) {
+    const int first = (all ? chunk : member) / held * held;
+    const int begin = all ? first : group.device(first);
+    sent += cut.elements(begin, (all ? first + held : group.device(first + held)) - begin);
+  }
+  return sent;
 }
 
 // Elements of devices v to v + count - 1 behind the root.

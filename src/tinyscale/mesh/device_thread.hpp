@@ -2,6 +2,7 @@
 // One device while it runs, on a thread of this process or as one MPI rank, and what it leaves.
 
 #include <algorithm>  // max
+#include <chrono>
 #include <exception>
 #include <functional>
 #include <string>
@@ -30,6 +31,7 @@ struct DeviceThread {
   Context context;         // its profile is null until the device runs
   List<OpRecord> records;  // for the caller's profile
   Counters counters;
+  double seconds = 0;  // measured
 };
 
 inline std::string message_of(const std::exception_ptr& error) {
@@ -49,6 +51,7 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
   const Profile profile;
   Endpoint& endpoint = self.device.endpoint();
   fabric.begin(endpoint.rank());
+  const auto start = std::chrono::steady_clock::now();
   try {
     program(self.device);
     endpoint.log_ops();
@@ -56,6 +59,8 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
   } catch (...) {
     fabric.threw(endpoint.rank(), endpoint.where(), message_of(std::current_exception()));
   }
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  self.seconds = took.count();
   self.counters = endpoint.counters();
   self.records = profile.records();
 }

@@ -177,6 +177,7 @@ class Endpoint {
     }
     call.seat = &seat(key.axes);
     if (call.seat->group->size() == 1) {
+      call.key.rows = rows;
       run_alone(call, in, out, where);
       return call;
     }
@@ -213,7 +214,11 @@ class Endpoint {
     log_ops();
     ++calls_;
     Packet packet;
-    packet.value = value.clone();
+    {
+      Context nobody;  // a message under way is in no device's memory, whenever it is received
+      const ContextScope scope(nobody);
+      packet.value = value.clone();
+    }
     if (!send_shape_ || send_shape_->cut.block != value.count()) {
       send_shape_ = send_shape(value.count(), where);
     }

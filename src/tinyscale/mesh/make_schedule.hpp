@@ -100,7 +100,11 @@ inline CollectiveSchedule make_schedule(const CollectiveSpec& spec) {
   if (spec.algorithm == Algorithm::direct) {
     detail::schedule_direct(builder, spec);
   } else if (spec.algorithm == Algorithm::halving_doubling) {
-    detail::schedule_doubling(builder, spec.what, n);
+    if (spec.what == Collective::all_reduce) {
+      detail::schedule_halves(builder, n);
+    } else {
+      detail::schedule_doubling(builder, n);
+    }
   } else if (spec.algorithm == Algorithm::tree && spec.what == Collective::barrier) {
     detail::schedule_dissemination(builder, n);
   } else if (spec.algorithm == Algorithm::tree) {

@@ -169,6 +169,7 @@ class Mesh {
       logs.push_back(&device->device.endpoint().log());
       record->kept.push_back(device->device.kept());
       record->counters.push_back(device->counters);
+      record->measured = std::max(record->measured, device->seconds);
       record->memory.push_back(device->context.memory);
     }
     record->log = detail::join_logs(logs);

@@ -122,6 +122,31 @@ inline AxisPart part_across(const Machine& machine, int size) {
   return part;
 }
 
+// Puts a part behind others: to one that goes on where the last ends, or that has the same ports,
+// such as leaf and spine, unless the upper switch is slower, the last grows.
+inline void push_part(const Machine& machine, const AxisPart& part, List<AxisPart>& parts) {
+  if (part.size == 1) {
+    return;
+  }
+  if (!parts.empty() && part.dim >= 0 && parts.back().dim >= 0) {
+    AxisPart& last = parts.back();
+    const bool switched = part.kind == AxisKind::switched && last.kind == AxisKind::switched;
+    const int upper = std::min(last.dim, part.dim);
+    const int lower = std::max(last.dim, part.dim);
+    if (last.dim == part.dim &&
+        (switched || part.kind == AxisKind::full || last.spacing == part.spacing * part.size)) {
+      last = part_of_dim(machine, part.dim, std::int64_t{last.size} * part.size, part.spacing);
+      return;
+    }
+    if (switched && port_dim(machine, upper) == port_dim(machine, lower) &&
+        share_of_links(machine, upper) >= share_of_links(machine, lower)) {
+      last = part_of_dim(machine, upper, std::int64_t{last.size} * part.size, 1);
+      return;
+    }
+  }
+  parts.push_back(part);
+}
+
 // The stretches of dimensions that chips `stride` apart, `size` of them, lie on.
 inline List<AxisPart> parts_of_stretch(const Machine& machine, std::int64_t stride, int size) {
   List<AxisPart> parts;
@@ -138,7 +163,7 @@ inline List<AxisPart> parts_of_stretch(const Machine& machine, std::int64_t stri
         end_of_dim % end != 0) {
       return {part_across(machine, size)};
     }
-    parts.push_back(part_of_dim(machine, d, end / begin, begin / step));
+    push_part(machine, part_of_dim(machine, d, end / begin, begin / step), parts);
   }
   if (parts.empty()) {
     parts.push_back(AxisPart());  // one device
@@ -161,24 +186,13 @@ inline List<AxisPlacement> place_axes(const Machine& machine, const List<MeshAxi
   return placed;
 }
 
-// The parts of a group of devices over several axes, the first the slowest. Axes that lie behind
-// each other on one dimension are one part of it.
+// The parts of a group of devices over several axes, the first the slowest.
 inline List<AxisPart> parts_of_group(const Machine& machine, const List<AxisPlacement>& placed,
                                      const std::vector<int>& axis_numbers) {
   List<AxisPart> parts;
   for (const int number : axis_numbers) {
     for (const AxisPart& part : placed[static_cast<std::size_t>(number)].parts) {
-      const bool row = !parts.empty() && part.dim >= 0 && parts.back().dim == part.dim;
-      const bool any = part.kind == AxisKind::switched || part.kind == AxisKind::full;
-      if (part.size == 1) {
-        continue;
-      }
-      if (row && (any || parts.back().spacing == part.spacing * part.size)) {
-        parts.back() = part_of_dim(machine, part.dim, std::int64_t{parts.back().size} * part.size,
-                                   part.spacing);
-      } else {
-        parts.push_back(part);
-      }
+      push_part(machine, part, parts);
     }
   }
   if (parts.empty()) {

@@ -68,16 +68,9 @@ struct MeshRecord {
   List<MeshAxis> axes;
   List<List<KeptTensor>> kept;  // by rank
   List<Counters> counters;
+  double measured = 0;  // seconds on this host, of the slowest device
   List<Shared<MemoryMeter>> memory;
 };
-
-// "demo.cpp:12"
-inline std::string line_text(const SourceLine& where) {
-  std::string file = where.file;
-  const std::size_t folder = file.find_last_of("/\\");
-  file = folder == std::string::npos ? file : file.substr(folder + 1);
-  return file.empty() ? "" : cat(file, ":", where.line);
-}
 
 inline Table collective_table(const List<CollectiveRow>& rows, const std::string& machine) {
   Table out;
@@ -154,6 +147,8 @@ class MeshRun {
   double seconds = 0;  // simulated, of compute and messages
   Timeline timeline;   // of each message, call and device
 
+  // What the run took here, on the wall: on this computer's threads, or on MPI ranks.
+  double measured_seconds() const { return record_->measured; }
   const RunLog& log() const { return record_->log; }
   const Machine& machine() const { return machine_; }
   int devices() const { return record_->log.devices; }

@@ -251,6 +251,7 @@ inline OpRecord get_op(Bytes& from) {
 inline std::string what_it_left(DeviceThread& self, CallRegistry& calls) {
   Bytes to;
   to.put(&self.counters, sizeof self.counters);
+  to.put(self.seconds);
   std::int64_t memory[MemoryMeter::values];
   self.context.memory->read(memory);
   to.put(memory, sizeof memory);
@@ -273,6 +274,7 @@ inline void take_what_it_left(Bytes& from, DeviceThread& other, CallRegistry& ca
   Context nobody;
   const ContextScope scope(nobody);
   from.get(&other.counters, sizeof other.counters);
+  other.seconds = from.real();
   std::int64_t memory[MemoryMeter::values];
   from.get(memory, sizeof memory);
   other.context.memory->write(memory);

@@ -29,40 +29,53 @@ struct Doubling {
     }
   }
   int pairs() const { return devices - members; }
+  // Also where the blocks of that member begin, one for each device that it stands for.
   int device(int member) const { return member < pairs() ? 2 * member : member + pairs(); }
-  // Where the blocks of that member begin: one for each device that it stands for.
-  int block(int member) const { return member < pairs() ? 2 * member : member + pairs(); }
 
   int devices;
   int members = 1;
 };
 
-// all_gather: partners exchange all they have. Of an all_reduce a member has one chunk, the partner
-// in a pair gets the whole at the end.
-inline void schedule_doubling(ScheduleBuilder& to_add, Collective what, int n) {
+// all_gather: partners exchange all they have, the nearest first.
+inline void schedule_doubling(ScheduleBuilder& to_add, int n) {
   const Doubling group(n);
-  const bool whole = what == Collective::all_reduce;
-  to_add.out.chunks = whole ? group.members : n;
-  int step = 0;
-  for (int pair = 0; pair < group.pairs() && !whole; ++pair) {
-    to_add.add(step, 2 * pair + 1, 2 * pair, 2 * pair + 1);
+  int step = group.pairs() > 0 ? 1 : 0;
+  for (int pair = 0; pair < group.pairs(); ++pair) {
+    to_add.add(0, 2 * pair + 1, 2 * pair, 2 * pair + 1);
   }
-  step += group.pairs() > 0 && !whole ? 1 : 0;
   for (int distance = 1; distance < group.members; distance *= 2, ++step) {
     for (int member = 0; member < group.members; ++member) {
       const int first = member / distance * distance;
-      const int begin = whole ? first : group.block(first);
-      const int end = whole ? first + distance : group.block(first + distance);
-      to_add.add(step, group.device(member), group.device(member ^ distance), begin, end - begin);
+      const int begin = group.device(first);
+      to_add.add(step, group.device(member), group.device(member ^ distance), begin,
+                 group.device(first + distance) - begin);
     }
   }
   for (int pair = 0; pair < group.pairs(); ++pair) {
-    const int even = 2 * pair, odd = 2 * pair + 1;
-    if (whole) {
-      to_add.add(step, even, odd, 0, group.members);
-    } else {
-      to_add.add_around(step, even, odd, odd + 1, n - 1, n);
+    to_add.add_around(step, 2 * pair, 2 * pair + 1, 2 * pair + 2, n - 1, n);
+  }
+}
+
+// Second half of an all_reduce, as Rabenseifner's: the farthest partners first, so that the most
+// goes to the nearest. A member has the chunk whose number is its own with the bits reversed; the
+// partner in a pair gets the whole at the end.
+inline void schedule_halves(ScheduleBuilder& to_add, int n) {
+  const Doubling group(n);
+  to_add.out.chunks = group.members;
+  int step = 0;
+  for (int distance = group.members / 2; distance > 0; distance /= 2, ++step) {
+    const int held = group.members / 2 / distance;
+    for (int member = 0; member < group.members; ++member) {
+      int reversed = 0;
+      for (int bit = 1; bit < group.members; bit *= 2) {
+        reversed = 2 * reversed + ((member & bit) != 0 ? 1 : 0);
+      }
+      to_add.add(step, group.device(member), group.device(member ^ distance),
+                 reversed / held * held, held);
     }
+  }
+  for (int pair = 0; pair < group.pairs(); ++pair) {
+    to_add.add(step, 2 * pair, 2 * pair + 1, 0, group.members);
   }
 }
 

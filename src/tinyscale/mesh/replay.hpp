@@ -56,11 +56,6 @@ inline double message_bytes(const CallShape& shape, const ScheduledMessage& mess
   return static_cast<double>(elements) * shape.spec.element_bytes;
 }
 
-// Whether anything is known of what the chip computes; a machine may be described by links alone.
-inline bool has_rates(const Chip& chip) {
-  return chip.flops_bf16 > 0 || chip.flops_f32 > 0 || chip.memory_bandwidth > 0;
-}
-
 class Replay {
  public:
   Replay(const RunLog& log, const Machine& machine, const Faults& faults)
@@ -200,7 +195,7 @@ class Replay {
 
   double compute_seconds(std::size_t d, const DeviceEvent& event) const {
     double seconds = 0;
-    for (std::size_t i = event.first; has_rates(machine_.chip) && i < event.last; ++i) {
+    for (std::size_t i = event.first; i < event.last; ++i) {
       seconds += op_seconds(log_.ops[d][i], machine_.chip);
     }
     return seconds;

@@ -24,13 +24,17 @@ struct SourceLine {
 
 namespace detail {
 
-// " at program.cpp:12", without the folders.
-inline std::string at(const SourceLine& where) {
+// "program.cpp:12", without the folders.
+inline std::string line_text(const SourceLine& where) {
   const std::string file = where.file;
   const std::size_t slash = file.find_last_of("/\\");
-  return file.empty() ? ""
-                      : cat(" at ", slash == std::string::npos ? file : file.substr(slash + 1), ":",
-                            where.line);
+  return file.empty()
+             ? ""
+             : cat(slash == std::string::npos ? file : file.substr(slash + 1), ":", where.line);
+}
+inline std::string at(const SourceLine& where) {
+  const std::string line = line_text(where);
+  return line.empty() ? "" : " at " + line;
 }
 
 }  // namespace detail

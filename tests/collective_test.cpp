@@ -1,0 +1,657 @@
+#include <doctest/doctest.h>
+
+#include "error_of.hpp"
+#include "slow_timer.hpp"
+#include "tinyscale.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace ts = tinyscale;
+using ts::Algorithm;
+using ts::AxisKind;
+using ts::Collective;
+
+namespace {
+
+ts::AxisPart part_of(int size, AxisKind kind, double latency = 1e-6, double bandwidth = 4.5e10) {
+  ts::AxisPart part;
+  part.size = size;
+  part.kind = kind;
+  part.latency = latency;
+  part.bandwidth = bandwidth;
+  return part;
+}
+
+ts::CollectiveSpec row(Collective what, Algorithm algorithm, int n, std::int64_t elements,
+                       int root = 0, AxisKind kind = AxisKind::ring) {
+  ts::CollectiveSpec spec;
+  spec.what = what;
+  spec.algorithm = algorithm;
+  spec.parts.push_back(part_of(n, kind));
+  spec.elements = elements;
+  spec.root = root;
+  return spec;
+}
+
+std::string text_of(const ts::CollectiveSpec& spec) {
+  std::string text = ts::detail::cat(ts::name_of(spec.what), " by ", ts::name_of(spec.algorithm),
+                                     ", ", spec.elements, " elements, root ", spec.root, " on");
+  for (const ts::AxisPart& part : spec.parts) {
+    text += ts::detail::cat(" ", part.size, " ", ts::name_of(part.kind));
+  }
+  return text;
+}
+
+using Check = void (*)(const ts::CollectiveSpec&);
+
+// Every algorithm of every collective on `parts`.
+void for_each_algorithm(const ts::List<ts::AxisPart>& parts,
+                        const std::vector<std::int64_t>& elements, Check check) {
+  for (int what = 0; what <= static_cast<int>(Collective::barrier); ++what) {
+    for (int algorithm = 1; algorithm < static_cast<int>(Algorithm::custom); ++algorithm) {
+      ts::CollectiveSpec spec;
+      spec.what = static_cast<Collective>(what);
+      spec.algorithm = static_cast<Algorithm>(algorithm);
+      spec.parts = parts;
+      if (!ts::detail::has_algorithm(spec.what, spec.algorithm)) {
+        continue;
+      }
+      const int n = spec.devices();
+      const bool rooted = ts::detail::is_rooted(spec.what) || spec.what == Collective::permute;
+      for (const int root : {0, n / 3, n - 1}) {
+        for (const std::int64_t count : elements) {
+          spec.root = root;
+          spec.elements = count;
+          if (root == 0 || (rooted && root != n / 3) || (rooted && n > 2 && n / 3 != n - 1)) {
+            check(spec);
+          }
+        }
+      }
+    }
+  }
+}
+
+const std::vector<std::vector<int>> tori = {{2, 2},    {4, 4},    {3, 3},   {2, 5},
+                                            {4, 2},    {5, 5},    {6},      {2, 3, 4},
+                                            {3, 1, 2}, {2, 2, 2}, {3, 3, 3}};
+
+void for_each_group(const std::vector<std::int64_t>& elements, Check check, int largest = 33) {
+  for (int n = 1; n <= largest; ++n) {
+    ts::List<ts::AxisPart> parts;
+    parts.push_back(part_of(n, AxisKind::ring));
+    for_each_algorithm(parts, elements, check);
+  }
+  for (const std::vector<int>& sizes : tori) {
+    for (const AxisKind kind : {AxisKind::line, AxisKind::ring, AxisKind::switched}) {
+      ts::List<ts::AxisPart> parts;
+      for (const int size : sizes) {
+        parts.push_back(part_of(size, kind));
+      }
+      for_each_algorithm(parts, elements, check);
+    }
+  }
+}
+
+// Element e of what device d begins with; small whole numbers, so that every order adds up alike.
+double began(int device, std::int64_t element) {
+  return static_cast<double>((device * 131 + element * 71 + device * element) % 1009);
+}
+
+// What each device holds of the whole vector, run by the letter: all that is sent in a step is
+// copied before anything of the step arrives.
+std::vector<std::vector<double>> run_slowly(const ts::CollectiveSpec& spec,
+                                            const ts::CollectiveSchedule& schedule, bool maximum) {
+  const ts::ChunkCut cut = ts::detail::chunk_cut(spec, schedule.chunks);
+  const std::size_t length = static_cast<std::size_t>(cut.begin(cut.chunks()));
+  std::vector<std::vector<double>> held(static_cast<std::size_t>(spec.devices()),
+                                        std::vector<double>(length, -1e9));
+  const int per_block = schedule.chunks / cut.blocks;
+  for (int d = 0; d < spec.devices(); ++d) {
+    for (int c = 0; c < cut.chunks(); ++c) {
+      for (std::int64_t e = cut.begin(c); e < cut.begin(c + 1); ++e) {
+        if (ts::detail::holds_before(schedule, d, c / per_block)) {
+          held[static_cast<std::size_t>(d)][static_cast<std::size_t>(e)] = began(d, e);
+        }
+      }
+    }
+  }
+  const auto prepared = ts::detail::prepare(schedule);
+  int steps = 0;
+  for (const ts::Transfer& transfer : prepared->data.transfers) {
+    steps = std::max(steps, transfer.step + 1);
+  }
+  for (int step = 0; step < steps; ++step) {
+    const std::vector<std::vector<double>> before = held;
+    for (const ts::Transfer& t : prepared->data.transfers) {
+      if (t.step != step) {
+        continue;
+      }
+      for (std::int64_t e = cut.begin(t.chunk); e < cut.begin(t.chunk + t.chunks); ++e) {
+        const double sent = before[static_cast<std::size_t>(t.from)][static_cast<std::size_t>(e)];
+        double& into = held[static_cast<std::size_t>(t.to)][static_cast<std::size_t>(e)];
+        into = t.action == ts::Action::copy ? sent : maximum ? std::max(into, sent) : into + sent;
+      }
+    }
+  }
+  return held;
+}
+
+// From the definition of the collective; -1e9 where it promises nothing.
+double expected(const ts::CollectiveSpec& spec, int device, int block, std::int64_t e,
+                bool maximum) {
+  ts::CollectiveSchedule schedule;
+  schedule.what = spec.what;
+  schedule.devices = spec.devices();
+  schedule.root = spec.root;
+  if (!ts::detail::needed_after(schedule, device, block)) {
+    return -1e9;
+  }
+  switch (spec.what) {
+    case Collective::all_gather:
+    case Collective::gather:
+    case Collective::permute: return began(block, e);
+    case Collective::all_to_all: return began(block / spec.devices(), e);
+    case Collective::broadcast:
+    case Collective::scatter: return began(spec.root, e);
+    default: break;
+  }
+  double all = maximum ? -1e9 : 0;
+  for (int d = 0; d < spec.devices(); ++d) {
+    all = maximum ? std::max(all, began(d, e)) : all + began(d, e);
+  }
+  return all;
+}
+
+void check_result(const ts::CollectiveSpec& spec) {
+  const ts::CollectiveSchedule schedule = ts::make_schedule(spec);
+  const ts::ChunkCut cut = ts::detail::chunk_cut(spec, schedule.chunks);
+  const int per_block = schedule.chunks / cut.blocks;
+  for (const bool maximum : {false, true}) {
+    const auto held = run_slowly(spec, schedule, maximum);
+    bool right = true;
+    for (int d = 0; d < spec.devices(); ++d) {
+      for (int c = 0; c < cut.chunks(); ++c) {
+        for (std::int64_t e = cut.begin(c); e < cut.begin(c + 1); ++e) {
+          const double wanted = expected(spec, d, c / per_block, e, maximum);
+          const double got = held[static_cast<std::size_t>(d)][static_cast<std::size_t>(e)];
+          right = right && (wanted < -1 || !(std::fabs(got - wanted) > 0));
+        }
+      }
+    }
+    if (!right) {
+      FAIL_CHECK(text_of(spec));
+    }
+  }
+}
+
+void check_counts(const ts::CollectiveSpec& spec) {
+  const ts::CollectiveSchedule schedule = ts::make_schedule(spec);
+  const ts::ChunkCut cut = ts::detail::chunk_cut(spec, schedule.chunks);
+  std::vector<double> sent(static_cast<std::size_t>(spec.devices()), 0);
+  for (const ts::Transfer& t : schedule.transfers) {
+    sent[static_cast<std::size_t>(t.from)] +=
+        static_cast<double>(cut.elements(t.chunk, t.chunks)) * spec.element_bytes;
+  }
+  bool right = true;
+  for (int d = 0; d < spec.devices(); ++d) {
+    right = right &&
+            !(std::fabs(sent[static_cast<std::size_t>(d)] - ts::collective_bytes(spec, d)) > 0);
+  }
+  const bool runs = spec.elements > 0 || spec.what == Collective::barrier;
+  if (runs || spec.devices() == 1) {
+    right = right && ts::check_schedule(schedule).steps == ts::collective_steps(spec);
+  } else {
+    right = right && schedule.transfers.empty() && ts::collective_steps(spec) == 0;
+  }
+  if (!right) {
+    FAIL_CHECK(text_of(spec));
+  }
+}
+
+void check_seconds(const ts::CollectiveSpec& spec) {
+  const double formula = ts::collective_seconds(spec);
+  if (formula < 0) {
+    return;
+  }
+  const double replayed = slow::seconds(spec, ts::make_schedule(spec));
+  if (std::fabs(formula - replayed) > 1e-9 * replayed) {
+    FAIL_CHECK(text_of(spec) << ": formula " << formula << ", replayed " << replayed);
+  }
+}
+
+void check_row_seconds(int n, const std::vector<std::int64_t>& elements) {
+  for (const AxisKind kind : {AxisKind::line, AxisKind::ring, AxisKind::switched, AxisKind::full}) {
+    ts::List<ts::AxisPart> parts;
+    parts.push_back(part_of(n, kind));
+    for_each_algorithm(parts, elements, check_seconds);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("every algorithm of every collective is checked; bytes and steps are the closed forms") {
+  for_each_group({0, 5, 1000}, check_counts);
+}
+
+TEST_CASE("every algorithm gives the sum or the largest, or moves what it should") {
+  for_each_group({1, 29}, check_result, 17);
+}
+
+TEST_CASE("the time of every algorithm is its closed form: n to 12") {
+  for (int n = 1; n <= 12; ++n) {
+    check_row_seconds(n, {5, n * 100000, 123457});
+  }
+}
+
+TEST_CASE("the time of every algorithm is its closed form: n to 33 [slow]") {
+  for (int n = 13; n <= 33; ++n) {
+    check_row_seconds(n, {n * 100000, 123457});
+  }
+}
+
+TEST_CASE("the time of torus and hierarchical is their closed form") {
+  for (const std::vector<int>& sizes : tori) {
+    for (int kinds = 0; kinds < 6; ++kinds) {  // from 4 on each part another
+      ts::List<ts::AxisPart> parts;
+      for (std::size_t i = 0; i < sizes.size(); ++i) {
+        const int k = static_cast<int>(i);
+        parts.push_back(kinds < 4 ? part_of(sizes[i], static_cast<AxisKind>(kinds))
+                                  : part_of(sizes[i], static_cast<AxisKind>((kinds + k) % 4),
+                                            1e-6 * (k + 1), 1e10 * (3 + k)));
+      }
+      for_each_algorithm(parts, {5, 27 * 8 * 24 * 25 * 100, 123457}, check_seconds);
+    }
+  }
+}
+
+TEST_CASE("the closed forms of the textbooks, on a switch") {
+  const double alpha = 1e-6, beta = 1 / 4.5e10;
+  for (const int n : {2, 4, 8, 16, 32}) {
+    const double lg = std::log2(n), share = (n - 1.0) / n;
+    const std::int64_t elements = 32 * 1000;
+    const double bytes = 4.0 * static_cast<double>(elements);
+    const auto seconds = [&](Collective what, Algorithm algorithm) {
+      return ts::collective_seconds(row(what, algorithm, n, elements, 0, AxisKind::switched));
+    };
+    using doctest::Approx;
+    const auto close = [](double x) { return Approx(x).epsilon(1e-12); };
+    CHECK(seconds(Collective::broadcast, Algorithm::tree) == close(lg * (alpha + bytes * beta)));
+    CHECK(seconds(Collective::all_gather, Algorithm::ring) ==
+          close((n - 1) * alpha + share * bytes * beta));
+    CHECK(seconds(Collective::all_gather, Algorithm::halving_doubling) ==
+          close(lg * alpha + share * bytes * beta));
+    CHECK(seconds(Collective::reduce_scatter, Algorithm::halving_doubling) ==
+          close(lg * alpha + share * bytes * beta));
+    CHECK(seconds(Collective::all_reduce, Algorithm::halving_doubling) ==
+          close(2 * lg * alpha + 2 * share * bytes * beta));
+    CHECK(seconds(Collective::all_reduce, Algorithm::ring) ==
+          close(2 * (n - 1) * alpha + 2 * share * bytes * beta));
+    CHECK(seconds(Collective::all_to_all, Algorithm::direct) ==
+          close(alpha + share * bytes * beta));
+    CHECK(seconds(Collective::barrier, Algorithm::tree) == close(lg * alpha));
+    CHECK(seconds(Collective::gather, Algorithm::tree) == close(lg * alpha + share * bytes * beta));
+  }
+  // A pipelined chain of k chunks over N - 1 links: (N - 2 + k) (alpha + n beta / k).
+  CHECK(ts::collective_seconds(
+            row(Collective::broadcast, Algorithm::line, 9, 8000, 0, AxisKind::line)) ==
+        doctest::Approx((9 - 2 + 8) * (alpha + 4000 * beta)).epsilon(1e-12));
+}
+
+TEST_CASE("hierarchical all_reduce: g in a node, M nodes") {
+  ts::CollectiveSpec spec = row(Collective::all_reduce, Algorithm::hierarchical, 4, 1 << 20);
+  spec.parts.clear();
+  const double alpha_in = 1e-6, beta_in = 1 / 4e11, alpha_out = 1e-5, beta_out = 1 / 5e10;
+  spec.parts.push_back(part_of(4, AxisKind::switched, alpha_out, 5e10));
+  spec.parts.push_back(part_of(8, AxisKind::switched, alpha_in, 4e11));
+  const double n = 4.0 * (1 << 20);
+  CHECK(ts::collective_seconds(spec) ==
+        doctest::Approx(2 * 7.0 / 8 * n * beta_in + 2 * 3.0 / 4 * n / 8 * beta_out +
+                        2 * 7 * alpha_in + 2 * 3 * alpha_out)
+            .epsilon(1e-12));
+}
+
+TEST_CASE("devices between two of an axis share its links") {
+  ts::CollectiveSpec spec =
+      row(Collective::all_gather, Algorithm::line, 4, 4000, 0, AxisKind::line);
+  const double near = ts::collective_seconds(spec);
+  spec.parts[0].spacing = 3;
+  CHECK(ts::collective_seconds(spec) == doctest::Approx(3 * near).epsilon(1e-12));
+  CHECK(ts::collective_hops(spec) == 9);
+}
+
+TEST_CASE("a sum is added up in the same order for all, and the order is known") {
+  const auto order = [](Algorithm algorithm, int n, int device, int chunk) {
+    const auto prepared =
+        ts::detail::prepare(ts::make_schedule(row(Collective::all_reduce, algorithm, n, 1000)));
+    return ts::reduction_order(*prepared, device, chunk);
+  };
+  CHECK(order(Algorithm::ring, 4, 2, 0) == "x0 + (x1 + (x2 + x3))");
+  CHECK(order(Algorithm::ring_both_ways, 4, 0, 0) == "(x0 + (x1 + x2)) + x3");
+  CHECK(order(Algorithm::halving_doubling, 4, 3, 0) == "(x0 + x1) + (x2 + x3)");
+  CHECK(order(Algorithm::tree, 5, 4, 0) == "((x0 + x1) + (x2 + x3)) + x4");
+  CHECK(order(Algorithm::direct, 4, 1, 1) == "((x1 + x0) + x2) + x3");
+  for (const Algorithm algorithm :
+       {Algorithm::ring, Algorithm::ring_both_ways, Algorithm::line, Algorithm::halving_doubling,
+        Algorithm::tree, Algorithm::direct, Algorithm::torus, Algorithm::hierarchical}) {
+    for (const int n : {1, 2, 3, 6, 8, 13}) {
+      const ts::CollectiveSchedule schedule =
+          ts::make_schedule(row(Collective::all_reduce, algorithm, n, 1000));
+      const auto prepared = ts::detail::prepare(schedule);
+      for (int chunk = 0; chunk < schedule.chunks; ++chunk) {
+        const std::string first = ts::reduction_order(*prepared, 0, chunk);
+        for (int device = 1; device < n; ++device) {
+          CHECK(ts::reduction_order(*prepared, device, chunk) == first);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("prepared: messages, steps, streams, and which steps overlap") {
+  ts::CollectiveSpec spec = row(Collective::all_reduce, Algorithm::torus, 4, 1000);
+  spec.parts.push_back(part_of(4, AxisKind::ring));
+  const auto torus = ts::detail::prepare(ts::make_schedule(spec));
+  CHECK(torus->streams.size() == 2);
+  CHECK(torus->steps.size() == 16);
+  std::size_t transfers = 0;
+  for (const auto& step : torus->steps) {
+    CHECK(!step.overlaps);
+    for (std::size_t m = step.first; m < step.last; ++m) {
+      transfers += torus->messages[m].last - torus->messages[m].first;
+    }
+  }
+  CHECK(transfers == torus->data.transfers.size());
+  // Recursive doubling of whole vectors: what is sent is changed in the same step.
+  ts::CollectiveSchedule doubling;
+  doubling.what = Collective::all_reduce;
+  doubling.devices = 4;
+  for (int step = 1; step >= 0; --step) {  // in any order
+    for (int device = 3; device >= 0; --device) {
+      doubling.transfers.push_back({step, device, device ^ (1 << step), 0, 1, ts::Action::reduce});
+    }
+  }
+  CHECK(ts::check_schedule(doubling).messages == 8);
+  const auto prepared = ts::detail::prepare(doubling);
+  CHECK(prepared->steps.size() == 2);
+  CHECK(prepared->steps[0].overlaps);
+  CHECK(prepared->data.transfers[0].from == 0);
+  CHECK(prepared->data.transfers[7].step == 1);
+}
+
+TEST_CASE("messages that meet on a link are counted") {
+  const auto worst = [](Algorithm algorithm, AxisKind kind) {
+    const ts::CollectiveSpec spec = row(Collective::all_gather, algorithm, 8, 8000, 0, kind);
+    return ts::check_schedule(ts::make_schedule(spec), spec.parts).contention;
+  };
+  CHECK(worst(Algorithm::ring, AxisKind::ring).messages == 1);
+  CHECK(worst(Algorithm::ring_both_ways, AxisKind::switched).messages == 2);
+  CHECK(worst(Algorithm::direct, AxisKind::full).messages == 0);
+  const ts::LinkContention far = worst(Algorithm::halving_doubling, AxisKind::line);
+  CHECK(far.messages == 4);
+  CHECK(far.step == 2);
+  CHECK(far.link == "device 3 -> device 4");
+  CHECK(worst(Algorithm::direct, AxisKind::switched).link == "out of device 0");
+}
+
+TEST_CASE("broken schedules: each is an error that names the step, the devices and the chunk") {
+  const auto said = [](const ts::CollectiveSchedule& schedule) {
+    return error_of([&] { ts::check_schedule(schedule); });
+  };
+  ts::CollectiveSchedule good =
+      ts::make_schedule(row(Collective::all_gather, Algorithm::ring, 3, 300));
+  good.name = "mine";
+  CHECK(said(good) == "no error");
+
+  ts::CollectiveSchedule bad = good;
+  bad.transfers[3].step = 0;
+  CHECK(said(bad) ==
+        "check_schedule: mine: step 0, device 0 to 1: device 0 does not hold chunk 2 yet and would "
+        "wait for ever; send it in a step after the one that brings it");
+  bad = good;
+  bad.transfers.pop_back();
+  CHECK(said(bad) == "check_schedule: mine: at the end device 0 lacks chunk 1");
+  bad = good;
+  bad.transfers[0].to = 0;
+  CHECK(said(bad) ==
+        "check_schedule: mine: step 0, device 0 to 0: a device does not send to itself");
+  bad = good;
+  bad.transfers[0].to = 3;
+  CHECK(said(bad) == "check_schedule: mine: step 0, device 0 to 3: devices are 0 to 2");
+  bad = good;
+  bad.transfers[0].chunk = 3;
+  CHECK(said(bad) ==
+        "check_schedule: mine: step 0, device 0 to 1: 1 chunks from chunk 3; chunks are 0 to 2");
+  bad = good;
+  bad.transfers[0].chunks = 2147483647;
+  CHECK(said(bad) ==
+        "check_schedule: mine: step 0, device 0 to 1: 2147483647 chunks from chunk 0; chunks are 0 "
+        "to 2");
+  bad = good;
+  bad.transfers[0].stream = -1;
+  CHECK(said(bad) ==
+        "check_schedule: mine: step 0, device 0 to 1, stream -1: steps and streams count from 0");
+  bad = good;
+  bad.transfers[3].stream = 1;  // sends what stream 0 brings
+  CHECK(said(bad) ==
+        "check_schedule: mine: step 1, device 0 to 1: chunk 2 of device 0 is in streams 0 and 1; "
+        "streams do not wait for each other and share no chunk");
+  bad = good;
+  bad.transfers[0].action = ts::Action::reduce;
+  CHECK(said(bad) ==
+        "check_schedule: mine: step 0, device 0 to 1, chunk 0: all_gather only copies");
+  bad = good;
+  bad.chunks = 4;
+  CHECK(said(bad) ==
+        "check_schedule: mine: 4 chunks for 3 devices; at least 1 device and a multiple of 3 "
+        "chunks are right");
+  bad = good;
+  bad.transfers.push_back(bad.transfers[0]);
+  CHECK(said(bad) ==
+        "check_schedule: mine: step 0, device 0 to 1: chunk 0 of the receiver is written twice in "
+        "this step; only sums may meet");
+
+  ts::CollectiveSchedule sum =
+      ts::make_schedule(row(Collective::reduce, Algorithm::tree, 4, 300, 1));
+  sum.name = "sum";
+  CHECK(said(sum) == "no error");
+  bad = sum;
+  bad.root = 4;
+  CHECK(said(bad) == "check_schedule: sum: root 4 of 4 devices; the root is 0 to 3");
+  bad = sum;
+  ts::Transfer again = bad.transfers[0];
+  again.step = 2;
+  bad.transfers.push_back(again);
+  CHECK(said(bad).find("which is in it already; it would count twice") != std::string::npos);
+  bad = sum;
+  bad.transfers[0].action = ts::Action::copy;
+  CHECK(said(bad).find("losing the share of device ") != std::string::npos);
+  bad = sum;
+  bad.transfers.clear();
+  CHECK(said(bad) ==
+        "check_schedule: sum: at the end device 1 lacks the share of device 0 in chunk 0");
+  CHECK(error_of([&] { ts::reduction_order(*ts::detail::prepare(sum), 4, 0); }) ==
+        "reduction_order: device 4, chunk 0; devices are 0 to 3, chunks 0 to 0");
+}
+
+TEST_CASE("specs without a schedule or a price say what is right") {
+  const auto said = [](const ts::CollectiveSpec& spec) {
+    return error_of([&] { ts::make_schedule(spec); });
+  };
+  CHECK(said(row(Collective::gather, Algorithm::halving_doubling, 4, 8)) ==
+        "make_schedule: gather has no algorithm halving/doubling; it has ring, ring both ways, "
+        "line, tree, direct");
+  CHECK(said(row(Collective::barrier, Algorithm::automatic, 4, 8)) ==
+        "make_schedule: barrier has no algorithm automatic; it has tree, direct");
+  CHECK(said(row(Collective::broadcast, Algorithm::tree, 4, 8, 4)) ==
+        "make_schedule: root 4 of 4 devices; the root is 0 to 3");
+  CHECK(said(row(Collective::all_gather, Algorithm::ring, 4, -1)) ==
+        "make_schedule: -1 elements; 0 or more are right");
+  CHECK(said(row(Collective::all_gather, Algorithm::ring, 0, 4)) ==
+        "make_schedule: a part of 0 devices; every part needs at least 1");
+  CHECK(error_of([] {
+          ts::collective_bytes(row(Collective::all_gather, Algorithm::ring, 4, 8), 4);
+        }) == "collective_bytes: index 4 of 4 devices; indices are 0 to 3");
+  ts::CollectiveSpec spec = row(Collective::all_gather, Algorithm::ring, 4, 8);
+  spec.parts[0].bandwidth = 0;
+  CHECK(ts::collective_steps(spec) == 3);
+  CHECK(error_of([&] { ts::collective_seconds(spec); }) ==
+        "collective_seconds: a part of 4 devices with bandwidth 0 bytes/s, latency 1e-06 s, "
+        "spacing 1; above 0, from 0 and from 1 are right");
+}
+
+TEST_CASE("no closed form: where links are shared unevenly") {
+  const auto seconds = [](Collective what, Algorithm algorithm, int n, AxisKind kind) {
+    return ts::collective_seconds(row(what, algorithm, n, 1000, 0, kind));
+  };
+  CHECK(seconds(Collective::all_gather, Algorithm::ring, 4, AxisKind::line) < 0);
+  CHECK(seconds(Collective::all_gather, Algorithm::ring_both_ways, 4, AxisKind::switched) < 0);
+  CHECK(seconds(Collective::all_gather, Algorithm::halving_doubling, 6, AxisKind::line) < 0);
+  CHECK(seconds(Collective::all_gather, Algorithm::direct, 4, AxisKind::line) < 0);
+  CHECK(seconds(Collective::all_gather, Algorithm::direct, 6, AxisKind::ring) < 0);
+  CHECK(seconds(Collective::all_gather, Algorithm::direct, 5, AxisKind::ring) > 0);
+  CHECK(ts::collective_hops(
+            row(Collective::all_gather, Algorithm::ring, 4, 8, 0, AxisKind::line)) == -1);
+}
+
+TEST_CASE("automatic takes the shortest and says what the others would take") {
+  ts::CollectiveSpec spec = row(Collective::all_reduce, Algorithm::automatic, 8, 1 << 20);
+  const ts::AlgorithmChoice large = ts::choose_algorithm(spec);
+  CHECK(large.algorithm == Algorithm::ring_both_ways);
+  CHECK(large.reason ==
+        "ring both ways: 8 steps, 101 us; ring 177 us, line 177 us, direct 235 us, "
+        "halving/doubling 294 us, tree 573 us");
+  CHECK(large.seconds == doctest::Approx(ts::collective_seconds(
+                             row(Collective::all_reduce, Algorithm::ring_both_ways, 8, 1 << 20))));
+  // On a switch: a tree, few steps, for little data; everyone at once when that is one latency.
+  spec.parts[0].kind = AxisKind::switched;
+  CHECK(ts::choose_algorithm(spec).algorithm == Algorithm::direct);
+  spec.what = Collective::broadcast;
+  spec.elements = 1000;
+  CHECK(ts::choose_algorithm(spec).algorithm == Algorithm::direct);
+  spec.elements = 10000;
+  CHECK(ts::choose_algorithm(spec).algorithm == Algorithm::tree);
+  spec.elements = 10000000;
+  CHECK(ts::choose_algorithm(spec).algorithm == Algorithm::ring);
+  // Equal times: fewer steps, then the order of the enum.
+  spec = row(Collective::all_gather, Algorithm::automatic, 2, 1000);
+  CHECK(ts::choose_algorithm(spec).algorithm == Algorithm::ring);
+  spec.elements = 0;
+  CHECK(ts::choose_algorithm(spec).reason == "nothing to move");
+  // Several axes.
+  spec = row(Collective::all_reduce, Algorithm::automatic, 4, 1 << 20);
+  spec.parts.push_back(spec.parts[0]);
+  CHECK(ts::choose_algorithm(spec).algorithm == Algorithm::torus);
+  spec.parts[0] = part_of(2, AxisKind::switched, 1e-5, 5e10);
+  spec.parts[1] = part_of(8, AxisKind::switched, 1e-6, 4.5e11);
+  CHECK(ts::choose_algorithm(spec).algorithm == Algorithm::halving_doubling);
+  spec.parts[0].size = 3;
+  const ts::AlgorithmChoice nodes = ts::choose_algorithm(spec);
+  CHECK(nodes.algorithm == Algorithm::hierarchical);
+  CHECK(nodes.candidates[0].exact);
+  spec.what = Collective::gather;
+  CHECK(ts::choose_algorithm(spec).reason.find("about ") != std::string::npos);
+  for_each_group(
+      {7, 1 << 16},
+      [](const ts::CollectiveSpec& each) {
+        const ts::AlgorithmChoice choice = ts::choose_algorithm(each);
+        for (const ts::AlgorithmCandidate& candidate : choice.candidates) {
+          CHECK(choice.seconds <= candidate.seconds * (1 + 1e-9));
+        }
+      },
+      9);
+}
+
+TEST_CASE("a user's schedule takes at least its longest path") {
+  const ts::CollectiveSpec spec = row(Collective::all_gather, Algorithm::custom, 4, 4000);
+  const double path = ts::schedule_seconds(
+      ts::make_schedule(row(Collective::all_gather, Algorithm::ring, 4, 4000)), spec);
+  CHECK(path == doctest::Approx(3 * (1e-6 + 4000 / 4.5e10)).epsilon(1e-12));
+}
+
+TEST_CASE("NCCL's model: the worked values for 8 GPUs of a node, in microseconds") {
+  ts::NcclCall call;
+  call.protocol = ts::NcclProtocol::ll;
+  CHECK(1e6 * ts::nccl_seconds(call) == doctest::Approx(15.0).epsilon(1e-12));
+  call.protocol = ts::NcclProtocol::simple;
+  CHECK(1e6 * ts::nccl_seconds(call) == doctest::Approx(56.0).epsilon(1e-12));
+  call.protocol = ts::NcclProtocol::ll;
+  call.algorithm = Algorithm::tree;
+  CHECK(1e6 * ts::nccl_seconds(call) == doctest::Approx(15.2).epsilon(1e-12));
+  call.nodes = 4;
+  CHECK(1e6 * ts::nccl_seconds(call) == doctest::Approx(6.8 + 14 * 0.6 + 2 * 2 * 5.0));
+  call.algorithm = Algorithm::ring;
+  CHECK(1e6 * ts::nccl_seconds(call) == doctest::Approx(6.6 + (62 - 6) * 0.6 + 6 * 2.7));
+  call.bytes = 1e9;
+  call.bus_bandwidth = 4e11;
+  call.protocol = ts::NcclProtocol::ll128;
+  CHECK(1e6 * ts::nccl_seconds(call) ==
+        doctest::Approx(14 + 56 * 1.9 + 6 * 4.0 + 1e6 * 1e9 * 2 * 31 / 32 / (4e11 * 0.92)));
+  call.what = Collective::all_gather;
+  CHECK(1e6 * ts::nccl_seconds(call) ==
+        doctest::Approx(14 + 28 * 1.9 + 3 * 4.0 + 1e6 * 1e9 * 31 / 32 / (4e11 * 0.92)));
+  call.algorithm = Algorithm::tree;
+  CHECK(error_of([&] { ts::nccl_seconds(call); }) ==
+        "nccl_seconds: all_gather by tree on 4 nodes of 8; the model has ring for all, tree for "
+        "all_reduce, on 1 or more of each");
+}
+
+TEST_CASE("busbw is algbw times a factor of the collective alone") {
+  CHECK(ts::bus_factor(Collective::all_reduce, 8) == doctest::Approx(1.75));
+  CHECK(ts::bus_factor(Collective::all_gather, 8) == doctest::Approx(0.875));
+  CHECK(ts::bus_factor(Collective::broadcast, 8) == doctest::Approx(1));
+}
+
+TEST_CASE("the book's worked answers, ours beside them") {
+  const auto on_ring = [](Collective what, int n, double link, std::int64_t elements, double size,
+                          double latency) {
+    ts::CollectiveSpec spec = row(what, Algorithm::ring_both_ways, n, elements);
+    spec.element_bytes = size;
+    spec.parts[0] = part_of(n, AxisKind::ring, latency, link);
+    return spec;
+  };
+  // S14: bf16[1024, 4096 / 4] over a ring of 4 of v4p, 9e10 both ways: 23 us without latency.
+  ts::CollectiveSpec spec = on_ring(Collective::all_gather, 4, 4.5e10, 1024 * 1024, 2, 0);
+  CHECK(ts::rule_of_thumb_seconds(spec) == doctest::Approx(23e-6).epsilon(0.02));
+  CHECK(ts::collective_seconds(spec) == doctest::Approx(23.3e-6).epsilon(0.01));  // 2 of 4 steps
+  // S16: all_reduce of a sixteenth.
+  spec = on_ring(Collective::all_reduce, 4, 4.5e10, 1024 * 4096 / 16, 2, 0);
+  CHECK(ts::rule_of_thumb_seconds(spec) == doctest::Approx(11.6e-6).epsilon(0.02));
+  // S17: over two axes at once.
+  spec = on_ring(Collective::all_gather, 4, 4.5e10, 1024 * 1024, 2, 0);
+  spec.algorithm = Algorithm::torus;
+  spec.parts.push_back(spec.parts[0]);
+  CHECK(ts::rule_of_thumb_seconds(spec) == doctest::Approx(11.6e-6).epsilon(0.01));
+  // S06: four hops around a ring of 8 both ways; S12: a column of 4 hops three at 1 us.
+  CHECK(ts::collective_hops(row(Collective::all_gather, Algorithm::ring_both_ways, 8, 8)) == 4);
+  CHECK(ts::collective_hops(
+            row(Collective::all_gather, Algorithm::line, 4, 8, 0, AxisKind::line)) == 3);
+  // S34: all_to_all one way around, scalars over each link: N^2 / 2 (1 - 1 / D), N = 1024, D = 8.
+  spec = row(Collective::all_to_all, Algorithm::ring, 8, 1024 * 1024 / 8);
+  CHECK(ts::collective_bytes(spec, 3) / 4 == doctest::Approx(458752));
+  // S35, S36: half of an all_gather one way, V / 8 (1 + 2 / D) both ways.
+  const ts::CollectiveSpec gather = on_ring(Collective::all_gather, 8, 1, 1024 * 1024, 1, 0);
+  const ts::CollectiveSpec all = on_ring(Collective::all_to_all, 8, 1, 1024 * 1024 / 8, 1, 0);
+  CHECK(ts::collective_seconds(all) ==
+        doctest::Approx(1024.0 * 1024 / 8 * (1 + 2.0 / 8)).epsilon(1e-12));
+  CHECK(ts::rule_of_thumb_seconds(all) / ts::rule_of_thumb_seconds(gather) ==
+        doctest::Approx(0.25));
+  // S37: V / (64 W) on 4 x 4 x 4 of V bytes in all.
+  spec = on_ring(Collective::all_to_all, 4, 0.5, 1 << 20, 1, 0);
+  spec.algorithm = Algorithm::torus;
+  spec.parts.push_back(spec.parts[0]);
+  spec.parts.push_back(spec.parts[0]);
+  CHECK(ts::rule_of_thumb_seconds(spec) == doctest::Approx(64.0 * (1 << 20) / 64));
+  // U31, U32: bf16[4096, 65536] on 8 H100s, 450 GB/s a port: 1.04 ms, about 1.19.
+  spec = row(Collective::all_gather, Algorithm::ring, 8, 4096LL * 65536, 0, AxisKind::switched);
+  spec.element_bytes = 2;
+  spec.parts[0] = part_of(8, AxisKind::switched, 0, 4.5e11);
+  CHECK(ts::collective_seconds(spec) == doctest::Approx(1.04e-3).epsilon(0.005));
+  CHECK(ts::rule_of_thumb_seconds(spec) == doctest::Approx(1.19e-3).epsilon(0.005));
+  // U41: bf16[1024, 16384]: 75 us.
+  spec.elements = 1024 * 16384;
+  CHECK(ts::rule_of_thumb_seconds(spec) == doctest::Approx(75e-6).epsilon(0.01));
+}

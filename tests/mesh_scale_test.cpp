@@ -1,0 +1,94 @@
+#include <doctest/doctest.h>
+
+#include "error_of.hpp"
+#include "tinyscale.hpp"
+
+#include <string>
+#include <vector>
+
+#if defined(__linux__)
+#include <sys/resource.h>
+#endif
+
+namespace ts = tinyscale;
+
+#if !defined(TINYSCALE_NO_THREADS) && !defined(__SANITIZE_ADDRESS__) && \
+    !defined(__SANITIZE_THREAD__)
+
+namespace {
+
+double resident_peak() {  // bytes
+#if defined(__linux__)
+  rusage usage;
+  getrusage(RUSAGE_SELF, &usage);
+  return 1024.0 * static_cast<double>(usage.ru_maxrss);
+#else
+  return 0;
+#endif
+}
+
+}  // namespace
+
+TEST_CASE("4096 devices in a run: real numbers, real messages, under 4 GiB [slow]") {
+  ts::Mesh mesh(ts::machine("tpu-v5p", {16, 16, 16}), {{"x", 16}, {"y", 16}, {"z", 16}});
+  const ts::MeshRun run = mesh.run([](ts::Device& d) {
+    ts::Tensor t = ts::full({64}, static_cast<float>(d.rank() % 16));
+    t = d.all_reduce(t, "x");                         // 16 z
+    t = d.reduce_scatter(d.all_gather(t, "z"), "z");  // 256 z
+    d.send(t, (d.rank() + 1) % 4096);
+    t = d.recv((d.rank() + 4095) % 4096);  // of z - 1
+    ts::Pending sum = d.start_all_reduce(t, {"x", "y", "z"});
+    d.barrier();
+    d.keep("sum", sum.wait());
+  });
+  CHECK(resident_peak() < 4.0 * (1 << 30));
+  CHECK(run.devices() == 4096);
+  const float want = 256.0f * (15 * 16 / 2) * 256.0f;
+  for (const int rank : {0, 1, 2048, 4095}) {
+    CHECK(run.kept(rank, "sum").at({63}) == want);
+  }
+  CHECK(run.collectives().size() == 6);
+  CHECK(run.seconds > 0);
+}
+
+TEST_CASE("100,000 chips cost no more than one of each kind") {
+  const ts::Mesh pods(ts::machine("tpu-v5p", {12, 16, 20, 28}),
+                      {{"data", 12}, {"x", 16}, {"y", 20}, {"z", 28}});
+  CHECK(pods.size() == 107520);
+  const double start = ts::detail::seconds_now();
+  const ts::MeshPrediction plan = pods.predict([](ts::Device& d) {
+    const ts::Tensor h = ts::matmul(ts::ones({16, 64}), ts::ones({64, 64}));
+    ts::Pending gradient = d.start_all_reduce(ts::ones({1 << 16}), {"data", "x"});
+    const ts::Tensor all = d.all_gather(h, {"y", "z"});
+    if (all.dim(0) != 16 * 560) {
+      throw ts::Error("wrong shape");
+    }
+    gradient.wait();
+    d.barrier();
+  });
+  CHECK(ts::detail::seconds_now() - start < 2);
+  CHECK(plan.devices == 107520);
+  CHECK(plan.calls.size() == 3);
+  CHECK(plan.compute > 0);
+  CHECK(plan.seconds == doctest::Approx(plan.compute + plan.exposed).epsilon(1e-12));
+}
+
+TEST_CASE("a prediction is what a run takes") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {4, 4}), {{"x", 4}, {"y", 4}});
+  const auto program = [](ts::Device& d) {
+    const ts::Tensor t = ts::matmul(ts::ones({64, 64}), ts::ones({64, 64}));
+    ts::Pending sum = d.start_all_reduce(t, "x");
+    const ts::Tensor u = ts::matmul(t, t);
+    sum.wait();
+    d.all_gather(u, "y");
+  };
+  const ts::MeshPrediction predicted = mesh.predict(program, 5);
+  const ts::MeshRun run = mesh.run(program);
+  CHECK(predicted.seconds == doctest::Approx(run.seconds).epsilon(1e-9));
+  CHECK(error_of([&] { mesh.predict(program, 16); }) ==
+        "Mesh::predict: a program on rank 16; give a function of Device&, and a rank of 0 to 15");
+  CHECK(error_of([&] { mesh.predict([](ts::Device& d) { d.recv(1); }); }) ==
+        "recv: predict runs one device by itself, which has no partner; permute is right, or run");
+}
+
+#endif
