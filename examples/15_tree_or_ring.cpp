@@ -1,7 +1,7 @@
-// Tree or ring? An all_reduce by every algorithm and of many sizes, on a ring of sixteen TPU v5e, on
-// a node of eight H100 and on four nodes. You see simulated times (of every message, sharing links
-// fairly), a star where no closed form says the same, what automatic takes, and the size from which
-// the ring beats the tree: few steps win while latency counts, few bytes when bandwidth does.
+// Tree or ring? An all_reduce by every algorithm and of many sizes, on a ring of sixteen TPU v5e,
+// on a node of eight H100 and on four nodes. You see simulated times (of every message, sharing
+// links fairly), a star where no closed form says the same, what automatic takes, and the size from
+// which the ring beats the tree: few steps win while latency counts, few bytes when bandwidth does.
 // 15_*.svg has the curves.
 //   g++ -std=c++17 -O2 -pthread -I. examples/15_tree_or_ring.cpp -o 15_tree && ./15_tree
 #include <cmath>
@@ -9,9 +9,9 @@
 #include "tinyscale.hpp"
 namespace ts = tinyscale;
 
-constexpr ts::Algorithm ways[] = {ts::Algorithm::ring,  ts::Algorithm::ring_both_ways,
-                                  ts::Algorithm::halving_doubling, ts::Algorithm::tree,
-                                  ts::Algorithm::direct, ts::Algorithm::hierarchical};
+constexpr ts::Algorithm ways[] = {
+    ts::Algorithm::ring, ts::Algorithm::ring_both_ways, ts::Algorithm::halving_doubling,
+    ts::Algorithm::tree, ts::Algorithm::direct,         ts::Algorithm::hierarchical};
 
 ts::MeshRun sum(const ts::Mesh& mesh, const ts::Axes& over, ts::Algorithm way, std::int64_t count) {
   ts::CollectiveOptions options;

@@ -1,6 +1,7 @@
 // Which links does a collective keep busy? On an 8 x 8 torus: an all_reduce along one axis and
-// along all, permutes near and far, two axes that share the links of a dimension, a slow link. You see how long each takes, how evenly the links are used, and a map:
-// o is a chip, the digit behind or below it how many tenths of the time its link is busy.
+// along all, permutes near and far, two axes that share the links of a dimension, a slow link. You
+// see how long each takes, how evenly the links are used, and a map: o is a chip, the digit behind
+// or below it how many tenths of the time its link is busy.
 //   g++ -std=c++17 -O2 -pthread -I. examples/16_torus_heat_map.cpp -o 16_torus && ./16_torus
 #include "tinyscale.hpp"
 namespace ts = tinyscale;
@@ -24,10 +25,11 @@ int main() {
   ts::Machine torus = ts::machine("tpu-v5e", {8, 8});
   torus.name = "8 x 8 torus of tpu-v5e";
   for (ts::Links& links : torus.links) {
-    links.kind = ts::AxisKind::ring;  // v5e closes a dimension only with all 16 chips; we close both
+    links.kind =
+        ts::AxisKind::ring;  // v5e closes a dimension only with all 16 chips; we close both
   }
   ts::Mesh mesh(torus, {{"x", 8}, {"y", 4}, {"z", 2}});
-  std::cout << mesh.placement() << "\n";  // y and z share the links of dimension 1
+  std::cout << mesh.placement() << "\n";        // y and z share the links of dimension 1
   const ts::Tensor grad = ts::zeros({131072});  // 512 KiB
   ts::Table table;
   table.title = "the 256 links of the torus (each way is one), 512 KiB a device";

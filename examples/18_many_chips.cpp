@@ -49,6 +49,7 @@ int main() {
                ts::format_seconds(device.waiting)});
   }
   std::cout << table << "\n" << early.device_table() << "\n";
+  ts::save_trace(early, "18_early.json");  // for ui.perfetto.dev
   ts::device_timeline(late).save("18_late.svg");
   ts::device_timeline(early).save("18_early.svg");
 

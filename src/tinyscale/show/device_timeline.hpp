@@ -69,6 +69,19 @@ inline void add_message(List<CallBar>& bars, const TimedMessage& message, double
   }
 }
 
+// Of the first `devices` devices.
+inline List<List<CallBar>> call_bars(const MeshRun& run, int devices, double instant) {
+  List<List<CallBar>> bars(static_cast<std::size_t>(devices));
+  for (const TimedMessage& message : run.timeline.messages) {
+    for (const int end : {message.from, message.to}) {
+      if (end < devices) {
+        add_message(bars[static_cast<std::size_t>(end)], message, instant);
+      }
+    }
+  }
+  return bars;
+}
+
 // Calls at the same time lie in lanes of their own; returns how many there are.
 inline std::size_t set_lanes(List<CallBar>& bars) {
   std::vector<double> starts, ends;
@@ -138,14 +151,7 @@ inline Svg device_timeline(const MeshRun& run) {
   const detail::CallLines lines = detail::call_lines(run.log());
   const double left = 84, right = 876, seconds = run.seconds > 0 ? run.seconds : 1;
   const double scale = (right - left) / seconds;  // pixels a second
-  List<List<detail::CallBar>> bars(static_cast<std::size_t>(devices));
-  for (const TimedMessage& message : run.timeline.messages) {
-    for (const int end : {message.from, message.to}) {
-      if (end < devices) {
-        detail::add_message(bars[static_cast<std::size_t>(end)], message, 3 / scale);
-      }
-    }
-  }
+  List<List<detail::CallBar>> bars = detail::call_bars(run, devices, 3 / scale);
   std::size_t lanes = 1;
   for (List<detail::CallBar>& of_device : bars) {
     lanes = std::max(lanes, detail::set_lanes(of_device));
@@ -170,8 +176,7 @@ inline Svg device_timeline(const MeshRun& run) {
     const double y = top + track * d;
     canvas.label(left - 8, y + 12, detail::cat("device ", d), 12, Anchor::end, Canvas::soft());
     for (const detail::CallBar& bar : bars[static_cast<std::size_t>(d)]) {
-      const std::string fill =
-          Canvas::fill(lines.of_call[static_cast<std::size_t>(bar.call)] % 6);
+      const std::string fill = Canvas::fill(lines.of_call[static_cast<std::size_t>(bar.call)] % 6);
       for (std::size_t i = 0; i < bar.start.size(); ++i) {
         const double wide = (bar.finish[i] - bar.start[i]) * scale;
         canvas.rect(left + bar.start[i] * scale, y + 16 + lane * static_cast<double>(bar.lane),

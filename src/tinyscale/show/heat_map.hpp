@@ -69,8 +69,8 @@ inline double check_heat_map(const LinkHeatMap& map) {
   return most;
 }
 
-inline void draw_scale(Canvas& canvas, double x, double top, double bottom,
-                       const std::string& most, const std::string& least) {
+inline void draw_scale(Canvas& canvas, double x, double top, double bottom, const std::string& most,
+                       const std::string& least) {
   const int steps = 48;
   const double step = (bottom - top) / steps;
   for (int i = 0; i < steps; ++i) {

@@ -20,13 +20,13 @@ namespace detail {
 // The last two dimensions whose neighbours are joined are drawn, a panel for each coordinate of
 // those before.
 struct LinkGrid {
-  int dim[2] = {-1, -1};               // of columns, of rows; -1: none
-  std::int64_t size[2] = {1, 1};       // columns, rows
-  std::int64_t stride[2] = {0, 0};     // chips
+  int dim[2] = {-1, -1};            // of columns, of rows; -1: none
+  std::int64_t size[2] = {1, 1};    // columns, rows
+  std::int64_t stride[2] = {0, 0};  // chips
   bool ring[2] = {false, false};
-  std::vector<std::int64_t> corners;   // the first chip of each panel
-  std::vector<double> busy;            // by chip, columns or rows, upwards or downwards
-  std::vector<double> beyond;          // by chip: the busiest of its links that are not drawn
+  std::vector<std::int64_t> corners;  // the first chip of each panel
+  std::vector<double> busy;           // by chip, columns or rows, upwards or downwards
+  std::vector<double> beyond;         // by chip: the busiest of its links that are not drawn
   double most = 0;
 
   std::int64_t chip(std::size_t panel, std::int64_t row, std::int64_t column) const {
@@ -66,14 +66,16 @@ inline LinkGrid link_grid(const MeshRun& run) {
     const int axis = link.dim == grid.dim[0] ? 0 : link.dim == grid.dim[1] ? 1 : -1;
     grid.most = std::max(grid.most, link.busy);
     if (axis < 0) {
-      double& most = grid.beyond[static_cast<std::size_t>(std::max(link.from, link.to))];
+      double& most = grid.beyond[static_cast<std::size_t>(link.from < 0 ? link.to : link.from)];
       most = std::max(most, link.busy);
       continue;
     }
     const std::int64_t here = link.from / grid.stride[axis] % grid.size[axis];
     const std::int64_t there = link.to / grid.stride[axis] % grid.size[axis];
-    const int way = there == (here + 1) % grid.size[axis] && (here < there || grid.ring[axis]) ? 0 : 1;
-    grid.busy[static_cast<std::size_t>((way == 0 ? link.from : link.to) * 4 + axis * 2 + way)] = link.busy;
+    const int way =
+        there == (here + 1) % grid.size[axis] && (here < there || grid.ring[axis]) ? 0 : 1;
+    grid.busy[static_cast<std::size_t>((way == 0 ? link.from : link.to) * 4 + axis * 2 + way)] =
+        link.busy;
   }
   return grid;
 }
@@ -154,15 +156,16 @@ inline void draw_link_panel(Canvas& canvas, const LinkGrid& grid, std::size_t pa
 
 }  // namespace detail
 
-// Of a link's two strips the upper, or left, one carries towards higher coordinates. Up to 16 panels.
+// Of a link's two strips the upper, or left, one carries towards higher coordinates. Up to 16
+// panels.
 inline Svg link_map(const MeshRun& run) {
   using detail::Anchor;
   using detail::Canvas;
   const detail::LinkGrid grid = detail::link_grid(run);
   const std::size_t panels = std::min<std::size_t>(16, grid.corners.size());
   const std::size_t across = panels > 1 ? (panels > 4 ? 4 : 2) : 1;
-  const double cell =
-      std::max(12.0, std::min(64.0, 640 / static_cast<double>(grid.size[0]) / static_cast<double>(across)));
+  const double cell = std::max(
+      12.0, std::min(64.0, 640 / static_cast<double>(grid.size[0]) / static_cast<double>(across)));
   const double wide = cell * static_cast<double>(grid.size[0]) + 40;
   const double high = cell * static_cast<double>(grid.size[1]) + 40;
   const double side = wide * static_cast<double>(across);
