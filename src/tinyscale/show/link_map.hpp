@@ -170,15 +170,19 @@ inline Svg link_map(const MeshRun& run) {
   const double high = cell * static_cast<double>(grid.size[1]) + 40;
   const double side = wide * static_cast<double>(across);
   const double down = static_cast<double>((panels + across - 1) / across);
-  Canvas canvas(std::max(460.0, side + 120), 60 + high * down);
+  Canvas canvas(std::max(460.0, side + 120), 66 + high * down);
   canvas.label(20, 28, "Links of " + run.machine().name + ", " + format_seconds(run.seconds), 16,
                Anchor::start, Canvas::ink() + " font-weight=\"600\"");
+  if (panels > 1) {
+    canvas.label(20, 44, "a chip has the colour of its busiest link to another panel", 11,
+                 Anchor::start, Canvas::soft());
+  }
   std::string text = detail::cat("links of ", run.machine().name, ", the busiest ",
                                  format_percent(grid.most), " of ", format_seconds(run.seconds),
                                  "; o is a chip, a digit tenths of the time, . idle\n");
   for (std::size_t p = 0; p < panels; ++p) {
     const double x = 20 + wide * static_cast<double>(p % across);
-    const double y = 60 + high * static_cast<double>(p / across);
+    const double y = 66 + high * static_cast<double>(p / across);
     if (panels > 1) {
       canvas.label(x, y - 4, detail::cat("from chip ", grid.corners[p]), 12, Anchor::start);
       text += detail::cat("from chip ", grid.corners[p], "\n");
