@@ -40,7 +40,7 @@ BENCH_PROGRAMS := $(if $(wildcard bench/$(ONLY).cpp),$(BUILD)/bench/$(ONLY),$(BU
   $(if $(ONLY),,$(BUILD)/bench/systolic))
 COMPUTE_OBJECTS := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard bench/compute/*.cpp))
 
-.PHONY: help demo test tests-built examples bench header lib check check-long lint format install clean doctest
+.PHONY: help demo test tests-built examples bench header lib check check-mpi check-long lint format install clean doctest
 .DELETE_ON_ERROR:
 
 help:
@@ -52,6 +52,7 @@ help:
 	@echo 'make lib         compile the library once: programs with -DTINYSCALE_EXTERN build in a second'
 	@echo 'make check       the cheap checks: header fresh, floors, budgets, symbols, warnings, version'
 	@echo 'make check-long  every CPU path under the sanitizers, emulation, each part alone; takes long'
+	@echo 'make check-mpi   mesh programs on threads and on 2, 4, 8 MPI ranks: the same numbers, logs, errors'
 	@echo 'make lint        clang-tidy over the header'
 	@echo 'make format      clang-format over the sources'
 	@echo 'make install     the header and its .pc file, the library if built (PREFIX=/usr/local)'
@@ -124,6 +125,9 @@ bench: $(BENCH_PROGRAMS)
 
 check: tinyscale.hpp
 	@WARNINGS='$(WARNINGS)' bash tools/check.sh
+# The mesh on MPI ranks gives what threads give; tools/check_simgrid.sh is for developers too.
+check-mpi: tinyscale.hpp
+	@bash tools/check_mpi.sh $(BUILD) || [ $$? -eq 77 ]
 check-long:
 	@WARNINGS='$(WARNINGS)' bash tools/check_long.sh
 

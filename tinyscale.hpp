@@ -134,6 +134,8 @@
 //   tinyscale/mesh/device_thread.hpp         One device while it runs
 //   tinyscale/mesh/mpi_bytes.hpp             What processes tell each other
 //   tinyscale/mesh/mpi_exchange.hpp          The part of one MPI rank in a collective
+//   tinyscale/mesh/mpi_mail.hpp              Letters between the MPI ranks of a run
+//   tinyscale/mesh/mpi_report.hpp            Whether a run on MPI ranks can go on
 //   tinyscale/mesh/mpi_fabric.hpp            The same mesh on MPI ranks
 //   tinyscale/mesh/mpi_run.hpp               A mesh program on MPI ranks
 //   tinyscale/mesh/sharding.hpp              How an array lies on a mesh
@@ -219,6 +221,7 @@
 //   TINYSCALE_INTERPRETER  1 under cling or clang-repl: no processor symbols, no inline assembly
 //   TINYSCALE_NO_THREADS   everything runs on the calling thread
 //   TINYSCALE_USE_OPENMP   host loops use OpenMP (compile with -fopenmp)
+//   TINYSCALE_USE_MPI      the devices of a mesh are MPI ranks (compile with mpicxx)
 // detail::environment is the one place where environment variables are read.
 
 #define TINYSCALE_VERSION_MAJOR 0
@@ -273,12 +276,18 @@
 #else
 #define TINYSCALE_ABI_FEATURES
 #endif
-#define TINYSCALE_ABI_PASTE(major, minor, patch, features) v##major##_##minor##_##patch##features
-#define TINYSCALE_ABI_NAME(major, minor, patch, features) \
-  TINYSCALE_ABI_PASTE(major, minor, patch, features)
+#if defined(TINYSCALE_USE_MPI)
+#define TINYSCALE_ABI_MPI _mpi
+#else
+#define TINYSCALE_ABI_MPI
+#endif
+#define TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi) \
+  v##major##_##minor##_##patch##features##mpi
+#define TINYSCALE_ABI_NAME(major, minor, patch, features, mpi) \
+  TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi)
 #define TINYSCALE_ABI                                                                           \
   TINYSCALE_ABI_NAME(TINYSCALE_VERSION_MAJOR, TINYSCALE_VERSION_MINOR, TINYSCALE_VERSION_PATCH, \
-                     TINYSCALE_ABI_FEATURES)
+                     TINYSCALE_ABI_FEATURES, TINYSCALE_ABI_MPI)
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -17770,7 +17779,7 @@ struct CollectiveSpec {
   List<AxisPart> parts;       // of the group, the slowest first; device = row-major number
   std::int64_t elements = 0;  // of the whole vector: what all_gather makes, what reduce_scatter,
                               // all_reduce, all_to_all and scatter take from a device, gather
-                              // makes, the others move
+                              // makes; broadcast and reduce move, permute from a device
   double element_bytes = 4;   // on the wire
   int root = 0;               // index in the group; permute: the shift, from 0
 
@@ -18463,6 +18472,8 @@ inline void check_spec(const char* function, const CollectiveSpec& spec) {
   }
 }
 
+constexpr int most_exchanging = 16384;  // n n blocks, each in some chunks, are int
+
 // Where the chunks of a schedule of `chunks` lie. Counts that n does not divide: the first blocks
 // are one element larger.
 inline ChunkCut chunk_cut(const CollectiveSpec& spec, int chunks) {
@@ -18488,6 +18499,10 @@ inline ChunkCut chunk_cut(const CollectiveSpec& spec, int chunks) {
 inline CollectiveSchedule make_schedule(const CollectiveSpec& spec) {
   detail::check_spec("make_schedule", spec);
   const int n = spec.devices();
+  if (spec.what == Collective::all_to_all && n > detail::most_exchanging) {
+    detail::fail({"make_schedule: all_to_all over ", n, " devices; at most ",
+                  detail::most_exchanging, " have blocks that can be numbered"});
+  }
   detail::ScheduleBuilder builder;
   CollectiveSchedule& out = builder.out;
   out.name = name_of(spec.algorithm);
@@ -18692,11 +18707,19 @@ inline bool needed_after(const CollectiveSchedule& s, int device, int block) {
   }
 }
 
+constexpr double most_held = 1 << 28;  // chunks of all devices: some GB
+
 inline void check_shape(const CollectiveSchedule& s) {
-  const int blocks = s.devices < 1 ? 1 : block_count(s.what, s.devices);
+  const bool countable =
+      s.devices >= 1 && (s.what != Collective::all_to_all || s.devices <= most_exchanging);
+  const int blocks = countable ? block_count(s.what, s.devices) : 1;
   if (s.devices < 1 || s.chunks < 1 || s.chunks % blocks != 0) {
     fail({"check_schedule: ", s.name, ": ", s.chunks, " chunks for ", s.devices,
           " devices; at least 1 device and a multiple of ", blocks, " chunks are right"});
+  }
+  if (!countable || static_cast<double>(s.devices) * s.chunks > most_held) {
+    fail({"check_schedule: ", s.name, ": ", s.chunks, " chunks on each of ", s.devices,
+          " devices; the check follows up to ", most_held, " in all"});
   }
   if (is_rooted(s.what) && (s.root < 0 || s.root >= s.devices)) {
     fail({"check_schedule: ", s.name, ": root ", s.root, " of ", s.devices,
@@ -18832,6 +18855,13 @@ class Contributions {
 
 // Streams do not wait for each other: no chunk of a device may be in two.
 inline void check_streams(const CollectiveSchedule& s) {
+  bool several = false;
+  for (const Transfer& t : s.transfers) {
+    several = several || t.stream != s.transfers[0].stream;
+  }
+  if (!several) {
+    return;
+  }
   std::vector<int> stream_of(static_cast<std::size_t>(s.devices) *
                              static_cast<std::size_t>(s.chunks));
   for (const Transfer& t : s.transfers) {
@@ -19001,21 +19031,20 @@ inline std::string reduction_order(const detail::PreparedSchedule& schedule, int
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// The chunks of the schedule of a spec of several devices and elements.
-inline int chunk_count(const CollectiveSpec& spec) {
+// Where the chunks of a schedule lie; of an all_to_all those of one device, as a scatter's.
+inline ChunkCut device_cut(CollectiveSpec spec) {
   const int n = spec.devices();
   const bool all = spec.what == Collective::all_reduce;
   const bool chain = spec.what == Collective::broadcast || spec.what == Collective::reduce;
   if (spec.algorithm == Algorithm::halving_doubling) {
-    return all ? Doubling(n).members : n;
-  }
-  if (spec.algorithm == Algorithm::direct || spec.algorithm == Algorithm::tree) {
-    return all && spec.algorithm == Algorithm::direct ? n : block_count(spec.what, n);
+    return chunk_cut(spec, all ? Doubling(n).members : n);
   }
   const List<Row> rows = rows_of(spec);
-  return static_cast<int>(stream_count(spec, rows)) * (chain ? chain_chunks(rows, spec.root)
-                                                       : all ? n
-                                                             : block_count(spec.what, n));
+  const int streams = static_cast<int>(stream_count(spec, rows));
+  spec.what = spec.what == Collective::all_to_all ? Collective::scatter : spec.what;
+  return chunk_cut(spec, streams * (chain ? chain_chunks(rows, spec.root)
+                                    : all ? n
+                                          : block_count(spec.what, n)));
 }
 
 // Elements of what devices alike on the rows walked already have together of a stream.
@@ -19046,12 +19075,14 @@ inline int times_passed(const Row& row, int x, int origin) {
          (modulo(origin - x, row.size) < span.left ? 1 : 0);
 }
 
-// Whether what goes from one coordinate to another of a row leaves coordinate x.
-inline bool passes(const Row& row, int x, int origin, int target) {
-  const int right = modulo(target - origin, row.size);
-  return right <= reach(row.way, row.size, origin).right
-             ? modulo(x - origin, row.size) < right
-             : modulo(origin - x, row.size) < row.size - right;
+// From how many coordinates what goes to `target` leaves coordinate x.
+inline int times_passed_to(const Row& row, int x, int target) {
+  const Reach span = reach(row.way, row.size, target);
+  const bool line = row.way == Algorithm::line;  // from the left end as far as the target
+  const int right = modulo(target - x, row.size), left = modulo(x - target, row.size);
+  return right == 0 ? 0
+                    : std::max(0, (line ? span.left : span.right) - right + 1) +
+                          std::max(0, (line ? span.right : span.left) - left + 1);
 }
 
 inline std::int64_t sent_along(const CollectiveSpec& spec, const RowWalk& walk, const ChunkCut& cut,
@@ -19071,10 +19102,7 @@ inline std::int64_t sent_along(const CollectiveSpec& spec, const RowWalk& walk, 
   }
   for (int c = 0; c < row.size; ++c) {
     if (spec.what == Collective::all_to_all) {
-      const std::int64_t elements = bound_elements(walk, cut, phase, index, c);
-      for (int origin = 0; origin < row.size; ++origin) {
-        sent += origin != c && passes(row, x, origin, c) ? elements : 0;
-      }
+      sent += times_passed_to(row, x, c) * bound_elements(walk, cut, phase, index, c);
     } else {
       sent += times_passed(row, x, c) * walked_elements(walk, cut, phase, row.moved(index, c));
     }
@@ -19119,7 +19147,7 @@ inline std::int64_t sent_to_neighbours(const CollectiveSpec& spec, int index) {
   }
   const std::size_t streams = stream_count(spec, rows);
   const bool all = spec.what == Collective::all_reduce;
-  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
+  const ChunkCut cut = device_cut(spec);
   sent = all ? spec.elements : 0;
   for (std::size_t stream = 0; stream < streams; ++stream) {
     const RowWalk walk{rows, stream, streams, n, all};
@@ -19134,7 +19162,7 @@ inline std::int64_t sent_to_neighbours(const CollectiveSpec& spec, int index) {
 inline std::int64_t sent_by_doubling(const CollectiveSpec& spec, int index) {
   const Doubling group(spec.devices());
   const bool all = spec.what == Collective::all_reduce;
-  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
+  const ChunkCut cut = device_cut(spec);
   const bool paired = index < 2 * group.pairs();
   if (paired && index % 2 == 1) {
     return all ? spec.elements : cut.elements(index);
@@ -19354,33 +19382,36 @@ inline bool keep_in_step(const List<AxisPart>& parts, const List<Row>& rows, int
   return same;
 }
 
-// One phase after another. When the streams of a torus do not keep in step it is what it would be
-// if each phase waited for the slowest, and not known.
+// One phase after another: the slowest stream. When the streams of a torus do not keep in step it
+// is about that, or what the busiest part carries of all, and not known.
 inline CollectiveCost neighbour_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const List<Row> rows = rows_of(spec);
   const std::size_t streams = stream_count(spec, rows);
-  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
-  CollectiveCost cost;
-  cost.known =
-      rows.size() == parts.size() && (streams == 1 || keep_in_step(parts, rows, spec.root, cut));
-  for (std::size_t phase = 0; phase < rows.size() && rows.size() == parts.size(); ++phase) {
-    double longest = 0;
-    for (std::size_t stream = 0; stream < streams; ++stream) {
-      const RowWalk walk{rows, stream, streams, spec.devices(),
-                         spec.what == Collective::all_reduce};
+  const ChunkCut cut = device_cut(spec);
+  std::vector<double> carried(rows.size(), 0);
+  CollectiveCost longest;
+  for (std::size_t stream = 0; stream < streams; ++stream) {
+    const RowWalk walk{rows, stream, streams, spec.devices(), spec.what == Collective::all_reduce};
+    CollectiveCost cost;
+    for (std::size_t phase = 0; phase < rows.size(); ++phase) {
       const std::size_t r = walked_row(rows, stream, phase);
       const CollectiveCost one = phase_cost(spec, parts[r], walk, cut, phase);
-      cost.known = cost.known && suits(parts[r], rows[r].way);
-      longest = std::max(longest, one.seconds);
-      cost.steps += stream == 0 ? one.steps : 0;  // the same for all, in the end
-      cost.hops += stream == 0 ? one.hops : 0;
+      cost.steps += one.steps;
+      cost.hops += one.hops;
+      cost.seconds += one.seconds;
+      carried[r] += one.seconds - static_cast<double>(one.hops) * parts[r].latency;
     }
-    cost.seconds += longest;
+    longest = stream > 0 && cost.seconds <= longest.seconds ? longest : cost;
+  }
+  longest.known = streams == 1 || keep_in_step(parts, rows, spec.root, cut);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    longest.known = longest.known && suits(parts[r], rows[r].way);
+    longest.seconds = std::max(longest.seconds, carried[r]);
   }
   if (spec.what == Collective::all_reduce) {
-    cost.twice();
+    longest.twice();
   }
-  return cost;
+  return longest;
 }
 
 // A message along each part in turn: all the latencies, the bandwidth of the slowest.
@@ -19468,7 +19499,7 @@ inline bool doubles(const List<AxisPart>& parts) {
 inline CollectiveCost doubling_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const Doubling group(spec.devices());
   const bool all = spec.what == Collective::all_reduce;
-  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
+  const ChunkCut cut = device_cut(spec);
   CollectiveCost cost;
   cost.known = doubles(parts) || (parts.size() == 1 && !in_a_row(parts[0]));
   for (int distance = 1; distance < group.members; distance *= 2) {
@@ -19930,6 +19961,7 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
 // cover the same row-major count, so rank is chip number. An axis thus lies on a whole dimension,
 // on a stretch of one, or on several; each stretch is a part. A dimension that closes is a ring for
 // an axis that goes all around, even with the chips of other axes between; else it is a line.
+// To lay axes otherwise, give the mesh the machine's dimensions in another order: reordered().
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -23008,6 +23040,68 @@ struct MemberSteps {
   std::vector<int> stream;         // of each message
 };
 
+// The index of a rank in a group, -1 when it is no member.
+inline int member_of(const LoggedCall& call, int rank) {
+  const std::vector<int>& members = *call.members;
+  const std::size_t n = members.size();
+  if (n > 1 && members[1] != members[0]) {  // most groups are evenly spaced
+    const int guess = (rank - members[0]) / (members[1] - members[0]);
+    if (guess >= 0 && static_cast<std::size_t>(guess) < n &&
+        members[static_cast<std::size_t>(guess)] == rank) {
+      return guess;
+    }
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    if (members[i] == rank) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+// Bytes of a message of a call.
+inline double message_bytes(const CallShape& shape, const ScheduledMessage& message) {
+  std::int64_t elements = 0;
+  for (std::size_t t = message.first; t < message.last; ++t) {
+    const Transfer& transfer = shape.schedule->data.transfers[t];
+    elements += shape.cut.elements(transfer.chunk, transfer.chunks);
+  }
+  return static_cast<double>(elements) * shape.spec.element_bytes;
+}
+
+inline const std::string& line_of(const RunLog& log, std::size_t call) {
+  return log.lines[static_cast<std::size_t>(log.calls[call].line)];
+}
+
+// The MemberSteps of every call of a log. Schedules are known by their address (a hash table).
+struct CallOrders {
+  explicit CallOrders(const RunLog& log) {
+    std::vector<std::size_t> slots(2 * log.calls.size() + 1, 0);  // place in `orders` + 1, or 0
+    for (std::size_t c = 0; c < log.calls.size(); ++c) {
+      const PreparedSchedule* const schedule = log.calls[c].shape->schedule.get();
+      std::size_t at = reinterpret_cast<std::uintptr_t>(schedule) / 16 % slots.size();
+      while (slots[at] > 0 && orders[slots[at] - 1]->schedule != schedule) {
+        at = (at + 1) % slots.size();
+      }
+      if (slots[at] == 0) {
+        orders.push_back(Shared<MemberSteps>(new MemberSteps(*schedule)));
+        slots[at] = orders.size();
+      }
+      places.push_back(slots[at] - 1);
+      messages += schedule->messages.size();
+      if (log.calls[c].members->size() != of(c).members) {
+        fail({"time: ", line_of(log, c), " has ", log.calls[c].members->size(),
+              " members and a schedule for ", of(c).members, "; they must be equal"});
+      }
+    }
+  }
+  const MemberSteps& of(std::size_t call) const { return *orders[places[call]]; }
+
+  List<Shared<MemberSteps>> orders;
+  std::vector<std::size_t> places;  // by call
+  std::size_t messages = 0;
+};
+
 // How far one group is in its call.
 struct CallProgress {
   static constexpr int not_there = -1;
@@ -23099,39 +23193,14 @@ namespace detail {
 
 constexpr std::size_t most_timed_messages = std::size_t{1} << 22;
 
-// The index of a rank in a group, -1 when it is no member.
-inline int member_of(const LoggedCall& call, int rank) {
-  const std::vector<int>& members = *call.members;
-  const std::size_t n = members.size();
-  if (n > 1 && members[1] != members[0]) {  // most groups are evenly spaced
-    const int guess = (rank - members[0]) / (members[1] - members[0]);
-    if (guess >= 0 && static_cast<std::size_t>(guess) < n &&
-        members[static_cast<std::size_t>(guess)] == rank) {
-      return guess;
-    }
-  }
-  for (std::size_t i = 0; i < n; ++i) {
-    if (members[i] == rank) {
-      return static_cast<int>(i);
-    }
-  }
-  return -1;
-}
-
-// Bytes of a message of a call.
-inline double message_bytes(const CallShape& shape, const ScheduledMessage& message) {
-  std::int64_t elements = 0;
-  for (std::size_t t = message.first; t < message.last; ++t) {
-    const Transfer& transfer = shape.schedule->data.transfers[t];
-    elements += shape.cut.elements(transfer.chunk, transfer.chunks);
-  }
-  return static_cast<double>(elements) * shape.spec.element_bytes;
-}
-
 class Replay {
  public:
   Replay(const RunLog& log, const Machine& machine, const Faults& faults)
-      : log_(log), machine_(machine), links_(links_of(machine, faults)), fair_(links_) {
+      : log_(log),
+        machine_(machine),
+        links_(links_of(machine, faults)),
+        fair_(links_),
+        orders_(log) {
     const std::size_t devices = static_cast<std::size_t>(log.devices);
     devices_.resize(devices);
     out_.devices.resize(devices);
@@ -23150,7 +23219,8 @@ class Replay {
         device.slower *= fault.factor;
       }
     }
-    index_schedules();
+    keeps_ = orders_.messages <= most_timed_messages;
+    out_.messages.reserve(keeps_ ? orders_.messages : 0);
   }
 
   Timeline run() {
@@ -23195,33 +23265,6 @@ class Replay {
     int record = none;
     std::size_t message = 0;
   };
-
-  // Which of orders_ each call follows; schedules are known by their address (a hash table).
-  void index_schedules() {
-    std::size_t messages = 0;
-    order_of_.assign(log_.calls.size(), 0);
-    std::vector<std::size_t> slots(2 * log_.calls.size() + 1, 0);  // place in orders_ + 1, or 0
-    for (std::size_t c = 0; c < log_.calls.size(); ++c) {
-      const PreparedSchedule* const schedule = log_.calls[c].shape->schedule.get();
-      std::size_t at = reinterpret_cast<std::uintptr_t>(schedule) / 16 % slots.size();
-      while (slots[at] > 0 && orders_[slots[at] - 1]->schedule != schedule) {
-        at = (at + 1) % slots.size();
-      }
-      if (slots[at] == 0) {
-        orders_.push_back(Shared<MemberSteps>(new MemberSteps(*schedule)));
-        slots[at] = orders_.size();
-      }
-      order_of_[c] = slots[at] - 1;
-      messages += schedule->messages.size();
-      if (log_.calls[c].members->size() != orders_[order_of_[c]]->members) {
-        fail({"time: ", line(c), " has ", log_.calls[c].members->size(),
-              " members and a schedule for ", orders_[order_of_[c]]->members,
-              "; they must be equal"});
-      }
-    }
-    keeps_ = messages <= most_timed_messages;
-    out_.messages.reserve(keeps_ ? messages : 0);
-  }
 
   void run_ready(double now) {
     for (std::size_t i = 0; i < ready_.size(); ++i) {
@@ -23332,7 +23375,7 @@ class Replay {
       } else {
         free_.pop_back();
       }
-      live_[static_cast<std::size_t>(p)].begin(*orders_[order_of_[c]], c);
+      live_[static_cast<std::size_t>(p)].begin(orders_.of(c), c);
     }
     if (p == finished || live_[static_cast<std::size_t>(p)].started(member)) {
       fail({"time: device ", (*log_.calls[c].members)[static_cast<std::size_t>(member)], " starts ",
@@ -23460,9 +23503,7 @@ class Replay {
     }
   }
 
-  const std::string& line(std::size_t c) const {
-    return log_.lines[static_cast<std::size_t>(log_.calls[c].line)];
-  }
+  const std::string& line(std::size_t c) const { return line_of(log_, c); }
 
   // When nothing can happen any more every device must be at its end.
   void check_all_done() const {
@@ -23499,12 +23540,11 @@ class Replay {
   EventQueue events_;
   Timeline out_;
   List<Device> devices_;
-  List<Shared<MemberSteps>> orders_;   // of each schedule
-  std::vector<std::size_t> order_of_;  // by call
-  List<CallProgress> live_;            // of calls under way
-  std::vector<std::size_t> free_;      // places of live_
-  std::vector<int> progress_of_;       // by call: place in live_, not_started, finished
-  std::vector<int> next_send_;         // by call: the send that goes after it
+  CallOrders orders_;
+  List<CallProgress> live_;        // of calls under way
+  std::vector<std::size_t> free_;  // places of live_
+  std::vector<int> progress_of_;   // by call: place in live_, not_started, finished
+  std::vector<int> next_send_;     // by call: the send that goes after it
   List<Flight> flights_;
   std::vector<std::size_t> done_, leave_;
   std::vector<int> ready_;  // devices
@@ -23751,6 +23791,7 @@ namespace detail {
 // What a run leaves behind; shared by all timings of it.
 struct MeshRecord {
   RunLog log;
+  std::string machine;  // on which it ran, and algorithms were chosen
   List<MeshAxis> axes;
   List<List<KeptTensor>> kept;  // by rank
   List<Counters> counters;
@@ -23929,7 +23970,9 @@ class MeshRun {
       if (back.empty()) {
         back.push_back(message.to);
       }
-      back.push_back(message.from);
+      if (back.back() != message.from) {
+        back.push_back(message.from);
+      }
       all.route(message.from, message.to, route);
       for (const std::size_t link : route) {
         if (busy(all, link) > most) {
@@ -24034,7 +24077,8 @@ class MeshRun {
     row.axes = shape.axes;
     row.arguments = shape.arguments;
     row.algorithm = shape.eager ? "" : name_of(shape.spec.algorithm);
-    row.reason = shape.reason;
+    const bool elsewhere = !shape.reason.empty() && machine_.name != record_->machine;
+    row.reason = (elsewhere ? "on " + record_->machine + ": " : "") + shape.reason;
     row.where = shape.where;
     row.groups = static_cast<int>(calls.size());
     std::vector<double> out(static_cast<std::size_t>(devices())), in(out.size());
@@ -24052,7 +24096,11 @@ class MeshRun {
     if (!shape.eager) {
       CollectiveSpec spec = shape.spec;
       spec.parts = detail::parts_of_group(machine_, placed, shape.axis_numbers);
-      row.formula = spec.algorithm == Algorithm::custom ? -1 : collective_seconds(spec);
+      bool known = spec.algorithm != Algorithm::custom;
+      for (const AxisPart& part : spec.parts) {
+        known = known && (part.dim >= 0 || part.size == 1);  // no forms across dimensions
+      }
+      row.formula = known ? collective_seconds(spec) : -1;
       const double bytes = static_cast<double>(spec.elements) * spec.element_bytes;
       row.algbw = row.seconds > 0 ? bytes / row.seconds : 0;
       row.busbw = row.algbw * bus_factor(spec.what, row.devices);
@@ -24069,8 +24117,12 @@ namespace detail {
 
 inline void print_path(std::ostream& out, const MeshRun& run) {
   const CriticalPath path = run.critical_path();
-  out << "simulated " << format_seconds(run.seconds) << " on " << run.machine().name
-      << "; critical path of " << path.messages << " messages: ";
+  out << "simulated " << format_seconds(run.seconds) << " on " << run.machine().name;
+  if (path.messages == 0) {  // compute alone, or too many to be kept
+    out << "\n";
+    return;
+  }
+  out << "; critical path of " << path.messages << " messages: ";
   if (path.compute > 0) {
     out << format_seconds(path.compute) << " compute, ";
   }
@@ -24723,14 +24775,9 @@ class RankExchange {
 
 #endif  // TINYSCALE_USE_MPI
 
-// >> tinyscale/mesh/mpi_fabric.hpp
-// The same mesh on MPI ranks: compile with mpicxx -DTINYSCALE_USE_MPI, run with mpirun -n 8. Each
-// process is one device; the fabric of each holds the meetings that its device takes part in. Who
-// posts tells its group; when all have told the same, each rank carries out its own transfers of
-// the schedule, step by step. A device that waits moves everything that is under way. Rank 0
-// judges: a device that waits for long tells it where it stands, and when all have and nothing that
-// they wait for is on its way, nothing ever can be (each has told all that it did before it
-// stopped).
+// >> tinyscale/mesh/mpi_mail.hpp
+// Letters between the MPI ranks of a run: texts that are sent and read without waiting, each
+// sender's in order. At the end every letter is read, so that the next run finds none of this one.
 
 #if defined(TINYSCALE_USE_MPI)
 
@@ -24741,23 +24788,116 @@ class RankExchange {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// A collective of a group, as far as this process knows it.
-struct RankCall {
-  Meeting* meeting = nullptr;
-  std::vector<std::string> keys;  // by place: what each called; empty: nothing yet
-  bool over = false;
-  Shared<const CallPlan> plan;
-  Shared<const std::vector<int>> members;  // by index
-  Shared<RankExchange> exchange;           // once all have called the same
-  std::int64_t number = 0;
+// Between two looks for what other processes do: soon at first, then with a pause.
+inline void let_others_run(std::int64_t looks) {
+  if (looks < 2000) {
+    std::this_thread::yield();
+  } else {
+    const timespec pause = {0, 20000};
+    nanosleep(&pause, nullptr);
+  }
+}
+
+class MpiMail {
+ public:
+  explicit MpiMail(MPI_Comm comm) {
+    int size = 1;
+    MPI_Comm_dup(comm, &comm_);
+    MPI_Comm_size(comm, &size);
+    told_.assign(static_cast<std::size_t>(size), 0);
+  }
+  ~MpiMail() { MPI_Comm_free(&comm_); }
+  MpiMail(const MpiMail&) = delete;
+  MpiMail& operator=(const MpiMail&) = delete;
+
+  void tell(int rank, int tag, const std::string& text) {
+    if (text.size() > 0x7fffffffU) {
+      fail({"mpi: a message of ", text.size(), " bytes; at most 2^31 - 1"});
+    }
+    const Shared<Letter> letter(new Letter);
+    letter->text = text;
+    MPI_Isend(letter->text.data(), static_cast<int>(text.size()), MPI_CHAR, rank, tag, comm_,
+              &letter->request);
+    ++told_[static_cast<std::size_t>(rank)];
+    letters_.push_back(letter);
+  }
+
+  // The next letter that has come, if one has.
+  bool read(Bytes& text, int& from, int& tag) {
+    MPI_Message message = MPI_MESSAGE_NULL;
+    MPI_Status status;
+    int here = 0, count = 0;
+    MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm_, &here, &message, &status);
+    if (here == 0) {
+      return false;
+    }
+    MPI_Get_count(&status, MPI_CHAR, &count);
+    std::string bytes(static_cast<std::size_t>(count), '\0');
+    MPI_Mrecv(&bytes[0], count, MPI_CHAR, &message, MPI_STATUS_IGNORE);
+    ++heard_;
+    text = Bytes(std::move(bytes));
+    from = status.MPI_SOURCE;
+    tag = status.MPI_TAG;
+    return true;
+  }
+
+  // Lets go of the letters that have left.
+  void sweep() {
+    for (std::size_t i = letters_.size(); i-- > 0;) {
+      int gone = 0;
+      MPI_Test(&letters_[i]->request, &gone, MPI_STATUS_IGNORE);
+      if (gone != 0) {
+        letters_[i] = letters_.back();
+        letters_.pop_back();
+      }
+    }
+  }
+
+  // All letters to this rank are read and its own have gone: the next run finds none of this one.
+  void drain() {
+    std::vector<std::int64_t> from(told_.size());
+    MPI_Alltoall(told_.data(), 1, MPI_INT64_T, from.data(), 1, MPI_INT64_T, comm_);
+    std::int64_t all = 0;
+    for (const std::int64_t count : from) {
+      all += count;
+    }
+    Bytes text;
+    for (int rank = 0, tag = 0; heard_ < all;) {
+      read(text, rank, tag);
+    }
+    for (const Shared<Letter>& letter : letters_) {
+      MPI_Wait(&letter->request, MPI_STATUS_IGNORE);
+    }
+    letters_.clear();
+  }
+
+ private:
+  struct Letter {
+    std::string text;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  List<Shared<Letter>> letters_;    // that may not have left
+  std::vector<std::int64_t> told_;  // letters, by rank
+  std::int64_t heard_ = 0;
 };
 
-struct RankGroup {
-  Group* group = nullptr;
-  std::int64_t posted = 0;       // by this device
-  std::int64_t first = 0;        // number of calls[0]
-  List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
-};
+}  // namespace detail
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI
+
+// >> tinyscale/mesh/mpi_report.hpp
+// Whether a run on MPI ranks can go on. A device that waits for long, or has ended, tells rank 0
+// where it stands and all that it did. When all have, and none of them waits for what another had
+// done when it told, none can ever go on: the first to do so would need what some device did after
+// it told, that is after it had gone on itself. No report needs to be recent for that.
+
+#if defined(TINYSCALE_USE_MPI)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
 
 // Where a device stands, as it tells rank 0.
 struct RankReport {
@@ -24788,24 +24928,162 @@ struct RankReport {
   }
 };
 
+inline std::size_t place_in(const std::vector<int>& ranks, int rank) {
+  std::size_t place = 0;
+  while (ranks[place] != rank) {
+    ++place;
+  }
+  return place;
+}
+
+inline void put_report(Bytes& to, const RankReport& report) {
+  to.put_enum(report.now);
+  to.put_enum(report.wait.what);
+  to.put(std::int64_t{report.wait.peer});
+  to.put(report.where);
+  to.put(report.message);
+  to.put_numbers(report.sent);
+  to.put_numbers(report.taken);
+  for (const RankReport::Calls& calls : report.calls) {
+    to.put_numbers(calls.axes);
+    to.put_numbers(calls.ranks);
+    to.put(calls.posted);
+    to.put(static_cast<std::int64_t>(calls.open.size()));
+    for (const RankReport::Call& call : calls.open) {
+      to.put(call.number);
+      to.put(std::int64_t{call.awaited ? 1 : 0});
+      to.put(call.key);
+    }
+  }
+}
+
+inline RankReport get_report(Bytes& from) {
+  RankReport report;
+  from.get_enum(report.now);
+  from.get_enum(report.wait.what);
+  report.wait.peer = from.whole();
+  report.where = from.string();
+  report.message = from.string();
+  from.get_numbers(report.sent);
+  from.get_numbers(report.taken);
+  while (!from.at_end()) {
+    RankReport::Calls calls;
+    from.get_numbers(calls.axes);
+    from.get_numbers(calls.ranks);
+    calls.posted = from.number();
+    calls.open = List<RankReport::Call>(static_cast<std::size_t>(from.number()));
+    for (RankReport::Call& call : calls.open) {
+      call.number = from.number();
+      call.awaited = from.number() != 0;
+      call.key = from.string();
+    }
+    report.calls.push_back(calls);
+  }
+  return report;
+}
+
+using RankReports = List<Shared<RankReport>>;  // by rank; null: none yet
+
+// Whether all members have made that call, and the same: then it will be over.
+inline bool under_way(const RankReports& reports, const RankReport::Calls& calls,
+                      const RankReport::Call& open) {
+  for (const int rank : calls.ranks) {
+    const RankReport::Calls* const theirs = reports[static_cast<std::size_t>(rank)]->find(calls);
+    if (theirs == nullptr || theirs->posted <= open.number) {
+      return false;
+    }
+    for (const RankReport::Call& other : theirs->open) {
+      if (other.number == open.number && other.key != open.key) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
+inline std::int64_t unread(const RankReports& reports, std::size_t from, std::size_t to) {
+  return reports[from]->sent[to] - reports[to]->taken[from];
+}
+
+enum class RunState { goes_on, over, stuck };
+
+inline RunState state_of(const RankReports& reports) {
+  for (const Shared<RankReport>& report : reports) {
+    if (!report) {
+      return RunState::goes_on;
+    }
+  }
+  bool fine = true;
+  for (std::size_t rank = 0; rank < reports.size(); ++rank) {
+    const RankReport& report = *reports[rank];
+    fine = fine && report.now == Waiting::Now::returned;
+    for (const RankReport::Calls& calls : report.calls) {
+      for (const RankReport::Call& open : calls.open) {
+        if (under_way(reports, calls, open)) {
+          return RunState::goes_on;
+        }
+        fine = false;
+      }
+    }
+    const std::size_t peer = static_cast<std::size_t>(report.wait.peer);
+    if (report.wait.what == Wait::For::message && unread(reports, peer, rank) > 0) {
+      return RunState::goes_on;
+    }
+    for (std::size_t from = 0; from < reports.size(); ++from) {
+      fine = fine && unread(reports, from, rank) == 0;
+    }
+  }
+  return fine ? RunState::over : RunState::stuck;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+#endif  // TINYSCALE_USE_MPI
+
+// >> tinyscale/mesh/mpi_fabric.hpp
+// The same mesh on MPI ranks: compile with mpicxx -DTINYSCALE_USE_MPI, run with mpirun -n 8. Each
+// process is one device; the fabric of each holds the meetings that its device takes part in. Who
+// posts tells its group; when all have told the same, each rank carries out its own transfers of
+// the schedule, step by step. A device that waits moves everything that is under way, and tells
+// rank 0, which judges the run, where it stands.
+
+#if defined(TINYSCALE_USE_MPI)
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A collective of a group, as far as this process knows it.
+struct RankCall {
+  Meeting* meeting = nullptr;
+  std::vector<std::string> keys;  // by place: what each called; empty: nothing yet
+  bool over = false;
+  Shared<const CallPlan> plan;
+  Shared<const std::vector<int>> members;  // by index
+  Shared<RankExchange> exchange;           // once all have called the same
+  std::int64_t number = 0;
+};
+
+struct RankGroup {
+  Group* group = nullptr;
+  std::int64_t posted = 0;       // by this device
+  std::int64_t first = 0;        // number of calls[0]
+  List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
+};
+
 class MpiRanks final : public OtherProcesses {
  public:
   // `comm` has as many ranks as the fabric devices.
-  MpiRanks(Fabric& fabric, MPI_Comm comm) : fabric_(fabric) {
+  MpiRanks(Fabric& fabric, MPI_Comm comm) : fabric_(fabric), mail_(comm) {
     MPI_Comm_dup(comm, &data_);
-    MPI_Comm_dup(comm, &control_);
     MPI_Comm_rank(comm, &me_);
     MPI_Comm_size(comm, &size_);
     const std::size_t n = static_cast<std::size_t>(size_);
     sent_.assign(n, 0);
     taken_.assign(n, 0);
-    told_.assign(n, 0);
     reports_ = List<Shared<RankReport>>(n);
   }
-  ~MpiRanks() {
-    MPI_Comm_free(&data_);
-    MPI_Comm_free(&control_);
-  }
+  ~MpiRanks() { MPI_Comm_free(&data_); }
   MpiRanks(const MpiRanks&) = delete;
   MpiRanks& operator=(const MpiRanks&) = delete;
 
@@ -24829,7 +25107,7 @@ class MpiRanks final : public OtherProcesses {
     put_where(news, post.where);
     for (const int rank : seat.group->ranks) {
       if (rank != me_) {
-        tell(rank, post_tag, news.text());
+        mail_.tell(rank, post_tag, news.text());
       }
     }
     RankCall& call = find_call(group, number);
@@ -24869,7 +25147,7 @@ class MpiRanks final : public OtherProcesses {
     put_shape(news, packet.value.shape());
     news.put(packet.value.data(), static_cast<std::size_t>(packet.value.count()) * sizeof(float));
     ++sent_[static_cast<std::size_t>(to)];
-    tell(to, packet_tag, news.text());
+    mail_.tell(to, packet_tag, news.text());
   }
   void took(int from) override { ++taken_[static_cast<std::size_t>(from)]; }
 
@@ -24886,7 +25164,7 @@ class MpiRanks final : public OtherProcesses {
         let_others_run(looks);
       }
     }
-    drain();
+    mail_.drain();
   }
 
   // The bits of a call's group: its axes and its lowest rank; all processes number its calls alike.
@@ -24899,11 +25177,6 @@ class MpiRanks final : public OtherProcesses {
  private:
   enum Tag { post_tag, packet_tag, report_tag, verdict_tag };
   static constexpr int streams_at_once = 64, calls_at_once = 16;
-  struct Letter {
-    std::string text;
-    MPI_Request request = MPI_REQUEST_NULL;
-  };
-
   static std::uint64_t bits(const std::vector<int>& axes) {
     std::uint64_t sum = 0;
     for (const int axis : axes) {
@@ -24912,90 +25185,23 @@ class MpiRanks final : public OtherProcesses {
     return sum;
   }
 
-  // ---- Letters ----
-
-  void tell(int rank, Tag tag, const std::string& text) {
-    if (text.size() > 0x7fffffffU) {
-      fail({"mpi: a message of ", text.size(), " bytes; at most 2^31 - 1"});
-    }
-    const Shared<Letter> letter(new Letter);
-    letter->text = text;
-    MPI_Isend(letter->text.data(), static_cast<int>(text.size()), MPI_CHAR, rank, tag, control_,
-              &letter->request);
-    ++told_[static_cast<std::size_t>(rank)];
-    letters_.push_back(letter);
-  }
-
-  // The next letter that has come, if one has.
-  bool read(Bytes& text, int& from, int& tag) {
-    MPI_Message message = MPI_MESSAGE_NULL;
-    MPI_Status status;
-    int here = 0, count = 0;
-    MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &here, &message, &status);
-    if (here == 0) {
-      return false;
-    }
-    MPI_Get_count(&status, MPI_CHAR, &count);
-    std::string bytes(static_cast<std::size_t>(count), '\0');
-    MPI_Mrecv(&bytes[0], count, MPI_CHAR, &message, MPI_STATUS_IGNORE);
-    ++heard_;
-    text = Bytes(std::move(bytes));
-    from = status.MPI_SOURCE;
-    tag = status.MPI_TAG;
-    return true;
-  }
-
   bool progress() {
     bool moved = false;
     Bytes text;
-    for (int from = 0, tag = 0; read(text, from, tag);) {
+    for (int from = 0, tag = 0; mail_.read(text, from, tag);) {
       moved = true;
       switch (tag) {
         case post_tag: take_post(text); break;
         case packet_tag: take_packet(text, from); break;
-        case report_tag: take_report(text, from); break;
+        case report_tag: take_report(get_report(text), from); break;
         default: take_verdict(text.text()); break;
       }
     }
     for (const Shared<RankGroup>& group : groups_) {
       moved = move_calls(*group) || moved;
     }
-    for (std::size_t i = letters_.size(); i-- > 0;) {
-      int gone = 0;
-      MPI_Test(&letters_[i]->request, &gone, MPI_STATUS_IGNORE);
-      if (gone != 0) {
-        letters_[i] = letters_.back();
-        letters_.pop_back();
-      }
-    }
+    mail_.sweep();
     return moved;
-  }
-
-  static void let_others_run(std::int64_t looks) {
-    if (looks < 2000) {
-      std::this_thread::yield();
-    } else {
-      const timespec pause = {0, 20000};
-      nanosleep(&pause, nullptr);
-    }
-  }
-
-  // All letters to this rank are read and its own have gone: the next run finds none of this one.
-  void drain() {
-    std::vector<std::int64_t> from(told_.size());
-    MPI_Alltoall(told_.data(), 1, MPI_INT64_T, from.data(), 1, MPI_INT64_T, control_);
-    std::int64_t all = 0;
-    for (const std::int64_t count : from) {
-      all += count;
-    }
-    Bytes text;
-    for (int rank = 0, tag = 0; heard_ < all;) {
-      read(text, rank, tag);
-    }
-    for (const Shared<Letter>& letter : letters_) {
-      MPI_Wait(&letter->request, MPI_STATUS_IGNORE);
-    }
-    letters_.clear();
   }
 
   // ---- Collectives ----
@@ -25046,25 +25252,29 @@ class MpiRanks final : public OtherProcesses {
     enter(find_call(group, number), place, std::move(post), text);
   }
 
-  // Calls that all members have made go on, in order, so many at once.
+  // Calls that all members have made go on: those that follow the first that is not over, as far as
+  // their tags differ.
   bool move_calls(RankGroup& group) {
     bool moved = false;
-    int under_way = 0;
-    for (std::size_t i = 0; i < group.calls.size() && under_way < calls_at_once; ++i) {
+    std::size_t first = 0;
+    while (first < group.calls.size() && group.calls[first]->over) {
+      ++first;
+    }
+    for (std::size_t i = first; i < group.calls.size() && i < first + calls_at_once; ++i) {
       RankCall& call = *group.calls[i];
-      if (!call.over && call.meeting->came == group.group->size()) {
-        if (!call.exchange && !call.meeting->disagrees) {
-          agree(group, call);
-          moved = true;
-        }
-        if (call.exchange) {
-          moved = call.exchange->advance() || moved;
-          if (call.exchange->done()) {
-            finish(group, call);
-          }
+      if (call.over || call.meeting->came < group.group->size()) {
+        continue;
+      }
+      if (!call.exchange && !call.meeting->disagrees) {
+        agree(group, call);
+        moved = true;
+      }
+      if (call.exchange) {
+        moved = call.exchange->advance() || moved;
+        if (call.exchange->done()) {
+          finish(group, call);
         }
       }
-      under_way += call.over ? 0 : 1;
     }
     while (!group.calls.empty() && group.calls[0]->over && group.calls[0]->meeting->left > 0) {
       let_go(group);
@@ -25090,7 +25300,7 @@ class MpiRanks final : public OtherProcesses {
 
   static bool same(const std::vector<std::string>& keys) {
     for (const std::string& key : keys) {
-      if (!key.empty() && !keys[0].empty() && key != keys[0]) {
+      if (key != keys[0]) {
         return false;
       }
     }
@@ -25110,10 +25320,7 @@ class MpiRanks final : public OtherProcesses {
       call.plan = group.plan;
       call.members = group.members;
       const PreparedSchedule& schedule = *call.plan->shape->schedule;
-      int index = 0;
-      while ((*call.members)[static_cast<std::size_t>(index)] != me_) {
-        ++index;
-      }
+      const int index = static_cast<int>(place_in(*call.members, me_));
       const int tag = first_tag(group, call, static_cast<int>(schedule.streams.size()));
       call.exchange = Shared<RankExchange>(
           new RankExchange(call.plan->exchange, schedule, index, *call.members, tag, data_));
@@ -25127,11 +25334,7 @@ class MpiRanks final : public OtherProcesses {
   }
 
   Post& own_post(const Group& group, Meeting& meeting) const {
-    std::size_t place = 0;
-    while (group.ranks[place] != me_) {
-      ++place;
-    }
-    return meeting.posts[place];
+    return meeting.posts[place_in(group.ranks, me_)];
   }
 
   // Of the call's messages; each stream has one more.
@@ -25187,119 +25390,45 @@ class MpiRanks final : public OtherProcesses {
   void report(Waiting::Now now, const Wait& wait, const std::string& where,
               const std::string& message) {
     changed_ = false;
-    Bytes news;
-    news.put_enum(now);
-    news.put_enum(wait.what);
-    news.put(std::int64_t{wait.peer});
-    news.put(where);
-    news.put(message);
-    news.put_numbers(sent_);
-    news.put_numbers(taken_);
+    RankReport news;
+    news.now = now;
+    news.wait = wait;
+    news.where = where;
+    news.message = message;
+    news.sent = sent_;
+    news.taken = taken_;
     for (const Shared<RankGroup>& group : groups_) {
-      news.put_numbers(group->group->axes);
-      news.put_numbers(group->group->ranks);
-      news.put(group->posted);
+      RankReport::Calls calls;
+      calls.axes = group->group->axes;
+      calls.ranks = group->group->ranks;
+      calls.posted = group->posted;
       for (const Shared<RankCall>& call : group->calls) {
         if (!call->over && call->number < group->posted) {
-          news.put(call->number);
-          news.put(std::int64_t{call->meeting == wait.of ? 1 : 0});
-          news.put(call->keys[place_in(group->group->ranks, me_)]);
+          calls.open.push_back(
+              {call->number, call->meeting == wait.of, call->keys[place_in(calls.ranks, me_)]});
         }
       }
-      news.put(std::int64_t{-1});
+      news.calls.push_back(calls);
     }
     if (me_ == 0) {
-      Bytes own(news.text());
-      take_report(own, 0);
+      take_report(news, 0);
     } else {
-      tell(0, report_tag, news.text());
+      Bytes text;
+      put_report(text, news);
+      mail_.tell(0, report_tag, text.text());
     }
   }
 
-  static std::size_t place_in(const std::vector<int>& ranks, int rank) {
-    std::size_t place = 0;
-    while (ranks[place] != rank) {
-      ++place;
+  void take_report(const RankReport& report, int from) {
+    reports_[static_cast<std::size_t>(from)] = Shared<RankReport>(new RankReport(report));
+    const RunState state = judged_ ? RunState::goes_on : state_of(reports_);
+    if (state != RunState::goes_on) {
+      const std::string text = state == RunState::over ? "" : verdict();
+      for (int rank = 1; rank < size_; ++rank) {
+        mail_.tell(rank, verdict_tag, text);
+      }
+      take_verdict(text);
     }
-    return place;
-  }
-
-  void take_report(Bytes& news, int from) {
-    const Shared<RankReport> report(new RankReport);
-    news.get_enum(report->now);
-    news.get_enum(report->wait.what);
-    report->wait.peer = news.whole();
-    report->where = news.string();
-    report->message = news.string();
-    news.get_numbers(report->sent);
-    news.get_numbers(report->taken);
-    while (!news.at_end()) {
-      RankReport::Calls calls;
-      news.get_numbers(calls.axes);
-      news.get_numbers(calls.ranks);
-      calls.posted = news.number();
-      for (std::int64_t number = news.number(); number >= 0; number = news.number()) {
-        const bool awaited = news.number() != 0;
-        calls.open.push_back({number, awaited, news.string()});
-      }
-      report->calls.push_back(calls);
-    }
-    reports_[static_cast<std::size_t>(from)] = report;
-    judge();
-  }
-
-  // Whether all members have made that call, and the same.
-  bool under_way(const RankReport::Calls& calls, const RankReport::Call& open) const {
-    for (const int rank : calls.ranks) {
-      const RankReport::Calls* const theirs = reports_[static_cast<std::size_t>(rank)]->find(calls);
-      if (theirs == nullptr || theirs->posted <= open.number) {
-        return false;
-      }
-      for (const RankReport::Call& other : theirs->open) {
-        if (other.number == open.number && other.key != open.key) {
-          return false;
-        }
-      }
-    }
-    return true;
-  }
-
-  std::int64_t unread(std::size_t from, std::size_t to) const {
-    return reports_[from]->sent[to] - reports_[to]->taken[from];
-  }
-
-  // Nothing is under way and all have told where they stand: so it stays.
-  void judge() {
-    bool fine = true;
-    for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
-      if (!reports_[rank] || judged_) {
-        return;
-      }
-    }
-    for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
-      const RankReport& report = *reports_[rank];
-      fine = fine && report.now == Waiting::Now::returned;
-      for (const RankReport::Calls& calls : report.calls) {
-        for (const RankReport::Call& open : calls.open) {
-          if (under_way(calls, open)) {
-            return;
-          }
-          fine = false;
-        }
-      }
-      const std::size_t peer = static_cast<std::size_t>(report.wait.peer);
-      if (report.wait.what == Wait::For::message && unread(peer, rank) > 0) {
-        return;
-      }
-      for (std::size_t from = 0; from < reports_.size(); ++from) {
-        fine = fine && unread(from, rank) == 0;
-      }
-    }
-    const std::string text = fine ? "" : verdict();
-    for (int rank = 1; rank < size_; ++rank) {
-      tell(rank, verdict_tag, text);
-    }
-    take_verdict(text);
   }
 
   void take_verdict(const std::string& text) {
@@ -25320,7 +25449,7 @@ class MpiRanks final : public OtherProcesses {
         take_over(calls, static_cast<int>(rank), state);
       }
       for (std::size_t from = 0; from < reports_.size() && rank > 0; ++from) {
-        for (std::int64_t i = unread(from, rank); i > 0; --i) {
+        for (std::int64_t i = unread(reports_, from, rank); i > 0; --i) {
           const int to = static_cast<int>(rank);
           fabric_.box(to, static_cast<int>(from)).packets.push_back(Packet());
         }
@@ -25341,18 +25470,16 @@ class MpiRanks final : public OtherProcesses {
       if (call.keys[place].empty()) {
         enter(call, static_cast<int>(place), Post(), open.key);
       }
-      call.meeting->disagrees = !same(call.keys);
+      call.meeting->disagrees = call.meeting->came == group.group->size() && !same(call.keys);
       state.wait.of = open.awaited ? call.meeting : state.wait.of;
     }
   }
 
   Fabric& fabric_;
-  MPI_Comm data_ = MPI_COMM_NULL, control_ = MPI_COMM_NULL;
+  MpiMail mail_;
+  MPI_Comm data_ = MPI_COMM_NULL;  // of the chunks
   int me_ = 0, size_ = 1;
   List<Shared<RankGroup>> groups_;
-  List<Shared<Letter>> letters_;            // that may not have gone
-  std::vector<std::int64_t> told_;          // letters, by rank
-  std::int64_t heard_ = 0;                  // letters
   std::vector<std::int64_t> sent_, taken_;  // messages of the program, by rank
   std::int64_t sends_ = 0;
   bool changed_ = false;  // since the last report
@@ -25404,12 +25531,24 @@ struct MpiSession {
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
     MPI_Comm_size(here, &neighbours);
     MPI_Comm_free(&here);
+    MPI_Comm_dup(MPI_COMM_WORLD, &all);
   }
-  // A program that ends within a run leaves without a word: mpirun then ends the others.
+  // A program that ends within a run leaves without a word: mpirun then ends the others. Else it
+  // says goodbye to those that may come to a run yet.
   ~MpiSession() {
     int ended = 0;
     MPI_Finalized(&ended);
-    if (owner && ended == 0 && !running) {
+    if (ended != 0 || running) {
+      return;
+    }
+    MPI_Request request = MPI_REQUEST_NULL;
+    for (int other = 0; other < size; ++other) {
+      if (other != rank) {
+        MPI_Isend(&rank, 1, MPI_INT, other, 0, all, &request);
+        MPI_Request_free(&request);
+      }
+    }
+    if (owner) {
       MPI_Finalize();
     }
   }
@@ -25419,6 +25558,26 @@ struct MpiSession {
   int rank = 0, size = 1;
   int neighbours = 1;  // processes on this computer, this one among them
   bool owner = false, running = false;
+  MPI_Comm all = MPI_COMM_NULL;
+
+  // Until all ranks have come to a run; one that has ended its program never will.
+  void gather_ranks() {
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Ibarrier(all, &request);
+    int here = 0, gone = 0;
+    for (std::int64_t looks = 0; here == 0; ++looks) {
+      MPI_Status status;
+      MPI_Test(&request, &here, MPI_STATUS_IGNORE);
+      MPI_Iprobe(MPI_ANY_SOURCE, 0, all, &gone, &status);
+      if (here == 0 && gone != 0) {
+        fail({"mesh.run: MPI rank ", status.MPI_SOURCE, " has ended its program and rank ", rank,
+              " comes to a run; all ranks must make the same runs"});
+      }
+      if (here == 0) {
+        let_others_run(looks);
+      }
+    }
+  }
 };
 
 inline MpiSession& mpi_session() {
@@ -25675,6 +25834,7 @@ inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
     fail({"mesh.run: ", devices.size(), " devices on ", ranks, " MPI ranks; right is mpirun -n ",
           devices.size(), ", or one rank, whose devices are threads"});
   }
+  session.gather_ranks();
   session.running = true;
   run_own_device(program, fabric, devices);
   const std::string failure = told_by(0, session.rank == 0 ? fabric.failure() : "");
@@ -27715,6 +27875,7 @@ class Mesh {
     }
     record->log = detail::join_logs(logs);
     record->axes = axes_;
+    record->machine = machine_.name;
     return record;
   }
 

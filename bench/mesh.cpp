@@ -28,20 +28,24 @@ double now() {
 
 struct Row {
   Kind what;
+  ts::Algorithm algorithm = ts::Algorithm::automatic;
   int devices = 2;
   std::int64_t bytes = 0;
   double target = 1;  // the peer's time over ours
 };
 
 // Of ../shared/design/anchors.md; what is not named there must not be slower.
-double target_of(const Kind& what, int devices, std::int64_t bytes) {
+double target_of(const Kind& what, ts::Algorithm algorithm, int devices, std::int64_t bytes) {
   if (what == "barrier") {
     return devices == 8 ? 1.7 : 1;
   }
-  if (what != "all_reduce" || devices == 4) {
+  const bool all = devices == 8, direct = algorithm == ts::Algorithm::direct;
+  if (what != "all_reduce" || devices == 4 || (!direct && (!all || bytes < 1 << 22))) {
     return 1;
   }
-  const bool all = devices == 8;
+  if (!direct) {
+    return bytes <= 1 << 22 ? 4 : 5;
+  }
   return bytes <= 1 << 10   ? (all ? 5 : 1.5)
          : bytes <= 1 << 18 ? (all ? 6 : 3)
          : bytes <= 1 << 22 ? (all ? 8 : 2)
@@ -51,14 +55,18 @@ double target_of(const Kind& what, int devices, std::int64_t bytes) {
 // ---- ours
 
 void call(ts::Device& device, const Row& row, const ts::Tensor& mine) {
+  ts::CollectiveOptions options;
+  options.algorithm = row.algorithm;
   if (row.what == "all_reduce") {
-    device.all_reduce(mine, "x");
+    device.all_reduce(mine, "x", ts::Reduce::sum, options);
   } else if (row.what == "all_gather") {
-    device.all_gather(mine, "x");
+    device.all_gather(mine, "x", 0, options);
   } else if (row.what == "reduce_scatter") {
-    device.reduce_scatter(mine, "x");
+    device.reduce_scatter(mine, "x", 0, ts::Reduce::sum, options);
+  } else if (row.what == "all_to_all") {
+    device.all_to_all(mine, "x", 0, 0, options);
   } else if (row.what == "broadcast") {
-    device.broadcast(mine, "x");
+    device.broadcast(mine, "x", 0, options);
   } else {
     device.barrier();
   }
@@ -265,7 +273,9 @@ void add_row(ts::Table& table, const Options& options, const Row& row, const Pee
   const bool barrier = row.what == "barrier";
   const std::vector<double>& judged = barrier && row.devices == 8 ? to_other : to_open;
   const double found = bench::median(judged);
-  table.add({row.what, std::to_string(row.devices),
+  const bool named = row.algorithm != ts::Algorithm::automatic;
+  table.add({row.what + (named ? std::string(", ") + ts::name_of(row.algorithm) : ""),
+             std::to_string(row.devices),
              barrier ? "-" : ts::format_bytes(static_cast<double>(row.bytes)),
              time_text(bench::median(own)), time_text(bench::median(open)),
              bench::ratio(bench::median(to_open), 1), time_text(bench::median(other)),
@@ -307,7 +317,7 @@ void print_replay(int devices) {
   });
   double messages = 0;
   for (const ts::CollectiveRow& row : run.collectives()) {
-    messages += static_cast<double>(row.steps * devices);
+    messages += static_cast<double>(row.steps * devices);  // of neighbours
   }
   bench::Rounds few;
   few.rounds = 5;
@@ -329,16 +339,21 @@ int main(int count, char** words) {
     ts::Table table;
     table.columns = {"collective", "devices", "bytes", "ours",   "Open MPI", "/ ours",
                      "Gloo",       "/ ours",  "limit", "target", ""};
-    for (const char* what :
-         {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier"}) {
+    for (const Row& kind : std::vector<Row>{{"all_reduce", ts::Algorithm::direct},
+                                            {"all_reduce", ts::Algorithm::ring},
+                                            {"all_gather"},
+                                            {"reduce_scatter"},
+                                            {"all_to_all"},
+                                            {"broadcast"},
+                                            {"barrier"}}) {
       for (const std::int64_t bytes : {1 << 10, 1 << 18, 1 << 22, 1 << 26}) {
-        const std::int64_t size = std::string(what) == "barrier" ? 0 : bytes;
-        if (options.only.empty() || std::string(what).find(options.only) != std::string::npos) {
-          add_row(table, options, {what, devices, size, target_of(what, devices, size)}, mpi,
-                  others);
-        }
-        if (size == 0) {
-          break;
+        Row row = kind;
+        row.devices = devices;
+        row.bytes = row.what == "barrier" ? 0 : bytes;
+        row.target = target_of(row.what, row.algorithm, devices, row.bytes);
+        if (row.what.find(options.only) != std::string::npos &&
+            (row.bytes > 0 || bytes == 1 << 10)) {
+          add_row(table, options, row, mpi, others);
         }
       }
     }

@@ -119,32 +119,39 @@ ts::CollectiveSchedule double_tree(int n, int pieces) {
   return schedule;
 }
 
-ts::CollectiveSpec eight_on_a_switch(ts::Collective what, int n, std::int64_t elements) {
-  ts::AxisPart part;
-  part.size = n;
-  part.kind = ts::AxisKind::switched;
-  part.latency = 1e-6;
-  part.bandwidth = 450e9;
-  ts::CollectiveSpec spec;
-  spec.what = what;
-  spec.parts.push_back(part);
-  spec.elements = elements;
-  return spec;
+ts::Tensor call(ts::Device& device, ts::Collective what, const ts::Tensor& x,
+                const ts::CollectiveOptions& options) {
+  return what == ts::Collective::all_gather   ? device.all_gather(x, "x", 0, options)
+         : what == ts::Collective::all_to_all ? device.all_to_all(x, "x", 0, 0, options)
+                                              : device.all_reduce(x, "x", ts::Reduce::sum, options);
 }
 
+// The same numbers by `own`, then by what the library would take, on GPUs of one NVLink node.
 void compare(const ts::CollectiveSchedule& own, std::int64_t elements) {
-  ts::CollectiveSpec spec = eight_on_a_switch(own.what, own.devices, elements);
-  const ts::ScheduleReport report = ts::check_schedule(own, spec.parts);
-  std::cout << ts::name_of(own.what) << " of " << ts::format_bytes(4.0 * double(elements)) << " on "
-            << own.devices << " devices\n  " << own.name << ": " << report.steps << " steps, "
-            << report.messages << " messages, at most " << report.contention.messages
-            << " on a link at once, at least "
-            << ts::format_seconds(ts::schedule_seconds(own, spec)) << "\n";
-  std::cout << "  built in: " << ts::choose_algorithm(spec).reason << "\n";
+  const int n = own.devices;
+  const ts::Mesh mesh(ts::machine("h100", {1, n}), {{"x", n}});
+  const std::int64_t each = own.what == ts::Collective::all_gather ? elements / n : elements;
+  const ts::MeshRun run = mesh.run([&](ts::Device& device) {
+    ts::CollectiveOptions options;
+    const ts::Tensor x = ts::full({each}, float(device.rank()));
+    const ts::Tensor built_in = call(device, own.what, x, options);
+    options.schedule = &own;
+    device.keep("difference", ts::sub(call(device, own.what, x, options), built_in));
+  });
+  const ts::CollectiveRow theirs = run.collectives()[0], ours = run.collectives()[1];
+  float difference = 0;
+  for (const float one : run.kept(n - 1, "difference").values()) {
+    difference = std::max(difference, std::abs(one));
+  }
+  std::cout << ours.name << " of " << ts::format_bytes(4.0 * double(elements)) << " on " << n
+            << " GPUs\n  " << own.name << ": " << ours.steps << " steps, "
+            << ts::format_seconds(ours.seconds) << ", at most " << ts::format_bytes(ours.bytes_out)
+            << " out of a device; " << (difference > 0 ? "differs" : "the same numbers")
+            << "\n  built in: " << theirs.reason << "\n";
 }
 
 int main() {
-  for (const std::int64_t elements : {1680, 16800000}) {
+  for (const std::int64_t elements : {1680, 1680000}) {
     compare(bruck_all_gather(8), elements);
     compare(bruck_all_to_all(8), elements);
     compare(recursive_doubling(8), elements);

@@ -144,6 +144,8 @@
 #include "tinyscale/mesh/device_thread.hpp"
 #include "tinyscale/mesh/mpi_bytes.hpp"
 #include "tinyscale/mesh/mpi_exchange.hpp"
+#include "tinyscale/mesh/mpi_mail.hpp"
+#include "tinyscale/mesh/mpi_report.hpp"
 #include "tinyscale/mesh/mpi_fabric.hpp"
 #include "tinyscale/mesh/mpi_run.hpp"
 #include "tinyscale/mesh/sharding.hpp"

@@ -449,6 +449,12 @@ TEST_CASE("broken schedules: each is an error that names the step, the devices a
         "check_schedule: mine: 4 chunks for 3 devices; at least 1 device and a multiple of 3 "
         "chunks are right");
   bad = good;
+  bad.devices = 3 << 20;
+  bad.chunks = 3 << 20;
+  CHECK(said(bad) ==
+        "check_schedule: mine: 3145728 chunks on each of 3145728 devices; the check follows up to "
+        "268435456 in all");
+  bad = good;
   bad.transfers.push_back(bad.transfers[0]);
   CHECK(said(bad) ==
         "check_schedule: mine: step 0, device 0 to 1: chunk 0 of the receiver is written twice in "
@@ -492,6 +498,9 @@ TEST_CASE("specs without a schedule or a price say what is right") {
         "make_schedule: -1 elements; 0 or more are right");
   CHECK(said(row(Collective::all_gather, Algorithm::ring, 0, 4)) ==
         "make_schedule: a part of 0 devices; every part needs at least 1");
+  CHECK(said(row(Collective::all_to_all, Algorithm::direct, 20000, 40000)) ==
+        "make_schedule: all_to_all over 20000 devices; at most 16384 have blocks that can be "
+        "numbered");
   CHECK(error_of([] {
           ts::collective_bytes(row(Collective::all_gather, Algorithm::ring, 4, 8), 4);
         }) == "collective_bytes: index 4 of 4 devices; indices are 0 to 3");
@@ -501,6 +510,21 @@ TEST_CASE("specs without a schedule or a price say what is right") {
   CHECK(error_of([&] { ts::collective_seconds(spec); }) ==
         "collective_seconds: a part of 4 devices with bandwidth 0 bytes/s, latency 1e-06 s, "
         "spacing 1; above 0, from 0 and from 1 are right");
+}
+
+TEST_CASE("a hundred thousand devices have their closed forms at once") {
+  for (const Collective what : {Collective::all_gather, Collective::all_reduce,
+                                Collective::all_to_all, Collective::broadcast}) {
+    ts::CollectiveSpec spec = row(what, Algorithm::automatic, 48, 1 << 20);
+    spec.parts.push_back(part_of(48, AxisKind::ring));
+    spec.parts.push_back(part_of(44, AxisKind::ring));
+    spec.algorithm = ts::choose_algorithm(spec).algorithm;
+    CHECK(spec.algorithm == Algorithm::torus);
+    CHECK(ts::collective_steps(spec) > 0);
+    CHECK(ts::collective_bytes(spec, 5) > 0);
+  }
+  CHECK(ts::collective_bytes(row(Collective::all_to_all, Algorithm::ring, 100001, 100001), 3) ==
+        doctest::Approx(4 * 100001.0 * 50000).epsilon(1e-12));
 }
 
 TEST_CASE("no closed form: where links are shared unevenly") {
@@ -655,3 +679,76 @@ TEST_CASE("the book's worked answers, ours beside them") {
   spec.elements = 1024 * 16384;
   CHECK(ts::rule_of_thumb_seconds(spec) == doctest::Approx(75e-6).epsilon(0.01));
 }
+
+#if !defined(TINYSCALE_NO_THREADS)
+
+namespace {
+
+// The one collective of a run in which nothing else happens.
+ts::MeshRun run_alone(const ts::Mesh& mesh, Collective what, const ts::Axes& axes, int root,
+                      Algorithm algorithm) {
+  ts::CollectiveOptions options;
+  options.algorithm = algorithm;
+  return mesh.run([&](ts::Device& device) {
+    const ts::Tensor x = ts::full({240}, static_cast<float>(device.rank()));
+    switch (what) {
+      case Collective::all_gather: device.all_gather(x, axes, 0, options); break;
+      case Collective::reduce_scatter:
+        device.reduce_scatter(x, axes, 0, ts::Reduce::sum, options);
+        break;
+      case Collective::all_reduce: device.all_reduce(x, axes, ts::Reduce::sum, options); break;
+      case Collective::all_to_all: device.all_to_all(x, axes, 0, 0, options); break;
+      case Collective::broadcast: device.broadcast(x, axes, root, options); break;
+      case Collective::reduce: device.reduce(x, axes, root, ts::Reduce::sum, options); break;
+      case Collective::gather: device.gather(x, axes, root, 0, options); break;
+      case Collective::scatter: device.scatter(x, axes, root, 0, options); break;
+      case Collective::permute: device.permute(x, axes, root, options); break;
+      case Collective::barrier: device.barrier(options); break;
+    }
+  });
+}
+
+void check_run(const ts::Mesh& mesh, const ts::Axes& axes, Collective what, int root,
+               Algorithm algorithm) {
+  const ts::MeshRun run = run_alone(mesh, what, axes, root, algorithm);
+  const ts::CollectiveRow row = run.collectives()[0];
+  const ts::CollectiveSpec spec = run.log().calls[0].shape->spec;
+  double most = 0;
+  for (int i = 0; i < spec.devices(); ++i) {
+    most = std::max(most, ts::collective_bytes(spec, i));
+  }
+  const double formula = ts::collective_seconds(spec);
+  if (row.steps != ts::collective_steps(spec) || std::fabs(row.bytes_out - most) > 0 ||
+      (formula >= 0 && std::fabs(row.seconds - formula) > 1e-9 * formula)) {
+    FAIL_CHECK(text_of(spec) << ": " << row.steps << " steps, " << row.bytes_out << " bytes of "
+                             << most << ", " << row.seconds << " s by replay, formula " << formula);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("runs on a mesh: counted bytes and steps, replayed time, are the closed forms") {
+  std::vector<ts::Mesh> meshes;
+  for (const int n : {2, 3, 5, 8, 16}) {
+    meshes.push_back(ts::Mesh(ts::machine("tpu-v5e", {n}), {{"x", n}}));
+  }
+  meshes.push_back(ts::Mesh(ts::machine("h100", {1, 6}), {{"x", 6}}));
+  meshes.push_back(ts::Mesh(ts::machine("tpu-v5p", {4, 4, 4}), {{"x", 16}, {"y", 4}}));
+  meshes.push_back(ts::Mesh(ts::machine("h100", {2, 4}), {{"x", 8}}));
+  for (const ts::Mesh& mesh : meshes) {
+    for (int what = 0; what <= static_cast<int>(Collective::barrier); ++what) {
+      for (int algorithm = 0; algorithm < static_cast<int>(Algorithm::custom); ++algorithm) {
+        const Collective kind = static_cast<Collective>(what);
+        if (algorithm == 0 || ts::detail::has_algorithm(kind, static_cast<Algorithm>(algorithm))) {
+          const bool divides = kind != Collective::reduce_scatter &&
+                               kind != Collective::all_to_all && kind != Collective::scatter;
+          if (divides || 240 % mesh.axes()[0].size.value == 0) {
+            check_run(mesh, "x", kind, 1, static_cast<Algorithm>(algorithm));
+          }
+        }
+      }
+    }
+  }
+}
+
+#endif  // TINYSCALE_NO_THREADS

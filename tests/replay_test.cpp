@@ -746,6 +746,7 @@ TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
 
   ts::Shared<ts::detail::MeshRecord> record(new ts::detail::MeshRecord);
   record->log = writer.log;
+  record->machine = "mine";
   record->axes = {{"x", 2}, {"y", 4}};
   auto* shape = new ts::CallShape(*record->log.calls[0].shape);
   shape->axes = "y";
@@ -808,7 +809,9 @@ TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
   ts::Machine fast = machine_of({8}, ts::AxisKind::switched);
   fast.chip.memory_bandwidth = 1e12;
   CHECK(run.on(fast).seconds < run.seconds);
-  CHECK(run.on(fast).machine().name == "mine");
+  fast.name = "fast";
+  CHECK(run.on(fast).machine().name == "fast");
+  CHECK(run.on(fast).collectives()[0].reason == "on mine: all others are slower");
   CHECK(error_of([&] { run.with(ts::Faults().dead_device(1)); }).find("time: device 1 is dead") ==
         0);
   CHECK(error_of([&] { run.bytes_sent(8); }) ==
@@ -839,6 +842,12 @@ TEST_CASE("mesh run: a program on a mesh is timed as its schedule says") {
   CHECK(close(run.timeline.calls[0].finish - run.timeline.calls[0].start, 1e-6 + 4096 / 4.5e10));
   CHECK(run.seconds > 1e-6);
   CHECK(run.on(ts::machine("h100", {1, 8})).seconds > 1e-6);
+  CHECK(close(run.collectives()[0].formula, run.collectives()[0].seconds));
+  // An axis that is not along dimensions has no formula.
+  const ts::Mesh across(ts::machine("tpu-v5e", {3, 4}), {{"x", 2}, {"y", 6}});
+  const ts::MeshRun odd = across.run([](ts::Device& d) { d.all_gather(ts::zeros({64}), "y"); });
+  CHECK(odd.collectives()[0].formula < 0);
+  CHECK(odd.seconds > 1e-6);
 }
 
 // Every group of an axis, or of several, runs the collective at once.

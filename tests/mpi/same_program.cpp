@@ -271,6 +271,44 @@ void add_errors(Text& text, int n) {
            {"a"});
 }
 
+// Random programs, each with a fault of one device.
+void add_faults(Text& text, int n) {
+  const ts::Tensor start = ts::full({2 * n}, 1.0f);
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2, n / 2}), {{"x", 2}, {"y", n / 2}});
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
+    const int culprit = static_cast<int>(ts::random_below(seed, 0, static_cast<std::uint64_t>(n)));
+    const std::uint64_t when = ts::random_below(seed, 1, 5), how = ts::random_below(seed, 2, 9);
+    const auto program = [&](ts::Device& d) {
+      ts::Tensor t = start;
+      for (std::uint64_t i = 0; i < 5; ++i) {
+        if (i == when && d.rank() == culprit) {
+          switch (how) {
+            case 0: throw ts::Error("a fault");
+            case 1: return;
+            case 2: d.all_reduce(t, "y", ts::Reduce::max); break;
+            case 3: d.recv((culprit + 1) % n); break;
+            case 4: d.barrier(); break;
+            case 5: d.start_broadcast(t, "x", 1); break;
+            case 6: t = ts::full({n}, 1.0f); break;
+            case 7: d.all_gather(t, {"y", "x"}); break;
+            default: d.send(t, (culprit + 1) % n); break;
+          }
+        }
+        switch (ts::random_below(seed, 10 + i, 6)) {
+          case 0: t = d.all_reduce(t, {"x", "y"}); break;
+          case 1: d.all_gather(t, "y"); break;
+          case 2: d.broadcast(t, "x", 1); break;
+          case 3: d.permute(t, "y", 1); break;
+          case 4: d.start_all_gather(t, "x"); break;
+          default: d.reduce_scatter(ts::zeros({2 * n}), "x"); break;
+        }
+      }
+      d.all_reduce(t, {"x", "y"});
+    };
+    text.add(ts::detail::cat("fault ", seed), mesh, program, {});
+  }
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -283,6 +321,7 @@ int main(int count, char** words) {
   add_programs(text, n);
   add_schedule(text, n);
   add_errors(text, n);
+  add_faults(text, n);
   text.say(text.measured() ? "measured" : "not measured");
   return 0;
 }

@@ -3,6 +3,7 @@
 //   TINYSCALE_INTERPRETER  1 under cling or clang-repl: no processor symbols, no inline assembly
 //   TINYSCALE_NO_THREADS   everything runs on the calling thread
 //   TINYSCALE_USE_OPENMP   host loops use OpenMP (compile with -fopenmp)
+//   TINYSCALE_USE_MPI      the devices of a mesh are MPI ranks (compile with mpicxx)
 // detail::environment is the one place where environment variables are read.
 
 #include <cstdlib>  // getenv
@@ -60,12 +61,18 @@
 #else
 #define TINYSCALE_ABI_FEATURES
 #endif
-#define TINYSCALE_ABI_PASTE(major, minor, patch, features) v##major##_##minor##_##patch##features
-#define TINYSCALE_ABI_NAME(major, minor, patch, features) \
-  TINYSCALE_ABI_PASTE(major, minor, patch, features)
+#if defined(TINYSCALE_USE_MPI)
+#define TINYSCALE_ABI_MPI _mpi
+#else
+#define TINYSCALE_ABI_MPI
+#endif
+#define TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi) \
+  v##major##_##minor##_##patch##features##mpi
+#define TINYSCALE_ABI_NAME(major, minor, patch, features, mpi) \
+  TINYSCALE_ABI_PASTE(major, minor, patch, features, mpi)
 #define TINYSCALE_ABI                                                                           \
   TINYSCALE_ABI_NAME(TINYSCALE_VERSION_MAJOR, TINYSCALE_VERSION_MINOR, TINYSCALE_VERSION_PATCH, \
-                     TINYSCALE_ABI_FEATURES)
+                     TINYSCALE_ABI_FEATURES, TINYSCALE_ABI_MPI)
 
 namespace tinyscale {
 namespace detail {

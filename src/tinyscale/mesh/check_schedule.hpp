@@ -65,11 +65,19 @@ inline bool needed_after(const CollectiveSchedule& s, int device, int block) {
   }
 }
 
+constexpr double most_held = 1 << 28;  // chunks of all devices: some GB
+
 inline void check_shape(const CollectiveSchedule& s) {
-  const int blocks = s.devices < 1 ? 1 : block_count(s.what, s.devices);
+  const bool countable =
+      s.devices >= 1 && (s.what != Collective::all_to_all || s.devices <= most_exchanging);
+  const int blocks = countable ? block_count(s.what, s.devices) : 1;
   if (s.devices < 1 || s.chunks < 1 || s.chunks % blocks != 0) {
     fail({"check_schedule: ", s.name, ": ", s.chunks, " chunks for ", s.devices,
           " devices; at least 1 device and a multiple of ", blocks, " chunks are right"});
+  }
+  if (!countable || static_cast<double>(s.devices) * s.chunks > most_held) {
+    fail({"check_schedule: ", s.name, ": ", s.chunks, " chunks on each of ", s.devices,
+          " devices; the check follows up to ", most_held, " in all"});
   }
   if (is_rooted(s.what) && (s.root < 0 || s.root >= s.devices)) {
     fail({"check_schedule: ", s.name, ": root ", s.root, " of ", s.devices,
@@ -205,6 +213,13 @@ class Contributions {
 
 // Streams do not wait for each other: no chunk of a device may be in two.
 inline void check_streams(const CollectiveSchedule& s) {
+  bool several = false;
+  for (const Transfer& t : s.transfers) {
+    several = several || t.stream != s.transfers[0].stream;
+  }
+  if (!several) {
+    return;
+  }
   std::vector<int> stream_of(static_cast<std::size_t>(s.devices) *
                              static_cast<std::size_t>(s.chunks));
   for (const Transfer& t : s.transfers) {

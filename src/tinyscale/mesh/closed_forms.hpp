@@ -113,33 +113,36 @@ inline bool keep_in_step(const List<AxisPart>& parts, const List<Row>& rows, int
   return same;
 }
 
-// One phase after another. When the streams of a torus do not keep in step it is what it would be
-// if each phase waited for the slowest, and not known.
+// One phase after another: the slowest stream. When the streams of a torus do not keep in step it
+// is about that, or what the busiest part carries of all, and not known.
 inline CollectiveCost neighbour_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const List<Row> rows = rows_of(spec);
   const std::size_t streams = stream_count(spec, rows);
-  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
-  CollectiveCost cost;
-  cost.known =
-      rows.size() == parts.size() && (streams == 1 || keep_in_step(parts, rows, spec.root, cut));
-  for (std::size_t phase = 0; phase < rows.size() && rows.size() == parts.size(); ++phase) {
-    double longest = 0;
-    for (std::size_t stream = 0; stream < streams; ++stream) {
-      const RowWalk walk{rows, stream, streams, spec.devices(),
-                         spec.what == Collective::all_reduce};
+  const ChunkCut cut = device_cut(spec);
+  std::vector<double> carried(rows.size(), 0);
+  CollectiveCost longest;
+  for (std::size_t stream = 0; stream < streams; ++stream) {
+    const RowWalk walk{rows, stream, streams, spec.devices(), spec.what == Collective::all_reduce};
+    CollectiveCost cost;
+    for (std::size_t phase = 0; phase < rows.size(); ++phase) {
       const std::size_t r = walked_row(rows, stream, phase);
       const CollectiveCost one = phase_cost(spec, parts[r], walk, cut, phase);
-      cost.known = cost.known && suits(parts[r], rows[r].way);
-      longest = std::max(longest, one.seconds);
-      cost.steps += stream == 0 ? one.steps : 0;  // the same for all, in the end
-      cost.hops += stream == 0 ? one.hops : 0;
+      cost.steps += one.steps;
+      cost.hops += one.hops;
+      cost.seconds += one.seconds;
+      carried[r] += one.seconds - static_cast<double>(one.hops) * parts[r].latency;
     }
-    cost.seconds += longest;
+    longest = stream > 0 && cost.seconds <= longest.seconds ? longest : cost;
+  }
+  longest.known = streams == 1 || keep_in_step(parts, rows, spec.root, cut);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    longest.known = longest.known && suits(parts[r], rows[r].way);
+    longest.seconds = std::max(longest.seconds, carried[r]);
   }
   if (spec.what == Collective::all_reduce) {
-    cost.twice();
+    longest.twice();
   }
-  return cost;
+  return longest;
 }
 
 // A message along each part in turn: all the latencies, the bandwidth of the slowest.
@@ -227,7 +230,7 @@ inline bool doubles(const List<AxisPart>& parts) {
 inline CollectiveCost doubling_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const Doubling group(spec.devices());
   const bool all = spec.what == Collective::all_reduce;
-  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
+  const ChunkCut cut = device_cut(spec);
   CollectiveCost cost;
   cost.known = doubles(parts) || (parts.size() == 1 && !in_a_row(parts[0]));
   for (int distance = 1; distance < group.members; distance *= 2) {
@@ -306,9 +309,10 @@ inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart
     }
     return cost;
   }
+  const std::int64_t block = spec.elements / n;
   std::vector<double> loads(static_cast<std::size_t>(n / 2) + 1, 0);
   for (int away = 1; away <= n / 2; ++away) {  // each link carries one from each of as many devices
-    loads[static_cast<std::size_t>(away)] = static_cast<double>(away * (spec.elements / n));
+    loads[static_cast<std::size_t>(away)] = static_cast<double>(away * block);
   }
   CollectiveCost cost = shared_link_cost(spec, part, loads);
   cost.known = part.kind == AxisKind::ring && spec.elements % n == 0;

@@ -3,7 +3,7 @@
 // Every device passes on its partial sum of each chunk but its own once, so a reduce_scatter sends
 // V - V / N by any algorithm; an all_gather moves as much, but not every device sends the same.
 
-#include <algorithm>  // min
+#include <algorithm>  // max, min
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -13,21 +13,20 @@
 namespace tinyscale {
 namespace detail {
 
-// The chunks of the schedule of a spec of several devices and elements.
-inline int chunk_count(const CollectiveSpec& spec) {
+// Where the chunks of a schedule lie; of an all_to_all those of one device, as a scatter's.
+inline ChunkCut device_cut(CollectiveSpec spec) {
   const int n = spec.devices();
   const bool all = spec.what == Collective::all_reduce;
   const bool chain = spec.what == Collective::broadcast || spec.what == Collective::reduce;
   if (spec.algorithm == Algorithm::halving_doubling) {
-    return all ? Doubling(n).members : n;
-  }
-  if (spec.algorithm == Algorithm::direct || spec.algorithm == Algorithm::tree) {
-    return all && spec.algorithm == Algorithm::direct ? n : block_count(spec.what, n);
+    return chunk_cut(spec, all ? Doubling(n).members : n);
   }
   const List<Row> rows = rows_of(spec);
-  return static_cast<int>(stream_count(spec, rows)) * (chain ? chain_chunks(rows, spec.root)
-                                                       : all ? n
-                                                             : block_count(spec.what, n));
+  const int streams = static_cast<int>(stream_count(spec, rows));
+  spec.what = spec.what == Collective::all_to_all ? Collective::scatter : spec.what;
+  return chunk_cut(spec, streams * (chain ? chain_chunks(rows, spec.root)
+                                    : all ? n
+                                          : block_count(spec.what, n)));
 }
 
 // Elements of what devices alike on the rows walked already have together of a stream.
@@ -58,12 +57,14 @@ inline int times_passed(const Row& row, int x, int origin) {
          (modulo(origin - x, row.size) < span.left ? 1 : 0);
 }
 
-// Whether what goes from one coordinate to another of a row leaves coordinate x.
-inline bool passes(const Row& row, int x, int origin, int target) {
-  const int right = modulo(target - origin, row.size);
-  return right <= reach(row.way, row.size, origin).right
-             ? modulo(x - origin, row.size) < right
-             : modulo(origin - x, row.size) < row.size - right;
+// From how many coordinates what goes to `target` leaves coordinate x.
+inline int times_passed_to(const Row& row, int x, int target) {
+  const Reach span = reach(row.way, row.size, target);
+  const bool line = row.way == Algorithm::line;  // from the left end as far as the target
+  const int right = modulo(target - x, row.size), left = modulo(x - target, row.size);
+  return right == 0 ? 0
+                    : std::max(0, (line ? span.left : span.right) - right + 1) +
+                          std::max(0, (line ? span.right : span.left) - left + 1);
 }
 
 inline std::int64_t sent_along(const CollectiveSpec& spec, const RowWalk& walk, const ChunkCut& cut,
@@ -83,10 +84,7 @@ inline std::int64_t sent_along(const CollectiveSpec& spec, const RowWalk& walk, 
   }
   for (int c = 0; c < row.size; ++c) {
     if (spec.what == Collective::all_to_all) {
-      const std::int64_t elements = bound_elements(walk, cut, phase, index, c);
-      for (int origin = 0; origin < row.size; ++origin) {
-        sent += origin != c && passes(row, x, origin, c) ? elements : 0;
-      }
+      sent += times_passed_to(row, x, c) * bound_elements(walk, cut, phase, index, c);
     } else {
       sent += times_passed(row, x, c) * walked_elements(walk, cut, phase, row.moved(index, c));
     }
@@ -131,7 +129,7 @@ inline std::int64_t sent_to_neighbours(const CollectiveSpec& spec, int index) {
   }
   const std::size_t streams = stream_count(spec, rows);
   const bool all = spec.what == Collective::all_reduce;
-  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
+  const ChunkCut cut = device_cut(spec);
   sent = all ? spec.elements : 0;
   for (std::size_t stream = 0; stream < streams; ++stream) {
     const RowWalk walk{rows, stream, streams, n, all};
@@ -146,7 +144,7 @@ inline std::int64_t sent_to_neighbours(const CollectiveSpec& spec, int index) {
 inline std::int64_t sent_by_doubling(const CollectiveSpec& spec, int index) {
   const Doubling group(spec.devices());
   const bool all = spec.what == Collective::all_reduce;
-  const ChunkCut cut = chunk_cut(spec, chunk_count(spec));
+  const ChunkCut cut = device_cut(spec);
   const bool paired = index < 2 * group.pairs();
   if (paired && index % 2 == 1) {
     return all ? spec.elements : cut.elements(index);

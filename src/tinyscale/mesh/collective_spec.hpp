@@ -62,7 +62,7 @@ struct CollectiveSpec {
   List<AxisPart> parts;       // of the group, the slowest first; device = row-major number
   std::int64_t elements = 0;  // of the whole vector: what all_gather makes, what reduce_scatter,
                               // all_reduce, all_to_all and scatter take from a device, gather
-                              // makes, the others move
+                              // makes; broadcast and reduce move, permute from a device
   double element_bytes = 4;   // on the wire
   int root = 0;               // index in the group; permute: the shift, from 0
 

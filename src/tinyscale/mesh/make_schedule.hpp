@@ -62,6 +62,8 @@ inline void check_spec(const char* function, const CollectiveSpec& spec) {
   }
 }
 
+constexpr int most_exchanging = 16384;  // n n blocks, each in some chunks, are int
+
 // Where the chunks of a schedule of `chunks` lie. Counts that n does not divide: the first blocks
 // are one element larger.
 inline ChunkCut chunk_cut(const CollectiveSpec& spec, int chunks) {
@@ -87,6 +89,10 @@ inline ChunkCut chunk_cut(const CollectiveSpec& spec, int chunks) {
 inline CollectiveSchedule make_schedule(const CollectiveSpec& spec) {
   detail::check_spec("make_schedule", spec);
   const int n = spec.devices();
+  if (spec.what == Collective::all_to_all && n > detail::most_exchanging) {
+    detail::fail({"make_schedule: all_to_all over ", n, " devices; at most ",
+                  detail::most_exchanging, " have blocks that can be numbered"});
+  }
   detail::ScheduleBuilder builder;
   CollectiveSchedule& out = builder.out;
   out.name = name_of(spec.algorithm);
@@ -182,15 +188,18 @@ inline bool step_overlaps(const CollectiveSchedule& data, std::size_t first, std
     const int device = data.transfers[i].from;
     ++mark;
     for (; i < last && data.transfers[i].from == device; ++i) {
-      for (int c = 0; c < data.transfers[i].chunks; ++c) {
-        sent[static_cast<std::size_t>(data.transfers[i].chunk + c)] = mark;
+      const std::size_t chunk = static_cast<std::size_t>(data.transfers[i].chunk);
+      const std::size_t chunks = static_cast<std::size_t>(data.transfers[i].chunks);
+      for (std::size_t c = chunk; c < chunk + chunks; ++c) {
+        sent[c] = mark;
       }
     }
     const std::size_t d = static_cast<std::size_t>(device);
     for (std::size_t t = begin[d]; t < begin[d + 1]; ++t) {
-      const Transfer& in = data.transfers[taken[t]];
-      for (int c = 0; c < in.chunks; ++c) {
-        if (sent[static_cast<std::size_t>(in.chunk + c)] == mark) {
+      const std::size_t chunk = static_cast<std::size_t>(data.transfers[taken[t]].chunk);
+      const std::size_t chunks = static_cast<std::size_t>(data.transfers[taken[t]].chunks);
+      for (std::size_t c = chunk; c < chunk + chunks; ++c) {
+        if (sent[c] == mark) {
           return true;
         }
       }

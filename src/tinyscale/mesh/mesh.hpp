@@ -174,6 +174,7 @@ class Mesh {
     }
     record->log = detail::join_logs(logs);
     record->axes = axes_;
+    record->machine = machine_.name;
     return record;
   }
 

@@ -3,6 +3,7 @@
 // cover the same row-major count, so rank is chip number. An axis thus lies on a whole dimension,
 // on a stretch of one, or on several; each stretch is a part. A dimension that closes is a ring for
 // an axis that goes all around, even with the chips of other axes between; else it is a line.
+// To lay axes otherwise, give the mesh the machine's dimensions in another order: reordered().
 
 #include <algorithm>  // max, min
 #include <cstddef>

@@ -65,6 +65,7 @@ namespace detail {
 // What a run leaves behind; shared by all timings of it.
 struct MeshRecord {
   RunLog log;
+  std::string machine;  // on which it ran, and algorithms were chosen
   List<MeshAxis> axes;
   List<List<KeptTensor>> kept;  // by rank
   List<Counters> counters;
@@ -243,7 +244,9 @@ class MeshRun {
       if (back.empty()) {
         back.push_back(message.to);
       }
-      back.push_back(message.from);
+      if (back.back() != message.from) {
+        back.push_back(message.from);
+      }
       all.route(message.from, message.to, route);
       for (const std::size_t link : route) {
         if (busy(all, link) > most) {
@@ -348,7 +351,8 @@ class MeshRun {
     row.axes = shape.axes;
     row.arguments = shape.arguments;
     row.algorithm = shape.eager ? "" : name_of(shape.spec.algorithm);
-    row.reason = shape.reason;
+    const bool elsewhere = !shape.reason.empty() && machine_.name != record_->machine;
+    row.reason = (elsewhere ? "on " + record_->machine + ": " : "") + shape.reason;
     row.where = shape.where;
     row.groups = static_cast<int>(calls.size());
     std::vector<double> out(static_cast<std::size_t>(devices())), in(out.size());
@@ -366,7 +370,11 @@ class MeshRun {
     if (!shape.eager) {
       CollectiveSpec spec = shape.spec;
       spec.parts = detail::parts_of_group(machine_, placed, shape.axis_numbers);
-      row.formula = spec.algorithm == Algorithm::custom ? -1 : collective_seconds(spec);
+      bool known = spec.algorithm != Algorithm::custom;
+      for (const AxisPart& part : spec.parts) {
+        known = known && (part.dim >= 0 || part.size == 1);  // no forms across dimensions
+      }
+      row.formula = known ? collective_seconds(spec) : -1;
       const double bytes = static_cast<double>(spec.elements) * spec.element_bytes;
       row.algbw = row.seconds > 0 ? bytes / row.seconds : 0;
       row.busbw = row.algbw * bus_factor(spec.what, row.devices);
@@ -383,8 +391,12 @@ namespace detail {
 
 inline void print_path(std::ostream& out, const MeshRun& run) {
   const CriticalPath path = run.critical_path();
-  out << "simulated " << format_seconds(run.seconds) << " on " << run.machine().name
-      << "; critical path of " << path.messages << " messages: ";
+  out << "simulated " << format_seconds(run.seconds) << " on " << run.machine().name;
+  if (path.messages == 0) {  // compute alone, or too many to be kept
+    out << "\n";
+    return;
+  }
+  out << "; critical path of " << path.messages << " messages: ";
   if (path.compute > 0) {
     out << format_seconds(path.compute) << " compute, ";
   }

@@ -2,22 +2,15 @@
 // The same mesh on MPI ranks: compile with mpicxx -DTINYSCALE_USE_MPI, run with mpirun -n 8. Each
 // process is one device; the fabric of each holds the meetings that its device takes part in. Who
 // posts tells its group; when all have told the same, each rank carries out its own transfers of
-// the schedule, step by step. A device that waits moves everything that is under way. Rank 0
-// judges: a device that waits for long tells it where it stands, and when all have and nothing that
-// they wait for is on its way, nothing ever can be (each has told all that it did before it
-// stopped).
+// the schedule, step by step. A device that waits moves everything that is under way, and tells
+// rank 0, which judges the run, where it stands.
 
 #if defined(TINYSCALE_USE_MPI)
-
-// clang-format off
-#  include <time.h>  // nanosleep
-// clang-format on
 
 #include <algorithm>  // max
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <thread>   // yield
 #include <utility>  // move
 #include <vector>
 
@@ -28,6 +21,8 @@
 #include "tinyscale/mesh/fabric.hpp"
 #include "tinyscale/mesh/mpi_bytes.hpp"
 #include "tinyscale/mesh/mpi_exchange.hpp"
+#include "tinyscale/mesh/mpi_mail.hpp"
+#include "tinyscale/mesh/mpi_report.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -50,53 +45,19 @@ struct RankGroup {
   List<Shared<RankCall>> calls;  // from the first that is not both over and awaited
 };
 
-// Where a device stands, as it tells rank 0.
-struct RankReport {
-  struct Call {  // that it posted and that is not over
-    std::int64_t number = 0;
-    bool awaited = false;
-    std::string key;
-  };
-  struct Calls {  // of one group
-    std::vector<int> axes, ranks;
-    std::int64_t posted = 0;
-    List<Call> open;
-  };
-
-  Waiting::Now now = Waiting::Now::runs;
-  Wait wait;
-  std::string where, message;
-  List<Calls> calls;
-  std::vector<std::int64_t> sent, taken;  // messages of the program, by rank
-
-  const Calls* find(const Calls& like) const {
-    for (const Calls& known : calls) {
-      if (known.axes == like.axes && known.ranks == like.ranks) {
-        return &known;
-      }
-    }
-    return nullptr;
-  }
-};
-
 class MpiRanks final : public OtherProcesses {
  public:
   // `comm` has as many ranks as the fabric devices.
-  MpiRanks(Fabric& fabric, MPI_Comm comm) : fabric_(fabric) {
+  MpiRanks(Fabric& fabric, MPI_Comm comm) : fabric_(fabric), mail_(comm) {
     MPI_Comm_dup(comm, &data_);
-    MPI_Comm_dup(comm, &control_);
     MPI_Comm_rank(comm, &me_);
     MPI_Comm_size(comm, &size_);
     const std::size_t n = static_cast<std::size_t>(size_);
     sent_.assign(n, 0);
     taken_.assign(n, 0);
-    told_.assign(n, 0);
     reports_ = List<Shared<RankReport>>(n);
   }
-  ~MpiRanks() {
-    MPI_Comm_free(&data_);
-    MPI_Comm_free(&control_);
-  }
+  ~MpiRanks() { MPI_Comm_free(&data_); }
   MpiRanks(const MpiRanks&) = delete;
   MpiRanks& operator=(const MpiRanks&) = delete;
 
@@ -120,7 +81,7 @@ class MpiRanks final : public OtherProcesses {
     put_where(news, post.where);
     for (const int rank : seat.group->ranks) {
       if (rank != me_) {
-        tell(rank, post_tag, news.text());
+        mail_.tell(rank, post_tag, news.text());
       }
     }
     RankCall& call = find_call(group, number);
@@ -160,7 +121,7 @@ class MpiRanks final : public OtherProcesses {
     put_shape(news, packet.value.shape());
     news.put(packet.value.data(), static_cast<std::size_t>(packet.value.count()) * sizeof(float));
     ++sent_[static_cast<std::size_t>(to)];
-    tell(to, packet_tag, news.text());
+    mail_.tell(to, packet_tag, news.text());
   }
   void took(int from) override { ++taken_[static_cast<std::size_t>(from)]; }
 
@@ -177,7 +138,7 @@ class MpiRanks final : public OtherProcesses {
         let_others_run(looks);
       }
     }
-    drain();
+    mail_.drain();
   }
 
   // The bits of a call's group: its axes and its lowest rank; all processes number its calls alike.
@@ -190,11 +151,6 @@ class MpiRanks final : public OtherProcesses {
  private:
   enum Tag { post_tag, packet_tag, report_tag, verdict_tag };
   static constexpr int streams_at_once = 64, calls_at_once = 16;
-  struct Letter {
-    std::string text;
-    MPI_Request request = MPI_REQUEST_NULL;
-  };
-
   static std::uint64_t bits(const std::vector<int>& axes) {
     std::uint64_t sum = 0;
     for (const int axis : axes) {
@@ -203,90 +159,23 @@ class MpiRanks final : public OtherProcesses {
     return sum;
   }
 
-  // ---- Letters ----
-
-  void tell(int rank, Tag tag, const std::string& text) {
-    if (text.size() > 0x7fffffffU) {
-      fail({"mpi: a message of ", text.size(), " bytes; at most 2^31 - 1"});
-    }
-    const Shared<Letter> letter(new Letter);
-    letter->text = text;
-    MPI_Isend(letter->text.data(), static_cast<int>(text.size()), MPI_CHAR, rank, tag, control_,
-              &letter->request);
-    ++told_[static_cast<std::size_t>(rank)];
-    letters_.push_back(letter);
-  }
-
-  // The next letter that has come, if one has.
-  bool read(Bytes& text, int& from, int& tag) {
-    MPI_Message message = MPI_MESSAGE_NULL;
-    MPI_Status status;
-    int here = 0, count = 0;
-    MPI_Improbe(MPI_ANY_SOURCE, MPI_ANY_TAG, control_, &here, &message, &status);
-    if (here == 0) {
-      return false;
-    }
-    MPI_Get_count(&status, MPI_CHAR, &count);
-    std::string bytes(static_cast<std::size_t>(count), '\0');
-    MPI_Mrecv(&bytes[0], count, MPI_CHAR, &message, MPI_STATUS_IGNORE);
-    ++heard_;
-    text = Bytes(std::move(bytes));
-    from = status.MPI_SOURCE;
-    tag = status.MPI_TAG;
-    return true;
-  }
-
   bool progress() {
     bool moved = false;
     Bytes text;
-    for (int from = 0, tag = 0; read(text, from, tag);) {
+    for (int from = 0, tag = 0; mail_.read(text, from, tag);) {
       moved = true;
       switch (tag) {
         case post_tag: take_post(text); break;
         case packet_tag: take_packet(text, from); break;
-        case report_tag: take_report(text, from); break;
+        case report_tag: take_report(get_report(text), from); break;
         default: take_verdict(text.text()); break;
       }
     }
     for (const Shared<RankGroup>& group : groups_) {
       moved = move_calls(*group) || moved;
     }
-    for (std::size_t i = letters_.size(); i-- > 0;) {
-      int gone = 0;
-      MPI_Test(&letters_[i]->request, &gone, MPI_STATUS_IGNORE);
-      if (gone != 0) {
-        letters_[i] = letters_.back();
-        letters_.pop_back();
-      }
-    }
+    mail_.sweep();
     return moved;
-  }
-
-  static void let_others_run(std::int64_t looks) {
-    if (looks < 2000) {
-      std::this_thread::yield();
-    } else {
-      const timespec pause = {0, 20000};
-      nanosleep(&pause, nullptr);
-    }
-  }
-
-  // All letters to this rank are read and its own have gone: the next run finds none of this one.
-  void drain() {
-    std::vector<std::int64_t> from(told_.size());
-    MPI_Alltoall(told_.data(), 1, MPI_INT64_T, from.data(), 1, MPI_INT64_T, control_);
-    std::int64_t all = 0;
-    for (const std::int64_t count : from) {
-      all += count;
-    }
-    Bytes text;
-    for (int rank = 0, tag = 0; heard_ < all;) {
-      read(text, rank, tag);
-    }
-    for (const Shared<Letter>& letter : letters_) {
-      MPI_Wait(&letter->request, MPI_STATUS_IGNORE);
-    }
-    letters_.clear();
   }
 
   // ---- Collectives ----
@@ -337,25 +226,29 @@ class MpiRanks final : public OtherProcesses {
     enter(find_call(group, number), place, std::move(post), text);
   }
 
-  // Calls that all members have made go on, in order, so many at once.
+  // Calls that all members have made go on: those that follow the first that is not over, as far as
+  // their tags differ.
   bool move_calls(RankGroup& group) {
     bool moved = false;
-    int under_way = 0;
-    for (std::size_t i = 0; i < group.calls.size() && under_way < calls_at_once; ++i) {
+    std::size_t first = 0;
+    while (first < group.calls.size() && group.calls[first]->over) {
+      ++first;
+    }
+    for (std::size_t i = first; i < group.calls.size() && i < first + calls_at_once; ++i) {
       RankCall& call = *group.calls[i];
-      if (!call.over && call.meeting->came == group.group->size()) {
-        if (!call.exchange && !call.meeting->disagrees) {
-          agree(group, call);
-          moved = true;
-        }
-        if (call.exchange) {
-          moved = call.exchange->advance() || moved;
-          if (call.exchange->done()) {
-            finish(group, call);
-          }
+      if (call.over || call.meeting->came < group.group->size()) {
+        continue;
+      }
+      if (!call.exchange && !call.meeting->disagrees) {
+        agree(group, call);
+        moved = true;
+      }
+      if (call.exchange) {
+        moved = call.exchange->advance() || moved;
+        if (call.exchange->done()) {
+          finish(group, call);
         }
       }
-      under_way += call.over ? 0 : 1;
     }
     while (!group.calls.empty() && group.calls[0]->over && group.calls[0]->meeting->left > 0) {
       let_go(group);
@@ -381,7 +274,7 @@ class MpiRanks final : public OtherProcesses {
 
   static bool same(const std::vector<std::string>& keys) {
     for (const std::string& key : keys) {
-      if (!key.empty() && !keys[0].empty() && key != keys[0]) {
+      if (key != keys[0]) {
         return false;
       }
     }
@@ -401,10 +294,7 @@ class MpiRanks final : public OtherProcesses {
       call.plan = group.plan;
       call.members = group.members;
       const PreparedSchedule& schedule = *call.plan->shape->schedule;
-      int index = 0;
-      while ((*call.members)[static_cast<std::size_t>(index)] != me_) {
-        ++index;
-      }
+      const int index = static_cast<int>(place_in(*call.members, me_));
       const int tag = first_tag(group, call, static_cast<int>(schedule.streams.size()));
       call.exchange = Shared<RankExchange>(
           new RankExchange(call.plan->exchange, schedule, index, *call.members, tag, data_));
@@ -418,11 +308,7 @@ class MpiRanks final : public OtherProcesses {
   }
 
   Post& own_post(const Group& group, Meeting& meeting) const {
-    std::size_t place = 0;
-    while (group.ranks[place] != me_) {
-      ++place;
-    }
-    return meeting.posts[place];
+    return meeting.posts[place_in(group.ranks, me_)];
   }
 
   // Of the call's messages; each stream has one more.
@@ -478,119 +364,45 @@ class MpiRanks final : public OtherProcesses {
   void report(Waiting::Now now, const Wait& wait, const std::string& where,
               const std::string& message) {
     changed_ = false;
-    Bytes news;
-    news.put_enum(now);
-    news.put_enum(wait.what);
-    news.put(std::int64_t{wait.peer});
-    news.put(where);
-    news.put(message);
-    news.put_numbers(sent_);
-    news.put_numbers(taken_);
+    RankReport news;
+    news.now = now;
+    news.wait = wait;
+    news.where = where;
+    news.message = message;
+    news.sent = sent_;
+    news.taken = taken_;
     for (const Shared<RankGroup>& group : groups_) {
-      news.put_numbers(group->group->axes);
-      news.put_numbers(group->group->ranks);
-      news.put(group->posted);
+      RankReport::Calls calls;
+      calls.axes = group->group->axes;
+      calls.ranks = group->group->ranks;
+      calls.posted = group->posted;
       for (const Shared<RankCall>& call : group->calls) {
         if (!call->over && call->number < group->posted) {
-          news.put(call->number);
-          news.put(std::int64_t{call->meeting == wait.of ? 1 : 0});
-          news.put(call->keys[place_in(group->group->ranks, me_)]);
+          calls.open.push_back(
+              {call->number, call->meeting == wait.of, call->keys[place_in(calls.ranks, me_)]});
         }
       }
-      news.put(std::int64_t{-1});
+      news.calls.push_back(calls);
     }
     if (me_ == 0) {
-      Bytes own(news.text());
-      take_report(own, 0);
+      take_report(news, 0);
     } else {
-      tell(0, report_tag, news.text());
+      Bytes text;
+      put_report(text, news);
+      mail_.tell(0, report_tag, text.text());
     }
   }
 
-  static std::size_t place_in(const std::vector<int>& ranks, int rank) {
-    std::size_t place = 0;
-    while (ranks[place] != rank) {
-      ++place;
+  void take_report(const RankReport& report, int from) {
+    reports_[static_cast<std::size_t>(from)] = Shared<RankReport>(new RankReport(report));
+    const RunState state = judged_ ? RunState::goes_on : state_of(reports_);
+    if (state != RunState::goes_on) {
+      const std::string text = state == RunState::over ? "" : verdict();
+      for (int rank = 1; rank < size_; ++rank) {
+        mail_.tell(rank, verdict_tag, text);
+      }
+      take_verdict(text);
     }
-    return place;
-  }
-
-  void take_report(Bytes& news, int from) {
-    const Shared<RankReport> report(new RankReport);
-    news.get_enum(report->now);
-    news.get_enum(report->wait.what);
-    report->wait.peer = news.whole();
-    report->where = news.string();
-    report->message = news.string();
-    news.get_numbers(report->sent);
-    news.get_numbers(report->taken);
-    while (!news.at_end()) {
-      RankReport::Calls calls;
-      news.get_numbers(calls.axes);
-      news.get_numbers(calls.ranks);
-      calls.posted = news.number();
-      for (std::int64_t number = news.number(); number >= 0; number = news.number()) {
-        const bool awaited = news.number() != 0;
-        calls.open.push_back({number, awaited, news.string()});
-      }
-      report->calls.push_back(calls);
-    }
-    reports_[static_cast<std::size_t>(from)] = report;
-    judge();
-  }
-
-  // Whether all members have made that call, and the same.
-  bool under_way(const RankReport::Calls& calls, const RankReport::Call& open) const {
-    for (const int rank : calls.ranks) {
-      const RankReport::Calls* const theirs = reports_[static_cast<std::size_t>(rank)]->find(calls);
-      if (theirs == nullptr || theirs->posted <= open.number) {
-        return false;
-      }
-      for (const RankReport::Call& other : theirs->open) {
-        if (other.number == open.number && other.key != open.key) {
-          return false;
-        }
-      }
-    }
-    return true;
-  }
-
-  std::int64_t unread(std::size_t from, std::size_t to) const {
-    return reports_[from]->sent[to] - reports_[to]->taken[from];
-  }
-
-  // Nothing is under way and all have told where they stand: so it stays.
-  void judge() {
-    bool fine = true;
-    for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
-      if (!reports_[rank] || judged_) {
-        return;
-      }
-    }
-    for (std::size_t rank = 0; rank < reports_.size(); ++rank) {
-      const RankReport& report = *reports_[rank];
-      fine = fine && report.now == Waiting::Now::returned;
-      for (const RankReport::Calls& calls : report.calls) {
-        for (const RankReport::Call& open : calls.open) {
-          if (under_way(calls, open)) {
-            return;
-          }
-          fine = false;
-        }
-      }
-      const std::size_t peer = static_cast<std::size_t>(report.wait.peer);
-      if (report.wait.what == Wait::For::message && unread(peer, rank) > 0) {
-        return;
-      }
-      for (std::size_t from = 0; from < reports_.size(); ++from) {
-        fine = fine && unread(from, rank) == 0;
-      }
-    }
-    const std::string text = fine ? "" : verdict();
-    for (int rank = 1; rank < size_; ++rank) {
-      tell(rank, verdict_tag, text);
-    }
-    take_verdict(text);
   }
 
   void take_verdict(const std::string& text) {
@@ -611,7 +423,7 @@ class MpiRanks final : public OtherProcesses {
         take_over(calls, static_cast<int>(rank), state);
       }
       for (std::size_t from = 0; from < reports_.size() && rank > 0; ++from) {
-        for (std::int64_t i = unread(from, rank); i > 0; --i) {
+        for (std::int64_t i = unread(reports_, from, rank); i > 0; --i) {
           const int to = static_cast<int>(rank);
           fabric_.box(to, static_cast<int>(from)).packets.push_back(Packet());
         }
@@ -632,18 +444,16 @@ class MpiRanks final : public OtherProcesses {
       if (call.keys[place].empty()) {
         enter(call, static_cast<int>(place), Post(), open.key);
       }
-      call.meeting->disagrees = !same(call.keys);
+      call.meeting->disagrees = call.meeting->came == group.group->size() && !same(call.keys);
       state.wait.of = open.awaited ? call.meeting : state.wait.of;
     }
   }
 
   Fabric& fabric_;
-  MPI_Comm data_ = MPI_COMM_NULL, control_ = MPI_COMM_NULL;
+  MpiMail mail_;
+  MPI_Comm data_ = MPI_COMM_NULL;  // of the chunks
   int me_ = 0, size_ = 1;
   List<Shared<RankGroup>> groups_;
-  List<Shared<Letter>> letters_;            // that may not have gone
-  std::vector<std::int64_t> told_;          // letters, by rank
-  std::int64_t heard_ = 0;                  // letters
   std::vector<std::int64_t> sent_, taken_;  // messages of the program, by rank
   std::int64_t sends_ = 0;
   bool changed_ = false;  // since the last report

@@ -49,12 +49,24 @@ struct MpiSession {
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &here);
     MPI_Comm_size(here, &neighbours);
     MPI_Comm_free(&here);
+    MPI_Comm_dup(MPI_COMM_WORLD, &all);
   }
-  // A program that ends within a run leaves without a word: mpirun then ends the others.
+  // A program that ends within a run leaves without a word: mpirun then ends the others. Else it
+  // says goodbye to those that may come to a run yet.
   ~MpiSession() {
     int ended = 0;
     MPI_Finalized(&ended);
-    if (owner && ended == 0 && !running) {
+    if (ended != 0 || running) {
+      return;
+    }
+    MPI_Request request = MPI_REQUEST_NULL;
+    for (int other = 0; other < size; ++other) {
+      if (other != rank) {
+        MPI_Isend(&rank, 1, MPI_INT, other, 0, all, &request);
+        MPI_Request_free(&request);
+      }
+    }
+    if (owner) {
       MPI_Finalize();
     }
   }
@@ -64,6 +76,26 @@ struct MpiSession {
   int rank = 0, size = 1;
   int neighbours = 1;  // processes on this computer, this one among them
   bool owner = false, running = false;
+  MPI_Comm all = MPI_COMM_NULL;
+
+  // Until all ranks have come to a run; one that has ended its program never will.
+  void gather_ranks() {
+    MPI_Request request = MPI_REQUEST_NULL;
+    MPI_Ibarrier(all, &request);
+    int here = 0, gone = 0;
+    for (std::int64_t looks = 0; here == 0; ++looks) {
+      MPI_Status status;
+      MPI_Test(&request, &here, MPI_STATUS_IGNORE);
+      MPI_Iprobe(MPI_ANY_SOURCE, 0, all, &gone, &status);
+      if (here == 0 && gone != 0) {
+        fail({"mesh.run: MPI rank ", status.MPI_SOURCE, " has ended its program and rank ", rank,
+              " comes to a run; all ranks must make the same runs"});
+      }
+      if (here == 0) {
+        let_others_run(looks);
+      }
+    }
+  }
 };
 
 inline MpiSession& mpi_session() {
@@ -320,6 +352,7 @@ inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
     fail({"mesh.run: ", devices.size(), " devices on ", ranks, " MPI ranks; right is mpirun -n ",
           devices.size(), ", or one rank, whose devices are threads"});
   }
+  session.gather_ranks();
   session.running = true;
   run_own_device(program, fabric, devices);
   const std::string failure = told_by(0, session.rank == 0 ? fabric.failure() : "");

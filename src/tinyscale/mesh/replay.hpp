@@ -14,7 +14,6 @@
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
-#include "tinyscale/base/shared.hpp"
 #include "tinyscale/hardware/roofline.hpp"
 #include "tinyscale/mesh/fair_links.hpp"
 #include "tinyscale/mesh/route.hpp"
@@ -27,39 +26,14 @@ namespace detail {
 
 constexpr std::size_t most_timed_messages = std::size_t{1} << 22;
 
-// The index of a rank in a group, -1 when it is no member.
-inline int member_of(const LoggedCall& call, int rank) {
-  const std::vector<int>& members = *call.members;
-  const std::size_t n = members.size();
-  if (n > 1 && members[1] != members[0]) {  // most groups are evenly spaced
-    const int guess = (rank - members[0]) / (members[1] - members[0]);
-    if (guess >= 0 && static_cast<std::size_t>(guess) < n &&
-        members[static_cast<std::size_t>(guess)] == rank) {
-      return guess;
-    }
-  }
-  for (std::size_t i = 0; i < n; ++i) {
-    if (members[i] == rank) {
-      return static_cast<int>(i);
-    }
-  }
-  return -1;
-}
-
-// Bytes of a message of a call.
-inline double message_bytes(const CallShape& shape, const ScheduledMessage& message) {
-  std::int64_t elements = 0;
-  for (std::size_t t = message.first; t < message.last; ++t) {
-    const Transfer& transfer = shape.schedule->data.transfers[t];
-    elements += shape.cut.elements(transfer.chunk, transfer.chunks);
-  }
-  return static_cast<double>(elements) * shape.spec.element_bytes;
-}
-
 class Replay {
  public:
   Replay(const RunLog& log, const Machine& machine, const Faults& faults)
-      : log_(log), machine_(machine), links_(links_of(machine, faults)), fair_(links_) {
+      : log_(log),
+        machine_(machine),
+        links_(links_of(machine, faults)),
+        fair_(links_),
+        orders_(log) {
     const std::size_t devices = static_cast<std::size_t>(log.devices);
     devices_.resize(devices);
     out_.devices.resize(devices);
@@ -78,7 +52,8 @@ class Replay {
         device.slower *= fault.factor;
       }
     }
-    index_schedules();
+    keeps_ = orders_.messages <= most_timed_messages;
+    out_.messages.reserve(keeps_ ? orders_.messages : 0);
   }
 
   Timeline run() {
@@ -123,33 +98,6 @@ class Replay {
     int record = none;
     std::size_t message = 0;
   };
-
-  // Which of orders_ each call follows; schedules are known by their address (a hash table).
-  void index_schedules() {
-    std::size_t messages = 0;
-    order_of_.assign(log_.calls.size(), 0);
-    std::vector<std::size_t> slots(2 * log_.calls.size() + 1, 0);  // place in orders_ + 1, or 0
-    for (std::size_t c = 0; c < log_.calls.size(); ++c) {
-      const PreparedSchedule* const schedule = log_.calls[c].shape->schedule.get();
-      std::size_t at = reinterpret_cast<std::uintptr_t>(schedule) / 16 % slots.size();
-      while (slots[at] > 0 && orders_[slots[at] - 1]->schedule != schedule) {
-        at = (at + 1) % slots.size();
-      }
-      if (slots[at] == 0) {
-        orders_.push_back(Shared<MemberSteps>(new MemberSteps(*schedule)));
-        slots[at] = orders_.size();
-      }
-      order_of_[c] = slots[at] - 1;
-      messages += schedule->messages.size();
-      if (log_.calls[c].members->size() != orders_[order_of_[c]]->members) {
-        fail({"time: ", line(c), " has ", log_.calls[c].members->size(),
-              " members and a schedule for ", orders_[order_of_[c]]->members,
-              "; they must be equal"});
-      }
-    }
-    keeps_ = messages <= most_timed_messages;
-    out_.messages.reserve(keeps_ ? messages : 0);
-  }
 
   void run_ready(double now) {
     for (std::size_t i = 0; i < ready_.size(); ++i) {
@@ -267,7 +215,7 @@ class Replay {
       } else {
         free_.pop_back();
       }
-      live_[static_cast<std::size_t>(p)].begin(*orders_[order_of_[c]], c);
+      live_[static_cast<std::size_t>(p)].begin(orders_.of(c), c);
     }
     if (p == finished || live_[static_cast<std::size_t>(p)].started(member)) {
       fail({"time: device ", (*log_.calls[c].members)[static_cast<std::size_t>(member)], " starts ",
@@ -396,9 +344,7 @@ class Replay {
     }
   }
 
-  const std::string& line(std::size_t c) const {
-    return log_.lines[static_cast<std::size_t>(log_.calls[c].line)];
-  }
+  const std::string& line(std::size_t c) const { return line_of(log_, c); }
 
   // When nothing can happen any more every device must be at its end.
   void check_all_done() const {
@@ -435,12 +381,11 @@ class Replay {
   EventQueue events_;
   Timeline out_;
   List<Device> devices_;
-  List<Shared<MemberSteps>> orders_;   // of each schedule
-  std::vector<std::size_t> order_of_;  // by call
-  List<CallProgress> live_;            // of calls under way
-  std::vector<std::size_t> free_;      // places of live_
-  std::vector<int> progress_of_;       // by call: place in live_, not_started, finished
-  std::vector<int> next_send_;         // by call: the send that goes after it
+  CallOrders orders_;
+  List<CallProgress> live_;        // of calls under way
+  std::vector<std::size_t> free_;  // places of live_
+  std::vector<int> progress_of_;   // by call: place in live_, not_started, finished
+  std::vector<int> next_send_;     // by call: the send that goes after it
   List<Flight> flights_;
   std::vector<std::size_t> done_, leave_;
   std::vector<int> ready_;  // devices

@@ -3,12 +3,15 @@
 // after another, and a message needs both its ends to have come to its step.
 
 #include <cstddef>
+#include <cstdint>  // uintptr_t
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
-#include "tinyscale/mesh/schedule.hpp"
+#include "tinyscale/base/shared.hpp"
+#include "tinyscale/mesh/run_log.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -57,6 +60,68 @@ struct MemberSteps {
   std::vector<std::size_t> first;  // by stream and member: into items
   std::vector<int> items;          // messages
   std::vector<int> stream;         // of each message
+};
+
+// The index of a rank in a group, -1 when it is no member.
+inline int member_of(const LoggedCall& call, int rank) {
+  const std::vector<int>& members = *call.members;
+  const std::size_t n = members.size();
+  if (n > 1 && members[1] != members[0]) {  // most groups are evenly spaced
+    const int guess = (rank - members[0]) / (members[1] - members[0]);
+    if (guess >= 0 && static_cast<std::size_t>(guess) < n &&
+        members[static_cast<std::size_t>(guess)] == rank) {
+      return guess;
+    }
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    if (members[i] == rank) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+// Bytes of a message of a call.
+inline double message_bytes(const CallShape& shape, const ScheduledMessage& message) {
+  std::int64_t elements = 0;
+  for (std::size_t t = message.first; t < message.last; ++t) {
+    const Transfer& transfer = shape.schedule->data.transfers[t];
+    elements += shape.cut.elements(transfer.chunk, transfer.chunks);
+  }
+  return static_cast<double>(elements) * shape.spec.element_bytes;
+}
+
+inline const std::string& line_of(const RunLog& log, std::size_t call) {
+  return log.lines[static_cast<std::size_t>(log.calls[call].line)];
+}
+
+// The MemberSteps of every call of a log. Schedules are known by their address (a hash table).
+struct CallOrders {
+  explicit CallOrders(const RunLog& log) {
+    std::vector<std::size_t> slots(2 * log.calls.size() + 1, 0);  // place in `orders` + 1, or 0
+    for (std::size_t c = 0; c < log.calls.size(); ++c) {
+      const PreparedSchedule* const schedule = log.calls[c].shape->schedule.get();
+      std::size_t at = reinterpret_cast<std::uintptr_t>(schedule) / 16 % slots.size();
+      while (slots[at] > 0 && orders[slots[at] - 1]->schedule != schedule) {
+        at = (at + 1) % slots.size();
+      }
+      if (slots[at] == 0) {
+        orders.push_back(Shared<MemberSteps>(new MemberSteps(*schedule)));
+        slots[at] = orders.size();
+      }
+      places.push_back(slots[at] - 1);
+      messages += schedule->messages.size();
+      if (log.calls[c].members->size() != of(c).members) {
+        fail({"time: ", line_of(log, c), " has ", log.calls[c].members->size(),
+              " members and a schedule for ", of(c).members, "; they must be equal"});
+      }
+    }
+  }
+  const MemberSteps& of(std::size_t call) const { return *orders[places[call]]; }
+
+  List<Shared<MemberSteps>> orders;
+  std::vector<std::size_t> places;  // by call
+  std::size_t messages = 0;
 };
 
 // How far one group is in its call.

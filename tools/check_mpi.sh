@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# `make check-mpi`: the same mesh programs on threads and on 2, 4 and 8 MPI ranks of this computer. All
+# that they tell, on every rank, must be equal: numbers, logs, counters, simulated times, errors.
+#   tools/check_mpi.sh [build folder]
+set -u
+cd "$(dirname "$0")/.." || exit 1
+build=${1:-build}/mpi
+if ! command -v mpicxx > /dev/null || ! command -v mpirun > /dev/null; then
+  echo "check_mpi: skipped, no mpicxx and mpirun here (libopenmpi-dev, openmpi-bin)"
+  exit 77
+fi
+mkdir -p "$build"
+rm -f "$build"/*.text.*
+flags="-std=c++17 -O1 -pthread ${INCLUDE:--I.}"
+# shellcheck disable=SC2086
+"${CXX:-g++}" $flags tests/mpi/same_program.cpp -o "$build/threads" &&
+  mpicxx $flags -DTINYSCALE_USE_MPI tests/mpi/same_program.cpp -o "$build/ranks" &&
+  mpicxx $flags -DTINYSCALE_USE_MPI tests/mpi/early_end.cpp -o "$build/early_end" || exit 1
+
+run="mpirun"
+mpirun --version 2> /dev/null | grep -q 'Open MPI' && run="mpirun --oversubscribe --bind-to none --mca mpi_yield_when_idle 1"
+[ "$(id -u)" -eq 0 ] && export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+failed=0
+for n in 2 4 8; do
+  "$build/threads" "$n" "$build/threads$n.text" || exit 1
+  timeout 300 $run -n "$n" "$build/ranks" "$n" "$build/ranks$n.text" ||
+    { echo "check_mpi: the programs on $n ranks ended with an error" >&2; failed=1; }
+  for rank in $(seq 0 $((n - 1))); do
+    diff "$build/threads$n.text.0" "$build/ranks$n.text.$rank" > "$build/diff" && continue
+    echo "check_mpi: rank $rank of $n tells something else than threads:" >&2
+    head -n 4 "$build/diff" >&2
+    failed=1
+  done
+  echo "$n ranks: $(grep -c '^==' "$build/threads$n.text.0") programs, $(wc -l < "$build/threads$n.text.0") lines alike"
+done
+timeout 60 $run -n 2 "$build/early_end" 2>&1 | grep -q 'rank 1 has ended its program' ||
+  { echo "check_mpi: a rank that ends early is not noticed" >&2; failed=1; }
+exit "$failed"
