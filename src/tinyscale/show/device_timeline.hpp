@@ -25,7 +25,7 @@ struct CallBar {
   std::vector<double> start, finish;  // seconds
 };
 
-// A name for each line of the program that communicates, and of which each call is.
+// A name for each line of the program that communicates, and which line each call is of.
 struct CallLines {
   std::vector<std::string> names;
   std::vector<std::size_t> of_call;
@@ -99,27 +99,21 @@ inline std::size_t set_lanes(List<CallBar>& bars) {
   return ends.size();
 }
 
-inline double draw_line_names(Canvas& canvas, const CallLines& lines, double right) {
-  const std::size_t most = 8;
-  double x = 20, y = 52;
-  for (std::size_t i = 0; i < std::min(lines.names.size(), most) + 2; ++i) {
-    std::string name = i == 0 ? "compute" : i == 1 ? "wait" : lines.names[i - 2];
-    if (i == most + 1 && lines.names.size() > most) {
-      name = cat("... and ", lines.names.size() - most + 1, " more");
-    }
-    const double wide = 36 + drawn_width(name, 12) * 0.9;
-    if (x + wide > right && x > 20) {
-      x = 20;
-      y += 19;
-    }
-    canvas.rect(x, y - 10, 12, 12,
-                i == 0   ? Canvas::fill(6)
-                : i == 1 ? "class=\"ts-empty\" fill=\"#e3e6ea\""
-                         : Canvas::fill((i - 2) % 6));
-    canvas.label(x + 17, y, name, 12, Anchor::start, Canvas::soft());
-    x += wide;
+// Six lines of the program have colours of their own, what comes after them the sixth.
+inline std::size_t color_of(std::size_t line) { return std::min<std::size_t>(line, 5); }
+
+inline List<Series> line_legend(const CallLines& lines) {
+  List<Series> legend(7);
+  for (std::size_t i = 0; i < std::min<std::size_t>(lines.names.size(), 6); ++i) {
+    legend[i].name = lines.names[i];
+    legend[i].mark = Mark::points;
   }
-  return y + 18;
+  if (lines.names.size() > 6) {
+    legend[5].name = cat(lines.names.size() - 5, " other lines");
+  }
+  legend[6].name = "compute; pale: waits";
+  legend[6].mark = Mark::points;
+  return legend;
 }
 
 // Ticks of time below the tracks.
@@ -157,13 +151,14 @@ inline Svg device_timeline(const MeshRun& run) {
     lanes = std::max(lanes, detail::set_lanes(of_device));
   }
   const double lane = lanes > 3 ? 4 : 9, track = 16 + lane * static_cast<double>(lanes) + 8;
-  Canvas measured(0, 0);
-  const double top = detail::draw_line_names(measured, lines, right);
+  const List<Series> legend = detail::line_legend(lines);
+  Canvas unseen(0, 0);
+  const double top = detail::draw_legend(unseen, legend, 14, right, 54);
   const double bottom = top + track * devices;
   Canvas canvas(900, bottom + 46);
   canvas.label(20, 28, "Devices on " + run.machine().name, 16, Anchor::start,
                Canvas::ink() + " font-weight=\"600\"");
-  detail::draw_line_names(canvas, lines, right);
+  detail::draw_legend(canvas, legend, 14, right, 54);
   detail::draw_time_axis(canvas, left, right, top, bottom, seconds);
   for (const TimedSpan& span : run.timeline.spans) {
     if (span.device < devices) {
@@ -176,7 +171,8 @@ inline Svg device_timeline(const MeshRun& run) {
     const double y = top + track * d;
     canvas.label(left - 8, y + 12, detail::cat("device ", d), 12, Anchor::end, Canvas::soft());
     for (const detail::CallBar& bar : bars[static_cast<std::size_t>(d)]) {
-      const std::string fill = Canvas::fill(lines.of_call[static_cast<std::size_t>(bar.call)] % 6);
+      const std::string fill =
+          Canvas::fill(detail::color_of(lines.of_call[static_cast<std::size_t>(bar.call)]));
       for (std::size_t i = 0; i < bar.start.size(); ++i) {
         const double wide = (bar.finish[i] - bar.start[i]) * scale;
         canvas.rect(left + bar.start[i] * scale, y + 16 + lane * static_cast<double>(bar.lane),

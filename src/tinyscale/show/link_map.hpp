@@ -144,8 +144,9 @@ inline void draw_link_panel(Canvas& canvas, const LinkGrid& grid, std::size_t pa
       }
       const double beyond = grid.beyond[static_cast<std::size_t>(chip)];
       const CellColor color = cell_color(grid.most > 0 ? beyond / grid.most : 0);
-      canvas.rect(x - cell * 0.21, y - cell * 0.21, cell * 0.42, cell * 0.42,
-                  beyond > 0 ? "fill=\"" + color.fill + "\"" : Canvas::fill(6) + " rx=\"2\"");
+      canvas.rect(
+          x - cell * 0.21, y - cell * 0.21, cell * 0.42, cell * 0.42,
+          beyond > 0 ? "fill=\"" + color.fill + "\"" : std::string("fill=\"#4a525b\" rx=\"2\""));
       if (cell >= 28) {
         canvas.label(x, y + cell * 0.075, std::to_string(chip), cell * 0.2, Anchor::middle,
                      "fill=\"" + std::string(beyond > 0 ? color.ink : "#ffffff") + "\"");
