@@ -57,7 +57,7 @@ TEST_CASE("without threads one device learns, and several say so") {
   options.layout.data = 2;
   CHECK(error_of([&] { ts::train(model, text, options); }) ==
         "mesh.run: 2 devices need threads, and this program is compiled with "
-        "TINYSCALE_NO_THREADS; use a mesh of 1 device");
+        "TINYSCALE_NO_THREADS; use a mesh of 1 device, or Sharded tensors");
 }
 
 #else

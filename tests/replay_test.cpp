@@ -828,6 +828,7 @@ TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
                         "transfer; axis y, link ") != std::string::npos);
 }
 
+#if !defined(TINYSCALE_NO_THREADS)
 TEST_CASE("mesh run: a program on a mesh is timed as its schedule says") {
   const ts::Mesh mesh(ts::machine("tpu-v5e", {4, 2}), {{"x", 4}, {"y", 2}});
   const ts::MeshRun run = mesh.run([](ts::Device& d) {
@@ -849,6 +850,7 @@ TEST_CASE("mesh run: a program on a mesh is timed as its schedule says") {
   CHECK(odd.collectives()[0].formula < 0);
   CHECK(odd.seconds > 1e-6);
 }
+#endif
 
 // Every group of an axis, or of several, runs the collective at once.
 double replayed(const ts::Machine& machine, const ts::List<ts::AxisPlacement>& placed,

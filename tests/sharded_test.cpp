@@ -491,6 +491,7 @@ TEST_CASE("sharded: collective matmuls") {
   CHECK(big.made->candidates[0].seconds < big.made->candidates[1].seconds);
 }
 
+#if !defined(TINYSCALE_NO_THREADS)
 TEST_CASE("sharded: a collective matmul in the program of a device") {
   const ts::Mesh mesh = mesh_of({{"x", 4}, {"y", 2}});
   const ts::Tensor x = ts::randn({16, 24}, 1), w = ts::randn({24, 8}, 2);
@@ -508,6 +509,7 @@ TEST_CASE("sharded: a collective matmul in the program of a device") {
     CHECK(within(run.kept(rank, "grad"), p.grad(), absolute(p.grad()) * 1e-5f + 1e-5f));
   }
 }
+#endif
 
 TEST_CASE("sharded: the book's chapter 3") {
   using ts::Collective;
