@@ -194,6 +194,106 @@ TEST_CASE("show: a heat map shows every pair that exchanged bytes") {
   CHECK(contains(ts::svg(map).markup(), "nothing was sent"));
 }
 
+// Two groups of four along a closed dimension, compute between a start and its wait.
+ts::MeshRun small_run() {
+  ts::Machine machine = ts::machine("tpu-v5e", {4, 2});
+  machine.links[0].kind = ts::AxisKind::ring;
+  const ts::Mesh mesh(machine, {{"x", 4}, {"y", 2}});
+  return mesh.run([](ts::Device& d) {
+    const ts::Tensor mine = ts::ones({64, 64});
+    ts::Pending all = d.start_all_gather(mine, "x", 0, {ts::Algorithm::ring});
+    ts::matmul(mine, mine);
+    all.wait();
+    d.all_reduce(mine, "y", ts::Reduce::sum, {ts::Algorithm::ring});
+  });
+}
+
+TEST_CASE("show: a mesh run's timeline has every span, and each step of a call apart") {
+  const ts::MeshRun run = small_run();
+  REQUIRE(run.timeline.spans.size() == 24);  // of 8 devices: compute and two waits
+  double compute = 0, waiting = 0;
+  for (const ts::TimedSpan& span : run.timeline.spans) {
+    if (span.device == 5) {
+      (span.call < 0 ? compute : waiting) += span.finish - span.start;
+    }
+  }
+  CHECK(compute == doctest::Approx(run.timeline.devices[5].compute));
+  CHECK(waiting == doctest::Approx(run.timeline.devices[5].waiting));
+  const ts::Svg picture = ts::device_timeline(run);
+  const std::string markup = picture.markup();
+  CHECK(well_formed(markup));
+  CHECK(contains(markup, ">all_gather over x, show_test.cpp:"));
+  CHECK(contains(markup, ">all_reduce over y, show_test.cpp:"));
+  CHECK(contains(markup, ">simulated time, us<"));
+  CHECK(occurrences(markup, "class=\"tf6\"") == 1 + 8);  // and the legend
+  CHECK(occurrences(markup, "class=\"ts-empty\"") == 16);
+  CHECK(occurrences(markup, "class=\"tf0\"") == 1 + 8 * 3);  // steps of the all_gather
+  CHECK(occurrences(markup, "class=\"tf1\"") == 1 + 8 * 2);
+  CHECK(contains(picture.text, "tpu-v5e 4x2: 8 devices, "));
+
+  const std::string trace = ts::trace_json(run);
+  CHECK(occurrences(trace, "\"ph\": \"M\"") == 8);
+  CHECK(occurrences(trace, "\"name\": \"wait\"") == 16);
+  CHECK(occurrences(trace, "\"name\": \"all_gather over x, show_test.cpp:") == 8);
+  CHECK(occurrences(trace, "{") == occurrences(trace, "}"));
+  CHECK(trace.substr(0, 2) + trace.substr(trace.size() - 2) == "[{]\n");
+  CHECK(
+      error_of([&] { ts::save_trace(run, "no/such/folder/a.json"); }) ==
+      "save_trace: cannot write \"no/such/folder/a.json\": No such file or directory; give a path "
+      "in a folder that exists and can be written");
+}
+
+TEST_CASE("show: a link map has both ways of each link, and letters for terminals") {
+  const ts::MeshRun run = small_run();
+  const ts::Svg picture = ts::link_map(run);
+  CHECK(well_formed(picture.markup()));
+  CHECK(occurrences(picture.markup(), "#4a525b") == 8);  // chips
+  // Used: 3 links down each column and one stub at either end, the ring goes down only; and across.
+  CHECK(occurrences(picture.markup(), "ts-empty\"") == 2 * 5);
+  std::vector<std::string> lines = {""};
+  for (const char c : picture.text) {
+    if (c == '\n') {
+      lines.push_back("");
+    } else {
+      lines.back() += c;
+    }
+  }
+  REQUIRE(lines.size() == 9);
+  for (std::size_t row = 0; row < 4; ++row) {
+    CHECK(lines[1 + 2 * row].size() == 3);
+    CHECK(lines[1 + 2 * row][0] == 'o');
+    CHECK(lines[2 + 2 * row].size() == 3);  // the ring: a link below the last row as well
+    CHECK(lines[2 + 2 * row][0] >= '0');
+  }
+  const ts::Mesh cube(ts::machine("tpu-v4", {4, 4, 4}), {{"x", 4}, {"y", 16}});
+  const ts::MeshRun across = cube.run([](ts::Device& d) { d.permute(ts::ones({8}), "x", 1); });
+  const std::string markup = ts::link_map(across).markup();  // all on links that lead out of panels
+  CHECK(contains(markup, ">from chip 48<"));
+  CHECK(occurrences(markup, "#4a525b") == 0);
+  const ts::Mesh node(ts::machine("h100", {1, 8}), {{"x", 8}});
+  const ts::MeshRun switched = node.run([](ts::Device& d) { d.barrier(); });
+  CHECK(error_of([&] { ts::link_map(switched); }) ==
+        "link_map: h100-sxm 1x8 has no dimension whose neighbours are joined; svg(run) shows the "
+        "links of any machine");
+}
+
+TEST_CASE("show: a schedule's table says what each device receives in each step") {
+  ts::CollectiveSchedule pair;
+  pair.name = "pair";
+  pair.what = ts::Collective::all_reduce;
+  pair.devices = 2;
+  pair.chunks = 2;
+  pair.transfers = {{0, 0, 1, 1, 1, ts::Action::reduce, 0},
+                    {0, 1, 0, 0, 1, ts::Action::reduce, 0},
+                    {1, 1, 0, 0, 2, ts::Action::copy, 0}};
+  CHECK(ts::schedule_table(pair).text() ==
+        "pair: chunk < sender, + is added\n"
+        "stream  step      to 0    to 1\n"
+        "------  ----  --------  ------\n"
+        "     0     0    +0 < 1  +1 < 0\n"
+        "     0     1  0..1 < 1\n");
+}
+
 TEST_CASE("show: an array's frames are its registers, its bars sum to one") {
   const ts::SystolicArray array(4, 4);
   const ts::Tensor x = ts::ones({6, 8}), w = ts::ones({8, 6});

@@ -117,6 +117,7 @@ class Replay {
         const double seconds = compute_seconds(d, event) * device.slower;
         out_.devices[d].compute += seconds;
         if (seconds > 0) {
+          keep_span(rank, none, now, now + seconds);
           events_.push({now + seconds, d, device_event});
           return;
         }
@@ -131,6 +132,12 @@ class Replay {
     if (!device.dead) {
       out_.devices[d].end = now;
       out_.seconds = std::max(out_.seconds, now);
+    }
+  }
+
+  void keep_span(int rank, int call, double start, double finish) {
+    if (keeps_ && finish > start) {
+      out_.spans.push_back({rank, call, start, finish});
     }
   }
 
@@ -322,6 +329,7 @@ class Replay {
       TimedDevice& timed = out_.devices[static_cast<std::size_t>(rank)];
       timed.waiting += now - device.since;
       timed.after = after;
+      keep_span(rank, static_cast<int>(c), device.since, now);
       ready_.push_back(rank);
     }
     if (live_[p].members_left == 0) {

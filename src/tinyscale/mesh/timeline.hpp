@@ -64,10 +64,18 @@ struct TimedDevice {
   int after = -1;      // the message that ended its last wait
 };
 
+// A device computes, or waits in a call for what nothing hides.
+struct TimedSpan {
+  int device = 0;
+  int call = -1;  // -1: computes
+  double start = 0, finish = 0;
+};
+
 struct Timeline {
   double seconds = 0;              // until all devices and messages are done
   List<TimedMessage> messages;     // in the order in which they left; none if more than 4 million
   List<TimedCall> calls;           // as RunLog::calls
+  List<TimedSpan> spans;           // kept as messages are
   List<TimedDevice> devices;       // by rank
   std::vector<double> link_bytes;  // by number of the link
 };

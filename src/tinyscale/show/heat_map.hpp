@@ -69,15 +69,16 @@ inline double check_heat_map(const LinkHeatMap& map) {
   return most;
 }
 
-inline void draw_scale(Canvas& canvas, double x, double top, double bottom, double most) {
+inline void draw_scale(Canvas& canvas, double x, double top, double bottom, const std::string& most,
+                       const std::string& least) {
   const int steps = 48;
   const double step = (bottom - top) / steps;
   for (int i = 0; i < steps; ++i) {
     const CellColor color = cell_color((i + 0.5) / steps);
     canvas.rect(x, bottom - (i + 1) * step, 16, step + 0.4, "fill=\"" + color.fill + "\"");
   }
-  canvas.label(x + 22, top + 9, format_bytes(most), 12, Anchor::start, Canvas::soft());
-  canvas.label(x + 22, bottom, "0 B", 12, Anchor::start, Canvas::soft());
+  canvas.label(x + 22, top + 9, most, 12, Anchor::start, Canvas::soft());
+  canvas.label(x + 22, bottom, least, 12, Anchor::start, Canvas::soft());
 }
 
 }  // namespace detail
@@ -125,7 +126,8 @@ inline Svg svg(const LinkHeatMap& map) {
     }
   }
   if (most > 0) {
-    detail::draw_scale(canvas, left + side + 22, top, top + std::max(side, 60.0), most);
+    detail::draw_scale(canvas, left + side + 22, top, top + std::max(side, 60.0),
+                       format_bytes(most), "0 B");
   } else {
     canvas.label(20, top + side + 18, "nothing was sent", 12, Anchor::start, Canvas::soft());
   }

@@ -54,19 +54,27 @@ inline Svg svg(const ShardPicture& picture) {
   const std::int64_t all = static_cast<std::int64_t>(picture.holders.size()) / (rows * columns);
   const std::int64_t panels = std::min(all, most);
   const std::int64_t wide = std::min(columns, most), high = std::min(rows, most);
-  const double width = std::max(14.0, std::min(88.0, 640.0 / static_cast<double>(wide)));
+  double most_words = 88;
+  for (std::size_t block = 0; block < picture.holders.size() && block < 64; ++block) {
+    most_words = std::max(most_words, 16 + detail::drawn_width(picture.cell(block), 12));
+  }
+  const double width = std::max(14.0, std::min(most_words, 640.0 / static_cast<double>(wide)));
   const double height = std::max(10.0, std::min(44.0, 440.0 / static_cast<double>(high)));
   const double left = 84, top = dims > 2 ? 84 : 70, step = height * static_cast<double>(high) + 46;
-  Canvas canvas(std::max(440.0, left + width * static_cast<double>(wide) + 24),
-                top + step * static_cast<double>(panels));
+  const double beside = left + width * static_cast<double>(wide);  // from one panel to the next
+  const std::int64_t across =
+      std::max<std::int64_t>(1, std::min(panels, static_cast<std::int64_t>(760 / beside)));
+  Canvas canvas(std::max(440.0, beside * static_cast<double>(across) + 24),
+                top + step * static_cast<double>((panels + across - 1) / across));
   canvas.label(20, 28, detail::shorten(picture.title, 60), 16, Anchor::start,
                Canvas::ink() + " font-weight=\"600\"");
   for (std::int64_t panel = 0; panel < panels; ++panel) {
-    const double y = top + step * static_cast<double>(panel);
+    const double x = beside * static_cast<double>(panel % across);
+    const double y = top + step * static_cast<double>(panel / across);
     const std::string where = picture.panel_name(panel);
-    canvas.label(20, y - 24, where, 12, Anchor::start);
+    canvas.label(x + 20, y - 24, where, 12, Anchor::start);
     for (std::int64_t j = 0; j < wide && dims > 0 && width > 30; ++j) {
-      canvas.label(left + width * (static_cast<double>(j) + 0.5), y - 6,
+      canvas.label(x + left + width * (static_cast<double>(j) + 0.5), y - 6,
                    picture.names.back() + " " + picture.range(dims - 1, j), 11, Anchor::middle,
                    Canvas::soft());
     }
@@ -74,14 +82,14 @@ inline Svg svg(const ShardPicture& picture) {
       const double line = y + height * static_cast<double>(i);
       if (dims > 1) {
         canvas.label(
-            left - 8, line + height / 2 + 4,
+            x + left - 8, line + height / 2 + 4,
             picture.names[static_cast<std::size_t>(dims) - 2] + " " + picture.range(dims - 2, i),
             11, Anchor::end, Canvas::soft());
       }
       for (std::int64_t j = 0; j < wide; ++j) {
         detail::draw_block(canvas, picture,
                            static_cast<std::size_t>((panel * rows + i) * columns + j),
-                           left + width * static_cast<double>(j), line, width, height);
+                           x + left + width * static_cast<double>(j), line, width, height);
       }
     }
   }
