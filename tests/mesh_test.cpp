@@ -405,7 +405,9 @@ TEST_CASE("what outlives the run, or is on the wrong thread, says so") {
             .find("threw after 1 call: Pending::wait: nothing is pending") != std::string::npos);
   ts::Device* first = nullptr;
   CHECK(fault(mesh, [&](ts::Device& d) {
-          first = d.rank() == 0 ? &d : first;
+          if (d.rank() == 0) {
+            first = &d;
+          }
           d.barrier();
           if (d.rank() == 1) {
             first->barrier();
