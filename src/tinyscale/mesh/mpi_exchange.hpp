@@ -90,8 +90,8 @@ class RankExchange {
         continue;
       }
       float* const numbers = at(b * e_.cut.parts);
-      for (std::int64_t i = 0; i < count && e_.how == Reduce::mean && e_.devices > 1; ++i) {
-        numbers[i] /= static_cast<float>(e_.devices);
+      if (settles(e_)) {
+        settle(e_, count, numbers, numbers);
       }
       if (chunks_ != out_) {
         block(b, place, false).store(numbers, out_);
