@@ -139,6 +139,7 @@
 //   tinyscale/mesh/mpi_fabric.hpp            The same mesh on MPI ranks
 //   tinyscale/mesh/mpi_run.hpp               A mesh program on MPI ranks
 //   tinyscale/mesh/sharding.hpp              How an array lies on a mesh
+//   tinyscale/mesh/sharding_search.hpp       The cheapest collectives from one sharding to
 //   tinyscale/mesh/sharded.hpp               An array cut over the devices of a mesh
 //   tinyscale/mesh/reshard.hpp               The same array under another sharding
 //   tinyscale/mesh/sharded_ops.hpp           Elementwise ops and reductions on sharded arrays
@@ -176,6 +177,10 @@
 //   tinyscale/show/plot.hpp                  Lines and points over two axes
 //   tinyscale/show/pictures.hpp              The roofline and the loss curve
 //   tinyscale/show/array_pictures.hpp        Pictures of a systolic array
+//   tinyscale/show/schedule_table.hpp        A collective algorithm as a table
+//   tinyscale/show/device_timeline.hpp       What every device of a mesh run did when
+//   tinyscale/show/run_trace.hpp             A mesh run as a trace that Perfetto
+//   tinyscale/show/link_map.hpp              A torus or mesh of chips with its links
 //   tinyscale/show/report_pictures.hpp       Pictures of whole reports
 
 #pragma once
@@ -18598,15 +18603,18 @@ inline bool step_overlaps(const CollectiveSchedule& data, std::size_t first, std
     const int device = data.transfers[i].from;
     ++mark;
     for (; i < last && data.transfers[i].from == device; ++i) {
-      for (int c = 0; c < data.transfers[i].chunks; ++c) {
-        sent[static_cast<std::size_t>(data.transfers[i].chunk + c)] = mark;
+      const std::size_t chunk = static_cast<std::size_t>(data.transfers[i].chunk);
+      const std::size_t chunks = static_cast<std::size_t>(data.transfers[i].chunks);
+      for (std::size_t c = chunk; c < chunk + chunks; ++c) {
+        sent[c] = mark;
       }
     }
     const std::size_t d = static_cast<std::size_t>(device);
     for (std::size_t t = begin[d]; t < begin[d + 1]; ++t) {
-      const Transfer& in = data.transfers[taken[t]];
-      for (int c = 0; c < in.chunks; ++c) {
-        if (sent[static_cast<std::size_t>(in.chunk + c)] == mark) {
+      const std::size_t chunk = static_cast<std::size_t>(data.transfers[taken[t]].chunk);
+      const std::size_t chunks = static_cast<std::size_t>(data.transfers[taken[t]].chunks);
+      for (std::size_t c = chunk; c < chunk + chunks; ++c) {
+        if (sent[c] == mark) {
           return true;
         }
       }
@@ -19578,9 +19586,10 @@ inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart
     }
     return cost;
   }
+  const std::int64_t block = spec.elements / n;
   std::vector<double> loads(static_cast<std::size_t>(n / 2) + 1, 0);
   for (int away = 1; away <= n / 2; ++away) {  // each link carries one from each of as many devices
-    loads[static_cast<std::size_t>(away)] = static_cast<double>(away * (spec.elements / n));
+    loads[static_cast<std::size_t>(away)] = static_cast<double>(away * block);
   }
   CollectiveCost cost = shared_link_cost(spec, part, loads);
   cost.known = part.kind == AxisKind::ring && spec.elements % n == 0;
@@ -20188,6 +20197,10 @@ struct SourceLine {
   int line = 0;
 };
 
+inline bool operator==(const SourceLine& a, const SourceLine& b) {
+  return a.line == b.line && std::strcmp(a.file, b.file) == 0;
+}
+
 namespace detail {
 
 // "program.cpp:12", without the folders.
@@ -20340,6 +20353,23 @@ inline void combine(Reduce how, std::int64_t n, const float* own, const float* p
   for (std::int64_t i = 0; i < n; ++i) {
     const bool takes = how == Reduce::max ? own[i] < part[i] : part[i] < own[i];
     into[i] = takes || is_nan(part[i]) ? part[i] : own[i];
+  }
+}
+
+// Whether results are rounded on all devices, also on one that was not sent them: all have the same
+// of an all_reduce, and a maximum is one of the numbers as they were sent.
+inline bool rounds_result(const Exchange& e) {
+  return e.format != DType::f32 && e.devices > 1 &&
+         (e.what == Collective::all_reduce || e.how == Reduce::max || e.how == Reduce::min);
+}
+inline bool settles(const Exchange& e) { return e.how == Reduce::mean || rounds_result(e); }
+
+// What n numbers of a device come to in the end.
+inline void settle(const Exchange& e, std::int64_t n, const float* from, float* into) {
+  const bool rounds = rounds_result(e);
+  const float parts = e.how == Reduce::mean ? static_cast<float>(e.devices) : 1.0f;
+  for (std::int64_t i = 0; i < n; ++i) {
+    into[i] = (rounds ? round_to(from[i], e.format) : from[i]) / parts;
   }
 }
 
@@ -20502,10 +20532,8 @@ class StretchRun {
         continue;
       }
       const Stretch s = stretch(d, b, to, false);
-      if (e_.how == Reduce::mean && e_.devices > 1) {
-        for (std::int64_t k = 0; k < count; ++k) {
-          home_[i][k] = now_[i][k] / static_cast<float>(e_.devices);
-        }
+      if (settles(e_)) {
+        settle(e_, count, now_[i], home_[i]);
         now_[i] = home_[i];
       }
       if (!s.whole() || now_[i] != devices_[i].out + s.place(s.first)) {
@@ -20571,7 +20599,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;    // automatic: that of the mesh
   DType format = DType::f32;                     // on the wire; sums are f32
-  const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the run is over
+  const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the call is done
   bool used_alike = false;  // all_gather: all devices compute the same with it, so that its
                             // gradient needs no sum: a slice is carried back
 };
@@ -20593,11 +20621,30 @@ struct CallKey {
   const CollectiveSchedule* schedule = nullptr;
 };
 
+inline bool operator==(const Transfer& a, const Transfer& b) {
+  return a.step == b.step && a.from == b.from && a.to == b.to && a.chunk == b.chunk &&
+         a.chunks == b.chunks && a.action == b.action && a.stream == b.stream;
+}
+
+// Devices may each make a schedule of their own.
+inline bool same_schedule(const CollectiveSchedule* a, const CollectiveSchedule* b) {
+  if (a == b || a == nullptr || b == nullptr) {
+    return a == b;
+  }
+  bool same = a->name == b->name && a->what == b->what && a->devices == b->devices &&
+              a->chunks == b->chunks && a->root == b->root &&
+              a->transfers.size() == b->transfers.size();
+  for (std::size_t i = 0; same && i < a->transfers.size(); ++i) {
+    same = a->transfers[i] == b->transfers[i];
+  }
+  return same;
+}
+
 inline bool operator==(const CallKey& a, const CallKey& b) {
   return a.what == b.what && a.algorithm == b.algorithm && a.preferred == b.preferred &&
          a.how == b.how && a.format == b.format && a.root == b.root && a.dim == b.dim &&
          a.to_dim == b.to_dim && a.shape == b.shape && a.axes == b.axes && a.rows == b.rows &&
-         a.schedule == b.schedule;
+         same_schedule(a.schedule, b.schedule);
 }
 
 inline std::string axes_text(const List<AxisPlacement>& axes, const std::vector<int>& chosen) {
@@ -20647,6 +20694,7 @@ inline std::string call_text(const CallKey& key, const std::string& axes) {
 
 struct CallPlan {
   CallKey key;
+  CollectiveSchedule own;  // a copy of the user's, to which the key refers
   Shared<const CallShape> shape;
   Exchange exchange;
 };
@@ -20765,8 +20813,9 @@ inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machi
   describe_call(key, machine, axes, where, *shape, e);
   CollectiveSchedule schedule;
   if (key.schedule != nullptr) {
-    schedule = *key.schedule;
-    check_schedule(schedule);
+    check_schedule(*key.schedule);
+    schedule = plan->own = *key.schedule;
+    plan->key.schedule = &plan->own;
   } else {
     schedule = make_schedule(shape->spec);
   }
@@ -21163,6 +21212,7 @@ class Fabric {
     while (ranks[static_cast<std::size_t>(seat.place)] != me) {
       ++seat.place;
     }
+    const std::lock_guard<std::mutex> others(seat.group->mutex);  // who came earlier adds meetings
     seat.next = seat.group->meetings[0].get();
     return seat;
   }
@@ -21224,7 +21274,7 @@ class Fabric {
     {
       const std::lock_guard<std::mutex> lock(plans_mutex_);
       for (const Shared<const CallPlan>& known : plans_) {
-        if (known->key == key) {
+        if (known->key == key && known->shape->where == where) {
           return known;
         }
       }
@@ -21372,7 +21422,7 @@ class Fabric {
     }
     try {
       exchange(meeting);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       meeting.error = error.what();
     }
     meeting.done.store(true);
@@ -21405,17 +21455,20 @@ class Fabric {
   // The plan of a meeting becomes the group's.
   void find_plan(Group& group, Meeting& meeting) {
     CallKey& key = meeting.posts[0].key;
-    if (group.plan && group.plan->key == key) {
+    const SourceLine& where = meeting.posts[0].where;
+    if (group.plan && group.plan->key == key && group.plan->shape->where == where) {
       return;
     }
+    if (!group.plan || group.plan->key.axes != key.axes) {
+      set_places(group, key.axes);
+    }
     group.plan.reset();
-    set_places(group, key.axes);
     for (const int place : group.places) {  // ragged: who sends how many rows to whom
       for (const std::int64_t rows : meeting.posts[static_cast<std::size_t>(place)].rows) {
         key.rows.push_back(rows);
       }
     }
-    group.plan = plan(key, meeting.posts[0].where);
+    group.plan = plan(key, where);
   }
 
   // Which of the group's ranks has which index when its axes are counted in this order.
@@ -21591,7 +21644,18 @@ struct StartedCall {
 class Endpoint {
  public:
   Endpoint(Fabric& fabric, Algorithm algorithm, int rank)
-      : fabric_(fabric), algorithm_(algorithm), rank_(rank) {}
+      : fabric_(fabric), algorithm_(algorithm), rank_(rank), self_(new Endpoint*(this)) {}
+  ~Endpoint() { *self_ = nullptr; }
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  // The program begins, on this thread; its ops are those of that profile.
+  void begin(Profile& profile) {
+    profile_ = &profile;
+    thread_ = std::this_thread::get_id();
+  }
+  // For what may outlive the run; null when it is over.
+  const Shared<Endpoint*>& self() const { return self_; }
 
   int rank() const { return rank_; }
   int devices() const { return fabric_.devices(); }
@@ -21603,7 +21667,7 @@ class Endpoint {
   void keep_records(Keep keep) { keep_ = keep; }
   Counters counters() const {
     Counters sum = let_go_;
-    const Counters recent = context().profile->totals();
+    const Counters recent = profile_->totals();
     sum.matmul_flops += recent.matmul_flops;
     sum.vector_flops += recent.vector_flops;
     sum.bytes_read += recent.bytes_read;
@@ -21613,19 +21677,17 @@ class Endpoint {
     return sum;
   }
 
-  // Where the device ended: in a call, or after so many.
-  std::string where() const {
-    return stands_ == Stands::outside ? cat("after ", calls_, calls_ == 1 ? " call" : " calls")
-                                      : "in " + standing();
-  }
+  // Where the device returned, or threw: in a call, or after so many.
+  std::string returned() const { return cat("after ", calls_, calls_ == 1 ? " call" : " calls"); }
+  std::string threw() const { return threw_in_.empty() ? returned() : "in " + threw_in_; }
   // The call it is in: "call 2, all_gather([4], dim 0, x) at program.cpp:12".
   std::string standing() const {
-    if (stands_ == Stands::receives) {
-      return cat("call ", calls_, ", recv(from ", peer_, ")", at(where_));
+    if (in_ == nullptr) {
+      return cat("call ", calls_, ", recv(from ", peer_, ")", at(receives_));
     }
-    const std::string text = call_text(call_key_, axes_text(fabric_.axes(), call_key_.axes));
-    const bool late = call_number_ != calls_;
-    return cat(late ? "the wait for call " : "call ", call_number_, ", ", text, at(where_));
+    const std::string text = call_text(in_->key, axes_text(fabric_.axes(), in_->key.axes));
+    const bool late = in_->number != calls_;
+    return cat(late ? "the wait for call " : "call ", in_->number, ", ", text, at(in_->where));
   }
 
   int find_axis(const char* function, const std::string& name) const {
@@ -21700,7 +21762,7 @@ class Endpoint {
   StartedCall start(CallKey key, const CollectiveOptions& options, const Tensor& in,
                     const Tensor& out, const SourceLine& where,
                     const std::vector<std::int64_t>& rows = std::vector<std::int64_t>()) {
-    log_ops();
+    enter();
     ++calls_;
     key.algorithm = options.algorithm;
     key.preferred = algorithm_;
@@ -21722,28 +21784,36 @@ class Endpoint {
       run_alone(call, in, out, where);
       return call;
     }
-    where_ = where;
-    stand_in(call);
     Post post;
     post.key = std::move(key);
     post.where = where;
     post.in = in;
     post.out = out;
     post.rows = rows;
-    call.meeting = fabric_.post(*call.seat, std::move(post));
+    in_ = &call;
+    try {
+      call.meeting = fabric_.post(*call.seat, std::move(post));
+    } catch (...) {
+      leave();
+      throw;
+    }
+    in_ = nullptr;
     log_.events[call.event].meeting = call.meeting;
-    stands_ = Stands::outside;
     return call;
   }
 
   // Until it is done.
   void wait(StartedCall& call) {
-    log_ops();
+    enter();
     if (call.meeting != nullptr) {
-      where_ = call.where;
-      stand_in(call);
-      log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this);
-      stands_ = Stands::outside;
+      in_ = &call;
+      try {
+        log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this);
+      } catch (...) {
+        leave();
+        throw;
+      }
+      in_ = nullptr;
       call.meeting = nullptr;
     }
     log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr});
@@ -21752,7 +21822,7 @@ class Endpoint {
   // A copy goes; nobody waits.
   void send(int to, const Tensor& value, const SourceLine& where) {
     refuse_alone("send");
-    log_ops();
+    enter();
     ++calls_;
     Packet packet;
     {
@@ -21760,7 +21830,7 @@ class Endpoint {
       const ContextScope scope(nobody);
       packet.value = value.clone();
     }
-    if (!send_shape_ || send_shape_->cut.block != value.count()) {
+    if (!send_shape_ || send_shape_->cut.block != value.count() || !(send_shape_->where == where)) {
       send_shape_ = send_shape(value.count(), where);
     }
     packet.call = send_record(send_shape_, rank_, to);
@@ -21769,20 +21839,24 @@ class Endpoint {
   }
   Tensor recv(int from, const SourceLine& where) {
     refuse_alone("recv");
-    log_ops();
+    enter();
     ++calls_;
     peer_ = from;
-    where_ = where;
-    stands_ = Stands::receives;
-    const Packet packet = fabric_.take(rank_, from, *this);
-    stands_ = Stands::outside;
+    receives_ = where;
+    Packet packet;
+    try {
+      packet = fabric_.take(rank_, from, *this);
+    } catch (...) {
+      leave();
+      throw;
+    }
     log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, packet.call, nullptr});
     return packet.value.clone();  // in this device's memory
   }
 
   // Ops that ran since the last call go to the log.
   void log_ops() {
-    Profile& profile = *context().profile;
+    Profile& profile = *profile_;
     const std::size_t ran = profile.totals().ops;
     if (ran == logged_) {
       return;
@@ -21802,7 +21876,6 @@ class Endpoint {
   }
 
  private:
-  enum class Stands { outside, calls, receives };
   struct KnownSeat {
     std::vector<int> axes;  // as the call names them
     Seat* seat = nullptr;
@@ -21816,10 +21889,18 @@ class Endpoint {
     }
   }
 
-  void stand_in(const StartedCall& call) {
-    call_key_ = call.key;
-    call_number_ = call.number;
-    stands_ = Stands::calls;
+  void enter() {
+    if (thread_ != std::this_thread::get_id()) {
+      fail({"device ", rank_, " was called on a thread that is not its own; the program of each "
+            "device calls the Device that it was given, on the thread that runs it"});
+    }
+    threw_in_.clear();  // the program caught it
+    log_ops();
+  }
+  // By an exception, from the call it is in.
+  void leave() {
+    threw_in_ = standing();
+    in_ = nullptr;
   }
 
   // The device's seat among those that differ on these axes; axes of one device change nothing.
@@ -21875,6 +21956,10 @@ class Endpoint {
 
   // Symmetric devices are one: the others' numbers are this one's.
   void fold(const StartedCall& call, const Tensor& in, Tensor out, const SourceLine& where) {
+    if (call.key.schedule != nullptr) {
+      fail({name_of(call.key.what), ": a schedule of the program's own has no closed form, which "
+            "predict goes by; run is right"});
+    }
     CallShape* const shape = new CallShape;
     Shared<CallRecord> record(new CallRecord);
     record->logged.shape = Shared<const CallShape>(shape);
@@ -21893,16 +21978,18 @@ class Endpoint {
   Fabric& fabric_;
   Algorithm algorithm_;  // the mesh's
   int rank_;
+  Shared<Endpoint*> self_;
+  Profile* profile_ = nullptr;
+  std::thread::id thread_;
   DeviceLog log_;
   Keep keep_ = Keep::records;
   Counters let_go_;
   std::size_t logged_ = 0;  // of the profile's records
   int calls_ = 0;
-  Stands stands_ = Stands::outside;
-  CallKey call_key_;
-  int call_number_ = 0;
-  SourceLine where_;
-  int peer_ = 0;
+  const StartedCall* in_ = nullptr;
+  int peer_ = 0;  // of a recv
+  SourceLine receives_;
+  std::string threw_in_;
   List<Shared<Seat>> seats_;
   List<KnownSeat> known_;
   Shared<const CallShape> send_shape_;
@@ -21977,7 +22064,7 @@ namespace detail {
 
 // A collective that was started, and what carries a gradient back through it.
 struct Underway {
-  Endpoint* device = nullptr;  // null: nothing is pending
+  Shared<Endpoint*> device;  // null: nothing is pending; what it holds is null after the run
   StartedCall call;
   CollectiveOptions options;
   SourceLine where;
@@ -21987,16 +22074,37 @@ struct Underway {
 
 Tensor carry_back(const Underway& forward, const Tensor& dy);
 
+// What went in, as the others got it: a maximum is one of these numbers.
+inline Tensor as_sent(const Underway& now) {
+  const DType format = now.options.format;
+  if (format == DType::f32 || (*now.device)->size_of(now.call.key.axes) == 1) {
+    return now.in.detach();
+  }
+  Tensor sent = now.in.clone();
+  for (std::int64_t i = 0; i < sent.count(); ++i) {
+    sent.data()[i] = round_to(sent.data()[i], format);
+  }
+  return sent;
+}
+
+// The device that called, as long as its run lasts.
+inline Endpoint& still_running(const char* function, const Shared<Endpoint*>& device) {
+  if (*device == nullptr) {
+    fail({function, ": the run of its device is over; call it inside the program"});
+  }
+  return **device;
+}
+
 inline Tensor finish(Underway& now) {
-  if (now.device == nullptr) {
+  if (!now.device) {
     fail({"Pending::wait: nothing is pending; it was never started, or waited for already"});
   }
-  now.device->wait(now.call);
+  still_running("Pending::wait", now.device).wait(now.call);
   Tensor out = now.out;
   if (tracked({&now.in})) {
     Underway forward = now;
     const bool winners = now.call.key.how == Reduce::max || now.call.key.how == Reduce::min;
-    forward.in = winners ? now.in.detach() : Tensor();
+    forward.in = winners ? as_sent(now) : Tensor();
     forward.out = winners ? now.out.detach() : Tensor();
     attach(out, name_of(now.call.key.what), {&now.in},
            [forward, slot = now.in.slot()](const Tensor& dy) {
@@ -22014,11 +22122,14 @@ inline Tensor finish(Underway& now) {
 class Pending {
  public:
   Pending() = default;
-  explicit Pending(const detail::Underway& started) : now_(started) {}
-  Tensor wait() { return detail::finish(now_); }
+  explicit Pending(detail::Underway started) : now_(new detail::Underway(std::move(started))) {}
+  Tensor wait() {
+    detail::Underway nothing;
+    return detail::finish(now_ ? *now_ : nothing);
+  }
 
  private:
-  detail::Underway now_;
+  Shared<detail::Underway> now_;  // copies wait for the same
 };
 
 namespace detail {
@@ -22067,14 +22178,14 @@ inline void check_divides(const Calling& by, const CallKey& key, int dim) {
 inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, const Shape& out,
                      bool gives = true) {
   Underway now;
-  now.device = &by.device;
+  now.device = by.device.self();
   now.options = by.options;
   now.where = by.where;
   now.in = t;
   now.out = Tensor(gives ? out : Shape({0}));
   now.call = by.device.start(key, by.options, contiguous(t.detach()), gives ? now.out : Tensor(),
                              by.where);
-  return Pending(now);
+  return Pending(std::move(now));
 }
 
 inline bool is_root(const Calling& by, const CallKey& key) {
@@ -22190,7 +22301,9 @@ inline Tensor ragged_all_to_all(const Calling& by, const Tensor& t, const Axes& 
   for (std::size_t i = 0; i < n; ++i) {
     counts.data()[i] = static_cast<float>(rows[i]);
   }
-  const Tensor came = start_all_to_all(by, counts, axes, 0, 0).wait();
+  Calling exactly = by;
+  exactly.options.format = DType::f32;
+  const Tensor came = start_all_to_all(exactly, counts, axes, 0, 0).wait();
   got.clear();
   Shape out = t.shape();
   out.set(0, 0);
@@ -22201,7 +22314,7 @@ inline Tensor ragged_all_to_all(const Calling& by, const Tensor& t, const Axes& 
   key.shape.set(0, 1);  // what all devices have alike
   key.to_dim = -1;
   Underway now;
-  now.device = &by.device;
+  now.device = by.device.self();
   now.options = by.options;
   now.where = by.where;
   now.sent = rows;
@@ -22248,7 +22361,7 @@ inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
   options.schedule = nullptr;
   options.algorithm =
       options.algorithm == Algorithm::custom ? Algorithm::automatic : options.algorithm;
-  const Calling by = {*forward.device, options, forward.where};
+  const Calling by = {still_running("backward", forward.device), options, forward.where};
   const Axes axes = by.device.axes_of(key.axes);
   const float n = static_cast<float>(by.device.size_of(key.axes));
   if (key.how == Reduce::max || key.how == Reduce::min) {
@@ -22299,10 +22412,10 @@ inline Tensor replicate(const Calling& by, const Tensor& t, const Axes& axes) {
     return t;
   }
   Tensor out = t.detach();
-  Endpoint* const device = &by.device;
   attach(out, "replicate", {&t},
-         [device, options = by.options, where = by.where, axes, slot = t.slot()](const Tensor& dy) {
-           const Calling back = {*device, options, where};
+         [device = by.device.self(), options = by.options, where = by.where, axes,
+          slot = t.slot()](const Tensor& dy) {
+           const Calling back = {still_running("backward", device), options, where};
            add_grad(slot, start_all_reduce(back, dy, axes, Reduce::sum).wait());
          });
   return out;
@@ -22950,10 +23063,18 @@ struct TimedDevice {
   int after = -1;      // the message that ended its last wait
 };
 
+// A device computes, or waits in a call for what nothing hides.
+struct TimedSpan {
+  int device = 0;
+  int call = -1;  // -1: computes
+  double start = 0, finish = 0;
+};
+
 struct Timeline {
   double seconds = 0;              // until all devices and messages are done
   List<TimedMessage> messages;     // in the order in which they left; none if more than 4 million
   List<TimedCall> calls;           // as RunLog::calls
+  List<TimedSpan> spans;           // kept as messages are
   List<TimedDevice> devices;       // by rank
   std::vector<double> link_bytes;  // by number of the link
 };
@@ -23284,6 +23405,7 @@ class Replay {
         const double seconds = compute_seconds(d, event) * device.slower;
         out_.devices[d].compute += seconds;
         if (seconds > 0) {
+          keep_span(rank, none, now, now + seconds);
           events_.push({now + seconds, d, device_event});
           return;
         }
@@ -23298,6 +23420,12 @@ class Replay {
     if (!device.dead) {
       out_.devices[d].end = now;
       out_.seconds = std::max(out_.seconds, now);
+    }
+  }
+
+  void keep_span(int rank, int call, double start, double finish) {
+    if (keeps_ && finish > start) {
+      out_.spans.push_back({rank, call, start, finish});
     }
   }
 
@@ -23489,6 +23617,7 @@ class Replay {
       TimedDevice& timed = out_.devices[static_cast<std::size_t>(rank)];
       timed.waiting += now - device.since;
       timed.after = after;
+      keep_span(rank, static_cast<int>(c), device.since, now);
       ready_.push_back(rank);
     }
     if (live_[p].members_left == 0) {
@@ -24359,16 +24488,17 @@ inline std::string message_of(const std::exception_ptr& error) {
 inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThread& self) {
   const ContextScope scope(self.context);
   const ThreadScope share(std::max(1, thread_count() / self.neighbours));
-  const Profile profile;
+  Profile profile;
   Endpoint& endpoint = self.device.endpoint();
+  endpoint.begin(profile);
   fabric.begin(endpoint.rank());
   const auto start = std::chrono::steady_clock::now();
   try {
     program(self.device);
     endpoint.log_ops();
-    fabric.returned(endpoint.rank(), endpoint.where());
+    fabric.returned(endpoint.rank(), endpoint.returned());
   } catch (...) {
-    fabric.threw(endpoint.rank(), endpoint.where(), message_of(std::current_exception()));
+    fabric.threw(endpoint.rank(), endpoint.threw(), message_of(std::current_exception()));
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   self.seconds = took.count();
@@ -24587,33 +24717,31 @@ namespace detail {
 // One device's own part of an exchange: its chunks, and its steps in each stream.
 class RankExchange {
  public:
-  // `index`: of this device in the group; `ranks` by index.
+  // `index`: of this device in the group; `ranks` by index. Null tensors: it has none.
   RankExchange(const Exchange& e, const PreparedSchedule& schedule, int index,
-               const std::vector<int>& ranks, int tag, MPI_Comm comm)
+               const std::vector<int>& ranks, int tag, MPI_Comm comm, const float* in, float* out)
       : e_(e),
         schedule_(schedule),
         index_(index),
         ranks_(ranks),
         tag_(tag),
         comm_(comm),
-        chunks_(new float[static_cast<std::size_t>(e.cut.begin(e.cut.chunks()))]),
+        out_(out),
+        own_(is_the_vector() ? 0 : e.cut.begin(e.cut.chunks())),
+        chunks_(is_the_vector() ? out : own_.data()),
         streams_(schedule.streams.size()) {
     for (std::size_t s = 0; s < streams_.size(); ++s) {
       streams_[s].step = schedule.streams[s].first;
     }
-  }
-  RankExchange(const RankExchange&) = delete;
-  RankExchange& operator=(const RankExchange&) = delete;
-  ~RankExchange() { delete[] chunks_; }
-
-  void load(const float* in) {
-    for (int b = 0; b < e_.cut.blocks && in != nullptr; ++b) {
-      const int place = input_block(e_, index_, b);
+    for (int b = 0; b < e.cut.blocks && in != nullptr; ++b) {
+      const int place = input_block(e, index, b);
       if (place >= 0) {
-        block(b, place, true).load(in, at(b * e_.cut.parts));
+        block(b, place, true).load(in, at(b * e.cut.parts));
       }
     }
   }
+  RankExchange(const RankExchange&) = delete;
+  RankExchange& operator=(const RankExchange&) = delete;
 
   // As far as what has come allows; gives whether that was a step.
   bool advance() {
@@ -24643,25 +24771,29 @@ class RankExchange {
     return all;
   }
 
-  void store(float* out) {
-    for (int b = 0; b < e_.cut.blocks && out != nullptr; ++b) {
+  // What the device gets, to its tensor.
+  void store() {
+    for (int b = 0; b < e_.cut.blocks && out_ != nullptr; ++b) {
       const int place = output_block(e_, index_, b);
       const std::int64_t count = e_.cut.elements(b * e_.cut.parts, e_.cut.parts);
       if (place < 0) {
         continue;
       }
       float* const numbers = at(b * e_.cut.parts);
-      for (std::int64_t i = 0; i < count && e_.how == Reduce::mean && e_.devices > 1; ++i) {
-        numbers[i] /= static_cast<float>(e_.devices);
+      if (settles(e_)) {
+        settle(e_, count, numbers, numbers);
       }
-      block(b, place, false).store(numbers, out);
+      if (chunks_ != out_) {
+        block(b, place, false).store(numbers, out_);
+      }
     }
   }
 
  private:
-  struct Part {  // of a message: chunks that are combined or kept
-    const ScheduledMessage* message = nullptr;
-    std::vector<float> numbers;
+  struct Part {  // a message
+    explicit Part(std::int64_t count) : numbers(count) {}
+    const ScheduledMessage* message = nullptr;  // null: it is where it belongs already
+    Scratch numbers;
     MPI_Request request = MPI_REQUEST_NULL;
   };
   struct Stream {
@@ -24669,6 +24801,15 @@ class RankExchange {
     bool posted = false;
     List<Shared<Part>> coming;
   };
+
+  // Whether the result is the whole vector as it is cut: then it is worked on in place.
+  bool is_the_vector() const {
+    bool all = out_ != nullptr && e_.cut.ragged.empty() && e_.out.run == e_.cut.block;
+    for (int b = 0; b < e_.cut.blocks; ++b) {
+      all = all && output_block(e_, index_, b) == b;
+    }
+    return all;
+  }
 
   float* at(int chunk) { return chunks_ + e_.cut.begin(chunk); }
 
@@ -24688,7 +24829,7 @@ class RankExchange {
       for (std::size_t m = step.first; m < step.last; ++m) {
         const ScheduledMessage& message = schedule_.messages[m];
         if (message.from == index_ || message.to == index_) {
-          start(message, stream, static_cast<int>(number));
+          start(message, step, stream, static_cast<int>(number));
         }
       }
       stream.posted = true;
@@ -24701,13 +24842,16 @@ class RankExchange {
       }
     }
     for (const Shared<Part>& part : stream.coming) {
-      take(*part);
+      if (part->message != nullptr) {
+        take(*part);
+      }
     }
     stream.coming.clear();
     return true;
   }
 
-  void start(const ScheduledMessage& message, Stream& stream, int number) {
+  void start(const ScheduledMessage& message, const PreparedSchedule::Step& step, Stream& stream,
+             int number) {
     std::int64_t count = 0;
     for (std::size_t i = message.first; i < message.last; ++i) {
       const Transfer& t = schedule_.data.transfers[i];
@@ -24716,17 +24860,19 @@ class RankExchange {
     if (count == 0) {
       return;
     }
-    const Shared<Part> part(new Part);
-    part->message = &message;
-    part->numbers.resize(static_cast<std::size_t>(count));
     const int tag = tag_ + number;
     if (message.to == index_) {
-      const int from = ranks_[static_cast<std::size_t>(message.from)];
-      MPI_Irecv(part->numbers.data(), static_cast<int>(count), MPI_FLOAT, from, tag, comm_,
-                &part->request);
+      const Transfer& first = schedule_.data.transfers[message.first];
+      const bool stays =
+          message.last - message.first == 1 && first.action == Action::copy && !step.overlaps;
+      const Shared<Part> part(new Part(stays ? 0 : count));
+      part->message = stays ? nullptr : &message;
+      MPI_Irecv(stays ? at(first.chunk) : part->numbers.data(), static_cast<int>(count), MPI_FLOAT,
+                ranks_[static_cast<std::size_t>(message.from)], tag, comm_, &part->request);
       stream.coming.push_back(part);
       return;
     }
+    const Shared<Part> part(new Part(count));
     float* to = part->numbers.data();
     for (std::size_t i = message.first; i < message.last; ++i) {
       const Transfer& t = schedule_.data.transfers[i];
@@ -24735,8 +24881,8 @@ class RankExchange {
       to += n;
     }
     if (e_.format != DType::f32) {
-      for (float& value : part->numbers) {
-        value = round_to(value, e_.format);
+      for (std::int64_t i = 0; i < count; ++i) {
+        part->numbers.data()[i] = round_to(part->numbers.data()[i], e_.format);
       }
     }
     const int to_rank = ranks_[static_cast<std::size_t>(message.to)];
@@ -24765,6 +24911,8 @@ class RankExchange {
   const std::vector<int>& ranks_;
   int tag_;
   MPI_Comm comm_;
+  float* out_;
+  Scratch own_;
   float* chunks_;  // the whole vector; what this device never has stays untouched
   List<Stream> streams_;
   List<Shared<Part>> going_;
@@ -25322,10 +25470,11 @@ class MpiRanks final : public OtherProcesses {
       const PreparedSchedule& schedule = *call.plan->shape->schedule;
       const int index = static_cast<int>(place_in(*call.members, me_));
       const int tag = first_tag(group, call, static_cast<int>(schedule.streams.size()));
+      const Post& own = own_post(group, meeting);
       call.exchange = Shared<RankExchange>(
-          new RankExchange(call.plan->exchange, schedule, index, *call.members, tag, data_));
-      const Tensor& in = own_post(group, meeting).in;
-      call.exchange->load(in.defined() ? in.origin() : nullptr);
+          new RankExchange(call.plan->exchange, schedule, index, *call.members, tag, data_,
+                           own.in.defined() ? own.in.origin() : nullptr,
+                           own.out.defined() ? own.out.origin() : nullptr));
     } catch (const Error& error) {
       meeting.error = error.what();
       meeting.done.store(true);
@@ -25354,8 +25503,7 @@ class MpiRanks final : public OtherProcesses {
 
   void finish(RankGroup& known, RankCall& call) {
     Meeting& meeting = *call.meeting;
-    const Tensor& out = own_post(*known.group, meeting).out;
-    call.exchange->store(out.defined() ? out.origin() : nullptr);
+    call.exchange->store();
     call.exchange.reset();
     meeting.call = Shared<CallRecord>(new CallRecord);
     meeting.call->logged.shape = call.plan->shape;
@@ -25991,6 +26139,13 @@ struct PlacedMesh {
     }
     return product;
   }
+  std::string text() const {
+    std::string out = machine.name;
+    for (const AxisPlacement& axis : axes) {
+      out += cat(", ", axis.name, " ", axis.size);
+    }
+    return out;
+  }
   std::string letters() const {  // of all axes
     std::string out;
     for (std::size_t i = 0; i < axes.size(); ++i) {
@@ -26152,6 +26307,351 @@ inline std::ostream& operator<<(std::ostream& out, const Sharding& sharding) {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/mesh/sharding_search.hpp
+// The cheapest collectives from one sharding to another.
+// A move takes mesh axes from one place to another: cut a dim (slice, free), leave it (all_gather),
+// change dims (all_to_all), leave a partial sum (all_reduce) or cut a dim instead
+// (reduce_scatter). The shortest path through all shardings, each move at its closed form, also
+// finds the detours: a free slice over an idle axis first, so that more links gather.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Places: 0 the partial sum, d + 1 dim d, -1 none.
+struct AxisMove {
+  int from = -1, to = -1;
+  std::string axes;       // letters, in the order of the blocks
+  int also = 0;           // all_gather of two dims at once: the second,
+  std::size_t first = 0;  // and how many of the letters are the first's
+};
+
+inline Collective collective_of(const AxisMove& move) {
+  return move.from == 0 ? (move.to < 0 ? Collective::all_reduce : Collective::reduce_scatter)
+         : move.to < 0  ? Collective::all_gather
+                        : Collective::all_to_all;
+}
+
+inline bool is_slice(const AxisMove& move) { return move.from < 0; }
+
+inline AxisPlaces after_move(AxisPlaces places, const AxisMove& move) {
+  if (move.also > 0) {
+    const bool gone = move.from > 0;
+    const std::size_t to = static_cast<std::size_t>(gone ? move.from : move.to);
+    places[to] = gone ? std::string() : move.axes.substr(0, move.first);
+    places[static_cast<std::size_t>(move.also)] =
+        gone ? std::string() : move.axes.substr(move.first);
+    return places;
+  }
+  if (move.from > 0) {
+    std::string& from = places[static_cast<std::size_t>(move.from)];
+    from.erase(from.size() - move.axes.size());
+  }
+  for (std::size_t i = 0; move.from == 0 && i < move.axes.size(); ++i) {
+    places[0].erase(places[0].find(move.axes[i]), 1);
+  }
+  if (move.to == 0) {  // of a search backwards
+    places[0] = rising_union(places[0], move.axes);
+  } else if (move.to > 0) {
+    places[static_cast<std::size_t>(move.to)] += move.axes;
+  }
+  return places;
+}
+
+inline std::vector<int> axis_numbers(const std::string& letters) {
+  std::vector<int> numbers;
+  for (const char letter : letters) {
+    numbers.push_back(static_cast<int>(axis_number(letter)));
+  }
+  return numbers;
+}
+
+inline CollectiveSpec spec_of(const PlacedMesh& mesh, Collective what, const std::string& letters,
+                              std::int64_t elements, DType format) {
+  CollectiveSpec spec;
+  spec.what = what;
+  spec.elements = elements;
+  spec.element_bytes = bytes_of(format);
+  spec.parts = parts_of_group(mesh.machine, mesh.axes, axis_numbers(letters));
+  return spec;
+}
+
+struct MoveCost {
+  DType format = DType::f32;
+  std::string axes;
+  Collective what = Collective::all_gather;
+  std::int64_t local = 0;  // elements of a device before
+  double seconds = 0, bytes = 0;
+  Algorithm algorithm = Algorithm::automatic;
+};
+
+inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
+                      DType format) {
+  MoveCost cost;
+  if (is_slice(move)) {
+    return cost;
+  }
+  cost.format = format;
+  cost.axes = move.axes;
+  cost.what = collective_of(move);
+  cost.local = local;
+  const bool gathers = cost.what == Collective::all_gather;
+  const std::int64_t elements = local * (gathers ? shard_count(mesh, move.axes) : 1);
+  CollectiveSpec spec = spec_of(mesh, cost.what, move.axes, elements, format);
+  const AlgorithmChoice choice = choose_algorithm(spec);
+  spec.algorithm = choice.algorithm;
+  cost.algorithm = choice.algorithm;
+  cost.seconds = choice.seconds;
+  const int n = spec.devices();
+  const int last = n <= 16 ? n - 1 : n / 2;  // of large groups the device in the middle
+  const int first = n <= 16 ? 0 : last;
+  for (int index = first; index <= last; ++index) {
+    cost.bytes += collective_bytes(spec, index) / (last - first + 1);
+  }
+  return cost;
+}
+
+// A sharding that a search has reached.
+struct Reached {
+  AxisPlaces places;
+  double seconds = 0, bytes = 0;
+  int moves = 0;
+  std::size_t previous = 0;  // itself: the start
+  AxisMove by;               // between them, in the direction of time
+  std::string moved;         // all axes on the way
+  bool done = false;
+};
+
+// Cheaper in time, then in bytes, then in moves; sums in another order are equal.
+inline bool cheaper(double seconds, double bytes, int moves, const Reached& other) {
+  const double most = std::max(seconds, other.seconds);
+  if (std::fabs(seconds - other.seconds) > 1e-12 * most) {
+    return seconds < other.seconds;
+  }
+  return bytes != other.bytes ? bytes < other.bytes : moves < other.moves;
+}
+
+// Ordered choices of the letters, the empty one left out; of many letters in their order only.
+inline std::vector<std::string> arrangements(const std::string& letters) {
+  std::vector<std::string> all(1);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    for (const char letter : letters) {
+      const std::string& base = all[i];
+      const bool rising = base.empty() || base.back() < letter;
+      if (base.find(letter) == std::string::npos && (rising || letters.size() < 4)) {
+        all.push_back(base + letter);
+      }
+    }
+  }
+  all.erase(all.begin());
+  return all;
+}
+
+// The axes that a search may use: all of a mesh of up to 4, else those that are named.
+inline std::string axes_to_use(const PlacedMesh& mesh, const AxisPlaces& a, const AxisPlaces& b) {
+  std::string named = mesh.axes.size() > 4 ? std::string() : mesh.letters();
+  for (const std::string& letters : a) {
+    named = rising_union(named, letters);
+  }
+  for (const std::string& letters : b) {
+    named = rising_union(named, letters);
+  }
+  return named;
+}
+
+enum class Direction { forwards, backwards };
+
+// Whether an axis may move twice, as one that is cut for free and then gathered.
+enum class Detours { no, yes };
+
+// All shardings in reach of one, cheapest first (Dijkstra); backwards: all that reach it.
+class ShardingSearch {
+ public:
+  ShardingSearch(const PlacedMesh& mesh, const std::string& axes, const Shape& shape, DType format,
+                 const AxisPlaces& start, Direction direction, Detours detours,
+                 List<MoveCost>& known_costs)
+      : mesh_(mesh),
+        axes_(axes),
+        shape_(shape),
+        format_(format),
+        backwards_(direction == Direction::backwards),
+        detours_(detours),
+        costs_(known_costs) {
+    add({start, 0, 0, 0, 0, {}, "", false});
+    while (true) {
+      std::size_t next = reached.size();
+      for (std::size_t i = 0; i < reached.size(); ++i) {
+        const Reached& node = reached[i];
+        if (!node.done && (next == reached.size() ||
+                           cheaper(node.seconds, node.bytes, node.moves, reached[next]))) {
+          next = i;
+        }
+      }
+      if (next == reached.size()) {
+        return;
+      }
+      reached[next].done = true;
+      leave(next);
+    }
+  }
+
+  // Null: out of reach.
+  const Reached* find(const AxisPlaces& places) const {
+    const std::size_t found = slots_[slot_of(places)];
+    return found == 0 ? nullptr : &reached[found - 1];
+  }
+
+  // The moves between the start and a place, in the order of time.
+  List<AxisMove> moves(const Reached& place) const {
+    List<AxisMove> way;
+    for (const Reached* at = &place; at->moves > 0; at = &reached[at->previous]) {
+      way.push_back(at->by);
+    }
+    for (std::size_t i = 0; !backwards_ && 2 * i + 1 < way.size(); ++i) {
+      const AxisMove first = way[i];
+      way[i] = way[way.size() - 1 - i];
+      way[way.size() - 1 - i] = first;
+    }
+    return way;
+  }
+
+  List<Reached> reached;
+
+ private:
+  void leave(std::size_t node) {
+    const AxisPlaces places = reached[node].places;
+    std::string idle;
+    for (const char letter : axes_) {
+      bool used = false;
+      for (const std::string& letters : places) {
+        used = used || letters.find(letter) != std::string::npos;
+      }
+      if (!used) {
+        idle += letter;
+      }
+    }
+    for (const std::string& axes : arrangements(idle)) {
+      leave_from(node, -1, axes);
+    }
+    for (const std::string& axes : arrangements(backwards_ ? std::string() : places[0])) {
+      leave_from(node, 0, axes);
+    }
+    leave_two_dims(node, arrangements(idle));
+    for (std::size_t d = 1; d < places.size(); ++d) {
+      for (std::size_t first = 0; first < places[d].size(); ++first) {
+        leave_from(node, static_cast<int>(d), places[d].substr(first));
+      }
+    }
+  }
+
+  // Both whole before, or after, all their axes are gathered together.
+  void leave_two_dims(std::size_t node, const std::vector<std::string>& idle) {
+    const AxisPlaces places = reached[node].places;
+    for (std::size_t d = 1; d < places.size(); ++d) {
+      for (std::size_t e = d + 1; e < places.size(); ++e) {
+        const int one = static_cast<int>(d), two = static_cast<int>(e);
+        if (!backwards_ && !places[d].empty() && !places[e].empty()) {
+          try_move(node, {one, -1, places[d] + places[e], two, places[d].size()});
+        }
+        for (std::size_t i = 0; backwards_ && (places[d] + places[e]).empty() && i < idle.size();
+             ++i) {
+          for (std::size_t first = 1; first < idle[i].size(); ++first) {
+            try_move(node, {-1, one, idle[i], two, first});
+          }
+        }
+      }
+    }
+  }
+
+  void leave_from(std::size_t node, int from, const std::string& axes) {
+    for (int to = -1; to <= shape_.size(); ++to) {
+      const bool slice = backwards_ ? to < 0 : from < 0;  // one axis at a time, they are free
+      if (to != from && (to != 0 || backwards_) && !(slice && axes.size() > 1)) {
+        try_move(node, {from, to, axes, 0, 0});
+      }
+    }
+  }
+
+  void try_move(std::size_t node, const AxisMove& move) {
+    Reached next;
+    next.moved = rising_union(reached[node].moved, move.axes);
+    if (detours_ == Detours::no &&
+        next.moved.size() < reached[node].moved.size() + move.axes.size()) {
+      return;
+    }
+    next.places = after_move(reached[node].places, move);
+    next.by = backwards_ ? AxisMove{move.to, move.from, move.axes, move.also, move.first} : move;
+    Shape local = shape_;
+    Shape other = shape_;
+    if (!local_shape_of(mesh_, backwards_ ? next.places : reached[node].places, local) ||
+        !local_shape_of(mesh_, next.places, other)) {
+      return;
+    }
+    const MoveCost cost = is_slice(next.by) ? MoveCost() : cost_of(next.by, local.count());
+    next.seconds = reached[node].seconds + cost.seconds;
+    next.bytes = reached[node].bytes + cost.bytes;
+    next.moves = reached[node].moves + 1;
+    next.previous = node;
+    add(next);
+  }
+
+  // Of the table of what is reached: where it is, or could be.
+  std::size_t slot_of(const AxisPlaces& places) const {
+    std::uint64_t hash = 1469598103934665603u;
+    for (const std::string& letters : places) {
+      for (const char letter : letters + "|") {
+        hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211u;
+      }
+    }
+    std::size_t at = static_cast<std::size_t>(hash) % slots_.size();
+    while (slots_[at] != 0 && reached[slots_[at] - 1].places != places) {
+      at = (at + 1) % slots_.size();
+    }
+    return at;
+  }
+
+  void add(const Reached& node) {
+    const std::size_t at = slot_of(node.places);
+    if (slots_[at] != 0) {
+      Reached& known = reached[slots_[at] - 1];
+      if (!known.done && cheaper(node.seconds, node.bytes, node.moves, known)) {
+        known = node;
+      }
+      return;
+    }
+    reached.push_back(node);
+    slots_[at] = reached.size();
+    if (2 * reached.size() > slots_.size()) {
+      slots_.assign(4 * slots_.size(), 0);
+      for (std::size_t i = 0; i < reached.size(); ++i) {
+        slots_[slot_of(reached[i].places)] = i + 1;
+      }
+    }
+  }
+
+  MoveCost cost_of(const AxisMove& move, std::int64_t local) {
+    for (const MoveCost& known : costs_) {
+      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes &&
+          known.format == format_) {
+        return known;
+      }
+    }
+    costs_.push_back(price(mesh_, move, local, format_));
+    return costs_.back();
+  }
+
+  const PlacedMesh& mesh_;
+  std::string axes_;
+  Shape shape_;
+  DType format_;
+  bool backwards_;
+  Detours detours_;
+  List<MoveCost>& costs_;  // of several searches on one mesh
+  std::vector<std::size_t> slots_ = std::vector<std::size_t>(64);  // number + 1 by hash; 0: empty
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/mesh/sharded.hpp
 // An array cut over the devices of a mesh, held by one program: shard r is what device r has.
 //   Sharded a = mesh.shard(x, "I_x, J");  a.explain();  a.picture();  Tensor whole = a.gather();
@@ -26164,7 +26664,7 @@ struct ShardedStep {
   std::string name, axes;     // "all_gather", "x,y"
   std::string before, after;  // shardings
   std::string algorithm;
-  double bytes = 0;    // that a device sends, on average, by formula,
+  double bytes = 0;    // that a device sends, on average, by formula (above 16: one in the middle)
   double counted = 0;  // and in the messages that went; 0: without numbers
   double seconds = 0;  // closed form
 };
@@ -26246,10 +26746,11 @@ struct Sharded {
 inline Table ShardedReport::table() const {
   Table out;
   out.title = title;
-  out.columns = {"call", "axes", "from", "to", "algorithm", "bytes sent", "formula"};
+  out.columns = {"call", "axes", "from", "to", "algorithm", "bytes sent", "counted", "time"};
   for (const ShardedStep& step : steps) {
     out.add({step.name, step.axes, "[" + step.before + "]", "[" + step.after + "]", step.algorithm,
-             format_bytes(step.bytes), format_seconds(step.seconds)});
+             format_bytes(step.bytes), step.counted > 0 ? format_bytes(step.counted) : "-",
+             format_seconds(step.seconds)});
   }
   return out;
 }
@@ -26464,278 +26965,11 @@ inline std::ostream& operator<<(std::ostream& out, const ShardPicture& picture) 
 }}  // namespace tinyscale
 
 // >> tinyscale/mesh/reshard.hpp
-// The same array under another sharding, by the cheapest collectives.
-// A move takes mesh axes from one place to another: cut a dim (slice, free), leave it (all_gather),
-// change dims (all_to_all), leave a partial sum (all_reduce) or cut a dim instead
-// (reduce_scatter). The shortest path through all shardings, each move at its closed form, also
-// finds the detours: a free slice over an idle axis first, so that more links gather.
+// The same array under another sharding: its numbers sent by the schedules of the collectives that
+// the search found, group by group.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
-
-// Places: 0 the partial sum, d + 1 dim d, -1 none.
-struct AxisMove {
-  int from = -1, to = -1;
-  std::string axes;  // letters, in the order of the blocks
-};
-
-inline Collective collective_of(const AxisMove& move) {
-  return move.from == 0 ? (move.to < 0 ? Collective::all_reduce : Collective::reduce_scatter)
-         : move.to < 0  ? Collective::all_gather
-                        : Collective::all_to_all;
-}
-
-inline bool is_slice(const AxisMove& move) { return move.from < 0; }
-
-inline AxisPlaces after_move(AxisPlaces places, const AxisMove& move) {
-  if (move.from > 0) {
-    std::string& from = places[static_cast<std::size_t>(move.from)];
-    from.erase(from.size() - move.axes.size());
-  }
-  for (std::size_t i = 0; move.from == 0 && i < move.axes.size(); ++i) {
-    places[0].erase(places[0].find(move.axes[i]), 1);
-  }
-  if (move.to == 0) {  // of a search backwards
-    places[0] = rising_union(places[0], move.axes);
-  } else if (move.to > 0) {
-    places[static_cast<std::size_t>(move.to)] += move.axes;
-  }
-  return places;
-}
-
-inline std::vector<int> axis_numbers(const std::string& letters) {
-  std::vector<int> numbers;
-  for (const char letter : letters) {
-    numbers.push_back(static_cast<int>(axis_number(letter)));
-  }
-  return numbers;
-}
-
-inline CollectiveSpec spec_of(const PlacedMesh& mesh, Collective what, const std::string& letters,
-                              std::int64_t elements, DType format) {
-  CollectiveSpec spec;
-  spec.what = what;
-  spec.elements = elements;
-  spec.element_bytes = bytes_of(format);
-  spec.parts = parts_of_group(mesh.machine, mesh.axes, axis_numbers(letters));
-  return spec;
-}
-
-struct MoveCost {
-  std::string axes;
-  Collective what = Collective::all_gather;
-  std::int64_t local = 0;  // elements of a device before
-  double seconds = 0, bytes = 0;
-  Algorithm algorithm = Algorithm::automatic;
-};
-
-inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
-                      DType format) {
-  MoveCost cost;
-  if (is_slice(move)) {
-    return cost;
-  }
-  cost.axes = move.axes;
-  cost.what = collective_of(move);
-  cost.local = local;
-  const bool gathers = cost.what == Collective::all_gather;
-  const std::int64_t elements = local * (gathers ? shard_count(mesh, move.axes) : 1);
-  CollectiveSpec spec = spec_of(mesh, cost.what, move.axes, elements, format);
-  const AlgorithmChoice choice = choose_algorithm(spec);
-  spec.algorithm = choice.algorithm;
-  cost.algorithm = choice.algorithm;
-  cost.seconds = choice.seconds;
-  const int n = spec.devices();
-  const int last = n <= 64 ? n - 1 : n / 2;  // of large groups the device in the middle
-  const int first = n <= 64 ? 0 : last;
-  for (int index = first; index <= last; ++index) {
-    cost.bytes += collective_bytes(spec, index) / (last - first + 1);
-  }
-  return cost;
-}
-
-// A sharding that a search has reached.
-struct Reached {
-  AxisPlaces places;
-  double seconds = 0, bytes = 0;
-  int moves = 0;
-  std::size_t previous = 0;  // itself: the start
-  AxisMove by;               // between them, in the direction of time
-  std::string moved;         // all axes on the way
-  bool done = false;
-};
-
-// Cheaper in time, then in bytes, then in moves; sums in another order are equal.
-inline bool cheaper(double seconds, double bytes, int moves, const Reached& other) {
-  const double most = std::max(seconds, other.seconds);
-  if (std::fabs(seconds - other.seconds) > 1e-12 * most) {
-    return seconds < other.seconds;
-  }
-  return bytes != other.bytes ? bytes < other.bytes : moves < other.moves;
-}
-
-// Ordered choices of the letters, the empty one left out; of many letters in their order only.
-inline std::vector<std::string> arrangements(const std::string& letters) {
-  std::vector<std::string> all(1);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    for (const char letter : letters) {
-      const std::string& base = all[i];
-      const bool rising = base.empty() || base.back() < letter;
-      if (base.find(letter) == std::string::npos && (rising || letters.size() < 4)) {
-        all.push_back(base + letter);
-      }
-    }
-  }
-  all.erase(all.begin());
-  return all;
-}
-
-enum class Direction { forwards, backwards };
-
-// Whether an axis may move twice, as one that is cut for free and then gathered.
-enum class Detours { no, yes };
-
-// All shardings in reach of one, cheapest first (Dijkstra); backwards: all that reach it.
-class ShardingSearch {
- public:
-  ShardingSearch(const PlacedMesh& mesh, const Shape& shape, DType format, const AxisPlaces& start,
-                 Direction direction, Detours detours)
-      : mesh_(mesh),
-        shape_(shape),
-        format_(format),
-        backwards_(direction == Direction::backwards),
-        detours_(detours) {
-    add({start, 0, 0, 0, 0, {}, "", false});
-    while (true) {
-      std::size_t next = reached.size();
-      for (std::size_t i = 0; i < reached.size(); ++i) {
-        const Reached& node = reached[i];
-        if (!node.done && (next == reached.size() ||
-                           cheaper(node.seconds, node.bytes, node.moves, reached[next]))) {
-          next = i;
-        }
-      }
-      if (next == reached.size()) {
-        return;
-      }
-      reached[next].done = true;
-      leave(next);
-    }
-  }
-
-  // Null: out of reach.
-  const Reached* find(const AxisPlaces& places) const {
-    for (const Reached& node : reached) {
-      if (node.places == places) {
-        return &node;
-      }
-    }
-    return nullptr;
-  }
-
-  // The moves between the start and a place, in the order of time.
-  List<AxisMove> moves(const Reached& place) const {
-    List<AxisMove> way;
-    for (const Reached* at = &place; at->moves > 0; at = &reached[at->previous]) {
-      way.push_back(at->by);
-    }
-    for (std::size_t i = 0; !backwards_ && 2 * i + 1 < way.size(); ++i) {
-      const AxisMove first = way[i];
-      way[i] = way[way.size() - 1 - i];
-      way[way.size() - 1 - i] = first;
-    }
-    return way;
-  }
-
-  List<Reached> reached;
-
- private:
-  void leave(std::size_t node) {
-    const AxisPlaces places = reached[node].places;
-    std::string idle;
-    for (const char letter : mesh_.letters()) {
-      bool used = false;
-      for (const std::string& letters : places) {
-        used = used || letters.find(letter) != std::string::npos;
-      }
-      if (!used) {
-        idle += letter;
-      }
-    }
-    for (const std::string& axes : arrangements(idle)) {
-      leave_from(node, -1, axes);
-    }
-    for (const std::string& axes : arrangements(backwards_ ? std::string() : places[0])) {
-      leave_from(node, 0, axes);
-    }
-    for (std::size_t d = 1; d < places.size(); ++d) {
-      for (std::size_t first = 0; first < places[d].size(); ++first) {
-        leave_from(node, static_cast<int>(d), places[d].substr(first));
-      }
-    }
-  }
-
-  void leave_from(std::size_t node, int from, const std::string& axes) {
-    for (int to = -1; to <= shape_.size(); ++to) {
-      const bool slice = backwards_ ? to < 0 : from < 0;  // one axis at a time, they are free
-      if (to != from && (to != 0 || backwards_) && !(slice && axes.size() > 1)) {
-        try_move(node, {from, to, axes});
-      }
-    }
-  }
-
-  void try_move(std::size_t node, const AxisMove& move) {
-    Reached next;
-    next.moved = rising_union(reached[node].moved, move.axes);
-    if (detours_ == Detours::no &&
-        next.moved.size() < reached[node].moved.size() + move.axes.size()) {
-      return;
-    }
-    next.places = after_move(reached[node].places, move);
-    next.by = backwards_ ? AxisMove{move.to, move.from, move.axes} : move;
-    Shape local = shape_;
-    Shape other = shape_;
-    if (!local_shape_of(mesh_, backwards_ ? next.places : reached[node].places, local) ||
-        !local_shape_of(mesh_, next.places, other)) {
-      return;
-    }
-    const MoveCost cost = is_slice(next.by) ? MoveCost() : cost_of(next.by, local.count());
-    next.seconds = reached[node].seconds + cost.seconds;
-    next.bytes = reached[node].bytes + cost.bytes;
-    next.moves = reached[node].moves + 1;
-    next.previous = node;
-    add(next);
-  }
-
-  void add(const Reached& node) {
-    for (Reached& known : reached) {
-      if (known.places == node.places) {
-        if (!known.done && cheaper(node.seconds, node.bytes, node.moves, known)) {
-          known = node;
-        }
-        return;
-      }
-    }
-    reached.push_back(node);
-  }
-
-  MoveCost cost_of(const AxisMove& move, std::int64_t local) {
-    for (const MoveCost& known : costs_) {
-      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes) {
-        return known;
-      }
-    }
-    costs_.push_back(price(mesh_, move, local, format_));
-    return costs_.back();
-  }
-
-  const PlacedMesh& mesh_;
-  Shape shape_;
-  DType format_;
-  bool backwards_;
-  Detours detours_;
-  List<MoveCost> costs_;
-};
 
 // Part i of n along a dim, with memory of its own.
 inline Tensor part_of(const Tensor& x, int dim, std::int64_t n, std::int64_t i) {
@@ -26766,9 +27000,10 @@ inline Shared<const CallPlan> plan_of(const PlacedMesh& mesh, const AxisMove& mo
   key.what = collective_of(move);
   key.algorithm = algorithm;
   key.how = how;
-  key.dim = std::max(0, (key.what == Collective::all_gather ? move.from : move.to) - 1);
+  const int dim = key.what == Collective::all_gather ? move.from : move.to;
+  key.dim = move.also > 0 || dim < 1 ? 0 : dim - 1;
   key.to_dim = std::max(0, move.from - 1);
-  key.shape = local;
+  key.shape = move.also > 0 ? Shape{local.count()} : local;
   key.axes = axis_numbers(move.axes);
   return make_plan(key, mesh.machine, mesh.axes, SourceLine());
 }
@@ -26798,6 +27033,21 @@ inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan, const
   return static_cast<double>(sent) / plan.exchange.devices;
 }
 
+// What came of an all_gather of two dims: blocks [n, m] of shape `local`, put in their places.
+inline Tensor placed_blocks(const Tensor& flat, const AxisMove& move, std::int64_t n,
+                            const Shape& local, const Shape& after) {
+  Shape blocks = {n, flat.count() / std::max<std::int64_t>(1, n * local.count())};
+  List<int> order;
+  for (int d = 0; d < local.size(); ++d) {
+    if (d == move.from - 1 || d == move.also - 1) {
+      order.push_back(d == move.from - 1 ? 0 : 1);
+    }
+    order.push_back(d + 2);
+    blocks.push_back(local[d]);
+  }
+  return reshape(contiguous(permute(reshape(flat, blocks), order)), after);
+}
+
 // Makes a move and writes it into the report.
 inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
                       Reduce how = Reduce::sum) {
@@ -26817,8 +27067,14 @@ inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
   const ContextScope scope(quiet);
   if (!is_slice(move) && !a.shards.empty()) {
     const Shared<const CallPlan> plan = plan_of(mesh, move, local, cost.algorithm, how);
-    step.counted =
-        run_collective(mesh, *plan, move.axes, a.local_shape(), a.shards) * bytes_of(a.format);
+    const Shape after = a.local_shape();
+    const Shape flat = {after.count()};
+    step.counted = run_collective(mesh, *plan, move.axes, move.also > 0 ? flat : after, a.shards) *
+                   bytes_of(a.format);
+    for (std::size_t rank = 0; move.also > 0 && rank < a.shards.size(); ++rank) {
+      const std::int64_t n = shard_count(mesh, move.axes.substr(0, move.first));
+      a.shards[rank] = placed_blocks(a.shards[rank], move, n, local, after);
+    }
   }
   for (std::size_t rank = 0; is_slice(move) && rank < a.shards.size(); ++rank) {
     a.shards[rank] = part_of(a.shards[rank], move.to - 1, shard_count(mesh, move.axes),
@@ -26829,16 +27085,23 @@ inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
   report.steps.push_back(step);
 }
 
-// "all_gather b over x" for each move but the free ones.
+// "all_gather b over x, " for each move of array " b".
 inline std::string moves_text(const PlacedMesh& mesh, const List<AxisMove>& moves,
                               const std::string& array) {
   std::string out;
   for (const AxisMove& move : moves) {
-    out += out.empty() ? "" : ", ";
     out += is_slice(move) ? "slice" : name_of(collective_of(move));
-    out += (array.empty() ? "" : " " + array) + " over " + axes_text(mesh, move.axes);
+    out += array + " over " + axes_text(mesh, move.axes) + ", ";
   }
   return out;
+}
+
+inline void make_moves(Sharded& a, const List<AxisMove>& moves, const char* name,
+                       ShardedReport& report) {
+  for (const AxisMove& move : moves) {
+    make_move(a, move, report);
+    report.steps.back().name += name;
+  }
 }
 
 inline void check_same_names(const char* function, const Sharding& a, const Sharding& b) {
@@ -26856,6 +27119,7 @@ inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh, 
                           ShardedReport& report) {
   ShardedCandidate way;
   way.calls = moves_text(mesh, search.moves(end), "");
+  way.calls.erase(way.calls.size() - 2);
   way.comms_seconds = way.seconds = end.seconds;
   way.bytes = end.bytes;
   report.candidates.push_back(way);
@@ -26867,8 +27131,12 @@ inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& repo
   check_same_names(function, a.sharding, wanted);
   const AxisPlaces goal = places_of(*a.mesh, wanted, a.shape);
   const AxisPlaces start = a.places();
-  const ShardingSearch all(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::yes);
-  const ShardingSearch plain(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::no);
+  const std::string axes = axes_to_use(*a.mesh, start, goal);
+  List<MoveCost> costs;
+  const ShardingSearch all(*a.mesh, axes, a.shape, a.format, start, Direction::forwards,
+                           Detours::yes, costs);
+  const ShardingSearch plain(*a.mesh, axes, a.shape, a.format, start, Direction::forwards,
+                             Detours::no, costs);
   const Reached* const end = all.find(goal);
   const Reached* const straight = plain.find(goal);
   if (end == nullptr) {
@@ -26879,9 +27147,7 @@ inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& repo
     add_candidate(all, *a.mesh, *end, report);
     add_candidate(plain, *a.mesh, *straight, report);
   }
-  for (const AxisMove& move : all.moves(*end)) {
-    make_move(a, move, report);
-  }
+  make_moves(a, all.moves(*end), "", report);
   a.sharding = wanted;
 }
 
@@ -26923,18 +27189,9 @@ inline std::string summed(const Sharded& a) {
 }
 
 inline void check_one_mesh(const char* function, const Sharded& a, const Sharded& b) {
-  if (a.mesh.get() != b.mesh.get()) {
-    bool same =
-        a.mesh->axes.size() == b.mesh->axes.size() && a.mesh->machine.name == b.mesh->machine.name;
-    for (std::size_t i = 0; same && i < a.mesh->axes.size(); ++i) {
-      same = a.mesh->axes[i].name == b.mesh->axes[i].name &&
-             a.mesh->axes[i].size == b.mesh->axes[i].size;
-    }
-    if (!same) {
-      fail({function, ": the arrays lie on two meshes, ", a.mesh->machine.name, " with axes ",
-            axes_text(*a.mesh, a.mesh->letters()), " and ", b.mesh->machine.name, " with axes ",
-            axes_text(*b.mesh, b.mesh->letters()), "; both on one are right"});
-    }
+  if (a.mesh->text() != b.mesh->text()) {
+    fail({function, ": the arrays lie on two meshes, ", a.mesh->text(), " and ", b.mesh->text(),
+          "; both on one are right"});
   }
   if (a.shards.empty() != b.shards.empty()) {
     fail({function, ": only one of ", a.text(), " and ", b.text(),
@@ -26962,7 +27219,7 @@ inline void slice_as(Sharded& a, const AxisPlaces& result, ShardedReport& report
   for (std::size_t d = 1; d + lacks < result.size(); ++d) {
     const std::string& wanted = result[d + lacks];
     for (std::size_t i = a.places()[d].size(); i < wanted.size(); ++i) {
-      make_move(a, {-1, static_cast<int>(d), wanted.substr(i, 1)}, report);
+      make_move(a, {-1, static_cast<int>(d), wanted.substr(i, 1), 0, 0}, report);
     }
   }
 }
@@ -27000,7 +27257,7 @@ inline AxisPlaces common_places(const char* function, const Sharded& a, const Sh
   return result;
 }
 
-enum class Linear { no, both, either };  // in both operands together (+), in each alone (*)
+enum class Linear { both, either };  // in both operands together (+), in each alone (*)
 
 inline void check_partial(const char* function, const Sharded& a, const Sharded& b,
                           const AxisPlaces& pa, const AxisPlaces& pb, Linear linear) {
@@ -27118,7 +27375,7 @@ inline Sharded reduce_dim(const char* function, const Sharded& x, const std::str
   }
   ShardedReport report;
   if (how == Reduction::max && !cut.empty()) {  // the largest of all is no sum: at once
-    make_move(out, {0, -1, rest[0]}, report, Reduce::max);
+    make_move(out, {0, -1, rest[0], 0, 0}, report, Reduce::max);
   }
   report.reason = cut.empty() ? "dim " + dim + " is whole on every device: no collective"
                   : how == Reduction::max
@@ -27199,15 +27456,26 @@ struct ShardedMatmul {
   }
 };
 
-// A way to run it: where a, b and the product are when each device multiplies.
+// A way to run it: what moves before and after the products, where they then lie, what it costs.
 struct MatmulWay {
-  AxisPlaces a, b, product;
-  std::string cut;  // of J
-  double math_seconds = 0, comms_seconds = 0, bytes = 0;
+  List<AxisMove> a, b, product;
+  AxisPlaces places;
+  ShardedCandidate cost;
   int moves = 0;
-
-  double seconds() const { return std::max(math_seconds, comms_seconds); }
 };
+
+// Sooner done; then with less to do in all, then in fewer moves. Sums in another order are equal.
+inline bool better(const MatmulWay& x, const MatmulWay& y) {
+  const double pairs[][2] = {
+      {x.cost.seconds, y.cost.seconds},
+      {x.cost.math_seconds + x.cost.comms_seconds, y.cost.math_seconds + y.cost.comms_seconds}};
+  for (const auto& pair : pairs) {
+    if (std::fabs(pair[0] - pair[1]) > 1e-12 * pair[0]) {
+      return pair[0] < pair[1];
+    }
+  }
+  return x.moves < y.moves;
+}
 
 inline ShardedMatmul matmul_of(const char* function, const Sharded& a, const Sharded& b) {
   check_one_mesh(function, a, b);
@@ -27252,11 +27520,9 @@ inline std::string matmul_case(const ShardedMatmul& m) {
     return "case 3: " + j + " is cut over " + axes_text(m.mesh(), m.cut_a) +
            " in both, so a device's product is a summand";
   }
-  return "case 2: " + j + " is cut over " +
-         axes_text(m.mesh(), m.cut_a.empty() ? m.cut_b : m.cut_a) +
-         (m.cut_a.empty() || m.cut_b.empty()
-              ? std::string(" in one")
-              : " in one and over " + axes_text(m.mesh(), m.cut_b) + " in the other") +
+  const std::string cut = axes_text(m.mesh(), m.cut_a.empty() ? m.cut_b : m.cut_a);
+  return "case 2: " + j + " is cut over " + cut +
+         (m.cut_a.empty() || m.cut_b.empty() ? " in one" : " in one, otherwise in the other") +
          ", so gather it, or slice and sum";
 }
 
@@ -27274,121 +27540,129 @@ inline std::string in_order(const std::string& letters, const std::string& first
   return out;
 }
 
+// Finds the ways; those of one search in order, those without detours before the others.
 class MatmulWays {
  public:
-  MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal, Detours detours)
-      : m(product),
+  MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal)
+      : m_(product),
         goal_(goal),
-        a(m.mesh(), m.a.shape, m.a.format, m.a.places(), Direction::forwards, detours),
-        b(m.mesh(), m.b.shape, m.b.format, m.b.places(), Direction::forwards, detours),
-        out(m.mesh(), m.shape, m.a.format, goal, Direction::backwards, detours) {
-    const std::size_t dims = goal.size() - 1;
-    std::vector<std::size_t> role(m.mesh().axes.size());  // 0 idle, dims, J, summand of a, of b
-    std::size_t axis = 0;
-    while (axis < role.size()) {
-      try_roles(role, false);
-      try_roles(role, true);
-      for (axis = 0; axis < role.size() && ++role[axis] == dims + 4; ++axis) {
-        role[axis] = 0;
+        axes_(rising_union(axes_to_use(m_.mesh(), m_.a.places(), m_.b.places()),
+                           axes_to_use(m_.mesh(), goal, goal))) {
+    for (const Detours detours : {Detours::no, Detours::yes}) {
+      const std::size_t first = ways.size();
+      add(first, detours);
+      if (first > 0 && ways.size() > first && better(ways[first], ways[0])) {
+        for (std::size_t i = first; i > 0; --i) {
+          swap(i, i - 1);
+        }
+        detour = true;
       }
     }
   }
 
-  const ShardedMatmul& m;
-  List<MatmulWay> ways;  // the cheapest first
+  static constexpr std::size_t most = 128;  // the best of each search are kept
+  List<MatmulWay> ways;
+  int tried = 0;
+  bool detour = false;  // the first has one
 
  private:
-  void try_roles(const std::vector<std::size_t>& role, bool goal_first) {
+  void swap(std::size_t i, std::size_t j) {
+    const MatmulWay kept = ways[i];
+    ways[i] = ways[j];
+    ways[j] = kept;
+  }
+
+  void add(std::size_t first, Detours detours) {
+    const PlacedMesh& mesh = m_.mesh();
+    const AxisPlaces pa = m_.a.places();
+    const AxisPlaces pb = m_.b.places();
+    const ShardingSearch a(mesh, axes_, m_.a.shape, m_.a.format, pa, Direction::forwards, detours,
+                           costs_);
+    const ShardingSearch b(mesh, axes_, m_.b.shape, m_.b.format, pb, Direction::forwards, detours,
+                           costs_);
+    const ShardingSearch product(mesh, axes_, m_.shape, m_.a.format, goal_, Direction::backwards,
+                                 detours, costs_);
+    const std::size_t roles = goal_.size() + 3;  // of an axis: idle, dims, J, summand of a, of b
+    std::vector<std::size_t> role(axes_.size());
+    bool more = true;
+    while (more) {
+      try_roles(role, true, a, b, product, first);
+      try_roles(role, false, a, b, product, first);
+      std::size_t axis = 0;
+      for (; axis < role.size() && ++role[axis] == roles; ++axis) {
+        role[axis] = 0;
+      }
+      more = axis < role.size();
+    }
+  }
+
+  // Axes that share a place are in the order that the operand has, or else the goal.
+  void try_roles(const std::vector<std::size_t>& role, bool as_is, const ShardingSearch& a,
+                 const ShardingSearch& b, const ShardingSearch& product, std::size_t first) {
     const std::size_t dims = goal_.size() - 1;
-    const AxisPlaces pa = m.a.places();
-    const AxisPlaces pb = m.b.places();
+    const AxisPlaces pa = m_.a.places();
+    const AxisPlaces pb = m_.b.places();
     AxisPlaces sets(dims + 4);
     for (std::size_t i = 0; i < role.size(); ++i) {
-      sets[role[i]] += m.mesh().letters()[i];
+      sets[role[i]] += axes_[i];
     }
-    if (rising_union(sets[dims + 2], pa[0]) != pa[0] ||
-        rising_union(sets[dims + 3], pb[0]) != pb[0]) {
-      return;  // only what is a summand can stay one
-    }
+    const std::string cut =
+        in_order(sets[dims + 1], as_is ? m_.cut_a : m_.cut_b, as_is ? m_.cut_b : m_.cut_a);
     MatmulWay way;
-    way.cut =
-        in_order(sets[dims + 1], goal_first ? m.cut_b : m.cut_a, goal_first ? m.cut_a : m.cut_b);
-    way.product.push_back(rising_union(sets[dims + 1], sets[dims + 2] + sets[dims + 3]));
+    way.places.push_back(rising_union(sets[dims + 1], sets[dims + 2] + sets[dims + 3]));
     for (std::size_t d = 1; d <= dims; ++d) {
       const std::string& own = d < dims ? pa[d] : pb[2];
-      way.product.push_back(
-          in_order(sets[d], goal_first ? goal_[d] : own, goal_first ? own : goal_[d]));
+      way.places.push_back(in_order(sets[d], as_is ? own : goal_[d], as_is ? goal_[d] : own));
     }
-    way.a = way.product;
-    way.a[0] = sets[dims + 2];
-    way.a.back() = way.cut;
-    way.b = {sets[dims + 3], way.cut, way.product.back()};
-    const Reached* const ra = a.find(way.a);
-    const Reached* const rb = b.find(way.b);
-    const Reached* const rc = out.find(way.product);
+    AxisPlaces at_a = way.places;
+    at_a[0] = sets[dims + 2];
+    at_a.back() = cut;
+    const Reached* const ra = a.find(at_a);
+    const Reached* const rb = b.find({sets[dims + 3], cut, way.places.back()});
+    const Reached* const rc = product.find(way.places);
     if (ra == nullptr || rb == nullptr || rc == nullptr) {
       return;
     }
-    way.math_seconds = m.math_seconds(way.product, way.cut);
-    way.comms_seconds = ra->seconds + rb->seconds + rc->seconds;
-    way.bytes = ra->bytes + rb->bytes + rc->bytes;
+    ShardedCandidate& cost = way.cost;
+    cost.math_seconds = m_.math_seconds(way.places, cut);
+    cost.comms_seconds = ra->seconds + rb->seconds + rc->seconds;
+    cost.bytes = ra->bytes + rb->bytes + rc->bytes;
+    cost.seconds = std::max(cost.math_seconds, cost.comms_seconds);
     way.moves = ra->moves + rb->moves + rc->moves;
-    insert(way);
+    tried += as_is && first > 0 ? 1 : 0;
+    if (ways.size() - first == most && !better(way, ways.back())) {
+      return;
+    }
+    way.a = a.moves(*ra);
+    way.b = b.moves(*rb);
+    way.product = product.moves(*rc);
+    cost.calls = moves_text(m_.mesh(), way.a, " a") + moves_text(m_.mesh(), way.b, " b") +
+                 "matmul, " + moves_text(m_.mesh(), way.product, " product");
+    cost.calls.erase(cost.calls.size() - 2);
+    insert(way, first);
   }
 
-  void insert(const MatmulWay& way) {
+  void insert(const MatmulWay& way, std::size_t first) {
     for (const MatmulWay& known : ways) {
-      if (known.a == way.a && known.b == way.b && known.product == way.product) {
+      if (known.cost.calls == way.cost.calls) {
         return;
       }
     }
-    ways.push_back(way);
-    for (std::size_t i = ways.size() - 1; i > 0 && better(ways[i], ways[i - 1]); --i) {
-      const MatmulWay later = ways[i - 1];
-      ways[i - 1] = ways[i];
-      ways[i] = later;
+    if (ways.size() - first == most) {
+      ways.back() = way;
+    } else {
+      ways.push_back(way);
+    }
+    for (std::size_t i = ways.size() - 1; i > first && better(ways[i], ways[i - 1]); --i) {
+      swap(i, i - 1);
     }
   }
 
-  AxisPlaces goal_;
-
- public:
-  ShardingSearch a, b, out;
-
-  static bool better(const MatmulWay& x, const MatmulWay& y) {
-    Reached both;
-    both.seconds = y.seconds();
-    both.bytes = y.math_seconds + y.comms_seconds;
-    both.moves = y.moves;
-    const double sum = x.math_seconds + x.comms_seconds;
-    const bool tie = std::fabs(sum - both.bytes) <= 1e-12 * std::max(sum, both.bytes);
-    return cheaper(x.seconds(), tie ? both.bytes : sum, x.moves, both);
-  }
-
-  ShardedCandidate candidate(const MatmulWay& way) const {
-    ShardedCandidate c;
-    const std::string parts[] = {
-        moves_text(m.mesh(), a.moves(*a.find(way.a)), "a"),
-        moves_text(m.mesh(), b.moves(*b.find(way.b)), "b"), "matmul",
-        moves_text(m.mesh(), out.moves(*out.find(way.product)), "product")};
-    for (const std::string& part : parts) {
-      c.calls += (c.calls.empty() || part.empty() ? "" : ", ") + part;
-    }
-    c.math_seconds = way.math_seconds;
-    c.comms_seconds = way.comms_seconds;
-    c.bytes = way.bytes;
-    c.seconds = way.seconds();
-    return c;
-  }
+  const ShardedMatmul& m_;
+  const AxisPlaces& goal_;
+  std::string axes_;
+  List<MoveCost> costs_;
 };
-
-inline void make_moves(Sharded& array, const List<AxisMove>& moves, const char* name,
-                       ShardedReport& report) {
-  for (const AxisMove& move : moves) {
-    make_move(array, move, report);
-    report.steps.back().name += name;
-  }
-}
 
 // Every device multiplies what it has; its product lies as `places` say.
 inline Sharded local_products(const ShardedMatmul& m, const Sharded& a, const Sharded& b,
@@ -27407,69 +27681,46 @@ inline std::string matmul_title(const char* function, const ShardedMatmul& m, co
              m.mesh().machine.name, ", priced as ", m.a.format);
 }
 
-// The ways without detours first, unless one with them is better.
-inline void list_ways(const MatmulWays& all, const MatmulWays& plain, ShardedReport& report) {
-  for (const MatmulWays* const ways : {&plain, &all}) {
-    for (const MatmulWay& way : ways->ways) {
-      const ShardedCandidate next = ways->candidate(way);
-      bool known = false;
-      for (const ShardedCandidate& other : report.candidates) {
-        known = known || other.calls == next.calls;
-      }
-      if (!known) {
-        report.candidates.push_back(next);
-      }
-    }
-  }
-}
-
 inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   const AxisPlaces goal = places_of(m.mesh(), wanted, m.shape);
-  const MatmulWays all(m, goal, Detours::yes);
-  const MatmulWays plain(m, goal, Detours::no);
+  const MatmulWays all(m, goal);
   if (all.ways.empty()) {
     fail({"matmul: no way from ", m.a.text(), " and ", m.b.text(), " to [", wanted.text(),
           "]; a partial sum must be one already, or J be cut over its axes"});
   }
-  const bool detour = plain.ways.empty() || MatmulWays::better(all.ways[0], plain.ways[0]);
-  const MatmulWays& best = detour ? all : plain;
-  const MatmulWay& way = best.ways[0];
   ShardedReport report;
-  if (detour) {
-    report.candidates.push_back(best.candidate(way));
+  for (const MatmulWay& way : all.ways) {
+    report.candidates.push_back(way.cost);
   }
-  list_ways(all, plain, report);
+  const MatmulWay& way = all.ways[0];
   Sharded a = m.a;
   Sharded b = m.b;
-  make_moves(a, best.a.moves(*best.a.find(way.a)), " a", report);
-  make_moves(b, best.b.moves(*best.b.find(way.b)), " b", report);
-  Sharded out = local_products(m, a, b, way.product);
-  make_moves(out, best.out.moves(*best.out.find(way.product)), " product", report);
+  make_moves(a, way.a, " a", report);
+  make_moves(b, way.b, " b", report);
+  Sharded out = local_products(m, a, b, way.places);
+  make_moves(out, way.product, " product", report);
   out.sharding = wanted;
-  report.math_seconds = way.math_seconds;
+  report.math_seconds = way.cost.math_seconds;
   report.title = matmul_title("matmul", m, out);
-  report.reason = matmul_case(m) + cat("; of ", report.candidates.size(),
-                                       " ways the first has the least max(T_math, T_comms)",
-                                       detour ? ", as idle axes carry a share" : "");
+  report.reason =
+      matmul_case(m) + cat("; of ", all.tried, " ways the first has the least max(T_math, T_comms)",
+                           all.detour ? ", as idle axes carry a share" : "");
   finish(out, report);
   return out;
 }
 
 // What to write instead where the product would have an axis in two places.
 [[noreturn]] inline void fail_twice(const ShardedMatmul& m, char letter) {
+  AxisPlaces without = m.natural;
+  for (std::string& letters : without) {
+    const std::size_t at = letters.find(letter);
+    letters = at == std::string::npos ? letters : letters.substr(0, at) + letters.substr(at + 1);
+  }
   std::string ways;
-  for (std::size_t keep = 1; keep < m.natural.size(); ++keep) {
-    AxisPlaces places = m.natural;
-    bool there = false;
-    for (std::size_t d = 0; d < places.size(); ++d) {
-      const std::size_t at = places[d].find(letter);
-      if (d == keep) {
-        there = at != std::string::npos;
-      } else if (at != std::string::npos) {
-        places[d].erase(at, 1);
-      }
-    }
-    if (there) {
+  for (std::size_t keep = 1; keep < without.size(); ++keep) {
+    AxisPlaces places = without;
+    places[keep] = m.natural[keep];
+    if (places != without) {
       ways +=
           (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
     }
@@ -27513,10 +27764,7 @@ inline Sharded matmul(const Sharded& a, const Sharded& b) {
 inline Sharded matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
   const detail::ShardedMatmul m = detail::matmul_of("matmul", a, b);
   const Sharding wanted = parse_sharding(sharding);
-  Sharding own;
-  own.dims = m.dims;
-  Sharded product = detail::like(a, m.shape, own);
-  detail::check_same_names("matmul", product.sharding, wanted);
+  detail::check_same_names("matmul", {{}, m.dims}, wanted);
   return detail::run_matmul(m, wanted);
 }
 
@@ -27531,97 +27779,87 @@ inline Sharded matmul(const Sharded& a, const Sharded& b, const std::string& sha
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// Chunks of operand a or b go around, each cut over one axis in `place`; or blocks of the product,
-// in the end cut so.
+// What goes around one axis: the chunks of a or b, or blocks of the product that sums grow in. Of
+// the others the chunk belongs to a part along a dim, or to all (-1).
 struct ChunkedMatmul {
   enum class What { none, a, b, product };
   What what = What::none;
-  std::size_t place = 0;
   std::string axis;
+  int place = 0;  // where what travels is, or will be, cut over the axis
+  int a_dim = -1, b_dim = -1, product_dim = -1;
 };
 
+// The product when an operand is whole in that place, if nothing else has to move.
 inline bool gathers_to(const ShardedMatmul& m, ChunkedMatmul::What what, std::size_t place,
                        const AxisPlaces& goal) {
   Sharded a = m.a;
   Sharded b = m.b;
-  Sharded& operand = what == ChunkedMatmul::What::a ? a : b;
-  operand.sharding.dims[place - 1].axes.clear();
+  (what == ChunkedMatmul::What::a ? a : b).sharding.dims[place - 1].axes.clear();
   const ShardedMatmul after = matmul_of("collective_matmul", a, b);
   return after.cut_a == after.cut_b && after.natural == goal;
 }
 
 inline ChunkedMatmul chunked(const ShardedMatmul& m, const AxisPlaces& goal) {
   using What = ChunkedMatmul::What;
-  const AxisPlaces natural = m.natural;
+  const int inner = m.a.shape.size();  // the place of J in a, of K in the product
   for (const What what : {What::a, What::b}) {
     const AxisPlaces places = what == What::a ? m.a.places() : m.b.places();
-    for (std::size_t p = 1; p < places.size(); ++p) {
-      if (places[p].size() == 1 && gathers_to(m, what, p, goal)) {
-        return {what, p, places[p]};
+    for (int p = 1; p < static_cast<int>(places.size()); ++p) {
+      const std::string& axis = places[static_cast<std::size_t>(p)];
+      if (axis.size() == 1 && gathers_to(m, what, static_cast<std::size_t>(p), goal)) {
+        if (what == What::a) {
+          return {what, axis, p, -1, p == inner ? 0 : -1, p == inner ? -1 : p - 1};
+        }
+        return {what, axis, p, p == 1 ? inner - 1 : -1, -1, p == 1 ? -1 : inner - 1};
       }
     }
   }
-  for (std::size_t p = 1; p < natural.size() && m.cut_a.size() == 1 && m.cut_a == m.cut_b; ++p) {
-    if (after_move(natural, {0, static_cast<int>(p), m.cut_a}) == goal) {
-      return {What::product, p, m.cut_a};
+  for (int p = 1; p <= inner && m.cut_a.size() == 1 && m.cut_a == m.cut_b; ++p) {
+    if (after_move(m.natural, {0, p, m.cut_a, 0, 0}) == goal) {
+      return {What::product, m.cut_a, p, p == inner ? -1 : p - 1, p == inner ? 1 : -1, -1};
     }
   }
   return {};
 }
 
-// What a device adds or stores for chunk c of n. `travels` is the chunk that is there.
-inline Tensor chunk_product(const ChunkedMatmul& way, const Tensor& a, const Tensor& b,
-                            const Tensor& travels, int n, int c) {
-  using What = ChunkedMatmul::What;
-  const int last = a.dims() - 1;
-  const int place = static_cast<int>(way.place) - 1;
-  if (way.what == What::a) {
-    return matmul(travels, place == last ? part_of(b, 0, n, c) : b);
-  }
-  if (way.what == What::b) {
-    return matmul(place == 0 ? part_of(a, last, n, c) : a, travels);
-  }
-  return place == last ? matmul(a, part_of(b, 1, n, c)) : matmul(part_of(a, place, n, c), b);
+// Chunk c of n along a dim, as a view; of none (-1) all.
+inline Tensor chunk_of(const Tensor& x, int dim, int n, int c) {
+  const std::int64_t size = dim < 0 ? 0 : x.dim(dim) / n;
+  return dim < 0 ? x : slice(x, dim, c * size, (c + 1) * size);
 }
 
-// Step by step on one group of devices; `out` is filled by index in the group.
+// Step by step on one group of devices, of the ranks `members`.
 inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
                        const std::vector<std::size_t>& members, List<Tensor>& shards) {
   using What = ChunkedMatmul::What;
   const int n = static_cast<int>(members.size());
-  const bool sums = way.what == What::product;
-  const int inner = way.what == What::a ? m.a.shape.size() : 1;  // the place that is contracted
-  const bool adds = sums || static_cast<int>(way.place) == inner;
-  const int dim = way.what == What::b ? local.size() - 1 : static_cast<int>(way.place) - 1;
-  List<Tensor> travel;
+  List<Tensor> travels;
   for (const std::size_t rank : members) {
-    travel.push_back(way.what == What::a   ? m.a.shards[rank]
-                     : way.what == What::b ? m.b.shards[rank]
-                                           : full(local, 0.0f));
     shards[rank] = full(local, 0.0f);
+    travels.push_back(way.what == What::a   ? m.a.shards[rank]
+                      : way.what == What::b ? m.b.shards[rank]
+                                            : shards[rank]);
   }
+  const int turn = way.what == What::product ? 1 : -1;  // to the next device, or from it
   for (int step = 0; step < n; ++step) {
     List<Tensor> next(members.size());
     for (int i = 0; i < n; ++i) {
-      const std::size_t here = static_cast<std::size_t>(i);
-      const std::size_t rank = members[here];
+      const std::size_t rank = members[static_cast<std::size_t>(i)];
+      Tensor& here = travels[static_cast<std::size_t>(i)];
       Context own = device_context(static_cast<int>(rank));
       const ContextScope scope(own);
-      const int c = modulo(sums ? i - 1 - step : i + step, n);
-      const Tensor product =
-          chunk_product(way, m.a.shards[rank], m.b.shards[rank], travel[here], n, c);
-      if (sums) {
-        travel[here] = travel[here] + product;
-        shards[rank] = travel[here];
-      } else if (adds) {
-        add_(shards[rank], product);
+      const int c = modulo(turn > 0 ? i - 1 - step : i + step, n);
+      const Tensor a = way.what == What::a ? here : chunk_of(m.a.shards[rank], way.a_dim, n, c);
+      const Tensor b = way.what == What::b ? here : chunk_of(m.b.shards[rank], way.b_dim, n, c);
+      if (way.what == What::product) {
+        here = here + matmul(a, b);
+        shards[rank] = here;
       } else {
-        const std::int64_t size = local[dim] / n;
-        copy_(slice(shards[rank], dim, c * size, (c + 1) * size), product);
+        add_(chunk_of(shards[rank], way.product_dim, n, c), matmul(a, b));
       }
-      next[static_cast<std::size_t>(modulo(sums ? i + 1 : i - 1, n))] = travel[here];
+      next[static_cast<std::size_t>(modulo(i + turn, n))] = here;
     }
-    travel = next;
+    travels = next;
   }
 }
 
@@ -27637,12 +27875,8 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   CollectiveSpec hop = spec_of(mesh, Collective::permute, way.axis, chunk, m.a.format);
   hop.root = sums ? 1 : hop.devices() - 1;
   const AlgorithmChoice choice = choose_algorithm(hop);
-  AxisMove whole = {static_cast<int>(way.place), -1, way.axis};
-  std::int64_t before = chunk;
-  if (sums) {
-    whole = {0, static_cast<int>(way.place), way.axis};
-    before = chunk * shard_count(mesh, way.axis);
-  }
+  const AxisMove whole = {sums ? 0 : way.place, sums ? way.place : -1, way.axis, 0, 0};
+  const std::int64_t before = chunk * (sums ? shard_count(mesh, way.axis) : 1);
   const MoveCost collective = price(mesh, whole, before, m.a.format);
   report.math_seconds =
       m.math_seconds(sums ? m.natural : out.places(), m.cut_a == m.cut_b ? m.cut_a : std::string());
@@ -27676,9 +27910,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
 inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
   const detail::ShardedMatmul m = detail::matmul_of("collective_matmul", a, b);
   const Sharding wanted = parse_sharding(sharding);
-  Sharding own;
-  own.dims = m.dims;
-  detail::check_same_names("collective_matmul", own, wanted);
+  detail::check_same_names("collective_matmul", {{}, m.dims}, wanted);
   const detail::AxisPlaces goal = detail::places_of(*a.mesh, wanted, m.shape);
   const detail::ChunkedMatmul way = detail::chunked(m, goal);
   Sharded out = detail::like(a, m.shape, wanted);
@@ -27852,8 +28084,11 @@ class Mesh {
     detail::Fabric fabric(machine_, placed, 0, 1, true);
     detail::DeviceThread self(fabric, algorithm, rank);
     self.context.device = rank;
+    self.context.kind = context().kind;
+    self.context.no_grad = context().no_grad;
     const ContextScope scope(self.context);
-    const Profile profile;
+    Profile profile;
+    self.device.endpoint().begin(profile);
     program(self.device);
     self.device.endpoint().log_ops();
     return detail::predict_log(self.device.endpoint().log(), rank, machine_, placed);
@@ -32162,15 +32397,16 @@ inline double check_heat_map(const LinkHeatMap& map) {
   return most;
 }
 
-inline void draw_scale(Canvas& canvas, double x, double top, double bottom, double most) {
+inline void draw_scale(Canvas& canvas, double x, double top, double bottom, const std::string& most,
+                       const std::string& least) {
   const int steps = 48;
   const double step = (bottom - top) / steps;
   for (int i = 0; i < steps; ++i) {
     const CellColor color = cell_color((i + 0.5) / steps);
     canvas.rect(x, bottom - (i + 1) * step, 16, step + 0.4, "fill=\"" + color.fill + "\"");
   }
-  canvas.label(x + 22, top + 9, format_bytes(most), 12, Anchor::start, Canvas::soft());
-  canvas.label(x + 22, bottom, "0 B", 12, Anchor::start, Canvas::soft());
+  canvas.label(x + 22, top + 9, most, 12, Anchor::start, Canvas::soft());
+  canvas.label(x + 22, bottom, least, 12, Anchor::start, Canvas::soft());
 }
 
 }  // namespace detail
@@ -32218,7 +32454,8 @@ inline Svg svg(const LinkHeatMap& map) {
     }
   }
   if (most > 0) {
-    detail::draw_scale(canvas, left + side + 22, top, top + std::max(side, 60.0), most);
+    detail::draw_scale(canvas, left + side + 22, top, top + std::max(side, 60.0),
+                       format_bytes(most), "0 B");
   } else {
     canvas.label(20, top + side + 18, "nothing was sent", 12, Anchor::start, Canvas::soft());
   }
@@ -32275,19 +32512,27 @@ inline Svg svg(const ShardPicture& picture) {
   const std::int64_t all = static_cast<std::int64_t>(picture.holders.size()) / (rows * columns);
   const std::int64_t panels = std::min(all, most);
   const std::int64_t wide = std::min(columns, most), high = std::min(rows, most);
-  const double width = std::max(14.0, std::min(88.0, 640.0 / static_cast<double>(wide)));
+  double most_words = 88;
+  for (std::size_t block = 0; block < picture.holders.size() && block < 64; ++block) {
+    most_words = std::max(most_words, 16 + detail::drawn_width(picture.cell(block), 12));
+  }
+  const double width = std::max(14.0, std::min(most_words, 640.0 / static_cast<double>(wide)));
   const double height = std::max(10.0, std::min(44.0, 440.0 / static_cast<double>(high)));
   const double left = 84, top = dims > 2 ? 84 : 70, step = height * static_cast<double>(high) + 46;
-  Canvas canvas(std::max(440.0, left + width * static_cast<double>(wide) + 24),
-                top + step * static_cast<double>(panels));
+  const double beside = left + width * static_cast<double>(wide);  // from one panel to the next
+  const std::int64_t across =
+      std::max<std::int64_t>(1, std::min(panels, static_cast<std::int64_t>(760 / beside)));
+  Canvas canvas(std::max(440.0, beside * static_cast<double>(across) + 24),
+                top + step * static_cast<double>((panels + across - 1) / across));
   canvas.label(20, 28, detail::shorten(picture.title, 60), 16, Anchor::start,
                Canvas::ink() + " font-weight=\"600\"");
   for (std::int64_t panel = 0; panel < panels; ++panel) {
-    const double y = top + step * static_cast<double>(panel);
+    const double x = beside * static_cast<double>(panel % across);
+    const double y = top + step * static_cast<double>(panel / across);
     const std::string where = picture.panel_name(panel);
-    canvas.label(20, y - 24, where, 12, Anchor::start);
+    canvas.label(x + 20, y - 24, where, 12, Anchor::start);
     for (std::int64_t j = 0; j < wide && dims > 0 && width > 30; ++j) {
-      canvas.label(left + width * (static_cast<double>(j) + 0.5), y - 6,
+      canvas.label(x + left + width * (static_cast<double>(j) + 0.5), y - 6,
                    picture.names.back() + " " + picture.range(dims - 1, j), 11, Anchor::middle,
                    Canvas::soft());
     }
@@ -32295,14 +32540,14 @@ inline Svg svg(const ShardPicture& picture) {
       const double line = y + height * static_cast<double>(i);
       if (dims > 1) {
         canvas.label(
-            left - 8, line + height / 2 + 4,
+            x + left - 8, line + height / 2 + 4,
             picture.names[static_cast<std::size_t>(dims) - 2] + " " + picture.range(dims - 2, i),
             11, Anchor::end, Canvas::soft());
       }
       for (std::int64_t j = 0; j < wide; ++j) {
         detail::draw_block(canvas, picture,
                            static_cast<std::size_t>((panel * rows + i) * columns + j),
-                           left + width * static_cast<double>(j), line, width, height);
+                           x + left + width * static_cast<double>(j), line, width, height);
       }
     }
   }
@@ -33105,6 +33350,471 @@ inline Svg utilization_plot(const SystolicArray& array, Dim m, Dim k, Dim n) {
     plot.series.push_back(line);
   }
   return svg(plot);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/show/schedule_table.hpp
+// A collective algorithm as a table: what each device receives in each step.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Chunk 2 from device 1 is "2 < 1"; "+2 < 1" is added to what is there. The first 16 devices, by
+// their index in the group.
+inline Table schedule_table(const CollectiveSchedule& schedule) {
+  Table table;
+  table.title = detail::cat(schedule.name.empty() ? name_of(schedule.what) : schedule.name,
+                            ": chunk < sender, + is added");
+  table.columns = {"stream", "step"};
+  const int shown = schedule.devices < 16 ? schedule.devices : 16;
+  for (int d = 0; d < shown; ++d) {
+    table.columns.push_back(detail::cat("to ", d));
+  }
+  List<std::vector<std::string>> rows;
+  for (const Transfer& t : schedule.transfers) {
+    const std::string stream = std::to_string(t.stream), step = std::to_string(t.step);
+    std::size_t row = rows.size();
+    while (row > 0 && (rows[row - 1][0] != stream || rows[row - 1][1] != step)) {
+      --row;
+    }
+    if (row == 0) {
+      rows.push_back(std::vector<std::string>(table.columns.size()));
+      row = rows.size();
+      rows.back()[0] = stream;
+      rows.back()[1] = step;
+    }
+    if (t.to < shown) {
+      std::string& cell = rows[row - 1][static_cast<std::size_t>(t.to) + 2];
+      cell += detail::cat(cell.empty() ? "" : ", ", t.action == Action::reduce ? "+" : "", t.chunk);
+      cell += t.chunks > 1 ? detail::cat("..", t.chunk + t.chunks - 1) : "";
+      cell += detail::cat(" < ", t.from);
+    }
+  }
+  for (const std::vector<std::string>& row : rows) {
+    table.add(row);
+  }
+  return table;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/show/device_timeline.hpp
+// What every device of a mesh run did when, in simulated time: above, its compute and the waits
+// that nothing hides; below, its messages, those of one line of the program in one colour.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Messages of one call at one device, those next to each other as one stretch from start[i] to
+// finish[i]. Bars of a device are in the order of their calls.
+struct CallBar {
+  int call = 0;
+  std::size_t lane = 0;
+  std::vector<double> start, finish;  // seconds
+};
+
+// A name for each line of the program that communicates, and which line each call is of.
+struct CallLines {
+  std::vector<std::string> names;
+  std::vector<std::size_t> of_call;
+};
+
+inline CallLines call_lines(const RunLog& log) {
+  CallLines lines;
+  for (const LoggedCall& call : log.calls) {
+    const CallShape& shape = *call.shape;
+    const std::string name = cat(shape.name, shape.axes.empty() ? "" : " over ", shape.axes, ", ",
+                                 line_text(shape.where));
+    const auto known = std::find(lines.names.begin(), lines.names.end(), name);
+    lines.of_call.push_back(static_cast<std::size_t>(known - lines.names.begin()));
+    if (known == lines.names.end()) {
+      lines.names.push_back(name);
+    }
+  }
+  return lines;
+}
+
+// `instant`: what is shorter is drawn with its neighbour.
+inline void add_message(List<CallBar>& bars, const TimedMessage& message, double instant) {
+  std::size_t i = bars.size();
+  while (i > 0 && bars[i - 1].call > message.call) {
+    --i;
+  }
+  if (i == 0 || bars[i - 1].call != message.call) {
+    bars.push_back({});
+    for (std::size_t k = bars.size() - 1; k > i; --k) {
+      bars[k] = bars[k - 1];
+    }
+    bars[i++] = {message.call, 0, {}, {}};
+  }
+  CallBar& bar = bars[i - 1];
+  if (bar.start.empty() || (message.start > bar.finish.back() - 0.01 * instant &&
+                            bar.finish.back() - bar.start.back() > instant)) {
+    bar.start.push_back(message.start);
+    bar.finish.push_back(message.finish);
+  } else {
+    bar.finish.back() = std::max(bar.finish.back(), message.finish);
+  }
+}
+
+// Of the first `devices` devices.
+inline List<List<CallBar>> call_bars(const MeshRun& run, int devices, double instant) {
+  List<List<CallBar>> bars(static_cast<std::size_t>(devices));
+  for (const TimedMessage& message : run.timeline.messages) {
+    for (const int end : {message.from, message.to}) {
+      if (end < devices) {
+        add_message(bars[static_cast<std::size_t>(end)], message, instant);
+      }
+    }
+  }
+  return bars;
+}
+
+// Calls at the same time lie in lanes of their own; returns how many there are.
+inline std::size_t set_lanes(List<CallBar>& bars) {
+  std::vector<double> starts, ends;
+  for (const CallBar& bar : bars) {
+    starts.push_back(bar.start[0]);
+  }
+  for (const std::size_t i : stable_order(starts)) {
+    CallBar& bar = bars[i];
+    while (bar.lane < ends.size() && ends[bar.lane] > bar.start[0] * (1 + 1e-9)) {
+      ++bar.lane;
+    }
+    ends.resize(std::max(ends.size(), bar.lane + 1));
+    ends[bar.lane] = bar.finish.back();
+  }
+  return ends.size();
+}
+
+// Six lines of the program have colours of their own, what comes after them the sixth.
+inline std::size_t color_of(std::size_t line) { return std::min<std::size_t>(line, 5); }
+
+inline List<Series> line_legend(const CallLines& lines) {
+  List<Series> legend(7);
+  for (std::size_t i = 0; i < std::min<std::size_t>(lines.names.size(), 6); ++i) {
+    legend[i].name = lines.names[i];
+    legend[i].mark = Mark::points;
+  }
+  if (lines.names.size() > 6) {
+    legend[5].name = cat(lines.names.size() - 5, " other lines");
+  }
+  legend[6].name = "compute; pale: waits";
+  legend[6].mark = Mark::points;
+  return legend;
+}
+
+// Ticks of time below the tracks.
+inline void draw_time_axis(Canvas& canvas, double left, double right, double top, double bottom,
+                           double seconds) {
+  static const char* const units[] = {"s", "ms", "us", "ns"};
+  double shown = seconds;
+  int unit = 0;
+  while (shown < 1 && unit < 3) {
+    shown *= 1000;
+    ++unit;
+  }
+  for (const double tick : linear_ticks({"", Scale::linear, 0, shown})) {
+    const double x = left + tick / shown * (right - left);
+    canvas.line(x, top, x, bottom, Canvas::grid());
+    canvas.label(x, bottom + 17, tick_text(tick), 12, Anchor::middle, Canvas::soft());
+  }
+  canvas.label((left + right) / 2, bottom + 36, cat("simulated time, ", units[unit]), 13,
+               Anchor::middle);
+}
+
+}  // namespace detail
+
+// Of the first 16 devices. A run of more than 4 million messages has no record of them.
+inline Svg device_timeline(const MeshRun& run) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const int devices = std::min(run.devices(), 16);
+  const detail::CallLines lines = detail::call_lines(run.log());
+  const double left = 84, right = 876, seconds = run.seconds > 0 ? run.seconds : 1;
+  const double scale = (right - left) / seconds;  // pixels a second
+  List<List<detail::CallBar>> bars = detail::call_bars(run, devices, 3 / scale);
+  std::size_t lanes = 1;
+  for (List<detail::CallBar>& of_device : bars) {
+    lanes = std::max(lanes, detail::set_lanes(of_device));
+  }
+  const double lane = lanes > 3 ? 4 : 9, track = 16 + lane * static_cast<double>(lanes) + 8;
+  const List<Series> legend = detail::line_legend(lines);
+  Canvas unseen(0, 0);
+  const double top = detail::draw_legend(unseen, legend, 14, right, 54);
+  const double bottom = top + track * devices;
+  Canvas canvas(900, bottom + 46);
+  canvas.label(20, 28, "Devices on " + run.machine().name, 16, Anchor::start,
+               Canvas::ink() + " font-weight=\"600\"");
+  detail::draw_legend(canvas, legend, 14, right, 54);
+  detail::draw_time_axis(canvas, left, right, top, bottom, seconds);
+  for (const TimedSpan& span : run.timeline.spans) {
+    if (span.device < devices) {
+      canvas.rect(left + span.start * scale, top + track * span.device,
+                  (span.finish - span.start) * scale, 14,
+                  span.call < 0 ? Canvas::fill(6) : "class=\"ts-empty\" fill=\"#e3e6ea\"");
+    }
+  }
+  for (int d = 0; d < devices; ++d) {
+    const double y = top + track * d;
+    canvas.label(left - 8, y + 12, detail::cat("device ", d), 12, Anchor::end, Canvas::soft());
+    for (const detail::CallBar& bar : bars[static_cast<std::size_t>(d)]) {
+      const std::string fill =
+          Canvas::fill(detail::color_of(lines.of_call[static_cast<std::size_t>(bar.call)]));
+      for (std::size_t i = 0; i < bar.start.size(); ++i) {
+        const double wide = (bar.finish[i] - bar.start[i]) * scale;
+        canvas.rect(left + bar.start[i] * scale, y + 16 + lane * static_cast<double>(bar.lane),
+                    std::max(0.5, wide - (wide > 3 ? 1 : 0)), lane - 1, fill);
+      }
+    }
+  }
+  double compute = 0, waiting = 0;
+  for (const TimedDevice& device : run.timeline.devices) {
+    compute = std::max(compute, device.compute);
+    waiting = std::max(waiting, device.waiting);
+  }
+  return canvas.finish(detail::cat(run.machine().name, ": ", run.devices(), " devices, ",
+                                   format_seconds(run.seconds), "; at most ",
+                                   format_seconds(compute), " compute and ",
+                                   format_seconds(waiting), " waiting on one"));
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/show/run_trace.hpp
+// A mesh run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open: a process for
+// each device, a thread for its compute and waits and one for each call under way at a time.
+// Trace Event Format, complete events: microseconds of simulated time.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline std::string trace_event(const std::string& name, int device, std::size_t thread,
+                               double start, double finish) {
+  return cat(",\n{\"ph\": \"X\", \"name\": \"", json_escape(name), "\", \"pid\": ", device,
+             ", \"tid\": ", thread, ", \"ts\": ", printed('f', 6, start * 1e6),
+             ", \"dur\": ", printed('f', 6, (finish - start) * 1e6), "}");
+}
+
+}  // namespace detail
+
+inline std::string trace_json(const MeshRun& run) {
+  const detail::CallLines lines = detail::call_lines(run.log());
+  List<List<detail::CallBar>> bars = detail::call_bars(run, run.devices(), HUGE_VAL);
+  std::string out =
+      "[{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": 0, \"args\": "
+      "{\"name\": \"device 0\"}}";
+  for (int d = 1; d < run.devices(); ++d) {
+    out += detail::cat(",\n{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": ", d,
+                       ", \"args\": {\"name\": \"device ", d, "\"}}");
+  }
+  for (const TimedSpan& span : run.timeline.spans) {
+    out += detail::trace_event(span.call < 0 ? "compute" : "wait", span.device, 0, span.start,
+                               span.finish);
+  }
+  for (int d = 0; d < run.devices(); ++d) {
+    List<detail::CallBar>& of_device = bars[static_cast<std::size_t>(d)];
+    detail::set_lanes(of_device);
+    for (const detail::CallBar& bar : of_device) {
+      out += detail::trace_event(lines.names[lines.of_call[static_cast<std::size_t>(bar.call)]], d,
+                                 bar.lane + 1, bar.start[0], bar.finish.back());
+    }
+  }
+  return out + "]\n";
+}
+
+// An old file stays whole when the new one cannot be written.
+inline void save_trace(const MeshRun& run, const std::string& path) {
+  detail::save_text("save_trace", path, trace_json(run));
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/show/link_map.hpp
+// A torus or mesh of chips with its links, each way in the colour of the share of the run's time
+// that its bytes take: where a collective spreads its traffic, and where messages meet.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// The last two dimensions whose neighbours are joined are drawn, a panel for each coordinate of
+// those before.
+struct LinkGrid {
+  int dim[2] = {-1, -1};            // of columns, of rows; -1: none
+  std::int64_t size[2] = {1, 1};    // columns, rows
+  std::int64_t stride[2] = {0, 0};  // chips
+  bool ring[2] = {false, false};
+  std::vector<std::int64_t> corners;  // the first chip of each panel
+  std::vector<double> busy;           // by chip, columns or rows, upwards or downwards
+  std::vector<double> beyond;         // by chip: the busiest of its links that are not drawn
+  double most = 0;
+
+  std::int64_t chip(std::size_t panel, std::int64_t row, std::int64_t column) const {
+    return corners[panel] + row * stride[1] + column * stride[0];
+  }
+  double at(std::int64_t chip, int axis, int way) const {
+    return busy[static_cast<std::size_t>(chip * 4 + axis * 2 + way)];
+  }
+};
+
+inline LinkGrid link_grid(const MeshRun& run) {
+  LinkGrid grid;
+  const Machine& machine = run.machine();
+  std::int64_t stride = 1;
+  for (int d = machine.dims.size() - 1, drawn = 0; d >= 0; stride *= machine.dims[d--]) {
+    const AxisKind kind = machine.links[static_cast<std::size_t>(d)].kind;
+    if (drawn < 2 && machine.dims[d] > 1 && (kind == AxisKind::line || kind == AxisKind::ring)) {
+      grid.dim[drawn] = d;
+      grid.size[drawn] = machine.dims[d];
+      grid.stride[drawn] = stride;
+      grid.ring[drawn++] = kind == AxisKind::ring;
+    }
+  }
+  if (grid.dim[0] < 0) {
+    fail({"link_map: ", machine.name, " has no dimension whose neighbours are joined; ",
+          "svg(run) shows the links of any machine"});
+  }
+  for (std::int64_t c = 0; c < machine.chips(); ++c) {
+    if ((grid.size[1] == 1 || c / grid.stride[1] % grid.size[1] == 0) &&
+        c / grid.stride[0] % grid.size[0] == 0) {
+      grid.corners.push_back(c);
+    }
+  }
+  grid.busy.resize(static_cast<std::size_t>(machine.chips()) * 4);
+  grid.beyond.resize(static_cast<std::size_t>(machine.chips()));
+  for (const LinkRow& link : run.links()) {
+    const int axis = link.dim == grid.dim[0] ? 0 : link.dim == grid.dim[1] ? 1 : -1;
+    grid.most = std::max(grid.most, link.busy);
+    if (axis < 0) {
+      double& most = grid.beyond[static_cast<std::size_t>(link.from < 0 ? link.to : link.from)];
+      most = std::max(most, link.busy);
+      continue;
+    }
+    const std::int64_t here = link.from / grid.stride[axis] % grid.size[axis];
+    const std::int64_t there = link.to / grid.stride[axis] % grid.size[axis];
+    const int way =
+        there == (here + 1) % grid.size[axis] && (here < there || grid.ring[axis]) ? 0 : 1;
+    grid.busy[static_cast<std::size_t>((way == 0 ? link.from : link.to) * 4 + axis * 2 + way)] =
+        link.busy;
+  }
+  return grid;
+}
+
+inline char tenths(double share) {
+  return share > 0 ? static_cast<char>('0' + std::min(9, static_cast<int>(10 * share))) : '.';
+}
+
+// "o" is a chip, behind and below it the busier way of its link in tenths of the time.
+inline std::string link_letters(const LinkGrid& grid, std::size_t panel) {
+  std::string out;
+  for (std::int64_t row = 0; row < grid.size[1]; ++row) {
+    std::string below;
+    for (std::int64_t column = 0; column < grid.size[0]; ++column) {
+      const std::int64_t chip = grid.chip(panel, row, column);
+      const bool right = column + 1 < grid.size[0] || grid.ring[0];
+      const bool down = row + 1 < grid.size[1] || grid.ring[1];
+      const double x = std::max(grid.at(chip, 0, 0), grid.at(chip, 0, 1));
+      const double y = std::max(grid.at(chip, 1, 0), grid.at(chip, 1, 1));
+      out += std::string("o") + (right ? tenths(x) : ' ');
+      below += std::string(1, down ? tenths(y) : ' ') + " ";
+    }
+    for (std::string* line : {&out, &below}) {
+      line->erase(line->find_last_not_of(' ') + 1);
+    }
+    out += "\n" + (below.empty() ? "" : below + "\n");
+  }
+  return out;
+}
+
+inline std::string share_fill(double share, double most) {
+  return share > 0 ? "fill=\"" + cell_color(share / most).fill + "\""
+                   : "class=\"ts-empty\" fill=\"#e3e6ea\"";
+}
+
+// Both ways of the link behind a chip; one around the end is a stub at either side.
+inline void draw_link(Canvas& canvas, const LinkGrid& grid, std::int64_t chip, int axis, double x,
+                      double y, double cell, bool around) {
+  const double wide = cell * 0.13, from = cell * 0.24, length = cell * (around ? 0.3 : 0.52);
+  const double back = from + length + cell * static_cast<double>(grid.size[axis] - 1);
+  for (int way = 0; way < 2; ++way) {
+    const std::string fill = share_fill(grid.at(chip, axis, way), grid.most);
+    const double side = way == 0 ? -wide - 0.5 : 0.5;
+    for (const double at : {from, -back}) {
+      if (at > 0 || around) {
+        canvas.rect(axis == 0 ? x + at : x + side, axis == 0 ? y + side : y + at,
+                    axis == 0 ? length : wide, axis == 0 ? wide : length, fill);
+      }
+    }
+  }
+}
+
+inline void draw_link_panel(Canvas& canvas, const LinkGrid& grid, std::size_t panel, double left,
+                            double top, double cell) {
+  for (std::int64_t row = 0; row < grid.size[1]; ++row) {
+    for (std::int64_t column = 0; column < grid.size[0]; ++column) {
+      const std::int64_t chip = grid.chip(panel, row, column);
+      const double x = left + cell * static_cast<double>(column);
+      const double y = top + cell * static_cast<double>(row);
+      const std::int64_t place[2] = {column, row};
+      for (int axis = 0; axis < 2; ++axis) {
+        const bool last = place[axis] + 1 == grid.size[axis];
+        if (grid.dim[axis] >= 0 && (!last || grid.ring[axis])) {
+          draw_link(canvas, grid, chip, axis, x, y, cell, last);
+        }
+      }
+      const double beyond = grid.beyond[static_cast<std::size_t>(chip)];
+      const CellColor color = cell_color(grid.most > 0 ? beyond / grid.most : 0);
+      canvas.rect(
+          x - cell * 0.21, y - cell * 0.21, cell * 0.42, cell * 0.42,
+          beyond > 0 ? "fill=\"" + color.fill + "\"" : std::string("fill=\"#4a525b\" rx=\"2\""));
+      if (cell >= 28) {
+        canvas.label(x, y + cell * 0.075, std::to_string(chip), cell * 0.2, Anchor::middle,
+                     "fill=\"" + std::string(beyond > 0 ? color.ink : "#ffffff") + "\"");
+      }
+    }
+  }
+}
+
+}  // namespace detail
+
+// Of a link's two strips the upper, or left, one carries towards higher coordinates. Up to 16
+// panels.
+inline Svg link_map(const MeshRun& run) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const detail::LinkGrid grid = detail::link_grid(run);
+  const std::size_t panels = std::min<std::size_t>(16, grid.corners.size());
+  const std::size_t across = panels > 1 ? (panels > 4 ? 4 : 2) : 1;
+  const double cell = std::max(
+      12.0, std::min(64.0, 640 / static_cast<double>(grid.size[0]) / static_cast<double>(across)));
+  const double wide = cell * static_cast<double>(grid.size[0]) + 40;
+  const double high = cell * static_cast<double>(grid.size[1]) + 40;
+  const double side = wide * static_cast<double>(across);
+  const double down = static_cast<double>((panels + across - 1) / across);
+  Canvas canvas(std::max(460.0, side + 120), 66 + high * down);
+  canvas.label(20, 28, "Links of " + run.machine().name + ", " + format_seconds(run.seconds), 16,
+               Anchor::start, Canvas::ink() + " font-weight=\"600\"");
+  if (panels > 1) {
+    canvas.label(20, 44, "a chip has the colour of its busiest link to another panel", 11,
+                 Anchor::start, Canvas::soft());
+  }
+  std::string text = detail::cat("links of ", run.machine().name, ", the busiest ",
+                                 format_percent(grid.most), " of ", format_seconds(run.seconds),
+                                 "; o is a chip, a digit tenths of the time, . idle\n");
+  for (std::size_t p = 0; p < panels; ++p) {
+    const double x = 20 + wide * static_cast<double>(p % across);
+    const double y = 66 + high * static_cast<double>(p / across);
+    if (panels > 1) {
+      canvas.label(x, y - 4, detail::cat("from chip ", grid.corners[p]), 12, Anchor::start);
+      text += detail::cat("from chip ", grid.corners[p], "\n");
+    }
+    detail::draw_link_panel(canvas, grid, p, x + cell / 2 + 10, y + cell / 2 + 6, cell);
+    text += detail::link_letters(grid, p);
+  }
+  detail::draw_scale(canvas, side + 30, 66, 66 + std::min(high - 30, 260.0),
+                     format_percent(grid.most), "0 %");
+  text.pop_back();  // the last line's end
+  return canvas.finish(text);
 }
 
 }}  // namespace tinyscale

@@ -11,6 +11,7 @@
 #include <emmintrin.h>
 #endif
 
+#include <cstring>
 #include <memory>
 #include <thread>
 
@@ -122,8 +123,33 @@ double pthread_barrier_seconds(int devices, int times) {
 }
 #endif
 
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDEST __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
+#else
+#define WIDEST
+#endif
+
+WIDEST void add(float* __restrict sum, const float* __restrict more, std::size_t count) {
+  for (std::size_t i = 0; i < count; ++i) {
+    sum[i] += more[i];
+  }
+}
+
+// Past the caches where there is more to write than they hold.
+void write(const float* from, float* to, std::size_t count, bool past_caches) {
+#if defined(__SSE2__)
+  if (past_caches && count % 4 == 0) {
+    for (std::size_t i = 0; i < count; i += 4) {
+      _mm_stream_ps(to + i, _mm_loadu_ps(from + i));
+    }
+    return;
+  }
+#endif
+  std::memcpy(to, from, count * sizeof(float));
+}
+
 // Reads what must be read, block by block, and writes the sum, or the one vector, to all that must
-// be written; past the caches when that is more than they hold.
+// be written.
 class Limit {
  public:
   explicit Limit(const Row& row) {
@@ -131,14 +157,14 @@ class Limit {
     const bool gathers = row.what == "all_gather" || row.what == "broadcast";
     const bool moves = row.what == "all_to_all";
     const std::size_t floats = static_cast<std::size_t>(row.bytes) / 4 * (moves ? n : 1);
-    in_.resize(gathers || moves ? 1 : n, std::vector<float>(floats, 1.0f));
-    out_.resize(row.what == "reduce_scatter" || moves ? 1 : n, std::vector<float>(floats));
+    make(in_, gathers || moves ? 1 : n, floats);
+    make(out_, row.what == "reduce_scatter" || moves ? 1 : n, floats);
+    floats_ = static_cast<std::int64_t>(floats);
   }
   double seconds(int times) {
     const double start = now();
     for (int i = 0; i < times; ++i) {
-      const std::int64_t floats = static_cast<std::int64_t>(in_[0].size());
-      ts::parallel_for(floats, 1024, [&](std::int64_t begin, std::int64_t end) {
+      ts::parallel_for(floats_, 1024, [&](std::int64_t begin, std::int64_t end) {
         for (; begin < end; begin += 1024) {
           const std::int64_t rest = std::min<std::int64_t>(1024, end - begin);
           block(static_cast<std::size_t>(begin), static_cast<std::size_t>(rest));
@@ -149,44 +175,33 @@ class Limit {
   }
 
  private:
+  // Places of a page are not the same in all of them: stores would wait for loads of the others.
+  void make(std::vector<float*>& vectors, std::size_t count, std::size_t floats) {
+    for (std::size_t i = 0; i < count; ++i) {
+      const std::size_t shift = 272 * memory_.size();
+      memory_.emplace_back(floats + shift, 1.0f);
+      vectors.push_back(memory_.back().data() + shift);
+    }
+  }
   void block(std::size_t begin, std::size_t count) {
-    const float* from = in_[0].data() + begin;
+    const float* from = in_[0] + begin;
     alignas(64) float sum[1024];
     if (in_.size() > 1) {
       std::copy(from, from + count, sum);
       for (std::size_t i = 1; i < in_.size(); ++i) {
-        add(sum, in_[i].data() + begin, count);
+        add(sum, in_[i] + begin, count);
       }
       from = sum;
     }
-    for (std::vector<float>& out : out_) {
-      write(from, out.data() + begin, count);
-    }
-  }
-  void write(const float* from, float* to, std::size_t count) const {
-#if defined(__SSE2__)
-    if (out_.size() * out_[0].size() > std::size_t{1} << 22 && count % 4 == 0) {
-      for (std::size_t i = 0; i < count; i += 4) {
-        _mm_stream_ps(to + i, _mm_loadu_ps(from + i));
-      }
-      return;
-    }
-#endif
-    std::copy(from, from + count, to);
-  }
-  static void add(float* __restrict sum, const float* __restrict more, std::size_t count) {
-    std::size_t i = 0;
-    for (; i + 16 <= count; i += 16) {  // of a known length: vectors
-      for (std::size_t k = 0; k < 16; ++k) {
-        sum[i + k] += more[i + k];
-      }
-    }
-    for (; i < count; ++i) {
-      sum[i] += more[i];
+    const bool past_caches = static_cast<std::int64_t>(out_.size()) * floats_ > 1 << 22;
+    for (float* const out : out_) {
+      write(from, out + begin, count, past_caches);
     }
   }
 
-  std::vector<std::vector<float>> in_, out_;
+  std::int64_t floats_ = 0;
+  std::vector<std::vector<float>> memory_;
+  std::vector<float*> in_, out_;
 };
 
 // ---- the table

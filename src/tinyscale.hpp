@@ -149,6 +149,7 @@
 #include "tinyscale/mesh/mpi_fabric.hpp"
 #include "tinyscale/mesh/mpi_run.hpp"
 #include "tinyscale/mesh/sharding.hpp"
+#include "tinyscale/mesh/sharding_search.hpp"
 #include "tinyscale/mesh/sharded.hpp"
 #include "tinyscale/mesh/reshard.hpp"
 #include "tinyscale/mesh/sharded_ops.hpp"

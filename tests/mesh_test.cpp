@@ -272,6 +272,191 @@ TEST_CASE("a wire format rounds what is sent, and fewer bytes travel") {
   CHECK(run.kept(1, "all").at({4}) == 0x1.01p-8f);  // its own was never sent
 }
 
+TEST_CASE("a wire format: all have the same all_reduce, and a maximum is one of what was sent") {
+  for (const ts::Algorithm algorithm : flat) {
+    CAPTURE(ts::name_of(algorithm));
+    ts::Mesh mesh = row_mesh(5);
+    mesh.algorithm = algorithm;
+    const ts::MeshRun run = mesh.run([](ts::Device& d) {
+      ts::CollectiveOptions bf16;
+      bf16.format = ts::DType::bf16;
+      const ts::Tensor t = ts::parameter(numbers(d.rank(), {40}));
+      d.keep("sum", d.all_reduce(t, "x", ts::Reduce::sum, bf16));
+      d.keep("mean", d.all_reduce(t, "x", ts::Reduce::mean, bf16));
+      const ts::Tensor most = d.all_reduce(t, "x", ts::Reduce::max, bf16);
+      d.keep("max", most);
+      ts::sum(most).backward();
+      d.keep("winners", d.all_reduce(t.grad(), "x"));
+      t.zero_grad();
+      ts::sum(d.reduce_scatter(t, "x", 0, ts::Reduce::min, bf16)).backward();
+      d.keep("losers", d.all_reduce(t.grad(), "x"));
+    });
+    for (const char* const name : {"sum", "mean", "max"}) {
+      CAPTURE(name);
+      for (int rank = 1; rank < 5; ++rank) {
+        CHECK(run.kept(rank, name).values() == run.kept(0, name).values());
+      }
+    }
+    for (const char* const name : {"winners", "losers"}) {
+      CAPTURE(name);
+      for (const float winners : run.kept(0, name).values()) {
+        CHECK(winners >= 1);
+      }
+    }
+  }
+}
+
+TEST_CASE("ragged all_to_all in a wire format: the counts stay exact") {
+  const ts::MeshRun run = row_mesh(2).run([](ts::Device& d) {
+    ts::CollectiveOptions bf16;
+    bf16.format = ts::DType::bf16;
+    std::vector<std::int64_t> got;
+    d.all_to_all(ts::ones({260, 1}), "x", {257, 3}, &got, bf16);
+    d.keep("got", ts::full({2}, static_cast<float>(got[0])));
+  });
+  CHECK(run.kept(0, "got").at({0}) == 257);
+  CHECK(run.kept(1, "got").at({0}) == 3);
+}
+
+TEST_CASE("each line of the program that makes the same call is named") {
+  int line = 0;
+  const ts::MeshRun run = row_mesh(2).run([&](ts::Device& d) {
+    const ts::Tensor t = ts::ones({4});
+    line = __LINE__;
+    d.all_reduce(t, "x");
+    d.all_reduce(t, "x");
+    if (d.rank() == 0) {
+      d.send(t, 1);
+      d.send(t, 1);
+    } else {
+      d.recv(0);
+      d.recv(0);
+    }
+  });
+  const int lines[] = {1, 2, 4, 5};
+  REQUIRE(run.collectives().size() == 4);
+  for (std::size_t i = 0; i < 4; ++i) {
+    CHECK(run.collectives()[i].where.line == line + lines[i]);
+  }
+}
+
+TEST_CASE("a schedule of each device's own: compared by what it says, and at every call") {
+  const auto half = [](ts::Device& d, bool whole) {
+    ts::CollectiveSchedule own;
+    own.name = "mine";
+    own.what = ts::Collective::all_reduce;
+    own.devices = 2;
+    own.transfers = {{0, 0, 1, 0, 1, ts::Action::reduce, 0}, {1, 1, 0, 0, 1, ts::Action::copy, 0}};
+    if (!whole) {
+      own.transfers.pop_back();
+    }
+    ts::CollectiveOptions options;
+    options.schedule = &own;
+    return d.all_reduce(ts::ones({3}), "x", ts::Reduce::sum, options);
+  };
+  const ts::MeshRun run = row_mesh(2).run([&](ts::Device& d) {
+    half(d, true);
+    d.keep("sum", half(d, true));
+  });
+  CHECK(run.kept(0, "sum").values() == std::vector<float>(3, 2.0f));
+  CHECK(fault(row_mesh(2),
+              [&](ts::Device& d) {
+                half(d, true);
+                half(d, false);
+              }) ==
+        "mesh.run: devices 0, 1 threw: check_schedule: mine: at the end device 0 lacks the share "
+        "of device 1 in chunk 0\n  devices 0, 1: threw in call 2, all_reduce([3], sum, by mine, "
+        "x): check_schedule: mine: at the end device 0 lacks the share of device 1 in chunk 0");
+  CHECK(fault(row_mesh(2), [&](ts::Device& d) { half(d, d.rank() == 0); })
+            .find("must make the same call and do not") != std::string::npos);
+  CHECK(error_of([&] { row_mesh(2).predict([&](ts::Device& d) { half(d, true); }); }) ==
+        "all_reduce: a schedule of the program's own has no closed form, which predict goes by; "
+        "run is right");
+}
+
+TEST_CASE("what outlives the run, or is on the wrong thread, says so") {
+  const ts::Mesh mesh = row_mesh(2);
+  ts::Pending pending;
+  ts::Tensor gathered, replicated;
+  mesh.run([&](ts::Device& d) {
+    const ts::Tensor t = ts::parameter(ts::ones({4}));
+    const ts::Tensor one = ts::sum(d.all_gather(t, "x"));
+    const ts::Tensor two = ts::sum(d.replicate(t, "x"));
+    const ts::Pending sum = d.start_all_reduce(t, "x");
+    if (d.rank() == 0) {
+      gathered = one;
+      replicated = two;
+      pending = sum;
+    }
+  });
+  CHECK(error_of([&] { pending.wait(); }) ==
+        "Pending::wait: the run of its device is over; call it inside the program");
+  CHECK(error_of([&] { gathered.backward(); }) ==
+        "backward: the run of its device is over; call it inside the program");
+  CHECK(error_of([&] { replicated.backward(); }) ==
+        "backward: the run of its device is over; call it inside the program");
+  CHECK(fault(mesh,
+              [](ts::Device& d) {
+                ts::Pending sum = d.start_all_reduce(ts::ones({4}), "x");
+                ts::Pending same = sum;
+                same.wait();
+                sum.wait();
+              })
+            .find("threw after 1 call: Pending::wait: nothing is pending") != std::string::npos);
+  ts::Device* first = nullptr;
+  CHECK(fault(mesh, [&](ts::Device& d) {
+          if (d.rank() == 0) {
+            first = &d;
+          }
+          d.barrier();
+          if (d.rank() == 1) {
+            first->barrier();
+          }
+        }).find("device 0 was called on a thread that is not its own; the program of each device "
+                "calls the Device that it was given, on the thread that runs it") !=
+        std::string::npos);
+}
+
+TEST_CASE("a profile or an error of the program's own does not disturb the log") {
+  const ts::MeshRun run = row_mesh(2).run([](ts::Device& d) {
+    const ts::Tensor a = ts::ones({8, 8});
+    ts::matmul(a, a);
+    d.barrier();
+    ts::Profile own;
+    ts::matmul(a, a);
+    d.barrier();
+    ts::matmul(a, a);
+  });
+  CHECK(run.log().ops[0].size() == 3);
+  CHECK(fault(row_mesh(2), [](ts::Device& d) {
+          const ts::CollectiveSchedule empty;
+          ts::CollectiveOptions options;
+          options.schedule = &empty;
+          CHECK(error_of([&] { d.barrier(options); }) != "");
+          if (d.rank() == 1) {
+            d.recv(0);
+          }
+        }).find("device 0: returned after 1 call\n") != std::string::npos);
+}
+
+TEST_CASE("one device far ahead of the others") {
+  row_mesh(3).run([](ts::Device& d) {
+    if (d.rank() > 0) {
+      d.recv(d.rank() - 1);
+    }
+    ts::List<ts::Pending> all;
+    for (int i = 0; i < 40; ++i) {
+      all.push_back(d.start_all_reduce(ts::full({2}, 1.0f), "x"));
+    }
+    if (d.rank() < 2) {
+      d.send(ts::ones({1}), d.rank() + 1);
+    }
+    for (ts::Pending& one : all) {
+      CHECK(one.wait().at({1}) == 3);
+    }
+  });
+}
+
 TEST_CASE("several axes, in the order they are named") {
   for (const ts::Algorithm algorithm :
        {ts::Algorithm::automatic, ts::Algorithm::torus, ts::Algorithm::hierarchical,

@@ -50,6 +50,7 @@ if have clang++; then
   done
   step "each part alone, clang++" bash tools/check_parts.sh clang++
 fi
+step "MPI ranks" env LONG=1 bash tools/check_mpi.sh build/long
 for threads in 1 3 7; do
   step "$threads threads" env TINYSCALE_THREADS="$threads" build/long/joined/run_tests
 done

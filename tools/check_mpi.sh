@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # `make check-mpi`: the same mesh programs on threads and on 2, 4 and 8 MPI ranks of this computer. All
 # that they tell, on every rank, must be equal: numbers, logs, counters, simulated times, errors.
-#   tools/check_mpi.sh [build folder]
+#   tools/check_mpi.sh [build folder]      LONG=1: the mesh's own tests, on 9 ranks, too
 set -u
 cd "$(dirname "$0")/.." || exit 1
 build=${1:-build}/mpi
@@ -35,4 +35,12 @@ for n in 2 4 8; do
 done
 timeout 60 $run -n 2 "$build/early_end" 2>&1 | grep -q 'rank 1 has ended its program' ||
   { echo "check_mpi: a rank that ends early is not noticed" >&2; failed=1; }
+# Its meshes have up to 9 devices, but for two cases. Ranks must agree, so all of them run all.
+if [ -n "${LONG:-}" ]; then
+  # shellcheck disable=SC2086
+  mpicxx $flags -isystem tests -DTINYSCALE_USE_MPI tests/mesh_test.cpp tests/main.cpp -o "$build/mesh_test" &&
+    timeout 600 $run -n 9 "$build/mesh_test" '-tce=hundreds*,thousands*' > "$build/log" 2>&1 ||
+    { echo "check_mpi: mesh_test fails on 9 ranks:" >&2; tail -n 40 "$build/log" >&2; failed=1; }
+  grep '^.*test cases:' "$build/log" | sort | uniq -c
+fi
 exit "$failed"

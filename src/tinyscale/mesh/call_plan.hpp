@@ -27,7 +27,7 @@ namespace tinyscale {
 struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;    // automatic: that of the mesh
   DType format = DType::f32;                     // on the wire; sums are f32
-  const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the run is over
+  const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the call is done
   bool used_alike = false;  // all_gather: all devices compute the same with it, so that its
                             // gradient needs no sum: a slice is carried back
 };
@@ -49,11 +49,30 @@ struct CallKey {
   const CollectiveSchedule* schedule = nullptr;
 };
 
+inline bool operator==(const Transfer& a, const Transfer& b) {
+  return a.step == b.step && a.from == b.from && a.to == b.to && a.chunk == b.chunk &&
+         a.chunks == b.chunks && a.action == b.action && a.stream == b.stream;
+}
+
+// Devices may each make a schedule of their own.
+inline bool same_schedule(const CollectiveSchedule* a, const CollectiveSchedule* b) {
+  if (a == b || a == nullptr || b == nullptr) {
+    return a == b;
+  }
+  bool same = a->name == b->name && a->what == b->what && a->devices == b->devices &&
+              a->chunks == b->chunks && a->root == b->root &&
+              a->transfers.size() == b->transfers.size();
+  for (std::size_t i = 0; same && i < a->transfers.size(); ++i) {
+    same = a->transfers[i] == b->transfers[i];
+  }
+  return same;
+}
+
 inline bool operator==(const CallKey& a, const CallKey& b) {
   return a.what == b.what && a.algorithm == b.algorithm && a.preferred == b.preferred &&
          a.how == b.how && a.format == b.format && a.root == b.root && a.dim == b.dim &&
          a.to_dim == b.to_dim && a.shape == b.shape && a.axes == b.axes && a.rows == b.rows &&
-         a.schedule == b.schedule;
+         same_schedule(a.schedule, b.schedule);
 }
 
 inline std::string axes_text(const List<AxisPlacement>& axes, const std::vector<int>& chosen) {
@@ -103,6 +122,7 @@ inline std::string call_text(const CallKey& key, const std::string& axes) {
 
 struct CallPlan {
   CallKey key;
+  CollectiveSchedule own;  // a copy of the user's, to which the key refers
   Shared<const CallShape> shape;
   Exchange exchange;
 };
@@ -221,8 +241,9 @@ inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machi
   describe_call(key, machine, axes, where, *shape, e);
   CollectiveSchedule schedule;
   if (key.schedule != nullptr) {
-    schedule = *key.schedule;
-    check_schedule(schedule);
+    check_schedule(*key.schedule);
+    schedule = plan->own = *key.schedule;
+    plan->key.schedule = &plan->own;
   } else {
     schedule = make_schedule(shape->spec);
   }

@@ -16,97 +16,87 @@
 namespace tinyscale {
 namespace detail {
 
-// Chunks of operand a or b go around, each cut over one axis in `place`; or blocks of the product,
-// in the end cut so.
+// What goes around one axis: the chunks of a or b, or blocks of the product that sums grow in. Of
+// the others the chunk belongs to a part along a dim, or to all (-1).
 struct ChunkedMatmul {
   enum class What { none, a, b, product };
   What what = What::none;
-  std::size_t place = 0;
   std::string axis;
+  int place = 0;  // where what travels is, or will be, cut over the axis
+  int a_dim = -1, b_dim = -1, product_dim = -1;
 };
 
+// The product when an operand is whole in that place, if nothing else has to move.
 inline bool gathers_to(const ShardedMatmul& m, ChunkedMatmul::What what, std::size_t place,
                        const AxisPlaces& goal) {
   Sharded a = m.a;
   Sharded b = m.b;
-  Sharded& operand = what == ChunkedMatmul::What::a ? a : b;
-  operand.sharding.dims[place - 1].axes.clear();
+  (what == ChunkedMatmul::What::a ? a : b).sharding.dims[place - 1].axes.clear();
   const ShardedMatmul after = matmul_of("collective_matmul", a, b);
   return after.cut_a == after.cut_b && after.natural == goal;
 }
 
 inline ChunkedMatmul chunked(const ShardedMatmul& m, const AxisPlaces& goal) {
   using What = ChunkedMatmul::What;
-  const AxisPlaces natural = m.natural;
+  const int inner = m.a.shape.size();  // the place of J in a, of K in the product
   for (const What what : {What::a, What::b}) {
     const AxisPlaces places = what == What::a ? m.a.places() : m.b.places();
-    for (std::size_t p = 1; p < places.size(); ++p) {
-      if (places[p].size() == 1 && gathers_to(m, what, p, goal)) {
-        return {what, p, places[p]};
+    for (int p = 1; p < static_cast<int>(places.size()); ++p) {
+      const std::string& axis = places[static_cast<std::size_t>(p)];
+      if (axis.size() == 1 && gathers_to(m, what, static_cast<std::size_t>(p), goal)) {
+        if (what == What::a) {
+          return {what, axis, p, -1, p == inner ? 0 : -1, p == inner ? -1 : p - 1};
+        }
+        return {what, axis, p, p == 1 ? inner - 1 : -1, -1, p == 1 ? -1 : inner - 1};
       }
     }
   }
-  for (std::size_t p = 1; p < natural.size() && m.cut_a.size() == 1 && m.cut_a == m.cut_b; ++p) {
-    if (after_move(natural, {0, static_cast<int>(p), m.cut_a}) == goal) {
-      return {What::product, p, m.cut_a};
+  for (int p = 1; p <= inner && m.cut_a.size() == 1 && m.cut_a == m.cut_b; ++p) {
+    if (after_move(m.natural, {0, p, m.cut_a, 0, 0}) == goal) {
+      return {What::product, m.cut_a, p, p == inner ? -1 : p - 1, p == inner ? 1 : -1, -1};
     }
   }
   return {};
 }
 
-// What a device adds or stores for chunk c of n. `travels` is the chunk that is there.
-inline Tensor chunk_product(const ChunkedMatmul& way, const Tensor& a, const Tensor& b,
-                            const Tensor& travels, int n, int c) {
-  using What = ChunkedMatmul::What;
-  const int last = a.dims() - 1;
-  const int place = static_cast<int>(way.place) - 1;
-  if (way.what == What::a) {
-    return matmul(travels, place == last ? part_of(b, 0, n, c) : b);
-  }
-  if (way.what == What::b) {
-    return matmul(place == 0 ? part_of(a, last, n, c) : a, travels);
-  }
-  return place == last ? matmul(a, part_of(b, 1, n, c)) : matmul(part_of(a, place, n, c), b);
+// Chunk c of n along a dim, as a view; of none (-1) all.
+inline Tensor chunk_of(const Tensor& x, int dim, int n, int c) {
+  const std::int64_t size = dim < 0 ? 0 : x.dim(dim) / n;
+  return dim < 0 ? x : slice(x, dim, c * size, (c + 1) * size);
 }
 
-// Step by step on one group of devices; `out` is filled by index in the group.
+// Step by step on one group of devices, of the ranks `members`.
 inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
                        const std::vector<std::size_t>& members, List<Tensor>& shards) {
   using What = ChunkedMatmul::What;
   const int n = static_cast<int>(members.size());
-  const bool sums = way.what == What::product;
-  const int inner = way.what == What::a ? m.a.shape.size() : 1;  // the place that is contracted
-  const bool adds = sums || static_cast<int>(way.place) == inner;
-  const int dim = way.what == What::b ? local.size() - 1 : static_cast<int>(way.place) - 1;
-  List<Tensor> travel;
+  List<Tensor> travels;
   for (const std::size_t rank : members) {
-    travel.push_back(way.what == What::a   ? m.a.shards[rank]
-                     : way.what == What::b ? m.b.shards[rank]
-                                           : full(local, 0.0f));
     shards[rank] = full(local, 0.0f);
+    travels.push_back(way.what == What::a   ? m.a.shards[rank]
+                      : way.what == What::b ? m.b.shards[rank]
+                                            : shards[rank]);
   }
+  const int turn = way.what == What::product ? 1 : -1;  // to the next device, or from it
   for (int step = 0; step < n; ++step) {
     List<Tensor> next(members.size());
     for (int i = 0; i < n; ++i) {
-      const std::size_t here = static_cast<std::size_t>(i);
-      const std::size_t rank = members[here];
+      const std::size_t rank = members[static_cast<std::size_t>(i)];
+      Tensor& here = travels[static_cast<std::size_t>(i)];
       Context own = device_context(static_cast<int>(rank));
       const ContextScope scope(own);
-      const int c = modulo(sums ? i - 1 - step : i + step, n);
-      const Tensor product =
-          chunk_product(way, m.a.shards[rank], m.b.shards[rank], travel[here], n, c);
-      if (sums) {
-        travel[here] = travel[here] + product;
-        shards[rank] = travel[here];
-      } else if (adds) {
-        add_(shards[rank], product);
+      const int c = modulo(turn > 0 ? i - 1 - step : i + step, n);
+      const Tensor a = way.what == What::a ? here : chunk_of(m.a.shards[rank], way.a_dim, n, c);
+      const Tensor b = way.what == What::b ? here : chunk_of(m.b.shards[rank], way.b_dim, n, c);
+      if (way.what == What::product) {
+        here = here + matmul(a, b);
+        shards[rank] = here;
       } else {
-        const std::int64_t size = local[dim] / n;
-        copy_(slice(shards[rank], dim, c * size, (c + 1) * size), product);
+        add_(chunk_of(shards[rank], way.product_dim, n, c), matmul(a, b));
       }
-      next[static_cast<std::size_t>(modulo(sums ? i + 1 : i - 1, n))] = travel[here];
+      next[static_cast<std::size_t>(modulo(i + turn, n))] = here;
     }
-    travel = next;
+    travels = next;
   }
 }
 
@@ -122,12 +112,8 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   CollectiveSpec hop = spec_of(mesh, Collective::permute, way.axis, chunk, m.a.format);
   hop.root = sums ? 1 : hop.devices() - 1;
   const AlgorithmChoice choice = choose_algorithm(hop);
-  AxisMove whole = {static_cast<int>(way.place), -1, way.axis};
-  std::int64_t before = chunk;
-  if (sums) {
-    whole = {0, static_cast<int>(way.place), way.axis};
-    before = chunk * shard_count(mesh, way.axis);
-  }
+  const AxisMove whole = {sums ? 0 : way.place, sums ? way.place : -1, way.axis, 0, 0};
+  const std::int64_t before = chunk * (sums ? shard_count(mesh, way.axis) : 1);
   const MoveCost collective = price(mesh, whole, before, m.a.format);
   report.math_seconds =
       m.math_seconds(sums ? m.natural : out.places(), m.cut_a == m.cut_b ? m.cut_a : std::string());
@@ -161,9 +147,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
 inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
   const detail::ShardedMatmul m = detail::matmul_of("collective_matmul", a, b);
   const Sharding wanted = parse_sharding(sharding);
-  Sharding own;
-  own.dims = m.dims;
-  detail::check_same_names("collective_matmul", own, wanted);
+  detail::check_same_names("collective_matmul", {{}, m.dims}, wanted);
   const detail::AxisPlaces goal = detail::places_of(*a.mesh, wanted, m.shape);
   const detail::ChunkedMatmul way = detail::chunked(m, goal);
   Sharded out = detail::like(a, m.shape, wanted);

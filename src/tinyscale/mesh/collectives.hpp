@@ -21,7 +21,7 @@ namespace detail {
 
 // A collective that was started, and what carries a gradient back through it.
 struct Underway {
-  Endpoint* device = nullptr;  // null: nothing is pending
+  Shared<Endpoint*> device;  // null: nothing is pending; what it holds is null after the run
   StartedCall call;
   CollectiveOptions options;
   SourceLine where;
@@ -31,16 +31,37 @@ struct Underway {
 
 Tensor carry_back(const Underway& forward, const Tensor& dy);
 
+// What went in, as the others got it: a maximum is one of these numbers.
+inline Tensor as_sent(const Underway& now) {
+  const DType format = now.options.format;
+  if (format == DType::f32 || (*now.device)->size_of(now.call.key.axes) == 1) {
+    return now.in.detach();
+  }
+  Tensor sent = now.in.clone();
+  for (std::int64_t i = 0; i < sent.count(); ++i) {
+    sent.data()[i] = round_to(sent.data()[i], format);
+  }
+  return sent;
+}
+
+// The device that called, as long as its run lasts.
+inline Endpoint& still_running(const char* function, const Shared<Endpoint*>& device) {
+  if (*device == nullptr) {
+    fail({function, ": the run of its device is over; call it inside the program"});
+  }
+  return **device;
+}
+
 inline Tensor finish(Underway& now) {
-  if (now.device == nullptr) {
+  if (!now.device) {
     fail({"Pending::wait: nothing is pending; it was never started, or waited for already"});
   }
-  now.device->wait(now.call);
+  still_running("Pending::wait", now.device).wait(now.call);
   Tensor out = now.out;
   if (tracked({&now.in})) {
     Underway forward = now;
     const bool winners = now.call.key.how == Reduce::max || now.call.key.how == Reduce::min;
-    forward.in = winners ? now.in.detach() : Tensor();
+    forward.in = winners ? as_sent(now) : Tensor();
     forward.out = winners ? now.out.detach() : Tensor();
     attach(out, name_of(now.call.key.what), {&now.in},
            [forward, slot = now.in.slot()](const Tensor& dy) {
@@ -58,11 +79,14 @@ inline Tensor finish(Underway& now) {
 class Pending {
  public:
   Pending() = default;
-  explicit Pending(const detail::Underway& started) : now_(started) {}
-  Tensor wait() { return detail::finish(now_); }
+  explicit Pending(detail::Underway started) : now_(new detail::Underway(std::move(started))) {}
+  Tensor wait() {
+    detail::Underway nothing;
+    return detail::finish(now_ ? *now_ : nothing);
+  }
 
  private:
-  detail::Underway now_;
+  Shared<detail::Underway> now_;  // copies wait for the same
 };
 
 namespace detail {
@@ -111,14 +135,14 @@ inline void check_divides(const Calling& by, const CallKey& key, int dim) {
 inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, const Shape& out,
                      bool gives = true) {
   Underway now;
-  now.device = &by.device;
+  now.device = by.device.self();
   now.options = by.options;
   now.where = by.where;
   now.in = t;
   now.out = Tensor(gives ? out : Shape({0}));
   now.call = by.device.start(key, by.options, contiguous(t.detach()), gives ? now.out : Tensor(),
                              by.where);
-  return Pending(now);
+  return Pending(std::move(now));
 }
 
 inline bool is_root(const Calling& by, const CallKey& key) {
@@ -234,7 +258,9 @@ inline Tensor ragged_all_to_all(const Calling& by, const Tensor& t, const Axes& 
   for (std::size_t i = 0; i < n; ++i) {
     counts.data()[i] = static_cast<float>(rows[i]);
   }
-  const Tensor came = start_all_to_all(by, counts, axes, 0, 0).wait();
+  Calling exactly = by;
+  exactly.options.format = DType::f32;
+  const Tensor came = start_all_to_all(exactly, counts, axes, 0, 0).wait();
   got.clear();
   Shape out = t.shape();
   out.set(0, 0);
@@ -245,7 +271,7 @@ inline Tensor ragged_all_to_all(const Calling& by, const Tensor& t, const Axes& 
   key.shape.set(0, 1);  // what all devices have alike
   key.to_dim = -1;
   Underway now;
-  now.device = &by.device;
+  now.device = by.device.self();
   now.options = by.options;
   now.where = by.where;
   now.sent = rows;
@@ -292,7 +318,7 @@ inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
   options.schedule = nullptr;
   options.algorithm =
       options.algorithm == Algorithm::custom ? Algorithm::automatic : options.algorithm;
-  const Calling by = {*forward.device, options, forward.where};
+  const Calling by = {still_running("backward", forward.device), options, forward.where};
   const Axes axes = by.device.axes_of(key.axes);
   const float n = static_cast<float>(by.device.size_of(key.axes));
   if (key.how == Reduce::max || key.how == Reduce::min) {
@@ -343,10 +369,10 @@ inline Tensor replicate(const Calling& by, const Tensor& t, const Axes& axes) {
     return t;
   }
   Tensor out = t.detach();
-  Endpoint* const device = &by.device;
   attach(out, "replicate", {&t},
-         [device, options = by.options, where = by.where, axes, slot = t.slot()](const Tensor& dy) {
-           const Calling back = {*device, options, where};
+         [device = by.device.self(), options = by.options, where = by.where, axes,
+          slot = t.slot()](const Tensor& dy) {
+           const Calling back = {still_running("backward", device), options, where};
            add_grad(slot, start_all_reduce(back, dy, axes, Reduce::sum).wait());
          });
   return out;

@@ -48,16 +48,17 @@ inline std::string message_of(const std::exception_ptr& error) {
 inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThread& self) {
   const ContextScope scope(self.context);
   const ThreadScope share(std::max(1, thread_count() / self.neighbours));
-  const Profile profile;
+  Profile profile;
   Endpoint& endpoint = self.device.endpoint();
+  endpoint.begin(profile);
   fabric.begin(endpoint.rank());
   const auto start = std::chrono::steady_clock::now();
   try {
     program(self.device);
     endpoint.log_ops();
-    fabric.returned(endpoint.rank(), endpoint.where());
+    fabric.returned(endpoint.rank(), endpoint.returned());
   } catch (...) {
-    fabric.threw(endpoint.rank(), endpoint.where(), message_of(std::current_exception()));
+    fabric.threw(endpoint.rank(), endpoint.threw(), message_of(std::current_exception()));
   }
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
   self.seconds = took.count();

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <thread>
 #include <utility>  // move
 #include <vector>
 
@@ -50,7 +51,18 @@ struct StartedCall {
 class Endpoint {
  public:
   Endpoint(Fabric& fabric, Algorithm algorithm, int rank)
-      : fabric_(fabric), algorithm_(algorithm), rank_(rank) {}
+      : fabric_(fabric), algorithm_(algorithm), rank_(rank), self_(new Endpoint*(this)) {}
+  ~Endpoint() { *self_ = nullptr; }
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  // The program begins, on this thread; its ops are those of that profile.
+  void begin(Profile& profile) {
+    profile_ = &profile;
+    thread_ = std::this_thread::get_id();
+  }
+  // For what may outlive the run; null when it is over.
+  const Shared<Endpoint*>& self() const { return self_; }
 
   int rank() const { return rank_; }
   int devices() const { return fabric_.devices(); }
@@ -62,7 +74,7 @@ class Endpoint {
   void keep_records(Keep keep) { keep_ = keep; }
   Counters counters() const {
     Counters sum = let_go_;
-    const Counters recent = context().profile->totals();
+    const Counters recent = profile_->totals();
     sum.matmul_flops += recent.matmul_flops;
     sum.vector_flops += recent.vector_flops;
     sum.bytes_read += recent.bytes_read;
@@ -72,19 +84,17 @@ class Endpoint {
     return sum;
   }
 
-  // Where the device ended: in a call, or after so many.
-  std::string where() const {
-    return stands_ == Stands::outside ? cat("after ", calls_, calls_ == 1 ? " call" : " calls")
-                                      : "in " + standing();
-  }
+  // Where the device returned, or threw: in a call, or after so many.
+  std::string returned() const { return cat("after ", calls_, calls_ == 1 ? " call" : " calls"); }
+  std::string threw() const { return threw_in_.empty() ? returned() : "in " + threw_in_; }
   // The call it is in: "call 2, all_gather([4], dim 0, x) at program.cpp:12".
   std::string standing() const {
-    if (stands_ == Stands::receives) {
-      return cat("call ", calls_, ", recv(from ", peer_, ")", at(where_));
+    if (in_ == nullptr) {
+      return cat("call ", calls_, ", recv(from ", peer_, ")", at(receives_));
     }
-    const std::string text = call_text(call_key_, axes_text(fabric_.axes(), call_key_.axes));
-    const bool late = call_number_ != calls_;
-    return cat(late ? "the wait for call " : "call ", call_number_, ", ", text, at(where_));
+    const std::string text = call_text(in_->key, axes_text(fabric_.axes(), in_->key.axes));
+    const bool late = in_->number != calls_;
+    return cat(late ? "the wait for call " : "call ", in_->number, ", ", text, at(in_->where));
   }
 
   int find_axis(const char* function, const std::string& name) const {
@@ -159,7 +169,7 @@ class Endpoint {
   StartedCall start(CallKey key, const CollectiveOptions& options, const Tensor& in,
                     const Tensor& out, const SourceLine& where,
                     const std::vector<std::int64_t>& rows = std::vector<std::int64_t>()) {
-    log_ops();
+    enter();
     ++calls_;
     key.algorithm = options.algorithm;
     key.preferred = algorithm_;
@@ -181,28 +191,36 @@ class Endpoint {
       run_alone(call, in, out, where);
       return call;
     }
-    where_ = where;
-    stand_in(call);
     Post post;
     post.key = std::move(key);
     post.where = where;
     post.in = in;
     post.out = out;
     post.rows = rows;
-    call.meeting = fabric_.post(*call.seat, std::move(post));
+    in_ = &call;
+    try {
+      call.meeting = fabric_.post(*call.seat, std::move(post));
+    } catch (...) {
+      leave();
+      throw;
+    }
+    in_ = nullptr;
     log_.events[call.event].meeting = call.meeting;
-    stands_ = Stands::outside;
     return call;
   }
 
   // Until it is done.
   void wait(StartedCall& call) {
-    log_ops();
+    enter();
     if (call.meeting != nullptr) {
-      where_ = call.where;
-      stand_in(call);
-      log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this);
-      stands_ = Stands::outside;
+      in_ = &call;
+      try {
+        log_.events[call.event].call = fabric_.await(rank_, *call.seat, call.meeting, *this);
+      } catch (...) {
+        leave();
+        throw;
+      }
+      in_ = nullptr;
       call.meeting = nullptr;
     }
     log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr});
@@ -211,7 +229,7 @@ class Endpoint {
   // A copy goes; nobody waits.
   void send(int to, const Tensor& value, const SourceLine& where) {
     refuse_alone("send");
-    log_ops();
+    enter();
     ++calls_;
     Packet packet;
     {
@@ -219,7 +237,7 @@ class Endpoint {
       const ContextScope scope(nobody);
       packet.value = value.clone();
     }
-    if (!send_shape_ || send_shape_->cut.block != value.count()) {
+    if (!send_shape_ || send_shape_->cut.block != value.count() || !(send_shape_->where == where)) {
       send_shape_ = send_shape(value.count(), where);
     }
     packet.call = send_record(send_shape_, rank_, to);
@@ -228,20 +246,24 @@ class Endpoint {
   }
   Tensor recv(int from, const SourceLine& where) {
     refuse_alone("recv");
-    log_ops();
+    enter();
     ++calls_;
     peer_ = from;
-    where_ = where;
-    stands_ = Stands::receives;
-    const Packet packet = fabric_.take(rank_, from, *this);
-    stands_ = Stands::outside;
+    receives_ = where;
+    Packet packet;
+    try {
+      packet = fabric_.take(rank_, from, *this);
+    } catch (...) {
+      leave();
+      throw;
+    }
     log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, packet.call, nullptr});
     return packet.value.clone();  // in this device's memory
   }
 
   // Ops that ran since the last call go to the log.
   void log_ops() {
-    Profile& profile = *context().profile;
+    Profile& profile = *profile_;
     const std::size_t ran = profile.totals().ops;
     if (ran == logged_) {
       return;
@@ -261,7 +283,6 @@ class Endpoint {
   }
 
  private:
-  enum class Stands { outside, calls, receives };
   struct KnownSeat {
     std::vector<int> axes;  // as the call names them
     Seat* seat = nullptr;
@@ -275,10 +296,18 @@ class Endpoint {
     }
   }
 
-  void stand_in(const StartedCall& call) {
-    call_key_ = call.key;
-    call_number_ = call.number;
-    stands_ = Stands::calls;
+  void enter() {
+    if (thread_ != std::this_thread::get_id()) {
+      fail({"device ", rank_, " was called on a thread that is not its own; the program of each "
+            "device calls the Device that it was given, on the thread that runs it"});
+    }
+    threw_in_.clear();  // the program caught it
+    log_ops();
+  }
+  // By an exception, from the call it is in.
+  void leave() {
+    threw_in_ = standing();
+    in_ = nullptr;
   }
 
   // The device's seat among those that differ on these axes; axes of one device change nothing.
@@ -335,6 +364,10 @@ class Endpoint {
 
   // Symmetric devices are one: the others' numbers are this one's.
   void fold(const StartedCall& call, const Tensor& in, Tensor out, const SourceLine& where) {
+    if (call.key.schedule != nullptr) {
+      fail({name_of(call.key.what), ": a schedule of the program's own has no closed form, which "
+            "predict goes by; run is right"});
+    }
     CallShape* const shape = new CallShape;
     Shared<CallRecord> record(new CallRecord);
     record->logged.shape = Shared<const CallShape>(shape);
@@ -354,16 +387,18 @@ class Endpoint {
   Fabric& fabric_;
   Algorithm algorithm_;  // the mesh's
   int rank_;
+  Shared<Endpoint*> self_;
+  Profile* profile_ = nullptr;
+  std::thread::id thread_;
   DeviceLog log_;
   Keep keep_ = Keep::records;
   Counters let_go_;
   std::size_t logged_ = 0;  // of the profile's records
   int calls_ = 0;
-  Stands stands_ = Stands::outside;
-  CallKey call_key_;
-  int call_number_ = 0;
-  SourceLine where_;
-  int peer_ = 0;
+  const StartedCall* in_ = nullptr;
+  int peer_ = 0;  // of a recv
+  SourceLine receives_;
+  std::string threw_in_;
   List<Shared<Seat>> seats_;
   List<KnownSeat> known_;
   Shared<const CallShape> send_shape_;

@@ -114,6 +114,23 @@ inline void combine(Reduce how, std::int64_t n, const float* own, const float* p
   }
 }
 
+// Whether results are rounded on all devices, also on one that was not sent them: all have the same
+// of an all_reduce, and a maximum is one of the numbers as they were sent.
+inline bool rounds_result(const Exchange& e) {
+  return e.format != DType::f32 && e.devices > 1 &&
+         (e.what == Collective::all_reduce || e.how == Reduce::max || e.how == Reduce::min);
+}
+inline bool settles(const Exchange& e) { return e.how == Reduce::mean || rounds_result(e); }
+
+// What n numbers of a device come to in the end.
+inline void settle(const Exchange& e, std::int64_t n, const float* from, float* into) {
+  const bool rounds = rounds_result(e);
+  const float parts = e.how == Reduce::mean ? static_cast<float>(e.devices) : 1.0f;
+  for (std::int64_t i = 0; i < n; ++i) {
+    into[i] = (rounds ? round_to(from[i], e.format) : from[i]) / parts;
+  }
+}
+
 // The block of a device's input, or of its result, that block b of the vector is; -1: not there.
 inline int input_block(const Exchange& e, int device, int b) {
   switch (e.what) {
@@ -273,10 +290,8 @@ class StretchRun {
         continue;
       }
       const Stretch s = stretch(d, b, to, false);
-      if (e_.how == Reduce::mean && e_.devices > 1) {
-        for (std::int64_t k = 0; k < count; ++k) {
-          home_[i][k] = now_[i][k] / static_cast<float>(e_.devices);
-        }
+      if (settles(e_)) {
+        settle(e_, count, now_[i], home_[i]);
         now_[i] = home_[i];
       }
       if (!s.whole() || now_[i] != devices_[i].out + s.place(s.first)) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <utility>  // move
@@ -161,6 +162,7 @@ class Fabric {
     while (ranks[static_cast<std::size_t>(seat.place)] != me) {
       ++seat.place;
     }
+    const std::lock_guard<std::mutex> others(seat.group->mutex);  // who came earlier adds meetings
     seat.next = seat.group->meetings[0].get();
     return seat;
   }
@@ -222,7 +224,7 @@ class Fabric {
     {
       const std::lock_guard<std::mutex> lock(plans_mutex_);
       for (const Shared<const CallPlan>& known : plans_) {
-        if (known->key == key) {
+        if (known->key == key && known->shape->where == where) {
           return known;
         }
       }
@@ -370,7 +372,7 @@ class Fabric {
     }
     try {
       exchange(meeting);
-    } catch (const Error& error) {
+    } catch (const std::exception& error) {
       meeting.error = error.what();
     }
     meeting.done.store(true);
@@ -404,17 +406,20 @@ class Fabric {
   // The plan of a meeting becomes the group's.
   void find_plan(Group& group, Meeting& meeting) {
     CallKey& key = meeting.posts[0].key;
-    if (group.plan && group.plan->key == key) {
+    const SourceLine& where = meeting.posts[0].where;
+    if (group.plan && group.plan->key == key && group.plan->shape->where == where) {
       return;
     }
+    if (!group.plan || group.plan->key.axes != key.axes) {
+      set_places(group, key.axes);
+    }
     group.plan.reset();
-    set_places(group, key.axes);
     for (const int place : group.places) {  // ragged: who sends how many rows to whom
       for (const std::int64_t rows : meeting.posts[static_cast<std::size_t>(place)].rows) {
         key.rows.push_back(rows);
       }
     }
-    group.plan = plan(key, meeting.posts[0].where);
+    group.plan = plan(key, where);
   }
 
   // Which of the group's ranks has which index when its axes are counted in this order.

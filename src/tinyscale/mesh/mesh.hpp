@@ -151,8 +151,11 @@ class Mesh {
     detail::Fabric fabric(machine_, placed, 0, 1, true);
     detail::DeviceThread self(fabric, algorithm, rank);
     self.context.device = rank;
+    self.context.kind = context().kind;
+    self.context.no_grad = context().no_grad;
     const ContextScope scope(self.context);
-    const Profile profile;
+    Profile profile;
+    self.device.endpoint().begin(profile);
     program(self.device);
     self.device.endpoint().log_ops();
     return detail::predict_log(self.device.endpoint().log(), rank, machine_, placed);

@@ -17,6 +17,7 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
+#include "tinyscale/compute/scratch.hpp"
 #include "tinyscale/mesh/executor.hpp"
 #include "tinyscale/mesh/schedule.hpp"
 
@@ -26,33 +27,31 @@ namespace detail {
 // One device's own part of an exchange: its chunks, and its steps in each stream.
 class RankExchange {
  public:
-  // `index`: of this device in the group; `ranks` by index.
+  // `index`: of this device in the group; `ranks` by index. Null tensors: it has none.
   RankExchange(const Exchange& e, const PreparedSchedule& schedule, int index,
-               const std::vector<int>& ranks, int tag, MPI_Comm comm)
+               const std::vector<int>& ranks, int tag, MPI_Comm comm, const float* in, float* out)
       : e_(e),
         schedule_(schedule),
         index_(index),
         ranks_(ranks),
         tag_(tag),
         comm_(comm),
-        chunks_(new float[static_cast<std::size_t>(e.cut.begin(e.cut.chunks()))]),
+        out_(out),
+        own_(is_the_vector() ? 0 : e.cut.begin(e.cut.chunks())),
+        chunks_(is_the_vector() ? out : own_.data()),
         streams_(schedule.streams.size()) {
     for (std::size_t s = 0; s < streams_.size(); ++s) {
       streams_[s].step = schedule.streams[s].first;
     }
-  }
-  RankExchange(const RankExchange&) = delete;
-  RankExchange& operator=(const RankExchange&) = delete;
-  ~RankExchange() { delete[] chunks_; }
-
-  void load(const float* in) {
-    for (int b = 0; b < e_.cut.blocks && in != nullptr; ++b) {
-      const int place = input_block(e_, index_, b);
+    for (int b = 0; b < e.cut.blocks && in != nullptr; ++b) {
+      const int place = input_block(e, index, b);
       if (place >= 0) {
-        block(b, place, true).load(in, at(b * e_.cut.parts));
+        block(b, place, true).load(in, at(b * e.cut.parts));
       }
     }
   }
+  RankExchange(const RankExchange&) = delete;
+  RankExchange& operator=(const RankExchange&) = delete;
 
   // As far as what has come allows; gives whether that was a step.
   bool advance() {
@@ -82,25 +81,29 @@ class RankExchange {
     return all;
   }
 
-  void store(float* out) {
-    for (int b = 0; b < e_.cut.blocks && out != nullptr; ++b) {
+  // What the device gets, to its tensor.
+  void store() {
+    for (int b = 0; b < e_.cut.blocks && out_ != nullptr; ++b) {
       const int place = output_block(e_, index_, b);
       const std::int64_t count = e_.cut.elements(b * e_.cut.parts, e_.cut.parts);
       if (place < 0) {
         continue;
       }
       float* const numbers = at(b * e_.cut.parts);
-      for (std::int64_t i = 0; i < count && e_.how == Reduce::mean && e_.devices > 1; ++i) {
-        numbers[i] /= static_cast<float>(e_.devices);
+      if (settles(e_)) {
+        settle(e_, count, numbers, numbers);
       }
-      block(b, place, false).store(numbers, out);
+      if (chunks_ != out_) {
+        block(b, place, false).store(numbers, out_);
+      }
     }
   }
 
  private:
-  struct Part {  // of a message: chunks that are combined or kept
-    const ScheduledMessage* message = nullptr;
-    std::vector<float> numbers;
+  struct Part {  // a message
+    explicit Part(std::int64_t count) : numbers(count) {}
+    const ScheduledMessage* message = nullptr;  // null: it is where it belongs already
+    Scratch numbers;
     MPI_Request request = MPI_REQUEST_NULL;
   };
   struct Stream {
@@ -108,6 +111,15 @@ class RankExchange {
     bool posted = false;
     List<Shared<Part>> coming;
   };
+
+  // Whether the result is the whole vector as it is cut: then it is worked on in place.
+  bool is_the_vector() const {
+    bool all = out_ != nullptr && e_.cut.ragged.empty() && e_.out.run == e_.cut.block;
+    for (int b = 0; b < e_.cut.blocks; ++b) {
+      all = all && output_block(e_, index_, b) == b;
+    }
+    return all;
+  }
 
   float* at(int chunk) { return chunks_ + e_.cut.begin(chunk); }
 
@@ -127,7 +139,7 @@ class RankExchange {
       for (std::size_t m = step.first; m < step.last; ++m) {
         const ScheduledMessage& message = schedule_.messages[m];
         if (message.from == index_ || message.to == index_) {
-          start(message, stream, static_cast<int>(number));
+          start(message, step, stream, static_cast<int>(number));
         }
       }
       stream.posted = true;
@@ -140,13 +152,16 @@ class RankExchange {
       }
     }
     for (const Shared<Part>& part : stream.coming) {
-      take(*part);
+      if (part->message != nullptr) {
+        take(*part);
+      }
     }
     stream.coming.clear();
     return true;
   }
 
-  void start(const ScheduledMessage& message, Stream& stream, int number) {
+  void start(const ScheduledMessage& message, const PreparedSchedule::Step& step, Stream& stream,
+             int number) {
     std::int64_t count = 0;
     for (std::size_t i = message.first; i < message.last; ++i) {
       const Transfer& t = schedule_.data.transfers[i];
@@ -155,17 +170,19 @@ class RankExchange {
     if (count == 0) {
       return;
     }
-    const Shared<Part> part(new Part);
-    part->message = &message;
-    part->numbers.resize(static_cast<std::size_t>(count));
     const int tag = tag_ + number;
     if (message.to == index_) {
-      const int from = ranks_[static_cast<std::size_t>(message.from)];
-      MPI_Irecv(part->numbers.data(), static_cast<int>(count), MPI_FLOAT, from, tag, comm_,
-                &part->request);
+      const Transfer& first = schedule_.data.transfers[message.first];
+      const bool stays =
+          message.last - message.first == 1 && first.action == Action::copy && !step.overlaps;
+      const Shared<Part> part(new Part(stays ? 0 : count));
+      part->message = stays ? nullptr : &message;
+      MPI_Irecv(stays ? at(first.chunk) : part->numbers.data(), static_cast<int>(count), MPI_FLOAT,
+                ranks_[static_cast<std::size_t>(message.from)], tag, comm_, &part->request);
       stream.coming.push_back(part);
       return;
     }
+    const Shared<Part> part(new Part(count));
     float* to = part->numbers.data();
     for (std::size_t i = message.first; i < message.last; ++i) {
       const Transfer& t = schedule_.data.transfers[i];
@@ -174,8 +191,8 @@ class RankExchange {
       to += n;
     }
     if (e_.format != DType::f32) {
-      for (float& value : part->numbers) {
-        value = round_to(value, e_.format);
+      for (std::int64_t i = 0; i < count; ++i) {
+        part->numbers.data()[i] = round_to(part->numbers.data()[i], e_.format);
       }
     }
     const int to_rank = ranks_[static_cast<std::size_t>(message.to)];
@@ -204,6 +221,8 @@ class RankExchange {
   const std::vector<int>& ranks_;
   int tag_;
   MPI_Comm comm_;
+  float* out_;
+  Scratch own_;
   float* chunks_;  // the whole vector; what this device never has stays untouched
   List<Stream> streams_;
   List<Shared<Part>> going_;

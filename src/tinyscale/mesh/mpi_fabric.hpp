@@ -296,10 +296,11 @@ class MpiRanks final : public OtherProcesses {
       const PreparedSchedule& schedule = *call.plan->shape->schedule;
       const int index = static_cast<int>(place_in(*call.members, me_));
       const int tag = first_tag(group, call, static_cast<int>(schedule.streams.size()));
+      const Post& own = own_post(group, meeting);
       call.exchange = Shared<RankExchange>(
-          new RankExchange(call.plan->exchange, schedule, index, *call.members, tag, data_));
-      const Tensor& in = own_post(group, meeting).in;
-      call.exchange->load(in.defined() ? in.origin() : nullptr);
+          new RankExchange(call.plan->exchange, schedule, index, *call.members, tag, data_,
+                           own.in.defined() ? own.in.origin() : nullptr,
+                           own.out.defined() ? own.out.origin() : nullptr));
     } catch (const Error& error) {
       meeting.error = error.what();
       meeting.done.store(true);
@@ -328,8 +329,7 @@ class MpiRanks final : public OtherProcesses {
 
   void finish(RankGroup& known, RankCall& call) {
     Meeting& meeting = *call.meeting;
-    const Tensor& out = own_post(*known.group, meeting).out;
-    call.exchange->store(out.defined() ? out.origin() : nullptr);
+    call.exchange->store();
     call.exchange.reset();
     meeting.call = Shared<CallRecord>(new CallRecord);
     meeting.call->logged.shape = call.plan->shape;

@@ -1,289 +1,20 @@
 #pragma once
-// The same array under another sharding, by the cheapest collectives.
-// A move takes mesh axes from one place to another: cut a dim (slice, free), leave it (all_gather),
-// change dims (all_to_all), leave a partial sum (all_reduce) or cut a dim instead
-// (reduce_scatter). The shortest path through all shardings, each move at its closed form, also
-// finds the detours: a free slice over an idle axis first, so that more links gather.
+// The same array under another sharding: its numbers sent by the schedules of the collectives that
+// the search found, group by group.
 
 #include <algorithm>  // max
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
-#include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/mesh/call_plan.hpp"
-#include "tinyscale/mesh/choose_algorithm.hpp"
 #include "tinyscale/mesh/sharded.hpp"
+#include "tinyscale/mesh/sharding_search.hpp"
 
 namespace tinyscale {
 namespace detail {
-
-// Places: 0 the partial sum, d + 1 dim d, -1 none.
-struct AxisMove {
-  int from = -1, to = -1;
-  std::string axes;  // letters, in the order of the blocks
-};
-
-inline Collective collective_of(const AxisMove& move) {
-  return move.from == 0 ? (move.to < 0 ? Collective::all_reduce : Collective::reduce_scatter)
-         : move.to < 0  ? Collective::all_gather
-                        : Collective::all_to_all;
-}
-
-inline bool is_slice(const AxisMove& move) { return move.from < 0; }
-
-inline AxisPlaces after_move(AxisPlaces places, const AxisMove& move) {
-  if (move.from > 0) {
-    std::string& from = places[static_cast<std::size_t>(move.from)];
-    from.erase(from.size() - move.axes.size());
-  }
-  for (std::size_t i = 0; move.from == 0 && i < move.axes.size(); ++i) {
-    places[0].erase(places[0].find(move.axes[i]), 1);
-  }
-  if (move.to == 0) {  // of a search backwards
-    places[0] = rising_union(places[0], move.axes);
-  } else if (move.to > 0) {
-    places[static_cast<std::size_t>(move.to)] += move.axes;
-  }
-  return places;
-}
-
-inline std::vector<int> axis_numbers(const std::string& letters) {
-  std::vector<int> numbers;
-  for (const char letter : letters) {
-    numbers.push_back(static_cast<int>(axis_number(letter)));
-  }
-  return numbers;
-}
-
-inline CollectiveSpec spec_of(const PlacedMesh& mesh, Collective what, const std::string& letters,
-                              std::int64_t elements, DType format) {
-  CollectiveSpec spec;
-  spec.what = what;
-  spec.elements = elements;
-  spec.element_bytes = bytes_of(format);
-  spec.parts = parts_of_group(mesh.machine, mesh.axes, axis_numbers(letters));
-  return spec;
-}
-
-struct MoveCost {
-  std::string axes;
-  Collective what = Collective::all_gather;
-  std::int64_t local = 0;  // elements of a device before
-  double seconds = 0, bytes = 0;
-  Algorithm algorithm = Algorithm::automatic;
-};
-
-inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
-                      DType format) {
-  MoveCost cost;
-  if (is_slice(move)) {
-    return cost;
-  }
-  cost.axes = move.axes;
-  cost.what = collective_of(move);
-  cost.local = local;
-  const bool gathers = cost.what == Collective::all_gather;
-  const std::int64_t elements = local * (gathers ? shard_count(mesh, move.axes) : 1);
-  CollectiveSpec spec = spec_of(mesh, cost.what, move.axes, elements, format);
-  const AlgorithmChoice choice = choose_algorithm(spec);
-  spec.algorithm = choice.algorithm;
-  cost.algorithm = choice.algorithm;
-  cost.seconds = choice.seconds;
-  const int n = spec.devices();
-  const int last = n <= 64 ? n - 1 : n / 2;  // of large groups the device in the middle
-  const int first = n <= 64 ? 0 : last;
-  for (int index = first; index <= last; ++index) {
-    cost.bytes += collective_bytes(spec, index) / (last - first + 1);
-  }
-  return cost;
-}
-
-// A sharding that a search has reached.
-struct Reached {
-  AxisPlaces places;
-  double seconds = 0, bytes = 0;
-  int moves = 0;
-  std::size_t previous = 0;  // itself: the start
-  AxisMove by;               // between them, in the direction of time
-  std::string moved;         // all axes on the way
-  bool done = false;
-};
-
-// Cheaper in time, then in bytes, then in moves; sums in another order are equal.
-inline bool cheaper(double seconds, double bytes, int moves, const Reached& other) {
-  const double most = std::max(seconds, other.seconds);
-  if (std::fabs(seconds - other.seconds) > 1e-12 * most) {
-    return seconds < other.seconds;
-  }
-  return bytes != other.bytes ? bytes < other.bytes : moves < other.moves;
-}
-
-// Ordered choices of the letters, the empty one left out; of many letters in their order only.
-inline std::vector<std::string> arrangements(const std::string& letters) {
-  std::vector<std::string> all(1);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    for (const char letter : letters) {
-      const std::string& base = all[i];
-      const bool rising = base.empty() || base.back() < letter;
-      if (base.find(letter) == std::string::npos && (rising || letters.size() < 4)) {
-        all.push_back(base + letter);
-      }
-    }
-  }
-  all.erase(all.begin());
-  return all;
-}
-
-enum class Direction { forwards, backwards };
-
-// Whether an axis may move twice, as one that is cut for free and then gathered.
-enum class Detours { no, yes };
-
-// All shardings in reach of one, cheapest first (Dijkstra); backwards: all that reach it.
-class ShardingSearch {
- public:
-  ShardingSearch(const PlacedMesh& mesh, const Shape& shape, DType format, const AxisPlaces& start,
-                 Direction direction, Detours detours)
-      : mesh_(mesh),
-        shape_(shape),
-        format_(format),
-        backwards_(direction == Direction::backwards),
-        detours_(detours) {
-    add({start, 0, 0, 0, 0, {}, "", false});
-    while (true) {
-      std::size_t next = reached.size();
-      for (std::size_t i = 0; i < reached.size(); ++i) {
-        const Reached& node = reached[i];
-        if (!node.done && (next == reached.size() ||
-                           cheaper(node.seconds, node.bytes, node.moves, reached[next]))) {
-          next = i;
-        }
-      }
-      if (next == reached.size()) {
-        return;
-      }
-      reached[next].done = true;
-      leave(next);
-    }
-  }
-
-  // Null: out of reach.
-  const Reached* find(const AxisPlaces& places) const {
-    for (const Reached& node : reached) {
-      if (node.places == places) {
-        return &node;
-      }
-    }
-    return nullptr;
-  }
-
-  // The moves between the start and a place, in the order of time.
-  List<AxisMove> moves(const Reached& place) const {
-    List<AxisMove> way;
-    for (const Reached* at = &place; at->moves > 0; at = &reached[at->previous]) {
-      way.push_back(at->by);
-    }
-    for (std::size_t i = 0; !backwards_ && 2 * i + 1 < way.size(); ++i) {
-      const AxisMove first = way[i];
-      way[i] = way[way.size() - 1 - i];
-      way[way.size() - 1 - i] = first;
-    }
-    return way;
-  }
-
-  List<Reached> reached;
-
- private:
-  void leave(std::size_t node) {
-    const AxisPlaces places = reached[node].places;
-    std::string idle;
-    for (const char letter : mesh_.letters()) {
-      bool used = false;
-      for (const std::string& letters : places) {
-        used = used || letters.find(letter) != std::string::npos;
-      }
-      if (!used) {
-        idle += letter;
-      }
-    }
-    for (const std::string& axes : arrangements(idle)) {
-      leave_from(node, -1, axes);
-    }
-    for (const std::string& axes : arrangements(backwards_ ? std::string() : places[0])) {
-      leave_from(node, 0, axes);
-    }
-    for (std::size_t d = 1; d < places.size(); ++d) {
-      for (std::size_t first = 0; first < places[d].size(); ++first) {
-        leave_from(node, static_cast<int>(d), places[d].substr(first));
-      }
-    }
-  }
-
-  void leave_from(std::size_t node, int from, const std::string& axes) {
-    for (int to = -1; to <= shape_.size(); ++to) {
-      const bool slice = backwards_ ? to < 0 : from < 0;  // one axis at a time, they are free
-      if (to != from && (to != 0 || backwards_) && !(slice && axes.size() > 1)) {
-        try_move(node, {from, to, axes});
-      }
-    }
-  }
-
-  void try_move(std::size_t node, const AxisMove& move) {
-    Reached next;
-    next.moved = rising_union(reached[node].moved, move.axes);
-    if (detours_ == Detours::no &&
-        next.moved.size() < reached[node].moved.size() + move.axes.size()) {
-      return;
-    }
-    next.places = after_move(reached[node].places, move);
-    next.by = backwards_ ? AxisMove{move.to, move.from, move.axes} : move;
-    Shape local = shape_;
-    Shape other = shape_;
-    if (!local_shape_of(mesh_, backwards_ ? next.places : reached[node].places, local) ||
-        !local_shape_of(mesh_, next.places, other)) {
-      return;
-    }
-    const MoveCost cost = is_slice(next.by) ? MoveCost() : cost_of(next.by, local.count());
-    next.seconds = reached[node].seconds + cost.seconds;
-    next.bytes = reached[node].bytes + cost.bytes;
-    next.moves = reached[node].moves + 1;
-    next.previous = node;
-    add(next);
-  }
-
-  void add(const Reached& node) {
-    for (Reached& known : reached) {
-      if (known.places == node.places) {
-        if (!known.done && cheaper(node.seconds, node.bytes, node.moves, known)) {
-          known = node;
-        }
-        return;
-      }
-    }
-    reached.push_back(node);
-  }
-
-  MoveCost cost_of(const AxisMove& move, std::int64_t local) {
-    for (const MoveCost& known : costs_) {
-      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes) {
-        return known;
-      }
-    }
-    costs_.push_back(price(mesh_, move, local, format_));
-    return costs_.back();
-  }
-
-  const PlacedMesh& mesh_;
-  Shape shape_;
-  DType format_;
-  bool backwards_;
-  Detours detours_;
-  List<MoveCost> costs_;
-};
 
 // Part i of n along a dim, with memory of its own.
 inline Tensor part_of(const Tensor& x, int dim, std::int64_t n, std::int64_t i) {
@@ -314,9 +45,10 @@ inline Shared<const CallPlan> plan_of(const PlacedMesh& mesh, const AxisMove& mo
   key.what = collective_of(move);
   key.algorithm = algorithm;
   key.how = how;
-  key.dim = std::max(0, (key.what == Collective::all_gather ? move.from : move.to) - 1);
+  const int dim = key.what == Collective::all_gather ? move.from : move.to;
+  key.dim = move.also > 0 || dim < 1 ? 0 : dim - 1;
   key.to_dim = std::max(0, move.from - 1);
-  key.shape = local;
+  key.shape = move.also > 0 ? Shape{local.count()} : local;
   key.axes = axis_numbers(move.axes);
   return make_plan(key, mesh.machine, mesh.axes, SourceLine());
 }
@@ -346,6 +78,21 @@ inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan, const
   return static_cast<double>(sent) / plan.exchange.devices;
 }
 
+// What came of an all_gather of two dims: blocks [n, m] of shape `local`, put in their places.
+inline Tensor placed_blocks(const Tensor& flat, const AxisMove& move, std::int64_t n,
+                            const Shape& local, const Shape& after) {
+  Shape blocks = {n, flat.count() / std::max<std::int64_t>(1, n * local.count())};
+  List<int> order;
+  for (int d = 0; d < local.size(); ++d) {
+    if (d == move.from - 1 || d == move.also - 1) {
+      order.push_back(d == move.from - 1 ? 0 : 1);
+    }
+    order.push_back(d + 2);
+    blocks.push_back(local[d]);
+  }
+  return reshape(contiguous(permute(reshape(flat, blocks), order)), after);
+}
+
 // Makes a move and writes it into the report.
 inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
                       Reduce how = Reduce::sum) {
@@ -365,8 +112,14 @@ inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
   const ContextScope scope(quiet);
   if (!is_slice(move) && !a.shards.empty()) {
     const Shared<const CallPlan> plan = plan_of(mesh, move, local, cost.algorithm, how);
-    step.counted =
-        run_collective(mesh, *plan, move.axes, a.local_shape(), a.shards) * bytes_of(a.format);
+    const Shape after = a.local_shape();
+    const Shape flat = {after.count()};
+    step.counted = run_collective(mesh, *plan, move.axes, move.also > 0 ? flat : after, a.shards) *
+                   bytes_of(a.format);
+    for (std::size_t rank = 0; move.also > 0 && rank < a.shards.size(); ++rank) {
+      const std::int64_t n = shard_count(mesh, move.axes.substr(0, move.first));
+      a.shards[rank] = placed_blocks(a.shards[rank], move, n, local, after);
+    }
   }
   for (std::size_t rank = 0; is_slice(move) && rank < a.shards.size(); ++rank) {
     a.shards[rank] = part_of(a.shards[rank], move.to - 1, shard_count(mesh, move.axes),
@@ -377,16 +130,23 @@ inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
   report.steps.push_back(step);
 }
 
-// "all_gather b over x" for each move but the free ones.
+// "all_gather b over x, " for each move of array " b".
 inline std::string moves_text(const PlacedMesh& mesh, const List<AxisMove>& moves,
                               const std::string& array) {
   std::string out;
   for (const AxisMove& move : moves) {
-    out += out.empty() ? "" : ", ";
     out += is_slice(move) ? "slice" : name_of(collective_of(move));
-    out += (array.empty() ? "" : " " + array) + " over " + axes_text(mesh, move.axes);
+    out += array + " over " + axes_text(mesh, move.axes) + ", ";
   }
   return out;
+}
+
+inline void make_moves(Sharded& a, const List<AxisMove>& moves, const char* name,
+                       ShardedReport& report) {
+  for (const AxisMove& move : moves) {
+    make_move(a, move, report);
+    report.steps.back().name += name;
+  }
 }
 
 inline void check_same_names(const char* function, const Sharding& a, const Sharding& b) {
@@ -404,6 +164,7 @@ inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh, 
                           ShardedReport& report) {
   ShardedCandidate way;
   way.calls = moves_text(mesh, search.moves(end), "");
+  way.calls.erase(way.calls.size() - 2);
   way.comms_seconds = way.seconds = end.seconds;
   way.bytes = end.bytes;
   report.candidates.push_back(way);
@@ -415,8 +176,12 @@ inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& repo
   check_same_names(function, a.sharding, wanted);
   const AxisPlaces goal = places_of(*a.mesh, wanted, a.shape);
   const AxisPlaces start = a.places();
-  const ShardingSearch all(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::yes);
-  const ShardingSearch plain(*a.mesh, a.shape, a.format, start, Direction::forwards, Detours::no);
+  const std::string axes = axes_to_use(*a.mesh, start, goal);
+  List<MoveCost> costs;
+  const ShardingSearch all(*a.mesh, axes, a.shape, a.format, start, Direction::forwards,
+                           Detours::yes, costs);
+  const ShardingSearch plain(*a.mesh, axes, a.shape, a.format, start, Direction::forwards,
+                             Detours::no, costs);
   const Reached* const end = all.find(goal);
   const Reached* const straight = plain.find(goal);
   if (end == nullptr) {
@@ -427,9 +192,7 @@ inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& repo
     add_candidate(all, *a.mesh, *end, report);
     add_candidate(plain, *a.mesh, *straight, report);
   }
-  for (const AxisMove& move : all.moves(*end)) {
-    make_move(a, move, report);
-  }
+  make_moves(a, all.moves(*end), "", report);
   a.sharding = wanted;
 }
 

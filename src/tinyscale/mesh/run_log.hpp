@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>  // strcmp
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ struct SourceLine {
   const char* file = "";
   int line = 0;
 };
+
+inline bool operator==(const SourceLine& a, const SourceLine& b) {
+  return a.line == b.line && std::strcmp(a.file, b.file) == 0;
+}
 
 namespace detail {
 

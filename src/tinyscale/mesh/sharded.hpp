@@ -17,6 +17,8 @@
 #include "tinyscale/measure/context.hpp"
 #include "tinyscale/mesh/sharding.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
+#include "tinyscale/tensor/choose.hpp"
+#include "tinyscale/tensor/create.hpp"
 #include "tinyscale/tensor/views.hpp"
 
 namespace tinyscale {
@@ -26,7 +28,7 @@ struct ShardedStep {
   std::string name, axes;     // "all_gather", "x,y"
   std::string before, after;  // shardings
   std::string algorithm;
-  double bytes = 0;    // that a device sends, on average, by formula,
+  double bytes = 0;    // that a device sends, on average, by formula (above 16: one in the middle)
   double counted = 0;  // and in the messages that went; 0: without numbers
   double seconds = 0;  // closed form
 };
@@ -108,10 +110,11 @@ struct Sharded {
 inline Table ShardedReport::table() const {
   Table out;
   out.title = title;
-  out.columns = {"call", "axes", "from", "to", "algorithm", "bytes sent", "formula"};
+  out.columns = {"call", "axes", "from", "to", "algorithm", "bytes sent", "counted", "time"};
   for (const ShardedStep& step : steps) {
     out.add({step.name, step.axes, "[" + step.before + "]", "[" + step.after + "]", step.algorithm,
-             format_bytes(step.bytes), format_seconds(step.seconds)});
+             format_bytes(step.bytes), step.counted > 0 ? format_bytes(step.counted) : "-",
+             format_seconds(step.seconds)});
   }
   return out;
 }

@@ -36,15 +36,26 @@ struct ShardedMatmul {
   }
 };
 
-// A way to run it: where a, b and the product are when each device multiplies.
+// A way to run it: what moves before and after the products, where they then lie, what it costs.
 struct MatmulWay {
-  AxisPlaces a, b, product;
-  std::string cut;  // of J
-  double math_seconds = 0, comms_seconds = 0, bytes = 0;
+  List<AxisMove> a, b, product;
+  AxisPlaces places;
+  ShardedCandidate cost;
   int moves = 0;
-
-  double seconds() const { return std::max(math_seconds, comms_seconds); }
 };
+
+// Sooner done; then with less to do in all, then in fewer moves. Sums in another order are equal.
+inline bool better(const MatmulWay& x, const MatmulWay& y) {
+  const double pairs[][2] = {
+      {x.cost.seconds, y.cost.seconds},
+      {x.cost.math_seconds + x.cost.comms_seconds, y.cost.math_seconds + y.cost.comms_seconds}};
+  for (const auto& pair : pairs) {
+    if (std::fabs(pair[0] - pair[1]) > 1e-12 * pair[0]) {
+      return pair[0] < pair[1];
+    }
+  }
+  return x.moves < y.moves;
+}
 
 inline ShardedMatmul matmul_of(const char* function, const Sharded& a, const Sharded& b) {
   check_one_mesh(function, a, b);
@@ -89,11 +100,9 @@ inline std::string matmul_case(const ShardedMatmul& m) {
     return "case 3: " + j + " is cut over " + axes_text(m.mesh(), m.cut_a) +
            " in both, so a device's product is a summand";
   }
-  return "case 2: " + j + " is cut over " +
-         axes_text(m.mesh(), m.cut_a.empty() ? m.cut_b : m.cut_a) +
-         (m.cut_a.empty() || m.cut_b.empty()
-              ? std::string(" in one")
-              : " in one and over " + axes_text(m.mesh(), m.cut_b) + " in the other") +
+  const std::string cut = axes_text(m.mesh(), m.cut_a.empty() ? m.cut_b : m.cut_a);
+  return "case 2: " + j + " is cut over " + cut +
+         (m.cut_a.empty() || m.cut_b.empty() ? " in one" : " in one, otherwise in the other") +
          ", so gather it, or slice and sum";
 }
 
@@ -111,121 +120,129 @@ inline std::string in_order(const std::string& letters, const std::string& first
   return out;
 }
 
+// Finds the ways; those of one search in order, those without detours before the others.
 class MatmulWays {
  public:
-  MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal, Detours detours)
-      : m(product),
+  MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal)
+      : m_(product),
         goal_(goal),
-        a(m.mesh(), m.a.shape, m.a.format, m.a.places(), Direction::forwards, detours),
-        b(m.mesh(), m.b.shape, m.b.format, m.b.places(), Direction::forwards, detours),
-        out(m.mesh(), m.shape, m.a.format, goal, Direction::backwards, detours) {
-    const std::size_t dims = goal.size() - 1;
-    std::vector<std::size_t> role(m.mesh().axes.size());  // 0 idle, dims, J, summand of a, of b
-    std::size_t axis = 0;
-    while (axis < role.size()) {
-      try_roles(role, false);
-      try_roles(role, true);
-      for (axis = 0; axis < role.size() && ++role[axis] == dims + 4; ++axis) {
-        role[axis] = 0;
+        axes_(rising_union(axes_to_use(m_.mesh(), m_.a.places(), m_.b.places()),
+                           axes_to_use(m_.mesh(), goal, goal))) {
+    for (const Detours detours : {Detours::no, Detours::yes}) {
+      const std::size_t first = ways.size();
+      add(first, detours);
+      if (first > 0 && ways.size() > first && better(ways[first], ways[0])) {
+        for (std::size_t i = first; i > 0; --i) {
+          swap(i, i - 1);
+        }
+        detour = true;
       }
     }
   }
 
-  const ShardedMatmul& m;
-  List<MatmulWay> ways;  // the cheapest first
+  static constexpr std::size_t most = 128;  // the best of each search are kept
+  List<MatmulWay> ways;
+  int tried = 0;
+  bool detour = false;  // the first has one
 
  private:
-  void try_roles(const std::vector<std::size_t>& role, bool goal_first) {
+  void swap(std::size_t i, std::size_t j) {
+    const MatmulWay kept = ways[i];
+    ways[i] = ways[j];
+    ways[j] = kept;
+  }
+
+  void add(std::size_t first, Detours detours) {
+    const PlacedMesh& mesh = m_.mesh();
+    const AxisPlaces pa = m_.a.places();
+    const AxisPlaces pb = m_.b.places();
+    const ShardingSearch a(mesh, axes_, m_.a.shape, m_.a.format, pa, Direction::forwards, detours,
+                           costs_);
+    const ShardingSearch b(mesh, axes_, m_.b.shape, m_.b.format, pb, Direction::forwards, detours,
+                           costs_);
+    const ShardingSearch product(mesh, axes_, m_.shape, m_.a.format, goal_, Direction::backwards,
+                                 detours, costs_);
+    const std::size_t roles = goal_.size() + 3;  // of an axis: idle, dims, J, summand of a, of b
+    std::vector<std::size_t> role(axes_.size());
+    bool more = true;
+    while (more) {
+      try_roles(role, true, a, b, product, first);
+      try_roles(role, false, a, b, product, first);
+      std::size_t axis = 0;
+      for (; axis < role.size() && ++role[axis] == roles; ++axis) {
+        role[axis] = 0;
+      }
+      more = axis < role.size();
+    }
+  }
+
+  // Axes that share a place are in the order that the operand has, or else the goal.
+  void try_roles(const std::vector<std::size_t>& role, bool as_is, const ShardingSearch& a,
+                 const ShardingSearch& b, const ShardingSearch& product, std::size_t first) {
     const std::size_t dims = goal_.size() - 1;
-    const AxisPlaces pa = m.a.places();
-    const AxisPlaces pb = m.b.places();
+    const AxisPlaces pa = m_.a.places();
+    const AxisPlaces pb = m_.b.places();
     AxisPlaces sets(dims + 4);
     for (std::size_t i = 0; i < role.size(); ++i) {
-      sets[role[i]] += m.mesh().letters()[i];
+      sets[role[i]] += axes_[i];
     }
-    if (rising_union(sets[dims + 2], pa[0]) != pa[0] ||
-        rising_union(sets[dims + 3], pb[0]) != pb[0]) {
-      return;  // only what is a summand can stay one
-    }
+    const std::string cut =
+        in_order(sets[dims + 1], as_is ? m_.cut_a : m_.cut_b, as_is ? m_.cut_b : m_.cut_a);
     MatmulWay way;
-    way.cut =
-        in_order(sets[dims + 1], goal_first ? m.cut_b : m.cut_a, goal_first ? m.cut_a : m.cut_b);
-    way.product.push_back(rising_union(sets[dims + 1], sets[dims + 2] + sets[dims + 3]));
+    way.places.push_back(rising_union(sets[dims + 1], sets[dims + 2] + sets[dims + 3]));
     for (std::size_t d = 1; d <= dims; ++d) {
       const std::string& own = d < dims ? pa[d] : pb[2];
-      way.product.push_back(
-          in_order(sets[d], goal_first ? goal_[d] : own, goal_first ? own : goal_[d]));
+      way.places.push_back(in_order(sets[d], as_is ? own : goal_[d], as_is ? goal_[d] : own));
     }
-    way.a = way.product;
-    way.a[0] = sets[dims + 2];
-    way.a.back() = way.cut;
-    way.b = {sets[dims + 3], way.cut, way.product.back()};
-    const Reached* const ra = a.find(way.a);
-    const Reached* const rb = b.find(way.b);
-    const Reached* const rc = out.find(way.product);
+    AxisPlaces at_a = way.places;
+    at_a[0] = sets[dims + 2];
+    at_a.back() = cut;
+    const Reached* const ra = a.find(at_a);
+    const Reached* const rb = b.find({sets[dims + 3], cut, way.places.back()});
+    const Reached* const rc = product.find(way.places);
     if (ra == nullptr || rb == nullptr || rc == nullptr) {
       return;
     }
-    way.math_seconds = m.math_seconds(way.product, way.cut);
-    way.comms_seconds = ra->seconds + rb->seconds + rc->seconds;
-    way.bytes = ra->bytes + rb->bytes + rc->bytes;
+    ShardedCandidate& cost = way.cost;
+    cost.math_seconds = m_.math_seconds(way.places, cut);
+    cost.comms_seconds = ra->seconds + rb->seconds + rc->seconds;
+    cost.bytes = ra->bytes + rb->bytes + rc->bytes;
+    cost.seconds = std::max(cost.math_seconds, cost.comms_seconds);
     way.moves = ra->moves + rb->moves + rc->moves;
-    insert(way);
+    tried += as_is && first > 0 ? 1 : 0;
+    if (ways.size() - first == most && !better(way, ways.back())) {
+      return;
+    }
+    way.a = a.moves(*ra);
+    way.b = b.moves(*rb);
+    way.product = product.moves(*rc);
+    cost.calls = moves_text(m_.mesh(), way.a, " a") + moves_text(m_.mesh(), way.b, " b") +
+                 "matmul, " + moves_text(m_.mesh(), way.product, " product");
+    cost.calls.erase(cost.calls.size() - 2);
+    insert(way, first);
   }
 
-  void insert(const MatmulWay& way) {
+  void insert(const MatmulWay& way, std::size_t first) {
     for (const MatmulWay& known : ways) {
-      if (known.a == way.a && known.b == way.b && known.product == way.product) {
+      if (known.cost.calls == way.cost.calls) {
         return;
       }
     }
-    ways.push_back(way);
-    for (std::size_t i = ways.size() - 1; i > 0 && better(ways[i], ways[i - 1]); --i) {
-      const MatmulWay later = ways[i - 1];
-      ways[i - 1] = ways[i];
-      ways[i] = later;
+    if (ways.size() - first == most) {
+      ways.back() = way;
+    } else {
+      ways.push_back(way);
+    }
+    for (std::size_t i = ways.size() - 1; i > first && better(ways[i], ways[i - 1]); --i) {
+      swap(i, i - 1);
     }
   }
 
-  AxisPlaces goal_;
-
- public:
-  ShardingSearch a, b, out;
-
-  static bool better(const MatmulWay& x, const MatmulWay& y) {
-    Reached both;
-    both.seconds = y.seconds();
-    both.bytes = y.math_seconds + y.comms_seconds;
-    both.moves = y.moves;
-    const double sum = x.math_seconds + x.comms_seconds;
-    const bool tie = std::fabs(sum - both.bytes) <= 1e-12 * std::max(sum, both.bytes);
-    return cheaper(x.seconds(), tie ? both.bytes : sum, x.moves, both);
-  }
-
-  ShardedCandidate candidate(const MatmulWay& way) const {
-    ShardedCandidate c;
-    const std::string parts[] = {
-        moves_text(m.mesh(), a.moves(*a.find(way.a)), "a"),
-        moves_text(m.mesh(), b.moves(*b.find(way.b)), "b"), "matmul",
-        moves_text(m.mesh(), out.moves(*out.find(way.product)), "product")};
-    for (const std::string& part : parts) {
-      c.calls += (c.calls.empty() || part.empty() ? "" : ", ") + part;
-    }
-    c.math_seconds = way.math_seconds;
-    c.comms_seconds = way.comms_seconds;
-    c.bytes = way.bytes;
-    c.seconds = way.seconds();
-    return c;
-  }
+  const ShardedMatmul& m_;
+  const AxisPlaces& goal_;
+  std::string axes_;
+  List<MoveCost> costs_;
 };
-
-inline void make_moves(Sharded& array, const List<AxisMove>& moves, const char* name,
-                       ShardedReport& report) {
-  for (const AxisMove& move : moves) {
-    make_move(array, move, report);
-    report.steps.back().name += name;
-  }
-}
 
 // Every device multiplies what it has; its product lies as `places` say.
 inline Sharded local_products(const ShardedMatmul& m, const Sharded& a, const Sharded& b,
@@ -244,69 +261,46 @@ inline std::string matmul_title(const char* function, const ShardedMatmul& m, co
              m.mesh().machine.name, ", priced as ", m.a.format);
 }
 
-// The ways without detours first, unless one with them is better.
-inline void list_ways(const MatmulWays& all, const MatmulWays& plain, ShardedReport& report) {
-  for (const MatmulWays* const ways : {&plain, &all}) {
-    for (const MatmulWay& way : ways->ways) {
-      const ShardedCandidate next = ways->candidate(way);
-      bool known = false;
-      for (const ShardedCandidate& other : report.candidates) {
-        known = known || other.calls == next.calls;
-      }
-      if (!known) {
-        report.candidates.push_back(next);
-      }
-    }
-  }
-}
-
 inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   const AxisPlaces goal = places_of(m.mesh(), wanted, m.shape);
-  const MatmulWays all(m, goal, Detours::yes);
-  const MatmulWays plain(m, goal, Detours::no);
+  const MatmulWays all(m, goal);
   if (all.ways.empty()) {
     fail({"matmul: no way from ", m.a.text(), " and ", m.b.text(), " to [", wanted.text(),
           "]; a partial sum must be one already, or J be cut over its axes"});
   }
-  const bool detour = plain.ways.empty() || MatmulWays::better(all.ways[0], plain.ways[0]);
-  const MatmulWays& best = detour ? all : plain;
-  const MatmulWay& way = best.ways[0];
   ShardedReport report;
-  if (detour) {
-    report.candidates.push_back(best.candidate(way));
+  for (const MatmulWay& way : all.ways) {
+    report.candidates.push_back(way.cost);
   }
-  list_ways(all, plain, report);
+  const MatmulWay& way = all.ways[0];
   Sharded a = m.a;
   Sharded b = m.b;
-  make_moves(a, best.a.moves(*best.a.find(way.a)), " a", report);
-  make_moves(b, best.b.moves(*best.b.find(way.b)), " b", report);
-  Sharded out = local_products(m, a, b, way.product);
-  make_moves(out, best.out.moves(*best.out.find(way.product)), " product", report);
+  make_moves(a, way.a, " a", report);
+  make_moves(b, way.b, " b", report);
+  Sharded out = local_products(m, a, b, way.places);
+  make_moves(out, way.product, " product", report);
   out.sharding = wanted;
-  report.math_seconds = way.math_seconds;
+  report.math_seconds = way.cost.math_seconds;
   report.title = matmul_title("matmul", m, out);
-  report.reason = matmul_case(m) + cat("; of ", report.candidates.size(),
-                                       " ways the first has the least max(T_math, T_comms)",
-                                       detour ? ", as idle axes carry a share" : "");
+  report.reason =
+      matmul_case(m) + cat("; of ", all.tried, " ways the first has the least max(T_math, T_comms)",
+                           all.detour ? ", as idle axes carry a share" : "");
   finish(out, report);
   return out;
 }
 
 // What to write instead where the product would have an axis in two places.
 [[noreturn]] inline void fail_twice(const ShardedMatmul& m, char letter) {
+  AxisPlaces without = m.natural;
+  for (std::string& letters : without) {
+    const std::size_t at = letters.find(letter);
+    letters = at == std::string::npos ? letters : letters.substr(0, at) + letters.substr(at + 1);
+  }
   std::string ways;
-  for (std::size_t keep = 1; keep < m.natural.size(); ++keep) {
-    AxisPlaces places = m.natural;
-    bool there = false;
-    for (std::size_t d = 0; d < places.size(); ++d) {
-      const std::size_t at = places[d].find(letter);
-      if (d == keep) {
-        there = at != std::string::npos;
-      } else if (at != std::string::npos) {
-        places[d].erase(at, 1);
-      }
-    }
-    if (there) {
+  for (std::size_t keep = 1; keep < without.size(); ++keep) {
+    AxisPlaces places = without;
+    places[keep] = m.natural[keep];
+    if (places != without) {
       ways +=
           (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
     }
@@ -350,10 +344,7 @@ inline Sharded matmul(const Sharded& a, const Sharded& b) {
 inline Sharded matmul(const Sharded& a, const Sharded& b, const std::string& sharding) {
   const detail::ShardedMatmul m = detail::matmul_of("matmul", a, b);
   const Sharding wanted = parse_sharding(sharding);
-  Sharding own;
-  own.dims = m.dims;
-  Sharded product = detail::like(a, m.shape, own);
-  detail::check_same_names("matmul", product.sharding, wanted);
+  detail::check_same_names("matmul", {{}, m.dims}, wanted);
   return detail::run_matmul(m, wanted);
 }
 

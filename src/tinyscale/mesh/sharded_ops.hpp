@@ -22,18 +22,9 @@ inline std::string summed(const Sharded& a) {
 }
 
 inline void check_one_mesh(const char* function, const Sharded& a, const Sharded& b) {
-  if (a.mesh.get() != b.mesh.get()) {
-    bool same =
-        a.mesh->axes.size() == b.mesh->axes.size() && a.mesh->machine.name == b.mesh->machine.name;
-    for (std::size_t i = 0; same && i < a.mesh->axes.size(); ++i) {
-      same = a.mesh->axes[i].name == b.mesh->axes[i].name &&
-             a.mesh->axes[i].size == b.mesh->axes[i].size;
-    }
-    if (!same) {
-      fail({function, ": the arrays lie on two meshes, ", a.mesh->machine.name, " with axes ",
-            axes_text(*a.mesh, a.mesh->letters()), " and ", b.mesh->machine.name, " with axes ",
-            axes_text(*b.mesh, b.mesh->letters()), "; both on one are right"});
-    }
+  if (a.mesh->text() != b.mesh->text()) {
+    fail({function, ": the arrays lie on two meshes, ", a.mesh->text(), " and ", b.mesh->text(),
+          "; both on one are right"});
   }
   if (a.shards.empty() != b.shards.empty()) {
     fail({function, ": only one of ", a.text(), " and ", b.text(),
@@ -61,7 +52,7 @@ inline void slice_as(Sharded& a, const AxisPlaces& result, ShardedReport& report
   for (std::size_t d = 1; d + lacks < result.size(); ++d) {
     const std::string& wanted = result[d + lacks];
     for (std::size_t i = a.places()[d].size(); i < wanted.size(); ++i) {
-      make_move(a, {-1, static_cast<int>(d), wanted.substr(i, 1)}, report);
+      make_move(a, {-1, static_cast<int>(d), wanted.substr(i, 1), 0, 0}, report);
     }
   }
 }
@@ -99,7 +90,7 @@ inline AxisPlaces common_places(const char* function, const Sharded& a, const Sh
   return result;
 }
 
-enum class Linear { no, both, either };  // in both operands together (+), in each alone (*)
+enum class Linear { both, either };  // in both operands together (+), in each alone (*)
 
 inline void check_partial(const char* function, const Sharded& a, const Sharded& b,
                           const AxisPlaces& pa, const AxisPlaces& pb, Linear linear) {
@@ -217,7 +208,7 @@ inline Sharded reduce_dim(const char* function, const Sharded& x, const std::str
   }
   ShardedReport report;
   if (how == Reduction::max && !cut.empty()) {  // the largest of all is no sum: at once
-    make_move(out, {0, -1, rest[0]}, report, Reduce::max);
+    make_move(out, {0, -1, rest[0], 0, 0}, report, Reduce::max);
   }
   report.reason = cut.empty() ? "dim " + dim + " is whole on every device: no collective"
                   : how == Reduction::max

@@ -141,6 +141,13 @@ struct PlacedMesh {
     }
     return product;
   }
+  std::string text() const {
+    std::string out = machine.name;
+    for (const AxisPlacement& axis : axes) {
+      out += cat(", ", axis.name, " ", axis.size);
+    }
+    return out;
+  }
   std::string letters() const {  // of all axes
     std::string out;
     for (std::size_t i = 0; i < axes.size(); ++i) {
