@@ -510,6 +510,13 @@ TEST_CASE("a line of the program is a row of the report") {
   const ts::SourceLine where = run.collectives()[0].where;
   CHECK(std::string(where.file).find("mesh_test.cpp") != std::string::npos);
   CHECK(where.line == __LINE__ - 3);
+  const ts::MeshRun twice = row_mesh(2).run([](ts::Device& d) {  // equal calls, two lines
+    d.all_gather(ts::ones({4}), "x");
+    d.all_gather(ts::ones({4}), "x");
+  });
+  REQUIRE(twice.collectives().size() == 2);
+  CHECK(twice.collectives()[0].where.line == __LINE__ - 4);
+  CHECK(twice.collectives()[1].where.line == __LINE__ - 4);
 }
 
 TEST_CASE("send, recv, barrier and counters") {

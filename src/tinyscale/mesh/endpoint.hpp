@@ -358,6 +358,7 @@ class Endpoint {
     Shared<CallRecord> record(new CallRecord);
     record->logged.shape = plan->shape;
     record->logged.members = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
+    record->logged.where = where;
     log_.events[call.event].call = record;
   }
 
@@ -370,6 +371,7 @@ class Endpoint {
     CallShape* const shape = new CallShape;
     Shared<CallRecord> record(new CallRecord);
     record->logged.shape = Shared<const CallShape>(shape);
+    record->logged.where = where;
     Exchange exchange;
     describe_call(call.key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
     log_.events[call.event].call = record;

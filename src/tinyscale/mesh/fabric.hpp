@@ -39,6 +39,7 @@ inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int 
   const Shared<CallRecord> record(new CallRecord);
   record->logged.shape = shape;
   record->logged.members = Shared<const std::vector<int>>(new std::vector<int>{from, to});
+  record->logged.where = shape->where;
   return record;
 }
 
@@ -399,6 +400,7 @@ class Fabric {
     meeting.call = Shared<CallRecord>(new CallRecord);
     meeting.call->logged.shape = group.plan->shape;
     meeting.call->logged.members = group.members;
+    meeting.call->logged.where = meeting.posts[0].where;
   }
 
   // The plan of a meeting becomes the group's.

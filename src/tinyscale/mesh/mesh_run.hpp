@@ -353,7 +353,7 @@ class MeshRun {
     row.algorithm = shape.eager ? "" : name_of(shape.spec.algorithm);
     const bool elsewhere = !shape.reason.empty() && machine_.name != record_->machine;
     row.reason = (elsewhere ? "on " + record_->machine + ": " : "") + shape.reason;
-    row.where = shape.where;
+    row.where = log().calls[calls[0]].where;
     row.groups = static_cast<int>(calls.size());
     std::vector<double> out(static_cast<std::size_t>(devices())), in(out.size());
     for (const std::size_t c : calls) {

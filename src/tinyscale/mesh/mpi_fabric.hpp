@@ -334,6 +334,7 @@ class MpiRanks final : public OtherProcesses {
     meeting.call = Shared<CallRecord>(new CallRecord);
     meeting.call->logged.shape = call.plan->shape;
     meeting.call->logged.members = call.members;
+    meeting.call->logged.where = meeting.posts[0].where;
     meeting.call->id = call_id(bits(known.group->axes), known.group->ranks.front(), call.number);
     meeting.done.store(true);
     call.over = changed_ = true;

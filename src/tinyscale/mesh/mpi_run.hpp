@@ -168,6 +168,7 @@ class CallRegistry {
       to.put(static_cast<std::int64_t>(call->id));
       to.put(static_cast<std::int64_t>(at));
       to.put_numbers(*call->logged.members);
+      put_where(to, call->logged.where);
     }
     to.put(static_cast<std::int64_t>(log.events.size()));
     to.put(events.text().data(), events.text().size());
@@ -189,6 +190,7 @@ class CallRegistry {
       std::vector<int>* const members = new std::vector<int>;
       record->logged.members = Shared<const std::vector<int>>(members);
       from.get_numbers(*members);
+      record->logged.where = get_where(from);
       if (find(record->id) == nullptr) {
         add(record);
       }

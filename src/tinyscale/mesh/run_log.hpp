@@ -61,6 +61,7 @@ struct LoggedCall {
   Shared<const CallShape> shape;
   Shared<const std::vector<int>> members;  // ranks by index in the group
   int line = 0;                            // of RunLog::lines
+  SourceLine where = SourceLine();         // of the call at the group's first device
 };
 
 // What a device did. Between a start and a wait of one call it may compute. A call is started and

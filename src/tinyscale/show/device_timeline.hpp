@@ -36,7 +36,7 @@ inline CallLines call_lines(const RunLog& log) {
   for (const LoggedCall& call : log.calls) {
     const CallShape& shape = *call.shape;
     const std::string name = cat(shape.name, shape.axes.empty() ? "" : " over ", shape.axes, ", ",
-                                 line_text(shape.where));
+                                 line_text(call.where));
     const auto known = std::find(lines.names.begin(), lines.names.end(), name);
     lines.of_call.push_back(static_cast<std::size_t>(known - lines.names.begin()));
     if (known == lines.names.end()) {
