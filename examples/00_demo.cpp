@@ -131,6 +131,7 @@ void train_on_four(const ts::Text& text, const ts::TrainReport& one, ts::HtmlPag
       ts::format_fixed(one.final_validation(), 4) + ".");
   page.table(four.counted.table());
   page.picture(ts::svg(*four.last_step));
+  page.picture(ts::device_timeline(*four.last_step));
   page.table(four.last_step->table());
 }
 
