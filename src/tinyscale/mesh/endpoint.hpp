@@ -355,9 +355,12 @@ class Endpoint {
     buffers.in = in.defined() ? in.origin() : nullptr;
     buffers.out = out.defined() ? out.origin() : nullptr;
     execute(plan->exchange, &buffers);
-    Shared<CallRecord> record(new CallRecord);
+    if (!alone_) {
+      alone_ = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
+    }
+    const Shared<CallRecord> record = Shared<CallRecord>::make();
     record->logged.shape = plan->shape;
-    record->logged.members = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
+    record->logged.members = alone_;
     log_.events[call.event].call = record;
   }
 
@@ -399,6 +402,7 @@ class Endpoint {
   std::string threw_in_;
   List<Shared<Seat>> seats_;
   List<KnownSeat> known_;
+  Shared<const std::vector<int>> alone_;
   Shared<const CallShape> send_shape_;
 };
 

@@ -322,6 +322,9 @@ inline void execute(const Exchange& e, const DeviceBuffers* devices) {
     const std::int64_t size = e.cut.elements(static_cast<int>(c));
     stretches[c + 1] = stretches[c] + (size + length - 1) / length;
   }
+  if (stretches[chunks] == 0) {
+    return;
+  }
   const auto body = [&](std::int64_t first, std::int64_t last) {
     StretchRun run(e, devices, length);
     std::size_t c = static_cast<std::size_t>(
