@@ -160,6 +160,14 @@ inline void plan_blocks(const CallKey& key, int n, Exchange& e) {
           e.cut.ragged.push_back(e.cut.ragged.back() + rows * row);
         }
         e.in = e.out = {e.cut.ragged.back() + 1, 0};
+        e.landing.resize(key.rows.size());
+        for (std::size_t b = 0, at = 0; at < static_cast<std::size_t>(n); b = ++at) {
+          std::int64_t begin = 0;
+          for (; b < key.rows.size(); b += static_cast<std::size_t>(n)) {
+            e.landing[b] = begin;
+            begin += key.rows[b] * row;
+          }
+        }
         break;
       }
       e.cut.block = count / n;
