@@ -25,8 +25,8 @@ namespace tinyscale {
 
 // How one call is to be made, if not as the mesh says.
 struct CollectiveOptions {
-  Algorithm algorithm = Algorithm::automatic;    // automatic: that of the mesh
-  DType format = DType::f32;                     // on the wire; sums are f32
+  Algorithm algorithm = Algorithm::automatic;  // automatic: that of the mesh
+  DType format = DType::f32;                   // on the wire; sums are f32, then all_reduce rounds
   const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the call is done
   bool used_alike = false;  // all_gather: all devices compute the same with it, so that its
                             // gradient needs no sum: a slice is carried back

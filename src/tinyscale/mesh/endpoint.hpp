@@ -296,9 +296,11 @@ class Endpoint {
     }
   }
 
+  // Every call's first act.
   void enter() {
     if (thread_ != std::this_thread::get_id()) {
-      fail({"device ", rank_, " was called on a thread that is not its own; the program of each "
+      fail({"device ", rank_,
+            " was called on a thread that is not its own; the program of each "
             "device calls the Device that it was given, on the thread that runs it"});
     }
     threw_in_.clear();  // the program caught it
@@ -367,7 +369,8 @@ class Endpoint {
   // Symmetric devices are one: the others' numbers are this one's.
   void fold(const StartedCall& call, const Tensor& in, Tensor out, const SourceLine& where) {
     if (call.key.schedule != nullptr) {
-      fail({name_of(call.key.what), ": a schedule of the program's own has no closed form, which "
+      fail({name_of(call.key.what),
+            ": a schedule of the program's own has no closed form, which "
             "predict goes by; run is right"});
     }
     CallShape* const shape = new CallShape;
