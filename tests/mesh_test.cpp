@@ -269,7 +269,7 @@ TEST_CASE("a wire format rounds what is sent, and fewer bytes travel") {
   CHECK(run.collectives()[0].bytes_out == 8);  // two chunks of two elements of two bytes
   CHECK(run.collectives()[0].arguments == "[4], sum, bf16");
   CHECK(run.kept(0, "all").at({4}) == 0x1p-8f);     // 0x1.01p-8 in bf16
-  CHECK(run.kept(1, "all").at({4}) == 0x1.01p-8f);  // its own was never sent
+  CHECK(run.kept(1, "all").at({4}) == 0x1p-8f);  // all devices have the same, its sender too
 }
 
 TEST_CASE("a wire format: all have the same all_reduce, and a maximum is one of what was sent") {
@@ -367,8 +367,9 @@ TEST_CASE("a schedule of each device's own: compared by what it says, and at eve
         "mesh.run: devices 0, 1 threw: check_schedule: mine: at the end device 0 lacks the share "
         "of device 1 in chunk 0\n  devices 0, 1: threw in call 2, all_reduce([3], sum, by mine, "
         "x): check_schedule: mine: at the end device 0 lacks the share of device 1 in chunk 0");
-  CHECK(fault(row_mesh(2), [&](ts::Device& d) { half(d, d.rank() == 0); })
-            .find("must make the same call and do not") != std::string::npos);
+  CHECK(fault(row_mesh(2), [&](ts::Device& d) {
+          half(d, d.rank() == 0);
+        }).find("must make the same call and do not") != std::string::npos);
   CHECK(error_of([&] { row_mesh(2).predict([&](ts::Device& d) { half(d, true); }); }) ==
         "all_reduce: a schedule of the program's own has no closed form, which predict goes by; "
         "run is right");
@@ -395,25 +396,25 @@ TEST_CASE("what outlives the run, or is on the wrong thread, says so") {
         "backward: the run of its device is over; call it inside the program");
   CHECK(error_of([&] { replicated.backward(); }) ==
         "backward: the run of its device is over; call it inside the program");
-  CHECK(fault(mesh,
-              [](ts::Device& d) {
-                ts::Pending sum = d.start_all_reduce(ts::ones({4}), "x");
-                ts::Pending same = sum;
-                same.wait();
-                sum.wait();
-              })
-            .find("threw after 1 call: Pending::wait: nothing is pending") != std::string::npos);
+  CHECK(fault(mesh, [](ts::Device& d) {
+          ts::Pending sum = d.start_all_reduce(ts::ones({4}), "x");
+          ts::Pending same = sum;
+          same.wait();
+          sum.wait();
+        }).find("threw after 1 call: Pending::wait: nothing is pending") != std::string::npos);
   ts::Device* first = nullptr;
-  CHECK(fault(mesh, [&](ts::Device& d) {
-          if (d.rank() == 0) {
-            first = &d;
-          }
-          d.barrier();
-          if (d.rank() == 1) {
-            first->barrier();
-          }
-        }).find("device 0 was called on a thread that is not its own; the program of each device "
-                "calls the Device that it was given, on the thread that runs it") !=
+  CHECK(fault(mesh,
+              [&](ts::Device& d) {
+                if (d.rank() == 0) {
+                  first = &d;
+                }
+                d.barrier();
+                if (d.rank() == 1) {
+                  first->barrier();
+                }
+              })
+            .find("device 0 was called on a thread that is not its own; the program of each device "
+                  "calls the Device that it was given, on the thread that runs it") !=
         std::string::npos);
 }
 

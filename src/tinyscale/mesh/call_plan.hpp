@@ -25,8 +25,8 @@ namespace tinyscale {
 
 // How one call is to be made, if not as the mesh says.
 struct CollectiveOptions {
-  Algorithm algorithm = Algorithm::automatic;    // automatic: that of the mesh
-  DType format = DType::f32;                     // on the wire; sums are f32
+  Algorithm algorithm = Algorithm::automatic;  // automatic: that of the mesh
+  DType format = DType::f32;                   // on the wire; sums are f32, then all_reduce rounds
   const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the call is done
   bool used_alike = false;  // all_gather: all devices compute the same with it, so that its
                             // gradient needs no sum: a slice is carried back
@@ -160,6 +160,14 @@ inline void plan_blocks(const CallKey& key, int n, Exchange& e) {
           e.cut.ragged.push_back(e.cut.ragged.back() + rows * row);
         }
         e.in = e.out = {e.cut.ragged.back() + 1, 0};
+        e.landing.resize(key.rows.size());
+        for (std::size_t b = 0, at = 0; at < static_cast<std::size_t>(n); b = ++at) {
+          std::int64_t begin = 0;
+          for (; b < key.rows.size(); b += static_cast<std::size_t>(n)) {
+            e.landing[b] = begin;
+            begin += key.rows[b] * row;
+          }
+        }
         break;
       }
       e.cut.block = count / n;

@@ -79,10 +79,12 @@ inline Tensor finish(Underway& now) {
 class Pending {
  public:
   Pending() = default;
-  explicit Pending(detail::Underway started) : now_(new detail::Underway(std::move(started))) {}
+  explicit Pending(Shared<detail::Underway> started) : now_(std::move(started)) {}
   Tensor wait() {
-    detail::Underway nothing;
-    return detail::finish(now_ ? *now_ : nothing);
+    if (!now_) {
+      *this = Pending(Shared<detail::Underway>::make());
+    }
+    return detail::finish(*now_);
   }
 
  private:
@@ -134,14 +136,14 @@ inline void check_divides(const Calling& by, const CallKey& key, int dim) {
 // `gives`: this device has a result of `out`; else it is an empty one, of shape [0].
 inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, const Shape& out,
                      bool gives = true) {
-  Underway now;
-  now.device = by.device.self();
-  now.options = by.options;
-  now.where = by.where;
-  now.in = t;
-  now.out = Tensor(gives ? out : Shape({0}));
-  now.call = by.device.start(key, by.options, contiguous(t.detach()), gives ? now.out : Tensor(),
-                             by.where);
+  Shared<Underway> now = Shared<Underway>::make();
+  now->device = by.device.self();
+  now->options = by.options;
+  now->where = by.where;
+  now->in = t;
+  now->out = Tensor(gives ? out : Shape({0}));
+  now->call = by.device.start(key, by.options, contiguous(t.detach()), gives ? now->out : Tensor(),
+                              by.where);
   return Pending(std::move(now));
 }
 

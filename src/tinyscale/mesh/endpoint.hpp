@@ -296,9 +296,11 @@ class Endpoint {
     }
   }
 
+  // Every call's first act.
   void enter() {
     if (thread_ != std::this_thread::get_id()) {
-      fail({"device ", rank_, " was called on a thread that is not its own; the program of each "
+      fail({"device ", rank_,
+            " was called on a thread that is not its own; the program of each "
             "device calls the Device that it was given, on the thread that runs it"});
     }
     threw_in_.clear();  // the program caught it
@@ -355,9 +357,12 @@ class Endpoint {
     buffers.in = in.defined() ? in.origin() : nullptr;
     buffers.out = out.defined() ? out.origin() : nullptr;
     execute(plan->exchange, &buffers);
-    Shared<CallRecord> record(new CallRecord);
+    if (!alone_) {
+      alone_ = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
+    }
+    const Shared<CallRecord> record = Shared<CallRecord>::make();
     record->logged.shape = plan->shape;
-    record->logged.members = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
+    record->logged.members = alone_;
     record->logged.where = where;
     log_.events[call.event].call = record;
   }
@@ -365,7 +370,8 @@ class Endpoint {
   // Symmetric devices are one: the others' numbers are this one's.
   void fold(const StartedCall& call, const Tensor& in, Tensor out, const SourceLine& where) {
     if (call.key.schedule != nullptr) {
-      fail({name_of(call.key.what), ": a schedule of the program's own has no closed form, which "
+      fail({name_of(call.key.what),
+            ": a schedule of the program's own has no closed form, which "
             "predict goes by; run is right"});
     }
     CallShape* const shape = new CallShape;
@@ -401,6 +407,7 @@ class Endpoint {
   std::string threw_in_;
   List<Shared<Seat>> seats_;
   List<KnownSeat> known_;
+  Shared<const std::vector<int>> alone_;
   Shared<const CallShape> send_shape_;
 };
 

@@ -56,6 +56,7 @@ struct Exchange {
   int root = 0;
   ChunkCut cut;
   BlockMap in, out;
+  std::vector<std::int64_t> landing;  // ragged: where each block begins at its receiver
   ChunkPaths paths;
 };
 
@@ -115,10 +116,11 @@ inline void combine(Reduce how, std::int64_t n, const float* own, const float* p
 }
 
 // Whether results are rounded on all devices, also on one that was not sent them: all have the same
-// of an all_reduce, and a maximum is one of the numbers as they were sent.
+// where all have everything, and a maximum is one of the numbers as they were sent.
 inline bool rounds_result(const Exchange& e) {
   return e.format != DType::f32 && e.devices > 1 &&
-         (e.what == Collective::all_reduce || e.how == Reduce::max || e.how == Reduce::min);
+         (e.what == Collective::all_reduce || e.what == Collective::all_gather ||
+          e.what == Collective::broadcast || e.how == Reduce::max || e.how == Reduce::min);
 }
 inline bool settles(const Exchange& e) { return e.how == Reduce::mean || rounds_result(e); }
 
@@ -184,14 +186,9 @@ struct Stretch {
 
 // Where a block begins when those before it are of different sizes: rows sent to each device.
 inline std::int64_t ragged_begin(const Exchange& e, int device, int b, bool input) {
-  if (input) {
-    return e.cut.begin(b * e.cut.parts) - e.cut.begin(device * e.devices * e.cut.parts);
-  }
-  std::int64_t begin = 0;
-  for (int sender = 0; sender < b / e.devices; ++sender) {
-    begin += e.cut.elements((sender * e.devices + device) * e.cut.parts, e.cut.parts);
-  }
-  return begin;
+  const std::size_t block = static_cast<std::size_t>(b);
+  const std::size_t first = static_cast<std::size_t>(device * e.devices);
+  return input ? e.cut.ragged[block] - e.cut.ragged[first] : e.landing[block];
 }
 
 // Takes stretches of chunks through all hops.
@@ -207,21 +204,35 @@ class StretchRun {
         now_(size_),
         home_(size_),
         own_(exchange.devices * length),
-        payload_(exchange.paths.widest * length) {}
+        payload_(exchange.paths.widest * length) {
+    for (int d = 0; d < e_.devices; ++d) {
+      home_[static_cast<std::size_t>(d)] = own_.data() + d * length_;
+    }
+  }
 
   // `count` elements of a chunk, from element `first` of the chunk on.
   void run(int chunk, std::int64_t first, std::int64_t count) {
     const int b = chunk / e_.cut.parts;
     place_.first = e_.cut.begin(chunk) - e_.cut.begin(b * e_.cut.parts) + first;
     place_.count = count;
-    begin(b);
+    // All devices have to do with a chunk, except in all_to_all: then there are too many chunks.
+    const bool pairs = e_.what == Collective::all_to_all;
+    const int sender = b / e_.devices, receiver = b % e_.devices;
+    for (int d = pairs ? sender : 0; d < (pairs ? sender + 1 : e_.devices); ++d) {
+      begin(d, b);
+    }
+    if (pairs && receiver != sender) {
+      begin(receiver, b);
+    }
     const std::size_t c = static_cast<std::size_t>(chunk);
     for (std::size_t h = e_.paths.first[c]; h < e_.paths.first[c + 1];) {
       const std::size_t together = static_cast<std::size_t>(e_.paths.hops[h].together);
       hop(h, together, count);
       h += together;
     }
-    end(b, count);
+    for (int d = pairs ? receiver : 0; d < (pairs ? receiver + 1 : e_.devices); ++d) {
+      end(d, b, count);
+    }
   }
 
  private:
@@ -232,26 +243,23 @@ class StretchRun {
     return s;
   }
 
-  // Where each device has its numbers, and where it will work on them.
-  void begin(int b) {
-    for (int d = 0; d < e_.devices; ++d) {
-      const std::size_t i = static_cast<std::size_t>(d);
-      home_[i] = own_.data() + d * length_;
-      now_[i] = nullptr;
-      const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
-      if (to >= 0) {
-        const Stretch s = stretch(d, b, to, false);
-        home_[i] = s.whole() ? devices_[i].out + s.place(s.first) : home_[i];
-      }
-      const int from = devices_[i].in == nullptr ? -1 : input_block(e_, d, b);
-      if (from >= 0) {
-        const Stretch s = stretch(d, b, from, true);
-        if (s.whole()) {
-          now_[i] = devices_[i].in + s.place(s.first);
-        } else {
-          s.load(devices_[i].in, own_.data() + d * length_);
-          now_[i] = own_.data() + d * length_;
-        }
+  // Where a device has its numbers, and where it will work on them.
+  void begin(int d, int b) {
+    const std::size_t i = static_cast<std::size_t>(d);
+    now_[i] = nullptr;
+    const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
+    if (to >= 0) {
+      const Stretch s = stretch(d, b, to, false);
+      home_[i] = s.whole() ? devices_[i].out + s.place(s.first) : home_[i];
+    }
+    const int from = devices_[i].in == nullptr ? -1 : input_block(e_, d, b);
+    if (from >= 0) {
+      const Stretch s = stretch(d, b, from, true);
+      if (s.whole()) {
+        now_[i] = devices_[i].in + s.place(s.first);
+      } else {
+        s.load(devices_[i].in, own_.data() + d * length_);
+        now_[i] = own_.data() + d * length_;
       }
     }
   }
@@ -282,13 +290,10 @@ class StretchRun {
     }
   }
 
-  void end(int b, std::int64_t count) {
-    for (int d = 0; d < e_.devices; ++d) {
-      const std::size_t i = static_cast<std::size_t>(d);
-      const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
-      if (to < 0) {
-        continue;
-      }
+  void end(int d, int b, std::int64_t count) {
+    const std::size_t i = static_cast<std::size_t>(d);
+    const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
+    if (to >= 0) {
       const Stretch s = stretch(d, b, to, false);
       if (settles(e_)) {
         settle(e_, count, now_[i], home_[i]);
@@ -298,6 +303,7 @@ class StretchRun {
         s.store(now_[i], devices_[i].out);
       }
     }
+    home_[i] = own_.data() + d * length_;
   }
 
   const Exchange& e_;
@@ -321,6 +327,9 @@ inline void execute(const Exchange& e, const DeviceBuffers* devices) {
   for (std::size_t c = 0; c < chunks; ++c) {
     const std::int64_t size = e.cut.elements(static_cast<int>(c));
     stretches[c + 1] = stretches[c] + (size + length - 1) / length;
+  }
+  if (stretches[chunks] == 0) {
+    return;
   }
   const auto body = [&](std::int64_t first, std::int64_t last) {
     StretchRun run(e, devices, length);

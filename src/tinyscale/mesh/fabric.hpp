@@ -64,14 +64,14 @@ struct Meeting {
   std::string error;  // what the exchange threw
   List<Post> posts;   // by place among the members
   Shared<CallRecord> call;
-  Meeting* next = nullptr;
+  std::atomic<Meeting*> next{nullptr};
 };
 
 // The devices that differ in some axes only.
 struct Group {
   std::vector<int> axes;   // of the mesh, rising
   std::vector<int> ranks;  // rising
-  std::mutex mutex;        // guards the two lists and Meeting::next
+  std::mutex mutex;        // guards the two lists
   List<Shared<Meeting>> meetings;
   List<Meeting*> free;
   // The last plan, and the places of its devices in the order of the call's axes.
@@ -175,13 +175,13 @@ class Fabric {
     Meeting* const meeting = seat.next;
     post.here = true;
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
-    {
+    if (meeting->next == nullptr) {
       const std::lock_guard<std::mutex> lock(seat.group->mutex);
       if (meeting->next == nullptr) {
         meeting->next = seat.group->fresh();
       }
-      seat.next = meeting->next;
     }
+    seat.next = meeting->next;
     if (meeting->came.fetch_add(1) + 1 == seat.group->size()) {
       finish(*meeting);
     }
@@ -207,14 +207,14 @@ class Fabric {
       }
     }
     const Shared<CallRecord> call = meeting->call;
-    const std::string error = meeting->error;
+    const bool failed = !meeting->error.empty();
     meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
-    if (meeting->left.fetch_add(1) + 1 == seat.group->size() && error.empty()) {
+    if (meeting->left.fetch_add(1) + 1 == seat.group->size() && !failed) {
       const std::lock_guard<std::mutex> lock(seat.group->mutex);
       seat.group->free.push_back(meeting);
     }
-    if (!error.empty()) {
-      fail({error});
+    if (failed) {
+      fail({meeting->error});  // such a meeting is not used again
     }
     return call;
   }
@@ -397,7 +397,7 @@ class Fabric {
     }
     const ThreadShare share(threads_ * group.size() / devices());
     execute(group.plan->exchange, buffers.begin());
-    meeting.call = Shared<CallRecord>(new CallRecord);
+    meeting.call = Shared<CallRecord>::make();
     meeting.call->logged.shape = group.plan->shape;
     meeting.call->logged.members = group.members;
     meeting.call->logged.where = meeting.posts[0].where;
