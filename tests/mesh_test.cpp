@@ -268,7 +268,7 @@ TEST_CASE("a wire format rounds what is sent, and fewer bytes travel") {
   });
   CHECK(run.collectives()[0].bytes_out == 8);  // two chunks of two elements of two bytes
   CHECK(run.collectives()[0].arguments == "[4], sum, bf16");
-  CHECK(run.kept(0, "all").at({4}) == 0x1p-8f);     // 0x1.01p-8 in bf16
+  CHECK(run.kept(0, "all").at({4}) == 0x1p-8f);  // 0x1.01p-8 in bf16
   CHECK(run.kept(1, "all").at({4}) == 0x1p-8f);  // all devices have the same, its sender too
 }
 

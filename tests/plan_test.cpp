@@ -326,8 +326,9 @@ TEST_CASE("plan: errors of plan_training") {
         "batch or fewer checkpoints");
   CHECK(error_of([&] { ts::plan_training(job, ts::Machine()); }) ==
         "plan_training: the machine has no chips; make one with machine(\"tpu-v5p\", {4, 4, 4})");
-  CHECK(error_of([&] { ts::plan_training(job, ts::machine("tpu-v5p", {2, 4, 4, 4})); }) ==
-        "plan_training: tpu-v5p 2x4x4x4 is slices joined by a network; give one slice");
+  CHECK(error_of([&] {
+          ts::plan_training(job, ts::machine("tpu-v5p", {2, 4, 4, 4}));
+        }) == "plan_training: tpu-v5p 2x4x4x4 is slices joined by a network; give one slice");
   const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});
   job.typical_mfu = 0;
   CHECK(error_of([&] { ts::plan_training(job, pod); }) ==
