@@ -1,0 +1,130 @@
+#pragma once
+// Where a group of devices meets: the calls that its members have posted, in order, and what one
+// leaves in the log. And what travels besides: a packet of a send.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/shared.hpp"
+#include "tinyscale/base/thread_scope.hpp"
+#include "tinyscale/mesh/call_plan.hpp"
+#include "tinyscale/mesh/run_log.hpp"
+#include "tinyscale/mesh/waiting.hpp"
+#include "tinyscale/tensor/tensor.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// A call in the log; `number` is its place there, once all devices' logs are joined.
+struct CallRecord {
+  LoggedCall logged;
+  int number = -1;
+  std::uint64_t id = 0;  // the same in all processes
+};
+
+// A user's send, in the log.
+inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int from, int to) {
+  const Shared<CallRecord> record(new CallRecord);
+  record->logged.shape = shape;
+  record->logged.members = Shared<const std::vector<int>>(new std::vector<int>{from, to});
+  record->logged.where = shape->where;
+  return record;
+}
+
+struct Post {
+  bool here = false;
+  CallKey key;
+  SourceLine where;
+  Tensor in, out;
+  std::vector<std::int64_t> rows;  // ragged all_to_all: to each
+};
+
+struct Group;
+
+// One collective of a group.
+struct Meeting {
+  explicit Meeting(Group* owner, std::size_t members) : group(owner), posts(members) {}
+
+  Group* group;
+  std::atomic<int> came{0}, left{0}, sleepers{0};
+  std::atomic<bool> done{false};
+  bool disagrees = false;
+  std::string error;  // what the exchange threw
+  List<Post> posts;   // by place among the members
+  Shared<CallRecord> call;
+  std::atomic<Meeting*> next{nullptr};
+};
+
+// The devices that differ in some axes only.
+struct Group {
+  std::vector<int> axes;   // of the mesh, rising
+  std::vector<int> ranks;  // rising
+  std::mutex mutex;        // guards the two lists
+  List<Shared<Meeting>> meetings;
+  List<Meeting*> free;
+  // The last plan, and the places of its devices in the order of the call's axes.
+  Shared<const CallPlan> plan;
+  Shared<const std::vector<int>> members;
+  std::vector<int> places;
+
+  int size() const { return static_cast<int>(ranks.size()); }
+  Meeting* fresh() {
+    if (!free.empty()) {
+      Meeting* const again = free.back();
+      free.pop_back();
+      again->came = again->left = again->sleepers = 0;
+      again->done = false;
+      again->call.reset();
+      again->next = nullptr;
+      return again;
+    }
+    meetings.push_back(Shared<Meeting>(new Meeting(this, ranks.size())));
+    return meetings.back().get();
+  }
+};
+
+// A device's place in a group.
+struct Seat {
+  Group* group = nullptr;
+  int place = 0;
+  Meeting* next = nullptr;  // at which it will post
+};
+
+// Loops of this thread may use so many threads while it lives, whatever they might before: those of
+// the devices that wait for it are idle.
+class ThreadShare {
+ public:
+  explicit ThreadShare(int threads) : before_(thread_limit()) {
+    thread_limit() = threads > 1 ? threads : 1;
+  }
+  ~ThreadShare() { thread_limit() = before_; }
+  ThreadShare(const ThreadShare&) = delete;
+  ThreadShare& operator=(const ThreadShare&) = delete;
+
+ private:
+  int before_;
+};
+
+struct Packet {
+  Tensor value;
+  Shared<CallRecord> call;
+};
+
+// The devices that are other processes, where there are such (mpi_fabric.hpp).
+class OtherProcesses {
+ public:
+  virtual ~OtherProcesses() = default;
+  virtual Meeting* post(Seat& seat, Post post) = 0;
+  virtual void wait(const Wait& wait, const std::string& where) = 0;  // until it is met
+  virtual void put(int to, const Packet& packet) = 0;
+  virtual void took(int from) = 0;  // a packet of that sender
+  virtual void end(Waiting::Now how, const std::string& where, const std::string& message) = 0;
+};
+
+}  // namespace detail
+}  // namespace tinyscale
