@@ -944,6 +944,38 @@ TEST_CASE("replay: every algorithm on placed axes takes its closed form") {
   MESSAGE(known, " of ", compared, " have a closed form");
 }
 
+TEST_CASE("replay: automatic is the shortest of all algorithms, or near it by an estimate") {
+  const ts::List<ts::Machine> machines = {
+      ts::machine("h100", {3, 4}),      ts::machine("h100", {2, 2, 4}),
+      ts::machine("mi300x", {2, 5}),    ts::machine("tpu-v5e", {5}),
+      ts::machine("tpu-v5e", {3, 4}),   ts::machine("tpu-v5p", {2, 3, 2}),
+      ts::machine("tpu-v5e", {2, 2, 2})};
+  for (const ts::Machine& machine : machines) {
+    const int n = static_cast<int>(machine.chips());
+    const ts::List<ts::AxisPlacement> placed = ts::detail::place_axes(machine, {{"x", n}});
+    ts::CollectiveSpec spec;
+    spec.parts = placed[0].parts;
+    spec.root = 1;
+    for (int i = 0; i < 3 * static_cast<int>(ts::Collective::barrier); ++i) {
+      spec.what = static_cast<ts::Collective>(i / 3);
+      spec.elements = std::int64_t{n} * (i % 3 == 0 ? 10 : i % 3 == 1 ? 10000 : 1000000);
+      const ts::AlgorithmChoice choice = ts::choose_algorithm(spec);
+      double best = 1e9, taken = 0;
+      for (int how = 1; how < static_cast<int>(ts::Algorithm::custom); ++how) {
+        spec.algorithm = static_cast<ts::Algorithm>(how);
+        if (ts::detail::has_algorithm(spec.what, spec.algorithm)) {
+          const double seconds = replayed(machine, placed, {0}, spec);
+          best = std::min(best, seconds);
+          taken = spec.algorithm == choice.algorithm ? seconds : taken;
+        }
+      }
+      CHECK_MESSAGE(taken <= 2 * best, ts::detail::cat(machine.name, " ", ts::name_of(spec.what),
+                                                         " of ", spec.elements, " takes ", taken,
+                                                         ", the best ", best, ": ", choice.reason));
+    }
+  }
+}
+
 namespace {
 
 // Seconds of a collective over all of one axis, without latencies.

@@ -28,6 +28,8 @@ struct AlgorithmChoice {
 
 namespace detail {
 
+constexpr int most_at_once = 256;
+
 // Equal times: the one with fewer steps, then the first of the enum.
 inline bool shorter(const AlgorithmCandidate& a, const AlgorithmCandidate& b) {
   const double tie = 1e-12 * std::max(a.seconds, b.seconds);
@@ -38,21 +40,20 @@ inline std::string taken(const AlgorithmCandidate& candidate) {
   return cat(candidate.exact ? "" : "about ", format_seconds(candidate.seconds));
 }
 
-// Along one part torus and hierarchical are its ring or line. On several nobody has a closed form
-// for some collectives: estimates of those that send to any device are compared. A barrier of all
-// with all would be one latency here, as messages without bytes are free.
+// Along one part torus and hierarchical are its ring or line. A barrier of all with all would be
+// one latency here, as messages without bytes are free. Estimates are compared of what goes by
+// parts or to any device, but not of more messages at once than a port could hold.
 inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
                          const CollectiveCost& cost) {
   const Algorithm how = spec.algorithm;
   const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
-  if (spec.what == Collective::barrier && how == Algorithm::direct) {
+  const bool direct = how == Algorithm::direct;
+  if (spec.what == Collective::barrier && direct) {
     return false;
   }
-  if (parts < 2) {
-    return parts == 0 || (cost.known && !by_axis);
-  }
-  const bool far = how == Algorithm::tree || how == Algorithm::direct;
-  return by_axis || cost.known || (far && !has_algorithm(spec.what, Algorithm::torus));
+  return cost.known ? parts != 1 || !by_axis
+                    : (by_axis && parts > 1) || (how == Algorithm::tree && parts > 1) ||
+                          (direct && spec.devices() <= most_at_once);
 }
 
 }  // namespace detail

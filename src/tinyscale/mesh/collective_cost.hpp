@@ -31,6 +31,42 @@ inline AxisPart flattened(const List<AxisPart>& parts) {
   return one;
 }
 
+// About how long `direct` takes along several parts or a line: the farthest message's latencies,
+// then what the busiest link of all carries. Messages go along the slowest part first.
+inline CollectiveCost direct_estimate(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  const bool whole = spec.what == Collective::broadcast || spec.what == Collective::reduce;
+  const bool to_root = spec.what == Collective::reduce || spec.what == Collective::gather;
+  const bool rooted = whole || to_root || spec.what == Collective::scatter;
+  const int n = spec.devices();
+  const double each = static_cast<double>(whole ? spec.elements : chunk_size(spec.elements, n, 0));
+  CollectiveCost cost;
+  double busiest = 0;         // seconds
+  int before = 1, after = n;  // devices of the parts before and after
+  for (const AxisPart& part : parts) {
+    const int m = part.size;
+    after /= m;
+    const int hops = chain_hops({m, 1, natural_way(part.kind)}, spec.root / after % m);
+    const int pairs = part.kind == AxisKind::full       ? 1  // whose messages meet on a link
+                      : part.kind == AxisKind::switched ? m - 1
+                      : rooted                          ? hops
+                      : part.kind == AxisKind::ring     ? m / 2 * (m / 2 + 1) / 2
+                                                        : m / 2 * ((m + 1) / 2);
+    const double messages = static_cast<double>(to_root ? before : rooted ? after : n / m) * pairs;
+    before *= m;
+    CollectiveCost load;
+    load.add(spec, part, 0, messages * each);
+    busiest = std::max(busiest, load.seconds);
+    cost.add(spec, part, in_a_row(part) && rooted ? hops : farthest(part), 0, 0);
+  }
+  cost.steps = 1;
+  cost.seconds += busiest;
+  if (spec.what == Collective::all_reduce) {
+    cost.twice();
+  }
+  cost.known = false;
+  return cost;
+}
+
 // A row of blocks from or to a root, or all of them moved on: as many steps as the farthest is
 // away.
 inline CollectiveCost blocks_cost(const CollectiveSpec& spec, const AxisPart& part) {
@@ -58,13 +94,15 @@ inline CollectiveCost farthest_cost(const CollectiveSpec& spec, const List<AxisP
 }
 
 // Whether the longest path has to be looked for: messages never share links, but are not always
-// equally far or long. Of very many uneven blocks it is not.
+// equally far or long, or a tree's steps not along one part each. Of very many uneven blocks it is
+// not.
 inline bool is_path(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
   const bool from_0 = spec.root == 0 || spec.what == Collective::all_reduce;
   if (spec.algorithm == Algorithm::tree) {
     return blocks || spec.what == Collective::barrier ||
-           (!from_0 && (parts.size() > 1 || parts[0].kind == AxisKind::line));
+           (!from_0 && (parts.size() > 1 || parts[0].kind == AxisKind::line)) ||
+           (parts.size() > 1 && !doubles(parts));
   }
   const int n = spec.devices();
   return spec.algorithm != Algorithm::direct && blocks && spec.elements % n != 0 && n <= 512;
@@ -91,6 +129,11 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
   if (barrier) {
     return farthest_cost(spec, parts);
   }
+  const bool moved = spec.what == Collective::permute;
+  if (how == Algorithm::direct && !moved &&
+      (parts.size() > 1 || !direct_cost(spec, parts[0]).known)) {
+    return direct_estimate(spec, parts);
+  }
   if (!by_axis && parts.size() > 1) {
     known = partners && doubles(parts);
     if (!known) {
@@ -100,11 +143,11 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
     }
   }
   const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
-  CollectiveCost cost = how == Algorithm::halving_doubling           ? doubling_cost(spec, parts)
-                        : how == Algorithm::tree                     ? tree_cost(spec, parts)
-                        : how == Algorithm::direct                   ? direct_cost(spec, parts[0])
-                        : blocks || spec.what == Collective::permute ? blocks_cost(spec, parts[0])
-                                                                     : neighbour_cost(spec, parts);
+  CollectiveCost cost = how == Algorithm::halving_doubling ? doubling_cost(spec, parts)
+                        : how == Algorithm::tree           ? tree_cost(spec, parts)
+                        : how == Algorithm::direct         ? direct_cost(spec, parts[0])
+                        : blocks || moved                  ? blocks_cost(spec, parts[0])
+                                                           : neighbour_cost(spec, parts);
   cost.known = cost.known && known;
   return cost;
 }
