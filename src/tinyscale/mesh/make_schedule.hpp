@@ -36,10 +36,15 @@ inline bool has_algorithm(Collective what, Algorithm algorithm) {
 
 // Throws unless the spec has a schedule of its algorithm.
 inline void check_spec(const char* function, const CollectiveSpec& spec) {
+  double devices = 1;
   for (const AxisPart& part : spec.parts) {
     if (part.size < 1) {
       fail({function, ": a part of ", part.size, " devices; every part needs at least 1"});
     }
+    devices *= part.size;
+  }
+  if (devices > 2147483647) {
+    fail({function, ": ", devices, " devices; at most 2147483647"});
   }
   if (spec.elements < 0) {
     fail({function, ": ", spec.elements, " elements; 0 or more are right"});

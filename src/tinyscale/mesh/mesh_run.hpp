@@ -136,6 +136,16 @@ inline void count_steps(const LoggedCall& call, const MachineLinks& links, Colle
   }
 }
 
+// Whether an algorithm has the same schedule for both.
+inline bool same_rows(const CollectiveSpec& a, const CollectiveSpec& b) {
+  const List<Row> rows = rows_of(a), others = rows_of(b);
+  bool same = rows.size() == others.size();
+  for (std::size_t r = 0; r < rows.size() && same; ++r) {
+    same = rows[r].size == others[r].size && rows[r].way == others[r].way;
+  }
+  return same;
+}
+
 // Which of a call's axes lie along a dimension of the machine: "axis y".
 inline std::string along(const Machine& machine, const List<AxisPlacement>& placed,
                          const CallShape& shape, int dim) {
@@ -384,7 +394,7 @@ class MeshRun {
     if (!shape.eager) {
       CollectiveSpec spec = shape.spec;
       spec.parts = detail::parts_of_group(machine_, placed, shape.axis_numbers);
-      bool known = spec.algorithm != Algorithm::custom;
+      bool known = spec.algorithm != Algorithm::custom && detail::same_rows(spec, shape.spec);
       for (const AxisPart& part : spec.parts) {
         known = known && (part.dim >= 0 || part.size == 1);  // no forms across dimensions
       }
@@ -410,7 +420,8 @@ inline void print_path(std::ostream& out, const MeshRun& run) {
     out << "\n";
     return;
   }
-  out << "; critical path of " << path.messages << " messages: ";
+  out << "; critical path of " << path.messages
+      << (path.messages == 1 ? " message: " : " messages: ");
   if (path.compute > 0) {
     out << format_seconds(path.compute) << " compute, ";
   }
