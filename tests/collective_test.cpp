@@ -395,6 +395,10 @@ TEST_CASE("messages that meet on a link are counted") {
   CHECK(far.step == 2);
   CHECK(far.link == "device 3 -> device 4");
   CHECK(worst(Algorithm::direct, AxisKind::switched).link == "out of device 0");
+  const ts::CollectiveSchedule four =
+      ts::make_schedule(row(Collective::all_gather, Algorithm::ring, 4, 4));
+  CHECK(error_of([&] { ts::check_schedule(four, {part_of(8, AxisKind::ring, 1e-6, 1e9)}); }) ==
+        "check_schedule: ring: parts of 8 devices for 4; they must be equal");
 }
 
 TEST_CASE("broken schedules: each is an error that names the step, the devices and the chunk") {

@@ -308,6 +308,9 @@ inline Machine reordered(const Machine& machine, const std::vector<int>& dims) {
     detail::fail({"reordered: ", dims.size(), " of the ", used.size(), " dimensions of ",
                   machine.name, "; each once is right"});
   }
+  if (machine.name == detail::machine_name(machine.chip, machine.dims)) {
+    result.name = detail::machine_name(machine.chip, result.dims);
+  }
   return result;
 }
 

@@ -305,6 +305,14 @@ inline bool by_step(const Transfer& a, const Transfer& b) {
 inline ScheduleReport check_schedule(const CollectiveSchedule& schedule,
                                      const List<AxisPart>& parts = List<AxisPart>()) {
   detail::check_shape(schedule);
+  double placed = 1;
+  for (const AxisPart& part : parts) {
+    placed *= part.size;
+  }
+  if (!parts.empty() && !(placed >= schedule.devices && placed <= schedule.devices)) {
+    detail::fail({"check_schedule: ", schedule.name, ": parts of ", placed, " devices for ",
+                  schedule.devices, "; they must be equal"});
+  }
   for (const Transfer& t : schedule.transfers) {
     detail::check_transfer(schedule, t);
   }
