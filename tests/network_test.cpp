@@ -173,6 +173,7 @@ TEST_CASE("network: dimensions in another order") {
   const ts::Machine machine = ts::machine("tpu-v5e", {8, 16});
   const ts::Machine turned = ts::reordered(machine, {1, 0});
   CHECK(turned.dims == ts::Shape({16, 8}));
+  CHECK(turned.name == "tpu-v5e 16x8");
   CHECK(kinds(turned) == "ring, line");
   CHECK(placed(turned, {{"x", 16}, {"y", 8}}) == "x: 16 ring of 0; y: 8 line of 1");
   CHECK(error_of([&] { ts::reordered(machine, {0}); }) ==

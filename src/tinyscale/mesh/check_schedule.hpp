@@ -35,11 +35,6 @@ inline bool sums(Collective what) {
          what == Collective::reduce || what == Collective::barrier;
 }
 
-inline bool is_rooted(Collective what) {
-  return what == Collective::broadcast || what == Collective::reduce ||
-         what == Collective::gather || what == Collective::scatter;
-}
-
 // Whether a device holds its own or an original of that block before the collective.
 inline bool holds_before(const CollectiveSchedule& s, int device, int block) {
   switch (s.what) {

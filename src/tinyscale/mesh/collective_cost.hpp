@@ -34,11 +34,11 @@ inline AxisPart flattened(const List<AxisPart>& parts) {
 // About how long `direct` takes along several parts or a line: the farthest message's latencies,
 // then what the busiest link of all carries. Messages go along the slowest part first.
 inline CollectiveCost direct_estimate(const CollectiveSpec& spec, const List<AxisPart>& parts) {
-  const bool whole = spec.what == Collective::broadcast || spec.what == Collective::reduce;
   const bool to_root = spec.what == Collective::reduce || spec.what == Collective::gather;
-  const bool rooted = whole || to_root || spec.what == Collective::scatter;
+  const bool rooted = is_rooted(spec.what);
   const int n = spec.devices();
-  const double each = static_cast<double>(whole ? spec.elements : chunk_size(spec.elements, n, 0));
+  const double each = static_cast<double>(
+      rooted_whole(spec.what) ? spec.elements : chunk_size(spec.elements, n, 0));
   CollectiveCost cost;
   double busiest = 0;         // seconds
   int before = 1, after = n;  // devices of the parts before and after
@@ -97,7 +97,7 @@ inline CollectiveCost farthest_cost(const CollectiveSpec& spec, const List<AxisP
 // equally far or long, or a tree's steps not along one part each. Of very many uneven blocks it is
 // not.
 inline bool is_path(const CollectiveSpec& spec, const List<AxisPart>& parts) {
-  const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
+  const bool blocks = rooted_blocks(spec.what);
   const bool from_0 = spec.root == 0 || spec.what == Collective::all_reduce;
   if (spec.algorithm == Algorithm::tree) {
     return blocks || spec.what == Collective::barrier ||
@@ -142,12 +142,11 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
       spec.parts.assign(1, one);
     }
   }
-  const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
-  CollectiveCost cost = how == Algorithm::halving_doubling ? doubling_cost(spec, parts)
-                        : how == Algorithm::tree           ? tree_cost(spec, parts)
-                        : how == Algorithm::direct         ? direct_cost(spec, parts[0])
-                        : blocks || moved                  ? blocks_cost(spec, parts[0])
-                                                           : neighbour_cost(spec, parts);
+  CollectiveCost cost = how == Algorithm::halving_doubling  ? doubling_cost(spec, parts)
+                        : how == Algorithm::tree            ? tree_cost(spec, parts)
+                        : how == Algorithm::direct          ? direct_cost(spec, parts[0])
+                        : rooted_blocks(spec.what) || moved ? blocks_cost(spec, parts[0])
+                                                            : neighbour_cost(spec, parts);
   cost.known = cost.known && known;
   return cost;
 }

@@ -136,6 +136,15 @@ struct ChunkCut {
 
 namespace detail {
 
+// From or to a root: the whole vector, or a block for each device.
+inline bool rooted_whole(Collective what) {
+  return what == Collective::broadcast || what == Collective::reduce;
+}
+inline bool rooted_blocks(Collective what) {
+  return what == Collective::gather || what == Collective::scatter;
+}
+inline bool is_rooted(Collective what) { return rooted_whole(what) || rooted_blocks(what); }
+
 // How many blocks the vector of a collective over n devices has.
 inline int block_count(Collective what, int n) {
   switch (what) {
