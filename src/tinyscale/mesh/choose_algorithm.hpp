@@ -30,19 +30,21 @@ namespace detail {
 
 constexpr int most_at_once = 256;
 
-// Equal times: the one with fewer steps, then the first of the enum.
+// Equal times: the one that is exact, then with fewer steps, then the first of the enum.
 inline bool shorter(const AlgorithmCandidate& a, const AlgorithmCandidate& b) {
   const double tie = 1e-12 * std::max(a.seconds, b.seconds);
-  return a.seconds < b.seconds - tie || (a.seconds <= b.seconds + tie && a.steps < b.steps);
+  return a.seconds < b.seconds - tie ||
+         (a.seconds <= b.seconds + tie && (a.exact != b.exact ? a.exact : a.steps < b.steps));
 }
 
 inline std::string taken(const AlgorithmCandidate& candidate) {
   return cat(candidate.exact ? "" : "about ", format_seconds(candidate.seconds));
 }
 
-// Along one part torus and hierarchical are its ring or line. A barrier of all with all would be
-// one latency here, as messages without bytes are free. Estimates are compared of what goes by
-// parts or to any device, but not of more messages at once than a port could hold.
+// Along one part torus and hierarchical are its ring or line, and what has no closed form is left
+// out. Along several estimates are compared as well of what goes part by part, in a tree or to all
+// at once, but not of more messages than a port could have under way. A barrier of all with all
+// would be one latency here, as messages without bytes are free.
 inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
                          const CollectiveCost& cost) {
   const Algorithm how = spec.algorithm;
@@ -51,9 +53,11 @@ inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
   if (spec.what == Collective::barrier && direct) {
     return false;
   }
-  return cost.known ? parts != 1 || !by_axis
-                    : (by_axis && parts > 1) || (how == Algorithm::tree && parts > 1) ||
-                          (direct && spec.devices() <= most_at_once);
+  if (parts < 2) {
+    return parts == 0 || (cost.known && !by_axis);
+  }
+  return by_axis || cost.known || how == Algorithm::tree ||
+         (direct && spec.devices() <= most_at_once);
 }
 
 }  // namespace detail

@@ -130,8 +130,7 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
     return farthest_cost(spec, parts);
   }
   const bool moved = spec.what == Collective::permute;
-  if (how == Algorithm::direct && !moved &&
-      (parts.size() > 1 || !direct_cost(spec, parts[0]).known)) {
+  if (how == Algorithm::direct && !moved && parts.size() > 1) {
     return direct_estimate(spec, parts);
   }
   if (!by_axis && parts.size() > 1) {
