@@ -893,6 +893,14 @@ double replayed(const ts::Machine& machine, const ts::List<ts::AxisPlacement>& p
   return ts::time(writer.log, machine).seconds;
 }
 
+// A fat tree of two leaves of two nodes of 4, whose spine has that part of the leaves' ports.
+ts::Machine oversubscribed(double times) {
+  ts::Machine machine = ts::machine("h100", {2, 2, 4});
+  ts::Bandwidth& spine = machine.links[0].uplink;
+  spine = ts::Bandwidth::one_way(spine.one_way() / times);
+  return machine;
+}
+
 TEST_CASE("replay: every algorithm on placed axes takes its closed form") {
   struct Case {
     ts::Machine machine;
@@ -905,6 +913,7 @@ TEST_CASE("replay: every algorithm on placed axes takes its closed form") {
       {ts::machine("tpu-v5p", {4, 4, 8}), {{"x", 16}, {"y", 8}}},
       {ts::machine("h100", {2, 8}), {{"x", 2}, {"y", 8}}},
       {ts::machine("h100", {2, 2, 4}), {{"x", 4}, {"y", 4}}},
+      {oversubscribed(4), {{"x", 4}, {"y", 4}}},  // its spine
       {ts::machine("mi300x", {7}), {{"x", 7}}},
       {ts::machine("tpu-v5p", {2, 4, 4, 4}), {{"x", 2}, {"y", 64}}}};
   int known = 0, compared = 0;
@@ -972,8 +981,8 @@ TEST_CASE("replay: automatic is the shortest of all algorithms, or near it by an
         }
       }
       CHECK_MESSAGE(taken <= 2 * best, ts::detail::cat(machine.name, " ", ts::name_of(spec.what),
-                                                         " of ", spec.elements, " takes ", taken,
-                                                         ", the best ", best, ": ", choice.reason));
+                                                       " of ", spec.elements, " takes ", taken,
+                                                       ", the best ", best, ": ", choice.reason));
     }
   }
 }

@@ -108,6 +108,17 @@ inline bool is_path(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   return spec.algorithm != Algorithm::direct && blocks && spec.elements % n != 0 && n <= 512;
 }
 
+// Whether the devices behind an oversubscribed uplink all send as much at once: along one part
+// they are those of other groups; along several they must all have the same to do.
+inline bool shares_evenly(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  bool shared = false;
+  for (const AxisPart& part : parts) {
+    shared = shared || (part.shared && parts.size() > 1);
+  }
+  return !shared || (!is_rooted(spec.what) && spec.what != Collective::barrier &&
+                     spec.algorithm != Algorithm::tree && spec.elements % spec.devices() == 0);
+}
+
 inline CollectiveCost cost_of(CollectiveSpec spec) {
   List<AxisPart> parts = real_parts(spec);
   if (parts.empty() || (spec.elements == 0 && spec.what != Collective::barrier) ||
@@ -119,7 +130,8 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
   const bool partners = how == Algorithm::halving_doubling || how == Algorithm::tree;
   const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
   const bool along = !partners && !by_axis && how != Algorithm::direct;
-  bool known = barrier || by_axis || parts.size() == 1;
+  const bool evenly = shares_evenly(spec, parts);
+  bool known = evenly && (barrier || by_axis || parts.size() == 1);
   known = known && (!along || suits(parts[0], how));
   if (is_path(spec, parts)) {
     CollectiveCost cost = path_cost(spec, *prepare(make_schedule(spec)));
@@ -127,15 +139,17 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
     return cost;
   }
   if (barrier) {
-    return farthest_cost(spec, parts);
+    CollectiveCost cost = farthest_cost(spec, parts);
+    cost.known = known;
+    return cost;
   }
   const bool moved = spec.what == Collective::permute;
   if (how == Algorithm::direct && !moved && parts.size() > 1) {
     return direct_estimate(spec, parts);
   }
   if (!by_axis && parts.size() > 1) {
-    known = partners && doubles(parts);
-    if (!known) {
+    known = evenly && partners && doubles(parts);
+    if (!partners || !doubles(parts)) {
       const AxisPart one = flattened(parts);
       parts.assign(1, one);
       spec.parts.assign(1, one);
@@ -182,8 +196,9 @@ inline std::int64_t collective_hops(const CollectiveSpec& spec) {
 // Seconds when all devices begin at once and their links carry nothing else. -1: messages share
 // links in a way that has no closed form: a ring on a line, both neighbours at once through a
 // switch's port, partners on a row when N is no power of two, all blocks at once on a line or
-// uneven ones on a ring, a torus of unequal parts, chunks or lines of more than 3; of an algorithm
-// for one row on several parts all but partners when the parts are powers of two.
+// uneven ones on a ring, a torus of unequal parts, chunks or lines of more than 3, an uplink that
+// is oversubscribed and unevenly used; of an algorithm for one row on several parts all but
+// partners when the parts are powers of two.
 inline double collective_seconds(const CollectiveSpec& spec) {
   const detail::CollectiveCost cost = detail::checked_cost("collective_seconds", spec);
   return cost.known ? cost.seconds : -1;
