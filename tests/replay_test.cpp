@@ -901,6 +901,20 @@ ts::Machine oversubscribed(double times) {
   return machine;
 }
 
+TEST_CASE("replay: the critical path follows the data when several messages end at once") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {16}), {{"x", 16}});
+  ts::CollectiveOptions options;
+  options.algorithm = ts::Algorithm::ring;
+  const ts::MeshRun run =
+      mesh.run([&](ts::Device& d) { d.all_gather(ts::ones({4}), "x", 0, options); });
+  const ts::CriticalPath path = run.critical_path();
+  CHECK(path.chain.size() == 15);
+  for (std::size_t i = 1; i < path.chain.size(); ++i) {
+    CHECK(run.timeline.messages[static_cast<std::size_t>(path.chain[i])].from ==
+          run.timeline.messages[static_cast<std::size_t>(path.chain[i - 1])].to);
+  }
+}
+
 TEST_CASE("replay: every algorithm on placed axes takes its closed form") {
   struct Case {
     ts::Machine machine;

@@ -281,7 +281,7 @@ class MeshRun {
         }
       }
       end = message.start;
-      m = message.after;
+      m = before(message);
     }
     path.compute += timeline.messages.empty() && !log().calls.empty() ? 0 : end;
     std::reverse(path.chain.begin(), path.chain.end());
@@ -351,6 +351,27 @@ class MeshRun {
     return seconds > 0 && all.bandwidth(link) > 0
                ? timeline.link_bytes[link] / all.bandwidth(link) / seconds
                : 0;
+  }
+
+  // What a message waited for; of several that ended at once the one that brought its data.
+  int before(const TimedMessage& message) const {
+    const List<TimedMessage>& all = timeline.messages;
+    if (message.after < 0) {
+      return message.after;
+    }
+    const double left = all[static_cast<std::size_t>(message.after)].start;
+    std::size_t m = static_cast<std::size_t>(message.after);
+    while (m + 1 < all.size() && all[m + 1].start <= left) {
+      ++m;  // messages lie in the order in which they left
+    }
+    for (++m; m-- > 0 && all[m].start >= left;) {
+      const TimedMessage& one = all[m];
+      if (one.to == message.from && one.call == message.call && one.stream == message.stream &&
+          one.finish >= message.start && one.finish <= message.start) {
+        return static_cast<int>(m);
+      }
+    }
+    return message.after;
   }
 
   // The last message before the end of the run: that of the last device, or one still under way.
