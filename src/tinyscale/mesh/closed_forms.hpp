@@ -252,11 +252,17 @@ inline CollectiveCost doubling_cost(const CollectiveSpec& spec, const List<AxisP
   return cost;
 }
 
-// The root's path: it sends in every step.
+// The root's path: it sends in every step. About so when partners are not along one part each.
 inline CollectiveCost tree_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const int n = spec.devices();
   CollectiveCost cost;
-  for (int distance = 1; distance < n; distance *= 2) {
+  for (std::int64_t away = 1; away < n; away *= 2) {
+    const int distance = static_cast<int>(away);
+    if (parts.size() > 1 && !doubles(parts)) {
+      add_message(spec, 0, distance, spec.elements, cost);
+      ++cost.steps;
+      continue;
+    }
     const Partner other = partner(parts, distance);
     const int around = other.part->kind == AxisKind::ring
                            ? std::min(other.distance, other.part->size - other.distance)

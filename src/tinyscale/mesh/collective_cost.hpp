@@ -94,15 +94,13 @@ inline CollectiveCost farthest_cost(const CollectiveSpec& spec, const List<AxisP
 }
 
 // Whether the longest path has to be looked for: messages never share links, but are not always
-// equally far or long, or a tree's steps not along one part each. Of very many uneven blocks it is
-// not.
+// equally far or long. Of very many uneven blocks it is not.
 inline bool is_path(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const bool blocks = rooted_blocks(spec.what);
   const bool from_0 = spec.root == 0 || spec.what == Collective::all_reduce;
   if (spec.algorithm == Algorithm::tree) {
     return blocks || spec.what == Collective::barrier ||
-           (!from_0 && (parts.size() > 1 || parts[0].kind == AxisKind::line)) ||
-           (parts.size() > 1 && !doubles(parts));
+           (!from_0 && (parts.size() > 1 ? doubles(parts) : parts[0].kind == AxisKind::line));
   }
   const int n = spec.devices();
   return spec.algorithm != Algorithm::direct && blocks && spec.elements % n != 0 && n <= 512;
@@ -149,7 +147,7 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
   }
   if (!by_axis && parts.size() > 1) {
     known = evenly && partners && doubles(parts);
-    if (!partners || !doubles(parts)) {
+    if (how != Algorithm::tree && (!partners || !doubles(parts))) {
       const AxisPart one = flattened(parts);
       parts.assign(1, one);
       spec.parts.assign(1, one);
