@@ -15,6 +15,7 @@
 #include "tinyscale/hardware/roofline.hpp"
 #include "tinyscale/mesh/collective_bytes.hpp"
 #include "tinyscale/mesh/endpoint.hpp"
+#include "tinyscale/mesh/step_order.hpp"
 
 namespace tinyscale {
 
