@@ -395,6 +395,10 @@ TEST_CASE("messages that meet on a link are counted") {
   CHECK(far.step == 2);
   CHECK(far.link == "device 3 -> device 4");
   CHECK(worst(Algorithm::direct, AxisKind::switched).link == "out of device 0");
+  const ts::CollectiveSchedule four =
+      ts::make_schedule(row(Collective::all_gather, Algorithm::ring, 4, 4));
+  CHECK(error_of([&] { ts::check_schedule(four, {part_of(8, AxisKind::ring, 1e-6, 1e9)}); }) ==
+        "check_schedule: ring: parts of 8 devices for 4; they must be equal");
 }
 
 TEST_CASE("broken schedules: each is an error that names the step, the devices and the chunk") {
@@ -498,6 +502,9 @@ TEST_CASE("specs without a schedule or a price say what is right") {
         "make_schedule: -1 elements; 0 or more are right");
   CHECK(said(row(Collective::all_gather, Algorithm::ring, 0, 4)) ==
         "make_schedule: a part of 0 devices; every part needs at least 1");
+  ts::CollectiveSpec huge = row(Collective::all_gather, Algorithm::ring, 100000, 4);
+  huge.parts.push_back(huge.parts[0]);
+  CHECK(said(huge) == "make_schedule: 1e+10 devices; at most 2147483647");
   CHECK(said(row(Collective::all_to_all, Algorithm::direct, 20000, 40000)) ==
         "make_schedule: all_to_all over 20000 devices; at most 16384 have blocks that can be "
         "numbered");
@@ -749,6 +756,19 @@ TEST_CASE("runs on a mesh: counted bytes and steps, replayed time, are the close
       }
     }
   }
+}
+
+TEST_CASE("a run on another machine has a formula if its schedule is that of the formula") {
+  ts::Mesh mesh(ts::machine("tpu-v5e", {4, 4}), {{"x", 4}, {"y", 4}});
+  mesh.algorithm = Algorithm::hierarchical;
+  const ts::MeshRun run = mesh.run([](ts::Device& d) {
+    d.all_gather(ts::ones({100}), {"x", "y"});
+  });
+  CHECK(run.collectives()[0].reason == "hierarchical, as the mesh says");
+  CHECK(run.seconds == doctest::Approx(run.collectives()[0].formula).epsilon(1e-9));
+  CHECK(run.on(ts::machine("h100", {2, 8})).collectives()[0].formula < 0);  // rows of 2 and of 8
+  const ts::MeshRun faster = run.on(ts::machine("tpu-v6e", {4, 4}));
+  CHECK(faster.seconds == doctest::Approx(faster.collectives()[0].formula).epsilon(1e-9));
 }
 
 #endif  // TINYSCALE_NO_THREADS

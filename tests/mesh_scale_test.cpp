@@ -85,6 +85,17 @@ TEST_CASE("a prediction is what a run takes") {
   const ts::MeshPrediction predicted = mesh.predict(program, 5);
   const ts::MeshRun run = mesh.run(program);
   CHECK(predicted.seconds == doctest::Approx(run.seconds).epsilon(1e-9));
+  ts::CollectiveSpec ring;
+  ring.parts = mesh.placement().axes[0].parts;
+  ring.elements = 4000;
+  ring.algorithm = ts::Algorithm::line;
+  const ts::CollectiveSchedule own = ts::make_schedule(ring);
+  ts::CollectiveOptions options;
+  options.schedule = &own;
+  const auto by_own = [&](ts::Device& d) { d.all_gather(ts::ones({1000}), "x", 0, options); };
+  const ts::MeshRun counted = mesh.run(by_own);
+  CHECK(mesh.predict(by_own, 4).seconds == doctest::Approx(counted.seconds).epsilon(1e-9));
+  CHECK(mesh.predict(by_own, 4).calls[0].bytes == counted.bytes_sent(4));
   CHECK(error_of([&] { mesh.predict(program, 16); }) ==
         "Mesh::predict: a program on rank 16; give a function of Device&, and a rank of 0 to 15");
   CHECK(error_of([&] { mesh.predict([](ts::Device& d) { d.recv(1); }); }) ==

@@ -143,6 +143,11 @@ TEST_CASE("network: errors of machines") {
   mine.name = "mine";
   mine.dims = {4};
   const auto check = [&] { ts::detail::check_network("Mesh", mine); };
+  mine.dims = {};
+  CHECK(error_of(check) ==
+        "Mesh: the machine mine has no dimensions; machine(\"tpu-v5e\", {4, 2}) has, or give its "
+        "dims and links");
+  mine.dims = {4};
   CHECK(error_of(check) ==
         "Mesh: mine [4] has links along 0 dimensions; one Links for every dimension is right");
   mine.links.resize(1);
@@ -150,6 +155,11 @@ TEST_CASE("network: errors of machines") {
         "Mesh: mine: the bandwidth of links[0] is 0 bytes/s one way; a finite number above 0 is "
         "right, as a chip's link_bandwidth, between nodes its dcn_bandwidth");
   mine.links[0].bandwidth = ts::Bandwidth::one_way(1e9);
+  CHECK(error_of(check) == "no error");
+  mine.links[0].uplink = ts::Bandwidth::one_way(1e9);
+  CHECK(error_of(check) ==
+        "Mesh: mine: links[0] is a line with an uplink; only what is behind a switch has one");
+  mine.links[0].kind = ts::AxisKind::switched;
   CHECK(error_of(check) == "no error");
   mine.links[0].uplink = ts::Bandwidth::one_way(-1);
   CHECK(error_of(check).find("Mesh: mine: the uplink of links[0] is -1 bytes/s one way") == 0);
@@ -163,6 +173,7 @@ TEST_CASE("network: dimensions in another order") {
   const ts::Machine machine = ts::machine("tpu-v5e", {8, 16});
   const ts::Machine turned = ts::reordered(machine, {1, 0});
   CHECK(turned.dims == ts::Shape({16, 8}));
+  CHECK(turned.name == "tpu-v5e 16x8");
   CHECK(kinds(turned) == "ring, line");
   CHECK(placed(turned, {{"x", 16}, {"y", 8}}) == "x: 16 ring of 0; y: 8 line of 1");
   CHECK(error_of([&] { ts::reordered(machine, {0}); }) ==

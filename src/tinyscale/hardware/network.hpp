@@ -218,6 +218,10 @@ inline void check_rate(const char* function, const Machine& machine, const std::
 // What a simulation reads of a machine, which a user may have filled by hand.
 inline void check_network(const char* function, const Machine& machine) {
   const std::size_t dims = static_cast<std::size_t>(machine.dims.size());
+  if (dims == 0) {
+    fail({function, ": the machine ", machine.name, machine.name.empty() ? "" : " ",
+          "has no dimensions; machine(\"tpu-v5e\", {4, 2}) has, or give its dims and links"});
+  }
   if (machine.links.size() != dims) {
     fail({function, ": ", machine.name, " ", machine.dims, " has links along ",
           machine.links.size(), " dimensions; one Links for every dimension is right"});
@@ -235,6 +239,10 @@ inline void check_network(const char* function, const Machine& machine) {
                  links.bandwidth.one_way());
     }
     if (links.uplink.one_way() != 0) {
+      if (links.kind != AxisKind::switched) {
+        fail({function, ": ", machine.name, ": links[", i, "] is a ", name_of(links.kind),
+              " with an uplink; only what is behind a switch has one"});
+      }
       check_rate(function, machine, cat("the uplink of links[", i, "]"), links.uplink.one_way());
     }
   }
@@ -299,6 +307,9 @@ inline Machine reordered(const Machine& machine, const std::vector<int>& dims) {
   if (dims.size() != used.size()) {
     detail::fail({"reordered: ", dims.size(), " of the ", used.size(), " dimensions of ",
                   machine.name, "; each once is right"});
+  }
+  if (machine.name == detail::machine_name(machine.chip, machine.dims)) {
+    result.name = detail::machine_name(machine.chip, result.dims);
   }
   return result;
 }

@@ -233,7 +233,8 @@ inline void describe_call(const CallKey& key, const Machine& machine,
     spec.algorithm = choice.algorithm;
     shape.reason = choice.reason;
   } else {
-    shape.reason = prefers ? "the mesh's" : "the call's";
+    shape.reason =
+        cat(name_of(spec.algorithm), prefers ? ", as the mesh says" : ", as the call says");
   }
 }
 

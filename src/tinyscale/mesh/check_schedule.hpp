@@ -35,11 +35,6 @@ inline bool sums(Collective what) {
          what == Collective::reduce || what == Collective::barrier;
 }
 
-inline bool is_rooted(Collective what) {
-  return what == Collective::broadcast || what == Collective::reduce ||
-         what == Collective::gather || what == Collective::scatter;
-}
-
 // Whether a device holds its own or an original of that block before the collective.
 inline bool holds_before(const CollectiveSchedule& s, int device, int block) {
   switch (s.what) {
@@ -305,6 +300,14 @@ inline bool by_step(const Transfer& a, const Transfer& b) {
 inline ScheduleReport check_schedule(const CollectiveSchedule& schedule,
                                      const List<AxisPart>& parts = List<AxisPart>()) {
   detail::check_shape(schedule);
+  double placed = 1;
+  for (const AxisPart& part : parts) {
+    placed *= part.size;
+  }
+  if (!parts.empty() && !(placed >= schedule.devices && placed <= schedule.devices)) {
+    detail::fail({"check_schedule: ", schedule.name, ": parts of ", placed, " devices for ",
+                  schedule.devices, "; they must be equal"});
+  }
   for (const Transfer& t : schedule.transfers) {
     detail::check_transfer(schedule, t);
   }

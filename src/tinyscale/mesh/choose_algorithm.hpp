@@ -28,31 +28,36 @@ struct AlgorithmChoice {
 
 namespace detail {
 
-// Equal times: the one with fewer steps, then the first of the enum.
+constexpr int most_at_once = 256;
+
+// Equal times: the one that is exact, then with fewer steps, then the first of the enum.
 inline bool shorter(const AlgorithmCandidate& a, const AlgorithmCandidate& b) {
   const double tie = 1e-12 * std::max(a.seconds, b.seconds);
-  return a.seconds < b.seconds - tie || (a.seconds <= b.seconds + tie && a.steps < b.steps);
+  return a.seconds < b.seconds - tie ||
+         (a.seconds <= b.seconds + tie && (a.exact != b.exact ? a.exact : a.steps < b.steps));
 }
 
 inline std::string taken(const AlgorithmCandidate& candidate) {
   return cat(candidate.exact ? "" : "about ", format_seconds(candidate.seconds));
 }
 
-// Along one part torus and hierarchical are its ring or line. On several nobody has a closed form
-// for some collectives: estimates of those that send to any device are compared. A barrier of all
-// with all would be one latency here, as messages without bytes are free.
+// Along one part torus and hierarchical are its ring or line, and what has no closed form is left
+// out. Along several estimates are compared as well of what goes part by part, in a tree or to all
+// at once, but not of more messages than a port could have under way. A barrier of all with all
+// would be one latency here, as messages without bytes are free.
 inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
                          const CollectiveCost& cost) {
   const Algorithm how = spec.algorithm;
   const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
-  if (spec.what == Collective::barrier && how == Algorithm::direct) {
+  const bool direct = how == Algorithm::direct;
+  if (spec.what == Collective::barrier && direct) {
     return false;
   }
   if (parts < 2) {
     return parts == 0 || (cost.known && !by_axis);
   }
-  const bool far = how == Algorithm::tree || how == Algorithm::direct;
-  return by_axis || cost.known || (far && !has_algorithm(spec.what, Algorithm::torus));
+  return by_axis || cost.known || how == Algorithm::tree ||
+         (direct && spec.devices() <= most_at_once);
 }
 
 }  // namespace detail

@@ -73,7 +73,7 @@ inline CollectiveCost phase_cost(const CollectiveSpec& spec, const AxisPart& par
   const Row& row = walk.row(phase);
   const int steps = row_steps(row);
   CollectiveCost cost;
-  if (spec.what == Collective::broadcast || spec.what == Collective::reduce) {
+  if (rooted_whole(spec.what)) {
     const int hops = chain_hops(row, row.coordinate(spec.root));
     const int chunks = cut.chunks() / static_cast<int>(walk.streams);
     const int first = static_cast<int>(walk.stream) * chunks;
@@ -252,11 +252,17 @@ inline CollectiveCost doubling_cost(const CollectiveSpec& spec, const List<AxisP
   return cost;
 }
 
-// The root's path: it sends in every step.
+// The root's path: it sends in every step. About so when partners are not along one part each.
 inline CollectiveCost tree_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const int n = spec.devices();
   CollectiveCost cost;
-  for (int distance = 1; distance < n; distance *= 2) {
+  for (std::int64_t away = 1; away < n; away *= 2) {
+    const int distance = static_cast<int>(away);
+    if (parts.size() > 1 && !doubles(parts)) {
+      add_message(spec, 0, distance, spec.elements, cost);
+      ++cost.steps;
+      continue;
+    }
     const Partner other = partner(parts, distance);
     const int around = other.part->kind == AxisKind::ring
                            ? std::min(other.distance, other.part->size - other.distance)
@@ -289,9 +295,7 @@ inline CollectiveCost shared_link_cost(const CollectiveSpec& spec, const AxisPar
 // In a row: how much from each distance.
 inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart& part) {
   const int n = part.size;
-  const bool rooted = spec.what == Collective::broadcast || spec.what == Collective::reduce;
-  const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
-  if (rooted || blocks) {
+  if (is_rooted(spec.what)) {
     const Reach span = reach(natural_way(part.kind), n, spec.root);
     // Half around a ring everything goes up: to the root it comes from the other side.
     const bool swap = spec.what == Collective::gather && part.kind == AxisKind::ring;
@@ -301,8 +305,9 @@ inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart
       std::vector<double> loads(static_cast<std::size_t>(farthest) + 1, 0);
       for (int away = 1; away <= farthest; ++away) {
         loads[static_cast<std::size_t>(away)] = static_cast<double>(
-            blocks ? chunk_size(spec.elements, n, modulo(spec.root + way * away, n))
-                   : spec.elements);
+            rooted_blocks(spec.what)
+                ? chunk_size(spec.elements, n, modulo(spec.root + way * away, n))
+                : spec.elements);
       }
       const CollectiveCost one = shared_link_cost(spec, part, loads);
       cost = one.seconds < cost.seconds ? cost : one;
@@ -331,9 +336,9 @@ inline CollectiveCost direct_cost(const CollectiveSpec& spec, const AxisPart& pa
     cost.add(spec, part, in_a_row(part) ? farther : 1, in_a_row(part) ? nearer * whole : whole);
   } else if (in_a_row(part)) {
     cost = direct_row_cost(spec, part);
-  } else if (spec.what == Collective::broadcast || spec.what == Collective::reduce) {
+  } else if (rooted_whole(spec.what)) {
     cost.add(spec, part, 1, port ? (n - 1) * whole : whole);
-  } else if (spec.what == Collective::gather || spec.what == Collective::scatter) {
+  } else if (rooted_blocks(spec.what)) {
     const double own = static_cast<double>(chunk_size(spec.elements, n, spec.root));
     const double most = static_cast<double>(chunk_size(spec.elements, n, spec.root == 0 ? 1 : 0));
     cost.add(spec, part, 1, port ? whole - own : most);

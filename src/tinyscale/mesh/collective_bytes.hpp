@@ -17,16 +17,15 @@ namespace detail {
 inline ChunkCut device_cut(CollectiveSpec spec) {
   const int n = spec.devices();
   const bool all = spec.what == Collective::all_reduce;
-  const bool chain = spec.what == Collective::broadcast || spec.what == Collective::reduce;
   if (spec.algorithm == Algorithm::halving_doubling) {
     return chunk_cut(spec, all ? Doubling(n).members : n);
   }
   const List<Row> rows = rows_of(spec);
   const int streams = static_cast<int>(stream_count(spec, rows));
   spec.what = spec.what == Collective::all_to_all ? Collective::scatter : spec.what;
-  return chunk_cut(spec, streams * (chain ? chain_chunks(rows, spec.root)
-                                    : all ? n
-                                          : block_count(spec.what, n)));
+  return chunk_cut(spec, streams * (rooted_whole(spec.what) ? chain_chunks(rows, spec.root)
+                                    : all                   ? n
+                                                            : block_count(spec.what, n)));
 }
 
 // Elements of what devices alike on the rows walked already have together of a stream.
@@ -96,18 +95,15 @@ inline std::int64_t sent_along(const CollectiveSpec& spec, const RowWalk& walk, 
 inline std::int64_t sent_by_blocks(const CollectiveSpec& spec, const Row& row, int index) {
   const bool gathers = spec.what == Collective::gather;
   const Reach span = reach(row.way, row.size, spec.root);
-  const int right = modulo(index - spec.root, row.size), left = modulo(spec.root - index, row.size);
+  // Devices between it and the root, of a gather itself too.
+  const int right = modulo(index - spec.root, row.size) - (gathers ? 1 : 0);
+  const int left = modulo(spec.root - index, row.size) - (gathers ? 1 : 0);
   std::int64_t sent = 0;
-  for (int away = 1; away < row.size; ++away) {
-    const int pass_right = away <= span.right && right < away + (gathers ? 1 : 0) ? 1 : 0;
-    const int pass_left = away <= span.left && left < away + (gathers ? 1 : 0) ? 1 : 0;
-    const bool none = gathers && index == spec.root;
-    sent +=
-        none ? 0
-             : pass_right * chunk_size(spec.elements, row.size, modulo(spec.root + away, row.size));
-    sent +=
-        none ? 0
-             : pass_left * chunk_size(spec.elements, row.size, modulo(spec.root - away, row.size));
+  for (int away = std::max(right, 0) + 1; right >= 0 && away <= span.right; ++away) {
+    sent += chunk_size(spec.elements, row.size, modulo(spec.root + away, row.size));
+  }
+  for (int away = std::max(left, 0) + 1; left >= 0 && away <= span.left; ++away) {
+    sent += chunk_size(spec.elements, row.size, modulo(spec.root - away, row.size));
   }
   return sent;
 }
@@ -115,7 +111,7 @@ inline std::int64_t sent_by_blocks(const CollectiveSpec& spec, const Row& row, i
 inline std::int64_t sent_to_neighbours(const CollectiveSpec& spec, int index) {
   const List<Row> rows = rows_of(spec);
   const int n = spec.devices();
-  if (spec.what == Collective::scatter || spec.what == Collective::gather) {
+  if (rooted_blocks(spec.what)) {
     return sent_by_blocks(spec, rows[0], index);
   }
   std::int64_t sent = 0;
@@ -151,10 +147,7 @@ inline std::int64_t sent_by_doubling(const CollectiveSpec& spec, int index) {
   }
   const int member = paired ? index / 2 : index - group.pairs();
   std::int64_t sent = paired ? spec.elements - (all ? 0 : cut.elements(index + 1)) : 0;
-  int chunk = 0;  // of an all_reduce
-  for (int bit = 1; bit < group.members && all; bit *= 2) {
-    chunk = 2 * chunk + ((member & bit) != 0 ? 1 : 0);
-  }
+  const int chunk = group.reversed(member);  // of an all_reduce
   sent += all ? spec.elements - cut.elements(chunk) : 0;
   for (int held = 1; held < group.members; held *= 2) {
     const int first = (all ? chunk : member) / held * held;

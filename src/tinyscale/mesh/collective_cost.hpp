@@ -31,6 +31,42 @@ inline AxisPart flattened(const List<AxisPart>& parts) {
   return one;
 }
 
+// About how long `direct` takes along several parts or a line: the farthest message's latencies,
+// then what the busiest link of all carries. Messages go along the slowest part first.
+inline CollectiveCost direct_estimate(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  const bool to_root = spec.what == Collective::reduce || spec.what == Collective::gather;
+  const bool rooted = is_rooted(spec.what);
+  const int n = spec.devices();
+  const double each = static_cast<double>(
+      rooted_whole(spec.what) ? spec.elements : chunk_size(spec.elements, n, 0));
+  CollectiveCost cost;
+  double busiest = 0;         // seconds
+  int before = 1, after = n;  // devices of the parts before and after
+  for (const AxisPart& part : parts) {
+    const int m = part.size;
+    after /= m;
+    const int hops = chain_hops({m, 1, natural_way(part.kind)}, spec.root / after % m);
+    const int pairs = part.kind == AxisKind::full       ? 1  // whose messages meet on a link
+                      : part.kind == AxisKind::switched ? m - 1
+                      : rooted                          ? hops
+                      : part.kind == AxisKind::ring     ? m / 2 * (m / 2 + 1) / 2
+                                                        : m / 2 * ((m + 1) / 2);
+    const double messages = static_cast<double>(to_root ? before : rooted ? after : n / m) * pairs;
+    before *= m;
+    CollectiveCost load;
+    load.add(spec, part, 0, messages * each);
+    busiest = std::max(busiest, load.seconds);
+    cost.add(spec, part, in_a_row(part) && rooted ? hops : farthest(part), 0, 0);
+  }
+  cost.steps = 1;
+  cost.seconds += busiest;
+  if (spec.what == Collective::all_reduce) {
+    cost.twice();
+  }
+  cost.known = false;
+  return cost;
+}
+
 // A row of blocks from or to a root, or all of them moved on: as many steps as the farthest is
 // away.
 inline CollectiveCost blocks_cost(const CollectiveSpec& spec, const AxisPart& part) {
@@ -60,14 +96,25 @@ inline CollectiveCost farthest_cost(const CollectiveSpec& spec, const List<AxisP
 // Whether the longest path has to be looked for: messages never share links, but are not always
 // equally far or long. Of very many uneven blocks it is not.
 inline bool is_path(const CollectiveSpec& spec, const List<AxisPart>& parts) {
-  const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
+  const bool blocks = rooted_blocks(spec.what);
   const bool from_0 = spec.root == 0 || spec.what == Collective::all_reduce;
   if (spec.algorithm == Algorithm::tree) {
     return blocks || spec.what == Collective::barrier ||
-           (!from_0 && (parts.size() > 1 || parts[0].kind == AxisKind::line));
+           (!from_0 && (parts.size() > 1 ? doubles(parts) : parts[0].kind == AxisKind::line));
   }
   const int n = spec.devices();
   return spec.algorithm != Algorithm::direct && blocks && spec.elements % n != 0 && n <= 512;
+}
+
+// Whether the devices behind an oversubscribed uplink all send as much at once: along one part
+// they are those of other groups; along several they must all have the same to do.
+inline bool shares_evenly(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  bool shared = false;
+  for (const AxisPart& part : parts) {
+    shared = shared || (part.shared && parts.size() > 1);
+  }
+  return !shared || (!is_rooted(spec.what) && spec.what != Collective::barrier &&
+                     spec.algorithm != Algorithm::tree && spec.elements % spec.devices() == 0);
 }
 
 inline CollectiveCost cost_of(CollectiveSpec spec) {
@@ -81,7 +128,8 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
   const bool partners = how == Algorithm::halving_doubling || how == Algorithm::tree;
   const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
   const bool along = !partners && !by_axis && how != Algorithm::direct;
-  bool known = barrier || by_axis || parts.size() == 1;
+  const bool evenly = shares_evenly(spec, parts);
+  bool known = evenly && (barrier || by_axis || parts.size() == 1);
   known = known && (!along || suits(parts[0], how));
   if (is_path(spec, parts)) {
     CollectiveCost cost = path_cost(spec, *prepare(make_schedule(spec)));
@@ -89,22 +137,27 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
     return cost;
   }
   if (barrier) {
-    return farthest_cost(spec, parts);
+    CollectiveCost cost = farthest_cost(spec, parts);
+    cost.known = known;
+    return cost;
+  }
+  const bool moved = spec.what == Collective::permute;
+  if (how == Algorithm::direct && !moved && parts.size() > 1) {
+    return direct_estimate(spec, parts);
   }
   if (!by_axis && parts.size() > 1) {
-    known = partners && doubles(parts);
-    if (!known) {
+    known = evenly && partners && doubles(parts);
+    if (how != Algorithm::tree && (!partners || !doubles(parts))) {
       const AxisPart one = flattened(parts);
       parts.assign(1, one);
       spec.parts.assign(1, one);
     }
   }
-  const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
-  CollectiveCost cost = how == Algorithm::halving_doubling           ? doubling_cost(spec, parts)
-                        : how == Algorithm::tree                     ? tree_cost(spec, parts)
-                        : how == Algorithm::direct                   ? direct_cost(spec, parts[0])
-                        : blocks || spec.what == Collective::permute ? blocks_cost(spec, parts[0])
-                                                                     : neighbour_cost(spec, parts);
+  CollectiveCost cost = how == Algorithm::halving_doubling  ? doubling_cost(spec, parts)
+                        : how == Algorithm::tree            ? tree_cost(spec, parts)
+                        : how == Algorithm::direct          ? direct_cost(spec, parts[0])
+                        : rooted_blocks(spec.what) || moved ? blocks_cost(spec, parts[0])
+                                                            : neighbour_cost(spec, parts);
   cost.known = cost.known && known;
   return cost;
 }
@@ -141,8 +194,9 @@ inline std::int64_t collective_hops(const CollectiveSpec& spec) {
 // Seconds when all devices begin at once and their links carry nothing else. -1: messages share
 // links in a way that has no closed form: a ring on a line, both neighbours at once through a
 // switch's port, partners on a row when N is no power of two, all blocks at once on a line or
-// uneven ones on a ring, a torus of unequal parts, chunks or lines of more than 3; of an algorithm
-// for one row on several parts all but partners when the parts are powers of two.
+// uneven ones on a ring, a torus of unequal parts, chunks or lines of more than 3, an uplink that
+// is oversubscribed and unevenly used; of an algorithm for one row on several parts all but
+// partners when the parts are powers of two.
 inline double collective_seconds(const CollectiveSpec& spec) {
   const detail::CollectiveCost cost = detail::checked_cost("collective_seconds", spec);
   return cost.known ? cost.seconds : -1;

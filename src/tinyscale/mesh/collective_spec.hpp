@@ -54,6 +54,7 @@ struct AxisPart {
   int spacing = 1;       // links from one device to the next
   double latency = 0;    // seconds a hop
   double bandwidth = 0;  // bytes/s: a link one way, or what a port sends
+  bool shared = false;   // the bandwidth is a share of an uplink, of which alone there is more
 };
 
 struct CollectiveSpec {
@@ -135,6 +136,15 @@ struct ChunkCut {
 };
 
 namespace detail {
+
+// From or to a root: the whole vector, or a block for each device.
+inline bool rooted_whole(Collective what) {
+  return what == Collective::broadcast || what == Collective::reduce;
+}
+inline bool rooted_blocks(Collective what) {
+  return what == Collective::gather || what == Collective::scatter;
+}
+inline bool is_rooted(Collective what) { return rooted_whole(what) || rooted_blocks(what); }
 
 // How many blocks the vector of a collective over n devices has.
 inline int block_count(Collective what, int n) {

@@ -368,6 +368,12 @@ class Endpoint {
     record->logged.where = where;
     Exchange exchange;
     describe_call(call.key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
+    if (call.key.schedule != nullptr) {
+      check_schedule(*call.key.schedule);
+      shape->cut = exchange.cut;
+      shape->cut.parts = call.key.schedule->chunks / exchange.cut.blocks;
+      shape->schedule = prepare(*call.key.schedule);
+    }
     log_.events[call.event].call = record;
     const bool sums = call.key.how == Reduce::sum && (call.key.what == Collective::all_reduce ||
                                                       call.key.what == Collective::reduce_scatter ||

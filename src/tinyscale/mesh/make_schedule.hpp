@@ -16,8 +16,6 @@ namespace tinyscale {
 namespace detail {
 
 inline bool has_algorithm(Collective what, Algorithm algorithm) {
-  const bool rooted = what == Collective::broadcast || what == Collective::reduce;
-  const bool blocks = what == Collective::gather || what == Collective::scatter;
   const bool sums = what == Collective::all_gather || what == Collective::reduce_scatter ||
                     what == Collective::all_reduce;
   switch (algorithm) {
@@ -26,27 +24,31 @@ inline bool has_algorithm(Collective what, Algorithm algorithm) {
     case Algorithm::line: return what != Collective::barrier;
     case Algorithm::halving_doubling: return sums;
     case Algorithm::tree:
-      return rooted || blocks || what == Collective::all_reduce || what == Collective::barrier;
+      return is_rooted(what) || what == Collective::all_reduce || what == Collective::barrier;
     case Algorithm::direct: return true;
     case Algorithm::torus:
-    case Algorithm::hierarchical: return sums || rooted || what == Collective::all_to_all;
+    case Algorithm::hierarchical:
+      return sums || rooted_whole(what) || what == Collective::all_to_all;
     default: return false;
   }
 }
 
 // Throws unless the spec has a schedule of its algorithm.
 inline void check_spec(const char* function, const CollectiveSpec& spec) {
+  double devices = 1;
   for (const AxisPart& part : spec.parts) {
     if (part.size < 1) {
       fail({function, ": a part of ", part.size, " devices; every part needs at least 1"});
     }
+    devices *= part.size;
+  }
+  if (devices > 2147483647) {
+    fail({function, ": ", devices, " devices; at most 2147483647"});
   }
   if (spec.elements < 0) {
     fail({function, ": ", spec.elements, " elements; 0 or more are right"});
   }
-  const bool rooted = spec.what == Collective::broadcast || spec.what == Collective::reduce ||
-                      spec.what == Collective::gather || spec.what == Collective::scatter;
-  if (rooted && (spec.root < 0 || spec.root >= spec.devices())) {
+  if (is_rooted(spec.what) && (spec.root < 0 || spec.root >= spec.devices())) {
     fail({function, ": root ", spec.root, " of ", spec.devices(), " devices; the root is 0 to ",
           spec.devices() - 1});
   }

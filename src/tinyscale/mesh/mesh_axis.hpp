@@ -97,6 +97,8 @@ inline AxisPart part_of_dim(const Machine& machine, int dim, std::int64_t size,
   part.kind = links.kind;
   part.latency = links.latency;
   part.bandwidth = share_of_links(machine, dim);
+  const Links& port = machine.links[static_cast<std::size_t>(port_dim(machine, dim))];
+  part.shared = part.bandwidth < port.bandwidth.one_way() * (1 - 1e-9);
   const bool neighbours = links.kind == AxisKind::line || links.kind == AxisKind::ring;
   part.spacing = neighbours || size == 1 ? static_cast<int>(spacing) : 1;
   if (links.kind == AxisKind::ring && (size < 3 || size * spacing < machine.dims[dim])) {

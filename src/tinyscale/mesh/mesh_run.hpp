@@ -3,7 +3,7 @@
 // formula, the links and the critical path. The same log can be timed again on another machine, or
 // with links and devices that are slow.
 
-#include <algorithm>  // max, min
+#include <algorithm>  // max, min, reverse
 #include <cstddef>
 #include <cstdint>
 #include <iostream>
@@ -56,7 +56,7 @@ struct LinkRow {
 struct CriticalPath {
   std::int64_t messages = 0;
   double compute = 0, latency = 0, transfer = 0;  // seconds; together the run's
-  std::vector<int> devices;                       // through which it goes
+  std::vector<int> chain;                         // of Timeline::messages, in order
   std::string heaviest;  // of its links: "axis y, link 3 -> 4, 61 % of the step"
 };
 
@@ -73,13 +73,16 @@ struct MeshRecord {
   List<Shared<MemoryMeter>> memory;
 };
 
-inline Table collective_table(const List<CollectiveRow>& rows, const std::string& machine) {
+inline Table collective_table(const List<CollectiveRow>& rows, const std::string& machine,
+                              std::size_t most) {
   Table out;
   out.title = "collectives on " + machine + " (bytes of the busiest device)";
+  out.title += rows.size() > most ? cat(": ", rows.size(), ", the first ", most) : std::string();
   out.columns = {"collective", "axis",      "arguments", "algorithm", "devices",
                  "groups",     "bytes out", "bytes in",  "steps",     "hops",
                  "simulated",  "formula",   "algbw",     "busbw",     "line"};
-  for (const CollectiveRow& row : rows) {
+  for (std::size_t i = 0; i < rows.size() && i < most; ++i) {
+    const CollectiveRow& row = rows[i];
     out.add({row.name, row.axes, row.arguments, row.algorithm, std::to_string(row.devices),
              std::to_string(row.groups), format_count(row.bytes_out), format_count(row.bytes_in),
              std::to_string(row.steps), std::to_string(row.hops), format_seconds(row.seconds),
@@ -131,6 +134,32 @@ inline void count_steps(const LoggedCall& call, const MachineLinks& links, Colle
     row.steps = std::max(row.steps, static_cast<std::int64_t>(stream.last - stream.first));
     row.hops = std::max(row.hops, hops);
   }
+}
+
+// Whether an algorithm has the same schedule for both.
+inline bool same_rows(const CollectiveSpec& a, const CollectiveSpec& b) {
+  const List<Row> rows = rows_of(a), others = rows_of(b);
+  bool same = rows.size() == others.size();
+  for (std::size_t r = 0; r < rows.size() && same; ++r) {
+    same = rows[r].size == others[r].size && rows[r].way == others[r].way;
+  }
+  return same;
+}
+
+// Which of a call's axes lie along a dimension of the machine: "axis y".
+inline std::string along(const Machine& machine, const List<AxisPlacement>& placed,
+                         const CallShape& shape, int dim) {
+  std::string names;
+  for (const int number : shape.axis_numbers) {
+    const AxisPlacement& axis = placed[static_cast<std::size_t>(number)];
+    bool lies = false;
+    for (const AxisPart& part : axis.parts) {
+      lies = lies || (part.size > 1 &&
+                      (part.dim < 0 || (part.dim <= dim && dim <= port_dim(machine, part.dim))));
+    }
+    names += lies ? (names.empty() ? "axis " : ",") + axis.name : "";
+  }
+  return names.empty() ? cat("dimension ", dim) : names;
 }
 
 }  // namespace detail
@@ -228,12 +257,11 @@ class MeshRun {
   CriticalPath critical_path() const {
     CriticalPath path;
     const detail::MachineLinks all = detail::links_of(machine_, faults_);
-    int m = last_message();
+    const List<AxisPlacement> placed = detail::place_axes(machine_, record_->axes);
     double end = seconds;  // of what comes after message m
     double most = -1;
-    std::vector<int> back;  // devices, from the end
     std::vector<std::size_t> route;
-    while (m >= 0) {
+    for (int m = last_message(); m >= 0;) {
       const TimedMessage& message = timeline.messages[static_cast<std::size_t>(m)];
       double latency = 0;
       all.hops(message.from, message.to, latency);
@@ -241,33 +269,29 @@ class MeshRun {
       path.compute += end - message.finish;
       path.latency += latency;
       path.transfer += message.finish - message.start - latency;
-      if (back.empty()) {
-        back.push_back(message.to);
-      }
-      if (back.back() != message.from) {
-        back.push_back(message.from);
-      }
+      path.chain.push_back(m);
       all.route(message.from, message.to, route);
       for (const std::size_t link : route) {
         if (busy(all, link) > most) {
           most = busy(all, link);
-          const std::string& axes = log().calls[static_cast<std::size_t>(message.call)].shape->axes;
-          path.heaviest = detail::cat(
-              axes.empty() ? detail::cat("dimension ", all.dim_of(link)) : "axis " + axes,
-              ", link ", all.name(link), ", ", format_percent(most), " of the step");
+          const LoggedCall& call = log().calls[static_cast<std::size_t>(message.call)];
+          path.heaviest =
+              detail::cat(detail::along(machine_, placed, *call.shape, all.dim_of(link)), ", link ",
+                          all.name(link), ", ", format_percent(most), " of the step");
         }
       }
       end = message.start;
-      m = message.after;
+      m = before(message);
     }
     path.compute += timeline.messages.empty() && !log().calls.empty() ? 0 : end;
-    for (std::size_t i = back.size(); i-- > 0;) {
-      path.devices.push_back(back[i]);
-    }
+    std::reverse(path.chain.begin(), path.chain.end());
     return path;
   }
 
-  Table table() const { return detail::collective_table(collectives(), machine_.name); }
+  Table table() const {
+    const List<CollectiveRow> rows = collectives();
+    return detail::collective_table(rows, machine_.name, rows.size());
+  }
   // Compute and the communication that it does not hide, of each device.
   Table device_table() const {
     Table out;
@@ -329,6 +353,27 @@ class MeshRun {
                : 0;
   }
 
+  // What a message waited for; of several that ended at once the one that brought its data.
+  int before(const TimedMessage& message) const {
+    const List<TimedMessage>& all = timeline.messages;
+    if (message.after < 0) {
+      return message.after;
+    }
+    const double left = all[static_cast<std::size_t>(message.after)].start;
+    std::size_t m = static_cast<std::size_t>(message.after);
+    while (m + 1 < all.size() && all[m + 1].start <= left) {
+      ++m;  // messages lie in the order in which they left
+    }
+    for (++m; m-- > 0 && all[m].start >= left;) {
+      const TimedMessage& one = all[m];
+      if (one.to == message.from && one.call == message.call && one.stream == message.stream &&
+          one.finish >= message.start && one.finish <= message.start) {
+        return static_cast<int>(m);
+      }
+    }
+    return message.after;
+  }
+
   // The last message before the end of the run: that of the last device, or one still under way.
   int last_message() const {
     for (const TimedDevice& device : timeline.devices) {
@@ -370,7 +415,7 @@ class MeshRun {
     if (!shape.eager) {
       CollectiveSpec spec = shape.spec;
       spec.parts = detail::parts_of_group(machine_, placed, shape.axis_numbers);
-      bool known = spec.algorithm != Algorithm::custom;
+      bool known = spec.algorithm != Algorithm::custom && detail::same_rows(spec, shape.spec);
       for (const AxisPart& part : spec.parts) {
         known = known && (part.dim >= 0 || part.size == 1);  // no forms across dimensions
       }
@@ -396,33 +441,40 @@ inline void print_path(std::ostream& out, const MeshRun& run) {
     out << "\n";
     return;
   }
-  out << "; critical path of " << path.messages << " messages: ";
+  out << "; critical path of " << path.messages
+      << (path.messages == 1 ? " message: " : " messages: ");
   if (path.compute > 0) {
     out << format_seconds(path.compute) << " compute, ";
   }
   out << format_seconds(path.latency) << " latency, " << format_seconds(path.transfer)
-      << " transfer" << (path.heaviest.empty() ? "" : "; ") << path.heaviest << "\nthrough devices";
-  constexpr std::size_t most_devices = 16;
-  for (std::size_t i = 0; i < path.devices.size() && i < most_devices; ++i) {
-    out << (i == 0 ? " " : " > ") << path.devices[i];
+      << " transfer" << (path.heaviest.empty() ? "" : "; ") << path.heaviest << "\nmessages";
+  constexpr std::size_t most_messages = 16;
+  int at = -1;
+  for (std::size_t i = 0; i < path.chain.size() && i < most_messages; ++i) {
+    const TimedMessage& message = run.timeline.messages[static_cast<std::size_t>(path.chain[i])];
+    if (message.from != at) {  // it waited for its receiver, or for what its sender sent before
+      out << (i == 0 ? " " : ", ") << message.from;
+    }
+    out << " -> " << message.to;
+    at = message.to;
   }
-  out << (path.devices.size() > most_devices ? " > ...\n" : "\n");
+  out << (path.chain.size() > most_messages ? ", ...\n" : "\n");
 }
 
 }  // namespace detail
 
 inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
-  constexpr std::size_t most_links = 16;
+  constexpr std::size_t most_links = 16, most_rows = 40;
   const List<LinkRow> links = run.links();
   Table table = detail::link_table(links, most_links);
   table.title = detail::cat("links: ", links.size(), " used",
                             links.size() > most_links ? ", the busiest 16" : "");
   const List<CollectiveRow> rows = run.collectives();
-  out << detail::collective_table(rows, run.machine().name);
+  out << detail::collective_table(rows, run.machine().name, most_rows);
   std::vector<std::string> said;
-  for (const CollectiveRow& row : rows) {
-    const std::string why = row.name + " over " + row.axes + ": " + row.reason;
-    bool again = row.reason.empty();
+  for (std::size_t i = 0; i < rows.size() && i < most_rows; ++i) {
+    const std::string why = rows[i].name + " over " + rows[i].axes + ": " + rows[i].reason;
+    bool again = rows[i].reason.empty();
     for (const std::string& known : said) {
       again = again || known == why;
     }

@@ -323,7 +323,7 @@ inline void permute_along(ScheduleBuilder& to_add, const Row& row, int shift) {
 inline void schedule_neighbours(ScheduleBuilder& to_add, const CollectiveSpec& spec) {
   const List<Row> rows = rows_of(spec);
   const Collective what = spec.what;
-  if (what == Collective::scatter || what == Collective::gather) {
+  if (rooted_blocks(what)) {
     scatter_along(to_add, rows[0], spec.root);
     return;
   }
@@ -332,7 +332,7 @@ inline void schedule_neighbours(ScheduleBuilder& to_add, const CollectiveSpec& s
     return;
   }
   const std::size_t streams = stream_count(spec, rows);
-  const bool chain = what == Collective::broadcast || what == Collective::reduce;
+  const bool chain = rooted_whole(what);
   const int chunks = chain ? chain_chunks(rows, spec.root) : 1;
   const bool reduces = what == Collective::all_reduce;
   to_add.out.chunks = static_cast<int>(streams) * (chain     ? chunks

@@ -31,6 +31,13 @@ struct Doubling {
   int pairs() const { return devices - members; }
   // Also where the blocks of that member begin, one for each device that it stands for.
   int device(int member) const { return member < pairs() ? 2 * member : member + pairs(); }
+  int reversed(int member) const {  // its bits
+    int bits = 0;
+    for (int bit = 1; bit < members; bit *= 2) {
+      bits = 2 * bits + ((member & bit) != 0 ? 1 : 0);
+    }
+    return bits;
+  }
 
   int devices;
   int members = 1;
@@ -66,12 +73,8 @@ inline void schedule_halves(ScheduleBuilder& to_add, int n) {
   for (int distance = group.members / 2; distance > 0; distance /= 2, ++step) {
     const int held = group.members / 2 / distance;
     for (int member = 0; member < group.members; ++member) {
-      int reversed = 0;
-      for (int bit = 1; bit < group.members; bit *= 2) {
-        reversed = 2 * reversed + ((member & bit) != 0 ? 1 : 0);
-      }
       to_add.add(step, group.device(member), group.device(member ^ distance),
-                 reversed / held * held, held);
+                 group.reversed(member) / held * held, held);
     }
   }
   for (int pair = 0; pair < group.pairs(); ++pair) {
@@ -82,13 +85,12 @@ inline void schedule_halves(ScheduleBuilder& to_add, int n) {
 // broadcast, scatter: the root sends to the device half of all away, both to a quarter, ...
 // Device v behind the root has those up to v + distance below it.
 inline void schedule_tree(ScheduleBuilder& to_add, Collective what, int n, int root) {
-  const bool blocks = what == Collective::scatter || what == Collective::gather;
   int step = 0;
   for (int distance = (1 << doublings(n)) / 2; distance > 0; distance /= 2, ++step) {
     for (int v = 0; v + distance < n; v += 2 * distance) {
       const int below = v + distance;
       const int from = modulo(root + v, n), to = modulo(root + below, n);
-      if (blocks) {
+      if (rooted_blocks(what)) {
         to_add.add_around(step, from, to, root + below, std::min(distance, n - below), n);
       } else {
         to_add.add(step, from, to, 0);
@@ -112,9 +114,7 @@ inline void schedule_dissemination(ScheduleBuilder& to_add, int n) {
 inline void schedule_direct(ScheduleBuilder& to_add, const CollectiveSpec& spec) {
   const int n = spec.devices();
   const Collective what = spec.what;
-  const bool rooted = what == Collective::broadcast || what == Collective::reduce ||
-                      what == Collective::scatter || what == Collective::gather;
-  const bool blocks = what == Collective::scatter || what == Collective::gather;
+  const bool rooted = is_rooted(what);
   to_add.out.chunks = what == Collective::all_reduce ? n : block_count(what, n);
   for (int from = rooted ? spec.root : 0; from < (rooted ? spec.root + 1 : n); ++from) {
     for (int to = 0; to < n; ++to) {
@@ -122,7 +122,7 @@ inline void schedule_direct(ScheduleBuilder& to_add, const CollectiveSpec& spec)
         continue;
       }
       const int chunk = what == Collective::all_to_all          ? from * n + to
-                        : blocks                                ? to
+                        : rooted_blocks(what)                   ? to
                         : rooted || what == Collective::barrier ? 0
                                                                 : from;
       to_add.add(0, from, to, chunk);

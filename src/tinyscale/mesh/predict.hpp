@@ -15,6 +15,7 @@
 #include "tinyscale/hardware/roofline.hpp"
 #include "tinyscale/mesh/collective_bytes.hpp"
 #include "tinyscale/mesh/endpoint.hpp"
+#include "tinyscale/mesh/step_order.hpp"
 
 namespace tinyscale {
 
@@ -22,7 +23,7 @@ struct PredictedCall {
   std::string name, axes, arguments, algorithm;
   int devices = 1;
   double bytes = 0;    // sent by this device
-  double seconds = 0;  // by the closed form, its links free
+  double seconds = 0;  // by the closed form, its links free; of an own schedule at least that
 };
 
 // Seconds are those of the one device that ran.
@@ -63,8 +64,15 @@ inline PredictedCall predict_call(const CallShape& shape, int index) {
   call.arguments = shape.arguments;
   call.algorithm = name_of(shape.spec.algorithm);
   call.devices = shape.spec.devices();
-  call.bytes = collective_bytes(shape.spec, index);
-  call.seconds = cost_of(shape.spec).seconds;
+  if (shape.spec.algorithm != Algorithm::custom) {
+    call.bytes = collective_bytes(shape.spec, index);
+    call.seconds = cost_of(shape.spec).seconds;
+    return call;
+  }
+  for (const ScheduledMessage& message : shape.schedule->messages) {
+    call.bytes += message.from == index ? message_bytes(shape, message) : 0;
+  }
+  call.seconds = schedule_seconds(shape.schedule->data, shape.spec);
   return call;
 }
 

@@ -82,51 +82,48 @@ class MachineLinks {
 
   // The links that a message crosses, in order.
   void route(std::int64_t chip, std::int64_t target, std::vector<std::size_t>& links) const {
+    double latency = 0;
     links.clear();
+    hops(chip, target, latency, &links);
+  }
+
+  // How often a message pays a latency, and how much in all; adds its links.
+  int hops(std::int64_t chip, std::int64_t target, double& latency,
+           std::vector<std::size_t>* links = nullptr) const {
+    std::int64_t hops = 0;
+    latency = 0;
     for (std::size_t d = 0; chip != target && d < along_.size(); ++d) {
       const Along& along = along_[d];
       const std::int64_t away = distance(chip, target, d);
       if (away == 0) {
         continue;
       }
-      if (along.kind == AxisKind::full) {
-        links.push_back(id(chip, d, static_cast<std::size_t>(coordinate(target, d))));
-        chip = moved(chip, target, d);
-      } else if (along.kind == AxisKind::switched) {
-        links.push_back(id(chip, along.port, 0));
-        push_uplinks(chip, d, 2, links);
+      std::int64_t crossed = 1;
+      if (along.kind == AxisKind::switched) {
+        const std::int64_t from = chip;
         for (std::size_t level = d; level <= along.port; ++level) {
           chip = moved(chip, target, level);
         }
-        push_uplinks(chip, d, 3, links);
-        links.push_back(id(chip, along.port, 1));
-      } else {
+        if (links != nullptr) {
+          links->push_back(id(from, along.port, 0));
+          push_uplinks(from, d, 2, *links);
+          push_uplinks(chip, d, 3, *links);
+          links->push_back(id(chip, along.port, 1));
+        }
+      } else if (along.kind == AxisKind::full && links != nullptr) {
+        links->push_back(id(chip, d, static_cast<std::size_t>(coordinate(target, d))));
+      } else if (along.kind != AxisKind::full) {
+        crossed = away > 0 ? away : -away;
         const std::int64_t step = away > 0 ? 1 : along.size - 1;
-        for (std::int64_t left = away > 0 ? away : -away; left > 0; --left) {
-          links.push_back(id(chip, d, away > 0 ? 0 : 1));
+        for (std::int64_t left = crossed; left > 0 && links != nullptr; --left) {
+          links->push_back(id(chip, d, away > 0 ? 0 : 1));
           const std::int64_t here = coordinate(chip, d);
           chip += ((here + step) % along.size - here) * along.stride;
         }
       }
-    }
-  }
-
-  // How often a message pays a latency, and how much in all.
-  int hops(std::int64_t chip, std::int64_t target, double& latency) const {
-    std::int64_t hops = 0;
-    latency = 0;
-    for (std::size_t d = 0; chip != target && d < along_.size(); ++d) {
-      const Along& along = along_[d];
-      std::int64_t away = distance(chip, target, d);
-      if (along.kind == AxisKind::switched || along.kind == AxisKind::full) {
-        for (std::size_t level = d; away != 0 && level <= along.port; ++level) {
-          chip = moved(chip, target, level);
-        }
-        away = away != 0 ? 1 : 0;
-      }
-      away = away < 0 ? -away : away;
-      hops += away;
-      latency += static_cast<double>(away) * along.latency;
+      chip = moved(chip, target, d);
+      hops += crossed;
+      latency += static_cast<double>(crossed) * along.latency;
     }
     return static_cast<int>(hops);
   }

@@ -24,12 +24,12 @@ struct MemberSteps {
     first.assign(streams * members + 1, 0);
     stream.resize(prepared.messages.size());
     for (std::size_t s = 0; s < streams; ++s) {
-      for (std::size_t i = prepared.streams[s].first; i < prepared.streams[s].last; ++i) {
-        for (std::size_t m = prepared.steps[i].first; m < prepared.steps[i].last; ++m) {
-          stream[m] = static_cast<int>(s);
-          ++first[at(s, prepared.messages[m].from) + 1];
-          ++first[at(s, prepared.messages[m].to) + 1];
-        }
+      const PreparedSchedule::Stream& steps = prepared.streams[s];
+      for (std::size_t m = prepared.steps[steps.first].first;
+           m < prepared.steps[steps.last - 1].last; ++m) {
+        stream[m] = static_cast<int>(s);
+        ++first[at(s, prepared.messages[m].from) + 1];
+        ++first[at(s, prepared.messages[m].to) + 1];
       }
     }
     for (std::size_t i = 1; i < first.size(); ++i) {
@@ -37,13 +37,10 @@ struct MemberSteps {
     }
     items.resize(first.back());
     std::vector<std::size_t> filled(first);
-    for (std::size_t s = 0; s < streams; ++s) {  // messages lie by step
-      for (std::size_t i = prepared.streams[s].first; i < prepared.streams[s].last; ++i) {
-        for (std::size_t m = prepared.steps[i].first; m < prepared.steps[i].last; ++m) {
-          items[filled[at(s, prepared.messages[m].from)]++] = static_cast<int>(m);
-          items[filled[at(s, prepared.messages[m].to)]++] = static_cast<int>(m);
-        }
-      }
+    for (std::size_t m = 0; m < stream.size(); ++m) {  // messages lie by step
+      const std::size_t s = static_cast<std::size_t>(stream[m]);
+      items[filled[at(s, prepared.messages[m].from)]++] = static_cast<int>(m);
+      items[filled[at(s, prepared.messages[m].to)]++] = static_cast<int>(m);
     }
   }
 
