@@ -65,38 +65,25 @@ inline Tensor chunk_of(const Tensor& x, int dim, int n, int c) {
   return dim < 0 ? x : slice(x, dim, c * size, (c + 1) * size);
 }
 
-// Step by step on one group of devices, of the ranks `members`.
+// The share of each device of a group, of the ranks `members`. A chunk that travels is read where
+// it started; a sum that travels is added to in the order of the devices on its way.
 inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
                        const std::vector<std::size_t>& members, List<Tensor>& shards) {
-  using What = ChunkedMatmul::What;
+  const bool sums = way.what == ChunkedMatmul::What::product;
   const int n = static_cast<int>(members.size());
-  List<Tensor> travels;
-  for (const std::size_t rank : members) {
-    shards[rank] = full(local, 0.0f);
-    travels.push_back(way.what == What::a   ? m.a.shards[rank]
-                      : way.what == What::b ? m.b.shards[rank]
-                                            : shards[rank]);
-  }
-  const int turn = way.what == What::product ? 1 : -1;  // to the next device, or from it
-  for (int step = 0; step < n; ++step) {
-    List<Tensor> next(members.size());
-    for (int i = 0; i < n; ++i) {
-      const std::size_t rank = members[static_cast<std::size_t>(i)];
-      Tensor& here = travels[static_cast<std::size_t>(i)];
-      Context own = device_context(static_cast<int>(rank));
-      const ContextScope scope(own);
-      const int c = modulo(turn > 0 ? i - 1 - step : i + step, n);
-      const Tensor a = way.what == What::a ? here : chunk_of(m.a.shards[rank], way.a_dim, n, c);
-      const Tensor b = way.what == What::b ? here : chunk_of(m.b.shards[rank], way.b_dim, n, c);
-      if (way.what == What::product) {
-        here = here + matmul(a, b);
-        shards[rank] = here;
-      } else {
-        add_(chunk_of(shards[rank], way.product_dim, n, c), matmul(a, b));
-      }
-      next[static_cast<std::size_t>(modulo(i + turn, n))] = here;
+  for (int i = 0; i < n; ++i) {
+    const std::size_t own = members[static_cast<std::size_t>(i)];
+    shards[own] = full(local, 0.0f);
+    for (int step = 0; step < n; ++step) {
+      const int from = (i + step + (sums ? 1 : 0)) % n, chunk = sums ? i : from;
+      const std::size_t other = members[static_cast<std::size_t>(from)];
+      Context device = device_context(static_cast<int>(sums ? other : own));
+      const ContextScope scope(device);
+      const Tensor& a = m.a.shards[way.what == ChunkedMatmul::What::b ? own : other];
+      const Tensor& b = m.b.shards[way.what == ChunkedMatmul::What::a ? own : other];
+      add_(chunk_of(shards[own], way.product_dim, n, chunk),
+           matmul(chunk_of(a, way.a_dim, n, chunk), chunk_of(b, way.b_dim, n, chunk)));
     }
-    travels = next;
   }
 }
 
