@@ -483,6 +483,27 @@ TEST_CASE("sharded: element by element and reductions") {
   }
 }
 
+TEST_CASE("sharded: quotients, transposes and softmax") {
+  const ts::Mesh mesh = mesh_of({{"x", 4}, {"y", 2}});
+  const ts::Tensor x = ts::randn({8, 12}, 1), y = ts::exp(ts::randn({8, 12}, 2));
+  const ts::Sharded a = mesh.shard(x, "I_x, J_y"), b = mesh.shard(y, "I, J");
+  CHECK(same((a / b).gather(), x / y));
+  CHECK(same((a / 4.0f).gather(), x / 4.0f));
+  CHECK(ts::transpose(a, "I", "J").text() == "[J_y, I_x]");
+  CHECK(same(ts::transpose(a, "I", "J").gather(), ts::contiguous(ts::transpose(x, 0, 1))));
+  CHECK(same(ts::softmax(mesh.shard(x, "I_x, J"), "J").gather(), ts::softmax(x)));
+  const ts::Tensor down = ts::transpose(ts::softmax(ts::transpose(x, 0, 1)), 0, 1);
+  CHECK(same(ts::softmax(mesh.shard(x, "I, J_x"), "I").gather(), ts::contiguous(down)));
+  CHECK(error_of([&] { ts::softmax(a, "J"); }) ==
+        "softmax: dim J is cut in [I_x, J_y], and a device needs all of it; reshard to "
+        "\"I_x, J\" first");
+  const ts::Sharded u = ts::sum(mesh.shard(ts::randn({8, 12, 4}, 2), "I, J, K_x"), "K");
+  CHECK((u / b).text() == "[{U_x} I, J]");
+  CHECK(error_of([&] { b / u; }) ==
+        "div: [{U_x} I, J] is still to be summed, and div of a sum is not the sum of it; reshard "
+        "to \"I, J\" first");
+}
+
 TEST_CASE("sharded: collective matmuls") {
   const ts::Mesh mesh = mesh_of({{"x", 4}, {"y", 2}});
   const ts::Tensor x = ts::randn({16, 24}, 1), w = ts::randn({24, 8}, 2);

@@ -77,8 +77,7 @@ inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const S
     for (int step = 0; step < n; ++step) {
       const int from = (i + step + (sums ? 1 : 0)) % n, chunk = sums ? i : from;
       const std::size_t other = members[static_cast<std::size_t>(from)];
-      Context device = device_context(static_cast<int>(sums ? other : own));
-      const ContextScope scope(device);
+      const DeviceScope scope(static_cast<int>(sums ? other : own));
       const Tensor& a = m.a.shards[way.what == ChunkedMatmul::What::b ? own : other];
       const Tensor& b = m.b.shards[way.what == ChunkedMatmul::What::a ? own : other];
       add_(chunk_of(shards[own], way.product_dim, n, chunk),

@@ -108,8 +108,7 @@ inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
   step.algorithm = is_slice(move) ? "" : name_of(cost.algorithm);
   step.bytes = cost.bytes;
   step.seconds = cost.seconds;
-  Context quiet = device_context(-1);
-  const ContextScope scope(quiet);
+  const DeviceScope quiet(-1);
   if (!is_slice(move) && !a.shards.empty()) {
     const Shared<const CallPlan> plan = plan_of(mesh, move, local, cost.algorithm, how);
     const Shape after = a.local_shape();

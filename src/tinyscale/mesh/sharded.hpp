@@ -149,6 +149,12 @@ inline Context device_context(int rank) {
   return own;
 }
 
+struct DeviceScope {
+  explicit DeviceScope(int rank) : own(device_context(rank)), scope(own) {}
+  Context own;
+  const ContextScope scope;
+};
+
 inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Shape& shape,
                      const std::string& text, DType format = DType::f32) {
   Sharded out;
@@ -188,8 +194,7 @@ inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Tensor& x, cons
     fail({"shard: \"", text, "\" asks for summands, the tensor is their sum; a partial sum comes ",
           "from a matmul or a sum over a dim that is cut"});
   }
-  Context quiet = device_context(-1);
-  const ContextScope scope(quiet);
+  const DeviceScope quiet(-1);
   for (int rank = 0; rank < out.devices(); ++rank) {
     out.shards.push_back(block_of(out, x, rank).clone());
   }
@@ -207,8 +212,7 @@ inline void check_numbers(const char* function, const Sharded& a) {
 
 inline Tensor Sharded::gather() const {
   detail::check_numbers("gather", *this);
-  Context quiet = detail::device_context(-1);
-  const ContextScope scope(quiet);
+  const detail::DeviceScope quiet(-1);
   Tensor whole = full(shape, 0.0f);
   const ShardPicture held = picture();
   for (const std::vector<int>& ranks : held.holders) {

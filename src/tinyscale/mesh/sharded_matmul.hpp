@@ -249,8 +249,7 @@ inline Sharded local_products(const ShardedMatmul& m, const Sharded& a, const Sh
                               const AxisPlaces& places) {
   Sharded product = like(a, m.shape, sharding_of(m.mesh(), places, m.dims));
   for (std::size_t r = 0; r < a.shards.size(); ++r) {
-    Context own = device_context(static_cast<int>(r));
-    const ContextScope scope(own);
+    const DeviceScope scope(static_cast<int>(r));
     product.shards.push_back(matmul(a.shards[r], b.shards[r]));
   }
   return product;
