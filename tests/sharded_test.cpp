@@ -136,12 +136,16 @@ TEST_CASE("sharding: the text is printed as it was parsed") {
   }
   CHECK(ts::parse_sharding(" I_{ x , y },J ").text() == "I_{x,y}, J");
   CHECK(ts::parse_sharding("{U_{x}}I").text() == "{U_x} I");
+  CHECK(ts::parse_sharding("A[I_x, J]").text() == "I_x, J");  // as the book has it
+  CHECK(ts::parse_sharding(" [ {U_x} ] ").text() == "{U_x}");
   const auto error = [](const char* text) { return error_of([=] { ts::parse_sharding(text); }); };
   CHECK(error("I_, J") ==
         "sharding \"I_, J\": ',' at place 3; a mesh axis is right, as in I_x, or several as in "
         "I_{x,y}");
   CHECK(error("I_{x") ==
         "sharding \"I_{x\": the end; a comma or } is right after an axis, as in I_{x,y}");
+  CHECK(error("[I_x") ==
+        "sharding \"[I_x\": the end; a comma or ] is right after a dim, as in A[I_x, J]");
   CHECK(error("I,") == "sharding \"I,\": the end; a dim is right after a comma");
   CHECK(error("I J") ==
         "sharding \"I J\": 'J' at place 3; a comma is right between dims, as in I_x, J");

@@ -85,11 +85,8 @@ struct Sharded {
   int devices() const { return mesh->devices(); }
   // How many devices hold the same numbers.
   int replicas() const {
-    std::int64_t cut = 1;
-    for (const std::string& letters : places()) {
-      cut *= detail::shard_count(*mesh, letters);
-    }
-    return devices() / static_cast<int>(cut);
+    const std::string used = detail::all_letters(places());
+    return devices() / static_cast<int>(detail::shard_count(*mesh, used));
   }
   double bytes() const {  // on each device
     return static_cast<double>(local_shape().count()) * bytes_of(format);
@@ -242,20 +239,15 @@ inline ShardPicture Sharded::picture() const {
   const detail::AxisPlaces at = places();
   out.title = detail::cat(text(), " of shape ", shape, " on ", devices(), " devices");
   out.shape = shape;
-  std::string cut;
   for (std::size_t d = 0; d < sharding.dims.size(); ++d) {
     out.names.push_back(sharding.dims[d].name);
     out.blocks.push_back(detail::shard_count(*mesh, at[d + 1]));
-    cut += at[d + 1];
   }
   out.summands = static_cast<int>(detail::shard_count(*mesh, at[0]));
   out.holders.resize(static_cast<std::size_t>(out.blocks.count()));
-  std::string copies;  // axes that nothing lies on: a copy for each of their devices
-  for (const char letter : mesh->letters()) {
-    if ((cut + at[0]).find(letter) == std::string::npos) {
-      copies += letter;
-    }
-  }
+  const std::string used = detail::all_letters(at);
+  const std::string cut = used.substr(at[0].size());
+  const std::string copies = detail::without(mesh->letters(), used);  // one for each device there
   for (std::vector<int>& ranks : out.holders) {
     ranks.resize(static_cast<std::size_t>(out.summands * replicas()));
   }

@@ -290,16 +290,13 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
 
 // What to write instead where the product would have an axis in two places.
 [[noreturn]] inline void fail_twice(const ShardedMatmul& m, char letter) {
-  AxisPlaces without = m.natural;
-  for (std::string& letters : without) {
-    const std::size_t at = letters.find(letter);
-    letters = at == std::string::npos ? letters : letters.substr(0, at) + letters.substr(at + 1);
-  }
   std::string ways;
-  for (std::size_t keep = 1; keep < without.size(); ++keep) {
-    AxisPlaces places = without;
-    places[keep] = m.natural[keep];
-    if (places != without) {
+  for (std::size_t keep = 1; keep < m.natural.size(); ++keep) {
+    AxisPlaces places = m.natural;
+    for (std::size_t d = 0; d < places.size(); ++d) {
+      places[d] = d == keep ? places[d] : without(places[d], std::string(1, letter));
+    }
+    if (m.natural[keep].find(letter) != std::string::npos) {
       ways +=
           (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
     }

@@ -33,13 +33,10 @@ inline void check_one_mesh(const char* function, const Sharded& a, const Sharded
 
 // An axis in two places of one sharding, or 0.
 inline char used_twice(const AxisPlaces& places) {
-  std::string seen;
-  for (const std::string& letters : places) {
-    for (const char letter : letters) {
-      if (seen.find(letter) != std::string::npos) {
-        return letter;
-      }
-      seen += letter;
+  const std::string used = all_letters(places);
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    if (used.find(used[i]) < i) {
+      return used[i];
     }
   }
   return 0;
