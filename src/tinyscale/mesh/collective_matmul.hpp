@@ -36,8 +36,7 @@ inline ChunkedMatmul chunked(const ShardedMatmul& m, const AxisPlaces& goal) {
     const List<AxisMove>& moves = !way.a.empty() ? way.a : !way.b.empty() ? way.b : way.product;
     const bool sums = way.a.empty() && way.b.empty();
     if (way.moves != 1 || is_slice(moves[0]) || moves[0].axes.size() != 1 ||
-        collective_of(moves[0]) !=
-            (sums ? Collective::reduce_scatter : Collective::all_gather)) {
+        collective_of(moves[0]) != (sums ? Collective::reduce_scatter : Collective::all_gather)) {
       continue;
     }
     out.whole = way;
@@ -58,10 +57,8 @@ inline ChunkedMatmul chunked(const ShardedMatmul& m, const AxisPlaces& goal) {
   return out;
 }
 
-// Chunk c of n along a dim, as a view; of none (-1) all.
 inline Tensor chunk_of(const Tensor& x, int dim, int n, int c) {
-  const std::int64_t size = dim < 0 ? 0 : x.dim(dim) / n;
-  return dim < 0 ? x : slice(x, dim, c * size, (c + 1) * size);
+  return dim < 0 ? x : part_of(x, dim, n, c);
 }
 
 // The share of each device of a group, of the ranks `members`. A chunk that travels is read where
@@ -96,13 +93,15 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   const int n = hop.devices();
   hop.root = way.what == ChunkedMatmul::What::product ? 1 : n - 1;
   const AlgorithmChoice choice = choose_algorithm(hop);
-  ShardedStep step;
-  step.name = cat("permute chunk of ", name, ", ", n - 1, " times");
-  step.axes = axes_text(mesh, way.move.axes);
-  step.before = step.after = array.sharding.text();
-  step.algorithm = name_of(choice.algorithm);
-  step.bytes = static_cast<double>((n - 1) * chunk) * bytes_of(m.a.format);
-  step.seconds = (n - 1) * choice.seconds;
+  const std::string text = array.sharding.text();
+  const ShardedStep step = {cat("permute chunk of ", name, ", ", n - 1, " times"),
+                            axes_text(mesh, way.move.axes),
+                            text,
+                            text,
+                            name_of(choice.algorithm),
+                            static_cast<double>((n - 1) * chunk) * bytes_of(m.a.format),
+                            0,
+                            (n - 1) * choice.seconds};
   report.steps.push_back(step);
   report.bytes = step.bytes;
   report.comms_seconds = step.seconds;

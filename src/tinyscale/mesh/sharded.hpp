@@ -154,23 +154,27 @@ struct DeviceScope {
 
 inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Shape& shape,
                      const std::string& text, DType format = DType::f32) {
-  Sharded out;
-  out.mesh = mesh;
-  out.shape = shape;
-  out.sharding = parse_sharding(text);
-  out.format = format;
+  const Sharded out = {mesh, shape, parse_sharding(text), format, {}, {}};
   out.places();  // checks
   return out;
 }
 
 // The array's numbers under another sharding on the same mesh.
 inline Sharded like(const Sharded& a, const Shape& shape, const Sharding& sharding) {
-  Sharded out;
-  out.mesh = a.mesh;
-  out.shape = shape;
-  out.sharding = sharding;
-  out.format = a.format;
-  return out;
+  return {a.mesh, shape, sharding, a.format, {}, {}};
+}
+
+inline void finish(Sharded& a, const ShardedReport& report) {
+  a.made = Shared<const ShardedReport>(new ShardedReport(report));
+}
+
+// Every device's op on what it has of a and b.
+inline void on_each_device(Sharded& out, const Sharded& a, const Sharded& b,
+                           Tensor (*op)(const Tensor& a, const Tensor& b)) {
+  for (std::size_t r = 0; r < a.shards.size(); ++r) {
+    const DeviceScope scope(static_cast<int>(r));
+    out.shards.push_back(op(a.shards[r], b.shards[r]));
+  }
 }
 
 // The block that a device holds, as a view of the whole.

@@ -122,10 +122,7 @@ inline Sharded elementwise(const char* function, Sharded a, Sharded b, BinaryOp 
   report.reason = "element by element: no collective";
   slice_as(a, result, report);
   slice_as(b, result, report);
-  for (std::size_t r = 0; r < a.shards.size(); ++r) {
-    const DeviceScope scope(static_cast<int>(r));
-    out.shards.push_back(op(a.shards[r], b.shards[r]));
-  }
+  on_each_device(out, a, b, op);
   finish(out, report);
   return out;
 }
@@ -208,7 +205,7 @@ inline Sharded reduce_dim(const char* function, const Sharded& x, const std::str
   }
   ShardedReport report;
   if (largest && !cut.empty()) {  // the largest of all is no sum: at once
-    make_move(out, {0, -1, out.places()[0], 0, 0}, report, Reduce::max);
+    make_move(out, {0, -1, out.places()[0], 0, 0}, report, "", Reduce::max);
   }
   report.reason = cut.empty() ? "dim " + dim + " is whole on every device: no collective"
                   : largest   ? "the largest of each device, and of them the largest"
@@ -260,7 +257,8 @@ inline Sharded transpose(const Sharded& a, const std::string& first, const std::
   out.shape.set(j, a.shape[i]);
   out.sharding.dims[static_cast<std::size_t>(i)] = a.sharding.dims[static_cast<std::size_t>(j)];
   out.sharding.dims[static_cast<std::size_t>(j)] = a.sharding.dims[static_cast<std::size_t>(i)];
-  return detail::map("transpose", a, out, "each device its own block", detail::TransposedDims{i, j});
+  return detail::map("transpose", a, out, "each device its own block",
+                     detail::TransposedDims{i, j});
 }
 
 // Over the dim of that name, which must be whole on every device.

@@ -67,8 +67,8 @@ struct ShardingParser {
   std::string word(char also, const char* right) {
     skip('\0');
     const std::size_t first = at;
-    while (at < text.size() && (std::isalnum(static_cast<unsigned char>(text[at])) != 0 ||
-                                text[at] == also)) {
+    while (at < text.size() &&
+           (std::isalnum(static_cast<unsigned char>(text[at])) != 0 || text[at] == also)) {
       ++at;
     }
     if (at == first) {
@@ -155,11 +155,6 @@ struct PlacedMesh {
     return out;
   }
 };
-
-inline Shared<const PlacedMesh> placed_mesh(const Machine& machine,
-                                            const List<AxisPlacement>& axes) {
-  return Shared<const PlacedMesh>(new PlacedMesh{machine, axes});
-}
 
 // Which axes stand where, each a letter ('a' the first of the mesh): [0] those of the partial sum
 // in rising order, [d + 1] those that cut dim d.
