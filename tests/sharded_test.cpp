@@ -282,6 +282,10 @@ TEST_CASE("sharded: what is wrong is said") {
   CHECK(error_of([&] { u + whole; }) ==
         "add: [{U_x} I, J] and [I, J]; what is no partial sum would be added once by every "
         "device, so reshard the partial one to \"I, J\" first");
+  const ts::Sharded uy = ts::sum(mesh.shard(ts::randn({8, 12, 4}, 2), "I, J, K_y"), "K");
+  CHECK(error_of([&] { u + uy; }) ==
+        "add: [{U_x} I, J] and [{U_y} I, J]; sums over other axes have other summands, so reshard "
+        "both to \"I, J\" first");
   CHECK(error_of([&] { u* u; }) ==
         "mul: [{U_x} I, J] and [{U_x} I, J]; a product of sums is not the sum of products, so "
         "reshard one of them to \"I, J\" first");

@@ -100,8 +100,11 @@ inline void check_summed(const char* function, const Sharded& a) {
 inline void check_partial(const char* function, const Sharded& a, const Sharded& b, bool product) {
   const bool one = a.sharding.partial.empty() != b.sharding.partial.empty();
   if (!product && a.places()[0] != b.places()[0]) {
-    fail({function, ": ", a.text(), " and ", b.text(), "; what is no partial sum would be added ",
-          "once by every device, so reshard the partial one to ",
+    const bool two = !one && !a.sharding.partial.empty();
+    fail({function, ": ", a.text(), " and ", b.text(),
+          two ? "; sums over other axes have other summands, so reshard both to "
+              : "; what is no partial sum would be added once by every device, so reshard the "
+                "partial one to ",
           summed(a.sharding.partial.empty() ? b : a), " first"});
   }
   if (product && !one && !a.sharding.partial.empty()) {

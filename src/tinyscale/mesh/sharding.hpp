@@ -245,7 +245,8 @@ inline std::string letters_of(const PlacedMesh& mesh, const Sharding& sharding,
     }
     if (i == all.size()) {
       fail({"sharding \"", sharding.text(), "\": no axis ", name, " on this mesh; its axes are ",
-            axes_text(mesh, all), ", and several on one dim are written I_{x,y}"});
+            axes_text(mesh, all), ", and several on one dim are written I_{", axes_text(mesh, all),
+            "}"});
     }
     const char letter = all[i];
     if (used.find(letter) != std::string::npos) {
