@@ -136,12 +136,16 @@ TEST_CASE("sharding: the text is printed as it was parsed") {
   }
   CHECK(ts::parse_sharding(" I_{ x , y },J ").text() == "I_{x,y}, J");
   CHECK(ts::parse_sharding("{U_{x}}I").text() == "{U_x} I");
+  CHECK(ts::parse_sharding("A[I_x, J]").text() == "I_x, J");  // as the book has it
+  CHECK(ts::parse_sharding(" [ {U_x} ] ").text() == "{U_x}");
   const auto error = [](const char* text) { return error_of([=] { ts::parse_sharding(text); }); };
   CHECK(error("I_, J") ==
         "sharding \"I_, J\": ',' at place 3; a mesh axis is right, as in I_x, or several as in "
         "I_{x,y}");
   CHECK(error("I_{x") ==
         "sharding \"I_{x\": the end; a comma or } is right after an axis, as in I_{x,y}");
+  CHECK(error("[I_x") ==
+        "sharding \"[I_x\": the end; a comma or ] is right after a dim, as in A[I_x, J]");
   CHECK(error("I,") == "sharding \"I,\": the end; a dim is right after a comma");
   CHECK(error("I J") ==
         "sharding \"I J\": 'J' at place 3; a comma is right between dims, as in I_x, J");
@@ -278,6 +282,10 @@ TEST_CASE("sharded: what is wrong is said") {
   CHECK(error_of([&] { u + whole; }) ==
         "add: [{U_x} I, J] and [I, J]; what is no partial sum would be added once by every "
         "device, so reshard the partial one to \"I, J\" first");
+  const ts::Sharded uy = ts::sum(mesh.shard(ts::randn({8, 12, 4}, 2), "I, J, K_y"), "K");
+  CHECK(error_of([&] { u + uy; }) ==
+        "add: [{U_x} I, J] and [{U_y} I, J]; sums over other axes have other summands, so reshard "
+        "both to \"I, J\" first");
   CHECK(error_of([&] { u* u; }) ==
         "mul: [{U_x} I, J] and [{U_x} I, J]; a product of sums is not the sum of products, so "
         "reshard one of them to \"I, J\" first");
@@ -481,6 +489,27 @@ TEST_CASE("sharded: element by element and reductions") {
     CHECK(within((sums + sums).gather(), ts::sum(x, 0) * 2.0f, bound * 4.0f));
     CHECK(within((sums * d).gather(), ts::sum(x, 0) * bias, bound * absolute(bias) * 2.0f));
   }
+}
+
+TEST_CASE("sharded: quotients, transposes and softmax") {
+  const ts::Mesh mesh = mesh_of({{"x", 4}, {"y", 2}});
+  const ts::Tensor x = ts::randn({8, 12}, 1), y = ts::exp(ts::randn({8, 12}, 2));
+  const ts::Sharded a = mesh.shard(x, "I_x, J_y"), b = mesh.shard(y, "I, J");
+  CHECK(same((a / b).gather(), x / y));
+  CHECK(same((a / 4.0f).gather(), x / 4.0f));
+  CHECK(ts::transpose(a, "I", "J").text() == "[J_y, I_x]");
+  CHECK(same(ts::transpose(a, "I", "J").gather(), ts::contiguous(ts::transpose(x, 0, 1))));
+  CHECK(same(ts::softmax(mesh.shard(x, "I_x, J"), "J").gather(), ts::softmax(x)));
+  const ts::Tensor down = ts::transpose(ts::softmax(ts::transpose(x, 0, 1)), 0, 1);
+  CHECK(same(ts::softmax(mesh.shard(x, "I, J_x"), "I").gather(), ts::contiguous(down)));
+  CHECK(error_of([&] { ts::softmax(a, "J"); }) ==
+        "softmax: dim J is cut in [I_x, J_y], and a device needs all of it; reshard to "
+        "\"I_x, J\" first");
+  const ts::Sharded u = ts::sum(mesh.shard(ts::randn({8, 12, 4}, 2), "I, J, K_x"), "K");
+  CHECK((u / b).text() == "[{U_x} I, J]");
+  CHECK(error_of([&] { b / u; }) ==
+        "div: [{U_x} I, J] is still to be summed, and div of a sum is not the sum of it; reshard "
+        "to \"I, J\" first");
 }
 
 TEST_CASE("sharded: collective matmuls") {

@@ -21,121 +21,100 @@ namespace detail {
 struct ChunkedMatmul {
   enum class What { none, a, b, product };
   What what = What::none;
-  std::string axis;
-  int place = 0;  // where what travels is, or will be, cut over the axis
+  MatmulWay whole;  // the same with one collective
+  AxisMove move;
   int a_dim = -1, b_dim = -1, product_dim = -1;
 };
 
-// The product when an operand is whole in that place, if nothing else has to move.
-inline bool gathers_to(const ShardedMatmul& m, ChunkedMatmul::What what, std::size_t place,
-                       const AxisPlaces& goal) {
-  Sharded a = m.a;
-  Sharded b = m.b;
-  (what == ChunkedMatmul::What::a ? a : b).sharding.dims[place - 1].axes.clear();
-  const ShardedMatmul after = matmul_of("collective_matmul", a, b);
-  return after.cut_a == after.cut_b && after.natural == goal;
-}
-
+// Of the ways to run it the best that is one all_gather or one reduce_scatter over one axis.
 inline ChunkedMatmul chunked(const ShardedMatmul& m, const AxisPlaces& goal) {
   using What = ChunkedMatmul::What;
   const int inner = m.a.shape.size();  // the place of J in a, of K in the product
-  for (const What what : {What::a, What::b}) {
-    const AxisPlaces places = what == What::a ? m.a.places() : m.b.places();
-    for (int p = 1; p < static_cast<int>(places.size()); ++p) {
-      const std::string& axis = places[static_cast<std::size_t>(p)];
-      if (axis.size() == 1 && gathers_to(m, what, static_cast<std::size_t>(p), goal)) {
-        if (what == What::a) {
-          return {what, axis, p, -1, p == inner ? 0 : -1, p == inner ? -1 : p - 1};
-        }
-        return {what, axis, p, p == 1 ? inner - 1 : -1, -1, p == 1 ? -1 : inner - 1};
-      }
+  ChunkedMatmul out;
+  const MatmulWays all(m, goal);
+  for (const MatmulWay& way : all.ways) {
+    const List<AxisMove>& moves = !way.a.empty() ? way.a : !way.b.empty() ? way.b : way.product;
+    const bool sums = way.a.empty() && way.b.empty();
+    if (way.moves != 1 || is_slice(moves[0]) || moves[0].axes.size() != 1 ||
+        collective_of(moves[0]) != (sums ? Collective::reduce_scatter : Collective::all_gather)) {
+      continue;
     }
-  }
-  for (int p = 1; p <= inner && m.cut_a.size() == 1 && m.cut_a == m.cut_b; ++p) {
-    if (after_move(m.natural, {0, p, m.cut_a, 0, 0}) == goal) {
-      return {What::product, m.cut_a, p, p == inner ? -1 : p - 1, p == inner ? 1 : -1, -1};
+    out.whole = way;
+    out.move = moves[0];
+    if (sums) {
+      out.what = What::product;
+      (out.move.to == inner ? out.b_dim : out.a_dim) = out.move.to == inner ? 1 : out.move.to - 1;
+    } else if (!way.a.empty()) {
+      out.what = What::a;
+      (out.move.from == inner ? out.b_dim : out.product_dim) =
+          out.move.from == inner ? 0 : out.move.from - 1;
+    } else {
+      out.what = What::b;
+      (out.move.from == 1 ? out.a_dim : out.product_dim) = inner - 1;
     }
+    return out;
   }
-  return {};
+  return out;
 }
 
-// Chunk c of n along a dim, as a view; of none (-1) all.
 inline Tensor chunk_of(const Tensor& x, int dim, int n, int c) {
-  const std::int64_t size = dim < 0 ? 0 : x.dim(dim) / n;
-  return dim < 0 ? x : slice(x, dim, c * size, (c + 1) * size);
+  return dim < 0 ? x : part_of(x, dim, n, c);
 }
 
-// Step by step on one group of devices, of the ranks `members`.
+// The share of each device of a group, of the ranks `members`. A chunk that travels is read where
+// it started; a sum that travels is added to in the order of the devices on its way.
 inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
                        const std::vector<std::size_t>& members, List<Tensor>& shards) {
-  using What = ChunkedMatmul::What;
+  const bool sums = way.what == ChunkedMatmul::What::product;
   const int n = static_cast<int>(members.size());
-  List<Tensor> travels;
-  for (const std::size_t rank : members) {
-    shards[rank] = full(local, 0.0f);
-    travels.push_back(way.what == What::a   ? m.a.shards[rank]
-                      : way.what == What::b ? m.b.shards[rank]
-                                            : shards[rank]);
-  }
-  const int turn = way.what == What::product ? 1 : -1;  // to the next device, or from it
-  for (int step = 0; step < n; ++step) {
-    List<Tensor> next(members.size());
-    for (int i = 0; i < n; ++i) {
-      const std::size_t rank = members[static_cast<std::size_t>(i)];
-      Tensor& here = travels[static_cast<std::size_t>(i)];
-      Context own = device_context(static_cast<int>(rank));
-      const ContextScope scope(own);
-      const int c = modulo(turn > 0 ? i - 1 - step : i + step, n);
-      const Tensor a = way.what == What::a ? here : chunk_of(m.a.shards[rank], way.a_dim, n, c);
-      const Tensor b = way.what == What::b ? here : chunk_of(m.b.shards[rank], way.b_dim, n, c);
-      if (way.what == What::product) {
-        here = here + matmul(a, b);
-        shards[rank] = here;
-      } else {
-        add_(chunk_of(shards[rank], way.product_dim, n, c), matmul(a, b));
-      }
-      next[static_cast<std::size_t>(modulo(i + turn, n))] = here;
+  for (int i = 0; i < n; ++i) {
+    const std::size_t own = members[static_cast<std::size_t>(i)];
+    shards[own] = full(local, 0.0f);
+    for (int step = 0; step < n; ++step) {
+      const int from = (i + step + (sums ? 1 : 0)) % n, chunk = sums ? i : from;
+      const std::size_t other = members[static_cast<std::size_t>(from)];
+      const DeviceScope scope(static_cast<int>(sums ? other : own));
+      const Tensor& a = m.a.shards[way.what == ChunkedMatmul::What::b ? own : other];
+      const Tensor& b = m.b.shards[way.what == ChunkedMatmul::What::a ? own : other];
+      add_(chunk_of(shards[own], way.product_dim, n, chunk),
+           matmul(chunk_of(a, way.a_dim, n, chunk), chunk_of(b, way.b_dim, n, chunk)));
     }
-    travels = next;
   }
 }
 
 inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Sharded& out,
                           ShardedReport& report) {
-  using What = ChunkedMatmul::What;
   const char* const names[] = {"", "a", "b", "product"};
+  const std::string name = names[static_cast<int>(way.what)];
   const PlacedMesh& mesh = m.mesh();
-  const bool sums = way.what == What::product;
-  const double n = static_cast<double>(shard_count(mesh, way.axis));
-  const Sharded& array = way.what == What::a ? m.a : way.what == What::b ? m.b : out;
+  const Sharded& array = way.whole.a.size() > 0 ? m.a : way.whole.b.size() > 0 ? m.b : out;
   const std::int64_t chunk = array.local_shape().count();
-  CollectiveSpec hop = spec_of(mesh, Collective::permute, way.axis, chunk, m.a.format);
-  hop.root = sums ? 1 : hop.devices() - 1;
+  CollectiveSpec hop = spec_of(mesh, Collective::permute, way.move.axes, chunk, m.a.format);
+  const int n = hop.devices();
+  hop.root = way.what == ChunkedMatmul::What::product ? 1 : n - 1;
   const AlgorithmChoice choice = choose_algorithm(hop);
-  const AxisMove whole = {sums ? 0 : way.place, sums ? way.place : -1, way.axis, 0, 0};
-  const std::int64_t before = chunk * (sums ? shard_count(mesh, way.axis) : 1);
-  const MoveCost collective = price(mesh, whole, before, m.a.format);
-  report.math_seconds =
-      m.math_seconds(sums ? m.natural : out.places(), m.cut_a == m.cut_b ? m.cut_a : std::string());
-  ShardedStep step;
-  step.name = cat("permute chunk of ", names[static_cast<int>(way.what)], ", ", n - 1, " times");
-  step.axes = axes_text(mesh, way.axis);
-  step.before = array.sharding.text();
-  step.after = step.before;
-  step.algorithm = name_of(choice.algorithm);
-  step.bytes = (n - 1) * static_cast<double>(chunk) * bytes_of(m.a.format);
-  step.seconds = (n - 1) * choice.seconds;
+  const std::string text = array.sharding.text();
+  const ShardedStep step = {cat("permute chunk of ", name, ", ", n - 1, " times"),
+                            axes_text(mesh, way.move.axes),
+                            text,
+                            text,
+                            name_of(choice.algorithm),
+                            static_cast<double>((n - 1) * chunk) * bytes_of(m.a.format),
+                            0,
+                            (n - 1) * choice.seconds};
   report.steps.push_back(step);
   report.bytes = step.bytes;
   report.comms_seconds = step.seconds;
-  const double math = report.math_seconds / n;  // of a chunk
-  report.candidates.push_back({"chunk by chunk, the next on its way", report.math_seconds,
+  ShardedCandidate whole = way.whole.cost;
+  report.math_seconds = whole.math_seconds;
+  const double math = whole.math_seconds / n;  // of a chunk
+  report.candidates.push_back({"chunk by chunk, the next on its way", whole.math_seconds,
                                step.seconds, step.bytes,
                                math + (n - 1) * std::max(math, choice.seconds)});
-  const std::string name = cat(name_of(collective.what), " ", names[static_cast<int>(way.what)]);
-  report.candidates.push_back({sums ? "matmul, then " + name : name + ", then matmul",
-                               report.math_seconds, collective.seconds, collective.bytes,
-                               report.math_seconds + collective.seconds});
+  const std::string collective = name_of(collective_of(way.move)) + (" " + name);
+  whole.calls = way.move.from == 0 ? "matmul, then " + collective : collective + ", then matmul";
+  whole.seconds = whole.math_seconds + whole.comms_seconds;
+  report.candidates.push_back(whole);
   report.reason = cat(n, " chunks; ", math < choice.seconds ? "their way" : "their product",
                       " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each");
 }
@@ -158,8 +137,8 @@ inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::
   }
   out.shards.resize(a.shards.size());
   for (int rank = 0; rank < out.devices() && !a.shards.empty(); ++rank) {
-    if (detail::shard_index(*a.mesh, way.axis, rank) == 0) {
-      detail::run_chunks(m, way, out.local_shape(), detail::group_of(*a.mesh, way.axis, rank),
+    if (detail::shard_index(*a.mesh, way.move.axes, rank) == 0) {
+      detail::run_chunks(m, way, out.local_shape(), detail::group_of(*a.mesh, way.move.axes, rank),
                          out.shards);
     }
   }

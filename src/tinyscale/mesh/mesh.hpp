@@ -163,7 +163,8 @@ class Mesh {
 
  private:
   Shared<const detail::PlacedMesh> placed() const {
-    return detail::placed_mesh(machine_, detail::place_axes(machine_, axes_));
+    return Shared<const detail::PlacedMesh>(
+        new detail::PlacedMesh{machine_, detail::place_axes(machine_, axes_)});
   }
   Shared<detail::MeshRecord> record_of(const List<Shared<detail::DeviceThread>>& devices) const {
     Shared<detail::MeshRecord> record(new detail::MeshRecord);

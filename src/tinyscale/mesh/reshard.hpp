@@ -16,25 +16,29 @@
 namespace tinyscale {
 namespace detail {
 
-// Part i of n along a dim, with memory of its own.
+inline std::string move_name(const AxisMove& move) {
+  return is_slice(move) ? "slice" : name_of(collective_of(move));
+}
+
+// Part i of n along a dim, as a view.
 inline Tensor part_of(const Tensor& x, int dim, std::int64_t n, std::int64_t i) {
   const std::int64_t size = x.dim(dim) / n;
-  return slice(x, dim, i * size, (i + 1) * size).clone();
+  return slice(x, dim, i * size, (i + 1) * size);
 }
 
 // The ranks of the group over some axes that `first` begins.
 inline std::vector<std::size_t> group_of(const PlacedMesh& mesh, const std::string& letters,
                                          int first) {
-  std::vector<std::size_t> members(static_cast<std::size_t>(shard_count(mesh, letters)));
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    std::size_t left = i;
-    members[i] = static_cast<std::size_t>(first);
-    for (std::size_t a = letters.size(); a-- > 0;) {
-      const AxisPlacement& axis = mesh.axes[axis_number(letters[a])];
-      const std::size_t size = static_cast<std::size_t>(axis.size);
-      members[i] += left % size * static_cast<std::size_t>(axis.stride);
-      left /= size;
+  std::vector<std::size_t> members = {static_cast<std::size_t>(first)};
+  for (const char letter : letters) {
+    const AxisPlacement& axis = mesh.axes[axis_number(letter)];
+    std::vector<std::size_t> longer;
+    for (const std::size_t base : members) {
+      for (int i = 0; i < axis.size; ++i) {
+        longer.push_back(base + static_cast<std::size_t>(i * axis.stride));
+      }
     }
+    members.swap(longer);
   }
   return members;
 }
@@ -60,15 +64,13 @@ inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan, const
     if (shard_index(mesh, axes, first) == 0) {
       const std::vector<std::size_t> members = group_of(mesh, axes, first);
       List<DeviceBuffers> buffers;
-      List<Tensor> out;
+      List<Tensor> before;  // keeps what is sent
       for (const std::size_t rank : members) {
-        out.push_back(Tensor(after));
-        buffers.push_back({shards[rank].data(), out.back().data()});
+        before.push_back(shards[rank]);
+        shards[rank] = Tensor(after);
+        buffers.push_back({before.back().data(), shards[rank].data()});
       }
       execute(plan.exchange, buffers.data());
-      for (std::size_t i = 0; i < members.size(); ++i) {
-        shards[members[i]] = out[i];
-      }
     }
   }
   std::int64_t sent = 0;
@@ -93,23 +95,23 @@ inline Tensor placed_blocks(const Tensor& flat, const AxisMove& move, std::int64
   return reshape(contiguous(permute(reshape(flat, blocks), order)), after);
 }
 
-// Makes a move and writes it into the report.
+// Makes a move of array `name` (" b") and writes it into the report.
 inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
-                      Reduce how = Reduce::sum) {
+                      const char* name = "", Reduce how = Reduce::sum) {
   const PlacedMesh& mesh = *a.mesh;
   const Shape local = a.local_shape();
   const MoveCost cost = price(mesh, move, local.count(), a.format);
-  ShardedStep step;
-  step.name = is_slice(move) ? "slice" : name_of(collective_of(move));
-  step.axes = axes_text(mesh, move.axes);
-  step.before = a.sharding.text();
+  const std::string before = a.sharding.text();
   a.sharding = sharding_of(mesh, after_move(a.places(), move), a.sharding.dims);
-  step.after = a.sharding.text();
-  step.algorithm = is_slice(move) ? "" : name_of(cost.algorithm);
-  step.bytes = cost.bytes;
-  step.seconds = cost.seconds;
-  Context quiet = device_context(-1);
-  const ContextScope scope(quiet);
+  ShardedStep step = {move_name(move) + name,
+                      axes_text(mesh, move.axes),
+                      before,
+                      a.sharding.text(),
+                      is_slice(move) ? "" : name_of(cost.algorithm),
+                      cost.bytes,
+                      0,
+                      cost.seconds};
+  const DeviceScope quiet(-1);
   if (!is_slice(move) && !a.shards.empty()) {
     const Shared<const CallPlan> plan = plan_of(mesh, move, local, cost.algorithm, how);
     const Shape after = a.local_shape();
@@ -123,7 +125,8 @@ inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
   }
   for (std::size_t rank = 0; is_slice(move) && rank < a.shards.size(); ++rank) {
     a.shards[rank] = part_of(a.shards[rank], move.to - 1, shard_count(mesh, move.axes),
-                             shard_index(mesh, move.axes, static_cast<int>(rank)));
+                             shard_index(mesh, move.axes, static_cast<int>(rank)))
+                         .clone();
   }
   report.bytes += cost.bytes;
   report.comms_seconds += cost.seconds;
@@ -135,8 +138,7 @@ inline std::string moves_text(const PlacedMesh& mesh, const List<AxisMove>& move
                               const std::string& array) {
   std::string out;
   for (const AxisMove& move : moves) {
-    out += is_slice(move) ? "slice" : name_of(collective_of(move));
-    out += array + " over " + axes_text(mesh, move.axes) + ", ";
+    out += move_name(move) + array + " over " + axes_text(mesh, move.axes) + ", ";
   }
   return out;
 }
@@ -144,8 +146,7 @@ inline std::string moves_text(const PlacedMesh& mesh, const List<AxisMove>& move
 inline void make_moves(Sharded& a, const List<AxisMove>& moves, const char* name,
                        ShardedReport& report) {
   for (const AxisMove& move : moves) {
-    make_move(a, move, report);
-    report.steps.back().name += name;
+    make_move(a, move, report, name);
   }
 }
 
@@ -162,12 +163,9 @@ inline void check_same_names(const char* function, const Sharding& a, const Shar
 
 inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh, const Reached& end,
                           ShardedReport& report) {
-  ShardedCandidate way;
-  way.calls = moves_text(mesh, search.moves(end), "");
-  way.calls.erase(way.calls.size() - 2);
-  way.comms_seconds = way.seconds = end.seconds;
-  way.bytes = end.bytes;
-  report.candidates.push_back(way);
+  const std::string calls = moves_text(mesh, search.moves(end), "");
+  report.candidates.push_back(
+      {calls.substr(0, calls.size() - 2), 0, end.seconds, end.bytes, end.seconds});
 }
 
 // Also says what the cheapest way without detours costs, where it is another.
@@ -194,10 +192,6 @@ inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& repo
   }
   make_moves(a, all.moves(*end), "", report);
   a.sharding = wanted;
-}
-
-inline void finish(Sharded& a, const ShardedReport& report) {
-  a.made = Shared<const ShardedReport>(new ShardedReport(report));
 }
 
 }  // namespace detail

@@ -85,11 +85,8 @@ struct Sharded {
   int devices() const { return mesh->devices(); }
   // How many devices hold the same numbers.
   int replicas() const {
-    std::int64_t cut = 1;
-    for (const std::string& letters : places()) {
-      cut *= detail::shard_count(*mesh, letters);
-    }
-    return devices() / static_cast<int>(cut);
+    const std::string used = detail::all_letters(places());
+    return devices() / static_cast<int>(detail::shard_count(*mesh, used));
   }
   double bytes() const {  // on each device
     return static_cast<double>(local_shape().count()) * bytes_of(format);
@@ -149,25 +146,35 @@ inline Context device_context(int rank) {
   return own;
 }
 
+struct DeviceScope {
+  explicit DeviceScope(int rank) : own(device_context(rank)), scope(own) {}
+  Context own;
+  const ContextScope scope;
+};
+
 inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Shape& shape,
                      const std::string& text, DType format = DType::f32) {
-  Sharded out;
-  out.mesh = mesh;
-  out.shape = shape;
-  out.sharding = parse_sharding(text);
-  out.format = format;
+  const Sharded out = {mesh, shape, parse_sharding(text), format, {}, {}};
   out.places();  // checks
   return out;
 }
 
 // The array's numbers under another sharding on the same mesh.
 inline Sharded like(const Sharded& a, const Shape& shape, const Sharding& sharding) {
-  Sharded out;
-  out.mesh = a.mesh;
-  out.shape = shape;
-  out.sharding = sharding;
-  out.format = a.format;
-  return out;
+  return {a.mesh, shape, sharding, a.format, {}, {}};
+}
+
+inline void finish(Sharded& a, const ShardedReport& report) {
+  a.made = Shared<const ShardedReport>(new ShardedReport(report));
+}
+
+// Every device's op on what it has of a and b.
+inline void on_each_device(Sharded& out, const Sharded& a, const Sharded& b,
+                           Tensor (*op)(const Tensor& a, const Tensor& b)) {
+  for (std::size_t r = 0; r < a.shards.size(); ++r) {
+    const DeviceScope scope(static_cast<int>(r));
+    out.shards.push_back(op(a.shards[r], b.shards[r]));
+  }
 }
 
 // The block that a device holds, as a view of the whole.
@@ -188,8 +195,7 @@ inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Tensor& x, cons
     fail({"shard: \"", text, "\" asks for summands, the tensor is their sum; a partial sum comes ",
           "from a matmul or a sum over a dim that is cut"});
   }
-  Context quiet = device_context(-1);
-  const ContextScope scope(quiet);
+  const DeviceScope quiet(-1);
   for (int rank = 0; rank < out.devices(); ++rank) {
     out.shards.push_back(block_of(out, x, rank).clone());
   }
@@ -207,8 +213,7 @@ inline void check_numbers(const char* function, const Sharded& a) {
 
 inline Tensor Sharded::gather() const {
   detail::check_numbers("gather", *this);
-  Context quiet = detail::device_context(-1);
-  const ContextScope scope(quiet);
+  const detail::DeviceScope quiet(-1);
   Tensor whole = full(shape, 0.0f);
   const ShardPicture held = picture();
   for (const std::vector<int>& ranks : held.holders) {
@@ -238,20 +243,15 @@ inline ShardPicture Sharded::picture() const {
   const detail::AxisPlaces at = places();
   out.title = detail::cat(text(), " of shape ", shape, " on ", devices(), " devices");
   out.shape = shape;
-  std::string cut;
   for (std::size_t d = 0; d < sharding.dims.size(); ++d) {
     out.names.push_back(sharding.dims[d].name);
     out.blocks.push_back(detail::shard_count(*mesh, at[d + 1]));
-    cut += at[d + 1];
   }
   out.summands = static_cast<int>(detail::shard_count(*mesh, at[0]));
   out.holders.resize(static_cast<std::size_t>(out.blocks.count()));
-  std::string copies;  // axes that nothing lies on: a copy for each of their devices
-  for (const char letter : mesh->letters()) {
-    if ((cut + at[0]).find(letter) == std::string::npos) {
-      copies += letter;
-    }
-  }
+  const std::string used = detail::all_letters(at);
+  const std::string cut = used.substr(at[0].size());
+  const std::string copies = detail::without(mesh->letters(), used);  // one for each device there
   for (std::vector<int>& ranks : out.holders) {
     ranks.resize(static_cast<std::size_t>(out.summands * replicas()));
   }

@@ -5,7 +5,7 @@
 // Every way to give each mesh axis to a dim, to the sum or to nothing is a candidate: move a and b
 // there, multiply, move the product; the one with the least max(T_math, T_comms) runs.
 
-#include <algorithm>  // max
+#include <algorithm>  // max, rotate
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -91,7 +91,7 @@ inline ShardedMatmul matmul_of(const char* function, const Sharded& a, const Sha
 inline std::string matmul_case(const ShardedMatmul& m) {
   const std::string& j = m.inner;
   if (used_twice(m.natural) != 0) {
-    return "case 4: one axis cuts dims of both operands, which must be gathered in one of them";
+    return "case 4: one axis cuts an outer dim of both, so one of them is gathered first";
   }
   if (m.cut_a.empty() && m.cut_b.empty()) {
     return "case 1: " + j + " is whole in both";
@@ -110,11 +110,9 @@ inline std::string matmul_case(const ShardedMatmul& m) {
 inline std::string in_order(const std::string& letters, const std::string& first,
                             const std::string& second) {
   std::string out;
-  for (const std::string& source : {first, second, letters}) {
-    for (const char letter : source) {
-      if (letters.find(letter) != std::string::npos && out.find(letter) == std::string::npos) {
-        out += letter;
-      }
+  for (const char letter : first + second + letters) {
+    if (letters.find(letter) != std::string::npos && out.find(letter) == std::string::npos) {
+      out += letter;
     }
   }
   return out;
@@ -132,9 +130,7 @@ class MatmulWays {
       const std::size_t first = ways.size();
       add(first, detours);
       if (first > 0 && ways.size() > first && better(ways[first], ways[0])) {
-        for (std::size_t i = first; i > 0; --i) {
-          swap(i, i - 1);
-        }
+        std::rotate(ways.begin(), ways.begin() + first, ways.begin() + first + 1);
         detour = true;
       }
     }
@@ -142,16 +138,10 @@ class MatmulWays {
 
   static constexpr std::size_t most = 128;  // the best of each search are kept
   List<MatmulWay> ways;
-  int tried = 0;
+  int tried = 0;        // of the last search
   bool detour = false;  // the first has one
 
  private:
-  void swap(std::size_t i, std::size_t j) {
-    const MatmulWay kept = ways[i];
-    ways[i] = ways[j];
-    ways[j] = kept;
-  }
-
   void add(std::size_t first, Detours detours) {
     const PlacedMesh& mesh = m_.mesh();
     const AxisPlaces pa = m_.a.places();
@@ -164,6 +154,7 @@ class MatmulWays {
                                  detours, costs_);
     const std::size_t roles = goal_.size() + 3;  // of an axis: idle, dims, J, summand of a, of b
     std::vector<std::size_t> role(axes_.size());
+    tried = 0;
     bool more = true;
     while (more) {
       try_roles(role, true, a, b, product, first);
@@ -209,7 +200,7 @@ class MatmulWays {
     cost.bytes = ra->bytes + rb->bytes + rc->bytes;
     cost.seconds = std::max(cost.math_seconds, cost.comms_seconds);
     way.moves = ra->moves + rb->moves + rc->moves;
-    tried += as_is && first > 0 ? 1 : 0;
+    tried += as_is ? 1 : 0;
     if (ways.size() - first == most && !better(way, ways.back())) {
       return;
     }
@@ -229,12 +220,11 @@ class MatmulWays {
       }
     }
     if (ways.size() - first == most) {
-      ways.back() = way;
-    } else {
-      ways.push_back(way);
+      ways.pop_back();
     }
+    ways.push_back(way);
     for (std::size_t i = ways.size() - 1; i > first && better(ways[i], ways[i - 1]); --i) {
-      swap(i, i - 1);
+      std::swap(ways[i], ways[i - 1]);
     }
   }
 
@@ -243,18 +233,6 @@ class MatmulWays {
   std::string axes_;
   List<MoveCost> costs_;
 };
-
-// Every device multiplies what it has; its product lies as `places` say.
-inline Sharded local_products(const ShardedMatmul& m, const Sharded& a, const Sharded& b,
-                              const AxisPlaces& places) {
-  Sharded product = like(a, m.shape, sharding_of(m.mesh(), places, m.dims));
-  for (std::size_t r = 0; r < a.shards.size(); ++r) {
-    Context own = device_context(static_cast<int>(r));
-    const ContextScope scope(own);
-    product.shards.push_back(matmul(a.shards[r], b.shards[r]));
-  }
-  return product;
-}
 
 inline std::string matmul_title(const char* function, const ShardedMatmul& m, const Sharded& out) {
   return cat(function, " ", m.a.text(), " ", m.b.text(), " -> ", out.text(), " on ",
@@ -277,7 +255,8 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   Sharded b = m.b;
   make_moves(a, way.a, " a", report);
   make_moves(b, way.b, " b", report);
-  Sharded out = local_products(m, a, b, way.places);
+  Sharded out = like(a, m.shape, sharding_of(m.mesh(), way.places, m.dims));
+  on_each_device(out, a, b, &matmul);
   make_moves(out, way.product, " product", report);
   out.sharding = wanted;
   report.math_seconds = way.cost.math_seconds;
@@ -291,16 +270,13 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
 
 // What to write instead where the product would have an axis in two places.
 [[noreturn]] inline void fail_twice(const ShardedMatmul& m, char letter) {
-  AxisPlaces without = m.natural;
-  for (std::string& letters : without) {
-    const std::size_t at = letters.find(letter);
-    letters = at == std::string::npos ? letters : letters.substr(0, at) + letters.substr(at + 1);
-  }
   std::string ways;
-  for (std::size_t keep = 1; keep < without.size(); ++keep) {
-    AxisPlaces places = without;
-    places[keep] = m.natural[keep];
-    if (places != without) {
+  for (std::size_t keep = 1; keep < m.natural.size(); ++keep) {
+    AxisPlaces places = m.natural;
+    for (std::size_t d = 0; d < places.size(); ++d) {
+      places[d] = d == keep ? places[d] : without(places[d], std::string(1, letter));
+    }
+    if (m.natural[keep].find(letter) != std::string::npos) {
       ways +=
           (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
     }
@@ -329,8 +305,9 @@ inline Sharded matmul(const Sharded& a, const Sharded& b) {
   if (m.cut_a != m.cut_b) {
     return detail::run_matmul(m, natural);
   }
-  detail::places_of(*a.mesh, natural, m.shape);  // checks the names
-  Sharded out = detail::local_products(m, a, b, m.natural);
+  Sharded out = detail::like(a, m.shape, natural);
+  out.places();  // checks the names
+  detail::on_each_device(out, a, b, &matmul);
   ShardedReport report;
   report.math_seconds = m.math_seconds(m.natural, m.cut_a);
   report.title = detail::matmul_title("matmul", m, out);

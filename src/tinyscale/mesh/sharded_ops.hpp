@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 
 #include "tinyscale/mesh/reshard.hpp"
@@ -34,13 +33,10 @@ inline void check_one_mesh(const char* function, const Sharded& a, const Sharded
 
 // An axis in two places of one sharding, or 0.
 inline char used_twice(const AxisPlaces& places) {
-  std::string seen;
-  for (const std::string& letters : places) {
-    for (const char letter : letters) {
-      if (seen.find(letter) != std::string::npos) {
-        return letter;
-      }
-      seen += letter;
+  const std::string used = all_letters(places);
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    if (used.find(used[i]) < i) {
+      return used[i];
     }
   }
   return 0;
@@ -90,51 +86,8 @@ inline AxisPlaces common_places(const char* function, const Sharded& a, const Sh
   return result;
 }
 
-enum class Linear { both, either };  // in both operands together (+), in each alone (*)
-
-inline void check_partial(const char* function, const Sharded& a, const Sharded& b,
-                          const AxisPlaces& pa, const AxisPlaces& pb, Linear linear) {
-  if (pa[0].empty() && pb[0].empty()) {
-    return;
-  }
-  const Sharded& sum = pa[0].empty() ? b : a;
-  if (linear == Linear::both && pa[0] != pb[0]) {
-    fail({function, ": ", a.text(), " and ", b.text(), "; what is no partial sum would be added ",
-          "once by every device, so reshard the partial one to ", summed(sum), " first"});
-  }
-  if (linear == Linear::either && !pa[0].empty() && !pb[0].empty()) {
-    fail({function, ": ", a.text(), " and ", b.text(), "; a product of sums is not the sum of ",
-          "products, so reshard one of them to ", summed(a), " first"});
-  }
-}
-
-using BinaryOp = Tensor (*)(const Tensor& a, const Tensor& b);
-
-inline Sharded elementwise(const char* function, const Sharded& x, const Sharded& y, BinaryOp op,
-                           Linear linear) {
-  check_one_mesh(function, x, y);
-  const bool swapped = x.sharding.dims.size() < y.sharding.dims.size();
-  check_partial(function, x, y, x.places(), y.places(), linear);
-  const AxisPlaces result = swapped ? common_places(function, y, x) : common_places(function, x, y);
-  ShardedReport report;
-  Sharded a = x;
-  Sharded b = y;
-  slice_as(a, result, report);
-  slice_as(b, result, report);
-  const Sharded& longer = swapped ? b : a;
-  Sharded out = like(x, longer.shape, sharding_of(*x.mesh, result, longer.sharding.dims));
-  for (std::size_t r = 0; r < a.shards.size(); ++r) {
-    Context own = device_context(static_cast<int>(r));
-    const ContextScope scope(own);
-    out.shards.push_back(op(a.shards[r], b.shards[r]));
-  }
-  report.title = cat(function, " ", x.text(), " ", y.text(), " -> ", out.text());
-  report.reason = "element by element: no collective";
-  finish(out, report);
-  return out;
-}
-
 using UnaryOp = Tensor (*)(const Tensor& x);
+using BinaryOp = Tensor (*)(const Tensor& a, const Tensor& b);
 
 inline void check_summed(const char* function, const Sharded& a) {
   if (!a.sharding.partial.empty()) {
@@ -143,78 +96,124 @@ inline void check_summed(const char* function, const Sharded& a) {
   }
 }
 
-inline Sharded map(const char* function, const Sharded& a,
-                   const std::function<Tensor(const Tensor&)>& op) {
-  Sharded out = like(a, a.shape, a.sharding);
+// Sums may be added to sums over the same axes, and multiplied with what is none.
+inline void check_partial(const char* function, const Sharded& a, const Sharded& b, bool product) {
+  const bool one = a.sharding.partial.empty() != b.sharding.partial.empty();
+  if (!product && a.places()[0] != b.places()[0]) {
+    const bool two = !one && !a.sharding.partial.empty();
+    fail({function, ": ", a.text(), " and ", b.text(),
+          two ? "; sums over other axes have other summands, so reshard both to "
+              : "; what is no partial sum would be added once by every device, so reshard the "
+                "partial one to ",
+          summed(a.sharding.partial.empty() ? b : a), " first"});
+  }
+  if (product && !one && !a.sharding.partial.empty()) {
+    fail({function, ": ", a.text(), " and ", b.text(), "; a product of sums is not the sum of ",
+          "products, so reshard one of them to ", summed(a), " first"});
+  }
+}
+
+inline Sharded elementwise(const char* function, Sharded a, Sharded b, BinaryOp op, bool product) {
+  check_one_mesh(function, a, b);
+  check_partial(function, a, b, product);
+  const bool swapped = a.sharding.dims.size() < b.sharding.dims.size();
+  const Sharded& longer = swapped ? b : a;
+  const AxisPlaces result = common_places(function, longer, swapped ? a : b);
+  Sharded out = like(a, longer.shape, sharding_of(*a.mesh, result, longer.sharding.dims));
+  ShardedReport report;
+  report.title = cat(function, " ", a.text(), " ", b.text(), " -> ", out.text());
+  report.reason = "element by element: no collective";
+  slice_as(a, result, report);
+  slice_as(b, result, report);
+  on_each_device(out, a, b, op);
+  finish(out, report);
+  return out;
+}
+
+// Op: Tensor(const Tensor&), the same for every device.
+template <class Op>
+Sharded map(const char* function, const Sharded& a, const Sharded& shape, const char* reason,
+            Op op) {
+  Sharded out = shape;
+  out.shards = List<Tensor>();
   for (std::size_t r = 0; r < a.shards.size(); ++r) {
-    Context own = device_context(static_cast<int>(r));
-    const ContextScope scope(own);
+    const DeviceScope scope(static_cast<int>(r));
     out.shards.push_back(op(a.shards[r]));
   }
   ShardedReport report;
-  report.title = cat(function, " ", a.text());
-  report.reason = "element by element: no collective";
+  report.title = cat(function, " ", a.text(), " -> ", out.text());
+  report.reason = cat(reason, ": no collective");
   finish(out, report);
   return out;
 }
 
 inline Sharded unary(const char* function, const Sharded& a, UnaryOp op) {
   check_summed(function, a);
-  return map(function, a, op);
+  return map(function, a, a, "element by element", op);
 }
+
+struct ScaledBy {
+  float factor;
+  Tensor operator()(const Tensor& x) const { return scale(x, factor); }
+};
+
+struct TransposedDims {
+  int first, second;
+  Tensor operator()(const Tensor& x) const { return transpose(x, first, second); }
+};
+
+struct SoftmaxOver {
+  int dim;
+  Tensor operator()(const Tensor& x) const {
+    return transpose(softmax(transpose(x, dim, -1)), dim, -1);
+  }
+};
 
 enum class Reduction { sum, mean, max };
 
-inline std::size_t dim_named(const char* function, const Sharded& a, const std::string& name) {
-  std::size_t d = 0;
-  while (d < a.sharding.dims.size() && a.sharding.dims[d].name != name) {
-    ++d;
+inline int dim_named(const char* function, const Sharded& a, const std::string& name) {
+  for (std::size_t d = 0; d < a.sharding.dims.size(); ++d) {
+    if (a.sharding.dims[d].name == name) {
+      return static_cast<int>(d);
+    }
   }
-  if (d == a.sharding.dims.size()) {
-    fail({function, ": no dim ", name, " in ", a.text()});
-  }
-  return d;
+  fail({function, ": no dim ", name, " in ", a.text()});
 }
 
 inline Sharded reduce_dim(const char* function, const Sharded& x, const std::string& dim,
                           const std::string& wanted, Reduction how) {
-  const std::size_t d = dim_named(function, x, dim);
-  const int at = static_cast<int>(d);
-  if (how == Reduction::max) {
+  const int at = dim_named(function, x, dim);
+  const bool largest = how == Reduction::max;
+  if (largest) {
     check_summed(function, x);
   }
-  AxisPlaces places = x.places();
-  const std::string cut = places[d + 1];
-  Shape shape;
-  Sharding named;
-  AxisPlaces rest(1, places[0]);
-  for (std::size_t e = 0; e < x.sharding.dims.size(); ++e) {
-    if (e != d) {
-      shape.push_back(x.shape[static_cast<int>(e)]);
-      named.dims.push_back(x.sharding.dims[e]);
-      rest.push_back(places[e + 1]);
+  Sharded out = like(x, {}, {x.sharding.partial, {}});
+  std::string cut;
+  for (int d = 0; d < x.shape.size(); ++d) {
+    const ShardedDim& own = x.sharding.dims[static_cast<std::size_t>(d)];
+    if (d != at) {
+      out.shape.push_back(x.shape[d]);
+      out.sharding.dims.push_back(own);
+    } else {
+      cut = joined(own.axes);
+      out.sharding.partial.insert(out.sharding.partial.end(), own.axes.begin(), own.axes.end());
     }
   }
-  rest[0] = rising_union(rest[0], cut);
-  Sharded out = like(x, shape, sharding_of(*x.mesh, rest, named.dims));
+  out.sharding = sharding_of(*x.mesh, out.places(), out.sharding.dims);  // axes in rising order
   for (std::size_t r = 0; r < x.shards.size(); ++r) {
-    Context own = device_context(static_cast<int>(r));
-    const ContextScope scope(own);
-    Tensor part = how == Reduction::max ? max(x.shards[r], at) : sum(x.shards[r], at);
-    if (how == Reduction::mean) {
-      part = scale(part, 1.0f / static_cast<float>(x.shape[at]));
-    }
-    out.shards.push_back(part);
+    const DeviceScope scope(static_cast<int>(r));
+    const Tensor part = largest ? max(x.shards[r], at) : sum(x.shards[r], at);
+    out.shards.push_back(
+        how == Reduction::mean ? scale(part, 1.0f / static_cast<float>(x.shape[at])) : part);
   }
   ShardedReport report;
-  if (how == Reduction::max && !cut.empty()) {  // the largest of all is no sum: at once
-    make_move(out, {0, -1, rest[0], 0, 0}, report, Reduce::max);
+  if (largest && !cut.empty()) {  // the largest of all is no sum: at once
+    make_move(out, {0, -1, out.places()[0], 0, 0}, report, "", Reduce::max);
   }
   report.reason = cut.empty() ? "dim " + dim + " is whole on every device: no collective"
-                  : how == Reduction::max
-                      ? "the largest of each device, and of them the largest"
-                      : "each device adds what it has of dim " + dim +
-                            "; the result is the sum over " + axes_text(*x.mesh, cut);
+                  : largest   ? "the largest of each device, and of them the largest"
+                              : "each device adds what it has of dim " + dim +
+                                  "; the result is the sum over " + cut;
   if (!wanted.empty()) {
     reshard_into(out, parse_sharding(wanted), report, function);
   }
@@ -226,19 +225,24 @@ inline Sharded reduce_dim(const char* function, const Sharded& x, const std::str
 }  // namespace detail
 
 inline Sharded operator+(const Sharded& a, const Sharded& b) {
-  return detail::elementwise("add", a, b, &add, detail::Linear::both);
+  return detail::elementwise("add", a, b, &add, false);
 }
 inline Sharded operator-(const Sharded& a, const Sharded& b) {
-  return detail::elementwise("sub", a, b, &sub, detail::Linear::both);
+  return detail::elementwise("sub", a, b, &sub, false);
 }
 inline Sharded operator*(const Sharded& a, const Sharded& b) {
-  return detail::elementwise("mul", a, b, &mul, detail::Linear::either);
+  return detail::elementwise("mul", a, b, &mul, true);
 }
 inline Sharded operator*(const Sharded& a, float factor) {
-  return detail::map("scale", a, [factor](const Tensor& x) { return scale(x, factor); });
+  return detail::map("scale", a, a, "element by element", detail::ScaledBy{factor});
 }
 inline Sharded operator*(float factor, const Sharded& a) { return a * factor; }
 inline Sharded operator-(const Sharded& a) { return a * -1.0f; }
+inline Sharded operator/(const Sharded& a, float divisor) { return a * (1.0f / divisor); }
+inline Sharded operator/(const Sharded& a, const Sharded& b) {
+  detail::check_summed("div", b);
+  return detail::elementwise("div", a, b, &div, true);
+}
 
 inline Sharded gelu(const Sharded& a) { return detail::unary("gelu", a, &gelu); }
 inline Sharded silu(const Sharded& a) { return detail::unary("silu", a, &silu); }
@@ -246,6 +250,32 @@ inline Sharded relu(const Sharded& a) { return detail::unary("relu", a, &relu); 
 inline Sharded tanh(const Sharded& a) { return detail::unary("tanh", a, &tanh); }
 inline Sharded exp(const Sharded& a) { return detail::unary("exp", a, &exp); }
 inline Sharded square(const Sharded& a) { return detail::unary("square", a, &square); }
+
+// Two dims by name, with what cuts them: transpose(a, "I", "J").
+inline Sharded transpose(const Sharded& a, const std::string& first, const std::string& second) {
+  const int i = detail::dim_named("transpose", a, first);
+  const int j = detail::dim_named("transpose", a, second);
+  Sharded out = a;
+  out.shape.set(i, a.shape[j]);
+  out.shape.set(j, a.shape[i]);
+  out.sharding.dims[static_cast<std::size_t>(i)] = a.sharding.dims[static_cast<std::size_t>(j)];
+  out.sharding.dims[static_cast<std::size_t>(j)] = a.sharding.dims[static_cast<std::size_t>(i)];
+  return detail::map("transpose", a, out, "each device its own block",
+                     detail::TransposedDims{i, j});
+}
+
+// Over the dim of that name, which must be whole on every device.
+inline Sharded softmax(const Sharded& a, const std::string& dim) {
+  detail::check_summed("softmax", a);
+  const int d = detail::dim_named("softmax", a, dim);
+  Sharding whole = a.sharding;
+  whole.dims[static_cast<std::size_t>(d)].axes.clear();
+  if (whole.text() != a.sharding.text()) {
+    detail::fail({"softmax: dim ", dim, " is cut in ", a.text(),
+                  ", and a device needs all of it; reshard to \"", whole.text(), "\" first"});
+  }
+  return detail::map("softmax", a, a, "the dim is whole on every device", detail::SoftmaxOver{d});
+}
 
 // Over the dim of that name, which disappears: over a cut one the result is a partial sum, or what
 // `sharding` says: sum(a, "J", "I_x").

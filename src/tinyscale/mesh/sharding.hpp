@@ -5,6 +5,7 @@
 //   "{U_x} I, J"    every device of x holds a summand; the array is their sum
 // An axis cuts one dim at most; over the axes that are not named every device holds the same.
 
+#include <cctype>  // isalnum
 #include <cstddef>
 #include <cstdint>
 #include <iostream>
@@ -63,15 +64,11 @@ struct ShardingParser {
     at += found ? 1 : 0;
     return found;
   }
-  std::string word(bool underscores, const char* right) {
+  std::string word(char also, const char* right) {
     skip('\0');
     const std::size_t first = at;
-    while (at < text.size()) {
-      const char c = text[at];
-      const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-      if (!letter && !(c >= '0' && c <= '9') && !(underscores && c == '_')) {
-        break;
-      }
+    while (at < text.size() &&
+           (std::isalnum(static_cast<unsigned char>(text[at])) != 0 || text[at] == also)) {
       ++at;
     }
     if (at == first) {
@@ -80,22 +77,20 @@ struct ShardingParser {
     return text.substr(first, at - first);
   }
   std::vector<std::string> axes() {
-    const char* const right = "a mesh axis is right, as in I_x, or several as in I_{x,y}";
+    const bool several = skip('{');
     std::vector<std::string> names;
-    if (!skip('{')) {
-      names.push_back(word(true, right));
-      return names;
-    }
     do {
-      names.push_back(word(true, right));
-    } while (skip(','));
-    if (!skip('}')) {
+      names.push_back(word('_', "a mesh axis is right, as in I_x, or several as in I_{x,y}"));
+    } while (several && skip(','));
+    if (several && !skip('}')) {
       wrong("a comma or } is right after an axis, as in I_{x,y}");
     }
     return names;
   }
   Sharding parse() {
     Sharding out;
+    const bool brackets = text.find('[') < text.size();  // as the book and reports have it
+    at = brackets ? text.find('[') + 1 : 0;
     if (skip('{')) {
       const char* const right = "a partial sum is written in front, as in {U_x} I, J";
       if (!skip('U') || !skip('_')) {
@@ -107,9 +102,9 @@ struct ShardingParser {
       }
     }
     skip('\0');
-    while (at < text.size()) {
+    while (at < text.size() && text[at] != ']') {
       ShardedDim dim;
-      dim.name = word(false, "a dim is right, as in I or I_x");
+      dim.name = word('\0', "a dim is right, as in I or I_x");
       if (skip('_')) {
         dim.axes = axes();
       }
@@ -122,6 +117,10 @@ struct ShardingParser {
         wrong("a dim is right after a comma");
       }
     }
+    if (brackets && !skip(']')) {
+      wrong("a comma or ] is right after a dim, as in A[I_x, J]");
+    }
+    skip('\0');
     if (at < text.size()) {
       wrong("a comma is right between dims, as in I_x, J");
     }
@@ -157,11 +156,6 @@ struct PlacedMesh {
   }
 };
 
-inline Shared<const PlacedMesh> placed_mesh(const Machine& machine,
-                                            const List<AxisPlacement>& axes) {
-  return Shared<const PlacedMesh>(new PlacedMesh{machine, axes});
-}
-
 // Which axes stand where, each a letter ('a' the first of the mesh): [0] those of the partial sum
 // in rising order, [d + 1] those that cut dim d.
 using AxisPlaces = std::vector<std::string>;
@@ -175,6 +169,24 @@ inline std::string rising_union(const std::string& a, const std::string& b) {
     if ((a + b).find(letter) != std::string::npos) {
       out += letter;
     }
+  }
+  return out;
+}
+
+inline std::string without(const std::string& letters, const std::string& gone) {
+  std::string out;
+  for (const char letter : letters) {
+    if (gone.find(letter) == std::string::npos) {
+      out += letter;
+    }
+  }
+  return out;
+}
+
+inline std::string all_letters(const AxisPlaces& places) {
+  std::string out;
+  for (const std::string& letters : places) {
+    out += letters;
   }
   return out;
 }
@@ -233,7 +245,8 @@ inline std::string letters_of(const PlacedMesh& mesh, const Sharding& sharding,
     }
     if (i == all.size()) {
       fail({"sharding \"", sharding.text(), "\": no axis ", name, " on this mesh; its axes are ",
-            axes_text(mesh, all), ", and several on one dim are written I_{x,y}"});
+            axes_text(mesh, all), ", and several on one dim are written I_{", axes_text(mesh, all),
+            "}"});
     }
     const char letter = all[i];
     if (used.find(letter) != std::string::npos) {

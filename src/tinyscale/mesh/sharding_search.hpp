@@ -5,7 +5,7 @@
 // (reduce_scatter). The shortest path through all shardings, each move at its closed form, also
 // finds the detours: a free slice over an idle axis first, so that more links gather.
 
-#include <algorithm>  // max
+#include <algorithm>  // max, reverse
 #include <cmath>      // fabs
 #include <cstddef>
 #include <cstdint>
@@ -49,8 +49,8 @@ inline AxisPlaces after_move(AxisPlaces places, const AxisMove& move) {
     std::string& from = places[static_cast<std::size_t>(move.from)];
     from.erase(from.size() - move.axes.size());
   }
-  for (std::size_t i = 0; move.from == 0 && i < move.axes.size(); ++i) {
-    places[0].erase(places[0].find(move.axes[i]), 1);
+  if (move.from == 0) {
+    places[0] = without(places[0], move.axes);
   }
   if (move.to == 0) {  // of a search backwards
     places[0] = rising_union(places[0], move.axes);
@@ -79,7 +79,6 @@ inline CollectiveSpec spec_of(const PlacedMesh& mesh, Collective what, const std
 }
 
 struct MoveCost {
-  DType format = DType::f32;
   std::string axes;
   Collective what = Collective::all_gather;
   std::int64_t local = 0;  // elements of a device before
@@ -93,13 +92,11 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
   if (is_slice(move)) {
     return cost;
   }
-  cost.format = format;
   cost.axes = move.axes;
   cost.what = collective_of(move);
   cost.local = local;
-  const bool gathers = cost.what == Collective::all_gather;
-  const std::int64_t elements = local * (gathers ? shard_count(mesh, move.axes) : 1);
-  CollectiveSpec spec = spec_of(mesh, cost.what, move.axes, elements, format);
+  CollectiveSpec spec = spec_of(mesh, cost.what, move.axes, local, format);
+  spec.elements *= cost.what == Collective::all_gather ? spec.devices() : 1;
   const AlgorithmChoice choice = choose_algorithm(spec);
   spec.algorithm = choice.algorithm;
   cost.algorithm = choice.algorithm;
@@ -151,14 +148,7 @@ inline std::vector<std::string> arrangements(const std::string& letters) {
 
 // The axes that a search may use: all of a mesh of up to 4, else those that are named.
 inline std::string axes_to_use(const PlacedMesh& mesh, const AxisPlaces& a, const AxisPlaces& b) {
-  std::string named = mesh.axes.size() > 4 ? std::string() : mesh.letters();
-  for (const std::string& letters : a) {
-    named = rising_union(named, letters);
-  }
-  for (const std::string& letters : b) {
-    named = rising_union(named, letters);
-  }
-  return named;
+  return mesh.axes.size() > 4 ? rising_union(all_letters(a), all_letters(b)) : mesh.letters();
 }
 
 enum class Direction { forwards, backwards };
@@ -209,10 +199,8 @@ class ShardingSearch {
     for (const Reached* at = &place; at->moves > 0; at = &reached[at->previous]) {
       way.push_back(at->by);
     }
-    for (std::size_t i = 0; !backwards_ && 2 * i + 1 < way.size(); ++i) {
-      const AxisMove first = way[i];
-      way[i] = way[way.size() - 1 - i];
-      way[way.size() - 1 - i] = first;
+    if (!backwards_) {
+      std::reverse(way.begin(), way.end());
     }
     return way;
   }
@@ -222,23 +210,14 @@ class ShardingSearch {
  private:
   void leave(std::size_t node) {
     const AxisPlaces places = reached[node].places;
-    std::string idle;
-    for (const char letter : axes_) {
-      bool used = false;
-      for (const std::string& letters : places) {
-        used = used || letters.find(letter) != std::string::npos;
-      }
-      if (!used) {
-        idle += letter;
-      }
-    }
-    for (const std::string& axes : arrangements(idle)) {
+    const std::vector<std::string> idle = arrangements(without(axes_, all_letters(places)));
+    for (const std::string& axes : idle) {
       leave_from(node, -1, axes);
     }
     for (const std::string& axes : arrangements(backwards_ ? std::string() : places[0])) {
       leave_from(node, 0, axes);
     }
-    leave_two_dims(node, arrangements(idle));
+    leave_two_dims(node, idle);
     for (std::size_t d = 1; d < places.size(); ++d) {
       for (std::size_t first = 0; first < places[d].size(); ++first) {
         leave_from(node, static_cast<int>(d), places[d].substr(first));
@@ -299,13 +278,7 @@ class ShardingSearch {
 
   // Of the table of what is reached: where it is, or could be.
   std::size_t slot_of(const AxisPlaces& places) const {
-    std::uint64_t hash = 1469598103934665603u;
-    for (const std::string& letters : places) {
-      for (const char letter : letters + "|") {
-        hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211u;
-      }
-    }
-    std::size_t at = static_cast<std::size_t>(hash) % slots_.size();
+    std::size_t at = std::hash<std::string>()(joined(places)) % slots_.size();
     while (slots_[at] != 0 && reached[slots_[at] - 1].places != places) {
       at = (at + 1) % slots_.size();
     }
@@ -333,8 +306,7 @@ class ShardingSearch {
 
   MoveCost cost_of(const AxisMove& move, std::int64_t local) {
     for (const MoveCost& known : costs_) {
-      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes &&
-          known.format == format_) {
+      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes) {
         return known;
       }
     }
