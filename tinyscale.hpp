@@ -118,7 +118,9 @@
 //   tinyscale/mesh/executor.hpp              Runs the schedule of a collective over the buffers
 //   tinyscale/mesh/call_plan.hpp             A collective as a program calls it
 //   tinyscale/mesh/waiting.hpp               Who waits, and the judgement when none can go on
+//   tinyscale/mesh/meeting.hpp               Where a group of devices meets
 //   tinyscale/mesh/fabric.hpp                Where the devices of a run meet
+//   tinyscale/mesh/device_log.hpp            What one device notes while it runs
 //   tinyscale/mesh/endpoint.hpp              One device's side of the fabric
 //   tinyscale/mesh/collectives.hpp           The collectives of a device, on tensors
 //   tinyscale/mesh/device.hpp                A device of a mesh
@@ -4605,6 +4607,10 @@ inline void check_rate(const char* function, const Machine& machine, const std::
 // What a simulation reads of a machine, which a user may have filled by hand.
 inline void check_network(const char* function, const Machine& machine) {
   const std::size_t dims = static_cast<std::size_t>(machine.dims.size());
+  if (dims == 0) {
+    fail({function, ": the machine ", machine.name, machine.name.empty() ? "" : " ",
+          "has no dimensions; machine(\"tpu-v5e\", {4, 2}) has, or give its dims and links"});
+  }
   if (machine.links.size() != dims) {
     fail({function, ": ", machine.name, " ", machine.dims, " has links along ",
           machine.links.size(), " dimensions; one Links for every dimension is right"});
@@ -4622,6 +4628,10 @@ inline void check_network(const char* function, const Machine& machine) {
                  links.bandwidth.one_way());
     }
     if (links.uplink.one_way() != 0) {
+      if (links.kind != AxisKind::switched) {
+        fail({function, ": ", machine.name, ": links[", i, "] is a ", name_of(links.kind),
+              " with an uplink; only what is behind a switch has one"});
+      }
       check_rate(function, machine, cat("the uplink of links[", i, "]"), links.uplink.one_way());
     }
   }
@@ -4686,6 +4696,9 @@ inline Machine reordered(const Machine& machine, const std::vector<int>& dims) {
   if (dims.size() != used.size()) {
     detail::fail({"reordered: ", dims.size(), " of the ", used.size(), " dimensions of ",
                   machine.name, "; each once is right"});
+  }
+  if (machine.name == detail::machine_name(machine.chip, machine.dims)) {
+    result.name = detail::machine_name(machine.chip, result.dims);
   }
   return result;
 }
@@ -17776,6 +17789,7 @@ struct AxisPart {
   int spacing = 1;       // links from one device to the next
   double latency = 0;    // seconds a hop
   double bandwidth = 0;  // bytes/s: a link one way, or what a port sends
+  bool shared = false;   // the bandwidth is a share of an uplink, of which alone there is more
 };
 
 struct CollectiveSpec {
@@ -17857,6 +17871,15 @@ struct ChunkCut {
 };
 
 namespace detail {
+
+// From or to a root: the whole vector, or a block for each device.
+inline bool rooted_whole(Collective what) {
+  return what == Collective::broadcast || what == Collective::reduce;
+}
+inline bool rooted_blocks(Collective what) {
+  return what == Collective::gather || what == Collective::scatter;
+}
+inline bool is_rooted(Collective what) { return rooted_whole(what) || rooted_blocks(what); }
 
 // How many blocks the vector of a collective over n devices has.
 inline int block_count(Collective what, int n) {
@@ -18252,7 +18275,7 @@ inline void permute_along(ScheduleBuilder& to_add, const Row& row, int shift) {
 inline void schedule_neighbours(ScheduleBuilder& to_add, const CollectiveSpec& spec) {
   const List<Row> rows = rows_of(spec);
   const Collective what = spec.what;
-  if (what == Collective::scatter || what == Collective::gather) {
+  if (rooted_blocks(what)) {
     scatter_along(to_add, rows[0], spec.root);
     return;
   }
@@ -18261,7 +18284,7 @@ inline void schedule_neighbours(ScheduleBuilder& to_add, const CollectiveSpec& s
     return;
   }
   const std::size_t streams = stream_count(spec, rows);
-  const bool chain = what == Collective::broadcast || what == Collective::reduce;
+  const bool chain = rooted_whole(what);
   const int chunks = chain ? chain_chunks(rows, spec.root) : 1;
   const bool reduces = what == Collective::all_reduce;
   to_add.out.chunks = static_cast<int>(streams) * (chain     ? chunks
@@ -18318,6 +18341,13 @@ struct Doubling {
   int pairs() const { return devices - members; }
   // Also where the blocks of that member begin, one for each device that it stands for.
   int device(int member) const { return member < pairs() ? 2 * member : member + pairs(); }
+  int reversed(int member) const {  // its bits
+    int bits = 0;
+    for (int bit = 1; bit < members; bit *= 2) {
+      bits = 2 * bits + ((member & bit) != 0 ? 1 : 0);
+    }
+    return bits;
+  }
 
   int devices;
   int members = 1;
@@ -18353,12 +18383,8 @@ inline void schedule_halves(ScheduleBuilder& to_add, int n) {
   for (int distance = group.members / 2; distance > 0; distance /= 2, ++step) {
     const int held = group.members / 2 / distance;
     for (int member = 0; member < group.members; ++member) {
-      int reversed = 0;
-      for (int bit = 1; bit < group.members; bit *= 2) {
-        reversed = 2 * reversed + ((member & bit) != 0 ? 1 : 0);
-      }
       to_add.add(step, group.device(member), group.device(member ^ distance),
-                 reversed / held * held, held);
+                 group.reversed(member) / held * held, held);
     }
   }
   for (int pair = 0; pair < group.pairs(); ++pair) {
@@ -18369,13 +18395,12 @@ inline void schedule_halves(ScheduleBuilder& to_add, int n) {
 // broadcast, scatter: the root sends to the device half of all away, both to a quarter, ...
 // Device v behind the root has those up to v + distance below it.
 inline void schedule_tree(ScheduleBuilder& to_add, Collective what, int n, int root) {
-  const bool blocks = what == Collective::scatter || what == Collective::gather;
   int step = 0;
   for (int distance = (1 << doublings(n)) / 2; distance > 0; distance /= 2, ++step) {
     for (int v = 0; v + distance < n; v += 2 * distance) {
       const int below = v + distance;
       const int from = modulo(root + v, n), to = modulo(root + below, n);
-      if (blocks) {
+      if (rooted_blocks(what)) {
         to_add.add_around(step, from, to, root + below, std::min(distance, n - below), n);
       } else {
         to_add.add(step, from, to, 0);
@@ -18399,9 +18424,7 @@ inline void schedule_dissemination(ScheduleBuilder& to_add, int n) {
 inline void schedule_direct(ScheduleBuilder& to_add, const CollectiveSpec& spec) {
   const int n = spec.devices();
   const Collective what = spec.what;
-  const bool rooted = what == Collective::broadcast || what == Collective::reduce ||
-                      what == Collective::scatter || what == Collective::gather;
-  const bool blocks = what == Collective::scatter || what == Collective::gather;
+  const bool rooted = is_rooted(what);
   to_add.out.chunks = what == Collective::all_reduce ? n : block_count(what, n);
   for (int from = rooted ? spec.root : 0; from < (rooted ? spec.root + 1 : n); ++from) {
     for (int to = 0; to < n; ++to) {
@@ -18409,7 +18432,7 @@ inline void schedule_direct(ScheduleBuilder& to_add, const CollectiveSpec& spec)
         continue;
       }
       const int chunk = what == Collective::all_to_all          ? from * n + to
-                        : blocks                                ? to
+                        : rooted_blocks(what)                   ? to
                         : rooted || what == Collective::barrier ? 0
                                                                 : from;
       to_add.add(0, from, to, chunk);
@@ -18431,8 +18454,6 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
 inline bool has_algorithm(Collective what, Algorithm algorithm) {
-  const bool rooted = what == Collective::broadcast || what == Collective::reduce;
-  const bool blocks = what == Collective::gather || what == Collective::scatter;
   const bool sums = what == Collective::all_gather || what == Collective::reduce_scatter ||
                     what == Collective::all_reduce;
   switch (algorithm) {
@@ -18441,27 +18462,31 @@ inline bool has_algorithm(Collective what, Algorithm algorithm) {
     case Algorithm::line: return what != Collective::barrier;
     case Algorithm::halving_doubling: return sums;
     case Algorithm::tree:
-      return rooted || blocks || what == Collective::all_reduce || what == Collective::barrier;
+      return is_rooted(what) || what == Collective::all_reduce || what == Collective::barrier;
     case Algorithm::direct: return true;
     case Algorithm::torus:
-    case Algorithm::hierarchical: return sums || rooted || what == Collective::all_to_all;
+    case Algorithm::hierarchical:
+      return sums || rooted_whole(what) || what == Collective::all_to_all;
     default: return false;
   }
 }
 
 // Throws unless the spec has a schedule of its algorithm.
 inline void check_spec(const char* function, const CollectiveSpec& spec) {
+  double devices = 1;
   for (const AxisPart& part : spec.parts) {
     if (part.size < 1) {
       fail({function, ": a part of ", part.size, " devices; every part needs at least 1"});
     }
+    devices *= part.size;
+  }
+  if (devices > 2147483647) {
+    fail({function, ": ", devices, " devices; at most 2147483647"});
   }
   if (spec.elements < 0) {
     fail({function, ": ", spec.elements, " elements; 0 or more are right"});
   }
-  const bool rooted = spec.what == Collective::broadcast || spec.what == Collective::reduce ||
-                      spec.what == Collective::gather || spec.what == Collective::scatter;
-  if (rooted && (spec.root < 0 || spec.root >= spec.devices())) {
+  if (is_rooted(spec.what) && (spec.root < 0 || spec.root >= spec.devices())) {
     fail({function, ": root ", spec.root, " of ", spec.devices(), " devices; the root is 0 to ",
           spec.devices() - 1});
   }
@@ -18683,11 +18708,6 @@ namespace detail {
 inline bool sums(Collective what) {
   return what == Collective::reduce_scatter || what == Collective::all_reduce ||
          what == Collective::reduce || what == Collective::barrier;
-}
-
-inline bool is_rooted(Collective what) {
-  return what == Collective::broadcast || what == Collective::reduce ||
-         what == Collective::gather || what == Collective::scatter;
 }
 
 // Whether a device holds its own or an original of that block before the collective.
@@ -18955,6 +18975,14 @@ inline bool by_step(const Transfer& a, const Transfer& b) {
 inline ScheduleReport check_schedule(const CollectiveSchedule& schedule,
                                      const List<AxisPart>& parts = List<AxisPart>()) {
   detail::check_shape(schedule);
+  double placed = 1;
+  for (const AxisPart& part : parts) {
+    placed *= part.size;
+  }
+  if (!parts.empty() && !(placed >= schedule.devices && placed <= schedule.devices)) {
+    detail::fail({"check_schedule: ", schedule.name, ": parts of ", placed, " devices for ",
+                  schedule.devices, "; they must be equal"});
+  }
   for (const Transfer& t : schedule.transfers) {
     detail::check_transfer(schedule, t);
   }
@@ -19043,16 +19071,15 @@ namespace detail {
 inline ChunkCut device_cut(CollectiveSpec spec) {
   const int n = spec.devices();
   const bool all = spec.what == Collective::all_reduce;
-  const bool chain = spec.what == Collective::broadcast || spec.what == Collective::reduce;
   if (spec.algorithm == Algorithm::halving_doubling) {
     return chunk_cut(spec, all ? Doubling(n).members : n);
   }
   const List<Row> rows = rows_of(spec);
   const int streams = static_cast<int>(stream_count(spec, rows));
   spec.what = spec.what == Collective::all_to_all ? Collective::scatter : spec.what;
-  return chunk_cut(spec, streams * (chain ? chain_chunks(rows, spec.root)
-                                    : all ? n
-                                          : block_count(spec.what, n)));
+  return chunk_cut(spec, streams * (rooted_whole(spec.what) ? chain_chunks(rows, spec.root)
+                                    : all                   ? n
+                                                            : block_count(spec.what, n)));
 }
 
 // Elements of what devices alike on the rows walked already have together of a stream.
@@ -19122,18 +19149,15 @@ inline std::int64_t sent_along(const CollectiveSpec& spec, const RowWalk& walk, 
 inline std::int64_t sent_by_blocks(const CollectiveSpec& spec, const Row& row, int index) {
   const bool gathers = spec.what == Collective::gather;
   const Reach span = reach(row.way, row.size, spec.root);
-  const int right = modulo(index - spec.root, row.size), left = modulo(spec.root - index, row.size);
+  // Devices between it and the root, of a gather itself too.
+  const int right = modulo(index - spec.root, row.size) - (gathers ? 1 : 0);
+  const int left = modulo(spec.root - index, row.size) - (gathers ? 1 : 0);
   std::int64_t sent = 0;
-  for (int away = 1; away < row.size; ++away) {
-    const int pass_right = away <= span.right && right < away + (gathers ? 1 : 0) ? 1 : 0;
-    const int pass_left = away <= span.left && left < away + (gathers ? 1 : 0) ? 1 : 0;
-    const bool none = gathers && index == spec.root;
-    sent +=
-        none ? 0
-             : pass_right * chunk_size(spec.elements, row.size, modulo(spec.root + away, row.size));
-    sent +=
-        none ? 0
-             : pass_left * chunk_size(spec.elements, row.size, modulo(spec.root - away, row.size));
+  for (int away = std::max(right, 0) + 1; right >= 0 && away <= span.right; ++away) {
+    sent += chunk_size(spec.elements, row.size, modulo(spec.root + away, row.size));
+  }
+  for (int away = std::max(left, 0) + 1; left >= 0 && away <= span.left; ++away) {
+    sent += chunk_size(spec.elements, row.size, modulo(spec.root - away, row.size));
   }
   return sent;
 }
@@ -19141,7 +19165,7 @@ inline std::int64_t sent_by_blocks(const CollectiveSpec& spec, const Row& row, i
 inline std::int64_t sent_to_neighbours(const CollectiveSpec& spec, int index) {
   const List<Row> rows = rows_of(spec);
   const int n = spec.devices();
-  if (spec.what == Collective::scatter || spec.what == Collective::gather) {
+  if (rooted_blocks(spec.what)) {
     return sent_by_blocks(spec, rows[0], index);
   }
   std::int64_t sent = 0;
@@ -19177,10 +19201,7 @@ inline std::int64_t sent_by_doubling(const CollectiveSpec& spec, int index) {
   }
   const int member = paired ? index / 2 : index - group.pairs();
   std::int64_t sent = paired ? spec.elements - (all ? 0 : cut.elements(index + 1)) : 0;
-  int chunk = 0;  // of an all_reduce
-  for (int bit = 1; bit < group.members && all; bit *= 2) {
-    chunk = 2 * chunk + ((member & bit) != 0 ? 1 : 0);
-  }
+  const int chunk = group.reversed(member);  // of an all_reduce
   sent += all ? spec.elements - cut.elements(chunk) : 0;
   for (int held = 1; held < group.members; held *= 2) {
     const int first = (all ? chunk : member) / held * held;
@@ -19350,7 +19371,7 @@ inline CollectiveCost phase_cost(const CollectiveSpec& spec, const AxisPart& par
   const Row& row = walk.row(phase);
   const int steps = row_steps(row);
   CollectiveCost cost;
-  if (spec.what == Collective::broadcast || spec.what == Collective::reduce) {
+  if (rooted_whole(spec.what)) {
     const int hops = chain_hops(row, row.coordinate(spec.root));
     const int chunks = cut.chunks() / static_cast<int>(walk.streams);
     const int first = static_cast<int>(walk.stream) * chunks;
@@ -19529,11 +19550,17 @@ inline CollectiveCost doubling_cost(const CollectiveSpec& spec, const List<AxisP
   return cost;
 }
 
-// The root's path: it sends in every step.
+// The root's path: it sends in every step. About so when partners are not along one part each.
 inline CollectiveCost tree_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   const int n = spec.devices();
   CollectiveCost cost;
-  for (int distance = 1; distance < n; distance *= 2) {
+  for (std::int64_t away = 1; away < n; away *= 2) {
+    const int distance = static_cast<int>(away);
+    if (parts.size() > 1 && !doubles(parts)) {
+      add_message(spec, 0, distance, spec.elements, cost);
+      ++cost.steps;
+      continue;
+    }
     const Partner other = partner(parts, distance);
     const int around = other.part->kind == AxisKind::ring
                            ? std::min(other.distance, other.part->size - other.distance)
@@ -19566,9 +19593,7 @@ inline CollectiveCost shared_link_cost(const CollectiveSpec& spec, const AxisPar
 // In a row: how much from each distance.
 inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart& part) {
   const int n = part.size;
-  const bool rooted = spec.what == Collective::broadcast || spec.what == Collective::reduce;
-  const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
-  if (rooted || blocks) {
+  if (is_rooted(spec.what)) {
     const Reach span = reach(natural_way(part.kind), n, spec.root);
     // Half around a ring everything goes up: to the root it comes from the other side.
     const bool swap = spec.what == Collective::gather && part.kind == AxisKind::ring;
@@ -19578,8 +19603,9 @@ inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart
       std::vector<double> loads(static_cast<std::size_t>(farthest) + 1, 0);
       for (int away = 1; away <= farthest; ++away) {
         loads[static_cast<std::size_t>(away)] = static_cast<double>(
-            blocks ? chunk_size(spec.elements, n, modulo(spec.root + way * away, n))
-                   : spec.elements);
+            rooted_blocks(spec.what)
+                ? chunk_size(spec.elements, n, modulo(spec.root + way * away, n))
+                : spec.elements);
       }
       const CollectiveCost one = shared_link_cost(spec, part, loads);
       cost = one.seconds < cost.seconds ? cost : one;
@@ -19608,9 +19634,9 @@ inline CollectiveCost direct_cost(const CollectiveSpec& spec, const AxisPart& pa
     cost.add(spec, part, in_a_row(part) ? farther : 1, in_a_row(part) ? nearer * whole : whole);
   } else if (in_a_row(part)) {
     cost = direct_row_cost(spec, part);
-  } else if (spec.what == Collective::broadcast || spec.what == Collective::reduce) {
+  } else if (rooted_whole(spec.what)) {
     cost.add(spec, part, 1, port ? (n - 1) * whole : whole);
-  } else if (spec.what == Collective::gather || spec.what == Collective::scatter) {
+  } else if (rooted_blocks(spec.what)) {
     const double own = static_cast<double>(chunk_size(spec.elements, n, spec.root));
     const double most = static_cast<double>(chunk_size(spec.elements, n, spec.root == 0 ? 1 : 0));
     cost.add(spec, part, 1, port ? whole - own : most);
@@ -19652,6 +19678,42 @@ inline AxisPart flattened(const List<AxisPart>& parts) {
   return one;
 }
 
+// About how long `direct` takes along several parts or a line: the farthest message's latencies,
+// then what the busiest link of all carries. Messages go along the slowest part first.
+inline CollectiveCost direct_estimate(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  const bool to_root = spec.what == Collective::reduce || spec.what == Collective::gather;
+  const bool rooted = is_rooted(spec.what);
+  const int n = spec.devices();
+  const double each = static_cast<double>(
+      rooted_whole(spec.what) ? spec.elements : chunk_size(spec.elements, n, 0));
+  CollectiveCost cost;
+  double busiest = 0;         // seconds
+  int before = 1, after = n;  // devices of the parts before and after
+  for (const AxisPart& part : parts) {
+    const int m = part.size;
+    after /= m;
+    const int hops = chain_hops({m, 1, natural_way(part.kind)}, spec.root / after % m);
+    const int pairs = part.kind == AxisKind::full       ? 1  // whose messages meet on a link
+                      : part.kind == AxisKind::switched ? m - 1
+                      : rooted                          ? hops
+                      : part.kind == AxisKind::ring     ? m / 2 * (m / 2 + 1) / 2
+                                                        : m / 2 * ((m + 1) / 2);
+    const double messages = static_cast<double>(to_root ? before : rooted ? after : n / m) * pairs;
+    before *= m;
+    CollectiveCost load;
+    load.add(spec, part, 0, messages * each);
+    busiest = std::max(busiest, load.seconds);
+    cost.add(spec, part, in_a_row(part) && rooted ? hops : farthest(part), 0, 0);
+  }
+  cost.steps = 1;
+  cost.seconds += busiest;
+  if (spec.what == Collective::all_reduce) {
+    cost.twice();
+  }
+  cost.known = false;
+  return cost;
+}
+
 // A row of blocks from or to a root, or all of them moved on: as many steps as the farthest is
 // away.
 inline CollectiveCost blocks_cost(const CollectiveSpec& spec, const AxisPart& part) {
@@ -19681,14 +19743,25 @@ inline CollectiveCost farthest_cost(const CollectiveSpec& spec, const List<AxisP
 // Whether the longest path has to be looked for: messages never share links, but are not always
 // equally far or long. Of very many uneven blocks it is not.
 inline bool is_path(const CollectiveSpec& spec, const List<AxisPart>& parts) {
-  const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
+  const bool blocks = rooted_blocks(spec.what);
   const bool from_0 = spec.root == 0 || spec.what == Collective::all_reduce;
   if (spec.algorithm == Algorithm::tree) {
     return blocks || spec.what == Collective::barrier ||
-           (!from_0 && (parts.size() > 1 || parts[0].kind == AxisKind::line));
+           (!from_0 && (parts.size() > 1 ? doubles(parts) : parts[0].kind == AxisKind::line));
   }
   const int n = spec.devices();
   return spec.algorithm != Algorithm::direct && blocks && spec.elements % n != 0 && n <= 512;
+}
+
+// Whether the devices behind an oversubscribed uplink all send as much at once: along one part
+// they are those of other groups; along several they must all have the same to do.
+inline bool shares_evenly(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  bool shared = false;
+  for (const AxisPart& part : parts) {
+    shared = shared || (part.shared && parts.size() > 1);
+  }
+  return !shared || (!is_rooted(spec.what) && spec.what != Collective::barrier &&
+                     spec.algorithm != Algorithm::tree && spec.elements % spec.devices() == 0);
 }
 
 inline CollectiveCost cost_of(CollectiveSpec spec) {
@@ -19702,7 +19775,8 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
   const bool partners = how == Algorithm::halving_doubling || how == Algorithm::tree;
   const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
   const bool along = !partners && !by_axis && how != Algorithm::direct;
-  bool known = barrier || by_axis || parts.size() == 1;
+  const bool evenly = shares_evenly(spec, parts);
+  bool known = evenly && (barrier || by_axis || parts.size() == 1);
   known = known && (!along || suits(parts[0], how));
   if (is_path(spec, parts)) {
     CollectiveCost cost = path_cost(spec, *prepare(make_schedule(spec)));
@@ -19710,22 +19784,27 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
     return cost;
   }
   if (barrier) {
-    return farthest_cost(spec, parts);
+    CollectiveCost cost = farthest_cost(spec, parts);
+    cost.known = known;
+    return cost;
+  }
+  const bool moved = spec.what == Collective::permute;
+  if (how == Algorithm::direct && !moved && parts.size() > 1) {
+    return direct_estimate(spec, parts);
   }
   if (!by_axis && parts.size() > 1) {
-    known = partners && doubles(parts);
-    if (!known) {
+    known = evenly && partners && doubles(parts);
+    if (how != Algorithm::tree && (!partners || !doubles(parts))) {
       const AxisPart one = flattened(parts);
       parts.assign(1, one);
       spec.parts.assign(1, one);
     }
   }
-  const bool blocks = spec.what == Collective::gather || spec.what == Collective::scatter;
-  CollectiveCost cost = how == Algorithm::halving_doubling           ? doubling_cost(spec, parts)
-                        : how == Algorithm::tree                     ? tree_cost(spec, parts)
-                        : how == Algorithm::direct                   ? direct_cost(spec, parts[0])
-                        : blocks || spec.what == Collective::permute ? blocks_cost(spec, parts[0])
-                                                                     : neighbour_cost(spec, parts);
+  CollectiveCost cost = how == Algorithm::halving_doubling  ? doubling_cost(spec, parts)
+                        : how == Algorithm::tree            ? tree_cost(spec, parts)
+                        : how == Algorithm::direct          ? direct_cost(spec, parts[0])
+                        : rooted_blocks(spec.what) || moved ? blocks_cost(spec, parts[0])
+                                                            : neighbour_cost(spec, parts);
   cost.known = cost.known && known;
   return cost;
 }
@@ -19762,8 +19841,9 @@ inline std::int64_t collective_hops(const CollectiveSpec& spec) {
 // Seconds when all devices begin at once and their links carry nothing else. -1: messages share
 // links in a way that has no closed form: a ring on a line, both neighbours at once through a
 // switch's port, partners on a row when N is no power of two, all blocks at once on a line or
-// uneven ones on a ring, a torus of unequal parts, chunks or lines of more than 3; of an algorithm
-// for one row on several parts all but partners when the parts are powers of two.
+// uneven ones on a ring, a torus of unequal parts, chunks or lines of more than 3, an uplink that
+// is oversubscribed and unevenly used; of an algorithm for one row on several parts all but
+// partners when the parts are powers of two.
 inline double collective_seconds(const CollectiveSpec& spec) {
   const detail::CollectiveCost cost = detail::checked_cost("collective_seconds", spec);
   return cost.known ? cost.seconds : -1;
@@ -19897,31 +19977,36 @@ struct AlgorithmChoice {
 
 namespace detail {
 
-// Equal times: the one with fewer steps, then the first of the enum.
+constexpr int most_at_once = 256;
+
+// Equal times: the one that is exact, then with fewer steps, then the first of the enum.
 inline bool shorter(const AlgorithmCandidate& a, const AlgorithmCandidate& b) {
   const double tie = 1e-12 * std::max(a.seconds, b.seconds);
-  return a.seconds < b.seconds - tie || (a.seconds <= b.seconds + tie && a.steps < b.steps);
+  return a.seconds < b.seconds - tie ||
+         (a.seconds <= b.seconds + tie && (a.exact != b.exact ? a.exact : a.steps < b.steps));
 }
 
 inline std::string taken(const AlgorithmCandidate& candidate) {
   return cat(candidate.exact ? "" : "about ", format_seconds(candidate.seconds));
 }
 
-// Along one part torus and hierarchical are its ring or line. On several nobody has a closed form
-// for some collectives: estimates of those that send to any device are compared. A barrier of all
-// with all would be one latency here, as messages without bytes are free.
+// Along one part torus and hierarchical are its ring or line, and what has no closed form is left
+// out. Along several estimates are compared as well of what goes part by part, in a tree or to all
+// at once, but not of more messages than a port could have under way. A barrier of all with all
+// would be one latency here, as messages without bytes are free.
 inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
                          const CollectiveCost& cost) {
   const Algorithm how = spec.algorithm;
   const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
-  if (spec.what == Collective::barrier && how == Algorithm::direct) {
+  const bool direct = how == Algorithm::direct;
+  if (spec.what == Collective::barrier && direct) {
     return false;
   }
   if (parts < 2) {
     return parts == 0 || (cost.known && !by_axis);
   }
-  const bool far = how == Algorithm::tree || how == Algorithm::direct;
-  return by_axis || cost.known || (far && !has_algorithm(spec.what, Algorithm::torus));
+  return by_axis || cost.known || how == Algorithm::tree ||
+         (direct && spec.devices() <= most_at_once);
 }
 
 }  // namespace detail
@@ -20048,6 +20133,8 @@ inline AxisPart part_of_dim(const Machine& machine, int dim, std::int64_t size,
   part.kind = links.kind;
   part.latency = links.latency;
   part.bandwidth = share_of_links(machine, dim);
+  const Links& port = machine.links[static_cast<std::size_t>(port_dim(machine, dim))];
+  part.shared = part.bandwidth < port.bandwidth.one_way() * (1 - 1e-9);
   const bool neighbours = links.kind == AxisKind::line || links.kind == AxisKind::ring;
   part.spacing = neighbours || size == 1 ? static_cast<int>(spacing) : 1;
   if (links.kind == AxisKind::ring && (size < 3 || size * spacing < machine.dims[dim])) {
@@ -20235,6 +20322,7 @@ struct LoggedCall {
   Shared<const CallShape> shape;
   Shared<const std::vector<int>> members;  // ranks by index in the group
   int line = 0;                            // of RunLog::lines
+  SourceLine where = SourceLine();         // of the call at the group's first device
 };
 
 // What a device did. Between a start and a wait of one call it may compute. A call is started and
@@ -20298,6 +20386,7 @@ struct Exchange {
   int root = 0;
   ChunkCut cut;
   BlockMap in, out;
+  std::vector<std::int64_t> landing;  // ragged: where each block begins at its receiver
   ChunkPaths paths;
 };
 
@@ -20357,10 +20446,11 @@ inline void combine(Reduce how, std::int64_t n, const float* own, const float* p
 }
 
 // Whether results are rounded on all devices, also on one that was not sent them: all have the same
-// of an all_reduce, and a maximum is one of the numbers as they were sent.
+// where all have everything, and a maximum is one of the numbers as they were sent.
 inline bool rounds_result(const Exchange& e) {
   return e.format != DType::f32 && e.devices > 1 &&
-         (e.what == Collective::all_reduce || e.how == Reduce::max || e.how == Reduce::min);
+         (e.what == Collective::all_reduce || e.what == Collective::all_gather ||
+          e.what == Collective::broadcast || e.how == Reduce::max || e.how == Reduce::min);
 }
 inline bool settles(const Exchange& e) { return e.how == Reduce::mean || rounds_result(e); }
 
@@ -20426,14 +20516,9 @@ struct Stretch {
 
 // Where a block begins when those before it are of different sizes: rows sent to each device.
 inline std::int64_t ragged_begin(const Exchange& e, int device, int b, bool input) {
-  if (input) {
-    return e.cut.begin(b * e.cut.parts) - e.cut.begin(device * e.devices * e.cut.parts);
-  }
-  std::int64_t begin = 0;
-  for (int sender = 0; sender < b / e.devices; ++sender) {
-    begin += e.cut.elements((sender * e.devices + device) * e.cut.parts, e.cut.parts);
-  }
-  return begin;
+  const std::size_t block = static_cast<std::size_t>(b);
+  const std::size_t first = static_cast<std::size_t>(device * e.devices);
+  return input ? e.cut.ragged[block] - e.cut.ragged[first] : e.landing[block];
 }
 
 // Takes stretches of chunks through all hops.
@@ -20449,21 +20534,35 @@ class StretchRun {
         now_(size_),
         home_(size_),
         own_(exchange.devices * length),
-        payload_(exchange.paths.widest * length) {}
+        payload_(exchange.paths.widest * length) {
+    for (int d = 0; d < e_.devices; ++d) {
+      home_[static_cast<std::size_t>(d)] = own_.data() + d * length_;
+    }
+  }
 
   // `count` elements of a chunk, from element `first` of the chunk on.
   void run(int chunk, std::int64_t first, std::int64_t count) {
     const int b = chunk / e_.cut.parts;
     place_.first = e_.cut.begin(chunk) - e_.cut.begin(b * e_.cut.parts) + first;
     place_.count = count;
-    begin(b);
+    // All devices have to do with a chunk, except in all_to_all: then there are too many chunks.
+    const bool pairs = e_.what == Collective::all_to_all;
+    const int sender = b / e_.devices, receiver = b % e_.devices;
+    for (int d = pairs ? sender : 0; d < (pairs ? sender + 1 : e_.devices); ++d) {
+      begin(d, b);
+    }
+    if (pairs && receiver != sender) {
+      begin(receiver, b);
+    }
     const std::size_t c = static_cast<std::size_t>(chunk);
     for (std::size_t h = e_.paths.first[c]; h < e_.paths.first[c + 1];) {
       const std::size_t together = static_cast<std::size_t>(e_.paths.hops[h].together);
       hop(h, together, count);
       h += together;
     }
-    end(b, count);
+    for (int d = pairs ? receiver : 0; d < (pairs ? receiver + 1 : e_.devices); ++d) {
+      end(d, b, count);
+    }
   }
 
  private:
@@ -20474,26 +20573,23 @@ class StretchRun {
     return s;
   }
 
-  // Where each device has its numbers, and where it will work on them.
-  void begin(int b) {
-    for (int d = 0; d < e_.devices; ++d) {
-      const std::size_t i = static_cast<std::size_t>(d);
-      home_[i] = own_.data() + d * length_;
-      now_[i] = nullptr;
-      const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
-      if (to >= 0) {
-        const Stretch s = stretch(d, b, to, false);
-        home_[i] = s.whole() ? devices_[i].out + s.place(s.first) : home_[i];
-      }
-      const int from = devices_[i].in == nullptr ? -1 : input_block(e_, d, b);
-      if (from >= 0) {
-        const Stretch s = stretch(d, b, from, true);
-        if (s.whole()) {
-          now_[i] = devices_[i].in + s.place(s.first);
-        } else {
-          s.load(devices_[i].in, own_.data() + d * length_);
-          now_[i] = own_.data() + d * length_;
-        }
+  // Where a device has its numbers, and where it will work on them.
+  void begin(int d, int b) {
+    const std::size_t i = static_cast<std::size_t>(d);
+    now_[i] = nullptr;
+    const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
+    if (to >= 0) {
+      const Stretch s = stretch(d, b, to, false);
+      home_[i] = s.whole() ? devices_[i].out + s.place(s.first) : home_[i];
+    }
+    const int from = devices_[i].in == nullptr ? -1 : input_block(e_, d, b);
+    if (from >= 0) {
+      const Stretch s = stretch(d, b, from, true);
+      if (s.whole()) {
+        now_[i] = devices_[i].in + s.place(s.first);
+      } else {
+        s.load(devices_[i].in, own_.data() + d * length_);
+        now_[i] = own_.data() + d * length_;
       }
     }
   }
@@ -20524,13 +20620,10 @@ class StretchRun {
     }
   }
 
-  void end(int b, std::int64_t count) {
-    for (int d = 0; d < e_.devices; ++d) {
-      const std::size_t i = static_cast<std::size_t>(d);
-      const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
-      if (to < 0) {
-        continue;
-      }
+  void end(int d, int b, std::int64_t count) {
+    const std::size_t i = static_cast<std::size_t>(d);
+    const int to = devices_[i].out == nullptr ? -1 : output_block(e_, d, b);
+    if (to >= 0) {
       const Stretch s = stretch(d, b, to, false);
       if (settles(e_)) {
         settle(e_, count, now_[i], home_[i]);
@@ -20540,6 +20633,7 @@ class StretchRun {
         s.store(now_[i], devices_[i].out);
       }
     }
+    home_[i] = own_.data() + d * length_;
   }
 
   const Exchange& e_;
@@ -20563,6 +20657,9 @@ inline void execute(const Exchange& e, const DeviceBuffers* devices) {
   for (std::size_t c = 0; c < chunks; ++c) {
     const std::int64_t size = e.cut.elements(static_cast<int>(c));
     stretches[c + 1] = stretches[c] + (size + length - 1) / length;
+  }
+  if (stretches[chunks] == 0) {
+    return;
   }
   const auto body = [&](std::int64_t first, std::int64_t last) {
     StretchRun run(e, devices, length);
@@ -20597,8 +20694,8 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // How one call is to be made, if not as the mesh says.
 struct CollectiveOptions {
-  Algorithm algorithm = Algorithm::automatic;    // automatic: that of the mesh
-  DType format = DType::f32;                     // on the wire; sums are f32
+  Algorithm algorithm = Algorithm::automatic;  // automatic: that of the mesh
+  DType format = DType::f32;                   // on the wire; sums are f32, then all_reduce rounds
   const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the call is done
   bool used_alike = false;  // all_gather: all devices compute the same with it, so that its
                             // gradient needs no sum: a slice is carried back
@@ -20732,6 +20829,14 @@ inline void plan_blocks(const CallKey& key, int n, Exchange& e) {
           e.cut.ragged.push_back(e.cut.ragged.back() + rows * row);
         }
         e.in = e.out = {e.cut.ragged.back() + 1, 0};
+        e.landing.resize(key.rows.size());
+        for (std::size_t b = 0, at = 0; at < static_cast<std::size_t>(n); b = ++at) {
+          std::int64_t begin = 0;
+          for (; b < key.rows.size(); b += static_cast<std::size_t>(n)) {
+            e.landing[b] = begin;
+            begin += key.rows[b] * row;
+          }
+        }
         break;
       }
       e.cut.block = count / n;
@@ -20797,7 +20902,8 @@ inline void describe_call(const CallKey& key, const Machine& machine,
     spec.algorithm = choice.algorithm;
     shape.reason = choice.reason;
   } else {
-    shape.reason = prefers ? "the mesh's" : "the call's";
+    shape.reason =
+        cat(name_of(spec.algorithm), prefers ? ", as the mesh says" : ", as the call says");
   }
 }
 
@@ -21070,10 +21176,9 @@ class Waiting {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/mesh/fabric.hpp
-// Where the devices of a run meet: groups that call collectives together, and mailboxes for sends.
-// A device posts its tensors at the next meeting of its group and may go on; the last one to come
-// checks that all called the same and runs the exchange for everybody. Sends never block.
+// >> tinyscale/mesh/meeting.hpp
+// Where a group of devices meets: the calls that its members have posted, in order, and what one
+// leaves in the log. And what travels besides: a packet of a send.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -21090,6 +21195,7 @@ inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int 
   const Shared<CallRecord> record(new CallRecord);
   record->logged.shape = shape;
   record->logged.members = Shared<const std::vector<int>>(new std::vector<int>{from, to});
+  record->logged.where = shape->where;
   return record;
 }
 
@@ -21114,14 +21220,14 @@ struct Meeting {
   std::string error;  // what the exchange threw
   List<Post> posts;   // by place among the members
   Shared<CallRecord> call;
-  Meeting* next = nullptr;
+  std::atomic<Meeting*> next{nullptr};
 };
 
 // The devices that differ in some axes only.
 struct Group {
   std::vector<int> axes;   // of the mesh, rising
   std::vector<int> ranks;  // rising
-  std::mutex mutex;        // guards the two lists and Meeting::next
+  std::mutex mutex;        // guards the two lists
   List<Shared<Meeting>> meetings;
   List<Meeting*> free;
   // The last plan, and the places of its devices in the order of the call's axes.
@@ -21183,6 +21289,17 @@ class OtherProcesses {
   virtual void end(Waiting::Now how, const std::string& where, const std::string& message) = 0;
 };
 
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/fabric.hpp
+// Where the devices of a run meet: groups that call collectives together, and mailboxes for sends.
+// A device posts its tensors at the next meeting of its group and may go on; the last one to come
+// checks that all called the same and runs the exchange for everybody. Sends never block.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
 class Fabric {
  public:
   // At most `most` devices run at once; 0: all. Exchanges use up to `threads` threads. Folded: one
@@ -21225,13 +21342,13 @@ class Fabric {
     Meeting* const meeting = seat.next;
     post.here = true;
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
-    {
+    if (meeting->next == nullptr) {
       const std::lock_guard<std::mutex> lock(seat.group->mutex);
       if (meeting->next == nullptr) {
         meeting->next = seat.group->fresh();
       }
-      seat.next = meeting->next;
     }
+    seat.next = meeting->next;
     if (meeting->came.fetch_add(1) + 1 == seat.group->size()) {
       finish(*meeting);
     }
@@ -21257,14 +21374,14 @@ class Fabric {
       }
     }
     const Shared<CallRecord> call = meeting->call;
-    const std::string error = meeting->error;
+    const bool failed = !meeting->error.empty();
     meeting->posts[static_cast<std::size_t>(seat.place)] = Post();
-    if (meeting->left.fetch_add(1) + 1 == seat.group->size() && error.empty()) {
+    if (meeting->left.fetch_add(1) + 1 == seat.group->size() && !failed) {
       const std::lock_guard<std::mutex> lock(seat.group->mutex);
       seat.group->free.push_back(meeting);
     }
-    if (!error.empty()) {
-      fail({error});
+    if (failed) {
+      fail({meeting->error});  // such a meeting is not used again
     }
     return call;
   }
@@ -21447,9 +21564,10 @@ class Fabric {
     }
     const ThreadShare share(threads_ * group.size() / devices());
     execute(group.plan->exchange, buffers.begin());
-    meeting.call = Shared<CallRecord>(new CallRecord);
+    meeting.call = Shared<CallRecord>::make();
     meeting.call->logged.shape = group.plan->shape;
     meeting.call->logged.members = group.members;
+    meeting.call->logged.where = meeting.posts[0].where;
   }
 
   // The plan of a meeting becomes the group's.
@@ -21609,14 +21727,11 @@ class Fabric {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/mesh/endpoint.hpp
-// One device's side of the fabric: who its peers are, the call that it is in, and the log of what
-// it did. Ops that ran between two calls are in the log too, for the machine's clock.
+// >> tinyscale/mesh/device_log.hpp
+// What one device notes while it runs, and the logs of all devices joined into one after the run.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
-
-enum class Keep { totals, records };
 
 // What one device leaves; joined in rank order after the run.
 struct DeviceLog {
@@ -21630,6 +21745,72 @@ struct DeviceLog {
   List<Event> events;
   List<OpCost> ops;
 };
+
+// The call of a start or wait; null where nobody made it come about.
+inline CallRecord* record_of(const DeviceLog::Event& event) {
+  return event.call                 ? event.call.get()
+         : event.meeting != nullptr ? event.meeting->call.get()
+                                    : nullptr;
+}
+
+// Numbers the calls and the lines of the program: one line for the n-th time that a device makes
+// the same call. Sends differ in whom they name, so the n-th send of each device is one line.
+inline void number_calls(const DeviceLog& device, NameTable& lines, RunLog& log) {
+  NameTable times;
+  for (const DeviceLog::Event& event : device.events) {
+    CallRecord* const call = record_of(event);
+    if (event.kind == DeviceEvent::Kind::start && call != nullptr) {
+      const CallShape& shape = *call->logged.shape;
+      const std::string text = cat(shape.name, "(", shape.arguments, ", ", shape.axes, ")");
+      const int time = ++times[text];
+      if (call->number < 0) {
+        int& line = lines[cat(text, " #", time)];
+        line = line == 0 ? static_cast<int>(lines.size()) : line;
+        call->number = static_cast<int>(log.calls.size());
+        call->logged.line = line - 1;
+        log.calls.push_back(call->logged);
+      }
+    }
+  }
+}
+
+inline RunLog join_logs(const List<const DeviceLog*>& devices) {
+  RunLog log;
+  log.devices = static_cast<int>(devices.size());
+  NameTable lines;
+  for (const DeviceLog* device : devices) {
+    number_calls(*device, lines, log);
+  }
+  for (const NameTable::Entry& line : lines) {
+    log.lines.push_back(line.name);
+  }
+  for (const DeviceLog* device : devices) {
+    List<DeviceEvent> program;
+    for (const DeviceLog::Event& event : device->events) {
+      const CallRecord* const call = record_of(event);
+      if (event.kind == DeviceEvent::Kind::compute) {
+        program.push_back({event.kind, event.first, event.last});
+      } else if (call != nullptr) {
+        program.push_back({event.kind, static_cast<std::size_t>(call->number), 0});
+      }
+    }
+    log.programs.push_back(program);
+    log.ops.push_back(device->ops);
+  }
+  return log;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/endpoint.hpp
+// One device's side of the fabric: who its peers are, the call that it is in, and the log of what
+// it did. Ops that ran between two calls are in the log too, for the machine's clock.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+enum class Keep { totals, records };
 
 // A call under way.
 struct StartedCall {
@@ -21889,9 +22070,11 @@ class Endpoint {
     }
   }
 
+  // Every call's first act.
   void enter() {
     if (thread_ != std::this_thread::get_id()) {
-      fail({"device ", rank_, " was called on a thread that is not its own; the program of each "
+      fail({"device ", rank_,
+            " was called on a thread that is not its own; the program of each "
             "device calls the Device that it was given, on the thread that runs it"});
     }
     threw_in_.clear();  // the program caught it
@@ -21948,23 +22131,35 @@ class Endpoint {
     buffers.in = in.defined() ? in.origin() : nullptr;
     buffers.out = out.defined() ? out.origin() : nullptr;
     execute(plan->exchange, &buffers);
-    Shared<CallRecord> record(new CallRecord);
+    if (!alone_) {
+      alone_ = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
+    }
+    const Shared<CallRecord> record = Shared<CallRecord>::make();
     record->logged.shape = plan->shape;
-    record->logged.members = Shared<const std::vector<int>>(new std::vector<int>(1, rank_));
+    record->logged.members = alone_;
+    record->logged.where = where;
     log_.events[call.event].call = record;
   }
 
   // Symmetric devices are one: the others' numbers are this one's.
   void fold(const StartedCall& call, const Tensor& in, Tensor out, const SourceLine& where) {
     if (call.key.schedule != nullptr) {
-      fail({name_of(call.key.what), ": a schedule of the program's own has no closed form, which "
+      fail({name_of(call.key.what),
+            ": a schedule of the program's own has no closed form, which "
             "predict goes by; run is right"});
     }
     CallShape* const shape = new CallShape;
     Shared<CallRecord> record(new CallRecord);
     record->logged.shape = Shared<const CallShape>(shape);
+    record->logged.where = where;
     Exchange exchange;
     describe_call(call.key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
+    if (call.key.schedule != nullptr) {
+      check_schedule(*call.key.schedule);
+      shape->cut = exchange.cut;
+      shape->cut.parts = call.key.schedule->chunks / exchange.cut.blocks;
+      shape->schedule = prepare(*call.key.schedule);
+    }
     log_.events[call.event].call = record;
     const bool sums = call.key.how == Reduce::sum && (call.key.what == Collective::all_reduce ||
                                                       call.key.what == Collective::reduce_scatter ||
@@ -21992,62 +22187,9 @@ class Endpoint {
   std::string threw_in_;
   List<Shared<Seat>> seats_;
   List<KnownSeat> known_;
+  Shared<const std::vector<int>> alone_;
   Shared<const CallShape> send_shape_;
 };
-
-// The call of a start or wait; null where nobody made it come about.
-inline CallRecord* record_of(const DeviceLog::Event& event) {
-  return event.call                 ? event.call.get()
-         : event.meeting != nullptr ? event.meeting->call.get()
-                                    : nullptr;
-}
-
-// Numbers the calls and the lines of the program: one line for the n-th time that a device makes
-// the same call. Sends differ in whom they name, so the n-th send of each device is one line.
-inline void number_calls(const DeviceLog& device, NameTable& lines, RunLog& log) {
-  NameTable times;
-  for (const DeviceLog::Event& event : device.events) {
-    CallRecord* const call = record_of(event);
-    if (event.kind == DeviceEvent::Kind::start && call != nullptr) {
-      const CallShape& shape = *call->logged.shape;
-      const std::string text = cat(shape.name, "(", shape.arguments, ", ", shape.axes, ")");
-      const int time = ++times[text];
-      if (call->number < 0) {
-        int& line = lines[cat(text, " #", time)];
-        line = line == 0 ? static_cast<int>(lines.size()) : line;
-        call->number = static_cast<int>(log.calls.size());
-        call->logged.line = line - 1;
-        log.calls.push_back(call->logged);
-      }
-    }
-  }
-}
-
-inline RunLog join_logs(const List<const DeviceLog*>& devices) {
-  RunLog log;
-  log.devices = static_cast<int>(devices.size());
-  NameTable lines;
-  for (const DeviceLog* device : devices) {
-    number_calls(*device, lines, log);
-  }
-  for (const NameTable::Entry& line : lines) {
-    log.lines.push_back(line.name);
-  }
-  for (const DeviceLog* device : devices) {
-    List<DeviceEvent> program;
-    for (const DeviceLog::Event& event : device->events) {
-      const CallRecord* const call = record_of(event);
-      if (event.kind == DeviceEvent::Kind::compute) {
-        program.push_back({event.kind, event.first, event.last});
-      } else if (call != nullptr) {
-        program.push_back({event.kind, static_cast<std::size_t>(call->number), 0});
-      }
-    }
-    log.programs.push_back(program);
-    log.ops.push_back(device->ops);
-  }
-  return log;
-}
 
 }  // namespace detail
 }}  // namespace tinyscale
@@ -22122,10 +22264,12 @@ inline Tensor finish(Underway& now) {
 class Pending {
  public:
   Pending() = default;
-  explicit Pending(detail::Underway started) : now_(new detail::Underway(std::move(started))) {}
+  explicit Pending(Shared<detail::Underway> started) : now_(std::move(started)) {}
   Tensor wait() {
-    detail::Underway nothing;
-    return detail::finish(now_ ? *now_ : nothing);
+    if (!now_) {
+      *this = Pending(Shared<detail::Underway>::make());
+    }
+    return detail::finish(*now_);
   }
 
  private:
@@ -22177,14 +22321,14 @@ inline void check_divides(const Calling& by, const CallKey& key, int dim) {
 // `gives`: this device has a result of `out`; else it is an empty one, of shape [0].
 inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, const Shape& out,
                      bool gives = true) {
-  Underway now;
-  now.device = by.device.self();
-  now.options = by.options;
-  now.where = by.where;
-  now.in = t;
-  now.out = Tensor(gives ? out : Shape({0}));
-  now.call = by.device.start(key, by.options, contiguous(t.detach()), gives ? now.out : Tensor(),
-                             by.where);
+  Shared<Underway> now = Shared<Underway>::make();
+  now->device = by.device.self();
+  now->options = by.options;
+  now->where = by.where;
+  now->in = t;
+  now->out = Tensor(gives ? out : Shape({0}));
+  now->call = by.device.start(key, by.options, contiguous(t.detach()), gives ? now->out : Tensor(),
+                              by.where);
   return Pending(std::move(now));
 }
 
@@ -22699,51 +22843,48 @@ class MachineLinks {
 
   // The links that a message crosses, in order.
   void route(std::int64_t chip, std::int64_t target, std::vector<std::size_t>& links) const {
+    double latency = 0;
     links.clear();
+    hops(chip, target, latency, &links);
+  }
+
+  // How often a message pays a latency, and how much in all; adds its links.
+  int hops(std::int64_t chip, std::int64_t target, double& latency,
+           std::vector<std::size_t>* links = nullptr) const {
+    std::int64_t hops = 0;
+    latency = 0;
     for (std::size_t d = 0; chip != target && d < along_.size(); ++d) {
       const Along& along = along_[d];
       const std::int64_t away = distance(chip, target, d);
       if (away == 0) {
         continue;
       }
-      if (along.kind == AxisKind::full) {
-        links.push_back(id(chip, d, static_cast<std::size_t>(coordinate(target, d))));
-        chip = moved(chip, target, d);
-      } else if (along.kind == AxisKind::switched) {
-        links.push_back(id(chip, along.port, 0));
-        push_uplinks(chip, d, 2, links);
+      std::int64_t crossed = 1;
+      if (along.kind == AxisKind::switched) {
+        const std::int64_t from = chip;
         for (std::size_t level = d; level <= along.port; ++level) {
           chip = moved(chip, target, level);
         }
-        push_uplinks(chip, d, 3, links);
-        links.push_back(id(chip, along.port, 1));
-      } else {
+        if (links != nullptr) {
+          links->push_back(id(from, along.port, 0));
+          push_uplinks(from, d, 2, *links);
+          push_uplinks(chip, d, 3, *links);
+          links->push_back(id(chip, along.port, 1));
+        }
+      } else if (along.kind == AxisKind::full && links != nullptr) {
+        links->push_back(id(chip, d, static_cast<std::size_t>(coordinate(target, d))));
+      } else if (along.kind != AxisKind::full) {
+        crossed = away > 0 ? away : -away;
         const std::int64_t step = away > 0 ? 1 : along.size - 1;
-        for (std::int64_t left = away > 0 ? away : -away; left > 0; --left) {
-          links.push_back(id(chip, d, away > 0 ? 0 : 1));
+        for (std::int64_t left = crossed; left > 0 && links != nullptr; --left) {
+          links->push_back(id(chip, d, away > 0 ? 0 : 1));
           const std::int64_t here = coordinate(chip, d);
           chip += ((here + step) % along.size - here) * along.stride;
         }
       }
-    }
-  }
-
-  // How often a message pays a latency, and how much in all.
-  int hops(std::int64_t chip, std::int64_t target, double& latency) const {
-    std::int64_t hops = 0;
-    latency = 0;
-    for (std::size_t d = 0; chip != target && d < along_.size(); ++d) {
-      const Along& along = along_[d];
-      std::int64_t away = distance(chip, target, d);
-      if (along.kind == AxisKind::switched || along.kind == AxisKind::full) {
-        for (std::size_t level = d; away != 0 && level <= along.port; ++level) {
-          chip = moved(chip, target, level);
-        }
-        away = away != 0 ? 1 : 0;
-      }
-      away = away < 0 ? -away : away;
-      hops += away;
-      latency += static_cast<double>(away) * along.latency;
+      chip = moved(chip, target, d);
+      hops += crossed;
+      latency += static_cast<double>(crossed) * along.latency;
     }
     return static_cast<int>(hops);
   }
@@ -23123,12 +23264,12 @@ struct MemberSteps {
     first.assign(streams * members + 1, 0);
     stream.resize(prepared.messages.size());
     for (std::size_t s = 0; s < streams; ++s) {
-      for (std::size_t i = prepared.streams[s].first; i < prepared.streams[s].last; ++i) {
-        for (std::size_t m = prepared.steps[i].first; m < prepared.steps[i].last; ++m) {
-          stream[m] = static_cast<int>(s);
-          ++first[at(s, prepared.messages[m].from) + 1];
-          ++first[at(s, prepared.messages[m].to) + 1];
-        }
+      const PreparedSchedule::Stream& steps = prepared.streams[s];
+      for (std::size_t m = prepared.steps[steps.first].first;
+           m < prepared.steps[steps.last - 1].last; ++m) {
+        stream[m] = static_cast<int>(s);
+        ++first[at(s, prepared.messages[m].from) + 1];
+        ++first[at(s, prepared.messages[m].to) + 1];
       }
     }
     for (std::size_t i = 1; i < first.size(); ++i) {
@@ -23136,13 +23277,10 @@ struct MemberSteps {
     }
     items.resize(first.back());
     std::vector<std::size_t> filled(first);
-    for (std::size_t s = 0; s < streams; ++s) {  // messages lie by step
-      for (std::size_t i = prepared.streams[s].first; i < prepared.streams[s].last; ++i) {
-        for (std::size_t m = prepared.steps[i].first; m < prepared.steps[i].last; ++m) {
-          items[filled[at(s, prepared.messages[m].from)]++] = static_cast<int>(m);
-          items[filled[at(s, prepared.messages[m].to)]++] = static_cast<int>(m);
-        }
-      }
+    for (std::size_t m = 0; m < stream.size(); ++m) {  // messages lie by step
+      const std::size_t s = static_cast<std::size_t>(stream[m]);
+      items[filled[at(s, prepared.messages[m].from)]++] = static_cast<int>(m);
+      items[filled[at(s, prepared.messages[m].to)]++] = static_cast<int>(m);
     }
   }
 
@@ -23911,7 +24049,7 @@ struct LinkRow {
 struct CriticalPath {
   std::int64_t messages = 0;
   double compute = 0, latency = 0, transfer = 0;  // seconds; together the run's
-  std::vector<int> devices;                       // through which it goes
+  std::vector<int> chain;                         // of Timeline::messages, in order
   std::string heaviest;  // of its links: "axis y, link 3 -> 4, 61 % of the step"
 };
 
@@ -23928,13 +24066,16 @@ struct MeshRecord {
   List<Shared<MemoryMeter>> memory;
 };
 
-inline Table collective_table(const List<CollectiveRow>& rows, const std::string& machine) {
+inline Table collective_table(const List<CollectiveRow>& rows, const std::string& machine,
+                              std::size_t most) {
   Table out;
   out.title = "collectives on " + machine + " (bytes of the busiest device)";
+  out.title += rows.size() > most ? cat(": ", rows.size(), ", the first ", most) : std::string();
   out.columns = {"collective", "axis",      "arguments", "algorithm", "devices",
                  "groups",     "bytes out", "bytes in",  "steps",     "hops",
                  "simulated",  "formula",   "algbw",     "busbw",     "line"};
-  for (const CollectiveRow& row : rows) {
+  for (std::size_t i = 0; i < rows.size() && i < most; ++i) {
+    const CollectiveRow& row = rows[i];
     out.add({row.name, row.axes, row.arguments, row.algorithm, std::to_string(row.devices),
              std::to_string(row.groups), format_count(row.bytes_out), format_count(row.bytes_in),
              std::to_string(row.steps), std::to_string(row.hops), format_seconds(row.seconds),
@@ -23986,6 +24127,32 @@ inline void count_steps(const LoggedCall& call, const MachineLinks& links, Colle
     row.steps = std::max(row.steps, static_cast<std::int64_t>(stream.last - stream.first));
     row.hops = std::max(row.hops, hops);
   }
+}
+
+// Whether an algorithm has the same schedule for both.
+inline bool same_rows(const CollectiveSpec& a, const CollectiveSpec& b) {
+  const List<Row> rows = rows_of(a), others = rows_of(b);
+  bool same = rows.size() == others.size();
+  for (std::size_t r = 0; r < rows.size() && same; ++r) {
+    same = rows[r].size == others[r].size && rows[r].way == others[r].way;
+  }
+  return same;
+}
+
+// Which of a call's axes lie along a dimension of the machine: "axis y".
+inline std::string along(const Machine& machine, const List<AxisPlacement>& placed,
+                         const CallShape& shape, int dim) {
+  std::string names;
+  for (const int number : shape.axis_numbers) {
+    const AxisPlacement& axis = placed[static_cast<std::size_t>(number)];
+    bool lies = false;
+    for (const AxisPart& part : axis.parts) {
+      lies = lies || (part.size > 1 &&
+                      (part.dim < 0 || (part.dim <= dim && dim <= port_dim(machine, part.dim))));
+    }
+    names += lies ? (names.empty() ? "axis " : ",") + axis.name : "";
+  }
+  return names.empty() ? cat("dimension ", dim) : names;
 }
 
 }  // namespace detail
@@ -24083,12 +24250,11 @@ class MeshRun {
   CriticalPath critical_path() const {
     CriticalPath path;
     const detail::MachineLinks all = detail::links_of(machine_, faults_);
-    int m = last_message();
+    const List<AxisPlacement> placed = detail::place_axes(machine_, record_->axes);
     double end = seconds;  // of what comes after message m
     double most = -1;
-    std::vector<int> back;  // devices, from the end
     std::vector<std::size_t> route;
-    while (m >= 0) {
+    for (int m = last_message(); m >= 0;) {
       const TimedMessage& message = timeline.messages[static_cast<std::size_t>(m)];
       double latency = 0;
       all.hops(message.from, message.to, latency);
@@ -24096,33 +24262,29 @@ class MeshRun {
       path.compute += end - message.finish;
       path.latency += latency;
       path.transfer += message.finish - message.start - latency;
-      if (back.empty()) {
-        back.push_back(message.to);
-      }
-      if (back.back() != message.from) {
-        back.push_back(message.from);
-      }
+      path.chain.push_back(m);
       all.route(message.from, message.to, route);
       for (const std::size_t link : route) {
         if (busy(all, link) > most) {
           most = busy(all, link);
-          const std::string& axes = log().calls[static_cast<std::size_t>(message.call)].shape->axes;
-          path.heaviest = detail::cat(
-              axes.empty() ? detail::cat("dimension ", all.dim_of(link)) : "axis " + axes,
-              ", link ", all.name(link), ", ", format_percent(most), " of the step");
+          const LoggedCall& call = log().calls[static_cast<std::size_t>(message.call)];
+          path.heaviest =
+              detail::cat(detail::along(machine_, placed, *call.shape, all.dim_of(link)), ", link ",
+                          all.name(link), ", ", format_percent(most), " of the step");
         }
       }
       end = message.start;
-      m = message.after;
+      m = before(message);
     }
     path.compute += timeline.messages.empty() && !log().calls.empty() ? 0 : end;
-    for (std::size_t i = back.size(); i-- > 0;) {
-      path.devices.push_back(back[i]);
-    }
+    std::reverse(path.chain.begin(), path.chain.end());
     return path;
   }
 
-  Table table() const { return detail::collective_table(collectives(), machine_.name); }
+  Table table() const {
+    const List<CollectiveRow> rows = collectives();
+    return detail::collective_table(rows, machine_.name, rows.size());
+  }
   // Compute and the communication that it does not hide, of each device.
   Table device_table() const {
     Table out;
@@ -24184,6 +24346,27 @@ class MeshRun {
                : 0;
   }
 
+  // What a message waited for; of several that ended at once the one that brought its data.
+  int before(const TimedMessage& message) const {
+    const List<TimedMessage>& all = timeline.messages;
+    if (message.after < 0) {
+      return message.after;
+    }
+    const double left = all[static_cast<std::size_t>(message.after)].start;
+    std::size_t m = static_cast<std::size_t>(message.after);
+    while (m + 1 < all.size() && all[m + 1].start <= left) {
+      ++m;  // messages lie in the order in which they left
+    }
+    for (++m; m-- > 0 && all[m].start >= left;) {
+      const TimedMessage& one = all[m];
+      if (one.to == message.from && one.call == message.call && one.stream == message.stream &&
+          one.finish >= message.start && one.finish <= message.start) {
+        return static_cast<int>(m);
+      }
+    }
+    return message.after;
+  }
+
   // The last message before the end of the run: that of the last device, or one still under way.
   int last_message() const {
     for (const TimedDevice& device : timeline.devices) {
@@ -24208,7 +24391,7 @@ class MeshRun {
     row.algorithm = shape.eager ? "" : name_of(shape.spec.algorithm);
     const bool elsewhere = !shape.reason.empty() && machine_.name != record_->machine;
     row.reason = (elsewhere ? "on " + record_->machine + ": " : "") + shape.reason;
-    row.where = shape.where;
+    row.where = log().calls[calls[0]].where;
     row.groups = static_cast<int>(calls.size());
     std::vector<double> out(static_cast<std::size_t>(devices())), in(out.size());
     for (const std::size_t c : calls) {
@@ -24225,7 +24408,7 @@ class MeshRun {
     if (!shape.eager) {
       CollectiveSpec spec = shape.spec;
       spec.parts = detail::parts_of_group(machine_, placed, shape.axis_numbers);
-      bool known = spec.algorithm != Algorithm::custom;
+      bool known = spec.algorithm != Algorithm::custom && detail::same_rows(spec, shape.spec);
       for (const AxisPart& part : spec.parts) {
         known = known && (part.dim >= 0 || part.size == 1);  // no forms across dimensions
       }
@@ -24251,33 +24434,40 @@ inline void print_path(std::ostream& out, const MeshRun& run) {
     out << "\n";
     return;
   }
-  out << "; critical path of " << path.messages << " messages: ";
+  out << "; critical path of " << path.messages
+      << (path.messages == 1 ? " message: " : " messages: ");
   if (path.compute > 0) {
     out << format_seconds(path.compute) << " compute, ";
   }
   out << format_seconds(path.latency) << " latency, " << format_seconds(path.transfer)
-      << " transfer" << (path.heaviest.empty() ? "" : "; ") << path.heaviest << "\nthrough devices";
-  constexpr std::size_t most_devices = 16;
-  for (std::size_t i = 0; i < path.devices.size() && i < most_devices; ++i) {
-    out << (i == 0 ? " " : " > ") << path.devices[i];
+      << " transfer" << (path.heaviest.empty() ? "" : "; ") << path.heaviest << "\nmessages";
+  constexpr std::size_t most_messages = 16;
+  int at = -1;
+  for (std::size_t i = 0; i < path.chain.size() && i < most_messages; ++i) {
+    const TimedMessage& message = run.timeline.messages[static_cast<std::size_t>(path.chain[i])];
+    if (message.from != at) {  // it waited for its receiver, or for what its sender sent before
+      out << (i == 0 ? " " : ", ") << message.from;
+    }
+    out << " -> " << message.to;
+    at = message.to;
   }
-  out << (path.devices.size() > most_devices ? " > ...\n" : "\n");
+  out << (path.chain.size() > most_messages ? ", ...\n" : "\n");
 }
 
 }  // namespace detail
 
 inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
-  constexpr std::size_t most_links = 16;
+  constexpr std::size_t most_links = 16, most_rows = 40;
   const List<LinkRow> links = run.links();
   Table table = detail::link_table(links, most_links);
   table.title = detail::cat("links: ", links.size(), " used",
                             links.size() > most_links ? ", the busiest 16" : "");
   const List<CollectiveRow> rows = run.collectives();
-  out << detail::collective_table(rows, run.machine().name);
+  out << detail::collective_table(rows, run.machine().name, most_rows);
   std::vector<std::string> said;
-  for (const CollectiveRow& row : rows) {
-    const std::string why = row.name + " over " + row.axes + ": " + row.reason;
-    bool again = row.reason.empty();
+  for (std::size_t i = 0; i < rows.size() && i < most_rows; ++i) {
+    const std::string why = rows[i].name + " over " + rows[i].axes + ": " + rows[i].reason;
+    bool again = rows[i].reason.empty();
     for (const std::string& known : said) {
       again = again || known == why;
     }
@@ -24304,7 +24494,7 @@ struct PredictedCall {
   std::string name, axes, arguments, algorithm;
   int devices = 1;
   double bytes = 0;    // sent by this device
-  double seconds = 0;  // by the closed form, its links free
+  double seconds = 0;  // by the closed form, its links free; of an own schedule at least that
 };
 
 // Seconds are those of the one device that ran.
@@ -24345,8 +24535,15 @@ inline PredictedCall predict_call(const CallShape& shape, int index) {
   call.arguments = shape.arguments;
   call.algorithm = name_of(shape.spec.algorithm);
   call.devices = shape.spec.devices();
-  call.bytes = collective_bytes(shape.spec, index);
-  call.seconds = cost_of(shape.spec).seconds;
+  if (shape.spec.algorithm != Algorithm::custom) {
+    call.bytes = collective_bytes(shape.spec, index);
+    call.seconds = cost_of(shape.spec).seconds;
+    return call;
+  }
+  for (const ScheduledMessage& message : shape.schedule->messages) {
+    call.bytes += message.from == index ? message_bytes(shape, message) : 0;
+  }
+  call.seconds = schedule_seconds(shape.schedule->data, shape.spec);
   return call;
 }
 
@@ -25508,6 +25705,7 @@ class MpiRanks final : public OtherProcesses {
     meeting.call = Shared<CallRecord>(new CallRecord);
     meeting.call->logged.shape = call.plan->shape;
     meeting.call->logged.members = call.members;
+    meeting.call->logged.where = meeting.posts[0].where;
     meeting.call->id = call_id(bits(known.group->axes), known.group->ranks.front(), call.number);
     meeting.done.store(true);
     call.over = changed_ = true;
@@ -25798,6 +25996,7 @@ class CallRegistry {
       to.put(static_cast<std::int64_t>(call->id));
       to.put(static_cast<std::int64_t>(at));
       to.put_numbers(*call->logged.members);
+      put_where(to, call->logged.where);
     }
     to.put(static_cast<std::int64_t>(log.events.size()));
     to.put(events.text().data(), events.text().size());
@@ -25819,6 +26018,7 @@ class CallRegistry {
       std::vector<int>* const members = new std::vector<int>;
       record->logged.members = Shared<const std::vector<int>>(members);
       from.get_numbers(*members);
+      record->logged.where = get_where(from);
       if (find(record->id) == nullptr) {
         add(record);
       }
@@ -26061,15 +26261,11 @@ struct ShardingParser {
     at += found ? 1 : 0;
     return found;
   }
-  std::string word(bool underscores, const char* right) {
+  std::string word(char also, const char* right) {
     skip('\0');
     const std::size_t first = at;
-    while (at < text.size()) {
-      const char c = text[at];
-      const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-      if (!letter && !(c >= '0' && c <= '9') && !(underscores && c == '_')) {
-        break;
-      }
+    while (at < text.size() &&
+           (std::isalnum(static_cast<unsigned char>(text[at])) != 0 || text[at] == also)) {
       ++at;
     }
     if (at == first) {
@@ -26078,22 +26274,20 @@ struct ShardingParser {
     return text.substr(first, at - first);
   }
   std::vector<std::string> axes() {
-    const char* const right = "a mesh axis is right, as in I_x, or several as in I_{x,y}";
+    const bool several = skip('{');
     std::vector<std::string> names;
-    if (!skip('{')) {
-      names.push_back(word(true, right));
-      return names;
-    }
     do {
-      names.push_back(word(true, right));
-    } while (skip(','));
-    if (!skip('}')) {
+      names.push_back(word('_', "a mesh axis is right, as in I_x, or several as in I_{x,y}"));
+    } while (several && skip(','));
+    if (several && !skip('}')) {
       wrong("a comma or } is right after an axis, as in I_{x,y}");
     }
     return names;
   }
   Sharding parse() {
     Sharding out;
+    const bool brackets = text.find('[') < text.size();  // as the book and reports have it
+    at = brackets ? text.find('[') + 1 : 0;
     if (skip('{')) {
       const char* const right = "a partial sum is written in front, as in {U_x} I, J";
       if (!skip('U') || !skip('_')) {
@@ -26105,9 +26299,9 @@ struct ShardingParser {
       }
     }
     skip('\0');
-    while (at < text.size()) {
+    while (at < text.size() && text[at] != ']') {
       ShardedDim dim;
-      dim.name = word(false, "a dim is right, as in I or I_x");
+      dim.name = word('\0', "a dim is right, as in I or I_x");
       if (skip('_')) {
         dim.axes = axes();
       }
@@ -26120,6 +26314,10 @@ struct ShardingParser {
         wrong("a dim is right after a comma");
       }
     }
+    if (brackets && !skip(']')) {
+      wrong("a comma or ] is right after a dim, as in A[I_x, J]");
+    }
+    skip('\0');
     if (at < text.size()) {
       wrong("a comma is right between dims, as in I_x, J");
     }
@@ -26155,11 +26353,6 @@ struct PlacedMesh {
   }
 };
 
-inline Shared<const PlacedMesh> placed_mesh(const Machine& machine,
-                                            const List<AxisPlacement>& axes) {
-  return Shared<const PlacedMesh>(new PlacedMesh{machine, axes});
-}
-
 // Which axes stand where, each a letter ('a' the first of the mesh): [0] those of the partial sum
 // in rising order, [d + 1] those that cut dim d.
 using AxisPlaces = std::vector<std::string>;
@@ -26173,6 +26366,24 @@ inline std::string rising_union(const std::string& a, const std::string& b) {
     if ((a + b).find(letter) != std::string::npos) {
       out += letter;
     }
+  }
+  return out;
+}
+
+inline std::string without(const std::string& letters, const std::string& gone) {
+  std::string out;
+  for (const char letter : letters) {
+    if (gone.find(letter) == std::string::npos) {
+      out += letter;
+    }
+  }
+  return out;
+}
+
+inline std::string all_letters(const AxisPlaces& places) {
+  std::string out;
+  for (const std::string& letters : places) {
+    out += letters;
   }
   return out;
 }
@@ -26231,7 +26442,8 @@ inline std::string letters_of(const PlacedMesh& mesh, const Sharding& sharding,
     }
     if (i == all.size()) {
       fail({"sharding \"", sharding.text(), "\": no axis ", name, " on this mesh; its axes are ",
-            axes_text(mesh, all), ", and several on one dim are written I_{x,y}"});
+            axes_text(mesh, all), ", and several on one dim are written I_{", axes_text(mesh, all),
+            "}"});
     }
     const char letter = all[i];
     if (used.find(letter) != std::string::npos) {
@@ -26346,8 +26558,8 @@ inline AxisPlaces after_move(AxisPlaces places, const AxisMove& move) {
     std::string& from = places[static_cast<std::size_t>(move.from)];
     from.erase(from.size() - move.axes.size());
   }
-  for (std::size_t i = 0; move.from == 0 && i < move.axes.size(); ++i) {
-    places[0].erase(places[0].find(move.axes[i]), 1);
+  if (move.from == 0) {
+    places[0] = without(places[0], move.axes);
   }
   if (move.to == 0) {  // of a search backwards
     places[0] = rising_union(places[0], move.axes);
@@ -26376,7 +26588,6 @@ inline CollectiveSpec spec_of(const PlacedMesh& mesh, Collective what, const std
 }
 
 struct MoveCost {
-  DType format = DType::f32;
   std::string axes;
   Collective what = Collective::all_gather;
   std::int64_t local = 0;  // elements of a device before
@@ -26390,13 +26601,11 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
   if (is_slice(move)) {
     return cost;
   }
-  cost.format = format;
   cost.axes = move.axes;
   cost.what = collective_of(move);
   cost.local = local;
-  const bool gathers = cost.what == Collective::all_gather;
-  const std::int64_t elements = local * (gathers ? shard_count(mesh, move.axes) : 1);
-  CollectiveSpec spec = spec_of(mesh, cost.what, move.axes, elements, format);
+  CollectiveSpec spec = spec_of(mesh, cost.what, move.axes, local, format);
+  spec.elements *= cost.what == Collective::all_gather ? spec.devices() : 1;
   const AlgorithmChoice choice = choose_algorithm(spec);
   spec.algorithm = choice.algorithm;
   cost.algorithm = choice.algorithm;
@@ -26448,14 +26657,7 @@ inline std::vector<std::string> arrangements(const std::string& letters) {
 
 // The axes that a search may use: all of a mesh of up to 4, else those that are named.
 inline std::string axes_to_use(const PlacedMesh& mesh, const AxisPlaces& a, const AxisPlaces& b) {
-  std::string named = mesh.axes.size() > 4 ? std::string() : mesh.letters();
-  for (const std::string& letters : a) {
-    named = rising_union(named, letters);
-  }
-  for (const std::string& letters : b) {
-    named = rising_union(named, letters);
-  }
-  return named;
+  return mesh.axes.size() > 4 ? rising_union(all_letters(a), all_letters(b)) : mesh.letters();
 }
 
 enum class Direction { forwards, backwards };
@@ -26506,10 +26708,8 @@ class ShardingSearch {
     for (const Reached* at = &place; at->moves > 0; at = &reached[at->previous]) {
       way.push_back(at->by);
     }
-    for (std::size_t i = 0; !backwards_ && 2 * i + 1 < way.size(); ++i) {
-      const AxisMove first = way[i];
-      way[i] = way[way.size() - 1 - i];
-      way[way.size() - 1 - i] = first;
+    if (!backwards_) {
+      std::reverse(way.begin(), way.end());
     }
     return way;
   }
@@ -26519,23 +26719,14 @@ class ShardingSearch {
  private:
   void leave(std::size_t node) {
     const AxisPlaces places = reached[node].places;
-    std::string idle;
-    for (const char letter : axes_) {
-      bool used = false;
-      for (const std::string& letters : places) {
-        used = used || letters.find(letter) != std::string::npos;
-      }
-      if (!used) {
-        idle += letter;
-      }
-    }
-    for (const std::string& axes : arrangements(idle)) {
+    const std::vector<std::string> idle = arrangements(without(axes_, all_letters(places)));
+    for (const std::string& axes : idle) {
       leave_from(node, -1, axes);
     }
     for (const std::string& axes : arrangements(backwards_ ? std::string() : places[0])) {
       leave_from(node, 0, axes);
     }
-    leave_two_dims(node, arrangements(idle));
+    leave_two_dims(node, idle);
     for (std::size_t d = 1; d < places.size(); ++d) {
       for (std::size_t first = 0; first < places[d].size(); ++first) {
         leave_from(node, static_cast<int>(d), places[d].substr(first));
@@ -26596,13 +26787,7 @@ class ShardingSearch {
 
   // Of the table of what is reached: where it is, or could be.
   std::size_t slot_of(const AxisPlaces& places) const {
-    std::uint64_t hash = 1469598103934665603u;
-    for (const std::string& letters : places) {
-      for (const char letter : letters + "|") {
-        hash = (hash ^ static_cast<unsigned char>(letter)) * 1099511628211u;
-      }
-    }
-    std::size_t at = static_cast<std::size_t>(hash) % slots_.size();
+    std::size_t at = std::hash<std::string>()(joined(places)) % slots_.size();
     while (slots_[at] != 0 && reached[slots_[at] - 1].places != places) {
       at = (at + 1) % slots_.size();
     }
@@ -26630,8 +26815,7 @@ class ShardingSearch {
 
   MoveCost cost_of(const AxisMove& move, std::int64_t local) {
     for (const MoveCost& known : costs_) {
-      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes &&
-          known.format == format_) {
+      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes) {
         return known;
       }
     }
@@ -26721,11 +26905,8 @@ struct Sharded {
   int devices() const { return mesh->devices(); }
   // How many devices hold the same numbers.
   int replicas() const {
-    std::int64_t cut = 1;
-    for (const std::string& letters : places()) {
-      cut *= detail::shard_count(*mesh, letters);
-    }
-    return devices() / static_cast<int>(cut);
+    const std::string used = detail::all_letters(places());
+    return devices() / static_cast<int>(detail::shard_count(*mesh, used));
   }
   double bytes() const {  // on each device
     return static_cast<double>(local_shape().count()) * bytes_of(format);
@@ -26785,25 +26966,35 @@ inline Context device_context(int rank) {
   return own;
 }
 
+struct DeviceScope {
+  explicit DeviceScope(int rank) : own(device_context(rank)), scope(own) {}
+  Context own;
+  const ContextScope scope;
+};
+
 inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Shape& shape,
                      const std::string& text, DType format = DType::f32) {
-  Sharded out;
-  out.mesh = mesh;
-  out.shape = shape;
-  out.sharding = parse_sharding(text);
-  out.format = format;
+  const Sharded out = {mesh, shape, parse_sharding(text), format, {}, {}};
   out.places();  // checks
   return out;
 }
 
 // The array's numbers under another sharding on the same mesh.
 inline Sharded like(const Sharded& a, const Shape& shape, const Sharding& sharding) {
-  Sharded out;
-  out.mesh = a.mesh;
-  out.shape = shape;
-  out.sharding = sharding;
-  out.format = a.format;
-  return out;
+  return {a.mesh, shape, sharding, a.format, {}, {}};
+}
+
+inline void finish(Sharded& a, const ShardedReport& report) {
+  a.made = Shared<const ShardedReport>(new ShardedReport(report));
+}
+
+// Every device's op on what it has of a and b.
+inline void on_each_device(Sharded& out, const Sharded& a, const Sharded& b,
+                           Tensor (*op)(const Tensor& a, const Tensor& b)) {
+  for (std::size_t r = 0; r < a.shards.size(); ++r) {
+    const DeviceScope scope(static_cast<int>(r));
+    out.shards.push_back(op(a.shards[r], b.shards[r]));
+  }
 }
 
 // The block that a device holds, as a view of the whole.
@@ -26824,8 +27015,7 @@ inline Sharded shard(const Shared<const PlacedMesh>& mesh, const Tensor& x, cons
     fail({"shard: \"", text, "\" asks for summands, the tensor is their sum; a partial sum comes ",
           "from a matmul or a sum over a dim that is cut"});
   }
-  Context quiet = device_context(-1);
-  const ContextScope scope(quiet);
+  const DeviceScope quiet(-1);
   for (int rank = 0; rank < out.devices(); ++rank) {
     out.shards.push_back(block_of(out, x, rank).clone());
   }
@@ -26843,8 +27033,7 @@ inline void check_numbers(const char* function, const Sharded& a) {
 
 inline Tensor Sharded::gather() const {
   detail::check_numbers("gather", *this);
-  Context quiet = detail::device_context(-1);
-  const ContextScope scope(quiet);
+  const detail::DeviceScope quiet(-1);
   Tensor whole = full(shape, 0.0f);
   const ShardPicture held = picture();
   for (const std::vector<int>& ranks : held.holders) {
@@ -26874,20 +27063,15 @@ inline ShardPicture Sharded::picture() const {
   const detail::AxisPlaces at = places();
   out.title = detail::cat(text(), " of shape ", shape, " on ", devices(), " devices");
   out.shape = shape;
-  std::string cut;
   for (std::size_t d = 0; d < sharding.dims.size(); ++d) {
     out.names.push_back(sharding.dims[d].name);
     out.blocks.push_back(detail::shard_count(*mesh, at[d + 1]));
-    cut += at[d + 1];
   }
   out.summands = static_cast<int>(detail::shard_count(*mesh, at[0]));
   out.holders.resize(static_cast<std::size_t>(out.blocks.count()));
-  std::string copies;  // axes that nothing lies on: a copy for each of their devices
-  for (const char letter : mesh->letters()) {
-    if ((cut + at[0]).find(letter) == std::string::npos) {
-      copies += letter;
-    }
-  }
+  const std::string used = detail::all_letters(at);
+  const std::string cut = used.substr(at[0].size());
+  const std::string copies = detail::without(mesh->letters(), used);  // one for each device there
   for (std::vector<int>& ranks : out.holders) {
     ranks.resize(static_cast<std::size_t>(out.summands * replicas()));
   }
@@ -26971,25 +27155,29 @@ inline std::ostream& operator<<(std::ostream& out, const ShardPicture& picture) 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// Part i of n along a dim, with memory of its own.
+inline std::string move_name(const AxisMove& move) {
+  return is_slice(move) ? "slice" : name_of(collective_of(move));
+}
+
+// Part i of n along a dim, as a view.
 inline Tensor part_of(const Tensor& x, int dim, std::int64_t n, std::int64_t i) {
   const std::int64_t size = x.dim(dim) / n;
-  return slice(x, dim, i * size, (i + 1) * size).clone();
+  return slice(x, dim, i * size, (i + 1) * size);
 }
 
 // The ranks of the group over some axes that `first` begins.
 inline std::vector<std::size_t> group_of(const PlacedMesh& mesh, const std::string& letters,
                                          int first) {
-  std::vector<std::size_t> members(static_cast<std::size_t>(shard_count(mesh, letters)));
-  for (std::size_t i = 0; i < members.size(); ++i) {
-    std::size_t left = i;
-    members[i] = static_cast<std::size_t>(first);
-    for (std::size_t a = letters.size(); a-- > 0;) {
-      const AxisPlacement& axis = mesh.axes[axis_number(letters[a])];
-      const std::size_t size = static_cast<std::size_t>(axis.size);
-      members[i] += left % size * static_cast<std::size_t>(axis.stride);
-      left /= size;
+  std::vector<std::size_t> members = {static_cast<std::size_t>(first)};
+  for (const char letter : letters) {
+    const AxisPlacement& axis = mesh.axes[axis_number(letter)];
+    std::vector<std::size_t> longer;
+    for (const std::size_t base : members) {
+      for (int i = 0; i < axis.size; ++i) {
+        longer.push_back(base + static_cast<std::size_t>(i * axis.stride));
+      }
     }
+    members.swap(longer);
   }
   return members;
 }
@@ -27015,15 +27203,13 @@ inline double run_collective(const PlacedMesh& mesh, const CallPlan& plan, const
     if (shard_index(mesh, axes, first) == 0) {
       const std::vector<std::size_t> members = group_of(mesh, axes, first);
       List<DeviceBuffers> buffers;
-      List<Tensor> out;
+      List<Tensor> before;  // keeps what is sent
       for (const std::size_t rank : members) {
-        out.push_back(Tensor(after));
-        buffers.push_back({shards[rank].data(), out.back().data()});
+        before.push_back(shards[rank]);
+        shards[rank] = Tensor(after);
+        buffers.push_back({before.back().data(), shards[rank].data()});
       }
       execute(plan.exchange, buffers.data());
-      for (std::size_t i = 0; i < members.size(); ++i) {
-        shards[members[i]] = out[i];
-      }
     }
   }
   std::int64_t sent = 0;
@@ -27048,23 +27234,23 @@ inline Tensor placed_blocks(const Tensor& flat, const AxisMove& move, std::int64
   return reshape(contiguous(permute(reshape(flat, blocks), order)), after);
 }
 
-// Makes a move and writes it into the report.
+// Makes a move of array `name` (" b") and writes it into the report.
 inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
-                      Reduce how = Reduce::sum) {
+                      const char* name = "", Reduce how = Reduce::sum) {
   const PlacedMesh& mesh = *a.mesh;
   const Shape local = a.local_shape();
   const MoveCost cost = price(mesh, move, local.count(), a.format);
-  ShardedStep step;
-  step.name = is_slice(move) ? "slice" : name_of(collective_of(move));
-  step.axes = axes_text(mesh, move.axes);
-  step.before = a.sharding.text();
+  const std::string before = a.sharding.text();
   a.sharding = sharding_of(mesh, after_move(a.places(), move), a.sharding.dims);
-  step.after = a.sharding.text();
-  step.algorithm = is_slice(move) ? "" : name_of(cost.algorithm);
-  step.bytes = cost.bytes;
-  step.seconds = cost.seconds;
-  Context quiet = device_context(-1);
-  const ContextScope scope(quiet);
+  ShardedStep step = {move_name(move) + name,
+                      axes_text(mesh, move.axes),
+                      before,
+                      a.sharding.text(),
+                      is_slice(move) ? "" : name_of(cost.algorithm),
+                      cost.bytes,
+                      0,
+                      cost.seconds};
+  const DeviceScope quiet(-1);
   if (!is_slice(move) && !a.shards.empty()) {
     const Shared<const CallPlan> plan = plan_of(mesh, move, local, cost.algorithm, how);
     const Shape after = a.local_shape();
@@ -27078,7 +27264,8 @@ inline void make_move(Sharded& a, const AxisMove& move, ShardedReport& report,
   }
   for (std::size_t rank = 0; is_slice(move) && rank < a.shards.size(); ++rank) {
     a.shards[rank] = part_of(a.shards[rank], move.to - 1, shard_count(mesh, move.axes),
-                             shard_index(mesh, move.axes, static_cast<int>(rank)));
+                             shard_index(mesh, move.axes, static_cast<int>(rank)))
+                         .clone();
   }
   report.bytes += cost.bytes;
   report.comms_seconds += cost.seconds;
@@ -27090,8 +27277,7 @@ inline std::string moves_text(const PlacedMesh& mesh, const List<AxisMove>& move
                               const std::string& array) {
   std::string out;
   for (const AxisMove& move : moves) {
-    out += is_slice(move) ? "slice" : name_of(collective_of(move));
-    out += array + " over " + axes_text(mesh, move.axes) + ", ";
+    out += move_name(move) + array + " over " + axes_text(mesh, move.axes) + ", ";
   }
   return out;
 }
@@ -27099,8 +27285,7 @@ inline std::string moves_text(const PlacedMesh& mesh, const List<AxisMove>& move
 inline void make_moves(Sharded& a, const List<AxisMove>& moves, const char* name,
                        ShardedReport& report) {
   for (const AxisMove& move : moves) {
-    make_move(a, move, report);
-    report.steps.back().name += name;
+    make_move(a, move, report, name);
   }
 }
 
@@ -27117,12 +27302,9 @@ inline void check_same_names(const char* function, const Sharding& a, const Shar
 
 inline void add_candidate(const ShardingSearch& search, const PlacedMesh& mesh, const Reached& end,
                           ShardedReport& report) {
-  ShardedCandidate way;
-  way.calls = moves_text(mesh, search.moves(end), "");
-  way.calls.erase(way.calls.size() - 2);
-  way.comms_seconds = way.seconds = end.seconds;
-  way.bytes = end.bytes;
-  report.candidates.push_back(way);
+  const std::string calls = moves_text(mesh, search.moves(end), "");
+  report.candidates.push_back(
+      {calls.substr(0, calls.size() - 2), 0, end.seconds, end.bytes, end.seconds});
 }
 
 // Also says what the cheapest way without detours costs, where it is another.
@@ -27149,10 +27331,6 @@ inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& repo
   }
   make_moves(a, all.moves(*end), "", report);
   a.sharding = wanted;
-}
-
-inline void finish(Sharded& a, const ShardedReport& report) {
-  a.made = Shared<const ShardedReport>(new ShardedReport(report));
 }
 
 }  // namespace detail
@@ -27201,13 +27379,10 @@ inline void check_one_mesh(const char* function, const Sharded& a, const Sharded
 
 // An axis in two places of one sharding, or 0.
 inline char used_twice(const AxisPlaces& places) {
-  std::string seen;
-  for (const std::string& letters : places) {
-    for (const char letter : letters) {
-      if (seen.find(letter) != std::string::npos) {
-        return letter;
-      }
-      seen += letter;
+  const std::string used = all_letters(places);
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    if (used.find(used[i]) < i) {
+      return used[i];
     }
   }
   return 0;
@@ -27257,51 +27432,8 @@ inline AxisPlaces common_places(const char* function, const Sharded& a, const Sh
   return result;
 }
 
-enum class Linear { both, either };  // in both operands together (+), in each alone (*)
-
-inline void check_partial(const char* function, const Sharded& a, const Sharded& b,
-                          const AxisPlaces& pa, const AxisPlaces& pb, Linear linear) {
-  if (pa[0].empty() && pb[0].empty()) {
-    return;
-  }
-  const Sharded& sum = pa[0].empty() ? b : a;
-  if (linear == Linear::both && pa[0] != pb[0]) {
-    fail({function, ": ", a.text(), " and ", b.text(), "; what is no partial sum would be added ",
-          "once by every device, so reshard the partial one to ", summed(sum), " first"});
-  }
-  if (linear == Linear::either && !pa[0].empty() && !pb[0].empty()) {
-    fail({function, ": ", a.text(), " and ", b.text(), "; a product of sums is not the sum of ",
-          "products, so reshard one of them to ", summed(a), " first"});
-  }
-}
-
-using BinaryOp = Tensor (*)(const Tensor& a, const Tensor& b);
-
-inline Sharded elementwise(const char* function, const Sharded& x, const Sharded& y, BinaryOp op,
-                           Linear linear) {
-  check_one_mesh(function, x, y);
-  const bool swapped = x.sharding.dims.size() < y.sharding.dims.size();
-  check_partial(function, x, y, x.places(), y.places(), linear);
-  const AxisPlaces result = swapped ? common_places(function, y, x) : common_places(function, x, y);
-  ShardedReport report;
-  Sharded a = x;
-  Sharded b = y;
-  slice_as(a, result, report);
-  slice_as(b, result, report);
-  const Sharded& longer = swapped ? b : a;
-  Sharded out = like(x, longer.shape, sharding_of(*x.mesh, result, longer.sharding.dims));
-  for (std::size_t r = 0; r < a.shards.size(); ++r) {
-    Context own = device_context(static_cast<int>(r));
-    const ContextScope scope(own);
-    out.shards.push_back(op(a.shards[r], b.shards[r]));
-  }
-  report.title = cat(function, " ", x.text(), " ", y.text(), " -> ", out.text());
-  report.reason = "element by element: no collective";
-  finish(out, report);
-  return out;
-}
-
 using UnaryOp = Tensor (*)(const Tensor& x);
+using BinaryOp = Tensor (*)(const Tensor& a, const Tensor& b);
 
 inline void check_summed(const char* function, const Sharded& a) {
   if (!a.sharding.partial.empty()) {
@@ -27310,78 +27442,124 @@ inline void check_summed(const char* function, const Sharded& a) {
   }
 }
 
-inline Sharded map(const char* function, const Sharded& a,
-                   const std::function<Tensor(const Tensor&)>& op) {
-  Sharded out = like(a, a.shape, a.sharding);
+// Sums may be added to sums over the same axes, and multiplied with what is none.
+inline void check_partial(const char* function, const Sharded& a, const Sharded& b, bool product) {
+  const bool one = a.sharding.partial.empty() != b.sharding.partial.empty();
+  if (!product && a.places()[0] != b.places()[0]) {
+    const bool two = !one && !a.sharding.partial.empty();
+    fail({function, ": ", a.text(), " and ", b.text(),
+          two ? "; sums over other axes have other summands, so reshard both to "
+              : "; what is no partial sum would be added once by every device, so reshard the "
+                "partial one to ",
+          summed(a.sharding.partial.empty() ? b : a), " first"});
+  }
+  if (product && !one && !a.sharding.partial.empty()) {
+    fail({function, ": ", a.text(), " and ", b.text(), "; a product of sums is not the sum of ",
+          "products, so reshard one of them to ", summed(a), " first"});
+  }
+}
+
+inline Sharded elementwise(const char* function, Sharded a, Sharded b, BinaryOp op, bool product) {
+  check_one_mesh(function, a, b);
+  check_partial(function, a, b, product);
+  const bool swapped = a.sharding.dims.size() < b.sharding.dims.size();
+  const Sharded& longer = swapped ? b : a;
+  const AxisPlaces result = common_places(function, longer, swapped ? a : b);
+  Sharded out = like(a, longer.shape, sharding_of(*a.mesh, result, longer.sharding.dims));
+  ShardedReport report;
+  report.title = cat(function, " ", a.text(), " ", b.text(), " -> ", out.text());
+  report.reason = "element by element: no collective";
+  slice_as(a, result, report);
+  slice_as(b, result, report);
+  on_each_device(out, a, b, op);
+  finish(out, report);
+  return out;
+}
+
+// Op: Tensor(const Tensor&), the same for every device.
+template <class Op>
+Sharded map(const char* function, const Sharded& a, const Sharded& shape, const char* reason,
+            Op op) {
+  Sharded out = shape;
+  out.shards = List<Tensor>();
   for (std::size_t r = 0; r < a.shards.size(); ++r) {
-    Context own = device_context(static_cast<int>(r));
-    const ContextScope scope(own);
+    const DeviceScope scope(static_cast<int>(r));
     out.shards.push_back(op(a.shards[r]));
   }
   ShardedReport report;
-  report.title = cat(function, " ", a.text());
-  report.reason = "element by element: no collective";
+  report.title = cat(function, " ", a.text(), " -> ", out.text());
+  report.reason = cat(reason, ": no collective");
   finish(out, report);
   return out;
 }
 
 inline Sharded unary(const char* function, const Sharded& a, UnaryOp op) {
   check_summed(function, a);
-  return map(function, a, op);
+  return map(function, a, a, "element by element", op);
 }
+
+struct ScaledBy {
+  float factor;
+  Tensor operator()(const Tensor& x) const { return scale(x, factor); }
+};
+
+struct TransposedDims {
+  int first, second;
+  Tensor operator()(const Tensor& x) const { return transpose(x, first, second); }
+};
+
+struct SoftmaxOver {
+  int dim;
+  Tensor operator()(const Tensor& x) const {
+    return transpose(softmax(transpose(x, dim, -1)), dim, -1);
+  }
+};
 
 enum class Reduction { sum, mean, max };
 
-inline std::size_t dim_named(const char* function, const Sharded& a, const std::string& name) {
-  std::size_t d = 0;
-  while (d < a.sharding.dims.size() && a.sharding.dims[d].name != name) {
-    ++d;
+inline int dim_named(const char* function, const Sharded& a, const std::string& name) {
+  for (std::size_t d = 0; d < a.sharding.dims.size(); ++d) {
+    if (a.sharding.dims[d].name == name) {
+      return static_cast<int>(d);
+    }
   }
-  if (d == a.sharding.dims.size()) {
-    fail({function, ": no dim ", name, " in ", a.text()});
-  }
-  return d;
+  fail({function, ": no dim ", name, " in ", a.text()});
 }
 
 inline Sharded reduce_dim(const char* function, const Sharded& x, const std::string& dim,
                           const std::string& wanted, Reduction how) {
-  const std::size_t d = dim_named(function, x, dim);
-  const int at = static_cast<int>(d);
-  if (how == Reduction::max) {
+  const int at = dim_named(function, x, dim);
+  const bool largest = how == Reduction::max;
+  if (largest) {
     check_summed(function, x);
   }
-  AxisPlaces places = x.places();
-  const std::string cut = places[d + 1];
-  Shape shape;
-  Sharding named;
-  AxisPlaces rest(1, places[0]);
-  for (std::size_t e = 0; e < x.sharding.dims.size(); ++e) {
-    if (e != d) {
-      shape.push_back(x.shape[static_cast<int>(e)]);
-      named.dims.push_back(x.sharding.dims[e]);
-      rest.push_back(places[e + 1]);
+  Sharded out = like(x, {}, {x.sharding.partial, {}});
+  std::string cut;
+  for (int d = 0; d < x.shape.size(); ++d) {
+    const ShardedDim& own = x.sharding.dims[static_cast<std::size_t>(d)];
+    if (d != at) {
+      out.shape.push_back(x.shape[d]);
+      out.sharding.dims.push_back(own);
+    } else {
+      cut = joined(own.axes);
+      out.sharding.partial.insert(out.sharding.partial.end(), own.axes.begin(), own.axes.end());
     }
   }
-  rest[0] = rising_union(rest[0], cut);
-  Sharded out = like(x, shape, sharding_of(*x.mesh, rest, named.dims));
+  out.sharding = sharding_of(*x.mesh, out.places(), out.sharding.dims);  // axes in rising order
   for (std::size_t r = 0; r < x.shards.size(); ++r) {
-    Context own = device_context(static_cast<int>(r));
-    const ContextScope scope(own);
-    Tensor part = how == Reduction::max ? max(x.shards[r], at) : sum(x.shards[r], at);
-    if (how == Reduction::mean) {
-      part = scale(part, 1.0f / static_cast<float>(x.shape[at]));
-    }
-    out.shards.push_back(part);
+    const DeviceScope scope(static_cast<int>(r));
+    const Tensor part = largest ? max(x.shards[r], at) : sum(x.shards[r], at);
+    out.shards.push_back(
+        how == Reduction::mean ? scale(part, 1.0f / static_cast<float>(x.shape[at])) : part);
   }
   ShardedReport report;
-  if (how == Reduction::max && !cut.empty()) {  // the largest of all is no sum: at once
-    make_move(out, {0, -1, rest[0], 0, 0}, report, Reduce::max);
+  if (largest && !cut.empty()) {  // the largest of all is no sum: at once
+    make_move(out, {0, -1, out.places()[0], 0, 0}, report, "", Reduce::max);
   }
   report.reason = cut.empty() ? "dim " + dim + " is whole on every device: no collective"
-                  : how == Reduction::max
-                      ? "the largest of each device, and of them the largest"
-                      : "each device adds what it has of dim " + dim +
-                            "; the result is the sum over " + axes_text(*x.mesh, cut);
+                  : largest   ? "the largest of each device, and of them the largest"
+                              : "each device adds what it has of dim " + dim +
+                                  "; the result is the sum over " + cut;
   if (!wanted.empty()) {
     reshard_into(out, parse_sharding(wanted), report, function);
   }
@@ -27393,19 +27571,24 @@ inline Sharded reduce_dim(const char* function, const Sharded& x, const std::str
 }  // namespace detail
 
 inline Sharded operator+(const Sharded& a, const Sharded& b) {
-  return detail::elementwise("add", a, b, &add, detail::Linear::both);
+  return detail::elementwise("add", a, b, &add, false);
 }
 inline Sharded operator-(const Sharded& a, const Sharded& b) {
-  return detail::elementwise("sub", a, b, &sub, detail::Linear::both);
+  return detail::elementwise("sub", a, b, &sub, false);
 }
 inline Sharded operator*(const Sharded& a, const Sharded& b) {
-  return detail::elementwise("mul", a, b, &mul, detail::Linear::either);
+  return detail::elementwise("mul", a, b, &mul, true);
 }
 inline Sharded operator*(const Sharded& a, float factor) {
-  return detail::map("scale", a, [factor](const Tensor& x) { return scale(x, factor); });
+  return detail::map("scale", a, a, "element by element", detail::ScaledBy{factor});
 }
 inline Sharded operator*(float factor, const Sharded& a) { return a * factor; }
 inline Sharded operator-(const Sharded& a) { return a * -1.0f; }
+inline Sharded operator/(const Sharded& a, float divisor) { return a * (1.0f / divisor); }
+inline Sharded operator/(const Sharded& a, const Sharded& b) {
+  detail::check_summed("div", b);
+  return detail::elementwise("div", a, b, &div, true);
+}
 
 inline Sharded gelu(const Sharded& a) { return detail::unary("gelu", a, &gelu); }
 inline Sharded silu(const Sharded& a) { return detail::unary("silu", a, &silu); }
@@ -27413,6 +27596,32 @@ inline Sharded relu(const Sharded& a) { return detail::unary("relu", a, &relu); 
 inline Sharded tanh(const Sharded& a) { return detail::unary("tanh", a, &tanh); }
 inline Sharded exp(const Sharded& a) { return detail::unary("exp", a, &exp); }
 inline Sharded square(const Sharded& a) { return detail::unary("square", a, &square); }
+
+// Two dims by name, with what cuts them: transpose(a, "I", "J").
+inline Sharded transpose(const Sharded& a, const std::string& first, const std::string& second) {
+  const int i = detail::dim_named("transpose", a, first);
+  const int j = detail::dim_named("transpose", a, second);
+  Sharded out = a;
+  out.shape.set(i, a.shape[j]);
+  out.shape.set(j, a.shape[i]);
+  out.sharding.dims[static_cast<std::size_t>(i)] = a.sharding.dims[static_cast<std::size_t>(j)];
+  out.sharding.dims[static_cast<std::size_t>(j)] = a.sharding.dims[static_cast<std::size_t>(i)];
+  return detail::map("transpose", a, out, "each device its own block",
+                     detail::TransposedDims{i, j});
+}
+
+// Over the dim of that name, which must be whole on every device.
+inline Sharded softmax(const Sharded& a, const std::string& dim) {
+  detail::check_summed("softmax", a);
+  const int d = detail::dim_named("softmax", a, dim);
+  Sharding whole = a.sharding;
+  whole.dims[static_cast<std::size_t>(d)].axes.clear();
+  if (whole.text() != a.sharding.text()) {
+    detail::fail({"softmax: dim ", dim, " is cut in ", a.text(),
+                  ", and a device needs all of it; reshard to \"", whole.text(), "\" first"});
+  }
+  return detail::map("softmax", a, a, "the dim is whole on every device", detail::SoftmaxOver{d});
+}
 
 // Over the dim of that name, which disappears: over a cut one the result is a partial sum, or what
 // `sharding` says: sum(a, "J", "I_x").
@@ -27511,7 +27720,7 @@ inline ShardedMatmul matmul_of(const char* function, const Sharded& a, const Sha
 inline std::string matmul_case(const ShardedMatmul& m) {
   const std::string& j = m.inner;
   if (used_twice(m.natural) != 0) {
-    return "case 4: one axis cuts dims of both operands, which must be gathered in one of them";
+    return "case 4: one axis cuts an outer dim of both, so one of them is gathered first";
   }
   if (m.cut_a.empty() && m.cut_b.empty()) {
     return "case 1: " + j + " is whole in both";
@@ -27530,11 +27739,9 @@ inline std::string matmul_case(const ShardedMatmul& m) {
 inline std::string in_order(const std::string& letters, const std::string& first,
                             const std::string& second) {
   std::string out;
-  for (const std::string& source : {first, second, letters}) {
-    for (const char letter : source) {
-      if (letters.find(letter) != std::string::npos && out.find(letter) == std::string::npos) {
-        out += letter;
-      }
+  for (const char letter : first + second + letters) {
+    if (letters.find(letter) != std::string::npos && out.find(letter) == std::string::npos) {
+      out += letter;
     }
   }
   return out;
@@ -27552,9 +27759,7 @@ class MatmulWays {
       const std::size_t first = ways.size();
       add(first, detours);
       if (first > 0 && ways.size() > first && better(ways[first], ways[0])) {
-        for (std::size_t i = first; i > 0; --i) {
-          swap(i, i - 1);
-        }
+        std::rotate(ways.begin(), ways.begin() + first, ways.begin() + first + 1);
         detour = true;
       }
     }
@@ -27562,16 +27767,10 @@ class MatmulWays {
 
   static constexpr std::size_t most = 128;  // the best of each search are kept
   List<MatmulWay> ways;
-  int tried = 0;
+  int tried = 0;        // of the last search
   bool detour = false;  // the first has one
 
  private:
-  void swap(std::size_t i, std::size_t j) {
-    const MatmulWay kept = ways[i];
-    ways[i] = ways[j];
-    ways[j] = kept;
-  }
-
   void add(std::size_t first, Detours detours) {
     const PlacedMesh& mesh = m_.mesh();
     const AxisPlaces pa = m_.a.places();
@@ -27584,6 +27783,7 @@ class MatmulWays {
                                  detours, costs_);
     const std::size_t roles = goal_.size() + 3;  // of an axis: idle, dims, J, summand of a, of b
     std::vector<std::size_t> role(axes_.size());
+    tried = 0;
     bool more = true;
     while (more) {
       try_roles(role, true, a, b, product, first);
@@ -27629,7 +27829,7 @@ class MatmulWays {
     cost.bytes = ra->bytes + rb->bytes + rc->bytes;
     cost.seconds = std::max(cost.math_seconds, cost.comms_seconds);
     way.moves = ra->moves + rb->moves + rc->moves;
-    tried += as_is && first > 0 ? 1 : 0;
+    tried += as_is ? 1 : 0;
     if (ways.size() - first == most && !better(way, ways.back())) {
       return;
     }
@@ -27649,12 +27849,11 @@ class MatmulWays {
       }
     }
     if (ways.size() - first == most) {
-      ways.back() = way;
-    } else {
-      ways.push_back(way);
+      ways.pop_back();
     }
+    ways.push_back(way);
     for (std::size_t i = ways.size() - 1; i > first && better(ways[i], ways[i - 1]); --i) {
-      swap(i, i - 1);
+      std::swap(ways[i], ways[i - 1]);
     }
   }
 
@@ -27663,18 +27862,6 @@ class MatmulWays {
   std::string axes_;
   List<MoveCost> costs_;
 };
-
-// Every device multiplies what it has; its product lies as `places` say.
-inline Sharded local_products(const ShardedMatmul& m, const Sharded& a, const Sharded& b,
-                              const AxisPlaces& places) {
-  Sharded product = like(a, m.shape, sharding_of(m.mesh(), places, m.dims));
-  for (std::size_t r = 0; r < a.shards.size(); ++r) {
-    Context own = device_context(static_cast<int>(r));
-    const ContextScope scope(own);
-    product.shards.push_back(matmul(a.shards[r], b.shards[r]));
-  }
-  return product;
-}
 
 inline std::string matmul_title(const char* function, const ShardedMatmul& m, const Sharded& out) {
   return cat(function, " ", m.a.text(), " ", m.b.text(), " -> ", out.text(), " on ",
@@ -27697,7 +27884,8 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   Sharded b = m.b;
   make_moves(a, way.a, " a", report);
   make_moves(b, way.b, " b", report);
-  Sharded out = local_products(m, a, b, way.places);
+  Sharded out = like(a, m.shape, sharding_of(m.mesh(), way.places, m.dims));
+  on_each_device(out, a, b, &matmul);
   make_moves(out, way.product, " product", report);
   out.sharding = wanted;
   report.math_seconds = way.cost.math_seconds;
@@ -27711,16 +27899,13 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
 
 // What to write instead where the product would have an axis in two places.
 [[noreturn]] inline void fail_twice(const ShardedMatmul& m, char letter) {
-  AxisPlaces without = m.natural;
-  for (std::string& letters : without) {
-    const std::size_t at = letters.find(letter);
-    letters = at == std::string::npos ? letters : letters.substr(0, at) + letters.substr(at + 1);
-  }
   std::string ways;
-  for (std::size_t keep = 1; keep < without.size(); ++keep) {
-    AxisPlaces places = without;
-    places[keep] = m.natural[keep];
-    if (places != without) {
+  for (std::size_t keep = 1; keep < m.natural.size(); ++keep) {
+    AxisPlaces places = m.natural;
+    for (std::size_t d = 0; d < places.size(); ++d) {
+      places[d] = d == keep ? places[d] : without(places[d], std::string(1, letter));
+    }
+    if (m.natural[keep].find(letter) != std::string::npos) {
       ways +=
           (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
     }
@@ -27749,8 +27934,9 @@ inline Sharded matmul(const Sharded& a, const Sharded& b) {
   if (m.cut_a != m.cut_b) {
     return detail::run_matmul(m, natural);
   }
-  detail::places_of(*a.mesh, natural, m.shape);  // checks the names
-  Sharded out = detail::local_products(m, a, b, m.natural);
+  Sharded out = detail::like(a, m.shape, natural);
+  out.places();  // checks the names
+  detail::on_each_device(out, a, b, &matmul);
   ShardedReport report;
   report.math_seconds = m.math_seconds(m.natural, m.cut_a);
   report.title = detail::matmul_title("matmul", m, out);
@@ -27784,121 +27970,100 @@ namespace detail {
 struct ChunkedMatmul {
   enum class What { none, a, b, product };
   What what = What::none;
-  std::string axis;
-  int place = 0;  // where what travels is, or will be, cut over the axis
+  MatmulWay whole;  // the same with one collective
+  AxisMove move;
   int a_dim = -1, b_dim = -1, product_dim = -1;
 };
 
-// The product when an operand is whole in that place, if nothing else has to move.
-inline bool gathers_to(const ShardedMatmul& m, ChunkedMatmul::What what, std::size_t place,
-                       const AxisPlaces& goal) {
-  Sharded a = m.a;
-  Sharded b = m.b;
-  (what == ChunkedMatmul::What::a ? a : b).sharding.dims[place - 1].axes.clear();
-  const ShardedMatmul after = matmul_of("collective_matmul", a, b);
-  return after.cut_a == after.cut_b && after.natural == goal;
-}
-
+// Of the ways to run it the best that is one all_gather or one reduce_scatter over one axis.
 inline ChunkedMatmul chunked(const ShardedMatmul& m, const AxisPlaces& goal) {
   using What = ChunkedMatmul::What;
   const int inner = m.a.shape.size();  // the place of J in a, of K in the product
-  for (const What what : {What::a, What::b}) {
-    const AxisPlaces places = what == What::a ? m.a.places() : m.b.places();
-    for (int p = 1; p < static_cast<int>(places.size()); ++p) {
-      const std::string& axis = places[static_cast<std::size_t>(p)];
-      if (axis.size() == 1 && gathers_to(m, what, static_cast<std::size_t>(p), goal)) {
-        if (what == What::a) {
-          return {what, axis, p, -1, p == inner ? 0 : -1, p == inner ? -1 : p - 1};
-        }
-        return {what, axis, p, p == 1 ? inner - 1 : -1, -1, p == 1 ? -1 : inner - 1};
-      }
+  ChunkedMatmul out;
+  const MatmulWays all(m, goal);
+  for (const MatmulWay& way : all.ways) {
+    const List<AxisMove>& moves = !way.a.empty() ? way.a : !way.b.empty() ? way.b : way.product;
+    const bool sums = way.a.empty() && way.b.empty();
+    if (way.moves != 1 || is_slice(moves[0]) || moves[0].axes.size() != 1 ||
+        collective_of(moves[0]) != (sums ? Collective::reduce_scatter : Collective::all_gather)) {
+      continue;
     }
-  }
-  for (int p = 1; p <= inner && m.cut_a.size() == 1 && m.cut_a == m.cut_b; ++p) {
-    if (after_move(m.natural, {0, p, m.cut_a, 0, 0}) == goal) {
-      return {What::product, m.cut_a, p, p == inner ? -1 : p - 1, p == inner ? 1 : -1, -1};
+    out.whole = way;
+    out.move = moves[0];
+    if (sums) {
+      out.what = What::product;
+      (out.move.to == inner ? out.b_dim : out.a_dim) = out.move.to == inner ? 1 : out.move.to - 1;
+    } else if (!way.a.empty()) {
+      out.what = What::a;
+      (out.move.from == inner ? out.b_dim : out.product_dim) =
+          out.move.from == inner ? 0 : out.move.from - 1;
+    } else {
+      out.what = What::b;
+      (out.move.from == 1 ? out.a_dim : out.product_dim) = inner - 1;
     }
+    return out;
   }
-  return {};
+  return out;
 }
 
-// Chunk c of n along a dim, as a view; of none (-1) all.
 inline Tensor chunk_of(const Tensor& x, int dim, int n, int c) {
-  const std::int64_t size = dim < 0 ? 0 : x.dim(dim) / n;
-  return dim < 0 ? x : slice(x, dim, c * size, (c + 1) * size);
+  return dim < 0 ? x : part_of(x, dim, n, c);
 }
 
-// Step by step on one group of devices, of the ranks `members`.
+// The share of each device of a group, of the ranks `members`. A chunk that travels is read where
+// it started; a sum that travels is added to in the order of the devices on its way.
 inline void run_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Shape& local,
                        const std::vector<std::size_t>& members, List<Tensor>& shards) {
-  using What = ChunkedMatmul::What;
+  const bool sums = way.what == ChunkedMatmul::What::product;
   const int n = static_cast<int>(members.size());
-  List<Tensor> travels;
-  for (const std::size_t rank : members) {
-    shards[rank] = full(local, 0.0f);
-    travels.push_back(way.what == What::a   ? m.a.shards[rank]
-                      : way.what == What::b ? m.b.shards[rank]
-                                            : shards[rank]);
-  }
-  const int turn = way.what == What::product ? 1 : -1;  // to the next device, or from it
-  for (int step = 0; step < n; ++step) {
-    List<Tensor> next(members.size());
-    for (int i = 0; i < n; ++i) {
-      const std::size_t rank = members[static_cast<std::size_t>(i)];
-      Tensor& here = travels[static_cast<std::size_t>(i)];
-      Context own = device_context(static_cast<int>(rank));
-      const ContextScope scope(own);
-      const int c = modulo(turn > 0 ? i - 1 - step : i + step, n);
-      const Tensor a = way.what == What::a ? here : chunk_of(m.a.shards[rank], way.a_dim, n, c);
-      const Tensor b = way.what == What::b ? here : chunk_of(m.b.shards[rank], way.b_dim, n, c);
-      if (way.what == What::product) {
-        here = here + matmul(a, b);
-        shards[rank] = here;
-      } else {
-        add_(chunk_of(shards[rank], way.product_dim, n, c), matmul(a, b));
-      }
-      next[static_cast<std::size_t>(modulo(i + turn, n))] = here;
+  for (int i = 0; i < n; ++i) {
+    const std::size_t own = members[static_cast<std::size_t>(i)];
+    shards[own] = full(local, 0.0f);
+    for (int step = 0; step < n; ++step) {
+      const int from = (i + step + (sums ? 1 : 0)) % n, chunk = sums ? i : from;
+      const std::size_t other = members[static_cast<std::size_t>(from)];
+      const DeviceScope scope(static_cast<int>(sums ? other : own));
+      const Tensor& a = m.a.shards[way.what == ChunkedMatmul::What::b ? own : other];
+      const Tensor& b = m.b.shards[way.what == ChunkedMatmul::What::a ? own : other];
+      add_(chunk_of(shards[own], way.product_dim, n, chunk),
+           matmul(chunk_of(a, way.a_dim, n, chunk), chunk_of(b, way.b_dim, n, chunk)));
     }
-    travels = next;
   }
 }
 
 inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, const Sharded& out,
                           ShardedReport& report) {
-  using What = ChunkedMatmul::What;
   const char* const names[] = {"", "a", "b", "product"};
+  const std::string name = names[static_cast<int>(way.what)];
   const PlacedMesh& mesh = m.mesh();
-  const bool sums = way.what == What::product;
-  const double n = static_cast<double>(shard_count(mesh, way.axis));
-  const Sharded& array = way.what == What::a ? m.a : way.what == What::b ? m.b : out;
+  const Sharded& array = way.whole.a.size() > 0 ? m.a : way.whole.b.size() > 0 ? m.b : out;
   const std::int64_t chunk = array.local_shape().count();
-  CollectiveSpec hop = spec_of(mesh, Collective::permute, way.axis, chunk, m.a.format);
-  hop.root = sums ? 1 : hop.devices() - 1;
+  CollectiveSpec hop = spec_of(mesh, Collective::permute, way.move.axes, chunk, m.a.format);
+  const int n = hop.devices();
+  hop.root = way.what == ChunkedMatmul::What::product ? 1 : n - 1;
   const AlgorithmChoice choice = choose_algorithm(hop);
-  const AxisMove whole = {sums ? 0 : way.place, sums ? way.place : -1, way.axis, 0, 0};
-  const std::int64_t before = chunk * (sums ? shard_count(mesh, way.axis) : 1);
-  const MoveCost collective = price(mesh, whole, before, m.a.format);
-  report.math_seconds =
-      m.math_seconds(sums ? m.natural : out.places(), m.cut_a == m.cut_b ? m.cut_a : std::string());
-  ShardedStep step;
-  step.name = cat("permute chunk of ", names[static_cast<int>(way.what)], ", ", n - 1, " times");
-  step.axes = axes_text(mesh, way.axis);
-  step.before = array.sharding.text();
-  step.after = step.before;
-  step.algorithm = name_of(choice.algorithm);
-  step.bytes = (n - 1) * static_cast<double>(chunk) * bytes_of(m.a.format);
-  step.seconds = (n - 1) * choice.seconds;
+  const std::string text = array.sharding.text();
+  const ShardedStep step = {cat("permute chunk of ", name, ", ", n - 1, " times"),
+                            axes_text(mesh, way.move.axes),
+                            text,
+                            text,
+                            name_of(choice.algorithm),
+                            static_cast<double>((n - 1) * chunk) * bytes_of(m.a.format),
+                            0,
+                            (n - 1) * choice.seconds};
   report.steps.push_back(step);
   report.bytes = step.bytes;
   report.comms_seconds = step.seconds;
-  const double math = report.math_seconds / n;  // of a chunk
-  report.candidates.push_back({"chunk by chunk, the next on its way", report.math_seconds,
+  ShardedCandidate whole = way.whole.cost;
+  report.math_seconds = whole.math_seconds;
+  const double math = whole.math_seconds / n;  // of a chunk
+  report.candidates.push_back({"chunk by chunk, the next on its way", whole.math_seconds,
                                step.seconds, step.bytes,
                                math + (n - 1) * std::max(math, choice.seconds)});
-  const std::string name = cat(name_of(collective.what), " ", names[static_cast<int>(way.what)]);
-  report.candidates.push_back({sums ? "matmul, then " + name : name + ", then matmul",
-                               report.math_seconds, collective.seconds, collective.bytes,
-                               report.math_seconds + collective.seconds});
+  const std::string collective = name_of(collective_of(way.move)) + (" " + name);
+  whole.calls = way.move.from == 0 ? "matmul, then " + collective : collective + ", then matmul";
+  whole.seconds = whole.math_seconds + whole.comms_seconds;
+  report.candidates.push_back(whole);
   report.reason = cat(n, " chunks; ", math < choice.seconds ? "their way" : "their product",
                       " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each");
 }
@@ -27921,8 +28086,8 @@ inline Sharded collective_matmul(const Sharded& a, const Sharded& b, const std::
   }
   out.shards.resize(a.shards.size());
   for (int rank = 0; rank < out.devices() && !a.shards.empty(); ++rank) {
-    if (detail::shard_index(*a.mesh, way.axis, rank) == 0) {
-      detail::run_chunks(m, way, out.local_shape(), detail::group_of(*a.mesh, way.axis, rank),
+    if (detail::shard_index(*a.mesh, way.move.axes, rank) == 0) {
+      detail::run_chunks(m, way, out.local_shape(), detail::group_of(*a.mesh, way.move.axes, rank),
                          out.shards);
     }
   }
@@ -28096,7 +28261,8 @@ class Mesh {
 
  private:
   Shared<const detail::PlacedMesh> placed() const {
-    return detail::placed_mesh(machine_, detail::place_axes(machine_, axes_));
+    return Shared<const detail::PlacedMesh>(
+        new detail::PlacedMesh{machine_, detail::place_axes(machine_, axes_)});
   }
   Shared<detail::MeshRecord> record_of(const List<Shared<detail::DeviceThread>>& devices) const {
     Shared<detail::MeshRecord> record(new detail::MeshRecord);
@@ -33424,7 +33590,7 @@ inline CallLines call_lines(const RunLog& log) {
   for (const LoggedCall& call : log.calls) {
     const CallShape& shape = *call.shape;
     const std::string name = cat(shape.name, shape.axes.empty() ? "" : " over ", shape.axes, ", ",
-                                 line_text(shape.where));
+                                 line_text(call.where));
     const auto known = std::find(lines.names.begin(), lines.names.end(), name);
     lines.of_call.push_back(static_cast<std::size_t>(known - lines.names.begin()));
     if (known == lines.names.end()) {
