@@ -262,13 +262,14 @@ class ShardingSearch {
     }
     next.places = after_move(reached[node].places, move);
     next.by = backwards_ ? AxisMove{move.to, move.from, move.axes, move.also, move.first} : move;
-    Shape local = shape_;
-    Shape other = shape_;
-    if (!local_shape_of(mesh_, backwards_ ? next.places : reached[node].places, local) ||
-        !local_shape_of(mesh_, next.places, other)) {
+    Shape here = shape_;
+    Shape there = shape_;
+    if (!local_shape_of(mesh_, reached[node].places, here) ||
+        !local_shape_of(mesh_, next.places, there)) {
       return;
     }
-    const MoveCost cost = is_slice(next.by) ? MoveCost() : cost_of(next.by, local.count());
+    const std::int64_t local = (backwards_ ? there : here).count();
+    const MoveCost cost = is_slice(next.by) ? MoveCost() : cost_of(next.by, local);
     next.seconds = reached[node].seconds + cost.seconds;
     next.bytes = reached[node].bytes + cost.bytes;
     next.moves = reached[node].moves + 1;
