@@ -201,9 +201,6 @@ class MatmulWays {
     cost.seconds = std::max(cost.math_seconds, cost.comms_seconds);
     way.moves = ra->moves + rb->moves + rc->moves;
     tried += as_is ? 1 : 0;
-    if (ways.size() - first == most && !better(way, ways.back())) {
-      return;
-    }
     way.a = a.moves(*ra);
     way.b = b.moves(*rb);
     way.product = product.moves(*rc);
@@ -219,12 +216,12 @@ class MatmulWays {
         return;
       }
     }
-    if (ways.size() - first == most) {
-      ways.pop_back();
-    }
     ways.push_back(way);
     for (std::size_t i = ways.size() - 1; i > first && better(ways[i], ways[i - 1]); --i) {
       std::swap(ways[i], ways[i - 1]);
+    }
+    if (ways.size() - first > most) {
+      ways.pop_back();
     }
   }
 
