@@ -22143,11 +22143,6 @@ class Endpoint {
 
   // Symmetric devices are one: the others' numbers are this one's.
   void fold(const StartedCall& call, const Tensor& in, Tensor out, const SourceLine& where) {
-    if (call.key.schedule != nullptr) {
-      fail({name_of(call.key.what),
-            ": a schedule of the program's own has no closed form, which "
-            "predict goes by; run is right"});
-    }
     CallShape* const shape = new CallShape;
     Shared<CallRecord> record(new CallRecord);
     record->logged.shape = Shared<const CallShape>(shape);
@@ -26698,8 +26693,8 @@ class ShardingSearch {
 
   // Null: out of reach.
   const Reached* find(const AxisPlaces& places) const {
-    const std::size_t found = slots_[slot_of(places)];
-    return found == 0 ? nullptr : &reached[found - 1];
+    const std::size_t found = number_of(places);
+    return found == reached.size() ? nullptr : &reached[found];
   }
 
   // The moves between the start and a place, in the order of time.
@@ -26771,13 +26766,14 @@ class ShardingSearch {
     }
     next.places = after_move(reached[node].places, move);
     next.by = backwards_ ? AxisMove{move.to, move.from, move.axes, move.also, move.first} : move;
-    Shape local = shape_;
-    Shape other = shape_;
-    if (!local_shape_of(mesh_, backwards_ ? next.places : reached[node].places, local) ||
-        !local_shape_of(mesh_, next.places, other)) {
+    Shape here = shape_;
+    Shape there = shape_;
+    if (!local_shape_of(mesh_, reached[node].places, here) ||
+        !local_shape_of(mesh_, next.places, there)) {
       return;
     }
-    const MoveCost cost = is_slice(next.by) ? MoveCost() : cost_of(next.by, local.count());
+    const std::int64_t local = (backwards_ ? there : here).count();
+    const MoveCost cost = is_slice(next.by) ? MoveCost() : cost_of(next.by, local);
     next.seconds = reached[node].seconds + cost.seconds;
     next.bytes = reached[node].bytes + cost.bytes;
     next.moves = reached[node].moves + 1;
@@ -26785,31 +26781,20 @@ class ShardingSearch {
     add(next);
   }
 
-  // Of the table of what is reached: where it is, or could be.
-  std::size_t slot_of(const AxisPlaces& places) const {
-    std::size_t at = std::hash<std::string>()(joined(places)) % slots_.size();
-    while (slots_[at] != 0 && reached[slots_[at] - 1].places != places) {
-      at = (at + 1) % slots_.size();
+  std::size_t number_of(const AxisPlaces& places) const {
+    std::size_t at = 0;
+    while (at < reached.size() && reached[at].places != places) {
+      ++at;
     }
     return at;
   }
 
   void add(const Reached& node) {
-    const std::size_t at = slot_of(node.places);
-    if (slots_[at] != 0) {
-      Reached& known = reached[slots_[at] - 1];
-      if (!known.done && cheaper(node.seconds, node.bytes, node.moves, known)) {
-        known = node;
-      }
-      return;
-    }
-    reached.push_back(node);
-    slots_[at] = reached.size();
-    if (2 * reached.size() > slots_.size()) {
-      slots_.assign(4 * slots_.size(), 0);
-      for (std::size_t i = 0; i < reached.size(); ++i) {
-        slots_[slot_of(reached[i].places)] = i + 1;
-      }
+    const std::size_t at = number_of(node.places);
+    if (at == reached.size()) {
+      reached.push_back(node);
+    } else if (!reached[at].done && cheaper(node.seconds, node.bytes, node.moves, reached[at])) {
+      reached[at] = node;
     }
   }
 
@@ -26830,7 +26815,6 @@ class ShardingSearch {
   bool backwards_;
   Detours detours_;
   List<MoveCost>& costs_;  // of several searches on one mesh
-  std::vector<std::size_t> slots_ = std::vector<std::size_t>(64);  // number + 1 by hash; 0: empty
 };
 
 }  // namespace detail
@@ -27830,9 +27814,6 @@ class MatmulWays {
     cost.seconds = std::max(cost.math_seconds, cost.comms_seconds);
     way.moves = ra->moves + rb->moves + rc->moves;
     tried += as_is ? 1 : 0;
-    if (ways.size() - first == most && !better(way, ways.back())) {
-      return;
-    }
     way.a = a.moves(*ra);
     way.b = b.moves(*rb);
     way.product = product.moves(*rc);
@@ -27848,12 +27829,12 @@ class MatmulWays {
         return;
       }
     }
-    if (ways.size() - first == most) {
-      ways.pop_back();
-    }
     ways.push_back(way);
     for (std::size_t i = ways.size() - 1; i > first && better(ways[i], ways[i - 1]); --i) {
       std::swap(ways[i], ways[i - 1]);
+    }
+    if (ways.size() - first > most) {
+      ways.pop_back();
     }
   }
 
