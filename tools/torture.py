@@ -23,9 +23,10 @@ REPL = shutil.which("clang-repl-19")
 BROKEN = re.compile(r"error: |JIT session error|LLVM ERROR|terminate called|Failed to materialize")
 HEADER = '#include "tinyscale.hpp"\nnamespace ts = tinyscale;'
 # CPU time over that of the standard headers. Ratchets with room for noise: lower them with every gain, raise
-# one only with a floor that grows (3.1 to 3.4: arrays, chips and tile kernels, 3,000 lines). The law is 2.0 s
+# one only with a floor that grows (3.1 to 3.4: arrays, chips and tile kernels,
+# 3,000 lines; to 3.7: networks, collectives, sharding, 7,100 lines). The law is 2.0 s
 # where those headers take 0.65 s: 3.08.
-HEADER_RATIO = 3.4
+HEADER_RATIO = 3.7
 LIBRARY_RATIO = 1.9
 LAUNCH = """std::atomic<long> {name}{{0}};
 auto body_{name} = [](std::int64_t begin, std::int64_t end) {{
