@@ -41,7 +41,7 @@ void compare(const std::string& file, const ts::Mesh& mesh, const ts::Axes& over
   table.title = "all_reduce on " + mesh.machine().name;
   table.columns = {"f32 numbers"};
   ts::Plot plot;
-  plot.title = table.title + ": lines by formula, dots simulated";
+  plot.title = table.title + ": lines simulated, dots by formula";
   plot.x = {"bytes of the vector", ts::Scale::logarithmic, 0, 0};
   plot.y = {"microseconds", ts::Scale::logarithmic, 0, 0};
   for (const ts::Algorithm way : ways) {
@@ -49,7 +49,7 @@ void compare(const std::string& file, const ts::Mesh& mesh, const ts::Axes& over
     plot.series.push_back({ts::name_of(way), {}, {}, ts::Mark::line});
   }
   table.columns.push_back("automatic");
-  ts::Series simulated = {"simulated", {}, {}, ts::Mark::hollow_points};
+  ts::Series formulas = {"formula", {}, {}, ts::Mark::hollow_points};
   for (std::int64_t count = 256; count <= (1 << 20); count *= 4) {
     std::vector<std::string> row = {ts::format_count(double(count))};
     for (std::size_t i = 0; i < plot.series.size(); ++i) {
@@ -58,14 +58,16 @@ void compare(const std::string& file, const ts::Mesh& mesh, const ts::Axes& over
       const bool equal = std::fabs(run.seconds - formula) < 1e-9 * formula;
       row.push_back(ts::format_seconds(run.seconds) + (equal ? "" : "*"));
       plot.series[i].x.push_back(4.0 * double(count));
-      plot.series[i].y.push_back(formula * 1e6);
-      simulated.x.push_back(4.0 * double(count));
-      simulated.y.push_back(run.seconds * 1e6);
+      plot.series[i].y.push_back(run.seconds * 1e6);
+      if (formula > 0) {
+        formulas.x.push_back(4.0 * double(count));
+        formulas.y.push_back(formula * 1e6);
+      }
     }
     row.push_back(sum(mesh, over, ts::Algorithm::automatic, count).collectives()[0].algorithm);
     table.add(row);
   }
-  plot.series.push_back(simulated);
+  plot.series.push_back(formulas);
   ts::svg(plot).save(file);
   std::cout << table;
   find_crossover(mesh, over);
