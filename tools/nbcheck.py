@@ -12,6 +12,7 @@ Cell tags: no-ci (left out), raises (an error is expected; interpreter modes onl
 Standard library only. A mode whose tool is missing is skipped with one line.
 """
 import argparse
+import concurrent.futures
 import json
 import os
 import re
@@ -100,11 +101,26 @@ def check_interpreter(cells, scratch, folder, mode, flags, limit):
     return True, ""
 
 
+def check(path, mode, limit):
+    """One notebook in one mode; returns (ok, a report of one line, or of a failure's end)."""
+    folder = os.path.dirname(os.path.abspath(path))
+    flags = ["-std=c++17", "-I" + folder, "-I" + os.path.dirname(folder)]
+    try:
+        cells = code_cells(path)
+    except (OSError, ValueError, KeyError) as error:
+        return False, f"FAIL {path}: not a notebook: {error}"
+    run_cells = check_interpreter if mode.startswith("repl") else check_program
+    with tempfile.TemporaryDirectory() as scratch:
+        ok, said = run_cells(cells, scratch, folder, mode, flags, limit)
+    return ok, f"{'ok  ' if ok else 'FAIL'} {path} {mode}" + ("" if ok else "\n" + said[-3000:])
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("notebooks", nargs="*")
     parser.add_argument("--modes", default="native,tsan,repl0,repl2")
     parser.add_argument("--limit", type=int, default=300, help="seconds for one run")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="runs at a time")
     options = parser.parse_args()
     passed = failed = skipped = 0
     modes = []
@@ -114,21 +130,10 @@ def main():
         else:
             skipped += 1
             print(f"skipped {mode}: clang-19 and clang-tools-19 are not installed")
-    for path in options.notebooks:
-        folder = os.path.dirname(os.path.abspath(path))
-        flags = ["-std=c++17", "-I" + folder, "-I" + os.path.dirname(folder)]
-        try:
-            cells = code_cells(path)
-        except (OSError, ValueError, KeyError) as error:
-            print(f"FAIL {path}: not a notebook: {error}")
-            failed += 1
-            continue
-        for mode in modes:
-            check = check_interpreter if mode.startswith("repl") else check_program
-            with tempfile.TemporaryDirectory() as scratch:
-                ok, said = check(cells, scratch, folder, mode, flags, options.limit)
-            print(f"{'ok  ' if ok else 'FAIL'} {path} {mode}" + ("" if ok else "\n" + said[-3000:]),
-                  flush=True)
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for ok, report in pool.map(lambda work: check(*work, options.limit),
+                                   [(path, mode) for path in options.notebooks for mode in modes]):
+            print(report, flush=True)
             passed, failed = passed + ok, failed + (not ok)
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return 1 if failed else 0
