@@ -19933,6 +19933,10 @@ inline double nccl_seconds(const NcclCall& call) {
                   call.nodes, " nodes of ", call.ranks_per_node,
                   "; the model has ring for all, tree for all_reduce, on 1 or more of each"});
   }
+  if (!(call.bytes >= 0) || !(call.bus_bandwidth >= 0)) {
+    detail::fail({"nccl_seconds: ", call.bytes, " bytes over a bus of ", call.bus_bandwidth,
+                  " bytes/s; both are right from 0"});
+  }
   const int p = static_cast<int>(call.protocol);
   const int ranks = call.nodes * call.ranks_per_node;
   const double intra = call.pcie ? pcie[p] : tree ? tree_nvlink[p] : ring_nvlink[p];

@@ -628,6 +628,10 @@ TEST_CASE("NCCL's model: the worked values for 8 GPUs of a node, in microseconds
   CHECK(error_of([&] { ts::nccl_seconds(call); }) ==
         "nccl_seconds: all_gather by tree on 4 nodes of 8; the model has ring for all, tree for "
         "all_reduce, on 1 or more of each");
+  call.algorithm = Algorithm::ring;
+  call.bytes = -1;
+  CHECK(error_of([&] { ts::nccl_seconds(call); }) ==
+        "nccl_seconds: -1 bytes over a bus of 4e+11 bytes/s; both are right from 0");
 }
 
 TEST_CASE("busbw is algbw times a factor of the collective alone") {
