@@ -756,7 +756,7 @@ TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
   shape->reason = "all others are slower";
   const ts::Shared<const ts::CallShape> shared(shape);
   record->log.calls[0].shape = shared;
-  record->log.calls[0].where = {"/home/user/demo.cpp", 12};
+  record->log.calls[0].where = {"/there/demo.cpp", 12};
   record->log.calls[1].shape = shared;
   const ts::MeshRun run(record, machine_of({2, 4}, ts::AxisKind::line));
 
