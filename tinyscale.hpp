@@ -401,7 +401,9 @@ class Piece {
   };
 };
 
-[[gnu::noinline]] inline std::string join(std::initializer_list<Piece> pieces) {
+// Joins strings, characters, integers, floating point numbers and shapes into one string. No template:
+// every new list of types would cost each of the user's compiles 0.1 ms.
+[[gnu::noinline]] inline std::string cat(std::initializer_list<Piece> pieces) {
   std::string out;
   for (const Piece& piece : pieces) {
     piece.append_to(out);
@@ -409,15 +411,9 @@ class Piece {
   return out;
 }
 
-// Joins strings, characters, integers, floating point numbers and shapes into one string.
-template <class... Parts>
-std::string cat(const Parts&... parts) {
-  return join({parts...});
-}
-
 // Throws the sentence as an Error.
 [[noreturn, gnu::cold, gnu::noinline]] inline void fail(std::initializer_list<Piece> sentence) {
-  throw Error(join(sentence));
+  throw Error(cat(sentence));
 }
 
 }  // namespace detail
@@ -2239,7 +2235,7 @@ class Shape {
   int index(int i) const {
     if (i < -size_ || i >= size_) {
       const std::string right =
-          size_ == 0 ? "it has no dims" : detail::cat("dims are ", -size_, " to ", size_ - 1);
+          size_ == 0 ? "it has no dims" : detail::cat({"dims are ", -size_, " to ", size_ - 1});
       detail::fail({"Shape: dim ", i, " of ", text(), "; ", right});
     }
     return i < 0 ? i + size_ : i;
@@ -2307,7 +2303,7 @@ inline std::string format_si(double v, const std::string& unit) {
   const int none = 6;
   const int last = 14;
   if (!detail::is_finite(v) || v == 0) {
-    return detail::with_unit(v == 0 ? "0" : detail::cat(v), unit);
+    return detail::with_unit(v == 0 ? "0" : detail::cat({v}), unit);
   }
   int prefix = none;
   while (std::fabs(v) >= 999.5 && prefix < last) {
@@ -2319,14 +2315,14 @@ inline std::string format_si(double v, const std::string& unit) {
     --prefix;
   }
   const bool plain = std::fabs(v) >= 0.001 && std::fabs(v) < 1e6;
-  return detail::with_unit(plain ? detail::three_digits(v) : detail::cat(v),
+  return detail::with_unit(plain ? detail::three_digits(v) : detail::cat({v}),
                            prefixes[prefix] + unit);
 }
 
 // Decimal: 1 kB = 1000 B.
 inline std::string format_bytes(double bytes) {
   const bool fraction = std::fabs(bytes) < 0.9995;
-  return fraction ? detail::cat(bytes, " B") : format_si(bytes, "B");
+  return fraction ? detail::cat({bytes, " B"}) : format_si(bytes, "B");
 }
 
 inline std::string format_seconds(double seconds) {
@@ -2341,13 +2337,13 @@ inline std::string format_seconds(double seconds) {
     return detail::three_digits(seconds / 3600) + " h";
   }
   const double days = seconds / 86400;
-  return (std::fabs(days) < 1e6 ? detail::three_digits(days) : detail::cat(days)) + " days";
+  return (std::fabs(days) < 1e6 ? detail::three_digits(days) : detail::cat({days})) + " days";
 }
 
 // To the nearest integer, in groups of three digits.
 inline std::string format_count(double v) {
   if (!detail::is_finite(v) || std::fabs(v) >= 1e18) {
-    return detail::cat(v);
+    return detail::cat({v});
   }
   std::string out = detail::printed('f', 0, std::fabs(v));
   const bool negative = v < 0 && out != "0";
@@ -2586,7 +2582,7 @@ struct Comparison {
     out.title = title;
     out.columns = {"name", "unit", "formula", "counted", "counted/formula"};
     for (const ReportRow& row : rows) {
-      out.add({row.name, row.unit, detail::cat(row.predicted), detail::cat(row.counted),
+      out.add({row.name, row.unit, detail::cat({row.predicted}), detail::cat({row.counted}),
                detail::printed('f', 3, row.ratio())});
     }
     return out;
@@ -2628,7 +2624,7 @@ inline Table compare(const List<Table>& reports) {
   std::vector<std::size_t> before;  // how many equal ones come before each
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const std::string name =
-        reports[r].title.empty() ? detail::cat("report ", r + 1) : reports[r].title;
+        reports[r].title.empty() ? detail::cat({"report ", r + 1}) : reports[r].title;
     for (std::size_t c = 1; c < reports[r].columns.size(); ++c) {
       out.columns.push_back(name + ": " + reports[r].columns[c]);
     }
@@ -3059,10 +3055,10 @@ class HardwareCounters {
   static std::string reason(int code) {
 #if defined(TINYSCALE_PERF_EVENTS)
     const bool refused = code == EACCES || code == EPERM;
-    return detail::cat("hardware counters: not here: ",
+    return detail::cat({"hardware counters: not here: ",
                        refused          ? "the system does not allow them (perf_event_paranoid)"
                        : code == ENOENT ? "this processor, perhaps a virtual one, offers none"
-                                        : std::strerror(code));
+                                        : std::strerror(code)});
 #else
     static_cast<void>(code);
     return "hardware counters: not here: they need Linux and a compiled program";
@@ -3557,7 +3553,7 @@ inline Table chip_table(const Chip& chip) {
   t.title = chip.name;
   t.columns = {"what", "value", "kind"};
   if (cores) {
-    t.title = detail::cat(chip.name, ", ", chip.cores, chip.cores == 1 ? " thread" : " threads");
+    t.title = detail::cat({chip.name, ", ", chip.cores, chip.cores == 1 ? " thread" : " threads"});
     t.columns = {"what", "value", "one thread", "kind"};
   }
   const auto add = [&](const std::string& what, double value, double core, const char* unit) {
@@ -3573,18 +3569,18 @@ inline Table chip_table(const Chip& chip) {
   const char* const names[3] = {"bf16", "int8", "f32"};
   for (int i = 0; i < 3; ++i) {
     if (rates[i][0] > 0) {
-      add(detail::cat("matmul peak, ", names[i]), rates[i][0], rates[i][1], "FLOP/s");
+      add(detail::cat({"matmul peak, ", names[i]}), rates[i][0], rates[i][1], "FLOP/s");
     }
   }
   if (chip.vector_flops > 0) {
     add("vector peak", chip.vector_flops, chip.core_flops_f32 / 2, "FLOP/s");
   }
   for (const MemoryLevel& level : chip.levels) {
-    add(detail::cat(level.name, ", ", format_bytes(level.bytes)), level.bandwidth,
+    add(detail::cat({level.name, ", ", format_bytes(level.bytes)}), level.bandwidth,
         level.core_bandwidth, "B/s");
   }
   if (chip.levels.empty()) {
-    add(detail::cat("memory, ", format_bytes(chip.memory_bytes)), chip.memory_bandwidth, 0, "B/s");
+    add(detail::cat({"memory, ", format_bytes(chip.memory_bytes)}), chip.memory_bandwidth, 0, "B/s");
   }
   return t;
 }
@@ -4126,8 +4122,8 @@ inline Chip laptop() {
   chip.sram_bandwidth = chip.levels[1].bandwidth;
   chip.memory_bandwidth = chip.levels[3].bandwidth;
   chip.measured = true;
-  chip.source = detail::cat("measured: the best of ", found.rounds,
-                            " short runs of multiply-adds and of reads in eight streams");
+  chip.source = detail::cat({"measured: the best of ", found.rounds,
+                            " short runs of multiply-adds and of reads in eight streams"});
 #if !defined(__OPTIMIZE__)
   chip.source += "; compiled without optimisation, so the rates are too low";
 #endif
@@ -4561,7 +4557,7 @@ inline Links outer_links(const Machine& on, int d) {
 inline std::string machine_name(const Chip& chip, const Shape& dims) {
   std::string name = (chip.name.empty() ? "unnamed chip" : chip.name) + " ";
   for (int i = 0; i < dims.size(); ++i) {
-    name += cat(i == 0 ? "" : "x", dims[i]);
+    name += cat({i == 0 ? "" : "x", dims[i]});
   }
   return name;
 }
@@ -4624,7 +4620,7 @@ inline void check_network(const char* function, const Machine& machine) {
     const bool spine = links.kind == AxisKind::switched && i + 1 < dims &&
                        machine.links[i + 1].kind == AxisKind::switched;
     if (machine.dims[static_cast<int>(i)] > 1 && (!spine || links.bandwidth.one_way() != 0)) {
-      check_rate(function, machine, cat("the bandwidth of links[", i, "]"),
+      check_rate(function, machine, cat({"the bandwidth of links[", i, "]"}),
                  links.bandwidth.one_way());
     }
     if (links.uplink.one_way() != 0) {
@@ -4632,7 +4628,7 @@ inline void check_network(const char* function, const Machine& machine) {
         fail({function, ": ", machine.name, ": links[", i, "] is a ", name_of(links.kind),
               " with an uplink; only what is behind a switch has one"});
       }
-      check_rate(function, machine, cat("the uplink of links[", i, "]"), links.uplink.one_way());
+      check_rate(function, machine, cat({"the uplink of links[", i, "]"}), links.uplink.one_way());
     }
   }
 }
@@ -4895,8 +4891,8 @@ inline RooflineReport roofline(const List<OpRecord>& ops, const Chip& chip,
 
 inline Table RooflineReport::table() const {
   Table out;
-  out.title = detail::cat("Roofline of ", chip, ", priced as ", name_of(format),
-                          vector_flops > 0 ? "" : " (vector rate not known: it does not limit)");
+  out.title = detail::cat({"Roofline of ", chip, ", priced as ", name_of(format),
+                          vector_flops > 0 ? "" : " (vector rate not known: it does not limit)"});
   out.columns = {"op",        "shape",      "count",  "matmul FLOPs", "vector FLOPs",
                  "bytes",     "FLOPs/byte", "T_math", "T_vector",     "T_mem",
                  "T formula", "bound by",   "level"};
@@ -4909,7 +4905,7 @@ inline Table RooflineReport::table() const {
   for (const RooflineRow& row : all) {
     std::vector<std::string> cells = {row.name,
                                       row.shape,
-                                      detail::cat(row.count),
+                                      detail::cat({row.count}),
                                       format_si(row.matmul_flops, ""),
                                       format_si(row.vector_flops, ""),
                                       format_bytes(row.bytes),
@@ -11992,7 +11988,7 @@ inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, Una
              float* const dx = grad_buffer(sx, beta);
              backward(dy.count(), kept.data(), dy.data(), dx, beta);
              if (profiling()) {
-               backward_scope.done_unary(cat(name, " backward").c_str(), name, dy.shape(),
+               backward_scope.done_unary(cat({name, " backward"}).c_str(), name, dy.shape(),
                                          &VectorCost::backward);
              }
            });
@@ -12280,7 +12276,7 @@ inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) 
   const int d = detail::check_dim("slice", x, dim);
   if (begin.value < 0 || end.value < begin.value || end.value > x.dim(d) || step.value < 1) {
     detail::fail({"slice: ", begin.value, " to ", end.value, " of dimension ", dim,
-                  step.value == 1 ? "" : detail::cat(" by ", step.value), " is outside shape ",
+                  step.value == 1 ? "" : detail::cat({" by ", step.value}), " is outside shape ",
                   x.shape().text()});
   }
   detail::Strides steps = x.steps();
@@ -13787,9 +13783,9 @@ inline std::string percent(double fraction) { return printed('f', 4, 100 * fract
 inline Table systolic_table(const SystolicTiming& t, const char* column) {
   Table table;
   table.title =
-      cat(t.rows, " x ", t.cols, " array, ", name_of(t.dataflow), ", ", name_of(t.schedule), ", ",
+      cat({t.rows, " x ", t.cols, " array, ", name_of(t.dataflow), ", ", name_of(t.schedule), ", ",
           name_of(t.format), t.tight ? ", tight" : "", ": x [", t.m, ", ", t.k, "] times w [", t.k,
-          ", ", t.n, "], ", t.row_folds, " x ", t.col_folds, " folds");
+          ", ", t.n, "], ", t.row_folds, " x ", t.col_folds, " folds"});
   table.columns = {"quantity", column, "unit", "% of PE-ticks"};
   const auto count = [&table](const char* name, std::int64_t value, const char* unit) {
     table.add({name, std::to_string(value), unit, ""});
@@ -15700,7 +15696,7 @@ struct WavefrontCell {
 
   // Its operands, or why it has none, in at least 14 columns.
   std::string text() const {
-    std::string what = state == '#'   ? detail::cat("x", m, ",", k, " w", k, ",", n)
+    std::string what = state == '#'   ? detail::cat({"x", m, ",", k, " w", k, ",", n})
                        : state == 'o' ? "padded"
                        : state == '>' ? "fill"
                        : state == '<' ? "drain"
@@ -15731,8 +15727,8 @@ struct Wavefront {
   }
 
   std::string text() const {
-    std::string out = detail::cat("tick ", tick, ", ", name_of(dataflow), ": ", busy(), " of ",
-                                  rows * cols, " PEs multiply\n");
+    std::string out = detail::cat({"tick ", tick, ", ", name_of(dataflow), ": ", busy(), " of ",
+                                  rows * cols, " PEs multiply\n"});
     const bool detailed = cols <= 6 && rows <= 16;
     for (std::int64_t r = 0; r < rows; ++r) {
       std::string line;
@@ -15752,8 +15748,8 @@ struct Wavefront {
       const WavefrontCell& cell = cells[static_cast<std::size_t>(i)];
       t.add({std::to_string(i / cols), std::to_string(i % cols), std::string(1, cell.state),
              std::to_string(cell.fold), std::to_string(cell.m), std::to_string(cell.k),
-             std::to_string(cell.n), detail::cat(cell.moving), detail::cat(cell.held),
-             detail::cat(cell.next), detail::cat(cell.sum)});
+             std::to_string(cell.n), detail::cat({cell.moving}), detail::cat({cell.held}),
+             detail::cat({cell.next}), detail::cat({cell.sum})});
     }
     return t;
   }
@@ -16218,10 +16214,10 @@ struct ChipTiming : SystolicTiming {
 
 inline Table ChipTiming::table() const {
   Table t = detail::systolic_table(*this, kind.c_str());
-  t.title = detail::cat("x [", m, ", ", k, "] times w [", k, ", ", n, "] in ", format,
+  t.title = detail::cat({"x [", m, ", ", k, "] times w [", k, ", ", n, "] in ", format,
                         passes > 1 ? " x 6 passes" : "", " on ", chip,
                         waves > 0 ? " (a GPU, approximated)" : "", ", tiles of ", tile.m, " x ",
-                        tile.k, " x ", tile.n, ", bound by ", bound);
+                        tile.k, " x ", tile.n, ", bound by ", bound});
   // clang-format off
   const char* const names[] = {
       "predicted cycles", "cold start", "matmul alone", "weight shift alone", "memory alone",
@@ -16237,16 +16233,16 @@ inline Table ChipTiming::table() const {
   }
   if (waves > 0) {
     t.add({"waves", std::to_string(waves),
-           detail::cat("last wave ", last_wave, " of ", blocks_at_once, " full"), ""});
+           detail::cat({"last wave ", last_wave, " of ", blocks_at_once, " full"}), ""});
   }
   t.add({"time", format_fixed(seconds * 1e6, 3), "us", ""});
   const double joules[] = {mac_joules, chip_joules, hbm_joules}, pj[] = {mac_pj, chip_pj, hbm_pj};
   const char* const levels[] = {"multiply-adds", "on-chip memory", "hbm"};
   for (int i = 0; i < 3; ++i) {
     const bool known = pj[i] > 0;
-    t.add({detail::cat("energy of ", levels[i]),
+    t.add({detail::cat({"energy of ", levels[i]}),
            known ? format_fixed(joules[i] * 1e6, 3) : "unknown",
-           known ? detail::cat("uJ, ", pj[i], i == 0 ? " pJ each" : " pJ/B") : "", ""});
+           known ? detail::cat({"uJ, ", pj[i], i == 0 ? " pJ each" : " pJ/B"}) : "", ""});
   }
   t.add({"energy by", energy_source.empty() ? "no source" : energy_source, "", ""});
   return t;
@@ -16618,8 +16614,8 @@ inline Table efficiency_curve(const Chip& chip, Dim m, Dim k, const std::vector<
   t.columns = {"N", "tile m", "tile n", "waves", "last wave", "of", "cycles", "% of PE-ticks"};
   for (const std::int64_t n : ns) {
     const ChipTiming each = chip_timing(chip, m, k, n, options);
-    t.title = detail::cat("x [", each.m, ", ", each.k, "] times w [", each.k, ", N] on ", each.chip,
-                          " (formula)");
+    t.title = detail::cat({"x [", each.m, ", ", each.k, "] times w [", each.k, ", N] on ", each.chip,
+                          " (formula)"});
     t.add({std::to_string(n), std::to_string(each.tile.m), std::to_string(each.tile.n),
            std::to_string(each.waves), std::to_string(each.last_wave),
            std::to_string(each.blocks_at_once), std::to_string(each.cycles),
@@ -16776,7 +16772,7 @@ inline OnChipReport on_chip(const Chip& chip, const std::function<void()>& fn,
       static_cast<ChipTiming&>(run) = chip_timing(chip, s.m, s.k, s.n, own);
       run.output = matmul(x, w);
     }
-    const std::string sizes = detail::cat("[", s.m, ", ", s.k, "] x [", s.k, ", ", s.n, "]");
+    const std::string sizes = detail::cat({"[", s.m, ", ", s.k, "] x [", s.k, ", ", s.n, "]"});
     report.rows.push_back({options.name ? options.name(w) : sizes, 1, run, run.tile,
                            run.hbm_bytes_read + run.hbm_bytes_written, run.seconds, run.bound});
     return run.output;
@@ -16816,8 +16812,8 @@ struct KernelRun {
   std::string json() const { return table().json(); }
   Table table() const {
     Table t;
-    t.title = detail::cat("kernel ", name, " on ", chip, ": grid ", grid, ", ", format, ", ",
-                          stages, stages == 1 ? " stage" : " stages");
+    t.title = detail::cat({"kernel ", name, " on ", chip, ": grid ", grid, ", ", format, ", ",
+                          stages, stages == 1 ? " stage" : " stages"});
     t.columns = {"quantity", "simulated", "unit"};
     const char* const names[] = {"programs",    "matmul FLOPs", "vector FLOPs",   "HBM read",
                                  "HBM written", "on-chip peak", "on-chip memory", "DMA",
@@ -16833,7 +16829,7 @@ struct KernelRun {
                               : "ticks"});
     }
     t.add({"DMA hidden", detail::percent(overlap), "% of its ticks"});
-    t.add({"time", detail::cat(seconds), "s"});
+    t.add({"time", detail::cat({seconds}), "s"});
     t.add({"bound by", bound, ""});
     return t;
   }
@@ -16962,7 +16958,7 @@ struct TileRecorder {
   List<TileOp> ops;  // of the program
 
   TileOp& at(int i) { return ops[static_cast<std::size_t>(i)]; }
-  std::string place() const { return cat(" in program ", list_text(ids), " of ", run.name); }
+  std::string place() const { return cat({" in program ", list_text(ids), " of ", run.name}); }
   std::int64_t bytes(std::int64_t elements) const {
     return ticks(static_cast<double>(elements) * bytes_of(run.format), 1);
   }
@@ -17500,7 +17496,7 @@ struct TiledRun : KernelRun {
       const std::string times = format_fixed(static_cast<double>(bytes) / least, 2);
       t.add({by, std::to_string(bytes), times, source});
     };
-    row(detail::cat(unfused_ops, " unfused ops"), unfused_bytes, "counted");
+    row(detail::cat({unfused_ops, " unfused ops"}), unfused_bytes, "counted");
     row("the kernel", hbm_bytes(), "simulated");
     row("the least", least_bytes, "formula");
     return t;
@@ -18756,7 +18752,7 @@ inline void check_shape(const CollectiveSchedule& s) {
 }
 
 inline std::string place(const CollectiveSchedule& s, const Transfer& t) {
-  return cat("check_schedule: ", s.name, ": step ", t.step, ", device ", t.from, " to ", t.to);
+  return cat({"check_schedule: ", s.name, ": step ", t.step, ", device ", t.from, " to ", t.to});
 }
 
 inline void check_transfer(const CollectiveSchedule& s, const Transfer& t) {
@@ -18833,7 +18829,7 @@ class Contributions {
         for (int i = 0; i < contributors && needed_after(s, device, chunk / parts); ++i) {
           if (!has(device, chunk, i)) {
             fail({"check_schedule: ", s.name, ": at the end device ", device, " lacks ",
-                  sums(s.what) ? cat("the share of device ", i, " in ") : std::string(), "chunk ",
+                  sums(s.what) ? cat({"the share of device ", i, " in "}) : std::string(), "chunk ",
                   chunk});
           }
         }
@@ -18927,9 +18923,9 @@ class LinkCounter {
         continue;
       }
       if (part.kind == AxisKind::switched) {
-        pass(p, from, 0, cat("out of device ", from), step, worst);
+        pass(p, from, 0, cat({"out of device ", from}), step, worst);
         from += (there - here) * stride;
-        pass(p, from, 1, cat("into device ", from), step, worst);
+        pass(p, from, 1, cat({"into device ", from}), step, worst);
         continue;
       }
       const int up = modulo(there - here, part.size);
@@ -18937,7 +18933,7 @@ class LinkCounter {
       while (here != there) {
         const int next = modulo(here + (rises ? 1 : -1), part.size);
         const int neighbour = from + (next - here) * stride;
-        pass(p, from, rises ? 0 : 1, cat("device ", from, " -> device ", neighbour), step, worst);
+        pass(p, from, rises ? 0 : 1, cat({"device ", from, " -> device ", neighbour}), step, worst);
         from = neighbour;
         here = next;
       }
@@ -19030,7 +19026,7 @@ inline std::string reduction_order(const detail::PreparedSchedule& schedule, int
   }
   std::vector<std::string> held(static_cast<std::size_t>(s.devices));
   for (int d = 0; d < s.devices; ++d) {
-    held[static_cast<std::size_t>(d)] = detail::cat("x", d);
+    held[static_cast<std::size_t>(d)] = detail::cat({"x", d});
   }
   for (const auto& step : schedule.steps) {
     const std::vector<std::string> before = held;
@@ -19048,8 +19044,8 @@ inline std::string reduction_order(const detail::PreparedSchedule& schedule, int
         } else {
           const bool sum = into.find('+') != std::string::npos;
           const bool adds_sum = part.find('+') != std::string::npos;
-          into = detail::cat(sum ? "(" : "", into, sum ? ")" : "", " + ", adds_sum ? "(" : "", part,
-                             adds_sum ? ")" : "");
+          into = detail::cat({sum ? "(" : "", into, sum ? ")" : "", " + ", adds_sum ? "(" : "", part,
+                             adds_sum ? ")" : ""});
         }
       }
     }
@@ -19991,7 +19987,7 @@ inline bool shorter(const AlgorithmCandidate& a, const AlgorithmCandidate& b) {
 }
 
 inline std::string taken(const AlgorithmCandidate& candidate) {
-  return cat(candidate.exact ? "" : "about ", format_seconds(candidate.seconds));
+  return cat({candidate.exact ? "" : "about ", format_seconds(candidate.seconds)});
 }
 
 // Along one part torus and hierarchical are its ring or line, and what has no closed form is left
@@ -20043,11 +20039,11 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
     choice.reason = "nothing to move";
     return choice;
   }
-  choice.reason = detail::cat(name_of(best.algorithm), ": ", best.steps,
-                              best.steps == 1 ? " step, " : " steps, ", detail::taken(best));
+  choice.reason = detail::cat({name_of(best.algorithm), ": ", best.steps,
+                              best.steps == 1 ? " step, " : " steps, ", detail::taken(best)});
   for (std::size_t i = 1; i < choice.candidates.size(); ++i) {
-    choice.reason += detail::cat(i == 1 ? "; " : ", ", name_of(choice.candidates[i].algorithm), " ",
-                                 detail::taken(choice.candidates[i]));
+    choice.reason += detail::cat({i == 1 ? "; " : ", ", name_of(choice.candidates[i].algorithm), " ",
+                                 detail::taken(choice.candidates[i])});
   }
   return choice;
 }
@@ -20300,7 +20296,7 @@ inline std::string line_text(const SourceLine& where) {
   const std::size_t slash = file.find_last_of("/\\");
   return file.empty()
              ? ""
-             : cat(slash == std::string::npos ? file : file.substr(slash + 1), ":", where.line);
+             : cat({slash == std::string::npos ? file : file.substr(slash + 1), ":", where.line});
 }
 inline std::string at(const SourceLine& where) {
   const std::string line = line_text(where);
@@ -20763,26 +20759,26 @@ inline std::string arguments_text(const CallKey& key) {
   }
   std::string out = key.shape.text();
   switch (key.what) {
-    case Collective::all_gather: out += cat(", dim ", key.dim); break;
-    case Collective::reduce_scatter: out += cat(", dim ", key.dim, ", ", name_of(key.how)); break;
-    case Collective::all_reduce: out += cat(", ", name_of(key.how)); break;
+    case Collective::all_gather: out += cat({", dim ", key.dim}); break;
+    case Collective::reduce_scatter: out += cat({", dim ", key.dim, ", ", name_of(key.how)}); break;
+    case Collective::all_reduce: out += cat({", ", name_of(key.how)}); break;
     case Collective::all_to_all:
-      out += key.rows.empty() ? cat(", dim ", key.dim, " to ", key.to_dim) : ", ragged";
+      out += key.rows.empty() ? cat({", dim ", key.dim, " to ", key.to_dim}) : ", ragged";
       break;
-    case Collective::broadcast: out += cat(", root ", key.root); break;
-    case Collective::reduce: out += cat(", root ", key.root, ", ", name_of(key.how)); break;
+    case Collective::broadcast: out += cat({", root ", key.root}); break;
+    case Collective::reduce: out += cat({", root ", key.root, ", ", name_of(key.how)}); break;
     case Collective::gather:
-    case Collective::scatter: out += cat(", root ", key.root, ", dim ", key.dim); break;
-    case Collective::permute: out += cat(", shift ", key.root); break;
+    case Collective::scatter: out += cat({", root ", key.root, ", dim ", key.dim}); break;
+    case Collective::permute: out += cat({", shift ", key.root}); break;
     case Collective::barrier: break;
   }
   if (key.format != DType::f32) {
-    out += cat(", ", name_of(key.format));
+    out += cat({", ", name_of(key.format)});
   }
   if (key.schedule != nullptr) {
-    out += cat(", by ", key.schedule->name);
+    out += cat({", by ", key.schedule->name});
   } else if (key.algorithm != Algorithm::automatic) {
-    out += cat(", by ", name_of(key.algorithm));
+    out += cat({", by ", name_of(key.algorithm)});
   }
   return out;
 }
@@ -20790,7 +20786,7 @@ inline std::string arguments_text(const CallKey& key) {
 inline std::string call_text(const CallKey& key, const std::string& axes) {
   std::string inside = arguments_text(key);
   inside += inside.empty() || axes.empty() ? "" : ", ";
-  return cat(name_of(key.what), "(", inside, axes, ")");
+  return cat({name_of(key.what), "(", inside, axes, ")"});
 }
 
 struct CallPlan {
@@ -20907,7 +20903,7 @@ inline void describe_call(const CallKey& key, const Machine& machine,
     shape.reason = choice.reason;
   } else {
     shape.reason =
-        cat(name_of(spec.algorithm), prefers ? ", as the mesh says" : ", as the call says");
+        cat({name_of(spec.algorithm), prefers ? ", as the mesh says" : ", as the call says"});
   }
 }
 
@@ -20976,8 +20972,8 @@ inline std::string rank_list(const std::vector<int>& ranks) {
     while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) {
       ++last;
     }
-    out += cat(out.empty() ? "" : ", ", ranks[i]);
-    out += last > i ? cat(last > i + 1 ? "-" : ", ", ranks[last]) : "";
+    out += cat({out.empty() ? "" : ", ", ranks[i]});
+    out += last > i ? cat({last > i + 1 ? "-" : ", ", ranks[last]}) : "";
     i = last;
   }
   return out;
@@ -21643,28 +21639,28 @@ class Fabric {
 
   static std::string waits_for(const Waiting::State& device) {
     if (device.wait.what == Wait::For::message) {
-      return cat("waits for a message from device ", device.wait.peer);
+      return cat({"waits for a message from device ", device.wait.peer});
     }
     const Meeting& meeting = *static_cast<const Meeting*>(device.wait.of);
     return meeting.disagrees ? "its peers call something else"
-                             : cat("waits for ", device_list(missing(meeting)), " to call it");
+                             : cat({"waits for ", device_list(missing(meeting)), " to call it"});
   }
 
   std::string describe(std::size_t rank) const {
     const Waiting::State& device = waiting_.states()[rank];
     std::string text = device.where;
     if (device.now == Waiting::Now::threw) {
-      text = cat("threw ", device.where, ": ", device.message);
+      text = cat({"threw ", device.where, ": ", device.message});
     } else if (device.now == Waiting::Now::returned) {
-      text = cat("returned ", device.where);
+      text = cat({"returned ", device.where});
     } else {
       text += ": " + waits_for(device);
     }
     for (const Box& box : boxes_[rank]) {
       const std::size_t count = box.packets.size() - box.next;
       if (count > 0) {
-        text += cat("; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
-                    " not received");
+        text += cat({"; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
+                    " not received"});
       }
     }
     return text;
@@ -21673,8 +21669,8 @@ class Fabric {
   std::string cause() const {
     const std::vector<int> threw = waiting_.in_state(Waiting::Now::threw);
     if (!threw.empty()) {
-      return cat(device_list(threw),
-                 " threw: ", waiting_.states()[static_cast<std::size_t>(threw[0])].message);
+      return cat({device_list(threw),
+                 " threw: ", waiting_.states()[static_cast<std::size_t>(threw[0])].message});
     }
     const Group* first = nullptr;  // by rank and axes, whatever the threads did
     for (const Shared<Group>& group : groups_) {
@@ -21685,17 +21681,17 @@ class Fabric {
       }
     }
     if (first != nullptr) {
-      return cat(device_list(first->ranks), " must make the same call and do not");
+      return cat({device_list(first->ranks), " must make the same call and do not"});
     }
     const std::vector<int> returned = waiting_.in_state(Waiting::Now::returned);
     if (returned.size() == boxes_.size()) {
       const Meeting* const open = unfinished();
       return open == nullptr ? "messages were sent that nobody received"
-                             : cat("a collective was started that ", device_list(missing(*open)),
-                                   " never called");
+                             : cat({"a collective was started that ", device_list(missing(*open)),
+                                   " never called"});
     }
     if (!returned.empty()) {
-      return cat(device_list(returned), " returned while others wait");
+      return cat({device_list(returned), " returned while others wait"});
     }
     return "deadlock: every device waits and nothing can arrive";
   }
@@ -21710,8 +21706,8 @@ class Fabric {
     }
     std::string text = "mesh.run: " + cause();
     for (const NameTable::Entry& line : lines) {
-      text += cat("\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ",
-                  line.name);
+      text += cat({"\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ",
+                  line.name});
     }
     waiting_.conclude(text);
   }
@@ -21765,10 +21761,10 @@ inline void number_calls(const DeviceLog& device, NameTable& lines, RunLog& log)
     CallRecord* const call = record_of(event);
     if (event.kind == DeviceEvent::Kind::start && call != nullptr) {
       const CallShape& shape = *call->logged.shape;
-      const std::string text = cat(shape.name, "(", shape.arguments, ", ", shape.axes, ")");
+      const std::string text = cat({shape.name, "(", shape.arguments, ", ", shape.axes, ")"});
       const int time = ++times[text];
       if (call->number < 0) {
-        int& line = lines[cat(text, " #", time)];
+        int& line = lines[cat({text, " #", time})];
         line = line == 0 ? static_cast<int>(lines.size()) : line;
         call->number = static_cast<int>(log.calls.size());
         call->logged.line = line - 1;
@@ -21863,16 +21859,16 @@ class Endpoint {
   }
 
   // Where the device returned, or threw: in a call, or after so many.
-  std::string returned() const { return cat("after ", calls_, calls_ == 1 ? " call" : " calls"); }
+  std::string returned() const { return cat({"after ", calls_, calls_ == 1 ? " call" : " calls"}); }
   std::string threw() const { return threw_in_.empty() ? returned() : "in " + threw_in_; }
   // The call it is in: "call 2, all_gather([4], dim 0, x) at program.cpp:12".
   std::string standing() const {
     if (in_ == nullptr) {
-      return cat("call ", calls_, ", recv(from ", peer_, ")", at(receives_));
+      return cat({"call ", calls_, ", recv(from ", peer_, ")", at(receives_)});
     }
     const std::string text = call_text(in_->key, axes_text(fabric_.axes(), in_->key.axes));
     const bool late = in_->number != calls_;
-    return cat(late ? "the wait for call " : "call ", in_->number, ", ", text, at(in_->where));
+    return cat({late ? "the wait for call " : "call ", in_->number, ", ", text, at(in_->where)});
   }
 
   int find_axis(const char* function, const std::string& name) const {
@@ -23578,7 +23574,7 @@ class Replay {
     const int member = c < log_.calls.size() ? member_of(log_.calls[c], rank) : none;
     if (member == none) {
       fail({"time: device ", rank, " is no member of ",
-            c < log_.calls.size() ? line(c) : cat("call ", c), ", which its program names"});
+            c < log_.calls.size() ? line(c) : cat({"call ", c}), ", which its program names"});
     }
     return member;
   }
@@ -23778,17 +23774,17 @@ class Replay {
     constexpr int most_named = 4;
     for (std::size_t d = 0; d < devices_.size(); ++d) {
       if (devices_[d].dead) {
-        dead += cat(dead.empty() ? "device " : ", device ", d);
+        dead += cat({dead.empty() ? "device " : ", device ", d});
       } else if (devices_[d].waits_for != none && ++waits <= most_named) {
-        waiting += cat(waits > 1 ? ", device " : "device ", d, " waits in ",
-                       line(static_cast<std::size_t>(devices_[d].waits_for)));
+        waiting += cat({waits > 1 ? ", device " : "device ", d, " waits in ",
+                       line(static_cast<std::size_t>(devices_[d].waits_for))});
       }
     }
     if (dead.empty() && dead_link_ >= 0) {
       dead = "link " + links_.name(static_cast<std::size_t>(dead_link_));
     }
     if (waits > most_named) {
-      waiting += cat(" and ", waits - most_named, " more wait");
+      waiting += cat({" and ", waits - most_named, " more wait"});
     }
     if (!dead.empty()) {
       fail({"time: ", dead, dead.find(", ") == std::string::npos ? " is dead" : " are dead",
@@ -23879,7 +23875,7 @@ struct CheckReport {
     out.title = "guess";
     out.columns = {"quantity", "unit", "guessed", "counted", "right", "hint"};
     for (const CheckRow& row : rows) {
-      out.add({row.name, row.unit, detail::cat(row.guessed), detail::cat(row.counted),
+      out.add({row.name, row.unit, detail::cat({row.guessed}), detail::cat({row.counted}),
                row.right ? "yes" : "no", row.hint});
     }
     return out;
@@ -23889,7 +23885,7 @@ struct CheckReport {
 
  private:
   static std::string number(const CheckRow& row, double value) {
-    return row.unit == "s" ? format_seconds(value) : detail::cat(value);
+    return row.unit == "s" ? format_seconds(value) : detail::cat({value});
   }
 };
 
@@ -23930,8 +23926,8 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
   const bool whole = has_name(counted, "all_reduce");
   if (counted.names.size() == 1 && !same(guess, steps) && counted.algorithm != "ring" &&
       same(guess, (whole ? 2.0 : 1.0) * (counted.group - 1)) && you != counted.one_way_steps) {
-    return cat("it ran by ", counted.algorithm,
-               ", the cheapest here; you counted a ring: mesh.algorithm = Algorithm::ring");
+    return cat({"it ran by ", counted.algorithm,
+               ", the cheapest here; you counted a ring: mesh.algorithm = Algorithm::ring"});
   }
   if (you == counted.one_way_steps) {
     return "a bidirectional ring halves them";
@@ -23940,10 +23936,10 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
     return "all_reduce is reduce_scatter and then all_gather, each of its own steps";
   }
   if (has_name(counted, "all_reduce") && same(guess, 2.0 * counted.group)) {
-    return cat("a device has one chunk already: 2 (N - 1) with N = ", counted.group);
+    return cat({"a device has one chunk already: 2 (N - 1) with N = ", counted.group});
   }
   if (same(guess, counted.group) && same(guess, steps + 1)) {
-    return cat("a device has its own chunk already: N - 1 with N = ", counted.group);
+    return cat({"a device has its own chunk already: N - 1 with N = ", counted.group});
   }
   if (same(guess, steps * 2)) {
     return has_name(counted, "all_reduce") ? "half as many; is N what you think?"
@@ -23951,12 +23947,12 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
   }
   if (counted.names.size() == 1 && counted.names[0] == "all_reduce" &&
       same(steps, 2.0 * (counted.group - 1))) {
-    return cat("all_reduce takes 2 (N - 1) steps, here N = ", counted.group);
+    return cat({"all_reduce takes 2 (N - 1) steps, here N = ", counted.group});
   }
   if (same(guess, steps / 2)) {
     return "that is with both ways of a ring used at once";
   }
-  return cat("the largest collective is over N = ", counted.group, " devices");
+  return cat({"the largest collective is over N = ", counted.group, " devices"});
 }
 
 inline std::string bytes_hint(double you, const Counted& counted) {
@@ -23968,11 +23964,11 @@ inline std::string bytes_hint(double you, const Counted& counted) {
     return "that is the number of elements; a float32 is 4 bytes";
   }
   if (counted.bytes_least < most) {
-    return cat("of the busiest device; the least busy sends ", counted.bytes_least,
-               ", the mean is ", counted.bytes_total / counted.devices);
+    return cat({"of the busiest device; the least busy sends ", counted.bytes_least,
+               ", the mean is ", counted.bytes_total / counted.devices});
   }
   if (same(you * (counted.group - 1), most * counted.group)) {
-    return cat("a device has its own chunk already: (N - 1) / N of it with N = ", counted.group);
+    return cat({"a device has its own chunk already: (N - 1) / N of it with N = ", counted.group});
   }
   if (same(you * 2, most) || same(you, most * 2)) {
     return "all_reduce moves 2 (N - 1) / N of the vector, all_gather and reduce_scatter half of it";
@@ -24069,7 +24065,7 @@ inline Table collective_table(const List<CollectiveRow>& rows, const std::string
                               std::size_t most) {
   Table out;
   out.title = "collectives on " + machine + " (bytes of the busiest device)";
-  out.title += rows.size() > most ? cat(": ", rows.size(), ", the first ", most) : std::string();
+  out.title += rows.size() > most ? cat({": ", rows.size(), ", the first ", most}) : std::string();
   out.columns = {"collective", "axis",      "arguments", "algorithm", "devices",
                  "groups",     "bytes out", "bytes in",  "steps",     "hops",
                  "simulated",  "formula",   "algbw",     "busbw",     "line"};
@@ -24151,7 +24147,7 @@ inline std::string along(const Machine& machine, const List<AxisPlacement>& plac
     }
     names += lies ? (names.empty() ? "axis " : ",") + axis.name : "";
   }
-  return names.empty() ? cat("dimension ", dim) : names;
+  return names.empty() ? cat({"dimension ", dim}) : names;
 }
 
 }  // namespace detail
@@ -24268,8 +24264,8 @@ class MeshRun {
           most = busy(all, link);
           const LoggedCall& call = log().calls[static_cast<std::size_t>(message.call)];
           path.heaviest =
-              detail::cat(detail::along(machine_, placed, *call.shape, all.dim_of(link)), ", link ",
-                          all.name(link), ", ", format_percent(most), " of the step");
+              detail::cat({detail::along(machine_, placed, *call.shape, all.dim_of(link)), ", link ",
+                          all.name(link), ", ", format_percent(most), " of the step"});
         }
       }
       end = message.start;
@@ -24459,8 +24455,8 @@ inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
   constexpr std::size_t most_links = 16, most_rows = 40;
   const List<LinkRow> links = run.links();
   Table table = detail::link_table(links, most_links);
-  table.title = detail::cat("links: ", links.size(), " used",
-                            links.size() > most_links ? ", the busiest 16" : "");
+  table.title = detail::cat({"links: ", links.size(), " used",
+                            links.size() > most_links ? ", the busiest 16" : ""});
   const List<CollectiveRow> rows = run.collectives();
   out << detail::collective_table(rows, run.machine().name, most_rows);
   std::vector<std::string> said;
@@ -24506,7 +24502,7 @@ struct MeshPrediction {
 
   Table table() const {
     Table out;
-    out.title = detail::cat("predicted on ", machine, ", one device of ", devices);
+    out.title = detail::cat({"predicted on ", machine, ", one device of ", devices});
     out.columns = {"collective", "axis",      "arguments", "algorithm",
                    "devices",    "bytes out", "formula"};
     for (const PredictedCall& call : calls) {
@@ -26249,7 +26245,7 @@ struct ShardingParser {
 
   [[noreturn]] void wrong(const char* right) const {
     const std::string seen =
-        at < text.size() ? cat("'", text[at], "' at place ", at + 1) : std::string("the end");
+        at < text.size() ? cat({"'", text[at], "' at place ", at + 1}) : std::string("the end");
     fail({"sharding \"", text, "\": ", seen, "; ", right});
   }
   bool skip(char wanted) {
@@ -26339,7 +26335,7 @@ struct PlacedMesh {
   std::string text() const {
     std::string out = machine.name;
     for (const AxisPlacement& axis : axes) {
-      out += cat(", ", axis.name, " ", axis.size);
+      out += cat({", ", axis.name, " ", axis.size});
     }
     return out;
   }
@@ -27039,17 +27035,17 @@ inline ShardedReport Sharded::explain() const {
     return *made;
   }
   ShardedReport out;
-  out.title = detail::cat(
+  out.title = detail::cat({
       text(), " of shape ", shape, ": each of ", devices(), " devices holds ", local_shape(), ", ",
       format_bytes(bytes()), "; all together ", format_bytes(bytes_in_all()), ", each number ",
-      replicas() == 1 ? std::string("once") : detail::cat(replicas(), " times"));
+      replicas() == 1 ? std::string("once") : detail::cat({replicas(), " times"})});
   return out;
 }
 
 inline ShardPicture Sharded::picture() const {
   ShardPicture out;
   const detail::AxisPlaces at = places();
-  out.title = detail::cat(text(), " of shape ", shape, " on ", devices(), " devices");
+  out.title = detail::cat({text(), " of shape ", shape, " on ", devices(), " devices"});
   out.shape = shape;
   for (std::size_t d = 0; d < sharding.dims.size(); ++d) {
     out.names.push_back(sharding.dims[d].name);
@@ -27073,7 +27069,7 @@ inline ShardPicture Sharded::picture() const {
 
 inline std::string ShardPicture::range(int dim, std::int64_t i) const {
   const std::int64_t size = shape[dim] / blocks[dim];
-  return detail::cat(i * size, ":", (i + 1) * size);
+  return detail::cat({i * size, ":", (i + 1) * size});
 }
 
 inline std::string ShardPicture::cell(std::size_t block) const {
@@ -27083,12 +27079,12 @@ inline std::string ShardPicture::cell(std::size_t block) const {
     row = row && ranks[i] == ranks[i - 1] + 1;
   }
   if (row) {
-    return detail::cat(ranks.front(), "-", ranks.back());
+    return detail::cat({ranks.front(), "-", ranks.back()});
   }
   std::string out;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const bool sum = i % static_cast<std::size_t>(summands) != 0;
-    out += detail::cat(i == 0 ? "" : sum ? "+" : ", ", ranks[i]);
+    out += detail::cat({i == 0 ? "" : sum ? "+" : ", ", ranks[i]});
   }
   return out;
 }
@@ -27455,7 +27451,7 @@ inline Sharded elementwise(const char* function, Sharded a, Sharded b, BinaryOp 
   const AxisPlaces result = common_places(function, longer, swapped ? a : b);
   Sharded out = like(a, longer.shape, sharding_of(*a.mesh, result, longer.sharding.dims));
   ShardedReport report;
-  report.title = cat(function, " ", a.text(), " ", b.text(), " -> ", out.text());
+  report.title = cat({function, " ", a.text(), " ", b.text(), " -> ", out.text()});
   report.reason = "element by element: no collective";
   slice_as(a, result, report);
   slice_as(b, result, report);
@@ -27475,8 +27471,8 @@ Sharded map(const char* function, const Sharded& a, const Sharded& shape, const 
     out.shards.push_back(op(a.shards[r]));
   }
   ShardedReport report;
-  report.title = cat(function, " ", a.text(), " -> ", out.text());
-  report.reason = cat(reason, ": no collective");
+  report.title = cat({function, " ", a.text(), " -> ", out.text()});
+  report.reason = cat({reason, ": no collective"});
   finish(out, report);
   return out;
 }
@@ -27551,7 +27547,7 @@ inline Sharded reduce_dim(const char* function, const Sharded& x, const std::str
   if (!wanted.empty()) {
     reshard_into(out, parse_sharding(wanted), report, function);
   }
-  report.title = cat(function, " of ", x.text(), " over ", dim, " -> ", out.text());
+  report.title = cat({function, " of ", x.text(), " over ", dim, " -> ", out.text()});
   finish(out, report);
   return out;
 }
@@ -27849,8 +27845,8 @@ class MatmulWays {
 };
 
 inline std::string matmul_title(const char* function, const ShardedMatmul& m, const Sharded& out) {
-  return cat(function, " ", m.a.text(), " ", m.b.text(), " -> ", out.text(), " on ",
-             m.mesh().machine.name, ", priced as ", m.a.format);
+  return cat({function, " ", m.a.text(), " ", m.b.text(), " -> ", out.text(), " on ",
+             m.mesh().machine.name, ", priced as ", m.a.format});
 }
 
 inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
@@ -27876,8 +27872,8 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   report.math_seconds = way.cost.math_seconds;
   report.title = matmul_title("matmul", m, out);
   report.reason =
-      matmul_case(m) + cat("; of ", all.tried, " ways the first has the least max(T_math, T_comms)",
-                           all.detour ? ", as idle axes carry a share" : "");
+      matmul_case(m) + cat({"; of ", all.tried, " ways the first has the least max(T_math, T_comms)",
+                           all.detour ? ", as idle axes carry a share" : ""});
   finish(out, report);
   return out;
 }
@@ -27926,7 +27922,7 @@ inline Sharded matmul(const Sharded& a, const Sharded& b) {
   report.math_seconds = m.math_seconds(m.natural, m.cut_a);
   report.title = detail::matmul_title("matmul", m, out);
   report.reason = detail::matmul_case(m) +
-                  detail::cat("; no collective, T_math ", format_seconds(report.math_seconds));
+                  detail::cat({"; no collective, T_math ", format_seconds(report.math_seconds)});
   detail::finish(out, report);
   return out;
 }
@@ -28028,7 +28024,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   hop.root = way.what == ChunkedMatmul::What::product ? 1 : n - 1;
   const AlgorithmChoice choice = choose_algorithm(hop);
   const std::string text = array.sharding.text();
-  const ShardedStep step = {cat("permute chunk of ", name, ", ", n - 1, " times"),
+  const ShardedStep step = {cat({"permute chunk of ", name, ", ", n - 1, " times"}),
                             axes_text(mesh, way.move.axes),
                             text,
                             text,
@@ -28049,8 +28045,8 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   whole.calls = way.move.from == 0 ? "matmul, then " + collective : collective + ", then matmul";
   whole.seconds = whole.math_seconds + whole.comms_seconds;
   report.candidates.push_back(whole);
-  report.reason = cat(n, " chunks; ", math < choice.seconds ? "their way" : "their product",
-                      " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each");
+  report.reason = cat({n, " chunks; ", math < choice.seconds ? "their way" : "their product",
+                      " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each"});
 }
 
 }  // namespace detail
@@ -28140,7 +28136,7 @@ inline void run_devices(const DeviceProgram& program, Fabric& fabric,
     } catch (const std::system_error&) {
       for (std::size_t rank = i; rank < devices.size(); ++rank) {
         fabric.threw(static_cast<int>(rank), "at its start",
-                     cat("the system gives ", i, " threads; a mesh can have so many devices"));
+                     cat({"the system gives ", i, " threads; a mesh can have so many devices"}));
       }
       break;
     }
@@ -28624,7 +28620,7 @@ class Tokenizer {
   }
   std::string text() const {
     return kind_ == Kind::bytes ? "bytes (256)"
-                                : detail::cat("characters (", vocabulary(), " distinct)");
+                                : detail::cat({"characters (", vocabulary(), " distinct)"});
   }
   bool operator==(const Tokenizer& other) const {
     return kind_ == other.kind_ && characters_ == other.characters_;
@@ -28884,7 +28880,7 @@ inline Transformer::FeedForward Transformer::add_feed_forward(const std::string&
 }
 
 inline void Transformer::add_block(int layer) {
-  const std::string at = detail::cat("model.layers.", layer);
+  const std::string at = detail::cat({"model.layers.", layer});
   const std::int64_t d = config.width;
   Block b;
   b.norm1 = add_norm(at + ".input_layernorm", layer);
@@ -28904,7 +28900,7 @@ inline void Transformer::add_block(int layer) {
     b.router = add(at + ".mlp.gate.weight", {config.experts, d}, 0.02f, Split::whole, layer);
     for (int e = 0; e < config.experts; ++e) {
       b.experts.push_back(
-          add_feed_forward(detail::cat(at, ".mlp.experts.", e), config.expert_hidden, layer));
+          add_feed_forward(detail::cat({at, ".mlp.experts.", e}), config.expert_hidden, layer));
     }
     if (config.shared_experts > 0) {
       b.dense = add_feed_forward(at + ".mlp.shared_experts",
@@ -29247,7 +29243,7 @@ class JsonReader {
     NameTable times;
     for (const JsonField& field : object.fields) {
       if (++times[field.name] > 1) {
-        fail(cat("the key \"", field.name, "\" stands twice, before"));
+        fail(cat({"the key \"", field.name, "\" stands twice, before"}));
       }
     }
   }
@@ -29424,8 +29420,8 @@ struct Text {
   std::vector<std::int32_t> validation() const { return {tokens.begin() + split, tokens.end()}; }
   // "input.txt: 1,115,394 tokens, characters (65 distinct)"
   std::string text() const {
-    return detail::cat(name, ": ", format_count(static_cast<double>(tokens.size())), " tokens, ",
-                       tokenizer.text());
+    return detail::cat({name, ": ", format_count(static_cast<double>(tokens.size())), " tokens, ",
+                       tokenizer.text()});
   }
 };
 
@@ -29574,7 +29570,7 @@ inline Json parse_named(const std::string& text, const std::string& who) {
 
 inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& value,
                                           const std::string& file) {
-  const std::string who = cat(file, "tensor \"", name, "\"");
+  const std::string who = cat({file, "tensor \"", name, "\""});
   const Json* dtype = value.find("dtype");
   const Json* shape = value.find("shape");
   const Json* range = value.find("data_offsets");
@@ -29663,7 +29659,7 @@ inline Safetensors read_safetensors(const std::string& path) {
   Safetensors file;
   file.path = path;
   file.bytes = detail::read_file(path, "load");
-  const std::string who = detail::cat("load: \"", path, "\": ");
+  const std::string who = detail::cat({"load: \"", path, "\": "});
   const Json header = detail::safetensors_header(file, who);
   std::uint64_t n = 0;
   std::memcpy(&n, file.bytes.data(), 8);
@@ -29736,16 +29732,16 @@ inline std::string safetensors_text(const List<Parameter>& tensors,
                                     const List<SafetensorsNote>& metadata) {
   std::string json = "{\"__metadata__\":{";
   for (const SafetensorsNote& note : metadata) {
-    json += cat(json.back() == '{' ? "" : ",", "\"", json_escape(note.name), "\":\"",
-                json_escape(note.text), "\"");
+    json += cat({json.back() == '{' ? "" : ",", "\"", json_escape(note.name), "\":\"",
+                json_escape(note.text), "\""});
   }
   json += "}";
   std::int64_t at = 0;
   for (const Parameter& tensor : tensors) {
     const std::int64_t end = at + 4 * tensor.value.count();
-    json += cat(",\"", json_escape(tensor.name),
+    json += cat({",\"", json_escape(tensor.name),
                 "\":{\"dtype\":\"F32\",\"shape\":", tensor.value.shape().text(),
-                ",\"data_offsets\":[", at, ",", end, "]}");
+                ",\"data_offsets\":[", at, ",", end, "]}"});
     at = end;
   }
   json += "}";
@@ -29820,22 +29816,22 @@ constexpr const char* activation_words[] = {"gelu", "gelu_tanh", "swiglu", "gegl
 constexpr const char* tokenizer_words[] = {"characters", "bytes", nullptr};
 
 inline std::string config_json(ModelConfig c) {
-  std::string json = cat("{\"name\":\"", json_escape(c.name), "\"");
+  std::string json = cat({"{\"name\":\"", json_escape(c.name), "\""});
   for (const auto& field : config_sizes(c)) {
-    json += cat(",\"", field.first, "\":", *field.second);
+    json += cat({",\"", field.first, "\":", *field.second});
   }
   for (const auto& field : config_counts(c)) {
-    json += cat(",\"", field.first, "\":", *field.second);
+    json += cat({",\"", field.first, "\":", *field.second});
   }
   for (const auto& field : config_switches(c)) {
-    json += cat(",\"", field.first, "\":", *field.second ? "true" : "false");
+    json += cat({",\"", field.first, "\":", *field.second ? "true" : "false"});
   }
   for (const auto& field : config_numbers(c)) {
-    json += cat(",\"", field.first, "\":", exact_number(*field.second));
+    json += cat({",\"", field.first, "\":", exact_number(*field.second)});
   }
-  json += cat(",\"norm\":\"", norm_words[static_cast<int>(c.norm)], "\",\"position\":\"",
+  json += cat({",\"norm\":\"", norm_words[static_cast<int>(c.norm)], "\",\"position\":\"",
               position_words[static_cast<int>(c.position)], "\",\"activation\":\"",
-              activation_words[static_cast<int>(c.activation)], "\"}");
+              activation_words[static_cast<int>(c.activation)], "\"}"});
   return json;
 }
 
@@ -29857,7 +29853,7 @@ inline int config_word(const Json& json, const char* key, const char* const* wor
     if (word == words[i]) {
       return i;
     }
-    right += cat(i > 0 ? ", " : "", words[i]);
+    right += cat({i > 0 ? ", " : "", words[i]});
   }
   fail({who, key, " is \"", word, "\"; right is one of ", right});
 }
@@ -29900,7 +29896,7 @@ inline std::string tokenizer_json(const Tokenizer& tokenizer) {
   json += tokenizer_words[static_cast<int>(tokenizer.kind())];
   json += "\",\"characters\":[";
   for (const std::string& character : tokenizer.characters()) {
-    json += cat(json.back() == '[' ? "" : ",", "\"", json_escape(character), "\"");
+    json += cat({json.back() == '[' ? "" : ",", "\"", json_escape(character), "\""});
   }
   return json + "]}";
 }
@@ -30051,7 +30047,7 @@ inline void Transformer::save(const std::string& path) const {
 // Another program's weights into a model of the given shape.
 inline Transformer load(const std::string& path, const ModelConfig& config) {
   const Safetensors file = read_safetensors(path);
-  const std::string who = detail::cat("load: \"", path, "\": ");
+  const std::string who = detail::cat({"load: \"", path, "\": "});
   config.validate();
   detail::check_config_fits(config, file, who);
   Transformer model(config);
@@ -30062,7 +30058,7 @@ inline Transformer load(const std::string& path, const ModelConfig& config) {
 // A model that save() wrote, its tokenizer with it.
 inline Transformer load(const std::string& path) {
   const Safetensors file = read_safetensors(path);
-  const std::string who = detail::cat("load: \"", path, "\": ");
+  const std::string who = detail::cat({"load: \"", path, "\": "});
   const std::string* config = file.find_metadata("tinyscale.config");
   const std::string* tokenizer = file.find_metadata("tinyscale.tokenizer");
   if (config == nullptr || tokenizer == nullptr) {
@@ -30839,10 +30835,10 @@ struct Layout {
   std::string text() const {
     static const char* const shards[] = {"", ", ZeRO: optimizer", ", ZeRO: gradients",
                                          ", ZeRO: parameters"};
-    std::string out = detail::cat("data ", data, ", tensor ", tensor, ", pipeline ", pipeline,
-                                  ", context ", context);
-    out += expert != 1 ? detail::cat(", expert ", expert) : "";
-    out += microbatches != 1 ? detail::cat(", microbatches ", microbatches) : "";
+    std::string out = detail::cat({"data ", data, ", tensor ", tensor, ", pipeline ", pipeline,
+                                  ", context ", context});
+    out += expert != 1 ? detail::cat({", expert ", expert}) : "";
+    out += microbatches != 1 ? detail::cat({", microbatches ", microbatches}) : "";
     return out + shards[static_cast<int>(zero)];
   }
 };
@@ -30919,20 +30915,20 @@ struct TrainReport {
 
   Table table() const {
     Table t;
-    t.title = detail::cat("training ", model, " on ", text, ", ", devices, " device",
-                          devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine);
+    t.title = detail::cat({"training ", model, " on ", text, ", ", devices, " device",
+                          devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine});
     t.columns = {"what", "value", "kind"};
     if (!losses.empty()) {
       t.add({"first loss", format_fixed(losses.front(), 4), "measured"});
       t.add({"last loss", format_fixed(losses.back(), 4), "measured"});
     }
     for (const Validation& v : validation) {
-      t.add({detail::cat("validation loss, step ", v.step), format_fixed(v.loss, 4), "measured"});
+      t.add({detail::cat({"validation loss, step ", v.step}), format_fixed(v.loss, 4), "measured"});
     }
     t.add({"time in steps", format_seconds(seconds), "measured"});
     t.add({"tokens/s", format_count(std::round(tokens_per_second)), "measured"});
-    t.add({detail::cat("MFU of this laptop (6 N + attention over ", name_of(format),
-                       " peak, wall clock)"),
+    t.add({detail::cat({"MFU of this laptop (6 N + attention over ", name_of(format),
+                       " peak, wall clock)"}),
            format_percent(mfu), "measured"});
     return t;
   }
@@ -31105,9 +31101,9 @@ inline void print_progress(const TrainOptions& options, std::int64_t step, doubl
   }
   const double done = static_cast<double>(step + 1);
   const double left = report.seconds / done * (static_cast<double>(options.steps) - done);
-  *options.out << cat("step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4), "  ",
+  *options.out << cat({"step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4), "  ",
                       format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
-                      format_percent(report.mfu), "  ", format_seconds(left), " left")
+                      format_percent(report.mfu), "  ", format_seconds(left), " left"})
                << std::endl;
 }
 
@@ -31125,7 +31121,7 @@ inline void validate(const Trainer& trainer, const Text& text, const TrainOption
   check_finite("train", "validation loss", loss, step - 1, options);
   report.validation.push_back({step, loss});
   if (options.out != nullptr) {
-    *options.out << cat("step ", step, "  validation loss ", format_fixed(loss, 4)) << std::endl;
+    *options.out << cat({"step ", step, "  validation loss ", format_fixed(loss, 4)}) << std::endl;
   }
 }
 
@@ -31167,10 +31163,10 @@ inline Comparison mesh_rows(const MeshRun& run) {
   const CallShape& call = *run.log().calls[0].shape;
   const CollectiveRow row = run.collectives()[0];
   Comparison rows;
-  rows.title = cat("one step on the mesh: all_reduce of ", call.spec.elements, " numbers over ",
-                   call.spec.devices(), " devices by ", name_of(call.spec.algorithm));
+  rows.title = cat({"one step on the mesh: all_reduce of ", call.spec.elements, " numbers over ",
+                   call.spec.devices(), " devices by ", name_of(call.spec.algorithm)});
   for (int i = 0; i < run.devices(); ++i) {
-    rows.add(cat("bytes sent by device ", i), "B", collective_bytes(call.spec, i),
+    rows.add(cat({"bytes sent by device ", i}), "B", collective_bytes(call.spec, i),
              run.bytes_sent(i));
   }
   rows.add("communication steps", "", static_cast<double>(collective_steps(call.spec)),
@@ -31425,7 +31421,7 @@ inline void serving_memory(const ServingJob& job, const Machine& on, ServingPlan
   const ModelConfig& m = job.model;
   const DType cache = job.cache.or_else(job.format);
   const Quantity parameters(static_cast<double>(m.parameters()), "", "P", "parameters");
-  const Quantity bytes(bytes_of(job.format), "B", "b", cat("of a weight, ", name_of(job.format)));
+  const Quantity bytes(bytes_of(job.format), "B", "b", cat({"of a weight, ", name_of(job.format)}));
   const Quantity layers(static_cast<double>(m.layers), "", "L", "layers");
   const Quantity width(static_cast<double>(m.cached_numbers()), "", "KV",
                        "numbers kept for a token and layer");
@@ -31441,10 +31437,10 @@ inline void serving_memory(const ServingJob& job, const Machine& on, ServingPlan
   plan.chips = on.chips();
   if (static_cast<double>(plan.chips) < plan.chips_needed.value()) {
     plan.chips = slice_of(on.chip, plan.chips_needed.value());
-    plan.notes.push_back(cat("chips: ", on.name, " holds ",
+    plan.notes.push_back(cat({"chips: ", on.name, " holds ",
                              format_bytes(capacity.value() * static_cast<double>(on.chips())),
                              " of the ", format_bytes(plan.memory.value()), " needed; planned on ",
-                             plan.chips, " chips"));
+                             plan.chips, " chips"}));
   }
 }
 
@@ -31455,9 +31451,9 @@ inline void serving_times(const ServingJob& job, const Machine& on, ServingPlan&
   const double cached = kv_cache_bytes_per_token(m, job.cache.or_else(job.format)) * mean;
   const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
   const Quantity batch(static_cast<double>(job.batch), "token", "B", "one token a sequence");
-  const Quantity cache(cached, "B/token", "KV", cat("cache at the mean length, ", mean));
-  const Quantity bandwidth(on.chip.memory_bandwidth, "B/s", "W", cat("memory of ", on.chip.name));
-  const Quantity rate(peak, "FLOP/s", "C", cat(name_of(job.compute), " peak"));
+  const Quantity cache(cached, "B/token", "KV", cat({"cache at the mean length, ", mean}));
+  const Quantity bandwidth(on.chip.memory_bandwidth, "B/s", "W", cat({"memory of ", on.chip.name}));
+  const Quantity rate(peak, "FLOP/s", "C", cat({name_of(job.compute), " peak"}));
   const Quantity active(static_cast<double>(m.active_parameters()), "", "P_used",
                         "parameters that a token uses");
   const Quantity two(2, "FLOP/token");
@@ -31471,8 +31467,8 @@ inline void serving_times(const ServingJob& job, const Machine& on, ServingPlan&
   const Quantity prompt(static_cast<double>(job.prompt), "token", "prompt");
   const Quantity mfu(job.prefill_mfu, "", "MFU", "of prefill, assumed");
   plan.prefill_time = named("T_prefill", two * active * prompt / (chips * rate * mfu));
-  plan.notes.push_back(cat("prefill: at an MFU of ", format_percent(job.prefill_mfu),
-                           ", assumed; the decode step is a lower bound"));
+  plan.notes.push_back(cat({"prefill: at an MFU of ", format_percent(job.prefill_mfu),
+                           ", assumed; the decode step is a lower bound"}));
 }
 
 inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan& plan) {
@@ -31490,7 +31486,7 @@ inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan&
   }
   if (!(on.dollars_per_hour > 0)) {
     plan.notes.push_back(
-        cat("price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"));
+        cat({"price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"}));
   }
 }
 
@@ -31509,9 +31505,9 @@ inline void serving_links(const ServingJob& job, const Machine& on, ServingPlan&
     const Quantity ratio(on.chip.memory_bandwidth / link, "", "W/W_link", "memory over link");
     plan.tensor_limit = named("tensor limit", f / (b * ratio), "one ring, both ways");
     if (static_cast<double>(plan.chips) > plan.tensor_limit.value()) {
-      plan.notes.push_back(cat("links: ", plan.chips, " chips are more than the ",
+      plan.notes.push_back(cat({"links: ", plan.chips, " chips are more than the ",
                                short_number(plan.tensor_limit.value()),
-                               " ways of tensor parallelism that one ring feeds"));
+                               " ways of tensor parallelism that one ring feeds"}));
     }
   }
 }
@@ -31533,7 +31529,7 @@ inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
 
 inline Table ServingPlan::table() const {
   Table out;
-  out.title = detail::cat("Serving ", model, " on ", chips, " x ", machine);
+  out.title = detail::cat({"Serving ", model, " on ", chips, " x ", machine});
   out.columns = {"quantity", "formula"};
   const auto row = [&](const std::string& name, const std::string& value) {
     out.add({name, value});
@@ -31545,7 +31541,7 @@ inline Table ServingPlan::table() const {
   row("KV cache per sequence", kv_cache_per_sequence.text());
   row("memory", memory.text());
   row("chips that hold it", detail::short_number(chips_needed.value()));
-  row("chips", detail::cat(chips));
+  row("chips", detail::cat({chips}));
   row("decode step", decode_step_time.text());
   row("  bound by", bound);
   row("prefill of one prompt", prefill_time.text());
@@ -31634,19 +31630,19 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
   if (in.tokens == 0 && job.model.training_tokens > 0) {
     in.tokens = job.model.training_tokens;
     in.notes.push_back(
-        cat("tokens: ", format_count(in.tokens), ", as published for ", job.model.name));
+        cat({"tokens: ", format_count(in.tokens), ", as published for ", job.model.name}));
   } else if (in.tokens == 0) {
     in.tokens = 20 * parameters;
     in.notes.push_back(
-        cat("tokens: assumed 20 for each parameter (Chinchilla), ", format_count(in.tokens)));
+        cat({"tokens: assumed 20 for each parameter (Chinchilla), ", format_count(in.tokens)}));
   }
   in.context = static_cast<double>(job.context > 0 ? job.context : job.model.context);
   in.sequences = std::max(1.0, std::floor(job.batch_tokens / in.context + 0.5));
   in.batch = in.sequences * in.context;
   if (in.batch != job.batch_tokens) {
-    in.notes.push_back(cat("batch: ", format_count(job.batch_tokens), " tokens rounded to ",
+    in.notes.push_back(cat({"batch: ", format_count(job.batch_tokens), " tokens rounded to ",
                            format_count(in.sequences), " sequences of ", format_count(in.context),
-                           " = ", format_count(in.batch)));
+                           " = ", format_count(in.batch)}));
   }
   return in;
 }
@@ -31859,7 +31855,7 @@ inline TrainingLetters training_letters(const TrainingInputs& in, const Training
     return letter(name, static_cast<double>(value), "", source);
   };
   TrainingLetters q;
-  q.P = count("P", m.parameters(), cat("parameters of ", m.name));
+  q.P = count("P", m.parameters(), cat({"parameters of ", m.name}));
   q.P_used = count("P_used", m.active_parameters(), "parameters that a token uses");
   q.P_matmul = letter("P_matmul", matmul_parameters(m), "", "of those, the ones that multiply");
   q.L = count("L", m.layers, "layers");
@@ -31868,14 +31864,14 @@ inline TrainingLetters training_letters(const TrainingInputs& in, const Training
   q.F = count("F", hidden, "hidden width that a token uses");
   q.T = letter("T", in.context, "", "context");
   q.B = letter("B", in.batch, "token", "batch");
-  q.b = letter("b", bytes, "B", cat("bytes of a weight, ", name_of(in.job.format)));
+  q.b = letter("b", bytes, "B", cat({"bytes of a weight, ", name_of(in.job.format)}));
   q.b_token = letter("b_act", bytes, "B/token", "bytes of an activation");
   q.N = count("N", on.chips(), on.name);
   q.X = count("X", best.layout.data, "data (FSDP)");
   q.Y = count("Y", best.layout.tensor, "tensor");
-  q.C = letter("C", on.chip.peak(in.job.format), "FLOP/s", cat("peak of ", on.chip.name));
+  q.C = letter("C", on.chip.peak(in.job.format), "FLOP/s", cat({"peak of ", on.chip.name}));
   const auto axes = [](const char* name, int n) {
-    return n > 0 ? cat("out of a chip, ", name, " = ", n) : std::string("out of a chip");
+    return n > 0 ? cat({"out of a chip, ", name, " = ", n}) : std::string("out of a chip");
   };
   q.W_X = letter("W_X", best.data_bandwidth, "B/s", axes("M_X", best.data_axes));
   q.W_Y = letter("W_Y", best.tensor_bandwidth, "B/s", axes("M_Y", best.tensor_axes));
@@ -31921,7 +31917,7 @@ inline void plan_memory(const TrainingInputs& in, const TrainingLetters& q, Trai
   plan.optimizer_memory = each("M_optimizer", parts.optimizer + parts.gradients);
   const Quantity kept(2 * in.job.checkpoints, "B/token");
   plan.activation_memory = named("M_activations", kept * q.B * q.D * q.L / q.N,
-                                 cat(in.job.checkpoints, " tensors of width D a layer, bf16"));
+                                 cat({in.job.checkpoints, " tensors of width D a layer, bf16"}));
   plan.memory =
       named("M_chip", plan.weights_memory + plan.optimizer_memory + plan.activation_memory);
 }
@@ -31939,29 +31935,29 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
   plan.energy = named("energy", q.N * watts * plan.days * hours);
   if (!(on.dollars_per_hour > 0)) {
     plan.notes.push_back(
-        cat("price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"));
+        cat({"price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"}));
   }
   if (!(on.chip.watts > 0)) {
-    plan.notes.push_back(cat("energy: the power of ", on.chip.name, " is not published"));
+    plan.notes.push_back(cat({"energy: the power of ", on.chip.name, " is not published"}));
   }
-  plan.notes.push_back(cat("MFU: 6 N FLOPs over the ", name_of(in.job.format), " peak of ",
+  plan.notes.push_back(cat({"MFU: 6 N FLOPs over the ", name_of(in.job.format), " peak of ",
                            format_si(q.C.value(), "FLOP/s"), "; days are at ",
-                           format_percent(typical), ", not at the limit"));
+                           format_percent(typical), ", not at the limit"}));
 }
 
 inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
   const StateParts parts = state_parts(in.job.state);
-  plan.notes.push_back(cat("memory: ", parts.total(), " bytes a parameter (weights ", parts.weights,
+  plan.notes.push_back(cat({"memory: ", parts.total(), " bytes a parameter (weights ", parts.weights,
                            ", gradients ", parts.gradients, ", optimizer ", parts.optimizer,
-                           "); the layer being gathered is not counted"));
+                           "); the layer being gathered is not counted"}));
   if (static_cast<double>(plan.best.layout.data) > in.sequences) {
-    plan.notes.push_back(cat("data: ", plan.best.layout.data, " chips for ",
+    plan.notes.push_back(cat({"data: ", plan.best.layout.data, " chips for ",
                              format_count(in.sequences),
                              " sequences, so sequences are split; "
-                             "what attention then sends is not counted"));
+                             "what attention then sends is not counted"}));
   }
   if (!in.job.model.beyond.empty()) {
-    plan.notes.push_back(cat("model: counted, not run by this library: ", in.job.model.beyond));
+    plan.notes.push_back(cat({"model: counted, not run by this library: ", in.job.model.beyond}));
   }
 }
 
@@ -32016,7 +32012,7 @@ inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine
 
 inline Table TrainingPlan::table() const {
   Table out;
-  out.title = detail::cat("Training ", model, " on ", machine, ", ", best.layout.text());
+  out.title = detail::cat({"Training ", model, " on ", machine, ", ", best.layout.text()});
   out.columns = {"quantity", "formula"};
   const auto row = [&](const std::string& name, const std::string& value) {
     out.add({name, value});
@@ -32058,8 +32054,8 @@ inline Table TrainingPlan::layout_table() const {
                  "bound by"};
   for (std::size_t i = 0; i < std::min<std::size_t>(5, layouts.size()); ++i) {
     const TrainingLayout& l = layouts[i];
-    out.add({detail::cat(l.layout.data), detail::cat(l.layout.tensor), detail::cat(l.data_axes),
-             detail::cat(l.tensor_axes), format_seconds(l.compute_time),
+    out.add({detail::cat({l.layout.data}), detail::cat({l.layout.tensor}), detail::cat({l.data_axes}),
+             detail::cat({l.tensor_axes}), format_seconds(l.compute_time),
              format_seconds(l.fsdp_time), format_seconds(l.tensor_time),
              format_seconds(l.step_time), format_bytes(l.memory), l.bound});
   }
@@ -33359,7 +33355,7 @@ inline void draw_looks(Canvas& canvas, double x, double y) {
 inline void draw_frame(Canvas& canvas, const Wavefront& frame, double left, double top,
                        double cell) {
   canvas.label(left, top - 7,
-               cat("tick ", frame.tick, ": ", frame.busy(), " of ", frame.rows * frame.cols), 12,
+               cat({"tick ", frame.tick, ": ", frame.busy(), " of ", frame.rows * frame.cols}), 12,
                Anchor::start);
   for (std::int64_t r = 0; r < frame.rows; ++r) {
     for (std::int64_t c = 0; c < frame.cols; ++c) {
@@ -33370,9 +33366,9 @@ inline void draw_frame(Canvas& canvas, const Wavefront& frame, double left, doub
       canvas.rect(x, y, cell - gap, cell - gap, look_of(pe.state).fill);
       if (cell >= 34 && pe.state == '#') {
         const std::string white = "fill=\"#ffffff\"";
-        canvas.label(x + cell / 2, y + cell / 2 - 2, cat("x", pe.m, ",", pe.k), 9.5, Anchor::middle,
+        canvas.label(x + cell / 2, y + cell / 2 - 2, cat({"x", pe.m, ",", pe.k}), 9.5, Anchor::middle,
                      white);
-        canvas.label(x + cell / 2, y + cell / 2 + 10, cat("w", pe.k, ",", pe.n), 9.5,
+        canvas.label(x + cell / 2, y + cell / 2 + 10, cat({"w", pe.k, ",", pe.n}), 9.5,
                      Anchor::middle, white);
       }
     }
@@ -33421,15 +33417,15 @@ inline Svg svg(const List<Wavefront>& frames) {
   const std::size_t down = (frames.size() + across - 1) / across;
   detail::Canvas canvas(std::max(560.0, 20 + wide * static_cast<double>(across)),
                         70 + high * static_cast<double>(down));
-  canvas.label(20, 26, detail::cat(one.rows, " x ", one.cols, " array, ", name_of(one.dataflow)),
+  canvas.label(20, 26, detail::cat({one.rows, " x ", one.cols, " array, ", name_of(one.dataflow)}),
                15, detail::Anchor::start, detail::Canvas::ink() + " font-weight=\"600\"");
   for (std::size_t i = 0; i < frames.size(); ++i) {
     detail::draw_frame(canvas, frames[i], 20 + wide * static_cast<double>(i % across),
                        62 + high * static_cast<double>(i / across), cell);
   }
   detail::draw_looks(canvas, 20, 60 + high * static_cast<double>(down) - 4);
-  return canvas.finish(detail::cat(one.rows, " x ", one.cols, " array in ", frames.size(),
-                                   " ticks from ", one.tick));
+  return canvas.finish(detail::cat({one.rows, " x ", one.cols, " array in ", frames.size(),
+                                   " ticks from ", one.tick}));
 }
 
 inline Svg svg(const Wavefront& frame) { return svg(List<Wavefront>{frame}); }
@@ -33471,19 +33467,19 @@ inline Svg ledger_bars(const List<SystolicTiming>& cases, const std::vector<std:
     detail::draw_ledger(canvas, cases[i], left, y, width);
   }
   detail::draw_looks(canvas, left, 66 + 32 * static_cast<double>(cases.size()));
-  return canvas.finish(detail::cat("Ledger of ", cases.size(), " runs; the first is ",
-                                   detail::percent(cases[0].utilization), " % useful"));
+  return canvas.finish(detail::cat({"Ledger of ", cases.size(), " runs; the first is ",
+                                   detail::percent(cases[0].utilization), " % useful"}));
 }
 
 inline Svg svg(const SystolicTiming& t) {
-  return ledger_bars({t}, {detail::cat("[", t.m, ", ", t.k, "] x [", t.k, ", ", t.n, "]")});
+  return ledger_bars({t}, {detail::cat({"[", t.m, ", ", t.k, "] x [", t.k, ", ", t.n, "]"})});
 }
 
 // Utilization where one of M, K, N varies from 1 to four times its value and the others stay.
 inline Svg utilization_plot(const SystolicArray& array, Dim m, Dim k, Dim n) {
   Plot plot;
-  plot.title = detail::cat("Utilization of ", array.rows(), " x ", array.cols(), " PEs around M ",
-                           m.value, ", K ", k.value, ", N ", n.value);
+  plot.title = detail::cat({"Utilization of ", array.rows(), " x ", array.cols(), " PEs around M ",
+                           m.value, ", K ", k.value, ", N ", n.value});
   plot.x = {"size of the dimension that varies", Scale::logarithmic, 0, 0};
   plot.y = {"% of PE-ticks that are useful", Scale::linear, 0, 100};
   const std::int64_t sizes[3] = {m.value, k.value, n.value};
@@ -33514,12 +33510,12 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 // their index in the group.
 inline Table schedule_table(const CollectiveSchedule& schedule) {
   Table table;
-  table.title = detail::cat(schedule.name.empty() ? name_of(schedule.what) : schedule.name,
-                            ": chunk < sender, + is added");
+  table.title = detail::cat({schedule.name.empty() ? name_of(schedule.what) : schedule.name,
+                            ": chunk < sender, + is added"});
   table.columns = {"stream", "step"};
   const int shown = schedule.devices < 16 ? schedule.devices : 16;
   for (int d = 0; d < shown; ++d) {
-    table.columns.push_back(detail::cat("to ", d));
+    table.columns.push_back(detail::cat({"to ", d}));
   }
   List<std::vector<std::string>> rows;
   for (const Transfer& t : schedule.transfers) {
@@ -33536,9 +33532,9 @@ inline Table schedule_table(const CollectiveSchedule& schedule) {
     }
     if (t.to < shown) {
       std::string& cell = rows[row - 1][static_cast<std::size_t>(t.to) + 2];
-      cell += detail::cat(cell.empty() ? "" : ", ", t.action == Action::reduce ? "+" : "", t.chunk);
-      cell += t.chunks > 1 ? detail::cat("..", t.chunk + t.chunks - 1) : "";
-      cell += detail::cat(" < ", t.from);
+      cell += detail::cat({cell.empty() ? "" : ", ", t.action == Action::reduce ? "+" : "", t.chunk});
+      cell += t.chunks > 1 ? detail::cat({"..", t.chunk + t.chunks - 1}) : "";
+      cell += detail::cat({" < ", t.from});
     }
   }
   for (const std::vector<std::string>& row : rows) {
@@ -33574,8 +33570,8 @@ inline CallLines call_lines(const RunLog& log) {
   CallLines lines;
   for (const LoggedCall& call : log.calls) {
     const CallShape& shape = *call.shape;
-    const std::string name = cat(shape.name, shape.axes.empty() ? "" : " over ", shape.axes, ", ",
-                                 line_text(call.where));
+    const std::string name = cat({shape.name, shape.axes.empty() ? "" : " over ", shape.axes, ", ",
+                                 line_text(call.where)});
     const auto known = std::find(lines.names.begin(), lines.names.end(), name);
     lines.of_call.push_back(static_cast<std::size_t>(known - lines.names.begin()));
     if (known == lines.names.end()) {
@@ -33648,7 +33644,7 @@ inline List<Series> line_legend(const CallLines& lines) {
     legend[i].mark = Mark::points;
   }
   if (lines.names.size() > 6) {
-    legend[5].name = cat(lines.names.size() - 5, " other lines");
+    legend[5].name = cat({lines.names.size() - 5, " other lines"});
   }
   legend[6].name = "compute; pale: waits";
   legend[6].mark = Mark::points;
@@ -33670,7 +33666,7 @@ inline void draw_time_axis(Canvas& canvas, double left, double right, double top
     canvas.line(x, top, x, bottom, Canvas::grid());
     canvas.label(x, bottom + 17, tick_text(tick), 12, Anchor::middle, Canvas::soft());
   }
-  canvas.label((left + right) / 2, bottom + 36, cat("simulated time, ", units[unit]), 13,
+  canvas.label((left + right) / 2, bottom + 36, cat({"simulated time, ", units[unit]}), 13,
                Anchor::middle);
 }
 
@@ -33708,7 +33704,7 @@ inline Svg device_timeline(const MeshRun& run) {
   }
   for (int d = 0; d < devices; ++d) {
     const double y = top + track * d;
-    canvas.label(left - 8, y + 12, detail::cat("device ", d), 12, Anchor::end, Canvas::soft());
+    canvas.label(left - 8, y + 12, detail::cat({"device ", d}), 12, Anchor::end, Canvas::soft());
     for (const detail::CallBar& bar : bars[static_cast<std::size_t>(d)]) {
       const std::string fill =
           Canvas::fill(detail::color_of(lines.of_call[static_cast<std::size_t>(bar.call)]));
@@ -33724,10 +33720,10 @@ inline Svg device_timeline(const MeshRun& run) {
     compute = std::max(compute, device.compute);
     waiting = std::max(waiting, device.waiting);
   }
-  return canvas.finish(detail::cat(run.machine().name, ": ", run.devices(), " devices, ",
+  return canvas.finish(detail::cat({run.machine().name, ": ", run.devices(), " devices, ",
                                    format_seconds(run.seconds), "; at most ",
                                    format_seconds(compute), " compute and ",
-                                   format_seconds(waiting), " waiting on one"));
+                                   format_seconds(waiting), " waiting on one"}));
 }
 
 }}  // namespace tinyscale
@@ -33742,9 +33738,9 @@ namespace detail {
 
 inline std::string trace_event(const std::string& name, int device, std::size_t thread,
                                double start, double finish) {
-  return cat(",\n{\"ph\": \"X\", \"name\": \"", json_escape(name), "\", \"pid\": ", device,
+  return cat({",\n{\"ph\": \"X\", \"name\": \"", json_escape(name), "\", \"pid\": ", device,
              ", \"tid\": ", thread, ", \"ts\": ", printed('f', 6, start * 1e6),
-             ", \"dur\": ", printed('f', 6, (finish - start) * 1e6), "}");
+             ", \"dur\": ", printed('f', 6, (finish - start) * 1e6), "}"});
 }
 
 }  // namespace detail
@@ -33756,8 +33752,8 @@ inline std::string trace_json(const MeshRun& run) {
       "[{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": 0, \"args\": "
       "{\"name\": \"device 0\"}}";
   for (int d = 1; d < run.devices(); ++d) {
-    out += detail::cat(",\n{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": ", d,
-                       ", \"args\": {\"name\": \"device ", d, "\"}}");
+    out += detail::cat({",\n{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": ", d,
+                       ", \"args\": {\"name\": \"device ", d, "\"}}"});
   }
   for (const TimedSpan& span : run.timeline.spans) {
     out += detail::trace_event(span.call < 0 ? "compute" : "wait", span.device, 0, span.start,
@@ -33949,15 +33945,15 @@ inline Svg link_map(const MeshRun& run) {
     canvas.label(20, 44, "a chip has the colour of its busiest link to another panel", 11,
                  Anchor::start, Canvas::soft());
   }
-  std::string text = detail::cat("links of ", run.machine().name, ", the busiest ",
+  std::string text = detail::cat({"links of ", run.machine().name, ", the busiest ",
                                  format_percent(grid.most), " of ", format_seconds(run.seconds),
-                                 "; o is a chip, a digit tenths of the time, . idle\n");
+                                 "; o is a chip, a digit tenths of the time, . idle\n"});
   for (std::size_t p = 0; p < panels; ++p) {
     const double x = 20 + wide * static_cast<double>(p % across);
     const double y = 66 + high * static_cast<double>(p / across);
     if (panels > 1) {
-      canvas.label(x, y - 4, detail::cat("from chip ", grid.corners[p]), 12, Anchor::start);
-      text += detail::cat("from chip ", grid.corners[p], "\n");
+      canvas.label(x, y - 4, detail::cat({"from chip ", grid.corners[p]}), 12, Anchor::start);
+      text += detail::cat({"from chip ", grid.corners[p], "\n"});
     }
     detail::draw_link_panel(canvas, grid, p, x + cell / 2 + 10, y + cell / 2 + 6, cell);
     text += detail::link_letters(grid, p);
@@ -33978,7 +33974,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 // Training and validation loss against the step.
 inline Svg svg(const TrainReport& report) {
   LossCurve curve;
-  curve.title = detail::cat("Loss of ", report.model, " on ", report.text);
+  curve.title = detail::cat({"Loss of ", report.model, " on ", report.text});
   for (std::size_t i = 0; i < report.losses.size(); ++i) {
     curve.train_steps.push_back(static_cast<double>(i));
     curve.train.push_back(report.losses[i]);

@@ -15,7 +15,7 @@
 #include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
-#  include <dlfcn.h>
+#include <dlfcn.h>
 #endif
 
 #include "tinyscale.hpp"

@@ -24,7 +24,7 @@ Case softmax(std::int64_t rows, std::int64_t cols) {
   const auto y = std::make_shared<Floats>(x->size());
   Case c;
   c.kernel = "softmax";
-  c.shape = ts::detail::cat(rows, " x ", cols);
+  c.shape = ts::detail::cat({rows, " x ", cols});
   c.bytes = 8.0 * static_cast<double>(rows * cols);
   c.own = [=] { ts::kernels::softmax_forward(rows, cols, x->data(), y->data()); };
   c.plain = [=] {
@@ -41,8 +41,8 @@ Case softmax(std::int64_t rows, std::int64_t cols) {
       }
     }
   };
-  c.torch = ts::detail::cat("x = torch.rand(", rows, ", ", cols,
-                            ")\ndef run(): return torch.softmax(x, -1)\n");
+  c.torch = ts::detail::cat(
+      {"x = torch.rand(", rows, ", ", cols, ")\ndef run(): return torch.softmax(x, -1)\n"});
   return c;
 }
 
@@ -54,7 +54,7 @@ Case layer_norm(std::int64_t rows, std::int64_t cols) {
   const auto rstd = std::make_shared<Floats>(size(rows));
   Case c;
   c.kernel = "layer norm";
-  c.shape = ts::detail::cat(rows, " x ", cols);
+  c.shape = ts::detail::cat({rows, " x ", cols});
   c.bytes = 8.0 * static_cast<double>(rows * cols);
   c.own = [=] {
     ts::kernels::layer_norm_forward(rows, cols, 1e-5f, x->data(), w->data(), nullptr, y->data(),
@@ -77,8 +77,8 @@ Case layer_norm(std::int64_t rows, std::int64_t cols) {
       }
     }
   };
-  c.torch = ts::detail::cat("x, w = torch.rand(", rows, ", ", cols, "), torch.ones(", cols,
-                            ")\ndef run(): return F.layer_norm(x, (", cols, ",), w)\n");
+  c.torch = ts::detail::cat({"x, w = torch.rand(", rows, ", ", cols, "), torch.ones(", cols,
+                             ")\ndef run(): return F.layer_norm(x, (", cols, ",), w)\n"});
   return c;
 }
 
@@ -95,7 +95,7 @@ Case gelu(std::int64_t n) {
       (*y)[i] = 0.5f * (*x)[i] * (1.0f + std::erf((*x)[i] * 0.70710678f));
     }
   };
-  c.torch = ts::detail::cat("x = torch.rand(", n, ")\ndef run(): return F.gelu(x)\n");
+  c.torch = ts::detail::cat({"x = torch.rand(", n, ")\ndef run(): return F.gelu(x)\n"});
   return c;
 }
 
@@ -115,8 +115,8 @@ Case gelu_backward(std::int64_t n) {
       (*dx)[i] += (*dy)[i] * (phi + v * 0.39894228f * std::exp(-0.5f * v * v));
     }
   };
-  c.torch = ts::detail::cat("x, d = torch.rand(", n, "), torch.rand(", n,
-                            ")\ndef run(): return torch.ops.aten.gelu_backward(d, x)\n");
+  c.torch = ts::detail::cat({"x, d = torch.rand(", n, "), torch.rand(", n,
+                             ")\ndef run(): return torch.ops.aten.gelu_backward(d, x)\n"});
   return c;
 }
 
@@ -128,7 +128,7 @@ Case cross_entropy(std::int64_t rows, std::int64_t vocab) {
   const auto targets = std::make_shared<std::vector<std::int32_t>>(size(rows), 3);
   Case c;
   c.kernel = "cross entropy, both ways";
-  c.shape = ts::detail::cat(rows, " x ", vocab);
+  c.shape = ts::detail::cat({rows, " x ", vocab});
   c.bytes = 12.0 * static_cast<double>(rows * vocab);
   c.own = [=] {
     ts::kernels::cross_entropy_forward(rows, vocab, x->data(), targets->data(), losses->data(),
@@ -153,9 +153,9 @@ Case cross_entropy(std::int64_t rows, std::int64_t vocab) {
       }
     }
   };
-  c.torch = ts::detail::cat("x = torch.rand(", rows, ", ", vocab,
-                            ", requires_grad=True)\nt = torch.full((", rows, ",), 3)\n",
-                            "def run(): x.grad = None; F.cross_entropy(x, t).backward()\n");
+  c.torch = ts::detail::cat({"x = torch.rand(", rows, ", ", vocab,
+                             ", requires_grad=True)\nt = torch.full((", rows, ",), 3)\n",
+                             "def run(): x.grad = None; F.cross_entropy(x, t).backward()\n"});
   return c;
 }
 
@@ -179,8 +179,8 @@ Case adamw(std::int64_t n) {
       (*p)[i] = (*p)[i] * (1.0f - 1e-4f) - 1e-3f * (first / 0.1f) / root;
     }
   };
-  c.torch = ts::detail::cat("p = torch.rand(", n, ", requires_grad=True); p.grad = torch.rand(", n,
-                            ")\nadamw = torch.optim.AdamW([p])\ndef run(): adamw.step()\n");
+  c.torch = ts::detail::cat({"p = torch.rand(", n, ", requires_grad=True); p.grad = torch.rand(", n,
+                             ")\nadamw = torch.optim.AdamW([p])\ndef run(): adamw.step()\n"});
   return c;
 }
 
@@ -201,7 +201,7 @@ Case attention(std::int64_t batch, std::int64_t heads, std::int64_t time, std::i
   const auto lse = std::make_shared<Floats>(size(batch * heads * time));
   Case c;
   c.kernel = "attention";
-  c.shape = ts::detail::cat(batch, " x ", heads, " x ", time, " x ", head_size);
+  c.shape = ts::detail::cat({batch, " x ", heads, " x ", time, " x ", head_size});
   const double pairs = static_cast<double>(batch * heads * time * (time + 1) / 2);
   c.flops = 4.0 * pairs * static_cast<double>(head_size);
   c.bytes = 16.0 * static_cast<double>(count);
@@ -236,13 +236,13 @@ Case attention(std::int64_t batch, std::int64_t heads, std::int64_t time, std::i
       }
     }
   };
-  c.torch =
-      ts::detail::cat("q, k, v = (torch.rand(", batch, ", ", heads, ", ", time, ", ", head_size,
-                      ") for _ in range(3))\nmask = torch.triu(torch.ones(", time, ", ", time,
-                      "), 1) > 0\ndef run():\n    if hasattr(F, 'scaled_dot_product_attention'):\n",
-                      "        return F.scaled_dot_product_attention(q, k, v, is_causal=True)\n",
-                      "    s = (q @ k.transpose(2, 3)) * ", head_size, " ** -0.5\n",
-                      "    return torch.softmax(s.masked_fill(mask, float('-inf')), -1) @ v\n");
+  c.torch = ts::detail::cat(
+      {"q, k, v = (torch.rand(", batch, ", ", heads, ", ", time, ", ", head_size,
+       ") for _ in range(3))\nmask = torch.triu(torch.ones(", time, ", ", time,
+       "), 1) > 0\ndef run():\n    if hasattr(F, 'scaled_dot_product_attention'):\n",
+       "        return F.scaled_dot_product_attention(q, k, v, is_causal=True)\n",
+       "    s = (q @ k.transpose(2, 3)) * ", head_size, " ** -0.5\n",
+       "    return torch.softmax(s.masked_fill(mask, float('-inf')), -1) @ v\n"});
   return c;
 }
 
@@ -257,7 +257,7 @@ Case linear_cross_entropy(std::int64_t rows, std::int64_t width, std::int64_t vo
   const auto targets = std::make_shared<std::vector<std::int32_t>>(size(rows), 3);
   Case c;
   c.kernel = "linear + cross entropy";
-  c.shape = ts::detail::cat(rows, " x ", width, " x ", vocab);
+  c.shape = ts::detail::cat({rows, " x ", width, " x ", vocab});
   c.flops = 6.0 * static_cast<double>(rows * width * vocab);
   c.bytes = 8.0 * static_cast<double>(vocab * width);
   c.own = [=] {
@@ -266,9 +266,9 @@ Case linear_cross_entropy(std::int64_t rows, std::int64_t width, std::int64_t vo
                                       losses->data(), lse->data());
   };
   c.torch = ts::detail::cat(
-      "x = torch.rand(", rows, ", ", width, ", requires_grad=True)\nw = torch.rand(", vocab, ", ",
-      width, ", requires_grad=True)\nt = torch.full((", rows, ",), 3)\n",
-      "def run(): x.grad = w.grad = None; F.cross_entropy(x @ w.T, t).backward()\n");
+      {"x = torch.rand(", rows, ", ", width, ", requires_grad=True)\nw = torch.rand(", vocab, ", ",
+       width, ", requires_grad=True)\nt = torch.full((", rows, ",), 3)\n",
+       "def run(): x.grad = w.grad = None; F.cross_entropy(x @ w.T, t).backward()\n"});
   return c;
 }
 

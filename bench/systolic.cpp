@@ -81,10 +81,10 @@ void stepped(ts::Table& table, const Case& c) {
   const std::vector<double> t =
       bench::compare({[&] { array.matmul(x, w); }, [&] { plain.run(); }}, few);
   const double rate = static_cast<double>(timing.ledger.total()) / t[0];
-  table.add({ts::detail::cat(c.array, " x ", c.array), ts::detail::cat(c.m, " x ", c.k, " x ", c.n),
-             ts::name_of(c.dataflow), ts::name_of(c.schedule), std::to_string(timing.cycles),
-             ts::format_seconds(t[0]), ts::format_si(rate, ""),
-             bench::ratio(rate, plain.pe_ticks() / t[1]),
+  table.add({ts::detail::cat({c.array, " x ", c.array}),
+             ts::detail::cat({c.m, " x ", c.k, " x ", c.n}), ts::name_of(c.dataflow),
+             ts::name_of(c.schedule), std::to_string(timing.cycles), ts::format_seconds(t[0]),
+             ts::format_si(rate, ""), bench::ratio(rate, plain.pe_ticks() / t[1]),
              c.target > 0 ? ts::format_si(c.target, "") + (rate >= c.target ? ", met" : ", missed")
                           : "-"});
 }

@@ -67,18 +67,18 @@ int wrong_midpoints(Code largest, Code (*encode)(float), float (*decode)(Code)) 
 }  // namespace
 
 TEST_CASE("config: the version macros agree") {
-  const std::string joined = ts::detail::cat(TINYSCALE_VERSION_MAJOR, ".", TINYSCALE_VERSION_MINOR,
-                                             ".", TINYSCALE_VERSION_PATCH);
+  const std::string joined = ts::detail::cat(
+      {TINYSCALE_VERSION_MAJOR, ".", TINYSCALE_VERSION_MINOR, ".", TINYSCALE_VERSION_PATCH});
   CHECK(joined == TINYSCALE_VERSION);
   CHECK(ts::detail::environment("TINYSCALE_SURELY_NOT_SET") == "");
 }
 
 TEST_CASE("error: cat joins every kind of part") {
   const std::string text = "b";
-  CHECK(ts::detail::cat("a", text, 'c', 1, -2L, 3U, 4UL, -5LL, 6ULL) == "abc1-234-56");
-  CHECK(ts::detail::cat(0.1, " ", 0.1F, " ", 197e6) == "0.1 0.100000001 197000000");
-  CHECK(ts::detail::cat(1e30, " ", -0.5) == "1e+30 -0.5");
-  CHECK(ts::detail::cat(ts::Shape{8, 4096}, " ", ts::DType::bf16) == "[8, 4096] bf16");
+  CHECK(ts::detail::cat({"a", text, 'c', 1, -2L, 3U, 4UL, -5LL, 6ULL}) == "abc1-234-56");
+  CHECK(ts::detail::cat({0.1, " ", 0.1F, " ", 197e6}) == "0.1 0.100000001 197000000");
+  CHECK(ts::detail::cat({1e30, " ", -0.5}) == "1e+30 -0.5");
+  CHECK(ts::detail::cat({ts::Shape{8, 4096}, " ", ts::DType::bf16}) == "[8, 4096] bf16");
   CHECK_THROWS_WITH_AS(throw ts::Error("what was given"), "what was given", std::runtime_error);
 }
 

@@ -233,8 +233,8 @@ TEST_CASE("other number formats are read, integers are not") {
   const std::string path = temporary("formats");
   const auto one = [&](const char* dtype, const std::string& data, int count) {
     write_file(path,
-               with_length(ts::detail::cat("{\"a\":{\"dtype\":\"", dtype, "\",\"shape\":[", count,
-                                           "],\"data_offsets\":[0,", data.size(), "]}}  "),
+               with_length(ts::detail::cat({"{\"a\":{\"dtype\":\"", dtype, "\",\"shape\":[", count,
+                                            "],\"data_offsets\":[0,", data.size(), "]}}  "}),
                            data));
     const ts::Safetensors file = ts::read_safetensors(path);
     return file.read(*file.find("a")).values();

@@ -38,10 +38,10 @@ ts::CollectiveSpec row(Collective what, Algorithm algorithm, int n, std::int64_t
 }
 
 std::string text_of(const ts::CollectiveSpec& spec) {
-  std::string text = ts::detail::cat(ts::name_of(spec.what), " by ", ts::name_of(spec.algorithm),
-                                     ", ", spec.elements, " elements, root ", spec.root, " on");
+  std::string text = ts::detail::cat({ts::name_of(spec.what), " by ", ts::name_of(spec.algorithm),
+                                      ", ", spec.elements, " elements, root ", spec.root, " on"});
   for (const ts::AxisPart& part : spec.parts) {
-    text += ts::detail::cat(" ", part.size, " ", ts::name_of(part.kind));
+    text += ts::detail::cat({" ", part.size, " ", ts::name_of(part.kind)});
   }
   return text;
 }

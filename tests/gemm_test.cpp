@@ -351,8 +351,8 @@ TEST_CASE("gemm: wrong arguments are named") {
     const ts::detail::PathScope scope(ts::CpuPath::portable);
     CHECK_THROWS_WITH_AS(
         kernel::gemm_packed(2, x + 8, 2, w, 0.0f, x + 16, 2),
-        ts::detail::cat("gemm_packed: the weights were packed for the path ",
-                        ts::name_of(ts::cpu().path), " and portable is in use; pack them again")
+        ts::detail::cat({"gemm_packed: the weights were packed for the path ",
+                         ts::name_of(ts::cpu().path), " and portable is in use; pack them again"})
             .c_str(),
         ts::Error);
   }

@@ -555,9 +555,9 @@ TEST_CASE("the same program on threads and with the baton: numbers, counters, si
       t = t + d.recv(d.rank() ^ 1) + d.broadcast(t, "x", 1) + sum.wait();
       d.keep("t", d.all_gather(t, "y"));
     });
-    std::string text = run.csv() + run.json() + ts::detail::cat(run.seconds * 1e9);
+    std::string text = run.csv() + run.json() + ts::detail::cat({run.seconds * 1e9});
     for (const float value : run.kept(7, "t").values()) {
-      text += ts::detail::cat(" ", value);
+      text += ts::detail::cat({" ", value});
     }
     return text;
   };
@@ -791,7 +791,7 @@ TEST_CASE("a thousand random programs with a fault each end, with the same text 
     const std::string text = fault(mesh, program);
     CAPTURE(seed);
     CHECK(text.find("mesh.run: ") == 0);
-    CHECK(text.find(ts::detail::cat("device ", culprit)) != std::string::npos);
+    CHECK(text.find(ts::detail::cat({"device ", culprit})) != std::string::npos);
     if (seed % 4 == 0) {
       CHECK(fault(mesh, program) == text);
     }

@@ -425,7 +425,7 @@ TEST_CASE("plan: errors of plan_serving") {
   job = ts::ServingJob();
   for (const double mfu : {0.0, double{NAN}, -1.0}) {
     job.prefill_mfu = mfu;
-    CHECK(refused() == ts::detail::cat("plan_serving: prefill_mfu is ", mfu,
-                                       "; a number from 1e-06 to 1 is right"));
+    CHECK(refused() == ts::detail::cat({"plan_serving: prefill_mfu is ", mfu,
+                                        "; a number from 1e-06 to 1 is right"}));
   }
 }

@@ -959,9 +959,9 @@ TEST_CASE("replay: every algorithm on placed axes takes its closed form") {
           if (formula >= 0) {
             ++known;
             const double ours = replayed(c.machine, placed, axes, spec);
-            const std::string text =
-                ts::detail::cat(c.machine.name, " mask ", mask, " ", ts::name_of(spec.what), " by ",
-                                ts::name_of(spec.algorithm), ": ", ours, " formula ", formula);
+            const std::string text = ts::detail::cat(
+                {c.machine.name, " mask ", mask, " ", ts::name_of(spec.what), " by ",
+                 ts::name_of(spec.algorithm), ": ", ours, " formula ", formula});
             CHECK_MESSAGE(close(ours, formula), text);
           }
         }
@@ -996,9 +996,9 @@ TEST_CASE("replay: automatic is the shortest of all algorithms, or near it by an
           taken = spec.algorithm == choice.algorithm ? seconds : taken;
         }
       }
-      CHECK_MESSAGE(taken <= 2 * best, ts::detail::cat(machine.name, " ", ts::name_of(spec.what),
-                                                       " of ", spec.elements, " takes ", taken,
-                                                       ", the best ", best, ": ", choice.reason));
+      CHECK_MESSAGE(taken <= 2 * best, ts::detail::cat({machine.name, " ", ts::name_of(spec.what),
+                                                        " of ", spec.elements, " takes ", taken,
+                                                        ", the best ", best, ": ", choice.reason}));
     }
   }
 }

@@ -76,7 +76,7 @@ TEST_CASE("threads: gemm has the same bits on any number of threads") {
         Case{Trans::no, Trans::yes, 1, 2051, 403}, Case{Trans::no, Trans::no, 9, 1029, 301},
         Case{Trans::no, Trans::yes, 33, 1029, 301}}) {
     const Floats a = numbers(c.m * c.k, 1), b = numbers(c.k * c.n, 2);
-    same_bits(ts::detail::cat("gemm ", c.m, " ", c.n, " ", c.k), [&] {
+    same_bits(ts::detail::cat({"gemm ", c.m, " ", c.n, " ", c.k}), [&] {
       Floats y = numbers(c.m * c.n, 3);
       ts::kernels::gemm(c.ta, c.tb, c.m, c.n, c.k, a.data(), c.ta == Trans::no ? c.k : c.m,
                         b.data(), c.tb == Trans::no ? c.n : c.k, 1.0f, y.data(), c.n);
@@ -257,7 +257,7 @@ TEST_CASE("threads: a body's exception reaches the caller, and the pool goes on"
   for (int repeat = 0; repeat < 50; ++repeat) {
     CHECK_THROWS_WITH_AS(ts::parallel_for(1000, 1,
                                           [](std::int64_t begin, std::int64_t) {
-                                            throw ts::Error(ts::detail::cat("chunk at ", begin));
+                                            throw ts::Error(ts::detail::cat({"chunk at ", begin}));
                                           }),
                          "chunk at 0", ts::Error);
   }

@@ -112,7 +112,7 @@ Spread figures(const Case& c, const std::vector<double>& samples) {
 }
 
 std::string range(const Spread& s) {
-  return s.count < 2 ? "" : ts::detail::cat(digits(s.least), "-", digits(s.most));
+  return s.count < 2 ? "" : ts::detail::cat({digits(s.least), "-", digits(s.most)});
 }
 
 }  // namespace
@@ -207,10 +207,11 @@ void Bench::peer(const std::string& description) {
 
 void Bench::keep(const Row& row) {
   const std::string verdict =
-      row.target <= 0 ? ""
-                      : ts::detail::cat(digits(row.target), row.met()         ? " met"
-                                                            : row.reachable() ? " MISSED"
-                                                                              : " past the limit");
+      row.target <= 0
+          ? ""
+          : ts::detail::cat({digits(row.target), row.met()         ? " met"
+                                                 : row.reachable() ? " MISSED"
+                                                                   : " past the limit"});
   std::printf("  %-27s %9s  %-15s %9s  %6s %-11s %8s %8s  %s\n", row.what.c_str(),
               row.ours.count > 0 ? digits(row.ours.median).c_str() : "-", row.peer.c_str(),
               row.theirs.count > 0 ? digits(row.theirs.median).c_str() : "-",

@@ -23,7 +23,7 @@ struct Product {
         b(numbers(std::int64_t{k_} * n_, 2)),
         c(numbers(std::int64_t{m_} * n_, 3)) {}
   double flops() const { return 2.0 * m * n * k; }
-  std::string name() const { return ts::detail::cat(m, " x ", n, " x ", k); }
+  std::string name() const { return ts::detail::cat({m, " x ", n, " x ", k}); }
   Work own() {
     return [this] {
       ts::kernels::gemm(ts::kernels::Trans::no, ts::kernels::Trans::no, m, n, k, a.data(), k,
@@ -117,7 +117,7 @@ void avx2(Bench& bench, const Size& s, const std::shared_ptr<Worker>& haswell) {
                     const ts::detail::PathScope scope(ts::CpuPath::avx2);
                     own();
                   })),
-            asked("OpenBLAS AVX2", haswell, ts::detail::cat(s.m, " ", s.n, " ", s.k)),
+            asked("OpenBLAS AVX2", haswell, ts::detail::cat({s.m, " ", s.n, " ", s.k})),
             limit(x.flops(), 0, 1, Arithmetic::f32_avx2)};
   c.targets = {{"OpenBLAS AVX2", 1.0}};
   bench.run(c);

@@ -60,7 +60,7 @@ void compile_cost(Bench& bench) {
                     &header, &standard) == 3) {
       Case c;
       c.group = "compile";
-      c.what = ts::detail::cat("include + main, ", compiler);
+      c.what = ts::detail::cat({"include + main, ", compiler});
       c.unit = "s";
       c.rounds = 1;
       c.ways = {Way{"ours", [=] { return header; }, 1, true},

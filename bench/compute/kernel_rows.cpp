@@ -44,7 +44,7 @@ void run(Bench& bench, const Kernel& k) {
   bench.run(c);
 }
 
-std::string two(std::int64_t rows, std::int64_t cols) { return ts::detail::cat(rows, " ", cols); }
+std::string two(std::int64_t rows, std::int64_t cols) { return ts::detail::cat({rows, " ", cols}); }
 
 void softmax(Bench& bench, std::int64_t rows, std::int64_t cols) {
   const double bytes = 4.0 * static_cast<double>(rows * cols);
@@ -150,7 +150,7 @@ void linear_cross_entropy(Bench& bench, std::int64_t rows, std::int64_t width, s
   c.dx = dx->data();
   c.dw = dw->data();
   run(bench, {"linear_cross_entropy",
-              ts::detail::cat(rows, " ", width, " ", vocab),
+              ts::detail::cat({rows, " ", width, " ", vocab}),
               [=] {
                 static_cast<void>(x != w && dx != dw && targets != nullptr);  // kept alive
                 ts::kernels::linear_cross_entropy(c, losses->data(), lse->data());
@@ -184,7 +184,7 @@ void attention(Bench& bench, std::int64_t batch, std::int64_t heads, std::int64_
   const Floats q = floats(count, 1), k = floats(count, 2), v = floats(count, 3);
   const Floats o = floats(count, 4), dout = floats(count, 5), lse = floats(batch * heads * time, 6);
   const Floats dq = floats(count, 7), dk = floats(count, 8), dv = floats(count, 9);
-  const std::string sizes = ts::detail::cat(batch, " ", heads, " ", time, " ", head_size);
+  const std::string sizes = ts::detail::cat({batch, " ", heads, " ", time, " ", head_size});
   const double pairs = static_cast<double>(batch * heads * time * (time + 1) / 2);
   const double product = 2.0 * pairs * static_cast<double>(head_size);
   const auto forward = [=] {

@@ -18,7 +18,7 @@ namespace {
 
 struct Size {
   int m, n, k;
-  std::string name() const { return ts::detail::cat(m, " x ", n, " x ", k); }
+  std::string name() const { return ts::detail::cat({m, " x ", n, " x ", k}); }
   double flops() const { return 2.0 * m * n * k; }
 };
 constexpr Size sizes[] = {{256, 256, 256},    {512, 512, 512},  {1024, 1024, 1024},

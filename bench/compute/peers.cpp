@@ -47,8 +47,8 @@ Blas open_openblas(Bench& bench) {
   char* (*text)() = nullptr;
   find(library, "openblas_get_config", text);
   const char* const told = std::getenv("OPENBLAS_CORETYPE");
-  bench.peer(ts::detail::cat(text != nullptr ? text() : "OpenBLAS",
-                             told != nullptr ? " (OPENBLAS_CORETYPE is set)" : ""));
+  bench.peer(ts::detail::cat({text != nullptr ? text() : "OpenBLAS",
+                              told != nullptr ? " (OPENBLAS_CORETYPE is set)" : ""}));
   return blas;
 }
 
@@ -84,8 +84,8 @@ Blas open_blis(Bench& bench) {
   const char* (*arch_name)(int) = nullptr;
   find(library, "bli_arch_string", arch_name);
   const bool named = arch != nullptr && arch_name != nullptr;
-  bench.peer(
-      ts::detail::cat("BLIS ", number, named ? ", kernels " : "", named ? arch_name(arch()) : ""));
+  bench.peer(ts::detail::cat(
+      {"BLIS ", number, named ? ", kernels " : "", named ? arch_name(arch()) : ""}));
   return blas;
 }
 

@@ -28,8 +28,8 @@ std::string quoted(const std::string& text) {
 std::string exact(double value) { return ts::detail::printed('g', 6, value); }
 
 std::string json(const Spread& s) {
-  return ts::detail::cat("{\"median\": ", exact(s.median), ", \"least\": ", exact(s.least),
-                         ", \"most\": ", exact(s.most), ", \"rounds\": ", s.count, "}");
+  return ts::detail::cat({"{\"median\": ", exact(s.median), ", \"least\": ", exact(s.least),
+                          ", \"most\": ", exact(s.most), ", \"rounds\": ", s.count, "}"});
 }
 
 const char* verdict(const Row& row) {
@@ -38,9 +38,9 @@ const char* verdict(const Row& row) {
 
 std::string json(const Row& r) {
   std::string out =
-      ts::detail::cat("    {\"group\": ", quoted(r.group), ", \"what\": ", quoted(r.what),
-                      ", \"unit\": ", quoted(r.unit), ", \"threads\": ", r.threads,
-                      ",\n     \"peer\": ", quoted(r.peer));
+      ts::detail::cat({"    {\"group\": ", quoted(r.group), ", \"what\": ", quoted(r.what),
+                       ", \"unit\": ", quoted(r.unit), ", \"threads\": ", r.threads,
+                       ",\n     \"peer\": ", quoted(r.peer)});
   if (r.ours.count > 0) {
     out += ", \"ours\": " + json(r.ours);
   }
@@ -66,7 +66,7 @@ void write(const std::string& path, const std::string& text) {
   std::FILE* const file = std::fopen(path.c_str(), "w");
   if (file == nullptr || std::fwrite(text.data(), 1, text.size(), file) != text.size() ||
       std::fclose(file) != 0) {
-    throw ts::Error(ts::detail::cat("bench: ", path, " cannot be written"));
+    throw ts::Error(ts::detail::cat({"bench: ", path, " cannot be written"}));
   }
   std::printf("wrote %s\n", path.c_str());
 }
@@ -74,7 +74,7 @@ void write(const std::string& path, const std::string& text) {
 std::string read(const std::string& path) {
   std::FILE* const file = std::fopen(path.c_str(), "r");
   if (file == nullptr) {
-    throw ts::Error(ts::detail::cat("bench: ", path, " cannot be read"));
+    throw ts::Error(ts::detail::cat({"bench: ", path, " cannot be read"}));
   }
   std::string text;
   char part[4096];
@@ -96,13 +96,13 @@ struct Axis {
 
 std::string text_at(double x, double y, const char* anchor, const char* style,
                     const std::string& text) {
-  return ts::detail::cat("<text x=\"", x, "\" y=\"", y, "\" text-anchor=\"", anchor, "\" class=\"",
-                         style, "\">", ts::detail::xml_escape(text), "</text>\n");
+  return ts::detail::cat({"<text x=\"", x, "\" y=\"", y, "\" text-anchor=\"", anchor, "\" class=\"",
+                          style, "\">", ts::detail::xml_escape(text), "</text>\n"});
 }
 
 std::string line(double x1, double y1, double x2, double y2, const char* style) {
-  return ts::detail::cat("<line x1=\"", x1, "\" y1=\"", y1, "\" x2=\"", x2, "\" y2=\"", y2,
-                         "\" class=\"", style, "\"/>\n");
+  return ts::detail::cat({"<line x1=\"", x1, "\" y1=\"", y1, "\" x2=\"", x2, "\" y2=\"", y2,
+                          "\" class=\"", style, "\"/>\n"});
 }
 
 std::string draw(const Row& r, const Axis& axis, double y) {
@@ -118,11 +118,11 @@ std::string draw(const Row& r, const Axis& axis, double y) {
     out += line(axis.x(r.target), y - 6, axis.x(r.target), y + 6, "target");
   }
   out += line(axis.x(r.ratio.least), y, axis.x(r.ratio.most), y, kind);
-  out += ts::detail::cat("<circle cx=\"", axis.x(r.ratio.median), "\" cy=\"", y,
-                         "\" r=\"4\" class=\"", kind, "\"/>\n");
+  out += ts::detail::cat({"<circle cx=\"", axis.x(r.ratio.median), "\" cy=\"", y,
+                          "\" r=\"4\" class=\"", kind, "\"/>\n"});
   return out + text_at(axis.left + axis.width + 60, y + 4, "end", "name", digits(r.ratio.median)) +
          text_at(axis.left + axis.width + 72, y + 4, "start", "name",
-                 r.target > 0 ? ts::detail::cat(digits(r.target), " ", verdict(r)) : "");
+                 r.target > 0 ? ts::detail::cat({digits(r.target), " ", verdict(r)}) : "");
 }
 
 const char* const picture_style =
@@ -142,8 +142,8 @@ std::string legend(double y) {
   double x = 24;
   for (const Entry& e : {Entry{"met", "target met"}, Entry{"missed", "missed"},
                          Entry{"past", "past this machine's limit"}, Entry{"none", "no target"}}) {
-    out += ts::detail::cat("<circle cx=\"", x, "\" cy=\"", y - 4, "\" r=\"4\" class=\"", e.kind,
-                           "\"/>\n") +
+    out += ts::detail::cat(
+               {"<circle cx=\"", x, "\" cy=\"", y - 4, "\" r=\"4\" class=\"", e.kind, "\"/>\n"}) +
            text_at(x + 10, y, "start", "name", e.text);
     x += 40 + 6.2 * static_cast<double>(std::string(e.text).size());
   }
@@ -170,9 +170,9 @@ void print_summary(const Bench& bench) {
 }
 
 void save_results(const Bench& bench, const std::string& path) {
-  std::string out = ts::detail::cat("{\n  \"machine\": ", quoted(ts::cpu().text),
-                                    ",\n  \"threads\": ", all_threads(),
-                                    ",\n  \"load\": ", exact(bench.load()), ",\n  \"peers\": [");
+  std::string out = ts::detail::cat({"{\n  \"machine\": ", quoted(ts::cpu().text),
+                                     ",\n  \"threads\": ", all_threads(),
+                                     ",\n  \"load\": ", exact(bench.load()), ",\n  \"peers\": ["});
   for (std::size_t i = 0; i < bench.peers().size(); ++i) {
     out += (i == 0 ? "\n    " : ",\n    ") + quoted(bench.peers()[i]);
   }
@@ -206,16 +206,16 @@ void save_picture(const Bench& bench, const std::string& path) {
     const double at = axis.x(std::pow(2.0, power));
     grid += line(at, 84, at, y, power == 0 ? "one" : "grid");
     grid += text_at(at, 78, "middle", "name",
-                    power < 0 ? ts::detail::cat("1/", 1 << -power) : std::to_string(1 << power));
+                    power < 0 ? ts::detail::cat({"1/", 1 << -power}) : std::to_string(1 << power));
   }
   const double wide = axis.left + axis.width + 190;
   write(path,
-        ts::detail::cat("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", wide, "\" height=\"",
-                        y + 20, "\" viewBox=\"0 0 ", wide, " ", y + 20, "\">\n", picture_style,
-                        "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n",
-                        text_at(24, 28, "start", "title",
-                                "The peer's time over ours: to the right, tinyscale is faster"),
-                        legend(50), grid, body, "</svg>\n"));
+        ts::detail::cat({"<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"", wide, "\" height=\"",
+                         y + 20, "\" viewBox=\"0 0 ", wide, " ", y + 20, "\">\n", picture_style,
+                         "<rect width=\"100%\" height=\"100%\" fill=\"#fff\"/>\n",
+                         text_at(24, 28, "start", "title",
+                                 "The peer's time over ours: to the right, tinyscale is faster"),
+                         legend(50), grid, body, "</svg>\n"}));
 }
 
 // The rows of results.json as a table, between two marks of the README.
@@ -223,7 +223,7 @@ void save_markdown(const std::string& results, const std::string& readme) {
   const ts::Json all = ts::parse_json(read(results));
   const ts::Json* const rows = all.find("rows");
   if (rows == nullptr) {
-    throw ts::Error(ts::detail::cat("bench: ", results, " has no rows"));
+    throw ts::Error(ts::detail::cat({"bench: ", results, " has no rows"}));
   }
   const auto text = [](const ts::Json& row, const char* key) {
     const ts::Json* const found = row.find(key);
@@ -236,25 +236,42 @@ void save_markdown(const std::string& results, const std::string& readme) {
                             : digits(median != nullptr ? median->number : found->number);
   };
   std::string table = ts::detail::cat(
-      "Machine: ", text(all, "machine"), ", load ", number(all, "load"), ".\n\n",
-      "| group | what | ours | peer | peer's | ratio | of limit | at limit | target |\n",
-      "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n");
+      {"Machine: ", text(all, "machine"), ", load ", number(all, "load"), ".\n\n",
+       "| group | what | ours | peer | peer's | ratio | of limit | at limit | target |\n",
+       "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"});
   std::string group;
   for (const ts::Json& row : rows->list) {
     const std::string here = text(row, "group");
     const std::string unit = number(row, "ours").empty() ? "" : " " + text(row, "unit");
-    table += ts::detail::cat("| ", here == group ? "" : here, " | ", text(row, "what"), " | ",
-                             number(row, "ours"), unit, " | ", text(row, "peer"), " | ",
-                             number(row, "theirs"), " | ", number(row, "ratio"), " | ",
-                             number(row, "of_limit"), " | ", number(row, "ratio_at_limit"), " | ",
-                             number(row, "target"), " ", text(row, "verdict"), " |\n");
+    table += ts::detail::cat({"| ",
+                              here == group ? "" : here,
+                              " | ",
+                              text(row, "what"),
+                              " | ",
+                              number(row, "ours"),
+                              unit,
+                              " | ",
+                              text(row, "peer"),
+                              " | ",
+                              number(row, "theirs"),
+                              " | ",
+                              number(row, "ratio"),
+                              " | ",
+                              number(row, "of_limit"),
+                              " | ",
+                              number(row, "ratio_at_limit"),
+                              " | ",
+                              number(row, "target"),
+                              " ",
+                              text(row, "verdict"),
+                              " |\n"});
     group = here;
   }
   std::string page = read(readme);
   const std::string open = "<!-- results -->\n", close = "<!-- end of results -->";
   const std::size_t begin = page.find(open), end = page.find(close);
   if (begin == std::string::npos || end == std::string::npos || end < begin) {
-    throw ts::Error(ts::detail::cat("bench: ", readme, " lacks the marks of the results"));
+    throw ts::Error(ts::detail::cat({"bench: ", readme, " lacks the marks of the results"}));
   }
   page.replace(begin + open.size(), end - begin - open.size(), table);
   write(readme, page);

@@ -51,7 +51,7 @@ void skinny(Bench& bench, const Size& s, int threads) {
   const Work own = x.own(ts::kernels::Trans::no);
   Case c;
   c.group = threads == 1 ? "skinny-1t" : "skinny-2t";
-  c.what = ts::detail::cat(s.m, " x ", s.n, " x ", s.k);
+  c.what = ts::detail::cat({s.m, " x ", s.n, " x ", s.k});
   c.unit = "GFLOP/s";
   c.work = x.flops();
   c.threads = threads;
@@ -70,7 +70,7 @@ void packed(Bench& bench, const Size& s) {
   Product x(s.m, s.n, s.k);
   Case c;
   c.group = "packed-1t";
-  c.what = ts::detail::cat(s.m, " x ", s.n, " x ", s.k);
+  c.what = ts::detail::cat({s.m, " x ", s.n, " x ", s.k});
   c.unit = "GFLOP/s";
   c.work = x.flops();
   Way own{"ours", {}, 1, true};
@@ -92,7 +92,7 @@ void quantized(Bench& bench, int n, int k, int bits, double target) {
   Product x(1, n, k);
   Case c;
   c.group = "gemv-quantized-1t";
-  c.what = ts::detail::cat(bits == 8 ? "int8 " : "4-bit ", n, " x ", k);
+  c.what = ts::detail::cat({bits == 8 ? "int8 " : "4-bit ", n, " x ", k});
   c.unit = "us";
   Way own{"ours", {}, 1, true}, roof{"limit", {}, 1, true};
 #if defined(BENCH_OWN_QUANTIZED)
@@ -114,7 +114,7 @@ void vector(Bench& bench, int n, int k, int threads, double target, double of_ro
   const Work own = x.own(ts::kernels::Trans::yes);
   Case c;
   c.group = threads == 1 ? "gemv-1t" : "gemv-2t";
-  c.what = ts::detail::cat(n, " x ", k);
+  c.what = ts::detail::cat({n, " x ", k});
   c.unit = "GB/s";
   c.work = x.weight_bytes();
   c.threads = threads;

@@ -117,12 +117,12 @@ void train(Bench& bench, const Shape& s, ts::DType format, int threads) {
   const Work step = [training] { training->step(); };
   const std::string name = f32 ? "f32" : "bf16";
   Case c;
-  c.group = ts::detail::cat("train-", s.name);
-  c.what = ts::detail::cat(name, ", ", threads, threads == 1 ? " thread" : " threads");
+  c.group = ts::detail::cat({"train-", s.name});
+  c.what = ts::detail::cat({name, ", ", threads, threads == 1 ? " thread" : " threads"});
   c.threads = threads;
   c.rounds = large ? 3 : 9;
   c.ways = {timed("ours", clock_for(threads), threads == 1 ? one_thread(step) : step),
-            asked("PyTorch", torch(bench, threads), ts::detail::cat("train ", s.name, " ", name)),
+            asked("PyTorch", torch(bench, threads), ts::detail::cat({"train ", s.name, " ", name})),
             limit(training->flops(), 0, threads, f32 ? Arithmetic::f32 : Arithmetic::bf16_dot)};
   if (f32) {
     Way plain = asked("C program", plain_c(bench, s.name, threads), "step");
@@ -142,10 +142,10 @@ void train(Bench& bench, const Shape& s, ts::DType format, int threads) {
 
 void training_rows(Bench& bench) {
   for (const Shape& s : shapes) {
-    if (!bench.wants(
-            ts::detail::cat("train-", s.name),
-            ts::detail::cat("a training step in ms: ", s.layers, " layers, width ", s.width, ", ",
-                            s.batch, " sequences of ", s.context, ", vocabulary ", s.vocabulary))) {
+    if (!bench.wants(ts::detail::cat({"train-", s.name}),
+                     ts::detail::cat({"a training step in ms: ", s.layers, " layers, width ",
+                                      s.width, ", ", s.batch, " sequences of ", s.context,
+                                      ", vocabulary ", s.vocabulary}))) {
       continue;
     }
     for (const int threads : {1, all_threads()}) {

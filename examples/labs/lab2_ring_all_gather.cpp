@@ -79,12 +79,12 @@ std::string fault(const ts::MeshRun& run, std::int64_t count) {
       return "not written yet";
     }
     if (got.shape() != want.shape()) {
-      return ts::detail::cat("device ", rank, " has ", got.shape(), ", wanted ", want.shape());
+      return ts::detail::cat({"device ", rank, " has ", got.shape(), ", wanted ", want.shape()});
     }
     for (std::int64_t i = 0; i < want.count(); ++i) {
       if (got.data()[i] != want.data()[i]) {
-        return ts::detail::cat("on device ", rank, " the chunk at place ", i / count,
-                               " is that of device ", static_cast<int>(got.data()[i]) / count);
+        return ts::detail::cat({"on device ", rank, " the chunk at place ", i / count,
+                                " is that of device ", static_cast<int>(got.data()[i]) / count});
       }
     }
   }

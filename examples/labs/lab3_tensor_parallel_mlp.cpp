@@ -54,8 +54,8 @@ std::string fault(const ts::Mesh& mesh, const ts::MeshRun& run, const ts::Tensor
       return "not written yet";
     }
     if (got.shape() != ts::Shape{rows, width}) {
-      return ts::detail::cat("device ", rank, " returns ", got.shape(),
-                             ", wanted y[B_t, D] = ", ts::Shape{rows, width});
+      return ts::detail::cat({"device ", rank, " returns ", got.shape(),
+                              ", wanted y[B_t, D] = ", ts::Shape{rows, width}});
     }
     const int first = rank % n * rows;  // "t" is the last axis
     const ts::Tensor want = ts::slice(whole, 0, first, first + rows);
@@ -64,13 +64,13 @@ std::string fault(const ts::Mesh& mesh, const ts::MeshRun& run, const ts::Tensor
       worst = std::fmax(worst, std::fabs(got.data()[i] - want.data()[i]));
     }
     if (!(worst < 1e-4f)) {
-      return ts::detail::cat("device ", rank, " is off by up to ", ts::format_fixed(worst, 4),
-                             "; is a sum missing, or taken after gelu?");
+      return ts::detail::cat({"device ", rank, " is off by up to ", ts::format_fixed(worst, 4),
+                              "; is a sum missing, or taken after gelu?"});
     }
     const double done = run.counters(rank).matmul_flops;
     if (std::fabs(done * n - flops) > 1) {
-      return ts::detail::cat("device ", rank, " does ", ts::format_count(done),
-                             " matmul FLOPs, wanted a share of ", ts::format_count(flops / n));
+      return ts::detail::cat({"device ", rank, " does ", ts::format_count(done),
+                              " matmul FLOPs, wanted a share of ", ts::format_count(flops / n)});
     }
   }
   return "";

@@ -19,7 +19,7 @@ std::string bits_of(const ts::Tensor& t) {
     std::memcpy(&bits, &value, sizeof bits);
     hash = (hash ^ bits) * 1099511628211ULL;
   }
-  return ts::detail::cat(t.shape(), " ", hash);
+  return ts::detail::cat({t.shape(), " ", hash});
 }
 
 ts::Tensor numbers(int rank, const ts::Shape& shape) {
@@ -305,7 +305,7 @@ void add_faults(Text& text, int n) {
       }
       d.all_reduce(t, {"x", "y"});
     };
-    text.add(ts::detail::cat("fault ", seed), mesh, program, {});
+    text.add(ts::detail::cat({"fault ", seed}), mesh, program, {});
   }
 }
 
@@ -316,7 +316,7 @@ int main(int count, char** words) {
   if (n < 2 || n % 2 != 0) {
     return 2;
   }
-  Text text(ts::detail::cat(words[2], ".", ts::process_rank()));
+  Text text(ts::detail::cat({words[2], ".", ts::process_rank()}));
   add_collectives(text, n);
   add_programs(text, n);
   add_schedule(text, n);

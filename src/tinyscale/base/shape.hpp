@@ -108,7 +108,7 @@ class Shape {
   int index(int i) const {
     if (i < -size_ || i >= size_) {
       const std::string right =
-          size_ == 0 ? "it has no dims" : detail::cat("dims are ", -size_, " to ", size_ - 1);
+          size_ == 0 ? "it has no dims" : detail::cat({"dims are ", -size_, " to ", size_ - 1});
       detail::fail({"Shape: dim ", i, " of ", text(), "; ", right});
     }
     return i < 0 ? i + size_ : i;

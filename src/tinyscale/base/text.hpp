@@ -44,7 +44,7 @@ inline std::string format_si(double v, const std::string& unit) {
   const int none = 6;
   const int last = 14;
   if (!detail::is_finite(v) || v == 0) {
-    return detail::with_unit(v == 0 ? "0" : detail::cat(v), unit);
+    return detail::with_unit(v == 0 ? "0" : detail::cat({v}), unit);
   }
   int prefix = none;
   while (std::fabs(v) >= 999.5 && prefix < last) {
@@ -56,14 +56,14 @@ inline std::string format_si(double v, const std::string& unit) {
     --prefix;
   }
   const bool plain = std::fabs(v) >= 0.001 && std::fabs(v) < 1e6;
-  return detail::with_unit(plain ? detail::three_digits(v) : detail::cat(v),
+  return detail::with_unit(plain ? detail::three_digits(v) : detail::cat({v}),
                            prefixes[prefix] + unit);
 }
 
 // Decimal: 1 kB = 1000 B.
 inline std::string format_bytes(double bytes) {
   const bool fraction = std::fabs(bytes) < 0.9995;
-  return fraction ? detail::cat(bytes, " B") : format_si(bytes, "B");
+  return fraction ? detail::cat({bytes, " B"}) : format_si(bytes, "B");
 }
 
 inline std::string format_seconds(double seconds) {
@@ -78,13 +78,13 @@ inline std::string format_seconds(double seconds) {
     return detail::three_digits(seconds / 3600) + " h";
   }
   const double days = seconds / 86400;
-  return (std::fabs(days) < 1e6 ? detail::three_digits(days) : detail::cat(days)) + " days";
+  return (std::fabs(days) < 1e6 ? detail::three_digits(days) : detail::cat({days})) + " days";
 }
 
 // To the nearest integer, in groups of three digits.
 inline std::string format_count(double v) {
   if (!detail::is_finite(v) || std::fabs(v) >= 1e18) {
-    return detail::cat(v);
+    return detail::cat({v});
   }
   std::string out = detail::printed('f', 0, std::fabs(v));
   const bool negative = v < 0 && out != "0";

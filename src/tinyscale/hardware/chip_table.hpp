@@ -17,7 +17,7 @@ inline Table chip_table(const Chip& chip) {
   t.title = chip.name;
   t.columns = {"what", "value", "kind"};
   if (cores) {
-    t.title = detail::cat(chip.name, ", ", chip.cores, chip.cores == 1 ? " thread" : " threads");
+    t.title = detail::cat({chip.name, ", ", chip.cores, chip.cores == 1 ? " thread" : " threads"});
     t.columns = {"what", "value", "one thread", "kind"};
   }
   const auto add = [&](const std::string& what, double value, double core, const char* unit) {
@@ -33,18 +33,19 @@ inline Table chip_table(const Chip& chip) {
   const char* const names[3] = {"bf16", "int8", "f32"};
   for (int i = 0; i < 3; ++i) {
     if (rates[i][0] > 0) {
-      add(detail::cat("matmul peak, ", names[i]), rates[i][0], rates[i][1], "FLOP/s");
+      add(detail::cat({"matmul peak, ", names[i]}), rates[i][0], rates[i][1], "FLOP/s");
     }
   }
   if (chip.vector_flops > 0) {
     add("vector peak", chip.vector_flops, chip.core_flops_f32 / 2, "FLOP/s");
   }
   for (const MemoryLevel& level : chip.levels) {
-    add(detail::cat(level.name, ", ", format_bytes(level.bytes)), level.bandwidth,
+    add(detail::cat({level.name, ", ", format_bytes(level.bytes)}), level.bandwidth,
         level.core_bandwidth, "B/s");
   }
   if (chip.levels.empty()) {
-    add(detail::cat("memory, ", format_bytes(chip.memory_bytes)), chip.memory_bandwidth, 0, "B/s");
+    add(detail::cat({"memory, ", format_bytes(chip.memory_bytes)}), chip.memory_bandwidth, 0,
+        "B/s");
   }
   return t;
 }

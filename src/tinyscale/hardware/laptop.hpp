@@ -358,8 +358,8 @@ inline Chip laptop() {
   chip.sram_bandwidth = chip.levels[1].bandwidth;
   chip.memory_bandwidth = chip.levels[3].bandwidth;
   chip.measured = true;
-  chip.source = detail::cat("measured: the best of ", found.rounds,
-                            " short runs of multiply-adds and of reads in eight streams");
+  chip.source = detail::cat({"measured: the best of ", found.rounds,
+                             " short runs of multiply-adds and of reads in eight streams"});
 #if !defined(__OPTIMIZE__)
   chip.source += "; compiled without optimisation, so the rates are too low";
 #endif

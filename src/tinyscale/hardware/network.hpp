@@ -172,7 +172,7 @@ inline Links outer_links(const Machine& on, int d) {
 inline std::string machine_name(const Chip& chip, const Shape& dims) {
   std::string name = (chip.name.empty() ? "unnamed chip" : chip.name) + " ";
   for (int i = 0; i < dims.size(); ++i) {
-    name += cat(i == 0 ? "" : "x", dims[i]);
+    name += cat({i == 0 ? "" : "x", dims[i]});
   }
   return name;
 }
@@ -235,7 +235,7 @@ inline void check_network(const char* function, const Machine& machine) {
     const bool spine = links.kind == AxisKind::switched && i + 1 < dims &&
                        machine.links[i + 1].kind == AxisKind::switched;
     if (machine.dims[static_cast<int>(i)] > 1 && (!spine || links.bandwidth.one_way() != 0)) {
-      check_rate(function, machine, cat("the bandwidth of links[", i, "]"),
+      check_rate(function, machine, cat({"the bandwidth of links[", i, "]"}),
                  links.bandwidth.one_way());
     }
     if (links.uplink.one_way() != 0) {
@@ -243,7 +243,7 @@ inline void check_network(const char* function, const Machine& machine) {
         fail({function, ": ", machine.name, ": links[", i, "] is a ", name_of(links.kind),
               " with an uplink; only what is behind a switch has one"});
       }
-      check_rate(function, machine, cat("the uplink of links[", i, "]"), links.uplink.one_way());
+      check_rate(function, machine, cat({"the uplink of links[", i, "]"}), links.uplink.one_way());
     }
   }
 }

@@ -201,8 +201,8 @@ inline RooflineReport roofline(const List<OpRecord>& ops, const Chip& chip,
 
 inline Table RooflineReport::table() const {
   Table out;
-  out.title = detail::cat("Roofline of ", chip, ", priced as ", name_of(format),
-                          vector_flops > 0 ? "" : " (vector rate not known: it does not limit)");
+  out.title = detail::cat({"Roofline of ", chip, ", priced as ", name_of(format),
+                           vector_flops > 0 ? "" : " (vector rate not known: it does not limit)"});
   out.columns = {"op",        "shape",      "count",  "matmul FLOPs", "vector FLOPs",
                  "bytes",     "FLOPs/byte", "T_math", "T_vector",     "T_mem",
                  "T formula", "bound by",   "level"};
@@ -215,7 +215,7 @@ inline Table RooflineReport::table() const {
   for (const RooflineRow& row : all) {
     std::vector<std::string> cells = {row.name,
                                       row.shape,
-                                      detail::cat(row.count),
+                                      detail::cat({row.count}),
                                       format_si(row.matmul_flops, ""),
                                       format_si(row.vector_flops, ""),
                                       format_bytes(row.bytes),

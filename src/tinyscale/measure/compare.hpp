@@ -50,7 +50,7 @@ struct Comparison {
     out.title = title;
     out.columns = {"name", "unit", "formula", "counted", "counted/formula"};
     for (const ReportRow& row : rows) {
-      out.add({row.name, row.unit, detail::cat(row.predicted), detail::cat(row.counted),
+      out.add({row.name, row.unit, detail::cat({row.predicted}), detail::cat({row.counted}),
                detail::printed('f', 3, row.ratio())});
     }
     return out;
@@ -92,7 +92,7 @@ inline Table compare(const List<Table>& reports) {
   std::vector<std::size_t> before;  // how many equal ones come before each
   for (std::size_t r = 0; r < reports.size(); ++r) {
     const std::string name =
-        reports[r].title.empty() ? detail::cat("report ", r + 1) : reports[r].title;
+        reports[r].title.empty() ? detail::cat({"report ", r + 1}) : reports[r].title;
     for (std::size_t c = 1; c < reports[r].columns.size(); ++c) {
       out.columns.push_back(name + ": " + reports[r].columns[c]);
     }

@@ -139,10 +139,10 @@ class HardwareCounters {
   static std::string reason(int code) {
 #if defined(TINYSCALE_PERF_EVENTS)
     const bool refused = code == EACCES || code == EPERM;
-    return detail::cat("hardware counters: not here: ",
-                       refused          ? "the system does not allow them (perf_event_paranoid)"
-                       : code == ENOENT ? "this processor, perhaps a virtual one, offers none"
-                                        : std::strerror(code));
+    return detail::cat({"hardware counters: not here: ",
+                        refused          ? "the system does not allow them (perf_event_paranoid)"
+                        : code == ENOENT ? "this processor, perhaps a virtual one, offers none"
+                                         : std::strerror(code)});
 #else
     static_cast<void>(code);
     return "hardware counters: not here: they need Linux and a compiled program";

@@ -90,26 +90,26 @@ inline std::string arguments_text(const CallKey& key) {
   }
   std::string out = key.shape.text();
   switch (key.what) {
-    case Collective::all_gather: out += cat(", dim ", key.dim); break;
-    case Collective::reduce_scatter: out += cat(", dim ", key.dim, ", ", name_of(key.how)); break;
-    case Collective::all_reduce: out += cat(", ", name_of(key.how)); break;
+    case Collective::all_gather: out += cat({", dim ", key.dim}); break;
+    case Collective::reduce_scatter: out += cat({", dim ", key.dim, ", ", name_of(key.how)}); break;
+    case Collective::all_reduce: out += cat({", ", name_of(key.how)}); break;
     case Collective::all_to_all:
-      out += key.rows.empty() ? cat(", dim ", key.dim, " to ", key.to_dim) : ", ragged";
+      out += key.rows.empty() ? cat({", dim ", key.dim, " to ", key.to_dim}) : ", ragged";
       break;
-    case Collective::broadcast: out += cat(", root ", key.root); break;
-    case Collective::reduce: out += cat(", root ", key.root, ", ", name_of(key.how)); break;
+    case Collective::broadcast: out += cat({", root ", key.root}); break;
+    case Collective::reduce: out += cat({", root ", key.root, ", ", name_of(key.how)}); break;
     case Collective::gather:
-    case Collective::scatter: out += cat(", root ", key.root, ", dim ", key.dim); break;
-    case Collective::permute: out += cat(", shift ", key.root); break;
+    case Collective::scatter: out += cat({", root ", key.root, ", dim ", key.dim}); break;
+    case Collective::permute: out += cat({", shift ", key.root}); break;
     case Collective::barrier: break;
   }
   if (key.format != DType::f32) {
-    out += cat(", ", name_of(key.format));
+    out += cat({", ", name_of(key.format)});
   }
   if (key.schedule != nullptr) {
-    out += cat(", by ", key.schedule->name);
+    out += cat({", by ", key.schedule->name});
   } else if (key.algorithm != Algorithm::automatic) {
-    out += cat(", by ", name_of(key.algorithm));
+    out += cat({", by ", name_of(key.algorithm)});
   }
   return out;
 }
@@ -117,7 +117,7 @@ inline std::string arguments_text(const CallKey& key) {
 inline std::string call_text(const CallKey& key, const std::string& axes) {
   std::string inside = arguments_text(key);
   inside += inside.empty() || axes.empty() ? "" : ", ";
-  return cat(name_of(key.what), "(", inside, axes, ")");
+  return cat({name_of(key.what), "(", inside, axes, ")"});
 }
 
 struct CallPlan {
@@ -234,7 +234,7 @@ inline void describe_call(const CallKey& key, const Machine& machine,
     shape.reason = choice.reason;
   } else {
     shape.reason =
-        cat(name_of(spec.algorithm), prefers ? ", as the mesh says" : ", as the call says");
+        cat({name_of(spec.algorithm), prefers ? ", as the mesh says" : ", as the call says"});
   }
 }
 

@@ -81,7 +81,7 @@ inline void check_shape(const CollectiveSchedule& s) {
 }
 
 inline std::string place(const CollectiveSchedule& s, const Transfer& t) {
-  return cat("check_schedule: ", s.name, ": step ", t.step, ", device ", t.from, " to ", t.to);
+  return cat({"check_schedule: ", s.name, ": step ", t.step, ", device ", t.from, " to ", t.to});
 }
 
 inline void check_transfer(const CollectiveSchedule& s, const Transfer& t) {
@@ -158,7 +158,7 @@ class Contributions {
         for (int i = 0; i < contributors && needed_after(s, device, chunk / parts); ++i) {
           if (!has(device, chunk, i)) {
             fail({"check_schedule: ", s.name, ": at the end device ", device, " lacks ",
-                  sums(s.what) ? cat("the share of device ", i, " in ") : std::string(), "chunk ",
+                  sums(s.what) ? cat({"the share of device ", i, " in "}) : std::string(), "chunk ",
                   chunk});
           }
         }
@@ -252,9 +252,9 @@ class LinkCounter {
         continue;
       }
       if (part.kind == AxisKind::switched) {
-        pass(p, from, 0, cat("out of device ", from), step, worst);
+        pass(p, from, 0, cat({"out of device ", from}), step, worst);
         from += (there - here) * stride;
-        pass(p, from, 1, cat("into device ", from), step, worst);
+        pass(p, from, 1, cat({"into device ", from}), step, worst);
         continue;
       }
       const int up = modulo(there - here, part.size);
@@ -262,7 +262,7 @@ class LinkCounter {
       while (here != there) {
         const int next = modulo(here + (rises ? 1 : -1), part.size);
         const int neighbour = from + (next - here) * stride;
-        pass(p, from, rises ? 0 : 1, cat("device ", from, " -> device ", neighbour), step, worst);
+        pass(p, from, rises ? 0 : 1, cat({"device ", from, " -> device ", neighbour}), step, worst);
         from = neighbour;
         here = next;
       }
@@ -355,7 +355,7 @@ inline std::string reduction_order(const detail::PreparedSchedule& schedule, int
   }
   std::vector<std::string> held(static_cast<std::size_t>(s.devices));
   for (int d = 0; d < s.devices; ++d) {
-    held[static_cast<std::size_t>(d)] = detail::cat("x", d);
+    held[static_cast<std::size_t>(d)] = detail::cat({"x", d});
   }
   for (const auto& step : schedule.steps) {
     const std::vector<std::string> before = held;
@@ -373,8 +373,8 @@ inline std::string reduction_order(const detail::PreparedSchedule& schedule, int
         } else {
           const bool sum = into.find('+') != std::string::npos;
           const bool adds_sum = part.find('+') != std::string::npos;
-          into = detail::cat(sum ? "(" : "", into, sum ? ")" : "", " + ", adds_sum ? "(" : "", part,
-                             adds_sum ? ")" : "");
+          into = detail::cat({sum ? "(" : "", into, sum ? ")" : "", " + ", adds_sum ? "(" : "",
+                              part, adds_sum ? ")" : ""});
         }
       }
     }

@@ -38,7 +38,7 @@ inline bool shorter(const AlgorithmCandidate& a, const AlgorithmCandidate& b) {
 }
 
 inline std::string taken(const AlgorithmCandidate& candidate) {
-  return cat(candidate.exact ? "" : "about ", format_seconds(candidate.seconds));
+  return cat({candidate.exact ? "" : "about ", format_seconds(candidate.seconds)});
 }
 
 // Along one part torus and hierarchical are its ring or line, and what has no closed form is left
@@ -90,11 +90,11 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
     choice.reason = "nothing to move";
     return choice;
   }
-  choice.reason = detail::cat(name_of(best.algorithm), ": ", best.steps,
-                              best.steps == 1 ? " step, " : " steps, ", detail::taken(best));
+  choice.reason = detail::cat({name_of(best.algorithm), ": ", best.steps,
+                               best.steps == 1 ? " step, " : " steps, ", detail::taken(best)});
   for (std::size_t i = 1; i < choice.candidates.size(); ++i) {
-    choice.reason += detail::cat(i == 1 ? "; " : ", ", name_of(choice.candidates[i].algorithm), " ",
-                                 detail::taken(choice.candidates[i]));
+    choice.reason += detail::cat({i == 1 ? "; " : ", ", name_of(choice.candidates[i].algorithm),
+                                  " ", detail::taken(choice.candidates[i])});
   }
   return choice;
 }

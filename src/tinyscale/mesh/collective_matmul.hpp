@@ -94,7 +94,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   hop.root = way.what == ChunkedMatmul::What::product ? 1 : n - 1;
   const AlgorithmChoice choice = choose_algorithm(hop);
   const std::string text = array.sharding.text();
-  const ShardedStep step = {cat("permute chunk of ", name, ", ", n - 1, " times"),
+  const ShardedStep step = {cat({"permute chunk of ", name, ", ", n - 1, " times"}),
                             axes_text(mesh, way.move.axes),
                             text,
                             text,
@@ -115,8 +115,8 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   whole.calls = way.move.from == 0 ? "matmul, then " + collective : collective + ", then matmul";
   whole.seconds = whole.math_seconds + whole.comms_seconds;
   report.candidates.push_back(whole);
-  report.reason = cat(n, " chunks; ", math < choice.seconds ? "their way" : "their product",
-                      " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each");
+  report.reason = cat({n, " chunks; ", math < choice.seconds ? "their way" : "their product",
+                       " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each"});
 }
 
 }  // namespace detail

@@ -42,10 +42,10 @@ inline void number_calls(const DeviceLog& device, NameTable& lines, RunLog& log)
     CallRecord* const call = record_of(event);
     if (event.kind == DeviceEvent::Kind::start && call != nullptr) {
       const CallShape& shape = *call->logged.shape;
-      const std::string text = cat(shape.name, "(", shape.arguments, ", ", shape.axes, ")");
+      const std::string text = cat({shape.name, "(", shape.arguments, ", ", shape.axes, ")"});
       const int time = ++times[text];
       if (call->number < 0) {
-        int& line = lines[cat(text, " #", time)];
+        int& line = lines[cat({text, " #", time})];
         line = line == 0 ? static_cast<int>(lines.size()) : line;
         call->number = static_cast<int>(log.calls.size());
         call->logged.line = line - 1;

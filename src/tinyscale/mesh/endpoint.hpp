@@ -73,16 +73,16 @@ class Endpoint {
   }
 
   // Where the device returned, or threw: in a call, or after so many.
-  std::string returned() const { return cat("after ", calls_, calls_ == 1 ? " call" : " calls"); }
+  std::string returned() const { return cat({"after ", calls_, calls_ == 1 ? " call" : " calls"}); }
   std::string threw() const { return threw_in_.empty() ? returned() : "in " + threw_in_; }
   // The call it is in: "call 2, all_gather([4], dim 0, x) at program.cpp:12".
   std::string standing() const {
     if (in_ == nullptr) {
-      return cat("call ", calls_, ", recv(from ", peer_, ")", at(receives_));
+      return cat({"call ", calls_, ", recv(from ", peer_, ")", at(receives_)});
     }
     const std::string text = call_text(in_->key, axes_text(fabric_.axes(), in_->key.axes));
     const bool late = in_->number != calls_;
-    return cat(late ? "the wait for call " : "call ", in_->number, ", ", text, at(in_->where));
+    return cat({late ? "the wait for call " : "call ", in_->number, ", ", text, at(in_->where)});
   }
 
   int find_axis(const char* function, const std::string& name) const {

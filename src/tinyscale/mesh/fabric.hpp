@@ -367,28 +367,28 @@ class Fabric {
 
   static std::string waits_for(const Waiting::State& device) {
     if (device.wait.what == Wait::For::message) {
-      return cat("waits for a message from device ", device.wait.peer);
+      return cat({"waits for a message from device ", device.wait.peer});
     }
     const Meeting& meeting = *static_cast<const Meeting*>(device.wait.of);
     return meeting.disagrees ? "its peers call something else"
-                             : cat("waits for ", device_list(missing(meeting)), " to call it");
+                             : cat({"waits for ", device_list(missing(meeting)), " to call it"});
   }
 
   std::string describe(std::size_t rank) const {
     const Waiting::State& device = waiting_.states()[rank];
     std::string text = device.where;
     if (device.now == Waiting::Now::threw) {
-      text = cat("threw ", device.where, ": ", device.message);
+      text = cat({"threw ", device.where, ": ", device.message});
     } else if (device.now == Waiting::Now::returned) {
-      text = cat("returned ", device.where);
+      text = cat({"returned ", device.where});
     } else {
       text += ": " + waits_for(device);
     }
     for (const Box& box : boxes_[rank]) {
       const std::size_t count = box.packets.size() - box.next;
       if (count > 0) {
-        text += cat("; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
-                    " not received");
+        text += cat({"; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
+                     " not received"});
       }
     }
     return text;
@@ -397,8 +397,8 @@ class Fabric {
   std::string cause() const {
     const std::vector<int> threw = waiting_.in_state(Waiting::Now::threw);
     if (!threw.empty()) {
-      return cat(device_list(threw),
-                 " threw: ", waiting_.states()[static_cast<std::size_t>(threw[0])].message);
+      return cat({device_list(threw),
+                  " threw: ", waiting_.states()[static_cast<std::size_t>(threw[0])].message});
     }
     const Group* first = nullptr;  // by rank and axes, whatever the threads did
     for (const Shared<Group>& group : groups_) {
@@ -409,17 +409,17 @@ class Fabric {
       }
     }
     if (first != nullptr) {
-      return cat(device_list(first->ranks), " must make the same call and do not");
+      return cat({device_list(first->ranks), " must make the same call and do not"});
     }
     const std::vector<int> returned = waiting_.in_state(Waiting::Now::returned);
     if (returned.size() == boxes_.size()) {
       const Meeting* const open = unfinished();
       return open == nullptr ? "messages were sent that nobody received"
-                             : cat("a collective was started that ", device_list(missing(*open)),
-                                   " never called");
+                             : cat({"a collective was started that ", device_list(missing(*open)),
+                                    " never called"});
     }
     if (!returned.empty()) {
-      return cat(device_list(returned), " returned while others wait");
+      return cat({device_list(returned), " returned while others wait"});
     }
     return "deadlock: every device waits and nothing can arrive";
   }
@@ -434,8 +434,8 @@ class Fabric {
     }
     std::string text = "mesh.run: " + cause();
     for (const NameTable::Entry& line : lines) {
-      text += cat("\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ",
-                  line.name);
+      text += cat(
+          {"\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ", line.name});
     }
     waiting_.conclude(text);
   }

@@ -51,7 +51,7 @@ struct CheckReport {
     out.title = "guess";
     out.columns = {"quantity", "unit", "guessed", "counted", "right", "hint"};
     for (const CheckRow& row : rows) {
-      out.add({row.name, row.unit, detail::cat(row.guessed), detail::cat(row.counted),
+      out.add({row.name, row.unit, detail::cat({row.guessed}), detail::cat({row.counted}),
                row.right ? "yes" : "no", row.hint});
     }
     return out;
@@ -61,7 +61,7 @@ struct CheckReport {
 
  private:
   static std::string number(const CheckRow& row, double value) {
-    return row.unit == "s" ? format_seconds(value) : detail::cat(value);
+    return row.unit == "s" ? format_seconds(value) : detail::cat({value});
   }
 };
 
@@ -102,8 +102,8 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
   const bool whole = has_name(counted, "all_reduce");
   if (counted.names.size() == 1 && !same(guess, steps) && counted.algorithm != "ring" &&
       same(guess, (whole ? 2.0 : 1.0) * (counted.group - 1)) && you != counted.one_way_steps) {
-    return cat("it ran by ", counted.algorithm,
-               ", the cheapest here; you counted a ring: mesh.algorithm = Algorithm::ring");
+    return cat({"it ran by ", counted.algorithm,
+                ", the cheapest here; you counted a ring: mesh.algorithm = Algorithm::ring"});
   }
   if (you == counted.one_way_steps) {
     return "a bidirectional ring halves them";
@@ -112,10 +112,10 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
     return "all_reduce is reduce_scatter and then all_gather, each of its own steps";
   }
   if (has_name(counted, "all_reduce") && same(guess, 2.0 * counted.group)) {
-    return cat("a device has one chunk already: 2 (N - 1) with N = ", counted.group);
+    return cat({"a device has one chunk already: 2 (N - 1) with N = ", counted.group});
   }
   if (same(guess, counted.group) && same(guess, steps + 1)) {
-    return cat("a device has its own chunk already: N - 1 with N = ", counted.group);
+    return cat({"a device has its own chunk already: N - 1 with N = ", counted.group});
   }
   if (same(guess, steps * 2)) {
     return has_name(counted, "all_reduce") ? "half as many; is N what you think?"
@@ -123,12 +123,12 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
   }
   if (counted.names.size() == 1 && counted.names[0] == "all_reduce" &&
       same(steps, 2.0 * (counted.group - 1))) {
-    return cat("all_reduce takes 2 (N - 1) steps, here N = ", counted.group);
+    return cat({"all_reduce takes 2 (N - 1) steps, here N = ", counted.group});
   }
   if (same(guess, steps / 2)) {
     return "that is with both ways of a ring used at once";
   }
-  return cat("the largest collective is over N = ", counted.group, " devices");
+  return cat({"the largest collective is over N = ", counted.group, " devices"});
 }
 
 inline std::string bytes_hint(double you, const Counted& counted) {
@@ -140,11 +140,11 @@ inline std::string bytes_hint(double you, const Counted& counted) {
     return "that is the number of elements; a float32 is 4 bytes";
   }
   if (counted.bytes_least < most) {
-    return cat("of the busiest device; the least busy sends ", counted.bytes_least,
-               ", the mean is ", counted.bytes_total / counted.devices);
+    return cat({"of the busiest device; the least busy sends ", counted.bytes_least,
+                ", the mean is ", counted.bytes_total / counted.devices});
   }
   if (same(you * (counted.group - 1), most * counted.group)) {
-    return cat("a device has its own chunk already: (N - 1) / N of it with N = ", counted.group);
+    return cat({"a device has its own chunk already: (N - 1) / N of it with N = ", counted.group});
   }
   if (same(you * 2, most) || same(you, most * 2)) {
     return "all_reduce moves 2 (N - 1) / N of the vector, all_gather and reduce_scatter half of it";

@@ -57,7 +57,7 @@ inline void run_devices(const DeviceProgram& program, Fabric& fabric,
     } catch (const std::system_error&) {
       for (std::size_t rank = i; rank < devices.size(); ++rank) {
         fabric.threw(static_cast<int>(rank), "at its start",
-                     cat("the system gives ", i, " threads; a mesh can have so many devices"));
+                     cat({"the system gives ", i, " threads; a mesh can have so many devices"}));
       }
       break;
     }

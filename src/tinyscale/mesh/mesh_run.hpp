@@ -77,7 +77,7 @@ inline Table collective_table(const List<CollectiveRow>& rows, const std::string
                               std::size_t most) {
   Table out;
   out.title = "collectives on " + machine + " (bytes of the busiest device)";
-  out.title += rows.size() > most ? cat(": ", rows.size(), ", the first ", most) : std::string();
+  out.title += rows.size() > most ? cat({": ", rows.size(), ", the first ", most}) : std::string();
   out.columns = {"collective", "axis",      "arguments", "algorithm", "devices",
                  "groups",     "bytes out", "bytes in",  "steps",     "hops",
                  "simulated",  "formula",   "algbw",     "busbw",     "line"};
@@ -159,7 +159,7 @@ inline std::string along(const Machine& machine, const List<AxisPlacement>& plac
     }
     names += lies ? (names.empty() ? "axis " : ",") + axis.name : "";
   }
-  return names.empty() ? cat("dimension ", dim) : names;
+  return names.empty() ? cat({"dimension ", dim}) : names;
 }
 
 }  // namespace detail
@@ -276,8 +276,8 @@ class MeshRun {
           most = busy(all, link);
           const LoggedCall& call = log().calls[static_cast<std::size_t>(message.call)];
           path.heaviest =
-              detail::cat(detail::along(machine_, placed, *call.shape, all.dim_of(link)), ", link ",
-                          all.name(link), ", ", format_percent(most), " of the step");
+              detail::cat({detail::along(machine_, placed, *call.shape, all.dim_of(link)),
+                           ", link ", all.name(link), ", ", format_percent(most), " of the step"});
         }
       }
       end = message.start;
@@ -467,8 +467,8 @@ inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
   constexpr std::size_t most_links = 16, most_rows = 40;
   const List<LinkRow> links = run.links();
   Table table = detail::link_table(links, most_links);
-  table.title = detail::cat("links: ", links.size(), " used",
-                            links.size() > most_links ? ", the busiest 16" : "");
+  table.title = detail::cat(
+      {"links: ", links.size(), " used", links.size() > most_links ? ", the busiest 16" : ""});
   const List<CollectiveRow> rows = run.collectives();
   out << detail::collective_table(rows, run.machine().name, most_rows);
   std::vector<std::string> said;

@@ -36,7 +36,7 @@ struct MeshPrediction {
 
   Table table() const {
     Table out;
-    out.title = detail::cat("predicted on ", machine, ", one device of ", devices);
+    out.title = detail::cat({"predicted on ", machine, ", one device of ", devices});
     out.columns = {"collective", "axis",      "arguments", "algorithm",
                    "devices",    "bytes out", "formula"};
     for (const PredictedCall& call : calls) {

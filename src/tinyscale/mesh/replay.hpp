@@ -153,7 +153,7 @@ class Replay {
     const int member = c < log_.calls.size() ? member_of(log_.calls[c], rank) : none;
     if (member == none) {
       fail({"time: device ", rank, " is no member of ",
-            c < log_.calls.size() ? line(c) : cat("call ", c), ", which its program names"});
+            c < log_.calls.size() ? line(c) : cat({"call ", c}), ", which its program names"});
     }
     return member;
   }
@@ -353,17 +353,17 @@ class Replay {
     constexpr int most_named = 4;
     for (std::size_t d = 0; d < devices_.size(); ++d) {
       if (devices_[d].dead) {
-        dead += cat(dead.empty() ? "device " : ", device ", d);
+        dead += cat({dead.empty() ? "device " : ", device ", d});
       } else if (devices_[d].waits_for != none && ++waits <= most_named) {
-        waiting += cat(waits > 1 ? ", device " : "device ", d, " waits in ",
-                       line(static_cast<std::size_t>(devices_[d].waits_for)));
+        waiting += cat({waits > 1 ? ", device " : "device ", d, " waits in ",
+                        line(static_cast<std::size_t>(devices_[d].waits_for))});
       }
     }
     if (dead.empty() && dead_link_ >= 0) {
       dead = "link " + links_.name(static_cast<std::size_t>(dead_link_));
     }
     if (waits > most_named) {
-      waiting += cat(" and ", waits - most_named, " more wait");
+      waiting += cat({" and ", waits - most_named, " more wait"});
     }
     if (!dead.empty()) {
       fail({"time: ", dead, dead.find(", ") == std::string::npos ? " is dead" : " are dead",

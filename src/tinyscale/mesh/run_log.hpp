@@ -35,7 +35,7 @@ inline std::string line_text(const SourceLine& where) {
   const std::size_t slash = file.find_last_of("/\\");
   return file.empty()
              ? ""
-             : cat(slash == std::string::npos ? file : file.substr(slash + 1), ":", where.line);
+             : cat({slash == std::string::npos ? file : file.substr(slash + 1), ":", where.line});
 }
 inline std::string at(const SourceLine& where) {
   const std::string line = line_text(where);

@@ -232,16 +232,16 @@ inline ShardedReport Sharded::explain() const {
   }
   ShardedReport out;
   out.title = detail::cat(
-      text(), " of shape ", shape, ": each of ", devices(), " devices holds ", local_shape(), ", ",
-      format_bytes(bytes()), "; all together ", format_bytes(bytes_in_all()), ", each number ",
-      replicas() == 1 ? std::string("once") : detail::cat(replicas(), " times"));
+      {text(), " of shape ", shape, ": each of ", devices(), " devices holds ", local_shape(), ", ",
+       format_bytes(bytes()), "; all together ", format_bytes(bytes_in_all()), ", each number ",
+       replicas() == 1 ? std::string("once") : detail::cat({replicas(), " times"})});
   return out;
 }
 
 inline ShardPicture Sharded::picture() const {
   ShardPicture out;
   const detail::AxisPlaces at = places();
-  out.title = detail::cat(text(), " of shape ", shape, " on ", devices(), " devices");
+  out.title = detail::cat({text(), " of shape ", shape, " on ", devices(), " devices"});
   out.shape = shape;
   for (std::size_t d = 0; d < sharding.dims.size(); ++d) {
     out.names.push_back(sharding.dims[d].name);
@@ -265,7 +265,7 @@ inline ShardPicture Sharded::picture() const {
 
 inline std::string ShardPicture::range(int dim, std::int64_t i) const {
   const std::int64_t size = shape[dim] / blocks[dim];
-  return detail::cat(i * size, ":", (i + 1) * size);
+  return detail::cat({i * size, ":", (i + 1) * size});
 }
 
 inline std::string ShardPicture::cell(std::size_t block) const {
@@ -275,12 +275,12 @@ inline std::string ShardPicture::cell(std::size_t block) const {
     row = row && ranks[i] == ranks[i - 1] + 1;
   }
   if (row) {
-    return detail::cat(ranks.front(), "-", ranks.back());
+    return detail::cat({ranks.front(), "-", ranks.back()});
   }
   std::string out;
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     const bool sum = i % static_cast<std::size_t>(summands) != 0;
-    out += detail::cat(i == 0 ? "" : sum ? "+" : ", ", ranks[i]);
+    out += detail::cat({i == 0 ? "" : sum ? "+" : ", ", ranks[i]});
   }
   return out;
 }

@@ -232,8 +232,8 @@ class MatmulWays {
 };
 
 inline std::string matmul_title(const char* function, const ShardedMatmul& m, const Sharded& out) {
-  return cat(function, " ", m.a.text(), " ", m.b.text(), " -> ", out.text(), " on ",
-             m.mesh().machine.name, ", priced as ", m.a.format);
+  return cat({function, " ", m.a.text(), " ", m.b.text(), " -> ", out.text(), " on ",
+              m.mesh().machine.name, ", priced as ", m.a.format});
 }
 
 inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
@@ -258,9 +258,9 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   out.sharding = wanted;
   report.math_seconds = way.cost.math_seconds;
   report.title = matmul_title("matmul", m, out);
-  report.reason =
-      matmul_case(m) + cat("; of ", all.tried, " ways the first has the least max(T_math, T_comms)",
-                           all.detour ? ", as idle axes carry a share" : "");
+  report.reason = matmul_case(m) +
+                  cat({"; of ", all.tried, " ways the first has the least max(T_math, T_comms)",
+                       all.detour ? ", as idle axes carry a share" : ""});
   finish(out, report);
   return out;
 }
@@ -309,7 +309,7 @@ inline Sharded matmul(const Sharded& a, const Sharded& b) {
   report.math_seconds = m.math_seconds(m.natural, m.cut_a);
   report.title = detail::matmul_title("matmul", m, out);
   report.reason = detail::matmul_case(m) +
-                  detail::cat("; no collective, T_math ", format_seconds(report.math_seconds));
+                  detail::cat({"; no collective, T_math ", format_seconds(report.math_seconds)});
   detail::finish(out, report);
   return out;
 }

@@ -121,7 +121,7 @@ inline Sharded elementwise(const char* function, Sharded a, Sharded b, BinaryOp 
   const AxisPlaces result = common_places(function, longer, swapped ? a : b);
   Sharded out = like(a, longer.shape, sharding_of(*a.mesh, result, longer.sharding.dims));
   ShardedReport report;
-  report.title = cat(function, " ", a.text(), " ", b.text(), " -> ", out.text());
+  report.title = cat({function, " ", a.text(), " ", b.text(), " -> ", out.text()});
   report.reason = "element by element: no collective";
   slice_as(a, result, report);
   slice_as(b, result, report);
@@ -141,8 +141,8 @@ Sharded map(const char* function, const Sharded& a, const Sharded& shape, const 
     out.shards.push_back(op(a.shards[r]));
   }
   ShardedReport report;
-  report.title = cat(function, " ", a.text(), " -> ", out.text());
-  report.reason = cat(reason, ": no collective");
+  report.title = cat({function, " ", a.text(), " -> ", out.text()});
+  report.reason = cat({reason, ": no collective"});
   finish(out, report);
   return out;
 }
@@ -217,7 +217,7 @@ inline Sharded reduce_dim(const char* function, const Sharded& x, const std::str
   if (!wanted.empty()) {
     reshard_into(out, parse_sharding(wanted), report, function);
   }
-  report.title = cat(function, " of ", x.text(), " over ", dim, " -> ", out.text());
+  report.title = cat({function, " of ", x.text(), " over ", dim, " -> ", out.text()});
   finish(out, report);
   return out;
 }

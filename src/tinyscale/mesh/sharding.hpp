@@ -53,7 +53,7 @@ struct ShardingParser {
 
   [[noreturn]] void wrong(const char* right) const {
     const std::string seen =
-        at < text.size() ? cat("'", text[at], "' at place ", at + 1) : std::string("the end");
+        at < text.size() ? cat({"'", text[at], "' at place ", at + 1}) : std::string("the end");
     fail({"sharding \"", text, "\": ", seen, "; ", right});
   }
   bool skip(char wanted) {
@@ -143,7 +143,7 @@ struct PlacedMesh {
   std::string text() const {
     std::string out = machine.name;
     for (const AxisPlacement& axis : axes) {
-      out += cat(", ", axis.name, " ", axis.size);
+      out += cat({", ", axis.name, " ", axis.size});
     }
     return out;
   }

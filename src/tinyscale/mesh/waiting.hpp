@@ -28,8 +28,8 @@ inline std::string rank_list(const std::vector<int>& ranks) {
     while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) {
       ++last;
     }
-    out += cat(out.empty() ? "" : ", ", ranks[i]);
-    out += last > i ? cat(last > i + 1 ? "-" : ", ", ranks[last]) : "";
+    out += cat({out.empty() ? "" : ", ", ranks[i]});
+    out += last > i ? cat({last > i + 1 ? "-" : ", ", ranks[last]}) : "";
     i = last;
   }
   return out;

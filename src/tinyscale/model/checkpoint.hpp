@@ -56,22 +56,22 @@ constexpr const char* activation_words[] = {"gelu", "gelu_tanh", "swiglu", "gegl
 constexpr const char* tokenizer_words[] = {"characters", "bytes", nullptr};
 
 inline std::string config_json(ModelConfig c) {
-  std::string json = cat("{\"name\":\"", json_escape(c.name), "\"");
+  std::string json = cat({"{\"name\":\"", json_escape(c.name), "\""});
   for (const auto& field : config_sizes(c)) {
-    json += cat(",\"", field.first, "\":", *field.second);
+    json += cat({",\"", field.first, "\":", *field.second});
   }
   for (const auto& field : config_counts(c)) {
-    json += cat(",\"", field.first, "\":", *field.second);
+    json += cat({",\"", field.first, "\":", *field.second});
   }
   for (const auto& field : config_switches(c)) {
-    json += cat(",\"", field.first, "\":", *field.second ? "true" : "false");
+    json += cat({",\"", field.first, "\":", *field.second ? "true" : "false"});
   }
   for (const auto& field : config_numbers(c)) {
-    json += cat(",\"", field.first, "\":", exact_number(*field.second));
+    json += cat({",\"", field.first, "\":", exact_number(*field.second)});
   }
-  json += cat(",\"norm\":\"", norm_words[static_cast<int>(c.norm)], "\",\"position\":\"",
-              position_words[static_cast<int>(c.position)], "\",\"activation\":\"",
-              activation_words[static_cast<int>(c.activation)], "\"}");
+  json += cat({",\"norm\":\"", norm_words[static_cast<int>(c.norm)], "\",\"position\":\"",
+               position_words[static_cast<int>(c.position)], "\",\"activation\":\"",
+               activation_words[static_cast<int>(c.activation)], "\"}"});
   return json;
 }
 
@@ -93,7 +93,7 @@ inline int config_word(const Json& json, const char* key, const char* const* wor
     if (word == words[i]) {
       return i;
     }
-    right += cat(i > 0 ? ", " : "", words[i]);
+    right += cat({i > 0 ? ", " : "", words[i]});
   }
   fail({who, key, " is \"", word, "\"; right is one of ", right});
 }
@@ -136,7 +136,7 @@ inline std::string tokenizer_json(const Tokenizer& tokenizer) {
   json += tokenizer_words[static_cast<int>(tokenizer.kind())];
   json += "\",\"characters\":[";
   for (const std::string& character : tokenizer.characters()) {
-    json += cat(json.back() == '[' ? "" : ",", "\"", json_escape(character), "\"");
+    json += cat({json.back() == '[' ? "" : ",", "\"", json_escape(character), "\""});
   }
   return json + "]}";
 }
@@ -287,7 +287,7 @@ inline void Transformer::save(const std::string& path) const {
 // Another program's weights into a model of the given shape.
 inline Transformer load(const std::string& path, const ModelConfig& config) {
   const Safetensors file = read_safetensors(path);
-  const std::string who = detail::cat("load: \"", path, "\": ");
+  const std::string who = detail::cat({"load: \"", path, "\": "});
   config.validate();
   detail::check_config_fits(config, file, who);
   Transformer model(config);
@@ -298,7 +298,7 @@ inline Transformer load(const std::string& path, const ModelConfig& config) {
 // A model that save() wrote, its tokenizer with it.
 inline Transformer load(const std::string& path) {
   const Safetensors file = read_safetensors(path);
-  const std::string who = detail::cat("load: \"", path, "\": ");
+  const std::string who = detail::cat({"load: \"", path, "\": "});
   const std::string* config = file.find_metadata("tinyscale.config");
   const std::string* tokenizer = file.find_metadata("tinyscale.tokenizer");
   if (config == nullptr || tokenizer == nullptr) {

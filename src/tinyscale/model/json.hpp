@@ -132,7 +132,7 @@ class JsonReader {
     NameTable times;
     for (const JsonField& field : object.fields) {
       if (++times[field.name] > 1) {
-        fail(cat("the key \"", field.name, "\" stands twice, before"));
+        fail(cat({"the key \"", field.name, "\" stands twice, before"}));
       }
     }
   }

@@ -25,8 +25,8 @@ struct Text {
   std::vector<std::int32_t> validation() const { return {tokens.begin() + split, tokens.end()}; }
   // "input.txt: 1,115,394 tokens, characters (65 distinct)"
   std::string text() const {
-    return detail::cat(name, ": ", format_count(static_cast<double>(tokens.size())), " tokens, ",
-                       tokenizer.text());
+    return detail::cat({name, ": ", format_count(static_cast<double>(tokens.size())), " tokens, ",
+                        tokenizer.text()});
   }
 };
 

@@ -80,7 +80,7 @@ inline Json parse_named(const std::string& text, const std::string& who) {
 
 inline SafetensorsEntry safetensors_entry(const std::string& name, const Json& value,
                                           const std::string& file) {
-  const std::string who = cat(file, "tensor \"", name, "\"");
+  const std::string who = cat({file, "tensor \"", name, "\""});
   const Json* dtype = value.find("dtype");
   const Json* shape = value.find("shape");
   const Json* range = value.find("data_offsets");
@@ -169,7 +169,7 @@ inline Safetensors read_safetensors(const std::string& path) {
   Safetensors file;
   file.path = path;
   file.bytes = detail::read_file(path, "load");
-  const std::string who = detail::cat("load: \"", path, "\": ");
+  const std::string who = detail::cat({"load: \"", path, "\": "});
   const Json header = detail::safetensors_header(file, who);
   std::uint64_t n = 0;
   std::memcpy(&n, file.bytes.data(), 8);
@@ -242,16 +242,15 @@ inline std::string safetensors_text(const List<Parameter>& tensors,
                                     const List<SafetensorsNote>& metadata) {
   std::string json = "{\"__metadata__\":{";
   for (const SafetensorsNote& note : metadata) {
-    json += cat(json.back() == '{' ? "" : ",", "\"", json_escape(note.name), "\":\"",
-                json_escape(note.text), "\"");
+    json += cat({json.back() == '{' ? "" : ",", "\"", json_escape(note.name), "\":\"",
+                 json_escape(note.text), "\""});
   }
   json += "}";
   std::int64_t at = 0;
   for (const Parameter& tensor : tensors) {
     const std::int64_t end = at + 4 * tensor.value.count();
-    json += cat(",\"", json_escape(tensor.name),
-                "\":{\"dtype\":\"F32\",\"shape\":", tensor.value.shape().text(),
-                ",\"data_offsets\":[", at, ",", end, "]}");
+    json += cat({",\"", json_escape(tensor.name), "\":{\"dtype\":\"F32\",\"shape\":",
+                 tensor.value.shape().text(), ",\"data_offsets\":[", at, ",", end, "]}"});
     at = end;
   }
   json += "}";

@@ -66,7 +66,7 @@ class Tokenizer {
   }
   std::string text() const {
     return kind_ == Kind::bytes ? "bytes (256)"
-                                : detail::cat("characters (", vocabulary(), " distinct)");
+                                : detail::cat({"characters (", vocabulary(), " distinct)"});
   }
   bool operator==(const Tokenizer& other) const {
     return kind_ == other.kind_ && characters_ == other.characters_;

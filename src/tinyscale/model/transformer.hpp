@@ -173,7 +173,7 @@ inline Transformer::FeedForward Transformer::add_feed_forward(const std::string&
 }
 
 inline void Transformer::add_block(int layer) {
-  const std::string at = detail::cat("model.layers.", layer);
+  const std::string at = detail::cat({"model.layers.", layer});
   const std::int64_t d = config.width;
   Block b;
   b.norm1 = add_norm(at + ".input_layernorm", layer);
@@ -193,7 +193,7 @@ inline void Transformer::add_block(int layer) {
     b.router = add(at + ".mlp.gate.weight", {config.experts, d}, 0.02f, Split::whole, layer);
     for (int e = 0; e < config.experts; ++e) {
       b.experts.push_back(
-          add_feed_forward(detail::cat(at, ".mlp.experts.", e), config.expert_hidden, layer));
+          add_feed_forward(detail::cat({at, ".mlp.experts.", e}), config.expert_hidden, layer));
     }
     if (config.shared_experts > 0) {
       b.dense = add_feed_forward(at + ".mlp.shared_experts",

@@ -27,10 +27,10 @@ struct Layout {
   std::string text() const {
     static const char* const shards[] = {"", ", ZeRO: optimizer", ", ZeRO: gradients",
                                          ", ZeRO: parameters"};
-    std::string out = detail::cat("data ", data, ", tensor ", tensor, ", pipeline ", pipeline,
-                                  ", context ", context);
-    out += expert != 1 ? detail::cat(", expert ", expert) : "";
-    out += microbatches != 1 ? detail::cat(", microbatches ", microbatches) : "";
+    std::string out = detail::cat(
+        {"data ", data, ", tensor ", tensor, ", pipeline ", pipeline, ", context ", context});
+    out += expert != 1 ? detail::cat({", expert ", expert}) : "";
+    out += microbatches != 1 ? detail::cat({", microbatches ", microbatches}) : "";
     return out + shards[static_cast<int>(zero)];
   }
 };

@@ -165,9 +165,9 @@ inline void print_progress(const TrainOptions& options, std::int64_t step, doubl
   }
   const double done = static_cast<double>(step + 1);
   const double left = report.seconds / done * (static_cast<double>(options.steps) - done);
-  *options.out << cat("step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4), "  ",
-                      format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
-                      format_percent(report.mfu), "  ", format_seconds(left), " left")
+  *options.out << cat({"step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4),
+                       "  ", format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
+                       format_percent(report.mfu), "  ", format_seconds(left), " left"})
                << std::endl;
 }
 
@@ -185,7 +185,7 @@ inline void validate(const Trainer& trainer, const Text& text, const TrainOption
   check_finite("train", "validation loss", loss, step - 1, options);
   report.validation.push_back({step, loss});
   if (options.out != nullptr) {
-    *options.out << cat("step ", step, "  validation loss ", format_fixed(loss, 4)) << std::endl;
+    *options.out << cat({"step ", step, "  validation loss ", format_fixed(loss, 4)}) << std::endl;
   }
 }
 
@@ -227,10 +227,10 @@ inline Comparison mesh_rows(const MeshRun& run) {
   const CallShape& call = *run.log().calls[0].shape;
   const CollectiveRow row = run.collectives()[0];
   Comparison rows;
-  rows.title = cat("one step on the mesh: all_reduce of ", call.spec.elements, " numbers over ",
-                   call.spec.devices(), " devices by ", name_of(call.spec.algorithm));
+  rows.title = cat({"one step on the mesh: all_reduce of ", call.spec.elements, " numbers over ",
+                    call.spec.devices(), " devices by ", name_of(call.spec.algorithm)});
   for (int i = 0; i < run.devices(); ++i) {
-    rows.add(cat("bytes sent by device ", i), "B", collective_bytes(call.spec, i),
+    rows.add(cat({"bytes sent by device ", i}), "B", collective_bytes(call.spec, i),
              run.bytes_sent(i));
   }
   rows.add("communication steps", "", static_cast<double>(collective_steps(call.spec)),

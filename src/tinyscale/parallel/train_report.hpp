@@ -46,20 +46,20 @@ struct TrainReport {
 
   Table table() const {
     Table t;
-    t.title = detail::cat("training ", model, " on ", text, ", ", devices, " device",
-                          devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine);
+    t.title = detail::cat({"training ", model, " on ", text, ", ", devices, " device",
+                           devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine});
     t.columns = {"what", "value", "kind"};
     if (!losses.empty()) {
       t.add({"first loss", format_fixed(losses.front(), 4), "measured"});
       t.add({"last loss", format_fixed(losses.back(), 4), "measured"});
     }
     for (const Validation& v : validation) {
-      t.add({detail::cat("validation loss, step ", v.step), format_fixed(v.loss, 4), "measured"});
+      t.add({detail::cat({"validation loss, step ", v.step}), format_fixed(v.loss, 4), "measured"});
     }
     t.add({"time in steps", format_seconds(seconds), "measured"});
     t.add({"tokens/s", format_count(std::round(tokens_per_second)), "measured"});
-    t.add({detail::cat("MFU of this laptop (6 N + attention over ", name_of(format),
-                       " peak, wall clock)"),
+    t.add({detail::cat({"MFU of this laptop (6 N + attention over ", name_of(format),
+                        " peak, wall clock)"}),
            format_percent(mfu), "measured"});
     return t;
   }

@@ -91,7 +91,7 @@ inline void serving_memory(const ServingJob& job, const Machine& on, ServingPlan
   const ModelConfig& m = job.model;
   const DType cache = job.cache.or_else(job.format);
   const Quantity parameters(static_cast<double>(m.parameters()), "", "P", "parameters");
-  const Quantity bytes(bytes_of(job.format), "B", "b", cat("of a weight, ", name_of(job.format)));
+  const Quantity bytes(bytes_of(job.format), "B", "b", cat({"of a weight, ", name_of(job.format)}));
   const Quantity layers(static_cast<double>(m.layers), "", "L", "layers");
   const Quantity width(static_cast<double>(m.cached_numbers()), "", "KV",
                        "numbers kept for a token and layer");
@@ -107,10 +107,10 @@ inline void serving_memory(const ServingJob& job, const Machine& on, ServingPlan
   plan.chips = on.chips();
   if (static_cast<double>(plan.chips) < plan.chips_needed.value()) {
     plan.chips = slice_of(on.chip, plan.chips_needed.value());
-    plan.notes.push_back(cat("chips: ", on.name, " holds ",
-                             format_bytes(capacity.value() * static_cast<double>(on.chips())),
-                             " of the ", format_bytes(plan.memory.value()), " needed; planned on ",
-                             plan.chips, " chips"));
+    plan.notes.push_back(
+        cat({"chips: ", on.name, " holds ",
+             format_bytes(capacity.value() * static_cast<double>(on.chips())), " of the ",
+             format_bytes(plan.memory.value()), " needed; planned on ", plan.chips, " chips"}));
   }
 }
 
@@ -121,9 +121,9 @@ inline void serving_times(const ServingJob& job, const Machine& on, ServingPlan&
   const double cached = kv_cache_bytes_per_token(m, job.cache.or_else(job.format)) * mean;
   const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
   const Quantity batch(static_cast<double>(job.batch), "token", "B", "one token a sequence");
-  const Quantity cache(cached, "B/token", "KV", cat("cache at the mean length, ", mean));
-  const Quantity bandwidth(on.chip.memory_bandwidth, "B/s", "W", cat("memory of ", on.chip.name));
-  const Quantity rate(peak, "FLOP/s", "C", cat(name_of(job.compute), " peak"));
+  const Quantity cache(cached, "B/token", "KV", cat({"cache at the mean length, ", mean}));
+  const Quantity bandwidth(on.chip.memory_bandwidth, "B/s", "W", cat({"memory of ", on.chip.name}));
+  const Quantity rate(peak, "FLOP/s", "C", cat({name_of(job.compute), " peak"}));
   const Quantity active(static_cast<double>(m.active_parameters()), "", "P_used",
                         "parameters that a token uses");
   const Quantity two(2, "FLOP/token");
@@ -137,8 +137,8 @@ inline void serving_times(const ServingJob& job, const Machine& on, ServingPlan&
   const Quantity prompt(static_cast<double>(job.prompt), "token", "prompt");
   const Quantity mfu(job.prefill_mfu, "", "MFU", "of prefill, assumed");
   plan.prefill_time = named("T_prefill", two * active * prompt / (chips * rate * mfu));
-  plan.notes.push_back(cat("prefill: at an MFU of ", format_percent(job.prefill_mfu),
-                           ", assumed; the decode step is a lower bound"));
+  plan.notes.push_back(cat({"prefill: at an MFU of ", format_percent(job.prefill_mfu),
+                            ", assumed; the decode step is a lower bound"}));
 }
 
 inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan& plan) {
@@ -156,7 +156,7 @@ inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan&
   }
   if (!(on.dollars_per_hour > 0)) {
     plan.notes.push_back(
-        cat("price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"));
+        cat({"price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"}));
   }
 }
 
@@ -175,9 +175,9 @@ inline void serving_links(const ServingJob& job, const Machine& on, ServingPlan&
     const Quantity ratio(on.chip.memory_bandwidth / link, "", "W/W_link", "memory over link");
     plan.tensor_limit = named("tensor limit", f / (b * ratio), "one ring, both ways");
     if (static_cast<double>(plan.chips) > plan.tensor_limit.value()) {
-      plan.notes.push_back(cat("links: ", plan.chips, " chips are more than the ",
-                               short_number(plan.tensor_limit.value()),
-                               " ways of tensor parallelism that one ring feeds"));
+      plan.notes.push_back(cat({"links: ", plan.chips, " chips are more than the ",
+                                short_number(plan.tensor_limit.value()),
+                                " ways of tensor parallelism that one ring feeds"}));
     }
   }
 }
@@ -199,7 +199,7 @@ inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
 
 inline Table ServingPlan::table() const {
   Table out;
-  out.title = detail::cat("Serving ", model, " on ", chips, " x ", machine);
+  out.title = detail::cat({"Serving ", model, " on ", chips, " x ", machine});
   out.columns = {"quantity", "formula"};
   const auto row = [&](const std::string& name, const std::string& value) {
     out.add({name, value});
@@ -211,7 +211,7 @@ inline Table ServingPlan::table() const {
   row("KV cache per sequence", kv_cache_per_sequence.text());
   row("memory", memory.text());
   row("chips that hold it", detail::short_number(chips_needed.value()));
-  row("chips", detail::cat(chips));
+  row("chips", detail::cat({chips}));
   row("decode step", decode_step_time.text());
   row("  bound by", bound);
   row("prefill of one prompt", prefill_time.text());

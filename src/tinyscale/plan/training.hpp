@@ -54,7 +54,7 @@ inline TrainingLetters training_letters(const TrainingInputs& in, const Training
     return letter(name, static_cast<double>(value), "", source);
   };
   TrainingLetters q;
-  q.P = count("P", m.parameters(), cat("parameters of ", m.name));
+  q.P = count("P", m.parameters(), cat({"parameters of ", m.name}));
   q.P_used = count("P_used", m.active_parameters(), "parameters that a token uses");
   q.P_matmul = letter("P_matmul", matmul_parameters(m), "", "of those, the ones that multiply");
   q.L = count("L", m.layers, "layers");
@@ -63,14 +63,14 @@ inline TrainingLetters training_letters(const TrainingInputs& in, const Training
   q.F = count("F", hidden, "hidden width that a token uses");
   q.T = letter("T", in.context, "", "context");
   q.B = letter("B", in.batch, "token", "batch");
-  q.b = letter("b", bytes, "B", cat("bytes of a weight, ", name_of(in.job.format)));
+  q.b = letter("b", bytes, "B", cat({"bytes of a weight, ", name_of(in.job.format)}));
   q.b_token = letter("b_act", bytes, "B/token", "bytes of an activation");
   q.N = count("N", on.chips(), on.name);
   q.X = count("X", best.layout.data, "data (FSDP)");
   q.Y = count("Y", best.layout.tensor, "tensor");
-  q.C = letter("C", on.chip.peak(in.job.format), "FLOP/s", cat("peak of ", on.chip.name));
+  q.C = letter("C", on.chip.peak(in.job.format), "FLOP/s", cat({"peak of ", on.chip.name}));
   const auto axes = [](const char* name, int n) {
-    return n > 0 ? cat("out of a chip, ", name, " = ", n) : std::string("out of a chip");
+    return n > 0 ? cat({"out of a chip, ", name, " = ", n}) : std::string("out of a chip");
   };
   q.W_X = letter("W_X", best.data_bandwidth, "B/s", axes("M_X", best.data_axes));
   q.W_Y = letter("W_Y", best.tensor_bandwidth, "B/s", axes("M_Y", best.tensor_axes));
@@ -116,7 +116,7 @@ inline void plan_memory(const TrainingInputs& in, const TrainingLetters& q, Trai
   plan.optimizer_memory = each("M_optimizer", parts.optimizer + parts.gradients);
   const Quantity kept(2 * in.job.checkpoints, "B/token");
   plan.activation_memory = named("M_activations", kept * q.B * q.D * q.L / q.N,
-                                 cat(in.job.checkpoints, " tensors of width D a layer, bf16"));
+                                 cat({in.job.checkpoints, " tensors of width D a layer, bf16"}));
   plan.memory =
       named("M_chip", plan.weights_memory + plan.optimizer_memory + plan.activation_memory);
 }
@@ -134,29 +134,29 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
   plan.energy = named("energy", q.N * watts * plan.days * hours);
   if (!(on.dollars_per_hour > 0)) {
     plan.notes.push_back(
-        cat("price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"));
+        cat({"price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"}));
   }
   if (!(on.chip.watts > 0)) {
-    plan.notes.push_back(cat("energy: the power of ", on.chip.name, " is not published"));
+    plan.notes.push_back(cat({"energy: the power of ", on.chip.name, " is not published"}));
   }
-  plan.notes.push_back(cat("MFU: 6 N FLOPs over the ", name_of(in.job.format), " peak of ",
-                           format_si(q.C.value(), "FLOP/s"), "; days are at ",
-                           format_percent(typical), ", not at the limit"));
+  plan.notes.push_back(cat({"MFU: 6 N FLOPs over the ", name_of(in.job.format), " peak of ",
+                            format_si(q.C.value(), "FLOP/s"), "; days are at ",
+                            format_percent(typical), ", not at the limit"}));
 }
 
 inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
   const StateParts parts = state_parts(in.job.state);
-  plan.notes.push_back(cat("memory: ", parts.total(), " bytes a parameter (weights ", parts.weights,
-                           ", gradients ", parts.gradients, ", optimizer ", parts.optimizer,
-                           "); the layer being gathered is not counted"));
+  plan.notes.push_back(cat({"memory: ", parts.total(), " bytes a parameter (weights ",
+                            parts.weights, ", gradients ", parts.gradients, ", optimizer ",
+                            parts.optimizer, "); the layer being gathered is not counted"}));
   if (static_cast<double>(plan.best.layout.data) > in.sequences) {
-    plan.notes.push_back(cat("data: ", plan.best.layout.data, " chips for ",
-                             format_count(in.sequences),
-                             " sequences, so sequences are split; "
-                             "what attention then sends is not counted"));
+    plan.notes.push_back(
+        cat({"data: ", plan.best.layout.data, " chips for ", format_count(in.sequences),
+             " sequences, so sequences are split; "
+             "what attention then sends is not counted"}));
   }
   if (!in.job.model.beyond.empty()) {
-    plan.notes.push_back(cat("model: counted, not run by this library: ", in.job.model.beyond));
+    plan.notes.push_back(cat({"model: counted, not run by this library: ", in.job.model.beyond}));
   }
 }
 
@@ -211,7 +211,7 @@ inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine
 
 inline Table TrainingPlan::table() const {
   Table out;
-  out.title = detail::cat("Training ", model, " on ", machine, ", ", best.layout.text());
+  out.title = detail::cat({"Training ", model, " on ", machine, ", ", best.layout.text()});
   out.columns = {"quantity", "formula"};
   const auto row = [&](const std::string& name, const std::string& value) {
     out.add({name, value});
@@ -253,10 +253,11 @@ inline Table TrainingPlan::layout_table() const {
                  "bound by"};
   for (std::size_t i = 0; i < std::min<std::size_t>(5, layouts.size()); ++i) {
     const TrainingLayout& l = layouts[i];
-    out.add({detail::cat(l.layout.data), detail::cat(l.layout.tensor), detail::cat(l.data_axes),
-             detail::cat(l.tensor_axes), format_seconds(l.compute_time),
-             format_seconds(l.fsdp_time), format_seconds(l.tensor_time),
-             format_seconds(l.step_time), format_bytes(l.memory), l.bound});
+    out.add({detail::cat({l.layout.data}), detail::cat({l.layout.tensor}),
+             detail::cat({l.data_axes}), detail::cat({l.tensor_axes}),
+             format_seconds(l.compute_time), format_seconds(l.fsdp_time),
+             format_seconds(l.tensor_time), format_seconds(l.step_time), format_bytes(l.memory),
+             l.bound});
   }
   return out;
 }

@@ -62,8 +62,7 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
          "{4, 4, 4})"});
   }
   check_network("plan_training", machine);
-  if (machine.chip.kind == "tpu" &&
-      machine.dims.size() > inner_dims(machine.chip, machine.dims)) {
+  if (machine.chip.kind == "tpu" && machine.dims.size() > inner_dims(machine.chip, machine.dims)) {
     fail({"plan_training: ", machine.name, " is slices joined by a network; give one slice"});
   }
   const char* const who = "plan_training";
@@ -81,19 +80,19 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
   if (in.tokens == 0 && job.model.training_tokens > 0) {
     in.tokens = job.model.training_tokens;
     in.notes.push_back(
-        cat("tokens: ", format_count(in.tokens), ", as published for ", job.model.name));
+        cat({"tokens: ", format_count(in.tokens), ", as published for ", job.model.name}));
   } else if (in.tokens == 0) {
     in.tokens = 20 * parameters;
     in.notes.push_back(
-        cat("tokens: assumed 20 for each parameter (Chinchilla), ", format_count(in.tokens)));
+        cat({"tokens: assumed 20 for each parameter (Chinchilla), ", format_count(in.tokens)}));
   }
   in.context = static_cast<double>(job.context > 0 ? job.context : job.model.context);
   in.sequences = std::max(1.0, std::floor(job.batch_tokens / in.context + 0.5));
   in.batch = in.sequences * in.context;
   if (in.batch != job.batch_tokens) {
-    in.notes.push_back(cat("batch: ", format_count(job.batch_tokens), " tokens rounded to ",
-                           format_count(in.sequences), " sequences of ", format_count(in.context),
-                           " = ", format_count(in.batch)));
+    in.notes.push_back(cat({"batch: ", format_count(job.batch_tokens), " tokens rounded to ",
+                            format_count(in.sequences), " sequences of ", format_count(in.context),
+                            " = ", format_count(in.batch)}));
   }
   return in;
 }

@@ -57,7 +57,7 @@ inline void draw_looks(Canvas& canvas, double x, double y) {
 inline void draw_frame(Canvas& canvas, const Wavefront& frame, double left, double top,
                        double cell) {
   canvas.label(left, top - 7,
-               cat("tick ", frame.tick, ": ", frame.busy(), " of ", frame.rows * frame.cols), 12,
+               cat({"tick ", frame.tick, ": ", frame.busy(), " of ", frame.rows * frame.cols}), 12,
                Anchor::start);
   for (std::int64_t r = 0; r < frame.rows; ++r) {
     for (std::int64_t c = 0; c < frame.cols; ++c) {
@@ -68,9 +68,9 @@ inline void draw_frame(Canvas& canvas, const Wavefront& frame, double left, doub
       canvas.rect(x, y, cell - gap, cell - gap, look_of(pe.state).fill);
       if (cell >= 34 && pe.state == '#') {
         const std::string white = "fill=\"#ffffff\"";
-        canvas.label(x + cell / 2, y + cell / 2 - 2, cat("x", pe.m, ",", pe.k), 9.5, Anchor::middle,
-                     white);
-        canvas.label(x + cell / 2, y + cell / 2 + 10, cat("w", pe.k, ",", pe.n), 9.5,
+        canvas.label(x + cell / 2, y + cell / 2 - 2, cat({"x", pe.m, ",", pe.k}), 9.5,
+                     Anchor::middle, white);
+        canvas.label(x + cell / 2, y + cell / 2 + 10, cat({"w", pe.k, ",", pe.n}), 9.5,
                      Anchor::middle, white);
       }
     }
@@ -119,15 +119,15 @@ inline Svg svg(const List<Wavefront>& frames) {
   const std::size_t down = (frames.size() + across - 1) / across;
   detail::Canvas canvas(std::max(560.0, 20 + wide * static_cast<double>(across)),
                         70 + high * static_cast<double>(down));
-  canvas.label(20, 26, detail::cat(one.rows, " x ", one.cols, " array, ", name_of(one.dataflow)),
+  canvas.label(20, 26, detail::cat({one.rows, " x ", one.cols, " array, ", name_of(one.dataflow)}),
                15, detail::Anchor::start, detail::Canvas::ink() + " font-weight=\"600\"");
   for (std::size_t i = 0; i < frames.size(); ++i) {
     detail::draw_frame(canvas, frames[i], 20 + wide * static_cast<double>(i % across),
                        62 + high * static_cast<double>(i / across), cell);
   }
   detail::draw_looks(canvas, 20, 60 + high * static_cast<double>(down) - 4);
-  return canvas.finish(detail::cat(one.rows, " x ", one.cols, " array in ", frames.size(),
-                                   " ticks from ", one.tick));
+  return canvas.finish(detail::cat(
+      {one.rows, " x ", one.cols, " array in ", frames.size(), " ticks from ", one.tick}));
 }
 
 inline Svg svg(const Wavefront& frame) { return svg(List<Wavefront>{frame}); }
@@ -169,19 +169,19 @@ inline Svg ledger_bars(const List<SystolicTiming>& cases, const std::vector<std:
     detail::draw_ledger(canvas, cases[i], left, y, width);
   }
   detail::draw_looks(canvas, left, 66 + 32 * static_cast<double>(cases.size()));
-  return canvas.finish(detail::cat("Ledger of ", cases.size(), " runs; the first is ",
-                                   detail::percent(cases[0].utilization), " % useful"));
+  return canvas.finish(detail::cat({"Ledger of ", cases.size(), " runs; the first is ",
+                                    detail::percent(cases[0].utilization), " % useful"}));
 }
 
 inline Svg svg(const SystolicTiming& t) {
-  return ledger_bars({t}, {detail::cat("[", t.m, ", ", t.k, "] x [", t.k, ", ", t.n, "]")});
+  return ledger_bars({t}, {detail::cat({"[", t.m, ", ", t.k, "] x [", t.k, ", ", t.n, "]"})});
 }
 
 // Utilization where one of M, K, N varies from 1 to four times its value and the others stay.
 inline Svg utilization_plot(const SystolicArray& array, Dim m, Dim k, Dim n) {
   Plot plot;
-  plot.title = detail::cat("Utilization of ", array.rows(), " x ", array.cols(), " PEs around M ",
-                           m.value, ", K ", k.value, ", N ", n.value);
+  plot.title = detail::cat({"Utilization of ", array.rows(), " x ", array.cols(), " PEs around M ",
+                            m.value, ", K ", k.value, ", N ", n.value});
   plot.x = {"size of the dimension that varies", Scale::logarithmic, 0, 0};
   plot.y = {"% of PE-ticks that are useful", Scale::linear, 0, 100};
   const std::int64_t sizes[3] = {m.value, k.value, n.value};

@@ -35,8 +35,8 @@ inline CallLines call_lines(const RunLog& log) {
   CallLines lines;
   for (const LoggedCall& call : log.calls) {
     const CallShape& shape = *call.shape;
-    const std::string name = cat(shape.name, shape.axes.empty() ? "" : " over ", shape.axes, ", ",
-                                 line_text(call.where));
+    const std::string name = cat(
+        {shape.name, shape.axes.empty() ? "" : " over ", shape.axes, ", ", line_text(call.where)});
     const auto known = std::find(lines.names.begin(), lines.names.end(), name);
     lines.of_call.push_back(static_cast<std::size_t>(known - lines.names.begin()));
     if (known == lines.names.end()) {
@@ -109,7 +109,7 @@ inline List<Series> line_legend(const CallLines& lines) {
     legend[i].mark = Mark::points;
   }
   if (lines.names.size() > 6) {
-    legend[5].name = cat(lines.names.size() - 5, " other lines");
+    legend[5].name = cat({lines.names.size() - 5, " other lines"});
   }
   legend[6].name = "compute; pale: waits";
   legend[6].mark = Mark::points;
@@ -131,7 +131,7 @@ inline void draw_time_axis(Canvas& canvas, double left, double right, double top
     canvas.line(x, top, x, bottom, Canvas::grid());
     canvas.label(x, bottom + 17, tick_text(tick), 12, Anchor::middle, Canvas::soft());
   }
-  canvas.label((left + right) / 2, bottom + 36, cat("simulated time, ", units[unit]), 13,
+  canvas.label((left + right) / 2, bottom + 36, cat({"simulated time, ", units[unit]}), 13,
                Anchor::middle);
 }
 
@@ -169,7 +169,7 @@ inline Svg device_timeline(const MeshRun& run) {
   }
   for (int d = 0; d < devices; ++d) {
     const double y = top + track * d;
-    canvas.label(left - 8, y + 12, detail::cat("device ", d), 12, Anchor::end, Canvas::soft());
+    canvas.label(left - 8, y + 12, detail::cat({"device ", d}), 12, Anchor::end, Canvas::soft());
     for (const detail::CallBar& bar : bars[static_cast<std::size_t>(d)]) {
       const std::string fill =
           Canvas::fill(detail::color_of(lines.of_call[static_cast<std::size_t>(bar.call)]));
@@ -185,10 +185,10 @@ inline Svg device_timeline(const MeshRun& run) {
     compute = std::max(compute, device.compute);
     waiting = std::max(waiting, device.waiting);
   }
-  return canvas.finish(detail::cat(run.machine().name, ": ", run.devices(), " devices, ",
-                                   format_seconds(run.seconds), "; at most ",
-                                   format_seconds(compute), " compute and ",
-                                   format_seconds(waiting), " waiting on one"));
+  return canvas.finish(
+      detail::cat({run.machine().name, ": ", run.devices(), " devices, ",
+                   format_seconds(run.seconds), "; at most ", format_seconds(compute),
+                   " compute and ", format_seconds(waiting), " waiting on one"}));
 }
 
 }  // namespace tinyscale

@@ -178,15 +178,15 @@ inline Svg link_map(const MeshRun& run) {
     canvas.label(20, 44, "a chip has the colour of its busiest link to another panel", 11,
                  Anchor::start, Canvas::soft());
   }
-  std::string text = detail::cat("links of ", run.machine().name, ", the busiest ",
-                                 format_percent(grid.most), " of ", format_seconds(run.seconds),
-                                 "; o is a chip, a digit tenths of the time, . idle\n");
+  std::string text = detail::cat({"links of ", run.machine().name, ", the busiest ",
+                                  format_percent(grid.most), " of ", format_seconds(run.seconds),
+                                  "; o is a chip, a digit tenths of the time, . idle\n"});
   for (std::size_t p = 0; p < panels; ++p) {
     const double x = 20 + wide * static_cast<double>(p % across);
     const double y = 66 + high * static_cast<double>(p / across);
     if (panels > 1) {
-      canvas.label(x, y - 4, detail::cat("from chip ", grid.corners[p]), 12, Anchor::start);
-      text += detail::cat("from chip ", grid.corners[p], "\n");
+      canvas.label(x, y - 4, detail::cat({"from chip ", grid.corners[p]}), 12, Anchor::start);
+      text += detail::cat({"from chip ", grid.corners[p], "\n"});
     }
     detail::draw_link_panel(canvas, grid, p, x + cell / 2 + 10, y + cell / 2 + 6, cell);
     text += detail::link_letters(grid, p);

@@ -14,7 +14,7 @@ namespace tinyscale {
 // Training and validation loss against the step.
 inline Svg svg(const TrainReport& report) {
   LossCurve curve;
-  curve.title = detail::cat("Loss of ", report.model, " on ", report.text);
+  curve.title = detail::cat({"Loss of ", report.model, " on ", report.text});
   for (std::size_t i = 0; i < report.losses.size(); ++i) {
     curve.train_steps.push_back(static_cast<double>(i));
     curve.train.push_back(report.losses[i]);

@@ -18,9 +18,9 @@ namespace detail {
 
 inline std::string trace_event(const std::string& name, int device, std::size_t thread,
                                double start, double finish) {
-  return cat(",\n{\"ph\": \"X\", \"name\": \"", json_escape(name), "\", \"pid\": ", device,
-             ", \"tid\": ", thread, ", \"ts\": ", printed('f', 6, start * 1e6),
-             ", \"dur\": ", printed('f', 6, (finish - start) * 1e6), "}");
+  return cat({",\n{\"ph\": \"X\", \"name\": \"", json_escape(name), "\", \"pid\": ", device,
+              ", \"tid\": ", thread, ", \"ts\": ", printed('f', 6, start * 1e6),
+              ", \"dur\": ", printed('f', 6, (finish - start) * 1e6), "}"});
 }
 
 }  // namespace detail
@@ -32,8 +32,8 @@ inline std::string trace_json(const MeshRun& run) {
       "[{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": 0, \"args\": "
       "{\"name\": \"device 0\"}}";
   for (int d = 1; d < run.devices(); ++d) {
-    out += detail::cat(",\n{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": ", d,
-                       ", \"args\": {\"name\": \"device ", d, "\"}}");
+    out += detail::cat({",\n{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": ", d,
+                        ", \"args\": {\"name\": \"device ", d, "\"}}"});
   }
   for (const TimedSpan& span : run.timeline.spans) {
     out += detail::trace_event(span.call < 0 ? "compute" : "wait", span.device, 0, span.start,

@@ -15,12 +15,12 @@ namespace tinyscale {
 // their index in the group.
 inline Table schedule_table(const CollectiveSchedule& schedule) {
   Table table;
-  table.title = detail::cat(schedule.name.empty() ? name_of(schedule.what) : schedule.name,
-                            ": chunk < sender, + is added");
+  table.title = detail::cat({schedule.name.empty() ? name_of(schedule.what) : schedule.name,
+                             ": chunk < sender, + is added"});
   table.columns = {"stream", "step"};
   const int shown = schedule.devices < 16 ? schedule.devices : 16;
   for (int d = 0; d < shown; ++d) {
-    table.columns.push_back(detail::cat("to ", d));
+    table.columns.push_back(detail::cat({"to ", d}));
   }
   List<std::vector<std::string>> rows;
   for (const Transfer& t : schedule.transfers) {
@@ -37,9 +37,10 @@ inline Table schedule_table(const CollectiveSchedule& schedule) {
     }
     if (t.to < shown) {
       std::string& cell = rows[row - 1][static_cast<std::size_t>(t.to) + 2];
-      cell += detail::cat(cell.empty() ? "" : ", ", t.action == Action::reduce ? "+" : "", t.chunk);
-      cell += t.chunks > 1 ? detail::cat("..", t.chunk + t.chunks - 1) : "";
-      cell += detail::cat(" < ", t.from);
+      cell +=
+          detail::cat({cell.empty() ? "" : ", ", t.action == Action::reduce ? "+" : "", t.chunk});
+      cell += t.chunks > 1 ? detail::cat({"..", t.chunk + t.chunks - 1}) : "";
+      cell += detail::cat({" < ", t.from});
     }
   }
   for (const std::vector<std::string>& row : rows) {

@@ -119,10 +119,29 @@ inline std::string percent(double fraction) { return printed('f', 4, 100 * fract
 
 inline Table systolic_table(const SystolicTiming& t, const char* column) {
   Table table;
-  table.title =
-      cat(t.rows, " x ", t.cols, " array, ", name_of(t.dataflow), ", ", name_of(t.schedule), ", ",
-          name_of(t.format), t.tight ? ", tight" : "", ": x [", t.m, ", ", t.k, "] times w [", t.k,
-          ", ", t.n, "], ", t.row_folds, " x ", t.col_folds, " folds");
+  table.title = cat({t.rows,
+                     " x ",
+                     t.cols,
+                     " array, ",
+                     name_of(t.dataflow),
+                     ", ",
+                     name_of(t.schedule),
+                     ", ",
+                     name_of(t.format),
+                     t.tight ? ", tight" : "",
+                     ": x [",
+                     t.m,
+                     ", ",
+                     t.k,
+                     "] times w [",
+                     t.k,
+                     ", ",
+                     t.n,
+                     "], ",
+                     t.row_folds,
+                     " x ",
+                     t.col_folds,
+                     " folds"});
   table.columns = {"quantity", column, "unit", "% of PE-ticks"};
   const auto count = [&table](const char* name, std::int64_t value, const char* unit) {
     table.add({name, std::to_string(value), unit, ""});

@@ -189,8 +189,8 @@ inline Table efficiency_curve(const Chip& chip, Dim m, Dim k, const std::vector<
   t.columns = {"N", "tile m", "tile n", "waves", "last wave", "of", "cycles", "% of PE-ticks"};
   for (const std::int64_t n : ns) {
     const ChipTiming each = chip_timing(chip, m, k, n, options);
-    t.title = detail::cat("x [", each.m, ", ", each.k, "] times w [", each.k, ", N] on ", each.chip,
-                          " (formula)");
+    t.title = detail::cat(
+        {"x [", each.m, ", ", each.k, "] times w [", each.k, ", N] on ", each.chip, " (formula)"});
     t.add({std::to_string(n), std::to_string(each.tile.m), std::to_string(each.tile.n),
            std::to_string(each.waves), std::to_string(each.last_wave),
            std::to_string(each.blocks_at_once), std::to_string(each.cycles),

@@ -47,10 +47,28 @@ struct ChipTiming : SystolicTiming {
 
 inline Table ChipTiming::table() const {
   Table t = detail::systolic_table(*this, kind.c_str());
-  t.title = detail::cat("x [", m, ", ", k, "] times w [", k, ", ", n, "] in ", format,
-                        passes > 1 ? " x 6 passes" : "", " on ", chip,
-                        waves > 0 ? " (a GPU, approximated)" : "", ", tiles of ", tile.m, " x ",
-                        tile.k, " x ", tile.n, ", bound by ", bound);
+  t.title = detail::cat({"x [",
+                         m,
+                         ", ",
+                         k,
+                         "] times w [",
+                         k,
+                         ", ",
+                         n,
+                         "] in ",
+                         format,
+                         passes > 1 ? " x 6 passes" : "",
+                         " on ",
+                         chip,
+                         waves > 0 ? " (a GPU, approximated)" : "",
+                         ", tiles of ",
+                         tile.m,
+                         " x ",
+                         tile.k,
+                         " x ",
+                         tile.n,
+                         ", bound by ",
+                         bound});
   // clang-format off
   const char* const names[] = {
       "predicted cycles", "cold start", "matmul alone", "weight shift alone", "memory alone",
@@ -66,16 +84,16 @@ inline Table ChipTiming::table() const {
   }
   if (waves > 0) {
     t.add({"waves", std::to_string(waves),
-           detail::cat("last wave ", last_wave, " of ", blocks_at_once, " full"), ""});
+           detail::cat({"last wave ", last_wave, " of ", blocks_at_once, " full"}), ""});
   }
   t.add({"time", format_fixed(seconds * 1e6, 3), "us", ""});
   const double joules[] = {mac_joules, chip_joules, hbm_joules}, pj[] = {mac_pj, chip_pj, hbm_pj};
   const char* const levels[] = {"multiply-adds", "on-chip memory", "hbm"};
   for (int i = 0; i < 3; ++i) {
     const bool known = pj[i] > 0;
-    t.add({detail::cat("energy of ", levels[i]),
+    t.add({detail::cat({"energy of ", levels[i]}),
            known ? format_fixed(joules[i] * 1e6, 3) : "unknown",
-           known ? detail::cat("uJ, ", pj[i], i == 0 ? " pJ each" : " pJ/B") : "", ""});
+           known ? detail::cat({"uJ, ", pj[i], i == 0 ? " pJ each" : " pJ/B"}) : "", ""});
   }
   t.add({"energy by", energy_source.empty() ? "no source" : energy_source, "", ""});
   return t;

@@ -151,7 +151,7 @@ inline OnChipReport on_chip(const Chip& chip, const std::function<void()>& fn,
       static_cast<ChipTiming&>(run) = chip_timing(chip, s.m, s.k, s.n, own);
       run.output = matmul(x, w);
     }
-    const std::string sizes = detail::cat("[", s.m, ", ", s.k, "] x [", s.k, ", ", s.n, "]");
+    const std::string sizes = detail::cat({"[", s.m, ", ", s.k, "] x [", s.k, ", ", s.n, "]"});
     report.rows.push_back({options.name ? options.name(w) : sizes, 1, run, run.tile,
                            run.hbm_bytes_read + run.hbm_bytes_written, run.seconds, run.bound});
     return run.output;

@@ -36,8 +36,8 @@ struct KernelRun {
   std::string json() const { return table().json(); }
   Table table() const {
     Table t;
-    t.title = detail::cat("kernel ", name, " on ", chip, ": grid ", grid, ", ", format, ", ",
-                          stages, stages == 1 ? " stage" : " stages");
+    t.title = detail::cat({"kernel ", name, " on ", chip, ": grid ", grid, ", ", format, ", ",
+                           stages, stages == 1 ? " stage" : " stages"});
     t.columns = {"quantity", "simulated", "unit"};
     const char* const names[] = {"programs",    "matmul FLOPs", "vector FLOPs",   "HBM read",
                                  "HBM written", "on-chip peak", "on-chip memory", "DMA",
@@ -53,7 +53,7 @@ struct KernelRun {
                               : "ticks"});
     }
     t.add({"DMA hidden", detail::percent(overlap), "% of its ticks"});
-    t.add({"time", detail::cat(seconds), "s"});
+    t.add({"time", detail::cat({seconds}), "s"});
     t.add({"bound by", bound, ""});
     return t;
   }
@@ -182,7 +182,7 @@ struct TileRecorder {
   List<TileOp> ops;  // of the program
 
   TileOp& at(int i) { return ops[static_cast<std::size_t>(i)]; }
-  std::string place() const { return cat(" in program ", list_text(ids), " of ", run.name); }
+  std::string place() const { return cat({" in program ", list_text(ids), " of ", run.name}); }
   std::int64_t bytes(std::int64_t elements) const {
     return ticks(static_cast<double>(elements) * bytes_of(run.format), 1);
   }

@@ -38,7 +38,7 @@ struct TiledRun : KernelRun {
       const std::string times = format_fixed(static_cast<double>(bytes) / least, 2);
       t.add({by, std::to_string(bytes), times, source});
     };
-    row(detail::cat(unfused_ops, " unfused ops"), unfused_bytes, "counted");
+    row(detail::cat({unfused_ops, " unfused ops"}), unfused_bytes, "counted");
     row("the kernel", hbm_bytes(), "simulated");
     row("the least", least_bytes, "formula");
     return t;

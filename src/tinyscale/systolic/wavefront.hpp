@@ -31,7 +31,7 @@ struct WavefrontCell {
 
   // Its operands, or why it has none, in at least 14 columns.
   std::string text() const {
-    std::string what = state == '#'   ? detail::cat("x", m, ",", k, " w", k, ",", n)
+    std::string what = state == '#'   ? detail::cat({"x", m, ",", k, " w", k, ",", n})
                        : state == 'o' ? "padded"
                        : state == '>' ? "fill"
                        : state == '<' ? "drain"
@@ -62,8 +62,8 @@ struct Wavefront {
   }
 
   std::string text() const {
-    std::string out = detail::cat("tick ", tick, ", ", name_of(dataflow), ": ", busy(), " of ",
-                                  rows * cols, " PEs multiply\n");
+    std::string out = detail::cat({"tick ", tick, ", ", name_of(dataflow), ": ", busy(), " of ",
+                                   rows * cols, " PEs multiply\n"});
     const bool detailed = cols <= 6 && rows <= 16;
     for (std::int64_t r = 0; r < rows; ++r) {
       std::string line;
@@ -83,8 +83,8 @@ struct Wavefront {
       const WavefrontCell& cell = cells[static_cast<std::size_t>(i)];
       t.add({std::to_string(i / cols), std::to_string(i % cols), std::string(1, cell.state),
              std::to_string(cell.fold), std::to_string(cell.m), std::to_string(cell.k),
-             std::to_string(cell.n), detail::cat(cell.moving), detail::cat(cell.held),
-             detail::cat(cell.next), detail::cat(cell.sum)});
+             std::to_string(cell.n), detail::cat({cell.moving}), detail::cat({cell.held}),
+             detail::cat({cell.next}), detail::cat({cell.sum})});
     }
     return t;
   }

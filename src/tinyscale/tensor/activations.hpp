@@ -38,7 +38,7 @@ inline Tensor unary(const char* name, const Tensor& x, UnaryForward forward, Una
              float* const dx = grad_buffer(sx, beta);
              backward(dy.count(), kept.data(), dy.data(), dx, beta);
              if (profiling()) {
-               backward_scope.done_unary(cat(name, " backward").c_str(), name, dy.shape(),
+               backward_scope.done_unary(cat({name, " backward"}).c_str(), name, dy.shape(),
                                          &VectorCost::backward);
              }
            });

@@ -146,7 +146,7 @@ inline Tensor slice(const Tensor& x, int dim, Dim begin, Dim end, Dim step = 1) 
   const int d = detail::check_dim("slice", x, dim);
   if (begin.value < 0 || end.value < begin.value || end.value > x.dim(d) || step.value < 1) {
     detail::fail({"slice: ", begin.value, " to ", end.value, " of dimension ", dim,
-                  step.value == 1 ? "" : detail::cat(" by ", step.value), " is outside shape ",
+                  step.value == 1 ? "" : detail::cat({" by ", step.value}), " is outside shape ",
                   x.shape().text()});
   }
   detail::Strides steps = x.steps();
