@@ -401,8 +401,8 @@ class Piece {
   };
 };
 
-// Joins strings, characters, integers, floating point numbers and shapes into one string. No template:
-// every new list of types would cost each of the user's compiles 0.1 ms.
+// Joins strings, characters, integers, floating point numbers and shapes into one string. No
+// template: every new list of types would cost each of the user's compiles 0.1 ms.
 [[gnu::noinline]] inline std::string cat(std::initializer_list<Piece> pieces) {
   std::string out;
   for (const Piece& piece : pieces) {
@@ -3056,9 +3056,9 @@ class HardwareCounters {
 #if defined(TINYSCALE_PERF_EVENTS)
     const bool refused = code == EACCES || code == EPERM;
     return detail::cat({"hardware counters: not here: ",
-                       refused          ? "the system does not allow them (perf_event_paranoid)"
-                       : code == ENOENT ? "this processor, perhaps a virtual one, offers none"
-                                        : std::strerror(code)});
+                        refused          ? "the system does not allow them (perf_event_paranoid)"
+                        : code == ENOENT ? "this processor, perhaps a virtual one, offers none"
+                                         : std::strerror(code)});
 #else
     static_cast<void>(code);
     return "hardware counters: not here: they need Linux and a compiled program";
@@ -3580,7 +3580,8 @@ inline Table chip_table(const Chip& chip) {
         level.core_bandwidth, "B/s");
   }
   if (chip.levels.empty()) {
-    add(detail::cat({"memory, ", format_bytes(chip.memory_bytes)}), chip.memory_bandwidth, 0, "B/s");
+    add(detail::cat({"memory, ", format_bytes(chip.memory_bytes)}), chip.memory_bandwidth, 0,
+        "B/s");
   }
   return t;
 }
@@ -4123,7 +4124,7 @@ inline Chip laptop() {
   chip.memory_bandwidth = chip.levels[3].bandwidth;
   chip.measured = true;
   chip.source = detail::cat({"measured: the best of ", found.rounds,
-                            " short runs of multiply-adds and of reads in eight streams"});
+                             " short runs of multiply-adds and of reads in eight streams"});
 #if !defined(__OPTIMIZE__)
   chip.source += "; compiled without optimisation, so the rates are too low";
 #endif
@@ -4892,7 +4893,7 @@ inline RooflineReport roofline(const List<OpRecord>& ops, const Chip& chip,
 inline Table RooflineReport::table() const {
   Table out;
   out.title = detail::cat({"Roofline of ", chip, ", priced as ", name_of(format),
-                          vector_flops > 0 ? "" : " (vector rate not known: it does not limit)"});
+                           vector_flops > 0 ? "" : " (vector rate not known: it does not limit)"});
   out.columns = {"op",        "shape",      "count",  "matmul FLOPs", "vector FLOPs",
                  "bytes",     "FLOPs/byte", "T_math", "T_vector",     "T_mem",
                  "T formula", "bound by",   "level"};
@@ -13782,10 +13783,29 @@ inline std::string percent(double fraction) { return printed('f', 4, 100 * fract
 
 inline Table systolic_table(const SystolicTiming& t, const char* column) {
   Table table;
-  table.title =
-      cat({t.rows, " x ", t.cols, " array, ", name_of(t.dataflow), ", ", name_of(t.schedule), ", ",
-          name_of(t.format), t.tight ? ", tight" : "", ": x [", t.m, ", ", t.k, "] times w [", t.k,
-          ", ", t.n, "], ", t.row_folds, " x ", t.col_folds, " folds"});
+  table.title = cat({t.rows,
+                     " x ",
+                     t.cols,
+                     " array, ",
+                     name_of(t.dataflow),
+                     ", ",
+                     name_of(t.schedule),
+                     ", ",
+                     name_of(t.format),
+                     t.tight ? ", tight" : "",
+                     ": x [",
+                     t.m,
+                     ", ",
+                     t.k,
+                     "] times w [",
+                     t.k,
+                     ", ",
+                     t.n,
+                     "], ",
+                     t.row_folds,
+                     " x ",
+                     t.col_folds,
+                     " folds"});
   table.columns = {"quantity", column, "unit", "% of PE-ticks"};
   const auto count = [&table](const char* name, std::int64_t value, const char* unit) {
     table.add({name, std::to_string(value), unit, ""});
@@ -15728,7 +15748,7 @@ struct Wavefront {
 
   std::string text() const {
     std::string out = detail::cat({"tick ", tick, ", ", name_of(dataflow), ": ", busy(), " of ",
-                                  rows * cols, " PEs multiply\n"});
+                                   rows * cols, " PEs multiply\n"});
     const bool detailed = cols <= 6 && rows <= 16;
     for (std::int64_t r = 0; r < rows; ++r) {
       std::string line;
@@ -16214,10 +16234,28 @@ struct ChipTiming : SystolicTiming {
 
 inline Table ChipTiming::table() const {
   Table t = detail::systolic_table(*this, kind.c_str());
-  t.title = detail::cat({"x [", m, ", ", k, "] times w [", k, ", ", n, "] in ", format,
-                        passes > 1 ? " x 6 passes" : "", " on ", chip,
-                        waves > 0 ? " (a GPU, approximated)" : "", ", tiles of ", tile.m, " x ",
-                        tile.k, " x ", tile.n, ", bound by ", bound});
+  t.title = detail::cat({"x [",
+                         m,
+                         ", ",
+                         k,
+                         "] times w [",
+                         k,
+                         ", ",
+                         n,
+                         "] in ",
+                         format,
+                         passes > 1 ? " x 6 passes" : "",
+                         " on ",
+                         chip,
+                         waves > 0 ? " (a GPU, approximated)" : "",
+                         ", tiles of ",
+                         tile.m,
+                         " x ",
+                         tile.k,
+                         " x ",
+                         tile.n,
+                         ", bound by ",
+                         bound});
   // clang-format off
   const char* const names[] = {
       "predicted cycles", "cold start", "matmul alone", "weight shift alone", "memory alone",
@@ -16614,8 +16652,8 @@ inline Table efficiency_curve(const Chip& chip, Dim m, Dim k, const std::vector<
   t.columns = {"N", "tile m", "tile n", "waves", "last wave", "of", "cycles", "% of PE-ticks"};
   for (const std::int64_t n : ns) {
     const ChipTiming each = chip_timing(chip, m, k, n, options);
-    t.title = detail::cat({"x [", each.m, ", ", each.k, "] times w [", each.k, ", N] on ", each.chip,
-                          " (formula)"});
+    t.title = detail::cat(
+        {"x [", each.m, ", ", each.k, "] times w [", each.k, ", N] on ", each.chip, " (formula)"});
     t.add({std::to_string(n), std::to_string(each.tile.m), std::to_string(each.tile.n),
            std::to_string(each.waves), std::to_string(each.last_wave),
            std::to_string(each.blocks_at_once), std::to_string(each.cycles),
@@ -16813,7 +16851,7 @@ struct KernelRun {
   Table table() const {
     Table t;
     t.title = detail::cat({"kernel ", name, " on ", chip, ": grid ", grid, ", ", format, ", ",
-                          stages, stages == 1 ? " stage" : " stages"});
+                           stages, stages == 1 ? " stage" : " stages"});
     t.columns = {"quantity", "simulated", "unit"};
     const char* const names[] = {"programs",    "matmul FLOPs", "vector FLOPs",   "HBM read",
                                  "HBM written", "on-chip peak", "on-chip memory", "DMA",
@@ -19044,8 +19082,8 @@ inline std::string reduction_order(const detail::PreparedSchedule& schedule, int
         } else {
           const bool sum = into.find('+') != std::string::npos;
           const bool adds_sum = part.find('+') != std::string::npos;
-          into = detail::cat({sum ? "(" : "", into, sum ? ")" : "", " + ", adds_sum ? "(" : "", part,
-                             adds_sum ? ")" : ""});
+          into = detail::cat({sum ? "(" : "", into, sum ? ")" : "", " + ", adds_sum ? "(" : "",
+                              part, adds_sum ? ")" : ""});
         }
       }
     }
@@ -20040,10 +20078,10 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
     return choice;
   }
   choice.reason = detail::cat({name_of(best.algorithm), ": ", best.steps,
-                              best.steps == 1 ? " step, " : " steps, ", detail::taken(best)});
+                               best.steps == 1 ? " step, " : " steps, ", detail::taken(best)});
   for (std::size_t i = 1; i < choice.candidates.size(); ++i) {
-    choice.reason += detail::cat({i == 1 ? "; " : ", ", name_of(choice.candidates[i].algorithm), " ",
-                                 detail::taken(choice.candidates[i])});
+    choice.reason += detail::cat({i == 1 ? "; " : ", ", name_of(choice.candidates[i].algorithm),
+                                  " ", detail::taken(choice.candidates[i])});
   }
   return choice;
 }
@@ -21236,6 +21274,15 @@ struct Group {
   std::vector<int> places;
 
   int size() const { return static_cast<int>(ranks.size()); }
+  Meeting* after(Meeting& meeting) {
+    if (meeting.next.load(std::memory_order_acquire) == nullptr) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (meeting.next == nullptr) {
+        meeting.next = fresh();
+      }
+    }
+    return meeting.next;
+  }
   Meeting* fresh() {
     if (!free.empty()) {
       Meeting* const again = free.back();
@@ -21342,13 +21389,7 @@ class Fabric {
     Meeting* const meeting = seat.next;
     post.here = true;
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
-    if (meeting->next == nullptr) {
-      const std::lock_guard<std::mutex> lock(seat.group->mutex);
-      if (meeting->next == nullptr) {
-        meeting->next = seat.group->fresh();
-      }
-    }
-    seat.next = meeting->next;
+    seat.next = seat.group->after(*meeting);
     if (meeting->came.fetch_add(1) + 1 == seat.group->size()) {
       finish(*meeting);
     }
@@ -21537,6 +21578,7 @@ class Fabric {
         return;
       }
     }
+    meeting.group->after(*meeting.group->after(meeting));  // now: the next call wants it at once
     try {
       exchange(meeting);
     } catch (const std::exception& error) {
@@ -21660,7 +21702,7 @@ class Fabric {
       const std::size_t count = box.packets.size() - box.next;
       if (count > 0) {
         text += cat({"; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
-                    " not received"});
+                     " not received"});
       }
     }
     return text;
@@ -21670,7 +21712,7 @@ class Fabric {
     const std::vector<int> threw = waiting_.in_state(Waiting::Now::threw);
     if (!threw.empty()) {
       return cat({device_list(threw),
-                 " threw: ", waiting_.states()[static_cast<std::size_t>(threw[0])].message});
+                  " threw: ", waiting_.states()[static_cast<std::size_t>(threw[0])].message});
     }
     const Group* first = nullptr;  // by rank and axes, whatever the threads did
     for (const Shared<Group>& group : groups_) {
@@ -21688,7 +21730,7 @@ class Fabric {
       const Meeting* const open = unfinished();
       return open == nullptr ? "messages were sent that nobody received"
                              : cat({"a collective was started that ", device_list(missing(*open)),
-                                   " never called"});
+                                    " never called"});
     }
     if (!returned.empty()) {
       return cat({device_list(returned), " returned while others wait"});
@@ -21706,8 +21748,8 @@ class Fabric {
     }
     std::string text = "mesh.run: " + cause();
     for (const NameTable::Entry& line : lines) {
-      text += cat({"\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ",
-                  line.name});
+      text += cat(
+          {"\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ", line.name});
     }
     waiting_.conclude(text);
   }
@@ -23777,7 +23819,7 @@ class Replay {
         dead += cat({dead.empty() ? "device " : ", device ", d});
       } else if (devices_[d].waits_for != none && ++waits <= most_named) {
         waiting += cat({waits > 1 ? ", device " : "device ", d, " waits in ",
-                       line(static_cast<std::size_t>(devices_[d].waits_for))});
+                        line(static_cast<std::size_t>(devices_[d].waits_for))});
       }
     }
     if (dead.empty() && dead_link_ >= 0) {
@@ -23927,7 +23969,7 @@ inline std::string steps_hint(std::int64_t you, const Counted& counted) {
   if (counted.names.size() == 1 && !same(guess, steps) && counted.algorithm != "ring" &&
       same(guess, (whole ? 2.0 : 1.0) * (counted.group - 1)) && you != counted.one_way_steps) {
     return cat({"it ran by ", counted.algorithm,
-               ", the cheapest here; you counted a ring: mesh.algorithm = Algorithm::ring"});
+                ", the cheapest here; you counted a ring: mesh.algorithm = Algorithm::ring"});
   }
   if (you == counted.one_way_steps) {
     return "a bidirectional ring halves them";
@@ -23965,7 +24007,7 @@ inline std::string bytes_hint(double you, const Counted& counted) {
   }
   if (counted.bytes_least < most) {
     return cat({"of the busiest device; the least busy sends ", counted.bytes_least,
-               ", the mean is ", counted.bytes_total / counted.devices});
+                ", the mean is ", counted.bytes_total / counted.devices});
   }
   if (same(you * (counted.group - 1), most * counted.group)) {
     return cat({"a device has its own chunk already: (N - 1) / N of it with N = ", counted.group});
@@ -24264,8 +24306,8 @@ class MeshRun {
           most = busy(all, link);
           const LoggedCall& call = log().calls[static_cast<std::size_t>(message.call)];
           path.heaviest =
-              detail::cat({detail::along(machine_, placed, *call.shape, all.dim_of(link)), ", link ",
-                          all.name(link), ", ", format_percent(most), " of the step"});
+              detail::cat({detail::along(machine_, placed, *call.shape, all.dim_of(link)),
+                           ", link ", all.name(link), ", ", format_percent(most), " of the step"});
         }
       }
       end = message.start;
@@ -24455,8 +24497,8 @@ inline std::ostream& operator<<(std::ostream& out, const MeshRun& run) {
   constexpr std::size_t most_links = 16, most_rows = 40;
   const List<LinkRow> links = run.links();
   Table table = detail::link_table(links, most_links);
-  table.title = detail::cat({"links: ", links.size(), " used",
-                            links.size() > most_links ? ", the busiest 16" : ""});
+  table.title = detail::cat(
+      {"links: ", links.size(), " used", links.size() > most_links ? ", the busiest 16" : ""});
   const List<CollectiveRow> rows = run.collectives();
   out << detail::collective_table(rows, run.machine().name, most_rows);
   std::vector<std::string> said;
@@ -27035,10 +27077,10 @@ inline ShardedReport Sharded::explain() const {
     return *made;
   }
   ShardedReport out;
-  out.title = detail::cat({
-      text(), " of shape ", shape, ": each of ", devices(), " devices holds ", local_shape(), ", ",
-      format_bytes(bytes()), "; all together ", format_bytes(bytes_in_all()), ", each number ",
-      replicas() == 1 ? std::string("once") : detail::cat({replicas(), " times"})});
+  out.title = detail::cat(
+      {text(), " of shape ", shape, ": each of ", devices(), " devices holds ", local_shape(), ", ",
+       format_bytes(bytes()), "; all together ", format_bytes(bytes_in_all()), ", each number ",
+       replicas() == 1 ? std::string("once") : detail::cat({replicas(), " times"})});
   return out;
 }
 
@@ -27846,7 +27888,7 @@ class MatmulWays {
 
 inline std::string matmul_title(const char* function, const ShardedMatmul& m, const Sharded& out) {
   return cat({function, " ", m.a.text(), " ", m.b.text(), " -> ", out.text(), " on ",
-             m.mesh().machine.name, ", priced as ", m.a.format});
+              m.mesh().machine.name, ", priced as ", m.a.format});
 }
 
 inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
@@ -27871,9 +27913,9 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   out.sharding = wanted;
   report.math_seconds = way.cost.math_seconds;
   report.title = matmul_title("matmul", m, out);
-  report.reason =
-      matmul_case(m) + cat({"; of ", all.tried, " ways the first has the least max(T_math, T_comms)",
-                           all.detour ? ", as idle axes carry a share" : ""});
+  report.reason = matmul_case(m) +
+                  cat({"; of ", all.tried, " ways the first has the least max(T_math, T_comms)",
+                       all.detour ? ", as idle axes carry a share" : ""});
   finish(out, report);
   return out;
 }
@@ -28046,7 +28088,7 @@ inline void report_chunks(const ShardedMatmul& m, const ChunkedMatmul& way, cons
   whole.seconds = whole.math_seconds + whole.comms_seconds;
   report.candidates.push_back(whole);
   report.reason = cat({n, " chunks; ", math < choice.seconds ? "their way" : "their product",
-                      " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each"});
+                       " takes longer, ", format_seconds(std::max(math, choice.seconds)), " each"});
 }
 
 }  // namespace detail
@@ -29421,7 +29463,7 @@ struct Text {
   // "input.txt: 1,115,394 tokens, characters (65 distinct)"
   std::string text() const {
     return detail::cat({name, ": ", format_count(static_cast<double>(tokens.size())), " tokens, ",
-                       tokenizer.text()});
+                        tokenizer.text()});
   }
 };
 
@@ -29733,15 +29775,14 @@ inline std::string safetensors_text(const List<Parameter>& tensors,
   std::string json = "{\"__metadata__\":{";
   for (const SafetensorsNote& note : metadata) {
     json += cat({json.back() == '{' ? "" : ",", "\"", json_escape(note.name), "\":\"",
-                json_escape(note.text), "\""});
+                 json_escape(note.text), "\""});
   }
   json += "}";
   std::int64_t at = 0;
   for (const Parameter& tensor : tensors) {
     const std::int64_t end = at + 4 * tensor.value.count();
-    json += cat({",\"", json_escape(tensor.name),
-                "\":{\"dtype\":\"F32\",\"shape\":", tensor.value.shape().text(),
-                ",\"data_offsets\":[", at, ",", end, "]}"});
+    json += cat({",\"", json_escape(tensor.name), "\":{\"dtype\":\"F32\",\"shape\":",
+                 tensor.value.shape().text(), ",\"data_offsets\":[", at, ",", end, "]}"});
     at = end;
   }
   json += "}";
@@ -29830,8 +29871,8 @@ inline std::string config_json(ModelConfig c) {
     json += cat({",\"", field.first, "\":", exact_number(*field.second)});
   }
   json += cat({",\"norm\":\"", norm_words[static_cast<int>(c.norm)], "\",\"position\":\"",
-              position_words[static_cast<int>(c.position)], "\",\"activation\":\"",
-              activation_words[static_cast<int>(c.activation)], "\"}"});
+               position_words[static_cast<int>(c.position)], "\",\"activation\":\"",
+               activation_words[static_cast<int>(c.activation)], "\"}"});
   return json;
 }
 
@@ -30835,8 +30876,8 @@ struct Layout {
   std::string text() const {
     static const char* const shards[] = {"", ", ZeRO: optimizer", ", ZeRO: gradients",
                                          ", ZeRO: parameters"};
-    std::string out = detail::cat({"data ", data, ", tensor ", tensor, ", pipeline ", pipeline,
-                                  ", context ", context});
+    std::string out = detail::cat(
+        {"data ", data, ", tensor ", tensor, ", pipeline ", pipeline, ", context ", context});
     out += expert != 1 ? detail::cat({", expert ", expert}) : "";
     out += microbatches != 1 ? detail::cat({", microbatches ", microbatches}) : "";
     return out + shards[static_cast<int>(zero)];
@@ -30916,7 +30957,7 @@ struct TrainReport {
   Table table() const {
     Table t;
     t.title = detail::cat({"training ", model, " on ", text, ", ", devices, " device",
-                          devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine});
+                           devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine});
     t.columns = {"what", "value", "kind"};
     if (!losses.empty()) {
       t.add({"first loss", format_fixed(losses.front(), 4), "measured"});
@@ -30928,7 +30969,7 @@ struct TrainReport {
     t.add({"time in steps", format_seconds(seconds), "measured"});
     t.add({"tokens/s", format_count(std::round(tokens_per_second)), "measured"});
     t.add({detail::cat({"MFU of this laptop (6 N + attention over ", name_of(format),
-                       " peak, wall clock)"}),
+                        " peak, wall clock)"}),
            format_percent(mfu), "measured"});
     return t;
   }
@@ -31101,9 +31142,9 @@ inline void print_progress(const TrainOptions& options, std::int64_t step, doubl
   }
   const double done = static_cast<double>(step + 1);
   const double left = report.seconds / done * (static_cast<double>(options.steps) - done);
-  *options.out << cat({"step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4), "  ",
-                      format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
-                      format_percent(report.mfu), "  ", format_seconds(left), " left"})
+  *options.out << cat({"step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4),
+                       "  ", format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
+                       format_percent(report.mfu), "  ", format_seconds(left), " left"})
                << std::endl;
 }
 
@@ -31164,7 +31205,7 @@ inline Comparison mesh_rows(const MeshRun& run) {
   const CollectiveRow row = run.collectives()[0];
   Comparison rows;
   rows.title = cat({"one step on the mesh: all_reduce of ", call.spec.elements, " numbers over ",
-                   call.spec.devices(), " devices by ", name_of(call.spec.algorithm)});
+                    call.spec.devices(), " devices by ", name_of(call.spec.algorithm)});
   for (int i = 0; i < run.devices(); ++i) {
     rows.add(cat({"bytes sent by device ", i}), "B", collective_bytes(call.spec, i),
              run.bytes_sent(i));
@@ -31437,10 +31478,10 @@ inline void serving_memory(const ServingJob& job, const Machine& on, ServingPlan
   plan.chips = on.chips();
   if (static_cast<double>(plan.chips) < plan.chips_needed.value()) {
     plan.chips = slice_of(on.chip, plan.chips_needed.value());
-    plan.notes.push_back(cat({"chips: ", on.name, " holds ",
-                             format_bytes(capacity.value() * static_cast<double>(on.chips())),
-                             " of the ", format_bytes(plan.memory.value()), " needed; planned on ",
-                             plan.chips, " chips"}));
+    plan.notes.push_back(
+        cat({"chips: ", on.name, " holds ",
+             format_bytes(capacity.value() * static_cast<double>(on.chips())), " of the ",
+             format_bytes(plan.memory.value()), " needed; planned on ", plan.chips, " chips"}));
   }
 }
 
@@ -31468,7 +31509,7 @@ inline void serving_times(const ServingJob& job, const Machine& on, ServingPlan&
   const Quantity mfu(job.prefill_mfu, "", "MFU", "of prefill, assumed");
   plan.prefill_time = named("T_prefill", two * active * prompt / (chips * rate * mfu));
   plan.notes.push_back(cat({"prefill: at an MFU of ", format_percent(job.prefill_mfu),
-                           ", assumed; the decode step is a lower bound"}));
+                            ", assumed; the decode step is a lower bound"}));
 }
 
 inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan& plan) {
@@ -31506,8 +31547,8 @@ inline void serving_links(const ServingJob& job, const Machine& on, ServingPlan&
     plan.tensor_limit = named("tensor limit", f / (b * ratio), "one ring, both ways");
     if (static_cast<double>(plan.chips) > plan.tensor_limit.value()) {
       plan.notes.push_back(cat({"links: ", plan.chips, " chips are more than the ",
-                               short_number(plan.tensor_limit.value()),
-                               " ways of tensor parallelism that one ring feeds"}));
+                                short_number(plan.tensor_limit.value()),
+                                " ways of tensor parallelism that one ring feeds"}));
     }
   }
 }
@@ -31611,8 +31652,7 @@ inline void check_training(const TrainingJob& job, const Machine& machine) {
          "{4, 4, 4})"});
   }
   check_network("plan_training", machine);
-  if (machine.chip.kind == "tpu" &&
-      machine.dims.size() > inner_dims(machine.chip, machine.dims)) {
+  if (machine.chip.kind == "tpu" && machine.dims.size() > inner_dims(machine.chip, machine.dims)) {
     fail({"plan_training: ", machine.name, " is slices joined by a network; give one slice"});
   }
   const char* const who = "plan_training";
@@ -31641,8 +31681,8 @@ inline TrainingInputs training_inputs(const TrainingJob& job, const Machine& mac
   in.batch = in.sequences * in.context;
   if (in.batch != job.batch_tokens) {
     in.notes.push_back(cat({"batch: ", format_count(job.batch_tokens), " tokens rounded to ",
-                           format_count(in.sequences), " sequences of ", format_count(in.context),
-                           " = ", format_count(in.batch)}));
+                            format_count(in.sequences), " sequences of ", format_count(in.context),
+                            " = ", format_count(in.batch)}));
   }
   return in;
 }
@@ -31941,20 +31981,20 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
     plan.notes.push_back(cat({"energy: the power of ", on.chip.name, " is not published"}));
   }
   plan.notes.push_back(cat({"MFU: 6 N FLOPs over the ", name_of(in.job.format), " peak of ",
-                           format_si(q.C.value(), "FLOP/s"), "; days are at ",
-                           format_percent(typical), ", not at the limit"}));
+                            format_si(q.C.value(), "FLOP/s"), "; days are at ",
+                            format_percent(typical), ", not at the limit"}));
 }
 
 inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
   const StateParts parts = state_parts(in.job.state);
-  plan.notes.push_back(cat({"memory: ", parts.total(), " bytes a parameter (weights ", parts.weights,
-                           ", gradients ", parts.gradients, ", optimizer ", parts.optimizer,
-                           "); the layer being gathered is not counted"}));
+  plan.notes.push_back(cat({"memory: ", parts.total(), " bytes a parameter (weights ",
+                            parts.weights, ", gradients ", parts.gradients, ", optimizer ",
+                            parts.optimizer, "); the layer being gathered is not counted"}));
   if (static_cast<double>(plan.best.layout.data) > in.sequences) {
-    plan.notes.push_back(cat({"data: ", plan.best.layout.data, " chips for ",
-                             format_count(in.sequences),
-                             " sequences, so sequences are split; "
-                             "what attention then sends is not counted"}));
+    plan.notes.push_back(
+        cat({"data: ", plan.best.layout.data, " chips for ", format_count(in.sequences),
+             " sequences, so sequences are split; "
+             "what attention then sends is not counted"}));
   }
   if (!in.job.model.beyond.empty()) {
     plan.notes.push_back(cat({"model: counted, not run by this library: ", in.job.model.beyond}));
@@ -32054,10 +32094,11 @@ inline Table TrainingPlan::layout_table() const {
                  "bound by"};
   for (std::size_t i = 0; i < std::min<std::size_t>(5, layouts.size()); ++i) {
     const TrainingLayout& l = layouts[i];
-    out.add({detail::cat({l.layout.data}), detail::cat({l.layout.tensor}), detail::cat({l.data_axes}),
-             detail::cat({l.tensor_axes}), format_seconds(l.compute_time),
-             format_seconds(l.fsdp_time), format_seconds(l.tensor_time),
-             format_seconds(l.step_time), format_bytes(l.memory), l.bound});
+    out.add({detail::cat({l.layout.data}), detail::cat({l.layout.tensor}),
+             detail::cat({l.data_axes}), detail::cat({l.tensor_axes}),
+             format_seconds(l.compute_time), format_seconds(l.fsdp_time),
+             format_seconds(l.tensor_time), format_seconds(l.step_time), format_bytes(l.memory),
+             l.bound});
   }
   return out;
 }
@@ -33366,8 +33407,8 @@ inline void draw_frame(Canvas& canvas, const Wavefront& frame, double left, doub
       canvas.rect(x, y, cell - gap, cell - gap, look_of(pe.state).fill);
       if (cell >= 34 && pe.state == '#') {
         const std::string white = "fill=\"#ffffff\"";
-        canvas.label(x + cell / 2, y + cell / 2 - 2, cat({"x", pe.m, ",", pe.k}), 9.5, Anchor::middle,
-                     white);
+        canvas.label(x + cell / 2, y + cell / 2 - 2, cat({"x", pe.m, ",", pe.k}), 9.5,
+                     Anchor::middle, white);
         canvas.label(x + cell / 2, y + cell / 2 + 10, cat({"w", pe.k, ",", pe.n}), 9.5,
                      Anchor::middle, white);
       }
@@ -33424,8 +33465,8 @@ inline Svg svg(const List<Wavefront>& frames) {
                        62 + high * static_cast<double>(i / across), cell);
   }
   detail::draw_looks(canvas, 20, 60 + high * static_cast<double>(down) - 4);
-  return canvas.finish(detail::cat({one.rows, " x ", one.cols, " array in ", frames.size(),
-                                   " ticks from ", one.tick}));
+  return canvas.finish(detail::cat(
+      {one.rows, " x ", one.cols, " array in ", frames.size(), " ticks from ", one.tick}));
 }
 
 inline Svg svg(const Wavefront& frame) { return svg(List<Wavefront>{frame}); }
@@ -33468,7 +33509,7 @@ inline Svg ledger_bars(const List<SystolicTiming>& cases, const std::vector<std:
   }
   detail::draw_looks(canvas, left, 66 + 32 * static_cast<double>(cases.size()));
   return canvas.finish(detail::cat({"Ledger of ", cases.size(), " runs; the first is ",
-                                   detail::percent(cases[0].utilization), " % useful"}));
+                                    detail::percent(cases[0].utilization), " % useful"}));
 }
 
 inline Svg svg(const SystolicTiming& t) {
@@ -33479,7 +33520,7 @@ inline Svg svg(const SystolicTiming& t) {
 inline Svg utilization_plot(const SystolicArray& array, Dim m, Dim k, Dim n) {
   Plot plot;
   plot.title = detail::cat({"Utilization of ", array.rows(), " x ", array.cols(), " PEs around M ",
-                           m.value, ", K ", k.value, ", N ", n.value});
+                            m.value, ", K ", k.value, ", N ", n.value});
   plot.x = {"size of the dimension that varies", Scale::logarithmic, 0, 0};
   plot.y = {"% of PE-ticks that are useful", Scale::linear, 0, 100};
   const std::int64_t sizes[3] = {m.value, k.value, n.value};
@@ -33511,7 +33552,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 inline Table schedule_table(const CollectiveSchedule& schedule) {
   Table table;
   table.title = detail::cat({schedule.name.empty() ? name_of(schedule.what) : schedule.name,
-                            ": chunk < sender, + is added"});
+                             ": chunk < sender, + is added"});
   table.columns = {"stream", "step"};
   const int shown = schedule.devices < 16 ? schedule.devices : 16;
   for (int d = 0; d < shown; ++d) {
@@ -33532,7 +33573,8 @@ inline Table schedule_table(const CollectiveSchedule& schedule) {
     }
     if (t.to < shown) {
       std::string& cell = rows[row - 1][static_cast<std::size_t>(t.to) + 2];
-      cell += detail::cat({cell.empty() ? "" : ", ", t.action == Action::reduce ? "+" : "", t.chunk});
+      cell +=
+          detail::cat({cell.empty() ? "" : ", ", t.action == Action::reduce ? "+" : "", t.chunk});
       cell += t.chunks > 1 ? detail::cat({"..", t.chunk + t.chunks - 1}) : "";
       cell += detail::cat({" < ", t.from});
     }
@@ -33570,8 +33612,8 @@ inline CallLines call_lines(const RunLog& log) {
   CallLines lines;
   for (const LoggedCall& call : log.calls) {
     const CallShape& shape = *call.shape;
-    const std::string name = cat({shape.name, shape.axes.empty() ? "" : " over ", shape.axes, ", ",
-                                 line_text(call.where)});
+    const std::string name = cat(
+        {shape.name, shape.axes.empty() ? "" : " over ", shape.axes, ", ", line_text(call.where)});
     const auto known = std::find(lines.names.begin(), lines.names.end(), name);
     lines.of_call.push_back(static_cast<std::size_t>(known - lines.names.begin()));
     if (known == lines.names.end()) {
@@ -33720,10 +33762,10 @@ inline Svg device_timeline(const MeshRun& run) {
     compute = std::max(compute, device.compute);
     waiting = std::max(waiting, device.waiting);
   }
-  return canvas.finish(detail::cat({run.machine().name, ": ", run.devices(), " devices, ",
-                                   format_seconds(run.seconds), "; at most ",
-                                   format_seconds(compute), " compute and ",
-                                   format_seconds(waiting), " waiting on one"}));
+  return canvas.finish(
+      detail::cat({run.machine().name, ": ", run.devices(), " devices, ",
+                   format_seconds(run.seconds), "; at most ", format_seconds(compute),
+                   " compute and ", format_seconds(waiting), " waiting on one"}));
 }
 
 }}  // namespace tinyscale
@@ -33739,8 +33781,8 @@ namespace detail {
 inline std::string trace_event(const std::string& name, int device, std::size_t thread,
                                double start, double finish) {
   return cat({",\n{\"ph\": \"X\", \"name\": \"", json_escape(name), "\", \"pid\": ", device,
-             ", \"tid\": ", thread, ", \"ts\": ", printed('f', 6, start * 1e6),
-             ", \"dur\": ", printed('f', 6, (finish - start) * 1e6), "}"});
+              ", \"tid\": ", thread, ", \"ts\": ", printed('f', 6, start * 1e6),
+              ", \"dur\": ", printed('f', 6, (finish - start) * 1e6), "}"});
 }
 
 }  // namespace detail
@@ -33753,7 +33795,7 @@ inline std::string trace_json(const MeshRun& run) {
       "{\"name\": \"device 0\"}}";
   for (int d = 1; d < run.devices(); ++d) {
     out += detail::cat({",\n{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": ", d,
-                       ", \"args\": {\"name\": \"device ", d, "\"}}"});
+                        ", \"args\": {\"name\": \"device ", d, "\"}}"});
   }
   for (const TimedSpan& span : run.timeline.spans) {
     out += detail::trace_event(span.call < 0 ? "compute" : "wait", span.device, 0, span.start,
@@ -33946,8 +33988,8 @@ inline Svg link_map(const MeshRun& run) {
                  Anchor::start, Canvas::soft());
   }
   std::string text = detail::cat({"links of ", run.machine().name, ", the busiest ",
-                                 format_percent(grid.most), " of ", format_seconds(run.seconds),
-                                 "; o is a chip, a digit tenths of the time, . idle\n"});
+                                  format_percent(grid.most), " of ", format_seconds(run.seconds),
+                                  "; o is a chip, a digit tenths of the time, . idle\n"});
   for (std::size_t p = 0; p < panels; ++p) {
     const double x = 20 + wide * static_cast<double>(p % across);
     const double y = 66 + high * static_cast<double>(p / across);

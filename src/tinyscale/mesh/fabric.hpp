@@ -70,13 +70,7 @@ class Fabric {
     Meeting* const meeting = seat.next;
     post.here = true;
     meeting->posts[static_cast<std::size_t>(seat.place)] = std::move(post);
-    if (meeting->next == nullptr) {
-      const std::lock_guard<std::mutex> lock(seat.group->mutex);
-      if (meeting->next == nullptr) {
-        meeting->next = seat.group->fresh();
-      }
-    }
-    seat.next = meeting->next;
+    seat.next = seat.group->after(*meeting);
     if (meeting->came.fetch_add(1) + 1 == seat.group->size()) {
       finish(*meeting);
     }
@@ -265,6 +259,7 @@ class Fabric {
         return;
       }
     }
+    meeting.group->after(*meeting.group->after(meeting));  // now: the next call wants it at once
     try {
       exchange(meeting);
     } catch (const std::exception& error) {

@@ -73,6 +73,15 @@ struct Group {
   std::vector<int> places;
 
   int size() const { return static_cast<int>(ranks.size()); }
+  Meeting* after(Meeting& meeting) {
+    if (meeting.next.load(std::memory_order_acquire) == nullptr) {
+      const std::lock_guard<std::mutex> lock(mutex);
+      if (meeting.next == nullptr) {
+        meeting.next = fresh();
+      }
+    }
+    return meeting.next;
+  }
   Meeting* fresh() {
     if (!free.empty()) {
       Meeting* const again = free.back();
