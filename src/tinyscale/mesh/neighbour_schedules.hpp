@@ -176,69 +176,69 @@ struct RowWalk {
   }
 };
 
-// What the devices at `c` of the row have when phase begins: those of the rows walked before.
-inline void pass_on(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase, int step,
-                    int from, int to, int c) {
-  const Row& row = walk.row(phase);
-  const int target = row.moved(from, to);
-  const std::vector<int> blocks = walk.alike(row.moved(from, c), 0, phase);
+// A hop along a row: `way` is 1 to the right, -1 to the left. What it carries began `done` devices
+// back, at `origin`, and travels as far as `reach` devices.
+struct Hop {
+  int step = 0, from = 0, to = 0;
+  int origin = 0, way = 1, done = 0, reach = 0;
+};
+
+// What the devices at the origin have when phase begins: that of the rows walked before.
+inline void pass_on(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase,
+                    const Hop& hop) {
+  const std::vector<int> blocks = walk.alike(walk.row(phase).moved(hop.from, hop.origin), 0, phase);
   if (walk.own_numbering) {
-    to_add.add(step, from, target, walk.chunk_of(blocks[0]), static_cast<int>(blocks.size()));
+    to_add.add(hop.step, hop.from, hop.to, walk.chunk_of(blocks[0]),
+               static_cast<int>(blocks.size()));
     return;
   }
   for (const int block : blocks) {
-    to_add.add(step, from, target, walk.chunk_of(block));
+    to_add.add(hop.step, hop.from, hop.to, walk.chunk_of(block));
   }
 }
 
-inline void gather_along(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase,
-                         int first) {
+// What goes from the origin to each device farther on: from any device on the rows walked before,
+// to any on those still to walk.
+inline void pass_blocks(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase,
+                        const Hop& hop) {
   const Row& row = walk.row(phase);
-  const int n = row.size;
-  for (int k = 1; k <= row_steps(row); ++k) {
-    for (int device = 0; device < walk.devices; ++device) {
-      const int x = row.coordinate(device);
-      const int goes_right = modulo(x - (k - 1), n);
-      const int goes_left = modulo(x + (k - 1), n);
-      if (k <= reach(row.way, n, goes_right).right) {
-        pass_on(to_add, walk, phase, first + k - 1, device, modulo(x + 1, n), goes_right);
-      }
-      if (k <= reach(row.way, n, goes_left).left) {
-        pass_on(to_add, walk, phase, first + k - 1, device, modulo(x - 1, n), goes_left);
+  const std::vector<int> sources = walk.alike(row.moved(hop.from, hop.origin), 0, phase);
+  for (int i = hop.done + 1; i <= hop.reach; ++i) {
+    const int away = hop.way > 0 ? i : hop.done + 1 + hop.reach - i;  // rising targets are joined
+    const int target = row.moved(hop.from, modulo(hop.origin + hop.way * away, row.size));
+    for (const int source : sources) {
+      for (const int end : walk.alike(target, phase + 1, walk.rows.size())) {
+        to_add.add(hop.step, hop.from, hop.to, walk.chunk_of(source * walk.devices + end));
       }
     }
   }
 }
 
-// What began at coordinate `origin` and goes to `target`: from any device on the rows walked
-// before, to any on those still to walk.
-inline void pass_blocks(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase, int step,
-                        int from, int to, int origin, int target) {
+// all_to_all where `exchanges`, else all_gather: both ways of the row at once.
+inline void travel_along(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase, int first,
+                         bool exchanges) {
   const Row& row = walk.row(phase);
-  const int receiver = row.moved(from, to);
-  for (const int source : walk.alike(row.moved(from, origin), 0, phase)) {
-    for (const int end : walk.alike(row.moved(from, target), phase + 1, walk.rows.size())) {
-      to_add.add(step, from, receiver, walk.chunk_of(source * walk.devices + end));
-    }
-  }
-}
-
-inline void exchange_along(ScheduleBuilder& to_add, const RowWalk& walk, std::size_t phase,
-                           int first) {
-  const Row& row = walk.row(phase);
-  const int n = row.size;
-  for (int k = 1; k <= row_steps(row); ++k) {
+  for (int done = 0; done < row_steps(row); ++done) {
     for (int device = 0; device < walk.devices; ++device) {
       const int x = row.coordinate(device);
-      const int from_left = modulo(x - (k - 1), n);
-      const int from_right = modulo(x + (k - 1), n);
-      for (int away = k; away <= reach(row.way, n, from_left).right; ++away) {
-        pass_blocks(to_add, walk, phase, first + k - 1, device, modulo(x + 1, n), from_left,
-                    modulo(from_left + away, n));
-      }
-      for (int away = reach(row.way, n, from_right).left; away >= k; --away) {
-        pass_blocks(to_add, walk, phase, first + k - 1, device, modulo(x - 1, n), from_right,
-                    modulo(from_right - away, n));
+      for (const int way : {1, -1}) {
+        const int origin = modulo(x - way * done, row.size);
+        const Reach span = reach(row.way, row.size, origin);
+        const Hop hop = {first + done,
+                         device,
+                         row.moved(device, modulo(x + way, row.size)),
+                         origin,
+                         way,
+                         done,
+                         way > 0 ? span.right : span.left};
+        if (done >= hop.reach) {
+          continue;
+        }
+        if (exchanges) {
+          pass_blocks(to_add, walk, phase, hop);
+        } else {
+          pass_on(to_add, walk, phase, hop);
+        }
       }
     }
   }
@@ -347,11 +347,8 @@ inline void schedule_neighbours(ScheduleBuilder& to_add, const CollectiveSpec& s
       if (chain) {
         broadcast_along(to_add, walk, phase, first, spec.root, chunks);
         first += chain_hops(row, row.coordinate(spec.root)) + chunks - 1;
-      } else if (what == Collective::all_to_all) {
-        exchange_along(to_add, walk, phase, first);
-        first += row_steps(row);
       } else {
-        gather_along(to_add, walk, phase, first);
+        travel_along(to_add, walk, phase, first, what == Collective::all_to_all);
         first += row_steps(row);
       }
     }
