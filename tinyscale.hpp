@@ -33978,8 +33978,10 @@ inline Svg link_map(const MeshRun& run) {
   const double side = wide * static_cast<double>(across);
   const double down = static_cast<double>((panels + across - 1) / across);
   Canvas canvas(std::max(460.0, side + 120), 66 + high * down);
-  canvas.label(20, 28, "Links of " + run.machine().name + ", " + format_seconds(run.seconds), 16,
-               Anchor::start, Canvas::ink() + " font-weight=\"600\"");
+  canvas.label(20, 28,
+               detail::cat({"Links of ", run.machine().name, ", busy share of ",
+                            format_seconds(run.seconds)}),
+               16, Anchor::start, Canvas::ink() + " font-weight=\"600\"");
   if (panels > 1) {
     canvas.label(20, 44, "a chip has the colour of its busiest link to another panel", 11,
                  Anchor::start, Canvas::soft());
