@@ -903,6 +903,7 @@ ts::Machine oversubscribed(double times) {
   return machine;
 }
 
+#if !defined(TINYSCALE_NO_THREADS)
 TEST_CASE("replay: the critical path follows the data when several messages end at once") {
   const ts::Mesh mesh(ts::machine("tpu-v5e", {16}), {{"x", 16}});
   ts::CollectiveOptions options;
@@ -916,6 +917,7 @@ TEST_CASE("replay: the critical path follows the data when several messages end 
           run.timeline.messages[static_cast<std::size_t>(path.chain[i - 1])].to);
   }
 }
+#endif
 
 TEST_CASE("replay: every algorithm on placed axes takes its closed form") {
   struct Case {

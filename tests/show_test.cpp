@@ -194,6 +194,7 @@ TEST_CASE("show: a heat map shows every pair that exchanged bytes") {
   CHECK(contains(ts::svg(map).markup(), "nothing was sent"));
 }
 
+#if !defined(TINYSCALE_NO_THREADS)
 // Two groups of four along a closed dimension, compute between a start and its wait.
 ts::MeshRun small_run() {
   ts::Machine machine = ts::machine("tpu-v5e", {4, 2});
@@ -276,6 +277,7 @@ TEST_CASE("show: a link map has both ways of each link, and letters for terminal
         "link_map: h100-sxm 1x8 has no dimension whose neighbours are joined; svg(run) shows the "
         "links of any machine");
 }
+#endif  // TINYSCALE_NO_THREADS
 
 TEST_CASE("show: a schedule's table says what each device receives in each step") {
   ts::CollectiveSchedule pair;
