@@ -126,18 +126,25 @@ ts::Tensor call(ts::Device& device, ts::Collective what, const ts::Tensor& x,
                                               : device.all_reduce(x, "x", ts::Reduce::sum, options);
 }
 
-// The same numbers by `own`, then by what the library would take, on GPUs of one NVLink node.
-void compare(const ts::CollectiveSchedule& own, std::int64_t elements) {
+// The same numbers by what the library would take, then by `own`, on GPUs of one NVLink node.
+ts::MeshRun run_both(const ts::CollectiveSchedule& own, std::int64_t elements) {
   const int n = own.devices;
-  const ts::Mesh mesh(ts::machine("h100", {1, n}), {{"x", n}});
+  ts::Machine node = ts::machine("h100", {1, 8});
+  node.dims = {1, n};  // more GPUs on a switch than there are
+  const ts::Mesh mesh(node, {{"x", n}});
   const std::int64_t each = own.what == ts::Collective::all_gather ? elements / n : elements;
-  const ts::MeshRun run = mesh.run([&](ts::Device& device) {
+  return mesh.run([&](ts::Device& device) {
     ts::CollectiveOptions options;
     const ts::Tensor x = ts::full({each}, float(device.rank()));
     const ts::Tensor built_in = call(device, own.what, x, options);
     options.schedule = &own;
     device.keep("difference", ts::sub(call(device, own.what, x, options), built_in));
   });
+}
+
+void compare(const ts::CollectiveSchedule& own, std::int64_t elements) {
+  const int n = own.devices;
+  const ts::MeshRun run = run_both(own, elements);
   const ts::CollectiveRow theirs = run.collectives()[0], ours = run.collectives()[1];
   float difference = 0;
   for (const float one : run.kept(n - 1, "difference").values()) {
@@ -148,6 +155,53 @@ void compare(const ts::CollectiveSchedule& own, std::int64_t elements) {
             << ts::format_seconds(ours.seconds) << ", at most " << ts::format_bytes(ours.bytes_out)
             << " out of a device; " << (difference > 0 ? "differs" : "the same numbers")
             << "\n  built in: " << theirs.reason << "\n";
+}
+
+// What the textbooks say of a vector of V elements on N devices: steps, and the elements that leave
+// the busiest device. Through a switch the time is steps alpha + elements / bandwidth.
+struct Formula {
+  int steps = 0;
+  std::int64_t elements = 0;
+};
+
+Formula formula(const ts::CollectiveSchedule& own, std::int64_t v) {
+  const int n = own.devices;
+  Formula f;
+  for (int bit = 1; bit < n; bit *= 2) {  // ceil(log2 N) rounds
+    ++f.steps;
+    for (int distance = 0; distance < n; ++distance) {
+      f.elements += (distance & bit) != 0 ? v / n : 0;  // all_to_all: V / 2 log2 N
+    }
+  }
+  if (own.what == ts::Collective::all_gather) {
+    f.elements = (n - 1) * v / n;
+  } else if (own.what == ts::Collective::all_reduce) {
+    const bool pairs = (n & (n - 1)) != 0;  // in and out once more
+    f.steps += pairs ? 1 : 0;               // floor(log2 N) + 2
+    f.elements = (f.steps - (pairs ? 1 : 0)) * v;
+  }
+  return f;
+}
+
+// Counters and clock of a run beside the formula.
+void check(const char* text, ts::CollectiveSchedule (*algorithm)(int)) {
+  double worst = 0;
+  bool same = true;
+  for (int n = 2; n <= 33; ++n) {
+    const std::int64_t elements = 12 * n;
+    const ts::MeshRun run = run_both(algorithm(n), elements);
+    const ts::CollectiveRow counted = run.collectives()[1];
+    const ts::Links& links = run.machine().links[1];
+    const Formula said = formula(algorithm(n), elements);
+    // All devices send in every step, but of pairs one only: their elements are on the path.
+    const std::int64_t path = counted.name == "all_reduce" ? said.steps * elements : said.elements;
+    const double seconds =
+        said.steps * links.latency + 4 * double(path) / links.bandwidth.one_way();
+    same = same && counted.steps == said.steps && counted.bytes_out == 4 * double(said.elements);
+    worst = std::max(worst, std::abs(counted.seconds / seconds - 1));
+  }
+  std::cout << text << (same ? ": counted the same" : ": DIFFERENT")
+            << " for 2 to 33 devices, time " << (worst < 1e-9 ? "too\n" : "DIFFERENT\n");
 }
 
 int main() {
@@ -165,6 +219,9 @@ int main() {
     ts::check_schedule(double_tree(n, 4));
   }
   std::cout << "\nall four are right for 1 to 33 devices\n";
+  check("Bruck all_gather, ceil(log2 N) steps, (N - 1) / N V out", &bruck_all_gather);
+  check("Bruck all_to_all, ceil(log2 N) steps, V / 2 log2 N out", &bruck_all_to_all);
+  check("recursive doubling, log2 N steps, 2 more with pairs, V a step out", &recursive_doubling);
   const auto prepared = ts::detail::prepare(double_tree(8, 1));
   std::cout << "first half: " << ts::reduction_order(*prepared, 0, 0) << "\n"
             << "second half: " << ts::reduction_order(*prepared, 0, 1) << "\n";
