@@ -171,6 +171,30 @@ TEST_CASE("any count of elements, and none") {
   }
 }
 
+TEST_CASE("sums of dozens of devices are the float64 sums, by every algorithm") {
+  for (const ts::Algorithm algorithm : flat) {
+    CAPTURE(ts::name_of(algorithm));
+    for (const int n : {12, 17, 33}) {
+      CAPTURE(n);
+      ts::Mesh mesh = row_mesh(n);
+      mesh.algorithm = algorithm;
+      const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+        d.keep("all", d.all_reduce(numbers(d.rank(), {101}), "x"));
+        d.keep("part", d.reduce_scatter(numbers(d.rank(), {2 * n}), "x", 0));
+        d.keep("mean", d.all_reduce(numbers(d.rank(), {7}), "x", ts::Reduce::mean));
+      });
+      const std::vector<double> parts = Expected{n, {2 * n}}.sum();
+      const std::vector<double> seven = Expected{n, {7}}.sum();
+      for (int rank = 0; rank < n; ++rank) {
+        const std::size_t first = static_cast<std::size_t>(2 * rank);
+        CHECK(near(run.kept(rank, "all"), Expected{n, {101}}.sum(), n));
+        CHECK(near(run.kept(rank, "part"), {parts[first], parts[first + 1]}, n));
+        CHECK(near(ts::scale(run.kept(rank, "mean"), static_cast<float>(n)), seven, 2 * n));
+      }
+    }
+  }
+}
+
 TEST_CASE("large tensors go through the cache in stretches, on several threads") {
   for (const ts::Algorithm algorithm : {ts::Algorithm::ring, ts::Algorithm::direct}) {
     ts::Mesh mesh = row_mesh(3);
