@@ -324,7 +324,7 @@ TEST_CASE("a wire format: all have the same all_reduce, and a maximum is one of 
     for (const char* const name : {"winners", "losers"}) {
       CAPTURE(name);
       for (const float winners : run.kept(0, name).values()) {
-        CHECK(winners >= 1);
+        CHECK(winners == 1);
       }
     }
   }
@@ -921,6 +921,79 @@ TEST_CASE("gradients through every collective against central differences") {
       }
     }
   }
+}
+
+TEST_CASE("gradients of max and min where devices tie are those of one device") {
+  for (int n = 2; n <= 5; ++n) {
+    CAPTURE(n);
+    ts::Tensor x({3 * n, 2 * n}), weights({2 * n});
+    for (std::int64_t i = 0; i < x.count(); ++i) {
+      x.data()[i] = static_cast<float>(ts::random_below(7, static_cast<std::uint64_t>(i), 3));
+    }
+    for (int i = 0; i < 2 * n; ++i) {
+      weights.data()[i] = static_cast<float>(i + 1);
+    }
+    for (const bool largest : {true, false}) {
+      CAPTURE(largest);
+      const float sign = largest ? 1.0f : -1.0f;
+      const ts::Reduce how = largest ? ts::Reduce::max : ts::Reduce::min;
+      const ts::Tensor whole = ts::parameter(x);
+      ts::sum(ts::max(whole * sign, 0) * sign * weights).backward();
+      for (const char* const name : {"all_reduce", "reduce", "reduce_scatter"}) {
+        CAPTURE(name);
+        const std::string what = name;
+        const ts::MeshRun run = row_mesh(n).run([&](ts::Device& d) {
+          ts::CollectiveOptions bf16;
+          bf16.format = ts::DType::bf16;
+          const ts::Tensor part = ts::parameter(d.shard(x, "x", 0));
+          const ts::Tensor own = ts::max(part * sign, 0) * sign;
+          if (what == "all_reduce") {
+            ts::sum(d.all_reduce(own, "x", how, bf16) * weights).backward();
+          } else if (what == "reduce") {
+            const ts::Tensor y = d.reduce(own, "x", n - 1, how);
+            (d.rank() == n - 1 ? ts::sum(y * weights) : ts::sum(y)).backward();
+          } else {
+            const ts::Tensor y = d.reduce_scatter(own, "x", 0, how);
+            ts::sum(y * d.shard(weights, "x", 0)).backward();
+          }
+          d.keep("grad", part.grad());
+        });
+        for (int rank = 0; rank < n; ++rank) {
+          CHECK(run.kept(rank, "grad").values() ==
+                ts::slice(whole.grad(), 0, 3 * rank, 3 * rank + 3).values());
+        }
+        CHECK(run.collectives()[run.collectives().size() - 1].arguments ==
+              ts::detail::cat({ts::Shape({2 * n}), ", min"}));  // whose turn it is goes as f32
+      }
+    }
+  }
+}
+
+TEST_CASE("what would lose a gradient or means nothing is refused") {
+  const ts::Tensor t = ts::full({4}, 1.0f);
+  const auto sends = [&](ts::Device& d) {
+    const ts::Tensor square = ts::square(ts::parameter(t));
+    const ts::NoGrad scope;
+    d.rank() == 0 ? d.send(square, 1) : d.keep("got", d.recv(0));
+  };
+  CHECK(row_mesh(2).run(sends).kept(1, "got").values() == t.values());
+  CHECK(fault(row_mesh(2), [&](ts::Device& d) { d.send(ts::parameter(t), 1 - d.rank()); })
+            .find("threw: send: the tensor [4] carries a gradient, which does "
+                  "not come back from the receiver; send detach() of it, or use permute") !=
+        std::string::npos);
+  CHECK(fault(row_mesh(2),
+              [&](ts::Device& d) {
+                ts::CollectiveOptions alike;
+                alike.used_alike = true;
+                d.all_gather(t, "x", 0, alike);
+                d.broadcast(t, "x", 0, alike);
+              })
+            .find("threw: broadcast: used_alike is set, which only all_gather has; "
+                  "leave it false") != std::string::npos);
+  ts::Mesh mesh = row_mesh(2);
+  mesh.runnable = -1;
+  CHECK(error_of([&] { mesh.run([](ts::Device&) {}); }) ==
+        "Mesh::run: -1 runnable devices; 1 or more are right, or 0, which leaves it to the mesh");
 }
 
 #endif  // TINYSCALE_NO_THREADS

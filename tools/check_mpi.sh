@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# `make check-mpi`: the same mesh programs on threads and on 2, 4 and 8 MPI ranks of this computer. All
+# `make check-mpi`: the same mesh programs on threads, with the baton and on 2, 4 and 8 MPI ranks of this computer. All
 # that they tell, on every rank, must be equal: numbers, logs, counters, simulated times, errors.
 #   tools/check_mpi.sh [build folder]      LONG=1: the mesh's own tests, on 9 ranks, too
 set -u
@@ -15,7 +15,8 @@ flags="-std=c++17 -O1 -pthread ${INCLUDE:--I.}"
 # shellcheck disable=SC2086
 "${CXX:-g++}" $flags tests/mpi/same_program.cpp -o "$build/threads" &&
   mpicxx $flags -DTINYSCALE_USE_MPI tests/mpi/same_program.cpp -o "$build/ranks" &&
-  mpicxx $flags -DTINYSCALE_USE_MPI tests/mpi/early_end.cpp -o "$build/early_end" || exit 1
+  mpicxx $flags -DTINYSCALE_USE_MPI tests/mpi/early_end.cpp -o "$build/early_end" &&
+  mpicxx $flags -DTINYSCALE_USE_MPI tests/mpi/other_meshes.cpp -o "$build/other_meshes" || exit 1
 
 run="mpirun"
 mpirun --version 2> /dev/null | grep -q 'Open MPI' && run="mpirun --oversubscribe --bind-to none --mca mpi_yield_when_idle 1"
@@ -23,6 +24,9 @@ mpirun --version 2> /dev/null | grep -q 'Open MPI' && run="mpirun --oversubscrib
 failed=0
 for n in 2 4 8; do
   "$build/threads" "$n" "$build/threads$n.text" || exit 1
+  "$build/threads" "$n" "$build/baton$n.text" 1 || exit 1   # one device runs at a time
+  diff "$build/threads$n.text.0" "$build/baton$n.text.0" | head -n 4 | grep . >&2 &&
+    { echo "check_mpi: $n devices with the baton tell something else than all at once" >&2; failed=1; }
   timeout 300 $run -n "$n" "$build/ranks" "$n" "$build/ranks$n.text" ||
     { echo "check_mpi: the programs on $n ranks ended with an error" >&2; failed=1; }
   for rank in $(seq 0 $((n - 1))); do
@@ -35,6 +39,8 @@ for n in 2 4 8; do
 done
 timeout 60 $run -n 2 "$build/early_end" 2>&1 | grep -q 'rank 1 has ended its program' ||
   { echo "check_mpi: a rank that ends early is not noticed" >&2; failed=1; }
+timeout 60 $run -n 3 "$build/other_meshes" ||
+  { echo "check_mpi: ranks that come with different meshes are not told" >&2; failed=1; }
 # Ranks must agree, so all of them run all: but for meshes of more than 9 devices, and cases that look at a
 # variable which one device's program has set, as only its own rank can.
 if [ -n "${LONG:-}" ]; then

@@ -1,6 +1,7 @@
 // The same mesh programs on threads and on MPI ranks: numbers, logs, counters, simulated times and
 // errors as text, which must be equal, on every rank.
-//   same_program DEVICES FILE     the text goes to FILE.RANK; of a job of several ranks, all write
+//   same_program DEVICES FILE [RUNNABLE]     the text goes to FILE.RANK; of a job of several ranks,
+//                                            all write
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -77,9 +78,17 @@ class Text {
   bool measured_ = true;
 };
 
+int runnable = 0;  // of all meshes here
+
 ts::Mesh row(int n, ts::Algorithm algorithm = ts::Algorithm::automatic) {
   ts::Mesh mesh(ts::machine("tpu-v5e", {n}), {{"x", n}});
   mesh.algorithm = algorithm;
+  mesh.runnable = runnable;
+  return mesh;
+}
+ts::Mesh two_rows(int n) {
+  ts::Mesh mesh(ts::machine("tpu-v5e", {2, n / 2}), {{"x", 2}, {"y", n / 2}});
+  mesh.runnable = runnable;
   return mesh;
 }
 
@@ -121,7 +130,7 @@ void add_programs(Text& text, int n) {
            {"a", "b"});
   text.add("a part of the ranks", row(2),
            [](ts::Device& d) { d.keep("a", d.all_reduce(numbers(d.rank(), {7}), "x")); }, {"a"});
-  const ts::Mesh grid(ts::machine("tpu-v5e", {2, n / 2}), {{"x", 2}, {"y", n / 2}});
+  const ts::Mesh grid = two_rows(n);
   text.add("two axes", grid,
            [n](ts::Device& d) {
              const ts::Tensor t = numbers(d.rank(), {n, 4 * n});
@@ -186,6 +195,33 @@ void add_programs(Text& text, int n) {
              d.keep("a", t.grad());
            },
            {"a"});
+  const auto inner = [](ts::Device& d) {  // a run of its own, in each device that makes it
+    const ts::MeshRun run = row(3).run([&](ts::Device& e) {
+      e.keep("a", e.all_reduce(numbers(d.rank() + e.rank(), {5}), "x"));
+      if (d.rank() == 1) {
+        e.recv((e.rank() + 1) % 3);
+      }
+    });
+    return run.kept(2, "a");
+  };
+  text.add("a run inside one device", row(n),
+           [&](ts::Device& d) {
+             d.keep("a", d.all_reduce(d.rank() == 0 ? inner(d) : ts::ones({5}), "x"));
+           },
+           {"a"});
+  text.add("a run inside all devices, of which one fails", row(n),
+           [&](ts::Device& d) {
+             ts::Tensor t = ts::ones({5});
+             try {
+               t = inner(d);
+             } catch (const ts::Error& error) {
+               t = ts::full({5}, static_cast<float>(std::strlen(error.what())));
+             }
+             d.keep("a", d.all_reduce(t, "x"));
+           },
+           {"a"});
+  text.add("a run inside that fails", row(n),
+           [&](ts::Device& d) { d.all_reduce(d.rank() == 1 ? inner(d) : ts::ones({5}), "x"); }, {});
 }
 
 void add_schedule(Text& text, int n) {
@@ -253,7 +289,7 @@ void add_errors(Text& text, int n) {
     pending.wait();
   });
   fails("no axis", [&](ts::Device& d) { d.all_reduce(t, "z"); });
-  const ts::Mesh grid(ts::machine("tpu-v5e", {2, n / 2}), {{"x", 2}, {"y", n / 2}});
+  const ts::Mesh grid = two_rows(n);
   text.add("a group that rank 0 is not in", grid,
            [&](ts::Device& d) {
              d.all_reduce(t, {"x", "y"});
@@ -274,7 +310,7 @@ void add_errors(Text& text, int n) {
 // Random programs, each with a fault of one device.
 void add_faults(Text& text, int n) {
   const ts::Tensor start = ts::full({2 * n}, 1.0f);
-  const ts::Mesh mesh(ts::machine("tpu-v5e", {2, n / 2}), {{"x", 2}, {"y", n / 2}});
+  const ts::Mesh mesh = two_rows(n);
   for (std::uint64_t seed = 0; seed < 100; ++seed) {
     const int culprit = static_cast<int>(ts::random_below(seed, 0, static_cast<std::uint64_t>(n)));
     const std::uint64_t when = ts::random_below(seed, 1, 5), how = ts::random_below(seed, 2, 9);
@@ -316,6 +352,7 @@ int main(int count, char** words) {
   if (n < 2 || n % 2 != 0) {
     return 2;
   }
+  runnable = count > 3 ? std::atoi(words[3]) : 0;
   Text text(ts::detail::cat({words[2], ".", ts::process_rank()}));
   add_collectives(text, n);
   add_programs(text, n);

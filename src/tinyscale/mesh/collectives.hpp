@@ -1,9 +1,10 @@
 #pragma once
 // The collectives of a device, on tensors: what each takes, gives and carries back.
 // Gradients: what all_reduce gives is used alike on all devices, what the others give by each for
-// itself. So all_reduce carries back what came; all_gather a reduce_scatter, reduce_scatter an
-// all_gather; broadcast a reduce, reduce a broadcast; gather a scatter, scatter a gather;
-// all_to_all and permute their inverses (the transposes of chapter 3 of the scaling book).
+// itself. So all_reduce carries back what came, of max and min to who had it; all_gather a
+// reduce_scatter, reduce_scatter an all_gather; broadcast a reduce, reduce a broadcast; gather a
+// scatter, scatter a gather; all_to_all and permute their inverses (the transposes of chapter 3 of
+// the scaling book).
 
 #include <cstddef>
 #include <cstdint>
@@ -299,19 +300,25 @@ inline Tensor zeros_but_root(const Calling& by, const CallKey& key, const Tensor
   return is_root(by, key) ? at_root : zeros(key.shape);
 }
 
+// Of devices that tie the first one has it all, as in ts::max: they agree on its number.
 inline Tensor carry_back_winners(const Calling& by, const Underway& forward, const Tensor& dy) {
   const CallKey& key = forward.call.key;
+  const Axes axes = by.device.axes_of(key.axes);
   Tensor out = forward.out, back = dy;
   if (key.what == Collective::reduce_scatter) {
-    const Axes axes = by.device.axes_of(key.axes);
     out = start_all_gather(by, out, axes, key.dim).wait();
     back = start_all_gather(by, dy, axes, key.dim).wait();
   } else if (key.what == Collective::reduce) {
-    const Axes axes = by.device.axes_of(key.axes);
     out = start_broadcast(by, is_root(by, key) ? out : zeros(key.shape), axes, key.root).wait();
     back = start_broadcast(by, is_root(by, key) ? dy : zeros(key.shape), axes, key.root).wait();
   }
-  return mul(back, equal(forward.in, out));
+  const float me = static_cast<float>(by.device.index_on(key.axes));
+  const float nobody = static_cast<float>(by.device.size_of(key.axes));
+  Calling exactly = by;
+  exactly.options.format = DType::f32;
+  const Tensor number = add(scale(equal(forward.in, out), me - nobody), nobody);
+  const Tensor first = start_all_reduce(exactly, number, axes, Reduce::min).wait();
+  return mul(back, equal(first, full(Shape{}, me)));
 }
 
 inline Tensor carry_back(const Underway& forward, const Tensor& dy) {

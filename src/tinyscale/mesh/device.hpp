@@ -143,10 +143,14 @@ class Device {
     return start_permute(t, axes, shift, options, where).wait();
   }
   // To and from a rank of the mesh. A send returns at once; a recv waits for one. They carry no
-  // gradient back.
+  // gradient back, so that a tensor with one is refused.
   void send(const Tensor& t, int to_rank, TINYSCALE_HERE) {
     detail::check_given("send", t);
     detail::check_peer("send", endpoint_, to_rank);
+    if (detail::tracked({&t})) {
+      detail::fail({"send: the tensor ", t.shape(), " carries a gradient, which does not come ",
+                    "back from the receiver; send detach() of it, or use permute"});
+    }
     endpoint_.send(to_rank, t, where);
   }
   Tensor recv(int from_rank, TINYSCALE_HERE) {

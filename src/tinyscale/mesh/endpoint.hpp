@@ -157,6 +157,9 @@ class Endpoint {
   StartedCall start(CallKey key, const CollectiveOptions& options, const Tensor& in,
                     const Tensor& out, const SourceLine& where,
                     const std::vector<std::int64_t>& rows = std::vector<std::int64_t>()) {
+    if (options.used_alike && key.what != Collective::all_gather) {
+      fail({name_of(key.what), ": used_alike is set, which only all_gather has; leave it false"});
+    }
     enter();
     ++calls_;
     key.algorithm = options.algorithm;

@@ -108,6 +108,10 @@ class Mesh {
     if (!program) {
       detail::fail({"Mesh::run: the program is empty; give a function of Device&"});
     }
+    if (runnable < 0) {
+      detail::fail({"Mesh::run: ", runnable, " runnable devices; 1 or more are right, or 0, which ",
+                    "leaves it to the mesh"});
+    }
     const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
     Context& caller = context();
     const int at_once = runnable > 0 ? runnable : size() > 256 ? thread_count() : 0;

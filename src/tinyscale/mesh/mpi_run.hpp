@@ -1,7 +1,7 @@
 #pragma once
 // A mesh program on MPI ranks: the devices are the first ranks of the job, and afterwards every
 // rank has what all of them left, so that a MeshRun is the same on each. A job of one rank runs its
-// devices on threads, as without MPI.
+// devices on threads, as without MPI; so does a run that a device makes inside another.
 
 #include "tinyscale/mesh/device_thread.hpp"
 
@@ -114,6 +114,24 @@ inline std::string told_by(int rank, const std::string& text) {
     at += part;
   }
   return all;
+}
+
+// Throws on all ranks alike when one comes with another mesh than rank 0. Two that are equal have
+// equal texts.
+inline void check_same_mesh(const Fabric& fabric) {
+  const MpiSession& session = mpi_session();
+  std::string mesh = fabric.machine().name;
+  for (const AxisPlacement& axis : fabric.axes()) {
+    mesh += cat({", ", axis.name, " of ", axis.size});
+  }
+  const std::string first = told_by(0, mesh);
+  const int mine = mesh == first ? session.size : session.rank;
+  int other = 0;
+  MPI_Allreduce(&mine, &other, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  if (other < session.size) {
+    fail({"mesh.run: MPI rank 0 comes with the mesh ", first, "; rank ", other, " with ",
+          told_by(other, mesh), "; all ranks must run the same mesh"});
+  }
 }
 
 // The calls of all devices' logs by their number in the run: one record each.
@@ -342,19 +360,21 @@ inline void run_own_device(const DeviceProgram& program, Fabric& fabric,
   }
 }
 
-// False when there is one rank only, and nothing was done.
+// False where the devices are to be threads, and nothing was done: one rank only, or a run inside a
+// device's program, to which the others need not come.
 inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
                          List<Shared<DeviceThread>>& devices) {
   MpiSession& session = mpi_session();
   const std::size_t ranks = static_cast<std::size_t>(session.size);
-  if (ranks == 1) {
+  if (ranks == 1 || session.running) {
     return false;
   }
+  session.gather_ranks();
+  check_same_mesh(fabric);
   if (devices.size() > ranks) {
     fail({"mesh.run: ", devices.size(), " devices on ", ranks, " MPI ranks; right is mpirun -n ",
           devices.size(), ", or one rank, whose devices are threads"});
   }
-  session.gather_ranks();
   session.running = true;
   run_own_device(program, fabric, devices);
   const std::string failure = told_by(0, session.rank == 0 ? fabric.failure() : "");
