@@ -626,9 +626,23 @@ TEST_CASE("NCCL's model: the worked values for 8 GPUs of a node, in microseconds
         doctest::Approx(14 + 28 * 1.9 + 3 * 4.0 + 1e6 * 1e9 * 31 / 32 / (4e11 * 0.92)));
   call.algorithm = Algorithm::tree;
   CHECK(error_of([&] { ts::nccl_seconds(call); }) ==
-        "nccl_seconds: all_gather by tree on 4 nodes of 8; the model has ring for all, tree for "
-        "all_reduce, on 1 or more of each");
+        "nccl_seconds: all_gather by tree; the model has all_reduce, all_gather and reduce_scatter "
+        "by ring, all_reduce by tree");
   call.algorithm = Algorithm::ring;
+  for (const Collective what :
+       {Collective::all_to_all, Collective::broadcast, Collective::reduce, Collective::gather,
+        Collective::scatter, Collective::permute, Collective::barrier}) {
+    call.what = what;
+    CHECK(error_of([&] { ts::nccl_seconds(call); }) ==
+          ts::detail::cat({"nccl_seconds: ", ts::name_of(what),
+                           " by ring; the model has all_reduce, all_gather and reduce_scatter by "
+                           "ring, all_reduce by tree"}));
+  }
+  call.what = Collective::reduce_scatter;
+  call.nodes = 0;
+  CHECK(error_of([&] { ts::nccl_seconds(call); }) ==
+        "nccl_seconds: 0 nodes of 8; 1 or more of each are right, up to 2^31 - 1 ranks");
+  call.nodes = 4;
   call.bytes = -1;
   CHECK(error_of([&] { ts::nccl_seconds(call); }) ==
         "nccl_seconds: -1 bytes over a bus of 4e+11 bytes/s; both are right from 0");

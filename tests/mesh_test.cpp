@@ -741,18 +741,50 @@ TEST_CASE("nothing hangs: the error says where each device stands") {
         "mesh.run: devices 0-2 must make the same call and do not\n"
         "  devices 0, 2: call 1, all_reduce([4], sum, x): its peers call something else\n"
         "  device 1: call 1, all_reduce([4], sum, bf16, x): its peers call something else");
+  CHECK(
+      fault(mesh,
+            [&](ts::Device& d) {
+              ts::Pending sum = d.start_all_reduce(t, "x");
+              d.barrier();
+              if (d.rank() != 1) {
+                d.start_permute(t, "x", 1);
+              }
+              sum.wait();
+            }) ==
+      "mesh.run: a collective was started that device 1 never called\n"
+      "  devices 0, 2: returned after 3 calls; started call 3, permute([4], shift 1, x): waits for "
+      "device 1 to call it\n"
+      "  device 1: returned after 2 calls");
   CHECK(fault(mesh,
               [&](ts::Device& d) {
-                ts::Pending sum = d.start_all_reduce(t, "x");
-                d.barrier();
-                if (d.rank() != 1) {
-                  d.start_permute(t, "x", 1);
-                }
-                sum.wait();
+                d.rank() == 0 ? d.start_all_gather(t, "x") : d.start_all_reduce(t, "x");
               }) ==
-        "mesh.run: a collective was started that device 1 never called\n"
-        "  devices 0, 2: returned after 3 calls\n"
-        "  device 1: returned after 2 calls");
+        "mesh.run: devices 0-2 must make the same call and do not\n"
+        "  device 0: returned after 1 call; started call 1, all_gather([4], dim 0, x): its peers "
+        "call something else\n"
+        "  devices 1, 2: returned after 1 call; started call 1, all_reduce([4], sum, x): its peers "
+        "call something else");
+  CHECK(fault(mesh,
+              [&](ts::Device& d) {
+                for (int i = 0; i < 5 && d.rank() != 1; ++i) {
+                  d.start_all_reduce(t, "x");
+                }
+                if (d.rank() == 0) {
+                  d.recv(1);
+                }
+              }) ==
+        "mesh.run: devices 1, 2 returned while others wait\n"
+        "  device 0: call 6, recv(from 1): waits for a message from device 1"
+        "; started call 1, all_reduce([4], sum, x): waits for device 1 to call it"
+        "; started call 2, all_reduce([4], sum, x): waits for device 1 to call it"
+        "; started call 3, all_reduce([4], sum, x): waits for device 1 to call it"
+        "; 2 more started\n"
+        "  device 1: returned after 0 calls\n"
+        "  device 2: returned after 5 calls"
+        "; started call 1, all_reduce([4], sum, x): waits for device 1 to call it"
+        "; started call 2, all_reduce([4], sum, x): waits for device 1 to call it"
+        "; started call 3, all_reduce([4], sum, x): waits for device 1 to call it"
+        "; 2 more started");
   CHECK(fault(mesh,
               [&](ts::Device& d) {
                 if (d.rank() == 0) {
@@ -761,8 +793,25 @@ TEST_CASE("nothing hangs: the error says where each device stands") {
               }) ==
         "mesh.run: messages were sent that nobody received\n"
         "  device 0: returned after 1 call\n"
-        "  device 1: returned after 0 calls; 1 message from device 0 not received\n"
+        "  device 1: returned after 0 calls; 1 message from device 0 not received, sent\n"
         "  device 2: returned after 0 calls");
+  const int line = __LINE__ + 2;  // of the first send
+  const auto sends = [&](ts::Device& d) {
+    d.send(t, (d.rank() + 2) % 3);
+    d.send(t, (d.rank() + 2) % 3);
+    d.rank() == 2 ? d.recv(0) : t;
+  };
+  const auto told = [&](int device, int calls, const char* messages, int from, const char* sent,
+                        int at) {
+    return ts::detail::cat({"\n  device ", device, ": returned after ", calls, " calls; ", messages,
+                            " from device ", from, " not received, ", sent,
+                            " at mesh_test.cpp:", at});
+  };
+  CHECK(error_of([&] { mesh.run(sends); }) ==
+        "mesh.run: messages were sent that nobody received" +
+            told(0, 2, "2 messages", 1, "the first sent", line) +
+            told(1, 2, "2 messages", 2, "the first sent", line) +
+            told(2, 3, "1 message", 0, "sent", line + 1));
   CHECK(fault(mesh,
               [&](ts::Device& d) {
                 if (d.rank() == 0) {

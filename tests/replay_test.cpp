@@ -652,6 +652,56 @@ TEST_CASE("replay: slow and dead links and devices") {
               3 * (1e-6 + 4e-6)));
 }
 
+TEST_CASE("replay: a fault of one dimension, of an uplink, of a link that is not there") {
+  // Chips 0 to 7 in two nodes of two leaves of two, by NIC, leaf and spine; and in the node of 2.
+  ts::Machine machine = machine_of({2, 2, 2}, ts::AxisKind::switched);
+  machine.links[0].bandwidth = ts::Bandwidth();
+  machine.links[0].uplink = ts::Bandwidth::one_way(4e9);
+  machine.links[1].uplink = ts::Bandwidth::one_way(2e9);
+  LogWriter inside(8), outside(8);  // 0 to 1, 0 to 4: 2000 elements of 4 bytes
+  inside.run(inside.call("a", {{0, 1}}, {{0, 0, 1, 0, 2, ts::Action::copy, 0}}, 2000));
+  outside.run(outside.call("a", {{0, 4}}, {{0, 0, 1, 0, 2, ts::Action::copy, 0}}, 2000));
+  const auto seconds = [&](const LogWriter& writer, const ts::Faults& faults) {
+    return ts::time(writer.log, machine, faults).seconds - 1e-6;
+  };
+  CHECK(close(seconds(inside, ts::Faults()), 8e-6));
+  CHECK(close(seconds(outside, ts::Faults()), 8e-6));
+  CHECK(close(seconds(inside, ts::Faults().slow_link(0, -1, 10)), 80e-6));
+  CHECK(close(seconds(outside, ts::Faults().slow_link(0, -1, 10)), 80e-6));
+  CHECK(close(seconds(inside, ts::Faults().slow_link(0, -1, 10, 1)), 8e-6));
+  CHECK(close(seconds(outside, ts::Faults().slow_link(0, -1, 10, 1)), 80e-6));
+  CHECK(close(seconds(inside, ts::Faults().slow_link(0, -1, 10, 2)), 80e-6));
+  CHECK(close(seconds(outside, ts::Faults().slow_link(0, -1, 10, 2)), 8e-6));
+  // The leaf has room for two, the spine for four; the other way nothing goes.
+  CHECK(close(seconds(outside, ts::Faults().slow_uplink(0, -1, 10)), 40e-6));
+  CHECK(close(seconds(outside, ts::Faults().slow_uplink(0, -1, 10, 0)), 20e-6));
+  CHECK(close(seconds(outside, ts::Faults().slow_uplink(-1, 4, 10, 1)), 40e-6));
+  CHECK(close(seconds(outside, ts::Faults().slow_uplink(-1, 0, 10)), 8e-6));
+  CHECK(close(seconds(inside, ts::Faults().slow_uplink(0, -1, 10)), 8e-6));
+  CHECK(error_of([&] {
+          seconds(outside, ts::Faults().dead_uplink(0, -1, 0));
+        }).find("time: link 0..3 -> switch is dead; ") == 0);
+  const auto no = [&](const ts::Faults& faults) {
+    return error_of([&] { seconds(outside, faults); });
+  };
+  CHECK(no(ts::Faults().slow_link(0, -1, 2, 0)) ==
+        "time: no link 0 -> -1 of dimension 0 to be at fault; links join neighbours, or a chip and "
+        "its switch (-1)");
+  CHECK(
+      no(ts::Faults().slow_uplink(2, -1, 2, 0)) ==
+      "time: no uplink 2 -> -1 of dimension 0 to be at fault; the first chip behind one names it, "
+      "the switch is -1");
+  CHECK(no(ts::Faults().slow_uplink(1, -1, 2)) ==
+        "time: no uplink 1 -> -1 to be at fault; the first chip behind one names it, the switch is "
+        "-1");
+  machine = machine_of({8}, ts::AxisKind::line);
+  CHECK(no(ts::Faults().dead_link(0, 7)).find("time: no link 0 -> 7 to be") == 0);
+  CHECK(no(ts::Faults().dead_link(7, 0)).find("time: no link 7 -> 0 to be") == 0);
+  machine = machine_of({8}, ts::AxisKind::full);
+  CHECK(no(ts::Faults().dead_link(3, 3)).find("time: no link 3 -> 3 to be") == 0);
+  CHECK(close(seconds(outside, ts::Faults().dead_link(4, 0)), 8e-6));
+}
+
 TEST_CASE("replay: logs that cannot go on are errors") {
   const ts::Machine machine = machine_of({2}, ts::AxisKind::line);
   LogWriter crossed(2);
@@ -807,7 +857,13 @@ TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
   // Other machines and faults.
   const ts::MeshRun slower = run.with(ts::Faults().slow_link(5, 1, 10));
   CHECK(close(slower.seconds, last + 9 * 400 / 1e9));
+  const ts::Machine again = run.machine();
+  CHECK(close(slower.on(again).seconds, slower.seconds));  // the fault stays
+  CHECK(close(slower.on(again, ts::Faults()).seconds, run.seconds));
   ts::Machine fast = machine_of({8}, ts::AxisKind::switched);
+  CHECK(
+      error_of([&] { slower.on(fast); }) ==
+      "time: no link 5 -> 1 to be at fault; links join neighbours, or a chip and its switch (-1)");
   fast.chip.memory_bandwidth = 1e12;
   CHECK(run.on(fast).seconds < run.seconds);
   fast.name = "fast";

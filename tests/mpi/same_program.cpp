@@ -281,6 +281,23 @@ void add_errors(Text& text, int n) {
       d.start_all_reduce(t, "x");
     }
   });
+  fails("other calls that nobody waits for", [&](ts::Device& d) {
+    d.barrier();
+    d.rank() == n - 1 ? d.start_all_gather(t, "x") : d.start_all_reduce(t, "x");
+    for (int i = 0; i < 20; ++i) {  // more than may be under way at once
+      d.barrier();
+    }
+    d.rank() == 0 ? d.start_permute(t, "x", 1) : d.start_reduce(t, "x");
+  });
+  fails("sends from several lines", [&](ts::Device& d) {
+    d.send(t, (d.rank() + 1) % n);
+    for (int i = 0; i < 2 && d.rank() == 1; ++i) {
+      d.send(t, 0);
+    }
+    d.recv((d.rank() + n - 1) % n);
+    d.send(t, (d.rank() + n - 1) % n);
+    d.rank() == 0 ? d.recv(1) : t;
+  });
   fails("groups across", [&](ts::Device& d) {
     ts::Pending pending = d.start_all_reduce(t, "x");
     if (d.rank() == 0) {

@@ -184,6 +184,7 @@ class Endpoint {
     }
     Post post;
     post.key = std::move(key);
+    post.number = calls_;
     post.where = where;
     post.in = in;
     post.out = out;

@@ -145,7 +145,6 @@ class Fabric {
   Packet take(int me, int from, const Standing& standing) {
     if (others_ != nullptr) {
       others_->wait({Wait::For::message, nullptr, from}, standing.standing());
-      others_->took(from);
     }
     std::unique_lock<std::mutex> lock(waiting_.mutex());
     waiting_.throw_failure();
@@ -178,7 +177,10 @@ class Fabric {
   // After all devices have ended: empty when all is well.
   std::string failure() {
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
-    bool wrong = !waiting_.in_state(Waiting::Now::threw).empty() || unfinished() != nullptr;
+    bool wrong = !waiting_.in_state(Waiting::Now::threw).empty();
+    for (const List<OpenCall>& calls : open_calls()) {
+      wrong = wrong || !calls.empty();
+    }
     for (std::size_t rank = 0; rank < boxes_.size(); ++rank) {
       wrong = wrong || unread(rank) > 0;
     }
@@ -338,16 +340,35 @@ class Fabric {
     return count;
   }
 
-  // A collective that was started and that nobody waits for, but not all called; or null.
-  const Meeting* unfinished() const {
+  struct OpenCall {
+    const Meeting* meeting = nullptr;
+    const Post* post = nullptr;
+  };
+
+  // By rank, in the order of its calls: what each has started, is not done and it does not wait
+  // for.
+  List<List<OpenCall>> open_calls() const {
+    List<List<OpenCall>> all(boxes_.size());
     for (const Shared<Group>& group : groups_) {
       for (const Shared<Meeting>& meeting : group->meetings) {
-        if (meeting->came > 0 && !meeting->done && meeting->left == 0) {
-          return meeting.get();
+        for (std::size_t i = 0; i < meeting->posts.size() && !meeting->done; ++i) {
+          const std::size_t rank = static_cast<std::size_t>(group->ranks[i]);
+          const Waiting::State& device = waiting_.states()[rank];
+          if (meeting->posts[i].here &&
+              (device.now != Waiting::Now::waits || device.wait.of != meeting.get())) {
+            List<OpenCall>& calls = all[rank];
+            calls.push_back({meeting.get(), &meeting->posts[i]});
+            for (std::size_t at = calls.size() - 1;
+                 at > 0 && calls[at].post->number < calls[at - 1].post->number; --at) {
+              const OpenCall later = calls[at - 1];
+              calls[at - 1] = calls[at];
+              calls[at] = later;
+            }
+          }
         }
       }
     }
-    return nullptr;
+    return all;
   }
 
   static std::vector<int> missing(const Meeting& meeting) {
@@ -364,12 +385,14 @@ class Fabric {
     if (device.wait.what == Wait::For::message) {
       return cat({"waits for a message from device ", device.wait.peer});
     }
-    const Meeting& meeting = *static_cast<const Meeting*>(device.wait.of);
+    return waits_for(*static_cast<const Meeting*>(device.wait.of));
+  }
+  static std::string waits_for(const Meeting& meeting) {
     return meeting.disagrees ? "its peers call something else"
                              : cat({"waits for ", device_list(missing(meeting)), " to call it"});
   }
 
-  std::string describe(std::size_t rank) const {
+  std::string describe(std::size_t rank, const List<OpenCall>& open) const {
     const Waiting::State& device = waiting_.states()[rank];
     std::string text = device.where;
     if (device.now == Waiting::Now::threw) {
@@ -383,13 +406,22 @@ class Fabric {
       const std::size_t count = box.packets.size() - box.next;
       if (count > 0) {
         text += cat({"; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
-                     " not received"});
+                     " not received, ", count == 1 ? "" : "the first ", "sent",
+                     at(box.packets[box.next].call->logged.where)});
       }
     }
+    constexpr std::size_t most_calls = 3;
+    for (std::size_t i = 0; i < open.size() && i < most_calls; ++i) {
+      const Post& post = *open[i].post;
+      text += cat({"; started call ", post.number, ", ",
+                   call_text(post.key, axes_text(axes_, post.key.axes)), at(post.where), ": ",
+                   waits_for(*open[i].meeting)});
+    }
+    text += open.size() > most_calls ? cat({"; ", open.size() - most_calls, " more started"}) : "";
     return text;
   }
 
-  std::string cause() const {
+  std::string cause(const List<List<OpenCall>>& open) const {
     const std::vector<int> threw = waiting_.in_state(Waiting::Now::threw);
     if (!threw.empty()) {
       return cat({device_list(threw),
@@ -408,10 +440,13 @@ class Fabric {
     }
     const std::vector<int> returned = waiting_.in_state(Waiting::Now::returned);
     if (returned.size() == boxes_.size()) {
-      const Meeting* const open = unfinished();
-      return open == nullptr ? "messages were sent that nobody received"
-                             : cat({"a collective was started that ", device_list(missing(*open)),
-                                    " never called"});
+      for (const List<OpenCall>& calls : open) {
+        if (!calls.empty()) {
+          return cat({"a collective was started that ", device_list(missing(*calls[0].meeting)),
+                      " never called"});
+        }
+      }
+      return "messages were sent that nobody received";
     }
     if (!returned.empty()) {
       return cat({device_list(returned), " returned while others wait"});
@@ -420,14 +455,15 @@ class Fabric {
   }
 
   void judge() {
+    const List<List<OpenCall>> open = open_calls();
     NameTable lines;  // their texts
     List<std::vector<int>> ranks(boxes_.size());
     for (std::size_t i = 0; i < boxes_.size(); ++i) {
-      int& line = lines[describe(i)];
+      int& line = lines[describe(i, open[i])];
       line = line == 0 ? static_cast<int>(lines.size()) : line;
       ranks[static_cast<std::size_t>(line - 1)].push_back(static_cast<int>(i));
     }
-    std::string text = "mesh.run: " + cause();
+    std::string text = "mesh.run: " + cause(open);
     for (const NameTable::Entry& line : lines) {
       text += cat(
           {"\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ", line.name});

@@ -38,6 +38,7 @@ inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int 
 
 struct Post {
   bool here = false;
+  int number = 0;  // of the device's calls
   CallKey key;
   SourceLine where;
   Tensor in, out;
@@ -131,7 +132,6 @@ class OtherProcesses {
   virtual Meeting* post(Seat& seat, Post post) = 0;
   virtual void wait(const Wait& wait, const std::string& where) = 0;  // until it is met
   virtual void put(int to, const Packet& packet) = 0;
-  virtual void took(int from) = 0;  // a packet of that sender
   virtual void end(Waiting::Now how, const std::string& where, const std::string& message) = 0;
 };
 

@@ -183,8 +183,10 @@ class MeshRun {
   const Machine& machine() const { return machine_; }
   int devices() const { return record_->log.devices; }
 
-  // The same run on another machine with as many chips, or with faults.
-  MeshRun on(const Machine& other, const Faults& faults = Faults()) const {
+  // The same run on another machine with as many chips, or with other faults. Its own faults stay,
+  // and must be possible on the other machine, unless it is given others: on(other, Faults()).
+  MeshRun on(const Machine& other) const { return on(other, faults_); }
+  MeshRun on(const Machine& other, const Faults& faults) const {
     return MeshRun(record_, other, faults);
   }
   MeshRun with(const Faults& faults) const { return MeshRun(record_, machine_, faults); }

@@ -54,7 +54,7 @@ class MpiRanks final : public OtherProcesses {
     MPI_Comm_size(comm, &size_);
     const std::size_t n = static_cast<std::size_t>(size_);
     sent_.assign(n, 0);
-    taken_.assign(n, 0);
+    came_.assign(n, 0);
     reports_ = List<Shared<RankReport>>(n);
   }
   ~MpiRanks() { MPI_Comm_free(&data_); }
@@ -123,7 +123,6 @@ class MpiRanks final : public OtherProcesses {
     ++sent_[static_cast<std::size_t>(to)];
     mail_.tell(to, packet_tag, news.text());
   }
-  void took(int from) override { ++taken_[static_cast<std::size_t>(from)]; }
 
   // Until rank 0 has judged the run.
   void end(Waiting::Now how, const std::string& where, const std::string& message) override {
@@ -226,12 +225,13 @@ class MpiRanks final : public OtherProcesses {
     enter(find_call(group, number), place, std::move(post), text);
   }
 
-  // Calls that all members have made go on: those that follow the first that is not over, as far as
+  // Calls that all members have made go on: those that follow the first that may yet, as far as
   // their tags differ.
   bool move_calls(RankGroup& group) {
     bool moved = false;
     std::size_t first = 0;
-    while (first < group.calls.size() && group.calls[first]->over) {
+    while (first < group.calls.size() &&
+           (group.calls[first]->over || group.calls[first]->meeting->disagrees)) {
       ++first;
     }
     for (std::size_t i = first; i < group.calls.size() && i < first + calls_at_once; ++i) {
@@ -358,6 +358,8 @@ class MpiRanks final : public OtherProcesses {
     packet.call = send_record(send_shape(packet.value.count(), where), from, me_);
     packet.call->id = id;
     fabric_.box(me_, from).packets.push_back(std::move(packet));
+    ++came_[static_cast<std::size_t>(from)];
+    changed_ = true;
   }
 
   // ---- The judgement, by rank 0 ----
@@ -371,7 +373,13 @@ class MpiRanks final : public OtherProcesses {
     news.where = where;
     news.message = message;
     news.sent = sent_;
-    news.taken = taken_;
+    news.came = came_;
+    for (const Fabric::Box& box : fabric_.boxes_[static_cast<std::size_t>(me_)]) {
+      if (!box.empty()) {
+        news.unread.push_back({box.from, static_cast<std::int64_t>(box.packets.size() - box.next),
+                               box.packets[box.next].call->logged.where});
+      }
+    }
     for (const Shared<RankGroup>& group : groups_) {
       RankReport::Calls calls;
       calls.axes = group->group->axes;
@@ -379,8 +387,10 @@ class MpiRanks final : public OtherProcesses {
       calls.posted = group->posted;
       for (const Shared<RankCall>& call : group->calls) {
         if (!call->over && call->number < group->posted) {
+          const std::size_t place = place_in(calls.ranks, me_);
+          const Post& post = call->meeting->posts[place];
           calls.open.push_back(
-              {call->number, call->meeting == wait.of, call->keys[place_in(calls.ranks, me_)]});
+              {call->number, call->meeting == wait.of, call->keys[place], post.number, post.where});
         }
       }
       news.calls.push_back(calls);
@@ -423,10 +433,13 @@ class MpiRanks final : public OtherProcesses {
       for (const RankReport::Calls& calls : report.calls) {
         take_over(calls, static_cast<int>(rank), state);
       }
-      for (std::size_t from = 0; from < reports_.size() && rank > 0; ++from) {
-        for (std::int64_t i = unread(reports_, from, rank); i > 0; --i) {
-          const int to = static_cast<int>(rank);
-          fabric_.box(to, static_cast<int>(from)).packets.push_back(Packet());
+      for (std::size_t i = 0; i < report.unread.size() && rank > 0; ++i) {
+        const RankReport::Unread& unread = report.unread[i];
+        const int from = static_cast<int>(unread.from), to = static_cast<int>(rank);
+        Packet packet;
+        packet.call = send_record(send_shape(0, unread.where), from, to);
+        for (std::int64_t left = unread.count; left > 0; --left) {
+          fabric_.box(to, from).packets.push_back(packet);
         }
       }
     }
@@ -445,6 +458,11 @@ class MpiRanks final : public OtherProcesses {
       if (call.keys[place].empty()) {
         enter(call, static_cast<int>(place), Post(), open.key);
       }
+      Bytes key(open.key);
+      Post& post = call.meeting->posts[place];
+      post.key = get_key(key);
+      post.number = open.called;
+      post.where = open.where;
       call.meeting->disagrees = call.meeting->came == group.group->size() && !same(call.keys);
       state.wait.of = open.awaited ? call.meeting : state.wait.of;
     }
@@ -455,7 +473,7 @@ class MpiRanks final : public OtherProcesses {
   MPI_Comm data_ = MPI_COMM_NULL;  // of the chunks
   int me_ = 0, size_ = 1;
   List<Shared<RankGroup>> groups_;
-  std::vector<std::int64_t> sent_, taken_;  // messages of the program, by rank
+  std::vector<std::int64_t> sent_, came_;  // messages of the program, by rank
   std::int64_t sends_ = 0;
   bool changed_ = false;  // since the last report
   bool judged_ = false;

@@ -25,18 +25,25 @@ struct RankReport {
     std::int64_t number = 0;
     bool awaited = false;
     std::string key;
+    int called = 0;  // its number among the device's calls
+    SourceLine where;
   };
   struct Calls {  // of one group
     std::vector<int> axes, ranks;
     std::int64_t posted = 0;
     List<Call> open;
   };
+  struct Unread {  // messages of one sender
+    std::int64_t from = 0, count = 0;
+    SourceLine where;  // of the first
+  };
 
   Waiting::Now now = Waiting::Now::runs;
   Wait wait;
   std::string where, message;
   List<Calls> calls;
-  std::vector<std::int64_t> sent, taken;  // messages of the program, by rank
+  std::vector<std::int64_t> sent, came;  // messages of the program, by rank
+  List<Unread> unread;
 
   const Calls* find(const Calls& like) const {
     for (const Calls& known : calls) {
@@ -63,7 +70,13 @@ inline void put_report(Bytes& to, const RankReport& report) {
   to.put(report.where);
   to.put(report.message);
   to.put_numbers(report.sent);
-  to.put_numbers(report.taken);
+  to.put_numbers(report.came);
+  to.put(static_cast<std::int64_t>(report.unread.size()));
+  for (const RankReport::Unread& unread : report.unread) {
+    to.put(unread.from);
+    to.put(unread.count);
+    put_where(to, unread.where);
+  }
   for (const RankReport::Calls& calls : report.calls) {
     to.put_numbers(calls.axes);
     to.put_numbers(calls.ranks);
@@ -73,6 +86,8 @@ inline void put_report(Bytes& to, const RankReport& report) {
       to.put(call.number);
       to.put(std::int64_t{call.awaited ? 1 : 0});
       to.put(call.key);
+      to.put(std::int64_t{call.called});
+      put_where(to, call.where);
     }
   }
 }
@@ -85,7 +100,13 @@ inline RankReport get_report(Bytes& from) {
   report.where = from.string();
   report.message = from.string();
   from.get_numbers(report.sent);
-  from.get_numbers(report.taken);
+  from.get_numbers(report.came);
+  report.unread = List<RankReport::Unread>(static_cast<std::size_t>(from.number()));
+  for (RankReport::Unread& unread : report.unread) {
+    unread.from = from.number();
+    unread.count = from.number();
+    unread.where = get_where(from);
+  }
   while (!from.at_end()) {
     RankReport::Calls calls;
     from.get_numbers(calls.axes);
@@ -96,6 +117,8 @@ inline RankReport get_report(Bytes& from) {
       call.number = from.number();
       call.awaited = from.number() != 0;
       call.key = from.string();
+      call.called = from.whole();
+      call.where = get_where(from);
     }
     report.calls.push_back(calls);
   }
@@ -121,10 +144,6 @@ inline bool under_way(const RankReports& reports, const RankReport::Calls& calls
   return true;
 }
 
-inline std::int64_t unread(const RankReports& reports, std::size_t from, std::size_t to) {
-  return reports[from]->sent[to] - reports[to]->taken[from];
-}
-
 enum class RunState { goes_on, over, stuck };
 
 inline RunState state_of(const RankReports& reports) {
@@ -145,13 +164,12 @@ inline RunState state_of(const RankReports& reports) {
         fine = false;
       }
     }
-    const std::size_t peer = static_cast<std::size_t>(report.wait.peer);
-    if (report.wait.what == Wait::For::message && unread(reports, peer, rank) > 0) {
-      return RunState::goes_on;
-    }
     for (std::size_t from = 0; from < reports.size(); ++from) {
-      fine = fine && unread(reports, from, rank) == 0;
+      if (reports[from]->sent[rank] != report.came[from]) {
+        return RunState::goes_on;  // one is under way, and will be told of
+      }
     }
+    fine = fine && report.unread.empty();
   }
   return fine ? RunState::over : RunState::stuck;
 }

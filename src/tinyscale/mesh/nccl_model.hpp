@@ -1,7 +1,8 @@
 #pragma once
-// NCCL's own model of a collective (its tuner, src/graph/tuning.cc, NCCL 2.x): a base latency, a
-// latency for each step inside a node and between nodes, and the bytes over a derated bus, by
-// protocol. LL flags every 8 bytes and needs no fence, LL128 every 128, Simple fences.
+// NCCL's own model of all_reduce, all_gather and reduce_scatter (its tuner, src/graph/tuning.cc,
+// NCCL 2.x): a base latency, a latency for each step inside a node and between nodes, and the bytes
+// over a derated bus, by protocol. LL flags every 8 bytes and needs no fence, LL128 every 128,
+// Simple fences.
 
 #include <algorithm>  // max
 #include <cstdint>
@@ -33,11 +34,16 @@ inline double nccl_seconds(const NcclCall& call) {
   static const double derating[] = {0.5, 0.92, 1.0};
   const bool tree = call.algorithm == Algorithm::tree;
   const bool all_reduce = call.what == Collective::all_reduce;
-  if ((!tree && call.algorithm != Algorithm::ring) || (tree && !all_reduce) || call.nodes < 1 ||
-      call.ranks_per_node < 1 || call.nodes > 2147483647 / call.ranks_per_node) {
-    detail::fail({"nccl_seconds: ", name_of(call.what), " by ", name_of(call.algorithm), " on ",
-                  call.nodes, " nodes of ", call.ranks_per_node,
-                  "; the model has ring for all, tree for all_reduce, on 1 or more of each"});
+  const bool half = call.what == Collective::all_gather || call.what == Collective::reduce_scatter;
+  if (!(all_reduce && tree) && !((all_reduce || half) && call.algorithm == Algorithm::ring)) {
+    detail::fail(
+        {"nccl_seconds: ", name_of(call.what), " by ", name_of(call.algorithm),
+         "; the model has all_reduce, all_gather and reduce_scatter by ring, all_reduce by "
+         "tree"});
+  }
+  if (call.nodes < 1 || call.ranks_per_node < 1 || call.nodes > 2147483647 / call.ranks_per_node) {
+    detail::fail({"nccl_seconds: ", call.nodes, " nodes of ", call.ranks_per_node,
+                  "; 1 or more of each are right, up to 2^31 - 1 ranks"});
   }
   if (!(call.bytes >= 0) || !(call.bus_bandwidth >= 0)) {
     detail::fail({"nccl_seconds: ", call.bytes, " bytes over a bus of ", call.bus_bandwidth,

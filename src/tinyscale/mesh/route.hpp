@@ -59,6 +59,21 @@ class MachineLinks {
     }
     return static_cast<int>(d);
   }
+  // Whether there is such a link: none beyond the end of a line, to itself, out of a spine's leaf.
+  bool exists(std::size_t link) const {
+    const std::size_t d = static_cast<std::size_t>(dim_of(link));
+    const Along& along = along_[d];
+    const std::int64_t chip = static_cast<std::int64_t>((link - along.begin) / along.width);
+    const std::int64_t place = static_cast<std::int64_t>((link - along.begin) % along.width);
+    const std::int64_t here = coordinate(chip, d);
+    switch (along.kind) {
+      case AxisKind::ring: return along.size > 1;
+      case AxisKind::full: return place != here;
+      case AxisKind::line: return place == 0 ? here + 1 < along.size : here > 0;
+      default: break;
+    }
+    return place < 2 ? along.port == d : along.uplink && chip % along.stride == 0;
+  }
   // The chips at its ends, of an uplink the first of those that share it; -1 is a switch.
   std::int64_t from(std::size_t link) const { return end(link, 0); }
   std::int64_t to(std::size_t link) const { return end(link, 1); }

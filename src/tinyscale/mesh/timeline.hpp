@@ -12,24 +12,36 @@
 
 namespace tinyscale {
 
-// Links and devices that are slower by a factor, or dead. Chips by rank, -1: the switch.
-//   run.on(machine, Faults().slow_link(0, 1, 4).dead_device(3))
+// Links and devices that are slower by a factor, or dead. A link goes one way; its chips by rank,
+// -1 is a switch; in one dimension of the machine, or in all that have it. An uplink is named by
+// the first chip behind it, as in run.links().
+//   run.on(machine, Faults().slow_link(0, 1, 4).slow_uplink(8, -1, 2).dead_device(3))
 struct Faults {
   struct Fault {
     bool link = false, dead = false;
     std::int64_t from = 0, to = 0;  // a device: from
     double factor = 1;
+    int dim = -1;  // -1: any
+    bool uplink = false;
   };
   List<Fault> all;
 
-  Faults& slow_link(std::int64_t from, std::int64_t to, double factor) {
-    return add({true, false, from, to, factor});
+  Faults& slow_link(std::int64_t from, std::int64_t to, double factor, int dim = -1) {
+    return add({true, false, from, to, factor, dim, false});
   }
-  Faults& dead_link(std::int64_t from, std::int64_t to) { return add({true, true, from, to, 1}); }
+  Faults& dead_link(std::int64_t from, std::int64_t to, int dim = -1) {
+    return add({true, true, from, to, 1, dim, false});
+  }
+  Faults& slow_uplink(std::int64_t from, std::int64_t to, double factor, int dim = -1) {
+    return add({true, false, from, to, factor, dim, true});
+  }
+  Faults& dead_uplink(std::int64_t from, std::int64_t to, int dim = -1) {
+    return add({true, true, from, to, 1, dim, true});
+  }
   Faults& slow_device(std::int64_t rank, double factor) {
-    return add({false, false, rank, rank, factor});
+    return add({false, false, rank, rank, factor, -1, false});
   }
-  Faults& dead_device(std::int64_t rank) { return add({false, true, rank, rank, 1}); }
+  Faults& dead_device(std::int64_t rank) { return add({false, true, rank, rank, 1, -1, false}); }
 
  private:
   Faults& add(const Fault& fault) {
@@ -82,14 +94,15 @@ struct Timeline {
 
 namespace detail {
 
-// The links of a machine with those at fault slowed or cut, in all dimensions that join the two.
+// The links of a machine with those at fault slowed or cut.
 inline MachineLinks links_of(const Machine& machine, const Faults& faults) {
   MachineLinks links(machine);
   for (const Faults::Fault& fault : faults.all) {
     bool found = false;
     for (std::size_t link = 0; fault.link && link < links.count(); ++link) {
-      if (links.from(link) == fault.from && links.to(link) == fault.to && !links.is_uplink(link) &&
-          links.bandwidth(link) > 0) {
+      if (links.exists(link) && links.from(link) == fault.from && links.to(link) == fault.to &&
+          links.is_uplink(link) == fault.uplink &&
+          (fault.dim < 0 || links.dim_of(link) == fault.dim)) {
         found = true;
         if (fault.dead) {
           links.cut(link);
@@ -99,8 +112,10 @@ inline MachineLinks links_of(const Machine& machine, const Faults& faults) {
       }
     }
     if (fault.link && !found) {
-      fail({"time: no link ", fault.from, " -> ", fault.to,
-            " to be at fault; links join neighbours, or a chip and its switch (-1)"});
+      fail({"time: no ", fault.uplink ? "uplink " : "link ", fault.from, " -> ", fault.to,
+            fault.dim < 0 ? "" : cat({" of dimension ", fault.dim}), " to be at fault; ",
+            fault.uplink ? "the first chip behind one names it, the switch is -1"
+                         : "links join neighbours, or a chip and its switch (-1)"});
     }
   }
   return links;
