@@ -171,6 +171,20 @@ TEST_CASE("any count of elements, and none") {
   }
 }
 
+TEST_CASE("a barrier of some axes waits for their devices only") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2, 3}), {{"x", 2}, {"y", 3}});
+  const ts::MeshRun run = mesh.run([](ts::Device& d) {
+    if (d.index("x") == 0) {
+      d.barrier("y");
+    }
+    d.barrier(ts::Axes{"x", "y"});
+  });
+  CHECK(run.collectives()[0].devices == 3);
+  CHECK(run.collectives()[1].devices == 6);
+  CHECK(error_of([&] { mesh.run([](ts::Device& d) { d.barrier("z"); }); })
+            .find("barrier: no axis z on this mesh; its axes are x, y") != std::string::npos);
+}
+
 TEST_CASE("sums of dozens of devices are the float64 sums, by every algorithm") {
   for (const ts::Algorithm algorithm : flat) {
     CAPTURE(ts::name_of(algorithm));

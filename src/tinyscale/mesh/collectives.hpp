@@ -285,10 +285,10 @@ inline Tensor ragged_all_to_all(const Calling& by, const Tensor& t, const Axes& 
   return finish(now);
 }
 
-// Every device of the mesh calls it.
-inline void barrier(const Calling& by) {
+// Every device of the axes calls it.
+inline void barrier(const Calling& by, const std::vector<int>& axes) {
   CallKey key;
-  key.axes = by.device.all_axes();
+  key.axes = axes;
   StartedCall call = by.device.start(key, by.options, Tensor(), Tensor(), by.where);
   by.device.wait(call);
 }

@@ -157,9 +157,12 @@ class Device {
     detail::check_peer("recv", endpoint_, from_rank);
     return endpoint_.recv(from_rank, where);
   }
-  // Returns when every device of the mesh has called it.
+  // Returns when every device of the mesh, or of the axes, has called it.
   void barrier(const Options& options = Options(), TINYSCALE_HERE) {
-    detail::barrier({endpoint_, options, where});
+    detail::barrier({endpoint_, options, where}, endpoint_.all_axes());
+  }
+  void barrier(const Axes& axes, const Options& options = Options(), TINYSCALE_HERE) {
+    detail::barrier({endpoint_, options, where}, endpoint_.find_axes("barrier", axes));
   }
 
   // A[I] -> A[I_x] of a tensor that every device has: this one's part of `dim`, no communication.
