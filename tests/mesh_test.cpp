@@ -181,8 +181,33 @@ TEST_CASE("a barrier of some axes waits for their devices only") {
   });
   CHECK(run.collectives()[0].devices == 3);
   CHECK(run.collectives()[1].devices == 6);
-  CHECK(error_of([&] { mesh.run([](ts::Device& d) { d.barrier("z"); }); })
-            .find("barrier: no axis z on this mesh; its axes are x, y") != std::string::npos);
+  CHECK(error_of([&] {
+          mesh.run([](ts::Device& d) { d.barrier("z"); });
+        }).find("barrier: no axis z on this mesh; its axes are x, y") != std::string::npos);
+}
+
+TEST_CASE("a ragged all_to_all travels while a device computes") {
+  double seconds[2] = {0, 0};
+  for (const bool early : {false, true}) {
+    const ts::MeshRun run = row_mesh(2).run([&](ts::Device& d) {
+      const ts::Tensor t = numbers(d.rank(), {300, 64});
+      const ts::Tensor x = numbers(d.rank(), {256, 256});
+      const std::vector<std::int64_t> rows = {100, 200};
+      std::vector<std::int64_t> got;
+      if (early) {
+        ts::Pending moving = d.start_all_to_all(t, "x", rows, &got);
+        ts::matmul(x, x);
+        d.keep("got", moving.wait());
+      } else {
+        d.keep("got", d.all_to_all(t, "x", rows, &got));
+        ts::matmul(x, x);
+      }
+      CHECK(got == std::vector<std::int64_t>(2, d.rank() == 0 ? 100 : 200));
+    });
+    CHECK(run.kept(1, "got").at({200, 3}) == number(1, 100 * 64 + 3));
+    seconds[early ? 1 : 0] = run.seconds;
+  }
+  CHECK(seconds[1] < seconds[0]);
 }
 
 TEST_CASE("sums of dozens of devices are the float64 sums, by every algorithm") {

@@ -26,7 +26,7 @@ struct Underway {
   StartedCall call;
   CollectiveOptions options;
   SourceLine where;
-  std::vector<std::int64_t> sent, got;  // ragged: rows to and from each
+  std::vector<std::int64_t> got;  // ragged: rows from each
   Tensor in, out;
 };
 
@@ -240,10 +240,9 @@ inline Pending start_permute(const Calling& by, const Tensor& t, const Axes& axe
 }
 
 // Device i of the group gets rows[i] rows of dimension 0, in order; how many rows come from each is
-// learned in an all_to_all of the counts. `got` becomes them.
-inline Tensor ragged_all_to_all(const Calling& by, const Tensor& t, const Axes& axes,
-                                const std::vector<std::int64_t>& rows,
-                                std::vector<std::int64_t>& got) {
+// learned at once, in an all_to_all of the counts. `got` becomes them.
+inline Pending start_ragged(const Calling& by, const Tensor& t, const Axes& axes,
+                            const std::vector<std::int64_t>& rows, std::vector<std::int64_t>& got) {
   CallKey key = call_key(by, Collective::all_to_all, t, axes, 0);
   const std::size_t n = static_cast<std::size_t>(by.device.size_of(key.axes));
   std::int64_t sum = 0;
@@ -273,16 +272,15 @@ inline Tensor ragged_all_to_all(const Calling& by, const Tensor& t, const Axes& 
   }
   key.shape.set(0, 1);  // what all devices have alike
   key.to_dim = -1;
-  Underway now;
-  now.device = by.device.self();
-  now.options = by.options;
-  now.where = by.where;
-  now.sent = rows;
-  now.got = got;
-  now.in = t;
-  now.out = Tensor(out);
-  now.call = by.device.start(key, by.options, contiguous(t.detach()), now.out, by.where, rows);
-  return finish(now);
+  Shared<Underway> now = Shared<Underway>::make();
+  now->device = by.device.self();
+  now->options = by.options;
+  now->where = by.where;
+  now->got = got;
+  now->in = t;
+  now->out = Tensor(out);
+  now->call = by.device.start(key, by.options, contiguous(t.detach()), now->out, by.where, rows);
+  return Pending(std::move(now));
 }
 
 // Every device of the axes calls it.
@@ -346,7 +344,7 @@ inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
     case Collective::all_to_all: {
       if (key.to_dim < 0) {
         std::vector<std::int64_t> back;
-        return ragged_all_to_all(by, given, axes, forward.got, back);
+        return start_ragged(by, given, axes, forward.got, back).wait();
       }
       return start_all_to_all(by, given, axes, key.to_dim, key.dim).wait();
     }

@@ -89,13 +89,18 @@ class Device {
     return start_all_to_all(t, axes, split_dim, concat_dim, options, where).wait();
   }
   // The ragged one: device i gets rows[i] rows of dimension 0, in order. `got`, when given, becomes
-  // how many came from each.
+  // how many come from each, at once.
+  Pending start_all_to_all(const Tensor& t, const Axes& axes, const std::vector<std::int64_t>& rows,
+                           std::vector<std::int64_t>* got = nullptr,
+                           const Options& options = Options(), TINYSCALE_HERE) {
+    std::vector<std::int64_t> came;
+    return detail::start_ragged({endpoint_, options, where}, t, axes, rows,
+                                got != nullptr ? *got : came);
+  }
   Tensor all_to_all(const Tensor& t, const Axes& axes, const std::vector<std::int64_t>& rows,
                     std::vector<std::int64_t>* got = nullptr, const Options& options = Options(),
                     TINYSCALE_HERE) {
-    std::vector<std::int64_t> came;
-    return detail::ragged_all_to_all({endpoint_, options, where}, t, axes, rows,
-                                     got != nullptr ? *got : came);
+    return start_all_to_all(t, axes, rows, got, options, where).wait();
   }
   // The numbers of the device at index `root` of the axes, on all of them.
   Pending start_broadcast(const Tensor& t, const Axes& axes, int root = 0,
