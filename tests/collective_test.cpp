@@ -505,9 +505,26 @@ TEST_CASE("specs without a schedule or a price say what is right") {
   ts::CollectiveSpec huge = row(Collective::all_gather, Algorithm::ring, 100000, 4);
   huge.parts.push_back(huge.parts[0]);
   CHECK(said(huge) == "make_schedule: 1e+10 devices; at most 2147483647");
+  const auto too_long = [](const char* by, const char* times, const char* bytes) {
+    return ts::detail::cat({"make_schedule: all_to_all over ", by, " passes blocks on ", times,
+                            " times, a list of ", bytes, "; right is up to 67,108,864 times: over ",
+                            "one axis after another, or over fewer devices, or asked of ",
+                            "Mesh::predict, which lists none"});
+  };
   CHECK(said(row(Collective::all_to_all, Algorithm::direct, 20000, 40000)) ==
-        "make_schedule: all_to_all over 20000 devices; at most 16384 have blocks that can be "
-        "numbered");
+        too_long("20000 devices by direct", "399,980,000", "11.2 GB"));
+  CHECK(said(row(Collective::all_to_all, Algorithm::ring, 4096, 4096)) ==
+        too_long("4096 devices by ring", "34,351,349,760", "962 GB"));
+  ts::CollectiveSpec cube = row(Collective::all_to_all, Algorithm::torus, 16, 4096);
+  cube.parts = {cube.parts[0], cube.parts[0], cube.parts[0]};
+  CHECK(said(cube) == too_long("4096 devices by torus", "603,979,776", "16.9 GB"));
+  // What does not fit is not chosen where another does; where none does a prediction has a price.
+  CHECK(ts::choose_algorithm(cube).reason.find(" in too many transfers") != std::string::npos);
+  cube.parts[2].size = 8;
+  const ts::AlgorithmChoice choice = ts::choose_algorithm(cube);
+  CHECK(choice.algorithm == Algorithm::hierarchical);
+  CHECK(choice.seconds > choice.candidates[1].seconds);
+  CHECK(choice.reason.find("us in too many transfers") != std::string::npos);
   CHECK(error_of([] {
           ts::collective_bytes(row(Collective::all_gather, Algorithm::ring, 4, 8), 4);
         }) == "collective_bytes: index 4 of 4 devices; indices are 0 to 3");
@@ -517,6 +534,23 @@ TEST_CASE("specs without a schedule or a price say what is right") {
   CHECK(error_of([&] { ts::collective_seconds(spec); }) ==
         "collective_seconds: a part of 4 devices with bandwidth 0 bytes/s, latency 1e-06 s, "
         "spacing 1; above 0, from 0 and from 1 are right");
+}
+
+TEST_CASE("how often an all_to_all passes blocks on: counted") {
+  for (const Algorithm algorithm : {Algorithm::ring, Algorithm::ring_both_ways, Algorithm::line,
+                                    Algorithm::direct, Algorithm::torus, Algorithm::hierarchical}) {
+    for (const int n : {2, 3, 6, 7}) {
+      ts::CollectiveSpec spec = row(Collective::all_to_all, algorithm, n, 84);
+      spec.parts.push_back(part_of(2, AxisKind::line));
+      spec.parts.push_back(part_of(3, AxisKind::switched));
+      CAPTURE(text_of(spec));
+      double passed = 0;
+      for (const ts::Transfer& transfer : ts::make_schedule(spec).transfers) {
+        passed += transfer.chunks;
+      }
+      CHECK(ts::detail::exchange_transfers(spec) == passed);
+    }
+  }
 }
 
 TEST_CASE("a hundred thousand devices have their closed forms at once") {

@@ -3,7 +3,9 @@
 #include "error_of.hpp"
 #include "tinyscale.hpp"
 
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #if defined(__linux__)
@@ -50,6 +52,85 @@ TEST_CASE("4096 devices in a run: real numbers, real messages, under 4 GiB [slow
   CHECK(run.collectives().size() == 6);
   CHECK(run.seconds > 0);
 }
+
+TEST_CASE("4096 devices exchange over one axis after another [slow]") {
+  const ts::Mesh mesh(ts::machine("tpu-v5p", {16, 16, 16}), {{"x", 16}, {"y", 16}, {"z", 16}});
+  const ts::MeshRun run = mesh.run([](ts::Device& d) {
+    ts::Tensor t = ts::full({16, 16, 16}, static_cast<float>(d.rank()));
+    t = d.all_to_all(d.all_to_all(d.all_to_all(t, "x", 0, 0), "y", 1, 1), "z", 2, 2);
+    d.keep("got", t);
+  });
+  const std::vector<float> got = run.kept(77, "got").values();
+  bool right = true;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    right = right && got[i] == static_cast<float>(i);
+  }
+  CHECK(right);
+  CHECK(resident_peak() < 4.0 * (1 << 30));
+}
+
+#if defined(__linux__)
+TEST_CASE("more devices than the system has threads: an error before any is started") {
+  const std::string most = error_of([] { ts::detail::check_thread_limit(2147483000); });
+  CHECK(most.find("mesh.run: 2147483000 devices need a thread each; ") == 0);
+  CHECK(most.find(" are in use: take fewer devices, or raise that limit") != std::string::npos);
+  const std::string here = error_of([] { ts::detail::check_thread_limit(107520); });
+  if (here.find("107520 devices need a thread each") != std::string::npos) {
+    const ts::Mesh pods(ts::machine("tpu-v5p", {12, 16, 20, 28}),
+                        {{"data", 12}, {"x", 16}, {"y", 20}, {"z", 28}});
+    CHECK(error_of([&] { pods.run([](ts::Device&) {}); }).find(here.substr(0, here.find("of"))) ==
+          0);
+  }
+}
+
+TEST_CASE("200 failed and 200 good runs leave no thread and no memory behind [slow]") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {4}), {{"x", 4}});
+  const auto own_memory = [] { return ts::context().memory->current_total(); };
+  const auto run_each = [&](int times) {
+    for (int i = 0; i < times; ++i) {
+      const ts::MeshRun run = mesh.run([](ts::Device& d) {
+        const ts::Tensor t = ts::parameter(ts::ones({1 << 14}));
+        d.send(t.detach(), d.rank() ^ 1);
+        const ts::Tensor y = d.all_reduce(t * d.recv(d.rank() ^ 1), "x");
+        ts::sum(d.start_all_gather(y, "x").wait()).backward();
+        d.keep("grad", t.grad());
+      });
+      CHECK(run.memory(i % 4).current_total() == 4.0 * (1 << 14));
+      const std::string error = error_of([&] {
+        mesh.run([&](ts::Device& d) {
+          const ts::Tensor t = ts::parameter(ts::ones({1 << 14}));
+          const ts::Pending started = d.start_all_reduce(t * 2.0f, "x");
+          if (d.rank() == i % 4) {
+            switch (i % 5) {
+              case 0: throw ts::Error("a fault");
+              case 1: return;
+              case 2: d.recv((i + 1) % 4); break;
+              case 3: d.all_gather(t, "x"); break;
+              default: d.send(t.detach(), (i + 1) % 4); break;
+            }
+          }
+          d.barrier();
+        });
+      });
+      CHECK(error.find("mesh.run: ") == 0);
+    }
+  };
+  const auto threads = [] {  // a thread that was joined is counted a moment longer
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    return ts::detail::system_number("/proc/self/status", "Threads:");
+  };
+  const auto resident = [] {  // bytes
+    return 1024 * ts::detail::system_number("/proc/self/status", "VmRSS:");
+  };
+  run_each(20);
+  const double before[] = {threads(), resident(), own_memory()};
+  CHECK(before[0] >= 1);
+  run_each(200);
+  CHECK(threads() == before[0]);
+  CHECK(own_memory() == before[2]);
+  CHECK(resident() - before[1] < 4.0 * (1 << 20));
+}
+#endif
 
 TEST_CASE("100,000 chips cost no more than one of each kind") {
   const ts::Mesh pods(ts::machine("tpu-v5p", {12, 16, 20, 28}),

@@ -382,10 +382,9 @@ TEST_CASE("ragged all_to_all in a wire format: the counts stay exact") {
 }
 
 TEST_CASE("each line of the program that makes the same call is named") {
-  int line = 0;
-  const ts::MeshRun run = row_mesh(2).run([&](ts::Device& d) {
+  const int line = __LINE__ + 2;
+  const ts::MeshRun run = row_mesh(2).run([](ts::Device& d) {
     const ts::Tensor t = ts::ones({4});
-    line = __LINE__;
     d.all_reduce(t, "x");
     d.all_reduce(t, "x");
     if (d.rank() == 0) {
@@ -863,9 +862,43 @@ TEST_CASE("nothing hangs: the error says where each device stands") {
   mesh.run([&](ts::Device& d) { d.all_gather(t, "x"); });  // a mesh is good after a failure
 }
 
-TEST_CASE("a thousand random programs with a fault each end, with the same text twice [slow]") {
+// How the error of a thousand random programs must begin, which call 0 to 6 (`seed`) and in the end
+// all_reduce over all: of 2 by 3 devices the culprit does something else before call `when`.
+static std::string expected_cause(std::uint64_t seed, int culprit, std::uint64_t when,
+                                  std::uint64_t how) {
+  const auto call = [&](std::uint64_t i) { return i < 5 ? ts::random_below(seed, 10 + i, 7) : 0; };
+  const auto over = [&](std::uint64_t i) { return "ayxyxyx"[call(i)]; };  // all, y or x
+  const auto unlike = [&](char axes) {
+    const std::string devices = axes == 'a' ? "0-5"
+                                : axes == 'y'
+                                    ? (culprit < 3 ? "0-2" : "3-5")
+                                    : ts::detail::cat({culprit % 3, ", ", culprit % 3 + 3});
+    return "devices " + devices + " must make the same call and do not\n";
+  };
+  const std::string deadlock = "deadlock: every device waits and nothing can arrive\n";
+  switch (how) {
+    case 0: return ts::detail::cat({"device ", culprit, " threw: fault\n"});
+    case 1: return ts::detail::cat({"device ", culprit, " returned while others wait\n"});
+    case 2:
+    case 5:  // over y: its two peers come there by calls over x, which do not need the culprit
+      while (over(when) == 'x') {
+        ++when;
+      }
+      return over(when) == 'y' ? unlike('y') : deadlock;
+    case 3: return deadlock;
+    case 4:
+    case 7: return over(when) == 'a' ? unlike('a') : deadlock;
+    case 6:
+      while (call(when) == 6) {  // does not use what became of another shape
+        ++when;
+      }
+      return unlike(over(when));
+    default: return "messages were sent that nobody received";
+  }
+}
+
+TEST_CASE("a thousand random programs with a fault each end in its error, the same twice [slow]") {
   const ts::Tensor start = ts::full({6}, 1.0f);
-  int deadlocks = 0, mismatches = 0, returns = 0, throws = 0, unread = 0;
   for (std::uint64_t seed = 0; seed < 1000; ++seed) {
     ts::Mesh mesh(ts::machine("tpu-v5e", {2, 3}), {{"x", 2}, {"y", 3}});
     mesh.runnable = static_cast<int>(ts::random_below(seed, 3, 4));
@@ -902,22 +935,13 @@ TEST_CASE("a thousand random programs with a fault each end, with the same text 
     };
     const std::string text = fault(mesh, program);
     CAPTURE(seed);
-    CHECK(text.find("mesh.run: ") == 0);
+    CAPTURE(how);
+    CHECK(text.find("mesh.run: " + expected_cause(seed, culprit, when, how)) == 0);
     CHECK(text.find(ts::detail::cat({"device ", culprit})) != std::string::npos);
     if (seed % 4 == 0) {
       CHECK(fault(mesh, program) == text);
     }
-    deadlocks += text.find("deadlock") != std::string::npos ? 1 : 0;
-    mismatches += text.find("must make the same call") != std::string::npos ? 1 : 0;
-    returns += text.find("returned while others wait") != std::string::npos ? 1 : 0;
-    throws += text.find("threw: fault") != std::string::npos ? 1 : 0;
-    unread += text.find("nobody received") != std::string::npos ? 1 : 0;
   }
-  CHECK(deadlocks > 50);
-  CHECK(mismatches > 200);
-  CHECK(returns > 50);
-  CHECK(throws > 50);
-  CHECK(unread > 50);
 }
 
 TEST_CASE("gradients through every collective against central differences") {

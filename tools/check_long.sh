@@ -48,6 +48,7 @@ if have clang++; then
     step "thread sanitizer, $path" env TINYSCALE_CPU="$path" TINYSCALE_THREADS=4 $fixed build/long/thread/run_tests '-tce=*[slow]*' $only
     only=$no_kernels
   done
+  step "thread sanitizer, a thousand faults" env TINYSCALE_THREADS=4 $fixed build/long/thread/run_tests '-tc=a?thousand?random?programs*'
   step "each part alone, clang++" bash tools/check_parts.sh clang++
 fi
 step "MPI ranks" env LONG=1 bash tools/check_mpi.sh build/long

@@ -17,12 +17,13 @@ struct AlgorithmCandidate {
   std::int64_t steps = 0;
   double seconds = 0;
   bool exact = true;  // else about: no closed form on these links
+  bool fits = true;   // else its transfers are too many to be listed (make_schedule)
 };
 
 struct AlgorithmChoice {
   Algorithm algorithm = Algorithm::ring;
   double seconds = 0;
-  List<AlgorithmCandidate> candidates;  // the shortest first
+  List<AlgorithmCandidate> candidates;  // the shortest first; those that do not fit last
   std::string reason;  // "ring both ways: 4 steps, 12.3 us; ring 20 us, tree about 24 us"
 };
 
@@ -32,13 +33,17 @@ constexpr int most_at_once = 256;
 
 // Equal times: the one that is exact, then with fewer steps, then the first of the enum.
 inline bool shorter(const AlgorithmCandidate& a, const AlgorithmCandidate& b) {
+  if (a.fits != b.fits) {
+    return a.fits;
+  }
   const double tie = 1e-12 * std::max(a.seconds, b.seconds);
   return a.seconds < b.seconds - tie ||
          (a.seconds <= b.seconds + tie && (a.exact != b.exact ? a.exact : a.steps < b.steps));
 }
 
 inline std::string taken(const AlgorithmCandidate& candidate) {
-  return cat({candidate.exact ? "" : "about ", format_seconds(candidate.seconds)});
+  return cat({candidate.exact ? "" : "about ", format_seconds(candidate.seconds),
+              candidate.fits ? "" : " in too many transfers"});
 }
 
 // Along one part torus and hierarchical are its ring or line, and what has no closed form is left
@@ -73,7 +78,8 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
     }
     const detail::CollectiveCost cost = detail::checked_cost("choose_algorithm", spec);
     if (detail::worth_a_look(spec, parts, cost)) {
-      choice.candidates.push_back({spec.algorithm, cost.steps, cost.seconds, cost.known});
+      choice.candidates.push_back(
+          {spec.algorithm, cost.steps, cost.seconds, cost.known, detail::can_be_listed(spec)});
       AlgorithmCandidate* const all = choice.candidates.data();
       for (std::size_t at = choice.candidates.size() - 1;
            at > 0 && detail::shorter(all[at], all[at - 1]); --at) {

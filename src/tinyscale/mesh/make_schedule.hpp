@@ -9,6 +9,7 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
+#include "tinyscale/base/text.hpp"
 #include "tinyscale/mesh/partner_schedules.hpp"
 #include "tinyscale/mesh/schedule.hpp"
 
@@ -64,7 +65,30 @@ inline void check_spec(const char* function, const CollectiveSpec& spec) {
   }
 }
 
-constexpr int most_exchanging = 16384;  // n n blocks, each in some chunks, are int
+constexpr int most_exchanging = 16384;      // n n blocks, each in some chunks, are int
+constexpr double most_exchanged = 1 << 26;  // times that an all_to_all passes a block on
+
+// Of an all_to_all: every block, as often as it is passed on. Grows as N^2 times the links between.
+inline double exchange_transfers(const CollectiveSpec& spec) {
+  const double n = spec.devices();
+  if (spec.algorithm == Algorithm::direct) {
+    return n * (n - 1);
+  }
+  double transfers = 0;
+  const List<Row> rows = rows_of(spec);
+  for (const Row& row : rows) {
+    const double size = row.size, right = reach(row.way, row.size, 0).right;
+    const double left = size - 1 - right;
+    const double links = row.way == Algorithm::line  // of one block to each, from all of the row
+                             ? (size * size - 1) * size / 3
+                             : size * (right * (right + 1) + left * (left + 1)) / 2;
+    transfers += n / size * (n / size) * links;
+  }
+  return transfers * static_cast<double>(stream_count(spec, rows));
+}
+inline bool can_be_listed(const CollectiveSpec& spec) {
+  return spec.what != Collective::all_to_all || exchange_transfers(spec) <= most_exchanged;
+}
 
 // Where the chunks of a schedule of `chunks` lie. Counts that n does not divide: the first blocks
 // are one element larger.
@@ -91,9 +115,14 @@ inline ChunkCut chunk_cut(const CollectiveSpec& spec, int chunks) {
 inline CollectiveSchedule make_schedule(const CollectiveSpec& spec) {
   detail::check_spec("make_schedule", spec);
   const int n = spec.devices();
-  if (spec.what == Collective::all_to_all && n > detail::most_exchanging) {
-    detail::fail({"make_schedule: all_to_all over ", n, " devices; at most ",
-                  detail::most_exchanging, " have blocks that can be numbered"});
+  if (!detail::can_be_listed(spec)) {
+    const double transfers = detail::exchange_transfers(spec);
+    detail::fail({"make_schedule: all_to_all over ", n, " devices by ", name_of(spec.algorithm),
+                  " passes blocks on ", format_count(transfers), " times, a list of ",
+                  format_bytes(transfers * sizeof(Transfer)), "; right is up to ",
+                  format_count(detail::most_exchanged),
+                  " times: over one axis after another, or over fewer devices, or asked of ",
+                  "Mesh::predict, which lists none"});
   }
   detail::ScheduleBuilder builder;
   CollectiveSchedule& out = builder.out;
