@@ -1059,6 +1059,48 @@ TEST_CASE("replay: automatic is the shortest of all algorithms, or near it by an
   }
 }
 
+TEST_CASE("replay: all to all at once is the better way along a line, by estimate and by replay") {
+  const ts::Machine machine = ts::machine("tpu-v5e", {8});
+  const ts::List<ts::AxisPlacement> placed = ts::detail::place_axes(machine, {{"x", 8}});
+  ts::CollectiveSpec spec;
+  spec.what = ts::Collective::all_to_all;
+  spec.parts = placed[0].parts;
+  spec.elements = 8 * 4 * 8192;
+  const ts::AlgorithmChoice choice = ts::choose_algorithm(spec);
+  CHECK(choice.reason == "direct: 1 step, about 53.6 us; line 88.6 us");
+  spec.algorithm = ts::Algorithm::line;
+  const double line = replayed(machine, placed, {0}, spec);
+  CHECK(close(line, ts::collective_seconds(spec)));
+  spec.algorithm = ts::Algorithm::direct;
+  const double direct = replayed(machine, placed, {0}, spec);
+  CHECK(direct < choice.seconds);
+  CHECK(direct > 0.7 * choice.seconds);
+  CHECK(ts::collective_seconds(spec) == -1);  // no closed form
+}
+
+TEST_CASE("the rule of thumb behind switches: the slowest level") {
+  // all_gather over nodes of 8 H100s: 450 GB/s inside, 400 GB/s out of a node; with (D - 1) / D of
+  // each level the book has 514 and 413 (U57, U48).
+  const auto rate = [](const ts::Shape& dims, ts::Collective what) {
+    const ts::Machine machine = ts::machine("h100", dims);
+    ts::CollectiveSpec spec;
+    spec.what = what;
+    spec.elements = std::int64_t{1} << 30;
+    const int n = static_cast<int>(machine.chips());
+    spec.parts = ts::detail::place_axes(machine, {{"x", n}})[0].parts;
+    return 4.0 * static_cast<double>(spec.elements) / ts::rule_of_thumb_seconds(spec) / 1e9;
+  };
+  CHECK(rate({8}, ts::Collective::all_gather) == doctest::Approx(450));
+  CHECK(rate({2, 8}, ts::Collective::all_gather) == doctest::Approx(400));
+  CHECK(rate({32, 8}, ts::Collective::all_gather) == doctest::Approx(400));
+  CHECK(rate({4, 32, 8}, ts::Collective::reduce_scatter) == doctest::Approx(400));
+  CHECK(rate({32, 8}, ts::Collective::all_reduce) == doctest::Approx(200));
+  CHECK(rate({32, 4}, ts::Collective::all_gather) == doctest::Approx(200));
+  // Of a vector that a GPU sends, V / (8 nodes) of the V of all: each through its own NIC.
+  CHECK(rate({32, 8}, ts::Collective::all_to_all) == doctest::Approx(50));
+  CHECK(rate({32, 1}, ts::Collective::all_gather) == doctest::Approx(50));
+}
+
 namespace {
 
 // Seconds of a collective over all of one axis, without latencies.
