@@ -191,6 +191,9 @@ TEST_CASE("hardware: machines") {
   CHECK(pod.dollars_per_hour == 4.2);
   const ts::Machine line = ts::machine("tpu-v5e", {4, 2});
   CHECK(line.egress(0) == 4.5e10);  // a line: one way
+  ts::Machine two = ts::machine("tpu-v5e", {2});
+  two.links[0].kind = ts::AxisKind::ring;  // of two there is one link, as of a line
+  CHECK(two.egress(0) == 4.5e10);
   const std::int64_t nodes = 4;
   const ts::Machine gpus = ts::machine("h100", {nodes, 8});
   CHECK(gpus.egress(1) == doctest::Approx(450e9));

@@ -61,11 +61,15 @@ struct Machine {
 
   std::int64_t chips() const { return dims.count(); }
   // What a chip sends along a dimension, bytes/s: over both links of a ring (W of the scaling
-  // book), one of a line (its ends have no second), its port, or the links to all others.
+  // book), one of a line (its ends have no second) or of a ring of two, its port, or the links to
+  // all others.
   double egress(int dim) const;
 };
 
 namespace detail {
+
+// Of a ring: two chips have just the link between them.
+inline bool goes_around(std::int64_t chips) { return chips > 2; }
 
 inline std::size_t machine_dim(const Machine& machine, int dim) {
   if (dim < 0 || dim >= machine.dims.size()) {
@@ -117,8 +121,7 @@ inline double share_of_links(const Machine& machine, int d) {
   return rate;
 }
 
-// The longest axis of a 2D slice closes, or whole cubes joined by optical switches; two chips have
-// just the link between them.
+// The longest axis of a 2D slice closes, or whole cubes joined by optical switches.
 inline bool closes(const Chip& chip, const Shape& dims, int d) {
   const int first = dims.size() - inner_dims(chip, dims);
   if (is_torus2d(chip)) {
@@ -253,7 +256,9 @@ inline void check_network(const char* function, const Machine& machine) {
 inline double Machine::egress(int dim) const {
   const Links& along = links[detail::machine_dim(*this, dim)];
   switch (along.kind) {
-    case AxisKind::ring: return along.bandwidth.both_ways();
+    case AxisKind::ring:
+      return detail::goes_around(dims[dim]) ? along.bandwidth.both_ways()
+                                            : along.bandwidth.one_way();
     case AxisKind::full: return along.bandwidth.one_way() * static_cast<double>(dims[dim] - 1);
     case AxisKind::switched: return detail::share_of_links(*this, dim);
     default: return along.bandwidth.one_way();

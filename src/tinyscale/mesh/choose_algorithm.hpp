@@ -47,10 +47,11 @@ inline std::string taken(const AlgorithmCandidate& candidate) {
 }
 
 // Along one part torus and hierarchical are its ring or line, and what has no closed form is left
-// out. Along several estimates are compared as well of what goes part by part, in a tree or to all
-// at once, but not of more messages than a port could have under way. A barrier of all with all
-// would be one latency here, as messages without bytes are free.
-inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
+// out but for all_to_all, to which all at once is a good way on a line as well. Along several
+// estimates are compared as well of what goes part by part, in a tree or to all at once, but not of
+// more messages than a port could have under way. A barrier of all with all would be one latency
+// here, as messages without bytes are free.
+inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts,
                          const CollectiveCost& cost) {
   const Algorithm how = spec.algorithm;
   const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
@@ -58,11 +59,13 @@ inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
   if (spec.what == Collective::barrier && direct) {
     return false;
   }
-  if (parts < 2) {
-    return parts == 0 || (cost.known && !by_axis);
+  const bool at_once = direct && spec.devices() <= most_at_once;
+  if (parts.size() < 2) {
+    return parts.empty() || (cost.known && !by_axis) ||
+           (at_once && spec.what == Collective::all_to_all && parts[0].kind == AxisKind::line &&
+            parts[0].size > 2);
   }
-  return by_axis || cost.known || how == Algorithm::tree ||
-         (direct && spec.devices() <= most_at_once);
+  return by_axis || cost.known || how == Algorithm::tree || at_once;
 }
 
 }  // namespace detail
@@ -70,7 +73,7 @@ inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
 // The algorithm for `spec`, whose own is not looked at.
 inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
   AlgorithmChoice choice;
-  const std::size_t parts = detail::real_parts(spec).size();
+  const List<AxisPart> parts = detail::real_parts(spec);
   for (int i = 1; i < static_cast<int>(Algorithm::custom); ++i) {
     spec.algorithm = static_cast<Algorithm>(i);
     if (!detail::has_algorithm(spec.what, spec.algorithm)) {
@@ -92,7 +95,7 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
   const AlgorithmCandidate& best = choice.candidates[0];
   choice.algorithm = best.algorithm;
   choice.seconds = best.seconds;
-  if (parts == 0 || best.steps == 0) {
+  if (parts.empty() || best.steps == 0) {
     choice.reason = "nothing to move";
     return choice;
   }

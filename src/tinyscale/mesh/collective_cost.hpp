@@ -142,7 +142,9 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
     return cost;
   }
   const bool moved = spec.what == Collective::permute;
-  if (how == Algorithm::direct && !moved && parts.size() > 1) {
+  const bool shares = parts.size() > 1 || (parts[0].kind == AxisKind::line && parts[0].size > 2 &&
+                                           !is_rooted(spec.what));
+  if (how == Algorithm::direct && !moved && shares) {
     return direct_estimate(spec, parts);
   }
   if (!by_axis && parts.size() > 1) {
@@ -224,19 +226,29 @@ inline double schedule_seconds(const CollectiveSchedule& schedule, const Collect
                   most > 0 ? most / rate : 0);
 }
 
-// The scaling book's rule of thumb for all_gather, reduce_scatter, all_reduce and all_to_all, W
-// both ways of a ring (chapter 3) or out of a port (chapter 12):
-//   max(T_min sum(X) / 2, V / (W axes)), all_to_all v N max(X) / (4 N W) of v bytes a device.
+// The scaling book's rule of thumb for all_gather, reduce_scatter, all_reduce and all_to_all:
+//   max(T_min sum(X) / 2, V / (W axes)), all_to_all v N max(X) / (4 N W) of v bytes a device;
+// W both ways of a ring, all rows of links at once (chapter 3); behind switches the slowest level,
+// W out of a port, or out of all the group's ports of a node (chapter 12).
 inline double rule_of_thumb_seconds(const CollectiveSpec& spec) {
   const List<AxisPart> parts = detail::real_parts(spec);
   const double bytes = static_cast<double>(spec.elements) * spec.element_bytes;
-  double latency = 0, rate = 0;  // of all parts together
+  double latency = 0, rate = 0;  // of all rows together
+  double level = 0;              // seconds of the slowest
   double exchange = 0;
   for (const AxisPart& part : parts) {
     const bool row = detail::in_a_row(part);
-    const double out = part.bandwidth / part.spacing * (part.kind == AxisKind::ring ? 2 : 1);
+    const double out = part.bandwidth / part.spacing *
+                       (part.kind == AxisKind::ring   ? 2
+                        : part.kind == AxisKind::full ? part.size - 1
+                                                      : 1);
     latency += row ? part.latency * part.size / 2 : part.latency;
-    rate += out;
+    rate += row ? out : 0;
+    double ports = 1;
+    for (const AxisPart& other : parts) {
+      ports *= part.dim >= 0 && other.dim > part.dim ? other.size : 1;
+    }
+    level = row ? level : std::max(level, bytes / (out * ports));
     exchange = std::max(exchange, bytes / out * (row ? part.size / 4.0 : 1));
   }
   if (parts.empty()) {
@@ -245,7 +257,8 @@ inline double rule_of_thumb_seconds(const CollectiveSpec& spec) {
   if (spec.what == Collective::all_to_all) {
     return std::max(latency, exchange);
   }
-  return std::max(latency, bytes / rate) * (spec.what == Collective::all_reduce ? 2 : 1);
+  level = rate > 0 ? std::max(level, bytes / rate) : level;
+  return std::max(latency, level) * (spec.what == Collective::all_reduce ? 2 : 1);
 }
 
 }  // namespace tinyscale

@@ -101,7 +101,7 @@ inline AxisPart part_of_dim(const Machine& machine, int dim, std::int64_t size,
   part.shared = part.bandwidth < port.bandwidth.one_way() * (1 - 1e-9);
   const bool neighbours = links.kind == AxisKind::line || links.kind == AxisKind::ring;
   part.spacing = neighbours || size == 1 ? static_cast<int>(spacing) : 1;
-  if (links.kind == AxisKind::ring && (size < 3 || size * spacing < machine.dims[dim])) {
+  if (links.kind == AxisKind::ring && (!goes_around(size) || size * spacing < machine.dims[dim])) {
     part.kind = AxisKind::line;
   }
   return part;

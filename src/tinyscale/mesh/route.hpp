@@ -67,7 +67,7 @@ class MachineLinks {
     const std::int64_t place = static_cast<std::int64_t>((link - along.begin) % along.width);
     const std::int64_t here = coordinate(chip, d);
     switch (along.kind) {
-      case AxisKind::ring: return along.size > 1;
+      case AxisKind::ring: return goes_around(along.size) || (place == 0 && along.size > 1);
       case AxisKind::full: return place != here;
       case AxisKind::line: return place == 0 ? here + 1 < along.size : here > 0;
       default: break;
