@@ -111,7 +111,7 @@
 //   tinyscale/mesh/collective_bytes.hpp      Bytes that a device sends in a collective
 //   tinyscale/mesh/closed_forms.hpp          The closed forms of collectives
 //   tinyscale/mesh/collective_cost.hpp       What a collective takes
-//   tinyscale/mesh/nccl_model.hpp            NCCL's own model of a collective (its tuner
+//   tinyscale/mesh/nccl_model.hpp            NCCL's own model of all_reduce
 //   tinyscale/mesh/choose_algorithm.hpp      algorithm = automatic
 //   tinyscale/mesh/mesh_axis.hpp             Named mesh axes and where they lie on the machine
 //   tinyscale/mesh/run_log.hpp               The log of a mesh run
@@ -4447,11 +4447,15 @@ struct Machine {
 
   std::int64_t chips() const { return dims.count(); }
   // What a chip sends along a dimension, bytes/s: over both links of a ring (W of the scaling
-  // book), one of a line (its ends have no second), its port, or the links to all others.
+  // book), one of a line (its ends have no second) or of a ring of two, its port, or the links to
+  // all others.
   double egress(int dim) const;
 };
 
 namespace detail {
+
+// Of a ring: two chips have just the link between them.
+inline bool goes_around(std::int64_t chips) { return chips > 2; }
 
 inline std::size_t machine_dim(const Machine& machine, int dim) {
   if (dim < 0 || dim >= machine.dims.size()) {
@@ -4503,8 +4507,7 @@ inline double share_of_links(const Machine& machine, int d) {
   return rate;
 }
 
-// The longest axis of a 2D slice closes, or whole cubes joined by optical switches; two chips have
-// just the link between them.
+// The longest axis of a 2D slice closes, or whole cubes joined by optical switches.
 inline bool closes(const Chip& chip, const Shape& dims, int d) {
   const int first = dims.size() - inner_dims(chip, dims);
   if (is_torus2d(chip)) {
@@ -4639,7 +4642,9 @@ inline void check_network(const char* function, const Machine& machine) {
 inline double Machine::egress(int dim) const {
   const Links& along = links[detail::machine_dim(*this, dim)];
   switch (along.kind) {
-    case AxisKind::ring: return along.bandwidth.both_ways();
+    case AxisKind::ring:
+      return detail::goes_around(dims[dim]) ? along.bandwidth.both_ways()
+                                            : along.bandwidth.one_way();
     case AxisKind::full: return along.bandwidth.one_way() * static_cast<double>(dims[dim] - 1);
     case AxisKind::switched: return detail::share_of_links(*this, dim);
     default: return along.bandwidth.one_way();
@@ -18533,7 +18538,30 @@ inline void check_spec(const char* function, const CollectiveSpec& spec) {
   }
 }
 
-constexpr int most_exchanging = 16384;  // n n blocks, each in some chunks, are int
+constexpr int most_exchanging = 16384;      // n n blocks, each in some chunks, are int
+constexpr double most_exchanged = 1 << 26;  // times that an all_to_all passes a block on
+
+// Of an all_to_all: every block, as often as it is passed on. Grows as N^2 times the links between.
+inline double exchange_transfers(const CollectiveSpec& spec) {
+  const double n = spec.devices();
+  if (spec.algorithm == Algorithm::direct) {
+    return n * (n - 1);
+  }
+  double transfers = 0;
+  const List<Row> rows = rows_of(spec);
+  for (const Row& row : rows) {
+    const double size = row.size, right = reach(row.way, row.size, 0).right;
+    const double left = size - 1 - right;
+    const double links = row.way == Algorithm::line  // of one block to each, from all of the row
+                             ? (size * size - 1) * size / 3
+                             : size * (right * (right + 1) + left * (left + 1)) / 2;
+    transfers += n / size * (n / size) * links;
+  }
+  return transfers * static_cast<double>(stream_count(spec, rows));
+}
+inline bool can_be_listed(const CollectiveSpec& spec) {
+  return spec.what != Collective::all_to_all || exchange_transfers(spec) <= most_exchanged;
+}
 
 // Where the chunks of a schedule of `chunks` lie. Counts that n does not divide: the first blocks
 // are one element larger.
@@ -18560,9 +18588,14 @@ inline ChunkCut chunk_cut(const CollectiveSpec& spec, int chunks) {
 inline CollectiveSchedule make_schedule(const CollectiveSpec& spec) {
   detail::check_spec("make_schedule", spec);
   const int n = spec.devices();
-  if (spec.what == Collective::all_to_all && n > detail::most_exchanging) {
-    detail::fail({"make_schedule: all_to_all over ", n, " devices; at most ",
-                  detail::most_exchanging, " have blocks that can be numbered"});
+  if (!detail::can_be_listed(spec)) {
+    const double transfers = detail::exchange_transfers(spec);
+    detail::fail({"make_schedule: all_to_all over ", n, " devices by ", name_of(spec.algorithm),
+                  " passes blocks on ", format_count(transfers), " times, a list of ",
+                  format_bytes(transfers * sizeof(Transfer)), "; right is up to ",
+                  format_count(detail::most_exchanged),
+                  " times: over one axis after another, or over fewer devices, or asked of ",
+                  "Mesh::predict, which lists none"});
   }
   detail::ScheduleBuilder builder;
   CollectiveSchedule& out = builder.out;
@@ -19820,7 +19853,9 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
     return cost;
   }
   const bool moved = spec.what == Collective::permute;
-  if (how == Algorithm::direct && !moved && parts.size() > 1) {
+  const bool shares = parts.size() > 1 || (parts[0].kind == AxisKind::line && parts[0].size > 2 &&
+                                           !is_rooted(spec.what));
+  if (how == Algorithm::direct && !moved && shares) {
     return direct_estimate(spec, parts);
   }
   if (!by_axis && parts.size() > 1) {
@@ -19902,19 +19937,29 @@ inline double schedule_seconds(const CollectiveSchedule& schedule, const Collect
                   most > 0 ? most / rate : 0);
 }
 
-// The scaling book's rule of thumb for all_gather, reduce_scatter, all_reduce and all_to_all, W
-// both ways of a ring (chapter 3) or out of a port (chapter 12):
-//   max(T_min sum(X) / 2, V / (W axes)), all_to_all v N max(X) / (4 N W) of v bytes a device.
+// The scaling book's rule of thumb for all_gather, reduce_scatter, all_reduce and all_to_all:
+//   max(T_min sum(X) / 2, V / (W axes)), all_to_all v N max(X) / (4 N W) of v bytes a device;
+// W both ways of a ring, all rows of links at once (chapter 3); behind switches the slowest level,
+// W out of a port, or out of all the group's ports of a node (chapter 12).
 inline double rule_of_thumb_seconds(const CollectiveSpec& spec) {
   const List<AxisPart> parts = detail::real_parts(spec);
   const double bytes = static_cast<double>(spec.elements) * spec.element_bytes;
-  double latency = 0, rate = 0;  // of all parts together
+  double latency = 0, rate = 0;  // of all rows together
+  double level = 0;              // seconds of the slowest
   double exchange = 0;
   for (const AxisPart& part : parts) {
     const bool row = detail::in_a_row(part);
-    const double out = part.bandwidth / part.spacing * (part.kind == AxisKind::ring ? 2 : 1);
+    const double out = part.bandwidth / part.spacing *
+                       (part.kind == AxisKind::ring   ? 2
+                        : part.kind == AxisKind::full ? part.size - 1
+                                                      : 1);
     latency += row ? part.latency * part.size / 2 : part.latency;
-    rate += out;
+    rate += row ? out : 0;
+    double ports = 1;
+    for (const AxisPart& other : parts) {
+      ports *= part.dim >= 0 && other.dim > part.dim ? other.size : 1;
+    }
+    level = row ? level : std::max(level, bytes / (out * ports));
     exchange = std::max(exchange, bytes / out * (row ? part.size / 4.0 : 1));
   }
   if (parts.empty()) {
@@ -19923,15 +19968,17 @@ inline double rule_of_thumb_seconds(const CollectiveSpec& spec) {
   if (spec.what == Collective::all_to_all) {
     return std::max(latency, exchange);
   }
-  return std::max(latency, bytes / rate) * (spec.what == Collective::all_reduce ? 2 : 1);
+  level = rate > 0 ? std::max(level, bytes / rate) : level;
+  return std::max(latency, level) * (spec.what == Collective::all_reduce ? 2 : 1);
 }
 
 }}  // namespace tinyscale
 
 // >> tinyscale/mesh/nccl_model.hpp
-// NCCL's own model of a collective (its tuner, src/graph/tuning.cc, NCCL 2.x): a base latency, a
-// latency for each step inside a node and between nodes, and the bytes over a derated bus, by
-// protocol. LL flags every 8 bytes and needs no fence, LL128 every 128, Simple fences.
+// NCCL's own model of all_reduce, all_gather and reduce_scatter (its tuner, src/graph/tuning.cc,
+// NCCL 2.x): a base latency, a latency for each step inside a node and between nodes, and the bytes
+// over a derated bus, by protocol. LL flags every 8 bytes and needs no fence, LL128 every 128,
+// Simple fences.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -19958,11 +20005,16 @@ inline double nccl_seconds(const NcclCall& call) {
   static const double derating[] = {0.5, 0.92, 1.0};
   const bool tree = call.algorithm == Algorithm::tree;
   const bool all_reduce = call.what == Collective::all_reduce;
-  if ((!tree && call.algorithm != Algorithm::ring) || (tree && !all_reduce) || call.nodes < 1 ||
-      call.ranks_per_node < 1 || call.nodes > 2147483647 / call.ranks_per_node) {
-    detail::fail({"nccl_seconds: ", name_of(call.what), " by ", name_of(call.algorithm), " on ",
-                  call.nodes, " nodes of ", call.ranks_per_node,
-                  "; the model has ring for all, tree for all_reduce, on 1 or more of each"});
+  const bool half = call.what == Collective::all_gather || call.what == Collective::reduce_scatter;
+  if (!(all_reduce && tree) && !((all_reduce || half) && call.algorithm == Algorithm::ring)) {
+    detail::fail(
+        {"nccl_seconds: ", name_of(call.what), " by ", name_of(call.algorithm),
+         "; the model has all_reduce, all_gather and reduce_scatter by ring, all_reduce by "
+         "tree"});
+  }
+  if (call.nodes < 1 || call.ranks_per_node < 1 || call.nodes > 2147483647 / call.ranks_per_node) {
+    detail::fail({"nccl_seconds: ", call.nodes, " nodes of ", call.ranks_per_node,
+                  "; 1 or more of each are right, up to 2^31 - 1 ranks"});
   }
   if (!(call.bytes >= 0) || !(call.bus_bandwidth >= 0)) {
     detail::fail({"nccl_seconds: ", call.bytes, " bytes over a bus of ", call.bus_bandwidth,
@@ -20001,12 +20053,13 @@ struct AlgorithmCandidate {
   std::int64_t steps = 0;
   double seconds = 0;
   bool exact = true;  // else about: no closed form on these links
+  bool fits = true;   // else its transfers are too many to be listed (make_schedule)
 };
 
 struct AlgorithmChoice {
   Algorithm algorithm = Algorithm::ring;
   double seconds = 0;
-  List<AlgorithmCandidate> candidates;  // the shortest first
+  List<AlgorithmCandidate> candidates;  // the shortest first; those that do not fit last
   std::string reason;  // "ring both ways: 4 steps, 12.3 us; ring 20 us, tree about 24 us"
 };
 
@@ -20016,20 +20069,25 @@ constexpr int most_at_once = 256;
 
 // Equal times: the one that is exact, then with fewer steps, then the first of the enum.
 inline bool shorter(const AlgorithmCandidate& a, const AlgorithmCandidate& b) {
+  if (a.fits != b.fits) {
+    return a.fits;
+  }
   const double tie = 1e-12 * std::max(a.seconds, b.seconds);
   return a.seconds < b.seconds - tie ||
          (a.seconds <= b.seconds + tie && (a.exact != b.exact ? a.exact : a.steps < b.steps));
 }
 
 inline std::string taken(const AlgorithmCandidate& candidate) {
-  return cat({candidate.exact ? "" : "about ", format_seconds(candidate.seconds)});
+  return cat({candidate.exact ? "" : "about ", format_seconds(candidate.seconds),
+              candidate.fits ? "" : " in too many transfers"});
 }
 
 // Along one part torus and hierarchical are its ring or line, and what has no closed form is left
-// out. Along several estimates are compared as well of what goes part by part, in a tree or to all
-// at once, but not of more messages than a port could have under way. A barrier of all with all
-// would be one latency here, as messages without bytes are free.
-inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
+// out but for all_to_all, to which all at once is a good way on a line as well. Along several
+// estimates are compared as well of what goes part by part, in a tree or to all at once, but not of
+// more messages than a port could have under way. A barrier of all with all would be one latency
+// here, as messages without bytes are free.
+inline bool worth_a_look(const CollectiveSpec& spec, const List<AxisPart>& parts,
                          const CollectiveCost& cost) {
   const Algorithm how = spec.algorithm;
   const bool by_axis = how == Algorithm::torus || how == Algorithm::hierarchical;
@@ -20037,11 +20095,13 @@ inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
   if (spec.what == Collective::barrier && direct) {
     return false;
   }
-  if (parts < 2) {
-    return parts == 0 || (cost.known && !by_axis);
+  const bool at_once = direct && spec.devices() <= most_at_once;
+  if (parts.size() < 2) {
+    return parts.empty() || (cost.known && !by_axis) ||
+           (at_once && spec.what == Collective::all_to_all && parts[0].kind == AxisKind::line &&
+            parts[0].size > 2);
   }
-  return by_axis || cost.known || how == Algorithm::tree ||
-         (direct && spec.devices() <= most_at_once);
+  return by_axis || cost.known || how == Algorithm::tree || at_once;
 }
 
 }  // namespace detail
@@ -20049,7 +20109,7 @@ inline bool worth_a_look(const CollectiveSpec& spec, std::size_t parts,
 // The algorithm for `spec`, whose own is not looked at.
 inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
   AlgorithmChoice choice;
-  const std::size_t parts = detail::real_parts(spec).size();
+  const List<AxisPart> parts = detail::real_parts(spec);
   for (int i = 1; i < static_cast<int>(Algorithm::custom); ++i) {
     spec.algorithm = static_cast<Algorithm>(i);
     if (!detail::has_algorithm(spec.what, spec.algorithm)) {
@@ -20057,7 +20117,8 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
     }
     const detail::CollectiveCost cost = detail::checked_cost("choose_algorithm", spec);
     if (detail::worth_a_look(spec, parts, cost)) {
-      choice.candidates.push_back({spec.algorithm, cost.steps, cost.seconds, cost.known});
+      choice.candidates.push_back(
+          {spec.algorithm, cost.steps, cost.seconds, cost.known, detail::can_be_listed(spec)});
       AlgorithmCandidate* const all = choice.candidates.data();
       for (std::size_t at = choice.candidates.size() - 1;
            at > 0 && detail::shorter(all[at], all[at - 1]); --at) {
@@ -20070,7 +20131,7 @@ inline AlgorithmChoice choose_algorithm(CollectiveSpec spec) {
   const AlgorithmCandidate& best = choice.candidates[0];
   choice.algorithm = best.algorithm;
   choice.seconds = best.seconds;
-  if (parts == 0 || best.steps == 0) {
+  if (parts.empty() || best.steps == 0) {
     choice.reason = "nothing to move";
     return choice;
   }
@@ -20172,7 +20233,7 @@ inline AxisPart part_of_dim(const Machine& machine, int dim, std::int64_t size,
   part.shared = part.bandwidth < port.bandwidth.one_way() * (1 - 1e-9);
   const bool neighbours = links.kind == AxisKind::line || links.kind == AxisKind::ring;
   part.spacing = neighbours || size == 1 ? static_cast<int>(spacing) : 1;
-  if (links.kind == AxisKind::ring && (size < 3 || size * spacing < machine.dims[dim])) {
+  if (links.kind == AxisKind::ring && (!goes_around(size) || size * spacing < machine.dims[dim])) {
     part.kind = AxisKind::line;
   }
   return part;
@@ -21236,6 +21297,7 @@ inline Shared<CallRecord> send_record(const Shared<const CallShape>& shape, int 
 
 struct Post {
   bool here = false;
+  int number = 0;  // of the device's calls
   CallKey key;
   SourceLine where;
   Tensor in, out;
@@ -21329,7 +21391,6 @@ class OtherProcesses {
   virtual Meeting* post(Seat& seat, Post post) = 0;
   virtual void wait(const Wait& wait, const std::string& where) = 0;  // until it is met
   virtual void put(int to, const Packet& packet) = 0;
-  virtual void took(int from) = 0;  // a packet of that sender
   virtual void end(Waiting::Now how, const std::string& where, const std::string& message) = 0;
 };
 
@@ -21461,7 +21522,6 @@ class Fabric {
   Packet take(int me, int from, const Standing& standing) {
     if (others_ != nullptr) {
       others_->wait({Wait::For::message, nullptr, from}, standing.standing());
-      others_->took(from);
     }
     std::unique_lock<std::mutex> lock(waiting_.mutex());
     waiting_.throw_failure();
@@ -21494,7 +21554,10 @@ class Fabric {
   // After all devices have ended: empty when all is well.
   std::string failure() {
     const std::lock_guard<std::mutex> lock(waiting_.mutex());
-    bool wrong = !waiting_.in_state(Waiting::Now::threw).empty() || unfinished() != nullptr;
+    bool wrong = !waiting_.in_state(Waiting::Now::threw).empty();
+    for (const List<OpenCall>& calls : open_calls()) {
+      wrong = wrong || !calls.empty();
+    }
     for (std::size_t rank = 0; rank < boxes_.size(); ++rank) {
       wrong = wrong || unread(rank) > 0;
     }
@@ -21654,16 +21717,35 @@ class Fabric {
     return count;
   }
 
-  // A collective that was started and that nobody waits for, but not all called; or null.
-  const Meeting* unfinished() const {
+  struct OpenCall {
+    const Meeting* meeting = nullptr;
+    const Post* post = nullptr;
+  };
+
+  // By rank, in the order of its calls: what each has started, is not done and it does not wait
+  // for.
+  List<List<OpenCall>> open_calls() const {
+    List<List<OpenCall>> all(boxes_.size());
     for (const Shared<Group>& group : groups_) {
       for (const Shared<Meeting>& meeting : group->meetings) {
-        if (meeting->came > 0 && !meeting->done && meeting->left == 0) {
-          return meeting.get();
+        for (std::size_t i = 0; i < meeting->posts.size() && !meeting->done; ++i) {
+          const std::size_t rank = static_cast<std::size_t>(group->ranks[i]);
+          const Waiting::State& device = waiting_.states()[rank];
+          if (meeting->posts[i].here &&
+              (device.now != Waiting::Now::waits || device.wait.of != meeting.get())) {
+            List<OpenCall>& calls = all[rank];
+            calls.push_back({meeting.get(), &meeting->posts[i]});
+            for (std::size_t at = calls.size() - 1;
+                 at > 0 && calls[at].post->number < calls[at - 1].post->number; --at) {
+              const OpenCall later = calls[at - 1];
+              calls[at - 1] = calls[at];
+              calls[at] = later;
+            }
+          }
         }
       }
     }
-    return nullptr;
+    return all;
   }
 
   static std::vector<int> missing(const Meeting& meeting) {
@@ -21680,12 +21762,14 @@ class Fabric {
     if (device.wait.what == Wait::For::message) {
       return cat({"waits for a message from device ", device.wait.peer});
     }
-    const Meeting& meeting = *static_cast<const Meeting*>(device.wait.of);
+    return waits_for(*static_cast<const Meeting*>(device.wait.of));
+  }
+  static std::string waits_for(const Meeting& meeting) {
     return meeting.disagrees ? "its peers call something else"
                              : cat({"waits for ", device_list(missing(meeting)), " to call it"});
   }
 
-  std::string describe(std::size_t rank) const {
+  std::string describe(std::size_t rank, const List<OpenCall>& open) const {
     const Waiting::State& device = waiting_.states()[rank];
     std::string text = device.where;
     if (device.now == Waiting::Now::threw) {
@@ -21699,13 +21783,22 @@ class Fabric {
       const std::size_t count = box.packets.size() - box.next;
       if (count > 0) {
         text += cat({"; ", count, count == 1 ? " message" : " messages", " from device ", box.from,
-                     " not received"});
+                     " not received, ", count == 1 ? "" : "the first ", "sent",
+                     at(box.packets[box.next].call->logged.where)});
       }
     }
+    constexpr std::size_t most_calls = 3;
+    for (std::size_t i = 0; i < open.size() && i < most_calls; ++i) {
+      const Post& post = *open[i].post;
+      text += cat({"; started call ", post.number, ", ",
+                   call_text(post.key, axes_text(axes_, post.key.axes)), at(post.where), ": ",
+                   waits_for(*open[i].meeting)});
+    }
+    text += open.size() > most_calls ? cat({"; ", open.size() - most_calls, " more started"}) : "";
     return text;
   }
 
-  std::string cause() const {
+  std::string cause(const List<List<OpenCall>>& open) const {
     const std::vector<int> threw = waiting_.in_state(Waiting::Now::threw);
     if (!threw.empty()) {
       return cat({device_list(threw),
@@ -21724,10 +21817,13 @@ class Fabric {
     }
     const std::vector<int> returned = waiting_.in_state(Waiting::Now::returned);
     if (returned.size() == boxes_.size()) {
-      const Meeting* const open = unfinished();
-      return open == nullptr ? "messages were sent that nobody received"
-                             : cat({"a collective was started that ", device_list(missing(*open)),
-                                    " never called"});
+      for (const List<OpenCall>& calls : open) {
+        if (!calls.empty()) {
+          return cat({"a collective was started that ", device_list(missing(*calls[0].meeting)),
+                      " never called"});
+        }
+      }
+      return "messages were sent that nobody received";
     }
     if (!returned.empty()) {
       return cat({device_list(returned), " returned while others wait"});
@@ -21736,14 +21832,15 @@ class Fabric {
   }
 
   void judge() {
+    const List<List<OpenCall>> open = open_calls();
     NameTable lines;  // their texts
     List<std::vector<int>> ranks(boxes_.size());
     for (std::size_t i = 0; i < boxes_.size(); ++i) {
-      int& line = lines[describe(i)];
+      int& line = lines[describe(i, open[i])];
       line = line == 0 ? static_cast<int>(lines.size()) : line;
       ranks[static_cast<std::size_t>(line - 1)].push_back(static_cast<int>(i));
     }
-    std::string text = "mesh.run: " + cause();
+    std::string text = "mesh.run: " + cause(open);
     for (const NameTable::Entry& line : lines) {
       text += cat(
           {"\n  ", device_list(ranks[static_cast<std::size_t>(line.number - 1)]), ": ", line.name});
@@ -21982,6 +22079,9 @@ class Endpoint {
   StartedCall start(CallKey key, const CollectiveOptions& options, const Tensor& in,
                     const Tensor& out, const SourceLine& where,
                     const std::vector<std::int64_t>& rows = std::vector<std::int64_t>()) {
+    if (options.used_alike && key.what != Collective::all_gather) {
+      fail({name_of(key.what), ": used_alike is set, which only all_gather has; leave it false"});
+    }
     enter();
     ++calls_;
     key.algorithm = options.algorithm;
@@ -22006,6 +22106,7 @@ class Endpoint {
     }
     Post post;
     post.key = std::move(key);
+    post.number = calls_;
     post.where = where;
     post.in = in;
     post.out = out;
@@ -22231,9 +22332,10 @@ class Endpoint {
 // >> tinyscale/mesh/collectives.hpp
 // The collectives of a device, on tensors: what each takes, gives and carries back.
 // Gradients: what all_reduce gives is used alike on all devices, what the others give by each for
-// itself. So all_reduce carries back what came; all_gather a reduce_scatter, reduce_scatter an
-// all_gather; broadcast a reduce, reduce a broadcast; gather a scatter, scatter a gather;
-// all_to_all and permute their inverses (the transposes of chapter 3 of the scaling book).
+// itself. So all_reduce carries back what came, of max and min to who had it; all_gather a
+// reduce_scatter, reduce_scatter an all_gather; broadcast a reduce, reduce a broadcast; gather a
+// scatter, scatter a gather; all_to_all and permute their inverses (the transposes of chapter 3 of
+// the scaling book).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -22244,7 +22346,7 @@ struct Underway {
   StartedCall call;
   CollectiveOptions options;
   SourceLine where;
-  std::vector<std::int64_t> sent, got;  // ragged: rows to and from each
+  std::vector<std::int64_t> got;  // ragged: rows from each
   Tensor in, out;
 };
 
@@ -22458,10 +22560,9 @@ inline Pending start_permute(const Calling& by, const Tensor& t, const Axes& axe
 }
 
 // Device i of the group gets rows[i] rows of dimension 0, in order; how many rows come from each is
-// learned in an all_to_all of the counts. `got` becomes them.
-inline Tensor ragged_all_to_all(const Calling& by, const Tensor& t, const Axes& axes,
-                                const std::vector<std::int64_t>& rows,
-                                std::vector<std::int64_t>& got) {
+// learned at once, in an all_to_all of the counts. `got` becomes them.
+inline Pending start_ragged(const Calling& by, const Tensor& t, const Axes& axes,
+                            const std::vector<std::int64_t>& rows, std::vector<std::int64_t>& got) {
   CallKey key = call_key(by, Collective::all_to_all, t, axes, 0);
   const std::size_t n = static_cast<std::size_t>(by.device.size_of(key.axes));
   std::int64_t sum = 0;
@@ -22491,22 +22592,21 @@ inline Tensor ragged_all_to_all(const Calling& by, const Tensor& t, const Axes& 
   }
   key.shape.set(0, 1);  // what all devices have alike
   key.to_dim = -1;
-  Underway now;
-  now.device = by.device.self();
-  now.options = by.options;
-  now.where = by.where;
-  now.sent = rows;
-  now.got = got;
-  now.in = t;
-  now.out = Tensor(out);
-  now.call = by.device.start(key, by.options, contiguous(t.detach()), now.out, by.where, rows);
-  return finish(now);
+  Shared<Underway> now = Shared<Underway>::make();
+  now->device = by.device.self();
+  now->options = by.options;
+  now->where = by.where;
+  now->got = got;
+  now->in = t;
+  now->out = Tensor(out);
+  now->call = by.device.start(key, by.options, contiguous(t.detach()), now->out, by.where, rows);
+  return Pending(std::move(now));
 }
 
-// Every device of the mesh calls it.
-inline void barrier(const Calling& by) {
+// Every device of the axes calls it.
+inline void barrier(const Calling& by, const std::vector<int>& axes) {
   CallKey key;
-  key.axes = by.device.all_axes();
+  key.axes = axes;
   StartedCall call = by.device.start(key, by.options, Tensor(), Tensor(), by.where);
   by.device.wait(call);
 }
@@ -22518,19 +22618,25 @@ inline Tensor zeros_but_root(const Calling& by, const CallKey& key, const Tensor
   return is_root(by, key) ? at_root : zeros(key.shape);
 }
 
+// Of devices that tie the first one has it all, as in ts::max: they agree on its number.
 inline Tensor carry_back_winners(const Calling& by, const Underway& forward, const Tensor& dy) {
   const CallKey& key = forward.call.key;
+  const Axes axes = by.device.axes_of(key.axes);
   Tensor out = forward.out, back = dy;
   if (key.what == Collective::reduce_scatter) {
-    const Axes axes = by.device.axes_of(key.axes);
     out = start_all_gather(by, out, axes, key.dim).wait();
     back = start_all_gather(by, dy, axes, key.dim).wait();
   } else if (key.what == Collective::reduce) {
-    const Axes axes = by.device.axes_of(key.axes);
     out = start_broadcast(by, is_root(by, key) ? out : zeros(key.shape), axes, key.root).wait();
     back = start_broadcast(by, is_root(by, key) ? dy : zeros(key.shape), axes, key.root).wait();
   }
-  return mul(back, equal(forward.in, out));
+  const float me = static_cast<float>(by.device.index_on(key.axes));
+  const float nobody = static_cast<float>(by.device.size_of(key.axes));
+  Calling exactly = by;
+  exactly.options.format = DType::f32;
+  const Tensor number = add(scale(equal(forward.in, out), me - nobody), nobody);
+  const Tensor first = start_all_reduce(exactly, number, axes, Reduce::min).wait();
+  return mul(back, equal(first, full(Shape{}, me)));
 }
 
 inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
@@ -22558,7 +22664,7 @@ inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
     case Collective::all_to_all: {
       if (key.to_dim < 0) {
         std::vector<std::int64_t> back;
-        return ragged_all_to_all(by, given, axes, forward.got, back);
+        return start_ragged(by, given, axes, forward.got, back).wait();
       }
       return start_all_to_all(by, given, axes, key.to_dim, key.dim).wait();
     }
@@ -22684,13 +22790,18 @@ class Device {
     return start_all_to_all(t, axes, split_dim, concat_dim, options, where).wait();
   }
   // The ragged one: device i gets rows[i] rows of dimension 0, in order. `got`, when given, becomes
-  // how many came from each.
+  // how many come from each, at once.
+  Pending start_all_to_all(const Tensor& t, const Axes& axes, const std::vector<std::int64_t>& rows,
+                           std::vector<std::int64_t>* got = nullptr,
+                           const Options& options = Options(), TINYSCALE_HERE) {
+    std::vector<std::int64_t> came;
+    return detail::start_ragged({endpoint_, options, where}, t, axes, rows,
+                                got != nullptr ? *got : came);
+  }
   Tensor all_to_all(const Tensor& t, const Axes& axes, const std::vector<std::int64_t>& rows,
                     std::vector<std::int64_t>* got = nullptr, const Options& options = Options(),
                     TINYSCALE_HERE) {
-    std::vector<std::int64_t> came;
-    return detail::ragged_all_to_all({endpoint_, options, where}, t, axes, rows,
-                                     got != nullptr ? *got : came);
+    return start_all_to_all(t, axes, rows, got, options, where).wait();
   }
   // The numbers of the device at index `root` of the axes, on all of them.
   Pending start_broadcast(const Tensor& t, const Axes& axes, int root = 0,
@@ -22738,19 +22849,26 @@ class Device {
     return start_permute(t, axes, shift, options, where).wait();
   }
   // To and from a rank of the mesh. A send returns at once; a recv waits for one. They carry no
-  // gradient back.
+  // gradient back, so that a tensor with one is refused.
   void send(const Tensor& t, int to_rank, TINYSCALE_HERE) {
     detail::check_given("send", t);
     detail::check_peer("send", endpoint_, to_rank);
+    if (detail::tracked({&t})) {
+      detail::fail({"send: the tensor ", t.shape(), " carries a gradient, which does not come ",
+                    "back from the receiver; send detach() of it, or use permute"});
+    }
     endpoint_.send(to_rank, t, where);
   }
   Tensor recv(int from_rank, TINYSCALE_HERE) {
     detail::check_peer("recv", endpoint_, from_rank);
     return endpoint_.recv(from_rank, where);
   }
-  // Returns when every device of the mesh has called it.
+  // Returns when every device of the mesh, or of the axes, has called it.
   void barrier(const Options& options = Options(), TINYSCALE_HERE) {
-    detail::barrier({endpoint_, options, where});
+    detail::barrier({endpoint_, options, where}, endpoint_.all_axes());
+  }
+  void barrier(const Axes& axes, const Options& options = Options(), TINYSCALE_HERE) {
+    detail::barrier({endpoint_, options, where}, endpoint_.find_axes("barrier", axes));
   }
 
   // A[I] -> A[I_x] of a tensor that every device has: this one's part of `dim`, no communication.
@@ -22853,6 +22971,21 @@ class MachineLinks {
       --d;
     }
     return static_cast<int>(d);
+  }
+  // Whether there is such a link: none beyond the end of a line, to itself, out of a spine's leaf.
+  bool exists(std::size_t link) const {
+    const std::size_t d = static_cast<std::size_t>(dim_of(link));
+    const Along& along = along_[d];
+    const std::int64_t chip = static_cast<std::int64_t>((link - along.begin) / along.width);
+    const std::int64_t place = static_cast<std::int64_t>((link - along.begin) % along.width);
+    const std::int64_t here = coordinate(chip, d);
+    switch (along.kind) {
+      case AxisKind::ring: return goes_around(along.size) || (place == 0 && along.size > 1);
+      case AxisKind::full: return place != here;
+      case AxisKind::line: return place == 0 ? here + 1 < along.size : here > 0;
+      default: break;
+    }
+    return place < 2 ? along.port == d : along.uplink && chip % along.stride == 0;
   }
   // The chips at its ends, of an uplink the first of those that share it; -1 is a switch.
   std::int64_t from(std::size_t link) const { return end(link, 0); }
@@ -23186,24 +23319,36 @@ class FairLinks {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-// Links and devices that are slower by a factor, or dead. Chips by rank, -1: the switch.
-//   run.on(machine, Faults().slow_link(0, 1, 4).dead_device(3))
+// Links and devices that are slower by a factor, or dead. A link goes one way; its chips by rank,
+// -1 is a switch; in one dimension of the machine, or in all that have it. An uplink is named by
+// the first chip behind it, as in run.links().
+//   run.on(machine, Faults().slow_link(0, 1, 4).slow_uplink(8, -1, 2).dead_device(3))
 struct Faults {
   struct Fault {
     bool link = false, dead = false;
     std::int64_t from = 0, to = 0;  // a device: from
     double factor = 1;
+    int dim = -1;  // -1: any
+    bool uplink = false;
   };
   List<Fault> all;
 
-  Faults& slow_link(std::int64_t from, std::int64_t to, double factor) {
-    return add({true, false, from, to, factor});
+  Faults& slow_link(std::int64_t from, std::int64_t to, double factor, int dim = -1) {
+    return add({true, false, from, to, factor, dim, false});
   }
-  Faults& dead_link(std::int64_t from, std::int64_t to) { return add({true, true, from, to, 1}); }
+  Faults& dead_link(std::int64_t from, std::int64_t to, int dim = -1) {
+    return add({true, true, from, to, 1, dim, false});
+  }
+  Faults& slow_uplink(std::int64_t from, std::int64_t to, double factor, int dim = -1) {
+    return add({true, false, from, to, factor, dim, true});
+  }
+  Faults& dead_uplink(std::int64_t from, std::int64_t to, int dim = -1) {
+    return add({true, true, from, to, 1, dim, true});
+  }
   Faults& slow_device(std::int64_t rank, double factor) {
-    return add({false, false, rank, rank, factor});
+    return add({false, false, rank, rank, factor, -1, false});
   }
-  Faults& dead_device(std::int64_t rank) { return add({false, true, rank, rank, 1}); }
+  Faults& dead_device(std::int64_t rank) { return add({false, true, rank, rank, 1, -1, false}); }
 
  private:
   Faults& add(const Fault& fault) {
@@ -23256,14 +23401,15 @@ struct Timeline {
 
 namespace detail {
 
-// The links of a machine with those at fault slowed or cut, in all dimensions that join the two.
+// The links of a machine with those at fault slowed or cut.
 inline MachineLinks links_of(const Machine& machine, const Faults& faults) {
   MachineLinks links(machine);
   for (const Faults::Fault& fault : faults.all) {
     bool found = false;
     for (std::size_t link = 0; fault.link && link < links.count(); ++link) {
-      if (links.from(link) == fault.from && links.to(link) == fault.to && !links.is_uplink(link) &&
-          links.bandwidth(link) > 0) {
+      if (links.exists(link) && links.from(link) == fault.from && links.to(link) == fault.to &&
+          links.is_uplink(link) == fault.uplink &&
+          (fault.dim < 0 || links.dim_of(link) == fault.dim)) {
         found = true;
         if (fault.dead) {
           links.cut(link);
@@ -23273,8 +23419,10 @@ inline MachineLinks links_of(const Machine& machine, const Faults& faults) {
       }
     }
     if (fault.link && !found) {
-      fail({"time: no link ", fault.from, " -> ", fault.to,
-            " to be at fault; links join neighbours, or a chip and its switch (-1)"});
+      fail({"time: no ", fault.uplink ? "uplink " : "link ", fault.from, " -> ", fault.to,
+            fault.dim < 0 ? "" : cat({" of dimension ", fault.dim}), " to be at fault; ",
+            fault.uplink ? "the first chip behind one names it, the switch is -1"
+                         : "links join neighbours, or a chip and its switch (-1)"});
     }
   }
   return links;
@@ -24210,8 +24358,10 @@ class MeshRun {
   const Machine& machine() const { return machine_; }
   int devices() const { return record_->log.devices; }
 
-  // The same run on another machine with as many chips, or with faults.
-  MeshRun on(const Machine& other, const Faults& faults = Faults()) const {
+  // The same run on another machine with as many chips, or with other faults. Its own faults stay,
+  // and must be possible on the other machine, unless it is given others: on(other, Faults()).
+  MeshRun on(const Machine& other) const { return on(other, faults_); }
+  MeshRun on(const Machine& other, const Faults& faults) const {
     return MeshRun(record_, other, faults);
   }
   MeshRun with(const Faults& faults) const { return MeshRun(record_, machine_, faults); }
@@ -25284,18 +25434,25 @@ struct RankReport {
     std::int64_t number = 0;
     bool awaited = false;
     std::string key;
+    int called = 0;  // its number among the device's calls
+    SourceLine where;
   };
   struct Calls {  // of one group
     std::vector<int> axes, ranks;
     std::int64_t posted = 0;
     List<Call> open;
   };
+  struct Unread {  // messages of one sender
+    std::int64_t from = 0, count = 0;
+    SourceLine where;  // of the first
+  };
 
   Waiting::Now now = Waiting::Now::runs;
   Wait wait;
   std::string where, message;
   List<Calls> calls;
-  std::vector<std::int64_t> sent, taken;  // messages of the program, by rank
+  std::vector<std::int64_t> sent, came;  // messages of the program, by rank
+  List<Unread> unread;
 
   const Calls* find(const Calls& like) const {
     for (const Calls& known : calls) {
@@ -25322,7 +25479,13 @@ inline void put_report(Bytes& to, const RankReport& report) {
   to.put(report.where);
   to.put(report.message);
   to.put_numbers(report.sent);
-  to.put_numbers(report.taken);
+  to.put_numbers(report.came);
+  to.put(static_cast<std::int64_t>(report.unread.size()));
+  for (const RankReport::Unread& unread : report.unread) {
+    to.put(unread.from);
+    to.put(unread.count);
+    put_where(to, unread.where);
+  }
   for (const RankReport::Calls& calls : report.calls) {
     to.put_numbers(calls.axes);
     to.put_numbers(calls.ranks);
@@ -25332,6 +25495,8 @@ inline void put_report(Bytes& to, const RankReport& report) {
       to.put(call.number);
       to.put(std::int64_t{call.awaited ? 1 : 0});
       to.put(call.key);
+      to.put(std::int64_t{call.called});
+      put_where(to, call.where);
     }
   }
 }
@@ -25344,7 +25509,13 @@ inline RankReport get_report(Bytes& from) {
   report.where = from.string();
   report.message = from.string();
   from.get_numbers(report.sent);
-  from.get_numbers(report.taken);
+  from.get_numbers(report.came);
+  report.unread = List<RankReport::Unread>(static_cast<std::size_t>(from.number()));
+  for (RankReport::Unread& unread : report.unread) {
+    unread.from = from.number();
+    unread.count = from.number();
+    unread.where = get_where(from);
+  }
   while (!from.at_end()) {
     RankReport::Calls calls;
     from.get_numbers(calls.axes);
@@ -25355,6 +25526,8 @@ inline RankReport get_report(Bytes& from) {
       call.number = from.number();
       call.awaited = from.number() != 0;
       call.key = from.string();
+      call.called = from.whole();
+      call.where = get_where(from);
     }
     report.calls.push_back(calls);
   }
@@ -25380,10 +25553,6 @@ inline bool under_way(const RankReports& reports, const RankReport::Calls& calls
   return true;
 }
 
-inline std::int64_t unread(const RankReports& reports, std::size_t from, std::size_t to) {
-  return reports[from]->sent[to] - reports[to]->taken[from];
-}
-
 enum class RunState { goes_on, over, stuck };
 
 inline RunState state_of(const RankReports& reports) {
@@ -25404,13 +25573,12 @@ inline RunState state_of(const RankReports& reports) {
         fine = false;
       }
     }
-    const std::size_t peer = static_cast<std::size_t>(report.wait.peer);
-    if (report.wait.what == Wait::For::message && unread(reports, peer, rank) > 0) {
-      return RunState::goes_on;
-    }
     for (std::size_t from = 0; from < reports.size(); ++from) {
-      fine = fine && unread(reports, from, rank) == 0;
+      if (reports[from]->sent[rank] != report.came[from]) {
+        return RunState::goes_on;  // one is under way, and will be told of
+      }
     }
+    fine = fine && report.unread.empty();
   }
   return fine ? RunState::over : RunState::stuck;
 }
@@ -25459,7 +25627,7 @@ class MpiRanks final : public OtherProcesses {
     MPI_Comm_size(comm, &size_);
     const std::size_t n = static_cast<std::size_t>(size_);
     sent_.assign(n, 0);
-    taken_.assign(n, 0);
+    came_.assign(n, 0);
     reports_ = List<Shared<RankReport>>(n);
   }
   ~MpiRanks() { MPI_Comm_free(&data_); }
@@ -25528,7 +25696,6 @@ class MpiRanks final : public OtherProcesses {
     ++sent_[static_cast<std::size_t>(to)];
     mail_.tell(to, packet_tag, news.text());
   }
-  void took(int from) override { ++taken_[static_cast<std::size_t>(from)]; }
 
   // Until rank 0 has judged the run.
   void end(Waiting::Now how, const std::string& where, const std::string& message) override {
@@ -25631,12 +25798,13 @@ class MpiRanks final : public OtherProcesses {
     enter(find_call(group, number), place, std::move(post), text);
   }
 
-  // Calls that all members have made go on: those that follow the first that is not over, as far as
+  // Calls that all members have made go on: those that follow the first that may yet, as far as
   // their tags differ.
   bool move_calls(RankGroup& group) {
     bool moved = false;
     std::size_t first = 0;
-    while (first < group.calls.size() && group.calls[first]->over) {
+    while (first < group.calls.size() &&
+           (group.calls[first]->over || group.calls[first]->meeting->disagrees)) {
       ++first;
     }
     for (std::size_t i = first; i < group.calls.size() && i < first + calls_at_once; ++i) {
@@ -25763,6 +25931,8 @@ class MpiRanks final : public OtherProcesses {
     packet.call = send_record(send_shape(packet.value.count(), where), from, me_);
     packet.call->id = id;
     fabric_.box(me_, from).packets.push_back(std::move(packet));
+    ++came_[static_cast<std::size_t>(from)];
+    changed_ = true;
   }
 
   // ---- The judgement, by rank 0 ----
@@ -25776,7 +25946,13 @@ class MpiRanks final : public OtherProcesses {
     news.where = where;
     news.message = message;
     news.sent = sent_;
-    news.taken = taken_;
+    news.came = came_;
+    for (const Fabric::Box& box : fabric_.boxes_[static_cast<std::size_t>(me_)]) {
+      if (!box.empty()) {
+        news.unread.push_back({box.from, static_cast<std::int64_t>(box.packets.size() - box.next),
+                               box.packets[box.next].call->logged.where});
+      }
+    }
     for (const Shared<RankGroup>& group : groups_) {
       RankReport::Calls calls;
       calls.axes = group->group->axes;
@@ -25784,8 +25960,10 @@ class MpiRanks final : public OtherProcesses {
       calls.posted = group->posted;
       for (const Shared<RankCall>& call : group->calls) {
         if (!call->over && call->number < group->posted) {
+          const std::size_t place = place_in(calls.ranks, me_);
+          const Post& post = call->meeting->posts[place];
           calls.open.push_back(
-              {call->number, call->meeting == wait.of, call->keys[place_in(calls.ranks, me_)]});
+              {call->number, call->meeting == wait.of, call->keys[place], post.number, post.where});
         }
       }
       news.calls.push_back(calls);
@@ -25828,10 +26006,13 @@ class MpiRanks final : public OtherProcesses {
       for (const RankReport::Calls& calls : report.calls) {
         take_over(calls, static_cast<int>(rank), state);
       }
-      for (std::size_t from = 0; from < reports_.size() && rank > 0; ++from) {
-        for (std::int64_t i = unread(reports_, from, rank); i > 0; --i) {
-          const int to = static_cast<int>(rank);
-          fabric_.box(to, static_cast<int>(from)).packets.push_back(Packet());
+      for (std::size_t i = 0; i < report.unread.size() && rank > 0; ++i) {
+        const RankReport::Unread& unread = report.unread[i];
+        const int from = static_cast<int>(unread.from), to = static_cast<int>(rank);
+        Packet packet;
+        packet.call = send_record(send_shape(0, unread.where), from, to);
+        for (std::int64_t left = unread.count; left > 0; --left) {
+          fabric_.box(to, from).packets.push_back(packet);
         }
       }
     }
@@ -25850,6 +26031,11 @@ class MpiRanks final : public OtherProcesses {
       if (call.keys[place].empty()) {
         enter(call, static_cast<int>(place), Post(), open.key);
       }
+      Bytes key(open.key);
+      Post& post = call.meeting->posts[place];
+      post.key = get_key(key);
+      post.number = open.called;
+      post.where = open.where;
       call.meeting->disagrees = call.meeting->came == group.group->size() && !same(call.keys);
       state.wait.of = open.awaited ? call.meeting : state.wait.of;
     }
@@ -25860,7 +26046,7 @@ class MpiRanks final : public OtherProcesses {
   MPI_Comm data_ = MPI_COMM_NULL;  // of the chunks
   int me_ = 0, size_ = 1;
   List<Shared<RankGroup>> groups_;
-  std::vector<std::int64_t> sent_, taken_;  // messages of the program, by rank
+  std::vector<std::int64_t> sent_, came_;  // messages of the program, by rank
   std::int64_t sends_ = 0;
   bool changed_ = false;  // since the last report
   bool judged_ = false;
@@ -25875,7 +26061,7 @@ class MpiRanks final : public OtherProcesses {
 // >> tinyscale/mesh/mpi_run.hpp
 // A mesh program on MPI ranks: the devices are the first ranks of the job, and afterwards every
 // rank has what all of them left, so that a MeshRun is the same on each. A job of one rank runs its
-// devices on threads, as without MPI.
+// devices on threads, as without MPI; so does a run that a device makes inside another.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -25976,6 +26162,24 @@ inline std::string told_by(int rank, const std::string& text) {
     at += part;
   }
   return all;
+}
+
+// Throws on all ranks alike when one comes with another mesh than rank 0. Two that are equal have
+// equal texts.
+inline void check_same_mesh(const Fabric& fabric) {
+  const MpiSession& session = mpi_session();
+  std::string mesh = fabric.machine().name;
+  for (const AxisPlacement& axis : fabric.axes()) {
+    mesh += cat({", ", axis.name, " of ", axis.size});
+  }
+  const std::string first = told_by(0, mesh);
+  const int mine = mesh == first ? session.size : session.rank;
+  int other = 0;
+  MPI_Allreduce(&mine, &other, 1, MPI_INT, MPI_MIN, MPI_COMM_WORLD);
+  if (other < session.size) {
+    fail({"mesh.run: MPI rank 0 comes with the mesh ", first, "; rank ", other, " with ",
+          told_by(other, mesh), "; all ranks must run the same mesh"});
+  }
 }
 
 // The calls of all devices' logs by their number in the run: one record each.
@@ -26204,19 +26408,21 @@ inline void run_own_device(const DeviceProgram& program, Fabric& fabric,
   }
 }
 
-// False when there is one rank only, and nothing was done.
+// False where the devices are to be threads, and nothing was done: one rank only, or a run inside a
+// device's program, to which the others need not come.
 inline bool run_on_ranks(const DeviceProgram& program, Fabric& fabric,
                          List<Shared<DeviceThread>>& devices) {
   MpiSession& session = mpi_session();
   const std::size_t ranks = static_cast<std::size_t>(session.size);
-  if (ranks == 1) {
+  if (ranks == 1 || session.running) {
     return false;
   }
+  session.gather_ranks();
+  check_same_mesh(fabric);
   if (devices.size() > ranks) {
     fail({"mesh.run: ", devices.size(), " devices on ", ranks, " MPI ranks; right is mpirun -n ",
           devices.size(), ", or one rank, whose devices are threads"});
   }
-  session.gather_ranks();
   session.running = true;
   run_own_device(program, fabric, devices);
   const std::string failure = told_by(0, session.rank == 0 ? fabric.failure() : "");
@@ -28225,6 +28431,10 @@ class Mesh {
   MeshRun run(const DeviceProgram& program) const {
     if (!program) {
       detail::fail({"Mesh::run: the program is empty; give a function of Device&"});
+    }
+    if (runnable < 0) {
+      detail::fail({"Mesh::run: ", runnable, " runnable devices; 1 or more are right, or 0, which ",
+                    "leaves it to the mesh"});
     }
     const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
     Context& caller = context();
