@@ -212,6 +212,32 @@ void check_counts(const ts::CollectiveSpec& spec) {
   }
 }
 
+// Of each step the links of the farthest message.
+std::int64_t slow_hops(ts::CollectiveSpec spec) {
+  const auto prepared = ts::detail::prepare(ts::make_schedule(spec));
+  for (ts::AxisPart& part : spec.parts) {
+    part.latency = 1;
+  }
+  double most = 0;
+  for (const auto& stream : prepared->streams) {
+    double hops = 0;
+    for (std::size_t s = stream.first; s < stream.last; ++s) {
+      double farthest = 0;
+      for (std::size_t m = prepared->steps[s].first; m < prepared->steps[s].last; ++m) {
+        slow::Links links;
+        slow::Message message = {};
+        message.from = prepared->messages[m].from;
+        message.to = prepared->messages[m].to;
+        slow::find_route(spec, links, message);
+        farthest = std::max(farthest, message.latency);
+      }
+      hops += farthest;
+    }
+    most = std::max(most, hops);
+  }
+  return static_cast<std::int64_t>(most);
+}
+
 void check_seconds(const ts::CollectiveSpec& spec) {
   const double formula = ts::collective_seconds(spec);
   if (formula < 0) {
@@ -220,6 +246,10 @@ void check_seconds(const ts::CollectiveSpec& spec) {
   const double replayed = slow::seconds(spec, ts::make_schedule(spec));
   if (std::fabs(formula - replayed) > 1e-9 * replayed) {
     FAIL_CHECK(text_of(spec) << ": formula " << formula << ", replayed " << replayed);
+  }
+  const std::int64_t hops = slow_hops(spec);
+  if (ts::collective_hops(spec) != hops) {
+    FAIL_CHECK(text_of(spec) << ": " << ts::collective_hops(spec) << " hops, counted " << hops);
   }
 }
 
@@ -582,6 +612,38 @@ TEST_CASE("no closed form: where links are shared unevenly") {
             row(Collective::all_gather, Algorithm::ring, 4, 8, 0, AxisKind::line)) == -1);
 }
 
+TEST_CASE("estimates count the message around the end of a line, and those that share a link") {
+  const auto about = [](const ts::CollectiveSpec& spec) {
+    CHECK(ts::collective_seconds(spec) < 0);
+    return ts::detail::cost_of(spec).seconds;
+  };
+  const auto replayed = [](const ts::CollectiveSpec& spec) {
+    return doctest::Approx(slow::seconds(spec, ts::make_schedule(spec))).epsilon(1e-9);
+  };
+  for (const std::int64_t elements : {8, 1 << 20}) {
+    const ts::CollectiveSpec ring =
+        row(Collective::all_gather, Algorithm::ring, 8, elements, 0, AxisKind::line);
+    CHECK(about(ring) == replayed(ring));
+    for_each_algorithm({part_of(8, AxisKind::line)}, {elements}, [](const ts::CollectiveSpec& one) {
+      if (one.algorithm == Algorithm::ring || one.algorithm == Algorithm::ring_both_ways) {
+        const double ratio =
+            ts::detail::cost_of(one).seconds / slow::seconds(one, ts::make_schedule(one));
+        if (ratio < 0.6 || ratio > 1.5) {
+          FAIL_CHECK(text_of(one) << ": about " << ratio << " of what is replayed");
+        }
+      }
+    });
+    for (const AxisKind kind : {AxisKind::line, AxisKind::ring, AxisKind::switched}) {
+      for (const int shift : {1, 2, 7, 8, 10, 16, 20, 31}) {
+        ts::CollectiveSpec spec = row(Collective::permute, Algorithm::direct, 4, elements, shift);
+        spec.parts[0].kind = kind;
+        spec.parts.push_back(part_of(8, kind));
+        CHECK(about(spec) == replayed(spec).epsilon(0.2));
+      }
+    }
+  }
+}
+
 TEST_CASE("automatic takes the shortest and says what the others would take") {
   ts::CollectiveSpec spec = row(Collective::all_reduce, Algorithm::automatic, 8, 1 << 20);
   const ts::AlgorithmChoice large = ts::choose_algorithm(spec);
@@ -635,6 +697,9 @@ TEST_CASE("a user's schedule takes at least its longest path") {
   const double path = ts::schedule_seconds(
       ts::make_schedule(row(Collective::all_gather, Algorithm::ring, 4, 4000)), spec);
   CHECK(path == doctest::Approx(3 * (1e-6 + 4000 / 4.5e10)).epsilon(1e-12));
+  CHECK(
+      ts::schedule_seconds(ts::make_schedule(row(Collective::all_gather, Algorithm::ring, 4, 4000)),
+                           row(Collective::all_gather, Algorithm::custom, 4, 0)) == 0);
 }
 
 TEST_CASE("NCCL's model: the worked values for 8 GPUs of a node, in microseconds") {
@@ -778,8 +843,10 @@ void check_run(const ts::Mesh& mesh, const ts::Axes& axes, Collective what, int 
   }
   const double formula = ts::collective_seconds(spec);
   if (row.steps != ts::collective_steps(spec) || std::fabs(row.bytes_out - most) > 0 ||
-      (formula >= 0 && std::fabs(row.seconds - formula) > 1e-9 * formula)) {
-    FAIL_CHECK(text_of(spec) << ": " << row.steps << " steps, " << row.bytes_out << " bytes of "
+      (formula >= 0 && (std::fabs(row.seconds - formula) > 1e-9 * formula ||
+                        row.hops != ts::collective_hops(spec)))) {
+    FAIL_CHECK(text_of(spec) << ": " << row.steps << " steps, " << row.hops << " hops of "
+                             << ts::collective_hops(spec) << ", " << row.bytes_out << " bytes of "
                              << most << ", " << row.seconds << " s by replay, formula " << formula);
   }
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -288,6 +289,167 @@ TEST_CASE("ragged all_to_all: rows of any number, and their gradient") {
         }
       }
     });
+  }
+}
+
+TEST_CASE("ragged all_to_all of few rows, and of none") {
+  const auto rows_of = [](int n, int from, int to, int most) {  // mostly 0, at times in all
+    const double u = ts::uniform01(77, static_cast<std::uint64_t>((n * 16 + from) * 16 + to));
+    return static_cast<std::int64_t>(u * 10 < most ? u * 10 : 0);
+  };
+  for (int n = 2; n <= 9; ++n) {
+    for (const int most : {0, 1, 2, 4}) {
+      for (const ts::Algorithm algorithm : {ts::Algorithm::automatic, ts::Algorithm::ring,
+                                            ts::Algorithm::line, ts::Algorithm::direct}) {
+        ts::Mesh mesh = row_mesh(n);
+        mesh.algorithm = algorithm;
+        const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+          std::vector<std::int64_t> rows;
+          std::vector<float> values;
+          for (int to = 0; to < n; ++to) {
+            rows.push_back(rows_of(n, d.rank(), to, most));
+            values.insert(values.end(), static_cast<std::size_t>(rows.back()),
+                          static_cast<float>(d.rank() * n + to));
+          }
+          ts::Tensor t({static_cast<std::int64_t>(values.size())});
+          for (std::int64_t i = 0; i < t.count(); ++i) {
+            t.data()[i] = values[static_cast<std::size_t>(i)];
+          }
+          d.keep("got", d.all_to_all(t, "x", rows));
+        });
+        double moved = 0, sent = 0;
+        for (int to = 0; to < n; ++to) {
+          std::vector<float> want;
+          for (int from = 0; from < n; ++from) {
+            const std::int64_t rows = rows_of(n, from, to, most);
+            want.insert(want.end(), static_cast<std::size_t>(rows),
+                        static_cast<float>(from * n + to));
+            moved += from == to ? 0 : static_cast<double>(4 * rows);
+          }
+          CHECK(run.kept(to, "got").values() == want);
+          sent += run.bytes_sent(to) - 4 * (n - 1);  // the counts
+        }
+        if (algorithm == ts::Algorithm::direct) {
+          CHECK(sent == moved);
+        }
+      }
+    }
+  }
+  for (std::int64_t rows = 6; rows >= 0; --rows) {  // one device to one other
+    const ts::MeshRun run = row_mesh(4).run([&](ts::Device& d) {
+      const std::int64_t mine = d.rank() == 1 ? rows : 0;
+      d.keep("got", d.all_to_all(ts::full({mine, 2}, 5.0f), "x", {0, 0, 0, mine}));
+    });
+    CHECK(run.kept(3, "got").values() == std::vector<float>(static_cast<std::size_t>(2 * rows), 5));
+    CHECK((run.collectives()[1].steps > 0) == (rows > 0));
+  }
+}
+
+TEST_CASE("ragged all_to_all: a prediction counts every row; a formula is only of even rows") {
+  for (const ts::Mesh& mesh : {row_mesh(4), ts::Mesh(ts::machine("h100", {1, 4}), {{"x", 4}})}) {
+    const auto even = [](ts::Device& d) {
+      d.all_to_all(ts::zeros({400, 16}), "x", {100, 100, 100, 100});
+    };
+    const ts::MeshRun run = mesh.run(even);
+    const ts::MeshPrediction one = mesh.predict(even, 1);
+    CHECK(one.seconds == doctest::Approx(run.seconds).epsilon(1e-9));
+    for (const std::size_t i : {0U, 1U}) {
+      CHECK(one.calls[i].bytes == run.collectives()[i].bytes_out);
+      CHECK(one.calls[i].known);
+      CHECK(run.collectives()[i].formula ==
+            doctest::Approx(run.collectives()[i].seconds).epsilon(1e-9));
+    }
+    const auto skewed = [](ts::Device& d) {
+      const std::int64_t n = d.rank() == 2 ? 1000 : 0;
+      d.all_to_all(ts::zeros({n + 8, 4}), "x", {n, 2, 3, 3});
+    };
+    const ts::CollectiveRow row = mesh.run(skewed).collectives()[1];
+    CHECK(row.formula < 0);
+    CHECK(row.reason.find("as if all rows were even: ") == 0);
+  }
+  ts::Mesh mesh = row_mesh(4);
+  mesh.algorithm = ts::Algorithm::direct;
+  const auto skewed = [](ts::Device& d) {
+    d.all_to_all(ts::zeros({100 + 8, 4}), "x", {100, 2, 3, 3});
+  };
+  const ts::MeshRun run = mesh.run(skewed);
+  for (int rank = 0; rank < 4; ++rank) {
+    const ts::MeshPrediction one = mesh.predict(skewed, rank);
+    CHECK(one.calls[0].bytes + one.calls[1].bytes == run.bytes_sent(rank));
+    CHECK(!one.calls[1].known);
+    CHECK(one.table().csv().find(",about ") != std::string::npos);
+  }
+  // An own schedule, every message of which has its size; and n^2 blocks, far beyond an int.
+  ts::CollectiveSpec spec;
+  spec.what = ts::Collective::all_to_all;
+  spec.algorithm = ts::Algorithm::ring;
+  spec.parts = mesh.placement().axes[0].parts;
+  spec.elements = 1;
+  const ts::CollectiveSchedule own = ts::make_schedule(spec);
+  ts::CollectiveOptions options;
+  options.schedule = &own;
+  const auto by_own = [&](ts::Device& d) {
+    d.all_to_all(ts::zeros({108, 4}), "x", {100, 2, 3, 3}, nullptr, options);
+  };
+  CHECK(mesh.predict(by_own, 1).calls[1].bytes ==
+        mesh.run(by_own).bytes_sent(1) - mesh.run(by_own).collectives()[0].bytes_out);
+  const ts::Mesh many(ts::machine("tpu-v5p", {12, 16, 20, 25}), {{"x", 96000}});
+  const ts::MeshPrediction far =
+      many.predict([](ts::Device& d) { d.all_to_all(ts::zeros({96000}), "x", 0, 0); });
+  CHECK(far.calls[0].bytes >= 4 * 95999.0);
+  CHECK(far.seconds < 1);
+}
+
+TEST_CASE("a prediction says where it is about so, or at least so") {
+  ts::Mesh line = row_mesh(8);
+  line.algorithm = ts::Algorithm::ring;
+  const auto gather = [](ts::Device& d) { d.all_gather(ts::zeros({100}), "x"); };
+  const ts::MeshPrediction around = line.predict(gather);
+  CHECK(around.seconds == doctest::Approx(line.run(gather).seconds).epsilon(1e-9));
+  CHECK(!around.calls[0].known);
+  CHECK(around.csv().find(",about 49.1 us") != std::string::npos);
+  std::ostringstream text;
+  text << around;
+  CHECK(text.str().find("\npredicted about 49.1 us: ") != std::string::npos);
+  const ts::Mesh two(ts::machine("tpu-v5e", {2, 16}), {{"x", 32}});
+  const auto shift = [](ts::Device& d) { d.permute(ts::zeros({144000}), "x", 10); };
+  const ts::MeshPrediction shifted = two.predict(shift);
+  CHECK(shifted.seconds == doctest::Approx(two.run(shift).seconds).epsilon(0.01));
+  CHECK(!shifted.calls[0].known);
+  line.algorithm = ts::Algorithm::line;
+  CHECK(line.predict(gather).calls[0].known);
+  CHECK(line.predict(gather).csv().find("about") == std::string::npos);
+  ts::CollectiveSpec spec;
+  spec.parts = line.placement().axes[0].parts;
+  spec.elements = 8;
+  const ts::CollectiveSchedule own = ts::make_schedule(spec);
+  ts::CollectiveOptions options;
+  options.schedule = &own;
+  const auto by_own = [&](ts::Device& d) { d.all_gather(ts::zeros({100}), "x", 0, options); };
+  CHECK(line.predict(by_own).csv().find(",at least 49.1 us") != std::string::npos);
+  // Of no elements nothing moves, by an own schedule either.
+  const auto nothing = [&](ts::Device& d) { d.all_gather(ts::zeros({0}), "x", 0, options); };
+  const ts::MeshRun run = line.run(nothing);
+  CHECK(run.steps() == 0);
+  CHECK(run.seconds == 0);
+  CHECK(line.predict(nothing).seconds == 0);
+  CHECK(line.predict(nothing).calls[0].known);
+}
+
+TEST_CASE("a formula of groups that share links is of all of them, or there is none") {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {16}), {{"x", 4}, {"y", 4}});
+  for (const bool all : {false, true}) {
+    for (const char* const axis : {"x", "y"}) {
+      const bool near = axis[0] == 'y';  // neighbours, on links of their own
+      const ts::CollectiveRow row = mesh.run([&](ts::Device& d) {
+                                          if (all || d.index(near ? "x" : "y") == 0) {
+                                            d.all_gather(ts::zeros({1000}), axis);
+                                          }
+                                        })
+                                        .collectives()[0];
+      CHECK((row.formula >= 0) == (all || near));
+      CHECK((row.formula < 0 || std::fabs(row.formula - row.seconds) < 1e-9 * row.seconds));
+    }
   }
 }
 

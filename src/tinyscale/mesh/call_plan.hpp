@@ -45,7 +45,8 @@ struct CallKey {
   int dim = 0, to_dim = 0;         // all_to_all: split and joined; else the first alone
   Shape shape;                     // of a device's tensor; of several tensors in one call, flat
   std::vector<int> axes;           // of the mesh, the slowest first
-  std::vector<std::int64_t> rows;  // ragged all_to_all: from each to each, sender the slower
+  std::vector<std::int64_t> rows;  // ragged all_to_all: from each to each, sender the slower; of a
+                                   // prediction from one device to each
   const CollectiveSchedule* schedule = nullptr;
 };
 
@@ -217,9 +218,13 @@ inline void describe_call(const CallKey& key, const Machine& machine,
   e.devices = n;
   e.root = key.root;
   plan_blocks(key, n, e);
-  spec.elements = e.cut.begin(e.cut.chunks());
-  if (key.what == Collective::all_to_all || key.what == Collective::permute) {
-    spec.elements /= n;  // the vector of one device
+  if (!key.rows.empty()) {  // of a device in the mean; 0 only if nothing moves
+    const std::int64_t senders = static_cast<std::int64_t>(key.rows.size()) / n;
+    spec.elements = (e.cut.ragged.back() + senders - 1) / senders;
+  } else if (key.what == Collective::all_to_all || key.what == Collective::permute) {
+    spec.elements = key.shape.count();
+  } else {
+    spec.elements = e.cut.begin(e.cut.chunks());
   }
   const bool prefers = key.algorithm == Algorithm::automatic;
   spec.algorithm = prefers ? key.preferred : key.algorithm;
@@ -231,11 +236,21 @@ inline void describe_call(const CallKey& key, const Machine& machine,
              (prefers && !has_algorithm(spec.what, spec.algorithm))) {
     const AlgorithmChoice choice = choose_algorithm(spec);
     spec.algorithm = choice.algorithm;
-    shape.reason = choice.reason;
+    shape.reason = (e.cut.even() ? "" : "as if all rows were even: ") + choice.reason;
   } else {
     shape.reason =
         cat({name_of(spec.algorithm), prefers ? ", as the mesh says" : ", as the call says"});
   }
+}
+
+// The user's, checked; of no elements nothing moves.
+inline CollectiveSchedule own_schedule(const CallKey& key, const CollectiveSpec& spec) {
+  check_schedule(*key.schedule);
+  CollectiveSchedule own = *key.schedule;
+  if (moves_nothing(spec)) {
+    own.transfers.clear();
+  }
+  return own;
 }
 
 // What all groups share that make this call; throws when its algorithm does not fit.
@@ -250,8 +265,8 @@ inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machi
   describe_call(key, machine, axes, where, *shape, e);
   CollectiveSchedule schedule;
   if (key.schedule != nullptr) {
-    check_schedule(*key.schedule);
-    schedule = plan->own = *key.schedule;
+    schedule = own_schedule(key, shape->spec);
+    plan->own = *key.schedule;
     plan->key.schedule = &plan->own;
   } else {
     schedule = make_schedule(shape->spec);

@@ -66,6 +66,26 @@ inline bool suits(const AxisPart& part, Algorithm way) {
          way == natural_way(part.kind);
 }
 
+// A part that does not suit the way, about: a message around the end of a line crosses all of it,
+// in every round, or in those in which a root's data gets there; two at once share a port, or the
+// line with that message.
+inline AxisPart crowded(AxisPart part, const CollectiveSpec& spec) {
+  const Reach span = reach(spec.algorithm, part.size, spec.root);
+  const int beyond =
+      std::max({0, spec.root + span.right - part.size + 1, span.left - spec.root});  // the end
+  const double rounds = !is_rooted(spec.what)      ? 1
+                        : rooted_blocks(spec.what) ? beyond * 1.0 / std::max(span.right, span.left)
+                                                   : (beyond > 0 ? 0.5 : 0);
+  if (part.kind == AxisKind::line) {
+    part.latency *= 1 + rounds * (part.size - 2);
+  }
+  if (spec.algorithm != Algorithm::ring && !is_rooted(spec.what) &&
+      spec.what != Collective::permute) {
+    part.bandwidth /= 2;
+  }
+  return part;
+}
+
 // One phase of one stream, alone. The first blocks are the largest, and always some device passes
 // one of them on: its path is the time.
 inline CollectiveCost phase_cost(const CollectiveSpec& spec, const AxisPart& part,
@@ -176,9 +196,11 @@ inline CollectiveCost path_cost(const CollectiveSpec& spec, const PreparedSchedu
   const ChunkCut cut = chunk_cut(spec, schedule.data.chunks);
   CollectiveCost cost;
   for (const auto& stream : schedule.streams) {
-    List<CollectiveCost> at(static_cast<std::size_t>(spec.devices()));
+    std::vector<double> at(static_cast<std::size_t>(spec.devices()), 0);
+    std::int64_t hops = 0;
     for (std::size_t s = stream.first; s < stream.last; ++s) {
-      const List<CollectiveCost> before = at;
+      const std::vector<double> before = at;
+      std::int64_t farthest = 0;
       for (std::size_t m = schedule.steps[s].first; m < schedule.steps[s].last; ++m) {
         const ScheduledMessage& message = schedule.messages[m];
         const std::size_t from = static_cast<std::size_t>(message.from);
@@ -188,16 +210,18 @@ inline CollectiveCost path_cost(const CollectiveSpec& spec, const PreparedSchedu
           const Transfer& transfer = schedule.data.transfers[t];
           elements += cut.elements(transfer.chunk, transfer.chunks);
         }
-        CollectiveCost end = before[from].seconds < before[to].seconds ? before[to] : before[from];
-        add_message(spec, message.from, message.to, elements, end);
-        at[from] = at[from].seconds < end.seconds ? end : at[from];
-        at[to] = at[to].seconds < end.seconds ? end : at[to];
-        cost = cost.seconds < end.seconds ? end : cost;
+        CollectiveCost one;
+        add_message(spec, message.from, message.to, elements, one);
+        const double end = std::max(before[from], before[to]) + one.seconds;
+        at[from] = std::max(at[from], end);
+        at[to] = std::max(at[to], end);
+        cost.seconds = std::max(cost.seconds, end);
+        farthest = std::max(farthest, one.hops);
       }
+      hops += farthest;
     }
-  }
-  for (const auto& stream : schedule.streams) {
     cost.steps = std::max(cost.steps, static_cast<std::int64_t>(stream.last - stream.first));
+    cost.hops = std::max(cost.hops, hops);
   }
   return cost;
 }
@@ -289,6 +313,7 @@ inline CollectiveCost shared_link_cost(const CollectiveSpec& spec, const AxisPar
     cost.add(spec, part, static_cast<std::int64_t>(away), left);
     latest = cost.seconds < latest.seconds ? latest : cost;
   }
+  latest.hops = (static_cast<std::int64_t>(loads.size()) - 1) * part.spacing;  // the farthest's
   return latest;
 }
 
@@ -310,7 +335,9 @@ inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart
                 : spec.elements);
       }
       const CollectiveCost one = shared_link_cost(spec, part, loads);
-      cost = one.seconds < cost.seconds ? cost : one;
+      cost.steps = 1;
+      cost.hops = std::max(cost.hops, one.hops);
+      cost.seconds = std::max(cost.seconds, one.seconds);
     }
     return cost;
   }
@@ -324,17 +351,42 @@ inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart
   return cost;
 }
 
+// A direct permute: along each part all devices shift by a digit of the shift, or by one more where
+// faster digits carry. All the latencies, and the bytes that the busiest link carries.
+inline CollectiveCost permute_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  int shift = modulo(spec.root, spec.devices());
+  bool carries = false;
+  CollectiveCost cost;
+  double busiest = 0;  // seconds
+  for (std::size_t p = parts.size(); p-- > 0;) {
+    const AxisPart& part = parts[p];
+    const int digit = shift % part.size;
+    int links = 0, together = 0;
+    for (const int right : {digit, carries ? (digit + 1) % part.size : digit}) {
+      const int nearer = std::min(right, part.size - right);
+      const int farther = part.kind == AxisKind::line && right > 0 ? part.size - nearer : nearer;
+      links = std::max(links, in_a_row(part) ? farther : std::min(right, 1));
+      together = std::max(together, in_a_row(part) ? nearer : std::min(right, 1));
+    }
+    CollectiveCost load;
+    load.add(spec, part, 0, together * static_cast<double>(spec.elements));
+    busiest = std::max(busiest, load.seconds);
+    cost.add(spec, part, links, 0, 0);
+    carries = carries || digit > 0;
+    shift /= part.size;
+  }
+  cost.steps = 1;
+  cost.seconds += busiest;
+  return cost;
+}
+
 inline CollectiveCost direct_cost(const CollectiveSpec& spec, const AxisPart& part) {
   const int n = part.size;
   const double whole = static_cast<double>(spec.elements);
   const double block = static_cast<double>(chunk_size(spec.elements, n, 0));
   const bool port = has_port(part);
   CollectiveCost cost;
-  if (spec.what == Collective::permute) {
-    const int right = modulo(spec.root, n), nearer = std::min(right, n - right);
-    const int farther = part.kind == AxisKind::line ? n - nearer : nearer;
-    cost.add(spec, part, in_a_row(part) ? farther : 1, in_a_row(part) ? nearer * whole : whole);
-  } else if (in_a_row(part)) {
+  if (in_a_row(part)) {
     cost = direct_row_cost(spec, part);
   } else if (rooted_whole(spec.what)) {
     cost.add(spec, part, 1, port ? (n - 1) * whole : whole);

@@ -214,7 +214,7 @@ inline double collective_bytes(const CollectiveSpec& spec, int index) {
         {"collective_bytes: index ", index, " of ", n, " devices; indices are 0 to ", n - 1});
   }
   std::int64_t elements = 0;
-  if (n == 1 || spec.elements == 0 || spec.what == Collective::barrier) {
+  if (detail::moves_nothing(spec) || spec.what == Collective::barrier) {
     elements = 0;
   } else if (spec.what == Collective::reduce) {
     elements = index == spec.root ? 0 : spec.elements;

@@ -1,6 +1,7 @@
 #pragma once
 // What a collective takes: steps, links crossed one after another, seconds, when all devices begin
 // at once and no other messages are on their links. The replay of a run's messages gives the same.
+// Adding what came takes no time (gamma = 0 in the textbooks' forms).
 
 #include <algorithm>  // max, min
 #include <cstdint>
@@ -63,7 +64,6 @@ inline CollectiveCost direct_estimate(const CollectiveSpec& spec, const List<Axi
   if (spec.what == Collective::all_reduce) {
     cost.twice();
   }
-  cost.known = false;
   return cost;
 }
 
@@ -119,7 +119,7 @@ inline bool shares_evenly(const CollectiveSpec& spec, const List<AxisPart>& part
 
 inline CollectiveCost cost_of(CollectiveSpec spec) {
   List<AxisPart> parts = real_parts(spec);
-  if (parts.empty() || (spec.elements == 0 && spec.what != Collective::barrier) ||
+  if (moves_nothing(spec) ||
       (spec.what == Collective::permute && modulo(spec.root, spec.devices()) == 0)) {
     return CollectiveCost();
   }
@@ -142,9 +142,14 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
     return cost;
   }
   const bool moved = spec.what == Collective::permute;
+  if (how == Algorithm::direct && moved) {
+    CollectiveCost cost = permute_cost(spec, parts);
+    cost.known = known;
+    return cost;
+  }
   const bool shares = parts.size() > 1 || (parts[0].kind == AxisKind::line && parts[0].size > 2 &&
                                            !is_rooted(spec.what));
-  if (how == Algorithm::direct && !moved && shares) {
+  if (how == Algorithm::direct && shares) {
     return direct_estimate(spec, parts);
   }
   if (!by_axis && parts.size() > 1) {
@@ -155,6 +160,9 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
       spec.parts.assign(1, one);
     }
   }
+  if (along && !suits(parts[0], how)) {
+    parts[0] = crowded(parts[0], spec);
+  }
   CollectiveCost cost = how == Algorithm::halving_doubling  ? doubling_cost(spec, parts)
                         : how == Algorithm::tree            ? tree_cost(spec, parts)
                         : how == Algorithm::direct          ? direct_cost(spec, parts[0])
@@ -162,6 +170,15 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
                                                             : neighbour_cost(spec, parts);
   cost.known = cost.known && known;
   return cost;
+}
+
+// Whether a call may have a closed form: not across dimensions, nor of uneven rows.
+inline bool has_form(const CollectiveSpec& spec, const ChunkCut& cut) {
+  bool has = spec.algorithm != Algorithm::custom && cut.even();
+  for (const AxisPart& part : spec.parts) {
+    has = has && (part.dim >= 0 || part.size == 1);
+  }
+  return has;
 }
 
 inline CollectiveCost checked_cost(const char* function, const CollectiveSpec& spec) {
@@ -187,7 +204,8 @@ inline std::int64_t collective_steps(CollectiveSpec spec) {
   return detail::cost_of(spec).steps;
 }
 
-// Links that data crosses one after another: the latencies in the time. -1 as collective_seconds.
+// Links crossed one after another: those of the farthest message of each step, as a run counts
+// them. -1 as collective_seconds.
 inline std::int64_t collective_hops(const CollectiveSpec& spec) {
   const detail::CollectiveCost cost = detail::checked_cost("collective_hops", spec);
   return cost.known ? cost.hops : -1;
@@ -207,6 +225,9 @@ inline double collective_seconds(const CollectiveSpec& spec) {
 // Any schedule for the collective of `spec` takes at least this: the longest path of its messages,
 // each on links of its own, or what the busiest device's links need for all that it sends or takes.
 inline double schedule_seconds(const CollectiveSchedule& schedule, const CollectiveSpec& spec) {
+  if (detail::moves_nothing(spec)) {
+    return 0;
+  }
   double rate = 0;  // out of a device
   for (const AxisPart& part : detail::real_parts(spec)) {
     const int links = part.kind == AxisKind::full ? part.size - 1 : detail::in_a_row(part) ? 2 : 1;

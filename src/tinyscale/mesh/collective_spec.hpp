@@ -6,6 +6,7 @@
 #include <algorithm>  // min
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -130,6 +131,13 @@ struct ChunkCut {
         ragged.empty() ? block : ragged[static_cast<std::size_t>(b) + 1] - first;
     return first + detail::chunk_begin(size, parts, chunk % parts);
   }
+  bool even() const {
+    bool same = true;
+    for (std::size_t b = 1; b + 1 < ragged.size(); ++b) {
+      same = same && ragged[b + 1] - ragged[b] == ragged[1] - ragged[0];
+    }
+    return same;
+  }
   std::int64_t elements(int chunk, int count = 1) const {
     return begin(chunk + count) - begin(chunk);
   }
@@ -146,6 +154,11 @@ inline bool rooted_blocks(Collective what) {
 }
 inline bool is_rooted(Collective what) { return rooted_whole(what) || rooted_blocks(what); }
 
+// No messages, by any algorithm.
+inline bool moves_nothing(const CollectiveSpec& spec) {
+  return spec.devices() == 1 || (spec.elements == 0 && spec.what != Collective::barrier);
+}
+
 // How many blocks the vector of a collective over n devices has.
 inline int block_count(Collective what, int n) {
   switch (what) {
@@ -153,7 +166,9 @@ inline int block_count(Collective what, int n) {
     case Collective::broadcast:
     case Collective::reduce:
     case Collective::barrier: return 1;
-    case Collective::all_to_all: return n * n;
+    case Collective::all_to_all:  // no schedule has more
+      return static_cast<int>(
+          std::min<std::int64_t>(std::int64_t{n} * n, std::numeric_limits<int>::max()));
     default: return n;
   }
 }

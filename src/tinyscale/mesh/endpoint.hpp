@@ -173,6 +173,10 @@ class Endpoint {
     call.event = log_.events.size();
     log_.events.push_back({DeviceEvent::Kind::start, 0, 0, Shared<CallRecord>(), nullptr});
     if (fabric_.folded()) {
+      const int senders = key.schedule == nullptr ? 1 : size_of(key.axes);
+      for (int i = 0; i < senders && !rows.empty(); ++i) {  // an own one names all blocks
+        call.key.rows.insert(call.key.rows.end(), rows.begin(), rows.end());
+      }
       fold(call, in, out, where);
       return call;
     }
@@ -367,11 +371,10 @@ class Endpoint {
     record->logged.where = where;
     Exchange exchange;
     describe_call(call.key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
+    shape->cut = exchange.cut;
     if (call.key.schedule != nullptr) {
-      check_schedule(*call.key.schedule);
-      shape->cut = exchange.cut;
       shape->cut.parts = call.key.schedule->chunks / exchange.cut.blocks;
-      shape->schedule = prepare(*call.key.schedule);
+      shape->schedule = prepare(own_schedule(call.key, shape->spec));
     }
     log_.events[call.event].call = record;
     const bool sums = call.key.how == Reduce::sum && (call.key.what == Collective::all_reduce ||

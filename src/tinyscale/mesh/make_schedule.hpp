@@ -131,7 +131,7 @@ inline CollectiveSchedule make_schedule(const CollectiveSpec& spec) {
   out.devices = n;
   out.chunks = detail::block_count(spec.what, n);
   out.root = spec.root;
-  if (n == 1 || (spec.elements == 0 && spec.what != Collective::barrier)) {
+  if (detail::moves_nothing(spec)) {
     return out;
   }
   if (spec.algorithm == Algorithm::direct) {

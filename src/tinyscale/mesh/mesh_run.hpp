@@ -417,9 +417,10 @@ class MeshRun {
     if (!shape.eager) {
       CollectiveSpec spec = shape.spec;
       spec.parts = detail::parts_of_group(machine_, placed, shape.axis_numbers);
-      bool known = spec.algorithm != Algorithm::custom && detail::same_rows(spec, shape.spec);
-      for (const AxisPart& part : spec.parts) {
-        known = known && (part.dim >= 0 || part.size == 1);  // no forms across dimensions
+      bool known = detail::has_form(spec, shape.cut) && detail::same_rows(spec, shape.spec);
+      for (const AxisPart& part : spec.parts) {  // groups that share links must all call
+        known =
+            known && ((part.spacing == 1 && !part.shared) || row.groups * row.devices == devices());
       }
       row.formula = known ? collective_seconds(spec) : -1;
       const double bytes = static_cast<double>(spec.elements) * spec.element_bytes;

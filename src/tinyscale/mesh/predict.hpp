@@ -22,8 +22,9 @@ namespace tinyscale {
 struct PredictedCall {
   std::string name, axes, arguments, algorithm;
   int devices = 1;
-  double bytes = 0;    // sent by this device
+  double bytes = 0;    // sent by this device; about, if rows are ragged and not sent directly
   double seconds = 0;  // by the closed form, its links free; of an own schedule at least that
+  bool known = true;   // else about: no closed form on these links
 };
 
 // Seconds are those of the one device that ran.
@@ -41,7 +42,11 @@ struct MeshPrediction {
                    "devices",    "bytes out", "formula"};
     for (const PredictedCall& call : calls) {
       out.add({call.name, call.axes, call.arguments, call.algorithm, std::to_string(call.devices),
-               format_count(call.bytes), format_seconds(call.seconds)});
+               format_count(call.bytes),
+               (call.known                                     ? ""
+                : call.algorithm == name_of(Algorithm::custom) ? "at least "
+                                                               : "about ") +
+                   format_seconds(call.seconds)});
     }
     return out;
   }
@@ -50,9 +55,13 @@ struct MeshPrediction {
 };
 
 inline std::ostream& operator<<(std::ostream& out, const MeshPrediction& prediction) {
-  return out << prediction.table() << "\npredicted " << format_seconds(prediction.seconds) << ": "
-             << format_seconds(prediction.compute) << " compute, "
-             << format_seconds(prediction.exposed) << " exposed communication\n";
+  bool known = true;
+  for (const PredictedCall& call : prediction.calls) {
+    known = known && call.known;
+  }
+  return out << prediction.table() << "\npredicted " << (known ? "" : "about ")
+             << format_seconds(prediction.seconds) << ": " << format_seconds(prediction.compute)
+             << " compute, " << format_seconds(prediction.exposed) << " exposed communication\n";
 }
 
 namespace detail {
@@ -65,14 +74,22 @@ inline PredictedCall predict_call(const CallShape& shape, int index) {
   call.algorithm = name_of(shape.spec.algorithm);
   call.devices = shape.spec.devices();
   if (shape.spec.algorithm != Algorithm::custom) {
-    call.bytes = collective_bytes(shape.spec, index);
-    call.seconds = cost_of(shape.spec).seconds;
+    const CollectiveCost cost = cost_of(shape.spec);
+    const std::vector<std::int64_t>& begins = shape.cut.ragged;  // of its rows to each
+    const std::size_t own = static_cast<std::size_t>(index);
+    call.bytes = begins.empty() || shape.spec.algorithm != Algorithm::direct
+                     ? collective_bytes(shape.spec, index)
+                     : static_cast<double>(begins.back() - (begins[own + 1] - begins[own])) *
+                           shape.spec.element_bytes;
+    call.seconds = cost.seconds;
+    call.known = cost.known && has_form(shape.spec, shape.cut);
     return call;
   }
   for (const ScheduledMessage& message : shape.schedule->messages) {
     call.bytes += message.from == index ? message_bytes(shape, message) : 0;
   }
   call.seconds = schedule_seconds(shape.schedule->data, shape.spec);
+  call.known = moves_nothing(shape.spec);
   return call;
 }
 
