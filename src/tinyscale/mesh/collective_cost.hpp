@@ -150,7 +150,9 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
   const bool shares = parts.size() > 1 || (parts[0].kind == AxisKind::line && parts[0].size > 2 &&
                                            !is_rooted(spec.what));
   if (how == Algorithm::direct && shares) {
-    return direct_estimate(spec, parts);
+    CollectiveCost cost = direct_estimate(spec, parts);
+    cost.known = false;
+    return cost;
   }
   if (!by_axis && parts.size() > 1) {
     known = evenly && partners && doubles(parts);
