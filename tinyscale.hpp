@@ -17904,6 +17904,13 @@ struct ChunkCut {
         ragged.empty() ? block : ragged[static_cast<std::size_t>(b) + 1] - first;
     return first + detail::chunk_begin(size, parts, chunk % parts);
   }
+  bool even() const {
+    bool same = true;
+    for (std::size_t b = 1; b + 1 < ragged.size(); ++b) {
+      same = same && ragged[b + 1] - ragged[b] == ragged[1] - ragged[0];
+    }
+    return same;
+  }
   std::int64_t elements(int chunk, int count = 1) const {
     return begin(chunk + count) - begin(chunk);
   }
@@ -17920,6 +17927,11 @@ inline bool rooted_blocks(Collective what) {
 }
 inline bool is_rooted(Collective what) { return rooted_whole(what) || rooted_blocks(what); }
 
+// No messages, by any algorithm.
+inline bool moves_nothing(const CollectiveSpec& spec) {
+  return spec.devices() == 1 || (spec.elements == 0 && spec.what != Collective::barrier);
+}
+
 // How many blocks the vector of a collective over n devices has.
 inline int block_count(Collective what, int n) {
   switch (what) {
@@ -17927,7 +17939,9 @@ inline int block_count(Collective what, int n) {
     case Collective::broadcast:
     case Collective::reduce:
     case Collective::barrier: return 1;
-    case Collective::all_to_all: return n * n;
+    case Collective::all_to_all:  // no schedule has more
+      return static_cast<int>(
+          std::min<std::int64_t>(std::int64_t{n} * n, std::numeric_limits<int>::max()));
     default: return n;
   }
 }
@@ -18604,7 +18618,7 @@ inline CollectiveSchedule make_schedule(const CollectiveSpec& spec) {
   out.devices = n;
   out.chunks = detail::block_count(spec.what, n);
   out.root = spec.root;
-  if (n == 1 || (spec.elements == 0 && spec.what != Collective::barrier)) {
+  if (detail::moves_nothing(spec)) {
     return out;
   }
   if (spec.algorithm == Algorithm::direct) {
@@ -19332,7 +19346,7 @@ inline double collective_bytes(const CollectiveSpec& spec, int index) {
         {"collective_bytes: index ", index, " of ", n, " devices; indices are 0 to ", n - 1});
   }
   std::int64_t elements = 0;
-  if (n == 1 || spec.elements == 0 || spec.what == Collective::barrier) {
+  if (detail::moves_nothing(spec) || spec.what == Collective::barrier) {
     elements = 0;
   } else if (spec.what == Collective::reduce) {
     elements = index == spec.root ? 0 : spec.elements;
@@ -19426,6 +19440,26 @@ inline bool in_a_row(const AxisPart& part) {
 inline bool suits(const AxisPart& part, Algorithm way) {
   return part.size <= 2 || part.kind == AxisKind::ring || part.kind == AxisKind::full ||
          way == natural_way(part.kind);
+}
+
+// A part that does not suit the way, about: a message around the end of a line crosses all of it,
+// in every round, or in those in which a root's data gets there; two at once share a port, or the
+// line with that message.
+inline AxisPart crowded(AxisPart part, const CollectiveSpec& spec) {
+  const Reach span = reach(spec.algorithm, part.size, spec.root);
+  const int beyond =
+      std::max({0, spec.root + span.right - part.size + 1, span.left - spec.root});  // the end
+  const double rounds = !is_rooted(spec.what)      ? 1
+                        : rooted_blocks(spec.what) ? beyond * 1.0 / std::max(span.right, span.left)
+                                                   : (beyond > 0 ? 0.5 : 0);
+  if (part.kind == AxisKind::line) {
+    part.latency *= 1 + rounds * (part.size - 2);
+  }
+  if (spec.algorithm != Algorithm::ring && !is_rooted(spec.what) &&
+      spec.what != Collective::permute) {
+    part.bandwidth /= 2;
+  }
+  return part;
 }
 
 // One phase of one stream, alone. The first blocks are the largest, and always some device passes
@@ -19538,9 +19572,11 @@ inline CollectiveCost path_cost(const CollectiveSpec& spec, const PreparedSchedu
   const ChunkCut cut = chunk_cut(spec, schedule.data.chunks);
   CollectiveCost cost;
   for (const auto& stream : schedule.streams) {
-    List<CollectiveCost> at(static_cast<std::size_t>(spec.devices()));
+    std::vector<double> at(static_cast<std::size_t>(spec.devices()), 0);
+    std::int64_t hops = 0;
     for (std::size_t s = stream.first; s < stream.last; ++s) {
-      const List<CollectiveCost> before = at;
+      const std::vector<double> before = at;
+      std::int64_t farthest = 0;
       for (std::size_t m = schedule.steps[s].first; m < schedule.steps[s].last; ++m) {
         const ScheduledMessage& message = schedule.messages[m];
         const std::size_t from = static_cast<std::size_t>(message.from);
@@ -19550,16 +19586,18 @@ inline CollectiveCost path_cost(const CollectiveSpec& spec, const PreparedSchedu
           const Transfer& transfer = schedule.data.transfers[t];
           elements += cut.elements(transfer.chunk, transfer.chunks);
         }
-        CollectiveCost end = before[from].seconds < before[to].seconds ? before[to] : before[from];
-        add_message(spec, message.from, message.to, elements, end);
-        at[from] = at[from].seconds < end.seconds ? end : at[from];
-        at[to] = at[to].seconds < end.seconds ? end : at[to];
-        cost = cost.seconds < end.seconds ? end : cost;
+        CollectiveCost one;
+        add_message(spec, message.from, message.to, elements, one);
+        const double end = std::max(before[from], before[to]) + one.seconds;
+        at[from] = std::max(at[from], end);
+        at[to] = std::max(at[to], end);
+        cost.seconds = std::max(cost.seconds, end);
+        farthest = std::max(farthest, one.hops);
       }
+      hops += farthest;
     }
-  }
-  for (const auto& stream : schedule.streams) {
     cost.steps = std::max(cost.steps, static_cast<std::int64_t>(stream.last - stream.first));
+    cost.hops = std::max(cost.hops, hops);
   }
   return cost;
 }
@@ -19651,6 +19689,7 @@ inline CollectiveCost shared_link_cost(const CollectiveSpec& spec, const AxisPar
     cost.add(spec, part, static_cast<std::int64_t>(away), left);
     latest = cost.seconds < latest.seconds ? latest : cost;
   }
+  latest.hops = (static_cast<std::int64_t>(loads.size()) - 1) * part.spacing;  // the farthest's
   return latest;
 }
 
@@ -19672,7 +19711,9 @@ inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart
                 : spec.elements);
       }
       const CollectiveCost one = shared_link_cost(spec, part, loads);
-      cost = one.seconds < cost.seconds ? cost : one;
+      cost.steps = 1;
+      cost.hops = std::max(cost.hops, one.hops);
+      cost.seconds = std::max(cost.seconds, one.seconds);
     }
     return cost;
   }
@@ -19686,17 +19727,42 @@ inline CollectiveCost direct_row_cost(const CollectiveSpec& spec, const AxisPart
   return cost;
 }
 
+// A direct permute: along each part all devices shift by a digit of the shift, or by one more where
+// faster digits carry. All the latencies, and the bytes that the busiest link carries.
+inline CollectiveCost permute_cost(const CollectiveSpec& spec, const List<AxisPart>& parts) {
+  int shift = modulo(spec.root, spec.devices());
+  bool carries = false;
+  CollectiveCost cost;
+  double busiest = 0;  // seconds
+  for (std::size_t p = parts.size(); p-- > 0;) {
+    const AxisPart& part = parts[p];
+    const int digit = shift % part.size;
+    int links = 0, together = 0;
+    for (const int right : {digit, carries ? (digit + 1) % part.size : digit}) {
+      const int nearer = std::min(right, part.size - right);
+      const int farther = part.kind == AxisKind::line && right > 0 ? part.size - nearer : nearer;
+      links = std::max(links, in_a_row(part) ? farther : std::min(right, 1));
+      together = std::max(together, in_a_row(part) ? nearer : std::min(right, 1));
+    }
+    CollectiveCost load;
+    load.add(spec, part, 0, together * static_cast<double>(spec.elements));
+    busiest = std::max(busiest, load.seconds);
+    cost.add(spec, part, links, 0, 0);
+    carries = carries || digit > 0;
+    shift /= part.size;
+  }
+  cost.steps = 1;
+  cost.seconds += busiest;
+  return cost;
+}
+
 inline CollectiveCost direct_cost(const CollectiveSpec& spec, const AxisPart& part) {
   const int n = part.size;
   const double whole = static_cast<double>(spec.elements);
   const double block = static_cast<double>(chunk_size(spec.elements, n, 0));
   const bool port = has_port(part);
   CollectiveCost cost;
-  if (spec.what == Collective::permute) {
-    const int right = modulo(spec.root, n), nearer = std::min(right, n - right);
-    const int farther = part.kind == AxisKind::line ? n - nearer : nearer;
-    cost.add(spec, part, in_a_row(part) ? farther : 1, in_a_row(part) ? nearer * whole : whole);
-  } else if (in_a_row(part)) {
+  if (in_a_row(part)) {
     cost = direct_row_cost(spec, part);
   } else if (rooted_whole(spec.what)) {
     cost.add(spec, part, 1, port ? (n - 1) * whole : whole);
@@ -19719,6 +19785,7 @@ inline CollectiveCost direct_cost(const CollectiveSpec& spec, const AxisPart& pa
 // >> tinyscale/mesh/collective_cost.hpp
 // What a collective takes: steps, links crossed one after another, seconds, when all devices begin
 // at once and no other messages are on their links. The replay of a run's messages gives the same.
+// Adding what came takes no time (gamma = 0 in the textbooks' forms).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -19774,7 +19841,6 @@ inline CollectiveCost direct_estimate(const CollectiveSpec& spec, const List<Axi
   if (spec.what == Collective::all_reduce) {
     cost.twice();
   }
-  cost.known = false;
   return cost;
 }
 
@@ -19830,7 +19896,7 @@ inline bool shares_evenly(const CollectiveSpec& spec, const List<AxisPart>& part
 
 inline CollectiveCost cost_of(CollectiveSpec spec) {
   List<AxisPart> parts = real_parts(spec);
-  if (parts.empty() || (spec.elements == 0 && spec.what != Collective::barrier) ||
+  if (moves_nothing(spec) ||
       (spec.what == Collective::permute && modulo(spec.root, spec.devices()) == 0)) {
     return CollectiveCost();
   }
@@ -19853,10 +19919,17 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
     return cost;
   }
   const bool moved = spec.what == Collective::permute;
+  if (how == Algorithm::direct && moved) {
+    CollectiveCost cost = permute_cost(spec, parts);
+    cost.known = known;
+    return cost;
+  }
   const bool shares = parts.size() > 1 || (parts[0].kind == AxisKind::line && parts[0].size > 2 &&
                                            !is_rooted(spec.what));
-  if (how == Algorithm::direct && !moved && shares) {
-    return direct_estimate(spec, parts);
+  if (how == Algorithm::direct && shares) {
+    CollectiveCost cost = direct_estimate(spec, parts);
+    cost.known = false;
+    return cost;
   }
   if (!by_axis && parts.size() > 1) {
     known = evenly && partners && doubles(parts);
@@ -19866,6 +19939,9 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
       spec.parts.assign(1, one);
     }
   }
+  if (along && !suits(parts[0], how)) {
+    parts[0] = crowded(parts[0], spec);
+  }
   CollectiveCost cost = how == Algorithm::halving_doubling  ? doubling_cost(spec, parts)
                         : how == Algorithm::tree            ? tree_cost(spec, parts)
                         : how == Algorithm::direct          ? direct_cost(spec, parts[0])
@@ -19873,6 +19949,15 @@ inline CollectiveCost cost_of(CollectiveSpec spec) {
                                                             : neighbour_cost(spec, parts);
   cost.known = cost.known && known;
   return cost;
+}
+
+// Whether a call may have a closed form: not across dimensions, nor of uneven rows.
+inline bool has_form(const CollectiveSpec& spec, const ChunkCut& cut) {
+  bool has = spec.algorithm != Algorithm::custom && cut.even();
+  for (const AxisPart& part : spec.parts) {
+    has = has && (part.dim >= 0 || part.size == 1);
+  }
+  return has;
 }
 
 inline CollectiveCost checked_cost(const char* function, const CollectiveSpec& spec) {
@@ -19898,7 +19983,8 @@ inline std::int64_t collective_steps(CollectiveSpec spec) {
   return detail::cost_of(spec).steps;
 }
 
-// Links that data crosses one after another: the latencies in the time. -1 as collective_seconds.
+// Links crossed one after another: those of the farthest message of each step, as a run counts
+// them. -1 as collective_seconds.
 inline std::int64_t collective_hops(const CollectiveSpec& spec) {
   const detail::CollectiveCost cost = detail::checked_cost("collective_hops", spec);
   return cost.known ? cost.hops : -1;
@@ -19918,6 +20004,9 @@ inline double collective_seconds(const CollectiveSpec& spec) {
 // Any schedule for the collective of `spec` takes at least this: the longest path of its messages,
 // each on links of its own, or what the busiest device's links need for all that it sends or takes.
 inline double schedule_seconds(const CollectiveSchedule& schedule, const CollectiveSpec& spec) {
+  if (detail::moves_nothing(spec)) {
+    return 0;
+  }
   double rate = 0;  // out of a device
   for (const AxisPart& part : detail::real_parts(spec)) {
     const int links = part.kind == AxisKind::full ? part.size - 1 : detail::in_a_row(part) ? 2 : 1;
@@ -20810,7 +20899,8 @@ struct CallKey {
   int dim = 0, to_dim = 0;         // all_to_all: split and joined; else the first alone
   Shape shape;                     // of a device's tensor; of several tensors in one call, flat
   std::vector<int> axes;           // of the mesh, the slowest first
-  std::vector<std::int64_t> rows;  // ragged all_to_all: from each to each, sender the slower
+  std::vector<std::int64_t> rows;  // ragged all_to_all: from each to each, sender the slower; of a
+                                   // prediction from one device to each
   const CollectiveSchedule* schedule = nullptr;
 };
 
@@ -20982,9 +21072,13 @@ inline void describe_call(const CallKey& key, const Machine& machine,
   e.devices = n;
   e.root = key.root;
   plan_blocks(key, n, e);
-  spec.elements = e.cut.begin(e.cut.chunks());
-  if (key.what == Collective::all_to_all || key.what == Collective::permute) {
-    spec.elements /= n;  // the vector of one device
+  if (!key.rows.empty()) {  // of a device in the mean; 0 only if nothing moves
+    const std::int64_t senders = static_cast<std::int64_t>(key.rows.size()) / n;
+    spec.elements = (e.cut.ragged.back() + senders - 1) / senders;
+  } else if (key.what == Collective::all_to_all || key.what == Collective::permute) {
+    spec.elements = key.shape.count();
+  } else {
+    spec.elements = e.cut.begin(e.cut.chunks());
   }
   const bool prefers = key.algorithm == Algorithm::automatic;
   spec.algorithm = prefers ? key.preferred : key.algorithm;
@@ -20996,11 +21090,21 @@ inline void describe_call(const CallKey& key, const Machine& machine,
              (prefers && !has_algorithm(spec.what, spec.algorithm))) {
     const AlgorithmChoice choice = choose_algorithm(spec);
     spec.algorithm = choice.algorithm;
-    shape.reason = choice.reason;
+    shape.reason = (e.cut.even() ? "" : "as if all rows were even: ") + choice.reason;
   } else {
     shape.reason =
         cat({name_of(spec.algorithm), prefers ? ", as the mesh says" : ", as the call says"});
   }
+}
+
+// The user's, checked; of no elements nothing moves.
+inline CollectiveSchedule own_schedule(const CallKey& key, const CollectiveSpec& spec) {
+  check_schedule(*key.schedule);
+  CollectiveSchedule own = *key.schedule;
+  if (moves_nothing(spec)) {
+    own.transfers.clear();
+  }
+  return own;
 }
 
 // What all groups share that make this call; throws when its algorithm does not fit.
@@ -21015,8 +21119,8 @@ inline Shared<const CallPlan> make_plan(const CallKey& key, const Machine& machi
   describe_call(key, machine, axes, where, *shape, e);
   CollectiveSchedule schedule;
   if (key.schedule != nullptr) {
-    check_schedule(*key.schedule);
-    schedule = plan->own = *key.schedule;
+    schedule = own_schedule(key, shape->spec);
+    plan->own = *key.schedule;
     plan->key.schedule = &plan->own;
   } else {
     schedule = make_schedule(shape->spec);
@@ -22095,6 +22199,10 @@ class Endpoint {
     call.event = log_.events.size();
     log_.events.push_back({DeviceEvent::Kind::start, 0, 0, Shared<CallRecord>(), nullptr});
     if (fabric_.folded()) {
+      const int senders = key.schedule == nullptr ? 1 : size_of(key.axes);
+      for (int i = 0; i < senders && !rows.empty(); ++i) {  // an own one names all blocks
+        call.key.rows.insert(call.key.rows.end(), rows.begin(), rows.end());
+      }
       fold(call, in, out, where);
       return call;
     }
@@ -22289,11 +22397,10 @@ class Endpoint {
     record->logged.where = where;
     Exchange exchange;
     describe_call(call.key, fabric_.machine(), fabric_.axes(), where, *shape, exchange);
+    shape->cut = exchange.cut;
     if (call.key.schedule != nullptr) {
-      check_schedule(*call.key.schedule);
-      shape->cut = exchange.cut;
       shape->cut.parts = call.key.schedule->chunks / exchange.cut.blocks;
-      shape->schedule = prepare(*call.key.schedule);
+      shape->schedule = prepare(own_schedule(call.key, shape->spec));
     }
     log_.events[call.event].call = record;
     const bool sums = call.key.how == Reduce::sum && (call.key.what == Collective::all_reduce ||
@@ -24592,9 +24699,10 @@ class MeshRun {
     if (!shape.eager) {
       CollectiveSpec spec = shape.spec;
       spec.parts = detail::parts_of_group(machine_, placed, shape.axis_numbers);
-      bool known = spec.algorithm != Algorithm::custom && detail::same_rows(spec, shape.spec);
-      for (const AxisPart& part : spec.parts) {
-        known = known && (part.dim >= 0 || part.size == 1);  // no forms across dimensions
+      bool known = detail::has_form(spec, shape.cut) && detail::same_rows(spec, shape.spec);
+      for (const AxisPart& part : spec.parts) {  // groups that share links must all call
+        known =
+            known && ((part.spacing == 1 && !part.shared) || row.groups * row.devices == devices());
       }
       row.formula = known ? collective_seconds(spec) : -1;
       const double bytes = static_cast<double>(spec.elements) * spec.element_bytes;
@@ -24677,8 +24785,9 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 struct PredictedCall {
   std::string name, axes, arguments, algorithm;
   int devices = 1;
-  double bytes = 0;    // sent by this device
+  double bytes = 0;    // sent by this device; about, if rows are ragged and not sent directly
   double seconds = 0;  // by the closed form, its links free; of an own schedule at least that
+  bool known = true;   // else about: no closed form on these links
 };
 
 // Seconds are those of the one device that ran.
@@ -24696,7 +24805,11 @@ struct MeshPrediction {
                    "devices",    "bytes out", "formula"};
     for (const PredictedCall& call : calls) {
       out.add({call.name, call.axes, call.arguments, call.algorithm, std::to_string(call.devices),
-               format_count(call.bytes), format_seconds(call.seconds)});
+               format_count(call.bytes),
+               (call.known                                     ? ""
+                : call.algorithm == name_of(Algorithm::custom) ? "at least "
+                                                               : "about ") +
+                   format_seconds(call.seconds)});
     }
     return out;
   }
@@ -24705,9 +24818,13 @@ struct MeshPrediction {
 };
 
 inline std::ostream& operator<<(std::ostream& out, const MeshPrediction& prediction) {
-  return out << prediction.table() << "\npredicted " << format_seconds(prediction.seconds) << ": "
-             << format_seconds(prediction.compute) << " compute, "
-             << format_seconds(prediction.exposed) << " exposed communication\n";
+  bool known = true;
+  for (const PredictedCall& call : prediction.calls) {
+    known = known && call.known;
+  }
+  return out << prediction.table() << "\npredicted " << (known ? "" : "about ")
+             << format_seconds(prediction.seconds) << ": " << format_seconds(prediction.compute)
+             << " compute, " << format_seconds(prediction.exposed) << " exposed communication\n";
 }
 
 namespace detail {
@@ -24720,14 +24837,22 @@ inline PredictedCall predict_call(const CallShape& shape, int index) {
   call.algorithm = name_of(shape.spec.algorithm);
   call.devices = shape.spec.devices();
   if (shape.spec.algorithm != Algorithm::custom) {
-    call.bytes = collective_bytes(shape.spec, index);
-    call.seconds = cost_of(shape.spec).seconds;
+    const CollectiveCost cost = cost_of(shape.spec);
+    const std::vector<std::int64_t>& begins = shape.cut.ragged;  // of its rows to each
+    const std::size_t own = static_cast<std::size_t>(index);
+    call.bytes = begins.empty() || shape.spec.algorithm != Algorithm::direct
+                     ? collective_bytes(shape.spec, index)
+                     : static_cast<double>(begins.back() - (begins[own + 1] - begins[own])) *
+                           shape.spec.element_bytes;
+    call.seconds = cost.seconds;
+    call.known = cost.known && has_form(shape.spec, shape.cut);
     return call;
   }
   for (const ScheduledMessage& message : shape.schedule->messages) {
     call.bytes += message.from == index ? message_bytes(shape, message) : 0;
   }
   call.seconds = schedule_seconds(shape.schedule->data, shape.spec);
+  call.known = moves_nothing(shape.spec);
   return call;
 }
 
