@@ -265,21 +265,24 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   return out;
 }
 
-// What to write instead where the product would have an axis in two places.
-[[noreturn]] inline void fail_twice(const ShardedMatmul& m, char letter) {
+// What to write instead where the product would have axes in two places: with each dim that wants
+// one of them as it is, and of the others only what is still free.
+[[noreturn]] inline void fail_twice(const ShardedMatmul& m) {
+  const char first = used_twice(m.natural);
   std::string ways;
   for (std::size_t keep = 1; keep < m.natural.size(); ++keep) {
-    AxisPlaces places = m.natural;
+    if (m.natural[keep].find(first) == std::string::npos) {
+      continue;
+    }
+    AxisPlaces places(m.natural.size());
+    places[keep] = m.natural[keep];
     for (std::size_t d = 0; d < places.size(); ++d) {
-      places[d] = d == keep ? places[d] : without(places[d], std::string(1, letter));
+      places[d] += without(m.natural[d], all_letters(places));
     }
-    if (m.natural[keep].find(letter) != std::string::npos) {
-      ways +=
-          (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
-    }
+    ways += (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
   }
   fail({"matmul: ", m.a.text(), " times ", m.b.text(), " would have axis ",
-        m.mesh().axes[axis_number(letter)].name,
+        m.mesh().axes[axis_number(first)].name,
         " twice in the product; say where it shall be, as a third argument ", ways});
 }
 
@@ -289,9 +292,8 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
 // sum; where in one, it is whole over those axes. Throws where the product is ambiguous.
 inline Sharded matmul(const Sharded& a, const Sharded& b) {
   const detail::ShardedMatmul m = detail::matmul_of("matmul", a, b);
-  const char twice = detail::used_twice(m.natural);
-  if (twice != 0) {
-    detail::fail_twice(m, twice);
+  if (detail::used_twice(m.natural) != 0) {
+    detail::fail_twice(m);
   }
   const std::string both = detail::rising_union(a.places()[0], b.places()[0]);
   if (both.size() < a.places()[0].size() + b.places()[0].size()) {
