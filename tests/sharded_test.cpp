@@ -404,6 +404,39 @@ TEST_CASE("sharded: where a product is ambiguous, each advice works") {
   }
 }
 
+TEST_CASE("sharded: of too many ways those that keep the order of axes") {
+  const ts::Mesh mesh(ts::machine("tpu-v5p", {4, 4, 4}),
+                      {{"a", 2}, {"b", 2}, {"c", 2}, {"d", 2}, {"e", 2}, {"f", 2}});
+  const std::string few =
+      "; 6 axes leave too many ways, so only those were searched that cut each dim over the first "
+      "of the axes that it has or shall have";
+  const ts::Tensor x = ts::randn({64, 64}, 1), w = ts::randn({64, 64}, 2);
+  const ts::Tensor right = ts::matmul(x, w), bound = matmul_bound(x, w);
+  const ts::Tensor cube = ts::randn({16, 16, 16}, 3);
+  const ts::Sharded a = mesh.shard(cube, "I_{a,b}, J_{c,d}, K_{e,f}");
+  const double whole = ts::reshard(a, "I, J, K").made->comms_seconds;
+  for (const char* to : {"I_{c,d}, J_{a,b}, K_{f,e}", "I_{f,e,d}, J, K_{b,a}", "I_a, J_c, K_e"}) {
+    const ts::Sharded b = ts::reshard(a, to);
+    CHECK(same(b.gather(), cube));
+    CHECK(b.made->reason.substr(b.made->reason.find("; ")) == few);
+    CHECK(b.made->comms_seconds <= whole * (1 + 1e-9));
+  }
+  const char* const products[][3] = {
+      {"I_{a,b}, J_{c,d}", "J_{c,d}, K_{e,f}", "I_{a,b}, K_{e,f}"},
+      {"I_{a,b,c}, J_{d,e,f}", "J_{a,b,c}, K_{d,e,f}", "I_{f,d}, K_{e,a}"},
+      {"I_{a,b,c}, J_{d,e}", "J_e, K", "{U_{d,f}} I_{a,b}, K_c"}};
+  for (const auto& each : products) {
+    CAPTURE(each[0]);
+    const ts::Sharded c = ts::matmul(mesh.shard(x, each[0]), mesh.shard(w, each[1]), each[2]);
+    CHECK(within(c.gather(), right, bound));
+    CHECK(c.text() == std::string("[") + each[2] + "]");
+    CHECK(c.made->reason.find(few) != std::string::npos);
+  }
+  // Five are few enough.
+  CHECK(ts::reshard(mesh.shard(x, "I_{a,b,c}, J_{d,e}"), "I_{d,e}, J_{a,b,c}")
+            .made->reason.find("axes leave") == std::string::npos);
+}
+
 TEST_CASE("sharded: an array that no mesh made says so") {
   const ts::Sharded s;
   const ts::Sharded a = mesh_of({{"x", 4}}).shard(ts::ones({4, 4}), "I_x, J");
