@@ -1219,18 +1219,11 @@ inline std::vector<std::size_t> stable_order(const std::vector<double>& keys) {
   return order;
 }
 
-// What happens next: the entry of the smallest key, of equal ones the smallest item (a heap).
-class EventQueue {
+// What comes first of all entries, by their before().
+template <class T>
+class Heap {
  public:
-  struct Entry {
-    double key = 0;
-    std::size_t item = 0;
-    int tag = 0;
-
-    bool before(const Entry& other) const {
-      return key < other.key || (!(other.key < key) && item < other.item);
-    }
-  };
+  using Entry = T;
 
   bool empty() const { return heap_.empty(); }
   const Entry& first() const { return heap_[0]; }
@@ -1267,6 +1260,18 @@ class EventQueue {
  private:
   List<Entry> heap_;
 };
+
+// An entry of what happens next: the smallest key, of equal ones the smallest item.
+struct Event {
+  double key = 0;
+  std::size_t item = 0;
+  int tag = 0;
+
+  bool before(const Event& other) const {
+    return key < other.key || (!(other.key < key) && item < other.item);
+  }
+};
+using EventQueue = Heap<Event>;
 
 // A number for each of many names, in the order in which they came (a hash table).
 class NameTable {
@@ -20287,6 +20292,12 @@ inline void check_axes(const Machine& machine, const List<MeshAxis>& axes) {
     if (axis.name.empty()) {
       fail({"Mesh: axis ", i, " has no name; give every axis one, as \"x\""});
     }
+    for (const char c : axis.name) {
+      if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_') {
+        fail({"Mesh: axis ", axis.name, " has '", c,
+              "' in its name; letters, digits and _ are right, as shardings are written I_x"});
+      }
+    }
     if (axis.size.value < 1) {
       fail({"Mesh: axis ", axis.name, " has ", axis.size.value,
             " devices; every axis needs at least 1"});
@@ -26579,6 +26590,7 @@ inline int process_rank() { return detail::mpi_session().rank; }
 //   "I_x, J"        dim I is cut over mesh axis x, dim J is whole on every device
 //   "I_{x,y}"       over two axes, x the slower: block ix * Y + iy
 //   "{U_x} I, J"    every device of x holds a summand; the array is their sum
+//   "A[I, J] {U_x}" the same as the book writes it
 // An axis cuts one dim at most; over the axes that are not named every device holds the same.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
@@ -26649,42 +26661,51 @@ struct ShardingParser {
     }
     return names;
   }
+  void sum(Sharding& out) {
+    const char* const right = "a partial sum is written once, in front, as in {U_x} I, J";
+    if (!skip('{')) {
+      return;
+    }
+    if (!out.partial.empty() || !skip('U') || !skip('_')) {
+      wrong(right);
+    }
+    out.partial = axes();
+    if (!skip('}')) {
+      wrong(right);
+    }
+  }
   Sharding parse() {
     Sharding out;
     const bool brackets = text.find('[') < text.size();  // as the book and reports have it
-    at = brackets ? text.find('[') + 1 : 0;
-    if (skip('{')) {
-      const char* const right = "a partial sum is written in front, as in {U_x} I, J";
-      if (!skip('U') || !skip('_')) {
-        wrong(right);
-      }
-      out.partial = axes();
-      if (!skip('}')) {
+    sum(out);
+    skip('\0');
+    if (brackets && !skip('[')) {
+      const char* const right = "an array's name is right before [, as in A[I_x, J]";
+      word('_', right);
+      sum(out);
+      if (!skip('[')) {
         wrong(right);
       }
     }
+    sum(out);
     skip('\0');
-    while (at < text.size() && text[at] != ']') {
-      ShardedDim dim;
-      dim.name = word('\0', "a dim is right, as in I or I_x");
-      if (skip('_')) {
-        dim.axes = axes();
-      }
-      out.dims.push_back(dim);
-      if (!skip(',')) {
-        break;
-      }
-      skip('\0');
-      if (at == text.size()) {
-        wrong("a dim is right after a comma");
-      }
+    if (at < text.size() && text[at] != ']' && text[at] != '{') {
+      do {
+        ShardedDim dim;
+        dim.name = word('\0', "a dim is right, as in I or I_x");
+        if (skip('_')) {
+          dim.axes = axes();
+        }
+        out.dims.push_back(dim);
+      } while (skip(','));
     }
     if (brackets && !skip(']')) {
       wrong("a comma or ] is right after a dim, as in A[I_x, J]");
     }
+    sum(out);  // the book has it behind: A[I, J] {U_x}
     skip('\0');
     if (at < text.size()) {
-      wrong("a comma is right between dims, as in I_x, J");
+      wrong(brackets ? "the end is right after ]" : "a comma is right between dims, as in I_x, J");
     }
     return out;
   }
@@ -26727,9 +26748,13 @@ inline std::size_t axis_number(char letter) { return static_cast<std::size_t>(le
 // The letters of both, in rising order.
 inline std::string rising_union(const std::string& a, const std::string& b) {
   std::string out;
-  for (char letter = 'a'; letter <= 'z'; ++letter) {
-    if ((a + b).find(letter) != std::string::npos) {
-      out += letter;
+  for (const char letter : a + b) {
+    std::size_t at = 0;
+    while (at < out.size() && out[at] < letter) {
+      ++at;
+    }
+    if (at == out.size() || out[at] != letter) {
+      out.insert(at, 1, letter);
     }
   }
   return out;
@@ -26984,25 +27009,51 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
   return cost;
 }
 
-// A sharding that a search has reached.
-struct Reached {
-  AxisPlaces places;
+// Prices of several searches on one mesh and format.
+struct MoveCosts {
+  NameTable numbers;  // of a price + 1
+  List<MoveCost> costs;
+
+  const MoveCost& of(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
+                     DType format) {
+    const char what = static_cast<char>('A' + static_cast<int>(collective_of(move)));
+    int& number = numbers[move.axes + what + std::to_string(local)];
+    if (number == 0) {
+      costs.push_back(price(mesh, move, local, format));
+      number = static_cast<int>(costs.size());
+    }
+    return costs[static_cast<std::size_t>(number) - 1];
+  }
+};
+
+// The cost of a way to sharding `number` of a search.
+struct WayCost {
   double seconds = 0, bytes = 0;
   int moves = 0;
+  std::size_t number = 0;
+
+  // Cheaper in time, then in bytes, then in moves; sums in another order are equal.
+  bool cheaper(const WayCost& other) const {
+    const double most = std::max(seconds, other.seconds);
+    if (std::fabs(seconds - other.seconds) > 1e-12 * most) {
+      return seconds < other.seconds;
+    }
+    return bytes != other.bytes ? bytes < other.bytes : moves < other.moves;
+  }
+  bool before(const WayCost& other) const {
+    return cheaper(other) || (number < other.number && !other.cheaper(*this));
+  }
+};
+
+// A sharding that a search has reached.
+struct Reached : WayCost {
+  AxisPlaces places;
+  std::int64_t local = 0;    // elements of a device
   std::size_t previous = 0;  // itself: the start
   AxisMove by;               // between them, in the direction of time
   std::string moved;         // all axes on the way
   bool done = false;
 };
-
-// Cheaper in time, then in bytes, then in moves; sums in another order are equal.
-inline bool cheaper(double seconds, double bytes, int moves, const Reached& other) {
-  const double most = std::max(seconds, other.seconds);
-  if (std::fabs(seconds - other.seconds) > 1e-12 * most) {
-    return seconds < other.seconds;
-  }
-  return bytes != other.bytes ? bytes < other.bytes : moves < other.moves;
-}
 
 // Ordered choices of the letters, the empty one left out; of many letters in their order only.
 inline std::vector<std::string> arrangements(const std::string& letters) {
@@ -27025,6 +27076,46 @@ inline std::string axes_to_use(const PlacedMesh& mesh, const AxisPlaces& a, cons
   return mesh.axes.size() > 4 ? rising_union(all_letters(a), all_letters(b)) : mesh.letters();
 }
 
+// The shardings that a search may try: all over some axes, or, of too many, those that cut each dim
+// over the first of the axes that it has or shall have.
+struct SearchSpace {
+  std::string axes;
+  AxisPlaces one, other;  // as each place has it, then shall; the other way round; empty: all
+
+  bool has(const AxisPlaces& places) const {
+    bool in = one.empty() || without(places[0], one[0]).empty();
+    for (std::size_t d = 1; in && !one.empty() && d < places.size(); ++d) {
+      const std::size_t n = places[d].size();
+      in = places[d] == one[d].substr(0, n) || places[d] == other[d].substr(0, n);
+    }
+    return in;
+  }
+};
+
+// D dims over N axes: at most (D + 1) (D + 2) .. (D + N) ways.
+inline bool too_many_ways(std::size_t dims, std::size_t axes, std::size_t most) {
+  std::size_t ways = 1;
+  for (std::size_t i = 1; i <= axes && ways <= most; ++i) {
+    ways *= dims + i;
+  }
+  return ways > most;
+}
+
+inline SearchSpace space_of(const std::string& axes, const AxisPlaces& has, const AxisPlaces& shall,
+                            bool all) {
+  SearchSpace space = {axes, {}, {}};
+  for (std::size_t d = 0; !all && d < has.size(); ++d) {
+    space.one.push_back(has[d] + without(shall[d], has[d]));
+    space.other.push_back(shall[d] + without(has[d], shall[d]));
+  }
+  return space;
+}
+
+inline std::string few_ways_text(std::size_t axes) {
+  return cat({"; ", axes, " axes leave too many ways, so only those were searched that cut each ",
+              "dim over the first of the axes that it has or shall have"});
+}
+
 enum class Direction { forwards, backwards };
 
 // Whether an axis may move twice, as one that is cut for free and then gathered.
@@ -27033,38 +27124,35 @@ enum class Detours { no, yes };
 // All shardings in reach of one, cheapest first (Dijkstra); backwards: all that reach it.
 class ShardingSearch {
  public:
-  ShardingSearch(const PlacedMesh& mesh, const std::string& axes, const Shape& shape, DType format,
+  ShardingSearch(const PlacedMesh& mesh, const SearchSpace& space, const Shape& shape, DType format,
                  const AxisPlaces& start, Direction direction, Detours detours,
-                 List<MoveCost>& known_costs)
+                 MoveCosts& known_costs)
       : mesh_(mesh),
-        axes_(axes),
+        space_(space),
         shape_(shape),
         format_(format),
         backwards_(direction == Direction::backwards),
         detours_(detours),
         costs_(known_costs) {
-    add({start, 0, 0, 0, 0, {}, "", false});
-    while (true) {
-      std::size_t next = reached.size();
-      for (std::size_t i = 0; i < reached.size(); ++i) {
-        const Reached& node = reached[i];
-        if (!node.done && (next == reached.size() ||
-                           cheaper(node.seconds, node.bytes, node.moves, reached[next]))) {
-          next = i;
-        }
+    Shape local = shape;
+    local_shape_of(mesh, start, local);
+    Reached first;
+    first.places = start;
+    first.local = local.count();
+    add(first, key_of(start));
+    while (!open_.empty()) {
+      const std::size_t next = open_.pop().number;
+      if (!reached[next].done) {
+        reached[next].done = true;
+        leave(next);
       }
-      if (next == reached.size()) {
-        return;
-      }
-      reached[next].done = true;
-      leave(next);
     }
   }
 
   // Null: out of reach.
-  const Reached* find(const AxisPlaces& places) const {
-    const std::size_t found = number_of(places);
-    return found == reached.size() ? nullptr : &reached[found];
+  const Reached* find(const AxisPlaces& places) {
+    const std::string key = key_of(places);
+    return numbers_.has(key) ? &reached[number_of(key)] : nullptr;
   }
 
   // The moves between the start and a place, in the order of time.
@@ -27084,7 +27172,7 @@ class ShardingSearch {
  private:
   void leave(std::size_t node) {
     const AxisPlaces places = reached[node].places;
-    const std::vector<std::string> idle = arrangements(without(axes_, all_letters(places)));
+    const std::vector<std::string> idle = arrangements(without(space_.axes, all_letters(places)));
     for (const std::string& axes : idle) {
       leave_from(node, -1, axes);
     }
@@ -27128,63 +27216,76 @@ class ShardingSearch {
   }
 
   void try_move(std::size_t node, const AxisMove& move) {
+    const Reached& from = reached[node];
     Reached next;
-    next.moved = rising_union(reached[node].moved, move.axes);
-    if (detours_ == Detours::no &&
-        next.moved.size() < reached[node].moved.size() + move.axes.size()) {
-      return;
-    }
-    next.places = after_move(reached[node].places, move);
-    next.by = backwards_ ? AxisMove{move.to, move.from, move.axes, move.also, move.first} : move;
-    Shape here = shape_;
-    Shape there = shape_;
-    if (!local_shape_of(mesh_, reached[node].places, here) ||
-        !local_shape_of(mesh_, next.places, there)) {
-      return;
-    }
-    const std::int64_t local = (backwards_ ? there : here).count();
-    const MoveCost cost = is_slice(next.by) ? MoveCost() : cost_of(next.by, local);
-    next.seconds = reached[node].seconds + cost.seconds;
-    next.bytes = reached[node].bytes + cost.bytes;
-    next.moves = reached[node].moves + 1;
-    next.previous = node;
-    add(next);
-  }
-
-  std::size_t number_of(const AxisPlaces& places) const {
-    std::size_t at = 0;
-    while (at < reached.size() && reached[at].places != places) {
-      ++at;
-    }
-    return at;
-  }
-
-  void add(const Reached& node) {
-    const std::size_t at = number_of(node.places);
-    if (at == reached.size()) {
-      reached.push_back(node);
-    } else if (!reached[at].done && cheaper(node.seconds, node.bytes, node.moves, reached[at])) {
-      reached[at] = node;
-    }
-  }
-
-  MoveCost cost_of(const AxisMove& move, std::int64_t local) {
-    for (const MoveCost& known : costs_) {
-      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes) {
-        return known;
+    if (detours_ == Detours::no) {
+      next.moved = rising_union(from.moved, move.axes);
+      if (next.moved.size() < from.moved.size() + move.axes.size()) {
+        return;
       }
     }
-    costs_.push_back(price(mesh_, move, local, format_));
-    return costs_.back();
+    next.places = after_move(from.places, move);
+    const std::string key = key_of(next.places);
+    if (numbers_.has(key)) {
+      const Reached& known = reached[number_of(key)];
+      if (known.done) {
+        return;
+      }
+      next.local = known.local;
+    } else {
+      Shape local = shape_;
+      if (!space_.has(next.places) || !local_shape_of(mesh_, next.places, local)) {
+        return;
+      }
+      next.local = local.count();
+    }
+    next.by = backwards_ ? AxisMove{move.to, move.from, move.axes, move.also, move.first} : move;
+    next.seconds = from.seconds;
+    next.bytes = from.bytes;
+    if (!is_slice(next.by)) {
+      const MoveCost& cost =
+          costs_.of(mesh_, next.by, backwards_ ? next.local : from.local, format_);
+      next.seconds += cost.seconds;
+      next.bytes += cost.bytes;
+    }
+    next.moves = from.moves + 1;
+    next.previous = node;
+    add(next, key);
+  }
+
+  static std::string key_of(const AxisPlaces& places) {
+    std::string key;
+    for (const std::string& letters : places) {
+      key += letters + ' ';
+    }
+    return key;
+  }
+  std::size_t number_of(const std::string& key) { return static_cast<std::size_t>(numbers_[key]); }
+
+  // A new sharding, or one that may be cheaper now.
+  void add(Reached& node, const std::string& key) {
+    const bool known = numbers_.has(key);
+    node.number = known ? number_of(key) : reached.size();
+    if (!known) {
+      numbers_[key] = static_cast<int>(node.number);
+      reached.push_back(node);
+    } else if (node.cheaper(reached[node.number])) {
+      reached[node.number] = node;
+    } else {
+      return;
+    }
+    open_.push(node);
   }
 
   const PlacedMesh& mesh_;
-  std::string axes_;
+  const SearchSpace& space_;
   Shape shape_;
   DType format_;
   bool backwards_;
   Detours detours_;
-  List<MoveCost>& costs_;  // of several searches on one mesh
+  MoveCosts& costs_;
+  NameTable numbers_;   // of what is reached, by key
+  Heap<WayCost> open_;  // what is to be left
 };
 
 }  // namespace detail
@@ -27250,13 +27351,20 @@ struct Sharded {
   List<Tensor> shards;               // by rank; none: only the shape is known
   Shared<const ShardedReport> made;  // null: by mesh.shard
 
-  std::string text() const { return "[" + sharding.text() + "]"; }
+  std::string text() const {
+    check();
+    return "[" + sharding.text() + "]";
+  }
   Shape local_shape() const {
     Shape local = shape;
-    detail::local_shape_of(*mesh, places(), local);
+    const detail::AxisPlaces at = places();
+    detail::local_shape_of(*mesh, at, local);
     return local;
   }
-  int devices() const { return mesh->devices(); }
+  int devices() const {
+    check();
+    return mesh->devices();
+  }
   // How many devices hold the same numbers.
   int replicas() const {
     const std::string used = detail::all_letters(places());
@@ -27268,10 +27376,19 @@ struct Sharded {
   double bytes_in_all() const { return bytes() * devices(); }
   // The first index along a dim of what a device holds.
   std::int64_t begin(int rank, int dim) const {
-    const std::string letters = places()[static_cast<std::size_t>(dim) + 1];
-    return detail::shard_index(*mesh, letters, rank) * local_shape()[dim];
+    const std::int64_t size = local_shape()[dim];
+    const int at = (dim < 0 ? dim + shape.size() : dim) + 1;
+    return detail::shard_index(*mesh, places()[static_cast<std::size_t>(at)], rank) * size;
   }
-  detail::AxisPlaces places() const { return detail::places_of(*mesh, sharding, shape); }
+  detail::AxisPlaces places() const {
+    check();
+    return detail::places_of(*mesh, sharding, shape);
+  }
+  void check() const {
+    if (!mesh) {
+      detail::fail({"Sharded: empty (default-constructed); make one with mesh.shard"});
+    }
+  }
 
   Tensor gather() const;          // the whole array, by the program itself
   ShardedReport explain() const;  // how it was made
@@ -27443,6 +27560,10 @@ inline std::string ShardPicture::range(int dim, std::int64_t i) const {
 }
 
 inline std::string ShardPicture::cell(std::size_t block) const {
+  if (block >= holders.size()) {
+    detail::fail({"ShardPicture: block ", block, " of ", holders.size(),
+                  "; make a picture with Sharded::picture"});
+  }
   const std::vector<int>& ranks = holders[block];
   bool row = ranks.size() > 2 && summands == 1;
   for (std::size_t i = 1; i < ranks.size(); ++i) {
@@ -27668,11 +27789,13 @@ inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& repo
   const AxisPlaces goal = places_of(*a.mesh, wanted, a.shape);
   const AxisPlaces start = a.places();
   const std::string axes = axes_to_use(*a.mesh, start, goal);
-  List<MoveCost> costs;
-  const ShardingSearch all(*a.mesh, axes, a.shape, a.format, start, Direction::forwards,
-                           Detours::yes, costs);
-  const ShardingSearch plain(*a.mesh, axes, a.shape, a.format, start, Direction::forwards,
-                             Detours::no, costs);
+  const bool few = too_many_ways(start.size() - 1, axes.size(), 21000);  // half a second
+  const SearchSpace space = space_of(axes, start, goal, !few);
+  MoveCosts costs;
+  ShardingSearch all(*a.mesh, space, a.shape, a.format, start, Direction::forwards, Detours::yes,
+                     costs);
+  ShardingSearch plain(*a.mesh, space, a.shape, a.format, start, Direction::forwards, Detours::no,
+                       costs);
   const Reached* const end = all.find(goal);
   const Reached* const straight = plain.find(goal);
   if (end == nullptr) {
@@ -27684,6 +27807,7 @@ inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& repo
     add_candidate(plain, *a.mesh, *straight, report);
   }
   make_moves(a, all.moves(*end), "", report);
+  report.reason += few ? few_ways_text(axes.size()) : "";
   a.sharding = wanted;
 }
 
@@ -27696,10 +27820,11 @@ inline Sharded reshard(const Sharded& a, const std::string& text) {
   report.title = "reshard " + a.text() + " -> [" + parse_sharding(text).text() + "]";
   detail::reshard_into(out, parse_sharding(text), report, "reshard");
   report.reason =
-      report.steps.empty() ? "nothing moves"
-      : report.candidates.empty()
-          ? "the cheapest way: " + format_seconds(report.comms_seconds)
-          : std::string("idle axes help: a slice is free, and more links carry less each");
+      (report.steps.empty() ? "nothing moves"
+       : report.candidates.empty()
+           ? "the cheapest way: " + format_seconds(report.comms_seconds)
+           : std::string("idle axes help: a slice is free, and more links carry less each")) +
+      report.reason;
   detail::finish(out, report);
   return out;
 }
@@ -27721,6 +27846,8 @@ inline std::string summed(const Sharded& a) {
 }
 
 inline void check_one_mesh(const char* function, const Sharded& a, const Sharded& b) {
+  a.check();
+  b.check();
   if (a.mesh->text() != b.mesh->text()) {
     fail({function, ": the arrays lie on two meshes, ", a.mesh->text(), " and ", b.mesh->text(),
           "; both on one are right"});
@@ -28107,8 +28234,10 @@ class MatmulWays {
   MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal)
       : m_(product),
         goal_(goal),
-        axes_(rising_union(axes_to_use(m_.mesh(), m_.a.places(), m_.b.places()),
-                           axes_to_use(m_.mesh(), goal, goal))) {
+        pa_(product.a.places()),
+        pb_(product.b.places()),
+        axes_(rising_union(axes_to_use(m_.mesh(), pa_, pb_), axes_to_use(m_.mesh(), goal, goal))),
+        few_(too_many_ways(goal.size() - 1, axes_.size(), 7000)) {
     for (const Detours detours : {Detours::no, Detours::yes}) {
       const std::size_t first = ways.size();
       add(first, detours);
@@ -28124,18 +28253,39 @@ class MatmulWays {
   int tried = 0;        // of the last search
   bool detour = false;  // the first has one
 
+  std::string reason() const {
+    return cat({"; of ", tried, " ways the first has the least max(T_math, T_comms)",
+                detour ? ", as idle axes carry a share" : "",
+                few_ ? few_ways_text(axes_.size()) : std::string()});
+  }
+
  private:
   void add(std::size_t first, Detours detours) {
     const PlacedMesh& mesh = m_.mesh();
-    const AxisPlaces pa = m_.a.places();
-    const AxisPlaces pb = m_.b.places();
-    const ShardingSearch a(mesh, axes_, m_.a.shape, m_.a.format, pa, Direction::forwards, detours,
+    const std::size_t dims = goal_.size() - 1;
+    // The letters that each role may have: idle, a dim, J, a summand of a, of b.
+    AxisPlaces uses(dims + 4, axes_);
+    uses[dims + 2] = pa_[0];
+    uses[dims + 3] = pb_[0];
+    SearchSpace space_a = space_of(axes_, pa_, goal_, !few_);
+    SearchSpace space_b = space_of(axes_, pb_, {"", "", goal_.back()}, !few_);
+    SearchSpace space = space_of(axes_, goal_, m_.natural, !few_);
+    if (few_) {
+      const std::string inner = m_.cut_a + m_.cut_b + goal_[0];
+      space.one[0] += inner;
+      space_a.one.back() = space_b.one[1] = in_order(inner, m_.cut_a, m_.cut_b);
+      space_a.other.back() = space_b.other[1] = in_order(inner, m_.cut_b, m_.cut_a);
+      for (std::size_t d = 1; d <= dims; ++d) {
+        uses[d] = space.one[d];
+      }
+      uses[dims + 1] = inner;
+    }
+    ShardingSearch a(mesh, space_a, m_.a.shape, m_.a.format, pa_, Direction::forwards, detours,
+                     costs_);
+    ShardingSearch b(mesh, space_b, m_.b.shape, m_.b.format, pb_, Direction::forwards, detours,
+                     costs_);
+    ShardingSearch product(mesh, space, m_.shape, m_.a.format, goal_, Direction::backwards, detours,
                            costs_);
-    const ShardingSearch b(mesh, axes_, m_.b.shape, m_.b.format, pb, Direction::forwards, detours,
-                           costs_);
-    const ShardingSearch product(mesh, axes_, m_.shape, m_.a.format, goal_, Direction::backwards,
-                                 detours, costs_);
-    const std::size_t roles = goal_.size() + 3;  // of an axis: idle, dims, J, summand of a, of b
     std::vector<std::size_t> role(axes_.size());
     tried = 0;
     bool more = true;
@@ -28143,7 +28293,14 @@ class MatmulWays {
       try_roles(role, true, a, b, product, first);
       try_roles(role, false, a, b, product, first);
       std::size_t axis = 0;
-      for (; axis < role.size() && ++role[axis] == roles; ++axis) {
+      for (; axis < role.size(); ++axis) {
+        do {
+          ++role[axis];
+        } while (role[axis] < uses.size() &&
+                 uses[role[axis]].find(axes_[axis]) == std::string::npos);
+        if (role[axis] < uses.size()) {
+          break;
+        }
         role[axis] = 0;
       }
       more = axis < role.size();
@@ -28151,11 +28308,9 @@ class MatmulWays {
   }
 
   // Axes that share a place are in the order that the operand has, or else the goal.
-  void try_roles(const std::vector<std::size_t>& role, bool as_is, const ShardingSearch& a,
-                 const ShardingSearch& b, const ShardingSearch& product, std::size_t first) {
+  void try_roles(const std::vector<std::size_t>& role, bool as_is, ShardingSearch& a,
+                 ShardingSearch& b, ShardingSearch& product, std::size_t first) {
     const std::size_t dims = goal_.size() - 1;
-    const AxisPlaces pa = m_.a.places();
-    const AxisPlaces pb = m_.b.places();
     AxisPlaces sets(dims + 4);
     for (std::size_t i = 0; i < role.size(); ++i) {
       sets[role[i]] += axes_[i];
@@ -28165,16 +28320,16 @@ class MatmulWays {
     MatmulWay way;
     way.places.push_back(rising_union(sets[dims + 1], sets[dims + 2] + sets[dims + 3]));
     for (std::size_t d = 1; d <= dims; ++d) {
-      const std::string& own = d < dims ? pa[d] : pb[2];
+      const std::string& own = d < dims ? pa_[d] : pb_[2];
       way.places.push_back(in_order(sets[d], as_is ? own : goal_[d], as_is ? goal_[d] : own));
     }
     AxisPlaces at_a = way.places;
     at_a[0] = sets[dims + 2];
     at_a.back() = cut;
     const Reached* const ra = a.find(at_a);
-    const Reached* const rb = b.find({sets[dims + 3], cut, way.places.back()});
-    const Reached* const rc = product.find(way.places);
-    if (ra == nullptr || rb == nullptr || rc == nullptr) {
+    const Reached* const rb = ra == nullptr ? ra : b.find({sets[dims + 3], cut, way.places.back()});
+    const Reached* const rc = rb == nullptr ? rb : product.find(way.places);
+    if (rc == nullptr) {
       return;
     }
     ShardedCandidate& cost = way.cost;
@@ -28210,8 +28365,10 @@ class MatmulWays {
 
   const ShardedMatmul& m_;
   const AxisPlaces& goal_;
+  const AxisPlaces pa_, pb_;
   std::string axes_;
-  List<MoveCost> costs_;
+  bool few_;
+  MoveCosts costs_;
 };
 
 inline std::string matmul_title(const char* function, const ShardedMatmul& m, const Sharded& out) {
@@ -28241,28 +28398,29 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   out.sharding = wanted;
   report.math_seconds = way.cost.math_seconds;
   report.title = matmul_title("matmul", m, out);
-  report.reason = matmul_case(m) +
-                  cat({"; of ", all.tried, " ways the first has the least max(T_math, T_comms)",
-                       all.detour ? ", as idle axes carry a share" : ""});
+  report.reason = matmul_case(m) + all.reason();
   finish(out, report);
   return out;
 }
 
-// What to write instead where the product would have an axis in two places.
-[[noreturn]] inline void fail_twice(const ShardedMatmul& m, char letter) {
+// What to write instead where the product would have axes in two places: with each dim that wants
+// one of them as it is, and of the others only what is still free.
+[[noreturn]] inline void fail_twice(const ShardedMatmul& m) {
+  const char first = used_twice(m.natural);
   std::string ways;
   for (std::size_t keep = 1; keep < m.natural.size(); ++keep) {
-    AxisPlaces places = m.natural;
+    if (m.natural[keep].find(first) == std::string::npos) {
+      continue;
+    }
+    AxisPlaces places(m.natural.size());
+    places[keep] = m.natural[keep];
     for (std::size_t d = 0; d < places.size(); ++d) {
-      places[d] = d == keep ? places[d] : without(places[d], std::string(1, letter));
+      places[d] += without(m.natural[d], all_letters(places));
     }
-    if (m.natural[keep].find(letter) != std::string::npos) {
-      ways +=
-          (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
-    }
+    ways += (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
   }
   fail({"matmul: ", m.a.text(), " times ", m.b.text(), " would have axis ",
-        m.mesh().axes[axis_number(letter)].name,
+        m.mesh().axes[axis_number(first)].name,
         " twice in the product; say where it shall be, as a third argument ", ways});
 }
 
@@ -28272,9 +28430,8 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
 // sum; where in one, it is whole over those axes. Throws where the product is ambiguous.
 inline Sharded matmul(const Sharded& a, const Sharded& b) {
   const detail::ShardedMatmul m = detail::matmul_of("matmul", a, b);
-  const char twice = detail::used_twice(m.natural);
-  if (twice != 0) {
-    detail::fail_twice(m, twice);
+  if (detail::used_twice(m.natural) != 0) {
+    detail::fail_twice(m);
   }
   const std::string both = detail::rising_union(a.places()[0], b.places()[0]);
   if (both.size() < a.places()[0].size() + b.places()[0].size()) {

@@ -138,7 +138,24 @@ TEST_CASE("sharding: the text is printed as it was parsed") {
   CHECK(ts::parse_sharding("{U_{x}}I").text() == "{U_x} I");
   CHECK(ts::parse_sharding("A[I_x, J]").text() == "I_x, J");  // as the book has it
   CHECK(ts::parse_sharding(" [ {U_x} ] ").text() == "{U_x}");
+  // The name and the sum, as the book and reports have them.
+  for (const char* text :
+       {"{U_x} I, K_y", "[{U_x} I, K_y]", "{U_x} [I, K_y]", "{U_x} C[I, K_y]", "C {U_x} [I, K_y]",
+        "C[{U_x} I, K_y]", "C[I, K_y] {U_x}", "C_out[I,K_y]{U_x}", "I, K_y {U_x}"}) {
+    CHECK(ts::parse_sharding(text).text() == "{U_x} I, K_y");
+  }
   const auto error = [](const char* text) { return error_of([=] { ts::parse_sharding(text); }); };
+  CHECK(error("I_x, J_y [K, L]") ==
+        "sharding \"I_x, J_y [K, L]\": ',' at place 4; an array's name is right before [, as in "
+        "A[I_x, J]");
+  CHECK(error("an array [K]") ==
+        "sharding \"an array [K]\": 'a' at place 4; an array's name is right before [, as in "
+        "A[I_x, J]");
+  CHECK(error("{U_x} C[I, K] {U_y}") ==
+        "sharding \"{U_x} C[I, K] {U_y}\": 'U' at place 16; a partial sum is written once, in "
+        "front, as in {U_x} I, J");
+  CHECK(error("[I] J") == "sharding \"[I] J\": 'J' at place 5; the end is right after ]");
+  CHECK(error("[I,]") == "sharding \"[I,]\": ']' at place 4; a dim is right, as in I or I_x");
   CHECK(error("I_, J") ==
         "sharding \"I_, J\": ',' at place 3; a mesh axis is right, as in I_x, or several as in "
         "I_{x,y}");
@@ -146,13 +163,37 @@ TEST_CASE("sharding: the text is printed as it was parsed") {
         "sharding \"I_{x\": the end; a comma or } is right after an axis, as in I_{x,y}");
   CHECK(error("[I_x") ==
         "sharding \"[I_x\": the end; a comma or ] is right after a dim, as in A[I_x, J]");
-  CHECK(error("I,") == "sharding \"I,\": the end; a dim is right after a comma");
+  CHECK(error("I,") == "sharding \"I,\": the end; a dim is right, as in I or I_x");
   CHECK(error("I J") ==
         "sharding \"I J\": 'J' at place 3; a comma is right between dims, as in I_x, J");
   CHECK(error("I, _x") == "sharding \"I, _x\": '_' at place 4; a dim is right, as in I or I_x");
   CHECK(error("{V_x} I") ==
-        "sharding \"{V_x} I\": 'V' at place 2; a partial sum is written in front, as in {U_x} I, "
-        "J");
+        "sharding \"{V_x} I\": 'V' at place 2; a partial sum is written once, in front, as in "
+        "{U_x} I, J");
+}
+
+TEST_CASE("sharding: every text of an array and its reports parses to the same sharding") {
+  const ts::Mesh mesh = mesh_of({{"x", 2}, {"data_1", 3}});
+  const auto same_text = [](const std::string& text) {
+    const ts::Sharding read = ts::parse_sharding(text);
+    CHECK(read.text() == (text[0] == '[' ? text.substr(1, text.size() - 2) : text));
+    CHECK(ts::parse_sharding("A" + ("[" + read.text() + "]")).text() == read.text());
+  };
+  const char* const cuts[] = {"I, J, K",          "I_x, J_data_1, K",   "I_{x,data_1}, J, K",
+                              "I, J, K_x",        "I, J_{data_1,x}, K", "I_data_1, J, K_x",
+                              "I, J_x, K_data_1", "I, J, K_{x,data_1}"};
+  for (const char* from : cuts) {
+    const ts::Sharded a = ts::sum(mesh.shard({36, 36, 36}, from), "K");  // with each {U}
+    same_text(a.text());
+    for (const char* to : {"I, J", "I_{x,data_1}, J", "I_data_1, J_x"}) {
+      const ts::Sharded b = ts::reshard(a, to);
+      same_text(b.text());
+      for (const ts::ShardedStep& step : b.explain().steps) {
+        same_text(step.before);
+        same_text(step.after);
+      }
+    }
+  }
 }
 
 TEST_CASE("sharded: which device holds what") {
@@ -301,6 +342,11 @@ TEST_CASE("sharded: what is wrong is said") {
   CHECK(error_of([&] { ts::matmul(a, mesh.shard(w, "J, K_x")); }) ==
         "matmul: [I_x, J] times [J, K_x] would have axis x twice in the product; say where it "
         "shall be, as a third argument \"I_x, K\" or \"I, K_x\"");
+  CHECK(error_of([] {
+          mesh_of({{"data-parallel", 4}});
+        }) ==
+        "Mesh: axis data-parallel has '-' in its name; letters, digits and _ are right, as "
+        "shardings are written I_x");
   CHECK(error_of([&] { ts::matmul(a, mesh.shard(w, "M, K")); }) ==
         "matmul: [I_x, J] of shape [8, 12] times [M, K] of shape [12, 8]; [.., J] times [J, K] is "
         "right, J of one name and size");
@@ -323,6 +369,150 @@ TEST_CASE("sharded: what is wrong is said") {
   CHECK(error_of([&] { ts::collective_matmul(a, mesh.shard(w, "J, K_x"), "I_x, K_y"); }) ==
         "collective_matmul: [I_x, J] [J, K_x] -> [I_x, K_y]; what takes one all_gather or "
         "reduce_scatter over one axis is right, as [I_x, J] [J, K] -> [I, K]; else use matmul");
+}
+
+TEST_CASE("sharded: where a product is ambiguous, each advice works") {
+  const ts::Mesh mesh = mesh_of({{"x", 2}, {"y", 2}, {"z", 2}});
+  const char* const cases[][3] = {
+      {"A, I_{x,y}, J, S", "J, K_{x,y}, S", "\"A, I_{x,y}, K\" or \"A, I, K_{x,y}\""},
+      {"A_y, I_x, J, S", "J, K_{x,y}, S", "\"A_y, I_x, K\" or \"A, I, K_{x,y}\""},
+      {"A_z, I_{x,y}, J, S", "J, K_{y,x}, S", "\"A_z, I_{x,y}, K\" or \"A_z, I, K_{y,x}\""},
+      {"A, I_{x,y}, J, S", "J, K_y, S_x", "\"A, I_{x,y}, K\""},
+      {"A, I_{x,y}, J, S_z", "J, K_{z,y}, S_x", "\"{U_z} A, I_{x,y}, K\""}};
+  for (const auto& each : cases) {
+    CAPTURE(each[0]);
+    CAPTURE(each[1]);
+    const ts::Tensor x = ts::randn({4, 8, 8, 2}, 1), w = ts::randn({8, 8, 2}, 2);
+    const ts::Sharded a = ts::sum(mesh.shard(x, each[0]), "S");
+    const ts::Sharded b = ts::sum(mesh.shard(w, each[1]), "S");
+    const std::string error = error_of([&] { ts::matmul(a, b); });
+    const std::string before = "twice in the product; say where it shall be, as a third argument ";
+    const std::size_t at = error.find(before);
+    REQUIRE(at != std::string::npos);
+    CHECK(error.substr(at + before.size()) == each[2]);
+    const ts::Tensor right = ts::matmul(a.gather(), b.gather());
+    std::size_t open = error.find('"', at);
+    while (open != std::string::npos) {
+      const std::size_t close = error.find('"', open + 1);
+      const std::string advice = error.substr(open + 1, close - open - 1);
+      CAPTURE(advice);
+      const ts::Sharded c = ts::matmul(a, b, advice);
+      CHECK(c.text() == "[" + advice + "]");
+      CHECK(within(c.gather(), right, matmul_bound(a.gather(), b.gather()) * 2.0f));
+      open = error.find('"', close + 1);
+    }
+  }
+}
+
+TEST_CASE("sharded: of too many ways those that keep the order of axes") {
+  const ts::Mesh mesh(ts::machine("tpu-v5p", {4, 4, 4}),
+                      {{"a", 2}, {"b", 2}, {"c", 2}, {"d", 2}, {"e", 2}, {"f", 2}});
+  const std::string few =
+      "; 6 axes leave too many ways, so only those were searched that cut each dim over the first "
+      "of the axes that it has or shall have";
+  const ts::Tensor x = ts::randn({64, 64}, 1), w = ts::randn({64, 64}, 2);
+  const ts::Tensor right = ts::matmul(x, w), bound = matmul_bound(x, w);
+  const ts::Tensor cube = ts::randn({16, 16, 16}, 3);
+  const ts::Sharded a = mesh.shard(cube, "I_{a,b}, J_{c,d}, K_{e,f}");
+  const double whole = ts::reshard(a, "I, J, K").made->comms_seconds;
+  for (const char* to : {"I_{c,d}, J_{a,b}, K_{f,e}", "I_{f,e,d}, J, K_{b,a}", "I_a, J_c, K_e"}) {
+    const ts::Sharded b = ts::reshard(a, to);
+    CHECK(same(b.gather(), cube));
+    CHECK(b.made->reason.substr(b.made->reason.find("; ")) == few);
+    CHECK(b.made->comms_seconds <= whole * (1 + 1e-9));
+  }
+  const char* const products[][3] = {
+      {"I_{a,b}, J_{c,d}", "J_{c,d}, K_{e,f}", "I_{a,b}, K_{e,f}"},
+      {"I_{a,b,c}, J_{d,e,f}", "J_{a,b,c}, K_{d,e,f}", "I_{f,d}, K_{e,a}"},
+      {"I_{a,b,c}, J_{d,e}", "J_e, K", "{U_{d,f}} I_{a,b}, K_c"}};
+  for (const auto& each : products) {
+    CAPTURE(each[0]);
+    const ts::Sharded c = ts::matmul(mesh.shard(x, each[0]), mesh.shard(w, each[1]), each[2]);
+    CHECK(within(c.gather(), right, bound));
+    CHECK(c.text() == std::string("[") + each[2] + "]");
+    CHECK(c.made->reason.find(few) != std::string::npos);
+  }
+  // Five are few enough.
+  CHECK(ts::reshard(mesh.shard(x, "I_{a,b,c}, J_{d,e}"), "I_{d,e}, J_{a,b,c}")
+            .made->reason.find("axes leave") == std::string::npos);
+}
+
+TEST_CASE("sharded: an array that no mesh made says so") {
+  const ts::Sharded s;
+  const ts::Sharded a = mesh_of({{"x", 4}}).shard(ts::ones({4, 4}), "I_x, J");
+  const std::string empty = "Sharded: empty (default-constructed); make one with mesh.shard";
+  CHECK(error_of([&] { s.text(); }) == empty);
+  CHECK(error_of([&] { s.local_shape(); }) == empty);
+  CHECK(error_of([&] { s.devices(); }) == empty);
+  CHECK(error_of([&] { s.replicas(); }) == empty);
+  CHECK(error_of([&] { s.bytes(); }) == empty);
+  CHECK(error_of([&] { s.bytes_in_all(); }) == empty);
+  CHECK(error_of([&] { s.begin(0, 0); }) == empty);
+  CHECK(error_of([&] { s.places(); }) == empty);
+  CHECK(error_of([&] { s.gather(); }) == empty);
+  CHECK(error_of([&] { s.explain(); }) == empty);
+  CHECK(error_of([&] { s.picture(); }) == empty);
+  CHECK(error_of([&] { ts::reshard(s, "I"); }) == empty);
+  CHECK(error_of([&] { ts::matmul(s, s); }) == empty);
+  CHECK(error_of([&] { ts::matmul(a, s, "I, K"); }) == empty);
+  CHECK(error_of([&] { ts::collective_matmul(s, s, "I, K"); }) == empty);
+  CHECK(error_of([&] { a + s; }) == empty);
+  CHECK(error_of([&] { s / s; }) == empty);
+  CHECK(error_of([&] { s * 2.0f; }) == empty);
+  CHECK(error_of([&] { ts::relu(s); }) == empty);
+  CHECK(error_of([&] { ts::sum(s, "I"); }) == empty);
+  CHECK(error_of([&] { ts::softmax(s, "I"); }) == empty);
+  CHECK(error_of([&] { ts::transpose(s, "I", "J"); }) == empty);
+  std::ostringstream out;
+  out << ts::ShardedReport() << ts::ShardPicture();
+  CHECK(out.str() == "\n\n");
+  CHECK(ts::ShardedReport().json() == "{\"title\": \"\", \"rows\": []}\n");
+  CHECK(error_of([&] { a.picture().cell(4); }) ==
+        "ShardPicture: block 4 of 4; make a picture with Sharded::picture");
+  CHECK(error_of([] { ts::ShardPicture().range(0, 0); }) == "Shape: dim 0 of []; it has no dims");
+  CHECK(error_of([&] { a.begin(0, 2); }) == "Shape: dim 2 of [1, 4]; dims are -2 to 1");
+  CHECK(a.begin(3, -2) == 3);
+}
+
+TEST_CASE("sharded: matmuls on 2 x 3 devices, from each place of an axis to each") {
+  // An axis is idle, cuts the first dim or the second, or is summed over: 4 places for x and y.
+  const ts::Mesh mesh = mesh_of({{"x", 2}, {"y", 3}});
+  const auto text = [](std::size_t places, const std::string& dims) {
+    std::vector<std::vector<std::string>> at(4);
+    at[places % 4].push_back("x");
+    at[places / 4].push_back("y");
+    return ts::Sharding{at[3], {{dims.substr(0, 1), at[1]}, {dims.substr(1, 1), at[2]}}};
+  };
+  const auto array = [&](const ts::Tensor& x, ts::Sharding sharding) {
+    sharding.dims.push_back({"Z", sharding.partial});
+    sharding.partial.clear();
+    return ts::sum(mesh.shard(x, sharding.text()), "Z");
+  };
+  const ts::Tensor x = ts::randn({6, 6, 6}, 1), w = ts::randn({6, 6, 6}, 2);
+  const ts::Tensor right = ts::matmul(ts::sum(x, 2), ts::sum(w, 2));
+  const ts::Tensor bound = ts::matmul(ts::sum(absolute(x), 2), ts::sum(absolute(w), 2)) * 1e-5f;
+  int done = 0;
+  for (std::size_t i = 0; i < 16 * 16 * 16; i += 7) {  // 7 and 16 have no common factor
+    const ts::Sharded a = array(x, text(i % 16, "IJ")), b = array(w, text(i / 16 % 16, "JK"));
+    const std::string goal = text(i / 256, "IK").text();
+    CAPTURE(a.text());
+    CAPTURE(b.text());
+    CAPTURE(goal);
+    const ts::Sharded c = ts::matmul(a, b, goal);
+    CHECK(within(c.gather(), right, bound));
+    const ts::ShardPicture picture = c.picture();
+    for (const std::vector<int>& ranks : picture.holders) {
+      for (std::size_t r = 1; r < ranks.size() && picture.summands == 1; ++r) {
+        CHECK(same(c.shards[static_cast<std::size_t>(ranks[r])],
+                   c.shards[static_cast<std::size_t>(ranks[0])]));
+      }
+    }
+    for (const ts::ShardedStep& step : c.made->steps) {
+      CHECK(step.bytes == doctest::Approx(step.counted));
+    }
+    ++done;
+  }
+  CHECK(done == 586);
 }
 
 TEST_CASE("sharded: any sharding to any other, the same numbers") {

@@ -34,18 +34,11 @@ inline std::vector<std::size_t> stable_order(const std::vector<double>& keys) {
   return order;
 }
 
-// What happens next: the entry of the smallest key, of equal ones the smallest item (a heap).
-class EventQueue {
+// What comes first of all entries, by their before().
+template <class T>
+class Heap {
  public:
-  struct Entry {
-    double key = 0;
-    std::size_t item = 0;
-    int tag = 0;
-
-    bool before(const Entry& other) const {
-      return key < other.key || (!(other.key < key) && item < other.item);
-    }
-  };
+  using Entry = T;
 
   bool empty() const { return heap_.empty(); }
   const Entry& first() const { return heap_[0]; }
@@ -82,6 +75,18 @@ class EventQueue {
  private:
   List<Entry> heap_;
 };
+
+// An entry of what happens next: the smallest key, of equal ones the smallest item.
+struct Event {
+  double key = 0;
+  std::size_t item = 0;
+  int tag = 0;
+
+  bool before(const Event& other) const {
+    return key < other.key || (!(other.key < key) && item < other.item);
+  }
+};
+using EventQueue = Heap<Event>;
 
 // A number for each of many names, in the order in which they came (a hash table).
 class NameTable {

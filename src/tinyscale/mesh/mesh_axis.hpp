@@ -6,6 +6,7 @@
 // To lay axes otherwise, give the mesh the machine's dimensions in another order: reordered().
 
 #include <algorithm>  // max, min
+#include <cctype>     // isalnum
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -65,6 +66,12 @@ inline void check_axes(const Machine& machine, const List<MeshAxis>& axes) {
     const MeshAxis& axis = axes[i];
     if (axis.name.empty()) {
       fail({"Mesh: axis ", i, " has no name; give every axis one, as \"x\""});
+    }
+    for (const char c : axis.name) {
+      if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_') {
+        fail({"Mesh: axis ", axis.name, " has '", c,
+              "' in its name; letters, digits and _ are right, as shardings are written I_x"});
+      }
     }
     if (axis.size.value < 1) {
       fail({"Mesh: axis ", axis.name, " has ", axis.size.value,

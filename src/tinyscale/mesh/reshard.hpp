@@ -175,11 +175,13 @@ inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& repo
   const AxisPlaces goal = places_of(*a.mesh, wanted, a.shape);
   const AxisPlaces start = a.places();
   const std::string axes = axes_to_use(*a.mesh, start, goal);
-  List<MoveCost> costs;
-  const ShardingSearch all(*a.mesh, axes, a.shape, a.format, start, Direction::forwards,
-                           Detours::yes, costs);
-  const ShardingSearch plain(*a.mesh, axes, a.shape, a.format, start, Direction::forwards,
-                             Detours::no, costs);
+  const bool few = too_many_ways(start.size() - 1, axes.size(), 21000);  // half a second
+  const SearchSpace space = space_of(axes, start, goal, !few);
+  MoveCosts costs;
+  ShardingSearch all(*a.mesh, space, a.shape, a.format, start, Direction::forwards, Detours::yes,
+                     costs);
+  ShardingSearch plain(*a.mesh, space, a.shape, a.format, start, Direction::forwards, Detours::no,
+                       costs);
   const Reached* const end = all.find(goal);
   const Reached* const straight = plain.find(goal);
   if (end == nullptr) {
@@ -191,6 +193,7 @@ inline void reshard_into(Sharded& a, const Sharding& wanted, ShardedReport& repo
     add_candidate(plain, *a.mesh, *straight, report);
   }
   make_moves(a, all.moves(*end), "", report);
+  report.reason += few ? few_ways_text(axes.size()) : "";
   a.sharding = wanted;
 }
 
@@ -203,10 +206,11 @@ inline Sharded reshard(const Sharded& a, const std::string& text) {
   report.title = "reshard " + a.text() + " -> [" + parse_sharding(text).text() + "]";
   detail::reshard_into(out, parse_sharding(text), report, "reshard");
   report.reason =
-      report.steps.empty() ? "nothing moves"
-      : report.candidates.empty()
-          ? "the cheapest way: " + format_seconds(report.comms_seconds)
-          : std::string("idle axes help: a slice is free, and more links carry less each");
+      (report.steps.empty() ? "nothing moves"
+       : report.candidates.empty()
+           ? "the cheapest way: " + format_seconds(report.comms_seconds)
+           : std::string("idle axes help: a slice is free, and more links carry less each")) +
+      report.reason;
   detail::finish(out, report);
   return out;
 }

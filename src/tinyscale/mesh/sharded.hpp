@@ -76,13 +76,20 @@ struct Sharded {
   List<Tensor> shards;               // by rank; none: only the shape is known
   Shared<const ShardedReport> made;  // null: by mesh.shard
 
-  std::string text() const { return "[" + sharding.text() + "]"; }
+  std::string text() const {
+    check();
+    return "[" + sharding.text() + "]";
+  }
   Shape local_shape() const {
     Shape local = shape;
-    detail::local_shape_of(*mesh, places(), local);
+    const detail::AxisPlaces at = places();
+    detail::local_shape_of(*mesh, at, local);
     return local;
   }
-  int devices() const { return mesh->devices(); }
+  int devices() const {
+    check();
+    return mesh->devices();
+  }
   // How many devices hold the same numbers.
   int replicas() const {
     const std::string used = detail::all_letters(places());
@@ -94,10 +101,19 @@ struct Sharded {
   double bytes_in_all() const { return bytes() * devices(); }
   // The first index along a dim of what a device holds.
   std::int64_t begin(int rank, int dim) const {
-    const std::string letters = places()[static_cast<std::size_t>(dim) + 1];
-    return detail::shard_index(*mesh, letters, rank) * local_shape()[dim];
+    const std::int64_t size = local_shape()[dim];
+    const int at = (dim < 0 ? dim + shape.size() : dim) + 1;
+    return detail::shard_index(*mesh, places()[static_cast<std::size_t>(at)], rank) * size;
   }
-  detail::AxisPlaces places() const { return detail::places_of(*mesh, sharding, shape); }
+  detail::AxisPlaces places() const {
+    check();
+    return detail::places_of(*mesh, sharding, shape);
+  }
+  void check() const {
+    if (!mesh) {
+      detail::fail({"Sharded: empty (default-constructed); make one with mesh.shard"});
+    }
+  }
 
   Tensor gather() const;          // the whole array, by the program itself
   ShardedReport explain() const;  // how it was made
@@ -269,6 +285,10 @@ inline std::string ShardPicture::range(int dim, std::int64_t i) const {
 }
 
 inline std::string ShardPicture::cell(std::size_t block) const {
+  if (block >= holders.size()) {
+    detail::fail({"ShardPicture: block ", block, " of ", holders.size(),
+                  "; make a picture with Sharded::picture"});
+  }
   const std::vector<int>& ranks = holders[block];
   bool row = ranks.size() > 2 && summands == 1;
   for (std::size_t i = 1; i < ranks.size(); ++i) {

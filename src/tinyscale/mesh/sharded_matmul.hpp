@@ -124,8 +124,10 @@ class MatmulWays {
   MatmulWays(const ShardedMatmul& product, const AxisPlaces& goal)
       : m_(product),
         goal_(goal),
-        axes_(rising_union(axes_to_use(m_.mesh(), m_.a.places(), m_.b.places()),
-                           axes_to_use(m_.mesh(), goal, goal))) {
+        pa_(product.a.places()),
+        pb_(product.b.places()),
+        axes_(rising_union(axes_to_use(m_.mesh(), pa_, pb_), axes_to_use(m_.mesh(), goal, goal))),
+        few_(too_many_ways(goal.size() - 1, axes_.size(), 7000)) {
     for (const Detours detours : {Detours::no, Detours::yes}) {
       const std::size_t first = ways.size();
       add(first, detours);
@@ -141,18 +143,39 @@ class MatmulWays {
   int tried = 0;        // of the last search
   bool detour = false;  // the first has one
 
+  std::string reason() const {
+    return cat({"; of ", tried, " ways the first has the least max(T_math, T_comms)",
+                detour ? ", as idle axes carry a share" : "",
+                few_ ? few_ways_text(axes_.size()) : std::string()});
+  }
+
  private:
   void add(std::size_t first, Detours detours) {
     const PlacedMesh& mesh = m_.mesh();
-    const AxisPlaces pa = m_.a.places();
-    const AxisPlaces pb = m_.b.places();
-    const ShardingSearch a(mesh, axes_, m_.a.shape, m_.a.format, pa, Direction::forwards, detours,
+    const std::size_t dims = goal_.size() - 1;
+    // The letters that each role may have: idle, a dim, J, a summand of a, of b.
+    AxisPlaces uses(dims + 4, axes_);
+    uses[dims + 2] = pa_[0];
+    uses[dims + 3] = pb_[0];
+    SearchSpace space_a = space_of(axes_, pa_, goal_, !few_);
+    SearchSpace space_b = space_of(axes_, pb_, {"", "", goal_.back()}, !few_);
+    SearchSpace space = space_of(axes_, goal_, m_.natural, !few_);
+    if (few_) {
+      const std::string inner = m_.cut_a + m_.cut_b + goal_[0];
+      space.one[0] += inner;
+      space_a.one.back() = space_b.one[1] = in_order(inner, m_.cut_a, m_.cut_b);
+      space_a.other.back() = space_b.other[1] = in_order(inner, m_.cut_b, m_.cut_a);
+      for (std::size_t d = 1; d <= dims; ++d) {
+        uses[d] = space.one[d];
+      }
+      uses[dims + 1] = inner;
+    }
+    ShardingSearch a(mesh, space_a, m_.a.shape, m_.a.format, pa_, Direction::forwards, detours,
+                     costs_);
+    ShardingSearch b(mesh, space_b, m_.b.shape, m_.b.format, pb_, Direction::forwards, detours,
+                     costs_);
+    ShardingSearch product(mesh, space, m_.shape, m_.a.format, goal_, Direction::backwards, detours,
                            costs_);
-    const ShardingSearch b(mesh, axes_, m_.b.shape, m_.b.format, pb, Direction::forwards, detours,
-                           costs_);
-    const ShardingSearch product(mesh, axes_, m_.shape, m_.a.format, goal_, Direction::backwards,
-                                 detours, costs_);
-    const std::size_t roles = goal_.size() + 3;  // of an axis: idle, dims, J, summand of a, of b
     std::vector<std::size_t> role(axes_.size());
     tried = 0;
     bool more = true;
@@ -160,7 +183,14 @@ class MatmulWays {
       try_roles(role, true, a, b, product, first);
       try_roles(role, false, a, b, product, first);
       std::size_t axis = 0;
-      for (; axis < role.size() && ++role[axis] == roles; ++axis) {
+      for (; axis < role.size(); ++axis) {
+        do {
+          ++role[axis];
+        } while (role[axis] < uses.size() &&
+                 uses[role[axis]].find(axes_[axis]) == std::string::npos);
+        if (role[axis] < uses.size()) {
+          break;
+        }
         role[axis] = 0;
       }
       more = axis < role.size();
@@ -168,11 +198,9 @@ class MatmulWays {
   }
 
   // Axes that share a place are in the order that the operand has, or else the goal.
-  void try_roles(const std::vector<std::size_t>& role, bool as_is, const ShardingSearch& a,
-                 const ShardingSearch& b, const ShardingSearch& product, std::size_t first) {
+  void try_roles(const std::vector<std::size_t>& role, bool as_is, ShardingSearch& a,
+                 ShardingSearch& b, ShardingSearch& product, std::size_t first) {
     const std::size_t dims = goal_.size() - 1;
-    const AxisPlaces pa = m_.a.places();
-    const AxisPlaces pb = m_.b.places();
     AxisPlaces sets(dims + 4);
     for (std::size_t i = 0; i < role.size(); ++i) {
       sets[role[i]] += axes_[i];
@@ -182,16 +210,16 @@ class MatmulWays {
     MatmulWay way;
     way.places.push_back(rising_union(sets[dims + 1], sets[dims + 2] + sets[dims + 3]));
     for (std::size_t d = 1; d <= dims; ++d) {
-      const std::string& own = d < dims ? pa[d] : pb[2];
+      const std::string& own = d < dims ? pa_[d] : pb_[2];
       way.places.push_back(in_order(sets[d], as_is ? own : goal_[d], as_is ? goal_[d] : own));
     }
     AxisPlaces at_a = way.places;
     at_a[0] = sets[dims + 2];
     at_a.back() = cut;
     const Reached* const ra = a.find(at_a);
-    const Reached* const rb = b.find({sets[dims + 3], cut, way.places.back()});
-    const Reached* const rc = product.find(way.places);
-    if (ra == nullptr || rb == nullptr || rc == nullptr) {
+    const Reached* const rb = ra == nullptr ? ra : b.find({sets[dims + 3], cut, way.places.back()});
+    const Reached* const rc = rb == nullptr ? rb : product.find(way.places);
+    if (rc == nullptr) {
       return;
     }
     ShardedCandidate& cost = way.cost;
@@ -227,8 +255,10 @@ class MatmulWays {
 
   const ShardedMatmul& m_;
   const AxisPlaces& goal_;
+  const AxisPlaces pa_, pb_;
   std::string axes_;
-  List<MoveCost> costs_;
+  bool few_;
+  MoveCosts costs_;
 };
 
 inline std::string matmul_title(const char* function, const ShardedMatmul& m, const Sharded& out) {
@@ -258,28 +288,29 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   out.sharding = wanted;
   report.math_seconds = way.cost.math_seconds;
   report.title = matmul_title("matmul", m, out);
-  report.reason = matmul_case(m) +
-                  cat({"; of ", all.tried, " ways the first has the least max(T_math, T_comms)",
-                       all.detour ? ", as idle axes carry a share" : ""});
+  report.reason = matmul_case(m) + all.reason();
   finish(out, report);
   return out;
 }
 
-// What to write instead where the product would have an axis in two places.
-[[noreturn]] inline void fail_twice(const ShardedMatmul& m, char letter) {
+// What to write instead where the product would have axes in two places: with each dim that wants
+// one of them as it is, and of the others only what is still free.
+[[noreturn]] inline void fail_twice(const ShardedMatmul& m) {
+  const char first = used_twice(m.natural);
   std::string ways;
   for (std::size_t keep = 1; keep < m.natural.size(); ++keep) {
-    AxisPlaces places = m.natural;
+    if (m.natural[keep].find(first) == std::string::npos) {
+      continue;
+    }
+    AxisPlaces places(m.natural.size());
+    places[keep] = m.natural[keep];
     for (std::size_t d = 0; d < places.size(); ++d) {
-      places[d] = d == keep ? places[d] : without(places[d], std::string(1, letter));
+      places[d] += without(m.natural[d], all_letters(places));
     }
-    if (m.natural[keep].find(letter) != std::string::npos) {
-      ways +=
-          (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
-    }
+    ways += (ways.empty() ? "\"" : " or \"") + sharding_of(m.mesh(), places, m.dims).text() + "\"";
   }
   fail({"matmul: ", m.a.text(), " times ", m.b.text(), " would have axis ",
-        m.mesh().axes[axis_number(letter)].name,
+        m.mesh().axes[axis_number(first)].name,
         " twice in the product; say where it shall be, as a third argument ", ways});
 }
 
@@ -289,9 +320,8 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
 // sum; where in one, it is whole over those axes. Throws where the product is ambiguous.
 inline Sharded matmul(const Sharded& a, const Sharded& b) {
   const detail::ShardedMatmul m = detail::matmul_of("matmul", a, b);
-  const char twice = detail::used_twice(m.natural);
-  if (twice != 0) {
-    detail::fail_twice(m, twice);
+  if (detail::used_twice(m.natural) != 0) {
+    detail::fail_twice(m);
   }
   const std::string both = detail::rising_union(a.places()[0], b.places()[0]);
   if (both.size() < a.places()[0].size() + b.places()[0].size()) {

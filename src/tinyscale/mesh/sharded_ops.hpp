@@ -21,6 +21,8 @@ inline std::string summed(const Sharded& a) {
 }
 
 inline void check_one_mesh(const char* function, const Sharded& a, const Sharded& b) {
+  a.check();
+  b.check();
   if (a.mesh->text() != b.mesh->text()) {
     fail({function, ": the arrays lie on two meshes, ", a.mesh->text(), " and ", b.mesh->text(),
           "; both on one are right"});

@@ -3,6 +3,7 @@
 //   "I_x, J"        dim I is cut over mesh axis x, dim J is whole on every device
 //   "I_{x,y}"       over two axes, x the slower: block ix * Y + iy
 //   "{U_x} I, J"    every device of x holds a summand; the array is their sum
+//   "A[I, J] {U_x}" the same as the book writes it
 // An axis cuts one dim at most; over the axes that are not named every device holds the same.
 
 #include <cctype>  // isalnum
@@ -87,42 +88,51 @@ struct ShardingParser {
     }
     return names;
   }
+  void sum(Sharding& out) {
+    const char* const right = "a partial sum is written once, in front, as in {U_x} I, J";
+    if (!skip('{')) {
+      return;
+    }
+    if (!out.partial.empty() || !skip('U') || !skip('_')) {
+      wrong(right);
+    }
+    out.partial = axes();
+    if (!skip('}')) {
+      wrong(right);
+    }
+  }
   Sharding parse() {
     Sharding out;
     const bool brackets = text.find('[') < text.size();  // as the book and reports have it
-    at = brackets ? text.find('[') + 1 : 0;
-    if (skip('{')) {
-      const char* const right = "a partial sum is written in front, as in {U_x} I, J";
-      if (!skip('U') || !skip('_')) {
-        wrong(right);
-      }
-      out.partial = axes();
-      if (!skip('}')) {
+    sum(out);
+    skip('\0');
+    if (brackets && !skip('[')) {
+      const char* const right = "an array's name is right before [, as in A[I_x, J]";
+      word('_', right);
+      sum(out);
+      if (!skip('[')) {
         wrong(right);
       }
     }
+    sum(out);
     skip('\0');
-    while (at < text.size() && text[at] != ']') {
-      ShardedDim dim;
-      dim.name = word('\0', "a dim is right, as in I or I_x");
-      if (skip('_')) {
-        dim.axes = axes();
-      }
-      out.dims.push_back(dim);
-      if (!skip(',')) {
-        break;
-      }
-      skip('\0');
-      if (at == text.size()) {
-        wrong("a dim is right after a comma");
-      }
+    if (at < text.size() && text[at] != ']' && text[at] != '{') {
+      do {
+        ShardedDim dim;
+        dim.name = word('\0', "a dim is right, as in I or I_x");
+        if (skip('_')) {
+          dim.axes = axes();
+        }
+        out.dims.push_back(dim);
+      } while (skip(','));
     }
     if (brackets && !skip(']')) {
       wrong("a comma or ] is right after a dim, as in A[I_x, J]");
     }
+    sum(out);  // the book has it behind: A[I, J] {U_x}
     skip('\0');
     if (at < text.size()) {
-      wrong("a comma is right between dims, as in I_x, J");
+      wrong(brackets ? "the end is right after ]" : "a comma is right between dims, as in I_x, J");
     }
     return out;
   }
@@ -165,9 +175,13 @@ inline std::size_t axis_number(char letter) { return static_cast<std::size_t>(le
 // The letters of both, in rising order.
 inline std::string rising_union(const std::string& a, const std::string& b) {
   std::string out;
-  for (char letter = 'a'; letter <= 'z'; ++letter) {
-    if ((a + b).find(letter) != std::string::npos) {
-      out += letter;
+  for (const char letter : a + b) {
+    std::size_t at = 0;
+    while (at < out.size() && out[at] < letter) {
+      ++at;
+    }
+    if (at == out.size() || out[at] != letter) {
+      out.insert(at, 1, letter);
     }
   }
   return out;

@@ -14,6 +14,7 @@
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
 #include "tinyscale/mesh/choose_algorithm.hpp"
 #include "tinyscale/mesh/sharding.hpp"
 
@@ -110,25 +111,51 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
   return cost;
 }
 
-// A sharding that a search has reached.
-struct Reached {
-  AxisPlaces places;
+// Prices of several searches on one mesh and format.
+struct MoveCosts {
+  NameTable numbers;  // of a price + 1
+  List<MoveCost> costs;
+
+  const MoveCost& of(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
+                     DType format) {
+    const char what = static_cast<char>('A' + static_cast<int>(collective_of(move)));
+    int& number = numbers[move.axes + what + std::to_string(local)];
+    if (number == 0) {
+      costs.push_back(price(mesh, move, local, format));
+      number = static_cast<int>(costs.size());
+    }
+    return costs[static_cast<std::size_t>(number) - 1];
+  }
+};
+
+// The cost of a way to sharding `number` of a search.
+struct WayCost {
   double seconds = 0, bytes = 0;
   int moves = 0;
+  std::size_t number = 0;
+
+  // Cheaper in time, then in bytes, then in moves; sums in another order are equal.
+  bool cheaper(const WayCost& other) const {
+    const double most = std::max(seconds, other.seconds);
+    if (std::fabs(seconds - other.seconds) > 1e-12 * most) {
+      return seconds < other.seconds;
+    }
+    return bytes != other.bytes ? bytes < other.bytes : moves < other.moves;
+  }
+  bool before(const WayCost& other) const {
+    return cheaper(other) || (number < other.number && !other.cheaper(*this));
+  }
+};
+
+// A sharding that a search has reached.
+struct Reached : WayCost {
+  AxisPlaces places;
+  std::int64_t local = 0;    // elements of a device
   std::size_t previous = 0;  // itself: the start
   AxisMove by;               // between them, in the direction of time
   std::string moved;         // all axes on the way
   bool done = false;
 };
-
-// Cheaper in time, then in bytes, then in moves; sums in another order are equal.
-inline bool cheaper(double seconds, double bytes, int moves, const Reached& other) {
-  const double most = std::max(seconds, other.seconds);
-  if (std::fabs(seconds - other.seconds) > 1e-12 * most) {
-    return seconds < other.seconds;
-  }
-  return bytes != other.bytes ? bytes < other.bytes : moves < other.moves;
-}
 
 // Ordered choices of the letters, the empty one left out; of many letters in their order only.
 inline std::vector<std::string> arrangements(const std::string& letters) {
@@ -151,6 +178,46 @@ inline std::string axes_to_use(const PlacedMesh& mesh, const AxisPlaces& a, cons
   return mesh.axes.size() > 4 ? rising_union(all_letters(a), all_letters(b)) : mesh.letters();
 }
 
+// The shardings that a search may try: all over some axes, or, of too many, those that cut each dim
+// over the first of the axes that it has or shall have.
+struct SearchSpace {
+  std::string axes;
+  AxisPlaces one, other;  // as each place has it, then shall; the other way round; empty: all
+
+  bool has(const AxisPlaces& places) const {
+    bool in = one.empty() || without(places[0], one[0]).empty();
+    for (std::size_t d = 1; in && !one.empty() && d < places.size(); ++d) {
+      const std::size_t n = places[d].size();
+      in = places[d] == one[d].substr(0, n) || places[d] == other[d].substr(0, n);
+    }
+    return in;
+  }
+};
+
+// D dims over N axes: at most (D + 1) (D + 2) .. (D + N) ways.
+inline bool too_many_ways(std::size_t dims, std::size_t axes, std::size_t most) {
+  std::size_t ways = 1;
+  for (std::size_t i = 1; i <= axes && ways <= most; ++i) {
+    ways *= dims + i;
+  }
+  return ways > most;
+}
+
+inline SearchSpace space_of(const std::string& axes, const AxisPlaces& has, const AxisPlaces& shall,
+                            bool all) {
+  SearchSpace space = {axes, {}, {}};
+  for (std::size_t d = 0; !all && d < has.size(); ++d) {
+    space.one.push_back(has[d] + without(shall[d], has[d]));
+    space.other.push_back(shall[d] + without(has[d], shall[d]));
+  }
+  return space;
+}
+
+inline std::string few_ways_text(std::size_t axes) {
+  return cat({"; ", axes, " axes leave too many ways, so only those were searched that cut each ",
+              "dim over the first of the axes that it has or shall have"});
+}
+
 enum class Direction { forwards, backwards };
 
 // Whether an axis may move twice, as one that is cut for free and then gathered.
@@ -159,38 +226,35 @@ enum class Detours { no, yes };
 // All shardings in reach of one, cheapest first (Dijkstra); backwards: all that reach it.
 class ShardingSearch {
  public:
-  ShardingSearch(const PlacedMesh& mesh, const std::string& axes, const Shape& shape, DType format,
+  ShardingSearch(const PlacedMesh& mesh, const SearchSpace& space, const Shape& shape, DType format,
                  const AxisPlaces& start, Direction direction, Detours detours,
-                 List<MoveCost>& known_costs)
+                 MoveCosts& known_costs)
       : mesh_(mesh),
-        axes_(axes),
+        space_(space),
         shape_(shape),
         format_(format),
         backwards_(direction == Direction::backwards),
         detours_(detours),
         costs_(known_costs) {
-    add({start, 0, 0, 0, 0, {}, "", false});
-    while (true) {
-      std::size_t next = reached.size();
-      for (std::size_t i = 0; i < reached.size(); ++i) {
-        const Reached& node = reached[i];
-        if (!node.done && (next == reached.size() ||
-                           cheaper(node.seconds, node.bytes, node.moves, reached[next]))) {
-          next = i;
-        }
+    Shape local = shape;
+    local_shape_of(mesh, start, local);
+    Reached first;
+    first.places = start;
+    first.local = local.count();
+    add(first, key_of(start));
+    while (!open_.empty()) {
+      const std::size_t next = open_.pop().number;
+      if (!reached[next].done) {
+        reached[next].done = true;
+        leave(next);
       }
-      if (next == reached.size()) {
-        return;
-      }
-      reached[next].done = true;
-      leave(next);
     }
   }
 
   // Null: out of reach.
-  const Reached* find(const AxisPlaces& places) const {
-    const std::size_t found = number_of(places);
-    return found == reached.size() ? nullptr : &reached[found];
+  const Reached* find(const AxisPlaces& places) {
+    const std::string key = key_of(places);
+    return numbers_.has(key) ? &reached[number_of(key)] : nullptr;
   }
 
   // The moves between the start and a place, in the order of time.
@@ -210,7 +274,7 @@ class ShardingSearch {
  private:
   void leave(std::size_t node) {
     const AxisPlaces places = reached[node].places;
-    const std::vector<std::string> idle = arrangements(without(axes_, all_letters(places)));
+    const std::vector<std::string> idle = arrangements(without(space_.axes, all_letters(places)));
     for (const std::string& axes : idle) {
       leave_from(node, -1, axes);
     }
@@ -254,63 +318,76 @@ class ShardingSearch {
   }
 
   void try_move(std::size_t node, const AxisMove& move) {
+    const Reached& from = reached[node];
     Reached next;
-    next.moved = rising_union(reached[node].moved, move.axes);
-    if (detours_ == Detours::no &&
-        next.moved.size() < reached[node].moved.size() + move.axes.size()) {
-      return;
-    }
-    next.places = after_move(reached[node].places, move);
-    next.by = backwards_ ? AxisMove{move.to, move.from, move.axes, move.also, move.first} : move;
-    Shape here = shape_;
-    Shape there = shape_;
-    if (!local_shape_of(mesh_, reached[node].places, here) ||
-        !local_shape_of(mesh_, next.places, there)) {
-      return;
-    }
-    const std::int64_t local = (backwards_ ? there : here).count();
-    const MoveCost cost = is_slice(next.by) ? MoveCost() : cost_of(next.by, local);
-    next.seconds = reached[node].seconds + cost.seconds;
-    next.bytes = reached[node].bytes + cost.bytes;
-    next.moves = reached[node].moves + 1;
-    next.previous = node;
-    add(next);
-  }
-
-  std::size_t number_of(const AxisPlaces& places) const {
-    std::size_t at = 0;
-    while (at < reached.size() && reached[at].places != places) {
-      ++at;
-    }
-    return at;
-  }
-
-  void add(const Reached& node) {
-    const std::size_t at = number_of(node.places);
-    if (at == reached.size()) {
-      reached.push_back(node);
-    } else if (!reached[at].done && cheaper(node.seconds, node.bytes, node.moves, reached[at])) {
-      reached[at] = node;
-    }
-  }
-
-  MoveCost cost_of(const AxisMove& move, std::int64_t local) {
-    for (const MoveCost& known : costs_) {
-      if (known.local == local && known.what == collective_of(move) && known.axes == move.axes) {
-        return known;
+    if (detours_ == Detours::no) {
+      next.moved = rising_union(from.moved, move.axes);
+      if (next.moved.size() < from.moved.size() + move.axes.size()) {
+        return;
       }
     }
-    costs_.push_back(price(mesh_, move, local, format_));
-    return costs_.back();
+    next.places = after_move(from.places, move);
+    const std::string key = key_of(next.places);
+    if (numbers_.has(key)) {
+      const Reached& known = reached[number_of(key)];
+      if (known.done) {
+        return;
+      }
+      next.local = known.local;
+    } else {
+      Shape local = shape_;
+      if (!space_.has(next.places) || !local_shape_of(mesh_, next.places, local)) {
+        return;
+      }
+      next.local = local.count();
+    }
+    next.by = backwards_ ? AxisMove{move.to, move.from, move.axes, move.also, move.first} : move;
+    next.seconds = from.seconds;
+    next.bytes = from.bytes;
+    if (!is_slice(next.by)) {
+      const MoveCost& cost =
+          costs_.of(mesh_, next.by, backwards_ ? next.local : from.local, format_);
+      next.seconds += cost.seconds;
+      next.bytes += cost.bytes;
+    }
+    next.moves = from.moves + 1;
+    next.previous = node;
+    add(next, key);
+  }
+
+  static std::string key_of(const AxisPlaces& places) {
+    std::string key;
+    for (const std::string& letters : places) {
+      key += letters + ' ';
+    }
+    return key;
+  }
+  std::size_t number_of(const std::string& key) { return static_cast<std::size_t>(numbers_[key]); }
+
+  // A new sharding, or one that may be cheaper now.
+  void add(Reached& node, const std::string& key) {
+    const bool known = numbers_.has(key);
+    node.number = known ? number_of(key) : reached.size();
+    if (!known) {
+      numbers_[key] = static_cast<int>(node.number);
+      reached.push_back(node);
+    } else if (node.cheaper(reached[node.number])) {
+      reached[node.number] = node;
+    } else {
+      return;
+    }
+    open_.push(node);
   }
 
   const PlacedMesh& mesh_;
-  std::string axes_;
+  const SearchSpace& space_;
   Shape shape_;
   DType format_;
   bool backwards_;
   Detours detours_;
-  List<MoveCost>& costs_;  // of several searches on one mesh
+  MoveCosts& costs_;
+  NameTable numbers_;   // of what is reached, by key
+  Heap<WayCost> open_;  // what is to be left
 };
 
 }  // namespace detail
