@@ -18607,7 +18607,7 @@ inline ChunkCut chunk_cut(const CollectiveSpec& spec, int chunks) {
 inline CollectiveSchedule make_schedule(const CollectiveSpec& spec) {
   detail::check_spec("make_schedule", spec);
   const int n = spec.devices();
-  if (!detail::can_be_listed(spec)) {
+  if (!detail::moves_nothing(spec) && !detail::can_be_listed(spec)) {
     const double transfers = detail::exchange_transfers(spec);
     detail::fail({"make_schedule: all_to_all over ", n, " devices by ", name_of(spec.algorithm),
                   " passes blocks on ", format_count(transfers), " times, a list of ",
@@ -19888,12 +19888,16 @@ inline bool is_path(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   return spec.algorithm != Algorithm::direct && blocks && spec.elements % n != 0 && n <= 512;
 }
 
-// Whether the devices behind an oversubscribed uplink all send as much at once: along one part
-// they are those of other groups; along several they must all have the same to do.
+// Whether devices that share links all send as much at once. Behind an oversubscribed uplink: along
+// one part they are those of other groups; along several they must all have the same to do, as they
+// must along several parts of one dimension.
 inline bool shares_evenly(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   bool shared = false;
   for (const AxisPart& part : parts) {
     shared = shared || (part.shared && parts.size() > 1);
+    for (const AxisPart& other : parts) {
+      shared = shared || (&other != &part && part.dim >= 0 && other.dim == part.dim);
+    }
   }
   return !shared || (!is_rooted(spec.what) && spec.what != Collective::barrier &&
                      spec.algorithm != Algorithm::tree && spec.elements % spec.devices() == 0);
@@ -22721,10 +22725,11 @@ inline Pending start_ragged(const Calling& by, const Tensor& t, const Axes& axes
   return Pending(std::move(now));
 }
 
-// Every device of the axes calls it.
+// Every device of the axes calls it; their order says nothing.
 inline void barrier(const Calling& by, const std::vector<int>& axes) {
   CallKey key;
   key.axes = axes;
+  std::sort(key.axes.begin(), key.axes.end());
   StartedCall call = by.device.start(key, by.options, Tensor(), Tensor(), by.where);
   by.device.wait(call);
 }
@@ -23524,6 +23529,10 @@ inline MachineLinks links_of(const Machine& machine, const Faults& faults) {
   MachineLinks links(machine);
   for (const Faults::Fault& fault : faults.all) {
     bool found = false;
+    if (fault.dim < -1) {
+      fail({"time: dimension ", fault.dim, " at fault; one of ", machine.name,
+            ", from 0, or -1 for ", "any, is right"});
+    }
     for (std::size_t link = 0; fault.link && link < links.count(); ++link) {
       if (links.exists(link) && links.from(link) == fault.from && links.to(link) == fault.to &&
           links.is_uplink(link) == fault.uplink &&
@@ -23538,7 +23547,8 @@ inline MachineLinks links_of(const Machine& machine, const Faults& faults) {
     }
     if (fault.link && !found) {
       fail({"time: no ", fault.uplink ? "uplink " : "link ", fault.from, " -> ", fault.to,
-            fault.dim < 0 ? "" : cat({" of dimension ", fault.dim}), " to be at fault; ",
+            fault.dim < 0 ? "" : cat({" of dimension ", fault.dim}), " on ", machine.name,
+            " to be at fault; ",
             fault.uplink ? "the first chip behind one names it, the switch is -1"
                          : "links join neighbours, or a chip and its switch (-1)"});
     }
@@ -27009,7 +27019,7 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
   return cost;
 }
 
-// Prices of several searches on one mesh and format.
+// Prices of several searches on one mesh.
 struct MoveCosts {
   NameTable numbers;  // of a price + 1
   List<MoveCost> costs;
@@ -27017,7 +27027,7 @@ struct MoveCosts {
   const MoveCost& of(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
                      DType format) {
     const char what = static_cast<char>('A' + static_cast<int>(collective_of(move)));
-    int& number = numbers[move.axes + what + std::to_string(local)];
+    int& number = numbers[move.axes + what + std::to_string(local) + name_of(format)];
     if (number == 0) {
       costs.push_back(price(mesh, move, local, format));
       number = static_cast<int>(costs.size());
@@ -27081,12 +27091,14 @@ inline std::string axes_to_use(const PlacedMesh& mesh, const AxisPlaces& a, cons
 struct SearchSpace {
   std::string axes;
   AxisPlaces one, other;  // as each place has it, then shall; the other way round; empty: all
+  std::string summed;     // axes of a sum to come, over which a dim may be cut first
 
   bool has(const AxisPlaces& places) const {
     bool in = one.empty() || without(places[0], one[0]).empty();
     for (std::size_t d = 1; in && !one.empty() && d < places.size(); ++d) {
       const std::size_t n = places[d].size();
-      in = places[d] == one[d].substr(0, n) || places[d] == other[d].substr(0, n);
+      in = places[d] == one[d].substr(0, n) || places[d] == other[d].substr(0, n) ||
+           places[d] == summed.substr(0, n);
     }
     return in;
   }
@@ -27103,7 +27115,7 @@ inline bool too_many_ways(std::size_t dims, std::size_t axes, std::size_t most) 
 
 inline SearchSpace space_of(const std::string& axes, const AxisPlaces& has, const AxisPlaces& shall,
                             bool all) {
-  SearchSpace space = {axes, {}, {}};
+  SearchSpace space = {axes, {}, {}, ""};
   for (std::size_t d = 0; !all && d < has.size(); ++d) {
     space.one.push_back(has[d] + without(shall[d], has[d]));
     space.other.push_back(shall[d] + without(has[d], shall[d]));
@@ -28255,9 +28267,9 @@ class MatmulWays {
 
   std::string reason() const {
     return cat({"; of ", tried, " ways the first has the least max(T_math, T_comms)",
-                detour ? ", as idle axes carry a share" : "",
-                few_ ? few_ways_text(axes_.size()) : std::string()});
+                detour ? ", as idle axes carry a share" : "", limits()});
   }
+  std::string limits() const { return few_ ? few_ways_text(axes_.size()) : std::string(); }
 
  private:
   void add(std::size_t first, Detours detours) {
@@ -28279,6 +28291,7 @@ class MatmulWays {
         uses[d] = space.one[d];
       }
       uses[dims + 1] = inner;
+      space_a.summed = space_b.summed = goal_[0];
     }
     ShardingSearch a(mesh, space_a, m_.a.shape, m_.a.format, pa_, Direction::forwards, detours,
                      costs_);
@@ -28381,7 +28394,7 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   const MatmulWays all(m, goal);
   if (all.ways.empty()) {
     fail({"matmul: no way from ", m.a.text(), " and ", m.b.text(), " to [", wanted.text(),
-          "]; a partial sum must be one already, or J be cut over its axes"});
+          "]; a partial sum must be one already, or J be cut over its axes", all.limits()});
   }
   ShardedReport report;
   for (const MatmulWay& way : all.ways) {

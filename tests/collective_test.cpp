@@ -545,6 +545,7 @@ TEST_CASE("specs without a schedule or a price say what is right") {
         too_long("20000 devices by direct", "399,980,000", "11.2 GB"));
   CHECK(said(row(Collective::all_to_all, Algorithm::ring, 4096, 4096)) ==
         too_long("4096 devices by ring", "34,351,349,760", "962 GB"));
+  CHECK(ts::make_schedule(row(Collective::all_to_all, Algorithm::ring, 4096, 0)).transfers.empty());
   ts::CollectiveSpec cube = row(Collective::all_to_all, Algorithm::torus, 16, 4096);
   cube.parts = {cube.parts[0], cube.parts[0], cube.parts[0]};
   CHECK(said(cube) == too_long("4096 devices by torus", "603,979,776", "16.9 GB"));

@@ -640,9 +640,9 @@ TEST_CASE("replay: slow and dead links and devices") {
         "all_gather([4], x) #0, device 2 waits in all_gather([4], x) #0, device 3 waits in "
         "all_gather([4], x) #0");
   CHECK(close(ts::time(writer.log, machine, ts::Faults().dead_link(1, 0)).seconds, 6e-6));
-  CHECK(
-      error_of([&] { ts::time(writer.log, machine, ts::Faults().dead_link(0, 2)); }) ==
-      "time: no link 0 -> 2 to be at fault; links join neighbours, or a chip and its switch (-1)");
+  CHECK(error_of([&] { ts::time(writer.log, machine, ts::Faults().dead_link(0, 2)); }) ==
+        "time: no link 0 -> 2 on mine to be at fault; links join neighbours, or a chip and its "
+        "switch (-1)");
   CHECK(error_of([&] { ts::time(writer.log, machine, ts::Faults().dead_device(4)); }) ==
         "time: device 4 to be at fault; devices are 0 to 3");
   CHECK(error_of([] { ts::Faults().slow_device(0, 0); }) ==
@@ -685,20 +685,24 @@ TEST_CASE("replay: a fault of one dimension, of an uplink, of a link that is not
     return error_of([&] { seconds(outside, faults); });
   };
   CHECK(no(ts::Faults().slow_link(0, -1, 2, 0)) ==
-        "time: no link 0 -> -1 of dimension 0 to be at fault; links join neighbours, or a chip and "
+        "time: no link 0 -> -1 of dimension 0 on mine to be at fault; links join neighbours, or a "
+        "chip and "
         "its switch (-1)");
-  CHECK(
-      no(ts::Faults().slow_uplink(2, -1, 2, 0)) ==
-      "time: no uplink 2 -> -1 of dimension 0 to be at fault; the first chip behind one names it, "
-      "the switch is -1");
+  CHECK(no(ts::Faults().slow_uplink(2, -1, 2, 0)) ==
+        "time: no uplink 2 -> -1 of dimension 0 on mine to be at fault; the first chip behind one "
+        "names it, "
+        "the switch is -1");
   CHECK(no(ts::Faults().slow_uplink(1, -1, 2)) ==
-        "time: no uplink 1 -> -1 to be at fault; the first chip behind one names it, the switch is "
+        "time: no uplink 1 -> -1 on mine to be at fault; the first chip behind one names it, the "
+        "switch is "
         "-1");
+  CHECK(no(ts::Faults().slow_link(0, -1, 2, -3)) ==
+        "time: dimension -3 at fault; one of mine, from 0, or -1 for any, is right");
   machine = machine_of({8}, ts::AxisKind::line);
-  CHECK(no(ts::Faults().dead_link(0, 7)).find("time: no link 0 -> 7 to be") == 0);
-  CHECK(no(ts::Faults().dead_link(7, 0)).find("time: no link 7 -> 0 to be") == 0);
+  CHECK(no(ts::Faults().dead_link(0, 7)).find("time: no link 0 -> 7 on mine to be") == 0);
+  CHECK(no(ts::Faults().dead_link(7, 0)).find("time: no link 7 -> 0 on mine to be") == 0);
   machine = machine_of({8}, ts::AxisKind::full);
-  CHECK(no(ts::Faults().dead_link(3, 3)).find("time: no link 3 -> 3 to be") == 0);
+  CHECK(no(ts::Faults().dead_link(3, 3)).find("time: no link 3 -> 3 on mine to be") == 0);
   CHECK(close(seconds(outside, ts::Faults().dead_link(4, 0)), 8e-6));
 }
 
@@ -861,9 +865,9 @@ TEST_CASE("mesh run: rows, links, devices and the critical path of a log") {
   CHECK(close(slower.on(again).seconds, slower.seconds));  // the fault stays
   CHECK(close(slower.on(again, ts::Faults()).seconds, run.seconds));
   ts::Machine fast = machine_of({8}, ts::AxisKind::switched);
-  CHECK(
-      error_of([&] { slower.on(fast); }) ==
-      "time: no link 5 -> 1 to be at fault; links join neighbours, or a chip and its switch (-1)");
+  CHECK(error_of([&] { slower.on(fast); }) ==
+        "time: no link 5 -> 1 on mine to be at fault; links join neighbours, or a chip and its "
+        "switch (-1)");
   fast.chip.memory_bandwidth = 1e12;
   CHECK(run.on(fast).seconds < run.seconds);
   fast.name = "fast";

@@ -437,6 +437,31 @@ TEST_CASE("sharded: of too many ways those that keep the order of axes") {
             .made->reason.find("axes leave") == std::string::npos);
 }
 
+TEST_CASE("sharded: axes of a sum to come may cut J before those that it has") {
+  const ts::Mesh mesh(ts::machine("tpu-v5p", {4, 4, 4}),
+                      {{"a", 2}, {"b", 2}, {"c", 2}, {"d", 2}, {"e", 2}, {"f", 2}});
+  const ts::Sharded y =
+      ts::matmul(mesh.shard(ts::Shape({8, 4}), "I_d, J_{a,b}"),
+                 mesh.shard(ts::Shape({4, 8}), "J_{a,b}, K_{e,f}"), "{U_c} I_d, K_{e,f}");
+  CHECK(y.text() == "[{U_c} I_d, K_{e,f}]");
+  CHECK(error_of([&] {
+          ts::matmul(mesh.shard(ts::Shape({8, 3}), "I_{d,a}, J"),
+                     mesh.shard(ts::Shape({3, 8}), "J, K_{e,f}"), "{U_{c,b}} I_{d,a}, K_{e,f}");
+        }).find("axes leave too many ways") != std::string::npos);
+}
+
+TEST_CASE("sharded: operands of two formats are priced each in its own") {
+  const ts::Mesh mesh(ts::machine("tpu-v5p", {4}), {{"x", 4}});
+  const ts::Sharded y = ts::matmul(mesh.shard(ts::Shape({4096, 4096}), "I_x, J", ts::DType::bf16),
+                                   mesh.shard(ts::Shape({4096, 4096}), "J, K_x"), "I, K");
+  double steps = 0;
+  for (const ts::ShardedStep& step : y.made->steps) {
+    steps += step.seconds;
+  }
+  CHECK(steps == doctest::Approx(y.made->candidates[0].comms_seconds).epsilon(1e-9));
+  CHECK(y.made->candidates[0].calls == "all_gather a over x, matmul, all_gather product over x");
+}
+
 TEST_CASE("sharded: an array that no mesh made says so") {
   const ts::Sharded s;
   const ts::Sharded a = mesh_of({{"x", 4}}).shard(ts::ones({4, 4}), "I_x, J");

@@ -106,12 +106,16 @@ inline bool is_path(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   return spec.algorithm != Algorithm::direct && blocks && spec.elements % n != 0 && n <= 512;
 }
 
-// Whether the devices behind an oversubscribed uplink all send as much at once: along one part
-// they are those of other groups; along several they must all have the same to do.
+// Whether devices that share links all send as much at once. Behind an oversubscribed uplink: along
+// one part they are those of other groups; along several they must all have the same to do, as they
+// must along several parts of one dimension.
 inline bool shares_evenly(const CollectiveSpec& spec, const List<AxisPart>& parts) {
   bool shared = false;
   for (const AxisPart& part : parts) {
     shared = shared || (part.shared && parts.size() > 1);
+    for (const AxisPart& other : parts) {
+      shared = shared || (&other != &part && part.dim >= 0 && other.dim == part.dim);
+    }
   }
   return !shared || (!is_rooted(spec.what) && spec.what != Collective::barrier &&
                      spec.algorithm != Algorithm::tree && spec.elements % spec.devices() == 0);

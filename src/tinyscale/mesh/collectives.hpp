@@ -6,6 +6,7 @@
 // scatter, scatter a gather; all_to_all and permute their inverses (the transposes of chapter 3 of
 // the scaling book).
 
+#include <algorithm>  // sort
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -283,10 +284,11 @@ inline Pending start_ragged(const Calling& by, const Tensor& t, const Axes& axes
   return Pending(std::move(now));
 }
 
-// Every device of the axes calls it.
+// Every device of the axes calls it; their order says nothing.
 inline void barrier(const Calling& by, const std::vector<int>& axes) {
   CallKey key;
   key.axes = axes;
+  std::sort(key.axes.begin(), key.axes.end());
   StartedCall call = by.device.start(key, by.options, Tensor(), Tensor(), by.where);
   by.device.wait(call);
 }

@@ -115,7 +115,7 @@ inline ChunkCut chunk_cut(const CollectiveSpec& spec, int chunks) {
 inline CollectiveSchedule make_schedule(const CollectiveSpec& spec) {
   detail::check_spec("make_schedule", spec);
   const int n = spec.devices();
-  if (!detail::can_be_listed(spec)) {
+  if (!detail::moves_nothing(spec) && !detail::can_be_listed(spec)) {
     const double transfers = detail::exchange_transfers(spec);
     detail::fail({"make_schedule: all_to_all over ", n, " devices by ", name_of(spec.algorithm),
                   " passes blocks on ", format_count(transfers), " times, a list of ",

@@ -145,9 +145,9 @@ class MatmulWays {
 
   std::string reason() const {
     return cat({"; of ", tried, " ways the first has the least max(T_math, T_comms)",
-                detour ? ", as idle axes carry a share" : "",
-                few_ ? few_ways_text(axes_.size()) : std::string()});
+                detour ? ", as idle axes carry a share" : "", limits()});
   }
+  std::string limits() const { return few_ ? few_ways_text(axes_.size()) : std::string(); }
 
  private:
   void add(std::size_t first, Detours detours) {
@@ -169,6 +169,7 @@ class MatmulWays {
         uses[d] = space.one[d];
       }
       uses[dims + 1] = inner;
+      space_a.summed = space_b.summed = goal_[0];
     }
     ShardingSearch a(mesh, space_a, m_.a.shape, m_.a.format, pa_, Direction::forwards, detours,
                      costs_);
@@ -271,7 +272,7 @@ inline Sharded run_matmul(const ShardedMatmul& m, const Sharding& wanted) {
   const MatmulWays all(m, goal);
   if (all.ways.empty()) {
     fail({"matmul: no way from ", m.a.text(), " and ", m.b.text(), " to [", wanted.text(),
-          "]; a partial sum must be one already, or J be cut over its axes"});
+          "]; a partial sum must be one already, or J be cut over its axes", all.limits()});
   }
   ShardedReport report;
   for (const MatmulWay& way : all.ways) {

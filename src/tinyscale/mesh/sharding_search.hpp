@@ -111,7 +111,7 @@ inline MoveCost price(const PlacedMesh& mesh, const AxisMove& move, std::int64_t
   return cost;
 }
 
-// Prices of several searches on one mesh and format.
+// Prices of several searches on one mesh.
 struct MoveCosts {
   NameTable numbers;  // of a price + 1
   List<MoveCost> costs;
@@ -119,7 +119,7 @@ struct MoveCosts {
   const MoveCost& of(const PlacedMesh& mesh, const AxisMove& move, std::int64_t local,
                      DType format) {
     const char what = static_cast<char>('A' + static_cast<int>(collective_of(move)));
-    int& number = numbers[move.axes + what + std::to_string(local)];
+    int& number = numbers[move.axes + what + std::to_string(local) + name_of(format)];
     if (number == 0) {
       costs.push_back(price(mesh, move, local, format));
       number = static_cast<int>(costs.size());
@@ -183,12 +183,14 @@ inline std::string axes_to_use(const PlacedMesh& mesh, const AxisPlaces& a, cons
 struct SearchSpace {
   std::string axes;
   AxisPlaces one, other;  // as each place has it, then shall; the other way round; empty: all
+  std::string summed;     // axes of a sum to come, over which a dim may be cut first
 
   bool has(const AxisPlaces& places) const {
     bool in = one.empty() || without(places[0], one[0]).empty();
     for (std::size_t d = 1; in && !one.empty() && d < places.size(); ++d) {
       const std::size_t n = places[d].size();
-      in = places[d] == one[d].substr(0, n) || places[d] == other[d].substr(0, n);
+      in = places[d] == one[d].substr(0, n) || places[d] == other[d].substr(0, n) ||
+           places[d] == summed.substr(0, n);
     }
     return in;
   }
@@ -205,7 +207,7 @@ inline bool too_many_ways(std::size_t dims, std::size_t axes, std::size_t most) 
 
 inline SearchSpace space_of(const std::string& axes, const AxisPlaces& has, const AxisPlaces& shall,
                             bool all) {
-  SearchSpace space = {axes, {}, {}};
+  SearchSpace space = {axes, {}, {}, ""};
   for (std::size_t d = 0; !all && d < has.size(); ++d) {
     space.one.push_back(has[d] + without(shall[d], has[d]));
     space.other.push_back(shall[d] + without(has[d], shall[d]));

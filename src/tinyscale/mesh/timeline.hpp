@@ -99,6 +99,10 @@ inline MachineLinks links_of(const Machine& machine, const Faults& faults) {
   MachineLinks links(machine);
   for (const Faults::Fault& fault : faults.all) {
     bool found = false;
+    if (fault.dim < -1) {
+      fail({"time: dimension ", fault.dim, " at fault; one of ", machine.name,
+            ", from 0, or -1 for ", "any, is right"});
+    }
     for (std::size_t link = 0; fault.link && link < links.count(); ++link) {
       if (links.exists(link) && links.from(link) == fault.from && links.to(link) == fault.to &&
           links.is_uplink(link) == fault.uplink &&
@@ -113,7 +117,8 @@ inline MachineLinks links_of(const Machine& machine, const Faults& faults) {
     }
     if (fault.link && !found) {
       fail({"time: no ", fault.uplink ? "uplink " : "link ", fault.from, " -> ", fault.to,
-            fault.dim < 0 ? "" : cat({" of dimension ", fault.dim}), " to be at fault; ",
+            fault.dim < 0 ? "" : cat({" of dimension ", fault.dim}), " on ", machine.name,
+            " to be at fault; ",
             fault.uplink ? "the first chip behind one names it, the switch is -1"
                          : "links join neighbours, or a chip and its switch (-1)"});
     }
