@@ -172,7 +172,7 @@ TEST_CASE("any count of elements, and none") {
   }
 }
 
-TEST_CASE("a barrier of some axes waits for their devices only") {
+TEST_CASE("a barrier of some axes waits for their devices only [many]") {
   const ts::Mesh mesh(ts::machine("tpu-v5e", {2, 3}), {{"x", 2}, {"y", 3}});
   const ts::MeshRun run = mesh.run([](ts::Device& d) {
     if (d.index("x") == 0) {
@@ -211,7 +211,7 @@ TEST_CASE("a ragged all_to_all travels while a device computes") {
   CHECK(seconds[1] < seconds[0]);
 }
 
-TEST_CASE("sums of dozens of devices are the float64 sums, by every algorithm") {
+TEST_CASE("sums of dozens of devices are the float64 sums, by every algorithm [many]") {
   for (const ts::Algorithm algorithm : flat) {
     CAPTURE(ts::name_of(algorithm));
     for (const int n : {12, 17, 33}) {
@@ -404,7 +404,7 @@ TEST_CASE("ragged all_to_all: a prediction counts every row; a formula is only o
   CHECK(far.seconds < 1);
 }
 
-TEST_CASE("a prediction says where it is about so, or at least so") {
+TEST_CASE("a prediction says where it is about so, or at least so [many]") {
   ts::Mesh line = row_mesh(8);
   line.algorithm = ts::Algorithm::ring;
   const auto gather = [](ts::Device& d) { d.all_gather(ts::zeros({100}), "x"); };
@@ -440,7 +440,7 @@ TEST_CASE("a prediction says where it is about so, or at least so") {
   CHECK(line.predict(nothing).calls[0].known);
 }
 
-TEST_CASE("a formula of groups that share links is of all of them, or there is none") {
+TEST_CASE("a formula of groups that share links is of all of them, or there is none [many]") {
   const ts::Mesh mesh(ts::machine("tpu-v5e", {16}), {{"x", 4}, {"y", 4}});
   for (const bool all : {false, true}) {
     for (const char* const axis : {"x", "y"}) {
@@ -796,7 +796,7 @@ TEST_CASE("the same program on threads and with the baton: numbers, counters, si
   }
 }
 
-TEST_CASE("hundreds of devices, one after another and together") {
+TEST_CASE("hundreds of devices, one after another and together [many]") {
   for (const int runnable : {0, 2}) {
     ts::Mesh mesh(ts::machine("tpu-v5e", {16, 16}), {{"x", 16}, {"y", 16}});
     mesh.runnable = runnable;
