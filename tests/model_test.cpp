@@ -761,7 +761,7 @@ std::size_t trajectory_steps() { return std::getenv("TINYSCALE_LONG_TESTS") != n
 
 }  // namespace
 
-TEST_CASE("nanoGPT's training run is followed step by step") {
+TEST_CASE("nanoGPT's training run is followed step by step [slow]") {
   const Followed worst = follow_trajectory(ts::DType::f32, trajectory_steps());
   CHECK(worst.loss < 1e-5);
   CHECK(worst.norm < 1e-3);

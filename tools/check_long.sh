@@ -31,7 +31,7 @@ fixed=""
 setarch -R true 2> /dev/null && fixed="setarch -R"
 
 # No kernel of a CPU path is in these: one path, and no emulation, is enough for them.
-no_kernels='-sfe=*collective_test*,*mesh_test*,*network_test*,*plan_test*,*replay_test*,*sharded_test*'
+no_kernels='-sfe=*collective_test*,*mesh_test*,*mesh_scale_test*,*network_test*,*plan_test*,*replay_test*,*sharded_test*'
 paths="portable"
 grep -qw avx2 /proc/cpuinfo 2> /dev/null && paths="$paths avx2"
 grep -qw avx512f /proc/cpuinfo 2> /dev/null && paths="$paths avx512"
