@@ -767,7 +767,7 @@ TEST_CASE("nanoGPT's training run is followed step by step [slow]") {
   CHECK(worst.norm < 1e-3);
 }
 
-TEST_CASE("nanoGPT's training run is followed with matmuls in bf16") {
+TEST_CASE("nanoGPT's training run is followed with matmuls in bf16 [slow]") {
   const Followed worst = follow_trajectory(ts::DType::bf16, trajectory_steps());
   CHECK(worst.loss < 2e-2);
   CHECK(worst.last < 0.01);
