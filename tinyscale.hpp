@@ -22576,17 +22576,20 @@ inline void check_divides(const Calling& by, const CallKey& key, int dim) {
   }
 }
 
-// `gives`: this device has a result of `out`; else it is an empty one, of shape [0].
+// `gives`: this device has a result of `out`; else it is an empty one, of shape [0]. Ragged: `rows`
+// to each and `got` from each.
 inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, const Shape& out,
-                     bool gives = true) {
+                     bool gives = true, const std::vector<std::int64_t>& rows = {},
+                     const std::vector<std::int64_t>& got = {}) {
   Shared<Underway> now = Shared<Underway>::make();
   now->device = by.device.self();
   now->options = by.options;
   now->where = by.where;
   now->in = t;
   now->out = Tensor(gives ? out : Shape({0}));
+  now->got = got;
   now->call = by.device.start(key, by.options, contiguous(t.detach()), gives ? now->out : Tensor(),
-                              by.where);
+                              by.where, rows);
   return Pending(std::move(now));
 }
 
@@ -22714,15 +22717,7 @@ inline Pending start_ragged(const Calling& by, const Tensor& t, const Axes& axes
   }
   key.shape.set(0, 1);  // what all devices have alike
   key.to_dim = -1;
-  Shared<Underway> now = Shared<Underway>::make();
-  now->device = by.device.self();
-  now->options = by.options;
-  now->where = by.where;
-  now->got = got;
-  now->in = t;
-  now->out = Tensor(out);
-  now->call = by.device.start(key, by.options, contiguous(t.detach()), now->out, by.where, rows);
-  return Pending(std::move(now));
+  return start(by, key, t, out, true, rows, got);
 }
 
 // Every device of the axes calls it; their order says nothing.
