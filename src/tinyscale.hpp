@@ -179,6 +179,7 @@
 
 // parallel: one model on many devices
 #include "tinyscale/parallel/layout.hpp"
+#include "tinyscale/parallel/tensor_parallel.hpp"
 #include "tinyscale/parallel/train_report.hpp"
 #include "tinyscale/parallel/train.hpp"
 
