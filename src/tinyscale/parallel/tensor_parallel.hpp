@@ -259,6 +259,37 @@ inline void add_tensor_hooks(Hooks& hooks, Device& device, const Axes& tensor,
 
 }  // namespace detail
 
+// Bytes that a device sends for one microbatch of `batch` sequences of `time` tokens, forward and
+// backward, with or without sequence parallelism: an all_reduce is 2 (t-1)/t of its elements, an
+// all_gather or a reduce_scatter (t-1)/t. Exact for each device where t divides batch time, and
+// else for their mean. `forward_passes` is 2 under full recomputation.
+struct TensorParallelBytes {
+  double layers = 0;     // 8 b s h (t-1)/t elements each: 2 all_reduces forward, 2 backward
+  double embedding = 0;  // 2 b s h (t-1)/t
+  double output = 0;     // 2 b s h (t-1)/t: the gradient of what the output matrix reads
+  double loss = 0;       // 6 b s (t-1)/t: largest logit, sum of exponentials, target's logit
+
+  double total() const { return layers + embedding + output + loss; }
+};
+
+inline TensorParallelBytes tensor_parallel_bytes(const ModelConfig& c, std::int64_t batch,
+                                                 std::int64_t time, std::int64_t devices,
+                                                 int forward_passes = 1, double element_bytes = 4) {
+  if (devices < 1 || batch < 1 || time < 1) {
+    detail::fail({"tensor_parallel_bytes: ", batch, " sequences of ", time, " tokens over ",
+                  devices, " devices; each must be at least 1"});
+  }
+  const double t = static_cast<double>(devices);
+  const double once = static_cast<double>(batch * time) * (t - 1) / t * element_bytes;
+  const double wide = once * static_cast<double>(c.width);
+  TensorParallelBytes bytes;
+  bytes.layers = static_cast<double>(c.layers) * (4 * forward_passes + 4) * wide;
+  bytes.embedding = 2 * wide;
+  bytes.output = 2 * wide;
+  bytes.loss = 6 * once;
+  return bytes;
+}
+
 // True where a device's gradient of a parameter is only its part of the sum over the tensor axis.
 // After the last backward pass of a step, and before norms, clipping and ZeRO, the executor sums
 // these over the axis (one all_reduce of them packed). All others are right as they are: shards of
