@@ -261,7 +261,7 @@ inline void add_vocabulary_hooks(Hooks& hooks, const TensorGroup& group, bool se
     check_local_rows("loss", group, table);
     Tensor logits;
     {
-      const MemoryScope scope(MemoryKind::activation);  // TODO: MemoryKind::logits
+      const MemoryScope scope(MemoryKind::logits);
       logits = matmul_transposed(x, table);
     }
     return cut_cross_entropy(logits, targets, group);
