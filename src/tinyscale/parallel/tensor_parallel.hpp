@@ -13,6 +13,7 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/mesh/device.hpp"
 #include "tinyscale/model/forward.hpp"
+#include "tinyscale/tensor/deferred.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -126,6 +127,25 @@ inline void check_local_rows(const char* what, const TensorGroup& group, const T
   }
 }
 
+// Adds rows of dy to rows of a table's gradient, that begin at these elements.
+struct LocalTableGradient {
+  List<std::int64_t> from, to;
+  std::int64_t width;
+  Slot table;
+
+  void operator()(const Tensor& dy) const {
+    DeferWeightGradients* const later = context().deferred;
+    if (later != nullptr && later->waits_for(table)) {
+      later->push(table, dy, *this);
+      return;
+    }
+    float* const out = grad_buffer(table);
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      kernels::add(width, out + from[i], dy.data() + to[i], out + from[i]);
+    }
+  }
+};
+
 // Rows of a table of which this device has those from `first` on; those of others are zero, here,
 // and get no gradient.
 inline Tensor local_embedding(const Tensor& table, const std::vector<std::int32_t>& ids,
@@ -156,12 +176,7 @@ inline Tensor local_embedding(const Tensor& table, const std::vector<std::int32_
   scope.done("embedding", shape, {copied, static_cast<double>(ids.size())},
              {static_cast<double>(y.count())}, 0, 0);
   if (tracked({&table})) {
-    attach(y, "embedding", {&table}, [from, to, width, st = table.slot()](const Tensor& dy) {
-      float* const out = grad_buffer(st);
-      for (std::size_t i = 0; i < from.size(); ++i) {
-        kernels::add(width, out + from[i], dy.data() + to[i], out + from[i]);
-      }
-    });
+    attach(y, "embedding", {&table}, LocalTableGradient{from, to, width, table.slot()});
   }
   return y;
 }
