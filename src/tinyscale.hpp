@@ -178,6 +178,7 @@
 #include "tinyscale/model/training_memory.hpp"
 
 // parallel: one model on many devices
+#include "tinyscale/parallel/pipeline_schedule.hpp"
 #include "tinyscale/parallel/layout.hpp"
 #include "tinyscale/parallel/train_report.hpp"
 #include "tinyscale/parallel/train.hpp"
