@@ -399,7 +399,7 @@ TEST_CASE("parameters and the cache of keys and values are metered as what they 
   hooks.cache = &cache;
   const ts::NoGrad no_grad;
   model.forward({1, 2, 3}, 1, 3, hooks);
-  hooks.first_position = 3;
+  hooks.places = hooks.stream = 3;
   model.forward({4}, 1, 1, hooks);
   CHECK(own.memory->current(ts::MemoryKind::kv_cache) ==
         4.0 * static_cast<double>(model.config.context * model.config.layers *
@@ -493,7 +493,7 @@ TEST_CASE("config and transformer say what is wrong") {
         "ModelConfig: mixture: top_k is 4 of 3 experts; 1 to 3 is right");
   const ts::Transformer model(tiny("llama"));
   CHECK(error_of([&] { model.forward(tiny_ids, 1, 10); }) ==
-        "forward: 10 tokens from position 0 on; the context of llama is 5");
+        "forward: 10 tokens from position 0 to 9; the context of llama is 5");
   CHECK(error_of([&] { model.forward(tiny_ids, 1, 4); }) ==
         "forward: 10 ids for 1 sequences of 4 tokens; one id a token is right");
   CHECK(error_of([] {

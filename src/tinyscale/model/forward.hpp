@@ -42,23 +42,39 @@ inline Tensor Transformer::loss(const std::vector<std::int32_t>& ids,
                               targets);  // no (B, T, V) at any time
 }
 
+namespace detail {
+
+// Of a table of positions the rows where n tokens stand.
+inline Tensor place_rows(const Tensor& table, const TokenPlaces& places, std::int64_t n) {
+  const std::int64_t before = places.before_jump(n);
+  if (before == 0 || before == n) {
+    return n == table.dim(0) && places.first == 0 ? table
+                                                  : slice(table, 0, places.at(0), places.at(0) + n);
+  }
+  const std::int64_t second = places.at(before);
+  return concat({slice(table, 0, places.first, places.first + before),
+                 slice(table, 0, second, second + n - before)},
+                0);
+}
+
+}  // namespace detail
+
 inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int64_t batch,
                                  std::int64_t time, const Hooks& hooks) const {
-  const std::int64_t end = hooks.first_position + time;
   if (batch < 1 || time < 1 || static_cast<std::int64_t>(ids.size()) != batch * time) {
     detail::fail({"forward: ", ids.size(), " ids for ", batch, " sequences of ", time,
                   " tokens; one id a token is right"});
   }
-  if (end > config.context) {
-    detail::fail({"forward: ", time, " tokens from position ", hooks.first_position,
-                  " on; the context of ", config.name, " is ", config.context});
+  const std::int64_t last = hooks.places.at(time - 1);
+  if (last >= config.context) {
+    detail::fail({"forward: ", time, " tokens from position ", hooks.places.first, " to ", last,
+                  "; the context of ", config.name, " is ", config.context});
   }
   const Tensor table = use(embedding_, hooks);
   Tensor x = hooks.embedding ? hooks.embedding(table, ids, {batch, time})
                              : embedding(table, ids, {batch, time});  // (B, T, D)
   if (position_ >= 0) {
-    const Tensor places = use(position_, hooks);
-    x = x + (time == config.context ? places : slice(places, 0, hooks.first_position, end));
+    x = x + detail::place_rows(use(position_, hooks), hooks.stream, x.dim(1));
   }
   return drop(x, 0, hooks);
 }
@@ -130,7 +146,7 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
     y = reshape(rms_norm(reshape(x, heads), use(norm, hooks), epsilon), x.shape());
   }
   if (config.position == Position::rotary) {
-    y = rope(y, config.head_size, hooks.first_position, static_cast<float>(config.rope_theta),
+    y = rope(y, config.head_size, hooks.places, static_cast<float>(config.rope_theta),
              RopePairs::halves);
   }
   return y;
@@ -146,8 +162,8 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
     const auto at = static_cast<std::size_t>(layer);
     hooks.cache->keys.resize(blocks_.size());
     hooks.cache->values.resize(blocks_.size());
-    k = hooks.cache->append(hooks.cache->keys[at], k, hooks.first_position, config.context);
-    v = hooks.cache->append(hooks.cache->values[at], v, hooks.first_position, config.context);
+    k = hooks.cache->append(hooks.cache->keys[at], k, hooks.places.first, config.context);
+    v = hooks.cache->append(hooks.cache->values[at], v, hooks.places.first, config.context);
   }
   const Tensor o = hooks.attention ? hooks.attention(layer, q, k, v)
                                    : attention(q, k, v, q.dim(2) / config.head_size,
@@ -197,8 +213,9 @@ inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) 
   }
   const std::uint64_t seed =
       detail::parameter_seed(hooks.dropout_seed, static_cast<std::uint64_t>(place));
-  const std::int64_t first = hooks.first_sequence * (x.count() / x.dim(0));
-  return dropout(x, static_cast<float>(hooks.dropout), seed, first);
+  const std::int64_t length = hooks.sequence_length > 0 ? hooks.sequence_length : x.dim(1);
+  return dropout(x, static_cast<float>(hooks.dropout), seed, hooks.stream, length,
+                 hooks.first_sequence);
 }
 
 }  // namespace tinyscale

@@ -9,6 +9,7 @@
 #include <vector>      // vector
 
 #include "tinyscale/base/shape.hpp"
+#include "tinyscale/compute/rope.hpp"
 #include "tinyscale/tensor/choose.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -64,8 +65,10 @@ struct Hooks {
   // Sums gradients over devices between the backward pass and clipping; may replace the loss.
   std::function<void(const std::vector<Tensor>& tensors, double& loss)> reduce;
   std::int64_t first_sequence = 0;  // of this device's part in the whole batch
-  std::int64_t first_position = 0;  // of this pass's tokens in their sequences
-  KvCache* cache = nullptr;         // read and extended when set
+  TokenPlaces places;               // of the tokens that attention sees, in their sequences
+  TokenPlaces stream;  // of those between the layers: under sequence parallelism a part of them
+  std::int64_t sequence_length = 0;  // tokens of a whole sequence; 0: as many as are here
+  KvCache* cache = nullptr;          // read and extended when set
   double dropout = 0.0;
   std::uint64_t dropout_seed = 0;
 };

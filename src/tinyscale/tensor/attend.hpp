@@ -135,8 +135,8 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   return y;
 }
 
-// Rotates pairs of x [B, T, heads K] by (first_position + t) theta^(-2i/K).
-inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_position,
+// Rotates pairs of x [B, T, heads K] by places.at(t) theta^(-2i/K).
+inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& places,
                    float theta = 10000.0f, RopePairs pairs = RopePairs::interleaved) {
   if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
     detail::fail({"rope: x is ", x.shape().text(), " with head size ", head_size,
@@ -147,7 +147,7 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
         {"rope: theta is ", static_cast<double>(theta), "; a finite number above 0 is right"});
   }
   if (!x.is_contiguous()) {
-    return rope(contiguous(x), head_size, first_position, theta, pairs);
+    return rope(contiguous(x), head_size, places, theta, pairs);
   }
   const detail::OpScope scope;
   kernels::RopeShape shape;
@@ -155,7 +155,7 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
   shape.tokens = x.dim(1);
   shape.heads = x.dim(2) / head_size;
   shape.head_size = head_size;
-  shape.first_position = first_position;
+  shape.places = places;
   shape.theta = theta;
   shape.pairs = pairs;
   Tensor y(x.shape());

@@ -5,6 +5,7 @@
 
 #include "tinyscale/base/random.hpp"
 #include "tinyscale/compute/norm.hpp"
+#include "tinyscale/compute/rope.hpp"
 #include "tinyscale/tensor/reduce.hpp"
 
 namespace tinyscale {
@@ -106,23 +107,67 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   return y;
 }
 
+namespace detail {
+
+inline void check_dropout(const Tensor& x, float p) {
+  if (!(p >= 0.0f && p < 1.0f)) {
+    fail({"dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"});
+  }
+  x.origin();  // an empty one throws
+}
+
+// x times 1 / (1 - p) where a number of [0, 1) is p or more, else 0; writes on the numbers.
+inline Tensor drop_by(const Tensor& x, float p, Tensor& numbers) {
+  for (std::int64_t i = 0; i < x.count(); ++i) {
+    numbers.data()[i] = numbers.data()[i] >= p ? 1.0f / (1.0f - p) : 0.0f;
+  }
+  return mul(x, numbers);
+}
+
+}  // namespace detail
+
 // Keeps an element with probability 1 - p and divides it by that; the mask is a function of the
 // seed and the element's index in the whole tensor, so it is the same in every layout; a shard
 // gives the index of its first element.
 inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t first = 0) {
-  if (!(p >= 0.0f && p < 1.0f)) {
-    detail::fail({"dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"});
-  }
-  x.origin();  // an empty one throws
+  detail::check_dropout(x, p);
   if (p <= 0.0f) {
     return x;
   }
   Tensor mask(x.shape());
   detail::fill_uniform(mask.data(), x.count(), seed, static_cast<std::uint64_t>(first), 1.0f);
-  for (std::int64_t i = 0; i < x.count(); ++i) {
-    mask.data()[i] = mask.data()[i] >= p ? 1.0f / (1.0f - p) : 0.0f;
+  return detail::drop_by(x, p, mask);
+}
+
+// The same of x [B, T, D], whose tokens stand at `places` of the sequences first_sequence,
+// first_sequence + 1, .. of `length` tokens each.
+inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, const TokenPlaces& places,
+                      std::int64_t length, std::int64_t first_sequence) {
+  detail::check_dropout(x, p);
+  const std::int64_t tokens = x.dims() == 3 ? x.dim(1) : 0;
+  if (tokens == 0 || places.at(0) < 0 || places.at(tokens - 1) >= length) {
+    detail::fail({"dropout: x is ", x.shape(), ", its tokens at places ", places.at(0), " to ",
+                  places.at(tokens - 1), " of sequences of ", length,
+                  "; right is [B, T, D] and places within their sequences"});
   }
-  return mul(x, mask);
+  const std::int64_t width = x.dim(2), before = places.before_jump(tokens);
+  if (tokens == length && before == tokens) {
+    return dropout(x, p, seed, first_sequence * length * width);
+  }
+  if (p <= 0.0f) {
+    return x;
+  }
+  Tensor mask(x.shape());
+  const auto fill = [&](std::int64_t b, std::int64_t begin, std::int64_t end) {
+    const std::int64_t at = ((first_sequence + b) * length + places.at(begin)) * width;
+    detail::fill_uniform(mask.data() + (b * tokens + begin) * width, (end - begin) * width, seed,
+                         static_cast<std::uint64_t>(at), 1.0f);
+  };
+  for (std::int64_t b = 0; b < x.dim(0); ++b) {
+    fill(b, 0, before);
+    fill(b, before, tokens);
+  }
+  return detail::drop_by(x, p, mask);
 }
 
 }  // namespace tinyscale
