@@ -180,6 +180,7 @@
 // parallel: one model on many devices
 #include "tinyscale/parallel/pipeline_schedule.hpp"
 #include "tinyscale/parallel/layout.hpp"
+#include "tinyscale/parallel/tensor_parallel.hpp"
 #include "tinyscale/parallel/train_report.hpp"
 #include "tinyscale/parallel/train.hpp"
 

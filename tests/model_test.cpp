@@ -373,12 +373,14 @@ TEST_CASE("hooks are called where their comments say") {
     ++calls["feed_forward"];
     return model.feed_forward(layer, x, hooks);
   };
-  hooks.loss = [&](const ts::Tensor& logits, const std::vector<std::int32_t>& targets) {
+  hooks.loss = [&](const ts::Tensor& x, const ts::Tensor& table,
+                   const std::vector<std::int32_t>& targets) {
     ++calls["loss"];
-    return ts::cross_entropy(logits, targets);
+    return ts::linear_cross_entropy(x, table, targets);
   };
   CHECK(model.forward(tiny_ids, 2, 5, hooks).values() == plain);
-  model.loss(tiny_ids, tiny_targets, 2, 5, hooks);
+  const float loss = model.loss(tiny_ids, tiny_targets, 2, 5, hooks).item();
+  CHECK(loss == model.loss(tiny_ids, tiny_targets, 2, 5).item());
   CHECK(calls["weight"] == 2 * static_cast<int>(model.parameters.size()));
   CHECK(calls["in"] == 2 * (2 * 2 + 1));
   CHECK(calls["out"] == 2 * 2 * 2);

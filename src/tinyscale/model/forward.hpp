@@ -31,15 +31,11 @@ inline Tensor Transformer::forward(const std::vector<std::int32_t>& ids, std::in
 inline Tensor Transformer::loss(const std::vector<std::int32_t>& ids,
                                 const std::vector<std::int32_t>& targets, std::int64_t batch,
                                 std::int64_t time, const Hooks& hooks) const {
-  if (hooks.loss) {
-    return hooks.loss(forward(ids, batch, time, hooks), targets);
-  }
   Tensor x = embed(ids, batch, time, hooks);  // (B, T, D)
   for (int layer = 0; layer < config.layers; ++layer) {
     x = block(layer, x, hooks);
   }
-  return linear_cross_entropy(head_input(x, hooks), use(config.tied ? embedding_ : head_, hooks),
-                              targets);  // no (B, T, V) at any time
+  return head_loss(x, targets, hooks);
 }
 
 namespace detail {
@@ -91,6 +87,14 @@ inline Tensor Transformer::block(int layer, const Tensor& x, const Hooks& hooks)
 
 inline Tensor Transformer::head(const Tensor& x, const Hooks& hooks) const {
   return matmul_transposed(head_input(x, hooks), use(config.tied ? embedding_ : head_, hooks));
+}
+
+inline Tensor Transformer::head_loss(const Tensor& x, const std::vector<std::int32_t>& targets,
+                                     const Hooks& hooks) const {
+  const Tensor y = head_input(x, hooks);
+  const Tensor table = use(config.tied ? embedding_ : head_, hooks);
+  return hooks.loss ? hooks.loss(y, table, targets)
+                    : linear_cross_entropy(y, table, targets);  // no (B, T, V) at any time
 }
 
 inline Tensor Transformer::head_input(const Tensor& x, const Hooks& hooks) const {

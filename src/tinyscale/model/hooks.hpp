@@ -61,7 +61,10 @@ struct Hooks {
       embedding;
   std::function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
   std::function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
-  std::function<Tensor(const Tensor& logits, const std::vector<std::int32_t>& targets)> loss;
+  // Mean cross-entropy of the logits x table^T: x after linear_in, table the output matrix.
+  std::function<Tensor(const Tensor& x, const Tensor& table,
+                       const std::vector<std::int32_t>& targets)>
+      loss;
   // Sums gradients over devices between the backward pass and clipping; may replace the loss.
   std::function<void(const std::vector<Tensor>& tensors, double& loss)> reduce;
   std::int64_t first_sequence = 0;  // of this device's part in the whole batch

@@ -45,12 +45,15 @@ class Transformer {
   Tensor loss(const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& targets,
               std::int64_t batch, std::int64_t time, const Hooks& hooks = Hooks()) const;
 
-  // The pieces of forward, for a pipeline: embed, then block 0 .. layers - 1, then head.
+  // The pieces of forward, for a pipeline: embed, then block 0 .. layers - 1, then head
+  // or head_loss.
   Tensor embed(const std::vector<std::int32_t>& ids, std::int64_t batch, std::int64_t time,
                const Hooks& hooks) const;                              // (B, T, D)
   Tensor block(int layer, const Tensor& x, const Hooks& hooks) const;  // (B, T, D)
   Tensor feed_forward(int layer, const Tensor& x, const Hooks& hooks) const;
   Tensor head(const Tensor& x, const Hooks& hooks) const;  // (B, T, V)
+  Tensor head_loss(const Tensor& x, const std::vector<std::int32_t>& targets,
+                   const Hooks& hooks) const;
 
   // Safetensors, tokenizer and config in its metadata (checkpoint.hpp).
   void save(const std::string& path) const;
