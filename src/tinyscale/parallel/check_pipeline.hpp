@@ -183,6 +183,8 @@ class PipelineWalk {
   }
 
   const PipelinePlaces& places() const { return places_; }
+  // Whose op came next: an order in which all needs are met.
+  const std::vector<int>& order() const { return order_; }
 
   // Throws if it ends before the programs do.
   void run() {
@@ -263,6 +265,7 @@ class PipelineWalk {
       --filled(from, rank);
     }
     ++done(rank);
+    order_.push_back(rank);
     sent(rank) = places_.receiver(op) < 0 ? 1 : 0;
     return true;
   }
@@ -308,6 +311,7 @@ class PipelineWalk {
   std::vector<std::size_t> done_;  // ops of each rank
   std::vector<int> sent_;          // 0: the message of its last op has not left yet
   std::vector<int> filled_;        // buffers from rank to rank
+  std::vector<int> order_;
 };
 
 }  // namespace detail

@@ -71,7 +71,8 @@ inline PipelineSchedule empty_schedule(const std::string& name, int ranks, int m
                   detail::most_pipeline_cells / detail::most_pipeline_ranks, " are right"});
   }
   detail::check_pipeline_size(
-      name, ranks, ranks > detail::most_pipeline_ranks ? ranks : ranks * chunks, microbatches);
+      name, ranks, ranks < 1 || ranks > detail::most_pipeline_ranks ? ranks : ranks * chunks,
+      microbatches);
   PipelineSchedule schedule;
   schedule.name = name;
   schedule.ranks = ranks;
