@@ -181,6 +181,9 @@
 
 // parallel: one model on many devices
 #include "tinyscale/parallel/pipeline_schedule.hpp"
+#include "tinyscale/parallel/check_pipeline.hpp"
+#include "tinyscale/parallel/pipeline_timing.hpp"
+#include "tinyscale/parallel/pipeline_forms.hpp"
 #include "tinyscale/parallel/layout.hpp"
 #include "tinyscale/parallel/tensor_parallel.hpp"
 #include "tinyscale/parallel/train_report.hpp"

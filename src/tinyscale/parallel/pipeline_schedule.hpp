@@ -37,7 +37,7 @@ struct PipelineSchedule {
   List<List<PipelineOp>> program;  // of each rank, in order
 
   bool empty() const { return program.empty(); }
-  int chunks() const { return ranks > 0 ? static_cast<int>(rank_of.size()) / ranks : 0; }
+  int chunks() const { return ranks > 0 ? stages / ranks : 0; }  // of the model on a rank
   int rank(int stage, int microbatch) const {
     const bool second = static_cast<int>(rank_of.size()) > stages && 2 * microbatch >= microbatches;
     return rank_of[static_cast<std::size_t>(second ? stages + stage : stage)];
@@ -49,20 +49,30 @@ struct PipelineSchedule {
 
 namespace detail {
 
-const double most_pipeline_ops = 1 << 24;
+const int most_pipeline_ranks = 4096, most_pipeline_cells = 1 << 22;  // stages x microbatches
+
+inline void check_pipeline_size(const std::string& who, int ranks, int stages, int microbatches) {
+  const double cells = 1.0 * stages * microbatches;
+  if (ranks < 1 || stages < 1 || microbatches < 1 || ranks > most_pipeline_ranks ||
+      cells > most_pipeline_cells) {
+    fail({who, ": ", ranks, " ranks, ", stages, " stages, ", microbatches, " microbatches; 1 to ",
+          most_pipeline_ranks, " ranks are right, and 1 to ", most_pipeline_cells,
+          " stages x microbatches"});
+  }
+}
 
 }  // namespace detail
 
 // Stage s on rank s modulo `ranks`, and nothing to do yet: what a generator begins with.
 inline PipelineSchedule empty_schedule(const std::string& name, int ranks, int microbatches,
                                        int chunks = 1) {
-  const double ops = 3.0 * ranks * microbatches * chunks;
-  if (ranks < 1 || microbatches < 1 || chunks < 1 || ops > detail::most_pipeline_ops) {
-    detail::fail({name, ": ", ranks, " ranks, ", microbatches, " microbatches, ", chunks,
-                  chunks == 1 ? " chunk" : " chunks",
-                  " a rank; each must be 1 or more, their product at most ",
-                  static_cast<int>(detail::most_pipeline_ops / 3)});
+  if (chunks < 1 || chunks > detail::most_pipeline_cells / detail::most_pipeline_ranks) {
+    detail::fail({name, ": ", chunks, " chunks of the model on a rank; 1 to ",
+                  detail::most_pipeline_cells / detail::most_pipeline_ranks, " are right"});
   }
+  detail::check_pipeline_size(
+      name, ranks, ranks < 1 || ranks > detail::most_pipeline_ranks ? ranks : ranks * chunks,
+      microbatches);
   PipelineSchedule schedule;
   schedule.name = name;
   schedule.ranks = ranks;
