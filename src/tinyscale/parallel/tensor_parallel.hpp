@@ -247,12 +247,25 @@ inline void add_vocabulary_hooks(Hooks& hooks, const TensorGroup& group, bool se
   };
 }
 
+// Where the tokens of a device's part of the residual stream stand, of `tokens` at `places`.
+inline TokenPlaces stream_of(const TokenPlaces& places, int index, int devices,
+                             std::int64_t tokens) {
+  return places.from(tokens * index / devices);
+}
+
 // Fills the hooks of a model whose parameters are tensor_shards over the axes. The hooks use the
-// device as long as they live.
+// device as long as they live. With sequence parallelism hooks.places is set before; `tokens` are
+// those of a sequence that attention sees here (0: config.context).
 inline void add_tensor_hooks(Hooks& hooks, Device& device, const Axes& tensor,
-                             const ModelConfig& config, bool sequence_parallel) {
+                             const ModelConfig& config, bool sequence_parallel,
+                             std::int64_t tokens = 0) {
   const TensorGroup group = tensor_group(device, tensor, config.vocabulary);
   check_tensor_split(config, group.devices);
+  if (sequence_parallel) {
+    const std::int64_t here = tokens > 0 ? tokens : config.context;
+    hooks.stream = stream_of(hooks.places, group.index, group.devices, here);
+    hooks.sequence_length = hooks.sequence_length > 0 ? hooks.sequence_length : here;
+  }
   add_linear_hooks(hooks, group, sequence_parallel);
   add_vocabulary_hooks(hooks, group, sequence_parallel);
 }
