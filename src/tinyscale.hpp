@@ -174,11 +174,16 @@
 #include "tinyscale/model/generate.hpp"
 #include "tinyscale/model/model_presets.hpp"
 #include "tinyscale/model/optimizer.hpp"
+#include "tinyscale/model/loss_scaler.hpp"
 #include "tinyscale/model/train_step.hpp"
 #include "tinyscale/model/training_memory.hpp"
 
 // parallel: one model on many devices
 #include "tinyscale/parallel/layout.hpp"
+#include "tinyscale/parallel/memory_forms.hpp"
+#include "tinyscale/parallel/flops_forms.hpp"
+#include "tinyscale/parallel/numerics.hpp"
+#include "tinyscale/parallel/goodput.hpp"
 #include "tinyscale/parallel/train_report.hpp"
 #include "tinyscale/parallel/train.hpp"
 

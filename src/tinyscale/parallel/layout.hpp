@@ -13,6 +13,10 @@ namespace tinyscale {
 // What ZeRO (arXiv 1910.02054) shards over the data axis, each stage with those before it.
 enum class Zero { none, optimizer, gradients, parameters };
 
+// What is computed again in the backward pass: nothing, the attention core, all but a block's
+// input (arXiv 2205.05198).
+enum class Recompute { none, selective, full };
+
 struct Layout {
   std::int64_t data = 1;      // replicas, each with its part of the batch
   std::int64_t tensor = 1;    // pieces of every matrix

@@ -106,9 +106,30 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   return y;
 }
 
+namespace detail {
+
+// y = x mask / (1 - p) or, of a gradient, y += the same; element i of x is first + i of the whole.
+inline void drop_elements(const float* x, float* y, std::int64_t n, float p, std::uint64_t seed,
+                          std::int64_t first, float beta) {
+  const float keep = 1.0f / (1.0f - p);
+  parallel_for(n, 16384, [=](std::int64_t begin, std::int64_t end) {
+    float chance[256];
+    for (; begin < end; begin += 256) {
+      const std::int64_t m = end - begin < 256 ? end - begin : 256;
+      fill_uniform(chance, m, seed, static_cast<std::uint64_t>(first + begin), 1.0f);
+      for (std::int64_t i = 0; i < m; ++i) {
+        const float dropped = x[begin + i] * (chance[i] >= p ? keep : 0.0f);
+        y[begin + i] = beta == 0.0f ? dropped : y[begin + i] + dropped;
+      }
+    }
+  });
+}
+
+}  // namespace detail
+
 // Keeps an element with probability 1 - p and divides it by that; the mask is a function of the
 // seed and the element's index in the whole tensor, so it is the same in every layout; a shard
-// gives the index of its first element.
+// gives the index of its first element. No mask is stored: the backward pass draws it again.
 inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t first = 0) {
   if (!(p >= 0.0f && p < 1.0f)) {
     detail::fail({"dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"});
@@ -117,12 +138,23 @@ inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t
   if (p <= 0.0f) {
     return x;
   }
-  Tensor mask(x.shape());
-  detail::fill_uniform(mask.data(), x.count(), seed, static_cast<std::uint64_t>(first), 1.0f);
-  for (std::int64_t i = 0; i < x.count(); ++i) {
-    mask.data()[i] = mask.data()[i] >= p ? 1.0f / (1.0f - p) : 0.0f;
+  if (!x.is_contiguous()) {
+    return dropout(contiguous(x), p, seed, first);
   }
-  return mul(x, mask);
+  const detail::OpScope scope;
+  Tensor y(x.shape());
+  detail::drop_elements(x.data(), y.data(), x.count(), p, seed, first, 0.0f);
+  scope.done_unary("dropout", "dropout", x.shape());
+  if (detail::tracked({&x})) {
+    detail::attach(y, "dropout", {&x}, [p, seed, first, sx = x.slot()](const Tensor& dy) {
+      const detail::OpScope backward;
+      float beta = 0;
+      float* const dx = detail::grad_buffer(sx, beta);
+      detail::drop_elements(dy.data(), dx, dy.count(), p, seed, first, beta);
+      backward.done_unary("dropout backward", "dropout", dy.shape(), &VectorCost::backward);
+    });
+  }
+  return y;
 }
 
 }  // namespace tinyscale
