@@ -186,6 +186,7 @@
 #include "tinyscale/parallel/pipeline_timing.hpp"
 #include "tinyscale/parallel/pipeline_forms.hpp"
 #include "tinyscale/parallel/tensor_parallel.hpp"
+#include "tinyscale/parallel/context_parallel.hpp"
 #include "tinyscale/parallel/layout.hpp"
 #include "tinyscale/parallel/layout_axes.hpp"
 #include "tinyscale/parallel/memory_forms.hpp"

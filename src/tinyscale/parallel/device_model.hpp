@@ -45,7 +45,8 @@ class DeviceModel {
       values.push_back(p.value.detach());
       p.value = Tensor();
     }
-    busy_.resize(units.size());
+    gathering_.resize(units.size());
+    reducing_.resize(units.size());
     for (FlatUnit& unit : units) {
       allocate(unit, values, state);
     }
@@ -62,7 +63,7 @@ class DeviceModel {
     if (gathers(unit) && !unit.values.defined()) {
       const MemoryScope scope(MemoryKind::buffer);
       unit.values = Tensor(Shape{unit.length()});
-      busy_[u] = gather(device, unit);
+      gathering_[u] = gather(device, unit);
     }
   }
   // They are wanted now.
@@ -71,7 +72,7 @@ class DeviceModel {
     if (gathers(unit)) {
       start_gather(device, u);
       if (!model.parameters[place(unit, 0)].value.defined()) {
-        busy_[u].wait();
+        gathering_[u].wait();
         show_weights(unit);
       }
     }
@@ -122,16 +123,17 @@ class DeviceModel {
       const Tensor into = apart ? Tensor(Shape{unit.shard})
                                 : stretch_of(unit.gradient, unit.index * unit.shard, {unit.shard});
       unit.arriving = into;
-      busy_[u] = start_reduce_scatter(calling(device, "gradients of layer", unit.layer),
+      reducing_[u] = start_reduce_scatter(calling(device, "gradients of layer", unit.layer),
                                       unit.gradient, Axes(unit.zero), 0, Reduce::sum, into);
     } else {
       unit.arriving = unit.gradient;
       if (!unit.replica.empty()) {
-        busy_[u] = start_all_reduce(calling(device, "gradients of layer", unit.layer),
+        reducing_[u] = start_all_reduce(calling(device, "gradients of layer", unit.layer),
                                     unit.gradient, Axes(unit.replica), Reduce::sum, unit.gradient);
       }
     }
     if (layout_.zero > Zero::optimizer) {
+      unit.gradient = Tensor();  // what is under way holds it
       in_flight_.push_back(u);
       if (in_flight_.size() > 2) {  // so that few wholes are there at once
         finish_reduce(in_flight_[0]);
@@ -146,13 +148,11 @@ class DeviceModel {
       return;
     }
     if (busy(unit)) {
-      busy_[u].wait();
+      reducing_[u].wait();
     }
     const Tensor came = unit.arriving;
     unit.arriving = Tensor();
-    if (layout_.zero > Zero::optimizer || unit.zero.empty()) {
-      unit.gradient = Tensor();
-    }
+    unit.gradient = layout_.zero == Zero::optimizer ? unit.gradient : Tensor();
     if (unit.reduced.defined()) {
       kernels::add(came.count(), unit.reduced.data(), came.data(), unit.reduced.data());
     } else {
@@ -173,13 +173,13 @@ class DeviceModel {
       finish_reduce(u);
       if (!units[u].zero.empty() && !units[u].replica.empty()) {
         FlatUnit& unit = units[u];
-        busy_[u] = start_all_reduce(calling(device, "gradients of layer", unit.layer), unit.reduced,
+        reducing_[u] = start_all_reduce(calling(device, "gradients of layer", unit.layer), unit.reduced,
                                     Axes(unit.replica), Reduce::sum, unit.reduced);
       }
     }
     for (std::size_t u = 0; u < units.size(); ++u) {
       if (!units[u].zero.empty() && !units[u].replica.empty()) {
-        busy_[u].wait();
+        reducing_[u].wait();
       }
     }
     for (FlatUnit& unit : units) {
@@ -227,12 +227,12 @@ class DeviceModel {
       unit.reduced = Tensor();
       unit.gradient = Tensor();
       if (!unit.zero.empty() && !gathers(unit)) {
-        busy_[u] = gather(device, unit);
+        gathering_[u] = gather(device, unit);
       }
     }
     for (std::size_t u = 0; u < units.size(); ++u) {
       if (!units[u].zero.empty() && !gathers(units[u])) {
-        busy_[u].wait();
+        gathering_[u].wait();
       }
     }
   }
@@ -334,7 +334,7 @@ class DeviceModel {
   LayoutAxes axes_;
   MeshPoint at_;
   DType format_;  // in which weights travel
-  List<Pending> busy_;
+  List<Pending> gathering_, reducing_;  // of each unit
   List<std::size_t> in_flight_;  // reductions of ZeRO 2 and 3, the oldest first
 };
 

@@ -149,7 +149,7 @@ inline void check_layout_schedule(const Layout& layout, const ModelConfig& c) {
           schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
           " and microbatches ", layout.microbatches, "; they must be equal"});
   }
-  check_pipeline(schedule, Buffering::eager);
+  check_pipeline(schedule, eager_sends());
 }
 
 inline void check_layout_zero(const Layout& layout) {
