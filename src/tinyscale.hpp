@@ -179,6 +179,8 @@
 
 // parallel: one model on many devices
 #include "tinyscale/parallel/layout.hpp"
+#include "tinyscale/parallel/ring_attention.hpp"
+#include "tinyscale/parallel/context_parallel.hpp"
 #include "tinyscale/parallel/train_report.hpp"
 #include "tinyscale/parallel/train.hpp"
 
