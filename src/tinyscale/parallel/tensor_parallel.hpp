@@ -7,6 +7,7 @@
 #include <cmath>    // exp, log
 #include <cstdint>  // int64_t
 #include <cstring>  // memcpy
+#include <string>   // string
 #include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"
@@ -18,7 +19,7 @@ namespace detail {
 
 inline void check_shard(const char* function, int index, int devices) {
   if (devices < 1 || index < 0 || index >= devices) {
-    fail({function, ": shard ", index, " of ", devices, "; 0 to devices - 1 is right"});
+    fail({function, ": shard ", index, " of ", devices, "; shards of n devices are 0 to n - 1"});
   }
 }
 
@@ -61,25 +62,41 @@ inline Tensor tensor_unshard(const std::vector<Tensor>& shards, Split split) {
 
 namespace detail {
 
+// "1, 2, 3": over how many devices heads, hidden layer and vocabulary can be cut.
+inline std::string tensor_sizes(const ModelConfig& c, std::int64_t hidden) {
+  std::string out;
+  for (std::int64_t t = 1; t <= c.kv_heads && t <= c.vocabulary; ++t) {
+    if (c.heads % t == 0 && c.kv_heads % t == 0 && hidden % t == 0) {
+      out += (out.empty() ? "" : ", ") + std::to_string(t);
+    }
+  }
+  return out;
+}
+
 // Throws what of the model cannot be cut over so many devices.
 inline void check_tensor_split(const ModelConfig& c, std::int64_t devices) {
+  const std::int64_t hidden = c.experts > 0 ? c.expert_hidden : c.hidden;
   const struct {
     const char* field;
     std::int64_t value;
-  } sizes[] = {
-      {"heads", c.heads},
-      {"kv_heads", c.kv_heads},
-      {c.experts > 0 ? "expert_hidden" : "hidden", c.experts > 0 ? c.expert_hidden : c.hidden}};
+    bool whole;
+  } sizes[] = {{"heads", c.heads, c.heads % devices == 0},
+               {"kv_heads", c.kv_heads, c.kv_heads % devices == 0},
+               {c.experts > 0 ? "expert_hidden" : "hidden", hidden, hidden % devices == 0},
+               {"vocabulary", c.vocabulary, c.vocabulary >= devices}};
   for (const auto& size : sizes) {
-    if (size.value % devices != 0) {
+    if (!size.whole) {
       fail({"tensor parallel: ", c.name, " has ", size.field, " ", size.value, ", over ", devices,
-            " devices; they must divide it, as every device computes whole heads and equal parts ",
-            "of the hidden layer"});
+            " devices; each has whole heads, an equal part of the hidden layer and a token at ",
+            "least, so that tensor is right as one of ", tensor_sizes(c, hidden)});
     }
   }
-  if (c.vocabulary < devices) {
-    fail({"tensor parallel: ", c.name, " has a vocabulary of ", c.vocabulary, ", over ", devices,
-          " devices; at most one device for each is right"});
+}
+
+inline void check_sequence_split(std::int64_t tokens, std::int64_t devices) {
+  if (tokens % devices != 0) {
+    fail({"sequence parallel: ", tokens, " tokens of a sequence over ", devices,
+          " devices; a multiple of ", devices, " is right"});
   }
 }
 
@@ -114,6 +131,9 @@ inline void check_local_rows(const char* what, const TensorGroup& group, const T
 inline Tensor local_embedding(const Tensor& table, const std::vector<std::int32_t>& ids,
                               const Shape& ids_shape, const TensorGroup& group) {
   check_local_rows("embedding", group, table);
+  if (static_cast<std::int64_t>(ids.size()) != ids_shape.count()) {
+    fail({"embedding: ", ids.size(), " ids for shape ", ids_shape, "; one per element is right"});
+  }
   const OpScope scope;
   const std::int64_t width = table.dim(1);
   const std::size_t row_bytes = static_cast<std::size_t>(width) * sizeof(float);
@@ -223,13 +243,14 @@ inline void add_linear_hooks(Hooks& hooks, const TensorGroup& group, bool sequen
   }
 }
 
-inline void add_vocabulary_hooks(Hooks& hooks, const TensorGroup& group, bool sequence_parallel) {
-  hooks.embedding = [group, sequence_parallel](const Tensor& table,
-                                               const std::vector<std::int32_t>& ids,
-                                               const Shape& shape) {
-    if (sequence_parallel && shape[1] % group.devices != 0) {
-      fail({"sequence parallel: ", shape[1], " tokens of a sequence over ", group.devices,
-            " devices; a multiple of ", group.devices, " is right"});
+inline void add_vocabulary_hooks(Hooks& hooks, const TensorGroup& group, bool sequence_parallel,
+                                 std::int64_t tokens) {
+  hooks.embedding = [group, sequence_parallel, tokens](const Tensor& table,
+                                                       const std::vector<std::int32_t>& ids,
+                                                       const Shape& shape) {
+    if (sequence_parallel && shape[1] != tokens) {
+      fail({"sequence parallel: ", shape[1], " tokens of a sequence; the hooks were made for ",
+            tokens, ", which is right"});
     }
     const Tensor rows = local_embedding(table, ids, shape, group);
     return sequence_parallel ? group.device->reduce_scatter(rows, group.axes, 1)
@@ -240,7 +261,7 @@ inline void add_vocabulary_hooks(Hooks& hooks, const TensorGroup& group, bool se
     check_local_rows("loss", group, table);
     Tensor logits;
     {
-      const MemoryScope scope(MemoryKind::activation);  // TODO: MemoryKind::logits
+      const MemoryScope scope(MemoryKind::logits);
       logits = matmul_transposed(x, table);
     }
     return cut_cross_entropy(logits, targets, group);
@@ -260,14 +281,15 @@ inline void add_tensor_hooks(Hooks& hooks, Device& device, const Axes& tensor,
                              const ModelConfig& config, bool sequence_parallel,
                              std::int64_t tokens = 0) {
   const TensorGroup group = tensor_group(device, tensor, config.vocabulary);
+  const std::int64_t here = tokens > 0 ? tokens : config.context;
   check_tensor_split(config, group.devices);
   if (sequence_parallel) {
-    const std::int64_t here = tokens > 0 ? tokens : config.context;
+    check_sequence_split(here, group.devices);
     hooks.stream = stream_of(hooks.places, group.index, group.devices, here);
     hooks.sequence_length = hooks.sequence_length > 0 ? hooks.sequence_length : here;
   }
   add_linear_hooks(hooks, group, sequence_parallel);
-  add_vocabulary_hooks(hooks, group, sequence_parallel);
+  add_vocabulary_hooks(hooks, group, sequence_parallel, here);
 }
 
 }  // namespace detail
