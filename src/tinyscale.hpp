@@ -78,6 +78,8 @@
 #include "tinyscale/tensor/strides.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 #include "tinyscale/tensor/backward.hpp"
+#include "tinyscale/tensor/deferred.hpp"
+#include "tinyscale/tensor/recompute.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
 #include "tinyscale/tensor/activations.hpp"

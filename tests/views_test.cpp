@@ -479,5 +479,5 @@ TEST_CASE("views and products refuse what does not fit") {
           ts::max(ts::zeros({2, 0}), 1);
         }) == "max: dimension 1 of shape [2, 0] is empty");
   CHECK(error_of([&] { const ts::MatmulFormat scope(ts::DType::int8); }) ==
-        "MatmulFormat: int8; f32 or bf16 is right");
+        "MatmulFormat: int8; f32, bf16, f16, fp8_e4m3 or fp8_e5m2 is right");
 }

@@ -11,6 +11,7 @@
 namespace tinyscale {
 
 class Profile;
+class DeferWeightGradients;
 
 struct Context {
   Profile* profile = nullptr;                   // null: nothing is recorded
@@ -19,6 +20,8 @@ struct Context {
   MemoryKind kind = MemoryKind::activation;     // what allocations are for
   int no_grad = 0;                              // scopes alive that switch gradients off
   DType matmul_format = DType::f32;             // in which matmuls read their operands
+  int recomputing = 0;                          // recomputations (recompute()) that are under way
+  DeferWeightGradients* deferred = nullptr;     // takes weight gradients that are to wait
 };
 
 namespace detail {
@@ -70,12 +73,14 @@ class MemoryScope {
   MemoryKind previous_;
 };
 
-// Matmuls read their operands in `format` while it lives: f32, or bf16 with sums in f32.
+// Matmuls read their operands in `format` while it lives: f32, or a smaller one with sums in f32.
+// fp8_e4m3: gradients are read as fp8_e5m2.
 class MatmulFormat {
  public:
   explicit MatmulFormat(DType format) : context_(&context()), previous_(context_->matmul_format) {
-    if (format != DType::f32 && format != DType::bf16) {
-      detail::fail({"MatmulFormat: ", name_of(format), "; f32 or bf16 is right"});
+    if (format < DType::f32 || format > DType::fp8_e5m2) {
+      detail::fail(
+          {"MatmulFormat: ", name_of(format), "; f32, bf16, f16, fp8_e4m3 or fp8_e5m2 is right"});
     }
     context_->matmul_format = format;
   }

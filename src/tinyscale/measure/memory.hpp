@@ -11,7 +11,7 @@
 
 namespace tinyscale {
 
-enum class MemoryKind { parameter, gradient, optimizer, activation, kv_cache, buffer };
+enum class MemoryKind { parameter, gradient, optimizer, activation, logits, kv_cache, buffer };
 
 inline const char* name_of(MemoryKind kind) {
   switch (kind) {
@@ -19,6 +19,7 @@ inline const char* name_of(MemoryKind kind) {
     case MemoryKind::gradient: return "gradient";
     case MemoryKind::optimizer: return "optimizer";
     case MemoryKind::activation: return "activation";
+    case MemoryKind::logits: return "logits";
     case MemoryKind::kv_cache: return "kv_cache";
     case MemoryKind::buffer: return "buffer";
   }
@@ -46,7 +47,7 @@ struct PeakCounter {
 }  // namespace detail
 
 struct MemoryMeter {
-  static constexpr int kinds = 6;
+  static constexpr int kinds = 7;
 
   void add(MemoryKind kind, double bytes) { change(kind, static_cast<std::int64_t>(bytes)); }
   void remove(MemoryKind kind, double bytes) { change(kind, -static_cast<std::int64_t>(bytes)); }

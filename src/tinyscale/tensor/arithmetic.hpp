@@ -205,16 +205,16 @@ inline Tensor add(const Tensor& a, const Tensor& b) {
 inline Tensor mul(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::mul, "mul", a, b);
   if (detail::tracked({&a, &b})) {
-    using detail::Kept;
+    using detail::KeptWeight;
     detail::attach(
         y, "mul", {&a, &b},
-        [ka = b.slot() ? Kept(a) : Kept(), kb = a.slot() ? Kept(b) : Kept(), sa = a.slot(),
-         sb = b.slot()](const Tensor& dy) {
+        [ka = b.slot() ? KeptWeight(a) : KeptWeight(), kb = a.slot() ? KeptWeight(b) : KeptWeight(),
+         sa = a.slot(), sb = b.slot()](const Tensor& dy) {
           if (sa) {
-            detail::add_grad_to(sa, detail::binary(detail::Arithmetic::mul, "mul", dy, kb));
+            detail::add_grad_to(sa, detail::binary(detail::Arithmetic::mul, "mul", dy, kb.get()));
           }
           if (sb) {
-            detail::add_grad_to(sb, detail::binary(detail::Arithmetic::mul, "mul", dy, ka));
+            detail::add_grad_to(sb, detail::binary(detail::Arithmetic::mul, "mul", dy, ka.get()));
           }
         });
   }
@@ -258,9 +258,9 @@ inline Tensor div(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::div, "div", a, b);
   if (detail::tracked({&a, &b})) {
     detail::attach(y, "div", {&a, &b},
-                   [kb = detail::Kept(b), ky = detail::Kept(y), sa = a.slot(),
+                   [kb = detail::KeptWeight(b), ky = detail::Kept(y), sa = a.slot(),
                     sb = b.slot()](const Tensor& dy) {
-                     const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
+                     const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb.get());
                      if (sb) {  // d(a/b)/db = -(a/b)/b
                        detail::add_grad_to(sb, neg(mul(da, ky)));
                      }

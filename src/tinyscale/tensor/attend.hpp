@@ -76,7 +76,7 @@ inline float gradient_places(const Slot (&slots)[3], const Tensor* const (&input
                              Tensor (&apart)[3], float* (&to)[3]) {
   bool first = true;
   for (const Slot& slot : slots) {
-    first = first && (!slot || !slot->grad);
+    first = first && (!slot || !slot->grad || slot->fresh);
   }
   for (int i = 0; i < 3; ++i) {
     bool shared = !slots[i];

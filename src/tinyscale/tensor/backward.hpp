@@ -21,16 +21,26 @@ class NoGrad {
   NoGrad& operator=(const NoGrad&) = delete;
 };
 
+namespace detail {
+
+// A leaf over the same numbers, with a gradient of its own that is allocated as `grad_kind`.
+inline Tensor leaf(const Tensor& value, MemoryKind grad_kind) {
+  Tensor same = value.detach();
+  same.set_slot(Slot::make());
+  same.slot()->shape = value.shape();
+  same.slot()->kind = grad_kind;
+  return same;
+}
+
+}  // namespace detail
+
 // A leaf that gathers gradients, tagged as a parameter in the memory meter. Shares no numbers.
 inline Tensor parameter(const Tensor& value) {
   if (!value.defined()) {
     value.data();  // throws
   }
   const MemoryScope scope(MemoryKind::parameter);
-  Tensor leaf = value.clone();
-  leaf.set_slot(detail::Slot::make());
-  leaf.slot()->shape = value.shape();
-  return leaf;
+  return detail::leaf(value.clone(), MemoryKind::gradient);
 }
 
 namespace detail {
@@ -43,34 +53,84 @@ class Kept : public Tensor {
   Kept(const Kept& other) : Tensor(other) { count_one(1); }
   Kept(Kept&& other) noexcept : Tensor(static_cast<Tensor&&>(other)) {}
   Kept& operator=(const Kept&) = delete;
+  Kept& operator=(Kept&& other) noexcept {
+    count_one(-1);
+    Tensor::operator=(static_cast<Tensor&&>(other));
+    return *this;
+  }
   ~Kept() { count_one(-1); }
 
  private:
   void count_one(int change) const {
     if (defined()) {
-      storage()->kept.fetch_add(change, std::memory_order_relaxed);
+      storage()->block().kept.fetch_add(change, std::memory_order_relaxed);
     }
   }
 };
 
-// The gradient buffer of a slot, zero at first use. A leaf's is a gradient, the rest activations.
-inline float* grad_buffer(const Slot& slot) {
+// What an op keeps of a weight for its backward pass: the numbers; of a revocable leaf, or a view
+// of one, only where they will stand then.
+class KeptWeight {
+ public:
+  KeptWeight() = default;
+  explicit KeptWeight(const Tensor& w)
+      : leaf_(revocable_leaf(w)),
+        kept_(leaf_ ? Kept(w.over(Shared<Storage>(), 0)) : Kept(w)),
+        offset_(leaf_ ? w.origin() - w.storage()->data : 0) {}
+  Tensor get() const {
+    if (!leaf_) {
+      return kept_;
+    }
+    if (!leaf_->value) {
+      fail({"backward: the weight ", leaf_->shape.text(),
+            " was freed after the forward pass; gather it again first"});
+    }
+    return kept_.over(leaf_->value, offset_);
+  }
+
+ private:
+  // The leaf behind w and at most four views, if it is revocable and w shares its numbers.
+  static Slot revocable_leaf(const Tensor& w) {
+    const Slot* slot = &w.slot();
+    while (*slot && !(*slot)->leaf && (*slot)->input_count == 1 && (*slot)->order <= 4) {
+      slot = &(*slot)->inputs()[0];
+    }
+    const bool found =
+        *slot && (*slot)->leaf && (*slot)->revocable && (*slot)->value.get() == w.storage().get();
+    return found ? *slot : Slot();
+  }
+
+  Slot leaf_;
+  Kept kept_;
+  std::int64_t offset_ = 0;
+};
+
+// The gradient buffer of a slot for a kernel that writes where `beta` says 0, at first use, and
+// adds where it says 1.
+inline float* grad_buffer(const Slot& slot, float& beta) {
+  beta = slot->grad && !slot->fresh ? 1.0f : 0.0f;
+  slot->fresh = false;
   if (!slot->grad) {
-    const MemoryKind kind = slot->leaf ? MemoryKind::gradient : MemoryKind::activation;
-    slot->grad = make_storage(slot->shape, slot->shape.count(), kind);
-    std::memset(slot->grad->data, 0, slot->grad->bytes());
+    slot->grad = make_storage(slot->shape, slot->shape.count(), slot->kind);
   }
   return slot->grad->data;
 }
 
-// The same for a kernel that writes instead of adding where `beta` says 0: at first use it does.
-inline float* grad_buffer(const Slot& slot, float& beta) {
-  beta = slot->grad ? 1.0f : 0.0f;
-  if (!slot->grad) {
-    const MemoryKind kind = slot->leaf ? MemoryKind::gradient : MemoryKind::activation;
-    slot->grad = make_storage(slot->shape, slot->shape.count(), kind);
+// The same for a kernel that adds: zero at first use.
+inline float* grad_buffer(const Slot& slot) {
+  float beta = 0;
+  float* const buffer = grad_buffer(slot, beta);
+  if (beta <= 0) {
+    std::memset(buffer, 0, slot->grad->bytes());
   }
-  return slot->grad->data;
+  return buffer;
+}
+
+// Zero where a gradient was given a place in advance and nothing came.
+inline void flush_fresh(const Slot& slot) {
+  if (slot->fresh) {
+    grad_buffer(slot);
+  }
 }
 
 // Adds dx to a slot's gradient; takes the buffer over when it is the first and nobody else's.
@@ -79,9 +139,12 @@ inline void add_grad(const Slot& slot, const Tensor& dx) {
     add_grad(slot, dx.clone());
     return;
   }
-  const bool fits = !slot->leaf || dx.storage()->kind == MemoryKind::gradient;
-  if (!slot->grad && fits && dx.storage().use_count() == 1 && dx.storage()->count == dx.count()) {
+  const Storage& from = *dx.storage();
+  const bool fits = slot->kind == MemoryKind::activation || from.kind == slot->kind;
+  if (!slot->grad && fits && dx.storage().use_count() == 1 && from.count == dx.count() &&
+      !from.sliced) {
     slot->grad = dx.storage();
+    slot->fresh = false;
     return;
   }
   float beta = 0;
@@ -112,6 +175,8 @@ inline void attach(Tensor& result, const char* name, const Tensor* const* inputs
   Slot slot = Slot::make(n * sizeof(Slot));
   slot->shape = result.shape();
   slot->leaf = false;
+  slot->kind = MemoryKind::activation;
+  slot->depth = context().recomputing;
   slot->name = name;
   slot->backward = std::move(backward);
   for (std::size_t i = 0; i < n; ++i) {
@@ -132,6 +197,10 @@ class ReadyOps {
  public:
   bool empty() const { return queue_.empty(); }
   void push(const Slot& slot) {
+    if (slot->depth < depth_) {
+      fail({"recompute: the body uses a ", slot->name, " of shape ", slot->shape.text(),
+            " that was computed outside of it; hand it over as one of the inputs"});
+    }
     slot->queued = true;
     queue_.push({-static_cast<double>(slot->order), slots_.size(), 0});
     slots_.push_back(slot);
@@ -143,31 +212,22 @@ class ReadyOps {
   }
 
  private:
+  int depth_ = context().recomputing;
   EventQueue queue_;
   List<Slot> slots_;
 };
 
-}  // namespace detail
-
-inline void Tensor::backward() const {
-  if (!slot_) {
-    detail::fail({"backward: no parameter stands behind this tensor; wrap one with parameter()"});
-  }
-  if (count() != 1) {
-    detail::fail({"backward: the loss must be one number, this has shape ", shape_.text(),
-                  "; take mean() or sum() first"});
-  }
-  NoGrad no_graph_of_the_backward_pass;
-  *detail::grad_buffer(slot_) += 1.0f;
-  detail::ReadyOps ready;
-  if (!slot_->leaf) {
-    ready.push(slot_);
+// The walk back from a root whose gradient stands in its slot.
+inline void run_backward(const Slot& root) {
+  const NoGrad no_graph_of_the_backward_pass;
+  ReadyOps ready;
+  if (!root->leaf && !root->queued) {
+    ready.push(root);
   }
   while (!ready.empty()) {
-    const detail::Slot slot = ready.pop();
+    const Slot slot = ready.pop();
     if (!slot->backward) {
-      detail::fail(
-          {"backward: this graph was used before and is freed; run the forward pass again"});
+      fail({"backward: this graph was used before and is freed; run the forward pass again"});
     }
     if (slot->grad) {
       slot->backward(Tensor(slot->shape, std::move(slot->grad)));
@@ -175,13 +235,54 @@ inline void Tensor::backward() const {
     }
     slot->backward.reset();
     for (int i = 0; i < slot->input_count; ++i) {
-      const detail::Slot& input = slot->inputs()[i];
+      const Slot& input = slot->inputs()[i];
       if (!input->leaf && !input->queued) {
         ready.push(input);
       }
     }
     slot->drop_inputs();
   }
+}
+
+inline void check_backward(const Slot& slot) {
+  if (!slot) {
+    fail({"backward: no parameter stands behind this tensor; wrap one with parameter()"});
+  }
+}
+
+// The walk back from a root whose gradient is dy, and what it has gathered besides.
+inline void run_backward(const Slot& root, const Tensor& dy) {
+  // Read where it stands: held by the caller too, it is nobody's to take over or to write.
+  const bool whole = dy.is_contiguous() && dy.storage()->count == dy.count();
+  if (!root->leaf && !root->queued && !root->grad && whole) {
+    root->grad = dy.storage();
+  } else {
+    const Tensor second_handle = dy;  // hence copied
+    add_grad(root, second_handle);
+  }
+  run_backward(root);
+}
+
+}  // namespace detail
+
+inline void Tensor::backward() const {
+  detail::check_backward(slot_);
+  if (count() != 1) {
+    detail::fail({"backward: the loss must be one number, this has shape ", shape_.text(),
+                  "; take mean() or sum() first"});
+  }
+  *detail::grad_buffer(slot_) += 1.0f;
+  detail::run_backward(slot_);
+}
+
+inline void Tensor::backward(const Tensor& dy) const {
+  detail::check_backward(slot_);
+  if (!dy.defined() || dy.shape() != shape_) {
+    detail::fail({"backward: this tensor has shape ", shape_.text(), ", dy ",
+                  dy.defined() ? dy.shape().text() : "is empty",
+                  "; a dy of the same shape is right"});
+  }
+  detail::run_backward(slot_, dy);
 }
 
 }  // namespace tinyscale

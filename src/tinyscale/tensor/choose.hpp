@@ -201,7 +201,7 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
     fail({name, ": the tensor written or read has a gradient, which writing in place ",
           "would lose; write under a NoGrad, or use an op with a result of its own"});
   }
-  if (x.storage()->kept.load() > 0) {
+  if (x.storage()->block().kept.load() > 0) {
     fail({name, ": a backward pass that is still to come needs the numbers of this ",
           x.shape().text(), " tensor; write after it, or to a clone()"});
   }
@@ -209,7 +209,7 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
     fail({name, ": some of the ", x.count(), " elements of this ", x.shape().text(),
           " view are the same number; write to a clone()"});
   }
-  const bool shared = x.storage().get() == from.storage().get();
+  const bool shared = &x.storage()->block() == &from.storage()->block();
   apply_in_place(op, name, x, shared ? from.clone() : from);
   return x;
 }

@@ -72,9 +72,14 @@ class Backward {
 struct GradSlot {
   Shape shape;
   Shared<Storage> grad;
-  int order = 0;  // longest path from a leaf: the backward pass runs in falling order
+  Shared<Storage> value;  // of a revocable leaf: its numbers, null while they are freed
+  int order = 0;          // longest path from a leaf: the backward pass runs in falling order
   bool queued = false;
-  bool leaf = true;  // a parameter: no op stands behind it
+  bool leaf = true;        // a parameter: no op stands behind it
+  bool fresh = false;      // grad is a place given in advance, with nothing written yet
+  bool revocable = false;  // a leaf whose numbers may be freed between forward and backward
+  MemoryKind kind = MemoryKind::gradient;  // what the gradient is allocated as
+  int depth = 0;                           // recomputations that this op was run inside of
   const char* name = "";
   Backward backward;
   int input_count = 0;  // they stand behind this struct, in its block

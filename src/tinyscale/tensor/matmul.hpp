@@ -8,6 +8,7 @@
 #include "tinyscale/compute/gemm.hpp"
 #include "tinyscale/compute/gemm_bf16.hpp"
 #include "tinyscale/tensor/backward.hpp"
+#include "tinyscale/tensor/deferred.hpp"
 #include "tinyscale/tensor/op_record.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 #include "tinyscale/tensor/views.hpp"
@@ -52,6 +53,26 @@ inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
   return m;
 }
 
+// Which operand of a product is a gradient.
+enum class Dy { none, first, second };
+
+// x as a product reads it: f16 and fp8 numbers are rounded before, bf16 ones by the kernel.
+// Of fp8_e4m3 training, gradients are fp8_e5m2 for their range (arXiv 2209.05433).
+inline Tensor as_operand(const Tensor& x, bool gradient) {
+  DType format = context().matmul_format;
+  if (format == DType::f32 || format == DType::bf16) {
+    return x;
+  }
+  format = gradient && format == DType::fp8_e4m3 ? DType::fp8_e5m2 : format;
+  const MemoryScope scope(MemoryKind::buffer);
+  Tensor rounded = x.clone();
+  float* const numbers = rounded.data();
+  for (std::int64_t i = 0; i < rounded.count(); ++i) {
+    numbers[i] = round_to(numbers[i], format);
+  }
+  return rounded;
+}
+
 // One product in the format that the context asks for.
 inline void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Matrix& a,
                      const float* a_data, const Matrix& b, const float* b_data, float beta,
@@ -65,10 +86,11 @@ inline void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Matri
 
 // y = op(a) op(b) (+ y), recorded; M, K, N are those of the product.
 inline void product(const char* name, Trans ta, Trans tb, std::int64_t m, std::int64_t n,
-                    std::int64_t k, const Tensor& a, const Tensor& b, float beta, float* y) {
+                    std::int64_t k, const Tensor& a, const Tensor& b, float beta, float* y,
+                    Dy dy = Dy::none) {
   const OpScope scope;
-  const Matrix ma = matrix_of(a, ta, ta == Trans::no ? k : m);
-  const Matrix mb = matrix_of(b, tb, tb == Trans::no ? n : k);
+  const Matrix ma = matrix_of(as_operand(a, dy == Dy::first), ta, ta == Trans::no ? k : m);
+  const Matrix mb = matrix_of(as_operand(b, dy == Dy::second), tb, tb == Trans::no ? n : k);
   multiply(m, n, k, ma, ma.own.origin(), mb, mb.own.origin(), beta, y);
   if (context().profile != nullptr) {
     const double dm = static_cast<double>(m);
@@ -109,6 +131,40 @@ inline Matmul matmul_sizes(const char* op, const Tensor& x, const Tensor& w, Tra
   return sizes;
 }
 
+// What a product gives its weights: dw = x^T dy, or dy^T x; and the bias dy.
+struct WeightGradients {
+  Matmul s;
+  Trans tw;
+  Kept x;
+  Slot w, bias;
+
+  void operator()(const Tensor& dy) const {
+    if (w) {
+      float beta = 0;
+      float* const dw = grad_buffer(w, beta);
+      const bool plain = tw == Trans::no;
+      product("matmul dw", Trans::yes, Trans::no, plain ? s.k : s.n, plain ? s.n : s.k, s.m,
+              plain ? x : dy, plain ? dy : x, beta, dw, plain ? Dy::second : Dy::first);
+    }
+    if (bias) {
+      add_grad_to(bias, dy);
+    }
+  }
+  // Now, or those of parameters later.
+  void give(const Tensor& dy) const {
+    DeferWeightGradients* const later = w && w->leaf ? context().deferred : nullptr;
+    if (later == nullptr) {
+      (*this)(dy);
+      return;
+    }
+    const bool bias_now = bias && !bias->leaf;
+    later->push(w, dy, WeightGradients{s, tw, x, w, bias_now ? Slot() : bias});
+    if (bias_now) {
+      add_grad_to(bias, dy);
+    }
+  }
+};
+
 inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Trans tw,
                          const Tensor& bias = Tensor()) {
   const Matmul s = matmul_sizes(name, x, w, tw);
@@ -133,23 +189,18 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
   }
   if (tracked({&x, &w, &bias})) {
     attach(y, name, {&x, &w, &bias},
-           [s, tw, kx = w.slot() ? Kept(x) : Kept(), kw = x.slot() ? Kept(w) : Kept(),
-            sx = x.slot(), sw = w.slot(), sb = bias.slot()](const Tensor& dy) {
-             const Trans other = tw == Trans::no ? Trans::yes : Trans::no;
-             float beta = 0;
+           [weights = WeightGradients{s, tw, w.slot() ? Kept(x) : Kept(), w.slot(), bias.slot()},
+            kw = x.slot() ? KeptWeight(w) : KeptWeight(), sx = x.slot()](const Tensor& dy) {
+             const Matmul& all = weights.s;
              if (sx) {  // dx = dy w^T
-               float* dx = grad_buffer(sx, beta);
-               product("matmul dx", Trans::no, other, s.m, s.k, s.n, dy, kw, beta, dx);
+               const Trans other = weights.tw == Trans::no ? Trans::yes : Trans::no;
+               const Tensor again = kw.get();
+               float beta = 0;
+               float* const dx = grad_buffer(sx, beta);
+               product("matmul dx", Trans::no, other, all.m, all.k, all.n, dy, again, beta, dx,
+                       Dy::first);
              }
-             if (sw) {  // dw = x^T dy, or dy^T x
-               float* dw = grad_buffer(sw, beta);
-               const bool plain = tw == Trans::no;
-               product("matmul dw", Trans::yes, Trans::no, plain ? s.k : s.n, plain ? s.n : s.k,
-                       s.m, plain ? kx : dy, plain ? dy : kx, beta, dw);
-             }
-             if (sb) {
-               add_grad_to(sb, dy);
-             }
+             weights.give(dy);
            });
   }
   return y;
@@ -165,7 +216,7 @@ inline Shape leading(const Shape& shape) {
 
 // x [.., M, K] times w [.., K, N]: one product for each of the leading dimensions, which are
 // repeated to one another.
-inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
+inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::none) {
   if (x.dims() < 2 || w.dims() < 2 || x.dim(-1) != w.dim(-2)) {
     fail({"matmul: x is ", x.shape().text(), ", w is ", w.shape().text(),
           "; x [.., M, K] and w [.., K, N] are right"});
@@ -179,8 +230,8 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
   shape.push_back(m);
   shape.push_back(n);
   Tensor y(shape);
-  const Matrix mx = matrix_of(x, Trans::no, k);
-  const Matrix mw = matrix_of(w, Trans::no, n);
+  const Matrix mx = matrix_of(as_operand(x, dy_is == Dy::first), Trans::no, k);
+  const Matrix mw = matrix_of(as_operand(w, dy_is == Dy::second), Trans::no, n);
   const Walk plan(batch, broadcast_steps(leading(x.shape()), mx.own.steps(), batch),
                   broadcast_steps(leading(w.shape()), mw.own.steps(), batch));
   plan.rows([&](std::int64_t first, std::int64_t at_x, std::int64_t at_w) {
@@ -195,16 +246,17 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
              2 * products * static_cast<double>(m) * static_cast<double>(k * n), 0,
              context().matmul_format);
   if (tracked({&x, &w})) {
-    attach(y, "matmul", {&x, &w},
-           [kx = w.slot() ? Kept(x) : Kept(), kw = x.slot() ? Kept(w) : Kept(), sx = x.slot(),
-            sw = w.slot()](const Tensor& dy) {
-             if (sx) {
-               add_grad_to(sx, matmul_batched(dy, transpose(kw, -1, -2)));
-             }
-             if (sw) {
-               add_grad_to(sw, matmul_batched(transpose(kx, -1, -2), dy));
-             }
-           });
+    attach(
+        y, "matmul", {&x, &w},
+        [kx = w.slot() ? KeptWeight(x) : KeptWeight(), kw = x.slot() ? KeptWeight(w) : KeptWeight(),
+         sx = x.slot(), sw = w.slot()](const Tensor& dy) {
+          if (sx) {
+            add_grad_to(sx, matmul_batched(dy, transpose(kw.get(), -1, -2), Dy::first));
+          }
+          if (sw) {
+            add_grad_to(sw, matmul_batched(transpose(kx.get(), -1, -2), dy, Dy::second));
+          }
+        });
   }
   return y;
 }

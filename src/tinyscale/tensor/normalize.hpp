@@ -59,13 +59,14 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   scope.done_unary("layer_norm", "layer_norm", x.shape());
   if (detail::tracked({&x, &weight, &bias})) {
     detail::attach(y, "layer_norm", {&x, &weight, &bias},
-                   [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(),
+                   [=, kx = detail::Kept(x), kw = detail::KeptWeight(weight), sx = x.slot(),
                     sw = weight.slot(), sb = bias.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
+                     const Tensor w = kw.get();
                      Tensor unused_x = detail::scratch_like(sx, kx.shape());
-                     Tensor unused_w = detail::scratch_like(sw, kw.shape());
+                     Tensor unused_w = detail::scratch_like(sw, w.shape());
                      kernels::layer_norm_backward(
-                         rows, columns, kx.data(), kw.data(), mean.data(), rstd.data(), dy.data(),
+                         rows, columns, kx.data(), w.data(), mean.data(), rstd.data(), dy.data(),
                          sx ? detail::grad_buffer(sx) : unused_x.data(),
                          sw ? detail::grad_buffer(sw) : unused_w.data(), detail::grad_or_null(sb));
                      backward.done_unary("layer_norm backward", "layer_norm", dy.shape(),
@@ -92,12 +93,13 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   if (detail::tracked({&x, &weight})) {
     detail::attach(
         y, "rms_norm", {&x, &weight},
-        [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(),
+        [=, kx = detail::Kept(x), kw = detail::KeptWeight(weight), sx = x.slot(),
          sw = weight.slot()](const Tensor& dy) {
           const detail::OpScope backward;
+          const Tensor w = kw.get();
           Tensor unused_x = detail::scratch_like(sx, kx.shape());
-          Tensor unused_w = detail::scratch_like(sw, kw.shape());
-          kernels::rms_norm_backward(rows, columns, kx.data(), kw.data(), rstd.data(), dy.data(),
+          Tensor unused_w = detail::scratch_like(sw, w.shape());
+          kernels::rms_norm_backward(rows, columns, kx.data(), w.data(), rstd.data(), dy.data(),
                                      sx ? detail::grad_buffer(sx) : unused_x.data(),
                                      sw ? detail::grad_buffer(sw) : unused_w.data());
           backward.done_unary("rms_norm backward", "rms_norm", dy.shape(), &VectorCost::backward);

@@ -17,24 +17,36 @@
 namespace tinyscale {
 namespace detail {
 
-// Stands in one block with its numbers, which begin 64 bytes after the block.
+// Stands in one block with its numbers, which begin 64 bytes after the block; or, a slice, alone:
+// its numbers lie inside the block of its owner, which counts the bytes.
 struct Storage {
   float* data = nullptr;
   std::int64_t count = 0;
-  Shared<MemoryMeter> meter;
+  union {
+    Shared<MemoryMeter> meter;
+    Shared<Storage> owner;
+  };
   MemoryKind kind = MemoryKind::activation;
-  std::atomic<int> kept{0};  // ops that need these numbers for their backward pass
+  std::atomic<int> kept{0};  // ops that need numbers of this block for their backward pass
+  bool sliced = false;       // the union holds the owner
 
-  Storage() = default;
+  Storage() : meter() {}
   ~Storage() {
+    if (sliced) {
+      owner.~Shared();
+      return;
+    }
     if (meter) {
       meter->remove(kind, static_cast<double>(bytes()));
     }
+    meter.~Shared();
   }
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
   std::size_t bytes() const { return static_cast<std::size_t>(count) * sizeof(float); }
+  // What holds the block of these numbers: `kept` counts there, for all slices together.
+  Storage& block() { return sliced ? *owner : *this; }
 };
 
 inline Shared<Storage> make_storage(const Shape& shape, std::int64_t count, MemoryKind kind) {
@@ -60,6 +72,23 @@ inline Shared<Storage> make_storage(const Shape& shape, std::int64_t count, Memo
     storage->meter->add(kind, static_cast<double>(storage->bytes()));
   }
   return storage;
+}
+
+// Numbers [first, first + count) of the owner's block, held as long as the slice lives.
+inline Shared<Storage> slice_storage(const Shared<Storage>& owner, std::int64_t first,
+                                     std::int64_t count) {
+  if (!owner || first < 0 || count < 0 || first > owner->count - count) {
+    fail({"slice_storage: ", count, " numbers from ", first, " of a buffer of ",
+          owner ? owner->count : 0});
+  }
+  Shared<Storage> slice = Shared<Storage>::make();
+  slice->meter.~Shared();
+  new (&slice->owner) Shared<Storage>(owner->sliced ? owner->owner : owner);
+  slice->sliced = true;
+  slice->data = owner->data + first;
+  slice->count = count;
+  slice->kind = owner->kind;
+  return slice;
 }
 
 }  // namespace detail

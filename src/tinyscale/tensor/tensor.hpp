@@ -111,20 +111,33 @@ class Tensor {
     same.slot_.reset();
     return same;
   }
+  // The same shape and strides over other numbers, or over none (null), cut off from the graph.
+  Tensor over(const Shared<detail::Storage>& numbers, std::int64_t offset) const {
+    Tensor other;
+    other.shape_ = shape_;
+    other.count_ = count_;
+    other.layout_ = layout_;
+    other.storage_ = numbers;
+    other.data_ = numbers ? numbers->data + offset : nullptr;
+    return other;
+  }
   // A copy of the numbers in row-major order, cut off from the graph.
   Tensor clone() const;
 
   // The gathered gradient; an empty Tensor before backward() or after zero_grad().
   Tensor grad() const {
-    return slot_ && slot_->grad ? Tensor(slot_->shape, slot_->grad) : Tensor();
+    return slot_ && slot_->grad && !slot_->fresh ? Tensor(slot_->shape, slot_->grad) : Tensor();
   }
   void zero_grad() const {
     if (slot_) {
       slot_->grad.reset();
+      slot_->fresh = false;
     }
   }
   // Gradients of this scalar with respect to every parameter behind it; frees the graph.
   void backward() const;
+  // Gradients of sum(this dy), dy of this shape.
+  void backward(const Tensor& dy) const;
 
  private:
   float* checked() const {

@@ -11,6 +11,30 @@
 
 namespace tinyscale {
 
+namespace detail {
+
+// Adds row i of dy to row ids[i] of a table's gradient.
+struct TableGradient {
+  List<std::int32_t> ids;
+  std::int64_t width;
+  Slot table;
+
+  void operator()(const Tensor& dy) const {
+    DeferWeightGradients* const later = context().deferred;
+    if (later != nullptr && later->waits_for(table)) {
+      later->push(table, dy, *this);
+      return;
+    }
+    float* const out = grad_buffer(table);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      float* const to = out + ids[i] * width;
+      kernels::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
+    }
+  }
+};
+
+}  // namespace detail
+
 // Rows of table [V, D] by number: ids of shape `ids_shape` give [ids_shape.., D].
 inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& ids,
                         const Shape& ids_shape) {
@@ -41,15 +65,7 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
   const double n = static_cast<double>(y.count());
   scope.done("embedding", shape, {n, static_cast<double>(ids.size())}, {n}, 0, 0);
   if (detail::tracked({&table})) {
-    detail::attach(y, "embedding", {&table},
-                   [kept = List<std::int32_t>(ids), width, st = table.slot()](const Tensor& dy) {
-                     float* out = detail::grad_buffer(st);
-                     for (std::size_t i = 0; i < kept.size(); ++i) {
-                       float* const to = out + kept[i] * width;
-                       kernels::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width,
-                                    to);
-                     }
-                   });
+    detail::attach(y, "embedding", {&table}, detail::TableGradient{ids, width, table.slot()});
   }
   return y;
 }
