@@ -37,8 +37,7 @@ inline double layer_activations(const ModelConfig& c, std::int64_t tensor = 1,
   const auto heads = static_cast<double>(c.heads);
   const auto kv_heads = static_cast<double>(c.kv_heads);
   const double projected = (heads + 2 * kv_heads) * static_cast<double>(c.head_size);
-  const double normed =
-      c.qk_norm ? (heads + kv_heads) * (static_cast<double>(c.head_size) + 1) : 0;
+  const double normed = c.qk_norm ? (heads + kv_heads) * (static_cast<double>(c.head_size) + 1) : 0;
   const double attended = heads * (static_cast<double>(c.head_size) + 1);
   const double feed_forward = c.gated() ? 4 * hidden : 2 * hidden;  // gate, silu(gate), up, product
   return 2 * (width + norm_statistics(c)) / (sequence_parallel ? parts : 1) + 2 * width +

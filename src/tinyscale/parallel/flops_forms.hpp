@@ -96,8 +96,7 @@ inline double megatron_flops_per_token(MegatronFlops form, double layers, double
                       : form == MegatronFlops::megatron72_core_published ? 24
                       : all_again                                        ? 16
                                                                          : 12;
-  return layers * width * ((all_again ? 96 : 72) * width + core * context) +
-         6 * width * vocabulary;
+  return layers * width * ((all_again ? 96 : 72) * width + core * context) + 6 * width * vocabulary;
 }
 
 // FLOPs of one token in training, by every convention, beside the first.

@@ -1,7 +1,8 @@
 #pragma once
 // Goodput of a job whose devices fail: how much of the time goes into steps that last.
 // A checkpoint every tau seconds costs `save`; a failure costs what was done since the last one and
-// `restart`. With failures at random, M seconds apart on average, a stretch of tau and its save take
+// `restart`. With failures at random, M seconds apart on average, a stretch of tau and its save
+// take
 //   M e^(restart/M) (e^((tau + save)/M) - 1)   seconds,
 // least where tau is about sqrt(2 save M) (Young, CACM 17(9), 1974; Daly, FGCS 22(3), 2006).
 
@@ -31,8 +32,8 @@ inline void check_job(const char* who, const FaultyJob& job) {
                     job.save_seconds >= 0 && job.restart_seconds >= 0;
   if (!good) {
     fail({who, ": ", job.devices, " devices, ", job.device_hours_per_failure,
-          " device-hours a failure, steps of ", job.step_seconds, " s, saves of ",
-          job.save_seconds, " s, restarts of ", job.restart_seconds,
+          " device-hours a failure, steps of ", job.step_seconds, " s, saves of ", job.save_seconds,
+          " s, restarts of ", job.restart_seconds,
           " s; at least 1 device, times above 0 (save and restart may be 0) are right"});
   }
 }

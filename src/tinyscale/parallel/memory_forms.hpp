@@ -71,9 +71,9 @@ inline ModelStates model_states(double parameters, const StateParts& parts, Zero
 // Bytes of a device for each convention and each stage of ZeRO.
 inline Table state_table(double parameters, std::int64_t devices) {
   Table out;
-  out.title = detail::cat({"model states of ", format_count(parameters), " parameters over ",
-                           devices, " devices"});
-  out.columns = {"convention", "weights", "gradients", "master",   "moments",
+  out.title = detail::cat(
+      {"model states of ", format_count(parameters), " parameters over ", devices, " devices"});
+  out.columns = {"convention", "weights", "gradients", "master", "moments",
                  "none",       "ZeRO-1",  "ZeRO-2",    "ZeRO-3"};
   for (int i = 0; i < 4; ++i) {
     const auto convention = static_cast<StateBytes>(i);
@@ -82,8 +82,8 @@ inline Table state_table(double parameters, std::int64_t devices) {
                                     detail::cat({p.gradients}), detail::cat({p.master}),
                                     detail::cat({p.moments})};
     for (int zero = 0; zero < 4; ++zero) {
-      row.push_back(format_bytes(
-          model_states(parameters, p, static_cast<Zero>(zero), devices).total()));
+      row.push_back(
+          format_bytes(model_states(parameters, p, static_cast<Zero>(zero), devices).total()));
     }
     out.add(row);
   }
@@ -125,9 +125,8 @@ inline double layer_activation_bytes(const ActivationShape& x) {
     return 2 * tokens * x.width * whole;
   }
   const double core = x.recompute == Recompute::none ? 5 * x.heads * x.sequence : 0;
-  return x.sequence_parallel
-             ? tokens * (34 * x.width + core) / x.tensor
-             : tokens * (10 * x.width * x.tensor + 24 * x.width + core) / x.tensor;
+  return x.sequence_parallel ? tokens * (34 * x.width + core) / x.tensor
+                             : tokens * (10 * x.width * x.tensor + 24 * x.width + core) / x.tensor;
 }
 
 // The layers of the first of p stages, each device with v chunks of layers. 1F1B: p microbatches of
