@@ -89,6 +89,7 @@
 #include "tinyscale/tensor/normalize.hpp"
 #include "tinyscale/tensor/tokens.hpp"
 #include "tinyscale/tensor/choose.hpp"
+#include "tinyscale/tensor/carry_loss.hpp"
 #include "tinyscale/tensor/einsum.hpp"
 
 // systolic: the array, PE by PE
@@ -165,6 +166,7 @@
 #include "tinyscale/model/model_config.hpp"
 #include "tinyscale/model/tokenizer.hpp"
 #include "tinyscale/model/transformer.hpp"
+#include "tinyscale/model/mixture.hpp"
 #include "tinyscale/model/forward.hpp"
 #include "tinyscale/model/json.hpp"
 #include "tinyscale/model/read_text.hpp"
@@ -179,6 +181,7 @@
 
 // parallel: one model on many devices
 #include "tinyscale/parallel/layout.hpp"
+#include "tinyscale/parallel/expert_parallel.hpp"
 #include "tinyscale/parallel/train_report.hpp"
 #include "tinyscale/parallel/train.hpp"
 
