@@ -91,6 +91,7 @@
 #include "tinyscale/tensor/normalize.hpp"
 #include "tinyscale/tensor/tokens.hpp"
 #include "tinyscale/tensor/choose.hpp"
+#include "tinyscale/tensor/carry_loss.hpp"
 #include "tinyscale/tensor/einsum.hpp"
 
 // systolic: the array, PE by PE
@@ -167,6 +168,7 @@
 #include "tinyscale/model/model_config.hpp"
 #include "tinyscale/model/tokenizer.hpp"
 #include "tinyscale/model/transformer.hpp"
+#include "tinyscale/model/mixture.hpp"
 #include "tinyscale/model/forward.hpp"
 #include "tinyscale/model/json.hpp"
 #include "tinyscale/model/read_text.hpp"
@@ -188,6 +190,7 @@
 #include "tinyscale/parallel/ring_attention.hpp"
 #include "tinyscale/parallel/context_parallel.hpp"
 #include "tinyscale/parallel/tensor_parallel.hpp"
+#include "tinyscale/parallel/expert_parallel.hpp"
 #include "tinyscale/parallel/layout.hpp"
 #include "tinyscale/parallel/layout_axes.hpp"
 #include "tinyscale/parallel/memory_forms.hpp"
