@@ -203,6 +203,10 @@ TEST_CASE("Gradients go to a place that was given in advance") {
     ts::sum(ts::embedding(p, {1}, {1})).backward();
     CHECK(place.values() == std::vector<float>{0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 0, 0});
     give();
+    p.zero_grad();  // gives the place back
+    ts::sum(ts::scale(p, 3)).backward();
+    CHECK(p.grad().data() != place.data());
+    CHECK(p.grad().at({1, 1}) == 3);
     const ts::Tensor one = ts::parameter(ts::ones({1}));
     one.slot()->grad = ts::detail::slice_storage(place.storage(), 11, 1);
     one.slot()->fresh = true;

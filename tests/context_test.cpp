@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -47,3 +48,346 @@ TEST_CASE("dropout: a part of the tokens gets its part of the mask") {
   CHECK(error_of([&] { ts::dropout(x, 1.0f, 9, 0, 8, 0); }) ==
         "dropout: p is 1; right is 0 <= p < 1");
 }
+
+TEST_CASE("context_places, tokens_at: every token on one device, in order of what is said") {
+  for (const ts::ContextParallel kind :
+       {ts::ContextParallel::ring, ts::ContextParallel::ulysses, ts::ContextParallel::gathered}) {
+    for (const int n : {1, 2, 3, 4, 8}) {
+      const std::int64_t length = 2 * n * 5, local = length / n;
+      std::vector<std::int32_t> ids, seen(static_cast<std::size_t>(2 * length), 0);
+      for (std::int32_t i = 0; i < 2 * length; ++i) {
+        ids.push_back(i);
+      }
+      for (int d = 0; d < n; ++d) {
+        const ts::TokenPlaces places = ts::context_places(kind, d, n, length);
+        for (const std::int32_t id : ts::tokens_at(ids, length, places, local)) {
+          ++seen[static_cast<std::size_t>(id)];
+        }
+        double pairs = 0;
+        for (std::int64_t t = 0; t < local; ++t) {
+          pairs += static_cast<double>(places.at(t) + 1);
+        }
+        CHECK(ts::causal_pairs(places, local) == pairs);
+        if (kind != ts::ContextParallel::ulysses) {
+          CHECK(pairs == static_cast<double>(length * (length + 1) / 2 / n));
+        }
+      }
+      CHECK(seen == std::vector<std::int32_t>(seen.size(), 1));
+    }
+  }
+  CHECK(ts::tokens_at({0, 1, 2, 3, 4, 5, 6, 7}, 8,
+                      ts::context_places(ts::ContextParallel::ring, 1, 2, 8),
+                      4) == std::vector<std::int32_t>({2, 3, 4, 5}));
+  CHECK(error_of([] { ts::context_places(ts::ContextParallel::gathered, 0, 4, 20); }) ==
+        "context_places: device 0 of 4, sequences of 20 tokens by gathered; right is a device of "
+        "0 to 3 and a multiple of 8 tokens (two chunks a device)");
+  CHECK(error_of([] { ts::context_places(ts::ContextParallel::ulysses, 4, 4, 20); }) ==
+        "context_places: device 4 of 4, sequences of 20 tokens by ulysses; right is a device of "
+        "0 to 3 and a multiple of 4 tokens");
+  CHECK(error_of([] {
+          ts::tokens_at({1, 2, 3, 4, 5, 6}, 3, 2, 2);
+        }) ==
+        "tokens_at: 6 ids in sequences of 3, 2 tokens of each from place 2; whole sequences and "
+        "places within them are right");
+}
+
+#if !defined(TINYSCALE_NO_THREADS)
+
+namespace {
+
+const ts::ContextParallel kinds[] = {ts::ContextParallel::ring, ts::ContextParallel::ulysses,
+                                     ts::ContextParallel::gathered};
+
+struct Case {
+  std::int64_t batch = 1, length = 8, heads = 1, kv_heads = 1, size = 4;
+  ts::Mask mask = ts::Mask::causal;
+  ts::RingOptions options = ts::RingOptions();
+  ts::Tensor q, k, v, weight;
+
+  void fill() {
+    q = ts::randn({batch, length, heads * size}, 1);
+    k = ts::randn({batch, length, kv_heads * size}, 2);
+    v = ts::randn({batch, length, kv_heads * size}, 3);
+    weight = ts::randn({batch, length, heads * size}, 4);
+  }
+};
+
+// The tokens at these places, of x [B, T, ..].
+ts::Tensor part_of(const ts::Tensor& x, const ts::TokenPlaces& places, std::int64_t n) {
+  const std::int64_t before = places.before_jump(n);
+  return ts::concat({ts::slice(x, 1, places.at(0), places.at(0) + before),
+                     ts::slice(x, 1, places.at(before), places.at(before) + n - before)},
+                    1);
+}
+
+ts::Tensor attend(ts::Device& d, ts::ContextParallel kind, const Case& c, const ts::Tensor& q,
+                  const ts::Tensor& k, const ts::Tensor& v) {
+  switch (kind) {
+    case ts::ContextParallel::ring:
+      return ts::ring_attention(d, q, k, v, c.heads, c.kv_heads, "context", c.mask, c.options);
+    case ts::ContextParallel::ulysses:
+      return ts::ulysses_attention(d, q, k, v, c.heads, c.kv_heads, "context", c.mask);
+    default: return ts::gathered_attention(d, q, k, v, c.heads, c.kv_heads, "context", c.mask);
+  }
+}
+
+ts::TokenPlaces places_of(ts::ContextParallel kind, const Case& c, int rank, int n) {
+  return c.options.zigzag ? ts::context_places(kind, rank, n, c.length)
+                          : ts::TokenPlaces(rank * c.length / n);
+}
+
+// Forward and backward on every device; keeps y, dq, dk, dv.
+ts::MeshRun run_case(ts::ContextParallel kind, const Case& c, int n, bool backward = true) {
+  const ts::Mesh mesh(ts::machine("h100", {n}), {{"context", n}});
+  return mesh.run([&](ts::Device& d) {
+    const ts::TokenPlaces places = places_of(kind, c, d.rank(), n);
+    const std::int64_t local = c.length / n;
+    const ts::Tensor q = ts::parameter(part_of(c.q, places, local));
+    const ts::Tensor k = ts::parameter(part_of(c.k, places, local));
+    const ts::Tensor v = ts::parameter(part_of(c.v, places, local));
+    const ts::Tensor y = attend(d, kind, c, q, k, v);
+    d.keep("y", y);
+    if (backward) {
+      ts::sum(y * part_of(c.weight, places, local)).backward();
+      d.keep("dq", q.grad());
+      d.keep("dk", k.grad());
+      d.keep("dv", v.grad());
+    }
+  });
+}
+
+double worst(const ts::Tensor& a, const ts::Tensor& b) {
+  REQUIRE(a.shape() == b.shape());
+  const std::vector<float> x = a.values(), y = b.values();
+  double most = 0;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    most = std::fmax(most, std::fabs(static_cast<double>(x[i]) - static_cast<double>(y[i])));
+  }
+  return most;
+}
+
+struct Whole {
+  ts::Tensor y, dq, dk, dv;
+
+  explicit Whole(const Case& c) {
+    const ts::Tensor q = ts::parameter(c.q), k = ts::parameter(c.k), v = ts::parameter(c.v);
+    y = ts::attention(q, k, v, c.heads, c.kv_heads, c.mask);
+    ts::sum(y * c.weight).backward();
+    dq = q.grad();
+    dk = k.grad();
+    dv = v.grad();
+  }
+};
+
+void check_equal(ts::ContextParallel kind, const Case& c, int n, double bound) {
+  const Whole whole(c);
+  const ts::MeshRun run = run_case(kind, c, n);
+  const std::int64_t local = c.length / n;
+  for (int rank = 0; rank < n; ++rank) {
+    CAPTURE(rank);
+    const ts::TokenPlaces places = places_of(kind, c, rank, n);
+    CHECK(worst(run.kept(rank, "y"), part_of(whole.y, places, local)) < bound);
+    CHECK(worst(run.kept(rank, "dq"), part_of(whole.dq, places, local)) < bound);
+    CHECK(worst(run.kept(rank, "dk"), part_of(whole.dk, places, local)) < 4 * bound);
+    CHECK(worst(run.kept(rank, "dv"), part_of(whole.dv, places, local)) < 4 * bound);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("ring, Ulysses and gathered attention are one device's, gradients too") {
+  for (const ts::ContextParallel kind : kinds) {
+    for (const int n : {1, 2, 3, 4, 8}) {
+      for (const ts::Mask mask : {ts::Mask::causal, ts::Mask::none}) {
+        const std::int64_t shapes[][4] = {// batch, chunk, heads, kv heads
+                                          {1, 1, n, n},
+                                          {2, 3, 2 * n, n},
+                                          {1, 17, 3 * n, n}};
+        for (const auto& shape : shapes) {
+          CAPTURE(ts::name_of(kind));
+          CAPTURE(n);
+          CAPTURE(shape[1]);
+          CAPTURE(static_cast<int>(mask));
+          Case c;
+          c.batch = shape[0];
+          c.length = 2 * n * shape[1];
+          c.heads = shape[2];
+          c.kv_heads = shape[3];
+          c.mask = mask;
+          c.fill();
+          check_equal(kind, c, n, 4e-6);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("ring and gathered attention need no whole heads; the ring may have single stretches") {
+  for (const ts::ContextParallel kind :
+       {ts::ContextParallel::ring, ts::ContextParallel::gathered}) {
+    for (const bool zigzag : {true, false}) {
+      Case c;
+      c.batch = 2;
+      c.length = 4 * 66;  // more than a block of the kernel
+      c.heads = 6;
+      c.kv_heads = 2;
+      c.size = 8;
+      c.options.zigzag = zigzag || kind == ts::ContextParallel::gathered;
+      c.fill();
+      check_equal(kind, c, 4, 1e-5);
+      c.mask = ts::Mask::none;
+      check_equal(kind, c, 4, 1e-5);
+    }
+  }
+  Case c;
+  c.length = 9;  // 3 tokens a device: odd
+  c.options.zigzag = false;
+  c.fill();
+  check_equal(ts::ContextParallel::ring, c, 3, 4e-6);
+}
+
+TEST_CASE("bytes of context attention are the formulas', exactly") {
+  for (const ts::ContextParallel kind : kinds) {
+    for (const int n : {1, 2, 3, 4, 8}) {
+      CAPTURE(ts::name_of(kind));
+      CAPTURE(n);
+      Case c;
+      c.batch = 2;
+      c.length = 2 * n * 4;
+      c.heads = 2 * n;
+      c.kv_heads = n;
+      c.fill();
+      const ts::ContextBytes formula = ts::context_attention_bytes(
+          kind, n, c.batch, c.length, c.heads * c.size, c.kv_heads * c.size);
+      const ts::MeshRun forward = run_case(kind, c, n, false), both = run_case(kind, c, n);
+      for (int rank = 0; rank < n; ++rank) {
+        CHECK(forward.bytes_sent(rank) == formula.forward);
+        CHECK(both.bytes_sent(rank) == formula.forward + formula.backward);
+      }
+    }
+  }
+  // 2 b c h_kv a round; 4 all-to-alls of b s h / N; 2 b s h_kv (N-1)/N
+  const ts::ContextBytes ring =
+      ts::context_attention_bytes(ts::ContextParallel::ring, 4, 3, 64, 32, 8, 2);
+  CHECK(ring.forward == 3 * 2 * 3 * 16 * 8 * 2);
+  CHECK(ring.backward == 2 * ring.forward);
+  const ts::ContextBytes ulysses =
+      ts::context_attention_bytes(ts::ContextParallel::ulysses, 4, 3, 64, 32, 32, 2);
+  CHECK(ulysses.forward == 4 * 3 * 64 * 32 / 4 * 2 * 3 / 4);
+  const ts::ContextBytes gathered =
+      ts::context_attention_bytes(ts::ContextParallel::gathered, 4, 3, 64, 32, 8, 2);
+  CHECK(gathered.forward == 2 * 3 * 64 * 8 * 3 / 4 * 2);
+  CHECK(gathered.backward == gathered.forward);
+}
+
+TEST_CASE("zigzag gives every device the same FLOPs, single stretches do not") {
+  for (const int n : {2, 4, 8}) {
+    Case c;
+    c.batch = 2;
+    c.length = 2 * n * 3;
+    c.heads = 2 * n;
+    c.kv_heads = n;
+    c.fill();
+    const double all = static_cast<double>(c.batch * c.heads * c.size);  // per pair: 4 forward
+    for (const ts::ContextParallel kind : kinds) {
+      CAPTURE(ts::name_of(kind));
+      const ts::MeshRun run = run_case(kind, c, n);
+      const double share = static_cast<double>(c.length * (c.length + 1)) / 2 / n;
+      for (int rank = 0; rank < n; ++rank) {
+        CHECK(run.counters(rank).matmul_flops == (4 + 10) * share * all);
+      }
+    }
+    c.options.zigzag = false;
+    const ts::MeshRun run = run_case(ts::ContextParallel::ring, c, n);
+    const std::int64_t local = c.length / n;
+    double sum = 0;
+    for (int rank = 0; rank < n; ++rank) {
+      const double flops = run.counters(rank).matmul_flops;
+      CHECK(flops == (4 + 10) * all * ts::causal_pairs(rank * local, local));
+      sum += flops;
+    }
+    const double last = run.counters(n - 1).matmul_flops;
+    CHECK(last * n / sum > 2.0 - 1.0 / n - 0.1);  // nearly twice the mean
+  }
+}
+
+TEST_CASE("ring merges in bf16 lose what f32 keeps, and more with every device") {
+  double before = 0;
+  for (const int n : {2, 4, 8}) {
+    Case c;
+    c.length = 128;
+    c.heads = 2;
+    c.kv_heads = 2;
+    c.size = 16;
+    c.fill();
+    const Whole whole(c);
+    double errors[2];
+    for (const ts::DType merge : {ts::DType::f32, ts::DType::bf16}) {
+      c.options.merge = merge;
+      const ts::MeshRun run = run_case(ts::ContextParallel::ring, c, n);
+      double most = 0, square = 0;
+      for (int rank = 0; rank < n; ++rank) {
+        const ts::TokenPlaces places = places_of(ts::ContextParallel::ring, c, rank, n);
+        most = std::fmax(most, worst(run.kept(rank, "dk"), part_of(whole.dk, places, 128 / n)));
+        const ts::Tensor off = run.kept(rank, "dk") - part_of(whole.dk, places, 128 / n);
+        square += static_cast<double>(ts::sum(off * off).item());
+      }
+      errors[merge == ts::DType::bf16 ? 1 : 0] = std::sqrt(square);
+      CHECK(most < (merge == ts::DType::f32 ? 1e-5 : 0.1));
+    }
+    MESSAGE(n << " devices: f32 " << errors[0] << ", bf16 " << errors[1]);
+    CHECK(errors[1] > 100 * errors[0]);
+    CHECK(errors[1] > before);
+    before = errors[1];
+  }
+}
+
+TEST_CASE("rounds of the ring hide behind compute when it is long enough") {
+  const int n = 4;
+  const auto waiting = [&](double bandwidth, bool backward) {
+    Case c;
+    c.length = 512;
+    c.heads = c.kv_heads = 2;
+    c.size = 16;
+    c.fill();
+    ts::Machine machine = ts::machine("h100", {n});
+    const ts::Mesh mesh(machine, {{"context", n}});
+    (void)bandwidth;
+    ts::MeshRun run = run_case(ts::ContextParallel::ring, c, n, backward);
+    double most = 0;
+    for (const ts::TimedDevice& device : run.timeline.devices) {
+      most = std::fmax(most, device.waiting);
+    }
+    return most;
+  };
+  MESSAGE(waiting(1, false) << " " << waiting(1, true));
+}
+
+TEST_CASE("context attention says what is wrong") {
+  const auto failure = [](const std::function<void(ts::Device&)>& program) {
+    const ts::Mesh mesh(ts::machine("h100", {2}), {{"context", 2}});
+    return error_of([&] { mesh.run(program); });
+  };
+  const ts::Tensor x = ts::ones({1, 3, 8}), longer = ts::ones({1, 4, 8});
+  MESSAGE(failure(
+      [&](ts::Device& d) { ts::ring_attention(d, x, x, x, 2, 2, "context", ts::Mask::causal); }));
+  MESSAGE(failure([&](ts::Device& d) {
+    ts::ring_attention(d, x, longer, longer, 2, 2, "context", ts::Mask::none);
+  }));
+  MESSAGE(failure([&](ts::Device& d) {
+    ts::gathered_attention(d, x, x, x, 2, 2, "context", ts::Mask::causal);
+  }));
+  MESSAGE(failure([&](ts::Device& d) {
+    ts::gathered_attention(d, x, longer, longer, 2, 2, "context", ts::Mask::none);
+  }));
+  MESSAGE(failure([&](ts::Device& d) {
+    ts::ulysses_attention(d, longer, longer, longer, 1, 1, "context", ts::Mask::none);
+  }));
+  MESSAGE(failure([&](ts::Device& d) {
+    ts::ulysses_attention(d, longer, longer, longer, 3, 2, "context", ts::Mask::none);
+  }));
+  MESSAGE(failure(
+      [&](ts::Device& d) { ts::ring_attention(d, x, x, x, 2, 2, "cp", ts::Mask::causal); }));
+}
+
+#endif

@@ -456,7 +456,7 @@ TEST_CASE("presets count the published parameters") {
   const std::string path = shared_path("tables/models.tsv");
   if (present(path)) {
     const std::vector<std::string> lines = lines_of(path);
-    CHECK(ts::configs().size() == lines.size() - 1 + 2);
+    CHECK(ts::configs().size() == lines.size() - 1 + 3);
     for (std::size_t i = 1; i < lines.size(); ++i) {
       const std::vector<std::string> cells = cells_of(lines[i]);
       CAPTURE(cells[0]);
@@ -473,7 +473,7 @@ TEST_CASE("config and transformer say what is wrong") {
         "config: no model is named \"llama9-7b\"; near: llama2-7b, llama2-13b, llama2-70b, "
         "llama3-8b, llama3-70b, llama3.1-405b, llama3.2-1b, llama3.2-3b");
   const std::string all = error_of([] { ts::config("x"); });
-  CHECK(all.rfind("config: no model is named \"x\"; known: nano, nano-llama, gpt2-small,", 0) == 0);
+  CHECK(all.rfind("config: no model is named \"x\"; known: nano, nano-llama, nano-moe, ", 0) == 0);
   CHECK(all.find("sd2.1-unet") != std::string::npos);
   CHECK(error_of([] { ts::Transformer(ts::config("deepseek-v3")); }) ==
         "Transformer: deepseek-v3 is planned, not run: it has latent attention, dense first "

@@ -5,8 +5,8 @@
 #include <cstdint>  // int64_t
 #include <vector>   // vector
 
-#include "tinyscale/model/experts.hpp"
 #include "tinyscale/model/hooks.hpp"
+#include "tinyscale/model/mixture.hpp"
 #include "tinyscale/model/transformer.hpp"
 #include "tinyscale/tensor/activations.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
@@ -28,9 +28,26 @@ inline Tensor Transformer::forward(const std::vector<std::int32_t>& ids, std::in
   return head(x, hooks);  // (B, T, V)
 }
 
+// The balance loss is in the number here and starts its own gradient in the blocks, so that blocks
+// apart (a pipeline's) learn the same.
 inline Tensor Transformer::loss(const std::vector<std::int32_t>& ids,
                                 const std::vector<std::int32_t>& targets, std::int64_t batch,
                                 std::int64_t time, const Hooks& hooks) const {
+  if (config.experts == 0 || hooks.experts.balance_loss <= 0) {
+    return next_token_loss(ids, targets, batch, time, hooks);
+  }
+  ExpertCounts own;
+  Hooks counted = hooks;
+  counted.expert_counts = hooks.expert_counts != nullptr ? hooks.expert_counts : &own;
+  const double before = counted.expert_counts->balance_loss;
+  const Tensor loss = next_token_loss(ids, targets, batch, time, counted);
+  return loss + static_cast<float>(counted.expert_counts->balance_loss - before);
+}
+
+inline Tensor Transformer::next_token_loss(const std::vector<std::int32_t>& ids,
+                                           const std::vector<std::int32_t>& targets,
+                                           std::int64_t batch, std::int64_t time,
+                                           const Hooks& hooks) const {
   Tensor x = embed(ids, batch, time, hooks);  // (B, T, D)
   for (int layer = 0; layer < config.layers; ++layer) {
     x = block(layer, x, hooks);
@@ -105,7 +122,11 @@ inline Tensor Transformer::head_input(const Tensor& x, const Hooks& hooks) const
 inline Tensor Transformer::feed_forward(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = blocks_[static_cast<std::size_t>(layer)];
   const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
-  return b.experts.empty() ? gated(b.dense, in, hooks) : mixture(b, in, hooks);
+  if (b.experts.empty()) {
+    return write_back(b.dense.down, hidden(b.dense, in, hooks), hooks);
+  }
+  const Tensor y = mixture(layer, in, hooks);
+  return hooks.linear_out ? hooks.linear_out(y) : y;
 }
 
 inline Tensor Transformer::use(int index, const Hooks& hooks) const {
@@ -175,40 +196,16 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
   return write_back(b.output, o, hooks);
 }
 
-// down(activation(up x)), or down(activation(gate x) * up x).
-inline Tensor Transformer::gated(const FeedForward& part, const Tensor& x,
-                                 const Hooks& hooks) const {
+// activation(up x), or activation(gate x) * up x: what the down matrix reads.
+inline Tensor Transformer::hidden(const FeedForward& part, const Tensor& x,
+                                  const Hooks& hooks) const {
   const Tensor up = project(part.up, x, hooks);  // (B, T, F)
-  Tensor h;
   switch (config.activation) {
-    case Activation::gelu: h = gelu(up); break;
-    case Activation::gelu_tanh: h = gelu_tanh(up); break;
-    case Activation::swiglu: h = silu(project(part.gate, x, hooks)) * up; break;
-    case Activation::geglu: h = gelu_tanh(project(part.gate, x, hooks)) * up; break;
+    case Activation::gelu: return gelu(up);
+    case Activation::gelu_tanh: return gelu_tanh(up);
+    case Activation::swiglu: return silu(project(part.gate, x, hooks)) * up;
+    default: return gelu_tanh(project(part.gate, x, hooks)) * up;
   }
-  return write_back(part.down, h, hooks);
-}
-
-// Every token's output is the weighted sum of its top_k experts' (and the shared ones').
-inline Tensor Transformer::mixture(const Block& block, const Tensor& x, const Hooks& hooks) const {
-  const std::int64_t n = x.count() / config.width;
-  const std::int64_t k = config.top_k;
-  const Tensor rows = reshape(x, {n, config.width});
-  const Tensor p = softmax(matmul_transposed(rows, use(block.router, hooks)));  // (N, E)
-  const Routing routing = route(p, config.top_k);
-  std::vector<Tensor> parts;
-  for (std::size_t e = 0; e < block.experts.size(); ++e) {
-    const auto& own = routing.rows[e];
-    if (!own.empty()) {
-      parts.push_back(gated(block.experts[e], embedding(rows, own, {own.size()}), hooks));
-    }
-  }
-  const Tensor chosen =
-      reshape(embedding(reshape(p, {p.count(), 1}), routing.chosen, {n, k}), {n, k});
-  const Tensor weights = chosen / reshape(sum(chosen, 1), {n, 1});
-  const Tensor outputs = embedding(concat(parts, 0), routing.places, {n, k});  // (N, k, D)
-  const Tensor y = reshape(sum(outputs * reshape(weights, {n, k, 1}), 1), x.shape());
-  return block.dense.up.weight >= 0 ? y + gated(block.dense, x, hooks) : y;
 }
 
 inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) const {

@@ -10,6 +10,7 @@
 
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/compute/rope.hpp"
+#include "tinyscale/model/experts.hpp"
 #include "tinyscale/tensor/choose.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -23,7 +24,8 @@ struct Parameter {
   std::string name;  // as in Hugging Face's Llama files
   Tensor value;
   Split split = Split::whole;
-  int layer = -1;  // -1: embeddings, last norm, output matrix
+  int layer = -1;   // -1: embeddings, last norm, output matrix
+  int expert = -1;  // that it belongs to; -1: none
 };
 
 // Keys and values of the tokens seen so far: room for the whole context, one pair of
@@ -74,6 +76,15 @@ struct Hooks {
   KvCache* cache = nullptr;          // read and extended when set
   double dropout = 0.0;
   std::uint64_t dropout_seed = 0;
+  // Mixtures of experts. Inside one all is a partial sum from linear_in until linear_out, which
+  // comes once, after routed and shared experts are added.
+  ExpertOptions experts;
+  ExpertCounts* expert_counts = nullptr;  // added to when set
+  ExpertDispatch dispatch;                // empty: all experts are here
+  // The mean over the devices that hold other tokens of the batch (all_reduce).
+  std::function<Tensor(const Tensor& x)> batch_mean;
+  double balance_weight = 1;  // of the balance loss in what backward() starts from
+  double partial_share = 1;   // of a bias in a partial sum: 1 / devices that add theirs up
 };
 
 }  // namespace tinyscale

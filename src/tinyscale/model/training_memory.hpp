@@ -20,22 +20,43 @@ struct TrainingMemory {  // bytes
 
 namespace detail {
 
-// Floats kept for each token of one dense layer. Norm: its input and its output; query, key and
-// value; attention's output and its log-sum-exp; the hidden layer before and after the activation.
-inline double layer_activations(const ModelConfig& c) {
+inline double norm_statistics(const ModelConfig& c) {
+  return c.norm == Norm::layer ? 2 : 1;  // mean, and 1/deviation
+}
+
+// Floats kept for each token of one dense layer on one of `tensor` devices. Norm: its input and its
+// output; query, key and value (before and after their norm); attention's output and its
+// log-sum-exp; the hidden layer before and after the activation. Nothing for dropout, which draws
+// its mask again. Heads and hidden layer are cut; under sequence parallelism also tokens, but for
+// the norms' outputs, which are gathered for the matmuls.
+inline double layer_activations(const ModelConfig& c, std::int64_t tensor = 1,
+                                bool sequence_parallel = false) {
+  const auto parts = static_cast<double>(tensor);
   const auto width = static_cast<double>(c.width);
   const auto hidden = static_cast<double>(c.hidden);
-  const auto heads = static_cast<double>(c.heads * c.head_size);
-  const auto kv = static_cast<double>(c.kv_heads * c.head_size);
-  const double statistics = c.norm == Norm::layer ? 4 : 2;  // mean and 1/deviation of two norms
-  const bool gated = c.activation == Activation::swiglu || c.activation == Activation::geglu;
-  const double feed_forward = gated ? 4 * hidden : 2 * hidden;  // gate, silu(gate), up, product
-  return 4 * width + 2 * heads + 2 * kv + static_cast<double>(c.heads) + statistics + feed_forward;
+  const auto heads = static_cast<double>(c.heads);
+  const auto kv_heads = static_cast<double>(c.kv_heads);
+  const double projected = (heads + 2 * kv_heads) * static_cast<double>(c.head_size);
+  const double normed = c.qk_norm ? (heads + kv_heads) * (static_cast<double>(c.head_size) + 1) : 0;
+  const double attended = heads * (static_cast<double>(c.head_size) + 1);
+  const double feed_forward = c.gated() ? 4 * hidden : 2 * hidden;  // gate, silu(gate), up, product
+  return 2 * (width + norm_statistics(c)) / (sequence_parallel ? parts : 1) + 2 * width +
+         (projected + normed + attended + feed_forward) / parts;
 }
 
 }  // namespace detail
 
-// Peak bytes of a step on `batch` sequences of `time` tokens. Dense models, no dropout.
+// Bytes of activations between the forward and the backward pass of `batch` sequences of `time`
+// tokens: the layers, the last norm, the gradient that the loss leaves for it, and the loss. Dense
+// models, f32 matmuls.
+inline double forward_activation_bytes(const ModelConfig& c, std::int64_t batch,
+                                       std::int64_t time) {
+  const double layers = static_cast<double>(c.layers) * detail::layer_activations(c);
+  const double last = 2 * static_cast<double>(c.width) + detail::norm_statistics(c);
+  return 4 * (static_cast<double>(batch * time) * (layers + last) + 1);
+}
+
+// Peak bytes of a step on `batch` sequences of `time` tokens. Dense models.
 inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch, std::int64_t time) {
   const auto tokens = static_cast<double>(batch * time);
   const auto parameters = static_cast<double>(c.parameters());
@@ -45,7 +66,7 @@ inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch, 
   m.parameters = 4 * parameters;
   m.gradients = 4 * parameters;
   m.optimizer = 8 * parameters;
-  const double last_norm = 2 * width + (c.norm == Norm::layer ? 2 : 1);
+  const double last_norm = 2 * width + detail::norm_statistics(c);
   const double loss = 2 * vocabulary + 1;  // the logits, their gradient, a log-sum-exp
   m.activations = 4 * tokens *
                   (static_cast<double>(c.layers) * detail::layer_activations(c) + last_norm + loss);

@@ -113,7 +113,7 @@ inline void plan_memory(const TrainingInputs& in, const TrainingLetters& q, Trai
     return named(name, Quantity(bytes, "B") * q.P / q.N);
   };
   plan.weights_memory = each("M_weights", parts.weights);
-  plan.optimizer_memory = each("M_optimizer", parts.optimizer + parts.gradients);
+  plan.optimizer_memory = each("M_optimizer", parts.optimizer() + parts.gradients);
   const Quantity kept(2 * in.job.checkpoints, "B/token");
   plan.activation_memory = named("M_activations", kept * q.B * q.D * q.L / q.N,
                                  cat({in.job.checkpoints, " tensors of width D a layer, bf16"}));
@@ -148,7 +148,7 @@ inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
   const StateParts parts = state_parts(in.job.state);
   plan.notes.push_back(cat({"memory: ", parts.total(), " bytes a parameter (weights ",
                             parts.weights, ", gradients ", parts.gradients, ", optimizer ",
-                            parts.optimizer, "); the layer being gathered is not counted"}));
+                            parts.optimizer(), "); the layer being gathered is not counted"}));
   if (static_cast<double>(plan.best.layout.data) > in.sequences) {
     plan.notes.push_back(
         cat({"data: ", plan.best.layout.data, " chips for ", format_count(in.sequences),

@@ -144,6 +144,7 @@ inline void add_grad(const Slot& slot, const Tensor& dx) {
   if (!slot->grad && fits && dx.storage().use_count() == 1 && from.count == dx.count() &&
       !from.sliced) {
     slot->grad = dx.storage();
+    slot->fresh = false;
     return;
   }
   float beta = 0;
@@ -196,6 +197,10 @@ class ReadyOps {
  public:
   bool empty() const { return queue_.empty(); }
   void push(const Slot& slot) {
+    if (slot->depth < depth_) {
+      fail({"recompute: the body uses a ", slot->name, " of shape ", slot->shape.text(),
+            " that was computed outside of it; hand it over as one of the inputs"});
+    }
     slot->queued = true;
     queue_.push({-static_cast<double>(slot->order), slots_.size(), 0});
     slots_.push_back(slot);
@@ -207,6 +212,7 @@ class ReadyOps {
   }
 
  private:
+  int depth_ = context().recomputing;
   EventQueue queue_;
   List<Slot> slots_;
 };
@@ -214,7 +220,6 @@ class ReadyOps {
 // The walk back from a root whose gradient stands in its slot.
 inline void run_backward(const Slot& root) {
   const NoGrad no_graph_of_the_backward_pass;
-  const int depth = context().recomputing;
   ReadyOps ready;
   if (!root->leaf && !root->queued) {
     ready.push(root);
@@ -223,10 +228,6 @@ inline void run_backward(const Slot& root) {
     const Slot slot = ready.pop();
     if (!slot->backward) {
       fail({"backward: this graph was used before and is freed; run the forward pass again"});
-    }
-    if (slot->depth < depth) {
-      fail({"recompute: the body uses a ", slot->name, " of shape ", slot->shape.text(),
-            " that was computed outside of it; hand it over as one of the inputs"});
     }
     if (slot->grad) {
       slot->backward(Tensor(slot->shape, std::move(slot->grad)));

@@ -118,27 +118,69 @@ inline void check_dropout(const Tensor& x, float p) {
   x.origin();  // an empty one throws
 }
 
-// x times 1 / (1 - p) where a number of [0, 1) is p or more, else 0; writes on the numbers.
-inline Tensor drop_by(const Tensor& x, float p, Tensor& numbers) {
-  for (std::int64_t i = 0; i < x.count(); ++i) {
-    numbers.data()[i] = numbers.data()[i] >= p ? 1.0f / (1.0f - p) : 0.0f;
+// Where the elements of x stand in the whole tensor: `runs` stretches for each of `rows`, each
+// `length` elements from `first` on; the rows' own are `pitch` apart.
+struct DropPlaces {
+  std::int64_t rows = 1, pitch = 0;
+  std::int64_t length[2] = {0, 0}, first[2] = {0, 0};
+};
+
+// y = x mask / (1 - p) or, of a gradient, y += the same; element i of x is first + i of the whole.
+inline void drop_elements(const float* x, float* y, std::int64_t n, float p, std::uint64_t seed,
+                          std::int64_t first, float beta) {
+  const float keep = 1.0f / (1.0f - p);
+  parallel_for(n, 16384, [=](std::int64_t begin, std::int64_t end) {
+    float chance[256];
+    for (; begin < end; begin += 256) {
+      const std::int64_t m = end - begin < 256 ? end - begin : 256;
+      fill_uniform(chance, m, seed, static_cast<std::uint64_t>(first + begin), 1.0f);
+      for (std::int64_t i = 0; i < m; ++i) {
+        const float dropped = x[begin + i] * (chance[i] >= p ? keep : 0.0f);
+        y[begin + i] = beta == 0.0f ? dropped : y[begin + i] + dropped;
+      }
+    }
+  });
+}
+inline void drop_elements(const float* x, float* y, float p, std::uint64_t seed,
+                          const DropPlaces& at, float beta) {
+  for (std::int64_t row = 0; row < at.rows; ++row) {
+    for (int run = 0; run < 2; ++run) {
+      drop_elements(x, y, at.length[run], p, seed, at.first[run] + row * at.pitch, beta);
+      x += at.length[run];
+      y += at.length[run];
+    }
   }
-  return mul(x, numbers);
+}
+
+inline Tensor dropout_at(const Tensor& given, float p, std::uint64_t seed, const DropPlaces& at) {
+  if (p <= 0.0f) {
+    return given;
+  }
+  const Tensor x = contiguous(given);
+  const OpScope scope;
+  Tensor y(x.shape());
+  drop_elements(x.data(), y.data(), p, seed, at, 0.0f);
+  scope.done_unary("dropout", "dropout", x.shape());
+  if (tracked({&x})) {
+    attach(y, "dropout", {&x}, [p, seed, at, sx = x.slot()](const Tensor& dy) {
+      const OpScope backward;
+      float beta = 0;
+      float* const dx = grad_buffer(sx, beta);
+      drop_elements(dy.data(), dx, p, seed, at, beta);
+      backward.done_unary("dropout backward", "dropout", dy.shape(), &VectorCost::backward);
+    });
+  }
+  return y;
 }
 
 }  // namespace detail
 
 // Keeps an element with probability 1 - p and divides it by that; the mask is a function of the
 // seed and the element's index in the whole tensor, so it is the same in every layout; a shard
-// gives the index of its first element.
+// gives the index of its first element. No mask is stored: the backward pass draws it again.
 inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t first = 0) {
   detail::check_dropout(x, p);
-  if (p <= 0.0f) {
-    return x;
-  }
-  Tensor mask(x.shape());
-  detail::fill_uniform(mask.data(), x.count(), seed, static_cast<std::uint64_t>(first), 1.0f);
-  return detail::drop_by(x, p, mask);
+  return detail::dropout_at(x, p, seed, {1, 0, {x.count(), 0}, {first, 0}});
 }
 
 // The same of x [B, T, D], whose tokens stand at `places` of the sequences first_sequence,
@@ -156,20 +198,12 @@ inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, const TokenP
   if (tokens == length && before == tokens) {
     return dropout(x, p, seed, first_sequence * length * width);
   }
-  if (p <= 0.0f) {
-    return x;
-  }
-  Tensor mask(x.shape());
-  const auto fill = [&](std::int64_t b, std::int64_t begin, std::int64_t end) {
-    const std::int64_t at = ((first_sequence + b) * length + places.at(begin)) * width;
-    detail::fill_uniform(mask.data() + (b * tokens + begin) * width, (end - begin) * width, seed,
-                         static_cast<std::uint64_t>(at), 1.0f);
-  };
-  for (std::int64_t b = 0; b < x.dim(0); ++b) {
-    fill(b, 0, before);
-    fill(b, before, tokens);
-  }
-  return detail::drop_by(x, p, mask);
+  const std::int64_t row = first_sequence * length;
+  return detail::dropout_at(x, p, seed,
+                            {x.dim(0),
+                             length * width,
+                             {before * width, (tokens - before) * width},
+                             {(row + places.at(0)) * width, (row + places.at(before)) * width}});
 }
 
 }  // namespace tinyscale

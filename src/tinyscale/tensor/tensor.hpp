@@ -131,6 +131,7 @@ class Tensor {
   void zero_grad() const {
     if (slot_) {
       slot_->grad.reset();
+      slot_->fresh = false;
     }
   }
   // Gradients of this scalar with respect to every parameter behind it; frees the graph.
