@@ -77,11 +77,13 @@ inline Svg svg(const PipelineTiming& timing) {
   const double top = detail::draw_legend(unseen, legend, 14, right, 54);
   const double bottom = top + track * ranks;
   Canvas canvas(900, bottom + 46);
+  const std::string bubble = format_percent(timing.bubble());
+  const std::string open = format_percent(timing.bubble_without_barrier());
   const std::string words = detail::cat(
       {timing.name, ": ", timing.ranks, timing.ranks == 1 ? " rank, " : " ranks, ",
        timing.microbatches, timing.microbatches == 1 ? " microbatch, " : " microbatches, ",
-       "bubble ", format_percent(timing.bubble()), ", ", timing.peak_activations(),
-       " microbatches held"});
+       "bubble ", bubble, open == bubble ? std::string() : " (" + open + " without barrier)", ", ",
+       timing.peak_activations(), " held"});
   canvas.label(20, 28, words, 16, Anchor::start, Canvas::ink() + " font-weight=\"600\"");
   detail::draw_legend(canvas, legend, 14, right, 54);
   const List<std::vector<int>> chunks = detail::chunks_of(timing);
