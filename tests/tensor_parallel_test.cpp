@@ -22,14 +22,19 @@ ts::ModelConfig small(const std::string& style) {
   c.hidden = 48;
   c.vocabulary = 61;  // no number of devices divides it
   c.context = 24;
-  c.bias = style == "gpt2";
-  if (style != "gpt2") {
+  c.bias = style == "gpt2" || style == "mixture";
+  if (style == "llama") {
     c.norm = ts::Norm::rms;
     c.position = ts::Position::rotary;
     c.activation = ts::Activation::swiglu;
     c.heads = 48;  // grouped-query attention
     c.tied = false;
     c.qk_norm = true;
+  } else if (style == "mixture") {
+    c.experts = 4;
+    c.top_k = 2;
+    c.expert_hidden = 24;
+    c.shared_experts = 1;
   }
   return c;
 }
@@ -81,6 +86,7 @@ Learned on_one(const ts::Transformer& model, const Batch& b, double dropout = 0)
   ts::Hooks hooks;
   hooks.dropout = dropout;
   hooks.dropout_seed = 5;
+  hooks.experts.balance_loss = 0.1;
   const ts::Tensor loss = own.loss(b.ids, b.targets, b.sequences, b.time, hooks);
   loss.backward();
   Learned all;
@@ -116,6 +122,7 @@ Learned on_many(const ts::Transformer& model, const Batch& b, int devices, bool 
     ts::Hooks hooks;
     hooks.dropout = dropout;
     hooks.dropout_seed = 5;
+    hooks.experts.balance_loss = 0.1;
     ts::detail::add_tensor_hooks(hooks, d, "tensor", own.config, sequence_parallel, b.time);
     const ts::Tensor loss = own.loss(b.ids, b.targets, b.sequences, b.time, hooks);
     loss.backward();
@@ -159,7 +166,7 @@ void check_equal(const ts::Transformer& model, const Learned& many, const Learne
 #if !defined(TINYSCALE_NO_THREADS)
 
 TEST_CASE("tensor parallel: loss and every gradient are one device's") {
-  for (const char* style : {"gpt2", "llama"}) {
+  for (const char* style : {"gpt2", "llama", "mixture"}) {
     const ts::Transformer model = lively(small(style));
     const Batch b = some_batch(model.config);
     const Learned one = on_one(model, b);
@@ -185,7 +192,7 @@ TEST_CASE("tensor parallel: dropout masks are one device's") {
 }
 
 TEST_CASE("tensor parallel: bytes that were sent are the closed form's") {
-  for (const char* style : {"gpt2", "llama"}) {
+  for (const char* style : {"gpt2", "llama", "mixture"}) {
     const ts::Transformer model = lively(small(style));
     for (const int devices : {1, 2, 3, 4, 8}) {
       for (const bool sequence_parallel : {false, true}) {

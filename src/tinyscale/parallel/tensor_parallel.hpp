@@ -303,6 +303,8 @@ inline void add_tensor_hooks(Hooks& hooks, Device& device, const Axes& tensor,
     hooks.stream = stream_of(hooks.places, group.index, group.devices, here);
     hooks.sequence_length = hooks.sequence_length > 0 ? hooks.sequence_length : here;
   }
+  hooks.partial_share = 1.0 / group.devices;
+  hooks.balance_weight /= group.devices;
   add_linear_hooks(hooks, group, sequence_parallel);
   add_vocabulary_hooks(hooks, group, sequence_parallel, here);
 }
