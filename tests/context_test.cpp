@@ -112,23 +112,13 @@ struct Case {
   }
 };
 
-// The tokens at these places, of x [B, T, ..].
 ts::Tensor part_of(const ts::Tensor& x, const ts::TokenPlaces& places, std::int64_t n) {
-  const std::int64_t before = places.before_jump(n);
-  return ts::concat({ts::slice(x, 1, places.at(0), places.at(0) + before),
-                     ts::slice(x, 1, places.at(before), places.at(before) + n - before)},
-                    1);
+  return ts::tokens_at(x, 1, places, n);
 }
 
 ts::Tensor attend(ts::Device& d, ts::ContextParallel kind, const Case& c, const ts::Tensor& q,
                   const ts::Tensor& k, const ts::Tensor& v) {
-  switch (kind) {
-    case ts::ContextParallel::ring:
-      return ts::ring_attention(d, q, k, v, c.heads, c.kv_heads, "context", c.mask, c.options);
-    case ts::ContextParallel::ulysses:
-      return ts::ulysses_attention(d, q, k, v, c.heads, c.kv_heads, "context", c.mask);
-    default: return ts::gathered_attention(d, q, k, v, c.heads, c.kv_heads, "context", c.mask);
-  }
+  return ts::context_attention(d, kind, q, k, v, c.heads, c.kv_heads, "context", c.mask, c.options);
 }
 
 ts::TokenPlaces places_of(ts::ContextParallel kind, const Case& c, int rank, int n) {
