@@ -11,6 +11,7 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/tensor/reduce.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 #include "tinyscale/tensor/views.hpp"
 
@@ -169,6 +170,23 @@ inline Routing route(const Tensor& probabilities, int top_k,
                       : place + first[static_cast<std::size_t>(routing.chosen[i] % experts)];
   }
   return routing;
+}
+
+// Switch's balance of a routing, E sum_e f_e P_e: f_e the share of all choices that fell on e (no
+// gradient), P_e its mean probability. 1 when even, at most E. `batch_mean`, when given, makes
+// both means over the devices that hold other tokens.
+inline Tensor balance_loss(const Tensor& probabilities, const Routing& routing,
+                           const std::function<Tensor(const Tensor& x)>& batch_mean = {}) {
+  const std::int64_t experts = probabilities.dim(1);
+  Tensor shares({experts});
+  for (std::int64_t e = 0; e < experts; ++e) {
+    shares.data()[e] = static_cast<float>(routing.routed[static_cast<std::size_t>(e)]) /
+                       static_cast<float>(routing.chosen.size());
+  }
+  Tensor both = concat({shares, mean(probabilities, List<int>{0})}, 0);  // (2 E): one collective
+  both = batch_mean ? batch_mean(both) : both;
+  const Tensor f = slice(both, 0, 0, experts).detach();
+  return sum(f * slice(both, 0, experts, 2 * experts)) * static_cast<float>(experts);
 }
 
 namespace detail {

@@ -29,27 +29,6 @@ inline Tensor Transformer::expert(const FeedForward& part, const Tensor& x,
   return tinyscale::linear(h, use(part.down.weight, hooks), bias);
 }
 
-// Switch's loss: coefficient * E * sum_e f_e P_e, with f_e the share of all choices that fell on
-// e (no gradient) and P_e its mean probability, both means over the batch of all devices.
-inline Tensor Transformer::carry_balance(const Tensor& y, const Tensor& p, const Routing& routing,
-                                         const Hooks& hooks) const {
-  const std::int64_t experts = config.experts;
-  Tensor shares({experts});
-  for (std::int64_t e = 0; e < experts; ++e) {
-    shares.data()[e] = static_cast<float>(routing.routed[static_cast<std::size_t>(e)]) /
-                       static_cast<float>(routing.chosen.size());
-  }
-  Tensor both = concat({shares, mean(p, List<int>{0})}, 0);  // (2 E): one collective
-  both = hooks.batch_mean ? hooks.batch_mean(both) : both;
-  const Tensor product = slice(both, 0, 0, experts).detach() * slice(both, 0, experts, 2 * experts);
-  const Tensor loss =
-      sum(product) * static_cast<float>(hooks.experts.balance_loss * static_cast<double>(experts));
-  if (hooks.expert_counts != nullptr) {
-    hooks.expert_counts->balance_loss += static_cast<double>(loss.item());
-  }
-  return carry_loss(y, loss, hooks.balance_weight);
-}
-
 inline Tensor Transformer::mixture(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& block = blocks_[static_cast<std::size_t>(layer)];
   const std::int64_t n = x.count() / config.width;
@@ -83,7 +62,15 @@ inline Tensor Transformer::mixture(int layer, const Tensor& x, const Hooks& hook
   if (hooks.expert_counts != nullptr) {
     hooks.expert_counts->add(layer, config.layers, routing);
   }
-  return hooks.experts.balance_loss > 0 ? carry_balance(y, p, routing, hooks) : y;
+  if (hooks.experts.balance_loss <= 0) {
+    return y;
+  }
+  const Tensor loss =
+      balance_loss(p, routing, hooks.batch_mean) * static_cast<float>(hooks.experts.balance_loss);
+  if (hooks.expert_counts != nullptr) {
+    hooks.expert_counts->balance_loss += static_cast<double>(loss.item());
+  }
+  return carry_loss(y, loss, hooks.balance_weight);
 }
 
 }  // namespace tinyscale
