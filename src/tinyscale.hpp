@@ -221,6 +221,7 @@
 #include "tinyscale/show/array_pictures.hpp"
 #include "tinyscale/show/schedule_table.hpp"
 #include "tinyscale/show/device_timeline.hpp"
+#include "tinyscale/show/pipeline_chart.hpp"
 #include "tinyscale/show/run_trace.hpp"
 #include "tinyscale/show/link_map.hpp"
 #include "tinyscale/show/report_pictures.hpp"

@@ -67,8 +67,6 @@ struct Hooks {
   std::function<Tensor(const Tensor& x, const Tensor& table,
                        const std::vector<std::int32_t>& targets)>
       loss;
-  // Sums gradients over devices between the backward pass and clipping; may replace the loss.
-  std::function<void(const std::vector<Tensor>& tensors, double& loss)> reduce;
   std::int64_t first_sequence = 0;  // of this device's part in the whole batch
   TokenPlaces places;               // of the tokens that attention sees, in their sequences
   TokenPlaces stream;  // of those between the layers: under sequence parallelism a part of them

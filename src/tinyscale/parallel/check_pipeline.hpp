@@ -186,8 +186,8 @@ class PipelineWalk {
   // Whose op came next: an order in which all needs are met.
   const std::vector<int>& order() const { return order_; }
 
-  // Throws if it ends before the programs do.
-  void run() {
+  // Whether the programs end.
+  bool runs() {
     for (bool moved = true; moved;) {
       moved = false;
       for (int rank = 0; rank < schedule_.ranks; ++rank) {
@@ -196,10 +196,12 @@ class PipelineWalk {
         }
       }
     }
-    for (int rank = 0; rank < schedule_.ranks; ++rank) {
-      if (!finished(rank)) {
-        fail_at(rank);
-      }
+    return stuck() < 0;
+  }
+  // Throws if they do not.
+  void run() {
+    if (!runs()) {
+      fail_at(stuck());
     }
   }
 
@@ -212,7 +214,15 @@ class PipelineWalk {
   int& filled(int from, int to) {
     return filled_[static_cast<std::size_t>(from) * done_.size() + static_cast<std::size_t>(to)];
   }
-  bool finished(int rank) { return done(rank) == ops(rank).size() && sent(rank) != 0; }
+  // A rank that has not finished, or -1.
+  int stuck() {
+    for (int rank = 0; rank < schedule_.ranks; ++rank) {
+      if (done(rank) < ops(rank).size() || sent(rank) == 0) {
+        return rank;
+      }
+    }
+    return -1;
+  }
 
   // What keeps the rank's next op: -1 nothing, else which of needs[].
   int unmet(int rank, PipelineOp needs[2]) {
@@ -320,6 +330,16 @@ class PipelineWalk {
 inline void check_pipeline(const PipelineSchedule& schedule,
                            const Buffering& buffering = Buffering()) {
   detail::PipelineWalk("check_pipeline", schedule, buffering).run();
+}
+
+// The fewest places for messages between any two ranks with which it runs.
+inline int buffers_needed(const PipelineSchedule& schedule) {
+  detail::PipelineWalk("buffers_needed", schedule, eager_sends()).run();
+  int depth = 1;
+  while (!detail::PipelineWalk("buffers_needed", schedule, buffered_sends(depth)).runs()) {
+    ++depth;
+  }
+  return depth;
 }
 
 }  // namespace tinyscale

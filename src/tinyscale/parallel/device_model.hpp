@@ -31,8 +31,8 @@ class DeviceModel {
   List<FlatUnit> units;
   Shared<MemoryMeter> meter;
 
-  DeviceModel(const Transformer& whole, const Layout& layout, const LayoutAxes& axes, Device& device,
-              const TrainState& state, DType format)
+  DeviceModel(const Transformer& whole, const Layout& layout, const LayoutAxes& axes,
+              Device& device, const TrainState& state, DType format)
       : model(whole),
         meter(context().memory),
         layout_(layout),
@@ -124,12 +124,13 @@ class DeviceModel {
                                 : stretch_of(unit.gradient, unit.index * unit.shard, {unit.shard});
       unit.arriving = into;
       reducing_[u] = start_reduce_scatter(calling(device, "gradients of layer", unit.layer),
-                                      unit.gradient, Axes(unit.zero), 0, Reduce::sum, into);
+                                          unit.gradient, Axes(unit.zero), 0, Reduce::sum, into);
     } else {
       unit.arriving = unit.gradient;
       if (!unit.replica.empty()) {
-        reducing_[u] = start_all_reduce(calling(device, "gradients of layer", unit.layer),
-                                    unit.gradient, Axes(unit.replica), Reduce::sum, unit.gradient);
+        reducing_[u] =
+            start_all_reduce(calling(device, "gradients of layer", unit.layer), unit.gradient,
+                             Axes(unit.replica), Reduce::sum, unit.gradient);
       }
     }
     if (layout_.zero > Zero::optimizer) {
@@ -173,8 +174,9 @@ class DeviceModel {
       finish_reduce(u);
       if (!units[u].zero.empty() && !units[u].replica.empty()) {
         FlatUnit& unit = units[u];
-        reducing_[u] = start_all_reduce(calling(device, "gradients of layer", unit.layer), unit.reduced,
-                                    Axes(unit.replica), Reduce::sum, unit.reduced);
+        reducing_[u] =
+            start_all_reduce(calling(device, "gradients of layer", unit.layer), unit.reduced,
+                             Axes(unit.replica), Reduce::sum, unit.reduced);
       }
     }
     for (std::size_t u = 0; u < units.size(); ++u) {
@@ -317,10 +319,10 @@ class DeviceModel {
     }
     Tensor sum;
     for (const std::int64_t other : unit.holders) {
-      const Tensor part =
-          other == mine ? unit.reduced
-                        : device.recv(static_cast<int>(at_.rank_at(axes_.pipeline, other)),
-                                      SourceLine{"gradients of layer", unit.layer});
+      const Tensor part = other == mine
+                              ? unit.reduced
+                              : device.recv(static_cast<int>(at_.rank_at(axes_.pipeline, other)),
+                                            SourceLine{"gradients of layer", unit.layer});
       if (!sum.defined()) {
         sum = part.clone();
       } else {
@@ -333,9 +335,9 @@ class DeviceModel {
   Layout layout_;
   LayoutAxes axes_;
   MeshPoint at_;
-  DType format_;  // in which weights travel
+  DType format_;                        // in which weights travel
   List<Pending> gathering_, reducing_;  // of each unit
-  List<std::size_t> in_flight_;  // reductions of ZeRO 2 and 3, the oldest first
+  List<std::size_t> in_flight_;         // reductions of ZeRO 2 and 3, the oldest first
 };
 
 }  // namespace detail

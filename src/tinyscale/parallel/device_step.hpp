@@ -12,7 +12,9 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/model/data.hpp"
 #include "tinyscale/model/train_step.hpp"
+#include "tinyscale/parallel/context_parallel.hpp"
 #include "tinyscale/parallel/device_model.hpp"
+#include "tinyscale/parallel/expert_parallel.hpp"
 #include "tinyscale/tensor/deferred.hpp"
 #include "tinyscale/tensor/recompute.hpp"
 
@@ -47,14 +49,16 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
                           const ModelConfig& config, std::int64_t time) {
   Hooks hooks;
   if (!axes.context.empty()) {
-    add_context_hooks(hooks, device, Axes(axes.context), layout.context_parallel, time);
+    add_context_hooks(hooks, device, Axes(axes.context), layout.context_parallel, config.head_size,
+                      time);
   }
   if (!axes.tensor.empty()) {
-    add_tensor_hooks(hooks, device, Axes(axes.tensor), config, layout.sequence_parallel);
+    add_tensor_hooks(hooks, device, Axes(axes.tensor), config, layout.sequence_parallel,
+                     time / layout.context);
   }
-  if (config.experts > 0 && 0) {  // EXPERT
-    // add_expert_hooks(hooks, device, axes.expert, axes.batch);
-    // hooks.partial_share = 1.0f / static_cast<float>(layout.tensor);
+  if (config.experts > 0) {
+    add_expert_hooks(hooks, device, Axes(axes.expert), Axes(axes.batch));
+    hooks.partial_share = 1.0 / static_cast<double>(layout.tensor);
   }
   if (layout.recompute == Recompute::selective) {
     const auto attend = hooks.attention;
@@ -97,8 +101,11 @@ class StepRunner {
     hooks_.dropout_seed = parameter_seed(options_.seed, static_cast<std::uint64_t>(step));
     step_ = step;
     loss_scale_ = loss_scale;
-    // EXPERT hooks_.loss_weight = static_cast<float>(
-    //    loss_scale / static_cast<double>(layout_.microbatches * layout_.tensor));
+    hooks_.experts = options_.experts;
+    hooks_.experts.groups =
+        std::max<std::int64_t>(1, options_.experts.groups / layout_.batch_devices());
+    hooks_.expert_counts = &counts_;
+    hooks_.balance_weight = loss_scale / static_cast<double>(layout_.microbatches * layout_.tensor);
     {
       const MatmulFormat format(options_.format);
       for (const PipelineOp& op : program()) {
@@ -128,7 +135,7 @@ class StepRunner {
     bool gradient;
     Tensor value;
   };
-  struct Inbox {  // of one pipeline rank
+  struct Inbox {             // of one pipeline rank
     List<Message> expected;  // in the order in which it sends
     std::size_t next = 0;
     List<Message> early;  // came before they were wanted
@@ -164,8 +171,7 @@ class StepRunner {
   bool uses(int segment, const FlatUnit& unit) const {
     return segment == -1 ? unit.layer == table_unit || unit.layer == positions_unit
            : segment == head_segment()
-               ? unit.layer == head_unit ||
-                     (unit.layer == table_unit && mine_.model.config.tied)
+               ? unit.layer == head_unit || (unit.layer == table_unit && mine_.model.config.tied)
                : unit.layer == segment;
   }
 
@@ -287,7 +293,9 @@ class StepRunner {
       Tensor out = at.out[i];
       if (!out.defined()) {
         // device_.task(number({StepTask::recompute, op.stage, op.microbatch}));
+        hooks_.expert_counts = nullptr;  // they are counted already
         out = run_segment(chain[i], at.in[i], at);
+        hooks_.expert_counts = &counts_;
         // device_.task(number({static_cast<StepTask::Work>(op.work), op.stage, op.microbatch}));
       }
       out.backward(dy);
@@ -343,9 +351,9 @@ class StepRunner {
 
   // A message that an op makes: for which stage, if any.
   int receiver(const PipelineOp& op) const {
-    const bool goes = op.work == PipelineWork::forward ? !last(op.stage)
-                                                       : op.work != PipelineWork::weight_gradient &&
-                                                             op.stage > 0;
+    const bool goes = op.work == PipelineWork::forward
+                          ? !last(op.stage)
+                          : op.work != PipelineWork::weight_gradient && op.stage > 0;
     return !goes ? none : op.work == PipelineWork::forward ? op.stage + 1 : op.stage - 1;
   }
   void expect_messages() {
@@ -434,34 +442,37 @@ class StepRunner {
     Tensor sums(Shape{2}, MemoryKind::buffer);
     const bool tells = mine_.at().index(axes_.tensor) == 0;
     const double share = static_cast<double>(layout_.microbatches * layout_.batch_devices());
-    sums.data()[0] = static_cast<float>(tells ? loss_ / share : 0.0);
+    const bool first = mine_.at().index(axes_.batch) == 0;  // all have the same balance loss
+    const double balance =
+        first ? counts_.balance_loss / static_cast<double>(layout_.microbatches) : 0;
+    sums.data()[0] = static_cast<float>(tells ? loss_ / share + balance : 0.0);
     sums.data()[1] = static_cast<float>(mine_.sum_of_squares() / (loss_scale_ * loss_scale_));
     AxisGroup all;
     for (const MeshAxis& axis : axes_.mesh) {
       all.push_back(axis.name);
     }
-    const Tensor total =
-        device_.size() == 1
-            ? sums
-            : device_.all_reduce(sums, Axes(all), Reduce::sum, CollectiveOptions(),
-                                 SourceLine{"loss and gradient norm", -1});
+    const Tensor total = device_.size() == 1
+                             ? sums
+                             : device_.all_reduce(sums, Axes(all), Reduce::sum, CollectiveOptions(),
+                                                  SourceLine{"loss and gradient norm", -1});
     StepResult result;
     result.loss = static_cast<double>(total.data()[0]);
     result.grad_norm = std::sqrt(static_cast<double>(total.data()[1]));
     check_finite("train_step", "gradient norm", result.grad_norm, step_, options_);
     kernels::AdamWStep adamw;
-    adamw.learning_rate = static_cast<float>(
-        cosine_schedule(step_, options_.warmup, options_.steps, options_.learning_rate,
-                        options_.min_learning_rate));
+    adamw.learning_rate =
+        static_cast<float>(cosine_schedule(step_, options_.warmup, options_.steps,
+                                           options_.learning_rate, options_.min_learning_rate));
     adamw.beta1 = static_cast<float>(options_.beta1);
     adamw.beta2 = static_cast<float>(options_.beta2);
     adamw.epsilon = static_cast<float>(AdamWOptions().epsilon);
     adamw.weight_decay = static_cast<float>(options_.weight_decay);
-    adamw.grad_scale = static_cast<float>(clip_scale(result.grad_norm, options_.clip) / loss_scale_);
+    adamw.grad_scale =
+        static_cast<float>(clip_scale(result.grad_norm, options_.clip) / loss_scale_);
     adamw.step = updates + 1;
     mine_.update(adamw);
     mine_.end_step(device_);
-    loss_ = 0;
+    loss_ = counts_.balance_loss = 0;
     for (Uses& uses : uses_) {
       uses.left = uses.all;
     }
@@ -484,6 +495,7 @@ class StepRunner {
   List<Inbox> inboxes_;
   std::int64_t step_ = 0;
   double loss_scale_ = 1, loss_ = 0;
+  ExpertCounts counts_;
 };
 
 }  // namespace detail

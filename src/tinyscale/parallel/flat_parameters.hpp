@@ -3,7 +3,8 @@
 // after another in one flat buffer, whose length divides over the devices that share it. Data
 // parallelism, ZeRO 1 to 3, FSDP and its hybrid (arXiv 1910.02054, 2304.11277) are what happens
 // to the buffers of a unit:
-//   gradients: reduce_scatter over `zero`, all_reduce over `replica`; weights: all_gather over `zero`.
+//   gradients: reduce_scatter over `zero`, all_reduce over `replica`; weights: all_gather over
+//   `zero`.
 
 #include <algorithm>  // max, min
 #include <cstdint>    // int64_t
@@ -23,13 +24,13 @@ constexpr int table_unit = -1, positions_unit = -2, head_unit = -3;
 
 struct FlatUnit {
   int layer = 0;
-  List<int> places;                 // in Transformer::parameters
-  List<Shape> shapes;               // of this device's part of each
-  std::vector<std::int64_t> begins;  // of each in the buffer, and the end of the last
+  List<int> places;                               // in Transformer::parameters
+  List<Shape> shapes;                             // of this device's part of each
+  std::vector<std::int64_t> begins;               // of each in the buffer, and the end of the last
   std::int64_t shards = 1, index = 0, shard = 0;  // devices that share it, this one, its elements
   AxisGroup zero, replica;
-  bool copy = false;    // of what another tensor or pipeline rank holds and updates alike
-  bool counts = true;   // in the gradient norm: of equal numbers only one does
+  bool copy = false;   // of what another tensor or pipeline rank holds and updates alike
+  bool counts = true;  // in the gradient norm: of equal numbers only one does
   std::vector<std::int64_t> holders;  // pipeline ranks with it: more than one of a tied table
 
   Tensor values;    // [length]; of ZeRO 3 only while gathered
@@ -45,7 +46,7 @@ struct FlatUnit {
 };
 
 inline int unit_layer(const Parameter& p) {
-  return p.layer >= 0                                   ? p.layer
+  return p.layer >= 0                               ? p.layer
          : p.name == "model.embed_tokens.weight"    ? table_unit
          : p.name == "model.embed_positions.weight" ? positions_unit
                                                     : head_unit;
@@ -74,9 +75,7 @@ struct StageMap {
                      : layout.schedule),
         layers(of_layers) {}
 
-  int first_layer(int stage) const {
-    return static_cast<int>(stage * layers / schedule.stages);
-  }
+  int first_layer(int stage) const { return static_cast<int>(stage * layers / schedule.stages); }
   bool uses(int stage, int unit, bool tied) const {
     return unit >= 0 ? unit >= first_layer(stage) && unit < first_layer(stage + 1)
                      : (stage == 0 && unit != head_unit) ||
@@ -124,7 +123,8 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
     FlatUnit unit;
     unit.holders = stages.holders(layer, c.tied);
     const std::int64_t expert = expert_of(p);
-    const bool here = std::find(unit.holders.begin(), unit.holders.end(), mine) != unit.holders.end();
+    const bool here =
+        std::find(unit.holders.begin(), unit.holders.end(), mine) != unit.holders.end();
     if (!here || (expert >= 0 && expert / experts != at.index(axes.expert))) {
       continue;
     }
@@ -141,9 +141,8 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
     }
     unit.counts = !unit.copy && at.index(unit.replica) == 0;
     std::size_t u = 0;
-    while (u < units.size() &&
-           !(units[u].layer == layer && units[u].zero == unit.zero &&
-             units[u].replica == unit.replica && units[u].copy == unit.copy)) {
+    while (u < units.size() && !(units[u].layer == layer && units[u].zero == unit.zero &&
+                                 units[u].replica == unit.replica && units[u].copy == unit.copy)) {
       ++u;
     }
     if (u == units.size()) {
@@ -174,8 +173,9 @@ inline void fill_flat(const FlatUnit& unit, const List<Tensor>& whole,
   for (std::size_t i = 0; i < unit.places.size(); ++i) {
     const std::size_t place = static_cast<std::size_t>(unit.places[i]);
     if (place < whole.size() && whole[place].defined()) {
-      const Tensor part = contiguous(tensor_shard(whole[place], parameters[place].split,
-                                                  static_cast<int>(tensor), static_cast<int>(tensors)));
+      const Tensor part =
+          contiguous(tensor_shard(whole[place], parameters[place].split, static_cast<int>(tensor),
+                                  static_cast<int>(tensors)));
       std::copy(part.data(), part.data() + part.count(), to + unit.begins[i]);
     }
   }

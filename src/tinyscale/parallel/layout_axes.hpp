@@ -20,9 +20,9 @@ using AxisGroup = std::vector<std::string>;
 struct LayoutAxes {
   List<MeshAxis> mesh;  // from the slowest links to the fastest
   AxisGroup pipeline, data, context, tensor;
-  AxisGroup batch;                  // data and context: devices with other tokens
-  AxisGroup zero, replica;          // of batch: those that shard, and those that repeat it
-  AxisGroup expert;                 // of batch: those with other experts
+  AxisGroup batch;                        // data and context: devices with other tokens
+  AxisGroup zero, replica;                // of batch: those that shard, and those that repeat it
+  AxisGroup expert;                       // of batch: those with other experts
   AxisGroup expert_zero, expert_replica;  // of batch without expert
 };
 
@@ -31,7 +31,8 @@ struct MeshPoint {
   List<MeshAxis> axes;
   std::vector<std::int64_t> at, stride;
 
-  MeshPoint(const List<MeshAxis>& of, std::int64_t rank) : axes(of), at(of.size()), stride(of.size()) {
+  MeshPoint(const List<MeshAxis>& of, std::int64_t rank)
+      : axes(of), at(of.size()), stride(of.size()) {
     std::int64_t below = 1;
     for (std::size_t i = axes.size(); i-- > 0;) {
       stride[i] = below;
@@ -104,8 +105,7 @@ struct SplitAxis {
       }
     }
     for (std::size_t i = factors.size(); i-- > 0;) {
-      const std::string part =
-          factors.size() == 1 ? name : cat({name, "_", factors.size() - i});
+      const std::string part = factors.size() == 1 ? name : cat({name, "_", factors.size() - i});
       axes.push_back({part, factors[i]});
       names.push_back(part);
     }

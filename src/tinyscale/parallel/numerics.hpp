@@ -54,8 +54,8 @@ struct NumericsReport {
     out.title = title;
     out.columns = {"way", "format", "parts", "error", "bound"};
     for (const NumericsRow& r : rows) {
-      out.add({r.way, name_of(r.format), detail::cat({r.parts}), detail::printed('e', 1, r.error),
-               detail::printed('e', 1, r.bound)});
+      out.add({r.way, name_of(r.format), detail::cat({r.parts}), detail::printed('e', 2, r.error),
+               detail::printed('e', 2, r.bound)});
     }
     return out;
   }

@@ -62,7 +62,8 @@ class Trainer {
     const MeshRun run = mesh_->run([&](Device& device) {
       Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
       if (!mine) {
-        mine.reset(new DeviceModel(model_, options_.layout, axes_, device, state_, options_.format));
+        mine.reset(
+            new DeviceModel(model_, options_.layout, axes_, device, state_, options_.format));
       }
       context().memory = mine->meter;
       mine->meter->reset_peak();
@@ -98,9 +99,8 @@ class Trainer {
 
  private:
   void gather_whole() {
-    const MeshRun run = mesh_->run([&](Device& device) {
-      parts_[static_cast<std::size_t>(device.rank())]->keep(device);
-    });
+    const MeshRun run = mesh_->run(
+        [&](Device& device) { parts_[static_cast<std::size_t>(device.rank())]->keep(device); });
     state_.moments.clear();
     state_.squares.clear();
     for (const Parameter& p : model_.parameters) {
