@@ -198,6 +198,7 @@
 #include "tinyscale/parallel/numerics.hpp"
 #include "tinyscale/parallel/goodput.hpp"
 #include "tinyscale/parallel/flat_parameters.hpp"
+#include "tinyscale/parallel/step_forms.hpp"
 #include "tinyscale/parallel/device_model.hpp"
 #include "tinyscale/parallel/device_step.hpp"
 #include "tinyscale/parallel/trainer.hpp"
