@@ -203,6 +203,7 @@
 #include "tinyscale/parallel/device_model.hpp"
 #include "tinyscale/parallel/device_step.hpp"
 #include "tinyscale/parallel/trainer.hpp"
+#include "tinyscale/parallel/step_report.hpp"
 #include "tinyscale/parallel/train_report.hpp"
 #include "tinyscale/parallel/train.hpp"
 

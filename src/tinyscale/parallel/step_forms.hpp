@@ -273,10 +273,6 @@ class StepPlanner {
           add(Collective::permute, axes_.context, 2 * keys, "ring attention",
               "L m 6 (c-1) b s h_kv / t");
         }
-        if (!forward) {
-          add(Collective::permute, axes_.context, 2 * keys, "ring attention",
-              "L m 6 (c-1) b s h_kv / t");
-        }
         break;
       case ContextParallel::gathered:
         for (int i = 0; i < 2; ++i) {
