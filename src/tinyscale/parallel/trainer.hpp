@@ -16,7 +16,8 @@ namespace tinyscale {
 struct TrainOptions : StepOptions {
   Machine machine;  // empty: one device, this laptop
   Layout layout;
-  Faults faults;  // of the machine: slow and dead devices and links, in the simulated time
+  Faults faults;    // of the machine: slow and dead devices and links, in the simulated time
+  std::int64_t check_steps = 2;  // first steps of a mesh that one device does too, for the report
 };
 
 namespace detail {
@@ -37,6 +38,15 @@ inline void put_part(const float* from, std::int64_t first, std::int64_t count, 
   for (std::int64_t i = first; i < first + count; ++i) {
     to[i / part * width + begin + i % part] = from[i - first];
   }
+}
+
+// A model with numbers of its own.
+inline Transformer copy_of(const Transformer& model) {
+  Transformer copy = model;
+  for (Parameter& p : copy.parameters) {
+    p.value = parameter(p.value.detach());
+  }
+  return copy;
 }
 
 class Trainer {
