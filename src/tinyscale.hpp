@@ -185,6 +185,7 @@
 
 // parallel: one model on many devices
 #include "tinyscale/parallel/pipeline_schedule.hpp"
+#include "tinyscale/parallel/pipeline_places.hpp"
 #include "tinyscale/parallel/check_pipeline.hpp"
 #include "tinyscale/parallel/pipeline_timing.hpp"
 #include "tinyscale/parallel/pipeline_forms.hpp"
