@@ -9,7 +9,7 @@
 #include <algorithm>  // max
 #include <cmath>      // exp, log
 #include <cstdint>    // int64_t
-#include <cstring>    // memcpy
+#include <vector>     // vector
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/mesh/device.hpp"
@@ -76,6 +76,7 @@ struct Ring {
     return s;
   }
   Pending send(Endpoint& device, const Tensor& x) const {
+    const MemoryScope scope(MemoryKind::buffer);
     return start_permute({device, options.transfer, where}, x, axes, 1);
   }
 };
