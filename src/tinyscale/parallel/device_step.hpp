@@ -110,7 +110,7 @@ class StepRunner {
       const MatmulFormat format(options_.format);
       for (const PipelineOp& op : program()) {
         const StepTask task = {static_cast<StepTask::Work>(op.work), op.stage, op.microbatch};
-        // device_.task(number(task));
+        device_.task(number(task));
         switch (op.work) {
           case PipelineWork::forward: forward(op); break;
           case PipelineWork::weight_gradient: weight_gradient(op); break;
@@ -118,7 +118,7 @@ class StepRunner {
         }
       }
     }
-    // device_.task(number({StepTask::update, 0, 0}));
+    device_.task(number({StepTask::update, 0, 0}));
     return update(updates);
   }
 
@@ -292,11 +292,11 @@ class StepRunner {
       }
       Tensor out = at.out[i];
       if (!out.defined()) {
-        // device_.task(number({StepTask::recompute, op.stage, op.microbatch}));
+        device_.task(number({StepTask::recompute, op.stage, op.microbatch}));
         hooks_.expert_counts = nullptr;  // they are counted already
         out = run_segment(chain[i], at.in[i], at);
         hooks_.expert_counts = &counts_;
-        // device_.task(number({static_cast<StepTask::Work>(op.work), op.stage, op.microbatch}));
+        device_.task(number({static_cast<StepTask::Work>(op.work), op.stage, op.microbatch}));
       }
       out.backward(dy);
       dy = at.in[i].defined() ? at.in[i].grad() : Tensor();
