@@ -295,6 +295,59 @@ TEST_CASE("sequence parallel: with gather_again every activation is cut over the
   }
 }
 
+TEST_CASE("tensor parallel: blocks that are recomputed send 12 b s h (t-1)/t") {
+  for (const char* style : {"gpt2", "mixture"}) {
+    const ts::Transformer model = lively(small(style));
+    const Batch b = some_batch(model.config);
+    const Learned one = on_one(model, b, 0.2);
+    for (const bool sequence_parallel : {false, true}) {
+      for (const bool again : {false, sequence_parallel}) {
+        ts::Mesh mesh = tensor_mesh(4);
+        mesh.algorithm = ts::Algorithm::ring;
+        const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+          const ts::Transformer own = sharded(model, d.index("tensor"), 4);
+          ts::Hooks hooks;
+          hooks.dropout = 0.2;
+          hooks.dropout_seed = 5;
+          hooks.experts.balance_loss = 0.1;
+          ts::detail::add_tensor_hooks(hooks, d, "tensor", own.config, sequence_parallel, b.time,
+                                       again);
+          ts::Tensor x = own.embed(b.ids, b.sequences, b.time, hooks);
+          for (int layer = 0; layer < 2; ++layer) {
+            x = ts::recompute(
+                [&own, &hooks, layer](const std::vector<ts::Tensor>& in) {
+                  return own.block(layer, in[0], hooks);
+                },
+                {x});
+          }
+          own.head_loss(x, b.targets, hooks).backward();
+          for (const ts::Parameter& p : own.parameters) {
+            d.keep(p.name, p.value.grad());
+          }
+        });
+        const ts::TensorParallelBytes bytes =
+            ts::tensor_parallel_bytes(model.config, b.sequences, b.time, 4, 2, again);
+        CHECK(run.bytes_sent(1) == bytes.total());
+        for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+          const ts::Parameter& p = model.parameters[i];
+          CAPTURE(p.name);
+          std::vector<ts::Tensor> parts;
+          ts::Tensor sum = ts::zeros(one.grads[i].shape());
+          for (int rank = 0; rank < 4; ++rank) {
+            parts.push_back(run.kept(rank, p.name));
+            sum = p.split == ts::Split::whole ? sum + parts.back() : sum;
+          }
+          const bool partial = ts::partial_over_tensor(p, model.config, sequence_parallel);
+          if (p.name.find("k_proj.bias") == std::string::npos) {
+            CHECK(far_apart(partial ? sum : ts::tensor_unshard(parts, p.split), one.grads[i]) <
+                  1e-5);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("tensor parallel: with context parallel, whose tokens jump, the jump within a part too") {
   const ts::Transformer model = lively(small("gpt2"));
   Batch b = some_batch(model.config);
