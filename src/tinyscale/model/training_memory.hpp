@@ -28,9 +28,9 @@ inline double norm_statistics(const ModelConfig& c) {
 // output; query, key and value (before and after their norm); attention's output and its
 // log-sum-exp; the hidden layer before and after the activation. Nothing for dropout, which draws
 // its mask again. Heads and hidden layer are cut; under sequence parallelism also tokens, but for
-// the norms' outputs, which are gathered for the matmuls.
+// the norms' outputs, which are gathered for the matmuls and kept so unless gathered again.
 inline double layer_activations(const ModelConfig& c, std::int64_t tensor = 1,
-                                bool sequence_parallel = false) {
+                                bool sequence_parallel = false, bool gather_again = false) {
   const auto parts = static_cast<double>(tensor);
   const auto width = static_cast<double>(c.width);
   const auto hidden = static_cast<double>(c.hidden);
@@ -40,7 +40,8 @@ inline double layer_activations(const ModelConfig& c, std::int64_t tensor = 1,
   const double normed = c.qk_norm ? (heads + kv_heads) * (static_cast<double>(c.head_size) + 1) : 0;
   const double attended = heads * (static_cast<double>(c.head_size) + 1);
   const double feed_forward = c.gated() ? 4 * hidden : 2 * hidden;  // gate, silu(gate), up, product
-  return 2 * (width + norm_statistics(c)) / (sequence_parallel ? parts : 1) + 2 * width +
+  const double stream = sequence_parallel ? parts : 1;
+  return 2 * (width + norm_statistics(c)) / stream + 2 * width / (gather_again ? stream : 1) +
          (projected + normed + attended + feed_forward) / parts;
 }
 
