@@ -248,20 +248,32 @@ TEST_CASE("activations: one block of ours, with and without recomputation") {
     CAPTURE(config.name);
     const ts::Transformer model(config, 1);
     const auto tokens = static_cast<double>(2 * 8);
-    for (const bool again : {false, true}) {
+    for (const ts::Recompute recompute :
+         {ts::Recompute::none, ts::Recompute::selective, ts::Recompute::full}) {
+      ts::Hooks hooks;
+      if (recompute == ts::Recompute::selective) {
+        hooks.attention = [&config](int, const Tensor& q, const Tensor& k, const Tensor& v) {
+          return ts::recompute(
+              [&config](const std::vector<Tensor>& in) {
+                return ts::attention(in[0], in[1], in[2], config.heads, config.kv_heads,
+                                     ts::Mask::causal);
+              },
+              {q, k, v});
+        };
+      }
       const double before = activation_level();
       ts::detail::Slot graph;
       {
         const Tensor x =
             ts::detail::leaf(ts::randn({2, 8, config.width}, 2), ts::MemoryKind::activation);
-        const auto block = [&model](const std::vector<Tensor>& in) {
-          return model.block(0, in[0], ts::Hooks());
+        const auto block = [&](const std::vector<Tensor>& in) {
+          return model.block(0, in[0], hooks);
         };
-        graph = (again ? ts::recompute(block, {x}) : block({x})).slot();
+        const bool full = recompute == ts::Recompute::full;
+        graph = (full ? ts::recompute(block, {x}) : block({x})).slot();
       }
-      const double kept =
-          again ? static_cast<double>(config.width) : ts::detail::layer_activations(config);
-      CHECK(activation_level() - before == 4 * tokens * kept);
+      CHECK(activation_level() - before ==
+            ts::block_activation_bytes(config, tokens, 1, false, recompute));
     }
   }
 }
@@ -301,7 +313,7 @@ TEST_CASE("activations: one block of ours on a tensor axis, with sequences cut o
         kept[static_cast<std::size_t>(device.rank())] = activation_level() - before;
       });
       for (const double bytes : kept) {
-        CHECK(bytes == 4 * 16 * ts::detail::layer_activations(config, devices, cut));
+        CHECK(bytes == ts::block_activation_bytes(config, 16, devices, cut));
       }
     }
   }
