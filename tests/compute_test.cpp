@@ -523,7 +523,7 @@ TEST_CASE("rope: keeps lengths, depends on the distance only, and is undone by i
     s.tokens = 5;
     s.heads = 3;
     s.head_size = 8;
-    s.first_position = 7;
+    s.places = {7, 3, 20};
     s.pairs = pairs;
     const Floats x = noise(2 * 5 * 24, 1);
     Floats y(x.size()), back(x.size(), 1.0f);

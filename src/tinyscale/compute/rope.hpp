@@ -13,12 +13,31 @@ namespace tinyscale {
 
 enum class RopePairs { interleaved, halves };
 
+// Where the tokens of a device stand in their sequences: one stretch, or two (zigzag).
+struct TokenPlaces {
+  std::int64_t first = 0;
+  std::int64_t jump_at = 0, jump = 0;  // tokens from jump_at on stand `jump` places further
+
+  constexpr TokenPlaces(std::int64_t from_place = 0, std::int64_t after = 0, std::int64_t by = 0)
+      : first(from_place), jump_at(after), jump(by) {}
+  constexpr std::int64_t at(std::int64_t t) const { return first + t + (t >= jump_at ? jump : 0); }
+  // Of the tokens from t on.
+  constexpr TokenPlaces from(std::int64_t t) const {
+    return t < jump_at ? TokenPlaces(first + t, jump_at - t, jump) : TokenPlaces(at(t));
+  }
+  // How many of n tokens stand before the jump.
+  constexpr std::int64_t before_jump(std::int64_t n) const {
+    return jump == 0 || jump_at >= n ? n : jump_at > 0 ? jump_at : 0;
+  }
+};
+
 namespace kernels {
 
 enum class RopeTurn { forward, inverse };
 
 struct RopeShape {  // x is [batch, tokens, heads * head_size]
-  std::int64_t batch = 1, tokens = 1, heads = 1, head_size = 2, first_position = 0;
+  std::int64_t batch = 1, tokens = 1, heads = 1, head_size = 2;
+  TokenPlaces places;
   double theta = 10000.0;
   RopePairs pairs = RopePairs::interleaved;
 };
@@ -32,7 +51,7 @@ inline void rope_reference(const RopeShape& s, RopeTurn turn, const float* x, fl
     const std::int64_t a = head * s.head_size + (interleaved ? 2 * i : i);
     const std::int64_t b = a + (interleaved ? 1 : half);
     const double power = static_cast<double>(2 * i) / static_cast<double>(s.head_size);
-    const double angle = static_cast<double>(s.first_position + t) / std::pow(s.theta, power);
+    const double angle = static_cast<double>(s.places.at(t)) / std::pow(s.theta, power);
     const double c = std::cos(angle), n = std::sin(turn == RopeTurn::forward ? angle : -angle);
     const double xa = double{x[a]}, xb = double{x[b]};
     y[a] = static_cast<float>(xa * c - xb * n);
@@ -77,7 +96,7 @@ inline void rope_all(const kernels::RopeShape& s, kernels::RopeTurn turn, const 
     List<float> cos(frequency.size()), sin(frequency.size());
     for (std::int64_t t = begin; t < end; ++t) {
       for (std::size_t i = 0; i < frequency.size(); ++i) {
-        const double angle = static_cast<double>(s.first_position + t) * frequency[i];
+        const double angle = static_cast<double>(s.places.at(t)) * frequency[i];
         cos[i] = static_cast<float>(std::cos(angle));
         sin[i] = static_cast<float>(turn == kernels::RopeTurn::forward ? std::sin(angle)
                                                                        : -std::sin(angle));

@@ -347,7 +347,9 @@ struct CrossEntropyBackwardRows {
         exp_negative<L>(v - vl, v);
         add_some<L>(beta, v * vs, vocab - j, dx + j);
       }
-      dx[targets[i]] -= scale;
+      if (targets[i] < vocab) {
+        dx[targets[i]] -= scale;
+      }
     }
   }
 };
@@ -382,6 +384,7 @@ inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const f
   });
 }
 
+// lse may be of more columns than are here; a target from vocab on is one of those.
 inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                    const float* lse, const std::int32_t* targets, float scale,
                                    float* dlogits, float beta = 1.0f) {

@@ -28,18 +28,23 @@ inline const char* name_of(MemoryKind kind) {
 
 namespace detail {
 
-// A level that goes up and down, and its highest value.
+// A level that goes up and down, its highest value, and its highest since a mark, which is no more.
 struct PeakCounter {
   std::atomic<std::int64_t> level{0};
   std::atomic<std::int64_t> peak{0};
+  std::atomic<std::int64_t> since_mark{0};
 
   void change(std::int64_t amount) {
     const std::int64_t now = level.fetch_add(amount) + amount;
     if (amount <= 0) {
       return;
     }
-    std::int64_t highest = peak.load();
-    while (now > highest && !peak.compare_exchange_weak(highest, now)) {
+    raise(peak, now);
+    raise(since_mark, now);
+  }
+  static void raise(std::atomic<std::int64_t>& to, std::int64_t now) {
+    std::int64_t highest = to.load();
+    while (now > highest && !to.compare_exchange_weak(highest, now)) {
     }
   }
 };
@@ -63,6 +68,18 @@ struct MemoryMeter {
       counter.peak.store(counter.level.load());
     }
     total_.peak.store(total_.level.load());
+  }
+
+  // The highest since the last mark(), or since the beginning.
+  double peak_since_mark(MemoryKind kind) const {
+    return static_cast<double>(of(kind).since_mark.load());
+  }
+  double peak_total_since_mark() const { return static_cast<double>(total_.since_mark.load()); }
+  void mark() {
+    for (detail::PeakCounter& counter : by_kind_) {
+      counter.since_mark.store(counter.level.load());
+    }
+    total_.since_mark.store(total_.level.load());
   }
 
   // All levels and peaks, the total last: what another process may tell of its meter.

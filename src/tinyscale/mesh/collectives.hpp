@@ -54,6 +54,19 @@ inline Endpoint& still_running(const char* function, const Shared<Endpoint*>& de
   return **device;
 }
 
+// The same collective once more.
+struct RunAgain {
+  Underway forward;
+  Tensor in;
+
+  void operator()(const Tensor& into) const {
+    Endpoint& device = still_running("backward", forward.device);
+    StartedCall call =
+        device.start(forward.call.key, forward.options, contiguous(in), into, forward.where);
+    device.wait(call);
+  }
+};
+
 inline Tensor finish(Underway& now) {
   if (!now.device) {
     fail({"Pending::wait: nothing is pending; it was never started, or waited for already"});
@@ -69,6 +82,10 @@ inline Tensor finish(Underway& now) {
            [forward, slot = now.in.slot()](const Tensor& dy) {
              add_grad(slot, carry_back(forward, dy));
            });
+    if (now.options.gather_again && context().recomputing == 0) {
+      forward.out = Tensor();
+      out.slot()->again = RunAgain{forward, now.in.detach()};
+    }
   }
   now = Underway();
   return out;
@@ -136,16 +153,17 @@ inline void check_divides(const Calling& by, const CallKey& key, int dim) {
 }
 
 // `gives`: this device has a result of `out`; else it is an empty one, of shape [0]. Ragged: `rows`
-// to each and `got` from each.
+// to each and `got` from each. The result lands in `into`, if given: it may be t, or hold it where
+// it belongs.
 inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, const Shape& out,
                      bool gives = true, const std::vector<std::int64_t>& rows = {},
-                     const std::vector<std::int64_t>& got = {}) {
+                     const std::vector<std::int64_t>& got = {}, const Tensor& into = Tensor()) {
   Shared<Underway> now = Shared<Underway>::make();
   now->device = by.device.self();
   now->options = by.options;
   now->where = by.where;
   now->in = t;
-  now->out = Tensor(gives ? out : Shape({0}));
+  now->out = into.defined() ? into : Tensor(gives ? out : Shape({0}));
   now->got = got;
   now->call = by.device.start(key, by.options, contiguous(t.detach()), gives ? now->out : Tensor(),
                               by.where, rows);
@@ -165,17 +183,20 @@ inline Shape divided(Shape shape, int dim, int parts) {
   return shape;
 }
 
-inline Pending start_all_gather(const Calling& by, const Tensor& t, const Axes& axes, int dim) {
+inline Pending start_all_gather(const Calling& by, const Tensor& t, const Axes& axes, int dim,
+                                const Tensor& into = Tensor()) {
   const CallKey key = call_key(by, Collective::all_gather, t, axes, dim);
-  return start(by, key, t, scaled(key.shape, key.dim, by.device.size_of(key.axes)));
+  const Shape out = scaled(key.shape, key.dim, by.device.size_of(key.axes));
+  return start(by, key, t, out, true, {}, {}, into);
 }
 
 inline Pending start_reduce_scatter(const Calling& by, const Tensor& t, const Axes& axes, int dim,
-                                    Reduce how) {
+                                    Reduce how, const Tensor& into = Tensor()) {
   CallKey key = call_key(by, Collective::reduce_scatter, t, axes, dim);
   key.how = how;
   check_divides(by, key, key.dim);
-  return start(by, key, t, divided(key.shape, key.dim, by.device.size_of(key.axes)));
+  const Shape out = divided(key.shape, key.dim, by.device.size_of(key.axes));
+  return start(by, key, t, out, true, {}, {}, into);
 }
 
 // What has no dimension is moved as it lies.
@@ -188,10 +209,11 @@ inline CallKey flat_key(const Calling& by, Collective what, const Tensor& t, con
   return key;
 }
 
-inline Pending start_all_reduce(const Calling& by, const Tensor& t, const Axes& axes, Reduce how) {
+inline Pending start_all_reduce(const Calling& by, const Tensor& t, const Axes& axes, Reduce how,
+                                const Tensor& into = Tensor()) {
   CallKey key = flat_key(by, Collective::all_reduce, t, axes);
   key.how = how;
-  return start(by, key, t, key.shape);
+  return start(by, key, t, key.shape, true, {}, {}, into);
 }
 
 inline Pending start_all_to_all(const Calling& by, const Tensor& t, const Axes& axes, int split_dim,
@@ -320,6 +342,7 @@ inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
   const CallKey& key = forward.call.key;
   CollectiveOptions options = forward.options;
   options.schedule = nullptr;
+  options.gather_again = false;
   options.algorithm =
       options.algorithm == Algorithm::custom ? Algorithm::automatic : options.algorithm;
   const Calling by = {still_running("backward", forward.device), options, forward.where};

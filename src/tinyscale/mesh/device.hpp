@@ -191,6 +191,15 @@ class Device {
     return detail::replicate({endpoint_, options, where}, t, axes);
   }
 
+  // Ops and waits from now on are part of that task of the program (-1: of none), by which
+  // timelines and breakdowns name them; and the memory is noted, for MeshRun::memory_samples.
+  void task(int tag) {
+    if (tag < -1) {
+      detail::fail({"task: tag ", tag, "; 0 or more is right, or -1 for no task"});
+    }
+    endpoint_.task(tag);
+  }
+
   // Keeps a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
   void keep(const std::string& name, const Tensor& t) {
     std::size_t at = 0;

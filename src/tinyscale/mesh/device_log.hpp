@@ -18,13 +18,15 @@ namespace detail {
 struct DeviceLog {
   struct Event {
     DeviceEvent::Kind kind = DeviceEvent::Kind::compute;
-    std::size_t first = 0, last = 0;   // compute: ops
+    std::size_t first = 0, last = 0;   // compute: ops; mark: sample
     Shared<CallRecord> call;           // start, wait
     const Meeting* meeting = nullptr;  // start: where the call is found if nobody waited for it
+    int task = -1;
   };
 
   List<Event> events;
   List<OpCost> ops;
+  List<MemorySample> samples;
 };
 
 // The call of a start or wait; null where nobody made it come about.
@@ -69,14 +71,15 @@ inline RunLog join_logs(const List<const DeviceLog*>& devices) {
     List<DeviceEvent> program;
     for (const DeviceLog::Event& event : device->events) {
       const CallRecord* const call = record_of(event);
-      if (event.kind == DeviceEvent::Kind::compute) {
-        program.push_back({event.kind, event.first, event.last});
+      if (event.kind == DeviceEvent::Kind::compute || event.kind == DeviceEvent::Kind::mark) {
+        program.push_back({event.kind, event.first, event.last, event.task});
       } else if (call != nullptr) {
-        program.push_back({event.kind, static_cast<std::size_t>(call->number), 0});
+        program.push_back({event.kind, static_cast<std::size_t>(call->number), 0, event.task});
       }
     }
     log.programs.push_back(program);
     log.ops.push_back(device->ops);
+    log.samples.push_back(device->samples);
   }
   return log;
 }

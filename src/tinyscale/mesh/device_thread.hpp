@@ -55,7 +55,7 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
   const auto start = std::chrono::steady_clock::now();
   try {
     program(self.device);
-    endpoint.log_ops();
+    endpoint.finish();
     fabric.returned(endpoint.rank(), endpoint.returned());
   } catch (...) {
     fabric.threw(endpoint.rank(), endpoint.threw(), message_of(std::current_exception()));

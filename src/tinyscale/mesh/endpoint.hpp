@@ -160,6 +160,9 @@ class Endpoint {
     if (options.used_alike && key.what != Collective::all_gather) {
       fail({name_of(key.what), ": used_alike is set, which only all_gather has; leave it false"});
     }
+    if (options.gather_again && key.what != Collective::all_gather) {
+      fail({name_of(key.what), ": gather_again is set, which only all_gather has; leave it false"});
+    }
     enter();
     ++calls_;
     key.algorithm = options.algorithm;
@@ -171,7 +174,7 @@ class Endpoint {
     call.number = calls_;
     call.where = where;
     call.event = log_.events.size();
-    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, Shared<CallRecord>(), nullptr});
+    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, Shared<CallRecord>(), nullptr, task_});
     if (fabric_.folded()) {
       const int senders = key.schedule == nullptr ? 1 : size_of(key.axes);
       for (int i = 0; i < senders && !rows.empty(); ++i) {  // an own one names all blocks
@@ -219,7 +222,8 @@ class Endpoint {
       in_ = nullptr;
       call.meeting = nullptr;
     }
-    log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr});
+    log_.events.push_back(
+        {DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr, task_});
   }
 
   // A copy goes; nobody waits.
@@ -237,7 +241,7 @@ class Endpoint {
       send_shape_ = send_shape(value.count(), where);
     }
     packet.call = send_record(send_shape_, rank_, to);
-    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, packet.call, nullptr});
+    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, packet.call, nullptr, task_});
     fabric_.put(rank_, to, std::move(packet));
   }
   Tensor recv(int from, const SourceLine& where) {
@@ -253,8 +257,33 @@ class Endpoint {
       leave();
       throw;
     }
-    log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, packet.call, nullptr});
+    log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, packet.call, nullptr, task_});
     return packet.value.clone();  // in this device's memory
+  }
+
+  // The task so far ends, with a sample of the memory, and another begins.
+  void task(int tag) {
+    enter();
+    MemoryMeter& meter = *context().memory;
+    MemorySample sample;
+    sample.task = task_;
+    for (std::size_t i = 0; i < sample.levels.size(); ++i) {
+      sample.levels[i] = meter.current(static_cast<MemoryKind>(i));
+      sample.peaks[i] = meter.peak_since_mark(static_cast<MemoryKind>(i));
+    }
+    sample.peak_total = meter.peak_total_since_mark();
+    meter.mark();
+    log_.events.push_back(
+        {DeviceEvent::Kind::mark, log_.samples.size(), 0, Shared<CallRecord>(), nullptr, task_});
+    log_.samples.push_back(sample);
+    task_ = tag;
+  }
+  // The program is at its end.
+  void finish() {
+    log_ops();
+    if (task_ >= 0) {
+      task(-1);
+    }
   }
 
   // Ops that ran since the last call go to the log.
@@ -269,7 +298,7 @@ class Endpoint {
       log_.ops.push_back(op_cost(op));
     }
     log_.events.push_back(
-        {DeviceEvent::Kind::compute, first, log_.ops.size(), Shared<CallRecord>(), nullptr});
+        {DeviceEvent::Kind::compute, first, log_.ops.size(), Shared<CallRecord>(), nullptr, task_});
     logged_ = ran;
     if (keep_ == Keep::totals && ran > 1000) {
       let_go_ = counters();
@@ -397,6 +426,7 @@ class Endpoint {
   Counters let_go_;
   std::size_t logged_ = 0;  // of the profile's records
   int calls_ = 0;
+  int task_ = -1;
   const StartedCall* in_ = nullptr;
   int peer_ = 0;  // of a recv
   SourceLine receives_;

@@ -161,7 +161,7 @@ class Mesh {
     Profile profile;
     self.device.endpoint().begin(profile);
     program(self.device);
-    self.device.endpoint().log_ops();
+    self.device.endpoint().finish();
     return detail::predict_log(self.device.endpoint().log(), rank, machine_, placed);
   }
 

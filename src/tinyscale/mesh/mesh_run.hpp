@@ -208,6 +208,39 @@ class MeshRun {
   Counters counters(int rank) const { return record_->counters[checked("counters", rank)]; }
   const MemoryMeter& memory(int rank) const { return *record_->memory[checked("memory", rank)]; }
 
+  // The memory at the end of each task of a device, in order.
+  List<MemorySample> memory_samples(int rank) const {
+    const std::size_t d = checked("memory_samples", rank);
+    List<MemorySample> samples = d < log().samples.size() ? log().samples[d] : List<MemorySample>();
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      samples[i].seconds = timeline.devices[d].marks[i];
+    }
+    return samples;
+  }
+
+  // Of a call of the log; of a send the one axis on which its two devices differ, "" if several.
+  std::string axes_of_call(std::size_t call) const {
+    if (call >= log().calls.size()) {
+      detail::fail({"axes_of_call: call ", call, " of ", log().calls.size(), " in the log"});
+    }
+    const LoggedCall& logged = log().calls[call];
+    if (!logged.shape->eager) {
+      return logged.shape->axes;
+    }
+    std::string name;
+    int from = logged.members->front(), to = logged.members->back(), differ = 0;
+    for (std::size_t a = record_->axes.size(); a-- > 0;) {  // the last axis is the fastest
+      const int size = static_cast<int>(record_->axes[a].size.value);
+      if (from % size != to % size) {
+        name = record_->axes[a].name;
+        ++differ;
+      }
+      from /= size;
+      to /= size;
+    }
+    return differ == 1 ? name : "";
+  }
+
   double bytes_sent(int rank) const { return all_sent()[checked("bytes_sent", rank)]; }
 
   // The sum over the program's lines: sends that devices make at the same time are one line.

@@ -161,6 +161,7 @@ class CallRegistry {
       events.put(static_cast<std::int64_t>(event.first));
       events.put(static_cast<std::int64_t>(event.last));
       events.put(static_cast<std::int64_t>(call == nullptr ? 0 : call->id));
+      events.put(std::int64_t{event.task});
       if (call != nullptr && find(call->id) == nullptr) {
         add(event.call ? event.call : event.meeting->call);
         calls.push_back(call);
@@ -194,6 +195,10 @@ class CallRegistry {
     for (const OpCost& op : log.ops) {
       to.put(&op, sizeof op);
     }
+    to.put(static_cast<std::int64_t>(log.samples.size()));
+    for (const MemorySample& sample : log.samples) {
+      to.put(&sample, sizeof sample);
+    }
   }
 
   void get_log(Bytes& from, DeviceLog& log) {
@@ -219,6 +224,7 @@ class CallRegistry {
       event.first = static_cast<std::size_t>(from.number());
       event.last = static_cast<std::size_t>(from.number());
       const std::uint64_t id = static_cast<std::uint64_t>(from.number());
+      event.task = from.whole();
       if (id != 0) {
         event.call = *find(id);
       }
@@ -226,6 +232,10 @@ class CallRegistry {
     log.ops = List<OpCost>(static_cast<std::size_t>(from.number()));
     for (OpCost& op : log.ops) {
       from.get(&op, sizeof op);
+    }
+    log.samples = List<MemorySample>(static_cast<std::size_t>(from.number()));
+    for (MemorySample& sample : log.samples) {
+      from.get(&sample, sizeof sample);
     }
   }
 

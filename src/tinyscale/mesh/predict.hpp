@@ -117,6 +117,9 @@ inline MeshPrediction predict_log(const DeviceLog& log, int rank, const Machine&
       out.seconds = out.compute + out.exposed;
       continue;
     }
+    if (event.kind == DeviceEvent::Kind::mark) {
+      continue;
+    }
     CallRecord& call = *event.call;
     if (event.kind == DeviceEvent::Kind::start) {
       const CallShape& shape = *call.logged.shape;

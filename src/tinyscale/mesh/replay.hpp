@@ -117,10 +117,12 @@ class Replay {
         const double seconds = compute_seconds(d, event) * device.slower;
         out_.devices[d].compute += seconds;
         if (seconds > 0) {
-          keep_span(rank, none, now, now + seconds);
+          keep_span(rank, none, now, now + seconds, event.task);
           events_.push({now + seconds, d, device_event});
           return;
         }
+      } else if (event.kind == DeviceEvent::Kind::mark) {
+        out_.devices[d].marks.push_back(now);
       } else if (event.kind == DeviceEvent::Kind::start) {
         start_call(event.first, rank, now);
       } else if (!is_done(event.first, rank)) {
@@ -135,9 +137,9 @@ class Replay {
     }
   }
 
-  void keep_span(int rank, int call, double start, double finish) {
+  void keep_span(int rank, int call, double start, double finish, int task) {
     if (keeps_ && finish > start) {
-      out_.spans.push_back({rank, call, start, finish});
+      out_.spans.push_back({rank, call, start, finish, task});
     }
   }
 
@@ -329,7 +331,8 @@ class Replay {
       TimedDevice& timed = out_.devices[static_cast<std::size_t>(rank)];
       timed.waiting += now - device.since;
       timed.after = after;
-      keep_span(rank, static_cast<int>(c), device.since, now);
+      const List<DeviceEvent>& program = log_.programs[static_cast<std::size_t>(rank)];
+      keep_span(rank, static_cast<int>(c), device.since, now, program[device.next - 1].task);
       ready_.push_back(rank);
     }
     if (live_[p].members_left == 0) {

@@ -3,6 +3,7 @@
 // schedule of its messages. Nothing here depends on how threads were scheduled or on the machine:
 // the same log can be timed on several.
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>  // strcmp
@@ -12,6 +13,7 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/measure/counters.hpp"
+#include "tinyscale/measure/memory.hpp"
 #include "tinyscale/mesh/collective_spec.hpp"
 #include "tinyscale/mesh/schedule.hpp"
 
@@ -64,12 +66,23 @@ struct LoggedCall {
   SourceLine where = SourceLine();         // of the call at the group's first device
 };
 
+// A device's memory where a task ended, in bytes by kind: what was in use, and the most in the
+// task.
+struct MemorySample {
+  int task = -1;       // Device::task; -1: between tasks
+  double seconds = 0;  // simulated, when it ended
+  std::array<double, MemoryMeter::kinds> levels{}, peaks{};
+  double peak_total = 0;
+};
+
 // What a device did. Between a start and a wait of one call it may compute. A call is started and
 // waited for once by each member; of a send the sender starts it, the receiver waits for it.
+// A mark is where a task ends.
 struct DeviceEvent {
-  enum class Kind { compute, start, wait };
+  enum class Kind { compute, start, wait, mark };
   Kind kind = Kind::compute;
-  std::size_t first = 0, last = 0;  // compute: of the device's ops; else first is the call
+  std::size_t first = 0, last = 0;  // compute: of the device's ops; mark: sample; else the call
+  int task = -1;                    // that it is part of
 };
 
 struct RunLog {
@@ -78,6 +91,7 @@ struct RunLog {
   List<LoggedCall> calls;            // by line, then by group
   List<List<DeviceEvent>> programs;  // by rank
   List<List<OpCost>> ops;            // by rank: what `compute` refers to
+  List<List<MemorySample>> samples;  // by rank: what `mark` refers to; seconds come with a timeline
 };
 
 }  // namespace tinyscale

@@ -70,10 +70,11 @@ struct TimedCall {
 };
 
 struct TimedDevice {
-  double compute = 0;  // seconds
-  double waiting = 0;  // seconds in waits: communication that nothing hides
-  double end = -1;     // of its program
-  int after = -1;      // the message that ended its last wait
+  double compute = 0;         // seconds
+  double waiting = 0;         // seconds in waits: communication that nothing hides
+  double end = -1;            // of its program
+  int after = -1;             // the message that ended its last wait
+  std::vector<double> marks;  // seconds: the ends of its tasks
 };
 
 // A device computes, or waits in a call for what nothing hides.
@@ -81,6 +82,7 @@ struct TimedSpan {
   int device = 0;
   int call = -1;  // -1: computes
   double start = 0, finish = 0;
+  int task = -1;  // of the program
 };
 
 struct Timeline {

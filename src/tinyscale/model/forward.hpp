@@ -5,8 +5,8 @@
 #include <cstdint>  // int64_t
 #include <vector>   // vector
 
-#include "tinyscale/model/experts.hpp"
 #include "tinyscale/model/hooks.hpp"
+#include "tinyscale/model/mixture.hpp"
 #include "tinyscale/model/transformer.hpp"
 #include "tinyscale/tensor/activations.hpp"
 #include "tinyscale/tensor/arithmetic.hpp"
@@ -28,37 +28,49 @@ inline Tensor Transformer::forward(const std::vector<std::int32_t>& ids, std::in
   return head(x, hooks);  // (B, T, V)
 }
 
+// The balance loss is in the number here and starts its own gradient in the blocks, so that blocks
+// apart (a pipeline's) learn the same.
 inline Tensor Transformer::loss(const std::vector<std::int32_t>& ids,
                                 const std::vector<std::int32_t>& targets, std::int64_t batch,
                                 std::int64_t time, const Hooks& hooks) const {
-  if (hooks.loss) {
-    return hooks.loss(forward(ids, batch, time, hooks), targets);
+  if (config.experts == 0 || hooks.experts.balance_loss <= 0) {
+    return next_token_loss(ids, targets, batch, time, hooks);
   }
+  ExpertCounts own;
+  Hooks counted = hooks;
+  counted.expert_counts = hooks.expert_counts != nullptr ? hooks.expert_counts : &own;
+  const double before = counted.expert_counts->balance_loss;
+  const Tensor loss = next_token_loss(ids, targets, batch, time, counted);
+  return loss + static_cast<float>(counted.expert_counts->balance_loss - before);
+}
+
+inline Tensor Transformer::next_token_loss(const std::vector<std::int32_t>& ids,
+                                           const std::vector<std::int32_t>& targets,
+                                           std::int64_t batch, std::int64_t time,
+                                           const Hooks& hooks) const {
   Tensor x = embed(ids, batch, time, hooks);  // (B, T, D)
   for (int layer = 0; layer < config.layers; ++layer) {
     x = block(layer, x, hooks);
   }
-  return linear_cross_entropy(head_input(x, hooks), use(config.tied ? embedding_ : head_, hooks),
-                              targets);  // no (B, T, V) at any time
+  return head_loss(x, targets, hooks);
 }
 
 inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int64_t batch,
                                  std::int64_t time, const Hooks& hooks) const {
-  const std::int64_t end = hooks.first_position + time;
   if (batch < 1 || time < 1 || static_cast<std::int64_t>(ids.size()) != batch * time) {
     detail::fail({"forward: ", ids.size(), " ids for ", batch, " sequences of ", time,
                   " tokens; one id a token is right"});
   }
-  if (end > config.context) {
-    detail::fail({"forward: ", time, " tokens from position ", hooks.first_position,
-                  " on; the context of ", config.name, " is ", config.context});
+  const std::int64_t last = hooks.places.at(time - 1);
+  if (last >= config.context) {
+    detail::fail({"forward: ", time, " tokens from position ", hooks.places.first, " to ", last,
+                  "; the context of ", config.name, " is ", config.context});
   }
   const Tensor table = use(embedding_, hooks);
   Tensor x = hooks.embedding ? hooks.embedding(table, ids, {batch, time})
                              : embedding(table, ids, {batch, time});  // (B, T, D)
   if (position_ >= 0) {
-    const Tensor places = use(position_, hooks);
-    x = x + (time == config.context ? places : slice(places, 0, hooks.first_position, end));
+    x = x + tokens_at(use(position_, hooks), 0, hooks.stream, x.dim(1));
   }
   return drop(x, 0, hooks);
 }
@@ -77,6 +89,14 @@ inline Tensor Transformer::head(const Tensor& x, const Hooks& hooks) const {
   return matmul_transposed(head_input(x, hooks), use(config.tied ? embedding_ : head_, hooks));
 }
 
+inline Tensor Transformer::head_loss(const Tensor& x, const std::vector<std::int32_t>& targets,
+                                     const Hooks& hooks) const {
+  const Tensor y = head_input(x, hooks);
+  const Tensor table = use(config.tied ? embedding_ : head_, hooks);
+  return hooks.loss ? hooks.loss(y, table, targets)
+                    : linear_cross_entropy(y, table, targets);  // no (B, T, V) at any time
+}
+
 inline Tensor Transformer::head_input(const Tensor& x, const Hooks& hooks) const {
   const Tensor y = normalise(last_norm_, x, hooks);
   return hooks.linear_in ? hooks.linear_in(y) : y;
@@ -85,7 +105,11 @@ inline Tensor Transformer::head_input(const Tensor& x, const Hooks& hooks) const
 inline Tensor Transformer::feed_forward(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = blocks_[static_cast<std::size_t>(layer)];
   const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
-  return b.experts.empty() ? gated(b.dense, in, hooks) : mixture(b, in, hooks);
+  if (b.experts.empty()) {
+    return write_back(b.dense.down, hidden(b.dense, in, hooks), hooks);
+  }
+  const Tensor y = mixture(layer, in, hooks);
+  return hooks.linear_out ? hooks.linear_out(y) : y;
 }
 
 inline Tensor Transformer::use(int index, const Hooks& hooks) const {
@@ -130,7 +154,7 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
     y = reshape(rms_norm(reshape(x, heads), use(norm, hooks), epsilon), x.shape());
   }
   if (config.position == Position::rotary) {
-    y = rope(y, config.head_size, hooks.first_position, static_cast<float>(config.rope_theta),
+    y = rope(y, config.head_size, hooks.places, static_cast<float>(config.rope_theta),
              RopePairs::halves);
   }
   return y;
@@ -146,8 +170,8 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
     const auto at = static_cast<std::size_t>(layer);
     hooks.cache->keys.resize(blocks_.size());
     hooks.cache->values.resize(blocks_.size());
-    k = hooks.cache->append(hooks.cache->keys[at], k, hooks.first_position, config.context);
-    v = hooks.cache->append(hooks.cache->values[at], v, hooks.first_position, config.context);
+    k = hooks.cache->append(hooks.cache->keys[at], k, hooks.places.first, config.context);
+    v = hooks.cache->append(hooks.cache->values[at], v, hooks.places.first, config.context);
   }
   const Tensor o = hooks.attention ? hooks.attention(layer, q, k, v)
                                    : attention(q, k, v, q.dim(2) / config.head_size,
@@ -155,40 +179,16 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
   return write_back(b.output, o, hooks);
 }
 
-// down(activation(up x)), or down(activation(gate x) * up x).
-inline Tensor Transformer::gated(const FeedForward& part, const Tensor& x,
-                                 const Hooks& hooks) const {
+// activation(up x), or activation(gate x) * up x: what the down matrix reads.
+inline Tensor Transformer::hidden(const FeedForward& part, const Tensor& x,
+                                  const Hooks& hooks) const {
   const Tensor up = project(part.up, x, hooks);  // (B, T, F)
-  Tensor h;
   switch (config.activation) {
-    case Activation::gelu: h = gelu(up); break;
-    case Activation::gelu_tanh: h = gelu_tanh(up); break;
-    case Activation::swiglu: h = silu(project(part.gate, x, hooks)) * up; break;
-    case Activation::geglu: h = gelu_tanh(project(part.gate, x, hooks)) * up; break;
+    case Activation::gelu: return gelu(up);
+    case Activation::gelu_tanh: return gelu_tanh(up);
+    case Activation::swiglu: return silu(project(part.gate, x, hooks)) * up;
+    default: return gelu_tanh(project(part.gate, x, hooks)) * up;
   }
-  return write_back(part.down, h, hooks);
-}
-
-// Every token's output is the weighted sum of its top_k experts' (and the shared ones').
-inline Tensor Transformer::mixture(const Block& block, const Tensor& x, const Hooks& hooks) const {
-  const std::int64_t n = x.count() / config.width;
-  const std::int64_t k = config.top_k;
-  const Tensor rows = reshape(x, {n, config.width});
-  const Tensor p = softmax(matmul_transposed(rows, use(block.router, hooks)));  // (N, E)
-  const Routing routing = route(p, config.top_k);
-  std::vector<Tensor> parts;
-  for (std::size_t e = 0; e < block.experts.size(); ++e) {
-    const auto& own = routing.rows[e];
-    if (!own.empty()) {
-      parts.push_back(gated(block.experts[e], embedding(rows, own, {own.size()}), hooks));
-    }
-  }
-  const Tensor chosen =
-      reshape(embedding(reshape(p, {p.count(), 1}), routing.chosen, {n, k}), {n, k});
-  const Tensor weights = chosen / reshape(sum(chosen, 1), {n, 1});
-  const Tensor outputs = embedding(concat(parts, 0), routing.places, {n, k});  // (N, k, D)
-  const Tensor y = reshape(sum(outputs * reshape(weights, {n, k, 1}), 1), x.shape());
-  return block.dense.up.weight >= 0 ? y + gated(block.dense, x, hooks) : y;
 }
 
 inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) const {
@@ -197,8 +197,9 @@ inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) 
   }
   const std::uint64_t seed =
       detail::parameter_seed(hooks.dropout_seed, static_cast<std::uint64_t>(place));
-  const std::int64_t first = hooks.first_sequence * (x.count() / x.dim(0));
-  return dropout(x, static_cast<float>(hooks.dropout), seed, first);
+  const std::int64_t length = hooks.sequence_length > 0 ? hooks.sequence_length : x.dim(1);
+  return dropout(x, static_cast<float>(hooks.dropout), seed, hooks.stream, length,
+                 hooks.first_sequence);
 }
 
 }  // namespace tinyscale

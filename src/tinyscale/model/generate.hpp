@@ -99,7 +99,7 @@ inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
     }
     const std::int64_t time = cached == 0 ? std::min(length, context) : 1;
     Hooks hooks;
-    hooks.first_position = cached;
+    hooks.places = hooks.stream = cached;
     hooks.cache = options.cache ? &cache : nullptr;
     const Tensor logits = model.forward({ids.end() - time, ids.end()}, 1, time, hooks);
     cached += time;

@@ -9,6 +9,8 @@
 #include <vector>      // vector
 
 #include "tinyscale/base/shape.hpp"
+#include "tinyscale/compute/rope.hpp"
+#include "tinyscale/model/experts.hpp"
 #include "tinyscale/tensor/choose.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -22,7 +24,8 @@ struct Parameter {
   std::string name;  // as in Hugging Face's Llama files
   Tensor value;
   Split split = Split::whole;
-  int layer = -1;  // -1: embeddings, last norm, output matrix
+  int layer = -1;   // -1: embeddings, last norm, output matrix
+  int expert = -1;  // that it belongs to; -1: none
 };
 
 // Keys and values of the tokens seen so far: room for the whole context, one pair of
@@ -60,14 +63,26 @@ struct Hooks {
       embedding;
   std::function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
   std::function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
-  std::function<Tensor(const Tensor& logits, const std::vector<std::int32_t>& targets)> loss;
-  // Sums gradients over devices between the backward pass and clipping; may replace the loss.
-  std::function<void(const std::vector<Tensor>& tensors, double& loss)> reduce;
+  // Mean cross-entropy of the logits x table^T: x after linear_in, table the output matrix.
+  std::function<Tensor(const Tensor& x, const Tensor& table,
+                       const std::vector<std::int32_t>& targets)>
+      loss;
   std::int64_t first_sequence = 0;  // of this device's part in the whole batch
-  std::int64_t first_position = 0;  // of this pass's tokens in their sequences
-  KvCache* cache = nullptr;         // read and extended when set
+  TokenPlaces places;               // of the tokens that attention sees, in their sequences
+  TokenPlaces stream;  // of those between the layers: under sequence parallelism a part of them
+  std::int64_t sequence_length = 0;  // tokens of a whole sequence; 0: as many as are here
+  KvCache* cache = nullptr;          // read and extended when set
   double dropout = 0.0;
   std::uint64_t dropout_seed = 0;
+  // Mixtures of experts. Inside one all is a partial sum from linear_in until linear_out, which
+  // comes once, after routed and shared experts are added.
+  ExpertOptions experts;
+  ExpertCounts* expert_counts = nullptr;  // added to when set
+  ExpertDispatch dispatch;                // empty: all experts are here
+  // The mean over the devices that hold other tokens of the batch (all_reduce).
+  std::function<Tensor(const Tensor& x)> batch_mean;
+  double balance_weight = 1;  // of the balance loss in what backward() starts from
+  double partial_share = 1;   // of a bias in a partial sum: 1 / devices that add theirs up
 };
 
 }  // namespace tinyscale

@@ -22,6 +22,7 @@ inline const List<const char*>& model_table() {
   static const List<const char*> rows = {
       "nano nano 4 128 4 4 32 512 256 64 1 0 0 0 0 0",
       "nano-llama llama 4 128 4 2 32 344 256 64 1 0 0 0 0 0",
+      "nano-moe llama 4 128 4 2 32 0 256 64 1 8 2 172 0 0",
       "gpt2-small gpt2 12 768 12 12 64 3072 50257 1024 1 0 0 0 0 0",
       "gpt2-medium gpt2 24 1024 16 16 64 4096 50257 1024 1 0 0 0 0 0",
       "gpt2-large gpt2 36 1280 20 20 64 5120 50257 1024 1 0 0 0 0 0",

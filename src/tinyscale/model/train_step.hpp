@@ -21,8 +21,9 @@ struct StepOptions {
   double beta1 = 0.9;
   double beta2 = 0.99;
   double weight_decay = 0.1;
-  double clip = 1.0;     // of the global gradient norm; 0: none
-  double dropout = 0.0;  // share of numbers set to 0 after the embedding and each part of a block
+  double clip = 1.0;      // of the global gradient norm; 0: none
+  double dropout = 0.0;   // share of numbers set to 0 after the embedding and each part of a block
+  ExpertOptions experts;  // of a mixture: capacity, balance loss, which is part of the loss
   DType format = DType::f32;       // of matmul operands; bf16: sums, weights and moments stay f32
   std::int64_t eval_every = 250;   // steps; 0: only at the end
   std::uint64_t seed = 1337;       // of data order and dropout
@@ -66,6 +67,8 @@ inline void check_options(const char* who, const StepOptions& options) {
                 {"weight_decay", options.weight_decay, most},
                 {"clip", options.clip, most},
                 {"dropout", options.dropout, 1},
+                {"experts.capacity_factor", options.experts.capacity_factor, 1e6},
+                {"experts.balance_loss", options.experts.balance_loss, most},
                 {"eval_every", static_cast<double>(options.eval_every), most}};
   for (const auto& range : ranges) {
     if (!is_finite(range.value) || range.value < 0 || range.value >= range.below) {
@@ -94,6 +97,7 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
   detail::check_options("train_step", options);
   Hooks own = hooks;
   own.dropout = options.dropout;
+  own.experts = options.experts;
   own.dropout_seed = detail::parameter_seed(options.seed, static_cast<std::uint64_t>(step));
   StepResult result;
   {
@@ -103,8 +107,8 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
     detail::check_finite("train_step", "loss", result.loss, step, options);
     loss.backward();
   }
-  if (hooks.reduce) {
-    hooks.reduce(optimizer.tensors(), result.loss);
+  for (const Tensor& tensor : optimizer.tensors()) {  // an expert that no token visited
+    detail::grad_buffer(tensor.slot());
   }
   result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors()));
   detail::check_finite("train_step", "gradient norm", result.grad_norm, step, options);

@@ -39,18 +39,22 @@ class Transformer {
   std::vector<Tensor> tensors() const;
   std::int64_t count() const;
 
-  // Logits [B, T, V] of ids [B, T]; loss is the mean cross-entropy against the next tokens.
+  // Logits [B, T, V] of ids [B, T]; loss is the mean cross-entropy against the next tokens, plus
+  // the balance loss of mixtures when hooks.experts asks for one.
   Tensor forward(const std::vector<std::int32_t>& ids, std::int64_t batch, std::int64_t time,
                  const Hooks& hooks = Hooks()) const;
   Tensor loss(const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& targets,
               std::int64_t batch, std::int64_t time, const Hooks& hooks = Hooks()) const;
 
-  // The pieces of forward, for a pipeline: embed, then block 0 .. layers - 1, then head.
+  // The pieces of forward, for a pipeline: embed, then block 0 .. layers - 1, then head
+  // or head_loss.
   Tensor embed(const std::vector<std::int32_t>& ids, std::int64_t batch, std::int64_t time,
                const Hooks& hooks) const;                              // (B, T, D)
   Tensor block(int layer, const Tensor& x, const Hooks& hooks) const;  // (B, T, D)
   Tensor feed_forward(int layer, const Tensor& x, const Hooks& hooks) const;
   Tensor head(const Tensor& x, const Hooks& hooks) const;  // (B, T, V)
+  Tensor head_loss(const Tensor& x, const std::vector<std::int32_t>& targets,
+                   const Hooks& hooks) const;
 
   // Safetensors, tokenizer and config in its metadata (checkpoint.hpp).
   void save(const std::string& path) const;
@@ -78,8 +82,12 @@ class Transformer {
                     int layer);
   Linear add_norm(const std::string& name, int layer);
   FeedForward add_feed_forward(const std::string& name, std::int64_t wide, int layer);
+  FeedForward add_expert(const std::string& at, int expert, int layer);
   void add_block(int layer);
 
+  Tensor next_token_loss(const std::vector<std::int32_t>& ids,
+                         const std::vector<std::int32_t>& targets, std::int64_t batch,
+                         std::int64_t time, const Hooks& hooks) const;
   Tensor use(int index, const Hooks& hooks) const;
   Tensor head_input(const Tensor& x, const Hooks& hooks) const;
   Tensor normalise(const Linear& norm, const Tensor& x, const Hooks& hooks) const;
@@ -87,8 +95,9 @@ class Transformer {
   Tensor write_back(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
   Tensor place_heads(int norm, const Tensor& x, const Hooks& hooks) const;
   Tensor attend(int layer, const Tensor& x, const Hooks& hooks) const;
-  Tensor gated(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
-  Tensor mixture(const Block& block, const Tensor& x, const Hooks& hooks) const;
+  Tensor hidden(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
+  Tensor mixture(int layer, const Tensor& x, const Hooks& hooks) const;
+  Tensor expert(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
   Tensor drop(const Tensor& x, int place, const Hooks& hooks) const;
 
   std::uint64_t seed_ = 1;
@@ -172,6 +181,17 @@ inline Transformer::FeedForward Transformer::add_feed_forward(const std::string&
   return part;
 }
 
+inline Transformer::FeedForward Transformer::add_expert(const std::string& at, int expert,
+                                                        int layer) {
+  const std::size_t first = parameters.size();
+  const FeedForward part =
+      add_feed_forward(detail::cat({at, ".mlp.experts.", expert}), config.expert_hidden, layer);
+  for (std::size_t i = first; i < parameters.size(); ++i) {
+    parameters[i].expert = expert;
+  }
+  return part;
+}
+
 inline void Transformer::add_block(int layer) {
   const std::string at = detail::cat({"model.layers.", layer});
   const std::int64_t d = config.width;
@@ -192,8 +212,7 @@ inline void Transformer::add_block(int layer) {
   } else {
     b.router = add(at + ".mlp.gate.weight", {config.experts, d}, 0.02f, Split::whole, layer);
     for (int e = 0; e < config.experts; ++e) {
-      b.experts.push_back(
-          add_feed_forward(detail::cat({at, ".mlp.experts.", e}), config.expert_hidden, layer));
+      b.experts.push_back(add_expert(at, e, layer));
     }
     if (config.shared_experts > 0) {
       b.dense = add_feed_forward(at + ".mlp.shared_experts",

@@ -1,20 +1,23 @@
 #pragma once
-// A layout: how one training step is divided over devices.
+// A layout: how one training step is divided over devices, and which mixes of it can run.
 // devices = data * tensor * pipeline * context; expert divides data * context.
 
 #include <cstdint>  // int64_t
 #include <string>   // string
+#include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
-#include "tinyscale/hardware/network.hpp"
+#include "tinyscale/model/model_config.hpp"
+#include "tinyscale/parallel/context_parallel.hpp"
+#include "tinyscale/parallel/pipeline_schedule.hpp"
 
 namespace tinyscale {
 
 // What ZeRO (arXiv 1910.02054) shards over the data axis, each stage with those before it.
 enum class Zero { none, optimizer, gradients, parameters };
 
-// What is computed again in the backward pass: nothing, the attention core, all but a block's
-// input (arXiv 2205.05198).
+// What is computed again in the backward pass instead of kept (arXiv 2205.05198): nothing, the
+// attention core, or all of a block but its input.
 enum class Recompute { none, selective, full };
 
 struct Layout {
@@ -22,22 +25,44 @@ struct Layout {
   std::int64_t tensor = 1;    // pieces of every matrix
   std::int64_t pipeline = 1;  // groups of layers
   std::int64_t context = 1;   // pieces of every sequence
-  std::int64_t expert = 1;    // groups of experts
+  std::int64_t expert = 1;    // groups of experts, over the fastest devices of data x context
   std::int64_t microbatches = 1;
   Zero zero = Zero::none;
+  std::int64_t zero_devices = 0;   // of data x context that share; 0: all; fewer: hybrid FSDP
+  bool sequence_parallel = false;  // between the tensor-parallel parts: a part of the tokens each
+  Recompute recompute = Recompute::none;
+  ContextParallel context_parallel = ContextParallel::ring;
+  PipelineSchedule schedule;  // empty: 1F1B
+  // From the slowest links to the fastest.
+  std::vector<std::string> order = {"pipeline", "data", "context", "tensor"};
 
   std::int64_t devices() const { return data * tensor * pipeline * context; }
-  // "data 4, tensor 1, pipeline 1, context 1", then what else is not as it is by default.
-  std::string text() const {
-    static const char* const shards[] = {"", ", ZeRO: optimizer", ", ZeRO: gradients",
-                                         ", ZeRO: parameters"};
-    std::string out = detail::cat(
-        {"data ", data, ", tensor ", tensor, ", pipeline ", pipeline, ", context ", context});
-    out += expert != 1 ? detail::cat({", expert ", expert}) : "";
-    out += microbatches != 1 ? detail::cat({", microbatches ", microbatches}) : "";
-    return out + shards[static_cast<int>(zero)];
+  // Devices that see other tokens of a microbatch, and those of them that ZeRO shards over.
+  std::int64_t batch_devices() const { return data * context; }
+  std::int64_t shards() const {
+    return zero == Zero::none ? 1 : zero_devices > 0 ? zero_devices : batch_devices();
   }
+  std::int64_t stages() const { return schedule.empty() ? pipeline : schedule.stages; }
+  // "data 4, tensor 1, pipeline 1, context 1", then what else is not as it is by default.
+  std::string text() const;
 };
+
+inline std::string Layout::text() const {
+  static const char* const shards_text[] = {"", ", ZeRO: optimizer", ", ZeRO: gradients",
+                                            ", ZeRO: parameters"};
+  static const char* const again[] = {"", ", recompute: selective", ", recompute: full"};
+  static const char* const sequence[] = {"", " (ulysses)", " (gathered)"};
+  std::string out = detail::cat(
+      {"data ", data, ", tensor ", tensor, ", pipeline ", pipeline, ", context ", context});
+  out += context != 1 ? sequence[static_cast<int>(context_parallel)] : "";
+  out += expert != 1 ? detail::cat({", expert ", expert}) : "";
+  out += microbatches != 1 ? detail::cat({", microbatches ", microbatches}) : "";
+  out += shards_text[static_cast<int>(zero)];
+  out += zero_devices != 0 ? detail::cat({" over ", zero_devices}) : "";
+  out += sequence_parallel ? ", sequence parallel" : "";
+  out += again[static_cast<int>(recompute)];
+  return out + (schedule.empty() ? "" : ", " + schedule.name);
+}
 
 namespace detail {
 
@@ -55,23 +80,116 @@ inline void check_layout_counts(const char* who, const Layout& layout) {
   }
 }
 
-// Throws what is wrong with training `batch` sequences by `layout` on `chips` chips.
-inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t batch) {
-  check_layout_counts("train", layout);
-  if (layout.tensor > 1 || layout.pipeline > 1 || layout.context > 1 || layout.expert > 1 ||
-      layout.microbatches > 1 || layout.zero != Zero::none) {
-    fail({"train: layout is ", layout.text(),
-          "; this version runs data parallelism alone: set tensor, pipeline, context, "
-          "expert and microbatches to 1 and zero to Zero::none"});
+// `value` things of a kind over `parts`: "4 heads over tensor 3".
+inline void check_parts(const char* what, std::int64_t value, const char* axis,
+                        std::int64_t parts) {
+  if (value % parts != 0) {
+    fail({"train: ", value, " ", what, " over ", axis, " ", parts, "; right is a multiple of ",
+          parts});
   }
+}
+
+inline void check_layout_order(const Layout& layout) {
+  bool good = layout.order.size() == 4;
+  std::string text;
+  for (const char* const name : {"pipeline", "data", "context", "tensor"}) {
+    int found = 0;
+    for (const std::string& given : layout.order) {
+      found += given == name ? 1 : 0;
+    }
+    good = good && found == 1;
+  }
+  for (const std::string& given : layout.order) {
+    text += (text.empty() ? "" : ", ") + given;
+  }
+  if (!good) {
+    fail({"train: layout.order is {", text,
+          "}; pipeline, data, context and tensor are right, each once, the slowest links first"});
+  }
+}
+
+inline void check_layout_experts(const Layout& layout, const ModelConfig& c) {
+  if (layout.expert > 1 && c.experts == 0) {
+    fail({"train: expert ", layout.expert, " for ", c.name, ", which has no experts; 1 is right"});
+  }
+  if (layout.expert > 1) {
+    check_parts("experts", c.experts, "expert", layout.expert);
+  }
+  if (layout.batch_devices() % layout.expert != 0) {
+    fail({"train: expert ", layout.expert, " does not divide data ", layout.data, " x context ",
+          layout.context, " = ", layout.batch_devices(),
+          "; the devices of an expert group are among those that see other tokens"});
+  }
+}
+
+// Sequences of `time` tokens over context, tensor and its sequence parallelism.
+inline void check_layout_tokens(const Layout& layout, const ModelConfig& c, std::int64_t time) {
+  const bool zigzag = layout.context_parallel != ContextParallel::ulysses;
+  if (layout.context > 1) {
+    check_parts("tokens of a sequence", time, zigzag ? "twice context" : "context",
+                layout.context * (zigzag ? 2 : 1));
+  }
+  if (layout.context > 1 && !zigzag) {
+    check_parts("heads of a device", c.heads / layout.tensor, "context", layout.context);
+    check_parts("kv_heads of a device", c.kv_heads / layout.tensor, "context", layout.context);
+  }
+  if (layout.sequence_parallel) {
+    check_parts("tokens of a device", time / layout.context, "tensor", layout.tensor);
+  }
+}
+
+inline void check_layout_schedule(const Layout& layout, const ModelConfig& c) {
+  check_parts("layers", c.layers, "stages", layout.stages());
+  const PipelineSchedule& schedule = layout.schedule;
+  if (schedule.empty()) {
+    return;
+  }
+  if (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches) {
+    fail({"train: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
+          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
+          " and microbatches ", layout.microbatches, "; they must be equal"});
+  }
+  check_pipeline(schedule, eager_sends());
+}
+
+inline void check_layout_zero(const Layout& layout) {
+  if (layout.zero_devices < 0 || (layout.zero_devices > 0 && layout.zero == Zero::none)) {
+    fail({"train: zero_devices is ", layout.zero_devices,
+          layout.zero == Zero::none ? " and zero is Zero::none; set layout.zero to what is sharded"
+                                    : "; 0 is right for all, or how many share"});
+  }
+  if (layout.batch_devices() % layout.shards() != 0) {
+    fail({"train: zero_devices ", layout.zero_devices, " does not divide data ", layout.data,
+          " x context ", layout.context, " = ", layout.batch_devices()});
+  }
+}
+
+// Throws what is wrong with training a model by `layout` on `chips` chips, `batch` sequences of
+// `time` tokens a step.
+inline void check_layout(const Layout& layout, const ModelConfig& c, std::int64_t chips,
+                         std::int64_t batch, std::int64_t time) {
+  check_layout_counts("train", layout);
   if (layout.devices() != chips) {
     fail({"train: layout is ", layout.text(), " = ", layout.devices(), " devices, the machine has ",
           chips, " chips; they must be equal"});
   }
-  if (batch % layout.data != 0) {
-    fail({"train: a batch of ", batch, " sequences does not divide over ", layout.data,
-          " data-parallel devices; right is a multiple of ", layout.data});
+  check_layout_order(layout);
+  if (batch % (layout.data * layout.microbatches) != 0) {
+    fail({"train: a batch of ", batch, " sequences does not divide over data ", layout.data,
+          layout.microbatches > 1 ? cat({" x microbatches ", layout.microbatches}) : "",
+          "; right is a multiple of ", layout.data * layout.microbatches});
   }
+  check_parts("heads", c.heads, "tensor", layout.tensor);
+  check_parts("kv_heads", c.kv_heads, "tensor", layout.tensor);
+  check_parts(c.experts > 0 ? "hidden units of an expert" : "hidden units",
+              c.experts > 0 ? c.expert_hidden : c.hidden, "tensor", layout.tensor);
+  if (layout.tensor > c.vocabulary) {
+    fail({"train: tensor ", layout.tensor, " is more than the vocabulary of ", c.vocabulary});
+  }
+  check_layout_experts(layout, c);
+  check_layout_zero(layout);
+  check_layout_tokens(layout, c, time);
+  check_layout_schedule(layout, c);
 }
 
 }  // namespace detail

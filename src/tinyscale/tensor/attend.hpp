@@ -9,6 +9,7 @@
 #include "tinyscale/compute/attention_backward.hpp"
 #include "tinyscale/compute/rope.hpp"
 #include "tinyscale/tensor/reduce.hpp"
+#include "tinyscale/tensor/views.hpp"
 
 namespace tinyscale {
 
@@ -135,8 +136,19 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   return y;
 }
 
-// Rotates pairs of x [B, T, heads K] by (first_position + t) theta^(-2i/K).
-inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_position,
+// What stands at the places of n tokens along one dimension of x: all, a view, or two joined.
+inline Tensor tokens_at(const Tensor& x, int dim, const TokenPlaces& places, std::int64_t n) {
+  const std::int64_t before = places.before_jump(n), first = places.at(0);
+  if (before == 0 || before == n) {
+    return first == 0 && n == x.dim(dim) ? x : slice(x, dim, first, first + n);
+  }
+  const std::int64_t second = places.at(before);
+  return concat({slice(x, dim, first, first + before), slice(x, dim, second, second + n - before)},
+                dim);
+}
+
+// Rotates pairs of x [B, T, heads K] by places.at(t) theta^(-2i/K).
+inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& places,
                    float theta = 10000.0f, RopePairs pairs = RopePairs::interleaved) {
   if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
     detail::fail({"rope: x is ", x.shape().text(), " with head size ", head_size,
@@ -147,7 +159,7 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
         {"rope: theta is ", static_cast<double>(theta), "; a finite number above 0 is right"});
   }
   if (!x.is_contiguous()) {
-    return rope(contiguous(x), head_size, first_position, theta, pairs);
+    return rope(contiguous(x), head_size, places, theta, pairs);
   }
   const detail::OpScope scope;
   kernels::RopeShape shape;
@@ -155,7 +167,7 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
   shape.tokens = x.dim(1);
   shape.heads = x.dim(2) / head_size;
   shape.head_size = head_size;
-  shape.first_position = first_position;
+  shape.places = places;
   shape.theta = theta;
   shape.pairs = pairs;
   Tensor y(x.shape());

@@ -5,6 +5,7 @@
 
 #include "tinyscale/base/random.hpp"
 #include "tinyscale/compute/norm.hpp"
+#include "tinyscale/compute/rope.hpp"
 #include "tinyscale/tensor/reduce.hpp"
 
 namespace tinyscale {
@@ -110,6 +111,20 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
 
 namespace detail {
 
+inline void check_dropout(const Tensor& x, float p) {
+  if (!(p >= 0.0f && p < 1.0f)) {
+    fail({"dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"});
+  }
+  x.origin();  // an empty one throws
+}
+
+// Where the elements of x stand in the whole tensor: `runs` stretches for each of `rows`, each
+// `length` elements from `first` on; the rows' own are `pitch` apart.
+struct DropPlaces {
+  std::int64_t rows = 1, pitch = 0;
+  std::int64_t length[2] = {0, 0}, first[2] = {0, 0};
+};
+
 // y = x mask / (1 - p) or, of a gradient, y += the same; element i of x is first + i of the whole.
 inline void drop_elements(const float* x, float* y, std::int64_t n, float p, std::uint64_t seed,
                           std::int64_t first, float beta) {
@@ -126,6 +141,37 @@ inline void drop_elements(const float* x, float* y, std::int64_t n, float p, std
     }
   });
 }
+inline void drop_elements(const float* x, float* y, float p, std::uint64_t seed,
+                          const DropPlaces& at, float beta) {
+  for (std::int64_t row = 0; row < at.rows; ++row) {
+    for (int run = 0; run < 2; ++run) {
+      drop_elements(x, y, at.length[run], p, seed, at.first[run] + row * at.pitch, beta);
+      x += at.length[run];
+      y += at.length[run];
+    }
+  }
+}
+
+inline Tensor dropout_at(const Tensor& given, float p, std::uint64_t seed, const DropPlaces& at) {
+  if (p <= 0.0f) {
+    return given;
+  }
+  const Tensor x = contiguous(given);
+  const OpScope scope;
+  Tensor y(x.shape());
+  drop_elements(x.data(), y.data(), p, seed, at, 0.0f);
+  scope.done_unary("dropout", "dropout", x.shape());
+  if (tracked({&x})) {
+    attach(y, "dropout", {&x}, [p, seed, at, sx = x.slot()](const Tensor& dy) {
+      const OpScope backward;
+      float beta = 0;
+      float* const dx = grad_buffer(sx, beta);
+      drop_elements(dy.data(), dx, p, seed, at, beta);
+      backward.done_unary("dropout backward", "dropout", dy.shape(), &VectorCost::backward);
+    });
+  }
+  return y;
+}
 
 }  // namespace detail
 
@@ -133,30 +179,31 @@ inline void drop_elements(const float* x, float* y, std::int64_t n, float p, std
 // seed and the element's index in the whole tensor, so it is the same in every layout; a shard
 // gives the index of its first element. No mask is stored: the backward pass draws it again.
 inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t first = 0) {
-  if (!(p >= 0.0f && p < 1.0f)) {
-    detail::fail({"dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"});
+  detail::check_dropout(x, p);
+  return detail::dropout_at(x, p, seed, {1, 0, {x.count(), 0}, {first, 0}});
+}
+
+// The same of x [B, T, D], whose tokens stand at `places` of the sequences first_sequence,
+// first_sequence + 1, .. of `length` tokens each.
+inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, const TokenPlaces& places,
+                      std::int64_t length, std::int64_t first_sequence) {
+  detail::check_dropout(x, p);
+  const std::int64_t tokens = x.dims() == 3 ? x.dim(1) : 0;
+  if (tokens == 0 || places.at(0) < 0 || places.at(tokens - 1) >= length) {
+    detail::fail({"dropout: x is ", x.shape(), ", its tokens at places ", places.at(0), " to ",
+                  places.at(tokens - 1), " of sequences of ", length,
+                  "; right is [B, T, D] and places within their sequences"});
   }
-  x.origin();  // an empty one throws
-  if (p <= 0.0f) {
-    return x;
+  const std::int64_t width = x.dim(2), before = places.before_jump(tokens);
+  if (tokens == length && before == tokens) {
+    return dropout(x, p, seed, first_sequence * length * width);
   }
-  if (!x.is_contiguous()) {
-    return dropout(contiguous(x), p, seed, first);
-  }
-  const detail::OpScope scope;
-  Tensor y(x.shape());
-  detail::drop_elements(x.data(), y.data(), x.count(), p, seed, first, 0.0f);
-  scope.done_unary("dropout", "dropout", x.shape());
-  if (detail::tracked({&x})) {
-    detail::attach(y, "dropout", {&x}, [p, seed, first, sx = x.slot()](const Tensor& dy) {
-      const detail::OpScope backward;
-      float beta = 0;
-      float* const dx = detail::grad_buffer(sx, beta);
-      detail::drop_elements(dy.data(), dx, dy.count(), p, seed, first, beta);
-      backward.done_unary("dropout backward", "dropout", dy.shape(), &VectorCost::backward);
-    });
-  }
-  return y;
+  const std::int64_t row = first_sequence * length;
+  return detail::dropout_at(x, p, seed,
+                            {x.dim(0),
+                             length * width,
+                             {before * width, (tokens - before) * width},
+                             {(row + places.at(0)) * width, (row + places.at(before)) * width}});
 }
 
 }  // namespace tinyscale

@@ -1,0 +1,209 @@
+#pragma once
+// Context parallelism: the tokens of every sequence cut over N devices, of which only attention
+// sees more than one. Per layer and device, of b sequences of s tokens, queries q wide, keys kv
+// wide:
+//   ring      K and V go around          forward 2 b s kv (N-1)/N         backward 4 b s kv (N-1)/N
+//   Ulysses   tokens against heads       2 b s (q + kv) (N-1)/N^2         the same
+//   gathered  K and V of all on each     2 b s kv (N-1)/N                 the same
+// Ulysses: Jacobs et al., arXiv 2309.14509; gathered: Llama 3, arXiv 2407.21783, section 3.3.2.
+
+#include <cstdint>  // int64_t
+#include <vector>   // vector
+
+#include "tinyscale/mesh/device.hpp"
+#include "tinyscale/model/hooks.hpp"
+#include "tinyscale/parallel/ring_attention.hpp"
+#include "tinyscale/tensor/attend.hpp"
+#include "tinyscale/tensor/views.hpp"
+
+namespace tinyscale {
+
+enum class ContextParallel { ring, ulysses, gathered };
+
+inline const char* name_of(ContextParallel kind) {
+  static const char* const names[] = {"ring", "ulysses", "gathered"};
+  return names[static_cast<int>(kind)];
+}
+
+// The tokens of device `index`, sequence_length / devices of them. Ring and gathered: zigzag, of 2N
+// chunks those numbered index and 2N - 1 - index, so that causal work is even; Ulysses, whose
+// devices see whole sequences: one stretch.
+inline TokenPlaces context_places(ContextParallel kind, int index, int devices,
+                                  std::int64_t sequence_length) {
+  const bool zigzag = kind != ContextParallel::ulysses;
+  const std::int64_t chunks = std::int64_t{devices} * (zigzag ? 2 : 1);
+  if (index < 0 || index >= devices || sequence_length < 1 ||
+      (devices > 1 && sequence_length % chunks != 0)) {
+    detail::fail({"context_places: device ", index, " of ", devices, ", sequences of ",
+                  sequence_length, " tokens by ", name_of(kind), "; right is a device of 0 to ",
+                  devices - 1, " and a multiple of ", devices > 1 ? chunks : 1, " tokens",
+                  zigzag ? " (two chunks a device)" : ""});
+  }
+  const std::int64_t chunk = sequence_length / chunks, first = index * chunk;
+  if (!zigzag || devices == 1) {
+    return first;
+  }
+  return {first, chunk, (2 * (devices - 1 - index)) * chunk};
+}
+
+// What stands at `places` of sequences that lie one behind the other: `count` of each.
+inline std::vector<std::int32_t> tokens_at(const std::vector<std::int32_t>& ids,
+                                           std::int64_t sequence_length, const TokenPlaces& places,
+                                           std::int64_t count) {
+  const std::int64_t n = static_cast<std::int64_t>(ids.size());
+  if (sequence_length < 1 || n % sequence_length != 0 || count < 0 || places.first < 0 ||
+      (count > 0 && places.at(count - 1) >= sequence_length)) {
+    detail::fail({"tokens_at: ", n, " ids in sequences of ", sequence_length, ", ", count,
+                  " tokens of each from place ", places.first,
+                  "; whole sequences and places within them are right"});
+  }
+  std::vector<std::int32_t> out;
+  for (std::int64_t begin = 0; begin < n; begin += sequence_length) {
+    for (std::int64_t t = 0; t < count; ++t) {
+      out.push_back(ids[static_cast<std::size_t>(begin + places.at(t))]);
+    }
+  }
+  return out;
+}
+
+// Each device changes its tokens of all heads for all tokens of its heads, and back.
+inline Tensor ulysses_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
+                                std::int64_t heads, std::int64_t kv_heads, const Axes& axes,
+                                Mask mask, const CollectiveOptions& options = CollectiveOptions(),
+                                SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
+  detail::Endpoint& endpoint = device.endpoint();
+  const std::vector<int> found = endpoint.find_axes("ulysses_attention", axes);
+  const std::int64_t n = endpoint.size_of(found);
+  detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  if (heads % n != 0 || kv_heads % n != 0) {
+    detail::fail({"ulysses_attention: ", heads, " heads and ", kv_heads, " kv heads over ", n,
+                  " devices of ", endpoint.names_of(found), "; each device has whole heads, so ",
+                  "multiples of ", n, " are right (ring and gathered have no such limit)"});
+  }
+  Pending some_q = device.start_all_to_all(q, axes, 2, 1, options, where);
+  Pending some_k = device.start_all_to_all(k, axes, 2, 1, options, where);
+  Pending some_v = device.start_all_to_all(v, axes, 2, 1, options, where);
+  const Tensor whole_q = some_q.wait();  // (B, T, heads/N K)
+  const Tensor whole_k = some_k.wait();
+  const Tensor y = attention(whole_q, whole_k, some_v.wait(), heads / n, kv_heads / n, mask);
+  return device.all_to_all(y, axes, 1, 2, options, where);
+}
+
+namespace detail {
+
+// Chunks of dimension 1, gathered in the order of zigzag devices (0, 2N-1, 1, 2N-2, ..), in theirs.
+inline Tensor undo_zigzag(const Tensor& x, int devices) {
+  const std::int64_t chunk = x.dim(1) / (2 * devices);
+  std::vector<Tensor> chunks;
+  for (int i = 0; i < 2 * devices; ++i) {
+    const std::int64_t at = i < devices ? 2 * i : 2 * (2 * devices - 1 - i) + 1;
+    chunks.push_back(slice(x, 1, at * chunk, (at + 1) * chunk));
+  }
+  return concat(chunks, 1);
+}
+
+}  // namespace detail
+
+// Keys and values of all tokens on every device; its queries, a chunk from either end of the
+// sequence under a causal mask, see those before them.
+inline Tensor gathered_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
+                                 std::int64_t heads, std::int64_t kv_heads, const Axes& axes,
+                                 Mask mask, const CollectiveOptions& options = CollectiveOptions(),
+                                 SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
+  detail::Endpoint& endpoint = device.endpoint();
+  const std::vector<int> found = endpoint.find_axes("gathered_attention", axes);
+  const int n = endpoint.size_of(found);
+  detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  const std::int64_t tokens = q.dim(1), chunk = tokens / 2;
+  const bool halves = mask == Mask::causal && n > 1;
+  if (k.dim(1) != tokens || (halves && tokens % 2 != 0)) {
+    detail::fail({"gathered_attention: ", tokens, " queries and ", k.dim(1), " keys on each of ", n,
+                  " devices of ", endpoint.names_of(found), "; right is as many keys",
+                  halves ? ", an even number: two chunks of the sequence" : ""});
+  }
+  Pending all_k = device.start_all_gather(k, axes, 1, options, where);
+  Pending all_v = device.start_all_gather(v, axes, 1, options, where);
+  Tensor keys = all_k.wait(), values = all_v.wait();  // (B, T, KV K)
+  if (!halves) {
+    return attention(q, keys, values, heads, kv_heads, mask);
+  }
+  keys = detail::undo_zigzag(keys, n);
+  values = detail::undo_zigzag(values, n);
+  const auto part = [&](std::int64_t begin, std::int64_t seen) {
+    return attention(slice(q, 1, begin, begin + chunk), slice(keys, 1, 0, seen),
+                     slice(values, 1, 0, seen), heads, kv_heads, mask);
+  };
+  const int me = endpoint.index_on(found);
+  return concat({part(0, (me + 1) * chunk), part(chunk, (2 * n - me) * chunk)}, 1);
+}
+
+// q [B, T/N, heads K], k and v [B, T/N, kv_heads K] of tokens that stand at context_places(kind,
+// ..): what attention() of whole sequences gives for them. Every device of the axes calls it.
+inline Tensor context_attention(Device& device, ContextParallel kind, const Tensor& q,
+                                const Tensor& k, const Tensor& v, std::int64_t heads,
+                                std::int64_t kv_heads, const Axes& axes, Mask mask,
+                                const RingOptions& options = RingOptions(),
+                                SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
+  switch (kind) {
+    case ContextParallel::ring:
+      return ring_attention(device, q, k, v, heads, kv_heads, axes, mask, options, where);
+    case ContextParallel::ulysses:
+      return ulysses_attention(device, q, k, v, heads, kv_heads, axes, mask, options.transfer,
+                               where);
+    default:
+      return gathered_attention(device, q, k, v, heads, kv_heads, axes, mask, options.transfer,
+                                where);
+  }
+}
+
+// Sent by each device in one attention, in bytes of `element_bytes` a number; over links that take
+// an all_to_all straight to its target.
+struct ContextBytes {
+  double forward = 0, backward = 0;
+};
+
+inline ContextBytes context_attention_bytes(ContextParallel kind, int devices, std::int64_t batch,
+                                            std::int64_t sequence_length, std::int64_t q_width,
+                                            std::int64_t kv_width, double element_bytes = 4) {
+  const double n = devices, local = static_cast<double>(batch * sequence_length) / n;  // tokens
+  const double keys = 2 * local * static_cast<double>(kv_width) * element_bytes;
+  const double queries = 2 * local * static_cast<double>(q_width) * element_bytes;
+  switch (kind) {
+    case ContextParallel::ring: return {(n - 1) * keys, 2 * (n - 1) * keys};
+    case ContextParallel::gathered: return {(n - 1) * keys, (n - 1) * keys};
+    default: return {(n - 1) * (queries + keys) / n, (n - 1) * (queries + keys) / n};
+  }
+}
+
+// Pairs of query and key that a device multiplies under a causal mask, of one sequence and one
+// head, when its queries stand there: of zigzag all have s (s + 1) / 2N, of single stretches the
+// r-th of N about (2 r + 1) / N^2 of the whole, the last nearly twice the mean.
+inline double causal_pairs(const TokenPlaces& places, std::int64_t tokens) {
+  const std::int64_t before = places.before_jump(tokens);
+  const auto stretch = [](double first, double n) { return n * first + n * (n + 1) / 2; };
+  return stretch(static_cast<double>(places.at(0)), static_cast<double>(before)) +
+         stretch(static_cast<double>(places.at(before)), static_cast<double>(tokens - before));
+}
+
+namespace detail {
+
+// Attention of a model whose tokens are cut over the axes, and where a device's tokens stand. Under
+// sequence parallelism `stream` is to be narrowed further (TokenPlaces::from).
+inline void add_context_hooks(Hooks& hooks, Device& device, const Axes& axes, ContextParallel kind,
+                              std::int64_t head_size, std::int64_t sequence_length,
+                              const RingOptions& options = RingOptions()) {
+  const std::vector<int> found = device.endpoint().find_axes("context parallelism", axes);
+  const int n = device.endpoint().size_of(found), me = device.endpoint().index_on(found);
+  const bool stretch = kind == ContextParallel::ring && !options.zigzag;  // as Ulysses has them
+  const ContextParallel cut = stretch ? ContextParallel::ulysses : kind;
+  hooks.places = hooks.stream = context_places(cut, me, n, sequence_length);
+  hooks.sequence_length = sequence_length;
+  hooks.attention = [&device, axes, kind, head_size, options](int, const Tensor& q, const Tensor& k,
+                                                              const Tensor& v) {
+    return context_attention(device, kind, q, k, v, q.dim(2) / head_size, k.dim(2) / head_size,
+                             axes, Mask::causal, options);
+  };
+}
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,258 @@
+#pragma once
+// Ring attention (Liu et al., arXiv 2310.01889): the tokens of every sequence are cut over devices;
+// queries stay, keys and values go once around, and each device folds every block that comes:
+//   l' = log(exp(l) + exp(l_block)),  O' = exp(l - l') O + exp(l_block - l') O_block.
+// Zigzag: of 2N chunks device r has r and 2N - 1 - r, so that under the causal mask all multiply as
+// many pairs; what a mask hides altogether is not computed. Backward goes around again, and with
+// each block what its gradient came to so far.
+
+#include <algorithm>  // max
+#include <cmath>      // exp, log
+#include <cstdint>    // int64_t
+#include <cstring>    // memcpy
+
+#include "tinyscale/base/format.hpp"
+#include "tinyscale/mesh/device.hpp"
+#include "tinyscale/tensor/attend.hpp"
+
+namespace tinyscale {
+
+struct RingOptions {
+  bool zigzag = true;          // false: one stretch a device, the last has most of the work
+  DType merge = DType::f32;    // of what is kept between two blocks; bf16 shows what that costs
+  CollectiveOptions transfer;  // of keys, values and their gradients
+};
+
+namespace detail {
+
+// Queries of a device against keys of another, both counted within their device.
+struct RingBlock {
+  std::int64_t query = 0, queries = 0;  // the first, and how many
+  std::int64_t keys = 0;                // the first of them
+  int causal = 0;
+};
+
+// What device `me` computes when the keys of `owner` are there, of `tokens` each.
+inline RingBlock ring_block(bool zigzag, Mask mask, int me, int owner, std::int64_t tokens) {
+  if (mask == Mask::none || me == owner) {
+    return {0, tokens, tokens, mask == Mask::causal ? 1 : 0};
+  }
+  const std::int64_t half = tokens / 2;
+  if (owner < me) {  // zigzag: its second chunk stands behind all of mine
+    return {0, tokens, zigzag ? half : tokens, 0};
+  }
+  return {half, zigzag ? tokens - half : 0, tokens, 0};
+}
+
+// What the forward and the backward pass have in common.
+struct Ring {
+  kernels::AttentionShape shape;  // of all queries and keys of a device
+  Mask mask = Mask::none;
+  RingOptions options;
+  int me = 0, devices = 1;
+  Axes axes;
+  SourceLine where;
+
+  int owner(int round) const { return modulo(me - round, devices); }
+  RingBlock block(int round) const {
+    return ring_block(options.zigzag, mask, me, owner(round), shape.queries);
+  }
+  // Of an own block the first part of the queries, or the rest: what travels meanwhile is hidden
+  // behind one of them at either end.
+  RingBlock own_part(bool rest) const {
+    const std::int64_t half = shape.queries / 2;
+    RingBlock part = block(0);
+    part.query = rest ? half : 0;
+    part.queries = rest ? shape.queries - half : half;
+    part.keys = part.causal == 1 && !rest ? half : shape.keys;
+    return part;
+  }
+  kernels::AttentionShape of(const RingBlock& block) const {
+    kernels::AttentionShape s = shape;
+    s.queries = block.queries;
+    s.keys = block.keys;
+    s.causal = block.causal;
+    s.causal_offset = block.keys - block.queries;
+    return s;
+  }
+  Pending send(Endpoint& device, const Tensor& x) const {
+    return start_permute({device, options.transfer, where}, x, axes, 1);
+  }
+};
+
+inline void round_all(Tensor& x, DType format) {
+  for (std::int64_t i = 0; format != DType::f32 && i < x.count(); ++i) {
+    x.data()[i] = round_to(x.data()[i], format);
+  }
+}
+
+// O and lse of all queries with those of a block folded in; a row at a time.
+inline void ring_merge(const Ring& ring, const RingBlock& block, const Tensor& part,
+                       const Tensor& part_lse, Tensor& y, Tensor& lse) {
+  const OpScope scope;
+  const kernels::AttentionShape& s = ring.shape;
+  for (std::int64_t row = 0; row < s.batch * s.heads * block.queries; ++row) {
+    const std::int64_t i = row % block.queries, head = row / block.queries % s.heads;
+    const std::int64_t b = row / block.queries / s.heads;
+    float& sum = lse.data()[(b * s.heads + head) * s.queries + block.query + i];
+    const float more = part_lse.data()[row], top = std::max(sum, more);
+    const float both = top + std::log(std::exp(sum - top) + std::exp(more - top));
+    const float keep = std::exp(sum - both), take = std::exp(more - both);
+    sum = both;
+    float* out = y.data() + b * s.o_batch + (block.query + i) * s.o_stride + head * s.head_size;
+    const float* in = part.data() + (b * block.queries + i) * s.o_stride + head * s.head_size;
+    for (std::int64_t d = 0; d < s.head_size; ++d) {
+      out[d] = keep * out[d] + take * in[d];
+    }
+  }
+  round_all(y, ring.options.merge);
+  round_all(lse, ring.options.merge);
+  const double n = static_cast<double>(part.count()), rows = static_cast<double>(part_lse.count());
+  scope.done("ring merge", part.shape(), {2 * n, 2 * rows}, {n, rows}, 0, 3 * n + 57 * rows);
+}
+
+// The first keys of packed keys and values, for the profile.
+inline Tensor keys_of(const Tensor& kv, std::int64_t keys) {
+  return slice(slice(kv, 0, 0, 1), 2, 0, keys);
+}
+
+// Output and log-sum-exp; kv: keys and values [2, B, T, KV K] of this device.
+inline void ring_forward(Endpoint& device, const Ring& ring, const Tensor& q, Tensor kv, Tensor& y,
+                         Tensor& lse) {
+  for (int round = 0; round < ring.devices; ++round) {
+    const bool last = round + 1 == ring.devices;
+    Pending next = last ? Pending() : ring.send(device, kv);
+    const RingBlock block = ring.block(round);
+    if (block.queries > 0) {
+      const OpScope scope;
+      const kernels::AttentionShape s = ring.of(block);
+      Tensor part = round == 0 ? y : Tensor({s.batch, s.queries, s.o_stride});
+      Tensor part_lse = round == 0 ? lse : Tensor({s.batch, s.heads, s.queries});
+      kernels::AttentionShape to = s;
+      to.o_batch = s.queries * s.o_stride;
+      const float* k = kv.data();
+      kernels::attention_forward(to, q.data() + block.query * s.q_stride, k, k + kv.count() / 2,
+                                 part.data(), part_lse.data());
+      record_attention(scope, "ring attention", s, part, keys_of(kv, s.keys), 2, 1);
+      if (round > 0) {
+        ring_merge(ring, block, part, part_lse, y, lse);
+      }
+    }
+    if (!last) {
+      kv = next.wait();
+    }
+  }
+}
+
+// What a block adds to dq [B, T, heads K] and to dkv [2, B, T, KV K], by the output and the
+// log-sum-exp of whole rows.
+struct RingBackward {
+  const Ring& ring;
+  const Tensor &q, &y, &lse, &dy;
+  Tensor& dq;
+
+  void add(const RingBlock& block, const Tensor& kv, Tensor& dkv) const {
+    const OpScope scope;
+    const kernels::AttentionShape s = ring.of(block);
+    if (s.queries == 0) {
+      return;
+    }
+    const Tensor sums = contiguous(slice(lse, 2, block.query, block.query + s.queries));
+    const std::int64_t at_q = block.query * s.q_stride, at_o = block.query * s.o_stride;
+    const std::int64_t value = kv.count() / 2;
+    kernels::attention_backward(s, q.data() + at_q, kv.data(), kv.data() + value, y.data() + at_o,
+                                sums.data(), dy.data() + at_o, dq.data() + at_q, dkv.data(),
+                                dkv.data() + value);
+    round_all(dq, ring.options.merge);
+    record_attention(scope, "ring attention backward", s,
+                     slice(q, 1, block.query, block.query + s.queries), keys_of(kv, s.keys), 5, 3);
+  }
+};
+
+// The gradient of a block is begun by the device after its owner and comes home from the one
+// before; each adds its own while the sum so far is still on its way.
+inline Tensor ring_backward(Endpoint& device, const RingBackward& work, Tensor kv) {
+  const Ring& ring = work.ring;
+  const Tensor home = kv;
+  Tensor d_home = zeros(kv.shape());
+  Pending next = ring.send(device, kv), coming;
+  work.add(ring.own_part(false), home, d_home);
+  for (int round = 1; round < ring.devices; ++round) {
+    kv = next.wait();
+    if (round + 1 < ring.devices) {
+      next = ring.send(device, kv);
+    }
+    Tensor dkv = zeros(kv.shape());
+    work.add(ring.block(round), kv, dkv);
+    if (round > 1) {
+      dkv = add(dkv, coming.wait());
+    }
+    round_all(dkv, ring.options.merge);
+    coming = ring.send(device, dkv);
+  }
+  work.add(ring.own_part(true), home, d_home);
+  return add(d_home, coming.wait());
+}
+
+}  // namespace detail
+
+// q [B, T/N, heads K], k and v [B, T/N, kv_heads K] of this device's tokens, N devices of the axes;
+// all of them call it. The output is [B, T/N, heads K]. Each sends 2 (N - 1) B T/N kv_heads K
+// numbers forward, twice that backward.
+inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
+                             std::int64_t heads, std::int64_t kv_heads, const Axes& axes, Mask mask,
+                             const RingOptions& options = RingOptions(),
+                             SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
+  detail::Endpoint& endpoint = device.endpoint();
+  const std::vector<int> found = endpoint.find_axes("ring_attention", axes);
+  const int devices = endpoint.size_of(found);
+  if (devices == 1) {
+    return attention(q, k, v, heads, kv_heads, mask);
+  }
+  if (!q.is_contiguous() || !k.is_contiguous() || !v.is_contiguous()) {
+    return ring_attention(device, contiguous(q), contiguous(k), contiguous(v), heads, kv_heads,
+                          axes, mask, options, where);
+  }
+  const detail::Ring ring = {detail::attention_shape(q, k, v, heads, kv_heads, mask),
+                             mask,
+                             options,
+                             endpoint.index_on(found),
+                             devices,
+                             axes,
+                             where};
+  const bool halves = mask == Mask::causal && options.zigzag;
+  if (q.dim(1) != k.dim(1) || q.dim(1) % (halves ? 2 : 1) != 0) {
+    detail::fail({"ring_attention: ", q.dim(1), " queries and ", k.dim(1), " keys on each of ",
+                  devices, " devices of ", endpoint.names_of(found), "; right is as many keys",
+                  halves ? ", an even number: two chunks of the sequence" : ""});
+  }
+  Tensor y(q.shape());
+  Tensor lse({q.dim(0), heads, q.dim(1)});
+  Tensor kv;
+  {
+    const NoGrad copies;
+    kv = stack({k, v}, 0);
+    detail::ring_forward(endpoint, ring, q, kv, y, lse);
+  }
+  if (detail::tracked({&q, &k, &v})) {
+    detail::attach(
+        y, "ring_attention", {&q, &k, &v},
+        [ring, self = endpoint.self(), kq = detail::Kept(q), kkv = detail::Kept(kv),
+         ky = detail::Kept(y), lse, sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
+          Tensor dq = zeros(kq.shape());
+          const Tensor dkv = detail::ring_backward(detail::still_running("backward", self),
+                                                   {ring, kq, ky, lse, dy, dq}, kkv);
+          const auto give = [&](const detail::Slot& slot, const Tensor& grad) {
+            if (slot) {
+              detail::add_grad(slot, grad);
+            }
+          };
+          give(sq, dq);
+          give(sk, squeeze(slice(dkv, 0, 0, 1), 0));
+          give(sv, squeeze(slice(dkv, 0, 1, 2), 0));
+        });
+  }
+  return y;
+}
+
+}  // namespace tinyscale
