@@ -203,6 +203,14 @@ ts::ModelConfig llama_style() {
   return c;
 }
 
+ts::ModelConfig mixture(ts::ModelConfig c) {
+  c.name += ", mixture";
+  c.experts = 4;
+  c.top_k = 2;
+  c.expert_hidden = 56;
+  return c;
+}
+
 ts::List<ts::ModelConfig> styles() {
   ts::List<ts::ModelConfig> all = {gpt2_style(), llama_style()};
   for (const int base : {0, 1}) {
@@ -217,6 +225,9 @@ ts::List<ts::ModelConfig> styles() {
     c.kv_heads = 1;
     c.head_size = 20;  // heads x head size is not the width
     all.push_back(c);
+    all.push_back(mixture(base == 0 ? gpt2_style() : llama_style()));
+    all.push_back(mixture(base == 0 ? gpt2_style() : llama_style()));
+    all.back().shared_experts = 2;
   }
   return all;
 }
@@ -282,7 +293,7 @@ TEST_CASE("activations: one block of ours, with and without recomputation") {
 
 // A block whose heads and hidden layer are cut over a tensor axis, as parallel/ runs it.
 TEST_CASE("activations: one block of ours on a tensor axis, with sequences cut or not") {
-  for (const ts::ModelConfig& config : {gpt2_style(), llama_style()}) {
+  for (const ts::ModelConfig& config : {gpt2_style(), llama_style(), mixture(llama_style())}) {
     const int devices = 2;
     const ts::Mesh mesh(ts::machine("tpu-v5e", {devices}), {{"tensor", devices}});
     for (const bool cut : {false, true}) {
@@ -292,7 +303,7 @@ TEST_CASE("activations: one block of ours on a tensor axis, with sequences cut o
       mesh.run([&](ts::Device& device) {
         ts::Transformer model(config, 1);
         for (ts::Parameter& p : model.parameters) {
-          if (p.split != ts::Split::whole) {
+          if (p.split == ts::Split::rows || p.split == ts::Split::columns) {
             p.value = ts::parameter(
                 device.shard(p.value.detach(), "tensor", p.split == ts::Split::rows ? 0 : 1));
           }
