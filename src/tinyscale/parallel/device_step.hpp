@@ -61,7 +61,8 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
     hooks.partial_share = 1.0 / static_cast<double>(layout.tensor);
   }
   if (axes.tensor.empty()) {  // logits that wait for the backward pass, as under tensor parallelism
-    hooks.loss = [](const Tensor& x, const Tensor& table, const std::vector<std::int32_t>& targets) {
+    hooks.loss = [](const Tensor& x, const Tensor& table,
+                    const std::vector<std::int32_t>& targets) {
       Tensor logits;
       {
         const MemoryScope scope(MemoryKind::logits);

@@ -18,16 +18,16 @@
 namespace tinyscale {
 
 struct StepReport {
-  Comparison sent;     // bytes and steps of each collective along each axis, of all devices
-  Comparison work;     // FLOPs of all devices
-  Comparison memory;   // bytes of the device that holds the most
-  Comparison bubble;   // seconds, of each pipeline rank
-  Table devices;       // FLOPs, bytes sent, peak memory by kind, time: a row for each
-  List<TimeShare> time;  // simulated, mean of the devices
-  TaskNames tasks;       // of the run's tasks, for pictures
-  double seconds = 0;    // simulated
+  Comparison sent;          // bytes and steps of each collective along each axis, of all devices
+  Comparison work;          // FLOPs of all devices
+  Comparison memory;        // bytes of the device that holds the most
+  Comparison bubble;        // seconds, of each pipeline rank
+  Table devices;            // FLOPs, bytes sent, peak memory by kind, time: a row for each
+  List<TimeShare> time;     // simulated, mean of the devices
+  TaskNames tasks;          // of the run's tasks, for pictures
+  double seconds = 0;       // simulated
   double mfu = 0, hfu = 0;  // model and all matmul FLOPs over what the chips could do meanwhile
-  bool mean = false;     // some formulas are right on average alone: they depend on the routing
+  bool mean = false;        // some formulas are right on average alone: they depend on the routing
 };
 
 namespace detail {
@@ -50,8 +50,8 @@ inline Traffic& traffic_of(List<Traffic>& all, const std::string& name, const st
   Traffic traffic;
   traffic.name = name;
   traffic.axes = axes;
-  for (std::vector<double>* const of_rank : {&traffic.planned, &traffic.counted,
-                                             &traffic.planned_steps, &traffic.counted_steps}) {
+  for (std::vector<double>* const of_rank :
+       {&traffic.planned, &traffic.counted, &traffic.planned_steps, &traffic.counted_steps}) {
     of_rank->resize(devices);
   }
   all.push_back(traffic);
@@ -199,8 +199,8 @@ class StepReporter {
         report.work.add(cat({"device ", d}), "FLOP", plans_[d].matmul_flops, own);
       }
     }
-    const double could = run_.machine().chip.peak(options_.format) * static_cast<double>(devices()) *
-                         report.seconds;
+    const double could =
+        run_.machine().chip.peak(options_.format) * static_cast<double>(devices()) * report.seconds;
     report.hfu = could > 0 ? counted / could : 0;
     report.mfu = could > 0 ? (counted - again) / could : 0;
     report.mean = report.mean || mean;
@@ -244,8 +244,9 @@ class StepReporter {
       most(5, plan.gathered, run_.memory(static_cast<int>(d)).peak(MemoryKind::buffer));
     }
     static const char* const names[] = {
-        "parameters", "gradients before the update", "optimizer",
-        "activations that wait for their backward pass", "logits that do", "gathered weights"};
+        "parameters",     "gradients before the update",
+        "optimizer",      "activations that wait for their backward pass",
+        "logits that do", "gathered weights"};
     for (int i = 0; i < 6; ++i) {
       const bool counts = i < 3 || (i < 5 && known) || (i == 5 && planned[5] > 0);
       if (counts) {
@@ -277,7 +278,8 @@ class StepReporter {
     }
     for (const TimedSpan& span : run_.timeline.spans) {
       if (span.task < 0 || rank_of_device[static_cast<std::size_t>(span.device)] < 0 ||
-          (span.call >= 0 && run_.axes_of_call(static_cast<std::size_t>(span.call)) == "pipeline")) {
+          (span.call >= 0 &&
+           run_.axes_of_call(static_cast<std::size_t>(span.call)) == "pipeline")) {
         continue;
       }
       const StepTask task = StepTask::of(span.task, stages, m);
@@ -292,16 +294,15 @@ class StepReporter {
       }
     }
     for (WorkTimes& stage : times.of_stage) {  // what the schedule has none of
-      for (double* const work : {&stage.forward, &stage.backward, &stage.input_gradient,
-                                 &stage.weight_gradient}) {
+      for (double* const work :
+           {&stage.forward, &stage.backward, &stage.input_gradient, &stage.weight_gradient}) {
         *work = *work > 0 ? *work : 1;
       }
     }
     const PipelineTiming timing = time_pipeline(stages_.schedule, times);
     for (std::size_t d = 0; d < devices(); ++d) {
       if (rank_of_device[d] >= 0) {
-        const List<TimeShare> shares =
-            time_breakdown(run_, static_cast<int>(d), report.tasks);
+        const List<TimeShare> shares = time_breakdown(run_, static_cast<int>(d), report.tasks);
         report.bubble.add(cat({"rank ", rank_of_device[d]}), "s",
                           timing.rank[static_cast<std::size_t>(rank_of_device[d])].idle,
                           seconds_of(shares, "bubble") + seconds_of(shares, "idle at the end"));
@@ -368,8 +369,8 @@ inline std::ostream& operator<<(std::ostream& out, const StepReport& report) {
   }
   return out << report.devices << time_share_table(report.time, report.seconds)
              << "MFU, model FLOPs over the chips' peak, simulated clock: "
-             << format_percent(report.mfu) << "; HFU, with recomputation: "
-             << format_percent(report.hfu) << "\n";
+             << format_percent(report.mfu)
+             << "; HFU, with recomputation: " << format_percent(report.hfu) << "\n";
 }
 
 }  // namespace tinyscale

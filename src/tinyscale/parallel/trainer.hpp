@@ -16,7 +16,7 @@ namespace tinyscale {
 struct TrainOptions : StepOptions {
   Machine machine;  // empty: one device, this laptop
   Layout layout;
-  Faults faults;    // of the machine: slow and dead devices and links, in the simulated time
+  Faults faults;  // of the machine: slow and dead devices and links, in the simulated time
   std::int64_t check_steps = 2;  // first steps of a mesh that one device does too, for the report
 };
 
