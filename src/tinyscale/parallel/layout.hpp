@@ -33,6 +33,7 @@ struct Layout {
   Recompute recompute = Recompute::none;
   ContextParallel context_parallel = ContextParallel::ring;
   PipelineSchedule schedule;  // empty: 1F1B
+  Algorithm algorithm = Algorithm::automatic;  // of the collectives that have it
   // From the slowest links to the fastest.
   std::vector<std::string> order = {"pipeline", "data", "context", "tensor"};
 

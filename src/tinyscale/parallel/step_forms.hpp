@@ -454,7 +454,8 @@ struct PlannedCost {
   double seconds = 0;
 };
 inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
-                                const Machine& machine, const List<AxisPlacement>& placed) {
+                                const Machine& machine, const List<AxisPlacement>& placed,
+                                Algorithm preferred) {
   const double times = static_cast<double>(call.times);
   PlannedCost cost;
   if (call.send) {
@@ -474,7 +475,8 @@ inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
   spec.elements = call.elements;
   spec.element_bytes = bytes_of(call.format);
   spec.root = call.what == Collective::permute ? 1 : 0;
-  spec.algorithm = choose_algorithm(spec).algorithm;
+  const bool named = preferred != Algorithm::automatic && has_algorithm(spec.what, preferred);
+  spec.algorithm = named ? preferred : choose_algorithm(spec).algorithm;
   const AxisGroup group = call.axes;
   cost.bytes = times * collective_bytes(spec, static_cast<int>(at.index(group)));
   cost.steps = call.times * collective_steps(spec);

@@ -124,7 +124,7 @@ class StepReporter {
     for (std::size_t d = 0; d < devices(); ++d) {
       const MeshPoint at(axes_.mesh, static_cast<std::int64_t>(d));
       for (const PlannedCall& call : plans_[d].calls) {
-        const PlannedCost cost = planned_cost(call, at, run_.machine(), placed);
+        const PlannedCost cost = planned_cost(call, at, run_.machine(), placed, layout_.algorithm);
         Traffic& row = traffic_of(all, call.send ? "send" : name_of(call.what),
                                   names_text(call.axes), devices());
         row.planned[d] += cost.bytes;
