@@ -44,6 +44,7 @@ class Trainer {
   Trainer(Transformer& model, const std::vector<std::int32_t>& tokens, const TrainOptions& options)
       : model_(model), options_(options), tokens_(tokens), axes_(layout_axes(options.layout)) {
     const Layout& layout = options.layout;
+    state_.loss_scale = first_loss_scale(options);
     if (layout.devices() == 1 && layout.microbatches == 1 && layout.schedule.empty() &&
         layout.recompute == Recompute::none) {
       optimizer_.reset(new AdamW(model.tensors(), adamw_options(options)));
@@ -57,7 +58,11 @@ class Trainer {
   StepResult step(std::int64_t number) {
     if (!mesh_) {
       fill_batch(batch_, tokens_, options_.batch, model_.config.context, options_.seed, number);
-      return train_step(model_, *optimizer_, batch_, options_, number);
+      optimizer_->scaler.scale = state_.loss_scale;
+      optimizer_->scaler.good = state_.good_steps;
+      const StepResult result = train_step(model_, *optimizer_, batch_, options_, number);
+      scale_after(result);
+      return result;
     }
     const MeshRun run = mesh_->run([&](Device& device) {
       Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
@@ -69,18 +74,29 @@ class Trainer {
       mine->meter->reset_peak();
       StepRunner runner(device, *mine, options_.layout, axes_, options_, tokens_);
       const StepResult result = runner.run(number, state_.loss_scale, state_.steps);
-      Tensor told(Shape{2}, MemoryKind::buffer);
+      Tensor told(Shape{6}, MemoryKind::buffer);
       told.data()[0] = static_cast<float>(result.loss);
       told.data()[1] = static_cast<float>(result.grad_norm);
+      told.data()[2] = result.skipped ? 1.0f : 0.0f;
+      told.data()[3] = static_cast<float>(result.rounding.numbers);
+      told.data()[4] = static_cast<float>(result.rounding.lost);
+      told.data()[5] = static_cast<float>(result.rounding.overflowed);
       device.keep("result", told);
     });
-    ++state_.steps;
     whole_ = false;
     last_.reset(new MeshRun(run.with(options_.faults)));
     const Tensor told = run.kept(0, "result");
     StepResult result;
     result.loss = static_cast<double>(told.data()[0]);
     result.grad_norm = static_cast<double>(told.data()[1]);
+    result.skipped = told.data()[2] > 0;
+    result.loss_scale = state_.loss_scale;
+    for (int rank = 0; rank < mesh_->size(); ++rank) {
+      const std::vector<float> of = run.kept(rank, "result").values();
+      result.rounding.add({double(of[3]), double(of[4]), double(of[5])});
+    }
+    state_.steps += result.skipped ? 0 : 1;
+    scale_after(result);
     return result;
   }
 
@@ -98,6 +114,17 @@ class Trainer {
   const TrainState& state() const { return state_; }
 
  private:
+  // The loss scale of the next step.
+  void scale_after(const StepResult& result) {
+    if (scales_dynamically(options_)) {
+      LossScaler scaler;
+      scaler.scale = state_.loss_scale;
+      scaler.good = state_.good_steps;
+      scaler.update(!result.skipped);
+      state_.loss_scale = scaler.scale;
+      state_.good_steps = scaler.good;
+    }
+  }
   void gather_whole() {
     const MeshRun run = mesh_->run(
         [&](Device& device) { parts_[static_cast<std::size_t>(device.rank())]->keep(device); });
