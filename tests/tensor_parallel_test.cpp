@@ -115,7 +115,7 @@ ts::Mesh tensor_mesh(int devices) {
 
 // Losses of the devices must be one number; the gradients joined.
 Learned on_many(const ts::Transformer& model, const Batch& b, int devices, bool sequence_parallel,
-                double dropout = 0) {
+                double dropout = 0, bool gather_again = false) {
   const ts::Mesh mesh = tensor_mesh(devices);
   const ts::MeshRun run = mesh.run([&](ts::Device& d) {
     const ts::Transformer own = sharded(model, d.index("tensor"), devices);
@@ -123,7 +123,8 @@ Learned on_many(const ts::Transformer& model, const Batch& b, int devices, bool 
     hooks.dropout = dropout;
     hooks.dropout_seed = 5;
     hooks.experts.balance_loss = 0.1;
-    ts::detail::add_tensor_hooks(hooks, d, "tensor", own.config, sequence_parallel, b.time);
+    ts::detail::add_tensor_hooks(hooks, d, "tensor", own.config, sequence_parallel, b.time,
+                                 gather_again);
     const ts::Tensor loss = own.loss(b.ids, b.targets, b.sequences, b.time, hooks);
     loss.backward();
     d.keep("loss", loss);
@@ -228,6 +229,63 @@ TEST_CASE("tensor parallel: bytes that were sent are the closed form's") {
         1.5 * ts::tensor_parallel_bytes(c, 2, 24, 4).layers);
 }
 
+// What a device keeps of one block's forward pass for its backward pass, bytes.
+double kept_by_block(const ts::Transformer& model, const Batch& b, int devices,
+                     bool sequence_parallel, bool gather_again) {
+  const ts::Tensor x = ts::randn({b.sequences, b.time, model.config.width}, 9);
+  const ts::MeshRun run = tensor_mesh(devices).run([&](ts::Device& d) {
+    const ts::Transformer own = sharded(model, d.index("tensor"), devices);
+    ts::Hooks hooks;
+    ts::detail::add_tensor_hooks(hooks, d, "tensor", own.config, sequence_parallel, b.time,
+                                 gather_again);
+    const ts::Tensor in = ts::parameter(sequence_parallel ? d.shard(x, "tensor", 1) : x);
+    const ts::Tensor out = own.block(0, in, hooks);
+    const double kept = ts::context().memory->current(ts::MemoryKind::activation);
+    d.keep("kept", ts::full({}, static_cast<float>(kept)));
+    ts::sum(ts::square(out)).backward();
+    d.keep("left", ts::full({}, static_cast<float>(
+                                    ts::context().memory->current(ts::MemoryKind::activation))));
+    d.keep("out", out);
+  });
+  CHECK(run.kept(0, "left").item() == 4 * static_cast<float>(run.kept(0, "out").count()) + 4);
+  return static_cast<double>(run.kept(0, "kept").item());
+}
+
+TEST_CASE("sequence parallel: with gather_again every activation is cut over the devices") {
+  for (const char* style : {"gpt2", "llama", "mixture"}) {
+    const ts::Transformer model = lively(small(style));
+    const ts::ModelConfig& c = model.config;
+    const Batch b = some_batch(c);
+    const Learned one = on_one(model, b);
+    for (const int devices : {1, 2, 4, 8}) {
+      CAPTURE(style);
+      CAPTURE(devices);
+      check_equal(model, on_many(model, b, devices, true, 0, true), one);
+      ts::Mesh mesh = tensor_mesh(devices);
+      mesh.algorithm = ts::Algorithm::ring;
+      const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+        const ts::Transformer own = sharded(model, d.index("tensor"), devices);
+        ts::Hooks hooks;
+        ts::detail::add_tensor_hooks(hooks, d, "tensor", own.config, true, b.time, true);
+        own.loss(b.ids, b.targets, b.sequences, b.time, hooks).backward();
+      });
+      CHECK(run.bytes_sent(0) ==
+            ts::tensor_parallel_bytes(c, b.sequences, b.time, devices, 1, true).total());
+      if (std::string(style) == "gpt2") {
+        const double n = static_cast<double>(b.sequences * b.time), t = devices;
+        const double h = static_cast<double>(c.width), f = static_cast<double>(c.hidden);
+        const double inner = 2 * h * 4 + static_cast<double>(c.heads) + 2 * f;  // heads 2 h wide
+        CHECK(kept_by_block(model, b, devices, false, false) == 4 * n * (4 * h + 4 + inner / t));
+        CHECK(kept_by_block(model, b, devices, true, false) ==
+              4 * n * (2 * h + (2 * h + 4 + inner) / t));
+        CHECK(kept_by_block(model, b, devices, true, true) == 4 * n * (4 * h + 4 + inner) / t);
+        CHECK(kept_by_block(model, b, devices, true, true) ==
+              4 * n * ts::detail::layer_activations(c) / t);
+      }
+    }
+  }
+}
+
 TEST_CASE("tensor parallel: of tokens that do not divide the devices send the closed form's mean") {
   const ts::Transformer model = lively(small("llama"));
   Batch b = some_batch(model.config);
@@ -299,6 +357,52 @@ TEST_CASE("tensor parallel: errors say what would be right") {
   bad.ids[5] = 61;
   CHECK(train(c, 4, true, bad, 4) ==
         all_say("embedding: id 61 at position 5 is outside the vocabulary of 61"));
+}
+
+TEST_CASE("gather_again is all_gather's alone, and works under deferred weight gradients") {
+  CHECK(error_of([] {
+          tensor_mesh(1).run([](ts::Device& d) {
+            ts::CollectiveOptions options;
+            options.gather_again = true;
+            d.all_reduce(ts::zeros({2}), "tensor", ts::Reduce::sum, options);
+          });
+        }) ==
+        "mesh.run: device 0 threw: all_reduce: gather_again is set, which only all_gather has; "
+        "leave it false\n  device 0: threw after 0 calls: all_reduce: gather_again is set, which "
+        "only all_gather has; leave it false");
+  const ts::Tensor x = ts::randn({8, 3}, 1), w = ts::randn({5, 3}, 2), v = ts::randn({4, 3}, 3);
+  for (const bool deferred : {false, true}) {
+    const ts::MeshRun run = tensor_mesh(2).run([&](ts::Device& d) {
+      const ts::Tensor in = ts::parameter(d.shard(x, "tensor", 0));
+      const ts::Tensor own = ts::parameter(w), other = ts::parameter(v);
+      ts::CollectiveOptions options;
+      options.gather_again = true;
+      ts::Tensor loss;
+      {
+        const ts::Tensor all = d.all_gather(in, "tensor", 0, options);
+        loss = ts::sum(ts::square(ts::matmul_transposed(all, own))) +
+               ts::sum(ts::square(ts::matmul_transposed(all, other)));
+      }
+      ts::DeferWeightGradients later;
+      if (!deferred) {
+        later.stop();
+      }
+      loss.backward();
+      later.stop();
+      later.run();
+      d.keep("in", in.grad());
+      d.keep("own", own.grad());
+      d.keep("other", other.grad());
+    });
+    const ts::Tensor in = ts::parameter(x), own = ts::parameter(w), other = ts::parameter(v);
+    (ts::sum(ts::square(ts::matmul_transposed(in, own))) +
+     ts::sum(ts::square(ts::matmul_transposed(in, other))))
+        .backward();
+    CHECK(far_apart(run.kept(0, "own"), own.grad()) < 1e-6);
+    CHECK(far_apart(run.kept(1, "other"), other.grad()) < 1e-6);
+    // Both devices computed the loss of all rows, so each row's gradient comes twice.
+    CHECK(far_apart(run.kept(1, "in"), ts::slice(in.grad() * 2.0f, 0, 4, 8).clone()) < 1e-6);
+  }
 }
 
 TEST_CASE("tensor parallel: the hooks refuse what they were not made for") {

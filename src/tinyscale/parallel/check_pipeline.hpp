@@ -129,10 +129,10 @@ class PipelinePlaces {
     }
     const int before = place(op);
     if (before >= 0) {
-      fail({who_, ": rank ", at, ", op ", i, ": ", op, " was op ", before, " already, as ",
-            letter_of(
-                s.program[static_cast<std::size_t>(at)][static_cast<std::size_t>(before)].work),
-            "; once is right"});
+      const PipelineWork work =
+          s.program[static_cast<std::size_t>(at)][static_cast<std::size_t>(before)].work;
+      fail({who_, ": rank ", at, ", op ", i, ": ", op, " is op ", before, " already",
+            work == op.work ? std::string() : cat({", as ", letter_of(work)}), "; once is right"});
     }
   }
 
