@@ -129,6 +129,11 @@ inline TrainReport train(Transformer& model, const Text& text,
     report.skipped_steps += result.skipped ? 1 : 0;
     report.rounding.add(result.rounding);
     detail::update_speed(report, options, time, peak);
+    if (step == 0) {
+      List<DeviceMemory> needs = trainer.peaks();
+      needs[0].total -= trainer.on_mesh() ? 0 : level;
+      check_memory(options.layout, model.config, options.batch, options.machine, needs);
+    }
     if (step == 0 && !trainer.on_mesh()) {
       report.memory = detail::memory_rows(model.config, options, *meter, level);
     }

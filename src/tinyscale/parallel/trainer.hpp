@@ -9,6 +9,7 @@
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/mesh/mesh.hpp"
 #include "tinyscale/model/read_text.hpp"
+#include "tinyscale/parallel/check_memory.hpp"
 #include "tinyscale/parallel/device_step.hpp"
 
 namespace tinyscale {
@@ -107,6 +108,17 @@ class Trainer {
       whole_ = true;
     }
     return model_;
+  }
+  // Peaks of the last step, by rank: on one device those of the program's meter since reset_peak().
+  List<DeviceMemory> peaks() const {
+    List<DeviceMemory> all;
+    for (const Shared<DeviceModel>& part : parts_) {
+      all.push_back(DeviceMemory::peak_of(*part->meter));
+    }
+    if (!mesh_) {
+      all.push_back(DeviceMemory::peak_of(*context().memory));
+    }
+    return all;
   }
   bool on_mesh() const { return mesh_ != nullptr; }
   const Shared<const MeshRun>& last_run() const { return last_; }
