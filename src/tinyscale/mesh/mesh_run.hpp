@@ -211,7 +211,7 @@ class MeshRun {
   // The memory at the end of each task of a device, in order.
   List<MemorySample> memory_samples(int rank) const {
     const std::size_t d = checked("memory_samples", rank);
-    List<MemorySample> samples = log().samples[d];
+    List<MemorySample> samples = d < log().samples.size() ? log().samples[d] : List<MemorySample>();
     for (std::size_t i = 0; i < samples.size(); ++i) {
       samples[i].seconds = timeline.devices[d].marks[i];
     }
