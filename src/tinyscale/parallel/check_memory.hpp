@@ -62,10 +62,11 @@ inline double estimated_bytes(const DeviceMemory& m, const Layout& now, const La
     const double inputs = 4 * tokens * static_cast<double>(c.width) * layers * under_way(then);
     activations = std::min(activations, inputs + activations / layers);
   }
-  return m.total - m.optimizer * (1 - shared(Zero::optimizer)) -
-         m.gradients * (1 - shared(Zero::gradients)) -
-         m.parameters * (1 - shared(Zero::parameters)) - (m.activations - activations) -
-         m.logits * (1 - under_way(then) / under_way(now));
+  // Weights and moments are always there; of the rest the most at one moment, at most their sum.
+  const double rest = m.gradients * shared(Zero::gradients) + activations +
+                      m.logits * under_way(then) / under_way(now) + m.buffers;
+  return m.parameters * shared(Zero::parameters) + m.optimizer * shared(Zero::optimizer) +
+         std::min(m.total - m.parameters - m.optimizer, rest);
 }
 
 namespace detail {
