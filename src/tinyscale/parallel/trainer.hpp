@@ -17,7 +17,8 @@ namespace tinyscale {
 struct TrainOptions : StepOptions {
   Machine machine;  // empty: one device, this laptop
   Layout layout;
-  Faults faults;  // of the machine: slow and dead devices and links, in the simulated time
+  LossScaler loss_scaler;  // its start, where the format needs one and loss_scale is 0
+  Faults faults;           // of the machine: slow and dead devices and links, in the simulated time
 };
 
 namespace detail {
@@ -45,7 +46,8 @@ class Trainer {
   Trainer(Transformer& model, const std::vector<std::int32_t>& tokens, const TrainOptions& options)
       : model_(model), options_(options), tokens_(tokens), axes_(layout_axes(options.layout)) {
     const Layout& layout = options.layout;
-    state_.loss_scale = first_loss_scale(options);
+    state_.loss_scale =
+        scales_dynamically(options) ? options.loss_scaler.scale : first_loss_scale(options);
     if (layout.devices() == 1 && layout.microbatches == 1 && layout.schedule.empty() &&
         layout.recompute == Recompute::none) {
       optimizer_.reset(new AdamW(model.tensors(), adamw_options(options)));
@@ -59,8 +61,7 @@ class Trainer {
   StepResult step(std::int64_t number) {
     if (!mesh_) {
       fill_batch(batch_, tokens_, options_.batch, model_.config.context, options_.seed, number);
-      optimizer_->scaler.scale = state_.loss_scale;
-      optimizer_->scaler.good = state_.good_steps;
+      optimizer_->scaler = scaler();
       const StepResult result = train_step(model_, *optimizer_, batch_, options_, number);
       scale_after(result);
       return result;
@@ -126,15 +127,19 @@ class Trainer {
   const TrainState& state() const { return state_; }
 
  private:
+  LossScaler scaler() const {
+    LossScaler now = options_.loss_scaler;
+    now.scale = state_.loss_scale;
+    now.good = state_.good_steps;
+    return now;
+  }
   // The loss scale of the next step.
   void scale_after(const StepResult& result) {
     if (scales_dynamically(options_)) {
-      LossScaler scaler;
-      scaler.scale = state_.loss_scale;
-      scaler.good = state_.good_steps;
-      scaler.update(!result.skipped);
-      state_.loss_scale = scaler.scale;
-      state_.good_steps = scaler.good;
+      LossScaler next = scaler();
+      next.update(!result.skipped);
+      state_.loss_scale = next.scale;
+      state_.good_steps = next.good;
     }
   }
   void gather_whole() {
