@@ -18,7 +18,6 @@ int main() {
   const ts::Tensor v = ts::parameter(ts::randn({batch, length, kv_width}, 3));
   const ts::Tensor y = ts::attention(q, k, v, heads, kv_heads, ts::Mask::causal);
   ts::sum(y * y).backward();
-
   const ts::Mesh mesh(ts::machine("h100", {devices}), {{"context", devices}});
   ts::Table table;
   table.columns = {

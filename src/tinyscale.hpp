@@ -143,9 +143,10 @@
 #include "tinyscale/mesh/step_order.hpp"
 #include "tinyscale/mesh/replay.hpp"
 #include "tinyscale/mesh/guess.hpp"
+#include "tinyscale/mesh/run_rows.hpp"
 #include "tinyscale/mesh/mesh_run.hpp"
-#include "tinyscale/mesh/time_breakdown.hpp"
 #include "tinyscale/mesh/predict.hpp"
+#include "tinyscale/mesh/time_breakdown.hpp"
 #include "tinyscale/mesh/thread_limit.hpp"
 #include "tinyscale/mesh/device_thread.hpp"
 #include "tinyscale/mesh/mpi_bytes.hpp"
@@ -185,6 +186,7 @@
 
 // parallel: one model on many devices
 #include "tinyscale/parallel/pipeline_schedule.hpp"
+#include "tinyscale/parallel/pipeline_places.hpp"
 #include "tinyscale/parallel/check_pipeline.hpp"
 #include "tinyscale/parallel/pipeline_timing.hpp"
 #include "tinyscale/parallel/pipeline_forms.hpp"
@@ -204,6 +206,7 @@
 #include "tinyscale/parallel/device_model.hpp"
 #include "tinyscale/parallel/device_step.hpp"
 #include "tinyscale/parallel/trainer.hpp"
+#include "tinyscale/parallel/step_report.hpp"
 #include "tinyscale/parallel/train_report.hpp"
 #include "tinyscale/parallel/train.hpp"
 

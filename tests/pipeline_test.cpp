@@ -513,6 +513,23 @@ TEST_CASE("the checker decides as a slow simulation does") {
   CHECK(bad > 300);
 }
 
+TEST_CASE("the messages of built-in schedules arrive in the order in which they are needed") {
+  for (int p = 1; p <= 8; ++p) {
+    for (int m = 1; m <= 16; ++m) {
+      CHECK(ts::arrives_in_order(ts::gpipe(p, m)));
+      CHECK(ts::arrives_in_order(ts::one_forward_one_backward(p, m)));
+      CHECK(ts::arrives_in_order(ts::zero_bubble_h1(p, m)));
+      for (int v = 1; v <= 3 && m % p == 0; ++v) {
+        CHECK(ts::arrives_in_order(ts::interleaved(p, m, v)));
+      }
+    }
+  }
+  PipelineSchedule turned = ts::gpipe(2, 2);
+  std::swap(turned.program[1][0], turned.program[1][1]);
+  CHECK(passes(turned, ts::buffered_sends(2)));
+  CHECK(!ts::arrives_in_order(turned));
+}
+
 TEST_CASE("what is wrong with a schedule is named") {
   Random random = {3};
   for (int round = 0; round < 200; ++round) {

@@ -278,6 +278,7 @@ class Endpoint {
     log_.samples.push_back(sample);
     task_ = tag;
   }
+  int task() const { return task_; }
   // The program is at its end.
   void finish() {
     log_ops();

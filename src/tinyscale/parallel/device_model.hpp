@@ -26,12 +26,6 @@ struct TrainState {
   std::int64_t good_steps = 0;  // in a row at this loss scale
 };
 
-// In which format weights travel and are used. Those of fp8 products go in bf16: half the bytes of
-// f32, while norms, biases and embeddings, which no product reads, keep 8 bits where e4m3 has 4.
-inline DType weight_format(DType products) {
-  return products == DType::fp8_e4m3 ? DType::bf16 : products;
-}
-
 class DeviceModel {
  public:
   Transformer model;  // of the parameters this device's part, of the others nothing

@@ -11,6 +11,7 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/text.hpp"
+#include "tinyscale/model/training_memory.hpp"
 #include "tinyscale/parallel/layout.hpp"
 
 namespace tinyscale {
@@ -155,6 +156,38 @@ inline OuterActivations outer_activation_bytes(const ActivationShape& x, double 
   const double tokens = x.sequence * x.batch;
   return {tokens * x.width * static_cast<double>(stages) / x.tensor,
           4 * tokens * (x.width + vocabulary) / x.tensor};
+}
+
+// Bytes that this library's own dense block keeps of `tokens` tokens in f32, on one of `tensor`
+// devices. Its attention keeps no [s, s] matrix: recomputing it saves the log-sum-exps alone.
+inline double block_activation_bytes(const ModelConfig& c, double tokens, std::int64_t tensor = 1,
+                                     bool sequence_parallel = false,
+                                     Recompute recompute = Recompute::none) {
+  const auto parts = static_cast<double>(tensor);
+  if (recompute == Recompute::full) {
+    return 4 * tokens * static_cast<double>(c.width) / (sequence_parallel ? parts : 1);
+  }
+  const double statistics =
+      recompute == Recompute::selective ? static_cast<double>(c.heads) / parts : 0;
+  return 4 * tokens * (detail::layer_activations(c, tensor, sequence_parallel) - statistics);
+}
+
+// Floats a token that context parallelism over `devices` keeps besides: ring attention nothing;
+// Ulysses attention's output for its heads as well as for its tokens; gathered the keys and values
+// of all tokens, from two sequences on those that each of its two chunks of queries sees, and the
+// chunks' outputs.
+inline double context_activations(const ModelConfig& c, ContextParallel kind, std::int64_t devices,
+                                  std::int64_t batch, std::int64_t tensor = 1) {
+  const auto parts = static_cast<double>(tensor);
+  if (devices == 1 || kind == ContextParallel::ring) {
+    return 0;
+  }
+  const double output = static_cast<double>(c.query_width()) / parts;
+  if (kind == ContextParallel::ulysses) {
+    return output;
+  }
+  const auto seen = static_cast<double>(2 * devices + (batch > 1 ? 1 : 0));
+  return output + (seen - 2) * static_cast<double>(c.key_width()) / parts;
 }
 
 }  // namespace tinyscale

@@ -39,7 +39,7 @@ struct StepPlan {
   bool mean_flops = false;      // an expert's tokens depend on the routing
   // Bytes, float32 as they lie in the laptop's memory.
   double parameters = 0, gradients = 0, optimizer = 0;  // between two steps; gradients before it
-  double gathered = 0;     // the most weights that are gathered at once
+  double gathered = 0;     // the most weights that are gathered at once; -1: not the only buffers
   double activations = 0;  // the most that forward passes leave for backward passes; -1: not known
   double logits = 0;       // and of logits
 };
@@ -92,8 +92,8 @@ class StepPlanner {
         return;
       }
     }
-    plan.calls.push_back({Collective::permute, true, axes_.pipeline, elements, DType::f32, 1, why,
-                          formula, false});
+    plan.calls.push_back(
+        {Collective::permute, true, axes_.pipeline, elements, DType::f32, 1, why, formula, false});
   }
 
   // ---- The ops of the schedule ----
@@ -151,9 +151,7 @@ class StepPlanner {
     }
   }
 
-  std::int64_t stream() const {
-    return wide_ / (layout_.sequence_parallel ? layout_.tensor : 1);
-  }
+  std::int64_t stream() const { return wide_ / (layout_.sequence_parallel ? layout_.tensor : 1); }
   int uses(const PipelineOp& op, const FlatUnit& unit) const {
     if (unit.layer == table_unit) {
       return (first(op) ? 1 : 0) + (last(op) && c_.tied ? 1 : 0);
@@ -162,9 +160,9 @@ class StepPlanner {
   }
   void add_gather(const FlatUnit& unit) {
     add(Collective::all_gather, unit.zero, unit.length(), "weights",
-        layout_.zero == Zero::parameters ? "2 m P (d-1)/d" : "P (d-1)/d", weight_format());
+        layout_.zero == Zero::parameters ? "2 m P (d-1)/d" : "P (d-1)/d",
+        weight_format(options_.format));
   }
-  DType weight_format() const { return options_.format; }
 
   void add_gradients(const PipelineOp& op) {
     for (const FlatUnit& unit : units_) {
@@ -175,9 +173,11 @@ class StepPlanner {
   }
   void add_reduce(const FlatUnit& unit, const std::string& formula) {
     if (!unit.zero.empty()) {
-      add(Collective::reduce_scatter, unit.zero, unit.length(), "gradients", formula);
+      add(Collective::reduce_scatter, unit.zero, unit.length(), "gradients", formula,
+          layout_.gradient_format);
     } else {
-      add(Collective::all_reduce, unit.replica, unit.length(), "gradients", "2 P (d-1)/d");
+      add(Collective::all_reduce, unit.replica, unit.length(), "gradients", "2 P (d-1)/d",
+          layout_.gradient_format);
     }
   }
 
@@ -188,7 +188,7 @@ class StepPlanner {
       }
       if (!unit.zero.empty()) {
         add(Collective::all_reduce, unit.replica, unit.shard, "gradients of replicas",
-            "2 P/z (r-1)/r");
+            "2 P/z (r-1)/r", layout_.gradient_format);
         if (layout_.zero < Zero::parameters) {
           add_gather(unit);
         }
@@ -207,9 +207,8 @@ class StepPlanner {
   // ---- What segments send ----
 
   void add_tensor(bool gathers, const char* formula) {
-    add(layout_.sequence_parallel
-            ? gathers ? Collective::all_gather : Collective::reduce_scatter
-            : Collective::all_reduce,
+    add(layout_.sequence_parallel ? gathers ? Collective::all_gather : Collective::reduce_scatter
+                                  : Collective::all_reduce,
         axes_.tensor, wide_, "tensor parallel", formula);
   }
   void add_embedding(bool forward, bool again) {
@@ -273,10 +272,6 @@ class StepPlanner {
           add(Collective::permute, axes_.context, 2 * keys, "ring attention",
               "L m 6 (c-1) b s h_kv / t");
         }
-        if (!forward) {
-          add(Collective::permute, axes_.context, 2 * keys, "ring attention",
-              "L m 6 (c-1) b s h_kv / t");
-        }
         break;
       case ContextParallel::gathered:
         for (int i = 0; i < 2; ++i) {
@@ -306,9 +301,9 @@ class StepPlanner {
     if (options_.experts.capacity_factor > 0) {
       const std::int64_t groups =
           std::max<std::int64_t>(1, options_.experts.groups / layout_.batch_devices());
-      const double each = std::ceil(static_cast<double>(rows / groups * c_.top_k) *
-                                    options_.experts.capacity_factor /
-                                    static_cast<double>(c_.experts));
+      const double each =
+          std::ceil(static_cast<double>(rows / groups * c_.top_k) *
+                    options_.experts.capacity_factor / static_cast<double>(c_.experts));
       const std::int64_t numbers = c_.experts * static_cast<std::int64_t>(each) * groups * c_.width;
       for (int i = 0; i < 2; ++i) {
         add(Collective::all_to_all, axes_.expert, numbers, "experts", "L m 4 E C h (e-1)/e");
@@ -316,8 +311,7 @@ class StepPlanner {
       return;
     }
     if (forward) {
-      add(Collective::all_to_all, axes_.expert, c_.experts, "rows of each expert",
-          "L m E (e-1)/e");
+      add(Collective::all_to_all, axes_.expert, c_.experts, "rows of each expert", "L m E (e-1)/e");
     }
     for (int i = 0; i < 2; ++i) {
       add(Collective::all_to_all, axes_.expert, e, "rows of each device", "L m 4 (e-1)");
@@ -332,7 +326,8 @@ class StepPlanner {
     const std::int64_t n = layout_.context;
     const double s = static_cast<double>(c_.context), share = static_cast<double>(n);
     const double pairs = s * (s + 1) / 2 / share;  // zigzag and Ulysses: all have as many
-    const double width = static_cast<double>(c_.query_width()) / static_cast<double>(layout_.tensor);
+    const double width =
+        static_cast<double>(c_.query_width()) / static_cast<double>(layout_.tensor);
     return 2.0 * products * static_cast<double>(sequences_) * pairs * width;
   }
   double block_flops() {
@@ -410,6 +405,10 @@ class StepPlanner {
     if (layout_.zero != Zero::parameters) {
       return;
     }
+    if (layout_.context > 1 || options_.format != DType::f32) {
+      plan.gathered = -1;  // keys and values on their way, rounded copies
+      return;
+    }
     for (int stage = 0; stage < stages_.schedule.stages; ++stage) {
       List<std::vector<int>> chain;
       if (stage == 0) {
@@ -456,8 +455,8 @@ struct PlannedCost {
   std::int64_t steps = 0;
   double seconds = 0;
 };
-inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at, const Machine& machine,
-                                const List<AxisPlacement>& placed) {
+inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
+                                const Machine& machine, const List<AxisPlacement>& placed) {
   const double times = static_cast<double>(call.times);
   PlannedCost cost;
   if (call.send) {

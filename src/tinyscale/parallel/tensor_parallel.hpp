@@ -317,9 +317,10 @@ inline void add_tensor_hooks(Hooks& hooks, Device& device, const Axes& tensor,
 
 // Bytes that a device sends for one microbatch of `batch` sequences of `time` tokens, forward and
 // backward, with or without sequence parallelism: an all_reduce is 2 (t-1)/t of its elements, an
-// all_gather or a reduce_scatter (t-1)/t. Exact for each device where t divides batch time, and
-// else for their mean. `forward_passes` is 2 under full recomputation. gather_again, of sequence
-// parallelism: an all_gather more of what attention, feed-forward and output matrix read.
+// all_gather or a reduce_scatter (t-1)/t. Exact for each device by a ring or direct, where t
+// divides batch time, and else for their mean. `forward_passes` is 2 under full recomputation.
+// gather_again, of sequence parallelism: an all_gather more of what attention, feed-forward and
+// output matrix read.
 struct TensorParallelBytes {
   double layers = 0;     // 8 b s h (t-1)/t elements each: 2 all_reduces forward, 2 backward
   double embedding = 0;  // 2 b s h (t-1)/t

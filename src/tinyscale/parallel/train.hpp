@@ -98,6 +98,23 @@ inline Comparison memory_rows(const ModelConfig& config, const TrainOptions& opt
   return rows;
 }
 
+// The losses of the first steps on one device, with the same microbatches and groups of tokens.
+inline std::vector<double> one_device_losses(const Transformer& model, const Text& text,
+                                             const TrainOptions& options) {
+  TrainOptions one = options;
+  one.machine = Machine();
+  one.layout = Layout();
+  one.layout.microbatches = options.layout.microbatches;
+  one.experts.groups = std::max(options.experts.groups, options.layout.batch_devices());
+  Transformer copy = copy_of(model);
+  Trainer trainer(copy, text.train(), one);
+  std::vector<double> losses;
+  for (std::int64_t step = 0; step < std::min(options.check_steps, options.steps); ++step) {
+    losses.push_back(trainer.step(step).loss);
+  }
+  return losses;
+}
+
 }  // namespace detail
 
 // Trains the model on the first 90 % of the text; validates on the rest every eval_every steps and
@@ -112,12 +129,16 @@ inline TrainReport train(Transformer& model, const Text& text,
   report.model = model.config.name;
   report.text = text.name;
   report.machine = options.machine.name;
+  report.layout = options.layout.devices() > 1 ? options.layout.text() : "";
   report.devices = options.layout.devices();
   report.format = options.format;
   report.flops_per_token = model_flops_per_token(model.config, time);
   const double peak = laptop().peak(options.format);
   const Shared<MemoryMeter> meter = context().memory;
   const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
+  if (report.devices > 1) {
+    report.one_device = detail::one_device_losses(model, text, options);
+  }
   detail::Trainer trainer(model, text.train(), options);
   meter->reset_peak();
   for (std::int64_t step = 0; step < options.steps; ++step) {
@@ -150,6 +171,9 @@ inline TrainReport train(Transformer& model, const Text& text,
   detail::check_weights(model, options);
   report.last_step = trainer.last_run();
   report.loss_scale = trainer.state().loss_scale;
+  if (report.last_step) {
+    report.step = report_step(*report.last_step, model, options.layout, options);
+  }
   return report;
 }
 

@@ -19,6 +19,7 @@ struct TrainOptions : StepOptions {
   Layout layout;
   LossScaler loss_scaler;  // its start, where the format needs one and loss_scale is 0
   Faults faults;           // of the machine: slow and dead devices and links, in the simulated time
+  std::int64_t check_steps = 2;  // first steps of a mesh that one device does too, for the report
 };
 
 namespace detail {
@@ -39,6 +40,15 @@ inline void put_part(const float* from, std::int64_t first, std::int64_t count, 
   for (std::int64_t i = first; i < first + count; ++i) {
     to[i / part * width + begin + i % part] = from[i - first];
   }
+}
+
+// A model with numbers of its own.
+inline Transformer copy_of(const Transformer& model) {
+  Transformer copy = model;
+  for (Parameter& p : copy.parameters) {
+    p.value = parameter(p.value.detach());
+  }
+  return copy;
 }
 
 class Trainer {

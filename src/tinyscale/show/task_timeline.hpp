@@ -3,7 +3,7 @@
 // class, with its waits pale between them and the names ("F0") above; below it a lane for each axis
 // of the mesh with what the device sent and received along it.
 
-#include <algorithm>  // max, min
+#include <algorithm>  // find, max, min
 #include <cstddef>
 #include <string>
 #include <vector>
