@@ -197,6 +197,7 @@
 #include "tinyscale/parallel/layout.hpp"
 #include "tinyscale/parallel/layout_axes.hpp"
 #include "tinyscale/parallel/memory_forms.hpp"
+#include "tinyscale/parallel/check_memory.hpp"
 #include "tinyscale/parallel/flops_forms.hpp"
 #include "tinyscale/parallel/numerics.hpp"
 #include "tinyscale/parallel/goodput.hpp"

@@ -49,8 +49,9 @@ class StepRunner {
         std::max<std::int64_t>(1, options_.experts.groups / layout_.batch_devices());
     hooks_.expert_counts = &counts_;
     hooks_.balance_weight = loss_scale / static_cast<double>(layout_.microbatches * layout_.tensor);
+    rounding_ = RoundingCount();
     {
-      const MatmulFormat format(options_.format);
+      const MatmulFormat format(options_.format, &rounding_);
       for (const PipelineOp& op : program()) {
         const StepTask task = {static_cast<StepTask::Work>(op.work), op.stage, op.microbatch};
         device_.task(number(task));
@@ -402,20 +403,13 @@ class StepRunner {
     StepResult result;
     result.loss = static_cast<double>(total.data()[0]);
     result.grad_norm = std::sqrt(static_cast<double>(total.data()[1]));
-    check_finite("train_step", "gradient norm", result.grad_norm, step_, options_);
-    kernels::AdamWStep adamw;
-    adamw.learning_rate =
-        static_cast<float>(cosine_schedule(step_, options_.warmup, options_.steps,
-                                           options_.learning_rate, options_.min_learning_rate));
-    adamw.beta1 = static_cast<float>(options_.beta1);
-    adamw.beta2 = static_cast<float>(options_.beta2);
-    adamw.epsilon = static_cast<float>(AdamWOptions().epsilon);
-    adamw.weight_decay = static_cast<float>(options_.weight_decay);
-    adamw.grad_scale =
-        static_cast<float>(clip_scale(result.grad_norm, options_.clip) / loss_scale_);
-    adamw.step = updates + 1;
-    mine_.update(adamw);
-    mine_.end_step(device_);
+    result.loss_scale = loss_scale_;
+    result.rounding = rounding_;
+    result.skipped = skips(result, options_, step_);
+    if (!result.skipped) {
+      mine_.update(adamw_step(options_, step_, updates, result));
+    }
+    mine_.end_step(device_, !result.skipped);
     loss_ = counts_.balance_loss = 0;
     for (Uses& uses : uses_) {
       uses.left = uses.all;
@@ -439,6 +433,7 @@ class StepRunner {
   List<Inbox> inboxes_;
   std::int64_t step_ = 0;
   double loss_scale_ = 1, loss_ = 0;
+  RoundingCount rounding_;
   ExpertCounts counts_;
 };
 

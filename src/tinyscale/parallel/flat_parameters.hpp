@@ -19,6 +19,12 @@
 namespace tinyscale {
 namespace detail {
 
+// In which format weights travel and are used. Those of fp8 products go in bf16: half the bytes of
+// f32, while norms, biases and embeddings, which no product reads, keep 8 bits where e4m3 has 4.
+inline DType weight_format(DType products) {
+  return products == DType::fp8_e4m3 ? DType::bf16 : products;
+}
+
 // Which segment of the model uses a unit: a layer, or one of these.
 constexpr int table_unit = -1, positions_unit = -2, head_unit = -3;
 

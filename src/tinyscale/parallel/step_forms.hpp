@@ -160,9 +160,9 @@ class StepPlanner {
   }
   void add_gather(const FlatUnit& unit) {
     add(Collective::all_gather, unit.zero, unit.length(), "weights",
-        layout_.zero == Zero::parameters ? "2 m P (d-1)/d" : "P (d-1)/d", weight_format());
+        layout_.zero == Zero::parameters ? "2 m P (d-1)/d" : "P (d-1)/d",
+        weight_format(options_.format));
   }
-  DType weight_format() const { return options_.format; }
 
   void add_gradients(const PipelineOp& op) {
     for (const FlatUnit& unit : units_) {
@@ -173,9 +173,11 @@ class StepPlanner {
   }
   void add_reduce(const FlatUnit& unit, const std::string& formula) {
     if (!unit.zero.empty()) {
-      add(Collective::reduce_scatter, unit.zero, unit.length(), "gradients", formula);
+      add(Collective::reduce_scatter, unit.zero, unit.length(), "gradients", formula,
+          layout_.gradient_format);
     } else {
-      add(Collective::all_reduce, unit.replica, unit.length(), "gradients", "2 P (d-1)/d");
+      add(Collective::all_reduce, unit.replica, unit.length(), "gradients", "2 P (d-1)/d",
+          layout_.gradient_format);
     }
   }
 
@@ -186,7 +188,7 @@ class StepPlanner {
       }
       if (!unit.zero.empty()) {
         add(Collective::all_reduce, unit.replica, unit.shard, "gradients of replicas",
-            "2 P/z (r-1)/r");
+            "2 P/z (r-1)/r", layout_.gradient_format);
         if (layout_.zero < Zero::parameters) {
           add_gather(unit);
         }
