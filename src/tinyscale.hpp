@@ -204,6 +204,7 @@
 #include "tinyscale/parallel/flat_parameters.hpp"
 #include "tinyscale/parallel/step_forms.hpp"
 #include "tinyscale/parallel/device_model.hpp"
+#include "tinyscale/parallel/layout_hooks.hpp"
 #include "tinyscale/parallel/device_step.hpp"
 #include "tinyscale/parallel/trainer.hpp"
 #include "tinyscale/parallel/step_report.hpp"

@@ -58,17 +58,6 @@ inline int unit_layer(const Parameter& p) {
                                                     : head_unit;
 }
 
-// The expert that a parameter is of; -1: of none.
-inline std::int64_t expert_of(const Parameter& p) {
-  static const std::string mark = ".mlp.experts.";
-  const std::size_t at = p.name.find(mark);
-  std::int64_t number = at == std::string::npos ? -1 : 0;
-  for (std::size_t i = at + mark.size(); number >= 0 && p.name[i] != '.'; ++i) {
-    number = 10 * number + (p.name[i] - '0');
-  }
-  return number;
-}
-
 // Stage s of S has layers [s L/S, (s+1) L/S), the first the embedding too, the last the head.
 struct StageMap {
   PipelineSchedule schedule;
@@ -128,7 +117,7 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
     const int layer = unit_layer(p);
     FlatUnit unit;
     unit.holders = stages.holders(layer, c.tied);
-    const std::int64_t expert = expert_of(p);
+    const std::int64_t expert = p.expert;
     const bool here =
         std::find(unit.holders.begin(), unit.holders.end(), mine) != unit.holders.end();
     if (!here || (expert >= 0 && expert / experts != at.index(axes.expert))) {

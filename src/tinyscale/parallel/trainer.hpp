@@ -65,6 +65,7 @@ class Trainer {
     }
     const bool declared = options.machine.dims.size() > 0;
     mesh_.reset(new Mesh(declared ? options.machine : machine("tpu-v5e", {1}), axes_.mesh));
+    mesh_->algorithm = layout.algorithm;
     parts_.resize(static_cast<std::size_t>(layout.devices()));
   }
 
