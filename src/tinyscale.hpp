@@ -202,6 +202,7 @@
 #include "tinyscale/parallel/device_step.hpp"
 #include "tinyscale/parallel/trainer.hpp"
 #include "tinyscale/parallel/train_report.hpp"
+#include "tinyscale/parallel/train_checkpoint.hpp"
 #include "tinyscale/parallel/train.hpp"
 
 // plan: what would it cost?

@@ -23,6 +23,7 @@ struct TrainState {
   List<Tensor> moments, squares;
   std::int64_t steps = 0;
   double loss_scale = 1;
+  std::int64_t good_steps = 0;  // in a row at this loss scale
 };
 
 class DeviceModel {

@@ -31,6 +31,7 @@ struct TrainReport {
   std::vector<double> losses;      // of the global batch, before each step
   std::vector<double> grad_norms;  // before clipping
   List<Validation> validation;
+  std::int64_t resumed = 0;      // of the losses those that a checkpoint had
   double seconds = 0;            // in training steps, measured; evaluation left out
   double tokens_per_second = 0;  // measured
   double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
@@ -49,6 +50,10 @@ struct TrainReport {
     t.title = detail::cat({"training ", model, " on ", text, ", ", devices, " device",
                            devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine});
     t.columns = {"what", "value", "kind"};
+    if (resumed > 0) {
+      const auto more = static_cast<std::int64_t>(losses.size()) - resumed;
+      t.add({"steps of the checkpoint, and since", detail::cat({resumed, " + ", more}), "counted"});
+    }
     if (!losses.empty()) {
       t.add({"first loss", format_fixed(losses.front(), 4), "measured"});
       t.add({"last loss", format_fixed(losses.back(), 4), "measured"});

@@ -16,7 +16,10 @@ namespace tinyscale {
 struct TrainOptions : StepOptions {
   Machine machine;  // empty: one device, this laptop
   Layout layout;
-  Faults faults;  // of the machine: slow and dead devices and links, in the simulated time
+  Faults faults;           // of the machine: slow and dead devices and links, in the simulated time
+  std::string checkpoint;  // file of the whole training; empty: none
+  std::int64_t checkpoint_every = 0;  // steps between saves; 0: only at the end
+  bool resume = false;                // from that file, if it is there; its layout does not matter
 };
 
 namespace detail {
@@ -41,12 +44,20 @@ inline void put_part(const float* from, std::int64_t first, std::int64_t count, 
 
 class Trainer {
  public:
-  Trainer(Transformer& model, const std::vector<std::int32_t>& tokens, const TrainOptions& options)
-      : model_(model), options_(options), tokens_(tokens), axes_(layout_axes(options.layout)) {
+  Trainer(Transformer& model, const std::vector<std::int32_t>& tokens, const TrainOptions& options,
+          const TrainState& start = TrainState())
+      : model_(model),
+        options_(options),
+        tokens_(tokens),
+        axes_(layout_axes(options.layout)),
+        state_(start) {
     const Layout& layout = options.layout;
     if (layout.devices() == 1 && layout.microbatches == 1 && layout.schedule.empty() &&
         layout.recompute == Recompute::none) {
       optimizer_.reset(new AdamW(model.tensors(), adamw_options(options)));
+      if (!start.moments.empty()) {
+        optimizer_->resume(start.moments, start.squares, start.steps);
+      }
       return;
     }
     const bool declared = options.machine.dims.size() > 0;
@@ -75,6 +86,8 @@ class Trainer {
       device.keep("result", told);
     });
     ++state_.steps;
+    state_.moments.clear();  // the devices have them
+    state_.squares.clear();
     whole_ = false;
     last_.reset(new MeshRun(run.with(options_.faults)));
     const Tensor told = run.kept(0, "result");
@@ -95,7 +108,16 @@ class Trainer {
   bool on_mesh() const { return mesh_ != nullptr; }
   const Shared<const MeshRun>& last_run() const { return last_; }
   const LayoutAxes& axes() const { return axes_; }
-  const TrainState& state() const { return state_; }
+  // What training has beside the weights, as a whole.
+  const TrainState& state() {
+    model();
+    if (optimizer_) {
+      state_.moments = optimizer_->moments();
+      state_.squares = optimizer_->squares();
+      state_.steps = optimizer_->steps();
+    }
+    return state_;
+  }
 
  private:
   void gather_whole() {
