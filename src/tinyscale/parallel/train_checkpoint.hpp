@@ -5,7 +5,7 @@
 // save.
 
 #include <cerrno>   // errno
-#include <cmath>    // sqrt
+#include <cmath>    // floor, sqrt
 #include <cstdint>  // int64_t
 #include <cstring>  // memcpy
 #include <string>   // string
@@ -98,6 +98,11 @@ inline void read_progress(const Json& notes, TrainState& state, TrainReport& rep
           " validation losses at ", validated.size(), " steps; one of each a step is right"});
   }
   for (std::size_t i = 0; i < validated.size(); ++i) {
+    if (!(validated[i] >= 0 && validated[i] <= static_cast<double>(steps)) ||
+        std::floor(validated[i]) < validated[i]) {
+      fail({who, "validation after step ", validated[i], " of ", steps,
+            "; a whole number up to those is right"});
+    }
     report.validation.push_back({static_cast<std::int64_t>(validated[i]), validation[i]});
   }
   if (state.steps > report.resumed || !is_finite(state.loss_scale) || state.loss_scale <= 0) {
