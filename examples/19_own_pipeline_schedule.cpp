@@ -193,4 +193,5 @@ int main() {
   ts::PipelineSchedule wrong = ts::one_forward_one_backward(4, 8);
   std::swap(wrong.program[3][1], wrong.program[3][4]);
   check(wrong, ts::eager_sends());
+  return 0;
 }

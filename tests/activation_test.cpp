@@ -203,6 +203,14 @@ ts::ModelConfig llama_style() {
   return c;
 }
 
+ts::ModelConfig mixture(ts::ModelConfig c) {
+  c.name += ", mixture";
+  c.experts = 4;
+  c.top_k = 2;
+  c.expert_hidden = 56;
+  return c;
+}
+
 ts::List<ts::ModelConfig> styles() {
   ts::List<ts::ModelConfig> all = {gpt2_style(), llama_style()};
   for (const int base : {0, 1}) {
@@ -217,6 +225,9 @@ ts::List<ts::ModelConfig> styles() {
     c.kv_heads = 1;
     c.head_size = 20;  // heads x head size is not the width
     all.push_back(c);
+    all.push_back(mixture(base == 0 ? gpt2_style() : llama_style()));
+    all.push_back(mixture(base == 0 ? gpt2_style() : llama_style()));
+    all.back().shared_experts = 2;
   }
   return all;
 }
@@ -248,20 +259,32 @@ TEST_CASE("activations: one block of ours, with and without recomputation") {
     CAPTURE(config.name);
     const ts::Transformer model(config, 1);
     const auto tokens = static_cast<double>(2 * 8);
-    for (const bool again : {false, true}) {
+    for (const ts::Recompute recompute :
+         {ts::Recompute::none, ts::Recompute::selective, ts::Recompute::full}) {
+      ts::Hooks hooks;
+      if (recompute == ts::Recompute::selective) {
+        hooks.attention = [&config](int, const Tensor& q, const Tensor& k, const Tensor& v) {
+          return ts::recompute(
+              [&config](const std::vector<Tensor>& in) {
+                return ts::attention(in[0], in[1], in[2], config.heads, config.kv_heads,
+                                     ts::Mask::causal);
+              },
+              {q, k, v});
+        };
+      }
       const double before = activation_level();
       ts::detail::Slot graph;
       {
         const Tensor x =
             ts::detail::leaf(ts::randn({2, 8, config.width}, 2), ts::MemoryKind::activation);
-        const auto block = [&model](const std::vector<Tensor>& in) {
-          return model.block(0, in[0], ts::Hooks());
+        const auto block = [&](const std::vector<Tensor>& in) {
+          return model.block(0, in[0], hooks);
         };
-        graph = (again ? ts::recompute(block, {x}) : block({x})).slot();
+        const bool full = recompute == ts::Recompute::full;
+        graph = (full ? ts::recompute(block, {x}) : block({x})).slot();
       }
-      const double kept =
-          again ? static_cast<double>(config.width) : ts::detail::layer_activations(config);
-      CHECK(activation_level() - before == 4 * tokens * kept);
+      CHECK(activation_level() - before ==
+            ts::block_activation_bytes(config, tokens, 1, false, recompute));
     }
   }
 }
@@ -270,7 +293,7 @@ TEST_CASE("activations: one block of ours, with and without recomputation") {
 
 // A block whose heads and hidden layer are cut over a tensor axis, as parallel/ runs it.
 TEST_CASE("activations: one block of ours on a tensor axis, with sequences cut or not") {
-  for (const ts::ModelConfig& config : {gpt2_style(), llama_style()}) {
+  for (const ts::ModelConfig& config : {gpt2_style(), llama_style(), mixture(llama_style())}) {
     const int devices = 2;
     const ts::Mesh mesh(ts::machine("tpu-v5e", {devices}), {{"tensor", devices}});
     for (const bool cut : {false, true}) {
@@ -280,7 +303,7 @@ TEST_CASE("activations: one block of ours on a tensor axis, with sequences cut o
       mesh.run([&](ts::Device& device) {
         ts::Transformer model(config, 1);
         for (ts::Parameter& p : model.parameters) {
-          if (p.split != ts::Split::whole) {
+          if (p.split == ts::Split::rows || p.split == ts::Split::columns) {
             p.value = ts::parameter(
                 device.shard(p.value.detach(), "tensor", p.split == ts::Split::rows ? 0 : 1));
           }
@@ -301,7 +324,7 @@ TEST_CASE("activations: one block of ours on a tensor axis, with sequences cut o
         kept[static_cast<std::size_t>(device.rank())] = activation_level() - before;
       });
       for (const double bytes : kept) {
-        CHECK(bytes == 4 * 16 * ts::detail::layer_activations(config, devices, cut));
+        CHECK(bytes == ts::block_activation_bytes(config, 16, devices, cut));
       }
     }
   }

@@ -112,23 +112,13 @@ struct Case {
   }
 };
 
-// The tokens at these places, of x [B, T, ..].
 ts::Tensor part_of(const ts::Tensor& x, const ts::TokenPlaces& places, std::int64_t n) {
-  const std::int64_t before = places.before_jump(n);
-  return ts::concat({ts::slice(x, 1, places.at(0), places.at(0) + before),
-                     ts::slice(x, 1, places.at(before), places.at(before) + n - before)},
-                    1);
+  return ts::tokens_at(x, 1, places, n);
 }
 
 ts::Tensor attend(ts::Device& d, ts::ContextParallel kind, const Case& c, const ts::Tensor& q,
                   const ts::Tensor& k, const ts::Tensor& v) {
-  switch (kind) {
-    case ts::ContextParallel::ring:
-      return ts::ring_attention(d, q, k, v, c.heads, c.kv_heads, "context", c.mask, c.options);
-    case ts::ContextParallel::ulysses:
-      return ts::ulysses_attention(d, q, k, v, c.heads, c.kv_heads, "context", c.mask);
-    default: return ts::gathered_attention(d, q, k, v, c.heads, c.kv_heads, "context", c.mask);
-  }
+  return ts::context_attention(d, kind, q, k, v, c.heads, c.kv_heads, "context", c.mask, c.options);
 }
 
 ts::TokenPlaces places_of(ts::ContextParallel kind, const Case& c, int rank, int n) {
@@ -343,51 +333,206 @@ TEST_CASE("ring merges in bf16 lose what f32 keeps, and more with every device")
 }
 
 TEST_CASE("rounds of the ring hide behind compute when it is long enough") {
-  const int n = 4;
-  const auto waiting = [&](double bandwidth, bool backward) {
-    Case c;
-    c.length = 512;
-    c.heads = c.kv_heads = 2;
-    c.size = 16;
-    c.fill();
-    ts::Machine machine = ts::machine("h100", {n});
-    const ts::Mesh mesh(machine, {{"context", n}});
-    (void)bandwidth;
-    ts::MeshRun run = run_case(ts::ContextParallel::ring, c, n, backward);
-    double most = 0;
-    for (const ts::TimedDevice& device : run.timeline.devices) {
-      most = std::fmax(most, device.waiting);
+  Case c;
+  c.batch = 2;
+  c.length = 256;
+  c.heads = 4;
+  c.kv_heads = 2;
+  c.size = 16;
+  c.fill();
+  for (const int n : {2, 4, 8}) {
+    for (const bool backward : {false, true}) {
+      CAPTURE(n);
+      CAPTURE(backward);
+      const ts::MeshRun run = run_case(ts::ContextParallel::ring, c, n, backward);
+      const auto waiting = [](const ts::MeshRun& timed) {
+        double most = 0;
+        for (const ts::TimedDevice& device : timed.timeline.devices) {
+          most = std::fmax(most, device.waiting);
+        }
+        return most;
+      };
+      CHECK(waiting(run) > 0);  // so short a sequence hides little on this chip
+      ts::Machine slow = run.machine();
+      slow.chip.flops_bf16 = slow.chip.flops_f32 = 1e10;
+      CHECK(waiting(run.on(slow)) == 0);
     }
-    return most;
+  }
+}
+
+namespace {
+
+ts::ModelConfig small_model(const char* name) {
+  ts::ModelConfig c = ts::config(name);
+  c.layers = 2;
+  c.width = 32;
+  c.heads = 8;
+  c.kv_heads = 4;
+  c.head_size = 4;
+  c.hidden = 48;
+  c.context = 32;
+  c.vocabulary = 40;
+  return c;
+}
+
+// A copy of the model with leaves of its own.
+ts::Transformer twin(const ts::Transformer& model) {
+  ts::Transformer copy(model.config, 0);
+  for (std::size_t i = 0; i < copy.parameters.size(); ++i) {
+    copy.parameters[i].value = ts::parameter(model.parameters[i].value);
+  }
+  return copy;
+}
+
+}  // namespace
+
+TEST_CASE("a transformer over context devices has one device's loss and gradients") {
+  for (const char* name : {"nano", "nano-llama"}) {
+    const ts::Transformer model(small_model(name), 3);
+    const std::int64_t batch = 2, length = 24;
+    std::vector<std::int32_t> ids, targets;
+    for (std::uint64_t i = 0; i < 2 * 24; ++i) {
+      ids.push_back(static_cast<std::int32_t>(ts::random_below(5, i, 40)));
+      targets.push_back(static_cast<std::int32_t>(ts::random_below(6, i, 40)));
+    }
+    ts::Hooks plain;
+    plain.dropout = 0.3;
+    plain.dropout_seed = 11;
+    plain.first_sequence = 4;
+    const ts::Transformer one = twin(model);
+    const ts::Tensor loss = one.loss(ids, targets, batch, length, plain);
+    loss.backward();
+    for (const ts::ContextParallel kind : kinds) {
+      for (const bool two_axes : {false, true}) {
+        CAPTURE(name);
+        CAPTURE(ts::name_of(kind));
+        CAPTURE(two_axes);
+        const ts::Mesh mesh =
+            two_axes ? ts::Mesh(ts::machine("h100", {2, 2}), {{"context_1", 2}, {"context_2", 2}})
+                     : ts::Mesh(ts::machine("h100", {4}), {{"context", 4}});
+        const ts::Axes axes = two_axes ? ts::Axes({"context_1", "context_2"}) : ts::Axes("context");
+        const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+          const ts::Transformer own = twin(model);
+          ts::Hooks hooks = plain;
+          ts::detail::add_context_hooks(hooks, d, axes, kind, own.config.head_size, length);
+          const ts::Tensor part = own.loss(ts::tokens_at(ids, length, hooks.places, length / 4),
+                                           ts::tokens_at(targets, length, hooks.places, length / 4),
+                                           batch, length / 4, hooks);
+          part.backward();
+          d.keep("loss", d.all_reduce(part.detach(), axes, ts::Reduce::mean));
+          for (const ts::Parameter& p : own.parameters) {
+            d.keep(p.name, d.all_reduce(p.value.grad(), axes, ts::Reduce::mean));
+          }
+        });
+        for (int rank = 0; rank < 4; ++rank) {
+          CHECK(std::fabs(run.kept(rank, "loss").item() - loss.item()) < 2e-6f);
+          for (const ts::Parameter& p : one.parameters) {
+            CAPTURE(p.name);
+            CHECK(worst(run.kept(rank, p.name), p.value.grad()) < 1e-6);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a ring of single stretches is placed as it computes") {
+  const ts::Transformer model(small_model("nano-llama"), 3);
+  std::vector<std::int32_t> ids;
+  for (std::uint64_t i = 0; i < 24; ++i) {
+    ids.push_back(static_cast<std::int32_t>(ts::random_below(5, i, 40)));
+  }
+  const ts::Tensor whole = model.forward(ids, 1, 24);
+  const ts::Mesh mesh(ts::machine("h100", {3}), {{"context", 3}});
+  const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+    ts::RingOptions options;
+    options.zigzag = false;
+    ts::Hooks hooks;
+    ts::detail::add_context_hooks(hooks, d, "context", ts::ContextParallel::ring, 4, 24, options);
+    d.keep("y", model.forward(ts::tokens_at(ids, 24, hooks.places, 8), 1, 8, hooks));
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    CHECK(worst(run.kept(rank, "y"), ts::slice(whole, 1, 8 * rank, 8 * rank + 8)) < 2e-6);
+  }
+}
+
+TEST_CASE("learned positions: a part of the tokens, and the end of the context") {
+  const ts::Transformer model(small_model("nano"), 3);
+  ts::Hooks hooks;
+  hooks.places = hooks.stream = {3, 1, 28};
+  CHECK(error_of([&] {
+          model.forward({1, 2}, 1, 2, hooks);
+        }) == "forward: 2 tokens from position 3 to 32; the context of nano is 32");
+  hooks.places = hooks.stream = {3, 1, 27};
+  // sequence parallelism: of the tokens that attention sees, the stream has the second alone
+  hooks.stream = hooks.places.from(1);
+  hooks.embedding = [](const ts::Tensor& table, const std::vector<std::int32_t>& ids,
+                       const ts::Shape& shape) {
+    return ts::embedding(table, {ids.back()}, {shape[0], 1});
   };
-  MESSAGE(waiting(1, false) << " " << waiting(1, true));
+  const std::vector<float> x = model.embed({1, 2}, 1, 2, hooks).values();
+  ts::Hooks alone;
+  alone.places = alone.stream = 31;
+  CHECK(x == model.embed({2}, 1, 1, alone).values());
 }
 
 TEST_CASE("context attention says what is wrong") {
   const auto failure = [](const std::function<void(ts::Device&)>& program) {
     const ts::Mesh mesh(ts::machine("h100", {2}), {{"context", 2}});
-    return error_of([&] { mesh.run(program); });
+    const std::string text = error_of([&] { mesh.run(program); });
+    const std::string before = "mesh.run: devices 0, 1 threw: ";
+    const std::size_t end = text.find('\n');
+    return text.substr(0, before.size()) == before ? text.substr(before.size(), end - before.size())
+                                                   : text;
   };
   const ts::Tensor x = ts::ones({1, 3, 8}), longer = ts::ones({1, 4, 8});
-  MESSAGE(failure(
-      [&](ts::Device& d) { ts::ring_attention(d, x, x, x, 2, 2, "context", ts::Mask::causal); }));
-  MESSAGE(failure([&](ts::Device& d) {
-    ts::ring_attention(d, x, longer, longer, 2, 2, "context", ts::Mask::none);
-  }));
-  MESSAGE(failure([&](ts::Device& d) {
-    ts::gathered_attention(d, x, x, x, 2, 2, "context", ts::Mask::causal);
-  }));
-  MESSAGE(failure([&](ts::Device& d) {
-    ts::gathered_attention(d, x, longer, longer, 2, 2, "context", ts::Mask::none);
-  }));
-  MESSAGE(failure([&](ts::Device& d) {
-    ts::ulysses_attention(d, longer, longer, longer, 1, 1, "context", ts::Mask::none);
-  }));
-  MESSAGE(failure([&](ts::Device& d) {
-    ts::ulysses_attention(d, longer, longer, longer, 3, 2, "context", ts::Mask::none);
-  }));
-  MESSAGE(failure(
-      [&](ts::Device& d) { ts::ring_attention(d, x, x, x, 2, 2, "cp", ts::Mask::causal); }));
+  const std::string even = ", an even number: two chunks of the sequence";
+  const std::string ends = " keys on each of 2 devices of context; right is as many keys";
+  CHECK(failure([&](ts::Device& d) {
+          ts::ring_attention(d, x, x, x, 2, 2, "context", ts::Mask::causal);
+        }) == "ring_attention: 3 queries and 3" + ends + even);
+  CHECK(failure([&](ts::Device& d) {
+          ts::ring_attention(d, x, longer, longer, 2, 2, "context", ts::Mask::none);
+        }) == "ring_attention: 3 queries and 4" + ends);
+  CHECK(failure([&](ts::Device& d) {
+          ts::gathered_attention(d, x, x, x, 2, 2, "context", ts::Mask::causal);
+        }) == "gathered_attention: 3 queries and 3" + ends + even);
+  CHECK(failure([&](ts::Device& d) {
+          ts::gathered_attention(d, x, longer, longer, 2, 2, "context", ts::Mask::none);
+        }) == "gathered_attention: 3 queries and 4" + ends);
+  const std::string whole =
+      " over 2 devices of context; each device has whole heads, so multiples of 2 are right (ring "
+      "and gathered have no such limit)";
+  CHECK(failure([&](ts::Device& d) {
+          ts::ulysses_attention(d, longer, longer, longer, 1, 1, "context", ts::Mask::none);
+        }) == "ulysses_attention: 1 heads and 1 kv heads" + whole);
+  CHECK(failure([&](ts::Device& d) {
+          const ts::Tensor one = ts::ones({1, 4, 4});
+          ts::ulysses_attention(d, longer, one, one, 2, 1, "context", ts::Mask::none);
+        }) == "ulysses_attention: 2 heads and 1 kv heads" + whole);
+  for (const ts::ContextParallel kind : kinds) {
+    Case c;
+    c.heads = 3;
+    CHECK(failure([&](ts::Device& d) { attend(d, kind, c, longer, longer, longer); }) ==
+          "attention: q is [1, 4, 8], k is [1, 4, 8], v is [1, 4, 8] with 3 heads and 1 kv heads; "
+          "right is q [B, T, heads K], k and v [B, S, kv_heads K], heads a multiple of kv_heads, "
+          "and S >= T when causal");
+  }
+  CHECK(failure([&](ts::Device& d) {
+          ts::ring_attention(d, x, x, x, 2, 2, "cp", ts::Mask::causal);
+        }) == "ring_attention: no axis cp on this mesh; its axes are context");
+  ts::Tensor late;
+  const ts::Tensor leaf = ts::parameter(longer);
+  const ts::Mesh mesh(ts::machine("h100", {2}), {{"context", 2}});
+  mesh.run([&](ts::Device& d) {
+    const ts::Tensor q = d.rank() == 0 ? leaf : longer;
+    const ts::Tensor y = ts::ring_attention(d, q, longer, longer, 2, 2, "context", ts::Mask::none);
+    if (d.rank() == 0) {
+      late = ts::sum(y);
+    }
+  });
+  CHECK(error_of([&] { late.backward(); }) ==
+        "backward: the run of its device is over; call it inside the program");
 }
 
 #endif

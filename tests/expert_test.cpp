@@ -331,6 +331,8 @@ TEST_CASE("what routing refuses") {
         "right");
   CHECK(error_of([] { ts::expert_part(8, 4, 4); }) ==
         "expert_part: index 4 of 4 devices; 0 to 3 is right");
+  CHECK(error_of([] { ts::expert_bytes(std::vector<std::int64_t>(15, 1), 4, 0, 8); }) ==
+        "expert_bytes: 15 counts for 4 devices; one for each device and expert is right");
 }
 
 TEST_CASE("an expert's parameters know it") {
@@ -369,6 +371,7 @@ struct Case {
   bool bias;
   int devices;
   double capacity_factor, balance_loss;
+  int copies = 1;  // of all experts
 };
 
 // A training step's loss and gradients on e devices, each with its part of the sequences, beside
@@ -385,31 +388,34 @@ void check_against_one_device(const Case& c, const ts::Transformer& whole) {
   hooks.experts.capacity_factor = c.capacity_factor;
   hooks.experts.balance_loss = c.balance_loss;
   ts::Hooks alone = hooks;
-  alone.experts.groups = c.devices;
+  const int all = c.copies * c.devices;
+  alone.experts.groups = all;
   alone.expert_counts = &one;
   for (const ts::Parameter& p : whole.parameters) {
     p.value.zero_grad();
   }
   const ts::Tensor loss = whole.loss(ids, to, batch, time, alone);
   loss.backward();
-  std::vector<ts::ExpertCounts> counts(z(c.devices));
-  const ts::MeshRun run = node(c.devices).run([&](ts::Device& d) {
-    const ts::Transformer model = with_own_experts(whole, c.devices, d.rank());
+  std::vector<ts::ExpertCounts> counts(z(all));
+  const ts::Mesh mesh(ts::machine("h100", {1, all}), {{"copies", c.copies}, {"data", c.devices}});
+  const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+    const ts::Transformer model = with_own_experts(whole, c.devices, d.index("data"));
     ts::Hooks own = hooks;
     own.expert_counts = &counts[z(d.rank())];
-    ts::detail::add_expert_hooks(own, d, "data", "data");
-    const std::int64_t share = batch / c.devices, each = share * time;
-    const auto part = [&](const std::vector<std::int32_t>& all) {
-      return std::vector<std::int32_t>(all.begin() + d.rank() * each,
-                                       all.begin() + (d.rank() + 1) * each);
+    const ts::Axes both = {"copies", "data"};
+    ts::detail::add_expert_hooks(own, d, "data", both);
+    const std::int64_t share = batch / all, each = share * time;
+    const auto part = [&](const std::vector<std::int32_t>& tokens) {
+      return std::vector<std::int32_t>(tokens.begin() + d.rank() * each,
+                                       tokens.begin() + (d.rank() + 1) * each);
     };
     const ts::Tensor mine = model.loss(part(ids), part(to), share, time, own);
-    (mine * (1.0f / static_cast<float>(c.devices))).backward();
-    d.keep("loss", d.all_reduce(mine.detach(), "data", ts::Reduce::mean));
+    (mine * (1.0f / static_cast<float>(all))).backward();
+    d.keep("loss", d.all_reduce(mine.detach(), both, ts::Reduce::mean));
     for (const ts::Parameter& p : model.parameters) {
       if (p.value.defined()) {
         const ts::Tensor g = ts::tensor(p.value.shape(), grad_of(p.value));
-        d.keep(p.name, p.expert >= 0 ? g : d.all_reduce(g, "data"));
+        d.keep(p.name, d.all_reduce(g, p.expert >= 0 ? ts::Axes("copies") : both));
       }
     }
   });
@@ -442,7 +448,8 @@ TEST_CASE("experts on 2 and 4 devices: losses and gradients are one device's") {
   const Case cases[] = {{4, 2, 0, false, 2, 0, 0},     {4, 2, 1, true, 4, 0, 0.1},
                         {8, 2, 1, false, 2, 0, 0.1},   {8, 3, 0, true, 4, 1, 0},
                         {4, 1, 0, false, 4, 0.5, 0.1}, {8, 2, 2, true, 2, 1.25, 0.5},
-                        {2, 2, 0, false, 2, 2, 0},     {4, 1, 1, true, 1, 0, 0.2}};
+                        {2, 2, 0, false, 2, 2, 0},     {4, 1, 1, true, 1, 0, 0.2},
+                        {4, 2, 1, true, 2, 0, 0.1, 2}, {6, 2, 0, false, 2, 1, 0.1, 2}};
   for (const Case& c : cases) {
     check_against_one_device(c, lively(mixture(c.experts, c.top_k, c.shared, c.bias)));
   }

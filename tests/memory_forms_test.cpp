@@ -152,6 +152,20 @@ TEST_CASE("FLOPs by convention: published MFU, HFU and TFLOP/s") {
       ts::megatron_flops_per_token(MegatronFlops::megatron96, 72, 14336, 2048, 250880);
   CHECK(ts::format_fixed(bloom * 2048 * 2048 / (384 * 121.48) / 1e12, 2) == "132.71");
 
+  // Log lines of MaxText and Megatron-Bridge: tokens/s and TFLOP/s of a device, without the norms.
+  const auto teraflops = [](const char* name, double tokens_per_second,
+                            ts::AttentionFlops counted) {
+    const ts::ModelConfig c = ts::config(name);
+    const auto norms = static_cast<double>((2 * c.layers + 1) * c.width);
+    return tokens_per_second * (ts::training_flops_per_token(c, 8192, counted) - 6 * norms) / 1e12;
+  };
+  CHECK(ts::format_fixed(teraflops("llama3-70b", 960.248, ts::AttentionFlops::full), 3) ==
+        "462.297");
+  CHECK(ts::format_fixed(teraflops("llama3-70b", 2686.98, ts::AttentionFlops::causal), 2) ==
+        "1207.05");
+  CHECK(ts::format_fixed(teraflops("llama3.1-405b", 1, ts::AttentionFlops::full), 3) == "2.625");
+  CHECK(ts::format_fixed(teraflops("llama3.1-405b", 1, ts::AttentionFlops::causal), 3) == "2.524");
+
   // The forms of a config are Megatron's when it is such a GPT, up to its norms.
   ts::ModelConfig gpt;
   gpt.layers = 48;

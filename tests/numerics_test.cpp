@@ -53,7 +53,8 @@ TEST_CASE("numerics: errors of all_reduce stay below their bounds and grow as th
     CAPTURE(row.way);
     CAPTURE(ts::name_of(row.format));
     CAPTURE(row.parts);
-    CHECK(row.error > 0);
+    CHECK(row.typical > 0);
+    CHECK(row.typical < row.error);
     CHECK(row.error <= row.bound);
   }
   const auto error = [&](const char* way, SumFormat format, int n) {
@@ -74,9 +75,16 @@ TEST_CASE("numerics: errors of all_reduce stay below their bounds and grow as th
   CHECK(error("direct", SumFormat::bf16, 16) > 2 * error("direct", SumFormat::bf16_sent, 16));
   CHECK(error("halving/doubling", SumFormat::bf16_sent, 16) <
         error("ring", SumFormat::bf16_sent, 16));
+  const auto typical = [&](const char* way, SumFormat format, int n) {
+    return report.row(way, format, n).typical;
+  };
+  for (const char* const way : {"ring", "direct"}) {  // as a random walk: with the root of n
+    CHECK(typical(way, SumFormat::f32, 16) > 1.5 * typical(way, SumFormat::f32, 4));
+    CHECK(typical(way, SumFormat::f32, 16) < 4 * typical(way, SumFormat::f32, 4));
+  }
   CHECK(error("ring", SumFormat::f32, 16) < 1e-6);
   CHECK(report.table().rows.size() == report.rows.size());
-  CHECK(report.csv().rfind("way,format,parts,error,bound\nring,f32,2,", 0) == 0);
+  CHECK(report.csv().rfind("way,format,parts,typical,worst,bound\nring,f32,2,", 0) == 0);
   CHECK(error_of([&] { report.row("ring", SumFormat::f32, 5); }) ==
         "NumericsReport: no row ring, f32, 5; ask for one that was measured");
   ts::ReductionErrorOptions none;

@@ -233,8 +233,10 @@ TEST_CASE("show: a mesh run's timeline has every span, and each step of a call a
   CHECK(contains(picture.text, "tpu-v5e 4x2: 8 devices, "));
 
   const std::string trace = ts::trace_json(run);
-  CHECK(occurrences(trace, "\"ph\": \"M\"") == 8);
-  CHECK(occurrences(trace, "\"name\": \"wait\"") == 16);
+  CHECK(occurrences(trace, "\"ph\": \"M\"") == 8 * 4);  // process, compute, axes x and y
+  CHECK(occurrences(trace, "\"name\": \"wait for all_gather over x, show_test.cpp:") == 8);
+  CHECK(occurrences(trace, "\"name\": \"wait for all_reduce over y, show_test.cpp:") == 8);
+  CHECK(occurrences(trace, "\"args\": {\"name\": \"axis y\"}") == 8);
   CHECK(occurrences(trace, "\"name\": \"all_gather over x, show_test.cpp:") == 8);
   CHECK(occurrences(trace, "{") == occurrences(trace, "}"));
   CHECK(trace.substr(0, 2) + trace.substr(trace.size() - 2) == "[{]\n");
@@ -242,6 +244,119 @@ TEST_CASE("show: a mesh run's timeline has every span, and each step of a call a
       error_of([&] { ts::save_trace(run, "no/such/folder/a.json"); }) ==
       "save_trace: cannot write \"no/such/folder/a.json\": No such file or directory; give a path "
       "in a folder that exists and can be written");
+}
+
+// Two stages, two microbatches, an optimizer; the stages send along their axis.
+ts::MeshRun two_stages() {
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2, 2}), {{"pipeline", 2}, {"data", 2}});
+  return mesh.run([](ts::Device& d) {
+    const ts::Tensor x = ts::ones({128, 128});
+    const bool first = d.index("pipeline") == 0;
+    ts::Tensor y;
+    for (int m = 0; m < 2; ++m) {
+      d.task(m);
+      y = first ? ts::matmul(x, x) : ts::matmul(d.recv(d.rank() - 2), x);
+      if (first) {
+        d.send(y, d.rank() + 2);
+      }
+    }
+    d.task(2);
+    y = x + d.all_reduce(y, "data");
+  });
+}
+
+ts::TaskNames stage_names() {
+  ts::TaskNames names;
+  names.names = {"F0", "F1", "opt"};
+  names.classes = {"forward", "forward", "optimizer"};
+  names.waits = {{"pipeline", "bubble"}};
+  return names;
+}
+
+TEST_CASE("show: a Gantt chart has the tasks' names, a lane for each axis, and the legend") {
+  const ts::MeshRun run = two_stages();
+  const ts::Svg picture = ts::device_timeline(run, stage_names());
+  const std::string markup = picture.markup();
+  CHECK(well_formed(markup));
+  CHECK(contains(markup, ">Tasks of each device on tpu-v5e 2x2<"));
+  CHECK(contains(markup, ">simulated time, us<"));
+  for (const char* const text : {">F0<", ">F1<", ">pipeline<", ">data<"}) {
+    CHECK(occurrences(markup, text) == 4);
+  }
+  for (const char* const text : {">forward<", ">optimizer<", ">bubble<", ">exposed data<"}) {
+    CHECK(occurrences(markup, text) == 1);
+  }
+  CHECK(occurrences(markup, "fill=\"#0072b2\"/>") == 1 + 4 * 2);  // the legend, and F0 and F1
+  CHECK(occurrences(markup, "fill=\"#d55e00\"/>") == 1 + 4);
+  CHECK(occurrences(markup, "fill=\"#0072b2\" fill-opacity=\"0.42\"/>") == 1 + 4);  // data
+  CHECK(contains(picture.text, "tpu-v5e 2x2: 4 devices, "));
+  const std::string two = ts::device_timeline(run, stage_names(), {0, 3}).markup();
+  CHECK(contains(two, ">Tasks of each device on tpu-v5e 2x2 (2 of 4 devices)<"));
+  CHECK(contains(two, ">device 3<"));
+  CHECK_FALSE(contains(two, ">device 1<"));
+  CHECK(error_of([&] { ts::device_timeline(run, stage_names(), {4}); }) ==
+        "device_timeline: rank 4 of 4 devices; ranks are 0 to 3");
+}
+
+TEST_CASE("show: a waterfall goes from one share to the next, and each device has a bar") {
+  using Kind = ts::TimeShare::Kind;
+  const ts::Svg small = ts::waterfall({{"forward", 0.002, Kind::compute},
+                                       {"exposed <data>", 0.001, Kind::wait},
+                                       {"bubble", 0.001, Kind::wait}},
+                                      "Device 0");
+  CHECK(well_formed(small.markup()));
+  CHECK(small.text ==
+        "Device 0: forward 2 ms, 50.0 %; exposed <data> 1 ms, 25.0 %; bubble 1 ms, "
+        "25.0 %; 4 ms in all");
+  CHECK(contains(small.markup(), ">exposed &lt;data&gt;<"));
+  CHECK(contains(small.markup(), ">= total<"));
+  CHECK(occurrences(small.body, "<rect") == 1 + 4);
+  CHECK(well_formed(ts::waterfall({}, "nothing").markup()));
+  CHECK(error_of([] {
+          ts::waterfall({{"forward", -1, ts::TimeShare::Kind::compute}}, "");
+        }) == "waterfall: forward has -1 s; 0 or more is right, as time_breakdown gives");
+
+  const ts::MeshRun run = two_stages();
+  const ts::Svg bars = ts::time_bars(run, stage_names());
+  CHECK(well_formed(bars.markup()));
+  CHECK(contains(bars.markup(), ">device 3<"));
+  CHECK(contains(bars.markup(), ">exposed data<"));
+  CHECK(contains(bars.text, ", forward "));
+  CHECK(occurrences(bars.body, "fill=\"#0072b2\"/>") == 1 + 4);
+  CHECK(error_of([&] { ts::time_bars(run, stage_names(), {-1}); }) ==
+        "time_bars: rank -1 of 4 devices; ranks are 0 to 3");
+}
+
+TEST_CASE("show: memory over time has an area for each kind that was used") {
+  const ts::MeshRun run = two_stages();
+  const ts::Svg picture = ts::memory_timeline(run);
+  const std::string markup = picture.markup();
+  CHECK(well_formed(markup));
+  CHECK(occurrences(markup, "<polygon") == 4);  // activations only
+  CHECK(occurrences(markup, ">activation<") == 1);
+  CHECK(occurrences(markup, "<polyline") == 4);
+  CHECK(occurrences(markup, ">kB<") == 4);
+  CHECK(contains(markup, ">device 3, at most "));
+  CHECK(contains(picture.text, "memory on tpu-v5e 2x2: device 0 at most "));
+  CHECK(error_of([&] {
+          ts::memory_timeline(run, {0, 9});
+        }) == "memory_timeline: rank 9 of 4 devices; ranks are 0 to 3");
+  CHECK(error_of([] { ts::memory_timeline(small_run()); }) ==
+        "memory_timeline: device 0 took no samples; device.task(tag) in its program takes one");
+}
+
+TEST_CASE("show: a trace has tasks by name, tracks by axis, and the memory by kind") {
+  const ts::MeshRun run = two_stages();
+  const std::string trace = ts::trace_json(run, stage_names());
+  CHECK(occurrences(trace, "\"name\": \"F0\", \"cat\": \"forward\"") == 4);
+  CHECK(occurrences(trace, "\"name\": \"opt\", \"cat\": \"optimizer\"") == 4);
+  CHECK(occurrences(trace, "\"cat\": \"bubble\"") >= 2);
+  CHECK(occurrences(trace, "\"args\": {\"name\": \"axis pipeline\"}") == 4);
+  CHECK(occurrences(trace, "\"args\": {\"name\": \"axis data\"}") == 4);
+  CHECK(occurrences(trace, "\"ph\": \"C\", \"name\": \"memory, bytes\"") == 4 * 4);
+  CHECK(occurrences(trace, "\"activation\": ") == 4 * 4);
+  CHECK(occurrences(trace, "{") == occurrences(trace, "}"));
+  CHECK(trace.substr(0, 2) + trace.substr(trace.size() - 3) == "[{}]\n");
 }
 
 TEST_CASE("show: a link map has both ways of each link, and letters for terminals") {

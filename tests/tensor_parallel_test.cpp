@@ -39,6 +39,8 @@ ts::ModelConfig small(const std::string& style) {
   return c;
 }
 
+#if !defined(TINYSCALE_NO_THREADS)
+
 // A model whose weights are large enough for every path to matter.
 ts::Transformer lively(const ts::ModelConfig& config) {
   ts::Transformer model(config, 3);
@@ -107,15 +109,13 @@ double far_apart(const ts::Tensor& a, const ts::Tensor& b) {
   return std::sqrt(difference / size);
 }
 
-#if !defined(TINYSCALE_NO_THREADS)
-
 ts::Mesh tensor_mesh(int devices) {
   return ts::Mesh(ts::machine("tpu-v5e", {devices}), {{"tensor", devices}});
 }
 
 // Losses of the devices must be one number; the gradients joined.
 Learned on_many(const ts::Transformer& model, const Batch& b, int devices, bool sequence_parallel,
-                double dropout = 0) {
+                double dropout = 0, bool gather_again = false) {
   const ts::Mesh mesh = tensor_mesh(devices);
   const ts::MeshRun run = mesh.run([&](ts::Device& d) {
     const ts::Transformer own = sharded(model, d.index("tensor"), devices);
@@ -123,7 +123,8 @@ Learned on_many(const ts::Transformer& model, const Batch& b, int devices, bool 
     hooks.dropout = dropout;
     hooks.dropout_seed = 5;
     hooks.experts.balance_loss = 0.1;
-    ts::detail::add_tensor_hooks(hooks, d, "tensor", own.config, sequence_parallel, b.time);
+    ts::detail::add_tensor_hooks(hooks, d, "tensor", own.config, sequence_parallel, b.time,
+                                 gather_again);
     const ts::Tensor loss = own.loss(b.ids, b.targets, b.sequences, b.time, hooks);
     loss.backward();
     d.keep("loss", loss);
@@ -213,6 +214,11 @@ TEST_CASE("tensor parallel: bytes that were sent are the closed form's") {
               ts::tensor_parallel_bytes(model.config, b.sequences, b.time, devices);
           for (int rank = 0; rank < devices; ++rank) {
             CHECK(run.bytes_sent(rank) == bytes.total());
+            const ts::MemoryMeter& memory = run.memory(rank);
+            const double tokens = static_cast<double>(b.sequences * b.time);
+            const double columns = static_cast<double>(ts::shard_begin(61, rank + 1, devices) -
+                                                       ts::shard_begin(61, rank, devices));
+            CHECK(memory.peak(ts::MemoryKind::logits) == 4 * tokens * columns);
           }
           const double n = static_cast<double>(b.sequences * b.time), t = devices;
           const double h = static_cast<double>(model.config.width);
@@ -226,6 +232,157 @@ TEST_CASE("tensor parallel: bytes that were sent are the closed form's") {
   const ts::ModelConfig c = small("gpt2");
   CHECK(ts::tensor_parallel_bytes(c, 2, 24, 4, 2).layers ==
         1.5 * ts::tensor_parallel_bytes(c, 2, 24, 4).layers);
+}
+
+// What a device keeps of one block's forward pass for its backward pass, bytes.
+double kept_by_block(const ts::Transformer& model, const Batch& b, int devices,
+                     bool sequence_parallel, bool gather_again) {
+  const ts::Tensor x = ts::randn({b.sequences, b.time, model.config.width}, 9);
+  const ts::MeshRun run = tensor_mesh(devices).run([&](ts::Device& d) {
+    const ts::Transformer own = sharded(model, d.index("tensor"), devices);
+    ts::Hooks hooks;
+    ts::detail::add_tensor_hooks(hooks, d, "tensor", own.config, sequence_parallel, b.time,
+                                 gather_again);
+    const ts::Tensor in = ts::parameter(sequence_parallel ? d.shard(x, "tensor", 1) : x);
+    const ts::Tensor out = own.block(0, in, hooks);
+    const double kept = ts::context().memory->current(ts::MemoryKind::activation);
+    d.keep("kept", ts::full({}, static_cast<float>(kept)));
+    ts::sum(ts::square(out)).backward();
+    d.keep("left", ts::full({}, static_cast<float>(
+                                    ts::context().memory->current(ts::MemoryKind::activation))));
+    d.keep("out", out);
+  });
+  CHECK(run.kept(0, "left").item() == 4 * static_cast<float>(run.kept(0, "out").count()) + 4);
+  return static_cast<double>(run.kept(0, "kept").item());
+}
+
+TEST_CASE("sequence parallel: with gather_again every activation is cut over the devices") {
+  for (const char* style : {"gpt2", "llama", "mixture"}) {
+    const ts::Transformer model = lively(small(style));
+    const ts::ModelConfig& c = model.config;
+    const Batch b = some_batch(c);
+    const Learned one = on_one(model, b);
+    for (const int devices : {1, 2, 4, 8}) {
+      CAPTURE(style);
+      CAPTURE(devices);
+      check_equal(model, on_many(model, b, devices, true, 0, true), one);
+      ts::Mesh mesh = tensor_mesh(devices);
+      mesh.algorithm = ts::Algorithm::ring;
+      const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+        const ts::Transformer own = sharded(model, d.index("tensor"), devices);
+        ts::Hooks hooks;
+        ts::detail::add_tensor_hooks(hooks, d, "tensor", own.config, true, b.time, true);
+        own.loss(b.ids, b.targets, b.sequences, b.time, hooks).backward();
+      });
+      CHECK(run.bytes_sent(0) ==
+            ts::tensor_parallel_bytes(c, b.sequences, b.time, devices, 1, true).total());
+      for (const bool sequence_parallel : {false, true}) {
+        for (const bool again : {false, sequence_parallel}) {
+          if (c.experts == 0) {
+            const double n = static_cast<double>(b.sequences * b.time);
+            CHECK(kept_by_block(model, b, devices, sequence_parallel, again) ==
+                  4 * n * ts::detail::layer_activations(c, devices, sequence_parallel, again));
+          }
+        }
+      }
+      // In full, with heads 2 h wide: 4 h + 2 x 2 statistics, q, k, v, o and their sums, 2 f.
+      if (std::string(style) == "gpt2") {
+        const double h = static_cast<double>(c.width), a = static_cast<double>(c.heads);
+        const double all = 4 * h + 4 + 4 * 2 * h + a + 2 * static_cast<double>(c.hidden);
+        CHECK(ts::detail::layer_activations(c, devices, true, true) == all / devices);
+      }
+    }
+  }
+}
+
+TEST_CASE("tensor parallel: blocks that are recomputed send 12 b s h (t-1)/t") {
+  for (const char* style : {"gpt2", "mixture"}) {
+    const ts::Transformer model = lively(small(style));
+    const Batch b = some_batch(model.config);
+    const Learned one = on_one(model, b, 0.2);
+    for (const bool sequence_parallel : {false, true}) {
+      for (const bool again : {false, sequence_parallel}) {
+        ts::Mesh mesh = tensor_mesh(4);
+        mesh.algorithm = ts::Algorithm::ring;
+        const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+          const ts::Transformer own = sharded(model, d.index("tensor"), 4);
+          ts::Hooks hooks;
+          hooks.dropout = 0.2;
+          hooks.dropout_seed = 5;
+          hooks.experts.balance_loss = 0.1;
+          ts::detail::add_tensor_hooks(hooks, d, "tensor", own.config, sequence_parallel, b.time,
+                                       again);
+          ts::Tensor x = own.embed(b.ids, b.sequences, b.time, hooks);
+          for (int layer = 0; layer < 2; ++layer) {
+            x = ts::recompute(
+                [&own, &hooks, layer](const std::vector<ts::Tensor>& in) {
+                  return own.block(layer, in[0], hooks);
+                },
+                {x});
+          }
+          own.head_loss(x, b.targets, hooks).backward();
+          for (const ts::Parameter& p : own.parameters) {
+            d.keep(p.name, p.value.grad());
+          }
+        });
+        const ts::TensorParallelBytes bytes =
+            ts::tensor_parallel_bytes(model.config, b.sequences, b.time, 4, 2, again);
+        CHECK(run.bytes_sent(1) == bytes.total());
+        for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+          const ts::Parameter& p = model.parameters[i];
+          CAPTURE(p.name);
+          std::vector<ts::Tensor> parts;
+          ts::Tensor sum = ts::zeros(one.grads[i].shape());
+          for (int rank = 0; rank < 4; ++rank) {
+            parts.push_back(run.kept(rank, p.name));
+            sum = p.split == ts::Split::whole ? sum + parts.back() : sum;
+          }
+          const bool partial = ts::partial_over_tensor(p, model.config, sequence_parallel);
+          if (p.name.find("k_proj.bias") == std::string::npos) {
+            CHECK(far_apart(partial ? sum : ts::tensor_unshard(parts, p.split), one.grads[i]) <
+                  1e-5);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("tensor parallel: with context parallel, whose tokens jump, the jump within a part too") {
+  const ts::Transformer model = lively(small("gpt2"));
+  Batch b = some_batch(model.config);
+  b.targets[3] = b.targets[17] = 5;  // each context device has as many
+  const Learned one = on_one(model, b, 0.2);
+  const ts::Mesh mesh(ts::machine("tpu-v5e", {2, 3}), {{"context", 2}, {"tensor", 3}});
+  for (const bool sequence_parallel : {false, true}) {
+    CAPTURE(sequence_parallel);
+    const ts::MeshRun run = mesh.run([&](ts::Device& d) {
+      const ts::Transformer own = sharded(model, d.index("tensor"), 3);
+      ts::Hooks hooks;
+      hooks.dropout = 0.2;
+      hooks.dropout_seed = 5;
+      ts::detail::add_context_hooks(hooks, d, "context", ts::ContextParallel::ring,
+                                    own.config.head_size, b.time);
+      ts::detail::add_tensor_hooks(hooks, d, "tensor", own.config, sequence_parallel, b.time / 2);
+      const ts::Tensor loss = own.loss(ts::tokens_at(b.ids, b.time, hooks.places, b.time / 2),
+                                       ts::tokens_at(b.targets, b.time, hooks.places, b.time / 2),
+                                       b.sequences, b.time / 2, hooks);
+      loss.backward();
+      d.keep("loss", d.all_reduce(loss, "context", ts::Reduce::mean));
+      for (const ts::Parameter& p : own.parameters) {
+        const bool partial = ts::partial_over_tensor(p, own.config, sequence_parallel);
+        const ts::Tensor grad = d.all_reduce(p.value.grad(), "context", ts::Reduce::mean);
+        d.keep(p.name, partial ? d.all_reduce(grad, "tensor") : grad);
+      }
+    });
+    Learned many;
+    many.loss = run.kept(0, "loss").item();
+    for (const ts::Parameter& p : model.parameters) {
+      many.grads.push_back(ts::tensor_unshard(
+          {run.kept(3, p.name), run.kept(4, p.name), run.kept(5, p.name)}, p.split));
+    }
+    check_equal(model, many, one);
+  }
 }
 
 TEST_CASE("tensor parallel: of tokens that do not divide the devices send the closed form's mean") {
@@ -299,6 +456,52 @@ TEST_CASE("tensor parallel: errors say what would be right") {
   bad.ids[5] = 61;
   CHECK(train(c, 4, true, bad, 4) ==
         all_say("embedding: id 61 at position 5 is outside the vocabulary of 61"));
+}
+
+TEST_CASE("gather_again is all_gather's alone, and works under deferred weight gradients") {
+  CHECK(error_of([] {
+          tensor_mesh(1).run([](ts::Device& d) {
+            ts::CollectiveOptions options;
+            options.gather_again = true;
+            d.all_reduce(ts::zeros({2}), "tensor", ts::Reduce::sum, options);
+          });
+        }) ==
+        "mesh.run: device 0 threw: all_reduce: gather_again is set, which only all_gather has; "
+        "leave it false\n  device 0: threw after 0 calls: all_reduce: gather_again is set, which "
+        "only all_gather has; leave it false");
+  const ts::Tensor x = ts::randn({8, 3}, 1), w = ts::randn({5, 3}, 2), v = ts::randn({4, 3}, 3);
+  for (const bool deferred : {false, true}) {
+    const ts::MeshRun run = tensor_mesh(2).run([&](ts::Device& d) {
+      const ts::Tensor in = ts::parameter(d.shard(x, "tensor", 0));
+      const ts::Tensor own = ts::parameter(w), other = ts::parameter(v);
+      ts::CollectiveOptions options;
+      options.gather_again = true;
+      ts::Tensor loss;
+      {
+        const ts::Tensor all = d.all_gather(in, "tensor", 0, options);
+        loss = ts::sum(ts::square(ts::matmul_transposed(all, own))) +
+               ts::sum(ts::square(ts::matmul_transposed(all, other)));
+      }
+      ts::DeferWeightGradients later;
+      if (!deferred) {
+        later.stop();
+      }
+      loss.backward();
+      later.stop();
+      later.run();
+      d.keep("in", in.grad());
+      d.keep("own", own.grad());
+      d.keep("other", other.grad());
+    });
+    const ts::Tensor in = ts::parameter(x), own = ts::parameter(w), other = ts::parameter(v);
+    (ts::sum(ts::square(ts::matmul_transposed(in, own))) +
+     ts::sum(ts::square(ts::matmul_transposed(in, other))))
+        .backward();
+    CHECK(far_apart(run.kept(0, "own"), own.grad()) < 1e-6);
+    CHECK(far_apart(run.kept(1, "other"), other.grad()) < 1e-6);
+    // Both devices computed the loss of all rows, so each row's gradient comes twice.
+    CHECK(far_apart(run.kept(1, "in"), ts::slice(in.grad() * 2.0f, 0, 4, 8).clone()) < 1e-6);
+  }
 }
 
 TEST_CASE("tensor parallel: the hooks refuse what they were not made for") {

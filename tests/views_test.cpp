@@ -330,7 +330,7 @@ TEST_CASE("the primitives are at most 50") {
     all += name + " ";
   }
   CHECK(all ==
-        "add attention broadcast_to concat copy cross_entropy div embedding equal exp gelu "
+        "add attention broadcast_to concat copy cross_entropy div dropout embedding equal exp gelu "
         "gelu_tanh layer_norm less linear linear_cross_entropy log log_softmax matmul "
         "matmul_transposed max mul permute "
         "pow relu reshape rms_norm rope scale scatter_add silu slice softmax sqrt square sub sum "

@@ -52,7 +52,16 @@ class Text {
              << " bytes, sent " << run.bytes_sent(rank) << ", ends "
              << run.timeline.devices[static_cast<std::size_t>(rank)].end << ", peak "
              << memory.peak_total() << "\n";
+        for (const ts::MemorySample& sample : run.memory_samples(rank)) {
+          out_ << rank << " task " << sample.task << " ends " << sample.seconds << ", peak "
+               << sample.peak_total;
+          for (const double level : sample.levels) {
+            out_ << " " << level;
+          }
+          out_ << "\n";
+        }
       }
+      out_ << (run.memory_samples(0).empty() ? "" : ts::time_table(run).text());
       for (const std::string& line : run.log().lines) {
         out_ << line << "\n";
       }
@@ -185,6 +194,22 @@ void add_programs(Text& text, int n) {
              } else if (d.rank() == n - 1) {
                d.keep("a", d.recv(0));
              }
+           },
+           {"a"});
+  text.add("tasks", two_rows(n),
+           [](ts::Device& d) {
+             ts::Tensor t = numbers(d.rank(), {8, 8});
+             for (int i = 0; i < 3; ++i) {
+               d.task(i);
+               t = ts::matmul(t, d.all_reduce(t, i == 0 ? "x" : "y"));
+               if (d.index("x") == 0) {
+                 d.send(t, d.rank() + d.size("y"));
+               } else {
+                 d.recv(d.rank() - d.size("y"));
+               }
+             }
+             d.task(-1);
+             d.keep("a", ts::matmul(t, t));
            },
            {"a"});
   text.add("gradients", row(n),

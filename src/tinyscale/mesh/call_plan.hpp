@@ -28,8 +28,10 @@ struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;  // automatic: that of the mesh
   DType format = DType::f32;                   // on the wire; sums are f32, then all_reduce rounds
   const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the call is done
-  bool used_alike = false;  // all_gather: all devices compute the same with it, so that its
-                            // gradient needs no sum: a slice is carried back
+  bool used_alike = false;    // all_gather: all devices compute the same with it, so that its
+                              // gradient needs no sum: a slice is carried back
+  bool gather_again = false;  // all_gather: matmuls do not keep the result for the backward pass,
+                              // which gathers it again, so that each device keeps its part alone
 };
 
 namespace detail {

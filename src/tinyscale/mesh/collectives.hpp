@@ -54,6 +54,19 @@ inline Endpoint& still_running(const char* function, const Shared<Endpoint*>& de
   return **device;
 }
 
+// The same collective once more.
+struct RunAgain {
+  Underway forward;
+  Tensor in;
+
+  void operator()(const Tensor& into) const {
+    Endpoint& device = still_running("backward", forward.device);
+    StartedCall call =
+        device.start(forward.call.key, forward.options, contiguous(in), into, forward.where);
+    device.wait(call);
+  }
+};
+
 inline Tensor finish(Underway& now) {
   if (!now.device) {
     fail({"Pending::wait: nothing is pending; it was never started, or waited for already"});
@@ -69,6 +82,10 @@ inline Tensor finish(Underway& now) {
            [forward, slot = now.in.slot()](const Tensor& dy) {
              add_grad(slot, carry_back(forward, dy));
            });
+    if (now.options.gather_again && context().recomputing == 0) {
+      forward.out = Tensor();
+      out.slot()->again = RunAgain{forward, now.in.detach()};
+    }
   }
   now = Underway();
   return out;
@@ -325,6 +342,7 @@ inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
   const CallKey& key = forward.call.key;
   CollectiveOptions options = forward.options;
   options.schedule = nullptr;
+  options.gather_again = false;
   options.algorithm =
       options.algorithm == Algorithm::custom ? Algorithm::automatic : options.algorithm;
   const Calling by = {still_running("backward", forward.device), options, forward.where};

@@ -199,6 +199,7 @@ class Device {
     }
     endpoint_.task(tag);
   }
+  int task() const { return endpoint_.task(); }
 
   // Keeps a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
   void keep(const std::string& name, const Tensor& t) {

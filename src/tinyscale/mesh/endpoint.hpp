@@ -160,6 +160,9 @@ class Endpoint {
     if (options.used_alike && key.what != Collective::all_gather) {
       fail({name_of(key.what), ": used_alike is set, which only all_gather has; leave it false"});
     }
+    if (options.gather_again && key.what != Collective::all_gather) {
+      fail({name_of(key.what), ": gather_again is set, which only all_gather has; leave it false"});
+    }
     enter();
     ++calls_;
     key.algorithm = options.algorithm;
@@ -275,6 +278,7 @@ class Endpoint {
     log_.samples.push_back(sample);
     task_ = tag;
   }
+  int task() const { return task_; }
   // The program is at its end.
   void finish() {
     log_ops();

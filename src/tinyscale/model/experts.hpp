@@ -11,7 +11,9 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
+#include "tinyscale/tensor/reduce.hpp"
 #include "tinyscale/tensor/tensor.hpp"
+#include "tinyscale/tensor/tokens.hpp"
 #include "tinyscale/tensor/views.hpp"
 
 namespace tinyscale {
@@ -169,6 +171,78 @@ inline Routing route(const Tensor& probabilities, int top_k,
                       : place + first[static_cast<std::size_t>(routing.chosen[i] % experts)];
   }
   return routing;
+}
+
+// The rows of the tokens (N, D) that experts take, sorted by expert.
+inline ExpertRows expert_rows(const Tensor& tokens, const Routing& routing) {
+  ExpertRows out;
+  out.capacity = routing.capacity;
+  std::vector<std::int32_t> sorted;
+  for (const std::vector<std::int32_t>& own : routing.rows) {
+    out.counts.push_back(static_cast<std::int64_t>(own.size()));
+    sorted.insert(sorted.end(), own.begin(), own.end());
+  }
+  out.rows = embedding(tokens, sorted, {routing.kept});
+  return out;
+}
+
+// Of each token the sum of its experts' outputs (kept, D), weighted by their probabilities, which
+// are made to sum to 1; a dropped choice counts as zeros.
+inline Tensor combine(const Tensor& outputs, const Tensor& probabilities, const Routing& routing) {
+  const std::int64_t n = probabilities.dim(0),
+                     k = static_cast<std::int64_t>(routing.chosen.size()) / n;
+  const bool dropped = routing.kept < n * k;
+  const Tensor table = dropped ? concat({outputs, zeros({1, outputs.dim(1)})}, 0) : outputs;
+  const Tensor p = embedding(reshape(probabilities, {probabilities.count(), 1}), routing.chosen,
+                             {n, k});  // (N, k, 1)
+  const Tensor weights = p / sum(p, 1, KeepDim::yes);
+  return sum(embedding(table, routing.places, {n, k}) * weights, 1);  // (N, D)
+}
+
+// Rows of every expert padded with zeros to its capacity: equal parts for all devices.
+struct ExpertBuffer {
+  Tensor buffer;                    // (E, C, D)
+  std::vector<std::int32_t> slots;  // of each row its place in (E C, D)
+
+  // The rows of such a buffer, in their order: (sum of counts, D).
+  Tensor rows_of(const Tensor& like) const {
+    return embedding(reshape(like, {like.dim(0) * like.dim(1), like.dim(2)}), slots,
+                     {slots.size()});
+  }
+};
+
+inline ExpertBuffer pad_to_capacity(const ExpertRows& in) {
+  ExpertBuffer out;
+  const auto rows = static_cast<std::int32_t>(in.rows.dim(0));
+  std::vector<std::int32_t> row_of;
+  for (const std::int64_t count : in.counts) {
+    for (std::int64_t i = 0; i < in.capacity; ++i) {
+      if (i < count) {
+        out.slots.push_back(static_cast<std::int32_t>(row_of.size()));
+      }
+      row_of.push_back(i < count ? static_cast<std::int32_t>(out.slots.size()) - 1 : rows);
+    }
+  }
+  const Tensor padded = concat({in.rows, zeros({1, in.rows.dim(1)})}, 0);
+  out.buffer = embedding(padded, row_of, {in.counts.size(), in.capacity});
+  return out;
+}
+
+// Switch's balance of a routing, E sum_e f_e P_e: f_e the share of all choices that fell on e (no
+// gradient), P_e its mean probability. 1 when even, at most E. `batch_mean`, when given, makes
+// both means over the devices that hold other tokens.
+inline Tensor balance_loss(const Tensor& probabilities, const Routing& routing,
+                           const std::function<Tensor(const Tensor& x)>& batch_mean = {}) {
+  const std::int64_t experts = probabilities.dim(1);
+  Tensor shares({experts});
+  for (std::int64_t e = 0; e < experts; ++e) {
+    shares.data()[e] = static_cast<float>(routing.routed[static_cast<std::size_t>(e)]) /
+                       static_cast<float>(routing.chosen.size());
+  }
+  Tensor both = concat({shares, mean(probabilities, List<int>{0})}, 0);  // (2 E): one collective
+  both = batch_mean ? batch_mean(both) : both;
+  const Tensor f = slice(both, 0, 0, experts).detach();
+  return sum(f * slice(both, 0, experts, 2 * experts)) * static_cast<float>(experts);
 }
 
 namespace detail {

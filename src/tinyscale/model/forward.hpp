@@ -55,23 +55,6 @@ inline Tensor Transformer::next_token_loss(const std::vector<std::int32_t>& ids,
   return head_loss(x, targets, hooks);
 }
 
-namespace detail {
-
-// Of a table of positions the rows where n tokens stand.
-inline Tensor place_rows(const Tensor& table, const TokenPlaces& places, std::int64_t n) {
-  const std::int64_t before = places.before_jump(n);
-  if (before == 0 || before == n) {
-    return n == table.dim(0) && places.first == 0 ? table
-                                                  : slice(table, 0, places.at(0), places.at(0) + n);
-  }
-  const std::int64_t second = places.at(before);
-  return concat({slice(table, 0, places.first, places.first + before),
-                 slice(table, 0, second, second + n - before)},
-                0);
-}
-
-}  // namespace detail
-
 inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int64_t batch,
                                  std::int64_t time, const Hooks& hooks) const {
   if (batch < 1 || time < 1 || static_cast<std::int64_t>(ids.size()) != batch * time) {
@@ -87,7 +70,7 @@ inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int6
   Tensor x = hooks.embedding ? hooks.embedding(table, ids, {batch, time})
                              : embedding(table, ids, {batch, time});  // (B, T, D)
   if (position_ >= 0) {
-    x = x + detail::place_rows(use(position_, hooks), hooks.stream, x.dim(1));
+    x = x + tokens_at(use(position_, hooks), 0, hooks.stream, x.dim(1));
   }
   return drop(x, 0, hooks);
 }

@@ -3,9 +3,6 @@
 // y_t = sum over t's top_k experts e of w_te expert_e(x_t), plus the shared experts; a dropped
 // choice gives 0, and the residual stream carries the token on (arXiv 2101.03961, 2006.16668).
 
-#include <cstdint>  // int64_t
-#include <vector>   // vector
-
 #include "tinyscale/model/experts.hpp"
 #include "tinyscale/model/hooks.hpp"
 #include "tinyscale/model/transformer.hpp"
@@ -13,7 +10,6 @@
 #include "tinyscale/tensor/carry_loss.hpp"
 #include "tinyscale/tensor/matmul.hpp"
 #include "tinyscale/tensor/reduce.hpp"
-#include "tinyscale/tensor/tokens.hpp"
 #include "tinyscale/tensor/views.hpp"
 
 namespace tinyscale {
@@ -29,61 +25,32 @@ inline Tensor Transformer::expert(const FeedForward& part, const Tensor& x,
   return tinyscale::linear(h, use(part.down.weight, hooks), bias);
 }
 
-// Switch's loss: coefficient * E * sum_e f_e P_e, with f_e the share of all choices that fell on
-// e (no gradient) and P_e its mean probability, both means over the batch of all devices.
-inline Tensor Transformer::carry_balance(const Tensor& y, const Tensor& p, const Routing& routing,
-                                         const Hooks& hooks) const {
-  const std::int64_t experts = config.experts;
-  Tensor shares({experts});
-  for (std::int64_t e = 0; e < experts; ++e) {
-    shares.data()[e] = static_cast<float>(routing.routed[static_cast<std::size_t>(e)]) /
-                       static_cast<float>(routing.chosen.size());
-  }
-  Tensor both = concat({shares, mean(p, List<int>{0})}, 0);  // (2 E): one collective
-  both = hooks.batch_mean ? hooks.batch_mean(both) : both;
-  const Tensor product = slice(both, 0, 0, experts).detach() * slice(both, 0, experts, 2 * experts);
-  const Tensor loss =
-      sum(product) * static_cast<float>(hooks.experts.balance_loss * static_cast<double>(experts));
-  if (hooks.expert_counts != nullptr) {
-    hooks.expert_counts->balance_loss += static_cast<double>(loss.item());
-  }
-  return carry_loss(y, loss, hooks.balance_weight);
-}
-
 inline Tensor Transformer::mixture(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& block = blocks_[static_cast<std::size_t>(layer)];
-  const std::int64_t n = x.count() / config.width;
-  const std::int64_t k = config.top_k;
-  const Tensor tokens = reshape(x, {n, config.width});
+  const Tensor tokens = reshape(x, {x.count() / config.width, config.width});     // (N, D)
   const Tensor p = softmax(matmul_transposed(tokens, use(block.router, hooks)));  // (N, E)
   const Routing routing = route(p, config.top_k, hooks.experts);
-  ExpertRows in;
-  in.capacity = routing.capacity;
-  std::vector<std::int32_t> sorted;
-  for (const std::vector<std::int32_t>& own : routing.rows) {
-    in.counts.push_back(static_cast<std::int64_t>(own.size()));
-    sorted.insert(sorted.end(), own.begin(), own.end());
-  }
-  in.rows = embedding(tokens, sorted, {routing.kept});  // (kept, D)
+  const ExpertRows in = expert_rows(tokens, routing);
   const ExpertBody run = [&](int e, const Tensor& rows) {
     return expert(block.experts[static_cast<std::size_t>(e)], rows, hooks);
   };
-  Tensor outputs = hooks.dispatch ? hooks.dispatch(in, run) : detail::run_experts(in, run);
-  if (routing.kept < n * k) {  // dropped choices read this row
-    outputs = concat({outputs, zeros({1, config.width})}, 0);
-  }
-  const Tensor chosen =
-      reshape(embedding(reshape(p, {p.count(), 1}), routing.chosen, {n, k}), {n, k});
-  const Tensor weights = chosen / reshape(sum(chosen, 1), {n, 1});
-  outputs = embedding(outputs, routing.places, {n, k});  // (N, k, D)
-  Tensor y = reshape(sum(outputs * reshape(weights, {n, k, 1}), 1), x.shape());
+  const Tensor out = hooks.dispatch ? hooks.dispatch(in, run) : detail::run_experts(in, run);
+  Tensor y = reshape(combine(out, p, routing), x.shape());
   if (block.dense.up.weight >= 0) {
     y = y + expert(block.dense, x, hooks);
   }
   if (hooks.expert_counts != nullptr) {
     hooks.expert_counts->add(layer, config.layers, routing);
   }
-  return hooks.experts.balance_loss > 0 ? carry_balance(y, p, routing, hooks) : y;
+  if (hooks.experts.balance_loss <= 0) {
+    return y;
+  }
+  const Tensor loss =
+      balance_loss(p, routing, hooks.batch_mean) * static_cast<float>(hooks.experts.balance_loss);
+  if (hooks.expert_counts != nullptr) {
+    hooks.expert_counts->balance_loss += static_cast<double>(loss.item());
+  }
+  return carry_loss(y, loss, hooks.balance_weight);
 }
 
 }  // namespace tinyscale

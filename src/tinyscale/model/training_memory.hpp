@@ -24,31 +24,43 @@ inline double norm_statistics(const ModelConfig& c) {
   return c.norm == Norm::layer ? 2 : 1;  // mean, and 1/deviation
 }
 
-// Floats kept for each token of one dense layer on one of `tensor` devices. Norm: its input and its
-// output; query, key and value (before and after their norm); attention's output and its
-// log-sum-exp; the hidden layer before and after the activation. Nothing for dropout, which draws
-// its mask again. Heads and hidden layer are cut; under sequence parallelism also tokens, but for
-// the norms' outputs, which are gathered for the matmuls.
+// Floats kept for each token of a feed-forward that wide: the hidden layer before and after the
+// activation; gate, silu(gate), up and their product.
+inline double hidden_activations(const ModelConfig& c, std::int64_t wide) {
+  return static_cast<double>((c.gated() ? 4 : 2) * wide);
+}
+
+// Of a layer on one of `tensor` devices. Norm: its input and its output; query, key and value
+// (before and after their norm); attention's output and its log-sum-exp; the hidden layer. A
+// dropless mixture without a balance loss: the router's E probabilities, of each choice the row
+// that goes in and the one that comes out, k weights and their sum, the hidden layers. Nothing for
+// dropout, which draws its mask again. Heads and hidden layers are cut; under sequence parallelism
+// also tokens, but for the norms' outputs, which are gathered for the matmuls and
+// kept so unless gathered again.
 inline double layer_activations(const ModelConfig& c, std::int64_t tensor = 1,
-                                bool sequence_parallel = false) {
+                                bool sequence_parallel = false, bool gather_again = false) {
   const auto parts = static_cast<double>(tensor);
   const auto width = static_cast<double>(c.width);
-  const auto hidden = static_cast<double>(c.hidden);
   const auto heads = static_cast<double>(c.heads);
   const auto kv_heads = static_cast<double>(c.kv_heads);
+  const auto choices = static_cast<double>(c.top_k);
   const double projected = (heads + 2 * kv_heads) * static_cast<double>(c.head_size);
   const double normed = c.qk_norm ? (heads + kv_heads) * (static_cast<double>(c.head_size) + 1) : 0;
   const double attended = heads * (static_cast<double>(c.head_size) + 1);
-  const double feed_forward = c.gated() ? 4 * hidden : 2 * hidden;  // gate, silu(gate), up, product
-  return 2 * (width + norm_statistics(c)) / (sequence_parallel ? parts : 1) + 2 * width +
-         (projected + normed + attended + feed_forward) / parts;
+  const double feed_forward =
+      c.experts == 0 ? hidden_activations(c, c.hidden)
+                     : hidden_activations(c, (c.top_k + c.shared_experts) * c.expert_hidden);
+  const double routed = c.experts == 0 ? 0 : c.experts + choices * (2 * width + 1) + 1;
+  const double stream = sequence_parallel ? parts : 1;
+  return 2 * (width + norm_statistics(c)) / stream + 2 * width / (gather_again ? stream : 1) +
+         routed + (projected + normed + attended + feed_forward) / parts;
 }
 
 }  // namespace detail
 
 // Bytes of activations between the forward and the backward pass of `batch` sequences of `time`
-// tokens: the layers, the last norm, the gradient that the loss leaves for it, and the loss. Dense
-// models, f32 matmuls.
+// tokens: the layers, the last norm, the gradient that the loss leaves for it, and the loss. f32
+// matmuls.
 inline double forward_activation_bytes(const ModelConfig& c, std::int64_t batch,
                                        std::int64_t time) {
   const double layers = static_cast<double>(c.layers) * detail::layer_activations(c);

@@ -98,8 +98,6 @@ class Transformer {
   Tensor hidden(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
   Tensor mixture(int layer, const Tensor& x, const Hooks& hooks) const;
   Tensor expert(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
-  Tensor carry_balance(const Tensor& y, const Tensor& p, const Routing& routing,
-                       const Hooks& hooks) const;
   Tensor drop(const Tensor& x, int place, const Hooks& hooks) const;
 
   std::uint64_t seed_ = 1;

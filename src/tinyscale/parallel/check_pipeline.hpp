@@ -1,14 +1,13 @@
 #pragma once
-// Proof that a pipeline schedule is complete and never waits for itself. Every rank does its ops in
-// order; an op needs its predecessors, and their message where they ran on another rank: the
-// activations to stage s + 1, the gradient to stage s - 1. Decided by state: all ranks advance
-// until none can; whoever is left waits in a circle.
+// Proof that a pipeline schedule never waits for itself, whatever a send waits for. Decided by
+// state: all ranks advance until none can; whoever is left waits in a circle, which is named.
 
 #include <cstddef>  // size_t
 #include <string>   // string
 #include <vector>   // vector
 
 #include "tinyscale/base/error.hpp"
+#include "tinyscale/parallel/pipeline_places.hpp"
 #include "tinyscale/parallel/pipeline_schedule.hpp"
 
 namespace tinyscale {
@@ -19,8 +18,8 @@ struct Buffering {
     eager,       // not at all
     deep,        // until one of `depth` places between the two ranks is free
     rendezvous,  // until the receiver, having got rid of what it sends itself, takes this message
-    paired       // the same, but a rank sends and receives at once what lies between two of its ops
-  };             //   (Megatron's send_forward_recv_backward)
+    paired       // the same, but what a rank sends and receives between two ops, it does at once:
+  };             // Megatron's send_forward_recv_backward
   Kind kind = eager;
   int depth = 0;  // messages of each ordered pair of ranks, until the op that needs them starts
 
@@ -35,134 +34,6 @@ inline Buffering rendezvous_sends() { return {Buffering::rendezvous, 0}; }
 inline Buffering paired_sends() { return {Buffering::paired, 0}; }
 
 namespace detail {
-
-// Where each op of a schedule stands in its rank's program.
-class PipelinePlaces {
- public:
-  // Throws unless every stage does each microbatch once, on its rank.
-  PipelinePlaces(const char* who, const PipelineSchedule& schedule)
-      : schedule_(schedule), who_(cat({who, ": ", schedule.name})) {
-    check_sizes();
-    const auto cells =
-        static_cast<std::size_t>(schedule.stages) * static_cast<std::size_t>(schedule.microbatches);
-    places_.assign(3 * cells, -1);
-    for (int rank = 0; rank < schedule.ranks; ++rank) {
-      const List<PipelineOp>& ops = schedule.program[static_cast<std::size_t>(rank)];
-      for (std::size_t i = 0; i < ops.size(); ++i) {
-        check_op(rank, static_cast<int>(i), ops[i]);
-        places_[cell(ops[i])] = static_cast<int>(i);
-      }
-    }
-    check_complete();
-  }
-
-  int rank(const PipelineOp& op) const { return schedule_.rank(op.stage, op.microbatch); }
-  int place(const PipelineOp& op) const { return places_[cell(op)]; }
-  const std::string& who() const { return who_; }
-
-  // What must be done before; at most two, that of another stage first. The count of them.
-  int needs(const PipelineOp& op, PipelineOp out[2]) const {
-    int n = 0;
-    if (op.work == PipelineWork::weight_gradient) {
-      out[n++] = {PipelineWork::input_gradient, op.stage, op.microbatch};
-    } else if (op.work == PipelineWork::forward) {
-      if (op.stage > 0) {
-        out[n++] = {PipelineWork::forward, op.stage - 1, op.microbatch};
-      }
-    } else {
-      if (op.stage + 1 < schedule_.stages) {
-        out[n++] = {PipelineWork::backward, op.stage + 1, op.microbatch};
-      }
-      out[n++] = {PipelineWork::forward, op.stage, op.microbatch};
-    }
-    return n;
-  }
-  // The rank that gets a message when `op` is done; -1: none.
-  int receiver(const PipelineOp& op) const {
-    const int stage = op.stage + (op.work == PipelineWork::forward ? 1 : -1);
-    if (op.work == PipelineWork::weight_gradient || stage < 0 || stage >= schedule_.stages) {
-      return -1;
-    }
-    const int to = schedule_.rank(stage, op.microbatch);
-    return to == rank(op) ? -1 : to;
-  }
-
- private:
-  // B and I share a place: there is one or the other.
-  std::size_t cell(const PipelineOp& op) const {
-    const std::size_t kind = op.work == PipelineWork::forward           ? 0
-                             : op.work == PipelineWork::weight_gradient ? 2
-                                                                        : 1;
-    return (kind * static_cast<std::size_t>(schedule_.stages) +
-            static_cast<std::size_t>(op.stage)) *
-               static_cast<std::size_t>(schedule_.microbatches) +
-           static_cast<std::size_t>(op.microbatch);
-  }
-
-  void check_sizes() const {
-    const PipelineSchedule& s = schedule_;
-    check_pipeline_size(who_, s.ranks, s.stages, s.microbatches);
-    const auto stages = static_cast<std::size_t>(s.stages);
-    if (s.program.size() != static_cast<std::size_t>(s.ranks) ||
-        (s.rank_of.size() != stages && s.rank_of.size() != 2 * stages)) {
-      fail({who_, ": ", s.program.size(), " programs and ", s.rank_of.size(),
-            " entries of rank_of for ", s.ranks, " ranks and ", s.stages,
-            " stages; a program for each rank and an entry for each stage (or two) are right"});
-    }
-    for (std::size_t i = 0; i < s.rank_of.size(); ++i) {
-      if (s.rank_of[i] < 0 || s.rank_of[i] >= s.ranks) {
-        fail({who_, ": stage ", i % stages, " is on rank ", s.rank_of[i], "; ranks are 0 to ",
-              s.ranks - 1});
-      }
-    }
-  }
-
-  void check_op(int at, int i, const PipelineOp& op) const {
-    const PipelineSchedule& s = schedule_;
-    if (op.stage < 0 || op.stage >= s.stages || op.microbatch < 0 ||
-        op.microbatch >= s.microbatches) {
-      fail({who_, ": rank ", at, ", op ", i, ": ", op, "; stages are 0 to ", s.stages - 1,
-            ", microbatches 0 to ", s.microbatches - 1});
-    }
-    if (rank(op) != at) {
-      fail({who_, ": rank ", at, ", op ", i, ": ", op, " belongs to rank ", rank(op)});
-    }
-    const int before = place(op);
-    if (before >= 0) {
-      fail({who_, ": rank ", at, ", op ", i, ": ", op, " was op ", before, " already, as ",
-            letter_of(
-                s.program[static_cast<std::size_t>(at)][static_cast<std::size_t>(before)].work),
-            "; once is right"});
-    }
-  }
-
-  void check_complete() const {
-    for (int stage = 0; stage < schedule_.stages; ++stage) {
-      for (int j = 0; j < schedule_.microbatches; ++j) {
-        const PipelineOp forward = {PipelineWork::forward, stage, j};
-        const PipelineOp backward = {PipelineWork::backward, stage, j};
-        const PipelineOp weight = {PipelineWork::weight_gradient, stage, j};
-        for (const PipelineOp& op : {forward, backward}) {
-          if (place(op) < 0) {
-            fail({who_, ": rank ", rank(op), " lacks ", op});
-          }
-        }
-        const bool split = schedule_
-                               .program[static_cast<std::size_t>(rank(backward))]
-                                       [static_cast<std::size_t>(place(backward))]
-                               .work == PipelineWork::input_gradient;
-        if (split != (place(weight) >= 0)) {
-          fail({who_, ": rank ", rank(weight), split ? " lacks " : " has both B and ", weight,
-                split ? ", whose I it does" : "; either B, or I and W are right"});
-        }
-      }
-    }
-  }
-
-  const PipelineSchedule& schedule_;
-  std::string who_;
-  std::vector<int> places_;
-};
 
 // All ranks at once, as far as they get.
 class PipelineWalk {
@@ -340,6 +211,26 @@ inline int buffers_needed(const PipelineSchedule& schedule) {
     ++depth;
   }
   return depth;
+}
+
+// Whether every rank needs what another one sends it in the order in which it is sent: then a queue
+// for each ordered pair of ranks does, else messages are told apart by stage and microbatch.
+inline bool arrives_in_order(const PipelineSchedule& schedule) {
+  const detail::PipelinePlaces places("arrives_in_order", schedule);
+  for (const List<PipelineOp>& ops : schedule.program) {
+    std::vector<int> last(schedule.program.size(), -1);
+    for (const PipelineOp& op : ops) {
+      PipelineOp needs[2];
+      if (places.needs(op, needs) > 0 && places.rank(needs[0]) != places.rank(op)) {
+        int& before = last[static_cast<std::size_t>(places.rank(needs[0]))];
+        if (places.place(needs[0]) < before) {
+          return false;
+        }
+        before = places.place(needs[0]);
+      }
+    }
+  }
+  return true;
 }
 
 }  // namespace tinyscale

@@ -137,6 +137,25 @@ inline Tensor gathered_attention(Device& device, const Tensor& q, const Tensor& 
   return concat({part(0, (me + 1) * chunk), part(chunk, (2 * n - me) * chunk)}, 1);
 }
 
+// q [B, T/N, heads K], k and v [B, T/N, kv_heads K] of tokens that stand at context_places(kind,
+// ..): what attention() of whole sequences gives for them. Every device of the axes calls it.
+inline Tensor context_attention(Device& device, ContextParallel kind, const Tensor& q,
+                                const Tensor& k, const Tensor& v, std::int64_t heads,
+                                std::int64_t kv_heads, const Axes& axes, Mask mask,
+                                const RingOptions& options = RingOptions(),
+                                SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
+  switch (kind) {
+    case ContextParallel::ring:
+      return ring_attention(device, q, k, v, heads, kv_heads, axes, mask, options, where);
+    case ContextParallel::ulysses:
+      return ulysses_attention(device, q, k, v, heads, kv_heads, axes, mask, options.transfer,
+                               where);
+    default:
+      return gathered_attention(device, q, k, v, heads, kv_heads, axes, mask, options.transfer,
+                                where);
+  }
+}
+
 // Sent by each device in one attention, in bytes of `element_bytes` a number; over links that take
 // an all_to_all straight to its target.
 struct ContextBytes {
@@ -181,15 +200,8 @@ inline void add_context_hooks(Hooks& hooks, Device& device, const Axes& axes, Co
   hooks.sequence_length = sequence_length;
   hooks.attention = [&device, axes, kind, head_size, options](int, const Tensor& q, const Tensor& k,
                                                               const Tensor& v) {
-    const std::int64_t heads = q.dim(2) / head_size, kv_heads = k.dim(2) / head_size;
-    const CollectiveOptions& wire = options.transfer;
-    switch (kind) {
-      case ContextParallel::ring:
-        return ring_attention(device, q, k, v, heads, kv_heads, axes, Mask::causal, options);
-      case ContextParallel::gathered:
-        return gathered_attention(device, q, k, v, heads, kv_heads, axes, Mask::causal, wire);
-      default: return ulysses_attention(device, q, k, v, heads, kv_heads, axes, Mask::causal, wire);
-    }
+    return context_attention(device, kind, q, k, v, q.dim(2) / head_size, k.dim(2) / head_size,
+                             axes, Mask::causal, options);
   };
 }
 

@@ -60,6 +60,20 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
     add_expert_hooks(hooks, device, Axes(axes.expert), Axes(axes.batch));
     hooks.partial_share = 1.0 / static_cast<double>(layout.tensor);
   }
+  if (axes.tensor.empty()) {  // logits that wait for the backward pass, as under tensor parallelism
+    hooks.loss = [](const Tensor& x, const Tensor& table,
+                    const std::vector<std::int32_t>& targets) {
+      Tensor logits;
+      {
+        const MemoryScope scope(MemoryKind::logits);
+        logits = matmul_transposed(x, table);
+      }
+      if (logits.slot()) {
+        logits.slot()->kind = MemoryKind::logits;
+      }
+      return cross_entropy(logits, targets);
+    };
+  }
   if (layout.recompute == Recompute::selective) {
     const auto attend = hooks.attention;
     const std::int64_t head_size = config.head_size;
@@ -439,6 +453,7 @@ class StepRunner {
 
   StepResult update(std::int64_t updates) {
     mine_.finish_gradients(device_);
+    device_.task(number({StepTask::update, 0, 0}));  // here the gradients are all there is
     Tensor sums(Shape{2}, MemoryKind::buffer);
     const bool tells = mine_.at().index(axes_.tensor) == 0;
     const double share = static_cast<double>(layout_.microbatches * layout_.batch_devices());

@@ -48,8 +48,12 @@ inline double expert_bytes(double tokens, double top_k, double width, double dev
 // back; in the combine it is the others' rows.
 inline double expert_bytes(const std::vector<std::int64_t>& counts, std::int64_t devices,
                            std::int64_t index, double width, double number = 4) {
-  const std::int64_t experts =
-      static_cast<std::int64_t>(counts.size()) / std::max<std::int64_t>(devices, 1);
+  const auto all = static_cast<std::int64_t>(counts.size());
+  if (devices < 1 || all % devices != 0) {
+    detail::fail({"expert_bytes: ", all, " counts for ", devices,
+                  " devices; one for each device and expert is right"});
+  }
+  const std::int64_t experts = all / devices;
   const ExpertPart own = expert_part(experts, devices, index);
   double rows = 0;
   for (std::size_t i = 0; i < counts.size(); ++i) {
@@ -132,29 +136,15 @@ inline Tensor dispatch_all(const ExpertGroup& to, const ExpertRows& in, const Ex
 
 inline Tensor dispatch_even(const ExpertGroup& to, const ExpertRows& in, const ExpertBody& run) {
   const auto experts = static_cast<std::int64_t>(in.counts.size());
-  const std::int64_t width = in.rows.dim(1);
   const ExpertPart part = expert_part(experts, to.devices, to.index);
-  const auto kept = static_cast<std::int32_t>(in.rows.dim(0));
-  std::vector<std::int32_t> slots, places;  // of each slot its row, else a row of zeros; inverse
-  for (std::int64_t e = 0; e < experts; ++e) {
-    for (std::int64_t i = 0; i < in.capacity; ++i) {
-      const bool used = i < in.counts[static_cast<std::size_t>(e)];
-      slots.push_back(used ? static_cast<std::int32_t>(places.size()) : kept);
-      if (used) {
-        places.push_back(static_cast<std::int32_t>(slots.size() - 1));
-      }
-    }
-  }
-  const Tensor padded = concat({in.rows, zeros({1, width})}, 0);
-  const Tensor buffer = embedding(padded, slots, {experts, in.capacity});       // (E, C, D)
-  const Tensor here = to.device.all_to_all(buffer, to.axes, 0, 1, to.options);  // (E/e, e C, D)
-  const std::int64_t each = here.dim(1);
+  const ExpertBuffer padded = pad_to_capacity(in);  // (E, C, D)
+  const Tensor here =
+      to.device.all_to_all(padded.buffer, to.axes, 0, 1, to.options);  // (E/e, e C, D)
   ExpertRows mine;
-  mine.rows = reshape(here, {part.count * each, width});
-  mine.counts.assign(static_cast<std::size_t>(part.count), each);
+  mine.counts.assign(static_cast<std::size_t>(part.count), here.dim(1));
+  mine.rows = reshape(here, {part.count * here.dim(1), here.dim(2)});
   const Tensor out = reshape(run_experts(mine, own_experts(run, part)), here.shape());
-  const Tensor back = to.device.all_to_all(out, to.axes, 1, 0, to.options);  // (E, C, D)
-  return embedding(reshape(back, {experts * in.capacity, width}), places, {kept});
+  return padded.rows_of(to.device.all_to_all(out, to.axes, 1, 0, to.options));  // of (E, C, D)
 }
 
 // Cuts the experts over the devices of `experts`; `batch` are the axes along which devices hold

@@ -11,6 +11,7 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/text.hpp"
+#include "tinyscale/model/training_memory.hpp"
 #include "tinyscale/parallel/layout.hpp"
 
 namespace tinyscale {
@@ -155,6 +156,20 @@ inline OuterActivations outer_activation_bytes(const ActivationShape& x, double 
   const double tokens = x.sequence * x.batch;
   return {tokens * x.width * static_cast<double>(stages) / x.tensor,
           4 * tokens * (x.width + vocabulary) / x.tensor};
+}
+
+// Bytes that this library's own dense block keeps of `tokens` tokens in f32, on one of `tensor`
+// devices. Its attention keeps no [s, s] matrix: recomputing it saves the log-sum-exps alone.
+inline double block_activation_bytes(const ModelConfig& c, double tokens, std::int64_t tensor = 1,
+                                     bool sequence_parallel = false,
+                                     Recompute recompute = Recompute::none) {
+  const auto parts = static_cast<double>(tensor);
+  if (recompute == Recompute::full) {
+    return 4 * tokens * static_cast<double>(c.width) / (sequence_parallel ? parts : 1);
+  }
+  const double statistics =
+      recompute == Recompute::selective ? static_cast<double>(c.heads) / parts : 0;
+  return 4 * tokens * (detail::layer_activations(c, tensor, sequence_parallel) - statistics);
 }
 
 }  // namespace tinyscale

@@ -31,9 +31,15 @@ inline const char* name_of(SumFormat format) {
 struct NumericsRow {
   std::string way;  // in which order
   SumFormat format = SumFormat::f32;
-  int parts = 1;     // devices, blocks of keys
-  double error = 0;  // measured, the worst element
-  double bound = 0;  // by the formula
+  int parts = 1;       // devices, blocks of keys
+  double typical = 0;  // measured, root mean square over the elements
+  double error = 0;    // the worst of them
+  double bound = 0;    // by the formula
+
+  void add(double deviation) {
+    typical += deviation * deviation;
+    error = std::fmax(error, std::fabs(deviation));
+  }
 };
 
 struct NumericsReport {
@@ -52,10 +58,10 @@ struct NumericsReport {
   Table table() const {
     Table out;
     out.title = title;
-    out.columns = {"way", "format", "parts", "error", "bound"};
+    out.columns = {"way", "format", "parts", "typical", "worst", "bound"};
     for (const NumericsRow& r : rows) {
-      out.add({r.way, name_of(r.format), detail::cat({r.parts}), detail::printed('e', 2, r.error),
-               detail::printed('e', 2, r.bound)});
+      out.add({r.way, name_of(r.format), detail::cat({r.parts}), detail::printed('e', 2, r.typical),
+               detail::printed('e', 2, r.error), detail::printed('e', 2, r.bound)});
     }
     return out;
   }
@@ -213,11 +219,11 @@ inline NumericsReport reduction_error(
         const detail::WalkedSum walked = detail::walk_all_reduce(spec, inputs, format);
         const std::vector<float> sum =
             format == SumFormat::bf16 ? walked.held[0] : run.kept(0, "sum").values();
-        NumericsRow row{name_of(algorithm), format, n, 0, walked.bound(0)};
+        NumericsRow row{name_of(algorithm), format, n, 0, 0, walked.bound(0)};
         for (std::size_t i = 0; i < exact.size(); ++i) {
-          const double error = std::fabs(static_cast<double>(sum[i]) - exact[i]) / exact[i];
-          row.error = std::max(row.error, exact[i] > 0 ? error : 0.0);
+          row.add(exact[i] > 0 ? (static_cast<double>(sum[i]) - exact[i]) / exact[i] : 0);
         }
+        row.typical = std::sqrt(row.typical / static_cast<double>(options.elements));
         report.rows.push_back(row);
       }
     }
@@ -303,7 +309,7 @@ inline NumericsReport merge_error(const MergeErrorOptions& options = MergeErrorO
                       " blocks; a number that divides them is right"});
       }
       const std::int64_t size = options.keys / n;
-      NumericsRow row{"log-sum-exp", format, n, 0, 0};
+      NumericsRow row{"log-sum-exp", format, n, 0, 0, 0};
       double spread = 0;  // |lse|, and from one to another
       for (std::int64_t query = 0; query < options.queries; ++query) {
         detail::MergedAttention merged;
@@ -318,10 +324,10 @@ inline NumericsReport merge_error(const MergeErrorOptions& options = MergeErrorO
         spread = std::max(spread, high - low + std::max(std::fabs(low), std::fabs(high)));
         detail::attend_exactly(q, k, v, query, 0, options.keys, out);
         for (std::size_t i = 0; i < out.size(); ++i) {
-          const double value = double(merged.sum[i]) / double(merged.weight);
-          row.error = std::max(row.error, std::fabs(value - out[i]));
+          row.add(double(merged.sum[i]) / double(merged.weight) - out[i]);
         }
       }
+      row.typical = std::sqrt(row.typical / static_cast<double>(q.count()));
       // Each merge rounds the sum and its weight twice each; an error of a log-sum-exp is one of a
       // weight, which moves the mean by twice as much; bf16 once when sent, once for each sum.
       row.bound = detail::unit_f32 * (4 * n + 2 * spread + 6) +

@@ -7,9 +7,9 @@
 // each block what its gradient came to so far.
 
 #include <algorithm>  // max
-#include <cmath>      // exp, log
+#include <cmath>      // exp, fabs, log
 #include <cstdint>    // int64_t
-#include <cstring>    // memcpy
+#include <vector>     // vector
 
 #include "tinyscale/base/format.hpp"
 #include "tinyscale/mesh/device.hpp"
@@ -76,6 +76,7 @@ struct Ring {
     return s;
   }
   Pending send(Endpoint& device, const Tensor& x) const {
+    const MemoryScope scope(MemoryKind::buffer);
     return start_permute({device, options.transfer, where}, x, axes, 1);
   }
 };
@@ -95,10 +96,9 @@ inline void ring_merge(const Ring& ring, const RingBlock& block, const Tensor& p
     const std::int64_t i = row % block.queries, head = row / block.queries % s.heads;
     const std::int64_t b = row / block.queries / s.heads;
     float& sum = lse.data()[(b * s.heads + head) * s.queries + block.query + i];
-    const float more = part_lse.data()[row], top = std::max(sum, more);
-    const float both = top + std::log(std::exp(sum - top) + std::exp(more - top));
-    const float keep = std::exp(sum - both), take = std::exp(more - both);
-    sum = both;
+    const float more = part_lse.data()[row], less = std::exp(-std::fabs(more - sum));
+    const float keep = (more < sum ? 1.0f : less) / (1.0f + less), take = 1.0f - keep;
+    sum = std::max(sum, more) + std::log(1.0f + less);
     float* out = y.data() + b * s.o_batch + (block.query + i) * s.o_stride + head * s.head_size;
     const float* in = part.data() + (b * block.queries + i) * s.o_stride + head * s.head_size;
     for (std::int64_t d = 0; d < s.head_size; ++d) {
@@ -108,7 +108,7 @@ inline void ring_merge(const Ring& ring, const RingBlock& block, const Tensor& p
   round_all(y, ring.options.merge);
   round_all(lse, ring.options.merge);
   const double n = static_cast<double>(part.count()), rows = static_cast<double>(part_lse.count());
-  scope.done("ring merge", part.shape(), {2 * n, 2 * rows}, {n, rows}, 0, 3 * n + 57 * rows);
+  scope.done("ring merge", part.shape(), {2 * n, 2 * rows}, {n, rows}, 0, 3 * n + 30 * rows);
 }
 
 // The first keys of packed keys and values, for the profile.
@@ -185,13 +185,13 @@ inline Tensor ring_backward(Endpoint& device, const RingBackward& work, Tensor k
     Tensor dkv = zeros(kv.shape());
     work.add(ring.block(round), kv, dkv);
     if (round > 1) {
-      dkv = add(dkv, coming.wait());
+      add_(dkv, coming.wait());
     }
     round_all(dkv, ring.options.merge);
     coming = ring.send(device, dkv);
   }
   work.add(ring.own_part(true), home, d_home);
-  return add(d_home, coming.wait());
+  return add_(d_home, coming.wait());
 }
 
 }  // namespace detail

@@ -244,10 +244,13 @@ inline Tensor cut_cross_entropy(const Tensor& logits, const std::vector<std::int
 }
 
 // x, whole on every device, to the cut matmuls; what they give, summed.
-inline void add_linear_hooks(Hooks& hooks, const TensorGroup& group, bool sequence_parallel) {
+inline void add_linear_hooks(Hooks& hooks, const TensorGroup& group, bool sequence_parallel,
+                             bool gather_again) {
   if (sequence_parallel) {
-    hooks.linear_in = [group](const Tensor& x) {
-      return group.device->all_gather(x, group.axes, 1);
+    CollectiveOptions options;
+    options.gather_again = gather_again;
+    hooks.linear_in = [group, options](const Tensor& x) {
+      return group.device->all_gather(x, group.axes, 1, options);
     };
     hooks.linear_out = [group](const Tensor& y) {
       return group.device->reduce_scatter(y, group.axes, 1);
@@ -291,10 +294,11 @@ inline TokenPlaces stream_of(const TokenPlaces& places, int index, int devices,
 
 // Fills the hooks of a model whose parameters are tensor_shards over the axes. The hooks use the
 // device as long as they live. With sequence parallelism hooks.places is set before; `tokens` are
-// those of a sequence that attention sees here (0: config.context).
+// those of a sequence that attention sees here (0: config.context). gather_again: a device keeps
+// its part alone of what matmuls read, and the backward pass gathers it anew (Megatron does).
 inline void add_tensor_hooks(Hooks& hooks, Device& device, const Axes& tensor,
                              const ModelConfig& config, bool sequence_parallel,
-                             std::int64_t tokens = 0) {
+                             std::int64_t tokens = 0, bool gather_again = false) {
   const TensorGroup group = tensor_group(device, tensor, config.vocabulary);
   const std::int64_t here = tokens > 0 ? tokens : config.context;
   check_tensor_split(config, group.devices);
@@ -305,7 +309,7 @@ inline void add_tensor_hooks(Hooks& hooks, Device& device, const Axes& tensor,
   }
   hooks.partial_share = 1.0 / group.devices;
   hooks.balance_weight /= group.devices;
-  add_linear_hooks(hooks, group, sequence_parallel);
+  add_linear_hooks(hooks, group, sequence_parallel, gather_again);
   add_vocabulary_hooks(hooks, group, sequence_parallel, here);
 }
 
@@ -313,8 +317,10 @@ inline void add_tensor_hooks(Hooks& hooks, Device& device, const Axes& tensor,
 
 // Bytes that a device sends for one microbatch of `batch` sequences of `time` tokens, forward and
 // backward, with or without sequence parallelism: an all_reduce is 2 (t-1)/t of its elements, an
-// all_gather or a reduce_scatter (t-1)/t. Exact for each device where t divides batch time, and
-// else for their mean. `forward_passes` is 2 under full recomputation.
+// all_gather or a reduce_scatter (t-1)/t. Exact for each device by a ring or direct, where t
+// divides batch time, and else for their mean. `forward_passes` is 2 under full recomputation.
+// gather_again, of sequence parallelism: an all_gather more of what attention, feed-forward and
+// output matrix read.
 struct TensorParallelBytes {
   double layers = 0;     // 8 b s h (t-1)/t elements each: 2 all_reduces forward, 2 backward
   double embedding = 0;  // 2 b s h (t-1)/t
@@ -326,7 +332,8 @@ struct TensorParallelBytes {
 
 inline TensorParallelBytes tensor_parallel_bytes(const ModelConfig& c, std::int64_t batch,
                                                  std::int64_t time, std::int64_t devices,
-                                                 int forward_passes = 1, double element_bytes = 4) {
+                                                 int forward_passes = 1, bool gather_again = false,
+                                                 double element_bytes = 4) {
   if (devices < 1 || batch < 1 || time < 1) {
     detail::fail({"tensor_parallel_bytes: ", batch, " sequences of ", time, " tokens over ",
                   devices, " devices; each must be at least 1"});
@@ -335,9 +342,12 @@ inline TensorParallelBytes tensor_parallel_bytes(const ModelConfig& c, std::int6
   const double once = static_cast<double>(batch * time) * (t - 1) / t * element_bytes;
   const double wide = once * static_cast<double>(c.width);
   TensorParallelBytes bytes;
-  bytes.layers = static_cast<double>(c.layers) * (4 * forward_passes + 4) * wide;
+  // What the router and routed experts read, they keep; what runs again anyway, is gathered then.
+  const int feed_forward = c.experts == 0 || c.shared_experts > 0 ? 1 : 0;
+  const int again = gather_again && forward_passes == 1 ? 1 + feed_forward : 0;
+  bytes.layers = static_cast<double>(c.layers) * (4 * forward_passes + 4 + again) * wide;
   bytes.embedding = 2 * wide;
-  bytes.output = 2 * wide;
+  bytes.output = (gather_again ? 3 : 2) * wide;
   bytes.loss = 6 * once;
   return bytes;
 }

@@ -107,6 +107,26 @@ inline Comparison memory_rows(const ModelConfig& config, const TrainOptions& opt
   return rows;
 }
 
+// The losses of the steps from `first` on on one device, with the same microbatches and groups of
+// tokens.
+inline std::vector<double> one_device_losses(const Transformer& model, const Text& text,
+                                             const TrainOptions& options, const TrainState& start,
+                                             std::int64_t first) {
+  TrainOptions one = options;
+  one.machine = Machine();
+  one.layout = Layout();
+  one.layout.microbatches = options.layout.microbatches;
+  one.experts.groups = std::max(options.experts.groups, options.layout.batch_devices());
+  Transformer copy = copy_of(model);
+  Trainer trainer(copy, text.train(), one, start);
+  std::vector<double> losses;
+  const std::int64_t end = std::min(first + options.check_steps, options.steps);
+  for (std::int64_t step = first; step < end; ++step) {
+    losses.push_back(trainer.step(step).loss);
+  }
+  return losses;
+}
+
 }  // namespace detail
 
 // Trains the model on the first 90 % of the text; validates on the rest every eval_every steps and
@@ -123,6 +143,7 @@ inline TrainReport train(Transformer& model, const Text& text,
   report.model = model.config.name;
   report.text = text.name;
   report.machine = options.machine.name;
+  report.layout = options.layout.devices() > 1 ? options.layout.text() : "";
   report.devices = options.layout.devices();
   report.format = options.format;
   report.flops_per_token = model_flops_per_token(model.config, time);
@@ -130,8 +151,13 @@ inline TrainReport train(Transformer& model, const Text& text,
   const Shared<MemoryMeter> meter = context().memory;
   const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
   const detail::TrainCheckpoint checkpoint(text, options);
-  detail::Trainer trainer(model, text.train(), options, checkpoint.resume(model, report));
+  const detail::TrainState before = checkpoint.resume(model, report);
   detail::print_resumed(options, report);
+  if (report.devices > 1) {
+    report.one_device =
+        detail::one_device_losses(model, text, options, detail::copy_of(before), report.resumed);
+  }
+  detail::Trainer trainer(model, text.train(), options, before);
   meter->reset_peak();
   for (std::int64_t step = report.resumed; step < options.steps; ++step) {
     const double start = detail::seconds_now();
@@ -158,6 +184,9 @@ inline TrainReport train(Transformer& model, const Text& text,
   trainer.model();
   detail::check_weights(model, options);
   report.last_step = trainer.last_run();
+  if (report.last_step) {
+    report.step = report_step(*report.last_step, model, options.layout, options);
+  }
   return report;
 }
 

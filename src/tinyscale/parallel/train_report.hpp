@@ -1,7 +1,7 @@
 #pragma once
-// What a training run says afterwards: losses, speed, memory, and on a mesh what every device sent,
-// each beside its prediction. A value is a formula, simulated (on the declared machine) or
-// measured (on this laptop).
+// What a training run says afterwards: losses, speed, memory, and on a mesh losses beside one
+// device's and what every device sent, computed and held, each beside its prediction. A value is a
+// formula, simulated (on the declared machine) or measured (on this laptop).
 
 #include <cmath>     // isnan
 #include <cstdint>   // int64_t
@@ -16,6 +16,7 @@
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/measure/compare.hpp"
 #include "tinyscale/mesh/mesh_run.hpp"
+#include "tinyscale/parallel/step_report.hpp"
 
 namespace tinyscale {
 
@@ -25,7 +26,7 @@ struct Validation {
 };
 
 struct TrainReport {
-  std::string model, text, machine;
+  std::string model, text, machine, layout;
   std::int64_t devices = 1;
   DType format = DType::f32;       // of matmul operands
   std::vector<double> losses;      // of the global batch, before each step
@@ -36,9 +37,11 @@ struct TrainReport {
   double tokens_per_second = 0;  // measured
   double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
   double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(format)
-  Comparison counted;            // bytes, steps and simulated time of a step beside their formulas
-  Comparison memory;             // peak bytes by the meter beside the closed form
-  Shared<const MeshRun> last_step;  // on a mesh
+  Comparison memory;             // one device: peak bytes by the meter beside the closed form
+  // On a mesh:
+  std::vector<double> one_device;   // losses of the first steps here on one device
+  StepReport step;                  // the last one, counted beside its formulas
+  Shared<const MeshRun> last_step;  // its run
 
   double final_loss() const { return losses.empty() ? std::nan("") : losses.back(); }
   double final_validation() const {
@@ -48,7 +51,8 @@ struct TrainReport {
   Table table() const {
     Table t;
     t.title = detail::cat({"training ", model, " on ", text, ", ", devices, " device",
-                           devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine});
+                           devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine,
+                           layout.empty() ? "" : ": ", layout});
     t.columns = {"what", "value", "kind"};
     if (resumed > 0) {
       const auto more = static_cast<std::int64_t>(losses.size()) - resumed;
@@ -68,6 +72,18 @@ struct TrainReport {
            format_percent(mfu), "measured"});
     return t;
   }
+  // Of the first steps, beside those of one device.
+  Table loss_table() const {
+    Table t;
+    t.title = "losses of the same training (measured)";
+    t.columns = {"step", "this layout", "one device", "difference"};
+    for (std::size_t i = 0; i < one_device.size(); ++i) {
+      const std::size_t at = static_cast<std::size_t>(resumed) + i;
+      t.add({std::to_string(at), format_fixed(losses[at], 6), format_fixed(one_device[i], 6),
+             detail::printed('e', 1, std::fabs(losses[at] - one_device[i]))});
+    }
+    return t;
+  }
   operator Table() const { return table(); }
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
@@ -78,8 +94,11 @@ inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
   if (!report.memory.rows.empty()) {
     out << report.memory;
   }
-  if (!report.counted.rows.empty()) {
-    out << report.counted;
+  if (!report.one_device.empty()) {
+    out << report.loss_table();
+  }
+  if (report.last_step) {
+    out << report.step;
   }
   return out;
 }

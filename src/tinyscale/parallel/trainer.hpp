@@ -16,8 +16,9 @@ namespace tinyscale {
 struct TrainOptions : StepOptions {
   Machine machine;  // empty: one device, this laptop
   Layout layout;
-  Faults faults;           // of the machine: slow and dead devices and links, in the simulated time
-  std::string checkpoint;  // file of the whole training; empty: none
+  Faults faults;  // of the machine: slow and dead devices and links, in the simulated time
+  std::int64_t check_steps = 2;  // first steps of a mesh that one device does too, for the report
+  std::string checkpoint;        // file of the whole training; empty: none
   std::int64_t checkpoint_every = 0;  // steps between saves; 0: only at the end
   bool resume = false;                // from that file, if it is there; its layout does not matter
 };
@@ -40,6 +41,26 @@ inline void put_part(const float* from, std::int64_t first, std::int64_t count, 
   for (std::int64_t i = first; i < first + count; ++i) {
     to[i / part * width + begin + i % part] = from[i - first];
   }
+}
+
+// A model with numbers of its own.
+inline Transformer copy_of(const Transformer& model) {
+  Transformer copy = model;
+  for (Parameter& p : copy.parameters) {
+    p.value = parameter(p.value.detach());
+  }
+  return copy;
+}
+
+// The same with moments of its own, which one device would update in place.
+inline TrainState copy_of(const TrainState& state) {
+  TrainState copy = state;
+  for (List<Tensor>* const list : {&copy.moments, &copy.squares}) {
+    for (Tensor& tensor : *list) {
+      tensor = tensor.clone();
+    }
+  }
+  return copy;
 }
 
 class Trainer {

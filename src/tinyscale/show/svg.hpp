@@ -139,12 +139,14 @@ class Canvas {
 
   void polyline(const std::vector<double>& x, const std::vector<double>& y, std::size_t series,
                 double stroke_width) {
-    std::string points;
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      points += (i == 0 ? "" : " ") + coordinate(x[i]) + "," + coordinate(y[i]);
-    }
-    add("<polyline points=\"" + points + "\" fill=\"none\" stroke-linejoin=\"round\"" +
-        stroke(series, stroke_width) + "/>");
+    path(x, y, stroke(series, stroke_width));
+  }
+  void path(const std::vector<double>& x, const std::vector<double>& y, const std::string& style) {
+    add("<polyline points=\"" + points(x, y) + "\" fill=\"none\" stroke-linejoin=\"round\" " +
+        style + "/>");
+  }
+  void area(const std::vector<double>& x, const std::vector<double>& y, const std::string& style) {
+    add("<polygon points=\"" + points(x, y) + "\" " + style + "/>");
   }
 
   void label(double x, double y, const std::string& words, double size, Anchor anchor,
@@ -183,6 +185,13 @@ class Canvas {
   }
 
  private:
+  static std::string points(const std::vector<double>& x, const std::vector<double>& y) {
+    std::string out;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      out += (i == 0 ? "" : " ") + coordinate(x[i]) + "," + coordinate(y[i]);
+    }
+    return out;
+  }
   void add(const std::string& element) { picture_.body += element + "\n"; }
   Svg picture_;
 };

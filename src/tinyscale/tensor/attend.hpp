@@ -9,6 +9,7 @@
 #include "tinyscale/compute/attention_backward.hpp"
 #include "tinyscale/compute/rope.hpp"
 #include "tinyscale/tensor/reduce.hpp"
+#include "tinyscale/tensor/views.hpp"
 
 namespace tinyscale {
 
@@ -133,6 +134,17 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
         });
   }
   return y;
+}
+
+// What stands at the places of n tokens along one dimension of x: all, a view, or two joined.
+inline Tensor tokens_at(const Tensor& x, int dim, const TokenPlaces& places, std::int64_t n) {
+  const std::int64_t before = places.before_jump(n), first = places.at(0);
+  if (before == 0 || before == n) {
+    return first == 0 && n == x.dim(dim) ? x : slice(x, dim, first, first + n);
+  }
+  const std::int64_t second = places.at(before);
+  return concat({slice(x, dim, first, first + before), slice(x, dim, second, second + n - before)},
+                dim);
 }
 
 // Rotates pairs of x [B, T, heads K] by places.at(t) theta^(-2i/K).

@@ -68,18 +68,23 @@ class Kept : public Tensor {
   }
 };
 
-// What an op keeps of a weight for its backward pass: the numbers; of a revocable leaf, or a view
-// of one, only where they will stand then.
+// What a product keeps of an operand for its backward pass: the numbers; of a revocable leaf, or a
+// view of one, only where they will stand then; of what an op can give again, only that op.
 class KeptWeight {
  public:
   KeptWeight() = default;
   explicit KeptWeight(const Tensor& w)
-      : leaf_(revocable_leaf(w)),
+      : leaf_(w.slot() && w.slot()->again && w.is_contiguous() ? w.slot() : revocable_leaf(w)),
         kept_(leaf_ ? Kept(w.over(Shared<Storage>(), 0)) : Kept(w)),
         offset_(leaf_ ? w.origin() - w.storage()->data : 0) {}
   Tensor get() const {
     if (!leaf_) {
       return kept_;
+    }
+    if (!leaf_->value && leaf_->again) {
+      const Tensor result(leaf_->shape);
+      leaf_->again(result);
+      leaf_->value = result.storage();
     }
     if (!leaf_->value) {
       fail({"backward: the weight ", leaf_->shape.text(),
@@ -234,6 +239,7 @@ inline void run_backward(const Slot& root) {
       slot->grad.reset();
     }
     slot->backward.reset();
+    slot->value.reset();  // given again for the ops behind it, which are done
     for (int i = 0; i < slot->input_count; ++i) {
       const Slot& input = slot->inputs()[i];
       if (!input->leaf && !input->queued) {

@@ -72,7 +72,8 @@ class Backward {
 struct GradSlot {
   Shape shape;
   Shared<Storage> grad;
-  Shared<Storage> value;  // of a revocable leaf: its numbers, null while they are freed
+  Shared<Storage> value;  // of a revocable leaf, or of an op with `again`: its numbers, null while
+                          // they are freed
   int order = 0;          // longest path from a leaf: the backward pass runs in falling order
   bool queued = false;
   bool leaf = true;        // a parameter: no op stands behind it
@@ -82,6 +83,7 @@ struct GradSlot {
   int depth = 0;                           // recomputations that this op was run inside of
   const char* name = "";
   Backward backward;
+  Backward again;       // puts the op's result in the tensor given, so that none keeps it; or empty
   int input_count = 0;  // they stand behind this struct, in its block
 
   ~GradSlot() {

@@ -135,7 +135,7 @@ inline Matmul matmul_sizes(const char* op, const Tensor& x, const Tensor& w, Tra
 struct WeightGradients {
   Matmul s;
   Trans tw;
-  Kept x;
+  KeptWeight x;
   Slot w, bias;
 
   void operator()(const Tensor& dy) const {
@@ -143,8 +143,9 @@ struct WeightGradients {
       float beta = 0;
       float* const dw = grad_buffer(w, beta);
       const bool plain = tw == Trans::no;
+      const Tensor in = x.get();
       product("matmul dw", Trans::yes, Trans::no, plain ? s.k : s.n, plain ? s.n : s.k, s.m,
-              plain ? x : dy, plain ? dy : x, beta, dw, plain ? Dy::second : Dy::first);
+              plain ? in : dy, plain ? dy : in, beta, dw, plain ? Dy::second : Dy::first);
     }
     if (bias) {
       add_grad_to(bias, dy);
@@ -189,7 +190,8 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
   }
   if (tracked({&x, &w, &bias})) {
     attach(y, name, {&x, &w, &bias},
-           [weights = WeightGradients{s, tw, w.slot() ? Kept(x) : Kept(), w.slot(), bias.slot()},
+           [weights = WeightGradients{s, tw, w.slot() ? KeptWeight(x) : KeptWeight(), w.slot(),
+                                      bias.slot()},
             kw = x.slot() ? KeptWeight(w) : KeptWeight(), sx = x.slot()](const Tensor& dy) {
              const Matmul& all = weights.s;
              if (sx) {  // dx = dy w^T

@@ -1,0 +1,493 @@
+#pragma once
+// What a step of training by a layout sends, computes and holds, in closed form: each op of the
+// pipeline schedule has its collectives, each with the formula of its size. A pure function of
+// model, layout and place; step_report.hpp puts it beside what was counted.
+// Letters of the formulas: b sequences of a microbatch on a device, s tokens of one there, h width,
+// t tensor, c context, e expert, d devices that see other tokens, P parameters of a device.
+
+#include <cstdint>  // int64_t
+#include <string>   // string
+#include <vector>   // vector
+
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/mesh/choose_algorithm.hpp"
+#include "tinyscale/mesh/collective_bytes.hpp"
+#include "tinyscale/model/train_step.hpp"
+#include "tinyscale/model/training_memory.hpp"
+#include "tinyscale/parallel/flat_parameters.hpp"
+
+namespace tinyscale {
+
+// Equal calls of one device in a step.
+struct PlannedCall {
+  Collective what = Collective::all_reduce;
+  bool send = false;  // to another stage, instead
+  std::vector<std::string> axes;
+  std::int64_t elements = 0;  // as CollectiveSpec counts them
+  DType format = DType::f32;  // on the wire
+  std::int64_t times = 1;
+  std::string why;      // "weights", "gradients", "tensor parallel", ..
+  std::string formula;  // of all of them together, in elements that a device sends
+  bool mean = false;    // of what depends on the routing
+};
+
+// One device's part of a step.
+struct StepPlan {
+  List<PlannedCall> calls;
+  double matmul_flops = 0;      // of all ops
+  double recomputed_flops = 0;  // of these, those done a second time
+  bool mean_flops = false;      // an expert's tokens depend on the routing
+  // Bytes, float32 as they lie in the laptop's memory.
+  double parameters = 0, gradients = 0, optimizer = 0;  // between two steps; gradients before it
+  double gathered = 0;     // the most weights that are gathered at once; -1: not the only buffers
+  double activations = 0;  // the most that forward passes leave for backward passes; -1: not known
+  double logits = 0;       // and of logits
+};
+
+namespace detail {
+
+class StepPlanner {
+ public:
+  StepPlanner(const Transformer& whole, const Layout& layout, const LayoutAxes& axes,
+              const StepOptions& options, std::int64_t rank)
+      : c_(whole.config),
+        layout_(layout),
+        axes_(axes),
+        options_(options),
+        stages_(layout, whole.config.layers),
+        at_(axes.mesh, rank),
+        units_(plan_units(whole, layout, axes, at_)) {
+    sequences_ = options.batch / (layout.microbatches * layout.data);
+    tokens_ = c_.context / layout.context;
+    wide_ = sequences_ * tokens_ * c_.width;
+    const std::int64_t mine = at_.index(axes.pipeline);
+    for (const PipelineOp& op : stages_.schedule.program[static_cast<std::size_t>(mine)]) {
+      add_op(op);
+    }
+    add_end();
+    add_memory();
+  }
+
+  StepPlan plan;
+
+ private:
+  void add(Collective what, const AxisGroup& axes, std::int64_t elements, const std::string& why,
+           const std::string& formula, DType format = DType::f32, bool mean = false) {
+    if (axes.empty()) {
+      return;
+    }
+    for (PlannedCall& known : plan.calls) {
+      if (!known.send && known.what == what && known.axes == axes && known.elements == elements &&
+          known.format == format && known.why == why) {
+        ++known.times;
+        return;
+      }
+    }
+    plan.calls.push_back({what, false, axes, elements, format, 1, why, formula, mean});
+  }
+  void add_send(std::int64_t elements, const std::string& why, const std::string& formula) {
+    for (PlannedCall& known : plan.calls) {
+      if (known.send && known.elements == elements && known.why == why) {
+        ++known.times;
+        return;
+      }
+    }
+    plan.calls.push_back(
+        {Collective::permute, true, axes_.pipeline, elements, DType::f32, 1, why, formula, false});
+  }
+
+  // ---- The ops of the schedule ----
+
+  bool first(const PipelineOp& op) const { return op.stage == 0; }
+  bool last(const PipelineOp& op) const { return op.stage == stages_.schedule.stages - 1; }
+  std::int64_t layers(const PipelineOp& op) const {
+    return stages_.first_layer(op.stage + 1) - stages_.first_layer(op.stage);
+  }
+
+  void add_op(const PipelineOp& op) {
+    if (op.work == PipelineWork::weight_gradient) {
+      add_gradients(op);
+      return;
+    }
+    const bool forward = op.work == PipelineWork::forward;
+    const bool again = !forward && layout_.recompute == Recompute::full;
+    const bool core_again = !forward && layout_.recompute == Recompute::selective;
+    for (const FlatUnit& unit : units_) {
+      for (int i = 0; i < uses(op, unit) && layout_.zero == Zero::parameters; ++i) {
+        add_gather(unit);
+      }
+    }
+    if (first(op)) {
+      add_embedding(forward, again);
+    }
+    for (std::int64_t l = 0; l < layers(op); ++l) {
+      if (forward || again) {
+        add_block_forward();
+        plan.matmul_flops += block_flops();
+        plan.recomputed_flops += again ? block_flops() : 0;
+      }
+      if (core_again) {
+        add_attention(true);
+        plan.matmul_flops += attention_flops(2);
+        plan.recomputed_flops += attention_flops(2);
+      }
+      if (!forward) {
+        add_block_backward();
+        plan.matmul_flops += 2 * (block_flops() - attention_flops(2)) + attention_flops(5);
+      }
+    }
+    if (last(op)) {
+      add_head(forward);
+    }
+    if (forward ? !last(op) : !first(op)) {
+      const int to = forward ? op.stage + 1 : op.stage - 1;
+      if (stages_.schedule.rank(to, op.microbatch) != at_.index(axes_.pipeline)) {
+        add_send(stream(), forward ? "activations" : "their gradients",
+                 layout_.sequence_parallel ? "m b s h / t" : "m b s h");
+      }
+    }
+    if (op.work == PipelineWork::backward) {
+      add_gradients(op);
+    }
+  }
+
+  std::int64_t stream() const { return wide_ / (layout_.sequence_parallel ? layout_.tensor : 1); }
+  int uses(const PipelineOp& op, const FlatUnit& unit) const {
+    if (unit.layer == table_unit) {
+      return (first(op) ? 1 : 0) + (last(op) && c_.tied ? 1 : 0);
+    }
+    return stages_.uses(op.stage, unit.layer, c_.tied) ? 1 : 0;
+  }
+  void add_gather(const FlatUnit& unit) {
+    add(Collective::all_gather, unit.zero, unit.length(), "weights",
+        layout_.zero == Zero::parameters ? "2 m P (d-1)/d" : "P (d-1)/d", weight_format());
+  }
+  DType weight_format() const { return options_.format; }
+
+  void add_gradients(const PipelineOp& op) {
+    for (const FlatUnit& unit : units_) {
+      if (uses(op, unit) > 0 && layout_.zero > Zero::optimizer) {
+        add_reduce(unit, "m P (d-1)/d");
+      }
+    }
+  }
+  void add_reduce(const FlatUnit& unit, const std::string& formula) {
+    if (!unit.zero.empty()) {
+      add(Collective::reduce_scatter, unit.zero, unit.length(), "gradients", formula);
+    } else {
+      add(Collective::all_reduce, unit.replica, unit.length(), "gradients", "2 P (d-1)/d");
+    }
+  }
+
+  void add_end() {
+    for (const FlatUnit& unit : units_) {
+      if (layout_.zero <= Zero::optimizer) {
+        add_reduce(unit, "P (d-1)/d");
+      }
+      if (!unit.zero.empty()) {
+        add(Collective::all_reduce, unit.replica, unit.shard, "gradients of replicas",
+            "2 P/z (r-1)/r");
+        if (layout_.zero < Zero::parameters) {
+          add_gather(unit);
+        }
+      }
+      for (std::size_t i = 1; i < unit.holders.size(); ++i) {
+        add_send(unit.shard, "gradients held twice", "V h / (t z)");
+      }
+    }
+    AxisGroup all;
+    for (const MeshAxis& axis : axes_.mesh) {
+      all.push_back(axis.name);
+    }
+    add(Collective::all_reduce, layout_.devices() > 1 ? all : AxisGroup(), 2, "loss and norm", "2");
+  }
+
+  // ---- What segments send ----
+
+  void add_tensor(bool gathers, const char* formula) {
+    add(layout_.sequence_parallel ? gathers ? Collective::all_gather : Collective::reduce_scatter
+                                  : Collective::all_reduce,
+        axes_.tensor, wide_, "tensor parallel", formula);
+  }
+  void add_embedding(bool forward, bool again) {
+    const char* const formula = "m 2 b s h (t-1)/t";
+    if (forward || again) {
+      add_tensor(false, formula);
+    }
+    if (!forward && layout_.sequence_parallel) {
+      add_tensor(true, formula);
+    }
+  }
+  void add_block_forward() {
+    for (int part = 0; part < 2; ++part) {
+      if (layout_.sequence_parallel) {
+        add_tensor(true, block_formula);
+      }
+      add_tensor(false, block_formula);
+    }
+    add_attention(true);
+    add_experts(true);
+  }
+  void add_block_backward() {
+    for (int part = 0; part < 2; ++part) {
+      if (layout_.sequence_parallel) {
+        add_tensor(true, block_formula);
+      }
+      add_tensor(false, block_formula);
+    }
+    add_attention(false);
+    add_experts(false);
+  }
+  void add_head(bool forward) {
+    const std::int64_t rows = sequences_ * tokens_;
+    const double dense = 2 * static_cast<double>(rows * c_.width * table_rows());
+    plan.matmul_flops += forward ? dense : 2 * dense;
+    if (forward) {
+      if (layout_.sequence_parallel) {
+        add_tensor(true, head_formula);
+      }
+      add(Collective::all_reduce, axes_.tensor, rows, "loss", "m 2 b s (t-1)/t");
+      add(Collective::all_reduce, axes_.tensor, 2 * rows, "loss", "m 4 b s (t-1)/t");
+    } else {
+      add_tensor(false, head_formula);
+    }
+  }
+  std::int64_t table_rows() const {
+    const std::int64_t i = at_.index(axes_.tensor), t = layout_.tensor;
+    return c_.vocabulary * (i + 1) / t - c_.vocabulary * i / t;
+  }
+
+  void add_attention(bool forward) {
+    const std::int64_t n = layout_.context;
+    const std::int64_t queries = sequences_ * tokens_ * c_.query_width() / layout_.tensor;
+    const std::int64_t keys = sequences_ * tokens_ * c_.key_width() / layout_.tensor;
+    if (n == 1) {
+      return;
+    }
+    switch (layout_.context_parallel) {
+      case ContextParallel::ring:
+        for (std::int64_t i = 0; i < (forward ? n - 1 : 2 * n - 2); ++i) {
+          add(Collective::permute, axes_.context, 2 * keys, "ring attention",
+              "L m 6 (c-1) b s h_kv / t");
+        }
+        break;
+      case ContextParallel::gathered:
+        for (int i = 0; i < 2; ++i) {
+          add(forward ? Collective::all_gather : Collective::reduce_scatter, axes_.context,
+              n * keys, "gathered keys and values", "L m 4 (c-1) b s h_kv / t");
+        }
+        break;
+      default:
+        for (const std::int64_t elements : {queries, keys, keys, queries}) {
+          add(Collective::all_to_all, axes_.context, elements, "Ulysses",
+              "L m 4 b s (h + h_kv)(c-1) / (c t)");
+        }
+    }
+  }
+
+  void add_experts(bool forward) {
+    if (c_.experts == 0) {
+      return;
+    }
+    const std::int64_t e = layout_.expert, rows = sequences_ * tokens_;
+    if (forward && options_.experts.balance_loss > 0) {
+      add(Collective::all_reduce, axes_.batch, 2 * c_.experts, "balance loss", "L m 4 E (d-1)/d");
+    }
+    if (e == 1) {
+      return;
+    }
+    if (options_.experts.capacity_factor > 0) {
+      const std::int64_t groups =
+          std::max<std::int64_t>(1, options_.experts.groups / layout_.batch_devices());
+      const double each =
+          std::ceil(static_cast<double>(rows / groups * c_.top_k) *
+                    options_.experts.capacity_factor / static_cast<double>(c_.experts));
+      const std::int64_t numbers = c_.experts * static_cast<std::int64_t>(each) * groups * c_.width;
+      for (int i = 0; i < 2; ++i) {
+        add(Collective::all_to_all, axes_.expert, numbers, "experts", "L m 4 E C h (e-1)/e");
+      }
+      return;
+    }
+    if (forward) {
+      add(Collective::all_to_all, axes_.expert, c_.experts, "rows of each expert", "L m E (e-1)/e");
+    }
+    for (int i = 0; i < 2; ++i) {
+      add(Collective::all_to_all, axes_.expert, e, "rows of each device", "L m 4 (e-1)");
+      add(Collective::all_to_all, axes_.expert, rows * c_.top_k * c_.width, "experts",
+          "L m 4 b s k h (e-1)/e, if balanced", DType::f32, true);
+    }
+  }
+
+  // ---- FLOPs of a block: 2 for each weight and token, the scores and the weighted values ----
+
+  double attention_flops(int products) const {
+    const std::int64_t n = layout_.context;
+    const double s = static_cast<double>(c_.context), share = static_cast<double>(n);
+    const double pairs = s * (s + 1) / 2 / share;  // zigzag and Ulysses: all have as many
+    const double width =
+        static_cast<double>(c_.query_width()) / static_cast<double>(layout_.tensor);
+    return 2.0 * products * static_cast<double>(sequences_) * pairs * width;
+  }
+  double block_flops() {
+    const auto d = static_cast<double>(c_.width), t = static_cast<double>(layout_.tensor);
+    const auto rows = static_cast<double>(sequences_ * tokens_);
+    const double projections = d * static_cast<double>(2 * (c_.query_width() + c_.key_width())) / t;
+    const double matrices = c_.gated() ? 3 : 2;
+    double weights = projections;
+    if (c_.experts == 0) {
+      weights += matrices * d * static_cast<double>(c_.hidden) / t;
+    } else {
+      const double visited = static_cast<double>(c_.top_k + c_.shared_experts);
+      weights += d * static_cast<double>(c_.experts) +
+                 visited * matrices * d * static_cast<double>(c_.expert_hidden) / t;
+      plan.mean_flops = plan.mean_flops || layout_.expert > 1;
+    }
+    return 2 * rows * weights + attention_flops(2);
+  }
+
+  // ---- Bytes ----
+
+  void add_memory() {
+    const bool apart = options_.format != DType::f32 && layout_.zero != Zero::parameters;
+    for (const FlatUnit& unit : units_) {
+      const auto all = static_cast<double>(unit.length()), own = static_cast<double>(unit.shard);
+      const bool cut = unit.shards > 1;
+      plan.parameters += 4 * (cut && layout_.zero == Zero::parameters ? own : all);
+      plan.gradients += 4 * (layout_.zero > Zero::optimizer ? own : all);
+      plan.optimizer += 4 * own * (cut && apart ? 3 : 2);
+    }
+    const std::int64_t mine = at_.index(axes_.pipeline);
+    const List<PipelineOp>& program = stages_.schedule.program[static_cast<std::size_t>(mine)];
+    double kept = 0, logits = 0;
+    for (const PipelineOp& op : program) {
+      const bool forward = op.work == PipelineWork::forward;
+      const bool known = op.work == PipelineWork::forward || op.work == PipelineWork::backward;
+      if (!known || c_.experts > 0 || layout_.context > 1) {
+        plan.activations = -1;
+        break;
+      }
+      kept += (forward ? 1 : -1) * stage_activations(op);
+      logits += (forward ? 1 : -1) * (last(op) ? logit_bytes() : 0);
+      plan.activations = std::max(plan.activations, kept);
+      plan.logits = std::max(plan.logits, logits);
+    }
+    add_gathered();
+  }
+  double logit_bytes() const {
+    return 4 * static_cast<double>(sequences_ * tokens_ * table_rows());
+  }
+  // What one microbatch's forward pass leaves at a stage; its output is the next block's input.
+  double stage_activations(const PipelineOp& op) const {
+    const auto rows = static_cast<double>(sequences_ * tokens_);
+    const auto d = static_cast<double>(c_.width);
+    const double cut = layout_.sequence_parallel ? static_cast<double>(layout_.tensor) : 1;
+    double floats = 0;
+    if (layout_.recompute == Recompute::full) {
+      floats = static_cast<double>(layers(op)) * rows * d / cut;
+    } else {
+      floats = static_cast<double>(layers(op)) * rows *
+               layer_activations(c_, layout_.tensor, layout_.sequence_parallel);
+      if (layout_.recompute == Recompute::selective) {  // the log-sum-exp of attention
+        floats -= static_cast<double>(layers(op) * c_.heads / layout_.tensor) * rows;
+      }
+    }
+    if (last(op)) {  // the last norm's input and output, and the log-sum-exp of the loss
+      floats += rows * ((d + norm_statistics(c_)) / cut + d + 1) + 1;
+    } else if (layout_.recompute != Recompute::full) {
+      floats += rows * d / cut;  // the output, until its gradient comes
+    }
+    return 4 * floats;
+  }
+  // Two neighbouring segments are gathered at a time.
+  void add_gathered() {
+    if (layout_.zero != Zero::parameters) {
+      return;
+    }
+    if (layout_.context > 1 || options_.format != DType::f32) {
+      plan.gathered = -1;  // keys and values on their way, rounded copies
+      return;
+    }
+    for (int stage = 0; stage < stages_.schedule.stages; ++stage) {
+      List<std::vector<int>> chain;
+      if (stage == 0) {
+        chain.push_back({table_unit, positions_unit});
+      }
+      for (int l = stages_.first_layer(stage); l < stages_.first_layer(stage + 1); ++l) {
+        chain.push_back({l});
+      }
+      if (stage == stages_.schedule.stages - 1) {
+        chain.push_back(c_.tied ? std::vector<int>{head_unit, table_unit}
+                                : std::vector<int>{head_unit});
+      }
+      for (std::size_t i = 0; i < chain.size(); ++i) {
+        double both = 0;
+        for (const FlatUnit& unit : units_) {
+          const bool here = has(chain[i], unit.layer);
+          const bool next = i + 1 < chain.size() && has(chain[i + 1], unit.layer);
+          both += unit.shards > 1 && (here || next) ? 4 * static_cast<double>(unit.length()) : 0;
+        }
+        plan.gathered = std::max(plan.gathered, both);
+      }
+    }
+  }
+  static bool has(const std::vector<int>& all, int one) {
+    return std::find(all.begin(), all.end(), one) != all.end();
+  }
+
+  static constexpr const char* block_formula = "L m 8 b s h (t-1)/t";
+  static constexpr const char* head_formula = "m 2 b s h (t-1)/t";
+
+  const ModelConfig& c_;
+  const Layout& layout_;
+  const LayoutAxes& axes_;
+  const StepOptions& options_;
+  StageMap stages_;
+  MeshPoint at_;
+  List<FlatUnit> units_;
+  std::int64_t sequences_ = 0, tokens_ = 0, wide_ = 0;  // b, s, b s h
+};
+
+// What a call sends from this device, and its steps, by the algorithm that it will take.
+struct PlannedCost {
+  double bytes = 0;
+  std::int64_t steps = 0;
+  double seconds = 0;
+};
+inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
+                                const Machine& machine, const List<AxisPlacement>& placed) {
+  const double times = static_cast<double>(call.times);
+  PlannedCost cost;
+  if (call.send) {
+    return {times * 4 * static_cast<double>(call.elements), call.times, 0};
+  }
+  CollectiveSpec spec;
+  std::vector<int> numbers;
+  for (const std::string& name : call.axes) {
+    for (std::size_t i = 0; i < placed.size(); ++i) {
+      if (placed[i].name == name) {
+        numbers.push_back(static_cast<int>(i));
+      }
+    }
+  }
+  spec.what = call.what;
+  spec.parts = parts_of_group(machine, placed, numbers);
+  spec.elements = call.elements;
+  spec.element_bytes = bytes_of(call.format);
+  spec.root = call.what == Collective::permute ? 1 : 0;
+  spec.algorithm = choose_algorithm(spec).algorithm;
+  const AxisGroup group = call.axes;
+  cost.bytes = times * collective_bytes(spec, static_cast<int>(at.index(group)));
+  cost.steps = call.times * collective_steps(spec);
+  cost.seconds = times * cost_of(spec).seconds;
+  return cost;
+}
+
+}  // namespace detail
+
+// The plan of the device of that rank in a step of training `model` by a layout.
+inline StepPlan plan_step(const Transformer& model, const Layout& layout,
+                          const StepOptions& options, std::int64_t rank) {
+  return detail::StepPlanner(model, layout, detail::layout_axes(layout), options, rank).plan;
+}
+
+}  // namespace tinyscale
