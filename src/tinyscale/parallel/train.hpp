@@ -151,13 +151,14 @@ inline TrainReport train(Transformer& model, const Text& text,
   const Shared<MemoryMeter> meter = context().memory;
   const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
   const detail::TrainCheckpoint checkpoint(text, options);
-  const detail::TrainState before = checkpoint.resume(model, report);
+  detail::TrainState before = checkpoint.resume(model, report);
   detail::print_resumed(options, report);
   if (report.devices > 1) {
     report.one_device =
         detail::one_device_losses(model, text, options, detail::copy_of(before), report.resumed);
   }
   detail::Trainer trainer(model, text.train(), options, before);
+  before = detail::TrainState();
   meter->reset_peak();
   for (std::int64_t step = report.resumed; step < options.steps; ++step) {
     const double start = detail::seconds_now();
@@ -165,7 +166,14 @@ inline TrainReport train(Transformer& model, const Text& text,
     report.seconds += detail::seconds_now() - start;
     report.losses.push_back(result.loss);
     report.grad_norms.push_back(result.grad_norm);
+    report.skipped_steps += result.skipped ? 1 : 0;
+    report.rounding.add(result.rounding);
     detail::update_speed(report, options, time, peak);
+    if (step == report.resumed) {
+      List<DeviceMemory> needs = trainer.peaks();
+      needs[0].total -= trainer.on_mesh() ? 0 : level;
+      check_memory(options.layout, model.config, options.batch, options.machine, needs);
+    }
     if (step == report.resumed && !trainer.on_mesh()) {
       report.memory = detail::memory_rows(model.config, options, *meter, level);
     }
@@ -184,6 +192,7 @@ inline TrainReport train(Transformer& model, const Text& text,
   trainer.model();
   detail::check_weights(model, options);
   report.last_step = trainer.last_run();
+  report.loss_scale = trainer.state().loss_scale;
   if (report.last_step) {
     report.step = report_step(*report.last_step, model, options.layout, options);
   }
