@@ -24,6 +24,7 @@ struct StepReport {
   Comparison work;          // FLOPs of all devices
   Comparison memory;        // bytes of the device that holds the most
   Comparison bubble;        // seconds, of each pipeline rank
+  Comparison times;         // seconds, mean of the devices, beside bounds
   Table devices;            // FLOPs, bytes sent, peak memory by kind, time: a row for each
   List<TimeShare> time;     // simulated, mean of the devices
   TaskNames tasks;          // of the run's tasks, for pictures
