@@ -97,7 +97,7 @@ class Trainer {
       device.keep("result", told);
     });
     whole_ = false;
-    last_.reset(new MeshRun(run.with(options_.faults)));
+    last_.reset(new MeshRun(options_.faults.all.empty() ? run : run.with(options_.faults)));
     const Tensor told = run.kept(0, "result");
     StepResult result;
     result.loss = static_cast<double>(told.data()[0]);
@@ -133,6 +133,7 @@ class Trainer {
     return all;
   }
   bool on_mesh() const { return mesh_ != nullptr; }
+  Mesh* mesh() const { return mesh_.get(); }
   const Shared<const MeshRun>& last_run() const { return last_; }
   const LayoutAxes& axes() const { return axes_; }
   const TrainState& state() const { return state_; }
