@@ -33,7 +33,7 @@ struct Layout {
   bool sequence_parallel = false;  // between the tensor-parallel parts: a part of the tokens each
   Recompute recompute = Recompute::none;
   ContextParallel context_parallel = ContextParallel::ring;
-  PipelineSchedule schedule;  // empty: 1F1B
+  PipelineSchedule schedule;                   // empty: 1F1B
   Algorithm algorithm = Algorithm::automatic;  // of the collectives that have it
   // From the slowest links to the fastest.
   std::vector<std::string> order = {"pipeline", "data", "context", "tensor"};
