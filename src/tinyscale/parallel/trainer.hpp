@@ -124,7 +124,7 @@ class Trainer {
     state_.moments.clear();  // the devices have them
     state_.squares.clear();
     whole_ = false;
-    last_.reset(new MeshRun(run.with(options_.faults)));
+    last_.reset(new MeshRun(options_.faults.all.empty() ? run : run.with(options_.faults)));
     const Tensor told = run.kept(0, "result");
     StepResult result;
     result.loss = static_cast<double>(told.data()[0]);
@@ -160,6 +160,7 @@ class Trainer {
     return all;
   }
   bool on_mesh() const { return mesh_ != nullptr; }
+  Mesh* mesh() const { return mesh_.get(); }
   const Shared<const MeshRun>& last_run() const { return last_; }
   const LayoutAxes& axes() const { return axes_; }
   // What training has beside the weights, as a whole.
