@@ -69,6 +69,7 @@ class Trainer {
       fill_batch(batch_, tokens_, options_.batch, model_.config.context, options_.seed, number);
       return train_step(model_, *optimizer_, batch_, options_, number);
     }
+    last_.reset();  // what it kept would count as this step's memory
     const MeshRun run = mesh_->run([&](Device& device) {
       Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
       if (!mine) {
