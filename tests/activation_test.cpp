@@ -330,4 +330,43 @@ TEST_CASE("activations: one block of ours on a tensor axis, with sequences cut o
   }
 }
 
+TEST_CASE("activations: one block of ours on a context axis") {
+  for (const ts::ModelConfig& config : {gpt2_style(), llama_style()}) {
+    for (const int devices : {2, 4}) {
+      const ts::Mesh mesh(ts::machine("tpu-v5e", {devices}), {{"context", devices}});
+      for (const ts::ContextParallel kind :
+           {ts::ContextParallel::ring, ts::ContextParallel::ulysses,
+            ts::ContextParallel::gathered}) {
+        if (kind == ts::ContextParallel::ulysses && config.kv_heads % devices != 0) {
+          continue;
+        }
+        for (const std::int64_t batch : {1, 3}) {
+          CAPTURE(config.name);
+          CAPTURE(devices);
+          CAPTURE(ts::name_of(kind));
+          CAPTURE(batch);
+          std::vector<double> kept(static_cast<std::size_t>(devices));
+          mesh.run([&](ts::Device& device) {
+            const ts::Transformer model(config, 1);
+            ts::Hooks hooks;
+            ts::detail::add_context_hooks(hooks, device, "context", kind, config.head_size, 16);
+            const double before = activation_level();
+            ts::detail::Slot graph;
+            {
+              const Tensor x = ts::randn({batch, 16 / devices, config.width}, 2);
+              graph = model.block(0, ts::detail::leaf(x, ts::MemoryKind::activation), hooks).slot();
+            }
+            kept[static_cast<std::size_t>(device.rank())] = activation_level() - before;
+          });
+          const auto tokens = static_cast<double>(batch * 16 / devices);
+          for (const double bytes : kept) {
+            CHECK(bytes == ts::block_activation_bytes(config, tokens) +
+                               4 * tokens * ts::context_activations(config, kind, devices, batch));
+          }
+        }
+      }
+    }
+  }
+}
+
 #endif  // TINYSCALE_NO_THREADS

@@ -270,6 +270,26 @@ TEST_CASE("bytes of context attention are the formulas', exactly") {
   CHECK(gathered.backward == gathered.forward);
 }
 
+TEST_CASE("context attention is predicted from one device, bytes by formula") {
+  Case c;
+  c.length = 64;
+  c.heads = c.kv_heads = 4;
+  c.fill();
+  for (const ts::ContextParallel kind : kinds) {
+    const ts::Mesh mesh(ts::machine("h100", {4}), {{"context", 4}});
+    const ts::MeshPrediction predicted = mesh.predict([&](ts::Device& d) {
+      const ts::TokenPlaces places = places_of(kind, c, d.rank(), 4);
+      attend(d, kind, c, part_of(c.q, places, 16), part_of(c.k, places, 16),
+             part_of(c.v, places, 16));
+    });
+    double bytes = 0;
+    for (const ts::PredictedCall& call : predicted.calls) {
+      bytes += call.bytes;
+    }
+    CHECK(bytes == ts::context_attention_bytes(kind, 4, 1, 64, 16, 16).forward);
+  }
+}
+
 TEST_CASE("zigzag gives every device the same FLOPs, single stretches do not") {
   for (const int n : {2, 4, 8}) {
     Case c;

@@ -537,6 +537,22 @@ TEST_CASE("experts cut over tensor devices too: one sum, biases by shares") {
   }
 }
 
+TEST_CASE("experts on several devices without gradients, some of them without rows") {
+  const ts::Transformer whole = lively(mixture(4, 1));
+  const ts::Tensor x = ts::randn({1, 3, 8}, 5);  // 3 tokens for 4 experts
+  const std::vector<float> right = whole.feed_forward(0, x, ts::Hooks()).values();
+  const ts::MeshRun run = node(4).run([&](ts::Device& d) {
+    const ts::NoGrad quiet;
+    const ts::Transformer model = with_own_experts(whole, 4, d.rank());
+    ts::Hooks own;
+    ts::detail::add_expert_hooks(own, d, "data", {});
+    d.keep("y", model.feed_forward(0, x, own));
+  });
+  for (int rank = 0; rank < 4; ++rank) {
+    CHECK(distance(run.kept(rank, "y").values(), right) < 1e-6);
+  }
+}
+
 TEST_CASE("bytes of dispatch and combine equal their forms, by the routing and on average") {
   for (const double capacity_factor : {0.0, 0.5, 1.25}) {
     for (const int devices : {2, 4}) {

@@ -11,6 +11,7 @@
 #include "tinyscale/compute/adamw.hpp"
 #include "tinyscale/compute/sums.hpp"
 #include "tinyscale/measure/context.hpp"
+#include "tinyscale/model/loss_scaler.hpp"
 #include "tinyscale/tensor/create.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -41,6 +42,7 @@ class AdamW {
   }
 
   AdamWOptions options;  // may change between steps (a schedule sets learning_rate)
+  LossScaler scaler;     // of the gradients that train_step makes in f16 or fp8
 
   // Updates every tensor that has a gradient; each gradient is first multiplied by grad_scale.
   void step(double grad_scale = 1.0) {

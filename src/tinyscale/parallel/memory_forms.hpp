@@ -172,4 +172,22 @@ inline double block_activation_bytes(const ModelConfig& c, double tokens, std::i
   return 4 * tokens * (detail::layer_activations(c, tensor, sequence_parallel) - statistics);
 }
 
+// Floats a token that context parallelism over `devices` keeps besides: ring attention nothing;
+// Ulysses attention's output for its heads as well as for its tokens; gathered the keys and values
+// of all tokens, from two sequences on those that each of its two chunks of queries sees, and the
+// chunks' outputs.
+inline double context_activations(const ModelConfig& c, ContextParallel kind, std::int64_t devices,
+                                  std::int64_t batch, std::int64_t tensor = 1) {
+  const auto parts = static_cast<double>(tensor);
+  if (devices == 1 || kind == ContextParallel::ring) {
+    return 0;
+  }
+  const double output = static_cast<double>(c.query_width()) / parts;
+  if (kind == ContextParallel::ulysses) {
+    return output;
+  }
+  const auto seen = static_cast<double>(2 * devices + (batch > 1 ? 1 : 0));
+  return output + (seen - 2) * static_cast<double>(c.key_width()) / parts;
+}
+
 }  // namespace tinyscale

@@ -12,6 +12,7 @@
 #include <vector>     // vector
 
 #include "tinyscale/base/format.hpp"
+#include "tinyscale/compute/lanes.hpp"
 #include "tinyscale/mesh/device.hpp"
 #include "tinyscale/tensor/attend.hpp"
 
@@ -87,24 +88,48 @@ inline void round_all(Tensor& x, DType format) {
   }
 }
 
-// O and lse of all queries with those of a block folded in; a row at a time.
+// O and lse of all queries with those of a block of them folded in, a row at a time.
+struct RingFold {
+  const kernels::AttentionShape& s;
+  const RingBlock& block;
+  const float *part, *part_lse;
+  float *y, *lse;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t row = 0; row < s.batch * s.heads * block.queries; ++row) {
+      const std::int64_t i = row % block.queries, head = row / block.queries % s.heads;
+      const std::int64_t b = row / block.queries / s.heads;
+      float& sum = lse[(b * s.heads + head) * s.queries + block.query + i];
+      const float more = part_lse[row], less = std::exp(-std::fabs(more - sum));
+      const float keep = (more < sum ? 1.0f : less) / (1.0f + less);
+      sum = std::max(sum, more) + std::log(1.0f + less);
+      fold<L>(keep, part + (b * block.queries + i) * s.o_stride + head * s.head_size,
+              y + b * s.o_batch + (block.query + i) * s.o_stride + head * s.head_size);
+    }
+  }
+
+  // out = keep out + (1 - keep) in
+  template <class L>
+  TINYSCALE_INLINE void fold(float keep, const float* in, float* out) const {
+    typename L::V old, found, share;
+    broadcast<L>(keep, share);
+    std::int64_t d = 0;
+    for (; d + L::width <= s.head_size; d += L::width) {
+      load<L>(out + d, old);
+      load<L>(in + d, found);
+      store<L>(out + d, found + share * (old - found));
+    }
+    for (; d < s.head_size; ++d) {
+      out[d] = in[d] + keep * (out[d] - in[d]);
+    }
+  }
+};
+
 inline void ring_merge(const Ring& ring, const RingBlock& block, const Tensor& part,
                        const Tensor& part_lse, Tensor& y, Tensor& lse) {
   const OpScope scope;
-  const kernels::AttentionShape& s = ring.shape;
-  for (std::int64_t row = 0; row < s.batch * s.heads * block.queries; ++row) {
-    const std::int64_t i = row % block.queries, head = row / block.queries % s.heads;
-    const std::int64_t b = row / block.queries / s.heads;
-    float& sum = lse.data()[(b * s.heads + head) * s.queries + block.query + i];
-    const float more = part_lse.data()[row], less = std::exp(-std::fabs(more - sum));
-    const float keep = (more < sum ? 1.0f : less) / (1.0f + less), take = 1.0f - keep;
-    sum = std::max(sum, more) + std::log(1.0f + less);
-    float* out = y.data() + b * s.o_batch + (block.query + i) * s.o_stride + head * s.head_size;
-    const float* in = part.data() + (b * block.queries + i) * s.o_stride + head * s.head_size;
-    for (std::int64_t d = 0; d < s.head_size; ++d) {
-      out[d] = keep * out[d] + take * in[d];
-    }
-  }
+  run_on_lanes(RingFold{ring.shape, block, part.data(), part_lse.data(), y.data(), lse.data()});
   round_all(y, ring.options.merge);
   round_all(lse, ring.options.merge);
   const double n = static_cast<double>(part.count()), rows = static_cast<double>(part_lse.count());

@@ -10,6 +10,8 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/measure/compare.hpp"
+#include "tinyscale/mesh/choose_algorithm.hpp"
+#include "tinyscale/mesh/collective_bytes.hpp"
 #include "tinyscale/mesh/time_breakdown.hpp"
 #include "tinyscale/parallel/device_step.hpp"
 #include "tinyscale/parallel/pipeline_timing.hpp"
@@ -18,19 +20,57 @@
 namespace tinyscale {
 
 struct StepReport {
-  Comparison sent;     // bytes and steps of each collective along each axis, of all devices
-  Comparison work;     // FLOPs of all devices
-  Comparison memory;   // bytes of the device that holds the most
-  Comparison bubble;   // seconds, of each pipeline rank
-  Table devices;       // FLOPs, bytes sent, peak memory by kind, time: a row for each
-  List<TimeShare> time;  // simulated, mean of the devices
-  TaskNames tasks;       // of the run's tasks, for pictures
-  double seconds = 0;    // simulated
+  Comparison sent;          // bytes and steps of each collective along each axis, of all devices
+  Comparison work;          // FLOPs of all devices
+  Comparison memory;        // bytes of the device that holds the most
+  Comparison bubble;        // seconds, of each pipeline rank
+  Comparison times;         // seconds, mean of the devices, beside bounds
+  Table devices;            // FLOPs, bytes sent, peak memory by kind, time: a row for each
+  List<TimeShare> time;     // simulated, mean of the devices
+  TaskNames tasks;          // of the run's tasks, for pictures
+  double seconds = 0;       // simulated
   double mfu = 0, hfu = 0;  // model and all matmul FLOPs over what the chips could do meanwhile
-  bool mean = false;     // some formulas are right on average alone: they depend on the routing
+  bool mean = false;        // some formulas are right on average alone: they depend on the routing
 };
 
 namespace detail {
+
+// What a call sends from this device, and its steps, by the algorithm that it will take.
+struct PlannedCost {
+  double bytes = 0;
+  std::int64_t steps = 0;
+  double seconds = 0;
+};
+inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
+                                const Machine& machine, const List<AxisPlacement>& placed,
+                                Algorithm preferred) {
+  const double times = static_cast<double>(call.times);
+  PlannedCost cost;
+  if (call.send) {
+    return {times * 4 * static_cast<double>(call.elements), call.times, 0};
+  }
+  CollectiveSpec spec;
+  std::vector<int> numbers;
+  for (const std::string& name : call.axes) {
+    for (std::size_t i = 0; i < placed.size(); ++i) {
+      if (placed[i].name == name) {
+        numbers.push_back(static_cast<int>(i));
+      }
+    }
+  }
+  spec.what = call.what;
+  spec.parts = parts_of_group(machine, placed, numbers);
+  spec.elements = call.elements;
+  spec.element_bytes = bytes_of(call.format);
+  spec.root = call.what == Collective::permute ? 1 : 0;
+  const bool named = preferred != Algorithm::automatic && has_algorithm(spec.what, preferred);
+  spec.algorithm = named ? preferred : choose_algorithm(spec).algorithm;
+  const AxisGroup group = call.axes;
+  cost.bytes = times * collective_bytes(spec, static_cast<int>(at.index(group)));
+  cost.steps = call.times * collective_steps(spec);
+  cost.seconds = times * cost_of(spec).seconds;
+  return cost;
+}
 
 // What each device sends by one kind of call along the same axes.
 struct Traffic {
@@ -50,8 +90,8 @@ inline Traffic& traffic_of(List<Traffic>& all, const std::string& name, const st
   Traffic traffic;
   traffic.name = name;
   traffic.axes = axes;
-  for (std::vector<double>* const of_rank : {&traffic.planned, &traffic.counted,
-                                             &traffic.planned_steps, &traffic.counted_steps}) {
+  for (std::vector<double>* const of_rank :
+       {&traffic.planned, &traffic.counted, &traffic.planned_steps, &traffic.counted_steps}) {
     of_rank->resize(devices);
   }
   all.push_back(traffic);
@@ -86,6 +126,7 @@ class StepReporter {
     add_work();
     add_memory();
     add_bubble();
+    add_times();
     add_devices();
   }
 
@@ -124,7 +165,7 @@ class StepReporter {
     for (std::size_t d = 0; d < devices(); ++d) {
       const MeshPoint at(axes_.mesh, static_cast<std::int64_t>(d));
       for (const PlannedCall& call : plans_[d].calls) {
-        const PlannedCost cost = planned_cost(call, at, run_.machine(), placed);
+        const PlannedCost cost = planned_cost(call, at, run_.machine(), placed, layout_.algorithm);
         Traffic& row = traffic_of(all, call.send ? "send" : name_of(call.what),
                                   names_text(call.axes), devices());
         row.planned[d] += cost.bytes;
@@ -199,8 +240,8 @@ class StepReporter {
         report.work.add(cat({"device ", d}), "FLOP", plans_[d].matmul_flops, own);
       }
     }
-    const double could = run_.machine().chip.peak(options_.format) * static_cast<double>(devices()) *
-                         report.seconds;
+    const double could =
+        run_.machine().chip.peak(options_.format) * static_cast<double>(devices()) * report.seconds;
     report.hfu = could > 0 ? counted / could : 0;
     report.mfu = could > 0 ? (counted - again) / could : 0;
     report.mean = report.mean || mean;
@@ -244,8 +285,9 @@ class StepReporter {
       most(5, plan.gathered, run_.memory(static_cast<int>(d)).peak(MemoryKind::buffer));
     }
     static const char* const names[] = {
-        "parameters", "gradients before the update", "optimizer",
-        "activations that wait for their backward pass", "logits that do", "gathered weights"};
+        "parameters",     "gradients before the update",
+        "optimizer",      "activations that wait for their backward pass",
+        "logits that do", "gathered weights"};
     for (int i = 0; i < 6; ++i) {
       const bool counts = i < 3 || (i < 5 && known) || (i == 5 && planned[5] > 0);
       if (counts) {
@@ -277,7 +319,8 @@ class StepReporter {
     }
     for (const TimedSpan& span : run_.timeline.spans) {
       if (span.task < 0 || rank_of_device[static_cast<std::size_t>(span.device)] < 0 ||
-          (span.call >= 0 && run_.axes_of_call(static_cast<std::size_t>(span.call)) == "pipeline")) {
+          (span.call >= 0 &&
+           run_.axes_of_call(static_cast<std::size_t>(span.call)) == "pipeline")) {
         continue;
       }
       const StepTask task = StepTask::of(span.task, stages, m);
@@ -292,20 +335,73 @@ class StepReporter {
       }
     }
     for (WorkTimes& stage : times.of_stage) {  // what the schedule has none of
-      for (double* const work : {&stage.forward, &stage.backward, &stage.input_gradient,
-                                 &stage.weight_gradient}) {
+      for (double* const work :
+           {&stage.forward, &stage.backward, &stage.input_gradient, &stage.weight_gradient}) {
         *work = *work > 0 ? *work : 1;
       }
     }
     const PipelineTiming timing = time_pipeline(stages_.schedule, times);
     for (std::size_t d = 0; d < devices(); ++d) {
       if (rank_of_device[d] >= 0) {
-        const List<TimeShare> shares =
-            time_breakdown(run_, static_cast<int>(d), report.tasks);
+        const List<TimeShare> shares = time_breakdown(run_, static_cast<int>(d), report.tasks);
         report.bubble.add(cat({"rank ", rank_of_device[d]}), "s",
                           timing.rank[static_cast<std::size_t>(rank_of_device[d])].idle,
                           seconds_of(shares, "bubble") + seconds_of(shares, "idle at the end"));
       }
+    }
+  }
+
+  // Where the time went, beside what it would be with matmuls at the chip's peak, with nothing of
+  // the communication hidden, and with messages that take no time.
+  void add_times() {
+    report.times.title =
+        "simulated time of a step, mean of the devices, beside: matmuls at the "
+        "chip's peak, communication that nothing hides, the schedule's bubble";
+    const auto n = static_cast<double>(devices());
+    double compute = 0, at_peak = 0, again = 0, bubble = 0;
+    std::vector<std::string> axes;
+    std::vector<double> seconds;
+    const List<AxisPlacement> placed = place_axes(run_.machine(), axes_.mesh);
+    for (std::size_t d = 0; d < devices(); ++d) {
+      const MeshPoint at(axes_.mesh, static_cast<std::int64_t>(d));
+      at_peak += (plans_[d].matmul_flops - plans_[d].recomputed_flops) / n;
+      again += plans_[d].recomputed_flops / n;
+      for (const PlannedCall& call : plans_[d].calls) {
+        const std::string name = "exposed " + names_text(call.axes);
+        std::size_t i = 0;
+        while (i < axes.size() && axes[i] != name) {
+          ++i;
+        }
+        if (i == axes.size()) {
+          axes.push_back(name);
+          seconds.push_back(0);
+        }
+        const PlannedCost cost = planned_cost(call, at, run_.machine(), placed, layout_.algorithm);
+        seconds[i] += cost.seconds / n;
+      }
+    }
+    for (const ReportRow& row : report.bubble.rows) {
+      bubble += row.predicted / static_cast<double>(report.bubble.rows.size());
+    }
+    const double peak = run_.machine().chip.peak(options_.format);
+    for (const TimeShare& share : report.time) {
+      const bool computes = share.kind == TimeShare::Kind::compute;
+      compute += computes && share.name != "recompute" ? share.seconds : 0;
+    }
+    report.times.add("compute", "s", at_peak / peak, compute);
+    if (again > 0) {
+      report.times.add("recomputation", "s", again / peak, seconds_of(report.time, "recompute"));
+    }
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      const double waited = seconds_of(report.time, axes[i]);
+      if (seconds[i] > 0 && (waited > 0 || axes[i] != "exposed " + all_axes())) {
+        report.times.add(axes[i], "s", seconds[i], waited);
+      }
+    }
+    if (layout_.pipeline > 1) {
+      report.times.add(
+          "bubble", "s", bubble,
+          seconds_of(report.time, "bubble") + seconds_of(report.time, "idle at the end"));
     }
   }
 
@@ -366,10 +462,10 @@ inline std::ostream& operator<<(std::ostream& out, const StepReport& report) {
   if (!report.bubble.rows.empty()) {
     out << report.bubble;
   }
-  return out << report.devices << time_share_table(report.time, report.seconds)
+  return out << report.times << report.devices << time_share_table(report.time, report.seconds)
              << "MFU, model FLOPs over the chips' peak, simulated clock: "
-             << format_percent(report.mfu) << "; HFU, with recomputation: "
-             << format_percent(report.hfu) << "\n";
+             << format_percent(report.mfu)
+             << "; HFU, with recomputation: " << format_percent(report.hfu) << "\n";
 }
 
 }  // namespace tinyscale

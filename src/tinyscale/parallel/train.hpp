@@ -147,7 +147,14 @@ inline TrainReport train(Transformer& model, const Text& text,
     report.seconds += detail::seconds_now() - start;
     report.losses.push_back(result.loss);
     report.grad_norms.push_back(result.grad_norm);
+    report.skipped_steps += result.skipped ? 1 : 0;
+    report.rounding.add(result.rounding);
     detail::update_speed(report, options, time, peak);
+    if (step == 0) {
+      List<DeviceMemory> needs = trainer.peaks();
+      needs[0].total -= trainer.on_mesh() ? 0 : level;
+      check_memory(options.layout, model.config, options.batch, options.machine, needs);
+    }
     if (step == 0 && !trainer.on_mesh()) {
       report.memory = detail::memory_rows(model.config, options, *meter, level);
     }
@@ -163,6 +170,7 @@ inline TrainReport train(Transformer& model, const Text& text,
   trainer.model();
   detail::check_weights(model, options);
   report.last_step = trainer.last_run();
+  report.loss_scale = trainer.state().loss_scale;
   if (report.last_step) {
     report.step = report_step(*report.last_step, model, options.layout, options);
   }

@@ -31,6 +31,9 @@ struct TrainReport {
   DType format = DType::f32;       // of matmul operands
   std::vector<double> losses;      // of the global batch, before each step
   std::vector<double> grad_norms;  // before clipping
+  double loss_scale = 1;           // after the last step
+  std::int64_t skipped_steps = 0;  // gradients overflowed at a dynamic loss scale
+  RoundingCount rounding;          // of the gradients that matmuls read in f16 or fp8
   List<Validation> validation;
   double seconds = 0;            // in training steps, measured; evaluation left out
   double tokens_per_second = 0;  // measured
@@ -59,6 +62,12 @@ struct TrainReport {
     }
     for (const Validation& v : validation) {
       t.add({detail::cat({"validation loss, step ", v.step}), format_fixed(v.loss, 4), "measured"});
+    }
+    if (format == DType::f16 || format == DType::fp8_e4m3) {
+      t.add({"loss scale at the end", format_count(loss_scale), "measured"});
+      t.add({"steps skipped", detail::cat({skipped_steps}), "counted"});
+      t.add({detail::cat({"gradients rounded to 0 in ", name_of(format)}),
+             format_percent(rounding.lost_share()), "counted"});
     }
     t.add({"time in steps", format_seconds(seconds), "measured"});
     t.add({"tokens/s", format_count(std::round(tokens_per_second)), "measured"});
