@@ -35,13 +35,14 @@ struct TrainReport {
   std::int64_t skipped_steps = 0;  // gradients overflowed at a dynamic loss scale
   RoundingCount rounding;          // of the gradients that matmuls read in f16 or fp8
   List<Validation> validation;
+  std::int64_t resumed = 0;      // of the losses those that a checkpoint had
   double seconds = 0;            // in training steps, measured; evaluation left out
   double tokens_per_second = 0;  // measured
   double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
   double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(format)
   Comparison memory;             // one device: peak bytes by the meter beside the closed form
   // On a mesh:
-  std::vector<double> one_device;   // losses of the first steps on one device
+  std::vector<double> one_device;   // losses of the first steps here on one device
   StepReport step;                  // the last one, counted beside its formulas
   Shared<const MeshRun> last_step;  // its run
 
@@ -56,6 +57,10 @@ struct TrainReport {
                            devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine,
                            layout.empty() ? "" : ": ", layout});
     t.columns = {"what", "value", "kind"};
+    if (resumed > 0) {
+      const auto more = static_cast<std::int64_t>(losses.size()) - resumed;
+      t.add({"steps of the checkpoint, and since", detail::cat({resumed, " + ", more}), "counted"});
+    }
     if (!losses.empty()) {
       t.add({"first loss", format_fixed(losses.front(), 4), "measured"});
       t.add({"last loss", format_fixed(losses.back(), 4), "measured"});
@@ -82,8 +87,9 @@ struct TrainReport {
     t.title = "losses of the same training (measured)";
     t.columns = {"step", "this layout", "one device", "difference"};
     for (std::size_t i = 0; i < one_device.size(); ++i) {
-      t.add({std::to_string(i), format_fixed(losses[i], 6), format_fixed(one_device[i], 6),
-             detail::printed('e', 1, std::fabs(losses[i] - one_device[i]))});
+      const std::size_t at = static_cast<std::size_t>(resumed) + i;
+      t.add({std::to_string(at), format_fixed(losses[at], 6), format_fixed(one_device[i], 6),
+             detail::printed('e', 1, std::fabs(losses[at] - one_device[i]))});
     }
     return t;
   }

@@ -20,6 +20,9 @@ struct TrainOptions : StepOptions {
   LossScaler loss_scaler;  // its start, where the format needs one and loss_scale is 0
   Faults faults;           // of the machine: slow and dead devices and links, in the simulated time
   std::int64_t check_steps = 2;  // first steps of a mesh that one device does too, for the report
+  std::string checkpoint;        // file of the whole training; empty: none
+  std::int64_t checkpoint_every = 0;  // steps between saves; 0: only at the end
+  bool resume = false;                // from that file, if it is there; its layout does not matter
 };
 
 namespace detail {
@@ -51,16 +54,37 @@ inline Transformer copy_of(const Transformer& model) {
   return copy;
 }
 
+// The same with moments of its own, which one device would update in place.
+inline TrainState copy_of(const TrainState& state) {
+  TrainState copy = state;
+  for (List<Tensor>* const list : {&copy.moments, &copy.squares}) {
+    for (Tensor& tensor : *list) {
+      tensor = tensor.clone();
+    }
+  }
+  return copy;
+}
+
 class Trainer {
  public:
-  Trainer(Transformer& model, const std::vector<std::int32_t>& tokens, const TrainOptions& options)
-      : model_(model), options_(options), tokens_(tokens), axes_(layout_axes(options.layout)) {
+  Trainer(Transformer& model, const std::vector<std::int32_t>& tokens, const TrainOptions& options,
+          const TrainState& start = TrainState())
+      : model_(model),
+        options_(options),
+        tokens_(tokens),
+        axes_(layout_axes(options.layout)),
+        state_(start) {
     const Layout& layout = options.layout;
-    state_.loss_scale =
-        scales_dynamically(options) ? options.loss_scaler.scale : first_loss_scale(options);
+    if (start.steps == 0) {
+      state_.loss_scale =
+          scales_dynamically(options) ? options.loss_scaler.scale : first_loss_scale(options);
+    }
     if (layout.devices() == 1 && layout.microbatches == 1 && layout.schedule.empty() &&
         layout.recompute == Recompute::none) {
       optimizer_.reset(new AdamW(model.tensors(), adamw_options(options)));
+      if (!start.moments.empty()) {
+        optimizer_->resume(start.moments, start.squares, start.steps);
+      }
       return;
     }
     const bool declared = options.machine.dims.size() > 0;
@@ -97,6 +121,8 @@ class Trainer {
       told.data()[5] = static_cast<float>(result.rounding.overflowed);
       device.keep("result", told);
     });
+    state_.moments.clear();  // the devices have them
+    state_.squares.clear();
     whole_ = false;
     last_.reset(new MeshRun(run.with(options_.faults)));
     const Tensor told = run.kept(0, "result");
@@ -136,7 +162,16 @@ class Trainer {
   bool on_mesh() const { return mesh_ != nullptr; }
   const Shared<const MeshRun>& last_run() const { return last_; }
   const LayoutAxes& axes() const { return axes_; }
-  const TrainState& state() const { return state_; }
+  // What training has beside the weights, as a whole.
+  const TrainState& state() {
+    model();
+    if (optimizer_) {
+      state_.moments = optimizer_->moments();
+      state_.squares = optimizer_->squares();
+      state_.steps = optimizer_->steps();
+    }
+    return state_;
+  }
 
  private:
   LossScaler scaler() const {
