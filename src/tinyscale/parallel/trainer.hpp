@@ -102,6 +102,7 @@ class Trainer {
       scale_after(result);
       return result;
     }
+    last_.reset();  // what it kept would count as this step's memory
     const MeshRun run = mesh_->run([&](Device& device) {
       Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
       if (!mine) {
