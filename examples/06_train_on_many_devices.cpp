@@ -49,10 +49,11 @@ void run(const ts::Text& text, int steps, const std::string& pictures) {
             << ts::format_seconds(split.step.seconds) << " after "
             << ts::format_seconds(report.step.seconds) << " (simulated)\n";
   if (!pictures.empty()) {
-    ts::device_timeline(report).save(pictures + "gantt.svg");
-    ts::device_timeline(split).save(pictures + "gantt_zb_h1.svg");
+    const std::vector<int> one_of_each_stage = {0, 4};
+    ts::device_timeline(report, one_of_each_stage).save(pictures + "gantt.svg");
+    ts::device_timeline(split, one_of_each_stage).save(pictures + "gantt_zb_h1.svg");
     ts::waterfall(report).save(pictures + "waterfall.svg");
-    ts::memory_timeline(report, {0, 1}).save(pictures + "memory.svg");
+    ts::memory_timeline(report, one_of_each_stage).save(pictures + "memory.svg");
     ts::save_trace(report, pictures + "trace.json");  // for ui.perfetto.dev
   }
 }
