@@ -72,6 +72,8 @@
 //   tinyscale/tensor/strides.hpp             Strides
 //   tinyscale/tensor/tensor.hpp              A tensor
 //   tinyscale/tensor/backward.hpp            Gradients
+//   tinyscale/tensor/deferred.hpp            Weight gradients that wait
+//   tinyscale/tensor/recompute.hpp           Activation recomputation (arXiv 1604.06174)
 //   tinyscale/tensor/op_record.hpp           What an op costs
 //   tinyscale/tensor/arithmetic.hpp          Elementwise arithmetic with broadcasting
 //   tinyscale/tensor/activations.hpp         Functions of one element
@@ -83,6 +85,7 @@
 //   tinyscale/tensor/normalize.hpp           Layer norm (arXiv 1607.06450)
 //   tinyscale/tensor/tokens.hpp              Where a model meets text
 //   tinyscale/tensor/choose.hpp              Choosing numbers
+//   tinyscale/tensor/carry_loss.hpp          A second loss that rides on a tensor
 //   tinyscale/tensor/einsum.hpp              Products by letters
 //   tinyscale/systolic/array_report.hpp      What a run on a systolic array costs
 //   tinyscale/systolic/array_schedule.hpp    When each fold shifts in, streams and leaves
@@ -130,8 +133,10 @@
 //   tinyscale/mesh/step_order.hpp            Which messages of a collective may leave
 //   tinyscale/mesh/replay.hpp                Simulated time
 //   tinyscale/mesh/guess.hpp                 A learner's guess held against what a run counted
+//   tinyscale/mesh/run_rows.hpp              The rows of a run's tables
 //   tinyscale/mesh/mesh_run.hpp              What a mesh program cost
 //   tinyscale/mesh/predict.hpp               What a program would take on a mesh of any size
+//   tinyscale/mesh/time_breakdown.hpp        Where the simulated time of each device went
 //   tinyscale/mesh/thread_limit.hpp          How many threads the system would give
 //   tinyscale/mesh/device_thread.hpp         One device while it runs
 //   tinyscale/mesh/mpi_bytes.hpp             What processes tell each other
@@ -153,6 +158,7 @@
 //   tinyscale/model/model_config.hpp         The shape of a transformer
 //   tinyscale/model/tokenizer.hpp            Text to token numbers and back
 //   tinyscale/model/transformer.hpp          The transformer
+//   tinyscale/model/mixture.hpp              A mixture of experts in a block
 //   tinyscale/model/forward.hpp              The transformer's forward pass
 //   tinyscale/model/json.hpp                 A strict reader for the little JSON that files carry
 //   tinyscale/model/read_text.hpp            A text to learn
@@ -162,9 +168,30 @@
 //   tinyscale/model/generate.hpp             Text from a model, token by token
 //   tinyscale/model/model_presets.hpp        Published architectures by name
 //   tinyscale/model/optimizer.hpp            AdamW with decoupled weight decay on matrices alone
+//   tinyscale/model/loss_scaler.hpp          Dynamic loss scaling (arXiv 1710.03740)
 //   tinyscale/model/train_step.hpp           One step of training
 //   tinyscale/model/training_memory.hpp      What training holds on one device
+//   tinyscale/parallel/pipeline_schedule.hpp A pipeline schedule as plain data
+//   tinyscale/parallel/pipeline_places.hpp   Where each op of a pipeline schedule stands
+//   tinyscale/parallel/check_pipeline.hpp    Proof that a pipeline schedule never waits for
+//   tinyscale/parallel/pipeline_timing.hpp   When each op of a pipeline schedule runs
+//   tinyscale/parallel/pipeline_forms.hpp    Idle time and activations of the four built-in
+//   tinyscale/parallel/ring_attention.hpp    Ring attention (Liu et al., arXiv 2310.01889)
+//   tinyscale/parallel/context_parallel.hpp  Context parallelism
+//   tinyscale/parallel/tensor_parallel.hpp   Tensor parallelism (Megatron
+//   tinyscale/parallel/expert_parallel.hpp   Expert parallelism
 //   tinyscale/parallel/layout.hpp            A layout
+//   tinyscale/parallel/layout_axes.hpp       The mesh axes of a layout
+//   tinyscale/parallel/memory_forms.hpp      What a device holds in training, in closed form
+//   tinyscale/parallel/flops_forms.hpp       FLOPs of a token by named conventions
+//   tinyscale/parallel/numerics.hpp          Rounding when devices put a number together
+//   tinyscale/parallel/goodput.hpp           Goodput of a job whose devices fail
+//   tinyscale/parallel/flat_parameters.hpp   The parameters of a device in units
+//   tinyscale/parallel/step_forms.hpp        What a step of training by a layout sends
+//   tinyscale/parallel/device_model.hpp      One device's part of the model in training
+//   tinyscale/parallel/device_step.hpp       One step of training as one device sees it
+//   tinyscale/parallel/trainer.hpp           Who runs the steps of a training
+//   tinyscale/parallel/step_report.hpp       A step of training on a mesh
 //   tinyscale/parallel/train_report.hpp      What a training run says afterwards
 //   tinyscale/parallel/train.hpp             ts::train for one device and many
 //   tinyscale/plan/transformer_math.hpp      Transformer maths
@@ -181,6 +208,11 @@
 //   tinyscale/show/array_pictures.hpp        Pictures of a systolic array
 //   tinyscale/show/schedule_table.hpp        A collective algorithm as a table
 //   tinyscale/show/device_timeline.hpp       What every device of a mesh run did when
+//   tinyscale/show/pipeline_chart.hpp        A timed pipeline schedule as a Gantt chart
+//   tinyscale/show/step_colors.hpp           One code of colours for all pictures of a step
+//   tinyscale/show/step_pictures.hpp         Where a step's time went
+//   tinyscale/show/task_timeline.hpp         A Gantt chart of a step in simulated time
+//   tinyscale/show/memory_timeline.hpp       The memory of devices over simulated time
 //   tinyscale/show/run_trace.hpp             A mesh run as a trace that Perfetto
 //   tinyscale/show/link_map.hpp              A torus or mesh of chips with its links
 //   tinyscale/show/report_pictures.hpp       Pictures of whole reports
@@ -2671,7 +2703,7 @@ inline Table compare(const List<Table>& reports) {
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-enum class MemoryKind { parameter, gradient, optimizer, activation, kv_cache, buffer };
+enum class MemoryKind { parameter, gradient, optimizer, activation, logits, kv_cache, buffer };
 
 inline const char* name_of(MemoryKind kind) {
   switch (kind) {
@@ -2679,6 +2711,7 @@ inline const char* name_of(MemoryKind kind) {
     case MemoryKind::gradient: return "gradient";
     case MemoryKind::optimizer: return "optimizer";
     case MemoryKind::activation: return "activation";
+    case MemoryKind::logits: return "logits";
     case MemoryKind::kv_cache: return "kv_cache";
     case MemoryKind::buffer: return "buffer";
   }
@@ -2687,18 +2720,23 @@ inline const char* name_of(MemoryKind kind) {
 
 namespace detail {
 
-// A level that goes up and down, and its highest value.
+// A level that goes up and down, its highest value, and its highest since a mark, which is no more.
 struct PeakCounter {
   std::atomic<std::int64_t> level{0};
   std::atomic<std::int64_t> peak{0};
+  std::atomic<std::int64_t> since_mark{0};
 
   void change(std::int64_t amount) {
     const std::int64_t now = level.fetch_add(amount) + amount;
     if (amount <= 0) {
       return;
     }
-    std::int64_t highest = peak.load();
-    while (now > highest && !peak.compare_exchange_weak(highest, now)) {
+    raise(peak, now);
+    raise(since_mark, now);
+  }
+  static void raise(std::atomic<std::int64_t>& to, std::int64_t now) {
+    std::int64_t highest = to.load();
+    while (now > highest && !to.compare_exchange_weak(highest, now)) {
     }
   }
 };
@@ -2706,7 +2744,7 @@ struct PeakCounter {
 }  // namespace detail
 
 struct MemoryMeter {
-  static constexpr int kinds = 6;
+  static constexpr int kinds = 7;
 
   void add(MemoryKind kind, double bytes) { change(kind, static_cast<std::int64_t>(bytes)); }
   void remove(MemoryKind kind, double bytes) { change(kind, -static_cast<std::int64_t>(bytes)); }
@@ -2722,6 +2760,18 @@ struct MemoryMeter {
       counter.peak.store(counter.level.load());
     }
     total_.peak.store(total_.level.load());
+  }
+
+  // The highest since the last mark(), or since the beginning.
+  double peak_since_mark(MemoryKind kind) const {
+    return static_cast<double>(of(kind).since_mark.load());
+  }
+  double peak_total_since_mark() const { return static_cast<double>(total_.since_mark.load()); }
+  void mark() {
+    for (detail::PeakCounter& counter : by_kind_) {
+      counter.since_mark.store(counter.level.load());
+    }
+    total_.since_mark.store(total_.level.load());
   }
 
   // All levels and peaks, the total last: what another process may tell of its meter.
@@ -2779,6 +2829,7 @@ struct MemoryMeter {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 class Profile;
+class DeferWeightGradients;
 
 struct Context {
   Profile* profile = nullptr;                   // null: nothing is recorded
@@ -2787,6 +2838,8 @@ struct Context {
   MemoryKind kind = MemoryKind::activation;     // what allocations are for
   int no_grad = 0;                              // scopes alive that switch gradients off
   DType matmul_format = DType::f32;             // in which matmuls read their operands
+  int recomputing = 0;                          // recomputations (recompute()) that are under way
+  DeferWeightGradients* deferred = nullptr;     // takes weight gradients that are to wait
 };
 
 namespace detail {
@@ -2838,12 +2891,14 @@ class MemoryScope {
   MemoryKind previous_;
 };
 
-// Matmuls read their operands in `format` while it lives: f32, or bf16 with sums in f32.
+// Matmuls read their operands in `format` while it lives: f32, or a smaller one with sums in f32.
+// fp8_e4m3: gradients are read as fp8_e5m2.
 class MatmulFormat {
  public:
   explicit MatmulFormat(DType format) : context_(&context()), previous_(context_->matmul_format) {
-    if (format != DType::f32 && format != DType::bf16) {
-      detail::fail({"MatmulFormat: ", name_of(format), "; f32 or bf16 is right"});
+    if (format < DType::f32 || format > DType::fp8_e5m2) {
+      detail::fail(
+          {"MatmulFormat: ", name_of(format), "; f32, bf16, f16, fp8_e4m3 or fp8_e5m2 is right"});
     }
     context_->matmul_format = format;
   }
@@ -9496,7 +9551,9 @@ struct CrossEntropyBackwardRows {
         exp_negative<L>(v - vl, v);
         add_some<L>(beta, v * vs, vocab - j, dx + j);
       }
-      dx[targets[i]] -= scale;
+      if (targets[i] < vocab) {
+        dx[targets[i]] -= scale;
+      }
     }
   }
 };
@@ -9531,6 +9588,7 @@ inline void cross_entropy_forward(std::int64_t rows, std::int64_t vocab, const f
   });
 }
 
+// lse may be of more columns than are here; a target from vocab on is one of those.
 inline void cross_entropy_backward(std::int64_t rows, std::int64_t vocab, const float* logits,
                                    const float* lse, const std::int32_t* targets, float scale,
                                    float* dlogits, float beta = 1.0f) {
@@ -10824,12 +10882,31 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 enum class RopePairs { interleaved, halves };
 
+// Where the tokens of a device stand in their sequences: one stretch, or two (zigzag).
+struct TokenPlaces {
+  std::int64_t first = 0;
+  std::int64_t jump_at = 0, jump = 0;  // tokens from jump_at on stand `jump` places further
+
+  constexpr TokenPlaces(std::int64_t from_place = 0, std::int64_t after = 0, std::int64_t by = 0)
+      : first(from_place), jump_at(after), jump(by) {}
+  constexpr std::int64_t at(std::int64_t t) const { return first + t + (t >= jump_at ? jump : 0); }
+  // Of the tokens from t on.
+  constexpr TokenPlaces from(std::int64_t t) const {
+    return t < jump_at ? TokenPlaces(first + t, jump_at - t, jump) : TokenPlaces(at(t));
+  }
+  // How many of n tokens stand before the jump.
+  constexpr std::int64_t before_jump(std::int64_t n) const {
+    return jump == 0 || jump_at >= n ? n : jump_at > 0 ? jump_at : 0;
+  }
+};
+
 namespace kernels {
 
 enum class RopeTurn { forward, inverse };
 
 struct RopeShape {  // x is [batch, tokens, heads * head_size]
-  std::int64_t batch = 1, tokens = 1, heads = 1, head_size = 2, first_position = 0;
+  std::int64_t batch = 1, tokens = 1, heads = 1, head_size = 2;
+  TokenPlaces places;
   double theta = 10000.0;
   RopePairs pairs = RopePairs::interleaved;
 };
@@ -10843,7 +10920,7 @@ inline void rope_reference(const RopeShape& s, RopeTurn turn, const float* x, fl
     const std::int64_t a = head * s.head_size + (interleaved ? 2 * i : i);
     const std::int64_t b = a + (interleaved ? 1 : half);
     const double power = static_cast<double>(2 * i) / static_cast<double>(s.head_size);
-    const double angle = static_cast<double>(s.first_position + t) / std::pow(s.theta, power);
+    const double angle = static_cast<double>(s.places.at(t)) / std::pow(s.theta, power);
     const double c = std::cos(angle), n = std::sin(turn == RopeTurn::forward ? angle : -angle);
     const double xa = double{x[a]}, xb = double{x[b]};
     y[a] = static_cast<float>(xa * c - xb * n);
@@ -10888,7 +10965,7 @@ inline void rope_all(const kernels::RopeShape& s, kernels::RopeTurn turn, const 
     List<float> cos(frequency.size()), sin(frequency.size());
     for (std::int64_t t = begin; t < end; ++t) {
       for (std::size_t i = 0; i < frequency.size(); ++i) {
-        const double angle = static_cast<double>(s.first_position + t) * frequency[i];
+        const double angle = static_cast<double>(s.places.at(t)) * frequency[i];
         cos[i] = static_cast<float>(std::cos(angle));
         sin[i] = static_cast<float>(turn == kernels::RopeTurn::forward ? std::sin(angle)
                                                                        : -std::sin(angle));
@@ -10929,24 +11006,36 @@ inline void rope_backward(const RopeShape& s, const float* dy, float* dx, float 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-// Stands in one block with its numbers, which begin 64 bytes after the block.
+// Stands in one block with its numbers, which begin 64 bytes after the block; or, a slice, alone:
+// its numbers lie inside the block of its owner, which counts the bytes.
 struct Storage {
   float* data = nullptr;
   std::int64_t count = 0;
-  Shared<MemoryMeter> meter;
+  union {
+    Shared<MemoryMeter> meter;
+    Shared<Storage> owner;
+  };
   MemoryKind kind = MemoryKind::activation;
-  std::atomic<int> kept{0};  // ops that need these numbers for their backward pass
+  std::atomic<int> kept{0};  // ops that need numbers of this block for their backward pass
+  bool sliced = false;       // the union holds the owner
 
-  Storage() = default;
+  Storage() : meter() {}
   ~Storage() {
+    if (sliced) {
+      owner.~Shared();
+      return;
+    }
     if (meter) {
       meter->remove(kind, static_cast<double>(bytes()));
     }
+    meter.~Shared();
   }
   Storage(const Storage&) = delete;
   Storage& operator=(const Storage&) = delete;
 
   std::size_t bytes() const { return static_cast<std::size_t>(count) * sizeof(float); }
+  // What holds the block of these numbers: `kept` counts there, for all slices together.
+  Storage& block() { return sliced ? *owner : *this; }
 };
 
 inline Shared<Storage> make_storage(const Shape& shape, std::int64_t count, MemoryKind kind) {
@@ -10972,6 +11061,23 @@ inline Shared<Storage> make_storage(const Shape& shape, std::int64_t count, Memo
     storage->meter->add(kind, static_cast<double>(storage->bytes()));
   }
   return storage;
+}
+
+// Numbers [first, first + count) of the owner's block, held as long as the slice lives.
+inline Shared<Storage> slice_storage(const Shared<Storage>& owner, std::int64_t first,
+                                     std::int64_t count) {
+  if (!owner || first < 0 || count < 0 || first > owner->count - count) {
+    fail({"slice_storage: ", count, " numbers from ", first, " of a buffer of ",
+          owner ? owner->count : 0});
+  }
+  Shared<Storage> slice = Shared<Storage>::make();
+  slice->meter.~Shared();
+  new (&slice->owner) Shared<Storage>(owner->sliced ? owner->owner : owner);
+  slice->sliced = true;
+  slice->data = owner->data + first;
+  slice->count = count;
+  slice->kind = owner->kind;
+  return slice;
 }
 
 }  // namespace detail
@@ -11042,11 +11148,18 @@ class Backward {
 struct GradSlot {
   Shape shape;
   Shared<Storage> grad;
-  int order = 0;  // longest path from a leaf: the backward pass runs in falling order
+  Shared<Storage> value;  // of a revocable leaf, or of an op with `again`: its numbers, null while
+                          // they are freed
+  int order = 0;          // longest path from a leaf: the backward pass runs in falling order
   bool queued = false;
-  bool leaf = true;  // a parameter: no op stands behind it
+  bool leaf = true;        // a parameter: no op stands behind it
+  bool fresh = false;      // grad is a place given in advance, with nothing written yet
+  bool revocable = false;  // a leaf whose numbers may be freed between forward and backward
+  MemoryKind kind = MemoryKind::gradient;  // what the gradient is allocated as
+  int depth = 0;                           // recomputations that this op was run inside of
   const char* name = "";
   Backward backward;
+  Backward again;       // puts the op's result in the tensor given, so that none keeps it; or empty
   int input_count = 0;  // they stand behind this struct, in its block
 
   ~GradSlot() {
@@ -11294,20 +11407,33 @@ class Tensor {
     same.slot_.reset();
     return same;
   }
+  // The same shape and strides over other numbers, or over none (null), cut off from the graph.
+  Tensor over(const Shared<detail::Storage>& numbers, std::int64_t offset) const {
+    Tensor other;
+    other.shape_ = shape_;
+    other.count_ = count_;
+    other.layout_ = layout_;
+    other.storage_ = numbers;
+    other.data_ = numbers ? numbers->data + offset : nullptr;
+    return other;
+  }
   // A copy of the numbers in row-major order, cut off from the graph.
   Tensor clone() const;
 
   // The gathered gradient; an empty Tensor before backward() or after zero_grad().
   Tensor grad() const {
-    return slot_ && slot_->grad ? Tensor(slot_->shape, slot_->grad) : Tensor();
+    return slot_ && slot_->grad && !slot_->fresh ? Tensor(slot_->shape, slot_->grad) : Tensor();
   }
   void zero_grad() const {
     if (slot_) {
       slot_->grad.reset();
+      slot_->fresh = false;
     }
   }
   // Gradients of this scalar with respect to every parameter behind it; frees the graph.
   void backward() const;
+  // Gradients of sum(this dy), dy of this shape.
+  void backward(const Tensor& dy) const;
 
  private:
   float* checked() const {
@@ -11414,16 +11540,26 @@ class NoGrad {
   NoGrad& operator=(const NoGrad&) = delete;
 };
 
+namespace detail {
+
+// A leaf over the same numbers, with a gradient of its own that is allocated as `grad_kind`.
+inline Tensor leaf(const Tensor& value, MemoryKind grad_kind) {
+  Tensor same = value.detach();
+  same.set_slot(Slot::make());
+  same.slot()->shape = value.shape();
+  same.slot()->kind = grad_kind;
+  return same;
+}
+
+}  // namespace detail
+
 // A leaf that gathers gradients, tagged as a parameter in the memory meter. Shares no numbers.
 inline Tensor parameter(const Tensor& value) {
   if (!value.defined()) {
     value.data();  // throws
   }
   const MemoryScope scope(MemoryKind::parameter);
-  Tensor leaf = value.clone();
-  leaf.set_slot(detail::Slot::make());
-  leaf.slot()->shape = value.shape();
-  return leaf;
+  return detail::leaf(value.clone(), MemoryKind::gradient);
 }
 
 namespace detail {
@@ -11436,34 +11572,89 @@ class Kept : public Tensor {
   Kept(const Kept& other) : Tensor(other) { count_one(1); }
   Kept(Kept&& other) noexcept : Tensor(static_cast<Tensor&&>(other)) {}
   Kept& operator=(const Kept&) = delete;
+  Kept& operator=(Kept&& other) noexcept {
+    count_one(-1);
+    Tensor::operator=(static_cast<Tensor&&>(other));
+    return *this;
+  }
   ~Kept() { count_one(-1); }
 
  private:
   void count_one(int change) const {
     if (defined()) {
-      storage()->kept.fetch_add(change, std::memory_order_relaxed);
+      storage()->block().kept.fetch_add(change, std::memory_order_relaxed);
     }
   }
 };
 
-// The gradient buffer of a slot, zero at first use. A leaf's is a gradient, the rest activations.
-inline float* grad_buffer(const Slot& slot) {
+// What a product keeps of an operand for its backward pass: the numbers; of a revocable leaf, or a
+// view of one, only where they will stand then; of what an op can give again, only that op.
+class KeptWeight {
+ public:
+  KeptWeight() = default;
+  explicit KeptWeight(const Tensor& w)
+      : leaf_(w.slot() && w.slot()->again && w.is_contiguous() ? w.slot() : revocable_leaf(w)),
+        kept_(leaf_ ? Kept(w.over(Shared<Storage>(), 0)) : Kept(w)),
+        offset_(leaf_ ? w.origin() - w.storage()->data : 0) {}
+  Tensor get() const {
+    if (!leaf_) {
+      return kept_;
+    }
+    if (!leaf_->value && leaf_->again) {
+      const Tensor result(leaf_->shape);
+      leaf_->again(result);
+      leaf_->value = result.storage();
+    }
+    if (!leaf_->value) {
+      fail({"backward: the weight ", leaf_->shape.text(),
+            " was freed after the forward pass; gather it again first"});
+    }
+    return kept_.over(leaf_->value, offset_);
+  }
+
+ private:
+  // The leaf behind w and at most four views, if it is revocable and w shares its numbers.
+  static Slot revocable_leaf(const Tensor& w) {
+    const Slot* slot = &w.slot();
+    while (*slot && !(*slot)->leaf && (*slot)->input_count == 1 && (*slot)->order <= 4) {
+      slot = &(*slot)->inputs()[0];
+    }
+    const bool found =
+        *slot && (*slot)->leaf && (*slot)->revocable && (*slot)->value.get() == w.storage().get();
+    return found ? *slot : Slot();
+  }
+
+  Slot leaf_;
+  Kept kept_;
+  std::int64_t offset_ = 0;
+};
+
+// The gradient buffer of a slot for a kernel that writes where `beta` says 0, at first use, and
+// adds where it says 1.
+inline float* grad_buffer(const Slot& slot, float& beta) {
+  beta = slot->grad && !slot->fresh ? 1.0f : 0.0f;
+  slot->fresh = false;
   if (!slot->grad) {
-    const MemoryKind kind = slot->leaf ? MemoryKind::gradient : MemoryKind::activation;
-    slot->grad = make_storage(slot->shape, slot->shape.count(), kind);
-    std::memset(slot->grad->data, 0, slot->grad->bytes());
+    slot->grad = make_storage(slot->shape, slot->shape.count(), slot->kind);
   }
   return slot->grad->data;
 }
 
-// The same for a kernel that writes instead of adding where `beta` says 0: at first use it does.
-inline float* grad_buffer(const Slot& slot, float& beta) {
-  beta = slot->grad ? 1.0f : 0.0f;
-  if (!slot->grad) {
-    const MemoryKind kind = slot->leaf ? MemoryKind::gradient : MemoryKind::activation;
-    slot->grad = make_storage(slot->shape, slot->shape.count(), kind);
+// The same for a kernel that adds: zero at first use.
+inline float* grad_buffer(const Slot& slot) {
+  float beta = 0;
+  float* const buffer = grad_buffer(slot, beta);
+  if (beta <= 0) {
+    std::memset(buffer, 0, slot->grad->bytes());
   }
-  return slot->grad->data;
+  return buffer;
+}
+
+// Zero where a gradient was given a place in advance and nothing came.
+inline void flush_fresh(const Slot& slot) {
+  if (slot->fresh) {
+    grad_buffer(slot);
+  }
 }
 
 // Adds dx to a slot's gradient; takes the buffer over when it is the first and nobody else's.
@@ -11472,9 +11663,12 @@ inline void add_grad(const Slot& slot, const Tensor& dx) {
     add_grad(slot, dx.clone());
     return;
   }
-  const bool fits = !slot->leaf || dx.storage()->kind == MemoryKind::gradient;
-  if (!slot->grad && fits && dx.storage().use_count() == 1 && dx.storage()->count == dx.count()) {
+  const Storage& from = *dx.storage();
+  const bool fits = slot->kind == MemoryKind::activation || from.kind == slot->kind;
+  if (!slot->grad && fits && dx.storage().use_count() == 1 && from.count == dx.count() &&
+      !from.sliced) {
     slot->grad = dx.storage();
+    slot->fresh = false;
     return;
   }
   float beta = 0;
@@ -11505,6 +11699,8 @@ inline void attach(Tensor& result, const char* name, const Tensor* const* inputs
   Slot slot = Slot::make(n * sizeof(Slot));
   slot->shape = result.shape();
   slot->leaf = false;
+  slot->kind = MemoryKind::activation;
+  slot->depth = context().recomputing;
   slot->name = name;
   slot->backward = std::move(backward);
   for (std::size_t i = 0; i < n; ++i) {
@@ -11525,6 +11721,10 @@ class ReadyOps {
  public:
   bool empty() const { return queue_.empty(); }
   void push(const Slot& slot) {
+    if (slot->depth < depth_) {
+      fail({"recompute: the body uses a ", slot->name, " of shape ", slot->shape.text(),
+            " that was computed outside of it; hand it over as one of the inputs"});
+    }
     slot->queued = true;
     queue_.push({-static_cast<double>(slot->order), slots_.size(), 0});
     slots_.push_back(slot);
@@ -11536,45 +11736,242 @@ class ReadyOps {
   }
 
  private:
+  int depth_ = context().recomputing;
   EventQueue queue_;
   List<Slot> slots_;
 };
 
-}  // namespace detail
-
-inline void Tensor::backward() const {
-  if (!slot_) {
-    detail::fail({"backward: no parameter stands behind this tensor; wrap one with parameter()"});
-  }
-  if (count() != 1) {
-    detail::fail({"backward: the loss must be one number, this has shape ", shape_.text(),
-                  "; take mean() or sum() first"});
-  }
-  NoGrad no_graph_of_the_backward_pass;
-  *detail::grad_buffer(slot_) += 1.0f;
-  detail::ReadyOps ready;
-  if (!slot_->leaf) {
-    ready.push(slot_);
+// The walk back from a root whose gradient stands in its slot.
+inline void run_backward(const Slot& root) {
+  const NoGrad no_graph_of_the_backward_pass;
+  ReadyOps ready;
+  if (!root->leaf && !root->queued) {
+    ready.push(root);
   }
   while (!ready.empty()) {
-    const detail::Slot slot = ready.pop();
+    const Slot slot = ready.pop();
     if (!slot->backward) {
-      detail::fail(
-          {"backward: this graph was used before and is freed; run the forward pass again"});
+      fail({"backward: this graph was used before and is freed; run the forward pass again"});
     }
     if (slot->grad) {
       slot->backward(Tensor(slot->shape, std::move(slot->grad)));
       slot->grad.reset();
     }
     slot->backward.reset();
+    slot->value.reset();  // given again for the ops behind it, which are done
     for (int i = 0; i < slot->input_count; ++i) {
-      const detail::Slot& input = slot->inputs()[i];
+      const Slot& input = slot->inputs()[i];
       if (!input->leaf && !input->queued) {
         ready.push(input);
       }
     }
     slot->drop_inputs();
   }
+}
+
+inline void check_backward(const Slot& slot) {
+  if (!slot) {
+    fail({"backward: no parameter stands behind this tensor; wrap one with parameter()"});
+  }
+}
+
+// The walk back from a root whose gradient is dy, and what it has gathered besides.
+inline void run_backward(const Slot& root, const Tensor& dy) {
+  // Read where it stands: held by the caller too, it is nobody's to take over or to write.
+  const bool whole = dy.is_contiguous() && dy.storage()->count == dy.count();
+  if (!root->leaf && !root->queued && !root->grad && whole) {
+    root->grad = dy.storage();
+  } else {
+    const Tensor second_handle = dy;  // hence copied
+    add_grad(root, second_handle);
+  }
+  run_backward(root);
+}
+
+}  // namespace detail
+
+inline void Tensor::backward() const {
+  detail::check_backward(slot_);
+  if (count() != 1) {
+    detail::fail({"backward: the loss must be one number, this has shape ", shape_.text(),
+                  "; take mean() or sum() first"});
+  }
+  *detail::grad_buffer(slot_) += 1.0f;
+  detail::run_backward(slot_);
+}
+
+inline void Tensor::backward(const Tensor& dy) const {
+  detail::check_backward(slot_);
+  if (!dy.defined() || dy.shape() != shape_) {
+    detail::fail({"backward: this tensor has shape ", shape_.text(), ", dy ",
+                  dy.defined() ? dy.shape().text() : "is empty",
+                  "; a dy of the same shape is right"});
+  }
+  detail::run_backward(slot_, dy);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/deferred.hpp
+// Weight gradients that wait: the backward pass in two parts, B (dx, which the layer before waits
+// for) and W (dw, which only the optimizer does), as zero-bubble pipelines run it (arXiv
+// 2401.10241).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Until stop(), matrix products of this context leave the gradients of parameters (w, and the bias
+// with it) to run(); inputs and dy are held for it. Norms, embedding tables and
+// linear_cross_entropy, whose dw is made in its forward pass, do not wait. What is never run is
+// lost.
+class DeferWeightGradients {
+ public:
+  DeferWeightGradients() : context_(&context()), previous_(context_->deferred) {
+    context_->deferred = this;
+  }
+  ~DeferWeightGradients() { stop(); }
+  DeferWeightGradients(const DeferWeightGradients&) = delete;
+  DeferWeightGradients& operator=(const DeferWeightGradients&) = delete;
+
+  // From here on nothing more waits; scopes end in the opposite order of their begin.
+  void stop() {
+    if (context_ != nullptr) {
+      context_->deferred = previous_;
+      context_ = nullptr;
+    }
+  }
+
+  // Does what waits, in the order of the backward pass, and lets its operands go.
+  void run() {
+    const NoGrad no_graph;
+    Context own = context();
+    own.deferred = nullptr;
+    const ContextScope scope(own);
+    List<Work> works = std::move(works_);
+    for (Work& next : works) {
+      const Work work = std::move(next);
+      own.matmul_format = work.format;
+      work.body(work.dy);
+    }
+  }
+
+  std::size_t waiting() const { return works_.size(); }
+  // Whether a part of this gradient waits: what is added to it must wait as well, to keep order.
+  bool waits_for(const detail::Slot& slot) const {
+    for (const Work& work : works_) {
+      if (work.slot.get() == slot.get()) {
+        return true;
+      }
+    }
+    return false;
+  }
+  void push(const detail::Slot& slot, const Tensor& dy, detail::Backward body) {
+    works_.push_back(Work{slot, dy, context().matmul_format, std::move(body)});
+  }
+
+ private:
+  struct Work {
+    detail::Slot slot;
+    Tensor dy;
+    DType format = DType::f32;
+    detail::Backward body;
+  };
+
+  Context* context_;
+  DeferWeightGradients* previous_;
+  List<Work> works_;
+};
+
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/recompute.hpp
+// Activation recomputation (arXiv 1604.06174): the forward pass keeps the inputs alone, the
+// backward pass runs it again. With counter-based dropout both passes give the same numbers.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// While alive: gradients on, as the forward pass was set, and a walk back ends at `inputs`.
+class Recomputation {
+ public:
+  Recomputation(const List<Slot>& inputs, MemoryKind kind, DType format)
+      : own_(context()), scope_(own_), inputs_(inputs) {
+    own_.no_grad = 0;
+    own_.kind = kind;
+    own_.matmul_format = format;
+    ++own_.recomputing;
+    for (const Slot& slot : inputs) {
+      queued_.push_back(slot && slot->queued);
+    }
+    for (const Slot& slot : inputs) {
+      if (slot) {
+        slot->queued = true;
+      }
+    }
+  }
+  ~Recomputation() {
+    for (std::size_t i = 0; i < inputs_.size(); ++i) {
+      if (inputs_[i]) {
+        inputs_[i]->queued = queued_[i];
+      }
+    }
+  }
+  Recomputation(const Recomputation&) = delete;
+  Recomputation& operator=(const Recomputation&) = delete;
+  Context& context_of_it() { return own_; }
+
+ private:
+  Context own_;
+  ContextScope scope_;
+  const List<Slot>& inputs_;
+  List<bool> queued_;
+};
+
+}  // namespace detail
+
+// body(inputs), of which only the inputs are kept. Gradients go to the inputs and to parameters
+// that the body captures; other tensors with a graph behind them must be inputs.
+inline Tensor recompute(const std::function<Tensor(const std::vector<Tensor>&)>& body,
+                        const std::vector<Tensor>& inputs) {
+  if (context().no_grad > 0) {
+    return body(inputs);
+  }
+  Tensor y;
+  List<const Tensor*> behind;
+  List<detail::Slot> slots;
+  List<detail::KeptWeight> kept;
+  {
+    const NoGrad no_graph;
+    std::vector<Tensor> cut;
+    for (const Tensor& input : inputs) {
+      cut.push_back(input.detach());
+      behind.push_back(&input);
+      slots.push_back(input.slot());
+      kept.push_back(detail::KeptWeight(input));
+    }
+    y = body(cut).detach();
+  }
+  y.origin();  // an empty one throws
+  const Context& now = context();
+  detail::attach(y, "recompute", behind.data(), behind.size(),
+                 [body, slots, kept = std::move(kept), kind = now.kind,
+                  format = now.matmul_format](const Tensor& dy) {
+                   const DType format_now = context().matmul_format;
+                   detail::Recomputation again(slots, kind, format);
+                   detail::Slot root;
+                   {
+                     std::vector<Tensor> same;
+                     for (std::size_t i = 0; i < slots.size(); ++i) {
+                       same.push_back(kept[i].get());
+                       same.back().set_slot(slots[i]);
+                     }
+                     root = body(same).slot();
+                   }
+                   if (root) {
+                     again.context_of_it().matmul_format = format_now;
+                     detail::run_backward(root, dy);
+                   }
+                 });
+  return y;
 }
 
 }}  // namespace tinyscale
@@ -11867,16 +12264,16 @@ inline Tensor add(const Tensor& a, const Tensor& b) {
 inline Tensor mul(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::mul, "mul", a, b);
   if (detail::tracked({&a, &b})) {
-    using detail::Kept;
+    using detail::KeptWeight;
     detail::attach(
         y, "mul", {&a, &b},
-        [ka = b.slot() ? Kept(a) : Kept(), kb = a.slot() ? Kept(b) : Kept(), sa = a.slot(),
-         sb = b.slot()](const Tensor& dy) {
+        [ka = b.slot() ? KeptWeight(a) : KeptWeight(), kb = a.slot() ? KeptWeight(b) : KeptWeight(),
+         sa = a.slot(), sb = b.slot()](const Tensor& dy) {
           if (sa) {
-            detail::add_grad_to(sa, detail::binary(detail::Arithmetic::mul, "mul", dy, kb));
+            detail::add_grad_to(sa, detail::binary(detail::Arithmetic::mul, "mul", dy, kb.get()));
           }
           if (sb) {
-            detail::add_grad_to(sb, detail::binary(detail::Arithmetic::mul, "mul", dy, ka));
+            detail::add_grad_to(sb, detail::binary(detail::Arithmetic::mul, "mul", dy, ka.get()));
           }
         });
   }
@@ -11920,9 +12317,9 @@ inline Tensor div(const Tensor& a, const Tensor& b) {
   Tensor y = detail::binary(detail::Arithmetic::div, "div", a, b);
   if (detail::tracked({&a, &b})) {
     detail::attach(y, "div", {&a, &b},
-                   [kb = detail::Kept(b), ky = detail::Kept(y), sa = a.slot(),
+                   [kb = detail::KeptWeight(b), ky = detail::Kept(y), sa = a.slot(),
                     sb = b.slot()](const Tensor& dy) {
-                     const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb);
+                     const Tensor da = detail::binary(detail::Arithmetic::div, "div", dy, kb.get());
                      if (sb) {  // d(a/b)/db = -(a/b)/b
                        detail::add_grad_to(sb, neg(mul(da, ky)));
                      }
@@ -12675,6 +13072,26 @@ inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
   return m;
 }
 
+// Which operand of a product is a gradient.
+enum class Dy { none, first, second };
+
+// x as a product reads it: f16 and fp8 numbers are rounded before, bf16 ones by the kernel.
+// Of fp8_e4m3 training, gradients are fp8_e5m2 for their range (arXiv 2209.05433).
+inline Tensor as_operand(const Tensor& x, bool gradient) {
+  DType format = context().matmul_format;
+  if (format == DType::f32 || format == DType::bf16) {
+    return x;
+  }
+  format = gradient && format == DType::fp8_e4m3 ? DType::fp8_e5m2 : format;
+  const MemoryScope scope(MemoryKind::buffer);
+  Tensor rounded = x.clone();
+  float* const numbers = rounded.data();
+  for (std::int64_t i = 0; i < rounded.count(); ++i) {
+    numbers[i] = round_to(numbers[i], format);
+  }
+  return rounded;
+}
+
 // One product in the format that the context asks for.
 inline void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Matrix& a,
                      const float* a_data, const Matrix& b, const float* b_data, float beta,
@@ -12688,10 +13105,11 @@ inline void multiply(std::int64_t m, std::int64_t n, std::int64_t k, const Matri
 
 // y = op(a) op(b) (+ y), recorded; M, K, N are those of the product.
 inline void product(const char* name, Trans ta, Trans tb, std::int64_t m, std::int64_t n,
-                    std::int64_t k, const Tensor& a, const Tensor& b, float beta, float* y) {
+                    std::int64_t k, const Tensor& a, const Tensor& b, float beta, float* y,
+                    Dy dy = Dy::none) {
   const OpScope scope;
-  const Matrix ma = matrix_of(a, ta, ta == Trans::no ? k : m);
-  const Matrix mb = matrix_of(b, tb, tb == Trans::no ? n : k);
+  const Matrix ma = matrix_of(as_operand(a, dy == Dy::first), ta, ta == Trans::no ? k : m);
+  const Matrix mb = matrix_of(as_operand(b, dy == Dy::second), tb, tb == Trans::no ? n : k);
   multiply(m, n, k, ma, ma.own.origin(), mb, mb.own.origin(), beta, y);
   if (context().profile != nullptr) {
     const double dm = static_cast<double>(m);
@@ -12732,6 +13150,41 @@ inline Matmul matmul_sizes(const char* op, const Tensor& x, const Tensor& w, Tra
   return sizes;
 }
 
+// What a product gives its weights: dw = x^T dy, or dy^T x; and the bias dy.
+struct WeightGradients {
+  Matmul s;
+  Trans tw;
+  KeptWeight x;
+  Slot w, bias;
+
+  void operator()(const Tensor& dy) const {
+    if (w) {
+      float beta = 0;
+      float* const dw = grad_buffer(w, beta);
+      const bool plain = tw == Trans::no;
+      const Tensor in = x.get();
+      product("matmul dw", Trans::yes, Trans::no, plain ? s.k : s.n, plain ? s.n : s.k, s.m,
+              plain ? in : dy, plain ? dy : in, beta, dw, plain ? Dy::second : Dy::first);
+    }
+    if (bias) {
+      add_grad_to(bias, dy);
+    }
+  }
+  // Now, or those of parameters later.
+  void give(const Tensor& dy) const {
+    DeferWeightGradients* const later = w && w->leaf ? context().deferred : nullptr;
+    if (later == nullptr) {
+      (*this)(dy);
+      return;
+    }
+    const bool bias_now = bias && !bias->leaf;
+    later->push(w, dy, WeightGradients{s, tw, x, w, bias_now ? Slot() : bias});
+    if (bias_now) {
+      add_grad_to(bias, dy);
+    }
+  }
+};
+
 inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Trans tw,
                          const Tensor& bias = Tensor()) {
   const Matmul s = matmul_sizes(name, x, w, tw);
@@ -12756,23 +13209,19 @@ inline Tensor matmul_any(const char* name, const Tensor& x, const Tensor& w, Tra
   }
   if (tracked({&x, &w, &bias})) {
     attach(y, name, {&x, &w, &bias},
-           [s, tw, kx = w.slot() ? Kept(x) : Kept(), kw = x.slot() ? Kept(w) : Kept(),
-            sx = x.slot(), sw = w.slot(), sb = bias.slot()](const Tensor& dy) {
-             const Trans other = tw == Trans::no ? Trans::yes : Trans::no;
-             float beta = 0;
+           [weights = WeightGradients{s, tw, w.slot() ? KeptWeight(x) : KeptWeight(), w.slot(),
+                                      bias.slot()},
+            kw = x.slot() ? KeptWeight(w) : KeptWeight(), sx = x.slot()](const Tensor& dy) {
+             const Matmul& all = weights.s;
              if (sx) {  // dx = dy w^T
-               float* dx = grad_buffer(sx, beta);
-               product("matmul dx", Trans::no, other, s.m, s.k, s.n, dy, kw, beta, dx);
+               const Trans other = weights.tw == Trans::no ? Trans::yes : Trans::no;
+               const Tensor again = kw.get();
+               float beta = 0;
+               float* const dx = grad_buffer(sx, beta);
+               product("matmul dx", Trans::no, other, all.m, all.k, all.n, dy, again, beta, dx,
+                       Dy::first);
              }
-             if (sw) {  // dw = x^T dy, or dy^T x
-               float* dw = grad_buffer(sw, beta);
-               const bool plain = tw == Trans::no;
-               product("matmul dw", Trans::yes, Trans::no, plain ? s.k : s.n, plain ? s.n : s.k,
-                       s.m, plain ? kx : dy, plain ? dy : kx, beta, dw);
-             }
-             if (sb) {
-               add_grad_to(sb, dy);
-             }
+             weights.give(dy);
            });
   }
   return y;
@@ -12788,7 +13237,7 @@ inline Shape leading(const Shape& shape) {
 
 // x [.., M, K] times w [.., K, N]: one product for each of the leading dimensions, which are
 // repeated to one another.
-inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
+inline Tensor matmul_batched(const Tensor& x, const Tensor& w, Dy dy_is = Dy::none) {
   if (x.dims() < 2 || w.dims() < 2 || x.dim(-1) != w.dim(-2)) {
     fail({"matmul: x is ", x.shape().text(), ", w is ", w.shape().text(),
           "; x [.., M, K] and w [.., K, N] are right"});
@@ -12802,8 +13251,8 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
   shape.push_back(m);
   shape.push_back(n);
   Tensor y(shape);
-  const Matrix mx = matrix_of(x, Trans::no, k);
-  const Matrix mw = matrix_of(w, Trans::no, n);
+  const Matrix mx = matrix_of(as_operand(x, dy_is == Dy::first), Trans::no, k);
+  const Matrix mw = matrix_of(as_operand(w, dy_is == Dy::second), Trans::no, n);
   const Walk plan(batch, broadcast_steps(leading(x.shape()), mx.own.steps(), batch),
                   broadcast_steps(leading(w.shape()), mw.own.steps(), batch));
   plan.rows([&](std::int64_t first, std::int64_t at_x, std::int64_t at_w) {
@@ -12818,16 +13267,17 @@ inline Tensor matmul_batched(const Tensor& x, const Tensor& w) {
              2 * products * static_cast<double>(m) * static_cast<double>(k * n), 0,
              context().matmul_format);
   if (tracked({&x, &w})) {
-    attach(y, "matmul", {&x, &w},
-           [kx = w.slot() ? Kept(x) : Kept(), kw = x.slot() ? Kept(w) : Kept(), sx = x.slot(),
-            sw = w.slot()](const Tensor& dy) {
-             if (sx) {
-               add_grad_to(sx, matmul_batched(dy, transpose(kw, -1, -2)));
-             }
-             if (sw) {
-               add_grad_to(sw, matmul_batched(transpose(kx, -1, -2), dy));
-             }
-           });
+    attach(
+        y, "matmul", {&x, &w},
+        [kx = w.slot() ? KeptWeight(x) : KeptWeight(), kw = x.slot() ? KeptWeight(w) : KeptWeight(),
+         sx = x.slot(), sw = w.slot()](const Tensor& dy) {
+          if (sx) {
+            add_grad_to(sx, matmul_batched(dy, transpose(kw.get(), -1, -2), Dy::first));
+          }
+          if (sw) {
+            add_grad_to(sw, matmul_batched(transpose(kx.get(), -1, -2), dy, Dy::second));
+          }
+        });
   }
   return y;
 }
@@ -12930,7 +13380,7 @@ inline float gradient_places(const Slot (&slots)[3], const Tensor* const (&input
                              Tensor (&apart)[3], float* (&to)[3]) {
   bool first = true;
   for (const Slot& slot : slots) {
-    first = first && (!slot || !slot->grad);
+    first = first && (!slot || !slot->grad || slot->fresh);
   }
   for (int i = 0; i < 3; ++i) {
     bool shared = !slots[i];
@@ -12989,8 +13439,19 @@ inline Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, std::
   return y;
 }
 
-// Rotates pairs of x [B, T, heads K] by (first_position + t) theta^(-2i/K).
-inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_position,
+// What stands at the places of n tokens along one dimension of x: all, a view, or two joined.
+inline Tensor tokens_at(const Tensor& x, int dim, const TokenPlaces& places, std::int64_t n) {
+  const std::int64_t before = places.before_jump(n), first = places.at(0);
+  if (before == 0 || before == n) {
+    return first == 0 && n == x.dim(dim) ? x : slice(x, dim, first, first + n);
+  }
+  const std::int64_t second = places.at(before);
+  return concat({slice(x, dim, first, first + before), slice(x, dim, second, second + n - before)},
+                dim);
+}
+
+// Rotates pairs of x [B, T, heads K] by places.at(t) theta^(-2i/K).
+inline Tensor rope(const Tensor& x, std::int64_t head_size, const TokenPlaces& places,
                    float theta = 10000.0f, RopePairs pairs = RopePairs::interleaved) {
   if (x.dims() != 3 || head_size < 2 || head_size % 2 != 0 || x.dim(2) % head_size != 0) {
     detail::fail({"rope: x is ", x.shape().text(), " with head size ", head_size,
@@ -13001,7 +13462,7 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
         {"rope: theta is ", static_cast<double>(theta), "; a finite number above 0 is right"});
   }
   if (!x.is_contiguous()) {
-    return rope(contiguous(x), head_size, first_position, theta, pairs);
+    return rope(contiguous(x), head_size, places, theta, pairs);
   }
   const detail::OpScope scope;
   kernels::RopeShape shape;
@@ -13009,7 +13470,7 @@ inline Tensor rope(const Tensor& x, std::int64_t head_size, std::int64_t first_p
   shape.tokens = x.dim(1);
   shape.heads = x.dim(2) / head_size;
   shape.head_size = head_size;
-  shape.first_position = first_position;
+  shape.places = places;
   shape.theta = theta;
   shape.pairs = pairs;
   Tensor y(x.shape());
@@ -13082,13 +13543,14 @@ inline Tensor layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bi
   scope.done_unary("layer_norm", "layer_norm", x.shape());
   if (detail::tracked({&x, &weight, &bias})) {
     detail::attach(y, "layer_norm", {&x, &weight, &bias},
-                   [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(),
+                   [=, kx = detail::Kept(x), kw = detail::KeptWeight(weight), sx = x.slot(),
                     sw = weight.slot(), sb = bias.slot()](const Tensor& dy) {
                      const detail::OpScope backward;
+                     const Tensor w = kw.get();
                      Tensor unused_x = detail::scratch_like(sx, kx.shape());
-                     Tensor unused_w = detail::scratch_like(sw, kw.shape());
+                     Tensor unused_w = detail::scratch_like(sw, w.shape());
                      kernels::layer_norm_backward(
-                         rows, columns, kx.data(), kw.data(), mean.data(), rstd.data(), dy.data(),
+                         rows, columns, kx.data(), w.data(), mean.data(), rstd.data(), dy.data(),
                          sx ? detail::grad_buffer(sx) : unused_x.data(),
                          sw ? detail::grad_buffer(sw) : unused_w.data(), detail::grad_or_null(sb));
                      backward.done_unary("layer_norm backward", "layer_norm", dy.shape(),
@@ -13115,12 +13577,13 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   if (detail::tracked({&x, &weight})) {
     detail::attach(
         y, "rms_norm", {&x, &weight},
-        [=, kx = detail::Kept(x), kw = detail::Kept(weight), sx = x.slot(),
+        [=, kx = detail::Kept(x), kw = detail::KeptWeight(weight), sx = x.slot(),
          sw = weight.slot()](const Tensor& dy) {
           const detail::OpScope backward;
+          const Tensor w = kw.get();
           Tensor unused_x = detail::scratch_like(sx, kx.shape());
-          Tensor unused_w = detail::scratch_like(sw, kw.shape());
-          kernels::rms_norm_backward(rows, columns, kx.data(), kw.data(), rstd.data(), dy.data(),
+          Tensor unused_w = detail::scratch_like(sw, w.shape());
+          kernels::rms_norm_backward(rows, columns, kx.data(), w.data(), rstd.data(), dy.data(),
                                      sx ? detail::grad_buffer(sx) : unused_x.data(),
                                      sw ? detail::grad_buffer(sw) : unused_w.data());
           backward.done_unary("rms_norm backward", "rms_norm", dy.shape(), &VectorCost::backward);
@@ -13129,23 +13592,101 @@ inline Tensor rms_norm(const Tensor& x, const Tensor& weight, float epsilon = 1e
   return y;
 }
 
-// Keeps an element with probability 1 - p and divides it by that; the mask is a function of the
-// seed and the element's index in the whole tensor, so it is the same in every layout; a shard
-// gives the index of its first element.
-inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t first = 0) {
+namespace detail {
+
+inline void check_dropout(const Tensor& x, float p) {
   if (!(p >= 0.0f && p < 1.0f)) {
-    detail::fail({"dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"});
+    fail({"dropout: p is ", static_cast<double>(p), "; right is 0 <= p < 1"});
   }
   x.origin();  // an empty one throws
+}
+
+// Where the elements of x stand in the whole tensor: `runs` stretches for each of `rows`, each
+// `length` elements from `first` on; the rows' own are `pitch` apart.
+struct DropPlaces {
+  std::int64_t rows = 1, pitch = 0;
+  std::int64_t length[2] = {0, 0}, first[2] = {0, 0};
+};
+
+// y = x mask / (1 - p) or, of a gradient, y += the same; element i of x is first + i of the whole.
+inline void drop_elements(const float* x, float* y, std::int64_t n, float p, std::uint64_t seed,
+                          std::int64_t first, float beta) {
+  const float keep = 1.0f / (1.0f - p);
+  parallel_for(n, 16384, [=](std::int64_t begin, std::int64_t end) {
+    float chance[256];
+    for (; begin < end; begin += 256) {
+      const std::int64_t m = end - begin < 256 ? end - begin : 256;
+      fill_uniform(chance, m, seed, static_cast<std::uint64_t>(first + begin), 1.0f);
+      for (std::int64_t i = 0; i < m; ++i) {
+        const float dropped = x[begin + i] * (chance[i] >= p ? keep : 0.0f);
+        y[begin + i] = beta == 0.0f ? dropped : y[begin + i] + dropped;
+      }
+    }
+  });
+}
+inline void drop_elements(const float* x, float* y, float p, std::uint64_t seed,
+                          const DropPlaces& at, float beta) {
+  for (std::int64_t row = 0; row < at.rows; ++row) {
+    for (int run = 0; run < 2; ++run) {
+      drop_elements(x, y, at.length[run], p, seed, at.first[run] + row * at.pitch, beta);
+      x += at.length[run];
+      y += at.length[run];
+    }
+  }
+}
+
+inline Tensor dropout_at(const Tensor& given, float p, std::uint64_t seed, const DropPlaces& at) {
   if (p <= 0.0f) {
-    return x;
+    return given;
   }
-  Tensor mask(x.shape());
-  detail::fill_uniform(mask.data(), x.count(), seed, static_cast<std::uint64_t>(first), 1.0f);
-  for (std::int64_t i = 0; i < x.count(); ++i) {
-    mask.data()[i] = mask.data()[i] >= p ? 1.0f / (1.0f - p) : 0.0f;
+  const Tensor x = contiguous(given);
+  const OpScope scope;
+  Tensor y(x.shape());
+  drop_elements(x.data(), y.data(), p, seed, at, 0.0f);
+  scope.done_unary("dropout", "dropout", x.shape());
+  if (tracked({&x})) {
+    attach(y, "dropout", {&x}, [p, seed, at, sx = x.slot()](const Tensor& dy) {
+      const OpScope backward;
+      float beta = 0;
+      float* const dx = grad_buffer(sx, beta);
+      drop_elements(dy.data(), dx, p, seed, at, beta);
+      backward.done_unary("dropout backward", "dropout", dy.shape(), &VectorCost::backward);
+    });
   }
-  return mul(x, mask);
+  return y;
+}
+
+}  // namespace detail
+
+// Keeps an element with probability 1 - p and divides it by that; the mask is a function of the
+// seed and the element's index in the whole tensor, so it is the same in every layout; a shard
+// gives the index of its first element. No mask is stored: the backward pass draws it again.
+inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t first = 0) {
+  detail::check_dropout(x, p);
+  return detail::dropout_at(x, p, seed, {1, 0, {x.count(), 0}, {first, 0}});
+}
+
+// The same of x [B, T, D], whose tokens stand at `places` of the sequences first_sequence,
+// first_sequence + 1, .. of `length` tokens each.
+inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, const TokenPlaces& places,
+                      std::int64_t length, std::int64_t first_sequence) {
+  detail::check_dropout(x, p);
+  const std::int64_t tokens = x.dims() == 3 ? x.dim(1) : 0;
+  if (tokens == 0 || places.at(0) < 0 || places.at(tokens - 1) >= length) {
+    detail::fail({"dropout: x is ", x.shape(), ", its tokens at places ", places.at(0), " to ",
+                  places.at(tokens - 1), " of sequences of ", length,
+                  "; right is [B, T, D] and places within their sequences"});
+  }
+  const std::int64_t width = x.dim(2), before = places.before_jump(tokens);
+  if (tokens == length && before == tokens) {
+    return dropout(x, p, seed, first_sequence * length * width);
+  }
+  const std::int64_t row = first_sequence * length;
+  return detail::dropout_at(x, p, seed,
+                            {x.dim(0),
+                             length * width,
+                             {before * width, (tokens - before) * width},
+                             {(row + places.at(0)) * width, (row + places.at(before)) * width}});
 }
 
 }}  // namespace tinyscale
@@ -13154,6 +13695,30 @@ inline Tensor dropout(const Tensor& x, float p, std::uint64_t seed, std::int64_t
 // Where a model meets text: the embedding lookup and the cross-entropy of the next token.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+// Adds row i of dy to row ids[i] of a table's gradient.
+struct TableGradient {
+  List<std::int32_t> ids;
+  std::int64_t width;
+  Slot table;
+
+  void operator()(const Tensor& dy) const {
+    DeferWeightGradients* const later = context().deferred;
+    if (later != nullptr && later->waits_for(table)) {
+      later->push(table, dy, *this);
+      return;
+    }
+    float* const out = grad_buffer(table);
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      float* const to = out + ids[i] * width;
+      kernels::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width, to);
+    }
+  }
+};
+
+}  // namespace detail
 
 // Rows of table [V, D] by number: ids of shape `ids_shape` give [ids_shape.., D].
 inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& ids,
@@ -13185,15 +13750,7 @@ inline Tensor embedding(const Tensor& table, const std::vector<std::int32_t>& id
   const double n = static_cast<double>(y.count());
   scope.done("embedding", shape, {n, static_cast<double>(ids.size())}, {n}, 0, 0);
   if (detail::tracked({&table})) {
-    detail::attach(y, "embedding", {&table},
-                   [kept = List<std::int32_t>(ids), width, st = table.slot()](const Tensor& dy) {
-                     float* out = detail::grad_buffer(st);
-                     for (std::size_t i = 0; i < kept.size(); ++i) {
-                       float* const to = out + kept[i] * width;
-                       kernels::add(width, to, dy.data() + static_cast<std::int64_t>(i) * width,
-                                    to);
-                     }
-                   });
+    detail::attach(y, "embedding", {&table}, detail::TableGradient{ids, width, table.slot()});
   }
   return y;
 }
@@ -13541,7 +14098,7 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
     fail({name, ": the tensor written or read has a gradient, which writing in place ",
           "would lose; write under a NoGrad, or use an op with a result of its own"});
   }
-  if (x.storage()->kept.load() > 0) {
+  if (x.storage()->block().kept.load() > 0) {
     fail({name, ": a backward pass that is still to come needs the numbers of this ",
           x.shape().text(), " tensor; write after it, or to a clone()"});
   }
@@ -13549,7 +14106,7 @@ inline const Tensor& write(Arithmetic op, const char* name, const Tensor& x, con
     fail({name, ": some of the ", x.count(), " elements of this ", x.shape().text(),
           " view are the same number; write to a clone()"});
   }
-  const bool shared = x.storage().get() == from.storage().get();
+  const bool shared = &x.storage()->block() == &from.storage()->block();
   apply_in_place(op, name, x, shared ? from.clone() : from);
   return x;
 }
@@ -13574,6 +14131,35 @@ inline const Tensor& scale_(const Tensor& x, float factor) {
 }
 inline const Tensor& fill_(const Tensor& x, float value) {
   return detail::write(detail::Arithmetic::second, "fill_", x, full(Shape{}, value));
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/tensor/carry_loss.hpp
+// A second loss that rides on a tensor: of no effect on its numbers, present in its backward pass.
+// So a loss made in the middle of a model need not be handed to its end (a pipeline's last stage).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// y itself; when a gradient comes back to y, that of `loss`, one number, starts with `weight`,
+// whatever came to y.
+inline Tensor carry_loss(const Tensor& y, const Tensor& loss, double weight = 1) {
+  if (!y.defined() || loss.count() != 1) {
+    detail::fail({"carry_loss: ", y.defined() ? "a" : "an empty", " tensor carries a loss ",
+                  loss.shape(), "; one number on a tensor with a shape is right"});
+  }
+  if (!detail::tracked({&loss})) {
+    return y;
+  }
+  Tensor carrier = y.detach();
+  detail::attach(carrier, "carry_loss", {&y, &loss},
+                 [sy = y.slot(), sl = loss.slot(), weight](const Tensor& dy) {
+                   *detail::grad_buffer(sl) += static_cast<float>(weight);
+                   if (sy) {
+                     detail::add_grad(sy, dy);
+                   }
+                 });
+  return carrier;
 }
 
 }}  // namespace tinyscale
@@ -20525,12 +21111,23 @@ struct LoggedCall {
   SourceLine where = SourceLine();         // of the call at the group's first device
 };
 
+// A device's memory where a task ended, in bytes by kind: what was in use, and the most in the
+// task.
+struct MemorySample {
+  int task = -1;       // Device::task; -1: between tasks
+  double seconds = 0;  // simulated, when it ended
+  std::array<double, MemoryMeter::kinds> levels{}, peaks{};
+  double peak_total = 0;
+};
+
 // What a device did. Between a start and a wait of one call it may compute. A call is started and
 // waited for once by each member; of a send the sender starts it, the receiver waits for it.
+// A mark is where a task ends.
 struct DeviceEvent {
-  enum class Kind { compute, start, wait };
+  enum class Kind { compute, start, wait, mark };
   Kind kind = Kind::compute;
-  std::size_t first = 0, last = 0;  // compute: of the device's ops; else first is the call
+  std::size_t first = 0, last = 0;  // compute: of the device's ops; mark: sample; else the call
+  int task = -1;                    // that it is part of
 };
 
 struct RunLog {
@@ -20539,6 +21136,7 @@ struct RunLog {
   List<LoggedCall> calls;            // by line, then by group
   List<List<DeviceEvent>> programs;  // by rank
   List<List<OpCost>> ops;            // by rank: what `compute` refers to
+  List<List<MemorySample>> samples;  // by rank: what `mark` refers to; seconds come with a timeline
 };
 
 }}  // namespace tinyscale
@@ -20897,8 +21495,10 @@ struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;  // automatic: that of the mesh
   DType format = DType::f32;                   // on the wire; sums are f32, then all_reduce rounds
   const CollectiveSchedule* schedule = nullptr;  // the user's own; alive until the call is done
-  bool used_alike = false;  // all_gather: all devices compute the same with it, so that its
-                            // gradient needs no sum: a slice is carried back
+  bool used_alike = false;    // all_gather: all devices compute the same with it, so that its
+                              // gradient needs no sum: a slice is carried back
+  bool gather_again = false;  // all_gather: matmuls do not keep the result for the backward pass,
+                              // which gathers it again, so that each device keeps its part alone
 };
 
 namespace detail {
@@ -21992,13 +22592,15 @@ namespace detail {
 struct DeviceLog {
   struct Event {
     DeviceEvent::Kind kind = DeviceEvent::Kind::compute;
-    std::size_t first = 0, last = 0;   // compute: ops
+    std::size_t first = 0, last = 0;   // compute: ops; mark: sample
     Shared<CallRecord> call;           // start, wait
     const Meeting* meeting = nullptr;  // start: where the call is found if nobody waited for it
+    int task = -1;
   };
 
   List<Event> events;
   List<OpCost> ops;
+  List<MemorySample> samples;
 };
 
 // The call of a start or wait; null where nobody made it come about.
@@ -22043,14 +22645,15 @@ inline RunLog join_logs(const List<const DeviceLog*>& devices) {
     List<DeviceEvent> program;
     for (const DeviceLog::Event& event : device->events) {
       const CallRecord* const call = record_of(event);
-      if (event.kind == DeviceEvent::Kind::compute) {
-        program.push_back({event.kind, event.first, event.last});
+      if (event.kind == DeviceEvent::Kind::compute || event.kind == DeviceEvent::Kind::mark) {
+        program.push_back({event.kind, event.first, event.last, event.task});
       } else if (call != nullptr) {
-        program.push_back({event.kind, static_cast<std::size_t>(call->number), 0});
+        program.push_back({event.kind, static_cast<std::size_t>(call->number), 0, event.task});
       }
     }
     log.programs.push_back(program);
     log.ops.push_back(device->ops);
+    log.samples.push_back(device->samples);
   }
   return log;
 }
@@ -22201,6 +22804,9 @@ class Endpoint {
     if (options.used_alike && key.what != Collective::all_gather) {
       fail({name_of(key.what), ": used_alike is set, which only all_gather has; leave it false"});
     }
+    if (options.gather_again && key.what != Collective::all_gather) {
+      fail({name_of(key.what), ": gather_again is set, which only all_gather has; leave it false"});
+    }
     enter();
     ++calls_;
     key.algorithm = options.algorithm;
@@ -22212,7 +22818,7 @@ class Endpoint {
     call.number = calls_;
     call.where = where;
     call.event = log_.events.size();
-    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, Shared<CallRecord>(), nullptr});
+    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, Shared<CallRecord>(), nullptr, task_});
     if (fabric_.folded()) {
       const int senders = key.schedule == nullptr ? 1 : size_of(key.axes);
       for (int i = 0; i < senders && !rows.empty(); ++i) {  // an own one names all blocks
@@ -22260,7 +22866,8 @@ class Endpoint {
       in_ = nullptr;
       call.meeting = nullptr;
     }
-    log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr});
+    log_.events.push_back(
+        {DeviceEvent::Kind::wait, 0, 0, log_.events[call.event].call, nullptr, task_});
   }
 
   // A copy goes; nobody waits.
@@ -22278,7 +22885,7 @@ class Endpoint {
       send_shape_ = send_shape(value.count(), where);
     }
     packet.call = send_record(send_shape_, rank_, to);
-    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, packet.call, nullptr});
+    log_.events.push_back({DeviceEvent::Kind::start, 0, 0, packet.call, nullptr, task_});
     fabric_.put(rank_, to, std::move(packet));
   }
   Tensor recv(int from, const SourceLine& where) {
@@ -22294,8 +22901,34 @@ class Endpoint {
       leave();
       throw;
     }
-    log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, packet.call, nullptr});
+    log_.events.push_back({DeviceEvent::Kind::wait, 0, 0, packet.call, nullptr, task_});
     return packet.value.clone();  // in this device's memory
+  }
+
+  // The task so far ends, with a sample of the memory, and another begins.
+  void task(int tag) {
+    enter();
+    MemoryMeter& meter = *context().memory;
+    MemorySample sample;
+    sample.task = task_;
+    for (std::size_t i = 0; i < sample.levels.size(); ++i) {
+      sample.levels[i] = meter.current(static_cast<MemoryKind>(i));
+      sample.peaks[i] = meter.peak_since_mark(static_cast<MemoryKind>(i));
+    }
+    sample.peak_total = meter.peak_total_since_mark();
+    meter.mark();
+    log_.events.push_back(
+        {DeviceEvent::Kind::mark, log_.samples.size(), 0, Shared<CallRecord>(), nullptr, task_});
+    log_.samples.push_back(sample);
+    task_ = tag;
+  }
+  int task() const { return task_; }
+  // The program is at its end.
+  void finish() {
+    log_ops();
+    if (task_ >= 0) {
+      task(-1);
+    }
   }
 
   // Ops that ran since the last call go to the log.
@@ -22310,7 +22943,7 @@ class Endpoint {
       log_.ops.push_back(op_cost(op));
     }
     log_.events.push_back(
-        {DeviceEvent::Kind::compute, first, log_.ops.size(), Shared<CallRecord>(), nullptr});
+        {DeviceEvent::Kind::compute, first, log_.ops.size(), Shared<CallRecord>(), nullptr, task_});
     logged_ = ran;
     if (keep_ == Keep::totals && ran > 1000) {
       let_go_ = counters();
@@ -22438,6 +23071,7 @@ class Endpoint {
   Counters let_go_;
   std::size_t logged_ = 0;  // of the profile's records
   int calls_ = 0;
+  int task_ = -1;
   const StartedCall* in_ = nullptr;
   int peer_ = 0;  // of a recv
   SourceLine receives_;
@@ -22495,6 +23129,19 @@ inline Endpoint& still_running(const char* function, const Shared<Endpoint*>& de
   return **device;
 }
 
+// The same collective once more.
+struct RunAgain {
+  Underway forward;
+  Tensor in;
+
+  void operator()(const Tensor& into) const {
+    Endpoint& device = still_running("backward", forward.device);
+    StartedCall call =
+        device.start(forward.call.key, forward.options, contiguous(in), into, forward.where);
+    device.wait(call);
+  }
+};
+
 inline Tensor finish(Underway& now) {
   if (!now.device) {
     fail({"Pending::wait: nothing is pending; it was never started, or waited for already"});
@@ -22510,6 +23157,10 @@ inline Tensor finish(Underway& now) {
            [forward, slot = now.in.slot()](const Tensor& dy) {
              add_grad(slot, carry_back(forward, dy));
            });
+    if (now.options.gather_again && context().recomputing == 0) {
+      forward.out = Tensor();
+      out.slot()->again = RunAgain{forward, now.in.detach()};
+    }
   }
   now = Underway();
   return out;
@@ -22577,16 +23228,17 @@ inline void check_divides(const Calling& by, const CallKey& key, int dim) {
 }
 
 // `gives`: this device has a result of `out`; else it is an empty one, of shape [0]. Ragged: `rows`
-// to each and `got` from each.
+// to each and `got` from each. The result lands in `into`, if given: it may be t, or hold it where
+// it belongs.
 inline Pending start(const Calling& by, const CallKey& key, const Tensor& t, const Shape& out,
                      bool gives = true, const std::vector<std::int64_t>& rows = {},
-                     const std::vector<std::int64_t>& got = {}) {
+                     const std::vector<std::int64_t>& got = {}, const Tensor& into = Tensor()) {
   Shared<Underway> now = Shared<Underway>::make();
   now->device = by.device.self();
   now->options = by.options;
   now->where = by.where;
   now->in = t;
-  now->out = Tensor(gives ? out : Shape({0}));
+  now->out = into.defined() ? into : Tensor(gives ? out : Shape({0}));
   now->got = got;
   now->call = by.device.start(key, by.options, contiguous(t.detach()), gives ? now->out : Tensor(),
                               by.where, rows);
@@ -22606,17 +23258,20 @@ inline Shape divided(Shape shape, int dim, int parts) {
   return shape;
 }
 
-inline Pending start_all_gather(const Calling& by, const Tensor& t, const Axes& axes, int dim) {
+inline Pending start_all_gather(const Calling& by, const Tensor& t, const Axes& axes, int dim,
+                                const Tensor& into = Tensor()) {
   const CallKey key = call_key(by, Collective::all_gather, t, axes, dim);
-  return start(by, key, t, scaled(key.shape, key.dim, by.device.size_of(key.axes)));
+  const Shape out = scaled(key.shape, key.dim, by.device.size_of(key.axes));
+  return start(by, key, t, out, true, {}, {}, into);
 }
 
 inline Pending start_reduce_scatter(const Calling& by, const Tensor& t, const Axes& axes, int dim,
-                                    Reduce how) {
+                                    Reduce how, const Tensor& into = Tensor()) {
   CallKey key = call_key(by, Collective::reduce_scatter, t, axes, dim);
   key.how = how;
   check_divides(by, key, key.dim);
-  return start(by, key, t, divided(key.shape, key.dim, by.device.size_of(key.axes)));
+  const Shape out = divided(key.shape, key.dim, by.device.size_of(key.axes));
+  return start(by, key, t, out, true, {}, {}, into);
 }
 
 // What has no dimension is moved as it lies.
@@ -22629,10 +23284,11 @@ inline CallKey flat_key(const Calling& by, Collective what, const Tensor& t, con
   return key;
 }
 
-inline Pending start_all_reduce(const Calling& by, const Tensor& t, const Axes& axes, Reduce how) {
+inline Pending start_all_reduce(const Calling& by, const Tensor& t, const Axes& axes, Reduce how,
+                                const Tensor& into = Tensor()) {
   CallKey key = flat_key(by, Collective::all_reduce, t, axes);
   key.how = how;
-  return start(by, key, t, key.shape);
+  return start(by, key, t, key.shape, true, {}, {}, into);
 }
 
 inline Pending start_all_to_all(const Calling& by, const Tensor& t, const Axes& axes, int split_dim,
@@ -22761,6 +23417,7 @@ inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
   const CallKey& key = forward.call.key;
   CollectiveOptions options = forward.options;
   options.schedule = nullptr;
+  options.gather_again = false;
   options.algorithm =
       options.algorithm == Algorithm::custom ? Algorithm::automatic : options.algorithm;
   const Calling by = {still_running("backward", forward.device), options, forward.where};
@@ -23009,6 +23666,16 @@ class Device {
                    TINYSCALE_HERE) {
     return detail::replicate({endpoint_, options, where}, t, axes);
   }
+
+  // Ops and waits from now on are part of that task of the program (-1: of none), by which
+  // timelines and breakdowns name them; and the memory is noted, for MeshRun::memory_samples.
+  void task(int tag) {
+    if (tag < -1) {
+      detail::fail({"task: tag ", tag, "; 0 or more is right, or -1 for no task"});
+    }
+    endpoint_.task(tag);
+  }
+  int task() const { return endpoint_.task(); }
 
   // Keeps a tensor for MeshRun::kept(rank, name); a second one of that name replaces it.
   void keep(const std::string& name, const Tensor& t) {
@@ -23495,10 +24162,11 @@ struct TimedCall {
 };
 
 struct TimedDevice {
-  double compute = 0;  // seconds
-  double waiting = 0;  // seconds in waits: communication that nothing hides
-  double end = -1;     // of its program
-  int after = -1;      // the message that ended its last wait
+  double compute = 0;         // seconds
+  double waiting = 0;         // seconds in waits: communication that nothing hides
+  double end = -1;            // of its program
+  int after = -1;             // the message that ended its last wait
+  std::vector<double> marks;  // seconds: the ends of its tasks
 };
 
 // A device computes, or waits in a call for what nothing hides.
@@ -23506,6 +24174,7 @@ struct TimedSpan {
   int device = 0;
   int call = -1;  // -1: computes
   double start = 0, finish = 0;
+  int task = -1;  // of the program
 };
 
 struct Timeline {
@@ -23848,10 +24517,12 @@ class Replay {
         const double seconds = compute_seconds(d, event) * device.slower;
         out_.devices[d].compute += seconds;
         if (seconds > 0) {
-          keep_span(rank, none, now, now + seconds);
+          keep_span(rank, none, now, now + seconds, event.task);
           events_.push({now + seconds, d, device_event});
           return;
         }
+      } else if (event.kind == DeviceEvent::Kind::mark) {
+        out_.devices[d].marks.push_back(now);
       } else if (event.kind == DeviceEvent::Kind::start) {
         start_call(event.first, rank, now);
       } else if (!is_done(event.first, rank)) {
@@ -23866,9 +24537,9 @@ class Replay {
     }
   }
 
-  void keep_span(int rank, int call, double start, double finish) {
+  void keep_span(int rank, int call, double start, double finish, int task) {
     if (keeps_ && finish > start) {
-      out_.spans.push_back({rank, call, start, finish});
+      out_.spans.push_back({rank, call, start, finish, task});
     }
   }
 
@@ -24060,7 +24731,8 @@ class Replay {
       TimedDevice& timed = out_.devices[static_cast<std::size_t>(rank)];
       timed.waiting += now - device.since;
       timed.after = after;
-      keep_span(rank, static_cast<int>(c), device.since, now);
+      const List<DeviceEvent>& program = log_.programs[static_cast<std::size_t>(rank)];
+      keep_span(rank, static_cast<int>(c), device.since, now, program[device.next - 1].task);
       ready_.push_back(rank);
     }
     if (live_[p].members_left == 0) {
@@ -24316,10 +24988,9 @@ inline CheckReport check_guess(const Guess& guess, const Counted& counted) {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/mesh/mesh_run.hpp
-// What a mesh program cost: bytes and steps counted from its messages, simulated time beside the
-// formula, the links and the critical path. The same log can be timed again on another machine, or
-// with links and devices that are slow.
+// >> tinyscale/mesh/run_rows.hpp
+// The rows of a run's tables: a line of the program that communicates, a link, the critical path;
+// with the counts of bytes, steps and hops behind them.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -24359,17 +25030,6 @@ struct CriticalPath {
 };
 
 namespace detail {
-
-// What a run leaves behind; shared by all timings of it.
-struct MeshRecord {
-  RunLog log;
-  std::string machine;  // on which it ran, and algorithms were chosen
-  List<MeshAxis> axes;
-  List<List<KeptTensor>> kept;  // by rank
-  List<Counters> counters;
-  double measured = 0;  // seconds on this host, of the slowest device
-  List<Shared<MemoryMeter>> memory;
-};
 
 inline Table collective_table(const List<CollectiveRow>& rows, const std::string& machine,
                               std::size_t most) {
@@ -24462,6 +25122,30 @@ inline std::string along(const Machine& machine, const List<AxisPlacement>& plac
 
 }  // namespace detail
 
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/mesh_run.hpp
+// What a mesh program cost: bytes and steps counted from its messages, simulated time beside the
+// formula, the links and the critical path. The same log can be timed again on another machine, or
+// with links and devices that are slow.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+// What a run leaves behind; shared by all timings of it.
+struct MeshRecord {
+  RunLog log;
+  std::string machine;  // on which it ran, and algorithms were chosen
+  List<MeshAxis> axes;
+  List<List<KeptTensor>> kept;  // by rank
+  List<Counters> counters;
+  double measured = 0;  // seconds on this host, of the slowest device
+  List<Shared<MemoryMeter>> memory;
+};
+
+}  // namespace detail
+
 class MeshRun {
  public:
   MeshRun(Shared<detail::MeshRecord> record, Machine machine, Faults faults = Faults())
@@ -24505,6 +25189,39 @@ class MeshRun {
   // The ops of one device.
   Counters counters(int rank) const { return record_->counters[checked("counters", rank)]; }
   const MemoryMeter& memory(int rank) const { return *record_->memory[checked("memory", rank)]; }
+
+  // The memory at the end of each task of a device, in order.
+  List<MemorySample> memory_samples(int rank) const {
+    const std::size_t d = checked("memory_samples", rank);
+    List<MemorySample> samples = d < log().samples.size() ? log().samples[d] : List<MemorySample>();
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      samples[i].seconds = timeline.devices[d].marks[i];
+    }
+    return samples;
+  }
+
+  // Of a call of the log; of a send the one axis on which its two devices differ, "" if several.
+  std::string axes_of_call(std::size_t call) const {
+    if (call >= log().calls.size()) {
+      detail::fail({"axes_of_call: call ", call, " of ", log().calls.size(), " in the log"});
+    }
+    const LoggedCall& logged = log().calls[call];
+    if (!logged.shape->eager) {
+      return logged.shape->axes;
+    }
+    std::string name;
+    int from = logged.members->front(), to = logged.members->back(), differ = 0;
+    for (std::size_t a = record_->axes.size(); a-- > 0;) {  // the last axis is the fastest
+      const int size = static_cast<int>(record_->axes[a].size.value);
+      if (from % size != to % size) {
+        name = record_->axes[a].name;
+        ++differ;
+      }
+      from /= size;
+      to /= size;
+    }
+    return differ == 1 ? name : "";
+  }
 
   double bytes_sent(int rank) const { return all_sent()[checked("bytes_sent", rank)]; }
 
@@ -24896,6 +25613,9 @@ inline MeshPrediction predict_log(const DeviceLog& log, int rank, const Machine&
       out.seconds = out.compute + out.exposed;
       continue;
     }
+    if (event.kind == DeviceEvent::Kind::mark) {
+      continue;
+    }
     CallRecord& call = *event.call;
     if (event.kind == DeviceEvent::Kind::start) {
       const CallShape& shape = *call.logged.shape;
@@ -24912,6 +25632,231 @@ inline MeshPrediction predict_log(const DeviceLog& log, int rank, const Machine&
 }
 
 }  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/time_breakdown.hpp
+// Where the simulated time of each device went: compute by what it was for, waits by what was
+// waited for, idle until the slowest is done. The rows of a device add up to the run's seconds.
+// Names are the program's: a plain table from the tags of Device::task and the axes of calls.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What the tasks of a program are called; tags are places in the lists.
+struct TaskNames {
+  struct Wait {
+    std::string axes, name;
+  };
+  std::vector<std::string> names;    // "F0": short, for charts; none: the class
+  std::vector<std::string> classes;  // "forward"; none, or outside of tasks: "compute"
+  List<Wait> waits;                  // {"pipeline", "bubble"}; else "exposed " and the axes
+
+  std::string class_of(int task) const {
+    const std::string name = at(classes, task);
+    return name.empty() ? "compute" : name;
+  }
+  std::string name_of(int task) const {
+    const std::string name = at(names, task);
+    return name.empty() ? class_of(task) : name;
+  }
+  std::string wait_for(const std::string& axes) const {
+    for (const Wait& wait : waits) {
+      if (wait.axes == axes) {
+        return wait.name;
+      }
+    }
+    return "exposed " + (axes.empty() ? "communication" : axes);
+  }
+
+ private:
+  static std::string at(const std::vector<std::string>& from, int task) {
+    return task >= 0 && static_cast<std::size_t>(task) < from.size()
+               ? from[static_cast<std::size_t>(task)]
+               : "";
+  }
+};
+
+struct TimeShare {
+  enum class Kind { compute, wait, idle };
+  std::string name;
+  double seconds = 0;
+  Kind kind = Kind::compute;
+};
+
+inline double seconds_of(const List<TimeShare>& shares, const std::string& name) {
+  double seconds = 0;
+  for (const TimeShare& share : shares) {
+    seconds += share.name == name ? share.seconds : 0;
+  }
+  return seconds;
+}
+
+namespace detail {
+
+// The same rows for every device: compute, waits, those that the caller named last, idle.
+struct TimeTable {
+  List<TimeShare> rows;               // seconds: mean of the devices
+  List<std::vector<double>> seconds;  // by device, by row
+
+  std::size_t row(const std::string& name, TimeShare::Kind kind) {
+    std::size_t i = 0;
+    while (i < rows.size() && (rows[i].name != name || rows[i].kind != kind)) {
+      ++i;
+    }
+    if (i == rows.size()) {
+      rows.push_back({name, 0, kind});
+    }
+    return i;
+  }
+};
+
+// The rows in order, and which of them each call's waits are in.
+inline TimeTable empty_table(const MeshRun& run, const TaskNames& names,
+                             std::vector<std::size_t>& row_of_call) {
+  TimeTable table;
+  for (const std::string& name : names.classes) {
+    if (!name.empty()) {
+      table.row(name, TimeShare::Kind::compute);
+    }
+  }
+  table.row("compute", TimeShare::Kind::compute);
+  const std::size_t calls = run.log().calls.size();
+  row_of_call.resize(calls);
+  for (const bool named : {false, true}) {
+    for (std::size_t c = 0; c < calls; ++c) {
+      const std::string axes = run.axes_of_call(c);
+      bool is_named = false;
+      for (const TaskNames::Wait& wait : names.waits) {
+        is_named = is_named || wait.axes == axes;
+      }
+      if (is_named == named) {
+        row_of_call[c] = table.row(names.wait_for(axes), TimeShare::Kind::wait);
+      }
+    }
+  }
+  table.row("idle at the end", TimeShare::Kind::idle);
+  return table;
+}
+
+inline TimeTable time_table(const MeshRun& run, const TaskNames& names) {
+  std::vector<std::size_t> row_of_call;
+  TimeTable table = empty_table(run, names, row_of_call);
+  const std::size_t devices = static_cast<std::size_t>(run.devices());
+  table.seconds.resize(devices);
+  for (std::vector<double>& of_device : table.seconds) {
+    of_device.assign(table.rows.size(), 0);
+  }
+  // A device does one thing until it does the next, so that nothing is left out by rounding.
+  const std::size_t none = table.rows.size();
+  std::vector<double> since(devices, 0);
+  std::vector<std::size_t> row(devices, none);
+  for (const TimedSpan& span : run.timeline.spans) {
+    const std::size_t d = static_cast<std::size_t>(span.device);
+    if (row[d] != none) {
+      table.seconds[d][row[d]] += span.start - since[d];
+      since[d] = span.start;
+    }
+    row[d] = span.call < 0 ? table.row(names.class_of(span.task), TimeShare::Kind::compute)
+                           : row_of_call[static_cast<std::size_t>(span.call)];
+  }
+  for (std::size_t d = 0; d < devices; ++d) {
+    const double end = run.timeline.devices[d].end;
+    if (row[d] != none) {
+      table.seconds[d][row[d]] += end - since[d];
+    } else if (end > 0) {
+      fail({"time_breakdown: the run has no record of what its devices did when, as it has more ",
+            "than ", most_timed_messages, " messages; a shorter one, of one step, is right"});
+    }
+    table.seconds[d].back() = run.seconds - end;
+    for (std::size_t r = 0; r < table.rows.size(); ++r) {
+      table.rows[r].seconds += table.seconds[d][r] / static_cast<double>(devices);
+    }
+  }
+  return table;
+}
+
+inline List<TimeShare> without_zeros(const List<TimeShare>& rows) {
+  List<TimeShare> out;
+  for (const TimeShare& row : rows) {
+    if (row.seconds > 0) {
+      out.push_back(row);
+    }
+  }
+  return out;
+}
+
+}  // namespace detail
+
+// The shares of the time of all devices together, as seconds of their mean.
+inline List<TimeShare> time_breakdown(const MeshRun& run, const TaskNames& names = TaskNames()) {
+  return detail::without_zeros(detail::time_table(run, names).rows);
+}
+
+// Those of one device.
+inline List<TimeShare> time_breakdown(const MeshRun& run, int rank, const TaskNames& names) {
+  if (rank < 0 || rank >= run.devices()) {
+    detail::fail({"time_breakdown: rank ", rank, " of ", run.devices(), " devices; ranks are 0 to ",
+                  run.devices() - 1});
+  }
+  detail::TimeTable table = detail::time_table(run, names);
+  for (std::size_t r = 0; r < table.rows.size(); ++r) {
+    table.rows[r].seconds = table.seconds[static_cast<std::size_t>(rank)][r];
+  }
+  return detail::without_zeros(table.rows);
+}
+
+// A row for each device, a column for each share.
+inline Table time_table(const MeshRun& run, const TaskNames& names = TaskNames()) {
+  const detail::TimeTable table = detail::time_table(run, names);
+  Table out;
+  out.title = detail::cat({"simulated time of each device, of ", format_seconds(run.seconds)});
+  out.columns = {"device"};
+  for (const TimeShare& row : table.rows) {
+    if (row.seconds > 0) {
+      out.columns.push_back(row.name);
+    }
+  }
+  for (std::size_t d = 0; d < table.seconds.size(); ++d) {
+    std::vector<std::string> cells(1, std::to_string(d));
+    for (std::size_t r = 0; r < table.rows.size(); ++r) {
+      if (table.rows[r].seconds > 0) {
+        cells.push_back(format_seconds(table.seconds[d][r]));
+      }
+    }
+    out.add(cells);
+  }
+  return out;
+}
+
+// The same time with the compute of some classes told apart into what it would be at full speed,
+// `ideal` seconds, and the rest: the first two rows.
+inline List<TimeShare> against_ideal(const List<TimeShare>& shares,
+                                     const std::vector<std::string>& classes, double ideal) {
+  List<TimeShare> others;
+  double seconds = 0;
+  for (const TimeShare& share : shares) {
+    bool wanted = false;
+    for (const std::string& name : classes) {
+      wanted = wanted || (share.kind == TimeShare::Kind::compute && share.name == name);
+    }
+    seconds += wanted ? share.seconds : 0;
+    if (!wanted) {
+      others.push_back(share);
+    }
+  }
+  if (!(ideal >= 0) || ideal > seconds * (1 + 1e-9)) {
+    detail::fail({"against_ideal: ", ideal, " s at full speed of ", seconds,
+                  " s of compute; 0 or more and no more than all of it is right"});
+  }
+  List<TimeShare> out = {{"ideal compute", ideal, TimeShare::Kind::compute}};
+  if (seconds > ideal * (1 + 1e-9)) {
+    out.push_back({"below peak speed", seconds - ideal, TimeShare::Kind::compute});
+  }
+  for (const TimeShare& share : others) {
+    out.push_back(share);
+  }
+  return out;
+}
+
 }}  // namespace tinyscale
 
 // >> tinyscale/mesh/thread_limit.hpp
@@ -25017,7 +25962,7 @@ inline void run_device(const DeviceProgram& program, Fabric& fabric, DeviceThrea
   const auto start = std::chrono::steady_clock::now();
   try {
     program(self.device);
-    endpoint.log_ops();
+    endpoint.finish();
     fabric.returned(endpoint.rank(), endpoint.returned());
   } catch (...) {
     fabric.threw(endpoint.rank(), endpoint.threw(), message_of(std::current_exception()));
@@ -26350,6 +27295,7 @@ class CallRegistry {
       events.put(static_cast<std::int64_t>(event.first));
       events.put(static_cast<std::int64_t>(event.last));
       events.put(static_cast<std::int64_t>(call == nullptr ? 0 : call->id));
+      events.put(std::int64_t{event.task});
       if (call != nullptr && find(call->id) == nullptr) {
         add(event.call ? event.call : event.meeting->call);
         calls.push_back(call);
@@ -26383,6 +27329,10 @@ class CallRegistry {
     for (const OpCost& op : log.ops) {
       to.put(&op, sizeof op);
     }
+    to.put(static_cast<std::int64_t>(log.samples.size()));
+    for (const MemorySample& sample : log.samples) {
+      to.put(&sample, sizeof sample);
+    }
   }
 
   void get_log(Bytes& from, DeviceLog& log) {
@@ -26408,6 +27358,7 @@ class CallRegistry {
       event.first = static_cast<std::size_t>(from.number());
       event.last = static_cast<std::size_t>(from.number());
       const std::uint64_t id = static_cast<std::uint64_t>(from.number());
+      event.task = from.whole();
       if (id != 0) {
         event.call = *find(id);
       }
@@ -26415,6 +27366,10 @@ class CallRegistry {
     log.ops = List<OpCost>(static_cast<std::size_t>(from.number()));
     for (OpCost& op : log.ops) {
       from.get(&op, sizeof op);
+    }
+    log.samples = List<MemorySample>(static_cast<std::size_t>(from.number()));
+    for (MemorySample& sample : log.samples) {
+      from.get(&sample, sizeof sample);
     }
   }
 
@@ -28775,7 +29730,7 @@ class Mesh {
     Profile profile;
     self.device.endpoint().begin(profile);
     program(self.device);
-    self.device.endpoint().log_ops();
+    self.device.endpoint().finish();
     return detail::predict_log(self.device.endpoint().log(), rank, machine_, placed);
   }
 
@@ -28809,57 +29764,255 @@ class Mesh {
 // >> tinyscale/model/experts.hpp
 // Which expert each token visits: the top_k most probable of the router, ties to the lower number
 // (mixture of experts, arXiv 2101.03961; weights of the chosen ones sum to 1, arXiv 2401.04088).
+// With a capacity factor cf an expert takes C = ceil(top_k T cf / E) of a group's T tokens, the
+// first ones; without, all (dropless, arXiv 2211.15841).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-struct Routing {
-  List<std::vector<std::int32_t>> rows;  // of each expert: the tokens it gets, ascending
-  std::vector<std::int32_t> chosen;      // [N, k] places in the flat probabilities [N, E]
-  std::vector<std::int32_t> places;      // [N, k] rows in the experts' outputs, joined in order
+// How tokens are spread over experts.
+struct ExpertOptions {
+  double capacity_factor = 0;  // 0: dropless
+  double balance_loss = 0;     // coefficient of E sum_e f_e P_e, which is 1 when balanced; 0: none
+  std::int64_t groups = 1;     // equal contiguous parts of the tokens, each with a capacity of its
+                               // own: what each of so many data-parallel devices would see
 };
 
-// Routes N tokens by their probabilities [N, E].
-inline Routing route(const Tensor& probabilities, int top_k) {
+// Rows (n, D) of an expert through it.
+using ExpertBody = std::function<Tensor(int expert, const Tensor& rows)>;
+
+// What a layer's experts get.
+struct ExpertRows {
+  Tensor rows;                       // (sum of counts, D), sorted by expert
+  std::vector<std::int64_t> counts;  // [E]
+  std::int64_t capacity = 0;         // at most so many of one expert; 0: no limit
+};
+
+// Brings rows to their experts and gives the results in the same order.
+using ExpertDispatch = std::function<Tensor(const ExpertRows& in, const ExpertBody& run)>;
+
+struct Routing {
+  List<std::vector<std::int32_t>> rows;  // of each expert: the tokens it takes, ascending
+  std::vector<std::int64_t> routed;      // [E] tokens that chose it, the dropped ones too
+  std::vector<std::int32_t> chosen;      // [N, k] places in the flat probabilities [N, E]
+  std::vector<std::int32_t> places;      // [N, k] rows in the experts' outputs, joined in order;
+                                         // a dropped choice has the number of all rows
+  std::int64_t kept = 0;                 // rows of all experts
+  std::int64_t capacity = 0;             // of an expert, over all groups; 0: no limit
+};
+
+// Routing added up over passes. A pass that runs a second time (recomputation) leaves it out.
+struct ExpertCounts {
+  std::vector<std::int64_t> routed;   // [L, E] (token, choice) pairs, the dropped ones too
+  std::vector<std::int64_t> dropped;  // [L, E]
+  double balance_loss = 0;            // with its coefficient, summed over layers
+
+  void add(std::int64_t layer, std::int64_t layers, const Routing& routing) {
+    const std::size_t experts = routing.rows.size();
+    routed.resize(static_cast<std::size_t>(layers) * experts, 0);
+    dropped.resize(routed.size(), 0);
+    for (std::size_t e = 0; e < experts; ++e) {
+      const std::size_t at = static_cast<std::size_t>(layer) * experts + e;
+      routed[at] += routing.routed[e];
+      dropped[at] += routing.routed[e] - static_cast<std::int64_t>(routing.rows[e].size());
+    }
+  }
+  std::int64_t all_routed() const { return total(routed); }
+  std::int64_t all_dropped() const { return total(dropped); }
+
+ private:
+  static std::int64_t total(const std::vector<std::int64_t>& counts) {
+    std::int64_t sum = 0;
+    for (const std::int64_t count : counts) {
+      sum += count;
+    }
+    return sum;
+  }
+};
+
+// C = ceil(top_k T cf / E), of T tokens; a product that rounding alone lifts above a whole number
+// is that number.
+inline std::int64_t expert_capacity(std::int64_t tokens, std::int64_t top_k, std::int64_t experts,
+                                    double capacity_factor) {
+  const double even = static_cast<double>(top_k * tokens) / static_cast<double>(experts);
+  return static_cast<std::int64_t>(std::ceil(even * capacity_factor * (1 - 1e-12)));
+}
+
+namespace detail {
+
+inline void check_routing(std::int64_t tokens, std::int64_t experts, std::int64_t top_k,
+                          const ExpertOptions& options) {
+  if (top_k < 1 || top_k > experts) {
+    fail({"route: top_k is ", top_k, " of ", experts, " experts; 1 to ", experts, " is right"});
+  }
+  if (!(options.capacity_factor >= 0 && options.capacity_factor <= 1e6)) {
+    fail({"route: capacity_factor is ", options.capacity_factor,
+          "; a number from 0 (dropless) to 1e+06 is right"});
+  }
+  if (options.groups < 1 || tokens % options.groups != 0) {
+    fail({"route: ", tokens, " tokens in ", options.groups,
+          " groups; a number of groups that divides the tokens is right"});
+  }
+}
+
+// Makes `order` begin with the top_k most probable.
+inline void best_first(const float* p, int top_k, std::vector<std::int32_t>& order) {
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    order[i] = static_cast<std::int32_t>(i);
+  }
+  for (std::size_t j = 0; j < static_cast<std::size_t>(top_k); ++j) {
+    std::size_t best = j;
+    for (std::size_t i = j + 1; i < order.size(); ++i) {
+      const std::int32_t a = order[i];
+      const std::int32_t b = order[best];
+      best = (p[a] != p[b] ? p[a] > p[b] : a < b) ? i : best;
+    }
+    const std::int32_t e = order[best];
+    order[best] = order[j];
+    order[j] = e;
+  }
+}
+
+}  // namespace detail
+
+// Routes N tokens by their probabilities [N, E]. A full expert drops the later tokens of a group;
+// a token names an expert once, so it does not matter whether as its first choice or its last.
+inline Routing route(const Tensor& probabilities, int top_k,
+                     const ExpertOptions& options = ExpertOptions()) {
   const std::int64_t tokens = probabilities.dim(0);
   const std::int64_t experts = probabilities.dim(1);
-  if (top_k < 1 || top_k > experts) {
-    detail::fail(
-        {"route: top_k is ", top_k, " of ", experts, " experts; 1 to ", experts, " is right"});
-  }
+  detail::check_routing(tokens, experts, top_k, options);
+  const std::int64_t group = tokens / options.groups;
+  const bool dropless = options.capacity_factor <= 0;
+  const std::int64_t most =
+      dropless ? group : expert_capacity(group, top_k, experts, options.capacity_factor);
   Routing routing;
+  routing.capacity = dropless ? 0 : options.groups * most;
   routing.rows.resize(static_cast<std::size_t>(experts));
-  std::vector<std::int32_t> order(static_cast<std::size_t>(experts));
+  routing.routed.resize(routing.rows.size(), 0);
+  std::vector<std::int64_t> room(routing.rows.size());
+  std::vector<std::int32_t> order(routing.rows.size());
   for (std::int64_t n = 0; n < tokens; ++n) {
-    const float* p = probabilities.data() + n * experts;
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      order[i] = static_cast<std::int32_t>(i);
+    if (n % group == 0) {
+      room.assign(room.size(), most);
     }
+    detail::best_first(probabilities.data() + n * experts, top_k, order);
     for (int j = 0; j < top_k; ++j) {
-      std::size_t best = static_cast<std::size_t>(j);
-      for (std::size_t i = best + 1; i < order.size(); ++i) {
-        const std::int32_t a = order[i];
-        const std::int32_t b = order[best];
-        best = (p[a] != p[b] ? p[a] > p[b] : a < b) ? i : best;
+      const auto e = static_cast<std::size_t>(order[static_cast<std::size_t>(j)]);
+      auto& rows = routing.rows[e];
+      ++routing.routed[e];
+      routing.chosen.push_back(
+          static_cast<std::int32_t>(n * experts + static_cast<std::int64_t>(e)));
+      if (room[e] > 0) {
+        --room[e];
+        ++routing.kept;
+        routing.places.push_back(static_cast<std::int32_t>(rows.size()));  // within the expert
+        rows.push_back(static_cast<std::int32_t>(n));
+      } else {
+        routing.places.push_back(-1);
       }
-      const std::int32_t e = order[best];
-      order[best] = order[static_cast<std::size_t>(j)];
-      order[static_cast<std::size_t>(j)] = e;
-      auto& rows = routing.rows[static_cast<std::size_t>(e)];
-      routing.chosen.push_back(static_cast<std::int32_t>(n * experts + e));
-      routing.places.push_back(static_cast<std::int32_t>(rows.size()));  // within the expert
-      rows.push_back(static_cast<std::int32_t>(n));
     }
   }
-  std::vector<std::int32_t> first(static_cast<std::size_t>(experts), 0);
+  std::vector<std::int32_t> first(routing.rows.size(), 0);
   for (std::size_t e = 1; e < first.size(); ++e) {
     first[e] = first[e - 1] + static_cast<std::int32_t>(routing.rows[e - 1].size());
   }
   for (std::size_t i = 0; i < routing.places.size(); ++i) {
-    routing.places[i] += first[static_cast<std::size_t>(routing.chosen[i] % experts)];
+    std::int32_t& place = routing.places[i];
+    place = place < 0 ? static_cast<std::int32_t>(routing.kept)
+                      : place + first[static_cast<std::size_t>(routing.chosen[i] % experts)];
   }
   return routing;
 }
 
+// The rows of the tokens (N, D) that experts take, sorted by expert.
+inline ExpertRows expert_rows(const Tensor& tokens, const Routing& routing) {
+  ExpertRows out;
+  out.capacity = routing.capacity;
+  std::vector<std::int32_t> sorted;
+  for (const std::vector<std::int32_t>& own : routing.rows) {
+    out.counts.push_back(static_cast<std::int64_t>(own.size()));
+    sorted.insert(sorted.end(), own.begin(), own.end());
+  }
+  out.rows = embedding(tokens, sorted, {routing.kept});
+  return out;
+}
+
+// Of each token the sum of its experts' outputs (kept, D), weighted by their probabilities, which
+// are made to sum to 1; a dropped choice counts as zeros.
+inline Tensor combine(const Tensor& outputs, const Tensor& probabilities, const Routing& routing) {
+  const std::int64_t n = probabilities.dim(0),
+                     k = static_cast<std::int64_t>(routing.chosen.size()) / n;
+  const bool dropped = routing.kept < n * k;
+  const Tensor table = dropped ? concat({outputs, zeros({1, outputs.dim(1)})}, 0) : outputs;
+  const Tensor p = embedding(reshape(probabilities, {probabilities.count(), 1}), routing.chosen,
+                             {n, k});  // (N, k, 1)
+  const Tensor weights = p / sum(p, 1, KeepDim::yes);
+  return sum(embedding(table, routing.places, {n, k}) * weights, 1);  // (N, D)
+}
+
+// Rows of every expert padded with zeros to its capacity: equal parts for all devices.
+struct ExpertBuffer {
+  Tensor buffer;                    // (E, C, D)
+  std::vector<std::int32_t> slots;  // of each row its place in (E C, D)
+
+  // The rows of such a buffer, in their order: (sum of counts, D).
+  Tensor rows_of(const Tensor& like) const {
+    return embedding(reshape(like, {like.dim(0) * like.dim(1), like.dim(2)}), slots,
+                     {slots.size()});
+  }
+};
+
+inline ExpertBuffer pad_to_capacity(const ExpertRows& in) {
+  ExpertBuffer out;
+  const auto rows = static_cast<std::int32_t>(in.rows.dim(0));
+  std::vector<std::int32_t> row_of;
+  for (const std::int64_t count : in.counts) {
+    for (std::int64_t i = 0; i < in.capacity; ++i) {
+      if (i < count) {
+        out.slots.push_back(static_cast<std::int32_t>(row_of.size()));
+      }
+      row_of.push_back(i < count ? static_cast<std::int32_t>(out.slots.size()) - 1 : rows);
+    }
+  }
+  const Tensor padded = concat({in.rows, zeros({1, in.rows.dim(1)})}, 0);
+  out.buffer = embedding(padded, row_of, {in.counts.size(), in.capacity});
+  return out;
+}
+
+// Switch's balance of a routing, E sum_e f_e P_e: f_e the share of all choices that fell on e (no
+// gradient), P_e its mean probability. 1 when even, at most E. `batch_mean`, when given, makes
+// both means over the devices that hold other tokens.
+inline Tensor balance_loss(const Tensor& probabilities, const Routing& routing,
+                           const std::function<Tensor(const Tensor& x)>& batch_mean = {}) {
+  const std::int64_t experts = probabilities.dim(1);
+  Tensor shares({experts});
+  for (std::int64_t e = 0; e < experts; ++e) {
+    shares.data()[e] = static_cast<float>(routing.routed[static_cast<std::size_t>(e)]) /
+                       static_cast<float>(routing.chosen.size());
+  }
+  Tensor both = concat({shares, mean(probabilities, List<int>{0})}, 0);  // (2 E): one collective
+  both = batch_mean ? batch_mean(both) : both;
+  const Tensor f = slice(both, 0, 0, experts).detach();
+  return sum(f * slice(both, 0, experts, 2 * experts)) * static_cast<float>(experts);
+}
+
+namespace detail {
+
+// All experts at hand: the rows of each through it, and the results one after another.
+inline Tensor run_experts(const ExpertRows& in, const ExpertBody& run) {
+  std::vector<Tensor> parts;
+  std::int64_t first = 0;
+  for (std::size_t e = 0; e < in.counts.size(); ++e) {
+    const std::int64_t end = first + in.counts[e];
+    if (end > first) {
+      parts.push_back(run(static_cast<int>(e), slice(in.rows, 0, first, end)));
+    }
+    first = end;
+  }
+  return parts.empty() ? in.rows : concat(parts, 0);  // no rows: still joined to the graph
+}
+
+}  // namespace detail
 }}  // namespace tinyscale
 
 // >> tinyscale/model/hooks.hpp
@@ -28877,7 +30030,8 @@ struct Parameter {
   std::string name;  // as in Hugging Face's Llama files
   Tensor value;
   Split split = Split::whole;
-  int layer = -1;  // -1: embeddings, last norm, output matrix
+  int layer = -1;   // -1: embeddings, last norm, output matrix
+  int expert = -1;  // that it belongs to; -1: none
 };
 
 // Keys and values of the tokens seen so far: room for the whole context, one pair of
@@ -28915,14 +30069,26 @@ struct Hooks {
       embedding;
   std::function<Tensor(int layer, const Tensor& q, const Tensor& k, const Tensor& v)> attention;
   std::function<Tensor(int layer, const Tensor& x)> feed_forward;  // all of it, after the norm
-  std::function<Tensor(const Tensor& logits, const std::vector<std::int32_t>& targets)> loss;
-  // Sums gradients over devices between the backward pass and clipping; may replace the loss.
-  std::function<void(const std::vector<Tensor>& tensors, double& loss)> reduce;
+  // Mean cross-entropy of the logits x table^T: x after linear_in, table the output matrix.
+  std::function<Tensor(const Tensor& x, const Tensor& table,
+                       const std::vector<std::int32_t>& targets)>
+      loss;
   std::int64_t first_sequence = 0;  // of this device's part in the whole batch
-  std::int64_t first_position = 0;  // of this pass's tokens in their sequences
-  KvCache* cache = nullptr;         // read and extended when set
+  TokenPlaces places;               // of the tokens that attention sees, in their sequences
+  TokenPlaces stream;  // of those between the layers: under sequence parallelism a part of them
+  std::int64_t sequence_length = 0;  // tokens of a whole sequence; 0: as many as are here
+  KvCache* cache = nullptr;          // read and extended when set
   double dropout = 0.0;
   std::uint64_t dropout_seed = 0;
+  // Mixtures of experts. Inside one all is a partial sum from linear_in until linear_out, which
+  // comes once, after routed and shared experts are added.
+  ExpertOptions experts;
+  ExpertCounts* expert_counts = nullptr;  // added to when set
+  ExpertDispatch dispatch;                // empty: all experts are here
+  // The mean over the devices that hold other tokens of the batch (all_reduce).
+  std::function<Tensor(const Tensor& x)> batch_mean;
+  double balance_weight = 1;  // of the balance loss in what backward() starts from
+  double partial_share = 1;   // of a bias in a partial sum: 1 / devices that add theirs up
 };
 
 }}  // namespace tinyscale
@@ -29285,18 +30451,22 @@ class Transformer {
   std::vector<Tensor> tensors() const;
   std::int64_t count() const;
 
-  // Logits [B, T, V] of ids [B, T]; loss is the mean cross-entropy against the next tokens.
+  // Logits [B, T, V] of ids [B, T]; loss is the mean cross-entropy against the next tokens, plus
+  // the balance loss of mixtures when hooks.experts asks for one.
   Tensor forward(const std::vector<std::int32_t>& ids, std::int64_t batch, std::int64_t time,
                  const Hooks& hooks = Hooks()) const;
   Tensor loss(const std::vector<std::int32_t>& ids, const std::vector<std::int32_t>& targets,
               std::int64_t batch, std::int64_t time, const Hooks& hooks = Hooks()) const;
 
-  // The pieces of forward, for a pipeline: embed, then block 0 .. layers - 1, then head.
+  // The pieces of forward, for a pipeline: embed, then block 0 .. layers - 1, then head
+  // or head_loss.
   Tensor embed(const std::vector<std::int32_t>& ids, std::int64_t batch, std::int64_t time,
                const Hooks& hooks) const;                              // (B, T, D)
   Tensor block(int layer, const Tensor& x, const Hooks& hooks) const;  // (B, T, D)
   Tensor feed_forward(int layer, const Tensor& x, const Hooks& hooks) const;
   Tensor head(const Tensor& x, const Hooks& hooks) const;  // (B, T, V)
+  Tensor head_loss(const Tensor& x, const std::vector<std::int32_t>& targets,
+                   const Hooks& hooks) const;
 
   // Safetensors, tokenizer and config in its metadata (checkpoint.hpp).
   void save(const std::string& path) const;
@@ -29324,8 +30494,12 @@ class Transformer {
                     int layer);
   Linear add_norm(const std::string& name, int layer);
   FeedForward add_feed_forward(const std::string& name, std::int64_t wide, int layer);
+  FeedForward add_expert(const std::string& at, int expert, int layer);
   void add_block(int layer);
 
+  Tensor next_token_loss(const std::vector<std::int32_t>& ids,
+                         const std::vector<std::int32_t>& targets, std::int64_t batch,
+                         std::int64_t time, const Hooks& hooks) const;
   Tensor use(int index, const Hooks& hooks) const;
   Tensor head_input(const Tensor& x, const Hooks& hooks) const;
   Tensor normalise(const Linear& norm, const Tensor& x, const Hooks& hooks) const;
@@ -29333,8 +30507,9 @@ class Transformer {
   Tensor write_back(const Linear& linear, const Tensor& x, const Hooks& hooks) const;
   Tensor place_heads(int norm, const Tensor& x, const Hooks& hooks) const;
   Tensor attend(int layer, const Tensor& x, const Hooks& hooks) const;
-  Tensor gated(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
-  Tensor mixture(const Block& block, const Tensor& x, const Hooks& hooks) const;
+  Tensor hidden(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
+  Tensor mixture(int layer, const Tensor& x, const Hooks& hooks) const;
+  Tensor expert(const FeedForward& part, const Tensor& x, const Hooks& hooks) const;
   Tensor drop(const Tensor& x, int place, const Hooks& hooks) const;
 
   std::uint64_t seed_ = 1;
@@ -29418,6 +30593,17 @@ inline Transformer::FeedForward Transformer::add_feed_forward(const std::string&
   return part;
 }
 
+inline Transformer::FeedForward Transformer::add_expert(const std::string& at, int expert,
+                                                        int layer) {
+  const std::size_t first = parameters.size();
+  const FeedForward part =
+      add_feed_forward(detail::cat({at, ".mlp.experts.", expert}), config.expert_hidden, layer);
+  for (std::size_t i = first; i < parameters.size(); ++i) {
+    parameters[i].expert = expert;
+  }
+  return part;
+}
+
 inline void Transformer::add_block(int layer) {
   const std::string at = detail::cat({"model.layers.", layer});
   const std::int64_t d = config.width;
@@ -29438,8 +30624,7 @@ inline void Transformer::add_block(int layer) {
   } else {
     b.router = add(at + ".mlp.gate.weight", {config.experts, d}, 0.02f, Split::whole, layer);
     for (int e = 0; e < config.experts; ++e) {
-      b.experts.push_back(
-          add_feed_forward(detail::cat({at, ".mlp.experts.", e}), config.expert_hidden, layer));
+      b.experts.push_back(add_expert(at, e, layer));
     }
     if (config.shared_experts > 0) {
       b.dense = add_feed_forward(at + ".mlp.shared_experts",
@@ -29467,6 +30652,54 @@ inline std::int64_t Transformer::count() const {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/model/mixture.hpp
+// A mixture of experts in a block: route, dispatch, run, combine, and the loss that balances it.
+// y_t = sum over t's top_k experts e of w_te expert_e(x_t), plus the shared experts; a dropped
+// choice gives 0, and the residual stream carries the token on (arXiv 2101.03961, 2006.16668).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// One expert. Where its inputs are cut over devices this is a partial sum, and of the bias a share.
+inline Tensor Transformer::expert(const FeedForward& part, const Tensor& x,
+                                  const Hooks& hooks) const {
+  const Tensor h = hidden(part, x, hooks);  // (n, F)
+  if (part.down.bias < 0 || hooks.partial_share == 1) {
+    return project(part.down, h, hooks);
+  }
+  const Tensor bias = use(part.down.bias, hooks) * static_cast<float>(hooks.partial_share);
+  return tinyscale::linear(h, use(part.down.weight, hooks), bias);
+}
+
+inline Tensor Transformer::mixture(int layer, const Tensor& x, const Hooks& hooks) const {
+  const Block& block = blocks_[static_cast<std::size_t>(layer)];
+  const Tensor tokens = reshape(x, {x.count() / config.width, config.width});     // (N, D)
+  const Tensor p = softmax(matmul_transposed(tokens, use(block.router, hooks)));  // (N, E)
+  const Routing routing = route(p, config.top_k, hooks.experts);
+  const ExpertRows in = expert_rows(tokens, routing);
+  const ExpertBody run = [&](int e, const Tensor& rows) {
+    return expert(block.experts[static_cast<std::size_t>(e)], rows, hooks);
+  };
+  const Tensor out = hooks.dispatch ? hooks.dispatch(in, run) : detail::run_experts(in, run);
+  Tensor y = reshape(combine(out, p, routing), x.shape());
+  if (block.dense.up.weight >= 0) {
+    y = y + expert(block.dense, x, hooks);
+  }
+  if (hooks.expert_counts != nullptr) {
+    hooks.expert_counts->add(layer, config.layers, routing);
+  }
+  if (hooks.experts.balance_loss <= 0) {
+    return y;
+  }
+  const Tensor loss =
+      balance_loss(p, routing, hooks.batch_mean) * static_cast<float>(hooks.experts.balance_loss);
+  if (hooks.expert_counts != nullptr) {
+    hooks.expert_counts->balance_loss += static_cast<double>(loss.item());
+  }
+  return carry_loss(y, loss, hooks.balance_weight);
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/model/forward.hpp
 // The transformer's forward pass: embed, then blocks, then head. Its backward pass follows from it.
 // Letters as in transformer.hpp; a device that holds a shard sees its own H, F and V.
@@ -29482,37 +30715,49 @@ inline Tensor Transformer::forward(const std::vector<std::int32_t>& ids, std::in
   return head(x, hooks);  // (B, T, V)
 }
 
+// The balance loss is in the number here and starts its own gradient in the blocks, so that blocks
+// apart (a pipeline's) learn the same.
 inline Tensor Transformer::loss(const std::vector<std::int32_t>& ids,
                                 const std::vector<std::int32_t>& targets, std::int64_t batch,
                                 std::int64_t time, const Hooks& hooks) const {
-  if (hooks.loss) {
-    return hooks.loss(forward(ids, batch, time, hooks), targets);
+  if (config.experts == 0 || hooks.experts.balance_loss <= 0) {
+    return next_token_loss(ids, targets, batch, time, hooks);
   }
+  ExpertCounts own;
+  Hooks counted = hooks;
+  counted.expert_counts = hooks.expert_counts != nullptr ? hooks.expert_counts : &own;
+  const double before = counted.expert_counts->balance_loss;
+  const Tensor loss = next_token_loss(ids, targets, batch, time, counted);
+  return loss + static_cast<float>(counted.expert_counts->balance_loss - before);
+}
+
+inline Tensor Transformer::next_token_loss(const std::vector<std::int32_t>& ids,
+                                           const std::vector<std::int32_t>& targets,
+                                           std::int64_t batch, std::int64_t time,
+                                           const Hooks& hooks) const {
   Tensor x = embed(ids, batch, time, hooks);  // (B, T, D)
   for (int layer = 0; layer < config.layers; ++layer) {
     x = block(layer, x, hooks);
   }
-  return linear_cross_entropy(head_input(x, hooks), use(config.tied ? embedding_ : head_, hooks),
-                              targets);  // no (B, T, V) at any time
+  return head_loss(x, targets, hooks);
 }
 
 inline Tensor Transformer::embed(const std::vector<std::int32_t>& ids, std::int64_t batch,
                                  std::int64_t time, const Hooks& hooks) const {
-  const std::int64_t end = hooks.first_position + time;
   if (batch < 1 || time < 1 || static_cast<std::int64_t>(ids.size()) != batch * time) {
     detail::fail({"forward: ", ids.size(), " ids for ", batch, " sequences of ", time,
                   " tokens; one id a token is right"});
   }
-  if (end > config.context) {
-    detail::fail({"forward: ", time, " tokens from position ", hooks.first_position,
-                  " on; the context of ", config.name, " is ", config.context});
+  const std::int64_t last = hooks.places.at(time - 1);
+  if (last >= config.context) {
+    detail::fail({"forward: ", time, " tokens from position ", hooks.places.first, " to ", last,
+                  "; the context of ", config.name, " is ", config.context});
   }
   const Tensor table = use(embedding_, hooks);
   Tensor x = hooks.embedding ? hooks.embedding(table, ids, {batch, time})
                              : embedding(table, ids, {batch, time});  // (B, T, D)
   if (position_ >= 0) {
-    const Tensor places = use(position_, hooks);
-    x = x + (time == config.context ? places : slice(places, 0, hooks.first_position, end));
+    x = x + tokens_at(use(position_, hooks), 0, hooks.stream, x.dim(1));
   }
   return drop(x, 0, hooks);
 }
@@ -29531,6 +30776,14 @@ inline Tensor Transformer::head(const Tensor& x, const Hooks& hooks) const {
   return matmul_transposed(head_input(x, hooks), use(config.tied ? embedding_ : head_, hooks));
 }
 
+inline Tensor Transformer::head_loss(const Tensor& x, const std::vector<std::int32_t>& targets,
+                                     const Hooks& hooks) const {
+  const Tensor y = head_input(x, hooks);
+  const Tensor table = use(config.tied ? embedding_ : head_, hooks);
+  return hooks.loss ? hooks.loss(y, table, targets)
+                    : linear_cross_entropy(y, table, targets);  // no (B, T, V) at any time
+}
+
 inline Tensor Transformer::head_input(const Tensor& x, const Hooks& hooks) const {
   const Tensor y = normalise(last_norm_, x, hooks);
   return hooks.linear_in ? hooks.linear_in(y) : y;
@@ -29539,7 +30792,11 @@ inline Tensor Transformer::head_input(const Tensor& x, const Hooks& hooks) const
 inline Tensor Transformer::feed_forward(int layer, const Tensor& x, const Hooks& hooks) const {
   const Block& b = blocks_[static_cast<std::size_t>(layer)];
   const Tensor in = hooks.linear_in ? hooks.linear_in(x) : x;
-  return b.experts.empty() ? gated(b.dense, in, hooks) : mixture(b, in, hooks);
+  if (b.experts.empty()) {
+    return write_back(b.dense.down, hidden(b.dense, in, hooks), hooks);
+  }
+  const Tensor y = mixture(layer, in, hooks);
+  return hooks.linear_out ? hooks.linear_out(y) : y;
 }
 
 inline Tensor Transformer::use(int index, const Hooks& hooks) const {
@@ -29584,7 +30841,7 @@ inline Tensor Transformer::place_heads(int norm, const Tensor& x, const Hooks& h
     y = reshape(rms_norm(reshape(x, heads), use(norm, hooks), epsilon), x.shape());
   }
   if (config.position == Position::rotary) {
-    y = rope(y, config.head_size, hooks.first_position, static_cast<float>(config.rope_theta),
+    y = rope(y, config.head_size, hooks.places, static_cast<float>(config.rope_theta),
              RopePairs::halves);
   }
   return y;
@@ -29600,8 +30857,8 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
     const auto at = static_cast<std::size_t>(layer);
     hooks.cache->keys.resize(blocks_.size());
     hooks.cache->values.resize(blocks_.size());
-    k = hooks.cache->append(hooks.cache->keys[at], k, hooks.first_position, config.context);
-    v = hooks.cache->append(hooks.cache->values[at], v, hooks.first_position, config.context);
+    k = hooks.cache->append(hooks.cache->keys[at], k, hooks.places.first, config.context);
+    v = hooks.cache->append(hooks.cache->values[at], v, hooks.places.first, config.context);
   }
   const Tensor o = hooks.attention ? hooks.attention(layer, q, k, v)
                                    : attention(q, k, v, q.dim(2) / config.head_size,
@@ -29609,40 +30866,16 @@ inline Tensor Transformer::attend(int layer, const Tensor& x, const Hooks& hooks
   return write_back(b.output, o, hooks);
 }
 
-// down(activation(up x)), or down(activation(gate x) * up x).
-inline Tensor Transformer::gated(const FeedForward& part, const Tensor& x,
-                                 const Hooks& hooks) const {
+// activation(up x), or activation(gate x) * up x: what the down matrix reads.
+inline Tensor Transformer::hidden(const FeedForward& part, const Tensor& x,
+                                  const Hooks& hooks) const {
   const Tensor up = project(part.up, x, hooks);  // (B, T, F)
-  Tensor h;
   switch (config.activation) {
-    case Activation::gelu: h = gelu(up); break;
-    case Activation::gelu_tanh: h = gelu_tanh(up); break;
-    case Activation::swiglu: h = silu(project(part.gate, x, hooks)) * up; break;
-    case Activation::geglu: h = gelu_tanh(project(part.gate, x, hooks)) * up; break;
+    case Activation::gelu: return gelu(up);
+    case Activation::gelu_tanh: return gelu_tanh(up);
+    case Activation::swiglu: return silu(project(part.gate, x, hooks)) * up;
+    default: return gelu_tanh(project(part.gate, x, hooks)) * up;
   }
-  return write_back(part.down, h, hooks);
-}
-
-// Every token's output is the weighted sum of its top_k experts' (and the shared ones').
-inline Tensor Transformer::mixture(const Block& block, const Tensor& x, const Hooks& hooks) const {
-  const std::int64_t n = x.count() / config.width;
-  const std::int64_t k = config.top_k;
-  const Tensor rows = reshape(x, {n, config.width});
-  const Tensor p = softmax(matmul_transposed(rows, use(block.router, hooks)));  // (N, E)
-  const Routing routing = route(p, config.top_k);
-  std::vector<Tensor> parts;
-  for (std::size_t e = 0; e < block.experts.size(); ++e) {
-    const auto& own = routing.rows[e];
-    if (!own.empty()) {
-      parts.push_back(gated(block.experts[e], embedding(rows, own, {own.size()}), hooks));
-    }
-  }
-  const Tensor chosen =
-      reshape(embedding(reshape(p, {p.count(), 1}), routing.chosen, {n, k}), {n, k});
-  const Tensor weights = chosen / reshape(sum(chosen, 1), {n, 1});
-  const Tensor outputs = embedding(concat(parts, 0), routing.places, {n, k});  // (N, k, D)
-  const Tensor y = reshape(sum(outputs * reshape(weights, {n, k, 1}), 1), x.shape());
-  return block.dense.up.weight >= 0 ? y + gated(block.dense, x, hooks) : y;
 }
 
 inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) const {
@@ -29651,8 +30884,9 @@ inline Tensor Transformer::drop(const Tensor& x, int place, const Hooks& hooks) 
   }
   const std::uint64_t seed =
       detail::parameter_seed(hooks.dropout_seed, static_cast<std::uint64_t>(place));
-  const std::int64_t first = hooks.first_sequence * (x.count() / x.dim(0));
-  return dropout(x, static_cast<float>(hooks.dropout), seed, first);
+  const std::int64_t length = hooks.sequence_length > 0 ? hooks.sequence_length : x.dim(1);
+  return dropout(x, static_cast<float>(hooks.dropout), seed, hooks.stream, length,
+                 hooks.first_sequence);
 }
 
 }}  // namespace tinyscale
@@ -30794,7 +32028,7 @@ inline std::vector<std::int32_t> generate_tokens(const Transformer& model,
     }
     const std::int64_t time = cached == 0 ? std::min(length, context) : 1;
     Hooks hooks;
-    hooks.first_position = cached;
+    hooks.places = hooks.stream = cached;
     hooks.cache = options.cache ? &cache : nullptr;
     const Tensor logits = model.forward({ids.end() - time, ids.end()}, 1, time, hooks);
     cached += time;
@@ -30838,6 +32072,7 @@ inline const List<const char*>& model_table() {
   static const List<const char*> rows = {
       "nano nano 4 128 4 4 32 512 256 64 1 0 0 0 0 0",
       "nano-llama llama 4 128 4 2 32 344 256 64 1 0 0 0 0 0",
+      "nano-moe llama 4 128 4 2 32 0 256 64 1 8 2 172 0 0",
       "gpt2-small gpt2 12 768 12 12 64 3072 50257 1024 1 0 0 0 0 0",
       "gpt2-medium gpt2 24 1024 16 16 64 4096 50257 1024 1 0 0 0 0 0",
       "gpt2-large gpt2 36 1280 20 20 64 5120 50257 1024 1 0 0 0 0 0",
@@ -31187,6 +32422,43 @@ inline double cosine_schedule(std::int64_t step, std::int64_t warmup, std::int64
 
 }}  // namespace tinyscale
 
+// >> tinyscale/model/loss_scaler.hpp
+// Dynamic loss scaling (arXiv 1710.03740): the loss is multiplied by a power of two so that small
+// gradients do not vanish in fp16 or fp8, and the gradients are divided by it before the update.
+// After growth_steps good steps it doubles; when a gradient overflows it halves, and the step is
+// left out.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct LossScaler {
+  double scale = 65536;              // multiplies the loss; 1 / scale the gradients
+  double smallest = 1;               // a step that overflows even here is an error
+  double largest = 16777216;         // 2^24
+  std::int64_t growth_steps = 2000;  // good ones in a row before it doubles
+  std::int64_t good = 0;             // in a row so far
+  std::int64_t skipped = 0;          // steps left out in all
+
+  // Whether the step is to be taken: its gradients, on all devices, are finite.
+  bool update(bool finite) {
+    if (finite) {
+      good = good + 1 < growth_steps ? good + 1 : 0;
+      scale = good == 0 && 2 * scale <= largest ? 2 * scale : scale;
+      return true;
+    }
+    if (scale / 2 < smallest) {
+      detail::fail({"LossScaler: gradients are not finite at a loss scale of ", scale,
+                    ", the smallest is ", smallest,
+                    "; the model diverges whatever the scale: try a smaller learning_rate"});
+    }
+    good = 0;
+    ++skipped;
+    scale /= 2;
+    return false;
+  }
+};
+
+}}  // namespace tinyscale
+
 // >> tinyscale/model/train_step.hpp
 // One step of training: forward, backward, clip, update. 6 flops a parameter and token.
 
@@ -31202,8 +32474,9 @@ struct StepOptions {
   double beta1 = 0.9;
   double beta2 = 0.99;
   double weight_decay = 0.1;
-  double clip = 1.0;     // of the global gradient norm; 0: none
-  double dropout = 0.0;  // share of numbers set to 0 after the embedding and each part of a block
+  double clip = 1.0;      // of the global gradient norm; 0: none
+  double dropout = 0.0;   // share of numbers set to 0 after the embedding and each part of a block
+  ExpertOptions experts;  // of a mixture: capacity, balance loss, which is part of the loss
   DType format = DType::f32;       // of matmul operands; bf16: sums, weights and moments stay f32
   std::int64_t eval_every = 250;   // steps; 0: only at the end
   std::uint64_t seed = 1337;       // of data order and dropout
@@ -31247,6 +32520,8 @@ inline void check_options(const char* who, const StepOptions& options) {
                 {"weight_decay", options.weight_decay, most},
                 {"clip", options.clip, most},
                 {"dropout", options.dropout, 1},
+                {"experts.capacity_factor", options.experts.capacity_factor, 1e6},
+                {"experts.balance_loss", options.experts.balance_loss, most},
                 {"eval_every", static_cast<double>(options.eval_every), most}};
   for (const auto& range : ranges) {
     if (!is_finite(range.value) || range.value < 0 || range.value >= range.below) {
@@ -31275,6 +32550,7 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
   detail::check_options("train_step", options);
   Hooks own = hooks;
   own.dropout = options.dropout;
+  own.experts = options.experts;
   own.dropout_seed = detail::parameter_seed(options.seed, static_cast<std::uint64_t>(step));
   StepResult result;
   {
@@ -31284,8 +32560,8 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
     detail::check_finite("train_step", "loss", result.loss, step, options);
     loss.backward();
   }
-  if (hooks.reduce) {
-    hooks.reduce(optimizer.tensors(), result.loss);
+  for (const Tensor& tensor : optimizer.tensors()) {  // an expert that no token visited
+    detail::grad_buffer(tensor.slot());
   }
   result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors()));
   detail::check_finite("train_step", "gradient norm", result.grad_norm, step, options);
@@ -31316,22 +32592,55 @@ struct TrainingMemory {  // bytes
 
 namespace detail {
 
-// Floats kept for each token of one dense layer. Norm: its input and its output; query, key and
-// value; attention's output and its log-sum-exp; the hidden layer before and after the activation.
-inline double layer_activations(const ModelConfig& c) {
+inline double norm_statistics(const ModelConfig& c) {
+  return c.norm == Norm::layer ? 2 : 1;  // mean, and 1/deviation
+}
+
+// Floats kept for each token of a feed-forward that wide: the hidden layer before and after the
+// activation; gate, silu(gate), up and their product.
+inline double hidden_activations(const ModelConfig& c, std::int64_t wide) {
+  return static_cast<double>((c.gated() ? 4 : 2) * wide);
+}
+
+// Of a layer on one of `tensor` devices. Norm: its input and its output; query, key and value
+// (before and after their norm); attention's output and its log-sum-exp; the hidden layer. A
+// dropless mixture without a balance loss: the router's E probabilities, of each choice the row
+// that goes in and the one that comes out, k weights and their sum, the hidden layers. Nothing for
+// dropout, which draws its mask again. Heads and hidden layers are cut; under sequence parallelism
+// also tokens, but for the norms' outputs, which are gathered for the matmuls and
+// kept so unless gathered again.
+inline double layer_activations(const ModelConfig& c, std::int64_t tensor = 1,
+                                bool sequence_parallel = false, bool gather_again = false) {
+  const auto parts = static_cast<double>(tensor);
   const auto width = static_cast<double>(c.width);
-  const auto hidden = static_cast<double>(c.hidden);
-  const auto heads = static_cast<double>(c.heads * c.head_size);
-  const auto kv = static_cast<double>(c.kv_heads * c.head_size);
-  const double statistics = c.norm == Norm::layer ? 4 : 2;  // mean and 1/deviation of two norms
-  const bool gated = c.activation == Activation::swiglu || c.activation == Activation::geglu;
-  const double feed_forward = gated ? 4 * hidden : 2 * hidden;  // gate, silu(gate), up, product
-  return 4 * width + 2 * heads + 2 * kv + static_cast<double>(c.heads) + statistics + feed_forward;
+  const auto heads = static_cast<double>(c.heads);
+  const auto kv_heads = static_cast<double>(c.kv_heads);
+  const auto choices = static_cast<double>(c.top_k);
+  const double projected = (heads + 2 * kv_heads) * static_cast<double>(c.head_size);
+  const double normed = c.qk_norm ? (heads + kv_heads) * (static_cast<double>(c.head_size) + 1) : 0;
+  const double attended = heads * (static_cast<double>(c.head_size) + 1);
+  const double feed_forward =
+      c.experts == 0 ? hidden_activations(c, c.hidden)
+                     : hidden_activations(c, (c.top_k + c.shared_experts) * c.expert_hidden);
+  const double routed = c.experts == 0 ? 0 : c.experts + choices * (2 * width + 1) + 1;
+  const double stream = sequence_parallel ? parts : 1;
+  return 2 * (width + norm_statistics(c)) / stream + 2 * width / (gather_again ? stream : 1) +
+         routed + (projected + normed + attended + feed_forward) / parts;
 }
 
 }  // namespace detail
 
-// Peak bytes of a step on `batch` sequences of `time` tokens. Dense models, no dropout.
+// Bytes of activations between the forward and the backward pass of `batch` sequences of `time`
+// tokens: the layers, the last norm, the gradient that the loss leaves for it, and the loss. f32
+// matmuls.
+inline double forward_activation_bytes(const ModelConfig& c, std::int64_t batch,
+                                       std::int64_t time) {
+  const double layers = static_cast<double>(c.layers) * detail::layer_activations(c);
+  const double last = 2 * static_cast<double>(c.width) + detail::norm_statistics(c);
+  return 4 * (static_cast<double>(batch * time) * (layers + last) + 1);
+}
+
+// Peak bytes of a step on `batch` sequences of `time` tokens. Dense models.
 inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch, std::int64_t time) {
   const auto tokens = static_cast<double>(batch * time);
   const auto parameters = static_cast<double>(c.parameters());
@@ -31341,7 +32650,7 @@ inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch, 
   m.parameters = 4 * parameters;
   m.gradients = 4 * parameters;
   m.optimizer = 8 * parameters;
-  const double last_norm = 2 * width + (c.norm == Norm::layer ? 2 : 1);
+  const double last_norm = 2 * width + detail::norm_statistics(c);
   const double loss = 2 * vocabulary + 1;  // the logits, their gradient, a log-sum-exp
   m.activations = 4 * tokens *
                   (static_cast<double>(c.layers) * detail::layer_activations(c) + last_norm + loss);
@@ -31350,8 +32659,1864 @@ inline TrainingMemory training_memory(const ModelConfig& c, std::int64_t batch, 
 
 }}  // namespace tinyscale
 
+// >> tinyscale/parallel/pipeline_schedule.hpp
+// A pipeline schedule as plain data: what each rank does in which order. Stages are the pieces of
+// the model in order, `chunks` of them on each rank; stage s needs the activations of s - 1 and the
+// gradient of s + 1. GPipe: arXiv 1811.06965; 1F1B and interleaving: 2104.04473; ZB-H1: 2401.10241.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// F; B, the whole backward; its two halves: I, the gradient of the input, that the stage before
+// waits for, and W, that of the weights, for which nobody waits.
+enum class PipelineWork { forward, backward, input_gradient, weight_gradient };
+
+inline char letter_of(PipelineWork work) { return "FBIW"[static_cast<int>(work)]; }
+
+struct PipelineOp {
+  PipelineWork work = PipelineWork::forward;
+  int stage = 0, microbatch = 0;
+};
+
+// "F of stage 1, microbatch 0"
+inline void append_text(std::string& out, const PipelineOp& op) {
+  out += detail::cat({letter_of(op.work), " of stage ", op.stage, ", microbatch ", op.microbatch});
+}
+
+struct PipelineSchedule {
+  std::string name;
+  int ranks = 0, stages = 0, microbatches = 0;
+  // Of each stage. Where the parameters are held twice (DualPipe) the second half of the
+  // microbatches goes through a second copy, whose ranks follow: 2 stages entries.
+  std::vector<int> rank_of;
+  List<List<PipelineOp>> program;  // of each rank, in order
+
+  bool empty() const { return program.empty(); }
+  int chunks() const { return ranks > 0 ? stages / ranks : 0; }  // of the model on a rank
+  int rank(int stage, int microbatch) const {
+    const bool second = static_cast<int>(rank_of.size()) > stages && 2 * microbatch >= microbatches;
+    return rank_of[static_cast<std::size_t>(second ? stages + stage : stage)];
+  }
+  void add(int rank, PipelineWork work, int stage, int microbatch) {
+    program[static_cast<std::size_t>(rank)].push_back({work, stage, microbatch});
+  }
+};
+
+namespace detail {
+
+const int most_pipeline_ranks = 4096, most_pipeline_cells = 1 << 22;  // stages x microbatches
+
+inline void check_pipeline_size(const std::string& who, int ranks, int stages, int microbatches) {
+  const double cells = 1.0 * stages * microbatches;
+  if (ranks < 1 || stages < 1 || microbatches < 1 || ranks > most_pipeline_ranks ||
+      cells > most_pipeline_cells) {
+    fail({who, ": ", ranks, " ranks, ", stages, " stages, ", microbatches, " microbatches; 1 to ",
+          most_pipeline_ranks, " ranks are right, and 1 to ", most_pipeline_cells,
+          " stages x microbatches"});
+  }
+}
+
+}  // namespace detail
+
+// Stage s on rank s modulo `ranks`, and nothing to do yet: what a generator begins with.
+inline PipelineSchedule empty_schedule(const std::string& name, int ranks, int microbatches,
+                                       int chunks = 1) {
+  if (chunks < 1 || chunks > detail::most_pipeline_cells / detail::most_pipeline_ranks) {
+    detail::fail({name, ": ", chunks, " chunks of the model on a rank; 1 to ",
+                  detail::most_pipeline_cells / detail::most_pipeline_ranks, " are right"});
+  }
+  detail::check_pipeline_size(
+      name, ranks, ranks < 1 || ranks > detail::most_pipeline_ranks ? ranks : ranks * chunks,
+      microbatches);
+  PipelineSchedule schedule;
+  schedule.name = name;
+  schedule.ranks = ranks;
+  schedule.stages = ranks * chunks;
+  schedule.microbatches = microbatches;
+  for (int stage = 0; stage < schedule.stages; ++stage) {
+    schedule.rank_of.push_back(stage % ranks);
+  }
+  schedule.program.resize(static_cast<std::size_t>(ranks));
+  return schedule;
+}
+
+// All forwards, then all backwards, in the same order: gradients add up as in the others.
+inline PipelineSchedule gpipe(int ranks, int microbatches) {
+  PipelineSchedule schedule = empty_schedule("gpipe", ranks, microbatches);
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (const PipelineWork work : {PipelineWork::forward, PipelineWork::backward}) {
+      for (int j = 0; j < microbatches; ++j) {
+        schedule.add(rank, work, rank, j);
+      }
+    }
+  }
+  return schedule;
+}
+
+// Rank i runs p - 1 - i forwards ahead, then one forward, one backward.
+inline PipelineSchedule one_forward_one_backward(int ranks, int microbatches) {
+  PipelineSchedule schedule = empty_schedule("1f1b", ranks, microbatches);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const int ahead = ranks - 1 - rank;
+    for (int k = -ahead; k < microbatches; ++k) {
+      if (k + ahead < microbatches) {
+        schedule.add(rank, PipelineWork::forward, rank, k + ahead);
+      }
+      if (k >= 0) {
+        schedule.add(rank, PipelineWork::backward, rank, k);
+      }
+    }
+  }
+  return schedule;
+}
+
+// Rank i has stages i, i + p, .. and takes p microbatches through one of them before it turns to
+// the next. Its 2 (p - 1 - i) + (v - 1) p forwards ahead are so many even when v = 1.
+inline PipelineSchedule interleaved(int ranks, int microbatches, int chunks) {
+  PipelineSchedule schedule = empty_schedule("interleaved", ranks, microbatches, chunks);
+  if (microbatches % ranks != 0) {
+    detail::fail({"interleaved: ", microbatches, " microbatches on ", ranks,
+                  " ranks; they must be a multiple of the ranks"});
+  }
+  const int turn = ranks * chunks, all = microbatches * chunks;
+  for (int rank = 0; rank < ranks; ++rank) {
+    const int ahead = 2 * (ranks - 1 - rank) + (chunks - 1) * ranks;
+    for (int k = -ahead; k < all; ++k) {
+      const int f = k + ahead;
+      if (f < all) {
+        schedule.add(rank, PipelineWork::forward, f % turn / ranks * ranks + rank,
+                     f / turn * ranks + f % ranks);
+      }
+      if (k >= 0) {
+        schedule.add(rank, PipelineWork::backward, (chunks - 1 - k % turn / ranks) * ranks + rank,
+                     k / turn * ranks + k % ranks);
+      }
+    }
+  }
+  return schedule;
+}
+
+// 1F1B whose backward is split; rank i does W i microbatches later than I, so that all ranks hold
+// p microbatches and the last ones have W to do where they would wait for the end.
+inline PipelineSchedule zero_bubble_h1(int ranks, int microbatches) {
+  PipelineSchedule schedule = empty_schedule("zb-h1", ranks, microbatches);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const int ahead = ranks - 1 - rank;
+    for (int k = -ahead; k < microbatches + rank; ++k) {
+      if (k + ahead < microbatches) {
+        schedule.add(rank, PipelineWork::forward, rank, k + ahead);
+      }
+      if (k >= 0 && k < microbatches) {
+        schedule.add(rank, PipelineWork::input_gradient, rank, k);
+      }
+      if (k >= rank) {
+        schedule.add(rank, PipelineWork::weight_gradient, rank, k - rank);
+      }
+    }
+  }
+  return schedule;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/pipeline_places.hpp
+// Where each op of a pipeline schedule stands, what it needs, and proof that none is missing, twice
+// or on a wrong rank. An op needs its predecessors, and their message where they ran on another
+// rank: the activations go to stage s + 1, the gradient to stage s - 1.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+class PipelinePlaces {
+ public:
+  // Throws unless every stage does each microbatch once, on its rank.
+  PipelinePlaces(const char* who, const PipelineSchedule& schedule)
+      : schedule_(schedule), who_(cat({who, ": ", schedule.name})) {
+    check_sizes();
+    const auto cells =
+        static_cast<std::size_t>(schedule.stages) * static_cast<std::size_t>(schedule.microbatches);
+    places_.assign(3 * cells, -1);
+    for (int rank = 0; rank < schedule.ranks; ++rank) {
+      const List<PipelineOp>& ops = schedule.program[static_cast<std::size_t>(rank)];
+      for (std::size_t i = 0; i < ops.size(); ++i) {
+        check_op(rank, static_cast<int>(i), ops[i]);
+        places_[cell(ops[i])] = static_cast<int>(i);
+      }
+    }
+    check_complete();
+  }
+
+  int rank(const PipelineOp& op) const { return schedule_.rank(op.stage, op.microbatch); }
+  int place(const PipelineOp& op) const { return places_[cell(op)]; }
+  const std::string& who() const { return who_; }
+
+  // What must be done before; at most two, that of another stage first. The count of them.
+  int needs(const PipelineOp& op, PipelineOp out[2]) const {
+    int n = 0;
+    if (op.work == PipelineWork::weight_gradient) {
+      out[n++] = {PipelineWork::input_gradient, op.stage, op.microbatch};
+    } else if (op.work == PipelineWork::forward) {
+      if (op.stage > 0) {
+        out[n++] = {PipelineWork::forward, op.stage - 1, op.microbatch};
+      }
+    } else {
+      if (op.stage + 1 < schedule_.stages) {
+        out[n++] = {PipelineWork::backward, op.stage + 1, op.microbatch};
+      }
+      out[n++] = {PipelineWork::forward, op.stage, op.microbatch};
+    }
+    return n;
+  }
+  // The rank that gets a message when `op` is done; -1: none.
+  int receiver(const PipelineOp& op) const {
+    const int stage = op.stage + (op.work == PipelineWork::forward ? 1 : -1);
+    if (op.work == PipelineWork::weight_gradient || stage < 0 || stage >= schedule_.stages) {
+      return -1;
+    }
+    const int to = schedule_.rank(stage, op.microbatch);
+    return to == rank(op) ? -1 : to;
+  }
+
+ private:
+  // B and I share a place: there is one or the other.
+  std::size_t cell(const PipelineOp& op) const {
+    const std::size_t kind = op.work == PipelineWork::forward           ? 0
+                             : op.work == PipelineWork::weight_gradient ? 2
+                                                                        : 1;
+    return (kind * static_cast<std::size_t>(schedule_.stages) +
+            static_cast<std::size_t>(op.stage)) *
+               static_cast<std::size_t>(schedule_.microbatches) +
+           static_cast<std::size_t>(op.microbatch);
+  }
+
+  void check_sizes() const {
+    const PipelineSchedule& s = schedule_;
+    check_pipeline_size(who_, s.ranks, s.stages, s.microbatches);
+    const auto stages = static_cast<std::size_t>(s.stages);
+    if (s.program.size() != static_cast<std::size_t>(s.ranks) ||
+        (s.rank_of.size() != stages && s.rank_of.size() != 2 * stages)) {
+      fail({who_, ": ", s.program.size(), " programs and ", s.rank_of.size(),
+            " entries of rank_of for ", s.ranks, " ranks and ", s.stages,
+            " stages; a program for each rank and an entry for each stage (or two) are right"});
+    }
+    for (std::size_t i = 0; i < s.rank_of.size(); ++i) {
+      if (s.rank_of[i] < 0 || s.rank_of[i] >= s.ranks) {
+        fail({who_, ": stage ", i % stages, " is on rank ", s.rank_of[i], "; ranks are 0 to ",
+              s.ranks - 1});
+      }
+    }
+  }
+
+  void check_op(int at, int i, const PipelineOp& op) const {
+    const PipelineSchedule& s = schedule_;
+    if (op.stage < 0 || op.stage >= s.stages || op.microbatch < 0 ||
+        op.microbatch >= s.microbatches) {
+      fail({who_, ": rank ", at, ", op ", i, ": ", op, "; stages are 0 to ", s.stages - 1,
+            ", microbatches 0 to ", s.microbatches - 1});
+    }
+    if (rank(op) != at) {
+      fail({who_, ": rank ", at, ", op ", i, ": ", op, " belongs to rank ", rank(op)});
+    }
+    const int before = place(op);
+    if (before >= 0) {
+      const PipelineWork work =
+          s.program[static_cast<std::size_t>(at)][static_cast<std::size_t>(before)].work;
+      fail({who_, ": rank ", at, ", op ", i, ": ", op, " is op ", before, " already",
+            work == op.work ? std::string() : cat({", as ", letter_of(work)}), "; once is right"});
+    }
+  }
+
+  void check_complete() const {
+    for (int stage = 0; stage < schedule_.stages; ++stage) {
+      for (int j = 0; j < schedule_.microbatches; ++j) {
+        const PipelineOp forward = {PipelineWork::forward, stage, j};
+        const PipelineOp backward = {PipelineWork::backward, stage, j};
+        const PipelineOp weight = {PipelineWork::weight_gradient, stage, j};
+        for (const PipelineOp& op : {forward, backward}) {
+          if (place(op) < 0) {
+            fail({who_, ": rank ", rank(op), " lacks ", op});
+          }
+        }
+        const bool split = schedule_
+                               .program[static_cast<std::size_t>(rank(backward))]
+                                       [static_cast<std::size_t>(place(backward))]
+                               .work == PipelineWork::input_gradient;
+        if (split != (place(weight) >= 0)) {
+          fail({who_, ": rank ", rank(weight), split ? " lacks " : " has both B and ", weight,
+                split ? ", whose I it does" : "; either B, or I and W are right"});
+        }
+      }
+    }
+  }
+
+  const PipelineSchedule& schedule_;
+  std::string who_;
+  std::vector<int> places_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/check_pipeline.hpp
+// Proof that a pipeline schedule never waits for itself, whatever a send waits for. Decided by
+// state: all ranks advance until none can; whoever is left waits in a circle, which is named.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Until when a rank that sends is held up.
+struct Buffering {
+  enum Kind {
+    eager,       // not at all
+    deep,        // until one of `depth` places between the two ranks is free
+    rendezvous,  // until the receiver, having got rid of what it sends itself, takes this message
+    paired       // the same, but what a rank sends and receives between two ops, it does at once:
+  };             // Megatron's send_forward_recv_backward
+  Kind kind = eager;
+  int depth = 0;  // messages of each ordered pair of ranks, until the op that needs them starts
+
+  std::string text() const {
+    static const char* const names[] = {"eager", "buffers of ", "rendezvous", "paired rendezvous"};
+    return names[kind] + (kind == deep ? std::to_string(depth) : std::string());
+  }
+};
+inline Buffering eager_sends() { return {Buffering::eager, 0}; }
+inline Buffering buffered_sends(int depth) { return {Buffering::deep, depth}; }
+inline Buffering rendezvous_sends() { return {Buffering::rendezvous, 0}; }
+inline Buffering paired_sends() { return {Buffering::paired, 0}; }
+
+namespace detail {
+
+// All ranks at once, as far as they get.
+class PipelineWalk {
+ public:
+  PipelineWalk(const char* who, const PipelineSchedule& schedule, const Buffering& buffering)
+      : places_(who, schedule),
+        schedule_(schedule),
+        buffering_(buffering),
+        done_(schedule.program.size(), 0),
+        sent_(schedule.program.size(), 1) {
+    if (buffering.kind == Buffering::deep) {
+      if (buffering.depth < 1) {
+        fail({places_.who(), ": buffers of ", buffering.depth,
+              " messages; 1 or more are right, rendezvous is without"});
+      }
+      filled_.assign(schedule.program.size() * schedule.program.size(), 0);
+    }
+  }
+
+  const PipelinePlaces& places() const { return places_; }
+  // Whose op came next: an order in which all needs are met.
+  const std::vector<int>& order() const { return order_; }
+
+  // Whether the programs end.
+  bool runs() {
+    for (bool moved = true; moved;) {
+      moved = false;
+      for (int rank = 0; rank < schedule_.ranks; ++rank) {
+        while (advance(rank)) {
+          moved = true;
+        }
+      }
+    }
+    return stuck() < 0;
+  }
+  // Throws if they do not.
+  void run() {
+    if (!runs()) {
+      fail_at(stuck());
+    }
+  }
+
+ private:
+  const List<PipelineOp>& ops(int rank) const {
+    return schedule_.program[static_cast<std::size_t>(rank)];
+  }
+  std::size_t& done(int rank) { return done_[static_cast<std::size_t>(rank)]; }
+  int& sent(int rank) { return sent_[static_cast<std::size_t>(rank)]; }
+  int& filled(int from, int to) {
+    return filled_[static_cast<std::size_t>(from) * done_.size() + static_cast<std::size_t>(to)];
+  }
+  // A rank that has not finished, or -1.
+  int stuck() {
+    for (int rank = 0; rank < schedule_.ranks; ++rank) {
+      if (done(rank) < ops(rank).size() || sent(rank) == 0) {
+        return rank;
+      }
+    }
+    return -1;
+  }
+
+  // What keeps the rank's next op: -1 nothing, else which of needs[].
+  int unmet(int rank, PipelineOp needs[2]) {
+    const int n = places_.needs(ops(rank)[done(rank)], needs);
+    for (int i = 0; i < n; ++i) {
+      const int from = places_.rank(needs[i]);
+      const auto place = static_cast<std::size_t>(places_.place(needs[i]));
+      const bool under_way = from != rank && place + 1 == done(from) && sent(from) == 0;
+      if (place >= done(from) || under_way) {
+        return i;
+      }
+    }
+    return -1;
+  }
+
+  // Whether what `rank` has to send gets away.
+  bool taken(int rank) {
+    const PipelineOp& op = ops(rank)[done(rank) - 1];
+    const int to = places_.receiver(op);
+    if (buffering_.kind == Buffering::eager) {
+      return true;
+    }
+    if (buffering_.kind == Buffering::deep) {
+      if (filled(rank, to) >= buffering_.depth) {
+        return false;
+      }
+      ++filled(rank, to);
+      return true;
+    }
+    if (done(to) == ops(to).size() || (buffering_.kind == Buffering::rendezvous && sent(to) == 0)) {
+      return false;
+    }
+    PipelineOp needs[2];
+    return places_.needs(ops(to)[done(to)], needs) > 0 && places_.rank(needs[0]) == rank &&
+           static_cast<std::size_t>(places_.place(needs[0])) + 1 == done(rank);
+  }
+
+  bool advance(int rank) {
+    if (sent(rank) == 0) {
+      sent(rank) = taken(rank) ? 1 : 0;
+      return sent(rank) != 0;
+    }
+    PipelineOp needs[2];
+    if (done(rank) == ops(rank).size() || unmet(rank, needs) >= 0) {
+      return false;
+    }
+    const PipelineOp& op = ops(rank)[done(rank)];
+    const int from = places_.needs(op, needs) > 0 ? places_.rank(needs[0]) : rank;
+    if (buffering_.kind == Buffering::deep && from != rank) {
+      --filled(from, rank);
+    }
+    ++done(rank);
+    order_.push_back(rank);
+    sent(rank) = places_.receiver(op) < 0 ? 1 : 0;
+    return true;
+  }
+
+  // For whom a rank that is stuck waits; appends it in words.
+  int waits_for(int rank, std::string& words) {
+    if (sent(rank) == 0) {
+      const PipelineOp& op = ops(rank)[done(rank) - 1];
+      const int to = places_.receiver(op);
+      words += cat({"rank ", rank, " after ", op, " waits for rank ", to,
+                    buffering_.kind == Buffering::deep ? " to empty a buffer" : " to receive it"});
+      return to;
+    }
+    PipelineOp needs[2];
+    const PipelineOp& op = ops(rank)[done(rank)];
+    PipelineOp need = needs[unmet(rank, needs)];
+    const int from = places_.rank(need);
+    need = ops(from)[static_cast<std::size_t>(places_.place(need))];  // B or I, as it is there
+    words += cat({"rank ", rank, " at ", op, " waits for ", from == rank ? "its own later " : "",
+                  need, from == rank ? "" : cat({" of rank ", from})});
+    return from;
+  }
+
+  [[noreturn]] void fail_at(int rank) {
+    std::vector<int> seen(done_.size(), 0);
+    std::string words;
+    while (seen[static_cast<std::size_t>(rank)]++ == 0) {  // into the circle
+      rank = waits_for(rank, words);
+    }
+    words.clear();
+    int next = rank, length = 0;
+    do {
+      words += words.empty() ? "" : "; ";
+      next = waits_for(next, words);
+    } while (next != rank && ++length < 8);
+    fail({places_.who(), ": deadlock (", buffering_.text(), "): ", words,
+          next == rank ? "" : "; and so on in a circle"});
+  }
+
+  PipelinePlaces places_;
+  const PipelineSchedule& schedule_;
+  Buffering buffering_;
+  std::vector<std::size_t> done_;  // ops of each rank
+  std::vector<int> sent_;          // 0: the message of its last op has not left yet
+  std::vector<int> filled_;        // buffers from rank to rank
+  std::vector<int> order_;
+};
+
+}  // namespace detail
+
+// Throws unless the schedule is complete, in order and free of deadlock; names who waits for whom.
+inline void check_pipeline(const PipelineSchedule& schedule,
+                           const Buffering& buffering = Buffering()) {
+  detail::PipelineWalk("check_pipeline", schedule, buffering).run();
+}
+
+// The fewest places for messages between any two ranks with which it runs.
+inline int buffers_needed(const PipelineSchedule& schedule) {
+  detail::PipelineWalk("buffers_needed", schedule, eager_sends()).run();
+  int depth = 1;
+  while (!detail::PipelineWalk("buffers_needed", schedule, buffered_sends(depth)).runs()) {
+    ++depth;
+  }
+  return depth;
+}
+
+// Whether every rank needs what another one sends it in the order in which it is sent: then a queue
+// for each ordered pair of ranks does, else messages are told apart by stage and microbatch.
+inline bool arrives_in_order(const PipelineSchedule& schedule) {
+  const detail::PipelinePlaces places("arrives_in_order", schedule);
+  for (const List<PipelineOp>& ops : schedule.program) {
+    std::vector<int> last(schedule.program.size(), -1);
+    for (const PipelineOp& op : ops) {
+      PipelineOp needs[2];
+      if (places.needs(op, needs) > 0 && places.rank(needs[0]) != places.rank(op)) {
+        int& before = last[static_cast<std::size_t>(places.rank(needs[0]))];
+        if (places.place(needs[0]) < before) {
+          return false;
+        }
+        before = places.place(needs[0]);
+      }
+    }
+  }
+  return true;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/pipeline_timing.hpp
+// When each op of a pipeline schedule runs: as soon as its rank is free and what it needs is there,
+// sends holding nobody up. A step ends for all ranks together, at the optimizer's barrier; what a
+// rank does not work until then is its bubble.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// In any unit of time, of one microbatch.
+struct WorkTimes {
+  double forward = 1, backward = 2, input_gradient = 1, weight_gradient = 1;
+
+  double of(PipelineWork work) const {
+    const double times[] = {forward, backward, input_gradient, weight_gradient};
+    return times[static_cast<int>(work)];
+  }
+};
+
+struct PipelineTimes {
+  WorkTimes stage;           // of 1 / ranks of the model: a chunk takes ranks / stages of it
+  List<WorkTimes> of_stage;  // not empty: of each stage, as it is
+  double message = 0;        // from the end of an op to where another rank can use its result
+  // The share of a microbatch's activations that I frees already; W frees the rest.
+  double freed_by_input_gradient = 0;
+};
+
+struct TimedPipelineOp {
+  PipelineOp op;
+  double start = 0, finish = 0;
+};
+
+struct PipelineRankTime {
+  double busy = 0, idle = 0;     // idle: until the last rank ends
+  double start = 0, finish = 0;  // of its first and last op
+  double peak_activations = 0;   // of one microbatch on 1 / ranks of the model
+  double activations = 0;        // when it ends
+  int messages = 0;              // that it sends
+};
+
+struct PipelineTiming {
+  std::string name;
+  int ranks = 0, stages = 0, microbatches = 0;
+  List<List<TimedPipelineOp>> program;  // of each rank, in order
+  List<PipelineRankTime> rank;
+  double total = 0;
+
+  // Of all ranks' time, what nobody works; of 1F1B (p - 1) / (m + p - 1).
+  double bubble() const { return std::max(0.0, 1 - busy() / total / ranks); }
+  // The same beside the work: (p - 1) / m.
+  double idle_to_work() const { return std::max(0.0, ranks * total / busy() - 1); }
+  // With an optimizer that waits for no other rank a step follows on each rank on the one before:
+  // then it takes as long as the rank whose own ops are furthest apart.
+  double total_without_barrier() const {
+    double longest = 0;
+    for (const PipelineRankTime& r : rank) {
+      longest = std::max(longest, r.finish - r.start);
+    }
+    return longest;
+  }
+  double bubble_without_barrier() const {
+    return std::max(0.0, 1 - busy() / total_without_barrier() / ranks);
+  }
+  double peak_activations() const {
+    double peak = 0;
+    for (const PipelineRankTime& r : rank) {
+      peak = std::max(peak, r.peak_activations);
+    }
+    return peak;
+  }
+  int messages() const {
+    int sum = 0;
+    for (const PipelineRankTime& r : rank) {
+      sum += r.messages;
+    }
+    return sum;
+  }
+
+  std::string gantt() const;  // a line for each rank: F0 F1 B0--, dots where it is idle
+  Table table() const;
+  operator Table() const { return table(); }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+
+ private:
+  double busy() const {
+    double sum = 0;
+    for (const PipelineRankTime& r : rank) {
+      sum += r.busy;
+    }
+    return sum;
+  }
+};
+
+namespace detail {
+
+inline void check_times(const PipelineSchedule& schedule, const PipelineTimes& times) {
+  if (!times.of_stage.empty() &&
+      times.of_stage.size() != static_cast<std::size_t>(schedule.stages)) {
+    fail({"time_pipeline: ", schedule.name, ": times of ", times.of_stage.size(), " stages for ",
+          schedule.stages, "; one for each stage (or none) is right"});
+  }
+  List<WorkTimes> all = times.of_stage;
+  all.push_back(times.stage);
+  for (const WorkTimes& t : all) {
+    for (const double one : {t.forward, t.backward, t.input_gradient, t.weight_gradient}) {
+      if (!is_finite(one) || !(one > 0)) {
+        fail({"time_pipeline: ", schedule.name, ": an op takes ", one,
+              "; times are above 0 and finite"});
+      }
+    }
+  }
+  if (!is_finite(times.message) || times.message < 0 || !(times.freed_by_input_gradient >= 0) ||
+      times.freed_by_input_gradient > 1) {
+    fail({"time_pipeline: ", schedule.name, ": a message takes ", times.message,
+          ", the gradient of the input frees ", times.freed_by_input_gradient,
+          "; 0 or more, and 0 to 1 are right"});
+  }
+}
+
+// Activations that an op adds, in microbatches on its stage.
+inline double activations_of(PipelineWork work, double freed_by_input_gradient) {
+  return work == PipelineWork::forward          ? 1
+         : work == PipelineWork::backward       ? -1
+         : work == PipelineWork::input_gradient ? -freed_by_input_gradient
+                                                : freed_by_input_gradient - 1;
+}
+
+}  // namespace detail
+
+// Throws what check_pipeline throws.
+inline PipelineTiming time_pipeline(const PipelineSchedule& schedule,
+                                    const PipelineTimes& times = PipelineTimes()) {
+  detail::PipelineWalk walk("time_pipeline", schedule, eager_sends());
+  walk.run();
+  detail::check_times(schedule, times);
+  const detail::PipelinePlaces& places = walk.places();
+  PipelineTiming t;
+  t.name = schedule.name;
+  t.ranks = schedule.ranks;
+  t.stages = schedule.stages;
+  t.microbatches = schedule.microbatches;
+  t.program.resize(schedule.program.size());
+  t.rank.resize(schedule.program.size());
+  const double chunk = static_cast<double>(schedule.ranks) / schedule.stages;
+  for (const int r : walk.order()) {
+    const auto at = static_cast<std::size_t>(r);
+    PipelineRankTime& rank = t.rank[at];
+    const PipelineOp& op = schedule.program[at][t.program[at].size()];
+    TimedPipelineOp timed = {op, rank.finish, 0};
+    PipelineOp needs[2];
+    for (int i = places.needs(op, needs); i > 0; --i) {
+      const int from = places.rank(needs[i - 1]);
+      const double ready = t.program[static_cast<std::size_t>(from)]
+                                    [static_cast<std::size_t>(places.place(needs[i - 1]))]
+                                        .finish;
+      timed.start = std::max(timed.start, ready + (from == r ? 0 : times.message));
+    }
+    const double takes = times.of_stage.empty()
+                             ? chunk * times.stage.of(op.work)
+                             : times.of_stage[static_cast<std::size_t>(op.stage)].of(op.work);
+    timed.finish = timed.start + takes;
+    rank.start = t.program[at].empty() ? timed.start : rank.start;
+    rank.finish = timed.finish;
+    rank.busy += takes;
+    rank.activations += chunk * detail::activations_of(op.work, times.freed_by_input_gradient);
+    rank.peak_activations = std::max(rank.peak_activations, rank.activations);
+    rank.messages += places.receiver(op) >= 0 ? 1 : 0;
+    t.program[at].push_back(timed);
+    t.total = std::max(t.total, timed.finish);
+  }
+  for (PipelineRankTime& rank : t.rank) {
+    rank.idle = t.total - rank.busy;
+  }
+  return t;
+}
+
+inline Table PipelineTiming::table() const {
+  Table out;
+  out.title = detail::cat({name, ": ", ranks, ranks == 1 ? " rank, " : " ranks, ", stages,
+                           stages == 1 ? " stage, " : " stages, ", microbatches,
+                           microbatches == 1 ? " microbatch; " : " microbatches; ", "a step takes ",
+                           total, ", bubble ", format_percent(bubble()), ", without barrier ",
+                           format_percent(bubble_without_barrier())});
+  out.columns = {"rank", "first op", "end", "busy", "idle", "peak activations", "messages out"};
+  for (std::size_t r = 0; r < rank.size(); ++r) {
+    const PipelineRankTime& one = rank[r];
+    out.add({std::to_string(r), detail::cat({one.start}), detail::cat({one.finish}),
+             detail::cat({one.busy}), detail::cat({one.idle}), detail::cat({one.peak_activations}),
+             std::to_string(one.messages)});
+  }
+  return out;
+}
+
+namespace detail {
+
+// Which of its rank's stages each op's is, in the order of the model; -1: the only one.
+inline List<std::vector<int>> chunks_of(const PipelineTiming& t) {
+  List<std::vector<int>> chunks(t.program.size());
+  for (std::size_t r = 0; r < t.program.size(); ++r) {
+    std::vector<int> own(static_cast<std::size_t>(t.stages), 0);
+    for (const TimedPipelineOp& timed : t.program[r]) {
+      own[static_cast<std::size_t>(timed.op.stage)] = 1;
+    }
+    int count = 0;
+    for (int& one : own) {
+      count += one;
+      one = count - 1;
+    }
+    for (const TimedPipelineOp& timed : t.program[r]) {
+      chunks[r].push_back(count > 1 ? own[static_cast<std::size_t>(timed.op.stage)] : -1);
+    }
+  }
+  return chunks;
+}
+
+// "F3"; where a rank has several stages, with the letter of its own: "F3b".
+inline std::string short_name(const PipelineOp& op, int chunk) {
+  const std::string letter(1, static_cast<char>('a' + chunk % 26));
+  return cat({letter_of(op.work), op.microbatch, chunk < 0 ? std::string() : letter});
+}
+
+}  // namespace detail
+
+// A column is the shortest op's time, or the 240th part of the whole if that is longer.
+inline std::string PipelineTiming::gantt() const {
+  const List<std::vector<int>> chunks = detail::chunks_of(*this);
+  double column = total;
+  std::size_t wide = 0;
+  for (std::size_t r = 0; r < program.size(); ++r) {
+    for (std::size_t i = 0; i < program[r].size(); ++i) {
+      const TimedPipelineOp& timed = program[r][i];
+      column = std::min(column, timed.finish - timed.start);
+      wide = std::max(wide, detail::short_name(timed.op, chunks[r][i]).size() + 1);
+    }
+  }
+  column = std::max(column, total / 240);
+  std::string out;
+  for (std::size_t r = 0; r < program.size(); ++r) {
+    std::string line;
+    const auto until = [&](double time, char filling) {
+      const auto end = static_cast<std::size_t>(time / column + 0.5) * wide;
+      while (line.size() < end) {
+        line += filling == '.' && line.size() % wide == wide - 1 ? ' ' : filling;
+      }
+    };
+    for (std::size_t i = 0; i < program[r].size(); ++i) {
+      const TimedPipelineOp& timed = program[r][i];
+      until(timed.start, '.');
+      const std::size_t start = line.size();
+      until(timed.finish, '-');
+      if (line.size() > start) {
+        const std::string op = detail::short_name(timed.op, chunks[r][i]);
+        line.replace(start, op.size(), op);
+        line.back() = ' ';
+      }
+    }
+    until(total, '.');
+    line.erase(line.find_last_not_of(' ') + 1);
+    const std::string rank_name = detail::cat({"rank ", r});
+    out += rank_name +
+           std::string(detail::cat({"rank ", ranks - 1}).size() + 2 - rank_name.size(), ' ') +
+           line + "\n";
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const PipelineTiming& timing) {
+  return out << timing.gantt() << timing.table();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/pipeline_forms.hpp
+// Idle time and activations of the four built-in pipeline schedules in closed form, for every
+// number of ranks p, microbatches m and chunks v, all stages alike and messages that take no time.
+// F, B, W: a microbatch's forward, whole backward and weight gradient on 1 / p of the model, the
+// input gradient I = B - W.  GPipe, 1F1B: (p - 1)(F + B);  interleaved: that / v;
+// ZB-H1: (p - 1)(F + I) - (min(m, p) - 1) min(W, F, I), usually written (p - 1)(F + B - 2W).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class PipelineKind { gpipe, one_forward_one_backward, interleaved, zero_bubble_h1 };
+
+struct PipelineShape {
+  PipelineKind kind = PipelineKind::one_forward_one_backward;
+  int ranks = 1, microbatches = 1;
+  int chunks = 1;  // of the model on a rank; the others than interleaved have 1
+};
+
+namespace detail {
+
+inline void check_pipeline_shape(const char* who, const PipelineShape& s) {
+  const bool interleaves = s.kind == PipelineKind::interleaved;
+  if (s.ranks < 1 || s.microbatches < 1 || s.chunks < 1 || (s.chunks > 1 && !interleaves) ||
+      (interleaves && s.microbatches % s.ranks != 0)) {
+    fail({who, ": ", s.ranks, " ranks, ", s.microbatches, " microbatches, ", s.chunks,
+          " chunks; each is 1 or more; only interleaved has more chunks than 1, and its "
+          "microbatches are a multiple of the ranks"});
+  }
+}
+
+}  // namespace detail
+
+inline PipelineSchedule make_pipeline(const PipelineShape& s) {
+  detail::check_pipeline_shape("make_pipeline", s);
+  return s.kind == PipelineKind::gpipe ? gpipe(s.ranks, s.microbatches)
+         : s.kind == PipelineKind::one_forward_one_backward
+             ? one_forward_one_backward(s.ranks, s.microbatches)
+         : s.kind == PipelineKind::interleaved ? interleaved(s.ranks, s.microbatches, s.chunks)
+                                               : zero_bubble_h1(s.ranks, s.microbatches);
+}
+
+// What a rank idles in a step: the same for each.
+inline double pipeline_idle(const PipelineShape& s, const WorkTimes& t = WorkTimes()) {
+  detail::check_pipeline_shape("pipeline_idle", s);
+  const double others = s.ranks - 1;
+  if (s.kind == PipelineKind::zero_bubble_h1) {
+    const double filled = std::min({t.weight_gradient, t.forward, t.input_gradient});
+    return others * (t.forward + t.input_gradient) -
+           (std::min(s.microbatches, s.ranks) - 1) * filled;
+  }
+  return others * (t.forward + t.backward) / s.chunks;
+}
+
+// Of the whole step: with chunks v, (p - 1) / (v m + p - 1).
+inline double pipeline_bubble(const PipelineShape& s, const WorkTimes& t = WorkTimes()) {
+  const double idle = pipeline_idle(s, t);
+  const double backward =
+      s.kind == PipelineKind::zero_bubble_h1 ? t.input_gradient + t.weight_gradient : t.backward;
+  return idle / (idle + s.microbatches * (t.forward + backward));
+}
+
+// On rank i, in microbatches on 1 / p of the model: GPipe m; 1F1B min(m, p - i); ZB-H1 min(m, p);
+// interleaved min(m, ((v - 1) p + 2 (p - 1 - i) + 1) / v), on rank 0 p (1 + (p - 1) / (p v)).
+inline double pipeline_peak_activations(const PipelineShape& s, int rank = 0) {
+  detail::check_pipeline_shape("pipeline_peak_activations", s);
+  if (rank < 0 || rank >= s.ranks) {
+    detail::fail({"pipeline_peak_activations: rank ", rank, " of ", s.ranks, "; ranks are 0 to ",
+                  s.ranks - 1});
+  }
+  const int p = s.ranks, m = s.microbatches, v = s.chunks;
+  return s.kind == PipelineKind::gpipe                      ? m
+         : s.kind == PipelineKind::one_forward_one_backward ? std::min(m, p - rank)
+         : s.kind == PipelineKind::zero_bubble_h1
+             ? std::min(m, p)
+             : std::min<double>(m, ((v - 1.0) * p + 2 * (p - 1 - rank) + 1) / v);
+}
+
+// From rank to rank: m activations and m gradients between every two stages.
+inline double pipeline_messages(const PipelineShape& s) {
+  detail::check_pipeline_shape("pipeline_messages", s);
+  return s.ranks == 1 ? 0 : 2.0 * s.microbatches * (1.0 * s.ranks * s.chunks - 1);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/ring_attention.hpp
+// Ring attention (Liu et al., arXiv 2310.01889): the tokens of every sequence are cut over devices;
+// queries stay, keys and values go once around, and each device folds every block that comes:
+//   l' = log(exp(l) + exp(l_block)),  O' = exp(l - l') O + exp(l_block - l') O_block.
+// Zigzag: of 2N chunks device r has r and 2N - 1 - r, so that under the causal mask all multiply as
+// many pairs; what a mask hides altogether is not computed. Backward goes around again, and with
+// each block what its gradient came to so far.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct RingOptions {
+  bool zigzag = true;          // false: one stretch a device, the last has most of the work
+  DType merge = DType::f32;    // of what is kept between two blocks; bf16 shows what that costs
+  CollectiveOptions transfer;  // of keys, values and their gradients
+};
+
+namespace detail {
+
+// Queries of a device against keys of another, both counted within their device.
+struct RingBlock {
+  std::int64_t query = 0, queries = 0;  // the first, and how many
+  std::int64_t keys = 0;                // the first of them
+  int causal = 0;
+};
+
+// What device `me` computes when the keys of `owner` are there, of `tokens` each.
+inline RingBlock ring_block(bool zigzag, Mask mask, int me, int owner, std::int64_t tokens) {
+  if (mask == Mask::none || me == owner) {
+    return {0, tokens, tokens, mask == Mask::causal ? 1 : 0};
+  }
+  const std::int64_t half = tokens / 2;
+  if (owner < me) {  // zigzag: its second chunk stands behind all of mine
+    return {0, tokens, zigzag ? half : tokens, 0};
+  }
+  return {half, zigzag ? tokens - half : 0, tokens, 0};
+}
+
+// What the forward and the backward pass have in common.
+struct Ring {
+  kernels::AttentionShape shape;  // of all queries and keys of a device
+  Mask mask = Mask::none;
+  RingOptions options;
+  int me = 0, devices = 1;
+  Axes axes;
+  SourceLine where;
+
+  int owner(int round) const { return modulo(me - round, devices); }
+  RingBlock block(int round) const {
+    return ring_block(options.zigzag, mask, me, owner(round), shape.queries);
+  }
+  // Of an own block the first part of the queries, or the rest: what travels meanwhile is hidden
+  // behind one of them at either end.
+  RingBlock own_part(bool rest) const {
+    const std::int64_t half = shape.queries / 2;
+    RingBlock part = block(0);
+    part.query = rest ? half : 0;
+    part.queries = rest ? shape.queries - half : half;
+    part.keys = part.causal == 1 && !rest ? half : shape.keys;
+    return part;
+  }
+  kernels::AttentionShape of(const RingBlock& block) const {
+    kernels::AttentionShape s = shape;
+    s.queries = block.queries;
+    s.keys = block.keys;
+    s.causal = block.causal;
+    s.causal_offset = block.keys - block.queries;
+    return s;
+  }
+  Pending send(Endpoint& device, const Tensor& x) const {
+    const MemoryScope scope(MemoryKind::buffer);
+    return start_permute({device, options.transfer, where}, x, axes, 1);
+  }
+};
+
+inline void round_all(Tensor& x, DType format) {
+  for (std::int64_t i = 0; format != DType::f32 && i < x.count(); ++i) {
+    x.data()[i] = round_to(x.data()[i], format);
+  }
+}
+
+// O and lse of all queries with those of a block folded in; a row at a time.
+inline void ring_merge(const Ring& ring, const RingBlock& block, const Tensor& part,
+                       const Tensor& part_lse, Tensor& y, Tensor& lse) {
+  const OpScope scope;
+  const kernels::AttentionShape& s = ring.shape;
+  for (std::int64_t row = 0; row < s.batch * s.heads * block.queries; ++row) {
+    const std::int64_t i = row % block.queries, head = row / block.queries % s.heads;
+    const std::int64_t b = row / block.queries / s.heads;
+    float& sum = lse.data()[(b * s.heads + head) * s.queries + block.query + i];
+    const float more = part_lse.data()[row], less = std::exp(-std::fabs(more - sum));
+    const float keep = (more < sum ? 1.0f : less) / (1.0f + less), take = 1.0f - keep;
+    sum = std::max(sum, more) + std::log(1.0f + less);
+    float* out = y.data() + b * s.o_batch + (block.query + i) * s.o_stride + head * s.head_size;
+    const float* in = part.data() + (b * block.queries + i) * s.o_stride + head * s.head_size;
+    for (std::int64_t d = 0; d < s.head_size; ++d) {
+      out[d] = keep * out[d] + take * in[d];
+    }
+  }
+  round_all(y, ring.options.merge);
+  round_all(lse, ring.options.merge);
+  const double n = static_cast<double>(part.count()), rows = static_cast<double>(part_lse.count());
+  scope.done("ring merge", part.shape(), {2 * n, 2 * rows}, {n, rows}, 0, 3 * n + 30 * rows);
+}
+
+// The first keys of packed keys and values, for the profile.
+inline Tensor keys_of(const Tensor& kv, std::int64_t keys) {
+  return slice(slice(kv, 0, 0, 1), 2, 0, keys);
+}
+
+// Output and log-sum-exp; kv: keys and values [2, B, T, KV K] of this device.
+inline void ring_forward(Endpoint& device, const Ring& ring, const Tensor& q, Tensor kv, Tensor& y,
+                         Tensor& lse) {
+  for (int round = 0; round < ring.devices; ++round) {
+    const bool last = round + 1 == ring.devices;
+    Pending next = last ? Pending() : ring.send(device, kv);
+    const RingBlock block = ring.block(round);
+    if (block.queries > 0) {
+      const OpScope scope;
+      const kernels::AttentionShape s = ring.of(block);
+      Tensor part = round == 0 ? y : Tensor({s.batch, s.queries, s.o_stride});
+      Tensor part_lse = round == 0 ? lse : Tensor({s.batch, s.heads, s.queries});
+      kernels::AttentionShape to = s;
+      to.o_batch = s.queries * s.o_stride;
+      const float* k = kv.data();
+      kernels::attention_forward(to, q.data() + block.query * s.q_stride, k, k + kv.count() / 2,
+                                 part.data(), part_lse.data());
+      record_attention(scope, "ring attention", s, part, keys_of(kv, s.keys), 2, 1);
+      if (round > 0) {
+        ring_merge(ring, block, part, part_lse, y, lse);
+      }
+    }
+    if (!last) {
+      kv = next.wait();
+    }
+  }
+}
+
+// What a block adds to dq [B, T, heads K] and to dkv [2, B, T, KV K], by the output and the
+// log-sum-exp of whole rows.
+struct RingBackward {
+  const Ring& ring;
+  const Tensor &q, &y, &lse, &dy;
+  Tensor& dq;
+
+  void add(const RingBlock& block, const Tensor& kv, Tensor& dkv) const {
+    const OpScope scope;
+    const kernels::AttentionShape s = ring.of(block);
+    if (s.queries == 0) {
+      return;
+    }
+    const Tensor sums = contiguous(slice(lse, 2, block.query, block.query + s.queries));
+    const std::int64_t at_q = block.query * s.q_stride, at_o = block.query * s.o_stride;
+    const std::int64_t value = kv.count() / 2;
+    kernels::attention_backward(s, q.data() + at_q, kv.data(), kv.data() + value, y.data() + at_o,
+                                sums.data(), dy.data() + at_o, dq.data() + at_q, dkv.data(),
+                                dkv.data() + value);
+    round_all(dq, ring.options.merge);
+    record_attention(scope, "ring attention backward", s,
+                     slice(q, 1, block.query, block.query + s.queries), keys_of(kv, s.keys), 5, 3);
+  }
+};
+
+// The gradient of a block is begun by the device after its owner and comes home from the one
+// before; each adds its own while the sum so far is still on its way.
+inline Tensor ring_backward(Endpoint& device, const RingBackward& work, Tensor kv) {
+  const Ring& ring = work.ring;
+  const Tensor home = kv;
+  Tensor d_home = zeros(kv.shape());
+  Pending next = ring.send(device, kv), coming;
+  work.add(ring.own_part(false), home, d_home);
+  for (int round = 1; round < ring.devices; ++round) {
+    kv = next.wait();
+    if (round + 1 < ring.devices) {
+      next = ring.send(device, kv);
+    }
+    Tensor dkv = zeros(kv.shape());
+    work.add(ring.block(round), kv, dkv);
+    if (round > 1) {
+      add_(dkv, coming.wait());
+    }
+    round_all(dkv, ring.options.merge);
+    coming = ring.send(device, dkv);
+  }
+  work.add(ring.own_part(true), home, d_home);
+  return add_(d_home, coming.wait());
+}
+
+}  // namespace detail
+
+// q [B, T/N, heads K], k and v [B, T/N, kv_heads K] of this device's tokens, N devices of the axes;
+// all of them call it. The output is [B, T/N, heads K]. Each sends 2 (N - 1) B T/N kv_heads K
+// numbers forward, twice that backward.
+inline Tensor ring_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
+                             std::int64_t heads, std::int64_t kv_heads, const Axes& axes, Mask mask,
+                             const RingOptions& options = RingOptions(),
+                             SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
+  detail::Endpoint& endpoint = device.endpoint();
+  const std::vector<int> found = endpoint.find_axes("ring_attention", axes);
+  const int devices = endpoint.size_of(found);
+  if (devices == 1) {
+    return attention(q, k, v, heads, kv_heads, mask);
+  }
+  if (!q.is_contiguous() || !k.is_contiguous() || !v.is_contiguous()) {
+    return ring_attention(device, contiguous(q), contiguous(k), contiguous(v), heads, kv_heads,
+                          axes, mask, options, where);
+  }
+  const detail::Ring ring = {detail::attention_shape(q, k, v, heads, kv_heads, mask),
+                             mask,
+                             options,
+                             endpoint.index_on(found),
+                             devices,
+                             axes,
+                             where};
+  const bool halves = mask == Mask::causal && options.zigzag;
+  if (q.dim(1) != k.dim(1) || q.dim(1) % (halves ? 2 : 1) != 0) {
+    detail::fail({"ring_attention: ", q.dim(1), " queries and ", k.dim(1), " keys on each of ",
+                  devices, " devices of ", endpoint.names_of(found), "; right is as many keys",
+                  halves ? ", an even number: two chunks of the sequence" : ""});
+  }
+  Tensor y(q.shape());
+  Tensor lse({q.dim(0), heads, q.dim(1)});
+  Tensor kv;
+  {
+    const NoGrad copies;
+    kv = stack({k, v}, 0);
+    detail::ring_forward(endpoint, ring, q, kv, y, lse);
+  }
+  if (detail::tracked({&q, &k, &v})) {
+    detail::attach(
+        y, "ring_attention", {&q, &k, &v},
+        [ring, self = endpoint.self(), kq = detail::Kept(q), kkv = detail::Kept(kv),
+         ky = detail::Kept(y), lse, sq = q.slot(), sk = k.slot(), sv = v.slot()](const Tensor& dy) {
+          Tensor dq = zeros(kq.shape());
+          const Tensor dkv = detail::ring_backward(detail::still_running("backward", self),
+                                                   {ring, kq, ky, lse, dy, dq}, kkv);
+          const auto give = [&](const detail::Slot& slot, const Tensor& grad) {
+            if (slot) {
+              detail::add_grad(slot, grad);
+            }
+          };
+          give(sq, dq);
+          give(sk, squeeze(slice(dkv, 0, 0, 1), 0));
+          give(sv, squeeze(slice(dkv, 0, 1, 2), 0));
+        });
+  }
+  return y;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/context_parallel.hpp
+// Context parallelism: the tokens of every sequence cut over N devices, of which only attention
+// sees more than one. Per layer and device, of b sequences of s tokens, queries q wide, keys kv
+// wide:
+//   ring      K and V go around          forward 2 b s kv (N-1)/N         backward 4 b s kv (N-1)/N
+//   Ulysses   tokens against heads       2 b s (q + kv) (N-1)/N^2         the same
+//   gathered  K and V of all on each     2 b s kv (N-1)/N                 the same
+// Ulysses: Jacobs et al., arXiv 2309.14509; gathered: Llama 3, arXiv 2407.21783, section 3.3.2.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+enum class ContextParallel { ring, ulysses, gathered };
+
+inline const char* name_of(ContextParallel kind) {
+  static const char* const names[] = {"ring", "ulysses", "gathered"};
+  return names[static_cast<int>(kind)];
+}
+
+// The tokens of device `index`, sequence_length / devices of them. Ring and gathered: zigzag, of 2N
+// chunks those numbered index and 2N - 1 - index, so that causal work is even; Ulysses, whose
+// devices see whole sequences: one stretch.
+inline TokenPlaces context_places(ContextParallel kind, int index, int devices,
+                                  std::int64_t sequence_length) {
+  const bool zigzag = kind != ContextParallel::ulysses;
+  const std::int64_t chunks = std::int64_t{devices} * (zigzag ? 2 : 1);
+  if (index < 0 || index >= devices || sequence_length < 1 ||
+      (devices > 1 && sequence_length % chunks != 0)) {
+    detail::fail({"context_places: device ", index, " of ", devices, ", sequences of ",
+                  sequence_length, " tokens by ", name_of(kind), "; right is a device of 0 to ",
+                  devices - 1, " and a multiple of ", devices > 1 ? chunks : 1, " tokens",
+                  zigzag ? " (two chunks a device)" : ""});
+  }
+  const std::int64_t chunk = sequence_length / chunks, first = index * chunk;
+  if (!zigzag || devices == 1) {
+    return first;
+  }
+  return {first, chunk, (2 * (devices - 1 - index)) * chunk};
+}
+
+// What stands at `places` of sequences that lie one behind the other: `count` of each.
+inline std::vector<std::int32_t> tokens_at(const std::vector<std::int32_t>& ids,
+                                           std::int64_t sequence_length, const TokenPlaces& places,
+                                           std::int64_t count) {
+  const std::int64_t n = static_cast<std::int64_t>(ids.size());
+  if (sequence_length < 1 || n % sequence_length != 0 || count < 0 || places.first < 0 ||
+      (count > 0 && places.at(count - 1) >= sequence_length)) {
+    detail::fail({"tokens_at: ", n, " ids in sequences of ", sequence_length, ", ", count,
+                  " tokens of each from place ", places.first,
+                  "; whole sequences and places within them are right"});
+  }
+  std::vector<std::int32_t> out;
+  for (std::int64_t begin = 0; begin < n; begin += sequence_length) {
+    for (std::int64_t t = 0; t < count; ++t) {
+      out.push_back(ids[static_cast<std::size_t>(begin + places.at(t))]);
+    }
+  }
+  return out;
+}
+
+// Each device changes its tokens of all heads for all tokens of its heads, and back.
+inline Tensor ulysses_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
+                                std::int64_t heads, std::int64_t kv_heads, const Axes& axes,
+                                Mask mask, const CollectiveOptions& options = CollectiveOptions(),
+                                SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
+  detail::Endpoint& endpoint = device.endpoint();
+  const std::vector<int> found = endpoint.find_axes("ulysses_attention", axes);
+  const std::int64_t n = endpoint.size_of(found);
+  detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  if (heads % n != 0 || kv_heads % n != 0) {
+    detail::fail({"ulysses_attention: ", heads, " heads and ", kv_heads, " kv heads over ", n,
+                  " devices of ", endpoint.names_of(found), "; each device has whole heads, so ",
+                  "multiples of ", n, " are right (ring and gathered have no such limit)"});
+  }
+  Pending some_q = device.start_all_to_all(q, axes, 2, 1, options, where);
+  Pending some_k = device.start_all_to_all(k, axes, 2, 1, options, where);
+  Pending some_v = device.start_all_to_all(v, axes, 2, 1, options, where);
+  const Tensor whole_q = some_q.wait();  // (B, T, heads/N K)
+  const Tensor whole_k = some_k.wait();
+  const Tensor y = attention(whole_q, whole_k, some_v.wait(), heads / n, kv_heads / n, mask);
+  return device.all_to_all(y, axes, 1, 2, options, where);
+}
+
+namespace detail {
+
+// Chunks of dimension 1, gathered in the order of zigzag devices (0, 2N-1, 1, 2N-2, ..), in theirs.
+inline Tensor undo_zigzag(const Tensor& x, int devices) {
+  const std::int64_t chunk = x.dim(1) / (2 * devices);
+  std::vector<Tensor> chunks;
+  for (int i = 0; i < 2 * devices; ++i) {
+    const std::int64_t at = i < devices ? 2 * i : 2 * (2 * devices - 1 - i) + 1;
+    chunks.push_back(slice(x, 1, at * chunk, (at + 1) * chunk));
+  }
+  return concat(chunks, 1);
+}
+
+}  // namespace detail
+
+// Keys and values of all tokens on every device; its queries, a chunk from either end of the
+// sequence under a causal mask, see those before them.
+inline Tensor gathered_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
+                                 std::int64_t heads, std::int64_t kv_heads, const Axes& axes,
+                                 Mask mask, const CollectiveOptions& options = CollectiveOptions(),
+                                 SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
+  detail::Endpoint& endpoint = device.endpoint();
+  const std::vector<int> found = endpoint.find_axes("gathered_attention", axes);
+  const int n = endpoint.size_of(found);
+  detail::attention_shape(q, k, v, heads, kv_heads, mask);
+  const std::int64_t tokens = q.dim(1), chunk = tokens / 2;
+  const bool halves = mask == Mask::causal && n > 1;
+  if (k.dim(1) != tokens || (halves && tokens % 2 != 0)) {
+    detail::fail({"gathered_attention: ", tokens, " queries and ", k.dim(1), " keys on each of ", n,
+                  " devices of ", endpoint.names_of(found), "; right is as many keys",
+                  halves ? ", an even number: two chunks of the sequence" : ""});
+  }
+  Pending all_k = device.start_all_gather(k, axes, 1, options, where);
+  Pending all_v = device.start_all_gather(v, axes, 1, options, where);
+  Tensor keys = all_k.wait(), values = all_v.wait();  // (B, T, KV K)
+  if (!halves) {
+    return attention(q, keys, values, heads, kv_heads, mask);
+  }
+  keys = detail::undo_zigzag(keys, n);
+  values = detail::undo_zigzag(values, n);
+  const auto part = [&](std::int64_t begin, std::int64_t seen) {
+    return attention(slice(q, 1, begin, begin + chunk), slice(keys, 1, 0, seen),
+                     slice(values, 1, 0, seen), heads, kv_heads, mask);
+  };
+  const int me = endpoint.index_on(found);
+  return concat({part(0, (me + 1) * chunk), part(chunk, (2 * n - me) * chunk)}, 1);
+}
+
+// q [B, T/N, heads K], k and v [B, T/N, kv_heads K] of tokens that stand at context_places(kind,
+// ..): what attention() of whole sequences gives for them. Every device of the axes calls it.
+inline Tensor context_attention(Device& device, ContextParallel kind, const Tensor& q,
+                                const Tensor& k, const Tensor& v, std::int64_t heads,
+                                std::int64_t kv_heads, const Axes& axes, Mask mask,
+                                const RingOptions& options = RingOptions(),
+                                SourceLine where = {__builtin_FILE(), __builtin_LINE()}) {
+  switch (kind) {
+    case ContextParallel::ring:
+      return ring_attention(device, q, k, v, heads, kv_heads, axes, mask, options, where);
+    case ContextParallel::ulysses:
+      return ulysses_attention(device, q, k, v, heads, kv_heads, axes, mask, options.transfer,
+                               where);
+    default:
+      return gathered_attention(device, q, k, v, heads, kv_heads, axes, mask, options.transfer,
+                                where);
+  }
+}
+
+// Sent by each device in one attention, in bytes of `element_bytes` a number; over links that take
+// an all_to_all straight to its target.
+struct ContextBytes {
+  double forward = 0, backward = 0;
+};
+
+inline ContextBytes context_attention_bytes(ContextParallel kind, int devices, std::int64_t batch,
+                                            std::int64_t sequence_length, std::int64_t q_width,
+                                            std::int64_t kv_width, double element_bytes = 4) {
+  const double n = devices, local = static_cast<double>(batch * sequence_length) / n;  // tokens
+  const double keys = 2 * local * static_cast<double>(kv_width) * element_bytes;
+  const double queries = 2 * local * static_cast<double>(q_width) * element_bytes;
+  switch (kind) {
+    case ContextParallel::ring: return {(n - 1) * keys, 2 * (n - 1) * keys};
+    case ContextParallel::gathered: return {(n - 1) * keys, (n - 1) * keys};
+    default: return {(n - 1) * (queries + keys) / n, (n - 1) * (queries + keys) / n};
+  }
+}
+
+// Pairs of query and key that a device multiplies under a causal mask, of one sequence and one
+// head, when its queries stand there: of zigzag all have s (s + 1) / 2N, of single stretches the
+// r-th of N about (2 r + 1) / N^2 of the whole, the last nearly twice the mean.
+inline double causal_pairs(const TokenPlaces& places, std::int64_t tokens) {
+  const std::int64_t before = places.before_jump(tokens);
+  const auto stretch = [](double first, double n) { return n * first + n * (n + 1) / 2; };
+  return stretch(static_cast<double>(places.at(0)), static_cast<double>(before)) +
+         stretch(static_cast<double>(places.at(before)), static_cast<double>(tokens - before));
+}
+
+namespace detail {
+
+// Attention of a model whose tokens are cut over the axes, and where a device's tokens stand. Under
+// sequence parallelism `stream` is to be narrowed further (TokenPlaces::from).
+inline void add_context_hooks(Hooks& hooks, Device& device, const Axes& axes, ContextParallel kind,
+                              std::int64_t head_size, std::int64_t sequence_length,
+                              const RingOptions& options = RingOptions()) {
+  const std::vector<int> found = device.endpoint().find_axes("context parallelism", axes);
+  const int n = device.endpoint().size_of(found), me = device.endpoint().index_on(found);
+  const bool stretch = kind == ContextParallel::ring && !options.zigzag;  // as Ulysses has them
+  const ContextParallel cut = stretch ? ContextParallel::ulysses : kind;
+  hooks.places = hooks.stream = context_places(cut, me, n, sequence_length);
+  hooks.sequence_length = sequence_length;
+  hooks.attention = [&device, axes, kind, head_size, options](int, const Tensor& q, const Tensor& k,
+                                                              const Tensor& v) {
+    return context_attention(device, kind, q, k, v, q.dim(2) / head_size, k.dim(2) / head_size,
+                             axes, Mask::causal, options);
+  };
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/tensor_parallel.hpp
+// Tensor parallelism (Megatron, arXiv 1909.08053) and sequence parallelism (arXiv 2205.05198):
+// x -> f -> x W1[D, F_t] -> act -> W2[F_t, D] {U_t} -> g. f copies x (backward all_reduce), g is an
+// all_reduce (backward: nothing); with sequence parallelism the residual stream is x[B, T_t, D],
+// f an all_gather and g a reduce_scatter over tokens. Heads, hidden and vocabulary are cut.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline void check_shard(const char* function, int index, int devices) {
+  if (devices < 1 || index < 0 || index >= devices) {
+    fail({function, ": shard ", index, " of ", devices, "; shards of n devices are 0 to n - 1"});
+  }
+}
+
+}  // namespace detail
+
+// The first row that device `index` of `devices` has of `rows`: what does not divide is spread.
+inline std::int64_t shard_begin(std::int64_t rows, int index, int devices) {
+  return rows * index / devices;
+}
+
+// A device's part of a parameter: rows in dimension 0, columns in dimension 1; what is whole or of
+// an expert as it is. A copy, cut off from the graph.
+inline Tensor tensor_shard(const Tensor& whole, Split split, int index, int devices) {
+  detail::check_given("tensor_shard", whole);
+  detail::check_shard("tensor_shard", index, devices);
+  if (split == Split::whole || split == Split::expert) {
+    return whole.clone();
+  }
+  const int dim = split == Split::rows ? 0 : 1;
+  if (whole.dims() <= dim || whole.dim(dim) < devices) {
+    detail::fail({"tensor_shard: ", whole.shape(), " cut in dimension ", dim, " over ", devices,
+                  " devices; a size of at least ", devices, " is right"});
+  }
+  return slice(whole.detach(), dim, shard_begin(whole.dim(dim), index, devices),
+               shard_begin(whole.dim(dim), index + 1, devices))
+      .clone();
+}
+
+// The parameter whose parts these are, in order of the devices.
+inline Tensor tensor_unshard(const std::vector<Tensor>& shards, Split split) {
+  if (shards.empty()) {
+    detail::fail({"tensor_unshard: no shards; one of each device is right"});
+  }
+  if (split == Split::whole || split == Split::expert || shards.size() == 1) {
+    return shards[0].clone();
+  }
+  const NoGrad no_graph;
+  return concat(shards, split == Split::rows ? 0 : 1);
+}
+
+namespace detail {
+
+// "1, 2, 3": over how many devices heads, hidden layer and vocabulary can be cut.
+inline std::string tensor_sizes(const ModelConfig& c, std::int64_t hidden) {
+  std::string out;
+  for (std::int64_t t = 1; t <= c.kv_heads && t <= c.vocabulary; ++t) {
+    if (c.heads % t == 0 && c.kv_heads % t == 0 && hidden % t == 0) {
+      out += (out.empty() ? "" : ", ") + std::to_string(t);
+    }
+  }
+  return out;
+}
+
+// Throws what of the model cannot be cut over so many devices.
+inline void check_tensor_split(const ModelConfig& c, std::int64_t devices) {
+  const std::int64_t hidden = c.experts > 0 ? c.expert_hidden : c.hidden;
+  const struct {
+    const char* field;
+    std::int64_t value;
+    bool whole;
+  } sizes[] = {{"heads", c.heads, c.heads % devices == 0},
+               {"kv_heads", c.kv_heads, c.kv_heads % devices == 0},
+               {c.experts > 0 ? "expert_hidden" : "hidden", hidden, hidden % devices == 0},
+               {"vocabulary", c.vocabulary, c.vocabulary >= devices}};
+  for (const auto& size : sizes) {
+    if (!size.whole) {
+      fail({"tensor parallel: ", c.name, " has ", size.field, " ", size.value, ", over ", devices,
+            " devices; each has whole heads, an equal part of the hidden layer and a token at ",
+            "least, so that tensor is right as one of ", tensor_sizes(c, hidden)});
+    }
+  }
+}
+
+inline void check_sequence_split(std::int64_t tokens, std::int64_t devices) {
+  if (tokens % devices != 0) {
+    fail({"sequence parallel: ", tokens, " tokens of a sequence over ", devices,
+          " devices; a multiple of ", devices, " is right"});
+  }
+}
+
+// The devices of a tensor axis and this one's part of the vocabulary.
+struct TensorGroup {
+  Device* device = nullptr;
+  Axes axes;
+  int index = 0;
+  int devices = 1;
+  std::int64_t vocabulary = 0;
+
+  std::int64_t first() const { return shard_begin(vocabulary, index, devices); }
+  std::int64_t end() const { return shard_begin(vocabulary, index + 1, devices); }
+};
+
+inline TensorGroup tensor_group(Device& device, const Axes& axes, std::int64_t vocabulary) {
+  const std::vector<int> found = device.endpoint().find_axes("tensor parallel", axes);
+  return {&device, axes, device.endpoint().index_on(found), device.endpoint().size_of(found),
+          vocabulary};
+}
+
+inline void check_local_rows(const char* what, const TensorGroup& group, const Tensor& table) {
+  if (table.dims() != 2 || table.dim(0) != group.end() - group.first()) {
+    fail({what, ": device ", group.index, " of ", group.devices, " has the table ", table.shape(),
+          "; rows ", group.first(), " to ", group.end() - 1, " of ", group.vocabulary,
+          " are right: tensor_shard cuts them"});
+  }
+}
+
+// Adds rows of dy to rows of a table's gradient, that begin at these elements.
+struct LocalTableGradient {
+  List<std::int64_t> from, to;
+  std::int64_t width;
+  Slot table;
+
+  void operator()(const Tensor& dy) const {
+    DeferWeightGradients* const later = context().deferred;
+    if (later != nullptr && later->waits_for(table)) {
+      later->push(table, dy, *this);
+      return;
+    }
+    float* const out = grad_buffer(table);
+    for (std::size_t i = 0; i < from.size(); ++i) {
+      kernels::add(width, out + from[i], dy.data() + to[i], out + from[i]);
+    }
+  }
+};
+
+// Rows of a table of which this device has those from `first` on; those of others are zero, here,
+// and get no gradient.
+inline Tensor local_embedding(const Tensor& table, const std::vector<std::int32_t>& ids,
+                              const Shape& ids_shape, const TensorGroup& group) {
+  check_local_rows("embedding", group, table);
+  if (static_cast<std::int64_t>(ids.size()) != ids_shape.count()) {
+    fail({"embedding: ", ids.size(), " ids for shape ", ids_shape, "; one per element is right"});
+  }
+  const OpScope scope;
+  const std::int64_t width = table.dim(1);
+  const std::size_t row_bytes = static_cast<std::size_t>(width) * sizeof(float);
+  Shape shape = ids_shape;
+  shape.push_back(width);
+  Tensor y = zeros(shape);
+  List<std::int64_t> from, to;  // elements at which the rows that are here begin
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] < 0 || ids[i] >= group.vocabulary) {
+      fail({"embedding: id ", ids[i], " at position ", i, " is outside the vocabulary of ",
+            group.vocabulary});
+    }
+    if (ids[i] >= group.first() && ids[i] < group.end()) {
+      from.push_back((ids[i] - group.first()) * width);
+      to.push_back(static_cast<std::int64_t>(i) * width);
+      std::memcpy(y.data() + to.back(), table.data() + from.back(), row_bytes);
+    }
+  }
+  const double copied = static_cast<double>(from.size()) * static_cast<double>(width);
+  scope.done("embedding", shape, {copied, static_cast<double>(ids.size())},
+             {static_cast<double>(y.count())}, 0, 0);
+  if (tracked({&table})) {
+    attach(y, "embedding", {&table}, LocalTableGradient{from, to, width, table.slot()});
+  }
+  return y;
+}
+
+// log(sum exp) of whole rows from that of each device's columns, and the target's logit from the
+// device that has it: two all_reduces, three numbers a row.
+inline void sum_over_columns(const TensorGroup& group, Tensor& lse, const Tensor& target_logits) {
+  const std::int64_t rows = lse.count();
+  const Tensor most = group.device->all_reduce(lse, group.axes, Reduce::max);
+  Tensor both({2, rows});
+  for (std::int64_t i = 0; i < rows; ++i) {
+    both.data()[i] = std::exp(lse.data()[i] - most.data()[i]);
+    both.data()[rows + i] = target_logits.data()[i];
+  }
+  both = group.device->all_reduce(both, group.axes);
+  for (std::int64_t i = 0; i < rows; ++i) {
+    lse.data()[i] = most.data()[i] + std::log(both.data()[i]);
+    target_logits.origin()[i] = both.data()[rows + i];
+  }
+}
+
+// Cross-entropy of logits [.., V_t] whose columns are cut over devices: the same number on all.
+// Backward: softmax - onehot on the own columns, written over the logits; nothing is sent.
+inline Tensor cut_cross_entropy(const Tensor& logits, const std::vector<std::int32_t>& targets,
+                                const TensorGroup& group) {
+  const std::int64_t columns = logits.dim(-1);
+  const std::int64_t rows = logits.count() / columns;
+  const double n = check_targets("cross_entropy", targets, Shape{rows, group.vocabulary}, rows);
+  const OpScope scope;
+  List<std::int32_t> own(targets.size()), graded(targets.size());
+  Tensor target_logits = zeros({rows});
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    const bool here = targets[i] >= group.first() && targets[i] < group.end();
+    own[i] = here ? targets[i] - static_cast<std::int32_t>(group.first()) : -1;
+    graded[i] = here || targets[i] < 0 ? own[i] : static_cast<std::int32_t>(columns);
+    const auto row = static_cast<std::int64_t>(i);
+    target_logits.data()[i] = here ? logits.data()[row * columns + own[i]] : 0.0f;
+  }
+  Tensor losses({rows}), lse({rows});
+  kernels::cross_entropy_forward(rows, columns, logits.data(), own.data(), losses.data(),
+                                 lse.data());
+  sum_over_columns(group, lse, target_logits);
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    losses.data()[i] = targets[i] < 0 ? 0.0f : lse.data()[i] - target_logits.data()[i];
+  }
+  Tensor y = mean_loss(losses, n);
+  const double elements = static_cast<double>(logits.count());
+  scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
+             {static_cast<double>(rows)}, 0,
+             vector_cost("cross_entropy", elements, &VectorCost::forward));
+  if (tracked({&logits})) {
+    attach(y, "cross_entropy", {&logits},
+           [rows, columns, n, lse, graded, dx = logits.detach(),
+            slot = logits.slot()](const Tensor& dy) mutable {
+             const OpScope backward;
+             kernels::cross_entropy_backward(rows, columns, dx.data(), lse.data(), graded.data(),
+                                             static_cast<float>(dy.item() / n), dx.data(), 0.0f);
+             backward.done_unary("cross_entropy backward", "cross_entropy", dx.shape(),
+                                 &VectorCost::backward);
+             add_grad(slot, dx);
+             dx = Tensor();
+           });
+  }
+  return y;
+}
+
+// x, whole on every device, to the cut matmuls; what they give, summed.
+inline void add_linear_hooks(Hooks& hooks, const TensorGroup& group, bool sequence_parallel,
+                             bool gather_again) {
+  if (sequence_parallel) {
+    CollectiveOptions options;
+    options.gather_again = gather_again;
+    hooks.linear_in = [group, options](const Tensor& x) {
+      return group.device->all_gather(x, group.axes, 1, options);
+    };
+    hooks.linear_out = [group](const Tensor& y) {
+      return group.device->reduce_scatter(y, group.axes, 1);
+    };
+  } else {
+    hooks.linear_in = [group](const Tensor& x) { return group.device->replicate(x, group.axes); };
+    hooks.linear_out = [group](const Tensor& y) { return group.device->all_reduce(y, group.axes); };
+  }
+}
+
+inline void add_vocabulary_hooks(Hooks& hooks, const TensorGroup& group, bool sequence_parallel,
+                                 std::int64_t tokens) {
+  hooks.embedding = [group, sequence_parallel, tokens](const Tensor& table,
+                                                       const std::vector<std::int32_t>& ids,
+                                                       const Shape& shape) {
+    if (sequence_parallel && shape[1] != tokens) {
+      fail({"sequence parallel: ", shape[1], " tokens of a sequence; the hooks were made for ",
+            tokens, ", which is right"});
+    }
+    const Tensor rows = local_embedding(table, ids, shape, group);
+    return sequence_parallel ? group.device->reduce_scatter(rows, group.axes, 1)
+                             : group.device->all_reduce(rows, group.axes);
+  };
+  hooks.loss = [group](const Tensor& x, const Tensor& table,
+                       const std::vector<std::int32_t>& targets) {
+    check_local_rows("loss", group, table);
+    Tensor logits;
+    {
+      const MemoryScope scope(MemoryKind::logits);
+      logits = matmul_transposed(x, table);
+    }
+    return cut_cross_entropy(logits, targets, group);
+  };
+}
+
+// Where the tokens of a device's part of the residual stream stand, of `tokens` at `places`.
+inline TokenPlaces stream_of(const TokenPlaces& places, int index, int devices,
+                             std::int64_t tokens) {
+  return places.from(tokens * index / devices);
+}
+
+// Fills the hooks of a model whose parameters are tensor_shards over the axes. The hooks use the
+// device as long as they live. With sequence parallelism hooks.places is set before; `tokens` are
+// those of a sequence that attention sees here (0: config.context). gather_again: a device keeps
+// its part alone of what matmuls read, and the backward pass gathers it anew (Megatron does).
+inline void add_tensor_hooks(Hooks& hooks, Device& device, const Axes& tensor,
+                             const ModelConfig& config, bool sequence_parallel,
+                             std::int64_t tokens = 0, bool gather_again = false) {
+  const TensorGroup group = tensor_group(device, tensor, config.vocabulary);
+  const std::int64_t here = tokens > 0 ? tokens : config.context;
+  check_tensor_split(config, group.devices);
+  if (sequence_parallel) {
+    check_sequence_split(here, group.devices);
+    hooks.stream = stream_of(hooks.places, group.index, group.devices, here);
+    hooks.sequence_length = hooks.sequence_length > 0 ? hooks.sequence_length : here;
+  }
+  hooks.partial_share = 1.0 / group.devices;
+  hooks.balance_weight /= group.devices;
+  add_linear_hooks(hooks, group, sequence_parallel, gather_again);
+  add_vocabulary_hooks(hooks, group, sequence_parallel, here);
+}
+
+}  // namespace detail
+
+// Bytes that a device sends for one microbatch of `batch` sequences of `time` tokens, forward and
+// backward, with or without sequence parallelism: an all_reduce is 2 (t-1)/t of its elements, an
+// all_gather or a reduce_scatter (t-1)/t. Exact for each device by a ring or direct, where t
+// divides batch time, and else for their mean. `forward_passes` is 2 under full recomputation.
+// gather_again, of sequence parallelism: an all_gather more of what attention, feed-forward and
+// output matrix read.
+struct TensorParallelBytes {
+  double layers = 0;     // 8 b s h (t-1)/t elements each: 2 all_reduces forward, 2 backward
+  double embedding = 0;  // 2 b s h (t-1)/t
+  double output = 0;     // 2 b s h (t-1)/t: the gradient of what the output matrix reads
+  double loss = 0;       // 6 b s (t-1)/t: largest logit, sum of exponentials, target's logit
+
+  double total() const { return layers + embedding + output + loss; }
+};
+
+inline TensorParallelBytes tensor_parallel_bytes(const ModelConfig& c, std::int64_t batch,
+                                                 std::int64_t time, std::int64_t devices,
+                                                 int forward_passes = 1, bool gather_again = false,
+                                                 double element_bytes = 4) {
+  if (devices < 1 || batch < 1 || time < 1) {
+    detail::fail({"tensor_parallel_bytes: ", batch, " sequences of ", time, " tokens over ",
+                  devices, " devices; each must be at least 1"});
+  }
+  const double t = static_cast<double>(devices);
+  const double once = static_cast<double>(batch * time) * (t - 1) / t * element_bytes;
+  const double wide = once * static_cast<double>(c.width);
+  TensorParallelBytes bytes;
+  // What the router and routed experts read, they keep; what runs again anyway, is gathered then.
+  const int feed_forward = c.experts == 0 || c.shared_experts > 0 ? 1 : 0;
+  const int again = gather_again && forward_passes == 1 ? 1 + feed_forward : 0;
+  bytes.layers = static_cast<double>(c.layers) * (4 * forward_passes + 4 + again) * wide;
+  bytes.embedding = 2 * wide;
+  bytes.output = (gather_again ? 3 : 2) * wide;
+  bytes.loss = 6 * once;
+  return bytes;
+}
+
+// True where a device's gradient of a parameter is only its part of the sum over the tensor axis.
+// After the last backward pass of a step, and before norms, clipping and ZeRO, the executor sums
+// these over the axis (one all_reduce of them packed). All others are right as they are: shards of
+// their own, or, without sequence parallelism, equal on all devices.
+inline bool partial_over_tensor(const Parameter& p, const ModelConfig& config,
+                                bool sequence_parallel) {
+  if (p.split != Split::whole) {
+    return false;
+  }
+  const auto is = [&p](const char* part) { return p.name.find(part) != std::string::npos; };
+  const bool of_heads = is(".q_norm.") || is(".k_norm.");
+  const bool of_experts = config.experts > 0 && is(".mlp.");  // router, biases of down
+  return sequence_parallel || of_heads || of_experts;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/expert_parallel.hpp
+// Expert parallelism: the experts of a layer lie on the devices of some axes, equal contiguous
+// parts, and every device sends its tokens' rows there and gets the results back (GShard, arXiv
+// 2006.16668). 4 all_to_alls a layer and microbatch: dispatch, combine, and back through both.
+// Dropless they are ragged (as many rows as the router says, MegaBlocks, arXiv 2211.15841); with a
+// capacity they are even, of (E, C, D) numbers whether used or not.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Experts first, .., first + count - 1 are on the device.
+struct ExpertPart {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
+inline ExpertPart expert_part(std::int64_t experts, std::int64_t devices, std::int64_t index) {
+  if (devices < 1 || experts < 1 || experts % devices != 0) {
+    detail::fail({"expert_part: ", experts, " experts over ", devices,
+                  " devices; a number of devices that divides the experts is right"});
+  }
+  if (index < 0 || index >= devices) {
+    detail::fail({"expert_part: index ", index, " of ", devices, " devices; 0 to ", devices - 1,
+                  " is right"});
+  }
+  return {index * (experts / devices), experts / devices};
+}
+
+// ---- Bytes that a device sends in a layer and microbatch, forward and backward ----
+// Of 4 all_to_alls by the direct algorithm; `number` is the bytes of a number on the wire.
+
+// (tokens) k D (e - 1) / e numbers each: when every expert gets as many.
+inline double expert_bytes(double tokens, double top_k, double width, double devices,
+                           double number = 4) {
+  return 4 * number * tokens * top_k * width * (devices - 1) / devices;
+}
+
+// Dropless, by the routing: device d sends counts[d * E + e] rows to expert e, and as many come
+// back; in the combine it is the others' rows.
+inline double expert_bytes(const std::vector<std::int64_t>& counts, std::int64_t devices,
+                           std::int64_t index, double width, double number = 4) {
+  const auto all = static_cast<std::int64_t>(counts.size());
+  if (devices < 1 || all % devices != 0) {
+    detail::fail({"expert_bytes: ", all, " counts for ", devices,
+                  " devices; one for each device and expert is right"});
+  }
+  const std::int64_t experts = all / devices;
+  const ExpertPart own = expert_part(experts, devices, index);
+  double rows = 0;
+  for (std::size_t i = 0; i < counts.size(); ++i) {
+    const std::int64_t from = static_cast<std::int64_t>(i) / experts;
+    const std::int64_t expert = static_cast<std::int64_t>(i) % experts;
+    const bool here = expert >= own.first && expert < own.first + own.count;
+    rows += here != (from == index) ? static_cast<double>(counts[i]) : 0;
+  }
+  return 2 * number * rows * width;
+}
+
+// With a capacity: E C D (e - 1) / e numbers each.
+inline double expert_capacity_bytes(double experts, double capacity, double width, double devices,
+                                    double number = 4) {
+  return 4 * number * experts * capacity * width * (devices - 1) / devices;
+}
+
+// Dropless also needs to be told how many rows come: of each expert once, and a total before each
+// of the 4; floats.
+inline double expert_count_bytes(double experts, double devices) {
+  return 4 * (devices - 1) * (experts / devices + 4);
+}
+
+namespace detail {
+
+// The devices that hold the experts, as one of them.
+struct ExpertGroup {
+  Device& device;
+  Axes axes;
+  CollectiveOptions options;
+  std::int64_t devices, index;
+};
+
+inline ExpertBody own_experts(const ExpertBody& run, const ExpertPart& part) {
+  return [&run, first = static_cast<int>(part.first)](int e, const Tensor& rows) {
+    return run(first + e, rows);
+  };
+}
+
+inline Tensor dispatch_all(const ExpertGroup& to, const ExpertRows& in, const ExpertBody& run) {
+  const auto experts = static_cast<std::int64_t>(in.counts.size());
+  const ExpertPart part = expert_part(experts, to.devices, to.index);
+  Tensor counts({experts});
+  std::vector<std::int64_t> sent(static_cast<std::size_t>(to.devices), 0);
+  for (std::size_t e = 0; e < in.counts.size(); ++e) {
+    counts.data()[e] = static_cast<float>(in.counts[e]);  // below 2^24: exact
+    sent[e / static_cast<std::size_t>(part.count)] += in.counts[e];
+  }
+  CollectiveOptions exactly = to.options;
+  exactly.format = DType::f32;
+  const Tensor came = to.device.all_to_all(counts, to.axes, 0, 0, exactly);  // (e, E / e)
+  std::vector<std::int64_t> got;
+  const Tensor rows = to.device.all_to_all(in.rows, to.axes, sent, &got, to.options);
+
+  // They lie by device, then expert; an expert wants its own together.
+  ExpertRows mine;
+  std::vector<std::int64_t> next;  // row of each (device, expert)
+  std::int64_t row = 0;
+  for (std::int64_t i = 0; i < came.count(); ++i) {
+    next.push_back(row);
+    row += static_cast<std::int64_t>(came.data()[i]);
+  }
+  std::vector<std::int32_t> order;                                   // by expert: where it came
+  std::vector<std::int32_t> back(static_cast<std::size_t>(row), 0);  // and the other way
+  for (std::int64_t e = 0; e < part.count; ++e) {
+    const std::size_t before = order.size();
+    for (std::int64_t i = e; i < came.count(); i += part.count) {
+      const std::int64_t first = next[static_cast<std::size_t>(i)];
+      for (std::int64_t r = first; r < first + static_cast<std::int64_t>(came.data()[i]); ++r) {
+        back[static_cast<std::size_t>(r)] = static_cast<std::int32_t>(order.size());
+        order.push_back(static_cast<std::int32_t>(r));
+      }
+    }
+    mine.counts.push_back(static_cast<std::int64_t>(order.size() - before));
+  }
+  mine.rows = embedding(rows, order, {row});
+  const Tensor out = embedding(run_experts(mine, own_experts(run, part)), back, {row});
+  return to.device.all_to_all(out, to.axes, got, nullptr, to.options);
+}
+
+inline Tensor dispatch_even(const ExpertGroup& to, const ExpertRows& in, const ExpertBody& run) {
+  const auto experts = static_cast<std::int64_t>(in.counts.size());
+  const ExpertPart part = expert_part(experts, to.devices, to.index);
+  const ExpertBuffer padded = pad_to_capacity(in);  // (E, C, D)
+  const Tensor here =
+      to.device.all_to_all(padded.buffer, to.axes, 0, 1, to.options);  // (E/e, e C, D)
+  ExpertRows mine;
+  mine.counts.assign(static_cast<std::size_t>(part.count), here.dim(1));
+  mine.rows = reshape(here, {part.count * here.dim(1), here.dim(2)});
+  const Tensor out = reshape(run_experts(mine, own_experts(run, part)), here.shape());
+  return padded.rows_of(to.device.all_to_all(out, to.axes, 1, 0, to.options));  // of (E, C, D)
+}
+
+// Cuts the experts over the devices of `experts`; `batch` are the axes along which devices hold
+// other tokens of the batch. The model needs only its own experts' parameters (expert_part).
+// The gradients of the devices are to be added up: over `batch` of what all have, over those of
+// its axes that are not in `experts` for an expert's.
+inline void add_expert_hooks(Hooks& hooks, Device& device, const Axes& experts, const Axes& batch,
+                             const CollectiveOptions& options = CollectiveOptions()) {
+  if (!batch.names.empty()) {
+    hooks.batch_mean = [&device, batch](const Tensor& x) {
+      return device.all_reduce(x, batch, Reduce::mean);
+    };
+  }
+  if (experts.names.empty()) {
+    return;
+  }
+  const std::vector<int> found = device.endpoint().find_axes("add_expert_hooks", experts);
+  const ExpertGroup group = {device, experts, options, device.endpoint().size_of(found),
+                             device.endpoint().index_on(found)};
+  hooks.dispatch = [group](const ExpertRows& in, const ExpertBody& run) {
+    return in.capacity > 0 ? dispatch_even(group, in, run) : dispatch_all(group, in, run);
+  };
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/parallel/layout.hpp
-// A layout: how one training step is divided over devices.
+// A layout: how one training step is divided over devices, and which mixes of it can run.
 // devices = data * tensor * pipeline * context; expert divides data * context.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
@@ -31359,27 +34524,53 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 // What ZeRO (arXiv 1910.02054) shards over the data axis, each stage with those before it.
 enum class Zero { none, optimizer, gradients, parameters };
 
+// What is computed again in the backward pass instead of kept (arXiv 2205.05198): nothing, the
+// attention core, or all of a block but its input.
+enum class Recompute { none, selective, full };
+
 struct Layout {
   std::int64_t data = 1;      // replicas, each with its part of the batch
   std::int64_t tensor = 1;    // pieces of every matrix
   std::int64_t pipeline = 1;  // groups of layers
   std::int64_t context = 1;   // pieces of every sequence
-  std::int64_t expert = 1;    // groups of experts
+  std::int64_t expert = 1;    // groups of experts, over the fastest devices of data x context
   std::int64_t microbatches = 1;
   Zero zero = Zero::none;
+  std::int64_t zero_devices = 0;   // of data x context that share; 0: all; fewer: hybrid FSDP
+  bool sequence_parallel = false;  // between the tensor-parallel parts: a part of the tokens each
+  Recompute recompute = Recompute::none;
+  ContextParallel context_parallel = ContextParallel::ring;
+  PipelineSchedule schedule;  // empty: 1F1B
+  // From the slowest links to the fastest.
+  std::vector<std::string> order = {"pipeline", "data", "context", "tensor"};
 
   std::int64_t devices() const { return data * tensor * pipeline * context; }
-  // "data 4, tensor 1, pipeline 1, context 1", then what else is not as it is by default.
-  std::string text() const {
-    static const char* const shards[] = {"", ", ZeRO: optimizer", ", ZeRO: gradients",
-                                         ", ZeRO: parameters"};
-    std::string out = detail::cat(
-        {"data ", data, ", tensor ", tensor, ", pipeline ", pipeline, ", context ", context});
-    out += expert != 1 ? detail::cat({", expert ", expert}) : "";
-    out += microbatches != 1 ? detail::cat({", microbatches ", microbatches}) : "";
-    return out + shards[static_cast<int>(zero)];
+  // Devices that see other tokens of a microbatch, and those of them that ZeRO shards over.
+  std::int64_t batch_devices() const { return data * context; }
+  std::int64_t shards() const {
+    return zero == Zero::none ? 1 : zero_devices > 0 ? zero_devices : batch_devices();
   }
+  std::int64_t stages() const { return schedule.empty() ? pipeline : schedule.stages; }
+  // "data 4, tensor 1, pipeline 1, context 1", then what else is not as it is by default.
+  std::string text() const;
 };
+
+inline std::string Layout::text() const {
+  static const char* const shards_text[] = {"", ", ZeRO: optimizer", ", ZeRO: gradients",
+                                            ", ZeRO: parameters"};
+  static const char* const again[] = {"", ", recompute: selective", ", recompute: full"};
+  static const char* const sequence[] = {"", " (ulysses)", " (gathered)"};
+  std::string out = detail::cat(
+      {"data ", data, ", tensor ", tensor, ", pipeline ", pipeline, ", context ", context});
+  out += context != 1 ? sequence[static_cast<int>(context_parallel)] : "";
+  out += expert != 1 ? detail::cat({", expert ", expert}) : "";
+  out += microbatches != 1 ? detail::cat({", microbatches ", microbatches}) : "";
+  out += shards_text[static_cast<int>(zero)];
+  out += zero_devices != 0 ? detail::cat({" over ", zero_devices}) : "";
+  out += sequence_parallel ? ", sequence parallel" : "";
+  out += again[static_cast<int>(recompute)];
+  return out + (schedule.empty() ? "" : ", " + schedule.name);
+}
 
 namespace detail {
 
@@ -31397,407 +34588,459 @@ inline void check_layout_counts(const char* who, const Layout& layout) {
   }
 }
 
-// Throws what is wrong with training `batch` sequences by `layout` on `chips` chips.
-inline void check_layout(const Layout& layout, std::int64_t chips, std::int64_t batch) {
-  check_layout_counts("train", layout);
-  if (layout.tensor > 1 || layout.pipeline > 1 || layout.context > 1 || layout.expert > 1 ||
-      layout.microbatches > 1 || layout.zero != Zero::none) {
-    fail({"train: layout is ", layout.text(),
-          "; this version runs data parallelism alone: set tensor, pipeline, context, "
-          "expert and microbatches to 1 and zero to Zero::none"});
+// `value` things of a kind over `parts`: "4 heads over tensor 3".
+inline void check_parts(const char* what, std::int64_t value, const char* axis,
+                        std::int64_t parts) {
+  if (value % parts != 0) {
+    fail({"train: ", value, " ", what, " over ", axis, " ", parts, "; right is a multiple of ",
+          parts});
   }
+}
+
+inline void check_layout_order(const Layout& layout) {
+  bool good = layout.order.size() == 4;
+  std::string text;
+  for (const char* const name : {"pipeline", "data", "context", "tensor"}) {
+    int found = 0;
+    for (const std::string& given : layout.order) {
+      found += given == name ? 1 : 0;
+    }
+    good = good && found == 1;
+  }
+  for (const std::string& given : layout.order) {
+    text += (text.empty() ? "" : ", ") + given;
+  }
+  if (!good) {
+    fail({"train: layout.order is {", text,
+          "}; pipeline, data, context and tensor are right, each once, the slowest links first"});
+  }
+}
+
+inline void check_layout_experts(const Layout& layout, const ModelConfig& c) {
+  if (layout.expert > 1 && c.experts == 0) {
+    fail({"train: expert ", layout.expert, " for ", c.name, ", which has no experts; 1 is right"});
+  }
+  if (layout.expert > 1) {
+    check_parts("experts", c.experts, "expert", layout.expert);
+  }
+  if (layout.batch_devices() % layout.expert != 0) {
+    fail({"train: expert ", layout.expert, " does not divide data ", layout.data, " x context ",
+          layout.context, " = ", layout.batch_devices(),
+          "; the devices of an expert group are among those that see other tokens"});
+  }
+}
+
+// Sequences of `time` tokens over context, tensor and its sequence parallelism.
+inline void check_layout_tokens(const Layout& layout, const ModelConfig& c, std::int64_t time) {
+  const bool zigzag = layout.context_parallel != ContextParallel::ulysses;
+  if (layout.context > 1) {
+    check_parts("tokens of a sequence", time, zigzag ? "twice context" : "context",
+                layout.context * (zigzag ? 2 : 1));
+  }
+  if (layout.context > 1 && !zigzag) {
+    check_parts("heads of a device", c.heads / layout.tensor, "context", layout.context);
+    check_parts("kv_heads of a device", c.kv_heads / layout.tensor, "context", layout.context);
+  }
+  if (layout.sequence_parallel) {
+    check_parts("tokens of a device", time / layout.context, "tensor", layout.tensor);
+  }
+}
+
+inline void check_layout_schedule(const Layout& layout, const ModelConfig& c) {
+  check_parts("layers", c.layers, "stages", layout.stages());
+  const PipelineSchedule& schedule = layout.schedule;
+  if (schedule.empty()) {
+    return;
+  }
+  if (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches) {
+    fail({"train: the schedule ", schedule.name, " is of ", schedule.ranks, " ranks and ",
+          schedule.microbatches, " microbatches, the layout has pipeline ", layout.pipeline,
+          " and microbatches ", layout.microbatches, "; they must be equal"});
+  }
+  check_pipeline(schedule, eager_sends());
+}
+
+inline void check_layout_zero(const Layout& layout) {
+  if (layout.zero_devices < 0 || (layout.zero_devices > 0 && layout.zero == Zero::none)) {
+    fail({"train: zero_devices is ", layout.zero_devices,
+          layout.zero == Zero::none ? " and zero is Zero::none; set layout.zero to what is sharded"
+                                    : "; 0 is right for all, or how many share"});
+  }
+  if (layout.batch_devices() % layout.shards() != 0) {
+    fail({"train: zero_devices ", layout.zero_devices, " does not divide data ", layout.data,
+          " x context ", layout.context, " = ", layout.batch_devices()});
+  }
+}
+
+// Throws what is wrong with training a model by `layout` on `chips` chips, `batch` sequences of
+// `time` tokens a step.
+inline void check_layout(const Layout& layout, const ModelConfig& c, std::int64_t chips,
+                         std::int64_t batch, std::int64_t time) {
+  check_layout_counts("train", layout);
   if (layout.devices() != chips) {
     fail({"train: layout is ", layout.text(), " = ", layout.devices(), " devices, the machine has ",
           chips, " chips; they must be equal"});
   }
-  if (batch % layout.data != 0) {
-    fail({"train: a batch of ", batch, " sequences does not divide over ", layout.data,
-          " data-parallel devices; right is a multiple of ", layout.data});
+  check_layout_order(layout);
+  if (batch % (layout.data * layout.microbatches) != 0) {
+    fail({"train: a batch of ", batch, " sequences does not divide over data ", layout.data,
+          layout.microbatches > 1 ? cat({" x microbatches ", layout.microbatches}) : "",
+          "; right is a multiple of ", layout.data * layout.microbatches});
   }
+  check_parts("heads", c.heads, "tensor", layout.tensor);
+  check_parts("kv_heads", c.kv_heads, "tensor", layout.tensor);
+  check_parts(c.experts > 0 ? "hidden units of an expert" : "hidden units",
+              c.experts > 0 ? c.expert_hidden : c.hidden, "tensor", layout.tensor);
+  if (layout.tensor > c.vocabulary) {
+    fail({"train: tensor ", layout.tensor, " is more than the vocabulary of ", c.vocabulary});
+  }
+  check_layout_experts(layout, c);
+  check_layout_zero(layout);
+  check_layout_tokens(layout, c, time);
+  check_layout_schedule(layout, c);
 }
 
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/parallel/train_report.hpp
-// What a training run says afterwards: losses, speed, memory, and on a mesh what every device sent,
-// each beside its prediction. A value is a formula, simulated (on the declared machine) or
-// measured (on this laptop).
+// >> tinyscale/parallel/layout_axes.hpp
+// The mesh axes of a layout, and which of them each of its collectives runs over. An axis of which
+// ZeRO or experts take only a part is split: "data_1" (slower) and "data_2".
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Names of mesh axes; none where there is one device: nothing to send.
+using AxisGroup = std::vector<std::string>;
+
+struct LayoutAxes {
+  List<MeshAxis> mesh;  // from the slowest links to the fastest
+  AxisGroup pipeline, data, context, tensor;
+  AxisGroup batch;                        // data and context: devices with other tokens
+  AxisGroup zero, replica;                // of batch: those that shard, and those that repeat it
+  AxisGroup expert;                       // of batch: those with other experts
+  AxisGroup expert_zero, expert_replica;  // of batch without expert
+};
+
+// Where a rank stands on the axes; the last is the fastest.
+struct MeshPoint {
+  List<MeshAxis> axes;
+  std::vector<std::int64_t> at, stride;
+
+  MeshPoint(const List<MeshAxis>& of, std::int64_t rank)
+      : axes(of), at(of.size()), stride(of.size()) {
+    std::int64_t below = 1;
+    for (std::size_t i = axes.size(); i-- > 0;) {
+      stride[i] = below;
+      at[i] = rank / below % axes[i].size.value;
+      below *= axes[i].size.value;
+    }
+  }
+  // Of a group of axes: this rank's number in it, the first axis the slowest, and its size.
+  std::int64_t index(const AxisGroup& group) const { return walk(group, true); }
+  std::int64_t size(const AxisGroup& group) const { return walk(group, false); }
+  // The rank that differs from this one in its number on a group of one axis alone.
+  std::int64_t rank_at(const AxisGroup& group, std::int64_t number) const {
+    std::int64_t rank = 0;
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      rank += (!group.empty() && axes[i].name == group[0] ? number : at[i]) * stride[i];
+    }
+    return rank;
+  }
+
+ private:
+  std::int64_t walk(const AxisGroup& group, bool index_wanted) const {
+    std::int64_t number = 0, size = 1;
+    for (const std::string& name : group) {
+      for (std::size_t i = 0; i < axes.size(); ++i) {
+        if (axes[i].name == name) {
+          number = number * axes[i].size.value + at[i];
+          size *= axes[i].size.value;
+        }
+      }
+    }
+    return index_wanted ? number : size;
+  }
+};
+
+inline AxisGroup joined(AxisGroup a, const AxisGroup& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+inline bool in_group(const AxisGroup& group, const std::string& name) {
+  return std::find(group.begin(), group.end(), name) != group.end();
+}
+inline AxisGroup without(const AxisGroup& group, const AxisGroup& taken) {
+  AxisGroup left;
+  for (const std::string& name : group) {
+    if (!in_group(taken, name)) {
+      left.push_back(name);
+    }
+  }
+  return left;
+}
+
+// An axis of `size` devices cut so that its fastest inner[0], inner[1], .. devices are groups of
+// whole axes; each entry of `inner` becomes the names of its group.
+struct SplitAxis {
+  List<MeshAxis> axes;  // the slowest first
+  AxisGroup names;
+
+  SplitAxis(const std::string& name, std::int64_t size, std::vector<std::int64_t> inner) {
+    inner.push_back(size);
+    inner.push_back(1);
+    std::sort(inner.begin(), inner.end());
+    std::vector<std::int64_t> factors;  // the fastest first
+    for (std::size_t i = 1; i < inner.size(); ++i) {
+      if (inner[i] % inner[i - 1] != 0) {
+        fail({"train: ", name, " ", size, " would be cut in groups of ", inner[i - 1], " and of ",
+              inner[i], " (ZeRO and experts); one must divide the other"});
+      }
+      if (inner[i] > inner[i - 1]) {
+        factors.push_back(inner[i] / inner[i - 1]);
+      }
+    }
+    for (std::size_t i = factors.size(); i-- > 0;) {
+      const std::string part = factors.size() == 1 ? name : cat({name, "_", factors.size() - i});
+      axes.push_back({part, factors[i]});
+      names.push_back(part);
+    }
+  }
+
+  // The names of the fastest `count` devices.
+  AxisGroup fastest(std::int64_t count) const {
+    AxisGroup group;
+    for (std::size_t i = axes.size(); i-- > 0 && count > 1;) {
+      group.insert(group.begin(), axes[i].name);
+      count /= axes[i].size.value;
+    }
+    return group;
+  }
+};
+
+inline std::int64_t common_divisor(std::int64_t a, std::int64_t b) {
+  return b == 0 ? a : common_divisor(b, a % b);
+}
+
+inline LayoutAxes layout_axes(const Layout& layout) {
+  // A group over data x context takes context first: its links are faster.
+  const std::int64_t zero_context = common_divisor(layout.shards(), layout.context);
+  const std::int64_t zero_data = layout.shards() / zero_context;
+  const std::int64_t expert_context = common_divisor(layout.expert, layout.context);
+  const std::int64_t expert_data = layout.expert / expert_context;
+  const SplitAxis data("data", layout.data, {zero_data, expert_data});
+  const SplitAxis context("context", layout.context, {zero_context, expert_context});
+  const SplitAxis pipeline("pipeline", layout.pipeline, {});
+  const SplitAxis tensor("tensor", layout.tensor, {});
+  LayoutAxes axes;
+  for (const std::string& name : layout.order) {
+    const SplitAxis& axis = name == "data"      ? data
+                            : name == "context" ? context
+                            : name == "tensor"  ? tensor
+                                                : pipeline;
+    for (const MeshAxis& part : axis.axes) {
+      axes.mesh.push_back(part);
+    }
+  }
+  if (axes.mesh.empty()) {
+    axes.mesh.push_back({"data", 1});
+  }
+  axes.pipeline = pipeline.names;
+  axes.tensor = tensor.names;
+  axes.data = data.names;
+  axes.context = context.names;
+  axes.batch = joined(data.names, context.names);
+  axes.zero = joined(data.fastest(zero_data), context.fastest(zero_context));
+  axes.replica = without(axes.batch, axes.zero);
+  axes.expert = joined(data.fastest(expert_data), context.fastest(expert_context));
+  const AxisGroup others = without(axes.batch, axes.expert);
+  axes.expert_zero = without(axes.zero, axes.expert);
+  axes.expert_replica = without(others, axes.expert_zero);
+  return axes;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/memory_forms.hpp
+// What a device holds in training, in closed form: model states under ZeRO and activations under
+// tensor, sequence and pipeline parallelism.
+//   states (arXiv 1910.02054, P parameters over d devices, 2 + 2 + 12 bytes each):
+//     16 P,  4 P + 12 P / d,  2 P + 14 P / d,  16 P / d
+//   activations (arXiv 2205.05198, Megatron's layer of 2022): s b h (34 + 5 a s / h) bytes a layer
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
-struct Validation {
-  std::int64_t step = 0;
-  double loss = 0;  // mean over the whole validation split, nats a token
+// Bytes for a parameter in training with AdamW.
+//   f32   16: all in f32, as this library trains (no master copy beside the weights)
+//   book  10: bf16 weights 2, f32 moments 8 (scaling book, chapter 5: no gradients, no master copy)
+//   mixed 16: and gradients 2, f32 master weights 4 (ZeRO, arXiv 1910.02054)
+//   mixed_f32_gradients 18: gradients kept in f32, 4 (Megatron)
+enum class StateBytes { f32, book, mixed, mixed_f32_gradients };
+
+// Training state of one parameter, in bytes.
+struct StateParts {
+  double weights = 4;
+  double gradients = 4;
+  double master = 0;   // f32 copy of the weights that the optimizer updates
+  double moments = 8;  // two of Adam
+
+  double optimizer() const { return master + moments; }
+  double total() const { return weights + gradients + optimizer(); }
 };
 
-struct TrainReport {
-  std::string model, text, machine;
-  std::int64_t devices = 1;
-  DType format = DType::f32;       // of matmul operands
-  std::vector<double> losses;      // of the global batch, before each step
-  std::vector<double> grad_norms;  // before clipping
-  List<Validation> validation;
-  double seconds = 0;            // in training steps, measured; evaluation left out
-  double tokens_per_second = 0;  // measured
-  double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
-  double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(format)
-  Comparison counted;            // bytes, steps and simulated time of a step beside their formulas
-  Comparison memory;             // peak bytes by the meter beside the closed form
-  Shared<const MeshRun> last_step;  // on a mesh
+inline const char* name_of(StateBytes convention) {
+  static const char* const names[] = {"f32", "book", "mixed", "mixed, f32 gradients"};
+  return names[static_cast<int>(convention)];
+}
 
-  double final_loss() const { return losses.empty() ? std::nan("") : losses.back(); }
-  double final_validation() const {
-    return validation.empty() ? std::nan("") : validation.back().loss;
+inline StateParts state_parts(StateBytes convention) {
+  switch (convention) {
+    case StateBytes::book: return {2, 0, 0, 8};
+    case StateBytes::mixed: return {2, 2, 4, 8};
+    case StateBytes::mixed_f32_gradients: return {2, 4, 4, 8};
+    default: return StateParts();
   }
+}
 
-  Table table() const {
-    Table t;
-    t.title = detail::cat({"training ", model, " on ", text, ", ", devices, " device",
-                           devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine});
-    t.columns = {"what", "value", "kind"};
-    if (!losses.empty()) {
-      t.add({"first loss", format_fixed(losses.front(), 4), "measured"});
-      t.add({"last loss", format_fixed(losses.back(), 4), "measured"});
-    }
-    for (const Validation& v : validation) {
-      t.add({detail::cat({"validation loss, step ", v.step}), format_fixed(v.loss, 4), "measured"});
-    }
-    t.add({"time in steps", format_seconds(seconds), "measured"});
-    t.add({"tokens/s", format_count(std::round(tokens_per_second)), "measured"});
-    t.add({detail::cat({"MFU of this laptop (6 N + attention over ", name_of(format),
-                        " peak, wall clock)"}),
-           format_percent(mfu), "measured"});
-    return t;
-  }
-  operator Table() const { return table(); }
-  std::string csv() const { return table().csv(); }
-  std::string json() const { return table().json(); }
+// Bytes that one device holds.
+struct ModelStates {
+  double weights = 0, gradients = 0, optimizer = 0;
+
+  double total() const { return weights + gradients + optimizer; }
 };
 
-inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
-  out << report.table();
-  if (!report.memory.rows.empty()) {
-    out << report.memory;
+// Of `parameters` (those of a tensor and pipeline shard), ZeRO over `devices`.
+inline ModelStates model_states(double parameters, const StateParts& parts, Zero zero,
+                                std::int64_t devices) {
+  if (!(parameters >= 0) || devices < 1) {
+    detail::fail({"model_states: ", parameters, " parameters over ", devices,
+                  " devices; 0 or more over at least 1 are right"});
   }
-  if (!report.counted.rows.empty()) {
-    out << report.counted;
+  const auto share = [&](Zero from) {
+    return parameters / (zero >= from ? static_cast<double>(devices) : 1);
+  };
+  return {parts.weights * share(Zero::parameters), parts.gradients * share(Zero::gradients),
+          parts.optimizer() * share(Zero::optimizer)};
+}
+
+// Bytes of a device for each convention and each stage of ZeRO.
+inline Table state_table(double parameters, std::int64_t devices) {
+  Table out;
+  out.title = detail::cat(
+      {"model states of ", format_count(parameters), " parameters over ", devices, " devices"});
+  out.columns = {"convention", "weights", "gradients", "master", "moments",
+                 "none",       "ZeRO-1",  "ZeRO-2",    "ZeRO-3"};
+  for (int i = 0; i < 4; ++i) {
+    const auto convention = static_cast<StateBytes>(i);
+    const StateParts p = state_parts(convention);
+    std::vector<std::string> row = {name_of(convention), detail::cat({p.weights}),
+                                    detail::cat({p.gradients}), detail::cat({p.master}),
+                                    detail::cat({p.moments})};
+    for (int zero = 0; zero < 4; ++zero) {
+      row.push_back(
+          format_bytes(model_states(parameters, p, static_cast<Zero>(zero), devices).total()));
+    }
+    out.add(row);
   }
   return out;
 }
 
-}}  // namespace tinyscale
-
-// >> tinyscale/parallel/train.hpp
-// ts::train for one device and many: the same loop, the same data order, the same report.
-// On a mesh every device holds the whole model (data parallelism): each step it learns from its
-// part of the batch, and one all_reduce of all gradients and the loss makes the steps equal.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-struct TrainOptions : StepOptions {
-  Machine machine;  // empty: one device, this laptop
-  Layout layout;
+// Megatron's layer of 2022: 2-byte activations, 1-byte dropout masks, LayerNorm, unfused attention
+// and GELU, hidden width 4 h. s tokens, b sequences of a microbatch, h width, a heads, t devices.
+struct ActivationShape {
+  double sequence = 0;  // s
+  double batch = 1;     // b
+  double width = 0;     // h
+  double heads = 0;     // a
+  double tensor = 1;    // t
+  bool sequence_parallel = false;
+  Recompute recompute = Recompute::none;
 };
-
-// FLOPs that training takes for one token: 6 a parameter that multiplies (the embedding lookup and
-// learned positions do not) and 12 L H K times the mean of T/2 visible keys (scaling book, ch. 4,
-// causal), with the output matrix counted whether tied or not.
-inline double model_flops_per_token(const ModelConfig& c, std::int64_t time) {
-  const double lookups =
-      static_cast<double>(c.vocabulary * c.width) * (c.tied ? 0 : 1) +
-      static_cast<double>(c.position == Position::learned ? c.context * c.width : 0);
-  const double multiplied = static_cast<double>(c.active_parameters()) - lookups;
-  const double attention = 12.0 * static_cast<double>(c.layers * c.heads * c.head_size) *
-                           (static_cast<double>(time) + 1) / 2;
-  return 6.0 * multiplied + attention;
-}
 
 namespace detail {
 
-// A device's copy of the model, equal number for number, and its optimizer.
-struct Replica {
-  Replica(const Transformer& source, const StepOptions& options)
-      : model(source.config, 0),
-        optimizer(copy_parameters(source, model), adamw_options(options)) {}
-
-  static std::vector<Tensor> copy_parameters(const Transformer& from, Transformer& to) {
-    const std::vector<Tensor> source = from.tensors();
-    std::vector<Tensor> target = to.tensors();
-    for (std::size_t i = 0; i < source.size(); ++i) {
-      std::memcpy(target[i].data(), source[i].data(),
-                  static_cast<std::size_t>(source[i].count()) * sizeof(float));
-    }
-    return target;
+inline void check_activation_shape(const char* who, const ActivationShape& x) {
+  if (!(x.sequence >= 1 && x.batch >= 1 && x.width >= 1 && x.heads >= 1 && x.tensor >= 1)) {
+    fail({who, ": sequence ", x.sequence, ", batch ", x.batch, ", width ", x.width, ", heads ",
+          x.heads, ", tensor ", x.tensor, "; each must be at least 1"});
   }
-
-  Transformer model;
-  AdamW optimizer;
-};
-
-// All gradients and the loss in one buffer, so that a step has a single all_reduce.
-inline Tensor pack_gradients(const std::vector<Tensor>& tensors, double loss) {
-  std::int64_t count = 1;
-  for (const Tensor& tensor : tensors) {
-    count += tensor.count();
-  }
-  const MemoryScope scope(MemoryKind::buffer);
-  Tensor packed = zeros({count});
-  float* to = packed.data();
-  for (const Tensor& tensor : tensors) {
-    const Tensor grad = tensor.grad();
-    if (grad.defined()) {
-      std::memcpy(to, grad.data(), static_cast<std::size_t>(grad.count()) * sizeof(float));
-    }
-    to += tensor.count();
-  }
-  *to = static_cast<float>(loss);
-  return packed;
-}
-
-inline void unpack_gradients(const Tensor& packed, const std::vector<Tensor>& tensors,
-                             double& loss) {
-  const float* from = packed.data();
-  for (const Tensor& tensor : tensors) {
-    std::memcpy(grad_buffer(tensor.slot()), from,
-                static_cast<std::size_t>(tensor.count()) * sizeof(float));
-    from += tensor.count();
-  }
-  loss = static_cast<double>(*from);
-}
-
-// One step of data parallelism, as one device sees it.
-inline StepResult data_parallel_step(Device& device, Replica& replica,
-                                     const std::vector<std::int32_t>& tokens,
-                                     const StepOptions& options, std::int64_t step) {
-  const std::int64_t share = options.batch / device.size("data");
-  const std::int64_t first = share * device.index("data");
-  Hooks hooks;
-  hooks.first_sequence = first;
-  hooks.reduce = [&device](const std::vector<Tensor>& tensors, double& loss) {
-    const Tensor sum = device.all_reduce(pack_gradients(tensors, loss), "data", Reduce::mean);
-    unpack_gradients(sum, tensors, loss);
-  };
-  const Batch batch =
-      make_batch(tokens, share, replica.model.config.context, options.seed, step, first);
-  return train_step(replica.model, replica.optimizer, batch, options, step, hooks);
-}
-
-// What runs one step and which model it trained.
-class Trainer {
- public:
-  Trainer(Transformer& model, const Text& text, const TrainOptions& options)
-      : model_(model), options_(options), tokens_(text.train()) {
-    const std::int64_t devices = options.layout.devices();
-    if (devices == 1) {
-      optimizer_.reset(new AdamW(model.tensors(), adamw_options(options)));
-      return;
-    }
-    mesh_.reset(new Mesh(options.machine, {{"data", devices}}));
-    for (std::int64_t i = 0; i < devices; ++i) {
-      replicas_.push_back(Shared<Replica>(new Replica(model, options)));
-    }
-  }
-
-  StepResult step(std::int64_t number) {
-    if (!mesh_) {
-      fill_batch(batch_, tokens_, options_.batch, model_.config.context, options_.seed, number);
-      return train_step(model_, *optimizer_, batch_, options_, number);
-    }
-    List<StepResult> results(replicas_.size());
-    const MeshRun run = mesh_->run([&](Device& device) {
-      const auto rank = static_cast<std::size_t>(device.rank());
-      results[rank] = data_parallel_step(device, *replicas_[rank], tokens_, options_, number);
-    });
-    last_.reset(new MeshRun(run));
-    return results[0];
-  }
-
-  const Transformer& model() const { return mesh_ ? replicas_[0]->model : model_; }
-  const Shared<const MeshRun>& last_run() const { return last_; }
-  void finish() {
-    if (mesh_) {
-      Replica::copy_parameters(replicas_[0]->model, model_);
-    }
-  }
-
- private:
-  Transformer& model_;
-  const TrainOptions& options_;
-  std::vector<std::int32_t> tokens_;
-  Batch batch_;
-  Shared<AdamW> optimizer_;
-  Shared<Mesh> mesh_;
-  List<Shared<Replica>> replicas_;
-  Shared<const MeshRun> last_;
-};
-
-inline void print_progress(const TrainOptions& options, std::int64_t step, double loss,
-                           const TrainReport& report) {
-  if (options.out == nullptr) {
-    return;
-  }
-  const double done = static_cast<double>(step + 1);
-  const double left = report.seconds / done * (static_cast<double>(options.steps) - done);
-  *options.out << cat({"step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4),
-                       "  ", format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
-                       format_percent(report.mfu), "  ", format_seconds(left), " left"})
-               << std::endl;
-}
-
-inline void update_speed(TrainReport& report, const TrainOptions& options, std::int64_t time,
-                         double peak) {
-  const auto steps = static_cast<double>(report.losses.size());
-  const double tokens = steps * static_cast<double>(options.batch * time);
-  report.tokens_per_second = report.seconds > 0 ? tokens / report.seconds : 0;
-  report.mfu = peak > 0 ? report.tokens_per_second * report.flops_per_token / peak : 0;
-}
-
-inline void validate(const Trainer& trainer, const Text& text, const TrainOptions& options,
-                     std::int64_t step, TrainReport& report) {
-  const double loss = evaluate(trainer.model(), text.validation());
-  check_finite("train", "validation loss", loss, step - 1, options);
-  report.validation.push_back({step, loss});
-  if (options.out != nullptr) {
-    *options.out << cat({"step ", step, "  validation loss ", format_fixed(loss, 4)}) << std::endl;
-  }
-}
-
-// The last update shows in no training loss, and a short text has no validation.
-inline void check_weights(const Transformer& model, const TrainOptions& options) {
-  double total = 0;
-  for (const Parameter& p : model.parameters) {
-    total += kernels::sum_of_squares(p.value.count(), p.value.data());
-  }
-  check_finite("train", "norm of the weights", std::sqrt(total), options.steps - 1, options);
-}
-
-inline void check_training(const Transformer& model, const Text& text,
-                           const TrainOptions& options) {
-  check_options("train", options);
-  if (text.tokenizer.vocabulary() > model.config.vocabulary) {
-    fail({"train: the text has ", text.tokenizer.vocabulary(),
-          " distinct tokens, the model's vocabulary is ", model.config.vocabulary,
-          "; raise config.vocabulary"});
-  }
-  check_layout(options.layout, options.machine.dims.count(), options.batch);
-  check_length("train", text.train(), model.config.context);
-}
-
-// Peak bytes that training added, by the meter, beside the closed form. `level` is what the meter
-// held before, the model left out.
-inline Comparison memory_rows(const ModelConfig& config, const TrainOptions& options,
-                              const MemoryMeter& meter, double level) {
-  const TrainingMemory formula = training_memory(config, options.batch, config.context);
-  Comparison rows;
-  rows.title = "peak memory of training";
-  rows.add("parameters + gradients + optimizer + activations", "B", formula.total(),
-           meter.peak_total() - level);
-  return rows;
-}
-
-// Bytes, steps and simulated time of a step's all_reduce beside their closed forms.
-inline Comparison mesh_rows(const MeshRun& run) {
-  const CallShape& call = *run.log().calls[0].shape;
-  const CollectiveRow row = run.collectives()[0];
-  Comparison rows;
-  rows.title = cat({"one step on the mesh: all_reduce of ", call.spec.elements, " numbers over ",
-                    call.spec.devices(), " devices by ", name_of(call.spec.algorithm)});
-  for (int i = 0; i < run.devices(); ++i) {
-    rows.add(cat({"bytes sent by device ", i}), "B", collective_bytes(call.spec, i),
-             run.bytes_sent(i));
-  }
-  rows.add("communication steps", "", static_cast<double>(collective_steps(call.spec)),
-           static_cast<double>(row.steps));
-  rows.add("simulated time", "s", collective_seconds(call.spec), row.seconds);
-  return rows;
 }
 
 }  // namespace detail
 
-// Trains the model on the first 90 % of the text; validates on the rest every eval_every steps and
-// at the end. Deterministic for a seed and layout. Throws when a loss or a weight is not finite.
-inline TrainReport train(Transformer& model, const Text& text,
-                         const TrainOptions& options = TrainOptions()) {
-  detail::check_training(model, text, options);
-  model.tokenizer = text.tokenizer;
-  const std::int64_t time = model.config.context;
-  const bool can_validate = static_cast<std::int64_t>(text.validation().size()) > time;
-  TrainReport report;
-  report.model = model.config.name;
-  report.text = text.name;
-  report.machine = options.machine.name;
-  report.devices = options.layout.devices();
-  report.format = options.format;
-  report.flops_per_token = model_flops_per_token(model.config, time);
-  const double peak = laptop().peak(options.format);
-  const Shared<MemoryMeter> meter = context().memory;
-  const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
-  detail::Trainer trainer(model, text, options);
-  meter->reset_peak();
-  for (std::int64_t step = 0; step < options.steps; ++step) {
-    const double start = detail::seconds_now();
-    const StepResult result = trainer.step(step);
-    report.seconds += detail::seconds_now() - start;
-    report.losses.push_back(result.loss);
-    report.grad_norms.push_back(result.grad_norm);
-    detail::update_speed(report, options, time, peak);
-    if (step == 0 && report.devices == 1) {
-      report.memory = detail::memory_rows(model.config, options, *meter, level);
-    }
-    const bool last = step + 1 == options.steps;
-    if (last || (step + 1) % 50 == 0 || step == 0) {
-      detail::print_progress(options, step, result.loss, report);
-    }
-    const bool due = options.eval_every > 0 && (step + 1) % options.eval_every == 0;
-    if (can_validate && (last || due)) {
-      detail::validate(trainer, text, options, step + 1, report);
-    }
+// Bytes that a device keeps of one layer and microbatch for the backward pass:
+//                    none                            selective            full
+//   t devices        s b h (10 + 24/t + 5 a s/(h t)) s b h (10 + 24/t)    2 s b h
+//   and over tokens  s b h/t (34 + 5 a s/h)          34 s b h / t         2 s b h / t
+inline double layer_activation_bytes(const ActivationShape& x) {
+  detail::check_activation_shape("layer_activation_bytes", x);
+  const double whole = x.sequence_parallel ? 1 / x.tensor : 1;  // what tensor leaves whole
+  const double tokens = x.sequence * x.batch;
+  if (x.recompute == Recompute::full) {
+    return 2 * tokens * x.width * whole;
   }
-  trainer.finish();
-  detail::check_weights(model, options);
-  report.last_step = trainer.last_run();
-  if (report.devices > 1) {
-    report.counted = detail::mesh_rows(*report.last_step);
+  const double core = x.recompute == Recompute::none ? 5 * x.heads * x.sequence : 0;
+  return x.sequence_parallel ? tokens * (34 * x.width + core) / x.tensor
+                             : tokens * (10 * x.width * x.tensor + 24 * x.width + core) / x.tensor;
+}
+
+// The layers of the first of p stages, each device with v chunks of layers. 1F1B: p microbatches of
+// L / p layers are under way; interleaved (v > 1): 1 + (p-1)/(p v) times as much.
+inline double first_stage_activation_bytes(const ActivationShape& x, double layers,
+                                           std::int64_t stages = 1, std::int64_t chunks = 1) {
+  if (!(layers >= 1) || stages < 1 || chunks < 1) {
+    detail::fail({"first_stage_activation_bytes: ", layers, " layers, ", stages, " stages, ",
+                  chunks, " chunks a device; each must be at least 1"});
   }
-  return report;
+  const double all = layer_activation_bytes(x) * layers;
+  const double slots = static_cast<double>(stages * chunks);
+  return chunks == 1 ? all : all * (slots + static_cast<double>(stages - 1)) / slots;
+}
+
+// Outside the layers, under sequence parallelism: on the first stage the mask of the embedding's
+// dropout for p microbatches, s b h p / t; on the last the input of the last norm and of the output
+// matrix, and f32 logits: 4 s b h / t (1 + V / h). One stage has both.
+struct OuterActivations {
+  double embedding = 0, head = 0;  // bytes
+};
+
+inline OuterActivations outer_activation_bytes(const ActivationShape& x, double vocabulary,
+                                               std::int64_t stages = 1) {
+  detail::check_activation_shape("outer_activation_bytes", x);
+  const double tokens = x.sequence * x.batch;
+  return {tokens * x.width * static_cast<double>(stages) / x.tensor,
+          4 * tokens * (x.width + vocabulary) / x.tensor};
+}
+
+// Bytes that this library's own dense block keeps of `tokens` tokens in f32, on one of `tensor`
+// devices. Its attention keeps no [s, s] matrix: recomputing it saves the log-sum-exps alone.
+inline double block_activation_bytes(const ModelConfig& c, double tokens, std::int64_t tensor = 1,
+                                     bool sequence_parallel = false,
+                                     Recompute recompute = Recompute::none) {
+  const auto parts = static_cast<double>(tensor);
+  if (recompute == Recompute::full) {
+    return 4 * tokens * static_cast<double>(c.width) / (sequence_parallel ? parts : 1);
+  }
+  const double statistics =
+      recompute == Recompute::selective ? static_cast<double>(c.heads) / parts : 0;
+  return 4 * tokens * (detail::layer_activations(c, tensor, sequence_parallel) - statistics);
 }
 
 }}  // namespace tinyscale
 
-// >> tinyscale/plan/transformer_math.hpp
-// Transformer maths: FLOPs for a token and bytes of training state, closed forms of a config.
+// >> tinyscale/parallel/flops_forms.hpp
+// FLOPs of a token by named conventions: model FLOPs (MFU) count what training needs, hardware
+// FLOPs (HFU) also what is computed again.
 //   training FLOPs per token = 6 P (2 P forward, 4 P backward) + attention 12 L T H K, causal half
-// with P parameters, L layers, D width, H heads, K head size, T context, B tokens of a batch.
-// Source: "How To Scale Your Model", chapter 4; PaLM (arXiv 2204.02311), appendix B.
+// with P parameters, L layers, D width, H heads, K head size, T context, V vocabulary.
+// Source: "How To Scale Your Model", chapter 4; PaLM (arXiv 2204.02311), appendix B; Megatron
+// (arXiv 2104.04473, 2205.05198).
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // What of the scores and weighted values is counted: nothing, what a causal mask keeps, all T x T.
 enum class AttentionFlops { none, causal, full };
-
-// Bytes for a parameter in training with AdamW.
-//   book  10: bf16 weights 2, f32 moments 8 (scaling book, chapter 5: no gradients, no master copy)
-//   mixed 16: and gradients 2, f32 master weights 4 (ZeRO, arXiv 1910.02054)
-//   mixed_f32_gradients 18: gradients kept in f32, 4
-enum class StateBytes { book, mixed, mixed_f32_gradients };
-
-// Training state of one parameter, in bytes.
-struct StateParts {
-  double weights = 2;
-  double gradients = 0;
-  double optimizer = 8;  // moments, and master weights where they are kept
-
-  double total() const { return weights + gradients + optimizer; }
-};
-
-inline StateParts state_parts(StateBytes convention) {
-  switch (convention) {
-    case StateBytes::book: return {2, 0, 8};
-    case StateBytes::mixed: return {2, 2, 12};
-    default: return {2, 4, 12};
-  }
-}
 
 // Forward FLOPs of the scores and the weighted values for one token in all layers:
 // 4 T H K a layer when each token sees all T, half as much when it sees those before it.
@@ -31832,6 +35075,2825 @@ inline double training_flops_per_token(const ModelConfig& model, double context,
 inline double palm_flops_per_token(const ModelConfig& model, double context) {
   return six_n(model) + 3.0 * attention_flops_per_token(model, context, AttentionFlops::full);
 }
+
+// What recomputation adds: selective, the attention core once more; full, the layers once more (the
+// output matrix is not in them).
+inline double recomputed_flops_per_token(const ModelConfig& model, double context,
+                                         AttentionFlops counted, Recompute recompute) {
+  const double core = attention_flops_per_token(model, context, counted);
+  const double head = static_cast<double>(model.vocabulary * model.width);
+  switch (recompute) {
+    case Recompute::selective: return core;
+    case Recompute::full: return 2.0 * (matmul_parameters(model) - head) + core;
+    default: return 0;
+  }
+}
+
+// The numerator of an HFU: what the devices compute.
+inline double hardware_flops_per_token(const ModelConfig& model, double context,
+                                       AttentionFlops counted, Recompute recompute) {
+  return training_flops_per_token(model, context, counted) +
+         recomputed_flops_per_token(model, context, counted, recompute);
+}
+
+// Megatron's closed forms for a GPT of hidden width 4 D: full attention, no norms, no biases.
+//   megatron72                 72 L D^2 (1 + T/(6 D) + V/(12 D L))  model FLOPs
+//   megatron96                 96 L D^2 (1 + T/(6 D) + V/(16 D L))  with full recomputation
+//   megatron72_core_once       72 L D^2 (1 + 2 T/(9 D) + V/(12 D L))  the attention core once more
+//   megatron72_core_published  72 L D^2 (1 + T/(3 D) + V/(12 D L))  what the HFU of 2205.05198 fit
+enum class MegatronFlops {
+  megatron72,
+  megatron96,
+  megatron72_core_once,
+  megatron72_core_published,
+};
+
+inline const char* name_of(MegatronFlops form) {
+  static const char* const names[] = {"megatron72", "megatron96", "megatron72, core once more",
+                                      "megatron72, core as published"};
+  return names[static_cast<int>(form)];
+}
+
+inline double megatron_flops_per_token(MegatronFlops form, double layers, double width,
+                                       double context, double vocabulary) {
+  const bool all_again = form == MegatronFlops::megatron96;
+  const double core = form == MegatronFlops::megatron72_core_once        ? 16
+                      : form == MegatronFlops::megatron72_core_published ? 24
+                      : all_again                                        ? 16
+                                                                         : 12;
+  return layers * width * ((all_again ? 96 : 72) * width + core * context) + 6 * width * vocabulary;
+}
+
+// FLOPs of one token in training, by every convention, beside the first.
+inline Table flops_table(const ModelConfig& model, double context) {
+  const auto layers = static_cast<double>(model.layers);
+  const auto width = static_cast<double>(model.width);
+  const auto vocabulary = static_cast<double>(model.vocabulary);
+  Table out;
+  out.title = detail::cat({"training FLOPs a token of ", model.name, ", context ", context});
+  out.columns = {"convention", "FLOPs", "of 6N"};
+  const auto add = [&](const char* name, double flops) {
+    out.add({name, format_si(flops, "FLOP"), format_fixed(flops / six_n(model), 3)});
+  };
+  add("6N", six_n(model));
+  add("PaLM: 6N + full attention", palm_flops_per_token(model, context));
+  add("causal attention", training_flops_per_token(model, context, AttentionFlops::causal));
+  add("full attention", training_flops_per_token(model, context, AttentionFlops::full));
+  add("causal, selective recomputation",
+      hardware_flops_per_token(model, context, AttentionFlops::causal, Recompute::selective));
+  add("causal, full recomputation",
+      hardware_flops_per_token(model, context, AttentionFlops::causal, Recompute::full));
+  for (int i = 0; i < 4; ++i) {
+    const auto form = static_cast<MegatronFlops>(i);
+    add(name_of(form), megatron_flops_per_token(form, layers, width, context, vocabulary));
+  }
+  return out;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/numerics.hpp
+// Rounding when devices put a number together: the error of an all_reduce and of merged attention
+// against float64, by the order of the sums, their format and the number of devices.
+//   a sum through k roundings of unit u: |error| <= ((1 + u)^k - 1) sum |x|  (Higham, 2002, ch. 4)
+// u is 2^-24 in f32, 2^-8 in bf16; k is n - 1 around a ring, log2 n by halving.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What is rounded to bf16: nothing, what is sent, and every sum as well.
+enum class SumFormat { f32, bf16_sent, bf16 };
+
+inline const char* name_of(SumFormat format) {
+  static const char* const names[] = {"f32", "bf16 sent, f32 sums", "bf16 sums"};
+  return names[static_cast<int>(format)];
+}
+
+struct NumericsRow {
+  std::string way;  // in which order
+  SumFormat format = SumFormat::f32;
+  int parts = 1;       // devices, blocks of keys
+  double typical = 0;  // measured, root mean square over the elements
+  double error = 0;    // the worst of them
+  double bound = 0;    // by the formula
+
+  void add(double deviation) {
+    typical += deviation * deviation;
+    error = std::fmax(error, std::fabs(deviation));
+  }
+};
+
+struct NumericsReport {
+  std::string title;
+  List<NumericsRow> rows;
+
+  const NumericsRow& row(const std::string& way, SumFormat format, int parts) const {
+    for (const NumericsRow& r : rows) {
+      if (r.way == way && r.format == format && r.parts == parts) {
+        return r;
+      }
+    }
+    detail::fail({"NumericsReport: no row ", way, ", ", name_of(format), ", ", parts,
+                  "; ask for one that was measured"});
+  }
+  Table table() const {
+    Table out;
+    out.title = title;
+    out.columns = {"way", "format", "parts", "typical", "worst", "bound"};
+    for (const NumericsRow& r : rows) {
+      out.add({r.way, name_of(r.format), detail::cat({r.parts}), detail::printed('e', 2, r.typical),
+               detail::printed('e', 2, r.error), detail::printed('e', 2, r.bound)});
+    }
+    return out;
+  }
+  operator Table() const { return table(); }
+  std::string csv() const { return table().csv(); }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const NumericsReport& report) {
+  return out << report.table();
+}
+
+namespace detail {
+
+constexpr double unit_f32 = 1.0 / (1 << 24);
+constexpr double unit_bf16 = 1.0 / (1 << 8);
+
+inline double rounding_bound(int f32, int bf16) {
+  return std::pow(1 + unit_f32, f32) * std::pow(1 + unit_bf16, bf16) - 1;
+}
+
+// One all_reduce by its schedule on the host, and how often a number was rounded on the way.
+struct WalkedSum {
+  List<std::vector<float>> held;                 // by device
+  List<std::vector<int>> f32_steps, bf16_steps;  // by device and chunk
+
+  double bound(int device) const {
+    double worst = 0;
+    const auto d = static_cast<std::size_t>(device);
+    for (std::size_t c = 0; c < f32_steps[d].size(); ++c) {
+      worst = std::max(worst, rounding_bound(f32_steps[d][c], bf16_steps[d][c]));
+    }
+    return worst;
+  }
+};
+
+inline void round_all(std::vector<float>& x) {
+  for (float& value : x) {
+    value = round_to(value, DType::bf16);
+  }
+}
+
+// What `t` brings of chunk c, taken before the step and applied after it.
+struct WalkedChunk {
+  Transfer t;
+  std::int64_t begin = 0;
+  std::size_t chunk = 0;
+  std::vector<float> numbers;
+  int f32 = 0, bf16 = 0;
+};
+
+inline void apply_chunk(WalkedSum& sum, const WalkedChunk& part, SumFormat format) {
+  const auto to = static_cast<std::size_t>(part.t.to);
+  const bool adds = part.t.action == Action::reduce;
+  const bool rounds = adds && format == SumFormat::bf16;
+  float* const own = sum.held[to].data() + part.begin;
+  for (std::size_t i = 0; i < part.numbers.size(); ++i) {
+    const float value = adds ? own[i] + part.numbers[i] : part.numbers[i];
+    own[i] = rounds ? round_to(value, DType::bf16) : value;
+  }
+  int& f32 = sum.f32_steps[to][part.chunk];
+  int& bf16 = sum.bf16_steps[to][part.chunk];
+  f32 = adds ? std::max(f32, part.f32) + 1 : part.f32;
+  bf16 = adds ? std::max(bf16, part.bf16) + (rounds ? 1 : 0) : part.bf16;
+}
+
+inline WalkedSum walk_all_reduce(const CollectiveSpec& spec, List<std::vector<float>> inputs,
+                                 SumFormat format) {
+  const Shared<const PreparedSchedule> plan = prepare(make_schedule(spec));
+  const ChunkCut cut = chunk_cut(spec, plan->data.chunks);
+  const bool sends_bf16 = format != SumFormat::f32;
+  WalkedSum sum;
+  for (std::vector<float>& input : inputs) {
+    if (format == SumFormat::bf16) {
+      round_all(input);
+    }
+    const auto chunks = static_cast<std::size_t>(plan->data.chunks);
+    sum.f32_steps.push_back(std::vector<int>(chunks, 0));
+    sum.bf16_steps.push_back(std::vector<int>(chunks, format == SumFormat::bf16 ? 1 : 0));
+  }
+  sum.held = inputs;
+  for (const auto& step : plan->steps) {
+    List<WalkedChunk> under_way;
+    const std::size_t first = plan->messages[step.first].first;
+    for (std::size_t i = first; i < plan->messages[step.last - 1].last; ++i) {
+      const Transfer& t = plan->data.transfers[i];
+      const auto from = static_cast<std::size_t>(t.from);
+      for (int c = t.chunk; c < t.chunk + t.chunks; ++c) {
+        WalkedChunk part{t, cut.begin(c), static_cast<std::size_t>(c), {}, 0, 0};
+        const float* const own = sum.held[from].data();
+        part.numbers.assign(own + part.begin, own + cut.begin(c + 1));
+        part.f32 = sum.f32_steps[from][part.chunk];
+        part.bf16 = sum.bf16_steps[from][part.chunk] + (sends_bf16 ? 1 : 0);
+        if (sends_bf16) {
+          round_all(part.numbers);
+        }
+        under_way.push_back(part);
+      }
+    }
+    for (const WalkedChunk& part : under_way) {
+      apply_chunk(sum, part, format);
+    }
+  }
+  for (std::size_t d = 0; d < sum.held.size() && sends_bf16; ++d) {
+    round_all(sum.held[d]);  // so that all devices have the same
+    for (int& count : sum.bf16_steps[d]) {
+      ++count;
+    }
+  }
+  return sum;
+}
+
+}  // namespace detail
+
+struct ReductionErrorOptions {
+  std::vector<int> devices = {2, 4, 8, 16};
+  std::vector<Algorithm> algorithms = {Algorithm::ring, Algorithm::ring_both_ways,
+                                       Algorithm::halving_doubling, Algorithm::tree,
+                                       Algorithm::direct};
+  std::int64_t elements = 1024;
+  std::uint64_t seed = 1;
+};
+
+// Error of an all_reduce of numbers in [0, 1) by algorithm, format and device count: the worst
+// element's over the sum of its |x|. f32 and bf16 sent run on a mesh; sums in bf16, which no
+// collective here makes, walk the same schedule.
+inline NumericsReport reduction_error(
+    const ReductionErrorOptions& options = ReductionErrorOptions()) {
+  if (options.elements < 1) {
+    detail::fail({"reduction_error: ", options.elements, " elements; at least 1 is right"});
+  }
+  NumericsReport report;
+  report.title = "error of an all_reduce, of the sum of |x|";
+  for (const Algorithm algorithm : options.algorithms) {
+    for (const SumFormat format : {SumFormat::f32, SumFormat::bf16_sent, SumFormat::bf16}) {
+      for (const int n : options.devices) {
+        List<std::vector<float>> inputs;
+        std::vector<double> exact(static_cast<std::size_t>(options.elements), 0.0);
+        for (int d = 0; d < n; ++d) {
+          const auto seed = options.seed + static_cast<std::uint64_t>(d);
+          inputs.push_back(uniform({options.elements}, seed).values());
+          for (std::size_t i = 0; i < exact.size(); ++i) {
+            exact[i] += static_cast<double>(inputs.back()[i]);
+          }
+        }
+        const Mesh mesh(machine("tpu-v5e", {n}), {{"x", n}});
+        const MeshRun run = mesh.run([&](Device& device) {
+          CollectiveOptions how;
+          how.algorithm = algorithm;
+          how.format = format == SumFormat::f32 ? DType::f32 : DType::bf16;
+          const auto own = static_cast<std::size_t>(device.rank());
+          const Tensor x = tensor({options.elements}, inputs[own]);
+          device.keep("sum", device.all_reduce(x, "x", Reduce::sum, how));
+        });
+        const CollectiveSpec& spec = run.log().calls[0].shape->spec;
+        const detail::WalkedSum walked = detail::walk_all_reduce(spec, inputs, format);
+        const std::vector<float> sum =
+            format == SumFormat::bf16 ? walked.held[0] : run.kept(0, "sum").values();
+        NumericsRow row{name_of(algorithm), format, n, 0, 0, walked.bound(0)};
+        for (std::size_t i = 0; i < exact.size(); ++i) {
+          row.add(exact[i] > 0 ? (static_cast<double>(sum[i]) - exact[i]) / exact[i] : 0);
+        }
+        row.typical = std::sqrt(row.typical / static_cast<double>(options.elements));
+        report.rows.push_back(row);
+      }
+    }
+  }
+  return report;
+}
+
+struct MergeErrorOptions {
+  std::vector<int> blocks = {1, 2, 4, 8, 16, 32};
+  std::int64_t queries = 8, keys = 256, head_size = 32;
+  std::uint64_t seed = 1;
+};
+
+namespace detail {
+
+// Attention of one query over keys first to last - 1, in f64: its output and log-sum-exp.
+inline double attend_exactly(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t query,
+                             std::int64_t first, std::int64_t last, std::vector<double>& out) {
+  const std::int64_t width = q.dim(1);
+  std::vector<double> scores;
+  double most = -1e300;
+  for (std::int64_t j = first; j < last; ++j) {
+    double score = 0;
+    for (std::int64_t i = 0; i < width; ++i) {
+      score += static_cast<double>(q.data()[query * width + i]) *
+               static_cast<double>(k.data()[j * width + i]);
+    }
+    scores.push_back(score / std::sqrt(static_cast<double>(width)));
+    most = std::max(most, scores.back());
+  }
+  double total = 0;
+  out.assign(static_cast<std::size_t>(width), 0.0);
+  for (std::int64_t j = first; j < last; ++j) {
+    const double weight = std::exp(scores[static_cast<std::size_t>(j - first)] - most);
+    total += weight;
+    for (std::int64_t i = 0; i < width; ++i) {
+      out[static_cast<std::size_t>(i)] += weight * static_cast<double>(v.data()[j * width + i]);
+    }
+  }
+  for (double& value : out) {
+    value /= total;
+  }
+  return most + std::log(total);
+}
+
+// What has been merged so far: sum of w_i o_i and of w_i, w_i = exp(lse_i - most).
+struct MergedAttention {
+  std::vector<float> sum;
+  float weight = 0, most = 0;
+
+  void merge(const std::vector<double>& output, double log_sum_exp, SumFormat format) {
+    const auto lse = static_cast<float>(log_sum_exp);
+    const bool first = sum.empty();
+    sum.resize(output.size(), 0.0f);
+    const float top = first ? lse : std::max(most, lse);
+    const float old = first ? 0.0f : static_cast<float>(std::exp(double(most) - double(top)));
+    const auto own = static_cast<float>(std::exp(double(lse) - double(top)));
+    for (std::size_t i = 0; i < sum.size(); ++i) {
+      const auto part = static_cast<float>(output[i]);
+      const float sent = format == SumFormat::f32 ? part : round_to(part, DType::bf16);
+      const float next = sum[i] * old + sent * own;
+      sum[i] = format == SumFormat::bf16 ? round_to(next, DType::bf16) : next;
+    }
+    weight = weight * old + own;
+    most = top;
+  }
+};
+
+}  // namespace detail
+
+// Error of attention over keys in blocks, merged by their log-sum-exp one after another as ring
+// attention does: the worst output's over the largest |v|. Blocks are exact until they are sent.
+inline NumericsReport merge_error(const MergeErrorOptions& options = MergeErrorOptions()) {
+  NumericsReport report;
+  report.title = "error of attention merged from blocks of keys, of the largest |v|";
+  const Tensor q = uniform({options.queries, options.head_size}, options.seed, -3.0f, 3.0f);
+  const Tensor k = uniform({options.keys, options.head_size}, options.seed + 1, -3.0f, 3.0f);
+  const Tensor v = uniform({options.keys, options.head_size}, options.seed + 2, -1.0f, 1.0f);
+  for (const SumFormat format : {SumFormat::f32, SumFormat::bf16_sent, SumFormat::bf16}) {
+    for (const int n : options.blocks) {
+      if (n < 1 || options.keys % n != 0) {
+        detail::fail({"merge_error: ", options.keys, " keys in ", n,
+                      " blocks; a number that divides them is right"});
+      }
+      const std::int64_t size = options.keys / n;
+      NumericsRow row{"log-sum-exp", format, n, 0, 0, 0};
+      double spread = 0;  // |lse|, and from one to another
+      for (std::int64_t query = 0; query < options.queries; ++query) {
+        detail::MergedAttention merged;
+        std::vector<double> out;
+        double low = 1e300, high = -1e300;
+        for (int b = 0; b < n; ++b) {
+          const double lse = detail::attend_exactly(q, k, v, query, b * size, (b + 1) * size, out);
+          low = std::min(low, lse);
+          high = std::max(high, lse);
+          merged.merge(out, lse, format);
+        }
+        spread = std::max(spread, high - low + std::max(std::fabs(low), std::fabs(high)));
+        detail::attend_exactly(q, k, v, query, 0, options.keys, out);
+        for (std::size_t i = 0; i < out.size(); ++i) {
+          row.add(double(merged.sum[i]) / double(merged.weight) - out[i]);
+        }
+      }
+      row.typical = std::sqrt(row.typical / static_cast<double>(q.count()));
+      // Each merge rounds the sum and its weight twice each; an error of a log-sum-exp is one of a
+      // weight, which moves the mean by twice as much; bf16 once when sent, once for each sum.
+      row.bound = detail::unit_f32 * (4 * n + 2 * spread + 6) +
+                  detail::unit_bf16 * (format == SumFormat::f32         ? 0
+                                       : format == SumFormat::bf16_sent ? 1
+                                                                        : n + 1);
+      report.rows.push_back(row);
+    }
+  }
+  return report;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/goodput.hpp
+// Goodput of a job whose devices fail: how much of the time goes into steps that last.
+// A checkpoint every tau seconds costs `save`; a failure costs what was done since the last one and
+// `restart`. With failures at random, M seconds apart on average, a stretch of tau and its save
+// take
+//   M e^(restart/M) (e^((tau + save)/M) - 1)   seconds,
+// least where tau is about sqrt(2 save M) (Young, CACM 17(9), 1974; Daly, FGCS 22(3), 2006).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct FaultyJob {
+  double devices = 1;
+  double device_hours_per_failure = 50000;  // Llama 3: 419 in 54 days on 16,384 (2407.21783)
+  double step_seconds = 1;
+  double save_seconds = 10;  // that the steps wait for a checkpoint
+  double restart_seconds = 300;
+};
+
+namespace detail {
+
+inline void check_job(const char* who, const FaultyJob& job) {
+  const bool good = job.devices >= 1 && job.device_hours_per_failure > 0 && job.step_seconds > 0 &&
+                    job.save_seconds >= 0 && job.restart_seconds >= 0;
+  if (!good) {
+    fail({who, ": ", job.devices, " devices, ", job.device_hours_per_failure,
+          " device-hours a failure, steps of ", job.step_seconds, " s, saves of ", job.save_seconds,
+          " s, restarts of ", job.restart_seconds,
+          " s; at least 1 device, times above 0 (save and restart may be 0) are right"});
+  }
+}
+
+inline void check_interval(const char* who, double seconds) {
+  if (!(seconds > 0) || !is_finite(seconds)) {
+    fail({who, ": a checkpoint every ", seconds, " s; a time above 0 is right"});
+  }
+}
+
+}  // namespace detail
+
+// Seconds between failures of the whole job, on average.
+inline double mean_time_between_failures(const FaultyJob& job) {
+  detail::check_job("mean_time_between_failures", job);
+  return 3600 * job.device_hours_per_failure / job.devices;
+}
+
+// Young: sqrt(2 save M), seconds of steps between checkpoints.
+inline double young_interval(const FaultyJob& job) {
+  return std::sqrt(2 * job.save_seconds * mean_time_between_failures(job));
+}
+
+// Daly, higher order: sqrt(2 save M) (1 + x/3 + x^2/9) - save with x = sqrt(save / (2 M)); M where
+// a save takes 2 M or more.
+inline double daly_interval(const FaultyJob& job) {
+  const double mean = mean_time_between_failures(job);
+  const double x = std::sqrt(job.save_seconds / (2 * mean));
+  return x >= 1 ? mean : young_interval(job) * (1 + x / 3 + x * x / 9) - job.save_seconds;
+}
+
+// The share of the time that lasting steps take, with a checkpoint every `interval` seconds of
+// them. Exact for failures at random, also during saves and restarts.
+inline double expected_goodput(const FaultyJob& job, double interval) {
+  detail::check_interval("expected_goodput", interval);
+  const double mean = mean_time_between_failures(job);
+  const double stretch = (interval + job.save_seconds) / mean;
+  return interval / (mean * std::exp(job.restart_seconds / mean) * std::expm1(stretch));
+}
+
+// Seconds of a job by what they went into.
+struct GoodputRun {
+  double useful = 0, lost = 0, saving = 0, restarting = 0;
+  std::int64_t failures = 0, checkpoints = 0;
+
+  double total() const { return useful + lost + saving + restarting; }
+  double goodput() const { return total() > 0 ? useful / total() : 0; }
+  Table table() const {
+    Table out;
+    out.title = detail::cat({"job with ", failures, " failures, ", checkpoints, " checkpoints"});
+    out.columns = {"time", "seconds", "share"};
+    const struct {
+      const char* name;
+      double seconds;
+    } parts[] = {{"useful", useful},
+                 {"lost", lost},
+                 {"saving", saving},
+                 {"restarting", restarting},
+                 {"total", total()}};
+    for (const auto& part : parts) {
+      out.add({part.name, format_count(part.seconds),
+               format_percent(total() > 0 ? part.seconds / total() : 0)});
+    }
+    return out;
+  }
+  std::string csv() const { return table().csv(); }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const GoodputRun& run) {
+  return out << run.table();
+}
+
+// Runs the job until it has saved `checkpoints` times, each after as many whole steps as fit
+// `interval` (at least one). Failures are exponential, by the seed; work since the last checkpoint,
+// unfinished saves and unfinished restarts are lost to them.
+inline GoodputRun simulate_goodput(const FaultyJob& job, double interval, std::int64_t checkpoints,
+                                   std::uint64_t seed = 1) {
+  detail::check_interval("simulate_goodput", interval);
+  if (checkpoints < 1) {
+    detail::fail({"simulate_goodput: ", checkpoints, " checkpoints; at least 1 is right"});
+  }
+  const double mean = mean_time_between_failures(job);
+  const double steps = std::fmax(1.0, std::floor(interval / job.step_seconds));
+  const double work = steps * job.step_seconds;
+  const double stretch = work + job.save_seconds;
+  if (stretch > 30 * mean || job.restart_seconds > 30 * mean) {
+    detail::fail({"simulate_goodput: ", work, " s of steps, saves of ", job.save_seconds,
+                  " s, restarts of ", job.restart_seconds, " s, a failure every ", mean,
+                  " s; none would ever be done: choose less than 30 times the latter"});
+  }
+  GoodputRun run;
+  std::uint64_t draws = 0;
+  const auto next_failure = [&] {
+    return -mean * std::log(1 - static_cast<double>(uniform01(seed, draws++)));
+  };
+  double left = next_failure();
+  while (run.checkpoints < checkpoints) {
+    if (left >= stretch) {
+      left -= stretch;
+      run.useful += work;
+      run.saving += job.save_seconds;
+      ++run.checkpoints;
+      continue;
+    }
+    run.lost += left;
+    ++run.failures;
+    for (left = next_failure(); left < job.restart_seconds; left = next_failure()) {
+      run.restarting += left;
+      ++run.failures;
+    }
+    run.restarting += job.restart_seconds;
+    left -= job.restart_seconds;
+  }
+  return run;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/flat_parameters.hpp
+// The parameters of a device in units: those that are gathered, reduced and freed together lie one
+// after another in one flat buffer, whose length divides over the devices that share it. Data
+// parallelism, ZeRO 1 to 3, FSDP and its hybrid (arXiv 1910.02054, 2304.11277) are what happens
+// to the buffers of a unit:
+//   gradients: reduce_scatter over `zero`, all_reduce over `replica`; weights: all_gather over
+//   `zero`.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Which segment of the model uses a unit: a layer, or one of these.
+constexpr int table_unit = -1, positions_unit = -2, head_unit = -3;
+
+struct FlatUnit {
+  int layer = 0;
+  List<int> places;                               // in Transformer::parameters
+  List<Shape> shapes;                             // of this device's part of each
+  std::vector<std::int64_t> begins;               // of each in the buffer, and the end of the last
+  std::int64_t shards = 1, index = 0, shard = 0;  // devices that share it, this one, its elements
+  AxisGroup zero, replica;
+  bool copy = false;   // of what another tensor or pipeline rank holds and updates alike
+  bool counts = true;  // in the gradient norm: of equal numbers only one does
+  std::vector<std::int64_t> holders;  // pipeline ranks with it: more than one of a tied table
+
+  Tensor values;    // [length]; of ZeRO 3 only while gathered
+  Tensor own;       // [shard], float32; where values stay and no format rounds them, a part of them
+  Tensor gradient;  // [length], while a backward pass fills it
+  Tensor arriving;  // the sum that is under way
+  Tensor reduced;   // [shard]
+  Tensor moments, squares;  // [shard]
+  List<Slot> slots;         // of the weights, each with a place in gradient
+
+  std::int64_t count() const { return begins.back(); }
+  std::int64_t length() const { return shard * shards; }
+};
+
+inline int unit_layer(const Parameter& p) {
+  return p.layer >= 0                               ? p.layer
+         : p.name == "model.embed_tokens.weight"    ? table_unit
+         : p.name == "model.embed_positions.weight" ? positions_unit
+                                                    : head_unit;
+}
+
+// The expert that a parameter is of; -1: of none.
+inline std::int64_t expert_of(const Parameter& p) {
+  static const std::string mark = ".mlp.experts.";
+  const std::size_t at = p.name.find(mark);
+  std::int64_t number = at == std::string::npos ? -1 : 0;
+  for (std::size_t i = at + mark.size(); number >= 0 && p.name[i] != '.'; ++i) {
+    number = 10 * number + (p.name[i] - '0');
+  }
+  return number;
+}
+
+// Stage s of S has layers [s L/S, (s+1) L/S), the first the embedding too, the last the head.
+struct StageMap {
+  PipelineSchedule schedule;
+  std::int64_t layers = 1;
+
+  StageMap(const Layout& layout, std::int64_t of_layers)
+      : schedule(layout.schedule.empty()
+                     ? one_forward_one_backward(static_cast<int>(layout.pipeline),
+                                                static_cast<int>(layout.microbatches))
+                     : layout.schedule),
+        layers(of_layers) {}
+
+  int first_layer(int stage) const { return static_cast<int>(stage * layers / schedule.stages); }
+  bool uses(int stage, int unit, bool tied) const {
+    return unit >= 0 ? unit >= first_layer(stage) && unit < first_layer(stage + 1)
+                     : (stage == 0 && unit != head_unit) ||
+                           (stage == schedule.stages - 1 &&
+                            (unit == head_unit || (unit == table_unit && tied)));
+  }
+  // The pipeline ranks that hold a unit, rising.
+  std::vector<std::int64_t> holders(int unit, bool tied) const {
+    std::vector<std::int64_t> ranks;
+    for (int rank = 0; rank < schedule.ranks; ++rank) {
+      for (std::size_t i = 0; i < schedule.rank_of.size(); ++i) {
+        const int stage = static_cast<int>(i) % schedule.stages;
+        if (schedule.rank_of[i] == rank && uses(stage, unit, tied) &&
+            (ranks.empty() || ranks.back() != rank)) {
+          ranks.push_back(rank);
+        }
+      }
+    }
+    return ranks;
+  }
+};
+
+// The shape of device `index`'s part, of `devices` that cut it.
+inline Shape part_shape(const Shape& whole, Split split, std::int64_t index, std::int64_t devices) {
+  Shape part = whole;
+  const int dim = split == Split::rows ? 0 : split == Split::columns ? 1 : -1;
+  if (dim >= 0) {
+    part.set(dim, whole[dim] * (index + 1) / devices - whole[dim] * index / devices);
+  }
+  return part;
+}
+
+// The units of one device, without their numbers: a pure function of model, layout and place.
+inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
+                                 const LayoutAxes& axes, const MeshPoint& at) {
+  const ModelConfig& c = whole.config;
+  const StageMap stages(layout, c.layers);
+  const std::int64_t mine = at.index(axes.pipeline);
+  const std::int64_t tensor = at.index(axes.tensor), tensors = at.size(axes.tensor);
+  const std::int64_t experts = c.experts / std::max<std::int64_t>(1, at.size(axes.expert));
+  List<FlatUnit> units;
+  for (std::size_t place = 0; place < whole.parameters.size(); ++place) {
+    const Parameter& p = whole.parameters[place];
+    const int layer = unit_layer(p);
+    FlatUnit unit;
+    unit.holders = stages.holders(layer, c.tied);
+    const std::int64_t expert = expert_of(p);
+    const bool here =
+        std::find(unit.holders.begin(), unit.holders.end(), mine) != unit.holders.end();
+    if (!here || (expert >= 0 && expert / experts != at.index(axes.expert))) {
+      continue;
+    }
+    unit.layer = layer;
+    unit.zero = expert >= 0 ? axes.expert_zero : axes.zero;
+    unit.replica = expert >= 0 ? axes.expert_replica : axes.replica;
+    unit.copy = unit.holders[0] != mine;
+    if (p.split == Split::whole && tensors > 1) {
+      if (partial_over_tensor(p, c, layout.sequence_parallel)) {
+        unit.replica = joined(unit.replica, axes.tensor);
+      } else {
+        unit.copy = unit.copy || tensor > 0;
+      }
+    }
+    unit.counts = !unit.copy && at.index(unit.replica) == 0;
+    std::size_t u = 0;
+    while (u < units.size() && !(units[u].layer == layer && units[u].zero == unit.zero &&
+                                 units[u].replica == unit.replica && units[u].copy == unit.copy)) {
+      ++u;
+    }
+    if (u == units.size()) {
+      unit.begins.push_back(0);
+      unit.shards = at.size(unit.zero);
+      unit.index = at.index(unit.zero);
+      units.push_back(unit);
+    }
+    FlatUnit& into = units[u];
+    into.places.push_back(static_cast<int>(place));
+    into.shapes.push_back(part_shape(p.value.shape(), p.split, tensor, tensors));
+    into.begins.push_back(into.begins.back() + into.shapes.back().count());
+    into.shard = (into.count() + into.shards - 1) / into.shards;
+  }
+  return units;
+}
+
+// A stretch of a flat buffer that shares its numbers.
+inline Tensor stretch_of(const Tensor& flat, std::int64_t first, const Shape& shape) {
+  return Tensor(shape, slice_storage(flat.storage(), first, shape.count()));
+}
+
+// Puts this device's parts of whole tensors in a flat buffer; those not there are zero.
+inline void fill_flat(const FlatUnit& unit, const List<Tensor>& whole,
+                      const List<Parameter>& parameters, std::int64_t tensor, std::int64_t tensors,
+                      float* to) {
+  std::fill(to, to + unit.length(), 0.0f);
+  for (std::size_t i = 0; i < unit.places.size(); ++i) {
+    const std::size_t place = static_cast<std::size_t>(unit.places[i]);
+    if (place < whole.size() && whole[place].defined()) {
+      const Tensor part =
+          contiguous(tensor_shard(whole[place], parameters[place].split, static_cast<int>(tensor),
+                                  static_cast<int>(tensors)));
+      std::copy(part.data(), part.data() + part.count(), to + unit.begins[i]);
+    }
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/step_forms.hpp
+// What a step of training by a layout sends, computes and holds, in closed form: each op of the
+// pipeline schedule has its collectives, each with the formula of its size. A pure function of
+// model, layout and place; step_report.hpp puts it beside what was counted.
+// Letters of the formulas: b sequences of a microbatch on a device, s tokens of one there, h width,
+// t tensor, c context, e expert, d devices that see other tokens, P parameters of a device.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Equal calls of one device in a step.
+struct PlannedCall {
+  Collective what = Collective::all_reduce;
+  bool send = false;  // to another stage, instead
+  std::vector<std::string> axes;
+  std::int64_t elements = 0;  // as CollectiveSpec counts them
+  DType format = DType::f32;  // on the wire
+  std::int64_t times = 1;
+  std::string why;      // "weights", "gradients", "tensor parallel", ..
+  std::string formula;  // of all of them together, in elements that a device sends
+  bool mean = false;    // of what depends on the routing
+};
+
+// One device's part of a step.
+struct StepPlan {
+  List<PlannedCall> calls;
+  double matmul_flops = 0;      // of all ops
+  double recomputed_flops = 0;  // of these, those done a second time
+  bool mean_flops = false;      // an expert's tokens depend on the routing
+  // Bytes, float32 as they lie in the laptop's memory.
+  double parameters = 0, gradients = 0, optimizer = 0;  // between two steps; gradients before it
+  double gathered = 0;     // the most weights that are gathered at once; -1: not the only buffers
+  double activations = 0;  // the most that forward passes leave for backward passes; -1: not known
+  double logits = 0;       // and of logits
+};
+
+namespace detail {
+
+class StepPlanner {
+ public:
+  StepPlanner(const Transformer& whole, const Layout& layout, const LayoutAxes& axes,
+              const StepOptions& options, std::int64_t rank)
+      : c_(whole.config),
+        layout_(layout),
+        axes_(axes),
+        options_(options),
+        stages_(layout, whole.config.layers),
+        at_(axes.mesh, rank),
+        units_(plan_units(whole, layout, axes, at_)) {
+    sequences_ = options.batch / (layout.microbatches * layout.data);
+    tokens_ = c_.context / layout.context;
+    wide_ = sequences_ * tokens_ * c_.width;
+    const std::int64_t mine = at_.index(axes.pipeline);
+    for (const PipelineOp& op : stages_.schedule.program[static_cast<std::size_t>(mine)]) {
+      add_op(op);
+    }
+    add_end();
+    add_memory();
+  }
+
+  StepPlan plan;
+
+ private:
+  void add(Collective what, const AxisGroup& axes, std::int64_t elements, const std::string& why,
+           const std::string& formula, DType format = DType::f32, bool mean = false) {
+    if (axes.empty()) {
+      return;
+    }
+    for (PlannedCall& known : plan.calls) {
+      if (!known.send && known.what == what && known.axes == axes && known.elements == elements &&
+          known.format == format && known.why == why) {
+        ++known.times;
+        return;
+      }
+    }
+    plan.calls.push_back({what, false, axes, elements, format, 1, why, formula, mean});
+  }
+  void add_send(std::int64_t elements, const std::string& why, const std::string& formula) {
+    for (PlannedCall& known : plan.calls) {
+      if (known.send && known.elements == elements && known.why == why) {
+        ++known.times;
+        return;
+      }
+    }
+    plan.calls.push_back(
+        {Collective::permute, true, axes_.pipeline, elements, DType::f32, 1, why, formula, false});
+  }
+
+  // ---- The ops of the schedule ----
+
+  bool first(const PipelineOp& op) const { return op.stage == 0; }
+  bool last(const PipelineOp& op) const { return op.stage == stages_.schedule.stages - 1; }
+  std::int64_t layers(const PipelineOp& op) const {
+    return stages_.first_layer(op.stage + 1) - stages_.first_layer(op.stage);
+  }
+
+  void add_op(const PipelineOp& op) {
+    if (op.work == PipelineWork::weight_gradient) {
+      add_gradients(op);
+      return;
+    }
+    const bool forward = op.work == PipelineWork::forward;
+    const bool again = !forward && layout_.recompute == Recompute::full;
+    const bool core_again = !forward && layout_.recompute == Recompute::selective;
+    for (const FlatUnit& unit : units_) {
+      for (int i = 0; i < uses(op, unit) && layout_.zero == Zero::parameters; ++i) {
+        add_gather(unit);
+      }
+    }
+    if (first(op)) {
+      add_embedding(forward, again);
+    }
+    for (std::int64_t l = 0; l < layers(op); ++l) {
+      if (forward || again) {
+        add_block_forward();
+        plan.matmul_flops += block_flops();
+        plan.recomputed_flops += again ? block_flops() : 0;
+      }
+      if (core_again) {
+        add_attention(true);
+        plan.matmul_flops += attention_flops(2);
+        plan.recomputed_flops += attention_flops(2);
+      }
+      if (!forward) {
+        add_block_backward();
+        plan.matmul_flops += 2 * (block_flops() - attention_flops(2)) + attention_flops(5);
+      }
+    }
+    if (last(op)) {
+      add_head(forward);
+    }
+    if (forward ? !last(op) : !first(op)) {
+      const int to = forward ? op.stage + 1 : op.stage - 1;
+      if (stages_.schedule.rank(to, op.microbatch) != at_.index(axes_.pipeline)) {
+        add_send(stream(), forward ? "activations" : "their gradients",
+                 layout_.sequence_parallel ? "m b s h / t" : "m b s h");
+      }
+    }
+    if (op.work == PipelineWork::backward) {
+      add_gradients(op);
+    }
+  }
+
+  std::int64_t stream() const { return wide_ / (layout_.sequence_parallel ? layout_.tensor : 1); }
+  int uses(const PipelineOp& op, const FlatUnit& unit) const {
+    if (unit.layer == table_unit) {
+      return (first(op) ? 1 : 0) + (last(op) && c_.tied ? 1 : 0);
+    }
+    return stages_.uses(op.stage, unit.layer, c_.tied) ? 1 : 0;
+  }
+  void add_gather(const FlatUnit& unit) {
+    add(Collective::all_gather, unit.zero, unit.length(), "weights",
+        layout_.zero == Zero::parameters ? "2 m P (d-1)/d" : "P (d-1)/d", weight_format());
+  }
+  DType weight_format() const { return options_.format; }
+
+  void add_gradients(const PipelineOp& op) {
+    for (const FlatUnit& unit : units_) {
+      if (uses(op, unit) > 0 && layout_.zero > Zero::optimizer) {
+        add_reduce(unit, "m P (d-1)/d");
+      }
+    }
+  }
+  void add_reduce(const FlatUnit& unit, const std::string& formula) {
+    if (!unit.zero.empty()) {
+      add(Collective::reduce_scatter, unit.zero, unit.length(), "gradients", formula);
+    } else {
+      add(Collective::all_reduce, unit.replica, unit.length(), "gradients", "2 P (d-1)/d");
+    }
+  }
+
+  void add_end() {
+    for (const FlatUnit& unit : units_) {
+      if (layout_.zero <= Zero::optimizer) {
+        add_reduce(unit, "P (d-1)/d");
+      }
+      if (!unit.zero.empty()) {
+        add(Collective::all_reduce, unit.replica, unit.shard, "gradients of replicas",
+            "2 P/z (r-1)/r");
+        if (layout_.zero < Zero::parameters) {
+          add_gather(unit);
+        }
+      }
+      for (std::size_t i = 1; i < unit.holders.size(); ++i) {
+        add_send(unit.shard, "gradients held twice", "V h / (t z)");
+      }
+    }
+    AxisGroup all;
+    for (const MeshAxis& axis : axes_.mesh) {
+      all.push_back(axis.name);
+    }
+    add(Collective::all_reduce, layout_.devices() > 1 ? all : AxisGroup(), 2, "loss and norm", "2");
+  }
+
+  // ---- What segments send ----
+
+  void add_tensor(bool gathers, const char* formula) {
+    add(layout_.sequence_parallel ? gathers ? Collective::all_gather : Collective::reduce_scatter
+                                  : Collective::all_reduce,
+        axes_.tensor, wide_, "tensor parallel", formula);
+  }
+  void add_embedding(bool forward, bool again) {
+    const char* const formula = "m 2 b s h (t-1)/t";
+    if (forward || again) {
+      add_tensor(false, formula);
+    }
+    if (!forward && layout_.sequence_parallel) {
+      add_tensor(true, formula);
+    }
+  }
+  void add_block_forward() {
+    for (int part = 0; part < 2; ++part) {
+      if (layout_.sequence_parallel) {
+        add_tensor(true, block_formula);
+      }
+      add_tensor(false, block_formula);
+    }
+    add_attention(true);
+    add_experts(true);
+  }
+  void add_block_backward() {
+    for (int part = 0; part < 2; ++part) {
+      if (layout_.sequence_parallel) {
+        add_tensor(true, block_formula);
+      }
+      add_tensor(false, block_formula);
+    }
+    add_attention(false);
+    add_experts(false);
+  }
+  void add_head(bool forward) {
+    const std::int64_t rows = sequences_ * tokens_;
+    const double dense = 2 * static_cast<double>(rows * c_.width * table_rows());
+    plan.matmul_flops += forward ? dense : 2 * dense;
+    if (forward) {
+      if (layout_.sequence_parallel) {
+        add_tensor(true, head_formula);
+      }
+      add(Collective::all_reduce, axes_.tensor, rows, "loss", "m 2 b s (t-1)/t");
+      add(Collective::all_reduce, axes_.tensor, 2 * rows, "loss", "m 4 b s (t-1)/t");
+    } else {
+      add_tensor(false, head_formula);
+    }
+  }
+  std::int64_t table_rows() const {
+    const std::int64_t i = at_.index(axes_.tensor), t = layout_.tensor;
+    return c_.vocabulary * (i + 1) / t - c_.vocabulary * i / t;
+  }
+
+  void add_attention(bool forward) {
+    const std::int64_t n = layout_.context;
+    const std::int64_t queries = sequences_ * tokens_ * c_.query_width() / layout_.tensor;
+    const std::int64_t keys = sequences_ * tokens_ * c_.key_width() / layout_.tensor;
+    if (n == 1) {
+      return;
+    }
+    switch (layout_.context_parallel) {
+      case ContextParallel::ring:
+        for (std::int64_t i = 0; i < (forward ? n - 1 : 2 * n - 2); ++i) {
+          add(Collective::permute, axes_.context, 2 * keys, "ring attention",
+              "L m 6 (c-1) b s h_kv / t");
+        }
+        break;
+      case ContextParallel::gathered:
+        for (int i = 0; i < 2; ++i) {
+          add(forward ? Collective::all_gather : Collective::reduce_scatter, axes_.context,
+              n * keys, "gathered keys and values", "L m 4 (c-1) b s h_kv / t");
+        }
+        break;
+      default:
+        for (const std::int64_t elements : {queries, keys, keys, queries}) {
+          add(Collective::all_to_all, axes_.context, elements, "Ulysses",
+              "L m 4 b s (h + h_kv)(c-1) / (c t)");
+        }
+    }
+  }
+
+  void add_experts(bool forward) {
+    if (c_.experts == 0) {
+      return;
+    }
+    const std::int64_t e = layout_.expert, rows = sequences_ * tokens_;
+    if (forward && options_.experts.balance_loss > 0) {
+      add(Collective::all_reduce, axes_.batch, 2 * c_.experts, "balance loss", "L m 4 E (d-1)/d");
+    }
+    if (e == 1) {
+      return;
+    }
+    if (options_.experts.capacity_factor > 0) {
+      const std::int64_t groups =
+          std::max<std::int64_t>(1, options_.experts.groups / layout_.batch_devices());
+      const double each =
+          std::ceil(static_cast<double>(rows / groups * c_.top_k) *
+                    options_.experts.capacity_factor / static_cast<double>(c_.experts));
+      const std::int64_t numbers = c_.experts * static_cast<std::int64_t>(each) * groups * c_.width;
+      for (int i = 0; i < 2; ++i) {
+        add(Collective::all_to_all, axes_.expert, numbers, "experts", "L m 4 E C h (e-1)/e");
+      }
+      return;
+    }
+    if (forward) {
+      add(Collective::all_to_all, axes_.expert, c_.experts, "rows of each expert", "L m E (e-1)/e");
+    }
+    for (int i = 0; i < 2; ++i) {
+      add(Collective::all_to_all, axes_.expert, e, "rows of each device", "L m 4 (e-1)");
+      add(Collective::all_to_all, axes_.expert, rows * c_.top_k * c_.width, "experts",
+          "L m 4 b s k h (e-1)/e, if balanced", DType::f32, true);
+    }
+  }
+
+  // ---- FLOPs of a block: 2 for each weight and token, the scores and the weighted values ----
+
+  double attention_flops(int products) const {
+    const std::int64_t n = layout_.context;
+    const double s = static_cast<double>(c_.context), share = static_cast<double>(n);
+    const double pairs = s * (s + 1) / 2 / share;  // zigzag and Ulysses: all have as many
+    const double width =
+        static_cast<double>(c_.query_width()) / static_cast<double>(layout_.tensor);
+    return 2.0 * products * static_cast<double>(sequences_) * pairs * width;
+  }
+  double block_flops() {
+    const auto d = static_cast<double>(c_.width), t = static_cast<double>(layout_.tensor);
+    const auto rows = static_cast<double>(sequences_ * tokens_);
+    const double projections = d * static_cast<double>(2 * (c_.query_width() + c_.key_width())) / t;
+    const double matrices = c_.gated() ? 3 : 2;
+    double weights = projections;
+    if (c_.experts == 0) {
+      weights += matrices * d * static_cast<double>(c_.hidden) / t;
+    } else {
+      const double visited = static_cast<double>(c_.top_k + c_.shared_experts);
+      weights += d * static_cast<double>(c_.experts) +
+                 visited * matrices * d * static_cast<double>(c_.expert_hidden) / t;
+      plan.mean_flops = plan.mean_flops || layout_.expert > 1;
+    }
+    return 2 * rows * weights + attention_flops(2);
+  }
+
+  // ---- Bytes ----
+
+  void add_memory() {
+    const bool apart = options_.format != DType::f32 && layout_.zero != Zero::parameters;
+    for (const FlatUnit& unit : units_) {
+      const auto all = static_cast<double>(unit.length()), own = static_cast<double>(unit.shard);
+      const bool cut = unit.shards > 1;
+      plan.parameters += 4 * (cut && layout_.zero == Zero::parameters ? own : all);
+      plan.gradients += 4 * (layout_.zero > Zero::optimizer ? own : all);
+      plan.optimizer += 4 * own * (cut && apart ? 3 : 2);
+    }
+    const std::int64_t mine = at_.index(axes_.pipeline);
+    const List<PipelineOp>& program = stages_.schedule.program[static_cast<std::size_t>(mine)];
+    double kept = 0, logits = 0;
+    for (const PipelineOp& op : program) {
+      const bool forward = op.work == PipelineWork::forward;
+      const bool known = op.work == PipelineWork::forward || op.work == PipelineWork::backward;
+      if (!known || c_.experts > 0 || layout_.context > 1) {
+        plan.activations = -1;
+        break;
+      }
+      kept += (forward ? 1 : -1) * stage_activations(op);
+      logits += (forward ? 1 : -1) * (last(op) ? logit_bytes() : 0);
+      plan.activations = std::max(plan.activations, kept);
+      plan.logits = std::max(plan.logits, logits);
+    }
+    add_gathered();
+  }
+  double logit_bytes() const {
+    return 4 * static_cast<double>(sequences_ * tokens_ * table_rows());
+  }
+  // What one microbatch's forward pass leaves at a stage; its output is the next block's input.
+  double stage_activations(const PipelineOp& op) const {
+    const auto rows = static_cast<double>(sequences_ * tokens_);
+    const auto d = static_cast<double>(c_.width);
+    const double cut = layout_.sequence_parallel ? static_cast<double>(layout_.tensor) : 1;
+    double floats = 0;
+    if (layout_.recompute == Recompute::full) {
+      floats = static_cast<double>(layers(op)) * rows * d / cut;
+    } else {
+      floats = static_cast<double>(layers(op)) * rows *
+               layer_activations(c_, layout_.tensor, layout_.sequence_parallel);
+      if (layout_.recompute == Recompute::selective) {  // the log-sum-exp of attention
+        floats -= static_cast<double>(layers(op) * c_.heads / layout_.tensor) * rows;
+      }
+    }
+    if (last(op)) {  // the last norm's input and output, and the log-sum-exp of the loss
+      floats += rows * ((d + norm_statistics(c_)) / cut + d + 1) + 1;
+    } else if (layout_.recompute != Recompute::full) {
+      floats += rows * d / cut;  // the output, until its gradient comes
+    }
+    return 4 * floats;
+  }
+  // Two neighbouring segments are gathered at a time.
+  void add_gathered() {
+    if (layout_.zero != Zero::parameters) {
+      return;
+    }
+    if (layout_.context > 1 || options_.format != DType::f32) {
+      plan.gathered = -1;  // keys and values on their way, rounded copies
+      return;
+    }
+    for (int stage = 0; stage < stages_.schedule.stages; ++stage) {
+      List<std::vector<int>> chain;
+      if (stage == 0) {
+        chain.push_back({table_unit, positions_unit});
+      }
+      for (int l = stages_.first_layer(stage); l < stages_.first_layer(stage + 1); ++l) {
+        chain.push_back({l});
+      }
+      if (stage == stages_.schedule.stages - 1) {
+        chain.push_back(c_.tied ? std::vector<int>{head_unit, table_unit}
+                                : std::vector<int>{head_unit});
+      }
+      for (std::size_t i = 0; i < chain.size(); ++i) {
+        double both = 0;
+        for (const FlatUnit& unit : units_) {
+          const bool here = has(chain[i], unit.layer);
+          const bool next = i + 1 < chain.size() && has(chain[i + 1], unit.layer);
+          both += unit.shards > 1 && (here || next) ? 4 * static_cast<double>(unit.length()) : 0;
+        }
+        plan.gathered = std::max(plan.gathered, both);
+      }
+    }
+  }
+  static bool has(const std::vector<int>& all, int one) {
+    return std::find(all.begin(), all.end(), one) != all.end();
+  }
+
+  static constexpr const char* block_formula = "L m 8 b s h (t-1)/t";
+  static constexpr const char* head_formula = "m 2 b s h (t-1)/t";
+
+  const ModelConfig& c_;
+  const Layout& layout_;
+  const LayoutAxes& axes_;
+  const StepOptions& options_;
+  StageMap stages_;
+  MeshPoint at_;
+  List<FlatUnit> units_;
+  std::int64_t sequences_ = 0, tokens_ = 0, wide_ = 0;  // b, s, b s h
+};
+
+// What a call sends from this device, and its steps, by the algorithm that it will take.
+struct PlannedCost {
+  double bytes = 0;
+  std::int64_t steps = 0;
+  double seconds = 0;
+};
+inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
+                                const Machine& machine, const List<AxisPlacement>& placed) {
+  const double times = static_cast<double>(call.times);
+  PlannedCost cost;
+  if (call.send) {
+    return {times * 4 * static_cast<double>(call.elements), call.times, 0};
+  }
+  CollectiveSpec spec;
+  std::vector<int> numbers;
+  for (const std::string& name : call.axes) {
+    for (std::size_t i = 0; i < placed.size(); ++i) {
+      if (placed[i].name == name) {
+        numbers.push_back(static_cast<int>(i));
+      }
+    }
+  }
+  spec.what = call.what;
+  spec.parts = parts_of_group(machine, placed, numbers);
+  spec.elements = call.elements;
+  spec.element_bytes = bytes_of(call.format);
+  spec.root = call.what == Collective::permute ? 1 : 0;
+  spec.algorithm = choose_algorithm(spec).algorithm;
+  const AxisGroup group = call.axes;
+  cost.bytes = times * collective_bytes(spec, static_cast<int>(at.index(group)));
+  cost.steps = call.times * collective_steps(spec);
+  cost.seconds = times * cost_of(spec).seconds;
+  return cost;
+}
+
+}  // namespace detail
+
+// The plan of the device of that rank in a step of training `model` by a layout.
+inline StepPlan plan_step(const Transformer& model, const Layout& layout,
+                          const StepOptions& options, std::int64_t rank) {
+  return detail::StepPlanner(model, layout, detail::layout_axes(layout), options, rank).plan;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/device_model.hpp
+// One device's part of the model in training: its units in memory, and what is sent to gather their
+// weights, to add up their gradients and to update them. Collectives go in place, as NCCL's do, and
+// are named after what they carry.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What training has beside the weights, whole, by place; undefined: zero.
+struct TrainState {
+  List<Tensor> moments, squares;
+  std::int64_t steps = 0;
+  double loss_scale = 1;
+};
+
+class DeviceModel {
+ public:
+  Transformer model;  // of the parameters this device's part, of the others nothing
+  List<FlatUnit> units;
+  Shared<MemoryMeter> meter;
+
+  DeviceModel(const Transformer& whole, const Layout& layout, const LayoutAxes& axes,
+              Device& device, const TrainState& state, DType format)
+      : model(whole),
+        meter(context().memory),
+        layout_(layout),
+        axes_(axes),
+        at_(axes.mesh, device.rank()),
+        format_(format) {
+    units = plan_units(whole, layout, axes, at_);
+    List<Tensor> values;
+    for (Parameter& p : model.parameters) {
+      values.push_back(p.value.detach());
+      p.value = Tensor();
+    }
+    gathering_.resize(units.size());
+    reducing_.resize(units.size());
+    for (FlatUnit& unit : units) {
+      allocate(unit, values, state);
+    }
+  }
+
+  // ---- Weights ----
+
+  bool gathers(const FlatUnit& unit) const {
+    return layout_.zero == Zero::parameters && unit.shards > 1;
+  }
+  // The weights of a unit are wanted soon.
+  void start_gather(Device& device, std::size_t u) {
+    FlatUnit& unit = units[u];
+    if (gathers(unit) && !unit.values.defined()) {
+      const MemoryScope scope(MemoryKind::buffer);
+      unit.values = Tensor(Shape{unit.length()});
+      gathering_[u] = gather(device, unit);
+    }
+  }
+  // They are wanted now.
+  void finish_gather(Device& device, std::size_t u) {
+    FlatUnit& unit = units[u];
+    if (gathers(unit)) {
+      start_gather(device, u);
+      if (!model.parameters[place(unit, 0)].value.defined()) {
+        gathering_[u].wait();
+        show_weights(unit);
+      }
+    }
+  }
+  // Nobody wants them until they are gathered again; a graph that needs them will find those.
+  void release(std::size_t u) {
+    FlatUnit& unit = units[u];
+    if (gathers(unit)) {
+      for (std::size_t i = 0; i < unit.places.size(); ++i) {
+        model.parameters[place(unit, i)].value = Tensor();
+        unit.slots[i]->value.reset();
+      }
+      unit.values = Tensor();
+    }
+  }
+
+  // ---- Gradients ----
+
+  // A place for the gradients of a unit, where nothing is written yet.
+  void open_gradient(std::size_t u) {
+    FlatUnit& unit = units[u];
+    if (unit.gradient.defined()) {
+      return;
+    }
+    finish_reduce(u);  // it may still be under way with what came before
+    unit.gradient = Tensor(Shape{unit.length()}, MemoryKind::gradient);
+    std::fill(unit.gradient.data() + unit.count(), unit.gradient.data() + unit.length(), 0.0f);
+    for (std::size_t i = 0; i < unit.slots.size(); ++i) {
+      unit.slots[i]->grad =
+          slice_storage(unit.gradient.storage(), unit.begins[i], unit.shapes[i].count());
+      unit.slots[i]->fresh = true;
+    }
+  }
+
+  // All that this device will add is there: on its way to those that need the sum.
+  void start_reduce(Device& device, std::size_t u) {
+    FlatUnit& unit = units[u];
+    if (!unit.gradient.defined()) {
+      open_gradient(u);  // nothing used it
+    }
+    for (const Slot& slot : unit.slots) {
+      flush_fresh(slot);
+      slot->grad.reset();
+    }
+    if (!unit.zero.empty()) {
+      const MemoryScope scope(MemoryKind::gradient);
+      const bool apart = layout_.zero != Zero::optimizer;  // the whole is let go afterwards
+      const Tensor into = apart ? Tensor(Shape{unit.shard})
+                                : stretch_of(unit.gradient, unit.index * unit.shard, {unit.shard});
+      unit.arriving = into;
+      reducing_[u] = start_reduce_scatter(calling(device, "gradients of layer", unit.layer),
+                                          unit.gradient, Axes(unit.zero), 0, Reduce::sum, into);
+    } else {
+      unit.arriving = unit.gradient;
+      if (!unit.replica.empty()) {
+        reducing_[u] =
+            start_all_reduce(calling(device, "gradients of layer", unit.layer), unit.gradient,
+                             Axes(unit.replica), Reduce::sum, unit.gradient);
+      }
+    }
+    if (layout_.zero > Zero::optimizer) {
+      unit.gradient = Tensor();  // what is under way holds it
+      in_flight_.push_back(u);
+      if (in_flight_.size() > 2) {  // so that few wholes are there at once
+        finish_reduce(in_flight_[0]);
+      }
+    }
+  }
+
+  // The sum that is under way has come.
+  void finish_reduce(std::size_t u) {
+    FlatUnit& unit = units[u];
+    if (!unit.arriving.defined()) {
+      return;
+    }
+    if (busy(unit)) {
+      reducing_[u].wait();
+    }
+    const Tensor came = unit.arriving;
+    unit.arriving = Tensor();
+    unit.gradient = layout_.zero == Zero::optimizer ? unit.gradient : Tensor();
+    if (unit.reduced.defined()) {
+      kernels::add(came.count(), unit.reduced.data(), came.data(), unit.reduced.data());
+    } else {
+      unit.reduced = came;
+    }
+    List<std::size_t> left;
+    for (const std::size_t other : in_flight_) {
+      if (other != u) {
+        left.push_back(other);
+      }
+    }
+    in_flight_ = left;
+  }
+
+  // After the last backward pass: every unit has its sum over all devices.
+  void finish_gradients(Device& device) {
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      finish_reduce(u);
+      if (!units[u].zero.empty() && !units[u].replica.empty()) {
+        FlatUnit& unit = units[u];
+        reducing_[u] =
+            start_all_reduce(calling(device, "gradients of layer", unit.layer), unit.reduced,
+                             Axes(unit.replica), Reduce::sum, unit.reduced);
+      }
+    }
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      if (!units[u].zero.empty() && !units[u].replica.empty()) {
+        reducing_[u].wait();
+      }
+    }
+    for (FlatUnit& unit : units) {
+      if (unit.holders.size() > 1) {
+        add_holders(device, unit);
+      }
+    }
+  }
+
+  // Of the numbers that no other device counts.
+  double sum_of_squares() const {
+    double total = 0;
+    for (const FlatUnit& unit : units) {
+      total += unit.counts ? kernels::sum_of_squares(unit.reduced.count(), unit.reduced.data()) : 0;
+    }
+    return total;
+  }
+
+  // ---- The update ----
+
+  void update(const kernels::AdamWStep& base) {
+    for (FlatUnit& unit : units) {
+      const OpScope scope;
+      const std::int64_t begin = unit.index * unit.shard, end = begin + unit.shard;
+      for (std::size_t i = 0; i < unit.places.size(); ++i) {
+        const std::int64_t first = std::max(begin, unit.begins[i]);
+        const std::int64_t last = std::min(end, unit.begins[i + 1]);
+        if (first < last) {
+          kernels::AdamWStep step = base;
+          step.weight_decay = unit.shapes[i].size() >= 2 ? base.weight_decay : 0.0f;
+          const std::int64_t at = first - begin;
+          kernels::adamw(last - first, step, unit.reduced.data() + at, unit.own.data() + at,
+                         unit.moments.data() + at, unit.squares.data() + at);
+        }
+      }
+      const double n = static_cast<double>(unit.shard);
+      scope.done("adamw", Shape{unit.shard}, {n, n, n, n}, {n, n, n}, 0, 12 * n);
+    }
+  }
+
+  // The weights that others updated; the gradients are let go.
+  void end_step(Device& device) {
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      FlatUnit& unit = units[u];
+      unit.reduced = Tensor();
+      unit.gradient = Tensor();
+      if (!unit.zero.empty() && !gathers(unit)) {
+        gathering_[u] = gather(device, unit);
+      }
+    }
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      if (!units[u].zero.empty() && !gathers(units[u])) {
+        gathering_[u].wait();
+      }
+    }
+  }
+
+  // For the host to put together: what this device has of weights and moments.
+  void keep(Device& device) const {
+    for (std::size_t u = 0; u < units.size(); ++u) {
+      device.keep(cat({"weights ", u}), units[u].own);
+      device.keep(cat({"moments ", u}), units[u].moments);
+      device.keep(cat({"squares ", u}), units[u].squares);
+    }
+  }
+
+  const MeshPoint& at() const { return at_; }
+
+ private:
+  static std::size_t place(const FlatUnit& unit, std::size_t i) {
+    return static_cast<std::size_t>(unit.places[i]);
+  }
+  static bool busy(const FlatUnit& unit) { return !unit.zero.empty() || !unit.replica.empty(); }
+
+  Calling calling(Device& device, const char* what, int number, DType format = DType::f32) const {
+    CollectiveOptions options;
+    options.format = format;
+    return {device.endpoint(), options, SourceLine{what, number}};
+  }
+  Pending gather(Device& device, FlatUnit& unit) const {
+    return start_all_gather(calling(device, "weights of layer", unit.layer, format_), unit.own,
+                            Axes(unit.zero), 0, unit.values);
+  }
+
+  void allocate(FlatUnit& unit, const List<Tensor>& values, const TrainState& state) {
+    const std::int64_t tensor = at_.index(axes_.tensor), tensors = at_.size(axes_.tensor);
+    const auto flat = [&](const List<Tensor>& from, MemoryKind kind) {
+      Tensor all(Shape{unit.length()}, kind);
+      fill_flat(unit, from, model.parameters, tensor, tensors, all.data());
+      return all;
+    };
+    const auto part = [&](const Tensor& all, MemoryKind kind) {
+      const MemoryScope scope(kind);
+      return stretch_of(all, unit.index * unit.shard, {unit.shard}).clone();
+    };
+    unit.moments = part(flat(state.moments, MemoryKind::buffer), MemoryKind::optimizer);
+    unit.squares = part(flat(state.squares, MemoryKind::buffer), MemoryKind::optimizer);
+    for (const Shape& shape : unit.shapes) {
+      const Slot slot = Slot::make();
+      slot->shape = shape;
+      slot->kind = MemoryKind::gradient;
+      slot->revocable = gathers(unit);
+      unit.slots.push_back(slot);
+    }
+    if (gathers(unit)) {
+      unit.own = part(flat(values, MemoryKind::buffer), MemoryKind::parameter);
+      return;
+    }
+    unit.values = flat(values, MemoryKind::parameter);
+    // What is rounded on its way to the others is kept in float32 by the one that updates it.
+    unit.own = format_ != DType::f32 && unit.shards > 1
+                   ? part(unit.values, MemoryKind::optimizer)
+                   : stretch_of(unit.values, unit.index * unit.shard, {unit.shard});
+    show_weights(unit);
+  }
+
+  // The model's parameters of a unit, as they lie in its values.
+  void show_weights(FlatUnit& unit) {
+    for (std::size_t i = 0; i < unit.places.size(); ++i) {
+      Tensor weight = stretch_of(unit.values, unit.begins[i], unit.shapes[i]);
+      unit.slots[i]->value = unit.slots[i]->revocable ? weight.storage() : Shared<Storage>();
+      weight.set_slot(unit.slots[i]);
+      model.parameters[place(unit, i)].value = weight;
+    }
+  }
+
+  // A table that several pipeline ranks hold: each adds what the others have, in their order.
+  void add_holders(Device& device, FlatUnit& unit) const {
+    const std::int64_t mine = at_.index(axes_.pipeline);
+    for (const std::int64_t other : unit.holders) {
+      if (other != mine) {
+        device.send(unit.reduced, static_cast<int>(at_.rank_at(axes_.pipeline, other)),
+                    SourceLine{"gradients of layer", unit.layer});
+      }
+    }
+    Tensor sum;
+    for (const std::int64_t other : unit.holders) {
+      const Tensor part = other == mine
+                              ? unit.reduced
+                              : device.recv(static_cast<int>(at_.rank_at(axes_.pipeline, other)),
+                                            SourceLine{"gradients of layer", unit.layer});
+      if (!sum.defined()) {
+        sum = part.clone();
+      } else {
+        kernels::add(sum.count(), sum.data(), part.data(), sum.data());
+      }
+    }
+    std::copy(sum.data(), sum.data() + sum.count(), unit.reduced.data());
+  }
+
+  Layout layout_;
+  LayoutAxes axes_;
+  MeshPoint at_;
+  DType format_;                        // in which weights travel
+  List<Pending> gathering_, reducing_;  // of each unit
+  List<std::size_t> in_flight_;         // reductions of ZeRO 2 and 3, the oldest first
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/device_step.hpp
+// One step of training as one device sees it: it does what its row of the pipeline schedule says,
+// op by op. A stage is a chain of segments (embedding, blocks, head), each a graph of its own, so
+// that between two of them weights can be gathered and freed, gradients sent off, activations
+// dropped and computed again.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What a device's time goes to: the number by which logs and pictures know a piece of a step.
+struct StepTask {
+  enum Work { forward, backward, input_gradient, weight_gradient, recompute, update };
+  Work work = forward;
+  int stage = 0, microbatch = 0;
+
+  int number(int stages, int microbatches) const {
+    return (static_cast<int>(work) * stages + stage) * microbatches + microbatch;
+  }
+  static StepTask of(int number, int stages, int microbatches) {
+    StepTask task;
+    task.microbatch = number % microbatches;
+    task.stage = number / microbatches % stages;
+    task.work = static_cast<Work>(number / microbatches / stages);
+    return task;
+  }
+  // "F0.1": forward of stage 0, microbatch 1.
+  std::string text() const {
+    static const char* const names[] = {"F", "B", "I", "W", "R", "update"};
+    return work == update ? names[5] : cat({names[work], stage, ".", microbatch});
+  }
+};
+
+// The hooks of a layout, for one device.
+inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes& axes,
+                          const ModelConfig& config, std::int64_t time) {
+  Hooks hooks;
+  if (!axes.context.empty()) {
+    add_context_hooks(hooks, device, Axes(axes.context), layout.context_parallel, config.head_size,
+                      time);
+  }
+  if (!axes.tensor.empty()) {
+    add_tensor_hooks(hooks, device, Axes(axes.tensor), config, layout.sequence_parallel,
+                     time / layout.context);
+  }
+  if (config.experts > 0) {
+    add_expert_hooks(hooks, device, Axes(axes.expert), Axes(axes.batch));
+    hooks.partial_share = 1.0 / static_cast<double>(layout.tensor);
+  }
+  if (axes.tensor.empty()) {  // logits that wait for the backward pass, as under tensor parallelism
+    hooks.loss = [](const Tensor& x, const Tensor& table,
+                    const std::vector<std::int32_t>& targets) {
+      Tensor logits;
+      {
+        const MemoryScope scope(MemoryKind::logits);
+        logits = matmul_transposed(x, table);
+      }
+      if (logits.slot()) {
+        logits.slot()->kind = MemoryKind::logits;
+      }
+      return cross_entropy(logits, targets);
+    };
+  }
+  if (layout.recompute == Recompute::selective) {
+    const auto attend = hooks.attention;
+    const std::int64_t head_size = config.head_size;
+    hooks.attention = [attend, head_size](int layer, const Tensor& q, const Tensor& k,
+                                          const Tensor& v) {
+      const auto core = [attend, head_size, layer](const std::vector<Tensor>& in) {
+        return attend ? attend(layer, in[0], in[1], in[2])
+                      : attention(in[0], in[1], in[2], in[0].dim(2) / head_size,
+                                  in[1].dim(2) / head_size, Mask::causal);
+      };
+      return tinyscale::recompute(core, {q, k, v});
+    };
+  }
+  return hooks;
+}
+
+class StepRunner {
+ public:
+  StepRunner(Device& device, DeviceModel& mine, const Layout& layout, const LayoutAxes& axes,
+             const StepOptions& options, const std::vector<std::int32_t>& tokens)
+      : device_(device),
+        mine_(mine),
+        layout_(layout),
+        axes_(axes),
+        options_(options),
+        tokens_(tokens),
+        stages_(layout, mine.model.config.layers),
+        rank_(mine.at().index(axes.pipeline)),
+        hooks_(layout_hooks(device, layout, axes, mine.model.config, mine.model.config.context)),
+        uses_(mine.units.size()) {
+    flights_.resize(static_cast<std::size_t>(stages_.schedule.stages * layout.microbatches));
+    inboxes_.resize(static_cast<std::size_t>(stages_.schedule.ranks));
+    expect_messages();
+    count_uses();
+  }
+
+  StepResult run(std::int64_t step, double loss_scale, std::int64_t updates) {
+    hooks_.dropout = options_.dropout;
+    hooks_.dropout_seed = parameter_seed(options_.seed, static_cast<std::uint64_t>(step));
+    step_ = step;
+    loss_scale_ = loss_scale;
+    hooks_.experts = options_.experts;
+    hooks_.experts.groups =
+        std::max<std::int64_t>(1, options_.experts.groups / layout_.batch_devices());
+    hooks_.expert_counts = &counts_;
+    hooks_.balance_weight = loss_scale / static_cast<double>(layout_.microbatches * layout_.tensor);
+    {
+      const MatmulFormat format(options_.format);
+      for (const PipelineOp& op : program()) {
+        const StepTask task = {static_cast<StepTask::Work>(op.work), op.stage, op.microbatch};
+        device_.task(number(task));
+        switch (op.work) {
+          case PipelineWork::forward: forward(op); break;
+          case PipelineWork::weight_gradient: weight_gradient(op); break;
+          default: backward(op); break;
+        }
+      }
+    }
+    device_.task(number({StepTask::update, 0, 0}));
+    return update(updates);
+  }
+
+ private:
+  // What one microbatch left at one stage.
+  struct Flight {
+    Batch batch;
+    List<Tensor> in, out;  // of each segment
+    Tensor arrived;        // from the stage before, or the gradient from the one after
+    Shared<DeferWeightGradients> deferred;
+  };
+  struct Message {
+    int stage, microbatch;  // for which it is
+    bool gradient;
+    Tensor value;
+  };
+  struct Inbox {             // of one pipeline rank
+    List<Message> expected;  // in the order in which it sends
+    std::size_t next = 0;
+    List<Message> early;  // came before they were wanted
+  };
+
+  int number(const StepTask& task) const {
+    return task.number(stages_.schedule.stages, static_cast<int>(layout_.microbatches));
+  }
+  const List<PipelineOp>& program() const {
+    return stages_.schedule.program[static_cast<std::size_t>(rank_)];
+  }
+  Flight& flight(int stage, int microbatch) {
+    return flights_[static_cast<std::size_t>(stage * layout_.microbatches + microbatch)];
+  }
+  bool last(int stage) const { return stage == stages_.schedule.stages - 1; }
+
+  // ---- Segments: -1 the embedding, then layers, then the head ----
+
+  std::vector<int> segments(int stage) const {
+    std::vector<int> all;
+    if (stage == 0) {
+      all.push_back(-1);
+    }
+    for (int layer = stages_.first_layer(stage); layer < stages_.first_layer(stage + 1); ++layer) {
+      all.push_back(layer);
+    }
+    if (last(stage)) {
+      all.push_back(head_segment());
+    }
+    return all;
+  }
+  int head_segment() const { return static_cast<int>(mine_.model.config.layers); }
+  bool uses(int segment, const FlatUnit& unit) const {
+    return segment == -1 ? unit.layer == table_unit || unit.layer == positions_unit
+           : segment == head_segment()
+               ? unit.layer == head_unit || (unit.layer == table_unit && mine_.model.config.tied)
+               : unit.layer == segment;
+  }
+
+  Tensor run_segment(int segment, const Tensor& x, Flight& at) {
+    const Transformer& model = mine_.model;
+    if (segment == -1) {
+      return model.embed(at.batch.ids, at.batch.sequences, at.batch.time, hooks_);
+    }
+    return segment == head_segment() ? model.head_loss(x, at.batch.targets, hooks_)
+                                     : model.block(segment, x, hooks_);
+  }
+  void start_gather(int segment) {
+    for (std::size_t u = 0; u < mine_.units.size(); ++u) {
+      if (uses(segment, mine_.units[u])) {
+        mine_.start_gather(device_, u);
+      }
+    }
+  }
+  // The segment's weights are here; those of the one after it are on their way.
+  void gather(int segment, int next) {
+    start_gather(segment);
+    if (next >= -1) {
+      start_gather(next);
+    }
+    for (std::size_t u = 0; u < mine_.units.size(); ++u) {
+      if (uses(segment, mine_.units[u])) {
+        mine_.finish_gather(device_, u);
+      }
+    }
+  }
+  void release(int segment, int next) {
+    for (std::size_t u = 0; u < mine_.units.size(); ++u) {
+      if (uses(segment, mine_.units[u]) && !(next >= -1 && uses(next, mine_.units[u]))) {
+        mine_.release(u);
+      }
+    }
+  }
+
+  // ---- Ops of the schedule ----
+
+  void load(Flight& at, int microbatch) {
+    const std::int64_t whole = options_.batch / layout_.microbatches;
+    const std::int64_t share = whole / layout_.data;
+    const std::int64_t first = microbatch * whole + mine_.at().index(axes_.data) * share;
+    const std::int64_t time = mine_.model.config.context;
+    fill_batch(at.batch, tokens_, share, time, options_.seed, step_, first);
+    if (layout_.context > 1) {
+      Batch part;
+      part.sequences = share;
+      part.time = time / layout_.context;
+      for (std::int64_t i = 0; i < share * part.time; ++i) {
+        const std::int64_t from = i / part.time * time + hooks_.places.at(i % part.time);
+        part.ids.push_back(at.batch.ids[static_cast<std::size_t>(from)]);
+        part.targets.push_back(at.batch.targets[static_cast<std::size_t>(from)]);
+      }
+      at.batch = part;
+    }
+  }
+
+  // Sets what the hooks must know of a microbatch.
+  void enter(int microbatch) {
+    const std::int64_t whole = options_.batch / layout_.microbatches;
+    hooks_.first_sequence =
+        microbatch * whole + mine_.at().index(axes_.data) * (whole / layout_.data);
+  }
+
+  void forward(const PipelineOp& op) {
+    Flight& at = flight(op.stage, op.microbatch);
+    enter(op.microbatch);
+    if (op.stage == 0 || last(op.stage)) {
+      load(at, op.microbatch);
+    }
+    const bool again = layout_.recompute == Recompute::full;
+    const std::vector<int> chain = segments(op.stage);
+    Tensor x = op.stage == 0 ? Tensor() : take(op.stage, op.microbatch, false);
+    for (std::size_t i = 0; i < chain.size(); ++i) {
+      const int next = i + 1 < chain.size() ? chain[i + 1] : none;
+      gather(chain[i], next);
+      const Tensor in = x.defined() ? leaf(x, MemoryKind::activation) : Tensor();
+      const bool keeps = !again || chain[i] == head_segment();
+      if (!keeps) {
+        ++context().no_grad;
+      }
+      const Tensor out = run_segment(chain[i], in, at);
+      if (!keeps) {
+        --context().no_grad;
+      }
+      release(chain[i], next);
+      at.in.push_back(in);
+      at.out.push_back(keeps ? out : Tensor());
+      x = out.detach();
+    }
+    if (last(op.stage)) {
+      const double loss = static_cast<double>(x.item());
+      check_finite("train_step", "loss", loss, step_, options_);
+      loss_ += loss;
+    } else {
+      give(op.stage + 1, op.microbatch, false, x);
+    }
+  }
+
+  void backward(const PipelineOp& op) {
+    Flight& at = flight(op.stage, op.microbatch);
+    enter(op.microbatch);
+    const bool split = op.work == PipelineWork::input_gradient;
+    const std::vector<int> chain = segments(op.stage);
+    Tensor dy = last(op.stage) ? full(Shape{}, loss_seed()) : take(op.stage, op.microbatch, true);
+    if (split) {
+      at.deferred.reset(new DeferWeightGradients);
+    }
+    for (std::size_t i = chain.size(); i-- > 0;) {
+      const int next = i > 0 ? chain[i - 1] : none;
+      gather(chain[i], next);
+      for (std::size_t u = 0; u < mine_.units.size(); ++u) {
+        if (uses(chain[i], mine_.units[u])) {
+          mine_.open_gradient(u);
+        }
+      }
+      Tensor out = at.out[i];
+      if (!out.defined()) {
+        device_.task(number({StepTask::recompute, op.stage, op.microbatch}));
+        hooks_.expert_counts = nullptr;  // they are counted already
+        out = run_segment(chain[i], at.in[i], at);
+        hooks_.expert_counts = &counts_;
+        device_.task(number({static_cast<StepTask::Work>(op.work), op.stage, op.microbatch}));
+      }
+      out.backward(dy);
+      dy = at.in[i].defined() ? at.in[i].grad() : Tensor();
+      at.in[i] = at.out[i] = out = Tensor();
+      release(chain[i], next);
+      if (!split) {
+        used(chain[i]);
+      }
+    }
+    at.in.clear();
+    at.out.clear();
+    if (split) {
+      at.deferred->stop();
+    }
+    if (op.stage > 0) {
+      give(op.stage - 1, op.microbatch, true, dy);
+    }
+  }
+
+  void weight_gradient(const PipelineOp& op) {
+    Flight& at = flight(op.stage, op.microbatch);
+    const std::vector<int> chain = segments(op.stage);
+    for (std::size_t u = 0; u < mine_.units.size(); ++u) {
+      for (const int segment : chain) {
+        if (uses(segment, mine_.units[u])) {
+          mine_.open_gradient(u);
+        }
+      }
+    }
+    at.deferred->run();
+    at.deferred.reset();
+    for (std::size_t i = chain.size(); i-- > 0;) {
+      used(chain[i]);
+    }
+  }
+
+  // One use less is to come: after the last one, or under ZeRO 2 and 3 after the last one of an
+  // op, the gradients of a unit leave.
+  void used(int segment) {
+    for (std::size_t u = 0; u < mine_.units.size(); ++u) {
+      if (uses(segment, mine_.units[u])) {
+        --uses_[u].left;
+        const bool each = layout_.zero > Zero::optimizer && uses_[u].left % uses_[u].of_op == 0;
+        if (each || uses_[u].left == 0) {
+          mine_.start_reduce(device_, u);
+        }
+      }
+    }
+  }
+
+  // ---- What goes from stage to stage ----
+
+  // A message that an op makes: for which stage, if any.
+  int receiver(const PipelineOp& op) const {
+    const bool goes = op.work == PipelineWork::forward
+                          ? !last(op.stage)
+                          : op.work != PipelineWork::weight_gradient && op.stage > 0;
+    return !goes ? none : op.work == PipelineWork::forward ? op.stage + 1 : op.stage - 1;
+  }
+  void expect_messages() {
+    const PipelineSchedule& schedule = stages_.schedule;
+    for (int from = 0; from < schedule.ranks; ++from) {
+      for (const PipelineOp& op : schedule.program[static_cast<std::size_t>(from)]) {
+        const int to = receiver(op);
+        if (from != rank_ && to != none && schedule.rank(to, op.microbatch) == rank_) {
+          inboxes_[static_cast<std::size_t>(from)].expected.push_back(
+              {to, op.microbatch, op.work != PipelineWork::forward, Tensor()});
+        }
+      }
+    }
+  }
+  void give(int stage, int microbatch, bool gradient, const Tensor& value) {
+    const int to = stages_.schedule.rank(stage, microbatch);
+    if (to == rank_) {
+      flight(stage, microbatch).arrived = value.detach();
+    } else {
+      device_.send(value.detach(), static_cast<int>(mine_.at().rank_at(axes_.pipeline, to)),
+                   SourceLine{gradient ? "gradients to stage" : "activations to stage", stage});
+    }
+  }
+  // Messages of a rank come in the order in which it sends; they are wanted in that of the program.
+  Tensor take(int stage, int microbatch, bool gradient) {
+    const int from = stages_.schedule.rank(gradient ? stage + 1 : stage - 1, microbatch);
+    if (from == rank_) {
+      const Tensor value = flight(stage, microbatch).arrived;
+      flight(stage, microbatch).arrived = Tensor();
+      return value;
+    }
+    Inbox& inbox = inboxes_[static_cast<std::size_t>(from)];
+    const auto wanted = [&](const Message& m) {
+      return m.stage == stage && m.microbatch == microbatch && m.gradient == gradient;
+    };
+    for (std::size_t i = 0; i < inbox.early.size(); ++i) {
+      if (wanted(inbox.early[i])) {
+        const Tensor value = inbox.early[i].value;
+        inbox.early[i] = inbox.early.back();
+        inbox.early.pop_back();
+        return value;
+      }
+    }
+    for (;;) {
+      Message message = inbox.expected[inbox.next];
+      inbox.next = (inbox.next + 1) % inbox.expected.size();
+      message.value =
+          device_.recv(static_cast<int>(mine_.at().rank_at(axes_.pipeline, from)),
+                       SourceLine{gradient ? "gradients to stage" : "activations to stage", stage});
+      if (wanted(message)) {
+        return message.value;
+      }
+      inbox.early.push_back(message);
+    }
+  }
+
+  // ---- The end of a step ----
+
+  struct Uses {
+    std::int64_t left = 0, all = 0, of_op = 1;
+  };
+  void count_uses() {
+    for (std::size_t u = 0; u < mine_.units.size(); ++u) {
+      for (const PipelineOp& op : program()) {
+        if (op.work == PipelineWork::forward) {
+          std::int64_t of_op = 0;
+          for (const int segment : segments(op.stage)) {
+            of_op += uses(segment, mine_.units[u]) ? 1 : 0;
+          }
+          uses_[u].all += of_op;
+          uses_[u].of_op = of_op > 0 ? of_op : uses_[u].of_op;
+        }
+      }
+      uses_[u].left = uses_[u].all;
+    }
+  }
+
+  // What one token's loss counts: the mean over all tokens of the step.
+  float loss_seed() const {
+    return static_cast<float>(loss_scale_ /
+                              static_cast<double>(layout_.microbatches * layout_.batch_devices()));
+  }
+
+  StepResult update(std::int64_t updates) {
+    mine_.finish_gradients(device_);
+    device_.task(number({StepTask::update, 0, 0}));  // here the gradients are all there is
+    Tensor sums(Shape{2}, MemoryKind::buffer);
+    const bool tells = mine_.at().index(axes_.tensor) == 0;
+    const double share = static_cast<double>(layout_.microbatches * layout_.batch_devices());
+    const bool first = mine_.at().index(axes_.batch) == 0;  // all have the same balance loss
+    const double balance =
+        first ? counts_.balance_loss / static_cast<double>(layout_.microbatches) : 0;
+    sums.data()[0] = static_cast<float>(tells ? loss_ / share + balance : 0.0);
+    sums.data()[1] = static_cast<float>(mine_.sum_of_squares() / (loss_scale_ * loss_scale_));
+    AxisGroup all;
+    for (const MeshAxis& axis : axes_.mesh) {
+      all.push_back(axis.name);
+    }
+    const Tensor total = device_.size() == 1
+                             ? sums
+                             : device_.all_reduce(sums, Axes(all), Reduce::sum, CollectiveOptions(),
+                                                  SourceLine{"loss and gradient norm", -1});
+    StepResult result;
+    result.loss = static_cast<double>(total.data()[0]);
+    result.grad_norm = std::sqrt(static_cast<double>(total.data()[1]));
+    check_finite("train_step", "gradient norm", result.grad_norm, step_, options_);
+    kernels::AdamWStep adamw;
+    adamw.learning_rate =
+        static_cast<float>(cosine_schedule(step_, options_.warmup, options_.steps,
+                                           options_.learning_rate, options_.min_learning_rate));
+    adamw.beta1 = static_cast<float>(options_.beta1);
+    adamw.beta2 = static_cast<float>(options_.beta2);
+    adamw.epsilon = static_cast<float>(AdamWOptions().epsilon);
+    adamw.weight_decay = static_cast<float>(options_.weight_decay);
+    adamw.grad_scale =
+        static_cast<float>(clip_scale(result.grad_norm, options_.clip) / loss_scale_);
+    adamw.step = updates + 1;
+    mine_.update(adamw);
+    mine_.end_step(device_);
+    loss_ = counts_.balance_loss = 0;
+    for (Uses& uses : uses_) {
+      uses.left = uses.all;
+    }
+    return result;
+  }
+
+  static constexpr int none = -2;
+
+  Device& device_;
+  DeviceModel& mine_;
+  const Layout& layout_;
+  const LayoutAxes& axes_;
+  const StepOptions& options_;
+  const std::vector<std::int32_t>& tokens_;
+  StageMap stages_;
+  std::int64_t rank_;
+  Hooks hooks_;
+  List<Uses> uses_;  // of each unit
+  List<Flight> flights_;
+  List<Inbox> inboxes_;
+  std::int64_t step_ = 0;
+  double loss_scale_ = 1, loss_ = 0;
+  ExpertCounts counts_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/trainer.hpp
+// Who runs the steps of a training: one device by itself, or a mesh whose devices each hold their
+// part; and the whole model put together from the parts.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct TrainOptions : StepOptions {
+  Machine machine;  // empty: one device, this laptop
+  Layout layout;
+  Faults faults;  // of the machine: slow and dead devices and links, in the simulated time
+  std::int64_t check_steps = 2;  // first steps of a mesh that one device does too, for the report
+};
+
+namespace detail {
+
+// Numbers first to first + count of a device's part of a tensor, to their place in the whole.
+inline void put_part(const float* from, std::int64_t first, std::int64_t count, Split split,
+                     std::int64_t index, std::int64_t devices, Tensor& whole) {
+  float* const to = whole.data();
+  if (split != Split::columns) {
+    const std::int64_t rows = split == Split::rows ? whole.dim(0) : 0;
+    const std::int64_t width = whole.dim(0) > 0 ? whole.count() / whole.dim(0) : 0;
+    std::copy(from, from + count, to + rows * index / devices * width + first);
+    return;
+  }
+  const std::int64_t width = whole.dim(1);
+  const std::int64_t begin = width * index / devices;
+  const std::int64_t part = width * (index + 1) / devices - begin;
+  for (std::int64_t i = first; i < first + count; ++i) {
+    to[i / part * width + begin + i % part] = from[i - first];
+  }
+}
+
+// A model with numbers of its own.
+inline Transformer copy_of(const Transformer& model) {
+  Transformer copy = model;
+  for (Parameter& p : copy.parameters) {
+    p.value = parameter(p.value.detach());
+  }
+  return copy;
+}
+
+class Trainer {
+ public:
+  Trainer(Transformer& model, const std::vector<std::int32_t>& tokens, const TrainOptions& options)
+      : model_(model), options_(options), tokens_(tokens), axes_(layout_axes(options.layout)) {
+    const Layout& layout = options.layout;
+    if (layout.devices() == 1 && layout.microbatches == 1 && layout.schedule.empty() &&
+        layout.recompute == Recompute::none) {
+      optimizer_.reset(new AdamW(model.tensors(), adamw_options(options)));
+      return;
+    }
+    const bool declared = options.machine.dims.size() > 0;
+    mesh_.reset(new Mesh(declared ? options.machine : machine("tpu-v5e", {1}), axes_.mesh));
+    parts_.resize(static_cast<std::size_t>(layout.devices()));
+  }
+
+  StepResult step(std::int64_t number) {
+    if (!mesh_) {
+      fill_batch(batch_, tokens_, options_.batch, model_.config.context, options_.seed, number);
+      return train_step(model_, *optimizer_, batch_, options_, number);
+    }
+    const MeshRun run = mesh_->run([&](Device& device) {
+      Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
+      if (!mine) {
+        mine.reset(
+            new DeviceModel(model_, options_.layout, axes_, device, state_, options_.format));
+      }
+      context().memory = mine->meter;
+      mine->meter->reset_peak();
+      StepRunner runner(device, *mine, options_.layout, axes_, options_, tokens_);
+      const StepResult result = runner.run(number, state_.loss_scale, state_.steps);
+      Tensor told(Shape{2}, MemoryKind::buffer);
+      told.data()[0] = static_cast<float>(result.loss);
+      told.data()[1] = static_cast<float>(result.grad_norm);
+      device.keep("result", told);
+    });
+    ++state_.steps;
+    whole_ = false;
+    last_.reset(new MeshRun(run.with(options_.faults)));
+    const Tensor told = run.kept(0, "result");
+    StepResult result;
+    result.loss = static_cast<double>(told.data()[0]);
+    result.grad_norm = static_cast<double>(told.data()[1]);
+    return result;
+  }
+
+  // The model as a whole, from the parts where they are.
+  const Transformer& model() {
+    if (mesh_ && !whole_) {
+      gather_whole();
+      whole_ = true;
+    }
+    return model_;
+  }
+  bool on_mesh() const { return mesh_ != nullptr; }
+  const Shared<const MeshRun>& last_run() const { return last_; }
+  const LayoutAxes& axes() const { return axes_; }
+  const TrainState& state() const { return state_; }
+
+ private:
+  void gather_whole() {
+    const MeshRun run = mesh_->run(
+        [&](Device& device) { parts_[static_cast<std::size_t>(device.rank())]->keep(device); });
+    state_.moments.clear();
+    state_.squares.clear();
+    for (const Parameter& p : model_.parameters) {
+      state_.moments.push_back(Tensor(p.value.shape(), MemoryKind::optimizer));
+      state_.squares.push_back(Tensor(p.value.shape(), MemoryKind::optimizer));
+    }
+    const std::int64_t tensors = options_.layout.tensor;
+    for (int rank = 0; rank < mesh_->size(); ++rank) {
+      const MeshPoint at(axes_.mesh, rank);
+      const List<FlatUnit> units = plan_units(model_, options_.layout, axes_, at);
+      const std::int64_t tensor = at.index(axes_.tensor);
+      for (std::size_t u = 0; u < units.size(); ++u) {
+        const Tensor weights = run.kept(rank, cat({"weights ", u}));
+        const Tensor moments = run.kept(rank, cat({"moments ", u}));
+        const Tensor squares = run.kept(rank, cat({"squares ", u}));
+        const FlatUnit& unit = units[u];
+        const std::int64_t begin = unit.index * unit.shard, end = begin + unit.shard;
+        for (std::size_t i = 0; i < unit.places.size(); ++i) {
+          const std::size_t place = static_cast<std::size_t>(unit.places[i]);
+          Parameter& p = model_.parameters[place];
+          const std::int64_t first = std::max(begin, unit.begins[i]);
+          const std::int64_t count = std::min(end, unit.begins[i + 1]) - first;
+          if (count > 0) {
+            const std::int64_t from = first - begin, to = first - unit.begins[i];
+            put_part(weights.data() + from, to, count, p.split, tensor, tensors, p.value);
+            put_part(moments.data() + from, to, count, p.split, tensor, tensors,
+                     state_.moments[place]);
+            put_part(squares.data() + from, to, count, p.split, tensor, tensors,
+                     state_.squares[place]);
+          }
+        }
+      }
+    }
+  }
+
+  Transformer& model_;
+  const TrainOptions& options_;
+  const std::vector<std::int32_t> tokens_;
+  LayoutAxes axes_;
+  Batch batch_;
+  Shared<AdamW> optimizer_;
+  Shared<Mesh> mesh_;
+  List<Shared<DeviceModel>> parts_;  // by rank
+  TrainState state_;
+  bool whole_ = true;  // model_ and state_ are those of the last step
+  Shared<const MeshRun> last_;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/step_report.hpp
+// A step of training on a mesh: what was counted beside its plan, for every device: bytes and steps
+// of each collective along each axis, FLOPs, memory by kind, bubble; and where the simulated time
+// went. A value is a formula, counted, or simulated on the declared machine.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct StepReport {
+  Comparison sent;          // bytes and steps of each collective along each axis, of all devices
+  Comparison work;          // FLOPs of all devices
+  Comparison memory;        // bytes of the device that holds the most
+  Comparison bubble;        // seconds, of each pipeline rank
+  Table devices;            // FLOPs, bytes sent, peak memory by kind, time: a row for each
+  List<TimeShare> time;     // simulated, mean of the devices
+  TaskNames tasks;          // of the run's tasks, for pictures
+  double seconds = 0;       // simulated
+  double mfu = 0, hfu = 0;  // model and all matmul FLOPs over what the chips could do meanwhile
+  bool mean = false;        // some formulas are right on average alone: they depend on the routing
+};
+
+namespace detail {
+
+// What each device sends by one kind of call along the same axes.
+struct Traffic {
+  std::string name, axes, why;
+  bool mean = false;
+  std::vector<double> planned, counted;              // bytes by rank
+  std::vector<double> planned_steps, counted_steps;  // by rank
+};
+
+inline Traffic& traffic_of(List<Traffic>& all, const std::string& name, const std::string& axes,
+                           std::size_t devices) {
+  for (Traffic& known : all) {
+    if (known.name == name && known.axes == axes) {
+      return known;
+    }
+  }
+  Traffic traffic;
+  traffic.name = name;
+  traffic.axes = axes;
+  for (std::vector<double>* const of_rank :
+       {&traffic.planned, &traffic.counted, &traffic.planned_steps, &traffic.counted_steps}) {
+    of_rank->resize(devices);
+  }
+  all.push_back(traffic);
+  return all.back();
+}
+
+inline std::string names_text(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) {
+    text += (text.empty() ? "" : ",") + name;
+  }
+  return text;
+}
+
+class StepReporter {
+ public:
+  StepReporter(const MeshRun& run, const Transformer& model, const Layout& layout,
+               const StepOptions& options)
+      : run_(run),
+        model_(model),
+        layout_(layout),
+        options_(options),
+        axes_(layout_axes(layout)),
+        stages_(layout, model.config.layers) {
+    for (int rank = 0; rank < run.devices(); ++rank) {
+      plans_.push_back(StepPlanner(model, layout, axes_, options, rank).plan);
+    }
+    report.seconds = run.seconds;
+    name_tasks();
+    report.time = time_breakdown(run, report.tasks);
+    add_sent();
+    add_work();
+    add_memory();
+    add_bubble();
+    add_devices();
+  }
+
+  StepReport report;
+
+ private:
+  std::size_t devices() const { return plans_.size(); }
+
+  void name_tasks() {
+    static const char* const classes[] = {"forward",         "backward",  "input gradient",
+                                          "weight gradient", "recompute", "update"};
+    const int stages = stages_.schedule.stages, m = static_cast<int>(layout_.microbatches);
+    for (int number = 0; number < 6 * stages * m; ++number) {
+      const StepTask task = StepTask::of(number, stages, m);
+      report.tasks.names.push_back(task.text());
+      report.tasks.classes.push_back(classes[task.work]);
+    }
+    report.tasks.waits.push_back({"pipeline", "bubble"});
+    if (layout_.pipeline > 1) {  // all wait for the slowest before the update
+      report.tasks.waits.push_back({all_axes(), "bubble"});
+    }
+  }
+  std::string all_axes() const {
+    std::vector<std::string> all;
+    for (const MeshAxis& axis : axes_.mesh) {
+      all.push_back(axis.name);
+    }
+    return names_text(all);
+  }
+
+  // ---- Bytes and steps ----
+
+  List<Traffic> traffic() const {
+    List<Traffic> all;
+    const List<AxisPlacement> placed = place_axes(run_.machine(), axes_.mesh);
+    for (std::size_t d = 0; d < devices(); ++d) {
+      const MeshPoint at(axes_.mesh, static_cast<std::int64_t>(d));
+      for (const PlannedCall& call : plans_[d].calls) {
+        const PlannedCost cost = planned_cost(call, at, run_.machine(), placed);
+        Traffic& row = traffic_of(all, call.send ? "send" : name_of(call.what),
+                                  names_text(call.axes), devices());
+        row.planned[d] += cost.bytes;
+        row.planned_steps[d] += static_cast<double>(cost.steps);
+        row.mean = row.mean || call.mean;
+        const std::string why = call.why + ": " + call.formula;
+        if (row.why.find(why) == std::string::npos) {
+          row.why += (row.why.empty() ? "" : "; ") + why;
+        }
+      }
+    }
+    const RunLog& log = run_.log();
+    for (std::size_t c = 0; c < log.calls.size(); ++c) {
+      const LoggedCall& call = log.calls[c];
+      const CallShape& shape = *call.shape;
+      Traffic& row = traffic_of(all, shape.name, run_.axes_of_call(c), devices());
+      std::vector<double> in(devices());
+      add_bytes(call, row.counted, in);
+      std::size_t steps = 0;
+      for (const PreparedSchedule::Stream& stream : shape.schedule->streams) {
+        steps = std::max(steps, stream.last - stream.first);
+      }
+      for (std::size_t i = 0; i < call.members->size() && !(shape.eager && i > 0); ++i) {
+        row.counted_steps[static_cast<std::size_t>((*call.members)[i])] +=
+            static_cast<double>(steps);
+      }
+    }
+    return all;
+  }
+
+  // The sum over devices; and each device that differs from its plan.
+  void add_rows(const std::string& name, const char* unit, const std::vector<double>& planned,
+                const std::vector<double>& counted, bool mean) {
+    double plan = 0, count = 0;
+    for (std::size_t d = 0; d < devices(); ++d) {
+      plan += planned[d];
+      count += counted[d];
+    }
+    report.sent.add((mean ? "about: " : "") + name, unit, plan, count);
+    for (std::size_t d = 0; d < devices() && !mean; ++d) {
+      if (planned[d] < counted[d] || counted[d] < planned[d]) {
+        report.sent.add(cat({name, ", device ", d}), unit, planned[d], counted[d]);
+      }
+    }
+  }
+  void add_sent() {
+    report.sent.title = cat({"what a step sends, ", devices(), " devices: ", layout_.text()});
+    for (const Traffic& row : traffic()) {
+      const std::string name = cat({row.name, " over ", row.axes});
+      add_rows(cat({name, " (", row.why, ")"}), "B", row.planned, row.counted, row.mean);
+      add_rows(name, "steps", row.planned_steps, row.counted_steps, false);
+      report.mean = report.mean || row.mean;
+    }
+  }
+
+  // ---- FLOPs ----
+
+  void add_work() {
+    double planned = 0, counted = 0, again = 0;
+    bool mean = false;
+    report.work.title = "what a step computes, matmul FLOPs";
+    for (std::size_t d = 0; d < devices(); ++d) {
+      planned += plans_[d].matmul_flops;
+      again += plans_[d].recomputed_flops;
+      counted += run_.counters(static_cast<int>(d)).matmul_flops;
+      mean = mean || plans_[d].mean_flops;
+    }
+    report.work.add("all devices", "FLOP", planned, counted);
+    for (std::size_t d = 0; d < devices() && !mean; ++d) {
+      const double own = run_.counters(static_cast<int>(d)).matmul_flops;
+      if (plans_[d].matmul_flops < own || own < plans_[d].matmul_flops) {
+        report.work.add(cat({"device ", d}), "FLOP", plans_[d].matmul_flops, own);
+      }
+    }
+    const double could =
+        run_.machine().chip.peak(options_.format) * static_cast<double>(devices()) * report.seconds;
+    report.hfu = could > 0 ? counted / could : 0;
+    report.mfu = could > 0 ? (counted - again) / could : 0;
+    report.mean = report.mean || mean;
+  }
+
+  // ---- Memory ----
+
+  static double level(const MemorySample& sample, MemoryKind kind) {
+    return sample.levels[static_cast<std::size_t>(kind)];
+  }
+  void add_memory() {
+    report.memory.title = "memory, of the device with the most of each";
+    double planned[6] = {0, 0, 0, 0, 0, 0}, counted[6] = {0, 0, 0, 0, 0, 0};
+    const auto most = [&](int i, double plan, double count) {
+      planned[i] = std::max(planned[i], plan);
+      counted[i] = std::max(counted[i], count);
+    };
+    bool known = true;
+    for (std::size_t d = 0; d < devices(); ++d) {
+      const StepPlan& plan = plans_[d];
+      known = known && plan.activations >= 0;
+      const List<MemorySample> samples = run_.memory_samples(static_cast<int>(d));
+      const int update = StepTask{StepTask::update, 0, 0}.number(
+          stages_.schedule.stages, static_cast<int>(layout_.microbatches));
+      double kept = 0, logits = 0;
+      for (std::size_t i = 0; i < samples.size(); ++i) {
+        const bool first = samples[i].task == update && samples[i - 1].task != update;
+        if (samples[i].task == update && first) {
+          most(0, plan.parameters, level(samples[i], MemoryKind::parameter));
+          most(1, plan.gradients, level(samples[i], MemoryKind::gradient));
+          most(2, plan.optimizer, level(samples[i], MemoryKind::optimizer));
+        } else if (StepTask::of(samples[i].task, stages_.schedule.stages,
+                                static_cast<int>(layout_.microbatches))
+                       .work < StepTask::recompute) {
+          kept = std::max(kept, level(samples[i], MemoryKind::activation));
+          logits = std::max(logits, level(samples[i], MemoryKind::logits));
+        }
+      }
+      most(3, plan.activations, kept);
+      most(4, plan.logits, logits);
+      most(5, plan.gathered, run_.memory(static_cast<int>(d)).peak(MemoryKind::buffer));
+    }
+    static const char* const names[] = {
+        "parameters",     "gradients before the update",
+        "optimizer",      "activations that wait for their backward pass",
+        "logits that do", "gathered weights"};
+    for (int i = 0; i < 6; ++i) {
+      const bool counts = i < 3 || (i < 5 && known) || (i == 5 && planned[5] > 0);
+      if (counts) {
+        report.memory.add(names[i], "B", planned[i], counted[i]);
+      }
+    }
+  }
+
+  // ---- The bubble ----
+
+  // How long a rank's ops take, what it waits for inside of them included; of the first device of
+  // each pipeline rank.
+  void add_bubble() {
+    if (layout_.pipeline == 1) {
+      return;
+    }
+    report.bubble.title = "bubble of each pipeline rank: of the schedule alone, and simulated";
+    const int stages = stages_.schedule.stages, m = static_cast<int>(layout_.microbatches);
+    PipelineTimes times;
+    times.of_stage.resize(static_cast<std::size_t>(stages));
+    for (WorkTimes& stage : times.of_stage) {
+      stage = {0, 0, 0, 0};
+    }
+    std::vector<int> rank_of_device;
+    for (std::size_t d = 0; d < devices(); ++d) {
+      const MeshPoint at(axes_.mesh, static_cast<std::int64_t>(d));
+      const bool first = at.rank_at(axes_.pipeline, 0) == 0;
+      rank_of_device.push_back(first ? static_cast<int>(at.index(axes_.pipeline)) : -1);
+    }
+    for (const TimedSpan& span : run_.timeline.spans) {
+      if (span.task < 0 || rank_of_device[static_cast<std::size_t>(span.device)] < 0 ||
+          (span.call >= 0 &&
+           run_.axes_of_call(static_cast<std::size_t>(span.call)) == "pipeline")) {
+        continue;
+      }
+      const StepTask task = StepTask::of(span.task, stages, m);
+      WorkTimes& stage = times.of_stage[static_cast<std::size_t>(task.stage)];
+      const double share = (span.finish - span.start) / m;
+      switch (task.work) {
+        case StepTask::forward: stage.forward += share; break;
+        case StepTask::input_gradient: stage.input_gradient += share; break;
+        case StepTask::weight_gradient: stage.weight_gradient += share; break;
+        case StepTask::update: break;
+        default: stage.backward += share; break;
+      }
+    }
+    for (WorkTimes& stage : times.of_stage) {  // what the schedule has none of
+      for (double* const work :
+           {&stage.forward, &stage.backward, &stage.input_gradient, &stage.weight_gradient}) {
+        *work = *work > 0 ? *work : 1;
+      }
+    }
+    const PipelineTiming timing = time_pipeline(stages_.schedule, times);
+    for (std::size_t d = 0; d < devices(); ++d) {
+      if (rank_of_device[d] >= 0) {
+        const List<TimeShare> shares = time_breakdown(run_, static_cast<int>(d), report.tasks);
+        report.bubble.add(cat({"rank ", rank_of_device[d]}), "s",
+                          timing.rank[static_cast<std::size_t>(rank_of_device[d])].idle,
+                          seconds_of(shares, "bubble") + seconds_of(shares, "idle at the end"));
+      }
+    }
+  }
+
+  void add_devices() {
+    Table& out = report.devices;
+    out.title = "devices (counted; time simulated)";
+    out.columns = {"device", "FLOPs", "bytes sent", "compute", "waits"};
+    for (int kind = 0; kind < MemoryMeter::kinds; ++kind) {
+      out.columns.push_back(cat({"peak ", name_of(static_cast<MemoryKind>(kind))}));
+    }
+    out.columns.push_back("peak of all");
+    for (std::size_t d = 0; d < devices(); ++d) {
+      const int rank = static_cast<int>(d);
+      const MemoryMeter& meter = run_.memory(rank);
+      std::vector<std::string> cells = {
+          std::to_string(d), format_count(run_.counters(rank).matmul_flops),
+          format_count(run_.bytes_sent(rank)), format_seconds(run_.timeline.devices[d].compute),
+          format_seconds(run_.timeline.devices[d].waiting)};
+      for (int kind = 0; kind < MemoryMeter::kinds; ++kind) {
+        cells.push_back(format_bytes(meter.peak(static_cast<MemoryKind>(kind))));
+      }
+      cells.push_back(format_bytes(meter.peak_total()));
+      out.add(cells);
+    }
+  }
+
+  const MeshRun& run_;
+  const Transformer& model_;
+  const Layout& layout_;
+  const StepOptions& options_;
+  LayoutAxes axes_;
+  StageMap stages_;
+  List<StepPlan> plans_;  // by rank
+};
+
+}  // namespace detail
+
+// What a run of one step says, beside its plan.
+inline StepReport report_step(const MeshRun& run, const Transformer& model, const Layout& layout,
+                              const StepOptions& options) {
+  return detail::StepReporter(run, model, layout, options).report;
+}
+
+inline Table time_share_table(const List<TimeShare>& shares, double seconds) {
+  Table out;
+  out.title = "simulated time of a step, mean of the devices";
+  out.columns = {"what", "simulated", "share"};
+  for (const TimeShare& share : shares) {
+    out.add({share.name, format_seconds(share.seconds),
+             format_percent(seconds > 0 ? share.seconds / seconds : 0)});
+  }
+  out.add({"step", format_seconds(seconds), format_percent(1.0)});
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const StepReport& report) {
+  out << report.sent << report.work << report.memory;
+  if (!report.bubble.rows.empty()) {
+    out << report.bubble;
+  }
+  return out << report.devices << time_share_table(report.time, report.seconds)
+             << "MFU, model FLOPs over the chips' peak, simulated clock: "
+             << format_percent(report.mfu)
+             << "; HFU, with recomputation: " << format_percent(report.hfu) << "\n";
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/train_report.hpp
+// What a training run says afterwards: losses, speed, memory, and on a mesh losses beside one
+// device's and what every device sent, computed and held, each beside its prediction. A value is a
+// formula, simulated (on the declared machine) or measured (on this laptop).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct Validation {
+  std::int64_t step = 0;
+  double loss = 0;  // mean over the whole validation split, nats a token
+};
+
+struct TrainReport {
+  std::string model, text, machine, layout;
+  std::int64_t devices = 1;
+  DType format = DType::f32;       // of matmul operands
+  std::vector<double> losses;      // of the global batch, before each step
+  std::vector<double> grad_norms;  // before clipping
+  List<Validation> validation;
+  double seconds = 0;            // in training steps, measured; evaluation left out
+  double tokens_per_second = 0;  // measured
+  double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
+  double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(format)
+  Comparison memory;             // one device: peak bytes by the meter beside the closed form
+  // On a mesh:
+  std::vector<double> one_device;   // losses of the first steps on one device
+  StepReport step;                  // the last one, counted beside its formulas
+  Shared<const MeshRun> last_step;  // its run
+
+  double final_loss() const { return losses.empty() ? std::nan("") : losses.back(); }
+  double final_validation() const {
+    return validation.empty() ? std::nan("") : validation.back().loss;
+  }
+
+  Table table() const {
+    Table t;
+    t.title = detail::cat({"training ", model, " on ", text, ", ", devices, " device",
+                           devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine,
+                           layout.empty() ? "" : ": ", layout});
+    t.columns = {"what", "value", "kind"};
+    if (!losses.empty()) {
+      t.add({"first loss", format_fixed(losses.front(), 4), "measured"});
+      t.add({"last loss", format_fixed(losses.back(), 4), "measured"});
+    }
+    for (const Validation& v : validation) {
+      t.add({detail::cat({"validation loss, step ", v.step}), format_fixed(v.loss, 4), "measured"});
+    }
+    t.add({"time in steps", format_seconds(seconds), "measured"});
+    t.add({"tokens/s", format_count(std::round(tokens_per_second)), "measured"});
+    t.add({detail::cat({"MFU of this laptop (6 N + attention over ", name_of(format),
+                        " peak, wall clock)"}),
+           format_percent(mfu), "measured"});
+    return t;
+  }
+  // Of the first steps, beside those of one device.
+  Table loss_table() const {
+    Table t;
+    t.title = "losses of the same training (measured)";
+    t.columns = {"step", "this layout", "one device", "difference"};
+    for (std::size_t i = 0; i < one_device.size(); ++i) {
+      t.add({std::to_string(i), format_fixed(losses[i], 6), format_fixed(one_device[i], 6),
+             detail::printed('e', 1, std::fabs(losses[i] - one_device[i]))});
+    }
+    return t;
+  }
+  operator Table() const { return table(); }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
+  out << report.table();
+  if (!report.memory.rows.empty()) {
+    out << report.memory;
+  }
+  if (!report.one_device.empty()) {
+    out << report.loss_table();
+  }
+  if (report.last_step) {
+    out << report.step;
+  }
+  return out;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/train.hpp
+// ts::train for one device and many: the same loop, the same data order, the same report.
+// On a mesh the layout says which device holds what and does what (device_step.hpp).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// FLOPs that training takes for one token: 6 a parameter that multiplies (the embedding lookup and
+// learned positions do not) and 12 L H K times the mean of T/2 visible keys (scaling book, ch. 4,
+// causal), with the output matrix counted whether tied or not.
+inline double model_flops_per_token(const ModelConfig& c, std::int64_t time) {
+  const double lookups =
+      static_cast<double>(c.vocabulary * c.width) * (c.tied ? 0 : 1) +
+      static_cast<double>(c.position == Position::learned ? c.context * c.width : 0);
+  const double multiplied = static_cast<double>(c.active_parameters()) - lookups;
+  const double attention = 12.0 * static_cast<double>(c.layers * c.heads * c.head_size) *
+                           (static_cast<double>(time) + 1) / 2;
+  return 6.0 * multiplied + attention;
+}
+
+namespace detail {
+
+inline void print_progress(const TrainOptions& options, std::int64_t step, double loss,
+                           const TrainReport& report) {
+  if (options.out == nullptr) {
+    return;
+  }
+  const double done = static_cast<double>(step + 1);
+  const double left = report.seconds / done * (static_cast<double>(options.steps) - done);
+  *options.out << cat({"step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4),
+                       "  ", format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
+                       format_percent(report.mfu), "  ", format_seconds(left), " left"})
+               << std::endl;
+}
+
+inline void update_speed(TrainReport& report, const TrainOptions& options, std::int64_t time,
+                         double peak) {
+  const auto steps = static_cast<double>(report.losses.size());
+  const double tokens = steps * static_cast<double>(options.batch * time);
+  report.tokens_per_second = report.seconds > 0 ? tokens / report.seconds : 0;
+  report.mfu = peak > 0 ? report.tokens_per_second * report.flops_per_token / peak : 0;
+}
+
+inline void validate(Trainer& trainer, const Text& text, const TrainOptions& options,
+                     std::int64_t step, TrainReport& report) {
+  const double loss = evaluate(trainer.model(), text.validation());
+  check_finite("train", "validation loss", loss, step - 1, options);
+  report.validation.push_back({step, loss});
+  if (options.out != nullptr) {
+    *options.out << cat({"step ", step, "  validation loss ", format_fixed(loss, 4)}) << std::endl;
+  }
+}
+
+// The last update shows in no training loss, and a short text has no validation.
+inline void check_weights(const Transformer& model, const TrainOptions& options) {
+  double total = 0;
+  for (const Parameter& p : model.parameters) {
+    total += kernels::sum_of_squares(p.value.count(), p.value.data());
+  }
+  check_finite("train", "norm of the weights", std::sqrt(total), options.steps - 1, options);
+}
+
+inline void check_training(const Transformer& model, const Text& text,
+                           const TrainOptions& options) {
+  check_options("train", options);
+  if (text.tokenizer.vocabulary() > model.config.vocabulary) {
+    fail({"train: the text has ", text.tokenizer.vocabulary(),
+          " distinct tokens, the model's vocabulary is ", model.config.vocabulary,
+          "; raise config.vocabulary"});
+  }
+  check_layout(options.layout, model.config, options.machine.dims.count(), options.batch,
+               model.config.context);
+  check_length("train", text.train(), model.config.context);
+}
+
+// Peak bytes that training added, by the meter, beside the closed form. `level` is what the meter
+// held before, the model left out.
+inline Comparison memory_rows(const ModelConfig& config, const TrainOptions& options,
+                              const MemoryMeter& meter, double level) {
+  const TrainingMemory formula = training_memory(config, options.batch, config.context);
+  Comparison rows;
+  rows.title = "peak memory of training";
+  rows.add("parameters + gradients + optimizer + activations", "B", formula.total(),
+           meter.peak_total() - level);
+  return rows;
+}
+
+// The losses of the first steps on one device, with the same microbatches and groups of tokens.
+inline std::vector<double> one_device_losses(const Transformer& model, const Text& text,
+                                             const TrainOptions& options) {
+  TrainOptions one = options;
+  one.machine = Machine();
+  one.layout = Layout();
+  one.layout.microbatches = options.layout.microbatches;
+  one.experts.groups = std::max(options.experts.groups, options.layout.batch_devices());
+  Transformer copy = copy_of(model);
+  Trainer trainer(copy, text.train(), one);
+  std::vector<double> losses;
+  for (std::int64_t step = 0; step < std::min(options.check_steps, options.steps); ++step) {
+    losses.push_back(trainer.step(step).loss);
+  }
+  return losses;
+}
+
+}  // namespace detail
+
+// Trains the model on the first 90 % of the text; validates on the rest every eval_every steps and
+// at the end. Deterministic for a seed and layout. Throws when a loss or a weight is not finite.
+inline TrainReport train(Transformer& model, const Text& text,
+                         const TrainOptions& options = TrainOptions()) {
+  detail::check_training(model, text, options);
+  model.tokenizer = text.tokenizer;
+  const std::int64_t time = model.config.context;
+  const bool can_validate = static_cast<std::int64_t>(text.validation().size()) > time;
+  TrainReport report;
+  report.model = model.config.name;
+  report.text = text.name;
+  report.machine = options.machine.name;
+  report.layout = options.layout.devices() > 1 ? options.layout.text() : "";
+  report.devices = options.layout.devices();
+  report.format = options.format;
+  report.flops_per_token = model_flops_per_token(model.config, time);
+  const double peak = laptop().peak(options.format);
+  const Shared<MemoryMeter> meter = context().memory;
+  const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
+  if (report.devices > 1) {
+    report.one_device = detail::one_device_losses(model, text, options);
+  }
+  detail::Trainer trainer(model, text.train(), options);
+  meter->reset_peak();
+  for (std::int64_t step = 0; step < options.steps; ++step) {
+    const double start = detail::seconds_now();
+    const StepResult result = trainer.step(step);
+    report.seconds += detail::seconds_now() - start;
+    report.losses.push_back(result.loss);
+    report.grad_norms.push_back(result.grad_norm);
+    detail::update_speed(report, options, time, peak);
+    if (step == 0 && !trainer.on_mesh()) {
+      report.memory = detail::memory_rows(model.config, options, *meter, level);
+    }
+    const bool last = step + 1 == options.steps;
+    if (last || (step + 1) % 50 == 0 || step == 0) {
+      detail::print_progress(options, step, result.loss, report);
+    }
+    const bool due = options.eval_every > 0 && (step + 1) % options.eval_every == 0;
+    if (can_validate && (last || due)) {
+      detail::validate(trainer, text, options, step + 1, report);
+    }
+  }
+  trainer.model();
+  detail::check_weights(model, options);
+  report.last_step = trainer.last_run();
+  if (report.last_step) {
+    report.step = report_step(*report.last_step, model, options.layout, options);
+  }
+  return report;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/transformer_math.hpp
+// Transformer maths: checkpoints, KV cache, time of a run and the knees of parallelism, closed
+// forms of a config with L layers, D width, KV key-value heads, K head size, B tokens of a batch.
+// Source: "How To Scale Your Model", chapters 4 and 5.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 // Bytes kept between forward and backward: 2 B D L n in bf16, n tensors of width D a layer.
 // n = 1 keeps block inputs, 4 the scaling book's chapter 6, 7 the big matmuls, 20 everything.
@@ -32451,7 +38513,7 @@ inline void plan_memory(const TrainingInputs& in, const TrainingLetters& q, Trai
     return named(name, Quantity(bytes, "B") * q.P / q.N);
   };
   plan.weights_memory = each("M_weights", parts.weights);
-  plan.optimizer_memory = each("M_optimizer", parts.optimizer + parts.gradients);
+  plan.optimizer_memory = each("M_optimizer", parts.optimizer() + parts.gradients);
   const Quantity kept(2 * in.job.checkpoints, "B/token");
   plan.activation_memory = named("M_activations", kept * q.B * q.D * q.L / q.N,
                                  cat({in.job.checkpoints, " tensors of width D a layer, bf16"}));
@@ -32486,7 +38548,7 @@ inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
   const StateParts parts = state_parts(in.job.state);
   plan.notes.push_back(cat({"memory: ", parts.total(), " bytes a parameter (weights ",
                             parts.weights, ", gradients ", parts.gradients, ", optimizer ",
-                            parts.optimizer, "); the layer being gathered is not counted"}));
+                            parts.optimizer(), "); the layer being gathered is not counted"}));
   if (static_cast<double>(plan.best.layout.data) > in.sequences) {
     plan.notes.push_back(
         cat({"data: ", plan.best.layout.data, " chips for ", format_count(in.sequences),
@@ -32741,12 +38803,14 @@ class Canvas {
 
   void polyline(const std::vector<double>& x, const std::vector<double>& y, std::size_t series,
                 double stroke_width) {
-    std::string points;
-    for (std::size_t i = 0; i < x.size(); ++i) {
-      points += (i == 0 ? "" : " ") + coordinate(x[i]) + "," + coordinate(y[i]);
-    }
-    add("<polyline points=\"" + points + "\" fill=\"none\" stroke-linejoin=\"round\"" +
-        stroke(series, stroke_width) + "/>");
+    path(x, y, stroke(series, stroke_width));
+  }
+  void path(const std::vector<double>& x, const std::vector<double>& y, const std::string& style) {
+    add("<polyline points=\"" + points(x, y) + "\" fill=\"none\" stroke-linejoin=\"round\" " +
+        style + "/>");
+  }
+  void area(const std::vector<double>& x, const std::vector<double>& y, const std::string& style) {
+    add("<polygon points=\"" + points(x, y) + "\" " + style + "/>");
   }
 
   void label(double x, double y, const std::string& words, double size, Anchor anchor,
@@ -32785,6 +38849,13 @@ class Canvas {
   }
 
  private:
+  static std::string points(const std::vector<double>& x, const std::vector<double>& y) {
+    std::string out;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      out += (i == 0 ? "" : " ") + coordinate(x[i]) + "," + coordinate(y[i]);
+    }
+    return out;
+  }
   void add(const std::string& element) { picture_.body += element + "\n"; }
   Svg picture_;
 };
@@ -34267,51 +40338,717 @@ inline Svg device_timeline(const MeshRun& run) {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/show/pipeline_chart.hpp
+// A timed pipeline schedule as a Gantt chart: a row for each rank, forwards, backwards and their
+// two halves in colours, the later of a rank's stages paler, the number of the microbatch in each
+// op.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// The colour of a kind of work; the two halves of a backward are different.
+inline std::size_t color_of(PipelineWork work) {
+  return work == PipelineWork::forward           ? 0
+         : work == PipelineWork::weight_gradient ? 2
+         : work == PipelineWork::backward        ? 1
+                                                 : 3;
+}
+
+inline List<Series> work_legend(const PipelineTiming& timing) {
+  static const char* const names[] = {"F forward", "B backward", "I gradient of the input",
+                                      "W gradient of the weights"};
+  List<Series> legend(4);
+  bool several = false;
+  for (const List<TimedPipelineOp>& ops : timing.program) {
+    for (const TimedPipelineOp& timed : ops) {
+      Series& one = legend[color_of(timed.op.work)];
+      one.name = names[static_cast<int>(timed.op.work)];
+      one.mark = Mark::points;
+      several = several || timed.op.stage != ops[0].op.stage;
+    }
+  }
+  legend[0].name += several ? "; paler: a later stage of the rank" : "";
+  return legend;
+}
+
+// An op's box, its microbatch where there is room; ops narrower than half a pixel join.
+inline void draw_ops(Canvas& canvas, const List<TimedPipelineOp>& ops,
+                     const std::vector<int>& chunks, double left, double y, double scale) {
+  double drawn = left - 1;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const double x = left + ops[i].start * scale;
+    const double wide = (ops[i].finish - ops[i].start) * scale;
+    if (x + wide < drawn + 0.5) {
+      continue;
+    }
+    drawn = x + wide;
+    const double opacity = std::max(0.4, 1 - 0.3 * std::max(0, chunks[i]));
+    canvas.rect(x, y, std::max(0.5, wide - (wide > 3 ? 1 : 0)), 20,
+                Canvas::fill(color_of(ops[i].op.work)) + attribute("fill-opacity", opacity));
+    const std::string number = std::to_string(ops[i].op.microbatch);
+    if (drawn_width(number, 11) + 2 < wide) {
+      canvas.label(x + wide / 2, y + 14, number, 11, Anchor::middle,
+                   opacity > 0.6 ? "class=\"ts-paper\" fill=\"#ffffff\"" : Canvas::ink());
+    }
+  }
+}
+
+}  // namespace detail
+
+// Of the first 64 ranks.
+inline Svg svg(const PipelineTiming& timing) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const int ranks = std::min(timing.ranks, 64);
+  const double left = 84, right = 876, scale = (right - left) / timing.total, track = 26;
+  const List<Series> legend = detail::work_legend(timing);
+  Canvas unseen(0, 0);
+  const double top = detail::draw_legend(unseen, legend, 14, right, 54);
+  const double bottom = top + track * ranks;
+  Canvas canvas(900, bottom + 46);
+  const std::string bubble = format_percent(timing.bubble());
+  const std::string open = format_percent(timing.bubble_without_barrier());
+  const std::string words = detail::cat(
+      {timing.name, ": ", timing.ranks, timing.ranks == 1 ? " rank, " : " ranks, ",
+       timing.microbatches, timing.microbatches == 1 ? " microbatch, " : " microbatches, ",
+       "bubble ", bubble, open == bubble ? std::string() : " (" + open + " without barrier)", ", ",
+       timing.peak_activations(), " held"});
+  canvas.label(20, 28, words, 16, Anchor::start, Canvas::ink() + " font-weight=\"600\"");
+  detail::draw_legend(canvas, legend, 14, right, 54);
+  const List<std::vector<int>> chunks = detail::chunks_of(timing);
+  for (int r = 0; r < ranks; ++r) {
+    const double y = top + track * r;
+    canvas.label(left - 8, y + 14, detail::cat({"rank ", r}), 12, Anchor::end, Canvas::soft());
+    canvas.rect(left, y, right - left, 20, "class=\"ts-empty\" fill=\"#e3e6ea\"");
+  }
+  for (const double tick : detail::linear_ticks({"", Scale::linear, 0, timing.total})) {
+    const double x = left + tick * scale;
+    canvas.line(x, top, x, bottom, Canvas::grid());
+    canvas.label(x, bottom + 17, detail::tick_text(tick), 12, Anchor::middle, Canvas::soft());
+  }
+  canvas.label((left + right) / 2, bottom + 36, "time", 13, Anchor::middle);
+  for (int r = 0; r < ranks; ++r) {
+    const auto at = static_cast<std::size_t>(r);
+    detail::draw_ops(canvas, timing.program[at], chunks[at], left, top + track * r, scale);
+  }
+  return canvas.finish(words);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/show/step_colors.hpp
+// One code of colours for all pictures of a step: compute solid, communication and waiting for it
+// pale, the bubble and idle time grey. Legends have a box of each.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+struct Swatch {
+  std::string name, style;
+};
+
+inline std::string pale(std::size_t series) {
+  return Canvas::fill(series) + " fill-opacity=\"0.42\"";
+}
+inline std::string bubble_fill() {
+  return "class=\"ts-soft\" fill=\"#57606a\" fill-opacity=\"0.22\"";
+}
+inline std::string idle_fill() { return "class=\"ts-empty\" fill=\"#eef0f2\""; }
+
+// A style for each row of a breakdown; more than six of a kind share the last colour.
+inline List<Swatch> swatches_of(const List<TimeShare>& rows) {
+  constexpr std::size_t most = 6;
+  std::size_t computes = 0, waits = 0;
+  List<Swatch> out;
+  for (const TimeShare& row : rows) {
+    std::string style = idle_fill();
+    if (row.kind == TimeShare::Kind::compute) {
+      style = Canvas::fill(computes < most ? computes : most);
+      ++computes;
+    } else if (row.name == "bubble") {
+      style = bubble_fill();
+    } else if (row.kind == TimeShare::Kind::wait) {
+      style = pale(waits < most ? waits : most);
+      ++waits;
+    }
+    out.push_back({row.name, style});
+  }
+  return out;
+}
+
+// Those of rows that any device spent time in.
+inline List<Swatch> legend_of(const TimeTable& table) {
+  const List<Swatch> all = swatches_of(table.rows);
+  List<Swatch> used;
+  for (std::size_t r = 0; r < all.size(); ++r) {
+    if (table.rows[r].seconds > 0) {
+      used.push_back(all[r]);
+    }
+  }
+  return used;
+}
+
+// Boxes with names in rows from (left, y) on; returns the y below the last.
+inline double draw_swatches(Canvas& canvas, const List<Swatch>& swatches, double left, double right,
+                            double y) {
+  double x = left;
+  for (const Swatch& swatch : swatches) {
+    const std::string name = shorten(swatch.name, 60);
+    const double wide = 20 + drawn_width(name, 12) + 16;
+    if (x > left && x + wide > right) {
+      x = left;
+      y += 20;
+    }
+    canvas.rect(x, y - 11, 14, 13, swatch.style);
+    canvas.label(x + 20, y, name, 12, Anchor::start);
+    x += wide;
+  }
+  return y + 14;
+}
+
+// Simulated time from `left` to `right`.
+struct TimeScale {
+  double left = 0, right = 0, seconds = 1;
+
+  TimeScale(double from, double to, double of) : left(from), right(to), seconds(of > 0 ? of : 1) {}
+  double x(double at) const { return left + at / seconds * (right - left); }
+};
+
+inline std::string bold_ink() { return Canvas::ink() + " font-weight=\"600\""; }
+
+// The title, and below it in small letters what is drawn.
+inline void draw_heading(Canvas& canvas, const std::string& title, const std::string& below) {
+  canvas.label(20, 28, title, 16, Anchor::start, bold_ink());
+  canvas.label(20, 47, below, 12, Anchor::start, Canvas::soft());
+}
+
+// The devices to draw: those named, or the first `most`.
+inline std::vector<int> drawn_devices(const char* function, const MeshRun& run,
+                                      const std::vector<int>& ranks, int most) {
+  std::vector<int> out(ranks);
+  for (int d = 0; ranks.empty() && d < run.devices() && d < most; ++d) {
+    out.push_back(d);
+  }
+  for (const int rank : ranks) {
+    if (rank < 0 || rank >= run.devices()) {
+      fail({function, ": rank ", rank, " of ", run.devices(), " devices; ranks are 0 to ",
+            run.devices() - 1});
+    }
+  }
+  return out;
+}
+
+// " (8 of 64 devices)", where some are left out.
+inline std::string left_out(const MeshRun& run, const std::vector<int>& drawn) {
+  return drawn.size() < static_cast<std::size_t>(run.devices())
+             ? cat({" (", drawn.size(), " of ", run.devices(), " devices)"})
+             : "";
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/show/step_pictures.hpp
+// Where a step's time went: a waterfall from the first second to the last, each share beginning
+// where the one above ended; and a bar for each device.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// waterfall(time_breakdown(run, 0, names), "Device 0")
+inline Svg waterfall(const List<TimeShare>& shares, const std::string& title) {
+  using detail::Anchor;
+  using detail::Canvas;
+  double seconds = 0, widest = 0;
+  for (const TimeShare& share : shares) {
+    if (!(share.seconds >= 0)) {
+      detail::fail({"waterfall: ", share.name, " has ", share.seconds,
+                    " s; 0 or more is right, as time_breakdown gives"});
+    }
+    seconds += share.seconds;
+    widest = std::max(widest, detail::drawn_width(detail::shorten(share.name, 40), 12));
+  }
+  const double left = std::max(90.0, widest + 30), row = 26, top = 64;
+  const double bottom = top + row * static_cast<double>(shares.size() + 1) + 4;
+  const detail::TimeScale scale(left, 760, seconds);
+  Canvas canvas(900, bottom + 48);
+  detail::draw_heading(canvas, detail::shorten(title + ": where the time went", 90),
+                       "each bar begins where the one above ends; solid: compute, pale: waiting "
+                       "for communication, grey: idle");
+  detail::draw_time_axis(canvas, left, scale.right, top, bottom, scale.seconds);
+  const List<detail::Swatch> styles = detail::swatches_of(shares);
+  double at = 0;
+  std::string text = title + ": ";
+  for (std::size_t i = 0; i <= shares.size(); ++i) {
+    const bool whole = i == shares.size();
+    const double y = top + row * static_cast<double>(i), from = whole ? 0 : at;
+    const double part = whole ? seconds : shares[i].seconds;
+    const std::string name = whole ? "= total" : detail::shorten(shares[i].name, 40);
+    const std::string words =
+        detail::cat({format_seconds(part), ", ", format_percent(part / scale.seconds)});
+    const double x = scale.x(from), end = scale.x(from + part);
+    canvas.label(left - 8, y + 18, name, 12, Anchor::end,
+                 whole ? detail::bold_ink() : Canvas::ink());
+    canvas.rect(x, y + 4, std::max(0.75, end - x), row - 7,
+                whole ? "class=\"ts-soft\" fill=\"#57606a\"" : styles[i].style);
+    canvas.label(end + 6, y + 18, words, 11, Anchor::start, Canvas::soft());
+    if (!whole) {
+      canvas.line(end, y + 4, end, y + row + 4, Canvas::axis() + " stroke-dasharray=\"2 2\"");
+      at += part;
+    }
+    text += whole ? format_seconds(part) + " in all" : shares[i].name + " " + words + "; ";
+  }
+  return canvas.finish(text);
+}
+
+// A bar for each device (of the first 32, or those named), as long as the run.
+inline Svg time_bars(const MeshRun& run, const TaskNames& names = TaskNames(),
+                     const std::vector<int>& ranks = std::vector<int>()) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const std::vector<int> devices = detail::drawn_devices("time_bars", run, ranks, 32);
+  const detail::TimeTable table = detail::time_table(run, names);
+  const List<detail::Swatch> all = detail::swatches_of(table.rows);
+  const List<detail::Swatch> legend = detail::legend_of(table);
+  const double row = devices.size() > 16 ? 15 : 24, right = 876;
+  Canvas unseen(0, 0);
+  const double top = detail::draw_swatches(unseen, legend, 20, right, 72);
+  const double bottom = top + row * static_cast<double>(devices.size()) + 2;
+  const detail::TimeScale scale(84, right, run.seconds);
+  Canvas canvas(900, bottom + 48);
+  detail::draw_heading(
+      canvas,
+      "Where each device's time went, on " + run.machine().name + detail::left_out(run, devices),
+      "solid: compute, pale: waiting for communication, grey: idle");
+  detail::draw_swatches(canvas, legend, 20, right, 72);
+  detail::draw_time_axis(canvas, scale.left, right, top, bottom, scale.seconds);
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    const double y = top + row * static_cast<double>(i);
+    canvas.label(scale.left - 8, y + row / 2 + 5, detail::cat({"device ", devices[i]}), 12,
+                 Anchor::end, Canvas::soft());
+    double at = 0;
+    for (std::size_t r = 0; r < table.rows.size(); ++r) {
+      const double part = table.seconds[static_cast<std::size_t>(devices[i])][r];
+      if (part > 0) {
+        canvas.rect(scale.x(at), y + 2, scale.x(at + part) - scale.x(at), row - 3, all[r].style);
+      }
+      at += part;
+    }
+  }
+  std::string text = detail::cat({run.machine().name, ": ", run.devices(), " devices, ",
+                                  format_seconds(run.seconds), "; on the mean"});
+  for (const TimeShare& share : table.rows) {
+    if (share.seconds > 0) {
+      text += detail::cat({", ", share.name, " ", format_percent(share.seconds / scale.seconds)});
+    }
+  }
+  return canvas.finish(text);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/show/task_timeline.hpp
+// A Gantt chart of a step in simulated time: for each device a track of its tasks, coloured by
+// class, with its waits pale between them and the names ("F0") above; below it a lane for each axis
+// of the mesh with what the device sent and received along it.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// A stretch of a track. Spans of one style that touch are one.
+struct TrackPart {
+  std::size_t style = 0;
+  int task = -1;
+  double start = 0, finish = 0;  // seconds
+};
+
+// The axes that calls are over, in the order of the log, and which each call's is.
+struct AxisLanes {
+  std::vector<std::string> names;
+  std::vector<std::size_t> of_call;
+
+  explicit AxisLanes(const MeshRun& run) {
+    for (std::size_t c = 0; c < run.log().calls.size(); ++c) {
+      const std::string axes = run.axes_of_call(c);
+      const auto known = std::find(names.begin(), names.end(), axes);
+      of_call.push_back(static_cast<std::size_t>(known - names.begin()));
+      if (known == names.end()) {
+        names.push_back(axes);
+      }
+    }
+  }
+};
+
+// What each device did when. A task is told from the next of its class; a stretch of less than
+// `instant` goes to the one before, which nobody would see.
+inline List<List<TrackPart>> task_tracks(const MeshRun& run, const TaskNames& names,
+                                         const TimeTable& table, const AxisLanes& lanes,
+                                         double instant) {
+  List<List<TrackPart>> tracks(static_cast<std::size_t>(run.devices()));
+  std::vector<std::size_t> wait_rows, compute_rows;
+  TimeTable known = table;
+  for (const std::string& axes : lanes.names) {
+    wait_rows.push_back(known.row(names.wait_for(axes), TimeShare::Kind::wait));
+  }
+  for (std::size_t t = 0; t < names.classes.size(); ++t) {
+    compute_rows.push_back(
+        known.row(names.class_of(static_cast<int>(t)), TimeShare::Kind::compute));
+  }
+  const std::size_t other = known.row("compute", TimeShare::Kind::compute);
+  for (const TimedSpan& span : run.timeline.spans) {
+    List<TrackPart>& track = tracks[static_cast<std::size_t>(span.device)];
+    TrackPart next;
+    next.task = span.task;
+    next.start = span.start;
+    next.finish = span.finish;
+    const std::size_t t = static_cast<std::size_t>(span.task);
+    next.style = span.call >= 0
+                     ? wait_rows[lanes.of_call[static_cast<std::size_t>(span.call)]]
+                     : (span.task >= 0 && t < compute_rows.size() ? compute_rows[t] : other);
+    const bool same = !track.empty() && track.back().style == next.style &&
+                      (track.back().task == next.task || span.call >= 0);
+    if (!track.empty() && (same || next.finish - next.start < instant)) {
+      track.back().finish = next.finish;
+    } else {
+      track.push_back(next);
+    }
+  }
+  return tracks;
+}
+
+// When the device was busy along each axis, by lane; messages that touch are one.
+inline List<List<TrackPart>> axis_tracks(const MeshRun& run, int device, const AxisLanes& lanes,
+                                         double instant) {
+  List<List<TrackPart>> tracks(lanes.names.size());
+  for (const TimedMessage& message : run.timeline.messages) {
+    if (message.from != device && message.to != device) {
+      continue;
+    }
+    List<TrackPart>& track = tracks[lanes.of_call[static_cast<std::size_t>(message.call)]];
+    if (!track.empty() && message.start <= track.back().finish + instant) {
+      track.back().finish = std::max(track.back().finish, message.finish);
+    } else {
+      track.push_back({0, -1, message.start, message.finish});
+    }
+  }
+  return tracks;
+}
+
+// The name of each task above its compute, from its first to its last, where it fits.
+inline void label_tasks(Canvas& canvas, const List<TrackPart>& track, const TimeTable& table,
+                        const TaskNames& names, const TimeScale& scale, double y) {
+  for (std::size_t i = 0; i < track.size();) {
+    const int task = track[i].task;
+    double start = -1, finish = 0;
+    for (; i < track.size() && track[i].task == task; ++i) {
+      if (table.rows[track[i].style].kind == TimeShare::Kind::compute) {
+        start = start < 0 ? track[i].start : start;
+        finish = track[i].finish;
+      }
+    }
+    const std::string name = names.name_of(task);
+    const double wide = scale.x(finish) - scale.x(start);
+    const double size = std::min(11.0, (wide - 3) / std::max(1.0, drawn_width(name, 1)));
+    if (task >= 0 && start >= 0 && size >= 7) {
+      canvas.label((scale.x(start) + scale.x(finish)) / 2, y - 2, name, size, Anchor::middle);
+    }
+  }
+}
+
+}  // namespace detail
+
+// Of the first 16 devices, or those named: one of each stage of a pipeline is a good choice.
+inline Svg device_timeline(const MeshRun& run, const TaskNames& names,
+                           const std::vector<int>& ranks = std::vector<int>()) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const std::vector<int> devices = detail::drawn_devices("device_timeline", run, ranks, 16);
+  const detail::TimeTable table = detail::time_table(run, names);
+  const detail::AxisLanes lanes(run);
+  const List<detail::Swatch> all = detail::swatches_of(table.rows);
+  const List<detail::Swatch> legend = detail::legend_of(table);
+  const double right = 1176, lane = 9;
+  const double head = 13, track = head + 22 + lane * static_cast<double>(lanes.names.size()) + 8;
+  Canvas unseen(0, 0);
+  const double top = detail::draw_swatches(unseen, legend, 20, right, 72);
+  const double bottom = top + track * static_cast<double>(devices.size());
+  const detail::TimeScale scale(132, right, run.seconds);
+  const double instant = 0.3 * scale.seconds / (right - scale.left);
+  Canvas canvas(1200, bottom + 46);
+  detail::draw_heading(
+      canvas, "Tasks of each device on " + run.machine().name + detail::left_out(run, devices),
+      "solid: compute, its task's name above; pale: waits for communication; thin lanes: messages "
+      "along that axis");
+  detail::draw_swatches(canvas, legend, 20, right, 72);
+  detail::draw_time_axis(canvas, scale.left, right, top, bottom, scale.seconds);
+  const List<List<detail::TrackPart>> tracks =
+      detail::task_tracks(run, names, table, lanes, instant);
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    const double y = top + head + track * static_cast<double>(i);
+    canvas.label(20, y + 14, detail::cat({"device ", devices[i]}), 12, Anchor::start);
+    const List<detail::TrackPart>& tasks = tracks[static_cast<std::size_t>(devices[i])];
+    for (const detail::TrackPart& stretch : tasks) {
+      const double wide = scale.x(stretch.finish) - scale.x(stretch.start);
+      canvas.rect(scale.x(stretch.start), y, std::max(0.3, wide - (wide > 4 ? 1 : 0)), 20,
+                  all[stretch.style].style);
+    }
+    const double end = run.timeline.devices[static_cast<std::size_t>(devices[i])].end;
+    if (end < run.seconds) {
+      canvas.rect(scale.x(end), y, right - scale.x(end), 20, detail::idle_fill());
+    }
+    detail::label_tasks(canvas, tasks, table, names, scale, y);
+    const List<List<detail::TrackPart>> busy = detail::axis_tracks(run, devices[i], lanes, instant);
+    for (std::size_t a = 0; a < busy.size(); ++a) {
+      const double at = y + 22 + lane * static_cast<double>(a);
+      canvas.label(scale.left - 6, at + 7,
+                   lanes.names[a].empty() ? "sends" : detail::shorten(lanes.names[a], 12), 9,
+                   Anchor::end, Canvas::soft());
+      for (const detail::TrackPart& stretch : busy[a]) {
+        canvas.rect(scale.x(stretch.start), at,
+                    std::max(0.5, scale.x(stretch.finish) - scale.x(stretch.start)), lane - 2,
+                    "class=\"ts-soft\" fill=\"#57606a\" fill-opacity=\"0.7\"");
+      }
+    }
+  }
+  std::string text = detail::cat({run.machine().name, ": ", run.devices(), " devices, ",
+                                  format_seconds(run.seconds), "; tasks"});
+  for (const detail::Swatch& swatch : legend) {
+    text += ", " + swatch.name;
+  }
+  return canvas.finish(text);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/show/memory_timeline.hpp
+// The memory of devices over simulated time: what was in use at the end of each task, by kind, one
+// above the other; dashed the most that was in use within the task.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// Bytes on an axis whose ticks are whole in their unit.
+struct ByteScale {
+  double top = 0, bottom = 0, most = 1, unit = 1;  // most: bytes at the top
+  std::string name = "B";
+
+  ByteScale(double from, double to, double bytes)
+      : top(from), bottom(to), most(bytes > 0 ? bytes : 1) {
+    static const char* const names[] = {"kB", "MB", "GB", "TB", "PB"};
+    for (std::size_t i = 0; i < 5 && most / unit >= 1000; ++i) {
+      unit *= 1000;
+      name = names[i];
+    }
+  }
+  double y(double bytes) const { return bottom - bytes / most * (bottom - top); }
+};
+
+inline void draw_samples(Canvas& canvas, const List<MemorySample>& samples, const TimeScale& time,
+                         const ByteScale& bytes) {
+  std::vector<double> x, below, above, peak_x, peak_y;
+  for (const MemorySample& sample : samples) {
+    x.push_back(time.x(sample.seconds));
+    below.push_back(0);
+  }
+  for (std::size_t kind = 0; kind < samples[0].levels.size(); ++kind) {
+    above = below;
+    bool any = false;
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      above[i] += samples[i].levels[kind];
+      any = any || samples[i].levels[kind] > 0;
+    }
+    std::vector<double> xs(x), ys;
+    for (const double level : above) {
+      ys.push_back(bytes.y(level));
+    }
+    for (std::size_t i = samples.size(); i-- > 0;) {
+      xs.push_back(x[i]);
+      ys.push_back(bytes.y(below[i]));
+    }
+    if (any) {
+      canvas.area(xs, ys, Canvas::fill(kind));
+    }
+    below = above;
+  }
+  for (std::size_t i = 1; i < samples.size(); ++i) {
+    for (const std::size_t end : {i - 1, i}) {
+      peak_x.push_back(x[end]);
+      peak_y.push_back(bytes.y(samples[i].peak_total));
+    }
+  }
+  if (!peak_x.empty()) {
+    canvas.path(peak_x, peak_y, Canvas::axis() + " stroke-width=\"1.3\" stroke-dasharray=\"4 2\"");
+  }
+}
+
+}  // namespace detail
+
+// Of the first 8 devices, or those named; all on one scale.
+inline Svg memory_timeline(const MeshRun& run, const std::vector<int>& ranks = std::vector<int>()) {
+  using detail::Anchor;
+  using detail::Canvas;
+  const std::vector<int> devices = detail::drawn_devices("memory_timeline", run, ranks, 8);
+  List<List<MemorySample>> all;
+  double most = 0;
+  std::array<bool, MemoryMeter::kinds> used{};
+  for (const int rank : devices) {
+    all.push_back(run.memory_samples(rank));
+    if (all.back().empty()) {
+      detail::fail({"memory_timeline: device ", rank,
+                    " took no samples; device.task(tag) in its program takes one"});
+    }
+    for (const MemorySample& sample : all.back()) {
+      most = std::max(most, sample.peak_total);
+      for (std::size_t kind = 0; kind < used.size(); ++kind) {
+        used[kind] = used[kind] || sample.levels[kind] > 0;
+      }
+    }
+  }
+  List<detail::Swatch> legend;
+  for (std::size_t kind = 0; kind < used.size(); ++kind) {
+    if (used[kind]) {
+      legend.push_back({name_of(static_cast<MemoryKind>(kind)), Canvas::fill(kind)});
+    }
+  }
+  const double left = 92, right = 876;
+  const double panel = devices.size() == 1 ? 260 : devices.size() < 5 ? 130 : 90;
+  Canvas unseen(0, 0);
+  const double first = detail::draw_swatches(unseen, legend, 20, right, 72);
+  const double bottom = first + (panel + 22) * static_cast<double>(devices.size()) - 4;
+  Canvas canvas(900, bottom + 46);
+  detail::draw_heading(
+      canvas, "Memory of each device on " + run.machine().name + detail::left_out(run, devices),
+      "areas: in use at the end of each task, by kind; dashed: the most within the task");
+  detail::draw_swatches(canvas, legend, 20, right, 72);
+  const detail::TimeScale time(left, right, run.seconds);
+  detail::draw_time_axis(canvas, left, right, first, bottom, time.seconds);
+  std::string text = "memory on " + run.machine().name;
+  for (std::size_t i = 0; i < devices.size(); ++i) {
+    const double top = first + (panel + 22) * static_cast<double>(i) + 16;
+    const detail::ByteScale bytes(top, top + panel, most * 1.04);
+    const Axis axis = {"", Scale::linear, 0, bytes.most / bytes.unit};
+    for (const double tick : detail::linear_ticks(axis)) {
+      const double y = bytes.y(tick * bytes.unit);
+      canvas.line(left, y, right, y, Canvas::grid());
+      if (panel > 100 || tick <= 0 || tick * bytes.unit > 0.45 * bytes.most) {
+        canvas.label(left - 7, y + 4, detail::tick_text(tick), 11, Anchor::end, Canvas::soft());
+      }
+    }
+    detail::draw_samples(canvas, all[i], time, bytes);
+    canvas.line(left, bytes.bottom, right, bytes.bottom, Canvas::axis());
+    double peak = 0;
+    for (const MemorySample& sample : all[i]) {
+      peak = std::max(peak, sample.peak_total);
+    }
+    canvas.label(left, top - 4,
+                 detail::cat({"device ", devices[i], ", at most ", format_bytes(peak)}), 12,
+                 Anchor::start);
+    canvas.label_upward(34, top + panel / 2, bytes.name, 12);
+    text +=
+        detail::cat({i == 0 ? ": " : ", ", "device ", devices[i], " at most ", format_bytes(peak)});
+  }
+  return canvas.finish(text);
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/show/run_trace.hpp
 // A mesh run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open: a process for
-// each device, a thread for its compute and waits and one for each call under way at a time.
+// each device, with a track of its compute and waits, one for each axis of the mesh that it talks
+// along (several where calls overlap), and its memory by kind.
 // Trace Event Format, complete events: microseconds of simulated time.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
-inline std::string trace_event(const std::string& name, int device, std::size_t thread,
-                               double start, double finish) {
-  return cat({",\n{\"ph\": \"X\", \"name\": \"", json_escape(name), "\", \"pid\": ", device,
-              ", \"tid\": ", thread, ", \"ts\": ", printed('f', 6, start * 1e6),
+inline std::string trace_event(const std::string& name, const std::string& category, int device,
+                               std::size_t track, double start, double finish) {
+  return cat({",\n{\"ph\": \"X\", \"name\": \"", json_escape(name), "\", \"cat\": \"",
+              json_escape(category), "\", \"pid\": ", device, ", \"tid\": ", track,
+              ", \"ts\": ", printed('f', 6, start * 1e6),
               ", \"dur\": ", printed('f', 6, (finish - start) * 1e6), "}"});
+}
+
+inline std::string trace_name(const char* what, int device, std::size_t track,
+                              const std::string& name) {
+  return cat({",\n{\"ph\": \"M\", \"name\": \"", what, "\", \"pid\": ", device,
+              ", \"tid\": ", track, ", \"args\": {\"name\": \"", json_escape(name), "\"}}"});
+}
+
+// The calls of a device on tracks 1, 2, .. in the order of the axes.
+inline std::string trace_calls(int device, const List<CallBar>& bars, const CallLines& lines,
+                               const AxisLanes& axes) {
+  std::string out;
+  std::size_t track = 1;
+  for (std::size_t a = 0; a < axes.names.size(); ++a) {
+    List<CallBar> along;
+    for (const CallBar& bar : bars) {
+      if (axes.of_call[static_cast<std::size_t>(bar.call)] == a) {
+        along.push_back(bar);
+      }
+    }
+    const std::size_t lanes = set_lanes(along);
+    const std::string name = axes.names[a].empty() ? "sends" : "axis " + axes.names[a];
+    for (std::size_t lane = 0; lane < lanes; ++lane) {
+      out += trace_name("thread_name", device, track + lane,
+                        lane == 0 ? name : cat({name, ", also ", lane}));
+    }
+    for (const CallBar& bar : along) {
+      out += trace_event(lines.names[lines.of_call[static_cast<std::size_t>(bar.call)]],
+                         axes.names[a], device, track + bar.lane, bar.start[0], bar.finish.back());
+    }
+    track += lanes;
+  }
+  return out;
+}
+
+// A counter whose parts are stacked.
+inline std::string trace_memory(int device, const List<MemorySample>& samples) {
+  std::string out;
+  for (const MemorySample& sample : samples) {
+    out += cat({",\n{\"ph\": \"C\", \"name\": \"memory, bytes\", \"pid\": ", device,
+                ", \"ts\": ", printed('f', 6, sample.seconds * 1e6), ", \"args\": {"});
+    for (std::size_t kind = 0; kind < sample.levels.size(); ++kind) {
+      out += cat({kind == 0 ? "\"" : ", \"", name_of(static_cast<MemoryKind>(kind)),
+                  "\": ", printed('f', 0, sample.levels[kind])});
+    }
+    out += "}}";
+  }
+  return out;
 }
 
 }  // namespace detail
 
-inline std::string trace_json(const MeshRun& run) {
+inline std::string trace_json(const MeshRun& run, const TaskNames& names = TaskNames()) {
   const detail::CallLines lines = detail::call_lines(run.log());
-  List<List<detail::CallBar>> bars = detail::call_bars(run, run.devices(), HUGE_VAL);
-  std::string out =
-      "[{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": 0, \"args\": "
-      "{\"name\": \"device 0\"}}";
-  for (int d = 1; d < run.devices(); ++d) {
-    out += detail::cat({",\n{\"ph\": \"M\", \"name\": \"process_name\", \"pid\": ", d,
-                        ", \"args\": {\"name\": \"device ", d, "\"}}"});
+  const detail::AxisLanes axes(run);
+  const List<List<detail::CallBar>> bars = detail::call_bars(run, run.devices(), HUGE_VAL);
+  std::string out;
+  for (int d = 0; d < run.devices(); ++d) {
+    out += detail::trace_name("process_name", d, 0, detail::cat({"device ", d}));
+    out += detail::trace_name("thread_name", d, 0, "compute");
   }
   for (const TimedSpan& span : run.timeline.spans) {
-    out += detail::trace_event(span.call < 0 ? "compute" : "wait", span.device, 0, span.start,
-                               span.finish);
+    const std::string what =
+        span.call < 0
+            ? names.name_of(span.task)
+            : "wait for " + lines.names[lines.of_call[static_cast<std::size_t>(span.call)]];
+    out += detail::trace_event(
+        what,
+        span.call < 0 ? names.class_of(span.task)
+                      : names.wait_for(run.axes_of_call(static_cast<std::size_t>(span.call))),
+        span.device, 0, span.start, span.finish);
   }
   for (int d = 0; d < run.devices(); ++d) {
-    List<detail::CallBar>& of_device = bars[static_cast<std::size_t>(d)];
-    detail::set_lanes(of_device);
-    for (const detail::CallBar& bar : of_device) {
-      out += detail::trace_event(lines.names[lines.of_call[static_cast<std::size_t>(bar.call)]], d,
-                                 bar.lane + 1, bar.start[0], bar.finish.back());
-    }
+    out += detail::trace_calls(d, bars[static_cast<std::size_t>(d)], lines, axes);
+    out += detail::trace_memory(d, run.memory_samples(d));
   }
-  return out + "]\n";
+  return "[" + out.substr(2) + "]\n";  // the first event has no comma before it
 }
 
 // An old file stays whole when the new one cannot be written.
-inline void save_trace(const MeshRun& run, const std::string& path) {
-  detail::save_text("save_trace", path, trace_json(run));
+inline void save_trace(const MeshRun& run, const std::string& path,
+                       const TaskNames& names = TaskNames()) {
+  detail::save_text("save_trace", path, trace_json(run, names));
 }
 
 }}  // namespace tinyscale

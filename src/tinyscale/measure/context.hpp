@@ -13,6 +13,19 @@ namespace tinyscale {
 class Profile;
 class DeferWeightGradients;
 
+// What matmuls lost of the gradients that they read in f16 or fp8: numbers that were not zero,
+// those that became zero, and those that became infinite or NaN.
+struct RoundingCount {
+  double numbers = 0, lost = 0, overflowed = 0;
+
+  double lost_share() const { return numbers > 0 ? lost / numbers : 0; }
+  void add(const RoundingCount& other) {
+    numbers += other.numbers;
+    lost += other.lost;
+    overflowed += other.overflowed;
+  }
+};
+
 struct Context {
   Profile* profile = nullptr;                   // null: nothing is recorded
   Shared<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
@@ -20,6 +33,7 @@ struct Context {
   MemoryKind kind = MemoryKind::activation;     // what allocations are for
   int no_grad = 0;                              // scopes alive that switch gradients off
   DType matmul_format = DType::f32;             // in which matmuls read their operands
+  RoundingCount* rounding = nullptr;            // of gradients; null: nobody counts
   int recomputing = 0;                          // recomputations (recompute()) that are under way
   DeferWeightGradients* deferred = nullptr;     // takes weight gradients that are to wait
 };
@@ -74,23 +88,31 @@ class MemoryScope {
 };
 
 // Matmuls read their operands in `format` while it lives: f32, or a smaller one with sums in f32.
-// fp8_e4m3: gradients are read as fp8_e5m2.
+// fp8_e4m3: gradients are read as fp8_e5m2. `counts`, if any: what gradients lost is added there.
 class MatmulFormat {
  public:
-  explicit MatmulFormat(DType format) : context_(&context()), previous_(context_->matmul_format) {
+  explicit MatmulFormat(DType format, RoundingCount* counts = nullptr)
+      : context_(&context()),
+        previous_(context_->matmul_format),
+        previous_counts_(context_->rounding) {
     if (format < DType::f32 || format > DType::fp8_e5m2) {
       detail::fail(
           {"MatmulFormat: ", name_of(format), "; f32, bf16, f16, fp8_e4m3 or fp8_e5m2 is right"});
     }
     context_->matmul_format = format;
+    context_->rounding = counts;
   }
-  ~MatmulFormat() { context_->matmul_format = previous_; }
+  ~MatmulFormat() {
+    context_->matmul_format = previous_;
+    context_->rounding = previous_counts_;
+  }
   MatmulFormat(const MatmulFormat&) = delete;
   MatmulFormat& operator=(const MatmulFormat&) = delete;
 
  private:
   Context* context_;
   DType previous_;
+  RoundingCount* previous_counts_;
 };
 
 }  // namespace tinyscale

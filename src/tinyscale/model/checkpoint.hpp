@@ -244,13 +244,14 @@ inline Tensor find_parameter(const Safetensors& file, const std::string& name, s
   return value;
 }
 
-// Tensors of other programs' files that hold nothing to learn.
+// Tensors of other programs' files that hold nothing to learn, and of a training's the moments.
 inline bool harmless(const std::string& name, const Transformer& model) {
   const auto ends = [&name](const std::string& tail) {
     return name.size() >= tail.size() &&
            name.compare(name.size() - tail.size(), tail.size(), tail) == 0;
   };
-  return ends(".attn.bias") || ends(".attn.masked_bias") || ends(".rotary_emb.inv_freq") ||
+  return name.compare(0, 10, "optimizer.") == 0 || ends(".attn.bias") ||
+         ends(".attn.masked_bias") || ends(".rotary_emb.inv_freq") ||
          (model.config.tied && name == "lm_head.weight");
 }
 

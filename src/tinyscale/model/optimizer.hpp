@@ -11,6 +11,7 @@
 #include "tinyscale/compute/adamw.hpp"
 #include "tinyscale/compute/sums.hpp"
 #include "tinyscale/measure/context.hpp"
+#include "tinyscale/model/loss_scaler.hpp"
 #include "tinyscale/tensor/create.hpp"
 #include "tinyscale/tensor/tensor.hpp"
 
@@ -41,6 +42,7 @@ class AdamW {
   }
 
   AdamWOptions options;  // may change between steps (a schedule sets learning_rate)
+  LossScaler scaler;     // of the gradients that train_step makes in f16 or fp8
 
   // Updates every tensor that has a gradient; each gradient is first multiplied by grad_scale.
   void step(double grad_scale = 1.0) {
@@ -69,7 +71,23 @@ class AdamW {
   }
 
   const std::vector<Tensor>& tensors() const { return tensors_; }
+  const std::vector<Tensor>& moments() const { return moments_; }
+  const std::vector<Tensor>& squares() const { return squares_; }
   std::int64_t steps() const { return steps_; }
+
+  // Goes on from what another optimizer of the same tensors left; the moments are shared.
+  void resume(std::vector<Tensor> moments, std::vector<Tensor> squares, std::int64_t steps) {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (moments.size() != tensors_.size() || squares.size() != tensors_.size() ||
+          moments[i].shape() != tensors_[i].shape() || squares[i].shape() != tensors_[i].shape()) {
+        detail::fail({"AdamW: ", moments.size(), " moments and ", squares.size(), " squares for ",
+                      tensors_.size(), " tensors; one each, of the tensor's shape, is right"});
+      }
+    }
+    moments_ = std::move(moments);
+    squares_ = std::move(squares);
+    steps_ = steps;
+  }
 
  private:
   std::vector<Tensor> tensors_;

@@ -24,7 +24,9 @@ struct StepOptions {
   double clip = 1.0;      // of the global gradient norm; 0: none
   double dropout = 0.0;   // share of numbers set to 0 after the embedding and each part of a block
   ExpertOptions experts;  // of a mixture: capacity, balance loss, which is part of the loss
-  DType format = DType::f32;       // of matmul operands; bf16: sums, weights and moments stay f32
+  // Of matmul operands: f32, bf16, f16, fp8_e4m3. Sums, weights and moments stay f32.
+  DType format = DType::f32;
+  double loss_scale = 0;           // 0: LossScaler's in f16 and fp8, else 1
   std::int64_t eval_every = 250;   // steps; 0: only at the end
   std::uint64_t seed = 1337;       // of data order and dropout
   std::ostream* out = &std::cout;  // progress; null is silent
@@ -33,6 +35,9 @@ struct StepOptions {
 struct StepResult {
   double loss = 0;       // before the update
   double grad_norm = 0;  // before clipping
+  double loss_scale = 1;
+  bool skipped = false;    // gradients overflowed at a dynamic loss scale: nothing was updated
+  RoundingCount rounding;  // of the gradients that matmuls read in f16 or fp8
 };
 
 inline AdamWOptions adamw_options(const StepOptions& options) {
@@ -52,8 +57,9 @@ inline void check_options(const char* who, const StepOptions& options) {
     fail({who, ": ", options.steps, " steps of ", options.batch,
           " sequences; both must be at least 1"});
   }
-  if (options.format != DType::f32 && options.format != DType::bf16) {
-    fail({who, ": format is ", name_of(options.format), "; f32 or bf16 is right"});
+  if (options.format != DType::f32 && options.format != DType::bf16 &&
+      options.format != DType::f16 && options.format != DType::fp8_e4m3) {
+    fail({who, ": format is ", name_of(options.format), "; f32, bf16, f16 or fp8_e4m3 is right"});
   }
   const double most = 1e30;
   const struct {
@@ -66,6 +72,7 @@ inline void check_options(const char* who, const StepOptions& options) {
                 {"beta2", options.beta2, 1},
                 {"weight_decay", options.weight_decay, most},
                 {"clip", options.clip, most},
+                {"loss_scale", options.loss_scale, most},
                 {"dropout", options.dropout, 1},
                 {"experts.capacity_factor", options.experts.capacity_factor, 1e6},
                 {"experts.balance_loss", options.experts.balance_loss, most},
@@ -88,6 +95,47 @@ inline void check_finite(const char* who, const char* what, double value, std::i
   }
 }
 
+// bf16 has the range of f32: no gradient vanishes in it.
+inline bool scales_dynamically(const StepOptions& options) {
+  return options.loss_scale <= 0 &&
+         (options.format == DType::f16 || options.format == DType::fp8_e4m3);
+}
+// What the loss of the first step is multiplied by.
+inline double first_loss_scale(const StepOptions& options) {
+  return options.loss_scale > 0        ? options.loss_scale
+         : scales_dynamically(options) ? LossScaler().scale
+                                       : 1;
+}
+
+// Whether the step is left out; throws where no smaller scale could help.
+inline bool skips(const StepResult& result, const StepOptions& options, std::int64_t step) {
+  if (!is_finite(result.grad_norm) && scales_dynamically(options)) {
+    return true;
+  }
+  check_finite("train_step", "gradient norm", result.grad_norm, step, options);
+  return false;
+}
+
+inline double learning_rate_at(std::int64_t step, const StepOptions& options) {
+  return cosine_schedule(step, options.warmup, options.steps, options.learning_rate,
+                         options.min_learning_rate);
+}
+
+// What the kernel is to do in step `step`, after `updates` updates, with gradients of a norm.
+inline kernels::AdamWStep adamw_step(const StepOptions& options, std::int64_t step,
+                                     std::int64_t updates, const StepResult& result) {
+  kernels::AdamWStep adamw;
+  adamw.learning_rate = static_cast<float>(learning_rate_at(step, options));
+  adamw.beta1 = static_cast<float>(options.beta1);
+  adamw.beta2 = static_cast<float>(options.beta2);
+  adamw.epsilon = static_cast<float>(AdamWOptions().epsilon);
+  adamw.weight_decay = static_cast<float>(options.weight_decay);
+  adamw.grad_scale =
+      static_cast<float>(clip_scale(result.grad_norm, options.clip) / result.loss_scale);
+  adamw.step = updates + 1;
+  return adamw;
+}
+
 }  // namespace detail
 
 // Learns from the batch in step `step`, counted from 0; throws when the loss is no longer a number.
@@ -99,22 +147,29 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
   own.dropout = options.dropout;
   own.experts = options.experts;
   own.dropout_seed = detail::parameter_seed(options.seed, static_cast<std::uint64_t>(step));
+  const bool dynamic = detail::scales_dynamically(options);
   StepResult result;
+  result.loss_scale = dynamic ? optimizer.scaler.scale : detail::first_loss_scale(options);
+  own.balance_weight *= result.loss_scale;
   {
-    const MatmulFormat format(options.format);
+    const MatmulFormat format(options.format, &result.rounding);
     const Tensor loss = model.loss(batch.ids, batch.targets, batch.sequences, batch.time, own);
     result.loss = static_cast<double>(loss.item());
     detail::check_finite("train_step", "loss", result.loss, step, options);
-    loss.backward();
+    loss.backward(full(Shape{}, static_cast<float>(result.loss_scale)));
   }
   for (const Tensor& tensor : optimizer.tensors()) {  // an expert that no token visited
     detail::grad_buffer(tensor.slot());
   }
-  result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors()));
-  detail::check_finite("train_step", "gradient norm", result.grad_norm, step, options);
-  optimizer.options.learning_rate = cosine_schedule(
-      step, options.warmup, options.steps, options.learning_rate, options.min_learning_rate);
-  optimizer.step(clip_scale(result.grad_norm, options.clip));
+  result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors())) / result.loss_scale;
+  result.skipped = detail::skips(result, options, step);
+  if (!result.skipped) {
+    optimizer.options.learning_rate = detail::learning_rate_at(step, options);
+    optimizer.step(clip_scale(result.grad_norm, options.clip) / result.loss_scale);
+  }
+  if (dynamic) {
+    optimizer.scaler.update(!result.skipped);
+  }
   optimizer.zero_grad();
   return result;
 }

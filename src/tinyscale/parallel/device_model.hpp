@@ -23,6 +23,7 @@ struct TrainState {
   List<Tensor> moments, squares;
   std::int64_t steps = 0;
   double loss_scale = 1;
+  std::int64_t good_steps = 0;  // in a row at this loss scale
 };
 
 class DeviceModel {
@@ -38,7 +39,7 @@ class DeviceModel {
         layout_(layout),
         axes_(axes),
         at_(axes.mesh, device.rank()),
-        format_(format) {
+        format_(weight_format(format)) {
     units = plan_units(whole, layout, axes, at_);
     List<Tensor> values;
     for (Parameter& p : model.parameters) {
@@ -123,14 +124,13 @@ class DeviceModel {
       const Tensor into = apart ? Tensor(Shape{unit.shard})
                                 : stretch_of(unit.gradient, unit.index * unit.shard, {unit.shard});
       unit.arriving = into;
-      reducing_[u] = start_reduce_scatter(calling(device, "gradients of layer", unit.layer),
-                                          unit.gradient, Axes(unit.zero), 0, Reduce::sum, into);
+      reducing_[u] = start_reduce_scatter(reducing(device, unit), unit.gradient, Axes(unit.zero), 0,
+                                          Reduce::sum, into);
     } else {
       unit.arriving = unit.gradient;
       if (!unit.replica.empty()) {
-        reducing_[u] =
-            start_all_reduce(calling(device, "gradients of layer", unit.layer), unit.gradient,
-                             Axes(unit.replica), Reduce::sum, unit.gradient);
+        reducing_[u] = start_all_reduce(reducing(device, unit), unit.gradient, Axes(unit.replica),
+                                        Reduce::sum, unit.gradient);
       }
     }
     if (layout_.zero > Zero::optimizer) {
@@ -174,9 +174,8 @@ class DeviceModel {
       finish_reduce(u);
       if (!units[u].zero.empty() && !units[u].replica.empty()) {
         FlatUnit& unit = units[u];
-        reducing_[u] =
-            start_all_reduce(calling(device, "gradients of layer", unit.layer), unit.reduced,
-                             Axes(unit.replica), Reduce::sum, unit.reduced);
+        reducing_[u] = start_all_reduce(reducing(device, unit), unit.reduced, Axes(unit.replica),
+                                        Reduce::sum, unit.reduced);
       }
     }
     for (std::size_t u = 0; u < units.size(); ++u) {
@@ -222,18 +221,18 @@ class DeviceModel {
     }
   }
 
-  // The weights that others updated; the gradients are let go.
-  void end_step(Device& device) {
+  // The weights that others updated, if they did; the gradients are let go.
+  void end_step(Device& device, bool updated) {
     for (std::size_t u = 0; u < units.size(); ++u) {
       FlatUnit& unit = units[u];
       unit.reduced = Tensor();
       unit.gradient = Tensor();
-      if (!unit.zero.empty() && !gathers(unit)) {
+      if (updated && !unit.zero.empty() && !gathers(unit)) {
         gathering_[u] = gather(device, unit);
       }
     }
     for (std::size_t u = 0; u < units.size(); ++u) {
-      if (!units[u].zero.empty() && !gathers(units[u])) {
+      if (updated && !units[u].zero.empty() && !gathers(units[u])) {
         gathering_[u].wait();
       }
     }
@@ -256,10 +255,13 @@ class DeviceModel {
   }
   static bool busy(const FlatUnit& unit) { return !unit.zero.empty() || !unit.replica.empty(); }
 
-  Calling calling(Device& device, const char* what, int number, DType format = DType::f32) const {
+  Calling calling(Device& device, const char* what, int number, DType format) const {
     CollectiveOptions options;
     options.format = format;
     return {device.endpoint(), options, SourceLine{what, number}};
+  }
+  Calling reducing(Device& device, const FlatUnit& unit) const {
+    return calling(device, "gradients of layer", unit.layer, layout_.gradient_format);
   }
   Pending gather(Device& device, FlatUnit& unit) const {
     return start_all_gather(calling(device, "weights of layer", unit.layer, format_), unit.own,
@@ -292,9 +294,12 @@ class DeviceModel {
     }
     unit.values = flat(values, MemoryKind::parameter);
     // What is rounded on its way to the others is kept in float32 by the one that updates it.
-    unit.own = format_ != DType::f32 && unit.shards > 1
-                   ? part(unit.values, MemoryKind::optimizer)
-                   : stretch_of(unit.values, unit.index * unit.shard, {unit.shard});
+    const bool apart = format_ != DType::f32 && unit.shards > 1;
+    unit.own = apart ? part(unit.values, MemoryKind::optimizer)
+                     : stretch_of(unit.values, unit.index * unit.shard, {unit.shard});
+    for (std::int64_t i = 0; apart && i < unit.length(); ++i) {
+      unit.values.data()[i] = round_to(unit.values.data()[i], format_);
+    }
     show_weights(unit);
   }
 

@@ -12,83 +12,12 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/model/data.hpp"
 #include "tinyscale/model/train_step.hpp"
-#include "tinyscale/parallel/context_parallel.hpp"
 #include "tinyscale/parallel/device_model.hpp"
-#include "tinyscale/parallel/expert_parallel.hpp"
+#include "tinyscale/parallel/layout_hooks.hpp"
 #include "tinyscale/tensor/deferred.hpp"
-#include "tinyscale/tensor/recompute.hpp"
 
 namespace tinyscale {
 namespace detail {
-
-// What a device's time goes to: the number by which logs and pictures know a piece of a step.
-struct StepTask {
-  enum Work { forward, backward, input_gradient, weight_gradient, recompute, update };
-  Work work = forward;
-  int stage = 0, microbatch = 0;
-
-  int number(int stages, int microbatches) const {
-    return (static_cast<int>(work) * stages + stage) * microbatches + microbatch;
-  }
-  static StepTask of(int number, int stages, int microbatches) {
-    StepTask task;
-    task.microbatch = number % microbatches;
-    task.stage = number / microbatches % stages;
-    task.work = static_cast<Work>(number / microbatches / stages);
-    return task;
-  }
-  // "F0.1": forward of stage 0, microbatch 1.
-  std::string text() const {
-    static const char* const names[] = {"F", "B", "I", "W", "R", "update"};
-    return work == update ? names[5] : cat({names[work], stage, ".", microbatch});
-  }
-};
-
-// The hooks of a layout, for one device.
-inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes& axes,
-                          const ModelConfig& config, std::int64_t time) {
-  Hooks hooks;
-  if (!axes.context.empty()) {
-    add_context_hooks(hooks, device, Axes(axes.context), layout.context_parallel, config.head_size,
-                      time);
-  }
-  if (!axes.tensor.empty()) {
-    add_tensor_hooks(hooks, device, Axes(axes.tensor), config, layout.sequence_parallel,
-                     time / layout.context);
-  }
-  if (config.experts > 0) {
-    add_expert_hooks(hooks, device, Axes(axes.expert), Axes(axes.batch));
-    hooks.partial_share = 1.0 / static_cast<double>(layout.tensor);
-  }
-  if (axes.tensor.empty()) {  // logits that wait for the backward pass, as under tensor parallelism
-    hooks.loss = [](const Tensor& x, const Tensor& table,
-                    const std::vector<std::int32_t>& targets) {
-      Tensor logits;
-      {
-        const MemoryScope scope(MemoryKind::logits);
-        logits = matmul_transposed(x, table);
-      }
-      if (logits.slot()) {
-        logits.slot()->kind = MemoryKind::logits;
-      }
-      return cross_entropy(logits, targets);
-    };
-  }
-  if (layout.recompute == Recompute::selective) {
-    const auto attend = hooks.attention;
-    const std::int64_t head_size = config.head_size;
-    hooks.attention = [attend, head_size](int layer, const Tensor& q, const Tensor& k,
-                                          const Tensor& v) {
-      const auto core = [attend, head_size, layer](const std::vector<Tensor>& in) {
-        return attend ? attend(layer, in[0], in[1], in[2])
-                      : attention(in[0], in[1], in[2], in[0].dim(2) / head_size,
-                                  in[1].dim(2) / head_size, Mask::causal);
-      };
-      return tinyscale::recompute(core, {q, k, v});
-    };
-  }
-  return hooks;
-}
 
 class StepRunner {
  public:
@@ -120,8 +49,9 @@ class StepRunner {
         std::max<std::int64_t>(1, options_.experts.groups / layout_.batch_devices());
     hooks_.expert_counts = &counts_;
     hooks_.balance_weight = loss_scale / static_cast<double>(layout_.microbatches * layout_.tensor);
+    rounding_ = RoundingCount();
     {
-      const MatmulFormat format(options_.format);
+      const MatmulFormat format(options_.format, &rounding_);
       for (const PipelineOp& op : program()) {
         const StepTask task = {static_cast<StepTask::Work>(op.work), op.stage, op.microbatch};
         device_.task(number(task));
@@ -473,20 +403,13 @@ class StepRunner {
     StepResult result;
     result.loss = static_cast<double>(total.data()[0]);
     result.grad_norm = std::sqrt(static_cast<double>(total.data()[1]));
-    check_finite("train_step", "gradient norm", result.grad_norm, step_, options_);
-    kernels::AdamWStep adamw;
-    adamw.learning_rate =
-        static_cast<float>(cosine_schedule(step_, options_.warmup, options_.steps,
-                                           options_.learning_rate, options_.min_learning_rate));
-    adamw.beta1 = static_cast<float>(options_.beta1);
-    adamw.beta2 = static_cast<float>(options_.beta2);
-    adamw.epsilon = static_cast<float>(AdamWOptions().epsilon);
-    adamw.weight_decay = static_cast<float>(options_.weight_decay);
-    adamw.grad_scale =
-        static_cast<float>(clip_scale(result.grad_norm, options_.clip) / loss_scale_);
-    adamw.step = updates + 1;
-    mine_.update(adamw);
-    mine_.end_step(device_);
+    result.loss_scale = loss_scale_;
+    result.rounding = rounding_;
+    result.skipped = skips(result, options_, step_);
+    if (!result.skipped) {
+      mine_.update(adamw_step(options_, step_, updates, result));
+    }
+    mine_.end_step(device_, !result.skipped);
     loss_ = counts_.balance_loss = 0;
     for (Uses& uses : uses_) {
       uses.left = uses.all;
@@ -510,6 +433,7 @@ class StepRunner {
   List<Inbox> inboxes_;
   std::int64_t step_ = 0;
   double loss_scale_ = 1, loss_ = 0;
+  RoundingCount rounding_;
   ExpertCounts counts_;
 };
 

@@ -19,6 +19,12 @@
 namespace tinyscale {
 namespace detail {
 
+// In which format weights travel and are used. Those of fp8 products go in bf16: half the bytes of
+// f32, while norms, biases and embeddings, which no product reads, keep 8 bits where e4m3 has 4.
+inline DType weight_format(DType products) {
+  return products == DType::fp8_e4m3 ? DType::bf16 : products;
+}
+
 // Which segment of the model uses a unit: a layer, or one of these.
 constexpr int table_unit = -1, positions_unit = -2, head_unit = -3;
 
@@ -50,17 +56,6 @@ inline int unit_layer(const Parameter& p) {
          : p.name == "model.embed_tokens.weight"    ? table_unit
          : p.name == "model.embed_positions.weight" ? positions_unit
                                                     : head_unit;
-}
-
-// The expert that a parameter is of; -1: of none.
-inline std::int64_t expert_of(const Parameter& p) {
-  static const std::string mark = ".mlp.experts.";
-  const std::size_t at = p.name.find(mark);
-  std::int64_t number = at == std::string::npos ? -1 : 0;
-  for (std::size_t i = at + mark.size(); number >= 0 && p.name[i] != '.'; ++i) {
-    number = 10 * number + (p.name[i] - '0');
-  }
-  return number;
 }
 
 // Stage s of S has layers [s L/S, (s+1) L/S), the first the embedding too, the last the head.
@@ -122,7 +117,7 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
     const int layer = unit_layer(p);
     FlatUnit unit;
     unit.holders = stages.holders(layer, c.tied);
-    const std::int64_t expert = expert_of(p);
+    const std::int64_t expert = p.expert;
     const bool here =
         std::find(unit.holders.begin(), unit.holders.end(), mine) != unit.holders.end();
     if (!here || (expert >= 0 && expert / experts != at.index(axes.expert))) {

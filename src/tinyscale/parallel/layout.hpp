@@ -28,11 +28,13 @@ struct Layout {
   std::int64_t expert = 1;    // groups of experts, over the fastest devices of data x context
   std::int64_t microbatches = 1;
   Zero zero = Zero::none;
-  std::int64_t zero_devices = 0;   // of data x context that share; 0: all; fewer: hybrid FSDP
+  std::int64_t zero_devices = 0;       // of data x context that share; 0: all; fewer: hybrid FSDP
+  DType gradient_format = DType::f32;  // on the wire: f32 or bf16; sums are f32
   bool sequence_parallel = false;  // between the tensor-parallel parts: a part of the tokens each
   Recompute recompute = Recompute::none;
   ContextParallel context_parallel = ContextParallel::ring;
-  PipelineSchedule schedule;  // empty: 1F1B
+  PipelineSchedule schedule;                   // empty: 1F1B
+  Algorithm algorithm = Algorithm::automatic;  // of the collectives that have it
   // From the slowest links to the fastest.
   std::vector<std::string> order = {"pipeline", "data", "context", "tensor"};
 
@@ -59,6 +61,8 @@ inline std::string Layout::text() const {
   out += microbatches != 1 ? detail::cat({", microbatches ", microbatches}) : "";
   out += shards_text[static_cast<int>(zero)];
   out += zero_devices != 0 ? detail::cat({" over ", zero_devices}) : "";
+  out += gradient_format != DType::f32 ? detail::cat({", gradients in ", name_of(gradient_format)})
+                                       : "";
   out += sequence_parallel ? ", sequence parallel" : "";
   out += again[static_cast<int>(recompute)];
   return out + (schedule.empty() ? "" : ", " + schedule.name);
@@ -153,6 +157,10 @@ inline void check_layout_schedule(const Layout& layout, const ModelConfig& c) {
 }
 
 inline void check_layout_zero(const Layout& layout) {
+  if (layout.gradient_format != DType::f32 && layout.gradient_format != DType::bf16) {
+    fail({"train: layout.gradient_format is ", name_of(layout.gradient_format),
+          "; f32 or bf16 is right"});
+  }
   if (layout.zero_devices < 0 || (layout.zero_devices > 0 && layout.zero == Zero::none)) {
     fail({"train: zero_devices is ", layout.zero_devices,
           layout.zero == Zero::none ? " and zero is Zero::none; set layout.zero to what is sharded"

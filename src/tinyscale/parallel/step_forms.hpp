@@ -10,11 +10,10 @@
 #include <vector>   // vector
 
 #include "tinyscale/base/list.hpp"
-#include "tinyscale/mesh/choose_algorithm.hpp"
-#include "tinyscale/mesh/collective_bytes.hpp"
 #include "tinyscale/model/train_step.hpp"
 #include "tinyscale/model/training_memory.hpp"
 #include "tinyscale/parallel/flat_parameters.hpp"
+#include "tinyscale/parallel/memory_forms.hpp"
 
 namespace tinyscale {
 
@@ -160,9 +159,9 @@ class StepPlanner {
   }
   void add_gather(const FlatUnit& unit) {
     add(Collective::all_gather, unit.zero, unit.length(), "weights",
-        layout_.zero == Zero::parameters ? "2 m P (d-1)/d" : "P (d-1)/d", weight_format());
+        layout_.zero == Zero::parameters ? "2 m P (d-1)/d" : "P (d-1)/d",
+        weight_format(options_.format));
   }
-  DType weight_format() const { return options_.format; }
 
   void add_gradients(const PipelineOp& op) {
     for (const FlatUnit& unit : units_) {
@@ -173,9 +172,11 @@ class StepPlanner {
   }
   void add_reduce(const FlatUnit& unit, const std::string& formula) {
     if (!unit.zero.empty()) {
-      add(Collective::reduce_scatter, unit.zero, unit.length(), "gradients", formula);
+      add(Collective::reduce_scatter, unit.zero, unit.length(), "gradients", formula,
+          layout_.gradient_format);
     } else {
-      add(Collective::all_reduce, unit.replica, unit.length(), "gradients", "2 P (d-1)/d");
+      add(Collective::all_reduce, unit.replica, unit.length(), "gradients", "2 P (d-1)/d",
+          layout_.gradient_format);
     }
   }
 
@@ -186,7 +187,7 @@ class StepPlanner {
       }
       if (!unit.zero.empty()) {
         add(Collective::all_reduce, unit.replica, unit.shard, "gradients of replicas",
-            "2 P/z (r-1)/r");
+            "2 P/z (r-1)/r", layout_.gradient_format);
         if (layout_.zero < Zero::parameters) {
           add_gather(unit);
         }
@@ -362,7 +363,10 @@ class StepPlanner {
     for (const PipelineOp& op : program) {
       const bool forward = op.work == PipelineWork::forward;
       const bool known = op.work == PipelineWork::forward || op.work == PipelineWork::backward;
-      if (!known || c_.experts > 0 || layout_.context > 1) {
+      const bool dense = c_.experts == 0 || (layout_.expert == 1 && layout_.tensor == 1 &&
+                                             !(options_.experts.balance_loss > 0) &&
+                                             !(options_.experts.capacity_factor > 0));
+      if (!known || !dense || options_.format != DType::f32) {
         plan.activations = -1;
         break;
       }
@@ -382,18 +386,23 @@ class StepPlanner {
     const auto d = static_cast<double>(c_.width);
     const double cut = layout_.sequence_parallel ? static_cast<double>(layout_.tensor) : 1;
     double floats = 0;
-    if (layout_.recompute == Recompute::full) {
-      floats = static_cast<double>(layers(op)) * rows * d / cut;
+    const bool full = layout_.recompute == Recompute::full;
+    const auto here = static_cast<double>(layers(op));
+    if (full) {
+      floats = here * rows * d / cut;
     } else {
-      floats = static_cast<double>(layers(op)) * rows *
-               layer_activations(c_, layout_.tensor, layout_.sequence_parallel);
-      if (layout_.recompute == Recompute::selective) {  // the log-sum-exp of attention
-        floats -= static_cast<double>(layers(op) * c_.heads / layout_.tensor) * rows;
-      }
+      floats = here / 4 *
+               block_activation_bytes(c_, rows, layout_.tensor, layout_.sequence_parallel,
+                                      layout_.recompute);
+    }
+    if (layout_.recompute == Recompute::none) {
+      floats += here * rows *
+                context_activations(c_, layout_.context_parallel, layout_.context, sequences_,
+                                    layout_.tensor);
     }
     if (last(op)) {  // the last norm's input and output, and the log-sum-exp of the loss
       floats += rows * ((d + norm_statistics(c_)) / cut + d + 1) + 1;
-    } else if (layout_.recompute != Recompute::full) {
+    } else if (!full) {
       floats += rows * d / cut;  // the output, until its gradient comes
     }
     return 4 * floats;
@@ -446,41 +455,6 @@ class StepPlanner {
   List<FlatUnit> units_;
   std::int64_t sequences_ = 0, tokens_ = 0, wide_ = 0;  // b, s, b s h
 };
-
-// What a call sends from this device, and its steps, by the algorithm that it will take.
-struct PlannedCost {
-  double bytes = 0;
-  std::int64_t steps = 0;
-  double seconds = 0;
-};
-inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
-                                const Machine& machine, const List<AxisPlacement>& placed) {
-  const double times = static_cast<double>(call.times);
-  PlannedCost cost;
-  if (call.send) {
-    return {times * 4 * static_cast<double>(call.elements), call.times, 0};
-  }
-  CollectiveSpec spec;
-  std::vector<int> numbers;
-  for (const std::string& name : call.axes) {
-    for (std::size_t i = 0; i < placed.size(); ++i) {
-      if (placed[i].name == name) {
-        numbers.push_back(static_cast<int>(i));
-      }
-    }
-  }
-  spec.what = call.what;
-  spec.parts = parts_of_group(machine, placed, numbers);
-  spec.elements = call.elements;
-  spec.element_bytes = bytes_of(call.format);
-  spec.root = call.what == Collective::permute ? 1 : 0;
-  spec.algorithm = choose_algorithm(spec).algorithm;
-  const AxisGroup group = call.axes;
-  cost.bytes = times * collective_bytes(spec, static_cast<int>(at.index(group)));
-  cost.steps = call.times * collective_steps(spec);
-  cost.seconds = times * cost_of(spec).seconds;
-  return cost;
-}
 
 }  // namespace detail
 

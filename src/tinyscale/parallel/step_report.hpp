@@ -10,6 +10,8 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/measure/compare.hpp"
+#include "tinyscale/mesh/choose_algorithm.hpp"
+#include "tinyscale/mesh/collective_bytes.hpp"
 #include "tinyscale/mesh/time_breakdown.hpp"
 #include "tinyscale/parallel/device_step.hpp"
 #include "tinyscale/parallel/pipeline_timing.hpp"
@@ -22,6 +24,7 @@ struct StepReport {
   Comparison work;          // FLOPs of all devices
   Comparison memory;        // bytes of the device that holds the most
   Comparison bubble;        // seconds, of each pipeline rank
+  Comparison times;         // seconds, mean of the devices, beside bounds
   Table devices;            // FLOPs, bytes sent, peak memory by kind, time: a row for each
   List<TimeShare> time;     // simulated, mean of the devices
   TaskNames tasks;          // of the run's tasks, for pictures
@@ -31,6 +34,43 @@ struct StepReport {
 };
 
 namespace detail {
+
+// What a call sends from this device, and its steps, by the algorithm that it will take.
+struct PlannedCost {
+  double bytes = 0;
+  std::int64_t steps = 0;
+  double seconds = 0;
+};
+inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
+                                const Machine& machine, const List<AxisPlacement>& placed,
+                                Algorithm preferred) {
+  const double times = static_cast<double>(call.times);
+  PlannedCost cost;
+  if (call.send) {
+    return {times * 4 * static_cast<double>(call.elements), call.times, 0};
+  }
+  CollectiveSpec spec;
+  std::vector<int> numbers;
+  for (const std::string& name : call.axes) {
+    for (std::size_t i = 0; i < placed.size(); ++i) {
+      if (placed[i].name == name) {
+        numbers.push_back(static_cast<int>(i));
+      }
+    }
+  }
+  spec.what = call.what;
+  spec.parts = parts_of_group(machine, placed, numbers);
+  spec.elements = call.elements;
+  spec.element_bytes = bytes_of(call.format);
+  spec.root = call.what == Collective::permute ? 1 : 0;
+  const bool named = preferred != Algorithm::automatic && has_algorithm(spec.what, preferred);
+  spec.algorithm = named ? preferred : choose_algorithm(spec).algorithm;
+  const AxisGroup group = call.axes;
+  cost.bytes = times * collective_bytes(spec, static_cast<int>(at.index(group)));
+  cost.steps = call.times * collective_steps(spec);
+  cost.seconds = times * cost_of(spec).seconds;
+  return cost;
+}
 
 // What each device sends by one kind of call along the same axes.
 struct Traffic {
@@ -86,6 +126,7 @@ class StepReporter {
     add_work();
     add_memory();
     add_bubble();
+    add_times();
     add_devices();
   }
 
@@ -124,7 +165,7 @@ class StepReporter {
     for (std::size_t d = 0; d < devices(); ++d) {
       const MeshPoint at(axes_.mesh, static_cast<std::int64_t>(d));
       for (const PlannedCall& call : plans_[d].calls) {
-        const PlannedCost cost = planned_cost(call, at, run_.machine(), placed);
+        const PlannedCost cost = planned_cost(call, at, run_.machine(), placed, layout_.algorithm);
         Traffic& row = traffic_of(all, call.send ? "send" : name_of(call.what),
                                   names_text(call.axes), devices());
         row.planned[d] += cost.bytes;
@@ -310,6 +351,60 @@ class StepReporter {
     }
   }
 
+  // Where the time went, beside what it would be with matmuls at the chip's peak, with nothing of
+  // the communication hidden, and with messages that take no time.
+  void add_times() {
+    report.times.title =
+        "simulated time of a step, mean of the devices, beside: matmuls at the "
+        "chip's peak, communication that nothing hides, the schedule's bubble";
+    const auto n = static_cast<double>(devices());
+    double compute = 0, at_peak = 0, again = 0, bubble = 0;
+    std::vector<std::string> axes;
+    std::vector<double> seconds;
+    const List<AxisPlacement> placed = place_axes(run_.machine(), axes_.mesh);
+    for (std::size_t d = 0; d < devices(); ++d) {
+      const MeshPoint at(axes_.mesh, static_cast<std::int64_t>(d));
+      at_peak += (plans_[d].matmul_flops - plans_[d].recomputed_flops) / n;
+      again += plans_[d].recomputed_flops / n;
+      for (const PlannedCall& call : plans_[d].calls) {
+        const std::string name = "exposed " + names_text(call.axes);
+        std::size_t i = 0;
+        while (i < axes.size() && axes[i] != name) {
+          ++i;
+        }
+        if (i == axes.size()) {
+          axes.push_back(name);
+          seconds.push_back(0);
+        }
+        const PlannedCost cost = planned_cost(call, at, run_.machine(), placed, layout_.algorithm);
+        seconds[i] += cost.seconds / n;
+      }
+    }
+    for (const ReportRow& row : report.bubble.rows) {
+      bubble += row.predicted / static_cast<double>(report.bubble.rows.size());
+    }
+    const double peak = run_.machine().chip.peak(options_.format);
+    for (const TimeShare& share : report.time) {
+      const bool computes = share.kind == TimeShare::Kind::compute;
+      compute += computes && share.name != "recompute" ? share.seconds : 0;
+    }
+    report.times.add("compute", "s", at_peak / peak, compute);
+    if (again > 0) {
+      report.times.add("recomputation", "s", again / peak, seconds_of(report.time, "recompute"));
+    }
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      const double waited = seconds_of(report.time, axes[i]);
+      if (seconds[i] > 0 && (waited > 0 || axes[i] != "exposed " + all_axes())) {
+        report.times.add(axes[i], "s", seconds[i], waited);
+      }
+    }
+    if (layout_.pipeline > 1) {
+      report.times.add(
+          "bubble", "s", bubble,
+          seconds_of(report.time, "bubble") + seconds_of(report.time, "idle at the end"));
+    }
+  }
+
   void add_devices() {
     Table& out = report.devices;
     out.title = "devices (counted; time simulated)";
@@ -367,7 +462,7 @@ inline std::ostream& operator<<(std::ostream& out, const StepReport& report) {
   if (!report.bubble.rows.empty()) {
     out << report.bubble;
   }
-  return out << report.devices << time_share_table(report.time, report.seconds)
+  return out << report.times << report.devices << time_share_table(report.time, report.seconds)
              << "MFU, model FLOPs over the chips' peak, simulated clock: "
              << format_percent(report.mfu)
              << "; HFU, with recomputation: " << format_percent(report.hfu) << "\n";

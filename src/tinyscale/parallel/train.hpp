@@ -13,6 +13,7 @@
 #include "tinyscale/measure/profile.hpp"
 #include "tinyscale/model/read_text.hpp"
 #include "tinyscale/model/training_memory.hpp"
+#include "tinyscale/parallel/train_checkpoint.hpp"
 #include "tinyscale/parallel/train_report.hpp"
 #include "tinyscale/parallel/trainer.hpp"
 
@@ -38,18 +39,26 @@ inline void print_progress(const TrainOptions& options, std::int64_t step, doubl
   if (options.out == nullptr) {
     return;
   }
-  const double done = static_cast<double>(step + 1);
-  const double left = report.seconds / done * (static_cast<double>(options.steps) - done);
+  const double done = static_cast<double>(step + 1 - report.resumed);
+  const double left = report.seconds / done * static_cast<double>(options.steps - step - 1);
   *options.out << cat({"step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4),
                        "  ", format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
                        format_percent(report.mfu), "  ", format_seconds(left), " left"})
                << std::endl;
 }
 
+inline void print_resumed(const TrainOptions& options, const TrainReport& report) {
+  if (options.out != nullptr && report.resumed > 0) {
+    *options.out << cat({"resumed \"", options.checkpoint, "\" after step ", report.resumed,
+                         report.resumed < options.steps ? "" : ": no step is left"})
+                 << std::endl;
+  }
+}
+
 inline void update_speed(TrainReport& report, const TrainOptions& options, std::int64_t time,
                          double peak) {
-  const auto steps = static_cast<double>(report.losses.size());
-  const double tokens = steps * static_cast<double>(options.batch * time);
+  const auto steps = static_cast<std::int64_t>(report.losses.size()) - report.resumed;
+  const double tokens = static_cast<double>(steps) * static_cast<double>(options.batch * time);
   report.tokens_per_second = report.seconds > 0 ? tokens / report.seconds : 0;
   report.mfu = peak > 0 ? report.tokens_per_second * report.flops_per_token / peak : 0;
 }
@@ -98,18 +107,21 @@ inline Comparison memory_rows(const ModelConfig& config, const TrainOptions& opt
   return rows;
 }
 
-// The losses of the first steps on one device, with the same microbatches and groups of tokens.
+// The losses of the steps from `first` on on one device, with the same microbatches and groups of
+// tokens.
 inline std::vector<double> one_device_losses(const Transformer& model, const Text& text,
-                                             const TrainOptions& options) {
+                                             const TrainOptions& options, const TrainState& start,
+                                             std::int64_t first) {
   TrainOptions one = options;
   one.machine = Machine();
   one.layout = Layout();
   one.layout.microbatches = options.layout.microbatches;
   one.experts.groups = std::max(options.experts.groups, options.layout.batch_devices());
   Transformer copy = copy_of(model);
-  Trainer trainer(copy, text.train(), one);
+  Trainer trainer(copy, text.train(), one, start);
   std::vector<double> losses;
-  for (std::int64_t step = 0; step < std::min(options.check_steps, options.steps); ++step) {
+  const std::int64_t end = std::min(first + options.check_steps, options.steps);
+  for (std::int64_t step = first; step < end; ++step) {
     losses.push_back(trainer.step(step).loss);
   }
   return losses;
@@ -119,6 +131,8 @@ inline std::vector<double> one_device_losses(const Transformer& model, const Tex
 
 // Trains the model on the first 90 % of the text; validates on the rest every eval_every steps and
 // at the end. Deterministic for a seed and layout. Throws when a loss or a weight is not finite.
+// Goes on from options.checkpoint when options.resume says so; of a training that has as many steps
+// or more it takes none.
 inline TrainReport train(Transformer& model, const Text& text,
                          const TrainOptions& options = TrainOptions()) {
   detail::check_training(model, text, options);
@@ -136,33 +150,48 @@ inline TrainReport train(Transformer& model, const Text& text,
   const double peak = laptop().peak(options.format);
   const Shared<MemoryMeter> meter = context().memory;
   const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
+  const detail::TrainCheckpoint checkpoint(text, options);
+  const detail::TrainState before = checkpoint.resume(model, report);
+  detail::print_resumed(options, report);
   if (report.devices > 1) {
-    report.one_device = detail::one_device_losses(model, text, options);
+    report.one_device =
+        detail::one_device_losses(model, text, options, detail::copy_of(before), report.resumed);
   }
-  detail::Trainer trainer(model, text.train(), options);
+  detail::Trainer trainer(model, text.train(), options, before);
   meter->reset_peak();
-  for (std::int64_t step = 0; step < options.steps; ++step) {
+  for (std::int64_t step = report.resumed; step < options.steps; ++step) {
     const double start = detail::seconds_now();
     const StepResult result = trainer.step(step);
     report.seconds += detail::seconds_now() - start;
     report.losses.push_back(result.loss);
     report.grad_norms.push_back(result.grad_norm);
+    report.skipped_steps += result.skipped ? 1 : 0;
+    report.rounding.add(result.rounding);
     detail::update_speed(report, options, time, peak);
-    if (step == 0 && !trainer.on_mesh()) {
+    if (step == report.resumed) {
+      List<DeviceMemory> needs = trainer.peaks();
+      needs[0].total -= trainer.on_mesh() ? 0 : level;
+      check_memory(options.layout, model.config, options.batch, options.machine, needs);
+    }
+    if (step == report.resumed && !trainer.on_mesh()) {
       report.memory = detail::memory_rows(model.config, options, *meter, level);
     }
     const bool last = step + 1 == options.steps;
-    if (last || (step + 1) % 50 == 0 || step == 0) {
+    if (last || (step + 1) % 50 == 0 || step == report.resumed) {
       detail::print_progress(options, step, result.loss, report);
     }
     const bool due = options.eval_every > 0 && (step + 1) % options.eval_every == 0;
     if (can_validate && (last || due)) {
       detail::validate(trainer, text, options, step + 1, report);
     }
+    if (checkpoint.due(step + 1)) {
+      checkpoint.save(trainer, report);
+    }
   }
   trainer.model();
   detail::check_weights(model, options);
   report.last_step = trainer.last_run();
+  report.loss_scale = trainer.state().loss_scale;
   if (report.last_step) {
     report.step = report_step(*report.last_step, model, options.layout, options);
   }

@@ -31,14 +31,18 @@ struct TrainReport {
   DType format = DType::f32;       // of matmul operands
   std::vector<double> losses;      // of the global batch, before each step
   std::vector<double> grad_norms;  // before clipping
+  double loss_scale = 1;           // after the last step
+  std::int64_t skipped_steps = 0;  // gradients overflowed at a dynamic loss scale
+  RoundingCount rounding;          // of the gradients that matmuls read in f16 or fp8
   List<Validation> validation;
+  std::int64_t resumed = 0;      // of the losses those that a checkpoint had
   double seconds = 0;            // in training steps, measured; evaluation left out
   double tokens_per_second = 0;  // measured
   double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
   double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(format)
   Comparison memory;             // one device: peak bytes by the meter beside the closed form
   // On a mesh:
-  std::vector<double> one_device;   // losses of the first steps on one device
+  std::vector<double> one_device;   // losses of the first steps here on one device
   StepReport step;                  // the last one, counted beside its formulas
   Shared<const MeshRun> last_step;  // its run
 
@@ -53,12 +57,22 @@ struct TrainReport {
                            devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine,
                            layout.empty() ? "" : ": ", layout});
     t.columns = {"what", "value", "kind"};
+    if (resumed > 0) {
+      const auto more = static_cast<std::int64_t>(losses.size()) - resumed;
+      t.add({"steps of the checkpoint, and since", detail::cat({resumed, " + ", more}), "counted"});
+    }
     if (!losses.empty()) {
       t.add({"first loss", format_fixed(losses.front(), 4), "measured"});
       t.add({"last loss", format_fixed(losses.back(), 4), "measured"});
     }
     for (const Validation& v : validation) {
       t.add({detail::cat({"validation loss, step ", v.step}), format_fixed(v.loss, 4), "measured"});
+    }
+    if (format == DType::f16 || format == DType::fp8_e4m3) {
+      t.add({"loss scale at the end", format_count(loss_scale), "measured"});
+      t.add({"steps skipped", detail::cat({skipped_steps}), "counted"});
+      t.add({detail::cat({"gradients rounded to 0 in ", name_of(format)}),
+             format_percent(rounding.lost_share()), "counted"});
     }
     t.add({"time in steps", format_seconds(seconds), "measured"});
     t.add({"tokens/s", format_count(std::round(tokens_per_second)), "measured"});
@@ -73,8 +87,9 @@ struct TrainReport {
     t.title = "losses of the same training (measured)";
     t.columns = {"step", "this layout", "one device", "difference"};
     for (std::size_t i = 0; i < one_device.size(); ++i) {
-      t.add({std::to_string(i), format_fixed(losses[i], 6), format_fixed(one_device[i], 6),
-             detail::printed('e', 1, std::fabs(losses[i] - one_device[i]))});
+      const std::size_t at = static_cast<std::size_t>(resumed) + i;
+      t.add({std::to_string(at), format_fixed(losses[at], 6), format_fixed(one_device[i], 6),
+             detail::printed('e', 1, std::fabs(losses[at] - one_device[i]))});
     }
     return t;
   }

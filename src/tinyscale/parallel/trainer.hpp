@@ -9,6 +9,7 @@
 #include "tinyscale/base/shared.hpp"
 #include "tinyscale/mesh/mesh.hpp"
 #include "tinyscale/model/read_text.hpp"
+#include "tinyscale/parallel/check_memory.hpp"
 #include "tinyscale/parallel/device_step.hpp"
 
 namespace tinyscale {
@@ -16,8 +17,12 @@ namespace tinyscale {
 struct TrainOptions : StepOptions {
   Machine machine;  // empty: one device, this laptop
   Layout layout;
-  Faults faults;  // of the machine: slow and dead devices and links, in the simulated time
+  LossScaler loss_scaler;  // its start, where the format needs one and loss_scale is 0
+  Faults faults;           // of the machine: slow and dead devices and links, in the simulated time
   std::int64_t check_steps = 2;  // first steps of a mesh that one device does too, for the report
+  std::string checkpoint;        // file of the whole training; empty: none
+  std::int64_t checkpoint_every = 0;  // steps between saves; 0: only at the end
+  bool resume = false;                // from that file, if it is there; its layout does not matter
 };
 
 namespace detail {
@@ -49,25 +54,52 @@ inline Transformer copy_of(const Transformer& model) {
   return copy;
 }
 
+// The same with moments of its own, which one device would update in place.
+inline TrainState copy_of(const TrainState& state) {
+  TrainState copy = state;
+  for (List<Tensor>* const list : {&copy.moments, &copy.squares}) {
+    for (Tensor& tensor : *list) {
+      tensor = tensor.clone();
+    }
+  }
+  return copy;
+}
+
 class Trainer {
  public:
-  Trainer(Transformer& model, const std::vector<std::int32_t>& tokens, const TrainOptions& options)
-      : model_(model), options_(options), tokens_(tokens), axes_(layout_axes(options.layout)) {
+  Trainer(Transformer& model, const std::vector<std::int32_t>& tokens, const TrainOptions& options,
+          const TrainState& start = TrainState())
+      : model_(model),
+        options_(options),
+        tokens_(tokens),
+        axes_(layout_axes(options.layout)),
+        state_(start) {
     const Layout& layout = options.layout;
+    if (start.steps == 0) {
+      state_.loss_scale =
+          scales_dynamically(options) ? options.loss_scaler.scale : first_loss_scale(options);
+    }
     if (layout.devices() == 1 && layout.microbatches == 1 && layout.schedule.empty() &&
         layout.recompute == Recompute::none) {
       optimizer_.reset(new AdamW(model.tensors(), adamw_options(options)));
+      if (!start.moments.empty()) {
+        optimizer_->resume(start.moments, start.squares, start.steps);
+      }
       return;
     }
     const bool declared = options.machine.dims.size() > 0;
     mesh_.reset(new Mesh(declared ? options.machine : machine("tpu-v5e", {1}), axes_.mesh));
+    mesh_->algorithm = layout.algorithm;
     parts_.resize(static_cast<std::size_t>(layout.devices()));
   }
 
   StepResult step(std::int64_t number) {
     if (!mesh_) {
       fill_batch(batch_, tokens_, options_.batch, model_.config.context, options_.seed, number);
-      return train_step(model_, *optimizer_, batch_, options_, number);
+      optimizer_->scaler = scaler();
+      const StepResult result = train_step(model_, *optimizer_, batch_, options_, number);
+      scale_after(result);
+      return result;
     }
     const MeshRun run = mesh_->run([&](Device& device) {
       Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
@@ -79,18 +111,31 @@ class Trainer {
       mine->meter->reset_peak();
       StepRunner runner(device, *mine, options_.layout, axes_, options_, tokens_);
       const StepResult result = runner.run(number, state_.loss_scale, state_.steps);
-      Tensor told(Shape{2}, MemoryKind::buffer);
+      Tensor told(Shape{6}, MemoryKind::buffer);
       told.data()[0] = static_cast<float>(result.loss);
       told.data()[1] = static_cast<float>(result.grad_norm);
+      told.data()[2] = result.skipped ? 1.0f : 0.0f;
+      told.data()[3] = static_cast<float>(result.rounding.numbers);
+      told.data()[4] = static_cast<float>(result.rounding.lost);
+      told.data()[5] = static_cast<float>(result.rounding.overflowed);
       device.keep("result", told);
     });
-    ++state_.steps;
+    state_.moments.clear();  // the devices have them
+    state_.squares.clear();
     whole_ = false;
     last_.reset(new MeshRun(run.with(options_.faults)));
     const Tensor told = run.kept(0, "result");
     StepResult result;
     result.loss = static_cast<double>(told.data()[0]);
     result.grad_norm = static_cast<double>(told.data()[1]);
+    result.skipped = told.data()[2] > 0;
+    result.loss_scale = state_.loss_scale;
+    for (int rank = 0; rank < mesh_->size(); ++rank) {
+      const std::vector<float> of = run.kept(rank, "result").values();
+      result.rounding.add({double(of[3]), double(of[4]), double(of[5])});
+    }
+    state_.steps += result.skipped ? 0 : 1;
+    scale_after(result);
     return result;
   }
 
@@ -102,12 +147,47 @@ class Trainer {
     }
     return model_;
   }
+  // Peaks of the last step, by rank: on one device those of the program's meter since reset_peak().
+  List<DeviceMemory> peaks() const {
+    List<DeviceMemory> all;
+    for (const Shared<DeviceModel>& part : parts_) {
+      all.push_back(DeviceMemory::peak_of(*part->meter));
+    }
+    if (!mesh_) {
+      all.push_back(DeviceMemory::peak_of(*context().memory));
+    }
+    return all;
+  }
   bool on_mesh() const { return mesh_ != nullptr; }
   const Shared<const MeshRun>& last_run() const { return last_; }
   const LayoutAxes& axes() const { return axes_; }
-  const TrainState& state() const { return state_; }
+  // What training has beside the weights, as a whole.
+  const TrainState& state() {
+    model();
+    if (optimizer_) {
+      state_.moments = optimizer_->moments();
+      state_.squares = optimizer_->squares();
+      state_.steps = optimizer_->steps();
+    }
+    return state_;
+  }
 
  private:
+  LossScaler scaler() const {
+    LossScaler now = options_.loss_scaler;
+    now.scale = state_.loss_scale;
+    now.good = state_.good_steps;
+    return now;
+  }
+  // The loss scale of the next step.
+  void scale_after(const StepResult& result) {
+    if (scales_dynamically(options_)) {
+      LossScaler next = scaler();
+      next.update(!result.skipped);
+      state_.loss_scale = next.scale;
+      state_.good_steps = next.good;
+    }
+  }
   void gather_whole() {
     const MeshRun run = mesh_->run(
         [&](Device& device) { parts_[static_cast<std::size_t>(device.rank())]->keep(device); });

@@ -56,6 +56,18 @@ inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
 // Which operand of a product is a gradient.
 enum class Dy { none, first, second };
 
+// Adds what rounding took from x.
+inline void count_rounding(const Tensor& x, const Tensor& rounded, RoundingCount& counts) {
+  std::int64_t numbers = 0, lost = 0, overflowed = 0;
+  for (std::int64_t i = 0; i < rounded.count(); ++i) {
+    const float before = x.data()[i], after = rounded.data()[i];
+    numbers += before < 0 || before > 0 ? 1 : 0;
+    lost += (before < 0 || before > 0) && !(after < 0 || after > 0) && !is_nan(after) ? 1 : 0;
+    overflowed += is_finite(before) && !is_finite(after) ? 1 : 0;
+  }
+  counts.add({double(numbers), double(lost), double(overflowed)});
+}
+
 // x as a product reads it: f16 and fp8 numbers are rounded before, bf16 ones by the kernel.
 // Of fp8_e4m3 training, gradients are fp8_e5m2 for their range (arXiv 2209.05433).
 inline Tensor as_operand(const Tensor& x, bool gradient) {
@@ -69,6 +81,9 @@ inline Tensor as_operand(const Tensor& x, bool gradient) {
   float* const numbers = rounded.data();
   for (std::int64_t i = 0; i < rounded.count(); ++i) {
     numbers[i] = round_to(numbers[i], format);
+  }
+  if (gradient && context().rounding != nullptr) {
+    count_rounding(contiguous(x), rounded, *context().rounding);
   }
   return rounded;
 }

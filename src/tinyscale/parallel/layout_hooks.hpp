@@ -1,0 +1,88 @@
+#pragma once
+// What a layout puts between the parts of the transformer on one device, and the names of the
+// pieces of a step.
+
+#include <cstdint>  // int64_t
+#include <string>   // string
+#include <vector>   // vector
+
+#include "tinyscale/parallel/context_parallel.hpp"
+#include "tinyscale/parallel/expert_parallel.hpp"
+#include "tinyscale/parallel/layout_axes.hpp"
+#include "tinyscale/parallel/tensor_parallel.hpp"
+#include "tinyscale/tensor/recompute.hpp"
+
+namespace tinyscale {
+namespace detail {
+
+// What a device's time goes to: the number by which logs and pictures know a piece of a step.
+struct StepTask {
+  enum Work { forward, backward, input_gradient, weight_gradient, recompute, update };
+  Work work = forward;
+  int stage = 0, microbatch = 0;
+
+  int number(int stages, int microbatches) const {
+    return (static_cast<int>(work) * stages + stage) * microbatches + microbatch;
+  }
+  static StepTask of(int number, int stages, int microbatches) {
+    StepTask task;
+    task.microbatch = number % microbatches;
+    task.stage = number / microbatches % stages;
+    task.work = static_cast<Work>(number / microbatches / stages);
+    return task;
+  }
+  // "F0.1": forward of stage 0, microbatch 1.
+  std::string text() const {
+    static const char* const names[] = {"F", "B", "I", "W", "R", "update"};
+    return work == update ? names[5] : cat({names[work], stage, ".", microbatch});
+  }
+};
+
+// The hooks of a layout, for one device.
+inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes& axes,
+                          const ModelConfig& config, std::int64_t time) {
+  Hooks hooks;
+  if (!axes.context.empty()) {
+    add_context_hooks(hooks, device, Axes(axes.context), layout.context_parallel, config.head_size,
+                      time);
+  }
+  if (!axes.tensor.empty()) {
+    add_tensor_hooks(hooks, device, Axes(axes.tensor), config, layout.sequence_parallel,
+                     time / layout.context);
+  }
+  if (config.experts > 0) {
+    add_expert_hooks(hooks, device, Axes(axes.expert), Axes(axes.batch));
+    hooks.partial_share = 1.0 / static_cast<double>(layout.tensor);
+  }
+  if (axes.tensor.empty()) {  // logits that wait for the backward pass, as under tensor parallelism
+    hooks.loss = [](const Tensor& x, const Tensor& table,
+                    const std::vector<std::int32_t>& targets) {
+      Tensor logits;
+      {
+        const MemoryScope scope(MemoryKind::logits);
+        logits = matmul_transposed(x, table);
+      }
+      if (logits.slot()) {
+        logits.slot()->kind = MemoryKind::logits;
+      }
+      return cross_entropy(logits, targets);
+    };
+  }
+  if (layout.recompute == Recompute::selective) {
+    const auto attend = hooks.attention;
+    const std::int64_t head_size = config.head_size;
+    hooks.attention = [attend, head_size](int layer, const Tensor& q, const Tensor& k,
+                                          const Tensor& v) {
+      const auto core = [attend, head_size, layer](const std::vector<Tensor>& in) {
+        return attend ? attend(layer, in[0], in[1], in[2])
+                      : attention(in[0], in[1], in[2], in[0].dim(2) / head_size,
+                                  in[1].dim(2) / head_size, Mask::causal);
+      };
+      return tinyscale::recompute(core, {q, k, v});
+    };
+  }
+  return hooks;
+}
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,250 @@
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+#if !defined(TINYSCALE_NO_THREADS)
+
+namespace {
+
+ts::Text text() {
+  std::string data;
+  for (int i = 0; i < 120; ++i) {
+    data += "the quick brown fox jumps over the lazy dog, and the dog sleeps on. ";
+  }
+  return ts::make_text("fox", data);
+}
+
+// Sizes that every number of devices here divides, so that ring's bytes are the textbook's.
+ts::ModelConfig model() {
+  ts::ModelConfig c = ts::config("nano");
+  c.layers = 4;
+  c.width = 32;
+  c.heads = c.kv_heads = 4;
+  c.head_size = 8;
+  c.hidden = 128;
+  c.context = 16;
+  c.vocabulary = 64;
+  c.bias = false;
+  return c;
+}
+
+// Links that cost nothing that a sum of times would show.
+ts::Machine free_links(std::int64_t chips) {
+  ts::Machine machine = ts::machine("h100", {1, chips});
+  for (ts::Links& links : machine.links) {
+    links.latency = 1e-18;
+    links.bandwidth = ts::Bandwidth::one_way(1e24);
+  }
+  return machine;
+}
+
+struct OneStep {
+  ts::StepReport report;
+  ts::Shared<const ts::MeshRun> run;
+};
+
+ts::TrainOptions step_options(const ts::Layout& layout, const ts::Machine& machine) {
+  ts::TrainOptions options;
+  options.steps = 1;
+  options.batch = 16;
+  options.out = nullptr;
+  options.eval_every = 0;
+  options.check_steps = 0;
+  options.machine = machine;
+  options.layout = layout;
+  options.layout.algorithm = ts::Algorithm::ring;
+  return options;
+}
+
+OneStep one_step(const ts::Layout& layout, const ts::Machine& machine) {
+  ts::Transformer m(model(), 1);
+  ts::TrainReport report = ts::train(m, text(), step_options(layout, machine));
+  return {report.step, report.last_step};
+}
+OneStep one_step(const ts::Layout& layout) {
+  return one_step(layout, ts::machine("h100", {1, layout.devices()}));
+}
+
+void check_exact(const ts::StepReport& report) {
+  for (const ts::Comparison* rows : {&report.sent, &report.work, &report.memory}) {
+    for (const ts::ReportRow& row : rows->rows) {
+      CAPTURE(row.name);
+      CHECK(row.counted == row.predicted);
+    }
+  }
+}
+
+// Bytes by one kind of collective over those axes, of all devices.
+double counted(const ts::StepReport& report, const std::string& what) {
+  double bytes = 0;
+  for (const ts::ReportRow& row : report.sent.rows) {
+    bytes += row.unit == "B" && row.name.find(what + " (") == 0 ? row.counted : 0;
+  }
+  return bytes;
+}
+double held(const ts::StepReport& report, const std::string& what) {
+  for (const ts::ReportRow& row : report.memory.rows) {
+    if (row.name == what) {
+      return row.counted;
+    }
+  }
+  return -1;
+}
+
+}  // namespace
+
+TEST_CASE("data parallelism and ZeRO send 2P, 2P, 2P and 3P, and hold 16P, 8P + 8P/d, .. bytes") {
+  const double p = static_cast<double>(model().parameters());
+  for (const int d : {2, 4, 8}) {
+    CAPTURE(d);
+    const double share = (d - 1.0) / d * 4 * d;  // of all devices, in bytes of a number
+    ts::Layout layout;
+    layout.data = d;
+    const ts::StepReport none = one_step(layout).report;
+    check_exact(none);
+    CHECK(counted(none, "all_reduce over data") == 2 * (p + 2) * share);  // loss and norm too
+    CHECK(held(none, "parameters") == 4 * p);
+    CHECK(held(none, "gradients before the update") == 4 * p);
+    CHECK(held(none, "optimizer") == 8 * p);
+    layout.zero = ts::Zero::optimizer;
+    const ts::StepReport one = one_step(layout).report;
+    check_exact(one);
+    CHECK(counted(one, "reduce_scatter over data") == p * share);
+    CHECK(counted(one, "all_gather over data") == p * share);
+    CHECK(held(one, "parameters") == 4 * p);
+    CHECK(held(one, "gradients before the update") == 4 * p);
+    CHECK(held(one, "optimizer") == 8 * p / d);
+    layout.zero = ts::Zero::gradients;
+    const ts::StepReport two = one_step(layout).report;
+    check_exact(two);
+    CHECK(counted(two, "reduce_scatter over data") == p * share);
+    CHECK(counted(two, "all_gather over data") == p * share);
+    CHECK(held(two, "gradients before the update") == 4 * p / d);
+    CHECK(held(two, "optimizer") == 8 * p / d);
+    layout.zero = ts::Zero::parameters;
+    const ts::StepReport three = one_step(layout).report;
+    check_exact(three);
+    const double table = static_cast<double>(model().vocabulary * model().width);  // used twice
+    CHECK(counted(three, "reduce_scatter over data") == p * share);
+    CHECK(counted(three, "all_gather over data") == 2 * (p + table) * share);
+    CHECK(held(three, "parameters") == 4 * p / d);
+    CHECK(held(three, "gradients before the update") == 4 * p / d);
+    CHECK(held(three, "optimizer") == 8 * p / d);
+  }
+}
+
+TEST_CASE("tensor parallelism sends 8 b s h (t-1)/t a layer and microbatch, cut over tokens too") {
+  const ts::ModelConfig c = model();
+  for (const int t : {2, 4}) {
+    for (const int m : {1, 2}) {
+      for (const bool sequence : {false, true}) {
+        for (const auto again : {ts::Recompute::none, ts::Recompute::full}) {
+          CAPTURE(t);
+          CAPTURE(m);
+          CAPTURE(sequence);
+          ts::Layout layout;
+          layout.tensor = t;
+          layout.microbatches = m;
+          layout.sequence_parallel = sequence;
+          layout.recompute = again;
+          const ts::StepReport report = one_step(layout).report;
+          check_exact(report);
+          const double tokens = 16.0 / m * static_cast<double>(c.context);
+          const double wide = tokens * static_cast<double>(c.width);
+          const bool full = again == ts::Recompute::full;
+          const double layers = (full ? 12 : 8) * wide * static_cast<double>(c.layers * m);
+          const double outside = (full ? 3 : 2) * 2 * wide * m;  // embedding and head
+          const double share = (t - 1.0) / t * 4 * t;
+          const double loss = 6 * tokens * m;
+          double counts = 0;
+          for (const char* const what : {"all_reduce", "all_gather", "reduce_scatter"}) {
+            counts += counted(report, std::string(what) + " over tensor");
+          }
+          double small = 2 * 2 * share;  // loss and norm
+          if (sequence) {                // gradients of what every device holds
+            double whole = 0;
+            for (const ts::Parameter& p : ts::Transformer(c, 1).parameters) {
+              whole += p.split == ts::Split::whole ? static_cast<double>(p.value.count()) : 0;
+            }
+            small += 2 * whole * share;
+          }
+          // Recomputed, an embedding sends forward again, but its backward pass nothing.
+          const double recomputed = full ? (sequence ? 2.5 : 3.0) / 3.0 : 1.0;
+          CHECK(counts - small == doctest::Approx((layers + loss) * share +
+                                                  outside * recomputed * share)
+                                      .epsilon(full ? 0.02 : 1e-12));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("where messages take no time the bubble is the schedule's, and (p-1)(F+B) for 1F1B") {
+  for (const int p : {2, 4}) {
+    for (const int m : {4, 8}) {
+      for (int kind = 0; kind < 4; ++kind) {
+        ts::Layout layout;
+        layout.pipeline = p;
+        layout.microbatches = m;
+        layout.schedule = kind == 0   ? ts::one_forward_one_backward(p, m)
+                          : kind == 1 ? ts::gpipe(p, m)
+                          : kind == 2 ? ts::interleaved(p, m, 4 / p)
+                                      : ts::zero_bubble_h1(p, m);
+        CAPTURE(layout.text());
+        const OneStep step = one_step(layout, free_links(p));
+        check_exact(step.report);
+        REQUIRE(step.report.bubble.rows.size() == static_cast<std::size_t>(p));
+        double update = 0;  // ranks with more parameters are longer at it
+        for (const ts::TimeShare& share : step.report.time) {
+          update = share.name == "update" ? share.seconds : update;
+        }
+        for (const ts::ReportRow& row : step.report.bubble.rows) {
+          CAPTURE(row.name);
+          CHECK(std::fabs(row.counted - row.predicted) < 2 * update);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("what is waited for and computed adds up to the step") {
+  ts::Layout layout;
+  layout.data = layout.tensor = layout.pipeline = 2;
+  layout.microbatches = 4;
+  layout.zero = ts::Zero::optimizer;
+  const OneStep step = one_step(layout, ts::machine("tpu-v5e", {4, 2}));
+  check_exact(step.report);
+  double sum = 0;
+  for (const ts::TimeShare& share : step.report.time) {
+    CHECK(share.seconds > 0);
+    sum += share.seconds;
+  }
+  CHECK(sum == doctest::Approx(step.report.seconds).epsilon(1e-9));
+  CHECK(step.report.seconds == step.run->seconds);
+  CHECK(step.report.mfu > 0);
+  CHECK(step.report.mfu == step.report.hfu);
+  CHECK(step.report.devices.rows.size() == 8);
+}
+
+TEST_CASE("a slow device, a slow link: what a step then takes") {
+  ts::Layout layout;
+  layout.data = 4;
+  const ts::Machine machine = ts::machine("tpu-v5e", {4});
+  const OneStep step = one_step(layout, machine);
+  const double well = step.run->seconds;
+  CHECK(step.run->with(ts::Faults().slow_device(1, 4)).seconds > well);
+  CHECK(step.run->with(ts::Faults().slow_link(0, 1, 8)).seconds > well);
+  ts::TrainOptions options = step_options(layout, machine);
+  options.faults = ts::Faults().slow_device(1, 4);
+  ts::Transformer m(model(), 1);
+  CHECK(ts::train(m, text(), options).step.seconds ==
+        step.run->with(ts::Faults().slow_device(1, 4)).seconds);
+}
+
+#endif
