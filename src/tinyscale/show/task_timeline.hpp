@@ -164,7 +164,7 @@ inline Svg device_timeline(const MeshRun& run, const TaskNames& names,
     for (std::size_t a = 0; a < busy.size(); ++a) {
       const double at = y + 22 + lane * static_cast<double>(a);
       canvas.label(scale.left - 6, at + 7,
-                   lanes.names[a].empty() ? "sends" : detail::shorten(lanes.names[a], 12), 9,
+                   lanes.names[a].empty() ? "sends" : detail::shorten(lanes.names[a], 22), 9,
                    Anchor::end, Canvas::soft());
       for (const detail::TrackPart& stretch : busy[a]) {
         canvas.rect(scale.x(stretch.start), at,
