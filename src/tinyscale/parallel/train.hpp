@@ -85,7 +85,7 @@ inline void check_weights(const Transformer& model, const TrainOptions& options)
 // Of several devices each is a group of its own at least.
 inline void check_groups(const TrainOptions& options) {
   const std::int64_t devices = options.layout.batch_devices(), groups = options.experts.groups;
-  if (groups != 1 && groups % devices != 0) {
+  if (groups < 1 || (groups != 1 && groups % devices != 0)) {
     fail({"train: ", groups, " groups of tokens (experts.groups) over data x context = ", devices,
           "; right is a multiple of ", devices, ", or 1 for as many as there are devices"});
   }

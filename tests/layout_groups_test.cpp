@@ -75,85 +75,6 @@ std::string refusal(const ts::Layout& layout, bool experts = false) {
 
 }  // namespace
 
-TEST_CASE("a layout whose sizes do not divide says which") {
-  CHECK(refusal(sizes(1, 3)) == "train: 4 heads over tensor 3; right is a multiple of 3");
-  CHECK(refusal(sizes(1, 4)) == "train: 2 kv_heads over tensor 4; right is a multiple of 4");
-  ts::ModelConfig odd = small_model();
-  odd.hidden = 61;
-  CHECK(refusal(silent(sizes(1, 2)), odd) ==
-        "train: 61 hidden units over tensor 2; right is a multiple of 2");
-  odd = small_model(true);
-  odd.expert_hidden = 31;
-  CHECK(refusal(silent(sizes(1, 2)), odd) ==
-        "train: 31 hidden units of an expert over tensor 2; right is a multiple of 2");
-  CHECK(refusal(sizes(1, 1, 3)) == "train: 4 layers over stages 3; right is a multiple of 3");
-  CHECK(refusal(sizes(5)) ==
-        "train: a batch of 12 sequences does not divide over data 5; right is a multiple of 5");
-  CHECK(refusal(sizes(2, 1, 1, 1, 4)) ==
-        "train: a batch of 12 sequences does not divide over data 2 x microbatches 4; right is a "
-        "multiple of 8");
-  CHECK(refusal(sizes(1, 1, 1, 3)) ==
-        "train: 16 tokens of a sequence over twice context 6; right is a multiple of 6");
-  ts::Layout layout = sizes(1, 1, 1, 3);
-  layout.context_parallel = ts::ContextParallel::ulysses;
-  CHECK(refusal(layout) ==
-        "train: 16 tokens of a sequence over context 3; right is a multiple of 3");
-  layout.context = 8;
-  CHECK(refusal(layout) == "train: 4 heads of a device over context 8; right is a multiple of 8");
-  layout.context = 4;
-  CHECK(refusal(layout) ==
-        "train: 2 kv_heads of a device over context 4; right is a multiple of 4");
-  layout = sizes(1, 2, 1, 1);
-  layout.sequence_parallel = true;
-  odd = small_model();
-  odd.context = 15;
-  CHECK(refusal(silent(layout), odd) ==
-        "train: 15 tokens of a device over tensor 2; right is a multiple of 2");
-}
-
-TEST_CASE("a layout of experts, ZeRO or an order that cannot be says why") {
-  ts::Layout layout = sizes(2);
-  layout.expert = 2;
-  CHECK(refusal(layout) == "train: expert 2 for nano, which has no experts; 1 is right");
-  layout = sizes(3);
-  layout.expert = 3;
-  CHECK(refusal(layout, true) == "train: 4 experts over expert 3; right is a multiple of 3");
-  layout = sizes(1, 2);
-  layout.expert = 2;
-  CHECK(refusal(layout, true) ==
-        "train: expert 2 does not divide data 1 x context 1 = 1; the devices of an expert group "
-        "are among those that see other tokens");
-  layout = sizes(4);
-  layout.zero_devices = 2;
-  CHECK(refusal(layout) ==
-        "train: zero_devices is 2 and zero is Zero::none; set layout.zero to what is sharded");
-  layout.zero = ts::Zero::parameters;
-  layout.zero_devices = -1;
-  CHECK(refusal(layout) == "train: zero_devices is -1; 0 is right for all, or how many share");
-  layout.zero_devices = 3;
-  CHECK(refusal(layout) == "train: zero_devices 3 does not divide data 4 x context 1 = 4");
-  layout = sizes(6);
-  layout.expert = 2;
-  layout.zero = ts::Zero::optimizer;
-  layout.zero_devices = 3;
-  CHECK(refusal(layout, true) ==
-        "train: data 6 would be cut in groups of 2 and of 3 (ZeRO and experts); one must divide "
-        "the other");
-  layout = sizes(2);
-  layout.order = {"data", "tensor", "data", "pipeline"};
-  CHECK(refusal(layout) ==
-        "train: layout.order is {data, tensor, data, pipeline}; pipeline, data, context and tensor "
-        "are right, each once, the slowest links first");
-  CHECK(refusal(sizes(2, 1, 1, 1, 0)) ==
-        "train: layout is data 2, tensor 1, pipeline 1, context 1, microbatches 0; each must be at "
-        "least 1, and the devices at most 2147483647");
-  ts::ModelConfig tiny = small_model();
-  tiny.heads = tiny.kv_heads = 64;
-  tiny.hidden = 64;
-  CHECK(refusal(silent(sizes(1, 64)), tiny) ==
-        "train: tensor 64 is more than the vocabulary of 41");
-}
-
 TEST_CASE("a schedule that the layout cannot run says why") {
   ts::Layout layout = sizes(1, 1, 2, 1, 2);
   layout.schedule = ts::gpipe(4, 2);
@@ -184,6 +105,10 @@ TEST_CASE("groups of tokens: as many as devices, or an error; under context as o
   options.experts.groups = 3;
   CHECK(refusal(options, small_model(true)) ==
         "train: 3 groups of tokens (experts.groups) over data x context = 2; right is a multiple "
+        "of 2, or 1 for as many as there are devices");
+  options.experts.groups = 0;
+  CHECK(refusal(options, small_model(true)) ==
+        "train: 0 groups of tokens (experts.groups) over data x context = 2; right is a multiple "
         "of 2, or 1 for as many as there are devices");
   options.experts.groups = 1;
   options.experts.group_of = {0};
