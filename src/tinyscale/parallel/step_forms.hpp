@@ -370,7 +370,7 @@ class StepPlanner {
         plan.activations = -1;
         break;
       }
-      kept += (forward ? 1 : -1) * stage_activations(op);
+      kept += (forward ? 1 : -1) * stage_activations(op) + handed_over(op);
       logits += (forward ? 1 : -1) * (last(op) ? logit_bytes() : 0);
       plan.activations = std::max(plan.activations, kept);
       plan.logits = std::max(plan.logits, logits);
@@ -406,6 +406,22 @@ class StepPlanner {
       floats += rows * d / cut;  // the output, until its gradient comes
     }
     return 4 * floats;
+  }
+  // Two neighbouring stages of a rank share what goes from one to the other: the output of the
+  // first, which under full recomputation only the second keeps; and its gradient waits.
+  double handed_over(const PipelineOp& op) const {
+    const PipelineSchedule& schedule = stages_.schedule;
+    const std::int64_t mine = at_.index(axes_.pipeline);
+    const auto also = [&](int stage) {
+      return stage >= 0 && stage < schedule.stages && schedule.rank(stage, op.microbatch) == mine
+                 ? 4 * static_cast<double>(stream())
+                 : 0;
+    };
+    const double before = also(op.stage - 1), after = also(op.stage + 1);
+    if (layout_.recompute == Recompute::full) {
+      return op.work == PipelineWork::forward ? after - before : before - after;
+    }
+    return op.work == PipelineWork::forward ? -before : 2 * before - after;
   }
   // Two neighbouring segments are gathered at a time.
   void add_gathered() {

@@ -151,13 +151,14 @@ inline TrainReport train(Transformer& model, const Text& text,
   const Shared<MemoryMeter> meter = context().memory;
   const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
   const detail::TrainCheckpoint checkpoint(text, options);
-  const detail::TrainState before = checkpoint.resume(model, report);
+  detail::TrainState before = checkpoint.resume(model, report);
   detail::print_resumed(options, report);
   if (report.devices > 1) {
     report.one_device =
         detail::one_device_losses(model, text, options, detail::copy_of(before), report.resumed);
   }
   detail::Trainer trainer(model, text.train(), options, before);
+  before = detail::TrainState();
   meter->reset_peak();
   for (std::int64_t step = report.resumed; step < options.steps; ++step) {
     const double start = detail::seconds_now();

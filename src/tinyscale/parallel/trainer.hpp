@@ -75,9 +75,10 @@ class Trainer {
         axes_(layout_axes(options.layout)),
         state_(start) {
     const Layout& layout = options.layout;
-    if (start.steps == 0) {
-      state_.loss_scale =
-          scales_dynamically(options) ? options.loss_scaler.scale : first_loss_scale(options);
+    if (!scales_dynamically(options)) {
+      state_.loss_scale = first_loss_scale(options);
+    } else if (start.loss_scale <= 0) {
+      state_.loss_scale = options.loss_scaler.scale;
     }
     if (layout.devices() == 1 && layout.microbatches == 1 && layout.schedule.empty() &&
         layout.recompute == Recompute::none) {
@@ -101,6 +102,7 @@ class Trainer {
       scale_after(result);
       return result;
     }
+    last_.reset();  // what it kept would count as this step's memory
     const MeshRun run = mesh_->run([&](Device& device) {
       Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
       if (!mine) {
@@ -123,7 +125,7 @@ class Trainer {
     state_.moments.clear();  // the devices have them
     state_.squares.clear();
     whole_ = false;
-    last_.reset(new MeshRun(run.with(options_.faults)));
+    last_.reset(new MeshRun(options_.faults.all.empty() ? run : run.with(options_.faults)));
     const Tensor told = run.kept(0, "result");
     StepResult result;
     result.loss = static_cast<double>(told.data()[0]);
@@ -159,6 +161,7 @@ class Trainer {
     return all;
   }
   bool on_mesh() const { return mesh_ != nullptr; }
+  Mesh* mesh() const { return mesh_.get(); }
   const Shared<const MeshRun>& last_run() const { return last_; }
   const LayoutAxes& axes() const { return axes_; }
   // What training has beside the weights, as a whole.
