@@ -211,13 +211,15 @@ struct Row {
 struct Trained {
   std::string key;
   ts::List<ts::Parameter> parameters;
-  std::vector<double> losses;
+  std::vector<double> losses, grad_norms;
 };
 
 Trained train_alone(const Row& row) {
   ts::Transformer model(row.model, 1);
   Trained trained;
-  trained.losses = ts::train(model, source_text(), row.one_device()).losses;
+  const ts::TrainReport report = ts::train(model, source_text(), row.one_device());
+  trained.losses = report.losses;
+  trained.grad_norms = report.grad_norms;
   trained.parameters = model.parameters;
   return trained;
 }
@@ -280,6 +282,13 @@ std::string differences(const Row& row, const Trained& one, double tolerance = 1
     if (!(difference <= 1e-5)) {
       wrong += ts::detail::cat(
           {"\n  loss ", i, " is ", report.losses[i], ", one device's ", one.losses[i]});
+      break;
+    }
+  }
+  for (std::size_t i = 0; i < one.grad_norms.size(); ++i) {  // AdamW does not see their scale
+    if (!(std::fabs(report.grad_norms[i] / one.grad_norms[i] - 1) <= 1e-4)) {
+      wrong += ts::detail::cat({"\n  gradient norm ", i, " is ", report.grad_norms[i],
+                                ", one device's ", one.grad_norms[i]});
       break;
     }
   }
