@@ -304,7 +304,7 @@ std::string differences(const Row& row, const Trained& one, double tolerance = 1
     // What an expert computes depends on how many tokens come to it.
     const bool routed = report.step.mean || row.model.experts > 0;
     wrong += wrong_rows(report.step.sent, 0) + wrong_rows(report.step.work, routed ? 1 : 1e-12) +
-             wrong_rows(report.step.memory, 0);
+             wrong_rows(report.step.memory, 1e-12);  // thirds of a byte are rounded
   }
   return wrong.empty() ? "" : row.text() + wrong;
 }
