@@ -144,6 +144,9 @@ class StepReporter {
       report.tasks.names.push_back(task.text());
       report.tasks.classes.push_back(classes[task.work]);
     }
+    report.tasks.note =
+        "F1.2: forward pass of stage 1, microbatch 2; B: backward; I, W: its halves, gradients of "
+        "inputs and of weights; R: computed again";
     report.tasks.waits.push_back({"pipeline", "bubble"});
     if (layout_.pipeline > 1) {  // all wait for the slowest before the update
       report.tasks.waits.push_back({all_axes(), "bubble"});
