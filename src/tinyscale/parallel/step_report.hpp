@@ -111,7 +111,6 @@ class StepReporter {
   StepReporter(const MeshRun& run, const Transformer& model, const Layout& layout,
                const StepOptions& options)
       : run_(run),
-        model_(model),
         layout_(layout),
         options_(options),
         axes_(layout_axes(layout)),
@@ -152,13 +151,7 @@ class StepReporter {
       report.tasks.waits.push_back({all_axes(), "bubble"});
     }
   }
-  std::string all_axes() const {
-    std::vector<std::string> all;
-    for (const MeshAxis& axis : axes_.mesh) {
-      all.push_back(axis.name);
-    }
-    return names_text(all);
-  }
+  std::string all_axes() const { return names_text(axes_.all()); }
 
   // ---- Bytes and steps ----
 
@@ -437,7 +430,6 @@ class StepReporter {
   }
 
   const MeshRun& run_;
-  const Transformer& model_;
   const Layout& layout_;
   const StepOptions& options_;
   LayoutAxes axes_;

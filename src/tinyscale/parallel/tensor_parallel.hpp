@@ -27,7 +27,7 @@ inline void check_shard(const char* function, int index, int devices) {
 }  // namespace detail
 
 // The first row that device `index` of `devices` has of `rows`: what does not divide is spread.
-inline std::int64_t shard_begin(std::int64_t rows, int index, int devices) {
+inline std::int64_t shard_begin(std::int64_t rows, std::int64_t index, std::int64_t devices) {
   return rows * index / devices;
 }
 
@@ -293,12 +293,6 @@ inline void add_vocabulary_hooks(Hooks& hooks, const TensorGroup& group, bool se
   };
 }
 
-// Where the tokens of a device's part of the residual stream stand, of `tokens` at `places`.
-inline TokenPlaces stream_of(const TokenPlaces& places, int index, int devices,
-                             std::int64_t tokens) {
-  return places.from(tokens * index / devices);
-}
-
 // Fills the hooks of a model whose parameters are tensor_shards over the axes. The hooks use the
 // device as long as they live. With sequence parallelism hooks.places is set before; `tokens` are
 // those of a sequence that attention sees here (0: config.context). gather_again: a device keeps
@@ -311,7 +305,7 @@ inline void add_tensor_hooks(Hooks& hooks, Device& device, const Axes& tensor,
   check_tensor_split(config, group.devices);
   if (sequence_parallel) {
     check_sequence_split(here, group.devices);
-    hooks.stream = stream_of(hooks.places, group.index, group.devices, here);
+    hooks.stream = hooks.places.from(shard_begin(here, group.index, group.devices));
     hooks.sequence_length = hooks.sequence_length > 0 ? hooks.sequence_length : here;
   }
   hooks.partial_share = 1.0 / group.devices;
