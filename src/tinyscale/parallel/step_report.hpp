@@ -111,7 +111,6 @@ class StepReporter {
   StepReporter(const MeshRun& run, const Transformer& model, const Layout& layout,
                const StepOptions& options)
       : run_(run),
-        model_(model),
         layout_(layout),
         options_(options),
         axes_(layout_axes(layout)),
@@ -152,13 +151,7 @@ class StepReporter {
       report.tasks.waits.push_back({all_axes(), "bubble"});
     }
   }
-  std::string all_axes() const {
-    std::vector<std::string> all;
-    for (const MeshAxis& axis : axes_.mesh) {
-      all.push_back(axis.name);
-    }
-    return names_text(all);
-  }
+  std::string all_axes() const { return names_text(axes_.all()); }
 
   // ---- Bytes and steps ----
 
@@ -252,6 +245,11 @@ class StepReporter {
 
   // ---- Memory ----
 
+  StepTask::Work work_of(const MemorySample& sample) const {
+    return StepTask::of(sample.task, stages_.schedule.stages,
+                        static_cast<int>(layout_.microbatches))
+        .work;
+  }
   static double level(const MemorySample& sample, MemoryKind kind) {
     return sample.levels[static_cast<std::size_t>(kind)];
   }
@@ -276,9 +274,9 @@ class StepReporter {
           most(0, plan.parameters, level(samples[i], MemoryKind::parameter));
           most(1, plan.gradients, level(samples[i], MemoryKind::gradient));
           most(2, plan.optimizer, level(samples[i], MemoryKind::optimizer));
-        } else if (StepTask::of(samples[i].task, stages_.schedule.stages,
-                                static_cast<int>(layout_.microbatches))
-                       .work < StepTask::recompute) {
+        } else if (work_of(samples[i]) < StepTask::recompute &&
+                   (i + 1 == samples.size() || work_of(samples[i + 1]) != StepTask::recompute)) {
+          // The end of an op: what one holds where it computes again is in no formula.
           kept = std::max(kept, level(samples[i], MemoryKind::activation));
           logits = std::max(logits, level(samples[i], MemoryKind::logits));
         }
@@ -432,7 +430,6 @@ class StepReporter {
   }
 
   const MeshRun& run_;
-  const Transformer& model_;
   const Layout& layout_;
   const StepOptions& options_;
   LayoutAxes axes_;
