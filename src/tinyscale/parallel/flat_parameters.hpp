@@ -35,8 +35,8 @@ struct FlatUnit {
   std::vector<std::int64_t> begins;               // of each in the buffer, and the end of the last
   std::int64_t shards = 1, index = 0, shard = 0;  // devices that share it, this one, its elements
   AxisGroup zero, replica;
-  bool copy = false;   // of what another tensor rank holds and updates alike
-  bool counts = true;  // in the gradient norm: of equal numbers only one does
+  bool copy = false;                  // of what another tensor rank holds and updates alike
+  bool counts = true;                 // in the gradient norm: of equal numbers only one does
   std::vector<std::int64_t> holders;  // pipeline ranks with it: more than one of a tied table
 
   Tensor values;    // [length]; of ZeRO 3 only while gathered
@@ -98,7 +98,8 @@ inline Shape part_shape(const Shape& whole, Split split, std::int64_t index, std
   Shape part = whole;
   const int dim = split == Split::rows ? 0 : split == Split::columns ? 1 : -1;
   if (dim >= 0) {
-    part.set(dim, whole[dim] * (index + 1) / devices - whole[dim] * index / devices);
+    part.set(dim,
+             shard_begin(whole[dim], index + 1, devices) - shard_begin(whole[dim], index, devices));
   }
   return part;
 }

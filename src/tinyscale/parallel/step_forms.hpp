@@ -196,11 +196,8 @@ class StepPlanner {
         add_send(unit.shard, "gradients held twice", "V h / (t z)");
       }
     }
-    AxisGroup all;
-    for (const MeshAxis& axis : axes_.mesh) {
-      all.push_back(axis.name);
-    }
-    add(Collective::all_reduce, layout_.devices() > 1 ? all : AxisGroup(), 2, "loss and norm", "2");
+    add(Collective::all_reduce, layout_.devices() > 1 ? axes_.all() : AxisGroup(), 2,
+        "loss and norm", "2");
   }
 
   // ---- What segments send ----
@@ -255,7 +252,7 @@ class StepPlanner {
   }
   std::int64_t table_rows() const {
     const std::int64_t i = at_.index(axes_.tensor), t = layout_.tensor;
-    return c_.vocabulary * (i + 1) / t - c_.vocabulary * i / t;
+    return shard_begin(c_.vocabulary, i + 1, t) - shard_begin(c_.vocabulary, i, t);
   }
 
   void add_attention(bool forward) {

@@ -111,7 +111,6 @@ class StepReporter {
   StepReporter(const MeshRun& run, const Transformer& model, const Layout& layout,
                const StepOptions& options)
       : run_(run),
-        model_(model),
         layout_(layout),
         options_(options),
         axes_(layout_axes(layout)),
@@ -144,18 +143,15 @@ class StepReporter {
       report.tasks.names.push_back(task.text());
       report.tasks.classes.push_back(classes[task.work]);
     }
+    report.tasks.note =
+        "F1.2: forward pass of stage 1, microbatch 2; B: backward; I, W: its halves, gradients of "
+        "inputs and of weights; R: computed again";
     report.tasks.waits.push_back({"pipeline", "bubble"});
     if (layout_.pipeline > 1) {  // all wait for the slowest before the update
       report.tasks.waits.push_back({all_axes(), "bubble"});
     }
   }
-  std::string all_axes() const {
-    std::vector<std::string> all;
-    for (const MeshAxis& axis : axes_.mesh) {
-      all.push_back(axis.name);
-    }
-    return names_text(all);
-  }
+  std::string all_axes() const { return names_text(axes_.all()); }
 
   // ---- Bytes and steps ----
 
@@ -434,7 +430,6 @@ class StepReporter {
   }
 
   const MeshRun& run_;
-  const Transformer& model_;
   const Layout& layout_;
   const StepOptions& options_;
   LayoutAxes axes_;

@@ -34,12 +34,12 @@ inline void put_part(const float* from, std::int64_t first, std::int64_t count, 
   if (split != Split::columns) {
     const std::int64_t rows = split == Split::rows ? whole.dim(0) : 0;
     const std::int64_t width = whole.dim(0) > 0 ? whole.count() / whole.dim(0) : 0;
-    std::copy(from, from + count, to + rows * index / devices * width + first);
+    std::copy(from, from + count, to + shard_begin(rows, index, devices) * width + first);
     return;
   }
   const std::int64_t width = whole.dim(1);
-  const std::int64_t begin = width * index / devices;
-  const std::int64_t part = width * (index + 1) / devices - begin;
+  const std::int64_t begin = shard_begin(width, index, devices);
+  const std::int64_t part = shard_begin(width, index + 1, devices) - begin;
   for (std::int64_t i = first; i < first + count; ++i) {
     to[i / part * width + begin + i % part] = from[i - first];
   }
