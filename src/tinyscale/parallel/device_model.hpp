@@ -109,7 +109,8 @@ class DeviceModel {
   }
 
   // All that this device will add is there: on its way to those that need the sum.
-  void start_reduce(Device& device, std::size_t u) {
+  // `last`: in this step. Then what the replicas have is added too, while the next unit is at it.
+  void start_reduce(Device& device, std::size_t u, bool last) {
     FlatUnit& unit = units[u];
     if (!unit.gradient.defined()) {
       open_gradient(u);  // nothing used it
@@ -139,6 +140,10 @@ class DeviceModel {
       if (in_flight_.size() > 2) {  // so that few wholes are there at once
         finish_reduce(in_flight_[0]);
       }
+    }
+    if (last && is_hybrid(unit)) {
+      sum_replicas(device);
+      before_ = static_cast<int>(u);
     }
   }
 
@@ -170,16 +175,10 @@ class DeviceModel {
 
   // After the last backward pass: every unit has its sum over all devices.
   void finish_gradients(Device& device) {
+    sum_replicas(device);
     for (std::size_t u = 0; u < units.size(); ++u) {
       finish_reduce(u);
-      if (!units[u].zero.empty() && !units[u].replica.empty()) {
-        FlatUnit& unit = units[u];
-        reducing_[u] = start_all_reduce(reducing(device, unit), unit.reduced, Axes(unit.replica),
-                                        Reduce::sum, unit.reduced);
-      }
-    }
-    for (std::size_t u = 0; u < units.size(); ++u) {
-      if (!units[u].zero.empty() && !units[u].replica.empty()) {
+      if (is_hybrid(units[u])) {
         reducing_[u].wait();
       }
     }
@@ -313,6 +312,21 @@ class DeviceModel {
     }
   }
 
+  static bool is_hybrid(const FlatUnit& unit) {
+    return !unit.zero.empty() && !unit.replica.empty();
+  }
+  // Of the unit that was reduced before.
+  void sum_replicas(Device& device) {
+    if (before_ >= 0) {
+      const auto u = static_cast<std::size_t>(before_);
+      before_ = -1;
+      finish_reduce(u);
+      FlatUnit& unit = units[u];
+      reducing_[u] = start_all_reduce(reducing(device, unit), unit.reduced, Axes(unit.replica),
+                                      Reduce::sum, unit.reduced);
+    }
+  }
+
   // A table that several pipeline ranks hold: each adds what the others have, in their order.
   void add_holders(Device& device, FlatUnit& unit) const {
     const std::int64_t mine = at_.index(axes_.pipeline);
@@ -328,11 +342,7 @@ class DeviceModel {
                               ? unit.reduced
                               : device.recv(static_cast<int>(at_.rank_at(axes_.pipeline, other)),
                                             SourceLine{"gradients of layer", unit.layer});
-      if (!sum.defined()) {
-        sum = part.clone();
-      } else {
-        kernels::add(sum.count(), sum.data(), part.data(), sum.data());
-      }
+      sum = sum.defined() ? add(sum, part) : part;
     }
     std::copy(sum.data(), sum.data() + sum.count(), unit.reduced.data());
   }
@@ -342,6 +352,7 @@ class DeviceModel {
   MeshPoint at_;
   DType format_;                        // in which weights travel
   List<Pending> gathering_, reducing_;  // of each unit
+  int before_ = -1;                     // a unit whose replicas are not yet asked; -1: none
   List<std::size_t> in_flight_;         // reductions of ZeRO 2 and 3, the oldest first
 };
 

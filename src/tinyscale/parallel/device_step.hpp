@@ -285,7 +285,7 @@ class StepRunner {
         --uses_[u].left;
         const bool each = layout_.zero > Zero::optimizer && uses_[u].left % uses_[u].of_op == 0;
         if (each || uses_[u].left == 0) {
-          mine_.start_reduce(device_, u);
+          mine_.start_reduce(device_, u, uses_[u].left == 0);
         }
       }
     }
