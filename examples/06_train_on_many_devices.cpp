@@ -62,7 +62,7 @@ void run(const ts::Text& text, int steps, const std::string& pictures) {
 
 int main(int argc, char** argv) {
   try {
-    run(ts::read_text(argc > 1 ? argv[1] : "input.txt"), argc > 2 ? std::atoi(argv[2]) : 60,
+    run(ts::read_text(argc > 1 ? argv[1] : "input.txt"), argc > 2 ? std::atoi(argv[2]) : 30,
         argc > 3 ? argv[3] : "");
   } catch (const ts::Error& error) {
     std::cerr << "06_train_on_many_devices: " << error.what() << "\n";

@@ -377,6 +377,8 @@ TEST_CASE("show: the last step of a training on a mesh is drawn in one call") {
   CHECK(ts::device_timeline(report, {0, 2}).markup() ==
         ts::device_timeline(*report.last_step, stage_names(), {0, 2}).markup());
   CHECK(contains(ts::waterfall(report).markup(), "A step on 4 devices: where the time went"));
+  report.step.tasks.note = "F: forward";
+  CHECK(contains(ts::device_timeline(report).markup(), ">F: forward<"));
   CHECK(ts::memory_timeline(report, {1}).markup() ==
         ts::memory_timeline(*report.last_step, {1}).markup());
   const std::string path = "show_test_trace.json";

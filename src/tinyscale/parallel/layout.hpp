@@ -144,9 +144,9 @@ inline void check_layout_tokens(const Layout& layout, const ModelConfig& c, std:
 }
 
 inline void check_layout_schedule(const Layout& layout, const ModelConfig& c) {
-  check_parts("layers", c.layers, "stages", layout.stages());
   const PipelineSchedule& schedule = layout.schedule;
   if (schedule.empty()) {
+    check_parts("layers", c.layers, "stages", layout.pipeline);
     return;
   }
   if (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches) {
@@ -155,6 +155,7 @@ inline void check_layout_schedule(const Layout& layout, const ModelConfig& c) {
           " and microbatches ", layout.microbatches, "; they must be equal"});
   }
   check_pipeline(schedule, eager_sends());
+  check_parts("layers", c.layers, "stages", schedule.stages);
 }
 
 inline void check_layout_zero(const Layout& layout) {

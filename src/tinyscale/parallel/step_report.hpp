@@ -143,6 +143,9 @@ class StepReporter {
       report.tasks.names.push_back(task.text());
       report.tasks.classes.push_back(classes[task.work]);
     }
+    report.tasks.note =
+        "F1.2: forward pass of stage 1, microbatch 2; B: backward; I, W: its halves, gradients of "
+        "inputs and of weights; R: computed again";
     report.tasks.waits.push_back({"pipeline", "bubble"});
     if (layout_.pipeline > 1) {  // all wait for the slowest before the update
       report.tasks.waits.push_back({all_axes(), "bubble"});
@@ -242,6 +245,11 @@ class StepReporter {
 
   // ---- Memory ----
 
+  StepTask::Work work_of(const MemorySample& sample) const {
+    return StepTask::of(sample.task, stages_.schedule.stages,
+                        static_cast<int>(layout_.microbatches))
+        .work;
+  }
   static double level(const MemorySample& sample, MemoryKind kind) {
     return sample.levels[static_cast<std::size_t>(kind)];
   }
@@ -266,9 +274,9 @@ class StepReporter {
           most(0, plan.parameters, level(samples[i], MemoryKind::parameter));
           most(1, plan.gradients, level(samples[i], MemoryKind::gradient));
           most(2, plan.optimizer, level(samples[i], MemoryKind::optimizer));
-        } else if (StepTask::of(samples[i].task, stages_.schedule.stages,
-                                static_cast<int>(layout_.microbatches))
-                       .work < StepTask::recompute) {
+        } else if (work_of(samples[i]) < StepTask::recompute &&
+                   (i + 1 == samples.size() || work_of(samples[i + 1]) != StepTask::recompute)) {
+          // The end of an op: what one holds where it computes again is in no formula.
           kept = std::max(kept, level(samples[i], MemoryKind::activation));
           logits = std::max(logits, level(samples[i], MemoryKind::logits));
         }
