@@ -167,8 +167,8 @@
 //   tinyscale/model/data.hpp                 What a step learns from
 //   tinyscale/model/generate.hpp             Text from a model, token by token
 //   tinyscale/model/model_presets.hpp        Published architectures by name
-//   tinyscale/model/optimizer.hpp            AdamW with decoupled weight decay on matrices alone
 //   tinyscale/model/loss_scaler.hpp          Dynamic loss scaling (arXiv 1710.03740)
+//   tinyscale/model/optimizer.hpp            AdamW with decoupled weight decay on matrices alone
 //   tinyscale/model/train_step.hpp           One step of training
 //   tinyscale/model/training_memory.hpp      What training holds on one device
 //   tinyscale/parallel/pipeline_schedule.hpp A pipeline schedule as plain data
@@ -189,10 +189,13 @@
 //   tinyscale/parallel/flat_parameters.hpp   The parameters of a device in units
 //   tinyscale/parallel/step_forms.hpp        What a step of training by a layout sends
 //   tinyscale/parallel/device_model.hpp      One device's part of the model in training
+//   tinyscale/parallel/layout_hooks.hpp      What a layout puts between the parts of the
 //   tinyscale/parallel/device_step.hpp       One step of training as one device sees it
+//   tinyscale/parallel/check_memory.hpp      Out of memory on the declared chip
 //   tinyscale/parallel/trainer.hpp           Who runs the steps of a training
 //   tinyscale/parallel/step_report.hpp       A step of training on a mesh
 //   tinyscale/parallel/train_report.hpp      What a training run says afterwards
+//   tinyscale/parallel/train_checkpoint.hpp  A training in a file, whole
 //   tinyscale/parallel/train.hpp             ts::train for one device and many
 //   tinyscale/plan/transformer_math.hpp      Transformer maths
 //   tinyscale/plan/serving.hpp               What serving a model takes
@@ -2831,6 +2834,19 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 class Profile;
 class DeferWeightGradients;
 
+// What matmuls lost of the gradients that they read in f16 or fp8: numbers that were not zero,
+// those that became zero, and those that became infinite or NaN.
+struct RoundingCount {
+  double numbers = 0, lost = 0, overflowed = 0;
+
+  double lost_share() const { return numbers > 0 ? lost / numbers : 0; }
+  void add(const RoundingCount& other) {
+    numbers += other.numbers;
+    lost += other.lost;
+    overflowed += other.overflowed;
+  }
+};
+
 struct Context {
   Profile* profile = nullptr;                   // null: nothing is recorded
   Shared<MemoryMeter> memory{new MemoryMeter};  // outlives its tensors
@@ -2838,6 +2854,7 @@ struct Context {
   MemoryKind kind = MemoryKind::activation;     // what allocations are for
   int no_grad = 0;                              // scopes alive that switch gradients off
   DType matmul_format = DType::f32;             // in which matmuls read their operands
+  RoundingCount* rounding = nullptr;            // of gradients; null: nobody counts
   int recomputing = 0;                          // recomputations (recompute()) that are under way
   DeferWeightGradients* deferred = nullptr;     // takes weight gradients that are to wait
 };
@@ -2892,23 +2909,31 @@ class MemoryScope {
 };
 
 // Matmuls read their operands in `format` while it lives: f32, or a smaller one with sums in f32.
-// fp8_e4m3: gradients are read as fp8_e5m2.
+// fp8_e4m3: gradients are read as fp8_e5m2. `counts`, if any: what gradients lost is added there.
 class MatmulFormat {
  public:
-  explicit MatmulFormat(DType format) : context_(&context()), previous_(context_->matmul_format) {
+  explicit MatmulFormat(DType format, RoundingCount* counts = nullptr)
+      : context_(&context()),
+        previous_(context_->matmul_format),
+        previous_counts_(context_->rounding) {
     if (format < DType::f32 || format > DType::fp8_e5m2) {
       detail::fail(
           {"MatmulFormat: ", name_of(format), "; f32, bf16, f16, fp8_e4m3 or fp8_e5m2 is right"});
     }
     context_->matmul_format = format;
+    context_->rounding = counts;
   }
-  ~MatmulFormat() { context_->matmul_format = previous_; }
+  ~MatmulFormat() {
+    context_->matmul_format = previous_;
+    context_->rounding = previous_counts_;
+  }
   MatmulFormat(const MatmulFormat&) = delete;
   MatmulFormat& operator=(const MatmulFormat&) = delete;
 
  private:
   Context* context_;
   DType previous_;
+  RoundingCount* previous_counts_;
 };
 
 }}  // namespace tinyscale
@@ -12569,15 +12594,6 @@ inline std::int64_t inner_count(const Shape& shape, int dim) {
   return n;
 }
 
-// Copies `blocks` blocks of n floats between two strided places.
-inline void copy_blocks(std::int64_t blocks, std::int64_t n, const float* from,
-                        std::int64_t from_stride, float* to, std::int64_t to_stride) {
-  for (std::int64_t i = 0; i < blocks && n > 0; ++i) {
-    std::memcpy(to + i * to_stride, from + i * from_stride,
-                static_cast<std::size_t>(n) * sizeof(float));
-  }
-}
-
 inline void record_copy(const OpScope& scope, const char* name, const Tensor& y) {
   const double n = static_cast<double>(y.count());
   scope.done(name, y.shape(), {n}, {n}, 0, 0);
@@ -13075,6 +13091,18 @@ inline Matrix matrix_of(const Tensor& x, Trans trans, std::int64_t columns) {
 // Which operand of a product is a gradient.
 enum class Dy { none, first, second };
 
+// Adds what rounding took from x.
+inline void count_rounding(const Tensor& x, const Tensor& rounded, RoundingCount& counts) {
+  std::int64_t numbers = 0, lost = 0, overflowed = 0;
+  for (std::int64_t i = 0; i < rounded.count(); ++i) {
+    const float before = x.data()[i], after = rounded.data()[i];
+    numbers += before < 0 || before > 0 ? 1 : 0;
+    lost += (before < 0 || before > 0) && !(after < 0 || after > 0) && !is_nan(after) ? 1 : 0;
+    overflowed += is_finite(before) && !is_finite(after) ? 1 : 0;
+  }
+  counts.add({double(numbers), double(lost), double(overflowed)});
+}
+
 // x as a product reads it: f16 and fp8 numbers are rounded before, bf16 ones by the kernel.
 // Of fp8_e4m3 training, gradients are fp8_e5m2 for their range (arXiv 2209.05433).
 inline Tensor as_operand(const Tensor& x, bool gradient) {
@@ -13088,6 +13116,9 @@ inline Tensor as_operand(const Tensor& x, bool gradient) {
   float* const numbers = rounded.data();
   for (std::int64_t i = 0; i < rounded.count(); ++i) {
     numbers[i] = round_to(numbers[i], format);
+  }
+  if (gradient && context().rounding != nullptr) {
+    count_rounding(contiguous(x), rounded, *context().rounding);
   }
   return rounded;
 }
@@ -23155,7 +23186,14 @@ inline Tensor finish(Underway& now) {
     forward.out = winners ? now.out.detach() : Tensor();
     attach(out, name_of(now.call.key.what), {&now.in},
            [forward, slot = now.in.slot()](const Tensor& dy) {
-             add_grad(slot, carry_back(forward, dy));
+             const CallKey& key = forward.call.key;
+             const bool same = key.what == Collective::all_reduce && key.how == Reduce::sum;
+             if (same) {
+               still_running("backward", forward.device);
+               add_grad(slot, dy);  // may take it over
+             } else {
+               add_grad(slot, carry_back(forward, dy));
+             }
            });
     if (now.options.gather_again && context().recomputing == 0) {
       forward.out = Tensor();
@@ -23463,6 +23501,10 @@ inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
   }
 }
 
+inline bool nobody_else_has(const Tensor& t) {
+  return t.is_contiguous() && t.storage().use_count() == 1 && !t.storage()->sliced;
+}
+
 // t itself; its gradient is summed over the devices, each of which used it for itself.
 inline Tensor replicate(const Calling& by, const Tensor& t, const Axes& axes) {
   check_given("replicate", t);
@@ -23475,7 +23517,12 @@ inline Tensor replicate(const Calling& by, const Tensor& t, const Axes& axes) {
          [device = by.device.self(), options = by.options, where = by.where, axes,
           slot = t.slot()](const Tensor& dy) {
            const Calling back = {still_running("backward", device), options, where};
-           add_grad(slot, start_all_reduce(back, dy, axes, Reduce::sum).wait());
+           if (nobody_else_has(dy)) {
+             start_all_reduce(back, dy, axes, Reduce::sum, dy).wait();
+             add_grad(slot, dy);
+           } else {
+             add_grad(slot, start_all_reduce(back, dy, axes, Reduce::sum).wait());
+           }
          });
   return out;
 }
@@ -25649,6 +25696,7 @@ struct TaskNames {
   std::vector<std::string> names;    // "F0": short, for charts; none: the class
   std::vector<std::string> classes;  // "forward"; none, or outside of tasks: "compute"
   List<Wait> waits;                  // {"pipeline", "bubble"}; else "exposed " and the axes
+  std::string note;                  // how to read the names, for charts
 
   std::string class_of(int task) const {
     const std::string name = at(classes, task);
@@ -29775,6 +29823,7 @@ struct ExpertOptions {
   double balance_loss = 0;     // coefficient of E sum_e f_e P_e, which is 1 when balanced; 0: none
   std::int64_t groups = 1;     // equal contiguous parts of the tokens, each with a capacity of its
                                // own: what each of so many data-parallel devices would see
+  std::vector<std::int32_t> group_of;  // of each token, where the equal parts are not contiguous
 };
 
 // Rows (n, D) of an expert through it.
@@ -29852,6 +29901,16 @@ inline void check_routing(std::int64_t tokens, std::int64_t experts, std::int64_
     fail({"route: ", tokens, " tokens in ", options.groups,
           " groups; a number of groups that divides the tokens is right"});
   }
+  const auto given = static_cast<std::int64_t>(options.group_of.size());
+  if (given != 0 && given != tokens) {
+    fail(
+        {"route: group_of has ", given, " entries for ", tokens, " tokens; one for each, or none"});
+  }
+  for (const std::int32_t group : options.group_of) {
+    if (group < 0 || group >= options.groups) {
+      fail({"route: group_of names group ", group, "; groups are 0 to ", options.groups - 1});
+    }
+  }
 }
 
 // Makes `order` begin with the top_k most probable.
@@ -29889,12 +29948,14 @@ inline Routing route(const Tensor& probabilities, int top_k,
   routing.capacity = dropless ? 0 : options.groups * most;
   routing.rows.resize(static_cast<std::size_t>(experts));
   routing.routed.resize(routing.rows.size(), 0);
-  std::vector<std::int64_t> room(routing.rows.size());
-  std::vector<std::int32_t> order(routing.rows.size());
+  const std::size_t all = routing.rows.size();
+  std::vector<std::int64_t> room(static_cast<std::size_t>(options.groups) * all, most);
+  std::vector<std::int32_t> order(all);
   for (std::int64_t n = 0; n < tokens; ++n) {
-    if (n % group == 0) {
-      room.assign(room.size(), most);
-    }
+    const auto at = static_cast<std::size_t>(n);
+    const std::size_t own = options.group_of.empty()
+                                ? static_cast<std::size_t>(n / group)
+                                : static_cast<std::size_t>(options.group_of[at]);
     detail::best_first(probabilities.data() + n * experts, top_k, order);
     for (int j = 0; j < top_k; ++j) {
       const auto e = static_cast<std::size_t>(order[static_cast<std::size_t>(j)]);
@@ -29902,8 +29963,8 @@ inline Routing route(const Tensor& probabilities, int top_k,
       ++routing.routed[e];
       routing.chosen.push_back(
           static_cast<std::int32_t>(n * experts + static_cast<std::int64_t>(e)));
-      if (room[e] > 0) {
-        --room[e];
+      if (room[own * all + e] > 0) {
+        --room[own * all + e];
         ++routing.kept;
         routing.places.push_back(static_cast<std::int32_t>(rows.size()));  // within the expert
         rows.push_back(static_cast<std::int32_t>(n));
@@ -31776,13 +31837,14 @@ inline Tensor find_parameter(const Safetensors& file, const std::string& name, s
   return value;
 }
 
-// Tensors of other programs' files that hold nothing to learn.
+// Tensors of other programs' files that hold nothing to learn, and of a training's the moments.
 inline bool harmless(const std::string& name, const Transformer& model) {
   const auto ends = [&name](const std::string& tail) {
     return name.size() >= tail.size() &&
            name.compare(name.size() - tail.size(), tail.size(), tail) == 0;
   };
-  return ends(".attn.bias") || ends(".attn.masked_bias") || ends(".rotary_emb.inv_freq") ||
+  return name.compare(0, 10, "optimizer.") == 0 || ends(".attn.bias") ||
+         ends(".attn.masked_bias") || ends(".rotary_emb.inv_freq") ||
          (model.config.tied && name == "lm_head.weight");
 }
 
@@ -32309,6 +32371,43 @@ inline ModelConfig config(const std::string& name) {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/model/loss_scaler.hpp
+// Dynamic loss scaling (arXiv 1710.03740): the loss is multiplied by a power of two so that small
+// gradients do not vanish in fp16 or fp8, and the gradients are divided by it before the update.
+// After growth_steps good steps it doubles; when a gradient overflows it halves, and the step is
+// left out.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct LossScaler {
+  double scale = 65536;              // multiplies the loss; 1 / scale the gradients
+  double smallest = 1;               // a step that overflows even here is an error
+  double largest = 16777216;         // 2^24
+  std::int64_t growth_steps = 2000;  // good ones in a row before it doubles
+  std::int64_t good = 0;             // in a row so far
+  std::int64_t skipped = 0;          // steps left out in all
+
+  // Whether the step is to be taken: its gradients, on all devices, are finite.
+  bool update(bool finite) {
+    if (finite) {
+      good = good + 1 < growth_steps ? good + 1 : 0;
+      scale = good == 0 && 2 * scale <= largest ? 2 * scale : scale;
+      return true;
+    }
+    if (scale / 2 < smallest) {
+      detail::fail({"LossScaler: gradients are not finite at a loss scale of ", scale,
+                    ", the smallest is ", smallest,
+                    "; the model diverges whatever the scale: try a smaller learning_rate"});
+    }
+    good = 0;
+    ++skipped;
+    scale /= 2;
+    return false;
+  }
+};
+
+}}  // namespace tinyscale
+
 // >> tinyscale/model/optimizer.hpp
 // AdamW with decoupled weight decay on matrices alone (arXiv 1711.05101), the global gradient norm,
 // and the warm-up and cosine schedule of the learning rate.
@@ -32340,6 +32439,7 @@ class AdamW {
   }
 
   AdamWOptions options;  // may change between steps (a schedule sets learning_rate)
+  LossScaler scaler;     // of the gradients that train_step makes in f16 or fp8
 
   // Updates every tensor that has a gradient; each gradient is first multiplied by grad_scale.
   void step(double grad_scale = 1.0) {
@@ -32368,7 +32468,23 @@ class AdamW {
   }
 
   const std::vector<Tensor>& tensors() const { return tensors_; }
+  const std::vector<Tensor>& moments() const { return moments_; }
+  const std::vector<Tensor>& squares() const { return squares_; }
   std::int64_t steps() const { return steps_; }
+
+  // Goes on from what another optimizer of the same tensors left; the moments are shared.
+  void resume(std::vector<Tensor> moments, std::vector<Tensor> squares, std::int64_t steps) {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (moments.size() != tensors_.size() || squares.size() != tensors_.size() ||
+          moments[i].shape() != tensors_[i].shape() || squares[i].shape() != tensors_[i].shape()) {
+        detail::fail({"AdamW: ", moments.size(), " moments and ", squares.size(), " squares for ",
+                      tensors_.size(), " tensors; one each, of the tensor's shape, is right"});
+      }
+    }
+    moments_ = std::move(moments);
+    squares_ = std::move(squares);
+    steps_ = steps;
+  }
 
  private:
   std::vector<Tensor> tensors_;
@@ -32422,43 +32538,6 @@ inline double cosine_schedule(std::int64_t step, std::int64_t warmup, std::int64
 
 }}  // namespace tinyscale
 
-// >> tinyscale/model/loss_scaler.hpp
-// Dynamic loss scaling (arXiv 1710.03740): the loss is multiplied by a power of two so that small
-// gradients do not vanish in fp16 or fp8, and the gradients are divided by it before the update.
-// After growth_steps good steps it doubles; when a gradient overflows it halves, and the step is
-// left out.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-struct LossScaler {
-  double scale = 65536;              // multiplies the loss; 1 / scale the gradients
-  double smallest = 1;               // a step that overflows even here is an error
-  double largest = 16777216;         // 2^24
-  std::int64_t growth_steps = 2000;  // good ones in a row before it doubles
-  std::int64_t good = 0;             // in a row so far
-  std::int64_t skipped = 0;          // steps left out in all
-
-  // Whether the step is to be taken: its gradients, on all devices, are finite.
-  bool update(bool finite) {
-    if (finite) {
-      good = good + 1 < growth_steps ? good + 1 : 0;
-      scale = good == 0 && 2 * scale <= largest ? 2 * scale : scale;
-      return true;
-    }
-    if (scale / 2 < smallest) {
-      detail::fail({"LossScaler: gradients are not finite at a loss scale of ", scale,
-                    ", the smallest is ", smallest,
-                    "; the model diverges whatever the scale: try a smaller learning_rate"});
-    }
-    good = 0;
-    ++skipped;
-    scale /= 2;
-    return false;
-  }
-};
-
-}}  // namespace tinyscale
-
 // >> tinyscale/model/train_step.hpp
 // One step of training: forward, backward, clip, update. 6 flops a parameter and token.
 
@@ -32477,7 +32556,9 @@ struct StepOptions {
   double clip = 1.0;      // of the global gradient norm; 0: none
   double dropout = 0.0;   // share of numbers set to 0 after the embedding and each part of a block
   ExpertOptions experts;  // of a mixture: capacity, balance loss, which is part of the loss
-  DType format = DType::f32;       // of matmul operands; bf16: sums, weights and moments stay f32
+  // Of matmul operands: f32, bf16, f16, fp8_e4m3. Sums, weights and moments stay f32.
+  DType format = DType::f32;
+  double loss_scale = 0;           // 0: LossScaler's in f16 and fp8, else 1
   std::int64_t eval_every = 250;   // steps; 0: only at the end
   std::uint64_t seed = 1337;       // of data order and dropout
   std::ostream* out = &std::cout;  // progress; null is silent
@@ -32486,6 +32567,9 @@ struct StepOptions {
 struct StepResult {
   double loss = 0;       // before the update
   double grad_norm = 0;  // before clipping
+  double loss_scale = 1;
+  bool skipped = false;    // gradients overflowed at a dynamic loss scale: nothing was updated
+  RoundingCount rounding;  // of the gradients that matmuls read in f16 or fp8
 };
 
 inline AdamWOptions adamw_options(const StepOptions& options) {
@@ -32505,8 +32589,9 @@ inline void check_options(const char* who, const StepOptions& options) {
     fail({who, ": ", options.steps, " steps of ", options.batch,
           " sequences; both must be at least 1"});
   }
-  if (options.format != DType::f32 && options.format != DType::bf16) {
-    fail({who, ": format is ", name_of(options.format), "; f32 or bf16 is right"});
+  if (options.format != DType::f32 && options.format != DType::bf16 &&
+      options.format != DType::f16 && options.format != DType::fp8_e4m3) {
+    fail({who, ": format is ", name_of(options.format), "; f32, bf16, f16 or fp8_e4m3 is right"});
   }
   const double most = 1e30;
   const struct {
@@ -32519,6 +32604,7 @@ inline void check_options(const char* who, const StepOptions& options) {
                 {"beta2", options.beta2, 1},
                 {"weight_decay", options.weight_decay, most},
                 {"clip", options.clip, most},
+                {"loss_scale", options.loss_scale, most},
                 {"dropout", options.dropout, 1},
                 {"experts.capacity_factor", options.experts.capacity_factor, 1e6},
                 {"experts.balance_loss", options.experts.balance_loss, most},
@@ -32541,6 +32627,47 @@ inline void check_finite(const char* who, const char* what, double value, std::i
   }
 }
 
+// bf16 has the range of f32: no gradient vanishes in it.
+inline bool scales_dynamically(const StepOptions& options) {
+  return options.loss_scale <= 0 &&
+         (options.format == DType::f16 || options.format == DType::fp8_e4m3);
+}
+// What the loss of the first step is multiplied by.
+inline double first_loss_scale(const StepOptions& options) {
+  return options.loss_scale > 0        ? options.loss_scale
+         : scales_dynamically(options) ? LossScaler().scale
+                                       : 1;
+}
+
+// Whether the step is left out; throws where no smaller scale could help.
+inline bool skips(const StepResult& result, const StepOptions& options, std::int64_t step) {
+  if (!is_finite(result.grad_norm) && scales_dynamically(options)) {
+    return true;
+  }
+  check_finite("train_step", "gradient norm", result.grad_norm, step, options);
+  return false;
+}
+
+inline double learning_rate_at(std::int64_t step, const StepOptions& options) {
+  return cosine_schedule(step, options.warmup, options.steps, options.learning_rate,
+                         options.min_learning_rate);
+}
+
+// What the kernel is to do in step `step`, after `updates` updates, with gradients of a norm.
+inline kernels::AdamWStep adamw_step(const StepOptions& options, std::int64_t step,
+                                     std::int64_t updates, const StepResult& result) {
+  kernels::AdamWStep adamw;
+  adamw.learning_rate = static_cast<float>(learning_rate_at(step, options));
+  adamw.beta1 = static_cast<float>(options.beta1);
+  adamw.beta2 = static_cast<float>(options.beta2);
+  adamw.epsilon = static_cast<float>(AdamWOptions().epsilon);
+  adamw.weight_decay = static_cast<float>(options.weight_decay);
+  adamw.grad_scale =
+      static_cast<float>(clip_scale(result.grad_norm, options.clip) / result.loss_scale);
+  adamw.step = updates + 1;
+  return adamw;
+}
+
 }  // namespace detail
 
 // Learns from the batch in step `step`, counted from 0; throws when the loss is no longer a number.
@@ -32552,22 +32679,29 @@ inline StepResult train_step(const Transformer& model, AdamW& optimizer, const B
   own.dropout = options.dropout;
   own.experts = options.experts;
   own.dropout_seed = detail::parameter_seed(options.seed, static_cast<std::uint64_t>(step));
+  const bool dynamic = detail::scales_dynamically(options);
   StepResult result;
+  result.loss_scale = dynamic ? optimizer.scaler.scale : detail::first_loss_scale(options);
+  own.balance_weight *= result.loss_scale;
   {
-    const MatmulFormat format(options.format);
+    const MatmulFormat format(options.format, &result.rounding);
     const Tensor loss = model.loss(batch.ids, batch.targets, batch.sequences, batch.time, own);
     result.loss = static_cast<double>(loss.item());
     detail::check_finite("train_step", "loss", result.loss, step, options);
-    loss.backward();
+    loss.backward(full(Shape{}, static_cast<float>(result.loss_scale)));
   }
   for (const Tensor& tensor : optimizer.tensors()) {  // an expert that no token visited
     detail::grad_buffer(tensor.slot());
   }
-  result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors()));
-  detail::check_finite("train_step", "gradient norm", result.grad_norm, step, options);
-  optimizer.options.learning_rate = cosine_schedule(
-      step, options.warmup, options.steps, options.learning_rate, options.min_learning_rate);
-  optimizer.step(clip_scale(result.grad_norm, options.clip));
+  result.grad_norm = std::sqrt(grad_sum_of_squares(optimizer.tensors())) / result.loss_scale;
+  result.skipped = detail::skips(result, options, step);
+  if (!result.skipped) {
+    optimizer.options.learning_rate = detail::learning_rate_at(step, options);
+    optimizer.step(clip_scale(result.grad_norm, options.clip) / result.loss_scale);
+  }
+  if (dynamic) {
+    optimizer.scaler.update(!result.skipped);
+  }
   optimizer.zero_grad();
   return result;
 }
@@ -32695,6 +32829,11 @@ struct PipelineSchedule {
   int rank(int stage, int microbatch) const {
     const bool second = static_cast<int>(rank_of.size()) > stages && 2 * microbatch >= microbatches;
     return rank_of[static_cast<std::size_t>(second ? stages + stage : stage)];
+  }
+  // The stage that waits for what an op makes; -1: none.
+  int next_stage(const PipelineOp& op) const {
+    const int stage = op.stage + (op.work == PipelineWork::forward ? 1 : -1);
+    return op.work == PipelineWork::weight_gradient || stage >= stages ? -1 : stage;
   }
   void add(int rank, PipelineWork work, int stage, int microbatch) {
     program[static_cast<std::size_t>(rank)].push_back({work, stage, microbatch});
@@ -32868,11 +33007,8 @@ class PipelinePlaces {
   }
   // The rank that gets a message when `op` is done; -1: none.
   int receiver(const PipelineOp& op) const {
-    const int stage = op.stage + (op.work == PipelineWork::forward ? 1 : -1);
-    if (op.work == PipelineWork::weight_gradient || stage < 0 || stage >= schedule_.stages) {
-      return -1;
-    }
-    const int to = schedule_.rank(stage, op.microbatch);
+    const int stage = schedule_.next_stage(op);
+    const int to = stage < 0 ? -1 : schedule_.rank(stage, op.microbatch);
     return to == rank(op) ? -1 : to;
   }
 
@@ -33620,24 +33756,48 @@ inline void round_all(Tensor& x, DType format) {
   }
 }
 
-// O and lse of all queries with those of a block folded in; a row at a time.
+// O and lse of all queries with those of a block of them folded in, a row at a time.
+struct RingFold {
+  const kernels::AttentionShape& s;
+  const RingBlock& block;
+  const float *part, *part_lse;
+  float *y, *lse;
+
+  template <class L>
+  TINYSCALE_INLINE void run() const {
+    for (std::int64_t row = 0; row < s.batch * s.heads * block.queries; ++row) {
+      const std::int64_t i = row % block.queries, head = row / block.queries % s.heads;
+      const std::int64_t b = row / block.queries / s.heads;
+      float& sum = lse[(b * s.heads + head) * s.queries + block.query + i];
+      const float more = part_lse[row], less = std::exp(-std::fabs(more - sum));
+      const float keep = (more < sum ? 1.0f : less) / (1.0f + less);
+      sum = std::max(sum, more) + std::log(1.0f + less);
+      fold<L>(keep, part + (b * block.queries + i) * s.o_stride + head * s.head_size,
+              y + b * s.o_batch + (block.query + i) * s.o_stride + head * s.head_size);
+    }
+  }
+
+  // out = keep out + (1 - keep) in
+  template <class L>
+  TINYSCALE_INLINE void fold(float keep, const float* in, float* out) const {
+    typename L::V old, found, share;
+    broadcast<L>(keep, share);
+    std::int64_t d = 0;
+    for (; d + L::width <= s.head_size; d += L::width) {
+      load<L>(out + d, old);
+      load<L>(in + d, found);
+      store<L>(out + d, found + share * (old - found));
+    }
+    for (; d < s.head_size; ++d) {
+      out[d] = in[d] + keep * (out[d] - in[d]);
+    }
+  }
+};
+
 inline void ring_merge(const Ring& ring, const RingBlock& block, const Tensor& part,
                        const Tensor& part_lse, Tensor& y, Tensor& lse) {
   const OpScope scope;
-  const kernels::AttentionShape& s = ring.shape;
-  for (std::int64_t row = 0; row < s.batch * s.heads * block.queries; ++row) {
-    const std::int64_t i = row % block.queries, head = row / block.queries % s.heads;
-    const std::int64_t b = row / block.queries / s.heads;
-    float& sum = lse.data()[(b * s.heads + head) * s.queries + block.query + i];
-    const float more = part_lse.data()[row], less = std::exp(-std::fabs(more - sum));
-    const float keep = (more < sum ? 1.0f : less) / (1.0f + less), take = 1.0f - keep;
-    sum = std::max(sum, more) + std::log(1.0f + less);
-    float* out = y.data() + b * s.o_batch + (block.query + i) * s.o_stride + head * s.head_size;
-    const float* in = part.data() + (b * block.queries + i) * s.o_stride + head * s.head_size;
-    for (std::int64_t d = 0; d < s.head_size; ++d) {
-      out[d] = keep * out[d] + take * in[d];
-    }
-  }
+  run_on_lanes(RingFold{ring.shape, block, part.data(), part_lse.data(), y.data(), lse.data()});
   round_all(y, ring.options.merge);
   round_all(lse, ring.options.merge);
   const double n = static_cast<double>(part.count()), rows = static_cast<double>(part_lse.count());
@@ -33849,6 +34009,29 @@ inline std::vector<std::int32_t> tokens_at(const std::vector<std::int32_t>& ids,
   return out;
 }
 
+// Of each token of `batch` sequences its group, where each of data x context devices has so many
+// equal ones of those it sees: what one device needs to know to route alike (ExpertOptions).
+inline std::vector<std::int32_t> token_groups(ContextParallel kind, std::int64_t data,
+                                              std::int64_t context, std::int64_t batch,
+                                              std::int64_t sequence_length,
+                                              std::int64_t groups_each = 1) {
+  const std::int64_t share = batch / data, count = sequence_length / context;
+  std::vector<std::int32_t> groups(static_cast<std::size_t>(batch * sequence_length));
+  for (std::int64_t c = 0; c < context; ++c) {
+    const TokenPlaces places =
+        context_places(kind, static_cast<int>(c), static_cast<int>(context), sequence_length);
+    for (std::int64_t b = 0; b < batch; ++b) {
+      const std::int64_t device = b / share * context + c;
+      for (std::int64_t t = 0; t < count; ++t) {
+        const std::int64_t within = (b % share * count + t) * groups_each / (share * count);
+        groups[static_cast<std::size_t>(b * sequence_length + places.at(t))] =
+            static_cast<std::int32_t>(device * groups_each + within);
+      }
+    }
+  }
+  return groups;
+}
+
 // Each device changes its tokens of all heads for all tokens of its heads, and back.
 inline Tensor ulysses_attention(Device& device, const Tensor& q, const Tensor& k, const Tensor& v,
                                 std::int64_t heads, std::int64_t kv_heads, const Axes& axes,
@@ -34009,7 +34192,7 @@ inline void check_shard(const char* function, int index, int devices) {
 }  // namespace detail
 
 // The first row that device `index` of `devices` has of `rows`: what does not divide is spread.
-inline std::int64_t shard_begin(std::int64_t rows, int index, int devices) {
+inline std::int64_t shard_begin(std::int64_t rows, std::int64_t index, std::int64_t devices) {
   return rows * index / devices;
 }
 
@@ -34225,6 +34408,13 @@ inline Tensor cut_cross_entropy(const Tensor& logits, const std::vector<std::int
   return y;
 }
 
+// The all_reduce of what a matmul gave and nobody else reads: the sum lands in the same numbers.
+inline Tensor sum_in_place(const TensorGroup& group, const Tensor& y) {
+  const bool free = y.is_contiguous() && y.storage()->block().kept.load() == 0;
+  const Calling by = {group.device->endpoint(), CollectiveOptions(), {__FILE__, __LINE__}};
+  return start_all_reduce(by, y, group.axes, Reduce::sum, free ? y.detach() : Tensor()).wait();
+}
+
 // x, whole on every device, to the cut matmuls; what they give, summed.
 inline void add_linear_hooks(Hooks& hooks, const TensorGroup& group, bool sequence_parallel,
                              bool gather_again) {
@@ -34239,7 +34429,7 @@ inline void add_linear_hooks(Hooks& hooks, const TensorGroup& group, bool sequen
     };
   } else {
     hooks.linear_in = [group](const Tensor& x) { return group.device->replicate(x, group.axes); };
-    hooks.linear_out = [group](const Tensor& y) { return group.device->all_reduce(y, group.axes); };
+    hooks.linear_out = [group](const Tensor& y) { return sum_in_place(group, y); };
   }
 }
 
@@ -34254,7 +34444,7 @@ inline void add_vocabulary_hooks(Hooks& hooks, const TensorGroup& group, bool se
     }
     const Tensor rows = local_embedding(table, ids, shape, group);
     return sequence_parallel ? group.device->reduce_scatter(rows, group.axes, 1)
-                             : group.device->all_reduce(rows, group.axes);
+                             : sum_in_place(group, rows);
   };
   hooks.loss = [group](const Tensor& x, const Tensor& table,
                        const std::vector<std::int32_t>& targets) {
@@ -34266,12 +34456,6 @@ inline void add_vocabulary_hooks(Hooks& hooks, const TensorGroup& group, bool se
     }
     return cut_cross_entropy(logits, targets, group);
   };
-}
-
-// Where the tokens of a device's part of the residual stream stand, of `tokens` at `places`.
-inline TokenPlaces stream_of(const TokenPlaces& places, int index, int devices,
-                             std::int64_t tokens) {
-  return places.from(tokens * index / devices);
 }
 
 // Fills the hooks of a model whose parameters are tensor_shards over the axes. The hooks use the
@@ -34286,7 +34470,7 @@ inline void add_tensor_hooks(Hooks& hooks, Device& device, const Axes& tensor,
   check_tensor_split(config, group.devices);
   if (sequence_parallel) {
     check_sequence_split(here, group.devices);
-    hooks.stream = stream_of(hooks.places, group.index, group.devices, here);
+    hooks.stream = hooks.places.from(shard_begin(here, group.index, group.devices));
     hooks.sequence_length = hooks.sequence_length > 0 ? hooks.sequence_length : here;
   }
   hooks.partial_share = 1.0 / group.devices;
@@ -34493,7 +34677,8 @@ inline Tensor dispatch_even(const ExpertGroup& to, const ExpertRows& in, const E
 // Cuts the experts over the devices of `experts`; `batch` are the axes along which devices hold
 // other tokens of the batch. The model needs only its own experts' parameters (expert_part).
 // The gradients of the devices are to be added up: over `batch` of what all have, over those of
-// its axes that are not in `experts` for an expert's.
+// its axes that are not in `experts` for an expert's. Every device of a tensor axis sends all of
+// its rows. A balance loss adds an all_reduce of 2 E numbers over `batch` to the forward pass.
 inline void add_expert_hooks(Hooks& hooks, Device& device, const Axes& experts, const Axes& batch,
                              const CollectiveOptions& options = CollectiveOptions()) {
   if (!batch.names.empty()) {
@@ -34536,11 +34721,13 @@ struct Layout {
   std::int64_t expert = 1;    // groups of experts, over the fastest devices of data x context
   std::int64_t microbatches = 1;
   Zero zero = Zero::none;
-  std::int64_t zero_devices = 0;   // of data x context that share; 0: all; fewer: hybrid FSDP
+  std::int64_t zero_devices = 0;       // of data x context that share; 0: all; fewer: hybrid FSDP
+  DType gradient_format = DType::f32;  // on the wire: f32 or bf16; sums are f32
   bool sequence_parallel = false;  // between the tensor-parallel parts: a part of the tokens each
   Recompute recompute = Recompute::none;
   ContextParallel context_parallel = ContextParallel::ring;
-  PipelineSchedule schedule;  // empty: 1F1B
+  PipelineSchedule schedule;                   // empty: 1F1B
+  Algorithm algorithm = Algorithm::automatic;  // of the collectives that have it
   // From the slowest links to the fastest.
   std::vector<std::string> order = {"pipeline", "data", "context", "tensor"};
 
@@ -34567,6 +34754,8 @@ inline std::string Layout::text() const {
   out += microbatches != 1 ? detail::cat({", microbatches ", microbatches}) : "";
   out += shards_text[static_cast<int>(zero)];
   out += zero_devices != 0 ? detail::cat({" over ", zero_devices}) : "";
+  out += gradient_format != DType::f32 ? detail::cat({", gradients in ", name_of(gradient_format)})
+                                       : "";
   out += sequence_parallel ? ", sequence parallel" : "";
   out += again[static_cast<int>(recompute)];
   return out + (schedule.empty() ? "" : ", " + schedule.name);
@@ -34588,7 +34777,7 @@ inline void check_layout_counts(const char* who, const Layout& layout) {
   }
 }
 
-// `value` things of a kind over `parts`: "4 heads over tensor 3".
+// `value` things of a kind over `parts`: "6 layers over stages 4".
 inline void check_parts(const char* what, std::int64_t value, const char* axis,
                         std::int64_t parts) {
   if (value % parts != 0) {
@@ -34647,9 +34836,9 @@ inline void check_layout_tokens(const Layout& layout, const ModelConfig& c, std:
 }
 
 inline void check_layout_schedule(const Layout& layout, const ModelConfig& c) {
-  check_parts("layers", c.layers, "stages", layout.stages());
   const PipelineSchedule& schedule = layout.schedule;
   if (schedule.empty()) {
+    check_parts("layers", c.layers, "stages", layout.pipeline);
     return;
   }
   if (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches) {
@@ -34658,9 +34847,14 @@ inline void check_layout_schedule(const Layout& layout, const ModelConfig& c) {
           " and microbatches ", layout.microbatches, "; they must be equal"});
   }
   check_pipeline(schedule, eager_sends());
+  check_parts("layers", c.layers, "stages", schedule.stages);
 }
 
 inline void check_layout_zero(const Layout& layout) {
+  if (layout.gradient_format != DType::f32 && layout.gradient_format != DType::bf16) {
+    fail({"train: layout.gradient_format is ", name_of(layout.gradient_format),
+          "; f32 or bf16 is right"});
+  }
   if (layout.zero_devices < 0 || (layout.zero_devices > 0 && layout.zero == Zero::none)) {
     fail({"train: zero_devices is ", layout.zero_devices,
           layout.zero == Zero::none ? " and zero is Zero::none; set layout.zero to what is sharded"
@@ -34687,13 +34881,7 @@ inline void check_layout(const Layout& layout, const ModelConfig& c, std::int64_
           layout.microbatches > 1 ? cat({" x microbatches ", layout.microbatches}) : "",
           "; right is a multiple of ", layout.data * layout.microbatches});
   }
-  check_parts("heads", c.heads, "tensor", layout.tensor);
-  check_parts("kv_heads", c.kv_heads, "tensor", layout.tensor);
-  check_parts(c.experts > 0 ? "hidden units of an expert" : "hidden units",
-              c.experts > 0 ? c.expert_hidden : c.hidden, "tensor", layout.tensor);
-  if (layout.tensor > c.vocabulary) {
-    fail({"train: tensor ", layout.tensor, " is more than the vocabulary of ", c.vocabulary});
-  }
+  check_tensor_split(c, layout.tensor);
   check_layout_experts(layout, c);
   check_layout_zero(layout);
   check_layout_tokens(layout, c, time);
@@ -34720,6 +34908,14 @@ struct LayoutAxes {
   AxisGroup zero, replica;                // of batch: those that shard, and those that repeat it
   AxisGroup expert;                       // of batch: those with other experts
   AxisGroup expert_zero, expert_replica;  // of batch without expert
+
+  AxisGroup all() const {
+    AxisGroup names;
+    for (const MeshAxis& axis : mesh) {
+      names.push_back(axis.name);
+    }
+    return names;
+  }
 };
 
 // Where a rank stands on the axes; the last is the fastest.
@@ -35025,6 +35221,24 @@ inline double block_activation_bytes(const ModelConfig& c, double tokens, std::i
   const double statistics =
       recompute == Recompute::selective ? static_cast<double>(c.heads) / parts : 0;
   return 4 * tokens * (detail::layer_activations(c, tensor, sequence_parallel) - statistics);
+}
+
+// Floats a token that context parallelism over `devices` keeps besides: ring attention nothing;
+// Ulysses attention's output for its heads as well as for its tokens; gathered the keys and values
+// of all tokens, from two sequences on those that each of its two chunks of queries sees, and the
+// chunks' outputs.
+inline double context_activations(const ModelConfig& c, ContextParallel kind, std::int64_t devices,
+                                  std::int64_t batch, std::int64_t tensor = 1) {
+  const auto parts = static_cast<double>(tensor);
+  if (devices == 1 || kind == ContextParallel::ring) {
+    return 0;
+  }
+  const double output = static_cast<double>(c.query_width()) / parts;
+  if (kind == ContextParallel::ulysses) {
+    return output;
+  }
+  const auto seen = static_cast<double>(2 * devices + (batch > 1 ? 1 : 0));
+  return output + (seen - 2) * static_cast<double>(c.key_width()) / parts;
 }
 
 }}  // namespace tinyscale
@@ -35638,6 +35852,12 @@ inline GoodputRun simulate_goodput(const FaultyJob& job, double interval, std::i
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
 
+// In which format weights travel and are used. Those of fp8 products go in bf16: half the bytes of
+// f32, while norms, biases and embeddings, which no product reads, keep 8 bits where e4m3 has 4.
+inline DType weight_format(DType products) {
+  return products == DType::fp8_e4m3 ? DType::bf16 : products;
+}
+
 // Which segment of the model uses a unit: a layer, or one of these.
 constexpr int table_unit = -1, positions_unit = -2, head_unit = -3;
 
@@ -35648,8 +35868,8 @@ struct FlatUnit {
   std::vector<std::int64_t> begins;               // of each in the buffer, and the end of the last
   std::int64_t shards = 1, index = 0, shard = 0;  // devices that share it, this one, its elements
   AxisGroup zero, replica;
-  bool copy = false;   // of what another tensor or pipeline rank holds and updates alike
-  bool counts = true;  // in the gradient norm: of equal numbers only one does
+  bool copy = false;                  // of what another tensor rank holds and updates alike
+  bool counts = true;                 // in the gradient norm: of equal numbers only one does
   std::vector<std::int64_t> holders;  // pipeline ranks with it: more than one of a tied table
 
   Tensor values;    // [length]; of ZeRO 3 only while gathered
@@ -35669,17 +35889,6 @@ inline int unit_layer(const Parameter& p) {
          : p.name == "model.embed_tokens.weight"    ? table_unit
          : p.name == "model.embed_positions.weight" ? positions_unit
                                                     : head_unit;
-}
-
-// The expert that a parameter is of; -1: of none.
-inline std::int64_t expert_of(const Parameter& p) {
-  static const std::string mark = ".mlp.experts.";
-  const std::size_t at = p.name.find(mark);
-  std::int64_t number = at == std::string::npos ? -1 : 0;
-  for (std::size_t i = at + mark.size(); number >= 0 && p.name[i] != '.'; ++i) {
-    number = 10 * number + (p.name[i] - '0');
-  }
-  return number;
 }
 
 // Stage s of S has layers [s L/S, (s+1) L/S), the first the embedding too, the last the head.
@@ -35722,7 +35931,8 @@ inline Shape part_shape(const Shape& whole, Split split, std::int64_t index, std
   Shape part = whole;
   const int dim = split == Split::rows ? 0 : split == Split::columns ? 1 : -1;
   if (dim >= 0) {
-    part.set(dim, whole[dim] * (index + 1) / devices - whole[dim] * index / devices);
+    part.set(dim,
+             shard_begin(whole[dim], index + 1, devices) - shard_begin(whole[dim], index, devices));
   }
   return part;
 }
@@ -35741,7 +35951,7 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
     const int layer = unit_layer(p);
     FlatUnit unit;
     unit.holders = stages.holders(layer, c.tied);
-    const std::int64_t expert = expert_of(p);
+    const std::int64_t expert = p.expert;
     const bool here =
         std::find(unit.holders.begin(), unit.holders.end(), mine) != unit.holders.end();
     if (!here || (expert >= 0 && expert / experts != at.index(axes.expert))) {
@@ -35750,15 +35960,14 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
     unit.layer = layer;
     unit.zero = expert >= 0 ? axes.expert_zero : axes.zero;
     unit.replica = expert >= 0 ? axes.expert_replica : axes.replica;
-    unit.copy = unit.holders[0] != mine;
     if (p.split == Split::whole && tensors > 1) {
       if (partial_over_tensor(p, c, layout.sequence_parallel)) {
         unit.replica = joined(unit.replica, axes.tensor);
       } else {
-        unit.copy = unit.copy || tensor > 0;
+        unit.copy = tensor > 0;
       }
     }
-    unit.counts = !unit.copy && at.index(unit.replica) == 0;
+    unit.counts = !unit.copy && unit.holders[0] == mine && at.index(unit.replica) == 0;
     std::size_t u = 0;
     while (u < units.size() && !(units[u].layer == layer && units[u].zero == unit.zero &&
                                  units[u].replica == unit.replica && units[u].copy == unit.copy)) {
@@ -35954,9 +36163,9 @@ class StepPlanner {
   }
   void add_gather(const FlatUnit& unit) {
     add(Collective::all_gather, unit.zero, unit.length(), "weights",
-        layout_.zero == Zero::parameters ? "2 m P (d-1)/d" : "P (d-1)/d", weight_format());
+        layout_.zero == Zero::parameters ? "2 m P (d-1)/d" : "P (d-1)/d",
+        weight_format(options_.format));
   }
-  DType weight_format() const { return options_.format; }
 
   void add_gradients(const PipelineOp& op) {
     for (const FlatUnit& unit : units_) {
@@ -35967,9 +36176,11 @@ class StepPlanner {
   }
   void add_reduce(const FlatUnit& unit, const std::string& formula) {
     if (!unit.zero.empty()) {
-      add(Collective::reduce_scatter, unit.zero, unit.length(), "gradients", formula);
+      add(Collective::reduce_scatter, unit.zero, unit.length(), "gradients", formula,
+          layout_.gradient_format);
     } else {
-      add(Collective::all_reduce, unit.replica, unit.length(), "gradients", "2 P (d-1)/d");
+      add(Collective::all_reduce, unit.replica, unit.length(), "gradients", "2 P (d-1)/d",
+          layout_.gradient_format);
     }
   }
 
@@ -35980,7 +36191,7 @@ class StepPlanner {
       }
       if (!unit.zero.empty()) {
         add(Collective::all_reduce, unit.replica, unit.shard, "gradients of replicas",
-            "2 P/z (r-1)/r");
+            "2 P/z (r-1)/r", layout_.gradient_format);
         if (layout_.zero < Zero::parameters) {
           add_gather(unit);
         }
@@ -35989,11 +36200,8 @@ class StepPlanner {
         add_send(unit.shard, "gradients held twice", "V h / (t z)");
       }
     }
-    AxisGroup all;
-    for (const MeshAxis& axis : axes_.mesh) {
-      all.push_back(axis.name);
-    }
-    add(Collective::all_reduce, layout_.devices() > 1 ? all : AxisGroup(), 2, "loss and norm", "2");
+    add(Collective::all_reduce, layout_.devices() > 1 ? axes_.all() : AxisGroup(), 2,
+        "loss and norm", "2");
   }
 
   // ---- What segments send ----
@@ -36048,7 +36256,7 @@ class StepPlanner {
   }
   std::int64_t table_rows() const {
     const std::int64_t i = at_.index(axes_.tensor), t = layout_.tensor;
-    return c_.vocabulary * (i + 1) / t - c_.vocabulary * i / t;
+    return shard_begin(c_.vocabulary, i + 1, t) - shard_begin(c_.vocabulary, i, t);
   }
 
   void add_attention(bool forward) {
@@ -36156,11 +36364,14 @@ class StepPlanner {
     for (const PipelineOp& op : program) {
       const bool forward = op.work == PipelineWork::forward;
       const bool known = op.work == PipelineWork::forward || op.work == PipelineWork::backward;
-      if (!known || c_.experts > 0 || layout_.context > 1) {
+      const bool dense = c_.experts == 0 || (layout_.expert == 1 && layout_.tensor == 1 &&
+                                             !(options_.experts.balance_loss > 0) &&
+                                             !(options_.experts.capacity_factor > 0));
+      if (!known || !dense || options_.format != DType::f32) {
         plan.activations = -1;
         break;
       }
-      kept += (forward ? 1 : -1) * stage_activations(op);
+      kept += (forward ? 1 : -1) * stage_activations(op) + handed_over(op);
       logits += (forward ? 1 : -1) * (last(op) ? logit_bytes() : 0);
       plan.activations = std::max(plan.activations, kept);
       plan.logits = std::max(plan.logits, logits);
@@ -36176,21 +36387,42 @@ class StepPlanner {
     const auto d = static_cast<double>(c_.width);
     const double cut = layout_.sequence_parallel ? static_cast<double>(layout_.tensor) : 1;
     double floats = 0;
-    if (layout_.recompute == Recompute::full) {
-      floats = static_cast<double>(layers(op)) * rows * d / cut;
+    const bool full = layout_.recompute == Recompute::full;
+    const auto here = static_cast<double>(layers(op));
+    if (full) {
+      floats = here * rows * d / cut;
     } else {
-      floats = static_cast<double>(layers(op)) * rows *
-               layer_activations(c_, layout_.tensor, layout_.sequence_parallel);
-      if (layout_.recompute == Recompute::selective) {  // the log-sum-exp of attention
-        floats -= static_cast<double>(layers(op) * c_.heads / layout_.tensor) * rows;
-      }
+      floats = here / 4 *
+               block_activation_bytes(c_, rows, layout_.tensor, layout_.sequence_parallel,
+                                      layout_.recompute);
+    }
+    if (layout_.recompute == Recompute::none) {
+      floats += here * rows *
+                context_activations(c_, layout_.context_parallel, layout_.context, sequences_,
+                                    layout_.tensor);
     }
     if (last(op)) {  // the last norm's input and output, and the log-sum-exp of the loss
       floats += rows * ((d + norm_statistics(c_)) / cut + d + 1) + 1;
-    } else if (layout_.recompute != Recompute::full) {
+    } else if (!full) {
       floats += rows * d / cut;  // the output, until its gradient comes
     }
     return 4 * floats;
+  }
+  // Two neighbouring stages of a rank share what goes from one to the other: the output of the
+  // first, which under full recomputation only the second keeps; and its gradient waits.
+  double handed_over(const PipelineOp& op) const {
+    const PipelineSchedule& schedule = stages_.schedule;
+    const std::int64_t mine = at_.index(axes_.pipeline);
+    const auto also = [&](int stage) {
+      return stage >= 0 && stage < schedule.stages && schedule.rank(stage, op.microbatch) == mine
+                 ? 4 * static_cast<double>(stream())
+                 : 0;
+    };
+    const double before = also(op.stage - 1), after = also(op.stage + 1);
+    if (layout_.recompute == Recompute::full) {
+      return op.work == PipelineWork::forward ? after - before : before - after;
+    }
+    return op.work == PipelineWork::forward ? -before : 2 * before - after;
   }
   // Two neighbouring segments are gathered at a time.
   void add_gathered() {
@@ -36241,41 +36473,6 @@ class StepPlanner {
   std::int64_t sequences_ = 0, tokens_ = 0, wide_ = 0;  // b, s, b s h
 };
 
-// What a call sends from this device, and its steps, by the algorithm that it will take.
-struct PlannedCost {
-  double bytes = 0;
-  std::int64_t steps = 0;
-  double seconds = 0;
-};
-inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
-                                const Machine& machine, const List<AxisPlacement>& placed) {
-  const double times = static_cast<double>(call.times);
-  PlannedCost cost;
-  if (call.send) {
-    return {times * 4 * static_cast<double>(call.elements), call.times, 0};
-  }
-  CollectiveSpec spec;
-  std::vector<int> numbers;
-  for (const std::string& name : call.axes) {
-    for (std::size_t i = 0; i < placed.size(); ++i) {
-      if (placed[i].name == name) {
-        numbers.push_back(static_cast<int>(i));
-      }
-    }
-  }
-  spec.what = call.what;
-  spec.parts = parts_of_group(machine, placed, numbers);
-  spec.elements = call.elements;
-  spec.element_bytes = bytes_of(call.format);
-  spec.root = call.what == Collective::permute ? 1 : 0;
-  spec.algorithm = choose_algorithm(spec).algorithm;
-  const AxisGroup group = call.axes;
-  cost.bytes = times * collective_bytes(spec, static_cast<int>(at.index(group)));
-  cost.steps = call.times * collective_steps(spec);
-  cost.seconds = times * cost_of(spec).seconds;
-  return cost;
-}
-
 }  // namespace detail
 
 // The plan of the device of that rank in a step of training `model` by a layout.
@@ -36298,7 +36495,8 @@ namespace detail {
 struct TrainState {
   List<Tensor> moments, squares;
   std::int64_t steps = 0;
-  double loss_scale = 1;
+  double loss_scale = 0;        // 0: as the options say
+  std::int64_t good_steps = 0;  // in a row at this loss scale
 };
 
 class DeviceModel {
@@ -36314,7 +36512,7 @@ class DeviceModel {
         layout_(layout),
         axes_(axes),
         at_(axes.mesh, device.rank()),
-        format_(format) {
+        format_(weight_format(format)) {
     units = plan_units(whole, layout, axes, at_);
     List<Tensor> values;
     for (Parameter& p : model.parameters) {
@@ -36399,14 +36597,13 @@ class DeviceModel {
       const Tensor into = apart ? Tensor(Shape{unit.shard})
                                 : stretch_of(unit.gradient, unit.index * unit.shard, {unit.shard});
       unit.arriving = into;
-      reducing_[u] = start_reduce_scatter(calling(device, "gradients of layer", unit.layer),
-                                          unit.gradient, Axes(unit.zero), 0, Reduce::sum, into);
+      reducing_[u] = start_reduce_scatter(reducing(device, unit), unit.gradient, Axes(unit.zero), 0,
+                                          Reduce::sum, into);
     } else {
       unit.arriving = unit.gradient;
       if (!unit.replica.empty()) {
-        reducing_[u] =
-            start_all_reduce(calling(device, "gradients of layer", unit.layer), unit.gradient,
-                             Axes(unit.replica), Reduce::sum, unit.gradient);
+        reducing_[u] = start_all_reduce(reducing(device, unit), unit.gradient, Axes(unit.replica),
+                                        Reduce::sum, unit.gradient);
       }
     }
     if (layout_.zero > Zero::optimizer) {
@@ -36450,9 +36647,8 @@ class DeviceModel {
       finish_reduce(u);
       if (!units[u].zero.empty() && !units[u].replica.empty()) {
         FlatUnit& unit = units[u];
-        reducing_[u] =
-            start_all_reduce(calling(device, "gradients of layer", unit.layer), unit.reduced,
-                             Axes(unit.replica), Reduce::sum, unit.reduced);
+        reducing_[u] = start_all_reduce(reducing(device, unit), unit.reduced, Axes(unit.replica),
+                                        Reduce::sum, unit.reduced);
       }
     }
     for (std::size_t u = 0; u < units.size(); ++u) {
@@ -36498,18 +36694,18 @@ class DeviceModel {
     }
   }
 
-  // The weights that others updated; the gradients are let go.
-  void end_step(Device& device) {
+  // The weights that others updated, if they did; the gradients are let go.
+  void end_step(Device& device, bool updated) {
     for (std::size_t u = 0; u < units.size(); ++u) {
       FlatUnit& unit = units[u];
       unit.reduced = Tensor();
       unit.gradient = Tensor();
-      if (!unit.zero.empty() && !gathers(unit)) {
+      if (updated && !unit.zero.empty() && !gathers(unit)) {
         gathering_[u] = gather(device, unit);
       }
     }
     for (std::size_t u = 0; u < units.size(); ++u) {
-      if (!units[u].zero.empty() && !gathers(units[u])) {
+      if (updated && !units[u].zero.empty() && !gathers(units[u])) {
         gathering_[u].wait();
       }
     }
@@ -36532,10 +36728,13 @@ class DeviceModel {
   }
   static bool busy(const FlatUnit& unit) { return !unit.zero.empty() || !unit.replica.empty(); }
 
-  Calling calling(Device& device, const char* what, int number, DType format = DType::f32) const {
+  Calling calling(Device& device, const char* what, int number, DType format) const {
     CollectiveOptions options;
     options.format = format;
     return {device.endpoint(), options, SourceLine{what, number}};
+  }
+  Calling reducing(Device& device, const FlatUnit& unit) const {
+    return calling(device, "gradients of layer", unit.layer, layout_.gradient_format);
   }
   Pending gather(Device& device, FlatUnit& unit) const {
     return start_all_gather(calling(device, "weights of layer", unit.layer, format_), unit.own,
@@ -36568,9 +36767,12 @@ class DeviceModel {
     }
     unit.values = flat(values, MemoryKind::parameter);
     // What is rounded on its way to the others is kept in float32 by the one that updates it.
-    unit.own = format_ != DType::f32 && unit.shards > 1
-                   ? part(unit.values, MemoryKind::optimizer)
-                   : stretch_of(unit.values, unit.index * unit.shard, {unit.shard});
+    const bool apart = format_ != DType::f32 && unit.shards > 1;
+    unit.own = apart ? part(unit.values, MemoryKind::optimizer)
+                     : stretch_of(unit.values, unit.index * unit.shard, {unit.shard});
+    for (std::int64_t i = 0; apart && i < unit.length(); ++i) {
+      unit.values.data()[i] = round_to(unit.values.data()[i], format_);
+    }
     show_weights(unit);
   }
 
@@ -36619,11 +36821,9 @@ class DeviceModel {
 }  // namespace detail
 }}  // namespace tinyscale
 
-// >> tinyscale/parallel/device_step.hpp
-// One step of training as one device sees it: it does what its row of the pipeline schedule says,
-// op by op. A stage is a chain of segments (embedding, blocks, head), each a graph of its own, so
-// that between two of them weights can be gathered and freed, gradients sent off, activations
-// dropped and computed again.
+// >> tinyscale/parallel/layout_hooks.hpp
+// What a layout puts between the parts of the transformer on one device, and the names of the
+// pieces of a step.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 namespace detail {
@@ -36665,7 +36865,6 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
   }
   if (config.experts > 0) {
     add_expert_hooks(hooks, device, Axes(axes.expert), Axes(axes.batch));
-    hooks.partial_share = 1.0 / static_cast<double>(layout.tensor);
   }
   if (axes.tensor.empty()) {  // logits that wait for the backward pass, as under tensor parallelism
     hooks.loss = [](const Tensor& x, const Tensor& table,
@@ -36697,6 +36896,18 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
   return hooks;
 }
 
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/device_step.hpp
+// One step of training as one device sees it: it does what its row of the pipeline schedule says,
+// op by op. A stage is a chain of segments (embedding, blocks, head), each a graph of its own, so
+// that between two of them weights can be gathered and freed, gradients sent off, activations
+// dropped and computed again.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
 class StepRunner {
  public:
   StepRunner(Device& device, DeviceModel& mine, const Layout& layout, const LayoutAxes& axes,
@@ -36727,8 +36938,9 @@ class StepRunner {
         std::max<std::int64_t>(1, options_.experts.groups / layout_.batch_devices());
     hooks_.expert_counts = &counts_;
     hooks_.balance_weight = loss_scale / static_cast<double>(layout_.microbatches * layout_.tensor);
+    rounding_ = RoundingCount();
     {
-      const MatmulFormat format(options_.format);
+      const MatmulFormat format(options_.format, &rounding_);
       for (const PipelineOp& op : program()) {
         const StepTask task = {static_cast<StepTask::Work>(op.work), op.stage, op.microbatch};
         device_.task(number(task));
@@ -36970,19 +37182,12 @@ class StepRunner {
 
   // ---- What goes from stage to stage ----
 
-  // A message that an op makes: for which stage, if any.
-  int receiver(const PipelineOp& op) const {
-    const bool goes = op.work == PipelineWork::forward
-                          ? !last(op.stage)
-                          : op.work != PipelineWork::weight_gradient && op.stage > 0;
-    return !goes ? none : op.work == PipelineWork::forward ? op.stage + 1 : op.stage - 1;
-  }
   void expect_messages() {
     const PipelineSchedule& schedule = stages_.schedule;
     for (int from = 0; from < schedule.ranks; ++from) {
       for (const PipelineOp& op : schedule.program[static_cast<std::size_t>(from)]) {
-        const int to = receiver(op);
-        if (from != rank_ && to != none && schedule.rank(to, op.microbatch) == rank_) {
+        const int to = schedule.next_stage(op);
+        if (from != rank_ && to >= 0 && schedule.rank(to, op.microbatch) == rank_) {
           inboxes_[static_cast<std::size_t>(from)].expected.push_back(
               {to, op.microbatch, op.work != PipelineWork::forward, Tensor()});
         }
@@ -37069,31 +37274,21 @@ class StepRunner {
         first ? counts_.balance_loss / static_cast<double>(layout_.microbatches) : 0;
     sums.data()[0] = static_cast<float>(tells ? loss_ / share + balance : 0.0);
     sums.data()[1] = static_cast<float>(mine_.sum_of_squares() / (loss_scale_ * loss_scale_));
-    AxisGroup all;
-    for (const MeshAxis& axis : axes_.mesh) {
-      all.push_back(axis.name);
-    }
-    const Tensor total = device_.size() == 1
-                             ? sums
-                             : device_.all_reduce(sums, Axes(all), Reduce::sum, CollectiveOptions(),
-                                                  SourceLine{"loss and gradient norm", -1});
+    const Tensor total =
+        device_.size() == 1
+            ? sums
+            : device_.all_reduce(sums, Axes(axes_.all()), Reduce::sum, CollectiveOptions(),
+                                 SourceLine{"loss and gradient norm", -1});
     StepResult result;
     result.loss = static_cast<double>(total.data()[0]);
     result.grad_norm = std::sqrt(static_cast<double>(total.data()[1]));
-    check_finite("train_step", "gradient norm", result.grad_norm, step_, options_);
-    kernels::AdamWStep adamw;
-    adamw.learning_rate =
-        static_cast<float>(cosine_schedule(step_, options_.warmup, options_.steps,
-                                           options_.learning_rate, options_.min_learning_rate));
-    adamw.beta1 = static_cast<float>(options_.beta1);
-    adamw.beta2 = static_cast<float>(options_.beta2);
-    adamw.epsilon = static_cast<float>(AdamWOptions().epsilon);
-    adamw.weight_decay = static_cast<float>(options_.weight_decay);
-    adamw.grad_scale =
-        static_cast<float>(clip_scale(result.grad_norm, options_.clip) / loss_scale_);
-    adamw.step = updates + 1;
-    mine_.update(adamw);
-    mine_.end_step(device_);
+    result.loss_scale = loss_scale_;
+    result.rounding = rounding_;
+    result.skipped = skips(result, options_, step_);
+    if (!result.skipped) {
+      mine_.update(adamw_step(options_, step_, updates, result));
+    }
+    mine_.end_step(device_, !result.skipped);
     loss_ = counts_.balance_loss = 0;
     for (Uses& uses : uses_) {
       uses.left = uses.all;
@@ -37117,10 +37312,153 @@ class StepRunner {
   List<Inbox> inboxes_;
   std::int64_t step_ = 0;
   double loss_scale_ = 1, loss_ = 0;
+  RoundingCount rounding_;
   ExpertCounts counts_;
 };
 
 }  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/check_memory.hpp
+// Out of memory on the declared chip: what a device needs by kind beside what its chip has, and
+// which layouts would fit. Bytes are those counted here, four a number; those of another layout an
+// estimate from them:
+//   optimizer, gradients, weights   / devices that ZeRO shards over; whole while in use: 2 units
+//   activations                     min(p, m) / m of a batch; recomputed: inputs and one layer
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Peak bytes of a device; the peak of all together is at most the sum of the others.
+struct DeviceMemory {
+  double parameters = 0, gradients = 0, optimizer = 0, activations = 0, logits = 0, buffers = 0;
+  double total = 0;
+
+  static DeviceMemory peak_of(const MemoryMeter& meter) {
+    return {meter.peak(MemoryKind::parameter),
+            meter.peak(MemoryKind::gradient),
+            meter.peak(MemoryKind::optimizer),
+            meter.peak(MemoryKind::activation),
+            meter.peak(MemoryKind::logits),
+            meter.peak(MemoryKind::buffer),
+            meter.peak_total()};
+  }
+  std::string text() const {
+    return detail::cat({"parameters ", format_bytes(parameters), ", gradients ",
+                        format_bytes(gradients), ", optimizer ", format_bytes(optimizer),
+                        ", activations ", format_bytes(activations), ", logits ",
+                        format_bytes(logits), ", buffers ", format_bytes(buffers)});
+  }
+};
+
+// About what a device would need under `then`, which needs `m` under `now`. The two differ in zero,
+// recompute and microbatches alone; `batch` sequences a step of c.context tokens.
+inline double estimated_bytes(const DeviceMemory& m, const Layout& now, const Layout& then,
+                              const ModelConfig& c, std::int64_t batch) {
+  const auto layers = static_cast<double>(std::max<std::int64_t>(1, c.layers / now.pipeline));
+  const auto shared = [&](Zero from) {  // how much less of it a device has
+    const auto shards = [&](const Layout& layout) {
+      return layout.zero >= from ? static_cast<double>(layout.shards()) : 1.0;
+    };
+    const double less = shards(now) / shards(then);
+    const double whole = from > Zero::optimizer && less < 1 ? 2 / (layers + 1) : 0;
+    return std::min(1.0, less + whole);
+  };
+  const auto under_way = [](const Layout& layout) {  // shares of a batch
+    return static_cast<double>(std::min(layout.pipeline, layout.microbatches)) /
+           static_cast<double>(layout.microbatches);
+  };
+  double activations = m.activations * under_way(then) / under_way(now);
+  if (then.recompute == Recompute::full && now.recompute != Recompute::full) {
+    const auto tokens = static_cast<double>(batch / now.data * c.context / now.context /
+                                            (now.sequence_parallel ? now.tensor : 1));
+    const double inputs = 4 * tokens * static_cast<double>(c.width) * layers * under_way(then);
+    activations = std::min(activations, inputs + activations / layers);
+  }
+  // Weights and moments are always there; of the rest the most at one moment, at most their sum.
+  const double rest = m.gradients * shared(Zero::gradients) + activations +
+                      m.logits * under_way(then) / under_way(now) + m.buffers;
+  return m.parameters * shared(Zero::parameters) + m.optimizer * shared(Zero::optimizer) +
+         std::min(m.total - m.parameters - m.optimizer, rest);
+}
+
+namespace detail {
+
+// The changes of a layout with which `needs` would fit in `bytes`: each alone, else all together.
+inline std::string what_would_fit(const Layout& layout, const ModelConfig& c, std::int64_t batch,
+                                  const DeviceMemory& needs, double bytes) {
+  static const char* const zero_text[] = {"", "Zero::optimizer", "Zero::gradients",
+                                          "Zero::parameters"};
+  std::string found;
+  Layout all = layout;
+  std::string all_text;
+  const auto try_one = [&](const Layout& then, const std::string& change) {
+    const double about = estimated_bytes(needs, layout, then, c, batch);
+    if (about <= bytes) {
+      found += cat({found.empty() ? "" : ", or ", change, " (about ", format_bytes(about), ")"});
+    }
+    return about <= bytes;
+  };
+  const auto take = [&](const std::string& change) {
+    all_text += (all_text.empty() ? "" : " and ") + change;
+  };
+  Layout then = layout;
+  for (int zero = static_cast<int>(layout.zero) + 1; zero <= 3 && layout.batch_devices() > 1;
+       ++zero) {
+    then.zero = all.zero = static_cast<Zero>(zero);
+    const bool good = try_one(then, cat({"zero = ", zero_text[zero]}));
+    if (good || zero == 3) {
+      take(cat({"zero = ", zero_text[zero]}));
+      break;
+    }
+  }
+  then = layout;
+  if (layout.recompute != Recompute::full) {
+    then.recompute = all.recompute = Recompute::full;
+    try_one(then, "recompute = Recompute::full");
+    take("recompute = Recompute::full");
+  }
+  then = layout;
+  std::int64_t microbatches = 2 * layout.microbatches;
+  for (; layout.schedule.empty() && batch % (layout.data * microbatches) == 0; microbatches *= 2) {
+    then.microbatches = all.microbatches = microbatches;
+    if (try_one(then, cat({"microbatches = ", microbatches}))) {
+      break;
+    }
+  }
+  if (all.microbatches > layout.microbatches) {
+    take(cat({"microbatches = ", all.microbatches}));
+  }
+  if (found.empty() && !all_text.empty()) {
+    try_one(all, all_text);
+  }
+  return found.empty() ? "nothing on as many devices; more of tensor or pipeline takes less each"
+                       : found;
+}
+
+}  // namespace detail
+
+// Throws when a device needs more than the machine's chip has, with the ledger of the one that
+// needs most. needs[rank]: counted after a step, or predicted. A chip of 0 bytes is not known.
+inline void check_memory(const Layout& layout, const ModelConfig& c, std::int64_t batch,
+                         const Machine& machine, const List<DeviceMemory>& needs) {
+  std::size_t worst = 0;
+  for (std::size_t rank = 0; rank < needs.size(); ++rank) {
+    worst = needs[rank].total > needs[worst].total ? rank : worst;
+  }
+  const double bytes = machine.chip.memory_bytes;
+  if (needs.empty() || bytes <= 0 || needs[worst].total <= bytes) {
+    return;
+  }
+  const detail::LayoutAxes axes = detail::layout_axes(layout);
+  const detail::MeshPoint at(axes.mesh, static_cast<std::int64_t>(worst));
+  const std::string stage =
+      layout.pipeline > 1 ? detail::cat({" (pipeline rank ", at.index(axes.pipeline), ")"}) : "";
+  detail::fail({"train: device ", worst, stage, " needs ", format_bytes(needs[worst].total),
+                ", the chip ", machine.chip.name, " has ", format_bytes(bytes), ": ",
+                needs[worst].text(),
+                "; would fit: ", detail::what_would_fit(layout, c, batch, needs[worst], bytes)});
+}
+
 }}  // namespace tinyscale
 
 // >> tinyscale/parallel/trainer.hpp
@@ -37132,8 +37470,12 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 struct TrainOptions : StepOptions {
   Machine machine;  // empty: one device, this laptop
   Layout layout;
-  Faults faults;  // of the machine: slow and dead devices and links, in the simulated time
+  LossScaler loss_scaler;  // its start, where the format needs one and loss_scale is 0
+  Faults faults;           // of the machine: slow and dead devices and links, in the simulated time
   std::int64_t check_steps = 2;  // first steps of a mesh that one device does too, for the report
+  std::string checkpoint;        // file of the whole training; empty: none
+  std::int64_t checkpoint_every = 0;  // steps between saves; 0: only at the end
+  bool resume = false;                // from that file, if it is there; its layout does not matter
 };
 
 namespace detail {
@@ -37145,12 +37487,12 @@ inline void put_part(const float* from, std::int64_t first, std::int64_t count, 
   if (split != Split::columns) {
     const std::int64_t rows = split == Split::rows ? whole.dim(0) : 0;
     const std::int64_t width = whole.dim(0) > 0 ? whole.count() / whole.dim(0) : 0;
-    std::copy(from, from + count, to + rows * index / devices * width + first);
+    std::copy(from, from + count, to + shard_begin(rows, index, devices) * width + first);
     return;
   }
   const std::int64_t width = whole.dim(1);
-  const std::int64_t begin = width * index / devices;
-  const std::int64_t part = width * (index + 1) / devices - begin;
+  const std::int64_t begin = shard_begin(width, index, devices);
+  const std::int64_t part = shard_begin(width, index + 1, devices) - begin;
   for (std::int64_t i = first; i < first + count; ++i) {
     to[i / part * width + begin + i % part] = from[i - first];
   }
@@ -37165,26 +37507,55 @@ inline Transformer copy_of(const Transformer& model) {
   return copy;
 }
 
+// The same with moments of its own, which one device would update in place.
+inline TrainState copy_of(const TrainState& state) {
+  TrainState copy = state;
+  for (List<Tensor>* const list : {&copy.moments, &copy.squares}) {
+    for (Tensor& tensor : *list) {
+      tensor = tensor.clone();
+    }
+  }
+  return copy;
+}
+
 class Trainer {
  public:
-  Trainer(Transformer& model, const std::vector<std::int32_t>& tokens, const TrainOptions& options)
-      : model_(model), options_(options), tokens_(tokens), axes_(layout_axes(options.layout)) {
+  Trainer(Transformer& model, const std::vector<std::int32_t>& tokens, const TrainOptions& options,
+          const TrainState& start = TrainState())
+      : model_(model),
+        options_(options),
+        tokens_(tokens),
+        axes_(layout_axes(options.layout)),
+        state_(start) {
     const Layout& layout = options.layout;
+    if (!scales_dynamically(options)) {
+      state_.loss_scale = first_loss_scale(options);
+    } else if (start.loss_scale <= 0) {
+      state_.loss_scale = options.loss_scaler.scale;
+    }
     if (layout.devices() == 1 && layout.microbatches == 1 && layout.schedule.empty() &&
         layout.recompute == Recompute::none) {
       optimizer_.reset(new AdamW(model.tensors(), adamw_options(options)));
+      if (!start.moments.empty()) {
+        optimizer_->resume(start.moments, start.squares, start.steps);
+      }
       return;
     }
     const bool declared = options.machine.dims.size() > 0;
     mesh_.reset(new Mesh(declared ? options.machine : machine("tpu-v5e", {1}), axes_.mesh));
+    mesh_->algorithm = layout.algorithm;
     parts_.resize(static_cast<std::size_t>(layout.devices()));
   }
 
   StepResult step(std::int64_t number) {
     if (!mesh_) {
       fill_batch(batch_, tokens_, options_.batch, model_.config.context, options_.seed, number);
-      return train_step(model_, *optimizer_, batch_, options_, number);
+      optimizer_->scaler = scaler();
+      const StepResult result = train_step(model_, *optimizer_, batch_, options_, number);
+      scale_after(result);
+      return result;
     }
+    last_.reset();  // what it kept would count as this step's memory
     const MeshRun run = mesh_->run([&](Device& device) {
       Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
       if (!mine) {
@@ -37195,18 +37566,31 @@ class Trainer {
       mine->meter->reset_peak();
       StepRunner runner(device, *mine, options_.layout, axes_, options_, tokens_);
       const StepResult result = runner.run(number, state_.loss_scale, state_.steps);
-      Tensor told(Shape{2}, MemoryKind::buffer);
+      Tensor told(Shape{6}, MemoryKind::buffer);
       told.data()[0] = static_cast<float>(result.loss);
       told.data()[1] = static_cast<float>(result.grad_norm);
+      told.data()[2] = result.skipped ? 1.0f : 0.0f;
+      told.data()[3] = static_cast<float>(result.rounding.numbers);
+      told.data()[4] = static_cast<float>(result.rounding.lost);
+      told.data()[5] = static_cast<float>(result.rounding.overflowed);
       device.keep("result", told);
     });
-    ++state_.steps;
+    state_.moments.clear();  // the devices have them
+    state_.squares.clear();
     whole_ = false;
-    last_.reset(new MeshRun(run.with(options_.faults)));
+    last_.reset(new MeshRun(options_.faults.all.empty() ? run : run.with(options_.faults)));
     const Tensor told = run.kept(0, "result");
     StepResult result;
     result.loss = static_cast<double>(told.data()[0]);
     result.grad_norm = static_cast<double>(told.data()[1]);
+    result.skipped = told.data()[2] > 0;
+    result.loss_scale = state_.loss_scale;
+    for (int rank = 0; rank < mesh_->size(); ++rank) {
+      const std::vector<float> of = run.kept(rank, "result").values();
+      result.rounding.add({double(of[3]), double(of[4]), double(of[5])});
+    }
+    state_.steps += result.skipped ? 0 : 1;
+    scale_after(result);
     return result;
   }
 
@@ -37218,12 +37602,48 @@ class Trainer {
     }
     return model_;
   }
+  // Peaks of the last step, by rank: on one device those of the program's meter since reset_peak().
+  List<DeviceMemory> peaks() const {
+    List<DeviceMemory> all;
+    for (const Shared<DeviceModel>& part : parts_) {
+      all.push_back(DeviceMemory::peak_of(*part->meter));
+    }
+    if (!mesh_) {
+      all.push_back(DeviceMemory::peak_of(*context().memory));
+    }
+    return all;
+  }
   bool on_mesh() const { return mesh_ != nullptr; }
+  Mesh* mesh() const { return mesh_.get(); }
   const Shared<const MeshRun>& last_run() const { return last_; }
   const LayoutAxes& axes() const { return axes_; }
-  const TrainState& state() const { return state_; }
+  // What training has beside the weights, as a whole.
+  const TrainState& state() {
+    model();
+    if (optimizer_) {
+      state_.moments = optimizer_->moments();
+      state_.squares = optimizer_->squares();
+      state_.steps = optimizer_->steps();
+    }
+    return state_;
+  }
 
  private:
+  LossScaler scaler() const {
+    LossScaler now = options_.loss_scaler;
+    now.scale = state_.loss_scale;
+    now.good = state_.good_steps;
+    return now;
+  }
+  // The loss scale of the next step.
+  void scale_after(const StepResult& result) {
+    if (scales_dynamically(options_)) {
+      LossScaler next = scaler();
+      next.update(!result.skipped);
+      state_.loss_scale = next.scale;
+      state_.good_steps = next.good;
+    }
+  }
   void gather_whole() {
     const MeshRun run = mesh_->run(
         [&](Device& device) { parts_[static_cast<std::size_t>(device.rank())]->keep(device); });
@@ -37290,6 +37710,7 @@ struct StepReport {
   Comparison work;          // FLOPs of all devices
   Comparison memory;        // bytes of the device that holds the most
   Comparison bubble;        // seconds, of each pipeline rank
+  Comparison times;         // seconds, mean of the devices, beside bounds
   Table devices;            // FLOPs, bytes sent, peak memory by kind, time: a row for each
   List<TimeShare> time;     // simulated, mean of the devices
   TaskNames tasks;          // of the run's tasks, for pictures
@@ -37299,6 +37720,43 @@ struct StepReport {
 };
 
 namespace detail {
+
+// What a call sends from this device, and its steps, by the algorithm that it will take.
+struct PlannedCost {
+  double bytes = 0;
+  std::int64_t steps = 0;
+  double seconds = 0;
+};
+inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
+                                const Machine& machine, const List<AxisPlacement>& placed,
+                                Algorithm preferred) {
+  const double times = static_cast<double>(call.times);
+  PlannedCost cost;
+  if (call.send) {
+    return {times * 4 * static_cast<double>(call.elements), call.times, 0};
+  }
+  CollectiveSpec spec;
+  std::vector<int> numbers;
+  for (const std::string& name : call.axes) {
+    for (std::size_t i = 0; i < placed.size(); ++i) {
+      if (placed[i].name == name) {
+        numbers.push_back(static_cast<int>(i));
+      }
+    }
+  }
+  spec.what = call.what;
+  spec.parts = parts_of_group(machine, placed, numbers);
+  spec.elements = call.elements;
+  spec.element_bytes = bytes_of(call.format);
+  spec.root = call.what == Collective::permute ? 1 : 0;
+  const bool named = preferred != Algorithm::automatic && has_algorithm(spec.what, preferred);
+  spec.algorithm = named ? preferred : choose_algorithm(spec).algorithm;
+  const AxisGroup group = call.axes;
+  cost.bytes = times * collective_bytes(spec, static_cast<int>(at.index(group)));
+  cost.steps = call.times * collective_steps(spec);
+  cost.seconds = times * cost_of(spec).seconds;
+  return cost;
+}
 
 // What each device sends by one kind of call along the same axes.
 struct Traffic {
@@ -37339,7 +37797,6 @@ class StepReporter {
   StepReporter(const MeshRun& run, const Transformer& model, const Layout& layout,
                const StepOptions& options)
       : run_(run),
-        model_(model),
         layout_(layout),
         options_(options),
         axes_(layout_axes(layout)),
@@ -37354,6 +37811,7 @@ class StepReporter {
     add_work();
     add_memory();
     add_bubble();
+    add_times();
     add_devices();
   }
 
@@ -37371,18 +37829,15 @@ class StepReporter {
       report.tasks.names.push_back(task.text());
       report.tasks.classes.push_back(classes[task.work]);
     }
+    report.tasks.note =
+        "F1.2: forward pass of stage 1, microbatch 2; B: backward; I, W: its halves, gradients of "
+        "inputs and of weights; R: computed again";
     report.tasks.waits.push_back({"pipeline", "bubble"});
     if (layout_.pipeline > 1) {  // all wait for the slowest before the update
       report.tasks.waits.push_back({all_axes(), "bubble"});
     }
   }
-  std::string all_axes() const {
-    std::vector<std::string> all;
-    for (const MeshAxis& axis : axes_.mesh) {
-      all.push_back(axis.name);
-    }
-    return names_text(all);
-  }
+  std::string all_axes() const { return names_text(axes_.all()); }
 
   // ---- Bytes and steps ----
 
@@ -37392,7 +37847,7 @@ class StepReporter {
     for (std::size_t d = 0; d < devices(); ++d) {
       const MeshPoint at(axes_.mesh, static_cast<std::int64_t>(d));
       for (const PlannedCall& call : plans_[d].calls) {
-        const PlannedCost cost = planned_cost(call, at, run_.machine(), placed);
+        const PlannedCost cost = planned_cost(call, at, run_.machine(), placed, layout_.algorithm);
         Traffic& row = traffic_of(all, call.send ? "send" : name_of(call.what),
                                   names_text(call.axes), devices());
         row.planned[d] += cost.bytes;
@@ -37476,6 +37931,11 @@ class StepReporter {
 
   // ---- Memory ----
 
+  StepTask::Work work_of(const MemorySample& sample) const {
+    return StepTask::of(sample.task, stages_.schedule.stages,
+                        static_cast<int>(layout_.microbatches))
+        .work;
+  }
   static double level(const MemorySample& sample, MemoryKind kind) {
     return sample.levels[static_cast<std::size_t>(kind)];
   }
@@ -37500,9 +37960,9 @@ class StepReporter {
           most(0, plan.parameters, level(samples[i], MemoryKind::parameter));
           most(1, plan.gradients, level(samples[i], MemoryKind::gradient));
           most(2, plan.optimizer, level(samples[i], MemoryKind::optimizer));
-        } else if (StepTask::of(samples[i].task, stages_.schedule.stages,
-                                static_cast<int>(layout_.microbatches))
-                       .work < StepTask::recompute) {
+        } else if (work_of(samples[i]) < StepTask::recompute &&
+                   (i + 1 == samples.size() || work_of(samples[i + 1]) != StepTask::recompute)) {
+          // The end of an op: what one holds where it computes again is in no formula.
           kept = std::max(kept, level(samples[i], MemoryKind::activation));
           logits = std::max(logits, level(samples[i], MemoryKind::logits));
         }
@@ -37578,6 +38038,60 @@ class StepReporter {
     }
   }
 
+  // Where the time went, beside what it would be with matmuls at the chip's peak, with nothing of
+  // the communication hidden, and with messages that take no time.
+  void add_times() {
+    report.times.title =
+        "simulated time of a step, mean of the devices, beside: matmuls at the "
+        "chip's peak, communication that nothing hides, the schedule's bubble";
+    const auto n = static_cast<double>(devices());
+    double compute = 0, at_peak = 0, again = 0, bubble = 0;
+    std::vector<std::string> axes;
+    std::vector<double> seconds;
+    const List<AxisPlacement> placed = place_axes(run_.machine(), axes_.mesh);
+    for (std::size_t d = 0; d < devices(); ++d) {
+      const MeshPoint at(axes_.mesh, static_cast<std::int64_t>(d));
+      at_peak += (plans_[d].matmul_flops - plans_[d].recomputed_flops) / n;
+      again += plans_[d].recomputed_flops / n;
+      for (const PlannedCall& call : plans_[d].calls) {
+        const std::string name = "exposed " + names_text(call.axes);
+        std::size_t i = 0;
+        while (i < axes.size() && axes[i] != name) {
+          ++i;
+        }
+        if (i == axes.size()) {
+          axes.push_back(name);
+          seconds.push_back(0);
+        }
+        const PlannedCost cost = planned_cost(call, at, run_.machine(), placed, layout_.algorithm);
+        seconds[i] += cost.seconds / n;
+      }
+    }
+    for (const ReportRow& row : report.bubble.rows) {
+      bubble += row.predicted / static_cast<double>(report.bubble.rows.size());
+    }
+    const double peak = run_.machine().chip.peak(options_.format);
+    for (const TimeShare& share : report.time) {
+      const bool computes = share.kind == TimeShare::Kind::compute;
+      compute += computes && share.name != "recompute" ? share.seconds : 0;
+    }
+    report.times.add("compute", "s", at_peak / peak, compute);
+    if (again > 0) {
+      report.times.add("recomputation", "s", again / peak, seconds_of(report.time, "recompute"));
+    }
+    for (std::size_t i = 0; i < axes.size(); ++i) {
+      const double waited = seconds_of(report.time, axes[i]);
+      if (seconds[i] > 0 && (waited > 0 || axes[i] != "exposed " + all_axes())) {
+        report.times.add(axes[i], "s", seconds[i], waited);
+      }
+    }
+    if (layout_.pipeline > 1) {
+      report.times.add(
+          "bubble", "s", bubble,
+          seconds_of(report.time, "bubble") + seconds_of(report.time, "idle at the end"));
+    }
+  }
+
   void add_devices() {
     Table& out = report.devices;
     out.title = "devices (counted; time simulated)";
@@ -37602,7 +38116,6 @@ class StepReporter {
   }
 
   const MeshRun& run_;
-  const Transformer& model_;
   const Layout& layout_;
   const StepOptions& options_;
   LayoutAxes axes_;
@@ -37635,7 +38148,7 @@ inline std::ostream& operator<<(std::ostream& out, const StepReport& report) {
   if (!report.bubble.rows.empty()) {
     out << report.bubble;
   }
-  return out << report.devices << time_share_table(report.time, report.seconds)
+  return out << report.times << report.devices << time_share_table(report.time, report.seconds)
              << "MFU, model FLOPs over the chips' peak, simulated clock: "
              << format_percent(report.mfu)
              << "; HFU, with recomputation: " << format_percent(report.hfu) << "\n";
@@ -37661,14 +38174,18 @@ struct TrainReport {
   DType format = DType::f32;       // of matmul operands
   std::vector<double> losses;      // of the global batch, before each step
   std::vector<double> grad_norms;  // before clipping
+  double loss_scale = 1;           // after the last step
+  std::int64_t skipped_steps = 0;  // gradients overflowed at a dynamic loss scale
+  RoundingCount rounding;          // of the gradients that matmuls read in f16 or fp8
   List<Validation> validation;
+  std::int64_t resumed = 0;      // of the losses those that a checkpoint had
   double seconds = 0;            // in training steps, measured; evaluation left out
   double tokens_per_second = 0;  // measured
   double flops_per_token = 0;    // 6 N + attention, as model_flops_per_token counts them
   double mfu = 0;                // flops_per_token * tokens_per_second / laptop().peak(format)
   Comparison memory;             // one device: peak bytes by the meter beside the closed form
   // On a mesh:
-  std::vector<double> one_device;   // losses of the first steps on one device
+  std::vector<double> one_device;   // losses of the first steps here on one device
   StepReport step;                  // the last one, counted beside its formulas
   Shared<const MeshRun> last_step;  // its run
 
@@ -37683,12 +38200,22 @@ struct TrainReport {
                            devices == 1 ? "" : "s", machine.empty() ? "" : " of ", machine,
                            layout.empty() ? "" : ": ", layout});
     t.columns = {"what", "value", "kind"};
+    if (resumed > 0) {
+      const auto more = static_cast<std::int64_t>(losses.size()) - resumed;
+      t.add({"steps of the checkpoint, and since", detail::cat({resumed, " + ", more}), "counted"});
+    }
     if (!losses.empty()) {
       t.add({"first loss", format_fixed(losses.front(), 4), "measured"});
       t.add({"last loss", format_fixed(losses.back(), 4), "measured"});
     }
     for (const Validation& v : validation) {
       t.add({detail::cat({"validation loss, step ", v.step}), format_fixed(v.loss, 4), "measured"});
+    }
+    if (format == DType::f16 || format == DType::fp8_e4m3) {
+      t.add({"loss scale at the end", format_count(loss_scale), "measured"});
+      t.add({"steps skipped", detail::cat({skipped_steps}), "counted"});
+      t.add({detail::cat({"gradients rounded to 0 in ", name_of(format)}),
+             format_percent(rounding.lost_share()), "counted"});
     }
     t.add({"time in steps", format_seconds(seconds), "measured"});
     t.add({"tokens/s", format_count(std::round(tokens_per_second)), "measured"});
@@ -37703,8 +38230,9 @@ struct TrainReport {
     t.title = "losses of the same training (measured)";
     t.columns = {"step", "this layout", "one device", "difference"};
     for (std::size_t i = 0; i < one_device.size(); ++i) {
-      t.add({std::to_string(i), format_fixed(losses[i], 6), format_fixed(one_device[i], 6),
-             detail::printed('e', 1, std::fabs(losses[i] - one_device[i]))});
+      const std::size_t at = static_cast<std::size_t>(resumed) + i;
+      t.add({std::to_string(at), format_fixed(losses[at], 6), format_fixed(one_device[i], 6),
+             detail::printed('e', 1, std::fabs(losses[at] - one_device[i]))});
     }
     return t;
   }
@@ -37727,6 +38255,282 @@ inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
   return out;
 }
 
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/train_checkpoint.hpp
+// A training in a file, whole, whatever layout it ran in: the model as save() writes it, which
+// load(path) reads, both moments of AdamW, and in the metadata how far it came, what its batches
+// depend on and its losses. Written beside, then renamed: a kill loses the steps since the last
+// save.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+constexpr const char* moment_prefix = "optimizer.moments.";
+constexpr const char* square_prefix = "optimizer.squares.";
+
+// null: a norm that overflowed, in a step that was left out.
+inline std::string numbers_json(const std::vector<double>& numbers) {
+  std::string json = "[";
+  for (const double number : numbers) {
+    json += json.size() > 1 ? "," : "";
+    json += is_finite(number) ? exact_number(number) : "null";
+  }
+  return json + "]";
+}
+
+inline std::string training_json(const List<SafetensorsNote>& data, const TrainState& state,
+                                 const TrainReport& report) {
+  std::string json = cat({"{\"format\":\"", name_of(report.format), "\","});
+  for (const SafetensorsNote& note : data) {
+    json += cat({"\"", note.name, "\":\"", json_escape(note.text), "\","});
+  }
+  std::vector<double> validated, validation;
+  for (const Validation& v : report.validation) {
+    validated.push_back(static_cast<double>(v.step));
+    validation.push_back(v.loss);
+  }
+  return json +
+         cat({"\"steps\":", report.losses.size(), ",\"updates\":", state.steps,
+              ",\"loss_scale\":", exact_number(state.loss_scale),
+              ",\"good_steps\":", state.good_steps, ",\"losses\":", numbers_json(report.losses),
+              ",\"grad_norms\":", numbers_json(report.grad_norms), ",\"validated\":",
+              numbers_json(validated), ",\"validation\":", numbers_json(validation), "}"});
+}
+
+inline const Json& training_note(const Json& notes, const char* key, Json::Kind kind,
+                                 const std::string& who) {
+  const Json* const note = notes.find(key);
+  if (note == nullptr || note->kind != kind) {
+    fail({who, "its training lacks ", key});
+  }
+  return *note;
+}
+
+inline std::int64_t training_whole(const Json& notes, const char* key, const std::string& who) {
+  const Json& note = training_note(notes, key, Json::Kind::number, who);
+  return static_cast<std::int64_t>(json_whole(note, cat({who, "its ", key})));
+}
+
+inline std::vector<double> training_numbers(const Json& notes, const char* key,
+                                            const std::string& who, bool may_overflow = false) {
+  std::vector<double> numbers;
+  for (const Json& item : training_note(notes, key, Json::Kind::list, who).list) {
+    const bool overflowed = may_overflow && item.kind == Json::Kind::null;
+    if (!overflowed && (item.kind != Json::Kind::number || !is_finite(item.number))) {
+      fail({who, "its ", key, " hold what is no finite number"});
+    }
+    numbers.push_back(overflowed ? HUGE_VAL : item.number);
+  }
+  return numbers;
+}
+
+// How far it came; the report's losses so far.
+inline void read_progress(const Json& notes, TrainState& state, TrainReport& report,
+                          const std::string& who) {
+  report.resumed = training_whole(notes, "steps", who);
+  state.steps = training_whole(notes, "updates", who);
+  state.good_steps = training_whole(notes, "good_steps", who);
+  state.loss_scale = training_note(notes, "loss_scale", Json::Kind::number, who).number;
+  report.losses = training_numbers(notes, "losses", who);
+  report.grad_norms = training_numbers(notes, "grad_norms", who, true);
+  const std::vector<double> validated = training_numbers(notes, "validated", who);
+  const std::vector<double> validation = training_numbers(notes, "validation", who);
+  const auto steps = static_cast<std::size_t>(report.resumed);
+  if (report.losses.size() != steps || report.grad_norms.size() != steps ||
+      validated.size() != validation.size()) {
+    fail({who, report.resumed, " steps with ", report.losses.size(), " losses, ",
+          report.grad_norms.size(), " gradient norms and ", validation.size(),
+          " validation losses at ", validated.size(), " steps; one of each a step is right"});
+  }
+  for (std::size_t i = 0; i < validated.size(); ++i) {
+    if (!(validated[i] >= 0 && validated[i] <= static_cast<double>(steps)) ||
+        std::floor(validated[i]) < validated[i]) {
+      fail({who, "validation after step ", validated[i], " of ", steps,
+            "; a whole number up to those is right"});
+    }
+    report.validation.push_back({static_cast<std::int64_t>(validated[i]), validation[i]});
+  }
+  if (state.steps > report.resumed || !is_finite(state.loss_scale) || state.loss_scale <= 0) {
+    fail({who, state.steps, " updates in ", report.resumed, " steps at a loss scale of ",
+          state.loss_scale, "; at most one a step and a scale above 0 are right"});
+  }
+}
+
+inline std::string json_word(const Json* value) {
+  return value == nullptr                     ? "nothing"
+         : value->kind == Json::Kind::text    ? value->text
+         : value->kind == Json::Kind::boolean ? (value->number != 0 ? "true" : "false")
+                                              : cat({value->number});
+}
+
+inline void check_same_model(const Json& there, const ModelConfig& config, const std::string& who) {
+  for (const JsonField& field : parse_json(config_json(config)).fields) {
+    const Json* const other = there.find(field.name);
+    const Json& own = field.value;
+    const bool same = other != nullptr && other->kind == own.kind && other->text == own.text &&
+                      !(other->number < own.number) && !(other->number > own.number);
+    if (!same && field.name != "name") {
+      fail({who, "its model has ", field.name, " ", json_word(other), ", this one ",
+            json_word(&own), "; resume the model that was saved"});
+    }
+  }
+}
+
+inline Tensor checkpoint_tensor(const Safetensors& file, const std::string& name,
+                                const Shape& shape, NameTable& used, const std::string& who) {
+  const SafetensorsEntry* const entry = file.find(name);
+  if (entry == nullptr) {
+    fail({who, "no tensor \"", name, "\""});
+  }
+  if (entry->shape != shape || entry->dtype != "F32") {
+    fail({who, "the tensor \"", name, "\" is ", entry->shape, " of ", entry->dtype, "; ", shape,
+          " of F32 is right"});
+  }
+  ++used[name];
+  const Tensor value = file.read(*entry);
+  if (!is_finite(kernels::sum_of_squares(value.count(), value.data()))) {
+    fail({who, "the tensor \"", name, "\" holds what is no finite number"});
+  }
+  return value;
+}
+
+// What a file's text is to be the same in, so that the batches go on as they would have.
+inline std::string text_mark(const Text& text) {
+  std::uint64_t hash = 14695981039346656037U;  // FNV-1a of the tokens to learn
+  for (std::int64_t i = 0; i < text.split; ++i) {
+    hash = (hash ^ static_cast<std::uint32_t>(text.tokens[static_cast<std::size_t>(i)])) *
+           1099511628211U;
+  }
+  return cat({text.split, " tokens of hash ", hash});
+}
+
+// The file of one training.
+class TrainCheckpoint {
+ public:
+  TrainCheckpoint(const Text& text, const TrainOptions& options) : options_(options) {
+    const bool none = options.checkpoint.empty();
+    if (options.checkpoint_every < 0 ||
+        (none && (options.checkpoint_every > 0 || options.resume))) {
+      fail({"train: checkpoint is \"", options.checkpoint, "\", checkpoint_every ",
+            options.checkpoint_every, ", resume ", options.resume ? "true" : "false",
+            "; a path, and steps of at least 0, are right"});
+    }
+    if (!none) {
+      data_ = {{"seed", cat({options.seed})}, {"batch", cat({options.batch})}};
+      data_.push_back({"text", text_mark(text)});
+      const SaveFile probe("train", options.checkpoint);  // now, not after the first hour
+    }
+  }
+
+  // Where the training stood, its weights put in the model and its losses in the report; the start,
+  // if there is no file or nobody wants it.
+  TrainState resume(Transformer& model, TrainReport& report) const {
+    TrainState state;
+    if (!options_.resume || !exists()) {
+      return state;
+    }
+    const Safetensors file = read_safetensors(options_.checkpoint);
+    const std::string who = cat({"train: \"", options_.checkpoint, "\": "});
+    const std::string* const config = file.find_metadata("tinyscale.config");
+    const std::string* const training = file.find_metadata("tinyscale.training");
+    if (config == nullptr || training == nullptr) {
+      fail({who, "it holds no training to resume; give the checkpoint of one, or resume false"});
+    }
+    check_same_model(parse_named(*config, who), model.config, who);
+    const Json notes = parse_named(*training, who);
+    for (const SafetensorsNote& own : data_) {
+      const Json& note = training_note(notes, own.name.c_str(), Json::Kind::text, who);
+      if (note.text != own.text) {
+        fail({who, own.name, " is ", note.text, " there and ", own.text,
+              " here; the same is right, for the same batches"});
+      }
+    }
+    TrainReport read;
+    read_progress(notes, state, read, who);
+    if (training_note(notes, "format", Json::Kind::text, who).text != name_of(options_.format)) {
+      state.loss_scale = 0;  // that of another format says nothing about this one
+      state.good_steps = 0;
+    }
+    read_tensors(file, model, state, who);
+    report.resumed = read.resumed;
+    report.skipped_steps = read.resumed - state.steps;
+    report.losses.swap(read.losses);
+    report.grad_norms.swap(read.grad_norms);
+    report.validation.swap(read.validation);
+    return state;
+  }
+
+  bool due(std::int64_t steps) const {
+    const std::int64_t every = options_.checkpoint_every;
+    return !options_.checkpoint.empty() &&
+           (steps == options_.steps || (every > 0 && steps % every == 0));
+  }
+
+  // Throws before the old file is touched when a number is not finite.
+  void save(Trainer& trainer, const TrainReport& report) const {
+    const Transformer& model = trainer.model();
+    const TrainState& state = trainer.state();
+    List<Parameter> tensors = model.parameters;
+    for (std::size_t i = 0; i < model.parameters.size(); ++i) {
+      const std::string& name = model.parameters[i].name;
+      tensors.push_back({moment_prefix + name, state.moments[i]});
+      tensors.push_back({square_prefix + name, state.squares[i]});
+    }
+    double total = 0;
+    for (const Parameter& tensor : tensors) {
+      total += kernels::sum_of_squares(tensor.value.count(), tensor.value.data());
+    }
+    const auto steps = static_cast<std::int64_t>(report.losses.size());
+    check_finite("train", "norm of the weights and moments", std::sqrt(total), steps - 1, options_);
+    write_safetensors(options_.checkpoint, tensors,
+                      {{"format", "pt"},
+                       {"tinyscale.config", config_json(model.config)},
+                       {"tinyscale.tokenizer", tokenizer_json(model.tokenizer)},
+                       {"tinyscale.training", training_json(data_, state, report)}});
+  }
+
+ private:
+  bool exists() const {
+    const File file(std::fopen(options_.checkpoint.c_str(), "rb"));
+    return file.get() != nullptr || errno != ENOENT;
+  }
+
+  // All are read before any is put in the model.
+  static void read_tensors(const Safetensors& file, Transformer& model, TrainState& state,
+                           const std::string& who) {
+    List<Tensor> weights;
+    NameTable used;
+    const MemoryScope scope(MemoryKind::optimizer);
+    for (const Parameter& p : model.parameters) {
+      const Shape shape = p.value.shape();
+      weights.push_back(checkpoint_tensor(file, p.name, shape, used, who));
+      state.moments.push_back(checkpoint_tensor(file, moment_prefix + p.name, shape, used, who));
+      state.squares.push_back(checkpoint_tensor(file, square_prefix + p.name, shape, used, who));
+      const Tensor& squares = state.squares.back();
+      for (std::int64_t i = 0; i < squares.count(); ++i) {
+        if (squares.data()[i] < 0) {
+          fail({who, "the tensor \"", square_prefix, p.name, "\" holds ", squares.data()[i],
+                "; means of squares are not negative"});
+        }
+      }
+    }
+    for (const SafetensorsEntry& entry : file.entries) {
+      if (!used.has(entry.name)) {
+        fail({who, "the tensor \"", entry.name, "\" has no place in a training of this model"});
+      }
+    }
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      std::memcpy(model.parameters[i].value.data(), weights[i].data(),
+                  static_cast<std::size_t>(weights[i].count()) * 4);
+    }
+  }
+
+  const TrainOptions& options_;
+  List<SafetensorsNote> data_;  // what the batches depend on
+};
+
+}  // namespace detail
 }}  // namespace tinyscale
 
 // >> tinyscale/parallel/train.hpp
@@ -37755,18 +38559,26 @@ inline void print_progress(const TrainOptions& options, std::int64_t step, doubl
   if (options.out == nullptr) {
     return;
   }
-  const double done = static_cast<double>(step + 1);
-  const double left = report.seconds / done * (static_cast<double>(options.steps) - done);
+  const double done = static_cast<double>(step + 1 - report.resumed);
+  const double left = report.seconds / done * static_cast<double>(options.steps - step - 1);
   *options.out << cat({"step ", step + 1, "/", options.steps, "  loss ", format_fixed(loss, 4),
                        "  ", format_count(std::round(report.tokens_per_second)), " tokens/s  MFU ",
                        format_percent(report.mfu), "  ", format_seconds(left), " left"})
                << std::endl;
 }
 
+inline void print_resumed(const TrainOptions& options, const TrainReport& report) {
+  if (options.out != nullptr && report.resumed > 0) {
+    *options.out << cat({"resumed \"", options.checkpoint, "\" after step ", report.resumed,
+                         report.resumed < options.steps ? "" : ": no step is left"})
+                 << std::endl;
+  }
+}
+
 inline void update_speed(TrainReport& report, const TrainOptions& options, std::int64_t time,
                          double peak) {
-  const auto steps = static_cast<double>(report.losses.size());
-  const double tokens = steps * static_cast<double>(options.batch * time);
+  const auto steps = static_cast<std::int64_t>(report.losses.size()) - report.resumed;
+  const double tokens = static_cast<double>(steps) * static_cast<double>(options.batch * time);
   report.tokens_per_second = report.seconds > 0 ? tokens / report.seconds : 0;
   report.mfu = peak > 0 ? report.tokens_per_second * report.flops_per_token / peak : 0;
 }
@@ -37790,6 +38602,19 @@ inline void check_weights(const Transformer& model, const TrainOptions& options)
   check_finite("train", "norm of the weights", std::sqrt(total), options.steps - 1, options);
 }
 
+// Of several devices each is a group of its own at least.
+inline void check_groups(const TrainOptions& options) {
+  const std::int64_t devices = options.layout.batch_devices(), groups = options.experts.groups;
+  if (groups != 1 && groups % devices != 0) {
+    fail({"train: ", groups, " groups of tokens (experts.groups) over data x context = ", devices,
+          "; right is a multiple of ", devices, ", or 1 for as many as there are devices"});
+  }
+  if (devices > 1 && !options.experts.group_of.empty()) {
+    fail({"train: experts.group_of is given, and the layout is ", options.layout.text(),
+          "; where tokens lie on several devices those are their groups: leave it empty"});
+  }
+}
+
 inline void check_training(const Transformer& model, const Text& text,
                            const TrainOptions& options) {
   check_options("train", options);
@@ -37800,6 +38625,7 @@ inline void check_training(const Transformer& model, const Text& text,
   }
   check_layout(options.layout, model.config, options.machine.dims.count(), options.batch,
                model.config.context);
+  check_groups(options);
   check_length("train", text.train(), model.config.context);
 }
 
@@ -37815,18 +38641,27 @@ inline Comparison memory_rows(const ModelConfig& config, const TrainOptions& opt
   return rows;
 }
 
-// The losses of the first steps on one device, with the same microbatches and groups of tokens.
+// The losses of the steps from `first` on on one device, with the same microbatches and groups of
+// tokens.
 inline std::vector<double> one_device_losses(const Transformer& model, const Text& text,
-                                             const TrainOptions& options) {
+                                             const TrainOptions& options, const TrainState& start,
+                                             std::int64_t first) {
+  const Layout& layout = options.layout;
   TrainOptions one = options;
   one.machine = Machine();
   one.layout = Layout();
-  one.layout.microbatches = options.layout.microbatches;
-  one.experts.groups = std::max(options.experts.groups, options.layout.batch_devices());
+  one.layout.microbatches = layout.microbatches;
+  one.experts.groups = std::max(options.experts.groups, layout.batch_devices());
+  if (layout.context > 1) {
+    one.experts.group_of = token_groups(layout.context_parallel, layout.data, layout.context,
+                                        options.batch / layout.microbatches, model.config.context,
+                                        one.experts.groups / layout.batch_devices());
+  }
   Transformer copy = copy_of(model);
-  Trainer trainer(copy, text.train(), one);
+  Trainer trainer(copy, text.train(), one, start);
   std::vector<double> losses;
-  for (std::int64_t step = 0; step < std::min(options.check_steps, options.steps); ++step) {
+  const std::int64_t end = std::min(first + options.check_steps, options.steps);
+  for (std::int64_t step = first; step < end; ++step) {
     losses.push_back(trainer.step(step).loss);
   }
   return losses;
@@ -37836,6 +38671,8 @@ inline std::vector<double> one_device_losses(const Transformer& model, const Tex
 
 // Trains the model on the first 90 % of the text; validates on the rest every eval_every steps and
 // at the end. Deterministic for a seed and layout. Throws when a loss or a weight is not finite.
+// Goes on from options.checkpoint when options.resume says so; of a training that has as many steps
+// or more it takes none.
 inline TrainReport train(Transformer& model, const Text& text,
                          const TrainOptions& options = TrainOptions()) {
   detail::check_training(model, text, options);
@@ -37853,33 +38690,49 @@ inline TrainReport train(Transformer& model, const Text& text,
   const double peak = laptop().peak(options.format);
   const Shared<MemoryMeter> meter = context().memory;
   const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
+  const detail::TrainCheckpoint checkpoint(text, options);
+  detail::TrainState before = checkpoint.resume(model, report);
+  detail::print_resumed(options, report);
   if (report.devices > 1) {
-    report.one_device = detail::one_device_losses(model, text, options);
+    report.one_device =
+        detail::one_device_losses(model, text, options, detail::copy_of(before), report.resumed);
   }
-  detail::Trainer trainer(model, text.train(), options);
+  detail::Trainer trainer(model, text.train(), options, before);
+  before = detail::TrainState();
   meter->reset_peak();
-  for (std::int64_t step = 0; step < options.steps; ++step) {
+  for (std::int64_t step = report.resumed; step < options.steps; ++step) {
     const double start = detail::seconds_now();
     const StepResult result = trainer.step(step);
     report.seconds += detail::seconds_now() - start;
     report.losses.push_back(result.loss);
     report.grad_norms.push_back(result.grad_norm);
+    report.skipped_steps += result.skipped ? 1 : 0;
+    report.rounding.add(result.rounding);
     detail::update_speed(report, options, time, peak);
-    if (step == 0 && !trainer.on_mesh()) {
+    if (step == report.resumed) {
+      List<DeviceMemory> needs = trainer.peaks();
+      needs[0].total -= trainer.on_mesh() ? 0 : level;
+      check_memory(options.layout, model.config, options.batch, options.machine, needs);
+    }
+    if (step == report.resumed && !trainer.on_mesh()) {
       report.memory = detail::memory_rows(model.config, options, *meter, level);
     }
     const bool last = step + 1 == options.steps;
-    if (last || (step + 1) % 50 == 0 || step == 0) {
+    if (last || (step + 1) % 50 == 0 || step == report.resumed) {
       detail::print_progress(options, step, result.loss, report);
     }
     const bool due = options.eval_every > 0 && (step + 1) % options.eval_every == 0;
     if (can_validate && (last || due)) {
       detail::validate(trainer, text, options, step + 1, report);
     }
+    if (checkpoint.due(step + 1)) {
+      checkpoint.save(trainer, report);
+    }
   }
   trainer.model();
   detail::check_weights(model, options);
   report.last_step = trainer.last_run();
+  report.loss_scale = trainer.state().loss_scale;
   if (report.last_step) {
     report.step = report_step(*report.last_step, model, options.layout, options);
   }
@@ -40455,7 +41308,8 @@ inline std::string bubble_fill() {
 }
 inline std::string idle_fill() { return "class=\"ts-empty\" fill=\"#eef0f2\""; }
 
-// A style for each row of a breakdown; more than six of a kind share the last colour.
+// A style for each row of a breakdown; more than six of a kind share the last colour. Rows without
+// time take none, so that a run has the same colours in all pictures.
 inline List<Swatch> swatches_of(const List<TimeShare>& rows) {
   constexpr std::size_t most = 6;
   std::size_t computes = 0, waits = 0;
@@ -40464,12 +41318,12 @@ inline List<Swatch> swatches_of(const List<TimeShare>& rows) {
     std::string style = idle_fill();
     if (row.kind == TimeShare::Kind::compute) {
       style = Canvas::fill(computes < most ? computes : most);
-      ++computes;
+      computes += row.seconds > 0 ? 1 : 0;
     } else if (row.name == "bubble") {
       style = bubble_fill();
     } else if (row.kind == TimeShare::Kind::wait) {
       style = pale(waits < most ? waits : most);
-      ++waits;
+      waits += row.seconds > 0 ? 1 : 0;
     }
     out.push_back({row.name, style});
   }
@@ -40769,7 +41623,8 @@ inline Svg device_timeline(const MeshRun& run, const TaskNames& names,
   const double right = 1176, lane = 9;
   const double head = 13, track = head + 22 + lane * static_cast<double>(lanes.names.size()) + 8;
   Canvas unseen(0, 0);
-  const double top = detail::draw_swatches(unseen, legend, 20, right, 72);
+  const double first = names.note.empty() ? 72 : 89;
+  const double top = detail::draw_swatches(unseen, legend, 20, right, first);
   const double bottom = top + track * static_cast<double>(devices.size());
   const detail::TimeScale scale(132, right, run.seconds);
   const double instant = 0.3 * scale.seconds / (right - scale.left);
@@ -40778,7 +41633,10 @@ inline Svg device_timeline(const MeshRun& run, const TaskNames& names,
       canvas, "Tasks of each device on " + run.machine().name + detail::left_out(run, devices),
       "solid: compute, its task's name above; pale: waits for communication; thin lanes: messages "
       "along that axis");
-  detail::draw_swatches(canvas, legend, 20, right, 72);
+  if (!names.note.empty()) {
+    canvas.label(20, 64, names.note, 12, Anchor::start, Canvas::soft());
+  }
+  detail::draw_swatches(canvas, legend, 20, right, first);
   detail::draw_time_axis(canvas, scale.left, right, top, bottom, scale.seconds);
   const List<List<detail::TrackPart>> tracks =
       detail::task_tracks(run, names, table, lanes, instant);
@@ -40800,7 +41658,7 @@ inline Svg device_timeline(const MeshRun& run, const TaskNames& names,
     for (std::size_t a = 0; a < busy.size(); ++a) {
       const double at = y + 22 + lane * static_cast<double>(a);
       canvas.label(scale.left - 6, at + 7,
-                   lanes.names[a].empty() ? "sends" : detail::shorten(lanes.names[a], 12), 9,
+                   lanes.names[a].empty() ? "sends" : detail::shorten(lanes.names[a], 22), 9,
                    Anchor::end, Canvas::soft());
       for (const detail::TrackPart& stretch : busy[a]) {
         canvas.rect(scale.x(stretch.start), at,
@@ -41245,7 +42103,8 @@ inline Svg link_map(const MeshRun& run) {
 }}  // namespace tinyscale
 
 // >> tinyscale/show/report_pictures.hpp
-// Pictures of whole reports: the losses of a training run, the bytes over the links of a mesh run.
+// Pictures of whole reports: the losses of a training run, the last step of one on a mesh, the
+// bytes over the links of a mesh run.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -41262,6 +42121,36 @@ inline Svg svg(const TrainReport& report) {
     curve.validation.push_back(v.loss);
   }
   return svg(curve);
+}
+
+namespace detail {
+
+inline const MeshRun& last_run(const char* function, const TrainReport& report) {
+  if (!report.last_step) {
+    fail({function, ": the report is of a training on one device by itself, of which no simulated ",
+          "time is known; options.machine and options.layout of several devices are right"});
+  }
+  return *report.last_step;
+}
+
+}  // namespace detail
+
+// Of the last step of a training on a mesh: a Gantt chart; where its time went, mean of the
+// devices; the memory of each device; and all of it for Perfetto.
+inline Svg device_timeline(const TrainReport& report,
+                           const std::vector<int>& ranks = std::vector<int>()) {
+  return device_timeline(detail::last_run("device_timeline", report), report.step.tasks, ranks);
+}
+inline Svg waterfall(const TrainReport& report) {
+  detail::last_run("waterfall", report);
+  return waterfall(report.step.time, detail::cat({"A step on ", report.devices, " devices"}));
+}
+inline Svg memory_timeline(const TrainReport& report,
+                           const std::vector<int>& ranks = std::vector<int>()) {
+  return memory_timeline(detail::last_run("memory_timeline", report), ranks);
+}
+inline void save_trace(const TrainReport& report, const std::string& path) {
+  save_trace(detail::last_run("save_trace", report), path, report.step.tasks);
 }
 
 // Bytes that crossed each link, from device (row) to device (column); a switch comes last.

@@ -8,6 +8,7 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/model/model_config.hpp"
+#include "tinyscale/parallel/check_pipeline.hpp"
 #include "tinyscale/parallel/context_parallel.hpp"
 #include "tinyscale/parallel/pipeline_schedule.hpp"
 #include "tinyscale/parallel/tensor_parallel.hpp"
