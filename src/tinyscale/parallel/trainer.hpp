@@ -101,6 +101,7 @@ class Trainer {
       scale_after(result);
       return result;
     }
+    last_.reset();  // what it keeps would be on the devices' meters
     const MeshRun run = mesh_->run([&](Device& device) {
       Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
       if (!mine) {
