@@ -308,6 +308,26 @@ TEST_CASE(
   CHECK(ts::compare({many.step, many.step}).columns.size() == 7);
 }
 
+TEST_CASE("every pipeline rank holds what its formula says, recomputed or not, in every schedule") {
+  for (const auto again : {ts::Recompute::none, ts::Recompute::selective, ts::Recompute::full}) {
+    for (int kind = 0; kind < 3; ++kind) {
+      ts::Layout layout;
+      layout.pipeline = 2;
+      layout.microbatches = 4;
+      layout.recompute = again;
+      layout.schedule = kind == 0   ? ts::one_forward_one_backward(2, 4)
+                        : kind == 1 ? ts::gpipe(2, 4)
+                                    : ts::interleaved(2, 4, 2);
+      CAPTURE(layout.text());
+      const ts::StepReport report = one_step(layout).report;
+      check_exact(report);
+      CHECK(held(report, "rank 0: activations that wait for their backward pass") > 0);
+      CHECK(held(report, "rank 0: logits that do") == -1);
+      CHECK(held(report, "rank 1: logits that do") > 0);
+    }
+  }
+}
+
 TEST_CASE("MFU and HFU of a step are those of the named conventions") {
   for (const auto again : {ts::Recompute::none, ts::Recompute::selective, ts::Recompute::full}) {
     ts::Layout layout;
