@@ -129,9 +129,10 @@ void train_on_four(const ts::Text& text, const ts::TrainReport& one, ts::HtmlPag
       small_number(difference) + ", final validation " +
       ts::format_fixed(four.final_validation(), 4) + " beside " +
       ts::format_fixed(one.final_validation(), 4) + ".");
-  page.table(four.counted.table());
+  page.table(four.step.sent.table());
+  page.picture(ts::waterfall(four));
   page.picture(ts::svg(*four.last_step));
-  page.picture(ts::device_timeline(*four.last_step));
+  page.picture(ts::device_timeline(four));
   page.table(four.last_step->table());
 }
 

@@ -1,10 +1,9 @@
-// The same training on many devices. A small model learns the same text on this laptop and on four
-// simulated TPU v5e (data parallelism: each device takes a quarter of the batch, one all_reduce of
-// the gradients makes the steps equal). You see the losses beside each other, then what one step
-// sent, counted beside the formula, and where its simulated time went.
+// The same training on many devices. A small model learns the same text on this laptop and on eight
+// simulated TPU v5e: two copies of a pipeline of two stages, every matrix cut in two, the optimizer
+// shared by the copies (ZeRO-1), four microbatches. You see losses beside one device's, then what
+// the devices sent, computed, held and waited for, each counted beside its formula.
 //   g++ -std=c++17 -O2 -pthread -I. examples/06_train_on_many_devices.cpp -o 06_train
-//   ./06_train [text file, by default input.txt] [steps]
-#include <cmath>
+//   ./06_train [text file, by default input.txt] [steps] [where pictures go, "06_" say]
 #include <cstdlib>
 #include <iostream>
 
@@ -14,7 +13,7 @@ namespace ts = tinyscale;
 
 namespace {
 
-void run(const ts::Text& text, int steps) {
+ts::ModelConfig small_model() {
   ts::ModelConfig config = ts::config("nano");
   config.name = "nano, 2 layers of 64";
   config.layers = 2;
@@ -22,33 +21,40 @@ void run(const ts::Text& text, int steps) {
   config.heads = config.kv_heads = 2;
   config.head_size = 32;
   config.hidden = 256;
+  return config;
+}
+
+void run(const ts::Text& text, int steps, const std::string& pictures) {
   ts::TrainOptions options;
   options.steps = steps;
   options.warmup = steps / 5;
+  options.batch = 16;
   options.out = nullptr;
-  ts::Transformer on_one(config, /*seed=*/1);
-  const ts::TrainReport one = ts::train(on_one, text, options);
+  options.machine = ts::machine("tpu-v5e", {4, 2});
+  options.layout.data = 2;  // devices = data * tensor * pipeline * context
+  options.layout.tensor = 2;
+  options.layout.pipeline = 2;
+  options.layout.microbatches = 4;
+  options.layout.zero = ts::Zero::optimizer;
+  options.check_steps = 6;  // these on one device too
+  ts::Transformer model(small_model(), /*seed=*/1);
+  const ts::TrainReport report = ts::train(model, text, options);  // the model is trained
+  std::cout << report;
 
-  options.machine = ts::machine("tpu-v5e", {4});
-  options.layout.data = 4;  // devices = data * tensor * pipeline * context
-  ts::Transformer on_four(config, /*seed=*/1);
-  const ts::TrainReport four = ts::train(on_four, text, options);  // the same call
-
-  ts::Table table;
-  table.title = "losses of the same training (measured)";
-  table.columns = {"step", "1 device", "4 devices", "difference"};
-  for (std::size_t i = 0; i < one.losses.size(); i += one.losses.size() / 6 + 1) {
-    table.add({std::to_string(i), ts::format_fixed(one.losses[i], 4),
-               ts::format_fixed(four.losses[i], 4),
-               ts::format_fixed(std::fabs(one.losses[i] - four.losses[i]), 8)});
-  }
-  std::cout << table << "\n" << four << "\n" << *four.last_step;
-
-  options.layout.tensor = 2;  // not built yet: the library says so
-  try {
-    ts::train(on_four, text, options);
-  } catch (const ts::Error& error) {
-    std::cout << "\nlayout.tensor = 2: " << error.what() << "\n";
+  options.layout.schedule = ts::zero_bubble_h1(2, 4);  // a schedule is data: here another
+  ts::Transformer again(small_model(), /*seed=*/1);
+  const ts::TrainReport split = ts::train(again, text, options);
+  std::cout << "\nZB-H1 for 1F1B: last loss " << ts::format_fixed(split.final_loss(), 4)
+            << " after " << ts::format_fixed(report.final_loss(), 4) << ", a step "
+            << ts::format_seconds(split.step.seconds) << " after "
+            << ts::format_seconds(report.step.seconds) << " (simulated)\n";
+  if (!pictures.empty()) {
+    const std::vector<int> one_of_each_stage = {0, 4};
+    ts::device_timeline(report, one_of_each_stage).save(pictures + "gantt.svg");
+    ts::device_timeline(split, one_of_each_stage).save(pictures + "gantt_zb_h1.svg");
+    ts::waterfall(report).save(pictures + "waterfall.svg");
+    ts::memory_timeline(report, one_of_each_stage).save(pictures + "memory.svg");
+    ts::save_trace(report, pictures + "trace.json");  // for ui.perfetto.dev
   }
 }
 
@@ -56,7 +62,8 @@ void run(const ts::Text& text, int steps) {
 
 int main(int argc, char** argv) {
   try {
-    run(ts::read_text(argc > 1 ? argv[1] : "input.txt"), argc > 2 ? std::atoi(argv[2]) : 60);
+    run(ts::read_text(argc > 1 ? argv[1] : "input.txt"), argc > 2 ? std::atoi(argv[2]) : 30,
+        argc > 3 ? argv[3] : "");
   } catch (const ts::Error& error) {
     std::cerr << "06_train_on_many_devices: " << error.what() << "\n";
     return 1;

@@ -181,6 +181,24 @@ TEST_CASE("later tokens are dropped first, in each group for itself") {
   CHECK(counts.all_dropped() == 4);
 }
 
+TEST_CASE("groups whose tokens are apart drop what each device would") {
+  const std::vector<std::int32_t> ring =
+      ts::token_groups(ts::ContextParallel::ring, 1, 2, 1, 8);  // zigzag
+  CHECK(ring == std::vector<std::int32_t>{0, 0, 1, 1, 1, 1, 0, 0});
+  CHECK(ts::token_groups(ts::ContextParallel::ulysses, 2, 2, 2, 4, 2) ==
+        std::vector<std::int32_t>{0, 1, 2, 3, 4, 5, 6, 7});
+  ts::ExpertOptions options;
+  options.groups = 2;
+  options.capacity_factor = 1;
+  options.group_of = ring;
+  const ts::Tensor p = ts::full({8, 2}, 0.5f);  // all choose expert 0, which takes 2 of each group
+  const ts::Routing got = ts::route(p, 1, options);
+  CHECK(std::vector<int>(got.rows[0].begin(), got.rows[0].end()) == std::vector<int>{0, 1, 2, 3});
+  options.group_of.clear();
+  const ts::Routing even = ts::route(p, 1, options);
+  CHECK(std::vector<int>(even.rows[0].begin(), even.rows[0].end()) == std::vector<int>{0, 1, 4, 5});
+}
+
 TEST_CASE("a carried loss leaves the numbers and starts its own gradient") {
   const ts::Tensor a = ts::parameter(ts::tensor({2}, {3, 4}));
   const ts::Tensor b = ts::parameter(ts::tensor({2}, {5, 6}));
@@ -322,6 +340,14 @@ TEST_CASE("what routing refuses") {
   options.groups = 4;
   CHECK(error_of([&] { ts::route(p, 1, options); }) ==
         "route: 6 tokens in 4 groups; a number of groups that divides the tokens is right");
+  options.groups = 2;
+  options.group_of = {0, 1, 0};
+  CHECK(error_of([&] { ts::route(p, 1, options); }) ==
+        "route: group_of has 3 entries for 6 tokens; one for each, or none");
+  options.group_of = {0, 1, 0, 1, 2, 0};
+  CHECK(error_of([&] { ts::route(p, 1, options); }) ==
+        "route: group_of names group 2; groups are 0 to 1");
+  options.group_of.clear();
   options.groups = 1;
   options.capacity_factor = -2;
   CHECK(error_of([&] { ts::route(p, 1, options); }) ==

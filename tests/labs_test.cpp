@@ -19,6 +19,9 @@
 #define main lab3_main
 #include "../examples/labs/lab3_tensor_parallel_mlp.cpp"
 #undef main
+#define main lab4_main
+#include "../examples/labs/lab4_pipeline_schedule.cpp"
+#undef main
 
 namespace {
 
@@ -128,6 +131,38 @@ lab3::Answers solved3() {
 }
 
 int grade3(const lab3::Answers& answers) { return graded(&lab3::grade, answers); }
+
+// ---- Lab 4 ----
+
+lab4::Answers solved4() {
+  lab4::Answers a;
+  a.guess = [](int p, int) {
+    lab4::Guess guess;
+    guess.idle = 3 * (p - 1);
+    guess.held = p;
+    return guess;
+  };
+  a.schedule = [](int p, int m) {  // ZB-H1: rank r does W r microbatches after I
+    ts::PipelineSchedule s = ts::empty_schedule("mine", p, m);
+    for (int r = 0; r < p; ++r) {
+      for (int k = r + 1 - p; k < m + r; ++k) {
+        if (k + p - 1 - r < m) {
+          s.add(r, ts::PipelineWork::forward, r, k + p - 1 - r);
+        }
+        if (k >= 0 && k < m) {
+          s.add(r, ts::PipelineWork::input_gradient, r, k);
+        }
+        if (k >= r) {
+          s.add(r, ts::PipelineWork::weight_gradient, r, k - r);
+        }
+      }
+    }
+    return s;
+  };
+  return a;
+}
+
+int grade4(const lab4::Answers& answers) { return graded(&lab4::grade, answers); }
 #endif
 
 }  // namespace
@@ -367,4 +402,50 @@ TEST_CASE("lab 3: wrong programs are refused") {
   CHECK(grade3(a) == 1);
   CHECK(says("  2 your program stopped: "));
 }
+TEST_CASE("lab 4: the unsolved lab says what is missing") {
+  CHECK(grade4(lab4::Answers()) == 1);
+  CHECK(times("  1 your guess:    not answered yet: idle and held\n") == 2);
+  CHECK(times("  2 your schedule: not written yet\n") == 2);
+  CHECK(says("Not yet: edit YOUR PART of lab4_pipeline_schedule.cpp, run again\n"));
+}
+
+TEST_CASE("lab 4: the solution gets full marks") {
+  const int code = grade4(solved4());
+  INFO(said);
+  CHECK(code == 0);
+  CHECK(says("  1 your guess:    idle: you 6, timed 6: right; held: you 3, counted 3: right\n"));
+  CHECK(says("  2 your schedule: idle 3 (1F1B 9), held 4 (4)\n"));
+  CHECK(times("  2 training:      the losses of one device\n") == 2);
+}
+
+TEST_CASE("lab 4: wrong guesses and schedules are refused, with a hint") {
+  lab4::Answers a = solved4();
+  a.guess = [](int p, int m) {
+    lab4::Guess guess;
+    guess.idle = p - 1;
+    guess.held = m;  // GPipe's
+    return guess;
+  };
+  CHECK(grade4(a) == 1);
+  CHECK(
+      says("  1 your guess:    idle: you 2, timed 6: until the first backward comes, and after "
+           "the last forward left; held: you 5, counted 3: not before the first one came back "
+           "is any freed\n"));
+  a = solved4();
+  a.schedule = [](int p, int m) { return ts::one_forward_one_backward(p, m); };
+  CHECK(grade4(a) == 1);
+  CHECK(says("idle 9 (1F1B 9), held 4 (4); not less: who waits for W?\n"));
+  a.schedule = [](int p, int m) { return ts::gpipe(p, m); };
+  CHECK(grade4(a) == 1);
+  CHECK(says("; too much: W comes too late, or F too early\n"));
+  a.schedule = [](int p, int m) {
+    ts::PipelineSchedule s = solved4().schedule(p, m);
+    std::swap(s.program[0][0], s.program[0][1]);
+    s.program[1].pop_back();
+    return s;
+  };
+  CHECK(grade4(a) == 1);
+  CHECK(says("  2 your schedule: it stopped: check_pipeline: "));
+}
+
 #endif

@@ -359,6 +359,34 @@ TEST_CASE("show: a trace has tasks by name, tracks by axis, and the memory by ki
   CHECK(trace.substr(0, 2) + trace.substr(trace.size() - 3) == "[{}]\n");
 }
 
+TEST_CASE("show: the last step of a training on a mesh is drawn in one call") {
+  const std::string none =
+      ": the report is of a training on one device by itself, of which no simulated time is known; "
+      "options.machine and options.layout of several devices are right";
+  const ts::TrainReport alone;
+  CHECK(error_of([&] { ts::device_timeline(alone); }) == "device_timeline" + none);
+  CHECK(error_of([&] { ts::waterfall(alone); }) == "waterfall" + none);
+  CHECK(error_of([&] { ts::memory_timeline(alone); }) == "memory_timeline" + none);
+  CHECK(error_of([&] { ts::save_trace(alone, "none.json"); }) == "save_trace" + none);
+
+  ts::TrainReport report;
+  report.devices = 4;
+  report.last_step.reset(new ts::MeshRun(two_stages()));
+  report.step.tasks = stage_names();
+  report.step.time = ts::time_breakdown(*report.last_step, report.step.tasks);
+  CHECK(ts::device_timeline(report, {0, 2}).markup() ==
+        ts::device_timeline(*report.last_step, stage_names(), {0, 2}).markup());
+  CHECK(contains(ts::waterfall(report).markup(), "A step on 4 devices: where the time went"));
+  report.step.tasks.note = "F: forward";
+  CHECK(contains(ts::device_timeline(report).markup(), ">F: forward<"));
+  CHECK(ts::memory_timeline(report, {1}).markup() ==
+        ts::memory_timeline(*report.last_step, {1}).markup());
+  const std::string path = "show_test_trace.json";
+  ts::save_trace(report, path);
+  CHECK(read_file(path) == ts::trace_json(*report.last_step, stage_names()));
+  std::remove(path.c_str());
+}
+
 TEST_CASE("show: a link map has both ways of each link, and letters for terminals") {
   const ts::MeshRun run = small_run();
   const ts::Svg picture = ts::link_map(run);

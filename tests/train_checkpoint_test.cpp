@@ -286,6 +286,80 @@ TEST_CASE("a training that is over takes no step") {
   }
 }
 
+namespace {
+
+// 4 steps and, resumed, 4 more are the 8 of one that never stopped.
+void check_resumes(const ts::TrainOptions& options) {
+  const Folder folder;
+  CAPTURE(options.layout.text());
+  CAPTURE(ts::name_of(options.format));
+  ts::Transformer whole(small_model(), 1), half(small_model(), 1), rest(small_model(), 2);
+  ts::TrainOptions eight = options, four = with_file(options, folder.file(), true);
+  eight.steps = 8;
+  four.steps = 4;
+  const ts::TrainReport all = ts::train(whole, small_text(), eight);
+  ts::train(half, small_text(), four);
+  four.steps = 8;
+  const ts::TrainReport report = ts::train(rest, small_text(), four);
+  CHECK(report.resumed == 4);
+  CHECK(report.losses == all.losses);
+  for (std::size_t i = 0; i < 8; ++i) {  // a norm that overflowed may have been no number
+    CHECK((report.grad_norms[i] == all.grad_norms[i] || !std::isfinite(all.grad_norms[i])));
+  }
+  CHECK(report.skipped_steps == all.skipped_steps);
+  CHECK(report.loss_scale == all.loss_scale);
+  check_equal(rest, whole);
+}
+
+}  // namespace
+
+TEST_CASE("weights rounded on their way and loss scales go on as they were") {
+  ts::TrainOptions options = steps_of(8);
+  options.loss_scaler.scale = 16777216;
+  options.loss_scaler.growth_steps = 3;
+  for (const ts::DType format : {ts::DType::bf16, ts::DType::f16, ts::DType::fp8_e4m3}) {
+    options.format = format;
+    options.layout = ts::Layout();
+    options.machine = ts::Machine();
+    check_resumes(options);
+#if !defined(TINYSCALE_NO_THREADS)
+    options.layout.data = 2;
+    options.machine = ts::machine("tpu-v5e", {2});
+    for (const ts::Zero zero :
+         {ts::Zero::none, ts::Zero::optimizer, ts::Zero::gradients, ts::Zero::parameters}) {
+      options.layout.zero = zero;
+      check_resumes(options);
+    }
+#endif
+  }
+}
+
+TEST_CASE("a step that was left out, and a resume in another format") {
+  const Folder folder;
+  ts::TrainOptions options = with_file(steps_of(3), folder.file(), true);
+  options.format = ts::DType::f16;
+  options.loss_scaler.scale = std::ldexp(1.0, 40);  // gradients of the first step overflow
+  options.loss_scaler.largest = std::ldexp(1.0, 40);
+  ts::Transformer model(small_model(), 1);
+  const ts::TrainReport half = ts::train(model, small_text(), options);
+  CHECK(half.skipped_steps == 3);
+  options.steps = 4;
+  ts::TrainReport more = ts::train(model, small_text(), options);
+  CHECK(more.skipped_steps == 4);
+  CHECK(more.grad_norms[0] == HUGE_VAL);
+  CHECK(more.loss_scale == std::ldexp(1.0, 36));
+  options.steps = 5;
+  options.format = ts::DType::f32;
+  more = ts::train(model, small_text(), options);
+  CHECK(more.loss_scale == 1);
+  options.steps = 6;
+  options.format = ts::DType::f16;
+  options.loss_scaler = ts::LossScaler();
+  more = ts::train(model, small_text(), options);
+  CHECK(more.skipped_steps == 4);
+  CHECK(more.loss_scale == 65536);
+}
+
 TEST_CASE("options that contradict each other are named") {
   ts::Transformer model(small_model(), 1);
   const auto error = [&](const std::string& path, std::int64_t every, bool resume) {
@@ -510,6 +584,8 @@ TEST_CASE("a checkpoint that lies is refused") {
           who + "its losses hold what is no finite number");
     CHECK(note_error("\"losses\":[", "\"losses\":[1e999,") ==
           who + "its losses hold what is no finite number");
+    CHECK(note_error("\"losses\":[", "\"losses\":[null,") ==
+          who + "its losses hold what is no finite number");
     CHECK(note_error("\"losses\":[", "\"losses\":[2,") ==
           who +
               "4 steps with 5 losses, 4 gradient norms and 1 validation losses at 1 steps; one "
@@ -536,6 +612,7 @@ TEST_CASE("a checkpoint that lies is refused") {
           who +
               "4 updates in 4 steps at a loss scale of inf; at most one a step and a scale above "
               "0 are right");
+    CHECK(note_error("\"format\":\"f32\"", "\"format\":null") == who + "its training lacks format");
     CHECK(note_error("{", "[{").find(who + "json: the text ends early at byte ") == 0);
     change_note(path, "tinyscale.config", "\"layers\":2,", "");
     CHECK(error() ==

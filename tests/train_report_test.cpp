@@ -281,7 +281,7 @@ TEST_CASE(
   for (const char* const part :
        {"all_reduce over tensor ", "L m 8 b s h (t-1)/t\n", "letters: m 4 microbatches, b 2 seq",
         "rank 1: logits that do", "MFU, PaLM: 6 N + 12 L H K T", "HFU, counted on the devices",
-        "all of its messages, none hidden behind compute", "exposed data,context"}) {
+        "all of its messages, none hidden and nobody late", "exposed data,context"}) {
     CAPTURE(part);
     CHECK(all.find(part) != std::string::npos);
   }
@@ -371,6 +371,32 @@ TEST_CASE("a slow device, a slow link: what a step then takes") {
   ts::Transformer m(model(), 1);
   CHECK(ts::train(m, text(), options).step.seconds ==
         step.run->with(ts::Faults().slow_device(1, 4)).seconds);
+}
+
+TEST_CASE("a dead device: who waits for it, and where") {
+  const auto dead = [](const ts::Layout& layout) {
+    ts::TrainOptions options = step_options(layout, ts::machine("tpu-v5e", {4}));
+    options.faults = ts::Faults().dead_device(2);
+    ts::Transformer m(model(), 1);
+    try {
+      ts::train(m, text(), options);
+    } catch (const ts::Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  ts::Layout layout;
+  layout.data = 4;
+  CHECK(
+      dead(layout) ==
+      "time: device 2 is dead; device 0 waits in all_reduce([2048], sum, data) #1, device 1 waits "
+      "in all_reduce([2048], sum, data) #1, device 3 waits in all_reduce([2048], sum, data) #1");
+  layout = ts::Layout();
+  layout.pipeline = 4;
+  layout.microbatches = 4;
+  CHECK(dead(layout) ==
+        "time: device 2 is dead; device 0 waits in send #4 (1 -> 0), device 1 waits in send #3 (2 "
+        "-> 1), device 3 waits in send #1 (2 -> 3)");
 }
 
 #endif

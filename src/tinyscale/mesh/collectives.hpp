@@ -80,7 +80,14 @@ inline Tensor finish(Underway& now) {
     forward.out = winners ? now.out.detach() : Tensor();
     attach(out, name_of(now.call.key.what), {&now.in},
            [forward, slot = now.in.slot()](const Tensor& dy) {
-             add_grad(slot, carry_back(forward, dy));
+             const CallKey& key = forward.call.key;
+             const bool same = key.what == Collective::all_reduce && key.how == Reduce::sum;
+             if (same) {
+               still_running("backward", forward.device);
+               add_grad(slot, dy);  // may take it over
+             } else {
+               add_grad(slot, carry_back(forward, dy));
+             }
            });
     if (now.options.gather_again && context().recomputing == 0) {
       forward.out = Tensor();
@@ -388,6 +395,10 @@ inline Tensor carry_back(const Underway& forward, const Tensor& dy) {
   }
 }
 
+inline bool nobody_else_has(const Tensor& t) {
+  return t.is_contiguous() && t.storage().use_count() == 1 && !t.storage()->sliced;
+}
+
 // t itself; its gradient is summed over the devices, each of which used it for itself.
 inline Tensor replicate(const Calling& by, const Tensor& t, const Axes& axes) {
   check_given("replicate", t);
@@ -400,7 +411,12 @@ inline Tensor replicate(const Calling& by, const Tensor& t, const Axes& axes) {
          [device = by.device.self(), options = by.options, where = by.where, axes,
           slot = t.slot()](const Tensor& dy) {
            const Calling back = {still_running("backward", device), options, where};
-           add_grad(slot, start_all_reduce(back, dy, axes, Reduce::sum).wait());
+           if (nobody_else_has(dy)) {
+             start_all_reduce(back, dy, axes, Reduce::sum, dy).wait();
+             add_grad(slot, dy);
+           } else {
+             add_grad(slot, start_all_reduce(back, dy, axes, Reduce::sum).wait());
+           }
          });
   return out;
 }

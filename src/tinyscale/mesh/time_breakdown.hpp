@@ -22,6 +22,7 @@ struct TaskNames {
   std::vector<std::string> names;    // "F0": short, for charts; none: the class
   std::vector<std::string> classes;  // "forward"; none, or outside of tasks: "compute"
   List<Wait> waits;                  // {"pipeline", "bubble"}; else "exposed " and the axes
+  std::string note;                  // how to read the names, for charts
 
   std::string class_of(int task) const {
     const std::string name = at(classes, task);

@@ -24,6 +24,7 @@ struct ExpertOptions {
   double balance_loss = 0;     // coefficient of E sum_e f_e P_e, which is 1 when balanced; 0: none
   std::int64_t groups = 1;     // equal contiguous parts of the tokens, each with a capacity of its
                                // own: what each of so many data-parallel devices would see
+  std::vector<std::int32_t> group_of;  // of each token, where the equal parts are not contiguous
 };
 
 // Rows (n, D) of an expert through it.
@@ -101,6 +102,16 @@ inline void check_routing(std::int64_t tokens, std::int64_t experts, std::int64_
     fail({"route: ", tokens, " tokens in ", options.groups,
           " groups; a number of groups that divides the tokens is right"});
   }
+  const auto given = static_cast<std::int64_t>(options.group_of.size());
+  if (given != 0 && given != tokens) {
+    fail(
+        {"route: group_of has ", given, " entries for ", tokens, " tokens; one for each, or none"});
+  }
+  for (const std::int32_t group : options.group_of) {
+    if (group < 0 || group >= options.groups) {
+      fail({"route: group_of names group ", group, "; groups are 0 to ", options.groups - 1});
+    }
+  }
 }
 
 // Makes `order` begin with the top_k most probable.
@@ -138,12 +149,14 @@ inline Routing route(const Tensor& probabilities, int top_k,
   routing.capacity = dropless ? 0 : options.groups * most;
   routing.rows.resize(static_cast<std::size_t>(experts));
   routing.routed.resize(routing.rows.size(), 0);
-  std::vector<std::int64_t> room(routing.rows.size());
-  std::vector<std::int32_t> order(routing.rows.size());
+  const std::size_t all = routing.rows.size();
+  std::vector<std::int64_t> room(static_cast<std::size_t>(options.groups) * all, most);
+  std::vector<std::int32_t> order(all);
   for (std::int64_t n = 0; n < tokens; ++n) {
-    if (n % group == 0) {
-      room.assign(room.size(), most);
-    }
+    const auto at = static_cast<std::size_t>(n);
+    const std::size_t own = options.group_of.empty()
+                                ? static_cast<std::size_t>(n / group)
+                                : static_cast<std::size_t>(options.group_of[at]);
     detail::best_first(probabilities.data() + n * experts, top_k, order);
     for (int j = 0; j < top_k; ++j) {
       const auto e = static_cast<std::size_t>(order[static_cast<std::size_t>(j)]);
@@ -151,8 +164,8 @@ inline Routing route(const Tensor& probabilities, int top_k,
       ++routing.routed[e];
       routing.chosen.push_back(
           static_cast<std::int32_t>(n * experts + static_cast<std::int64_t>(e)));
-      if (room[e] > 0) {
-        --room[e];
+      if (room[own * all + e] > 0) {
+        --room[own * all + e];
         ++routing.kept;
         routing.places.push_back(static_cast<std::int32_t>(rows.size()));  // within the expert
         rows.push_back(static_cast<std::int32_t>(n));

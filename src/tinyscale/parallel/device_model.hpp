@@ -22,7 +22,7 @@ namespace detail {
 struct TrainState {
   List<Tensor> moments, squares;
   std::int64_t steps = 0;
-  double loss_scale = 1;
+  double loss_scale = 0;        // 0: as the options say
   std::int64_t good_steps = 0;  // in a row at this loss scale
 };
 

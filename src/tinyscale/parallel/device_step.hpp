@@ -293,19 +293,12 @@ class StepRunner {
 
   // ---- What goes from stage to stage ----
 
-  // A message that an op makes: for which stage, if any.
-  int receiver(const PipelineOp& op) const {
-    const bool goes = op.work == PipelineWork::forward
-                          ? !last(op.stage)
-                          : op.work != PipelineWork::weight_gradient && op.stage > 0;
-    return !goes ? none : op.work == PipelineWork::forward ? op.stage + 1 : op.stage - 1;
-  }
   void expect_messages() {
     const PipelineSchedule& schedule = stages_.schedule;
     for (int from = 0; from < schedule.ranks; ++from) {
       for (const PipelineOp& op : schedule.program[static_cast<std::size_t>(from)]) {
-        const int to = receiver(op);
-        if (from != rank_ && to != none && schedule.rank(to, op.microbatch) == rank_) {
+        const int to = schedule.next_stage(op);
+        if (from != rank_ && to >= 0 && schedule.rank(to, op.microbatch) == rank_) {
           inboxes_[static_cast<std::size_t>(from)].expected.push_back(
               {to, op.microbatch, op.work != PipelineWork::forward, Tensor()});
         }
@@ -392,14 +385,11 @@ class StepRunner {
         first ? counts_.balance_loss / static_cast<double>(layout_.microbatches) : 0;
     sums.data()[0] = static_cast<float>(tells ? loss_ / share + balance : 0.0);
     sums.data()[1] = static_cast<float>(mine_.sum_of_squares() / (loss_scale_ * loss_scale_));
-    AxisGroup all;
-    for (const MeshAxis& axis : axes_.mesh) {
-      all.push_back(axis.name);
-    }
-    const Tensor total = device_.size() == 1
-                             ? sums
-                             : device_.all_reduce(sums, Axes(all), Reduce::sum, CollectiveOptions(),
-                                                  SourceLine{"loss and gradient norm", -1});
+    const Tensor total =
+        device_.size() == 1
+            ? sums
+            : device_.all_reduce(sums, Axes(axes_.all()), Reduce::sum, CollectiveOptions(),
+                                 SourceLine{"loss and gradient norm", -1});
     StepResult result;
     result.loss = static_cast<double>(total.data()[0]);
     result.grad_norm = std::sqrt(static_cast<double>(total.data()[1]));

@@ -35,8 +35,8 @@ struct FlatUnit {
   std::vector<std::int64_t> begins;               // of each in the buffer, and the end of the last
   std::int64_t shards = 1, index = 0, shard = 0;  // devices that share it, this one, its elements
   AxisGroup zero, replica;
-  bool copy = false;   // of what another tensor or pipeline rank holds and updates alike
-  bool counts = true;  // in the gradient norm: of equal numbers only one does
+  bool copy = false;                  // of what another tensor rank holds and updates alike
+  bool counts = true;                 // in the gradient norm: of equal numbers only one does
   std::vector<std::int64_t> holders;  // pipeline ranks with it: more than one of a tied table
 
   Tensor values;    // [length]; of ZeRO 3 only while gathered
@@ -98,7 +98,8 @@ inline Shape part_shape(const Shape& whole, Split split, std::int64_t index, std
   Shape part = whole;
   const int dim = split == Split::rows ? 0 : split == Split::columns ? 1 : -1;
   if (dim >= 0) {
-    part.set(dim, whole[dim] * (index + 1) / devices - whole[dim] * index / devices);
+    part.set(dim,
+             shard_begin(whole[dim], index + 1, devices) - shard_begin(whole[dim], index, devices));
   }
   return part;
 }
@@ -126,15 +127,14 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
     unit.layer = layer;
     unit.zero = expert >= 0 ? axes.expert_zero : axes.zero;
     unit.replica = expert >= 0 ? axes.expert_replica : axes.replica;
-    unit.copy = unit.holders[0] != mine;
     if (p.split == Split::whole && tensors > 1) {
       if (partial_over_tensor(p, c, layout.sequence_parallel)) {
         unit.replica = joined(unit.replica, axes.tensor);
       } else {
-        unit.copy = unit.copy || tensor > 0;
+        unit.copy = tensor > 0;
       }
     }
-    unit.counts = !unit.copy && at.index(unit.replica) == 0;
+    unit.counts = !unit.copy && unit.holders[0] == mine && at.index(unit.replica) == 0;
     std::size_t u = 0;
     while (u < units.size() && !(units[u].layer == layer && units[u].zero == unit.zero &&
                                  units[u].replica == unit.replica && units[u].copy == unit.copy)) {

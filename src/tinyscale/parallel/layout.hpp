@@ -10,6 +10,7 @@
 #include "tinyscale/model/model_config.hpp"
 #include "tinyscale/parallel/context_parallel.hpp"
 #include "tinyscale/parallel/pipeline_schedule.hpp"
+#include "tinyscale/parallel/tensor_parallel.hpp"
 
 namespace tinyscale {
 
@@ -84,7 +85,7 @@ inline void check_layout_counts(const char* who, const Layout& layout) {
   }
 }
 
-// `value` things of a kind over `parts`: "4 heads over tensor 3".
+// `value` things of a kind over `parts`: "6 layers over stages 4".
 inline void check_parts(const char* what, std::int64_t value, const char* axis,
                         std::int64_t parts) {
   if (value % parts != 0) {
@@ -143,9 +144,9 @@ inline void check_layout_tokens(const Layout& layout, const ModelConfig& c, std:
 }
 
 inline void check_layout_schedule(const Layout& layout, const ModelConfig& c) {
-  check_parts("layers", c.layers, "stages", layout.stages());
   const PipelineSchedule& schedule = layout.schedule;
   if (schedule.empty()) {
+    check_parts("layers", c.layers, "stages", layout.pipeline);
     return;
   }
   if (schedule.ranks != layout.pipeline || schedule.microbatches != layout.microbatches) {
@@ -154,6 +155,7 @@ inline void check_layout_schedule(const Layout& layout, const ModelConfig& c) {
           " and microbatches ", layout.microbatches, "; they must be equal"});
   }
   check_pipeline(schedule, eager_sends());
+  check_parts("layers", c.layers, "stages", schedule.stages);
 }
 
 inline void check_layout_zero(const Layout& layout) {
@@ -187,13 +189,7 @@ inline void check_layout(const Layout& layout, const ModelConfig& c, std::int64_
           layout.microbatches > 1 ? cat({" x microbatches ", layout.microbatches}) : "",
           "; right is a multiple of ", layout.data * layout.microbatches});
   }
-  check_parts("heads", c.heads, "tensor", layout.tensor);
-  check_parts("kv_heads", c.kv_heads, "tensor", layout.tensor);
-  check_parts(c.experts > 0 ? "hidden units of an expert" : "hidden units",
-              c.experts > 0 ? c.expert_hidden : c.hidden, "tensor", layout.tensor);
-  if (layout.tensor > c.vocabulary) {
-    fail({"train: tensor ", layout.tensor, " is more than the vocabulary of ", c.vocabulary});
-  }
+  check_tensor_split(c, layout.tensor);
   check_layout_experts(layout, c);
   check_layout_zero(layout);
   check_layout_tokens(layout, c, time);

@@ -24,6 +24,14 @@ struct LayoutAxes {
   AxisGroup zero, replica;                // of batch: those that shard, and those that repeat it
   AxisGroup expert;                       // of batch: those with other experts
   AxisGroup expert_zero, expert_replica;  // of batch without expert
+
+  AxisGroup all() const {
+    AxisGroup names;
+    for (const MeshAxis& axis : mesh) {
+      names.push_back(axis.name);
+    }
+    return names;
+  }
 };
 
 // Where a rank stands on the axes; the last is the fastest.

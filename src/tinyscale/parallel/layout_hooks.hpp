@@ -52,7 +52,6 @@ inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes
   }
   if (config.experts > 0) {
     add_expert_hooks(hooks, device, Axes(axes.expert), Axes(axes.batch));
-    hooks.partial_share = 1.0 / static_cast<double>(layout.tensor);
   }
   if (axes.tensor.empty()) {  // logits that wait for the backward pass, as under tensor parallelism
     hooks.loss = [](const Tensor& x, const Tensor& table,

@@ -56,11 +56,8 @@ class PipelinePlaces {
   }
   // The rank that gets a message when `op` is done; -1: none.
   int receiver(const PipelineOp& op) const {
-    const int stage = op.stage + (op.work == PipelineWork::forward ? 1 : -1);
-    if (op.work == PipelineWork::weight_gradient || stage < 0 || stage >= schedule_.stages) {
-      return -1;
-    }
-    const int to = schedule_.rank(stage, op.microbatch);
+    const int stage = schedule_.next_stage(op);
+    const int to = stage < 0 ? -1 : schedule_.rank(stage, op.microbatch);
     return to == rank(op) ? -1 : to;
   }
 

@@ -42,6 +42,11 @@ struct PipelineSchedule {
     const bool second = static_cast<int>(rank_of.size()) > stages && 2 * microbatch >= microbatches;
     return rank_of[static_cast<std::size_t>(second ? stages + stage : stage)];
   }
+  // The stage that waits for what an op makes; -1: none.
+  int next_stage(const PipelineOp& op) const {
+    const int stage = op.stage + (op.work == PipelineWork::forward ? 1 : -1);
+    return op.work == PipelineWork::weight_gradient || stage >= stages ? -1 : stage;
+  }
   void add(int rank, PipelineWork work, int stage, int microbatch) {
     program[static_cast<std::size_t>(rank)].push_back({work, stage, microbatch});
   }

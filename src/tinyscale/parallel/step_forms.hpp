@@ -206,12 +206,8 @@ class StepPlanner {
         add_send(unit.shard, "gradients held twice", "V h / (t z)");
       }
     }
-    AxisGroup all;
-    for (const MeshAxis& axis : axes_.mesh) {
-      all.push_back(axis.name);
-    }
-    add(Collective::all_reduce, layout_.devices() > 1 ? all : AxisGroup(), 2, "loss and norm",
-        "4 (n-1)/n over all n devices");
+    add(Collective::all_reduce, layout_.devices() > 1 ? axes_.all() : AxisGroup(), 2,
+        "loss and norm", "4 (n-1)/n over all n devices");
   }
 
   // ---- What segments send ----
@@ -267,7 +263,7 @@ class StepPlanner {
   }
   std::int64_t table_rows() const {
     const std::int64_t i = at_.index(axes_.tensor), t = layout_.tensor;
-    return c_.vocabulary * (i + 1) / t - c_.vocabulary * i / t;
+    return shard_begin(c_.vocabulary, i + 1, t) - shard_begin(c_.vocabulary, i, t);
   }
 
   void add_attention(bool forward) {
@@ -382,7 +378,7 @@ class StepPlanner {
         plan.activations = -1;
         break;
       }
-      kept += (forward ? 1 : -1) * stage_activations(op);
+      kept += (forward ? 1 : -1) * stage_activations(op) + handed_over(op);
       logits += (forward ? 1 : -1) * (last(op) ? logit_bytes() : 0);
       plan.activations = std::max(plan.activations, kept);
       plan.logits = std::max(plan.logits, logits);
@@ -418,6 +414,22 @@ class StepPlanner {
       floats += rows * d / cut;  // the output, until its gradient comes
     }
     return 4 * floats;
+  }
+  // Two neighbouring stages of a rank share what goes from one to the other: the output of the
+  // first, which under full recomputation only the second keeps; and its gradient waits.
+  double handed_over(const PipelineOp& op) const {
+    const PipelineSchedule& schedule = stages_.schedule;
+    const std::int64_t mine = at_.index(axes_.pipeline);
+    const auto also = [&](int stage) {
+      return stage >= 0 && stage < schedule.stages && schedule.rank(stage, op.microbatch) == mine
+                 ? 4 * static_cast<double>(stream())
+                 : 0;
+    };
+    const double before = also(op.stage - 1), after = also(op.stage + 1);
+    if (layout_.recompute == Recompute::full) {
+      return op.work == PipelineWork::forward ? after - before : before - after;
+    }
+    return op.work == PipelineWork::forward ? -before : 2 * before - after;
   }
   // Two neighbouring segments are gathered at a time.
   void add_gathered() {

@@ -48,7 +48,7 @@ class StepReporter {
   StepReporter(const MeshRun& run, const Transformer& model, const Layout& layout,
                const StepOptions& options)
       : run_(run),
-        model_(model),
+        config_(model.config),
         layout_(layout),
         options_(options),
         axes_(layout_axes(layout)),
@@ -86,18 +86,15 @@ class StepReporter {
       report.tasks.names.push_back(task.text());
       report.tasks.classes.push_back(class_of(task.work));
     }
+    report.tasks.note =
+        "F1.2: forward pass of stage 1, microbatch 2; B: backward; I, W: its halves, gradients of "
+        "inputs and of weights; R: computed again";
     report.tasks.waits.push_back({"pipeline", "bubble"});
     if (layout_.pipeline > 1) {  // all wait for the slowest before the update
       report.tasks.waits.push_back({all_axes(), "bubble"});
     }
   }
-  std::string all_axes() const {
-    std::vector<std::string> all;
-    for (const MeshAxis& axis : axes_.mesh) {
-      all.push_back(axis.name);
-    }
-    return names_text(all);
-  }
+  std::string all_axes() const { return names_text(axes_.all()); }
 
   // ---- Bytes and steps ----
 
@@ -184,7 +181,7 @@ class StepReporter {
   // Of the simulated clock. Formulas see T/2 keys a token, each matmul once forward and twice
   // backward; the devices (T+1)/2, and the scores once more backward.
   void add_use(double counted) {
-    const ModelConfig& c = model_.config;
+    const ModelConfig& c = config_;
     const auto context = static_cast<double>(c.context);
     const double tokens = static_cast<double>(options_.batch) * context;
     const Chip& chip = run_.machine().chip;
@@ -328,7 +325,6 @@ class StepReporter {
   // the communication hidden, and with messages that take no time.
   void add_times() {
     report.times.title = cat({"simulated time of a step, mean of ", devices(), " devices"});
-    report.times.formula_head = "bound";
     report.times.counted_head = "simulated";
     const auto n = static_cast<double>(devices());
     const double peak = run_.machine().chip.peak(options_.format);
@@ -375,7 +371,7 @@ class StepReporter {
     }
     for (std::size_t i = 0; i < axes.size(); ++i) {
       if (axes[i] != "bubble" && seconds[i] > 0) {
-        add(axes[i], seconds[i], "all of its messages, none hidden behind compute");
+        add(axes[i], seconds[i], "all of its messages, none hidden and nobody late");
       }
     }
     if (layout_.pipeline > 1) {
@@ -419,7 +415,7 @@ class StepReporter {
   }
 
   const MeshRun& run_;
-  const Transformer& model_;
+  const ModelConfig& config_;
   const Layout& layout_;
   const StepOptions& options_;
   LayoutAxes axes_;

@@ -35,6 +35,33 @@ inline Table readable(const Comparison& rows) {
   return out;
 }
 
+// A waterfall in numbers: what is simulated adds up to the step.
+inline Table time_table(const StepReport& report) {
+  Table out;
+  out.title = report.times.title;
+  out.columns = {"what", "simulated", "share", "formula", "of what"};
+  for (const ReportRow& row : report.times.rows) {
+    out.add({row.name, format_seconds(row.counted),
+             format_percent(report.seconds > 0 ? row.counted / report.seconds : 0),
+             row.predicted > 0 ? format_seconds(row.predicted) : "-", row.how});
+  }
+  out.add({"step", format_seconds(report.seconds), format_percent(1.0), "", ""});
+  return out;
+}
+
+// The first 32 devices.
+inline Table first_devices(const StepReport& report) {
+  const std::size_t most = 32, all = report.devices.rows.size();
+  Table out = report.devices;
+  if (all > most) {
+    out.rows.resize(most);
+    out.title += cat({"; the first ", most, " of ", all});
+  }
+  return out;
+}
+
+}  // namespace detail
+
 // Bytes and steps of the same calls in one row; further formulas of a row below it.
 inline Table sent_table(const StepReport& report) {
   Table out;
@@ -65,7 +92,7 @@ inline Table sent_table(const StepReport& report) {
       how = end == std::string::npos ? "" : how.substr(end + 2);
       if (first) {
         out.add({row.name, format_count(row.predicted), format_count(row.counted), steps,
-                 counted_steps, ratio_text(row), line});
+                 counted_steps, detail::ratio_text(row), line});
       } else {
         out.add({"", "", "", "", "", "", line});
       }
@@ -73,33 +100,6 @@ inline Table sent_table(const StepReport& report) {
   }
   return out;
 }
-
-// A waterfall in numbers: what is simulated adds up to the step.
-inline Table time_table(const StepReport& report) {
-  Table out;
-  out.title = report.times.title;
-  out.columns = {"what", "simulated", "share", "bound", "bound by"};
-  for (const ReportRow& row : report.times.rows) {
-    out.add({row.name, format_seconds(row.counted),
-             format_percent(report.seconds > 0 ? row.counted / report.seconds : 0),
-             row.predicted > 0 ? format_seconds(row.predicted) : "-", row.how});
-  }
-  out.add({"step", format_seconds(report.seconds), format_percent(1.0), "", ""});
-  return out;
-}
-
-// The first 32 devices.
-inline Table first_devices(const StepReport& report) {
-  const std::size_t most = 32, all = report.devices.rows.size();
-  Table out = report.devices;
-  if (all > most) {
-    out.rows.resize(most);
-    out.title += cat({"; the first ", most, " of ", all});
-  }
-  return out;
-}
-
-}  // namespace detail
 
 inline Table StepReport::table() const {
   Table out;
@@ -121,7 +121,7 @@ inline Table StepReport::table() const {
 
 inline std::ostream& operator<<(std::ostream& out, const StepReport& report) {
   if (!report.sent.rows.empty()) {
-    out << detail::sent_table(report) << "letters: " << report.letters << "\n";
+    out << sent_table(report) << "letters: " << report.letters << "\n";
   }
   out << detail::readable(report.work) << detail::readable(report.memory);
   if (!report.bubble.rows.empty()) {

@@ -27,7 +27,7 @@ inline void check_shard(const char* function, int index, int devices) {
 }  // namespace detail
 
 // The first row that device `index` of `devices` has of `rows`: what does not divide is spread.
-inline std::int64_t shard_begin(std::int64_t rows, int index, int devices) {
+inline std::int64_t shard_begin(std::int64_t rows, std::int64_t index, std::int64_t devices) {
   return rows * index / devices;
 }
 
@@ -243,6 +243,13 @@ inline Tensor cut_cross_entropy(const Tensor& logits, const std::vector<std::int
   return y;
 }
 
+// The all_reduce of what a matmul gave and nobody else reads: the sum lands in the same numbers.
+inline Tensor sum_in_place(const TensorGroup& group, const Tensor& y) {
+  const bool free = y.is_contiguous() && y.storage()->block().kept.load() == 0;
+  const Calling by = {group.device->endpoint(), CollectiveOptions(), {__FILE__, __LINE__}};
+  return start_all_reduce(by, y, group.axes, Reduce::sum, free ? y.detach() : Tensor()).wait();
+}
+
 // x, whole on every device, to the cut matmuls; what they give, summed.
 inline void add_linear_hooks(Hooks& hooks, const TensorGroup& group, bool sequence_parallel,
                              bool gather_again) {
@@ -257,7 +264,7 @@ inline void add_linear_hooks(Hooks& hooks, const TensorGroup& group, bool sequen
     };
   } else {
     hooks.linear_in = [group](const Tensor& x) { return group.device->replicate(x, group.axes); };
-    hooks.linear_out = [group](const Tensor& y) { return group.device->all_reduce(y, group.axes); };
+    hooks.linear_out = [group](const Tensor& y) { return sum_in_place(group, y); };
   }
 }
 
@@ -272,7 +279,7 @@ inline void add_vocabulary_hooks(Hooks& hooks, const TensorGroup& group, bool se
     }
     const Tensor rows = local_embedding(table, ids, shape, group);
     return sequence_parallel ? group.device->reduce_scatter(rows, group.axes, 1)
-                             : group.device->all_reduce(rows, group.axes);
+                             : sum_in_place(group, rows);
   };
   hooks.loss = [group](const Tensor& x, const Tensor& table,
                        const std::vector<std::int32_t>& targets) {
@@ -284,12 +291,6 @@ inline void add_vocabulary_hooks(Hooks& hooks, const TensorGroup& group, bool se
     }
     return cut_cross_entropy(logits, targets, group);
   };
-}
-
-// Where the tokens of a device's part of the residual stream stand, of `tokens` at `places`.
-inline TokenPlaces stream_of(const TokenPlaces& places, int index, int devices,
-                             std::int64_t tokens) {
-  return places.from(tokens * index / devices);
 }
 
 // Fills the hooks of a model whose parameters are tensor_shards over the axes. The hooks use the
@@ -304,7 +305,7 @@ inline void add_tensor_hooks(Hooks& hooks, Device& device, const Axes& tensor,
   check_tensor_split(config, group.devices);
   if (sequence_parallel) {
     check_sequence_split(here, group.devices);
-    hooks.stream = stream_of(hooks.places, group.index, group.devices, here);
+    hooks.stream = hooks.places.from(shard_begin(here, group.index, group.devices));
     hooks.sequence_length = hooks.sequence_length > 0 ? hooks.sequence_length : here;
   }
   hooks.partial_share = 1.0 / group.devices;

@@ -82,6 +82,19 @@ inline void check_weights(const Transformer& model, const TrainOptions& options)
   check_finite("train", "norm of the weights", std::sqrt(total), options.steps - 1, options);
 }
 
+// Of several devices each is a group of its own at least.
+inline void check_groups(const TrainOptions& options) {
+  const std::int64_t devices = options.layout.batch_devices(), groups = options.experts.groups;
+  if (groups != 1 && groups % devices != 0) {
+    fail({"train: ", groups, " groups of tokens (experts.groups) over data x context = ", devices,
+          "; right is a multiple of ", devices, ", or 1 for as many as there are devices"});
+  }
+  if (devices > 1 && !options.experts.group_of.empty()) {
+    fail({"train: experts.group_of is given, and the layout is ", options.layout.text(),
+          "; where tokens lie on several devices those are their groups: leave it empty"});
+  }
+}
+
 inline void check_training(const Transformer& model, const Text& text,
                            const TrainOptions& options) {
   check_options("train", options);
@@ -92,6 +105,7 @@ inline void check_training(const Transformer& model, const Text& text,
   }
   check_layout(options.layout, model.config, options.machine.dims.count(), options.batch,
                model.config.context);
+  check_groups(options);
   check_length("train", text.train(), model.config.context);
 }
 
@@ -112,11 +126,17 @@ inline Comparison memory_rows(const ModelConfig& config, const TrainOptions& opt
 inline std::vector<double> one_device_losses(const Transformer& model, const Text& text,
                                              const TrainOptions& options, const TrainState& start,
                                              std::int64_t first) {
+  const Layout& layout = options.layout;
   TrainOptions one = options;
   one.machine = Machine();
   one.layout = Layout();
-  one.layout.microbatches = options.layout.microbatches;
-  one.experts.groups = std::max(options.experts.groups, options.layout.batch_devices());
+  one.layout.microbatches = layout.microbatches;
+  one.experts.groups = std::max(options.experts.groups, layout.batch_devices());
+  if (layout.context > 1) {
+    one.experts.group_of = token_groups(layout.context_parallel, layout.data, layout.context,
+                                        options.batch / layout.microbatches, model.config.context,
+                                        one.experts.groups / layout.batch_devices());
+  }
   Transformer copy = copy_of(model);
   Trainer trainer(copy, text.train(), one, start);
   std::vector<double> losses;
@@ -151,13 +171,14 @@ inline TrainReport train(Transformer& model, const Text& text,
   const Shared<MemoryMeter> meter = context().memory;
   const double level = meter->current_total() - 4.0 * static_cast<double>(model.count());
   const detail::TrainCheckpoint checkpoint(text, options);
-  const detail::TrainState before = checkpoint.resume(model, report);
+  detail::TrainState before = checkpoint.resume(model, report);
   detail::print_resumed(options, report);
   if (report.devices > 1) {
     report.one_device =
         detail::one_device_losses(model, text, options, detail::copy_of(before), report.resumed);
   }
   detail::Trainer trainer(model, text.train(), options, before);
+  before = detail::TrainState();
   meter->reset_peak();
   for (std::int64_t step = report.resumed; step < options.steps; ++step) {
     const double start = detail::seconds_now();

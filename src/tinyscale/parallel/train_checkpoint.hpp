@@ -5,7 +5,7 @@
 // save.
 
 #include <cerrno>   // errno
-#include <cmath>    // floor, sqrt
+#include <cmath>    // floor, sqrt, HUGE_VAL
 #include <cstdint>  // int64_t
 #include <cstring>  // memcpy
 #include <string>   // string
@@ -25,18 +25,19 @@ namespace detail {
 constexpr const char* moment_prefix = "optimizer.moments.";
 constexpr const char* square_prefix = "optimizer.squares.";
 
+// null: a norm that overflowed, in a step that was left out.
 inline std::string numbers_json(const std::vector<double>& numbers) {
   std::string json = "[";
   for (const double number : numbers) {
     json += json.size() > 1 ? "," : "";
-    json += exact_number(number);
+    json += is_finite(number) ? exact_number(number) : "null";
   }
   return json + "]";
 }
 
 inline std::string training_json(const List<SafetensorsNote>& data, const TrainState& state,
                                  const TrainReport& report) {
-  std::string json = "{";
+  std::string json = cat({"{\"format\":\"", name_of(report.format), "\","});
   for (const SafetensorsNote& note : data) {
     json += cat({"\"", note.name, "\":\"", json_escape(note.text), "\","});
   }
@@ -68,13 +69,14 @@ inline std::int64_t training_whole(const Json& notes, const char* key, const std
 }
 
 inline std::vector<double> training_numbers(const Json& notes, const char* key,
-                                            const std::string& who) {
+                                            const std::string& who, bool may_overflow = false) {
   std::vector<double> numbers;
   for (const Json& item : training_note(notes, key, Json::Kind::list, who).list) {
-    if (item.kind != Json::Kind::number || !is_finite(item.number)) {
+    const bool overflowed = may_overflow && item.kind == Json::Kind::null;
+    if (!overflowed && (item.kind != Json::Kind::number || !is_finite(item.number))) {
       fail({who, "its ", key, " hold what is no finite number"});
     }
-    numbers.push_back(item.number);
+    numbers.push_back(overflowed ? HUGE_VAL : item.number);
   }
   return numbers;
 }
@@ -87,7 +89,7 @@ inline void read_progress(const Json& notes, TrainState& state, TrainReport& rep
   state.good_steps = training_whole(notes, "good_steps", who);
   state.loss_scale = training_note(notes, "loss_scale", Json::Kind::number, who).number;
   report.losses = training_numbers(notes, "losses", who);
-  report.grad_norms = training_numbers(notes, "grad_norms", who);
+  report.grad_norms = training_numbers(notes, "grad_norms", who, true);
   const std::vector<double> validated = training_numbers(notes, "validated", who);
   const std::vector<double> validation = training_numbers(notes, "validation", who);
   const auto steps = static_cast<std::size_t>(report.resumed);
@@ -202,8 +204,13 @@ class TrainCheckpoint {
     }
     TrainReport read;
     read_progress(notes, state, read, who);
+    if (training_note(notes, "format", Json::Kind::text, who).text != name_of(options_.format)) {
+      state.loss_scale = 0;  // that of another format says nothing about this one
+      state.good_steps = 0;
+    }
     read_tensors(file, model, state, who);
     report.resumed = read.resumed;
+    report.skipped_steps = read.resumed - state.steps;
     report.losses.swap(read.losses);
     report.grad_norms.swap(read.grad_norms);
     report.validation.swap(read.validation);

@@ -34,12 +34,12 @@ inline void put_part(const float* from, std::int64_t first, std::int64_t count, 
   if (split != Split::columns) {
     const std::int64_t rows = split == Split::rows ? whole.dim(0) : 0;
     const std::int64_t width = whole.dim(0) > 0 ? whole.count() / whole.dim(0) : 0;
-    std::copy(from, from + count, to + rows * index / devices * width + first);
+    std::copy(from, from + count, to + shard_begin(rows, index, devices) * width + first);
     return;
   }
   const std::int64_t width = whole.dim(1);
-  const std::int64_t begin = width * index / devices;
-  const std::int64_t part = width * (index + 1) / devices - begin;
+  const std::int64_t begin = shard_begin(width, index, devices);
+  const std::int64_t part = shard_begin(width, index + 1, devices) - begin;
   for (std::int64_t i = first; i < first + count; ++i) {
     to[i / part * width + begin + i % part] = from[i - first];
   }
@@ -75,9 +75,10 @@ class Trainer {
         axes_(layout_axes(options.layout)),
         state_(start) {
     const Layout& layout = options.layout;
-    if (start.steps == 0) {
-      state_.loss_scale =
-          scales_dynamically(options) ? options.loss_scaler.scale : first_loss_scale(options);
+    if (!scales_dynamically(options)) {
+      state_.loss_scale = first_loss_scale(options);
+    } else if (start.loss_scale <= 0) {
+      state_.loss_scale = options.loss_scaler.scale;
     }
     if (layout.devices() == 1 && layout.microbatches == 1 && layout.schedule.empty() &&
         layout.recompute == Recompute::none) {
@@ -101,7 +102,7 @@ class Trainer {
       scale_after(result);
       return result;
     }
-    last_.reset();  // what it keeps would be on the devices' meters
+    last_.reset();  // what it kept would count as this step's memory
     const MeshRun run = mesh_->run([&](Device& device) {
       Shared<DeviceModel>& mine = parts_[static_cast<std::size_t>(device.rank())];
       if (!mine) {
@@ -124,7 +125,7 @@ class Trainer {
     state_.moments.clear();  // the devices have them
     state_.squares.clear();
     whole_ = false;
-    last_.reset(new MeshRun(run.with(options_.faults)));
+    last_.reset(new MeshRun(options_.faults.all.empty() ? run : run.with(options_.faults)));
     const Tensor told = run.kept(0, "result");
     StepResult result;
     result.loss = static_cast<double>(told.data()[0]);
@@ -160,6 +161,7 @@ class Trainer {
     return all;
   }
   bool on_mesh() const { return mesh_ != nullptr; }
+  Mesh* mesh() const { return mesh_.get(); }
   const Shared<const MeshRun>& last_run() const { return last_; }
   const LayoutAxes& axes() const { return axes_; }
   // What training has beside the weights, as a whole.

@@ -1,5 +1,6 @@
 #pragma once
-// Pictures of whole reports: the losses of a training run, the bytes over the links of a mesh run.
+// Pictures of whole reports: the losses of a training run, the last step of one on a mesh, the
+// bytes over the links of a mesh run.
 
 #include <string>  // string
 #include <vector>  // vector
@@ -7,7 +8,11 @@
 #include "tinyscale/mesh/mesh_run.hpp"
 #include "tinyscale/parallel/train_report.hpp"
 #include "tinyscale/show/heat_map.hpp"
+#include "tinyscale/show/memory_timeline.hpp"
 #include "tinyscale/show/pictures.hpp"
+#include "tinyscale/show/run_trace.hpp"
+#include "tinyscale/show/step_pictures.hpp"
+#include "tinyscale/show/task_timeline.hpp"
 
 namespace tinyscale {
 
@@ -24,6 +29,36 @@ inline Svg svg(const TrainReport& report) {
     curve.validation.push_back(v.loss);
   }
   return svg(curve);
+}
+
+namespace detail {
+
+inline const MeshRun& last_run(const char* function, const TrainReport& report) {
+  if (!report.last_step) {
+    fail({function, ": the report is of a training on one device by itself, of which no simulated ",
+          "time is known; options.machine and options.layout of several devices are right"});
+  }
+  return *report.last_step;
+}
+
+}  // namespace detail
+
+// Of the last step of a training on a mesh: a Gantt chart; where its time went, mean of the
+// devices; the memory of each device; and all of it for Perfetto.
+inline Svg device_timeline(const TrainReport& report,
+                           const std::vector<int>& ranks = std::vector<int>()) {
+  return device_timeline(detail::last_run("device_timeline", report), report.step.tasks, ranks);
+}
+inline Svg waterfall(const TrainReport& report) {
+  detail::last_run("waterfall", report);
+  return waterfall(report.step.time, detail::cat({"A step on ", report.devices, " devices"}));
+}
+inline Svg memory_timeline(const TrainReport& report,
+                           const std::vector<int>& ranks = std::vector<int>()) {
+  return memory_timeline(detail::last_run("memory_timeline", report), ranks);
+}
+inline void save_trace(const TrainReport& report, const std::string& path) {
+  save_trace(detail::last_run("save_trace", report), path, report.step.tasks);
 }
 
 // Bytes that crossed each link, from device (row) to device (column); a switch comes last.

@@ -26,7 +26,8 @@ inline std::string bubble_fill() {
 }
 inline std::string idle_fill() { return "class=\"ts-empty\" fill=\"#eef0f2\""; }
 
-// A style for each row of a breakdown; more than six of a kind share the last colour.
+// A style for each row of a breakdown; more than six of a kind share the last colour. Rows without
+// time take none, so that a run has the same colours in all pictures.
 inline List<Swatch> swatches_of(const List<TimeShare>& rows) {
   constexpr std::size_t most = 6;
   std::size_t computes = 0, waits = 0;
@@ -35,12 +36,12 @@ inline List<Swatch> swatches_of(const List<TimeShare>& rows) {
     std::string style = idle_fill();
     if (row.kind == TimeShare::Kind::compute) {
       style = Canvas::fill(computes < most ? computes : most);
-      ++computes;
+      computes += row.seconds > 0 ? 1 : 0;
     } else if (row.name == "bubble") {
       style = bubble_fill();
     } else if (row.kind == TimeShare::Kind::wait) {
       style = pale(waits < most ? waits : most);
-      ++waits;
+      waits += row.seconds > 0 ? 1 : 0;
     }
     out.push_back({row.name, style});
   }

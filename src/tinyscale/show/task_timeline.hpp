@@ -133,7 +133,8 @@ inline Svg device_timeline(const MeshRun& run, const TaskNames& names,
   const double right = 1176, lane = 9;
   const double head = 13, track = head + 22 + lane * static_cast<double>(lanes.names.size()) + 8;
   Canvas unseen(0, 0);
-  const double top = detail::draw_swatches(unseen, legend, 20, right, 72);
+  const double first = names.note.empty() ? 72 : 89;
+  const double top = detail::draw_swatches(unseen, legend, 20, right, first);
   const double bottom = top + track * static_cast<double>(devices.size());
   const detail::TimeScale scale(132, right, run.seconds);
   const double instant = 0.3 * scale.seconds / (right - scale.left);
@@ -142,7 +143,10 @@ inline Svg device_timeline(const MeshRun& run, const TaskNames& names,
       canvas, "Tasks of each device on " + run.machine().name + detail::left_out(run, devices),
       "solid: compute, its task's name above; pale: waits for communication; thin lanes: messages "
       "along that axis");
-  detail::draw_swatches(canvas, legend, 20, right, 72);
+  if (!names.note.empty()) {
+    canvas.label(20, 64, names.note, 12, Anchor::start, Canvas::soft());
+  }
+  detail::draw_swatches(canvas, legend, 20, right, first);
   detail::draw_time_axis(canvas, scale.left, right, top, bottom, scale.seconds);
   const List<List<detail::TrackPart>> tracks =
       detail::task_tracks(run, names, table, lanes, instant);
@@ -164,7 +168,7 @@ inline Svg device_timeline(const MeshRun& run, const TaskNames& names,
     for (std::size_t a = 0; a < busy.size(); ++a) {
       const double at = y + 22 + lane * static_cast<double>(a);
       canvas.label(scale.left - 6, at + 7,
-                   lanes.names[a].empty() ? "sends" : detail::shorten(lanes.names[a], 12), 9,
+                   lanes.names[a].empty() ? "sends" : detail::shorten(lanes.names[a], 22), 9,
                    Anchor::end, Canvas::soft());
       for (const detail::TrackPart& stretch : busy[a]) {
         canvas.rect(scale.x(stretch.start), at,

@@ -4,7 +4,6 @@
 
 #include <algorithm>  // min
 #include <cstdint>    // int64_t
-#include <cstring>    // memcpy
 #include <vector>     // vector
 
 #include "tinyscale/base/list.hpp"
@@ -29,15 +28,6 @@ inline std::int64_t inner_count(const Shape& shape, int dim) {
     n *= shape[i];
   }
   return n;
-}
-
-// Copies `blocks` blocks of n floats between two strided places.
-inline void copy_blocks(std::int64_t blocks, std::int64_t n, const float* from,
-                        std::int64_t from_stride, float* to, std::int64_t to_stride) {
-  for (std::int64_t i = 0; i < blocks && n > 0; ++i) {
-    std::memcpy(to + i * to_stride, from + i * from_stride,
-                static_cast<std::size_t>(n) * sizeof(float));
-  }
 }
 
 inline void record_copy(const OpScope& scope, const char* name, const Tensor& y) {

@@ -1,0 +1,214 @@
+#include <doctest/doctest.h>
+
+#include <string>
+#include <vector>
+
+#include "error_of.hpp"
+#include "tinyscale.hpp"
+
+namespace ts = tinyscale;
+
+#if !defined(TINYSCALE_NO_THREADS)
+
+namespace {
+
+ts::Text small_text() {
+  std::string data;
+  for (int i = 0; i < 120; ++i) {
+    data += "the quick brown fox jumps over the lazy dog, and the dog sleeps on. ";
+  }
+  return ts::make_text("fox", data);
+}
+
+ts::ModelConfig small_model(bool experts = false) {
+  ts::ModelConfig c = ts::config(experts ? "nano-llama" : "nano");
+  c.layers = 4;
+  c.width = 32;
+  c.heads = 4;
+  c.kv_heads = 2;
+  c.head_size = 8;
+  c.hidden = 60;
+  c.context = 16;
+  c.vocabulary = 41;
+  if (experts) {
+    c.experts = 4;
+    c.top_k = 2;
+    c.expert_hidden = 30;
+  }
+  return c;
+}
+
+ts::TrainOptions silent(const ts::Layout& layout) {
+  ts::TrainOptions options;
+  options.steps = 2;
+  options.warmup = 1;
+  options.batch = 12;
+  options.learning_rate = 3e-3;
+  options.out = nullptr;
+  options.eval_every = 0;
+  options.layout = layout;
+  if (layout.devices() > 0) {
+    options.machine = ts::machine("tpu-v5e", {layout.devices()});
+  }
+  return options;
+}
+
+ts::Layout sizes(std::int64_t data, std::int64_t tensor = 1, std::int64_t pipeline = 1,
+                 std::int64_t context = 1, std::int64_t microbatches = 1) {
+  ts::Layout layout;
+  layout.data = data;
+  layout.tensor = tensor;
+  layout.pipeline = pipeline;
+  layout.context = context;
+  layout.microbatches = microbatches;
+  return layout;
+}
+
+std::string refusal(const ts::TrainOptions& options, const ts::ModelConfig& config) {
+  static const ts::Text text = small_text();
+  ts::Transformer model(config, 1);
+  return error_of([&] { ts::train(model, text, options); });
+}
+std::string refusal(const ts::Layout& layout, bool experts = false) {
+  return refusal(silent(layout), small_model(experts));
+}
+
+}  // namespace
+
+TEST_CASE("a layout whose sizes do not divide says which") {
+  CHECK(refusal(sizes(1, 3)) == "train: 4 heads over tensor 3; right is a multiple of 3");
+  CHECK(refusal(sizes(1, 4)) == "train: 2 kv_heads over tensor 4; right is a multiple of 4");
+  ts::ModelConfig odd = small_model();
+  odd.hidden = 61;
+  CHECK(refusal(silent(sizes(1, 2)), odd) ==
+        "train: 61 hidden units over tensor 2; right is a multiple of 2");
+  odd = small_model(true);
+  odd.expert_hidden = 31;
+  CHECK(refusal(silent(sizes(1, 2)), odd) ==
+        "train: 31 hidden units of an expert over tensor 2; right is a multiple of 2");
+  CHECK(refusal(sizes(1, 1, 3)) == "train: 4 layers over stages 3; right is a multiple of 3");
+  CHECK(refusal(sizes(5)) ==
+        "train: a batch of 12 sequences does not divide over data 5; right is a multiple of 5");
+  CHECK(refusal(sizes(2, 1, 1, 1, 4)) ==
+        "train: a batch of 12 sequences does not divide over data 2 x microbatches 4; right is a "
+        "multiple of 8");
+  CHECK(refusal(sizes(1, 1, 1, 3)) ==
+        "train: 16 tokens of a sequence over twice context 6; right is a multiple of 6");
+  ts::Layout layout = sizes(1, 1, 1, 3);
+  layout.context_parallel = ts::ContextParallel::ulysses;
+  CHECK(refusal(layout) ==
+        "train: 16 tokens of a sequence over context 3; right is a multiple of 3");
+  layout.context = 8;
+  CHECK(refusal(layout) == "train: 4 heads of a device over context 8; right is a multiple of 8");
+  layout.context = 4;
+  CHECK(refusal(layout) ==
+        "train: 2 kv_heads of a device over context 4; right is a multiple of 4");
+  layout = sizes(1, 2, 1, 1);
+  layout.sequence_parallel = true;
+  odd = small_model();
+  odd.context = 15;
+  CHECK(refusal(silent(layout), odd) ==
+        "train: 15 tokens of a device over tensor 2; right is a multiple of 2");
+}
+
+TEST_CASE("a layout of experts, ZeRO or an order that cannot be says why") {
+  ts::Layout layout = sizes(2);
+  layout.expert = 2;
+  CHECK(refusal(layout) == "train: expert 2 for nano, which has no experts; 1 is right");
+  layout = sizes(3);
+  layout.expert = 3;
+  CHECK(refusal(layout, true) == "train: 4 experts over expert 3; right is a multiple of 3");
+  layout = sizes(1, 2);
+  layout.expert = 2;
+  CHECK(refusal(layout, true) ==
+        "train: expert 2 does not divide data 1 x context 1 = 1; the devices of an expert group "
+        "are among those that see other tokens");
+  layout = sizes(4);
+  layout.zero_devices = 2;
+  CHECK(refusal(layout) ==
+        "train: zero_devices is 2 and zero is Zero::none; set layout.zero to what is sharded");
+  layout.zero = ts::Zero::parameters;
+  layout.zero_devices = -1;
+  CHECK(refusal(layout) == "train: zero_devices is -1; 0 is right for all, or how many share");
+  layout.zero_devices = 3;
+  CHECK(refusal(layout) == "train: zero_devices 3 does not divide data 4 x context 1 = 4");
+  layout = sizes(6);
+  layout.expert = 2;
+  layout.zero = ts::Zero::optimizer;
+  layout.zero_devices = 3;
+  CHECK(refusal(layout, true) ==
+        "train: data 6 would be cut in groups of 2 and of 3 (ZeRO and experts); one must divide "
+        "the other");
+  layout = sizes(2);
+  layout.order = {"data", "tensor", "data", "pipeline"};
+  CHECK(refusal(layout) ==
+        "train: layout.order is {data, tensor, data, pipeline}; pipeline, data, context and tensor "
+        "are right, each once, the slowest links first");
+  CHECK(refusal(sizes(2, 1, 1, 1, 0)) ==
+        "train: layout is data 2, tensor 1, pipeline 1, context 1, microbatches 0; each must be at "
+        "least 1, and the devices at most 2147483647");
+  ts::ModelConfig tiny = small_model();
+  tiny.heads = tiny.kv_heads = 64;
+  tiny.hidden = 64;
+  CHECK(refusal(silent(sizes(1, 64)), tiny) ==
+        "train: tensor 64 is more than the vocabulary of 41");
+}
+
+TEST_CASE("a schedule that the layout cannot run says why") {
+  ts::Layout layout = sizes(1, 1, 2, 1, 2);
+  layout.schedule = ts::gpipe(4, 2);
+  CHECK(refusal(layout) ==
+        "train: the schedule gpipe is of 4 ranks and 2 microbatches, the layout has pipeline 2 and "
+        "microbatches 2; they must be equal");
+  layout.schedule = ts::interleaved(2, 2, 4);
+  CHECK(refusal(layout) == "train: 4 layers over stages 8; right is a multiple of 8");
+  layout.schedule = ts::gpipe(2, 2);
+  layout.schedule.stages = 0;
+  CHECK(refusal(layout) ==
+        "check_pipeline: gpipe: 2 ranks, 0 stages, 2 microbatches; 1 to 4096 ranks are right, and "
+        "1 to 4194304 stages x microbatches");
+  layout.schedule = ts::gpipe(2, 2);
+  layout.schedule.program[1].pop_back();
+  CHECK(refusal(layout) == "check_pipeline: gpipe: rank 1 lacks B of stage 1, microbatch 1");
+  layout.schedule = ts::gpipe(2, 2);
+  std::swap(layout.schedule.program[0][0], layout.schedule.program[0][2]);
+  CHECK(refusal(layout) ==
+        "check_pipeline: gpipe: deadlock (eager): rank 0 at B of stage 0, microbatch 0 waits for B "
+        "of stage 1, microbatch 0 of rank 1; rank 1 at F of stage 1, microbatch 0 waits for F of "
+        "stage 0, microbatch 0 of rank 0");
+}
+
+TEST_CASE("groups of tokens: as many as devices, or an error; under context as on one device") {
+  ts::TrainOptions options = silent(sizes(2));
+  options.experts.capacity_factor = 0.75;
+  options.experts.groups = 3;
+  CHECK(refusal(options, small_model(true)) ==
+        "train: 3 groups of tokens (experts.groups) over data x context = 2; right is a multiple "
+        "of 2, or 1 for as many as there are devices");
+  options.experts.groups = 1;
+  options.experts.group_of = {0};
+  CHECK(refusal(options, small_model(true)) ==
+        "train: experts.group_of is given, and the layout is data 2, tensor 1, pipeline 1, context "
+        "1; where tokens lie on several devices those are their groups: leave it empty");
+  const ts::Text text = small_text();
+  for (const auto kind : {ts::ContextParallel::ring, ts::ContextParallel::ulysses}) {
+    for (const std::int64_t groups : {1, 8}) {
+      ts::Layout layout = sizes(2, 1, 1, 2, 2);
+      layout.context_parallel = kind;
+      layout.expert = 2;
+      options = silent(layout);
+      options.experts.capacity_factor = 0.75;
+      options.experts.balance_loss = 0.01;
+      options.experts.groups = groups;
+      options.check_steps = 2;
+      ts::Transformer model(small_model(true), 1);
+      const ts::TrainReport report = ts::train(model, text, options);
+      REQUIRE(report.one_device.size() == 2);
+      for (std::size_t i = 0; i < 2; ++i) {
+        CHECK(report.losses[i] == doctest::Approx(report.one_device[i]).epsilon(1e-6));
+      }
+    }
+  }
+}
+
+#endif  // TINYSCALE_NO_THREADS
