@@ -197,7 +197,6 @@
 #include "tinyscale/parallel/layout.hpp"
 #include "tinyscale/parallel/layout_axes.hpp"
 #include "tinyscale/parallel/memory_forms.hpp"
-#include "tinyscale/parallel/check_memory.hpp"
 #include "tinyscale/parallel/flops_forms.hpp"
 #include "tinyscale/parallel/numerics.hpp"
 #include "tinyscale/parallel/goodput.hpp"
@@ -208,10 +207,11 @@
 #include "tinyscale/parallel/device_model.hpp"
 #include "tinyscale/parallel/device_step.hpp"
 #include "tinyscale/parallel/trainer.hpp"
+#include "tinyscale/parallel/train_checkpoint.hpp"
+#include "tinyscale/parallel/check_memory.hpp"
 #include "tinyscale/parallel/step_report.hpp"
 #include "tinyscale/parallel/step_tables.hpp"
 #include "tinyscale/parallel/train_report.hpp"
-#include "tinyscale/parallel/train_checkpoint.hpp"
 #include "tinyscale/parallel/train.hpp"
 
 // plan: what would it cost?
