@@ -104,13 +104,14 @@ inline std::size_t common_start(const List<Table>& reports) {
     }
     same = i < same ? i : same;
   }
+  bool alike = true;
+  for (const Table& report : reports) {
+    alike = alike && report.title == first;
+  }
   while (same > 0 && first[same - 1] != ' ') {
     --same;
   }
-  for (const Table& report : reports) {
-    same = same < report.title.size() ? same : 0;
-  }
-  return reports.size() > 1 ? same : 0;
+  return alike ? 0 : same;
 }
 
 }  // namespace detail
