@@ -93,7 +93,7 @@ inline const std::vector<std::string>* find_row(const Table& table, const std::s
   return nullptr;
 }
 
-// How many characters all titles begin with, up to the end of a word.
+// How many characters all titles begin with, up to the end of a clause.
 inline std::size_t common_start(const List<Table>& reports) {
   const std::string& first = reports[0].title;
   std::size_t same = first.size();
@@ -108,7 +108,8 @@ inline std::size_t common_start(const List<Table>& reports) {
   for (const Table& report : reports) {
     alike = alike && report.title == first;
   }
-  while (same > 0 && first[same - 1] != ' ') {
+  while (same > 0 && !(same > 1 && first[same - 1] == ' ' &&
+                       (first[same - 2] == ',' || first[same - 2] == ':'))) {
     --same;
   }
   return alike ? 0 : same;
