@@ -201,3 +201,24 @@ TEST_CASE("compare: reports side by side") {
                        "compare: there is no report; give one or more, each with columns",
                        ts::Error);
 }
+
+TEST_CASE("comparison: rows that say how, heads of their own, titles without what they share") {
+  ts::Comparison a;
+  a.title = "training, on one device";
+  a.formula_head = "schedule";
+  a.counted_head = "simulated";
+  a.add("bubble", "s", 2, 3, "(p-1) (F + B)");
+  a.add("other", "s", 1, 1);
+  CHECK(a.csv() ==
+        "name,unit,schedule,simulated,simulated/schedule,how\n"
+        "bubble,s,2,3,1.500,(p-1) (F + B)\n"
+        "other,s,1,1,1.000,\n");
+  ts::Comparison b = a;
+  b.title = "training, on two devices";
+  CHECK(ts::compare({a, b}).columns[1] == "on one device: unit");
+  CHECK(ts::compare({a, b}).columns[6] == "on two devices: unit");
+  CHECK(ts::compare({a, a}).columns[1] == "training, on one device: unit");
+  CHECK(ts::compare({a}).columns[1] == "training, on one device: unit");
+  b.title = "training";
+  CHECK(ts::compare({a, b}).columns[6] == "training: unit");
+}

@@ -17,6 +17,7 @@ namespace tinyscale {
 struct ReportRow {
   std::string name, unit;
   double predicted = 0, counted = 0;
+  std::string how = "";  // the formula in letters, or in words
 
   // counted / predicted; 1 when both are 0.
   double ratio() const { return predicted == counted ? 1 : counted / predicted; }
@@ -30,9 +31,11 @@ struct ReportRow {
 struct Comparison {
   std::string title;
   List<ReportRow> rows;
+  std::string formula_head = "formula", counted_head = "counted";  // of the columns
 
-  void add(const std::string& name, const std::string& unit, double predicted, double counted) {
-    rows.push_back({name, unit, predicted, counted});
+  void add(const std::string& name, const std::string& unit, double predicted, double counted,
+           const std::string& how = "") {
+    rows.push_back({name, unit, predicted, counted, how});
   }
 
   // Whether every row agrees to within `relative`; 0 asks for the same number.
@@ -48,10 +51,22 @@ struct Comparison {
   Table table() const {
     Table out;
     out.title = title;
-    out.columns = {"name", "unit", "formula", "counted", "counted/formula"};
+    out.columns = {"name", "unit", formula_head, counted_head, counted_head + "/" + formula_head};
+    bool explained = false;
     for (const ReportRow& row : rows) {
-      out.add({row.name, row.unit, detail::cat({row.predicted}), detail::cat({row.counted}),
-               detail::printed('f', 3, row.ratio())});
+      explained = explained || !row.how.empty();
+    }
+    if (explained) {
+      out.columns.push_back("how");
+    }
+    for (const ReportRow& row : rows) {
+      std::vector<std::string> cells = {row.name, row.unit, detail::cat({row.predicted}),
+                                        detail::cat({row.counted}),
+                                        detail::printed('f', 3, row.ratio())};
+      if (explained) {
+        cells.push_back(row.how);
+      }
+      out.add(cells);
     }
     return out;
   }
@@ -78,9 +93,32 @@ inline const std::vector<std::string>* find_row(const Table& table, const std::s
   return nullptr;
 }
 
+// How many characters all titles begin with, up to the end of a clause.
+inline std::size_t common_start(const List<Table>& reports) {
+  const std::string& first = reports[0].title;
+  std::size_t same = first.size();
+  for (const Table& report : reports) {
+    std::size_t i = 0;
+    while (i < same && i < report.title.size() && report.title[i] == first[i]) {
+      ++i;
+    }
+    same = i < same ? i : same;
+  }
+  bool alike = true;
+  for (const Table& report : reports) {
+    alike = alike && report.title == first;
+  }
+  while (same > 0 && !(same > 1 && first[same - 1] == ' ' &&
+                       (first[same - 2] == ',' || first[same - 2] == ':'))) {
+    --same;
+  }
+  return alike ? 0 : same;
+}
+
 }  // namespace detail
 
-// Reports side by side: rows are matched by their first cell, columns are "title: column".
+// Reports side by side: rows are matched by their first cell, columns are "title: column", titles
+// without the words that all begin with.
 // A report takes part by converting to a Table.
 inline Table compare(const List<Table>& reports) {
   if (reports.empty() || reports[0].columns.empty()) {
@@ -91,8 +129,9 @@ inline Table compare(const List<Table>& reports) {
   std::vector<std::string> keys;    // first cells
   std::vector<std::size_t> before;  // how many equal ones come before each
   for (std::size_t r = 0; r < reports.size(); ++r) {
-    const std::string name =
-        reports[r].title.empty() ? detail::cat({"report ", r + 1}) : reports[r].title;
+    const std::string name = reports[r].title.empty()
+                                 ? detail::cat({"report ", r + 1})
+                                 : reports[r].title.substr(detail::common_start(reports));
     for (std::size_t c = 1; c < reports[r].columns.size(); ++c) {
       out.columns.push_back(name + ": " + reports[r].columns[c]);
     }

@@ -44,7 +44,9 @@ inline void number_calls(const DeviceLog& device, NameTable& lines, RunLog& log)
     CallRecord* const call = record_of(event);
     if (event.kind == DeviceEvent::Kind::start && call != nullptr) {
       const CallShape& shape = *call->logged.shape;
-      const std::string text = cat({shape.name, "(", shape.arguments, ", ", shape.axes, ")"});
+      const std::string inside =  // a send has none
+          shape.axes.empty() ? "" : cat({"(", shape.arguments, ", ", shape.axes, ")"});
+      const std::string text = shape.name + inside;
       const int time = ++times[text];
       if (call->number < 0) {
         int& line = lines[cat({text, " #", time})];

@@ -349,6 +349,13 @@ class Replay {
 
   const std::string& line(std::size_t c) const { return line_of(log_, c); }
 
+  // Whom a send is from and to: its line says which of all sends of a device it is.
+  std::string ends_of(std::size_t c) const {
+    const LoggedCall& call = log_.calls[c];
+    return call.shape->eager ? cat({" (", (*call.members)[0], " -> ", (*call.members)[1], ")"})
+                             : "";
+  }
+
   // When nothing can happen any more every device must be at its end.
   void check_all_done() const {
     std::string dead, waiting;
@@ -358,8 +365,8 @@ class Replay {
       if (devices_[d].dead) {
         dead += cat({dead.empty() ? "device " : ", device ", d});
       } else if (devices_[d].waits_for != none && ++waits <= most_named) {
-        waiting += cat({waits > 1 ? ", device " : "device ", d, " waits in ",
-                        line(static_cast<std::size_t>(devices_[d].waits_for))});
+        const auto c = static_cast<std::size_t>(devices_[d].waits_for);
+        waiting += cat({waits > 1 ? ", device " : "device ", d, " waits in ", line(c), ends_of(c)});
       }
     }
     if (dead.empty() && dead_link_ >= 0) {

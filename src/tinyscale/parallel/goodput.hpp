@@ -99,7 +99,9 @@ struct GoodputRun {
     }
     return out;
   }
+  operator Table() const { return table(); }
   std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const GoodputRun& run) {

@@ -67,6 +67,7 @@ struct NumericsReport {
   }
   operator Table() const { return table(); }
   std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const NumericsReport& report) {

@@ -13,6 +13,7 @@
 #include "tinyscale/model/train_step.hpp"
 #include "tinyscale/model/training_memory.hpp"
 #include "tinyscale/parallel/flat_parameters.hpp"
+#include "tinyscale/parallel/layout_hooks.hpp"
 #include "tinyscale/parallel/memory_forms.hpp"
 
 namespace tinyscale {
@@ -33,9 +34,11 @@ struct PlannedCall {
 // One device's part of a step.
 struct StepPlan {
   List<PlannedCall> calls;
-  double matmul_flops = 0;      // of all ops
-  double recomputed_flops = 0;  // of these, those done a second time
-  bool mean_flops = false;      // an expert's tokens depend on the routing
+  double flops[6] = {0, 0, 0, 0, 0, 0};  // of matmuls, by StepTask::Work
+  bool mean_flops = false;               // an expert's tokens depend on the routing
+  double matmul_flops() const {
+    return flops[0] + flops[1] + flops[2] + flops[3] + flops[4] + flops[5];
+  }
   // Bytes, float32 as they lie in the laptop's memory.
   double parameters = 0, gradients = 0, optimizer = 0;  // between two steps; gradients before it
   double gathered = 0;     // the most weights that are gathered at once; -1: not the only buffers
@@ -105,9 +108,16 @@ class StepPlanner {
 
   void add_op(const PipelineOp& op) {
     if (op.work == PipelineWork::weight_gradient) {
+      for (std::int64_t l = 0; l < layers(op); ++l) {
+        plan.flops[StepTask::weight_gradient] += block_flops() - attention_flops(2);
+      }
+      plan.flops[StepTask::weight_gradient] += last(op) ? head_flops() : 0;
       add_gradients(op);
       return;
     }
+    const bool whole = op.work == PipelineWork::backward;
+    double& backward = plan.flops[whole ? StepTask::backward : StepTask::input_gradient];
+    double& recomputed = plan.flops[StepTask::recompute];
     const bool forward = op.work == PipelineWork::forward;
     const bool again = !forward && layout_.recompute == Recompute::full;
     const bool core_again = !forward && layout_.recompute == Recompute::selective;
@@ -122,20 +132,20 @@ class StepPlanner {
     for (std::int64_t l = 0; l < layers(op); ++l) {
       if (forward || again) {
         add_block_forward();
-        plan.matmul_flops += block_flops();
-        plan.recomputed_flops += again ? block_flops() : 0;
+        (again ? recomputed : plan.flops[StepTask::forward]) += block_flops();
       }
       if (core_again) {
         add_attention(true);
-        plan.matmul_flops += attention_flops(2);
-        plan.recomputed_flops += attention_flops(2);
+        recomputed += attention_flops(2);
       }
       if (!forward) {
         add_block_backward();
-        plan.matmul_flops += 2 * (block_flops() - attention_flops(2)) + attention_flops(5);
+        backward += (whole ? 2 : 1) * (block_flops() - attention_flops(2)) + attention_flops(5);
       }
     }
     if (last(op)) {
+      (forward ? plan.flops[StepTask::forward] : backward) +=
+          (forward || !whole ? 1 : 2) * head_flops();
       add_head(forward);
     }
     if (forward ? !last(op) : !first(op)) {
@@ -197,7 +207,7 @@ class StepPlanner {
       }
     }
     add(Collective::all_reduce, layout_.devices() > 1 ? axes_.all() : AxisGroup(), 2,
-        "loss and norm", "2");
+        "loss and norm", "4 (n-1)/n over all n devices");
   }
 
   // ---- What segments send ----
@@ -236,10 +246,11 @@ class StepPlanner {
     add_attention(false);
     add_experts(false);
   }
+  double head_flops() const {
+    return 2 * static_cast<double>(sequences_ * tokens_ * c_.width * table_rows());
+  }
   void add_head(bool forward) {
     const std::int64_t rows = sequences_ * tokens_;
-    const double dense = 2 * static_cast<double>(rows * c_.width * table_rows());
-    plan.matmul_flops += forward ? dense : 2 * dense;
     if (forward) {
       if (layout_.sequence_parallel) {
         add_tensor(true, head_formula);

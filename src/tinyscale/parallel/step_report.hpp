@@ -10,107 +10,45 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/measure/compare.hpp"
-#include "tinyscale/mesh/choose_algorithm.hpp"
-#include "tinyscale/mesh/collective_bytes.hpp"
 #include "tinyscale/mesh/time_breakdown.hpp"
 #include "tinyscale/parallel/device_step.hpp"
+#include "tinyscale/parallel/flops_forms.hpp"
 #include "tinyscale/parallel/pipeline_timing.hpp"
-#include "tinyscale/parallel/step_forms.hpp"
+#include "tinyscale/parallel/step_traffic.hpp"
 
 namespace tinyscale {
 
 struct StepReport {
-  Comparison sent;          // bytes and steps of each collective along each axis, of all devices
-  Comparison work;          // FLOPs of all devices
-  Comparison memory;        // bytes of the device that holds the most
-  Comparison bubble;        // seconds, of each pipeline rank
-  Comparison times;         // seconds, mean of the devices, beside bounds
-  Table devices;            // FLOPs, bytes sent, peak memory by kind, time: a row for each
-  List<TimeShare> time;     // simulated, mean of the devices
-  TaskNames tasks;          // of the run's tasks, for pictures
-  double seconds = 0;       // simulated
-  double mfu = 0, hfu = 0;  // model and all matmul FLOPs over what the chips could do meanwhile
-  bool mean = false;        // some formulas are right on average alone: they depend on the routing
+  std::string layout, letters;  // letters: what those of the formulas stand for
+  Comparison sent;       // bytes and steps of each collective along each axis, of all devices
+  Comparison work;       // FLOPs of all devices
+  Comparison memory;     // bytes of the device that holds the most, of each pipeline rank
+  Comparison bubble;     // seconds, of each pipeline rank
+  Comparison times;      // seconds, mean of the devices, beside bounds: a waterfall
+  Table devices;         // FLOPs, bytes sent, peak memory by kind, time: a row for each
+  Table use;             // of the chips: MFU and HFU by named conventions
+  List<TimeShare> time;  // simulated, mean of the devices
+  TaskNames tasks;       // of the run's tasks, for pictures
+  double seconds = 0;    // simulated
+  double mfu = 0;        // 6 FLOPs a parameter and token + causal attention, over the peak
+  double hfu = 0;        // all matmul FLOPs that were counted, over the peak
+  bool mean = false;     // some formulas are right on average alone: they depend on routing
+
+  // Every number beside its formula, as they are.
+  Table table() const;
+  operator Table() const { return table(); }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
 };
 
 namespace detail {
-
-// What a call sends from this device, and its steps, by the algorithm that it will take.
-struct PlannedCost {
-  double bytes = 0;
-  std::int64_t steps = 0;
-  double seconds = 0;
-};
-inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
-                                const Machine& machine, const List<AxisPlacement>& placed,
-                                Algorithm preferred) {
-  const double times = static_cast<double>(call.times);
-  PlannedCost cost;
-  if (call.send) {
-    return {times * 4 * static_cast<double>(call.elements), call.times, 0};
-  }
-  CollectiveSpec spec;
-  std::vector<int> numbers;
-  for (const std::string& name : call.axes) {
-    for (std::size_t i = 0; i < placed.size(); ++i) {
-      if (placed[i].name == name) {
-        numbers.push_back(static_cast<int>(i));
-      }
-    }
-  }
-  spec.what = call.what;
-  spec.parts = parts_of_group(machine, placed, numbers);
-  spec.elements = call.elements;
-  spec.element_bytes = bytes_of(call.format);
-  spec.root = call.what == Collective::permute ? 1 : 0;
-  const bool named = preferred != Algorithm::automatic && has_algorithm(spec.what, preferred);
-  spec.algorithm = named ? preferred : choose_algorithm(spec).algorithm;
-  const AxisGroup group = call.axes;
-  cost.bytes = times * collective_bytes(spec, static_cast<int>(at.index(group)));
-  cost.steps = call.times * collective_steps(spec);
-  cost.seconds = times * cost_of(spec).seconds;
-  return cost;
-}
-
-// What each device sends by one kind of call along the same axes.
-struct Traffic {
-  std::string name, axes, why;
-  bool mean = false;
-  std::vector<double> planned, counted;              // bytes by rank
-  std::vector<double> planned_steps, counted_steps;  // by rank
-};
-
-inline Traffic& traffic_of(List<Traffic>& all, const std::string& name, const std::string& axes,
-                           std::size_t devices) {
-  for (Traffic& known : all) {
-    if (known.name == name && known.axes == axes) {
-      return known;
-    }
-  }
-  Traffic traffic;
-  traffic.name = name;
-  traffic.axes = axes;
-  for (std::vector<double>* const of_rank :
-       {&traffic.planned, &traffic.counted, &traffic.planned_steps, &traffic.counted_steps}) {
-    of_rank->resize(devices);
-  }
-  all.push_back(traffic);
-  return all.back();
-}
-
-inline std::string names_text(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) {
-    text += (text.empty() ? "" : ",") + name;
-  }
-  return text;
-}
 
 class StepReporter {
  public:
   StepReporter(const MeshRun& run, const Transformer& model, const Layout& layout,
                const StepOptions& options)
       : run_(run),
+        config_(model.config),
         layout_(layout),
         options_(options),
         axes_(layout_axes(layout)),
@@ -119,6 +57,8 @@ class StepReporter {
       plans_.push_back(StepPlanner(model, layout, axes_, options, rank).plan);
     }
     report.seconds = run.seconds;
+    report.layout = layout.text();
+    report.letters = letters_of_plan(model.config, layout, options.batch);
     name_tasks();
     report.time = time_breakdown(run, report.tasks);
     add_sent();
@@ -134,14 +74,17 @@ class StepReporter {
  private:
   std::size_t devices() const { return plans_.size(); }
 
+  static const char* class_of(int work) {
+    static const char* const names[] = {"forward",         "backward",  "input gradient",
+                                        "weight gradient", "recompute", "update"};
+    return names[work];
+  }
   void name_tasks() {
-    static const char* const classes[] = {"forward",         "backward",  "input gradient",
-                                          "weight gradient", "recompute", "update"};
     const int stages = stages_.schedule.stages, m = static_cast<int>(layout_.microbatches);
     for (int number = 0; number < 6 * stages * m; ++number) {
       const StepTask task = StepTask::of(number, stages, m);
       report.tasks.names.push_back(task.text());
-      report.tasks.classes.push_back(classes[task.work]);
+      report.tasks.classes.push_back(class_of(task.work));
     }
     report.tasks.note =
         "F1.2: forward pass of stage 1, microbatch 2; B: backward; I, W: its halves, gradients of "
@@ -193,26 +136,27 @@ class StepReporter {
   }
 
   // The sum over devices; and each device that differs from its plan.
-  void add_rows(const std::string& name, const char* unit, const std::vector<double>& planned,
-                const std::vector<double>& counted, bool mean) {
+  void add_rows(Comparison& rows, const std::string& name, const char* unit,
+                const std::vector<double>& planned, const std::vector<double>& counted, bool mean,
+                const std::string& how) {
     double plan = 0, count = 0;
     for (std::size_t d = 0; d < devices(); ++d) {
       plan += planned[d];
       count += counted[d];
     }
-    report.sent.add((mean ? "about: " : "") + name, unit, plan, count);
+    rows.add((mean ? "about: " : "") + name, unit, plan, count, how);
     for (std::size_t d = 0; d < devices() && !mean; ++d) {
       if (planned[d] < counted[d] || counted[d] < planned[d]) {
-        report.sent.add(cat({name, ", device ", d}), unit, planned[d], counted[d]);
+        rows.add(cat({name, ", device ", d}), unit, planned[d], counted[d]);
       }
     }
   }
   void add_sent() {
-    report.sent.title = cat({"what a step sends, ", devices(), " devices: ", layout_.text()});
+    report.sent.title = cat({"what a step sends, sum of ", devices(), " devices"});
     for (const Traffic& row : traffic()) {
       const std::string name = cat({row.name, " over ", row.axes});
-      add_rows(cat({name, " (", row.why, ")"}), "B", row.planned, row.counted, row.mean);
-      add_rows(name, "steps", row.planned_steps, row.counted_steps, false);
+      add_rows(report.sent, name, "B", row.planned, row.counted, row.mean, row.why);
+      add_rows(report.sent, name, "steps", row.planned_steps, row.counted_steps, false, "");
       report.mean = report.mean || row.mean;
     }
   }
@@ -220,63 +164,84 @@ class StepReporter {
   // ---- FLOPs ----
 
   void add_work() {
-    double planned = 0, counted = 0, again = 0;
+    std::vector<double> planned, counted;
     bool mean = false;
-    report.work.title = "what a step computes, matmul FLOPs";
+    double all = 0;
     for (std::size_t d = 0; d < devices(); ++d) {
-      planned += plans_[d].matmul_flops;
-      again += plans_[d].recomputed_flops;
-      counted += run_.counters(static_cast<int>(d)).matmul_flops;
+      planned.push_back(plans_[d].matmul_flops());
+      counted.push_back(run_.counters(static_cast<int>(d)).matmul_flops);
       mean = mean || plans_[d].mean_flops;
+      all += counted[d];
     }
-    report.work.add("all devices", "FLOP", planned, counted);
-    for (std::size_t d = 0; d < devices() && !mean; ++d) {
-      const double own = run_.counters(static_cast<int>(d)).matmul_flops;
-      if (plans_[d].matmul_flops < own || own < plans_[d].matmul_flops) {
-        report.work.add(cat({"device ", d}), "FLOP", plans_[d].matmul_flops, own);
-      }
-    }
-    const double could =
-        run_.machine().chip.peak(options_.format) * static_cast<double>(devices()) * report.seconds;
-    report.hfu = could > 0 ? counted / could : 0;
-    report.mfu = could > 0 ? (counted - again) / could : 0;
+    report.work.title = "what a step computes in matmuls";
+    add_rows(report.work, "all devices", "FLOP", planned, counted, mean, "");
     report.mean = report.mean || mean;
+    add_use(all);
+  }
+  // Of the simulated clock. Formulas see T/2 keys a token, each matmul once forward and twice
+  // backward; the devices (T+1)/2, and the scores once more backward.
+  void add_use(double counted) {
+    const ModelConfig& c = config_;
+    const auto context = static_cast<double>(c.context);
+    const double tokens = static_cast<double>(options_.batch) * context;
+    const Chip& chip = run_.machine().chip;
+    const double could =
+        chip.peak(options_.format) * static_cast<double>(devices()) * report.seconds;
+    report.use.title =
+        cat({"use of the chips: FLOPs of a step over what ", devices(), " x ", chip.name, " at ",
+             format_si(chip.peak(options_.format), "FLOP/s"), " in ", name_of(options_.format),
+             " could do in its simulated ", format_seconds(report.seconds)});
+    report.use.columns = {"convention", "FLOPs of a step", "use"};
+    const auto add = [&](const std::string& name, double flops) {
+      report.use.add({name, format_si(flops, "FLOP"),
+                      printed('g', 3, could > 0 ? 100 * flops / could : 0) + " %"});
+      return could > 0 ? flops / could : 0;
+    };
+    const auto causal = AttentionFlops::causal;
+    add("MFU, 6 N", tokens * six_n(c));
+    add("MFU, PaLM: 6 N + 12 L H K T", tokens * palm_flops_per_token(c, context));
+    report.mfu = add("MFU, matmul weights + causal attention",
+                     tokens * training_flops_per_token(c, context, causal));
+    add("HFU, the same + recomputation",
+        tokens * hardware_flops_per_token(c, context, causal, layout_.recompute));
+    report.hfu = add("HFU, counted on the devices", counted);
   }
 
   // ---- Memory ----
 
-  StepTask::Work work_of(const MemorySample& sample) const {
-    return StepTask::of(sample.task, stages_.schedule.stages,
-                        static_cast<int>(layout_.microbatches))
-        .work;
-  }
   static double level(const MemorySample& sample, MemoryKind kind) {
     return sample.levels[static_cast<std::size_t>(kind)];
   }
   void add_memory() {
-    report.memory.title = "memory, of the device with the most of each";
+    report.memory.title = cat({"memory, of the device with the most of each",
+                               layout_.pipeline > 1 ? " in each pipeline rank" : ""});
+    for (std::int64_t rank = 0; rank < layout_.pipeline; ++rank) {
+      add_memory(rank);
+    }
+  }
+  void add_memory(std::int64_t rank) {
     double planned[6] = {0, 0, 0, 0, 0, 0}, counted[6] = {0, 0, 0, 0, 0, 0};
     const auto most = [&](int i, double plan, double count) {
       planned[i] = std::max(planned[i], plan);
       counted[i] = std::max(counted[i], count);
     };
     bool known = true;
+    const int stages = stages_.schedule.stages, m = static_cast<int>(layout_.microbatches);
+    const int update = StepTask{StepTask::update, 0, 0}.number(stages, m);
     for (std::size_t d = 0; d < devices(); ++d) {
       const StepPlan& plan = plans_[d];
+      if (MeshPoint(axes_.mesh, static_cast<std::int64_t>(d)).index(axes_.pipeline) != rank) {
+        continue;
+      }
       known = known && plan.activations >= 0;
       const List<MemorySample> samples = run_.memory_samples(static_cast<int>(d));
-      const int update = StepTask{StepTask::update, 0, 0}.number(
-          stages_.schedule.stages, static_cast<int>(layout_.microbatches));
       double kept = 0, logits = 0;
       for (std::size_t i = 0; i < samples.size(); ++i) {
-        const bool first = samples[i].task == update && samples[i - 1].task != update;
-        if (samples[i].task == update && first) {
+        if (samples[i].task == update && samples[i - 1].task != update) {
           most(0, plan.parameters, level(samples[i], MemoryKind::parameter));
           most(1, plan.gradients, level(samples[i], MemoryKind::gradient));
           most(2, plan.optimizer, level(samples[i], MemoryKind::optimizer));
-        } else if (work_of(samples[i]) < StepTask::recompute &&
-                   (i + 1 == samples.size() || work_of(samples[i + 1]) != StepTask::recompute)) {
-          // The end of an op: what one holds where it computes again is in no formula.
+        } else if (StepTask::of(samples[i].task, stages, m).work == StepTask::forward) {
           kept = std::max(kept, level(samples[i], MemoryKind::activation));
           logits = std::max(logits, level(samples[i], MemoryKind::logits));
         }
@@ -291,8 +256,9 @@ class StepReporter {
         "logits that do", "gathered weights"};
     for (int i = 0; i < 6; ++i) {
       const bool counts = i < 3 || (i < 5 && known) || (i == 5 && planned[5] > 0);
-      if (counts) {
-        report.memory.add(names[i], "B", planned[i], counted[i]);
+      if (counts && (planned[i] > 0 || counted[i] > 0)) {
+        report.memory.add(cat({layout_.pipeline > 1 ? cat({"rank ", rank, ": "}) : "", names[i]}),
+                          "B", planned[i], counted[i]);
       }
     }
   }
@@ -305,7 +271,10 @@ class StepReporter {
     if (layout_.pipeline == 1) {
       return;
     }
-    report.bubble.title = "bubble of each pipeline rank: of the schedule alone, and simulated";
+    report.bubble.title =
+        "bubble of each pipeline rank: of the schedule alone, with ops as long as here";
+    report.bubble.formula_head = "schedule";
+    report.bubble.counted_head = "simulated";
     const int stages = stages_.schedule.stages, m = static_cast<int>(layout_.microbatches);
     PipelineTimes times;
     times.of_stage.resize(static_cast<std::size_t>(stages));
@@ -355,20 +324,22 @@ class StepReporter {
   // Where the time went, beside what it would be with matmuls at the chip's peak, with nothing of
   // the communication hidden, and with messages that take no time.
   void add_times() {
-    report.times.title =
-        "simulated time of a step, mean of the devices, beside: matmuls at the "
-        "chip's peak, communication that nothing hides, the schedule's bubble";
+    report.times.title = cat({"simulated time of a step, mean of ", devices(), " devices"});
+    report.times.counted_head = "simulated";
     const auto n = static_cast<double>(devices());
-    double compute = 0, at_peak = 0, again = 0, bubble = 0;
+    const double peak = run_.machine().chip.peak(options_.format);
+    double flops[6] = {0, 0, 0, 0, 0, 0};
     std::vector<std::string> axes;
     std::vector<double> seconds;
     const List<AxisPlacement> placed = place_axes(run_.machine(), axes_.mesh);
     for (std::size_t d = 0; d < devices(); ++d) {
       const MeshPoint at(axes_.mesh, static_cast<std::int64_t>(d));
-      at_peak += (plans_[d].matmul_flops - plans_[d].recomputed_flops) / n;
-      again += plans_[d].recomputed_flops / n;
+      for (int work = 0; work < 6; ++work) {
+        const bool within = work == StepTask::recompute && layout_.recompute != Recompute::full;
+        flops[within ? StepTask::backward : work] += plans_[d].flops[work] / n;
+      }
       for (const PlannedCall& call : plans_[d].calls) {
-        const std::string name = "exposed " + names_text(call.axes);
+        const std::string name = report.tasks.wait_for(names_text(call.axes));
         std::size_t i = 0;
         while (i < axes.size() && axes[i] != name) {
           ++i;
@@ -381,48 +352,62 @@ class StepReporter {
         seconds[i] += cost.seconds / n;
       }
     }
+    double bubble = 0;
     for (const ReportRow& row : report.bubble.rows) {
       bubble += row.predicted / static_cast<double>(report.bubble.rows.size());
     }
-    const double peak = run_.machine().chip.peak(options_.format);
-    for (const TimeShare& share : report.time) {
-      const bool computes = share.kind == TimeShare::Kind::compute;
-      compute += computes && share.name != "recompute" ? share.seconds : 0;
+    const auto add = [&](const std::string& name, double bound, const char* how) {
+      report.times.add(name, "s", bound, seconds_of(report.time, name), how);
+    };
+    for (int work = 0; work < 6; ++work) {
+      const std::string name = class_of(work);
+      if (flops[work] > 0 || seconds_of(report.time, name) > 0) {
+        add(name, flops[work] / peak,
+            work == StepTask::update ? "no matmuls" : "matmuls at the chip's peak");
+      }
     }
-    report.times.add("compute", "s", at_peak / peak, compute);
-    if (again > 0) {
-      report.times.add("recomputation", "s", again / peak, seconds_of(report.time, "recompute"));
+    if (seconds_of(report.time, "compute") > 0) {
+      add("compute", 0, "outside of the tasks");
     }
     for (std::size_t i = 0; i < axes.size(); ++i) {
-      const double waited = seconds_of(report.time, axes[i]);
-      if (seconds[i] > 0 && (waited > 0 || axes[i] != "exposed " + all_axes())) {
-        report.times.add(axes[i], "s", seconds[i], waited);
+      if (axes[i] != "bubble" && seconds[i] > 0) {
+        add(axes[i], seconds[i], "all of its messages, none hidden and nobody late");
       }
     }
     if (layout_.pipeline > 1) {
-      report.times.add(
-          "bubble", "s", bubble,
-          seconds_of(report.time, "bubble") + seconds_of(report.time, "idle at the end"));
+      add("bubble", bubble,
+          "the schedule with ops of these lengths and messages that take no time");
+    }
+    if (seconds_of(report.time, "idle at the end") > 0) {
+      add("idle at the end", 0, "until the slowest device is done");
     }
   }
 
   void add_devices() {
     Table& out = report.devices;
-    out.title = "devices (counted; time simulated)";
-    out.columns = {"device", "FLOPs", "bytes sent", "compute", "waits"};
+    out.title = "each device: counted FLOPs and bytes; simulated time; peak memory by kind";
+    out.columns = {"device", "FLOPs", "bytes sent", "computes", "waits"};
+    std::vector<MemoryKind> kinds;
     for (int kind = 0; kind < MemoryMeter::kinds; ++kind) {
-      out.columns.push_back(cat({"peak ", name_of(static_cast<MemoryKind>(kind))}));
+      bool used = false;
+      for (std::size_t d = 0; d < devices(); ++d) {
+        used = used || run_.memory(static_cast<int>(d)).peak(static_cast<MemoryKind>(kind)) > 0;
+      }
+      if (used) {
+        kinds.push_back(static_cast<MemoryKind>(kind));
+        out.columns.push_back(name_of(kinds.back()));
+      }
     }
-    out.columns.push_back("peak of all");
+    out.columns.push_back("all at once");
     for (std::size_t d = 0; d < devices(); ++d) {
       const int rank = static_cast<int>(d);
       const MemoryMeter& meter = run_.memory(rank);
       std::vector<std::string> cells = {
-          std::to_string(d), format_count(run_.counters(rank).matmul_flops),
-          format_count(run_.bytes_sent(rank)), format_seconds(run_.timeline.devices[d].compute),
+          std::to_string(d), format_si(run_.counters(rank).matmul_flops, ""),
+          format_bytes(run_.bytes_sent(rank)), format_seconds(run_.timeline.devices[d].compute),
           format_seconds(run_.timeline.devices[d].waiting)};
-      for (int kind = 0; kind < MemoryMeter::kinds; ++kind) {
-        cells.push_back(format_bytes(meter.peak(static_cast<MemoryKind>(kind))));
+      for (const MemoryKind kind : kinds) {
+        cells.push_back(format_bytes(meter.peak(kind)));
       }
       cells.push_back(format_bytes(meter.peak_total()));
       out.add(cells);
@@ -430,6 +415,7 @@ class StepReporter {
   }
 
   const MeshRun& run_;
+  const ModelConfig& config_;
   const Layout& layout_;
   const StepOptions& options_;
   LayoutAxes axes_;
@@ -443,29 +429,6 @@ class StepReporter {
 inline StepReport report_step(const MeshRun& run, const Transformer& model, const Layout& layout,
                               const StepOptions& options) {
   return detail::StepReporter(run, model, layout, options).report;
-}
-
-inline Table time_share_table(const List<TimeShare>& shares, double seconds) {
-  Table out;
-  out.title = "simulated time of a step, mean of the devices";
-  out.columns = {"what", "simulated", "share"};
-  for (const TimeShare& share : shares) {
-    out.add({share.name, format_seconds(share.seconds),
-             format_percent(seconds > 0 ? share.seconds / seconds : 0)});
-  }
-  out.add({"step", format_seconds(seconds), format_percent(1.0)});
-  return out;
-}
-
-inline std::ostream& operator<<(std::ostream& out, const StepReport& report) {
-  out << report.sent << report.work << report.memory;
-  if (!report.bubble.rows.empty()) {
-    out << report.bubble;
-  }
-  return out << report.times << report.devices << time_share_table(report.time, report.seconds)
-             << "MFU, model FLOPs over the chips' peak, simulated clock: "
-             << format_percent(report.mfu)
-             << "; HFU, with recomputation: " << format_percent(report.hfu) << "\n";
 }
 
 }  // namespace tinyscale

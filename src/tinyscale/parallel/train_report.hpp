@@ -16,7 +16,7 @@
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/measure/compare.hpp"
 #include "tinyscale/mesh/mesh_run.hpp"
-#include "tinyscale/parallel/step_report.hpp"
+#include "tinyscale/parallel/step_tables.hpp"
 
 namespace tinyscale {
 
@@ -79,6 +79,9 @@ struct TrainReport {
     t.add({detail::cat({"MFU of this laptop (6 N + attention over ", name_of(format),
                         " peak, wall clock)"}),
            format_percent(mfu), "measured"});
+    if (last_step) {
+      add_step(t);
+    }
     return t;
   }
   // Of the first steps, beside those of one device.
@@ -93,9 +96,38 @@ struct TrainReport {
     }
     return t;
   }
-  operator Table() const { return table(); }
+  // Beside others, ts::compare({a, b}): what and value alone.
+  operator Table() const {
+    Table t = table();
+    t.columns.pop_back();
+    for (std::vector<std::string>& row : t.rows) {
+      row.pop_back();
+    }
+    return t;
+  }
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
+
+ private:
+  // Of the last step, by device or in all.
+  void add_step(Table& t) const {
+    double sent = 0, flops = 0, most = 0;
+    for (int rank = 0; rank < last_step->devices(); ++rank) {
+      sent += last_step->bytes_sent(rank);
+      flops += last_step->counters(rank).matmul_flops;
+      most = std::fmax(most, last_step->memory(rank).peak_total());
+    }
+    t.add({"matmul FLOPs of all devices", format_si(flops, "FLOP"), "counted"});
+    t.add({"sent by all devices", format_bytes(sent), "counted"});
+    t.add({"peak memory of a device", format_bytes(most), "counted"});
+    t.add({"time of a step", format_seconds(step.seconds), "simulated"});
+    for (const TimeShare& share : step.time) {
+      t.add({"  " + share.name, format_seconds(share.seconds), "simulated"});
+    }
+    t.add({"MFU of the machine (matmul weights + causal attention)",
+           detail::printed('g', 3, 100 * step.mfu) + " %", "simulated"});
+    t.add({"HFU of the machine", detail::printed('g', 3, 100 * step.hfu) + " %", "simulated"});
+  }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
