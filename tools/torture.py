@@ -95,6 +95,20 @@ SESSIONS = {
 ts::MeshRun run = mesh.run(body);""",
          'std::cout << "kept " << run.kept(3, "all").values()[0] << "\\n";',
          "ts::MeshRun again = mesh.run(body);"], ["kept 2"]),
+    "training by a layout": (
+        [HEADER, 'ts::Text text = ts::make_text("line", std::string(900, \'a\') + "bcd");',
+         """ts::ModelConfig config = ts::config("nano");
+config.layers = 2; config.width = 16; config.heads = 2; config.kv_heads = 2; config.head_size = 8;
+config.hidden = 16; config.context = 8; config.vocabulary = 4;
+ts::Transformer model(config, 1);""",
+         """ts::TrainOptions options;
+options.steps = 2; options.batch = 4; options.out = nullptr;
+options.machine = ts::machine("tpu-v5e", {8});
+options.layout.data = 2; options.layout.tensor = 2; options.layout.pipeline = 2;
+options.layout.microbatches = 2; options.layout.zero = ts::Zero::optimizer;
+ts::TrainReport report = ts::train(model, text, options);""",
+         'std::cout << "one device differs " << (std::abs(report.losses[0] - report.one_device[0]) > 1e-5)'
+         ' << "\\n";', "ts::show(report.step.sent);"], ["one device differs 0", "all_reduce over tensor"]),
     "serial scope in three cells": (
         [HEADER, "ts::detail::SerialScope* scope = new ts::detail::SerialScope;",
          LAUNCH.format(name="serial"), "delete scope;", LAUNCH.format(name="after")],
