@@ -187,13 +187,15 @@
 //   tinyscale/parallel/numerics.hpp          Rounding when devices put a number together
 //   tinyscale/parallel/goodput.hpp           Goodput of a job whose devices fail
 //   tinyscale/parallel/flat_parameters.hpp   The parameters of a device in units
-//   tinyscale/parallel/step_forms.hpp        What a step of training by a layout sends
-//   tinyscale/parallel/device_model.hpp      One device's part of the model in training
 //   tinyscale/parallel/layout_hooks.hpp      What a layout puts between the parts of the
+//   tinyscale/parallel/step_forms.hpp        What a step of training by a layout sends
+//   tinyscale/parallel/step_traffic.hpp      What the calls of a step's plan send and how long
+//   tinyscale/parallel/device_model.hpp      One device's part of the model in training
 //   tinyscale/parallel/device_step.hpp       One step of training as one device sees it
 //   tinyscale/parallel/check_memory.hpp      Out of memory on the declared chip
 //   tinyscale/parallel/trainer.hpp           Who runs the steps of a training
 //   tinyscale/parallel/step_report.hpp       A step of training on a mesh
+//   tinyscale/parallel/step_tables.hpp       The report of a step as a reader sees it
 //   tinyscale/parallel/train_report.hpp      What a training run says afterwards
 //   tinyscale/parallel/train_checkpoint.hpp  A training in a file, whole
 //   tinyscale/parallel/train.hpp             ts::train for one device and many
@@ -2589,6 +2591,7 @@ namespace tinyscale { inline namespace TINYSCALE_ABI {
 struct ReportRow {
   std::string name, unit;
   double predicted = 0, counted = 0;
+  std::string how = "";  // the formula in letters, or in words
 
   // counted / predicted; 1 when both are 0.
   double ratio() const { return predicted == counted ? 1 : counted / predicted; }
@@ -2602,9 +2605,11 @@ struct ReportRow {
 struct Comparison {
   std::string title;
   List<ReportRow> rows;
+  std::string formula_head = "formula", counted_head = "counted";  // of the columns
 
-  void add(const std::string& name, const std::string& unit, double predicted, double counted) {
-    rows.push_back({name, unit, predicted, counted});
+  void add(const std::string& name, const std::string& unit, double predicted, double counted,
+           const std::string& how = "") {
+    rows.push_back({name, unit, predicted, counted, how});
   }
 
   // Whether every row agrees to within `relative`; 0 asks for the same number.
@@ -2620,10 +2625,22 @@ struct Comparison {
   Table table() const {
     Table out;
     out.title = title;
-    out.columns = {"name", "unit", "formula", "counted", "counted/formula"};
+    out.columns = {"name", "unit", formula_head, counted_head, counted_head + "/" + formula_head};
+    bool explained = false;
     for (const ReportRow& row : rows) {
-      out.add({row.name, row.unit, detail::cat({row.predicted}), detail::cat({row.counted}),
-               detail::printed('f', 3, row.ratio())});
+      explained = explained || !row.how.empty();
+    }
+    if (explained) {
+      out.columns.push_back("how");
+    }
+    for (const ReportRow& row : rows) {
+      std::vector<std::string> cells = {row.name, row.unit, detail::cat({row.predicted}),
+                                        detail::cat({row.counted}),
+                                        detail::printed('f', 3, row.ratio())};
+      if (explained) {
+        cells.push_back(row.how);
+      }
+      out.add(cells);
     }
     return out;
   }
@@ -2650,9 +2667,32 @@ inline const std::vector<std::string>* find_row(const Table& table, const std::s
   return nullptr;
 }
 
+// How many characters all titles begin with, up to the end of a clause.
+inline std::size_t common_start(const List<Table>& reports) {
+  const std::string& first = reports[0].title;
+  std::size_t same = first.size();
+  for (const Table& report : reports) {
+    std::size_t i = 0;
+    while (i < same && i < report.title.size() && report.title[i] == first[i]) {
+      ++i;
+    }
+    same = i < same ? i : same;
+  }
+  bool alike = true;
+  for (const Table& report : reports) {
+    alike = alike && report.title == first;
+  }
+  while (same > 0 && !(same > 1 && first[same - 1] == ' ' &&
+                       (first[same - 2] == ',' || first[same - 2] == ':'))) {
+    --same;
+  }
+  return alike ? 0 : same;
+}
+
 }  // namespace detail
 
-// Reports side by side: rows are matched by their first cell, columns are "title: column".
+// Reports side by side: rows are matched by their first cell, columns are "title: column", titles
+// without the words that all begin with.
 // A report takes part by converting to a Table.
 inline Table compare(const List<Table>& reports) {
   if (reports.empty() || reports[0].columns.empty()) {
@@ -2663,8 +2703,9 @@ inline Table compare(const List<Table>& reports) {
   std::vector<std::string> keys;    // first cells
   std::vector<std::size_t> before;  // how many equal ones come before each
   for (std::size_t r = 0; r < reports.size(); ++r) {
-    const std::string name =
-        reports[r].title.empty() ? detail::cat({"report ", r + 1}) : reports[r].title;
+    const std::string name = reports[r].title.empty()
+                                 ? detail::cat({"report ", r + 1})
+                                 : reports[r].title.substr(detail::common_start(reports));
     for (std::size_t c = 1; c < reports[r].columns.size(); ++c) {
       out.columns.push_back(name + ": " + reports[r].columns[c]);
     }
@@ -22649,7 +22690,9 @@ inline void number_calls(const DeviceLog& device, NameTable& lines, RunLog& log)
     CallRecord* const call = record_of(event);
     if (event.kind == DeviceEvent::Kind::start && call != nullptr) {
       const CallShape& shape = *call->logged.shape;
-      const std::string text = cat({shape.name, "(", shape.arguments, ", ", shape.axes, ")"});
+      const std::string inside =  // a send has none
+          shape.axes.empty() ? "" : cat({"(", shape.arguments, ", ", shape.axes, ")"});
+      const std::string text = shape.name + inside;
       const int time = ++times[text];
       if (call->number < 0) {
         int& line = lines[cat({text, " #", time})];
@@ -24796,6 +24839,13 @@ class Replay {
 
   const std::string& line(std::size_t c) const { return line_of(log_, c); }
 
+  // Whom a send is from and to: its line says which of all sends of a device it is.
+  std::string ends_of(std::size_t c) const {
+    const LoggedCall& call = log_.calls[c];
+    return call.shape->eager ? cat({" (", (*call.members)[0], " -> ", (*call.members)[1], ")"})
+                             : "";
+  }
+
   // When nothing can happen any more every device must be at its end.
   void check_all_done() const {
     std::string dead, waiting;
@@ -24805,8 +24855,8 @@ class Replay {
       if (devices_[d].dead) {
         dead += cat({dead.empty() ? "device " : ", device ", d});
       } else if (devices_[d].waits_for != none && ++waits <= most_named) {
-        waiting += cat({waits > 1 ? ", device " : "device ", d, " waits in ",
-                        line(static_cast<std::size_t>(devices_[d].waits_for))});
+        const auto c = static_cast<std::size_t>(devices_[d].waits_for);
+        waiting += cat({waits > 1 ? ", device " : "device ", d, " waits in ", line(c), ends_of(c)});
       }
     }
     if (dead.empty() && dead_link_ >= 0) {
@@ -35421,6 +35471,7 @@ struct NumericsReport {
   }
   operator Table() const { return table(); }
   std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const NumericsReport& report) {
@@ -35788,7 +35839,9 @@ struct GoodputRun {
     }
     return out;
   }
+  operator Table() const { return table(); }
   std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const GoodputRun& run) {
@@ -36012,6 +36065,84 @@ inline void fill_flat(const FlatUnit& unit, const List<Tensor>& whole,
 }  // namespace detail
 }}  // namespace tinyscale
 
+// >> tinyscale/parallel/layout_hooks.hpp
+// What a layout puts between the parts of the transformer on one device, and the names of the
+// pieces of a step.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What a device's time goes to: the number by which logs and pictures know a piece of a step.
+struct StepTask {
+  enum Work { forward, backward, input_gradient, weight_gradient, recompute, update };
+  Work work = forward;
+  int stage = 0, microbatch = 0;
+
+  int number(int stages, int microbatches) const {
+    return (static_cast<int>(work) * stages + stage) * microbatches + microbatch;
+  }
+  static StepTask of(int number, int stages, int microbatches) {
+    StepTask task;
+    task.microbatch = number % microbatches;
+    task.stage = number / microbatches % stages;
+    task.work = static_cast<Work>(number / microbatches / stages);
+    return task;
+  }
+  // "F0.1": forward of stage 0, microbatch 1.
+  std::string text() const {
+    static const char* const names[] = {"F", "B", "I", "W", "R", "update"};
+    return work == update ? names[5] : cat({names[work], stage, ".", microbatch});
+  }
+};
+
+// The hooks of a layout, for one device.
+inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes& axes,
+                          const ModelConfig& config, std::int64_t time) {
+  Hooks hooks;
+  if (!axes.context.empty()) {
+    add_context_hooks(hooks, device, Axes(axes.context), layout.context_parallel, config.head_size,
+                      time);
+  }
+  if (!axes.tensor.empty()) {
+    add_tensor_hooks(hooks, device, Axes(axes.tensor), config, layout.sequence_parallel,
+                     time / layout.context);
+  }
+  if (config.experts > 0) {
+    add_expert_hooks(hooks, device, Axes(axes.expert), Axes(axes.batch));
+  }
+  if (axes.tensor.empty()) {  // logits that wait for the backward pass, as under tensor parallelism
+    hooks.loss = [](const Tensor& x, const Tensor& table,
+                    const std::vector<std::int32_t>& targets) {
+      Tensor logits;
+      {
+        const MemoryScope scope(MemoryKind::logits);
+        logits = matmul_transposed(x, table);
+      }
+      if (logits.slot()) {
+        logits.slot()->kind = MemoryKind::logits;
+      }
+      return cross_entropy(logits, targets);
+    };
+  }
+  if (layout.recompute == Recompute::selective) {
+    const auto attend = hooks.attention;
+    const std::int64_t head_size = config.head_size;
+    hooks.attention = [attend, head_size](int layer, const Tensor& q, const Tensor& k,
+                                          const Tensor& v) {
+      const auto core = [attend, head_size, layer](const std::vector<Tensor>& in) {
+        return attend ? attend(layer, in[0], in[1], in[2])
+                      : attention(in[0], in[1], in[2], in[0].dim(2) / head_size,
+                                  in[1].dim(2) / head_size, Mask::causal);
+      };
+      return tinyscale::recompute(core, {q, k, v});
+    };
+  }
+  return hooks;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/parallel/step_forms.hpp
 // What a step of training by a layout sends, computes and holds, in closed form: each op of the
 // pipeline schedule has its collectives, each with the formula of its size. A pure function of
@@ -36037,9 +36168,11 @@ struct PlannedCall {
 // One device's part of a step.
 struct StepPlan {
   List<PlannedCall> calls;
-  double matmul_flops = 0;      // of all ops
-  double recomputed_flops = 0;  // of these, those done a second time
-  bool mean_flops = false;      // an expert's tokens depend on the routing
+  double flops[6] = {0, 0, 0, 0, 0, 0};  // of matmuls, by StepTask::Work
+  bool mean_flops = false;               // an expert's tokens depend on the routing
+  double matmul_flops() const {
+    return flops[0] + flops[1] + flops[2] + flops[3] + flops[4] + flops[5];
+  }
   // Bytes, float32 as they lie in the laptop's memory.
   double parameters = 0, gradients = 0, optimizer = 0;  // between two steps; gradients before it
   double gathered = 0;     // the most weights that are gathered at once; -1: not the only buffers
@@ -36109,9 +36242,16 @@ class StepPlanner {
 
   void add_op(const PipelineOp& op) {
     if (op.work == PipelineWork::weight_gradient) {
+      for (std::int64_t l = 0; l < layers(op); ++l) {
+        plan.flops[StepTask::weight_gradient] += block_flops() - attention_flops(2);
+      }
+      plan.flops[StepTask::weight_gradient] += last(op) ? head_flops() : 0;
       add_gradients(op);
       return;
     }
+    const bool whole = op.work == PipelineWork::backward;
+    double& backward = plan.flops[whole ? StepTask::backward : StepTask::input_gradient];
+    double& recomputed = plan.flops[StepTask::recompute];
     const bool forward = op.work == PipelineWork::forward;
     const bool again = !forward && layout_.recompute == Recompute::full;
     const bool core_again = !forward && layout_.recompute == Recompute::selective;
@@ -36126,20 +36266,20 @@ class StepPlanner {
     for (std::int64_t l = 0; l < layers(op); ++l) {
       if (forward || again) {
         add_block_forward();
-        plan.matmul_flops += block_flops();
-        plan.recomputed_flops += again ? block_flops() : 0;
+        (again ? recomputed : plan.flops[StepTask::forward]) += block_flops();
       }
       if (core_again) {
         add_attention(true);
-        plan.matmul_flops += attention_flops(2);
-        plan.recomputed_flops += attention_flops(2);
+        recomputed += attention_flops(2);
       }
       if (!forward) {
         add_block_backward();
-        plan.matmul_flops += 2 * (block_flops() - attention_flops(2)) + attention_flops(5);
+        backward += (whole ? 2 : 1) * (block_flops() - attention_flops(2)) + attention_flops(5);
       }
     }
     if (last(op)) {
+      (forward ? plan.flops[StepTask::forward] : backward) +=
+          (forward || !whole ? 1 : 2) * head_flops();
       add_head(forward);
     }
     if (forward ? !last(op) : !first(op)) {
@@ -36201,7 +36341,7 @@ class StepPlanner {
       }
     }
     add(Collective::all_reduce, layout_.devices() > 1 ? axes_.all() : AxisGroup(), 2,
-        "loss and norm", "2");
+        "loss and norm", "4 (n-1)/n over all n devices");
   }
 
   // ---- What segments send ----
@@ -36240,10 +36380,11 @@ class StepPlanner {
     add_attention(false);
     add_experts(false);
   }
+  double head_flops() const {
+    return 2 * static_cast<double>(sequences_ * tokens_ * c_.width * table_rows());
+  }
   void add_head(bool forward) {
     const std::int64_t rows = sequences_ * tokens_;
-    const double dense = 2 * static_cast<double>(rows * c_.width * table_rows());
-    plan.matmul_flops += forward ? dense : 2 * dense;
     if (forward) {
       if (layout_.sequence_parallel) {
         add_tensor(true, head_formula);
@@ -36483,6 +36624,107 @@ inline StepPlan plan_step(const Transformer& model, const Layout& layout,
 
 }}  // namespace tinyscale
 
+// >> tinyscale/parallel/step_traffic.hpp
+// What the calls of a step's plan send and how long they take, by the algorithm that each will run;
+// and the letters of their formulas.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+// What a call sends from this device, and its steps, by the algorithm that it will take.
+struct PlannedCost {
+  double bytes = 0;
+  std::int64_t steps = 0;
+  double seconds = 0;
+};
+inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
+                                const Machine& machine, const List<AxisPlacement>& placed,
+                                Algorithm preferred) {
+  const double times = static_cast<double>(call.times);
+  PlannedCost cost;
+  if (call.send) {
+    return {times * 4 * static_cast<double>(call.elements), call.times, 0};
+  }
+  CollectiveSpec spec;
+  std::vector<int> numbers;
+  for (const std::string& name : call.axes) {
+    for (std::size_t i = 0; i < placed.size(); ++i) {
+      if (placed[i].name == name) {
+        numbers.push_back(static_cast<int>(i));
+      }
+    }
+  }
+  spec.what = call.what;
+  spec.parts = parts_of_group(machine, placed, numbers);
+  spec.elements = call.elements;
+  spec.element_bytes = bytes_of(call.format);
+  spec.root = call.what == Collective::permute ? 1 : 0;
+  const bool named = preferred != Algorithm::automatic && has_algorithm(spec.what, preferred);
+  spec.algorithm = named ? preferred : choose_algorithm(spec).algorithm;
+  const AxisGroup group = call.axes;
+  cost.bytes = times * collective_bytes(spec, static_cast<int>(at.index(group)));
+  cost.steps = call.times * collective_steps(spec);
+  cost.seconds = times * cost_of(spec).seconds;
+  return cost;
+}
+
+// What each device sends by one kind of call along the same axes.
+struct Traffic {
+  std::string name, axes, why;
+  bool mean = false;
+  std::vector<double> planned, counted;              // bytes by rank
+  std::vector<double> planned_steps, counted_steps;  // by rank
+};
+
+inline Traffic& traffic_of(List<Traffic>& all, const std::string& name, const std::string& axes,
+                           std::size_t devices) {
+  for (Traffic& known : all) {
+    if (known.name == name && known.axes == axes) {
+      return known;
+    }
+  }
+  Traffic traffic;
+  traffic.name = name;
+  traffic.axes = axes;
+  for (std::vector<double>* const of_rank :
+       {&traffic.planned, &traffic.counted, &traffic.planned_steps, &traffic.counted_steps}) {
+    of_rank->resize(devices);
+  }
+  all.push_back(traffic);
+  return all.back();
+}
+
+inline std::string names_text(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) {
+    text += (text.empty() ? "" : ",") + name;
+  }
+  return text;
+}
+
+// What the letters of the formulas stand for, those that such a layout can have, with their values.
+inline std::string letters_of_plan(const ModelConfig& c, const Layout& layout, std::int64_t batch) {
+  std::string out = cat(
+      {"m ", layout.microbatches, " microbatches, b ", batch / (layout.microbatches * layout.data),
+       " sequences of s ", c.context / layout.context, " tokens of one on a device, h ", c.width,
+       " width, P parameters and L layers of a device, V ", c.vocabulary, " vocabulary"});
+  const auto add = [&](std::int64_t value, const char* letter, const char* meaning) {
+    out += value > 1 ? cat({", ", letter, " ", value, " ", meaning}) : "";
+  };
+  add(layout.batch_devices(), "d", "devices that see other tokens");
+  add(layout.tensor, "t", "tensor");
+  add(layout.context, "c", "context");
+  add(layout.context > 1 ? c.key_width() : 0, "h_kv", "width of the keys");
+  add(layout.expert, "e", "expert devices");
+  add(c.experts, "E", "experts");
+  add(layout.expert > 1 ? c.top_k : 0, "k", "of them a token");
+  add(layout.zero_devices, "z", "devices of a shard, r = d/z replicas");
+  return out;
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
 // >> tinyscale/parallel/device_model.hpp
 // One device's part of the model in training: its units in memory, and what is sent to gather their
 // weights, to add up their gradients and to update them. Collectives go in place, as NCCL's do, and
@@ -36582,7 +36824,8 @@ class DeviceModel {
   }
 
   // All that this device will add is there: on its way to those that need the sum.
-  void start_reduce(Device& device, std::size_t u) {
+  // `last`: in this step. Then what the replicas have is added too, while the next unit is at it.
+  void start_reduce(Device& device, std::size_t u, bool last) {
     FlatUnit& unit = units[u];
     if (!unit.gradient.defined()) {
       open_gradient(u);  // nothing used it
@@ -36612,6 +36855,10 @@ class DeviceModel {
       if (in_flight_.size() > 2) {  // so that few wholes are there at once
         finish_reduce(in_flight_[0]);
       }
+    }
+    if (last && is_hybrid(unit)) {
+      sum_replicas(device);
+      before_ = static_cast<int>(u);
     }
   }
 
@@ -36643,16 +36890,10 @@ class DeviceModel {
 
   // After the last backward pass: every unit has its sum over all devices.
   void finish_gradients(Device& device) {
+    sum_replicas(device);
     for (std::size_t u = 0; u < units.size(); ++u) {
       finish_reduce(u);
-      if (!units[u].zero.empty() && !units[u].replica.empty()) {
-        FlatUnit& unit = units[u];
-        reducing_[u] = start_all_reduce(reducing(device, unit), unit.reduced, Axes(unit.replica),
-                                        Reduce::sum, unit.reduced);
-      }
-    }
-    for (std::size_t u = 0; u < units.size(); ++u) {
-      if (!units[u].zero.empty() && !units[u].replica.empty()) {
+      if (is_hybrid(units[u])) {
         reducing_[u].wait();
       }
     }
@@ -36786,6 +37027,21 @@ class DeviceModel {
     }
   }
 
+  static bool is_hybrid(const FlatUnit& unit) {
+    return !unit.zero.empty() && !unit.replica.empty();
+  }
+  // Of the unit that was reduced before.
+  void sum_replicas(Device& device) {
+    if (before_ >= 0) {
+      const auto u = static_cast<std::size_t>(before_);
+      before_ = -1;
+      finish_reduce(u);
+      FlatUnit& unit = units[u];
+      reducing_[u] = start_all_reduce(reducing(device, unit), unit.reduced, Axes(unit.replica),
+                                      Reduce::sum, unit.reduced);
+    }
+  }
+
   // A table that several pipeline ranks hold: each adds what the others have, in their order.
   void add_holders(Device& device, FlatUnit& unit) const {
     const std::int64_t mine = at_.index(axes_.pipeline);
@@ -36801,11 +37057,7 @@ class DeviceModel {
                               ? unit.reduced
                               : device.recv(static_cast<int>(at_.rank_at(axes_.pipeline, other)),
                                             SourceLine{"gradients of layer", unit.layer});
-      if (!sum.defined()) {
-        sum = part.clone();
-      } else {
-        kernels::add(sum.count(), sum.data(), part.data(), sum.data());
-      }
+      sum = sum.defined() ? add(sum, part) : part;
     }
     std::copy(sum.data(), sum.data() + sum.count(), unit.reduced.data());
   }
@@ -36815,86 +37067,9 @@ class DeviceModel {
   MeshPoint at_;
   DType format_;                        // in which weights travel
   List<Pending> gathering_, reducing_;  // of each unit
+  int before_ = -1;                     // a unit whose replicas are not yet asked; -1: none
   List<std::size_t> in_flight_;         // reductions of ZeRO 2 and 3, the oldest first
 };
-
-}  // namespace detail
-}}  // namespace tinyscale
-
-// >> tinyscale/parallel/layout_hooks.hpp
-// What a layout puts between the parts of the transformer on one device, and the names of the
-// pieces of a step.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-namespace detail {
-
-// What a device's time goes to: the number by which logs and pictures know a piece of a step.
-struct StepTask {
-  enum Work { forward, backward, input_gradient, weight_gradient, recompute, update };
-  Work work = forward;
-  int stage = 0, microbatch = 0;
-
-  int number(int stages, int microbatches) const {
-    return (static_cast<int>(work) * stages + stage) * microbatches + microbatch;
-  }
-  static StepTask of(int number, int stages, int microbatches) {
-    StepTask task;
-    task.microbatch = number % microbatches;
-    task.stage = number / microbatches % stages;
-    task.work = static_cast<Work>(number / microbatches / stages);
-    return task;
-  }
-  // "F0.1": forward of stage 0, microbatch 1.
-  std::string text() const {
-    static const char* const names[] = {"F", "B", "I", "W", "R", "update"};
-    return work == update ? names[5] : cat({names[work], stage, ".", microbatch});
-  }
-};
-
-// The hooks of a layout, for one device.
-inline Hooks layout_hooks(Device& device, const Layout& layout, const LayoutAxes& axes,
-                          const ModelConfig& config, std::int64_t time) {
-  Hooks hooks;
-  if (!axes.context.empty()) {
-    add_context_hooks(hooks, device, Axes(axes.context), layout.context_parallel, config.head_size,
-                      time);
-  }
-  if (!axes.tensor.empty()) {
-    add_tensor_hooks(hooks, device, Axes(axes.tensor), config, layout.sequence_parallel,
-                     time / layout.context);
-  }
-  if (config.experts > 0) {
-    add_expert_hooks(hooks, device, Axes(axes.expert), Axes(axes.batch));
-  }
-  if (axes.tensor.empty()) {  // logits that wait for the backward pass, as under tensor parallelism
-    hooks.loss = [](const Tensor& x, const Tensor& table,
-                    const std::vector<std::int32_t>& targets) {
-      Tensor logits;
-      {
-        const MemoryScope scope(MemoryKind::logits);
-        logits = matmul_transposed(x, table);
-      }
-      if (logits.slot()) {
-        logits.slot()->kind = MemoryKind::logits;
-      }
-      return cross_entropy(logits, targets);
-    };
-  }
-  if (layout.recompute == Recompute::selective) {
-    const auto attend = hooks.attention;
-    const std::int64_t head_size = config.head_size;
-    hooks.attention = [attend, head_size](int layer, const Tensor& q, const Tensor& k,
-                                          const Tensor& v) {
-      const auto core = [attend, head_size, layer](const std::vector<Tensor>& in) {
-        return attend ? attend(layer, in[0], in[1], in[2])
-                      : attention(in[0], in[1], in[2], in[0].dim(2) / head_size,
-                                  in[1].dim(2) / head_size, Mask::causal);
-      };
-      return tinyscale::recompute(core, {q, k, v});
-    };
-  }
-  return hooks;
-}
 
 }  // namespace detail
 }}  // namespace tinyscale
@@ -37174,7 +37349,7 @@ class StepRunner {
         --uses_[u].left;
         const bool each = layout_.zero > Zero::optimizer && uses_[u].left % uses_[u].of_op == 0;
         if (each || uses_[u].left == 0) {
-          mine_.start_reduce(device_, u);
+          mine_.start_reduce(device_, u, uses_[u].left == 0);
         }
       }
     }
@@ -37706,97 +37881,36 @@ class Trainer {
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
 struct StepReport {
-  Comparison sent;          // bytes and steps of each collective along each axis, of all devices
-  Comparison work;          // FLOPs of all devices
-  Comparison memory;        // bytes of the device that holds the most
-  Comparison bubble;        // seconds, of each pipeline rank
-  Comparison times;         // seconds, mean of the devices, beside bounds
-  Table devices;            // FLOPs, bytes sent, peak memory by kind, time: a row for each
-  List<TimeShare> time;     // simulated, mean of the devices
-  TaskNames tasks;          // of the run's tasks, for pictures
-  double seconds = 0;       // simulated
-  double mfu = 0, hfu = 0;  // model and all matmul FLOPs over what the chips could do meanwhile
-  bool mean = false;        // some formulas are right on average alone: they depend on the routing
+  std::string layout, letters;  // letters: what those of the formulas stand for
+  Comparison sent;       // bytes and steps of each collective along each axis, of all devices
+  Comparison work;       // FLOPs of all devices
+  Comparison memory;     // bytes of the device that holds the most, of each pipeline rank
+  Comparison bubble;     // seconds, of each pipeline rank
+  Comparison times;      // seconds, mean of the devices, beside bounds: a waterfall
+  Table devices;         // FLOPs, bytes sent, peak memory by kind, time: a row for each
+  Table use;             // of the chips: MFU and HFU by named conventions
+  List<TimeShare> time;  // simulated, mean of the devices
+  TaskNames tasks;       // of the run's tasks, for pictures
+  double seconds = 0;    // simulated
+  double mfu = 0;        // 6 FLOPs a parameter and token + causal attention, over the peak
+  double hfu = 0;        // all matmul FLOPs that were counted, over the peak
+  bool mean = false;     // some formulas are right on average alone: they depend on routing
+
+  // Every number beside its formula, as they are.
+  Table table() const;
+  operator Table() const { return table(); }
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
 };
 
 namespace detail {
-
-// What a call sends from this device, and its steps, by the algorithm that it will take.
-struct PlannedCost {
-  double bytes = 0;
-  std::int64_t steps = 0;
-  double seconds = 0;
-};
-inline PlannedCost planned_cost(const PlannedCall& call, const MeshPoint& at,
-                                const Machine& machine, const List<AxisPlacement>& placed,
-                                Algorithm preferred) {
-  const double times = static_cast<double>(call.times);
-  PlannedCost cost;
-  if (call.send) {
-    return {times * 4 * static_cast<double>(call.elements), call.times, 0};
-  }
-  CollectiveSpec spec;
-  std::vector<int> numbers;
-  for (const std::string& name : call.axes) {
-    for (std::size_t i = 0; i < placed.size(); ++i) {
-      if (placed[i].name == name) {
-        numbers.push_back(static_cast<int>(i));
-      }
-    }
-  }
-  spec.what = call.what;
-  spec.parts = parts_of_group(machine, placed, numbers);
-  spec.elements = call.elements;
-  spec.element_bytes = bytes_of(call.format);
-  spec.root = call.what == Collective::permute ? 1 : 0;
-  const bool named = preferred != Algorithm::automatic && has_algorithm(spec.what, preferred);
-  spec.algorithm = named ? preferred : choose_algorithm(spec).algorithm;
-  const AxisGroup group = call.axes;
-  cost.bytes = times * collective_bytes(spec, static_cast<int>(at.index(group)));
-  cost.steps = call.times * collective_steps(spec);
-  cost.seconds = times * cost_of(spec).seconds;
-  return cost;
-}
-
-// What each device sends by one kind of call along the same axes.
-struct Traffic {
-  std::string name, axes, why;
-  bool mean = false;
-  std::vector<double> planned, counted;              // bytes by rank
-  std::vector<double> planned_steps, counted_steps;  // by rank
-};
-
-inline Traffic& traffic_of(List<Traffic>& all, const std::string& name, const std::string& axes,
-                           std::size_t devices) {
-  for (Traffic& known : all) {
-    if (known.name == name && known.axes == axes) {
-      return known;
-    }
-  }
-  Traffic traffic;
-  traffic.name = name;
-  traffic.axes = axes;
-  for (std::vector<double>* const of_rank :
-       {&traffic.planned, &traffic.counted, &traffic.planned_steps, &traffic.counted_steps}) {
-    of_rank->resize(devices);
-  }
-  all.push_back(traffic);
-  return all.back();
-}
-
-inline std::string names_text(const std::vector<std::string>& names) {
-  std::string text;
-  for (const std::string& name : names) {
-    text += (text.empty() ? "" : ",") + name;
-  }
-  return text;
-}
 
 class StepReporter {
  public:
   StepReporter(const MeshRun& run, const Transformer& model, const Layout& layout,
                const StepOptions& options)
       : run_(run),
+        config_(model.config),
         layout_(layout),
         options_(options),
         axes_(layout_axes(layout)),
@@ -37805,6 +37919,8 @@ class StepReporter {
       plans_.push_back(StepPlanner(model, layout, axes_, options, rank).plan);
     }
     report.seconds = run.seconds;
+    report.layout = layout.text();
+    report.letters = letters_of_plan(model.config, layout, options.batch);
     name_tasks();
     report.time = time_breakdown(run, report.tasks);
     add_sent();
@@ -37820,14 +37936,17 @@ class StepReporter {
  private:
   std::size_t devices() const { return plans_.size(); }
 
+  static const char* class_of(int work) {
+    static const char* const names[] = {"forward",         "backward",  "input gradient",
+                                        "weight gradient", "recompute", "update"};
+    return names[work];
+  }
   void name_tasks() {
-    static const char* const classes[] = {"forward",         "backward",  "input gradient",
-                                          "weight gradient", "recompute", "update"};
     const int stages = stages_.schedule.stages, m = static_cast<int>(layout_.microbatches);
     for (int number = 0; number < 6 * stages * m; ++number) {
       const StepTask task = StepTask::of(number, stages, m);
       report.tasks.names.push_back(task.text());
-      report.tasks.classes.push_back(classes[task.work]);
+      report.tasks.classes.push_back(class_of(task.work));
     }
     report.tasks.note =
         "F1.2: forward pass of stage 1, microbatch 2; B: backward; I, W: its halves, gradients of "
@@ -37879,26 +37998,27 @@ class StepReporter {
   }
 
   // The sum over devices; and each device that differs from its plan.
-  void add_rows(const std::string& name, const char* unit, const std::vector<double>& planned,
-                const std::vector<double>& counted, bool mean) {
+  void add_rows(Comparison& rows, const std::string& name, const char* unit,
+                const std::vector<double>& planned, const std::vector<double>& counted, bool mean,
+                const std::string& how) {
     double plan = 0, count = 0;
     for (std::size_t d = 0; d < devices(); ++d) {
       plan += planned[d];
       count += counted[d];
     }
-    report.sent.add((mean ? "about: " : "") + name, unit, plan, count);
+    rows.add((mean ? "about: " : "") + name, unit, plan, count, how);
     for (std::size_t d = 0; d < devices() && !mean; ++d) {
       if (planned[d] < counted[d] || counted[d] < planned[d]) {
-        report.sent.add(cat({name, ", device ", d}), unit, planned[d], counted[d]);
+        rows.add(cat({name, ", device ", d}), unit, planned[d], counted[d]);
       }
     }
   }
   void add_sent() {
-    report.sent.title = cat({"what a step sends, ", devices(), " devices: ", layout_.text()});
+    report.sent.title = cat({"what a step sends, sum of ", devices(), " devices"});
     for (const Traffic& row : traffic()) {
       const std::string name = cat({row.name, " over ", row.axes});
-      add_rows(cat({name, " (", row.why, ")"}), "B", row.planned, row.counted, row.mean);
-      add_rows(name, "steps", row.planned_steps, row.counted_steps, false);
+      add_rows(report.sent, name, "B", row.planned, row.counted, row.mean, row.why);
+      add_rows(report.sent, name, "steps", row.planned_steps, row.counted_steps, false, "");
       report.mean = report.mean || row.mean;
     }
   }
@@ -37906,63 +38026,84 @@ class StepReporter {
   // ---- FLOPs ----
 
   void add_work() {
-    double planned = 0, counted = 0, again = 0;
+    std::vector<double> planned, counted;
     bool mean = false;
-    report.work.title = "what a step computes, matmul FLOPs";
+    double all = 0;
     for (std::size_t d = 0; d < devices(); ++d) {
-      planned += plans_[d].matmul_flops;
-      again += plans_[d].recomputed_flops;
-      counted += run_.counters(static_cast<int>(d)).matmul_flops;
+      planned.push_back(plans_[d].matmul_flops());
+      counted.push_back(run_.counters(static_cast<int>(d)).matmul_flops);
       mean = mean || plans_[d].mean_flops;
+      all += counted[d];
     }
-    report.work.add("all devices", "FLOP", planned, counted);
-    for (std::size_t d = 0; d < devices() && !mean; ++d) {
-      const double own = run_.counters(static_cast<int>(d)).matmul_flops;
-      if (plans_[d].matmul_flops < own || own < plans_[d].matmul_flops) {
-        report.work.add(cat({"device ", d}), "FLOP", plans_[d].matmul_flops, own);
-      }
-    }
-    const double could =
-        run_.machine().chip.peak(options_.format) * static_cast<double>(devices()) * report.seconds;
-    report.hfu = could > 0 ? counted / could : 0;
-    report.mfu = could > 0 ? (counted - again) / could : 0;
+    report.work.title = "what a step computes in matmuls";
+    add_rows(report.work, "all devices", "FLOP", planned, counted, mean, "");
     report.mean = report.mean || mean;
+    add_use(all);
+  }
+  // Of the simulated clock. Formulas see T/2 keys a token, each matmul once forward and twice
+  // backward; the devices (T+1)/2, and the scores once more backward.
+  void add_use(double counted) {
+    const ModelConfig& c = config_;
+    const auto context = static_cast<double>(c.context);
+    const double tokens = static_cast<double>(options_.batch) * context;
+    const Chip& chip = run_.machine().chip;
+    const double could =
+        chip.peak(options_.format) * static_cast<double>(devices()) * report.seconds;
+    report.use.title =
+        cat({"use of the chips: FLOPs of a step over what ", devices(), " x ", chip.name, " at ",
+             format_si(chip.peak(options_.format), "FLOP/s"), " in ", name_of(options_.format),
+             " could do in its simulated ", format_seconds(report.seconds)});
+    report.use.columns = {"convention", "FLOPs of a step", "use"};
+    const auto add = [&](const std::string& name, double flops) {
+      report.use.add({name, format_si(flops, "FLOP"),
+                      printed('g', 3, could > 0 ? 100 * flops / could : 0) + " %"});
+      return could > 0 ? flops / could : 0;
+    };
+    const auto causal = AttentionFlops::causal;
+    add("MFU, 6 N", tokens * six_n(c));
+    add("MFU, PaLM: 6 N + 12 L H K T", tokens * palm_flops_per_token(c, context));
+    report.mfu = add("MFU, matmul weights + causal attention",
+                     tokens * training_flops_per_token(c, context, causal));
+    add("HFU, the same + recomputation",
+        tokens * hardware_flops_per_token(c, context, causal, layout_.recompute));
+    report.hfu = add("HFU, counted on the devices", counted);
   }
 
   // ---- Memory ----
 
-  StepTask::Work work_of(const MemorySample& sample) const {
-    return StepTask::of(sample.task, stages_.schedule.stages,
-                        static_cast<int>(layout_.microbatches))
-        .work;
-  }
   static double level(const MemorySample& sample, MemoryKind kind) {
     return sample.levels[static_cast<std::size_t>(kind)];
   }
   void add_memory() {
-    report.memory.title = "memory, of the device with the most of each";
+    report.memory.title = cat({"memory, of the device with the most of each",
+                               layout_.pipeline > 1 ? " in each pipeline rank" : ""});
+    for (std::int64_t rank = 0; rank < layout_.pipeline; ++rank) {
+      add_memory(rank);
+    }
+  }
+  void add_memory(std::int64_t rank) {
     double planned[6] = {0, 0, 0, 0, 0, 0}, counted[6] = {0, 0, 0, 0, 0, 0};
     const auto most = [&](int i, double plan, double count) {
       planned[i] = std::max(planned[i], plan);
       counted[i] = std::max(counted[i], count);
     };
     bool known = true;
+    const int stages = stages_.schedule.stages, m = static_cast<int>(layout_.microbatches);
+    const int update = StepTask{StepTask::update, 0, 0}.number(stages, m);
     for (std::size_t d = 0; d < devices(); ++d) {
       const StepPlan& plan = plans_[d];
+      if (MeshPoint(axes_.mesh, static_cast<std::int64_t>(d)).index(axes_.pipeline) != rank) {
+        continue;
+      }
       known = known && plan.activations >= 0;
       const List<MemorySample> samples = run_.memory_samples(static_cast<int>(d));
-      const int update = StepTask{StepTask::update, 0, 0}.number(
-          stages_.schedule.stages, static_cast<int>(layout_.microbatches));
       double kept = 0, logits = 0;
       for (std::size_t i = 0; i < samples.size(); ++i) {
-        const bool first = samples[i].task == update && samples[i - 1].task != update;
-        if (samples[i].task == update && first) {
+        if (samples[i].task == update && samples[i - 1].task != update) {
           most(0, plan.parameters, level(samples[i], MemoryKind::parameter));
           most(1, plan.gradients, level(samples[i], MemoryKind::gradient));
           most(2, plan.optimizer, level(samples[i], MemoryKind::optimizer));
-        } else if (work_of(samples[i]) < StepTask::recompute &&
-                   (i + 1 == samples.size() || work_of(samples[i + 1]) != StepTask::recompute)) {
-          // The end of an op: what one holds where it computes again is in no formula.
+        } else if (StepTask::of(samples[i].task, stages, m).work == StepTask::forward) {
           kept = std::max(kept, level(samples[i], MemoryKind::activation));
           logits = std::max(logits, level(samples[i], MemoryKind::logits));
         }
@@ -37977,8 +38118,9 @@ class StepReporter {
         "logits that do", "gathered weights"};
     for (int i = 0; i < 6; ++i) {
       const bool counts = i < 3 || (i < 5 && known) || (i == 5 && planned[5] > 0);
-      if (counts) {
-        report.memory.add(names[i], "B", planned[i], counted[i]);
+      if (counts && (planned[i] > 0 || counted[i] > 0)) {
+        report.memory.add(cat({layout_.pipeline > 1 ? cat({"rank ", rank, ": "}) : "", names[i]}),
+                          "B", planned[i], counted[i]);
       }
     }
   }
@@ -37991,7 +38133,10 @@ class StepReporter {
     if (layout_.pipeline == 1) {
       return;
     }
-    report.bubble.title = "bubble of each pipeline rank: of the schedule alone, and simulated";
+    report.bubble.title =
+        "bubble of each pipeline rank: of the schedule alone, with ops as long as here";
+    report.bubble.formula_head = "schedule";
+    report.bubble.counted_head = "simulated";
     const int stages = stages_.schedule.stages, m = static_cast<int>(layout_.microbatches);
     PipelineTimes times;
     times.of_stage.resize(static_cast<std::size_t>(stages));
@@ -38041,20 +38186,22 @@ class StepReporter {
   // Where the time went, beside what it would be with matmuls at the chip's peak, with nothing of
   // the communication hidden, and with messages that take no time.
   void add_times() {
-    report.times.title =
-        "simulated time of a step, mean of the devices, beside: matmuls at the "
-        "chip's peak, communication that nothing hides, the schedule's bubble";
+    report.times.title = cat({"simulated time of a step, mean of ", devices(), " devices"});
+    report.times.counted_head = "simulated";
     const auto n = static_cast<double>(devices());
-    double compute = 0, at_peak = 0, again = 0, bubble = 0;
+    const double peak = run_.machine().chip.peak(options_.format);
+    double flops[6] = {0, 0, 0, 0, 0, 0};
     std::vector<std::string> axes;
     std::vector<double> seconds;
     const List<AxisPlacement> placed = place_axes(run_.machine(), axes_.mesh);
     for (std::size_t d = 0; d < devices(); ++d) {
       const MeshPoint at(axes_.mesh, static_cast<std::int64_t>(d));
-      at_peak += (plans_[d].matmul_flops - plans_[d].recomputed_flops) / n;
-      again += plans_[d].recomputed_flops / n;
+      for (int work = 0; work < 6; ++work) {
+        const bool within = work == StepTask::recompute && layout_.recompute != Recompute::full;
+        flops[within ? StepTask::backward : work] += plans_[d].flops[work] / n;
+      }
       for (const PlannedCall& call : plans_[d].calls) {
-        const std::string name = "exposed " + names_text(call.axes);
+        const std::string name = report.tasks.wait_for(names_text(call.axes));
         std::size_t i = 0;
         while (i < axes.size() && axes[i] != name) {
           ++i;
@@ -38067,48 +38214,62 @@ class StepReporter {
         seconds[i] += cost.seconds / n;
       }
     }
+    double bubble = 0;
     for (const ReportRow& row : report.bubble.rows) {
       bubble += row.predicted / static_cast<double>(report.bubble.rows.size());
     }
-    const double peak = run_.machine().chip.peak(options_.format);
-    for (const TimeShare& share : report.time) {
-      const bool computes = share.kind == TimeShare::Kind::compute;
-      compute += computes && share.name != "recompute" ? share.seconds : 0;
+    const auto add = [&](const std::string& name, double bound, const char* how) {
+      report.times.add(name, "s", bound, seconds_of(report.time, name), how);
+    };
+    for (int work = 0; work < 6; ++work) {
+      const std::string name = class_of(work);
+      if (flops[work] > 0 || seconds_of(report.time, name) > 0) {
+        add(name, flops[work] / peak,
+            work == StepTask::update ? "no matmuls" : "matmuls at the chip's peak");
+      }
     }
-    report.times.add("compute", "s", at_peak / peak, compute);
-    if (again > 0) {
-      report.times.add("recomputation", "s", again / peak, seconds_of(report.time, "recompute"));
+    if (seconds_of(report.time, "compute") > 0) {
+      add("compute", 0, "outside of the tasks");
     }
     for (std::size_t i = 0; i < axes.size(); ++i) {
-      const double waited = seconds_of(report.time, axes[i]);
-      if (seconds[i] > 0 && (waited > 0 || axes[i] != "exposed " + all_axes())) {
-        report.times.add(axes[i], "s", seconds[i], waited);
+      if (axes[i] != "bubble" && seconds[i] > 0) {
+        add(axes[i], seconds[i], "all of its messages, none hidden and nobody late");
       }
     }
     if (layout_.pipeline > 1) {
-      report.times.add(
-          "bubble", "s", bubble,
-          seconds_of(report.time, "bubble") + seconds_of(report.time, "idle at the end"));
+      add("bubble", bubble,
+          "the schedule with ops of these lengths and messages that take no time");
+    }
+    if (seconds_of(report.time, "idle at the end") > 0) {
+      add("idle at the end", 0, "until the slowest device is done");
     }
   }
 
   void add_devices() {
     Table& out = report.devices;
-    out.title = "devices (counted; time simulated)";
-    out.columns = {"device", "FLOPs", "bytes sent", "compute", "waits"};
+    out.title = "each device: counted FLOPs and bytes; simulated time; peak memory by kind";
+    out.columns = {"device", "FLOPs", "bytes sent", "computes", "waits"};
+    std::vector<MemoryKind> kinds;
     for (int kind = 0; kind < MemoryMeter::kinds; ++kind) {
-      out.columns.push_back(cat({"peak ", name_of(static_cast<MemoryKind>(kind))}));
+      bool used = false;
+      for (std::size_t d = 0; d < devices(); ++d) {
+        used = used || run_.memory(static_cast<int>(d)).peak(static_cast<MemoryKind>(kind)) > 0;
+      }
+      if (used) {
+        kinds.push_back(static_cast<MemoryKind>(kind));
+        out.columns.push_back(name_of(kinds.back()));
+      }
     }
-    out.columns.push_back("peak of all");
+    out.columns.push_back("all at once");
     for (std::size_t d = 0; d < devices(); ++d) {
       const int rank = static_cast<int>(d);
       const MemoryMeter& meter = run_.memory(rank);
       std::vector<std::string> cells = {
-          std::to_string(d), format_count(run_.counters(rank).matmul_flops),
-          format_count(run_.bytes_sent(rank)), format_seconds(run_.timeline.devices[d].compute),
+          std::to_string(d), format_si(run_.counters(rank).matmul_flops, ""),
+          format_bytes(run_.bytes_sent(rank)), format_seconds(run_.timeline.devices[d].compute),
           format_seconds(run_.timeline.devices[d].waiting)};
-      for (int kind = 0; kind < MemoryMeter::kinds; ++kind) {
-        cells.push_back(format_bytes(meter.peak(static_cast<MemoryKind>(kind))));
+      for (const MemoryKind kind : kinds) {
+        cells.push_back(format_bytes(meter.peak(kind)));
       }
       cells.push_back(format_bytes(meter.peak_total()));
       out.add(cells);
@@ -38116,6 +38277,7 @@ class StepReporter {
   }
 
   const MeshRun& run_;
+  const ModelConfig& config_;
   const Layout& layout_;
   const StepOptions& options_;
   LayoutAxes axes_;
@@ -38131,27 +38293,130 @@ inline StepReport report_step(const MeshRun& run, const Transformer& model, cons
   return detail::StepReporter(run, model, layout, options).report;
 }
 
-inline Table time_share_table(const List<TimeShare>& shares, double seconds) {
+}}  // namespace tinyscale
+
+// >> tinyscale/parallel/step_tables.hpp
+// The report of a step as a reader sees it: few narrow tables, numbers with units, formulas at the
+// end of their rows. As they are, all numbers are in StepReport::table().
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+inline std::string with_its_unit(double value, const std::string& unit) {
+  return unit == "s" ? format_seconds(value)
+                     : format_count(value) + (unit == "steps" ? "" : " " + unit);
+}
+
+inline std::string ratio_text(const ReportRow& row) {
+  return row.predicted == row.counted ? "equal"
+         : row.predicted == 0         ? "-"
+                                      : printed('g', 3, row.ratio());
+}
+
+inline Table readable(const Comparison& rows) {
   Table out;
-  out.title = "simulated time of a step, mean of the devices";
-  out.columns = {"what", "simulated", "share"};
-  for (const TimeShare& share : shares) {
-    out.add({share.name, format_seconds(share.seconds),
-             format_percent(seconds > 0 ? share.seconds / seconds : 0)});
+  out.title = rows.title;
+  out.columns = {"what", rows.formula_head, rows.counted_head, "ratio"};
+  for (const ReportRow& row : rows.rows) {
+    out.add({row.name, with_its_unit(row.predicted, row.unit), with_its_unit(row.counted, row.unit),
+             ratio_text(row)});
   }
-  out.add({"step", format_seconds(seconds), format_percent(1.0)});
+  return out;
+}
+
+// A waterfall in numbers: what is simulated adds up to the step.
+inline Table time_table(const StepReport& report) {
+  Table out;
+  out.title = report.times.title;
+  out.columns = {"what", "simulated", "share", "formula", "of what"};
+  for (const ReportRow& row : report.times.rows) {
+    out.add({row.name, format_seconds(row.counted),
+             format_percent(report.seconds > 0 ? row.counted / report.seconds : 0),
+             row.predicted > 0 ? format_seconds(row.predicted) : "-", row.how});
+  }
+  out.add({"step", format_seconds(report.seconds), format_percent(1.0), "", ""});
+  return out;
+}
+
+// The first 32 devices.
+inline Table first_devices(const StepReport& report) {
+  const std::size_t most = 32, all = report.devices.rows.size();
+  Table out = report.devices;
+  if (all > most) {
+    out.rows.resize(most);
+    out.title += cat({"; the first ", most, " of ", all});
+  }
+  return out;
+}
+
+}  // namespace detail
+
+// Bytes and steps of the same calls in one row; further formulas of a row below it.
+inline Table sent_table(const StepReport& report) {
+  Table out;
+  out.title = report.sent.title + ": " + report.layout;
+  out.columns = {"collective",
+                 "bytes by formula",
+                 "counted",
+                 "steps by formula",
+                 "counted",
+                 "ratio, bytes",
+                 "of what, numbers that a device sends by a ring"};
+  for (const ReportRow& row : report.sent.rows) {
+    if (row.unit != "B") {
+      continue;
+    }
+    std::string steps = "-", counted_steps = "-";
+    const bool about = row.name.find("about: ") == 0;
+    for (const ReportRow& other : report.sent.rows) {
+      if (other.unit == "steps" && other.name == row.name.substr(about ? 7 : 0)) {
+        steps = format_count(other.predicted);
+        counted_steps = format_count(other.counted);
+      }
+    }
+    std::string how = row.how;
+    for (bool first = true; first || !how.empty(); first = false) {
+      const std::size_t end = how.find("; ");
+      const std::string line = how.substr(0, end);
+      how = end == std::string::npos ? "" : how.substr(end + 2);
+      if (first) {
+        out.add({row.name, format_count(row.predicted), format_count(row.counted), steps,
+                 counted_steps, detail::ratio_text(row), line});
+      } else {
+        out.add({"", "", "", "", "", "", line});
+      }
+    }
+  }
+  return out;
+}
+
+inline Table StepReport::table() const {
+  Table out;
+  out.title = layout;
+  out.columns = {"what", "unit", "predicted", "counted or simulated"};
+  for (const Comparison* const part : {&sent, &work, &memory, &bubble, &times}) {
+    const char* const name = part == &sent     ? "sent: "
+                             : part == &work   ? "computed: "
+                             : part == &memory ? "memory: "
+                             : part == &bubble ? "bubble: "
+                                               : "time: ";
+    for (const ReportRow& row : part->rows) {
+      out.add({detail::cat({name, row.name, part == &sent ? ", " + row.unit : ""}), row.unit,
+               detail::cat({row.predicted}), detail::cat({row.counted})});
+    }
+  }
   return out;
 }
 
 inline std::ostream& operator<<(std::ostream& out, const StepReport& report) {
-  out << report.sent << report.work << report.memory;
-  if (!report.bubble.rows.empty()) {
-    out << report.bubble;
+  if (!report.sent.rows.empty()) {
+    out << sent_table(report) << "letters: " << report.letters << "\n";
   }
-  return out << report.times << report.devices << time_share_table(report.time, report.seconds)
-             << "MFU, model FLOPs over the chips' peak, simulated clock: "
-             << format_percent(report.mfu)
-             << "; HFU, with recomputation: " << format_percent(report.hfu) << "\n";
+  out << detail::readable(report.work) << detail::readable(report.memory);
+  if (!report.bubble.rows.empty()) {
+    out << detail::readable(report.bubble);
+  }
+  return out << detail::time_table(report) << report.use << detail::first_devices(report);
 }
 
 }}  // namespace tinyscale
@@ -38222,6 +38487,9 @@ struct TrainReport {
     t.add({detail::cat({"MFU of this laptop (6 N + attention over ", name_of(format),
                         " peak, wall clock)"}),
            format_percent(mfu), "measured"});
+    if (last_step) {
+      add_step(t);
+    }
     return t;
   }
   // Of the first steps, beside those of one device.
@@ -38236,9 +38504,38 @@ struct TrainReport {
     }
     return t;
   }
-  operator Table() const { return table(); }
+  // Beside others, ts::compare({a, b}): what and value alone.
+  operator Table() const {
+    Table t = table();
+    t.columns.pop_back();
+    for (std::vector<std::string>& row : t.rows) {
+      row.pop_back();
+    }
+    return t;
+  }
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
+
+ private:
+  // Of the last step, by device or in all.
+  void add_step(Table& t) const {
+    double sent = 0, flops = 0, most = 0;
+    for (int rank = 0; rank < last_step->devices(); ++rank) {
+      sent += last_step->bytes_sent(rank);
+      flops += last_step->counters(rank).matmul_flops;
+      most = std::fmax(most, last_step->memory(rank).peak_total());
+    }
+    t.add({"matmul FLOPs of all devices", format_si(flops, "FLOP"), "counted"});
+    t.add({"sent by all devices", format_bytes(sent), "counted"});
+    t.add({"peak memory of a device", format_bytes(most), "counted"});
+    t.add({"time of a step", format_seconds(step.seconds), "simulated"});
+    for (const TimeShare& share : step.time) {
+      t.add({"  " + share.name, format_seconds(share.seconds), "simulated"});
+    }
+    t.add({"MFU of the machine (matmul weights + causal attention)",
+           detail::printed('g', 3, 100 * step.mfu) + " %", "simulated"});
+    t.add({"HFU of the machine", detail::printed('g', 3, 100 * step.hfu) + " %", "simulated"});
+  }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const TrainReport& report) {
@@ -38605,7 +38902,7 @@ inline void check_weights(const Transformer& model, const TrainOptions& options)
 // Of several devices each is a group of its own at least.
 inline void check_groups(const TrainOptions& options) {
   const std::int64_t devices = options.layout.batch_devices(), groups = options.experts.groups;
-  if (groups != 1 && groups % devices != 0) {
+  if (groups < 1 || (groups != 1 && groups % devices != 0)) {
     fail({"train: ", groups, " groups of tokens (experts.groups) over data x context = ", devices,
           "; right is a multiple of ", devices, ", or 1 for as many as there are devices"});
   }
