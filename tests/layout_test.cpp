@@ -285,8 +285,11 @@ std::string differences(const Row& row, const Trained& one, double tolerance = 1
       break;
     }
   }
-  for (std::size_t i = 0; i < one.grad_norms.size(); ++i) {  // AdamW does not see their scale
-    if (!(std::fabs(report.grad_norms[i] / one.grad_norms[i] - 1) <= 1e-4)) {
+  // AdamW does not see the scale of gradients; it does move those near zero by a whole step, to
+  // whichever side rounding puts them, so that later norms are less alike than the first.
+  for (std::size_t i = 0; i < one.grad_norms.size(); ++i) {
+    const double bound = i == 0 ? 1e-5 : 1e-3;
+    if (!(std::fabs(report.grad_norms[i] / one.grad_norms[i] - 1) <= bound)) {
       wrong += ts::detail::cat({"\n  gradient norm ", i, " is ", report.grad_norms[i],
                                 ", one device's ", one.grad_norms[i]});
       break;

@@ -239,7 +239,7 @@ TEST_CASE("a training loop of one's own: the optimizer holds the scaler") {
 
 #if !defined(TINYSCALE_NO_THREADS)
 
-TEST_CASE("on a mesh all devices leave the same steps out") {
+TEST_CASE("on a mesh all devices leave the same steps out [slow]") {
   const ts::Text text = small_text();
   const ts::Transformer start(small_model(), 1);
   for (const ts::Zero zero : {ts::Zero::none, ts::Zero::optimizer, ts::Zero::parameters}) {

@@ -223,9 +223,7 @@ TEST_CASE("program 6: the same training on many devices [slow]") {
   CHECK(report.step.work.equal(1e-9));
   CHECK(report.step.memory.equal(1e-9));
   CHECK(report.devices == 8);
-  CHECK(
-      out.has("what a step sends, 8 devices: data 2, tensor 2, pipeline 2, context 1, "
-              "microbatches 4, ZeRO: optimizer\n"));
+  CHECK(out.has("what a step sends, sum of 8 devices"));
 }
 #endif
 
