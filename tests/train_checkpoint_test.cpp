@@ -313,7 +313,7 @@ void check_resumes(const ts::TrainOptions& options) {
 
 }  // namespace
 
-TEST_CASE("weights rounded on their way and loss scales go on as they were") {
+TEST_CASE("weights rounded on their way and loss scales go on as they were [slow]") {
   ts::TrainOptions options = steps_of(8);
   options.loss_scaler.scale = 16777216;
   options.loss_scaler.growth_steps = 3;
@@ -677,7 +677,7 @@ double worst_ratio(const std::vector<double>& a, const std::vector<double>& b) {
 
 }  // namespace
 
-TEST_CASE("every layout goes on from its own checkpoint bit for bit") {
+TEST_CASE("every layout goes on from its own checkpoint bit for bit [slow]") {
   const Folder folder;
   ts::Layout hybrid = layout_of(4, 1, 1, 1, 1, ts::Zero::parameters), again = layout_of(1, 1, 1, 1);
   hybrid.zero_devices = 2;
