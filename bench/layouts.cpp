@@ -360,9 +360,8 @@ int main(int count, char** words) {
   std::printf(
       "work: ops done on several devices, at one device's speed; shapes: these ops' own speed on "
       "smaller\nshapes; copies: bytes delivered, at the speed of a sum of vectors; threads: a run "
-      "that does nothing;\nreplay: the simulated clock; at once: what several devices at a time "
-      "take "
-      "more than one at a time;\nrest: waiting, cold caches, the log; outside: all but the first "
+      "that does nothing;\nreplay: the simulated clock; at once: what devices at a time take more "
+      "than one by one;\nrest: waiting, cold caches, the log; outside: all but the first "
       "two; plan: plan_step, the closed form of\none device's part\n");
   return 0;
 }
