@@ -34433,15 +34433,15 @@ inline Tensor cut_cross_entropy(const Tensor& logits, const std::vector<std::int
   Tensor losses({rows}), lse({rows});
   kernels::cross_entropy_forward(rows, columns, logits.data(), own.data(), losses.data(),
                                  lse.data());
+  const double elements = static_cast<double>(logits.count());
+  scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
+             {static_cast<double>(rows)}, 0,
+             vector_cost("cross_entropy", elements, &VectorCost::forward));
   sum_over_columns(group, lse, target_logits);
   for (std::size_t i = 0; i < targets.size(); ++i) {
     losses.data()[i] = targets[i] < 0 ? 0.0f : lse.data()[i] - target_logits.data()[i];
   }
   Tensor y = mean_loss(losses, n);
-  const double elements = static_cast<double>(logits.count());
-  scope.done("cross_entropy", logits.shape(), {elements, static_cast<double>(rows)},
-             {static_cast<double>(rows)}, 0,
-             vector_cost("cross_entropy", elements, &VectorCost::forward));
   if (tracked({&logits})) {
     attach(y, "cross_entropy", {&logits},
            [rows, columns, n, lse, graded, dx = logits.detach(),
