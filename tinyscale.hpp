@@ -38103,7 +38103,8 @@ class StepReporter {
           most(0, plan.parameters, level(samples[i], MemoryKind::parameter));
           most(1, plan.gradients, level(samples[i], MemoryKind::gradient));
           most(2, plan.optimizer, level(samples[i], MemoryKind::optimizer));
-        } else if (StepTask::of(samples[i].task, stages, m).work == StepTask::forward) {
+        } else if (samples[i].task >= 0 &&
+                   StepTask::of(samples[i].task, stages, m).work == StepTask::forward) {
           kept = std::max(kept, level(samples[i], MemoryKind::activation));
           logits = std::max(logits, level(samples[i], MemoryKind::logits));
         }
