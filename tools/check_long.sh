@@ -50,6 +50,7 @@ if have clang++; then
   done
   step "thread sanitizer, a thousand faults" env TINYSCALE_THREADS=4 $fixed build/long/thread/run_tests '-tc=a?thousand?random?programs*'
   step "each part alone, clang++" bash tools/check_parts.sh clang++
+  step "each part alone, g++" bash tools/check_parts.sh g++
 fi
 step "MPI ranks" env LONG=1 bash tools/check_mpi.sh build/long
 for threads in 1 3 7; do
