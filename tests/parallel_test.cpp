@@ -102,7 +102,7 @@ TEST_CASE("1, 2, 3 and 4 devices learn the same") {
   }
 }
 
-TEST_CASE("nano on real text: 100 steps on 1 and on 4 devices [slow]") {
+TEST_CASE("nano on real text: 40 steps on 1 and on 4 devices [slow]") {
   const char* shared = std::getenv("TINYSCALE_SHARED");
   const std::string path =
       std::string(shared != nullptr ? shared : "../shared") + "/data/text/tinyshakespeare.txt";
@@ -114,7 +114,8 @@ TEST_CASE("nano on real text: 100 steps on 1 and on 4 devices [slow]") {
     return;
   }
   ts::TrainOptions options;
-  options.steps = 100;
+  options.steps = 40;
+  options.warmup = 5;
   options.out = nullptr;
   ts::Transformer one(ts::config("nano"), 1);
   const ts::TrainReport single = ts::train(one, text, options);
@@ -122,8 +123,8 @@ TEST_CASE("nano on real text: 100 steps on 1 and on 4 devices [slow]") {
   options.layout.data = 4;
   ts::Transformer four(ts::config("nano"), 1);
   const ts::TrainReport report = ts::train(four, text, options);
-  REQUIRE(single.losses.size() == 100);
-  REQUIRE(report.losses.size() == 100);
+  REQUIRE(single.losses.size() == 40);
+  REQUIRE(report.losses.size() == 40);
   double worst = 0;
   for (std::size_t i = 0; i < report.losses.size(); ++i) {
     worst = std::fmax(worst, std::fabs(report.losses[i] - single.losses[i]));
@@ -131,7 +132,7 @@ TEST_CASE("nano on real text: 100 steps on 1 and on 4 devices [slow]") {
   MESSAGE("worst difference of a loss " << worst);
   CHECK(worst < 1e-5);
   CHECK(std::fabs(report.final_validation() - single.final_validation()) < 0.005);
-  CHECK(single.final_validation() < 3.0);
+  CHECK(single.final_validation() < 3.4);
   CHECK(report.step.sent.equal(0));
   CHECK(report.step.work.equal(1e-12));
   CHECK(report.step.memory.equal(0));
