@@ -35944,32 +35944,52 @@ inline int unit_layer(const Parameter& p) {
                                                     : head_unit;
 }
 
-// Stage s of S has layers [s L/S, (s+1) L/S), the first the embedding too, the last the head.
+// Stage s of S has layers [s L/S, (s+1) L/S), the first the embedding too, the last the head: each
+// a segment, numbered -1, 0 .. L - 1, L.
 struct StageMap {
   PipelineSchedule schedule;
   std::int64_t layers = 1;
+  bool tied = false;
 
-  StageMap(const Layout& layout, std::int64_t of_layers)
+  StageMap(const Layout& layout, const ModelConfig& config)
       : schedule(layout.schedule.empty()
                      ? one_forward_one_backward(static_cast<int>(layout.pipeline),
                                                 static_cast<int>(layout.microbatches))
                      : layout.schedule),
-        layers(of_layers) {}
+        layers(config.layers),
+        tied(config.tied) {}
 
   int first_layer(int stage) const { return static_cast<int>(stage * layers / schedule.stages); }
-  bool uses(int stage, int unit, bool tied) const {
-    return unit >= 0 ? unit >= first_layer(stage) && unit < first_layer(stage + 1)
-                     : (stage == 0 && unit != head_unit) ||
-                           (stage == schedule.stages - 1 &&
-                            (unit == head_unit || (unit == table_unit && tied)));
+  bool is_last(int stage) const { return stage == schedule.stages - 1; }
+  int head_segment() const { return static_cast<int>(layers); }
+  std::vector<int> segments(int stage) const {
+    std::vector<int> all;
+    const int end = first_layer(stage + 1) + (is_last(stage) ? 1 : 0);
+    for (int segment = stage == 0 ? -1 : first_layer(stage); segment < end; ++segment) {
+      all.push_back(segment);
+    }
+    return all;
+  }
+  // Whether a segment uses a unit of that layer.
+  bool uses(int segment, int unit) const {
+    return segment == -1               ? unit == table_unit || unit == positions_unit
+           : segment == head_segment() ? unit == head_unit || (unit == table_unit && tied)
+                                       : unit == segment;
+  }
+  int uses_of_stage(int stage, int unit) const {
+    int count = 0;
+    for (const int segment : segments(stage)) {
+      count += uses(segment, unit) ? 1 : 0;
+    }
+    return count;
   }
   // The pipeline ranks that hold a unit, rising.
-  std::vector<std::int64_t> holders(int unit, bool tied) const {
+  std::vector<std::int64_t> holders(int unit) const {
     std::vector<std::int64_t> ranks;
     for (int rank = 0; rank < schedule.ranks; ++rank) {
       for (std::size_t i = 0; i < schedule.rank_of.size(); ++i) {
         const int stage = static_cast<int>(i) % schedule.stages;
-        if (schedule.rank_of[i] == rank && uses(stage, unit, tied) &&
+        if (schedule.rank_of[i] == rank && uses_of_stage(stage, unit) > 0 &&
             (ranks.empty() || ranks.back() != rank)) {
           ranks.push_back(rank);
         }
@@ -35994,7 +36014,7 @@ inline Shape part_shape(const Shape& whole, Split split, std::int64_t index, std
 inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
                                  const LayoutAxes& axes, const MeshPoint& at) {
   const ModelConfig& c = whole.config;
-  const StageMap stages(layout, c.layers);
+  const StageMap stages(layout, c);
   const std::int64_t mine = at.index(axes.pipeline);
   const std::int64_t tensor = at.index(axes.tensor), tensors = at.size(axes.tensor);
   const std::int64_t experts = c.experts / std::max<std::int64_t>(1, at.size(axes.expert));
@@ -36003,7 +36023,7 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
     const Parameter& p = whole.parameters[place];
     const int layer = unit_layer(p);
     FlatUnit unit;
-    unit.holders = stages.holders(layer, c.tied);
+    unit.holders = stages.holders(layer);
     const std::int64_t expert = p.expert;
     const bool here =
         std::find(unit.holders.begin(), unit.holders.end(), mine) != unit.holders.end();
@@ -36190,7 +36210,7 @@ class StepPlanner {
         layout_(layout),
         axes_(axes),
         options_(options),
-        stages_(layout, whole.config.layers),
+        stages_(layout, whole.config),
         at_(axes.mesh, rank),
         units_(plan_units(whole, layout, axes, at_)) {
     sequences_ = options.batch / (layout.microbatches * layout.data);
@@ -36235,7 +36255,7 @@ class StepPlanner {
   // ---- The ops of the schedule ----
 
   bool first(const PipelineOp& op) const { return op.stage == 0; }
-  bool last(const PipelineOp& op) const { return op.stage == stages_.schedule.stages - 1; }
+  bool last(const PipelineOp& op) const { return stages_.is_last(op.stage); }
   std::int64_t layers(const PipelineOp& op) const {
     return stages_.first_layer(op.stage + 1) - stages_.first_layer(op.stage);
   }
@@ -36296,10 +36316,7 @@ class StepPlanner {
 
   std::int64_t stream() const { return wide_ / (layout_.sequence_parallel ? layout_.tensor : 1); }
   int uses(const PipelineOp& op, const FlatUnit& unit) const {
-    if (unit.layer == table_unit) {
-      return (first(op) ? 1 : 0) + (last(op) && c_.tied ? 1 : 0);
-    }
-    return stages_.uses(op.stage, unit.layer, c_.tied) ? 1 : 0;
+    return stages_.uses_of_stage(op.stage, unit.layer);
   }
   void add_gather(const FlatUnit& unit) {
     add(Collective::all_gather, unit.zero, unit.length(), "weights",
@@ -36575,30 +36592,17 @@ class StepPlanner {
       return;
     }
     for (int stage = 0; stage < stages_.schedule.stages; ++stage) {
-      List<std::vector<int>> chain;
-      if (stage == 0) {
-        chain.push_back({table_unit, positions_unit});
-      }
-      for (int l = stages_.first_layer(stage); l < stages_.first_layer(stage + 1); ++l) {
-        chain.push_back({l});
-      }
-      if (stage == stages_.schedule.stages - 1) {
-        chain.push_back(c_.tied ? std::vector<int>{head_unit, table_unit}
-                                : std::vector<int>{head_unit});
-      }
+      const std::vector<int> chain = stages_.segments(stage);
       for (std::size_t i = 0; i < chain.size(); ++i) {
         double both = 0;
         for (const FlatUnit& unit : units_) {
-          const bool here = has(chain[i], unit.layer);
-          const bool next = i + 1 < chain.size() && has(chain[i + 1], unit.layer);
-          both += unit.shards > 1 && (here || next) ? 4 * static_cast<double>(unit.length()) : 0;
+          const bool next = i + 1 < chain.size() && stages_.uses(chain[i + 1], unit.layer);
+          const bool wanted = next || stages_.uses(chain[i], unit.layer);
+          both += unit.shards > 1 && wanted ? 4 * static_cast<double>(unit.length()) : 0;
         }
         plan.gathered = std::max(plan.gathered, both);
       }
     }
-  }
-  static bool has(const std::vector<int>& all, int one) {
-    return std::find(all.begin(), all.end(), one) != all.end();
   }
 
   static constexpr const char* block_formula = "L m 8 b s h (t-1)/t";
@@ -37093,7 +37097,7 @@ class StepRunner {
         axes_(axes),
         options_(options),
         tokens_(tokens),
-        stages_(layout, mine.model.config.layers),
+        stages_(layout, mine.model.config),
         rank_(mine.at().index(axes.pipeline)),
         hooks_(layout_hooks(device, layout, axes, mine.model.config, mine.model.config.context)),
         uses_(mine.units.size()) {
@@ -37158,38 +37162,16 @@ class StepRunner {
   Flight& flight(int stage, int microbatch) {
     return flights_[static_cast<std::size_t>(stage * layout_.microbatches + microbatch)];
   }
-  bool last(int stage) const { return stage == stages_.schedule.stages - 1; }
-
-  // ---- Segments: -1 the embedding, then layers, then the head ----
-
-  std::vector<int> segments(int stage) const {
-    std::vector<int> all;
-    if (stage == 0) {
-      all.push_back(-1);
-    }
-    for (int layer = stages_.first_layer(stage); layer < stages_.first_layer(stage + 1); ++layer) {
-      all.push_back(layer);
-    }
-    if (last(stage)) {
-      all.push_back(head_segment());
-    }
-    return all;
-  }
-  int head_segment() const { return static_cast<int>(mine_.model.config.layers); }
-  bool uses(int segment, const FlatUnit& unit) const {
-    return segment == -1 ? unit.layer == table_unit || unit.layer == positions_unit
-           : segment == head_segment()
-               ? unit.layer == head_unit || (unit.layer == table_unit && mine_.model.config.tied)
-               : unit.layer == segment;
-  }
+  bool last(int stage) const { return stages_.is_last(stage); }
+  bool uses(int segment, const FlatUnit& unit) const { return stages_.uses(segment, unit.layer); }
 
   Tensor run_segment(int segment, const Tensor& x, Flight& at) {
     const Transformer& model = mine_.model;
     if (segment == -1) {
       return model.embed(at.batch.ids, at.batch.sequences, at.batch.time, hooks_);
     }
-    return segment == head_segment() ? model.head_loss(x, at.batch.targets, hooks_)
-                                     : model.block(segment, x, hooks_);
+    return segment == stages_.head_segment() ? model.head_loss(x, at.batch.targets, hooks_)
+                                             : model.block(segment, x, hooks_);
   }
   void start_gather(int segment) {
     for (std::size_t u = 0; u < mine_.units.size(); ++u) {
@@ -37253,13 +37235,13 @@ class StepRunner {
       load(at, op.microbatch);
     }
     const bool again = layout_.recompute == Recompute::full;
-    const std::vector<int> chain = segments(op.stage);
+    const std::vector<int> chain = stages_.segments(op.stage);
     Tensor x = op.stage == 0 ? Tensor() : take(op.stage, op.microbatch, false);
     for (std::size_t i = 0; i < chain.size(); ++i) {
       const int next = i + 1 < chain.size() ? chain[i + 1] : none;
       gather(chain[i], next);
       const Tensor in = x.defined() ? leaf(x, MemoryKind::activation) : Tensor();
-      const bool keeps = !again || chain[i] == head_segment();
+      const bool keeps = !again || chain[i] == stages_.head_segment();
       if (!keeps) {
         ++context().no_grad;
       }
@@ -37285,7 +37267,7 @@ class StepRunner {
     Flight& at = flight(op.stage, op.microbatch);
     enter(op.microbatch);
     const bool split = op.work == PipelineWork::input_gradient;
-    const std::vector<int> chain = segments(op.stage);
+    const std::vector<int> chain = stages_.segments(op.stage);
     Tensor dy = last(op.stage) ? full(Shape{}, loss_seed()) : take(op.stage, op.microbatch, true);
     if (split) {
       at.deferred.reset(new DeferWeightGradients);
@@ -37326,7 +37308,7 @@ class StepRunner {
 
   void weight_gradient(const PipelineOp& op) {
     Flight& at = flight(op.stage, op.microbatch);
-    const std::vector<int> chain = segments(op.stage);
+    const std::vector<int> chain = stages_.segments(op.stage);
     for (std::size_t u = 0; u < mine_.units.size(); ++u) {
       for (const int segment : chain) {
         if (uses(segment, mine_.units[u])) {
@@ -37420,10 +37402,7 @@ class StepRunner {
     for (std::size_t u = 0; u < mine_.units.size(); ++u) {
       for (const PipelineOp& op : program()) {
         if (op.work == PipelineWork::forward) {
-          std::int64_t of_op = 0;
-          for (const int segment : segments(op.stage)) {
-            of_op += uses(segment, mine_.units[u]) ? 1 : 0;
-          }
+          const int of_op = stages_.uses_of_stage(op.stage, mine_.units[u].layer);
           uses_[u].all += of_op;
           uses_[u].of_op = of_op > 0 ? of_op : uses_[u].of_op;
         }
@@ -37914,7 +37893,7 @@ class StepReporter {
         layout_(layout),
         options_(options),
         axes_(layout_axes(layout)),
-        stages_(layout, model.config.layers) {
+        stages_(layout, model.config) {
     for (int rank = 0; rank < run.devices(); ++rank) {
       plans_.push_back(StepPlanner(model, layout, axes_, options, rank).plan);
     }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "error_of.hpp"
+#include "small_training.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -12,15 +13,7 @@ namespace ts = tinyscale;
 
 namespace {
 
-ts::Text small_text() {
-  std::string data;
-  for (int i = 0; i < 120; ++i) {
-    data += "the quick brown fox jumps over the lazy dog, and the dog sleeps on. ";
-  }
-  return ts::make_text("fox", data);
-}
-
-ts::ModelConfig small_model(bool experts = false) {
+ts::ModelConfig four_layers(bool experts = false) {
   ts::ModelConfig c = ts::config(experts ? "nano-llama" : "nano");
   c.layers = 4;
   c.width = 32;
@@ -70,7 +63,7 @@ std::string refusal(const ts::TrainOptions& options, const ts::ModelConfig& conf
   return error_of([&] { ts::train(model, text, options); });
 }
 std::string refusal(const ts::Layout& layout, bool experts = false) {
-  return refusal(silent(layout), small_model(experts));
+  return refusal(silent(layout), four_layers(experts));
 }
 
 }  // namespace
@@ -103,16 +96,16 @@ TEST_CASE("groups of tokens: as many as devices, or an error; under context as o
   ts::TrainOptions options = silent(sizes(2));
   options.experts.capacity_factor = 0.75;
   options.experts.groups = 3;
-  CHECK(refusal(options, small_model(true)) ==
+  CHECK(refusal(options, four_layers(true)) ==
         "train: 3 groups of tokens (experts.groups) over data x context = 2; right is a multiple "
         "of 2, or 1 for as many as there are devices");
   options.experts.groups = 0;
-  CHECK(refusal(options, small_model(true)) ==
+  CHECK(refusal(options, four_layers(true)) ==
         "train: 0 groups of tokens (experts.groups) over data x context = 2; right is a multiple "
         "of 2, or 1 for as many as there are devices");
   options.experts.groups = 1;
   options.experts.group_of = {0};
-  CHECK(refusal(options, small_model(true)) ==
+  CHECK(refusal(options, four_layers(true)) ==
         "train: experts.group_of is given, and the layout is data 2, tensor 1, pipeline 1, context "
         "1; where tokens lie on several devices those are their groups: leave it empty");
   const ts::Text text = small_text();
@@ -126,7 +119,7 @@ TEST_CASE("groups of tokens: as many as devices, or an error; under context as o
       options.experts.balance_loss = 0.01;
       options.experts.groups = groups;
       options.check_steps = 2;
-      ts::Transformer model(small_model(true), 1);
+      ts::Transformer model(four_layers(true), 1);
       const ts::TrainReport report = ts::train(model, text, options);
       REQUIRE(report.one_device.size() == 2);
       for (std::size_t i = 0; i < 2; ++i) {

@@ -6,34 +6,15 @@
 #include <vector>
 
 #include "error_of.hpp"
+#include "small_training.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
 
 namespace {
 
-ts::Text small_text() {
-  std::string data;
-  for (int i = 0; i < 120; ++i) {
-    data += "the quick brown fox jumps over the lazy dog, and the dog sleeps on. ";
-  }
-  return ts::make_text("fox", data);
-}
-
-ts::ModelConfig small_model() {
-  ts::ModelConfig c = ts::config("nano");
-  c.layers = 2;
-  c.width = 32;
-  c.heads = c.kv_heads = 2;
-  c.head_size = 16;
-  c.hidden = 64;
-  c.context = 16;
-  c.vocabulary = 41;
-  return c;
-}
-
 ts::ModelConfig small_mixture() {
-  ts::ModelConfig c = small_model();
+  ts::ModelConfig c = small_model(41);
   c.experts = 4;
   c.top_k = 2;
   c.expert_hidden = 32;
@@ -54,7 +35,7 @@ ts::TrainOptions silent(std::int64_t steps, ts::DType format = ts::DType::f32) {
 }
 
 ts::TrainReport trained(const ts::TrainOptions& options,
-                        const ts::ModelConfig& config = small_model()) {
+                        const ts::ModelConfig& config = small_model(41)) {
   ts::Transformer model(config, 1);
   return ts::train(model, small_text(), options);
 }
@@ -107,7 +88,7 @@ TEST_CASE("formats and loss scales that cannot be are named") {
 TEST_CASE("a loss scale that is a power of two changes no bit in f32") {
   for (const bool mixture : {false, true}) {
     CAPTURE(mixture);
-    const ts::ModelConfig config = mixture ? small_mixture() : small_model();
+    const ts::ModelConfig config = mixture ? small_mixture() : small_model(41);
     ts::TrainOptions options = silent(2);
     options.experts.balance_loss = mixture ? 0.01 : 0.0;
     const ts::TrainReport plain = trained(options, config);
@@ -179,8 +160,8 @@ TEST_CASE("one gradient below f16's smallest number: zero, unless the loss is sc
 
 TEST_CASE("an overflow at a dynamic scale: the step is left out, the scale halves") {
   const ts::Text text = small_text();
-  const ts::Transformer start(small_model(), 1);
-  ts::Transformer model(small_model(), 1);
+  const ts::Transformer start(small_model(41), 1);
+  ts::Transformer model(small_model(41), 1);
   const ts::TrainReport one = ts::train(model, text, overflowing(1));
   CHECK(one.skipped_steps == 1);
   CHECK(one.loss_scale == 8388608);
@@ -217,7 +198,7 @@ TEST_CASE("a scale that grows is found too large now and then") {
 
 TEST_CASE("a training loop of one's own: the optimizer holds the scaler") {
   const ts::Text text = small_text();
-  const ts::Transformer model(small_model(), 1);
+  const ts::Transformer model(small_model(41), 1);
   const ts::TrainOptions options = silent(12, ts::DType::f16);
   ts::AdamW optimizer(model.tensors(), ts::adamw_options(options));
   optimizer.scaler.scale = 16777216;
@@ -241,7 +222,7 @@ TEST_CASE("a training loop of one's own: the optimizer holds the scaler") {
 
 TEST_CASE("on a mesh all devices leave the same steps out [slow]") {
   const ts::Text text = small_text();
-  const ts::Transformer start(small_model(), 1);
+  const ts::Transformer start(small_model(41), 1);
   for (const ts::Zero zero : {ts::Zero::none, ts::Zero::optimizer, ts::Zero::parameters}) {
     CAPTURE(int(zero));
     ts::TrainOptions options = overflowing(1);
@@ -249,7 +230,7 @@ TEST_CASE("on a mesh all devices leave the same steps out [slow]") {
     options.machine = ts::machine("tpu-v5e", {4});
     options.layout.data = options.layout.pipeline = options.layout.microbatches = 2;
     options.layout.zero = zero;
-    ts::Transformer model(small_model(), 1);
+    ts::Transformer model(small_model(41), 1);
     const ts::TrainReport one = ts::train(model, text, options);
     CHECK(one.skipped_steps == 1);
     CHECK(std::isinf(one.grad_norms[0]) + std::isnan(one.grad_norms[0]) == 1);
@@ -291,7 +272,7 @@ TEST_CASE("[slow] master weights: half the bytes, f32 at the owner, one device's
       options.machine = ts::machine("tpu-v5e", {4});
       options.layout.data = 4;
       options.layout.zero = zero;
-      ts::Transformer model(small_model(), 1);
+      ts::Transformer model(small_model(41), 1);
       const ts::TrainReport report = ts::train(model, text, options);
       CHECK(held_by(model, ts::DType::bf16) < 0.05);
       CHECK(held_by(model, ts::DType::f16) < 0.3);
@@ -319,7 +300,7 @@ TEST_CASE("[slow] master weights: half the bytes, f32 at the owner, one device's
 
 // After one step m = (1 - beta1) g: the gradient as it came, clipping off.
 std::vector<float> first_gradients(const ts::TrainOptions& options) {
-  ts::Transformer model(small_model(), 1);
+  ts::Transformer model(small_model(41), 1);
   const ts::Text text = small_text();
   ts::detail::Trainer trainer(model, text.train(), options);
   trainer.step(0);
@@ -375,7 +356,7 @@ TEST_CASE("out of memory on the declared chip, after a step") {
   options.layout.data = 2;
   options.layout.pipeline = 2;
   options.layout.microbatches = 2;
-  ts::Transformer model(small_model(), 1);
+  ts::Transformer model(small_model(41), 1);
   ts::detail::Trainer trainer(model, small_text().train(), options);
   trainer.step(0);
   const ts::List<ts::DeviceMemory> peaks = trainer.peaks();
@@ -402,7 +383,7 @@ TEST_CASE("out of memory on the declared chip, after a step") {
 }
 
 TEST_CASE("what another layout needs: the estimate beside what is counted") {
-  ts::ModelConfig config = small_model();
+  ts::ModelConfig config = small_model(41);
   config.layers = 8;
   ts::TrainOptions options = silent(1);
   options.machine = ts::machine("tpu-v5e", {4});
@@ -434,7 +415,7 @@ TEST_CASE("what another layout needs: the estimate beside what is counted") {
 
 TEST_CASE("out of memory: the ledger and what would fit") {
   const double gb = 1e9;
-  ts::ModelConfig c = small_model();
+  ts::ModelConfig c = small_model(41);
   c.layers = 32;
   c.context = 4096;
   c.width = 4096;

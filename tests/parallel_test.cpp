@@ -8,31 +8,12 @@
 #include <vector>
 
 #include "error_of.hpp"
+#include "small_training.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
 
 namespace {
-
-ts::Text small_text() {
-  std::string data;
-  for (int i = 0; i < 120; ++i) {
-    data += "the quick brown fox jumps over the lazy dog, and the dog sleeps on. ";
-  }
-  return ts::make_text("fox", data);
-}
-
-ts::ModelConfig small_model() {
-  ts::ModelConfig c = ts::config("nano");
-  c.layers = 2;
-  c.width = 32;
-  c.heads = c.kv_heads = 2;
-  c.head_size = 16;
-  c.hidden = 64;
-  c.context = 16;
-  c.vocabulary = 40;
-  return c;
-}
 
 ts::TrainOptions silent(std::int64_t steps) {
   ts::TrainOptions options;

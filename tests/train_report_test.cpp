@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "small_training.hpp"
 #include "tinyscale.hpp"
 
 namespace ts = tinyscale;
@@ -14,14 +15,6 @@ namespace ts = tinyscale;
 #if !defined(TINYSCALE_NO_THREADS)
 
 namespace {
-
-ts::Text text() {
-  std::string data;
-  for (int i = 0; i < 120; ++i) {
-    data += "the quick brown fox jumps over the lazy dog, and the dog sleeps on. ";
-  }
-  return ts::make_text("fox", data);
-}
 
 // Sizes that every number of devices here divides, so that ring's bytes are the textbook's.
 ts::ModelConfig model() {
@@ -67,7 +60,7 @@ ts::TrainOptions step_options(const ts::Layout& layout, const ts::Machine& machi
 
 OneStep one_step(const ts::Layout& layout, const ts::Machine& machine) {
   ts::Transformer m(model(), 1);
-  ts::TrainReport report = ts::train(m, text(), step_options(layout, machine));
+  ts::TrainReport report = ts::train(m, small_text(), step_options(layout, machine));
   return {report.step, report.last_step};
 }
 OneStep one_step(const ts::Layout& layout) {
@@ -263,7 +256,7 @@ TEST_CASE(
   ts::Transformer m(model(), 1);
   ts::TrainOptions options = step_options(layout, ts::machine("tpu-v5e", {16}));
   options.steps = 2;
-  const ts::TrainReport many = ts::train(m, text(), options);
+  const ts::TrainReport many = ts::train(m, small_text(), options);
   check_exact(many.step);
   std::ostringstream out;
   out << many;
@@ -296,7 +289,7 @@ TEST_CASE(
   ts::TrainOptions fewer = step_options(ts::Layout(), ts::machine("tpu-v5e", {2}));
   fewer.layout.data = 2;
   ts::Transformer other(model(), 1);
-  const ts::Table both = ts::compare({many, ts::train(other, text(), fewer)});
+  const ts::Table both = ts::compare({many, ts::train(other, small_text(), fewer)});
   REQUIRE(both.columns.size() == 3);
   CHECK(both.columns[1].find("16 devices of tpu-v5e 16: data 2, tensor 2") == 0);
   CHECK(both.columns[2].find("2 devices of tpu-v5e 2: data 2, tensor 1") == 0);
@@ -358,6 +351,27 @@ TEST_CASE("MFU and HFU of a step are those of the named conventions") {
   }
 }
 
+TEST_CASE("the plan of a step is had without running it") {
+  ts::Layout layout;
+  layout.data = 4;
+  layout.zero = ts::Zero::parameters;
+  layout.algorithm = ts::Algorithm::ring;
+  const ts::Transformer m(model(), 1);
+  const double p = static_cast<double>(model().parameters());
+  const OneStep step = one_step(layout);
+  double flops = 0;
+  for (int rank = 0; rank < 4; ++rank) {
+    const ts::StepPlan plan =
+        ts::plan_step(m, layout, step_options(layout, ts::machine("h100", {1, 4})), rank);
+    CHECK(plan.parameters == p);  // 4 P / d bytes
+    CHECK(plan.gradients == p);
+    CHECK(plan.optimizer == 2 * p);
+    CHECK(plan.matmul_flops() == step.run->counters(rank).matmul_flops);
+    flops += plan.matmul_flops();
+  }
+  CHECK(flops == step.report.work.rows[0].counted);
+}
+
 TEST_CASE("a slow device, a slow link: what a step then takes") {
   ts::Layout layout;
   layout.data = 4;
@@ -369,7 +383,7 @@ TEST_CASE("a slow device, a slow link: what a step then takes") {
   ts::TrainOptions options = step_options(layout, machine);
   options.faults = ts::Faults().slow_device(1, 4);
   ts::Transformer m(model(), 1);
-  CHECK(ts::train(m, text(), options).step.seconds ==
+  CHECK(ts::train(m, small_text(), options).step.seconds ==
         step.run->with(ts::Faults().slow_device(1, 4)).seconds);
 }
 
@@ -379,7 +393,7 @@ TEST_CASE("a dead device: who waits for it, and where") {
     options.faults = ts::Faults().dead_device(2);
     ts::Transformer m(model(), 1);
     try {
-      ts::train(m, text(), options);
+      ts::train(m, small_text(), options);
     } catch (const ts::Error& error) {
       return std::string(error.what());
     }

@@ -5,7 +5,8 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 flags=${WARNINGS:--Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion}
 scratch=$(mktemp -d) || exit 1
-trap 'rm -rf "$scratch"' EXIT
+beside=""                                  # symbols compiles on one core while warnings does on another
+trap '[ -z "$beside" ] || kill "$beside" 2> /dev/null; rm -rf "$scratch"' EXIT
 # A second translation unit in all but name: the header twice, strictest flags.
 printf '#include "tinyscale.hpp"\n#include "tinyscale.hpp"\nint main() {}\n' > "$scratch/warnings.cpp"
 
@@ -37,10 +38,17 @@ floors() { bash tools/check_floors.sh; }
 forbidden() { bash tools/check_forbidden.sh; }
 symbols() { bash tools/check_symbols.sh; }
 
-for step in ${@:-fresh version floors forbidden symbols warnings}; do
-  if "$step" > "$scratch/log" 2>&1; then
-    echo "ok   $step"
-  else
-    echo "FAIL $step"; head -n 60 "$scratch/log"; exit 1
+report() {                                 # report STEP CODE
+  [ "$2" -eq 0 ] && { echo "ok   $1"; return; }
+  echo "FAIL $1"; head -n 60 "$scratch/$1.log"; exit 1
+}
+[ $# -gt 0 ] && all=("$@") || all=(fresh version floors forbidden symbols warnings)
+for step in "${all[@]}"; do
+  if [ "$step" = symbols ] && [[ " ${all[*]} " == *" warnings "* ]]; then
+    symbols > "$scratch/symbols.log" 2>&1 & beside=$!
+    continue
   fi
+  "$step" > "$scratch/$step.log" 2>&1
+  report "$step" $?
 done
+[ -z "$beside" ] || { wait "$beside"; code=$?; beside=""; report symbols "$code"; }

@@ -7,18 +7,26 @@ cd "${1:-$(dirname "$0")/..}" || exit 1
 export LC_ALL=C
 failures=0
 
-# search NAME PATTERN [EXEMPT...]: reports every line of code (comments removed) that matches.
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+
+# Every line of code, comments removed; and the same with its place before it.
+find src -type f -name '*.hpp' | sort | xargs awk -v code="$scratch/code" -v placed="$scratch/placed" \
+  '{ sub("//.*", ""); print > code; print FILENAME ":" FNR ":" $0 > placed }'
+
+# search NAME PATTERN [EXEMPT...]: reports every line of code that matches.
 search() {
-  local name=$1 pattern=$2 file found
+  local name=$1 pattern=$2 exempt found
   shift 2
-  while read -r file; do
-    [[ " $* " == *" ${file#src/tinyscale/} "* ]] && continue
-    found=$(sed 's@//.*@@' "$file" | grep -nE "$pattern" | sed "s@^@$file:@")
-    [ -z "$found" ] && continue
-    echo "forbidden: $name"
-    echo "$found"
-    failures=$((failures + 1))
-  done < <(find src -type f -name '*.hpp' | sort)
+  found=$(grep -nE "$pattern" "$scratch/code" | cut -d: -f1 |
+    awk 'NR == FNR { wanted[$1]; next } FNR in wanted' - "$scratch/placed")
+  for exempt in "$@"; do
+    found=$(grep -v "^src/tinyscale/$exempt:" <<< "$found")
+  done
+  [ -z "$found" ] && return
+  echo "forbidden: $name"
+  echo "$found"
+  failures=$((failures + 1))
 }
 
 search "std::call_once (breaks interpreters; use a function-local static)" 'call_once'

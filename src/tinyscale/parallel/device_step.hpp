@@ -29,7 +29,7 @@ class StepRunner {
         axes_(axes),
         options_(options),
         tokens_(tokens),
-        stages_(layout, mine.model.config.layers),
+        stages_(layout, mine.model.config),
         rank_(mine.at().index(axes.pipeline)),
         hooks_(layout_hooks(device, layout, axes, mine.model.config, mine.model.config.context)),
         uses_(mine.units.size()) {
@@ -94,38 +94,16 @@ class StepRunner {
   Flight& flight(int stage, int microbatch) {
     return flights_[static_cast<std::size_t>(stage * layout_.microbatches + microbatch)];
   }
-  bool last(int stage) const { return stage == stages_.schedule.stages - 1; }
-
-  // ---- Segments: -1 the embedding, then layers, then the head ----
-
-  std::vector<int> segments(int stage) const {
-    std::vector<int> all;
-    if (stage == 0) {
-      all.push_back(-1);
-    }
-    for (int layer = stages_.first_layer(stage); layer < stages_.first_layer(stage + 1); ++layer) {
-      all.push_back(layer);
-    }
-    if (last(stage)) {
-      all.push_back(head_segment());
-    }
-    return all;
-  }
-  int head_segment() const { return static_cast<int>(mine_.model.config.layers); }
-  bool uses(int segment, const FlatUnit& unit) const {
-    return segment == -1 ? unit.layer == table_unit || unit.layer == positions_unit
-           : segment == head_segment()
-               ? unit.layer == head_unit || (unit.layer == table_unit && mine_.model.config.tied)
-               : unit.layer == segment;
-  }
+  bool last(int stage) const { return stages_.is_last(stage); }
+  bool uses(int segment, const FlatUnit& unit) const { return stages_.uses(segment, unit.layer); }
 
   Tensor run_segment(int segment, const Tensor& x, Flight& at) {
     const Transformer& model = mine_.model;
     if (segment == -1) {
       return model.embed(at.batch.ids, at.batch.sequences, at.batch.time, hooks_);
     }
-    return segment == head_segment() ? model.head_loss(x, at.batch.targets, hooks_)
-                                     : model.block(segment, x, hooks_);
+    return segment == stages_.head_segment() ? model.head_loss(x, at.batch.targets, hooks_)
+                                             : model.block(segment, x, hooks_);
   }
   void start_gather(int segment) {
     for (std::size_t u = 0; u < mine_.units.size(); ++u) {
@@ -189,13 +167,13 @@ class StepRunner {
       load(at, op.microbatch);
     }
     const bool again = layout_.recompute == Recompute::full;
-    const std::vector<int> chain = segments(op.stage);
+    const std::vector<int> chain = stages_.segments(op.stage);
     Tensor x = op.stage == 0 ? Tensor() : take(op.stage, op.microbatch, false);
     for (std::size_t i = 0; i < chain.size(); ++i) {
       const int next = i + 1 < chain.size() ? chain[i + 1] : none;
       gather(chain[i], next);
       const Tensor in = x.defined() ? leaf(x, MemoryKind::activation) : Tensor();
-      const bool keeps = !again || chain[i] == head_segment();
+      const bool keeps = !again || chain[i] == stages_.head_segment();
       if (!keeps) {
         ++context().no_grad;
       }
@@ -221,7 +199,7 @@ class StepRunner {
     Flight& at = flight(op.stage, op.microbatch);
     enter(op.microbatch);
     const bool split = op.work == PipelineWork::input_gradient;
-    const std::vector<int> chain = segments(op.stage);
+    const std::vector<int> chain = stages_.segments(op.stage);
     Tensor dy = last(op.stage) ? full(Shape{}, loss_seed()) : take(op.stage, op.microbatch, true);
     if (split) {
       at.deferred.reset(new DeferWeightGradients);
@@ -262,7 +240,7 @@ class StepRunner {
 
   void weight_gradient(const PipelineOp& op) {
     Flight& at = flight(op.stage, op.microbatch);
-    const std::vector<int> chain = segments(op.stage);
+    const std::vector<int> chain = stages_.segments(op.stage);
     for (std::size_t u = 0; u < mine_.units.size(); ++u) {
       for (const int segment : chain) {
         if (uses(segment, mine_.units[u])) {
@@ -356,10 +334,7 @@ class StepRunner {
     for (std::size_t u = 0; u < mine_.units.size(); ++u) {
       for (const PipelineOp& op : program()) {
         if (op.work == PipelineWork::forward) {
-          std::int64_t of_op = 0;
-          for (const int segment : segments(op.stage)) {
-            of_op += uses(segment, mine_.units[u]) ? 1 : 0;
-          }
+          const int of_op = stages_.uses_of_stage(op.stage, mine_.units[u].layer);
           uses_[u].all += of_op;
           uses_[u].of_op = of_op > 0 ? of_op : uses_[u].of_op;
         }

@@ -58,32 +58,52 @@ inline int unit_layer(const Parameter& p) {
                                                     : head_unit;
 }
 
-// Stage s of S has layers [s L/S, (s+1) L/S), the first the embedding too, the last the head.
+// Stage s of S has layers [s L/S, (s+1) L/S), the first the embedding too, the last the head: each
+// a segment, numbered -1, 0 .. L - 1, L.
 struct StageMap {
   PipelineSchedule schedule;
   std::int64_t layers = 1;
+  bool tied = false;
 
-  StageMap(const Layout& layout, std::int64_t of_layers)
+  StageMap(const Layout& layout, const ModelConfig& config)
       : schedule(layout.schedule.empty()
                      ? one_forward_one_backward(static_cast<int>(layout.pipeline),
                                                 static_cast<int>(layout.microbatches))
                      : layout.schedule),
-        layers(of_layers) {}
+        layers(config.layers),
+        tied(config.tied) {}
 
   int first_layer(int stage) const { return static_cast<int>(stage * layers / schedule.stages); }
-  bool uses(int stage, int unit, bool tied) const {
-    return unit >= 0 ? unit >= first_layer(stage) && unit < first_layer(stage + 1)
-                     : (stage == 0 && unit != head_unit) ||
-                           (stage == schedule.stages - 1 &&
-                            (unit == head_unit || (unit == table_unit && tied)));
+  bool is_last(int stage) const { return stage == schedule.stages - 1; }
+  int head_segment() const { return static_cast<int>(layers); }
+  std::vector<int> segments(int stage) const {
+    std::vector<int> all;
+    const int end = first_layer(stage + 1) + (is_last(stage) ? 1 : 0);
+    for (int segment = stage == 0 ? -1 : first_layer(stage); segment < end; ++segment) {
+      all.push_back(segment);
+    }
+    return all;
+  }
+  // Whether a segment uses a unit of that layer.
+  bool uses(int segment, int unit) const {
+    return segment == -1               ? unit == table_unit || unit == positions_unit
+           : segment == head_segment() ? unit == head_unit || (unit == table_unit && tied)
+                                       : unit == segment;
+  }
+  int uses_of_stage(int stage, int unit) const {
+    int count = 0;
+    for (const int segment : segments(stage)) {
+      count += uses(segment, unit) ? 1 : 0;
+    }
+    return count;
   }
   // The pipeline ranks that hold a unit, rising.
-  std::vector<std::int64_t> holders(int unit, bool tied) const {
+  std::vector<std::int64_t> holders(int unit) const {
     std::vector<std::int64_t> ranks;
     for (int rank = 0; rank < schedule.ranks; ++rank) {
       for (std::size_t i = 0; i < schedule.rank_of.size(); ++i) {
         const int stage = static_cast<int>(i) % schedule.stages;
-        if (schedule.rank_of[i] == rank && uses(stage, unit, tied) &&
+        if (schedule.rank_of[i] == rank && uses_of_stage(stage, unit) > 0 &&
             (ranks.empty() || ranks.back() != rank)) {
           ranks.push_back(rank);
         }
@@ -108,7 +128,7 @@ inline Shape part_shape(const Shape& whole, Split split, std::int64_t index, std
 inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
                                  const LayoutAxes& axes, const MeshPoint& at) {
   const ModelConfig& c = whole.config;
-  const StageMap stages(layout, c.layers);
+  const StageMap stages(layout, c);
   const std::int64_t mine = at.index(axes.pipeline);
   const std::int64_t tensor = at.index(axes.tensor), tensors = at.size(axes.tensor);
   const std::int64_t experts = c.experts / std::max<std::int64_t>(1, at.size(axes.expert));
@@ -117,7 +137,7 @@ inline List<FlatUnit> plan_units(const Transformer& whole, const Layout& layout,
     const Parameter& p = whole.parameters[place];
     const int layer = unit_layer(p);
     FlatUnit unit;
-    unit.holders = stages.holders(layer, c.tied);
+    unit.holders = stages.holders(layer);
     const std::int64_t expert = p.expert;
     const bool here =
         std::find(unit.holders.begin(), unit.holders.end(), mine) != unit.holders.end();

@@ -56,7 +56,7 @@ class StepPlanner {
         layout_(layout),
         axes_(axes),
         options_(options),
-        stages_(layout, whole.config.layers),
+        stages_(layout, whole.config),
         at_(axes.mesh, rank),
         units_(plan_units(whole, layout, axes, at_)) {
     sequences_ = options.batch / (layout.microbatches * layout.data);
@@ -101,7 +101,7 @@ class StepPlanner {
   // ---- The ops of the schedule ----
 
   bool first(const PipelineOp& op) const { return op.stage == 0; }
-  bool last(const PipelineOp& op) const { return op.stage == stages_.schedule.stages - 1; }
+  bool last(const PipelineOp& op) const { return stages_.is_last(op.stage); }
   std::int64_t layers(const PipelineOp& op) const {
     return stages_.first_layer(op.stage + 1) - stages_.first_layer(op.stage);
   }
@@ -162,10 +162,7 @@ class StepPlanner {
 
   std::int64_t stream() const { return wide_ / (layout_.sequence_parallel ? layout_.tensor : 1); }
   int uses(const PipelineOp& op, const FlatUnit& unit) const {
-    if (unit.layer == table_unit) {
-      return (first(op) ? 1 : 0) + (last(op) && c_.tied ? 1 : 0);
-    }
-    return stages_.uses(op.stage, unit.layer, c_.tied) ? 1 : 0;
+    return stages_.uses_of_stage(op.stage, unit.layer);
   }
   void add_gather(const FlatUnit& unit) {
     add(Collective::all_gather, unit.zero, unit.length(), "weights",
@@ -441,30 +438,17 @@ class StepPlanner {
       return;
     }
     for (int stage = 0; stage < stages_.schedule.stages; ++stage) {
-      List<std::vector<int>> chain;
-      if (stage == 0) {
-        chain.push_back({table_unit, positions_unit});
-      }
-      for (int l = stages_.first_layer(stage); l < stages_.first_layer(stage + 1); ++l) {
-        chain.push_back({l});
-      }
-      if (stage == stages_.schedule.stages - 1) {
-        chain.push_back(c_.tied ? std::vector<int>{head_unit, table_unit}
-                                : std::vector<int>{head_unit});
-      }
+      const std::vector<int> chain = stages_.segments(stage);
       for (std::size_t i = 0; i < chain.size(); ++i) {
         double both = 0;
         for (const FlatUnit& unit : units_) {
-          const bool here = has(chain[i], unit.layer);
-          const bool next = i + 1 < chain.size() && has(chain[i + 1], unit.layer);
-          both += unit.shards > 1 && (here || next) ? 4 * static_cast<double>(unit.length()) : 0;
+          const bool next = i + 1 < chain.size() && stages_.uses(chain[i + 1], unit.layer);
+          const bool wanted = next || stages_.uses(chain[i], unit.layer);
+          both += unit.shards > 1 && wanted ? 4 * static_cast<double>(unit.length()) : 0;
         }
         plan.gathered = std::max(plan.gathered, both);
       }
     }
-  }
-  static bool has(const std::vector<int>& all, int one) {
-    return std::find(all.begin(), all.end(), one) != all.end();
   }
 
   static constexpr const char* block_formula = "L m 8 b s h (t-1)/t";

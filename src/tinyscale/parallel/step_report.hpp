@@ -52,7 +52,7 @@ class StepReporter {
         layout_(layout),
         options_(options),
         axes_(layout_axes(layout)),
-        stages_(layout, model.config.layers) {
+        stages_(layout, model.config) {
     for (int rank = 0; rank < run.devices(); ++rank) {
       plans_.push_back(StepPlanner(model, layout, axes_, options, rank).plan);
     }
