@@ -17,11 +17,16 @@ ONLY     ?=
 ARGS     ?=
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion
 LIBFLAGS ?= -O2
-TESTFLAGS ?= -O1 -D_GLIBCXX_ASSERTIONS
+# Bodies and the tests that compute much themselves are optimised; the others compile longer than they run.
+ifeq ($(origin TESTFLAGS),undefined)
+TESTFLAGS := -O1 -D_GLIBCXX_ASSERTIONS
+TESTCODE  := -O0
+endif
+HEAVY_TESTS := $(BUILD)/tests/collective_test.o $(BUILD)/tests/systolic_test.o $(BUILD)/tests/model_test.o
 # The tests are linked with the bodies, compiled once with the flags of the tests. Not empty: every test
 # compiles the whole header, from INCLUDE.
 HEADER_ONLY ?=
-DOCTEST_FLAGS := -isystem tests $(addprefix -isystem ,$(wildcard /opt/homebrew/include))
+DOCTEST_FLAGS := -DDOCTEST_CONFIG_SUPER_FAST_ASSERTS -isystem tests $(addprefix -isystem ,$(wildcard /opt/homebrew/include))
 PROGRAM  := -std=c++17 -O2 -pthread -I.
 EXTERN   ?=
 LIBRARY  := $(BUILD)/lib/libtinyscale.a $(BUILD)/lib/libtinyscale.so
@@ -31,6 +36,8 @@ PROGRAM  += $(if $(EXTERN),-DTINYSCALE_EXTERN -I$(BUILD)/lib)
 
 PARTS    := src/tinyscale.hpp $(wildcard src/tinyscale/*/*.hpp)
 TESTS    := $(wildcard tests/*_test.cpp)
+PRECOMPILED := $(if $(HEADER_ONLY),,$(BUILD)/tests/precompiled.hpp.gch)
+COMPILE_TEST = $(CXX) -std=c++17 $(TESTFLAGS) $(if $(filter $(HEAVY_TESTS),$@),,$(TESTCODE)) $(CXXFLAGS) -Wall -Wextra -pthread $(if $(HEADER_ONLY),$(INCLUDE),-DTINYSCALE_EXTERN -I$(BUILD)/lib -I.) $(DOCTEST_FLAGS)
 TEST_OBJECTS := $(if $(HEADER_ONLY),,$(BUILD)/tests/library.o) \
   $(patsubst tests/%.cpp,$(BUILD)/tests/%.o,$(TESTS) tests/main.cpp)
 EXAMPLES := $(wildcard examples/*.cpp examples/labs/*.cpp)
@@ -83,16 +90,21 @@ demo: $(BUILD)/examples/00_demo
 	@$(BUILD)/examples/00_demo "$(TEXT)"
 
 test: tests-built
-	$(BUILD)/run_tests $(ARGS)
+	@bash tools/run_tests.sh $(BUILD)/run_tests $(ARGS)
 tests-built: $(BUILD)/run_tests
 $(BUILD)/run_tests: $(TEST_OBJECTS)
-	$(CXX) $(TESTFLAGS) $(CXXFLAGS) -pthread $^ -o $@
+	$(CXX) $(TESTFLAGS) $(CXXFLAGS) -pthread $(filter $(HEAVY_TESTS),$^) $(filter-out $(HEAVY_TESTS),$^) -o $@
 $(BUILD)/tests/library.o: $(BUILD)/lib/library.cpp
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 $(TESTFLAGS) $(CXXFLAGS) -pthread -c $< -o $@
-$(BUILD)/tests/%.o: tests/%.cpp tinyscale.hpp $(if $(HEADER_ONLY),,$(BUILD)/lib/tinyscale_extern.hpp) | doctest
+# What every test includes, read once: a compiler that cannot use it reads the header instead.
+$(PRECOMPILED): tinyscale.hpp $(BUILD)/lib/tinyscale_extern.hpp | doctest
 	@mkdir -p $(@D)
-	$(CXX) -std=c++17 $(TESTFLAGS) $(CXXFLAGS) -Wall -Wextra -pthread $(if $(HEADER_ONLY),$(INCLUDE),-DTINYSCALE_EXTERN -I$(BUILD)/lib -I.) $(DOCTEST_FLAGS) -MMD -MP -c $< -o $@
+	@printf '#include <doctest/doctest.h>\n#include "tinyscale.hpp"\n' > $(@:.gch=)
+	$(COMPILE_TEST) -x c++-header $(@:.gch=) -o $@
+$(BUILD)/tests/%.o: tests/%.cpp tinyscale.hpp $(PRECOMPILED) | doctest
+	@mkdir -p $(@D)
+	$(COMPILE_TEST) $(if $(filter-out %/main.o,$@),$(addprefix -include ,$(PRECOMPILED:.gch=))) -MMD -MP -c $< -o $@
 doctest:
 	@CXX='$(CXX)' DOCTEST_FLAGS='$(DOCTEST_FLAGS)' bash tools/install_doctest.sh
 -include $(TEST_OBJECTS:.o=.d)

@@ -44,17 +44,17 @@ if have clang++; then
   step "build: thread sanitizer" build thread CXX=clang++ TESTFLAGS='-O1 -g1 -fsanitize=thread'
   only=""                                    # the portable path runs all
   for path in $paths; do
-    step "address and undefined behaviour, $path" env TINYSCALE_CPU="$path" build/long/address/run_tests '-tce=*[slow]*' $only
-    step "thread sanitizer, $path" env TINYSCALE_CPU="$path" TINYSCALE_THREADS=4 $fixed build/long/thread/run_tests '-tce=*[slow]*' $only
+    step "address and undefined behaviour, $path" env TINYSCALE_CPU="$path" bash tools/run_tests.sh build/long/address/run_tests '-tce=*[slow]*' $only
+    step "thread sanitizer, $path" env TINYSCALE_CPU="$path" TINYSCALE_THREADS=4 $fixed bash tools/run_tests.sh build/long/thread/run_tests '-tce=*[slow]*' $only
     only=$no_kernels
   done
-  step "thread sanitizer, a thousand faults" env TINYSCALE_THREADS=4 $fixed build/long/thread/run_tests '-tc=a?thousand?random?programs*'
+  step "thread sanitizer, a thousand faults" env TINYSCALE_THREADS=4 $fixed bash tools/run_tests.sh build/long/thread/run_tests '-tc=a?thousand?random?programs*'
   step "each part alone, clang++" bash tools/check_parts.sh clang++
   step "each part alone, g++" bash tools/check_parts.sh g++
 fi
 step "MPI ranks" env LONG=1 bash tools/check_mpi.sh build/long
 for threads in 1 3 7; do
-  step "$threads threads" env TINYSCALE_THREADS="$threads" build/long/joined/run_tests
+  step "$threads threads" env TINYSCALE_THREADS="$threads" bash tools/run_tests.sh build/long/joined/run_tests
 done
 step "without threads" make --no-print-directory test BUILD=build/long/serial CXXFLAGS=-DTINYSCALE_NO_THREADS
 for cxx in g++ clang++; do                 # without the ends of exp: infinities and NaN
