@@ -21517,11 +21517,22 @@ class StretchRun {
   Stretch place_;
 };
 
+// Elements of a stretch: all devices' fit the cache of a core, and where the runs of the tensors are
+// long enough a stretch is an equal part of one, so that it is worked on where it lies.
+inline std::int64_t stretch_length(const Exchange& e) {
+  const std::int64_t fits =
+      std::max<std::int64_t>(16, StretchRun::most / (e.devices > 8 ? e.devices / 8 : 1));
+  const std::int64_t run = std::min(e.in.run, e.out.run);
+  if (run < 512) {
+    return fits;
+  }
+  const std::int64_t parts = (run + fits - 1) / fits;
+  return run % parts == 0 && run / parts >= 16 ? run / parts : fits;
+}
+
 // Runs the exchange on as many threads as loops may use here.
 inline void execute(const Exchange& e, const DeviceBuffers* devices) {
-  // All devices' numbers of a stretch fit the cache of a core.
-  const std::int64_t length = std::max<std::int64_t>(
-      16, std::min(StretchRun::most, std::int64_t{1} << 17) / (e.devices > 8 ? e.devices / 8 : 1));
+  const std::int64_t length = stretch_length(e);
   const std::size_t chunks = static_cast<std::size_t>(e.cut.chunks());
   std::vector<std::int64_t> stretches(chunks + 1, 0);  // before each chunk
   for (std::size_t c = 0; c < chunks; ++c) {
@@ -29782,7 +29793,8 @@ class Mesh {
     const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
     Context& caller = context();
     const int at_once = runnable > 0 ? runnable : size() > 256 ? thread_count() : 0;
-    detail::Fabric fabric(machine_, placed, at_once, thread_count());
+    const int threads = std::min(thread_count(), at_once > 0 ? at_once : thread_count());
+    detail::Fabric fabric(machine_, placed, at_once, threads);
     List<Shared<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
       devices.push_back(

@@ -3,7 +3,7 @@
 // Each device is a thread with a context of its own (ops, memory, device number); host loops inside
 // are serial. When a device fails, or all wait, the run ends with an Error that says where each is.
 
-#include <algorithm>  // max
+#include <algorithm>  // max, min
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -115,7 +115,8 @@ class Mesh {
     const List<AxisPlacement> placed = detail::place_axes(machine_, axes_);
     Context& caller = context();
     const int at_once = runnable > 0 ? runnable : size() > 256 ? thread_count() : 0;
-    detail::Fabric fabric(machine_, placed, at_once, thread_count());
+    const int threads = std::min(thread_count(), at_once > 0 ? at_once : thread_count());
+    detail::Fabric fabric(machine_, placed, at_once, threads);
     List<Shared<detail::DeviceThread>> devices;
     for (int rank = 0; rank < size(); ++rank) {
       devices.push_back(
