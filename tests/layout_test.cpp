@@ -508,6 +508,7 @@ Row random_row(std::uint32_t seed) {
   c.bias = dice.one_in(2);
   c.qkv_bias = dice.one_in(4);
   c.qk_norm = dice.one_in(4);
+  c.head_size = c.qk_norm ? 8 : c.head_size;  // two numbers normalised have nearly any gradient
   c.tied = dice.one_in(2);
   c.norm = static_cast<ts::Norm>(dice.below(2));
   c.position = static_cast<ts::Position>(dice.below(2));
