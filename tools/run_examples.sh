@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every built example except the demo. Where NN_name.txt stands beside the source, the output must
+# Runs the examples that are built, except the demo. Where NN_name.txt stands beside the source, the output must
 # equal it. A lab may end with 1: not solved yet. They run in a folder of their own, in which input.txt is
 # the header's text.
 #   tools/run_examples.sh build/examples
@@ -17,7 +17,7 @@ trap 'rm -f "$output"' EXIT
 shopt -s nullglob
 for source in examples/*.cpp examples/labs/*.cpp; do
   name=${source#examples/}; name=${name%.cpp}
-  [ "$name" = 00_demo ] && continue
+  [ "$name" != 00_demo ] && [ -x "$programs/$name" ] || continue
   (cd "$programs/run" && exec $limit "$programs/$name") > "$output" 2>&1 < /dev/null
   code=$?
   expected=${source%.cpp}.txt
@@ -30,4 +30,4 @@ for source in examples/*.cpp examples/labs/*.cpp; do
   fi
 done
 echo "examples: $passed passed, $failed failed"
-exit $((failed > 0))
+exit $((failed > 0 || passed == 0))

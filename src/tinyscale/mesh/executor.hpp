@@ -317,8 +317,8 @@ class StretchRun {
   Stretch place_;
 };
 
-// Elements of a stretch: all devices' fit the cache of a core, and where the runs of the tensors are
-// long enough a stretch is an equal part of one, so that it is worked on where it lies.
+// Elements of a stretch: all devices' fit the cache of a core, and where the runs of the tensors
+// are long enough a stretch is an equal part of one, so that it is worked on where it lies.
 inline std::int64_t stretch_length(const Exchange& e) {
   const std::int64_t fits =
       std::max<std::int64_t>(16, StretchRun::most / (e.devices > 8 ? e.devices / 8 : 1));
