@@ -97,14 +97,15 @@ $(BUILD)/run_tests: $(TEST_OBJECTS)
 $(BUILD)/tests/library.o: $(BUILD)/lib/library.cpp
 	@mkdir -p $(@D)
 	$(CXX) -std=c++17 $(TESTFLAGS) $(CXXFLAGS) -pthread -c $< -o $@
-# What every test includes, read once: a compiler that cannot use it reads the header instead.
+# What every test includes, read once. It is of use only to those compiled with the same flags.
+PLAIN_TESTS := $(BUILD)/tests/main.o $(if $(TESTCODE),$(HEAVY_TESTS))
 $(PRECOMPILED): tinyscale.hpp $(BUILD)/lib/tinyscale_extern.hpp | doctest
 	@mkdir -p $(@D)
 	@printf '#include <doctest/doctest.h>\n#include "tinyscale.hpp"\n' > $(@:.gch=)
 	$(COMPILE_TEST) -x c++-header $(@:.gch=) -o $@
 $(BUILD)/tests/%.o: tests/%.cpp tinyscale.hpp $(PRECOMPILED) | doctest
 	@mkdir -p $(@D)
-	$(COMPILE_TEST) $(if $(filter-out %/main.o,$@),$(addprefix -include ,$(PRECOMPILED:.gch=))) -MMD -MP -c $< -o $@
+	$(COMPILE_TEST) $(if $(filter $(PLAIN_TESTS),$@),,$(addprefix -include ,$(PRECOMPILED:.gch=))) -MMD -MP -c $< -o $@
 doctest:
 	@CXX='$(CXX)' DOCTEST_FLAGS='$(DOCTEST_FLAGS)' bash tools/install_doctest.sh
 -include $(TEST_OBJECTS:.o=.d)
