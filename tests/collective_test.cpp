@@ -878,6 +878,127 @@ TEST_CASE("runs on a mesh: counted bytes and steps, replayed time, are the close
   }
 }
 
+namespace {
+
+float begun(int device, std::int64_t element) {
+  return ts::normal01(static_cast<std::uint64_t>(device) + 1, static_cast<std::uint64_t>(element));
+}
+
+// Adds up as reduction_order says, in float: "(x0 + (x1 + x2)) + x3" of one element.
+float in_order(const std::string& order, std::size_t& at, std::int64_t element) {
+  float sum = 0;
+  for (bool first = true;; first = false) {
+    float term = 0;
+    if (order[at] == '(') {
+      term = in_order(order, ++at, element);
+      ++at;
+    } else {
+      std::size_t digits = 0;
+      term = begun(std::stoi(order.substr(at + 1), &digits), element);
+      at += 1 + digits;
+    }
+    sum = first ? term : sum + term;
+    if (order.compare(at, 3, " + ") != 0) {
+      return sum;
+    }
+    at += 3;
+  }
+}
+
+// Elements of device d's result that are not the sum in the order of the run's schedule; `kept`
+// begins at element `first` of the vector.
+int out_of_order(const ts::MeshRun& run, std::size_t call, int d, const ts::Tensor& kept,
+                 std::int64_t first) {
+  const ts::CallShape& shape = *run.log().calls[call].shape;
+  int wrong = 0;
+  for (int chunk = 0; chunk < shape.cut.chunks(); ++chunk) {
+    const std::string order = ts::reduction_order(*shape.schedule, d, chunk);
+    for (std::int64_t e = shape.cut.begin(chunk); e < shape.cut.begin(chunk + 1); ++e) {
+      std::size_t at = 0;
+      if (e >= first && e < first + kept.count()) {
+        const float sum = in_order(order, at, e);
+        wrong += kept.data()[e - first] < sum || kept.data()[e - first] > sum ? 1 : 0;
+      }
+    }
+  }
+  return wrong;
+}
+
+void check_order(const ts::Mesh& mesh, const ts::CollectiveOptions& options) {
+  const int n = mesh.axes()[0].size.value;
+  constexpr std::int64_t elements = 480;
+  const auto has = [&](Collective what) {
+    return options.schedule == nullptr && (options.algorithm == Algorithm::automatic ||
+                                           ts::detail::has_algorithm(what, options.algorithm));
+  };
+  const bool scatters = has(Collective::reduce_scatter), reduces = has(Collective::reduce);
+  const ts::MeshRun run = mesh.run([&](ts::Device& device) {
+    ts::Tensor x({elements});
+    for (std::int64_t i = 0; i < elements; ++i) {
+      x.data()[i] = begun(device.rank(), i);
+    }
+    device.keep("all", device.all_reduce(x, "x", ts::Reduce::sum, options));
+    if (scatters) {
+      device.keep("part", device.reduce_scatter(x, "x", 0, ts::Reduce::sum, options));
+    }
+    if (reduces) {
+      device.keep("root", device.reduce(x, "x", 1, ts::Reduce::sum, options));
+    }
+    const ts::detail::Calling by = {device.endpoint(), options, {__FILE__, __LINE__}};
+    ts::detail::start_all_reduce(by, x, "x", ts::Reduce::sum, x.detach()).wait();
+    device.keep("in place", x);
+  });
+  for (int d = 0; d < n; ++d) {
+    CAPTURE(d);
+    CHECK(out_of_order(run, 0, d, run.kept(d, "all"), 0) == 0);
+    CHECK(run.kept(d, "in place").values() == run.kept(d, "all").values());
+    if (scatters) {
+      CHECK(out_of_order(run, 1, d, run.kept(d, "part"), d * elements / n) == 0);
+    }
+  }
+  if (reduces) {
+    CHECK(out_of_order(run, scatters ? 2 : 1, 1, run.kept(1, "root"), 0) == 0);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a run adds up in the order that its schedule says, bit for bit") {
+  std::vector<ts::Mesh> meshes;
+  for (const int n : {2, 3, 5, 8}) {
+    meshes.push_back(ts::Mesh(ts::machine("tpu-v5e", {n}), {{"x", n}}));
+  }
+  meshes.push_back(ts::Mesh(ts::machine("tpu-v5p", {2, 4}), {{"x", 8}}));
+  meshes.push_back(ts::Mesh(ts::machine("h100", {1, 6}), {{"x", 6}}));
+  meshes.push_back(ts::Mesh(ts::machine("h100", {2, 4}), {{"x", 8}}));
+  for (const ts::Mesh& mesh : meshes) {
+    CAPTURE(mesh.size());
+    for (int algorithm = 0; algorithm < static_cast<int>(Algorithm::custom); ++algorithm) {
+      ts::CollectiveOptions options;
+      options.algorithm = static_cast<Algorithm>(algorithm);
+      CAPTURE(ts::name_of(options.algorithm));
+      if (algorithm == 0 || ts::detail::has_algorithm(Collective::all_reduce, options.algorithm)) {
+        check_order(mesh, options);
+      }
+    }
+  }
+}
+
+// 0 is given what 3 has so far, for nothing: 3 still needs it for itself.
+TEST_CASE("a sum that is passed on and added to afterwards too") {
+  ts::CollectiveSchedule own;
+  own.name = "mine";
+  own.what = Collective::all_reduce;
+  own.devices = 4;
+  own.transfers = {{0, 0, 1, 0, 1, ts::Action::reduce, 0}, {0, 2, 3, 0, 1, ts::Action::reduce, 0},
+                   {1, 3, 0, 0, 1, ts::Action::reduce, 0}, {2, 1, 3, 0, 1, ts::Action::reduce, 0},
+                   {3, 3, 0, 0, 1, ts::Action::copy, 0},   {3, 3, 1, 0, 1, ts::Action::copy, 0},
+                   {4, 1, 2, 0, 1, ts::Action::copy, 0}};
+  ts::CollectiveOptions options;
+  options.schedule = &own;
+  check_order(ts::Mesh(ts::machine("tpu-v5e", {4}), {{"x", 4}}), options);
+}
+
 TEST_CASE("a run on another machine has a formula if its schedule is that of the formula") {
   ts::Mesh mesh(ts::machine("tpu-v5e", {4, 4}), {{"x", 4}, {"y", 4}});
   mesh.algorithm = Algorithm::hierarchical;

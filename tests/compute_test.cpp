@@ -237,6 +237,42 @@ TEST_CASE("sums: a row and columns in double, on every path; squares whatever th
   }
 }
 
+TEST_CASE("many vectors into one and one into many: every path, any length, in place too") {
+  for (const ts::CpuPath path : paths()) {
+    const ts::detail::PathScope scope(path);
+    for (const std::int64_t n : {0, 1, 15, 63, 64, 65, 200}) {
+      for (std::size_t count = 1; count <= 9; ++count) {
+        CAPTURE(n);
+        CAPTURE(count);
+        std::vector<Floats> many;
+        std::vector<const float*> parts;
+        std::vector<float*> copies;
+        Floats sum = noise(n, 100);
+        many.push_back(sum);
+        for (std::size_t p = 1; p < count; ++p) {
+          many.push_back(noise(n, p));
+          for (std::size_t i = 0; i < sum.size(); ++i) {
+            sum[i] += many[p][i];
+          }
+        }
+        for (Floats& one : many) {
+          one.push_back(7);  // what lies behind
+          parts.push_back(one.data());
+          copies.push_back(one.data());
+        }
+        kernel::add_all(n, parts.data(), count, many[count - 1].data());
+        CHECK(Floats(many[count - 1].begin(), many[count - 1].end() - 1) == sum);
+        const Floats x = noise(n, 200);
+        kernel::copy_to_all(n, x.data(), copies.data(), count);
+        for (const Floats& one : many) {
+          CHECK(Floats(one.begin(), one.end() - 1) == x);
+          CHECK(one.back() == 7);
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("norms: gradients of the weights over 2^20 rows lose none") {
   const std::int64_t rows = 1 << 20;
   const Floats x(static_cast<std::size_t>(rows), 1.0f), one(1, 1.0f), rstd(x.size(), 0.1f);

@@ -16,6 +16,8 @@
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/compute/elementwise.hpp"
 #include "tinyscale/compute/scratch.hpp"
+#include "tinyscale/compute/streams.hpp"
+#include "tinyscale/mesh/chunk_paths.hpp"
 #include "tinyscale/mesh/collective_spec.hpp"
 #include "tinyscale/mesh/schedule.hpp"
 
@@ -34,19 +36,6 @@ struct DeviceBuffers {
   float* out = nullptr;
 };
 
-// The way of each chunk through the devices.
-struct ChunkPaths {
-  struct Hop {
-    int from = 0, to = 0;
-    int step = 0;      // of all streams, counted on
-    int reduce = 0;    // else copied
-    int together = 0;  // hops of this step from here on whose payloads are taken before any lands
-  };
-  List<Hop> hops;                  // by chunk
-  std::vector<std::size_t> first;  // hop of each chunk, and the end
-  int widest = 1;                  // the most hops together
-};
-
 // What one collective does to numbers.
 struct Exchange {
   Collective what = Collective::all_gather;
@@ -59,49 +48,6 @@ struct Exchange {
   std::vector<std::int64_t> landing;  // ragged: where each block begins at its receiver
   ChunkPaths paths;
 };
-
-inline ChunkPaths chunk_paths(const PreparedSchedule& schedule, const ChunkCut& cut) {
-  ChunkPaths paths;
-  const std::size_t chunks = static_cast<std::size_t>(cut.chunks());
-  std::vector<std::size_t> at(chunks + 1, 0);
-  for (const Transfer& t : schedule.data.transfers) {
-    for (int c = t.chunk; c < t.chunk + t.chunks; ++c) {
-      at[static_cast<std::size_t>(c) + 1] += cut.elements(c) > 0 ? 1U : 0U;
-    }
-  }
-  for (std::size_t c = 0; c < chunks; ++c) {
-    at[c + 1] += at[c];
-  }
-  paths.first = at;
-  paths.hops = List<ChunkPaths::Hop>(at[chunks]);
-  int number = 0;
-  for (const PreparedSchedule::Step& step : schedule.steps) {
-    for (std::size_t m = step.first; m < step.last; ++m) {
-      const ScheduledMessage& message = schedule.messages[m];
-      for (std::size_t i = message.first; i < message.last; ++i) {
-        const Transfer& t = schedule.data.transfers[i];
-        for (int c = t.chunk; c < t.chunk + t.chunks; ++c) {
-          const std::size_t chunk = static_cast<std::size_t>(c);
-          if (cut.elements(c) > 0) {
-            paths.hops[at[chunk]++] = {t.from, t.to, number, t.action == Action::reduce ? 1 : 0,
-                                       step.overlaps ? 1 : 0};
-          }
-        }
-      }
-    }
-    ++number;
-  }
-  // How many hops belong together, from the last one backwards.
-  for (std::size_t c = 0; c < chunks; ++c) {
-    for (std::size_t h = paths.first[c + 1]; h-- > paths.first[c];) {
-      ChunkPaths::Hop& hop = paths.hops[h];
-      const bool next = h + 1 < paths.first[c + 1] && paths.hops[h + 1].step == hop.step;
-      hop.together = hop.together > 0 && next ? paths.hops[h + 1].together + 1 : 1;
-      paths.widest = std::max(paths.widest, hop.together);
-    }
-  }
-  return paths;
-}
 
 // A NaN on any device is the result: max and min do not hide it.
 inline void combine(Reduce how, std::int64_t n, const float* own, const float* part, float* into) {
@@ -200,6 +146,8 @@ class StretchRun {
       : e_(exchange),
         devices_(devices),
         length_(length),
+        exact_(exchange.format == DType::f32),
+        adds_(exact_ && (exchange.how == Reduce::sum || exchange.how == Reduce::mean)),
         size_(static_cast<std::size_t>(exchange.devices)),
         now_(size_),
         home_(size_),
@@ -226,9 +174,17 @@ class StretchRun {
     }
     const std::size_t c = static_cast<std::size_t>(chunk);
     for (std::size_t h = e_.paths.first[c]; h < e_.paths.first[c + 1];) {
-      const std::size_t together = static_cast<std::size_t>(e_.paths.hops[h].together);
-      hop(h, together, count);
-      h += together;
+      const ChunkPaths::Hop& one = e_.paths.hops[h];
+      const bool merged = one.merged > 1 && (one.reduce != 0 ? adds_ : exact_);
+      const std::size_t hops = static_cast<std::size_t>(merged ? one.merged : one.together);
+      if (!merged) {
+        hop(h, hops, count);
+      } else if (one.reduce != 0) {
+        sum(h, hops, count);
+      } else {
+        copy(h, hops, count);
+      }
+      h += hops;
     }
     for (int d = pairs ? receiver : 0; d < (pairs ? receiver + 1 : e_.devices); ++d) {
       end(d, b, count);
@@ -262,6 +218,41 @@ class StretchRun {
         now_[i] = own_.data() + d * length_;
       }
     }
+  }
+
+  // What is added on the way, in one pass; the order of additions is that of the hops.
+  void sum(std::size_t h, std::size_t hops, std::int64_t count) {
+    std::size_t holder = static_cast<std::size_t>(e_.paths.hops[h].from);
+    parts_.clear();
+    parts_.push_back(now_[holder]);
+    for (std::size_t i = 0; i < hops; ++i) {
+      const ChunkPaths::Hop& one = e_.paths.hops[h + i];
+      const std::size_t from = static_cast<std::size_t>(one.from);
+      const std::size_t to = static_cast<std::size_t>(one.to);
+      parts_.push_back(now_[from == holder ? to : from]);
+      holder = to;
+    }
+    kernels::add_all(count, parts_.data(), parts_.size(), home_[holder]);
+    now_[holder] = home_[holder];
+  }
+
+  // To all that get the same, and to where the sender itself wants it.
+  void copy(std::size_t h, std::size_t hops, std::int64_t count) {
+    const std::size_t sender = static_cast<std::size_t>(e_.paths.hops[h].from);
+    const float* const from = now_[sender];
+    copies_.clear();
+    const auto add = [&](std::size_t to) {
+      copies_.push_back(home_[to]);
+      now_[to] = home_[to];
+    };
+    const bool wants = home_[sender] != own_.data() + static_cast<std::int64_t>(sender) * length_;
+    if (wants && from != home_[sender]) {
+      add(sender);
+    }
+    for (std::size_t i = 0; i < hops; ++i) {
+      add(static_cast<std::size_t>(e_.paths.hops[h + i].to));
+    }
+    kernels::copy_to_all(count, from, copies_.data(), copies_.size());
   }
 
   void hop(std::size_t h, std::size_t together, std::int64_t count) {
@@ -309,9 +300,12 @@ class StretchRun {
   const Exchange& e_;
   const DeviceBuffers* devices_;
   std::int64_t length_;
+  bool exact_, adds_;  // numbers are not rounded, and their sums are wanted
   std::size_t size_;
   std::vector<const float*> now_;  // by device: its numbers of the stretch
   std::vector<float*> home_;       // where it changes them: in its result where that is contiguous
+  std::vector<const float*> parts_;
+  std::vector<float*> copies_;
   Scratch own_;
   Scratch payload_;
   Stretch place_;
