@@ -129,9 +129,26 @@ double pthread_barrier_seconds(int devices, int times) {
 #define WIDEST
 #endif
 
-WIDEST void add(float* __restrict sum, const float* __restrict more, std::size_t count) {
-  for (std::size_t i = 0; i < count; ++i) {
-    sum[i] += more[i];
+// All vectors at once: several streams of memory are faster than one after another.
+WIDEST void add(float* __restrict sum, const std::vector<float*>& parts, std::size_t begin,
+                std::size_t count) {
+  constexpr std::size_t wide = 64;
+  for (std::size_t i = 0; i < count; i += wide) {
+    const std::size_t n = std::min(wide, count - i);
+    float some[wide] = {};
+    for (const float* const part : parts) {
+      const float* const from = part + begin + i;
+      if (n == wide) {
+        for (std::size_t k = 0; k < wide; ++k) {
+          some[k] += from[k];
+        }
+      } else {
+        for (std::size_t k = 0; k < n; ++k) {
+          some[k] += from[k];
+        }
+      }
+    }
+    std::copy(some, some + n, sum + i);
   }
 }
 
@@ -187,10 +204,7 @@ class Limit {
     const float* from = in_[0] + begin;
     alignas(64) float sum[1024];
     if (in_.size() > 1) {
-      std::copy(from, from + count, sum);
-      for (std::size_t i = 1; i < in_.size(); ++i) {
-        add(sum, in_[i] + begin, count);
-      }
+      add(sum, in_, begin, count);
       from = sum;
     }
     const bool past_caches = static_cast<std::int64_t>(out_.size()) * floats_ > 1 << 22;
