@@ -123,35 +123,6 @@ double pthread_barrier_seconds(int devices, int times) {
 }
 #endif
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define WIDEST __attribute__((target_clones("avx512f", "avx2", "default"), optimize("O3")))
-#else
-#define WIDEST
-#endif
-
-// All vectors at once: several streams of memory are faster than one after another.
-WIDEST void add(float* __restrict sum, const std::vector<float*>& parts, std::size_t begin,
-                std::size_t count) {
-  constexpr std::size_t wide = 64;
-  for (std::size_t i = 0; i < count; i += wide) {
-    const std::size_t n = std::min(wide, count - i);
-    float some[wide] = {};
-    for (const float* const part : parts) {
-      const float* const from = part + begin + i;
-      if (n == wide) {
-        for (std::size_t k = 0; k < wide; ++k) {
-          some[k] += from[k];
-        }
-      } else {
-        for (std::size_t k = 0; k < n; ++k) {
-          some[k] += from[k];
-        }
-      }
-    }
-    std::copy(some, some + n, sum + i);
-  }
-}
-
 // Past the caches where there is more to write than they hold.
 void write(const float* from, float* to, std::size_t count, bool past_caches) {
 #if defined(__SSE2__)
@@ -202,9 +173,13 @@ class Limit {
   }
   void block(std::size_t begin, std::size_t count) {
     const float* from = in_[0] + begin;
-    alignas(64) float sum[1024];
+    float sum[1024];
     if (in_.size() > 1) {
-      add(sum, in_, begin, count);
+      std::vector<const float*> parts;
+      for (const float* const in : in_) {
+        parts.push_back(in + begin);
+      }
+      ts::kernels::add_all(static_cast<std::int64_t>(count), parts.data(), parts.size(), sum);
       from = sum;
     }
     const bool past_caches = static_cast<std::int64_t>(out_.size()) * floats_ > 1 << 22;

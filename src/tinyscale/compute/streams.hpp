@@ -1,6 +1,6 @@
 #pragma once
 // One vector from many and many from one, in one pass: several streams of memory under way at once
-// give about twice the bytes a second that one after another do.
+// are faster than one after another.
 
 #include <cstddef>
 #include <cstdint>

@@ -92,7 +92,8 @@ class MergedHops {
   }
 
   // The hop that adds to what hop h left on `holder`, or adds that to another's; none if what it
-  // left is wanted for itself too.
+  // left is wanted for itself too. As a result it never is: it lacks the other's share, which else
+  // would count twice (check_schedule).
   std::size_t following(std::size_t h, int holder) {
     const std::size_t next = head(holder);
     if (hops_[h].reduce == 0 || next == none || hops_[next].reduce == 0) {

@@ -19,7 +19,6 @@
 #include "tinyscale/compute/streams.hpp"
 #include "tinyscale/mesh/chunk_paths.hpp"
 #include "tinyscale/mesh/collective_spec.hpp"
-#include "tinyscale/mesh/schedule.hpp"
 
 namespace tinyscale {
 namespace detail {
