@@ -31,35 +31,38 @@ struct Printed {
   double relative() const { return value > 0 ? rounding / value : 0; }
 };
 
+namespace detail {
+
+// Half a unit of the last digit of "121.48", "2e12", "1.5e-3".
+inline double printed_rounding(const std::string& number) {
+  const std::size_t power = number.find_first_of("eE");
+  const std::size_t point = number.find('.');
+  const std::size_t end = power == std::string::npos ? number.size() : power;
+  const double decimals = point == std::string::npos ? 0 : static_cast<double>(end - point - 1);
+  const double scale =
+      power == std::string::npos ? 0 : std::strtod(number.c_str() + power + 1, nullptr);
+  return 0.5 * std::pow(10.0, scale - decimals);
+}
+
+}  // namespace detail
+
 inline Printed::Printed(const std::string& text) : stated(true) {
-  const char* const start = text.c_str();
   char* end = nullptr;
-  value = std::strtod(start, &end);
-  std::string rest = end;
-  rest.erase(0, rest.find_first_not_of(' ') == std::string::npos ? rest.size()
-                                                                 : rest.find_first_not_of(' '));
-  if (end == start || !detail::is_finite(value) || (!rest.empty() && rest != "%")) {
+  value = std::strtod(text.c_str(), &end);
+  const std::string number = text.substr(0, static_cast<std::size_t>(end - text.c_str()));
+  const std::string rest = text.substr(number.size());
+  const bool percent = rest == "%" || rest == " %";
+  if (number.empty() || !detail::is_finite(value) || !(rest.empty() || percent)) {
     detail::fail(
         {"Printed: \"", text, "\" is not a number; right is such as 121.48, 2e12, 41.5 %"});
   }
-  const std::string number = text.substr(0, static_cast<std::size_t>(end - start));
-  const std::size_t power = number.find_first_of("eE");
-  const std::string digits = number.substr(0, power);
-  const std::size_t point = digits.find('.');
-  const double decimals =
-      point == std::string::npos ? 0 : static_cast<double>(digits.size() - point - 1);
-  const double scale =
-      power == std::string::npos ? 0 : std::strtod(number.c_str() + power + 1, nullptr);
-  rounding = 0.5 * std::pow(10.0, scale - decimals);
-  if (rest == "%") {
-    value /= 100;
-    rounding /= 100;
-  }
+  value /= percent ? 100 : 1;
+  rounding = detail::printed_rounding(number) / (percent ? 100 : 1);
 }
 
-inline Printed::Printed(double number) : Printed(detail::printed('g', 12, 1.0)) {
-  value = number;
-  rounding = detail::is_finite(number) ? Printed(detail::printed('g', 12, number)).rounding : 0;
+inline Printed::Printed(double number) : value(number), stated(true) {
+  rounding =
+      detail::is_finite(number) ? detail::printed_rounding(detail::printed('g', 12, number)) : 0;
 }
 
 // A slice of TPUs by its cloud name: the generations of two cores a chip are named by cores.
@@ -76,7 +79,7 @@ inline TpuSlice tpu_slice(const std::string& name) {
     double cores;
   } kinds[] = {{"v2-", "tpu-v2", 2},   {"v3-", "tpu-v3", 2},   {"v4-", "tpu-v4", 2},
                {"v5p-", "tpu-v5p", 2}, {"v5e-", "tpu-v5e", 1}, {"v5litepod-", "tpu-v5e", 1},
-               {"v6e-", "tpu-v6e", 1}, {"tpu7x-", "tpu-v7", 2}};
+               {"v6e-", "tpu-v6e", 1}};
   for (const auto& kind : kinds) {
     const std::string start = kind.start;
     if (name.compare(0, start.size(), start) == 0) {
@@ -87,9 +90,9 @@ inline TpuSlice tpu_slice(const std::string& name) {
       }
     }
   }
-  detail::fail({"tpu_slice: \"", name,
-                "\" is not the name of a slice; right is such as v4-128, v5p-2048, v5e-256, "
-                "v6e-256, tpu7x-128"});
+  detail::fail(
+      {"tpu_slice: \"", name,
+       "\" is not the name of a slice; right is such as v4-128, v5p-2048, v5e-256, v6e-256"});
 }
 
 struct MfuClaim {

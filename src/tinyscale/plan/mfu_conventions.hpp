@@ -24,6 +24,7 @@ enum class FlopsConvention {
   exact_full,
   maxtext_2024,
   maxtext_2025,
+  megatron_moe,
   one_more_token,
   megatron72,
   megatron72_core_once,
@@ -38,7 +39,7 @@ enum class FlopsConvention {
   forward_full,
 };
 
-constexpr int flops_conventions = 20;
+constexpr int flops_conventions = 21;
 
 // What the tokens of a claim are for: training, or answering (a prompt, or a token after another).
 enum class TokenWork { training, prefill, decode };
@@ -53,6 +54,7 @@ inline const char* name_of(FlopsConvention convention) {
       "exact, full attention",
       "maxtext-2024: matrices, full attention",
       "maxtext-2025: matrices, causal attention",
+      "Megatron mixture: no router, causal attention",
       "maxtext-2025 and one more predicted token",
       "megatron72",
       "megatron72, core once more",
@@ -96,7 +98,8 @@ inline bool convention_applies(FlopsConvention convention, const ModelConfig& mo
     return forward && work != TokenWork::training;
   }
   switch (convention) {
-    case FlopsConvention::one_more_token: return model.latent() && model.experts > 0;
+    case FlopsConvention::megatron_moe: return model.experts > 0;
+    case FlopsConvention::one_more_token: return model.experts > 0 && model.latent();
     case FlopsConvention::megatron72:
     case FlopsConvention::megatron72_core_once:
     case FlopsConvention::megatron72_core_published:
@@ -170,6 +173,10 @@ inline Quantity training_quantity(FlopsConvention convention, const ModelConfig&
     case FlopsConvention::exact_full: return three * (twice(matmul_parameters(m), "P") + full);
     case FlopsConvention::maxtext_2024: return three * (matrices() + full);
     case FlopsConvention::maxtext_2025: return three * (matrices() + full / Quantity(2.0));
+    case FlopsConvention::megatron_moe:
+      return three * (twice(matrix_parameters(m).total() - matrix_parameters(m).router,
+                            "matrices without router") +
+                      full / Quantity(2.0));
     case FlopsConvention::one_more_token:
       return three * (matrices() + full / Quantity(2.0)) +
              flops_of(more_tokens_flops_per_token(m, context, AttentionFlops::causal),
