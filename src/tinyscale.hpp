@@ -218,6 +218,10 @@
 
 // plan: what would it cost?
 #include "tinyscale/plan/transformer_math.hpp"
+#include "tinyscale/plan/mfu_conventions.hpp"
+#include "tinyscale/plan/mfu_claim.hpp"
+#include "tinyscale/plan/mfu_match.hpp"
+#include "tinyscale/plan/mfu.hpp"
 #include "tinyscale/plan/serving.hpp"
 #include "tinyscale/plan/training_layout.hpp"
 #include "tinyscale/plan/training.hpp"
