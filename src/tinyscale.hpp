@@ -218,6 +218,11 @@
 
 // plan: what would it cost?
 #include "tinyscale/plan/transformer_math.hpp"
+#include "tinyscale/plan/matmul_rate.hpp"
+#include "tinyscale/plan/group_links.hpp"
+#include "tinyscale/plan/efficiency.hpp"
+#include "tinyscale/plan/layer_work.hpp"
+#include "tinyscale/plan/step_cost.hpp"
 #include "tinyscale/plan/mfu_conventions.hpp"
 #include "tinyscale/plan/mfu_claim.hpp"
 #include "tinyscale/plan/mfu_match.hpp"

@@ -1,7 +1,7 @@
 #pragma once
 // What the links of a group of chips take for a byte, by where the group lies on the machine.
-//   gather V bytes to each of n        V (n - 1) / n / W;  W: sum of a torus's axes, a ring both ways
-//   in a domain of n and across m      max(V (n - 1) / n / W_in, V (m - 1) / (m n) / W_out)
+//   gather V bytes to each of n        V (n - 1) / n / W;  W: sum of a torus's axes, a ring both
+//   ways in a domain of n and across m      max(V (n - 1) / n / W_in, V (m - 1) / (m n) / W_out)
 //   exchange S bytes of each           switch S (n - 1) / n / W, ring S n / 8 / W, line S n / 4 / W
 // Scattering sums takes as long as gathering, an all_reduce twice that. Sources: scaling book,
 // chapters 3 and 12; placement: mesh/mesh_axis.hpp, the axes of a layout in its order.
@@ -51,11 +51,9 @@ inline GroupLinks group_links(const Machine& machine, std::int64_t stride, std::
   if (size <= 1) {
     return links;
   }
-  const int first_inner =
-      machine.dims.size() - detail::inner_dims(machine.chip, machine.dims);
+  const int first_inner = machine.dims.size() - detail::inner_dims(machine.chip, machine.dims);
   double inner = 1, outer = 1, inner_rate = 0, outer_rate = 0;
-  for (const AxisPart& part :
-       detail::parts_of_stretch(machine, stride, static_cast<int>(size))) {
+  for (const AxisPart& part : detail::parts_of_stretch(machine, stride, static_cast<int>(size))) {
     const double n = part.size;
     links.latency = std::max(links.latency, part.latency);
     const bool inside = part.dim < 0 ? first_inner == 0 : part.dim >= first_inner;
