@@ -8,7 +8,7 @@
 #include <cmath>    // fabs
 #include <ostream>  // operator<<
 #include <string>   // string
-#include <vector>   // conventions
+#include <vector>   // cells
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
@@ -206,10 +206,11 @@ inline void check_speeds(MfuDecoding& d) {
     const double gap = other.rate.value() / first.rate.value() - 1;
     const double digits = first.rounding + other.rounding;
     if (std::fabs(gap) > digits + 1e-12) {
-      mfu_remark(d, std::fabs(gap) > near_enough ? MfuVerdict::suspicious : MfuVerdict::possible,
-                 cat({"the ", other.what, " and the ", first.what,
-                      " printed disagree: ", printed('g', 6, other.rate.value()), " and ",
-                      printed('g', 6, first.rate.value()), " tokens/s a chip"}));
+      mfu_remark(
+          d, std::fabs(gap) > near_enough ? MfuVerdict::suspicious : MfuVerdict::possible,
+          cat({"the ", other.what, " and the ", first.what, " are ", mfu_percent(std::fabs(gap)),
+               " apart, more than their digits allow: ", printed('g', 6, other.rate.value()),
+               " and ", printed('g', 6, first.rate.value()), " tokens/s a chip"}));
     }
   }
 }
@@ -232,7 +233,7 @@ inline void check_slice(MfuDecoding& d) {
   }
 }
 
-inline std::string mfu_join(const std::vector<FlopsConvention>& conventions) {
+inline std::string mfu_join(const List<FlopsConvention>& conventions) {
   std::string out;
   for (const FlopsConvention convention : conventions) {
     out += (out.empty() ? "" : "; ") + std::string(name_of(convention));
@@ -295,7 +296,7 @@ namespace detail {
 
 // 0 within the digits or their unit, 1 within 0.5 %, 2 not.
 inline int match_tier(const MfuMatch& match, FlopsConvention convention) {
-  const std::vector<FlopsConvention>* const tiers[] = {&match.within, &match.cut, &match.near};
+  const List<FlopsConvention>* const tiers[] = {&match.within, &match.cut, &match.near};
   for (int i = 0; i < 3; ++i) {
     for (const FlopsConvention each : *tiers[i]) {
       if (each == convention) {
@@ -308,8 +309,8 @@ inline int match_tier(const MfuMatch& match, FlopsConvention convention) {
 
 }  // namespace detail
 
-inline std::vector<FlopsConvention> MfuDecoding::used() const {
-  std::vector<FlopsConvention> best;
+inline List<FlopsConvention> MfuDecoding::used() const {
+  List<FlopsConvention> best;
   if (matches.empty()) {
     return best;
   }
@@ -337,7 +338,7 @@ inline std::vector<FlopsConvention> MfuDecoding::used() const {
 }
 
 inline std::string MfuDecoding::explain() const {
-  const std::vector<FlopsConvention> named_ones = used();
+  const List<FlopsConvention> named_ones = used();
   return explain(named_ones.empty() ? rows[0].convention : named_ones[0]);
 }
 

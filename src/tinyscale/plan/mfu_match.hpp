@@ -41,12 +41,12 @@ struct MfuMatch {
   double rounding = 0;  // relative: of its last digit and the speed's together
   double unit = 0;      // relative: of the last digit alone, which some sources cut off
   // The nearest first: within the rounding; else within the unit that was cut; else within 0.5 %.
-  std::vector<FlopsConvention> within, cut, near;
+  List<FlopsConvention> within, cut, near;
   FlopsConvention closest = FlopsConvention::six_n;
   double gap = 0;  // of the closest: its rate / the printed rate - 1
 
   bool none() const { return within.empty() && cut.empty() && near.empty(); }
-  const std::vector<FlopsConvention>& best() const {
+  const List<FlopsConvention>& best() const {
     return !within.empty() ? within : !cut.empty() ? cut : near;
   }
 };
@@ -65,7 +65,7 @@ struct MfuDecoding {
   const MfuRow& row(FlopsConvention convention) const;
   // Those that give back TFLOP/s and MFU best: both within their digits, both within 0.5 %, else
   // the one that is printed first; none where nothing gives that back.
-  std::vector<FlopsConvention> used() const;
+  List<FlopsConvention> used() const;
   Table table() const;  // for people; data(): the same in plain numbers, FLOP/s and fractions
   Table data() const;
   std::string text() const;
@@ -168,7 +168,7 @@ inline List<MfuRow> convention_rows(const MfuClaim& claim, double peak, const Qu
 }
 
 // Puts a convention behind those that are nearer.
-inline void insert_by_gap(std::vector<FlopsConvention>& list, std::vector<double>& gaps,
+inline void insert_by_gap(List<FlopsConvention>& list, std::vector<double>& gaps,
                           FlopsConvention convention, double gap) {
   std::size_t at = list.size();
   list.push_back(convention);
