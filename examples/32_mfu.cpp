@@ -1,6 +1,6 @@
-// "128 TFLOP/s a GPU", "64 % MFU": what did they count, and can it be? You see three published
-// claims under every convention: a training log of BLOOM, whose TFLOP/s turn out to count what is
-// computed again; a row of a table for TPU v5p; and a row whose two numbers cannot both be right.
+// "133 TFLOP/s a GPU", "64 % MFU": what did they count, and can it be? You see three published
+// claims under every convention: a log of BLOOM, whose TFLOP/s turn out to count what is computed
+// again; a log of MaxText, whose TFLOP/s do not; and a row whose two numbers cannot both be right.
 //   g++ -std=c++17 -O2 -pthread -I. examples/32_mfu.cpp -o 32_mfu && ./32_mfu
 #include "tinyscale.hpp"
 
@@ -36,19 +36,24 @@ int main() {
   const ts::MfuDecoding decoded = ts::decode_mfu(bloom);
   std::cout << decoded << "\n" << decoded.explain() << "\n";
 
-  ts::MfuClaim v5p;
-  v5p.source = "google/maxtext, MaxText/configs/v5p/README.md, 512B on one v5p-1024";
-  v5p.model = shape("llama2-70b", "MaxText-512B", 128, 16384, 128, 128, 57344, 32000);
-  v5p.chip = ts::chip("tpu-v5p");
-  v5p.slice = "v5p-1024";  // 512 chips: the name counts cores
-  v5p.tflops_per_chip = "294";
-  v5p.mfu = "63.99 %";
-  std::cout << ts::decode_mfu(v5p) << "\n";
+  ts::MfuClaim ironwood;
+  ironwood.source = "AI-Hypercomputer/tpu-recipes, training/ironwood: a log of MaxText, fp8";
+  ironwood.model = ts::config("llama3-70b");
+  ironwood.context = 8192;
+  ironwood.chip = ts::chip("tpu-v7");
+  ironwood.chips = 64;
+  ironwood.format = ts::DType::fp8_e4m3;
+  ironwood.tokens_per_second_per_chip = 4127.56;
+  ironwood.batch_tokens = 256 * 8192;
+  ironwood.step_seconds = 7.93;
+  ironwood.tflops_per_chip = 1854.19;
+  std::cout << ts::decode_mfu(ironwood) << "\n";
 
-  ts::MfuClaim odd = v5p;
+  ts::MfuClaim odd;
   odd.source = "google/maxtext, README.md, 1024B on v5p-2048";
   odd.model = shape("llama2-70b", "MaxText-1024B", 128, 16384, 256, 128, 114688, 32000);
-  odd.slice = "v5p-2048";
+  odd.chip = ts::chip("tpu-v5p");
+  odd.slice = "v5p-2048";  // 1024 chips: the name counts cores
   odd.tflops_per_chip = "249";
   odd.mfu = "64.05 %";
   std::cout << ts::decode_mfu(odd);

@@ -429,11 +429,13 @@ struct Row {
 };
 
 inline ts::ModelConfig read_model(const Row& row) {
-  ts::ModelConfig model =
-      base_model(row["model"], row["ffn"], whole_of(row["layers"]), whole_of(row["d_model"]));
+  const std::string& name = row["model"];
+  const std::string& ffn = row["ffn"];
+  const std::int64_t layers = whole_of(row["layers"]);
+  ts::ModelConfig model = base_model(name, ffn, layers, whole_of(row["d_model"]));
   const bool preset = model.name != "custom";
-  model.name = row["model"];
-  model.layers = whole_of(row["layers"]);
+  model.name = name;
+  model.layers = layers;
   model.width = whole_of(row["d_model"]);
   model.heads = whole_of(row["heads"]);
   model.kv_heads = whole_of(row["kv_heads"]);

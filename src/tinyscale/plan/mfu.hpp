@@ -8,7 +8,7 @@
 #include <cmath>    // fabs
 #include <ostream>  // operator<<
 #include <string>   // string
-#include <vector>   // conventions
+#include <vector>   // cells
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
@@ -90,19 +90,23 @@ inline void check_printed(MfuDecoding& d) {
 // The rates of two conventions, one with recomputation: 4/3 for full. True where TFLOP/s of the one
 // and the MFU of the other are both printed.
 inline bool counted_differently(MfuDecoding& d, double of_peak, double share, double allowed) {
+  double best = allowed;
+  std::string nearest;
   for (const MfuRow& a : d.rows) {
     for (const MfuRow& b : d.rows) {
-      const double expected = of_peak * b.flops.value() / a.flops.value();
+      const double gap = std::fabs(of_peak * b.flops.value() / a.flops.value() / share - 1);
       if (counts_recomputation(a.convention) && !counts_recomputation(b.convention) &&
-          std::fabs(expected / share - 1) <= allowed) {
-        mfu_remark(d, MfuVerdict::possible,
-                   cat({"the TFLOP/s count what is computed again, as ", name_of(a.convention),
-                        " does, the MFU does not, as ", name_of(b.convention)}));
-        return true;
+          gap <= best) {
+        best = gap;
+        nearest = cat({"the TFLOP/s count what is computed again, as ", name_of(a.convention),
+                       " does, the MFU does not, as ", name_of(b.convention)});
       }
     }
   }
-  return false;
+  if (!nearest.empty()) {
+    mfu_remark(d, MfuVerdict::possible, nearest);
+  }
+  return !nearest.empty();
 }
 
 // TFLOP/s / MFU must be a peak of the chip.
@@ -111,7 +115,7 @@ inline void check_share(MfuDecoding& d, const Printed& share, const char* name) 
   if (!rate.stated || !share.stated) {
     return;
   }
-  const double digits = rate.relative() + share.relative();
+  const double digits = rate.relative() + share.relative() + 5e-4;  // peaks: three digits
   const double allowed = digits > near_enough ? digits : near_enough;
   const double implied = rate.value * 1e12 / share.value;
   if (std::fabs(implied / d.peak - 1) <= allowed) {
@@ -173,7 +177,7 @@ inline bool partly_again(MfuDecoding& d, const MfuMatch& match) {
 
 inline void check_match(MfuDecoding& d, const MfuMatch& match) {
   const std::string own = name_of(d.claim.format);
-  if (match.within.empty() && match.near.empty()) {
+  if (match.none()) {
     if (match.printed.find("HFU") != std::string::npos && d.claim.work == TokenWork::training &&
         partly_again(d, match)) {
       return;
@@ -184,7 +188,7 @@ inline void check_match(MfuDecoding& d, const MfuMatch& match) {
              ", is ", mfu_percent(match.gap), " off", factor_hint(d, match)}));
     return;
   }
-  const FlopsConvention used = match.within.empty() ? match.near[0] : match.within[0];
+  const FlopsConvention used = match.best()[0];
   if (!match.peak.empty() && match.peak != own) {
     mfu_remark(d, MfuVerdict::possible,
                cat({match.printed, " is of the ", match.peak, " peak, not of ", own}));
@@ -202,10 +206,11 @@ inline void check_speeds(MfuDecoding& d) {
     const double gap = other.rate.value() / first.rate.value() - 1;
     const double digits = first.rounding + other.rounding;
     if (std::fabs(gap) > digits + 1e-12) {
-      mfu_remark(d, std::fabs(gap) > near_enough ? MfuVerdict::suspicious : MfuVerdict::possible,
-                 cat({"the ", other.what, " and the ", first.what,
-                      " printed disagree: ", printed('g', 6, other.rate.value()), " and ",
-                      printed('g', 6, first.rate.value()), " tokens/s a chip"}));
+      mfu_remark(
+          d, std::fabs(gap) > near_enough ? MfuVerdict::suspicious : MfuVerdict::possible,
+          cat({"the ", other.what, " and the ", first.what, " are ", mfu_percent(std::fabs(gap)),
+               " apart, more than their digits allow: ", printed('g', 6, other.rate.value()),
+               " and ", printed('g', 6, first.rate.value()), " tokens/s a chip"}));
     }
   }
 }
@@ -228,7 +233,7 @@ inline void check_slice(MfuDecoding& d) {
   }
 }
 
-inline std::string mfu_join(const std::vector<FlopsConvention>& conventions) {
+inline std::string mfu_join(const List<FlopsConvention>& conventions) {
   std::string out;
   for (const FlopsConvention convention : conventions) {
     out += (out.empty() ? "" : "; ") + std::string(name_of(convention));
@@ -264,7 +269,7 @@ inline MfuDecoding decode_mfu(const MfuClaim& given) {
   bool all = out.speed_stated;  // every printed rate is some convention's: they agree by that
   for (const MfuMatch& match : out.matches) {
     detail::check_match(out, match);
-    all = all && !(match.within.empty() && match.near.empty());
+    all = all && !match.none();
   }
   if (!all) {
     detail::check_share(out, claim.mfu, "MFU");
@@ -287,15 +292,53 @@ inline const MfuRow& MfuDecoding::row(FlopsConvention convention) const {
                 claim.model.name, "; right is one of: ", names});
 }
 
-inline std::vector<FlopsConvention> MfuDecoding::used() const {
-  if (matches.empty()) {
-    return {};
+namespace detail {
+
+// 0 within the digits or their unit, 1 within 0.5 %, 2 not.
+inline int match_tier(const MfuMatch& match, FlopsConvention convention) {
+  const List<FlopsConvention>* const tiers[] = {&match.within, &match.cut, &match.near};
+  for (int i = 0; i < 3; ++i) {
+    for (const FlopsConvention each : *tiers[i]) {
+      if (each == convention) {
+        return i == 2 ? 1 : 0;
+      }
+    }
   }
-  return matches[0].within.empty() ? matches[0].near : matches[0].within;
+  return 2;
+}
+
+}  // namespace detail
+
+inline List<FlopsConvention> MfuDecoding::used() const {
+  List<FlopsConvention> best;
+  if (matches.empty()) {
+    return best;
+  }
+  const bool both = claim.tflops_per_chip.stated && claim.mfu.stated;
+  std::vector<double> gaps;
+  int least = 2;
+  for (const MfuRow& each : rows) {
+    int worst = 0;
+    double gap = 0;
+    for (std::size_t i = 0; i < (both ? 2U : 1U); ++i) {
+      const int tier = detail::match_tier(matches[i], each.convention);
+      worst = tier > worst ? tier : worst;
+      gap += std::fabs(each.rate.value() / matches[i].rate - 1) / (matches[i].rounding + 1e-9);
+    }
+    if (worst < least) {
+      least = worst;
+      best.clear();
+      gaps.clear();
+    }
+    if (worst == least && worst < 2) {
+      detail::insert_by_gap(best, gaps, each.convention, gap);
+    }
+  }
+  return best.empty() ? matches[0].best() : best;
 }
 
 inline std::string MfuDecoding::explain() const {
-  const std::vector<FlopsConvention> named_ones = used();
+  const List<FlopsConvention> named_ones = used();
   return explain(named_ones.empty() ? rows[0].convention : named_ones[0]);
 }
 
@@ -305,7 +348,7 @@ inline Table MfuDecoding::table() const {
       {claim.model.name, " on ", claim.chips > 0 ? format_count(claim.chips) + " x " : "",
        claim.chip.name, ", ", name_of(claim.format), " peak ", detail::mfu_teraflops(peak),
        ", context ", claim.context, ", by formula"});
-  out.columns = {"convention",      "counts",         "FLOPs a token",
+  out.columns = {"convention",      "counts",         "GFLOPs a token",
                  "tokens/s a chip", "TFLOP/s a chip", "of the peak"};
   for (const MfuMatch& match : matches) {
     out.columns.push_back("off " + match.printed);
@@ -349,19 +392,22 @@ inline std::string MfuDecoding::text() const {
   std::string out = claim.source.empty() ? "" : claim.source + "\n";
   out += table().text();
   for (const MfuMatch& match : matches) {
-    const bool none = match.within.empty() && match.near.empty();
-    out += match.printed + ": ";
-    if (none) {
-      out += "no convention";
-    } else {
-      out += detail::mfu_join(match.within.empty() ? match.near : match.within);
-      out += match.within.empty() ? " (within 0.5 %)" : " (within the printed digits)";
-    }
+    out += match.printed + ": " +
+           (match.none() ? "no convention" : detail::mfu_join(match.best())) +
+           (match.none()            ? ""
+            : !match.within.empty() ? " (within the printed digits)"
+            : !match.cut.empty()    ? " (with the digits after it cut off)"
+                                    : " (within 0.5 %)");
     out += "\n";
+  }
+  if (matches.size() > 1 && !used().empty()) {
+    out += "counted: " + detail::mfu_join(used()) + "\n";
   }
   if (speed_stated) {
     out += detail::cat({"needed for the matrices alone: ", detail::mfu_teraflops(needed),
                         " a chip, ", detail::mfu_percent(needed / peak), " of the peak\n"});
+  } else {
+    out += "no speed is stated: tokens/s are what the printed rate would be by each\n";
   }
   out += std::string("verdict: ") + name_of(verdict) + "\n";
   for (const std::string& each : remarks) {

@@ -26,6 +26,9 @@ struct Printed {
 
   Printed() = default;
   Printed(double number);
+  Printed(int number) : Printed(static_cast<double>(number)) {}  // else 0 could be a text
+  Printed(long number) : Printed(static_cast<double>(number)) {}
+  Printed(long long number) : Printed(static_cast<double>(number)) {}
   Printed(const char* text) : Printed(std::string(text)) {}
   Printed(const std::string& text);
   double relative() const { return value > 0 ? rounding / value : 0; }

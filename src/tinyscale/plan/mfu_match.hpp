@@ -35,14 +35,20 @@ struct MfuRow {
 
 // One rate that the source prints, beside every convention.
 struct MfuMatch {
-  std::string printed;                  // "132.71 TFLOP/s", "41.5 % MFU"
-  std::string peak;                     // of which a percentage is: "bf16", "fp8", ...
-  double rate = 0;                      // FLOP/s a chip that it stands for
-  double rounding = 0;                  // relative: of its last digit and the speed's together
-  std::vector<FlopsConvention> within;  // within that rounding, the nearest first
-  std::vector<FlopsConvention> near;    // not, but within 0.5 %
+  std::string printed;  // "132.71 TFLOP/s", "41.5 % MFU"
+  std::string peak;     // of which a percentage is: "bf16", "fp8", ...
+  double rate = 0;      // FLOP/s a chip that it stands for
+  double rounding = 0;  // relative: of its last digit and the speed's together
+  double unit = 0;      // relative: of the last digit alone, which some sources cut off
+  // The nearest first: within the rounding; else within the unit that was cut; else within 0.5 %.
+  List<FlopsConvention> within, cut, near;
   FlopsConvention closest = FlopsConvention::six_n;
   double gap = 0;  // of the closest: its rate / the printed rate - 1
+
+  bool none() const { return within.empty() && cut.empty() && near.empty(); }
+  const List<FlopsConvention>& best() const {
+    return !within.empty() ? within : !cut.empty() ? cut : near;
+  }
 };
 
 struct MfuDecoding {
@@ -57,8 +63,9 @@ struct MfuDecoding {
   std::vector<std::string> remarks;  // why it is not possible, and what else is odd
 
   const MfuRow& row(FlopsConvention convention) const;
-  // Those that reproduce the first printed rate within its digits, else within 0.5 %.
-  std::vector<FlopsConvention> used() const;
+  // Those that give back TFLOP/s and MFU best: both within their digits, both within 0.5 %, else
+  // the one that is printed first; none where nothing gives that back.
+  List<FlopsConvention> used() const;
   Table table() const;  // for people; data(): the same in plain numbers, FLOP/s and fractions
   Table data() const;
   std::string text() const;
@@ -161,7 +168,7 @@ inline List<MfuRow> convention_rows(const MfuClaim& claim, double peak, const Qu
 }
 
 // Puts a convention behind those that are nearer.
-inline void insert_by_gap(std::vector<FlopsConvention>& list, std::vector<double>& gaps,
+inline void insert_by_gap(List<FlopsConvention>& list, std::vector<double>& gaps,
                           FlopsConvention convention, double gap) {
   std::size_t at = list.size();
   list.push_back(convention);
@@ -181,7 +188,8 @@ inline MfuMatch match_rate(const PrintedRate& printed, double scale, const List<
   out.printed = printed.text;
   out.rate = printed.rate.value() * scale;
   out.rounding = printed.rounding + speed_rounding;
-  std::vector<double> within, near;
+  out.unit = 2 * printed.rounding;
+  std::vector<double> within, cut, near;
   double best = 1e300;
   for (const MfuRow& row : rows) {
     if (printed.hardware && !counts_recomputation(row.convention)) {
@@ -190,6 +198,8 @@ inline MfuMatch match_rate(const PrintedRate& printed, double scale, const List<
     const double gap = row.rate.value() / out.rate - 1;
     if (std::fabs(gap) <= out.rounding) {
       insert_by_gap(out.within, within, row.convention, std::fabs(gap));
+    } else if (gap >= 0 && gap <= out.unit + speed_rounding) {
+      insert_by_gap(out.cut, cut, row.convention, gap);
     } else if (std::fabs(gap) <= near_enough) {
       insert_by_gap(out.near, near, row.convention, std::fabs(gap));
     }
@@ -207,13 +217,13 @@ inline MfuMatch match_with_peaks(const PrintedRate& printed, const List<NamedPea
                                  const List<MfuRow>& rows, double speed_rounding) {
   MfuMatch own = match_rate(printed, 1, rows, speed_rounding);
   own.peak = printed.share ? peaks[0].name : "";
-  if (!printed.share || !own.within.empty() || !own.near.empty()) {
+  if (!printed.share || !own.none()) {
     return own;
   }
   for (const NamedPeak& peak : peaks) {
     MfuMatch other = match_rate(printed, peak.rate / peaks[0].rate, rows, speed_rounding);
     other.peak = peak.name;
-    if (!other.within.empty() || !other.near.empty()) {
+    if (!other.none()) {
       return other;
     }
   }
