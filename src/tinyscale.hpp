@@ -181,6 +181,8 @@
 #include "tinyscale/model/data.hpp"
 #include "tinyscale/model/generate.hpp"
 #include "tinyscale/model/model_presets.hpp"
+#include "tinyscale/model/config_file.hpp"
+#include "tinyscale/model/read_config.hpp"
 #include "tinyscale/model/optimizer.hpp"
 #include "tinyscale/model/loss_scaler.hpp"
 #include "tinyscale/model/train_step.hpp"
