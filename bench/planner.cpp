@@ -223,6 +223,42 @@ void print_runs(const std::vector<Run>& runs, const ts::Efficiency& e) {
   std::cout << table << "\n";
 }
 
+// Peaks that sources print, and the run that ran out of memory.
+void print_memory(const std::vector<Run>& runs) {
+  ts::Table table;
+  table.columns = {"run",      "published",   "planned",    "error",  "states",
+                   "gathered", "activations", "recomputed", "logits", "besides"};
+  int within = 0, all = 0, verdicts = 0, right = 0;
+  for (const Run& run : runs) {
+    double published = 0;
+    for (const char* metric : {"memory: peak on first/last node", "memory: peak per device"}) {
+      const published::Figure* const figure = run.from.find(metric);
+      published = figure != nullptr ? figure->value * (figure->unit == "GiB" ? 1073741824.0 : 1e9)
+                                    : published;
+    }
+    const bool oom = run.from.out_of_memory();
+    if ((!(published > 0) && !oom) || run.machine.dims.size() == 0) {
+      continue;
+    }
+    const ts::StepMemory m = planner::memory_of(run);
+    const double total = m.total(), holds = run.machine.chip.memory_bytes;
+    ++verdicts;
+    right += (total > holds) == oom ? 1 : 0;
+    if (!oom) {
+      ++all;
+      within += std::fabs(total / published - 1) <= 0.1 ? 1 : 0;
+    }
+    table.add({run.from.id, oom ? "out of memory" : ts::format_bytes(published),
+               ts::format_bytes(total),
+               oom ? "-" : ts::format_fixed(100 * (total / published - 1), 1),
+               ts::format_bytes(m.parts.states()), ts::format_bytes(m.parts.gathered),
+               ts::format_bytes(m.parts.activations), ts::format_bytes(m.parts.recomputed),
+               ts::format_bytes(m.parts.logits), ts::format_bytes(m.wasted + m.system)});
+  }
+  std::cout << table << "memory within 10 %: " << within << " of " << all
+            << "; fits or does not, said right: " << right << " of " << verdicts << "\n";
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -236,7 +272,8 @@ int main(int count, char** words) {
   };
   std::vector<Run> runs;
   std::vector<std::string> skipped;
-  for (const Run& run : planner::read_runs()) {
+  const std::vector<Run> all_runs = planner::read_runs();
+  for (const Run& run : all_runs) {
     if (run.skipped.empty()) {
       runs.push_back(run);
     } else {
@@ -302,5 +339,6 @@ int main(int count, char** words) {
   }
   asked_verbose = asked("--pairs");
   print_pairs(runs, e);
+  print_memory(all_runs);
   return 0;
 }

@@ -153,6 +153,9 @@ inline Run run_of(const published::PublishedRun& from) {
           ? 1
           : static_cast<std::int64_t>(
                 from.global_batch_seqs / (one_go ? static_cast<double>(l.data) : each) + 0.5);
+  if (has(from.source, "torchtitan") && l.pipeline > 1) {
+    run.layout.microbatches = static_cast<std::int64_t>(from.global_batch_seqs) / l.data;
+  }
   if (!l.known) {
     return skip("the source states no layout");
   }
@@ -166,6 +169,25 @@ inline Run run_of(const published::PublishedRun& from) {
     return skip("memory alone");
   }
   return run;
+}
+
+// Bytes of the fullest device. FP16 of 2022 keeps 2-byte gradients; torchtitan trains f32 states.
+inline ts::StepMemory memory_of(const Run& run) {
+  ts::MemoryConvention by;
+  const bool titan = has(run.from.source, "torchtitan");
+  by.states = titan ? ts::StateBytes::f32 : ts::StateBytes::mixed;
+  by.logit_bytes = titan ? 10 : 14;
+  by.selective_by_op = titan;
+  ts::Layout layout = run.layout;
+  layout.zero = titan ? ts::Zero::parameters : layout.zero;
+  const double replicas = static_cast<double>(layout.data * layout.microbatches);
+  const double microbatch = run.job.batch / replicas;
+  ts::Software software = run.job.software;
+  if (titan) {
+    software.wasted = run.from.layout.compiled ? 0 : 0.15;
+  }
+  return ts::step_memory(run.job.model, layout, run.machine.chip, run.job.context, microbatch,
+                         run.chunks, software, by);
 }
 
 inline std::vector<Run> read_runs() {

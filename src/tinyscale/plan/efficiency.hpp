@@ -19,21 +19,23 @@ struct Software {
   bool hides_gradients = true;    // gradients travel during the backward pass
   bool cuts_transfers = true;     // each tensor-parallel chip sends its part to the next stage
   bool waits_for_layers = false;  // the host waits for each layer that is computed again
+  double wasted = 0.05;           // of activations, by an allocator that holds blocks of all sizes
+  double system_bytes = 3e9;      // runtime and communication buffers of a GPU
 };
 
 // Megatron-LM of 2021 and 2022: fused kernels, scores in memory, messages that wait.
 inline Software software_megatron_2021() {
-  return {"Megatron-LM 2021", false, true, false, false, true, false};
+  return {"Megatron-LM 2021", false, true, false, false, true, false, 0.15, 5e9};
 }
 
 // Megatron-DeepSpeed of 2022: and a pipeline engine that sends whole activations and waits.
 inline Software software_deepspeed_2022() {
-  return {"Megatron-DeepSpeed 2022", false, true, false, false, false, true};
+  return {"Megatron-DeepSpeed 2022", false, true, false, false, false, true, 0.25, 7e9};
 }
 
 // FSDP of an eager framework: op by op.
 inline Software software_eager_fsdp() {
-  return {"eager FSDP", true, false, false, true, true, false};
+  return {"eager FSDP", true, false, false, true, true, false, 0.15, 3e9};
 }
 
 // Shares of published rates, seconds that are lost, and how often memory is gone over.
