@@ -233,8 +233,11 @@
 #include "tinyscale/plan/mfu_match.hpp"
 #include "tinyscale/plan/mfu.hpp"
 #include "tinyscale/plan/serving.hpp"
-#include "tinyscale/plan/training_layout.hpp"
+#include "tinyscale/plan/training_job.hpp"
+#include "tinyscale/plan/layout_search.hpp"
+#include "tinyscale/plan/why_not.hpp"
 #include "tinyscale/plan/training.hpp"
+#include "tinyscale/plan/training_report.hpp"
 
 // show: pictures and pages
 #include "tinyscale/show/svg.hpp"

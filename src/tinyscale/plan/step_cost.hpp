@@ -193,7 +193,11 @@ class StepPricer {
     if (layout_.tensor > 1) {  // two all_reduces a pass, or as many gathers and scatters
       const double bytes = 2 * tokens_ * width_;
       const bool hides = job_.software.hides_tensor;
-      const double hidden = tpu_ ? e_.hidden_tensor_tpu : hides ? e_.hidden_tensor : 0;
+      const bool inside = !links_.tensor.leaves_domain();  // beyond, no run has hidden them
+      const double hidden = !inside ? 0
+                            : tpu_  ? e_.hidden_tensor_tpu
+                            : hides ? e_.hidden_tensor
+                                    : 0;
       const double one = 2 * links_.tensor.gather(bytes, inner_, outer_) + 2 * e_.hop;
       layer_.tensor += many * passes * 2 * one * (1 - hidden);
       limit_.tensor += many * passes * 4 * links_.tensor.gather(bytes);
