@@ -220,6 +220,8 @@
 
 // plan: what would it cost?
 #include "tinyscale/plan/transformer_math.hpp"
+#include "tinyscale/plan/layer_memory.hpp"
+#include "tinyscale/plan/device_memory.hpp"
 #include "tinyscale/plan/serving.hpp"
 #include "tinyscale/plan/training_layout.hpp"
 #include "tinyscale/plan/training.hpp"
