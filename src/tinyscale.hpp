@@ -220,6 +220,9 @@
 #include "tinyscale/plan/transformer_math.hpp"
 #include "tinyscale/plan/serving.hpp"
 #include "tinyscale/plan/training_layout.hpp"
+#include "tinyscale/plan/step_load.hpp"
+#include "tinyscale/plan/twin.hpp"
+#include "tinyscale/plan/make_twin.hpp"
 #include "tinyscale/plan/training.hpp"
 
 // show: pictures and pages
