@@ -81,24 +81,26 @@ class TwinMaker {
 
   // ---- The plan's step ----
 
-  // Whole sequences for each microbatch and device; where there are fewer, a stretch of one.
+  // As many tokens for each microbatch and device as the plan has, in whole sequences, which are
+  // then a little shorter or longer; where there are fewer, a stretch of one.
   void cut_batch(const TrainingJob& job) {
     const std::int64_t context = job.context > 0 ? job.context : job.model.context;
-    const std::int64_t parts = layout().data * layout().microbatches;
+    const std::int64_t parts = layout().data * layout().microbatches, c = layout().context;
     const double each = job.batch_tokens / static_cast<double>(parts);  // tokens of a microbatch
-    const double sequences = std::floor(each / static_cast<double>(context) + 0.5);
-    plan_.model.context = context;
-    plan_.sequences = parts * static_cast<std::int64_t>(std::max(1.0, sequences));
-    if (sequences < 1) {
-      const std::int64_t c = layout().context;
-      plan_.model.context = std::max<std::int64_t>(1, static_cast<std::int64_t>(each) / c) * c;
+    const double whole = std::floor(each / static_cast<double>(context) + 0.5);
+    const double sequences = std::max(1.0, whole);
+    plan_.sequences = parts * static_cast<std::int64_t>(sequences);
+    plan_.model.context =
+        std::max<std::int64_t>(
+            1, static_cast<std::int64_t>(each / sequences / static_cast<double>(c))) *
+        c;
+    if (whole < 1) {
       note(cat({"the plan's batch has no whole sequence for each of ", parts,
                 " parts: priced with ", plan_.model.context, " tokens each, what attention sends ",
                 "between them is left out"}));
-    } else if (std::fabs(static_cast<double>(plan_.sequences * context) - job.batch_tokens) >
-               0.005 * job.batch_tokens) {
+    } else if (plan_.model.context != context) {
       note(cat({"the plan's batch of ", format_count(job.batch_tokens), " tokens is priced as ",
-                plan_.sequences, " sequences"}));
+                plan_.sequences, " sequences of ", plan_.model.context}));
     }
   }
 
@@ -248,7 +250,7 @@ class TwinMaker {
     c.hidden = big.hidden > 0 ? wide(big.hidden) : 0;
     c.expert_hidden = big.expert_hidden > 0 ? wide(big.expert_hidden) : 0;
     c.layers = small.stages() > 1 ? small.stages() : std::min<std::int64_t>(2, big.layers);
-    c.vocabulary = size_.vocabulary;
+    c.vocabulary = (size_.vocabulary + small.tensor - 1) / small.tensor * small.tensor;
     c.context = small_context();
     const std::int64_t parts = layout().data * layout().microbatches;
     twin.sequences = small.data * small.microbatches *
