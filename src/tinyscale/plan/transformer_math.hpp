@@ -19,9 +19,17 @@ inline double checkpoint_bytes(const ModelConfig& model, double tokens, double k
   return 2.0 * tokens * static_cast<double>(model.width * model.layers) * kept_per_layer;
 }
 
-// KV cache of one token in all layers: 2 L KV K bytes_of(format), or the model's own cached width.
+// KV cache of one token in all layers: 2 L KV K bytes_of(format); with latent attention L (C + R).
 inline double kv_cache_bytes_per_token(const ModelConfig& model, DType format) {
   return static_cast<double>(model.layers * model.cached_numbers()) * bytes_of(format);
+}
+
+// KV cache of one sequence of `tokens`: local layers hold min(tokens, window) of them.
+inline double kv_cache_bytes(const ModelConfig& model, DType format, std::int64_t tokens) {
+  if (tokens < 0) {
+    detail::fail({"kv_cache_bytes: ", tokens, " tokens; 0 or more are right"});
+  }
+  return static_cast<double>(model.cached_numbers(tokens)) * bytes_of(format);
 }
 
 namespace detail {
