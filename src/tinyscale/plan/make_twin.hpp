@@ -235,11 +235,8 @@ class TwinMaker {
     const ModelConfig& big = plan_.model;
     const Layout& small = twin.layout;
     ModelConfig& c = twin.model;
-    c = big;
+    c = plain_model(big);
     c.name = "twin of " + big.name;
-    c.beyond.clear();
-    c.other_parameters = c.other_active = c.kv_width = 0;
-    c.block_norms = 2;
     c.training_tokens = 0;
     shrink_heads(c);
     shrink_experts(c);
@@ -247,7 +244,7 @@ class TwinMaker {
       return multiple(static_cast<double>(hidden * c.width) / static_cast<double>(big.width),
                       2 * small.tensor);
     };
-    c.hidden = big.hidden > 0 ? wide(big.hidden) : 0;
+    c.hidden = big.experts == 0 ? wide(big.hidden) : 0;
     c.expert_hidden = big.expert_hidden > 0 ? wide(big.expert_hidden) : 0;
     c.layers = small.stages() > 1 ? small.stages() : std::min<std::int64_t>(2, big.layers);
     c.vocabulary = (size_.vocabulary + small.tensor - 1) / small.tensor * small.tensor;
@@ -255,8 +252,8 @@ class TwinMaker {
     const std::int64_t parts = layout().data * layout().microbatches;
     twin.sequences = small.data * small.microbatches *
                      (plan_.sequences > parts || small.microbatches == 1 ? 2 : 1);
-    if (!big.beyond.empty()) {
-      note(cat({"model: this library runs none with ", big.beyond,
+    if (!beyond_of(big).empty()) {
+      note(cat({"model: this library runs none with ", beyond_of(big),
                 "; the twin has a plain block of the same kind"}));
     }
   }
@@ -282,7 +279,7 @@ class TwinMaker {
 
   TwinSize size_;
   LayoutAxes axes_;
-  StepJob plan_;
+  LoadJob plan_;
 };
 
 }  // namespace detail

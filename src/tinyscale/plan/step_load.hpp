@@ -1,6 +1,7 @@
 #pragma once
-// What a step of training loads each part of a machine with, at any size and without a number of
-// the model allocated: the closed forms that plan_step has of every op and call, in seconds.
+// What a step of training loads each part of a machine with, as this library's own devices would
+// run it, at any size and without a number of the model allocated: the closed forms of every op and
+// call that plan_step has, in seconds.
 //   T_math = FLOPs / peak            T_memory = bytes to and from memory / its bandwidth
 //   T_axis = what its collectives take with all other links free, split into bytes and latencies
 // Each of the device that has most of it; nothing overlaps here and nobody waits.
@@ -50,7 +51,7 @@ struct StepLoad {
 };
 
 // A step to be priced: `sequences` of model.context tokens over all devices.
-struct StepJob {
+struct LoadJob {
   ModelConfig model;
   Layout layout;
   Machine machine;
@@ -60,6 +61,22 @@ struct StepJob {
 };
 
 namespace detail {
+
+// What of a model this library's transformer cannot run; empty: nothing.
+inline std::string beyond_of(const ModelConfig& c) {
+  return c.beyond.empty() ? lacking(c) : c.beyond;
+}
+
+// The nearest model that it runs.
+inline ModelConfig plain_model(ModelConfig c) {
+  c.beyond.clear();
+  c.other_parameters = c.dense_layers = 0;
+  c.kv_lora_rank = c.q_lora_rank = c.rope_head = c.value_head = 0;
+  c.window = c.global_every = 0;
+  c.router_bias = false;
+  c.block_norms = 2;
+  return c;
+}
 
 // A model of these sizes whose tensors are one number seen many times: for forms that ask only how
 // large they are. Parameters that are cut and gathered alike are one; experts are those of one
@@ -78,23 +95,26 @@ inline Transformer sizes_of(const ModelConfig& c, std::int64_t expert_devices) {
           Parameter{name, broadcast_to(one, Shape{count}), split, layer, -1});
     }
   };
-  const std::int64_t d = c.width, inputs = c.gated() ? 2 : 1;
-  const bool dense = c.experts == 0;
-  const std::int64_t wide = dense ? c.hidden : c.shared_experts * c.expert_hidden;
-  const std::int64_t whole_biases = c.bias ? (dense ? 2 : 1) * d : 0;
-  const std::int64_t head_norms = c.qk_norm ? 2 * c.head_size : 0;
+  const std::int64_t d = c.width, head_norms = c.qk_norm && !c.latent() ? 2 * c.head_size : 0;
   const std::int64_t attention =
-      c.attention_parameters() - (c.bias ? d : 0) - head_norms + c.other_parameters / c.layers;
+      c.attention_parameters() - head_norms - (c.bias && !c.latent() ? d : 0);
   add("model.embed_tokens.weight", c.vocabulary * d, Split::rows, -1);
   add("model.embed_positions.weight", c.position == Position::learned ? c.context * d : 0,
       Split::whole, -1);
   for (int layer = 0; layer < c.layers; ++layer) {
-    add("block", attention + (inputs + 1) * d * wide + (c.bias && dense ? inputs * wide : 0),
-        Split::rows, layer);
-    add("norms", c.block_norms * c.norm_parameters() + whole_biases, Split::whole, layer);
+    const bool dense = c.experts == 0 || layer < c.dense_layers;
+    const std::int64_t biases = c.bias ? d : 0, shared = c.shared_experts * c.expert_hidden;
+    const std::int64_t other =
+        c.other_parameters / c.layers + (layer == 0 ? c.other_parameters % c.layers : 0);
+    const std::int64_t wide = dense ? c.hidden : shared;
+    const std::int64_t forward = wide > 0 ? c.feed_forward_parameters(wide) - biases : 0;
+    add("block", attention + forward + other, Split::rows, layer);
+    add("norms",
+        c.block_norms * c.norm_parameters() + (c.latent() ? 0 : biases) + (wide > 0 ? biases : 0),
+        Split::whole, layer);
     add("block.q_norm.weight", head_norms, Split::whole, layer);
     if (!dense) {
-      add("block.mlp.gate.weight", c.experts * d, Split::whole, layer);
+      add("block.mlp.gate.weight", c.router_parameters(), Split::whole, layer);
       add("block.mlp.experts",
           c.experts / expert_devices * c.feed_forward_parameters(c.expert_hidden), Split::rows,
           layer);
@@ -108,7 +128,7 @@ inline Transformer sizes_of(const ModelConfig& c, std::int64_t expert_devices) {
 
 class StepLoader {
  public:
-  explicit StepLoader(const StepJob& job)
+  explicit StepLoader(const LoadJob& job)
       : job_(job),
         c_(job.model),
         layout_(job.layout),
@@ -131,6 +151,13 @@ class StepLoader {
         const std::int64_t device = p > 1 ? at.rank_at(axes_.pipeline, rank) : 0;
         add_device(StepPlanner(sizes, layout_, axes_, options, device).plan, rank);
       }
+    }
+    if (!beyond_of(c_).empty()) {  // the forms are of the plain one
+      const auto flops = [&](const ModelConfig& model) {
+        return hardware_flops_per_token(model, static_cast<double>(c_.context),
+                                        AttentionFlops::causal, layout_.recompute);
+      };
+      load.flops *= flops(c_) / flops(plain_model(c_));
     }
     const Chip& chip = job.machine.chip;
     load.math = load.flops / chip.peak(job.format);
@@ -335,7 +362,7 @@ class StepLoader {
                     static_cast<double>(c_.vocabulary) / static_cast<double>(layout_.tensor));
   }
 
-  const StepJob& job_;
+  const LoadJob& job_;
   const ModelConfig& c_;
   const Layout& layout_;
   LayoutAxes axes_;
@@ -346,7 +373,7 @@ class StepLoader {
 
 }  // namespace detail
 
-inline StepLoad step_load(const StepJob& job) {
+inline StepLoad step_load(const LoadJob& job) {
   detail::check_network("step_load", job.machine);
   detail::check_layout_counts("step_load", job.layout);
   if (job.layout.devices() != job.machine.chips()) {

@@ -130,7 +130,7 @@ class TwinSolver {
 
  private:
   StepLoad load() const {
-    StepJob job;
+    LoadJob job;
     job.model = twin_.model;
     job.layout = twin_.layout;
     job.machine = twin_.machine;
