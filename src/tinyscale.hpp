@@ -43,8 +43,11 @@
 #include "tinyscale/hardware/chip_table.hpp"
 #include "tinyscale/hardware/laptop_loops.hpp"
 #include "tinyscale/hardware/laptop.hpp"
+#include "tinyscale/hardware/energy.hpp"
 #include "tinyscale/hardware/presets.hpp"
+#include "tinyscale/hardware/chip_facts.hpp"
 #include "tinyscale/hardware/network.hpp"
+#include "tinyscale/hardware/pod.hpp"
 #include "tinyscale/hardware/roofline.hpp"
 
 // compute: the host kernels

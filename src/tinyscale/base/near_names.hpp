@@ -56,7 +56,7 @@ inline double name_distance(const std::string& asked, const std::string& name) {
   const std::string& part = a_shorter ? a : b;
   const std::size_t at = (a_shorter ? b : a).find(part);
   if (at != std::string::npos && part.size() >= (at == 0 ? 2U : 3U)) {
-    return at == 0 ? 0.5 : 0.75;
+    return a == b ? 0 : at == 0 ? 0.5 : 0.75;
   }
   const std::size_t letters = a.size() > b.size() ? a.size() : b.size();
   const std::size_t distance = edit_distance(a, b);
