@@ -80,6 +80,9 @@ TEST_CASE("presets: every figure has a unit, a source and how sure it is") {
   CHECK(fact(ts::chip_facts("v5e"), "vector rate").sure == "derived");
   CHECK(fact(ts::chip_facts("v5e"), "on-chip bandwidth").source == "22 x HBM, scaling book");
   CHECK(fact(ts::chip_facts("h100"), "L2 bandwidth").value == 5.5e12);
+  CHECK(ts::best_matmul_fraction(ts::chip("h100")) == 0.80);
+  CHECK(ts::best_matmul_fraction(ts::chip("v5e")) == 0);
+  CHECK(fact(ts::chip_facts("h100"), "best matmul, fp8_e4m3").value == 0.71);
   // Every note is of a chip or kind and of a figure that there is.
   for (const ts::detail::FactNote& note : ts::detail::fact_notes()) {
     CAPTURE(note.chip);
@@ -112,6 +115,11 @@ TEST_CASE("presets: what a user sets is shown as set") {
   ts::Chip own;
   own.flops_bf16 = 1e12;
   CHECK(fact(ts::chip_facts(own), "bf16 peak").sure == "set");
+  ts::Machine pod = ts::machine("v5e", {4, 4});
+  CHECK(ts::hourly_price(pod).explain() ==
+        "price = 1.2 USD/h   [S: scaling book; S: quoted list price, 2025-02]\n");
+  pod.dollars_per_hour = 0.5;
+  CHECK(ts::hourly_price(pod).explain() == "price = 0.5 USD/h   [set on the machine]\n");
   CHECK(error_of([&] { ts::hourly_price(own); }) ==
         "hourly_price: this chip has no price; set its dollars_per_hour");
   CHECK(error_of([] { ts::flops_per_dollar(ts::chip("b200")); }) ==

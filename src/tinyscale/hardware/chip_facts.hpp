@@ -45,19 +45,22 @@ inline const List<FactNote>& fact_notes() {
       {"tpu-v2", "link", "K", "496 Gbit/s"},
       {"tpu-v3", "bf16 peak", "K", "the scaling book prints 1.4e14"},
       {"tpu-v3", "link", "K", "656 Gbit/s; the scaling book prints 1e11"},
+      {"tpu-v4", "memory", "S", "32 GiB"},
       {"tpu-v4", "clock", "K", "Jouppi, ISCA 2023"},
       {"tpu-v4", "on-chip memory", "K", "128 MiB CMEM and 32 MiB VMEM"},
       {"tpu-v4", "power", "K", "the most; 90 at least, 170 in the mean"},
       {"tpu-v4", "link", "S", "scaling book; Google's documents: 50 GB/s"},
       {"tpu-v5e", "on-chip bandwidth", "derived", "22 x HBM, scaling book"},
       {"tpu-v5e", "link", "S", "scaling book; Google's documents: 1600 Gbit/s a chip, 50 GB/s"},
+      {"tpu-v5p", "memory", "S", "95 GiB"},
       {"tpu-v5p", "on-chip memory", "S", "chart of the scaling book"},
       {"tpu-v5p", "on-chip bandwidth", "derived", "22 x HBM, scaling book"},
       {"tpu-v5p", "link", "S", "scaling book; Google's documents: 4800 Gbit/s a chip, 100 GB/s"},
       {"tpu-v6e", "on-chip memory", "K", ""},
       {"tpu-v6e", "memory bandwidth", "S", "Google's documents; a later edition: 1600 GB/s"},
       {"tpu-v6e", "matrix units", "derived", "4 make the peak; documents: 4, in a later edition 2"},
-      {"tpu-v6e", "link", "S", "scaling book; Google's documents: 3200 Gbit/s a chip, earlier 3584"},
+      {"tpu-v6e", "link", "S", "scaling book; Google's documents: 3200 Gbit/s a chip, once 3584"},
+      {"tpu-v7", "memory", "S", "192 GiB"},
       {"tpu-v7", "matrix units", "inferred", "from the peak"},
       {"tpu-v7", "clock", "inferred", "from the peak"},
       {"tpu-v7", "link", "S", "scaling book; Google's documents: 1200 GB/s a chip both ways, 100"},
@@ -93,8 +96,8 @@ inline const List<FactNote>& fact_notes() {
       {"h100-96", "clock", "at most", "of the SXM part"},
       {"h800", "*", "K", "as the H100 SXM"},
       {"h800", "network", "S", "400 Gbit/s a GPU, DeepSeek-V3 report"},
-      {"h800", "links", "S", "DeepEP issue 16: 200 GB/s each way; the scaling book reckons with 300"},
-      {"h800", "fp8 peak", "K", "as the H100 SXM; the scaling book quotes 1.513e15, the PCIe part's"},
+      {"h800", "links", "S", "DeepEP issue 16: 200 GB/s each way; the scaling book says 300"},
+      {"h800", "fp8 peak", "K", "as the H100 SXM; the scaling book: 1.513e15, the PCIe part's"},
       {"h200", "on-chip bandwidth", "derived", "132 x 128 B x clock"},
       {"b200", "clock", "inferred", "from the peak"},
       {"b200", "memory", "S", "ml-engineering; 192 GB in the scaling book"},
@@ -151,6 +154,20 @@ inline std::string dated(const Chip& chip) {
   return chip.price_source + (chip.price_date.empty() ? "" : ", " + chip.price_date);
 }
 
+// The best matmul that was measured, of the peak; 0 where none is known.
+struct MatmulFraction {
+  const char* chip;
+  DType format;
+  double fraction;
+};
+inline const List<MatmulFraction>& matmul_fractions() {
+  static const List<MatmulFraction> rows = {
+      {"a100-40", DType::bf16, 0.87},  {"a100-80", DType::bf16, 0.87},
+      {"h100-sxm", DType::bf16, 0.80}, {"h100-sxm", DType::fp8_e4m3, 0.71},
+      {"b200", DType::bf16, 0.78},     {"mi300x", DType::bf16, 0.51}};
+  return rows;
+}
+
 inline bool begins(const std::string& text, const char* start) { return text.find(start) == 0; }
 
 // How sure the preset is of a figure, and where it comes from.
@@ -179,6 +196,17 @@ inline void explain_fact(const Chip& preset, ChipFact& fact) {
 
 }  // namespace detail
 
+// What a good kernel reaches of the chip's peak, measured for A100, H100, B200 and MI300X; 0 where
+// no measurement is known. Source: ml-engineering's table of matmul rates.
+inline double best_matmul_fraction(const Chip& chip, DType format = DType::bf16) {
+  for (const detail::MatmulFraction& row : detail::matmul_fractions()) {
+    if (chip.name == row.chip && format == row.format) {
+      return row.fraction;
+    }
+  }
+  return 0;
+}
+
 // The figures that are known of a chip; those that differ from its preset are the user's own.
 inline List<ChipFact> chip_facts(const Chip& chip) {
   Chip preset;
@@ -202,6 +230,12 @@ inline List<ChipFact> chip_facts(const Chip& chip) {
       out.push_back(fact);
     }
     ++i;
+  }
+  for (const DType format : {DType::bf16, DType::fp8_e4m3}) {
+    if (best_matmul_fraction(chip, format) > 0) {
+      out.push_back({detail::cat({"best matmul, ", name_of(format)}),
+                     best_matmul_fraction(chip, format), "of the peak", "ml-engineering", "S"});
+    }
   }
   return out;
 }

@@ -32,6 +32,18 @@ inline Chip vendor_links(const Chip& chip) {
 }
 inline Chip vendor_links(const std::string& name) { return vendor_links(chip(name)); }
 
+// An hour of one of a machine's chips: the machine's own price where that was set.
+inline Quantity hourly_price(const Machine& machine) {
+  Chip priced = machine.chip;
+  if (machine.dollars_per_hour < priced.dollars_per_hour ||
+      machine.dollars_per_hour > priced.dollars_per_hour) {
+    priced.dollars_per_hour = machine.dollars_per_hour;
+    priced.price_source = "set on the machine";
+    priced.price_date = "";
+  }
+  return hourly_price(priced);
+}
+
 // The largest slice of a TPU: what its interconnect joins; throws for other chips.
 inline Shape pod_shape(const Chip& chip) {
   static const List<std::string> names = {"tpu-v2",  "tpu-v3",  "tpu-v4", "tpu-v5e",
