@@ -126,6 +126,12 @@ TEST_CASE("quantity: every op checks units and keeps the formula") {
   CHECK(sum.value() == 3602);
   CHECK(sum.formula() == "a + c * 3600 s/h");
   CHECK(Quantity(7, "s").to("s").formula() == "7 s");
+  CHECK((a + b).to("ms").text() == "5000 ms");
+  CHECK(ts::named("d", (a + b).to("ms")).explain(0) == "d = a + b\n  = 2 s + 3 s\n  = 5000 ms\n");
+  CHECK(Quantity(36, "Gbit/h").to("MB/s").text() == "1.25 MB/s");
+  CHECK(Quantity(1, "kWh").to("J").explain() == "result = 1 kWh * 3600 s/h\n       = 3.6e+06 J\n");
+  CHECK(Quantity(95, "GiB", "M").to("GB").text() == "102.005 GB");
+  CHECK((Quantity(95, "GiB", "M").to("GB") + Quantity(1, "GB")).text() == "103 GB");
 }
 
 TEST_CASE("quantity: comparisons are true or false, and print what they compared") {
@@ -278,5 +284,5 @@ TEST_CASE("quantity: an op costs no more than a few numbers written out") {
       [](const Quantity& a, const Quantity&) { ts::detail::printed('g', 17, a.value()); }, f, c);
   std::cout << "a quantity's op: " << ts::format_seconds(four / 4)
             << ", a number written out: " << ts::format_seconds(written) << "\n";
-  CHECK(four / 4 < 10 * written);  // a plan of 60 quantities: some 6 us with -O2
+  CHECK(four / 4 < 20 * written);  // with -O2 a fifth of one; unoptimised, five of them
 }

@@ -90,18 +90,22 @@ inline double Quantity::in(const std::string& unit) const {
   return detail::same(node().unit, to.unit) ? value() / to.scale : value() * factor;
 }
 
-// By a factor that stands in the formula: (3600 s/h) of h, so that nothing is converted unseen.
+// Hours to seconds by a factor that stands in the formula, so that nothing is converted unseen; a
+// prefix changes only how the number is written.
 inline Quantity Quantity::to(const std::string& unit) const {
   const detail::WrittenUnit to = detail::read_unit(unit);
   const double factor = detail::conversion("to", *this, to, unit) * to.scale;
+  const Shared<detail::QuantityNode> out = Shared<detail::QuantityNode>::make();
   if (detail::same(node().unit, to.unit)) {
-    return *this;
+    *out = node();
+  } else {
+    const Quantity step(factor, detail::unit_text(detail::product(to.unit, node().unit, -1)));
+    *out = detail::make_quantity("*", value() * factor, to.unit, {*this, step}).node();
   }
-  const Quantity step(Shared<detail::QuantityNode>::make());
-  detail::QuantityNode& node = const_cast<detail::QuantityNode&>(step.node());
-  node.value = factor;
-  node.unit = detail::product(to.unit, this->node().unit, -1);
-  return detail::make_quantity("*", value() * factor, to.unit, {*this, step});
+  out->given = to.as_is ? "" : unit;
+  out->scale = to.scale;
+  out->family = to.family;
+  return Quantity(out);
 }
 
 inline Quantity operator+(const Quantity& a, const Quantity& b) {

@@ -28,7 +28,7 @@ struct QuantityNode {
   ~QuantityNode();
   double value = 0;  // in bases
   Unit unit;
-  std::string given;  // the unit that it was written in, where that has to be converted
+  std::string given;  // the unit that it is written in, where that has to be converted
   double scale = 1;   // of it, in bases
   PrefixFamily family = PrefixFamily::none;
   std::string name, source;
@@ -100,10 +100,10 @@ inline std::string base_text(const Quantity& q) {
   return with_unit(short_number(q.value()), q.unit());
 }
 
-// As it was given, else seconds and bytes scaled; the rest is a number and its unit.
+// As it was given or asked for, else seconds and bytes scaled; the rest is a number and its unit.
 inline std::string quantity_text(const Quantity& q) {
   const QuantityNode& node = q.node();
-  if (!node.given.empty() && node.op[0] == 0) {
+  if (!node.given.empty()) {
     return short_number(node.value / node.scale) + " " + node.given;
   }
   if (is_just(node.unit, "s")) {
@@ -290,8 +290,9 @@ class Explanation {
       return;
     }
     const std::string under = margin + std::string(text_width(name), ' ') + " = ";
-    text += margin + name + " = " + q.formula() + source + "\n";
-    text += under + FormulaWriter(q, true).text + "\n";
+    const std::string formula = q.formula(), numbers = FormulaWriter(q, true).text;
+    text += margin + name + " = " + formula + source + "\n";
+    text += numbers == formula ? "" : under + numbers + "\n";
     text += under + q.text() + "\n";
   }
 
