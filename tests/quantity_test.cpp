@@ -122,6 +122,8 @@ TEST_CASE("quantity: every op checks units and keeps the formula") {
   CHECK(error_of([&] { ts::sqrt(a); }) ==
         "sqrt: 2 s: the unit is \"s\"; a plain number or the square of a unit is right");
   CHECK(error_of([&] { ts::power(a, 13); }) == "power: 2 s to the 13; -12 to 12 is right");
+  CHECK(error_of([&] { ts::power(ts::power(a, 12), 9); }) ==
+        "Quantity: the unit \"s\" to the power 108; -99 to 99 is right");
   const Quantity sum = a + Quantity(1, "h", "c").to("s");  // converted in the open
   CHECK(sum.value() == 3602);
   CHECK(sum.formula() == "a + c * 3600 s/h");

@@ -173,7 +173,8 @@ inline Quantity power(const Quantity& a, int exponent) {
   }
   detail::Unit unit = a.node().unit;
   for (int i = 0; i < unit.count; ++i) {
-    unit.factors[i].power = static_cast<signed char>(unit.factors[i].power * exponent);
+    detail::UnitFactor& factor = unit.factors[i];
+    factor.power = detail::unit_power(factor.power * exponent, factor.name);
   }
   unit.count = exponent == 0 ? 0 : unit.count;
   return detail::make_quantity("^", std::pow(a.value(), exponent), unit,

@@ -47,6 +47,13 @@ struct Unit {
   void add(const char* name, int power);
 };
 
+inline signed char unit_power(int power, const char* name) {
+  if (power < -99 || power > 99) {
+    fail({"Quantity: the unit \"", name, "\" to the power ", power, "; -99 to 99 is right"});
+  }
+  return static_cast<signed char>(power);
+}
+
 inline void Unit::add(const char* name, int power) {
   char key[15] = {};
   for (int i = 0; i < 14 && name[i] != 0; ++i) {
@@ -54,7 +61,7 @@ inline void Unit::add(const char* name, int power) {
   }
   for (int i = 0; i < count; ++i) {
     if (std::memcmp(factors[i].name, key, sizeof key) == 0) {
-      factors[i].power = static_cast<signed char>(factors[i].power + power);
+      factors[i].power = unit_power(factors[i].power + power, name);
       if (factors[i].power == 0) {
         --count;
         for (int j = i; j < count; ++j) {
@@ -69,7 +76,7 @@ inline void Unit::add(const char* name, int power) {
           "\"; name an intermediate result in units of its own"});
   }
   std::memcpy(factors[count].name, key, sizeof key);
-  factors[count].power = static_cast<signed char>(power);
+  factors[count].power = unit_power(power, name);
   ++count;
 }
 
