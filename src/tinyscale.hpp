@@ -18,6 +18,7 @@
 #include "tinyscale/base/pool.hpp"
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/order.hpp"
+#include "tinyscale/base/near_names.hpp"
 #include "tinyscale/base/thread_scope.hpp"
 #include "tinyscale/base/threads.hpp"
 #include "tinyscale/base/random.hpp"
@@ -33,6 +34,8 @@
 #include "tinyscale/measure/counters.hpp"
 #include "tinyscale/measure/hardware_counters.hpp"
 #include "tinyscale/measure/profile.hpp"
+#include "tinyscale/measure/units.hpp"
+#include "tinyscale/measure/quantity_formula.hpp"
 #include "tinyscale/measure/quantity.hpp"
 
 // hardware: chips, networks, the roofline, this laptop
@@ -40,8 +43,11 @@
 #include "tinyscale/hardware/chip_table.hpp"
 #include "tinyscale/hardware/laptop_loops.hpp"
 #include "tinyscale/hardware/laptop.hpp"
+#include "tinyscale/hardware/energy.hpp"
 #include "tinyscale/hardware/presets.hpp"
+#include "tinyscale/hardware/chip_facts.hpp"
 #include "tinyscale/hardware/network.hpp"
+#include "tinyscale/hardware/pod.hpp"
 #include "tinyscale/hardware/roofline.hpp"
 
 // compute: the host kernels
