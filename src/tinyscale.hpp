@@ -242,7 +242,6 @@
 #include "tinyscale/plan/training_job.hpp"
 #include "tinyscale/plan/layout_search.hpp"
 #include "tinyscale/plan/why_not.hpp"
-#include "tinyscale/plan/training_layout.hpp"
 #include "tinyscale/plan/step_load.hpp"
 #include "tinyscale/plan/twin.hpp"
 #include "tinyscale/plan/make_twin.hpp"

@@ -149,9 +149,7 @@ class LayoutSearch {
         continue;
       }
       for (const std::int64_t pipeline : divisors_of(chips / tensor, model.layers)) {
-        if (model.layers % pipeline == 0) {
-          add_contexts(tensor, pipeline);
-        }
+        add_contexts(tensor, pipeline);
       }
     }
     return best_;
@@ -239,9 +237,9 @@ class LayoutSearch {
 
   void add_chunks(const Machine& machine, const LayoutLinks& links, const Layout& layout) {
     for (const int chunks : {1, 2, 4}) {
-      const bool can = chunks == 1 || (layout.pipeline > 1 &&
-                                       in_.job.model.layers % (layout.pipeline * chunks) == 0 &&
-                                       layout.microbatches % layout.pipeline == 0);
+      const bool can =
+          chunks == 1 || (layout.pipeline > 1 && in_.job.model.layers >= layout.pipeline * chunks &&
+                          layout.microbatches % layout.pipeline == 0);
       if (can) {
         add(machine, links, layout, chunks);
       }

@@ -9,7 +9,7 @@
 #include <string>     // text
 #include <vector>     // sizes
 
-#include "tinyscale/plan/training_layout.hpp"
+#include "tinyscale/plan/training_job.hpp"
 #include "tinyscale/plan/twin.hpp"
 
 namespace tinyscale {

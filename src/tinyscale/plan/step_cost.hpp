@@ -7,7 +7,7 @@
 // Sources: scaling book chapters 5 and 12; arXiv 2104.04473, 2205.05198; docs/planner.md.
 
 #include <algorithm>  // max, min
-#include <cmath>      // log2, pow
+#include <cmath>      // ceil, log2, pow
 #include <cstdint>    // std::int64_t
 
 #include "tinyscale/base/list.hpp"
@@ -245,8 +245,9 @@ class StepPricer {
   // All microbatches through the busiest stage, and the wait until the pipeline is full.
   void add_stages() {
     StepCost& t = out_.typical;
+    const double ranks = static_cast<double>(layout_.pipeline);  // whole layers on the busiest
     const double layers =
-        static_cast<double>(job_.model.layers) / static_cast<double>(layout_.pipeline);
+        chunks_ * std::ceil(static_cast<double>(job_.model.layers) / (ranks * chunks_));
     const double all = layers * m_;
     t.matmul = layer_.matmul * all;
     t.attention = layer_.attention * all;

@@ -15,7 +15,7 @@
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/measure/quantity.hpp"
 #include "tinyscale/plan/layout_search.hpp"
-#include "tinyscale/plan/twin.hpp"
+#include "tinyscale/plan/make_twin.hpp"
 #include "tinyscale/plan/why_not.hpp"
 
 namespace tinyscale {
@@ -278,6 +278,11 @@ inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
     plan.notes.push_back(
         cat({"batch: ", format_count(in.sequences), " sequences do not divide over ",
              best.layout.data, " replicas; ", format_percent(idle), " of their places are empty"}));
+  }
+  if (in.job.model.layers % (best.layout.pipeline * best.chunks) != 0) {
+    plan.notes.push_back(
+        cat({"stages: ", in.job.model.layers, " layers over ", best.layout.pipeline * best.chunks,
+             " stages are uneven; the fullest sets the time"}));
   }
   if (!in.job.model.beyond.empty()) {
     plan.notes.push_back(cat({"model: counted, not run by this library: ", in.job.model.beyond}));

@@ -31,8 +31,8 @@ inline std::string undivided(const TrainingInputs& in, const Layout& layout, int
                 c.experts > 0 ? c.expert_hidden : c.hidden, " do not divide over tensor ",
                 layout.tensor});
   }
-  if (c.layers % (layout.pipeline * chunks) != 0) {
-    return cat({c.layers, " layers do not divide over ", layout.pipeline * chunks, " stages"});
+  if (c.layers < layout.pipeline * chunks) {
+    return cat({c.layers, " layers are fewer than ", layout.pipeline * chunks, " stages"});
   }
   if (chunks > 1 && layout.microbatches % layout.pipeline != 0) {
     return cat({layout.microbatches, " microbatches are no multiple of pipeline ", layout.pipeline,
@@ -66,26 +66,26 @@ inline std::string grown_cause(const StepCost& from, const StepCost& to, std::st
     const char *cause, *constraint;
     double grown;
   } causes[] = {
-      {"tensor-parallel messages", "bandwidth", to.tensor - from.tensor},
-      {"messages of context parallelism", "bandwidth", to.context - from.context},
-      {"messages to experts", "bandwidth", to.expert - from.expert},
-      {"messages between stages", "bandwidth", to.transfer - from.transfer},
-      {"weights that are gathered", "bandwidth", to.gather - from.gather},
-      {"gradients that are summed", "bandwidth", to.gradients - from.gradients},
-      {"the bubble", "bubble", to.bubble - from.bubble},
-      {"matmuls of smaller shapes", "shapes", to.matmul - from.matmul},
-      {"elementwise ops, which are not cut", "shapes", to.elementwise - from.elementwise},
-      {"the output matrix on one stage", "shapes", to.head - from.head},
-      {"what is computed again", "recompute", to.recompute - from.recompute},
-      {"the update", "overhead", to.update - from.update},
-      {"attention", "shapes", to.attention - from.attention},
+      {"of tensor-parallel messages", "bandwidth", to.tensor - from.tensor},
+      {"of messages of context parallelism", "bandwidth", to.context - from.context},
+      {"of messages to experts", "bandwidth", to.expert - from.expert},
+      {"of messages between stages", "bandwidth", to.transfer - from.transfer},
+      {"until weights are gathered", "bandwidth", to.gather - from.gather},
+      {"until gradients are summed", "bandwidth", to.gradients - from.gradients},
+      {"of the bubble", "bubble", to.bubble - from.bubble},
+      {"of matmuls, in smaller shapes", "shapes", to.matmul - from.matmul},
+      {"of elementwise ops", "shapes", to.elementwise - from.elementwise},
+      {"of the output matrix on one stage", "shapes", to.head - from.head},
+      {"of layers computed again", "recompute", to.recompute - from.recompute},
+      {"of the update", "overhead", to.update - from.update},
+      {"of attention", "shapes", to.attention - from.attention},
   };
   int most = 0;
   for (int i = 1; i < 13; ++i) {
     most = causes[i].grown > causes[most].grown ? i : most;
   }
   constraint = causes[most].constraint;
-  return cat({causes[most].cause, " take ", format_seconds(causes[most].grown), " more"});
+  return cat({format_seconds(causes[most].grown), " more ", causes[most].cause});
 }
 
 // What `layout` would be like beside the best.
