@@ -67,10 +67,21 @@ struct StepPrice {
 
 namespace detail {
 
+// Chips of a slice, a node or a box.
+inline std::int64_t domain_of(const Machine& machine) {
+  std::int64_t chips = 1;
+  for (int d = machine.dims.size() - inner_dims(machine.chip, machine.dims);
+       d < machine.dims.size(); ++d) {
+    chips *= machine.dims[d];
+  }
+  return chips;
+}
+
 // The links that each kind of message of a layout travels on.
 struct LayoutLinks {
   GroupLinks tensor, context, batch, shard, replica;
-  bool stages_leave = false;  // from stage to stage through the outer network
+  GroupLinks expert_shard, expert_replica;  // of those that hold the same experts
+  bool stages_leave = false;                // from stage to stage through the outer network
 
   LayoutLinks(const Machine& machine, const Layout& layout) {
     const std::int64_t inner = layout.tensor * layout.context;
@@ -80,7 +91,12 @@ struct LayoutLinks {
     const std::int64_t shards = layout.shards();
     shard = group_links(machine, layout.tensor, shards);
     replica = group_links(machine, layout.tensor * shards, layout.batch_devices() / shards);
-    const std::int64_t domain = machine.chip.domain_chips;
+    const std::int64_t holders = layout.batch_devices() / layout.expert;
+    const std::int64_t fewer =
+        layout.zero == Zero::none || shards % layout.expert != 0 ? 1 : shards / layout.expert;
+    expert_shard = group_links(machine, layout.tensor * layout.expert, fewer);
+    expert_replica = group_links(machine, layout.tensor * layout.expert * fewer, holders / fewer);
+    const std::int64_t domain = domain_of(machine);
     stages_leave = inner * layout.data >= domain && machine.chips() > domain;
   }
 };
@@ -219,7 +235,8 @@ class StepPricer {
       return;
     }
     const double top = job_.model.top_k, copies = w.routed;
-    const double domain = tpu_ ? group : std::min<double>(chip_.domain_chips, group);
+    const double node = static_cast<double>(domain_of(machine_));
+    const double domain = tpu_ ? group : std::min(node, group);
     const double domains = group / domain;
     const double met = domains * (1 - std::pow(1 - 1 / domains, top)) * (1 - 1 / domains);
     const double outside = 2 * copies / top * width_ * met;
@@ -279,10 +296,36 @@ class StepPricer {
     }
   }
 
-  // Gradients to their owners and weights to their users; routed experts among fewer.
+  // Weights so often to their users and gradients so often to their owners in a step, as the
+  // executor does: each microbatch, where a chip keeps only its part of them. Pipelined chips keep
+  // gathered weights until the last microbatch, as step_memory() counts.
+  double weight_rounds() const {
+    const bool each = layout_.zero == Zero::parameters;
+    return layout_.zero == Zero::none ? 0 : !each || layout_.pipeline > 1 ? 1 : 2 * m_;
+  }
+  double gradient_rounds() const {
+    const bool held = layout_.zero == Zero::parameters && layout_.pipeline > 1;
+    return layout_.zero >= Zero::gradients && !held ? m_ : 1;
+  }
+
+  // Seconds until all that share a parameter have got so many bytes of each; routed experts are
+  // shared by fewer.
+  double gather_shards(double bytes, double inner = 1, double outer = 1) const {
+    const double shared = parameters_.all() - parameters_.experts;
+    return links_.shard.gather(shared * bytes, inner, outer) +
+           links_.expert_shard.gather(parameters_.experts * bytes, inner, outer);
+  }
+  // And until the holders of the same shard have summed it.
+  double sum_replicas(double bytes, double inner = 1, double outer = 1) const {
+    const double shared = (parameters_.all() - parameters_.experts) / links_.shard.size;
+    const double experts = parameters_.experts / links_.expert_shard.size;
+    return 2 * (links_.replica.gather(shared * bytes, inner, outer) +
+                links_.expert_replica.gather(experts * bytes, inner, outer));
+  }
+
   void add_data() {
     StepCost& t = out_.typical;
-    const double all = parameters_.all(), compute = t.compute();
+    const double compute = t.compute();
     if (layout_.batch_devices() <= 1) {
       return;
     }
@@ -290,22 +333,18 @@ class StepPricer {
     const double window = e_.hidden_gradients * compute / m_ * 2 / 3;
     const double exposed = tpu_ ? e_.exposed_gather_tpu : e_.exposed_gather;
     const double g = job_.gradient_bytes, w = job_.gather_bytes;
+    const double moved = weight_rounds() * w + gradient_rounds() * g;
+    out_.limit.data = gather_shards(moved) + sum_replicas(g);
     if (layout_.zero == Zero::parameters) {
-      const double gathered = m_ * 2 * links_.shard.gather(all * w, inner_, outer_) +
-                              m_ * links_.shard.gather(all * g, inner_, outer_);
+      const double gathered = gather_shards(moved, inner_, outer_);
       t.gather = gathered - std::min((1 - exposed) * gathered, e_.gather_beside * compute);
-      out_.limit.data = m_ * links_.shard.gather(all * (2 * w + g));
-      const double part = all / static_cast<double>(layout_.shards());
-      t.gradients = 2 * links_.replica.gather(part * g, inner_, outer_);
-      out_.limit.data += 2 * links_.replica.gather(part * g);
+      t.gradients = sum_replicas(g, inner_, outer_);
       return;
     }
-    const double time =
-        links_.batch.gather(all * g, inner_, outer) + links_.batch.gather(all * w, inner_, outer);
+    const double time = gather_shards(moved, inner_, outer) + sum_replicas(g, inner_, outer);
     const double hidden =
         job_.software.hides_gradients ? std::min((1 - exposed) * time, window) : 0;
     t.gradients = time - hidden;
-    out_.limit.data = links_.batch.gather(all * (g + w));
   }
 
   void add_update() {
