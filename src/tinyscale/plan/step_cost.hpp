@@ -13,6 +13,7 @@
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/hardware/network.hpp"
 #include "tinyscale/parallel/layout.hpp"
+#include "tinyscale/parallel/pipeline_timing.hpp"
 #include "tinyscale/plan/efficiency.hpp"
 #include "tinyscale/plan/group_links.hpp"
 #include "tinyscale/plan/layer_work.hpp"
@@ -67,6 +68,9 @@ struct StepPrice {
 
 namespace detail {
 
+// Activations keep 16 bits where matmuls have fewer.
+inline double activation_bytes(DType format) { return std::max(2.0, bytes_of(format)); }
+
 // Chips of a slice, a node or a box.
 inline std::int64_t domain_of(const Machine& machine) {
   std::int64_t chips = 1;
@@ -116,6 +120,7 @@ class StepPricer {
     peak16_ = chip_.peak(DType::bf16);
     rate_ = sustained_matmul(e, chip_, job.format);
     memory_ = chip_.memory_bandwidth > 0 ? chip_.memory_bandwidth : 1e30;
+    wide_ = activation_bytes(job.format);
     inner_ = e.inner_links;
     outer_ = tpu_ ? e.slice_links : e.outer_links;
   }
@@ -152,7 +157,7 @@ class StepPricer {
   double matmul_seconds(double m, double k, double n) const {
     double share = mapping_efficiency(chip_, m, k, n);
     share = tpu_ || chip_.kind != "gpu" ? share : std::pow(share, e_.waves);
-    const double bytes = 2 * (m * k + k * n + m * n);
+    const double bytes = wide_ * (m * k + k * n + m * n);
     return std::max(2 * m * k * n / (rate_ * share), bytes / (memory_ * e_.memory));
   }
 
@@ -171,11 +176,11 @@ class StepPricer {
       const double odd = job_.model.head_size % 8 == 0 ? 1 : e_.odd_heads;
       const double rate =
           peak16_ * best_measured_matmul(chip_, DType::bf16) * e_.score_matmul * odd;
-      const double pass = 2 * w.scores / (memory_ * e_.memory);
+      const double pass = wide_ * w.scores / (memory_ * e_.memory);
       core = w.score_flops / rate + e_.score_passes * pass;
       core_backward = 2 * w.score_flops / rate + 1.4 * e_.score_passes * pass;
     }
-    double bytes = 2 * w.elements * (tpu_ ? e_.tpu_elementwise : on.fused ? 1 : e_.unfused);
+    double bytes = wide_ * w.elements * (tpu_ ? e_.tpu_elementwise : on.fused ? 1 : e_.unfused);
     bytes += is_fp8(job_.format) ? 2 * e_.fp8_casts * w.recast : 0;
     const double vector = bytes / (memory_ * e_.memory);
     layer_.matmul += many * (forward + backward);
@@ -196,18 +201,18 @@ class StepPricer {
     const double core = job_.software.tiled_attention ? w.causal_flops : w.score_flops;
     const bool core_again = layout_.recompute != Recompute::none;
     math_ += many * ((again ? 4 : 3) * w.flops() / peak_ + (core_again ? 4 : 3) * core / peak16_);
-    double matrices = 0;
+    double matrices = 0;  // each is read by two of the three matmuls and written by one
     for (int i = 0; i < w.count; ++i) {
       const MatmulShape& s = w.matmuls[i];
-      matrices += 2 * s.count * (s.m * s.k + s.k * s.n + s.m * s.n);
+      matrices += s.count * (s.m * s.k + s.k * s.n + s.m * s.n);
     }
-    memory_bytes_ += many * 3 * matrices;
+    memory_bytes_ += many * (2 * bytes_of(job_.format) + wide_) * matrices;
   }
 
   void add_messages(const LayerWork& w, double many) {
     const double passes = layout_.recompute == Recompute::full ? 3 : 2;  // forward, again, backward
     if (layout_.tensor > 1) {  // two all_reduces a pass, or as many gathers and scatters
-      const double bytes = 2 * tokens_ * width_;
+      const double bytes = wide_ * tokens_ * width_;
       const bool hides = job_.software.hides_tensor;
       const bool inside = !links_.tensor.leaves_domain();  // beyond, no run has hidden them
       const double hidden = !inside ? 0
@@ -218,13 +223,25 @@ class StepPricer {
       layer_.tensor += many * passes * 2 * one * (1 - hidden);
       limit_.tensor += many * passes * 4 * links_.tensor.gather(bytes);
     }
-    if (layout_.context > 1) {  // keys and values of all, in both passes; gradients of them
-      const double bytes = 2 * w.keys * static_cast<double>(layout_.context);
-      layer_.context +=
-          many * 3 * links_.context.gather(bytes, inner_, outer_) * (1 - e_.hidden_context);
-      limit_.context += many * 3 * links_.context.gather(bytes);
+    if (layout_.context > 1) {
+      const double n = static_cast<double>(layout_.context);
+      const double rounds = context_rounds();
+      const bool deals = layout_.context_parallel == ContextParallel::ulysses;
+      const auto seconds = [&](double keys, double inner, double outer) {
+        return deals ? links_.context.exchange(wide_ * (2 * w.queries + keys), inner, outer)
+                     : links_.context.gather(wide_ * keys * n, inner, outer);
+      };
+      layer_.context += many * rounds * seconds(w.keys, inner_, outer_) * (1 - e_.hidden_context);
+      limit_.context += many * rounds * seconds(w.least_keys, 1, 1);
     }
     add_experts(w, many);
+  }
+
+  // How often keys and values of all go around: forward, again with what is computed again, and
+  // backward with their gradients, for which a ring sends the keys once more.
+  double context_rounds() const {
+    const bool ring = layout_.context_parallel == ContextParallel::ring;
+    return (ring ? 3 : 2) + (layout_.recompute == Recompute::none ? 0 : 1);
   }
 
   // To the experts and back, both passes. A token goes once to each other domain where it has an
@@ -239,8 +256,8 @@ class StepPricer {
     const double domain = tpu_ ? group : std::min(node, group);
     const double domains = group / domain;
     const double met = domains * (1 - std::pow(1 - 1 / domains, top)) * (1 - 1 / domains);
-    const double outside = 2 * copies / top * width_ * met;
-    const double inside = 2 * copies * width_;
+    const double outside = wide_ * copies / top * width_ * met;
+    const double inside = wide_ * copies * width_;
     const GroupLinks links = group_links(machine_, 1, static_cast<std::int64_t>(domain));
     const double out_rate = chip_.dcn_bandwidth > 0 ? chip_.dcn_bandwidth : 1e30;
     const double limit = std::max(links.exchange(inside), outside / out_rate);
@@ -277,23 +294,36 @@ class StepPricer {
     t.head = head_ * m_;
     const double stages = static_cast<double>(layout_.pipeline);
     out_.limit = limit_;
-    out_.limit.math = m_ * (math_ * layers + head_math_ / stages);
+    const double mean = (math_ * static_cast<double>(job_.model.layers) + head_math_) / stages;
+    out_.limit.math = m_ * std::max(math_ * layers, mean);  // the head beside fewer layers
     out_.limit.memory = m_ * memory_bytes_ * layers / memory_;
     out_.limit.tensor *= all;
     out_.limit.context *= all;
     out_.limit.expert *= all;
     if (layout_.pipeline > 1) {
       const double one = layer_.total() * layers + (t.waiting / m_) + head_ / stages;
-      t.bubble = (stages - 1) / chunks_ * one;
-      out_.limit.bubble = out_.limit.math / m_ * (stages - 1) / chunks_;
+      const double idle = idle_microbatches();
+      t.bubble = idle * one;
+      out_.limit.bubble = out_.limit.math / m_ * idle;
       const double cut = job_.software.cuts_transfers || layout_.sequence_parallel
                              ? static_cast<double>(layout_.tensor)
                              : 1;
-      const double rate = links_.stages_leave ? chip_.dcn_bandwidth * outer_
-                                              : chip_.links * chip_.link_bandwidth * inner_;
-      const double bytes = 2 * tokens_ * width_ / cut;
+      const double out = chip_.dcn_bandwidth, in = chip_.links * chip_.link_bandwidth;
+      const double any = machine_.links.back().bandwidth.one_way();  // of a box without either
+      const double rate =
+          links_.stages_leave ? (out > 0 ? out : any) * outer_ : (in > 0 ? in : any) * inner_;
+      const double bytes = wide_ * tokens_ * width_ / cut;
       t.transfer = 2 * (m_ * chunks_ + stages - 1) * (e_.transfer * bytes / rate + e_.hop);
     }
+  }
+
+  // What a stage waits in a step, in microbatches: of 1F1B (p - 1) / v, or by its own schedule.
+  double idle_microbatches() const {
+    const double stages = static_cast<double>(layout_.pipeline);
+    if (layout_.schedule.empty()) {
+      return (stages - 1) / chunks_;
+    }
+    return time_pipeline(layout_.schedule).idle_to_work() * m_;
   }
 
   // Weights so often to their users and gradients so often to their owners in a step, as the
@@ -360,6 +390,7 @@ class StepPricer {
   const LayoutLinks& links_;
   bool tpu_ = false;
   double chunks_ = 1, m_ = 1, b_ = 1, tokens_ = 0, width_ = 0;
+  double wide_ = 2;  // bytes of an activation
   double peak_ = 0, peak16_ = 0, rate_ = 0, memory_ = 0, inner_ = 1, outer_ = 1;
   ChipParameters parameters_;
   StepCost layer_;   // of one mean layer and microbatch
