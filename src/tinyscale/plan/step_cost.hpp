@@ -360,12 +360,12 @@ class StepPricer {
       return;
     }
     const double outer = !job_.software.hides_gradients && !tpu_ ? e_.waiting_outer_links : outer_;
-    const double window = e_.hidden_gradients * compute / m_ * 2 / 3;
+    const double window = e_.hidden_gradients * compute / m_ * 2 / 3 * gradient_rounds();
     const double exposed = tpu_ ? e_.exposed_gather_tpu : e_.exposed_gather;
     const double g = job_.gradient_bytes, w = job_.gather_bytes;
     const double moved = weight_rounds() * w + gradient_rounds() * g;
     out_.limit.data = gather_shards(moved) + sum_replicas(g);
-    if (layout_.zero == Zero::parameters) {
+    if (layout_.zero == Zero::parameters && layout_.pipeline == 1) {
       const double gathered = gather_shards(moved, inner_, outer_);
       t.gather = gathered - std::min((1 - exposed) * gathered, e_.gather_beside * compute);
       t.gradients = sum_replicas(g, inner_, outer_);
@@ -404,6 +404,16 @@ class StepPricer {
 // The price of a step under `layout`, whose pipeline has `chunks` of the model on each rank.
 inline StepPrice price_step(const StepJob& job, const Machine& machine, const Layout& layout,
                             int chunks = 1, const Efficiency& e = typical_efficiency()) {
+  detail::check_layout_counts("price_step", layout);
+  if (layout.devices() != machine.chips()) {
+    detail::fail({"price_step: layout ", layout.text(), " = ", layout.devices(), " devices, ",
+                  machine.name, " has ", machine.chips(), " chips; they must be equal"});
+  }
+  if (!(job.batch > 0 && job.context > 0 && chunks > 0) || !detail::is_finite(job.batch) ||
+      !detail::is_finite(job.context)) {
+    detail::fail({"price_step: ", job.batch, " sequences of ", job.context, " tokens, ", chunks,
+                  " chunks; finite numbers above 0 are right"});
+  }
   const detail::LayoutLinks links(machine, layout);
   return detail::StepPricer(job, machine, layout, chunks, e, links).price();
 }
