@@ -27,11 +27,15 @@ struct KeptBytes {
 
 namespace detail {
 
-// Collects what one layer keeps; `stream` devices share what tensor parallelism leaves whole.
+// Collects what one layer keeps, or only adds it up for a search over many layouts; `stream`
+// devices share what tensor parallelism leaves whole.
 class LayerKeeper {
  public:
-  LayerKeeper(const ModelConfig& c, double tensor, double stream)
-      : c_(c), tensor_(tensor), stream_(stream) {}
+  LayerKeeper(const ModelConfig& c, double tensor, double stream, bool lists)
+      : c_(c), tensor_(tensor), stream_(stream), lists_(lists) {}
+
+  // Bytes a token that this policy keeps; after layer().
+  double sum(Recompute recompute) const { return sums_[static_cast<int>(recompute)]; }
 
   List<KeptBytes> layer(bool mixture) {
     add("block input", 2 * width() / stream_, Recompute::full);
@@ -60,7 +64,12 @@ class LayerKeeper {
   double width() const { return static_cast<double>(c_.width); }
   double statistic() const { return c_.norm == Norm::layer ? 8 : 4; }  // f32
   void add(const char* name, double bytes, Recompute until = Recompute::selective) {
-    kept_.push_back({name, bytes, until});
+    for (int policy = 0; policy <= static_cast<int>(until); ++policy) {
+      sums_[policy] += bytes;
+    }
+    if (lists_) {
+      kept_.push_back({name, bytes, until});
+    }
   }
 
   // The ranks of latent attention are whole on each tensor-parallel device, as the stream is.
@@ -123,6 +132,8 @@ class LayerKeeper {
 
   const ModelConfig& c_;
   double tensor_, stream_;
+  bool lists_;
+  double sums_[3] = {0, 0, 0};  // by policy
   List<KeptBytes> kept_;
 };
 
@@ -143,7 +154,7 @@ inline List<KeptBytes> kept_by_layer(const ModelConfig& model, std::int64_t tens
                                      bool sequence_parallel, bool mixture) {
   detail::check_tensor_devices("kept_by_layer", 0, tensor);
   const auto parts = static_cast<double>(tensor);
-  return detail::LayerKeeper(model, parts, sequence_parallel ? parts : 1).layer(mixture);
+  return detail::LayerKeeper(model, parts, sequence_parallel ? parts : 1, true).layer(mixture);
 }
 
 // Bytes that one layer keeps of `tokens` tokens of a microbatch:
@@ -155,11 +166,10 @@ inline double modern_layer_activation_bytes(const ModelConfig& model, double tok
                                             std::int64_t tensor, bool sequence_parallel,
                                             Recompute recompute, bool mixture) {
   detail::check_tensor_devices("modern_layer_activation_bytes", tokens, tensor);
-  double bytes = 0;
-  for (const KeptBytes& kept : kept_by_layer(model, tensor, sequence_parallel, mixture)) {
-    bytes += kept.until >= recompute ? kept.bytes : 0;
-  }
-  return tokens * bytes;
+  const auto parts = static_cast<double>(tensor);
+  detail::LayerKeeper keeper(model, parts, sequence_parallel ? parts : 1, false);
+  keeper.layer(mixture);
+  return tokens * keeper.sum(recompute);
 }
 
 inline double modern_layer_activation_bytes(const ModelConfig& model, double tokens,
