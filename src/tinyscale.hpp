@@ -218,7 +218,12 @@
 
 // plan: what would it cost?
 #include "tinyscale/plan/transformer_math.hpp"
+#include "tinyscale/plan/serving_job.hpp"
+#include "tinyscale/plan/serving_layout.hpp"
+#include "tinyscale/plan/serving_quantities.hpp"
 #include "tinyscale/plan/serving.hpp"
+#include "tinyscale/plan/serving_limits.hpp"
+#include "tinyscale/plan/serving_frontier.hpp"
 #include "tinyscale/plan/training_layout.hpp"
 #include "tinyscale/plan/training.hpp"
 
