@@ -224,6 +224,9 @@
 #include "tinyscale/plan/serving.hpp"
 #include "tinyscale/plan/serving_limits.hpp"
 #include "tinyscale/plan/serving_frontier.hpp"
+#include "tinyscale/plan/serving_traffic.hpp"
+#include "tinyscale/plan/serving_engine.hpp"
+#include "tinyscale/plan/serving_simulation.hpp"
 #include "tinyscale/plan/training_layout.hpp"
 #include "tinyscale/plan/training.hpp"
 

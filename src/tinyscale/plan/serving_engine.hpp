@@ -100,7 +100,7 @@ struct EngineTotals {
   double end = 0, busy = 0, queue_seconds = 0, block_seconds = 0;
   std::int64_t steps = 0, jumps = 0;  // jumps: steps that were taken together count once
   std::int64_t prompt_tokens = 0, decode_tokens = 0;  // computed
-  std::int64_t preemptions = 0, recomputed = 0;       // cached tokens thrown away
+  std::int64_t preemptions = 0, recomputed = 0;       // cached tokens given up
   std::int64_t prefix_lookups = 0, prefix_hits = 0, prefix_tokens = 0, evictions = 0;
   std::int64_t queue_most = 0, blocks_most = 0, batch_most = 0;
   TimeCounts gaps;  // between two tokens of a sequence
@@ -396,7 +396,7 @@ class ServingEngine {
       prefilling_.pop_back();  // the last admitted is the last there
     }
     ++totals_.preemptions;
-    totals_.recomputed += r.context - (r.owner ? 0 : r.shared);
+    totals_.recomputed += r.context;
     leave(place);
     r.state = EngineState::waiting;
     r.queued = now_;

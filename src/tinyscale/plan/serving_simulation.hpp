@@ -42,7 +42,7 @@ struct ServingSimulation {
   std::string title;
   std::int64_t requests = 0, prompt_tokens = 0, output_tokens = 0;
   double seconds = 0;                         // until the last token
-  Percentiles ttft, per_token, gap, latency;  // seconds; gap to 1 %, its mean is per_token's
+  Percentiles ttft, per_token, gap, latency;  // seconds; gaps between tokens, to 1 %
   double requests_per_second = 0, tokens_per_second = 0;
   double busy = 0, math = 0;              // shares: of time in steps; of peak in matmuls
   double mean_batch = 0;                  // sequences decoded in a step
@@ -206,9 +206,11 @@ inline void add_totals(const EngineTotals& one, EngineTotals& all) {
 inline void report_requests(const List<EngineRequest>& requests, bool keep,
                             ServingSimulation& out) {
   std::vector<double> ttft, per_token, latency;
+  double between = 0;  // seconds from first to last tokens
   for (const EngineRequest& r : requests) {
     ttft.push_back(r.first - r.arrival);
     latency.push_back(r.last - r.arrival);
+    between += r.last - r.first;
     if (r.output > 1) {
       per_token.push_back((r.last - r.first) / static_cast<double>(r.output - 1));
     }
@@ -220,6 +222,7 @@ inline void report_requests(const List<EngineRequest>& requests, bool keep,
     }
   }
   out.requests = static_cast<std::int64_t>(requests.size());
+  out.gap.mean = between / std::max(1.0, double(out.output_tokens - out.requests));
   out.ttft = percentiles(ttft);
   out.per_token = percentiles(per_token);
   out.latency = percentiles(latency);
@@ -264,8 +267,8 @@ inline ServingSimulation simulate_serving(const ServingTraffic& traffic, const S
   const double blocks = static_cast<double>(limits.blocks);
   out.title = detail::cat({"Serving ", plan.model, " on ", options.servers, " x ", plan.chips,
                            " x ", plan.machine, ": ", traffic.name});
-  out.gap = {out.per_token.mean, t.gaps.percentile(0.5), t.gaps.percentile(0.9),
-             t.gaps.percentile(0.99), t.gaps.percentile(1)};
+  out.gap = {out.gap.mean, t.gaps.percentile(0.5), t.gaps.percentile(0.9), t.gaps.percentile(0.99),
+             t.gaps.percentile(1)};
   out.requests_per_second = static_cast<double>(out.requests) / out.seconds;
   out.tokens_per_second = static_cast<double>(out.output_tokens) / out.seconds;
   out.busy = (t.busy + prefill_busy) / pools;
