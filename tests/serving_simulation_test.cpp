@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <sstream>
 
@@ -287,7 +288,8 @@ TEST_CASE("serving simulation: the fast engine does what the slow one does") {
     options.block = drawn(seed, 0, 1, 7);
     options.max_batch = drawn(seed, 1, 1, 6);
     options.token_budget = seed % 4 == 0 ? 0 : drawn(seed, 2, options.max_batch, 40);
-    options.cache_tokens = options.block * drawn(seed, 3, 86 / options.block + 1, 140 / options.block + 1);
+    options.cache_tokens =
+        options.block * drawn(seed, 3, 86 / options.block + 1, 140 / options.block + 1);
     options.overlap = seed % 3 != 0;
     options.prefix_cache = seed % 5 != 0;
     options.keep_requests = true;
@@ -450,8 +452,7 @@ TEST_CASE("serving simulation: what is conserved, and equal seeds are equal to t
     CHECK(again.json() == run.json());
     CHECK(again.seconds == run.seconds);
     poisson.seed = 8;
-    CHECK(ts::simulate_serving(ts::poisson_traffic(poisson), plan, options).seconds !=
-          run.seconds);
+    CHECK(ts::simulate_serving(ts::poisson_traffic(poisson), plan, options).seconds != run.seconds);
   }
 }
 
@@ -530,10 +531,10 @@ TEST_CASE("serving simulation: a shared beginning is computed once") {
 }
 
 TEST_CASE("serving simulation: traffic from a trace, and what is wrong with one") {
-  const ts::ServingTraffic traffic = ts::trace_traffic(
-      "calls.csv",
-      "arrival_seconds,prompt_tokens,output_tokens,prefix_id,prefix_tokens\r\n"
-      "0.5,100,20,,\r\n\n1e0, 200, 30, 7, 64\n");
+  const ts::ServingTraffic traffic =
+      ts::trace_traffic("calls.csv",
+                        "arrival_seconds,prompt_tokens,output_tokens,prefix_id,prefix_tokens\r\n"
+                        "0.5,100,20,,\r\n\n1e0, 200, 30, 7, 64\n");
   REQUIRE(traffic.requests.size() == 2);
   CHECK(traffic.requests[0].prefix == -1);
   CHECK(traffic.requests[1].arrival == 1);
@@ -547,8 +548,9 @@ TEST_CASE("serving simulation: traffic from a trace, and what is wrong with one"
   };
   const std::string who = "read_traffic: calls.csv line ";
   CHECK(wrong("arrival_seconds,prompt,output_tokens\n") ==
-        who + "1, column 2: \"prompt\"; the header "
-              "arrival_seconds,prompt_tokens,output_tokens[,prefix_id[,prefix_tokens]] is right");
+        who +
+            "1, column 2: \"prompt\"; the header "
+            "arrival_seconds,prompt_tokens,output_tokens[,prefix_id[,prefix_tokens]] is right");
   CHECK(wrong("arrival_seconds,prompt_tokens\n").find(who + "1, column 3: \"\"; the header") == 0);
   CHECK(wrong(head + "0,1,1\n0.5,1\n") == who + "3: 2 cells; 3 as in the header are right");
   CHECK(wrong(head + "0,many,1\n") ==
@@ -567,10 +569,10 @@ TEST_CASE("serving simulation: traffic from a trace, and what is wrong with one"
   const std::string five = "arrival_seconds,prompt_tokens,output_tokens,prefix_id,prefix_tokens\n";
   CHECK(wrong(five + "0,5,1,-2,\n") ==
         who + "2: prefix_id is -2; 0 to 1e9, or -1 for none is right");
-  CHECK(wrong(five + "0,5,1,2,6\n") ==
-        who + "2: prefix_tokens is 6; 0 to prompt_tokens is right");
+  CHECK(wrong(five + "0,5,1,2,6\n") == who + "2: prefix_tokens is 6; 0 to prompt_tokens is right");
   CHECK(error_of([] { ts::read_traffic("/no/such.csv"); }).find("read_traffic: cannot open") == 0);
-  const std::string path = "build/serving_trace.csv";
+  const char* folder = std::getenv("TMPDIR");
+  const std::string path = std::string(folder != nullptr ? folder : ".") + "/serving_trace.csv";
   std::ofstream(path) << head << "0,10,2\n";
   CHECK(ts::read_traffic(path).requests.size() == 1);
   std::remove(path.c_str());
@@ -583,16 +585,19 @@ TEST_CASE("serving simulation: what is refused") {
   const auto refused = [&] {
     return error_of([&] { ts::simulate_serving(traffic, plan, options); });
   };
-  CHECK(refused() == "simulate_serving: the traffic has no requests; poisson_traffic({...}) or "
-                     "read_traffic(path) makes some");
+  CHECK(refused() ==
+        "simulate_serving: the traffic has no requests; poisson_traffic({...}) or "
+        "read_traffic(path) makes some");
   traffic.requests = {{0, 100, 29, -1, 0}};
   options.token_budget = 4;
-  CHECK(refused() == "simulate_serving: token_budget is 4 for 8 sequences; 0 or at least one "
-                     "token for each is right");
+  CHECK(refused() ==
+        "simulate_serving: token_budget is 4 for 8 sequences; 0 or at least one "
+        "token for each is right");
   options.token_budget = 0;
   options.cache_tokens = 127;
-  CHECK(refused() == "simulate_serving: request 0 of 100 + 29 tokens needs 8 blocks of 16 tokens; "
-                     "the cache holds 7: a shorter request or more chips is right");
+  CHECK(refused() ==
+        "simulate_serving: request 0 of 100 + 29 tokens needs 8 blocks of 16 tokens; "
+        "the cache holds 7: a shorter request or more chips is right");
   options.cache_tokens = 128;
   CHECK(ts::simulate_serving(traffic, plan, options).output_tokens == 29);
   options.block = 0;
@@ -602,25 +607,29 @@ TEST_CASE("serving simulation: what is refused") {
   CHECK(refused() == "simulate_serving: servers is 0; a number from 1 to 100000 is right");
   options.servers = 1;
   traffic.requests.push_back({-1, 100, 29, -1, 0});
-  CHECK(refused() == "simulate_serving: request 1: arrival_seconds is -1; a finite number from 0 "
-                     "is right");
+  CHECK(refused() ==
+        "simulate_serving: request 1: arrival_seconds is -1; a finite number from 0 "
+        "is right");
   ts::PoissonTraffic poisson;
   const auto no_traffic = [&] { return error_of([&] { ts::poisson_traffic(poisson); }); };
   poisson.requests_per_second = 0;
-  CHECK(no_traffic() == "poisson_traffic: requests_per_second is 0; a finite number above 0 is "
-                        "right");
+  CHECK(no_traffic() ==
+        "poisson_traffic: requests_per_second is 0; a finite number above 0 is "
+        "right");
   poisson.requests_per_second = 1;
   poisson.requests = -5;
   CHECK(no_traffic() == "poisson_traffic: requests is -5; 1 to 1e8 is right");
   poisson.requests = 5;
   poisson.most_prompt = 3;
-  CHECK(no_traffic() == "poisson_traffic: prompt is from 512 to 3; 1 <= least <= most <= 1e9 is "
-                        "right");
+  CHECK(no_traffic() ==
+        "poisson_traffic: prompt is from 512 to 3; 1 <= least <= most <= 1e9 is "
+        "right");
   poisson.most_prompt = 512;
   poisson.prefixes = 2;
   poisson.prefix_tokens = 600;
-  CHECK(no_traffic() == "poisson_traffic: prefixes is 2 of 600 tokens; numbers from 0, and no "
-                        "more tokens than the shortest prompt, 512, are right");
+  CHECK(no_traffic() ==
+        "poisson_traffic: prefixes is 2 of 600 tokens; numbers from 0, and no "
+        "more tokens than the shortest prompt, 512, are right");
 }
 
 TEST_CASE("serving simulation: the report") {

@@ -4,10 +4,11 @@
 //   cost of a token = N T_step / B chip-seconds
 // Source: "How To Scale Your Model", chapters 7 and 8.
 
-#include <cstdint>  // std::int64_t
-#include <ostream>  // operator<<
-#include <string>   // names
-#include <vector>   // lists
+#include <algorithm>  // max
+#include <cstdint>    // std::int64_t
+#include <ostream>    // operator<<
+#include <string>     // names
+#include <vector>     // lists
 
 #include "tinyscale/base/order.hpp"
 #include "tinyscale/plan/serving.hpp"
@@ -117,9 +118,14 @@ inline ServingFrontier serving_frontier(const ServingJob& job, const Machine& ma
   List<FrontierPoint> sorted;
   double most = 0;  // tokens a second and chip of those with a shorter step
   for (const std::size_t i : detail::stable_order(keys)) {
-    sorted.push_back(found.points[i]);
-    sorted.back().best = sorted.back().tokens_per_second_per_chip > most;
-    most = std::max(most, sorted.back().tokens_per_second_per_chip);
+    const FrontierPoint& next = found.points[i];
+    const bool best = next.tokens_per_second_per_chip > most;
+    if (best && !sorted.empty() && !(sorted.back().step_seconds < next.step_seconds)) {
+      sorted.back().best = false;  // as long a step at a higher price
+    }
+    sorted.push_back(next);
+    sorted.back().best = best;
+    most = std::max(most, next.tokens_per_second_per_chip);
   }
   found.points = sorted;
   return found;
