@@ -411,11 +411,11 @@ TEST_CASE("serving: the frontier") {
   for (const ts::FrontierPoint& p : frontier.points) {
     bool beaten = false;
     for (const ts::FrontierPoint& q : frontier.points) {
-      const bool shorter = q.step_seconds < p.step_seconds;
-      const bool more = q.tokens_per_second_per_chip > p.tokens_per_second_per_chip;
-      beaten = beaten ||
-               (shorter && q.tokens_per_second_per_chip >= p.tokens_per_second_per_chip) ||
-               (more && q.step_seconds <= p.step_seconds);
+      const bool no_worse = q.step_seconds <= p.step_seconds &&
+                            q.tokens_per_second_per_chip >= p.tokens_per_second_per_chip;
+      const bool equal = q.step_seconds == p.step_seconds &&
+                         q.tokens_per_second_per_chip == p.tokens_per_second_per_chip;
+      beaten = beaten || (no_worse && (!equal || &q < &p));  // of equal ones the first stays
     }
     CHECK(p.best == !beaten);
     ts::ServingJob one = job;
