@@ -158,6 +158,8 @@ TEST_CASE("serving: which sharding, and why not the others") {
   ts::ServingJob wide = job_of("llama3-70b", 2048, 256, 512, ts::DType::int8);
   const ts::ServingPlan pod = ts::plan_serving(wide, ts::machine("tpu-v5e", {16, 16}));
   CHECK(pod.sharding().weights == ts::WeightSharding::two_dimensional);
+  CHECK(pod.prefill_tensor_limit.value() == doctest::Approx(2 * 28672 / 2188.9).epsilon(1e-4));
+  CHECK(pod.prefill_tensor_limit.unit().empty());
   // By hand: gathers of 4 B D / 16 over 16 chips, reductions of (3 F + 2 H K + 2 KV K) / 16.
   double bytes = 0;
   for (const ts::LayerTraffic& t : pod.sharding().traffic) {
@@ -240,6 +242,68 @@ TEST_CASE("serving: published runs stay above the limit") {
   job.compute = ts::DType::fp8_e4m3;
   const ts::ServingPlan plan = ts::plan_serving(job, ts::machine("h100", {4, 8}));
   CHECK(4096 / plan.prefill.math.value() / 4 > 73700);
+}
+
+TEST_CASE("serving: v5e beside v4, A100 beside H100, a wafer") {
+  // GPT-J on one chip: seconds of prefill and decode, matmuls at peak.
+  const auto seconds = [](const char* chip, ts::DType format, std::int64_t batch,
+                          std::int64_t prompt, std::int64_t output) {
+    ts::ServingJob job = job_of("gpt-j-6b", prompt, output, batch, format);
+    job.compute = format;
+    job.prefill_mfu = 1;
+    const ts::ServingLaw law = ts::detail::even_law(job, ts::chip(chip), 1);
+    ts::StepWork work;
+    work.chunk = static_cast<double>(batch * prompt);
+    double sum = law.bound(work);
+    work = ts::StepWork();
+    work.decode = static_cast<double>(batch);
+    for (std::int64_t i = 1; i <= output; ++i) {
+      work.context = static_cast<double>(batch * (prompt + i));
+      sum += law.bound(work);
+    }
+    return sum;
+  };
+  const auto per_dollar = [&](ts::DType on_v5e, ts::DType on_v4, std::int64_t batch,
+                              std::int64_t prompt) {
+    return seconds("tpu-v4", on_v4, batch, prompt, 128) * 3.22 /
+           (seconds("tpu-v5e", on_v5e, batch, prompt, 128) * 1.20);
+  };
+  const ts::DType int8 = ts::DType::int8, bf16 = ts::DType::bf16;
+  CHECK(per_dollar(int8, int8, 8, 128) == doctest::Approx(1.85).epsilon(0.01));
+  CHECK(per_dollar(int8, int8, 16, 1024) == doctest::Approx(2.29).epsilon(0.01));
+  CHECK(per_dollar(int8, int8, 32, 1024) == doctest::Approx(2.43).epsilon(0.01));
+  CHECK(per_dollar(bf16, bf16, 8, 128) == doctest::Approx(1.79).epsilon(0.01));
+  CHECK(per_dollar(bf16, bf16, 32, 1024) == doctest::Approx(1.83).epsilon(0.01));
+  // Chip for chip one sequence in bf16 is 1.5 times slower; int8 against bf16 1.33 times faster.
+  CHECK(seconds("tpu-v5e", bf16, 1, 128, 128) / seconds("tpu-v4", bf16, 1, 128, 128) ==
+        doctest::Approx(1.5).epsilon(0.01));
+  CHECK(seconds("tpu-v4", bf16, 1, 128, 128) / seconds("tpu-v5e", int8, 1, 128, 128) ==
+        doctest::Approx(1.34).epsilon(0.015));
+  // Utilisation of decode matmuls falls from A100 to H100: peak grows more than bandwidth.
+  const auto used = [](const char* chip, ts::DType format, std::int64_t batch) {
+    ts::ServingJob job = job_of("llama2-13b", 1, 0, batch, format);
+    job.compute = format;
+    const ts::ServingLaw law = ts::detail::even_law(job, ts::chip(chip), 1);
+    ts::StepWork step;
+    step.decode = static_cast<double>(batch);
+    return 100 * law.math(step) / law.bound(step);
+  };
+  for (const auto& row : std::vector<std::vector<double>>{{16, 10.5, 5.4},
+                                                          {64, 41.8, 21.7},
+                                                          {153, 100, 51.8},
+                                                          {256, 100, 86.7},
+                                                          {512, 100, 100}}) {
+    const std::int64_t batch = static_cast<std::int64_t>(row[0]);
+    CHECK(used("a100-80", bf16, batch) == doctest::Approx(row[1]).epsilon(0.005));
+    CHECK(used("h100", bf16, batch) == doctest::Approx(row[2]).epsilon(0.005));
+    CHECK(used("h100", ts::DType::fp8_e4m3, batch) == doctest::Approx(row[2]).epsilon(0.005));
+  }
+  // On a wafer even one sequence is bound by math: 13B in bf16, 1.3 us of bytes, 3.5 us of FLOPs.
+  const ts::ServingPlan wafer =
+      ts::plan_serving(job_of("llama2-13b", 1, 0, 1, bf16), ts::machine("wse-2", {1}));
+  CHECK(wafer.bound == "math");
+  CHECK(wafer.decode.weights.value() == doctest::Approx(1.3e-6).epsilon(0.01));
+  CHECK(wafer.decode.math.value() == doctest::Approx(3.5e-6).epsilon(0.01));
 }
 
 TEST_CASE("serving: what fits on one v5e, and on 256") {

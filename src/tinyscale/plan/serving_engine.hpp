@@ -74,11 +74,6 @@ class TimeCounts {
     }
     return 0;
   }
-  void merge(const TimeCounts& other) {
-    for (std::size_t i = 0; i < other.counts_.size(); ++i) {
-      at(static_cast<int>(i)) += other.counts_[i];
-    }
-  }
 
  private:
   static double least() { return 1e-9; }
@@ -97,7 +92,7 @@ class TimeCounts {
 };
 
 struct EngineTotals {
-  double end = 0, busy = 0, queue_seconds = 0, block_seconds = 0;
+  double busy = 0, queue_seconds = 0, block_seconds = 0;
   std::int64_t steps = 0, jumps = 0;  // jumps: steps that were taken together count once
   std::int64_t prompt_tokens = 0, decode_tokens = 0;  // computed
   std::int64_t preemptions = 0, recomputed = 0;       // cached tokens given up
@@ -110,24 +105,24 @@ class ServingEngine {
  public:
   // `mine`: places of this server's requests, by arrival.
   ServingEngine(const ServingLaw& law, const EngineLimits& limits, List<EngineRequest>& requests,
-                const std::vector<std::size_t>& mine, const List<EnginePrefix>& prefixes)
+                const std::vector<std::size_t>& mine, const List<EnginePrefix>& prefixes,
+                EngineTotals& totals)
       : law_(law),
         limits_(limits),
         requests_(requests),
         mine_(mine),
         prefixes_(prefixes),
+        totals_(totals),
         phases_(static_cast<std::size_t>(limits.block), 0),
         free_(limits.blocks) {}
 
-  const EngineTotals& run() {
+  void run() {
     while (done_ < mine_.size()) {
       if (running_ == 0 && resumed_.empty() && next_ == arrived_) {
         now_ = std::max(now_, requests_[mine_[next_]].comes);
       }
       step();
     }
-    totals_.end = now_;
-    return totals_;
   }
 
  private:
@@ -464,7 +459,7 @@ class ServingEngine {
   List<EngineRequest>& requests_;
   const std::vector<std::size_t>& mine_;
   List<EnginePrefix> prefixes_;
-  EngineTotals totals_;
+  EngineTotals& totals_;
   double now_ = 0;
   std::int64_t step_ = 0, clock_ = 0;
   Place arrived_ = 0, next_ = 0, done_ = 0;  // of mine_: not yet come; not yet admitted; number

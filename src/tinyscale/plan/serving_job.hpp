@@ -105,9 +105,15 @@ inline StepWork prompt_work(double tokens) {
   return work;
 }
 
-// Tokens of a sequence's cache in the middle of its output.
+// Of a sequence so long, the tokens whose cache is kept and read: all.
+inline double kept_tokens(const ServingJob&, double tokens) { return tokens; }
+
+// In the middle of the output, and at its end.
 inline double mean_context(const ServingJob& job) {
-  return static_cast<double>(job.prompt) + static_cast<double>(job.output) / 2;
+  return kept_tokens(job, static_cast<double>(job.prompt) + static_cast<double>(job.output) / 2);
+}
+inline double last_context(const ServingJob& job) {
+  return kept_tokens(job, static_cast<double>(job.prompt + job.output));
 }
 
 inline StepWork decode_work(const ServingJob& job) {
@@ -128,10 +134,11 @@ inline double weight_bytes(const ServingJob& job) {
 // Of the experts that a token visits by its router.
 inline double routed_bytes(const ServingJob& job) {
   const ModelConfig& m = job.model;
-  return m.experts == 0 ? 0
-                        : static_cast<double>(m.layers * m.experts *
-                                              m.feed_forward_parameters(m.expert_hidden)) *
-                              bytes_of(job.format);
+  if (m.experts <= m.top_k) {
+    return 0;  // every token uses all
+  }
+  const double unused = static_cast<double>(m.parameters() - m.active_parameters());
+  return unused * m.experts / (m.experts - m.top_k) * bytes_of(job.format);
 }
 
 // The law without links, everything spread evenly over the chips.

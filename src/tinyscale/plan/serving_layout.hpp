@@ -196,7 +196,8 @@ inline ServingSharding sharding_of(const ServingJob& job, const Machine& on, Wei
   s.weights = weights;
   s.cache = cache;
   s.ways = weights == WeightSharding::expert ? std::min<std::int64_t>(chips, m.experts) : chips;
-  const std::int64_t heads = m.kv_width > 0 ? 1 : m.kv_heads;
+  const bool latent = m.cached_numbers() != 2 * m.key_width();  // one cache for all heads
+  const std::int64_t heads = latent ? 1 : m.kv_heads;
   const std::int64_t by_heads = heads / ((heads + chips - 1) / chips);  // 40 heads on 16: 3 each
   const std::int64_t most = cache == CacheSharding::heads   ? by_heads
                             : cache == CacheSharding::batch ? by_heads * job.batch
@@ -217,8 +218,7 @@ inline ServingSharding sharding_of(const ServingJob& job, const Machine& on, Wei
   const StepWork step = decode_work(job);
   s.bound = s.law.bound(step);
   s.sum = s.law.sum(step);
-  const double length = static_cast<double>(job.prompt + job.output);
-  const double held = static_cast<double>(job.batch) * length * serving_kv(job);
+  const double held = static_cast<double>(job.batch) * last_context(job) * serving_kv(job);
   s.chip_bytes = (weight_bytes(job) - routed_bytes(job)) / all + routed_bytes(job) / holders +
                  held / static_cast<double>(s.cache_ways);
   s.name = cat({name_of(weights), " ", s.ways});

@@ -37,7 +37,7 @@ inline ServingFit fit_serving(const ServingJob& job, const Machine& machine) {
   const Quantity parameters(static_cast<double>(job.model.parameters()), "", "P", "parameters");
   const Quantity bytes(bytes_of(job.format), "B", "b", name_of(job.format));
   const Quantity kept(detail::serving_kv(job), "B/token", "KV_token", "all layers");
-  const Quantity length(static_cast<double>(job.prompt + job.output), "token", "S");
+  const Quantity length(detail::last_context(job), "token", "S");
   const Quantity batch(static_cast<double>(job.batch), "", "batch", "sequences");
   fit.weights = named("P_bytes", parameters * bytes);
   fit.cache = named("cache", batch * length * kept);

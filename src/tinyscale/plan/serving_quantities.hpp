@@ -38,7 +38,7 @@ struct ServingPlan {
   Quantity critical_batch;                // sequences above which math bounds the matmuls
   Quantity most_sequences, target_batch;  // that fit; that keep job.target (0: none does)
   Quantity cache_tokens;                  // tokens that the cache holds beside the weights
-  Quantity prefill_tensor_limit;          // ways before prefill's links limit: F M / (C / W)
+  Quantity prefill_tensor_limit;          // ways before prefill's links limit: F / (C / W)
   Quantity prefill_servers;               // for each decode server, when they are kept apart
   Quantity speculative_step_time, speculative_speed_up;  // with job.speculation
   List<ServingSharding> shardings;                       // the chosen one first
@@ -109,7 +109,7 @@ inline void check_pod(const ServingJob& job, const Chip& chip, double needed) {
   const double pod = chip.domain_chips * chip.memory_bytes;
   const double weights = weight_bytes(job);
   const double length = static_cast<double>(job.prompt + job.output);
-  const double fit = std::floor((pod - weights) / (serving_kv(job) * length));
+  const double fit = std::floor((pod - weights) / (serving_kv(job) * last_context(job)));
   const std::string sequences =
       weights > pod ? cat({"the weights alone are ", format_bytes(weights)})
                     : cat({"with ", length, " tokens each ", fit, " sequences fit"});
@@ -128,8 +128,7 @@ inline void plan_memory(const Machine& on, ServingPlan& plan) {
   const Quantity width(static_cast<double>(m.cached_numbers()), "", "KV",
                        "numbers kept for a token and layer");
   const Quantity kept(bytes_of(cache), "B/token", "b_kv", name_of(cache));
-  const Quantity length(static_cast<double>(job.prompt + job.output), "token", "S",
-                        "prompt + output");
+  const Quantity length(last_context(job), "token", "S", "prompt + output");
   const Quantity batch(static_cast<double>(job.batch), "", "batch", "sequences");
   const Quantity capacity(on.chip.memory_bytes, "B", "M_chip", on.chip.name);
   plan.weights = named("P_bytes", parameters * bytes);
@@ -240,15 +239,17 @@ inline void plan_links(ServingPlan& plan) {
                               short_number(plan.tensor_limit.value()),
                               " ways of tensor parallelism that one ring feeds"}));
   }
-  const Quantity alpha(chip.peak(plan.job.compute) / link, "", "C/W_link", "peak over link");
-  const Quantity axes(inner.kind == AxisKind::ring || inner.kind == AxisKind::line
-                          ? static_cast<double>(plan.on.dims.size())
-                          : 1.0,
-                      "", "M", "axes");
-  plan.prefill_tensor_limit = named("prefill tensor limit", f * axes / alpha, "one ring an axis");
-  if (static_cast<double>(plan.chips) > plan.prefill_tensor_limit.value()) {
-    plan.notes.push_back(cat({"prefill: above ", short_number(plan.prefill_tensor_limit.value()),
-                              " ways of tensor parallelism its links limit; shard the sequence"}));
+  const ChipGroup all = group_of(plan.on, (1U << plan.on.dims.size()) - 1);
+  if (all.ways > 1) {
+    const Quantity rate(chip.peak(plan.job.compute), "FLOP/s", "C", name_of(plan.job.compute));
+    const Quantity sent(all.bandwidth, "B/s", "W_all", "all links of a chip");
+    const Quantity byte(1, "FLOP/B", "4 B D F / 4 B D", "FLOPs over bytes of bf16, but F");
+    plan.prefill_tensor_limit = named("prefill tensor limit", f * byte * sent / rate);
+    if (static_cast<double>(plan.chips) > plan.prefill_tensor_limit.value()) {
+      plan.notes.push_back(
+          cat({"prefill: above ", short_number(plan.prefill_tensor_limit.value()),
+               " ways of tensor parallelism its links limit; shard the sequence"}));
+    }
   }
 }
 

@@ -182,27 +182,6 @@ inline double prefill_apart(const ServingPlan& plan, const ServingOptions& optio
   return busy;
 }
 
-inline void add_totals(const EngineTotals& one, EngineTotals& all) {
-  all.end = std::max(all.end, one.end);
-  all.busy += one.busy;
-  all.queue_seconds += one.queue_seconds;
-  all.block_seconds += one.block_seconds;
-  all.steps += one.steps;
-  all.jumps += one.jumps;
-  all.prompt_tokens += one.prompt_tokens;
-  all.decode_tokens += one.decode_tokens;
-  all.preemptions += one.preemptions;
-  all.recomputed += one.recomputed;
-  all.prefix_lookups += one.prefix_lookups;
-  all.prefix_hits += one.prefix_hits;
-  all.prefix_tokens += one.prefix_tokens;
-  all.evictions += one.evictions;
-  all.queue_most = std::max(all.queue_most, one.queue_most);
-  all.blocks_most = std::max(all.blocks_most, one.blocks_most);
-  all.batch_most = std::max(all.batch_most, one.batch_most);
-  all.gaps.merge(one.gaps);
-}
-
 inline void report_requests(const List<EngineRequest>& requests, bool keep,
                             ServingSimulation& out) {
   std::vector<double> ttft, per_token, latency;
@@ -257,8 +236,7 @@ inline ServingSimulation simulate_serving(const ServingTraffic& traffic, const S
     for (std::size_t i = s; i < order.size(); i += servers) {
       mine.push_back(order[i]);
     }
-    detail::ServingEngine engine(plan.law(), limits, requests, mine, prefixes);
-    detail::add_totals(engine.run(), out.totals);
+    detail::ServingEngine(plan.law(), limits, requests, mine, prefixes, out.totals).run();
   }
   detail::report_requests(requests, options.keep_requests, out);
   const detail::EngineTotals& t = out.totals;
