@@ -455,6 +455,12 @@ TEST_CASE("serving: formats that a chip multiplies or does not") {
   CHECK(error_of([&] {
           ts::plan_serving(job, ts::machine("h100", {1}));
         }).find("Chip::peak: h100-sxm has no rate for int32") == 0);
+  // Four pairs of PCIe cards: nothing is known of what joins the pairs.
+  job = job_of("gpt3-175b", 100, 10, 4, ts::DType::bf16);
+  CHECK(ts::plan_serving(job, ts::machine("h100-pcie", {1, 2})).notes.back() ==
+        "links: not known between all chips of h100-pcie 4x2; their time is not counted, set "
+        "link_bandwidth and dcn_bandwidth of the chip");
+  job = job_of("llama2-13b", 100, 10, 4, ts::DType::int4);
   // Weights, cache and maths each count for themselves.
   job.compute = ts::DType::bf16;
   job.cache = ts::DType::fp8_e5m2;

@@ -98,6 +98,17 @@ inline ServingCauses causes_of(const ServingPlan& plan, const StepWork& work) {
   return out;
 }
 
+inline void note_unknown_links(ServingPlan& plan) {
+  for (const LayerTraffic& t : plan.sharding().traffic) {
+    if (!(t.bandwidth > 0)) {
+      plan.notes.push_back(cat({"links: not known between all chips of ", plan.on.name,
+                                "; their time is not counted, set link_bandwidth and ",
+                                "dcn_bandwidth of the chip"}));
+      return;
+    }
+  }
+}
+
 inline void plan_target(ServingPlan& plan) {
   const ServingJob& job = plan.job;
   if (!(job.target > 0)) {
@@ -152,6 +163,7 @@ inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
   detail::plan_price(plan);
   detail::plan_links(plan);
   detail::plan_formats(plan);
+  detail::note_unknown_links(plan);
   plan.decode = detail::causes_of(plan, detail::decode_work(job));
   plan.prefill = detail::causes_of(plan, detail::prompt_work(static_cast<double>(job.prompt)));
   detail::plan_target(plan);

@@ -91,22 +91,27 @@ class TimeCounts {
   std::vector<double> counts_;
 };
 
-struct EngineTotals {
+}  // namespace detail
+
+// What servers count, all of them together.
+struct ServingCounters {
   double busy = 0, queue_seconds = 0, block_seconds = 0;
   std::int64_t steps = 0, jumps = 0;  // jumps: steps that were taken together count once
   std::int64_t prompt_tokens = 0, decode_tokens = 0;  // computed
   std::int64_t preemptions = 0, recomputed = 0;       // cached tokens given up
   std::int64_t prefix_lookups = 0, prefix_hits = 0, prefix_tokens = 0, evictions = 0;
   std::int64_t queue_most = 0, blocks_most = 0, batch_most = 0;
-  TimeCounts gaps;  // between two tokens of a sequence
+  detail::TimeCounts gaps;  // between two tokens of a sequence
 };
+
+namespace detail {
 
 class ServingEngine {
  public:
   // `mine`: places of this server's requests, by arrival.
   ServingEngine(const ServingLaw& law, const EngineLimits& limits, List<EngineRequest>& requests,
                 const std::vector<std::size_t>& mine, const List<EnginePrefix>& prefixes,
-                EngineTotals& totals)
+                ServingCounters& totals)
       : law_(law),
         limits_(limits),
         requests_(requests),
@@ -459,7 +464,7 @@ class ServingEngine {
   List<EngineRequest>& requests_;
   const std::vector<std::size_t>& mine_;
   List<EnginePrefix> prefixes_;
-  EngineTotals& totals_;
+  ServingCounters& totals_;
   double now_ = 0;
   std::int64_t step_ = 0, clock_ = 0;
   Place arrived_ = 0, next_ = 0, done_ = 0;  // of mine_: not yet come; not yet admitted; number

@@ -19,7 +19,7 @@ namespace tinyscale {
 struct FrontierOptions {
   std::vector<std::int64_t> chips;    // empty: the slices up to the machine
   std::vector<std::int64_t> batches;  // empty: powers of two that fit
-  std::vector<DType> formats;         // of weights; empty: the job's
+  List<DType> formats;                // of weights; empty: the job's
   bool overlap = true;                // links hidden behind the chip's work, else after it
 };
 

@@ -48,7 +48,7 @@ struct ServingSimulation {
   double mean_batch = 0;                  // sequences decoded in a step
   double queue_mean = 0;                  // waiting
   double cache_mean = 0, cache_most = 0;  // share of the cache in use
-  detail::EngineTotals totals;            // of all servers: steps, preemptions, prefix hits, ...
+  ServingCounters totals;                 // of all servers: steps, preemptions, prefix hits, ...
   List<ServedRequest> served;
 
   Table table() const;
@@ -239,7 +239,7 @@ inline ServingSimulation simulate_serving(const ServingTraffic& traffic, const S
     detail::ServingEngine(plan.law(), limits, requests, mine, prefixes, out.totals).run();
   }
   detail::report_requests(requests, options.keep_requests, out);
-  const detail::EngineTotals& t = out.totals;
+  const ServingCounters& t = out.totals;
   const double all = out.seconds * static_cast<double>(options.servers);
   const double pools = out.seconds * static_cast<double>(options.servers + options.prefill_servers);
   const double blocks = static_cast<double>(limits.blocks);
