@@ -185,8 +185,12 @@ inline ClaimReport claim_models_that_fit() {
   r.add("cache of a token", token, 409600);
   r.add("left of 16 GB", memory - int8.weights, 2.98e9);
   r.add("left of 16 GiB", gib - int8.weights, 4.16e9);
-  r.add("tokens of 16 GB", r.quantity("left of 16 GB") / token, 7285);
-  r.add("tokens of 16 GiB", r.quantity("left of 16 GiB") / token, 10165);
+  const auto tokens = [&](const std::string& of, double claimed) {
+    const double left = r.quantity("left of " + of).value();
+    r.formula("tokens of " + of, "floor(left / KV)", std::floor(left / token.value()), "", claimed);
+  };
+  tokens("16 GB", 7285);
+  tokens("16 GiB", 10165);
   const Quantity pod(256, "", "chips"), two(2e12, "", "P", "2 trillion");
   r.add("2T a chip, int8", two * Quantity(1, "B", "b") / pod, 7.8e9);
   r.add("2T a chip, bf16", two * Quantity(2, "B", "b") / pod, 15.6e9);
