@@ -10,6 +10,7 @@
 #include "tinyscale/plan/claims_chips.hpp"
 #include "tinyscale/plan/claims_models.hpp"
 #include "tinyscale/plan/claims_numerics.hpp"
+#include "tinyscale/plan/claims_parallel.hpp"
 #include "tinyscale/plan/claims_serving.hpp"
 #include "tinyscale/plan/claims_software.hpp"
 

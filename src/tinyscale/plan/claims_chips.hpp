@@ -31,16 +31,17 @@ inline std::int64_t links_cut(const Machine& machine, int dim) {
   return count;
 }
 
+namespace detail {
+
 inline ClaimReport claim_pods() {
-  ClaimReport r = detail::claim_of(
+  ClaimReport r = claim_of(
       "A v5e pod: 100 PetaOps, 51.2 TB/s of all-reduce, 1.6 TB/s of bisection, 6.4 Tbit/s of "
       "data-centre network; v4 1.1, v5p 4, Ironwood 42.5 exaFLOP/s.",
       Verdict::holds, "in each format's dense peak, with the vendor's link rates");
-  using detail::cat;
   const auto pod = [&](const char* name, DType format, double claimed) {
     const Chip c = chip(name);
     const Quantity chips(c.domain_chips, "", cat({"chips ", name}), c.source);
-    r.add(cat({name, " pod, ", name_of(format)}), chips * detail::peak_of(c, format), claimed);
+    r.add(cat({name, " pod, ", name_of(format)}), chips * peak_of(c, format), claimed);
   };
   pod("tpu-v5e", DType::int8, 100e15);
   pod("tpu-v5e", DType::bf16, 50.63e15);
@@ -71,20 +72,21 @@ inline ClaimReport claim_pods() {
         Quantity(v7.domain_chips, "", "chips") * Quantity(v7.memory_bytes, "B", "M", "192 GiB"),
         1.77e15);
   r.assumptions = {"all_reduce bandwidth as the vendor counts it: what all links carry one way"};
-  r.caveats = {"the presets' links are the scaling book's, a tenth less: 46.1 TB/s, 1.44 TB/s",
+  r.caveats = {"50.63 PFLOP/s take 197.8e12 a chip; the preset, as the chip's page, has 197e12",
+               "the presets' links are the scaling book's, a tenth less: 46.1 TB/s, 1.44 TB/s",
                "1.77 PB takes 192 GB a chip; in GiB, as the chip has them, it is 1.9 PB",
                "links cut: those of a 16x16 torus along one dimension; mesh: without the ends"};
   return r;
 }
 
 inline ClaimReport claim_a100_to_h100() {
-  ClaimReport r = detail::claim_of(
+  ClaimReport r = claim_of(
       "From A100 to H100 FLOP/s grew 6 times and bandwidth 1.65 times, so that utilisation drops.",
       Verdict::holds_when, "fp8 is set against bf16; like for like FLOP/s grew 3.17 times");
   const Chip a = chip("a100-80"), h = chip("h100-sxm");
-  const Quantity a16 = detail::peak_of(a, DType::bf16), h16 = detail::peak_of(h, DType::bf16);
-  const Quantity h8 = detail::peak_of(h, DType::fp8_e4m3);
-  const Quantity wa = detail::memory_rate_of(a), wh = detail::memory_rate_of(h);
+  const Quantity a16 = peak_of(a, DType::bf16), h16 = peak_of(h, DType::bf16);
+  const Quantity h8 = peak_of(h, DType::fp8_e4m3);
+  const Quantity wa = memory_rate_of(a), wh = memory_rate_of(h);
   r.add("FLOP/s, fp8 / bf16", h8 / a16, 6.34);
   r.add("FLOP/s, bf16 / bf16", h16 / a16, 3.17);
   r.add("bandwidth", wh / wa, 1.643);
@@ -94,7 +96,7 @@ inline ClaimReport claim_a100_to_h100() {
   // Decode with B sequences: 2 B FLOPs a weight that is read once.
   const auto step = [](const Chip& on, DType format, double batch) {
     const double weights = 1e10;  // any: their number cancels
-    return detail::priced_row({2 * batch * weights, 0, weights * bytes_of(format), format}, on);
+    return priced_row({2 * batch * weights, 0, weights * bytes_of(format), format}, on);
   };
   const struct {
     const char* name;
@@ -111,7 +113,7 @@ inline ClaimReport claim_a100_to_h100() {
     for (std::size_t i = 0; i < chart.x.size(); ++i) {
       const RooflineRow row = step(*line.on, line.format, chart.x[i]);
       mfu.y.push_back(row.t_math / row.seconds);
-      r.formula(detail::cat({line.name, ", batch ", chart.x[i]}), "T_math / max(T_math, T_mem)",
+      r.formula(cat({line.name, ", batch ", chart.x[i]}), "T_math / max(T_math, T_mem)",
                 mfu.y.back(), "", line.claimed[i]);
     }
     chart.series.push_back(mfu);
@@ -131,7 +133,7 @@ inline ClaimReport claim_a100_to_h100() {
 }
 
 inline ClaimReport claim_nvlink_domain() {
-  ClaimReport r = detail::claim_of(
+  ClaimReport r = claim_of(
       "A Blackwell NVLink domain joins 72 GPUs at 900 GB/s each, where Hopper's joins 8 at 450.",
       Verdict::holds, "and what crosses nodes is 18 times slower than inside");
   const Chip h = chip("h100-sxm"), b = chip("gb200");
@@ -185,14 +187,14 @@ inline ClaimReport claim_nvlink_domain() {
 }
 
 inline ClaimReport claim_wafer_memory() {
-  ClaimReport r = detail::claim_of(
+  ClaimReport r = claim_of(
       "A wafer (WSE-2) holds all weights in SRAM at 20 PB/s, thousands of times a GPU's memory.",
       Verdict::holds_when, "the model fits 40 GB; else its weights come over 150 GB/s");
   const Chip w = chip("wse-2"), a = chip("a100-40");
-  const Quantity bw = detail::memory_rate_of(w), peak = detail::peak_of(w, DType::bf16);
+  const Quantity bw = memory_rate_of(w), peak = peak_of(w, DType::bf16);
   const Quantity p(static_cast<double>(config("llama2-13b").parameters()), "", "P", "llama2-13b");
   const Quantity two(2, "B", "b", "bf16");
-  r.add("bandwidth / A100's", bw / detail::memory_rate_of(a), 12860);
+  r.add("bandwidth / A100's", bw / memory_rate_of(a), 12860);
   r.add("parameters held", Quantity(w.memory_bytes, "B", "M") / two, 20e9);
   r.add("ridge", peak / bw, 0.4);
   r.add("13B, weights a token", p * two / bw, 1.3e-6);
@@ -203,6 +205,20 @@ inline ClaimReport claim_wafer_memory() {
   const double side = std::sqrt(w.cores);
   r.formula("hops across the wafer", "sqrt(cores)", side);
   r.formula("one way across", "hops / clock, a hop a clock", side / w.clock_hz, "s");
+  Machine corner = machine("tpu-v5e", {4, 4});  // lines; their links become those of cores
+  for (Links& links : corner.links) {
+    links.latency = 1 / w.clock_hz;
+    links.bandwidth = Bandwidth::one_way(4 * w.clock_hz);  // a number a clock
+  }
+  const MeshRun run = Mesh(corner, {{"cores", 16}}).run([](Device& core) {
+    if (core.rank() == 0) {
+      core.send(ones({1}), 15);
+    } else if (core.rank() == 15) {
+      core.recv(0);
+    }
+  });
+  r.simulated("a number over 6 hops", "corner to corner of 4 x 4 cores", run.seconds, "s",
+              7 / w.clock_hz);
   ClaimChart chart{"roofline, FLOP/s reached", "FLOP/byte", "TFLOP/s", {}, {}};
   chart.x = {0.1, 1, 10, 100, 1000};
   const Chip e = chip("tpu-v5e"), laptop = chip("laptop-x86");
@@ -226,7 +242,7 @@ inline ClaimReport claim_wafer_memory() {
 }
 
 inline ClaimReport claim_systolic_padding() {
-  ClaimReport r = detail::claim_of(
+  ClaimReport r = claim_of(
       "Dimensions that are no multiple of the array (128, on v6e 256) waste it: K = 129 takes two "
       "passes.",
       Verdict::holds);
@@ -234,7 +250,7 @@ inline ClaimReport claim_systolic_padding() {
   ClaimChart chart{"x [1024, K] times w [K, 128]", "K", "utilisation", {}, {}};
   chart.x = {64, 127, 128, 129, 192, 256, 257};
   for (const SystolicArray* array : {&tpu, &v6e}) {
-    chart.series.push_back({detail::cat({array->rows(), " x ", array->cols()}), {}});
+    chart.series.push_back({cat({array->rows(), " x ", array->cols()}), {}});
     for (const double k : chart.x) {
       const SystolicTiming t = array->timing(1024, static_cast<std::int64_t>(k), array->cols());
       chart.series.back().y.push_back(t.utilization);
@@ -243,7 +259,7 @@ inline ClaimReport claim_systolic_padding() {
   r.charts.push_back(chart);
   for (const std::int64_t k : {128, 129}) {
     const SystolicTiming t = tpu.timing(1024, k, 128);
-    const std::string of = detail::cat({", K = ", k});
+    const std::string of = cat({", K = ", k});
     r.formula("passes" + of, "ceil(K / 128)", double(t.row_folds), "", k > 128 ? 2 : 1);
     r.formula("cycles" + of, "SystolicArray::timing", double(t.cycles));
     r.formula("mapping" + of, "M K N / slots of the folds", t.mapping_efficiency);
@@ -260,7 +276,7 @@ inline ClaimReport claim_systolic_padding() {
 }
 
 inline ClaimReport claim_flops_per_dollar() {
-  ClaimReport r = detail::claim_of(
+  ClaimReport r = claim_of(
       "By list price v5e gives 1.5 times the FLOPs a dollar of v5p and 1.8 times those of H100.",
       Verdict::holds_when, "all reach the same share of their peak");
   const struct {
@@ -272,19 +288,19 @@ inline ClaimReport claim_flops_per_dollar() {
   const Quantity hour(3600, "s/h");
   for (const auto& c : chips) {
     const Chip on = chip(c.name);
-    r.add(c.name, detail::peak_of(on, DType::bf16) * hour / detail::price_of(on), c.claimed);
+    r.add(c.name, peak_of(on, DType::bf16) * hour / price_of(on), c.claimed);
   }
   const Quantity e = r.quantity("tpu-v5e");
   r.add("v5e / v5p", e / r.quantity("tpu-v5p"), 1.5);
   r.add("v5e / H100", e / r.quantity("h100-sxm"), 1.8);
   const Quantity mfu(0.4, "", "MFU of H100", "assumed");
   r.add("break-even MFU of v5e", mfu * r.quantity("h100-sxm") / e);
-  r.add("break-even price of H100",
-        Quantity(3600, "s/h") * detail::peak_of(chip("h100"), DType::bf16) / e);
+  r.add("break-even price of H100", Quantity(3600, "s/h") * peak_of(chip("h100"), DType::bf16) / e);
   r.assumptions = {"dense bf16 peaks; US list prices on demand, as the presets date them"};
   r.caveats = {"prices differ by contract and year: set dollars_per_hour of a machine",
                "break-even: below that MFU, or that price, the order turns"};
   return r;
 }
 
+}  // namespace detail
 }  // namespace tinyscale

@@ -12,11 +12,12 @@
 #include "tinyscale/plan/claims_serving.hpp"
 
 namespace tinyscale {
+namespace detail {
 
 inline ClaimReport claim_models() {
-  ClaimReport r = detail::claim_of(
-      "Published models have these parameters, caches, training FLOPs and utilisations.",
-      Verdict::holds);
+  ClaimReport r =
+      claim_of("Published models have these parameters, caches, training FLOPs and utilisations.",
+               Verdict::holds);
   const struct {
     const char* name;
     double parameters;
@@ -41,14 +42,14 @@ inline ClaimReport claim_models() {
   r.add("gpt3-175b, bf16", p * bf16, 350e9);
   for (const char* const name : {"tpu-v5e", "a100-80"}) {
     const Quantity memory(chip(name).memory_bytes, "B", "M", name);
-    r.add(detail::cat({"gpt3-175b, ", name, " for the weights"}), ceil(p * bf16 / memory),
+    r.add(cat({"gpt3-175b, ", name, " for the weights"}), ceil(p * bf16 / memory),
           memory.value() < 20e9 ? 22 : 5);
   }
   const Quantity flops(palm_flops_per_token(config("palm-540b"), 2048), "FLOP", "6 N + 12 L H K T",
                        "a token of palm-540b");
   r.add("palm-540b, MFU",
         Quantity(238.3e3, "1/s", "tokens/s") * flops /
-            (Quantity(6144, "", "chips") * detail::peak_of(chip("tpu-v4"), DType::bf16)),
+            (Quantity(6144, "", "chips") * peak_of(chip("tpu-v4"), DType::bf16)),
         0.462);
   const struct {
     const char* name;
@@ -56,10 +57,10 @@ inline ClaimReport claim_models() {
   } runs[] = {
       {"llama2-7b", 184320, 0.39}, {"llama2-13b", 368640, 0.38}, {"llama2-70b", 1720320, 0.43}};
   for (const auto& run : runs) {
-    r.add(detail::cat({run.name, ", MFU"}),
+    r.add(cat({run.name, ", MFU"}),
           six * parameters(run.name) * Quantity(2e12, "", "tokens") /
               (Quantity(run.hours, "h", "A100 hours") * Quantity(3600, "s/h") *
-               detail::peak_of(chip("a100-80"), DType::bf16)),
+               peak_of(chip("a100-80"), DType::bf16)),
           run.claimed);
   }
   r.add("llama3.1-405b, training",
@@ -69,7 +70,7 @@ inline ClaimReport claim_models() {
     const double kept = kv_cache_bytes_per_token(all, DType::bf16);
     all.kv_heads = all.heads;
     all.kv_width = 0;
-    r.add(detail::cat({name, ", cache smaller than multi-head"}),
+    r.add(cat({name, ", cache smaller than multi-head"}),
           Quantity(kv_cache_bytes_per_token(all, DType::bf16), "B", "all heads") /
               Quantity(kept, "B", "kept a token"),
           claimed);
@@ -79,7 +80,7 @@ inline ClaimReport claim_models() {
   smaller("deepseek-v3", 56.9);
   const Chip e = chip("tpu-v5e");
   r.add("sd2.1, images/s of a v5e at most",
-        detail::peak_of(e, DType::bf16) /
+        peak_of(e, DType::bf16) /
             (Quantity(50, "", "steps") * Quantity(2, "", "guidance") *
              Quantity(0.75e12, "FLOP", "U-Net, 512 px", "0.7 to 0.8e12, approximate")));
   FaultyJob job;
@@ -104,9 +105,9 @@ inline ClaimReport claim_models() {
 }
 
 inline ClaimReport claim_unknown() {
-  ClaimReport r = detail::claim_of(
-      "Milliseconds of named services, image rates, Gemini's sizes, watts of later TPUs.",
-      Verdict::unknown, "no public figures to start from; nothing is made up");
+  ClaimReport r =
+      claim_of("Milliseconds of named services, image rates, Gemini's sizes, watts of later TPUs.",
+               Verdict::unknown, "no public figures to start from; nothing is made up");
   r.formula("latency of a vendor's service", "queues, batching and hosts are not public", no_figure,
             "s");
   r.formula("sd2.1, images/s as a vendor prints", "utilisation is not public", no_figure, "1/s");
@@ -118,15 +119,16 @@ inline ClaimReport claim_unknown() {
   r.formula("gemini, parameters", "no preset: architecture not published", gemini);
   for (const char* const name : {"tpu-v4", "tpu-v5e", "tpu-v5p", "tpu-v6e", "tpu-v7"}) {
     const double watts = chip(name).watts;
-    r.formula(detail::cat({name, ", watts"}), watts > 0 ? "preset" : "empty in the chip table",
+    r.formula(cat({name, ", watts"}), watts > 0 ? "preset" : "empty in the chip table",
               watts > 0 ? watts : no_figure, "W");
   }
   for (const char* const name : {"b200", "gb200", "h100-pcie"}) {
     const double price = chip(name).dollars_per_hour;
-    r.formula(detail::cat({name, ", price"}), price > 0 ? "preset" : "empty in the chip table",
+    r.formula(cat({name, ", price"}), price > 0 ? "preset" : "empty in the chip table",
               price > 0 ? price : no_figure, "USD/h");
   }
   return r;
 }
 
+}  // namespace detail
 }  // namespace tinyscale

@@ -124,24 +124,23 @@ inline double share_lost(DType format, bool scaled, float largest) {
   return lost / 1024.0;
 }
 
-}  // namespace detail
-
 inline ClaimReport claim_int8() {
-  ClaimReport r = detail::claim_of(
-      "int8 doubles the rate of bf16 and halves its bytes at a small loss of quality.",
-      Verdict::holds_when, "each row of weights has its scale; four bits lose more");
+  ClaimReport r =
+      claim_of("int8 doubles the rate of bf16 and halves its bytes at a small loss of quality.",
+               Verdict::holds_when, "each row of weights has its scale; four bits lose more");
   const Chip e = chip("tpu-v5e");
-  r.add("rate", detail::peak_of(e, DType::int8) / detail::peak_of(e, DType::bf16), 2);
+  r.add("rate", peak_of(e, DType::int8) / peak_of(e, DType::bf16), 2);
   r.add("bytes",
         Quantity(bytes_of(DType::int8), "B", "b int8") /
             Quantity(bytes_of(DType::bf16), "B", "b bf16"),
         0.5);
-  const Text text = detail::claim_text();
-  const Transformer trained = detail::claim_training(text, detail::KeptWeights::f32);
+  const Text text = claim_text();
+  const Transformer trained = claim_training(text, KeptWeights::f32);
   for (const DType f : {DType::f32, DType::f16, DType::bf16, DType::int8, DType::int4}) {
-    r.counted(detail::cat({"loss, ", name_of(f)}), "200 steps here, then weights rounded",
-              detail::stored_loss(trained, text, f), "nats");
+    r.counted(cat({"loss, ", name_of(f)}), "200 steps here, then weights rounded",
+              stored_loss(trained, text, f), "nats");
   }
+  r.needs(r.row("loss, int8").ours < 1.01 * r.row("loss, f32").ours, "int8 lost more than 1 %");
   const struct {
     const char* name;
     double claimed;
@@ -151,8 +150,8 @@ inline ClaimReport claim_int8() {
                  {"Q8_0", 0.48527},
                  {"Q4_0", 0.56605}};
   for (const auto& s : stories) {
-    r.counted(detail::cat({"stories260K, ", s.name}), "not yet: needs its checkpoint", no_figure,
-              "nats", s.claimed);
+    r.counted(cat({"stories260K, ", s.name}), "not yet: needs its checkpoint", no_figure, "nats",
+              s.claimed);
   }
   r.assumptions = {"v5e; a transformer of one layer trained here, validation loss"};
   r.caveats = {"blocks of a GGUF file (Q8_0, Q4_0) and the checkpoint stories260K: not yet"};
@@ -160,7 +159,7 @@ inline ClaimReport claim_int8() {
 }
 
 inline ClaimReport claim_fp8() {
-  ClaimReport r = detail::claim_of(
+  ClaimReport r = claim_of(
       "fp8 has two kinds: e4m3 up to 448 for weights and activations, e5m2 up to 57344 for "
       "gradients; rounding errs by 2^-4 and 2^-3 at most.",
       Verdict::holds, "of normal values; small gradients vanish without a scale for the tensor");
@@ -169,42 +168,42 @@ inline ClaimReport claim_fp8() {
   const DType e4m3 = DType::fp8_e4m3, e5m2 = DType::fp8_e5m2;
   r.counted("largest e4m3", "1e9 saturated", double(most4), "", 448);
   r.counted("largest e5m2", "1e9 saturated", double(most5), "", 57344);
-  r.counted("worst error e4m3", "sweep, below 2^-4", detail::worst_rounding(e4m3, -6, most4), "",
-            0.0625);
-  r.counted("worst error e5m2", "sweep, below 2^-3", detail::worst_rounding(e5m2, -14, most5), "",
-            0.125);
-  r.counted("gradients lost, e4m3", "of deviation 1e-4", detail::share_lost(e4m3, false, 1));
-  r.counted("and with a scale, e4m3", "448 / max|x|", detail::share_lost(e4m3, true, most4));
-  r.counted("gradients lost, e5m2", "of deviation 1e-4", detail::share_lost(e5m2, false, 1));
-  r.counted("and with a scale, e5m2", "57344 / max|x|", detail::share_lost(e5m2, true, most5));
+  r.counted("worst error e4m3", "sweep, below 2^-4", worst_rounding(e4m3, -6, most4), "", 0.0625);
+  r.counted("worst error e5m2", "sweep, below 2^-3", worst_rounding(e5m2, -14, most5), "", 0.125);
+  r.counted("gradients lost, e4m3", "of deviation 1e-4", share_lost(e4m3, false, 1));
+  r.counted("and with a scale, e4m3", "448 / max|x|", share_lost(e4m3, true, most4));
+  r.counted("gradients lost, e5m2", "of deviation 1e-4", share_lost(e5m2, false, 1));
+  r.counted("and with a scale, e5m2", "57344 / max|x|", share_lost(e5m2, true, most5));
   r.caveats = {"to nearest, ties to even: the worst is u / (1 + u), just below the bound"};
   return r;
 }
 
 inline ClaimReport claim_master_weights() {
-  ClaimReport r = detail::claim_of(
+  ClaimReport r = claim_of(
       "Training in bf16 needs a master copy of the weights in f32: small updates are lost.",
       Verdict::holds_when, "weights are rounded to nearest; stochastic rounding does without");
   const float step = 1.0F / 512;
   r.counted("1 + 2^-9 in bf16", "round_to", double(round_to(1 + step, DType::bf16)), "", 1);
   double sum = 0;
   for (std::uint64_t i = 0; i < 65536; ++i) {
-    sum += double(detail::stochastic_bf16(1 + step, static_cast<float>(i) / 65536));
+    sum += double(stochastic_bf16(1 + step, static_cast<float>(i) / 65536));
   }
   r.counted("1 + 2^-9, stochastic, mean", "over all draws", sum / 65536, "", 1 + 1.0 / 512);
-  const Text text = detail::claim_text();
+  const Text text = claim_text();
   const struct {
     const char* name;
-    detail::KeptWeights kept;
-  } runs[] = {{"loss, f32 master weights", detail::KeptWeights::f32},
-              {"loss, bf16 weights", detail::KeptWeights::bf16},
-              {"loss, bf16 weights, stochastic", detail::KeptWeights::bf16_stochastic}};
+    KeptWeights kept;
+  } runs[] = {{"loss, f32 master weights", KeptWeights::f32},
+              {"loss, bf16 weights", KeptWeights::bf16},
+              {"loss, bf16 weights, stochastic", KeptWeights::bf16_stochastic}};
   for (const auto& run : runs) {
     r.counted(run.name, "validation after 200 steps",
-              evaluate(detail::claim_training(text, run.kept), text.validation()), "nats");
+              evaluate(claim_training(text, run.kept), text.validation()), "nats");
   }
+  r.needs(r.row(runs[1].name).ours > r.row(runs[0].name).ours, "bf16 weights did as well");
   r.assumptions = {"a transformer of one layer, AdamW with f32 moments; only the weights differ"};
   return r;
 }
 
+}  // namespace detail
 }  // namespace tinyscale

@@ -114,6 +114,12 @@ struct ClaimReport {
     rows.push_back({name, how, ours, claimed, unit, "simulated"});
   }
 
+  // What a run must show; if it does not, the claim is refuted for that reason.
+  void needs(bool shown, const std::string& otherwise) {
+    verdict = shown ? verdict : Verdict::refuted;
+    when = shown ? when : otherwise;
+  }
+
   const ClaimRow& row(const std::string& name) const {
     std::string names;
     for (const ClaimRow& r : rows) {
