@@ -78,38 +78,6 @@ TEST_CASE("claims: the list, a report in every form, near ids") {
         "ClaimReport: C4 has no quantity \"no\"; row() has all figures");
 }
 
-TEST_CASE("claims: verdicts, and a figure that is off by more than an eighth refutes") {
-  const std::map<std::string, ts::Verdict> unknown = {{"C3", ts::Verdict::unknown},
-                                                      {"C4", ts::Verdict::unknown},
-                                                      {"C5", ts::Verdict::unknown},
-                                                      {"E", ts::Verdict::unknown}};
-  for (const std::string& name : ts::claims()) {
-    const std::string id = name.substr(0, name.find(' '));
-    const ts::ClaimReport& r = report(id);
-    INFO(id, ": ", r.verdict_text());
-    CHECK(!r.claim.empty());
-    CHECK((r.verdict == ts::Verdict::unknown) == (unknown.count(id) == 1));
-    CHECK(r.verdict != ts::Verdict::refuted);
-    for (const ts::ClaimRow& row : r.rows) {
-      CHECK(!row.formula.empty());
-      CHECK((row.kind == "formula" || row.kind == "counted" || row.kind == "simulated"));
-    }
-    for (const ts::ClaimChart& chart : r.charts) {
-      for (const ts::ClaimSeries& series : chart.series) {
-        CHECK(series.y.size() == chart.x.size());
-      }
-    }
-  }
-  ts::ClaimReport wrong;
-  wrong.verdict = ts::Verdict::holds;
-  wrong.add("speed", ts::Quantity(2, "B/s"), 1.8);
-  ts::detail::check_figures(wrong);
-  CHECK(wrong.verdict_text() == "holds");
-  wrong.add("rate", ts::Quantity(2, "B/s"), 4);
-  ts::detail::check_figures(wrong);
-  CHECK(wrong.verdict_text() == "refuted: rate is 2, the claim has 4");
-}
-
 TEST_CASE("claims A1 to A4: serving on v5e") {
   check("A1", {{"bandwidth a dollar", 1, "1.79"},
                {"bf16 a dollar", 1, "1.92"},
@@ -374,4 +342,36 @@ TEST_CASE("claims D and E: models, and what stays unknown") {
   CHECK(unknown == 10);
   CHECK(report("E").table().text().find("gemini, parameters                  unknown") !=
         std::string::npos);
+}
+
+TEST_CASE("claims: verdicts, and a figure that is off by more than an eighth refutes") {
+  const std::map<std::string, ts::Verdict> unknown = {{"C3", ts::Verdict::unknown},
+                                                      {"C4", ts::Verdict::unknown},
+                                                      {"C5", ts::Verdict::unknown},
+                                                      {"E", ts::Verdict::unknown}};
+  for (const std::string& name : ts::claims()) {
+    const std::string id = name.substr(0, name.find(' '));
+    const ts::ClaimReport& r = report(id);
+    INFO(id, ": ", r.verdict_text());
+    CHECK(!r.claim.empty());
+    CHECK((r.verdict == ts::Verdict::unknown) == (unknown.count(id) == 1));
+    CHECK(r.verdict != ts::Verdict::refuted);
+    for (const ts::ClaimRow& row : r.rows) {
+      CHECK(!row.formula.empty());
+      CHECK((row.kind == "formula" || row.kind == "counted" || row.kind == "simulated"));
+    }
+    for (const ts::ClaimChart& chart : r.charts) {
+      for (const ts::ClaimSeries& series : chart.series) {
+        CHECK(series.y.size() == chart.x.size());
+      }
+    }
+  }
+  ts::ClaimReport wrong;
+  wrong.verdict = ts::Verdict::holds;
+  wrong.add("speed", ts::Quantity(2, "B/s"), 1.8);
+  ts::detail::check_figures(wrong);
+  CHECK(wrong.verdict_text() == "holds");
+  wrong.add("rate", ts::Quantity(2, "B/s"), 4);
+  ts::detail::check_figures(wrong);
+  CHECK(wrong.verdict_text() == "refuted: rate is 2, the claim has 4");
 }

@@ -98,27 +98,19 @@ inline ClaimReport claim_a100_to_h100() {
     const double weights = 1e10;  // any: their number cancels
     return priced_row({2 * batch * weights, 0, weights * bytes_of(format), format}, on);
   };
-  const struct {
-    const char* name;
-    const Chip* on;
-    DType format;
-    double claimed[5];
-  } lines[] = {{"A100", &a, DType::bf16, {0.105, 0.418, 1, 1, 1}},
-               {"H100 bf16", &h, DType::bf16, {0.054, 0.217, 0.518, 0.867, 1}},
-               {"H100 fp8", &h, DType::fp8_e4m3, {0.054, 0.217, 0.518, 0.867, 1}}};
-  ClaimChart chart{"decode, weights read once a step", "batch", "utilisation", {}, {}};
-  chart.x = {16, 64, 153, 256, 512};
-  for (const auto& line : lines) {
-    ClaimSeries mfu{line.name, {}};
-    for (std::size_t i = 0; i < chart.x.size(); ++i) {
-      const RooflineRow row = step(*line.on, line.format, chart.x[i]);
-      mfu.y.push_back(row.t_math / row.seconds);
-      r.formula(cat({line.name, ", batch ", chart.x[i]}), "T_math / max(T_math, T_mem)",
-                mfu.y.back(), "", line.claimed[i]);
-    }
-    chart.series.push_back(mfu);
+  const char* const names[] = {"A100", "H100 bf16", "H100 fp8"};
+  const double h100[] = {0.054, 0.217, 0.518, 0.867, 1}, a100[] = {0.105, 0.418, 1, 1, 1};
+  const ClaimChart& mfu =
+      r.chart("decode, weights read once a step", "batch", "utilisation", {16, 64, 153, 256, 512},
+              {names[0], names[1], names[2]}, [&](std::size_t i, double batch) {
+                const DType format = i == 2 ? DType::fp8_e4m3 : DType::bf16;
+                const RooflineRow row = step(i == 0 ? a : h, format, batch);
+                return row.t_math / row.seconds;
+              });
+  for (std::size_t i = 0; i < 15; ++i) {
+    r.formula(cat({names[i / 5], ", batch ", mfu.x[i % 5]}), "T_math / max(T_math, T_mem)",
+              mfu.series[i / 5].y[i % 5], "", (i < 5 ? a100 : h100)[i % 5]);
   }
-  r.charts.push_back(chart);
   const auto faster = [&](const char* name, DType format, double batch, double claimed) {
     r.formula(name, "T(A100) / T(H100)",
               step(a, DType::bf16, batch).seconds / step(h, format, batch).seconds, "", claimed);
@@ -156,29 +148,22 @@ inline ClaimReport claim_nvlink_domain() {
   };
   ring("ring all_reduce, 8 H100", 8, r.quantity("W H100"));
   ring("ring all_reduce, 72 GB200", 72, r.quantity("W GB200"));
-  ClaimChart chart{"layer of llama3-70b, 2048 tokens", "degree of tensor", "us", {}, {}};
-  chart.x = {1, 2, 4, 8, 16, 32, 64, 72};
-  for (const Chip* c : {&h, &b}) {
-    ClaimSeries all{c->name, {}}, reduce{c->name + ", all_reduces", {}};
-    for (const double degree : chart.x) {
-      const auto n = static_cast<std::int64_t>(degree);
-      const bool one = n <= c->domain_chips;
-      const Mesh mesh(one ? machine(*c, {n}) : machine(*c, {n / c->domain_chips, c->domain_chips}),
-                      {{"t", n}});
-      const Sharded sums = mesh.shard({tokens, m.width}, "{U_t} T, D", DType::bf16);
-      const double comms = n > 1 ? 2 * reshard(sums, "T, D").explain().comms_seconds : 0;
-      const double weights = static_cast<double>(m.layer_parameters(0));
-      const double math = 2 * weights * static_cast<double>(tokens) / c->peak(DType::bf16);
-      all.y.push_back(1e6 * (math / degree + comms));
-      reduce.y.push_back(1e6 * comms);
-    }
-    chart.series.push_back(all);
-    chart.series.push_back(reduce);
-  }
-  r.charts.push_back(chart);
+  const ClaimChart& chart = r.chart(
+      "layer of llama3-70b, 2048 tokens", "degree of tensor", "us", {1, 2, 4, 8, 16, 32, 64, 72},
+      {"H100", "H100, all_reduces", "GB200", "GB200, all_reduces"},
+      [&](std::size_t i, double degree) {
+        const Chip& c = i < 2 ? h : b;
+        const auto n = static_cast<std::int64_t>(degree), domain = std::int64_t{c.domain_chips};
+        const Machine on = n <= domain ? machine(c, {n}) : machine(c, {n / domain, domain});
+        const double comms = 2 * all_reduce_seconds(on, tokens, m.width);
+        const double flops = 2.0 * static_cast<double>(m.layer_parameters(0) * tokens);
+        const double math = flops / (degree * c.peak(DType::bf16));
+        return 1e6 * (i % 2 == 0 ? math + comms : comms);
+      });
   const auto at = [&](std::size_t series, std::size_t i) { return chart.series[series].y[i]; };
   r.formula("H100, all_reduces of 16 / of 8", "chart", at(1, 4) / at(1, 3));
   r.formula("GB200, all_reduces of 16 / of 8", "chart", at(3, 4) / at(3, 3));
+  r.needs(at(1, 4) > 1.25 * at(1, 3) && at(3, 4) < 1.1 * at(3, 3), "no cliff at the domain's edge");
   r.assumptions = {
       "nodes of 8 H100 with 50 GB/s a GPU between; the cheapest all_reduce, one hop "
       "of 1 us; two a layer; matmuls at peak"};
@@ -219,23 +204,14 @@ inline ClaimReport claim_wafer_memory() {
   });
   r.simulated("a number over 6 hops", "corner to corner of 4 x 4 cores", run.seconds, "s",
               7 / w.clock_hz);
-  ClaimChart chart{"roofline, FLOP/s reached", "FLOP/byte", "TFLOP/s", {}, {}};
-  chart.x = {0.1, 1, 10, 100, 1000};
   const Chip e = chip("tpu-v5e"), laptop = chip("laptop-x86");
-  const struct {
-    const char* name;
-    double bandwidth, peak;
-  } memories[] = {{"DDR, laptop", laptop.memory_bandwidth, laptop.peak(DType::bf16)},
-                  {"HBM, v5e", e.memory_bandwidth, e.peak(DType::bf16)},
-                  {"VMEM, v5e", e.sram_bandwidth, e.peak(DType::bf16)},
-                  {"SRAM, WSE-2", w.memory_bandwidth, w.peak(DType::bf16)}};
-  for (const auto& memory : memories) {
-    chart.series.push_back({memory.name, {}});
-    for (const double x : chart.x) {
-      chart.series.back().y.push_back(std::fmin(memory.peak, x * memory.bandwidth) / 1e12);
-    }
-  }
-  r.charts.push_back(chart);
+  const double rates[] = {laptop.memory_bandwidth, e.memory_bandwidth, e.sram_bandwidth,
+                          w.memory_bandwidth};
+  const Chip* const on[] = {&laptop, &e, &e, &w};
+  r.chart("roofline", "FLOP/byte", "TFLOP/s", {0.1, 1, 10, 100, 1000},
+          {"DDR, laptop", "HBM, v5e", "VMEM, v5e", "SRAM, WSE-2"}, [&](std::size_t i, double x) {
+            return std::fmin(on[i]->peak(DType::bf16), x * rates[i]) / 1e12;
+          });
   r.assumptions = {"the peak is inferred (the vendor prints a sparse one); a hop a clock assumed"};
   r.caveats = {"even one sequence is bound by math there; then latency on the fabric counts"};
   return r;
@@ -247,16 +223,12 @@ inline ClaimReport claim_systolic_padding() {
       "passes.",
       Verdict::holds);
   const SystolicArray tpu(128, 128), v6e(256, 256);
-  ClaimChart chart{"x [1024, K] times w [K, 128]", "K", "utilisation", {}, {}};
-  chart.x = {64, 127, 128, 129, 192, 256, 257};
-  for (const SystolicArray* array : {&tpu, &v6e}) {
-    chart.series.push_back({cat({array->rows(), " x ", array->cols()}), {}});
-    for (const double k : chart.x) {
-      const SystolicTiming t = array->timing(1024, static_cast<std::int64_t>(k), array->cols());
-      chart.series.back().y.push_back(t.utilization);
-    }
-  }
-  r.charts.push_back(chart);
+  r.chart("x [1024, K] times w [K, N], N as wide as the array", "K", "utilisation",
+          {64, 127, 128, 129, 192, 256, 257}, {"128 x 128", "256 x 256"},
+          [&](std::size_t i, double k) {
+            const SystolicArray& array = i == 0 ? tpu : v6e;
+            return array.timing(1024, static_cast<std::int64_t>(k), array.cols()).utilization;
+          });
   for (const std::int64_t k : {128, 129}) {
     const SystolicTiming t = tpu.timing(1024, k, 128);
     const std::string of = cat({", K = ", k});
@@ -271,7 +243,6 @@ inline ClaimReport claim_systolic_padding() {
   r.simulated("cycles, 8 x 8, K = 9", "every PE stepped; beside timing()", double(run.cycles), "",
               formula);
   r.picture = wavefront(small, x, w, run.cycles - 10).text();
-  r.caveats = {"chart: utilisation against K, N as wide as the array"};
   return r;
 }
 

@@ -4,12 +4,13 @@
 //   ours: formula (closed form), simulated (on a declared machine) or counted (in a run made here);
 //   "unknown" where nothing public says: no number is made up.
 
-#include <cmath>    // fabs, floor
-#include <cstddef>  // std::size_t
-#include <limits>   // a figure that there is not
-#include <ostream>  // operator<<
-#include <string>   // text
-#include <vector>   // notes
+#include <cmath>       // fabs, floor
+#include <cstddef>     // std::size_t
+#include <functional>  // curves
+#include <limits>      // a figure that there is not
+#include <ostream>     // operator<<
+#include <string>      // text
+#include <vector>      // notes
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
@@ -112,6 +113,22 @@ struct ClaimReport {
   void simulated(const std::string& name, const std::string& how, double ours,
                  const std::string& unit = "", double claimed = no_figure) {
     rows.push_back({name, how, ours, claimed, unit, "simulated"});
+  }
+
+  // y(series, x) for every series and x; returns the chart.
+  const ClaimChart& chart(const std::string& name, const std::string& x_label,
+                          const std::string& y_label, const std::vector<double>& x,
+                          const std::vector<std::string>& names,
+                          const std::function<double(std::size_t series, double x)>& y) {
+    ClaimChart made{name, x_label, y_label, x, {}};
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      made.series.push_back({names[i], {}});
+      for (const double at : x) {
+        made.series[i].y.push_back(y(i, at));
+      }
+    }
+    charts.push_back(made);
+    return charts.back();
   }
 
   // What a run must show; if it does not, the claim is refuted for that reason.

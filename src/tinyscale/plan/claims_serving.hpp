@@ -10,6 +10,8 @@
 
 #include "tinyscale/hardware/roofline.hpp"
 #include "tinyscale/mesh/mesh.hpp"
+#include "tinyscale/mesh/reshard.hpp"
+#include "tinyscale/model/model_presets.hpp"
 #include "tinyscale/plan/claims_report.hpp"
 #include "tinyscale/plan/serving.hpp"
 
@@ -62,6 +64,13 @@ inline Quantity peak_of(const Chip& chip, DType format) {
   return Quantity(chip.peak(format), "FLOP/s", cat({"C ", chip.name, " ", name_of(format)}));
 }
 
+// The cheapest all_reduce of [tokens, width] in bf16 over all chips.
+inline double all_reduce_seconds(const Machine& machine, std::int64_t tokens, std::int64_t width) {
+  const Mesh mesh(machine, {{"t", machine.chips()}});
+  const Sharded sums = mesh.shard({tokens, width}, "{U_t} T, D", DType::bf16);
+  return machine.chips() > 1 ? reshard(sums, "T, D").explain().comms_seconds : 0;
+}
+
 inline ClaimReport claim_serving_per_dollar() {
   ClaimReport r = claim_of(
       "A dollar serves up to 2.5 times as much on TPU v5e as on v4.", Verdict::holds_when,
@@ -88,19 +97,17 @@ inline ClaimReport claim_serving_per_dollar() {
   r.add("bf16, batch 8, prompt 128", ratio(bf16, bf16, 8, 128), 1.79);
   r.add("bf16, batch 32, prompt 1024", ratio(bf16, bf16, 32, 1024), 1.83);
   r.add("int8 against bf16, batch 8, prompt 128", ratio(bf16, int8, 8, 128), 3.6);
-  ClaimChart grid{"int8 on both, 128 new tokens", "batch", "work a dollar, v5e / v4", {}, {}};
   double best = 0;
-  for (const std::int64_t prompt : {128, 512, 1024, 2048}) {
-    grid.series.push_back({cat({"prompt ", prompt}), {}});
-    grid.x = {1, 2, 4, 8, 16, 32, 64, 128};
-    for (const double batch : grid.x) {
-      const auto b = static_cast<std::int64_t>(batch);
-      const bool fits = GenerationCase{model, e, int8, b, prompt}.fits();
-      grid.series.back().y.push_back(fits ? ratio(int8, int8, b, prompt).value() : no_figure);
-      best = fits ? std::max(best, grid.series.back().y.back()) : best;
-    }
-  }
-  r.charts.push_back(grid);
+  const std::int64_t prompts[] = {128, 512, 1024, 2048};
+  r.chart("int8 on both, 128 new tokens", "batch", "work a dollar, v5e / v4",
+          {1, 2, 4, 8, 16, 32, 64, 128}, {"prompt 128", "prompt 512", "prompt 1024", "prompt 2048"},
+          [&](std::size_t i, double x) {
+            const auto batch = static_cast<std::int64_t>(x);
+            const bool fits = GenerationCase{model, e, int8, batch, prompts[i]}.fits();
+            const double more = fits ? ratio(int8, int8, batch, prompts[i]).value() : no_figure;
+            best = fits ? std::max(best, more) : best;
+            return more;
+          });
   r.formula("the most of the grid that fits one v5e", "chart", best);
   r.assumptions = {"GPT-J 6B on one chip each; weights, cache and matmuls in one format",
                    "list prices of the presets: " + e.price_source + "; " + v4.price_source};
@@ -128,25 +135,20 @@ inline ClaimReport claim_serving_latency() {
   r.add("faster at equal spend", r.quantity("v5e chips for one v4") * w / w4, 1.79);
   r.add("with collectives",
         r.quantity("faster at equal spend") * Quantity(0.95, "", "efficiency", "assumed"), 1.70);
-  ClaimChart chart{"decode step of one sequence, tensor parallel, bf16", "chips", "ms", {}, {}};
-  chart.x = {1, 2, 4, 8, 16};
-  for (const char* const name : {"tpu-v5e", "tpu-v4"}) {
-    ClaimSeries all{name, {}}, share{cat({name, ", share of collectives"}), {}};
-    for (const double n : chart.x) {
-      const auto chips = static_cast<std::int64_t>(n);
-      const Mesh mesh(machine(name, {chips}), {{"t", chips}});
-      const Sharded sums = mesh.shard({1, model.width}, "{U_t} B, D", DType::bf16);
-      const double reduce = chips > 1 ? reshard(sums, "B, D").explain().comms_seconds : 0;
-      const double comms = 2 * static_cast<double>(model.layers) * reduce;
-      const GenerationCase one{model, chip(name)};
-      const double step = one.pass(1, one.prompt).seconds / n + comms;
-      all.y.push_back(1e3 * step);
-      share.y.push_back(comms / step);
-    }
-    chart.series.push_back(all);
-    chart.series.push_back(share);
-  }
-  r.charts.push_back(chart);
+  const GenerationCase steps[] = {{model, e}, {model, v4}};  // of one sequence, bf16
+  const auto comms = [&](const Chip& on, double n) {
+    const auto chips = static_cast<std::int64_t>(n);
+    return 2 * static_cast<double>(model.layers) *
+           all_reduce_seconds(machine(on, {chips}), 1, model.width);
+  };
+  r.chart("decode step of one sequence, tensor parallel, bf16", "chips",
+          "ms, and its share of collectives", {1, 2, 4, 8, 16},
+          {"v5e", "v5e, collectives", "v4", "v4, collectives"}, [&](std::size_t i, double n) {
+            const GenerationCase& step = steps[i / 2];
+            const double sends = comms(step.chip, n),
+                         all = step.pass(1, step.prompt).seconds / n + sends;
+            return i % 2 == 0 ? 1e3 * all : sends / all;
+          });
   r.assumptions = {"GPT-J 6B; a decode step reads all weights once; two all_reduces a layer",
                    "list prices of the presets"};
   r.caveats = {

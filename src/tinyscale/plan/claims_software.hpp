@@ -9,6 +9,7 @@
 #include <string>      // names
 #include <vector>      // times of kernels
 
+#include "tinyscale/hardware/presets.hpp"
 #include "tinyscale/plan/claims_report.hpp"
 #include "tinyscale/systolic/tile_kernels.hpp"
 #include "tinyscale/tensor/activations.hpp"
@@ -46,7 +47,8 @@ inline Tensor gelu_in_eight(const Tensor& x) {
 inline double largest_gap(const Tensor& a, const Tensor& b) {
   double gap = 0;
   for (std::int64_t i = 0; i < a.count(); ++i) {
-    gap = std::fmax(gap, std::fabs(double(a.data()[i]) - double(b.data()[i])));
+    const double off = std::fabs(double(a.data()[i]) - double(b.data()[i]));
+    gap = off <= gap ? gap : off;  // NaN stays
   }
   return gap;
 }
@@ -126,15 +128,11 @@ inline ClaimReport claim_launches() {
   const Quantity n(1000, "", "n"), launch(5e-6, "s", "launch"), kernel(2e-6, "s", "kernel");
   r.add("eager", launch + kernel + (n - Quantity(1)) * max(launch, kernel), 5e-3);
   r.add("graph", launch + n * kernel, 2e-3);
-  ClaimChart chart{"1,000 kernels, 5 us a launch", "kernel, us", "ms", {1, 2, 4, 5, 6, 10, 20}, {}};
-  for (const bool graph : {false, true}) {
-    chart.series.push_back({graph ? "graph" : "eager", {}});
-    for (const double us : chart.x) {
-      const std::vector<double> kernels(1000, 1e-6 * us);
-      chart.series.back().y.push_back(1e3 * simulate_launches(kernels, 5e-6, graph).seconds);
-    }
-  }
-  r.charts.push_back(chart);
+  r.chart("1,000 kernels, 5 us a launch", "kernel, us", "ms", {1, 2, 4, 5, 6, 10, 20},
+          {"eager", "graph"}, [](std::size_t i, double us) {
+            const std::vector<double> kernels(1000, 1e-6 * us);
+            return 1e3 * simulate_launches(kernels, 5e-6, i == 1).seconds;
+          });
   r.caveats = {"the crossover is at kernel = launch; captured graphs: not yet"};
   return r;
 }
@@ -166,22 +164,18 @@ inline ClaimReport claim_capture() {
       "Dynamo captures graphs under guards: three shapes make three graphs, or one with a symbolic "
       "batch.",
       Verdict::unknown, "captured graphs: not yet; the count below is that of distinct guards");
-  std::vector<std::int64_t> exact;
-  const std::vector<std::int64_t> batches = {8, 16, 8, 32, 16, 8};
-  for (const std::int64_t batch : batches) {
+  const int batches[] = {8, 16, 8, 32, 16, 8};
+  double graphs = 0;
+  for (int i = 0; i < 6; ++i) {  // a batch not seen before is captured
     bool seen = false;
-    for (const std::int64_t known : exact) {
-      seen = seen || known == batch;
+    for (int j = 0; j < i; ++j) {
+      seen = seen || batches[j] == batches[i];
     }
-    if (!seen) {
-      exact.push_back(batch);
-    }
+    graphs += seen ? 0 : 1;
   }
-  r.formula("graphs, a guard on the shape", "distinct shapes of six calls",
-            static_cast<double>(exact.size()), "", 3);
+  r.formula("graphs, a guard on the shape", "distinct shapes of six calls", graphs, "", 3);
   r.formula("graphs, batch symbolic", "one guard for all", 1, "", 1);
-  r.formula("cache hits, a guard on the shape", "calls - graphs",
-            static_cast<double>(batches.size() - exact.size()));
+  r.formula("cache hits, a guard on the shape", "calls - graphs", 6 - graphs);
   return r;
 }
 
@@ -217,20 +211,20 @@ inline ClaimReport claim_tiles() {
   }
   const Chip h = chip("h100");
   const double sram = h.sram_bytes / h.cores;  // of an SM
-  ClaimChart chart{"4096^3, bf16", "tile", "GB", {16, 32, 64, 128, 256, 512, 1024}, {}};
-  ClaimSeries moved{"moved", {}}, operands{"operands, MB", {}}, sums{"with sums, MB", {}};
+  // s (BM BK + BK BN) stages of operands, BK 64, two stages; and 4 BM BN of sums.
+  const auto held = [](std::size_t sums, double tile) {
+    return 2 * (2 * tile * 64) * 2 + (sums == 1 ? 4 * tile * tile : 0);
+  };
+  const ClaimChart& chart = r.chart(
+      "4096^3, bf16", "tile", "moved, GB; held, MB", {16, 32, 64, 128, 256, 512, 1024},
+      {"operands", "with sums", "moved"}, [&](std::size_t i, double tile) {
+        return i < 2 ? held(i, tile) / 1e6 : bytes(4096, static_cast<std::int64_t>(tile)) / 1e9;
+      });
   double legal = 0, with_sums = 0;
   for (const double tile : chart.x) {
-    const double loads = 2 * (2 * tile * 64) * 2;  // s (BM BK + BK BN) stages, BK 64, two stages
-    const double all = loads + 4 * tile * tile;
-    moved.y.push_back(bytes(4096, static_cast<std::int64_t>(tile)) / 1e9);
-    operands.y.push_back(loads / 1e6);
-    sums.y.push_back(all / 1e6);
-    legal = loads <= sram ? tile : legal;
-    with_sums = all <= sram ? tile : with_sums;
+    legal = held(0, tile) <= sram ? tile : legal;
+    with_sums = held(1, tile) <= sram ? tile : with_sums;
   }
-  chart.series = {moved, operands, sums};
-  r.charts.push_back(chart);
   r.formula("largest legal tile, operands", "s (BM BK + BK BN) stages <= 262,144 B", legal);
   r.formula("and f32 sums beside them", "+ 4 BM BN", with_sums);
   r.assumptions = {"an SM of an H100 with 256 KiB; K in blocks of 64, two stages"};
