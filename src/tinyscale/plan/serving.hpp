@@ -158,7 +158,7 @@ inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
   plan.model = job.model.name;
   plan.machine = machine.chip.name;
   detail::plan_memory(machine, plan);
-  plan.shardings = serving_shardings(job, plan.on);
+  plan.shardings = detail::shardings_of(job, plan.on);
   detail::plan_times(plan);
   detail::plan_price(plan);
   detail::plan_links(plan);

@@ -57,7 +57,7 @@ inline void add_points(const ServingJob& job, const Machine& on, const FrontierO
     }
     ServingJob one = job;
     one.batch = batch;
-    const List<ServingSharding> ways = serving_shardings(one, on);
+    const List<ServingSharding> ways = shardings_of(one, on);
     FrontierPoint point;
     point.chips = on.chips();
     point.batch = batch;

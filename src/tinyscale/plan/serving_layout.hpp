@@ -81,10 +81,17 @@ struct ChipGroup {
   double ways = 1, bandwidth = 0, latency = 0;
 };
 
+// What a chip sends along a dimension; 0: not known, which only a leaf's spine may leave open.
+inline double known_egress(const Machine& on, int d) {
+  const std::size_t at = static_cast<std::size_t>(d);
+  const bool leaf = at + 1 < on.links.size() && on.links[at + 1].kind == AxisKind::switched;
+  return on.links[at].bandwidth.one_way() > 0 || leaf ? on.egress(d) : 0;
+}
+
 // Rings and lines work at once, on shares of the data; a switch passes what its chips send.
 inline ChipGroup group_of(const Machine& on, unsigned subset) {
   ChipGroup group;
-  double rows = 0, switches = 0, behind = 1;
+  double rows = 0, switches = -1, behind = 1;
   for (int d = on.dims.size() - 1; d >= 0; --d) {
     const double n = static_cast<double>(on.dims[d]);
     if ((subset >> d & 1U) == 0 || n == 1) {
@@ -93,16 +100,16 @@ inline ChipGroup group_of(const Machine& on, unsigned subset) {
     const Links& links = on.links[static_cast<std::size_t>(d)];
     const bool row = links.kind == AxisKind::ring || links.kind == AxisKind::line;
     if (row) {
-      rows += on.egress(d);
+      rows += known_egress(on, d);
     } else {
-      const double rate = on.egress(d) * behind;
-      switches = switches > 0 ? std::min(switches, rate) : rate;
+      const double rate = known_egress(on, d) * behind;
+      switches = switches < 0 ? rate : std::min(switches, rate);
     }
     group.latency += links.latency * (!row ? 1 : links.kind == AxisKind::ring ? n / 2 : n - 1);
     group.ways *= n;
     behind *= n;
   }
-  group.bandwidth = rows > 0 && switches > 0 ? std::min(rows, switches) : rows + switches;
+  group.bandwidth = switches < 0 ? rows : rows > 0 ? std::min(rows, switches) : switches;
   return group;
 }
 
@@ -118,8 +125,8 @@ inline ChipGroup all_to_all_group(const Machine& on, std::int64_t ways) {
     }
     const Links& links = on.links[static_cast<std::size_t>(d)];
     const bool row = links.kind == AxisKind::ring || links.kind == AxisKind::line;
-    const double rate = on.egress(d) / (row ? n / 4 : (n - 1) / n);
-    group.bandwidth = group.bandwidth > 0 ? std::min(group.bandwidth, rate) : rate;
+    const double rate = known_egress(on, d) / (row ? n / 4 : (n - 1) / n);
+    group.bandwidth = group.ways > 1 ? std::min(group.bandwidth, rate) : rate;
     group.latency += links.latency * (row ? n / 2 : 1);
     group.ways *= n;
   }
@@ -249,18 +256,14 @@ inline std::string why_not(const ServingSharding& s, const ServingSharding& best
                           : cat({"experts: ", format_seconds(weights), " more to read a step"});
 }
 
-}  // namespace detail
-
-// Every way to share the model over the machine's chips, the one chosen first: of those that fit,
-// the one whose step is shortest when nothing overlaps.
-inline List<ServingSharding> serving_shardings(const ServingJob& job, const Machine& on) {
-  detail::check_serving(job, on, "serving_shardings");
+// Of serving_shardings, for a machine that was checked.
+inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& on) {
   List<ServingSharding> found;
   const unsigned last = (1U << on.dims.size()) - 1;
   for (const CacheSharding cache :
        {CacheSharding::heads, CacheSharding::batch, CacheSharding::sequence}) {
     const auto add = [&](WeightSharding weights, unsigned x_dims) {
-      const ServingSharding s = detail::sharding_of(job, on, weights, cache, x_dims);
+      const ServingSharding s = sharding_of(job, on, weights, cache, x_dims);
       for (const ServingSharding& other : found) {
         if (other.name == s.name && !(s.sum < other.sum)) {
           return;  // the same over other dimensions
@@ -270,7 +273,7 @@ inline List<ServingSharding> serving_shardings(const ServingJob& job, const Mach
     };
     add(WeightSharding::tensor, 0);
     for (unsigned x = 1; x < last && on.chips() > 1; ++x) {
-      const double ways = detail::group_of(on, x).ways;
+      const double ways = group_of(on, x).ways;
       if (ways > 1 && ways < static_cast<double>(on.chips())) {
         add(WeightSharding::two_dimensional, x);
       }
@@ -296,9 +299,18 @@ inline List<ServingSharding> serving_shardings(const ServingJob& job, const Mach
   found[best] = found[0];
   found[0] = chosen;
   for (std::size_t i = 1; i < found.size(); ++i) {
-    found[i].why_not = detail::why_not(found[i], chosen, job, on);
+    found[i].why_not = why_not(found[i], chosen, job, on);
   }
   return found;
+}
+
+}  // namespace detail
+
+// Every way to share the model over the machine's chips, the one chosen first: of those that fit,
+// the one whose step is shortest when nothing overlaps.
+inline List<ServingSharding> serving_shardings(const ServingJob& job, const Machine& on) {
+  detail::check_serving(job, on, "serving_shardings");
+  return detail::shardings_of(job, on);
 }
 
 }  // namespace tinyscale

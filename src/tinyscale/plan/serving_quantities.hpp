@@ -240,7 +240,7 @@ inline void plan_links(ServingPlan& plan) {
                               " ways of tensor parallelism that one ring feeds"}));
   }
   const ChipGroup all = group_of(plan.on, (1U << plan.on.dims.size()) - 1);
-  if (all.ways > 1) {
+  if (all.ways > 1 && all.bandwidth > 0) {
     const Quantity rate(chip.peak(plan.job.compute), "FLOP/s", "C", name_of(plan.job.compute));
     const Quantity sent(all.bandwidth, "B/s", "W_all", "all links of a chip");
     const Quantity byte(1, "FLOP/B", "4 B D F / 4 B D", "FLOPs over bytes of bf16, but F");
