@@ -54,9 +54,7 @@ struct ServingPlan {
 
 namespace detail {
 
-inline Quantity whole_part(const Quantity& q) {
-  return make_quantity("floor", std::floor(q.value()), q.unit(), {q});
-}
+inline Quantity whole_part(const Quantity& q) { return floor(q); }
 
 // The next size that is made: powers of two; a TPU slice of two chips is not offered.
 inline std::int64_t slice_of(const Chip& chip, double needed) {
