@@ -47,6 +47,7 @@
 #include "tinyscale/hardware/presets.hpp"
 #include "tinyscale/hardware/chip_facts.hpp"
 #include "tinyscale/hardware/network.hpp"
+#include "tinyscale/hardware/machine_of_chips.hpp"
 #include "tinyscale/hardware/pod.hpp"
 #include "tinyscale/hardware/roofline.hpp"
 
