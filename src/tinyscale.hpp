@@ -250,6 +250,7 @@
 #include "tinyscale/plan/serving_simulation.hpp"
 #include "tinyscale/plan/training_job.hpp"
 #include "tinyscale/plan/layout_search.hpp"
+#include "tinyscale/plan/strategy_regimes.hpp"
 #include "tinyscale/plan/why_not.hpp"
 #include "tinyscale/plan/step_load.hpp"
 #include "tinyscale/plan/twin.hpp"
@@ -284,3 +285,4 @@
 #include "tinyscale/show/run_trace.hpp"
 #include "tinyscale/show/link_map.hpp"
 #include "tinyscale/show/report_pictures.hpp"
+#include "tinyscale/show/plan_pictures.hpp"
