@@ -2,7 +2,7 @@
 // The machine that so many chips make, as they are offered: machine_of_chips("tpu-v5p", 8960).
 //   3D torus  1, 2, 4 .. 32 chips, above that whole 4x4x4 cubes; sides nearest to a cube
 //   2D torus  powers of two, sides nearest to a square
-//   beyond a pod: {slices, sides}, the largest slices that divide the chips
+//   beyond a pod: {slices, sides}, the largest slices of 64 chips or more that divide the chips
 //   GPUs      {chips} within a node, else {nodes, GPUs}, nodes of whole hosts, the largest there
 //   are
 // Source: Google's documents of the TPU generations; "How To Scale Your Model", chapters 2 and 12.
@@ -80,7 +80,7 @@ inline Shape offered_dims(const Chip& chip, std::int64_t chips) {
   if (chips <= chip.domain_chips) {
     return slice_sides(chip, chips);
   }
-  for (std::int64_t slices = 2; slices <= chips / 4; ++slices) {
+  for (std::int64_t slices = 2; slices <= chips / 64; ++slices) {
     const Shape sides = chips % slices == 0 ? slice_sides(chip, chips / slices) : Shape();
     if (sides.size() > 0) {
       Shape dims = {slices};

@@ -31,7 +31,7 @@ inline Svg svg(const StrategyRegimes& regimes) {
   double lowest = 1, highest = 1;
   for (const StrategyCurve& curve : regimes.curves) {
     std::string name = curve.name;
-    name += curve.threshold > 0    ? ": from " + detail::short_number(curve.threshold)
+    name += curve.threshold > 0    ? ": from " + detail::printed('g', 3, curve.threshold)
             : curve.threshold == 0 ? ": always"
                                    : ": never";
     plot.series.push_back({name, regimes.tokens_per_chip, curve.ratio, Mark::line});
@@ -47,7 +47,7 @@ inline Svg svg(const StrategyRegimes& regimes) {
   const std::vector<double> ends = {regimes.tokens_per_chip.front(),
                                     regimes.tokens_per_chip.back()};
   plot.series.push_back({"T_math = T_comms", ends, {1, 1}, Mark::line});
-  plot.series.push_back({"this job: " + detail::short_number(regimes.planned),
+  plot.series.push_back({"this job: " + detail::printed('g', 3, regimes.planned),
                          {regimes.planned, regimes.planned},
                          {lowest, highest},
                          Mark::line});
@@ -107,8 +107,9 @@ inline std::string held_style(std::size_t part) { return part < 7 ? Canvas::fill
 // From math at the chip's peak to the typical step, cause by cause.
 inline Svg step_waterfall(const TrainingPlan& plan) {
   return waterfall(detail::step_ledger(plan),
-                   detail::cat({plan.model, " on ", plan.machine, ", a step by formula, limit ",
-                                format_seconds(plan.best.step_time), " by ", plan.best.bound}));
+                   detail::cat({plan.model, " on ", plan.machine, ", limit ",
+                                format_seconds(plan.best.step_time)}),
+                   "time by formula");
 }
 
 // What the fullest chip of the fastest layouts holds, beside what a chip has.
@@ -194,15 +195,17 @@ inline Svg roofline_picture(const TrainingPlan& plan) {
   const ModelConfig& model = plan.job.model;
   RooflinePlot plot = roofline_plot(plan.on.chip, plan.job.format);
   plot.title += ": a layer of " + plan.model;
+  plot.vector_flops_per_second = 0;  // matmuls alone
   const double context = static_cast<double>(model.context);
   const LayerWork work = layer_work(model, plan.best.layout, plan.best.price.microbatch, context,
                                     model.mixture_layers() > 0);
   for (int i = 0; i < work.count; ++i) {
     const MatmulShape& s = work.matmuls[i];
-    const double intensity = s.m * s.k * s.n / (s.m * s.k + s.k * s.n + s.m * s.n);
+    const double bytes = bytes_of(plan.job.format) * (s.m * s.k + s.k * s.n + s.m * s.n);
+    const double intensity = 2 * s.m * s.k * s.n / bytes;
     RooflinePoint point;
     point.name = detail::cat({s.m, " x ", s.k, " x ", s.n});
-    point.flops_per_byte = intensity;  // 2 FLOP over 2 bytes
+    point.flops_per_byte = intensity;
     point.flops_per_second =
         std::min(plot.peak_flops_per_second, intensity * plan.on.chip.memory_bandwidth);
     plot.points.push_back(point);
