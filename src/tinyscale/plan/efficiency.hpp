@@ -43,7 +43,7 @@ struct Efficiency {
   double matmul = 0.92;            // of the best measured rate of a large one, A100 and others
   double matmul_hopper = 0.87;     // H100, H200, H800
   double matmul_blackwell = 0.87;  // B200, GB200, GB300
-  double matmul_tpu = 0.9, matmul_tpu_fp8 = 0.6;
+  double matmul_tpu = 0.9, matmul_tpu_fp8 = 0.65;
   double waves = 0.64;      // power of a GPU's share of full waves: others fill in
   double attention = 0.42;  // tiled, of the peak
   double attention_tpu = 0.29;
