@@ -108,8 +108,9 @@ inline ClaimReport claim_a100_to_h100() {
                 return row.t_math / row.seconds;
               });
   for (std::size_t i = 0; i < 15; ++i) {
+    const double* const claimed = i < 5 ? a100 : h100;
     r.formula(cat({names[i / 5], ", batch ", mfu.x[i % 5]}), "T_math / max(T_math, T_mem)",
-              mfu.series[i / 5].y[i % 5], "", (i < 5 ? a100 : h100)[i % 5]);
+              mfu.series[i / 5].y[i % 5], "", claimed[i % 5]);
   }
   const auto faster = [&](const char* name, DType format, double batch, double claimed) {
     r.formula(name, "T(A100) / T(H100)",
