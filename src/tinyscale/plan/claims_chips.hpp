@@ -168,7 +168,7 @@ inline ClaimReport claim_nvlink_domain() {
   r.assumptions = {
       "nodes of 8 H100 with 50 GB/s a GPU between; the cheapest all_reduce, one hop "
       "of 1 us; two a layer; matmuls at peak"};
-  r.caveats = {"the cliff is the domain's edge: at 8 with H100, at 72 with NVL72"};
+  r.caveats = {"the cliff is the domain's edge: H100 has it at 8, NVL72 none up to its 72"};
   return r;
 }
 
@@ -213,7 +213,9 @@ inline ClaimReport claim_wafer_memory() {
           {"DDR, laptop", "HBM, v5e", "VMEM, v5e", "SRAM, WSE-2"}, [&](std::size_t i, double x) {
             return std::fmin(on[i]->peak(DType::bf16), x * rates[i]) / 1e12;
           });
-  r.assumptions = {"the peak is inferred (the vendor prints a sparse one); a hop a clock assumed"};
+  r.assumptions = {
+      "the peak is inferred (the vendor prints a sparse one); assumed: a hop and a "
+      "number of 4 bytes a clock on each link"};
   r.caveats = {"even one sequence is bound by math there; then latency on the fabric counts"};
   return r;
 }
