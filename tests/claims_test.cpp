@@ -343,6 +343,8 @@ TEST_CASE("claims D and E: models, and what stays unknown") {
     CHECK(row.known() == (row.name == "tpu-v4, watts"));
   }
   CHECK(unknown == 10);
+  CHECK(report("E").csv().find("\"tpu-v5e, watts\",unknown,-,W,-,empty in the chip table\n") !=
+        std::string::npos);
   CHECK(report("E").table().text().find("gemini, parameters                  unknown") !=
         std::string::npos);
 }
