@@ -69,7 +69,7 @@ inline ClaimReport claim_models() {
     ModelConfig all = config(name);
     const double kept = kv_cache_bytes_per_token(all, DType::bf16);
     all.kv_heads = all.heads;
-    all.kv_width = 0;
+    all.kv_lora_rank = all.q_lora_rank = all.rope_head = all.value_head = 0;
     r.add(cat({name, ", cache smaller than multi-head"}),
           Quantity(kv_cache_bytes_per_token(all, DType::bf16), "B", "all heads") /
               Quantity(kept, "B", "kept a token"),

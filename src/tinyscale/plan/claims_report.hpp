@@ -77,7 +77,7 @@ inline std::string claim_figure(double value, const std::string& unit) {
   const bool si = (unit.find("FLOP") == 0 && unit != "FLOP/B") || unit == "B/s" || unit == "bit/s";
   const double size = std::fabs(value);
   const bool whole = size < 1e13 && (size >= 1000 || value == std::floor(value));
-  return unit == "s" || unit == "B" ? quantity_text(value, unit)
+  return unit == "s" || unit == "B" ? Quantity(value, unit).text()
          : si                       ? format_si(value, "")
          : whole                    ? format_count(value)
                                     : printed('g', 4, value);
