@@ -43,6 +43,8 @@
 #include "tinyscale/hardware/presets.hpp"
 #include "tinyscale/hardware/network.hpp"
 #include "tinyscale/hardware/roofline.hpp"
+#include "tinyscale/hardware/intensity.hpp"
+#include "tinyscale/hardware/slice_facts.hpp"
 
 // compute: the host kernels
 #include "tinyscale/compute/lanes.hpp"
@@ -128,6 +130,8 @@
 #include "tinyscale/mesh/nccl_model.hpp"
 #include "tinyscale/mesh/choose_algorithm.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
+#include "tinyscale/mesh/collective_limits.hpp"
+#include "tinyscale/mesh/switch_limits.hpp"
 #include "tinyscale/mesh/run_log.hpp"
 #include "tinyscale/mesh/chunk_paths.hpp"
 #include "tinyscale/mesh/executor.hpp"
@@ -218,6 +222,9 @@
 
 // plan: what would it cost?
 #include "tinyscale/plan/transformer_math.hpp"
+#include "tinyscale/plan/layer_costs.hpp"
+#include "tinyscale/plan/parallel_limits.hpp"
+#include "tinyscale/plan/serving_limits.hpp"
 #include "tinyscale/plan/serving.hpp"
 #include "tinyscale/plan/training_layout.hpp"
 #include "tinyscale/plan/training.hpp"
