@@ -73,16 +73,36 @@ inline Unit unit_of(const std::string& text) {
     const char* text;
     const char* base;
     double scale;
-  } units[] = {{"s", "s", 1},          {"ms", "s", 1e-3},        {"us", "s", 1e-6},
-               {"ns", "s", 1e-9},      {"days", "s", 86400},     {"ms*N", "s", 1e-3},
-               {"B", "B", 1},          {"kB", "B", 1e3},         {"MB", "B", 1e6},
-               {"GB", "B", 1e9},       {"TB", "B", 1e12},        {"KiB", "B", 1024},
-               {"MiB", "B", 1048576},  {"GiB", "B", 1073741824}, {"B/s", "B/s", 1},
-               {"GB/s", "B/s", 1e9},   {"TB/s", "B/s", 1e12},    {"FLOP/s", "FLOP/s", 1},
-               {"FLOP", "FLOP", 1},    {"FLOP/B", "FLOP/B", 1},  {"TFLOP/s", "FLOP/s", 1e12},
-               {"GHz", "1/s", 1e9},    {"OP/B", "FLOP/B", 1},    {"tok/s", "token/s", 1},
-               {"tokens", "token", 1}, {"FLOP/$", "FLOP/USD", 1}, {"tokens/chip", "token", 1},
-               {"tokens/device", "token", 1}, {"tokens/GPU", "token", 1}, {"QPS/chip", "1/s", 1}};
+  } units[] = {{"s", "s", 1},
+               {"ms", "s", 1e-3},
+               {"us", "s", 1e-6},
+               {"ns", "s", 1e-9},
+               {"days", "s", 86400},
+               {"ms*N", "s", 1e-3},
+               {"B", "B", 1},
+               {"kB", "B", 1e3},
+               {"MB", "B", 1e6},
+               {"GB", "B", 1e9},
+               {"TB", "B", 1e12},
+               {"KiB", "B", 1024},
+               {"MiB", "B", 1048576},
+               {"GiB", "B", 1073741824},
+               {"B/s", "B/s", 1},
+               {"GB/s", "B/s", 1e9},
+               {"TB/s", "B/s", 1e12},
+               {"FLOP/s", "FLOP/s", 1},
+               {"FLOP", "FLOP", 1},
+               {"FLOP/B", "FLOP/B", 1},
+               {"TFLOP/s", "FLOP/s", 1e12},
+               {"GHz", "1/s", 1e9},
+               {"OP/B", "FLOP/B", 1},
+               {"tok/s", "token/s", 1},
+               {"tokens", "token", 1},
+               {"FLOP/$", "FLOP/USD", 1},
+               {"tokens/chip", "token", 1},
+               {"tokens/device", "token", 1},
+               {"tokens/GPU", "token", 1},
+               {"QPS/chip", "1/s", 1}};
   for (const auto& unit : units) {
     if (text == unit.text) {
       return {unit.base, unit.scale};

@@ -42,8 +42,8 @@ inline std::string differences(const ts::Chip& row, const ts::Chip& preset) {
   std::string out;
   for (const auto& field : fields) {
     if (field.row < field.preset || field.row > field.preset) {
-      out += ts::detail::cat({out.empty() ? "" : ", ", field.name, " ", field.row, ", preset ",
-                              field.preset});
+      out += ts::detail::cat(
+          {out.empty() ? "" : ", ", field.name, " ", field.row, ", preset ", field.preset});
     }
   }
   return out;

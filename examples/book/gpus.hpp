@@ -25,9 +25,8 @@ inline void units(Answers& out) {
   shared.sram_bytes = 132 * 256 * 1024.0;
   out.add("U19", shared,
           [](const ts::Chip& c) { return ts::scratch_bytes(ts::gpu_vector_units(c)); });
-  out.add("U20", book_chip("b200"), [](const ts::Chip& c) {
-    return ts::clock_of_rate(ts::gpu_vector_units(c), 80e12);
-  });
+  out.add("U20", book_chip("b200"),
+          [](const ts::Chip& c) { return ts::clock_of_rate(ts::gpu_vector_units(c), 80e12); });
 }
 
 inline void intensities(Answers& out) {
@@ -52,9 +51,7 @@ inline void intensities(Answers& out) {
 // Levels of a machine of the row's chip: {nodes, 8}, or {units, nodes, 8}.
 inline void of_levels(Answers& out, const char* id, const ts::Chip& chip, const ts::Shape& dims,
                       const std::function<Quantity(const ts::List<ts::SwitchLevel>&)>& f) {
-  out.add(id, chip, [=](const ts::Chip& c) {
-    return f(ts::switch_levels(ts::machine(c, dims)));
-  });
+  out.add(id, chip, [=](const ts::Chip& c) { return f(ts::switch_levels(ts::machine(c, dims))); });
 }
 
 inline void network(Answers& out) {
@@ -63,8 +60,7 @@ inline void network(Answers& out) {
   const ts::Shape node = {8}, pod = {4, 32, 8};
   out.add("U28", ts::switch_bandwidth({4, 64, 25e9}));
   out.add("U35", ts::switch_bandwidth({8, 32, 400e9 / 8}));
-  of_levels(out, "U30", h100, node,
-            [](const Levels& l) { return ts::bisection_bandwidth(l[0]); });
+  of_levels(out, "U30", h100, node, [](const Levels& l) { return ts::bisection_bandwidth(l[0]); });
   const double v = 2.0 * 4096 * 65536, quiz = 2.0 * 1024 * 16384;
   of_levels(out, "U31", h100, node, [=](const Levels& l) { return ts::switch_gather_time(v, l); });
   of_levels(out, "U32", h100, node,
@@ -105,10 +101,11 @@ inline void exchanges(Answers& out) {
       lost = lost && near(ts::switch_reduce_time(v, unit, y, true).value(), v / 400e9);
     }
   }
-  out.category("U53", when(traffic, "node switch in B, out NB; spine in B, out B(M-1); "
-                                    "T=B(M-1)/(M*400e9)"));
-  out.category("U55", when(shared, "2DF/(Y*W_link)") + "; " +
-                          when(lost, "across nodes the Y gain is lost"));
+  out.category("U53", when(traffic,
+                           "node switch in B, out NB; spine in B, out B(M-1); "
+                           "T=B(M-1)/(M*400e9)"));
+  out.category(
+      "U55", when(shared, "2DF/(Y*W_link)") + "; " + when(lost, "across nodes the Y gain is lost"));
   const ts::FatTree small = ts::fat_tree(2048), large = ts::fat_tree(4096);
   out.category("U40", ts::detail::cat({small.units, " SUs + ", small.spines, " spines with ",
                                        small.cables_leaf_spine, " cable each; ", large.spines,
@@ -123,17 +120,14 @@ inline void gpu_limits(Answers& out) {
   const auto inside = [](const ts::Chip& c) { return ts::data_limit(ts::link_intensity(c)); };
   out.add("U63", h800, inside);
   out.add("U64", h800, [=](const ts::Chip& c) { return ts::batch_at(inside(c), 2048); });
-  out.add("U66", h100,
-          [=](const ts::Chip& c) { return ts::data_limit_of_few(across(c), 2); });
+  out.add("U66", h100, [=](const ts::Chip& c) { return ts::data_limit_of_few(across(c), 2); });
   out.add("U67", h100,
           [](const ts::Chip& c) { return ts::tensor_ways(ts::link_intensity(c), 28000); });
   out.add("U71", ts::tokens_per_chip(15360 * 4096.0, 2048));
   out.add("U73", ts::tokens_per_chip(16 * 1048576.0, 16384));
-  out.add("U76", book_chip("b200"),
-          [=](const ts::Chip& c) { return ts::data_limit(across(c)); });
-  out.add("U77", h100, [](const ts::Chip& c) {
-    return ts::ceil(ts::chips_for(ts::state_bytes(70e9), c));
-  });
+  out.add("U76", book_chip("b200"), [=](const ts::Chip& c) { return ts::data_limit(across(c)); });
+  out.add("U77", h100,
+          [](const ts::Chip& c) { return ts::ceil(ts::chips_for(ts::state_bytes(70e9), c)); });
   out.add("U82", h100,
           [=](const ts::Chip& c) { return ts::data_limit_of_wide_models(across(c), 8); });
   out.add("U83-16B", ts::tokens_per_chip(192 * 4096.0, 192));
@@ -162,8 +156,8 @@ inline void pipelines(Answers& out) {
   out.add("U90", ratio(ts::stage_transfer_time(tokens, width, 8, 4, w),
                        ts::activation_bytes(tokens, width) / w));
   const ts::Mesh node(ts::machine("h100", {8}), {{"Y", 8}});
-  out.add("U93", Quantity(node.shard(ts::Shape{8192, 28672}, "D, F_Y", ts::DType::bf16).bytes(),
-                          "B"));
+  out.add("U93",
+          Quantity(node.shard(ts::Shape{8192, 28672}, "D, F_Y", ts::DType::bf16).bytes(), "B"));
 }
 
 inline void chapter12(Answers& out) {

@@ -35,7 +35,8 @@ inline void table13b(Answers& out) {
   out.add("I10", ts::activation_bytes(8192, 5120));
 }
 
-// The model of the questions: 64 layers of 4096, 32 heads of 256 on 8 keys, tied, 16 experts or none.
+// The model of the questions: 64 layers of 4096, 32 heads of 256 on 8 keys, tied, 16 experts or
+// none.
 inline ts::ModelConfig question_model(int experts) {
   ts::ModelConfig m = gated_model(64, 4096, 16384, 32, 8, 32128, 256);
   m.tied = true;
@@ -54,11 +55,9 @@ inline void questions7(Answers& out) {
   out.add("I19", ts::cache_bytes(m, 128e3));
   ts::ServedModel one_key = m;  // K = 1 in place of 8; smaller weights ignored
   one_key.cache_per_token /= 8;
-  out.add("I21", v5e, [=](const ts::Chip& c) {
-    return ts::sequences_that_fit(one_key, 128e3, 16, c);
-  });
-  out.add("I24", v5e,
-          [=](const ts::Chip& c) { return ts::memory_step_time(m, 7, 128e3, 16, c); });
+  out.add("I21", v5e,
+          [=](const ts::Chip& c) { return ts::sequences_that_fit(one_key, 128e3, 16, c); });
+  out.add("I24", v5e, [=](const ts::Chip& c) { return ts::memory_step_time(m, 7, 128e3, 16, c); });
   out.add("I25", all_parameters(mixed));
   ts::Chip rounded = v5e;
   rounded.memory_bandwidth = rounded.flops_bf16 / 240;
@@ -113,9 +112,8 @@ inline void formats70b(Answers& out) {
     out.add(id + "min", v5e, [=](const ts::Chip& c) { return ts::chips_for(weights, c); });
     out.add(id + "kv", Quantity(m.cache_per_token, "B", "kv"));
     out.add(id + "rem", v5e, [=](const ts::Chip& c) { return ts::memory_left(m, chips, c); });
-    out.add(id + "n", v5e, [=](const ts::Chip& c) {
-      return ts::sequences_that_fit(m, 8192, chips, c);
-    });
+    out.add(id + "n", v5e,
+            [=](const ts::Chip& c) { return ts::sequences_that_fit(m, 8192, chips, c); });
     const Quantity step(0.019, "s", "T_step", "the book's, of a full memory");
     out.add(std::string("L20-") + ts::name_of(format),
             ts::queries_per_second_per_chip(43, step, 512, chips));
@@ -143,8 +141,7 @@ inline void one_slice70b(Answers& out) {
   out.add("L08", ts::serving_bytes(m, 32, 8192));
   const Quantity slice = ts::smallest_slice(ts::serving_bytes(m, 32, 8192), v5e);
   out.category("L09", ts::detail::cat({slice.value(), " chips"}));
-  out.add("L11", v5e,
-          [=](const ts::Chip& c) { return ts::tokens_per_second(32, step(c, 8)); });
+  out.add("L11", v5e, [=](const ts::Chip& c) { return ts::tokens_per_second(32, step(c, 8)); });
   out.add("L13", v5e, [=](const ts::Chip& c) { return step(c, 16); });
   out.add("L18", v5e,
           [](const ts::Chip& c) { return ts::answer_time(512, ts::full_memory_step_time(c)); });

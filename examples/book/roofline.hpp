@@ -12,8 +12,7 @@ inline void chapter1(Answers& out) {
   const auto flops_time = [](const ts::Chip& c) { return ts::math_time(1e12, c, ts::DType::bf16); };
   out.add("R01", h100, flops_time);
   out.add("R02", v6e, flops_time);
-  out.add("R03", v5e,
-          [](const ts::Chip& c) { return ts::critical_intensity(c, ts::DType::bf16); });
+  out.add("R03", v5e, [](const ts::Chip& c) { return ts::critical_intensity(c, ts::DType::bf16); });
   out.add("R04", ts::dot_intensity(1024));
   v5p.vector_flops = 2 * 7e12;
   out.add("R05", v5p, [](const ts::Chip& c) { return ts::critical_vector_intensity(c); });
@@ -22,17 +21,15 @@ inline void chapter1(Answers& out) {
     return ts::critical_intensity(c, ts::DType::bf16, ts::Channel::link_one_way);
   });
   out.add("R10", v5e, [](const ts::Chip& c) { return ts::split_matmul_threshold(c); });
-  out.add("R12", v5e, [](const ts::Chip& c) {
-    return ts::critical_batch(c, ts::all_in(ts::DType::int8));
-  });
+  out.add("R12", v5e,
+          [](const ts::Chip& c) { return ts::critical_batch(c, ts::all_in(ts::DType::int8)); });
   const ts::MatmulFormats int8_weights = {ts::DType::bf16, ts::DType::int8};
   out.add("R14", v5e, [=](const ts::Chip& c) { return ts::critical_batch(c, int8_weights); });
   out.add("R16", v5e,
           [=](const ts::Chip& c) { return ts::critical_batch(c, 1024, 1024, int8_weights); });
   out.add("R17", ts::matmul_intensity({128, 4096, 4096, true}, ts::all_in(ts::DType::int8)));
   h100.flops_bf16 = ts::dense_rate(1.979e15);
-  out.add("R18", h100,
-          [](const ts::Chip& c) { return ts::critical_batch(c); });
+  out.add("R18", h100, [](const ts::Chip& c) { return ts::critical_batch(c); });
   out.add("R19", ts::tile_intensity(128, 128));
 }
 
@@ -62,14 +59,12 @@ inline void distances(Answers& out) {
   const double bytes = ts::elementwise_bytes(8.0 * 128 * 8192, 1, ts::DType::bf16).value();
   out.add("T23", ts::elementwise_bytes(8.0 * 128 * 8192, 1, ts::DType::bf16));
   const ts::Shape first = {0, 0}, last = {3, 3};
-  of_slice(out, "T24", v5e, {4, 4}, [=](const ts::Machine& m) {
-    return number(ts::hops_between(m, first, last));
-  });
+  of_slice(out, "T24", v5e, {4, 4},
+           [=](const ts::Machine& m) { return number(ts::hops_between(m, first, last)); });
   of_slice(out, "T26", v5e, {4, 4},
            [=](const ts::Machine& m) { return ts::port_time(m, bytes, first); });
-  of_slice(out, "T27", v5e, {4, 4}, [=](const ts::Machine& m) {
-    return ts::point_to_point_time(m, bytes, first, last);
-  });
+  of_slice(out, "T27", v5e, {4, 4},
+           [=](const ts::Machine& m) { return ts::point_to_point_time(m, bytes, first, last); });
 }
 
 // Question 6: an int8[128K, 128K] on the hosts of a 4x4 slice, multiplied on one chip.

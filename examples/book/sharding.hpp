@@ -12,19 +12,18 @@ inline ts::Sharded shard_of(const ts::Machine& machine, const ts::List<ts::MeshA
 }
 
 inline void shards(Answers& out) {
-  const ts::Sharded a = shard_of(ts::machine("tpu-v5e", {8, 2}), {{"X", 8}, {"Y", 2}},
-                                 {1024, 4096}, "I_{X,Y}, J", ts::DType::f32);
+  const ts::Sharded a = shard_of(ts::machine("tpu-v5e", {8, 2}), {{"X", 8}, {"Y", 2}}, {1024, 4096},
+                                 "I_{X,Y}, J", ts::DType::f32);
   out.add("S01", Quantity(a.bytes(), "B"));
   ts::Chip h100 = ts::chip("h100");
   h100.memory_bandwidth = 3.4e12;
   out.add("S02", h100, [=](const ts::Chip& c) { return ts::transfer_time(a.bytes(), c); });
   const ts::Machine v4 = ts::machine("tpu-v4", {2, 8, 2});
-  const ts::Sharded b = shard_of(v4, {{"X", 2}, {"Y", 8}, {"Z", 2}}, {128, 2048}, "I_{X,Y}, J",
-                                 ts::DType::int8);
+  const ts::Sharded b =
+      shard_of(v4, {{"X", 2}, {"Y", 8}, {"Z", 2}}, {128, 2048}, "I_{X,Y}, J", ts::DType::int8);
   out.add("S03", Quantity(b.bytes(), "B"));
-  const ts::Sharded c =
-      shard_of(ts::machine("tpu-v4", {4, 8, 2}), {{"X", 4}, {"Y", 8}, {"Z", 2}}, {64, 64},
-               "I_X, J", ts::DType::bf16);
+  const ts::Sharded c = shard_of(ts::machine("tpu-v4", {4, 8, 2}), {{"X", 4}, {"Y", 8}, {"Z", 2}},
+                                 {64, 64}, "I_X, J", ts::DType::bf16);
   out.add("S13", Quantity(c.replicas()));
 }
 
@@ -74,8 +73,8 @@ inline void gather_or_sum(Answers& out) {
   const ts::Machine pod = ts::machine(book_chip("tpu-v5p"), {4, 4, 4});
   const ts::List<ts::AxisPart> axis = ts::links_along(pod, {0});
   bool rule = true;
-  for (const double b : {256.0, 1024.0, 2048.0}) {      // below 2550 rows: bound by the links
-    for (const double part : {0.5, 0.9, 1.1, 2.0}) {    // of 2 B
+  for (const double b : {256.0, 1024.0, 2048.0}) {    // below 2550 rows: bound by the links
+    for (const double part : {0.5, 0.9, 1.1, 2.0}) {  // of 2 B
       const double d = 2 * b * part;
       const ts::InnerCut t = ts::inner_cut({b, d, 8192}, pod.chip, axis);
       rule = rule && (t.reduce_comms.value() < t.gather_comms.value()) == (d > 2 * b);
@@ -109,9 +108,9 @@ inline void gather_or_sum(Answers& out) {
 }
 
 inline void matmuls(Answers& out) {
-  const ts::Mesh cube(ts::machine("tpu-v4", {4, 4, 4}), {{"X", 4}, {"Y", 4}, {"Z", 4}});
-  const ts::Sharded a = cube.shard(ts::Shape{1024, 4096}, "I_X, J", ts::DType::bf16);
-  const ts::Sharded b = cube.shard(ts::Shape{4096, 8192}, "J, K_Y", ts::DType::bf16);
+  const ts::Mesh mesh(ts::machine("tpu-v4", {4, 4}), {{"X", 4}, {"Y", 4}});
+  const ts::Sharded a = mesh.shard(ts::Shape{1024, 4096}, "I_X, J", ts::DType::bf16);
+  const ts::Sharded b = mesh.shard(ts::Shape{4096, 8192}, "J, K_Y", ts::DType::bf16);
   const ts::Sharded c = ts::matmul(a, b, "I_X, K_Y");
   out.add("S27", Quantity(c.explain().comms_seconds, "s"));
   out.add("S31", book_chip("tpu-v5e"), [](const ts::Chip& chip) {
@@ -159,8 +158,8 @@ inline void books_meshes(Answers& out) {
   const ts::Mesh eight(ts::machine("tpu-v5e", {8}), {{"X", 8}});
   const ts::Sharded whole = eight.shard(ts::Shape{32768, 8192}, "D_X, F", ts::DType::bf16);
   const bool local = whole.local_shape() == ts::Shape({4096, 8192});
-  out.category("P05", when(local, std::to_string(whole.shape[0]) + "x" +
-                                      std::to_string(whole.shape[1])));
+  out.category("P05",
+               when(local, std::to_string(whole.shape[0]) + "x" + std::to_string(whole.shape[1])));
 }
 
 // x = arange(512) over 8 devices; each takes its first 4, and all take the mean: really run.

@@ -51,8 +51,7 @@ inline void attention(Answers& out) {
   out.category("F14", when(prefill, "TG/(G+1)"));
   out.category("F18", when(again, "4*B*T^2*N*H (+O(BTD)+O(BTF))"));
   const ts::Quantity flops = ts::einsum_flops(
-      "IJKL,IJMNO->KLMNO",
-      {{'I', 2}, {'J', 3}, {'K', 4}, {'L', 5}, {'M', 6}, {'N', 7}, {'O', 8}});
+      "IJKL,IJMNO->KLMNO", {{'I', 2}, {'J', 3}, {'K', 4}, {'L', 5}, {'M', 6}, {'N', 7}, {'O', 8}});
   std::string formula = flops.formula(), plain;
   formula.replace(0, std::string("2 FLOP").size(), "2");
   for (const char c : formula) {

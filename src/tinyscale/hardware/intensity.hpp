@@ -67,7 +67,8 @@ inline Quantity peak_of(const Chip& chip, DType format) {
                   detail::cat({name_of(format), " peak of ", chip.name}));
 }
 
-// W: bytes/s through a channel; both ways counts a link's two directions, as the book does on a torus.
+// W: bytes/s through a channel; both ways counts a link's two directions, as the book does on a
+// torus.
 inline Quantity bandwidth_of(const Chip& chip, Channel channel = Channel::memory) {
   const double link = chip.link_bandwidth;
   const double rate = channel == Channel::memory           ? chip.memory_bandwidth
@@ -76,7 +77,7 @@ inline Quantity bandwidth_of(const Chip& chip, Channel channel = Channel::memory
                       : channel == Channel::link_both_ways ? 2 * link
                       : channel == Channel::port           ? chip.links * link
                       : channel == Channel::network        ? chip.dcn_bandwidth
-                                                     : chip.pcie_bandwidth;
+                                                           : chip.pcie_bandwidth;
   if (!(rate > 0) || !detail::is_finite(rate)) {
     detail::fail({"bandwidth_of: ", chip.name.empty() ? "this chip" : chip.name, ": ",
                   name_of(channel), " is ", rate, " bytes/s; set it to a finite number above 0"});
@@ -85,7 +86,8 @@ inline Quantity bandwidth_of(const Chip& chip, Channel channel = Channel::memory
 }
 
 // I* = C / W: an op below it waits for bytes.
-inline Quantity critical_intensity(const Chip& chip, DType format, Channel channel = Channel::memory) {
+inline Quantity critical_intensity(const Chip& chip, DType format,
+                                   Channel channel = Channel::memory) {
   return named("I*", peak_of(chip, format) / bandwidth_of(chip, channel), "scaling book, 1");
 }
 
@@ -193,6 +195,16 @@ inline Quantity critical_batch(const Chip& chip, double d, double f, const Matmu
                      2 * d * f / (x.value() * d + o.value() * f), " < I* = ", i.value()}));
   }
   return named("B*", i * detail::number_bytes(1, in.w) * wide * high / left, "scaling book, 1");
+}
+
+// The least D with which any batch will do, for F = r D: I* (x + o r) / (2 r).
+inline Quantity critical_width(const Chip& chip, double hidden_over_width,
+                               const MatmulFormats& in = {}, Channel channel = Channel::memory) {
+  const Quantity r = detail::given("critical_width", "F / D", hidden_over_width);
+  const Quantity x = detail::number_bytes(0, in.x), o = detail::number_bytes(2, in.out);
+  return named("D*",
+               critical_intensity(chip, in.math, channel) * (x + o * r) / (Quantity(2, "FLOP") * r),
+               "scaling book, 1: activations counted");
 }
 
 // Rows of activations read and results written through tiles of bm x bk x bn: each row of tiles of

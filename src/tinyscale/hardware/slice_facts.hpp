@@ -122,11 +122,11 @@ inline std::int64_t link_ports(const Machine& on, const Shape& at) {
 // Bytes into or out of one chip through all its links: at least so long, whatever the others do.
 inline Quantity port_time(const Machine& on, double bytes, const Shape& at) {
   const double ports = static_cast<double>(link_ports(on, at));
-  return named(
-      "T_ports",
-      detail::given("port_time", "bytes", bytes, "B") /
-          (detail::given("port_time", "ports", ports) * bandwidth_of(on.chip, Channel::link_one_way)),
-      "scaling book, 2: a lower bound");
+  return named("T_ports",
+               detail::given("port_time", "bytes", bytes, "B") /
+                   (detail::given("port_time", "ports", ports) *
+                    bandwidth_of(on.chip, Channel::link_one_way)),
+               "scaling book, 2: a lower bound");
 }
 
 // To another chip: through the fewer ports of the two ends, and the hops of the first byte.
@@ -170,6 +170,16 @@ inline Quantity padded_utilization(double d, double f, const Chip& chip) {
   const Quantity deep = detail::given(who, "D", d), wide = detail::given(who, "F", f);
   return named("utilization", deep * wide / (ceil(deep / rows) * rows * ceil(wide / cols) * cols),
                "scaling book, 2");
+}
+
+// How much larger an array of rows x cols becomes in tiles: f32[3, 5] in tiles of 2 x 2 is 4 x 6.
+inline Quantity tile_padding(double rows, double cols, double tile_rows, double tile_cols) {
+  const char* const who = "tile_padding";
+  const Quantity r = detail::given(who, "rows", rows), c = detail::given(who, "cols", cols);
+  const Quantity tr = detail::given(who, "tile rows", tile_rows);
+  const Quantity tc = detail::given(who, "tile cols", tile_cols);
+  return named("padded / plain", ceil(r / tr) * tr * ceil(c / tc) * tc / (r * c),
+               "scaling book, 9");
 }
 
 // ---- The units beside the matrix unit ----

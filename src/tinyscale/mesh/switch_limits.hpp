@@ -139,10 +139,14 @@ inline Quantity ragged_share(double top_k, double devices) {
 
 // The same when the k experts are drawn at random with Z devices: a device is asked by a token with
 // probability 1 - ((Z - 1) / Z)^k, and (Z - 1) / Z of them are others.
-inline Quantity expected_ragged_share(double top_k, double devices) {
+// Not exact, for k << Z: k (Z - 1) / Z^2.
+inline Quantity expected_ragged_share(double top_k, double devices, bool exact = true) {
   const Quantity k = detail::given("expected_ragged_share", "k", top_k);
   const Quantity z = detail::given("expected_ragged_share", "Z", devices);
   const Quantity one(1.0), others = (z - one) / z;
+  if (!exact) {
+    return named("share", k / z * others, "scaling book, 12, appendix B: k << Z");
+  }
   const Quantity missed =
       detail::make_quantity("pow", std::pow(others.value(), top_k), "", {others, k});
   return named("share", (one - missed) * others, "scaling book, 12, appendix B");

@@ -137,11 +137,16 @@ inline Quantity attention_ratio(const ModelConfig& m, double length, bool causal
                "scaling book, 4");
 }
 
-// The length at which attention costs as much as QKVO: D (N + K) / N, 2 D with plain heads.
+// The length at which attention costs as much as QKVO: D (N + K) / N, 2 D with plain heads; and as
+// much as all matmuls of the layer: 8 D for F = 4 D.
 inline Quantity attention_equal_length(const ModelConfig& m) {
   const Quantity d = detail::size_of("D", m.width), n = detail::size_of("N", m.heads);
   return named("T*", Quantity(1.0, "token") * d * (n + detail::size_of("K", m.kv_heads)) / n,
                "scaling book, 4, question 5");
+}
+
+inline Quantity attention_dominant_length(const ModelConfig& m) {
+  return named("T*", Quantity(1.0, "token") / attention_ratio(m, 1), "scaling book, 4");
 }
 
 // ---- Memory between passes ----

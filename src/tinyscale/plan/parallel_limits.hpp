@@ -19,7 +19,8 @@ namespace tinyscale {
 // alpha = C / W of the links that a chip sends through: an axis of a torus, a GPU's port.
 inline Quantity link_intensity(const Chip& chip, DType format = DType::bf16) {
   const bool torus = detail::is_torus2d(chip) || detail::is_torus3d(chip);
-  return named("alpha", critical_intensity(chip, format, torus ? Channel::link_both_ways : Channel::port),
+  return named("alpha",
+               critical_intensity(chip, format, torus ? Channel::link_both_ways : Channel::port),
                "scaling book, 5");
 }
 

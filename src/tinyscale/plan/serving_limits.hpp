@@ -148,6 +148,13 @@ inline Quantity tokens_per_second(double batch, const Quantity& step_time) {
                "scaling book, 7");
 }
 
+inline Quantity tokens_per_second_per_chip(double batch, const Quantity& step_time, double chips) {
+  return named(
+      "tokens/s/chip",
+      tokens_per_second(batch, step_time) / detail::chip_count("tokens_per_second_per_chip", chips),
+      "scaling book, 8");
+}
+
 // Queries a second and chip: B / (T_step output N).
 inline Quantity queries_per_second_per_chip(double batch, const Quantity& step_time, double output,
                                             double chips) {
@@ -212,36 +219,33 @@ inline Quantity decode_tensor_ways(double hidden, double batch, const Quantity& 
 
 inline Quantity memory_over_link(const Chip& chip, double axes = 1) {
   const bool torus = detail::is_torus2d(chip) || detail::is_torus3d(chip);
-  return named("beta",
-               bandwidth_of(chip) / (detail::given("memory_over_link", "M", axes) *
-                                     bandwidth_of(chip, torus ? Channel::link_both_ways : Channel::port)),
-               "scaling book, 7");
+  return named(
+      "beta",
+      bandwidth_of(chip) / (detail::given("memory_over_link", "M", axes) *
+                            bandwidth_of(chip, torus ? Channel::link_both_ways : Channel::port)),
+      "scaling book, 7");
 }
 
-// One layer's feed-forward of a decode step, [B, D] x [D, F] and back, over N chips: the links, the
-// memory, the math; which is longest bounds it.
-struct DecodeLayer {
-  Quantity links, memory, math;
-  std::string bound;
+// One matmul of a decode step, [B, D] x [D, F] over N chips: its rows gathered over the links, its
+// weights read, its math; which is longest bounds it.
+struct DecodeMatmul {
+  Quantity links, memory, math;  // seconds
+  std::string bound;             // links, memory, math
 };
 
-inline DecodeLayer decode_layer(const MatmulShape& s, double chips, const Chip& chip,
-                                const Quantity& link, const MatmulFormats& in = {}) {
-  DecodeLayer out;
-  const char* const who = "decode_layer";
-  const Quantity n = detail::chip_count(who, chips), two(2.0);
+inline DecodeMatmul decode_matmul(const MatmulShape& s, double chips, const Chip& chip,
+                                  const Quantity& link, const MatmulFormats& in = {}) {
+  DecodeMatmul out;
+  const char* const who = "decode_matmul";
+  const Quantity n = detail::chip_count(who, chips);
   const Quantity b = detail::given(who, "B", s.b), d = detail::given(who, "D", s.d);
-  out.links =
-      named("T_links", two * detail::number_bytes(0, in.x) * b * d / link, "gather, scatter");
-  out.memory = named("T_memory",
-                     two * detail::number_bytes(1, in.w) * d * detail::given(who, "F", s.f) /
-                         (n * bandwidth_of(chip)),
-                     "W_in, W_out read");
-  out.math = math_time(2 * matmul_flops(s).value(), chip, in.math, chips);
-  const Quantity slowest = slowest_stage({out.links, out.memory, out.math});
-  out.bound = slowest.name() == "T_links"    ? "links"
-              : slowest.name() == "T_memory" ? "memory"
-                                             : "math";
+  const Quantity f = detail::given(who, "F", s.f);
+  out.links = named("T_links", detail::number_bytes(0, in.x) * b * d / link, "scaling book, 8");
+  out.memory = named("T_memory", detail::number_bytes(1, in.w) * d * f / (n * bandwidth_of(chip)),
+                     "scaling book, 8");
+  out.math = math_time(matmul_flops(s).value(), chip, in.math, chips);
+  const std::string slowest = slowest_stage({out.links, out.memory, out.math}).name();
+  out.bound = slowest == "T_links" ? "links" : slowest == "T_memory" ? "memory" : "math";
   return out;
 }
 
