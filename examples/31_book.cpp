@@ -48,15 +48,12 @@ std::vector<Row> known_rows() {
 }
 
 std::string cell(const ts::Quantity& q, const std::string& unit) {
-  return ts::detail::cat({q.value() / book::unit_of(unit).scale});
+  return ts::detail::short_number(q.value() / book::unit_of(unit).scale);
 }
 
 // Why ours is not the preset's, or not the book's.
 std::string reason(const Row& row, const Answer& answer) {
-  std::string out;
-  if (answer.has_preset && !book::near(answer.preset.value(), answer.ours.value(), 1e-9)) {
-    out = answer.constants;
-  }
+  std::string out = answer.constants;
   const bool said = row.flag != "OK" && !row.flag.empty();
   if (said) {
     out += (out.empty() ? "" : "; ") + row.flag + (row.note.empty() ? "" : ": " + row.note);
@@ -87,6 +84,8 @@ void print_all(const book::Answers& answers, const std::vector<Row>& rows) {
   ts::Table table;
   table.title = "\"How To Scale Your Model\", by formula";
   table.columns = {"id", "row's constants", "preset", "book", "unit", "why they differ"};
+  ts::Table statements;
+  statements.columns = {"id", "by evaluating both sides", "book", "why they differ"};
   Summary sum;
   for (const Row& row : rows) {
     const Answer* answer = answers.find(row.id);
@@ -94,12 +93,16 @@ void print_all(const book::Answers& answers, const std::vector<Row>& rows) {
       ++sum.skipped;  // measured on hardware
     } else if (row.type == "cat") {
       ++sum.statements;
-      table.add({row.id, answer->category, "-", row.book, "-", reason(row, *answer)});
+      statements.add({row.id, answer->category, row.book, reason(row, *answer)});
     } else {
       add_row(row, *answer, table, sum);
     }
   }
-  std::cout << table << "\n" << sum.rows << " numbers and " << sum.statements << " statements; ";
+  std::cout << table << "\n";
+  if (sum.statements > 0) {
+    std::cout << statements << "\n";
+  }
+  std::cout << sum.rows << " numbers and " << sum.statements << " statements; ";
   if (!rows.empty() && !rows[0].recomputed.empty()) {
     std::cout << sum.equal << " numbers within 0.1 % of the recomputed, " << sum.skipped
               << " rows measured on hardware and not here; ";

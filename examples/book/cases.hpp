@@ -21,29 +21,36 @@ struct Answer {
   std::string category;     // of a row whose answer is a statement
 };
 
-// Fields of a chip that a formula may have used and that are not alike.
-inline std::string differences(const ts::Chip& row, const ts::Chip& preset) {
+using OfChip = std::function<Quantity(const ts::Chip&)>;
+
+// The constants that make the preset's answer another: those of which one alone, taken from the
+// preset, moves the row's.
+inline std::string differences(const ts::Chip& row, const ts::Chip& preset, const OfChip& f) {
   const struct {
     const char* name;
-    double row, preset;
-  } fields[] = {{"flops_bf16", row.flops_bf16, preset.flops_bf16},
-                {"flops_int8", row.flops_int8, preset.flops_int8},
-                {"flops_fp8", row.flops_fp8, preset.flops_fp8},
-                {"vector_flops", row.vector_flops, preset.vector_flops},
-                {"memory_bytes", row.memory_bytes, preset.memory_bytes},
-                {"memory_bandwidth", row.memory_bandwidth, preset.memory_bandwidth},
-                {"sram_bytes", row.sram_bytes, preset.sram_bytes},
-                {"sram_bandwidth", row.sram_bandwidth, preset.sram_bandwidth},
-                {"link_bandwidth", row.link_bandwidth, preset.link_bandwidth},
-                {"dcn_bandwidth", row.dcn_bandwidth, preset.dcn_bandwidth},
-                {"pcie_bandwidth", row.pcie_bandwidth, preset.pcie_bandwidth},
-                {"clock_hz", row.clock_hz, preset.clock_hz},
-                {"dollars_per_hour", row.dollars_per_hour, preset.dollars_per_hour}};
+    double ts::Chip::*field;
+  } fields[] = {{"bf16", &ts::Chip::flops_bf16},
+                {"int8", &ts::Chip::flops_int8},
+                {"fp8", &ts::Chip::flops_fp8},
+                {"vector", &ts::Chip::vector_flops},
+                {"memory", &ts::Chip::memory_bytes},
+                {"memory bandwidth", &ts::Chip::memory_bandwidth},
+                {"on-chip memory", &ts::Chip::sram_bytes},
+                {"on-chip bandwidth", &ts::Chip::sram_bandwidth},
+                {"link", &ts::Chip::link_bandwidth},
+                {"PCIe", &ts::Chip::pcie_bandwidth},
+                {"clock", &ts::Chip::clock_hz},
+                {"price", &ts::Chip::dollars_per_hour}};
   std::string out;
-  for (const auto& field : fields) {
-    if (field.row < field.preset || field.row > field.preset) {
-      out += ts::detail::cat(
-          {out.empty() ? "" : ", ", field.name, " ", field.row, ", preset ", field.preset});
+  const double ours = f(row).value();
+  for (const auto& one : fields) {
+    ts::Chip mixed = row;
+    mixed.*one.field = preset.*one.field;
+    const double moved = f(mixed).value();
+    if (moved < ours || moved > ours) {
+      out += ts::detail::cat({out.empty() ? "" : ", ", one.name, " ",
+                              ts::detail::short_number(row.*one.field), ", preset ",
+                              ts::detail::short_number(preset.*one.field)});
     }
   }
   return out;
@@ -51,8 +58,6 @@ inline std::string differences(const ts::Chip& row, const ts::Chip& preset) {
 
 class Answers {
  public:
-  using OfChip = std::function<Quantity(const ts::Chip&)>;
-
   const std::vector<Answer>& list() const { return list_; }
   const Answer* find(const std::string& id) const {
     for (const Answer& answer : list_) {
@@ -78,7 +83,7 @@ class Answers {
     answer.ours = f(row);
     answer.has_preset = true;
     answer.preset = f(preset);
-    answer.constants = differences(row, preset);
+    answer.constants = differences(row, preset, f);
     list_.push_back(answer);
   }
   void category(const std::string& id, const std::string& text) {

@@ -134,7 +134,7 @@ inline void chapter6(Answers& out) {
   days("A27", 405e9, 8 * 8960.0);
   const double batch = 4194304;
   out.category("A18", ts::sequences_of(batch, batch / 1024).value() >= 8960 ? "yes" : "no");
-  out.add("A21", ts::best_data_ways(batch, 28672, 8960, 2, 1));
+  out.add("A21", ts::best_data_ways(4.19e6, 28672, 8960, 2, 1));
   std::string covers = "covers";
   try {
     const ts::Machine pod = ts::machine("tpu-v5p", {16, 20, 28});

@@ -175,10 +175,13 @@ inline InnerCut inner_cut(const MatmulShape& s, const Chip& chip, const List<Axi
   return out;
 }
 
-// When gathering is bound by math (B > C / W), summing is sooner done from this D on: 2 C / W.
+// When gathering is bound by math (B > C / W), summing is sooner done from this D on: 2 b B F / W
+// of the sums against 2 B D F / C, b C / W.
 inline Quantity reduce_threshold(const Chip& chip, DType format = DType::bf16) {
+  const Quantity b(bytes_of(format), "B", "b", name_of(format));
   return named("D*",
-               Quantity(2.0, "B/FLOP") * critical_intensity(chip, format, Channel::link_both_ways),
+               Quantity(2.0) * b / Quantity(2.0, "FLOP") *
+                   critical_intensity(chip, format, Channel::link_both_ways),
                "scaling book, 3");
 }
 

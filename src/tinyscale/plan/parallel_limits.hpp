@@ -34,35 +34,48 @@ inline Quantity node_intensity(const Machine& on, DType format = DType::bf16) {
   return named("alpha", peak_of(on.chip, format) / node, "scaling book, 12");
 }
 
+namespace detail {
+
+// alpha in tokens: what moves is `format` numbers, 2 FLOPs of a token for each; alpha itself in
+// bf16.
+inline Quantity tokens_at(const Quantity& alpha, DType format) {
+  return alpha * Quantity(bytes_of(format), "B", "b", name_of(format)) /
+         Quantity(2.0, "FLOP/token");
+}
+
+// The same as a plain number, to compare with F.
+inline Quantity numbers_at(const Quantity& alpha, DType format) {
+  return alpha * Quantity(bytes_of(format), "B", "b", name_of(format)) / Quantity(2.0, "FLOP");
+}
+
+}  // namespace detail
+
 // The network between slices, of each chip's share of its host's ports: C / W_dcn tokens for each
 // slice, whatever its size.
 inline Quantity network_batch(const Chip& chip, DType format = DType::bf16) {
   return named("B* of a slice",
-               critical_intensity(chip, format, Channel::network) * Quantity(1.0, "B*token/FLOP"),
+               detail::tokens_at(critical_intensity(chip, format, Channel::network), format),
                "scaling book, 5");
 }
 
-namespace detail {
-
-inline Quantity tokens_each(const Quantity& alpha) { return alpha * Quantity(1.0, "B*token/FLOP"); }
-
-}  // namespace detail
-
-// Tokens a chip above which data parallelism or FSDP over M axes is bound by math.
-inline Quantity data_limit(const Quantity& alpha, double axes = 1) {
-  return named("B / X", detail::tokens_each(alpha) / detail::given("data_limit", "M", axes),
+// Tokens a chip above which data parallelism or FSDP over M axes is bound by math. `format` is that
+// of weights and gradients; alpha of the math.
+inline Quantity data_limit(const Quantity& alpha, double axes = 1, DType format = DType::bf16) {
+  return named("B / X", detail::tokens_at(alpha, format) / detail::given("data_limit", "M", axes),
                "scaling book, 5");
 }
 
 // Over few members X gathers move (X - 1) / X; a model on `nodes` nodes has the ports of all.
 inline Quantity data_limit_of_few(const Quantity& alpha, double members) {
   const Quantity x = detail::given("data_limit_of_few", "X", members);
-  return named("B / X", detail::tokens_each(alpha) * (x - Quantity(1.0)) / x, "scaling book, 12");
+  return named("B / X", detail::tokens_at(alpha, DType::bf16) * (x - Quantity(1.0)) / x,
+               "scaling book, 12");
 }
 
 inline Quantity data_limit_of_wide_models(const Quantity& alpha, double nodes) {
   return named("B / X",
-               detail::tokens_each(alpha) / detail::given("data_limit_of_wide_models", "M", nodes),
+               detail::tokens_at(alpha, DType::bf16) /
+                   detail::given("data_limit_of_wide_models", "M", nodes),
                "scaling book, 12: a model over M nodes");
 }
 
@@ -82,37 +95,45 @@ inline Quantity tokens_per_chip(double batch, double chips) {
                "scaling book, 5");
 }
 
-// Ways of tensor parallelism that stay bound by math: M F / alpha. The format cancels.
-inline Quantity tensor_ways(const Quantity& alpha, double hidden, double axes = 1) {
+// Ways of tensor parallelism that stay bound by math: M F / alpha in bf16. The format cancels when
+// what moves is in that of the math.
+inline Quantity tensor_ways(const Quantity& alpha, double hidden, double axes = 1,
+                            DType format = DType::bf16) {
   const char* const who = "tensor_ways";
   return named("Y",
-               detail::given(who, "M", axes) * detail::given(who, "F", hidden, "FLOP/B") / alpha,
+               detail::given(who, "M", axes) * detail::given(who, "F", hidden) /
+                   detail::numbers_at(alpha, format),
                "scaling book, 5");
 }
 
-inline Quantity hidden_for_ways(const Quantity& alpha, double ways, double axes = 1) {
+inline Quantity hidden_for_ways(const Quantity& alpha, double ways, double axes = 1,
+                                DType format = DType::bf16) {
   const char* const who = "hidden_for_ways";
-  return named("F", detail::given(who, "Y", ways, "B/FLOP") * alpha / detail::given(who, "M", axes),
+  return named("F",
+               detail::given(who, "Y", ways) * detail::numbers_at(alpha, format) /
+                   detail::given(who, "M", axes),
                "scaling book, 5");
 }
 
 // Over two nodes of D GPUs only what leaves a node counts: F > alpha (Y - D).
-inline Quantity hidden_for_wide_ways(const Quantity& alpha, double ways, double node = 8) {
+inline Quantity hidden_for_wide_ways(const Quantity& alpha, double ways, double node = 8,
+                                     DType format = DType::bf16) {
   const char* const who = "hidden_for_wide_ways";
-  return named("F",
-               alpha * (detail::given(who, "Y", ways, "B/FLOP") -
-                        detail::given(who, "D", node, "B/FLOP", "GPUs of a node")),
-               "scaling book, 12");
+  return named(
+      "F",
+      detail::numbers_at(alpha, format) *
+          (detail::given(who, "Y", ways) - detail::given(who, "D", node, "", "GPUs of a node")),
+      "scaling book, 12");
 }
 
 // FSDP and tensor parallelism together.
 inline Quantity mixed_limit(const Quantity& alpha, double hidden, double data_axes = 1,
-                            double tensor_axes = 1) {
+                            double tensor_axes = 1, DType format = DType::bf16) {
   const char* const who = "mixed_limit";
   return named("B / N",
-               detail::tokens_each(alpha) * alpha /
+               detail::tokens_at(alpha, format) * detail::numbers_at(alpha, format) /
                    (detail::given(who, "M_X", data_axes) * detail::given(who, "M_Y", tensor_axes) *
-                    detail::given(who, "F", hidden, "FLOP/B")),
+                    detail::given(who, "F", hidden)),
                "scaling book, 5");
 }
 
@@ -144,9 +165,10 @@ inline Quantity hidden_for_experts(const Quantity& alpha, double ways, double to
   const char* const who = "hidden_for_experts";
   const Quantity z = detail::given(who, "Z", ways), k = detail::given(who, "k", top_k);
   const Quantity d = detail::given(who, "D", node, "", "GPUs of a node");
-  return named(
-      "F", alpha * (z - d) / k * detail::least(d * k / z, Quantity(1.0)) * Quantity(1.0, "B/FLOP"),
-      "scaling book, 12");
+  return named("F",
+               detail::numbers_at(alpha, DType::bf16) * (z - d) / k *
+                   detail::least(d * k / z, Quantity(1.0)),
+               "scaling book, 12");
 }
 
 inline Quantity expert_exchange_time(double tokens, double width, double ways, double top_k,
