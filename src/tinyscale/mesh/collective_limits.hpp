@@ -112,14 +112,14 @@ inline Quantity collective_transfer(Collective what, double bytes, const List<Ax
 
 // The larger of the two: what the book puts for T_comms.
 inline Quantity collective_limit(Collective what, double bytes, const List<AxisPart>& axes) {
-  return named("T_comms",
-               max(collective_latency(what, axes), collective_transfer(what, bytes, axes)),
-               "scaling book, 3");
+  const Quantity latency = collective_latency(what, axes);
+  return named("T_comms", max(latency, collective_transfer(what, bytes, axes)), "scaling book, 3");
 }
 
 // Bytes (or numbers, if V counts them) over the busiest link of a ring in one direction:
-// all_gather V (N - 1) / N one way around, half of it both ways; all_reduce twice that; all_to_all
-// V (N - 1) / (2 N) one way, both ways V / 8 (1 + 2 / N), of odd rings V / 8 (1 - 1 / N^2).
+// all_gather V (N - 1) / N one way around, V floor(N / 2) / N both ways; all_reduce twice that;
+// all_to_all V (N - 1) / (2 N) one way, both ways V / 8 (1 + 2 / N), of odd rings V / 8 (1 - 1 /
+// N^2).
 inline Quantity link_volume(Collective what, double bytes, double devices, bool both_ways = true,
                             const std::string& unit = "B") {
   const char* const who = "link_volume";
@@ -128,11 +128,12 @@ inline Quantity link_volume(Collective what, double bytes, double devices, bool 
   const Quantity one(1.0), two(2.0), eight(8.0);
   const bool exchange = what == Collective::all_to_all;
   const bool odd = std::fmod(devices, 2) > 0;
-  const Quantity around = v * (n - one) / n;
+  const Quantity around = v * (n - one) / n, hops = ring_hops(devices, both_ways);
   const Quantity sent = exchange && both_ways
                             ? v / eight * (odd ? one - one / (n * n) : one + two / n)
-                        : exchange || both_ways ? around / two
-                                                : around;
+                        : exchange  ? around / two
+                        : both_ways ? v * hops / n
+                                    : around;
   return named("bytes a link", detail::twice_if(what, sent), "scaling book, 3");
 }
 
