@@ -49,6 +49,8 @@ TEST_CASE("book: knees with every byte counted") {
   CHECK(std::isfinite(ts::critical_batch(v6e, 71876, 4 * 71876, {}, ts::Channel::pcie).value()));
   CHECK(ts::attainable(v5e, 120, DType::bf16).value() == exactly(120 * 8.2e11));
   CHECK(ts::attainable(v5e, 1e4, DType::bf16).value() == exactly(1.97e14));
+  CHECK(ts::attainable(v5e, {1e5, 1e5, 1e5}).value() == exactly(1.97e14));
+  CHECK(ts::attainable(v5e, {120, 1e6, 1e6}).value() == about(120 * 8.2e11));
   CHECK(ts::matmul_intensity_limit(240).value() == exactly(240));
   CHECK(ts::tiled_matmul_bytes({256, 512, 384}, 128, 128, 128).value() ==
         exactly(2 * 3 * (4 * 2 * 2 * 128.0 * 128 + 2 * 128 * 128)));
@@ -66,6 +68,7 @@ TEST_CASE("book: facts of slices") {
   CHECK(ts::vector_lanes(ts::gpu_vector_units(ts::chip("h100"))).value() == 16896);
   const ts::Machine open = ts::machine("tpu-v5e", {4, 4}), pod = ts::machine("tpu-v5e", {16, 16});
   CHECK(ts::diameter_of(open) == 6);
+  CHECK(ts::first_byte_time(open, {0, 0}, {3, 3}).value() == exactly(6e-6));
   CHECK(ts::diameter_of(pod) == 16);
   CHECK(ts::hops_between(pod, {0, 1}, {15, 4}) == 4);
   CHECK(ts::hops_between(ts::machine("h100", {2, 8}), {0, 1}, {1, 1}) == 1);
@@ -95,6 +98,7 @@ TEST_CASE("book: collectives on rings, lines and a torus") {
   };
   CHECK(gather({0, 1}) == about(46.6));
   CHECK(gather({0, 1, 2}) == about(31.07));
+  CHECK(ts::latency_bound_ways(16 * 8192, ring_of(8, 4.5e10)).value() == about(16 * 8192 / 45e3));
   CHECK(ts::ring_hops(8).value() == 4);
   CHECK(ts::ring_hops(8, false).value() == 7);
   CHECK(ts::ring_hops(4, true, false).value() == 3);
@@ -139,6 +143,10 @@ TEST_CASE("book: switches and trees of them") {
   CHECK(ts::switch_exchange_time(v, node).value() == exactly(v * 7 / (64 * 450e9)));
   CHECK(ts::expected_ragged_share(8, 64, false).value() == about(0.123));
   CHECK(ts::ragged_share(8, 4).value() == 1);
+  CHECK(ts::in_switch_traffic(v, node[0]).value() == exactly(8 * v));
+  const ts::GatherTraffic t = ts::gather_traffic(v, nodes);
+  CHECK(t.to_gpus.value() == exactly(8 * v - v / 128));
+  CHECK(t.from_leaf.value() == exactly(v * 127 / 128));
   CHECK(ts::switch_levels(ts::machine(h100, {4, 32, 8}))[2].bandwidth == exactly(12.8e12));
 }
 
@@ -181,6 +189,24 @@ TEST_CASE("book: transformers and training") {
   t = ts::layer_times({mixed, 8192, 32768}, split, v5p, link);
   CHECK(t.data.value() == exactly(t.tensor.value()));
   CHECK(t.comms.value() == exactly(t.math.value()));
+  CHECK(ts::math_over_comms(ts::link_intensity(v5p), mixed, 32768, 64, 2).value() == exactly(1));
+  CHECK(t.math_backward.value() == exactly(2 * t.math.value()));
+  CHECK(t.comms_backward.value() == exactly(2 * t.data.value()));  // gathered again, scattered
+  // A slice at the network's limit: gradients take as long as the backward pass.
+  const double batch = ts::network_batch(v5p).value();  // tokens of a slice of 64
+  CHECK(ts::network_gradient_time({1, 8192, 32768}, 64, v5p).value() ==
+        exactly(2 * ts::math_time(2 * ts::matmul_flops({batch, 8192, 32768}).value(), v5p,
+                                  DType::bf16, 64)
+                        .value()));
+  const ts::Machine gpus = ts::machine(book::book_chip("h100"), {2, 8});
+  CHECK(ts::expert_batch(ts::data_limit(ts::node_intensity(gpus)), 128, 4).value() ==
+        exactly(79200));
+  CHECK(ts::hidden_for_wide_ways(ts::node_intensity(gpus), 16).value() == exactly(19800));
+  CHECK(ts::hidden_for_experts(ts::node_intensity(gpus), 16, 8).value() == exactly(2475));
+  CHECK(ts::hidden_for_experts(ts::node_intensity(gpus), 1e6, 8).value() == about(19800));
+  const ts::Quantity w(400e9, "B/s", "W");
+  CHECK(ts::expert_exchange_time(4096, 7168, 64, 8, w).value() ==
+        exactly(4.0 * 4096 * 7168 * 56 / (400e9 * 64)));
   CHECK(book::bytes_table() ==
         std::vector<std::string>{"0+8DF", "4DF+8DF", "4BD+4BD", "(4BD/X+4DF/Y)", "4BD/X", "8DF/Y"});
 }

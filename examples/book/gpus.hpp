@@ -95,7 +95,8 @@ inline void exchanges(Answers& out) {
     const double nodes = static_cast<double>(m);
     traffic = traffic && near(t.node_in.value(), v) && near(t.node_out.value(), 8 * v) &&
               near(t.leaf_in.value(), v) && near(t.leaf_out.value(), v * (nodes - 1)) &&
-              near(t.time.value(), v * (nodes - 1) / (nodes * 400e9));
+              near(t.time.value(), v * (nodes - 1) / (nodes * 400e9)) &&
+              near(ts::in_switch_traffic(v, unit[0]).value(), 8 * v);
     for (const double y : {2.0, 4.0}) {
       shared = shared && near(ts::switch_reduce_time(v, node, y, true).value(), v / (y * 450e9));
       lost = lost && near(ts::switch_reduce_time(v, unit, y, true).value(), v / 400e9);

@@ -161,6 +161,14 @@ inline Quantity matmul_intensity(const MatmulShape& s, const MatmulFormats& in =
   return named("I", matmul_flops(s) / matmul_bytes(s, in), "scaling book, 1");
 }
 
+// FLOP/s that it reaches at most: the plot of throughput against the batch.
+inline Quantity attainable(const Chip& chip, const MatmulShape& s, const MatmulFormats& in = {},
+                           Channel channel = Channel::memory) {
+  const Quantity i = matmul_intensity(s, in);
+  return named("attainable", detail::least(peak_of(chip, in.math), i * bandwidth_of(chip, channel)),
+               "scaling book, 1");
+}
+
 // For B << D, F, when the weights are all that counts: 2 B / w.
 inline Quantity matmul_intensity_limit(double b, const MatmulFormats& in = {}) {
   const Quantity rows = detail::given("matmul_intensity_limit", "B", b);

@@ -129,15 +129,18 @@ inline Quantity port_time(const Machine& on, double bytes, const Shape& at) {
                "scaling book, 2: a lower bound");
 }
 
+// When the first byte arrives: hops T_hop.
+inline Quantity first_byte_time(const Machine& on, const Shape& from, const Shape& to) {
+  const Quantity hops(static_cast<double>(hops_between(on, from, to)), "", "hops");
+  return named("T_first", hops * Quantity(on.links.back().latency, "s", "T_hop"),
+               "scaling book, 2");
+}
+
 // To another chip: through the fewer ports of the two ends, and the hops of the first byte.
 inline Quantity point_to_point_time(const Machine& on, double bytes, const Shape& from,
                                     const Shape& to) {
   const bool fewer = link_ports(on, from) <= link_ports(on, to);
-  const std::int64_t hops = hops_between(on, from, to);
-  const Quantity hop(on.links.back().latency, "s", "T_hop");
-  return named("T",
-               port_time(on, bytes, fewer ? from : to) +
-                   Quantity(static_cast<double>(hops), "", "hops") * hop,
+  return named("T", port_time(on, bytes, fewer ? from : to) + first_byte_time(on, from, to),
                "scaling book, 2");
 }
 

@@ -151,6 +151,12 @@ inline Quantity latency_bound_array(const AxisPart& axis) {
                "scaling book, 7, appendix C");
 }
 
+// Ways of tensor parallelism from which V bytes over a ring wait for the latency: V / (W T_min).
+inline Quantity latency_bound_ways(double bytes, const AxisPart& axis) {
+  return named("Y", detail::given("latency_bound_ways", "V", bytes, "B") / latency_bound_hop(axis),
+               "scaling book, 7, appendix C");
+}
+
 // ---- The second case of sharded matmuls: [B, D] x [D_X, F], D cut in one operand ----
 
 // Gather the weights and multiply all of D, or multiply what there is and sum the results.

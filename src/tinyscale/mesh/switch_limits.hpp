@@ -210,10 +210,12 @@ inline FatTree fat_tree(double gpus, double ports = 64, double gpus_of_node = 8,
   return tree;
 }
 
-// What switches carry when M nodes of N GPUs gather V bytes: into and out of a node's switch, into
-// and out of the leaf, and the time of the network, V (M - 1) / (M W_node).
+// What switches carry when M nodes of N GPUs gather V bytes. In all a node's switch takes V in and
+// gives N V out, the leaf above it V and V (M - 1), which takes V (M - 1) / (M W_node).
 struct GatherTraffic {
-  Quantity node_in, node_out, leaf_in, leaf_out, time;
+  Quantity from_gpus, to_leaf, from_leaf, to_gpus;  // of one node's switch
+  Quantity node_in, node_out, leaf_in, leaf_out;    // sums
+  Quantity time;                                    // of the network above the nodes
 };
 
 inline GatherTraffic gather_traffic(double bytes, const List<SwitchLevel>& levels) {
@@ -226,13 +228,25 @@ inline GatherTraffic gather_traffic(double bytes, const List<SwitchLevel>& level
   const Quantity n(levels[0].members, "", "N", "GPUs of a node"), one(1.0);
   const Quantity m(levels[1].members, "", "M", "nodes");
   GatherTraffic out;
-  out.node_in = named("node in", v, "scaling book, 12");
-  out.node_out = named("node out", n * v, "scaling book, 12");
-  out.leaf_in = named("leaf in", v, "scaling book, 12");
-  out.leaf_out = named("leaf out", v * (m - one), "scaling book, 12");
-  out.time = named("T", v * (m - one) / (m * Quantity(levels[1].bandwidth, "B/s", "W_node")),
+  out.from_gpus = named("from GPUs", v / m, "scaling book, 12");
+  out.to_leaf = named("to leaf", v / m, "scaling book, 12");
+  out.from_leaf = named("from leaf", v * (m - one) / m, "scaling book, 12");
+  out.to_gpus = named("to GPUs", n * (v - v / (m * n)), "scaling book, 12");
+  out.node_in = named("node in", out.from_gpus + out.from_leaf);
+  out.node_out = named("node out", out.to_leaf + out.to_gpus);
+  out.leaf_in = named("leaf in", m * out.to_leaf);
+  out.leaf_out = named("leaf out", m * out.from_leaf);
+  out.time = named("T", out.from_leaf / Quantity(levels[1].bandwidth, "B/s", "W_node"),
                    "scaling book, 12");
   return out;
+}
+
+// What a node's switch takes in, and as much out, when it sums V bytes of each of N GPUs: V (N - 1)
+// to be summed, V / N a GPU back, that again summed up, V (N - 1) to all others: N V.
+inline Quantity in_switch_traffic(double bytes, const SwitchLevel& node) {
+  const Quantity v = detail::given("in_switch_traffic", "V", bytes, "B");
+  const Quantity n = detail::given("in_switch_traffic", "N", node.members, "", "GPUs of a node");
+  return named("switch in", v * (n - Quantity(1.0)) + v, "scaling book, 12");
 }
 
 }  // namespace tinyscale

@@ -148,6 +148,20 @@ inline Quantity best_data_ways(double batch, double hidden, double chips, double
                "scaling book, 5");
 }
 
+// T_math / T_comms with the best X: sqrt(B F M_X M_Y / N) / alpha; above 1 math binds. It grows
+// with the root of the batch, FSDP's with the batch, tensor parallelism's not at all.
+inline Quantity math_over_comms(const Quantity& alpha, double batch, double hidden, double chips,
+                                double data_axes = 1, double tensor_axes = 1,
+                                DType format = DType::bf16) {
+  const char* const who = "math_over_comms";
+  return named("T_math / T_comms",
+               sqrt(detail::given(who, "B", batch) * detail::given(who, "F", hidden) *
+                    detail::given(who, "M_X", data_axes) * detail::given(who, "M_Y", tensor_axes) /
+                    detail::given(who, "N", chips)) /
+                   detail::numbers_at(alpha, format),
+               "scaling book, 5");
+}
+
 // Without cutting sequences: one sequence a chip at least.
 inline Quantity sequences_of(double batch, double length) {
   const char* const who = "sequences_of";
@@ -213,6 +227,7 @@ struct LayerTimes {
   Quantity tensor_forward, tensor_backward;  // activations gathered and scattered
   Quantity math, data, tensor;               // seconds of the forward pass
   Quantity comms, forward;                   // the larger of each
+  Quantity math_backward, comms_backward, backward;
 };
 
 namespace detail {
@@ -249,7 +264,24 @@ inline LayerTimes layer_times(const MatmulShape& s, const LayerSplit& split, con
   out.tensor = named("T_tensor", out.tensor_forward / (link * my), "scaling book, 5");
   out.comms = named("T_comms", max(out.data, out.tensor), "scaling book, 5");
   out.forward = named("T", max(out.math, out.comms), "perfect overlap");
+  out.math_backward = named("T_math", Quantity(2.0) * out.math, "backward: twice the FLOPs");
+  out.comms_backward =
+      named("T_comms", max(out.data_backward / (link * mx), out.tensor_backward / (link * my)),
+            "scaling book, 5");
+  out.backward = named("T", max(out.math_backward, out.comms_backward), "perfect overlap");
   return out;
+}
+
+// Gradients of a layer summed over the network, by all M chips of a slice at once: 4 b D F / (M W).
+inline Quantity network_gradient_time(const MatmulShape& s, double slice, const Chip& chip,
+                                      DType format = DType::bf16) {
+  const char* const who = "network_gradient_time";
+  return named("T_dcn",
+               Quantity(4.0) * Quantity(bytes_of(format), "B", "b", name_of(format)) *
+                   detail::given(who, "D", s.d) * detail::given(who, "F", s.f) /
+                   (detail::given(who, "M", slice, "", "chips of a slice") *
+                    bandwidth_of(chip, Channel::network)),
+               "scaling book, 5");
 }
 
 // ---- Memory and the whole run ----

@@ -249,8 +249,8 @@ inline DecodeMatmul decode_matmul(const MatmulShape& s, double chips, const Chip
   return out;
 }
 
-// Weights cut over both of their dims stay where they are: 2 B D / (X W) + 4 B F / (Y Z W) in
-// 1-byte numbers and their best X = sqrt(N D / (2 F)).
+// Weights cut over both of their dims stay where they are: b B D / (X W) + 2 b B F / (Y Z W), and
+// their best X = sqrt(N D / (2 F)). In one dim over M axes: 2 b B D / (M W).
 inline Quantity two_dim_ways(double d, double f, double chips) {
   const char* const who = "two_dim_ways";
   return named("X",
@@ -259,22 +259,24 @@ inline Quantity two_dim_ways(double d, double f, double chips) {
                "scaling book, 7, appendix B");
 }
 
-inline Quantity two_dim_time(const MatmulShape& s, double chips, double x, const Quantity& link) {
+inline Quantity two_dim_time(const MatmulShape& s, double chips, double x, const Quantity& link,
+                             DType format = DType::bf16) {
   const char* const who = "two_dim_time";
   const Quantity b = detail::given(who, "B", s.b), d = detail::given(who, "D", s.d);
-  const Quantity ways = detail::given(who, "X", x);
+  const Quantity ways = detail::given(who, "X", x), number = detail::number_bytes(0, format);
   return named("T_2d",
-               Quantity(2.0, "B") * b * d / (ways * link) +
-                   Quantity(4.0, "B") * b * detail::given(who, "F", s.f) * ways /
-                       (detail::chip_count(who, chips) * link),
+               number * b * d / (ways * link) + Quantity(2.0) * number * b *
+                                                    detail::given(who, "F", s.f) * ways /
+                                                    (detail::chip_count(who, chips) * link),
                "scaling book, 7, appendix B");
 }
 
-inline Quantity one_dim_time(const MatmulShape& s, const Quantity& link, double axes = 1) {
+inline Quantity one_dim_time(const MatmulShape& s, const Quantity& link, double axes = 1,
+                             DType format = DType::bf16) {
   const char* const who = "one_dim_time";
   return named("T_1d",
-               Quantity(4.0, "B") * detail::given(who, "B", s.b) * detail::given(who, "D", s.d) /
-                   (detail::given(who, "M", axes) * link),
+               Quantity(2.0) * detail::number_bytes(0, format) * detail::given(who, "B", s.b) *
+                   detail::given(who, "D", s.d) / (detail::given(who, "M", axes) * link),
                "scaling book, 7, appendix B");
 }
 
