@@ -258,6 +258,7 @@ TEST_CASE("book: serving") {
   const ts::Quantity prefill(0.91, "s"), decode(0.019, "s");
   CHECK(ts::prefill_servers(43, prefill, 512, decode).value() == about(4.02));
   CHECK(ts::tokens_evicted(32, 8192, 4096).value() == exactly(96));
+  CHECK(ts::flops_per_cache_byte(m, 1).value() == exactly(2 * 70e9 / 163840));
   const ts::ServedModel big = ts::served_model(405e9, DType::int8, 1);
   CHECK(ts::weights_step_time(big, 32, v5e).value() == about(0.01543));
   CHECK(ts::weights_step_time(big, 256, v5e).value() == about(0.00193));

@@ -21,6 +21,10 @@ struct Answer {
   std::string category;     // of a row whose answer is a statement
 };
 
+inline bool near(double a, double b, double tolerance = 1e-9) {
+  return std::fabs(a - b) <= tolerance * std::fabs(b);
+}
+
 using OfChip = std::function<Quantity(const ts::Chip&)>;
 
 // The constants that make the preset's answer another: those of which one alone, taken from the
@@ -83,7 +87,9 @@ class Answers {
     answer.ours = f(row);
     answer.has_preset = true;
     answer.preset = f(preset);
-    answer.constants = differences(row, preset, f);
+    if (!near(answer.preset.value(), answer.ours.value())) {
+      answer.constants = differences(row, preset, f);
+    }
     list_.push_back(answer);
   }
   void category(const std::string& id, const std::string& text) {
@@ -123,10 +129,6 @@ inline ts::Chip book_chip(const std::string& name) {
 // "holds" when the claim does, for every point of the caller's grid.
 inline std::string when(bool holds, const std::string& text) {
   return holds ? text : "does not hold: " + text;
-}
-
-inline bool near(double a, double b, double tolerance = 1e-9) {
-  return std::fabs(a - b) <= tolerance * std::fabs(b);
 }
 
 // Two that the row's formula sets the ratio of.

@@ -87,6 +87,16 @@ inline Quantity decode_step_time(const ServedModel& m, double batch, double leng
   return named("T_step", cache + max(flops, weights), "scaling book, 7");
 }
 
+// FLOPs of a token for each byte of its cache: while it is above C / W, larger batches go on
+// paying.
+inline Quantity flops_per_cache_byte(const ServedModel& m, double length) {
+  const char* const who = "flops_per_cache_byte";
+  return named(
+      "FLOPs / KV",
+      Quantity(2.0, "FLOP") * detail::given(who, "P", m.parameters) / cache_bytes(m, length),
+      "scaling book, 8");
+}
+
 // Reading the weights once, and reading all of a full memory once: the least and the usual step.
 inline Quantity weights_step_time(const ServedModel& m, double chips, const Chip& chip) {
   return named("T_weights",
