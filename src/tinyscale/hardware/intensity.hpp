@@ -192,10 +192,9 @@ inline Quantity critical_batch(const Chip& chip, double d, double f, const Matmu
                                Channel channel = Channel::memory) {
   const Quantity wide = detail::given("critical_batch", "D", d);
   const Quantity high = detail::given("critical_batch", "F", f);
-  const Quantity i = critical_intensity(chip, in.math, channel);
-  const Quantity x = detail::number_bytes(0, in.x), o = detail::number_bytes(2, in.out);
-  const Quantity two(2, "FLOP/token"), one(1, "1/token");
-  const Quantity left = two * wide * high - i * (x * wide + o * high) * one;
+  const Quantity i = critical_intensity(chip, in.math, channel), two(2, "FLOP/token");
+  const Quantity x(bytes_of(in.x), "B/token", "x"), o(bytes_of(in.out), "B/token", "o");
+  const Quantity left = two * wide * high - i * (x * wide + o * high);
   if (left.value() <= 0) {
     return Quantity(
         std::numeric_limits<double>::infinity(), "token", "B*",
