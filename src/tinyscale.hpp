@@ -224,7 +224,7 @@
 #include "tinyscale/plan/transformer_math.hpp"
 #include "tinyscale/plan/layer_costs.hpp"
 #include "tinyscale/plan/parallel_limits.hpp"
-#include "tinyscale/plan/serving_limits.hpp"
+#include "tinyscale/plan/decode_limits.hpp"
 #include "tinyscale/plan/serving.hpp"
 #include "tinyscale/plan/training_layout.hpp"
 #include "tinyscale/plan/training.hpp"
