@@ -124,13 +124,13 @@ TEST_CASE("book: collectives on rings, lines and a torus") {
 
 TEST_CASE("book: switches and trees of them") {
   const ts::Chip h100 = book::book_chip("h100");
-  const ts::FatTree pod = ts::fat_tree(1024);
+  const ts::SwitchCounts pod = ts::switch_counts(1024);
   CHECK(pod.units == 4);
   CHECK(pod.leaves == 32);
   CHECK(pod.spines == 16);
   CHECK(pod.switches() == 560);
   CHECK(ts::switch_bandwidth({16, 64, 50e9}).value() == exactly(51.2e12));
-  const ts::List<ts::SwitchLevel> nodes = ts::switch_levels(ts::machine(h100, {128, 8}));
+  const ts::List<ts::FatTreeLevel> nodes = ts::fat_tree(ts::machine(h100, {128, 8}));
   const double v = 2.0 * 8192 * 32768;
   for (const double cut : {1.0, 2.0, 8.0}) {  // flat up to the node, then 1 / Y
     CHECK(ts::switch_gather_time(v, nodes, cut, false).value() == about(1.342e-3));
@@ -138,7 +138,7 @@ TEST_CASE("book: switches and trees of them") {
   CHECK(ts::switch_gather_time(v, nodes, 32, false).value() == about(1.342e-3 / 4));
   CHECK(ts::switch_reduce_time(v, nodes).value() ==
         exactly(2 * ts::switch_gather_time(v, nodes).value()));
-  const ts::List<ts::SwitchLevel> node = ts::switch_levels(ts::machine(h100, {8}));
+  const ts::List<ts::FatTreeLevel> node = ts::fat_tree(ts::machine(h100, {8}));
   CHECK(ts::switch_reduce_time(v, node, 1, true).value() == exactly(v / 450e9));
   CHECK(ts::switch_exchange_time(v, node).value() == exactly(v * 7 / (64 * 450e9)));
   CHECK(ts::expected_ragged_share(8, 64, false).value() == about(0.123));
@@ -147,7 +147,7 @@ TEST_CASE("book: switches and trees of them") {
   const ts::GatherTraffic t = ts::gather_traffic(v, nodes);
   CHECK(t.to_gpus.value() == exactly(8 * v - v / 128));
   CHECK(t.from_leaf.value() == exactly(v * 127 / 128));
-  CHECK(ts::switch_levels(ts::machine(h100, {4, 32, 8}))[2].bandwidth == exactly(12.8e12));
+  CHECK(ts::fat_tree(ts::machine(h100, {4, 32, 8}))[2].part.value() == exactly(12.8e12));
 }
 
 TEST_CASE("book: transformers and training") {
@@ -240,7 +240,7 @@ TEST_CASE("book: serving") {
   const double n = 128, best = ts::two_dim_ways(4096, 4 * 4096, n).value();
   CHECK(best == exactly(std::sqrt(n / 8)));
   const ts::Quantity link = ts::bandwidth_of(v5e, ts::Channel::link_both_ways);
-  const ts::MatmulShape s = {32, 4096, 4 * 4096};
+  const ts::BatchMatmul s = {32, 4096, 4 * 4096};
   const double two = ts::two_dim_time(s, n, best, link).value();
   CHECK(two == about(11.31 * 32 * 4096 / (std::sqrt(n) * 9e10)));
   CHECK(ts::two_dim_time(s, 72, ts::two_dim_ways(4096, 4 * 4096, 72).value(), link).value() ==
@@ -371,13 +371,13 @@ TEST_CASE("book: what wrong input says") {
             [&] { ts::collective_limit(Collective::all_gather, 1, ts::links_along(gpus, {0})); }) ==
         "collective_latency: an axis of 8 chips is switched; a ring or a line is right, and "
         "switches have switch_gather_time");
-  CHECK(error_of([&] { ts::switch_levels(slice); }) ==
-        "switch_levels: dimension 1 of tpu-v5e 4x4 is a line; GPUs behind switches are right, "
-        "machine(\"h100\", {nodes, 8})");
   CHECK(error_of([&] { ts::node_intensity(gpus); }) ==
         "node_intensity: h100-sxm 8 is one node; {nodes, 8} has a network between");
-  CHECK(error_of([&] { ts::gather_traffic(1, ts::switch_levels(gpus)); }) ==
-        "gather_traffic: 1 levels; a node and the network above it are right, {nodes, 8}");
+  CHECK(error_of([&] { ts::gather_traffic(1, ts::fat_tree(gpus)); }) ==
+        "gather_traffic: 1 levels; a node and the network above it are right, "
+        "fat_tree(machine(\"h100\", {4, 8}))");
+  CHECK(error_of([] { ts::switch_gather_time(1, {}); }) ==
+        "switch_gather_time: 0 levels; one at least is right, fat_tree(machine(\"h100\", {8}))");
   const ts::ServedModel m = book::llama70b(DType::int8);
   CHECK(error_of([&] { ts::sequences_that_fit(m, 8192, 4, v5e); }) ==
         "sequences_that_fit: weights of 70 GB on 4 chips of 16 GB; 5 chips would hold them");

@@ -43,19 +43,19 @@ inline void intensities(Answers& out) {
   ts::Chip h200 = ts::chip("h200");
   h200.flops_bf16 = 9.9e14;
   out.add("U86", h200, [](const ts::Chip& c) {
-    return ratio(ts::peak_of(c, ts::DType::bf16),
-                 ts::peak_of(ts::chip("tpu-v5p"), ts::DType::bf16));
+    return ratio(ts::peak_rate(c, ts::DType::bf16),
+                 ts::peak_rate(ts::chip("tpu-v5p"), ts::DType::bf16));
   });
 }
 
 // Levels of a machine of the row's chip: {nodes, 8}, or {units, nodes, 8}.
 inline void of_levels(Answers& out, const char* id, const ts::Chip& chip, const ts::Shape& dims,
-                      const std::function<Quantity(const ts::List<ts::SwitchLevel>&)>& f) {
-  out.add(id, chip, [=](const ts::Chip& c) { return f(ts::switch_levels(ts::machine(c, dims))); });
+                      const std::function<Quantity(const ts::List<ts::FatTreeLevel>&)>& f) {
+  out.add(id, chip, [=](const ts::Chip& c) { return f(ts::fat_tree(ts::machine(c, dims))); });
 }
 
 inline void network(Answers& out) {
-  using Levels = ts::List<ts::SwitchLevel>;
+  using Levels = ts::List<ts::FatTreeLevel>;
   const ts::Chip h100 = book_chip("h100");
   const ts::Shape node = {8}, pod = {4, 32, 8};
   out.add("U28", ts::switch_bandwidth({4, 64, 25e9}));
@@ -67,9 +67,9 @@ inline void network(Answers& out) {
             [=](const Levels& l) { return ts::switch_gather_time(v, l, 1, false); });
   of_levels(out, "U41", h100, node,
             [=](const Levels& l) { return ts::switch_gather_time(quiz, l, 1, false); });
-  of_levels(out, "U47", h100, pod, [](const Levels& l) { return ts::gather_bandwidth(l[2]); });
+  of_levels(out, "U47", h100, pod, [](const Levels& l) { return l[2].gathering; });
   of_levels(out, "U48", h100, pod, [](const Levels& l) { return ts::gather_bandwidth(l); });
-  of_levels(out, "U57", h100, {2, 8}, [](const Levels& l) { return ts::gather_bandwidth(l[0]); });
+  of_levels(out, "U57", h100, {2, 8}, [](const Levels& l) { return l[0].gathering; });
   of_levels(out, "U51", h100, {128, 8}, [](const Levels& l) {
     return ts::switch_gather_time(2.0 * 8192 * 32768, l, 16, false);
   });
@@ -80,17 +80,17 @@ inline void network(Answers& out) {
 inline void exchanges(Answers& out) {
   const ts::Chip h100 = book_chip("h100");
   const double v = 1e9;
-  const ts::List<ts::SwitchLevel> node = ts::switch_levels(ts::machine(h100, {8}));
+  const ts::List<ts::FatTreeLevel> node = ts::fat_tree(ts::machine(h100, {8}));
   // A ring of 8 TPU chips whose links both ways are what a GPU's port sends.
   ts::AxisPart ring;
-  ring.size = 8, ring.kind = ts::AxisKind::ring, ring.bandwidth = node[0].bandwidth / 2;
+  ring.size = 8, ring.kind = ts::AxisKind::ring, ring.bandwidth = node[0].part.value() / 2;
   out.add("U44", ratio(ts::collective_transfer(ts::Collective::all_to_all, v, {ring}),
                        ts::switch_exchange_time(v, node, false)));
-  const ts::List<ts::SwitchLevel> two = ts::switch_levels(ts::machine(h100, {2, 8}));
+  const ts::List<ts::FatTreeLevel> two = ts::fat_tree(ts::machine(h100, {2, 8}));
   out.add("U96", ratio(ts::switch_exchange_time(v, two), ts::switch_exchange_time(v, node)));
   bool traffic = true, shared = true, lost = true;
   for (const std::int64_t m : {4, 32}) {
-    const ts::List<ts::SwitchLevel> unit = ts::switch_levels(ts::machine(h100, {m, 8}));
+    const ts::List<ts::FatTreeLevel> unit = ts::fat_tree(ts::machine(h100, {m, 8}));
     const ts::GatherTraffic t = ts::gather_traffic(v, unit);
     const double nodes = static_cast<double>(m);
     traffic = traffic && near(t.node_in.value(), v) && near(t.node_out.value(), 8 * v) &&
@@ -107,7 +107,7 @@ inline void exchanges(Answers& out) {
                            "T=B(M-1)/(M*400e9)"));
   out.category(
       "U55", when(shared, "2DF/(Y*W_link)") + "; " + when(lost, "across nodes the Y gain is lost"));
-  const ts::FatTree small = ts::fat_tree(2048), large = ts::fat_tree(4096);
+  const ts::SwitchCounts small = ts::switch_counts(2048), large = ts::switch_counts(4096);
   out.category("U40", ts::detail::cat({small.units, " SUs + ", small.spines, " spines with ",
                                        small.cables_leaf_spine, " cable each; ", large.spines,
                                        " spine + ", large.cores, " core"}));

@@ -76,7 +76,7 @@ inline void chapter7(Answers& out) {
   gib.memory_bytes = 16 * 1073741824.0;  // the row's 16 GiB a chip
   out.add("I12", gib, [](const ts::Chip& c) { return ts::memory_of(ts::machine(c, {4, 2})); });
   out.add("I13", v5e, [](const ts::Chip& c) {
-    return ts::peak_of(ts::machine(c, {4, 2}), ts::DType::bf16);
+    return ts::peak_rate(ts::machine(c, {4, 2}), ts::DType::bf16);
   });
   out.add("I14", v5e, [](const ts::Chip& c) { return ts::link_intensity(c); });
   ts::Chip eight = v5e;

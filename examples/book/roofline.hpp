@@ -45,7 +45,7 @@ inline void slices(Answers& out) {
   of_slice(out, "T04", book_chip("tpu-v4"), {16, 16, 16}, ts::chips_of);
   of_slice(out, "T10", v5e, pod5e, ts::hosts_of);
   of_slice(out, "T11", v5e, pod5e, ts::cores_of);
-  const auto peak = [](const ts::Machine& m) { return ts::peak_of(m, ts::DType::bf16); };
+  const auto peak = [](const ts::Machine& m) { return ts::peak_rate(m, ts::DType::bf16); };
   of_slice(out, "T12", v5e, pod5e, peak);
   of_slice(out, "T13", v5e, pod5e, ts::memory_of);
   of_slice(out, "T14", v5p, pod5p, ts::hosts_of);

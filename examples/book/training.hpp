@@ -65,7 +65,7 @@ inline std::string term(double coefficient, const char* letters) {
 // B D of the rows, by data alone, FSDP, tensor and both.
 inline std::vector<std::string> bytes_table() {
   const ts::Chip v5p = book_chip("tpu-v5p");
-  const ts::MatmulShape s = {4096, 512, 2048};
+  const ts::BatchMatmul s = {4096, 512, 2048};
   const auto ask = [&](double x, double y, bool gathered) {
     ts::LayerSplit split;
     split.data = x, split.tensor = y, split.gathered = gathered;

@@ -5,10 +5,9 @@
 //   w knee: B* = I* w D F / (2 D F - I* (x D + o F)) -> I* w / 2 for B << D, F
 // Source: "How To Scale Your Model", chapter 1; what else bytes come through: chapters 2 and 12.
 
-#include <algorithm>  // max, min
-#include <limits>     // infinity
-#include <string>     // specs
-#include <vector>     // sizes
+#include <limits>  // infinity
+#include <string>  // specs
+#include <vector>  // sizes
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/format.hpp"
@@ -45,11 +44,6 @@ inline Quantity given(const char* who, const std::string& symbol, double value,
   return Quantity(value, unit, symbol, meaning);
 }
 
-inline Quantity least(const Quantity& a, const Quantity& b) {
-  same_unit("min", a, b);
-  return make_quantity("min", std::min(a.value(), b.value()), a.unit(), {a, b});
-}
-
 inline const char* bytes_symbol(int operand) {
   static const char* const names[] = {"x", "w", "o"};
   return names[operand];
@@ -62,7 +56,7 @@ inline Quantity number_bytes(int operand, DType format) {
 }  // namespace detail
 
 // C: matmul FLOP/s of a chip in a format.
-inline Quantity peak_of(const Chip& chip, DType format) {
+inline Quantity peak_rate(const Chip& chip, DType format) {
   return Quantity(chip.peak(format), "FLOP/s", "C",
                   detail::cat({name_of(format), " peak of ", chip.name}));
 }
@@ -88,7 +82,7 @@ inline Quantity bandwidth_of(const Chip& chip, Channel channel = Channel::memory
 // I* = C / W: an op below it waits for bytes.
 inline Quantity critical_intensity(const Chip& chip, DType format,
                                    Channel channel = Channel::memory) {
-  return named("I*", peak_of(chip, format) / bandwidth_of(chip, channel), "scaling book, 1");
+  return named("I*", peak_rate(chip, format) / bandwidth_of(chip, channel), "scaling book, 1");
 }
 
 // Of elementwise work.
@@ -102,13 +96,13 @@ inline Quantity critical_vector_intensity(const Chip& chip, Channel channel = Ch
 inline Quantity attainable(const Chip& chip, double intensity, DType format,
                            Channel channel = Channel::memory) {
   const Quantity i = detail::given("attainable", "I", intensity, "FLOP/B");
-  return named("attainable", detail::least(peak_of(chip, format), i * bandwidth_of(chip, channel)),
+  return named("attainable", min(peak_rate(chip, format), i * bandwidth_of(chip, channel)),
                "scaling book, 1");
 }
 
 inline Quantity math_time(double flops, const Chip& chip, DType format, double chips = 1) {
   const Quantity f = detail::given("math_time", "F", flops, "FLOP");
-  const Quantity rate = peak_of(chip, format);
+  const Quantity rate = peak_rate(chip, format);
   return named("T_math",
                chips == 1 ? f / rate : f / (detail::given("math_time", "N", chips) * rate),
                "scaling book, 1");
@@ -128,7 +122,7 @@ inline double dense_rate(double with_sparsity) { return with_sparsity / 2; }
 
 // ---- One matmul, [B, D] x [D, F] -> [B, F] ----
 
-struct MatmulShape {
+struct BatchMatmul {
   double b = 0, d = 0, f = 0;
   bool weights_per_row = false;  // [B, D] x [B, D, F]: every row has weights of its own
 };
@@ -139,14 +133,14 @@ struct MatmulFormats {
 
 inline MatmulFormats all_in(DType format) { return {format, format, format, format}; }
 
-inline Quantity matmul_flops(const MatmulShape& s) {
+inline Quantity matmul_flops(const BatchMatmul& s) {
   const Quantity b = detail::given("matmul_flops", "B", s.b);
   const Quantity d = detail::given("matmul_flops", "D", s.d);
   const Quantity f = detail::given("matmul_flops", "F", s.f);
   return named("FLOPs", Quantity(2, "FLOP") * b * d * f, "a multiply-add is 2");
 }
 
-inline Quantity matmul_bytes(const MatmulShape& s, const MatmulFormats& in = {}) {
+inline Quantity matmul_bytes(const BatchMatmul& s, const MatmulFormats& in = {}) {
   const Quantity b = detail::given("matmul_bytes", "B", s.b);
   const Quantity d = detail::given("matmul_bytes", "D", s.d);
   const Quantity f = detail::given("matmul_bytes", "F", s.f);
@@ -157,15 +151,15 @@ inline Quantity matmul_bytes(const MatmulShape& s, const MatmulFormats& in = {})
 }
 
 // Exact: every operand and the result counted.
-inline Quantity matmul_intensity(const MatmulShape& s, const MatmulFormats& in = {}) {
+inline Quantity matmul_intensity(const BatchMatmul& s, const MatmulFormats& in = {}) {
   return named("I", matmul_flops(s) / matmul_bytes(s, in), "scaling book, 1");
 }
 
 // FLOP/s that it reaches at most: the plot of throughput against the batch.
-inline Quantity attainable(const Chip& chip, const MatmulShape& s, const MatmulFormats& in = {},
+inline Quantity attainable(const Chip& chip, const BatchMatmul& s, const MatmulFormats& in = {},
                            Channel channel = Channel::memory) {
   const Quantity i = matmul_intensity(s, in);
-  return named("attainable", detail::least(peak_of(chip, in.math), i * bandwidth_of(chip, channel)),
+  return named("attainable", min(peak_rate(chip, in.math), i * bandwidth_of(chip, channel)),
                "scaling book, 1");
 }
 
@@ -216,7 +210,7 @@ inline Quantity critical_width(const Chip& chip, double hidden_over_width,
 
 // Rows of activations read and results written through tiles of bm x bk x bn: each row of tiles of
 // x goes by once for every column of tiles of w.
-inline Quantity tiled_matmul_bytes(const MatmulShape& s, double bm, double bk, double bn,
+inline Quantity tiled_matmul_bytes(const BatchMatmul& s, double bm, double bk, double bn,
                                    const MatmulFormats& in = {}) {
   const char* const who = "tiled_matmul_bytes";
   const Quantity tm = ceil(detail::given(who, "B", s.b) / detail::given(who, "bm", bm));

@@ -30,8 +30,8 @@ inline Quantity cores_of(const Machine& on) {
                "scaling book, 2");
 }
 
-inline Quantity peak_of(const Machine& on, DType format) {
-  return named("C_all", chips_of(on) * peak_of(on.chip, format), "scaling book, 2");
+inline Quantity peak_rate(const Machine& on, DType format) {
+  return named("C_all", chips_of(on) * peak_rate(on.chip, format), "scaling book, 2");
 }
 
 inline Quantity memory_of(const Machine& on) {
@@ -47,14 +47,6 @@ inline Quantity memory_bandwidth_of(const Machine& on) {
 inline Quantity sram_of(const Machine& on) {
   const Quantity each = detail::given("sram_of", "S", on.chip.sram_bytes, "B", on.chip.name);
   return named("on-chip memory", chips_of(on) * each);
-}
-
-// FLOPs for a dollar: C 3600 / price.
-inline Quantity flops_per_dollar(const Chip& chip, DType format) {
-  const Quantity price =
-      detail::given("flops_per_dollar", "price", chip.dollars_per_hour, "USD/h", chip.price_source);
-  return named("FLOP/USD", peak_of(chip, format) * Quantity(3600, "s/h") / price,
-               "scaling book, 8");
 }
 
 namespace detail {
@@ -253,7 +245,7 @@ inline Quantity scratch_bytes(const VectorUnits& u) {  // of all cores
 // How much faster the matrix units are.
 inline Quantity matrix_over_vector(const Chip& chip, DType format) {
   return named("matrix / vector",
-               peak_of(chip, format) /
+               peak_rate(chip, format) /
                    detail::given("matrix_over_vector", "C_vector", chip.vector_flops, "FLOP/s"),
                "scaling book, 2 and 12");
 }

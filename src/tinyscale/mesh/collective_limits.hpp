@@ -165,7 +165,7 @@ struct InnerCut {
   Quantity reduce_math, reduce_comms, reduce;  // 2 B D F / (X C), all_reduce of [B, F]
 };
 
-inline InnerCut inner_cut(const MatmulShape& s, const Chip& chip, const List<AxisPart>& axes,
+inline InnerCut inner_cut(const BatchMatmul& s, const Chip& chip, const List<AxisPart>& axes,
                           DType format = DType::bf16) {
   double ways = 1;
   for (const AxisPart& axis : axes) {

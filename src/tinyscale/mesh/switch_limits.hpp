@@ -1,7 +1,8 @@
 #pragma once
 // Collectives of GPUs behind switches, and the tree of switches itself, each with its derivation.
-// Level i: D_i members, each sending W_i one way up to its switch (GPUs of a node, nodes of a unit,
-// units of the spine) for the S_i GPUs behind it. V bytes of the whole array, cut Y ways inside:
+// Level i of fat_tree(machine): D_i parts, each sending W_i one way up to its switch (GPUs of a
+// node, nodes of a unit, units of the spine) for the S_i GPUs behind it. V bytes of the whole
+// array, cut Y ways inside:
 //   all_gather, reduce_scatter  V max_i (D_i - 1) / (D_i max(1, Y / S_i) W_i)
 //   all_reduce twice, with sums in the switch once V / W; all_to_all V (N - 1) / (N^2 W)
 // Source: "How To Scale Your Model", chapter 12 (scaling out, collectives, appendix B).
@@ -11,95 +12,66 @@
 #include <string>     // names
 
 #include "tinyscale/hardware/intensity.hpp"
-#include "tinyscale/hardware/network.hpp"
+#include "tinyscale/hardware/pod.hpp"
 #include "tinyscale/mesh/collective_spec.hpp"
 
 namespace tinyscale {
 
-struct SwitchLevel {
-  std::string name;      // node, unit, spine
-  double members = 1;    // D_i
-  double bandwidth = 0;  // W_i: bytes/s that one member sends up, one way
-  double below = 1;      // S_i: GPUs behind one member
-};
-
-// The levels of a machine, the innermost first: machine("h100", {units, nodes, 8}).
-inline List<SwitchLevel> switch_levels(const Machine& on) {
-  static const char* const names[] = {"node", "unit", "spine"};
-  List<SwitchLevel> levels;
-  double below = 1;
-  for (int d = on.dims.size() - 1; d >= 0; --d) {
-    if (on.links[static_cast<std::size_t>(d)].kind != AxisKind::switched) {
-      detail::fail({"switch_levels: dimension ", d, " of ", on.name, " is a ",
-                    name_of(on.links[static_cast<std::size_t>(d)].kind),
-                    "; GPUs behind switches are right, machine(\"h100\", {nodes, 8})"});
-    }
-    const double members = static_cast<double>(on.dims[d]);
-    levels.push_back(
-        {names[std::min<std::size_t>(levels.size(), 2)], members, below * on.egress(d), below});
-    below *= members;
-  }
-  return levels;
-}
-
 namespace detail {
 
-inline void check_level(const char* who, const SwitchLevel& level) {
-  given(who, "D", level.members, "", "members of " + level.name);
-  given(who, "W", level.bandwidth, "B/s", "of " + level.name);
-  given(who, "S", level.below, "", "GPUs below");
+// V (D - 1) / (D W), of which an inner axis that cuts the array beyond the S GPUs of a part leaves
+// each its share.
+inline Quantity level_time(const FatTreeLevel& level, const Quantity& v, double below, double cut,
+                           bool exact) {
+  const Quantity d = given("switch_gather_time", "D", static_cast<double>(level.degree));
+  const Quantity s(below, "", "S", "GPUs of a part");
+  const Quantity y(std::min(cut, below * d.value()), "", "Y", "ways that cut the array");
+  const Quantity carried = exact ? v * (d - Quantity(1.0)) / d : v;
+  return y.value() > below ? carried / (y / s * level.part) : carried / level.part;
 }
 
-// V (D - 1) / (D W), of which an inner axis that cuts the array beyond the S GPUs of a member
-// leaves each its share.
-inline Quantity level_time(const SwitchLevel& level, const Quantity& v, double cut, bool exact) {
-  const Quantity d(level.members, "", "D"), s(level.below, "", "S");
-  const Quantity y(std::min(cut, level.below * level.members), "", "Y", "ways that cut the array");
-  const Quantity w(level.bandwidth, "B/s", "W", level.name + ", one way");
-  const Quantity carried = exact ? v * (d - Quantity(1.0)) / d : v;
-  return y.value() > level.below ? carried / (y / s * w) : carried / w;
+inline void check_levels(const char* who, const List<FatTreeLevel>& levels, std::size_t least) {
+  if (levels.size() < least) {
+    fail({who, ": ", levels.size(), " levels; ",
+          least > 1
+              ? "a node and the network above it are right, fat_tree(machine(\"h100\", {4, 8}))"
+              : "one at least is right, fat_tree(machine(\"h100\", {8}))"});
+  }
 }
 
 }  // namespace detail
 
-// What a level gathers at, W D / (D - 1): 514 GB/s in a node of 8 H100, 413 between 32 nodes.
-inline Quantity gather_bandwidth(const SwitchLevel& level) {
-  detail::check_level("gather_bandwidth", level);
-  const Quantity d(level.members, "", "D");
-  return named("W_gather",
-               Quantity(level.bandwidth, "B/s", "W", level.name) * d / (d - Quantity(1.0)),
-               "scaling book, 12");
-}
-
-// The slowest level's.
-inline Quantity gather_bandwidth(const List<SwitchLevel>& levels) {
-  Quantity slowest = gather_bandwidth(levels[0]);
-  for (const SwitchLevel& level : levels) {
-    const Quantity one = gather_bandwidth(level);
-    slowest = one.value() < slowest.value() ? one : slowest;
+// What the slowest level gathers at: 413 GB/s of 514, 413 and 17,067 of a pod of H100.
+inline Quantity gather_bandwidth(const List<FatTreeLevel>& levels) {
+  detail::check_levels("gather_bandwidth", levels, 1);
+  Quantity slowest = levels[0].gathering;
+  for (const FatTreeLevel& level : levels) {
+    slowest = level.degree > 1 ? min(slowest, level.gathering) : slowest;
   }
-  return named("W_gather", slowest, "the slowest level");
+  return named("W_gather", slowest, "scaling book, 12: the slowest level");
 }
 
 // all_gather or reduce_scatter of V bytes over all levels. `cut` > 1: [.., F_Y] is cut over an
 // inner axis of Y GPUs, and every one of them gathers only its share. Not exact: without (D - 1) /
 // D.
-inline Quantity switch_gather_time(double bytes, const List<SwitchLevel>& levels, double cut = 1,
+inline Quantity switch_gather_time(double bytes, const List<FatTreeLevel>& levels, double cut = 1,
                                    bool exact = true) {
   const char* const who = "switch_gather_time";
   const Quantity v = detail::given(who, "V", bytes, "B", "the whole array");
   detail::given(who, "Y", cut);
-  Quantity slowest(0, "s");
-  for (const SwitchLevel& level : levels) {
-    detail::check_level(who, level);
-    const Quantity time = detail::level_time(level, v, cut, exact);
+  detail::check_levels(who, levels, 1);
+  Quantity slowest(0.0, "s");
+  double below = 1;
+  for (const FatTreeLevel& level : levels) {
+    const Quantity time = detail::level_time(level, v, below, cut, exact);
     slowest = time.value() > slowest.value() ? time : slowest;
+    below *= static_cast<double>(level.degree);
   }
   return named("T", slowest, "scaling book, 12");
 }
 
 // An all_reduce: two passes, or one when the switches sum (SHARP): V / W.
-inline Quantity switch_reduce_time(double bytes, const List<SwitchLevel>& levels, double cut = 1,
+inline Quantity switch_reduce_time(double bytes, const List<FatTreeLevel>& levels, double cut = 1,
                                    bool in_switch = false, bool exact = true) {
   if (!in_switch) {
     return named("T", Quantity(2.0) * switch_gather_time(bytes, levels, cut, exact),
@@ -110,22 +82,21 @@ inline Quantity switch_reduce_time(double bytes, const List<SwitchLevel>& levels
 
 // all_to_all of V bytes in all: a member keeps 1 / D of its share. In a node V (N - 1) / (N^2 W),
 // over M nodes V (M - 1) / (M^2 W_node); not exact: V / (D W). The slowest level.
-inline Quantity switch_exchange_time(double bytes, const List<SwitchLevel>& levels,
+inline Quantity switch_exchange_time(double bytes, const List<FatTreeLevel>& levels,
                                      bool exact = true) {
   const char* const who = "switch_exchange_time";
   const Quantity v = detail::given(who, "V", bytes, "B", "the whole array");
+  detail::check_levels(who, levels, 1);
   double members = 1;
-  for (const SwitchLevel& level : levels) {
-    members *= level.members;
+  for (const FatTreeLevel& level : levels) {
+    members *= static_cast<double>(level.degree);
   }
-  Quantity slowest(0, "s");
-  for (const SwitchLevel& level : levels) {
-    detail::check_level(who, level);
-    const Quantity w(level.bandwidth, "B/s", "W", level.name + ", one way");
-    const Quantity n(members / level.below, "", "N", "members of this size in all");
-    const Quantity d(level.members, "", "D"), one(1.0);
-    const Quantity time = exact ? v * (n - one) / (n * n * w) : v / (n * w);
+  Quantity slowest(0.0, "s");
+  for (const FatTreeLevel& level : levels) {
+    const Quantity n(members, "", "N", "parts of this size in all"), one(1.0);
+    const Quantity time = exact ? v * (n - one) / (n * n * level.part) : v / (n * level.part);
     slowest = time.value() > slowest.value() ? time : slowest;
+    members /= static_cast<double>(level.degree);
   }
   return named("T", slowest, "scaling book, 12");
 }
@@ -134,7 +105,7 @@ inline Quantity switch_exchange_time(double bytes, const List<SwitchLevel>& leve
 inline Quantity ragged_share(double top_k, double devices) {
   const Quantity k = detail::given("ragged_share", "k", top_k);
   const Quantity n = detail::given("ragged_share", "N", devices);
-  return named("share", detail::least(k / n, Quantity(1.0)), "scaling book, 12");
+  return named("share", min(k / n, Quantity(1.0)), "scaling book, 12");
 }
 
 // The same when the k experts are drawn at random with Z devices: a device is asked by a token with
@@ -148,7 +119,7 @@ inline Quantity expected_ragged_share(double top_k, double devices, bool exact =
     return named("share", k / z * others, "scaling book, 12, appendix B: k << Z");
   }
   const Quantity missed =
-      detail::make_quantity("pow", std::pow(others.value(), top_k), "", {others, k});
+      detail::make_quantity("pow", std::pow(others.value(), top_k), {}, {others, k});
   return named("share", (one - missed) * others, "scaling book, 12, appendix B");
 }
 
@@ -168,17 +139,13 @@ inline Quantity switch_bandwidth(const SwitchTier& tier) {
                "scaling book, 12");
 }
 
-// Both directions through the middle of a level: D / 2 members each way.
-inline Quantity bisection_bandwidth(const SwitchLevel& level) {
-  detail::check_level("bisection_bandwidth", level);
-  return named("W_bisection",
-               Quantity(level.members, "", "D") *
-                   Quantity(level.bandwidth, "B/s", "W", level.name + ", one way"),
-               "scaling book, 12: both directions");
+// Both directions through the middle of a level: D / 2 parts each way.
+inline Quantity bisection_bandwidth(const FatTreeLevel& level) {
+  return named("W_bisection", level.all, "scaling book, 12: both directions");
 }
 
 // A fat tree in which every level has as much bandwidth up as down.
-struct FatTree {
+struct SwitchCounts {
   double gpus = 0, nodes = 0, units = 0;  // units: 32 nodes behind one set of leaves
   double node_switches = 0, leaves = 0, spines = 0, cores = 0;
   double cables_leaf_spine = 0;  // between each leaf and each spine
@@ -189,14 +156,14 @@ struct FatTree {
 // 8 GPUs and 4 switches a node, 32 nodes and 8 leaves of 64 ports a unit. As long as a spine's
 // ports reach every leaf, spines turn all of them down (32 with 2048 GPUs); beyond, half go up to
 // cores. `spine_used` ports: 64, all of them.
-inline FatTree fat_tree(double gpus, double ports = 64, double gpus_of_node = 8,
-                        double nodes_of_unit = 32, double node_switches = 4) {
-  const char* const who = "fat_tree";
+inline SwitchCounts switch_counts(double gpus, double ports = 64, double gpus_of_node = 8,
+                                  double nodes_of_unit = 32, double node_switches = 4) {
+  const char* const who = "switch_counts";
   detail::given(who, "GPUs", gpus);
   detail::given(who, "ports", ports);
   const double unit = detail::given(who, "GPUs of a node", gpus_of_node).value() *
                       detail::given(who, "nodes of a unit", nodes_of_unit).value();
-  FatTree tree;
+  SwitchCounts tree;
   tree.gpus = gpus;
   tree.nodes = std::ceil(gpus / gpus_of_node);
   tree.units = std::ceil(gpus / unit);
@@ -218,15 +185,12 @@ struct GatherTraffic {
   Quantity time;                                    // of the network above the nodes
 };
 
-inline GatherTraffic gather_traffic(double bytes, const List<SwitchLevel>& levels) {
-  if (levels.size() < 2) {
-    detail::fail({"gather_traffic: ", levels.size(),
-                  " levels; a node and the network above it are right, {nodes, 8}"});
-  }
+inline GatherTraffic gather_traffic(double bytes, const List<FatTreeLevel>& levels) {
   const char* const who = "gather_traffic";
-  const Quantity v = detail::given(who, "V", bytes, "B");
-  const Quantity n(levels[0].members, "", "N", "GPUs of a node"), one(1.0);
-  const Quantity m(levels[1].members, "", "M", "nodes");
+  detail::check_levels(who, levels, 2);
+  const Quantity v = detail::given(who, "V", bytes, "B"), one(1.0);
+  const Quantity n(static_cast<double>(levels[0].degree), "", "N", "GPUs of a node");
+  const Quantity m(static_cast<double>(levels[1].degree), "", "M", "nodes");
   GatherTraffic out;
   out.from_gpus = named("from GPUs", v / m, "scaling book, 12");
   out.to_leaf = named("to leaf", v / m, "scaling book, 12");
@@ -236,16 +200,16 @@ inline GatherTraffic gather_traffic(double bytes, const List<SwitchLevel>& level
   out.node_out = named("node out", out.to_leaf + out.to_gpus);
   out.leaf_in = named("leaf in", m * out.to_leaf);
   out.leaf_out = named("leaf out", m * out.from_leaf);
-  out.time = named("T", out.from_leaf / Quantity(levels[1].bandwidth, "B/s", "W_node"),
-                   "scaling book, 12");
+  out.time = named("T", out.from_leaf / levels[1].part, "scaling book, 12");
   return out;
 }
 
 // What a node's switch takes in, and as much out, when it sums V bytes of each of N GPUs: V (N - 1)
 // to be summed, V / N a GPU back, that again summed up, V (N - 1) to all others: N V.
-inline Quantity in_switch_traffic(double bytes, const SwitchLevel& node) {
+inline Quantity in_switch_traffic(double bytes, const FatTreeLevel& node) {
   const Quantity v = detail::given("in_switch_traffic", "V", bytes, "B");
-  const Quantity n = detail::given("in_switch_traffic", "N", node.members, "", "GPUs of a node");
+  const Quantity n = detail::given("in_switch_traffic", "N", static_cast<double>(node.degree), "",
+                                   "GPUs of a node");
   return named("switch in", v * (n - Quantity(1.0)) + v, "scaling book, 12");
 }
 

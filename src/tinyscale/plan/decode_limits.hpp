@@ -39,11 +39,7 @@ inline Quantity chip_count(const char* who, double chips) {
   return given(who, "N", chips, "", "chips");
 }
 
-inline Quantity floor_of(const Quantity& q) {
-  return make_quantity("floor", std::floor(q.value()), q.unit(), {q});
-}
-
-inline Quantity weight_bytes(const char* who, const ServedModel& m) {
+inline Quantity served_bytes(const char* who, const ServedModel& m) {
   return given(who, "P_bytes", m.parameter_bytes, "B", "weights");
 }
 
@@ -61,7 +57,7 @@ inline Quantity cache_bytes(const ServedModel& m, double length) {
 inline Quantity serving_bytes(const ServedModel& m, double batch, double length) {
   return named("memory",
                detail::given("serving_bytes", "B", batch) * cache_bytes(m, length) +
-                   detail::weight_bytes("serving_bytes", m),
+                   detail::served_bytes("serving_bytes", m),
                "scaling book, 7");
 }
 
@@ -82,8 +78,9 @@ inline Quantity decode_step_time(const ServedModel& m, double batch, double leng
   const Quantity b = detail::given(who, "B", batch);
   const Quantity p = detail::given(who, "P", m.parameters);
   const Quantity cache = named("T_kv", b * cache_bytes(m, length) / (n * w));
-  const Quantity weights = named("T_weights", detail::weight_bytes(who, m) / (n * w));
-  const Quantity flops = named("T_math", Quantity(2.0, "FLOP") * b * p / (n * peak_of(chip, math)));
+  const Quantity weights = named("T_weights", detail::served_bytes(who, m) / (n * w));
+  const Quantity flops =
+      named("T_math", Quantity(2.0, "FLOP") * b * p / (n * peak_rate(chip, math)));
   return named("T_step", cache + max(flops, weights), "scaling book, 7");
 }
 
@@ -100,7 +97,7 @@ inline Quantity flops_per_cache_byte(const ServedModel& m, double length) {
 // Reading the weights once, and reading all of a full memory once: the least and the usual step.
 inline Quantity weights_step_time(const ServedModel& m, double chips, const Chip& chip) {
   return named("T_weights",
-               detail::weight_bytes("weights_step_time", m) /
+               detail::served_bytes("weights_step_time", m) /
                    (detail::chip_count("weights_step_time", chips) * bandwidth_of(chip)),
                "scaling book, 8");
 }
@@ -128,14 +125,14 @@ inline Quantity smallest_slice(const Quantity& bytes, const Chip& chip) {
   while (slice < needed.value()) {
     slice *= slice < 2 && chip.kind == "tpu" ? 4 : 2;
   }
-  const Quantity next = detail::make_quantity("next slice", slice, "", {needed});
+  const Quantity next = detail::make_quantity("next slice", slice, {}, {needed});
   return named("slice", next, "scaling book, 8");
 }
 
 inline Quantity memory_left(const ServedModel& m, double chips, const Chip& chip) {
   const char* const who = "memory_left";
   const Quantity each = detail::given(who, "M", chip.memory_bytes, "B", chip.name);
-  return named("left", detail::chip_count(who, chips) * each - detail::weight_bytes(who, m),
+  return named("left", detail::chip_count(who, chips) * each - detail::served_bytes(who, m),
                "scaling book, 8");
 }
 
@@ -148,7 +145,7 @@ inline Quantity sequences_that_fit(const ServedModel& m, double length, double c
                   " chips of ", format_bytes(chip.memory_bytes), "; ",
                   std::ceil(m.parameter_bytes / chip.memory_bytes), " chips would hold them"});
   }
-  return named("sequences", detail::floor_of(left / cache_bytes(m, length)), "scaling book, 8");
+  return named("sequences", floor(left / cache_bytes(m, length)), "scaling book, 8");
 }
 
 // ---- Throughput ----
@@ -243,7 +240,7 @@ struct DecodeMatmul {
   std::string bound;             // links, memory, math
 };
 
-inline DecodeMatmul decode_matmul(const MatmulShape& s, double chips, const Chip& chip,
+inline DecodeMatmul decode_matmul(const BatchMatmul& s, double chips, const Chip& chip,
                                   const Quantity& link, const MatmulFormats& in = {}) {
   DecodeMatmul out;
   const char* const who = "decode_matmul";
@@ -269,7 +266,7 @@ inline Quantity two_dim_ways(double d, double f, double chips) {
                "scaling book, 7, appendix B");
 }
 
-inline Quantity two_dim_time(const MatmulShape& s, double chips, double x, const Quantity& link,
+inline Quantity two_dim_time(const BatchMatmul& s, double chips, double x, const Quantity& link,
                              DType format = DType::bf16) {
   const char* const who = "two_dim_time";
   const Quantity b = detail::given(who, "B", s.b), d = detail::given(who, "D", s.d);
@@ -281,7 +278,7 @@ inline Quantity two_dim_time(const MatmulShape& s, double chips, double x, const
                "scaling book, 7, appendix B");
 }
 
-inline Quantity one_dim_time(const MatmulShape& s, const Quantity& link, double axes = 1,
+inline Quantity one_dim_time(const BatchMatmul& s, const Quantity& link, double axes = 1,
                              DType format = DType::bf16) {
   const char* const who = "one_dim_time";
   return named("T_1d",

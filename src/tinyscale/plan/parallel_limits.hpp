@@ -26,12 +26,11 @@ inline Quantity link_intensity(const Chip& chip, DType format = DType::bf16) {
 
 // alpha between nodes: all the GPUs of a node over what the node sends. 2475 with H100.
 inline Quantity node_intensity(const Machine& on, DType format = DType::bf16) {
-  const List<SwitchLevel> levels = switch_levels(on);
+  const List<FatTreeLevel> levels = fat_tree(on);
   if (levels.size() < 2) {
     detail::fail({"node_intensity: ", on.name, " is one node; {nodes, 8} has a network between"});
   }
-  const Quantity node(levels[1].bandwidth, "B/s", "W_node", "out of a node, one way");
-  return named("alpha", peak_of(on.chip, format) / node, "scaling book, 12");
+  return named("alpha", peak_rate(on.chip, format) / levels[1].part, "scaling book, 12");
 }
 
 namespace detail {
@@ -180,8 +179,7 @@ inline Quantity hidden_for_experts(const Quantity& alpha, double ways, double to
   const Quantity z = detail::given(who, "Z", ways), k = detail::given(who, "k", top_k);
   const Quantity d = detail::given(who, "D", node, "", "GPUs of a node");
   return named("F",
-               detail::numbers_at(alpha, DType::bf16) * (z - d) / k *
-                   detail::least(d * k / z, Quantity(1.0)),
+               detail::numbers_at(alpha, DType::bf16) * (z - d) / k * min(d * k / z, Quantity(1.0)),
                "scaling book, 12");
 }
 
@@ -193,7 +191,7 @@ inline Quantity expert_exchange_time(double tokens, double width, double ways, d
   return named("T_comms",
                Quantity(4.0, "B") * detail::given(who, "B", tokens) *
                    detail::given(who, "D", width) * (z - d) / (rate * z) *
-                   detail::least(d * k / z, Quantity(1.0)),
+                   min(d * k / z, Quantity(1.0)),
                "scaling book, 12");
 }
 
@@ -232,7 +230,7 @@ struct LayerTimes {
 
 namespace detail {
 
-inline void layer_bytes(const MatmulShape& s, const LayerSplit& split, const Quantity& number,
+inline void layer_bytes(const BatchMatmul& s, const LayerSplit& split, const Quantity& number,
                         LayerTimes& out) {
   const char* const who = "layer_times";
   const Quantity b = given(who, "B", s.b), d = given(who, "D", s.d), f = given(who, "F", s.f);
@@ -253,7 +251,7 @@ inline void layer_bytes(const MatmulShape& s, const LayerSplit& split, const Qua
 
 // Forward: T_math = 4 B D F / (N C), T_fsdp = 4 D F / (Y W M_X), T_tensor = 4 B D / (X W M_Y) in
 // bf16; `link` is W, both ways of a ring.
-inline LayerTimes layer_times(const MatmulShape& s, const LayerSplit& split, const Chip& chip,
+inline LayerTimes layer_times(const BatchMatmul& s, const LayerSplit& split, const Chip& chip,
                               const Quantity& link, DType format = DType::bf16) {
   LayerTimes out;
   detail::layer_bytes(s, split, Quantity(bytes_of(format), "B", "b", name_of(format)), out);
@@ -273,7 +271,7 @@ inline LayerTimes layer_times(const MatmulShape& s, const LayerSplit& split, con
 }
 
 // Gradients of a layer summed over the network, by all M chips of a slice at once: 4 b D F / (M W).
-inline Quantity network_gradient_time(const MatmulShape& s, double slice, const Chip& chip,
+inline Quantity network_gradient_time(const BatchMatmul& s, double slice, const Chip& chip,
                                       DType format = DType::bf16) {
   const char* const who = "network_gradient_time";
   return named("T_dcn",
@@ -314,14 +312,14 @@ inline Quantity run_time(const Quantity& flops, double chips, const Chip& chip, 
                          DType format = DType::bf16) {
   training_seconds(flops.value(), chips, chip.peak(format), mfu);  // checks
   const Quantity n(chips, "", "N", "chips"), reached(mfu, "", "MFU");
-  return named("T", flops / (n * peak_of(chip, format) * reached), "scaling book, 5");
+  return named("T", flops / (n * peak_rate(chip, format) * reached), "scaling book, 5");
 }
 
 // FLOPs that so many chip hours can do, and what a model's 6 P T is of them.
 inline Quantity flops_of_hours(double chip_hours, const Chip& chip, DType format = DType::bf16) {
   return named("F_most",
                detail::given("flops_of_hours", "hours", chip_hours, "h") * Quantity(3600.0, "s/h") *
-                   peak_of(chip, format),
+                   peak_rate(chip, format),
                "scaling book, 4");
 }
 
