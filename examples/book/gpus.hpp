@@ -129,6 +129,8 @@ inline void gpu_limits(Answers& out) {
   out.add("U76", book_chip("b200"), [=](const ts::Chip& c) { return ts::data_limit(across(c)); });
   out.add("U77", h100,
           [](const ts::Chip& c) { return ts::ceil(ts::chips_for(ts::state_bytes(70e9), c)); });
+  out.add("U79", h100,
+          [](const ts::Chip& c) { return ts::tensor_ways(ts::link_intensity(c), 28672); });
   out.add("U82", h100,
           [=](const ts::Chip& c) { return ts::data_limit_of_wide_models(across(c), 8); });
   out.add("U83-16B", ts::tokens_per_chip(192 * 4096.0, 192));

@@ -78,6 +78,8 @@ inline void chapter7(Answers& out) {
   out.add("I13", v5e, [](const ts::Chip& c) {
     return ts::peak_rate(ts::machine(c, {4, 2}), ts::DType::bf16);
   });
+  out.add("I02", book_chip("h100"), [](const ts::Chip& c) { return ts::critical_batch(c); });
+  out.add("I15", v5e, [](const ts::Chip& c) { return ts::memory_over_link(c); });
   out.add("I14", v5e, [](const ts::Chip& c) { return ts::link_intensity(c); });
   ts::Chip eight = v5e;
   eight.memory_bandwidth = 8 * 9e10;  // the row's beta
@@ -173,6 +175,11 @@ inline void chapter8(Answers& out) {
   eight.memory_bandwidth = 8 * 9e10;
   out.add("L24", eight, [](const ts::Chip& c) {
     return ts::decode_tensor_ways(28672, 64, ts::memory_over_link(c));
+  });
+  out.add("L27", v5e, [](const ts::Chip& c) {
+    return ts::decode_matmul({64, 8192, 28672}, 32, c,
+                             ts::bandwidth_of(c, ts::Channel::link_both_ways))
+        .math;
   });
   out.add("L30", ts::sequences_ended(32, 4096));
   out.add("L36", ts::forward_flops(405e9));

@@ -25,6 +25,8 @@ inline void chapter1(Answers& out) {
           [](const ts::Chip& c) { return ts::critical_batch(c, ts::all_in(ts::DType::int8)); });
   const ts::MatmulFormats int8_weights = {ts::DType::bf16, ts::DType::int8};
   out.add("R14", v5e, [=](const ts::Chip& c) { return ts::critical_batch(c, int8_weights); });
+  out.add("R15", v5e,
+          [=](const ts::Chip& c) { return ts::critical_batch(c, 4096, 4096, int8_weights); });
   out.add("R16", v5e,
           [=](const ts::Chip& c) { return ts::critical_batch(c, 1024, 1024, int8_weights); });
   out.add("R17", ts::matmul_intensity({128, 4096, 4096, true}, ts::all_in(ts::DType::int8)));
@@ -81,6 +83,10 @@ inline void streamed_matmul(Answers& out) {
     return ts::math_time(ts::matmul_flops({8, side, side}).value(), c, ts::DType::bf16);
   };
   out.add("T33", v5e, math);
+  out.add("T29", v5e, [=](const ts::Chip& c) {
+    return ts::transfer_time(bytes.value(), c, ts::Channel::pcie, 16);
+  });
+  out.add("T31", v5e, [=](const ts::Chip& c) { return ts::transfer_time(bytes.value(), c); });
   const Quantity slowest = ts::slowest_stage(
       {ts::named("PCIe", ts::transfer_time(bytes.value(), v5e, ts::Channel::pcie, 16)),
        ts::named("ICI", ts::port_time(ts::machine(v5e, {4, 4}), others, corner)),
@@ -98,6 +104,8 @@ inline void chapter2(Answers& out) {
   });
   out.add("T18", book_chip("tpu-v6e"),
           [](const ts::Chip& c) { return ts::critical_batch(c, {}, ts::Channel::pcie); });
+  out.add("T19", book_chip("tpu-v6e"),
+          [](const ts::Chip& c) { return ts::critical_width(c, 4, {}, ts::Channel::pcie); });
   out.add("T20", v5e, [](const ts::Chip& c) {
     return ts::critical_batch(c, 4096, 16384, ts::all_in(ts::DType::int8));
   });

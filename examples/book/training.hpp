@@ -25,6 +25,7 @@ inline void limits(Answers& out) {
   out.add("G12", v5p, [](const ts::Chip& c) { return ts::link_intensity(c, ts::DType::int8); });
   ask("G15", [](const Quantity& alpha) { return ts::mixed_limit(alpha, 32768, 2); });
   ask("G25", [](const Quantity& alpha) { return ts::mixed_limit(alpha, 30000, 2); });
+  out.add("G13", ts::best_data_ways(48e3, 32768, 64, 2, 1));
   out.add("G27", ts::tokens_per_chip(2e6, 2 * 8960));
   out.add("G21", v5p, [](const ts::Chip& c) {
     ts::LayerSplit split;
