@@ -376,6 +376,9 @@ TEST_CASE("book: what wrong input says") {
   CHECK(error_of([&] { ts::gather_traffic(1, ts::fat_tree(gpus)); }) ==
         "gather_traffic: 1 levels; a node and the network above it are right, "
         "fat_tree(machine(\"h100\", {4, 8}))");
+  CHECK(error_of([] { ts::collective_limit(Collective::all_gather, 1, {ring_of(4, 0)}); }) ==
+        "collective_transfer: W (of a link) is 0; a finite number above 0 is right");
+  CHECK(ts::hidden_for_wide_ways(ts::link_intensity(v5e), 4).value() == 0);
   CHECK(error_of([] { ts::switch_gather_time(1, {}); }) ==
         "switch_gather_time: 0 levels; one at least is right, fat_tree(machine(\"h100\", {8}))");
   const ts::ServedModel m = book::llama70b(DType::int8);

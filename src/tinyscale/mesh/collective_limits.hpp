@@ -48,7 +48,8 @@ inline void check_limit(const char* who, Collective what, const List<AxisPart>& 
 }
 
 inline Quantity axis_rate(const AxisPart& axis) {
-  const double way = axis.bandwidth / axis.spacing;
+  const double way =
+      given("collective_transfer", "W", axis.bandwidth / axis.spacing, "B/s", "of a link").value();
   return axis.kind == AxisKind::ring ? Quantity(2 * way, "B/s", "W", "ring, both ways")
                                      : Quantity(way, "B/s", "W", "line, one way");
 }

@@ -114,14 +114,15 @@ inline Quantity hidden_for_ways(const Quantity& alpha, double ways, double axes 
                "scaling book, 5");
 }
 
-// Over two nodes of D GPUs only what leaves a node counts: F > alpha (Y - D).
+// Over two nodes of D GPUs only what leaves a node counts: F > alpha (Y - D), anything inside one.
 inline Quantity hidden_for_wide_ways(const Quantity& alpha, double ways, double node = 8,
                                      DType format = DType::bf16) {
   const char* const who = "hidden_for_wide_ways";
   return named(
       "F",
       detail::numbers_at(alpha, format) *
-          (detail::given(who, "Y", ways) - detail::given(who, "D", node, "", "GPUs of a node")),
+          max(detail::given(who, "Y", ways) - detail::given(who, "D", node, "", "GPUs of a node"),
+              Quantity(0.0)),
       "scaling book, 12");
 }
 
@@ -179,7 +180,8 @@ inline Quantity hidden_for_experts(const Quantity& alpha, double ways, double to
   const Quantity z = detail::given(who, "Z", ways), k = detail::given(who, "k", top_k);
   const Quantity d = detail::given(who, "D", node, "", "GPUs of a node");
   return named("F",
-               detail::numbers_at(alpha, DType::bf16) * (z - d) / k * min(d * k / z, Quantity(1.0)),
+               detail::numbers_at(alpha, DType::bf16) * max(z - d, Quantity(0.0)) / k *
+                   min(d * k / z, Quantity(1.0)),
                "scaling book, 12");
 }
 
@@ -190,7 +192,7 @@ inline Quantity expert_exchange_time(double tokens, double width, double ways, d
   const Quantity k = detail::given(who, "k", top_k);
   return named("T_comms",
                Quantity(4.0, "B") * detail::given(who, "B", tokens) *
-                   detail::given(who, "D", width) * (z - d) / (rate * z) *
+                   detail::given(who, "D", width) * max(z - d, Quantity(0.0)) / (rate * z) *
                    min(d * k / z, Quantity(1.0)),
                "scaling book, 12");
 }
@@ -235,7 +237,7 @@ inline void layer_bytes(const BatchMatmul& s, const LayerSplit& split, const Qua
   const char* const who = "layer_times";
   const Quantity b = given(who, "B", s.b), d = given(who, "D", s.d), f = given(who, "F", s.f);
   const Quantity x = given(who, "X", split.data), y = given(who, "Y", split.tensor);
-  const Quantity none(0.0, "B"), two(2.0), four(4.0);
+  const Quantity none(0.0, "B"), two(2.0);
   const Quantity weights = two * number * d * f / y, rows = two * number * b * d / x;
   const bool data = split.data > 1, tensor = split.tensor > 1;
   out.data_forward = named("V_W", data && split.gathered ? weights : none, "W_in, W_out gathered");
