@@ -30,7 +30,7 @@ const Knob knobs[] = {
     {"matmul_hopper", &ts::Efficiency::matmul_hopper, 0.87, 0.6, 1},
     {"matmul_blackwell", &ts::Efficiency::matmul_blackwell, 0.87, 0.6, 1},
     {"matmul_tpu", &ts::Efficiency::matmul_tpu, 0.9, 0.7, 1.03},
-    {"matmul_tpu_fp8", &ts::Efficiency::matmul_tpu_fp8, 0.6, 0.4, 1},
+    {"matmul_tpu_fp8", &ts::Efficiency::matmul_tpu_fp8, 0.65, 0.4, 1},
     {"waves", &ts::Efficiency::waves, 0.6, 0.3, 1.5},
     {"attention", &ts::Efficiency::attention, 0.45, 0.2, 0.8},
     {"attention_tpu", &ts::Efficiency::attention_tpu, 0.3, 0.15, 0.8},
@@ -223,6 +223,65 @@ void print_runs(const std::vector<Run>& runs, const ts::Efficiency& e) {
   std::cout << table << "\n";
 }
 
+// From the limit to the published time, in shares of the published time, the mean of a source.
+void print_ledger(const std::vector<Run>& runs, const ts::Efficiency& e) {
+  ts::Table table;
+  table.title = "from the limit to the run, % of the run";
+  table.columns = {"source",   "limit",  "compute below the peak", "elementwise",
+                   "messages", "bubble", "update, host, jitter",   "not explained"};
+  for (const std::string& source : sources_of(runs)) {
+    double parts[7] = {}, n = 0;
+    for (const Run& run : runs) {
+      if (run.source == source) {
+        const ts::StepPrice p = ts::price_step(run.job, run.machine, run.layout, run.chunks, e);
+        const ts::StepCost& t = p.typical;
+        const double limit = p.limit.total();
+        const double math = p.limit.math + p.limit.bubble;  // what else bounds the limit hides it
+        const double row[7] = {
+            limit,
+            t.matmul + t.attention + t.head + t.recompute - p.limit.math - (limit - math),
+            t.elementwise,
+            t.tensor + t.context + t.expert + t.transfer + t.gather + t.gradients,
+            t.bubble - p.limit.bubble,
+            t.update + t.waiting + t.jitter,
+            run.step - t.total()};
+        for (int i = 0; i < 7; ++i) {
+          parts[i] += row[i] / run.step;
+        }
+        n += 1;
+      }
+    }
+    std::vector<std::string> row = {source};
+    for (const double part : parts) {
+      row.push_back(ts::format_fixed(100 * part / n, 1));
+    }
+    table.add(row);
+  }
+  std::cout << table;
+}
+
+// Runs whose source states no layout, beside the best that the search finds for them.
+void print_searched(const std::vector<Run>& runs) {
+  ts::Table table;
+  table.title = "layout not stated: the best that is found";
+  table.columns = {"run", "published", "limit", "typical", "run / typical", "layout"};
+  for (const Run& run : runs) {
+    if (run.skipped != "the source states no layout" || !(run.step > 0)) {
+      continue;
+    }
+    ts::TrainingJob job;
+    job.model = run.job.model;
+    job.context = static_cast<std::int64_t>(run.job.context);
+    job.batch_tokens = run.job.batch * run.job.context;
+    job.format = run.job.format;
+    const ts::TrainingPlan plan = ts::plan_training(job, run.machine);
+    table.add({run.from.id, ts::format_fixed(run.step, 2), ts::format_fixed(plan.best.step_time, 2),
+               ts::format_fixed(plan.best.typical_time, 2),
+               ts::format_fixed(run.step / plan.best.typical_time, 2), plan.best.text()});
+  }
+  std::cout << table;
+}
+
 // Peaks that sources print, and the run that ran out of memory.
 void print_memory(const std::vector<Run>& runs) {
   ts::Table table;
@@ -339,6 +398,8 @@ int main(int count, char** words) {
   }
   asked_verbose = asked("--pairs");
   print_pairs(runs, e);
+  print_ledger(runs, e);
+  print_searched(all_runs);
   print_memory(all_runs);
   return 0;
 }
