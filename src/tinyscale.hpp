@@ -49,6 +49,8 @@
 #include "tinyscale/hardware/network.hpp"
 #include "tinyscale/hardware/pod.hpp"
 #include "tinyscale/hardware/roofline.hpp"
+#include "tinyscale/hardware/intensity.hpp"
+#include "tinyscale/hardware/slice_facts.hpp"
 
 // compute: the host kernels
 #include "tinyscale/compute/lanes.hpp"
@@ -134,6 +136,8 @@
 #include "tinyscale/mesh/nccl_model.hpp"
 #include "tinyscale/mesh/choose_algorithm.hpp"
 #include "tinyscale/mesh/mesh_axis.hpp"
+#include "tinyscale/mesh/collective_limits.hpp"
+#include "tinyscale/mesh/switch_limits.hpp"
 #include "tinyscale/mesh/run_log.hpp"
 #include "tinyscale/mesh/chunk_paths.hpp"
 #include "tinyscale/mesh/executor.hpp"
@@ -226,6 +230,9 @@
 
 // plan: what would it cost?
 #include "tinyscale/plan/transformer_math.hpp"
+#include "tinyscale/plan/layer_costs.hpp"
+#include "tinyscale/plan/parallel_limits.hpp"
+#include "tinyscale/plan/decode_limits.hpp"
 #include "tinyscale/plan/matmul_rate.hpp"
 #include "tinyscale/plan/group_links.hpp"
 #include "tinyscale/plan/efficiency.hpp"
