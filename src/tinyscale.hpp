@@ -262,14 +262,6 @@
 #include "tinyscale/plan/serving_simulation.hpp"
 #include "tinyscale/plan/training.hpp"
 #include "tinyscale/plan/training_report.hpp"
-#include "tinyscale/plan/claims_report.hpp"
-#include "tinyscale/plan/claims_serving.hpp"
-#include "tinyscale/plan/claims_chips.hpp"
-#include "tinyscale/plan/claims_numerics.hpp"
-#include "tinyscale/plan/claims_software.hpp"
-#include "tinyscale/plan/claims_parallel.hpp"
-#include "tinyscale/plan/claims_models.hpp"
-#include "tinyscale/plan/claims.hpp"
 
 // show: pictures and pages
 #include "tinyscale/show/svg.hpp"

@@ -1,13 +1,13 @@
-// plan/claims: every figure of the well-known claims to its printed digits, what was run beside its
-// formula, verdicts that a wrong figure turns, and what stays unknown.
+// examples/claims: every figure of the well-known claims to its printed digits, what was run beside
+// its formula, verdicts that a wrong figure turns, and what stays unknown.
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <map>
 #include <sstream>
 
+#include "../examples/claims/claims.hpp"
 #include "error_of.hpp"
-#include "tinyscale.hpp"
 
 namespace ts = tinyscale;
 

@@ -5,11 +5,9 @@
 #include <cstdint>  // int64_t
 #include <string>   // names
 
-#include "tinyscale/model/model_presets.hpp"
-#include "tinyscale/parallel/flops_forms.hpp"
-#include "tinyscale/parallel/goodput.hpp"
-#include "tinyscale/plan/claims_report.hpp"
-#include "tinyscale/plan/claims_serving.hpp"
+#include "report.hpp"
+#include "serving.hpp"
+#include "tinyscale.hpp"
 
 namespace tinyscale {
 namespace detail {

@@ -12,10 +12,7 @@
 #include <string>      // text
 #include <vector>      // notes
 
-#include "tinyscale/base/error.hpp"
-#include "tinyscale/base/list.hpp"
-#include "tinyscale/base/text.hpp"
-#include "tinyscale/measure/quantity.hpp"
+#include "tinyscale.hpp"
 
 namespace tinyscale {
 

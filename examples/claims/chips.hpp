@@ -6,12 +6,9 @@
 #include <cstdint>  // int64_t
 #include <string>   // names
 
-#include "tinyscale/hardware/roofline.hpp"
-#include "tinyscale/mesh/mesh.hpp"
-#include "tinyscale/mesh/route.hpp"
-#include "tinyscale/plan/claims_report.hpp"
-#include "tinyscale/plan/claims_serving.hpp"
-#include "tinyscale/systolic/wavefront.hpp"
+#include "report.hpp"
+#include "serving.hpp"
+#include "tinyscale.hpp"
 
 namespace tinyscale {
 
