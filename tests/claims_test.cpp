@@ -142,10 +142,10 @@ TEST_CASE("claims A5 to A7: pods and domains") {
                {"tpu-v7 pod, fp8_e4m3", 1e18, "42.5"},
                {"tpu-v5e all-reduce", 1e12, "51.2"},
                {"tpu-v5e bisection", 1e12, "1.6"},
-               {"tpu-v5e DCN", 1e12, "6.4"},
+               {"tpu-v5e DCN", 1e12 / 8, "6.4"},
                {"tpu-v6e all-reduce", 1e12, "102.4"},
                {"tpu-v6e bisection", 1e12, "3.2"},
-               {"tpu-v6e DCN", 1e12, "25.6"},
+               {"tpu-v6e DCN", 1e12 / 8, "25.6"},
                {"links cut, 16x16 torus", 1, "32"},
                {"links cut, 16x16 mesh", 1, "16"},
                {"tpu-v7 pod, memory", 1e15, "1.90"}});

@@ -53,10 +53,10 @@ inline ClaimReport claim_pods() {
     const Quantity book(c.link_bandwidth, "B/s", "link", "scaling book, one way");
     const Quantity rate = named("vendor's link", book / Quantity(0.9));
     const Quantity cut(static_cast<double>(links_cut(torus, 0)), "", "links cut", "counted");
-    const Quantity bits(8, "bit/B"), port(c.dcn_bandwidth, "B/s", "DCN of a chip");
+    const Quantity port(c.dcn_bandwidth, "B/s", "DCN of a chip");
     r.add(cat({name, " all-reduce"}), chips * links * rate, all_reduce);
     r.add(cat({name, " bisection"}), cut * rate, bisection);
-    r.add(cat({name, " DCN"}), chips * port * bits, dcn);
+    r.add(cat({name, " DCN"}), chips * port, dcn / 8);  // claimed in bits
   };
   network("tpu-v5e", 51.2e12, 1.6e12, 6.4e12);
   network("tpu-v6e", 102.4e12, 3.2e12, 25.6e12);
