@@ -365,6 +365,8 @@ TEST_CASE("serving: beam search with a shared prefix on one v5e") {
   CHECK(plan.weights_time.value() == doctest::Approx(15.9e-3).epsilon(0.002));
   CHECK(plan.shared_cache.value() == (2048 + 32 * 256) * 409600.0);  // 4.19 GB
   CHECK(plan.shared_cache.value() == doctest::Approx(4.19e9).epsilon(0.002));
+  CHECK(plan.shared_cache.value() / 409600 == 10240);  // places of tokens
+  CHECK(plan.copied_cache.value() / 409600 == 73728);
   CHECK(plan.shared_memory.value() == doctest::Approx(17.2e9).epsilon(0.002));
   CHECK(!plan.fits_shared);
   CHECK(plan.copied_cache.value() == doctest::Approx(30.2e9).epsilon(0.002));
