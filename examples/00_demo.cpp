@@ -1,5 +1,5 @@
 // The main job, on a real text: measure the laptop, train a transformer, price it on a TPU, step a
-// systolic array through its matmul, train it again on four simulated devices, draw what happened.
+// systolic array through its matmul, train it again on simulated devices, draw what happened.
 // You see a table for each, a number that a formula gives beside what was counted or measured; the
 // pictures go to a page, demo.html.
 //   make demo TEXT=input.txt
@@ -107,33 +107,47 @@ void step_an_array(const ts::Transformer& model, ts::HtmlPage& page) {
             " % of the PE-ticks are useful.");
 }
 
-void train_on_four(const ts::Text& text, const ts::TrainReport& one, ts::HtmlPage& page) {
+// GPT-2 medium on 256 chips in small: on real chips so small a model would do little but send.
+ts::Twin twin_of_a_pod(std::int64_t batch) {
+  ts::TrainingJob job;
+  job.model = ts::config("gpt2-medium");
+  job.batch_tokens = 1024 * 1024;
+  job.state = ts::StateBytes::mixed;
+  ts::Layout layout;
+  layout.data = 256;
+  return ts::twin_of(job, ts::machine("tpu-v5e", {16, 16}), layout).with(ts::config("nano"), batch);
+}
+
+void train_on_a_mesh(const ts::Text& text, const ts::TrainReport& one, ts::HtmlPage& page) {
   ts::TrainOptions options = training();
-  options.machine = ts::machine("tpu-v5e", {4});
-  options.layout.data = 4;
-  std::cout << "\nThe same training on 4 simulated TPU v5e\n";
-  ts::Transformer model(ts::config("nano"), /*seed=*/1);
-  const ts::TrainReport four = ts::train(model, text, options);
+  const ts::Twin twin = twin_of_a_pod(options.batch);
+  options.machine = twin.machine;
+  options.layout = twin.layout;
+  std::cout << "\nThe same training on simulated devices\n" << twin << "\n";
+  ts::Transformer model(twin.model, /*seed=*/1);
+  const ts::TrainReport many = ts::train(model, text, options);
   double difference = 0;
-  for (std::size_t i = 0; i < four.losses.size(); ++i) {
-    difference = std::max(difference, std::fabs(four.losses[i] - one.losses[i]));
+  for (std::size_t i = 0; i < many.losses.size(); ++i) {
+    difference = std::max(difference, std::fabs(many.losses[i] - one.losses[i]));
   }
-  std::cout << four << "largest difference in loss from one device over " << four.losses.size()
+  std::cout << many << "largest difference in loss from one device over " << many.losses.size()
             << " steps: " << difference << "\n"
-            << *four.last_step;
-  page.heading("The same training on four devices");
-  page.text(
-      "Data parallelism on a line of 4 simulated TPU v5e: each device learns from a quarter "
-      "of the batch, and gradients are summed by an all_reduce that really moves them. The "
-      "losses differ from one device's by at most " +
-      small_number(difference) + ", final validation " +
-      ts::format_fixed(four.final_validation(), 4) + " beside " +
-      ts::format_fixed(one.final_validation(), 4) + ".");
-  page.table(four.step.sent.table());
-  page.picture(ts::waterfall(four));
-  page.picture(ts::svg(*four.last_step));
-  page.picture(ts::device_timeline(four));
-  page.table(four.last_step->table());
+            << *many.last_step;
+  page.heading("The same training on several devices");
+  page.text("Data parallelism on a ring of " + std::to_string(many.devices) +
+            " devices of a fictional machine, on which each part of a step takes the share that it "
+            "would take of GPT-2 medium on 256 TPU v5e: each device learns from its part of the "
+            "batch, and gradients are summed by an all_reduce that really moves them. The losses "
+            "differ from one device's by at most " +
+            small_number(difference) + ", final validation " +
+            ts::format_fixed(many.final_validation(), 4) + " beside " +
+            ts::format_fixed(one.final_validation(), 4) + ".");
+  page.table(twin.table());
+  page.table(many.step.sent.table());
+  page.picture(ts::waterfall(many));
+  page.picture(ts::svg(*many.last_step));
+  page.picture(ts::device_timeline(many));
+  page.table(many.last_step->table());
 }
 
 }  // namespace
@@ -157,7 +171,7 @@ int main(int argc, char** argv) {
 
     profile_one_step(model, text, page);
     step_an_array(model, page);
-    train_on_four(text, one, page);
+    train_on_a_mesh(text, one, page);
     const std::string path = argc > 2 ? argv[2] : "demo.html";
     page.save(path);
     std::cout << "\nThe pictures are in " << path << "\n";

@@ -477,7 +477,7 @@ TEST_CASE("config and transformer say what is wrong") {
   CHECK(all.find("sd2.1-unet") != std::string::npos);
   CHECK(error_of([] { ts::Transformer(ts::config("deepseek-v3")); }) ==
         "Transformer: deepseek-v3 is planned, not run: it has latent attention, dense first "
-        "layers; config(\"nano\") is one that runs");
+        "layers, biases of the router; config(\"nano\") is one that runs");
   ts::ModelConfig c = tiny("llama");
   c.kv_heads = 3;
   CHECK(error_of([&] { c.validate(); }) ==

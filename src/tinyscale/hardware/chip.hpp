@@ -40,6 +40,7 @@ struct Chip {
 
   double memory_bytes = 0, memory_bandwidth = 0;  // HBM or DRAM
   double sram_bytes = 0, sram_bandwidth = 0;      // VMEM or shared memory
+  double l2_bytes = 0, l2_bandwidth = 0;          // a cache that all cores share
   List<MemoryLevel> levels;                       // smallest first; empty: main memory only
 
   int mxu_rows = 0, mxu_cols = 0, mxus = 0;  // peak = 2 rows cols mxus clock
@@ -57,8 +58,8 @@ struct Chip {
   double dcn_bandwidth = 0, pcie_bandwidth = 0;  // for each chip
 
   double watts = 0, dollars_per_hour = 0;
-  std::string source, price_source;
-  bool measured = false;  // the rates were measured on this machine
+  std::string source, price_source, price_date;  // the date as far as it is known
+  bool measured = false;                         // the rates were measured on this machine
 
   double peak(DType format) const;       // matmul FLOP/s when the operands have this format
   double intensity(DType format) const;  // FLOPs per byte above which memory does not limit

@@ -16,6 +16,7 @@
 #include "tinyscale/base/shape.hpp"
 #include "tinyscale/hardware/chip.hpp"
 #include "tinyscale/hardware/presets.hpp"
+#include "tinyscale/measure/quantity.hpp"
 
 namespace tinyscale {
 
@@ -41,6 +42,22 @@ class Bandwidth {
   explicit Bandwidth(double rate) : one_way_(rate) {}
   double one_way_ = 0;
 };
+
+// Which of the two a number is: the scaling book's TPU formulas use both ways, its GPU formulas
+// one.
+enum class Convention { one_way, both_ways };
+
+inline const char* name_of(Convention convention) {
+  return convention == Convention::one_way ? "one way" : "both ways";
+}
+
+// A bandwidth in a formula: which convention it follows has to be said, and explain() prints it.
+inline Quantity quantity_of(const Bandwidth& bandwidth, Convention convention,
+                            const std::string& name = "W", const std::string& source = "") {
+  const bool one = convention == Convention::one_way;
+  return Quantity(one ? bandwidth.one_way() : bandwidth.both_ways(), "B/s", name,
+                  (source.empty() ? "" : source + ", ") + name_of(convention));
+}
 
 // What joins the chips along one dimension.
 struct Links {

@@ -1,278 +1,271 @@
 #pragma once
 // A quantity that explains itself: a number, its unit, and the formula that it came from.
-//   named("T", F / C).explain()  ->  "T = F / C" / "= 6e+12 FLOP / 2e+14 FLOP/s" / "= 0.03 s"
+//   named("T", F / C).explain()  ->  "T = F / C" / "= 6e+12 FLOP / 2e+14 FLOP/s" / "= 30 ms"
+//   Quantity(95, "GiB").value() -> 1.02e11 (bytes: values are kept in bases)   .in("GB") -> 102
 // Arithmetic keeps the derivation and works the unit out; a named quantity stands as a symbol.
+// Bytes remember the prefixes they were given in and print so; where GB meet GiB, formula and
+// comparison show both in plain bytes.
 
-#include <algorithm>  // max
-#include <cmath>      // ceil, sqrt
-#include <cstddef>    // std::size_t
-#include <ostream>    // operator<<
-#include <string>     // text
-#include <utility>    // move, pair
-#include <vector>     // inputs
+#include <cmath>    // ceil, floor, pow, sqrt
+#include <ostream>  // operator<<
+#include <string>   // names
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/list.hpp"
-#include "tinyscale/base/order.hpp"
 #include "tinyscale/base/shared.hpp"
-#include "tinyscale/base/text.hpp"
+#include "tinyscale/measure/quantity_formula.hpp"
+#include "tinyscale/measure/units.hpp"
 
 namespace tinyscale {
 
-class Quantity;
-
 namespace detail {
 
-// What a quantity was made of; shared, never changed.
-struct QuantityNode {
-  double value = 0;
-  std::string unit, name, source;
-  std::string op;         // "+", "max", ...; empty for a given number
-  List<Quantity> inputs;  // of the op
-};
-
-// Adds the powers of a unit's bases: "FLOP/s" is {FLOP 1, s -1}.
-inline void add_unit(NameTable& powers, const std::string& unit, int sign) {
-  std::string base;
-  int power = sign;
-  for (const char c : unit + "*") {
-    if (c == '*' || c == '/') {
-      if (!base.empty() && base != "1") {
-        powers[base] += power;
-      }
-      base.clear();
-      power = c == '/' ? -sign : sign;
-    } else {
-      base += c;
-    }
+inline void check_prefixes(const Quantity& q, const Unit& unit, QuantityNode& node) {
+  if (q.prefixes() != PrefixFamily::none && has(unit, "B")) {
+    node.family = joined(node.family, q.prefixes());
   }
 }
 
-inline std::string unit_text(const NameTable& powers) {
-  std::string over, under;
-  for (const NameTable::Entry& base : powers) {
-    for (int i = 0; i < base.number; ++i) {
-      over += (over.empty() ? "" : "*") + base.name;
-    }
-    for (int i = 0; i < -base.number; ++i) {
-      under += "/" + base.name;
-    }
-  }
-  return over.empty() && !under.empty() ? "1" + under : over + under;
-}
-
-inline std::string combined_unit(const std::string& a, const std::string& b, int sign) {
-  NameTable powers;
-  add_unit(powers, a, 1);
-  add_unit(powers, b, sign);
-  return unit_text(powers);
-}
-
-}  // namespace detail
-
-class Quantity {
- public:
-  Quantity() : node_(new detail::QuantityNode) {}
-  Quantity(double value) : Quantity(value, "") {}  // a plain number: no unit
-  Quantity(double value, const std::string& unit, const std::string& name = "",
-           const std::string& source = "") {
-    const Shared<detail::QuantityNode> node(new detail::QuantityNode);
-    node->value = value;
-    node->unit = unit;
-    node->name = name;
-    node->source = source;
-    node_ = node;
-  }
-  explicit Quantity(Shared<detail::QuantityNode> node) : node_(std::move(node)) {}
-
-  double value() const { return node_->value; }
-  const std::string& unit() const { return node_->unit; }
-  const std::string& name() const { return node_->name; }
-  const std::string& source() const { return node_->source; }
-  const List<Quantity>& inputs() const { return node_->inputs; }
-  const std::string& op() const { return node_->op; }
-
-  std::string formula() const;               // "6 * P * B / (N * C)"
-  std::string text() const;                  // "5.33 s"
-  std::string explain(int depth = 8) const;  // the formula, the numbers put in, and so for inputs
-
- private:
-  Shared<detail::QuantityNode> node_;
-};
-
-namespace detail {
-
-inline std::string short_number(double value) { return printed('g', 6, value); }
-
-// Seconds, bytes and dollars read better scaled; the rest is a number and its unit.
-inline std::string quantity_text(double value, const std::string& unit) {
-  if (unit == "s") {
-    return format_seconds(value);
-  }
-  if (unit == "B") {
-    return format_bytes(value);
-  }
-  return unit.empty() ? short_number(value) : short_number(value) + " " + unit;
-}
-
-inline int binding_strength(const Quantity& q) {
-  const std::string& op = q.op();
-  if (op.empty() || !q.name().empty()) {
-    return 3;
-  }
-  return op == "+" || op == "-" ? 1 : op == "*" || op == "/" ? 2 : 3;
-}
-
-enum class QuantityStyle { symbols, numbers };
-
-inline std::string expression(const Quantity& q, QuantityStyle style);
-
-// An input of an expression: its name or its number, or its own expression when it has no name.
-inline std::string term(const Quantity& q, QuantityStyle style, int least_strength) {
-  if (q.op().empty() || !q.name().empty()) {
-    const bool symbol = style == QuantityStyle::symbols && !q.name().empty();
-    return symbol ? q.name() : q.text();
-  }
-  const std::string inner = expression(q, style);
-  return binding_strength(q) < least_strength ? "(" + inner + ")" : inner;
-}
-
-inline std::string expression(const Quantity& q, QuantityStyle style) {
-  const std::string& op = q.op();
-  const List<Quantity>& in = q.inputs();
-  if (op.empty()) {
-    return q.text();
-  }
-  if (op == "+" || op == "-" || op == "*" || op == "/") {
-    const int own = op == "+" || op == "-" ? 1 : 2;
-    const int right = op == "-" || op == "/" ? own + 1 : own;
-    return term(in[0], style, own) + " " + op + " " + term(in[1], style, right);
-  }
-  std::string list;
-  for (const Quantity& input : in) {
-    list += (list.empty() ? "" : ", ") + term(input, style, 0);
-  }
-  return op + "(" + list + ")";
-}
-
-// The named inputs of an expression, those inside its unnamed parts included.
-inline void named_inputs(const Quantity& q, List<Quantity>& out) {
-  for (const Quantity& input : q.inputs()) {
-    if (input.name().empty()) {
-      named_inputs(input, out);
-    } else {
-      out.push_back(input);
-    }
-  }
-}
-
-inline void explain_into(const Quantity& q, int depth, int indent, std::string& out,
-                         std::vector<std::string>& told) {
-  const std::string margin(static_cast<std::size_t>(2 * indent), ' ');
-  const std::string name = q.name().empty() ? "result" : q.name();
-  for (const std::string& other : told) {
-    if (other == name + q.text()) {
-      return;
-    }
-  }
-  told.push_back(name + q.text());
-  const std::string source = q.source().empty() ? "" : "   [" + q.source() + "]";
-  if (q.op().empty()) {
-    out += margin + name + " = " + q.text() + source + "\n";
-    return;
-  }
-  const std::string under = margin + std::string(name.size(), ' ') + " = ";
-  out += margin + name + " = " + expression(q, QuantityStyle::symbols) + source + "\n";
-  out += under + expression(q, QuantityStyle::numbers) + "\n";
-  out += under + q.text() + "\n";
-  List<Quantity> inputs;
-  named_inputs(q, inputs);
-  for (const Quantity& input : inputs) {
-    if (depth > 0) {
-      explain_into(input, depth - 1, indent + 1, out, told);
-    }
-  }
-}
-
-inline Quantity make_quantity(const char* op, double value, const std::string& unit,
+inline Quantity make_quantity(const char* op, double value, const Unit& unit,
                               const List<Quantity>& inputs) {
-  const Shared<QuantityNode> node(new QuantityNode);
-  node->op = op;
-  node->value = value;
-  node->unit = unit;
-  node->inputs = inputs;
-  return Quantity(node);
+  const Shared<QuantityNode> made = Shared<QuantityNode>::make();
+  QuantityNode& node = *made;
+  node.op = op;
+  node.value = value;
+  node.unit = unit;
+  node.inputs = inputs;
+  for (const Quantity& input : inputs) {
+    const QuantityNode& from = input.node();
+    const int levels = from.levels + (from.name.empty() ? 0 : 1);
+    node.levels = levels > node.levels ? levels : node.levels;
+    node.depth = from.depth + 1 > node.depth ? from.depth + 1 : node.depth;
+    check_prefixes(input, unit, node);
+  }
+  return Quantity(made);
 }
 
 inline void same_unit(const char* op, const Quantity& a, const Quantity& b) {
-  if (a.unit() != b.unit()) {
+  if (!same(a.node().unit, b.node().unit)) {
     fail({"Quantity: ", a.text(), " ", op, " ", b.text(), ": the units are \"", a.unit(),
           "\" and \"", b.unit(), "\"; both must be the same"});
   }
 }
 
-}  // namespace detail
-
-inline std::string Quantity::formula() const {
-  return detail::expression(*this, detail::QuantityStyle::symbols);
+// The number of a unit that q's bases make; throws when both do not measure the same.
+inline double conversion(const char* function, const Quantity& q, const WrittenUnit& to,
+                         const std::string& unit) {
+  if (same(q.node().unit, to.unit)) {
+    return 1 / to.scale;
+  }
+  const WrittenUnit from_seconds = in_seconds(q.node().unit);
+  const WrittenUnit to_seconds = in_seconds(to.unit);
+  if (!same(from_seconds.unit, to_seconds.unit)) {
+    fail({"Quantity::", function, ": ", q.name().empty() ? q.text() : q.name(), " is in \"",
+          q.unit(), "\", asked for in \"", unit, "\"; both must measure the same"});
+  }
+  return from_seconds.scale / (to_seconds.scale * to.scale);
 }
 
-inline std::string Quantity::text() const { return detail::quantity_text(value(), unit()); }
+}  // namespace detail
 
-inline std::string Quantity::explain(int depth) const {
-  std::string out;
-  std::vector<std::string> told;
-  detail::explain_into(*this, depth, 0, out, told);
-  return out;
+inline Quantity::Quantity(double value, const std::string& unit, const std::string& name,
+                          const std::string& source)
+    : node_(Shared<detail::QuantityNode>::make()) {
+  detail::QuantityNode& node = *node_;
+  const detail::WrittenUnit written = detail::read_unit(unit);
+  node.value = value * written.scale;
+  node.unit = written.unit;
+  node.family = written.family;
+  if (!written.as_is) {
+    node.given = unit;
+    node.scale = written.scale;
+  }
+  node.name = name;
+  node.source = source;
+}
+
+inline double Quantity::in(const std::string& unit) const {
+  const detail::WrittenUnit to = detail::read_unit(unit);
+  const double factor = detail::conversion("in", *this, to, unit);
+  return detail::same(node().unit, to.unit) ? value() / to.scale : value() * factor;
+}
+
+// Hours to seconds by a factor that stands in the formula, so that nothing is converted unseen; a
+// prefix changes only how the number is written.
+inline Quantity Quantity::to(const std::string& unit) const {
+  const detail::WrittenUnit to = detail::read_unit(unit);
+  const double factor = detail::conversion("to", *this, to, unit) * to.scale;
+  const Shared<detail::QuantityNode> out = Shared<detail::QuantityNode>::make();
+  if (detail::same(node().unit, to.unit)) {
+    *out = node();
+  } else {
+    const Quantity step(factor, detail::unit_text(detail::product(to.unit, node().unit, -1)));
+    *out = detail::make_quantity("*", value() * factor, to.unit, {*this, step}).node();
+  }
+  out->given = to.as_is ? "" : unit;
+  out->scale = to.scale;
+  out->family = to.family;
+  return Quantity(out);
 }
 
 inline Quantity operator+(const Quantity& a, const Quantity& b) {
   detail::same_unit("+", a, b);
-  return detail::make_quantity("+", a.value() + b.value(), a.unit(), {a, b});
+  return detail::make_quantity("+", a.value() + b.value(), a.node().unit, {a, b});
 }
 
 inline Quantity operator-(const Quantity& a, const Quantity& b) {
   detail::same_unit("-", a, b);
-  return detail::make_quantity("-", a.value() - b.value(), a.unit(), {a, b});
+  return detail::make_quantity("-", a.value() - b.value(), a.node().unit, {a, b});
 }
 
 inline Quantity operator*(const Quantity& a, const Quantity& b) {
-  const std::string unit = detail::combined_unit(a.unit(), b.unit(), 1);
+  const detail::Unit unit = detail::product(a.node().unit, b.node().unit, 1);
   return detail::make_quantity("*", a.value() * b.value(), unit, {a, b});
 }
 
 inline Quantity operator/(const Quantity& a, const Quantity& b) {
-  const std::string unit = detail::combined_unit(a.unit(), b.unit(), -1);
+  const detail::Unit unit = detail::product(a.node().unit, b.node().unit, -1);
   return detail::make_quantity("/", a.value() / b.value(), unit, {a, b});
+}
+
+inline Quantity operator-(const Quantity& a) {
+  return detail::make_quantity("negative", -a.value(), a.node().unit, {a});
 }
 
 inline Quantity max(const Quantity& a, const Quantity& b) {
   detail::same_unit("max", a, b);
-  return detail::make_quantity("max", std::max(a.value(), b.value()), a.unit(), {a, b});
+  return detail::make_quantity("max", a.value() < b.value() ? b.value() : a.value(), a.node().unit,
+                               {a, b});
+}
+
+inline Quantity min(const Quantity& a, const Quantity& b) {
+  detail::same_unit("min", a, b);
+  return detail::make_quantity("min", b.value() < a.value() ? b.value() : a.value(), a.node().unit,
+                               {a, b});
+}
+
+// Of one term or more, all in one unit; for many, where a chain of + would be as deep as they are.
+inline Quantity sum(const List<Quantity>& terms) {
+  if (terms.empty()) {
+    detail::fail({"sum: no quantities, so no unit; give at least one, as Quantity(0, \"s\")"});
+  }
+  double total = 0;
+  for (const Quantity& term : terms) {
+    detail::same_unit("+", terms[0], term);
+    total += term.value();
+  }
+  return terms.size() == 1 ? terms[0]
+                           : detail::make_quantity("+", total, terms[0].node().unit, terms);
 }
 
 inline Quantity ceil(const Quantity& a) {
-  return detail::make_quantity("ceil", std::ceil(a.value()), a.unit(), {a});
+  return detail::make_quantity("ceil", std::ceil(a.value()), a.node().unit, {a});
 }
 
-// The square root of a plain number: no unit.
+inline Quantity floor(const Quantity& a) {
+  return detail::make_quantity("floor", std::floor(a.value()), a.node().unit, {a});
+}
+
+// To a whole power: the unit's too.
+inline Quantity power(const Quantity& a, int exponent) {
+  if (exponent < -12 || exponent > 12) {
+    detail::fail({"power: ", a.text(), " to the ", exponent, "; -12 to 12 is right"});
+  }
+  detail::Unit unit = a.node().unit;
+  for (int i = 0; i < unit.count; ++i) {
+    detail::UnitFactor& factor = unit.factors[i];
+    factor.power = detail::unit_power(factor.power * exponent, factor.name);
+  }
+  unit.count = exponent == 0 ? 0 : unit.count;
+  return detail::make_quantity("^", std::pow(a.value(), exponent), unit,
+                               {a, Quantity(static_cast<double>(exponent))});
+}
+
+inline Quantity square(const Quantity& a) { return power(a, 2); }
+
+// Of a number, or of a unit that is a square: s*s.
 inline Quantity sqrt(const Quantity& a) {
-  detail::same_unit("sqrt", a, Quantity(0.0));
-  return detail::make_quantity("sqrt", std::sqrt(a.value()), "", {a});
+  detail::Unit unit = a.node().unit;
+  for (int i = 0; i < unit.count; ++i) {
+    if (unit.factors[i].power % 2 != 0) {
+      detail::fail({"sqrt: ", a.text(), ": the unit is \"", a.unit(),
+                    "\"; a plain number or the square of a unit is right"});
+    }
+    unit.factors[i].power = static_cast<signed char>(unit.factors[i].power / 2);
+  }
+  return detail::make_quantity("sqrt", std::sqrt(a.value()), unit, {a});
 }
 
 // The same quantity under a name, by which formulas that use it call it.
 inline Quantity named(const std::string& name, const Quantity& q, const std::string& source = "") {
-  const Shared<detail::QuantityNode> node(new detail::QuantityNode);
-  node->value = q.value();
-  node->unit = q.unit();
+  const Shared<detail::QuantityNode> node = Shared<detail::QuantityNode>::make();
+  *node = q.node();
   node->name = name;
-  node->source = source.empty() ? q.source() : source;
-  node->op = q.op();
-  node->inputs = q.inputs();
+  if (!source.empty()) {
+    node->source = source;
+  }
   return Quantity(node);
 }
 
 inline std::ostream& operator<<(std::ostream& out, const Quantity& q) { return out << q.text(); }
+
+// What a comparison found: true or false wherever a bool is wanted, and what was compared with what
+// when printed. GB and GiB are compared, and printed, in bytes.
+struct QuantityComparison {
+  Quantity left, right;
+  const char* op = "";
+  bool holds = false;
+
+  operator bool() const { return holds; }
+  std::string text() const;  // "95 GiB = 1.02005e+11 B <= 1e+11 B = 100 GB: false"
+};
+
+namespace detail {
+
+inline QuantityComparison compared(const char* op, const Quantity& a, const Quantity& b,
+                                   bool holds) {
+  same_unit(op, a, b);
+  QuantityComparison out;
+  out.left = a;
+  out.right = b;
+  out.op = op;
+  out.holds = holds;
+  return out;
+}
+
+}  // namespace detail
+
+inline QuantityComparison operator<(const Quantity& a, const Quantity& b) {
+  return detail::compared("<", a, b, a.value() < b.value());
+}
+inline QuantityComparison operator<=(const Quantity& a, const Quantity& b) {
+  return detail::compared("<=", a, b, a.value() <= b.value());
+}
+inline QuantityComparison operator>(const Quantity& a, const Quantity& b) {
+  return detail::compared(">", a, b, a.value() > b.value());
+}
+inline QuantityComparison operator>=(const Quantity& a, const Quantity& b) {
+  return detail::compared(">=", a, b, a.value() >= b.value());
+}
+inline QuantityComparison operator==(const Quantity& a, const Quantity& b) {
+  return detail::compared("==", a, b, a.value() == b.value());
+}
+inline QuantityComparison operator!=(const Quantity& a, const Quantity& b) {
+  return detail::compared("!=", a, b, a.value() != b.value());
+}
+
+inline std::ostream& operator<<(std::ostream& out, const QuantityComparison& c) {
+  return out << c.text();
+}
+
+inline std::string QuantityComparison::text() const {
+  const PrefixFamily both = detail::joined(left.prefixes(), right.prefixes());
+  const bool mixed = both == PrefixFamily::mixed ||
+                     (left.prefixes() != right.prefixes() && both == PrefixFamily::binary);
+  const auto side = [&](const Quantity& q) {
+    return mixed ? q.text() + " (" + detail::base_text(q) + ")" : q.text();
+  };
+  return side(left) + " " + op + " " + side(right) + (holds ? ": true" : ": false");
+}
 
 }  // namespace tinyscale

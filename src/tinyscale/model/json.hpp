@@ -22,6 +22,7 @@ struct Json {
   std::string text;
   List<Json> list;
   List<JsonField> fields;
+  std::size_t at = 0;  // byte of the text where the value begins
 
   // The field of that name, or null when there is none.
   const Json* find(const std::string& key) const;
@@ -58,6 +59,8 @@ class JsonReader {
     }
     return value;
   }
+  // After an Error: the byte that is wrong; of a key that stands twice, where its second value is.
+  std::size_t position() const { return wrong_ > 0 ? wrong_ : at_; }
 
  private:
   [[noreturn]] void fail(const std::string& what) const {
@@ -90,6 +93,7 @@ class JsonReader {
     }
     Json value;
     const char c = peek();
+    value.at = at_;
     if (c == '{') {
       read_object(value, depth);
     } else if (c == '[') {
@@ -128,10 +132,11 @@ class JsonReader {
     check_unique(value);
   }
 
-  void check_unique(const Json& object) const {
+  void check_unique(const Json& object) {
     NameTable times;
     for (const JsonField& field : object.fields) {
       if (++times[field.name] > 1) {
+        wrong_ = field.value.at;
         fail(cat({"the key \"", field.name, "\" stands twice, before"}));
       }
     }
@@ -285,6 +290,7 @@ class JsonReader {
 
   const std::string& text_;
   std::size_t at_ = 0;
+  std::size_t wrong_ = 0;  // 0: at_
 };
 
 }  // namespace detail

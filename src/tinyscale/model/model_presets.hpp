@@ -91,10 +91,8 @@ inline bool starts_with(const std::string& text, const char* start) {
 }
 
 // Adds what makes the whole equal a count that was published for this one architecture.
-inline void count_as(ModelConfig& c, std::int64_t all, std::int64_t active) {
-  const std::int64_t other_active = active - c.active_parameters();
+inline void count_as(ModelConfig& c, std::int64_t all) {
   c.other_parameters = all - c.parameters();
-  c.other_active = other_active;
 }
 
 inline void family_llama(ModelConfig& c, const std::string& family) {
@@ -112,16 +110,21 @@ inline void family_llama(ModelConfig& c, const std::string& family) {
   c.qk_norm = family == "qwen3" || family == "gemma3";
   c.norm_epsilon = starts_with(family, "qwen") ? 1e-6 : 1e-5;
   if (family == "deepseek") {
-    c.kv_width = 576;  // 512 of the compressed key and value, 64 of the rotary key
-    c.beyond = "latent attention, dense first layers";
-    count_as(c, 671026419200, 37552297472);
+    c.kv_lora_rank = 512;
+    c.q_lora_rank = 1536;
+    c.rope_head = 64;
+    c.value_head = 128;
+    c.dense_layers = 3;
+    c.router_bias = true;
+    c.norm_epsilon = 1e-6;
   }
   if (starts_with(family, "gemma")) {
     c.activation = Activation::geglu;
     c.norm_epsilon = 1e-6;
     c.rope_theta = family == "gemma3" ? 1e6 : 1e4;
     c.block_norms = 4;
-    c.beyond = "norms after each sublayer, sliding windows";
+    c.window = family == "gemma2" ? 4096 : c.name == "gemma3-1b" ? 512 : 1024;
+    c.global_every = family == "gemma2" ? 2 : 6;
   }
 }
 
@@ -130,7 +133,7 @@ inline void family_gpt(ModelConfig& c, const std::string& family) {
   c.activation = family == "nano" ? Activation::gelu : Activation::gelu_tanh;
   if (c.name == "gpt3-1.3b" || c.name == "gpt3-13b") {
     const std::int64_t all = c.name == "gpt3-13b" ? 12952938780 : 1315723264;
-    count_as(c, all, all);
+    count_as(c, all);
     c.beyond = "a published head count whose product with the head size is not the width";
   }
 }
@@ -142,12 +145,10 @@ inline void family_other(ModelConfig& c, const std::string& family) {
     c.position = Position::rotary;
     c.block_norms = 1;  // its norms, feed-forward and output matrix alone have biases
     c.other_parameters = c.layers * (2 * c.width + c.hidden) + c.width + c.vocabulary;
-    c.beyond = "attention and feed-forward side by side";
   } else if (family == "palm") {
     c.activation = Activation::swiglu;
     c.position = Position::rotary;
     c.block_norms = 1;
-    c.beyond = "attention and feed-forward side by side";
   } else if (family == "vit") {
     const std::int64_t patch = c.name == "vit-h14" ? 14 : 16;
     c.bias = true;  // patch embedding, class token, head of 1000 classes
@@ -155,7 +156,7 @@ inline void family_other(ModelConfig& c, const std::string& family) {
     c.beyond = "patches of an image in place of tokens";
   } else if (family == "diffusion") {
     c.beyond = "convolutions: a U-Net, of which only the count is right here";
-    count_as(c, 865910724, 865910724);
+    count_as(c, 865910724);
   }
 }
 
@@ -186,6 +187,7 @@ inline ModelConfig parse_preset(const char* row) {
   } else {
     family_llama(c, kind);
   }
+  c.beyond = c.beyond.empty() ? lacking(c) : c.beyond;
   return c;
 }
 

@@ -113,8 +113,9 @@ class Transformer {
 // that over sqrt(2 layers).
 inline Transformer::Transformer(ModelConfig shape, std::uint64_t seed)
     : config(std::move(shape)), seed_(seed) {
-  if (!config.beyond.empty()) {
-    detail::fail({"Transformer: ", config.name, " is planned, not run: it has ", config.beyond,
+  const std::string beyond = config.beyond.empty() ? detail::lacking(config) : config.beyond;
+  if (!beyond.empty()) {
+    detail::fail({"Transformer: ", config.name, " is planned, not run: it has ", beyond,
                   "; config(\"nano\") is one that runs"});
   }
   config.validate();

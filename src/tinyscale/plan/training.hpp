@@ -1,43 +1,60 @@
 #pragma once
-// What a training run costs on a machine: the fastest layout's step, memory, days and dollars, each
-// a quantity that explains itself.
-//   days = 6 P tokens / (N C MFU), MFU = what well-run jobs reach, at most the layout's own limit
-// Source: "How To Scale Your Model", chapters 5 and 6.
+// What a training run costs on a machine: the fastest layout, its step by cause, memory, days,
+// dollars and energy, each a quantity that explains itself, and why not its neighbours.
+//   limit    T = max(T_math + T_bubble, T_memory, T_tensor, T_context, T_expert, T_data)
+//   typical  the sum of what is not hidden, at what runs reach (step_cost.hpp, efficiency.hpp)
+//   days     tokens / B T_typical / goodput
+// Source: "How To Scale Your Model", chapters 5, 6 and 12; failures: Young 1974, Daly 2006.
 
-#include <algorithm>  // min
-#include <ostream>    // operator<<
+#include <algorithm>  // max, min
+#include <cmath>      // ceil
 #include <string>     // text
-#include <vector>     // layouts
+#include <vector>     // notes
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/base/text.hpp"
 #include "tinyscale/measure/quantity.hpp"
-#include "tinyscale/plan/training_layout.hpp"
+#include "tinyscale/plan/layout_search.hpp"
+#include "tinyscale/plan/make_twin.hpp"
+#include "tinyscale/plan/why_not.hpp"
 
 namespace tinyscale {
 
 struct TrainingPlan {
   std::string model, machine;
+  TrainingJob job;
+  Machine on;
   TrainingLayout best;
   List<TrainingLayout> layouts;  // those that fit, fastest first
-  Quantity tokens, batch, compute_time, fsdp_time, tensor_time, communication_time, step_time;
-  Quantity weights_memory, optimizer_memory, activation_memory, memory;  // bytes a chip
-  Quantity mfu, typical_mfu;            // 6 N tokens / (step chips peak); at the limit, assumed
+  List<WhyNot> neighbours;       // one step from the best, and what rules each out
+  Quantity tokens, batch;
+  // The limit: each part alone at published rates, and their maximum.
+  Quantity math_time, bubble_time, memory_time, tensor_time, context_time, expert_time, data_time;
+  Quantity step_time;
+  Quantity typical_step_time;  // a sum over causes
+  Quantity weights_memory, gradients_memory, optimizer_memory, activation_memory, other_memory;
+  Quantity memory;                      // bytes of the fullest chip
+  Quantity limit_mfu, typical_mfu;      // 6 N tokens / (step chips peak)
   Quantity tokens_per_chip, threshold;  // bound by math above the threshold
-  Quantity limit_days, days, dollars, energy;  // days and dollars at the typical MFU; energy in Wh
+  Quantity goodput, checkpoint_interval;
+  Quantity limit_days, days, dollars, energy;  // days at the typical time, goodput counted
   std::vector<std::string> notes;              // assumptions that were made
 
   Table table() const;
+  Table cause_table() const;   // the typical step by cause, from the limit
+  Table memory_table() const;  // of the fullest chip
   Table layout_table() const;
+  Table why_not_table() const;
   std::string csv() const { return table().csv(); }
   std::string json() const { return table().json(); }
+  Twin twin() const { return twin_of(job, on, best.layout); }
 };
 
 namespace detail {
 
 // The letters of the formulas, as named quantities.
 struct TrainingLetters {
-  Quantity P, P_used, P_matmul, L, D, HK, F, T, B, b, b_token, N, X, Y, C, W_X, W_Y;
+  Quantity P, P_used, P_matmul, L, D, HK, T, B, N, X, Y, Z, m, C;
 };
 
 inline Quantity letter(const std::string& name, double value, const std::string& unit,
@@ -48,8 +65,6 @@ inline Quantity letter(const std::string& name, double value, const std::string&
 inline TrainingLetters training_letters(const TrainingInputs& in, const TrainingLayout& best) {
   const ModelConfig& m = in.job.model;
   const Machine& on = in.machine;
-  const std::int64_t hidden = m.experts > 0 ? m.expert_hidden * m.top_k : m.hidden;
-  const double bytes = bytes_of(in.job.format);
   const auto count = [](const std::string& name, std::int64_t value, const std::string& source) {
     return letter(name, static_cast<double>(value), "", source);
   };
@@ -60,73 +75,182 @@ inline TrainingLetters training_letters(const TrainingInputs& in, const Training
   q.L = count("L", m.layers, "layers");
   q.D = count("D", m.width, "width");
   q.HK = count("HK", m.query_width(), "heads x head size");
-  q.F = count("F", hidden, "hidden width that a token uses");
   q.T = letter("T", in.context, "", "context");
   q.B = letter("B", in.batch, "token", "batch");
-  q.b = letter("b", bytes, "B", cat({"bytes of a weight, ", name_of(in.job.format)}));
-  q.b_token = letter("b_act", bytes, "B/token", "bytes of an activation");
   q.N = count("N", on.chips(), on.name);
-  q.X = count("X", best.layout.data, "data (FSDP)");
+  q.X = count("X", best.layout.batch_devices(), "data x context");
   q.Y = count("Y", best.layout.tensor, "tensor");
-  q.C = letter("C", on.chip.peak(in.job.format), "FLOP/s", cat({"peak of ", on.chip.name}));
-  const auto axes = [](const char* name, int n) {
-    return n > 0 ? cat({"out of a chip, ", name, " = ", n}) : std::string("out of a chip");
-  };
-  q.W_X = letter("W_X", best.data_bandwidth, "B/s", axes("M_X", best.data_axes));
-  q.W_Y = letter("W_Y", best.tensor_bandwidth, "B/s", axes("M_Y", best.tensor_axes));
+  q.Z = count("Z", best.layout.pipeline, "pipeline");
+  q.m = count("m", best.layout.microbatches, "microbatches");
+  q.C = letter("C", on.chip.peak(in.job.format), "FLOP/s",
+               cat({name_of(in.job.format), " peak of ", on.chip.name}));
   return q;
 }
 
-inline void plan_times(const TrainingLetters& q, TrainingPlan& plan) {
-  const Quantity six(6, "FLOP/token"), none(0, "s");
-  plan.compute_time =
-      named("T_math", (six * q.P_matmul + six * q.L * q.T * q.HK) * q.B / (q.N * q.C),
-            "6 P and causal attention");
-  plan.fsdp_time =
-      named("T_fsdp", plan.best.layout.data > 1 ? 3.0 * q.b * q.P / (q.Y * q.W_X) : none);
-  plan.tensor_time =
-      named("T_tensor",
-            plan.best.layout.tensor > 1 ? 8.0 * q.b_token * q.B * q.D * q.L / (q.X * q.W_Y) : none);
-  plan.communication_time =
-      plan.best.shared_links
-          ? named("T_comms", plan.fsdp_time + plan.tensor_time, "one after the other on one link")
-          : named("T_comms", max(plan.fsdp_time, plan.tensor_time), "at once, on different links");
-  plan.step_time = named("T_step", max(plan.compute_time, plan.communication_time),
-                         "lower bound, perfect overlap");
-  plan.mfu = named("MFU_limit", six * q.P_used * q.B / (q.N * q.C * plan.step_time));
-  plan.tokens_per_chip = named("B/N", q.B / q.N);
-  const Quantity two(2, "FLOP/token");
-  const Quantity alpha_x = named("alpha_X", q.C * q.b / (two * q.W_X));
-  const Quantity alpha_y = named("alpha_Y", q.C * q.b_token / (two * q.W_Y));
-  if (plan.best.layout.data == 1) {
-    plan.threshold = Quantity(0, "token", "B/N at the knee", "no FSDP: any batch");
-  } else if (plan.best.layout.tensor == 1) {
-    plan.threshold = named("B/N at the knee", alpha_x, "FSDP alone");
-  } else {
-    plan.threshold = named("B/N at the knee", alpha_x * alpha_y / q.F, "FSDP and tensor, X best");
+// A rate that a price was made with: bytes over seconds, or 0 where nothing is sent.
+inline Quantity sent(const char* name, const Quantity& bytes, double seconds, const char* what) {
+  if (!(seconds > 0)) {
+    return named(name, Quantity(0, "s"), "nothing is sent");
   }
+  const Quantity rate(bytes.value() / seconds, "B/s", cat({"W_", name + 2}), what);
+  return named(name, bytes / rate);
 }
 
-inline void plan_memory(const TrainingInputs& in, const TrainingLetters& q, TrainingPlan& plan) {
+inline void plan_limit(const TrainingInputs& in, const TrainingLetters& q, TrainingPlan& plan) {
+  const StepLimit& limit = plan.best.price.limit;
+  const Layout& layout = plan.best.layout;
+  const Quantity six(6, "FLOP/token"), two(2, "B/token");
+  const bool again = layout.recompute == Recompute::full;
+  const Quantity needed = named("FLOPs a token", six * q.P_matmul + six * q.L * q.T * q.HK,
+                                "6 P and the half of attention that a causal mask keeps");
+  const Quantity share(limit.math * q.N.value() * q.C.value() / (q.B.value() * needed.value()), "",
+                       "run",
+                       again ? "FLOPs run over needed: layers computed again, and fuller "
+                               "replicas"
+                             : "FLOPs run over needed: attention in bf16, uneven replicas");
+  plan.math_time = named("T_math", needed * share * q.B / (q.N * q.C));
+  const Quantity chunks(plan.best.chunks, "", "v", "chunks of the model on a rank");
+  plan.bubble_time = layout.pipeline > 1
+                         ? named("T_bubble", plan.math_time * (q.Z - 1.0) / (chunks * q.m),
+                                 "stages wait until the pipeline is full")
+                         : named("T_bubble", Quantity(0, "s"), "no pipeline");
+  const Quantity memory(in.machine.chip.memory_bandwidth, "B/s", "W_memory", in.machine.chip.name);
+  const Quantity moved(limit.memory * memory.value(), "B", "moved",
+                       "operands and results of the matmuls, forward and backward");
+  plan.memory_time = memory.value() > 0 ? named("T_memory", moved / memory)
+                                        : named("T_memory", Quantity(0, "s"), "not known");
+  const double passes = again ? 3 : 2;
+  const Quantity tensor_bytes =
+      two * Quantity(2 * passes, "", "all_reduces", "of a layer, in all passes") * q.B * q.D * q.L /
+      (q.X * q.Z);
+  plan.tensor_time = sent("T_tensor", tensor_bytes, limit.tensor, "all_reduces of tensor ranks");
+  const Quantity key_bytes = Quantity(6, "B/token") * q.B *
+                             Quantity(static_cast<double>(in.job.model.cached_numbers()), "", "KV",
+                                      "numbers of a key and value") *
+                             q.L / (q.X * q.Y * q.Z);
+  plan.context_time = sent("T_context", key_bytes, limit.context, "keys and values to all ranks");
+  const Quantity routed = Quantity(8, "B/token") * q.B * q.D *
+                          Quantity(in.job.model.top_k, "", "k", "experts of a token") * q.L /
+                          (q.X * q.Y * q.Z);
+  plan.expert_time = sent("T_expert", routed, limit.expert, "to the experts and back, both passes");
+  const ChipParameters held = chip_parameters(in.job.model, layout);
+  const Quantity parameters(held.all(), "", "P_stage", "parameters of a stage's chip, unsharded");
+  const bool gathered = layout.zero == Zero::parameters;
+  const StepJob step = in.step();
+  const Quantity each(gathered ? static_cast<double>(layout.microbatches) *
+                                     (2 * step.gather_bytes + step.gradient_bytes)
+                               : step.gather_bytes + step.gradient_bytes,
+                      "B", "b",
+                      gathered ? "weights twice and gradients, each microbatch"
+                               : "gradients to their owners, weights back");
+  plan.data_time = sent("T_data", each * parameters, limit.data, "gather and scatter of replicas");
+  const Quantity all = max(max(max(plan.math_time + plan.bubble_time, plan.memory_time),
+                               max(plan.tensor_time, plan.context_time)),
+                           max(plan.expert_time, plan.data_time));
+  plan.step_time = named("T_step", all, "limit: published rates, all at once that can be");
+}
+
+// The causes of the typical time, in the order of a ledger.
+struct Cause {
+  const char* name;
+  double seconds;
+  const char* what;
+};
+
+inline std::vector<Cause> causes_of(const StepCost& t) {
+  return {{"matmul", t.matmul, "local shapes, at the rate that long runs keep"},
+          {"attention", t.attention, "scores and values"},
+          {"elementwise", t.elementwise, "norms, activations, residuals: memory traffic"},
+          {"head", t.head, "output matrix and loss, on the last stage"},
+          {"recompute", t.recompute, "layers that are computed again"},
+          {"tensor", t.tensor, "messages that matmuls do not hide"},
+          {"context", t.context, "keys and values that attention does not hide"},
+          {"expert", t.expert, "tokens to experts and back"},
+          {"transfer", t.transfer, "activations between stages"},
+          {"bubble", t.bubble, "stages without work"},
+          {"gather", t.gather, "sharded weights that compute does not hide"},
+          {"gradients", t.gradients, "sums over replicas that backward does not hide"},
+          {"update", t.update, "the optimizer's memory traffic"},
+          {"waiting", t.waiting, "the host waits for each layer"},
+          {"jitter", t.jitter, "the slowest of many chips"}};
+}
+
+inline void plan_typical(TrainingPlan& plan) {
+  Quantity sum(0, "s");
+  for (const Cause& cause : causes_of(plan.best.price.typical)) {
+    if (cause.seconds > 0) {
+      const Quantity part(cause.seconds, "s", cat({"t_", cause.name}), cause.what);
+      sum = sum.value() > 0 ? sum + part : part;
+    }
+  }
+  if (sum.value() < plan.step_time.value()) {  // links at their published rate are the bound
+    sum = plan.step_time;
+  }
+  plan.typical_step_time = named("T_typical", sum, "what is not hidden, at what runs reach");
+}
+
+inline void plan_memory(const TrainingInputs& in, TrainingPlan& plan) {
+  const StepMemory& m = plan.best.memory_parts;
   const StateParts parts = state_parts(in.job.state);
-  const auto each = [&](const char* name, double bytes) {
-    return named(name, Quantity(bytes, "B") * q.P / q.N);
+  const auto bytes = [](const char* name, double value, const std::string& what) {
+    return Quantity(value, "B", name, what);
   };
-  plan.weights_memory = each("M_weights", parts.weights);
-  plan.optimizer_memory = each("M_optimizer", parts.optimizer() + parts.gradients);
-  const Quantity kept(2 * in.job.checkpoints, "B/token");
-  plan.activation_memory = named("M_activations", kept * q.B * q.D * q.L / q.N,
-                                 cat({in.job.checkpoints, " tensors of width D a layer, bf16"}));
+  plan.weights_memory =
+      bytes("M_weights", m.parts.weights, cat({parts.weights, " bytes a parameter"}));
+  plan.gradients_memory =
+      bytes("M_gradients", m.parts.gradients, cat({parts.gradients, " bytes a parameter"}));
+  plan.optimizer_memory =
+      bytes("M_optimizer", m.parts.optimizer, cat({parts.optimizer(), " bytes a parameter"}));
+  plan.activation_memory =
+      bytes("M_activations", m.parts.activations + m.parts.recomputed + m.parts.logits,
+            "kept for the backward pass, of one layer more, logits");
+  plan.other_memory = bytes("M_other", m.parts.gathered + m.wasted + m.system,
+                            "gathered weights, the allocator's waste, the runtime");
   plan.memory =
-      named("M_chip", plan.weights_memory + plan.optimizer_memory + plan.activation_memory);
+      named("M_chip", plan.weights_memory + plan.gradients_memory + plan.optimizer_memory +
+                          plan.activation_memory + plan.other_memory);
+}
+
+inline void plan_goodput(const TrainingInputs& in, TrainingPlan& plan) {
+  if (!(in.job.device_hours_per_failure > 0)) {
+    plan.goodput = Quantity(1, "", "goodput", "nothing fails");
+    plan.checkpoint_interval = Quantity(0, "s", "interval", "nothing fails");
+    return;
+  }
+  FaultyJob faulty;
+  faulty.devices = static_cast<double>(in.machine.chips());
+  faulty.device_hours_per_failure = in.job.device_hours_per_failure;
+  faulty.step_seconds = plan.typical_step_time.value();
+  faulty.save_seconds = in.job.save_seconds;
+  faulty.restart_seconds = in.job.restart_seconds;
+  const Quantity mean(mean_time_between_failures(faulty), "s", "M", "between failures of the job");
+  const double interval = std::max(daly_interval(faulty), plan.typical_step_time.value());
+  plan.checkpoint_interval = Quantity(interval, "s", "interval", "Daly: about sqrt(2 save M)");
+  plan.goodput = Quantity(
+      expected_goodput(faulty, interval), "", "goodput",
+      cat({"share of time in lasting steps, a failure every ", format_seconds(mean.value())}));
 }
 
 inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, TrainingPlan& plan) {
   const Quantity six(6, "FLOP/token"), day(86400, "s/day"), hours(24, "h/day");
-  const double typical = std::min(in.job.typical_mfu, plan.mfu.value());
-  plan.typical_mfu = Quantity(typical, "", "MFU", "typical: 6 N FLOPs of the peak, assumed");
-  plan.days = named("days", six * q.P_used * plan.tokens / (q.N * q.C * plan.typical_mfu) / day);
+  const Quantity flops = six * q.P_used * q.B;
+  plan.limit_mfu = named("MFU_limit", flops / (q.N * q.C * plan.step_time));
+  plan_goodput(in, plan);
+  if (in.job.typical_mfu > 0) {
+    plan.typical_mfu = Quantity(in.job.typical_mfu, "", "MFU", "of 6 N FLOPs, as the job asks");
+    plan.days = named("days", six * q.P_used * plan.tokens / (q.N * q.C * plan.typical_mfu) / day);
+  } else {
+    plan.typical_mfu = named("MFU", flops / (q.N * q.C * plan.typical_step_time));
+    plan.days = named("days", plan.tokens / q.B * plan.typical_step_time / plan.goodput / day);
+  }
   plan.limit_days = named("days at the limit", plan.tokens / q.B * plan.step_time / day);
+  plan.tokens_per_chip = named("B/N", q.B / q.N);
+  const double knee = plan.math_time.value() > 0
+                          ? std::max(plan.data_time.value(), 0.0) / plan.math_time.value()
+                          : 0;
+  plan.threshold =
+      named("B/N at the knee", plan.tokens_per_chip * Quantity(knee, "", "T_data/T_math"),
+            "the batch at which replicas send as long as they compute");
   const Machine& on = in.machine;
   const Quantity price(on.dollars_per_hour, "USD/h", "price", on.chip.price_source);
   plan.dollars = named("dollars", q.N * price * plan.days * hours);
@@ -139,135 +263,118 @@ inline void plan_costs(const TrainingInputs& in, const TrainingLetters& q, Train
   if (!(on.chip.watts > 0)) {
     plan.notes.push_back(cat({"energy: the power of ", on.chip.name, " is not published"}));
   }
-  plan.notes.push_back(cat({"MFU: 6 N FLOPs over the ", name_of(in.job.format), " peak of ",
-                            format_si(q.C.value(), "FLOP/s"), "; days are at ",
-                            format_percent(typical), ", not at the limit"}));
 }
 
 inline void plan_notes(const TrainingInputs& in, TrainingPlan& plan) {
-  const StateParts parts = state_parts(in.job.state);
-  plan.notes.push_back(cat({"memory: ", parts.total(), " bytes a parameter (weights ",
-                            parts.weights, ", gradients ", parts.gradients, ", optimizer ",
-                            parts.optimizer(), "); the layer being gathered is not counted"}));
-  if (static_cast<double>(plan.best.layout.data) > in.sequences) {
+  const TrainingLayout& best = plan.best;
+  plan.notes.push_back(cat({"MFU: 6 N FLOPs over the ", name_of(in.job.format), " peak of ",
+                            format_si(in.machine.chip.peak(in.job.format), "FLOP/s"), ", ",
+                            in.job.software.name, " software; days count the typical time",
+                            plan.goodput.value() < 1 ? " and failures" : ""}));
+  const double idle =
+      1 - in.sequences / (static_cast<double>(best.layout.data * best.layout.microbatches) *
+                          best.price.microbatch);
+  if (idle > 1e-9) {
     plan.notes.push_back(
-        cat({"data: ", plan.best.layout.data, " chips for ", format_count(in.sequences),
-             " sequences, so sequences are split; "
-             "what attention then sends is not counted"}));
+        cat({"batch: ", format_count(in.sequences), " sequences do not divide over ",
+             best.layout.data, " replicas; ", format_percent(idle), " of their places are empty"}));
+  }
+  if (in.job.model.layers % (best.layout.pipeline * best.chunks) != 0) {
+    plan.notes.push_back(
+        cat({"stages: ", in.job.model.layers, " layers over ", best.layout.pipeline * best.chunks,
+             " stages are uneven; the fullest sets the time"}));
   }
   if (!in.job.model.beyond.empty()) {
     plan.notes.push_back(cat({"model: counted, not run by this library: ", in.job.model.beyond}));
   }
 }
 
-inline TrainingPlan finish_plan(const TrainingInputs& in, List<TrainingLayout> layouts) {
+inline TrainingPlan finish_plan(const TrainingInputs& in, List<TrainingLayout> layouts,
+                                bool neighbours) {
   TrainingPlan plan;
   plan.model = in.job.model.name;
   plan.machine = in.machine.name;
+  plan.job = in.job;
+  plan.on = in.machine;
   plan.best = layouts.front();
   plan.layouts = std::move(layouts);
   plan.notes = in.notes;
   const TrainingLetters q = training_letters(in, plan.best);
   plan.tokens = letter("tokens", in.tokens, "token", "of the whole run");
   plan.batch = q.B;
-  plan_times(q, plan);
-  plan_memory(in, q, plan);
+  plan_limit(in, q, plan);
+  plan_typical(plan);
+  plan_memory(in, plan);
   plan_costs(in, q, plan);
   plan_notes(in, plan);
+  if (neighbours) {
+    plan.neighbours = why_nots(in, plan.best);
+  }
   return plan;
+}
+
+// How many chips the least memory of any layout would need, and of what it is made.
+inline void no_layout(const TrainingInputs& in, double least) {
+  const Chip& chip = in.machine.chip;
+  const StateParts parts = state_parts(in.job.state);
+  const double states = parts.total() * static_cast<double>(in.job.model.parameters());
+  if (least > 0) {
+    const double chips =
+        std::ceil(static_cast<double>(in.machine.chips()) * least / chip.memory_bytes);
+    fail({"plan_training: ", in.job.model.name, " does not fit on ", in.machine.name, ": ",
+          parts.total(), " bytes a parameter = ", format_bytes(states), ", and of all layouts the ",
+          "least is ", format_bytes(least), " a chip of ", format_bytes(chip.memory_bytes),
+          "; would fit: about ", format_count(chips), " chips, or fewer tokens in a batch"});
+  }
+  fail({"plan_training: ", in.job.model.name, " has no layout on ", in.machine.name,
+        ": a batch of ", format_count(in.sequences), " sequences of ", format_count(in.context),
+        " tokens cannot be cut over ", in.machine.chips(),
+        " chips; more tokens in a batch or fewer chips would fit"});
+}
+
+inline void check_planned_layout(const TrainingInputs& in, const Layout& layout, int chunks) {
+  check_layout_counts("plan_training", layout);
+  if (layout.devices() != in.machine.chips()) {
+    fail({"plan_training: layout ", layout.text(), " = ", layout.devices(), " devices, ",
+          in.machine.name, " has ", in.machine.chips(), " chips; they must be equal"});
+  }
+  const std::string why = undivided(in, layout, chunks);
+  if (!why.empty()) {
+    fail({"plan_training: layout ", layout.text(), ": ", why});
+  }
 }
 
 }  // namespace detail
 
-// The fastest data x tensor layout that fits; throws and says what would fit when none does.
+// The layouts of the least typical time; throws and says what would fit when none does.
 inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine) {
   const detail::TrainingInputs in = detail::training_inputs(job, machine);
-  detail::check_fits(in);
-  return detail::finish_plan(in, detail::priced_layouts(in));
+  detail::LayoutSearch search(in);
+  List<TrainingLayout> layouts = search.run(10);
+  if (layouts.empty()) {
+    detail::no_layout(in, search.least_memory());
+  }
+  return detail::finish_plan(in, std::move(layouts), true);
 }
 
-// The price of one layout: layout.data * layout.tensor chips, parameters sharded over data.
+// The price of one layout, whether it fits or not: a note says so.
 inline TrainingPlan plan_training(const TrainingJob& job, const Machine& machine,
                                   const Layout& layout) {
-  const detail::TrainingInputs in = detail::training_inputs(job, machine);
-  detail::check_layout_counts("plan_training", layout);
-  if (layout.devices() != machine.chips() || layout.pipeline != 1 || layout.context != 1) {
-    detail::fail({"plan_training: layout ", layout.text(), " on ", machine.chips(),
-                  " chips; data * tensor must be the chips, pipeline and context 1"});
+  detail::TrainingInputs in = detail::training_inputs(job, machine);
+  const int chunks = layout.schedule.empty() ? 1 : layout.schedule.chunks();
+  detail::check_planned_layout(in, layout, chunks);
+  const List<Machine> orders = detail::machine_orders(machine);
+  const Machine& on = detail::best_order(orders, layout);
+  TrainingLayout priced =
+      detail::price_layout(in, in.step(), on, detail::LayoutLinks(on, layout), layout, chunks);
+  priced.memory_parts = detail::memory_of(in, layout, chunks);
+  priced.memory = priced.memory_parts.total();
+  if (machine.chip.memory_bytes > 0 && priced.memory > machine.chip.memory_bytes) {
+    in.notes.push_back(
+        detail::cat({"memory: ", format_bytes(priced.memory), " do not fit a chip of ",
+                     format_bytes(machine.chip.memory_bytes)}));
   }
-  if (!detail::tensor_divides(job.model, layout.tensor)) {
-    detail::fail({"plan_training: tensor ", layout.tensor, " does not divide the ", job.model.heads,
-                  " heads and the hidden width of ", job.model.name});
-  }
-  detail::check_fits(in);
-  List<TrainingLayout> layouts;
-  detail::add_layouts(in, layout.tensor, layouts);
-  if (layouts.empty()) {
-    detail::fail({"plan_training: data ", layout.data, " is more than the ", format_count(in.batch),
-                  " tokens of a batch"});
-  }
-  return detail::finish_plan(in, detail::fastest_first(layouts));
-}
-
-inline Table TrainingPlan::table() const {
-  Table out;
-  out.title = detail::cat({"Training ", model, " on ", machine, ", ", best.layout.text()});
-  out.columns = {"quantity", "formula"};
-  const auto row = [&](const std::string& name, const std::string& value) {
-    out.add({name, value});
-  };
-  row("tokens", format_count(tokens.value()));
-  row("batch, tokens", format_count(batch.value()));
-  row("tokens per chip", detail::short_number(tokens_per_chip.value()));
-  row("  bound by math above", detail::short_number(threshold.value()));
-  row("T_math", compute_time.text());
-  row("T_fsdp", fsdp_time.text());
-  row("T_tensor", tensor_time.text());
-  row("T_step at the limit", step_time.text());
-  row("  bound by", best.bound);
-  row("MFU at the limit", format_percent(mfu.value()));
-  row("memory per chip", memory.text());
-  row("  weights", weights_memory.text());
-  row("  optimizer and gradients", optimizer_memory.text());
-  row("  activations", activation_memory.text());
-  row("MFU, typical", format_percent(typical_mfu.value()));
-  row("days at the limit", detail::short_number(limit_days.value()));
-  row("days, typical", detail::short_number(days.value()));
-  row("dollars, typical", dollars.value() > 0 ? format_count(std::floor(dollars.value())) : "-");
-  row("energy, typical", energy.value() > 0 ? format_si(energy.value(), "Wh") : "-");
-  return out;
-}
-
-inline Table TrainingPlan::layout_table() const {
-  Table out;
-  out.title = "Fastest layouts";
-  out.columns = {"data",
-                 "tensor",
-                 "M_X",
-                 "M_Y",
-                 "T_math formula",
-                 "T_fsdp formula",
-                 "T_tensor formula",
-                 "T_step formula",
-                 "memory per chip",
-                 "bound by"};
-  for (std::size_t i = 0; i < std::min<std::size_t>(5, layouts.size()); ++i) {
-    const TrainingLayout& l = layouts[i];
-    out.add({detail::cat({l.layout.data}), detail::cat({l.layout.tensor}),
-             detail::cat({l.data_axes}), detail::cat({l.tensor_axes}),
-             format_seconds(l.compute_time), format_seconds(l.fsdp_time),
-             format_seconds(l.tensor_time), format_seconds(l.step_time), format_bytes(l.memory),
-             l.bound});
-  }
-  return out;
-}
-
-inline std::ostream& operator<<(std::ostream& out, const TrainingPlan& plan) {
-  out << plan.table() << "\n" << plan.layout_table() << "\n";
-  for (const std::string& note : plan.notes) {
-    out << "- " << note << "\n";
-  }
-  return out;
+  return detail::finish_plan(in, {priced}, false);
 }
 
 }  // namespace tinyscale

@@ -7,6 +7,8 @@
 
 #include "tinyscale/base/error.hpp"
 #include "tinyscale/base/format.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/text.hpp"
 #include "tinyscale/model/model_config.hpp"
 #include "tinyscale/parallel/flops_forms.hpp"
 #include "tinyscale/parallel/memory_forms.hpp"
@@ -19,9 +21,67 @@ inline double checkpoint_bytes(const ModelConfig& model, double tokens, double k
   return 2.0 * tokens * static_cast<double>(model.width * model.layers) * kept_per_layer;
 }
 
-// KV cache of one token in all layers: 2 L KV K bytes_of(format), or the model's own cached width.
+// KV cache of one token in all layers: 2 L KV K bytes_of(format); with latent attention L (C + R).
 inline double kv_cache_bytes_per_token(const ModelConfig& model, DType format) {
   return static_cast<double>(model.layers * model.cached_numbers()) * bytes_of(format);
+}
+
+// KV cache of one sequence of `tokens`: local layers hold min(tokens, window) of them.
+inline double kv_cache_bytes(const ModelConfig& model, DType format, std::int64_t tokens) {
+  if (tokens < 0) {
+    detail::fail({"kv_cache_bytes: ", tokens, " tokens; 0 or more are right"});
+  }
+  return static_cast<double>(model.cached_numbers(tokens)) * bytes_of(format);
+}
+
+// Parameters of one part of a model: all, and those that one token uses.
+struct ParameterPart {
+  const char* name;
+  double all, active;
+};
+
+// The parts, the sums of which are parameters() and active_parameters(). Biases are with their
+// matrices; norms are those of blocks, of heads, of ranks and the last.
+inline List<ParameterPart> parameter_parts(const ModelConfig& m) {
+  const std::int64_t mixtures = m.mixture_layers();
+  const std::int64_t inner = (m.qk_norm && !m.latent() ? 2 * m.head_size : 0) +
+                             (m.latent() ? m.q_lora_rank + m.kv_lora_rank : 0);
+  const std::int64_t expert = m.feed_forward_parameters(m.expert_hidden);
+  const std::int64_t norms =
+      m.layers * (inner + m.block_norms * m.norm_parameters()) + m.norm_parameters();
+  const std::int64_t table = m.vocabulary * m.width;
+  List<ParameterPart> parts;
+  const auto add = [&parts](const char* name, std::int64_t all, std::int64_t active) {
+    if (all != 0) {
+      parts.push_back({name, static_cast<double>(all), static_cast<double>(active)});
+    }
+  };
+  const auto whole = [&add](const char* name, std::int64_t all) { add(name, all, all); };
+  whole("embedding", table);
+  whole("positions", m.embedding_parameters() - (m.tied ? 1 : 2) * table);
+  whole("attention", m.layers * (m.attention_parameters() - inner));
+  whole("feed-forward", (m.layers - mixtures) * m.feed_forward_parameters(m.hidden));
+  add("experts", mixtures * m.experts * expert, mixtures * m.top_k * expert);
+  whole("shared experts", mixtures * m.shared_experts * expert);
+  whole("router", mixtures * m.router_parameters());
+  whole("norms", norms);
+  whole("output matrix", m.tied ? 0 : table);
+  whole("other", m.other_parameters);
+  return parts;
+}
+
+inline Table params_table(const ModelConfig& model) {
+  Table out;
+  out.title = detail::cat({"parameters of ", model.name, model.tied ? ", embedding tied" : ""});
+  out.columns = {"part", "parameters", "of all", "a token uses"};
+  const auto all = static_cast<double>(model.parameters());
+  for (const ParameterPart& part : parameter_parts(model)) {
+    out.add({part.name, format_count(part.all), format_percent(part.all / all),
+             format_count(part.active)});
+  }
+  out.add({"all", format_count(all), format_percent(1),
+           format_count(static_cast<double>(model.active_parameters()))});
+  return out;
 }
 
 namespace detail {

@@ -1,0 +1,98 @@
+#pragma once
+// What training runs reach of the published rates, by the software that runs them. One set for all
+// machines and sources: fitted to published step times, from round numbers, as bench/planner.cpp
+// does and prints beside the error of leaving each source out.
+
+#include <string>
+
+#include "tinyscale/hardware/chip.hpp"
+#include "tinyscale/plan/matmul_rate.hpp"
+
+namespace tinyscale {
+
+// What a training program does, apart from its layout.
+struct Software {
+  std::string name = "current";
+  bool tiled_attention = true;    // no T x T scores in memory (FlashAttention); else they are
+  bool fused = true;              // elementwise ops in one pass over memory; else one by one
+  bool hides_tensor = true;       // tensor-parallel messages behind the matmuls they feed
+  bool hides_gradients = true;    // gradients travel during the backward pass
+  bool cuts_transfers = true;     // each tensor-parallel chip sends its part to the next stage
+  bool waits_for_layers = false;  // the host waits for each layer that is computed again
+  double wasted = 0.05;           // of activations, by an allocator that holds blocks of all sizes
+  double system_bytes = 3e9;      // runtime and communication buffers of a GPU
+};
+
+// Megatron-LM of 2021 and 2022: fused kernels, scores in memory, messages that wait.
+inline Software software_megatron_2021() {
+  return {"Megatron-LM 2021", false, true, false, false, true, false, 0.15, 5e9};
+}
+
+// Megatron-DeepSpeed of 2022: and a pipeline engine that sends whole activations and waits.
+inline Software software_deepspeed_2022() {
+  return {"Megatron-DeepSpeed 2022", false, true, false, false, false, true, 0.25, 7e9};
+}
+
+// FSDP of an eager framework: op by op.
+inline Software software_eager_fsdp() {
+  return {"eager FSDP", true, false, false, true, true, false, 0.15, 3e9};
+}
+
+// Shares of published rates, seconds that are lost, and how often memory is gone over.
+struct Efficiency {
+  double matmul = 0.92;            // of the best measured rate of a large one, A100 and others
+  double matmul_hopper = 0.87;     // H100, H200, H800
+  double matmul_blackwell = 0.87;  // B200, GB200, GB300
+  double matmul_tpu = 0.9, matmul_tpu_fp8 = 0.65;
+  double waves = 0.64;      // power of a GPU's share of full waves: others fill in
+  double attention = 0.42;  // tiled, of the peak
+  double attention_tpu = 0.29;
+  double score_matmul = 0.26;  // of scores that go to memory, as `matmul`
+  double odd_heads = 0.19;     // of that, when the head size is no multiple of 8
+  double score_passes = 8.3;   // over the scores, forward
+  double memory = 0.83;        // of the memory's bandwidth
+  double unfused = 2.9;        // times the traffic of fused elementwise ops
+  double tpu_elementwise = 1.1;
+  double fp8_casts = 1.6;             // passes over the operands of fp8 matmuls
+  double logit_passes = 9.7;          // of 4 bytes
+  double inner_links = 0.91;          // NVLink, ICI
+  double outer_links = 0.93;          // the network between nodes
+  double waiting_outer_links = 0.43;  // the same when nothing else goes on
+  double slice_links = 0.67;          // the network between TPU slices
+  double exchange_outer = 0.72;       // all_to_all between nodes
+  double hop = 2.5e-05;               // seconds before a collective moves its first byte
+  double hidden_tensor = 0.88, hidden_tensor_tpu = 0.86;  // share of the messages
+  double hidden_context = 0.8, hidden_expert = 0.2;
+  double exposed_gather = 0.6, exposed_gather_tpu = 0.085;  // share that no compute hides
+  double gather_beside = 0.2;      // share of the compute time that gathers can hide in
+  double gather_beside_tpu = 0.5;  // assumed: no run that is priced needs more than 0.2
+  double hidden_gradients = 0.9;   // share of the backward pass that gradients can hide in
+  double transfer = 0.72;          // of the time of messages between stages
+  double recompute = 0.86, recompute_tpu = 0.65;  // of the forward pass that is computed again
+  double layer_wait = 0.0084;  // seconds a layer and microbatch, where the host waits
+  double jitter = 0.011;       // of the step, for each doubling of the chips from eight
+};
+
+inline Efficiency typical_efficiency() { return Efficiency(); }
+
+namespace detail {
+
+inline bool is_hopper(const Chip& chip) { return best_measured_matmul(chip, DType::bf16) == 0.80; }
+
+inline bool is_blackwell(const Chip& chip) {
+  return best_measured_matmul(chip, DType::bf16) == 0.78;
+}
+
+inline bool is_fp8(DType format) { return format == DType::fp8_e4m3 || format == DType::fp8_e5m2; }
+
+// FLOP/s of a large matmul in a long run.
+inline double sustained_matmul(const Efficiency& e, const Chip& chip, DType format) {
+  const double share = chip.kind == "tpu"   ? (is_fp8(format) ? e.matmul_tpu_fp8 : e.matmul_tpu)
+                       : is_hopper(chip)    ? e.matmul_hopper
+                       : is_blackwell(chip) ? e.matmul_blackwell
+                                            : e.matmul;
+  return share * best_measured_matmul(chip, format) * chip.peak(format);
+}
+
+}  // namespace detail
+}  // namespace tinyscale

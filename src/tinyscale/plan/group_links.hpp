@@ -1,0 +1,86 @@
+#pragma once
+// What the links of a group of chips take for a byte, by where the group lies on the machine.
+//   gather V bytes to each of n        V (n - 1) / n / W;  W: sum of a torus's axes, a ring both
+//   ways in a domain of n and across m      max(V (n - 1) / n / W_in, V (m - 1) / (m n) / W_out)
+//   exchange S bytes of each           switch S (n - 1) / n / W, ring S n / 8 / W, line S n / 4 / W
+// Scattering sums takes as long as gathering, an all_reduce twice that. Sources: scaling book,
+// chapters 3 and 12; placement: mesh/mesh_axis.hpp, the axes of a layout in its order.
+
+#include <algorithm>  // max
+#include <cstdint>    // std::int64_t
+
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/hardware/network.hpp"
+#include "tinyscale/mesh/mesh_axis.hpp"
+
+namespace tinyscale {
+
+// Seconds a byte at the published rates: inside a domain (slice, node) and between domains.
+struct GroupLinks {
+  double size = 1;
+  double gather_inner = 0, gather_outer = 0;      // of the gathered array
+  double exchange_inner = 0, exchange_outer = 0;  // of what a chip holds and deals out
+  double hops = 0, latency = 0;                   // of one collective by a ring; seconds a hop
+
+  // Of an array of so many bytes, links reaching these shares of their rates.
+  double gather(double bytes, double inner = 1, double outer = 1) const {
+    return bytes * std::max(gather_inner / inner, gather_outer / outer);
+  }
+  double exchange(double bytes, double inner = 1, double outer = 1) const {
+    return bytes * std::max(exchange_inner / inner, exchange_outer / outer);
+  }
+  bool leaves_domain() const { return gather_outer > 0; }
+};
+
+namespace detail {
+
+inline void add_neighbours(const AxisPart& part, double& rate, GroupLinks& links) {
+  const bool ring = part.kind == AxisKind::ring;
+  const double one_way = part.bandwidth / part.spacing;
+  rate += (ring ? 2 : 1) * one_way;
+  links.exchange_inner = std::max(links.exchange_inner, part.size / (ring ? 8.0 : 4.0) / one_way);
+  links.hops += ring ? part.size / 2 : part.size - 1;
+}
+
+}  // namespace detail
+
+// Of `size` chips, `stride` apart in the machine's row-major order.
+inline GroupLinks group_links(const Machine& machine, std::int64_t stride, std::int64_t size) {
+  GroupLinks links;
+  links.size = static_cast<double>(size);
+  if (size <= 1) {
+    return links;
+  }
+  const int first_inner = machine.dims.size() - detail::inner_dims(machine.chip, machine.dims);
+  double inner = 1, outer = 1, inner_rate = 0, outer_rate = 0;
+  for (const AxisPart& part : detail::parts_of_stretch(machine, stride, static_cast<int>(size))) {
+    const double n = part.size;
+    links.latency = std::max(links.latency, part.latency);
+    const bool inside = part.dim < 0 ? first_inner == 0 : part.dim >= first_inner;
+    if (!inside) {
+      outer *= n;
+      outer_rate = outer_rate > 0 ? std::min(outer_rate, part.bandwidth) : part.bandwidth;
+      links.hops += n - 1;
+      continue;
+    }
+    inner *= n;
+    if (part.kind == AxisKind::line || part.kind == AxisKind::ring) {
+      detail::add_neighbours(part, inner_rate, links);
+    } else {
+      const double rate = part.bandwidth * (part.kind == AxisKind::full ? n - 1 : 1);
+      inner_rate += rate;
+      links.exchange_inner = std::max(links.exchange_inner, (n - 1) / n / rate);
+      links.hops += n - 1;
+    }
+  }
+  if (inner > 1) {
+    links.gather_inner = (inner - 1) / inner / inner_rate;
+  }
+  if (outer > 1) {
+    links.gather_outer = (outer - 1) / outer / inner / outer_rate;
+    links.exchange_outer = (outer - 1) / outer / outer_rate;
+  }
+  return links;
+}
+
+}  // namespace tinyscale

@@ -1,0 +1,295 @@
+#pragma once
+// Every layout of a job on a machine, priced: tensor x pipeline x context x data, how many
+// sequences at a time, ZeRO's stage and reach, chunks of a pipeline rank, experts, and the least
+// recomputation with which it fits. The fastest are those of the least typical time.
+
+#include <algorithm>  // max, min
+#include <cmath>      // ceil
+#include <cstdint>    // std::int64_t
+#include <string>     // text
+#include <vector>     // divisors
+
+#include "tinyscale/base/error.hpp"
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/base/order.hpp"
+#include "tinyscale/base/text.hpp"
+#include "tinyscale/plan/step_memory.hpp"
+#include "tinyscale/plan/training_job.hpp"
+
+namespace tinyscale {
+
+// One way to divide the machine, what its step takes and what a chip must hold.
+struct TrainingLayout {
+  Layout layout;
+  int chunks = 1;  // of the model on a pipeline rank: interleaved 1F1B above 1
+  Shape dims;      // the machine's, in the order in which the layout's axes lie on them
+  StepPrice price;
+  StepMemory memory_parts;
+  double step_time = 0;     // s, the limit
+  double typical_time = 0;  // s
+  double memory = 0;        // bytes of the fullest chip
+  std::string bound;        // of the limit: math, bubble, memory, tensor, context, expert, data
+
+  std::string text() const {
+    return layout.text() + (chunks > 1 ? detail::cat({", ", chunks, " chunks"}) : "");
+  }
+};
+
+namespace detail {
+
+inline MemoryConvention training_convention(const TrainingInputs& in) {
+  MemoryConvention by;
+  by.states = in.job.state;
+  by.logit_bytes = 10;  // bf16 and f32, and the f32 gradient
+  return by;
+}
+
+// Sequences of the busiest replica.
+inline std::int64_t replica_sequences(const TrainingInputs& in, const Layout& layout) {
+  return static_cast<std::int64_t>(std::ceil(in.sequences / static_cast<double>(layout.data)));
+}
+
+// Sequences at a time: the replica's over its microbatches.
+inline double microbatch_of(const TrainingInputs& in, const Layout& layout) {
+  return std::ceil(static_cast<double>(replica_sequences(in, layout)) /
+                   static_cast<double>(layout.microbatches));
+}
+
+inline StepMemory memory_of(const TrainingInputs& in, const Layout& layout, int chunks) {
+  return step_memory(in.job.model, layout, in.machine.chip, in.context, microbatch_of(in, layout),
+                     chunks, in.job.software, training_convention(in));
+}
+
+// Replicas with fewer sequences than the busiest wait for it.
+inline TrainingLayout price_layout(const TrainingInputs& in, const StepJob& step,
+                                   const Machine& machine, const LayoutLinks& links,
+                                   const Layout& layout, int chunks) {
+  TrainingLayout out;
+  out.layout = layout;
+  out.chunks = chunks;
+  out.dims = machine.dims;
+  StepJob job = step;
+  job.batch = microbatch_of(in, layout) * static_cast<double>(layout.microbatches * layout.data);
+  out.price = StepPricer(job, machine, layout, chunks, typical_efficiency(), links).price();
+  out.step_time = out.price.limit.total();
+  out.typical_time = std::max(out.step_time, out.price.typical.total());
+  out.bound = out.price.limit.bound();
+  return out;
+}
+
+inline std::vector<std::int64_t> divisors_of(std::int64_t n, std::int64_t most) {
+  std::vector<std::int64_t> out;
+  for (std::int64_t d = 1; d <= std::min(n, most); ++d) {
+    if (n % d == 0) {
+      out.push_back(d);
+    }
+  }
+  return out;
+}
+
+// Whether every head and every hidden unit belongs to one of so many chips.
+inline bool tensor_divides(const ModelConfig& model, std::int64_t tensor) {
+  const std::int64_t hidden = model.experts > 0 ? model.expert_hidden : model.hidden;
+  return model.heads % tensor == 0 && hidden % tensor == 0 &&
+         (model.kv_heads % tensor == 0 || tensor % model.kv_heads == 0);
+}
+
+// The machine with its inner dimensions in each order: axes cover them from the last.
+inline List<Machine> machine_orders(const Machine& machine) {
+  List<Machine> out = {machine};
+  const int dims = machine.dims.size(), inner = inner_dims(machine.chip, machine.dims);
+  if (machine.chip.kind != "tpu" || inner < 2) {
+    return out;
+  }
+  std::vector<int> order;
+  for (int i = 0; i < dims; ++i) {
+    order.push_back(i);
+  }
+  const auto first = order.begin() + (dims - inner);
+  while (std::next_permutation(first, order.end())) {
+    const Machine turned = reordered(machine, order);
+    bool known = false;
+    for (const Machine& other : out) {
+      known = known || other.dims == turned.dims;
+    }
+    if (!known) {
+      out.push_back(turned);
+    }
+  }
+  return out;
+}
+
+// The order of dimensions with which the groups of a layout gather fastest.
+inline const Machine& best_order(const List<Machine>& orders, const Layout& layout) {
+  const Machine* best = &orders.front();
+  double least = 0;
+  for (const Machine& machine : orders) {
+    const LayoutLinks links(machine, layout);
+    const double seconds = links.tensor.gather(1) + links.batch.gather(1) + links.context.gather(1);
+    if (&machine == &orders.front() || seconds < least) {
+      least = seconds;
+      best = &machine;
+    }
+  }
+  return *best;
+}
+
+class LayoutSearch {
+ public:
+  explicit LayoutSearch(const TrainingInputs& in)
+      : in_(in), step_(in.step()), orders_(machine_orders(in.machine)) {}
+
+  // The fastest `kept` that fit, fastest first; empty when none does.
+  List<TrainingLayout> run(std::size_t kept) {
+    kept_ = kept;
+    const std::int64_t chips = in_.machine.chips();
+    const ModelConfig& model = in_.job.model;
+    for (const std::int64_t tensor : divisors_of(chips, model.heads)) {
+      if (!tensor_divides(model, tensor)) {
+        continue;
+      }
+      for (const std::int64_t pipeline : divisors_of(chips / tensor, model.layers)) {
+        add_contexts(tensor, pipeline);
+      }
+    }
+    return best_;
+  }
+
+  std::int64_t priced() const { return priced_; }
+  double least_memory() const { return least_memory_; }  // of all that were tried, bytes a chip
+
+ private:
+  void add_contexts(std::int64_t tensor, std::int64_t pipeline) {
+    const std::int64_t rest = in_.machine.chips() / tensor / pipeline;
+    const auto context = static_cast<std::int64_t>(in_.context);
+    for (std::int64_t parts = 1; parts <= rest && context / parts >= 512; parts *= 2) {
+      const std::int64_t data = rest / parts;
+      if (rest % parts != 0 || context % (parts > 1 ? 2 * parts : 1) != 0 ||
+          static_cast<double>(data) > in_.sequences) {
+        continue;
+      }
+      Layout layout;
+      layout.tensor = tensor;
+      layout.pipeline = pipeline;
+      layout.context = parts;
+      layout.data = data;
+      layout.sequence_parallel = tensor > 1 && (context / parts) % tensor == 0;
+      add_experts(layout);
+    }
+  }
+
+  void add_experts(Layout layout) {
+    if (in_.job.model.experts == 0) {
+      add_zero(layout);
+      return;
+    }
+    for (const std::int64_t expert : divisors_of(layout.batch_devices(), in_.job.model.experts)) {
+      if (in_.job.model.experts % expert == 0) {
+        layout.expert = expert;
+        add_zero(layout);
+      }
+    }
+  }
+
+  // Over all replicas, or over those of a slice or node with copies outside.
+  void add_zero(Layout layout) {
+    const Machine& machine = best_order(orders_, layout);
+    const std::int64_t replicas = layout.batch_devices();
+    for (const Zero zero : {Zero::optimizer, Zero::parameters}) {
+      layout.zero = replicas > 1 ? zero : Zero::none;
+      layout.zero_devices = 0;
+      add_microbatches(machine, layout);
+      const std::int64_t near = near_replicas(machine, layout);
+      if (replicas == 1) {
+        return;
+      }
+      if (near > 1 && near < replicas) {
+        layout.zero_devices = near;
+        add_microbatches(machine, layout);
+      }
+    }
+  }
+
+  static std::int64_t near_replicas(const Machine& machine, const Layout& layout) {
+    std::int64_t domain = 1;
+    for (int d = machine.dims.size() - inner_dims(machine.chip, machine.dims);
+         d < machine.dims.size(); ++d) {
+      domain *= machine.dims[d];
+    }
+    const std::int64_t near = std::max<std::int64_t>(1, domain / layout.tensor);
+    return layout.batch_devices() % near == 0 ? near : 1;
+  }
+
+  void add_microbatches(const Machine& machine, Layout layout) {
+    const std::int64_t sequences = replica_sequences(in_, layout);
+    const LayoutLinks links(machine, layout);
+    for (std::int64_t each = 1;; each *= 2) {
+      const std::int64_t size = std::min(each, sequences);
+      layout.microbatches = (sequences + size - 1) / size;
+      if (layout.microbatches >= layout.pipeline || size == 1) {
+        add_chunks(machine, links, layout);
+      }
+      if (each >= sequences) {
+        return;
+      }
+    }
+  }
+
+  void add_chunks(const Machine& machine, const LayoutLinks& links, const Layout& layout) {
+    for (const int chunks : {1, 2, 4}) {
+      const bool can =
+          chunks == 1 || (layout.pipeline > 1 && in_.job.model.layers >= layout.pipeline * chunks &&
+                          layout.microbatches % layout.pipeline == 0);
+      if (can) {
+        add(machine, links, layout, chunks);
+      }
+    }
+  }
+
+  // With the least recomputation that fits.
+  void add(const Machine& machine, const LayoutLinks& links, Layout layout, int chunks) {
+    const double holds = in_.machine.chip.memory_bytes;
+    for (const Recompute again : {Recompute::none, Recompute::full}) {
+      layout.recompute = again;
+      const StepMemory memory = memory_of(in_, layout, chunks);
+      const double bytes = memory.total();
+      least_memory_ = least_memory_ > 0 ? std::min(least_memory_, bytes) : bytes;
+      if (holds > 0 && bytes > holds) {
+        continue;
+      }
+      ++priced_;
+      TrainingLayout priced = price_layout(in_, step_, machine, links, layout, chunks);
+      priced.memory = bytes;
+      priced.memory_parts = memory;
+      keep(priced);
+      return;
+    }
+  }
+
+  void keep(const TrainingLayout& priced) {
+    if (best_.size() == kept_ && priced.typical_time >= best_.back().typical_time) {
+      return;
+    }
+    std::size_t at = best_.size();
+    best_.push_back(priced);
+    while (at > 0 && best_[at - 1].typical_time > priced.typical_time) {
+      best_[at] = best_[at - 1];
+      --at;
+    }
+    best_[at] = priced;
+    if (best_.size() > kept_) {
+      best_.pop_back();
+    }
+  }
+
+  const TrainingInputs& in_;
+  const StepJob step_;
+  const List<Machine> orders_;
+  List<TrainingLayout> best_;
+  std::size_t kept_ = 10;
+  std::int64_t priced_ = 0;
+  double least_memory_ = 0;
+};
+
+}  // namespace detail
+}  // namespace tinyscale

@@ -1,0 +1,342 @@
+#pragma once
+// What a training step takes by cause, for any layout on any machine. The limit: published rates,
+// everything at once that can be.
+//   T_limit = max(m (1 + bubble) T_math, m T_memory, m T_tensor, m T_context, m T_expert, T_data)
+// The typical time: a sum of what is not hidden, at what runs reach (efficiency.hpp), matmuls in
+// the shapes that are left on a chip. m microbatches; a bubble of (p - 1) / (v m) (parallel/).
+// Sources: scaling book chapters 5 and 12; arXiv 2104.04473, 2205.05198; docs/planner.md.
+
+#include <algorithm>  // max, min
+#include <cmath>      // ceil, log2, pow
+#include <cstdint>    // std::int64_t
+
+#include "tinyscale/base/list.hpp"
+#include "tinyscale/hardware/network.hpp"
+#include "tinyscale/parallel/layout.hpp"
+#include "tinyscale/plan/efficiency.hpp"
+#include "tinyscale/plan/group_links.hpp"
+#include "tinyscale/plan/layer_work.hpp"
+
+namespace tinyscale {
+
+// One step to price: sequences of `context` tokens, `batch` of them in all.
+struct StepJob {
+  ModelConfig model;
+  double context = 0, batch = 0;
+  DType format = DType::bf16;  // of the matmuls
+  double gather_bytes = 2;     // of a weight on the wire
+  double gradient_bytes = 4;   // of a gradient on the wire
+  double state_traffic = 30;   // bytes of a parameter that an update reads and writes
+  Software software;
+};
+
+// Seconds of a step on the busiest chip.
+struct StepCost {
+  double matmul = 0, attention = 0, elementwise = 0, head = 0, recompute = 0;
+  double tensor = 0, context = 0, expert = 0, transfer = 0;  // messages that compute does not hide
+  double bubble = 0, gather = 0, gradients = 0, update = 0, waiting = 0, jitter = 0;
+
+  double total() const {
+    return matmul + attention + elementwise + head + recompute + tensor + context + expert +
+           transfer + bubble + gather + gradients + update + waiting + jitter;
+  }
+  double compute() const { return matmul + attention + elementwise + head + recompute; }
+};
+
+// The parts of the limit: each alone, at published rates.
+struct StepLimit {
+  double math = 0, bubble = 0, memory = 0, tensor = 0, context = 0, expert = 0, data = 0;
+
+  double total() const { return std::max({math + bubble, memory, tensor, context, expert, data}); }
+  const char* bound() const {
+    const double t = total();
+    return math + bubble >= t ? (bubble > math ? "bubble" : "math")
+           : memory >= t      ? "memory"
+           : tensor >= t      ? "tensor"
+           : data >= t        ? "data"
+           : expert >= t      ? "expert"
+                              : "context";
+  }
+};
+
+struct StepPrice {
+  StepLimit limit;
+  StepCost typical;
+  double microbatches = 1, microbatch = 1;  // of a replica; sequences of one
+};
+
+namespace detail {
+
+// The links that each kind of message of a layout travels on.
+struct LayoutLinks {
+  GroupLinks tensor, context, batch, shard, replica;
+  bool stages_leave = false;  // from stage to stage through the outer network
+
+  LayoutLinks(const Machine& machine, const Layout& layout) {
+    const std::int64_t inner = layout.tensor * layout.context;
+    tensor = group_links(machine, 1, layout.tensor);
+    context = group_links(machine, layout.tensor, layout.context);
+    batch = group_links(machine, layout.tensor, layout.batch_devices());
+    const std::int64_t shards = layout.shards();
+    shard = group_links(machine, layout.tensor, shards);
+    replica = group_links(machine, layout.tensor * shards, layout.batch_devices() / shards);
+    const std::int64_t domain = machine.chip.domain_chips;
+    stages_leave = inner * layout.data >= domain && machine.chips() > domain;
+  }
+};
+
+class StepPricer {
+ public:
+  StepPricer(const StepJob& job, const Machine& machine, const Layout& layout, int chunks,
+             const Efficiency& e, const LayoutLinks& links)
+      : job_(job), machine_(machine), chip_(machine.chip), layout_(layout), e_(e), links_(links) {
+    tpu_ = chip_.kind == "tpu";
+    chunks_ = chunks;
+    m_ = static_cast<double>(layout.microbatches);
+    b_ = job.batch / (static_cast<double>(layout.data) * m_);
+    tokens_ = b_ * job.context / static_cast<double>(layout.context);
+    width_ = static_cast<double>(job.model.width);
+    peak_ = chip_.peak(job.format);
+    peak16_ = chip_.peak(DType::bf16);
+    rate_ = sustained_matmul(e, chip_, job.format);
+    memory_ = chip_.memory_bandwidth > 0 ? chip_.memory_bandwidth : 1e30;
+    inner_ = e.inner_links;
+    outer_ = tpu_ ? e.slice_links : e.outer_links;
+  }
+
+  StepPrice price() {
+    out_.microbatches = m_;
+    out_.microbatch = b_;
+    const ModelConfig& c = job_.model;
+    const double layers = static_cast<double>(c.layers);
+    const double mixtures = static_cast<double>(c.mixture_layers()) / layers;
+    parameters_ = chip_parameters(c, layout_);
+    if (mixtures < 1) {
+      add_layer(layer_work(c, layout_, b_, job_.context, false), 1 - mixtures);
+    }
+    if (mixtures > 0) {
+      add_layer(layer_work(c, layout_, b_, job_.context, true), mixtures);
+    }
+    add_head();
+    add_stages();
+    add_data();
+    add_update();
+    StepCost& t = out_.typical;
+    const double chips = static_cast<double>(machine_.chips());
+    t.jitter = e_.jitter * std::log2(std::max(1.0, chips / 8)) * t.total();
+    return out_;
+  }
+
+ private:
+  // Forward and backward seconds of one matmul: the input's and the weight's gradient are two more.
+  void add_matmul(const MatmulShape& s, double& forward, double& backward) const {
+    forward += matmul_seconds(s.m, s.k, s.n) * s.count;
+    backward += (matmul_seconds(s.m, s.n, s.k) + matmul_seconds(s.k, s.m, s.n)) * s.count;
+  }
+  double matmul_seconds(double m, double k, double n) const {
+    double share = mapping_efficiency(chip_, m, k, n);
+    share = tpu_ || chip_.kind != "gpu" ? share : std::pow(share, e_.waves);
+    const double bytes = 2 * (m * k + k * n + m * n);
+    return std::max(2 * m * k * n / (rate_ * share), bytes / (memory_ * e_.memory));
+  }
+
+  // `many` layers' worth (of a mean layer) of one microbatch.
+  void add_layer(const LayerWork& w, double many) {
+    const Software& on = job_.software;
+    double forward = 0, backward = 0;
+    for (int i = 0; i < w.count; ++i) {
+      add_matmul(w.matmuls[i], forward, backward);
+    }
+    double core = 0, core_backward = 0;
+    if (on.tiled_attention) {  // backward: five products where forward has two
+      core = w.causal_flops / (peak16_ * (tpu_ ? e_.attention_tpu : e_.attention));
+      core_backward = 2.5 * core;
+    } else {
+      const double odd = job_.model.head_size % 8 == 0 ? 1 : e_.odd_heads;
+      const double rate =
+          peak16_ * best_measured_matmul(chip_, DType::bf16) * e_.score_matmul * odd;
+      const double pass = 2 * w.scores / (memory_ * e_.memory);
+      core = w.score_flops / rate + e_.score_passes * pass;
+      core_backward = 2 * w.score_flops / rate + 1.4 * e_.score_passes * pass;
+    }
+    double bytes = 2 * w.elements * (tpu_ ? e_.tpu_elementwise : on.fused ? 1 : e_.unfused);
+    bytes += is_fp8(job_.format) ? 2 * e_.fp8_casts * w.recast : 0;
+    const double vector = bytes / (memory_ * e_.memory);
+    layer_.matmul += many * (forward + backward);
+    layer_.attention += many * (core + core_backward);
+    layer_.elementwise += many * 3 * vector;
+    if (layout_.recompute == Recompute::full) {
+      layer_.recompute +=
+          many * (forward + core + vector) * (tpu_ ? e_.recompute_tpu : e_.recompute);
+    } else if (layout_.recompute == Recompute::selective) {
+      layer_.recompute += many * (core + (tpu_ ? vector : 0));
+    }
+    limit_layer(w, many);
+    add_messages(w, many);
+  }
+
+  void limit_layer(const LayerWork& w, double many) {
+    const bool again = layout_.recompute == Recompute::full;
+    const double core = job_.software.tiled_attention ? w.causal_flops : w.score_flops;
+    const bool core_again = layout_.recompute != Recompute::none;
+    math_ += many * ((again ? 4 : 3) * w.flops() / peak_ + (core_again ? 4 : 3) * core / peak16_);
+    double matrices = 0;
+    for (int i = 0; i < w.count; ++i) {
+      const MatmulShape& s = w.matmuls[i];
+      matrices += 2 * s.count * (s.m * s.k + s.k * s.n + s.m * s.n);
+    }
+    memory_bytes_ += many * 3 * matrices;
+  }
+
+  void add_messages(const LayerWork& w, double many) {
+    const double passes = layout_.recompute == Recompute::full ? 3 : 2;  // forward, again, backward
+    if (layout_.tensor > 1) {  // two all_reduces a pass, or as many gathers and scatters
+      const double bytes = 2 * tokens_ * width_;
+      const bool hides = job_.software.hides_tensor;
+      const bool inside = !links_.tensor.leaves_domain();  // beyond, no run has hidden them
+      const double hidden = !inside ? 0
+                            : tpu_  ? e_.hidden_tensor_tpu
+                            : hides ? e_.hidden_tensor
+                                    : 0;
+      const double one = 2 * links_.tensor.gather(bytes, inner_, outer_) + 2 * e_.hop;
+      layer_.tensor += many * passes * 2 * one * (1 - hidden);
+      limit_.tensor += many * passes * 4 * links_.tensor.gather(bytes);
+    }
+    if (layout_.context > 1) {  // keys and values of all, in both passes; gradients of them
+      const double bytes = 2 * w.keys * static_cast<double>(layout_.context);
+      layer_.context +=
+          many * 3 * links_.context.gather(bytes, inner_, outer_) * (1 - e_.hidden_context);
+      limit_.context += many * 3 * links_.context.gather(bytes);
+    }
+    add_experts(w, many);
+  }
+
+  // To the experts and back, both passes. A token goes once to each other domain where it has an
+  // expert: of k choices among n domains, n (1 - (1 - 1/n)^k) are met (scaling book, chapter 12).
+  void add_experts(const LayerWork& w, double many) {
+    const double group = static_cast<double>(layout_.expert * layout_.tensor);
+    if (layout_.expert <= 1 || w.routed <= 0) {
+      return;
+    }
+    const double top = job_.model.top_k, copies = w.routed;
+    const double domain = tpu_ ? group : std::min<double>(chip_.domain_chips, group);
+    const double domains = group / domain;
+    const double met = domains * (1 - std::pow(1 - 1 / domains, top)) * (1 - 1 / domains);
+    const double outside = 2 * copies / top * width_ * met;
+    const double inside = 2 * copies * width_;
+    const GroupLinks links = group_links(machine_, 1, static_cast<std::int64_t>(domain));
+    const double out_rate = chip_.dcn_bandwidth > 0 ? chip_.dcn_bandwidth : 1e30;
+    const double limit = std::max(links.exchange(inside), outside / out_rate);
+    const double reached =
+        std::max(links.exchange(inside, inner_), outside / (out_rate * e_.exchange_outer));
+    layer_.expert += many * 4 * (reached + 4 * e_.hop) * (1 - e_.hidden_expert);
+    limit_.expert += many * 4 * limit;
+  }
+
+  void add_head() {
+    const double words =
+        static_cast<double>(job_.model.vocabulary) / static_cast<double>(layout_.tensor);
+    double forward = 0, backward = 0;
+    add_matmul({tokens_, width_, words, 1}, forward, backward);
+    head_ = forward + backward + 4 * e_.logit_passes * tokens_ * words / (memory_ * e_.memory);
+    head_math_ = 6 * tokens_ * width_ * words / peak_;
+  }
+
+  // All microbatches through the busiest stage, and the wait until the pipeline is full.
+  void add_stages() {
+    StepCost& t = out_.typical;
+    const double ranks = static_cast<double>(layout_.pipeline);  // whole layers on the busiest
+    const double layers =
+        chunks_ * std::ceil(static_cast<double>(job_.model.layers) / (ranks * chunks_));
+    const double all = layers * m_;
+    t.matmul = layer_.matmul * all;
+    t.attention = layer_.attention * all;
+    t.elementwise = layer_.elementwise * all;
+    t.recompute = layer_.recompute * all;
+    t.tensor = layer_.tensor * all;
+    t.context = layer_.context * all;
+    t.expert = layer_.expert * all;
+    t.waiting = job_.software.waits_for_layers ? e_.layer_wait * all : 0;
+    t.head = head_ * m_;
+    const double stages = static_cast<double>(layout_.pipeline);
+    out_.limit = limit_;
+    out_.limit.math = m_ * (math_ * layers + head_math_ / stages);
+    out_.limit.memory = m_ * memory_bytes_ * layers / memory_;
+    out_.limit.tensor *= all;
+    out_.limit.context *= all;
+    out_.limit.expert *= all;
+    if (layout_.pipeline > 1) {
+      const double one = layer_.total() * layers + (t.waiting / m_) + head_ / stages;
+      t.bubble = (stages - 1) / chunks_ * one;
+      out_.limit.bubble = out_.limit.math / m_ * (stages - 1) / chunks_;
+      const double cut = job_.software.cuts_transfers || layout_.sequence_parallel
+                             ? static_cast<double>(layout_.tensor)
+                             : 1;
+      const double rate = links_.stages_leave ? chip_.dcn_bandwidth * outer_
+                                              : chip_.links * chip_.link_bandwidth * inner_;
+      const double bytes = 2 * tokens_ * width_ / cut;
+      t.transfer = 2 * (m_ * chunks_ + stages - 1) * (e_.transfer * bytes / rate + e_.hop);
+    }
+  }
+
+  // Gradients to their owners and weights to their users; routed experts among fewer.
+  void add_data() {
+    StepCost& t = out_.typical;
+    const double all = parameters_.all(), compute = t.compute();
+    if (layout_.batch_devices() <= 1) {
+      return;
+    }
+    const double outer = !job_.software.hides_gradients && !tpu_ ? e_.waiting_outer_links : outer_;
+    const double window = e_.hidden_gradients * compute / m_ * 2 / 3;
+    const double exposed = tpu_ ? e_.exposed_gather_tpu : e_.exposed_gather;
+    const double beside = tpu_ ? e_.gather_beside_tpu : e_.gather_beside;
+    const double g = job_.gradient_bytes, w = job_.gather_bytes;
+    if (layout_.zero == Zero::parameters) {
+      const double gathered = m_ * 2 * links_.shard.gather(all * w, inner_, outer_) +
+                              m_ * links_.shard.gather(all * g, inner_, outer_);
+      t.gather = gathered - std::min((1 - exposed) * gathered, beside * compute);
+      out_.limit.data = m_ * links_.shard.gather(all * (2 * w + g));
+      const double part = all / static_cast<double>(layout_.shards());
+      t.gradients = 2 * links_.replica.gather(part * g, inner_, outer_);
+      out_.limit.data += 2 * links_.replica.gather(part * g);
+      return;
+    }
+    const double time =
+        links_.batch.gather(all * g, inner_, outer) + links_.batch.gather(all * w, inner_, outer);
+    const double hidden =
+        job_.software.hides_gradients ? std::min((1 - exposed) * time, window) : 0;
+    t.gradients = time - hidden;
+    out_.limit.data = links_.batch.gather(all * (g + w));
+  }
+
+  void add_update() {
+    const double shards = layout_.zero == Zero::none ? 1 : static_cast<double>(layout_.shards());
+    out_.typical.update = parameters_.all() / shards * job_.state_traffic / (memory_ * e_.memory);
+  }
+
+  const StepJob& job_;
+  const Machine& machine_;
+  const Chip& chip_;
+  const Layout& layout_;
+  const Efficiency& e_;
+  const LayoutLinks& links_;
+  bool tpu_ = false;
+  double chunks_ = 1, m_ = 1, b_ = 1, tokens_ = 0, width_ = 0;
+  double peak_ = 0, peak16_ = 0, rate_ = 0, memory_ = 0, inner_ = 1, outer_ = 1;
+  ChipParameters parameters_;
+  StepCost layer_;   // of one mean layer and microbatch
+  StepLimit limit_;  // the same, at published rates
+  double math_ = 0, memory_bytes_ = 0, head_ = 0, head_math_ = 0;
+  StepPrice out_;
+};
+
+}  // namespace detail
+
+// The price of a step under `layout`, whose pipeline has `chunks` of the model on each rank.
+inline StepPrice price_step(const StepJob& job, const Machine& machine, const Layout& layout,
+                            int chunks = 1, const Efficiency& e = typical_efficiency()) {
+  const detail::LayoutLinks links(machine, layout);
+  return detail::StepPricer(job, machine, layout, chunks, e, links).price();
+}
+
+}  // namespace tinyscale
