@@ -460,7 +460,7 @@ TEST_CASE("serving simulation: queueing theory at one sequence a time") {
   // One token each, one sequence at a time: an M/D/1 queue of service D, mean wait
   // rho D / (2 (1 - rho)).
   const ts::ServingPlan plan = small_plan();
-  const double service = plan.law().bound(ts::detail::prompt_work(200));
+  const double service = plan.law().bound(ts::detail::prompt_work(plan.job, 200));
   ts::PoissonTraffic poisson;
   poisson.requests = 40000;
   poisson.least_prompt = poisson.most_prompt = 200;
@@ -527,7 +527,7 @@ TEST_CASE("serving simulation: prefill on servers of its own, by hand") {
   options.transfer_bandwidth = 1e9;
   options.keep_requests = true;
   const ts::ServingSimulation run = ts::simulate_serving(traffic, plan, options);
-  const double prefill = plan.law().bound(ts::detail::prompt_work(200));
+  const double prefill = plan.law().bound(ts::detail::prompt_work(plan.job, 200));
   CHECK(run.served[0].first_token == doctest::Approx(1 + prefill).epsilon(1e-12));
   CHECK(run.served[1].first_token == doctest::Approx(1 + 2 * prefill).epsilon(1e-12));
   CHECK(run.served[1].last_token == run.served[1].first_token);  // one token: no decoder
