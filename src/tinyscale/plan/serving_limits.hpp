@@ -46,8 +46,7 @@ inline ServingFit fit_serving(const ServingJob& job, const Machine& machine) {
   fit.left = named("left", fit.capacity - fit.weights);
   fit.most_tokens = named("most tokens", floor(fit.left / kept));
   fit.most_sequences = named("most sequences", floor(fit.left / (length * kept)));
-  fit.largest_model =
-      named("largest model", floor((fit.capacity - fit.cache) / bytes));
+  fit.largest_model = named("largest model", floor((fit.capacity - fit.cache) / bytes));
   fit.fits = fit.memory.value() <= fit.capacity.value();
   return fit;
 }
