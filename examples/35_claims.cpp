@@ -3,7 +3,7 @@
 // three in full: v5e against v4 for a dollar, a beam of 32 on one chip, the traffic of tiles; with
 // the formulas of some of their figures and the numbers put in.
 //   g++ -std=c++17 -O2 -pthread -I. examples/35_claims.cpp -o 35_claims && ./35_claims
-#include "tinyscale.hpp"
+#include "claims/claims.hpp"
 namespace ts = tinyscale;
 
 int main() {

@@ -1,13 +1,13 @@
-// plan/claims: every figure of the well-known claims to its printed digits, what was run beside its
-// formula, verdicts that a wrong figure turns, and what stays unknown.
+// examples/claims: every figure of the well-known claims to its printed digits, what was run beside
+// its formula, verdicts that a wrong figure turns, and what stays unknown.
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <map>
 #include <sstream>
 
+#include "../examples/claims/claims.hpp"
 #include "error_of.hpp"
-#include "tinyscale.hpp"
 
 namespace ts = tinyscale;
 
@@ -142,10 +142,10 @@ TEST_CASE("claims A5 to A7: pods and domains") {
                {"tpu-v7 pod, fp8_e4m3", 1e18, "42.5"},
                {"tpu-v5e all-reduce", 1e12, "51.2"},
                {"tpu-v5e bisection", 1e12, "1.6"},
-               {"tpu-v5e DCN", 1e12, "6.4"},
+               {"tpu-v5e DCN", 1e12 / 8, "6.4"},
                {"tpu-v6e all-reduce", 1e12, "102.4"},
                {"tpu-v6e bisection", 1e12, "3.2"},
-               {"tpu-v6e DCN", 1e12, "25.6"},
+               {"tpu-v6e DCN", 1e12 / 8, "25.6"},
                {"links cut, 16x16 torus", 1, "32"},
                {"links cut, 16x16 mesh", 1, "16"},
                {"tpu-v7 pod, memory", 1e15, "1.90"}});
@@ -343,6 +343,8 @@ TEST_CASE("claims D and E: models, and what stays unknown") {
     CHECK(row.known() == (row.name == "tpu-v4, watts"));
   }
   CHECK(unknown == 10);
+  CHECK(report("E").csv().find("\"tpu-v5e, watts\",unknown,-,W,-,empty in the chip table\n") !=
+        std::string::npos);
   CHECK(report("E").table().text().find("gemini, parameters                  unknown") !=
         std::string::npos);
 }

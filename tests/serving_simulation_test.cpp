@@ -460,7 +460,7 @@ TEST_CASE("serving simulation: queueing theory at one sequence a time") {
   // One token each, one sequence at a time: an M/D/1 queue of service D, mean wait
   // rho D / (2 (1 - rho)).
   const ts::ServingPlan plan = small_plan();
-  const double service = plan.law().bound(ts::detail::prompt_work(200));
+  const double service = plan.law().bound(ts::detail::prompt_work(plan.job, 200));
   ts::PoissonTraffic poisson;
   poisson.requests = 40000;
   poisson.least_prompt = poisson.most_prompt = 200;
@@ -475,6 +475,14 @@ TEST_CASE("serving simulation: queueing theory at one sequence a time") {
     CHECK(run.ttft.mean == doctest::Approx(service + wait).epsilon(0.015));
     CHECK(run.busy == doctest::Approx(rho).epsilon(0.02));
     CHECK(run.queue_mean == doctest::Approx(wait * rho / service).epsilon(0.05));  // Little's law
+    // A prefill server of its own is the same queue.
+    ts::ServingOptions apart = options;
+    apart.prefill_servers = 1;
+    const ts::ServingSimulation other =
+        ts::simulate_serving(ts::poisson_traffic(poisson), plan, apart);
+    CHECK(other.ttft.mean == doctest::Approx(run.ttft.mean).epsilon(1e-9));
+    CHECK(other.ttft.p99 == doctest::Approx(run.ttft.p99).epsilon(1e-9));
+    CHECK(other.totals.steps == 0);
   }
 }
 
@@ -508,6 +516,32 @@ TEST_CASE("serving simulation: full servers give the plan's tokens a second") {
   const double least = prompts + 640 * 257 / plan.tokens_per_second.value();
   CHECK(both.seconds > prompts);
   CHECK(both.seconds == doctest::Approx(least).epsilon(0.05));
+}
+
+TEST_CASE("serving simulation: prefill on servers of its own, by hand") {
+  const ts::ServingPlan plan = small_plan();
+  ts::ServingTraffic traffic;
+  traffic.requests = {{1, 200, 3, -1, 0}, {1, 200, 1, -1, 0}};
+  ts::ServingOptions options;
+  options.prefill_servers = 1;
+  options.transfer_bandwidth = 1e9;
+  options.keep_requests = true;
+  const ts::ServingSimulation run = ts::simulate_serving(traffic, plan, options);
+  const double prefill = plan.law().bound(ts::detail::prompt_work(plan.job, 200));
+  CHECK(run.served[0].first_token == doctest::Approx(1 + prefill).epsilon(1e-12));
+  CHECK(run.served[1].first_token == doctest::Approx(1 + 2 * prefill).epsilon(1e-12));
+  CHECK(run.served[1].last_token == run.served[1].first_token);  // one token: no decoder
+  double now = 1 + prefill + 200 * 262144 / 1e9;  // Llama 2 7B keeps 262,144 B a token in int8
+  ts::StepWork work;
+  work.decode = 1;
+  work.context = 201;
+  now += plan.law().bound(work);
+  const double gap = now - run.served[0].first_token;  // transfer and step
+  work.context = 202;
+  now += plan.law().bound(work);
+  CHECK(run.served[0].last_token == doctest::Approx(now).epsilon(1e-12));
+  CHECK(run.gap.most == doctest::Approx(gap).epsilon(0.011));
+  CHECK(run.totals.steps == 2);
 }
 
 TEST_CASE("serving simulation: a shared beginning is computed once") {

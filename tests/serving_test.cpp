@@ -66,25 +66,68 @@ TEST_CASE("serving: the scaling book's chapter 8") {
   prefill.compute = ts::DType::int8;
   CHECK(ts::plan_serving(prefill, ts::machine("tpu-v5e", {4, 4})).critical_batch.value() ==
         doctest::Approx(240).epsilon(0.01));
-  // Megatron's decode limit: 28672 / (64 beta), 56 ways with the book's beta of 8.
-  CHECK(ts::decode_tensor_limit(28672, 64, 8) == 56);
-  CHECK(ts::decode_tensor_limit(16384, 32, 8) == 64);
 }
 
-TEST_CASE("serving: closed forms of chapter 7") {
-  CHECK(ts::two_dimensional_from(1, 4) == 72);  // F = 4 D, three axes
-  const double n = 128, d = 8192, f = 4 * d, w = 9e10;
-  const double x = ts::two_dimensional_ways(n, d, f);
-  CHECK(x == doctest::Approx(std::sqrt(n / 8)));
-  const double two = ts::two_dimensional_seconds(64, d, f, x, n / x, w);
-  CHECK(two == doctest::Approx(11.3137 * 64 * d / (std::sqrt(n) * w)).epsilon(1e-5));
-  CHECK(two < ts::megatron_seconds(64, d, 3, w));
-  CHECK(ts::two_dimensional_seconds(64, d, f, std::sqrt(9.0), 72 / 3.0, w) ==
-        doctest::Approx(ts::megatron_seconds(64, d, 3, w)));
-  for (const double other : {x / 2, x * 2}) {
-    CHECK(ts::two_dimensional_seconds(64, d, f, other, n / other, w) > two);
+TEST_CASE("serving: the links of a sharding are the closed forms of chapter 7") {
+  // A model of one layer without attention to speak of and no gate, on a torus of rings, beside
+  // the book's times, which leave out that 1/n of a gather stays where it is.
+  ts::ServingJob job = job_of("gpt3-175b", 100, 10, 64, ts::DType::bf16);
+  job.model.layers = 1;
+  job.model.block_norms = 1;  // one gather and scatter of a block
+  job.model.heads = job.model.kv_heads = 1;
+  job.model.head_size = 1;
+  const ts::Machine cube = ts::machine("tpu-v4", {4, 4, 4});
+  ts::BatchMatmul s;
+  s.b = 64;
+  s.d = static_cast<double>(job.model.width);
+  s.f = static_cast<double>(job.model.hidden);
+  const ts::Quantity link(cube.egress(0), "B/s", "W");
+  bool one = false, two = false;
+  for (const ts::ServingSharding& way : ts::serving_shardings(job, cube)) {
+    double seconds = 0;
+    for (const ts::LayerTraffic& t : way.traffic) {
+      const bool outer = t.what == "gather, scatter D";
+      const double n = way.width_ways == 1 ? 64 : outer ? 16 : 4;
+      seconds += t.what == "gather, scatter D" || t.what == "reduce F"
+                     ? 64 * t.bytes / t.bandwidth * n / (n - 1)
+                     : 0;
+    }
+    if (way.weights == ts::WeightSharding::tensor) {
+      one = true;
+      CHECK(seconds == doctest::Approx(ts::one_dim_time(s, link, 3).value()).epsilon(1e-9));
+    } else if (way.width_ways == 4) {
+      two = true;
+      CHECK(seconds == doctest::Approx(ts::two_dim_time(s, 64, 4, link).value()).epsilon(1e-3));
+    }
   }
-  CHECK(ts::latency_bound_bytes(8, 4.5e10, 1e-6) == 360e3);
+  CHECK(one);
+  CHECK(two);
+}
+
+TEST_CASE("serving: local windows and latent attention") {
+  ts::ServingJob job = job_of("gemma2-9b", 8000, 192, 8, ts::DType::int8);
+  const ts::Machine machine = ts::machine("tpu-v5e", {4, 4});
+  const ts::ServingPlan gemma = ts::plan_serving(job, machine);
+  CHECK(gemma.kv_cache_per_sequence.value() ==
+        ts::kv_cache_bytes(job.model, ts::DType::int8, 8192));
+  const double every = static_cast<double>(job.model.layers * job.model.cached_numbers());
+  CHECK(gemma.kv_cache_per_sequence.value() == every * (8192 + 4096) / 2);  // every second layer
+  CHECK(gemma.decode.cache.value() ==
+        doctest::Approx(8 * every * (8096 + 4096) / 2 / (16 * 8.19e11)));
+  const ts::StepWork prompt = ts::detail::prompt_work(job, 8000);
+  double pairs = 0;
+  for (int i = 1; i <= 8000; ++i) {
+    pairs += (i + std::min(i, 4096)) / 2.0;
+  }
+  CHECK(prompt.chunk_pairs == pairs);
+  job = job_of("deepseek-v3", 4096, 256, 64, ts::DType::fp8_e4m3);
+  const ts::ServingPlan deep = ts::plan_serving(job, ts::machine("h100", {4, 8}));
+  CHECK(deep.kv_cache_per_sequence.value() == 4352 * 70272 / 2.0);
+  // Queries times latents: 2 (512 + 64) for the scores and 2 x 512 for the values, of 128 heads.
+  CHECK(deep.law().pair == doctest::Approx(61 * 128 * 2.0 * (512 + 64 + 512) / (32 * 9.894e14)));
+  CHECK(deep.law().chunk_pair == doctest::Approx(61 * 128 * 2.0 * (192 + 128) / (32 * 9.894e14)));
+  CHECK(deep.sharding().cache_ways == 32);  // no heads to divide: by batch
+  CHECK(deep.sharding().cache == ts::CacheSharding::batch);
 }
 
 TEST_CASE("serving: causes by hand, and the law that the simulation uses") {
@@ -117,7 +160,7 @@ TEST_CASE("serving: causes by hand, and the law that the simulation uses") {
       job.batch = batch;
       const ts::ServingPlan p = ts::plan_serving(job, ts::machine("h100", {4, 8}));
       const ts::StepWork step = ts::detail::decode_work(job);
-      const ts::StepWork prompt = ts::detail::prompt_work(1000);
+      const ts::StepWork prompt = ts::detail::prompt_work(job, 1000);
       CHECK(p.decode.bound.value() == doctest::Approx(p.law().bound(step)).epsilon(1e-12));
       CHECK(p.decode.sum.value() == doctest::Approx(p.law().sum(step)).epsilon(1e-12));
       CHECK(p.decode.bound.value() == doctest::Approx(p.sharding().bound).epsilon(1e-12));
@@ -365,6 +408,8 @@ TEST_CASE("serving: beam search with a shared prefix on one v5e") {
   CHECK(plan.weights_time.value() == doctest::Approx(15.9e-3).epsilon(0.002));
   CHECK(plan.shared_cache.value() == (2048 + 32 * 256) * 409600.0);  // 4.19 GB
   CHECK(plan.shared_cache.value() == doctest::Approx(4.19e9).epsilon(0.002));
+  CHECK(plan.shared_cache.value() / 409600 == 10240);  // places of tokens
+  CHECK(plan.copied_cache.value() / 409600 == 73728);
   CHECK(plan.shared_memory.value() == doctest::Approx(17.2e9).epsilon(0.002));
   CHECK(!plan.fits_shared);
   CHECK(plan.copied_cache.value() == doctest::Approx(30.2e9).epsilon(0.002));

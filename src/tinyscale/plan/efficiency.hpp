@@ -43,7 +43,7 @@ struct Efficiency {
   double matmul = 0.92;            // of the best measured rate of a large one, A100 and others
   double matmul_hopper = 0.87;     // H100, H200, H800
   double matmul_blackwell = 0.87;  // B200, GB200, GB300
-  double matmul_tpu = 0.9, matmul_tpu_fp8 = 0.6;
+  double matmul_tpu = 0.9, matmul_tpu_fp8 = 0.65;
   double waves = 0.64;      // power of a GPU's share of full waves: others fill in
   double attention = 0.42;  // tiled, of the peak
   double attention_tpu = 0.29;
@@ -64,9 +64,10 @@ struct Efficiency {
   double hidden_tensor = 0.88, hidden_tensor_tpu = 0.86;  // share of the messages
   double hidden_context = 0.8, hidden_expert = 0.2;
   double exposed_gather = 0.6, exposed_gather_tpu = 0.085;  // share that no compute hides
-  double gather_beside = 0.2;     // share of the compute time that gathers can hide in
-  double hidden_gradients = 0.9;  // share of the backward pass that gradients can hide in
-  double transfer = 0.72;         // of the time of messages between stages
+  double gather_beside = 0.2;      // share of the compute time that gathers can hide in
+  double gather_beside_tpu = 0.5;  // assumed: no run that is priced needs more than 0.2
+  double hidden_gradients = 0.9;   // share of the backward pass that gradients can hide in
+  double transfer = 0.72;          // of the time of messages between stages
   double recompute = 0.86, recompute_tpu = 0.65;  // of the forward pass that is computed again
   double layer_wait = 0.0084;  // seconds a layer and microbatch, where the host waits
   double jitter = 0.011;       // of the step, for each doubling of the chips from eight

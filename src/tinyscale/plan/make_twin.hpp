@@ -16,7 +16,7 @@ namespace tinyscale {
 
 // How small.
 struct TwinSize {
-  std::int64_t devices = 32;      // at most
+  std::int64_t devices = 48;      // at most
   std::int64_t microbatches = 8;  // at most, of a pipeline
   std::int64_t vocabulary = 120;  // at least the distinct characters of the text it is given
   double math_seconds = 1e-3;     // of a step: the scale of the fictional machine
@@ -134,10 +134,11 @@ class TwinMaker {
            a.expert == axes_.expert && a.expert_zero == axes_.expert_zero &&
            a.expert_replica == axes_.expert_replica;
   }
-  // Of all ways to give each axis 2 or 3 devices the one nearest to what is wanted.
+  // Of all ways to give each axis 2 or 3 devices the one nearest to what is wanted, above 16
+  // devices the smallest.
   void shrink_layout() {
     const List<AxisLoad>& axes = twin.plan_load.axes;
-    std::int64_t least = -1;
+    std::int64_t least = -1, smallest = -1;
     for (std::size_t choice = 0; choice < (std::size_t{1} << axes.size()); ++choice) {
       std::vector<std::int64_t> sizes;
       std::int64_t off = 0;
@@ -146,16 +147,20 @@ class TwinMaker {
         off += sizes[i] != wanted(axes[i]) ? 1000 : 0;
       }
       const Layout small = sized(sizes);
-      off += small.devices() + (small.devices() > 16 ? 1000000 : 0);
-      if (small.devices() <= size_.devices && (least < 0 || off < least) && alike(small)) {
+      const std::int64_t devices = small.devices();
+      off = devices > 16 ? 1000000 + devices : off + devices;
+      if (!alike(small)) {
+        continue;
+      }
+      smallest = smallest < 0 ? devices : std::min(smallest, devices);
+      if (devices <= size_.devices && (least < 0 || off < least)) {
         least = off;
         twin.layout = small;
       }
     }
     if (least < 0) {
-      fail({"twin_of: ", layout().text(), " has ", axes.size(), " axes that must have 2 devices ",
-            "each or more, the twin at most ", size_.devices, "; let it have ",
-            std::int64_t{1} << axes.size(), " (TwinSize::devices)"});
+      fail({"twin_of: the smallest twin of ", layout().text(), " has ", smallest,
+            " devices, TwinSize::devices is ", size_.devices, "; right is ", smallest, " or more"});
     }
     twin.layout.gradient_format = DType::f32;
   }

@@ -81,14 +81,16 @@ inline ServingCauses causes_of(const ServingPlan& plan, const StepWork& work) {
   const Quantity context(work.context, "token", "context", "cached tokens read");
   const Quantity parts(ways, "", "parts", "of the cache, the rest are copies");
   const Quantity pairs(work.context + work.chunk_pairs, "", "pairs", "queries times keys");
-  const Quantity wide(static_cast<double>(job.model.layers * job.model.query_width()), "", "L H K");
+  const bool decoding = work.decode > 0;
+  const Quantity wide(decoding ? decode_pair_flops(job.model) : prefill_pair_flops(job.model),
+                      "FLOP", "pair", "a query with a key and its value, all layers");
   const Quantity active(static_cast<double>(job.model.active_parameters()), "", "P_used");
-  const Quantity two(2, "FLOP/token"), four(4, "FLOP");
+  const Quantity two(2, "FLOP/token");
   ServingCauses out;
   out.weights = named("T_weights", read / (chips * bandwidth));
   out.cache = named("T_cache", context * kept / (parts * bandwidth));
   out.math = named("T_math", two * tokens * active / (chips * rate));
-  const Quantity scores = named("T_scores", four * pairs * wide / (chips * rate));
+  const Quantity scores = named("T_scores", pairs * wide / (chips * rate));
   out.links = links_time(plan, tokens, false);
   out.latency = links_time(plan, tokens, true);
   const Quantity alone = named("T_chip", max(out.cache, scores) + max(out.math, out.weights));
@@ -165,7 +167,7 @@ inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
   detail::plan_formats(plan);
   detail::note_unknown_links(plan);
   plan.decode = detail::causes_of(plan, detail::decode_work(job));
-  plan.prefill = detail::causes_of(plan, detail::prompt_work(static_cast<double>(job.prompt)));
+  plan.prefill = detail::causes_of(plan, detail::prompt_work(job, static_cast<double>(job.prompt)));
   detail::plan_target(plan);
   detail::plan_speculation(plan);
   return plan;

@@ -158,6 +158,10 @@ class ServingEngine {
            requests_[prefilling_[first_prefill_]].left == 0) {
       end_prefill(prefilling_[first_prefill_++]);
     }
+    if (first_prefill_ == prefilling_.size()) {
+      prefilling_.clear();
+      first_prefill_ = 0;
+    }
     while (!ends_.empty() && ends_.first().key <= static_cast<double>(step_)) {
       const Event event = ends_.pop();
       if (requests_[event.item].epoch == event.tag) {
@@ -210,6 +214,7 @@ class ServingEngine {
     totals_.queue_seconds += now_ - r.queued;
     totals_.blocks_most = std::max(totals_.blocks_most, limits_.blocks - free_ - droppable_);
     (resumed_.empty() ? static_cast<void>(++next_) : resumed_.pop_back());
+    forget_left();
     admitted_.push_back({0, place, r.epoch});
     ++running_;
     r.context = r.prefilled ? tokens : hit ? r.shared : 0;
@@ -383,10 +388,15 @@ class ServingEngine {
     ++done_;
   }
 
-  void preempt_last() {
-    while (requests_[admitted_.back().item].epoch != admitted_.back().tag) {
+  // So that the last one admitted is one that is here.
+  void forget_left() {
+    while (!admitted_.empty() && requests_[admitted_.back().item].epoch != admitted_.back().tag) {
       admitted_.pop_back();
     }
+  }
+
+  void preempt_last() {
+    forget_left();
     const Place place = admitted_.back().item;
     EngineRequest& r = requests_[place];
     admitted_.pop_back();

@@ -4,7 +4,7 @@
 // A step takes `decode` tokens of as many sequences and `chunk` tokens of prompts. Plan and
 // simulation share this one law. Source: "How To Scale Your Model", chapter 7.
 
-#include <algorithm>  // max
+#include <algorithm>  // max, min
 #include <cmath>      // pow
 #include <cstdint>    // std::int64_t
 #include <string>     // text
@@ -62,7 +62,7 @@ struct ServingLaw {
   double missed = 0;                // of an expert by one token: 1 - k / E
   double token = 0;                 // matmuls of a token, 2 P / (N C)
   double cached = 0;                // reading a cached token
-  double pair = 0;                  // a query with a key
+  double pair = 0, chunk_pair = 0;  // a query with a key, in decode and in prefill
   double link = 0, latency = 0;     // collectives: a token's bytes; a step's hops
   double prefill_mfu = 1;           // of matmuls in prefill
 
@@ -78,7 +78,7 @@ struct ServingLaw {
   }
   // Reading the cache and multiplying with it overlap in a bound.
   double attention(const StepWork& w, bool overlap) const {
-    const double pairs = pair * w.chunk_pairs / prefill_mfu;
+    const double pairs = chunk_pair * w.chunk_pairs / prefill_mfu;
     return overlap ? w.context * std::max(cached, pair) + std::max(w.chunk_context * cached, pairs)
                    : w.context * (cached + pair) + w.chunk_context * cached + pairs;
   }
@@ -97,16 +97,38 @@ struct ServingLaw {
 
 namespace detail {
 
-// A prompt in one chunk: every token sees itself and those before it.
-inline StepWork prompt_work(double tokens) {
+// Of a sequence so long, the tokens whose cache is kept and read, over the mean of the layers: a
+// local layer stops at its window.
+inline double kept_tokens(const ServingJob& job, double tokens) {
+  const std::int64_t whole = static_cast<std::int64_t>(tokens);
+  const double low = kv_cache_bytes(job.model, DType::int8, whole);
+  const double high = kv_cache_bytes(job.model, DType::int8, whole + 1);
+  const double part = tokens - static_cast<double>(whole);
+  return (low + part * (high - low)) / kv_cache_bytes_per_token(job.model, DType::int8);
+}
+
+// A prompt in one chunk: every token sees itself and those before it, in a window if there is one.
+inline StepWork prompt_work(const ServingJob& job, double tokens) {
+  const ModelConfig& m = job.model;
+  const double local = static_cast<double>(m.local_layers()) / static_cast<double>(m.layers);
+  const double window = std::min(static_cast<double>(m.window), tokens);
   StepWork work;
   work.chunk = tokens;
-  work.chunk_pairs = tokens * (tokens + 1) / 2;
+  work.chunk_pairs = (1 - local) * tokens * (tokens + 1) / 2 +
+                     local * (window * (window + 1) / 2 + (tokens - window) * window);
   return work;
 }
 
-// Of a sequence so long, the tokens whose cache is kept and read: all.
-inline double kept_tokens(const ServingJob&, double tokens) { return tokens; }
+// FLOPs of a query with a key and its value, all layers. A decode step leaves latents as they are
+// cached (C, and R of the rotary key) and multiplies the queries into them.
+inline double decode_pair_flops(const ModelConfig& m) {
+  const std::int64_t numbers =
+      m.latent() ? 2 * m.kv_lora_rank + m.rope_head : m.score_head() + m.output_head();
+  return 2.0 * static_cast<double>(m.layers * m.heads * numbers);
+}
+inline double prefill_pair_flops(const ModelConfig& m) {
+  return 2.0 * static_cast<double>(m.layers * m.heads * (m.score_head() + m.output_head()));
+}
 
 // In the middle of the output, and at its end.
 inline double mean_context(const ServingJob& job) {
@@ -152,7 +174,8 @@ inline ServingLaw even_law(const ServingJob& job, const Chip& chip, double chips
   law.missed = m.experts > 0 ? 1 - static_cast<double>(m.top_k) / m.experts : 0;
   law.token = 2.0 * static_cast<double>(m.active_parameters()) / rate;
   law.cached = serving_kv(job) / bandwidth;
-  law.pair = 4.0 * static_cast<double>(m.layers * m.query_width()) / rate;
+  law.pair = decode_pair_flops(m) / rate;
+  law.chunk_pair = prefill_pair_flops(m) / rate;
   law.prefill_mfu = job.prefill_mfu;
   return law;
 }

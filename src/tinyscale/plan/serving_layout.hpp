@@ -1,13 +1,12 @@
 #pragma once
 // How a replica's chips share weights and cache in decode, and what that sends (B tokens, D width,
-// F hidden, bf16, W bytes/s of an axis). Of one feed-forward layer:
+// F hidden, bf16, W bytes/s of an axis). Of one feed-forward layer, closed forms in decode_limits:
 //   Megatron over M axes  T = 4 B D / (M W)
-//   2D weight stationary  T = 2 B D / (X W) + 4 B F / (Y Z W),  X = sqrt(N D / (2 F)) ways of D
+//   2D weight stationary  T = 2 B D / (X W) + 4 B F / (Y Z W),  X ways of D
 // The cache by heads is free but stops at the KV heads; by batch it takes two AllToAlls a layer, by
 // sequence an AllGather of the queries and a merge. Source: "How To Scale Your Model", chapter 7.
 
 #include <algorithm>  // max, min
-#include <cmath>      // sqrt
 #include <cstdint>    // std::int64_t
 #include <string>     // names
 
@@ -16,30 +15,6 @@
 #include "tinyscale/plan/serving_job.hpp"
 
 namespace tinyscale {
-
-// The book's closed forms, of one feed-forward layer with bf16 activations.
-inline double megatron_seconds(double batch, double width, double axes, double bandwidth) {
-  return 4 * batch * width / (axes * bandwidth);
-}
-inline double two_dimensional_seconds(double batch, double width, double hidden, double x,
-                                      double yz, double bandwidth) {
-  return 2 * batch * width / (x * bandwidth) + 4 * batch * hidden / (yz * bandwidth);
-}
-inline double two_dimensional_ways(double chips, double width, double hidden) {
-  return std::sqrt(chips * width / (2 * hidden));
-}
-// Chips above which two dimensions beat Megatron's one over so many axes: 2 M^2 F / D.
-inline double two_dimensional_from(double width, double hidden, double axes = 3) {
-  return 2 * axes * axes * hidden / width;
-}
-// Y < F / (B beta), beta = W_memory / W_link: above, activations move longer than weights are read.
-inline double decode_tensor_limit(double hidden, double batch, double beta) {
-  return hidden / (batch * beta);
-}
-// A collective of fewer bytes is bound by latency: n shards that each send for one hop's time.
-inline double latency_bound_bytes(double shards, double one_way, double hop_latency) {
-  return shards * one_way * hop_latency;
-}
 
 enum class WeightSharding { tensor, two_dimensional, expert };
 enum class CacheSharding { heads, batch, sequence };
@@ -203,8 +178,7 @@ inline ServingSharding sharding_of(const ServingJob& job, const Machine& on, Wei
   s.weights = weights;
   s.cache = cache;
   s.ways = weights == WeightSharding::expert ? std::min<std::int64_t>(chips, m.experts) : chips;
-  const bool latent = m.cached_numbers() != 2 * m.key_width();  // one cache for all heads
-  const std::int64_t heads = latent ? 1 : m.kv_heads;
+  const std::int64_t heads = m.latent() ? 1 : m.kv_heads;  // that keep a cache of their own
   const std::int64_t by_heads = heads / ((heads + chips - 1) / chips);  // 40 heads on 16: 3 each
   const std::int64_t most = cache == CacheSharding::heads   ? by_heads
                             : cache == CacheSharding::batch ? by_heads * job.batch

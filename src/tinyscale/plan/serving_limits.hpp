@@ -44,10 +44,9 @@ inline ServingFit fit_serving(const ServingJob& job, const Machine& machine) {
   fit.memory = named("memory", fit.weights + fit.cache);
   fit.capacity = named("capacity", chips * chip);
   fit.left = named("left", fit.capacity - fit.weights);
-  fit.most_tokens = named("most tokens", detail::whole_part(fit.left / kept));
-  fit.most_sequences = named("most sequences", detail::whole_part(fit.left / (length * kept)));
-  fit.largest_model =
-      named("largest model", detail::whole_part((fit.capacity - fit.cache) / bytes));
+  fit.most_tokens = named("most tokens", floor(fit.left / kept));
+  fit.most_sequences = named("most sequences", floor(fit.left / (length * kept)));
+  fit.largest_model = named("largest model", floor((fit.capacity - fit.cache) / bytes));
   fit.fits = fit.memory.value() <= fit.capacity.value();
   return fit;
 }

@@ -54,8 +54,6 @@ struct ServingPlan {
 
 namespace detail {
 
-inline Quantity whole_part(const Quantity& q) { return floor(q); }
-
 // The next size that is made: powers of two; a TPU slice of two chips is not offered.
 inline std::int64_t slice_of(const Chip& chip, double needed) {
   check_job("plan_serving", "the number of chips needed", needed, 0, 1e12);
@@ -146,8 +144,8 @@ inline void plan_memory(const Machine& on, ServingPlan& plan) {
   }
   const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
   const Quantity left = named("M_left", chips * capacity - plan.weights, "beside the weights");
-  plan.most_sequences = named("most sequences", whole_part(left / plan.kv_cache_per_sequence));
-  plan.cache_tokens = named("tokens cached", whole_part(left / (layers * width * kept)));
+  plan.most_sequences = named("most sequences", floor(left / plan.kv_cache_per_sequence));
+  plan.cache_tokens = named("tokens cached", floor(left / (layers * width * kept)));
 }
 
 // Weights that one step reads: of a mixture, the experts that its tokens visit.

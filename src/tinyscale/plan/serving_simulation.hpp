@@ -3,6 +3,7 @@
 // what the plan's law says. Told are time to first token (TTFT), time per output token of a
 // request (its mean), gaps between tokens, and how busy the server and its cache are.
 // Prefill may have servers of its own, one prompt at a time, that send the cache to the decoders.
+// The cache of a server keeps every token in every layer, windows or not.
 
 #include <algorithm>  // max, min
 #include <cstddef>    // std::size_t
@@ -159,7 +160,7 @@ inline double prefill_apart(const ServingPlan& plan, const ServingOptions& optio
     EngineRequest& r = requests[i];
     Event server = servers.pop();
     const double tokens = static_cast<double>(r.prompt);
-    const double took = plan.law().seconds(prompt_work(tokens), options.overlap);
+    const double took = plan.law().seconds(prompt_work(plan.job, tokens), options.overlap);
     server.key = std::max(server.key, r.arrival) + took;
     busy += took;
     servers.push(server);

@@ -289,11 +289,12 @@ class StepPricer {
     const double outer = !job_.software.hides_gradients && !tpu_ ? e_.waiting_outer_links : outer_;
     const double window = e_.hidden_gradients * compute / m_ * 2 / 3;
     const double exposed = tpu_ ? e_.exposed_gather_tpu : e_.exposed_gather;
+    const double beside = tpu_ ? e_.gather_beside_tpu : e_.gather_beside;
     const double g = job_.gradient_bytes, w = job_.gather_bytes;
     if (layout_.zero == Zero::parameters) {
       const double gathered = m_ * 2 * links_.shard.gather(all * w, inner_, outer_) +
                               m_ * links_.shard.gather(all * g, inner_, outer_);
-      t.gather = gathered - std::min((1 - exposed) * gathered, e_.gather_beside * compute);
+      t.gather = gathered - std::min((1 - exposed) * gathered, beside * compute);
       out_.limit.data = m_ * links_.shard.gather(all * (2 * w + g));
       const double part = all / static_cast<double>(layout_.shards());
       t.gradients = 2 * links_.replica.gather(part * g, inner_, outer_);

@@ -15,6 +15,8 @@
 
 #include "tinyscale/base/list.hpp"
 #include "tinyscale/mesh/collective_cost.hpp"
+#include "tinyscale/parallel/flops_forms.hpp"
+#include "tinyscale/parallel/memory_forms.hpp"
 #include "tinyscale/parallel/pipeline_timing.hpp"
 #include "tinyscale/parallel/step_forms.hpp"
 #include "tinyscale/parallel/step_traffic.hpp"
@@ -303,12 +305,14 @@ class StepLoader {
     double kept = 0, most = 0;
     bool last = false;
     for (const PipelineOp& op : stages_.schedule.program[static_cast<std::size_t>(rank)]) {
-      const bool frees =
-          op.work == PipelineWork::backward || op.work == PipelineWork::weight_gradient;
-      const double way = op.work == PipelineWork::forward ? 1 : frees ? -1 : 0;
       const bool ends = stages_.is_last(op.stage);
       const double out = ends ? logits() + 2 * rows() * width * bytes_ : stream() * bytes_;
-      kept += way * (layers(op.stage) * block(layout_.recompute) + out);
+      const double small = layers(op.stage) * block(layout_.recompute) + out;
+      const double whole = layers(op.stage) * block(Recompute::none) + out;
+      kept += op.work == PipelineWork::forward          ? small
+              : op.work == PipelineWork::input_gradient ? whole - small  // until W, computed again
+              : op.work == PipelineWork::backward       ? -small
+                                                        : -whole;
       most = std::max(most, kept);
       last = last || ends;
     }

@@ -8,12 +8,8 @@
 #include <cstdint>    // int64_t
 #include <string>     // names
 
-#include "tinyscale/hardware/roofline.hpp"
-#include "tinyscale/mesh/mesh.hpp"
-#include "tinyscale/mesh/reshard.hpp"
-#include "tinyscale/model/model_presets.hpp"
-#include "tinyscale/plan/claims_report.hpp"
-#include "tinyscale/plan/serving.hpp"
+#include "report.hpp"
+#include "tinyscale.hpp"
 
 namespace tinyscale {
 namespace detail {

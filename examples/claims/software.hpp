@@ -9,10 +9,8 @@
 #include <string>      // names
 #include <vector>      // times of kernels
 
-#include "tinyscale/hardware/presets.hpp"
-#include "tinyscale/plan/claims_report.hpp"
-#include "tinyscale/systolic/tile_kernels.hpp"
-#include "tinyscale/tensor/activations.hpp"
+#include "report.hpp"
+#include "tinyscale.hpp"
 
 namespace tinyscale {
 

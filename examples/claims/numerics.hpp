@@ -8,12 +8,9 @@
 #include <string>   // text
 #include <vector>   // values
 
-#include "tinyscale/base/random.hpp"
-#include "tinyscale/model/model_presets.hpp"
-#include "tinyscale/model/read_text.hpp"
-#include "tinyscale/model/train_step.hpp"
-#include "tinyscale/plan/claims_report.hpp"
-#include "tinyscale/plan/claims_serving.hpp"
+#include "report.hpp"
+#include "serving.hpp"
+#include "tinyscale.hpp"
 
 namespace tinyscale {
 namespace detail {

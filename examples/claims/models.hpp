@@ -5,11 +5,9 @@
 #include <cstdint>  // int64_t
 #include <string>   // names
 
-#include "tinyscale/model/model_presets.hpp"
-#include "tinyscale/parallel/flops_forms.hpp"
-#include "tinyscale/parallel/goodput.hpp"
-#include "tinyscale/plan/claims_report.hpp"
-#include "tinyscale/plan/claims_serving.hpp"
+#include "report.hpp"
+#include "serving.hpp"
+#include "tinyscale.hpp"
 
 namespace tinyscale {
 namespace detail {
@@ -69,7 +67,7 @@ inline ClaimReport claim_models() {
     ModelConfig all = config(name);
     const double kept = kv_cache_bytes_per_token(all, DType::bf16);
     all.kv_heads = all.heads;
-    all.kv_lora_rank = 0;
+    all.kv_lora_rank = all.q_lora_rank = all.rope_head = all.value_head = 0;
     r.add(cat({name, ", cache smaller than multi-head"}),
           Quantity(kv_cache_bytes_per_token(all, DType::bf16), "B", "all heads") /
               Quantity(kept, "B", "kept a token"),

@@ -5,13 +5,10 @@
 #include <cstdint>  // int64_t
 #include <string>   // names
 
-#include "tinyscale/mesh/sharded_matmul.hpp"
-#include "tinyscale/parallel/memory_forms.hpp"
-#include "tinyscale/parallel/pipeline_forms.hpp"
-#include "tinyscale/parallel/trainer.hpp"
-#include "tinyscale/plan/claims_numerics.hpp"
-#include "tinyscale/plan/claims_report.hpp"
-#include "tinyscale/plan/claims_software.hpp"
+#include "numerics.hpp"
+#include "report.hpp"
+#include "software.hpp"
+#include "tinyscale.hpp"
 
 namespace tinyscale {
 namespace detail {

@@ -6,12 +6,9 @@
 #include <cstdint>  // int64_t
 #include <string>   // names
 
-#include "tinyscale/hardware/roofline.hpp"
-#include "tinyscale/mesh/mesh.hpp"
-#include "tinyscale/mesh/route.hpp"
-#include "tinyscale/plan/claims_report.hpp"
-#include "tinyscale/plan/claims_serving.hpp"
-#include "tinyscale/systolic/wavefront.hpp"
+#include "report.hpp"
+#include "serving.hpp"
+#include "tinyscale.hpp"
 
 namespace tinyscale {
 
@@ -56,10 +53,10 @@ inline ClaimReport claim_pods() {
     const Quantity book(c.link_bandwidth, "B/s", "link", "scaling book, one way");
     const Quantity rate = named("vendor's link", book / Quantity(0.9));
     const Quantity cut(static_cast<double>(links_cut(torus, 0)), "", "links cut", "counted");
-    const Quantity bits(8, "bit/B"), port(c.dcn_bandwidth, "B/s", "DCN of a chip");
+    const Quantity port(c.dcn_bandwidth, "B/s", "DCN of a chip");
     r.add(cat({name, " all-reduce"}), chips * links * rate, all_reduce);
     r.add(cat({name, " bisection"}), cut * rate, bisection);
-    r.add(cat({name, " DCN"}), chips * port * bits, dcn);
+    r.add(cat({name, " DCN"}), chips * port, dcn / 8);  // claimed in bits
   };
   network("tpu-v5e", 51.2e12, 1.6e12, 6.4e12);
   network("tpu-v6e", 102.4e12, 3.2e12, 25.6e12);
@@ -108,8 +105,9 @@ inline ClaimReport claim_a100_to_h100() {
                 return row.t_math / row.seconds;
               });
   for (std::size_t i = 0; i < 15; ++i) {
+    const double* const claimed = i < 5 ? a100 : h100;
     r.formula(cat({names[i / 5], ", batch ", mfu.x[i % 5]}), "T_math / max(T_math, T_mem)",
-              mfu.series[i / 5].y[i % 5], "", (i < 5 ? a100 : h100)[i % 5]);
+              mfu.series[i / 5].y[i % 5], "", claimed[i % 5]);
   }
   const auto faster = [&](const char* name, DType format, double batch, double claimed) {
     r.formula(name, "T(A100) / T(H100)",
@@ -167,7 +165,7 @@ inline ClaimReport claim_nvlink_domain() {
   r.assumptions = {
       "nodes of 8 H100 with 50 GB/s a GPU between; the cheapest all_reduce, one hop "
       "of 1 us; two a layer; matmuls at peak"};
-  r.caveats = {"the cliff is the domain's edge: at 8 with H100, at 72 with NVL72"};
+  r.caveats = {"the cliff is the domain's edge: H100 has it at 8, NVL72 none up to its 72"};
   return r;
 }
 
@@ -212,7 +210,9 @@ inline ClaimReport claim_wafer_memory() {
           {"DDR, laptop", "HBM, v5e", "VMEM, v5e", "SRAM, WSE-2"}, [&](std::size_t i, double x) {
             return std::fmin(on[i]->peak(DType::bf16), x * rates[i]) / 1e12;
           });
-  r.assumptions = {"the peak is inferred (the vendor prints a sparse one); a hop a clock assumed"};
+  r.assumptions = {
+      "the peak is inferred (the vendor prints a sparse one); assumed: a hop and a "
+      "number of 4 bytes a clock on each link"};
   r.caveats = {"even one sequence is bound by math there; then latency on the fabric counts"};
   return r;
 }

@@ -7,12 +7,12 @@
 #include <string>  // ids
 #include <vector>  // list
 
-#include "tinyscale/plan/claims_chips.hpp"
-#include "tinyscale/plan/claims_models.hpp"
-#include "tinyscale/plan/claims_numerics.hpp"
-#include "tinyscale/plan/claims_parallel.hpp"
-#include "tinyscale/plan/claims_serving.hpp"
-#include "tinyscale/plan/claims_software.hpp"
+#include "chips.hpp"
+#include "models.hpp"
+#include "numerics.hpp"
+#include "parallel.hpp"
+#include "serving.hpp"
+#include "software.hpp"
 
 namespace tinyscale {
 namespace detail {

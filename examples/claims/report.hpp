@@ -12,10 +12,7 @@
 #include <string>      // text
 #include <vector>      // notes
 
-#include "tinyscale/base/error.hpp"
-#include "tinyscale/base/list.hpp"
-#include "tinyscale/base/text.hpp"
-#include "tinyscale/measure/quantity.hpp"
+#include "tinyscale.hpp"
 
 namespace tinyscale {
 
@@ -181,8 +178,8 @@ struct ClaimReport {
     out.columns = {"figure", "ours", "claimed", "unit", "kind", "from"};
     for (const ClaimRow& r : rows) {
       out.add({r.name, r.known() ? written(r.ours, r.unit) : "unknown",
-               detail::is_nan(r.claimed) ? "-" : written(r.claimed, r.unit), r.unit, r.kind,
-               r.formula});
+               detail::is_nan(r.claimed) ? "-" : written(r.claimed, r.unit), r.unit,
+               r.known() ? r.kind : "-", r.formula});
     }
     return out;
   }
