@@ -82,7 +82,7 @@ TEST_CASE("plan pictures: regimes, step, memory and roofline of a training plan"
 
   const ts::Svg regimes = ts::strategy_regimes_picture(llama(), pod);
   CHECK(well_formed(regimes.markup()));
-  CHECK(contains(regimes.body, "FSDP: from 1.07e+03"));
+  CHECK(contains(regimes.body, "FSDP: from 1,068"));
   CHECK(contains(regimes.body, "tensor: never"));
   CHECK(contains(regimes.body, "this job: 446"));
 
@@ -161,4 +161,9 @@ TEST_CASE("plan pictures: the roof of a chip, the frontier of serving") {
   CHECK(occurrences(picture.body, "r=\"4\"") == all - best + 1);
   const ts::Svg unpriced = ts::svg(ts::serving_frontier(job, ts::machine_of_chips("b200", 8)));
   CHECK(contains(unpriced.body, "tokens/s for each chip"));
+  const ts::FrontierPoint first = frontier.best()[0];
+  CHECK(first.chips == 16);
+  CHECK(first.batch == 1);
+  CHECK(contains(picture.body, ">16 x 1<"));
+  CHECK(contains(picture.text, "16 x 1: " + ts::format_seconds(first.step_seconds)));
 }

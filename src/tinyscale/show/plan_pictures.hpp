@@ -20,6 +20,15 @@
 
 namespace tinyscale {
 
+namespace detail {
+
+// 99.9, 1,068
+inline std::string token_text(double tokens) {
+  return tokens < 1000 ? printed('g', 3, tokens) : format_count(tokens);
+}
+
+}  // namespace detail
+
 // T_math / T_comms against tokens a chip; rings where they are equal.
 inline Svg svg(const StrategyRegimes& regimes) {
   Plot plot;
@@ -31,7 +40,7 @@ inline Svg svg(const StrategyRegimes& regimes) {
   double lowest = 1, highest = 1;
   for (const StrategyCurve& curve : regimes.curves) {
     std::string name = curve.name;
-    name += curve.threshold > 0    ? ": from " + detail::printed('g', 3, curve.threshold)
+    name += curve.threshold > 0    ? ": from " + detail::token_text(curve.threshold)
             : curve.threshold == 0 ? ": always"
                                    : ": never";
     plot.series.push_back({name, regimes.tokens_per_chip, curve.ratio, Mark::line});
@@ -47,7 +56,7 @@ inline Svg svg(const StrategyRegimes& regimes) {
   const std::vector<double> ends = {regimes.tokens_per_chip.front(),
                                     regimes.tokens_per_chip.back()};
   plot.series.push_back({"T_math = T_comms", ends, {1, 1}, Mark::line});
-  plot.series.push_back({"this job: " + detail::printed('g', 3, regimes.planned),
+  plot.series.push_back({"this job: " + detail::token_text(regimes.planned),
                          {regimes.planned, regimes.planned},
                          {lowest, highest},
                          Mark::line});
@@ -214,7 +223,7 @@ inline Svg roofline_picture(const TrainingPlan& plan) {
 }
 
 // Every plan of the search, and those that no other beats in both latency and price; where no price
-// is known, in throughput.
+// is known, in throughput. Beside those: chips x sequences.
 inline Svg svg(const ServingFrontier& frontier) {
   bool priced = !frontier.points.empty();
   for (const FrontierPoint& p : frontier.points) {
@@ -226,7 +235,7 @@ inline Svg svg(const ServingFrontier& frontier) {
   plot.y = {priced ? "USD for a million tokens" : "tokens/s for each chip", Scale::logarithmic, 0,
             0};
   Series best, points, all;
-  best.name = "frontier";
+  best.name = "frontier, chips x sequences";
   points.mark = Mark::points;
   all.name = "beaten by another";
   all.mark = Mark::hollow_points;
@@ -241,7 +250,21 @@ inline Svg svg(const ServingFrontier& frontier) {
   }
   plot.series = {best, all};
   plot.series.push_back(points);
-  return svg(plot);
+  detail::Canvas canvas(plot.width, plot.height);
+  const detail::Frame frame = detail::draw_plot(canvas, plot);
+  std::string text = frontier.title;
+  std::size_t at = 0;
+  for (const FrontierPoint& p : frontier.best()) {
+    const std::string batch = detail::cat({p.chips, " x ", p.batch});
+    const double x = frame.px(best.x[at]), y = frame.py(best.y[at]);
+    const bool left = x > frame.right - 60;
+    canvas.label(left ? x - 7 : x + 7, y - 6, batch, 11,
+                 left ? detail::Anchor::end : detail::Anchor::start, detail::Canvas::soft());
+    text += detail::cat(
+        {"; ", batch, ": ", format_seconds(p.step_seconds), ", ", detail::tick_text(best.y[at])});
+    ++at;
+  }
+  return canvas.finish(text);
 }
 
 }  // namespace tinyscale
