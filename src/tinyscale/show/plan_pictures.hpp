@@ -257,8 +257,8 @@ inline Svg svg(const ServingFrontier& frontier) {
   for (const FrontierPoint& p : frontier.best()) {
     const std::string batch = detail::cat({p.chips, " x ", p.batch});
     const double x = frame.px(best.x[at]), y = frame.py(best.y[at]);
-    const bool left = x > frame.right - 60;
-    canvas.label(left ? x - 7 : x + 7, y - 6, batch, 11,
+    const bool left = x > frame.left + 60;  // towards where no plan is, where there is room
+    canvas.label(left ? x - 7 : x + 7, priced && left ? y + 14 : y - 6, batch, 11,
                  left ? detail::Anchor::end : detail::Anchor::start, detail::Canvas::soft());
     text += detail::cat(
         {"; ", batch, ": ", format_seconds(p.step_seconds), ", ", detail::tick_text(best.y[at])});
