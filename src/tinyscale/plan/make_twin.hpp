@@ -9,7 +9,7 @@
 #include <string>     // text
 #include <vector>     // sizes
 
-#include "tinyscale/plan/training_job.hpp"
+#include "tinyscale/plan/layout_search.hpp"
 #include "tinyscale/plan/twin.hpp"
 
 namespace tinyscale {
