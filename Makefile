@@ -44,7 +44,7 @@ EXAMPLES := $(wildcard examples/*.cpp examples/labs/*.cpp)
 EXAMPLE_PROGRAMS := $(patsubst examples/%.cpp,$(BUILD)/examples/%,$(EXAMPLES))
 # ONLY names a program of bench/, or groups of rows of bench/compute.
 BENCH_PROGRAMS := $(if $(wildcard bench/$(ONLY).cpp),$(BUILD)/bench/$(ONLY),$(BUILD)/bench/compare \
-  $(if $(ONLY),,$(BUILD)/bench/systolic $(BUILD)/bench/layouts))
+  $(if $(ONLY),,$(BUILD)/bench/systolic $(BUILD)/bench/layouts $(BUILD)/bench/planner))
 COMPUTE_OBJECTS := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard bench/compute/*.cpp))
 
 .PHONY: help demo test tests-built examples bench header lib check check-mpi check-long lint format install clean doctest

@@ -47,6 +47,8 @@
 //   tinyscale/hardware/network.hpp           A machine
 //   tinyscale/hardware/pod.hpp               What a whole pod or fat tree has
 //   tinyscale/hardware/roofline.hpp          The roofline
+//   tinyscale/hardware/intensity.hpp         The roofline in closed form
+//   tinyscale/hardware/slice_facts.hpp       Facts of a slice of chips
 //   tinyscale/compute/lanes.hpp              Vector lanes without intrinsics
 //   tinyscale/compute/transpose.hpp          Turning a matrix in memory
 //   tinyscale/compute/lane_math.hpp          Functions of vector lanes
@@ -124,6 +126,8 @@
 //   tinyscale/mesh/nccl_model.hpp            NCCL's own model of all_reduce
 //   tinyscale/mesh/choose_algorithm.hpp      algorithm = automatic
 //   tinyscale/mesh/mesh_axis.hpp             Named mesh axes and where they lie on the machine
+//   tinyscale/mesh/collective_limits.hpp     What a collective takes on a torus by the scaling
+//   tinyscale/mesh/switch_limits.hpp         Collectives of GPUs behind switches
 //   tinyscale/mesh/run_log.hpp               The log of a mesh run
 //   tinyscale/mesh/chunk_paths.hpp           The way of each chunk of a collective through its
 //   tinyscale/mesh/executor.hpp              Runs the schedule of a collective over the buffers
@@ -210,6 +214,9 @@
 //   tinyscale/parallel/train_checkpoint.hpp  A training in a file, whole
 //   tinyscale/parallel/train.hpp             ts::train for one device and many
 //   tinyscale/plan/transformer_math.hpp      Transformer maths
+//   tinyscale/plan/layer_costs.hpp           What the blocks of a transformer layer hold and cost
+//   tinyscale/plan/parallel_limits.hpp       Up to where each way of training in parallel stays
+//   tinyscale/plan/decode_limits.hpp         Serving in closed form
 //   tinyscale/plan/matmul_rate.hpp           What a matmul of the shape that is left on one chip
 //   tinyscale/plan/group_links.hpp           What the links of a group of chips take for a byte
 //   tinyscale/plan/efficiency.hpp            What training runs reach of the published rates
@@ -222,13 +229,21 @@
 //   tinyscale/plan/mfu_claim.hpp             A published claim of speed
 //   tinyscale/plan/mfu_match.hpp             A claim beside every convention
 //   tinyscale/plan/mfu.hpp                   The MFU decoder
-//   tinyscale/plan/serving.hpp               What serving a model takes
 //   tinyscale/plan/training_job.hpp          A training job
 //   tinyscale/plan/layout_search.hpp         Every layout of a job on a machine, priced
 //   tinyscale/plan/why_not.hpp               Why not another layout? Every layout one step from
 //   tinyscale/plan/step_load.hpp             What a step of training loads each part of a machine
 //   tinyscale/plan/twin.hpp                  A scale-down twin, a wind tunnel of a training plan
 //   tinyscale/plan/make_twin.hpp             How a plan is made small
+//   tinyscale/plan/serving_job.hpp           What is to be served
+//   tinyscale/plan/serving_layout.hpp        How a replica's chips share weights and cache in
+//   tinyscale/plan/serving_quantities.hpp    What serving a model takes
+//   tinyscale/plan/serving_limits.hpp        What fits
+//   tinyscale/plan/serving.hpp               The serving plan put together
+//   tinyscale/plan/serving_frontier.hpp      Latency, throughput and cost against each other
+//   tinyscale/plan/serving_traffic.hpp       Who asks and when
+//   tinyscale/plan/serving_engine.hpp        One server that decodes continuously
+//   tinyscale/plan/serving_simulation.hpp    Serving as it goes
 //   tinyscale/plan/training.hpp              What a training run costs on a machine
 //   tinyscale/plan/training_report.hpp       A training plan as tables
 //   tinyscale/show/svg.hpp                   A picture as text
@@ -6518,6 +6533,590 @@ inline RooflineReport Profile::roofline(const Chip& on, DType format) const {
     report.hardware_note = hardware_->why();
   }
   return report;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/hardware/intensity.hpp
+// The roofline in closed form, each answer with its derivation: when is an op bound by math?
+//   intensity I = FLOPs / bytes, critical I* = C / W, attainable = min(C, I W)
+//   matmul [B, D] x [D, F], x, w, o bytes a number: I = 2 B D F / (x B D + w D F + o B F) -> 2 B /
+//   w knee: B* = I* w D F / (2 D F - I* (x D + o F)) -> I* w / 2 for B << D, F
+// Source: "How To Scale Your Model", chapter 1; what else bytes come through: chapters 2 and 12.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What bytes come through: a chip's memory, its on-chip memory (VMEM, shared memory), one link, the
+// two links of a torus axis, all links of a GPU's port, the network between slices, the host's bus.
+enum class Channel { memory, sram, link_one_way, link_both_ways, port, network, pcie };
+
+inline const char* name_of(Channel channel) {
+  static const char* const names[] = {"memory",
+                                      "on-chip memory",
+                                      "a link, one way",
+                                      "a link, both ways",
+                                      "all links of a port, one way",
+                                      "network",
+                                      "PCIe"};
+  return names[static_cast<int>(channel)];
+}
+
+namespace detail {
+
+// A number that a formula is given: finite and above 0, under the name that the formula has for it.
+inline Quantity given(const char* who, const std::string& symbol, double value,
+                      const std::string& unit = "", const std::string& meaning = "") {
+  if (!(value > 0) || !is_finite(value)) {
+    fail({who, ": ", symbol, meaning.empty() ? "" : " (" + meaning + ")", " is ", value,
+          "; a finite number above 0 is right"});
+  }
+  return Quantity(value, unit, symbol, meaning);
+}
+
+inline const char* bytes_symbol(int operand) {
+  static const char* const names[] = {"x", "w", "o"};
+  return names[operand];
+}
+
+inline Quantity number_bytes(int operand, DType format) {
+  return Quantity(bytes_of(format), "B", bytes_symbol(operand), name_of(format));
+}
+
+}  // namespace detail
+
+// C: matmul FLOP/s of a chip in a format.
+inline Quantity peak_rate(const Chip& chip, DType format) {
+  return Quantity(chip.peak(format), "FLOP/s", "C",
+                  detail::cat({name_of(format), " peak of ", chip.name}));
+}
+
+// W: bytes/s through a channel; both ways counts a link's two directions, as the book does on a
+// torus.
+inline Quantity bandwidth_of(const Chip& chip, Channel channel = Channel::memory) {
+  const double link = chip.link_bandwidth;
+  const double rate = channel == Channel::memory           ? chip.memory_bandwidth
+                      : channel == Channel::sram           ? chip.sram_bandwidth
+                      : channel == Channel::link_one_way   ? link
+                      : channel == Channel::link_both_ways ? 2 * link
+                      : channel == Channel::port           ? chip.links * link
+                      : channel == Channel::network        ? chip.dcn_bandwidth
+                                                           : chip.pcie_bandwidth;
+  if (!(rate > 0) || !detail::is_finite(rate)) {
+    detail::fail({"bandwidth_of: ", chip.name.empty() ? "this chip" : chip.name, ": ",
+                  name_of(channel), " is ", rate, " bytes/s; set it to a finite number above 0"});
+  }
+  return Quantity(rate, "B/s", "W", detail::cat({name_of(channel), " of ", chip.name}));
+}
+
+// I* = C / W: an op below it waits for bytes.
+inline Quantity critical_intensity(const Chip& chip, DType format,
+                                   Channel channel = Channel::memory) {
+  return named("I*", peak_rate(chip, format) / bandwidth_of(chip, channel), "scaling book, 1");
+}
+
+// Of elementwise work.
+inline Quantity critical_vector_intensity(const Chip& chip, Channel channel = Channel::memory) {
+  const Quantity rate =
+      detail::given("critical_vector_intensity", "C_vector", chip.vector_flops, "FLOP/s");
+  return named("I*", rate / bandwidth_of(chip, channel), "scaling book, 1");
+}
+
+// FLOP/s that an op of this intensity can reach at most: min(C, I W).
+inline Quantity attainable(const Chip& chip, double intensity, DType format,
+                           Channel channel = Channel::memory) {
+  const Quantity i = detail::given("attainable", "I", intensity, "FLOP/B");
+  return named("attainable", min(peak_rate(chip, format), i * bandwidth_of(chip, channel)),
+               "scaling book, 1");
+}
+
+inline Quantity math_time(double flops, const Chip& chip, DType format, double chips = 1) {
+  const Quantity f = detail::given("math_time", "F", flops, "FLOP");
+  const Quantity rate = peak_rate(chip, format);
+  return named("T_math",
+               chips == 1 ? f / rate : f / (detail::given("math_time", "N", chips) * rate),
+               "scaling book, 1");
+}
+
+inline Quantity transfer_time(double bytes, const Chip& chip, Channel channel = Channel::memory,
+                              double chips = 1) {
+  const Quantity b = detail::given("transfer_time", "bytes", bytes, "B");
+  const Quantity rate = bandwidth_of(chip, channel);
+  return named("T_bytes",
+               chips == 1 ? b / rate : b / (detail::given("transfer_time", "N", chips) * rate),
+               "scaling book, 1");
+}
+
+// Of the dense peak a data sheet may print twice, "with sparsity".
+inline double dense_rate(double with_sparsity) { return with_sparsity / 2; }
+
+// ---- One matmul, [B, D] x [D, F] -> [B, F] ----
+
+struct BatchMatmul {
+  double b = 0, d = 0, f = 0;
+  bool weights_per_row = false;  // [B, D] x [B, D, F]: every row has weights of its own
+};
+
+struct MatmulFormats {
+  DType x = DType::bf16, w = DType::bf16, out = DType::bf16, math = DType::bf16;
+};
+
+inline MatmulFormats all_in(DType format) { return {format, format, format, format}; }
+
+inline Quantity matmul_flops(const BatchMatmul& s) {
+  const Quantity b = detail::given("matmul_flops", "B", s.b);
+  const Quantity d = detail::given("matmul_flops", "D", s.d);
+  const Quantity f = detail::given("matmul_flops", "F", s.f);
+  return named("FLOPs", Quantity(2, "FLOP") * b * d * f, "a multiply-add is 2");
+}
+
+inline Quantity matmul_bytes(const BatchMatmul& s, const MatmulFormats& in = {}) {
+  const Quantity b = detail::given("matmul_bytes", "B", s.b);
+  const Quantity d = detail::given("matmul_bytes", "D", s.d);
+  const Quantity f = detail::given("matmul_bytes", "F", s.f);
+  const Quantity x = detail::number_bytes(0, in.x), w = detail::number_bytes(1, in.w);
+  const Quantity o = detail::number_bytes(2, in.out);
+  const Quantity weights = s.weights_per_row ? w * b * d * f : w * d * f;
+  return named("bytes", x * b * d + weights + o * b * f, "each operand once");
+}
+
+// Exact: every operand and the result counted.
+inline Quantity matmul_intensity(const BatchMatmul& s, const MatmulFormats& in = {}) {
+  return named("I", matmul_flops(s) / matmul_bytes(s, in), "scaling book, 1");
+}
+
+// FLOP/s that it reaches at most: the plot of throughput against the batch.
+inline Quantity attainable(const Chip& chip, const BatchMatmul& s, const MatmulFormats& in = {},
+                           Channel channel = Channel::memory) {
+  const Quantity i = matmul_intensity(s, in);
+  return named("attainable", min(peak_rate(chip, in.math), i * bandwidth_of(chip, channel)),
+               "scaling book, 1");
+}
+
+// For B << D, F, when the weights are all that counts: 2 B / w.
+inline Quantity matmul_intensity_limit(double b, const MatmulFormats& in = {}) {
+  const Quantity rows = detail::given("matmul_intensity_limit", "B", b);
+  return named("I", Quantity(2, "FLOP") * rows / detail::number_bytes(1, in.w),
+               "scaling book, 1: B << D, F");
+}
+
+// B* = I* w / 2, for B << D, F: rows (tokens for each copy of the weights) from which a matmul is
+// bound by math.
+inline Quantity critical_batch(const Chip& chip, const MatmulFormats& in = {},
+                               Channel channel = Channel::memory) {
+  return named("B*",
+               critical_intensity(chip, in.math, channel) * detail::number_bytes(1, in.w) /
+                   Quantity(2, "FLOP/token"),
+               "scaling book, 1: B << D, F");
+}
+
+// The same with every byte counted. Infinite when no batch will do: activations alone bound the
+// intensity by 2 D F / (x D + o F).
+inline Quantity critical_batch(const Chip& chip, double d, double f, const MatmulFormats& in = {},
+                               Channel channel = Channel::memory) {
+  const Quantity wide = detail::given("critical_batch", "D", d);
+  const Quantity high = detail::given("critical_batch", "F", f);
+  const Quantity i = critical_intensity(chip, in.math, channel), two(2, "FLOP/token");
+  const Quantity x(bytes_of(in.x), "B/token", "x"), o(bytes_of(in.out), "B/token", "o");
+  const Quantity left = two * wide * high - i * (x * wide + o * high);
+  if (left.value() <= 0) {
+    return Quantity(
+        std::numeric_limits<double>::infinity(), "token", "B*",
+        detail::cat({"no batch will do: I < 2 D F / (x D + o F) = ",
+                     2 * d * f / (x.value() * d + o.value() * f), " < I* = ", i.value()}));
+  }
+  return named("B*", i * detail::number_bytes(1, in.w) * wide * high / left, "scaling book, 1");
+}
+
+// The least D with which any batch will do, for F = r D: I* (x + o r) / (2 r).
+inline Quantity critical_width(const Chip& chip, double hidden_over_width,
+                               const MatmulFormats& in = {}, Channel channel = Channel::memory) {
+  const Quantity r = detail::given("critical_width", "F / D", hidden_over_width);
+  const Quantity x = detail::number_bytes(0, in.x), o = detail::number_bytes(2, in.out);
+  return named("D*",
+               critical_intensity(chip, in.math, channel) * (x + o * r) / (Quantity(2, "FLOP") * r),
+               "scaling book, 1: activations counted");
+}
+
+// Rows of activations read and results written through tiles of bm x bk x bn: each row of tiles of
+// x goes by once for every column of tiles of w.
+inline Quantity tiled_matmul_bytes(const BatchMatmul& s, double bm, double bk, double bn,
+                                   const MatmulFormats& in = {}) {
+  const char* const who = "tiled_matmul_bytes";
+  const Quantity tm = ceil(detail::given(who, "B", s.b) / detail::given(who, "bm", bm));
+  const Quantity tk = ceil(detail::given(who, "D", s.d) / detail::given(who, "bk", bk));
+  const Quantity tn = ceil(detail::given(who, "F", s.f) / detail::given(who, "bn", bn));
+  const Quantity m(bm, "", "bm"), k(bk, "", "bk"), n(bn, "", "bn");
+  const Quantity x = detail::number_bytes(0, in.x), w = detail::number_bytes(1, in.w);
+  return named("bytes",
+               tm * tn * (tk * (x * m * k + w * k * n) + detail::number_bytes(2, in.out) * m * n),
+               "scaling book, 1: matmul in tiles");
+}
+
+// bm bn / (bm + bn) in 2-byte numbers: results are written once, after many steps of bk.
+inline Quantity tile_intensity(double bm, double bn, const MatmulFormats& in = {}) {
+  const Quantity m = detail::given("tile_intensity", "bm", bm);
+  const Quantity n = detail::given("tile_intensity", "bn", bn);
+  const Quantity x = detail::number_bytes(0, in.x), w = detail::number_bytes(1, in.w);
+  return named("I", Quantity(2, "FLOP") * m * n / (x * m + w * n), "scaling book, 1: tiles");
+}
+
+// The inner dim cut over n chips, each sending its whole partial [B, F] over one link: FLOPs a byte
+// 2 D / (n o), so what counts is D and no longer B.
+inline Quantity split_matmul_intensity(double d, double chips = 2, DType out = DType::bf16) {
+  const Quantity wide = detail::given("split_matmul_intensity", "D", d);
+  const Quantity n = detail::given("split_matmul_intensity", "n", chips);
+  return named("I", Quantity(2, "FLOP") * wide / (n * detail::number_bytes(2, out)),
+               "scaling book, 1: network roofline");
+}
+
+// The least D with which such a matmul is bound by math: n o / 2 C / W.
+inline Quantity split_matmul_threshold(const Chip& chip, double chips = 2,
+                                       const MatmulFormats& in = {},
+                                       Channel channel = Channel::link_one_way) {
+  const Quantity n = detail::given("split_matmul_threshold", "n", chips);
+  return named("D*",
+               n * detail::number_bytes(2, in.out) / Quantity(2, "FLOP") *
+                   critical_intensity(chip, in.math, channel),
+               "scaling book, 1: network roofline");
+}
+
+// ---- Other ops ----
+
+// One letter of an einsum: "bd,df->bf" has b, d and f.
+struct EinsumDim {
+  char letter = 'a';
+  double size = 0;
+};
+
+namespace detail {
+
+inline Quantity dims_product(const std::string& spec, const std::string& letters,
+                             const List<EinsumDim>& dims, Quantity product) {
+  std::string seen;
+  for (const char c : letters) {
+    if (seen.find(c) != std::string::npos || c == ',' || c == ' ' || c == '-' || c == '>') {
+      continue;
+    }
+    seen += c;
+    std::size_t at = 0;
+    while (at < dims.size() && dims[at].letter != c) {
+      ++at;
+    }
+    if (at == dims.size()) {
+      fail({"einsum \"", spec, "\": no size for '", c, "'; give one to every letter"});
+    }
+    product = product * given("einsum", std::string(1, c), dims[at].size);
+  }
+  return product;
+}
+
+inline std::size_t einsum_arrow(const std::string& spec) {
+  const std::size_t arrow = spec.find("->");
+  if (arrow == std::string::npos) {
+    fail({"einsum \"", spec, "\": no arrow; \"bd,df->bf\" is right"});
+  }
+  return arrow;
+}
+
+}  // namespace detail
+
+// 2 * product of all distinct dims: batch and inner dims count once.
+inline Quantity einsum_flops(const std::string& spec, const List<EinsumDim>& dims) {
+  detail::einsum_arrow(spec);
+  return named("FLOPs", detail::dims_product(spec, spec, dims, Quantity(2, "FLOP")),
+               "scaling book, 4");
+}
+
+// Every operand read and the result written once, all in one format.
+inline Quantity einsum_bytes(const std::string& spec, const List<EinsumDim>& dims,
+                             DType format = DType::bf16) {
+  const std::string arrays = spec.substr(0, detail::einsum_arrow(spec)) + "," +
+                             spec.substr(detail::einsum_arrow(spec) + 2) + ",";
+  const Quantity number(bytes_of(format), "B", "b", name_of(format));
+  Quantity sum;
+  std::string letters;
+  for (const char c : arrays) {
+    if (c != ',') {
+      letters += c;
+      continue;
+    }
+    const Quantity bytes = detail::dims_product(spec, letters, dims, number);
+    sum = sum.unit().empty() ? bytes : sum + bytes;
+    letters.clear();
+  }
+  return named("bytes", sum, "each operand once");
+}
+
+inline Quantity einsum_intensity(const std::string& spec, const List<EinsumDim>& dims,
+                                 DType format = DType::bf16) {
+  return named("I", einsum_flops(spec, dims) / einsum_bytes(spec, dims, format), "scaling book, 1");
+}
+
+// A dot product exactly: N multiplications, N - 1 additions, 2 N numbers in and one out.
+inline Quantity dot_intensity(double n, DType format = DType::bf16) {
+  const Quantity count = detail::given("dot_intensity", "N", n);
+  const Quantity one(1), two(2), flop(1, "FLOP"), b(bytes_of(format), "B", "b", name_of(format));
+  return named("I", flop * (two * count - one) / (b * (two * count + one)), "scaling book, 1");
+}
+
+// FLOPs an element over (inputs + outputs) numbers: vector addition in f32 1 / 12.
+inline Quantity elementwise_intensity(double flops, double arrays, DType format) {
+  const Quantity f = detail::given("elementwise_intensity", "F", flops, "FLOP");
+  const Quantity n = detail::given("elementwise_intensity", "arrays", arrays, "", "in and out");
+  return named("I", f / (n * Quantity(bytes_of(format), "B", "b", name_of(format))),
+               "scaling book, 1 and 12");
+}
+
+inline Quantity elementwise_bytes(double elements, double arrays, DType format) {
+  const Quantity e = detail::given("elementwise_bytes", "N", elements);
+  const Quantity n = detail::given("elementwise_bytes", "arrays", arrays, "", "in and out");
+  return named("bytes", n * e * Quantity(bytes_of(format), "B", "b", name_of(format)),
+               "each array once");
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/hardware/slice_facts.hpp
+// Facts of a slice of chips: hosts, cores, rates, distances, what a level of a stream takes.
+//   point to point: bytes / (ports W) + hops T_hop, W one way; hops the shorter way along each dim
+// Streams through levels (host, links, memory, array) overlap: the slowest is the time, at least;
+// one after another is the most. Source: "How To Scale Your Model", chapter 2.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+inline Quantity chips_of(const Machine& on) {
+  return Quantity(static_cast<double>(on.chips()), "", "N", on.name);
+}
+
+// Machines that the chips are plugged into.
+inline Quantity hosts_of(const Machine& on) {
+  const Quantity host = detail::given("hosts_of", "host_chips", on.chip.host_chips);
+  return named("hosts", ceil(chips_of(on) / host), "scaling book, 2");
+}
+
+inline Quantity cores_of(const Machine& on) {
+  return named("cores", chips_of(on) * detail::given("cores_of", "cores", on.chip.cores),
+               "scaling book, 2");
+}
+
+inline Quantity peak_rate(const Machine& on, DType format) {
+  return named("C_all", chips_of(on) * peak_rate(on.chip, format), "scaling book, 2");
+}
+
+inline Quantity memory_of(const Machine& on) {
+  const Quantity each = detail::given("memory_of", "M", on.chip.memory_bytes, "B", on.chip.name);
+  return named("memory", chips_of(on) * each, "scaling book, 2");
+}
+
+inline Quantity memory_bandwidth_of(const Machine& on) {
+  return named("W_all", chips_of(on) * bandwidth_of(on.chip), "scaling book, 7");
+}
+
+// One chip's memory without and with all its on-chip memory: what a tile may stay in.
+inline Quantity sram_of(const Machine& on) {
+  const Quantity each = detail::given("sram_of", "S", on.chip.sram_bytes, "B", on.chip.name);
+  return named("on-chip memory", chips_of(on) * each);
+}
+
+namespace detail {
+
+inline void check_place(const char* who, const Machine& on, const Shape& at) {
+  bool right = at.size() == on.dims.size();
+  for (int d = 0; right && d < at.size(); ++d) {
+    right = at[d] >= 0 && at[d] < on.dims[d];
+  }
+  if (!right) {
+    fail({who, ": no chip at ", at, " of ", on.name, "; its dimensions are ", on.dims});
+  }
+}
+
+inline bool is_row(const Links& links) {
+  return links.kind == AxisKind::line || links.kind == AxisKind::ring;
+}
+
+}  // namespace detail
+
+// Links from one chip to another: along each dimension the shorter way, around the end of a ring
+// too; through a switch or between any two that are joined by a link, one.
+inline std::int64_t hops_between(const Machine& on, const Shape& from, const Shape& to) {
+  detail::check_place("hops_between", on, from);
+  detail::check_place("hops_between", on, to);
+  std::int64_t hops = 0;
+  for (int d = 0; d < on.dims.size(); ++d) {
+    const std::int64_t apart = from[d] < to[d] ? to[d] - from[d] : from[d] - to[d];
+    const Links& links = on.links[static_cast<std::size_t>(d)];
+    hops += !detail::is_row(links)         ? (apart > 0 ? 1 : 0)
+            : links.kind == AxisKind::ring ? std::min(apart, on.dims[d] - apart)
+                                           : apart;
+  }
+  return hops;
+}
+
+// The farthest two chips.
+inline std::int64_t diameter_of(const Machine& on) {
+  Shape first, last;
+  for (int d = 0; d < on.dims.size(); ++d) {
+    const bool ring = on.links[static_cast<std::size_t>(d)].kind == AxisKind::ring;
+    first.push_back(0);
+    last.push_back(ring ? on.dims[d] / 2 : on.dims[d] - 1);
+  }
+  return hops_between(on, first, last);
+}
+
+// Links that a chip sends through, in all dimensions; 2 at the corner of a 2D slice that is open.
+inline std::int64_t link_ports(const Machine& on, const Shape& at) {
+  detail::check_place("link_ports", on, at);
+  std::int64_t ports = 0;
+  for (int d = 0; d < on.dims.size(); ++d) {
+    const Links& links = on.links[static_cast<std::size_t>(d)];
+    const std::int64_t n = on.dims[d];
+    const bool inside = at[d] > 0 && at[d] + 1 < n;
+    ports += n == 1                         ? 0
+             : links.kind == AxisKind::full ? n - 1
+             : !detail::is_row(links)       ? 1
+             : links.kind == AxisKind::ring ? (detail::goes_around(n) ? 2 : 1)
+                                            : (inside ? 2 : 1);
+  }
+  return ports;
+}
+
+// Bytes into or out of one chip through all its links: at least so long, whatever the others do.
+inline Quantity port_time(const Machine& on, double bytes, const Shape& at) {
+  const double ports = static_cast<double>(link_ports(on, at));
+  return named("T_ports",
+               detail::given("port_time", "bytes", bytes, "B") /
+                   (detail::given("port_time", "ports", ports) *
+                    bandwidth_of(on.chip, Channel::link_one_way)),
+               "scaling book, 2: a lower bound");
+}
+
+// When the first byte arrives: hops T_hop.
+inline Quantity first_byte_time(const Machine& on, const Shape& from, const Shape& to) {
+  const Quantity hops(static_cast<double>(hops_between(on, from, to)), "", "hops");
+  return named("T_first", hops * Quantity(on.links.back().latency, "s", "T_hop"),
+               "scaling book, 2");
+}
+
+// To another chip: through the fewer ports of the two ends, and the hops of the first byte.
+inline Quantity point_to_point_time(const Machine& on, double bytes, const Shape& from,
+                                    const Shape& to) {
+  const bool fewer = link_ports(on, from) <= link_ports(on, to);
+  return named("T", port_time(on, bytes, fewer ? from : to) + first_byte_time(on, from, to),
+               "scaling book, 2");
+}
+
+// Stages of a stream that overlap: the slowest is the time, and names what to make faster.
+inline Quantity slowest_stage(const List<Quantity>& stages) {
+  if (stages.empty()) {
+    detail::fail({"slowest_stage: no stages; one time for each level is right"});
+  }
+  Quantity slowest = stages[0];
+  for (const Quantity& stage : stages) {
+    slowest = stage.value() > slowest.value() ? stage : slowest;
+  }
+  return slowest;
+}
+
+// The same when nothing overlaps; with two stages at most twice as long.
+inline Quantity stages_in_turn(const List<Quantity>& stages) {
+  Quantity sum = slowest_stage(stages);  // checks
+  for (std::size_t i = 0; i < stages.size(); ++i) {
+    sum = i == 0 ? stages[0] : sum + stages[i];
+  }
+  return named("T", sum, "one after another");
+}
+
+// What is left of the array when a matmul's inner and outer dims are rounded up to its sides.
+inline Quantity padded_utilization(double d, double f, const Chip& chip) {
+  const char* const who = "padded_utilization";
+  const Quantity rows = detail::given(who, "rows", chip.mxu_rows);
+  const Quantity cols = detail::given(who, "cols", chip.mxu_cols);
+  const Quantity deep = detail::given(who, "D", d), wide = detail::given(who, "F", f);
+  return named("utilization", deep * wide / (ceil(deep / rows) * rows * ceil(wide / cols) * cols),
+               "scaling book, 2");
+}
+
+// How much larger an array of rows x cols becomes in tiles: f32[3, 5] in tiles of 2 x 2 is 4 x 6.
+inline Quantity tile_padding(double rows, double cols, double tile_rows, double tile_cols) {
+  const char* const who = "tile_padding";
+  const Quantity r = detail::given(who, "rows", rows), c = detail::given(who, "cols", cols);
+  const Quantity tr = detail::given(who, "tile rows", tile_rows);
+  const Quantity tc = detail::given(who, "tile cols", tile_cols);
+  return named("padded / plain", ceil(r / tr) * tr * ceil(c / tc) * tc / (r * c),
+               "scaling book, 9");
+}
+
+// ---- The units beside the matrix unit ----
+
+// A core's vector side: `groups` of `lanes`, each of `alus`, with registers of `number_bytes`.
+struct VectorUnits {
+  double cores = 1;      // TPU cores, streaming multiprocessors
+  double groups = 1;     // of a core: 8 sublanes; 4 subpartitions
+  double lanes = 1;      // 128; 32
+  double alus = 1;       // of a lane: 4; 1
+  double clock_hz = 0;   // Hz
+  double registers = 0;  // of a group: 64 rows of lanes (TPU, counted over 8 sublanes); 16384
+  double number_bytes = 4;
+  double scratch_bytes = 0;  // of a core: shared memory
+};
+
+// 8 x 128 lanes of 4 ALUs and 64 vector registers a core.
+inline VectorUnits tpu_vector_units(const Chip& chip) {
+  return {static_cast<double>(chip.cores), 8, 128, 4, chip.clock_hz, 64 * 128, 4,
+          chip.sram_bytes / chip.cores};
+}
+
+// 4 subpartitions of 32 lanes and 16384 registers a multiprocessor.
+inline VectorUnits gpu_vector_units(const Chip& chip) {
+  return {static_cast<double>(chip.cores), 4, 32, 1, chip.clock_hz, 16384, 4,
+          chip.sram_bytes / chip.cores};
+}
+
+inline Quantity vector_lanes(const VectorUnits& u) {
+  const char* const who = "vector_lanes";
+  return named("ALUs",
+               detail::given(who, "cores", u.cores) * detail::given(who, "groups", u.groups) *
+                   detail::given(who, "lanes", u.lanes) * detail::given(who, "alus", u.alus),
+               "scaling book, 2 and 12");
+}
+
+// A fused multiply-add counts two.
+inline Quantity vector_rate(const VectorUnits& u, bool fused = false) {
+  const Quantity clock = detail::given("vector_rate", "clock", u.clock_hz, "1/s");
+  return named("C_vector", vector_lanes(u) * clock * Quantity(fused ? 2 : 1, "FLOP"),
+               "scaling book, 2 and 12");
+}
+
+// The clock that a published rate means.
+inline Quantity clock_of_rate(const VectorUnits& u, double flops_per_second, bool fused = true) {
+  const Quantity rate = detail::given("clock_of_rate", "C_vector", flops_per_second, "FLOP/s");
+  return named("clock", rate / (vector_lanes(u) * Quantity(fused ? 2 : 1, "FLOP")),
+               "scaling book, 12");
+}
+
+inline Quantity register_bytes(const VectorUnits& u) {  // of a core
+  const char* const who = "register_bytes";
+  return named("registers",
+               detail::given(who, "groups", u.groups) *
+                   detail::given(who, "registers", u.registers) *
+                   Quantity(u.number_bytes, "B", "b"),
+               "scaling book, 2 and 12");
+}
+
+inline Quantity scratch_bytes(const VectorUnits& u) {  // of all cores
+  const char* const who = "scratch_bytes";
+  return named(
+      "scratch",
+      detail::given(who, "cores", u.cores) * detail::given(who, "scratch", u.scratch_bytes, "B"),
+      "scaling book, 12");
+}
+
+// How much faster the matrix units are.
+inline Quantity matrix_over_vector(const Chip& chip, DType format) {
+  return named("matrix / vector",
+               peak_rate(chip, format) /
+                   detail::given("matrix_over_vector", "C_vector", chip.vector_flops, "FLOP/s"),
+               "scaling book, 2 and 12");
 }
 
 }}  // namespace tinyscale
@@ -22646,6 +23245,401 @@ struct MeshPlacement {
 
 inline std::ostream& operator<<(std::ostream& out, const MeshPlacement& placement) {
   return out << placement.table();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/collective_limits.hpp
+// What a collective takes on a torus by the scaling book's limits, each with its derivation:
+//   all_gather, reduce_scatter  max(T_min sum(hops), V / sum(W)); all_reduce twice that
+//   all_to_all                  max(.., V max(X) / (4 N W))
+// V bytes of the whole (gathered) array, W both ways of a ring; a line sends V (N - 1) / N one way.
+// What schedules really take: collective_seconds(). Source: "How To Scale Your Model", chapter 3.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// The links along some dimensions of a machine, over which a collective goes at once.
+inline List<AxisPart> links_along(const Machine& machine, const std::vector<int>& dims) {
+  List<AxisPart> parts;
+  for (const int d : dims) {
+    detail::machine_dim(machine, d);  // checks
+    parts.push_back(detail::part_of_dim(machine, d, machine.dims[d], 1));
+  }
+  return parts;
+}
+
+namespace detail {
+
+inline void check_limit(const char* who, Collective what, const List<AxisPart>& axes) {
+  if (what != Collective::all_gather && what != Collective::reduce_scatter &&
+      what != Collective::all_reduce && what != Collective::all_to_all) {
+    fail({who, ": no limit for ", name_of(what),
+          "; all_gather, reduce_scatter, all_reduce and all_to_all have one"});
+  }
+  if (axes.empty()) {
+    fail({who, ": no axes; links_along(machine, {0}) gives the links of dimension 0"});
+  }
+  for (const AxisPart& axis : axes) {
+    if (!in_a_row(axis)) {
+      fail({who, ": an axis of ", axis.size, " chips is ", name_of(axis.kind),
+            "; a ring or a line is right, and switches have switch_gather_time"});
+    }
+  }
+}
+
+inline Quantity axis_rate(const AxisPart& axis) {
+  const double way =
+      given("collective_transfer", "W", axis.bandwidth / axis.spacing, "B/s", "of a link").value();
+  return axis.kind == AxisKind::ring ? Quantity(2 * way, "B/s", "W", "ring, both ways")
+                                     : Quantity(way, "B/s", "W", "line, one way");
+}
+
+inline Quantity twice_if(Collective what, const Quantity& time) {
+  return what == Collective::all_reduce ? Quantity(2.0) * time : time;
+}
+
+}  // namespace detail
+
+// Hops one after another: floor(N / 2) both ways around a ring, N - 1 one way or along a line.
+inline Quantity ring_hops(double devices, bool both_ways = true, bool wraps = true) {
+  const Quantity n = detail::given("ring_hops", "N", devices);
+  const Quantity hops = both_ways && wraps ? Quantity(std::floor(devices / 2), "", "floor(N / 2)")
+                                           : n - Quantity(1.0);
+  return named("hops", hops, "scaling book, 3");
+}
+
+// T_min for every hop: X / 2 along a ring, X - 1 along a line, for all axes one after another.
+inline Quantity collective_latency(Collective what, const List<AxisPart>& axes) {
+  detail::check_limit("collective_latency", what, axes);
+  Quantity sum(0, "s");
+  for (const AxisPart& axis : axes) {
+    const bool ring = axis.kind == AxisKind::ring;
+    const Quantity hops(ring ? axis.size / 2.0 : axis.size - 1.0, "", ring ? "X / 2" : "X - 1");
+    const Quantity hop = hops * Quantity(axis.latency, "s", "T_min", "a hop");
+    sum = sum.value() > 0 ? sum + hop : hop;
+  }
+  return named("T_latency", detail::twice_if(what, sum), "scaling book, 3");
+}
+
+// Bytes over all links at once.
+inline Quantity collective_transfer(Collective what, double bytes, const List<AxisPart>& axes) {
+  const char* const who = "collective_transfer";
+  detail::check_limit(who, what, axes);
+  const Quantity v = detail::given(who, "V", bytes, "B", "the whole array");
+  double devices = 1;
+  for (const AxisPart& axis : axes) {
+    devices *= axis.size;
+  }
+  if (what == Collective::all_to_all) {
+    const Quantity n(devices, "", "N"), four(4);
+    Quantity slowest(0, "s");
+    for (const AxisPart& axis : axes) {
+      const Quantity x(axis.size, "", "X", "of the longest axis");
+      const Quantity time = v * x / (four * n * detail::axis_rate(axis));
+      slowest = time.value() > slowest.value() ? time : slowest;
+    }
+    return named("T_bandwidth", slowest, "scaling book, 3");
+  }
+  Quantity rate;
+  for (const AxisPart& axis : axes) {
+    const Quantity one = detail::axis_rate(axis);
+    const Quantity n(axis.size, "", "N");
+    const bool line = axis.kind != AxisKind::ring && axis.size > 1;
+    const Quantity useful = line ? one * n / (n - Quantity(1.0)) : one;
+    rate = rate.unit().empty() ? useful : rate + useful;
+  }
+  return named("T_bandwidth", detail::twice_if(what, v / rate), "scaling book, 3");
+}
+
+// The larger of the two: what the book puts for T_comms.
+inline Quantity collective_limit(Collective what, double bytes, const List<AxisPart>& axes) {
+  const Quantity latency = collective_latency(what, axes);
+  return named("T_comms", max(latency, collective_transfer(what, bytes, axes)), "scaling book, 3");
+}
+
+// Bytes (or numbers, if V counts them) over the busiest link of a ring in one direction:
+// all_gather V (N - 1) / N one way around, V floor(N / 2) / N both ways; all_reduce twice that;
+// all_to_all V (N - 1) / (2 N) one way, both ways V / 8 (1 + 2 / N), of odd rings V / 8 (1 - 1 /
+// N^2).
+inline Quantity link_volume(Collective what, double bytes, double devices, bool both_ways = true,
+                            const std::string& unit = "B") {
+  const char* const who = "link_volume";
+  detail::check_limit(who, what, {AxisPart()});
+  const Quantity v = detail::given(who, "V", bytes, unit), n = detail::given(who, "N", devices);
+  const Quantity one(1.0), two(2.0), eight(8.0);
+  const bool exchange = what == Collective::all_to_all;
+  const bool odd = std::fmod(devices, 2) > 0;
+  const Quantity around = v * (n - one) / n, hops = ring_hops(devices, both_ways);
+  const Quantity sent = exchange && both_ways
+                            ? v / eight * (odd ? one - one / (n * n) : one + two / n)
+                        : exchange  ? around / two
+                        : both_ways ? v * hops / n
+                                    : around;
+  return named("bytes a link", detail::twice_if(what, sent), "scaling book, 3");
+}
+
+// A hop with fewer bytes waits for the latency: W T_min, one way.
+inline Quantity latency_bound_hop(const AxisPart& axis) {
+  return named("bytes*",
+               Quantity(axis.bandwidth / axis.spacing, "B/s", "W", "one way") *
+                   detail::given("latency_bound_hop", "T_min", axis.latency, "s"),
+               "scaling book, 3");
+}
+
+// An array of fewer bytes in all: N W T_min.
+inline Quantity latency_bound_array(const AxisPart& axis) {
+  return named("bytes*", Quantity(axis.size, "", "N") * latency_bound_hop(axis),
+               "scaling book, 7, appendix C");
+}
+
+// Ways of tensor parallelism from which V bytes over a ring wait for the latency: V / (W T_min).
+inline Quantity latency_bound_ways(double bytes, const AxisPart& axis) {
+  return named("Y", detail::given("latency_bound_ways", "V", bytes, "B") / latency_bound_hop(axis),
+               "scaling book, 7, appendix C");
+}
+
+// ---- The second case of sharded matmuls: [B, D] x [D_X, F], D cut in one operand ----
+
+// Gather the weights and multiply all of D, or multiply what there is and sum the results.
+struct InnerCut {
+  Quantity gather_math, gather_comms, gather;  // 2 B D F / C, V of the weights
+  Quantity reduce_math, reduce_comms, reduce;  // 2 B D F / (X C), all_reduce of [B, F]
+};
+
+inline InnerCut inner_cut(const BatchMatmul& s, const Chip& chip, const List<AxisPart>& axes,
+                          DType format = DType::bf16) {
+  double ways = 1;
+  for (const AxisPart& axis : axes) {
+    ways *= axis.size;
+  }
+  InnerCut out;
+  const double number = bytes_of(format), flops = matmul_flops(s).value();
+  out.gather_math = math_time(flops, chip, format);
+  out.gather_comms = collective_transfer(Collective::all_gather, number * s.d * s.f, axes);
+  out.gather = named("T_gather", max(out.gather_math, out.gather_comms), "scaling book, 3");
+  out.reduce_math = math_time(flops, chip, format, ways);
+  out.reduce_comms = collective_transfer(Collective::all_reduce, number * s.b * s.f, axes);
+  out.reduce = named("T_reduce", max(out.reduce_math, out.reduce_comms), "scaling book, 3");
+  return out;
+}
+
+// When gathering is bound by math (B > C / W), summing is sooner done from this D on: 2 b B F / W
+// of the sums against 2 B D F / C, b C / W.
+inline Quantity reduce_threshold(const Chip& chip, DType format = DType::bf16) {
+  const Quantity b(bytes_of(format), "B", "b", name_of(format));
+  return named("D*",
+               Quantity(2.0) * b / Quantity(2.0, "FLOP") *
+                   critical_intensity(chip, format, Channel::link_both_ways),
+               "scaling book, 3");
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/mesh/switch_limits.hpp
+// Collectives of GPUs behind switches, and the tree of switches itself, each with its derivation.
+// Level i of fat_tree(machine): D_i parts, each sending W_i one way up to its switch (GPUs of a
+// node, nodes of a unit, units of the spine) for the S_i GPUs behind it. V bytes of the whole
+// array, cut Y ways inside:
+//   all_gather, reduce_scatter  V max_i (D_i - 1) / (D_i max(1, Y / S_i) W_i)
+//   all_reduce twice, with sums in the switch once V / W; all_to_all V (N - 1) / (N^2 W)
+// Source: "How To Scale Your Model", chapter 12 (scaling out, collectives, appendix B).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+// V (D - 1) / (D W), of which an inner axis that cuts the array beyond the S GPUs of a part leaves
+// each its share.
+inline Quantity level_time(const FatTreeLevel& level, const Quantity& v, double below, double cut,
+                           bool exact) {
+  const Quantity d = given("switch_gather_time", "D", static_cast<double>(level.degree));
+  const Quantity s(below, "", "S", "GPUs of a part");
+  const Quantity y(std::min(cut, below * d.value()), "", "Y", "ways that cut the array");
+  const Quantity carried = exact ? v * (d - Quantity(1.0)) / d : v;
+  return y.value() > below ? carried / (y / s * level.part) : carried / level.part;
+}
+
+inline void check_levels(const char* who, const List<FatTreeLevel>& levels, std::size_t least) {
+  if (levels.size() < least) {
+    fail({who, ": ", levels.size(), " levels; ",
+          least > 1
+              ? "a node and the network above it are right, fat_tree(machine(\"h100\", {4, 8}))"
+              : "one at least is right, fat_tree(machine(\"h100\", {8}))"});
+  }
+}
+
+}  // namespace detail
+
+// What the slowest level gathers at: 413 GB/s of 514, 413 and 17,067 of a pod of H100.
+inline Quantity gather_bandwidth(const List<FatTreeLevel>& levels) {
+  detail::check_levels("gather_bandwidth", levels, 1);
+  Quantity slowest = levels[0].gathering;
+  for (const FatTreeLevel& level : levels) {
+    slowest = level.degree > 1 ? min(slowest, level.gathering) : slowest;
+  }
+  return named("W_gather", slowest, "scaling book, 12: the slowest level");
+}
+
+// all_gather or reduce_scatter of V bytes over all levels. `cut` > 1: [.., F_Y] is cut over an
+// inner axis of Y GPUs, and every one of them gathers only its share. Not exact: without (D - 1) /
+// D.
+inline Quantity switch_gather_time(double bytes, const List<FatTreeLevel>& levels, double cut = 1,
+                                   bool exact = true) {
+  const char* const who = "switch_gather_time";
+  const Quantity v = detail::given(who, "V", bytes, "B", "the whole array");
+  detail::given(who, "Y", cut);
+  detail::check_levels(who, levels, 1);
+  Quantity slowest(0.0, "s");
+  double below = 1;
+  for (const FatTreeLevel& level : levels) {
+    const Quantity time = detail::level_time(level, v, below, cut, exact);
+    slowest = time.value() > slowest.value() ? time : slowest;
+    below *= static_cast<double>(level.degree);
+  }
+  return named("T", slowest, "scaling book, 12");
+}
+
+// An all_reduce: two passes, or one when the switches sum (SHARP): V / W.
+inline Quantity switch_reduce_time(double bytes, const List<FatTreeLevel>& levels, double cut = 1,
+                                   bool in_switch = false, bool exact = true) {
+  if (!in_switch) {
+    return named("T", Quantity(2.0) * switch_gather_time(bytes, levels, cut, exact),
+                 "scaling book, 12: reduce_scatter, all_gather");
+  }
+  return named("T", switch_gather_time(bytes, levels, cut, false), "scaling book, 12: SHARP");
+}
+
+// all_to_all of V bytes in all: a member keeps 1 / D of its share. In a node V (N - 1) / (N^2 W),
+// over M nodes V (M - 1) / (M^2 W_node); not exact: V / (D W). The slowest level.
+inline Quantity switch_exchange_time(double bytes, const List<FatTreeLevel>& levels,
+                                     bool exact = true) {
+  const char* const who = "switch_exchange_time";
+  const Quantity v = detail::given(who, "V", bytes, "B", "the whole array");
+  detail::check_levels(who, levels, 1);
+  double members = 1;
+  for (const FatTreeLevel& level : levels) {
+    members *= static_cast<double>(level.degree);
+  }
+  Quantity slowest(0.0, "s");
+  for (const FatTreeLevel& level : levels) {
+    const Quantity n(members, "", "N", "parts of this size in all"), one(1.0);
+    const Quantity time = exact ? v * (n - one) / (n * n * level.part) : v / (n * level.part);
+    slowest = time.value() > slowest.value() ? time : slowest;
+    members /= static_cast<double>(level.degree);
+  }
+  return named("T", slowest, "scaling book, 12");
+}
+
+// Of a dense all_to_all, when a token goes to k of N devices: min(k / N, 1).
+inline Quantity ragged_share(double top_k, double devices) {
+  const Quantity k = detail::given("ragged_share", "k", top_k);
+  const Quantity n = detail::given("ragged_share", "N", devices);
+  return named("share", min(k / n, Quantity(1.0)), "scaling book, 12");
+}
+
+// The same when the k experts are drawn at random with Z devices: a device is asked by a token with
+// probability 1 - ((Z - 1) / Z)^k, and (Z - 1) / Z of them are others.
+// Not exact, for k << Z: k (Z - 1) / Z^2.
+inline Quantity expected_ragged_share(double top_k, double devices, bool exact = true) {
+  const Quantity k = detail::given("expected_ragged_share", "k", top_k);
+  const Quantity z = detail::given("expected_ragged_share", "Z", devices);
+  const Quantity one(1.0), others = (z - one) / z;
+  if (!exact) {
+    return named("share", k / z * others, "scaling book, 12, appendix B: k << Z");
+  }
+  const Quantity missed =
+      detail::make_quantity("pow", std::pow(others.value(), top_k), {}, {others, k});
+  return named("share", (one - missed) * others, "scaling book, 12, appendix B");
+}
+
+// ---- The switches ----
+
+struct SwitchTier {
+  double switches = 1, ports = 1;
+  double port_bandwidth = 0;  // bytes/s, one way
+};
+
+inline Quantity switch_bandwidth(const SwitchTier& tier) {
+  const char* const who = "switch_bandwidth";
+  return named("W",
+               detail::given(who, "switches", tier.switches) *
+                   detail::given(who, "ports", tier.ports) *
+                   detail::given(who, "W_port", tier.port_bandwidth, "B/s"),
+               "scaling book, 12");
+}
+
+// Both directions through the middle of a level: D / 2 parts each way.
+inline Quantity bisection_bandwidth(const FatTreeLevel& level) {
+  return named("W_bisection", level.all, "scaling book, 12: both directions");
+}
+
+// A fat tree in which every level has as much bandwidth up as down.
+struct SwitchCounts {
+  double gpus = 0, nodes = 0, units = 0;  // units: 32 nodes behind one set of leaves
+  double node_switches = 0, leaves = 0, spines = 0, cores = 0;
+  double cables_leaf_spine = 0;  // between each leaf and each spine
+
+  double switches() const { return node_switches + leaves + spines + cores; }
+};
+
+// 8 GPUs and 4 switches a node, 32 nodes and 8 leaves of 64 ports a unit. As long as a spine's
+// ports reach every leaf, spines turn all of them down (32 with 2048 GPUs); beyond, half go up to
+// cores. `spine_used` ports: 64, all of them.
+inline SwitchCounts switch_counts(double gpus, double ports = 64, double gpus_of_node = 8,
+                                  double nodes_of_unit = 32, double node_switches = 4) {
+  const char* const who = "switch_counts";
+  detail::given(who, "GPUs", gpus);
+  detail::given(who, "ports", ports);
+  const double unit = detail::given(who, "GPUs of a node", gpus_of_node).value() *
+                      detail::given(who, "nodes of a unit", nodes_of_unit).value();
+  SwitchCounts tree;
+  tree.gpus = gpus;
+  tree.nodes = std::ceil(gpus / gpus_of_node);
+  tree.units = std::ceil(gpus / unit);
+  tree.node_switches = tree.nodes * node_switches;
+  tree.leaves = tree.units * std::ceil(unit / (ports / 2));
+  const double uplinks = tree.leaves * (ports / 2);
+  const bool flat = tree.leaves <= ports;
+  tree.spines = std::ceil(uplinks / (flat ? ports : ports / 2));
+  tree.cores = flat ? 0 : std::ceil(tree.spines * (ports / 2) / ports);
+  tree.cables_leaf_spine = flat ? ports / 2 / tree.spines : 0;
+  return tree;
+}
+
+// What switches carry when M nodes of N GPUs gather V bytes. In all a node's switch takes V in and
+// gives N V out, the leaf above it V and V (M - 1), which takes V (M - 1) / (M W_node).
+struct GatherTraffic {
+  Quantity from_gpus, to_leaf, from_leaf, to_gpus;  // of one node's switch
+  Quantity node_in, node_out, leaf_in, leaf_out;    // sums
+  Quantity time;                                    // of the network above the nodes
+};
+
+inline GatherTraffic gather_traffic(double bytes, const List<FatTreeLevel>& levels) {
+  const char* const who = "gather_traffic";
+  detail::check_levels(who, levels, 2);
+  const Quantity v = detail::given(who, "V", bytes, "B"), one(1.0);
+  const Quantity n(static_cast<double>(levels[0].degree), "", "N", "GPUs of a node");
+  const Quantity m(static_cast<double>(levels[1].degree), "", "M", "nodes");
+  GatherTraffic out;
+  out.from_gpus = named("from GPUs", v / m, "scaling book, 12");
+  out.to_leaf = named("to leaf", v / m, "scaling book, 12");
+  out.from_leaf = named("from leaf", v * (m - one) / m, "scaling book, 12");
+  out.to_gpus = named("to GPUs", n * (v - v / (m * n)), "scaling book, 12");
+  out.node_in = named("node in", out.from_gpus + out.from_leaf);
+  out.node_out = named("node out", out.to_leaf + out.to_gpus);
+  out.leaf_in = named("leaf in", m * out.to_leaf);
+  out.leaf_out = named("leaf out", m * out.from_leaf);
+  out.time = named("T", out.from_leaf / levels[1].part, "scaling book, 12");
+  return out;
+}
+
+// What a node's switch takes in, and as much out, when it sums V bytes of each of N GPUs: V (N - 1)
+// to be summed, V / N a GPU back, that again summed up, V (N - 1) to all others: N V.
+inline Quantity in_switch_traffic(double bytes, const FatTreeLevel& node) {
+  const Quantity v = detail::given("in_switch_traffic", "V", bytes, "B");
+  const Quantity n = detail::given("in_switch_traffic", "N", static_cast<double>(node.degree), "",
+                                   "GPUs of a node");
+  return named("switch in", v * (n - Quantity(1.0)) + v, "scaling book, 12");
 }
 
 }}  // namespace tinyscale
@@ -41564,6 +42558,833 @@ inline double tensor_limit(double alpha, double axes, double hidden) {
 
 }}  // namespace tinyscale
 
+// >> tinyscale/plan/layer_costs.hpp
+// What the blocks of a transformer layer hold and cost, each with its derivation (per layer, B T
+// tokens, D width, F hidden, N query heads, K key-value heads of H numbers, V vocabulary):
+//   feed-forward 3 D F, 18 B T D F;  QKVO 2 D (N + K) H, 12 B T D (N + K) H;  scores 12 B T^2 N H;
+//   output matrix D V, 6 B T D V.  Training FLOPs: three times the forward pass's.
+// Source: "How To Scale Your Model", chapters 4, 7; whole models: ModelConfig, flops_forms.hpp.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+namespace detail {
+
+inline Quantity size_of(const char* symbol, std::int64_t value) {
+  return given("layer costs", symbol, static_cast<double>(value));
+}
+
+// 2 FLOPs a token and number forward, twice that backward.
+inline Quantity trained(const Quantity& tokens, const Quantity& parameters) {
+  return Quantity(6.0, "FLOP/token") * tokens * parameters;
+}
+
+}  // namespace detail
+
+// One block's parameters (matrices alone) and the FLOPs of training on so many tokens.
+struct BlockCost {
+  std::string block;
+  Quantity parameters, training_flops;
+};
+
+inline BlockCost feed_forward_cost(const ModelConfig& m, double tokens) {
+  const bool mixed = m.experts > 0;
+  const Quantity matrices(m.gated() ? 3.0 : 2.0), d = detail::size_of("D", m.width);
+  const Quantity f = detail::size_of("F", mixed ? m.expert_hidden : m.hidden);
+  const Quantity one = named("P_expert", matrices * d * f);
+  const double shared = m.shared_experts;
+  const Quantity all = mixed ? Quantity(m.experts + shared, "", "E") * one : matrices * d * f;
+  const Quantity used = mixed ? Quantity(m.top_k + shared, "", "k") * one : matrices * d * f;
+  const Quantity count = detail::given("feed_forward_cost", "tokens", tokens, "token");
+  return {"feed-forward", named("P_ffw", all, "scaling book, 4"),
+          named("F_ffw", detail::trained(count, used), "scaling book, 4")};
+}
+
+inline BlockCost projection_cost(const ModelConfig& m, double tokens) {
+  const Quantity d = detail::size_of("D", m.width), n = detail::size_of("N", m.heads);
+  const Quantity k = detail::size_of("K", m.kv_heads), h = detail::size_of("H", m.head_size);
+  const Quantity all = named("P_qkvo", Quantity(2.0) * d * (n + k) * h, "scaling book, 4");
+  const Quantity count = detail::given("projection_cost", "tokens", tokens, "token");
+  return {"QKVO", all, named("F_qkvo", detail::trained(count, all), "scaling book, 4")};
+}
+
+// Scores and weighted values of sequences of T: all T x T, or the causal half if the kernel skips.
+inline BlockCost score_cost(const ModelConfig& m, double tokens, double length,
+                            bool causal = false) {
+  const Quantity n = detail::size_of("N", m.heads), h = detail::size_of("H", m.head_size);
+  const Quantity count = detail::given("score_cost", "tokens", tokens, "token");
+  const Quantity t = detail::given("score_cost", "T", length);
+  return {"scores and values", Quantity(0.0, "", "P_scores"),
+          named("F_scores", Quantity(causal ? 6.0 : 12.0, "FLOP/token") * count * t * n * h,
+                "scaling book, 4")};
+}
+
+// Of the whole model: looking tokens up costs nothing, so tied or not 6 B T D V.
+inline BlockCost vocabulary_cost(const ModelConfig& m, double tokens) {
+  const Quantity d = detail::size_of("D", m.width), v = detail::size_of("V", m.vocabulary);
+  const Quantity one = d * v;
+  const Quantity count = detail::given("vocabulary_cost", "tokens", tokens, "token");
+  return {"vocabulary", named("P_vocab", m.tied ? one : Quantity(2.0) * one, "scaling book, 4"),
+          named("F_vocab", detail::trained(count, one), "scaling book, 4")};
+}
+
+inline BlockCost norm_cost(const ModelConfig& m) {  // two a layer; their FLOPs are O(B T D)
+  return {"norms",
+          named("P_norm", Quantity(2.0) * detail::size_of("D", m.width), "scaling book, 4"),
+          Quantity(0.0, "FLOP", "F_norm")};
+}
+
+// The blocks of all layers and the vocabulary, for `tokens` in sequences of `length`.
+inline Table layer_cost_table(const ModelConfig& m, double tokens, double length) {
+  Table out;
+  out.title = detail::cat({"layers of ", m.name, ", ", tokens, " tokens in sequences of ", length});
+  out.columns = {"block", "parameters", "training FLOPs", "formula"};
+  const double layers = static_cast<double>(m.layers);
+  const auto row = [&](const BlockCost& cost, double times) {
+    out.add({cost.block, format_si(times * cost.parameters.value(), ""),
+             format_si(times * cost.training_flops.value(), "FLOP"),
+             cost.training_flops.formula()});
+  };
+  row(feed_forward_cost(m, tokens), layers);
+  row(projection_cost(m, tokens), layers);
+  row(score_cost(m, tokens, length), layers);
+  row(norm_cost(m), layers);
+  row(vocabulary_cost(m, tokens), 1);
+  return out;
+}
+
+// 6 P T: training; 2 P T: one forward pass; P the parameters that a token uses.
+inline Quantity training_flops(double parameters, double tokens) {
+  const char* const who = "training_flops";
+  return named("F",
+               Quantity(6.0, "FLOP/token") * detail::given(who, "P", parameters) *
+                   detail::given(who, "T", tokens, "token"),
+               "scaling book, 4");
+}
+
+inline Quantity forward_flops(double parameters, double tokens = 1) {
+  const char* const who = "forward_flops";
+  return named("F",
+               Quantity(2.0, "FLOP/token") * detail::given(who, "P", parameters) *
+                   detail::given(who, "T", tokens, "token"),
+               "scaling book, 4");
+}
+
+// FLOPs for each parameter and token: 6, and 2 more when every layer's forward pass runs again.
+inline Quantity training_multiplier(Recompute recompute) {
+  const Quantity base(6.0, "", "forward 2, backward 4"), again(2.0, "", "forward again");
+  return named("FLOPs / (P T)", recompute == Recompute::full ? base + again : base,
+               "scaling book, 4");
+}
+
+// What keeping only the large matmuls' results computes again: the two T x T products, 4 B T^2 N H.
+inline Quantity recomputed_score_flops(const ModelConfig& m, double tokens, double length) {
+  return named("F_again", score_cost(m, tokens, length).training_flops / Quantity(3.0),
+               "scaling book, 4, question 6");
+}
+
+// Attention's FLOPs against all matmuls' of a layer, T / (8 D) for F = 4 D and plain heads.
+inline Quantity attention_ratio(const ModelConfig& m, double length, bool causal = false) {
+  return named("attention / matmuls",
+               score_cost(m, 1, length, causal).training_flops /
+                   (feed_forward_cost(m, 1).training_flops + projection_cost(m, 1).training_flops),
+               "scaling book, 4");
+}
+
+// The length at which attention costs as much as QKVO: D (N + K) / N, 2 D with plain heads; and as
+// much as all matmuls of the layer: 8 D for F = 4 D.
+inline Quantity attention_equal_length(const ModelConfig& m) {
+  const Quantity d = detail::size_of("D", m.width), n = detail::size_of("N", m.heads);
+  return named("T*", Quantity(1.0, "token") * d * (n + detail::size_of("K", m.kv_heads)) / n,
+               "scaling book, 4, question 5");
+}
+
+inline Quantity attention_dominant_length(const ModelConfig& m) {
+  return named("T*", Quantity(1.0, "token") / attention_ratio(m, 1), "scaling book, 4");
+}
+
+// ---- Memory between passes ----
+
+// Results kept for each layer, in numbers of these widths: {D, F, F} is 2 L B (D + 2 F) in bf16.
+inline Quantity kept_bytes(double layers, double tokens, const std::vector<double>& widths,
+                           DType format = DType::bf16) {
+  const char* const who = "kept_bytes";
+  Quantity sum;
+  for (const double width : widths) {
+    const Quantity one = detail::given(who, "width", width, "1/token");
+    sum = sum.unit().empty() ? one : sum + one;
+  }
+  return named("kept",
+               Quantity(bytes_of(format), "B", "b", name_of(format)) *
+                   detail::given(who, "L", layers) * detail::given(who, "B", tokens, "token") * sum,
+               "scaling book, 5");
+}
+
+// Numbers that pass from chip to chip: B rows of D.
+inline Quantity activation_bytes(double rows, double width, DType format = DType::bf16) {
+  const char* const who = "activation_bytes";
+  return named("bytes",
+               Quantity(bytes_of(format), "B", "b", name_of(format)) *
+                   detail::given(who, "B", rows) * detail::given(who, "D", width),
+               "scaling book, 7");
+}
+
+// ---- Experts ----
+
+// Experts over those that a token visits: how many times more tokens a mixture needs.
+inline Quantity expert_sparsity(double experts, double top_k) {
+  return named(
+      "E / k",
+      detail::given("expert_sparsity", "E", experts) / detail::given("expert_sparsity", "k", top_k),
+      "scaling book, 4");
+}
+
+// The dense batch (or tokens a chip) times E / k: each expert gets a k / E part of the tokens.
+inline Quantity expert_batch(const Quantity& dense, double experts, double top_k) {
+  return named("B*", dense * expert_sparsity(experts, top_k), "scaling book, 4, question 8");
+}
+
+// ---- Attention's intensity ----
+
+// FLOPs a byte of T queries on S keys in groups of G heads a key: T S G / (T G + S), in 2-byte
+// numbers; a prefill (S = T) T G / (G + 1), a decode step about G.
+inline Quantity attention_intensity(double queries, double keys, double group,
+                                    DType format = DType::bf16) {
+  const char* const who = "attention_intensity";
+  const Quantity t = detail::given(who, "T", queries), s = detail::given(who, "S", keys);
+  const Quantity g = detail::given(who, "G", group);
+  const Quantity b(bytes_of(format), "B", "b", name_of(format));
+  return named("I", Quantity(2.0, "FLOP") * t * s * g / (b * (t * g + s)), "scaling book, 4");
+}
+
+// The prompt from which a prefill's attention is bound by math: I* (G + 1) / G in 2-byte numbers.
+inline Quantity attention_math_length(const Chip& chip, double group, DType format = DType::bf16) {
+  const Quantity g = detail::given("attention_math_length", "G", group);
+  const Quantity b(bytes_of(format), "B", "b", name_of(format));
+  return named(
+      "T*",
+      critical_intensity(chip, format) * b / Quantity(2.0, "FLOP/token") * (g + Quantity(1.0)) / g,
+      "scaling book, 4 and 7");
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/parallel_limits.hpp
+// Up to where each way of training in parallel stays bound by math, each with its derivation.
+// A layer is [B, D] x [D, F] and back, 4 B D F FLOPs forward and 8 backward; alpha = C / W:
+//   data, FSDP  B / X > alpha / M_X       tensor  Y < M_Y F / alpha
+//   both        B / N > alpha^2 / (M_X M_Y F), best X = sqrt(B N M_X / (F M_Y))
+// W both ways of a ring and M axes on a TPU (chapter 5), one way out of a GPU or a node (12).
+// Source: "How To Scale Your Model", chapters 5, 6 and 12.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// alpha = C / W of the links that a chip sends through: an axis of a torus, a GPU's port.
+inline Quantity link_intensity(const Chip& chip, DType format = DType::bf16) {
+  const bool torus = detail::is_torus2d(chip) || detail::is_torus3d(chip);
+  return named("alpha",
+               critical_intensity(chip, format, torus ? Channel::link_both_ways : Channel::port),
+               "scaling book, 5");
+}
+
+// alpha between nodes: all the GPUs of a node over what the node sends. 2475 with H100.
+inline Quantity node_intensity(const Machine& on, DType format = DType::bf16) {
+  const List<FatTreeLevel> levels = fat_tree(on);
+  if (levels.size() < 2) {
+    detail::fail({"node_intensity: ", on.name, " is one node; {nodes, 8} has a network between"});
+  }
+  return named("alpha", peak_rate(on.chip, format) / levels[1].part, "scaling book, 12");
+}
+
+namespace detail {
+
+// alpha in tokens: what moves is `format` numbers, 2 FLOPs of a token for each; alpha itself in
+// bf16.
+inline Quantity tokens_at(const Quantity& alpha, DType format) {
+  return alpha * Quantity(bytes_of(format), "B", "b", name_of(format)) /
+         Quantity(2.0, "FLOP/token");
+}
+
+// The same as a plain number, to compare with F.
+inline Quantity numbers_at(const Quantity& alpha, DType format) {
+  return alpha * Quantity(bytes_of(format), "B", "b", name_of(format)) / Quantity(2.0, "FLOP");
+}
+
+}  // namespace detail
+
+// The network between slices, of each chip's share of its host's ports: C / W_dcn tokens for each
+// slice, whatever its size.
+inline Quantity network_batch(const Chip& chip, DType format = DType::bf16) {
+  return named("B* of a slice",
+               detail::tokens_at(critical_intensity(chip, format, Channel::network), format),
+               "scaling book, 5");
+}
+
+// Tokens a chip above which data parallelism or FSDP over M axes is bound by math. `format` is that
+// of weights and gradients; alpha of the math.
+inline Quantity data_limit(const Quantity& alpha, double axes = 1, DType format = DType::bf16) {
+  return named("B / X", detail::tokens_at(alpha, format) / detail::given("data_limit", "M", axes),
+               "scaling book, 5");
+}
+
+// Over few members X gathers move (X - 1) / X; a model on `nodes` nodes has the ports of all.
+inline Quantity data_limit_of_few(const Quantity& alpha, double members) {
+  const Quantity x = detail::given("data_limit_of_few", "X", members);
+  return named("B / X", detail::tokens_at(alpha, DType::bf16) * (x - Quantity(1.0)) / x,
+               "scaling book, 12");
+}
+
+inline Quantity data_limit_of_wide_models(const Quantity& alpha, double nodes) {
+  return named("B / X",
+               detail::tokens_at(alpha, DType::bf16) /
+                   detail::given("data_limit_of_wide_models", "M", nodes),
+               "scaling book, 12: a model over M nodes");
+}
+
+// The batch that keeps so many chips at their limit, and the chips that a batch keeps there.
+inline Quantity batch_at(const Quantity& tokens_per_chip, double chips) {
+  return named("B", tokens_per_chip * detail::given("batch_at", "N", chips), "scaling book, 5");
+}
+
+inline Quantity chips_at(const Quantity& tokens_per_chip, double batch) {
+  return named("N", detail::given("chips_at", "B", batch, "token") / tokens_per_chip,
+               "scaling book, 5");
+}
+
+inline Quantity tokens_per_chip(double batch, double chips) {
+  const char* const who = "tokens_per_chip";
+  return named("B / N", detail::given(who, "B", batch, "token") / detail::given(who, "N", chips),
+               "scaling book, 5");
+}
+
+// Ways of tensor parallelism that stay bound by math: M F / alpha in bf16. The format cancels when
+// what moves is in that of the math.
+inline Quantity tensor_ways(const Quantity& alpha, double hidden, double axes = 1,
+                            DType format = DType::bf16) {
+  const char* const who = "tensor_ways";
+  return named("Y",
+               detail::given(who, "M", axes) * detail::given(who, "F", hidden) /
+                   detail::numbers_at(alpha, format),
+               "scaling book, 5");
+}
+
+inline Quantity hidden_for_ways(const Quantity& alpha, double ways, double axes = 1,
+                                DType format = DType::bf16) {
+  const char* const who = "hidden_for_ways";
+  return named("F",
+               detail::given(who, "Y", ways) * detail::numbers_at(alpha, format) /
+                   detail::given(who, "M", axes),
+               "scaling book, 5");
+}
+
+// Over two nodes of D GPUs only what leaves a node counts: F > alpha (Y - D), anything inside one.
+inline Quantity hidden_for_wide_ways(const Quantity& alpha, double ways, double node = 8,
+                                     DType format = DType::bf16) {
+  const char* const who = "hidden_for_wide_ways";
+  return named(
+      "F",
+      detail::numbers_at(alpha, format) *
+          max(detail::given(who, "Y", ways) - detail::given(who, "D", node, "", "GPUs of a node"),
+              Quantity(0.0)),
+      "scaling book, 12");
+}
+
+// FSDP and tensor parallelism together.
+inline Quantity mixed_limit(const Quantity& alpha, double hidden, double data_axes = 1,
+                            double tensor_axes = 1, DType format = DType::bf16) {
+  const char* const who = "mixed_limit";
+  return named("B / N",
+               detail::tokens_at(alpha, format) * detail::numbers_at(alpha, format) /
+                   (detail::given(who, "M_X", data_axes) * detail::given(who, "M_Y", tensor_axes) *
+                    detail::given(who, "F", hidden)),
+               "scaling book, 5");
+}
+
+// FSDP ways with which both collectives take equally long: sqrt(B N M_X / (F M_Y)); Y = N / X.
+inline Quantity best_data_ways(double batch, double hidden, double chips, double data_axes = 1,
+                               double tensor_axes = 1) {
+  const char* const who = "best_data_ways";
+  return named("X",
+               sqrt(detail::given(who, "B", batch) / detail::given(who, "F", hidden) *
+                    detail::given(who, "M_X", data_axes) / detail::given(who, "M_Y", tensor_axes) *
+                    detail::given(who, "N", chips)),
+               "scaling book, 5");
+}
+
+// T_math / T_comms with the best X: sqrt(B F M_X M_Y / N) / alpha; above 1 math binds. It grows
+// with the root of the batch, FSDP's with the batch, tensor parallelism's not at all.
+inline Quantity math_over_comms(const Quantity& alpha, double batch, double hidden, double chips,
+                                double data_axes = 1, double tensor_axes = 1,
+                                DType format = DType::bf16) {
+  const char* const who = "math_over_comms";
+  return named("T_math / T_comms",
+               sqrt(detail::given(who, "B", batch) * detail::given(who, "F", hidden) *
+                    detail::given(who, "M_X", data_axes) * detail::given(who, "M_Y", tensor_axes) /
+                    detail::given(who, "N", chips)) /
+                   detail::numbers_at(alpha, format),
+               "scaling book, 5");
+}
+
+// Without cutting sequences: one sequence a chip at least.
+inline Quantity sequences_of(double batch, double length) {
+  const char* const who = "sequences_of";
+  return named("sequences",
+               detail::given(who, "B", batch, "token") / detail::given(who, "T", length, "token"),
+               "scaling book, 6: most ways of data parallelism");
+}
+
+// ---- Experts and pipelines ----
+
+// Experts over Z devices in nodes of D, over the network: T_math = 4 B k D F / (Z C), T_comms =
+// 4 B D (Z - D) / (W Z) min(D k / Z, 1). The least F.
+inline Quantity hidden_for_experts(const Quantity& alpha, double ways, double top_k,
+                                   double node = 8) {
+  const char* const who = "hidden_for_experts";
+  const Quantity z = detail::given(who, "Z", ways), k = detail::given(who, "k", top_k);
+  const Quantity d = detail::given(who, "D", node, "", "GPUs of a node");
+  return named("F",
+               detail::numbers_at(alpha, DType::bf16) * max(z - d, Quantity(0.0)) / k *
+                   min(d * k / z, Quantity(1.0)),
+               "scaling book, 12");
+}
+
+inline Quantity expert_exchange_time(double tokens, double width, double ways, double top_k,
+                                     const Quantity& rate, double node = 8) {
+  const char* const who = "expert_exchange_time";
+  const Quantity z = detail::given(who, "Z", ways), d = detail::given(who, "D_node", node);
+  const Quantity k = detail::given(who, "k", top_k);
+  return named("T_comms",
+               Quantity(4.0, "B") * detail::given(who, "B", tokens) *
+                   detail::given(who, "D", width) * max(z - d, Quantity(0.0)) / (rate * z) *
+                   min(d * k / z, Quantity(1.0)),
+               "scaling book, 12");
+}
+
+// Activations from stage to stage: hops of 2 B D / (N_mb W), N_mb + N_stages - 2 one after another.
+inline Quantity stage_transfer_time(double tokens, double width, double microbatches, double stages,
+                                    const Quantity& rate, DType format = DType::bf16) {
+  const char* const who = "stage_transfer_time";
+  const Quantity b(bytes_of(format), "B", "b", name_of(format));
+  const Quantity m = detail::given(who, "N_mb", microbatches);
+  const Quantity p = detail::given(who, "N_stages", stages);
+  return named("T_pp",
+               b * detail::given(who, "B", tokens) * detail::given(who, "D", width) / (rate * m) *
+                   (m + p - Quantity(2.0)),
+               "scaling book, 12");
+}
+
+// ---- A layer's bytes and times ----
+
+// How a layer is divided: data alone (whole weights, gradients summed), FSDP and tensor ways.
+struct LayerSplit {
+  double data = 1;         // X
+  double tensor = 1;       // Y
+  bool gathered = true;    // FSDP: weights are cut over the data ways too
+  double data_axes = 1;    // M_X
+  double tensor_axes = 1;  // M_Y
+};
+
+// Bytes that a chip's collectives move for one layer (V of the table of chapter 5), and the times.
+struct LayerTimes {
+  Quantity data_forward, data_backward;      // weights gathered, gradients scattered or summed
+  Quantity tensor_forward, tensor_backward;  // activations gathered and scattered
+  Quantity math, data, tensor;               // seconds of the forward pass
+  Quantity comms, forward;                   // the larger of each
+  Quantity math_backward, comms_backward, backward;
+};
+
+namespace detail {
+
+inline void layer_bytes(const BatchMatmul& s, const LayerSplit& split, const Quantity& number,
+                        LayerTimes& out) {
+  const char* const who = "layer_times";
+  const Quantity b = given(who, "B", s.b), d = given(who, "D", s.d), f = given(who, "F", s.f);
+  const Quantity x = given(who, "X", split.data), y = given(who, "Y", split.tensor);
+  const Quantity none(0.0, "B"), two(2.0);
+  const Quantity weights = two * number * d * f / y, rows = two * number * b * d / x;
+  const bool data = split.data > 1, tensor = split.tensor > 1;
+  out.data_forward = named("V_W", data && split.gathered ? weights : none, "W_in, W_out gathered");
+  out.data_backward = named(
+      "V_dW", data ? two * weights : none,
+      split.gathered ? "gathered again, gradients scattered" : "two gradients, each summed (2 V)");
+  out.tensor_forward = named("V_A", tensor ? rows : none, "In gathered, Out scattered");
+  out.tensor_backward =
+      named("V_dA", tensor ? rows : none, "In kept: dOut gathered, dIn scattered");
+}
+
+}  // namespace detail
+
+// Forward: T_math = 4 B D F / (N C), T_fsdp = 4 D F / (Y W M_X), T_tensor = 4 B D / (X W M_Y) in
+// bf16; `link` is W, both ways of a ring.
+inline LayerTimes layer_times(const BatchMatmul& s, const LayerSplit& split, const Chip& chip,
+                              const Quantity& link, DType format = DType::bf16) {
+  LayerTimes out;
+  detail::layer_bytes(s, split, Quantity(bytes_of(format), "B", "b", name_of(format)), out);
+  out.math = math_time(2 * matmul_flops(s).value(), chip, format, split.data * split.tensor);
+  const Quantity mx = detail::given("layer_times", "M_X", split.data_axes);
+  const Quantity my = detail::given("layer_times", "M_Y", split.tensor_axes);
+  out.data = named("T_fsdp", out.data_forward / (link * mx), "scaling book, 5");
+  out.tensor = named("T_tensor", out.tensor_forward / (link * my), "scaling book, 5");
+  out.comms = named("T_comms", max(out.data, out.tensor), "scaling book, 5");
+  out.forward = named("T", max(out.math, out.comms), "perfect overlap");
+  out.math_backward = named("T_math", Quantity(2.0) * out.math, "backward: twice the FLOPs");
+  out.comms_backward =
+      named("T_comms", max(out.data_backward / (link * mx), out.tensor_backward / (link * my)),
+            "scaling book, 5");
+  out.backward = named("T", max(out.math_backward, out.comms_backward), "perfect overlap");
+  return out;
+}
+
+// Gradients of a layer summed over the network, by all M chips of a slice at once: 4 b D F / (M W).
+inline Quantity network_gradient_time(const BatchMatmul& s, double slice, const Chip& chip,
+                                      DType format = DType::bf16) {
+  const char* const who = "network_gradient_time";
+  return named("T_dcn",
+               Quantity(4.0) * Quantity(bytes_of(format), "B", "b", name_of(format)) *
+                   detail::given(who, "D", s.d) * detail::given(who, "F", s.f) /
+                   (detail::given(who, "M", slice, "", "chips of a slice") *
+                    bandwidth_of(chip, Channel::network)),
+               "scaling book, 5");
+}
+
+// ---- Memory and the whole run ----
+
+// The largest model that data parallelism alone trains: memory over the bytes of a parameter.
+inline Quantity largest_replicated_model(const Chip& chip, double bytes_a_parameter = 10) {
+  const char* const who = "largest_replicated_model";
+  return named("P",
+               detail::given(who, "M", chip.memory_bytes, "B", chip.name) /
+                   detail::given(who, "bytes a parameter", bytes_a_parameter, "B"),
+               "scaling book, 5: 2 of weights, 8 of Adam");
+}
+
+inline Quantity state_bytes(double parameters, double bytes_a_parameter = 10) {
+  const char* const who = "state_bytes";
+  return named("state",
+               detail::given(who, "P", parameters) *
+                   detail::given(who, "bytes a parameter", bytes_a_parameter, "B"),
+               "scaling book, 5");
+}
+
+// Chips whose memory holds so many bytes; not rounded up.
+inline Quantity chips_for(const Quantity& bytes, const Chip& chip) {
+  return named("chips", bytes / detail::given("chips_for", "M", chip.memory_bytes, "B", chip.name),
+               "scaling book, 6");
+}
+
+// F / (N C MFU): of a step, of a run.
+inline Quantity run_time(const Quantity& flops, double chips, const Chip& chip, double mfu = 1,
+                         DType format = DType::bf16) {
+  training_seconds(flops.value(), chips, chip.peak(format), mfu);  // checks
+  const Quantity n(chips, "", "N", "chips"), reached(mfu, "", "MFU");
+  return named("T", flops / (n * peak_rate(chip, format) * reached), "scaling book, 5");
+}
+
+// FLOPs that so many chip hours can do, and what a model's 6 P T is of them.
+inline Quantity flops_of_hours(double chip_hours, const Chip& chip, DType format = DType::bf16) {
+  return named("F_most",
+               detail::given("flops_of_hours", "hours", chip_hours, "h") * Quantity(3600.0, "s/h") *
+                   peak_rate(chip, format),
+               "scaling book, 4");
+}
+
+inline Quantity mfu_of_hours(const Quantity& flops, double chip_hours, const Chip& chip,
+                             DType format = DType::bf16) {
+  return named("MFU", flops / flops_of_hours(chip_hours, chip, format), "scaling book, 4");
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/decode_limits.hpp
+// Serving in closed form, each answer with its derivation: step law, what fits, what limits.
+//   T_step = B KV / (N W) + max(2 B P / (N C), P_bytes / (N W))   KV: bytes cached for a sequence
+//   tensor ways of a decode step Y < F / (B W / W_link); in 2 dims X = sqrt(N D / (2 F))
+// Plans of a whole job: plan_serving(). Source: "How To Scale Your Model", chapters 7 and 8.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// What a model needs in bytes, apart from how it came to be: 70e9 parameters in int8 and 164 kB a
+// token, or those of a ModelConfig.
+struct ServedModel {
+  double parameters = 0;       // that a token uses
+  double parameter_bytes = 0;  // of all of them
+  double cache_per_token = 0;  // bytes in all layers
+};
+
+inline ServedModel served_model(const ModelConfig& m, DType weights = DType::bf16,
+                                DType cache = DType::bf16) {
+  return {static_cast<double>(m.active_parameters()),
+          static_cast<double>(m.parameters()) * bytes_of(weights),
+          kv_cache_bytes_per_token(m, cache)};
+}
+
+inline ServedModel served_model(double parameters, DType weights, double cache_per_token) {
+  return {parameters, parameters * bytes_of(weights), cache_per_token};
+}
+
+namespace detail {
+
+inline Quantity chip_count(const char* who, double chips) {
+  return given(who, "N", chips, "", "chips");
+}
+
+inline Quantity served_bytes(const char* who, const ServedModel& m) {
+  return given(who, "P_bytes", m.parameter_bytes, "B", "weights");
+}
+
+}  // namespace detail
+
+// Of one sequence of S tokens.
+inline Quantity cache_bytes(const ServedModel& m, double length) {
+  const char* const who = "cache_bytes";
+  return named("KV",
+               detail::given(who, "S", length, "token") *
+                   detail::given(who, "kv", m.cache_per_token, "B/token"),
+               "scaling book, 7");
+}
+
+inline Quantity serving_bytes(const ServedModel& m, double batch, double length) {
+  return named("memory",
+               detail::given("serving_bytes", "B", batch) * cache_bytes(m, length) +
+                   detail::served_bytes("serving_bytes", m),
+               "scaling book, 7");
+}
+
+// The time of the memory alone, for few sequences: (B KV + P_bytes) / (N W).
+inline Quantity memory_step_time(const ServedModel& m, double batch, double length, double chips,
+                                 const Chip& chip) {
+  return named("T_step",
+               serving_bytes(m, batch, length) /
+                   (detail::chip_count("memory_step_time", chips) * bandwidth_of(chip)),
+               "scaling book, 7: memory alone");
+}
+
+// A decode step by the law above; C at the format of the matmuls.
+inline Quantity decode_step_time(const ServedModel& m, double batch, double length, double chips,
+                                 const Chip& chip, DType math = DType::bf16) {
+  const char* const who = "decode_step_time";
+  const Quantity n = detail::chip_count(who, chips), w = bandwidth_of(chip);
+  const Quantity b = detail::given(who, "B", batch);
+  const Quantity p = detail::given(who, "P", m.parameters);
+  const Quantity cache = named("T_kv", b * cache_bytes(m, length) / (n * w));
+  const Quantity weights = named("T_weights", detail::served_bytes(who, m) / (n * w));
+  const Quantity flops =
+      named("T_math", Quantity(2.0, "FLOP") * b * p / (n * peak_rate(chip, math)));
+  return named("T_step", cache + max(flops, weights), "scaling book, 7");
+}
+
+// FLOPs of a token for each byte of its cache: while it is above C / W, larger batches go on
+// paying.
+inline Quantity flops_per_cache_byte(const ServedModel& m, double length) {
+  const char* const who = "flops_per_cache_byte";
+  return named(
+      "FLOPs / KV",
+      Quantity(2.0, "FLOP") * detail::given(who, "P", m.parameters) / cache_bytes(m, length),
+      "scaling book, 8");
+}
+
+// Reading the weights once, and reading all of a full memory once: the least and the usual step.
+inline Quantity weights_step_time(const ServedModel& m, double chips, const Chip& chip) {
+  return named("T_weights",
+               detail::served_bytes("weights_step_time", m) /
+                   (detail::chip_count("weights_step_time", chips) * bandwidth_of(chip)),
+               "scaling book, 8");
+}
+
+inline Quantity full_memory_step_time(const Chip& chip) {
+  return named(
+      "T_step",
+      detail::given("full_memory_step_time", "M", chip.memory_bytes, "B") / bandwidth_of(chip),
+      "scaling book, 8");
+}
+
+// A prompt of T tokens at an MFU: 2 P T / (N C MFU).
+inline Quantity prefill_time(const ServedModel& m, double prompt, double chips, const Chip& chip,
+                             double mfu, DType math = DType::bf16) {
+  return named("T_prefill", run_time(forward_flops(m.parameters, prompt), chips, chip, mfu, math),
+               "scaling book, 8");
+}
+
+// ---- What fits ----
+
+// In memory of chips, not rounded up; the next slice that is made: 1, 4, 8, 16, ... TPUs.
+inline Quantity smallest_slice(const Quantity& bytes, const Chip& chip) {
+  const Quantity needed = chips_for(bytes, chip);
+  double slice = 1;
+  while (slice < needed.value()) {
+    slice *= slice < 2 && chip.kind == "tpu" ? 4 : 2;
+  }
+  const Quantity next = detail::make_quantity("next slice", slice, {}, {needed});
+  return named("slice", next, "scaling book, 8");
+}
+
+inline Quantity memory_left(const ServedModel& m, double chips, const Chip& chip) {
+  const char* const who = "memory_left";
+  const Quantity each = detail::given(who, "M", chip.memory_bytes, "B", chip.name);
+  return named("left", detail::chip_count(who, chips) * each - detail::served_bytes(who, m),
+               "scaling book, 8");
+}
+
+// Whole sequences whose caches fit beside the weights.
+inline Quantity sequences_that_fit(const ServedModel& m, double length, double chips,
+                                   const Chip& chip) {
+  const Quantity left = memory_left(m, chips, chip);
+  if (left.value() < 0) {
+    detail::fail({"sequences_that_fit: weights of ", format_bytes(m.parameter_bytes), " on ", chips,
+                  " chips of ", format_bytes(chip.memory_bytes), "; ",
+                  std::ceil(m.parameter_bytes / chip.memory_bytes), " chips would hold them"});
+  }
+  return named("sequences", floor(left / cache_bytes(m, length)), "scaling book, 8");
+}
+
+// ---- Throughput ----
+
+inline Quantity tokens_per_second(double batch, const Quantity& step_time) {
+  return named("tokens/s", detail::given("tokens_per_second", "B", batch, "token") / step_time,
+               "scaling book, 7");
+}
+
+inline Quantity tokens_per_second_per_chip(double batch, const Quantity& step_time, double chips) {
+  return named(
+      "tokens/s/chip",
+      tokens_per_second(batch, step_time) / detail::chip_count("tokens_per_second_per_chip", chips),
+      "scaling book, 8");
+}
+
+// Queries a second and chip: B / (T_step output N).
+inline Quantity queries_per_second_per_chip(double batch, const Quantity& step_time, double output,
+                                            double chips) {
+  const char* const who = "queries_per_second_per_chip";
+  return named("QPS/chip",
+               detail::given(who, "B", batch) /
+                   (step_time * detail::given(who, "output", output, "", "tokens of an answer") *
+                    detail::chip_count(who, chips)),
+               "scaling book, 8");
+}
+
+inline Quantity answer_time(double output, const Quantity& step_time) {
+  return named("T_answer", detail::given("answer_time", "output", output) * step_time,
+               "scaling book, 8");
+}
+
+inline Quantity dollars_per_token(double batch, const Quantity& step_time, double chips,
+                                  const Chip& chip) {
+  const char* const who = "dollars_per_token";
+  const Quantity price =
+      detail::given(who, "price", chip.dollars_per_hour, "USD/h", chip.price_source);
+  return named("USD/token",
+               price / Quantity(3600.0, "s/h") * detail::chip_count(who, chips) * step_time /
+                   detail::given(who, "B", batch, "token"),
+               "price * chips * step / B");
+}
+
+// Prefill servers for each decode server: B T_prefill / (output T_step).
+inline Quantity prefill_servers(double batch, const Quantity& prefill, double output,
+                                const Quantity& step_time) {
+  const char* const who = "prefill_servers";
+  return named(
+      "prefill : decode",
+      detail::given(who, "B", batch) * prefill / (detail::given(who, "output", output) * step_time),
+      "scaling book, 8");
+}
+
+// Sequences that end in a step, B / G, and with each its P + G cached tokens.
+inline Quantity sequences_ended(double batch, double output) {
+  const char* const who = "sequences_ended";
+  return named("ended", detail::given(who, "B", batch) / detail::given(who, "G", output),
+               "scaling book, 8");
+}
+
+inline Quantity tokens_evicted(double batch, double prompt, double output) {
+  const char* const who = "tokens_evicted";
+  return named("evicted",
+               sequences_ended(batch, output) * (detail::given(who, "P", prompt, "token") +
+                                                 detail::given(who, "G", output, "token")),
+               "scaling book, 7 and 8");
+}
+
+// ---- What the links allow ----
+
+// Ways of tensor parallelism of a decode step, F / (B beta), beta = W / W_link over M axes: beyond,
+// moving activations takes longer than reading weights.
+inline Quantity decode_tensor_ways(double hidden, double batch, const Quantity& beta) {
+  const char* const who = "decode_tensor_ways";
+  return named("Y", detail::given(who, "F", hidden) / (detail::given(who, "B", batch) * beta),
+               "scaling book, 7");
+}
+
+inline Quantity memory_over_link(const Chip& chip, double axes = 1) {
+  const bool torus = detail::is_torus2d(chip) || detail::is_torus3d(chip);
+  return named(
+      "beta",
+      bandwidth_of(chip) / (detail::given("memory_over_link", "M", axes) *
+                            bandwidth_of(chip, torus ? Channel::link_both_ways : Channel::port)),
+      "scaling book, 7");
+}
+
+// One matmul of a decode step, [B, D] x [D, F] over N chips: its rows gathered over the links, its
+// weights read, its math; which is longest bounds it.
+struct DecodeMatmul {
+  Quantity links, memory, math;  // seconds
+  std::string bound;             // links, memory, math
+};
+
+inline DecodeMatmul decode_matmul(const BatchMatmul& s, double chips, const Chip& chip,
+                                  const Quantity& link, const MatmulFormats& in = {}) {
+  DecodeMatmul out;
+  const char* const who = "decode_matmul";
+  const Quantity n = detail::chip_count(who, chips);
+  const Quantity b = detail::given(who, "B", s.b), d = detail::given(who, "D", s.d);
+  const Quantity f = detail::given(who, "F", s.f);
+  out.links = named("T_links", detail::number_bytes(0, in.x) * b * d / link, "scaling book, 8");
+  out.memory = named("T_memory", detail::number_bytes(1, in.w) * d * f / (n * bandwidth_of(chip)),
+                     "scaling book, 8");
+  out.math = math_time(matmul_flops(s).value(), chip, in.math, chips);
+  const std::string slowest = slowest_stage({out.links, out.memory, out.math}).name();
+  out.bound = slowest == "T_links" ? "links" : slowest == "T_memory" ? "memory" : "math";
+  return out;
+}
+
+// Weights cut over both of their dims stay where they are: b B D / (X W) + 2 b B F / (Y Z W), and
+// their best X = sqrt(N D / (2 F)). In one dim over M axes: 2 b B D / (M W).
+inline Quantity two_dim_ways(double d, double f, double chips) {
+  const char* const who = "two_dim_ways";
+  return named("X",
+               sqrt(detail::chip_count(who, chips) * detail::given(who, "D", d) /
+                    (Quantity(2.0) * detail::given(who, "F", f))),
+               "scaling book, 7, appendix B");
+}
+
+inline Quantity two_dim_time(const BatchMatmul& s, double chips, double x, const Quantity& link,
+                             DType format = DType::bf16) {
+  const char* const who = "two_dim_time";
+  const Quantity b = detail::given(who, "B", s.b), d = detail::given(who, "D", s.d);
+  const Quantity ways = detail::given(who, "X", x), number = detail::number_bytes(0, format);
+  return named("T_2d",
+               number * b * d / (ways * link) + Quantity(2.0) * number * b *
+                                                    detail::given(who, "F", s.f) * ways /
+                                                    (detail::chip_count(who, chips) * link),
+               "scaling book, 7, appendix B");
+}
+
+inline Quantity one_dim_time(const BatchMatmul& s, const Quantity& link, double axes = 1,
+                             DType format = DType::bf16) {
+  const char* const who = "one_dim_time";
+  return named("T_1d",
+               Quantity(2.0) * detail::number_bytes(0, format) * detail::given(who, "B", s.b) *
+                   detail::given(who, "D", s.d) / (detail::given(who, "M", axes) * link),
+               "scaling book, 7, appendix B");
+}
+
+// Chips from which 2 dims are better than one over M axes: 2 M^2 F / D.
+inline Quantity two_dim_threshold(double d, double f, double axes = 3) {
+  const char* const who = "two_dim_threshold";
+  const Quantity m = detail::given(who, "M", axes);
+  return named("N", Quantity(2.0) * m * m * detail::given(who, "F", f) / detail::given(who, "D", d),
+               "scaling book, 7, question 7");
+}
+
+}}  // namespace tinyscale
+
 // >> tinyscale/plan/matmul_rate.hpp
 // What a matmul of the shape that is left on one chip takes: the systolic closed form, whole tiles
 // only, without stepping.
@@ -43989,227 +45810,6 @@ inline std::ostream& operator<<(std::ostream& out, const MfuDecoding& decoding) 
 
 }}  // namespace tinyscale
 
-// >> tinyscale/plan/serving.hpp
-// What serving a model takes: memory, chips, the time of a decode step, the price of its tokens.
-//   T_decode = B KV / (N W) + max(2 B P / (N C), P_bytes / (N W))
-// B sequences of one step, KV the cache of one, N chips, W memory bandwidth, C peak. Lower bounds;
-// no collectives. Source: "How To Scale Your Model", chapters 7 and 8.
-
-namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-// A number format that is "the same as the weights'" until it is set.
-struct CacheFormat {
-  bool set = false;
-  DType format = DType::bf16;
-
-  CacheFormat& operator=(DType wanted) {
-    set = true;
-    format = wanted;
-    return *this;
-  }
-  DType or_else(DType weights) const { return set ? format : weights; }
-};
-
-struct ServingJob {
-  ModelConfig model;
-  std::int64_t prompt = 2048, output = 256;  // tokens
-  std::int64_t batch = 8;                    // sequences decoded together
-  DType format = DType::bf16;                // weights
-  CacheFormat cache;                         // KV cache
-  DType compute = DType::bf16;               // matmuls: weights are widened to it on the chip
-  double prefill_mfu = 0.4;                  // what prefill reaches (scaling book, chapter 8)
-};
-
-struct ServingPlan {
-  std::string model, machine, bound;
-  std::int64_t chips = 0;  // of one replica
-  Quantity weights, kv_cache_per_sequence, memory, chips_needed;
-  Quantity decode_step_time, prefill_time;  // one step of the batch; one prompt
-  Quantity tokens_per_second, tokens_per_second_per_chip;
-  Quantity dollars_per_million_tokens, dollars_with_prefill;  // of output tokens
-  Quantity tensor_limit;  // ways of tensor parallelism before links limit
-  std::vector<std::string> notes;
-
-  Table table() const;
-  std::string csv() const { return table().csv(); }
-  std::string json() const { return table().json(); }
-};
-
-namespace detail {
-
-inline void check_serving(const ServingJob& job, const Machine& machine) {
-  job.model.validate();
-  if (machine.dims.size() == 0 || machine.chips() < 1) {
-    detail::fail(
-        {"plan_serving: the machine has no chips; make one with machine(\"tpu-v5e\", {1})"});
-  }
-  check_network("plan_serving", machine);
-  const char* const who = "plan_serving";
-  const double most = 1e9;
-  check_job(who, "batch", static_cast<double>(job.batch), 1, most);
-  check_job(who, "prompt", static_cast<double>(job.prompt), job.output == 0 ? 1 : 0, most);
-  check_job(who, "output", static_cast<double>(job.output), 0, most);
-  check_job(who, "prefill_mfu", job.prefill_mfu, 1e-6, 1);
-  if (machine.chip.memory_bytes <= 0 || machine.chip.memory_bandwidth <= 0) {
-    fail({"plan_serving: ", machine.name, " needs memory_bytes and memory_bandwidth of its chip"});
-  }
-}
-
-// The next size that is made: powers of two; a TPU slice of two chips is not offered.
-inline std::int64_t slice_of(const Chip& chip, double needed) {
-  check_job("plan_serving", "the number of chips needed", needed, 0, 1e12);
-  std::int64_t chips = 1;
-  while (static_cast<double>(chips) < needed) {
-    chips *= 2;
-  }
-  return chips == 2 && chip.kind == "tpu" ? 4 : chips;
-}
-
-inline void serving_memory(const ServingJob& job, const Machine& on, ServingPlan& plan) {
-  const ModelConfig& m = job.model;
-  const DType cache = job.cache.or_else(job.format);
-  const Quantity parameters(static_cast<double>(m.parameters()), "", "P", "parameters");
-  const Quantity bytes(bytes_of(job.format), "B", "b", cat({"of a weight, ", name_of(job.format)}));
-  const Quantity layers(static_cast<double>(m.layers), "", "L", "layers");
-  const Quantity width(static_cast<double>(m.cached_numbers()), "", "KV",
-                       "numbers kept for a token and layer");
-  const Quantity kept(bytes_of(cache), "B/token", "b_kv", name_of(cache));
-  const Quantity length(static_cast<double>(job.prompt + job.output), "token", "S",
-                        "prompt + output");
-  const Quantity batch(static_cast<double>(job.batch), "", "batch", "sequences");
-  const Quantity capacity(on.chip.memory_bytes, "B", "M_chip", on.chip.name);
-  plan.weights = named("P_bytes", parameters * bytes);
-  plan.kv_cache_per_sequence = named("KV_sequence", layers * width * kept * length);
-  plan.memory = named("memory", plan.weights + batch * plan.kv_cache_per_sequence);
-  plan.chips_needed = named("chips needed", ceil(plan.memory / capacity));
-  plan.chips = on.chips();
-  if (static_cast<double>(plan.chips) < plan.chips_needed.value()) {
-    plan.chips = slice_of(on.chip, plan.chips_needed.value());
-    plan.notes.push_back(
-        cat({"chips: ", on.name, " holds ",
-             format_bytes(capacity.value() * static_cast<double>(on.chips())), " of the ",
-             format_bytes(plan.memory.value()), " needed; planned on ", plan.chips, " chips"}));
-  }
-}
-
-inline void serving_times(const ServingJob& job, const Machine& on, ServingPlan& plan) {
-  const ModelConfig& m = job.model;
-  const double peak = on.chip.peak(job.compute);
-  const double mean = static_cast<double>(job.prompt) + static_cast<double>(job.output) / 2;
-  const double cached = kv_cache_bytes_per_token(m, job.cache.or_else(job.format)) * mean;
-  const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
-  const Quantity batch(static_cast<double>(job.batch), "token", "B", "one token a sequence");
-  const Quantity cache(cached, "B/token", "KV", cat({"cache at the mean length, ", mean}));
-  const Quantity bandwidth(on.chip.memory_bandwidth, "B/s", "W", cat({"memory of ", on.chip.name}));
-  const Quantity rate(peak, "FLOP/s", "C", cat({name_of(job.compute), " peak"}));
-  const Quantity active(static_cast<double>(m.active_parameters()), "", "P_used",
-                        "parameters that a token uses");
-  const Quantity two(2, "FLOP/token");
-  const Quantity math = named("T_math", two * batch * active / (chips * rate));
-  const Quantity weights = named("T_weights", plan.weights / (chips * bandwidth));
-  const Quantity kv = named("T_kv", batch * cache / (chips * bandwidth));
-  plan.decode_step_time = named("T_decode", kv + max(math, weights), "lower bound");
-  plan.bound = math.value() > weights.value() + kv.value() ? "math" : "memory";
-  plan.tokens_per_second = named("tokens/s", batch / plan.decode_step_time);
-  plan.tokens_per_second_per_chip = named("tokens/s/chip", plan.tokens_per_second / chips);
-  const Quantity prompt(static_cast<double>(job.prompt), "token", "prompt");
-  const Quantity mfu(job.prefill_mfu, "", "MFU", "of prefill, assumed");
-  plan.prefill_time = named("T_prefill", two * active * prompt / (chips * rate * mfu));
-  plan.notes.push_back(cat({"prefill: at an MFU of ", format_percent(job.prefill_mfu),
-                            ", assumed; the decode step is a lower bound"}));
-}
-
-inline void serving_price(const ServingJob& job, const Machine& on, ServingPlan& plan) {
-  const Quantity price(on.dollars_per_hour, "USD/h", "price", on.chip.price_source);
-  const Quantity hour(3600, "s/h"), million(1e6, "token");
-  const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
-  plan.dollars_per_million_tokens = named(
-      "USD per million", million * chips * price / (plan.tokens_per_second * hour), "decode alone");
-  if (job.output > 0) {
-    const Quantity output(static_cast<double>(job.output), "token", "output");
-    plan.dollars_with_prefill =
-        named("USD per million, with prefill",
-              plan.dollars_per_million_tokens +
-                  million * chips * price * plan.prefill_time / (output * hour));
-  }
-  if (!(on.dollars_per_hour > 0)) {
-    plan.notes.push_back(
-        cat({"price: not known for ", on.chip.name, "; set the machine's dollars_per_hour"}));
-  }
-}
-
-// Y < F / (B W / W_link): beyond it, moving activations takes longer than reading weights.
-inline void serving_links(const ServingJob& job, const Machine& on, ServingPlan& plan) {
-  const ModelConfig& m = job.model;
-  const std::int64_t hidden = m.experts > 0 ? m.expert_hidden * m.top_k : m.hidden;
-  const Links& inner = on.links.back();
-  const double link = inner.kind == AxisKind::switched ? inner.bandwidth.one_way()
-                      : inner.kind == AxisKind::full
-                          ? inner.bandwidth.one_way() * (on.chip.domain_chips - 1)
-                          : inner.bandwidth.both_ways();
-  if (link > 0) {
-    const Quantity f(static_cast<double>(hidden), "", "F", "hidden width");
-    const Quantity b(static_cast<double>(job.batch), "", "B", "sequences");
-    const Quantity ratio(on.chip.memory_bandwidth / link, "", "W/W_link", "memory over link");
-    plan.tensor_limit = named("tensor limit", f / (b * ratio), "one ring, both ways");
-    if (static_cast<double>(plan.chips) > plan.tensor_limit.value()) {
-      plan.notes.push_back(cat({"links: ", plan.chips, " chips are more than the ",
-                                short_number(plan.tensor_limit.value()),
-                                " ways of tensor parallelism that one ring feeds"}));
-    }
-  }
-}
-
-}  // namespace detail
-
-// Memory, chips, decode step and price; where the machine is too small, the slice that holds it.
-inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
-  detail::check_serving(job, machine);
-  ServingPlan plan;
-  plan.model = job.model.name;
-  plan.machine = machine.chip.name;
-  detail::serving_memory(job, machine, plan);
-  detail::serving_times(job, machine, plan);
-  detail::serving_price(job, machine, plan);
-  detail::serving_links(job, machine, plan);
-  return plan;
-}
-
-inline Table ServingPlan::table() const {
-  Table out;
-  out.title = detail::cat({"Serving ", model, " on ", chips, " x ", machine});
-  out.columns = {"quantity", "formula"};
-  const auto row = [&](const std::string& name, const std::string& value) {
-    out.add({name, value});
-  };
-  const auto dollars = [](const Quantity& q) {
-    return q.value() > 0 ? detail::short_number(q.value()) : std::string("-");
-  };
-  row("weights", weights.text());
-  row("KV cache per sequence", kv_cache_per_sequence.text());
-  row("memory", memory.text());
-  row("chips that hold it", detail::short_number(chips_needed.value()));
-  row("chips", detail::cat({chips}));
-  row("decode step", decode_step_time.text());
-  row("  bound by", bound);
-  row("prefill of one prompt", prefill_time.text());
-  row("tokens/s", detail::short_number(tokens_per_second.value()));
-  row("tokens/s per chip", detail::short_number(tokens_per_second_per_chip.value()));
-  row("USD per million tokens, decode", dollars(dollars_per_million_tokens));
-  row("USD per million tokens, with prefill", dollars(dollars_with_prefill));
-  return out;
-}
-
-inline std::ostream& operator<<(std::ostream& out, const ServingPlan& plan) {
-  out << plan.table();
-  for (const std::string& note : plan.notes) {
-    out << "- " << note << "\n";
-  }
-  return out;
-}
-
-}}  // namespace tinyscale
-
 // >> tinyscale/plan/training_job.hpp
 // A training job: what is to be trained, with what is left open decided and said.
 
@@ -45643,6 +47243,2271 @@ inline Twin twin_of(const TrainingJob& job, const Machine& machine, const Layout
                     const TwinSize& size = TwinSize()) {
   detail::check_twin(job, machine, layout, size);
   return detail::TwinMaker(job, machine, layout, size).twin;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/serving_job.hpp
+// What is to be served, and the law of one step of the server: seconds of its causes, as doubles.
+//   bound = max(links, attention + max(math, weights))     sum = links + attention + math + weights
+// A step takes `decode` tokens of as many sequences and `chunk` tokens of prompts. Plan and
+// simulation share this one law. Source: "How To Scale Your Model", chapter 7.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// A number format that is "the same as the weights'" until it is set.
+struct CacheFormat {
+  bool set = false;
+  DType format = DType::bf16;
+
+  CacheFormat& operator=(DType wanted) {
+    set = true;
+    format = wanted;
+    return *this;
+  }
+  DType or_else(DType weights) const { return set ? format : weights; }
+};
+
+// A small model proposes `length` tokens, the model checks them in one step (Leviathan 2023).
+struct Speculation {
+  int length = 0;         // g, proposed tokens; 0: no speculation
+  double acceptance = 0;  // r, of one proposed token
+  double cost = 0;        // c, a step of the small model in steps of the model
+};
+
+struct ServingJob {
+  ModelConfig model;
+  std::int64_t prompt = 2048, output = 256;  // tokens
+  std::int64_t batch = 8;                    // sequences decoded together
+  DType format = DType::bf16;                // weights
+  CacheFormat cache;                         // KV cache
+  DType compute = DType::bf16;               // matmuls: weights are widened to it on the chip
+  double prefill_mfu = 0.4;                  // what prefill reaches (scaling book, chapter 8)
+  double target = 0;                         // seconds a token may take; 0: any
+  Speculation speculation;
+};
+
+// What one step works on, in tokens and query-key pairs.
+struct StepWork {
+  double decode = 0;         // sequences that get one token each
+  double context = 0;        // cached tokens that they read
+  double chunk = 0;          // prompt tokens
+  double chunk_context = 0;  // cached tokens that the chunks read
+  double chunk_pairs = 0;    // queries times keys of the chunks
+};
+
+// Seconds for each kind of work, on all chips of one replica together.
+struct ServingLaw {
+  double weights = 0, experts = 0;  // reading those that every token uses; all routed experts
+  double missed = 0;                // of an expert by one token: 1 - k / E
+  double token = 0;                 // matmuls of a token, 2 P / (N C)
+  double cached = 0;                // reading a cached token
+  double pair = 0;                  // a query with a key
+  double link = 0, latency = 0;     // collectives: a token's bytes; a step's hops
+  double prefill_mfu = 1;           // of matmuls in prefill
+
+  // Of E experts, a batch touches E (1 - (1 - k / E)^tokens) when routing is even.
+  double touched(double tokens) const { return 1 - std::pow(missed, tokens); }
+  double read(double tokens) const {
+    return weights + (experts > 0 ? experts * touched(tokens) : 0);
+  }
+  double math(const StepWork& w) const { return token * (w.decode + w.chunk / prefill_mfu); }
+  double links(const StepWork& w) const {
+    const double tokens = w.decode + w.chunk;
+    return tokens > 0 ? link * tokens + latency : 0;
+  }
+  // Reading the cache and multiplying with it overlap in a bound.
+  double attention(const StepWork& w, bool overlap) const {
+    const double pairs = pair * w.chunk_pairs / prefill_mfu;
+    return overlap ? w.context * std::max(cached, pair) + std::max(w.chunk_context * cached, pairs)
+                   : w.context * (cached + pair) + w.chunk_context * cached + pairs;
+  }
+  double growth(bool overlap) const { return overlap ? std::max(cached, pair) : cached + pair; }
+  double without_links(const StepWork& w, bool overlap) const {
+    const double reading = read(w.decode + w.chunk);
+    return attention(w, overlap) + (overlap ? std::max(math(w), reading) : math(w) + reading);
+  }
+  double seconds(const StepWork& w, bool overlap) const {
+    return overlap ? std::max(links(w), without_links(w, true))
+                   : links(w) + without_links(w, false);
+  }
+  double bound(const StepWork& w) const { return seconds(w, true); }
+  double sum(const StepWork& w) const { return seconds(w, false); }
+};
+
+namespace detail {
+
+// A prompt in one chunk: every token sees itself and those before it.
+inline StepWork prompt_work(double tokens) {
+  StepWork work;
+  work.chunk = tokens;
+  work.chunk_pairs = tokens * (tokens + 1) / 2;
+  return work;
+}
+
+// Of a sequence so long, the tokens whose cache is kept and read: all.
+inline double kept_tokens(const ServingJob&, double tokens) { return tokens; }
+
+// In the middle of the output, and at its end.
+inline double mean_context(const ServingJob& job) {
+  return kept_tokens(job, static_cast<double>(job.prompt) + static_cast<double>(job.output) / 2);
+}
+inline double last_context(const ServingJob& job) {
+  return kept_tokens(job, static_cast<double>(job.prompt + job.output));
+}
+
+inline StepWork decode_work(const ServingJob& job) {
+  StepWork work;
+  work.decode = static_cast<double>(job.batch);
+  work.context = work.decode * mean_context(job);
+  return work;
+}
+
+inline double serving_kv(const ServingJob& job) {
+  return kv_cache_bytes_per_token(job.model, job.cache.or_else(job.format));
+}
+
+inline double weight_bytes(const ServingJob& job) {
+  return static_cast<double>(job.model.parameters()) * bytes_of(job.format);
+}
+
+// Of the experts that a token visits by its router.
+inline double routed_bytes(const ServingJob& job) {
+  const ModelConfig& m = job.model;
+  if (m.experts <= m.top_k) {
+    return 0;  // every token uses all
+  }
+  const double unused = static_cast<double>(m.parameters() - m.active_parameters());
+  return unused * m.experts / (m.experts - m.top_k) * bytes_of(job.format);
+}
+
+// The law without links, everything spread evenly over the chips.
+inline ServingLaw even_law(const ServingJob& job, const Chip& chip, double chips) {
+  const ModelConfig& m = job.model;
+  const double bandwidth = chips * chip.memory_bandwidth;
+  const double rate = chips * chip.peak(job.compute);
+  ServingLaw law;
+  law.experts = routed_bytes(job) / bandwidth;
+  law.weights = (weight_bytes(job) - routed_bytes(job)) / bandwidth;
+  law.missed = m.experts > 0 ? 1 - static_cast<double>(m.top_k) / m.experts : 0;
+  law.token = 2.0 * static_cast<double>(m.active_parameters()) / rate;
+  law.cached = serving_kv(job) / bandwidth;
+  law.pair = 4.0 * static_cast<double>(m.layers * m.query_width()) / rate;
+  law.prefill_mfu = job.prefill_mfu;
+  return law;
+}
+
+inline void check_serving(const ServingJob& job, const Machine& machine, const char* who) {
+  job.model.validate();
+  if (machine.dims.size() == 0 || machine.chips() < 1) {
+    fail({who, ": the machine has no chips; make one with machine(\"tpu-v5e\", {1})"});
+  }
+  check_network(who, machine);
+  const double most = 1e9;
+  const Speculation& draft = job.speculation;
+  check_job(who, "batch", static_cast<double>(job.batch), 1, most);
+  check_job(who, "prompt", static_cast<double>(job.prompt), job.output == 0 ? 1 : 0, most);
+  check_job(who, "output", static_cast<double>(job.output), 0, most);
+  check_job(who, "prefill_mfu", job.prefill_mfu, 1e-6, 1);
+  check_job(who, "target", job.target, 0, most);
+  check_job(who, "speculation.length", draft.length, 0, 1000);
+  check_job(who, "speculation.acceptance", draft.acceptance, 0, 1);
+  check_job(who, "speculation.cost", draft.cost, 0, most);
+  if (machine.chip.memory_bytes <= 0 || machine.chip.memory_bandwidth <= 0) {
+    fail({who, ": ", machine.name, " needs memory_bytes and memory_bandwidth of its chip"});
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/serving_layout.hpp
+// How a replica's chips share weights and cache in decode, and what that sends (B tokens, D width,
+// F hidden, bf16, W bytes/s of an axis). Of one feed-forward layer:
+//   Megatron over M axes  T = 4 B D / (M W)
+//   2D weight stationary  T = 2 B D / (X W) + 4 B F / (Y Z W),  X = sqrt(N D / (2 F)) ways of D
+// The cache by heads is free but stops at the KV heads; by batch it takes two AllToAlls a layer, by
+// sequence an AllGather of the queries and a merge. Source: "How To Scale Your Model", chapter 7.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// The book's closed forms, of one feed-forward layer with bf16 activations.
+inline double megatron_seconds(double batch, double width, double axes, double bandwidth) {
+  return 4 * batch * width / (axes * bandwidth);
+}
+inline double two_dimensional_seconds(double batch, double width, double hidden, double x,
+                                      double yz, double bandwidth) {
+  return 2 * batch * width / (x * bandwidth) + 4 * batch * hidden / (yz * bandwidth);
+}
+inline double two_dimensional_ways(double chips, double width, double hidden) {
+  return std::sqrt(chips * width / (2 * hidden));
+}
+// Chips above which two dimensions beat Megatron's one over so many axes: 2 M^2 F / D.
+inline double two_dimensional_from(double width, double hidden, double axes = 3) {
+  return 2 * axes * axes * hidden / width;
+}
+// Y < F / (B beta), beta = W_memory / W_link: above, activations move longer than weights are read.
+inline double decode_tensor_limit(double hidden, double batch, double beta) {
+  return hidden / (batch * beta);
+}
+// A collective of fewer bytes is bound by latency: n shards that each send for one hop's time.
+inline double latency_bound_bytes(double shards, double one_way, double hop_latency) {
+  return shards * one_way * hop_latency;
+}
+
+enum class WeightSharding { tensor, two_dimensional, expert };
+enum class CacheSharding { heads, batch, sequence };
+
+inline const char* name_of(WeightSharding kind) {
+  static const char* const names[] = {"tensor", "2D", "expert"};
+  return names[static_cast<int>(kind)];
+}
+inline const char* name_of(CacheSharding kind) {
+  static const char* const names[] = {"heads", "batch", "sequence"};
+  return names[static_cast<int>(kind)];
+}
+
+// A collective of every layer, by what a chip sends for each token.
+struct LayerTraffic {
+  std::string what;
+  double bytes = 0;      // for each token
+  double bandwidth = 0;  // bytes/s
+  double latency = 0;    // seconds, all calls of a layer
+};
+
+struct ServingSharding {
+  std::string name;  // "tensor 8, cache by heads 8"
+  WeightSharding weights = WeightSharding::tensor;
+  CacheSharding cache = CacheSharding::heads;
+  std::int64_t ways = 1, width_ways = 1;  // of the weights; of them over D
+  std::int64_t cache_ways = 1;            // parts of the cache, the rest are copies
+  double chip_bytes = 0;                  // weights and cache on one chip
+  List<LayerTraffic> traffic;
+  ServingLaw law;
+  double bound = 0, sum = 0;  // seconds of a decode step
+  std::string why_not;        // empty for the chosen one
+};
+
+namespace detail {
+
+// Dimensions of a machine as one axis: an AllGather of V bytes takes V (n - 1) / (n W) + latency.
+struct ChipGroup {
+  double ways = 1, bandwidth = 0, latency = 0;
+};
+
+// What a chip sends along a dimension; 0: not known, which only a leaf's spine may leave open.
+inline double known_egress(const Machine& on, int d) {
+  const std::size_t at = static_cast<std::size_t>(d);
+  const bool leaf = at + 1 < on.links.size() && on.links[at + 1].kind == AxisKind::switched;
+  return on.links[at].bandwidth.one_way() > 0 || leaf ? on.egress(d) : 0;
+}
+
+// Rings and lines work at once, on shares of the data; a switch passes what its chips send.
+inline ChipGroup group_of(const Machine& on, unsigned subset) {
+  ChipGroup group;
+  double rows = 0, switches = -1, behind = 1;
+  for (int d = on.dims.size() - 1; d >= 0; --d) {
+    const double n = static_cast<double>(on.dims[d]);
+    if ((subset >> d & 1U) == 0 || n == 1) {
+      continue;
+    }
+    const Links& links = on.links[static_cast<std::size_t>(d)];
+    const bool row = links.kind == AxisKind::ring || links.kind == AxisKind::line;
+    if (row) {
+      rows += known_egress(on, d);
+    } else {
+      const double rate = known_egress(on, d) * behind;
+      switches = switches < 0 ? rate : std::min(switches, rate);
+    }
+    group.latency += links.latency * (!row ? 1 : links.kind == AxisKind::ring ? n / 2 : n - 1);
+    group.ways *= n;
+    behind *= n;
+  }
+  group.bandwidth = switches < 0 ? rows : rows > 0 ? std::min(rows, switches) : switches;
+  return group;
+}
+
+// Bytes/s at which every chip's part of an AllToAll over `ways` neighbours goes, those of the last
+// dimensions: on a ring of n a part v takes v n / (4 W), through a switch v (n - 1) / (n W).
+inline ChipGroup all_to_all_group(const Machine& on, std::int64_t ways) {
+  ChipGroup group;
+  for (int d = on.dims.size() - 1; d >= 0 && group.ways < static_cast<double>(ways); --d) {
+    const double left = static_cast<double>(ways) / group.ways;
+    const double n = std::min(static_cast<double>(on.dims[d]), left);
+    if (n <= 1) {
+      continue;
+    }
+    const Links& links = on.links[static_cast<std::size_t>(d)];
+    const bool row = links.kind == AxisKind::ring || links.kind == AxisKind::line;
+    const double rate = known_egress(on, d) / (row ? n / 4 : (n - 1) / n);
+    group.bandwidth = group.ways > 1 ? std::min(group.bandwidth, rate) : rate;
+    group.latency += links.latency * (row ? n / 2 : 1);
+    group.ways *= n;
+  }
+  return group;
+}
+
+// `calls` gathers or scatters over a group, of results of that many bytes in all.
+inline void add_gathers(ServingSharding& to, const std::string& what, double bytes,
+                        const ChipGroup& group, double calls) {
+  if (group.ways > 1) {
+    to.traffic.push_back(
+        {what, bytes * (group.ways - 1) / group.ways, group.bandwidth, calls * group.latency});
+  }
+}
+
+inline double activation_bytes() { return 2; }  // bf16
+
+inline void add_weight_traffic(const ModelConfig& m, const Machine& on, unsigned x_dims,
+                               ServingSharding& to) {
+  const double a = activation_bytes(), width = static_cast<double>(m.width);
+  const double heads = static_cast<double>(m.query_width());
+  const double keys = static_cast<double>(2 * m.key_width());
+  const double parts = m.block_norms == 1 ? 1 : 2;  // attention and feed-forward, or both at once
+  const unsigned all = (1U << on.dims.size()) - 1;
+  if (to.weights == WeightSharding::two_dimensional) {
+    const ChipGroup x = group_of(on, x_dims), yz = group_of(on, all & ~x_dims);
+    const double hidden = static_cast<double>(
+        m.experts > 0 ? m.expert_hidden * (m.top_k + m.shared_experts) : m.hidden);
+    const double middle = (m.gated() ? 3 : 2) * hidden + 2 * heads + keys;
+    to.width_ways = static_cast<std::int64_t>(x.ways);
+    add_gathers(to, "gather, scatter D", 2 * parts * a * width / x.ways, yz, 2 * parts);
+    add_gathers(to, "reduce F", a * middle / yz.ways, x, 4);
+    return;
+  }
+  const ChipGroup group = group_of(on, all);
+  const bool expert = to.weights == WeightSharding::expert;
+  const double gathers = expert ? 1 : parts;
+  add_gathers(to, "gather, scatter D", 2 * gathers * a * width, group, 2 * gathers);
+  if (expert) {
+    const ChipGroup swap = all_to_all_group(on, to.ways);
+    to.traffic.push_back({"dispatch, combine",
+                          2 * a * width * m.top_k / static_cast<double>(on.chips()), swap.bandwidth,
+                          2 * swap.latency});
+  }
+}
+
+inline void add_cache_traffic(const ModelConfig& m, const Machine& on, std::int64_t by_heads,
+                              ServingSharding& to) {
+  const double a = activation_bytes(), heads = static_cast<double>(m.query_width());
+  const double keys = static_cast<double>(m.cached_numbers());
+  const std::int64_t rest = to.cache_ways / by_heads;
+  if (rest <= 1) {
+    return;
+  }
+  if (to.cache == CacheSharding::batch) {
+    const ChipGroup swap = all_to_all_group(on, rest);
+    to.traffic.push_back({"AllToAll of heads",
+                          a * (2 * heads + keys) / static_cast<double>(on.chips()), swap.bandwidth,
+                          2 * swap.latency});
+  } else {
+    const ChipGroup group = group_of(on, (1U << on.dims.size()) - 1);
+    const double merge = 2 * static_cast<double>(m.heads);  // a maximum and a sum for each head
+    add_gathers(to, "gather Q, merge", a * (2 * heads + merge) / static_cast<double>(by_heads),
+                group, 2);
+  }
+}
+
+// Law, times and memory of one way to share; `x_dims` are the dimensions over D.
+inline ServingSharding sharding_of(const ServingJob& job, const Machine& on, WeightSharding weights,
+                                   CacheSharding cache, unsigned x_dims) {
+  const ModelConfig& m = job.model;
+  const std::int64_t chips = on.chips();
+  ServingSharding s;
+  s.weights = weights;
+  s.cache = cache;
+  s.ways = weights == WeightSharding::expert ? std::min<std::int64_t>(chips, m.experts) : chips;
+  const bool latent = m.cached_numbers() != 2 * m.key_width();  // one cache for all heads
+  const std::int64_t heads = latent ? 1 : m.kv_heads;
+  const std::int64_t by_heads = heads / ((heads + chips - 1) / chips);  // 40 heads on 16: 3 each
+  const std::int64_t most = cache == CacheSharding::heads   ? by_heads
+                            : cache == CacheSharding::batch ? by_heads * job.batch
+                                                            : chips;
+  s.cache_ways = std::min(chips, most);
+  const double all = static_cast<double>(chips);
+  s.law = even_law(job, on.chip, all);
+  s.law.cached *= all / static_cast<double>(s.cache_ways);
+  const double holders = static_cast<double>(weights == WeightSharding::expert ? s.ways : chips);
+  s.law.experts *= all / holders;
+  add_weight_traffic(m, on, x_dims, s);
+  add_cache_traffic(m, on, by_heads, s);
+  for (const LayerTraffic& t : s.traffic) {
+    const double layers = static_cast<double>(m.layers);
+    s.law.link += t.bandwidth > 0 ? layers * t.bytes / t.bandwidth : 0;
+    s.law.latency += layers * t.latency;
+  }
+  const StepWork step = decode_work(job);
+  s.bound = s.law.bound(step);
+  s.sum = s.law.sum(step);
+  const double held = static_cast<double>(job.batch) * last_context(job) * serving_kv(job);
+  s.chip_bytes = (weight_bytes(job) - routed_bytes(job)) / all + routed_bytes(job) / holders +
+                 held / static_cast<double>(s.cache_ways);
+  s.name = cat({name_of(weights), " ", s.ways});
+  if (weights == WeightSharding::two_dimensional) {
+    s.name += cat({" (", s.width_ways, " of D)"});
+  }
+  s.name += cat({", cache by ", name_of(cache), " ", s.cache_ways});
+  return s;
+}
+
+// What is worse than in the chosen one: memory first, then the cause that costs most time.
+inline std::string why_not(const ServingSharding& s, const ServingSharding& best,
+                           const ServingJob& job, const Machine& on) {
+  if (s.chip_bytes > on.chip.memory_bytes) {
+    return cat({"memory: ", format_bytes(s.chip_bytes), " a chip of ",
+                format_bytes(on.chip.memory_bytes), ", ", on.chips() / s.cache_ways,
+                " copies of the cache"});
+  }
+  const StepWork step = decode_work(job);
+  const double links = s.law.links(step) - best.law.links(step);
+  const double cache = s.law.attention(step, false) - best.law.attention(step, false);
+  const double weights = s.law.read(step.decode) - best.law.read(step.decode);
+  if (links >= cache && links >= weights) {
+    return links > 0 ? cat({"links: ", format_seconds(links), " more a step"})
+                     : std::string("equal; the first is taken");
+  }
+  return cache >= weights ? cat({"cache: ", format_seconds(cache), " more to read a step"})
+                          : cat({"experts: ", format_seconds(weights), " more to read a step"});
+}
+
+// Of serving_shardings, for a machine that was checked.
+inline List<ServingSharding> shardings_of(const ServingJob& job, const Machine& on) {
+  List<ServingSharding> found;
+  const unsigned last = (1U << on.dims.size()) - 1;
+  for (const CacheSharding cache :
+       {CacheSharding::heads, CacheSharding::batch, CacheSharding::sequence}) {
+    const auto add = [&](WeightSharding weights, unsigned x_dims) {
+      const ServingSharding s = sharding_of(job, on, weights, cache, x_dims);
+      for (const ServingSharding& other : found) {
+        if (other.name == s.name && !(s.sum < other.sum)) {
+          return;  // the same over other dimensions
+        }
+      }
+      found.push_back(s);
+    };
+    add(WeightSharding::tensor, 0);
+    for (unsigned x = 1; x < last && on.chips() > 1; ++x) {
+      const double ways = group_of(on, x).ways;
+      if (ways > 1 && ways < static_cast<double>(on.chips())) {
+        add(WeightSharding::two_dimensional, x);
+      }
+    }
+    if (job.model.experts > 0 && on.chips() > 1) {
+      add(WeightSharding::expert, 0);
+    }
+    if (found[0].cache_ways == on.chips()) {
+      break;  // heads divide the cache over all chips
+    }
+  }
+  std::size_t best = 0;
+  for (std::size_t i = 1; i < found.size(); ++i) {
+    const bool fits = found[i].chip_bytes <= on.chip.memory_bytes;
+    const bool best_fits = found[best].chip_bytes <= on.chip.memory_bytes;
+    const bool less =
+        fits ? found[i].sum < found[best].sum : found[i].chip_bytes < found[best].chip_bytes;
+    if (fits != best_fits ? fits : less) {
+      best = i;
+    }
+  }
+  const ServingSharding chosen = found[best];
+  found[best] = found[0];
+  found[0] = chosen;
+  for (std::size_t i = 1; i < found.size(); ++i) {
+    found[i].why_not = why_not(found[i], chosen, job, on);
+  }
+  return found;
+}
+
+}  // namespace detail
+
+// Every way to share the model over the machine's chips, the one chosen first: of those that fit,
+// the one whose step is shortest when nothing overlaps.
+inline List<ServingSharding> serving_shardings(const ServingJob& job, const Machine& on) {
+  detail::check_serving(job, on, "serving_shardings");
+  return detail::shardings_of(job, on);
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/serving_quantities.hpp
+// What serving a model takes: memory, chips, the time of a decode step, the price of its tokens.
+//   T_decode = B KV / (N W) + max(2 B P / (N C), P_bytes / (N W))
+// B sequences of one step, KV the cache of one, N chips, W memory bandwidth, C peak: a lower bound
+// that no sharding beats. Beside it stand the causes of the sharding chosen, collectives included.
+// Source: "How To Scale Your Model", chapters 7 and 8.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// One step or one prompt by cause, under the chosen sharding.
+struct ServingCauses {
+  Quantity weights, cache, math, links, latency;
+  Quantity bound, sum;  // everything overlaps; nothing does
+};
+
+struct ServingPlan {
+  std::string model, machine, bound;
+  std::int64_t chips = 0;  // of one replica
+  Quantity weights, kv_cache_per_sequence, memory, chips_needed;
+  Quantity decode_step_time, prefill_time;  // one step of the batch; one prompt
+  Quantity tokens_per_second, tokens_per_second_per_chip;
+  Quantity dollars_per_million_tokens, dollars_with_prefill;  // of output tokens
+  Quantity tensor_limit;  // ways of tensor parallelism before links limit
+  std::vector<std::string> notes;
+
+  ServingJob job;
+  Machine on;                             // the slice it is planned on
+  ServingCauses decode, prefill;          // by cause; prefill at peak, of one prompt alone
+  Quantity critical_batch;                // sequences above which math bounds the matmuls
+  Quantity most_sequences, target_batch;  // that fit; that keep job.target (0: none does)
+  Quantity cache_tokens;                  // tokens that the cache holds beside the weights
+  Quantity prefill_tensor_limit;          // ways before prefill's links limit: F / (C / W)
+  Quantity prefill_servers;               // for each decode server, when they are kept apart
+  Quantity speculative_step_time, speculative_speed_up;  // with job.speculation
+  List<ServingSharding> shardings;                       // the chosen one first
+
+  const ServingSharding& sharding() const { return shardings[0]; }
+  const ServingLaw& law() const { return shardings[0].law; }
+  Table table() const;
+  Table causes() const;   // decode and prefill by cause
+  Table choices() const;  // shardings, with why not
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+namespace detail {
+
+// The next size that is made: powers of two; a TPU slice of two chips is not offered.
+inline std::int64_t slice_of(const Chip& chip, double needed) {
+  check_job("plan_serving", "the number of chips needed", needed, 0, 1e12);
+  std::int64_t chips = 1;
+  while (static_cast<double>(chips) < needed) {
+    chips *= 2;
+  }
+  return chips == 2 && chip.kind == "tpu" ? 4 : chips;
+}
+
+// A slice of that many of the machine's chips, a power of two: as square as it can be, or whole
+// domains of a switch.
+inline Machine slice_machine(const Machine& on, std::int64_t chips) {
+  if (chips == on.chips()) {
+    return on;
+  }
+  const Chip& chip = on.chip;
+  const bool torus = is_torus2d(chip) || is_torus3d(chip);
+  Machine slice = on;
+  std::vector<std::int64_t> dims(torus ? (is_torus3d(chip) ? 3 : 2) : 1, 1);
+  std::int64_t left = chips;
+  if (torus) {
+    for (std::size_t d = 0; left > 1; d = (d + 1) % dims.size(), left /= 2) {
+      dims[d] *= 2;
+    }
+  } else {
+    for (; left > 1 && 2 * dims[0] <= std::max(1, chip.domain_chips); left /= 2) {
+      dims[0] *= 2;
+    }
+    if (left > 1) {
+      dims.insert(dims.begin(), left);
+    }
+  }
+  slice.dims = Shape(dims);
+  slice.name = machine_name(chip, slice.dims);
+  slice.links.clear();
+  for (int d = 0; d < slice.dims.size(); ++d) {
+    const bool inner = slice.dims.size() - d <= inner_dims(chip, slice.dims);
+    slice.links.push_back(inner ? inner_links(chip, slice.dims, d) : outer_links(slice, d));
+    slice.links[static_cast<std::size_t>(d)].latency = on.links.back().latency;
+  }
+  return slice;
+}
+
+inline void check_pod(const ServingJob& job, const Chip& chip, double needed) {
+  if (!(is_torus2d(chip) || is_torus3d(chip)) || needed <= chip.domain_chips) {
+    return;
+  }
+  const double pod = chip.domain_chips * chip.memory_bytes;
+  const double weights = weight_bytes(job);
+  const double length = static_cast<double>(job.prompt + job.output);
+  const double fit = std::floor((pod - weights) / (serving_kv(job) * last_context(job)));
+  const std::string sequences =
+      weights > pod ? cat({"the weights alone are ", format_bytes(weights)})
+                    : cat({"with ", length, " tokens each ", fit, " sequences fit"});
+  fail({"plan_serving: ", job.model.name, " needs ", needed, " ", chip.name, "; a pod has ",
+        chip.domain_chips, ", which hold ", format_bytes(pod), ": ", sequences,
+        ", a narrower format or a chip with more memory is right"});
+}
+
+inline void plan_memory(const Machine& on, ServingPlan& plan) {
+  const ServingJob& job = plan.job;
+  const ModelConfig& m = job.model;
+  const DType cache = job.cache.or_else(job.format);
+  const Quantity parameters(static_cast<double>(m.parameters()), "", "P", "parameters");
+  const Quantity bytes(bytes_of(job.format), "B", "b", cat({"of a weight, ", name_of(job.format)}));
+  const Quantity layers(static_cast<double>(m.layers), "", "L", "layers");
+  const Quantity width(static_cast<double>(m.cached_numbers()), "", "KV",
+                       "numbers kept for a token and layer");
+  const Quantity kept(bytes_of(cache), "B/token", "b_kv", name_of(cache));
+  const Quantity length(last_context(job), "token", "S", "prompt + output");
+  const Quantity batch(static_cast<double>(job.batch), "", "batch", "sequences");
+  const Quantity capacity(on.chip.memory_bytes, "B", "M_chip", on.chip.name);
+  plan.weights = named("P_bytes", parameters * bytes);
+  plan.kv_cache_per_sequence = named("KV_sequence", layers * width * kept * length);
+  plan.memory = named("memory", plan.weights + batch * plan.kv_cache_per_sequence);
+  plan.chips_needed = named("chips needed", ceil(plan.memory / capacity));
+  plan.chips = on.chips();
+  plan.on = on;
+  if (static_cast<double>(plan.chips) < plan.chips_needed.value()) {
+    plan.chips = slice_of(on.chip, plan.chips_needed.value());
+    check_pod(job, on.chip, plan.chips_needed.value());
+    plan.on = slice_machine(on, plan.chips);
+    plan.notes.push_back(
+        cat({"chips: ", on.name, " holds ",
+             format_bytes(capacity.value() * static_cast<double>(on.chips())), " of the ",
+             format_bytes(plan.memory.value()), " needed; planned on ", plan.chips, " chips"}));
+  }
+  const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
+  const Quantity left = named("M_left", chips * capacity - plan.weights, "beside the weights");
+  plan.most_sequences = named("most sequences", floor(left / plan.kv_cache_per_sequence));
+  plan.cache_tokens = named("tokens cached", floor(left / (layers * width * kept)));
+}
+
+// Weights that one step reads: of a mixture, the experts that its tokens visit.
+inline Quantity weights_read(const ServingPlan& plan) {
+  if (plan.job.model.experts == 0) {
+    return plan.weights;
+  }
+  const ServingLaw law = even_law(plan.job, plan.on.chip, 1);
+  const Quantity share(law.touched(static_cast<double>(plan.job.batch)), "", "touched",
+                       "share of the experts, 1 - (1 - k / E)^B");
+  const Quantity routed(routed_bytes(plan.job), "B", "P_experts", "bytes of routed experts");
+  return named("P_read", plan.weights - routed + share * routed);
+}
+
+inline void plan_times(ServingPlan& plan) {
+  const ServingJob& job = plan.job;
+  const Chip& chip = plan.on.chip;
+  const double peak = chip.peak(job.compute);
+  const double mean = mean_context(job);
+  const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
+  const Quantity batch(static_cast<double>(job.batch), "token", "B", "one token a sequence");
+  const Quantity cache(serving_kv(job) * mean, "B/token", "KV",
+                       cat({"cache at the mean length, ", mean}));
+  const Quantity bandwidth(chip.memory_bandwidth, "B/s", "W", cat({"memory of ", chip.name}));
+  const Quantity rate(peak, "FLOP/s", "C", cat({name_of(job.compute), " peak"}));
+  const Quantity active(static_cast<double>(job.model.active_parameters()), "", "P_used",
+                        "parameters that a token uses");
+  const Quantity two(2, "FLOP/token");
+  const Quantity math = named("T_math", two * batch * active / (chips * rate));
+  const Quantity weights = named("T_weights", weights_read(plan) / (chips * bandwidth));
+  const Quantity kv = named("T_kv", batch * cache / (chips * bandwidth));
+  plan.decode_step_time = named("T_decode", kv + max(math, weights), "lower bound");
+  plan.bound = math.value() > weights.value() + kv.value() ? "math" : "memory";
+  plan.tokens_per_second = named("tokens/s", batch / plan.decode_step_time);
+  plan.tokens_per_second_per_chip = named("tokens/s/chip", plan.tokens_per_second / chips);
+  const Quantity prompt(static_cast<double>(job.prompt), "token", "prompt");
+  const Quantity mfu(job.prefill_mfu, "", "MFU", "of prefill, assumed");
+  plan.prefill_time = named("T_prefill", two * active * prompt / (chips * rate * mfu));
+  plan.critical_batch = named("B_critical", plan.weights * rate / (two * active * bandwidth),
+                              "T_math = T_weights, all experts read");
+  plan.notes.push_back(cat({"prefill: at an MFU of ", format_percent(job.prefill_mfu),
+                            ", assumed; the decode step is a lower bound"}));
+}
+
+inline void plan_price(ServingPlan& plan) {
+  const ServingJob& job = plan.job;
+  const Quantity price(plan.on.dollars_per_hour, "USD/h", "price", plan.on.chip.price_source);
+  const Quantity hour(3600, "s/h"), million(1e6, "token");
+  const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
+  plan.dollars_per_million_tokens = named(
+      "USD per million", million * chips * price / (plan.tokens_per_second * hour), "decode alone");
+  if (job.output > 0) {
+    const Quantity output(static_cast<double>(job.output), "token", "output");
+    plan.dollars_with_prefill =
+        named("USD per million, with prefill",
+              plan.dollars_per_million_tokens +
+                  million * chips * price * plan.prefill_time / (output * hour));
+    const Quantity batch(static_cast<double>(job.batch), "token", "B");
+    plan.prefill_servers = named("prefill servers for each decode server",
+                                 plan.prefill_time * batch / (plan.decode_step_time * output));
+  }
+  if (!(plan.on.dollars_per_hour > 0)) {
+    plan.notes.push_back(
+        cat({"price: not known for ", plan.on.chip.name, "; set the machine's dollars_per_hour"}));
+  }
+}
+
+// Y < F / (B W / W_link): beyond it, moving activations takes longer than reading weights.
+inline void plan_links(ServingPlan& plan) {
+  const ModelConfig& m = plan.job.model;
+  const std::int64_t hidden = m.experts > 0 ? m.expert_hidden * m.top_k : m.hidden;
+  const Chip& chip = plan.on.chip;
+  const Links& inner = plan.on.links.back();
+  const double link = inner.kind == AxisKind::switched ? inner.bandwidth.one_way()
+                      : inner.kind == AxisKind::full
+                          ? inner.bandwidth.one_way() * (chip.domain_chips - 1)
+                          : inner.bandwidth.both_ways();
+  if (!(link > 0)) {
+    return;
+  }
+  const Quantity f(static_cast<double>(hidden), "", "F", "hidden width");
+  const Quantity b(static_cast<double>(plan.job.batch), "", "B", "sequences");
+  const Quantity ratio(chip.memory_bandwidth / link, "", "W/W_link", "memory over link");
+  plan.tensor_limit = named("tensor limit", f / (b * ratio), "one ring, both ways");
+  if (static_cast<double>(plan.chips) > plan.tensor_limit.value()) {
+    plan.notes.push_back(cat({"links: ", plan.chips, " chips are more than the ",
+                              short_number(plan.tensor_limit.value()),
+                              " ways of tensor parallelism that one ring feeds"}));
+  }
+  const ChipGroup all = group_of(plan.on, (1U << plan.on.dims.size()) - 1);
+  if (all.ways > 1 && all.bandwidth > 0) {
+    const Quantity rate(chip.peak(plan.job.compute), "FLOP/s", "C", name_of(plan.job.compute));
+    const Quantity sent(all.bandwidth, "B/s", "W_all", "all links of a chip");
+    const Quantity byte(1, "FLOP/B", "4 B D F / 4 B D", "FLOPs over bytes of bf16, but F");
+    plan.prefill_tensor_limit = named("prefill tensor limit", f * byte * sent / rate);
+    if (static_cast<double>(plan.chips) > plan.prefill_tensor_limit.value()) {
+      plan.notes.push_back(
+          cat({"prefill: above ", short_number(plan.prefill_tensor_limit.value()),
+               " ways of tensor parallelism its links limit; shard the sequence"}));
+    }
+  }
+}
+
+// Products in a format that the chip has no unit for run at the next wider one's rate.
+inline void plan_formats(ServingPlan& plan) {
+  const Chip& chip = plan.on.chip;
+  const DType wanted = plan.job.compute;
+  const bool fp8 = wanted == DType::fp8_e4m3 || wanted == DType::fp8_e5m2;
+  const bool none =
+      fp8 ? !(chip.flops_fp8 > 0)
+          : (wanted == DType::int8 || wanted == DType::int4) && !(chip.flops_int8 > 0);
+  if (none || wanted == DType::int4) {
+    plan.notes.push_back(
+        cat({"compute: ", chip.name, " has no rate for ", name_of(wanted), "; products run at its ",
+             wanted == DType::int4 && !none ? "int8" : "bf16", " rate, ",
+             format_si(chip.peak(wanted), "FLOP/s")}));
+  }
+}
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/serving_limits.hpp
+// What fits: a model beside its cache on so many chips, the largest one, and beam search, whose
+// beams share the cache of their prefix or copy it.
+//   shared: (S + n G) KV bytes for a prefix of S tokens, n beams of G tokens; copied: n (S + G) KV
+// Decode of G steps reads weights and cache once a step; the mean step has G / 2 tokens of a beam.
+// Source: "How To Scale Your Model", chapters 7 and 8.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct ServingFit {
+  bool fits = false;
+  std::string model, machine;
+  Quantity weights, cache, memory, capacity, left;  // left: capacity - weights
+  Quantity most_tokens, most_sequences;             // of cache that fit; of job's length
+  Quantity largest_model;                           // parameters that fit beside the job's cache
+
+  Table table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+// Does the job fit into the machine as it is, and what would?
+inline ServingFit fit_serving(const ServingJob& job, const Machine& machine) {
+  detail::check_serving(job, machine, "fit_serving");
+  ServingFit fit;
+  fit.model = job.model.name;
+  fit.machine = machine.name;
+  const Quantity chips(static_cast<double>(machine.chips()), "", "N", "chips");
+  const Quantity chip(machine.chip.memory_bytes, "B", "M_chip", machine.chip.name);
+  const Quantity parameters(static_cast<double>(job.model.parameters()), "", "P", "parameters");
+  const Quantity bytes(bytes_of(job.format), "B", "b", name_of(job.format));
+  const Quantity kept(detail::serving_kv(job), "B/token", "KV_token", "all layers");
+  const Quantity length(detail::last_context(job), "token", "S");
+  const Quantity batch(static_cast<double>(job.batch), "", "batch", "sequences");
+  fit.weights = named("P_bytes", parameters * bytes);
+  fit.cache = named("cache", batch * length * kept);
+  fit.memory = named("memory", fit.weights + fit.cache);
+  fit.capacity = named("capacity", chips * chip);
+  fit.left = named("left", fit.capacity - fit.weights);
+  fit.most_tokens = named("most tokens", floor(fit.left / kept));
+  fit.most_sequences = named("most sequences", floor(fit.left / (length * kept)));
+  fit.largest_model =
+      named("largest model", floor((fit.capacity - fit.cache) / bytes));
+  fit.fits = fit.memory.value() <= fit.capacity.value();
+  return fit;
+}
+
+inline Table ServingFit::table() const {
+  Table out;
+  out.title = detail::cat({model, " on ", machine, fits ? ": fits" : ": does not fit"});
+  out.columns = {"quantity", "formula"};
+  const auto positive = [](const Quantity& q) {
+    return q.value() > 0 ? format_count(q.value()) : std::string("none");
+  };
+  out.add({"weights", weights.text()});
+  out.add({"KV cache", cache.text()});
+  out.add({"memory", memory.text()});
+  out.add({"capacity", capacity.text()});
+  out.add({"tokens of cache that fit", positive(most_tokens)});
+  out.add({"sequences that fit", positive(most_sequences)});
+  out.add({"largest model, parameters", positive(largest_model)});
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ServingFit& fit) {
+  return out << fit.table();
+}
+
+// Chips of this kind that hold the job, before rounding to a slice that is made.
+inline std::int64_t chips_that_hold(const ServingJob& job, const Chip& chip) {
+  const double length = static_cast<double>(job.prompt + job.output);
+  const double bytes =
+      detail::weight_bytes(job) + static_cast<double>(job.batch) * length * detail::serving_kv(job);
+  detail::check_job("chips_that_hold", "the chip's memory_bytes", chip.memory_bytes, 1, 1e18);
+  return static_cast<std::int64_t>(std::ceil(bytes / chip.memory_bytes));
+}
+
+// Beam search of one prompt: job.prompt shared tokens, job.output steps, `beams` beams.
+struct BeamPlan {
+  std::int64_t beams = 0, largest_beams = 0;  // largest: that fit with a shared prefix
+  bool fits_shared = false, fits_copied = false;
+  Quantity capacity, prefill_time, weights_time;      // a prompt at peak; weights of one step
+  Quantity shared_cache, shared_memory, shared_time;  // bytes at the end; seconds of all steps
+  Quantity copied_cache, copied_memory, copied_time;
+
+  Table table() const;
+};
+
+inline BeamPlan plan_beam_search(const ServingJob& job, const Machine& machine,
+                                 std::int64_t beams) {
+  detail::check_serving(job, machine, "plan_beam_search");
+  detail::check_job("plan_beam_search", "beams", static_cast<double>(beams), 1, 1e9);
+  detail::check_job("plan_beam_search", "output", static_cast<double>(job.output), 1, 1e9);
+  const Chip& chip = machine.chip;
+  BeamPlan plan;
+  plan.beams = beams;
+  const Quantity chips(static_cast<double>(machine.chips()), "", "N", "chips");
+  const Quantity memory(chip.memory_bytes, "B", "M_chip", chip.name);
+  const Quantity bandwidth(chip.memory_bandwidth, "B/s", "W", chip.name);
+  const Quantity rate(chip.peak(job.compute), "FLOP/s", "C", name_of(job.compute));
+  const Quantity weights(detail::weight_bytes(job), "B", "P_bytes");
+  const Quantity active(static_cast<double>(job.model.active_parameters()), "", "P_used");
+  const Quantity kept(detail::serving_kv(job), "B/token", "KV_token");
+  const Quantity prefix(static_cast<double>(job.prompt), "token", "S");
+  const Quantity steps(static_cast<double>(job.output), "", "G", "decode steps");
+  const Quantity own(static_cast<double>(job.output), "token", "G_tokens", "of a beam at the end");
+  const Quantity n(static_cast<double>(beams), "", "n", "beams"), two(2);
+  plan.capacity = named("capacity", chips * memory);
+  plan.prefill_time =
+      named("T_prefill", Quantity(2, "FLOP/token") * active * prefix / (chips * rate), "at peak");
+  plan.weights_time = named("T_weights", weights / (chips * bandwidth), "one step");
+  const Quantity math =
+      named("T_math", Quantity(2, "FLOP") * active * n / (chips * rate), "one step");
+  const Quantity matmuls = named("T_matmul", max(math, plan.weights_time));
+  plan.shared_cache = named("shared cache", (prefix + n * own) * kept);
+  plan.copied_cache = named("copied cache", n * (prefix + own) * kept);
+  plan.shared_memory = named("shared memory", weights + plan.shared_cache);
+  plan.copied_memory = named("copied memory", weights + plan.copied_cache);
+  const Quantity all = chips * bandwidth;
+  plan.shared_time =
+      named("shared time", steps * (matmuls + (prefix + n * own / two) * kept / all));
+  plan.copied_time =
+      named("copied time", steps * (matmuls + n * (prefix + own / two) * kept / all));
+  plan.fits_shared = plan.shared_memory.value() <= plan.capacity.value();
+  plan.fits_copied = plan.copied_memory.value() <= plan.capacity.value();
+  const double left = plan.capacity.value() - weights.value() - (prefix * kept).value();
+  plan.largest_beams = static_cast<std::int64_t>(std::fmax(0, left / (own * kept).value()));
+  return plan;
+}
+
+inline Table BeamPlan::table() const {
+  Table out;
+  out.title = detail::cat({"Beam search with ", beams, " beams"});
+  out.columns = {"quantity", "prefix shared, formula", "prefix copied, formula"};
+  out.add({"KV cache at the end", shared_cache.text(), copied_cache.text()});
+  out.add({"memory", shared_memory.text(), copied_memory.text()});
+  out.add({detail::cat({"fits into ", capacity.text()}), fits_shared ? "yes" : "no",
+           fits_copied ? "yes" : "no"});
+  out.add({"all decode steps", shared_time.text(), copied_time.text()});
+  out.add({"prefill", prefill_time.text(), prefill_time.text()});
+  out.add({"largest number of beams", detail::cat({largest_beams}), "-"});
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const BeamPlan& plan) {
+  return out << plan.table();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/serving.hpp
+// The serving plan put together: its causes under the sharding chosen, the batch for a latency
+// target, speculative decoding, and the tables.
+//   target batch: largest B with T_decode <= target
+//   speculation:  (1 - r^(g + 1)) / (1 - r) tokens a round of T_verify + g c T_decode
+// Sources: "How To Scale Your Model", chapter 7; Leviathan, Kalman, Matias 2023.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+// Tokens that a round of speculation yields: those accepted and one of the model itself.
+inline double expected_tokens(double acceptance, int length) {
+  detail::check_job("expected_tokens", "acceptance", acceptance, 0, 1);
+  detail::check_job("expected_tokens", "length", length, 0, 1000);
+  return acceptance == 1 ? length + 1.0 : (1 - std::pow(acceptance, length + 1)) / (1 - acceptance);
+}
+
+// Over plain decoding, where checking costs no more than a step (small batches).
+inline double speculative_speed_up(double acceptance, int length, double cost) {
+  return expected_tokens(acceptance, length) / (1 + length * cost);
+}
+
+// The decode step of the law at another batch: a lower bound, no links.
+inline double decode_seconds(const ServingJob& job, const Chip& chip, double chips) {
+  const ServingLaw law = detail::even_law(job, chip, chips);
+  const StepWork step = detail::decode_work(job);
+  return step.context * law.cached + std::max(law.math(step), law.read(step.decode));
+}
+
+// The largest batch whose decode step keeps within `seconds`; 0 when one sequence does not.
+inline std::int64_t batch_within(ServingJob job, const Chip& chip, double chips, double seconds) {
+  std::int64_t low = 0, high = 1000000000;
+  while (low < high) {
+    job.batch = low + (high - low + 1) / 2;
+    const bool within = decode_seconds(job, chip, chips) <= seconds;
+    low = within ? job.batch : low;
+    high = within ? high : job.batch - 1;
+  }
+  return low;
+}
+
+namespace detail {
+
+inline Quantity links_time(const ServingPlan& plan, const Quantity& tokens, bool latency) {
+  Quantity total(0.0, "s");
+  const Quantity layers(static_cast<double>(plan.job.model.layers), "", "L", "layers");
+  bool any = false;
+  for (const LayerTraffic& t : plan.sharding().traffic) {
+    if (!latency && !(t.bandwidth > 0)) {
+      continue;
+    }
+    const Quantity hops(t.latency, "s", "hops", t.what);
+    const Quantity bytes(t.bytes, "B/token", cat({"b(", t.what, ")"}), "of one layer");
+    const Quantity rate(t.bandwidth, "B/s", cat({"W(", t.what, ")"}));
+    const Quantity part = latency ? layers * hops : layers * tokens * bytes / rate;
+    total = any ? total + part : part;
+    any = true;
+  }
+  return named(latency ? "T_latency" : "T_links", total);
+}
+
+// Decode (a step of the batch) or prefill (one prompt) under the chosen sharding, at peak rates.
+inline ServingCauses causes_of(const ServingPlan& plan, const StepWork& work) {
+  const ServingJob& job = plan.job;
+  const Chip& chip = plan.on.chip;
+  const double ways = static_cast<double>(plan.sharding().cache_ways);
+  const Quantity chips(static_cast<double>(plan.chips), "", "N", "chips");
+  const Quantity tokens(work.decode + work.chunk, "token", "T", "tokens of the step");
+  const Quantity bandwidth(chip.memory_bandwidth, "B/s", "W", chip.name);
+  const Quantity rate(chip.peak(job.compute), "FLOP/s", "C", name_of(job.compute));
+  const Quantity read(plan.law().read(tokens.value()) * chip.memory_bandwidth * chips.value(), "B",
+                      "P_read", "weights that the step reads, times their copies");
+  const Quantity kept(serving_kv(job), "B/token", "KV_token", "cache of a token, all layers");
+  const Quantity context(work.context, "token", "context", "cached tokens read");
+  const Quantity parts(ways, "", "parts", "of the cache, the rest are copies");
+  const Quantity pairs(work.context + work.chunk_pairs, "", "pairs", "queries times keys");
+  const Quantity wide(static_cast<double>(job.model.layers * job.model.query_width()), "", "L H K");
+  const Quantity active(static_cast<double>(job.model.active_parameters()), "", "P_used");
+  const Quantity two(2, "FLOP/token"), four(4, "FLOP");
+  ServingCauses out;
+  out.weights = named("T_weights", read / (chips * bandwidth));
+  out.cache = named("T_cache", context * kept / (parts * bandwidth));
+  out.math = named("T_math", two * tokens * active / (chips * rate));
+  const Quantity scores = named("T_scores", four * pairs * wide / (chips * rate));
+  out.links = links_time(plan, tokens, false);
+  out.latency = links_time(plan, tokens, true);
+  const Quantity alone = named("T_chip", max(out.cache, scores) + max(out.math, out.weights));
+  const Quantity sent = named("T_network", out.links + out.latency);
+  out.bound = named("T_bound", max(sent, alone), "all overlaps");
+  out.sum = named("T_sum", sent + out.cache + scores + out.math + out.weights, "nothing overlaps");
+  return out;
+}
+
+inline void note_unknown_links(ServingPlan& plan) {
+  for (const LayerTraffic& t : plan.sharding().traffic) {
+    if (!(t.bandwidth > 0)) {
+      plan.notes.push_back(cat({"links: not known between all chips of ", plan.on.name,
+                                "; their time is not counted, set link_bandwidth and ",
+                                "dcn_bandwidth of the chip"}));
+      return;
+    }
+  }
+}
+
+inline void plan_target(ServingPlan& plan) {
+  const ServingJob& job = plan.job;
+  if (!(job.target > 0)) {
+    return;
+  }
+  const double chips = static_cast<double>(plan.chips);
+  const std::int64_t within = batch_within(job, plan.on.chip, chips, job.target);
+  const double most = std::min(static_cast<double>(within), plan.most_sequences.value());
+  plan.target_batch =
+      Quantity(most, "", "target batch", "largest with T_decode <= target that fits");
+  if (within < job.batch) {
+    ServingJob alone = job;
+    alone.batch = 1;
+    plan.notes.push_back(cat({"target: ", format_seconds(job.target), " a token holds for ", within,
+                              " sequences, not for ", job.batch, "; one alone takes ",
+                              format_seconds(decode_seconds(alone, plan.on.chip, chips))}));
+  }
+}
+
+// Checking g + 1 tokens of every sequence reads weights and cache once and multiplies g + 1 times.
+inline void plan_speculation(ServingPlan& plan) {
+  const Speculation& draft = plan.job.speculation;
+  if (draft.length == 0) {
+    return;
+  }
+  const ServingLaw law = even_law(plan.job, plan.on.chip, static_cast<double>(plan.chips));
+  StepWork step = decode_work(plan.job);
+  step.decode *= draft.length + 1;
+  const Quantity verify(step.context * law.cached + std::max(law.math(step), law.read(step.decode)),
+                        "s", "T_verify", "a step of g + 1 tokens a sequence");
+  const Quantity length(draft.length, "", "g", "proposed tokens");
+  const Quantity cost(draft.cost, "", "c", "step of the draft over the model's");
+  const Quantity tokens(expected_tokens(draft.acceptance, draft.length), "", "tokens",
+                        "(1 - r^(g + 1)) / (1 - r)");
+  const Quantity round = named("T_round", verify + length * cost * plan.decode_step_time);
+  plan.speculative_step_time = named("T_speculative", round / tokens, "for one token");
+  plan.speculative_speed_up = named("speed-up", plan.decode_step_time / plan.speculative_step_time);
+}
+
+}  // namespace detail
+
+// Memory, chips, decode step and price; where the machine is too small, the slice that holds it.
+inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
+  detail::check_serving(job, machine, "plan_serving");
+  ServingPlan plan;
+  plan.job = job;
+  plan.model = job.model.name;
+  plan.machine = machine.chip.name;
+  detail::plan_memory(machine, plan);
+  plan.shardings = detail::shardings_of(job, plan.on);
+  detail::plan_times(plan);
+  detail::plan_price(plan);
+  detail::plan_links(plan);
+  detail::plan_formats(plan);
+  detail::note_unknown_links(plan);
+  plan.decode = detail::causes_of(plan, detail::decode_work(job));
+  plan.prefill = detail::causes_of(plan, detail::prompt_work(static_cast<double>(job.prompt)));
+  detail::plan_target(plan);
+  detail::plan_speculation(plan);
+  return plan;
+}
+
+inline Table ServingPlan::table() const {
+  Table out;
+  out.title = detail::cat({"Serving ", model, " on ", chips, " x ", machine});
+  out.columns = {"quantity", "formula"};
+  const auto row = [&](const char* name, const std::string& value) { out.add({name, value}); };
+  const auto number = [&](const char* name, const Quantity& q, const char* unknown) {
+    if (q.value() > 0 || unknown != nullptr) {
+      row(name, q.value() > 0 ? detail::short_number(q.value()) : std::string(unknown));
+    }
+  };
+  row("weights", weights.text());
+  row("KV cache per sequence", kv_cache_per_sequence.text());
+  row("memory", memory.text());
+  row("chips that hold it", detail::short_number(chips_needed.value()));
+  row("chips", detail::cat({chips}));
+  number("sequences that fit", most_sequences, "0");
+  number("batch above which math bounds", critical_batch, nullptr);
+  number("batch for the latency target", target_batch, job.target > 0 ? "0" : nullptr);
+  row("decode step", decode_step_time.text());
+  row("  bound by", bound);
+  row("  with links, all overlapping", decode.bound.text());
+  row("  with links, nothing overlapping", decode.sum.text());
+  row("sharding", sharding().name);
+  row("prefill of one prompt", prefill_time.text());
+  number("prefill servers for a decode server", prefill_servers, nullptr);
+  row("tokens/s", detail::short_number(tokens_per_second.value()));
+  row("tokens/s per chip", detail::short_number(tokens_per_second_per_chip.value()));
+  number("USD per million tokens, decode", dollars_per_million_tokens, "-");
+  number("USD per million tokens, with prefill", dollars_with_prefill, "-");
+  number("speed-up by speculation", speculative_speed_up, nullptr);
+  return out;
+}
+
+inline Table ServingPlan::causes() const {
+  Table out;
+  out.title = detail::cat({"One decode step and one prompt, ", sharding().name});
+  out.columns = {"cause", "decode, formula", "prefill, formula"};
+  const auto row = [&](const char* name, const Quantity& a, const Quantity& b) {
+    out.add({name, a.text(), b.text()});
+  };
+  row("weights", decode.weights, prefill.weights);
+  row("KV cache", decode.cache, prefill.cache);
+  row("math", decode.math, prefill.math);
+  row("links, bytes", decode.links, prefill.links);
+  row("links, latency", decode.latency, prefill.latency);
+  row("bound, all overlaps", decode.bound, prefill.bound);
+  row("sum, nothing overlaps", decode.sum, prefill.sum);
+  return out;
+}
+
+inline Table ServingPlan::choices() const {
+  Table out;
+  out.title = detail::cat({"Ways to share it over ", on.name});
+  out.columns = {"sharding", "bound, formula", "sum, formula", "a chip holds", "why not"};
+  for (const ServingSharding& s : shardings) {
+    out.add({s.name, format_seconds(s.bound), format_seconds(s.sum), format_bytes(s.chip_bytes),
+             s.why_not.empty() ? "chosen" : s.why_not});
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ServingPlan& plan) {
+  out << plan.table();
+  for (const std::string& note : plan.notes) {
+    out << "- " << note << "\n";
+  }
+  return out;
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/serving_frontier.hpp
+// Latency, throughput and cost against each other: plans over chips, batch and format, each under
+// its best sharding; those that no other beats in both latency and cost are the frontier.
+//   cost of a token = N T_step / B chip-seconds
+// Source: "How To Scale Your Model", chapters 7 and 8.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct FrontierOptions {
+  std::vector<std::int64_t> chips;    // empty: the slices up to the machine
+  std::vector<std::int64_t> batches;  // empty: powers of two that fit
+  List<DType> formats;                // of weights; empty: the job's
+  bool overlap = true;                // links hidden behind the chip's work, else after it
+};
+
+struct FrontierPoint {
+  std::int64_t chips = 0, batch = 0;
+  DType format = DType::bf16;
+  std::string sharding;
+  double step_seconds = 0, tokens_per_second_per_chip = 0;
+  double dollars_per_million_tokens = 0;  // 0: no price known
+  bool best = false;                      // on the frontier
+};
+
+struct ServingFrontier {
+  std::string title;
+  List<FrontierPoint> points;  // all that fit, the shortest step first
+
+  List<FrontierPoint> best() const;
+  Table table() const;  // the frontier
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+namespace detail {
+
+inline void add_points(const ServingJob& job, const Machine& on, const FrontierOptions& options,
+                       ServingFrontier& to) {
+  std::vector<std::int64_t> batches = options.batches;
+  const ServingFit room = fit_serving(job, on);
+  for (std::int64_t b = 1; options.batches.empty() && b <= 65536; b *= 2) {
+    batches.push_back(b);
+  }
+  for (const std::int64_t batch : batches) {
+    if (static_cast<double>(batch) > room.most_sequences.value()) {
+      continue;
+    }
+    ServingJob one = job;
+    one.batch = batch;
+    const List<ServingSharding> ways = shardings_of(one, on);
+    FrontierPoint point;
+    point.chips = on.chips();
+    point.batch = batch;
+    point.format = job.format;
+    point.sharding = ways[0].name;
+    point.step_seconds = options.overlap ? ways[0].bound : ways[0].sum;
+    const double tokens = static_cast<double>(batch) / point.step_seconds;
+    point.tokens_per_second_per_chip = tokens / static_cast<double>(point.chips);
+    point.dollars_per_million_tokens =
+        1e6 * on.dollars_per_hour / 3600 / point.tokens_per_second_per_chip;
+    to.points.push_back(point);
+  }
+}
+
+}  // namespace detail
+
+// The job's model on slices of the machine; job.batch is not used. Throws when nothing fits.
+inline ServingFrontier serving_frontier(const ServingJob& job, const Machine& machine,
+                                        const FrontierOptions& options = {}) {
+  detail::check_serving(job, machine, "serving_frontier");
+  std::vector<std::int64_t> sizes = options.chips;
+  for (std::int64_t n = 1; options.chips.empty() && n < machine.chips(); n *= 2) {
+    if (n != 2 || machine.chip.kind != "tpu") {
+      sizes.push_back(n);
+    }
+  }
+  if (options.chips.empty()) {
+    sizes.push_back(machine.chips());
+  }
+  ServingFrontier found;
+  for (const std::int64_t n : sizes) {
+    detail::check_job("serving_frontier", "chips", static_cast<double>(n), 1, 1e9);
+    const Machine on = detail::slice_machine(machine, n);
+    if (on.chips() != n) {
+      detail::fail({"serving_frontier: ", n, " chips make no slice; a power of two or ",
+                    machine.chips(), ", the machine's own, is right"});
+    }
+    ServingJob one = job;
+    one.batch = 1;
+    for (std::size_t f = 0; f < (options.formats.empty() ? 1 : options.formats.size()); ++f) {
+      one.format = options.formats.empty() ? job.format : options.formats[f];
+      detail::add_points(one, on, options, found);
+    }
+  }
+  if (found.points.empty()) {
+    const ServingFit room = fit_serving(job, machine);
+    detail::fail({"serving_frontier: nothing fits: ", job.model.name, " has ", room.weights.text(),
+                  " of weights in ", name_of(job.format), " and ", machine.name, " holds ",
+                  room.capacity.text(), "; more chips, a narrower format or a smaller batch is ",
+                  "right"});
+  }
+  found.title = detail::cat({"Serving ", job.model.name, " on up to ", machine.chips(), " x ",
+                             machine.chip.name, ": latency against cost"});
+  std::vector<double> keys;
+  for (const FrontierPoint& p : found.points) {
+    keys.push_back(p.step_seconds);
+  }
+  List<FrontierPoint> sorted;
+  double most = 0;  // tokens a second and chip of those with a shorter step
+  for (const std::size_t i : detail::stable_order(keys)) {
+    const FrontierPoint& next = found.points[i];
+    const bool best = next.tokens_per_second_per_chip > most;
+    if (best && !sorted.empty() && !(sorted.back().step_seconds < next.step_seconds)) {
+      sorted.back().best = false;  // as long a step at a higher price
+    }
+    sorted.push_back(next);
+    sorted.back().best = best;
+    most = std::max(most, next.tokens_per_second_per_chip);
+  }
+  found.points = sorted;
+  return found;
+}
+
+inline List<FrontierPoint> ServingFrontier::best() const {
+  List<FrontierPoint> out;
+  for (const FrontierPoint& p : points) {
+    if (p.best) {
+      out.push_back(p);
+    }
+  }
+  return out;
+}
+
+inline Table ServingFrontier::table() const {
+  Table out;
+  out.title = title;
+  out.columns = {"chips",
+                 "batch",
+                 "weights",
+                 "sharding",
+                 "ms a token, formula",
+                 "tokens/s/chip",
+                 "USD per million tokens"};
+  for (const FrontierPoint& p : best()) {
+    out.add({detail::cat({p.chips}), detail::cat({p.batch}), name_of(p.format), p.sharding,
+             detail::printed('g', 4, 1e3 * p.step_seconds),
+             detail::printed('g', 4, p.tokens_per_second_per_chip),
+             p.dollars_per_million_tokens > 0
+                 ? detail::printed('g', 4, p.dollars_per_million_tokens)
+                 : std::string("-")});
+  }
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ServingFrontier& frontier) {
+  return out << frontier.table();
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/serving_traffic.hpp
+// Who asks and when: requests by a Poisson process, whose gaps are -ln(1 - u) / rate with u from
+// Philox by seed and index, or from a trace, a CSV file with the header
+//   arrival_seconds,prompt_tokens,output_tokens[,prefix_id[,prefix_tokens]]
+// Requests of one prefix_id begin with the same tokens: prefix_tokens of them, or without that
+// column as many as the shortest prompt of the id has.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct ServingRequest {
+  double arrival = 0;                   // seconds
+  std::int64_t prompt = 1, output = 1;  // tokens
+  std::int64_t prefix = -1;             // id of the beginning that it shares; -1: none
+  std::int64_t prefix_tokens = 0;       // 0: as many as the shortest prompt of the id
+};
+
+struct ServingTraffic {
+  std::string name;
+  List<ServingRequest> requests;  // by arrival
+};
+
+// Lengths are even over [least, most]; of `prefixes` shared beginnings each is as likely.
+struct PoissonTraffic {
+  double requests_per_second = 1;
+  std::int64_t requests = 1000;
+  std::int64_t least_prompt = 512, most_prompt = 512;
+  std::int64_t least_output = 128, most_output = 128;
+  std::int64_t prefixes = 0, prefix_tokens = 0;  // 0: prompts share nothing
+  std::uint64_t seed = 1;
+};
+
+namespace detail {
+
+inline std::int64_t between(std::int64_t least, std::int64_t most, std::uint32_t word) {
+  const std::uint64_t range = static_cast<std::uint64_t>(most - least) + 1;
+  return least + static_cast<std::int64_t>((range * word) >> 32);
+}
+
+inline void check_lengths(const char* field, std::int64_t least, std::int64_t most,
+                          std::int64_t floor) {
+  if (least < floor || most < least || most > 1000000000) {
+    fail({"poisson_traffic: ", field, " is from ", least, " to ", most, "; ", floor,
+          " <= least <= most <= 1e9 is right"});
+  }
+}
+
+inline void check_request(const std::string& where, const ServingRequest& r, double before) {
+  const auto wrong = [&](const char* key, double value, const char* right) {
+    fail({where, ": ", key, " is ", value, "; ", right, " is right"});
+  };
+  const double most = 1e9;
+  const double prompt = static_cast<double>(r.prompt), output = static_cast<double>(r.output);
+  if (!is_finite(r.arrival) || r.arrival < 0) {
+    wrong("arrival_seconds", r.arrival, "a finite number from 0");
+  }
+  if (r.arrival < before) {
+    wrong("arrival_seconds", r.arrival, "a time not before the line above");
+  }
+  if (prompt < 1 || prompt > most) {
+    wrong("prompt_tokens", prompt, "1 to 1e9");
+  }
+  if (output < 1 || output > most) {
+    wrong("output_tokens", output, "1 to 1e9");
+  }
+  if (r.prefix < -1 || r.prefix > 1000000000) {
+    wrong("prefix_id", static_cast<double>(r.prefix), "0 to 1e9, or -1 for none");
+  }
+  if (r.prefix_tokens < 0 || r.prefix_tokens > r.prompt) {
+    wrong("prefix_tokens", static_cast<double>(r.prefix_tokens), "0 to prompt_tokens");
+  }
+}
+
+// The cells of a line, without spaces around them.
+inline std::vector<std::string> cells_of(const std::string& line) {
+  std::vector<std::string> cells(1);
+  for (const char c : line) {
+    if (c == ',') {
+      cells.emplace_back();
+    } else if (c != ' ' && c != '\t' && c != '\r') {
+      cells.back() += c;
+    }
+  }
+  return cells;
+}
+
+inline double trace_number(const std::string& where, const char* key, const std::string& cell,
+                           bool whole) {
+  if (!is_json_number(cell)) {
+    fail({where, ": ", key, " is \"", cell, "\"; a number is right"});
+  }
+  const double value = std::strtod(cell.c_str(), nullptr);
+  if (whole && (value > 1e15 || value < -1e15 || value != std::floor(value))) {
+    fail({where, ": ", key, " is ", cell, "; a whole number is right"});
+  }
+  return value;
+}
+
+}  // namespace detail
+
+inline ServingTraffic poisson_traffic(const PoissonTraffic& t) {
+  const char* const who = "poisson_traffic";
+  detail::check_lengths("prompt", t.least_prompt, t.most_prompt, 1);
+  detail::check_lengths("output", t.least_output, t.most_output, 1);
+  if (!(t.requests_per_second > 0) || !detail::is_finite(t.requests_per_second)) {
+    detail::fail({who, ": requests_per_second is ", t.requests_per_second,
+                  "; a finite number above 0 is right"});
+  }
+  if (t.requests < 1 || t.requests > 100000000) {
+    detail::fail({who, ": requests is ", t.requests, "; 1 to 1e8 is right"});
+  }
+  if (t.prefixes < 0 || t.prefix_tokens < 0 || t.prefix_tokens > t.least_prompt) {
+    detail::fail({who, ": prefixes is ", t.prefixes, " of ", t.prefix_tokens,
+                  " tokens; numbers from 0, and no more tokens than the shortest prompt, ",
+                  t.least_prompt, ", are right"});
+  }
+  ServingTraffic out;
+  out.name = detail::cat({"Poisson, ", t.requests_per_second, " requests/s, seed ",
+                          static_cast<unsigned long long>(t.seed)});
+  out.requests.resize(static_cast<std::size_t>(t.requests));
+  double now = 0;
+  for (std::int64_t i = 0; i < t.requests; ++i) {
+    const std::uint64_t block = 2 * static_cast<std::uint64_t>(i);
+    const auto words = detail::random_block(t.seed, block, detail::RandomKind::integer);
+    now -= std::log1p(-static_cast<double>(words[0]) / 4294967296.0) / t.requests_per_second;
+    ServingRequest& r = out.requests[static_cast<std::size_t>(i)];
+    r.arrival = now;
+    r.prompt = detail::between(t.least_prompt, t.most_prompt, words[1]);
+    r.output = detail::between(t.least_output, t.most_output, words[2]);
+    if (t.prefixes > 0 && t.prefix_tokens > 0) {
+      r.prefix = detail::between(0, t.prefixes - 1, words[3]);
+      r.prefix_tokens = t.prefix_tokens;
+    }
+  }
+  return out;
+}
+
+// The requests of a CSV text; `name` stands in errors before the line.
+inline ServingTraffic trace_traffic(const std::string& name, const std::string& text) {
+  static const char* const keys[] = {"arrival_seconds", "prompt_tokens", "output_tokens",
+                                     "prefix_id", "prefix_tokens"};
+  ServingTraffic out;
+  out.name = name;
+  std::size_t columns = 0, line = 0;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::vector<std::string> cells = detail::cells_of(text.substr(begin, end - begin));
+    begin = end + 1;
+    const std::string where = detail::cat({"read_traffic: ", name, " line ", ++line});
+    if (cells.size() == 1 && cells[0].empty()) {
+      continue;
+    }
+    if (columns == 0) {
+      columns = cells.size();
+      for (std::size_t c = 0; c < (columns < 3 ? 3 : columns); ++c) {
+        if (c >= 5 || c >= columns || cells[c] != keys[c]) {
+          detail::fail({where, ", column ", c + 1, ": \"", c < columns ? cells[c] : "",
+                        "\"; the header ", keys[0], ",", keys[1], ",", keys[2], "[,", keys[3], "[,",
+                        keys[4], "]] is right"});
+        }
+      }
+      continue;
+    }
+    if (cells.size() != columns) {
+      detail::fail({where, ": ", cells.size(), " cells; ", columns, " as in the header are right"});
+    }
+    double values[5] = {0, 1, 1, -1, 0};
+    for (std::size_t c = 0; c < columns; ++c) {
+      const std::string place = detail::cat({where, ", column ", c + 1});
+      if (c < 3 || !cells[c].empty()) {
+        values[c] = detail::trace_number(place, keys[c], cells[c], c > 0);
+      }
+    }
+    ServingRequest r;
+    r.arrival = values[0];
+    r.prompt = static_cast<std::int64_t>(values[1]);
+    r.output = static_cast<std::int64_t>(values[2]);
+    r.prefix = static_cast<std::int64_t>(values[3]);
+    r.prefix_tokens = static_cast<std::int64_t>(values[4]);
+    detail::check_request(where, r, out.requests.empty() ? 0 : out.requests.back().arrival);
+    out.requests.push_back(r);
+  }
+  if (out.requests.empty()) {
+    detail::fail(
+        {"read_traffic: ", name, " has no requests; a header and a line for each is ", "right"});
+  }
+  return out;
+}
+
+inline ServingTraffic read_traffic(const std::string& path) {
+  return trace_traffic(path, detail::read_file(path, "read_traffic"));
+}
+
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/serving_engine.hpp
+// One server that decodes continuously. Each step gives every decoding sequence a token, then
+// spends what is left of its token budget on prompts, first come first served. The cache is in
+// blocks; a full one drops unused prefixes, oldest first, then the sequence admitted last, which is
+// computed again. While nobody comes or goes, steps last a + s i: their sum is a closed form.
+// After Orca (Yu 2022), vLLM (Kwon 2023) and Sarathi (Agrawal 2023).
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+namespace detail {
+
+struct EngineLimits {
+  std::int64_t blocks = 0, block = 16;  // of the cache; tokens in one
+  std::int64_t batch = 8, budget = 0;   // sequences; tokens a step, 0: any
+  bool prefix_cache = true, overlap = true;
+};
+
+enum class EngineState { waiting, prefill, decode, done };
+
+struct EngineRequest {
+  double arrival = 0, comes = 0;  // seconds; at this server
+  double queued = 0;              // when it last began to wait
+  double first = -1, last = 0;    // its first and its last token
+  std::int64_t prompt = 1, output = 1, generated = 0;
+  std::int64_t context = 0, left = 0;  // cached (decoding: when it joined); to compute before
+  std::int64_t joined = 0;             // the step
+  std::int64_t shared = 0;             // cached tokens that are its prefix's
+  int prefix = -1, epoch = 0;          // place in the prefixes; one more each time it leaves
+  EngineState state = EngineState::waiting;
+  bool owner = false, prefilled = false;  // computes the prefix; comes with its cache
+};
+
+// The cache of a shared beginning, in whole blocks.
+struct EnginePrefix {
+  std::int64_t tokens = 0, users = 0, stamp = 0;
+  bool resident = false, ready = false;
+};
+
+// How often which time, in steps of 2 %: exact to 1 %.
+class TimeCounts {
+ public:
+  void add(double seconds, double count) { at(bin(seconds)) += count; }
+  // Times a, a + s, a + 2 s, ..., n of them, each `count` times.
+  void add_row(double a, double s, std::int64_t n, double count) {
+    while (n > 0) {
+      const int place = bin(a);
+      const double edge = least() * std::exp((place + 1) * width());
+      const double room = s > 0 ? std::ceil((edge - a) / s) : static_cast<double>(n);
+      const std::int64_t here = std::max<std::int64_t>(
+          1, room < static_cast<double>(n) ? static_cast<std::int64_t>(room) : n);
+      at(place) += count * static_cast<double>(here);
+      a += s * static_cast<double>(here);
+      n -= here;
+    }
+  }
+  double percentile(double share) const {
+    double all = 0, below = 0;
+    for (const double count : counts_) {
+      all += count;
+    }
+    for (std::size_t i = 0; i < counts_.size(); ++i) {
+      below += counts_[i];
+      if (all > 0 && below >= share * all) {
+        return least() * std::exp((static_cast<double>(i) + 0.5) * width());
+      }
+    }
+    return 0;
+  }
+
+ private:
+  static double least() { return 1e-9; }
+  static double width() { return 0.02; }
+  static int bin(double seconds) {
+    return seconds > least() ? static_cast<int>(std::log(seconds / least()) / width()) : 0;
+  }
+  double& at(int place) {
+    const std::size_t i = static_cast<std::size_t>(place);
+    if (i >= counts_.size()) {
+      counts_.resize(i + 1);
+    }
+    return counts_[i];
+  }
+  std::vector<double> counts_;
+};
+
+}  // namespace detail
+
+// What servers count, all of them together.
+struct ServingCounters {
+  double busy = 0, queue_seconds = 0, block_seconds = 0;
+  std::int64_t steps = 0, jumps = 0;  // jumps: steps that were taken together count once
+  std::int64_t prompt_tokens = 0, decode_tokens = 0;  // computed
+  std::int64_t preemptions = 0, recomputed = 0;       // cached tokens given up
+  std::int64_t prefix_lookups = 0, prefix_hits = 0, prefix_tokens = 0, evictions = 0;
+  std::int64_t queue_most = 0, blocks_most = 0, batch_most = 0;
+  detail::TimeCounts gaps;  // between two tokens of a sequence
+};
+
+namespace detail {
+
+class ServingEngine {
+ public:
+  // `mine`: places of this server's requests, by arrival.
+  ServingEngine(const ServingLaw& law, const EngineLimits& limits, List<EngineRequest>& requests,
+                const std::vector<std::size_t>& mine, const List<EnginePrefix>& prefixes,
+                ServingCounters& totals)
+      : law_(law),
+        limits_(limits),
+        requests_(requests),
+        mine_(mine),
+        prefixes_(prefixes),
+        totals_(totals),
+        phases_(static_cast<std::size_t>(limits.block), 0),
+        free_(limits.blocks) {}
+
+  void run() {
+    while (done_ < mine_.size()) {
+      if (running_ == 0 && resumed_.empty() && next_ == arrived_) {
+        now_ = std::max(now_, requests_[mine_[next_]].comes);
+      }
+      step();
+    }
+  }
+
+ private:
+  using Place = std::size_t;
+
+  void step() {
+    while (arrived_ < mine_.size() && requests_[mine_[arrived_]].comes <= now_) {
+      ++arrived_;
+    }
+    totals_.queue_most = std::max(totals_.queue_most, waiting());
+    while (has_head() && requests_[head()].prefilled && admit()) {
+    }
+    const bool preempted = make_room();
+    StepWork work;
+    work.decode = static_cast<double>(decodes_);
+    work.context = static_cast<double>(context_ + decodes_);
+    std::int64_t budget = limits_.budget > 0 ? limits_.budget - decodes_ : INT64_MAX;
+    for (Place i = first_prefill_; i < prefilling_.size() && budget > 0; ++i) {
+      take_chunk(requests_[prefilling_[i]], work, budget);
+    }
+    while (!preempted && budget > 0 && has_head() && !requests_[head()].prefilled && admit()) {
+      take_chunk(requests_[prefilling_.back()], work, budget);
+    }
+    totals_.batch_most = std::max(totals_.batch_most, running_);
+    const bool one = work.chunk > 0 || preempted || !late_.empty();
+    advance(work, one ? 1 : steps_ahead(work));
+    while (first_prefill_ < prefilling_.size() &&
+           requests_[prefilling_[first_prefill_]].left == 0) {
+      end_prefill(prefilling_[first_prefill_++]);
+    }
+    if (first_prefill_ == prefilling_.size()) {
+      prefilling_.clear();
+      first_prefill_ = 0;
+    }
+    while (!ends_.empty() && ends_.first().key <= static_cast<double>(step_)) {
+      const Event event = ends_.pop();
+      if (requests_[event.item].epoch == event.tag) {
+        leave_decode(event.item);
+        finish(event.item);
+      }
+    }
+  }
+
+  // ---- the queue ----
+  std::int64_t waiting() const {
+    return static_cast<std::int64_t>(resumed_.size() + arrived_ - next_);
+  }
+  bool has_head() const { return waiting() > 0; }
+  Place head() const { return resumed_.empty() ? mine_[next_] : resumed_.back(); }
+
+  // Admits the head of the queue if there is room for all its tokens.
+  bool admit() {
+    const Place place = head();
+    EngineRequest& r = requests_[place];
+    const std::int64_t tokens = r.prompt + (r.prefilled ? 0 : r.generated);
+    EnginePrefix* const prefix = prefix_of(r);
+    const bool hit = prefix != nullptr && prefix->ready;
+    if (running_ >= limits_.batch) {
+      return false;
+    }
+    if (hit) {
+      use(*prefix);  // so that it is not dropped to make room for its own user
+    }
+    const std::int64_t need = blocks_of(tokens - (hit ? prefix->tokens : 0));
+    if (need > free_ + droppable_) {
+      if (hit) {
+        unuse(r.prefix);
+      }
+      return false;
+    }
+    while (need > free_) {
+      drop_oldest();
+    }
+    free_ -= need;
+    if (prefix != nullptr) {
+      ++totals_.prefix_lookups;
+      totals_.prefix_hits += hit ? 1 : 0;
+      totals_.prefix_tokens += hit ? prefix->tokens : 0;
+      r.owner = !hit && !prefix->resident;
+      prefix->resident = true;
+      prefix->users += r.owner ? 1 : 0;
+      r.shared = hit || r.owner ? prefix->tokens : 0;
+    }
+    totals_.queue_seconds += now_ - r.queued;
+    totals_.blocks_most = std::max(totals_.blocks_most, limits_.blocks - free_ - droppable_);
+    (resumed_.empty() ? static_cast<void>(++next_) : resumed_.pop_back());
+    forget_left();
+    admitted_.push_back({0, place, r.epoch});
+    ++running_;
+    r.context = r.prefilled ? tokens : hit ? r.shared : 0;
+    r.left = tokens - r.context;
+    if (r.prefilled) {
+      late_.push_back(place);
+      join(place);
+    } else {
+      r.state = EngineState::prefill;
+      prefilling_.push_back(place);
+    }
+    return true;
+  }
+
+  // ---- work of one step ----
+  static void take_chunk(EngineRequest& r, StepWork& work, std::int64_t& budget) {
+    const std::int64_t chunk = std::min(r.left, budget);
+    const double c = static_cast<double>(chunk), cached = static_cast<double>(r.context);
+    work.chunk += c;
+    work.chunk_context += cached;
+    work.chunk_pairs += c * cached + c * (c + 1) / 2;
+    r.context += chunk;
+    r.left -= chunk;
+    budget -= chunk;
+  }
+
+  // Steps until a sequence ends, the free blocks do, or somebody comes who may be admitted.
+  std::int64_t steps_ahead(const StepWork& work) {
+    while (requests_[ends_.first().item].epoch != ends_.first().tag) {
+      ends_.pop();
+    }
+    std::int64_t n = static_cast<std::int64_t>(ends_.first().key) - step_;
+    const std::int64_t cycles = free_ / decodes_;  // after so many, each has opened a block
+    if ((n - 1) / limits_.block >= cycles) {
+      std::int64_t left = free_ - cycles * decodes_, extra = cycles * limits_.block;
+      while (extra < n - 1 && opening(extra + 1) <= left) {
+        left -= opening(++extra);
+      }
+      n = std::min(n, extra + 1);
+    }
+    if (waiting() == 0 && running_ < limits_.batch && next_ < mine_.size()) {
+      const double arrival = requests_[mine_[next_]].comes;
+      std::int64_t low = 1;
+      while (low < n) {
+        const std::int64_t middle = low + (n - low) / 2;
+        const bool after = now_ + seconds_of(work, middle) >= arrival;
+        n = after ? middle : n;
+        low = after ? low : middle + 1;
+      }
+    }
+    return n;
+  }
+
+  // Of n steps like this one, each with a token more for every sequence: sum of max(L, a + s i).
+  double seconds_of(const StepWork& work, std::int64_t n) const {
+    const Row row = row_of(work, n);
+    const double k = static_cast<double>(row.flat), all = static_cast<double>(n);
+    return k * row.links + (all - k) * row.a + row.s * (all * (all - 1) - k * (k - 1)) / 2;
+  }
+  struct Row {
+    double links = 0, a = 0, s = 0;
+    std::int64_t flat = 0;  // the first so many take as long as their links
+  };
+  Row row_of(const StepWork& work, std::int64_t n) const {
+    Row row;
+    row.links = law_.links(work);
+    row.a = law_.without_links(work, limits_.overlap) + (limits_.overlap ? 0 : row.links);
+    row.s = work.decode * law_.growth(limits_.overlap);
+    if (limits_.overlap && row.links > row.a) {
+      const double flat = row.s > 0 ? std::ceil((row.links - row.a) / row.s) : 1e18;
+      row.flat = flat < static_cast<double>(n) ? static_cast<std::int64_t>(flat) : n;
+    }
+    return row;
+  }
+
+  void advance(const StepWork& work, std::int64_t n) {
+    const double seconds = seconds_of(work, n);
+    const Row row = row_of(work, n);
+    const double used = static_cast<double>(limits_.blocks - free_ - droppable_);
+    if (decodes_ > 0) {
+      const double waited = work.decode - static_cast<double>(late_.size());
+      totals_.gaps.add(row.links, waited * static_cast<double>(row.flat));
+      totals_.gaps.add_row(row.a + row.s * static_cast<double>(row.flat), row.s, n - row.flat,
+                           waited);
+      for (const Place place : late_) {  // since the token of the server that prefilled it
+        totals_.gaps.add(now_ + seconds - requests_[place].last, 1);
+      }
+      late_.clear();
+      free_ -= (n - 1) / limits_.block * decodes_;
+      for (std::int64_t j = 1; j <= (n - 1) % limits_.block; ++j) {
+        free_ -= opening(j);
+      }
+    }
+    const std::int64_t after = limits_.blocks - free_ - droppable_;
+    now_ += seconds;
+    step_ += n;
+    context_ += n * decodes_;
+    totals_.busy += seconds;
+    totals_.block_seconds += seconds * (used + static_cast<double>(after)) / 2;
+    totals_.blocks_most = std::max(totals_.blocks_most, after);
+    totals_.steps += n;
+    ++totals_.jumps;
+    totals_.decode_tokens += n * decodes_;
+    totals_.prompt_tokens += static_cast<std::int64_t>(work.chunk);
+  }
+
+  // ---- sequences come and go ----
+  void end_prefill(Place place) {
+    EngineRequest& r = requests_[place];
+    if (r.owner) {
+      prefixes_[static_cast<Place>(r.prefix)].ready = true;
+    }
+    if (r.generated == 0) {
+      r.first = now_;
+    } else {
+      totals_.gaps.add(now_ - r.last, 1);
+    }
+    ++r.generated;
+    r.last = now_;
+    if (r.generated == r.output) {
+      finish(place);
+    } else {
+      join(place);
+    }
+  }
+
+  void join(Place place) {
+    EngineRequest& r = requests_[place];
+    r.state = EngineState::decode;
+    r.joined = step_;
+    ++decodes_;
+    context_ += r.context;
+    ++phases_[phase(r.context - step_)];
+    ends_.push({static_cast<double>(step_ + r.output - r.generated), place, r.epoch});
+  }
+
+  void leave_decode(Place place) {
+    EngineRequest& r = requests_[place];
+    --phases_[phase(r.context - r.joined)];
+    r.generated += step_ - r.joined;
+    r.context += step_ - r.joined;
+    r.last = now_;
+    --decodes_;
+    context_ -= r.context;
+  }
+
+  // Gives back all that a running request holds; the cache of a prefix stays until it is dropped.
+  void leave(Place place) {
+    EngineRequest& r = requests_[place];
+    const std::int64_t held = r.state == EngineState::prefill ? r.context + r.left : r.context;
+    free_ += blocks_of(held - r.shared);
+    if (r.shared > 0) {
+      EnginePrefix& prefix = prefixes_[static_cast<Place>(r.prefix)];
+      if (r.owner && !prefix.ready) {
+        prefix.resident = false;
+        prefix.users = 0;
+        free_ += prefix.tokens / limits_.block;
+      } else {
+        unuse(r.prefix);
+      }
+    }
+    r.shared = 0;
+    r.owner = r.prefilled = false;
+    ++r.epoch;
+    --running_;
+  }
+
+  void finish(Place place) {
+    leave(place);
+    requests_[place].state = EngineState::done;
+    ++done_;
+  }
+
+  // So that the last one admitted is one that is here.
+  void forget_left() {
+    while (!admitted_.empty() && requests_[admitted_.back().item].epoch != admitted_.back().tag) {
+      admitted_.pop_back();
+    }
+  }
+
+  void preempt_last() {
+    forget_left();
+    const Place place = admitted_.back().item;
+    EngineRequest& r = requests_[place];
+    admitted_.pop_back();
+    if (r.state == EngineState::decode) {
+      leave_decode(place);
+    } else {
+      prefilling_.pop_back();  // the last admitted is the last there
+    }
+    ++totals_.preemptions;
+    totals_.recomputed += r.context;
+    leave(place);
+    r.state = EngineState::waiting;
+    r.queued = now_;
+    resumed_.push_back(place);
+  }
+
+  // ---- the cache ----
+  std::int64_t blocks_of(std::int64_t tokens) const {
+    return (tokens + limits_.block - 1) / limits_.block;
+  }
+  Place phase(std::int64_t tokens) const {
+    return static_cast<Place>((tokens % limits_.block + limits_.block) % limits_.block);
+  }
+  // Sequences that open a block `ahead` steps from now: their blocks are full then.
+  std::int64_t opening(std::int64_t ahead) const { return phases_[phase(-(step_ + ahead))]; }
+
+  // Takes the blocks that this step's tokens open; true if a sequence had to leave.
+  bool make_room() {
+    bool preempted = false;
+    while (opening(0) > free_) {
+      if (droppable_ > 0) {
+        drop_oldest();
+      } else {
+        preempt_last();
+        preempted = true;
+      }
+    }
+    free_ -= opening(0);
+    return preempted;
+  }
+
+  EnginePrefix* prefix_of(const EngineRequest& r) {
+    return limits_.prefix_cache && r.prefix >= 0 && !r.prefilled &&
+                   prefixes_[static_cast<Place>(r.prefix)].tokens > 0
+               ? &prefixes_[static_cast<Place>(r.prefix)]
+               : nullptr;
+  }
+  void use(EnginePrefix& prefix) {
+    droppable_ -= prefix.users++ == 0 ? prefix.tokens / limits_.block : 0;
+  }
+  void unuse(int place) {
+    EnginePrefix& prefix = prefixes_[static_cast<Place>(place)];
+    if (--prefix.users == 0) {
+      droppable_ += prefix.tokens / limits_.block;
+      prefix.stamp = ++clock_;
+      unused_.push({static_cast<double>(clock_), static_cast<Place>(place), 0});
+    }
+  }
+  void drop_oldest() {
+    for (;;) {
+      const Event event = unused_.pop();
+      EnginePrefix& prefix = prefixes_[event.item];
+      if (prefix.resident && prefix.users == 0 && static_cast<double>(prefix.stamp) == event.key) {
+        prefix.resident = prefix.ready = false;
+        droppable_ -= prefix.tokens / limits_.block;
+        free_ += prefix.tokens / limits_.block;
+        ++totals_.evictions;
+        return;
+      }
+    }
+  }
+
+  const ServingLaw law_;
+  const EngineLimits limits_;
+  List<EngineRequest>& requests_;
+  const std::vector<std::size_t>& mine_;
+  List<EnginePrefix> prefixes_;
+  ServingCounters& totals_;
+  double now_ = 0;
+  std::int64_t step_ = 0, clock_ = 0;
+  Place arrived_ = 0, next_ = 0, done_ = 0;  // of mine_: not yet come; not yet admitted; number
+  std::vector<Place> resumed_, prefilling_;  // preempted, the next one last; by admission
+  std::vector<Place> late_;                  // came prefilled, for this step
+  Place first_prefill_ = 0;
+  List<Event> admitted_;      // the last one last; those that left remain until they are looked at
+  EventQueue ends_, unused_;  // steps at which decoding ends; prefixes by last use
+  std::vector<std::int64_t> phases_;       // decoding sequences by (context - step) mod block
+  std::int64_t free_ = 0, droppable_ = 0;  // blocks
+  std::int64_t running_ = 0, decodes_ = 0, context_ = 0;
+};
+
+}  // namespace detail
+}}  // namespace tinyscale
+
+// >> tinyscale/plan/serving_simulation.hpp
+// Serving as it goes: requests arrive, wait, are prefilled and decoded by servers whose steps take
+// what the plan's law says. Told are time to first token (TTFT), time per output token of a
+// request (its mean), gaps between tokens, and how busy the server and its cache are.
+// Prefill may have servers of its own, one prompt at a time, that send the cache to the decoders.
+
+namespace tinyscale { inline namespace TINYSCALE_ABI {
+
+struct ServingOptions {
+  std::int64_t max_batch = 0;        // sequences of a server; 0: the plan's batch
+  std::int64_t token_budget = 2048;  // tokens of a step, prompts are cut to it; 0: whole prompts
+  std::int64_t block = 16;           // tokens of a cache block
+  std::int64_t cache_tokens = 0;     // that a server's cache holds; 0: as the plan says
+  bool prefix_cache = true;          // keep shared beginnings
+  bool overlap = true;               // a step takes its bound, else the sum of its causes
+  std::int64_t servers = 1;          // requests go round
+  std::int64_t prefill_servers = 0;  // apart from those that decode; 0: the same ones do both
+  double transfer_bandwidth = 0;     // bytes/s of a cache to its decoder; 0: at once
+  bool keep_requests = false;        // fill `served`
+};
+
+struct ServedRequest {
+  double arrival = 0, first_token = 0, last_token = 0;  // seconds
+};
+
+struct Percentiles {
+  double mean = 0, p50 = 0, p90 = 0, p99 = 0, most = 0;
+};
+
+struct ServingSimulation {
+  std::string title;
+  std::int64_t requests = 0, prompt_tokens = 0, output_tokens = 0;
+  double seconds = 0;                         // until the last token
+  Percentiles ttft, per_token, gap, latency;  // seconds; gaps between tokens, to 1 %
+  double requests_per_second = 0, tokens_per_second = 0;
+  double busy = 0, math = 0;              // shares: of time in steps; of peak in matmuls
+  double mean_batch = 0;                  // sequences decoded in a step
+  double queue_mean = 0;                  // waiting
+  double cache_mean = 0, cache_most = 0;  // share of the cache in use
+  ServingCounters totals;                 // of all servers: steps, preemptions, prefix hits, ...
+  List<ServedRequest> served;
+
+  Table table() const;
+  std::string csv() const { return table().csv(); }
+  std::string json() const { return table().json(); }
+};
+
+namespace detail {
+
+inline Percentiles percentiles(const std::vector<double>& values) {
+  Percentiles out;
+  if (values.empty()) {
+    return out;
+  }
+  const std::vector<std::size_t> order = stable_order(values);
+  const auto at = [&](double share) {  // the smallest that this share does not exceed
+    const double n = static_cast<double>(values.size());
+    return values[order[static_cast<std::size_t>(std::max(0.0, std::ceil(share * n) - 1))]];
+  };
+  for (const double value : values) {
+    out.mean += value / static_cast<double>(values.size());
+  }
+  out.p50 = at(0.5);
+  out.p90 = at(0.9);
+  out.p99 = at(0.99);
+  out.most = at(1);
+  return out;
+}
+
+inline EngineLimits engine_limits(const ServingPlan& plan, const ServingOptions& options) {
+  const char* const who = "simulate_serving";
+  const double most = 1e12;
+  check_job(who, "max_batch", static_cast<double>(options.max_batch), 0, 1e6);
+  check_job(who, "block", static_cast<double>(options.block), 1, 65536);
+  check_job(who, "cache_tokens", static_cast<double>(options.cache_tokens), 0, most);
+  check_job(who, "servers", static_cast<double>(options.servers), 1, 1e5);
+  check_job(who, "prefill_servers", static_cast<double>(options.prefill_servers), 0, 1e5);
+  check_job(who, "transfer_bandwidth", options.transfer_bandwidth, 0, 1e18);
+  EngineLimits limits;
+  limits.batch = options.max_batch > 0 ? options.max_batch : plan.job.batch;
+  limits.budget = options.token_budget;
+  limits.block = options.block;
+  const double held = plan.cache_tokens.value() * static_cast<double>(plan.sharding().cache_ways) /
+                      static_cast<double>(plan.chips);
+  const std::int64_t tokens =
+      options.cache_tokens > 0 ? options.cache_tokens : static_cast<std::int64_t>(held);
+  limits.blocks = tokens / options.block;
+  limits.prefix_cache = options.prefix_cache;
+  limits.overlap = options.overlap;
+  if (limits.budget < 0 || (limits.budget > 0 && limits.budget < limits.batch)) {
+    fail({who, ": token_budget is ", limits.budget, " for ", limits.batch,
+          " sequences; 0 or at least one token for each is right"});
+  }
+  return limits;
+}
+
+// The requests as an engine sees them, and the beginnings that they share.
+inline void engine_requests(const ServingTraffic& traffic, const EngineLimits& limits,
+                            List<EngineRequest>& requests, List<EnginePrefix>& prefixes) {
+  std::vector<double> ids;
+  double before = 0;
+  for (std::size_t i = 0; i < traffic.requests.size(); ++i) {
+    const ServingRequest& from = traffic.requests[i];
+    check_request(cat({"simulate_serving: request ", i}), from, before);
+    before = from.arrival;
+    EngineRequest& to = requests[i];
+    to.arrival = to.comes = to.queued = from.arrival;
+    to.prompt = from.prompt;
+    to.output = from.output;
+    const std::int64_t blocks = (from.prompt + from.output - 2 + limits.block) / limits.block;
+    if (blocks > limits.blocks) {
+      fail({"simulate_serving: request ", i, " of ", from.prompt, " + ", from.output,
+            " tokens needs ", blocks, " blocks of ", limits.block, " tokens; the cache holds ",
+            limits.blocks, ": a shorter request or more chips is right"});
+    }
+    ids.push_back(static_cast<double>(from.prefix));
+  }
+  double id = -1;
+  for (const std::size_t i : stable_order(ids)) {
+    if (!(ids[i] > -1)) {
+      continue;
+    }
+    const ServingRequest& from = traffic.requests[i];
+    const std::int64_t own = from.prefix_tokens > 0 ? from.prefix_tokens : from.prompt;
+    const std::int64_t tokens = std::min(own, from.prompt - 1) / limits.block * limits.block;
+    if (ids[i] != id) {
+      id = ids[i];
+      prefixes.push_back(EnginePrefix());
+      prefixes.back().tokens = tokens;
+    }
+    prefixes.back().tokens = std::min(prefixes.back().tokens, tokens);
+    requests[i].prefix = static_cast<int>(prefixes.size()) - 1;
+  }
+}
+
+// Prefill on servers of its own, first come first served; what arrives at the decoders afterwards,
+// by time. Returns the seconds that those servers were busy.
+inline double prefill_apart(const ServingPlan& plan, const ServingOptions& options,
+                            List<EngineRequest>& requests, std::vector<std::size_t>& order) {
+  EventQueue servers;
+  for (std::int64_t s = 0; s < options.prefill_servers; ++s) {
+    servers.push({0, static_cast<std::size_t>(s), 0});
+  }
+  std::vector<double> keys;
+  std::vector<std::size_t> places;
+  double busy = 0;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    EngineRequest& r = requests[i];
+    Event server = servers.pop();
+    const double tokens = static_cast<double>(r.prompt);
+    const double took = plan.law().seconds(prompt_work(tokens), options.overlap);
+    server.key = std::max(server.key, r.arrival) + took;
+    busy += took;
+    servers.push(server);
+    r.first = r.last = server.key;
+    r.generated = 1;
+    r.prefilled = true;
+    r.prefix = -1;
+    const double bytes = tokens * serving_kv(plan.job);
+    const double sent = options.transfer_bandwidth > 0 ? bytes / options.transfer_bandwidth : 0;
+    r.comes = r.queued = server.key + sent;
+    if (r.output > 1) {
+      keys.push_back(r.comes);
+      places.push_back(i);
+    }
+  }
+  order.clear();
+  for (const std::size_t k : stable_order(keys)) {
+    order.push_back(places[k]);
+  }
+  return busy;
+}
+
+inline void report_requests(const List<EngineRequest>& requests, bool keep,
+                            ServingSimulation& out) {
+  std::vector<double> ttft, per_token, latency;
+  double between = 0;  // seconds from first to last tokens
+  for (const EngineRequest& r : requests) {
+    ttft.push_back(r.first - r.arrival);
+    latency.push_back(r.last - r.arrival);
+    between += r.last - r.first;
+    if (r.output > 1) {
+      per_token.push_back((r.last - r.first) / static_cast<double>(r.output - 1));
+    }
+    out.prompt_tokens += r.prompt;
+    out.output_tokens += r.generated;
+    out.seconds = std::max(out.seconds, r.last);
+    if (keep) {
+      out.served.push_back({r.arrival, r.first, r.last});
+    }
+  }
+  out.requests = static_cast<std::int64_t>(requests.size());
+  out.gap.mean = between / std::max(1.0, double(out.output_tokens - out.requests));
+  out.ttft = percentiles(ttft);
+  out.per_token = percentiles(per_token);
+  out.latency = percentiles(latency);
+}
+
+}  // namespace detail
+
+// The traffic served by replicas of the plan. Equal input gives equal output, to the bit.
+inline ServingSimulation simulate_serving(const ServingTraffic& traffic, const ServingPlan& plan,
+                                          const ServingOptions& options = {}) {
+  const detail::EngineLimits limits = detail::engine_limits(plan, options);
+  if (traffic.requests.empty()) {
+    detail::fail({"simulate_serving: the traffic has no requests; poisson_traffic({...}) or ",
+                  "read_traffic(path) makes some"});
+  }
+  ServingSimulation out;
+  List<detail::EngineRequest> requests(traffic.requests.size());
+  List<detail::EnginePrefix> prefixes;
+  detail::engine_requests(traffic, limits, requests, prefixes);
+  std::vector<std::size_t> order(requests.size());
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    order[i] = i;
+  }
+  const bool apart = options.prefill_servers > 0;
+  const double prefill_busy = apart ? detail::prefill_apart(plan, options, requests, order) : 0.0;
+  for (std::size_t i = 0; apart && i < requests.size(); ++i) {
+    out.totals.prompt_tokens += requests[i].prompt;
+  }
+  const std::size_t servers = static_cast<std::size_t>(options.servers);
+  for (std::size_t s = 0; s < servers; ++s) {
+    std::vector<std::size_t> mine;
+    for (std::size_t i = s; i < order.size(); i += servers) {
+      mine.push_back(order[i]);
+    }
+    detail::ServingEngine(plan.law(), limits, requests, mine, prefixes, out.totals).run();
+  }
+  detail::report_requests(requests, options.keep_requests, out);
+  const ServingCounters& t = out.totals;
+  const double all = out.seconds * static_cast<double>(options.servers);
+  const double pools = out.seconds * static_cast<double>(options.servers + options.prefill_servers);
+  const double blocks = static_cast<double>(limits.blocks);
+  out.title = detail::cat({"Serving ", plan.model, " on ", options.servers, " x ", plan.chips,
+                           " x ", plan.machine, ": ", traffic.name});
+  out.gap = {out.gap.mean, t.gaps.percentile(0.5), t.gaps.percentile(0.9), t.gaps.percentile(0.99),
+             t.gaps.percentile(1)};
+  out.requests_per_second = static_cast<double>(out.requests) / out.seconds;
+  out.tokens_per_second = static_cast<double>(out.output_tokens) / out.seconds;
+  out.busy = (t.busy + prefill_busy) / pools;
+  out.math = static_cast<double>(t.prompt_tokens + t.decode_tokens) * plan.law().token / pools;
+  out.mean_batch = static_cast<double>(t.decode_tokens) / std::max(1.0, double(t.steps));
+  out.queue_mean = t.queue_seconds / out.seconds;
+  out.cache_mean = t.block_seconds / (blocks * all);
+  out.cache_most = static_cast<double>(t.blocks_most) / blocks;
+  return out;
+}
+
+inline ServingSimulation simulate_serving(const ServingTraffic& traffic, const ServingJob& job,
+                                          const Machine& machine,
+                                          const ServingOptions& options = {}) {
+  return simulate_serving(traffic, plan_serving(job, machine), options);
+}
+
+inline Table ServingSimulation::table() const {
+  Table out;
+  out.title = title;
+  out.columns = {"quantity", "simulated", "p50", "p90", "p99", "most"};
+  const auto times = [&](const char* name, const Percentiles& p) {
+    out.add({name, format_seconds(p.mean), format_seconds(p.p50), format_seconds(p.p90),
+             format_seconds(p.p99), format_seconds(p.most)});
+  };
+  const auto row = [&](const char* name, const std::string& value) {
+    out.add({name, value, "-", "-", "-", "-"});
+  };
+  const auto count = [&](const char* name, std::int64_t value) {
+    row(name, format_count(static_cast<double>(value)));
+  };
+  count("requests", requests);
+  count("output tokens", output_tokens);
+  row("time", format_seconds(seconds));
+  times("time to first token", ttft);
+  times("time per output token", per_token);
+  times("gap between tokens", gap);
+  times("latency of a request", latency);
+  row("requests/s", detail::short_number(requests_per_second));
+  row("output tokens/s", detail::short_number(tokens_per_second));
+  row("busy", format_percent(busy));
+  row("matmuls, of peak", format_percent(math));
+  row("sequences in a step, mean", detail::short_number(mean_batch));
+  row("waiting, mean", detail::short_number(queue_mean));
+  count("waiting, most", totals.queue_most);
+  row("cache in use, mean", format_percent(cache_mean));
+  row("cache in use, most", format_percent(cache_most));
+  count("preemptions", totals.preemptions);
+  count("tokens computed again", totals.recomputed);
+  count("prefix hits", totals.prefix_hits);
+  row("  of lookups", format_count(static_cast<double>(totals.prefix_lookups)));
+  return out;
+}
+
+inline std::ostream& operator<<(std::ostream& out, const ServingSimulation& run) {
+  return out << run.table();
 }
 
 }}  // namespace tinyscale

@@ -318,6 +318,71 @@ void print_memory(const std::vector<Run>& runs) {
             << "; fits or does not, said right: " << right << " of " << verdicts << "\n";
 }
 
+// What planning takes on one core: medians of several.
+void print_speed() {
+  const auto median_of = [](int times, const auto& work) {
+    std::vector<double> seconds;
+    for (int i = 0; i < times; ++i) {
+      const double begin = ts::detail::seconds_now();
+      work();
+      seconds.push_back(ts::detail::seconds_now() - begin);
+    }
+    std::sort(seconds.begin(), seconds.end());
+    return seconds[seconds.size() / 2];
+  };
+  ts::Table table;
+  table.columns = {"speed, one core", "measured", "target"};
+  ts::TrainingJob job;
+  job.model = ts::config("llama3-70b");
+  job.context = 8192;
+  job.batch_tokens = 4194304;
+  const ts::Machine pod = ts::machine("tpu-v5p", {16, 16, 32});
+  ts::Layout layout;
+  layout.data = 512;
+  layout.tensor = 16;
+  layout.zero = ts::Zero::parameters;
+  table.add({"one training plan",
+             ts::format_seconds(median_of(101, [&] { ts::plan_training(job, pod, layout); })),
+             "100 us"});
+  const char* const models[] = {"llama3-70b", "llama3.1-405b", "deepseek-v3"};
+  for (const char* const model : models) {
+    job.model = ts::config(model);
+    job.context = 4096;
+    job.batch_tokens = 33554432;
+    table.add(
+        {std::string("search, 16,384 H100, ") + model,
+         ts::format_seconds(median_of(3,
+                                      [&] {
+                                        ts::plan_training(job, ts::machine("h100", {2048, 8}));
+                                      })),
+         "1 s"});
+  }
+  ts::ServingJob serve;
+  serve.model = ts::config("llama3-70b");
+  serve.prompt = 1024;
+  serve.batch = 64;
+  serve.format = ts::DType::int8;
+  const ts::ServingPlan plan = ts::plan_serving(serve, ts::machine("tpu-v5e", {4, 4}));
+  table.add({"one serving plan",
+             ts::format_seconds(median_of(101,
+                                          [&] {
+                                            ts::plan_serving(serve, ts::machine("tpu-v5e", {4, 4}));
+                                          })),
+             "100 us"});
+  ts::PoissonTraffic traffic;
+  traffic.requests = 1000000;
+  traffic.requests_per_second = 6;
+  traffic.least_prompt = 256;
+  traffic.most_prompt = 1792;
+  traffic.least_output = 1;
+  traffic.most_output = 511;
+  table.add({"a million requests served",
+             ts::format_seconds(
+                 median_of(1, [&] { ts::simulate_serving(ts::poisson_traffic(traffic), plan); })),
+             "10 s"});
+  std::cout << table << "\n";
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -329,6 +394,7 @@ int main(int count, char** words) {
     }
     return false;
   };
+  print_speed();
   std::vector<Run> runs;
   std::vector<std::string> skipped;
   const std::vector<Run> all_runs = planner::read_runs();
