@@ -132,7 +132,7 @@ class TwinMaker {
       }
     }
     for (AxisLoad& axis : load.axes) {
-      double traffic = axis.by[AxisLoad::other];
+      double traffic = axis.by[AxisLoad::of_others];
       for (int cause = 0; cause < 4; ++cause) {
         const double share = axis.by[cause] > 0 ? axis.by[cause] / most[cause] : 0;
         traffic = std::max(traffic, causes[cause] * share);

@@ -32,8 +32,8 @@ struct AxisLoad {
   double traffic = 0, latency = 0;  // seconds of a step
   double by[5] = {0, 0, 0, 0, 0};   // of the traffic, by cause: seconds, the most of any device
   double seconds() const { return traffic + latency; }
-  // What the messages are for; other: between stages, and few.
-  enum Cause { tensor, context, expert, data, other };
+  // What the messages are for; of others: between stages, and few.
+  enum Cause { of_tensor, of_context, of_experts, of_data, of_others };
 };
 
 struct StepLoad {
@@ -216,11 +216,11 @@ class StepLoader {
   static AxisLoad::Cause cause_of(const PlannedCall& call) {
     const std::string& why = call.why;
     const auto is = [&](const char* start) { return why.rfind(start, 0) == 0; };
-    return is("tensor") || why == "loss"                             ? AxisLoad::tensor
-           : is("ring") || is("gathered keys") || is("Ulysses")      ? AxisLoad::context
-           : is("experts") || is("rows of") || why == "balance loss" ? AxisLoad::expert
-           : is("weights") || is("gradients")                        ? AxisLoad::data
-                                                                     : AxisLoad::other;
+    return is("tensor") || why == "loss"                             ? AxisLoad::of_tensor
+           : is("ring") || is("gathered keys") || is("Ulysses")      ? AxisLoad::of_context
+           : is("experts") || is("rows of") || why == "balance loss" ? AxisLoad::of_experts
+           : is("weights") || is("gradients")                        ? AxisLoad::of_data
+                                                                     : AxisLoad::of_others;
   }
 
   // Sums of losses, norms and counts stay as they are.
