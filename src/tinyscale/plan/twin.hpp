@@ -1,9 +1,10 @@
 #pragma once
 // A scale-down twin, a wind tunnel of a training plan: a small model of the same kind, the same
 // axes with 2 or 3 devices each, and a fictional machine on which a step is bound as the plan's is.
-// Rates, latencies and capacity are solved from the closed forms of step_load, here for one axis:
+// The plan's seconds are its limit (step_cost.hpp); the twin's rates, latencies and capacity are
+// solved from the closed forms of what it will count (step_load.hpp), here for one axis:
 //   T_axis / T_math = (bytes / W) / (FLOPs / C),  equal to the plan's when W = bytes C / FLOPs / it
-// The twin runs: what it counts is held against the same forms at its size.
+// Memory is of the plan the operands of its matmuls, of the twin about all that its ops move.
 
 #include <algorithm>  // max, min
 #include <cmath>      // floor, fabs
