@@ -47302,7 +47302,7 @@ struct ServingLaw {
   double missed = 0;                // of an expert by one token: 1 - k / E
   double token = 0;                 // matmuls of a token, 2 P / (N C)
   double cached = 0;                // reading a cached token
-  double pair = 0;                  // a query with a key
+  double pair = 0, chunk_pair = 0;  // a query with a key, in decode and in prefill
   double link = 0, latency = 0;     // collectives: a token's bytes; a step's hops
   double prefill_mfu = 1;           // of matmuls in prefill
 
@@ -47318,7 +47318,7 @@ struct ServingLaw {
   }
   // Reading the cache and multiplying with it overlap in a bound.
   double attention(const StepWork& w, bool overlap) const {
-    const double pairs = pair * w.chunk_pairs / prefill_mfu;
+    const double pairs = chunk_pair * w.chunk_pairs / prefill_mfu;
     return overlap ? w.context * std::max(cached, pair) + std::max(w.chunk_context * cached, pairs)
                    : w.context * (cached + pair) + w.chunk_context * cached + pairs;
   }
@@ -47337,16 +47337,38 @@ struct ServingLaw {
 
 namespace detail {
 
-// A prompt in one chunk: every token sees itself and those before it.
-inline StepWork prompt_work(double tokens) {
+// Of a sequence so long, the tokens whose cache is kept and read, over the mean of the layers: a
+// local layer stops at its window.
+inline double kept_tokens(const ServingJob& job, double tokens) {
+  const std::int64_t whole = static_cast<std::int64_t>(tokens);
+  const double low = kv_cache_bytes(job.model, DType::int8, whole);
+  const double high = kv_cache_bytes(job.model, DType::int8, whole + 1);
+  const double part = tokens - static_cast<double>(whole);
+  return (low + part * (high - low)) / kv_cache_bytes_per_token(job.model, DType::int8);
+}
+
+// A prompt in one chunk: every token sees itself and those before it, in a window if there is one.
+inline StepWork prompt_work(const ServingJob& job, double tokens) {
+  const ModelConfig& m = job.model;
+  const double local = static_cast<double>(m.local_layers()) / static_cast<double>(m.layers);
+  const double window = std::min(static_cast<double>(m.window), tokens);
   StepWork work;
   work.chunk = tokens;
-  work.chunk_pairs = tokens * (tokens + 1) / 2;
+  work.chunk_pairs = (1 - local) * tokens * (tokens + 1) / 2 +
+                     local * (window * (window + 1) / 2 + (tokens - window) * window);
   return work;
 }
 
-// Of a sequence so long, the tokens whose cache is kept and read: all.
-inline double kept_tokens(const ServingJob&, double tokens) { return tokens; }
+// FLOPs of a query with a key and its value, all layers. A decode step leaves latents as they are
+// cached (C, and R of the rotary key) and multiplies the queries into them.
+inline double decode_pair_flops(const ModelConfig& m) {
+  const std::int64_t numbers =
+      m.latent() ? 2 * m.kv_lora_rank + m.rope_head : m.score_head() + m.output_head();
+  return 2.0 * static_cast<double>(m.layers * m.heads * numbers);
+}
+inline double prefill_pair_flops(const ModelConfig& m) {
+  return 2.0 * static_cast<double>(m.layers * m.heads * (m.score_head() + m.output_head()));
+}
 
 // In the middle of the output, and at its end.
 inline double mean_context(const ServingJob& job) {
@@ -47392,7 +47414,8 @@ inline ServingLaw even_law(const ServingJob& job, const Chip& chip, double chips
   law.missed = m.experts > 0 ? 1 - static_cast<double>(m.top_k) / m.experts : 0;
   law.token = 2.0 * static_cast<double>(m.active_parameters()) / rate;
   law.cached = serving_kv(job) / bandwidth;
-  law.pair = 4.0 * static_cast<double>(m.layers * m.query_width()) / rate;
+  law.pair = decode_pair_flops(m) / rate;
+  law.chunk_pair = prefill_pair_flops(m) / rate;
   law.prefill_mfu = job.prefill_mfu;
   return law;
 }
@@ -47423,37 +47446,13 @@ inline void check_serving(const ServingJob& job, const Machine& machine, const c
 
 // >> tinyscale/plan/serving_layout.hpp
 // How a replica's chips share weights and cache in decode, and what that sends (B tokens, D width,
-// F hidden, bf16, W bytes/s of an axis). Of one feed-forward layer:
+// F hidden, bf16, W bytes/s of an axis). Of one feed-forward layer, closed forms in decode_limits:
 //   Megatron over M axes  T = 4 B D / (M W)
-//   2D weight stationary  T = 2 B D / (X W) + 4 B F / (Y Z W),  X = sqrt(N D / (2 F)) ways of D
+//   2D weight stationary  T = 2 B D / (X W) + 4 B F / (Y Z W),  X ways of D
 // The cache by heads is free but stops at the KV heads; by batch it takes two AllToAlls a layer, by
 // sequence an AllGather of the queries and a merge. Source: "How To Scale Your Model", chapter 7.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
-
-// The book's closed forms, of one feed-forward layer with bf16 activations.
-inline double megatron_seconds(double batch, double width, double axes, double bandwidth) {
-  return 4 * batch * width / (axes * bandwidth);
-}
-inline double two_dimensional_seconds(double batch, double width, double hidden, double x,
-                                      double yz, double bandwidth) {
-  return 2 * batch * width / (x * bandwidth) + 4 * batch * hidden / (yz * bandwidth);
-}
-inline double two_dimensional_ways(double chips, double width, double hidden) {
-  return std::sqrt(chips * width / (2 * hidden));
-}
-// Chips above which two dimensions beat Megatron's one over so many axes: 2 M^2 F / D.
-inline double two_dimensional_from(double width, double hidden, double axes = 3) {
-  return 2 * axes * axes * hidden / width;
-}
-// Y < F / (B beta), beta = W_memory / W_link: above, activations move longer than weights are read.
-inline double decode_tensor_limit(double hidden, double batch, double beta) {
-  return hidden / (batch * beta);
-}
-// A collective of fewer bytes is bound by latency: n shards that each send for one hop's time.
-inline double latency_bound_bytes(double shards, double one_way, double hop_latency) {
-  return shards * one_way * hop_latency;
-}
 
 enum class WeightSharding { tensor, two_dimensional, expert };
 enum class CacheSharding { heads, batch, sequence };
@@ -47617,8 +47616,7 @@ inline ServingSharding sharding_of(const ServingJob& job, const Machine& on, Wei
   s.weights = weights;
   s.cache = cache;
   s.ways = weights == WeightSharding::expert ? std::min<std::int64_t>(chips, m.experts) : chips;
-  const bool latent = m.cached_numbers() != 2 * m.key_width();  // one cache for all heads
-  const std::int64_t heads = latent ? 1 : m.kv_heads;
+  const std::int64_t heads = m.latent() ? 1 : m.kv_heads;  // that keep a cache of their own
   const std::int64_t by_heads = heads / ((heads + chips - 1) / chips);  // 40 heads on 16: 3 each
   const std::int64_t most = cache == CacheSharding::heads   ? by_heads
                             : cache == CacheSharding::batch ? by_heads * job.batch
@@ -48031,8 +48029,7 @@ inline ServingFit fit_serving(const ServingJob& job, const Machine& machine) {
   fit.left = named("left", fit.capacity - fit.weights);
   fit.most_tokens = named("most tokens", floor(fit.left / kept));
   fit.most_sequences = named("most sequences", floor(fit.left / (length * kept)));
-  fit.largest_model =
-      named("largest model", floor((fit.capacity - fit.cache) / bytes));
+  fit.largest_model = named("largest model", floor((fit.capacity - fit.cache) / bytes));
   fit.fits = fit.memory.value() <= fit.capacity.value();
   return fit;
 }
@@ -48215,14 +48212,16 @@ inline ServingCauses causes_of(const ServingPlan& plan, const StepWork& work) {
   const Quantity context(work.context, "token", "context", "cached tokens read");
   const Quantity parts(ways, "", "parts", "of the cache, the rest are copies");
   const Quantity pairs(work.context + work.chunk_pairs, "", "pairs", "queries times keys");
-  const Quantity wide(static_cast<double>(job.model.layers * job.model.query_width()), "", "L H K");
+  const bool decoding = work.decode > 0;
+  const Quantity wide(decoding ? decode_pair_flops(job.model) : prefill_pair_flops(job.model),
+                      "FLOP", "pair", "a query with a key and its value, all layers");
   const Quantity active(static_cast<double>(job.model.active_parameters()), "", "P_used");
-  const Quantity two(2, "FLOP/token"), four(4, "FLOP");
+  const Quantity two(2, "FLOP/token");
   ServingCauses out;
   out.weights = named("T_weights", read / (chips * bandwidth));
   out.cache = named("T_cache", context * kept / (parts * bandwidth));
   out.math = named("T_math", two * tokens * active / (chips * rate));
-  const Quantity scores = named("T_scores", four * pairs * wide / (chips * rate));
+  const Quantity scores = named("T_scores", pairs * wide / (chips * rate));
   out.links = links_time(plan, tokens, false);
   out.latency = links_time(plan, tokens, true);
   const Quantity alone = named("T_chip", max(out.cache, scores) + max(out.math, out.weights));
@@ -48299,7 +48298,7 @@ inline ServingPlan plan_serving(const ServingJob& job, const Machine& machine) {
   detail::plan_formats(plan);
   detail::note_unknown_links(plan);
   plan.decode = detail::causes_of(plan, detail::decode_work(job));
-  plan.prefill = detail::causes_of(plan, detail::prompt_work(static_cast<double>(job.prompt)));
+  plan.prefill = detail::causes_of(plan, detail::prompt_work(job, static_cast<double>(job.prompt)));
   detail::plan_target(plan);
   detail::plan_speculation(plan);
   return plan;
@@ -49219,6 +49218,7 @@ class ServingEngine {
 // what the plan's law says. Told are time to first token (TTFT), time per output token of a
 // request (its mean), gaps between tokens, and how busy the server and its cache are.
 // Prefill may have servers of its own, one prompt at a time, that send the cache to the decoders.
+// The cache of a server keeps every token in every layer, windows or not.
 
 namespace tinyscale { inline namespace TINYSCALE_ABI {
 
@@ -49364,7 +49364,7 @@ inline double prefill_apart(const ServingPlan& plan, const ServingOptions& optio
     EngineRequest& r = requests[i];
     Event server = servers.pop();
     const double tokens = static_cast<double>(r.prompt);
-    const double took = plan.law().seconds(prompt_work(tokens), options.overlap);
+    const double took = plan.law().seconds(prompt_work(plan.job, tokens), options.overlap);
     server.key = std::max(server.key, r.arrival) + took;
     busy += took;
     servers.push(server);
