@@ -1,5 +1,6 @@
 #pragma once
 // plan mfu, plan chip, plan model, plan claims, plan collective: what is known, claimed and sent.
+#include "claims/claims.hpp"
 #include "plan_train.hpp"
 
 namespace plan_program {
