@@ -39,14 +39,13 @@ inline void run(const Strings& args, std::ostream& out) {
 
 // Three questions, one screen each.
 inline void tour(std::ostream& out) {
-  const char* const questions[] = {
-      "train llama3-70b --chip tpu-v5p --chips 8960 --batch 4e6 --context 8192 --tokens 15e12",
-      "serve llama3-70b --chip tpu-v5e --chips 16 --batch 32 --prompt 8192 --output 512 --format "
-      "int8",
+  const std::string pod = "llama3-70b --chip tpu-v5p --chips 8960", slice = "tpu-v5e --chips 16";
+  const Strings questions = {
+      "train " + pod + " --batch 4e6 --context 8192 --tokens 15e12",
+      "serve llama3-70b --chip " + slice + " --batch 32 --prompt 8192 --output 512 --format int8",
       "collective all_gather --bytes 1GB --chip tpu-v5p --dims 4x4x4 --axis 2"};
-  for (const char* const question : questions) {
-    out << (question == questions[0] ? "" : "\n") << wrapped(std::string("$ plan ") + question)
-        << "\n";
+  for (const std::string& question : questions) {
+    out << (question == questions[0] ? "" : "\n") << wrapped("$ plan " + question) << "\n";
     run(split(question, ' '), out);
   }
 }

@@ -62,6 +62,11 @@ TEST_CASE("machine_of_chips: what is not offered, and what is near") {
         "the dimensions");
   CHECK(error_of([] { ts::machine_of_chips("h100", 0); }) ==
         "machine_of_chips: 0 chips of h100-sxm; 1 to 10000000 is right");
-  CHECK(error_of([] { ts::machine_of_chips("tpu-v5e", 257); }).find("near are 256 and ") !=
-        std::string::npos);
+  // Beyond a pod slices have 64 chips or more.
+  CHECK(error_of([] { ts::machine_of_chips("tpu-v5e", 260); }) ==
+        "machine_of_chips: 260 chips of tpu-v5e make no whole slice; near are 256 and 320, or say "
+        "the dimensions");
+  CHECK(error_of([] { ts::machine_of_chips("tpu-v5p", 8964); }) ==
+        "machine_of_chips: 8964 chips of tpu-v5p make no whole cubes of 4x4x4; near are 8960 and "
+        "9024, or say the dimensions");
 }
